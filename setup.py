@@ -1,0 +1,59 @@
+"""Installs the libraries; `configs`, `launch` and `tests` run from a checkout.
+
+Two wheels that both ship a top-level `configs` or `launch` overwrite each
+other silently, hence the written-out list of packages.
+"""
+
+import setuptools
+
+PLOTS = ['matplotlib>=3.8']
+TFDS = ['tensorflow-datasets>=4.9.7', 'tensorflow-cpu>=2.18']
+TEST = [
+  'beartype>=0.20',
+  'hypothesis>=6.100',
+  'mypy>=1.11',
+  'pytest>=8',
+  'pytest-xdist>=3.6',
+  'ruff>=0.6',
+]
+
+setuptools.setup(
+  name='adaptive-computation',
+  version='0.1.0',
+  description='Adaptive computation in transformers, in JAX.',
+  license='Apache-2.0',
+  python_requires='>=3.11',
+  packages=setuptools.find_packages(
+    include=[
+      'adatape*',
+      'dataset_lib*',
+      'eval_lib*',
+      'model_lib*',
+      'train_lib*',
+    ]
+  ),
+  install_requires=[
+    'absl-py>=2.1',
+    'clu>=0.0.12',
+    'etils[epath]>=1.9',
+    'flax>=0.12,<0.13',
+    'grain>=0.2.10,<0.3',
+    'jax>=0.10,<0.13',
+    'jaxtyping>=0.3',
+    'ml_collections>=1.0',
+    'numpy>=2.0',
+    'opencv-python-headless>=4.10',
+    'optax>=0.2.8,<0.3',
+    'orbax-checkpoint>=0.12.8,<0.13',
+    'rich>=13',
+    'scikit-learn>=1.5',
+    'tensorboard>=2.18',
+  ],
+  extras_require={
+    'cuda12': ['jax[cuda12]'],
+    'plots': PLOTS,
+    'test': TEST + PLOTS + TFDS,
+    'tfds': TFDS,
+    'tpu': ['jax[tpu]'],
+  },
+)
