@@ -1,0 +1,1 @@
+"""Evaluation inside training and alone: metrics, few-shot, plots, timing."""
