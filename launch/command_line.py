@@ -1,0 +1,234 @@
+"""What the command lines share: one-line errors, exit codes, config flags.
+
+Nothing here imports jax, so that a wrong command line is answered at once.
+"""
+
+import argparse
+import ast
+import difflib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import ml_collections
+
+OK = 0
+USAGE = 2  # the command line or the configuration is wrong
+NOT_FINITE = 3  # the loss became NaN or infinite
+DATA = 4  # a data set is missing or damaged
+LOCKED = 5  # another run is using the workdir
+PREEMPTED = 75  # asked to stop; saved, start again to go on
+
+EXIT_CODES = """\
+exit codes:
+  0   finished
+  2   the command line or the configuration is wrong; nothing was written
+  3   the loss was not finite; the last checkpoint is good
+  4   a data set is missing or damaged
+  5   another run is using the workdir
+  75  asked to stop (SIGTERM); the step is saved, the same command goes on
+"""
+
+
+class UsageError(ValueError):
+  """The command line is wrong; the message says what is expected."""
+
+
+def fail(message: object, code: int = USAGE) -> NoReturn:
+  """Prints one line on stderr and exits with the code."""
+  text = ' '.join(str(message).split())
+  print(f'error: {text}', file=sys.stderr)
+  raise SystemExit(code)
+
+
+def load_config(
+  flag: str, overrides: Sequence[str]
+) -> ml_collections.ConfigDict:
+  """Loads `file.py[:argument]` and applies `key=value` overrides.
+
+  Args:
+    flag: path of a Python file with `get_config`, and its argument.
+    overrides: `'optimizer.lr=1e-3'`, read with the type of the default.
+
+  Raises:
+    UsageError: naming the key, the nearest legal name or the expected type.
+  """
+  path, _, argument = flag.partition(':')
+  if not path.endswith('.py') or not os.path.isfile(path):
+    raise UsageError(
+      f'--config: expected a Python file such as '
+      f'configs/adatape/parity.py, got {path!r}{_near_file(path)}'
+    )
+  get_config = _get_config(path)
+  try:
+    config = get_config(argument) if argument else get_config()
+  except (ValueError, TypeError) as error:
+    raise UsageError(f'--config={flag}: {error}') from error
+  config.lock()
+  for override in overrides:
+    _override(config, override)
+  return config
+
+
+def _get_config(path: str) -> Callable[..., ml_collections.ConfigDict]:
+  spec = importlib.util.spec_from_file_location('experiment_config', path)
+  assert spec is not None
+  assert spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(module)
+    return module.get_config
+  except (SyntaxError, ImportError, AttributeError) as error:
+    raise UsageError(
+      f'--config: {path} is no configuration, expected a file that defines '
+      f'get_config: {error}'
+    ) from error
+
+
+def _near_file(path: str) -> str:
+  names = [
+    os.path.join(folder, name)
+    for folder, _, names in os.walk('configs')
+    for name in names
+    if name.endswith('.py') and not name.startswith('_')
+  ]
+  near = difflib.get_close_matches(path, names, 1)
+  return f'; did you mean {near[0]!r}?' if near else ''
+
+
+def _override(config: ml_collections.ConfigDict, override: str) -> None:
+  key, separator, text = override.partition('=')
+  if not separator:
+    raise UsageError(f'--config.{key}: expected --config.{key}=value')
+  *parents, name = key.split('.')
+  node = config
+  for depth, parent in enumerate(parents):
+    node = _child(node, parent, '.'.join(parents[:depth]))
+    if not isinstance(node, ml_collections.ConfigDict):
+      raise UsageError(
+        f'--config.{key}: {parent!r} is a value, not a group of fields'
+      )
+  current = _child(node, name, '.'.join(parents))
+  node[name] = read_value(key, text, current)
+
+
+def _child(node: ml_collections.ConfigDict, name: str, prefix: str):
+  if name in node:
+    return node[name]
+  key = f'{prefix}.{name}' if prefix else name
+  near = difflib.get_close_matches(name, list(node), 1, cutoff=0.5)
+  hint = f'did you mean {near[0]!r}? ' if near else ''
+  raise UsageError(
+    f'--config.{key}: no such field; {hint}legal here: {sorted(node)}'
+  )
+
+
+def read_value(key: str, text: str, current: object) -> object:
+  """Reads an override with the type of the value it replaces.
+
+  `1e3` is an integer where one is expected, `(1, 2)` and `1,2` are tuples.
+
+  Raises:
+    UsageError: if the text does not read as that type.
+  """
+  kind = type(current)
+  try:
+    if isinstance(current, bool):
+      return {'true': True, '1': True, 'false': False, '0': False}[text.lower()]
+    if isinstance(current, int):
+      return _integer(text)
+    if isinstance(current, float):
+      return float(text)
+    if isinstance(current, str):
+      return text
+    if isinstance(current, tuple):
+      return _tuple(text, current)
+  except (ValueError, KeyError, SyntaxError):
+    raise UsageError(
+      f'--config.{key}: expected {kind.__name__}, got {text!r}'
+    ) from None
+  raise UsageError(
+    f'--config.{key}: a group of fields cannot be replaced from the command '
+    'line; override its fields, or edit the file'
+  )
+
+
+def _integer(text: str) -> int:
+  if re.fullmatch(r'[+-]?\d+', text):
+    return int(text)
+  number = float(text)
+  if number != int(number):
+    raise ValueError(text)
+  return int(number)
+
+
+def _tuple(text: str, current: tuple) -> tuple:
+  try:
+    value = ast.literal_eval(text)
+  except (ValueError, SyntaxError):
+    # Bare words: --config.dataset.augment=inception_crop,flip
+    value = tuple(filter(None, text.strip('()').split(',')))
+  value = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+  kinds = {type(item) for item in current}
+  if kinds and not all(type(item) in kinds | {int} for item in value):
+    raise ValueError(text)
+  return value
+
+
+def split_config_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+  """Separates `--config.key=value` (or `--config.key value`) from the rest.
+
+  The order does not matter: overrides may stand before `--config`.
+  """
+  rest, overrides = [], []
+  items = iter(argv)
+  for item in items:
+    if not item.startswith('--config.'):
+      rest.append(item)
+      continue
+    body = item.removeprefix('--config.')
+    if '=' not in body:
+      body = f'{body}={next(items, "")}'
+    overrides.append(body)
+  return rest, overrides
+
+
+def parse_arguments(
+  parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> argparse.Namespace:
+  """`parser.parse_args`, with the nearest name for a mistyped flag.
+
+  Raises:
+    UsageError: one line about what is wrong.
+  """
+  try:
+    arguments, unknown = parser.parse_known_args(list(argv))
+  except argparse.ArgumentError as error:
+    raise UsageError(str(error)) from error
+  if not unknown:
+    return arguments
+  flags = [flag for action in parser._actions for flag in action.option_strings]
+  name = unknown[0].partition('=')[0]
+  near = difflib.get_close_matches(name, flags, 1)
+  hint = f'did you mean {near[0]}? ' if near else ''
+  raise UsageError(f'{name}: no such flag; {hint}see --help')
+
+
+def check_workdir(workdir: str) -> None:
+  """Raises `UsageError` unless the directory is there or can be made."""
+  if '..' in workdir.split(os.sep):
+    raise UsageError(
+      f"--workdir: expected a path without '..', got {workdir!r}"
+    )
+  path = os.path.abspath(workdir)
+  if os.path.exists(path) and not os.path.isdir(path):
+    raise UsageError(f'--workdir: expected a directory, {path!r} is a file')
+  while not os.path.exists(path):
+    path = os.path.dirname(path)
+  if not os.path.isdir(path) or not os.access(path, os.W_OK):
+    raise UsageError(
+      f'--workdir: expected a place to write, {path!r} is not writable'
+    )

@@ -1,0 +1,131 @@
+"""Trains a model from a configuration file.
+
+  python -m launch.train --config=configs/adatape/parity.py --workdir=/tmp/run
+
+Any field of the configuration can be overridden, and a file may take an
+argument after a colon:
+
+  python -m launch.train --config=configs/adatape/parity.py:n=32,model=ut \\
+      --workdir=/tmp/run --config.optimizer.lr=3e-4 --config.seed=1
+
+The same command continues an interrupted run from its last checkpoint. The
+workdir then holds config.json, versions.json, metrics.jsonl, checkpoints,
+TensorBoard files, run.png and, at the end, result.json.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from launch import command_line
+
+STARTED = time.time()
+
+MULTI_PROCESS = """\
+several processes (a TPU pod finds its own peers: --distributed is enough):
+  python -m launch.train ... --distributed --coordinator=host:port \\
+      --num_processes=2 --process_id=0     # and 1 on the other
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+  """The command line, apart from the --config.key=value overrides."""
+  result = argparse.ArgumentParser(
+    prog='python -m launch.train',
+    description=__doc__,
+    epilog=MULTI_PROCESS + '\n' + command_line.EXIT_CODES,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+    exit_on_error=False,
+  )
+  add = result.add_argument
+  add('--config', required=True, metavar='FILE.py[:argument]',
+      help='the experiment, e.g. configs/adatape/digits.py')  # fmt: skip
+  add('--config.KEY', dest='unused', metavar='VALUE',
+      help='overrides a field, e.g. --config.optimizer.lr=3e-4')  # fmt: skip
+  add('--workdir', metavar='DIRECTORY',
+      help='where the run is written; not needed for --dry_run')  # fmt: skip
+  add('--dry_run', action='store_true',
+      help='build and compile everything, print parameters, FLOPs, memory '
+      'and input shapes, write nothing and stop')  # fmt: skip
+  add('--distributed', action='store_true',
+      help='join the other processes of the run first')  # fmt: skip
+  add('--coordinator', metavar='HOST:PORT', default=None)
+  add('--num_processes', type=int, default=None)
+  add('--process_id', type=int, default=None)
+  return result
+
+
+def parse(argv: Sequence[str]):
+  """Returns (arguments, validated config); touches no device.
+
+  Raises:
+    command_line.UsageError: or `ConfigError`, for anything wrong.
+  """
+  rest, overrides = command_line.split_config_flags(argv)
+  arguments = command_line.parse_arguments(parser(), rest)
+  config = command_line.load_config(arguments.config, overrides)
+  from train_lib import config_schema
+
+  config_schema.validate(config)
+  if not arguments.dry_run:
+    if not arguments.workdir:
+      raise command_line.UsageError(
+        '--workdir: expected a directory for the run (or use --dry_run)'
+      )
+    command_line.check_workdir(arguments.workdir)
+  return arguments, config
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the command; returns its exit code."""
+  from dataset_lib.errors import ConfigError
+
+  try:
+    arguments, config = parse(argv)
+  except (command_line.UsageError, ConfigError) as error:
+    command_line.fail(error)
+  if arguments.distributed:
+    import jax
+
+    jax.distributed.initialize(
+      arguments.coordinator, arguments.num_processes, arguments.process_id
+    )
+  return run(config, arguments.workdir, arguments.dry_run)
+
+
+def run(config, workdir: str | None, dry_run: bool) -> int:
+  """Trains, or builds and compiles; turns known failures into exit codes."""
+  from dataset_lib import errors
+  from train_lib import trainer
+  from train_lib.nonfinite import NonFiniteError
+  from train_lib.preemption import Preempted
+  from train_lib.run_directory import ConfigChangedError, RunLockedError
+
+  try:
+    if dry_run:
+      trainer.dry_run(config)
+    else:
+      trainer.train(config, os.path.abspath(workdir or ''), STARTED)
+  except (errors.ConfigError, ConfigChangedError) as error:
+    command_line.fail(error)
+  except (
+    errors.MissingDataError,
+    errors.InvalidDataError,
+    errors.TooManyBadRecordsError,
+  ) as error:
+    command_line.fail(error, command_line.DATA)
+  except NonFiniteError as error:
+    command_line.fail(error, command_line.NOT_FINITE)
+  except RunLockedError as error:
+    command_line.fail(error, command_line.LOCKED)
+  except Preempted as stop:
+    print(f'stopped: {stop}; the same command continues', file=sys.stderr)
+    return command_line.PREEMPTED
+  return command_line.OK
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

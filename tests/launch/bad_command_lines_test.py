@@ -1,0 +1,135 @@
+"""Bad command lines: one line that names the key and the legal range.
+
+Each is refused before any device is touched, with exit code 2, and nothing is
+written.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from launch import command_line, train
+
+PARITY = '--config=configs/adatape/parity.py'
+DIGITS = '--config=configs/adatape/digits.py'
+FOLDER = '--config=configs/adatape/image_folder.py:root=/nowhere'
+
+# (arguments, what the line must say)
+CASES = [
+  ([], ['--config', 'required']),
+  (['--config=nowhere.py'], ['--config', 'nowhere.py', 'Python file']),
+  (['--config=configs/adatape/parety.py'], ['configs/adatape/parity.py']),
+  (['--config=README.md'], ['--config', 'Python file']),
+  ([PARITY + ':m=16'], ["'m=16'", "'n'", 'model']),
+  ([PARITY + ':n=many'], ['n', 'int', 'many']),
+  ([PARITY + ':n=2'], ['n', '>= 4', '2']),
+  ([PARITY + ':model=lstm'], ['model', 'adatape', 'ut', 'lstm']),
+  ([PARITY, '--wrkdir=x'], ['--wrkdir', '--workdir']),
+  ([PARITY, '--config.optimzer.lr=1'], ['optimzer', 'optimizer']),
+  ([PARITY, '--config.optimizer.lrr=1'], ['optimizer.lrr', "'lr'"]),
+  ([PARITY, '--config.optimizer=adam'], ['optimizer', 'group of fields']),
+  ([PARITY, '--config.optimizer.lr.x=1'], ['optimizer.lr.x', 'value']),
+  ([PARITY, '--config.optimizer.lr=fast'], ['optimizer.lr', 'float', 'fast']),
+  ([PARITY, '--config.optimizer.lr=nan'], ['optimizer.lr', '1000', 'nan']),
+  ([PARITY, '--config.optimizer.lr=-1'], ['optimizer.lr', '[1e-12', '-1']),
+  ([PARITY, '--config.optimizer.name=adan'], ['optimizer.name', 'adamw']),
+  ([PARITY, '--config.optimizer.schedule=x'], ['optimizer.schedule', 'rsqrt']),
+  ([PARITY, '--config.batch_size=-7'], ['batch_size', '[1, ', '-7']),
+  ([PARITY, '--config.batch_size=12.5'], ['batch_size', 'int', '12.5']),
+  ([PARITY, '--config.num_micro=3'], ['num_micro', 'divisor of 128', '3']),
+  ([PARITY, '--config.seed=-1'], ['seed', '[0, ', '-1']),
+  ([PARITY, '--config.dtype=float16'], ['dtype', 'bfloat16', 'float16']),
+  ([PARITY, '--config.tensorboard=perhaps'], ['tensorboard', 'bool']),
+  ([PARITY, '--config.log_every=0'], ['log_every', '[1, ', '0']),
+  ([PARITY, '--config.stages.stage1.steps=0'], ['stages.stage1.steps', '>= 1']),
+  ([PARITY, '--config.stages.stage1.trainable=('], ['trainable', 'regular']),
+  ([PARITY, '--config.mesh.data=0'], ['mesh.data', '-1', '0']),
+  ([PARITY, '--config.mesh.tensor=-1'], ['mesh', 'at most one']),
+  ([PARITY, '--config.checkpoint.keep=0'], ['checkpoint.keep', '[1, ', '0']),
+  ([PARITY, '--config.checkpoint.best_metric=dev/accuracy'],
+   ['checkpoint.best_metric', 'test']),
+  ([PARITY, '--config.task=adatape.task:Tape'], ['task', 'adatape.task:Tape']),
+  ([PARITY, '--config.task=pathlib:Path'], ['task', 'subclass']),
+  ([PARITY, '--config.model.name=adatape.nowhere:M'], ['model.name']),
+  ([PARITY, '--config.model.max_steps=0'], ['model.max_steps', '0']),
+  ([PARITY, '--config.model.max_steps=9'], ['max_steps', '9']),
+  ([PARITY, '--config.model.num_heads=5'], ['num_heads', '5']),
+  ([PARITY, '--config.model.threshold=-1'], ['model.threshold', '-1']),
+  ([PARITY, '--config.dataset.length=0'], ['dataset.length', '[1, ', '0']),
+  ([PARITY, '--config.dataset.name=parety'], ['dataset.name', 'parity']),
+  ([PARITY, '--config.loss.tape_weight=-1'], ['loss.tape_weight', '[0', '-1']),
+  ([PARITY, '--config.evals.test.split=dev'], ['split', 'test', 'dev']),
+  ([PARITY, '--config.evals.test.type=accurracy'], ['type', 'classification']),
+  ([DIGITS, '--config.dataset.image_size=0'], ['dataset.image_size', '[1, ']),
+  ([DIGITS, '--config.dataset.augment=flop'], ['dataset.augment', 'flip']),
+  ([DIGITS, '--config.model.patch_size=3'], ['patch_size', '3']),
+  ([FOLDER, '--workdir=../up'], ['--workdir', '..']),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(repository, monkeypatch):
+  monkeypatch.chdir(repository)
+
+
+@pytest.mark.parametrize(('arguments', 'words'), CASES)
+def test_one_line_names_key_and_legal_range(
+  arguments, words, tmp_path, capsys, monkeypatch
+):
+  import jax
+
+  def touched(*_, **__):
+    raise AssertionError('a device was touched')
+
+  monkeypatch.setattr(jax, 'devices', touched)
+  monkeypatch.setattr(jax, 'device_count', touched)
+  workdir = tmp_path / 'run'
+  with pytest.raises(SystemExit) as stop:
+    train.main([f'--workdir={workdir}', *arguments])
+  message = capsys.readouterr().err.strip()
+  assert stop.value.code == command_line.USAGE
+  assert message.startswith('error: ')
+  assert len(message.splitlines()) == 1
+  for word in words:
+    assert word in message
+  assert not workdir.exists()
+
+
+def test_there_are_enough_cases():
+  assert len(CASES) >= 30
+
+
+def test_a_good_command_line_passes(tmp_path):
+  arguments, config = train.parse(
+    ['--config.optimizer.lr=3e-4', PARITY + ':n=8', f'--workdir={tmp_path}/run',
+     '--config.batch_size', '1e2', '--config.warm_start.skip=head,cls']
+  )  # fmt: skip
+  assert config.optimizer.lr == 3e-4
+  assert config.batch_size == 100
+  assert config.dataset.length == 8
+  assert config.warm_start.skip == ('head', 'cls')
+  assert not arguments.dry_run
+
+
+def test_help_teaches(capsys):
+  with pytest.raises(SystemExit) as stop:
+    train.main(['--help'])
+  text = capsys.readouterr().out
+  assert stop.value.code == 0
+  for word in ('configs/adatape/parity.py', '--config.optimizer.lr', '75'):
+    assert word in text
+
+
+def test_from_the_shell_within_seconds_and_without_traceback(tmp_path):
+  command = [sys.executable, '-m', 'launch.train', PARITY]
+  done = subprocess.run(
+    [*command, f'--workdir={tmp_path}/run', '--config.batch_size=-7'],
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert done.returncode == command_line.USAGE
+  assert done.stderr.startswith('error: batch_size')
+  assert 'Traceback' not in done.stderr
+  assert not (tmp_path / 'run').exists()

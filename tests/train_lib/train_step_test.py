@@ -1,0 +1,189 @@
+"""The one train step on a toy task whose gradients are known by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dataset_lib.source import DatasetInfo
+from eval_lib.metrics import Average
+from train_lib import sharding
+from train_lib.task import Task
+from train_lib.train_step import init_state, make_train_step, split_rows
+
+INFO = DatasetInfo('x', (3,), 'float32', 2, (), 16)
+
+
+class Regression(Task):
+  """Squared error of a linear map, with a teacher, a knob and row noise."""
+
+  noise = 0.0
+
+  def build_model(self):
+    return None
+
+  def init(self, rng):
+    return {'head': {'kernel': jnp.zeros(3)}, 'bias': jnp.zeros(())}, {
+      'seen': jnp.zeros((), jnp.int32)
+    }
+
+  def normalizers(self, batch):
+    return {'examples': batch['mask'].sum()}
+
+  def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
+    noise = jax.vmap(lambda key: jax.random.normal(key, (3,)))(row_keys)
+    x = batch['x'] + self.noise * noise
+    error = x @ params['head']['kernel'] + params['bias'] - batch['y']
+    teacher = x @ frozen['kernel'] if frozen else jnp.zeros_like(error)
+    per_row = jnp.square(error) + knobs['weight'] * jnp.square(error - teacher)
+    loss = (per_row * batch['mask']).sum() / norm['examples']
+    metrics = {'error': Average.from_values(error, batch['mask'])}
+    seen = model_state['seen'] + batch['mask'].sum().astype(jnp.int32)
+    return loss, (metrics, {'seen': seen})
+
+  def evaluate(self, params, model_state, batch):
+    return {}
+
+  def features(self, params, model_state, batch):
+    return batch['x']
+
+
+class NoisyRegression(Regression):
+  noise = 0.1
+
+
+def make_batch(rows=16, seed=0):
+  generator = np.random.default_rng(seed)
+  mask = np.ones(rows, np.float32)
+  mask[-3:] = 0.0
+  return {
+    'x': generator.normal(size=(rows, 3)).astype(np.float32),
+    'y': generator.normal(size=rows).astype(np.float32),
+    'mask': mask,
+  }
+
+
+def run(task_class=Regression, steps=3, num_micro=1, mesh=None, **options):
+  task = task_class({}, INFO)
+  optimizer = optax.sgd(0.1)
+  schedule = optax.constant_schedule(0.1)
+  state = init_state(task, optimizer, 0, options.get('ema_decay', 0.0))
+  step = jax.jit(
+    make_train_step(task, optimizer, schedule, num_micro, **options)
+  )
+  losses = []
+  for number in range(steps):
+    batch = make_batch(seed=number)
+    if mesh is not None:
+      batch = sharding.put_batch(batch, mesh)
+    state, metrics = step(state, {}, batch, {'weight': jnp.float32(0.5)})
+    losses.append(metrics['loss'].compute())
+  return state, losses, metrics
+
+
+def test_one_step_by_hand():
+  state, losses, metrics = run(steps=1)
+  batch = make_batch()
+  real = batch['mask'] > 0
+  x, y = batch['x'][real].astype(np.float64), batch['y'][real]
+  assert losses[0] == pytest.approx(np.mean(1.5 * y**2), rel=1e-5)
+  gradient = (3.0 * -y[:, None] * x).mean(0)
+  np.testing.assert_allclose(
+    state.params['head']['kernel'], -0.1 * gradient, rtol=1e-5, atol=1e-6
+  )
+  assert metrics['error'].compute() == pytest.approx(np.mean(-y), abs=1e-5)
+  assert int(state.model_state['seen']) == real.sum()
+  assert int(state.step) == 1
+
+
+@pytest.mark.parametrize('task', [Regression, NoisyRegression])
+@pytest.mark.parametrize('num_micro', [2, 4, 16])
+def test_accumulation_is_exact_also_with_noise_and_padding(task, num_micro):
+  state, losses, metrics = run(task)
+  other, other_losses, other_metrics = run(task, num_micro=num_micro)
+  np.testing.assert_allclose(losses, other_losses, rtol=1e-5)
+  np.testing.assert_allclose(
+    state.params['head']['kernel'],
+    other.params['head']['kernel'],
+    rtol=1e-5,
+    atol=1e-6,
+  )
+  assert metrics['error'].compute() == pytest.approx(
+    other_metrics['error'].compute(), abs=1e-6
+  )
+
+
+@pytest.mark.parametrize('task', [Regression, NoisyRegression])
+def test_eight_devices_give_the_losses_of_one(task):
+  mesh = sharding.make_mesh(dict(data=4, fsdp=2))
+  _, losses, _ = run(task)
+  with jax.set_mesh(mesh):
+    _, sharded, _ = run(task, mesh=mesh, num_micro=2)
+  np.testing.assert_allclose(losses, sharded, rtol=1e-5)
+
+
+def test_the_knob_and_the_teacher_are_traced():
+  task = Regression({}, INFO)
+  optimizer = optax.sgd(0.1)
+  traces = []
+
+  def counted(*arguments):
+    traces.append(1)
+    return make_train_step(task, optimizer, optax.constant_schedule(0.1))(
+      *arguments
+    )
+
+  step = jax.jit(counted)
+  state = init_state(task, optimizer, 0, 0.0)
+  losses = []
+  for weight in (0.0, 1.0):
+    frozen = {'kernel': jnp.ones(3)}
+    knobs = {'weight': jnp.float32(weight)}
+    _, metrics = step(state, frozen, make_batch(), knobs)
+    losses.append(metrics['loss'].compute())
+  assert losses[1] > losses[0]
+  assert len(traces) == 1
+
+
+def test_only_trainable_parameters_change():
+  state, _, _ = run(trainable='bias')
+  assert float(jnp.abs(state.params['head']['kernel']).sum()) == 0.0
+  assert float(state.params['bias']) != 0.0
+
+
+def test_ema_by_hand():
+  state, _, _ = run(steps=2, ema_decay=0.9)
+  first, _, _ = run(steps=1)
+  expected = 0.9 * 0.1 * first.params['bias'] + 0.1 * state.params['bias']
+  assert float(state.ema_params['bias']) == pytest.approx(float(expected))
+  assert state.eval_params is state.ema_params
+
+
+def test_a_step_that_is_not_finite_changes_nothing_but_counters():
+  task = Regression({}, INFO)
+  optimizer = optax.adam(0.1)
+  step = jax.jit(make_train_step(task, optimizer, optax.constant_schedule(0.1)))
+  state = init_state(task, optimizer, 0, 0.0)
+  knobs = {'weight': jnp.float32(0.0)}
+  good, _ = step(state, {}, make_batch(), knobs)
+  batch = make_batch()
+  batch['x'][0, 0] = np.nan
+  bad, metrics = step(good, {}, batch, knobs)
+  bad, _ = step(bad, {}, batch, knobs)
+  assert not np.isfinite(metrics['loss'].compute())
+  assert int(bad.nonfinite) == 2
+  assert int(bad.step) == 3
+  same = jax.tree.map(
+    lambda a, b: bool((a == b).all()),
+    (good.params, good.opt_state, good.model_state),
+    (bad.params, bad.opt_state, bad.model_state),
+  )
+  assert all(jax.tree.leaves(same))
+  again, _ = step(bad, {}, make_batch(), knobs)
+  assert int(again.nonfinite) == 0
+
+
+def test_micro_batches_are_interleaved_rows():
+  rows = split_rows(jnp.arange(6), 3)
+  np.testing.assert_array_equal(rows, [[0, 3], [1, 4], [2, 5]])

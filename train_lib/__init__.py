@@ -1,0 +1,1 @@
+"""The one trainer: Task contract, train step, loop, checkpoints, sharding."""

@@ -1,0 +1,138 @@
+"""Classification of images or token sequences by any model.
+
+The model is called as `model(inputs, row_keys) -> (logits, out)`; subclasses
+add the losses of an adaptive mechanism from `out` (see `extra_loss`).
+"""
+
+import dataclasses
+import difflib
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from dataset_lib.errors import ConfigError
+from dataset_lib.source import Field, check_fields, real
+from eval_lib.metrics import Average
+from train_lib.task import Batch, Task, locate
+
+
+class Classification(Task):
+  """Softmax cross-entropy, with label smoothing as an option.
+
+  Configuration: `model.name` is `'module:Class'` of a Linen module and the
+  other keys of `model` are its fields; `loss.label_smoothing` in [0, 1).
+  """
+
+  LOSS_FIELDS: ClassVar[dict[str, Field]] = {
+    'label_smoothing': real(0.0, 0.999, default=0.0)
+  }
+
+  @classmethod
+  def validate(cls, config: Any) -> None:
+    """Checks `loss`, and `model` by constructing it; see `Task.validate`."""
+    check_fields(config['loss'], cls.LOSS_FIELDS, 'loss')
+    construct(config, num_classes=2)
+
+  def build_model(self) -> Any:
+    """Constructs the module from `config.model`."""
+    return construct(self.config, self.info.num_classes)
+
+  def init(self, rng):
+    """Initialises with a batch of one; see `Task.init`."""
+    shape = (1, *self.info.input_shape)
+    batch = {self.info.input_key: jnp.zeros(shape, self.info.input_dtype)}
+    variables = self.model.init(rng, self.inputs(batch))
+    model_state = {k: v for k, v in variables.items() if k != 'params'}
+    return variables['params'], model_state
+
+  def inputs(self, batch: Batch) -> Array:
+    """The model's input: symbols as they are, pixels scaled to [-1, 1]."""
+    inputs = batch[self.info.input_key]
+    if inputs.dtype != jnp.uint8:
+      return inputs
+    # Bytes go to the device and become numbers there: a quarter of the
+    # transfer, and the host does no arithmetic.
+    return inputs.astype(jnp.float32) / 127.5 - 1.0
+
+  def apply(self, params, model_state, batch, row_keys=None):
+    """Runs the model; returns (logits `[B, num_classes]`, out)."""
+    return self.model.apply(
+      {'params': params, **model_state}, self.inputs(batch), row_keys=row_keys
+    )
+
+  def normalizers(self, batch):
+    """Real examples in the whole batch."""
+    return {'examples': jnp.maximum(batch['mask'].sum(), 1.0)}
+
+  def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
+    """Mean cross-entropy of the real rows plus `extra_loss`."""
+    logits, out = self.apply(params, model_state, batch, row_keys)
+    entropy = self.cross_entropy(logits, batch)
+    loss = (entropy * batch['mask']).sum() / norm['examples']
+    extra, metrics = self.extra_loss(out, batch, norm, knobs)
+    metrics |= self.quality(logits, entropy, batch)
+    return loss + extra, (metrics, model_state)
+
+  def extra_loss(self, out, batch, norm, knobs) -> tuple[Array, dict[str, Any]]:
+    """Losses and metrics of an adaptive mechanism; none here.
+
+    Args:
+      out: the model's second output.
+      batch: the rows, for their mask.
+      norm: denominators over the whole batch.
+      knobs: traced scalars of the stage.
+    """
+    return jnp.zeros(()), {}
+
+  def cross_entropy(
+    self, logits: Float[Array, 'B K'], batch: Batch
+  ) -> Float[Array, ' B']:
+    """Cross-entropy of each row in nats, float32."""
+    targets = jax.nn.one_hot(batch['label'], logits.shape[-1])
+    smoothing = self.config['loss']['label_smoothing']
+    if smoothing:
+      targets = optax.smooth_labels(targets, smoothing)
+    return optax.softmax_cross_entropy(logits.astype(jnp.float32), targets)
+
+  def quality(self, logits, entropy, batch) -> dict[str, Any]:
+    """Accuracy and cross-entropy over the real rows."""
+    correct = (logits.argmax(-1) == batch['label']).astype(jnp.float32)
+    return {
+      'accuracy': Average.from_values(correct, batch['mask']),
+      'cross_entropy': Average.from_values(entropy, batch['mask']),
+    }
+
+  def evaluate(self, params, model_state, batch):
+    """Quality and the mechanism's metrics, without noise."""
+    logits, out = self.apply(params, model_state, batch)
+    _, metrics = self.extra_loss(out, batch, self.normalizers(batch), {})
+    entropy = self.cross_entropy(logits, batch)
+    return metrics | self.quality(logits, entropy, batch)
+
+  def features(self, params, model_state, batch):
+    """`out['features']` of the model."""
+    return self.apply(params, model_state, batch)[1]['features']
+
+
+def construct(config: Any, num_classes: int) -> Any:
+  """The Linen module of `config.model`, no parameters yet.
+
+  Raises:
+    ConfigError: if there is no such module, it has no such field, or it
+      rejects a value.
+  """
+  fields = dict(config['model'])
+  module = locate(fields.pop('name', ''), 'model.name')
+  known = [field.name for field in dataclasses.fields(module)]
+  for name, value in fields.items():
+    if name not in known:
+      near = difflib.get_close_matches(name, known, 1)
+      hint = f'did you mean {near[0]}? ' if near else ''
+      raise ConfigError(
+        f'model.{name}', value, f'{hint}a field of {module.__name__}: {known}'
+      )
+  dtype = jnp.dtype(config['dtype'])
+  return module(num_classes=num_classes, dtype=dtype, **fields)

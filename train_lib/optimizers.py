@@ -1,0 +1,101 @@
+"""Optimizers from the configuration, through optax.
+
+One chain: clip the global gradient norm, precondition, decay the weights of
+matrices only, scale by the learning rate of the step.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import optax
+
+SCHEDULES = ('cosine', 'linear', 'rsqrt', 'constant')
+OPTIMIZERS = ('adamw', 'adam', 'sgd', 'lamb', 'adafactor')
+
+# Biases, LayerNorm and single tokens are not decayed, as in ViT and BERT.
+NO_DECAY = r'(bias|scale|norm|cls|position)[^/]*$'
+
+
+def build_schedule(
+  config: Mapping[str, Any], total_steps: int
+) -> optax.Schedule:
+  """Linear warm-up to `lr`, then `config.schedule` down to `end_lr`.
+
+  Args:
+    config: `lr`, `schedule`, `warmup_steps` (a share of all steps if below
+      1) and `end_lr`, all learning rates in plain units.
+    total_steps: steps of the whole run, over all stages.
+  """
+  peak, end = config['lr'], config['end_lr']
+  warmup = config['warmup_steps']
+  warmup = int(warmup * total_steps) if 0 < warmup < 1 else int(warmup)
+  rest = max(total_steps - warmup, 1)
+  name = config['schedule']
+  if name == 'cosine':
+    after = optax.cosine_decay_schedule(peak, rest, alpha=end / peak)
+  elif name == 'linear':
+    after = optax.linear_schedule(peak, end, rest)
+  elif name == 'rsqrt':
+    start = max(warmup, 1)
+    after = lambda step: peak * (start / (step + start)) ** 0.5  # noqa: E731
+  else:
+    after = optax.constant_schedule(peak)
+  # The first step already moves: a warm-up from 0 would waste it.
+  before = optax.linear_schedule(peak / max(warmup, 1), peak, max(warmup, 1))
+  return optax.join_schedules([before, after], [warmup])
+
+
+def build_optimizer(
+  config: Mapping[str, Any], schedule: optax.Schedule
+) -> optax.GradientTransformation:
+  """The chain described at the top; `config.name` picks the method."""
+  parts = []
+  if config['clip_norm'] > 0:
+    parts.append(optax.clip_by_global_norm(config['clip_norm']))
+  parts.append(_preconditioner(config))
+  if config['weight_decay'] > 0:
+    parts.append(
+      optax.add_decayed_weights(config['weight_decay'], mask=decay_mask)
+    )
+  if config['name'] == 'lamb':
+    parts.append(optax.scale_by_trust_ratio())
+  parts.append(optax.scale_by_learning_rate(schedule))
+  return optax.chain(*parts)
+
+
+def _preconditioner(config: Mapping[str, Any]) -> optax.GradientTransformation:
+  name, b1, b2, eps = (config[key] for key in ('name', 'b1', 'b2', 'eps'))
+  if name in ('adamw', 'adam', 'lamb'):
+    return optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
+  if name == 'sgd':
+    return optax.trace(decay=b1) if b1 else optax.identity()
+  return optax.chain(
+    optax.scale_by_factored_rms(decay_rate=b2, epsilon=1e-30),
+    optax.clip_by_block_rms(1.0),
+  )
+
+
+def path_name(path: Any) -> str:
+  """A parameter's path as `'encoder/block_0/mlp/kernel'`."""
+  parts = [
+    str(getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key))))
+    for key in path
+  ]
+  # Boxed parameters add one level, the attribute that holds the array.
+  return '/'.join(part for part in parts if part != 'value')
+
+
+def decay_mask(params: Any) -> Any:
+  """True where weight decay applies: matrices that are not single tokens."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, _: not re.search(NO_DECAY, path_name(path).lower()), params
+  )
+
+
+def trainable_mask(params: Any, pattern: str) -> Any:
+  """True where the path matches the regular expression of a stage."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, _: bool(re.search(pattern, path_name(path))), params
+  )

@@ -1,0 +1,212 @@
+"""Builds what a run needs from its configuration, before the first step."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import optax
+
+from dataset_lib import builder
+from dataset_lib.errors import ConfigError
+from eval_lib.evaluator import EvalContext
+from train_lib import sharding
+from train_lib.optimizers import build_optimizer, build_schedule
+from train_lib.stages import Stage, build_stages
+from train_lib.task import Task, locate
+from train_lib.train_step import TrainState, init_state, make_train_step
+
+
+@dataclasses.dataclass
+class Setup:
+  """The parts of a run. Build it and use it under `jax.set_mesh(mesh)`.
+
+  Attributes:
+    config: the resolved configuration.
+    mesh: devices by (data, fsdp, tensor).
+    dataset: the training data.
+    stages: laid end to end over the run's steps.
+    schedule: learning rate by step.
+    optimizer: the optax chain.
+    task: the task of the first stage; evaluation uses it.
+    abstract: shapes and dtypes of the state, with shardings.
+    compiled: train steps by what is static in them.
+  """
+
+  config: Any
+  mesh: jax.sharding.Mesh
+  dataset: builder.Dataset
+  stages: tuple[Stage, ...]
+  schedule: optax.Schedule
+  optimizer: optax.GradientTransformation
+  task: Task
+  abstract: TrainState
+  compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def total_steps(self) -> int:
+    """Steps of the whole run."""
+    return self.stages[-1].stop
+
+  def init_state(self) -> TrainState:
+    """A fresh state, laid out over the mesh."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+
+    def init():
+      return sharding.unbox(_initial(self.task, self.optimizer, self.config))
+
+    return jax.jit(init, out_shardings=shardings)()
+
+  def init_frozen(self) -> Any:
+    """The task's frozen arrays, replicated."""
+    everywhere = jax.sharding.NamedSharding(
+      self.mesh, jax.sharding.PartitionSpec()
+    )
+    return jax.device_put(self.task.init_frozen(), everywhere)
+
+  def train_step(self, stage: Stage, frozen: Any, batch: Any) -> Any:
+    """The stage's compiled step for batches like this one.
+
+    Compiled once for stages with equal static parts. It is compiled ahead of time, so it cannot recompile in the loop: a batch
+    of another shape is an error.
+    """
+    key = (stage.trainable, str(stage.model), tuple(stage.knobs))
+    if key not in self.compiled:
+      self.compiled[key] = self._compile(stage, frozen, batch)
+    return self.compiled[key]
+
+  def _compile(self, stage: Stage, frozen: Any, batch: Any) -> Any:
+    config = self.config
+    task = build_task(config, self.dataset.info, stage.model)
+    step = make_train_step(
+      task,
+      self.optimizer,
+      self.schedule,
+      num_micro=config.num_micro,
+      ema_decay=config.ema_decay,
+      trainable=stage.trainable,
+    )
+    everywhere = jax.sharding.NamedSharding(
+      self.mesh, jax.sharding.PartitionSpec()
+    )
+    state_sharding = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+    jitted = jax.jit(
+      step, donate_argnums=0, out_shardings=(state_sharding, everywhere)
+    )
+    arguments = (
+      self.abstract,
+      frozen,
+      batch,
+      stage.knob_values(stage.start),
+    )
+    with nn.logical_axis_rules(sharding.RULES):
+      return jitted.lower(*arguments).compile()
+
+  def eval_context(self, workdir: str) -> EvalContext:
+    """What evaluators need of this run."""
+    return eval_context(
+      self.task, self.mesh, self.config, workdir, self.config.batch_size
+    )
+
+
+def build_setup(config: Any) -> Setup:
+  """Builds mesh, data, stages, optimizer and task; call with no mesh set.
+
+  Raises:
+    ConfigError: if a field is illegal for the data or the devices here.
+  """
+  mesh = sharding.make_mesh(config.mesh)
+  check_batch_size(config, mesh)
+  dataset = build_dataset(config)
+  stages = build_stages(config.stages, dataset.steps_per_epoch)
+  schedule = build_schedule(config.optimizer, stages[-1].stop)
+  optimizer = build_optimizer(config.optimizer, schedule)
+  task = build_task(config, dataset.info, stages[0].model)
+  # Without a mesh set: with one, unboxing would apply constraints.
+  boxed = jax.eval_shape(lambda: _initial(task, optimizer, config))
+  abstract = jax.tree.map(
+    lambda leaf, where: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=where
+    ),
+    sharding.unbox(boxed),
+    sharding.tree_sharding(boxed, mesh),
+  )
+  return Setup(
+    config, mesh, dataset, stages, schedule, optimizer, task, abstract
+  )
+
+
+def _initial(task: Task, optimizer: Any, config: Any) -> TrainState:
+  return init_state(task, optimizer, config.seed, config.ema_decay)
+
+
+def build_dataset(config: Any) -> builder.Dataset:
+  """The training data: this process's rows of every global batch."""
+  return builder.build(
+    config.dataset,
+    split='train',
+    train=True,
+    seed=config.seed,
+    batch_size=config.batch_size,
+    host_index=jax.process_index(),
+    host_count=jax.process_count(),
+    **config.loader,
+  )
+
+
+def build_task(
+  config: Any, info: Any, model_changes: Mapping[str, Any] | None = None
+) -> Task:
+  """The configured task; a stage may change model keywords."""
+  config = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
+  config['model'] = {**config['model'], **(model_changes or {})}
+  return locate(config['task'], 'task')(config, info)
+
+
+def check_batch_size(config: Any, mesh: jax.sharding.Mesh) -> None:
+  """Raises `ConfigError` if rows do not divide over devices and micro-batches."""
+  unit = sharding.rows_divisor(mesh) * config.num_micro
+  if config.batch_size % unit:
+    raise ConfigError(
+      'batch_size',
+      config.batch_size,
+      f'a multiple of {unit}: {sharding.rows_divisor(mesh)} devices along '
+      f'data x fsdp times num_micro={config.num_micro}',
+    )
+
+
+def eval_context(
+  task: Task, mesh: jax.sharding.Mesh, config: Any, workdir: str, rows: int
+) -> EvalContext:
+  """Jits the task's evaluation; used in training and alone on a checkpoint.
+
+  Variables are `{'params': ..., 'model_state': ...}`.
+  """
+
+  # Replicated, so that every process can read all of the result.
+  everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+  def jitted(method):
+    compiled = jax.jit(
+      lambda variables, batch: method(
+        variables['params'], variables['model_state'], batch
+      ),
+      out_shardings=everywhere,
+    )
+
+    def call(variables, batch):
+      with nn.logical_axis_rules(sharding.RULES):
+        return compiled(variables, batch)
+
+    return call
+
+  return EvalContext(
+    measure=jitted(task.evaluate),
+    features=jitted(task.features),
+    put=lambda batch: sharding.put_batch(batch, mesh),
+    seed=config.seed,
+    batch_size=rows,
+    dataset=config.dataset,
+    workdir=workdir,
+  )

@@ -1,0 +1,132 @@
+"""Mesh and logical axes: how arrays are laid out over devices.
+
+The mesh has three axes: `data` (replicas of the parameters), `fsdp` (batch
+and parameters both split) and `tensor` (matrices split). Models name the axes
+of their arrays logically; `RULES` maps those names to the mesh. The same code
+runs on one CPU, on fake devices and on a pod.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from dataset_lib.errors import ConfigError
+
+AXES = ('data', 'fsdp', 'tensor')
+# First match wins and a mesh axis is used once per array, so activations
+# ('batch', 'length', 'embed') are split over rows and not over width.
+RULES: tuple[tuple[str, Any], ...] = (
+  ('batch', ('data', 'fsdp')),
+  ('embed', 'fsdp'),
+  ('mlp', 'tensor'),
+  ('heads', 'tensor'),
+  ('classes', 'tensor'),
+  ('kv', None),
+  ('length', None),
+  ('bank', None),
+  ('patch', None),
+)
+BATCH = PartitionSpec(('data', 'fsdp'))
+
+
+def make_mesh(sizes: Mapping[str, int]) -> Mesh:
+  """Builds the mesh; one axis may be -1 and takes the devices left over.
+
+  Raises:
+    ConfigError: if the sizes do not multiply to the number of devices.
+  """
+  shape = [int(sizes.get(axis, 1)) for axis in AXES]
+  count = jax.device_count()
+  if shape.count(-1) == 1:
+    rest = -int(np.prod(shape))
+    shape[shape.index(-1)] = max(count // rest, 1)
+  if min(shape) < 1 or int(np.prod(shape)) != count:
+    raise ConfigError(
+      'mesh',
+      dict(sizes),
+      f'sizes of {AXES} that multiply to the {count} devices here, at most '
+      'one of them -1',
+    )
+  # Linen's logical partitioning needs Auto axes; make_mesh defaults to
+  # Explicit ones.
+  return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def is_boxed(leaf: Any) -> bool:
+  """Whether the leaf carries the logical names of its axes."""
+  return isinstance(leaf, nn.meta.AxisMetadata)
+
+
+def unbox(tree: Any) -> Any:
+  """Strips the logical names from a tree of boxed arrays."""
+  return jax.tree.map(
+    lambda leaf: leaf.value if is_boxed(leaf) else leaf, tree, is_leaf=is_boxed
+  )
+
+
+def tree_sharding(boxed: Any, mesh: Mesh) -> Any:
+  """Shardings for a tree of boxed abstract arrays, in unboxed structure.
+
+  A dimension that the mesh does not divide stays whole: a head of 10 classes
+  on 4 devices, for instance.
+
+  Raises:
+    ValueError: if an array names a logical axis that no rule maps.
+  """
+
+  def leaf_sharding(leaf: Any) -> NamedSharding:
+    if not is_boxed(leaf):
+      return NamedSharding(mesh, PartitionSpec())
+    _check_names(leaf.names)
+    spec = nn.logical_to_mesh_axes(leaf.names, RULES)
+    return NamedSharding(mesh, _divisible(spec, leaf.value.shape, mesh))
+
+  return jax.tree.map(leaf_sharding, boxed, is_leaf=is_boxed)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """Rows split over `data` and `fsdp`, everything else whole."""
+  return NamedSharding(mesh, BATCH)
+
+
+def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
+  """Assembles this process's rows into the global batch on the devices."""
+  sharding = batch_sharding(mesh)
+  return {
+    name: jax.make_array_from_process_local_data(sharding, value)
+    for name, value in batch.items()
+  }
+
+
+def rows_divisor(mesh: Mesh) -> int:
+  """The number that a batch of rows must be divisible by."""
+  return mesh.shape['data'] * mesh.shape['fsdp']
+
+
+def _check_names(names: tuple[str | None, ...]) -> None:
+  known = [name for name, _ in RULES]
+  for name in names:
+    if name is not None and name not in known:
+      raise ValueError(
+        f'logical axis {name!r} is in no rule, so it would silently be '
+        f'replicated; expected one of {known}'
+      )
+
+
+def _divisible(
+  spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh
+) -> PartitionSpec:
+  # Factored optimizer statistics keep the names of a parameter but not its
+  # rank: such an array is replicated.
+  if len(spec) > len(shape):
+    return PartitionSpec()
+  axes = []
+  for size, axis in zip(shape, spec, strict=False):
+    names = (axis,) if isinstance(axis, str) else (axis or ())
+    parts = int(np.prod([mesh.shape[name] for name in names]))
+    axes.append(axis if size % parts == 0 else None)
+  return PartitionSpec(*axes)

@@ -1,0 +1,125 @@
+"""Stages and knobs: what changes while one run goes on.
+
+A *knob* is a traced scalar that follows a schedule within its stage (a prune
+ratio, a loss weight): it changes every step and never recompiles. A *stage*
+changes what is static: which parameters are trained, model keywords. Both are
+functions of the step alone, so a resumed run continues where it was.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dataset_lib.errors import ConfigError
+
+SHAPES = ('constant', 'linear', 'cosine')
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+  """A run of steps with one compiled train step.
+
+  Attributes:
+    name: its key in `config.stages`; stages run in the order of their names.
+    start: first step.
+    stop: one past the last step.
+    knobs: schedule of each knob.
+    trainable: regular expression; parameters whose path it matches train.
+    model: model keywords that differ in this stage.
+  """
+
+  name: str
+  start: int
+  stop: int
+  knobs: Mapping[str, Any]
+  trainable: str
+  model: Mapping[str, Any]
+
+  def knob_values(self, step: int) -> dict[str, np.ndarray]:
+    """The knobs at a step, float32 scalars."""
+    length = max(self.stop - self.start - 1, 1)
+    progress = min(max((step - self.start) / length, 0.0), 1.0)
+    return {
+      name: np.asarray(knob_value(schedule, progress), np.float32)
+      for name, schedule in self.knobs.items()
+    }
+
+
+def knob_value(schedule: Any, progress: float) -> float:
+  """The value of a schedule at `progress` in [0, 1] of its stage.
+
+  A number is constant; `('linear', a, b)` and `('cosine', a, b)` go from a at
+  the first step to b at the last.
+  """
+  if isinstance(schedule, (int, float)):
+    return float(schedule)
+  shape, first, last = schedule
+  if shape == 'cosine':
+    progress = (1 - math.cos(math.pi * progress)) / 2
+  if shape == 'constant':
+    return float(first)
+  return first + (last - first) * progress
+
+
+def build_stages(
+  config: Mapping[str, Any], steps_per_epoch: int
+) -> tuple[Stage, ...]:
+  """Lays the stages of `config.stages` end to end.
+
+  Each has `steps`, or `epochs` if steps is 0.
+
+  Raises:
+    ConfigError: if a stage has no length or a knob no known schedule.
+  """
+  stages = []
+  start = 0
+  for name in sorted(config):
+    entry = config[name]
+    check_stage(f'stages.{name}', entry)
+    steps = int(entry['steps'] or round(entry['epochs'] * steps_per_epoch))
+    stages.append(
+      Stage(
+        name=name,
+        start=start,
+        stop=start + max(steps, 1),
+        knobs=dict(entry.get('knobs', {})),
+        trainable=entry.get('trainable', '.*'),
+        model=dict(entry.get('model', {})),
+      )
+    )
+    start = stages[-1].stop
+  return tuple(stages)
+
+
+def check_stage(key: str, entry: Mapping[str, Any]) -> None:
+  """Raises `ConfigError` if the stage has no length or an unknown knob."""
+  if entry['steps'] < 0:
+    raise ConfigError(f'{key}.steps', entry['steps'], 'an integer >= 0')
+  if not math.isfinite(entry['epochs']) or entry['epochs'] < 0:
+    raise ConfigError(f'{key}.epochs', entry['epochs'], 'a number >= 0')
+  if not entry['steps'] and not entry['epochs']:
+    raise ConfigError(f'{key}.steps', 0, 'steps >= 1, or epochs > 0')
+  for name, schedule in entry.get('knobs', {}).items():
+    if not _is_schedule(schedule):
+      raise ConfigError(
+        f'{key}.knobs.{name}',
+        schedule,
+        f'a finite number or (shape, first, last), shape one of {SHAPES}',
+      )
+
+
+def _is_schedule(schedule: Any) -> bool:
+  if isinstance(schedule, (int, float)):
+    return math.isfinite(schedule)
+  return (
+    isinstance(schedule, (tuple, list))
+    and len(schedule) == 3
+    and schedule[0] in SHAPES
+    and all(
+      isinstance(value, (int, float)) and math.isfinite(value)
+      for value in schedule[1:]
+    )
+  )

@@ -1,0 +1,120 @@
+"""The Task contract: everything a new objective tells the one trainer.
+
+A task owns a model and its losses; the trainer owns time, devices and files.
+AdaTape is cross-entropy + tape loss, distillation is a frozen teacher + a
+loss: each is a `Task` and a config, never another loop.
+"""
+
+import abc
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtyping import Array, Float, Key
+
+from dataset_lib.errors import ConfigError
+from dataset_lib.source import DatasetInfo
+from eval_lib.metrics import Metric
+
+Batch = Mapping[str, Array]
+Tree = Any  # a pytree of arrays: parameters, statistics, a teacher
+Metrics = dict[str, Metric]
+
+
+class Task(abc.ABC):
+  """A model with its losses and metrics.
+
+  Attributes:
+    config: the resolved configuration (read-only), or any mapping like it.
+    info: what the data set says of itself (input shape, classes).
+    model: the Flax Linen module that is trained.
+  """
+
+  def __init__(self, config: Mapping[str, Any], info: DatasetInfo):
+    self.config = config
+    self.info = info
+    self.model = self.build_model()
+
+  @classmethod
+  def validate(cls, config: Any) -> None:
+    """Raises `ConfigError` on fields of `model` and `loss` that are illegal.
+
+    Runs before any data is read and any device is touched.
+    """
+
+  @abc.abstractmethod
+  def build_model(self) -> Any:
+    """Returns the Linen module; raises `ConfigError` on an illegal field."""
+
+  @abc.abstractmethod
+  def init(self, rng: Key[Array, '']) -> tuple[Tree, Tree]:
+    """Returns (params, model_state), boxed with their logical axes."""
+
+  def init_frozen(self) -> Tree:
+    """Returns arrays the loss reads and never trains, e.g. a teacher."""
+    return {}
+
+  @abc.abstractmethod
+  def normalizers(self, batch: Batch) -> dict[str, Float[Array, '']]:
+    """Denominators over the WHOLE batch, so micro-batches add exactly."""
+
+  @abc.abstractmethod
+  def loss(
+    self,
+    params: Tree,
+    model_state: Tree,
+    frozen: Tree,
+    batch: Batch,
+    norm: Mapping[str, Float[Array, '']],
+    row_keys: Key[Array, ' B'],
+    knobs: Mapping[str, Float[Array, '']],
+  ) -> tuple[Float[Array, ''], tuple[Metrics, Tree]]:
+    """The share of the loss that falls on these rows.
+
+    Args:
+      params: trained parameters, float32.
+      model_state: what the model carries from step to step (may be empty).
+      frozen: the result of `init_frozen`.
+      batch: a micro-batch: some rows of the step's batch.
+      norm: the result of `normalizers` on the whole batch.
+      row_keys: one key per row; all noise of the row comes from its key.
+      knobs: traced scalars from the stage's schedules.
+
+    Returns:
+      (loss, (metrics, model_state)); losses of micro-batches add up to the
+      loss of the step, metrics merge.
+    """
+
+  @abc.abstractmethod
+  def evaluate(self, params: Tree, model_state: Tree, batch: Batch) -> Metrics:
+    """Metrics of a batch without noise; rows with mask 0 never count."""
+
+  @abc.abstractmethod
+  def features(
+    self, params: Tree, model_state: Tree, batch: Batch
+  ) -> Float[Array, 'B D']:
+    """The representation before the head, for few-shot evaluation."""
+
+  def flops(self) -> float:
+    """FLOPs of one example's forward pass by formula (2 a multiply-add)."""
+    return self.model.flops(self.info.input_shape)
+
+
+def locate(name: str, key: str) -> Any:
+  """Finds `'package.module:Name'`.
+
+  Args:
+    name: where the object lives.
+    key: the configuration key that holds the name, for the error.
+
+  Raises:
+    ConfigError: if there is no such module or no such name in it.
+  """
+  module_name, _, attribute = name.partition(':')
+  expected = "'package.module:Name' of something that can be imported"
+  if not module_name or not attribute:
+    raise ConfigError(key, name, expected)
+  try:
+    return getattr(importlib.import_module(module_name), attribute)
+  except (ImportError, AttributeError) as error:
+    raise ConfigError(key, name, f'{expected} ({error})') from error

@@ -1,0 +1,279 @@
+"""The one loop: steps, metrics, evaluation, checkpoints, in that order.
+
+`train` is the whole life of a run: lock the directory, build, restore, step,
+finish. What an objective computes is in its `Task`, how a step is made in
+`train_step.py`, how things are built in `setup.py`.
+"""
+
+import collections
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from eval_lib import evaluator
+from train_lib import report, sharding
+from train_lib.checkpoint import Checkpointer
+from train_lib.nonfinite import NonFiniteError, first_culprit
+from train_lib.preemption import Preempted, PreemptionGuard
+from train_lib.run_directory import CHECKPOINTS, RunDirectory
+from train_lib.setup import Setup, build_setup
+from train_lib.stages import Stage
+from train_lib.warm_start import warm_start
+from train_lib.writers import Progress, TensorBoardWriter, headline
+
+# Metrics are read this many steps late: reading them at once would make the
+# host wait for the device in every step.
+LAG = 2
+
+
+def train(
+  config: Any, workdir: str, started: float | None = None
+) -> dict[str, Any]:
+  """Trains to the end, from the newest good checkpoint if there is one.
+
+  Args:
+    config: a resolved and validated configuration.
+    workdir: the run's directory; it is created, and locked while we run.
+    started: `time.time()` of the process start, for `seconds_to_first_step`.
+
+  Returns:
+    What stands in `result.json`.
+
+  Raises:
+    NonFiniteError: the loss was not finite; names the step.
+    Preempted: asked to stop; the current step is saved.
+  """
+  started = started or time.time()
+  with contextlib.ExitStack() as stack:
+    # Nothing is written before everything could be built.
+    setup = build_setup(config)
+    is_main = jax.process_index() == 0
+    run = RunDirectory(workdir, config.to_dict(), primary=is_main)
+    stack.enter_context(run)
+    stack.enter_context(jax.set_mesh(setup.mesh))
+    guard = stack.enter_context(PreemptionGuard())
+    loop = stack.enter_context(
+      contextlib.closing(_Loop(setup, run, guard, started))
+    )
+    return loop.run_to_end()
+
+
+def dry_run(config: Any) -> None:
+  """Builds and compiles everything, prints what it is, writes nothing."""
+  setup = build_setup(config)
+  with jax.set_mesh(setup.mesh):
+    with contextlib.closing(setup.dataset.batches()) as batches:
+      batch = sharding.put_batch(next(batches), setup.mesh)
+    stage = setup.stages[0]
+    compiled = setup.train_step(stage, setup.init_frozen(), batch)
+    report.print_dry_run(setup, compiled)
+
+
+class _Loop:
+  """The state of a running loop; see `train`."""
+
+  def __init__(
+    self,
+    setup: Setup,
+    run: RunDirectory,
+    guard: PreemptionGuard,
+    started: float,
+  ):
+    self.setup, self.config, self.run, self.guard = (
+      setup, setup.config, run, guard,
+    )  # fmt: skip
+    self.started = started
+    self.is_main = jax.process_index() == 0
+    self.checkpointer = Checkpointer(
+      run.path(CHECKPOINTS),
+      keep=self.config.checkpoint.keep,
+      best_metric=self.config.checkpoint.best_metric,
+    )
+    context = setup.eval_context(str(run.workdir))
+    self.evaluators = {
+      name: evaluator.build(name, entry, context)
+      for name, entry in self.config.evals.items()
+    }
+    self.pending: collections.deque[Any] = collections.deque()
+    self.results: dict[str, float] = {}
+    self.rows: dict[int, dict[str, float]] = {}
+    self.first_step_seconds: float | None = None
+    self.waited = 0.0
+    self.batches: Any = None
+    self.progress: Any = None
+    self.tensorboard: TensorBoardWriter | None = None
+
+  def run_to_end(self) -> dict[str, Any]:
+    """Restores, steps through all stages, evaluates, writes the result."""
+    state = self._restore()
+    frozen = self.setup.init_frozen()
+    start = step = int(state.step)
+    self.run.metrics.truncate_after(start)
+    self.batches = self.setup.dataset.batches(start_step=start)
+    total = self.setup.total_steps
+    self.progress = Progress(total, start, self.config.batch_size)
+    self.tensorboard = self._tensorboard()
+    if self.is_main:
+      report.print_start(self.setup, self.progress.console, start)
+    self.log_mark = (time.monotonic(), start)
+    for stage in self.setup.stages:
+      while step < stage.stop:
+        state, step = self._one_step(stage, state, frozen, step)
+    return self._finish(state, start)
+
+  def _one_step(self, stage: Stage, state, frozen, step: int):
+    """One step and what is due after it. Do not change the order below."""
+    batch = self._next_batch()
+    train_step = self.setup.train_step(stage, frozen, batch)
+    self._profile(step)
+    knobs = stage.knob_values(step)
+    state, metrics = train_step(state, frozen, batch, knobs)
+    step += 1
+    self.pending.append((step, stage, metrics, batch))
+    last = step == self.setup.total_steps
+    save = last or self._due(step, self.config.checkpoint.every_steps)
+    evaluate = [
+      name
+      for name, (_, every) in self.evaluators.items()
+      if last or self._due(step, every)
+    ]
+    stop = self.guard.should_stop(step)
+    # 1. Nothing is evaluated or saved before all steps so far are known to
+    #    be finite.
+    self._settle(0 if save or evaluate or stop else LAG, state, frozen)
+    # 2. Evaluation before saving: the checkpoint carries its metrics.
+    self._evaluate(evaluate, state, step)
+    self._write_rows()
+    # 3. Saving before stopping.
+    if save or stop:
+      self._save(state, step, stage)
+    if stop:
+      self.checkpointer.wait()
+      raise Preempted(step)
+    self.progress.advance(step)
+    return state, step
+
+  def _due(self, step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+  def _next_batch(self) -> dict[str, Any]:
+    begin = time.monotonic()
+    batch = sharding.put_batch(next(self.batches), self.setup.mesh)
+    self.waited += time.monotonic() - begin
+    return batch
+
+  def _settle(self, leave: int, state, frozen) -> None:
+    """Reads metrics of past steps until `leave` of them are unread."""
+    while len(self.pending) > leave:
+      step, stage, metrics, batch = self.pending.popleft()
+      skipped = int(metrics['nonfinite'].compute())
+      if self.first_step_seconds is None:
+        self.first_step_seconds = time.time() - self.started
+      if skipped > self.config.max_nonfinite_steps:
+        culprit = first_culprit(
+          self.setup.task, state, frozen, batch, stage.knob_values(step - 1)
+        )
+        raise NonFiniteError(step, skipped, culprit)
+      last = step == self.setup.total_steps
+      if last or skipped or self._due(step, self.config.log_every):
+        self._log(step, metrics)
+
+  def _log(self, step: int, metrics: Mapping[str, Any]) -> None:
+    values = {name: metric.compute() for name, metric in metrics.items()}
+    self._write(step, {f'train/{k}': v for k, v in values.items()})
+    then, previous = self.log_mark
+    elapsed = max(time.monotonic() - then, 1e-9)
+    waiting = self.waited / elapsed
+    speed = self.progress.speed(step)
+    self.log_mark, self.waited = (time.monotonic(), step), 0.0
+    if self.is_main:
+      self.progress.line(step, headline(values, speed, waiting))
+      if self.tensorboard:
+        self.tensorboard.write_scalars(
+          step, {f'time/{k}': v for k, v in speed.items()}
+        )
+
+  def _write_rows(self) -> None:
+    """One object a step in metrics.jsonl, one point a value in TensorBoard."""
+    for step, scalars in self.rows.items():
+      self.run.metrics.write(step, scalars)
+      if self.tensorboard:
+        self.tensorboard.write_scalars(step, scalars)
+    self.rows.clear()
+
+  def _write(self, step: int, scalars: dict[str, float]) -> None:
+    if self.is_main:
+      self.rows.setdefault(step, {}).update(scalars)
+
+  def _evaluate(self, names: list[str], state, step: int) -> None:
+    variables = {
+      'params': state.eval_params,
+      'model_state': state.model_state,
+    }
+    for name in names:
+      values = self.evaluators[name][0].run(variables)
+      named = {f'{name}/{key}': value for key, value in values.items()}
+      self.results |= named
+      self._write(step, named)
+      if self.is_main:
+        self.progress.line(step, named)
+
+  def _save(self, state, step: int, stage: Stage) -> None:
+    self.checkpointer.save(
+      step, state, extra={'stage': stage.name}, metrics=self.results
+    )
+
+  def _restore(self):
+    restored = self.checkpointer.restore(self.setup.abstract)
+    if restored is not None:
+      return restored[0]
+    state = self.setup.init_state()
+    source = self.config.warm_start
+    if source.workdir:
+      params = warm_start(
+        state.params, source.workdir, source.renames, source.skip
+      )
+      state = state.replace(params=params)
+    return state
+
+  def _tensorboard(self) -> TensorBoardWriter | None:
+    if not (self.is_main and self.config.tensorboard):
+      return None
+    return TensorBoardWriter(str(self.run.path('tensorboard')))
+
+  def _profile(self, step: int) -> None:
+    """Traces `profile.steps` steps from `profile.start_step` on."""
+    start, steps = self.config.profile.start_step, self.config.profile.steps
+    if steps and step == start:
+      jax.profiler.start_trace(str(self.run.path('profile')))
+    if steps and step == start + steps:
+      jax.profiler.stop_trace()
+
+  def _finish(self, state, start: int) -> dict[str, Any]:
+    self.checkpointer.wait()
+    seconds = time.time() - self.started
+    result = dict(self.results)
+    for name, value in self.results.items():
+      if name.endswith('/accuracy'):
+        result.setdefault('accuracy', value)
+    result |= {
+      'steps': int(state.step),
+      'steps_this_process': int(state.step) - start,
+      'seconds': seconds,
+      'seconds_to_first_step': self.first_step_seconds,
+    }
+    self.progress.close()
+    if self.is_main:
+      self.run.write_result(result)
+      report.print_end(result, str(self.run.workdir), self.progress.console)
+    return result
+
+  def close(self) -> None:
+    """Releases threads and files, whatever happened."""
+    for part in (self.batches, self.progress, self.tensorboard):
+      if part is not None:
+        part.close()
+    self.checkpointer.close()
