@@ -7,6 +7,7 @@ States may be JAX arrays (in a step) or NumPy arrays (on the host).
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import flax
@@ -188,9 +189,30 @@ class Union(Metric):
     return _ratio(flags.sum(), flags.size)
 
 
-def compute(metrics: dict[str, Metric]) -> dict[str, float]:
+def compute(metrics: Mapping[str, Metric]) -> dict[str, float]:
   """Fetches metrics in one transfer and computes each."""
-  return {k: m.compute() for k, m in jax.device_get(metrics).items()}
+  return {k: m.compute() for k, m in jax.device_get(dict(metrics)).items()}
+
+
+def merge_on_host(
+  merged: dict[str, Metric] | None, state: Mapping[str, Metric]
+) -> dict[str, Metric]:
+  """Adds a batch's metrics to those of the batches before, in float64.
+
+  Args:
+    merged: what this function returned before, or None at the start.
+    state: metrics of one batch, on the devices.
+  """
+  fetched = jax.tree.map(_widened, jax.device_get(dict(state)))
+  if merged is None:
+    return fetched
+  pairs = jax.tree.map(lambda a, b: np.stack((a, b)), merged, fetched)
+  return {name: pair.reduce() for name, pair in pairs.items()}
+
+
+def _widened(leaf: Leaf) -> np.ndarray:
+  leaf = np.asarray(leaf)
+  return leaf if leaf.dtype == bool else leaf.astype(np.float64)
 
 
 def _kept(

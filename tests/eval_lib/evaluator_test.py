@@ -1,0 +1,76 @@
+"""Evaluators are found by name, and configurations checked without data."""
+
+import ml_collections
+import pytest
+
+from dataset_lib.errors import ConfigError
+from eval_lib import classification, evaluator, fewshot
+
+DIGITS = dict(name='digits', image_size=8)
+
+
+def config(**entry):
+  return ml_collections.ConfigDict(
+    dict(dataset=DIGITS, evals=dict(test=entry))
+  ).lock()
+
+
+def test_type_names_and_module_names_find_the_same_class():
+  for kind in ('classification', 'eval_lib.classification:Evaluator'):
+    assert evaluator.locate(kind, 'k') is classification.Evaluator
+  assert evaluator.locate('fewshot', 'k') is fewshot.Evaluator
+
+
+@pytest.mark.parametrize(
+  'kind',
+  [
+    'clasification',
+    'no_such_module:Evaluator',
+    'eval_lib.fewshot:No',
+    3,
+    None,
+    ':',
+    'math:sqrt',
+  ],
+)
+def test_unknown_types_are_named(kind):
+  with pytest.raises(ConfigError, match=r'^evals.test.type: expected one of'):
+    evaluator.validate(config(type=kind))
+
+
+def test_legal_entries_pass():
+  evaluator.validate(config(type='classification', every_steps=200))
+  evaluator.validate(config(type='fewshot', shots=(1, 5), every_steps=0))
+  evaluator.validate(
+    config(type='fewshot', dataset=dict(name='fake_images', image_size=8))
+  )
+  evaluator.validate(dict(dataset=DIGITS, evals={}))
+
+
+def key_of(**entry):
+  with pytest.raises(ConfigError) as caught:
+    evaluator.validate(config(**entry))
+  return caught.value.key
+
+
+def test_errors_name_their_place():
+  kind = dict(type='classification')
+  assert key_of(**kind, splits='test') == 'evals.test.splits'
+  assert key_of(**kind, split='dev') == 'evals.test.split'
+  assert key_of(**kind, split=3) == 'evals.test.split'
+  assert key_of(**kind, every_steps=1.5) == 'evals.test.every_steps'
+  assert key_of(**kind, dataset='digits') == 'evals.test.dataset'
+  assert key_of() == 'evals.test.type'
+
+
+def test_own_data_set_is_checked_at_its_place():
+  kind = dict(type='fewshot')
+  unknown = dict(name='no_such')
+  assert key_of(**kind, dataset=unknown) == 'evals.test.dataset.name'
+  other_size = dict(name='digits', image_size=16)
+  assert key_of(**kind, dataset=other_size) == 'evals.test.dataset.image_size'
+
+
+def test_an_entry_must_be_a_mapping():
+  with pytest.raises(ConfigError, match=r'^evals.test: expected a dict'):
+    evaluator.validate(dict(dataset=DIGITS, evals=dict(test='fewshot')))
