@@ -191,7 +191,7 @@ def extract_features(
 
 def summary(draws: Mapping[int, Sequence[Draw]]) -> dict[str, float]:
   """The flat result of `Evaluator.run`."""
-  result = {}
+  result: dict[str, float] = {}
   for shots, runs in draws.items():
     accuracies = [run.accuracy for run in runs]
     result |= {
