@@ -1,0 +1,48 @@
+"""Randomness that belongs to a row of the batch, not to the batch.
+
+Every row has its own key. Noise drawn from it does not depend on the other
+rows, on the batch size or on how a batch is cut into micro-batches.
+"""
+
+import zlib
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+
+def fold_rows(
+  row_keys: Key[Array, ' B'], use: str | int | Int[Array, '']
+) -> Key[Array, ' B']:
+  """Keys for one use of the rows' randomness.
+
+  Args:
+    row_keys: one typed key per row.
+    use: what the keys are for: a name, the same in every process, or a
+      number such as the step of a loop.
+  """
+  number = zlib.crc32(use.encode()) if isinstance(use, str) else use
+  return jax.vmap(lambda key: jax.random.fold_in(key, number))(row_keys)
+
+
+def dropout(
+  x: Float[Array, 'B ...'], rate: float, row_keys: Key[Array, ' B'] | None
+) -> Float[Array, 'B ...']:
+  """Zeroes elements with probability `rate` and scales up the others.
+
+  Args:
+    x: activations, rows first.
+    rate: probability of dropping an element, in [0, 1).
+    row_keys: keys for this use alone, or None to return `x` (evaluation).
+
+  Raises:
+    ValueError: if `rate` is not in [0, 1).
+  """
+  if not 0.0 <= rate < 1.0:
+    raise ValueError(f'dropout: expected a rate in [0, 1), got {rate}')
+  if row_keys is None or rate == 0.0:
+    return x
+  keep = jax.vmap(
+    lambda key: jax.random.bernoulli(key, 1.0 - rate, x.shape[1:])
+  )(row_keys)
+  return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
