@@ -1,0 +1,1 @@
+"""Input pipelines: Grain over random-access sources, uint8 to the device."""

@@ -1,0 +1,252 @@
+"""From a configuration to global batches, sharded over hosts and resumable.
+
+`build` gives a Dataset whose `batches(start_step)` yields this host's rows of
+every global batch from that step on. Grain runs the threads and prefetches;
+order, augmentation and replacements are functions of (seed, epoch, index).
+"""
+
+import contextlib
+import numbers
+import os
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from dataset_lib import (
+  digits,
+  fake,
+  image_folder,
+  image_ops,
+  parity,
+  source,
+  tfds_source,
+)
+from dataset_lib.bad_records import BadRecords
+from dataset_lib.errors import ConfigError
+from dataset_lib.order import Order, local_rows, record_rng
+from dataset_lib.reader import (
+  ROWS_PER_BLOCK,
+  Batch,
+  Blocks,
+  Reader,
+  Transform,
+  concatenate,
+)
+from dataset_lib.source import ConfigLike, DatasetInfo, Source, VectorSource
+
+SOURCES: dict[str, ModuleType] = {
+  'parity': parity,
+  'digits': digits,
+  'folder': image_folder,
+  'tfds': tfds_source,
+  'fake_images': fake,
+}
+
+MAX_THREADS = 32  # beyond this Python's lock, not the cores, is the limit
+DEFAULT_PREFETCH = 2
+
+
+def validate(config: ConfigLike, split: str | None = None) -> dict[str, Any]:
+  """Checks a configuration without reading data or touching a device.
+
+  Args:
+    config: the `dataset` part of a run's configuration.
+    split: name of a split to check as well.
+
+  Returns:
+    The configuration completed with defaults.
+
+  Raises:
+    ConfigError: names the key, the given value and the legal range.
+  """
+  if not isinstance(config, ConfigLike):
+    raise ConfigError('dataset', config, "a mapping with a field 'name'")
+  fields = dict(config.items())
+  name = fields.pop('name', None)
+  source.check_one_of('dataset.name', name, SOURCES)
+  module = SOURCES[name]
+  complete = source.check_fields(fields, module.FIELDS, 'dataset')
+  if 'augment' in complete:
+    image_ops.options_from(complete)
+  if split is not None:
+    module.check_split(split)
+  return {'name': name, **complete}
+
+
+def build_source(config: ConfigLike, split: str) -> Source:
+  """Random access to the raw records of a split.
+
+  Raises:
+    ConfigError: the configuration or the split's name is not legal.
+    MissingDataError: the data is not there; the message says how to get it.
+    InvalidDataError: its layout is not usable.
+  """
+  complete = validate(config, split)
+  return SOURCES[complete['name']].build(complete, split)
+
+
+def default_num_threads() -> int:
+  """One thread for each core that this process may use."""
+  available = getattr(os, 'process_cpu_count', os.cpu_count)() or 1
+  return min(available, MAX_THREADS)
+
+
+def build(
+  config: ConfigLike,
+  *,
+  split: str,
+  train: bool,
+  seed: int,
+  batch_size: int,
+  host_index: int = 0,
+  host_count: int = 1,
+  num_threads: int | None = None,
+  prefetch: int = DEFAULT_PREFETCH,
+) -> 'Dataset':
+  """The data set of one split.
+
+  Args:
+    config: the `dataset` part of a run's configuration.
+    split: name of the split.
+    train: True for the infinite shuffled stream with augmentation and
+      tolerance for bad records, False for one ordered pass.
+    seed: the run's seed; decides order and augmentation.
+    batch_size: rows of the GLOBAL batch, a multiple of host_count.
+    host_index: which host this is.
+    host_count: number of hosts.
+    num_threads: reading threads; None for one per core, 0 to read in the
+      calling thread.
+    prefetch: batches read ahead.
+
+  Raises:
+    ConfigError: an argument or field is not legal.
+    MissingDataError: the data is not there.
+    InvalidDataError: its layout is not usable.
+  """
+  complete = validate(config, split)
+  _check_count('seed', seed, 0, source.MAX_SEED)
+  _check_count('batch_size', batch_size, 1, source.MAX_EXAMPLES)
+  if num_threads is None:
+    num_threads = default_num_threads()
+  _check_count('num_threads', num_threads, 0, 1024)
+  _check_count('prefetch', prefetch, 1, 1024)
+  rows = local_rows(batch_size, host_index, host_count)
+  records = SOURCES[complete['name']].build(complete, split)
+  block = len(rows)
+  if not isinstance(records, VectorSource):
+    block = min(block, ROWS_PER_BLOCK)
+  return Dataset(
+    records,
+    _transform(complete, train),
+    Order(len(records), seed, shuffle=train),
+    Blocks(batch_size, rows, block),
+    max_bad_share=complete.get('max_bad_share', 0.0) if train else 0.0,
+    num_threads=num_threads,
+    prefetch=prefetch,
+  )
+
+
+def _check_count(key: str, value: Any, low: int, high: int) -> None:
+  source.check_field(key, value, source.integer(low, high))
+
+
+def _transform(config: dict[str, Any], train: bool) -> Transform:
+  """What happens to a raw input between the source and the batch."""
+  if 'augment' not in config:
+    return lambda value, key: value
+  options = image_ops.options_from(config)
+  if train and options.augment:
+    return lambda value, key: image_ops.training_image(
+      value, record_rng(*key), options
+    )
+  return lambda value, key: image_ops.evaluation_image(value, options)
+
+
+class Dataset:
+  """Global batches of one split; made by `build`.
+
+  Attributes:
+    info: shapes, classes and size.
+    steps_per_epoch: full batches in the split for training (at least 1), all
+      batches with the padded last one for evaluation.
+  """
+
+  def __init__(
+    self,
+    records: Source,
+    transform: Transform,
+    order: Order,
+    blocks: Blocks,
+    max_bad_share: float,
+    num_threads: int,
+    prefetch: int,
+  ):
+    self.info: DatasetInfo = records.info
+    batches, rest = divmod(len(records), blocks.batch_size)
+    if order.shuffle:
+      self.steps_per_epoch = max(1, batches)
+    else:
+      self.steps_per_epoch = batches + bool(rest)
+    self._records = records
+    self._transform = transform
+    self._order = order
+    self._blocks = blocks
+    self._num_threads = num_threads
+    self._prefetch = prefetch
+    self._bad_records = BadRecords(len(records), max_bad_share)
+
+  @property
+  def bad_records(self) -> dict[str, dict[str, Any]]:
+    """{kind: {'count': n, 'first': [{'file', 'row', 'message'}, ...]}}."""
+    return self._bad_records.summary()
+
+  def batches(self, start_step: int = 0) -> Iterator[Batch]:
+    """This host's rows of every global batch from `start_step` on.
+
+    Args:
+      start_step: first global batch; reached at once, without replay.
+
+    Returns:
+      A generator of {input_key, 'label', 'mask', 'index'} with leading axis
+      batch_size / host_count: infinite for training, one pass for evaluation
+      with the last batch padded (mask 0, index -1). `close()` stops its
+      threads, as does its end or garbage collection.
+
+    Raises:
+      ConfigError: start_step is not an integer of at least 0.
+      TooManyBadRecordsError: while iterating, when the tolerance is exceeded.
+    """
+    if not isinstance(start_step, numbers.Integral) or start_step < 0:
+      raise ConfigError('start_step', start_step, 'an integer of at least 0')
+    per_batch = self._blocks.per_batch
+    num_blocks = None
+    if not self._order.shuffle:
+      num_blocks = max(0, self.steps_per_epoch - int(start_step)) * per_batch
+    reader = Reader(
+      self._records,
+      self._transform,
+      self._order,
+      self._blocks,
+      self._bad_records,
+      first_block=int(start_step) * per_batch,
+      num_blocks=num_blocks,
+    )
+    return self._iterate(reader)
+
+  def _iterate(self, reader: Reader) -> Iterator[Batch]:
+    # Imported here so that validating a configuration stays cheap.
+    import grain
+
+    if not len(reader):
+      return
+    per_batch = self._blocks.per_batch
+    ahead = max(self._prefetch * per_batch, self._num_threads)
+    blocks = grain.MapDataset.source(reader).to_iter_dataset(
+      grain.ReadOptions(
+        num_threads=self._num_threads, prefetch_buffer_size=ahead
+      )
+    )
+    if per_batch > 1:
+      blocks = blocks.batch(per_batch, batch_fn=concatenate)
+    with contextlib.closing(iter(blocks)) as batches:
+      yield from batches

@@ -1,0 +1,47 @@
+"""Errors of the input pipeline: configuration, missing data, bad records."""
+
+from typing import Any
+
+
+class ConfigError(ValueError):
+  """A configuration value that is unknown, of the wrong type or out of range.
+
+  Attributes:
+    key: dotted name of the field, for example 'dataset.image_size'.
+    given: the rejected value.
+    expected: the legal range in words.
+  """
+
+  def __init__(self, key: str, given: Any, expected: str):
+    super().__init__(f'{key}: expected {expected}, got {given!r}')
+    self.key = key
+    self.given = given
+    self.expected = expected
+
+
+class MissingDataError(FileNotFoundError):
+  """The data set, or one of its splits, is not where it should be."""
+
+
+class InvalidDataError(ValueError):
+  """The data set as a whole is not usable: its layout, index or class list."""
+
+
+class BadRecord(ValueError):  # noqa: N818  one row, not the end of a run
+  """One record that cannot be used; the reader counts and replaces it.
+
+  Attributes:
+    kind: short name under which such records are counted, like 'truncated'.
+    where: file of the record; '' lets the reader ask its source.
+    message: what is wrong with it.
+  """
+
+  def __init__(self, kind: str, where: str, message: str):
+    super().__init__(f'{kind}: {where}: {message}' if where else message)
+    self.kind = kind
+    self.where = where
+    self.message = message
+
+
+class TooManyBadRecordsError(RuntimeError):
+  """More bad records than the configuration tolerates."""

@@ -1,0 +1,257 @@
+"""Image decoding and augmentation with OpenCV: uint8 RGB in, uint8 RGB out.
+
+Values stay in [0, 255]; the task normalises them on the device. Every random
+number comes from a generator that is a function of (seed, epoch, index), so an
+augmented image is the same on every run, host and thread.
+
+An operation is a function (image, rng, options) -> image with one entry in
+OPS; `dataset.augment` names the ones to apply, in order.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import cv2
+import numpy as np
+from jaxtyping import UInt8
+
+from dataset_lib import jpeg, source
+from dataset_lib.errors import BadRecord, ConfigError
+
+Encoded = bytes | UInt8[np.ndarray, 'H W C']
+Image = UInt8[np.ndarray, 'H W 3']
+
+# Grain's threads already use every core; OpenCV's own would fight them.
+cv2.setNumThreads(0)
+
+CENTRAL_SHARE = 224 / 256  # side of the evaluation crop, as is customary
+CROP_ATTEMPTS = 10
+CROP_RATIOS = (3 / 4, 4 / 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageOptions:
+  """What the operations need to know.
+
+  Attributes:
+    image_size: height and width of the result.
+    resize_small: short side before the central crop; 0 means
+      image_size * 256 / 224.
+    min_crop_area: smallest share of the image an inception crop may cover.
+    augment: names of training operations out of OPS, in order.
+  """
+
+  image_size: int
+  resize_small: int
+  min_crop_area: float
+  augment: tuple[str, ...]
+
+
+def decode(data: bytes, reduction: int = 1) -> Image:
+  """Decodes an image file to RGB, upright as its EXIF orientation says.
+
+  Greyscale is repeated over the channels, CMYK converted, 16 bits scaled to 8,
+  an alpha channel dropped.
+
+  Args:
+    data: contents of a JPEG, PNG, WebP or BMP file.
+    reduction: 1, 2, 4 or 8; a JPEG is decoded at that fraction of its size.
+
+  Raises:
+    BadRecord: empty, truncated, or not an image.
+  """
+  if not data:
+    raise BadRecord('empty', '', 'the file has no bytes')
+  if jpeg.is_truncated(data):
+    raise BadRecord('truncated', '', f'JPEG ends early, at {len(data)} bytes')
+  flags = {
+    1: cv2.IMREAD_COLOR,
+    2: cv2.IMREAD_REDUCED_COLOR_2,
+    4: cv2.IMREAD_REDUCED_COLOR_4,
+    8: cv2.IMREAD_REDUCED_COLOR_8,
+  }[reduction]
+  try:
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+  except cv2.error as error:
+    raise BadRecord('undecodable', '', str(error).strip()) from error
+  if image is None:
+    raise BadRecord(
+      'undecodable', '', f'no image OpenCV can decode, begins {data[:8]!r}'
+    )
+  return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
+
+
+def to_rgb(value: Any) -> Image:
+  """Decodes bytes; checks an array and repeats a single channel.
+
+  Raises:
+    BadRecord: not decodable, or not a uint8 array [H, W, 1 or 3].
+  """
+  if isinstance(value, bytes):
+    return decode(value)
+  if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
+    dtype = getattr(value, 'dtype', type(value).__name__)
+    raise BadRecord('wrong_dtype', '', f'expected uint8 pixels, got {dtype}')
+  if value.ndim != 3 or value.shape[2] not in (1, 3) or not value.size:
+    raise BadRecord(
+      'wrong_shape', '', f'expected [H, W, 1 or 3] pixels, got {value.shape}'
+    )
+  return value if value.shape[2] == 3 else np.repeat(value, 3, axis=2)
+
+
+def resize(image: Image, height: int, width: int) -> Image:
+  """Resizes: bilinear, or by area averaging when it shrinks twice or more.
+
+  Bilinear reads 2 x 2 source pixels, so it aliases beyond a factor of 2; up to
+  there it is several times faster than averaging.
+  """
+  if image.shape[:2] == (height, width):
+    return image
+  shrinks = image.shape[0] >= 2 * height and image.shape[1] >= 2 * width
+  method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+  return cv2.resize(image, (width, height), interpolation=method)
+
+
+def resize_small(image: Image, short_side: int) -> Image:
+  """Resizes so that the short side is `short_side`, keeping the ratio."""
+  height, width = image.shape[:2]
+  scale = short_side / min(height, width)
+  return resize(
+    image,
+    max(short_side, round(height * scale)),
+    max(short_side, round(width * scale)),
+  )
+
+
+def central_crop(image: Image, size: int) -> Image:
+  """The central `size` x `size` pixels; the image must be at least as large."""
+  top = (image.shape[0] - size) // 2
+  left = (image.shape[1] - size) // 2
+  return image[top : top + size, left : left + size]
+
+
+def inception_box(
+  height: int, width: int, rng: np.random.Generator, min_area: float
+) -> tuple[int, int, int, int]:
+  """A random box (top, left, height, width) as in Szegedy et al., 2015, sec. 6.
+
+  Its area is uniform in [min_area, 1] of the image, its ratio between 3/4 and
+  4/3 (uniform in the logarithm). After 10 boxes that do not fit: the largest
+  central box of a legal ratio.
+  """
+  low, high = (math.log(ratio) for ratio in CROP_RATIOS)
+  for _ in range(CROP_ATTEMPTS):
+    area = height * width * rng.uniform(min_area, 1.0)
+    ratio = math.exp(rng.uniform(low, high))
+    box_width = round(math.sqrt(area * ratio))
+    box_height = round(math.sqrt(area / ratio))
+    if 0 < box_width <= width and 0 < box_height <= height:
+      top = int(rng.integers(height - box_height + 1))
+      left = int(rng.integers(width - box_width + 1))
+      return top, left, box_height, box_width
+  box_width = min(width, max(1, math.floor(height * CROP_RATIOS[1])))
+  box_height = min(height, max(1, math.floor(width / CROP_RATIOS[0])))
+  return (
+    (height - box_height) // 2,
+    (width - box_width) // 2,
+    box_height,
+    box_width,
+  )
+
+
+def _reduction(box_height: int, box_width: int, size: int) -> int:
+  """The strongest JPEG reduction that leaves the box at least `size`."""
+  for reduction in (8, 4, 2):
+    if min(box_height, box_width) >= reduction * size:
+      return reduction
+  return 1
+
+
+def inception_crop(
+  image: Encoded, rng: np.random.Generator, options: ImageOptions
+) -> Image:
+  """Random crop of random size and ratio, resized to image_size squared.
+
+  Comes first in `augment`, as it sees the encoded bytes: a JPEG much larger
+  than the target is decoded at 1/2, 1/4 or 1/8 of its size.
+  """
+  size = jpeg.upright_size(image) if isinstance(image, bytes) else None
+  if size is None:
+    image = to_rgb(image)
+    size = image.shape[:2]
+  top, left, height, width = inception_box(*size, rng, options.min_crop_area)
+  if isinstance(image, bytes):
+    by = _reduction(height, width, options.image_size)
+    image = decode(image, by)
+    if image.shape[:2] != (-(-size[0] // by), -(-size[1] // by)):
+      raise BadRecord('undecodable', '', 'JPEG header and pixels disagree')
+    top, left, height, width = top // by, left // by, height // by, width // by
+  crop = image[top : top + height, left : left + width]
+  return resize(crop, options.image_size, options.image_size)
+
+
+def flip(
+  image: Image, rng: np.random.Generator, options: ImageOptions
+) -> Image:
+  """Mirrors left and right with probability one half."""
+  del options
+  return cv2.flip(image, 1) if rng.random() < 0.5 else image
+
+
+OPS: Mapping[str, Callable[..., Image]] = {
+  'inception_crop': inception_crop,
+  'flip': flip,
+}
+
+
+def evaluation_image(value: Encoded, options: ImageOptions) -> Image:
+  """Decodes, resizes the short side, takes the central crop."""
+  short_side = options.resize_small or round(options.image_size / CENTRAL_SHARE)
+  image = resize_small(to_rgb(value), short_side)
+  return central_crop(image, options.image_size)
+
+
+def training_image(
+  value: Encoded, rng: np.random.Generator, options: ImageOptions
+) -> Image:
+  """Applies the operations of `options.augment` in order.
+
+  Without an inception crop the image is framed as for evaluation.
+  """
+  image = value
+  if 'inception_crop' not in options.augment:
+    image = evaluation_image(value, options)
+  for name in options.augment:
+    image = OPS[name](image, rng, options)
+  return image
+
+
+FIELDS = {
+  'image_size': source.integer(1, 4096),
+  'resize_small': source.integer(0, 8192, default=0),
+  'min_crop_area': source.real(0.0001, 1.0, default=0.08),
+  'augment': source.names(OPS, default=()),
+}
+
+
+def options_from(config: Mapping[str, Any]) -> ImageOptions:
+  """The options in a completed configuration of any image source.
+
+  A source without the field `resize_small` shows whole images.
+
+  Raises:
+    ConfigError: the values do not fit together.
+  """
+  size, augment = config['image_size'], tuple(config['augment'])
+  short_side = config.get('resize_small', size)
+  if 0 < short_side < size:
+    raise ConfigError(
+      'dataset.resize_small', short_side, f'0, or at least image_size = {size}'
+    )
+  if 'inception_crop' in augment[1:]:
+    raise ConfigError(
+      'dataset.augment', augment, "'inception_crop' in the first place only"
+    )
+  return ImageOptions(size, short_side, config['min_crop_area'], augment)
