@@ -32,7 +32,8 @@ def base() -> ml_collections.ConfigDict:
   config.model = dict()
   config.loss = dict(label_smoothing=0.0)
   config.dataset = dict()
-  config.loader = dict(num_threads=2, prefetch=4)
+  config.train_split = 'train'
+  config.loader = dict(num_threads=-1, prefetch=4)  # -1: one per core
   config.optimizer = dict(
     name='adamw',
     lr=1e-3,
@@ -47,7 +48,9 @@ def base() -> ml_collections.ConfigDict:
   )
   config.stages = dict(stage1=stage())
   config.evals = dict()
-  config.checkpoint = dict(every_steps=1000, keep=1, best_metric='')
+  config.checkpoint = dict(
+    every_steps=1000, keep=2, best_metric='', best_mode='max'
+  )
   config.warm_start = dict(workdir='', renames=(), skip=())
   config.profile = dict(start_step=10, steps=0)
   return config
@@ -56,6 +59,40 @@ def base() -> ml_collections.ConfigDict:
 def stage(**fields: Any) -> dict[str, Any]:
   """A stage of the run; give `steps`, or `epochs` with steps 0."""
   return dict(steps=0, epochs=0.0, trainable='.*') | fields
+
+
+def parity_model(
+  config: ml_collections.ConfigDict,
+  model: str,
+  length: int,
+  size: dict[str, int],
+) -> None:
+  """Sets task, model and loss of a parity experiment.
+
+  Args:
+    config: changed in place.
+    model: 'adatape', 'transformer' or 'ut'.
+    length: symbols in a sequence, N; AdaTape reads K = 2 at a time, at most
+      T = N / 2 times, with threshold tau = N / 4 (AdaTape, section 3.2).
+    size: depth, width, mlp_dim and num_heads of the encoder.
+  """
+  if model == 'transformer':
+    config.model = dict(name='model_lib.vit:TokenTransformer', **size)
+  elif model == 'ut':
+    config.task = 'adatape.task:PonderClassification'
+    config.model = dict(name='adatape.universal:TokenUniversal', **size)
+    config.loss.ponder_weight = 0.01
+  else:
+    config.task = 'adatape.task:TapeClassification'
+    config.model = dict(
+      name='adatape.parity:ParityModel',
+      tokens_per_step=2,
+      max_steps=length // 2,
+      threshold=length / 4,
+      query_dim=8,
+      **size,
+    )
+    config.loss.tape_weight = 0.01
 
 
 def parse_arg(arg: str, **defaults: Any) -> ml_collections.ConfigDict:

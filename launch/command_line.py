@@ -20,6 +20,7 @@ USAGE = 2  # the command line or the configuration is wrong
 NOT_FINITE = 3  # the loss became NaN or infinite
 DATA = 4  # a data set is missing or damaged
 LOCKED = 5  # another run is using the workdir
+CHECKPOINT = 6  # a checkpoint could not be written or read
 PREEMPTED = 75  # asked to stop; saved, start again to go on
 
 EXIT_CODES = """\
@@ -29,12 +30,30 @@ exit codes:
   3   the loss was not finite; the last checkpoint is good
   4   a data set is missing or damaged
   5   another run is using the workdir
+  6   a checkpoint could not be written or read
   75  asked to stop (SIGTERM); the step is saved, the same command goes on
 """
 
 
 class UsageError(ValueError):
   """The command line is wrong; the message says what is expected."""
+
+
+class Parser(argparse.ArgumentParser):
+  """An argparse parser whose errors are `UsageError`s of one line."""
+
+  def __init__(self, prog: str, description: str | None, epilog: str):
+    super().__init__(
+      prog=prog,
+      description=description,
+      epilog=epilog,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+      allow_abbrev=False,
+    )
+
+  def error(self, message: str) -> NoReturn:
+    """Raises instead of printing the usage and exiting."""
+    raise UsageError(f'{message}; see --help')
 
 
 def fail(message: object, code: int = USAGE) -> NoReturn:
@@ -67,10 +86,28 @@ def load_config(
     config = get_config(argument) if argument else get_config()
   except (ValueError, TypeError) as error:
     raise UsageError(f'--config={flag}: {error}') from error
+  apply_overrides(config, overrides)
+  return config
+
+
+def apply_overrides(
+  config: ml_collections.ConfigDict, overrides: Sequence[str]
+) -> None:
+  """Applies `key=value` overrides in place; see `load_config`."""
   config.lock()
   for override in overrides:
     _override(config, override)
-  return config
+
+
+def parse_fields(flag: str, text: str) -> dict[str, object]:
+  """Reads `name=folder,root=/data,image_size=64` into a dictionary."""
+  fields: dict[str, object] = {}
+  for item in text.split(','):
+    name, separator, value = item.partition('=')
+    if not separator:
+      raise UsageError(f'{flag}: expected key=value, got {item!r}')
+    fields[name] = int(value) if re.fullmatch(r'-?\d+', value) else value
+  return fields
 
 
 def _get_config(path: str) -> Callable[..., ml_collections.ConfigDict]:
@@ -196,18 +233,44 @@ def split_config_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
   return rest, overrides
 
 
-def parse_arguments(
-  parser: argparse.ArgumentParser, argv: Sequence[str]
-) -> argparse.Namespace:
+def failures() -> dict[type[Exception], int]:
+  """The known ways a command fails, with their exit codes.
+
+  Imported late: a wrong command line is answered without them.
+  """
+  from dataset_lib import errors
+  from train_lib.checkpoint import CheckpointError
+  from train_lib.nonfinite import NonFiniteError
+  from train_lib.run_directory import ConfigChangedError, RunLockedError
+
+  return {
+    errors.ConfigError: USAGE,
+    ConfigChangedError: USAGE,
+    errors.MissingDataError: DATA,
+    errors.InvalidDataError: DATA,
+    errors.TooManyBadRecordsError: DATA,
+    NonFiniteError: NOT_FINITE,
+    RunLockedError: LOCKED,
+    CheckpointError: CHECKPOINT,
+  }
+
+
+def run(command: Callable[[], int]) -> int:
+  """Runs a command; a known failure becomes one line and its exit code."""
+  known = failures()
+  try:
+    return command()
+  except tuple(known) as error:
+    fail(error, next(c for kind, c in known.items() if isinstance(error, kind)))
+
+
+def parse_arguments(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
   """`parser.parse_args`, with the nearest name for a mistyped flag.
 
   Raises:
     UsageError: one line about what is wrong.
   """
-  try:
-    arguments, unknown = parser.parse_known_args(list(argv))
-  except argparse.ArgumentError as error:
-    raise UsageError(str(error)) from error
+  arguments, unknown = parser.parse_known_args(list(argv))
   if not unknown:
     return arguments
   flags = [flag for action in parser._actions for flag in action.option_strings]

@@ -13,7 +13,6 @@ workdir then holds config.json, versions.json, metrics.jsonl, checkpoints,
 TensorBoard files, run.png and, at the end, result.json.
 """
 
-import argparse
 import os
 import sys
 import time
@@ -30,15 +29,12 @@ several processes (a TPU pod finds its own peers: --distributed is enough):
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> command_line.Parser:
   """The command line, apart from the --config.key=value overrides."""
-  result = argparse.ArgumentParser(
+  result = command_line.Parser(
     prog='python -m launch.train',
     description=__doc__,
     epilog=MULTI_PROCESS + '\n' + command_line.EXIT_CODES,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
-    exit_on_error=False,
   )
   add = result.add_argument
   add('--config', required=True, metavar='FILE.py[:argument]',
@@ -93,36 +89,23 @@ def main(argv: Sequence[str]) -> int:
     jax.distributed.initialize(
       arguments.coordinator, arguments.num_processes, arguments.process_id
     )
-  return run(config, arguments.workdir, arguments.dry_run)
+  return command_line.run(
+    lambda: run(config, arguments.workdir, arguments.dry_run)
+  )
 
 
 def run(config, workdir: str | None, dry_run: bool) -> int:
-  """Trains, or builds and compiles; turns known failures into exit codes."""
-  from dataset_lib import errors
+  """Trains, or builds and compiles."""
   from train_lib import trainer
-  from train_lib.nonfinite import NonFiniteError
   from train_lib.preemption import Preempted
-  from train_lib.run_directory import ConfigChangedError, RunLockedError
 
+  if dry_run:
+    trainer.dry_run(config)
+    return command_line.OK
   try:
-    if dry_run:
-      trainer.dry_run(config)
-    else:
-      trainer.train(config, os.path.abspath(workdir or ''), STARTED)
-  except (errors.ConfigError, ConfigChangedError) as error:
-    command_line.fail(error)
-  except (
-    errors.MissingDataError,
-    errors.InvalidDataError,
-    errors.TooManyBadRecordsError,
-  ) as error:
-    command_line.fail(error, command_line.DATA)
-  except NonFiniteError as error:
-    command_line.fail(error, command_line.NOT_FINITE)
-  except RunLockedError as error:
-    command_line.fail(error, command_line.LOCKED)
+    trainer.train(config, os.path.abspath(workdir or ''), STARTED)
   except Preempted as stop:
-    print(f'stopped: {stop}; the same command continues', file=sys.stderr)
+    print(stop, file=sys.stderr)
     return command_line.PREEMPTED
   return command_line.OK
 

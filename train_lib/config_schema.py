@@ -53,6 +53,7 @@ FIELDS = {
   'max_nonfinite_steps': integer(0, 10_000),
   'log_every': integer(1, MAX_STEPS),
   'tensorboard': _flag(),
+  'train_split': text("the name of a split, e.g. 'train'"),
 } | dict.fromkeys(
   (
     'mesh', 'model', 'loss', 'dataset', 'loader', 'optimizer', 'stages',
@@ -63,7 +64,7 @@ FIELDS = {
 
 GROUPS = {
   'mesh': dict.fromkeys(sharding.AXES, integer(-1, 2**20, default=1)),
-  'loader': {'num_threads': integer(1, 1024), 'prefetch': integer(1, 4096)},
+  'loader': {'num_threads': integer(-1, 1024), 'prefetch': integer(1, 1024)},
   'optimizer': {
     'name': choice(*optimizers.OPTIMIZERS),
     'lr': real(1e-12, 1e3),
@@ -79,6 +80,7 @@ GROUPS = {
   'checkpoint': {
     'every_steps': integer(0, MAX_STEPS),
     'keep': integer(1, 1000),
+    'best_mode': choice('max', 'min'),
     'best_metric': text("a metric such as 'test/accuracy', or ''", ''),
   },
   'warm_start': {
@@ -116,7 +118,7 @@ def validate(config: Any) -> None:
     )
   _check_mesh(config.mesh)
   _check_stages(config.stages)
-  builder.validate(config.dataset)
+  builder.validate(config.dataset, config.train_split)
   evaluator.validate(config)
   _check_best_metric(config)
   task = locate(config.task, 'task')

@@ -143,15 +143,17 @@ def _initial(task: Task, optimizer: Any, config: Any) -> TrainState:
 
 def build_dataset(config: Any) -> builder.Dataset:
   """The training data: this process's rows of every global batch."""
+  threads = config.loader.num_threads
   return builder.build(
     config.dataset,
-    split='train',
+    split=config.train_split,
     train=True,
     seed=config.seed,
     batch_size=config.batch_size,
     host_index=jax.process_index(),
     host_count=jax.process_count(),
-    **config.loader,
+    num_threads=None if threads < 0 else threads,
+    prefetch=config.loader.prefetch,
   )
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import jax
 
+from dataset_lib.errors import ConfigError
 from eval_lib import evaluator
 from train_lib import report, sharding
-from train_lib.checkpoint import Checkpointer
+from train_lib.checkpoint import Checkpointer, CheckpointError
 from train_lib.nonfinite import NonFiniteError, first_culprit
 from train_lib.preemption import Preempted, PreemptionGuard
 from train_lib.run_directory import CHECKPOINTS, RunDirectory
@@ -91,6 +92,7 @@ class _Loop:
       run.path(CHECKPOINTS),
       keep=self.config.checkpoint.keep,
       best_metric=self.config.checkpoint.best_metric,
+      best_mode=self.config.checkpoint.best_mode,
     )
     context = setup.eval_context(str(run.workdir))
     self.evaluators = {
@@ -118,7 +120,7 @@ class _Loop:
     self.tensorboard = self._tensorboard()
     if self.is_main:
       report.print_start(self.setup, self.progress.console, start)
-    self.log_mark = (time.monotonic(), start)
+    self.logged_at = time.monotonic()
     for stage in self.setup.stages:
       while step < stage.stop:
         state, step = self._one_step(stage, state, frozen, step)
@@ -134,27 +136,36 @@ class _Loop:
     step += 1
     self.pending.append((step, stage, metrics, batch))
     last = step == self.setup.total_steps
-    save = last or self._due(step, self.config.checkpoint.every_steps)
     evaluate = [
       name
       for name, (_, every) in self.evaluators.items()
       if last or self._due(step, every)
     ]
     stop = self.guard.should_stop(step)
+    best = self.config.checkpoint.best_metric.split('/')[0]
+    every = self.config.checkpoint.every_steps
+    save = last or stop or self._due(step, every) or best in evaluate
     # 1. Nothing is evaluated or saved before all steps so far are known to
     #    be finite.
-    self._settle(0 if save or evaluate or stop else LAG, state, frozen)
+    self._settle(0 if save or evaluate else LAG, state, frozen)
     # 2. Evaluation before saving: the checkpoint carries its metrics.
-    self._evaluate(evaluate, state, step)
+    measured = self._evaluate(evaluate, state, step)
     self._write_rows()
     # 3. Saving before stopping.
-    if save or stop:
-      self._save(state, step, stage)
-    if stop:
-      self.checkpointer.wait()
+    if save:
+      self._save(state, step, stage, measured, must=last or stop)
+    if stop and not last:
       raise Preempted(step)
     self.progress.advance(step)
+    self._check_save()
     return state, step
+
+  def _check_save(self) -> None:
+    """Reports a failed asynchronous save in the step after it failed."""
+    try:
+      self.checkpointer.check()
+    except CheckpointError as error:
+      self.progress.console.print(f'[red]warning: {error}')
 
   def _due(self, step: int, every: int) -> bool:
     return every > 0 and step % every == 0
@@ -162,7 +173,10 @@ class _Loop:
   def _next_batch(self) -> dict[str, Any]:
     begin = time.monotonic()
     batch = sharding.put_batch(next(self.batches), self.setup.mesh)
-    self.waited += time.monotonic() - begin
+    # Only what kept the device idle counts: while the last step is still
+    # running, reading is free.
+    if not self.pending or self.pending[-1][2]['loss'].total.is_ready():
+      self.waited += time.monotonic() - begin
     return batch
 
   def _settle(self, leave: int, state, frozen) -> None:
@@ -184,11 +198,9 @@ class _Loop:
   def _log(self, step: int, metrics: Mapping[str, Any]) -> None:
     values = {name: metric.compute() for name, metric in metrics.items()}
     self._write(step, {f'train/{k}': v for k, v in values.items()})
-    then, previous = self.log_mark
-    elapsed = max(time.monotonic() - then, 1e-9)
-    waiting = self.waited / elapsed
+    waiting = self.waited / max(time.monotonic() - self.logged_at, 1e-9)
     speed = self.progress.speed(step)
-    self.log_mark, self.waited = (time.monotonic(), step), 0.0
+    self.logged_at, self.waited = time.monotonic(), 0.0
     if self.is_main:
       self.progress.line(step, headline(values, speed, waiting))
       if self.tensorboard:
@@ -208,34 +220,51 @@ class _Loop:
     if self.is_main:
       self.rows.setdefault(step, {}).update(scalars)
 
-  def _evaluate(self, names: list[str], state, step: int) -> None:
+  def _evaluate(self, names: list[str], state, step: int) -> dict[str, float]:
     variables = {
       'params': state.eval_params,
       'model_state': state.model_state,
     }
+    measured: dict[str, float] = {}
     for name in names:
       values = self.evaluators[name][0].run(variables)
-      named = {f'{name}/{key}': value for key, value in values.items()}
-      self.results |= named
-      self._write(step, named)
+      measured |= {f'{name}/{key}': value for key, value in values.items()}
+    self.results |= measured
+    if measured:
+      self._write(step, measured)
       if self.is_main:
-        self.progress.line(step, named)
+        self.progress.line(step, measured)
+    return measured
 
-  def _save(self, state, step: int, stage: Stage) -> None:
-    self.checkpointer.save(
-      step, state, extra={'stage': stage.name}, metrics=self.results
-    )
+  def _save(self, state, step: int, stage: Stage, metrics, must: bool) -> None:
+    """Saves; a failure is loud, and fatal only if this save `must` succeed.
+
+    A full disk may have space again when the next checkpoint is due.
+    """
+    try:
+      extra = {'stage': stage.name, 'results': self.results}
+      self.checkpointer.save(step, state, extra, metrics)
+      if must:
+        self.checkpointer.wait()
+    except CheckpointError as error:
+      if must:
+        raise
+      self.progress.console.print(f'[red]warning: {error}')
 
   def _restore(self):
     restored = self.checkpointer.restore(self.setup.abstract)
     if restored is not None:
-      return restored[0]
+      self.results = dict(restored.extra['results'])
+      return restored.state
     state = self.setup.init_state()
     source = self.config.warm_start
     if source.workdir:
-      params = warm_start(
-        state.params, source.workdir, source.renames, source.skip
-      )
+      try:
+        params = warm_start(
+          state.params, source.workdir, source.renames, source.skip
+        )
+      except ValueError as error:
+        raise ConfigError('warm_start', dict(source), str(error)) from error
       state = state.replace(params=params)
     return state
 
@@ -253,7 +282,6 @@ class _Loop:
       jax.profiler.stop_trace()
 
   def _finish(self, state, start: int) -> dict[str, Any]:
-    self.checkpointer.wait()
     seconds = time.time() - self.started
     result = dict(self.results)
     for name, value in self.results.items():

@@ -34,6 +34,6 @@ def get_config(arg=''):
   c.evals = dict(
     test=dict(type='classification', split='test', every_steps=250)
   )
-  c.checkpoint.update(every_steps=500, keep=1)
+  c.checkpoint.update(every_steps=500)
   c.log_every = 50
   return c.lock()

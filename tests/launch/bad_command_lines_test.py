@@ -130,6 +130,6 @@ def test_from_the_shell_within_seconds_and_without_traceback(tmp_path):
     timeout=60,
   )
   assert done.returncode == command_line.USAGE
-  assert done.stderr.startswith('error: batch_size')
+  assert done.stderr.startswith('error: config.batch_size')
   assert 'Traceback' not in done.stderr
   assert not (tmp_path / 'run').exists()

@@ -1,0 +1,148 @@
+"""Evaluates the checkpoints of a run.
+
+  python -m launch.evaluate --workdir=/tmp/digits
+
+runs what `config.evals` names on the newest checkpoint. Few-shot linear
+regression on frozen features, on the run's own images or on others:
+
+  python -m launch.evaluate --workdir=/tmp/digits --evals=fewshot --step=all
+  python -m launch.evaluate --workdir=/tmp/run --evals=fewshot \\
+      --dataset=name=folder,root=/data/caltech101,image_size=224 \\
+      --config.evals.fewshot.shots=1,5,10
+
+prints a table with a row per checkpoint and writes evaluation.json into the
+workdir. Fields of the run's configuration that concern evaluation can be
+overridden as in training.
+"""
+
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from launch import command_line
+
+
+def parser() -> command_line.Parser:
+  """The command line, apart from the --config.key=value overrides."""
+  result = command_line.Parser(
+    prog='python -m launch.evaluate',
+    description=__doc__,
+    epilog=command_line.EXIT_CODES,
+  )
+  add = result.add_argument
+  add('--workdir', required=True, metavar='DIRECTORY',
+      help='directory of the run')  # fmt: skip
+  add('--evals', metavar='NAMES', default='',
+      help="entries of config.evals, or 'fewshot'; default: all entries")  # fmt: skip
+  add('--step', metavar='STEP', default='latest',
+      help='latest (default), best, all, or a number')  # fmt: skip
+  add('--dataset', metavar='name=...,key=value', default='',
+      help='another data set to evaluate on, e.g. name=digits,image_size=8')  # fmt: skip
+  add('--batch_size', type=int, default=0, metavar='ROWS',
+      help="rows of a batch; default: the run's")  # fmt: skip
+  return result
+
+
+def parse(argv: Sequence[str]):
+  """Returns (arguments, validated config); touches no device."""
+  rest, overrides = command_line.split_config_flags(argv)
+  arguments = command_line.parse_arguments(parser(), rest)
+  from train_lib import config_schema, loading
+
+  config = loading.load_config(arguments.workdir)
+  names = list(filter(None, arguments.evals.split(',')))
+  if 'fewshot' in names and 'fewshot' not in config.evals:
+    config.evals.fewshot = dict(type='fewshot', shots=(1, 5, 10, 25), seeds=3)
+  if arguments.dataset:
+    other = command_line.parse_fields('--dataset', arguments.dataset)
+    for name in names or config.evals:
+      config.evals[name].dataset = other
+  if arguments.batch_size:
+    config.batch_size = arguments.batch_size
+  command_line.apply_overrides(config, overrides)
+  for name in names:
+    if name not in config.evals:
+      raise command_line.UsageError(
+        f'--evals: expected names of {sorted(config.evals)} or fewshot, got '
+        f'{name!r}'
+      )
+  config_schema.validate(config)
+  _check_step(arguments.step)
+  return arguments, config, names or sorted(config.evals)
+
+
+def _check_step(step: str) -> None:
+  if step not in ('latest', 'best', 'all') and not step.isdecimal():
+    raise command_line.UsageError(
+      f'--step: expected latest, best, all or a number, got {step!r}'
+    )
+
+
+def evaluate(workdir: str, config: Any, names: list[str], step: str):
+  """Returns a row `{'step': ..., '<eval>/<metric>': ...}` per checkpoint."""
+  import jax
+
+  from eval_lib import evaluator
+  from train_lib import loading, setup, sharding
+
+  mesh = sharding.make_mesh(config.mesh)
+  task = loading.load_task(config)
+  context = setup.eval_context(task, mesh, config, workdir, config.batch_size)
+  built = {
+    name: evaluator.build(name, config.evals[name], context)[0]
+    for name in names
+  }
+  steps: list[Any] = {
+    'latest': [None],
+    'best': ['best'],
+    'all': loading.checkpoint_steps(workdir),
+  }.get(step) or [int(step)]
+  rows = []
+  with jax.set_mesh(mesh):
+    for chosen in steps:
+      variables, at = loading.load_params(workdir, task, mesh, chosen)
+      row: dict[str, float] = {'step': at}
+      for name, one in built.items():
+        values = one.run(variables)
+        row |= {f'{name}/{key}': value for key, value in values.items()}
+      rows.append(row)
+  return rows
+
+
+def print_rows(rows: list[dict[str, float]]) -> None:
+  """Prints the table: a column per checkpoint, a line per metric."""
+  import rich.console
+  import rich.table
+
+  table = rich.table.Table('metric', *(f'step {row["step"]}' for row in rows))
+  for name in rows[0]:
+    if name != 'step':
+      table.add_row(name, *(f'{row[name]:.4f}' for row in rows))
+  rich.console.Console().print(table)
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the command; returns its exit code."""
+  from dataset_lib.errors import ConfigError
+
+  try:
+    arguments, config, names = parse(argv)
+  except (command_line.UsageError, ConfigError) as error:
+    command_line.fail(error)
+  workdir, step = arguments.workdir, arguments.step
+  return command_line.run(lambda: _run(workdir, config, names, step))
+
+
+def _run(workdir: str, config: Any, names: list[str], step: str) -> int:
+  rows = evaluate(workdir, config, names, step)
+  print_rows(rows)
+  path = pathlib.Path(workdir) / 'evaluation.json'
+  path.write_text(json.dumps(rows, indent=2) + '\n')
+  print(f'written: {path}')
+  return command_line.OK
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,181 @@
+"""Kill -9 in the middle and start again: bit-identical to never killed."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from train_lib.checkpoint import restore_params
+
+STEPS = 60
+SMALL = (
+  f'--config=configs/adatape/parity.py:n=8,steps={STEPS}',
+  '--config.batch_size=16',
+  '--config.model.width=16',
+  '--config.log_every=1',
+  '--config.tensorboard=false',
+  '--config.evals.test.every_steps=20',
+  '--config.dataset.test_examples=32',
+)
+
+
+def command(workdir: pathlib.Path, *extra: str) -> list[str]:
+  return [
+    sys.executable, '-m', 'launch.train', *SMALL, f'--workdir={workdir}', *extra
+  ]  # fmt: skip
+
+
+def run(workdir, *extra, devices=1, check=True):
+  flag = f'--xla_force_host_platform_device_count={devices}'
+  environment = os.environ | {'XLA_FLAGS': flag}
+  return subprocess.run(
+    command(workdir, *extra),
+    env=environment,
+    capture_output=True,
+    text=True,
+    check=check,
+    timeout=300,
+  )
+
+
+def rows(workdir):
+  text = (workdir / 'metrics.jsonl').read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def flat_params(workdir):
+  params = restore_params(workdir).params
+  import jax
+
+  return [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
+
+
+def wait_for_step(workdir, step, process):
+  for _ in range(3000):
+    path = workdir / 'metrics.jsonl'
+    if path.exists() and f'"step": {step},' in path.read_text():
+      return
+    assert process.poll() is None, 'ended before it could be killed'
+    time.sleep(0.02)
+  raise AssertionError(f'step {step} never came')
+
+
+def kill_at(workdir, step, signal_number, *extra):
+  flag = '--xla_force_host_platform_device_count=1'
+  process = subprocess.Popen(
+    command(workdir, *extra),
+    env=os.environ | {'XLA_FLAGS': flag},
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
+  )
+  try:
+    wait_for_step(workdir, step, process)
+    process.send_signal(signal_number)
+    process.communicate(timeout=120)
+  finally:
+    process.kill()
+  return process.returncode
+
+
+@pytest.fixture(scope='module')
+def uninterrupted(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('runs') / 'uninterrupted'
+  run(workdir, '--config.checkpoint.every_steps=7')
+  return workdir
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(repository, monkeypatch):
+  monkeypatch.chdir(repository)
+
+
+def assert_same_run(workdir, other):
+  assert rows(workdir) == rows(other)
+  assert [row['step'] for row in rows(workdir)] == list(range(1, STEPS + 1))
+  pairs = zip(flat_params(workdir), flat_params(other), strict=True)
+  assert all((a == b).all() for a, b in pairs)
+
+
+def test_kill_9_and_restart_is_bit_identical(uninterrupted, tmp_path):
+  workdir = tmp_path / 'killed'
+  every = '--config.checkpoint.every_steps=7'
+  assert kill_at(workdir, 31, signal.SIGKILL, every) == -signal.SIGKILL
+  assert not (workdir / 'result.json').exists()
+  run(workdir, every)
+  assert_same_run(uninterrupted, workdir)
+  result = json.loads((workdir / 'result.json').read_text())
+  assert result['steps_this_process'] < STEPS
+
+
+def test_sigterm_saves_the_step_and_the_same_command_continues(
+  uninterrupted, tmp_path
+):
+  workdir = tmp_path / 'preempted'
+  never = '--config.checkpoint.every_steps=0'
+  assert kill_at(workdir, 31, signal.SIGTERM, never) == 75
+  run(workdir, never)
+  result = json.loads((workdir / 'result.json').read_text())
+  assert result['steps_this_process'] < STEPS - 20
+  assert_same_run(uninterrupted, workdir)
+
+
+def test_a_finished_run_is_not_run_again(uninterrupted):
+  before = rows(uninterrupted)
+  run(uninterrupted, '--config.checkpoint.every_steps=7')
+  assert rows(uninterrupted) == before
+  result = json.loads((uninterrupted / 'result.json').read_text())
+  assert result['steps_this_process'] == 0
+  assert result['accuracy'] >= 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('step', [3, 12, 22, 45, 58])
+def test_more_kills(uninterrupted, tmp_path, step):
+  workdir = tmp_path / 'killed'
+  every = '--config.checkpoint.every_steps=7'
+  kill_at(workdir, step, signal.SIGKILL, every)
+  run(workdir, every)
+  assert_same_run(uninterrupted, workdir)
+
+
+@pytest.mark.parametrize(
+  ('devices', 'extra'),
+  [
+    (2, ()),
+    (4, ('--config.num_micro=4',)),
+    (8, ('--config.mesh.fsdp=2', '--config.mesh.tensor=2')),
+    (1, ('--config.num_micro=4',)),
+  ],
+)
+def test_devices_and_accumulation_give_the_same_losses(
+  uninterrupted, tmp_path, devices, extra
+):
+  workdir = tmp_path / 'other'
+  run(workdir, *extra, devices=devices)
+  losses = [row['train/loss'] for row in rows(uninterrupted)]
+  others = [row['train/loss'] for row in rows(workdir)]
+  np.testing.assert_allclose(losses, others, rtol=1e-5)
+
+
+def test_a_run_that_is_not_finite_stops_and_names_the_step(tmp_path):
+  workdir = tmp_path / 'nan'
+  done = run(
+    workdir,
+    '--config.optimizer.lr=1000',
+    '--config.optimizer.name=sgd',
+    '--config.optimizer.clip_norm=0',
+    '--config.optimizer.warmup_steps=0',
+    '--config.checkpoint.every_steps=1',
+    check=False,
+  )
+  assert done.returncode == 3
+  assert 'not finite' in done.stderr
+  bad_step = int(done.stderr.split('step ')[1].split(':')[0])
+  assert all(np.isfinite(leaf).all() for leaf in flat_params(workdir))
+  assert restore_params(workdir).step < bad_step

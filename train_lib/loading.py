@@ -1,0 +1,98 @@
+"""A finished or running run, read back from its directory for evaluation."""
+
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+
+from dataset_lib import builder
+from dataset_lib.errors import ConfigError
+from train_lib import sharding, strict_json
+from train_lib.checkpoint import restore_params
+from train_lib.checkpoint_format import steps_in
+from train_lib.run_directory import CHECKPOINTS
+from train_lib.setup import build_task
+from train_lib.task import Task
+
+
+class LoadedParams(NamedTuple):
+  """Parameters of one checkpoint, on the devices of the mesh.
+
+  Attributes:
+    variables: `{'params': ..., 'model_state': ...}`.
+    step: of the checkpoint.
+  """
+
+  variables: dict[str, Any]
+  step: int
+
+
+def load_config(workdir: str | os.PathLike[str]) -> ml_collections.ConfigDict:
+  """The resolved configuration that a run left in its directory.
+
+  Raises:
+    ConfigError: if there is none.
+  """
+  path = pathlib.Path(workdir) / 'config.json'
+  if not path.is_file():
+    raise ConfigError(
+      '--workdir', str(workdir), 'the directory of a run, with a config.json'
+    )
+  config = _with_tuples(strict_json.loads(path.read_text()))
+  return ml_collections.ConfigDict(config)
+
+
+def _with_tuples(value: Any) -> Any:
+  # JSON has no tuples, and a ConfigDict takes a field's type from its value.
+  if isinstance(value, dict):
+    return {key: _with_tuples(item) for key, item in value.items()}
+  if isinstance(value, list):
+    return tuple(_with_tuples(item) for item in value)
+  return value
+
+
+def load_task(config: ml_collections.ConfigDict) -> Task:
+  """The run's task, as in its last stage; reads what the data set is."""
+  source = builder.build_source(config.dataset, config.train_split)
+  last = config.stages[max(config.stages)]
+  return build_task(config, source.info, last.get('model', {}))
+
+
+def checkpoint_steps(workdir: str | os.PathLike[str]) -> list[int]:
+  """The steps that have a complete checkpoint, in order."""
+  return sorted(steps_in(pathlib.Path(workdir) / CHECKPOINTS))
+
+
+def load_params(
+  workdir: str | os.PathLike[str],
+  task: Task,
+  mesh: jax.sharding.Mesh,
+  step: int | str | None = None,
+) -> LoadedParams:
+  """Parameters of a checkpoint (their average if the run kept one).
+
+  Args:
+    workdir: directory of the run.
+    task: the run's task.
+    mesh: devices to put the parameters on.
+    step: a step, 'best', or None for the newest good one.
+
+  Raises:
+    CheckpointError: if there is no such good checkpoint.
+  """
+  boxed, _ = jax.eval_shape(task.init, jax.random.key(0))
+  abstract = jax.tree.map(
+    lambda leaf, where: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=where
+    ),
+    sharding.unbox(boxed),
+    sharding.tree_sharding(boxed, mesh),
+  )
+  restored = restore_params(workdir, step, abstract_params=abstract)
+  variables = {
+    'params': restored.params,
+    'model_state': restored.model_state,
+  }
+  return LoadedParams(variables, restored.step)
