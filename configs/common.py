@@ -9,12 +9,6 @@ from typing import Any
 
 import ml_collections
 
-# ViT's image variants as AdaTape's paper sizes them (Table 3 prints width 196
-# for Ti, which 3 heads do not divide; 192 is meant).
-TRANSFORMER = {
-  'Ti': dict(depth=12, width=192, mlp_dim=768, num_heads=3),
-}
-
 
 def base() -> ml_collections.ConfigDict:
   """A run with every field the trainer knows; experiments fill it in."""
@@ -80,7 +74,10 @@ def parity_model(
     config.model = dict(name='model_lib.vit:TokenTransformer', **size)
   elif model == 'ut':
     config.task = 'adatape.task:PonderClassification'
-    config.model = dict(name='adatape.universal:TokenUniversal', **size)
+    steps = size.pop('depth')  # one shared block, applied at most so often
+    config.model = dict(
+      name='adatape.universal:UniversalTransformer', max_steps=steps, **size
+    )
     config.loss.ponder_weight = 0.01
   else:
     config.task = 'adatape.task:TapeClassification'
@@ -89,9 +86,43 @@ def parity_model(
       tokens_per_step=2,
       max_steps=length // 2,
       threshold=length / 4,
-      query_dim=8,
+      query_dim=16,
+      norm_scale=0.5,
       **size,
     )
+    config.loss.tape_weight = 0.01
+
+
+def image_model(
+  config: ml_collections.ConfigDict,
+  model: str,
+  size: dict[str, Any],
+  bank_size: int,
+  bank_patch_size: int,
+) -> None:
+  """Sets task, model and loss of an image experiment.
+
+  Args:
+    config: changed in place.
+    model: 'learn' or 'input', the two banks of AdaTape, or 'vit'.
+    size: the encoder, a variant such as 'Ti/16' or explicit sizes.
+    bank_size: tokens of the learnable bank.
+    bank_patch_size: side of the patches of the input bank.
+  """
+  if model == 'vit':
+    config.model = dict(name='model_lib.vit:ViT', **size)
+    return
+  config.task = 'adatape.task:TapeClassification'
+  config.model = dict(name='adatape.model:AdaTapeViT', **size)
+  # Table 4: no tape loss is needed for a learnable bank; the tricks of A.7
+  # are for that bank only.
+  if model == 'learn':
+    config.model.update(
+      bank='learnable', bank_size=bank_size, query_noise=0.01, bank_drop=0.1
+    )
+    config.loss.tape_weight = 0.0
+  else:
+    config.model.update(bank='input', bank_patch_size=bank_patch_size)
     config.loss.tape_weight = 0.01
 
 

@@ -6,6 +6,7 @@ add the losses of an adaptive mechanism from `out` (see `extra_loss`).
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -14,9 +15,22 @@ import optax
 from jaxtyping import Array, Float
 
 from dataset_lib.errors import ConfigError
-from dataset_lib.source import Field, check_fields, real
+from dataset_lib.source import Field, check_field, check_fields, integer, real
 from eval_lib.metrics import Average
 from train_lib.task import Batch, Task, locate
+
+
+# Fields that models of transformers share; what is particular to a model, it
+# checks itself.
+MODEL_FIELDS = {
+  'depth': integer(1, 1000),
+  'width': integer(1, 2**17),
+  'mlp_dim': integer(1, 2**20),
+  'num_heads': integer(1, 1024),
+  'patch_size': integer(1, 4096),
+  'vocab_size': integer(1, 2**24),
+  'dropout': real(0.0, 0.99),
+}
 
 
 class Classification(Task):
@@ -134,5 +148,21 @@ def construct(config: Any, num_classes: int) -> Any:
       raise ConfigError(
         f'model.{name}', value, f'{hint}a field of {module.__name__}: {known}'
       )
+    if name in MODEL_FIELDS:
+      check_field(f'model.{name}', value, MODEL_FIELDS[name])
   dtype = jnp.dtype(config['dtype'])
-  return module(num_classes=num_classes, dtype=dtype, **fields)
+  try:
+    return module(num_classes=num_classes, dtype=dtype, **fields)
+  except (TypeError, ValueError) as error:
+    raise as_config_error(error, 'model', fields) from error
+
+
+def as_config_error(
+  error: Exception, group: str, fields: Mapping[str, Any]
+) -> ConfigError:
+  """Turns a model's own error, `field: expected ..., got ...`, into ours."""
+  name, separator, rest = str(error).partition(': expected ')
+  if separator and name in fields:
+    expected = rest.rpartition(', got ')[0] or rest
+    return ConfigError(f'{group}.{name}', fields[name], expected)
+  return ConfigError(group, dict(fields), str(error))

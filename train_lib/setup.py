@@ -12,6 +12,7 @@ from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from eval_lib.evaluator import EvalContext
 from train_lib import sharding
+from train_lib.classification import as_config_error
 from train_lib.optimizers import build_optimizer, build_schedule
 from train_lib.stages import Stage, build_stages
 from train_lib.task import Task, locate
@@ -116,15 +117,15 @@ def build_setup(config: Any) -> Setup:
   Raises:
     ConfigError: if a field is illegal for the data or the devices here.
   """
-  mesh = sharding.make_mesh(config.mesh)
-  check_batch_size(config, mesh)
   dataset = build_dataset(config)
   stages = build_stages(config.stages, dataset.steps_per_epoch)
   schedule = build_schedule(config.optimizer, stages[-1].stop)
   optimizer = build_optimizer(config.optimizer, schedule)
   task = build_task(config, dataset.info, stages[0].model)
   # Without a mesh set: with one, unboxing would apply constraints.
-  boxed = jax.eval_shape(lambda: _initial(task, optimizer, config))
+  boxed = _abstract_state(task, optimizer, config)
+  mesh = sharding.make_mesh(config.mesh)
+  check_batch_size(config, mesh)
   abstract = jax.tree.map(
     lambda leaf, where: jax.ShapeDtypeStruct(
       leaf.shape, leaf.dtype, sharding=where
@@ -135,6 +136,15 @@ def build_setup(config: Any) -> Setup:
   return Setup(
     config, mesh, dataset, stages, schedule, optimizer, task, abstract
   )
+
+
+def _abstract_state(task: Task, optimizer: Any, config: Any) -> TrainState:
+  try:
+    return jax.eval_shape(lambda: _initial(task, optimizer, config))
+  except ValueError as error:
+    # What a model can only say when it sees its input: patches that do not
+    # divide the image, heads that do not divide the width.
+    raise as_config_error(error, 'model', config.model) from error
 
 
 def _initial(task: Task, optimizer: Any, config: Any) -> TrainState:
