@@ -113,7 +113,7 @@ def validate(config: ConfigLike) -> None:
 
 
 def _complete(
-  name: str, config: ConfigLike, dataset: ConfigLike
+  name: str, config: Any, dataset: ConfigLike
 ) -> tuple[Any, dict[str, Any]]:
   """Returns (the class, its fields with defaults); checks both."""
   prefix = f'evals.{name}'
@@ -204,8 +204,8 @@ def build_dataset(
 
 
 def on_devices(
-  dataset: builder.Dataset, context: EvalContext
-) -> Iterator[dict[str, Any]]:
+  dataset: Any, context: EvalContext
+) -> Iterator[Mapping[str, Any]]:
   """The batches of one pass, on the devices."""
   for batch in dataset.batches():
     yield context.put(batch)

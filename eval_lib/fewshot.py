@@ -18,6 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 import rich.console
 import rich.table
@@ -144,8 +145,10 @@ class Evaluator:
       ]
       for shots in self._config['shots']
     }
-    console = rich.console.Console(highlight=False)
-    console.print(table(draws, num_classes, _title(self._config, len(test[1]))))
+    if jax.process_index() == 0:
+      title = _title(self._config, len(test[1]))
+      console = rich.console.Console(highlight=False)
+      console.print(table(draws, num_classes, title))
     return summary(draws)
 
 

@@ -30,7 +30,8 @@ def random_features(per_class, classes=4, width=6, seed=0):
 
 @pytest.mark.parametrize('shots', [1, 5, 10])
 def test_separable_features_reach_all(shots):
-  draw = fewshot.run_draw(toy(20), toy(30, seed=1), 4, shots, seed=0)
+  train, test = toy(20, width=4), toy(30, width=4, seed=1)
+  draw = fewshot.run_draw(train, test, 4, shots, seed=0)
   assert draw.accuracy == 1.0
   assert draw.held_out == 4 * (20 - shots)
   assert draw.short_classes == 0

@@ -1,0 +1,272 @@
+"""A run as one picture: `run.png` and `run.pdf` from `metrics.jsonl`.
+
+Panels appear for what the run has logged: loss, accuracy, tape length (or
+ponder steps) and learning rate. Matplotlib is an optional extra.
+"""
+
+import math
+import os
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from eval_lib.run_metrics import Series, envelope, read_series, smooth
+
+# Okabe and Ito's colours, told apart with every kind of colour vision. Train
+# comes first; evaluations follow, and differ by their markers as well.
+COLOURS = (
+  '#0072B2',
+  '#D55E00',
+  '#009E73',
+  '#CC79A7',
+  '#E69F00',
+  '#56B4E9',
+  '#000000',
+)
+MARKERS = 'osD^vPX'
+GREY = '#5A5A5A'
+
+STYLE = {
+  'axes.edgecolor': GREY,
+  'axes.grid': True,
+  'axes.grid.axis': 'y',
+  'axes.labelcolor': GREY,
+  'axes.labelsize': 10,
+  'axes.spines.left': False,
+  'axes.spines.right': False,
+  'axes.spines.top': False,
+  'axes.titlelocation': 'left',
+  'axes.titlesize': 12,
+  'axes.titleweight': 'bold',
+  'font.size': 10,
+  'grid.color': '#E4E4E4',
+  'axes.ymargin': 0.08,
+  'legend.fontsize': 9,
+  'legend.frameon': False,
+  'pdf.fonttype': 42,  # text stays text
+  'xtick.color': GREY,
+  'ytick.color': GREY,
+  'ytick.major.size': 0,
+}
+
+LEGEND_COLUMNS = 3
+
+
+def plot_run(workdir: str | os.PathLike[str]) -> pathlib.Path:
+  """Draws `run.png` and `run.pdf` into a run's directory.
+
+  Args:
+    workdir: holds `metrics.jsonl`.
+
+  Returns:
+    The path of `run.png`.
+
+  Raises:
+    ImportError: matplotlib is absent; names the command that installs it.
+    FileNotFoundError: there is no `metrics.jsonl`.
+    ValueError: it holds nothing that can be drawn, or is damaged.
+  """
+  workdir = pathlib.Path(workdir)
+  series = read_series(workdir / 'metrics.jsonl')
+  panels = [
+    (title, draw)
+    for title, draw, has_data in PANELS
+    if any(has_data(name) for name in series)
+  ]
+  if not panels:
+    raise ValueError(
+      f'{workdir / "metrics.jsonl"}: expected train/loss or another metric '
+      f'that is drawn, got {sorted(series)}'
+    )
+  matplotlib, figure_class = _matplotlib()
+  with matplotlib.rc_context(STYLE):
+    figure = _figure(figure_class, panels, series, workdir.resolve().name)
+    figure.savefig(workdir / 'run.png', dpi=160)
+    # Without a date the same run gives the same file.
+    figure.savefig(workdir / 'run.pdf', metadata={'CreationDate': None})
+  return workdir / 'run.png'
+
+
+def _matplotlib() -> tuple[Any, Any]:
+  try:
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+  except ImportError as error:
+    raise ImportError(
+      "plots need matplotlib: pip install -e '.[plots]'"
+    ) from error
+
+  def make(**arguments):
+    # No pyplot: no window, no global state.
+    figure = Figure(**arguments)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _head(axes: Any, title: str) -> None:
+  """Title, and below it the legend, where it never covers data."""
+  entries = len(axes.get_legend_handles_labels()[0])
+  rows = math.ceil(entries / LEGEND_COLUMNS) if entries > 1 else 0
+  if rows:
+    axes.legend(
+      loc='lower left',
+      bbox_to_anchor=(0.0, 1.0),
+      ncols=min(entries, LEGEND_COLUMNS),
+      borderaxespad=0.1,
+      borderpad=0.2,
+      columnspacing=1.4,
+      handlelength=1.6,
+    )
+  axes.set_title(title, pad=6 + 15 * rows)
+
+
+def _thousands(value: float, position: int | None = None) -> str:
+  return f'{value:,.0f}'
+
+
+def _draw_curve(
+  axes: Any, series: Series, label: str, number: int, line: str = '-'
+) -> None:
+  """Train (number 0) is a line; evaluations are lines with markers."""
+  steps, values = series
+  colour = COLOURS[number % len(COLOURS)]
+  smoothed = smooth(values)
+  if number == 0 and smoothed is not None:
+    axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
+    values = smoothed
+  few = len(steps) <= 40
+  marker = MARKERS[number % len(MARKERS)] if number or len(steps) < 2 else ''
+  axes.plot(
+    steps,
+    values,
+    color=colour,
+    label=label,
+    linestyle=line if len(steps) > 1 else '',
+    linewidth=1.8,
+    marker=marker,
+    markersize=5 if few else 3,
+    markevery=1 if few else max(1, len(steps) // 20),
+    # The last point lies on the edge of the panel.
+    clip_on=False,
+  )
+
+
+def _evaluations(series: Mapping[str, Series], metric: str) -> list[str]:
+  """Names `<entry>/<metric>` of all evaluations, sorted."""
+  pattern = re.compile(rf'(?!train/).+/{metric}')
+  return sorted(filter(pattern.fullmatch, series))
+
+
+def _draw_loss(axes: Any, series: Mapping[str, Series]) -> None:
+  loss, entropy = (series.get(f'train/{n}') for n in ('loss', 'cross_entropy'))
+  if loss is not None:
+    _draw_curve(axes, loss, 'train', 0)
+  # They differ by the losses of adaptive mechanisms.
+  same = (
+    loss is not None
+    and entropy is not None
+    and len(loss[1]) == len(entropy[1])
+    and np.allclose(loss[1], entropy[1], rtol=1e-3, equal_nan=True)
+  )
+  if entropy is not None and not same:
+    _draw_curve(axes, entropy, 'train, cross-entropy', 0, ':')
+  evaluations = _evaluations(series, '(loss|cross_entropy)')
+  for number, name in enumerate(evaluations, 1):
+    label = name.replace('/loss', '').replace('/cross_entropy', '')
+    if not same and name.endswith('/cross_entropy'):
+      label += ', cross-entropy'
+    _draw_curve(axes, series[name], label, number)
+  axes.set_ylabel('nats per example')
+
+
+def _draw_accuracy(axes: Any, series: Mapping[str, Series]) -> None:
+  if 'train/accuracy' in series:
+    _draw_curve(axes, _percent(series['train/accuracy']), 'train', 0)
+  names = _evaluations(series, 'accuracy') + sorted(
+    _evaluations(series, r'\d+shot'), key=_shots
+  )
+  for number, name in enumerate(names, 1):
+    label = re.sub(r'/(\d+)shot$', r', \1-shot', name)
+    label = label.removesuffix('/accuracy')
+    _draw_curve(axes, _percent(series[name]), label, number)
+    if f'{name}_std' in series:
+      steps, values = _percent(series[name])
+      deviations = _percent(series[f'{name}_std'])[1]
+      colour = COLOURS[number % len(COLOURS)]
+      axes.errorbar(steps, values, deviations, fmt='none', ecolor=colour)
+  axes.set_ylabel('%')
+
+
+def _shots(name: str) -> tuple[str, int]:
+  entry, _, shots = name.rpartition('/')
+  return entry, int(shots.removesuffix('shot'))
+
+
+def _percent(series: Series) -> Series:
+  return series[0], 100 * series[1]
+
+
+def _draw_spread(axes: Any, series: Mapping[str, Series], name: str) -> None:
+  """Mean of a length over the examples, between smallest and largest."""
+  low, high = (series.get(f'train/{name}_{end}') for end in ('min', 'max'))
+  mean = series[f'train/{name}_mean']
+  if low is not None and high is not None:
+    axes.fill_between(
+      low[0],
+      envelope(low[1], np.min),
+      envelope(high[1], np.max),
+      step='mid',
+      color=COLOURS[0],
+      alpha=0.15,
+      linewidth=0,
+      label='train, min to max',
+    )
+  _draw_curve(axes, mean, 'train, mean', 0)
+  for number, other in enumerate(_evaluations(series, f'{name}_mean'), 1):
+    label = other.removesuffix(f'/{name}_mean') + ', mean'
+    _draw_curve(axes, series[other], label, number)
+
+
+def _draw_tape(axes: Any, series: Mapping[str, Series]) -> None:
+  _draw_spread(axes, series, 'tape_length')
+  axes.set_ylabel('tape tokens')
+
+
+def _draw_ponder(axes: Any, series: Mapping[str, Series]) -> None:
+  _draw_spread(axes, series, 'ponder_steps')
+  axes.set_ylabel('steps')
+
+
+def _draw_learning_rate(axes: Any, series: Mapping[str, Series]) -> None:
+  # A schedule is exact: nothing to smooth.
+  steps, values = series['train/learning_rate']
+  marker = MARKERS[0] if len(steps) < 2 else ''
+  axes.plot(steps, values, color=COLOURS[0], linewidth=1.8, marker=marker)
+  axes.yaxis.set_major_formatter('{x:g}')
+  axes.set_ylim(bottom=0)
+
+
+# Title, how to draw it, and which metric calls for it.
+PANELS: tuple[tuple[str, Callable[..., None], Callable[[str], bool]], ...] = (
+  ('Loss', _draw_loss, lambda name: name == 'train/loss'),
+  (
+    'Accuracy',
+    _draw_accuracy,
+    lambda name: bool(re.search(r'/(accuracy|\d+shot)$', name)),
+  ),
+  ('Tape length', _draw_tape, lambda name: name == 'train/tape_length_mean'),
+  (
+    'Ponder steps',
+    _draw_ponder,
+    lambda name: name == 'train/ponder_steps_mean',
+  ),
+  (
+    'Learning rate',
+    _draw_learning_rate,
+    lambda name: name == 'train/learning_rate',
+  ),
+)

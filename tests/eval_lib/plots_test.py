@@ -1,0 +1,124 @@
+"""Reading a run's metrics, and drawing them."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from eval_lib import plots
+
+PNG = b'\x89PNG\r\n\x1a\n'
+
+
+def write(path, rows, tail=''):
+  text = ''.join(json.dumps(row) + '\n' for row in rows) + tail
+  (path / 'metrics.jsonl').write_text(text)
+
+
+def full_run(steps):
+  for step in range(1, steps + 1):
+    row = {
+      'step': step,
+      'train/loss': 1 / step,
+      'train/cross_entropy': 0.9 / step,
+      'train/accuracy': 1 - 0.5 / step,
+      'train/learning_rate': 1e-3,
+      'train/tape_length_mean': 5.0,
+      'train/tape_length_min': 4.0,
+      'train/tape_length_max': 6.0,
+    }
+    if step == steps:
+      row |= {
+        'test/accuracy': 0.9,
+        'test/cross_entropy': 0.2,
+        'fewshot/5shot': 0.6,
+        'fewshot/5shot_std': 0.1,
+        'fewshot/10shot': 0.7,
+        'fewshot/10shot_std': 0.0,
+      }
+    yield row
+
+
+@pytest.mark.parametrize('steps', [1, 3, 150])
+def test_draws_png_and_pdf(tmp_path, steps):
+  write(tmp_path, full_run(steps), tail='{"step": 4, "train/lo')
+  path = plots.plot_run(str(tmp_path))
+  assert path == tmp_path / 'run.png'
+  assert path.read_bytes().startswith(PNG)
+  assert (tmp_path / 'run.pdf').read_bytes().startswith(b'%PDF')
+
+
+def figure_of(tmp_path, rows, monkeypatch):
+  """The figure that `plot_run` saves."""
+  made = []
+  real = plots._figure
+
+  def spy(*arguments):
+    made.append(real(*arguments))
+    return made[-1]
+
+  monkeypatch.setattr(plots, '_figure', spy)
+  write(tmp_path, rows)
+  plots.plot_run(tmp_path)
+  return {axes.get_title(loc='left'): axes for axes in made[0].axes}
+
+
+def test_panels_and_labels_of_a_tape_run(tmp_path, monkeypatch):
+  panels = figure_of(tmp_path, full_run(3), monkeypatch)
+  assert list(panels) == ['Loss', 'Accuracy', 'Tape length', 'Learning rate']
+  labels = {
+    title: axes.get_legend_handles_labels()[1] for title, axes in panels.items()
+  }
+  assert labels['Loss'] == [
+    'train',
+    'train, cross-entropy',
+    'test, cross-entropy',
+  ]
+  assert labels['Accuracy'] == [
+    'train',
+    'test',
+    'fewshot, 5-shot',
+    'fewshot, 10-shot',
+  ]
+  assert labels['Tape length'] == ['train, min to max', 'train, mean']
+  train, test = panels['Accuracy'].get_lines()[:2]
+  np.testing.assert_allclose(train.get_ydata(), [50.0, 75.0, 100 - 50 / 3])
+  np.testing.assert_allclose(test.get_xydata(), [[3, 90]])
+
+
+def test_only_what_was_logged_is_drawn(tmp_path, monkeypatch):
+  rows = [
+    {'step': 1, 'train/loss': 1.0, 'train/cross_entropy': 1.0},
+    {'step': 2, 'train/loss': 0.5, 'train/cross_entropy': 0.5},
+  ]
+  panels = figure_of(tmp_path, rows, monkeypatch)
+  assert list(panels) == ['Loss']
+  assert len(panels['Loss'].get_lines()) == 1  # equal curves are drawn once
+
+
+def test_ponder_steps_are_drawn(tmp_path, monkeypatch):
+  rows = [{'step': 1, 'train/ponder_steps_mean': 2.0, 'train/loss': 1.0}]
+  panels = figure_of(tmp_path, rows, monkeypatch)
+  assert list(panels) == ['Loss', 'Ponder steps']
+
+
+def test_damage_in_the_middle_is_named(tmp_path):
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 1}\nrubbish\n{"step": 2}\n')
+  with pytest.raises(ValueError, match=r"metrics.jsonl:2: .*'rubbish'"):
+    plots.plot_run(tmp_path)
+
+
+def test_nothing_to_draw_is_an_error(tmp_path):
+  write(tmp_path, [{'step': 1, 'other': 1.0}])
+  with pytest.raises(ValueError, match='other'):
+    plots.plot_run(tmp_path)
+  with pytest.raises(FileNotFoundError):
+    plots.plot_run(tmp_path / 'no_such_run')
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
+  write(tmp_path, full_run(2))
+  monkeypatch.setitem(sys.modules, 'matplotlib', None)
+  with pytest.raises(ImportError, match=r"pip install -e '\.\[plots\]'"):
+    plots.plot_run(tmp_path)
