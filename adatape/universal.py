@@ -1,0 +1,299 @@
+"""The Universal Transformer with ACT: one block, applied until tokens halt.
+
+Dehghani et al. 2019. Before every step the positions and the step's number
+are added to the state as sines and cosines; the halting score is read from
+that state, then the shared block is applied. Models are called as
+`model(inputs, row_keys) -> (logits, out)`; `out['ponder']` says what a row
+spent.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, Num
+
+from model_lib import flops, halting, row_random
+from model_lib.layers import EncoderBlock, LayerNorm, classifier, masked_mean
+from model_lib.logical import constrain, partitioned
+from model_lib.positions import sincos1d
+from model_lib.tokens import ImageTokens, SymbolTokens, check_option
+
+HALTING = ('token', 'example')
+
+
+class UniversalStep(nn.Module):
+  """One step: positions and time, the score, the shared block.
+
+  Attributes:
+    num_heads: attention heads.
+    mlp_dim: hidden width of the feed-forward network.
+    halting: 'token' for a score per token, 'example' for the mean score of a
+      row's valid tokens (AdaTape, Algorithm 1).
+    dropout: rate in the block.
+    dtype: compute dtype.
+  """
+
+  num_heads: int
+  mlp_dim: int
+  halting: str = 'token'
+  dropout: float = 0.0
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    state: Float[Array, 'B L D'],
+    step: Int[Array, ''],
+    valid: Bool[Array, 'B L'],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> tuple[Float[Array, 'B L D'], Float[Array, '...']]:
+    """Returns (next state, score `[B, L]` or `[B]` in float32)."""
+    length, width = state.shape[1:]
+    places = sincos1d(jnp.arange(length, dtype=jnp.float32), width)
+    time = sincos1d(step.astype(jnp.float32)[None], width)
+    x = state + (places + time)[None].astype(state.dtype)
+    # A bias of 1 starts at about two steps, as in the authors' code.
+    score = nn.Dense(
+      1,
+      name='score',
+      dtype=jnp.float32,
+      kernel_init=partitioned(nn.initializers.lecun_normal(), 'embed', None),
+      bias_init=partitioned(nn.initializers.ones, None),
+    )(x)
+    score = jax.nn.sigmoid(score)
+    score = masked_mean(score, valid) if self.halting == 'example' else score
+    keys = None if row_keys is None else row_random.fold_rows(row_keys, step)
+    x = EncoderBlock(
+      num_heads=self.num_heads,
+      mlp_dim=self.mlp_dim,
+      dropout=self.dropout,
+      dtype=self.dtype,
+      name='block',
+    )(x, valid, keys)
+    return x, score[..., 0]
+
+
+class UniversalEncoder(nn.Module):
+  """Applies `UniversalStep` until the tokens halt, then a norm.
+
+  Attributes:
+    max_steps: limit of the steps.
+    num_heads: attention heads.
+    mlp_dim: hidden width of the feed-forward network.
+    halting: 'token' or 'example'.
+    combination: 'accumulated' or 'basic', see `halting.combine`.
+    epsilon: a token halts when its scores sum to `1 - epsilon`.
+    dynamic: stop when every token of the batch has halted (inference; no
+      gradient) instead of masking `max_steps` steps.
+    dropout: rate in the block.
+    dtype: compute dtype.
+  """
+
+  max_steps: int
+  num_heads: int
+  mlp_dim: int
+  halting: str = 'token'
+  combination: str = 'accumulated'
+  epsilon: float = 0.01
+  dynamic: bool = False
+  dropout: float = 0.0
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    x: Float[Array, 'B L D'],
+    mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> tuple[Float[Array, 'B L D'], dict[str, Array]]:
+    """Encodes tokens.
+
+    Args:
+      x: tokens.
+      mask: non-zero for a valid token. Others are never read, never prolong
+        the loop and never count.
+      row_keys: one key per row turns on dropout.
+
+    Returns:
+      (tokens, ponder): `ponder['steps']` is N and `ponder['cost']` is N + R,
+      both means over a row's valid tokens, `[B]` float32; `ponder['depth']`
+      is the largest N of the row, `[B]` int32.
+
+    Raises:
+      ValueError: if an option is unknown or out of its range.
+    """
+    check_option('halting', self.halting, HALTING)
+    everything = jnp.ones(x.shape[:2], bool)
+    valid = everything if mask is None else mask.astype(bool)
+    step = UniversalStep(
+      num_heads=self.num_heads,
+      mlp_dim=self.mlp_dim,
+      halting=self.halting,
+      dropout=self.dropout,
+      dtype=self.dtype,
+      name='step',
+    )
+    if self.is_initializing():
+      step(x, jnp.zeros((), jnp.int32), valid)
+    # The loops are plain JAX: Linen modules may not be called inside one.
+    pure, variables = step.unbind()
+    ponder = halting.ponder_while if self.dynamic else halting.ponder_scan
+    result = ponder(
+      lambda state, n: pure.apply(variables, state, n, valid, row_keys),
+      x,
+      valid if self.halting == 'token' else valid.any(axis=1),
+      max_steps=self.max_steps,
+      epsilon=self.epsilon,
+      combination=self.combination,
+    )
+    out = LayerNorm(name='norm', dtype=self.dtype)(result.output)
+    return constrain(out, 'batch', 'length', 'embed'), _spent(result, valid)
+
+
+def _spent(
+  result: halting.Pondered, valid: Bool[Array, 'B L']
+) -> dict[str, Array]:
+  steps = result.halting.steps.astype(jnp.float32)
+  cost = halting.ponder_cost(result.halting)
+  if steps.ndim == 1:
+    steps, cost = (
+      jnp.broadcast_to(value[:, None], valid.shape) for value in (steps, cost)
+    )
+  both = masked_mean(jnp.stack([steps, cost], axis=-1), valid)
+  depth = jnp.where(valid, steps, 0.0).max(axis=1).astype(jnp.int32)
+  return {'steps': both[:, 0], 'cost': both[:, 1], 'depth': depth}
+
+
+class UniversalModel(nn.Module):
+  """What the models have in common.
+
+  Attributes:
+    num_classes: number of classes.
+    max_steps: limit of the steps.
+    width: width of the tokens; even.
+    mlp_dim: hidden width of the feed-forward network.
+    num_heads: attention heads.
+    halting: 'token' or 'example'.
+    combination: 'accumulated' or 'basic'.
+    epsilon: a token halts when its scores sum to `1 - epsilon`.
+    dynamic: stop when every token has halted (inference, no gradient).
+    dropout: rate in the block.
+    dtype: compute dtype; parameters and logits are float32.
+  """
+
+  num_classes: int
+  max_steps: int
+  width: int
+  mlp_dim: int
+  num_heads: int
+  halting: str = 'token'
+  combination: str = 'accumulated'
+  epsilon: float = 0.01
+  dynamic: bool = False
+  dropout: float = 0.0
+  dtype: Any = jnp.float32
+
+  def _classify(self, x, mask, row_keys, pool):
+    x, ponder = UniversalEncoder(
+      max_steps=self.max_steps,
+      num_heads=self.num_heads,
+      mlp_dim=self.mlp_dim,
+      halting=self.halting,
+      combination=self.combination,
+      epsilon=self.epsilon,
+      dynamic=self.dynamic,
+      dropout=self.dropout,
+      dtype=self.dtype,
+      name='encoder',
+    )(x, mask, row_keys)
+    features = masked_mean(x if pool == 'gap' else x[:, :1])
+    logits = classifier(self.num_classes)(features)
+    logits = constrain(logits, 'batch', 'classes')
+    return logits, {'features': features, 'ponder': ponder}
+
+  def _encoder_flops(self, tokens: int) -> float:
+    step = flops.block(tokens, self.width, self.mlp_dim)
+    step += flops.dense(tokens, self.width, 1)
+    head = flops.dense(1, self.width, self.num_classes)
+    return self.max_steps * step + head
+
+
+class UniversalTransformer(UniversalModel):
+  """A Universal Transformer on symbol sequences, for parity.
+
+  Attributes:
+    vocab_size: number of symbols.
+  """
+
+  vocab_size: int = 3
+
+  @nn.compact
+  def __call__(
+    self,
+    tokens: Int[Array, 'B N'],
+    row_keys: Key[Array, ' B'] | None = None,
+    mask: Bool[Array, 'B N'] | Num[Array, 'B N'] | None = None,
+  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
+    """Classifies sequences by their [CLS] token.
+
+    Args:
+      tokens: symbols.
+      row_keys: one key per row turns on dropout.
+      mask: non-zero for a real symbol; None if all are.
+
+    Returns:
+      (logits, out) with `out['features']` `[B, D]` and `out['ponder']`, see
+      `UniversalEncoder`; [CLS] counts as a token.
+    """
+    # Symbols start as large as the sines that are added to them.
+    x = SymbolTokens(
+      width=self.width,
+      vocab_size=self.vocab_size,
+      stddev=1.0,
+      dtype=self.dtype,
+      name='tokens',
+    )(tokens)
+    if mask is not None:
+      mask = jnp.pad(mask.astype(bool), ((0, 0), (1, 0)), constant_values=True)
+    return self._classify(x, mask, row_keys, 'cls')
+
+  def flops(self, input_shape: tuple[int, ...]) -> float:
+    """FLOPs of one sequence `[N]` for all `max_steps` steps."""
+    return self._encoder_flops(input_shape[0] + 1)
+
+
+class UniversalViT(UniversalModel):
+  """A Universal Transformer on image patches.
+
+  Attributes:
+    patch_size: side of a patch in pixels.
+    pool: 'cls' or 'gap'.
+  """
+
+  patch_size: int = 16
+  pool: str = 'cls'
+
+  @nn.compact
+  def __call__(
+    self,
+    images: Float[Array, 'B H W E'],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
+    """Classifies images; the result is that of `UniversalTransformer`."""
+    x = ImageTokens(
+      width=self.width,
+      patch_size=self.patch_size,
+      pool=self.pool,
+      dtype=self.dtype,
+      name='tokens',
+    )(images)
+    return self._classify(x, None, row_keys, self.pool)
+
+  def flops(self, input_shape: tuple[int, ...]) -> float:
+    """FLOPs of one image `[H, W, E]` for all `max_steps` steps."""
+    tokens = flops.num_patches(input_shape, self.patch_size)
+    tokens += self.pool == 'cls'
+    embed = flops.patch_embed(input_shape, self.patch_size, self.width)
+    return embed + self._encoder_flops(tokens)
