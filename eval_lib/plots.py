@@ -106,6 +106,34 @@ def _matplotlib() -> tuple[Any, Any]:
     FigureCanvasAgg(figure)
     return figure
 
+  return matplotlib, make
+
+
+def _figure(
+  figure_class: Callable[..., Any],
+  panels: Sequence[tuple[str, Callable[..., None]]],
+  series: Mapping[str, Series],
+  title: str,
+) -> Any:
+  columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
+  rows = math.ceil(len(panels) / columns)
+  figure = figure_class(
+    figsize=(5.4 * columns, 3.5 * rows + 0.3), layout='constrained'
+  )
+  figure.get_layout_engine().set(w_pad=0.14, h_pad=0.1)
+  figure.suptitle(title, x=0.012, ha='left', color=GREY, fontsize=11)
+  last_step = max(steps[-1] for steps, _ in series.values())
+  for place, (panel_title, draw) in enumerate(panels, 1):
+    axes = figure.add_subplot(rows, columns, place)
+    draw(axes, series)
+    axes.set_xlim(0, max(last_step * 1.02, 1))
+    axes.set_axisbelow(True)
+    axes.locator_params(axis='x', nbins=6)
+    axes.xaxis.set_major_formatter(_thousands)
+    axes.set_xlabel('step')
+    _head(axes, panel_title)
+  return figure
+
 
 def _head(axes: Any, title: str) -> None:
   """Title, and below it the legend, where it never covers data."""
