@@ -9,7 +9,8 @@ and errors that come at the next call instead of one save late.
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -88,7 +89,7 @@ class Checkpointer:
     self.directory = pathlib.Path(directory).absolute()
     self._keep = keep
     self._best = {'metric': best_metric, 'mode': best_mode}
-    self._scores: dict[int, float] = {}
+    self._metrics: dict[int, Mapping[str, float]] = {}
     self._description: dict[str, Any] = {}
     # The step this run is known to stand on, and what lies beyond it.
     self._position: int | None = None
@@ -123,7 +124,8 @@ class Checkpointer:
 
     Raises:
       CheckpointError: this or the save before failed. Nothing temporary is
-        left and older checkpoints are untouched; saving may be tried again.
+        left and older checkpoints are untouched. A run of one process may
+        try again later, one of several has to be restarted.
     """
     self.wait()
     self._check_position(step)
@@ -136,10 +138,9 @@ class Checkpointer:
       'arrays': form.layout(flat),
     }
     strict_json.dumps(self._description)  # an error here, not in a thread
+    self._remove_temporary()
     self._set_aside_later()
-    score = reader.score_of(self._description)
-    if score is not None:
-      self._scores[step] = score
+    self._metrics[step] = self._description['metrics']
     try:
       self._manager.save(
         step, args=ocp.args.StandardSave(form.nest(flat)), force=True
@@ -214,7 +215,7 @@ class Checkpointer:
 
   def best_step(self) -> int | None:
     """The checkpoint with the best metric, the first of equal ones."""
-    return reader.best_of(self._scores, form.steps_in(self.directory))
+    return self._best_among(form.steps_in(self.directory))
 
   def close(self) -> None:
     """Waits for the save under way and ends all threads."""
@@ -226,13 +227,18 @@ class Checkpointer:
   def _open(self) -> ocp.CheckpointManager:
     """A manager of what is on disk; leftovers of failed saves are removed."""
     self._saving = False
-    self._scores = reader.read_scores(self.directory)
-    policies = AnyPreservationPolicy([LatestN(self._keep), _KeepBest(self)])
+    self._remove_temporary()
+    self._metrics = {
+      step: description['metrics']
+      for step, description in reader.read_descriptions(self.directory).items()
+    }
+    policies = AnyPreservationPolicy(
+      [LatestN(self._keep), _KeepBest(self._best_among)]
+    )
     return ocp.CheckpointManager(
       self.directory,
       options=ocp.CheckpointManagerOptions(
         preservation_policy=policies,
-        cleanup_tmp_directories=True,
         # Metadata of old steps is not needed, and may be damaged.
         lightweight_initialize=True,
         save_root_metadata=False,
@@ -244,6 +250,18 @@ class Checkpointer:
       ),
     )
 
+  def _best_among(self, steps: Sequence[int]) -> int | None:
+    metrics = {s: self._metrics[s] for s in steps if s in self._metrics}
+    return reader.best_of(metrics, **self._best)
+
+  def _remove_temporary(self) -> None:
+    """Removes what failed or killed saves left; none may be under way."""
+    if jax.process_index() == 0:
+      for path in self.directory.glob(f'*{TEMPORARY}*'):
+        # A write that failed late may still be adding files; the next save
+        # removes what is left.
+        shutil.rmtree(path, ignore_errors=True)
+
   def _finish(self) -> None:
     """Called by orbax when all arrays are written, before the final rename."""
     name = f'{self._description["step"]}{TEMPORARY}'
@@ -251,9 +269,13 @@ class Checkpointer:
 
   def _failed(self, error: Exception) -> CheckpointError:
     step = self._description.get('step')
+    self._saving = False
+    self._remove_temporary()
     # A fresh manager: the old one counts the failed step as saved and those
-    # it wanted to delete as deleted. It also removes temporary directories.
-    self._manager = self._open()
+    # it wanted to delete as deleted. Of several processes only this one knows
+    # of the failure; it cannot go on, and building would wait for the others.
+    if jax.process_count() == 1:
+      self._manager = self._open()
     self._position = self.latest_step()
     return CheckpointError(
       f'saving step {step} to {self.directory} failed: '
@@ -285,17 +307,17 @@ class Checkpointer:
 
 
 class _KeepBest:
-  """An orbax preservation policy: keep the step with the best score."""
+  """An orbax preservation policy: keep the step that a function chooses."""
 
-  def __init__(self, checkpointer: Checkpointer):
-    self._checkpointer = checkpointer
+  def __init__(self, best_among: Callable[[Sequence[int]], int | None]):
+    self._best_among = best_among
 
   def should_preserve(
     self, checkpoints: Sequence[Any], *, context: Any
   ) -> list[bool]:
     del context
     steps = [checkpoint.step for checkpoint in checkpoints]
-    best = reader.best_of(self._checkpointer._scores, steps)
+    best = self._best_among(steps)
     return [step == best for step in steps]
 
 

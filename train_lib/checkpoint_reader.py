@@ -1,10 +1,11 @@
 """Choosing a good checkpoint of a run, and reading its parameters alone."""
 
+import contextlib
 import math
 import os
 import pathlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -54,12 +55,7 @@ def restore_params(
   root = find_checkpoints(directory)
   steps = form.steps_in(root)
   if step == 'best':
-    step = best_of(read_scores(root), steps)
-    if step is None:
-      raise CheckpointError(
-        f'{root} has no best checkpoint: no metric was recorded; set '
-        'checkpoint.best_metric in the run, or give a step'
-      )
+    step = _best_recorded(root)
   chosen, _ = good_step(root, steps, step)
   step_directory = root / str(chosen)
   description = form.read_description(step_directory)
@@ -128,29 +124,46 @@ def good_step(
   return chosen, tuple(damaged)
 
 
-def read_scores(root: pathlib.Path) -> dict[int, float]:
-  """The scores of all checkpoints that have one, by step."""
-  scores = {}
+def read_descriptions(root: pathlib.Path) -> dict[int, dict[str, Any]]:
+  """The descriptions of all checkpoints, by step, where they are readable."""
+  descriptions = {}
   for step in form.steps_in(root):
-    try:
-      score = score_of(form.read_description(root / str(step)))
-    except (OSError, ValueError, LookupError, TypeError):
-      continue  # damaged: whoever restores it will be told
-    if score is not None:
-      scores[step] = score
-  return scores
+    # Damage is no matter here: whoever restores the step will be told.
+    with contextlib.suppress(OSError, ValueError):
+      descriptions[step] = form.read_description(root / str(step))
+  return descriptions
 
 
-def score_of(description: Mapping[str, Any]) -> float | None:
-  """The value to maximise, None if it was not measured or not finite."""
-  best = description['best']
-  value = description['metrics'].get(best['metric'])
-  if value is None or not math.isfinite(float(value)):
-    return None
-  return MODES[best['mode']] * float(value)
+def best_of(
+  metrics: Mapping[int, Mapping[str, Any]], metric: str, mode: str
+) -> int | None:
+  """The step with the best value, the first of equal ones.
+
+  Args:
+    metrics: by step.
+    metric: the name that counts; steps without it, or with a value that is
+      not finite, are left out.
+    mode: 'max' or 'min'.
+  """
+  scores = {
+    step: MODES[mode] * float(values[metric])
+    for step, values in metrics.items()
+    if metric in values and math.isfinite(float(values[metric]))
+  }
+  return max(scores, key=lambda step: (scores[step], -step), default=None)
 
 
-def best_of(scores: Mapping[int, float], steps: Sequence[int]) -> int | None:
-  """The step with the highest score, the first of equal ones."""
-  known = [step for step in steps if step in scores]
-  return max(known, key=lambda step: (scores[step], -step), default=None)
+def _best_recorded(root: pathlib.Path) -> int:
+  """The best step, by the metric and mode of the newest checkpoint."""
+  descriptions = read_descriptions(root)
+  best = None
+  if descriptions:
+    newest = descriptions[max(descriptions)]
+    metrics = {step: d['metrics'] for step, d in descriptions.items()}
+    best = best_of(metrics, **newest['best'])
+  if best is None:
+    raise CheckpointError(
+      f'{root} has no best checkpoint: no metric was recorded; set '
+      'checkpoint.best_metric in the run, or give a step'
+    )
+  return best

@@ -167,7 +167,7 @@ def changes(
 
 
 def _flat(tree: Any, prefix: str = '') -> dict[str, str]:
-  if not isinstance(tree, Mapping) or not tree:
+  if not isinstance(tree, Mapping) or (prefix and not tree):
     return {prefix.rstrip('.'): strict_json.dumps(tree)}
   flat: dict[str, str] = {}
   for key, value in tree.items():

@@ -17,7 +17,8 @@ from train_lib import strict_json
 # file system without locks across hosts cannot tell us.
 FOREIGN_LOCK_SECONDS = 120.0
 
-_held: set[pathlib.Path] = set()
+# The open files are kept here: a lock must not end because its object does.
+_held: dict[pathlib.Path, Any] = {}
 
 
 class RunLockedError(RuntimeError):
@@ -39,7 +40,6 @@ class Lock:
 
   def __init__(self, path: pathlib.Path, alive: pathlib.Path):
     self._path, self._alive = path, alive
-    self._file: Any = None
 
   def acquire(self) -> None:
     """Takes the lock.
@@ -61,8 +61,7 @@ class Lock:
     except BaseException:
       file.close()
       raise
-    self._file = file
-    _held.add(self._path)
+    _held[self._path] = file
     self._write(
       strict_json.dumps(
         {
@@ -75,18 +74,16 @@ class Lock:
 
   def release(self) -> None:
     """Gives the lock back; an empty file stays, for deleting it would race."""
-    if self._file is None:
-      return
-    self._write('')
-    self._file.close()
-    self._file = None
-    _held.discard(self._path)
+    if self._path in _held:
+      self._write('')
+      _held.pop(self._path).close()
 
   def _write(self, text: str) -> None:
-    self._file.seek(0)
-    self._file.truncate()
-    self._file.write(text)
-    self._file.flush()
+    file = _held[self._path]
+    file.seek(0)
+    file.truncate()
+    file.write(text)
+    file.flush()
 
   def _refuse_foreign(self, file: Any) -> None:
     file.seek(0)
