@@ -1,0 +1,1 @@
+"""AdaTape: adaptive tape tokens read from a bank into a transformer."""

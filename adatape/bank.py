@@ -1,0 +1,89 @@
+"""Tape banks: where the tape tokens come from (AdaTape, section 2.2).
+
+Every bank gives tokens `[C, H]` for all rows, or `[B, C, H]` of their own. The
+reader normalises them with the LayerNorm that it shares with the query.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jaxtyping import Array, Float, Int
+
+from model_lib.layers import PatchEmbed
+from model_lib.logical import constrain, partitioned
+from model_lib.positions import LearnedPositions
+
+
+class LearnableBank(nn.Module):
+  """A set of trainable vectors; reading them picks parameters per input.
+
+  Attributes:
+    size: number of tokens, C.
+    width: width of the tokens, H.
+  """
+
+  size: int
+  width: int
+
+  @nn.compact
+  def __call__(self) -> Float[Array, 'C H']:
+    """The tokens, in float32."""
+    init = partitioned(nn.initializers.truncated_normal(0.02), 'bank', 'embed')
+    return self.param('tokens', init, (self.size, self.width))
+
+
+class ImageBank(nn.Module):
+  """Finer patches of the image: `Z = h2(h1(X_p) + E_pos)` (appendix A.2).
+
+  Attributes:
+    width: width of the tokens, H; also that of `h1` and the positions.
+    patch_size: side of a patch in pixels, finer than the model's own.
+    dtype: compute dtype.
+  """
+
+  width: int
+  patch_size: int
+  dtype: Any = jax.numpy.float32
+
+  @nn.compact
+  def __call__(self, images: Float[Array, 'B X Y E']) -> Float[Array, 'B C H']:
+    """One token per patch, row by row of the image."""
+    x = PatchEmbed(
+      self.width, self.patch_size, dtype=self.dtype, name='patch_embed'
+    )(images)
+    x = LearnedPositions(name='positions')(x)
+    x = _dense(self.width, self.dtype, 'embed')(x)
+    return constrain(x, 'batch', 'length', 'embed')
+
+
+class SymbolBank(nn.Module):
+  """Embedded symbols without positions: equal symbols are equal tokens.
+
+  Attributes:
+    width: width of the tokens, H.
+    vocab_size: number of symbols.
+    dtype: compute dtype.
+  """
+
+  width: int
+  vocab_size: int = 3
+  dtype: Any = jax.numpy.float32
+
+  @nn.compact
+  def __call__(self, symbols: Int[Array, 'B C']) -> Float[Array, 'B C H']:
+    """One token per symbol."""
+    one_hot = jax.nn.one_hot(symbols, self.vocab_size, dtype=self.dtype)
+    return _dense(self.width, self.dtype, None)(one_hot)
+
+
+def _dense(width: int, dtype: Any, input_axis: str | None) -> nn.Dense:
+  return nn.Dense(
+    width,
+    name='projection',
+    dtype=dtype,
+    kernel_init=partitioned(
+      nn.initializers.lecun_normal(), input_axis, 'embed'
+    ),
+    bias_init=partitioned(nn.initializers.zeros, 'embed'),
+  )

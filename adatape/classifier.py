@@ -1,0 +1,87 @@
+"""What AdaTape's classifiers share: read the tape, then classify with it."""
+
+from typing import Any
+
+import flax.linen as nn
+from jaxtyping import Array, Float, Key, Num
+
+from adatape.tape import Tape
+from model_lib.logical import constrain
+
+
+class TapeClassifier(nn.Module):
+  """Base of the classifiers; `__call__` is `read`, then `classify`.
+
+  A subclass sets up `encoder` (a `TapeEncoder`) and `head`, and defines
+  `embed(inputs) -> (tokens [B, L, H], bank)`.
+  """
+
+  def embed(self, inputs: Num[Array, 'B ...']) -> tuple[Array, Array]:
+    """Input tokens `[B, L, H]` and the bank `[C, H]` or `[B, C, H]`."""
+    raise NotImplementedError
+
+  def read(
+    self,
+    inputs: Num[Array, 'B ...'],
+    row_keys: Key[Array, ' B'] | None = None,
+    stop_early: bool = False,
+  ) -> tuple[Float[Array, 'B L H'], Tape, int]:
+    """Everything up to the insertion.
+
+    Args:
+      inputs: images or symbols.
+      row_keys: one key per row turns on training's noise; None is
+        deterministic.
+      stop_early: stop reading when every row has halted.
+
+    Returns:
+      Tokens at the insertion, the tape, and the number of tokens in the bank.
+    """
+    x, bank = self.embed(inputs)
+    x, tape = self.encoder.read(x, bank, row_keys, stop_early)
+    return x, tape, bank.shape[-2]
+
+  def classify(
+    self,
+    x: Float[Array, 'B L H'],
+    tokens: Float[Array, 'B T H'],
+    mask: Float[Array, 'B T'],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> tuple[Float[Array, 'B O'], Float[Array, 'B H']]:
+    """Everything from the insertion on; the tape may be cropped.
+
+    Returns:
+      Logits and features, both float32.
+    """
+    features = self.encoder.finish(x, tokens, mask, row_keys)
+    return constrain(self.head(features), 'batch', 'classes'), features
+
+  def __call__(
+    self,
+    inputs: Num[Array, 'B ...'],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
+    """Classifies with all T tape slots: training, and the reference.
+
+    Returns:
+      (logits, out): `out['features']` are the pre-logits `[B, H]`,
+      `out['tape']` has length `[B]`, mask `[B, T]`, indices `[B, T, K]`, loss
+      `[B]` and bank_size.
+    """
+    x, tape, bank_size = self.read(inputs, row_keys)
+    logits, features = self.classify(x, tape.tokens, tape.mask, row_keys)
+    return logits, {
+      'features': features,
+      'tape': tape_output(tape, bank_size),
+    }
+
+
+def tape_output(tape: Tape, bank_size: int) -> dict[str, Any]:
+  """What a task reads of a tape: see `TapeClassifier.__call__`."""
+  return {
+    'length': tape.length,
+    'mask': tape.mask,
+    'indices': tape.indices,
+    'loss': tape.loss,
+    'bank_size': bank_size,
+  }

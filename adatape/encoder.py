@@ -1,0 +1,205 @@
+"""The encoder that reads a tape after some blocks and attends to it after.
+
+From the insertion on every block sees `[x ; tape]` under the key mask
+`[1 ; tape mask]` (AdaTape, section 2). Reading and the rest are two methods,
+so that serving can crop the tape between them.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from adatape.reading import Reading, bank_drop, query_noise
+from adatape.tape import Tape, read
+from model_lib import flops
+from model_lib.layers import EncoderBlock, LayerNorm, Mlp, masked_mean
+from model_lib.logical import partitioned
+from model_lib.row_random import fold_rows
+
+
+class TapeEncoder(nn.Module):
+  """Encoder blocks with a tape inserted between two of them.
+
+  Attributes:
+    depth: number of blocks.
+    num_heads: attention heads.
+    mlp_dim: hidden width of every feed-forward network.
+    pool: the query and the features are the first token ('cls') or the mean
+      of the valid tokens ('gap').
+    reading: settings of the reading; None appends the whole bank to every row
+      (Table 2, without adaptive length and content).
+    insert_after: blocks before the insertion.
+    read_mlp: network applied once to the tape tokens when they are appended:
+      '', 'mlp' or 'glu'.
+    tape_mlp: network of the tape tokens in every block from the insertion on,
+      instead of the input tokens': '', 'mlp' or 'glu'.
+    query_noise: scale of the normal noise on the query in training (A.7).
+    bank_drop: rate of bank tokens hidden from a row in training (A.7).
+    norm_scale: initial scale of the LayerNorm that bank and query share;
+      scores start with its square.
+    dropout: rate in the blocks.
+    dtype: compute dtype; the reading is float32 whatever it is.
+  """
+
+  depth: int
+  num_heads: int
+  mlp_dim: int
+  pool: str
+  reading: Reading | None
+  insert_after: int = 1
+  read_mlp: str = ''
+  tape_mlp: str = ''
+  query_noise: float = 0.0
+  bank_drop: float = 0.0
+  norm_scale: float = 1.0
+  dropout: float = 0.0
+  dtype: Any = jnp.float32
+
+  def setup(self):
+    """Declares the submodules and parameters."""
+    for index in range(self.depth):
+      inserted = index >= self.insert_after
+      block = EncoderBlock(
+        num_heads=self.num_heads,
+        mlp_dim=self.mlp_dim,
+        dropout=self.dropout,
+        tape_mlp=self.tape_mlp if inserted else '',
+        dtype=self.dtype,
+      )
+      # Names as in the ViT, so that its parameters load without renaming.
+      setattr(self, f'block_{index}', block)
+    self.norm = LayerNorm(dtype=self.dtype)
+    if self.read_mlp:
+      self.read_network = Mlp(
+        self.mlp_dim, gated=self.read_mlp == 'glu', dtype=self.dtype
+      )
+    if self.reading is not None:
+      self.tape_norm = nn.LayerNorm(
+        epsilon=1e-6,
+        use_fast_variance=False,
+        scale_init=partitioned(
+          nn.initializers.constant(self.norm_scale), 'embed'
+        ),
+        bias_init=partitioned(nn.initializers.zeros, 'embed'),
+        dtype=jnp.float32,
+      )
+
+  def read(
+    self,
+    x: Float[Array, 'B L H'],
+    bank: Float[Array, 'C H'] | Float[Array, 'B C H'],
+    row_keys: Key[Array, ' B'] | None = None,
+    stop_early: bool = False,
+  ) -> tuple[Float[Array, 'B L H'], Tape]:
+    """Runs the blocks before the insertion and reads the tape.
+
+    Args:
+      x: input tokens.
+      bank: the bank; where `reading` is None, the tape itself `[T, H]`.
+      row_keys: one key per row turns on noise; None is deterministic.
+      stop_early: see `adatape.tape.read`.
+    """
+    x = self._blocks(x, None, row_keys, range(self.insert_after))
+    if self.reading is None:
+      return x, fixed_tape(bank, x.shape[0])
+    query = masked_mean(self._pooled(x))
+    dropped = None
+    if row_keys is not None and self.query_noise:
+      noise_keys = fold_rows(row_keys, 'query_noise')
+      query = query_noise(noise_keys, query, self.query_noise)
+    if row_keys is not None and self.bank_drop:
+      dropped = bank_drop(
+        fold_rows(row_keys, 'bank_drop'),
+        self.bank_drop,
+        bank.shape[-2],
+        keep=self.reading.min_bank_size,
+      )
+    tape = read(
+      bank,
+      self._normalize(query)[:, : self.reading.query_dim],
+      self.reading,
+      normalize=self._normalize,
+      dropped=dropped,
+      stop_early=stop_early,
+    )
+    return x, tape
+
+  def _normalize(self, tokens):
+    return self.tape_norm(tokens.astype(jnp.float32))
+
+  def finish(
+    self,
+    x: Float[Array, 'B L H'],
+    tokens: Float[Array, 'B T H'],
+    mask: Float[Array, 'B T'],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> Float[Array, 'B H']:
+    """Appends the tape, runs the other blocks and pools.
+
+    Args:
+      x: input tokens after the blocks before the insertion.
+      tokens: tape tokens; T may be cropped to the longest tape.
+      mask: 1 for a tape token, 0 for an empty slot, which is never read.
+      row_keys: one key per row turns on dropout; None is deterministic.
+
+    Returns:
+      The features in float32.
+    """
+    tokens = tokens.astype(x.dtype)
+    if self.read_mlp:
+      tokens = self.read_network(tokens)
+    valid = jnp.concatenate([jnp.ones(x.shape[:2]), mask], axis=1)
+    count = x.shape[1]
+    x = jnp.concatenate([x, tokens.astype(x.dtype)], axis=1)
+    after = range(self.insert_after, self.depth)
+    x = self.norm(self._blocks(x, valid, row_keys, after, count))
+    return masked_mean(self._pooled(x), self._pooled(valid))
+
+  def _pooled(self, x):
+    return x if self.pool == 'gap' else x[:, :1]
+
+  def _blocks(self, x, valid, row_keys, indices, num_input_tokens=None):
+    for index in indices:
+      name = f'block_{index}'
+      keys = None if row_keys is None else fold_rows(row_keys, name)
+      x = getattr(self, name)(x, valid, keys, num_input_tokens)
+    return x
+
+  @nn.nowrap
+  def flops(
+    self, tokens: int, bank_size: int, width: int, tape_length: int | float
+  ) -> float:
+    """FLOPs of one row; see `model_lib.flops`.
+
+    Args:
+      tokens: input tokens, L.
+      bank_size: tokens in the bank, C.
+      width: width of the tokens, H.
+      tape_length: number of tape tokens, as a mean over rows it may be broken.
+    """
+    total = self.insert_after * flops.block(tokens, width, self.mlp_dim)
+    if self.reading is not None:
+      steps = 1 if self.reading.fixed_length else tape_length
+      total += steps * flops.dense(bank_size, self.reading.query_dim, 1)
+      total += tape_length * flops.dense(1, self.reading.picks_per_step, width)
+    if self.read_mlp:
+      gated = self.read_mlp == 'glu'
+      total += flops.mlp(tape_length, width, self.mlp_dim, gated)
+    return total + (self.depth - self.insert_after) * flops.block(
+      tokens, width, self.mlp_dim, tape_length, self.tape_mlp
+    )
+
+
+def fixed_tape(tokens: Float[Array, 'T H'], batch: int) -> Tape:
+  """The same trainable tokens for every row; there are no indices."""
+  zeros = jnp.zeros((batch,))
+  return Tape(
+    tokens=jnp.tile(tokens[None], (batch, 1, 1)),
+    mask=jnp.ones((batch, tokens.shape[0])),
+    indices=None,
+    loss=zeros,
+    halting=zeros,
+    length=jnp.full((batch,), tokens.shape[0], jnp.int32),
+  )

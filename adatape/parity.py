@@ -1,0 +1,124 @@
+"""AdaTape for parity: is the number of 1s even? (AdaTape, section 3.2).
+
+One trainable [CLS] token is the only input token and makes the first query;
+the bank is the symbols, embedded without positions. The model solves it by
+reading equal symbols in pairs, so the tape holds the counts.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from adatape.bank import SymbolBank
+from adatape.classifier import TapeClassifier
+from adatape.encoder import TapeEncoder
+from adatape.reading import Reading
+from model_lib import flops
+from model_lib.layers import classifier
+from model_lib.tokens import class_token
+
+
+class ParityModel(TapeClassifier):
+  """AdaTape with symbol inputs `[B, N]` (int) and class logits.
+
+  The paper takes K = 2, T = N / 2 and tau = N / 4 for N symbols. The tape is
+  inserted before the first block: [CLS] alone has nothing to attend to.
+
+  Attributes:
+    num_classes: number of classes.
+    max_steps: most tape tokens, T.
+    threshold: halting threshold tau.
+    tokens_per_step: symbols merged into a tape token, K.
+    depth: number of blocks.
+    width: width of the tokens, H.
+    mlp_dim: hidden width of the feed-forward networks.
+    num_heads: attention heads.
+    query_dim: leading features that query and bank are compared by, h.
+    norm_scale: initial scale of the LayerNorm shared by bank and query.
+      Scores start with its square: from 1 on, a pair of unequal symbols is
+      merged with weights near 1 and 0, which hides one of the two.
+    vocab_size: number of symbols.
+    dropout: rate in the blocks.
+    dtype: compute dtype; parameters, the reading and logits are float32.
+
+  Raises:
+    ValueError: at construction, naming the field, for an illegal value.
+  """
+
+  num_classes: int
+  max_steps: int
+  threshold: int | float
+  tokens_per_step: int = 2
+  depth: int = 2
+  width: int = 32
+  mlp_dim: int = 64
+  num_heads: int = 4
+  query_dim: int = 16
+  norm_scale: float = 0.5
+  vocab_size: int = 3
+  dropout: float = 0.0
+  dtype: Any = jnp.float32
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.query_dim > self.width:
+      raise ValueError(
+        f'query_dim: expected at most the width {self.width}, got '
+        f'{self.query_dim}'
+      )
+    self.reading()
+
+  @nn.nowrap
+  def reading(self) -> Reading:
+    """The settings of the reading that the fields describe."""
+    return Reading(
+      tokens_per_step=self.tokens_per_step,
+      max_steps=self.max_steps,
+      threshold=self.threshold,
+      query_dim=self.query_dim,
+    )
+
+  def setup(self):
+    """Declares the submodules and parameters."""
+    self.tape_bank = SymbolBank(self.width, self.vocab_size, self.dtype)
+    self.encoder = self._encoder()
+    self.head = classifier(self.num_classes)
+    self.token = class_token(self, 1, self.width)
+
+  @nn.nowrap
+  def _encoder(self) -> TapeEncoder:
+    return TapeEncoder(
+      depth=self.depth,
+      num_heads=self.num_heads,
+      mlp_dim=self.mlp_dim,
+      pool='cls',
+      reading=self.reading(),
+      insert_after=0,
+      norm_scale=self.norm_scale,
+      dropout=self.dropout,
+      dtype=self.dtype,
+    )
+
+  def embed(
+    self, inputs: Int[Array, 'B N']
+  ) -> tuple[Float[Array, 'B 1 H'], Float[Array, 'B N H']]:
+    """The [CLS] token, and the symbols as the bank."""
+    token = jnp.tile(self.token, (inputs.shape[0], 1, 1))
+    return token.astype(self.dtype), self.tape_bank(inputs)
+
+  @nn.nowrap
+  def flops(
+    self, input_shape: tuple[int, ...], tape_length: int | float | None = None
+  ) -> float:
+    """FLOPs of one sequence `[N]` forward.
+
+    Args:
+      input_shape: shape of a sequence.
+      tape_length: tape tokens; None for the most, T.
+    """
+    length = self.max_steps if tape_length is None else tape_length
+    total = self._encoder().flops(1, input_shape[0], self.width, length)
+    total += flops.dense(input_shape[0], self.vocab_size, self.width)
+    return total + flops.dense(1, self.width, self.num_classes)

@@ -1,0 +1,338 @@
+"""Adaptive Tape Reading (AdaTape, Algorithm 2): a tape of bank tokens per row.
+
+A row's query picks the K best bank tokens, merges them into one tape token,
+averages itself with that token and goes on, until the accumulated largest
+weights reach the threshold or T steps are done.
+
+Two passes make the gradient cheap: `select` finds the indices without a
+gradient, then `replay` computes weights, tokens and loss from the K * T chosen
+rows alone. Everything about halting is float32 and row-wise.
+
+Where this differs from the printed algorithm: a used token's score becomes
+-inf. The printed `d * (1 - m)` sets it to 0, which beats every negative score,
+so tokens would be read twice.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from adatape.reading import Reading
+
+# Rows of a batch are split over these axes of the mesh.
+BATCH_AXES = ('data', 'fsdp')
+
+
+class Selection(NamedTuple):
+  """What was picked, without gradient.
+
+  Attributes:
+    indices: bank positions, distinct in a row within its tape; 0 beyond it.
+    appended: whether the step's token is on the tape; a prefix of the steps.
+    continued: whether the step also counted: the one that breaks does not.
+    halting: accumulated largest weights, at most the threshold.
+  """
+
+  indices: Int[Array, 'B T K']
+  appended: Bool[Array, 'B T']
+  continued: Bool[Array, 'B T']
+  halting: Float[Array, ' B']
+
+
+class Tape(NamedTuple):
+  """The tape of every row.
+
+  Attributes:
+    tokens: tape tokens in float32, zero beyond a row's length.
+    mask: 1 for the steps whose token is on the tape, a prefix.
+    indices: bank positions behind each token, 0 beyond the length; None if
+      there is no bank.
+    loss: the row's tape loss l, in no unit.
+    halting: accumulated halting score.
+    length: number of tape tokens, n.
+  """
+
+  tokens: Float[Array, 'B T H']
+  mask: Float[Array, 'B T']
+  indices: Int[Array, 'B T K'] | None
+  loss: Float[Array, ' B']
+  halting: Float[Array, ' B']
+  length: Int[Array, ' B']
+
+
+def read(
+  bank: Float[Array, 'C H'] | Float[Array, 'B C H'],
+  query: Float[Array, 'B h'],
+  reading: Reading,
+  *,
+  normalize: Callable[[Array], Array] | None = None,
+  dropped: Bool[Array, 'B C'] | None = None,
+  stop_early: bool = False,
+) -> Tape:
+  """Reads a tape for every row.
+
+  Under a mesh (`jax.set_mesh`) that splits the rows, selection and gather run
+  inside `jax.shard_map`, so that top_k needs no communication.
+
+  Args:
+    bank: one bank for all rows, or one per row.
+    query: the leading `query_dim` features of the normalised queries.
+    reading: the settings.
+    normalize: row-wise function from bank tokens to normalised ones (float32),
+      the LayerNorm shared with the query; None if the bank is normalised. The
+      gradient passes it only for the chosen tokens.
+    dropped: tokens that a row must not read (bank drop, appendix A.7); see
+      `bank_drop`. Each row must keep K * T of them.
+    stop_early: stop when every row has halted instead of after T steps. Same
+      result, bit for bit; for serving.
+
+  Raises:
+    ValueError: if the bank is too small or the query's width is not query_dim.
+  """
+  normalize = normalize or (lambda tokens: tokens)
+  reading.check_bank(*bank.shape[-2:])
+  if query.shape[-1] != reading.query_dim:
+    raise ValueError(
+      f'query_dim: expected queries of width {reading.query_dim}, got '
+      f'{query.shape[-1]}'
+    )
+  query = query.astype(jnp.float32)
+  keys = normalize(jax.lax.stop_gradient(bank))[..., : reading.query_dim]
+
+  def pick(bank, keys, query, dropped):
+    selection = select(keys, query, reading, dropped, stop_early)
+    return selection, gather(bank, selection.indices)
+
+  selection, rows = _over_rows(pick, query.shape[0], bank.ndim == 3)(
+    bank, keys, query, dropped
+  )
+  rows = normalize(rows).astype(jnp.float32)
+  tokens, loss = replay(rows, query, selection, reading)
+  return Tape(
+    tokens=tokens,
+    mask=selection.appended.astype(jnp.float32),
+    indices=selection.indices,
+    loss=loss,
+    halting=selection.halting,
+    length=selection.appended.sum(-1, dtype=jnp.int32),
+  )
+
+
+def select(
+  keys: Float[Array, 'C h'] | Float[Array, 'B C h'],
+  query: Float[Array, 'B h'],
+  reading: Reading,
+  dropped: Bool[Array, 'B C'] | None = None,
+  stop_early: bool = False,
+) -> Selection:
+  """Picks the tokens of every row; no gradient flows through it.
+
+  Args:
+    keys: leading features of the normalised bank.
+    query: leading features of the normalised queries.
+    reading: the settings.
+    dropped: tokens that a row must not read.
+    stop_early: see `read`.
+  """
+  keys, query = jax.lax.stop_gradient(
+    (keys.astype(jnp.float32), query.astype(jnp.float32))
+  )
+  penalty = jnp.zeros_like(query, shape=(query.shape[0], keys.shape[-2]))
+  if dropped is not None:
+    penalty = jnp.where(dropped, -jnp.inf, penalty)
+  if reading.fixed_length:
+    return _select_at_once(_scores(keys, query) + penalty, reading)
+  state = _State(
+    query=query,
+    penalty=penalty,
+    running=jnp.ones_like(query[:, 0], bool),
+    halting=jnp.zeros_like(query[:, 0]),
+  )
+  if stop_early:
+    return _select_until_halted(keys, state, reading)
+  state, steps = jax.lax.scan(
+    lambda state, _: _step(keys, state, reading),
+    state,
+    length=reading.max_steps,
+  )
+  return _selection(state, steps)
+
+
+def gather(
+  bank: Float[Array, 'C H'] | Float[Array, 'B C H'],
+  indices: Int[Array, 'B T K'],
+) -> Float[Array, 'B T K H']:
+  """The bank's tokens at the indices; its gradient is one scatter-add."""
+  if bank.ndim == 2:
+    return bank.at[indices].get(mode='promise_in_bounds')
+  rows = jnp.arange(indices.shape[0])[:, None, None]
+  return bank.at[rows, indices].get(mode='promise_in_bounds')
+
+
+def replay(
+  rows: Float[Array, 'B T K H'],
+  query: Float[Array, 'B h'],
+  selection: Selection,
+  reading: Reading,
+) -> tuple[Float[Array, 'B T H'], Float[Array, ' B']]:
+  """Repeats the reading on the chosen tokens alone, differentiably.
+
+  Args:
+    rows: the chosen normalised tokens, `gather(bank, selection.indices)`.
+    query: leading features of the normalised queries.
+    selection: what `select` found for the same queries.
+    reading: the settings.
+
+  Returns:
+    The tape tokens, zero beyond a row's length, and the row's tape loss.
+  """
+  on_tape = selection.appended[..., None]
+  if reading.fixed_length:
+    return jnp.where(on_tape, rows[:, :, 0], 0.0), jnp.zeros(rows.shape[0])
+
+  def step(query, inputs):
+    picked, continued = inputs
+    scores = (picked * query[:, None]).sum(-1)
+    weights = _weights(scores, reading)
+    return _updated(query, weights, picked, continued, reading), weights
+
+  keys = rows[..., : reading.query_dim].swapaxes(0, 1)
+  _, weights = jax.lax.scan(step, query, (keys, selection.continued.T))
+  weights = weights.swapaxes(0, 1)
+  tokens = (weights[..., None] * rows).sum(2)
+  if reading.loss == 'entropy':
+    loss = 1.0 - (weights**2).sum(-1)
+  else:
+    loss = 1.0 - weights.max(-1)
+  loss = jnp.where(selection.continued, loss, 0.0).sum(-1)
+  return jnp.where(on_tape, tokens, 0.0), loss
+
+
+class _State(NamedTuple):
+  query: Array  # [B, h]
+  penalty: Array  # [B, C]: 0, or -inf for tokens that are used or dropped
+  running: Array  # [B]
+  halting: Array  # [B]
+
+
+def _step(
+  keys: Array, state: _State, reading: Reading
+) -> tuple[_State, tuple[Array, Array, Array]]:
+  scores = _scores(keys, state.query) + state.penalty
+  top, indices = jax.lax.top_k(scores, reading.tokens_per_step)
+  weights = _weights(top, reading)
+  largest = weights.max(-1)
+  reached = state.halting + largest
+  continued = state.running & (reached <= reading.threshold)
+  picked = gather(keys, indices[:, None])[:, 0]
+  halting = jnp.where(continued, reached, state.halting)
+  following = _State(
+    query=_updated(state.query, weights, picked, continued, reading),
+    penalty=_without(state.penalty, indices, continued),
+    running=continued & (halting < reading.threshold),
+    halting=halting,
+  )
+  indices = jnp.where(state.running[:, None], indices, 0)
+  return following, (indices, state.running, continued)
+
+
+def _scores(keys: Array, query: Array) -> Array:
+  # Highest precision: a TPU would otherwise multiply in bfloat16.
+  keys_axes = 'ch' if keys.ndim == 2 else 'bch'
+  return jnp.einsum(
+    f'bh,{keys_axes}->bc', query, keys, precision=jax.lax.Precision.HIGHEST
+  )
+
+
+def _weights(scores: Array, reading: Reading) -> Array:
+  return jax.nn.softmax(scores / math.sqrt(reading.query_dim), axis=-1)
+
+
+def _updated(
+  query: Array,
+  weights: Array,
+  picked: Array,
+  continued: Array,
+  reading: Reading,
+) -> Array:
+  merged = (weights[..., None] * picked).sum(1)
+  if reading.query_update == 'average':
+    merged = (query + merged) / 2
+  return jnp.where(continued[:, None], merged, query)
+
+
+def _without(penalty: Array, indices: Array, continued: Array) -> Array:
+  # Rows that do not go on write past the end, where the scatter drops it.
+  places = jnp.where(continued[:, None], indices, penalty.shape[1])
+  rows = jnp.arange(penalty.shape[0])[:, None]
+  return penalty.at[rows, places].set(-jnp.inf, mode='drop')
+
+
+def _select_at_once(scores: Array, reading: Reading) -> Selection:
+  _, indices = jax.lax.top_k(scores, reading.max_steps)
+  every = indices >= 0
+  return Selection(
+    indices=indices[..., None],
+    appended=every,
+    continued=every,
+    halting=every.sum(-1, dtype=jnp.float32),
+  )
+
+
+def _select_until_halted(
+  keys: Array, state: _State, reading: Reading
+) -> Selection:
+  batch = state.halting.shape[0]
+  shape = (reading.max_steps, batch, reading.tokens_per_step)
+  indices = jnp.zeros_like(state.query, jnp.int32, shape=shape)
+  flags = jnp.zeros_like(state.query, bool, shape=shape[:2])
+  steps = indices, flags, flags
+
+  def unfinished(carry):
+    time, state, _ = carry
+    return (time < reading.max_steps) & state.running.any()
+
+  def body(carry):
+    time, state, steps = carry
+    state, step = _step(keys, state, reading)
+    steps = jax.tree.map(lambda x, y: x.at[time].set(y), steps, step)
+    return time + 1, state, steps
+
+  _, state, steps = jax.lax.while_loop(
+    unfinished, body, (jnp.int32(0), state, steps)
+  )
+  return _selection(state, steps)
+
+
+def _selection(state: _State, steps: tuple[Array, Array, Array]) -> Selection:
+  indices, appended, continued = (x.swapaxes(0, 1) for x in steps)
+  return Selection(indices, appended, continued, state.halting)
+
+
+def _over_rows(
+  function: Callable[..., tuple], batch: int, bank_per_row: bool
+) -> Callable[..., tuple]:
+  # Without shard_map, XLA all-gathers the scores for top_k and runs it
+  # replicated on every device.
+  mesh = jax.sharding.get_abstract_mesh()
+  axes = tuple(
+    axis
+    for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+    if axis in BATCH_AXES and kind != AxisType.Manual
+  )
+  parts = math.prod(mesh.shape[axis] for axis in axes)
+  if parts == 1 or batch % parts:
+    return function
+  rows = PartitionSpec(axes)
+  bank = rows if bank_per_row else PartitionSpec()
+  return jax.shard_map(
+    function,
+    in_specs=(bank, bank, rows, rows),
+    out_specs=rows,
+    axis_names=set(axes),
+  )
