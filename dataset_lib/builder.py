@@ -46,12 +46,13 @@ MAX_THREADS = 32  # beyond this Python's lock, not the cores, is the limit
 DEFAULT_PREFETCH = 2
 
 
-def validate(config: ConfigLike, split: str | None = None) -> dict[str, Any]:
+def validate(config: Any, split: Any = None) -> dict[str, Any]:
   """Checks a configuration without reading data or touching a device.
 
   Args:
-    config: the `dataset` part of a run's configuration.
-    split: name of a split to check as well.
+    config: the `dataset` part of a run's configuration: a mapping or an
+      ml_collections ConfigDict.
+    split: name of a split, to be checked as well.
 
   Returns:
     The configuration completed with defaults.
@@ -69,6 +70,7 @@ def validate(config: ConfigLike, split: str | None = None) -> dict[str, Any]:
   if 'augment' in complete:
     image_ops.options_from(complete)
   if split is not None:
+    source.check_field('split', split, source.text('the name of a split'))
     module.check_split(split)
   return {'name': name, **complete}
 
@@ -87,8 +89,9 @@ def build_source(config: ConfigLike, split: str) -> Source:
 
 def default_num_threads() -> int:
   """One thread for each core that this process may use."""
-  available = getattr(os, 'process_cpu_count', os.cpu_count)() or 1
-  return min(available, MAX_THREADS)
+  if hasattr(os, 'sched_getaffinity'):
+    return min(len(os.sched_getaffinity(0)), MAX_THREADS)
+  return min(os.cpu_count() or 1, MAX_THREADS)
 
 
 def build(

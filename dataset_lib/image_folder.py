@@ -49,7 +49,7 @@ class ImageFolderSource:
     if not (self._root / split).is_dir():
       raise MissingDataError(
         f'no split {split!r} in {root}, which has '
-        f'{", ".join(_folders(self._root)) or "no folders"}; {LAYOUT}'
+        f'{", ".join(_folders(self._root, self._root)) or "no folders"}; {LAYOUT}'
       )
     self._folder = self._root / split
     self._classes = _class_names(self._root)
@@ -92,7 +92,7 @@ class ImageFolderSource:
         f'{self._folder} has classes that {self._root / TRAIN} lacks: '
         f'{", ".join(unknown[:5])}; give both splits the same class folders'
       )
-    _refuse_loose_images(self._folder)
+    _refuse_loose_images(self._folder, self._root)
     for label, name in enumerate(self._classes):
       if name in present:
         found = _images(self._folder / name, self._root)
@@ -103,27 +103,31 @@ class ImageFolderSource:
     return files, np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
 
+def _refuse_outside(path: str | pathlib.Path, root: pathlib.Path) -> None:
+  """A link may point anywhere; data is read from inside the root only."""
+  target = pathlib.Path(path).resolve()
+  if not target.is_relative_to(root):
+    raise InvalidDataError(
+      f'{path} links to {target}, outside of {root}; copy the data, or give '
+      'the folder it lies in as root'
+    )
+
+
 def _entries(
-  folder: pathlib.Path, root: pathlib.Path | None = None
+  folder: pathlib.Path, root: pathlib.Path
 ) -> Iterator[os.DirEntry[str]]:
-  """Visible entries; with `root`, refuses links that lead out of it."""
+  """Visible entries of a folder; refuses links that lead out of the root."""
+  _refuse_outside(folder, root)
   with os.scandir(folder) as entries:
     for entry in entries:
       if entry.name.startswith('.'):
         continue
-      if root is not None and entry.is_symlink():
-        target = pathlib.Path(entry.path).resolve()
-        if not target.is_relative_to(root):
-          raise InvalidDataError(
-            f'{entry.path} links to {target}, outside of {root}; copy the '
-            'data, or give the folder it lies in as root'
-          )
+      if entry.is_symlink():
+        _refuse_outside(entry.path, root)
       yield entry
 
 
-def _folders(
-  folder: pathlib.Path, root: pathlib.Path | None = None
-) -> list[str]:
+def _folders(folder: pathlib.Path, root: pathlib.Path) -> list[str]:
   return sorted(e.name for e in _entries(folder, root) if e.is_dir())
 
 
@@ -160,8 +164,8 @@ def _images(folder: pathlib.Path, root: pathlib.Path) -> list[str]:
   return sorted(images)
 
 
-def _refuse_loose_images(folder: pathlib.Path) -> None:
-  for entry in _entries(folder):
+def _refuse_loose_images(folder: pathlib.Path, root: pathlib.Path) -> None:
+  for entry in _entries(folder, root):
     if _is_image_name(entry.name) and not entry.is_dir():
       raise InvalidDataError(f'{entry.path} lies in no class folder; {LAYOUT}')
 

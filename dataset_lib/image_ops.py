@@ -22,6 +22,7 @@ from dataset_lib.errors import BadRecord, ConfigError
 
 Encoded = bytes | UInt8[np.ndarray, 'H W C']
 Image = UInt8[np.ndarray, 'H W 3']
+Reframed = UInt8[np.ndarray, 'h w 3']  # of another height and width
 
 # Grain's threads already use every core; OpenCV's own would fight them.
 cv2.setNumThreads(0)
@@ -101,7 +102,7 @@ def to_rgb(value: Any) -> Image:
   return value if value.shape[2] == 3 else np.repeat(value, 3, axis=2)
 
 
-def resize(image: Image, height: int, width: int) -> Image:
+def resize(image: Image, height: int, width: int) -> Reframed:
   """Resizes: bilinear, or by area averaging when it shrinks twice or more.
 
   Bilinear reads 2 x 2 source pixels, so it aliases beyond a factor of 2; up to
@@ -114,7 +115,7 @@ def resize(image: Image, height: int, width: int) -> Image:
   return cv2.resize(image, (width, height), interpolation=method)
 
 
-def resize_small(image: Image, short_side: int) -> Image:
+def resize_small(image: Image, short_side: int) -> Reframed:
   """Resizes so that the short side is `short_side`, keeping the ratio."""
   height, width = image.shape[:2]
   scale = short_side / min(height, width)
@@ -125,7 +126,7 @@ def resize_small(image: Image, short_side: int) -> Image:
   )
 
 
-def central_crop(image: Image, size: int) -> Image:
+def central_crop(image: Image, size: int) -> Reframed:
   """The central `size` x `size` pixels; the image must be at least as large."""
   top = (image.shape[0] - size) // 2
   left = (image.shape[1] - size) // 2
@@ -171,7 +172,7 @@ def _reduction(box_height: int, box_width: int, size: int) -> int:
 
 def inception_crop(
   image: Encoded, rng: np.random.Generator, options: ImageOptions
-) -> Image:
+) -> Reframed:
   """Random crop of random size and ratio, resized to image_size squared.
 
   Comes first in `augment`, as it sees the encoded bytes: a JPEG much larger
@@ -187,7 +188,10 @@ def inception_crop(
     image = decode(image, by)
     if image.shape[:2] != (-(-size[0] // by), -(-size[1] // by)):
       raise BadRecord('undecodable', '', 'JPEG header and pixels disagree')
-    top, left, height, width = top // by, left // by, height // by, width // by
+    # To the nearest edges: at most half a pixel of the reduced image off.
+    bottom, right = round((top + height) / by), round((left + width) / by)
+    top, left = round(top / by), round(left / by)
+    height, width = bottom - top, right - left
   crop = image[top : top + height, left : left + width]
   return resize(crop, options.image_size, options.image_size)
 
@@ -206,16 +210,29 @@ OPS: Mapping[str, Callable[..., Image]] = {
 }
 
 
-def evaluation_image(value: Encoded, options: ImageOptions) -> Image:
+def _without_ends(image: Image) -> Reframed:
+  """The central part of an image more than 4 times as long as wide.
+
+  The ends would be cropped away anyway, and enlarging a line of one pixel to
+  the full short side would take gigabytes.
+  """
+  longest = 4 * min(image.shape[:2])
+  height, width = (min(side, longest) for side in image.shape[:2])
+  top = (image.shape[0] - height) // 2
+  left = (image.shape[1] - width) // 2
+  return image[top : top + height, left : left + width]
+
+
+def evaluation_image(value: Encoded, options: ImageOptions) -> Reframed:
   """Decodes, resizes the short side, takes the central crop."""
   short_side = options.resize_small or round(options.image_size / CENTRAL_SHARE)
-  image = resize_small(to_rgb(value), short_side)
+  image = resize_small(_without_ends(to_rgb(value)), short_side)
   return central_crop(image, options.image_size)
 
 
 def training_image(
   value: Encoded, rng: np.random.Generator, options: ImageOptions
-) -> Image:
+) -> Reframed:
   """Applies the operations of `options.augment` in order.
 
   Without an inception crop the image is framed as for evaluation.

@@ -18,7 +18,7 @@ from dataset_lib.errors import BadRecord, TooManyBadRecordsError
 from dataset_lib.order import Order
 from dataset_lib.source import DatasetInfo, Source, VectorSource
 
-Batch = dict[str, Shaped[np.ndarray, 'B ...']]
+Batch = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
 # (raw input, (seed, epoch, index)) -> array of the input's shape
 Transform = Callable[[Any, tuple[int, int, int]], np.ndarray]
 

@@ -10,7 +10,7 @@ import itertools
 import os
 import struct
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int64
@@ -21,6 +21,7 @@ _HEADER = struct.Struct('<QI')  # length of the data, checksum of the length
 _FOOTER_BYTES = 4  # checksum of the data
 
 
+@runtime_checkable
 class FileInstruction(Protocol):
   """Part of a shard, as TFDS describes it: `take` records after `skip`."""
 
@@ -30,6 +31,7 @@ class FileInstruction(Protocol):
   examples_in_shard: int
 
 
+@runtime_checkable
 class RecordFiles(Protocol):
   """Serialized records by index."""
 

@@ -7,7 +7,6 @@ with `FIELDS`, `check_split` and `build`, and one entry in `builder.SOURCES`.
 
 import dataclasses
 import difflib
-import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -100,19 +99,13 @@ class Field:
 REQUIRED = object()
 
 
-def _is_real(value: Any) -> bool:
-  return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
 def integer(low: int, high: int, default: Any = REQUIRED) -> Field:
   """An integer in [low, high]; True and 3.0 are not integers."""
 
   def accepts(value: Any) -> bool:
-    return (
-      isinstance(value, numbers.Integral)
-      and not isinstance(value, bool)
-      and low <= value <= high
-    )
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+      return False
+    return low <= int(value) <= high
 
   return Field(f'an integer in [{low}, {high}]', accepts, default)
 
@@ -121,7 +114,9 @@ def real(low: float, high: float, default: Any = REQUIRED) -> Field:
   """A finite number in [low, high]."""
 
   def accepts(value: Any) -> bool:
-    return _is_real(value) and math.isfinite(value) and low <= value <= high
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+      return False
+    return low <= float(value) <= high  # False for NaN
 
   return Field(f'a number in [{low}, {high}]', accepts, default)
 

@@ -1,0 +1,360 @@
+"""Decoding and augmentation against hand-made cases and plain NumPy."""
+
+import io
+import struct
+
+import cv2
+import numpy as np
+import pytest
+
+from dataset_lib import image_ops, order
+from dataset_lib.errors import BadRecord, ConfigError
+
+RNG = np.random.default_rng(0)
+NOISE = RNG.integers(256, size=(20, 30, 3)).astype(np.uint8)  # RGB
+
+
+def options(image_size=8, resize_small=0, min_crop_area=0.08, augment=()):
+  return image_ops.ImageOptions(
+    image_size, resize_small, min_crop_area, augment
+  )
+
+
+def smooth(height, width):
+  """A smooth RGB image, so that resampling methods agree on it."""
+  y = np.linspace(0, 255, height)[:, None]
+  x = np.linspace(255, 0, width)[None, :]
+  channels = np.broadcast_arrays(y, x, (x + y) / 2)
+  return np.stack(channels, axis=-1).astype(np.uint8)
+
+
+def encode(image, extension='.png', *flags):
+  bgr = image if image.ndim == 2 else image[..., ::-1]
+  done, data = cv2.imencode(extension, bgr, list(flags))
+  assert done
+  return data.tobytes()
+
+
+def test_decodes_rgb_in_this_order():
+  np.testing.assert_array_equal(image_ops.decode(encode(NOISE)), NOISE)
+
+
+def test_jpeg_close_to_its_origin():
+  image = smooth(40, 60)
+  decoded = image_ops.decode(encode(image, '.jpg'))
+  assert np.abs(decoded.astype(int) - image).max() < 12
+
+
+def test_greyscale_is_repeated():
+  grey = NOISE[..., 0]
+  decoded = image_ops.decode(encode(grey))
+  for channel in range(3):
+    np.testing.assert_array_equal(decoded[..., channel], grey)
+  decoded = image_ops.decode(encode(smooth(16, 16)[..., 0], '.jpg'))
+  assert decoded.shape == (16, 16, 3)
+
+
+def test_sixteen_bits_are_scaled_to_eight():
+  deep = NOISE.astype(np.uint16) * 257
+  np.testing.assert_array_equal(image_ops.decode(encode(deep)), NOISE)
+
+
+def test_alpha_is_dropped():
+  bgra = np.dstack([NOISE[..., ::-1], np.full((20, 30), 7, np.uint8)])
+  data = cv2.imencode('.png', bgra)[1].tobytes()
+  np.testing.assert_array_equal(image_ops.decode(data), NOISE)
+
+
+def test_cmyk_is_converted():
+  pillow = pytest.importorskip('PIL.Image', reason='writes the CMYK file')
+  red = np.zeros((16, 16, 3), np.uint8)
+  red[..., 0] = 255
+  file = io.BytesIO()
+  pillow.fromarray(red).convert('CMYK').save(file, 'JPEG', quality=95)
+  decoded = image_ops.decode(file.getvalue()).astype(int)
+  assert np.abs(decoded - red).max() < 12
+
+
+@pytest.mark.parametrize(
+  ('orientation', 'upright'),
+  [
+    (1, lambda image: image),
+    (2, lambda image: image[:, ::-1]),
+    (3, lambda image: image[::-1, ::-1]),
+    (4, lambda image: image[::-1]),
+    (5, lambda image: image.transpose(1, 0, 2)),
+    (6, lambda image: np.rot90(image, -1)),
+    (7, lambda image: image[::-1, ::-1].transpose(1, 0, 2)),
+    (8, lambda image: np.rot90(image)),
+  ],
+)
+def test_exif_orientation_is_applied(orientation, upright):
+  data = encode(smooth(24, 40), '.jpg')
+  tiff = b'II' + struct.pack(
+    '<HIHHHIHHI', 42, 8, 1, 0x0112, 3, 1, orientation, 0, 0
+  )
+  body = b'Exif\0\0' + tiff
+  segment = b'\xff\xe1' + struct.pack('>H', len(body) + 2) + body
+  rotated = image_ops.decode(data[:2] + segment + data[2:])
+  np.testing.assert_array_equal(rotated, upright(image_ops.decode(data)))
+  # The crop decodes by the same path: whole image, its own size.
+  cropped = image_ops.inception_crop(
+    data[:2] + segment + data[2:], RNG, options(min_crop_area=1.0)
+  )
+  assert cropped.shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize(
+  ('data', 'kind'),
+  [
+    (b'', 'empty'),
+    (b'this is a text file', 'undecodable'),
+    (encode(NOISE, '.jpg')[:-1], 'truncated'),
+    (encode(NOISE, '.jpg')[:300], 'truncated'),
+    (encode(NOISE, '.jpg')[:10], 'truncated'),
+    (encode(NOISE)[:-40], 'undecodable'),
+    (encode(NOISE)[:40], 'undecodable'),
+    (b'\xff\xd8\xff\xd9', 'undecodable'),
+  ],
+)
+def test_what_cannot_be_decoded(data, kind):
+  for read in (image_ops.decode, image_ops.to_rgb):
+    with pytest.raises(BadRecord) as error:
+      read(data)
+    assert error.value.kind == kind
+  with pytest.raises(BadRecord):
+    image_ops.inception_crop(data, RNG, options())
+
+
+@pytest.mark.parametrize(
+  ('value', 'kind'),
+  [
+    (NOISE.astype(np.float32), 'wrong_dtype'),
+    (NOISE.astype(np.int32), 'wrong_dtype'),
+    ('text', 'wrong_dtype'),
+    (None, 'wrong_dtype'),
+    (NOISE[..., 0], 'wrong_shape'),
+    (NOISE[..., :2], 'wrong_shape'),
+    (NOISE[:0], 'wrong_shape'),
+  ],
+)
+def test_what_is_no_image_array(value, kind):
+  with pytest.raises(BadRecord) as error:
+    image_ops.to_rgb(value)
+  assert error.value.kind == kind
+
+
+def test_a_single_channel_array_is_repeated():
+  rgb = image_ops.to_rgb(NOISE[..., :1])
+  np.testing.assert_array_equal(rgb, np.repeat(NOISE[..., :1], 3, axis=2))
+
+
+def bilinear_loop(image, height, width):
+  """Bilinear interpolation with half-pixel centres, one pixel at a time."""
+  result = np.zeros((height, width, image.shape[2]))
+  for row in range(height):
+    for column in range(width):
+      y = (row + 0.5) * image.shape[0] / height - 0.5
+      x = (column + 0.5) * image.shape[1] / width - 0.5
+      y = min(max(y, 0), image.shape[0] - 1)
+      x = min(max(x, 0), image.shape[1] - 1)
+      top, left = int(y), int(x)
+      bottom = min(top + 1, image.shape[0] - 1)
+      right = min(left + 1, image.shape[1] - 1)
+      dy, dx = y - top, x - left
+      result[row, column] = (
+        image[top, left] * (1 - dy) * (1 - dx)
+        + image[top, right] * (1 - dy) * dx
+        + image[bottom, left] * dy * (1 - dx)
+        + image[bottom, right] * dy * dx
+      )
+  return result
+
+
+@pytest.mark.parametrize('shape', [(33, 41), (14, 25), (20, 15)])
+def test_resize_is_bilinear(shape):
+  resized = image_ops.resize(NOISE, *shape)
+  assert np.abs(resized - bilinear_loop(NOISE, *shape)).max() <= 1.0
+
+
+def test_strong_shrinking_averages():
+  resized = image_ops.resize(NOISE, 5, 10)
+  means = NOISE.reshape(5, 4, 10, 3, 3).mean(axis=(1, 3))
+  assert np.abs(resized - means).max() <= 0.51
+
+
+def test_resize_to_the_same_size_is_the_identity():
+  assert image_ops.resize(NOISE, 20, 30) is NOISE
+
+
+@pytest.mark.parametrize(
+  ('shape', 'expected'),
+  [((20, 30), (16, 24)), ((30, 20), (24, 16)), ((7, 7), (16, 16))],
+)
+def test_resize_small_keeps_the_ratio(shape, expected):
+  image = np.zeros((*shape, 3), np.uint8)
+  assert image_ops.resize_small(image, 16).shape[:2] == expected
+
+
+def test_central_crop():
+  image = np.arange(5 * 6 * 3, dtype=np.uint8).reshape(5, 6, 3)
+  np.testing.assert_array_equal(
+    image_ops.central_crop(image, 3), image[1:4, 1:4]
+  )
+
+
+@pytest.mark.parametrize('shape', [(1, 3000), (3000, 1), (1, 1), (64, 300)])
+def test_evaluation_of_extreme_shapes(shape):
+  image = np.full((*shape, 3), 9, np.uint8)
+  result = image_ops.evaluation_image(image, options(image_size=32))
+  np.testing.assert_array_equal(result, np.full((32, 32, 3), 9))
+
+
+def test_evaluation_frames_the_centre():
+  image = np.zeros((64, 192, 3), np.uint8)
+  image[:, 64:128] = 200
+  result = image_ops.evaluation_image(encode(image), options(28))
+  assert result.shape == (28, 28, 3)
+  np.testing.assert_array_equal(result, np.full((28, 28, 3), 200))
+  whole = image_ops.evaluation_image(encode(image), options(28, 40))
+  assert whole.min() == 200
+
+
+def test_inception_boxes_cover_the_legal_range():
+  rng = np.random.default_rng(1)
+  height, width = 300, 400
+  areas, ratios, tops = [], [], []
+  for _ in range(2000):
+    top, left, box_height, box_width = image_ops.inception_box(
+      height, width, rng, 0.08
+    )
+    assert 0 <= top <= height - box_height
+    assert 0 <= left <= width - box_width
+    areas.append(box_height * box_width / (height * width))
+    ratios.append(box_width / box_height)
+    tops.append(top)
+  assert 0.075 < min(areas) < 0.1
+  assert max(areas) > 0.9
+  assert 0.72 < min(ratios) < 0.77
+  assert 1.3 < max(ratios) < 1.36
+  assert min(tops) == 0
+  # Small boxes always fit, so below half the area the draw is uniform.
+  small = np.array([area for area in areas if area < 0.5])
+  counts, _ = np.histogram(small, bins=6, range=(0.08, 0.5))
+  assert counts.max() / counts.min() < 1.4
+
+
+@pytest.mark.parametrize('shape', [(1, 1), (1, 500), (500, 1), (3, 2)])
+def test_inception_boxes_of_extreme_shapes_fit(shape):
+  for seed in range(50):
+    rng = np.random.default_rng(seed)
+    top, left, height, width = image_ops.inception_box(*shape, rng, 0.9)
+    assert height >= 1
+    assert width >= 1
+    assert top >= 0
+    assert left >= 0
+    assert top + height <= shape[0]
+    assert left + width <= shape[1]
+
+
+def test_an_inception_crop_of_pixels_is_its_box_resized():
+  for index in range(20):
+    box = image_ops.inception_box(20, 30, order.record_rng(0, 0, index), 0.08)
+    top, left, height, width = box
+    expected = image_ops.resize(
+      NOISE[top : top + height, left : left + width], 8, 8
+    )
+    for value in (NOISE, encode(NOISE)):
+      crop = image_ops.inception_crop(
+        value, order.record_rng(0, 0, index), options()
+      )
+      np.testing.assert_array_equal(crop, expected)
+
+
+@pytest.mark.parametrize(
+  ('size', 'reduction'), [(200, 1), (100, 2), (50, 4), (25, 8), (3, 8)]
+)
+def test_the_reduction_never_loses_pixels(size, reduction):
+  assert image_ops._reduction(200, 300, size) == reduction
+
+
+@pytest.mark.parametrize('shape', [(256, 384), (255, 381), (250, 390)])
+def test_reduced_decoding_shows_the_same_crop(monkeypatch, shape):
+  data = encode(smooth(*shape), '.jpg', cv2.IMWRITE_JPEG_QUALITY, 95)
+  reductions = []
+  real = image_ops._reduction
+
+  def spy(*sizes):
+    reductions.append(real(*sizes))
+    return reductions[-1]
+
+  for index in range(20):
+    monkeypatch.setattr(image_ops, '_reduction', spy)
+    reduced = image_ops.inception_crop(
+      data, order.record_rng(0, 0, index), options(24)
+    )
+    monkeypatch.setattr(image_ops, '_reduction', lambda *sizes: 1)
+    full = image_ops.inception_crop(
+      data, order.record_rng(0, 0, index), options(24)
+    )
+    # Half a pixel at 1/8 of the size is 4 pixels, about 4 values of the ramp.
+    assert np.abs(reduced.astype(int) - full).max() <= 8
+    assert np.abs(reduced.astype(int) - full).mean() <= 3
+  assert {2, 4, 8} <= set(reductions)
+
+
+def test_flip_mirrors_half_of_the_images():
+  flipped = 0
+  for index in range(200):
+    result = image_ops.flip(NOISE, order.record_rng(0, 0, index), options())
+    if np.array_equal(result, NOISE[:, ::-1]):
+      flipped += 1
+    else:
+      np.testing.assert_array_equal(result, NOISE)
+  assert 70 < flipped < 130
+
+
+def test_training_is_a_function_of_the_generator():
+  chosen = options(8, augment=('inception_crop', 'flip'))
+  data = encode(NOISE)
+  first, again, other = (
+    image_ops.training_image(data, order.record_rng(0, 1, key), chosen)
+    for key in (2, 2, 3)
+  )
+  np.testing.assert_array_equal(first, again)
+  assert np.any(first != other)
+
+
+def test_training_without_a_crop_frames_as_evaluation():
+  chosen = options(8, augment=('flip',))
+  expected = image_ops.evaluation_image(NOISE, chosen)
+  result = image_ops.training_image(NOISE, order.record_rng(0), chosen)
+  assert np.array_equal(result, expected) or np.array_equal(
+    result, expected[:, ::-1]
+  )
+
+
+def test_a_new_operation_is_a_function_and_an_entry(monkeypatch):
+  def invert(image, rng, options):
+    return 255 - image
+
+  monkeypatch.setitem(image_ops.OPS, 'invert', invert)
+  result = image_ops.training_image(
+    NOISE, order.record_rng(0), options(20, 20, augment=('invert',))
+  )
+  np.testing.assert_array_equal(result, 255 - image_ops.central_crop(NOISE, 20))
+
+
+CONFIG = dict(
+  image_size=32, resize_small=0, min_crop_area=0.08, augment=('flip',)
+)
+
+
+@pytest.mark.parametrize(
+  ('key', 'value'),
+  [('resize_small', 31), ('augment', ('flip', 'inception_crop'))],
+)
+def test_values_that_do_not_fit_together(key, value):
+  with pytest.raises(ConfigError) as error:
+    image_ops.options_from({**CONFIG, key: value})
+  assert error.value.key == f'dataset.{key}'
