@@ -47,9 +47,9 @@ class ImageFolderSource:
       raise MissingDataError(f'dataset.root: no folder {root}; {LAYOUT}')
     self._root = root.resolve()
     if not (self._root / split).is_dir():
+      others = ', '.join(_folders(self._root, self._root)) or 'no folders'
       raise MissingDataError(
-        f'no split {split!r} in {root}, which has '
-        f'{", ".join(_folders(self._root, self._root)) or "no folders"}; {LAYOUT}'
+        f'no split {split!r} in {root}, which has {others}; {LAYOUT}'
       )
     self._folder = self._root / split
     self._classes = _class_names(self._root)

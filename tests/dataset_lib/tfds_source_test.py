@@ -1,0 +1,264 @@
+"""TFDS directories in both formats, written here, read without TensorFlow."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import cv2
+import numpy as np
+import pytest
+
+from dataset_lib import builder
+from dataset_lib.errors import (
+  ConfigError,
+  InvalidDataError,
+  MissingDataError,
+  TooManyBadRecordsError,
+)
+
+FORMATS = ('array_record', 'tfrecord')
+NAMES = ('ant', 'bee', 'cat')
+
+pytestmark = pytest.mark.skipif(
+  importlib.util.find_spec('tensorflow') is None
+  or importlib.util.find_spec('tensorflow_datasets') is None,
+  reason='writing TFDS files needs tensorflow and tensorflow_datasets',
+)
+
+# A process of its own: the tests then read without TensorFlow's import.
+WRITE = """
+import os, sys
+import numpy as np
+import tensorflow_datasets as tfds
+
+def write(folder, file_format):
+  os.makedirs(folder)
+  features = tfds.features.FeaturesDict({
+    'image': tfds.features.Image(shape=(None, None, 3), encoding_format='png'),
+    'label': tfds.features.ClassLabel(names=['ant', 'bee', 'cat']),
+    'note': tfds.features.Text(),
+  })
+  identity = tfds.core.dataset_info.DatasetIdentity(
+    name='tiny', version=tfds.core.Version('1.0.0'), data_dir=folder,
+    module_name='')
+  info = tfds.core.DatasetInfo(
+    builder=identity, features=features, supervised_keys=('image', 'label'))
+  writer = tfds.core.SequentialWriter(
+    info, max_examples_per_shard=8, file_format=file_format)
+  writer.initialize_splits(['train', 'test'])
+  for split, first, count in (('train', 0, 20), ('test', 100, 7)):
+    writer.add_examples({split: [
+      {
+        'image': np.full((9, 12, 3), first + i, np.uint8),
+        'label': -1 if (split, i) == ('test', 5) else i % 3,
+        'note': 'x',
+      }
+      for i in range(count)
+    ]})
+  writer.close_all()
+
+for file_format in sys.argv[2:]:
+  write(f'{sys.argv[1]}/{file_format}/tiny/1.0.0', file_format)
+"""
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+  """{file format: data_dir} of a set 'tiny' of constant images."""
+  root = tmp_path_factory.mktemp('tfds')
+  subprocess.run(
+    [sys.executable, '-c', WRITE, str(root), *FORMATS],
+    check=True,
+    capture_output=True,
+  )
+  return {file_format: root / file_format for file_format in FORMATS}
+
+
+@pytest.fixture
+def copy(prepared, tmp_path):
+  """A TFRecord copy that a test may damage."""
+  folder = tmp_path / 'copy'
+  shutil.copytree(prepared['tfrecord'] / 'tiny' / '1.0.0', folder)
+  return folder
+
+
+def config(data_dir, name='tiny'):
+  return dict(name='tfds', builder=name, data_dir=str(data_dir), image_size=8)
+
+
+def values(source):
+  """The constant of every image; fails unless it is one."""
+  result = []
+  for index in range(len(source)):
+    data = source.record(index)['image']
+    assert isinstance(data, bytes)
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    assert image.shape == (9, 12, 3)
+    assert image.min() == image.max()
+    result.append(int(image[0, 0, 0]))
+  return result
+
+
+@pytest.mark.parametrize('file_format', FORMATS)
+def test_records_by_name(prepared, file_format):
+  source = builder.build_source(config(prepared[file_format]), 'train')
+  assert source.info.num_classes == 3
+  assert source.info.class_names == NAMES
+  assert source.info.num_examples == len(source) == 20
+  assert sorted(values(source)) == list(range(20))
+  for index, value in enumerate(values(source)):
+    assert source.record(index)['label'] == value % 3
+
+
+@pytest.mark.parametrize('file_format', FORMATS)
+def test_records_by_directory(prepared, file_format):
+  folder = prepared[file_format] / 'tiny' / '1.0.0'
+  by_directory = builder.build_source(config(folder, name=''), 'test')
+  by_name = builder.build_source(config(prepared[file_format]), 'test')
+  assert values(by_directory) == values(by_name) == list(range(100, 107))
+
+
+@pytest.mark.parametrize('file_format', FORMATS)
+def test_parts_of_splits(prepared, file_format):
+  def read(split):
+    return values(builder.build_source(config(prepared[file_format]), split))
+
+  whole = read('train')
+  assert read('train[:90%]') == whole[:18]
+  assert read('train[90%:]') == whole[18:]
+  assert read('train[5:11]') == whole[5:11]
+  assert read('train[15:]+test') == whole[15:] + read('test')
+
+
+def test_both_formats_hold_the_same(prepared):
+  one, other = (
+    builder.build_source(config(prepared[file_format]), 'train')
+    for file_format in FORMATS
+  )
+  assert values(one) == values(other)
+
+
+@pytest.mark.parametrize('file_format', FORMATS)
+def test_batches(prepared, file_format):
+  data = builder.build(
+    config(prepared[file_format]),
+    split='train',
+    train=True,
+    seed=0,
+    batch_size=10,
+    num_threads=2,
+  )
+  source = builder.build_source(config(prepared[file_format]), 'train')
+  known = values(source)
+  batches = data.batches()
+  for _ in range(4):
+    batch = next(batches)
+    for image, label, index in zip(
+      batch['image'], batch['label'], batch['index'], strict=True
+    ):
+      np.testing.assert_array_equal(image, np.full((8, 8, 3), known[index]))
+      assert label == known[index] % 3
+  batches.close()
+
+
+@pytest.mark.parametrize('file_format', FORMATS)
+def test_an_unlabelled_record_names_its_shard(prepared, file_format):
+  data = builder.build(
+    config(prepared[file_format]),
+    split='test',
+    train=False,
+    seed=0,
+    batch_size=4,
+  )
+  with pytest.raises(TooManyBadRecordsError) as error:
+    list(data.batches())
+  message = str(error.value)
+  assert f'tiny-test.{file_format}-00000' in message
+  assert 'record 5 (row 5): label -1 not in [0, 2]' in message
+
+
+@pytest.mark.parametrize('file_format', FORMATS)
+def test_nothing_is_written_beside_the_data(prepared, file_format):
+  folder = prepared[file_format] / 'tiny' / '1.0.0'
+  before = sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir())
+  values(builder.build_source(config(prepared[file_format]), 'train'))
+  after = sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir())
+  assert before == after
+
+
+@pytest.mark.parametrize('file_format', FORMATS)
+def test_reading_does_not_import_tensorflow(prepared, file_format, repository):
+  code = f"""
+import sys
+from dataset_lib import builder
+data = builder.build({config(prepared[file_format])!r}, split='train',
+                     train=True, seed=0, batch_size=4)
+next(data.batches())
+print('tensorflow' in sys.modules)
+"""
+  result = subprocess.run(
+    [sys.executable, '-c', code],
+    cwd=repository,
+    check=True,
+    capture_output=True,
+    text=True,
+  )
+  assert result.stdout.strip() == 'False'
+
+
+def test_a_missing_split_lists_the_others(prepared):
+  with pytest.raises(MissingDataError, match=r"'validation'; it has .*train"):
+    builder.build_source(config(prepared['tfrecord']), 'validation')
+
+
+def test_an_unprepared_set_gives_the_command(tmp_path):
+  with pytest.raises(MissingDataError) as error:
+    builder.build_source(config(tmp_path, name='cifar10'), 'train')
+  assert (
+    f'tfds build cifar10 --data_dir={tmp_path} --file_format=array_record'
+    in str(error.value)
+  )
+
+
+def test_an_unknown_name(tmp_path):
+  with pytest.raises(ConfigError) as error:
+    builder.build_source(config(tmp_path, name='cifar1o'), 'train')
+  assert error.value.key == 'dataset.builder'
+
+
+def test_a_folder_without_a_data_set(tmp_path):
+  with pytest.raises(MissingDataError, match='holds no dataset_info'):
+    builder.build_source(config(tmp_path, name=''), 'train')
+
+
+@pytest.mark.parametrize('file_format', FORMATS)
+def test_a_missing_shard(prepared, file_format, tmp_path):
+  folder = tmp_path / 'copy'
+  shutil.copytree(prepared[file_format] / 'tiny' / '1.0.0', folder)
+  os.remove(folder / f'tiny-train.{file_format}-00001')
+  with pytest.raises(MissingDataError, match='train'):
+    builder.build_source(config(folder, name=''), 'train')
+
+
+def test_a_damaged_record_is_counted(copy):
+  shard = copy / 'tiny-test.tfrecord-00000'
+  data = bytearray(shard.read_bytes())
+  data[12:60] = bytes(48)  # the first record, behind its length
+  shard.write_bytes(data)
+  loader = builder.build(
+    config(copy, name=''), split='test', train=False, seed=0, batch_size=4
+  )
+  with pytest.raises(TooManyBadRecordsError, match='record 0'):
+    list(loader.batches())
+
+
+def test_a_set_of_text_is_refused(copy):
+  info = copy / 'dataset_info.json'
+  content = json.loads(info.read_text())
+  content['supervisedKeys']['tuple']['items'][1]['featureKey'] = 'note'
+  info.write_text(json.dumps(content))
+  with pytest.raises(InvalidDataError, match='Image to Text'):
+    builder.build_source(config(copy, name=''), 'train')
