@@ -237,7 +237,7 @@ def training_image(
 
   Without an inception crop the image is framed as for evaluation.
   """
-  image = value
+  image: Any = value
   if 'inception_crop' not in options.augment:
     image = evaluation_image(value, options)
   for name in options.augment:

@@ -111,20 +111,13 @@ class Reader:
     places = [self._order.place(position) for position in positions]
     batch = empty_batch(self._source.info, len(places))
     if isinstance(self._source, VectorSource):
-      self._fill_at_once(batch, [p[1] for p in places if p is not None])
+      indices = [place[1] for place in places if place is not None]
+      fill_at_once(batch, self._source, indices)
       return batch
     for row, place in enumerate(places):
       if place is not None:
         self._fill_row(batch, row, *place)
     return batch
-
-  def _fill_at_once(self, batch: Batch, indices: list[int]) -> None:
-    real = len(indices)  # padding can only be at the end
-    records = self._source.records(np.array(indices, np.int64))
-    for key, values in records.items():
-      batch[key][:real] = values
-    batch['mask'][:real] = 1
-    batch['index'][:real] = indices
 
   def _fill_row(self, batch: Batch, row: int, epoch: int, index: int) -> None:
     read, value, label = self._good_record(epoch, index)
@@ -156,6 +149,20 @@ class Reader:
     value = self._transform(record[info.input_key], key)
     check_input(value, info)
     return value, label
+
+
+def fill_at_once(
+  batch: Batch, source: VectorSource, indices: Sequence[int]
+) -> None:
+  """Fills the first rows of a batch with the records `indices`, in place.
+
+  The rows behind them stay padding.
+  """
+  real = len(indices)
+  for key, values in source.records(np.array(indices, np.int64)).items():
+    batch[key][:real] = values
+  batch['mask'][:real] = 1
+  batch['index'][:real] = indices
 
 
 def check_label(label: Any, num_classes: int) -> int:

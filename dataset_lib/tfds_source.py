@@ -7,9 +7,10 @@ both read at random; only the stored image bytes leave the record, OpenCV
 decodes them. Splits may be parts, like 'train[:90%]'.
 """
 
+import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dataset_lib import image_ops, source
@@ -28,11 +29,24 @@ from dataset_lib.record_files import (
 # train, train[:90%], train[10%:]+validation
 _PART = r'\w+(\[(-?\d+%?)?:(-?\d+%?)?\])?'
 _SPLIT = re.compile(rf'{_PART}(\+{_PART})*')
-_INFO_FILE = 'dataset_info.json'
-_FILES = {'array_record': ArrayRecordFiles, 'tfrecord': TFRecordFiles}
+_INFO_FILE, _FEATURES_FILE = 'dataset_info.json', 'features.json'
+_FILES: dict[str, Callable[[list[Any]], RecordFiles]] = {
+  'array_record': ArrayRecordFiles,
+  'tfrecord': TFRecordFiles,
+}
+# name, name/config, name:1.2.3. No 'namespace:name': TFDS would fetch those
+# from the network and run their code.
+_NAME = re.compile(r'[a-z]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?')
+_CLASS_KEYS = ('type', 'pythonClassName', 'python_class_name')
 
 FIELDS = {
-  'builder': source.text("a TFDS name such as 'cifar10'", default=''),
+  'builder': source.Field(
+    "a TFDS name such as 'cifar10'",
+    lambda value: (
+      isinstance(value, str) and bool(_NAME.fullmatch(value or 'x'))
+    ),
+    default='',
+  ),
   'data_dir': source.text("a folder, or '' for ~/tensorflow_datasets", ''),
   **image_ops.FIELDS,
   'max_bad_share': source.real(0.0, 0.5, default=source.DEFAULT_BAD_SHARE),
@@ -132,6 +146,46 @@ def _open(builder: Any, instructions: list[Any]) -> RecordFiles:
   return _FILES[kind](instructions)
 
 
+def _class_names(value: Any) -> Iterator[str]:
+  """Names of Python classes in a decoded features.json, JSON in it included."""
+  if isinstance(value, str) and value.lstrip()[:1] in ('{', '['):
+    value = json.loads(value)
+  if isinstance(value, list):
+    for item in value:
+      yield from _class_names(item)
+  if isinstance(value, dict):
+    for key, item in value.items():
+      if key in _CLASS_KEYS and isinstance(item, str):
+        yield item
+      yield from _class_names(item)
+
+
+def refuse_foreign_code(file: pathlib.Path) -> None:
+  """Refuses a features.json that names a class from outside of TFDS.
+
+  TFDS imports the module of any class named there, so a data set could run
+  code of its choice.
+
+  Raises:
+    InvalidDataError: it does, or it is no JSON.
+  """
+  try:
+    names = set(_class_names(json.loads(file.read_text())))
+  except ValueError as error:
+    raise InvalidDataError(f'{file} is damaged: {error}') from error
+  # Names without a dot import nothing.
+  foreign = sorted(
+    name
+    for name in names
+    if '.' in name and not name.startswith('tensorflow_datasets.')
+  )
+  if foreign:
+    raise InvalidDataError(
+      f'{file} would import {", ".join(foreign)}; only features of '
+      'tensorflow_datasets are read'
+    )
+
+
 def _prepared_builder(name: str, data_dir: str) -> Any:
   """The builder of a data set that is on disk.
 
@@ -142,12 +196,15 @@ def _prepared_builder(name: str, data_dir: str) -> Any:
 
   folder = pathlib.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
   if data_dir and (folder / _INFO_FILE).is_file():
+    refuse_foreign_code(folder / _FEATURES_FILE)
     return tfds.builder_from_directory(folder)
   if not name:
     raise MissingDataError(
       f'{folder} holds no {_INFO_FILE}: give dataset.builder a name, or '
       'dataset.data_dir the folder of one prepared version'
     )
+  for file in (folder / re.split('[/:]', name)[0]).rglob(_FEATURES_FILE):
+    refuse_foreign_code(file)
   try:
     builder = tfds.builder(name, data_dir=folder)
   except tfds.core.DatasetNotFoundError as error:

@@ -262,3 +262,47 @@ def test_a_set_of_text_is_refused(copy):
   info.write_text(json.dumps(content))
   with pytest.raises(InvalidDataError, match='Image to Text'):
     builder.build_source(config(copy, name=''), 'train')
+
+
+@pytest.mark.parametrize('nested', [False, True])
+def test_a_set_cannot_run_code(copy, monkeypatch, nested):
+  trace = copy / 'trace'
+  module = copy / 'evil_module.py'
+  module.write_text(f"open({str(trace)!r}, 'w')")
+  monkeypatch.syspath_prepend(str(copy))
+  file = copy / 'features.json'
+  content = json.loads(file.read_text())
+  label = content['featuresDict']['features']['label']
+  if nested:
+    evil = {'type': 'evil_module.Label', 'content': {}}
+    label.pop('classLabel')
+    label['jsonFeature'] = {'json': json.dumps({'inner': evil})}
+  else:
+    label['pythonClassName'] = 'evil_module.Label'
+  file.write_text(json.dumps(content))
+  with pytest.raises(
+    InvalidDataError, match=r'would import evil_module\.Label'
+  ):
+    builder.build_source(config(copy, name=''), 'train')
+  by_name = copy.parent / 'sets' / 'tiny' / '1.0.0'
+  shutil.copytree(copy, by_name)
+  with pytest.raises(InvalidDataError, match='would import'):
+    builder.build_source(config(by_name.parents[1]), 'train')
+  assert not trace.exists()
+  assert 'evil_module' not in sys.modules
+
+
+@pytest.mark.parametrize(
+  'name', ['huggingface:x', 'kaggle:x', '../x', 'x/a=1', 'X', 'x;y', 'x/..']
+)
+def test_names_that_lead_elsewhere(name):
+  with pytest.raises(ConfigError) as error:
+    builder.validate(config('/x', name=name))
+  assert error.value.key == 'dataset.builder'
+
+
+@pytest.mark.parametrize(
+  'name', ['cifar10', 'a_b/c-d.e', 'x:1.2.3', 'x/y:1.2.3']
+)
+def test_names_of_builders(name):
+  builder.validate(config('/x', name=name))
