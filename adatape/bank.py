@@ -53,7 +53,7 @@ class ImageBank(nn.Module):
       self.width, self.patch_size, dtype=self.dtype, name='patch_embed'
     )(images)
     x = LearnedPositions(name='positions')(x)
-    x = _dense(self.width, self.dtype, 'embed')(x)
+    x = _dense(self.width, self.dtype)(x)
     return constrain(x, 'batch', 'length', 'embed')
 
 
@@ -74,16 +74,14 @@ class SymbolBank(nn.Module):
   def __call__(self, symbols: Int[Array, 'B C']) -> Float[Array, 'B C H']:
     """One token per symbol."""
     one_hot = jax.nn.one_hot(symbols, self.vocab_size, dtype=self.dtype)
-    return _dense(self.width, self.dtype, None)(one_hot)
+    return _dense(self.width, self.dtype)(one_hot)
 
 
-def _dense(width: int, dtype: Any, input_axis: str | None) -> nn.Dense:
+def _dense(width: int, dtype: Any) -> nn.Dense:
   return nn.Dense(
     width,
     name='projection',
     dtype=dtype,
-    kernel_init=partitioned(
-      nn.initializers.lecun_normal(), input_axis, 'embed'
-    ),
+    kernel_init=partitioned(nn.initializers.lecun_normal(), None, 'embed'),
     bias_init=partitioned(nn.initializers.zeros, 'embed'),
   )

@@ -23,6 +23,10 @@ LOCKED = 5  # another run is using the workdir
 CHECKPOINT = 6  # a checkpoint could not be written or read
 PREEMPTED = 75  # asked to stop; saved, start again to go on
 
+# Groups whose other legal fields the data set, model or evaluator knows, which
+# checks their names: a field with a default need not stand in the file.
+OPEN = ('dataset', 'evals', 'loss', 'model', 'stages')
+
 EXIT_CODES = """\
 exit codes:
   0   finished
@@ -148,8 +152,21 @@ def _override(config: ml_collections.ConfigDict, override: str) -> None:
       raise UsageError(
         f'--config.{key}: {parent!r} is a value, not a group of fields'
       )
+  if name not in node and parents and parents[0] in OPEN:
+    with config.unlocked():
+      node[name] = _literal(text)
+    return
   current = _child(node, name, '.'.join(parents))
   node[name] = read_value(key, text, current)
+
+
+def _literal(text: str) -> object:
+  if text.lower() in ('true', 'false'):
+    return text.lower() == 'true'
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError):
+    return text
 
 
 def _child(node: ml_collections.ConfigDict, name: str, prefix: str):

@@ -6,7 +6,6 @@ add the losses of an adaptive mechanism from `out` (see `extra_loss`).
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -17,8 +16,8 @@ from jaxtyping import Array, Float
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import Field, check_field, check_fields, integer, real
 from eval_lib.metrics import Average
+from train_lib.stages import Config
 from train_lib.task import Batch, Task, locate
-
 
 # Fields that models of transformers share; what is particular to a model, it
 # checks itself.
@@ -45,7 +44,7 @@ class Classification(Task):
   }
 
   @classmethod
-  def validate(cls, config: Any) -> None:
+  def validate(cls, config: Config) -> None:
     """Checks `loss`, and `model` by constructing it; see `Task.validate`."""
     check_fields(config['loss'], cls.LOSS_FIELDS, 'loss')
     construct(config, num_classes=2)
@@ -131,7 +130,7 @@ class Classification(Task):
     return self.apply(params, model_state, batch)[1]['features']
 
 
-def construct(config: Any, num_classes: int) -> Any:
+def construct(config: Config, num_classes: int) -> Any:
   """The Linen module of `config.model`, no parameters yet.
 
   Raises:
@@ -158,7 +157,7 @@ def construct(config: Any, num_classes: int) -> Any:
 
 
 def as_config_error(
-  error: Exception, group: str, fields: Mapping[str, Any]
+  error: Exception, group: str, fields: Config
 ) -> ConfigError:
   """Turns a model's own error, `field: expected ..., got ...`, into ours."""
   name, separator, rest = str(error).partition(': expected ')

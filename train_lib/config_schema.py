@@ -69,7 +69,7 @@ GROUPS = {
     'name': choice(*optimizers.OPTIMIZERS),
     'lr': real(1e-12, 1e3),
     'schedule': choice(*optimizers.SCHEDULES),
-    'warmup_steps': real(0.0, MAX_STEPS),
+    'warmup_steps': real(0.0, float(MAX_STEPS)),
     'end_lr': real(0.0, 1e3),
     'weight_decay': real(0.0, 10.0),
     'clip_norm': real(0.0, 1e6),

@@ -5,11 +5,12 @@ matrices only, scale by the learning rate of the step.
 """
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import optax
+
+from train_lib.stages import Config
 
 SCHEDULES = ('cosine', 'linear', 'rsqrt', 'constant')
 OPTIMIZERS = ('adamw', 'adam', 'sgd', 'lamb', 'adafactor')
@@ -19,7 +20,7 @@ NO_DECAY = r'(bias|scale|norm|cls|position)[^/]*$'
 
 
 def build_schedule(
-  config: Mapping[str, Any], total_steps: int
+  config: Config, total_steps: int
 ) -> optax.Schedule:
   """Linear warm-up to `lr`, then `config.schedule` down to `end_lr`.
 
@@ -48,7 +49,7 @@ def build_schedule(
 
 
 def build_optimizer(
-  config: Mapping[str, Any], schedule: optax.Schedule
+  config: Config, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
   """The chain described at the top; `config.name` picks the method."""
   parts = []
@@ -65,7 +66,7 @@ def build_optimizer(
   return optax.chain(*parts)
 
 
-def _preconditioner(config: Mapping[str, Any]) -> optax.GradientTransformation:
+def _preconditioner(config: Config) -> optax.GradientTransformation:
   name, b1, b2, eps = (config[key] for key in ('name', 'b1', 'b2', 'eps'))
   if name in ('adamw', 'adam', 'lamb'):
     return optax.scale_by_adam(b1=b1, b2=b2, eps=eps)

@@ -33,7 +33,7 @@ RULES: tuple[tuple[str, Any], ...] = (
 BATCH = PartitionSpec(('data', 'fsdp'))
 
 
-def make_mesh(sizes: Mapping[str, int]) -> Mesh:
+def make_mesh(sizes: Any) -> Mesh:
   """Builds the mesh; one axis may be -1 and takes the devices left over.
 
   Raises:

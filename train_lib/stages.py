@@ -15,6 +15,8 @@ import numpy as np
 
 from dataset_lib.errors import ConfigError
 
+# An ml_collections.ConfigDict, or a mapping like it.
+Config = Any
 SHAPES = ('constant', 'linear', 'cosine')
 
 
@@ -65,7 +67,7 @@ def knob_value(schedule: Any, progress: float) -> float:
 
 
 def build_stages(
-  config: Mapping[str, Any], steps_per_epoch: int
+  config: Config, steps_per_epoch: int
 ) -> tuple[Stage, ...]:
   """Lays the stages of `config.stages` end to end.
 
@@ -94,7 +96,7 @@ def build_stages(
   return tuple(stages)
 
 
-def check_stage(key: str, entry: Mapping[str, Any]) -> None:
+def check_stage(key: str, entry: Config) -> None:
   """Raises `ConfigError` if the stage has no length or an unknown knob."""
   if entry['steps'] < 0:
     raise ConfigError(f'{key}.steps', entry['steps'], 'an integer >= 0')

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Key
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Metric
+from train_lib.stages import Config
 
 Batch = Mapping[str, Array]
 Tree = Any  # a pytree of arrays: parameters, statistics, a teacher
@@ -30,13 +31,13 @@ class Task(abc.ABC):
     model: the Flax Linen module that is trained.
   """
 
-  def __init__(self, config: Mapping[str, Any], info: DatasetInfo):
+  def __init__(self, config: Config, info: DatasetInfo):
     self.config = config
     self.info = info
     self.model = self.build_model()
 
   @classmethod
-  def validate(cls, config: Any) -> None:
+  def validate(cls, config: Config) -> None:
     """Raises `ConfigError` on fields of `model` and `loss` that are illegal.
 
     Runs before any data is read and any device is touched.

@@ -12,9 +12,9 @@ import flax
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Int
 
-from eval_lib.metrics import Average
+from eval_lib.metrics import Average, Leaf
 from train_lib.optimizers import trainable_mask
 from train_lib.task import Task
 
@@ -24,22 +24,22 @@ class TrainState:
   """Everything a run needs to go on; nothing else is saved.
 
   Attributes:
-    step: steps done, also the position in the data stream.
+    step: steps done, also the position in the data stream, int32 `[]`.
     params: trained parameters, float32.
     model_state: what the model carries from step to step.
     opt_state: state of the optax chain.
-    rng: key data, uint32.
+    rng: key data, uint32 `[2]`.
     ema_params: exponential moving average of `params`, or None.
-    nonfinite: steps in a row that were skipped as not finite.
+    nonfinite: steps in a row that were skipped as not finite, int32 `[]`.
   """
 
-  step: Int[Array, '']
+  step: Leaf
   params: Any
   model_state: Any
   opt_state: Any
-  rng: UInt32[Array, ' 2']
+  rng: Leaf
   ema_params: Any
-  nonfinite: Int[Array, '']
+  nonfinite: Leaf
 
   @property
   def eval_params(self) -> Any:

@@ -1,51 +1,59 @@
 """Where metrics go while a run is on: the terminal and TensorBoard.
 
-Writers have clu's interface (`write_scalars`, `flush`, `close`), but are built
-on `rich` and on tensorboard's own writer: importing clu's package imports
-TensorFlow, and a parity run must not pay for that.
+`TensorBoardWriter` has the interface of clu's metric writers (`write_scalars`,
+`flush`, `close`) but writes with tensorboard alone: importing clu's package
+imports TensorFlow, and a parity run must not pay for that.
 """
 
+import os
+import pathlib
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import rich.console
 import rich.progress
 
 
-class Writer(Protocol):
-  """clu's `MetricWriter`, as far as it is used here."""
-
-  def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-    """Writes the values of one step."""
-
-  def flush(self) -> None:
-    """Makes sure that what was written can be read."""
-
-  def close(self) -> None:
-    """Flushes and releases files."""
-
-
 class TensorBoardWriter:
-  """Event files in a directory, without TensorFlow."""
+  """One event file in a directory, without TensorFlow.
+
+  tensorboard's public `summary.Writer` imports TensorFlow wherever it is
+  installed; its record writer and messages do not.
+  """
 
   def __init__(self, directory: str):
-    from tensorboard import summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
-    self._writer = summary.Writer(directory)
+    path = pathlib.Path(directory)
+    path.mkdir(parents=True, exist_ok=True)
+    name = f'events.out.tfevents.{time.time():.6f}.{os.getpid()}'
+    self._records = RecordWriter((path / name).open('wb'))
+    self._write(file_version='brain.Event:2')
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     """One point per name."""
-    for name, value in scalars.items():
-      self._writer.add_scalar(name, value, step)
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    values = [
+      Summary.Value(tag=name, simple_value=value)
+      for name, value in scalars.items()
+    ]
+    self._write(step=step, summary=Summary(value=values))
+
+  def _write(self, **fields: Any) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    event = Event(wall_time=time.time(), **fields)
+    self._records.write(event.SerializeToString())
+    self._records.flush()
 
   def flush(self) -> None:
-    """Flushes the event file."""
-    self._writer.flush()
+    """Does nothing: every write is flushed."""
 
   def close(self) -> None:
     """Closes the event file."""
-    self._writer.close()
+    self._records.close()
 
 
 class Progress:
@@ -76,6 +84,10 @@ class Progress:
 
   def advance(self, step: int) -> None:
     """Moves the bar; `step` is the number of steps done."""
+    if step == self._start_step + 1:
+      # Speed and ETA leave the compilation of the first step out.
+      self._started, self._start_step = time.monotonic(), step
+      self._last = (self._started, step)
     if self._bar is not None:
       self._bar.update(self._task, completed=step)
 
@@ -124,8 +136,3 @@ def _short(name: str, value: float) -> str:
     return f'{100 * value:.1f} %'
   return f'{value:.4g}'
 
-
-def close_all(writers: Sequence[Writer]) -> None:
-  """Closes every writer."""
-  for writer in writers:
-    writer.close()

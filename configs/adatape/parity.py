@@ -17,7 +17,7 @@ from configs import common
 
 def get_config(arg=''):
   arg = common.parse_arg(
-    arg, n=16, model=('adatape', 'transformer', 'ut'), steps=1500, seed=0
+    arg, n=16, model=('adatape', 'transformer', 'ut'), steps=1000, seed=0
   )
   if arg.n < 4:
     raise ValueError(

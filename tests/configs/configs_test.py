@@ -73,10 +73,10 @@ def test_config_trains_two_steps(flag, folder, tmp_path):
   result = trainer.train(config, str(workdir))
   assert result['steps'] == 2
   assert np.isfinite(result['test/cross_entropy'])
-  rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').open()]
+  rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
   assert [row['step'] for row in rows] == [1, 2]
   assert all(np.isfinite(row['train/loss']) for row in rows)
-  if 'tape' in config.task.lower():
+  if 'Tape' in config.task:
     assert rows[0]['train/tape_length_max'] <= config.model.max_steps
   assert (workdir / 'run.png').exists()
   for name in ('config.json', 'versions.json', 'result.json'):
