@@ -12,7 +12,6 @@ from dataset_lib import builder
 from dataset_lib.errors import TooManyBadRecordsError
 
 DIGITS = dict(name='digits', image_size=8, augment=('inception_crop', 'flip'))
-PARITY = dict(name='parity', length=4, train_examples=100, test_examples=10)
 
 
 def build(config=DIGITS, split='train', train=True, batch_size=16, **arguments):
