@@ -22,6 +22,8 @@ COMBINATIONS = ('accumulated', 'basic')
 Step = Callable[[Array, Array], tuple[Array, Array]]
 
 
+# Fields are Any because JAX builds these trees of other things than arrays,
+# such as shapes and axis numbers, too.
 @struct.dataclass
 class Halting:
   """How far each item has come.
@@ -33,10 +35,10 @@ class Halting:
     running: whether the item has not halted, `*S` bool.
   """
 
-  total: Array
-  remainder: Array
-  steps: Array
-  running: Array
+  total: Any
+  remainder: Any
+  steps: Any
+  running: Any
 
 
 @struct.dataclass
@@ -49,9 +51,9 @@ class Pondered:
     depth: steps that were executed for the batch, int32 scalar.
   """
 
-  output: Array
-  halting: Halting
-  depth: Array
+  output: Any
+  halting: Any
+  depth: Any
 
 
 def start(valid: Bool[Array, '*S']) -> Halting:

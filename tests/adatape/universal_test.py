@@ -1,0 +1,237 @@
+"""The Universal Transformer against a plain loop, and its invariances."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from adatape import universal
+from model_lib import positions
+from model_lib.layers import EncoderBlock, LayerNorm
+
+SIZES = {'num_classes': 2, 'width': 16, 'mlp_dim': 32, 'num_heads': 4}
+TOKENS = np.random.default_rng(0).integers(0, 3, size=(4, 6)).astype(np.int32)
+LENGTHS = np.array([6, 3, 5, 1])
+MASK = np.arange(6)[None] < LENGTHS[:, None]
+
+
+def token_model(**fields):
+  fields = {'max_steps': 5, **SIZES, **fields}
+  return universal.UniversalTransformer(**fields)
+
+
+def variables_of(model, *inputs, bias=-0.8):
+  """Parameters at random, with a score bias that spreads the steps."""
+  generator = np.random.default_rng(3)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)
+  variables = jax.tree.map(
+    lambda leaf: 0.3 * generator.normal(size=leaf.shape).astype(np.float32),
+    nn.unbox(shapes),
+  )
+  score = variables['params']['encoder']['step']['score']
+  score['kernel'] = score['kernel'] * 2
+  score['bias'] = np.full((1,), bias, np.float32)
+  return variables
+
+
+VARIABLES = variables_of(token_model(), TOKENS)
+
+
+def run(model, tokens, row_keys=None, mask=None):
+  return jax.jit(model.apply)(VARIABLES, jnp.asarray(tokens), row_keys, mask)
+
+
+def loop(tokens, length, model):
+  """One row, its padding cut off, ACT token by token in NumPy."""
+  params = VARIABLES['params']
+  step = params['encoder']['step']
+  embedding = params['tokens']['embedding'][tokens[:length]]
+  state = np.concatenate([params['tokens']['cls'][0], embedding])
+  count, width = state.shape
+  places = positions.sincos1d(np.arange(count, dtype=np.float32), width)
+  block = EncoderBlock(num_heads=model.num_heads, mlp_dim=model.mlp_dim)
+  total, remainder = np.zeros(count), np.zeros(count)
+  steps, output = np.zeros(count, int), np.zeros(state.shape)
+  running = np.ones(count, bool)
+  for n in range(model.max_steps):
+    time = positions.sincos1d(np.array([n], np.float32), width)
+    x = state + np.asarray(places) + np.asarray(time)
+    score = x @ step['score']['kernel'][:, 0] + step['score']['bias']
+    score = 1 / (1 + np.exp(-score))
+    if model.halting == 'example':
+      score = np.full(count, score.mean())
+    new = np.asarray(
+      block.apply({'params': step['block']}, jnp.asarray(x[None]))
+    )[0]
+    for i in np.flatnonzero(running):
+      steps[i] += 1
+      weight = score[i]
+      if total[i] + score[i] >= 0.99 or n == model.max_steps - 1:
+        weight = remainder[i] = 1 - total[i]
+        running[i] = False
+      if model.combination == 'accumulated':
+        output[i] += weight * new[i]
+      else:
+        output[i] = weight * new[i] + (1 - weight) * output[i]
+      total[i] += score[i]
+      state[i] = new[i]
+  normed = LayerNorm().apply(
+    {'params': params['encoder']['norm']}, jnp.asarray(output, jnp.float32)
+  )
+  head = params['head']
+  logits = np.asarray(normed)[0] @ head['kernel'] + head['bias']
+  return logits, steps.mean(), (steps + remainder).mean(), steps.max()
+
+
+@pytest.mark.parametrize('halting', universal.HALTING)
+@pytest.mark.parametrize('combination', ['accumulated', 'basic'])
+def test_equals_plain_loop(halting, combination):
+  model = token_model(halting=halting, combination=combination)
+  logits, out = run(model, TOKENS, None, jnp.asarray(MASK))
+  for row, length in enumerate(LENGTHS):
+    want, steps, cost, depth = loop(TOKENS[row], length, model)
+    np.testing.assert_allclose(logits[row], want, atol=1e-4)
+    np.testing.assert_allclose(out['ponder']['steps'][row], steps, atol=1e-5)
+    np.testing.assert_allclose(out['ponder']['cost'][row], cost, atol=1e-4)
+    assert int(out['ponder']['depth'][row]) == depth
+  # The case has early and late tokens, or it would prove little.
+  if halting == 'token':
+    assert out['ponder']['steps'].min() < 4.5
+    assert out['ponder']['depth'].max() == 5
+
+
+@pytest.mark.parametrize('halting', universal.HALTING)
+def test_loop_form_has_the_same_logits(halting):
+  model = token_model(halting=halting, max_steps=9)
+  mask = jnp.asarray(MASK)
+  masked, spent = run(model, TOKENS, None, mask)
+  dynamic, looped = run(model.clone(dynamic=True), TOKENS, None, mask)
+  np.testing.assert_allclose(masked, dynamic, atol=1e-6)
+  for name, value in spent['ponder'].items():
+    np.testing.assert_array_equal(value, looped['ponder'][name])
+
+
+def test_padding_is_never_read_and_never_counts():
+  model = token_model()
+  mask = jnp.asarray(MASK)
+  changed = np.where(MASK, TOKENS, (TOKENS + 1) % 3)
+  want, spent = run(model, TOKENS, None, mask)
+  got, other = run(model, changed, None, mask)
+  np.testing.assert_array_equal(got, want)
+  np.testing.assert_array_equal(
+    spent['ponder']['cost'], other['ponder']['cost']
+  )
+  short, alone = run(model, TOKENS[1:2, :3])
+  np.testing.assert_allclose(short[0], want[1], atol=1e-5)
+  np.testing.assert_allclose(
+    alone['ponder']['cost'][0], spent['ponder']['cost'][1], atol=1e-5
+  )
+
+
+@pytest.mark.parametrize('dynamic', [False, True])
+@pytest.mark.parametrize('noise', [False, True])
+def test_rows_do_not_depend_on_the_batch(dynamic, noise):
+  model = token_model(dynamic=dynamic, dropout=0.2)
+  keys = jax.random.split(jax.random.key(2), 4) if noise else None
+  whole = run(model, TOKENS, keys)[0]
+  order = np.array([2, 0, 3, 1])
+  moved = run(model, TOKENS[order], keys[order] if noise else None)[0]
+  np.testing.assert_allclose(moved, whole[order], atol=1e-5)
+  one = run(model, TOKENS[:1], keys[:1] if noise else None)[0]
+  np.testing.assert_allclose(one, whole[:1], atol=1e-5)
+
+
+def test_noise_differs_between_keys_and_steps():
+  model = token_model(dropout=0.2)
+  keys = jax.random.split(jax.random.key(2), 4)
+  a = run(model, TOKENS, keys)[0]
+  b = run(model, TOKENS, jax.random.split(jax.random.key(3), 4))[0]
+  assert float(jnp.abs(a - b).max()) > 1e-3
+
+
+def test_cost_trains_the_score_and_not_the_head():
+  model = token_model()
+  keys = jax.random.split(jax.random.key(2), 4)
+
+  def cost(variables):
+    return model.apply(variables, TOKENS, keys)[1]['ponder']['cost'].mean()
+
+  gradient = jax.jit(jax.grad(cost))(VARIABLES)['params']
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+  np.testing.assert_array_equal(gradient['head']['kernel'], 0.0)
+  np.testing.assert_array_equal(gradient['encoder']['norm']['scale'], 0.0)
+  # More score, less remainder.
+  assert float(gradient['encoder']['step']['score']['bias'][0]) < 0
+
+
+def test_loss_gradient_equals_finite_difference():
+  model = token_model(combination='basic')
+
+  def loss(bias):
+    params = {'params': jax.tree.map(jnp.asarray, VARIABLES['params'])}
+    params['params']['encoder']['step']['score']['bias'] = bias
+    return jnp.square(model.apply(params, TOKENS)[0]).sum()
+
+  bias = jnp.full((1,), -0.8)
+  got = jax.jit(jax.grad(loss))(bias)[0]
+  evaluate = jax.jit(loss)
+  step = 2e-3
+  want = (evaluate(bias + step) - evaluate(bias - step)) / (2 * step)
+  np.testing.assert_allclose(got, want, rtol=0.02)
+
+
+def test_step_limit_of_one_is_one_block_of_weight_one():
+  out = run(token_model(max_steps=1), TOKENS)[1]['ponder']
+  np.testing.assert_array_equal(out['steps'], 1.0)
+  np.testing.assert_array_equal(out['cost'], 2.0)
+
+
+def test_bfloat16_halts_in_float32():
+  logits, out = run(token_model(dtype=jnp.bfloat16), TOKENS)
+  want, _ = run(token_model(), TOKENS)
+  assert logits.dtype == out['ponder']['cost'].dtype == jnp.float32
+  assert bool(jnp.isfinite(logits).all())
+  assert logits.shape == want.shape
+
+
+@pytest.mark.parametrize('pool', ['cls', 'gap'])
+def test_images(pool):
+  model = universal.UniversalViT(max_steps=4, patch_size=4, pool=pool, **SIZES)
+  images = jnp.asarray(np.random.default_rng(1).normal(size=(2, 8, 8, 3)))
+  images = images.astype(jnp.float32)
+  variables = variables_of(model, images)
+  logits, out = jax.jit(model.apply)(variables, images)
+  dynamic = jax.jit(model.clone(dynamic=True).apply)(variables, images)[0]
+  np.testing.assert_allclose(logits, dynamic, atol=1e-6)
+  assert out['features'].shape == (2, 16)
+  assert out['ponder']['steps'].shape == (2,)
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'halting': 'layer'},
+    {'combination': 'sum'},
+    {'max_steps': 0},
+    {'epsilon': 1.0},
+    {'width': 2, 'num_heads': 1},
+  ],
+)
+def test_illegal_field_is_named(fields):
+  name = next(iter(fields))
+  with pytest.raises(ValueError, match=f'{name}: expected'):
+    token_model(**fields).init(jax.random.key(0), TOKENS)
+
+
+def test_flops_agree_with_the_compiler():
+  # One step: the compiler counts the body of a loop once.
+  fields = {'num_classes': 2, 'width': 256, 'mlp_dim': 512, 'num_heads': 4}
+  model = universal.UniversalTransformer(max_steps=1, **fields)
+  tokens = jnp.zeros((1, 16), jnp.int32)
+  params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+  lowered = jax.jit(model.apply).lower(params, tokens)
+  got = lowered.cost_analysis()['flops']
+  assert model.flops((16,)) == pytest.approx(got, rel=0.03)
+  three = model.clone(max_steps=3).flops((16,))
+  assert three == pytest.approx(3 * model.flops((16,)), rel=0.001)

@@ -1,0 +1,112 @@
+"""Logical axes: names are checked, constraints reach the compiler."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from model_lib import logical, vit
+
+RULES = (
+  ('batch', ('data', 'fsdp')),
+  ('embed', 'fsdp'),
+  ('mlp', 'tensor'),
+  ('heads', 'tensor'),
+  ('classes', 'tensor'),
+)
+MODEL = vit.ViT(
+  num_classes=4,
+  patch_size=4,
+  width=16,
+  depth=2,
+  mlp_dim=32,
+  num_heads=2,
+  pool='gap',
+)
+
+
+@pytest.fixture
+def mesh():
+  if jax.device_count() != 8:
+    pytest.skip(f'needs 8 devices, has {jax.device_count()}')
+  auto = (AxisType.Auto,) * 3
+  with jax.set_mesh(
+    jax.make_mesh((2, 2, 2), ('data', 'fsdp', 'tensor'), axis_types=auto)
+  ) as mesh:
+    yield mesh
+
+
+@pytest.fixture(scope='module')
+def case():
+  """Boxed parameters and images, both NumPy: they may go anywhere."""
+  images = np.random.default_rng(0).normal(size=(8, 8, 8, 3))
+  images = images.astype(np.float32)
+  boxed = jax.jit(MODEL.init)(jax.random.key(1), jnp.asarray(images))
+  return jax.tree.map(np.asarray, boxed), images
+
+
+def test_misspelt_name_is_refused():
+  with pytest.raises(ValueError, match=r"logical axis: expected.*'embedd'"):
+    logical.partitioned(nn.initializers.zeros, 'embedd')
+  with pytest.raises(ValueError, match=r"logical axis: expected.*'bach'"):
+    logical.constrain(jnp.zeros((2, 2)), 'bach', None)
+
+
+def test_names_for_every_dimension():
+  with pytest.raises(ValueError, match='names: expected one per dimension'):
+    logical.constrain(jnp.zeros((2, 2)), 'batch')
+
+
+def test_is_the_identity_without_mesh_or_rules(mesh):
+  x = jnp.ones((8, 2))
+  assert logical.constrain(x, 'batch', None) is x
+
+
+def test_every_parameter_is_named(case):
+  boxed = jax.tree.leaves(
+    case[0], is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
+  )
+  assert all(isinstance(leaf, nn.LogicallyPartitioned) for leaf in boxed)
+  assert all(len(leaf.names) == leaf.value.ndim <= 3 for leaf in boxed)
+
+
+def test_constraints_are_in_the_lowered_text(case, mesh):
+  variables, images = nn.unbox(case[0]), case[1]
+  with nn.logical_axis_rules(RULES):
+    text = jax.jit(lambda v, x: MODEL.apply(v, x)).lower(variables, images)
+  constraints = re.findall(r'sharding_constraint .*', text.as_text())
+  # Tokens and logits once; in each of 2 blocks q, k, v, attention, hidden,
+  # feed-forward and block outputs; patches.
+  assert len(constraints) >= 16
+  assert sum('"tensor"' in line for line in constraints) >= 8
+
+
+def test_sharded_result_equals_a_single_device(case, mesh):
+  boxed, images = case
+  variables = nn.unbox(boxed)
+  shardings = nn.logical_to_mesh_sharding(
+    nn.get_partition_spec(boxed), mesh, RULES
+  )
+  rows = NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
+  with nn.logical_axis_rules(RULES):
+    forward = jax.jit(
+      lambda v, x: MODEL.apply(v, x)[0], in_shardings=(shardings, rows)
+    )
+    got = forward(variables, images)
+  assert not got.sharding.is_fully_replicated
+  device = jax.devices()[0]
+  one = jax.device_put((variables, images), device)
+  want = jax.jit(lambda v, x: MODEL.apply(v, x)[0])(*one)
+  np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_dimensions_that_do_not_divide_stay_whole(case, mesh):
+  # One row on four devices, one head on two.
+  model = MODEL.clone(num_heads=1)
+  with nn.logical_axis_rules(RULES):
+    got = jax.jit(lambda v, x: model.apply(v, x)[0])(case[0], case[1][:1])
+  assert got.shape == (1, 4)
