@@ -153,7 +153,7 @@ def _check_input_size(
   config: ConfigLike, dataset: ConfigLike, prefix: str
 ) -> None:
   """The model fixes the size of the inputs, for every data set."""
-  given, runs = dict(config.items()), dict(dataset.items())
+  given, runs = builder.validate(config), builder.validate(dataset)
   for name in ('image_size', 'length'):
     if name in runs and name in given and given[name] != runs[name]:
       raise ConfigError(
