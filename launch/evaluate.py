@@ -35,11 +35,11 @@ def parser() -> command_line.Parser:
   add('--workdir', required=True, metavar='DIRECTORY',
       help='directory of the run')  # fmt: skip
   add('--evals', metavar='NAMES', default='',
-      help="entries of config.evals, or 'fewshot'; default: all entries")  # fmt: skip
+      help="entries of config.evals or 'fewshot'; default: all")  # fmt: skip
   add('--step', metavar='STEP', default='latest',
       help='latest (default), best, all, or a number')  # fmt: skip
   add('--dataset', metavar='name=...,key=value', default='',
-      help='another data set to evaluate on, e.g. name=digits,image_size=8')  # fmt: skip
+      help='another data set, e.g. name=digits,image_size=8')  # fmt: skip
   add('--batch_size', type=int, default=0, metavar='ROWS',
       help="rows of a batch; default: the run's")  # fmt: skip
   return result
@@ -80,6 +80,13 @@ def _check_step(step: str) -> None:
     )
 
 
+def _steps(step: str, present: list[int]) -> list[Any]:
+  if step == 'all':
+    return present
+  named: dict[str, Any] = {'latest': None, 'best': 'best'}
+  return [named[step] if step in named else int(step)]
+
+
 def evaluate(workdir: str, config: Any, names: list[str], step: str):
   """Returns a row `{'step': ..., '<eval>/<metric>': ...}` per checkpoint."""
   import jax
@@ -94,11 +101,7 @@ def evaluate(workdir: str, config: Any, names: list[str], step: str):
     name: evaluator.build(name, config.evals[name], context)[0]
     for name in names
   }
-  steps: list[Any] = {
-    'latest': [None],
-    'best': ['best'],
-    'all': loading.checkpoint_steps(workdir),
-  }.get(step) or [int(step)]
+  steps = _steps(step, loading.checkpoint_steps(workdir))
   rows = []
   with jax.set_mesh(mesh):
     for chosen in steps:

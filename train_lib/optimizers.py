@@ -19,9 +19,7 @@ OPTIMIZERS = ('adamw', 'adam', 'sgd', 'lamb', 'adafactor')
 NO_DECAY = r'(bias|scale|norm|cls|position)[^/]*$'
 
 
-def build_schedule(
-  config: Config, total_steps: int
-) -> optax.Schedule:
+def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
   """Linear warm-up to `lr`, then `config.schedule` down to `end_lr`.
 
   Args:

@@ -22,7 +22,7 @@ def print_start(setup: Setup, console: rich.console.Console, step: int) -> None:
   where = f'continues at step {step}' if step else 'starts'
   console.print(
     f'{setup.config.task} {where}: {setup.total_steps} steps on '
-    f'{jax.device_count()} {jax.devices()[0].platform} device(s)'
+    f'{setup.mesh.size} of {jax.device_count()} {jax.default_backend()} devices'
   )
 
 

@@ -69,8 +69,8 @@ class Setup:
   def train_step(self, stage: Stage, frozen: Any, batch: Any) -> Any:
     """The stage's compiled step for batches like this one.
 
-    Compiled once for stages with equal static parts. It is compiled ahead of time, so it cannot recompile in the loop: a batch
-    of another shape is an error.
+    Compiled once for stages with equal static parts, and ahead of time: it
+    cannot recompile in the loop, a batch of another shape is an error.
     """
     key = (stage.trainable, str(stage.model), tuple(stage.knobs))
     if key not in self.compiled:
@@ -177,7 +177,7 @@ def build_task(
 
 
 def check_batch_size(config: Any, mesh: jax.sharding.Mesh) -> None:
-  """Raises `ConfigError` if rows do not divide over devices and micro-batches."""
+  """Raises `ConfigError` unless rows divide over devices and micro-batches."""
   unit = sharding.rows_divisor(mesh) * config.num_micro
   if config.batch_size % unit:
     raise ConfigError(

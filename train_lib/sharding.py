@@ -36,24 +36,34 @@ BATCH = PartitionSpec(('data', 'fsdp'))
 def make_mesh(sizes: Any) -> Mesh:
   """Builds the mesh; one axis may be -1 and takes the devices left over.
 
+  A product below the number of devices uses the first ones; with several
+  processes every device must take part.
+
   Raises:
-    ConfigError: if the sizes do not multiply to the number of devices.
+    ConfigError: if the sizes do not fit the devices here.
   """
   shape = [int(sizes.get(axis, 1)) for axis in AXES]
   count = jax.device_count()
   if shape.count(-1) == 1:
     rest = -int(np.prod(shape))
-    shape[shape.index(-1)] = max(count // rest, 1)
-  if min(shape) < 1 or int(np.prod(shape)) != count:
+    shape[shape.index(-1)] = count // rest if count % rest == 0 else 0
+  size = int(np.prod(shape))
+  fits = size == count or (size < count and jax.process_count() == 1)
+  if min(shape) < 1 or not fits:
     raise ConfigError(
       'mesh',
       dict(sizes),
-      f'sizes of {AXES} that multiply to the {count} devices here, at most '
-      'one of them -1',
+      f'sizes of {AXES}, at most one of them -1, that multiply to at most '
+      f'the {count} devices here',
     )
   # Linen's logical partitioning needs Auto axes; make_mesh defaults to
   # Explicit ones.
-  return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+  return jax.make_mesh(
+    shape,
+    AXES,
+    axis_types=(AxisType.Auto,) * len(AXES),
+    devices=jax.devices()[:size],
+  )
 
 
 def is_boxed(leaf: Any) -> bool:
@@ -118,11 +128,11 @@ def _check_names(names: tuple[str | None, ...]) -> None:
 
 
 def _divisible(
-  spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh
+  spec: PartitionSpec | None, shape: tuple[int, ...], mesh: Mesh
 ) -> PartitionSpec:
   # Factored optimizer statistics keep the names of a parameter but not its
   # rank: such an array is replicated.
-  if len(spec) > len(shape):
+  if spec is None or len(spec) > len(shape):
     return PartitionSpec()
   axes = []
   for size, axis in zip(shape, spec, strict=False):

@@ -66,9 +66,7 @@ def knob_value(schedule: Any, progress: float) -> float:
   return first + (last - first) * progress
 
 
-def build_stages(
-  config: Config, steps_per_epoch: int
-) -> tuple[Stage, ...]:
+def build_stages(config: Config, steps_per_epoch: int) -> tuple[Stage, ...]:
   """Lays the stages of `config.stages` end to end.
 
   Each has `steps`, or `epochs` if steps is 0.

@@ -66,7 +66,8 @@ def dry_run(config: Any) -> None:
   """Builds and compiles everything, prints what it is, writes nothing."""
   setup = build_setup(config)
   with jax.set_mesh(setup.mesh):
-    with contextlib.closing(setup.dataset.batches()) as batches:
+    batches: Any = setup.dataset.batches()
+    with contextlib.closing(batches):
       batch = sharding.put_batch(next(batches), setup.mesh)
     stage = setup.stages[0]
     compiled = setup.train_step(stage, setup.init_frozen(), batch)
@@ -256,7 +257,7 @@ class _Loop:
     if restored is not None:
       self.results = dict(restored.extra['results'])
       return restored.state
-    state = self.setup.init_state()
+    state: Any = self.setup.init_state()
     source = self.config.warm_start
     if source.workdir:
       try:
@@ -265,7 +266,8 @@ class _Loop:
         )
       except ValueError as error:
         raise ConfigError('warm_start', dict(source), str(error)) from error
-      state = state.replace(params=params)
+      average = None if state.ema_params is None else _copy(params)
+      state = state.replace(params=params, ema_params=average)
     return state
 
   def _tensorboard(self) -> TensorBoardWriter | None:
@@ -283,7 +285,7 @@ class _Loop:
 
   def _finish(self, state, start: int) -> dict[str, Any]:
     seconds = time.time() - self.started
-    result = dict(self.results)
+    result: dict[str, Any] = dict(self.results)
     for name, value in self.results.items():
       if name.endswith('/accuracy'):
         result.setdefault('accuracy', value)
@@ -305,3 +307,8 @@ class _Loop:
       if part is not None:
         part.close()
     self.checkpointer.close()
+
+
+def _copy(tree: Any) -> Any:
+  # The state is donated, and no buffer may be donated twice.
+  return jax.tree.map(lambda leaf: leaf.copy(), tree)

@@ -135,4 +135,3 @@ def _short(name: str, value: float) -> str:
   if name == 'waiting for data':
     return f'{100 * value:.1f} %'
   return f'{value:.4g}'
-

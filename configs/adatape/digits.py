@@ -3,7 +3,8 @@ r"""AdaTape-ViT on scikit-learn's handwritten digits: real images, no download.
 1,797 images of 8 x 8 pixels, shown at 16 x 16; a fifth of every class is the
 test split.
 
-  python -m launch.train --config=configs/adatape/digits.py --workdir=/tmp/digits
+  python -m launch.train --config=configs/adatape/digits.py \
+      --workdir=/tmp/digits
   python -m launch.evaluate --workdir=/tmp/digits --evals=fewshot
 
 Arguments: `model` learn (learnable bank), input (bank of finer patches) or vit

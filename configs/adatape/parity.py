@@ -3,7 +3,8 @@ r"""Parity by Adaptive Tape Reading: the quick start.
 Is the number of 1s in a sequence of N symbols even or odd? AdaTape, section
 3.2 and Figure 2, at a size for a laptop.
 
-  python -m launch.train --config=configs/adatape/parity.py --workdir=/tmp/parity
+  python -m launch.train --config=configs/adatape/parity.py \
+      --workdir=/tmp/parity
 
 Arguments after a colon: `n` symbols, `model` adatape, transformer or ut,
 `steps`, `seed`:

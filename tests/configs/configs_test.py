@@ -26,6 +26,7 @@ CONFIGS = [
 ]
 SHRUNK = [
   'batch_size=8',
+  'mesh.data=1',
   'stages.stage1.steps=2',
   'log_every=1',
   'tensorboard=false',
@@ -73,7 +74,10 @@ def test_config_trains_two_steps(flag, folder, tmp_path):
   result = trainer.train(config, str(workdir))
   assert result['steps'] == 2
   assert np.isfinite(result['test/cross_entropy'])
-  rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+  rows = [
+    json.loads(line)
+    for line in (workdir / 'metrics.jsonl').read_text().splitlines()
+  ]
   assert [row['step'] for row in rows] == [1, 2]
   assert all(np.isfinite(row['train/loss']) for row in rows)
   if 'Tape' in config.task:

@@ -27,6 +27,7 @@ def spec_of(array, mesh):
     (dict(data=-1), (8, 1, 1)),
     (dict(data=2, fsdp=2, tensor=2), (2, 2, 2)),
     (dict(data=2, fsdp=-1), (2, 4, 1)),
+    (dict(data=3), (3, 1, 1)),
   ],
 )
 def test_mesh_sizes(sizes, expected):
@@ -34,7 +35,10 @@ def test_mesh_sizes(sizes, expected):
   assert tuple(mesh.shape[axis] for axis in sharding.AXES) == expected
 
 
-@pytest.mark.parametrize('sizes', [dict(data=3), dict(data=-1, fsdp=-1), dict(data=0), dict(data=-1, fsdp=3)])  # fmt: skip
+@pytest.mark.parametrize(
+  'sizes',
+  [dict(data=16), dict(data=-1, fsdp=-1), dict(data=0), dict(fsdp=-1, data=3)],
+)
 def test_impossible_mesh_names_the_key(sizes):
   with pytest.raises(ConfigError, match='mesh'):
     sharding.make_mesh(sizes)
