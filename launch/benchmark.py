@@ -75,7 +75,9 @@ def print_rows(rows: Sequence[Any], title: str) -> None:
   import rich.table
 
   def table(title, *headings):
-    result = rich.table.Table(title=title, box=rich.box.SIMPLE, pad_edge=False)
+    result = rich.table.Table(
+      title=title, box=rich.box.SIMPLE, collapse_padding=True
+    )
     for heading in headings:
       result.add_column(heading, no_wrap=True)
     return result
@@ -103,7 +105,7 @@ def print_rows(rows: Sequence[Any], title: str) -> None:
       f'{row.flop_limit:.3f}',
     )
   console = rich.console.Console(highlight=False)
-  console.print(title)
+  console.print(title, markup=False)
   for one in (readings, *models.values()):
     console.print(one)
 

@@ -87,7 +87,7 @@ def test_csv_reads_back(rows, tmp_path):
 
 
 def test_tables_fit_a_terminal(rows, capsys):
-  benchmark.print_rows(rows, 'title')
+  benchmark.print_rows(rows, 'title [a]')
   text = capsys.readouterr().out
   for cell in (
     'forward',
@@ -100,6 +100,7 @@ def test_tables_fit_a_terminal(rows, capsys):
     '95.0 [90.0, 100.0]',
   ):
     assert cell in text
+  assert 'title [a]' in text
   assert '…' not in text
 
 
