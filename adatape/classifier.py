@@ -12,8 +12,8 @@ from model_lib.logical import constrain
 class TapeClassifier(nn.Module):
   """Base of the classifiers; `__call__` is `read`, then `classify`.
 
-  A subclass sets up `encoder` (a `TapeEncoder`) and `head`, and defines
-  `embed(inputs) -> (tokens [B, L, H], bank)`.
+  A subclass has a field `max_steps` (the most tape tokens, T), sets up
+  `encoder` (a `TapeEncoder`) and `head`, and defines `embed`.
   """
 
   def embed(self, inputs: Num[Array, 'B ...']) -> tuple[Array, Array]:

@@ -96,9 +96,7 @@ class AdaTapeViT(TapeClassifier):
   def __post_init__(self):
     super().__post_init__()
     sizes, reading = self.sizes(), self.reading()
-    check_option('bank', self.bank, BANKS)
-    check_option('pool', self.pool, POOLS)
-    check_insertion(self, sizes.depth)
+    _check_fields(self, sizes.depth)
     if self.bank == 'learnable':
       reading.check_bank(self.bank_size, sizes.width)
 
@@ -194,17 +192,21 @@ class AdaTapeViT(TapeClassifier):
     return total + flops.dense(1, sizes.width, self.num_classes)
 
 
-def check_insertion(model: Any, depth: int) -> None:
-  """Raises ValueError unless the fields of the insertion are legal.
-
-  Args:
-    model: has `insert_after`, `read_mlp` and `tape_mlp`.
-    depth: number of blocks.
-  """
+def _check_fields(model: AdaTapeViT, depth: int) -> None:
+  check_option('bank', model.bank, BANKS)
+  check_option('pool', model.pool, POOLS)
+  check_option('read_mlp', model.read_mlp, TAPE_MLPS)
+  check_option('tape_mlp', model.tape_mlp, TAPE_MLPS)
   if not 0 <= model.insert_after < depth:
     raise ValueError(
       f'insert_after: expected a number of blocks in [0, {depth - 1}], below '
       f'the depth {depth}, got {model.insert_after}'
     )
-  check_option('read_mlp', model.read_mlp, TAPE_MLPS)
-  check_option('tape_mlp', model.tape_mlp, TAPE_MLPS)
+  for name in ('bank_drop', 'dropout'):
+    rate = getattr(model, name)
+    if not 0 <= rate < 1:
+      raise ValueError(f'{name}: expected a rate in [0, 1), got {rate!r}')
+  if model.query_noise < 0:
+    raise ValueError(
+      f'query_noise: expected a scale >= 0, got {model.query_noise!r}'
+    )

@@ -42,7 +42,7 @@ class Reading:
   def __post_init__(self):
     for name in ('tokens_per_step', 'max_steps', 'query_dim'):
       value = getattr(self, name)
-      if not isinstance(value, int) or value < 1:
+      if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f'{name}: expected an integer >= 1, got {value!r}')
     if not self.threshold > 0:
       raise ValueError(f'threshold: expected > 0, got {self.threshold!r}')

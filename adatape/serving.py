@@ -34,7 +34,6 @@ class DynamicClassifier:
   def __init__(
     self,
     model: TapeClassifier,
-    max_steps: int,
     buckets: Sequence[int] = (),
     group_rows: bool = False,
   ):
@@ -42,13 +41,13 @@ class DynamicClassifier:
 
     Args:
       model: the model.
-      max_steps: its most tape tokens, T.
       buckets: tape lengths to compile for; every second up to T if empty.
       group_rows: see the class.
 
     Raises:
       ValueError: if a bucket is not an integer in [0, T].
     """
+    max_steps = model.max_steps
     buckets = buckets or range(2, max_steps, 2)
     for bucket in buckets:
       if not isinstance(bucket, int) or not 0 <= bucket <= max_steps:

@@ -1,0 +1,92 @@
+"""The parity model: what it reads, and that it learns parity."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from adatape.parity import ParityModel
+
+
+def data(key, rows, length):
+  symbols = jax.random.randint(key, (rows, length), 0, 3)
+  return symbols, (symbols == 1).sum(1) % 2
+
+
+def build(length):
+  model = ParityModel(2, max_steps=length // 2, threshold=length / 4)
+  symbols, _ = data(jax.random.key(0), 32, length)
+  variables = nn.unbox(jax.jit(model.init)(jax.random.key(1), symbols))
+  return model, variables, symbols
+
+
+def test_order_of_the_symbols_does_not_matter():
+  model, variables, symbols = build(8)
+  apply = jax.jit(model.apply)
+  logits, out = apply(variables, symbols)
+  shuffled, _ = apply(variables, symbols[:, ::-1])
+  np.testing.assert_allclose(logits, shuffled, atol=1e-5)
+  assert logits.shape == (32, 2)
+  assert out['tape']['indices'].shape == (32, 4, 2)
+  assert out['tape']['length'].min() >= 2
+
+
+def test_equal_symbols_are_merged_with_equal_weights():
+  # Halting score 1/2 per step: all N / 2 steps run.
+  model, variables, _ = build(8)
+  _, out = jax.jit(model.apply)(variables, jnp.ones((1, 8), jnp.int32))
+  assert out['tape']['length'] == 4
+  np.testing.assert_allclose(out['tape']['loss'], 4 * 0.5, atol=1e-6)
+
+
+def test_errors_name_the_field():
+  for field, value in (('query_dim', 33), ('threshold', 0.0), ('max_steps', 0)):
+    legal = dict(num_classes=2, max_steps=4, threshold=2.0)
+    with pytest.raises(ValueError, match=f'{field}: expected'):
+      ParityModel(**(legal | {field: value}))
+  model = ParityModel(2, max_steps=5, threshold=2.0)
+  with pytest.raises(ValueError, match='bank_size: expected'):
+    model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
+
+
+def test_flops_grow_with_the_tape():
+  model = ParityModel(2, max_steps=8, threshold=4.0)
+  assert model.flops((16,)) == model.flops((16,), tape_length=8)
+  assert 0 < model.flops((16,), tape_length=5.5) < model.flops((16,))
+
+
+def train(length, seed, steps):
+  """Accuracy on fresh sequences after training on fresh sequences."""
+  model, _, symbols = build(length)
+  key = jax.random.key(seed)
+  params = nn.unbox(jax.jit(model.init)(key, symbols))
+  schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-3, 100, steps)
+  optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+
+  @jax.jit
+  def train_step(params, state, key):
+    symbols, label = data(key, 128, length)
+
+    def loss(params):
+      logits, _ = model.apply(params, symbols)
+      return optax.softmax_cross_entropy_with_integer_labels(
+        logits, label
+      ).mean()
+
+    updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+    return optax.apply_updates(params, updates), state
+
+  state = optimizer.init(params)
+  for step in range(steps):
+    params, state = train_step(params, state, jax.random.fold_in(key, step))
+  symbols, label = data(jax.random.key(99), 2048, length)
+  logits, _ = jax.jit(model.apply)(params, symbols)
+  return float((logits.argmax(-1) == label).mean())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seed', [0, 1, 2])
+def test_solves_parity_of_16_symbols(seed):
+  assert train(16, seed, 600) >= 0.99

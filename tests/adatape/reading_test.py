@@ -1,0 +1,62 @@
+"""Settings of the reading, bank drop and query noise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adatape.reading import Reading, bank_drop, query_noise
+
+
+@pytest.mark.parametrize(
+  ('field', 'value'),
+  [
+    ('tokens_per_step', 0),
+    ('max_steps', 0),
+    ('query_dim', 0),
+    ('max_steps', True),
+    ('threshold', 0.0),
+    ('threshold', float('nan')),
+    ('query_update', 'mean'),
+    ('loss', 'act'),
+  ],
+)
+def test_errors_name_the_field(field, value):
+  legal = dict(tokens_per_step=2, max_steps=4, threshold=2.0, query_dim=8)
+  with pytest.raises(ValueError, match=f'{field}: expected'):
+    Reading(**(legal | {field: value}))
+
+
+def test_fixed_length_needs_one_bank_token_per_step():
+  assert Reading(5, 4, float('inf'), 8).min_bank_size == 4
+  assert Reading(5, 4, 2.0, 8).min_bank_size == 20
+
+
+def test_bank_drop_has_its_rate_and_leaves_enough():
+  keys = jax.random.split(jax.random.key(0), 16)
+  dropped = np.asarray(bank_drop(keys, 0.1, 500, keep=50))
+  assert abs(dropped.mean() - 0.1) < 0.02
+  for rate in (0.5, 0.99):
+    dropped = np.asarray(bank_drop(keys, rate, 40, keep=30))
+    assert (~dropped).sum(1).min() >= 30
+    assert dropped.any(1).all()
+  assert not np.asarray(bank_drop(keys, 0.9, 30, keep=30)).any()
+
+
+def test_noise_belongs_to_its_row():
+  keys = jax.random.split(jax.random.key(0), 6)
+  query = jnp.zeros((6, 8))
+  some = jnp.array([4, 1])
+  for draw in (
+    lambda keys: query_noise(keys, query[: len(keys)], 0.01),
+    lambda keys: bank_drop(keys, 0.3, 50, keep=10),
+  ):
+    everything = draw(keys)
+    np.testing.assert_array_equal(everything[some], draw(keys[some]))
+    assert not np.array_equal(everything[0], everything[1])
+
+
+def test_query_noise_has_its_scale():
+  keys = jax.random.split(jax.random.key(0), 64)
+  noisy = query_noise(keys, jnp.ones((64, 128)), 0.01) - 1.0
+  np.testing.assert_allclose(noisy.std(), 0.01, rtol=0.05)

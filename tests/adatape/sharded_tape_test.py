@@ -1,0 +1,90 @@
+"""Rows of the reading split over 8 devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from adatape import tape
+from adatape.reading import Reading
+
+B, C, H, h = 16, 40, 16, 8
+READING = Reading(3, 5, 2.2, h)
+GATHERS = ('all-gather', 'all-to-all', 'collective-permute')
+
+
+@pytest.fixture
+def mesh():
+  axes = ('data', 'fsdp', 'tensor')
+  mesh = jax.make_mesh((2, 2, 2), axes, axis_types=(AxisType.Auto,) * 3)
+  with jax.set_mesh(mesh):
+    yield mesh
+
+
+def case(dim):
+  rng = np.random.default_rng(dim)
+  bank = rng.normal(size=(C, H) if dim == 2 else (B, C, H)).astype('f')
+  return bank, rng.normal(size=(B, h)).astype('f')
+
+
+def forward(bank, query):
+  return tape.read(bank, query, READING, stop_early=True)
+
+
+def objective(bank, query):
+  got = tape.read(bank, query, READING)
+  return (got.tokens**2).sum() + got.loss.sum()
+
+
+def put(mesh, bank, query):
+  rows = NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
+  whole = NamedSharding(mesh, PartitionSpec())
+  return (
+    jax.device_put(bank, whole if bank.ndim == 2 else rows),
+    jax.device_put(query, rows),
+  )
+
+
+@pytest.mark.parametrize('dim', [2, 3])
+def test_equals_the_unsharded_reading(mesh, dim):
+  bank, query = case(dim)
+  with jax.set_mesh(jax.make_mesh((1,), ('data',), devices=jax.devices()[:1])):
+    want = jax.tree.map(np.asarray, jax.jit(forward)(bank, query))
+    gradients = jax.jit(jax.grad(objective, (0, 1)))(bank, query)
+    gradients = jax.tree.map(np.asarray, gradients)
+  placed = put(mesh, bank, query)
+  got = jax.jit(forward)(*placed)
+  np.testing.assert_array_equal(got.indices, want.indices)
+  for x, y in zip(got, want, strict=True):
+    np.testing.assert_allclose(x, y, atol=1e-5)
+  sharded = jax.jit(jax.grad(objective, (0, 1)))(*placed)
+  for x, y in zip(sharded, gradients, strict=True):
+    np.testing.assert_allclose(x, y, atol=1e-5)
+    assert np.abs(y).max() > 1e-2
+
+
+@pytest.mark.parametrize('dim', [2, 3])
+def test_reads_without_communication(mesh, dim):
+  placed = put(mesh, *case(dim))
+  text = jax.jit(forward).lower(*placed).compile().as_text()
+  assert not [word for word in (*GATHERS, 'all-reduce') if word in text]
+  gradient = jax.jit(jax.grad(objective, (0, 1)))
+  text = gradient.lower(*placed).compile().as_text()
+  assert not [word for word in GATHERS if word in text]
+  # Only the gradient of the common bank is summed over the devices.
+  assert ('all-reduce' in text) == (dim == 2)
+
+
+def test_communicates_without_shard_map(monkeypatch, mesh):
+  # Shows that the test above could fail.
+  monkeypatch.setattr(tape, '_over_rows', lambda function, *_: function)
+  placed = put(mesh, *case(2))
+  read = jax.jit(lambda *args: tape.read(*args, READING))
+  assert 'all-gather' in read.lower(*placed).compile().as_text()
+
+
+def test_one_row_reads_on_a_mesh_of_many(mesh):
+  bank, query = case(2)
+  got = jax.jit(forward)(jnp.asarray(bank), jnp.asarray(query[:1]))
+  assert got.tokens.shape == (1, 5, H)

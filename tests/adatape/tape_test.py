@@ -1,0 +1,278 @@
+"""Tape reading against a plain loop, its invariants, and wrong variants."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adatape import tape
+from adatape.reading import Reading
+
+B, C, H, h, T = 7, 24, 12, 5, 4
+# K, dimensions of the bank, query update, loss.
+CONFIGS = (
+  (1, 2, 'average', 'entropy'),
+  (1, 3, 'replace', 'max'),
+  (2, 2, 'replace', 'entropy'),
+  (2, 3, 'average', 'max'),
+  (3, 2, 'average', 'max'),
+  (3, 3, 'replace', 'entropy'),
+  (5, 2, 'replace', 'max'),
+  (5, 3, 'average', 'entropy'),
+)
+
+
+def loop(bank, query, reading, dropped):
+  """The specification for one row, in float64: a dict of what it reads."""
+  used, running = dropped.copy(), True
+  tokens, indices, weights = [], [], []
+  halting = loss = 0.0
+  while running and len(tokens) < reading.max_steps:
+    scores = bank[:, : reading.query_dim] @ query
+    free = [c for c in range(len(bank)) if not used[c]]
+    picked = sorted(free, key=lambda c: -scores[c])[: reading.tokens_per_step]
+    exps = np.exp((scores[picked] - scores[picked[0]]) / reading.query_dim**0.5)
+    w = exps / exps.sum()
+    tokens.append(w @ bank[picked])
+    indices.append(picked)
+    weights.append(w)
+    if halting + w.max() > reading.threshold:
+      break
+    halting += w.max()
+    loss += 1 - (w.max() if reading.loss == 'max' else (w**2).sum())
+    used[picked] = True
+    query = tokens[-1][: reading.query_dim] + (
+      query if reading.query_update == 'average' else 0
+    )
+    if reading.query_update == 'average':
+      query = query / 2
+    running = halting < reading.threshold
+  return {
+    'tokens': np.array(tokens),
+    'indices': np.array(indices),
+    'largest': np.array([w.max() for w in weights]),
+    'halting': halting,
+    'loss': loss,
+  }
+
+
+def case(dim=2, seed=0, rows=B):
+  """A random normalised bank of 2 or 3 dimensions, queries and drops."""
+  rng = np.random.default_rng(seed)
+  shape = (C, H) if dim == 2 else (rows, C, H)
+  bank = rng.normal(size=shape).astype(np.float32)
+  # Rows of unlike sharpness, so that their lengths differ.
+  sharpness = 3 * rng.random((rows, 1))
+  query = (sharpness * rng.normal(size=(rows, h))).astype(np.float32)
+  # 4 of 24 tokens: 20 = 5 * 4 are left.
+  dropped = np.argsort(rng.random((rows, C))) < 4
+  return bank, query, dropped
+
+
+def run(reading, bank, query, dropped=None, **options):
+  # A new function for every call, so that a patched step is traced again.
+  def read(bank, query, dropped):
+    return tape.read(bank, query, reading, dropped=dropped, **options)
+
+  return jax.tree.map(np.asarray, jax.jit(read)(bank, query, dropped))
+
+
+def check_loop(reading, bank, query, dropped):
+  """Asserts that `read` equals the loop in every row; returns the lengths."""
+  got = run(reading, bank, query, dropped)
+  for b in range(len(query)):
+    rows = bank if bank.ndim == 2 else bank[b]
+    want = loop(rows.astype(np.float64), query[b], reading, dropped[b])
+    n = len(want['tokens'])
+    assert got.length[b] == n
+    np.testing.assert_array_equal(got.mask[b], np.arange(T) < n)
+    np.testing.assert_array_equal(got.indices[b, :n], want['indices'])
+    np.testing.assert_allclose(got.tokens[b, :n], want['tokens'], atol=1e-5)
+    np.testing.assert_allclose(got.halting[b], want['halting'], atol=1e-5)
+    np.testing.assert_allclose(got.loss[b], want['loss'], atol=1e-5)
+    assert not got.tokens[b, n:].any()
+    assert not got.indices[b, n:].any()
+  return got.length
+
+
+@pytest.mark.parametrize(('k', 'dim', 'update', 'loss'), CONFIGS)
+def test_equals_plain_loop(k, dim, update, loss):
+  # Invariant 3: 8 settings of 26 rows, 208 random cases, half with drops.
+  reading = Reading(k, T, {1: 2.0, 5: 1.2}.get(k, 1.6), h, update, loss)
+  bank, query, dropped = case(dim, seed=10 * k + dim, rows=26)
+  dropped[::2] = False
+  lengths = check_loop(reading, bank, query, dropped)
+  assert k == 1 or len(set(lengths)) > 1
+
+
+@pytest.mark.parametrize(
+  ('k', 'threshold'), [(1, 0.7), (1, 2.0), (2, 1.7), (3, 1.0), (3, 2.5)]
+)
+def test_length_is_the_closed_form(k, threshold):
+  # Invariant 1.
+  bank, query, dropped = case(seed=k, rows=16)
+  length = run(Reading(k, T, threshold, h), bank, query, dropped).length
+  endless = Reading(k, T, 100.0, h)
+  for b in range(len(query)):
+    total = np.cumsum(loop(bank, query[b], endless, dropped[b])['largest'])
+    reached = np.flatnonzero(total >= threshold)
+    assert length[b] == (reached[0] + 1 if reached.size else T)
+  assert length.min() >= min(T, math.ceil(threshold))
+  assert length.max() <= min(T, math.ceil(k * threshold))
+  if k == 1:
+    assert set(length) == {math.ceil(threshold)}
+
+
+def test_picks_are_distinct_when_every_score_is_negative():
+  # Invariant 2; setting used scores to 0 would pick a token again.
+  bank = -np.abs(case()[0])
+  query = np.abs(case()[1])
+  got = run(Reading(2, T, 3.0, h), bank, query)
+  assert (np.diff(got.mask, axis=1) <= 0).all()
+  for b in range(B):
+    picks = got.indices[b, : got.length[b]].ravel()
+    assert len(set(picks)) == picks.size > 2
+    assert not got.tokens[b, got.length[b] :].any()
+
+
+@pytest.mark.parametrize('dim', [2, 3])
+def test_scan_and_while_loop_agree_bit_for_bit(dim):
+  # Invariant 4, first half; the second is in serving_test.py.
+  args = (Reading(2, T, 1.6, h), *case(dim, seed=3))
+  masked, dynamic = run(*args), run(*args, stop_early=True)
+  jax.tree.map(np.testing.assert_array_equal, masked, dynamic)
+  assert 1 < masked.length.min() < masked.length.max()
+
+
+def check_rows_are_independent(dim):
+  bank, query, dropped = case(dim, seed=4)
+  other_bank, other_query, other_dropped = case(dim, seed=5)
+  reading = Reading(3, T, 1.6, h)
+  mine, others = np.s_[:2], np.s_[2:]
+  query2, dropped2 = query.copy(), dropped.copy()
+  query2[others], dropped2[others] = other_query[others], other_dropped[others]
+  bank2 = bank.copy()
+  if dim == 3:
+    bank2[others] = other_bank[others]
+  first = run(reading, bank, query, dropped)
+  second = run(reading, bank2, query2, dropped2)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_array_equal(x[mine], y[mine]), first, second
+  )
+
+
+@pytest.mark.parametrize('dim', [2, 3])
+def test_rows_do_not_depend_on_each_other(dim):
+  # Invariant 5 for the reading; for logits in model_test.py.
+  check_rows_are_independent(dim)
+
+
+def test_permuting_the_bank_leaves_the_tape_unchanged():
+  # Invariant 6, first half; the second is in model_test.py.
+  bank, query, _ = case(seed=6)
+  order = np.random.default_rng(0).permutation(C)
+  reading = Reading(3, T, 1.6, h)
+  first = run(reading, bank, query)
+  second = run(reading, bank[order], query)
+  np.testing.assert_allclose(first.tokens, second.tokens, atol=1e-6)
+  np.testing.assert_array_equal(first.length, second.length)
+  on_tape = first.mask > 0
+  np.testing.assert_array_equal(
+    first.indices[on_tape], order[second.indices[on_tape]]
+  )
+
+
+def test_ties_take_the_lowest_index():
+  got = run(Reading(2, T, 100.0, h), np.ones((C, H), 'f'), np.ones((B, h), 'f'))
+  want = np.arange(2 * T).reshape(T, 2)
+  np.testing.assert_array_equal(got.indices, np.tile(want, (B, 1, 1)))
+
+
+def test_fixed_length_reads_the_best_tokens_at_once():
+  bank, query, dropped = case(seed=7)
+  reading = Reading(5, T, math.inf, h)
+  for options in ({}, {'stop_early': True}):
+    got = run(reading, bank, query, dropped, **options)
+    scores = np.where(dropped, -np.inf, query @ bank[:, :h].T)
+    want = np.argsort(-scores, axis=1)[:, :T]
+    np.testing.assert_array_equal(got.indices[..., 0], want)
+    np.testing.assert_allclose(got.tokens, bank[want], atol=1e-6)
+    assert (got.length == T).all()
+    assert not got.loss.any()
+
+
+def test_dropped_tokens_are_never_read():
+  bank, query, dropped = case(seed=8)
+  got = run(Reading(5, T, 100.0, h), bank, query, dropped)
+  assert not np.take_along_axis(dropped, got.indices.reshape(B, -1), 1).any()
+
+
+def wrong_mask(keys, state, reading):
+  """The printed `d * (1 - m)`."""
+  used = jnp.isinf(state.penalty)
+  scores = jnp.where(used, 0.0, tape._scores(keys, state.query))
+  cleared = state._replace(penalty=jnp.zeros_like(scores))
+  original = tape._scores
+  tape._scores = lambda keys, query: scores
+  try:
+    following, out = STEP(keys, cleared, reading)
+  finally:
+    tape._scores = original
+  return following._replace(penalty=following.penalty + state.penalty), out
+
+
+def wrong_weights(keys, state, reading):
+  """Weights taken without an axis: every row gets those of row 0."""
+  scores = tape._scores(keys, state.query) + state.penalty
+  _, indices = jax.lax.top_k(scores, reading.tokens_per_step)
+  original = tape._weights
+  tape._weights = lambda _, reading: original(
+    jnp.take(scores, indices), reading
+  )
+  try:
+    return STEP(keys, state, reading)
+  finally:
+    tape._weights = original
+
+
+STEP = tape._step
+
+
+@pytest.mark.parametrize('wrong', [wrong_mask, wrong_weights])
+@pytest.mark.parametrize('dim', [2, 3])
+def test_known_wrong_steps_are_caught(monkeypatch, wrong, dim):
+  # Every score is negative, so a used token's 0 would win.
+  reading = Reading(2, T, 3.0, h)
+  bank, query, dropped = case(dim, seed=1)
+  bank, query = -np.abs(bank), np.abs(query)
+  check_loop(reading, bank, query, dropped)
+  monkeypatch.setattr(tape, '_step', wrong)
+  with pytest.raises(AssertionError):
+    check_loop(reading, bank, query, dropped)
+
+
+def test_row_independence_catches_weights_without_axis(monkeypatch):
+  monkeypatch.setattr(tape, '_step', wrong_weights)
+  # Row 0 stays, but row 1 now depends on nothing but row 0: change both.
+  bank, query, _ = case(seed=4)
+  reading = Reading(3, T, 1.6, h)
+  changed = query.copy()
+  changed[0] = -query[0]
+  first, second = run(reading, bank, query), run(reading, bank, changed)
+  assert not np.array_equal(first.halting[1:], second.halting[1:])
+
+
+def test_too_small_bank_is_refused():
+  bank, query, _ = case()
+  with pytest.raises(ValueError, match=r'bank_size: expected at least .* = 25'):
+    run(Reading(5, 5, 1.0, h), bank, query)
+
+
+def test_query_of_another_width_is_refused():
+  bank, query, _ = case()
+  with pytest.raises(ValueError, match='query_dim: expected queries of width'):
+    run(Reading(2, 2, 1.0, h), bank, query[:, :-1])
+  with pytest.raises(ValueError, match='query_dim: expected at most'):
+    run(Reading(2, 2, 1.0, h), bank[:, :3], query)
