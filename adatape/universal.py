@@ -139,9 +139,13 @@ class UniversalEncoder(nn.Module):
       step(x, jnp.zeros((), jnp.int32), valid)
     # The loops are plain JAX: Linen modules may not be called inside one.
     pure, variables = step.unbind()
+
+    def pure_step(state: Array, n: Array) -> Any:
+      return pure.apply(variables, state, n, valid, row_keys)
+
     ponder = halting.ponder_while if self.dynamic else halting.ponder_scan
     result = ponder(
-      lambda state, n: pure.apply(variables, state, n, valid, row_keys),
+      pure_step,
       x,
       valid if self.halting == 'token' else valid.any(axis=1),
       max_steps=self.max_steps,

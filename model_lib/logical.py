@@ -65,7 +65,7 @@ def constrain(
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or not nn.get_logical_axis_rules():
     return x
-  spec = nn.logical_to_mesh_axes(names)
+  spec: Any = nn.logical_to_mesh_axes(names)
   fitting = [
     name if size % _parts(axis, mesh) == 0 else None
     for name, size, axis in zip(names, x.shape, spec, strict=True)

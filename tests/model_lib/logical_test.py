@@ -34,19 +34,20 @@ def mesh():
   if jax.device_count() != 8:
     pytest.skip(f'needs 8 devices, has {jax.device_count()}')
   auto = (AxisType.Auto,) * 3
-  with jax.set_mesh(
-    jax.make_mesh((2, 2, 2), ('data', 'fsdp', 'tensor'), axis_types=auto)
-  ) as mesh:
+  axes = ('data', 'fsdp', 'tensor')
+  mesh = jax.make_mesh((2, 2, 2), axes, axis_types=auto)
+  with jax.set_mesh(mesh):
     yield mesh
 
 
 @pytest.fixture(scope='module')
 def case():
-  """Boxed parameters and images, both NumPy: they may go anywhere."""
+  """Boxed parameters, images, logits on one device; NumPy to go anywhere."""
   images = np.random.default_rng(0).normal(size=(8, 8, 8, 3))
   images = images.astype(np.float32)
   boxed = jax.jit(MODEL.init)(jax.random.key(1), jnp.asarray(images))
-  return jax.tree.map(np.asarray, boxed), images
+  want = jax.jit(MODEL.apply)(boxed, jnp.asarray(images))[0]
+  return jax.tree.map(np.asarray, boxed), images, np.asarray(want)
 
 
 def test_misspelt_name_is_refused():
@@ -86,10 +87,14 @@ def test_constraints_are_in_the_lowered_text(case, mesh):
 
 
 def test_sharded_result_equals_a_single_device(case, mesh):
-  boxed, images = case
+  boxed, images, want = case
   variables = nn.unbox(boxed)
-  shardings = nn.logical_to_mesh_sharding(
-    nn.get_partition_spec(boxed), mesh, RULES
+  shardings = jax.tree.map(
+    lambda leaf: NamedSharding(
+      mesh, nn.logical_to_mesh_axes(leaf.names, RULES)
+    ),
+    boxed,
+    is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned),
   )
   rows = NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
   with nn.logical_axis_rules(RULES):
@@ -98,9 +103,6 @@ def test_sharded_result_equals_a_single_device(case, mesh):
     )
     got = forward(variables, images)
   assert not got.sharding.is_fully_replicated
-  device = jax.devices()[0]
-  one = jax.device_put((variables, images), device)
-  want = jax.jit(lambda v, x: MODEL.apply(v, x)[0])(*one)
   np.testing.assert_allclose(got, want, atol=1e-5)
 
 

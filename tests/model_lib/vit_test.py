@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from model_lib import vit
 
-TINY = {'width': 16, 'depth': 2, 'mlp_dim': 32, 'num_heads': 4}
+TINY = {'width': 16, 'depth': 1, 'mlp_dim': 32, 'num_heads': 4}
 
 
 def image_model(**fields):
@@ -102,7 +102,7 @@ def test_logits_are_the_head_of_the_features(pool):
 
 @pytest.mark.parametrize('noise', [False, True])
 def test_rows_do_not_depend_on_the_batch(noise):
-  model = image_model(dropout=0.2)
+  model = image_model(dropout=0.2, depth=1)
   images = jax.random.normal(jax.random.key(0), (4, 8, 8, 3))
   keys = jax.random.split(jax.random.key(2), 4) if noise else None
   params = jax.jit(model.init)(jax.random.key(1), images)
