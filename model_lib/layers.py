@@ -184,8 +184,8 @@ class EncoderBlock(nn.Module):
 class PatchEmbed(nn.Module):
   """Projects non-overlapping square patches, row by row of the image.
 
-  One matrix product of flattened patches: 1.0 to 1.4 times as fast on a CPU as
-  the convolution. A convolution kernel `[p, p, 3, D]` loads as
+  One matrix product of flattened patches: on a CPU 1.1 to 1.5 times as fast as
+  the convolution, 0.9 to 1.4 times with the gradient. A convolution kernel `[p, p, 3, D]` loads as
   `kernel.reshape(-1, D)`.
 
   Attributes:
