@@ -1,10 +1,10 @@
 """Multi-head self-attention with a key mask.
 
 Queries, keys and values have a 2-D kernel each, which is what published
-checkpoints hold; one fused projection was no faster on a CPU (median of 25: 0.79
-to 1.03 times the speed, widths 32 to 768). Heads come before the length (BHTD):
-against BTHD 1.2 to 1.3 times as fast forward and 1.05 to 1.16 with the gradient
-at 206 tokens, though 0.8 with the gradient at 9 tokens.
+checkpoints hold; one fused projection was no faster on a CPU (medians: 0.79 to
+1.03 times the speed, widths 32 to 768). Heads come before the length (BHTD):
+at 206 tokens 1.2 to 1.3 times as fast as BTHD forward and 1.05 to 1.16 times
+with the gradient, though 0.8 times with the gradient at 9 tokens.
 """
 
 from typing import Any

@@ -185,8 +185,8 @@ class PatchEmbed(nn.Module):
   """Projects non-overlapping square patches, row by row of the image.
 
   One matrix product of flattened patches: on a CPU 1.1 to 1.5 times as fast as
-  the convolution, 0.9 to 1.4 times with the gradient. A convolution kernel `[p, p, 3, D]` loads as
-  `kernel.reshape(-1, D)`.
+  the convolution, 0.9 to 1.4 times with the gradient. A convolution kernel
+  `[p, p, 3, D]` loads as `kernel.reshape(-1, D)`.
 
   Attributes:
     width: width of the tokens.
