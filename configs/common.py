@@ -74,7 +74,8 @@ def parity_model(
     config.model = dict(name='model_lib.vit:TokenTransformer', **size)
   elif model == 'ut':
     config.task = 'adatape.task:PonderClassification'
-    steps = size.pop('depth')  # one shared block, applied at most so often
+    # One shared block instead of `depth`, applied at most so often.
+    steps = max(6, size.pop('depth'))
     config.model = dict(
       name='adatape.universal:UniversalTransformer', max_steps=steps, **size
     )
@@ -113,7 +114,13 @@ def image_model(
     config.model = dict(name='model_lib.vit:ViT', **size)
     return
   config.task = 'adatape.task:TapeClassification'
-  config.model = dict(name='adatape.model:AdaTapeViT', **size)
+  config.model = dict(
+    name='adatape.model:AdaTapeViT',
+    max_steps=10,
+    threshold=2.0,
+    tokens_per_step=5,
+    **size,
+  )
   # Table 4: no tape loss is needed for a learnable bank; the tricks of A.7
   # are for that bank only.
   if model == 'learn':

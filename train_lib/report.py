@@ -85,7 +85,7 @@ def plot(workdir: str) -> str:
 
   try:
     return f'plot: {plots.plot_run(workdir)}'
-  except ImportError as error:
+  except (ImportError, ValueError) as error:
     return f'no plot: {error}'
 
 

@@ -21,7 +21,12 @@ def get_config(arg=''):
   c = common.base()
   c.seed = arg.seed
   c.batch_size = 128
-  c.dataset = dict(name='digits', image_size=16)
+  c.dataset = dict(
+    name='digits',
+    image_size=16,
+    augment=('inception_crop',),
+    min_crop_area=0.6,
+  )
   size = dict(width=64, depth=4, mlp_dim=128, num_heads=4, patch_size=4)
   common.image_model(c, arg.model, size, bank_size=256, bank_patch_size=2)
   if arg.model != 'vit':

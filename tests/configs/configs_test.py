@@ -21,7 +21,7 @@ CONFIGS = [
   'configs/adatape/digits.py:model=input',
   'configs/adatape/digits.py:model=vit',
   FOLDER,
-  FOLDER + ',model=input',
+  FOLDER + ',model=input,bank_patch=4',
   FOLDER + ',model=vit',
 ]
 SHRUNK = [
@@ -54,21 +54,17 @@ def folder(tmp_path):
   return tmp_path
 
 
-def overrides(flag):
-  extra = []
-  if 'image_folder' in flag:
-    extra = ['model.depth=2', 'model.bank_size=60']
-    if 'model=' in flag:
-      extra = ['dataset.image_size=64'] if 'input' in flag else []
-  return SHRUNK + extra
+def shrunk(flag):
+  """Two steps of a two-block model on 32 or fewer pixels."""
+  if 'image_folder' not in flag:
+    return SHRUNK
+  small = [*SHRUNK, 'model.depth=2']
+  return small if 'model=' in flag else [*small, 'model.bank_size=60']
 
 
 @pytest.mark.parametrize('flag', CONFIGS)
 def test_config_trains_two_steps(flag, folder, tmp_path):
-  extra = overrides(flag)
-  path = flag.format(root=folder)
-  extra = [item for item in extra if not item.startswith('model.depth')]
-  config = command_line.load_config(path, extra)
+  config = command_line.load_config(flag.format(root=folder), shrunk(flag))
   config_schema.validate(config)
   workdir = tmp_path / 'run'
   result = trainer.train(config, str(workdir))
