@@ -8,6 +8,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from model_lib.layers import PatchEmbed
@@ -44,7 +45,7 @@ class ImageBank(nn.Module):
 
   width: int
   patch_size: int
-  dtype: Any = jax.numpy.float32
+  dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, images: Float[Array, 'B X Y E']) -> Float[Array, 'B C H']:
@@ -68,13 +69,50 @@ class SymbolBank(nn.Module):
 
   width: int
   vocab_size: int = 3
-  dtype: Any = jax.numpy.float32
+  dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, symbols: Int[Array, 'B C']) -> Float[Array, 'B C H']:
     """One token per symbol."""
     one_hot = jax.nn.one_hot(symbols, self.vocab_size, dtype=self.dtype)
     return _dense(self.width, self.dtype)(one_hot)
+
+
+class SharedNorm(nn.Module):
+  """The LayerNorm that bank and query share, in float32 (section 2.4).
+
+  Attributes:
+    initial_scale: scores start with its square.
+    epsilon: added to the variance.
+  """
+
+  initial_scale: float = 1.0
+  epsilon: float = 1e-6
+
+  @nn.compact
+  def __call__(
+    self, tokens: Float[Array, '*S H'], count: int
+  ) -> Float[Array, '*S h']:
+    """The leading `count` features of the normalised tokens.
+
+    Keys need few features: the others enter the statistics only. Those take
+    one pass over the bank (variance as mean square minus squared mean), which
+    is bound by memory.
+    """
+    width = tokens.shape[-1]
+    scale_init = nn.initializers.constant(self.initial_scale)
+    scale = self.param('scale', partitioned(scale_init, 'embed'), (width,))
+    bias_init = nn.initializers.zeros
+    bias = self.param('bias', partitioned(bias_init, 'embed'), (width,))
+    tokens = tokens.astype(jnp.float32)
+    mean = tokens.mean(-1, keepdims=True)
+    square = jnp.square(tokens).mean(-1, keepdims=True)
+    variance = jnp.maximum(square - jnp.square(mean), 0.0)
+    shape = (1,) * (tokens.ndim - 1) + (count,)
+    factor = scale[:count].reshape(shape)
+    centred = tokens[..., :count] - mean
+    normed = centred * jax.lax.rsqrt(variance + self.epsilon) * factor
+    return normed + bias[:count].reshape(shape)
 
 
 def _dense(width: int, dtype: Any) -> nn.Dense:

@@ -11,11 +11,11 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
+from adatape.bank import SharedNorm
 from adatape.reading import Reading, bank_drop, query_noise
 from adatape.tape import Tape, read
 from model_lib import flops
 from model_lib.layers import EncoderBlock, LayerNorm, Mlp, masked_mean
-from model_lib.logical import partitioned
 from model_lib.row_random import fold_rows
 
 
@@ -76,15 +76,7 @@ class TapeEncoder(nn.Module):
         self.mlp_dim, gated=self.read_mlp == 'glu', dtype=self.dtype
       )
     if self.reading is not None:
-      self.tape_norm = nn.LayerNorm(
-        epsilon=1e-6,
-        use_fast_variance=False,
-        scale_init=partitioned(
-          nn.initializers.constant(self.norm_scale), 'embed'
-        ),
-        bias_init=partitioned(nn.initializers.zeros, 'embed'),
-        dtype=jnp.float32,
-      )
+      self.tape_norm = SharedNorm(self.norm_scale)
 
   def read(
     self,
@@ -118,16 +110,13 @@ class TapeEncoder(nn.Module):
       )
     tape = read(
       bank,
-      self._normalize(query)[:, : self.reading.query_dim],
+      self.tape_norm(query, self.reading.query_dim),
       self.reading,
-      normalize=self._normalize,
+      normalize=self.tape_norm,
       dropped=dropped,
       stop_early=stop_early,
     )
     return x, tape
-
-  def _normalize(self, tokens):
-    return self.tape_norm(tokens.astype(jnp.float32))
 
   def finish(
     self,

@@ -134,13 +134,16 @@ class AdaTapeViT(TapeClassifier):
       positions=self.positions,
       dtype=self.dtype,
     )
-    if self.bank == 'input':
-      self.tape_bank = ImageBank(sizes.width, self.bank_patch_size, self.dtype)
-    else:
-      size = self.max_steps if self.bank == 'none' else self.bank_size
-      self.tape_bank = LearnableBank(size, sizes.width)
+    self.tape_bank = self._bank(sizes.width)
     self.encoder = self._encoder()
     self.head = classifier(self.num_classes)
+
+  @nn.nowrap
+  def _bank(self, width: int) -> Any:
+    if self.bank == 'input':
+      return ImageBank(width, self.bank_patch_size, self.dtype)
+    size = self.max_steps if self.bank == 'none' else self.bank_size
+    return LearnableBank(size, width)
 
   @nn.nowrap
   def _encoder(self) -> TapeEncoder:

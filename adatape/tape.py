@@ -70,7 +70,7 @@ def read(
   query: Float[Array, 'B h'],
   reading: Reading,
   *,
-  normalize: Callable[[Array], Array] | None = None,
+  normalize: Callable[[Array, int], Array] | None = None,
   dropped: Bool[Array, 'B C'] | None = None,
   stop_early: bool = False,
 ) -> Tape:
@@ -83,8 +83,9 @@ def read(
     bank: one bank for all rows, or one per row.
     query: the leading `query_dim` features of the normalised queries.
     reading: the settings.
-    normalize: row-wise function from bank tokens to normalised ones (float32),
-      the LayerNorm shared with the query; None if the bank is normalised. The
+    normalize: row-wise function from bank tokens and a number of features to
+      that many leading features of the normalised tokens (float32): the
+      LayerNorm shared with the query; None if the bank is normalised. The
       gradient passes it only for the chosen tokens.
     dropped: tokens that a row must not read (bank drop, appendix A.7); see
       `bank_drop`. Each row must keep K * T of them.
@@ -94,7 +95,7 @@ def read(
   Raises:
     ValueError: if the bank is too small or the query's width is not query_dim.
   """
-  normalize = normalize or (lambda tokens: tokens)
+  normalize = normalize or (lambda tokens, count: tokens[..., :count])
   reading.check_bank(*bank.shape[-2:])
   if query.shape[-1] != reading.query_dim:
     raise ValueError(
@@ -102,7 +103,7 @@ def read(
       f'{query.shape[-1]}'
     )
   query = query.astype(jnp.float32)
-  keys = normalize(jax.lax.stop_gradient(bank))[..., : reading.query_dim]
+  keys = normalize(jax.lax.stop_gradient(bank), reading.query_dim)
 
   def pick(bank, keys, query, dropped):
     selection = select(keys, query, reading, dropped, stop_early)
@@ -111,7 +112,7 @@ def read(
   selection, rows = _over_rows(pick, query.shape[0], bank.ndim == 3)(
     bank, keys, query, dropped
   )
-  rows = normalize(rows).astype(jnp.float32)
+  rows = normalize(rows, rows.shape[-1]).astype(jnp.float32)
   tokens, loss = replay(rows, query, selection, reading)
   return Tape(
     tokens=tokens,

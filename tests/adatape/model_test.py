@@ -269,7 +269,7 @@ def test_too_few_patches_for_the_reading_are_refused():
 
 def test_parameters_are_named_as_in_the_vit():
   # So that a ViT warms up an AdaTape without renaming.
-  model, variables = initialised()
+  _, variables = initialised()
   vit = ViT(
     3, width=16, depth=3, mlp_dim=16, num_heads=2, patch_size=8, pool='gap'
   )

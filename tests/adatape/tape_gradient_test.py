@@ -30,7 +30,10 @@ def case(dim):
 def two_passes(bank, scale, query, reading=READING):
   bank, query = jnp.asarray(bank), jnp.asarray(query)
   return tape.read(
-    bank, query, reading, normalize=lambda tokens: normalize(tokens, scale)
+    bank,
+    query,
+    reading,
+    normalize=lambda tokens, count: normalize(tokens, scale)[..., :count],
   )
 
 
