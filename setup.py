@@ -7,7 +7,11 @@ other silently, hence the written-out list of packages.
 import setuptools
 
 PLOTS = ['matplotlib>=3.8']
-TFDS = ['tensorflow-datasets>=4.9.7', 'tensorflow-cpu>=2.18']
+TFDS = [
+  'importlib_resources>=6',
+  'tensorflow-cpu>=2.18',
+  'tensorflow-datasets>=4.9.7',
+]
 TEST = [
   'beartype>=0.20',
   'hypothesis>=6.100',
