@@ -75,7 +75,10 @@ def train(length, seed, steps):
         logits, label
       ).mean()
 
-    updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+    gradient = jax.grad(loss)(params)
+    # Optax mixes integers and floats itself.
+    with jax.numpy_dtype_promotion('standard'):
+      updates, state = optimizer.update(gradient, state, params)
     return optax.apply_updates(params, updates), state
 
   state = optimizer.init(params)
