@@ -68,6 +68,7 @@ class Progress:
     self._total, self._batch_size = total_steps, batch_size
     self._started, self._start_step = time.monotonic(), start_step
     self._last = (self._started, start_step)
+    self._compiled = False
     self._bar: Any = None
     if self.console.is_terminal:
       self._bar = rich.progress.Progress(
@@ -84,8 +85,9 @@ class Progress:
 
   def advance(self, step: int) -> None:
     """Moves the bar; `step` is the number of steps done."""
-    if step == self._start_step + 1:
+    if not self._compiled:
       # Speed and ETA leave the compilation of the first step out.
+      self._compiled = True
       self._started, self._start_step = time.monotonic(), step
       self._last = (self._started, step)
     if self._bar is not None:
