@@ -1,10 +1,9 @@
-"""The parity model: what it reads, and that it learns parity."""
+"""The parity model: what it reads. That it learns: end_to_end_test.py."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from adatape.parity import ParityModel
@@ -55,41 +54,3 @@ def test_flops_grow_with_the_tape():
   model = ParityModel(2, max_steps=8, threshold=4.0)
   assert model.flops((16,)) == model.flops((16,), tape_length=8)
   assert 0 < model.flops((16,), tape_length=5.5) < model.flops((16,))
-
-
-def train(length, seed, steps):
-  """Accuracy on fresh sequences after training on fresh sequences."""
-  model, _, symbols = build(length)
-  key = jax.random.key(seed)
-  params = nn.unbox(jax.jit(model.init)(key, symbols))
-  schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-3, 100, steps)
-  optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
-
-  @jax.jit
-  def train_step(params, state, key):
-    symbols, label = data(key, 128, length)
-
-    def loss(params):
-      logits, _ = model.apply(params, symbols)
-      return optax.softmax_cross_entropy_with_integer_labels(
-        logits, label
-      ).mean()
-
-    gradient = jax.grad(loss)(params)
-    # Optax mixes integers and floats itself.
-    with jax.numpy_dtype_promotion('standard'):
-      updates, state = optimizer.update(gradient, state, params)
-    return optax.apply_updates(params, updates), state
-
-  state = optimizer.init(params)
-  for step in range(steps):
-    params, state = train_step(params, state, jax.random.fold_in(key, step))
-  symbols, label = data(jax.random.key(99), 2048, length)
-  logits, _ = jax.jit(model.apply)(params, symbols)
-  return float((logits.argmax(-1) == label).mean())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('seed', [0, 1, 2])
-def test_solves_parity_of_16_symbols(seed):
-  assert train(16, seed, 600) >= 0.99
