@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
+from adatape.bank import SharedNorm
 from adatape.model import AdaTapeViT
 from adatape.tape import read
 from adatape.task import TapeClassification
@@ -145,8 +146,11 @@ def _reading(settings: Settings, model: Any) -> Callable[[], Any]:
   bank = jax.random.normal(bank_key, shape)
   query = jax.random.normal(query_key, (settings.batch_size, reading.query_dim))
 
-  def normalize(tokens):
-    return jax.nn.standardize(tokens.astype(jnp.float32), axis=-1)
+  norm = SharedNorm()
+  variables = nn.unbox(norm.init(jax.random.key(3), bank, width))
+
+  def normalize(tokens, count):
+    return norm.apply(variables, tokens, count)
 
   return _bound(
     jax.jit(lambda b, q: read(b, q, reading, normalize=normalize).tokens),

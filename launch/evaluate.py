@@ -96,7 +96,7 @@ def evaluate(workdir: str, config: Any, names: list[str], step: str):
 
   mesh = sharding.make_mesh(config.mesh)
   task = loading.load_task(config)
-  context = setup.eval_context(task, mesh, config, workdir, config.batch_size)
+  context = setup.eval_context(task, mesh, config, workdir)
   built = {
     name: evaluator.build(name, config.evals[name], context)[0]
     for name in names

@@ -27,7 +27,7 @@ def print_start(setup: Setup, console: rich.console.Console, step: int) -> None:
 
 
 def _sizes(setup: Setup) -> rich.table.Table:
-  info, flops = setup.dataset.info, setup.task.flops()
+  info, flops = setup.dataset.info, setup.task(setup.stages[0]).flops()
   rows = {
     'parameters': f'{parameter_count(setup):,}',
     'input': f'{info.input_key} [{setup.config.batch_size}, '

@@ -30,7 +30,6 @@ class Setup:
     stages: laid end to end over the run's steps.
     schedule: learning rate by step.
     optimizer: the optax chain.
-    task: the task of the first stage; evaluation uses it.
     abstract: shapes and dtypes of the state, with shardings.
     compiled: train steps by what is static in them.
   """
@@ -41,9 +40,12 @@ class Setup:
   stages: tuple[Stage, ...]
   schedule: optax.Schedule
   optimizer: optax.GradientTransformation
-  task: Task
   abstract: TrainState
   compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+  def task(self, stage: Stage) -> Task:
+    """The task with the model as it is in a stage."""
+    return build_task(self.config, self.dataset.info, stage.model)
 
   @property
   def total_steps(self) -> int:
@@ -55,7 +57,8 @@ class Setup:
     shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
 
     def init():
-      return sharding.unbox(_initial(self.task, self.optimizer, self.config))
+      task = self.task(self.stages[0])
+      return sharding.unbox(_initial(task, self.optimizer, self.config))
 
     return jax.jit(init, out_shardings=shardings)()
 
@@ -64,7 +67,7 @@ class Setup:
     everywhere = jax.sharding.NamedSharding(
       self.mesh, jax.sharding.PartitionSpec()
     )
-    return jax.device_put(self.task.init_frozen(), everywhere)
+    return jax.device_put(self.task(self.stages[0]).init_frozen(), everywhere)
 
   def train_step(self, stage: Stage, frozen: Any, batch: Any) -> Any:
     """The stage's compiled step for batches like this one.
@@ -79,7 +82,7 @@ class Setup:
 
   def _compile(self, stage: Stage, frozen: Any, batch: Any) -> Any:
     config = self.config
-    task = build_task(config, self.dataset.info, stage.model)
+    task = self.task(stage)
     step = make_train_step(
       task,
       self.optimizer,
@@ -104,11 +107,9 @@ class Setup:
     with nn.logical_axis_rules(sharding.RULES):
       return jitted.lower(*arguments).compile()
 
-  def eval_context(self, workdir: str) -> EvalContext:
-    """What evaluators need of this run."""
-    return eval_context(
-      self.task, self.mesh, self.config, workdir, self.config.batch_size
-    )
+  def eval_context(self, stage: Stage, workdir: str) -> EvalContext:
+    """What evaluators need of this run in a stage."""
+    return eval_context(self.task(stage), self.mesh, self.config, workdir)
 
 
 def build_setup(config: Any) -> Setup:
@@ -133,9 +134,7 @@ def build_setup(config: Any) -> Setup:
     sharding.unbox(boxed),
     sharding.tree_sharding(boxed, mesh),
   )
-  return Setup(
-    config, mesh, dataset, stages, schedule, optimizer, task, abstract
-  )
+  return Setup(config, mesh, dataset, stages, schedule, optimizer, abstract)
 
 
 def _abstract_state(task: Task, optimizer: Any, config: Any) -> TrainState:
@@ -189,7 +188,7 @@ def check_batch_size(config: Any, mesh: jax.sharding.Mesh) -> None:
 
 
 def eval_context(
-  task: Task, mesh: jax.sharding.Mesh, config: Any, workdir: str, rows: int
+  task: Task, mesh: jax.sharding.Mesh, config: Any, workdir: str
 ) -> EvalContext:
   """Jits the task's evaluation; used in training and alone on a checkpoint.
 
@@ -218,7 +217,7 @@ def eval_context(
     features=jitted(task.features),
     put=lambda batch: sharding.put_batch(batch, mesh),
     seed=config.seed,
-    batch_size=rows,
+    batch_size=config.batch_size,
     dataset=config.dataset,
     workdir=workdir,
   )

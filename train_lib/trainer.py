@@ -15,6 +15,7 @@ import jax
 
 from dataset_lib.errors import ConfigError
 from eval_lib import evaluator
+from eval_lib.metrics import compute
 from train_lib import report, sharding
 from train_lib.checkpoint import Checkpointer, CheckpointError
 from train_lib.nonfinite import NonFiniteError, first_culprit
@@ -84,10 +85,8 @@ class _Loop:
     guard: PreemptionGuard,
     started: float,
   ):
-    self.setup, self.config, self.run, self.guard = (
-      setup, setup.config, run, guard,
-    )  # fmt: skip
-    self.started = started
+    self.setup, self.config = setup, setup.config
+    self.run, self.guard, self.started = run, guard, started
     self.is_main = jax.process_index() == 0
     self.checkpointer = Checkpointer(
       run.path(CHECKPOINTS),
@@ -95,11 +94,10 @@ class _Loop:
       best_metric=self.config.checkpoint.best_metric,
       best_mode=self.config.checkpoint.best_mode,
     )
-    context = setup.eval_context(str(run.workdir))
     self.evaluators = {
-      name: evaluator.build(name, entry, context)
-      for name, entry in self.config.evals.items()
+      stage.name: self._build_evaluators(stage) for stage in setup.stages
     }
+    self.tracing = False
     self.pending: collections.deque[Any] = collections.deque()
     self.results: dict[str, float] = {}
     self.rows: dict[int, dict[str, float]] = {}
@@ -108,6 +106,13 @@ class _Loop:
     self.batches: Any = None
     self.progress: Any = None
     self.tensorboard: TensorBoardWriter | None = None
+
+  def _build_evaluators(self, stage: Stage) -> dict[str, Any]:
+    context = self.setup.eval_context(stage, str(self.run.workdir))
+    return {
+      name: evaluator.build(name, entry, context)
+      for name, entry in self.config.evals.items()
+    }
 
   def run_to_end(self) -> dict[str, Any]:
     """Restores, steps through all stages, evaluates, writes the result."""
@@ -139,7 +144,7 @@ class _Loop:
     last = step == self.setup.total_steps
     evaluate = [
       name
-      for name, (_, every) in self.evaluators.items()
+      for name, (_, every) in self.evaluators[stage.name].items()
       if last or self._due(step, every)
     ]
     stop = self.guard.should_stop(step)
@@ -150,7 +155,7 @@ class _Loop:
     #    be finite.
     self._settle(0 if save or evaluate else LAG, state, frozen)
     # 2. Evaluation before saving: the checkpoint carries its metrics.
-    measured = self._evaluate(evaluate, state, step)
+    measured = self._evaluate(stage, evaluate, state, step)
     self._write_rows()
     # 3. Saving before stopping.
     if save:
@@ -188,16 +193,15 @@ class _Loop:
       if self.first_step_seconds is None:
         self.first_step_seconds = time.time() - self.started
       if skipped > self.config.max_nonfinite_steps:
-        culprit = first_culprit(
-          self.setup.task, state, frozen, batch, stage.knob_values(step - 1)
-        )
+        task, knobs = self.setup.task(stage), stage.knob_values(step - 1)
+        culprit = first_culprit(task, state, frozen, batch, knobs)
         raise NonFiniteError(step, skipped, culprit)
       last = step == self.setup.total_steps
       if last or skipped or self._due(step, self.config.log_every):
         self._log(step, metrics)
 
   def _log(self, step: int, metrics: Mapping[str, Any]) -> None:
-    values = {name: metric.compute() for name, metric in metrics.items()}
+    values = compute(metrics)
     self._write(step, {f'train/{k}': v for k, v in values.items()})
     waiting = self.waited / max(time.monotonic() - self.logged_at, 1e-9)
     speed = self.progress.speed(step)
@@ -221,14 +225,16 @@ class _Loop:
     if self.is_main:
       self.rows.setdefault(step, {}).update(scalars)
 
-  def _evaluate(self, names: list[str], state, step: int) -> dict[str, float]:
+  def _evaluate(
+    self, stage: Stage, names: list[str], state, step: int
+  ) -> dict[str, float]:
     variables = {
       'params': state.eval_params,
       'model_state': state.model_state,
     }
     measured: dict[str, float] = {}
     for name in names:
-      values = self.evaluators[name][0].run(variables)
+      values = self.evaluators[stage.name][name][0].run(variables)
       measured |= {f'{name}/{key}': value for key, value in values.items()}
     self.results |= measured
     if measured:
@@ -280,8 +286,13 @@ class _Loop:
     start, steps = self.config.profile.start_step, self.config.profile.steps
     if steps and step == start:
       jax.profiler.start_trace(str(self.run.path('profile')))
-    if steps and step == start + steps:
-      jax.profiler.stop_trace()
+      self.tracing = True
+    if self.tracing and step == start + steps:
+      self._stop_trace()
+
+  def _stop_trace(self) -> None:
+    jax.profiler.stop_trace()
+    self.tracing = False
 
   def _finish(self, state, start: int) -> dict[str, Any]:
     seconds = time.time() - self.started
@@ -295,6 +306,8 @@ class _Loop:
       'seconds': seconds,
       'seconds_to_first_step': self.first_step_seconds,
     }
+    if self.setup.dataset.bad_records:
+      result['bad_records'] = self.setup.dataset.bad_records
     self.progress.close()
     if self.is_main:
       self.run.write_result(result)
@@ -302,7 +315,10 @@ class _Loop:
     return result
 
   def close(self) -> None:
-    """Releases threads and files, whatever happened."""
+    """Writes what is known and releases threads and files."""
+    self._write_rows()
+    if self.tracing:
+      self._stop_trace()
     for part in (self.batches, self.progress, self.tensorboard):
       if part is not None:
         part.close()

@@ -52,7 +52,6 @@ def test_digits_and_the_few_shot_table_of_its_checkpoint(model, tmp_path):
   assert 'fewshot/10shot' in text
   # Features of a model that saw all labels: far above the chance of 0.1.
   assert row['fewshot/10shot'] > 0.9
-  assert row['fewshot/1shot'] < row['fewshot/25shot']
 
 
 @pytest.fixture
