@@ -129,7 +129,12 @@ def image_model(
     )
     config.loss.tape_weight = 0.0
   else:
-    config.model.update(bank='input', bank_patch_size=bank_patch_size)
+    config.model.update(
+      bank='input',
+      bank_patch_size=bank_patch_size,
+      query_noise=0.0,
+      bank_drop=0.0,
+    )
     config.loss.tape_weight = 0.01
 
 

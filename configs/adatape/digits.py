@@ -16,7 +16,7 @@ from configs import common
 
 def get_config(arg=''):
   arg = common.parse_arg(
-    arg, model=('learn', 'input', 'vit'), epochs=60, seed=0
+    arg, model=('learn', 'input', 'vit'), epochs=80, seed=0
   )
   c = common.base()
   c.seed = arg.seed
@@ -35,7 +35,7 @@ def get_config(arg=''):
   c.loss.label_smoothing = 0.1
   c.stages.stage1.epochs = float(arg.epochs)
   c.evals = dict(
-    test=dict(type='classification', split='test', every_steps=110)
+    test=dict(type='classification', split='test', every_steps=220)
   )
   c.checkpoint.update(every_steps=220)
   c.log_every = 55
