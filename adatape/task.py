@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from dataset_lib.source import real
+from dataset_lib.fields import real
 from eval_lib.metrics import Average, Maximum, Minimum, Union, Variance
 from train_lib.classification import Classification
 

@@ -15,6 +15,7 @@ from typing import Any
 from dataset_lib import (
   digits,
   fake,
+  fields,
   image_folder,
   image_ops,
   parity,
@@ -23,6 +24,7 @@ from dataset_lib import (
 )
 from dataset_lib.bad_records import BadRecords
 from dataset_lib.errors import ConfigError
+from dataset_lib.fields import ConfigLike
 from dataset_lib.order import Order, local_rows, record_rng
 from dataset_lib.reader import (
   ROWS_PER_BLOCK,
@@ -32,7 +34,7 @@ from dataset_lib.reader import (
   Transform,
   concatenate,
 )
-from dataset_lib.source import ConfigLike, DatasetInfo, Source, VectorSource
+from dataset_lib.source import DatasetInfo, Source, VectorSource
 
 SOURCES: dict[str, ModuleType] = {
   'parity': parity,
@@ -62,15 +64,15 @@ def validate(config: Any, split: Any = None) -> dict[str, Any]:
   """
   if not isinstance(config, ConfigLike):
     raise ConfigError('dataset', config, "a mapping with a field 'name'")
-  fields = dict(config.items())
-  name = fields.pop('name', None)
-  source.check_one_of('dataset.name', name, SOURCES)
+  given = dict(config.items())
+  name = given.pop('name', None)
+  fields.check_one_of('dataset.name', name, SOURCES)
   module = SOURCES[name]
-  complete = source.check_fields(fields, module.FIELDS, 'dataset')
+  complete = fields.check_fields(given, module.FIELDS, 'dataset')
   if 'augment' in complete:
     image_ops.options_from(complete)
   if split is not None:
-    source.check_field('split', split, source.text('the name of a split'))
+    fields.check_field('split', split, fields.text('the name of a split'))
     module.check_split(split)
   return {'name': name, **complete}
 
@@ -150,7 +152,7 @@ def build(
 
 
 def _check_count(key: str, value: Any, low: int, high: int) -> None:
-  source.check_field(key, value, source.integer(low, high))
+  fields.check_field(key, value, fields.integer(low, high))
 
 
 def _transform(config: dict[str, Any], train: bool) -> Transform:

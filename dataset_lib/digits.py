@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from dataset_lib import image_ops, source
+from dataset_lib import fields, image_ops, source
 
 SPLITS = ('train', 'test')
 TEST_SHARE = 0.2
@@ -20,7 +20,7 @@ _MAX_PIXEL = 16  # the pixels are 0 .. 16
 
 FIELDS = {
   **image_ops.FIELDS,
-  'image_size': source.integer(1, 4096, default=8),
+  'image_size': fields.integer(1, 4096, default=8),
 }
 # Whole images are shown: a central crop would cut strokes off.
 del FIELDS['resize_small']
@@ -87,7 +87,7 @@ class DigitsSource:
 
 def check_split(split: str) -> None:
   """Raises ConfigError unless the split is 'train' or 'test'."""
-  source.check_one_of('split', split, SPLITS)
+  fields.check_one_of('split', split, SPLITS)
 
 
 def build(config: Mapping[str, Any], split: str) -> DigitsSource:

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from dataset_lib import image_ops, source
+from dataset_lib import fields, image_ops, source
 
 SPLITS = ('train', 'test')
 NOISE = 64  # peak-to-peak, of 256
 
 FIELDS = {
   **image_ops.FIELDS,
-  'num_classes': source.integer(2, 1_000_000, default=10),
-  'train_examples': source.integer(1, source.MAX_EXAMPLES, default=4096),
-  'test_examples': source.integer(1, source.MAX_EXAMPLES, default=512),
+  'num_classes': fields.integer(2, 1_000_000, default=10),
+  'train_examples': fields.integer(1, source.MAX_EXAMPLES, default=4096),
+  'test_examples': fields.integer(1, source.MAX_EXAMPLES, default=512),
 }
 del FIELDS['resize_small']  # the images are made at image_size
 
@@ -65,7 +65,7 @@ class FakeImagesSource:
 
 def check_split(split: str) -> None:
   """Raises ConfigError unless the split is 'train' or 'test'."""
-  source.check_one_of('split', split, SPLITS)
+  fields.check_one_of('split', split, SPLITS)
 
 
 def build(config: Mapping[str, Any], split: str) -> FakeImagesSource:

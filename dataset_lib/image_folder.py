@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from dataset_lib import image_ops, source
+from dataset_lib import fields, image_ops, source
 from dataset_lib.errors import (
   BadRecord,
   ConfigError,
@@ -27,9 +27,9 @@ TRAIN = 'train'
 LAYOUT = 'images lie in root/split/class/, like root/train/cat/1.jpg'
 
 FIELDS = {
-  'root': source.text('the folder that holds the splits'),
+  'root': fields.text('the folder that holds the splits'),
   **image_ops.FIELDS,
-  'max_bad_share': source.real(0.0, 0.5, default=source.DEFAULT_BAD_SHARE),
+  'max_bad_share': fields.real(0.0, 0.5, default=source.DEFAULT_BAD_SHARE),
 }
 
 

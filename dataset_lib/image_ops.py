@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 from jaxtyping import UInt8
 
-from dataset_lib import jpeg, source
+from dataset_lib import fields, jpeg
 from dataset_lib.errors import BadRecord, ConfigError
 
 Encoded = bytes | UInt8[np.ndarray, 'H W C']
@@ -246,10 +246,10 @@ def training_image(
 
 
 FIELDS = {
-  'image_size': source.integer(1, 4096),
-  'resize_small': source.integer(0, 8192, default=0),
-  'min_crop_area': source.real(0.0001, 1.0, default=0.08),
-  'augment': source.names(OPS, default=()),
+  'image_size': fields.integer(1, 4096),
+  'resize_small': fields.integer(0, 8192, default=0),
+  'min_crop_area': fields.real(0.0001, 1.0, default=0.08),
+  'augment': fields.names(OPS, default=()),
 }
 
 

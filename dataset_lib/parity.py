@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int, UInt64
 
-from dataset_lib import source
+from dataset_lib import fields, source
 
 SYMBOLS = (1, -1, 0)  # SYMBOLS[token id] is the symbol
 ONE = SYMBOLS.index(1)
 SPLITS = ('train', 'test')
 
 FIELDS = {
-  'length': source.integer(1, 65536),
-  'data_seed': source.integer(0, source.MAX_SEED, default=0),
-  'train_examples': source.integer(1, source.MAX_EXAMPLES, default=2**20),
-  'test_examples': source.integer(1, source.MAX_EXAMPLES, default=4096),
+  'length': fields.integer(1, 65536),
+  'data_seed': fields.integer(0, source.MAX_SEED, default=0),
+  'train_examples': fields.integer(1, source.MAX_EXAMPLES, default=2**20),
+  'test_examples': fields.integer(1, source.MAX_EXAMPLES, default=4096),
 }
 
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
@@ -99,7 +99,7 @@ class ParitySource:
 
 def check_split(split: str) -> None:
   """Raises ConfigError unless the split is 'train' or 'test'."""
-  source.check_one_of('split', split, SPLITS)
+  fields.check_one_of('split', split, SPLITS)
 
 
 def build(config: Mapping[str, Any], split: str) -> ParitySource:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dataset_lib import image_ops, source
+from dataset_lib import fields, image_ops, source
 from dataset_lib.errors import (
   BadRecord,
   ConfigError,
@@ -40,16 +40,16 @@ _NAME = re.compile(r'[a-z]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?')
 _CLASS_KEYS = ('type', 'pythonClassName', 'python_class_name')
 
 FIELDS = {
-  'builder': source.Field(
+  'builder': fields.Field(
     "a TFDS name such as 'cifar10'",
     lambda value: (
       isinstance(value, str) and bool(_NAME.fullmatch(value or 'x'))
     ),
     default='',
   ),
-  'data_dir': source.text("a folder, or '' for ~/tensorflow_datasets", ''),
+  'data_dir': fields.text("a folder, or '' for ~/tensorflow_datasets", ''),
   **image_ops.FIELDS,
-  'max_bad_share': source.real(0.0, 0.5, default=source.DEFAULT_BAD_SHARE),
+  'max_bad_share': fields.real(0.0, 0.5, default=source.DEFAULT_BAD_SHARE),
 }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dataset_lib.source import Field, text
+from dataset_lib.fields import Field, text
 from eval_lib import evaluator, metrics
 
 

@@ -13,7 +13,6 @@ of `config.evals` and logs their results as `<entry>/<name>`:
 """
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -22,7 +21,13 @@ import numpy as np
 
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
-from dataset_lib.source import ConfigLike, Field, check_fields, integer
+from dataset_lib.fields import (
+  ConfigLike,
+  Field,
+  check_fields,
+  integer,
+)
+from dataset_lib.fields import locate as find
 
 EVALUATORS = {
   'classification': 'eval_lib.classification:Evaluator',
@@ -173,18 +178,14 @@ def locate(kind: Any, key: str) -> Any:
   Raises:
     ConfigError: if there is no such evaluator.
   """
-  expected = f"one of {', '.join(EVALUATORS)} or 'package.module:Class'"
-  if not isinstance(kind, str):
-    raise ConfigError(key, kind, expected)
-  module_name, _, attribute = EVALUATORS.get(kind, kind).partition(':')
-  if not module_name or not attribute:
-    raise ConfigError(key, kind, expected)
+  known = f'one of {", ".join(EVALUATORS)}'
+  place = EVALUATORS.get(kind, kind) if isinstance(kind, str) else kind
   try:
-    evaluator = getattr(importlib.import_module(module_name), attribute)
-  except (ImportError, AttributeError) as error:
-    raise ConfigError(key, kind, f'{expected} ({error})') from error
+    evaluator = find(place, key)
+  except ConfigError as error:
+    raise ConfigError(key, kind, f'{known} or {error.expected}') from error
   if not hasattr(evaluator, 'FIELDS'):
-    raise ConfigError(key, kind, f'{expected} with a table FIELDS')
+    raise ConfigError(key, kind, f'{known} or a class with a table FIELDS')
   return evaluator
 
 

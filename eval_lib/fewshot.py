@@ -25,7 +25,7 @@ import rich.table
 from jaxtyping import Float, Int
 
 from dataset_lib.errors import InvalidDataError
-from dataset_lib.source import ConfigLike, Field, integer, text
+from dataset_lib.fields import ConfigLike, Field, integer, text
 from eval_lib import evaluator
 from eval_lib.least_squares import choose_l2, fit
 

@@ -14,10 +14,17 @@ import optax
 from jaxtyping import Array, Float
 
 from dataset_lib.errors import ConfigError
-from dataset_lib.source import Field, check_field, check_fields, integer, real
+from dataset_lib.fields import (
+  Field,
+  check_field,
+  check_fields,
+  integer,
+  locate,
+  real,
+)
 from eval_lib.metrics import Average
 from train_lib.stages import Config
-from train_lib.task import Batch, Task, locate
+from train_lib.task import Batch, Task
 
 # Fields that models of transformers share; what is particular to a model, it
 # checks itself.

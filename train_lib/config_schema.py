@@ -10,11 +10,11 @@ from typing import Any
 
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
-from dataset_lib.source import Field, check_fields, integer, real, text
+from dataset_lib.fields import Field, check_fields, integer, locate, real, text
 from eval_lib import evaluator
 from train_lib import optimizers, sharding
 from train_lib.stages import check_stage
-from train_lib.task import Task, locate
+from train_lib.task import Task
 
 MAX_STEPS = 2**31 - 1
 

@@ -10,12 +10,13 @@ import optax
 
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
+from dataset_lib.fields import locate
 from eval_lib.evaluator import EvalContext
 from train_lib import sharding
 from train_lib.classification import as_config_error
 from train_lib.optimizers import build_optimizer, build_schedule
 from train_lib.stages import Stage, build_stages
-from train_lib.task import Task, locate
+from train_lib.task import Task
 from train_lib.train_step import TrainState, init_state, make_train_step
 
 

@@ -6,13 +6,11 @@ loss: each is a `Task` and a config, never another loop.
 """
 
 import abc
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from jaxtyping import Array, Float, Key
 
-from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Metric
 from train_lib.stages import Config
@@ -99,23 +97,3 @@ class Task(abc.ABC):
   def flops(self) -> float:
     """FLOPs of one example's forward pass by formula (2 a multiply-add)."""
     return self.model.flops(self.info.input_shape)
-
-
-def locate(name: str, key: str) -> Any:
-  """Finds `'package.module:Name'`.
-
-  Args:
-    name: where the object lives.
-    key: the configuration key that holds the name, for the error.
-
-  Raises:
-    ConfigError: if there is no such module or no such name in it.
-  """
-  module_name, _, attribute = name.partition(':')
-  expected = "'package.module:Name' of something that can be imported"
-  if not module_name or not attribute:
-    raise ConfigError(key, name, expected)
-  try:
-    return getattr(importlib.import_module(module_name), attribute)
-  except (ImportError, AttributeError) as error:
-    raise ConfigError(key, name, f'{expected} ({error})') from error

@@ -6,19 +6,19 @@ import ml_collections
 import numpy as np
 import pytest
 
-from dataset_lib import source
+from dataset_lib import fields
 from dataset_lib.errors import ConfigError
 
 FIELDS = {
-  'size': source.integer(1, 8),
-  'share': source.real(0.0, 1.0, default=0.5),
-  'root': source.text('a folder', default=''),
-  'augment': source.names(('crop', 'flip'), default=()),
+  'size': fields.integer(1, 8),
+  'share': fields.real(0.0, 1.0, default=0.5),
+  'root': fields.text('a folder', default=''),
+  'augment': fields.names(('crop', 'flip'), default=()),
 }
 
 
 def check(**config):
-  return source.check_fields(config, FIELDS, 'dataset')
+  return fields.check_fields(config, FIELDS, 'dataset')
 
 
 def test_defaults_complete_the_configuration():
@@ -38,7 +38,7 @@ def test_a_list_becomes_a_tuple_and_numpy_integers_count():
 
 def test_a_config_dict_is_a_configuration():
   config = ml_collections.ConfigDict({'size': 2, 'augment': ('flip',)})
-  assert source.check_fields(config, FIELDS, 'd')['augment'] == ('flip',)
+  assert fields.check_fields(config, FIELDS, 'd')['augment'] == ('flip',)
 
 
 @pytest.mark.parametrize(
