@@ -22,6 +22,7 @@ class TapeClassification(Classification):
   LOSS_FIELDS = Classification.LOSS_FIELDS | {
     'tape_weight': real(0.0, 1e3, default=0.0)
   }
+  KNOBS = ('tape_weight',)
 
   def extra_loss(self, out, batch, norm, knobs):
     """The tape loss of the real rows; see `Classification.extra_loss`."""
@@ -44,6 +45,7 @@ class PonderClassification(Classification):
   LOSS_FIELDS = Classification.LOSS_FIELDS | {
     'ponder_weight': real(0.0, 1e3, default=0.0)
   }
+  KNOBS = ('ponder_weight',)
 
   def extra_loss(self, out, batch, norm, knobs):
     """The ponder cost of the real rows; see `Classification.extra_loss`."""

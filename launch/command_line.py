@@ -223,8 +223,10 @@ def _tuple(text: str, current: tuple) -> tuple:
   try:
     value = ast.literal_eval(text)
   except (ValueError, SyntaxError):
+    if text.startswith(('(', '[')):
+      raise
     # Bare words: --config.dataset.augment=inception_crop,flip
-    value = tuple(filter(None, text.strip('()').split(',')))
+    value = tuple(filter(None, text.split(',')))
   value = tuple(value) if isinstance(value, (tuple, list)) else (value,)
   kinds = {type(item) for item in current}
   if kinds and not all(type(item) in kinds | {int} for item in value):
@@ -256,13 +258,14 @@ def failures() -> dict[type[Exception], int]:
   Imported late: a wrong command line is answered without them.
   """
   from dataset_lib import errors
-  from train_lib.checkpoint import CheckpointError
+  from train_lib.checkpoint import CheckpointError, CheckpointMismatchError
   from train_lib.nonfinite import NonFiniteError
   from train_lib.run_directory import ConfigChangedError, RunLockedError
 
   return {
     errors.ConfigError: USAGE,
     ConfigChangedError: USAGE,
+    CheckpointMismatchError: CHECKPOINT,
     errors.MissingDataError: DATA,
     errors.InvalidDataError: DATA,
     errors.TooManyBadRecordsError: DATA,

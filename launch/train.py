@@ -63,6 +63,12 @@ def parse(argv: Sequence[str]):
   rest, overrides = command_line.split_config_flags(argv)
   arguments = command_line.parse_arguments(parser(), rest)
   config = command_line.load_config(arguments.config, overrides)
+  peers = (arguments.coordinator, arguments.num_processes, arguments.process_id)
+  if not arguments.distributed and any(peer is not None for peer in peers):
+    raise command_line.UsageError(
+      '--coordinator, --num_processes, --process_id: expected together with '
+      '--distributed'
+    )
   from train_lib import config_schema
 
   config_schema.validate(config)
@@ -83,27 +89,34 @@ def main(argv: Sequence[str]) -> int:
     arguments, config = parse(argv)
   except (command_line.UsageError, ConfigError) as error:
     command_line.fail(error)
-  if arguments.distributed:
-    import jax
+  return command_line.run(lambda: run(arguments, config))
 
-    jax.distributed.initialize(
-      arguments.coordinator, arguments.num_processes, arguments.process_id
-    )
-  return command_line.run(
-    lambda: run(config, arguments.workdir, arguments.dry_run)
+
+def join(arguments) -> None:
+  """Joins the other processes; a dead one ends us all in 30 s and not 300."""
+  import jax
+
+  jax.distributed.initialize(
+    arguments.coordinator,
+    arguments.num_processes,
+    arguments.process_id,
+    heartbeat_timeout_seconds=20,
+    shutdown_timeout_seconds=20,
   )
 
 
-def run(config, workdir: str | None, dry_run: bool) -> int:
+def run(arguments, config) -> int:
   """Trains, or builds and compiles."""
   from train_lib import trainer
   from train_lib.preemption import Preempted
 
-  if dry_run:
+  if arguments.distributed:
+    join(arguments)
+  if arguments.dry_run:
     trainer.dry_run(config)
     return command_line.OK
   try:
-    trainer.train(config, os.path.abspath(workdir or ''), STARTED)
+    trainer.train(config, os.path.abspath(arguments.workdir), STARTED)
   except Preempted as stop:
     print(stop, file=sys.stderr)
     return command_line.PREEMPTED

@@ -5,9 +5,10 @@ add the losses of an adaptive mechanism from `out` (see `extra_loss`).
 """
 
 import dataclasses
-import difflib
+import typing
 from typing import Any, ClassVar
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -15,8 +16,8 @@ from jaxtyping import Array, Float
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import (
+  REQUIRED,
   Field,
-  check_field,
   check_fields,
   integer,
   locate,
@@ -144,23 +145,45 @@ def construct(config: Config, num_classes: int) -> Any:
     ConfigError: if there is no such module, it has no such field, or it
       rejects a value.
   """
-  fields = dict(config['model'])
-  module = locate(fields.pop('name', ''), 'model.name')
-  known = [field.name for field in dataclasses.fields(module)]
-  for name, value in fields.items():
-    if name not in known:
-      near = difflib.get_close_matches(name, known, 1)
-      hint = f'did you mean {near[0]}? ' if near else ''
-      raise ConfigError(
-        f'model.{name}', value, f'{hint}a field of {module.__name__}: {known}'
-      )
-    if name in MODEL_FIELDS:
-      check_field(f'model.{name}', value, MODEL_FIELDS[name])
+  given = dict(config['model'])
+  module = locate(given.pop('name', ''), 'model.name')
+  if not (isinstance(module, type) and issubclass(module, nn.Module)):
+    raise ConfigError(
+      'model.name', config['model']['name'], "'module:Class' of a Linen module"
+    )
+  check_fields(given, _model_fields(module), 'model')
   dtype = jnp.dtype(config['dtype'])
   try:
-    return module(num_classes=num_classes, dtype=dtype, **fields)
+    return module(num_classes=num_classes, dtype=dtype, **given)
   except (TypeError, ValueError) as error:
-    raise as_config_error(error, 'model', fields) from error
+    raise as_config_error(error, 'model', given) from error
+
+
+def _model_fields(module: type[nn.Module]) -> dict[str, Field]:
+  """A table of what can be configured: the module's own fields by type."""
+  return {
+    field.name: _model_field(field)
+    for field in dataclasses.fields(module)
+    if field.name not in ('num_classes', 'dtype', 'parent', 'name')
+  }
+
+
+def _model_field(field: dataclasses.Field) -> Field:
+  required = field.default is dataclasses.MISSING
+  default = REQUIRED if required else field.default
+  if field.name in MODEL_FIELDS:
+    legal = MODEL_FIELDS[field.name]
+    # A default outside the range, such as 0 for "as the variant has it", is
+    # the model's own affair.
+    return Field(
+      legal.expected,
+      lambda value: legal.accepts(value) or value == field.default,
+      default,
+    )
+  kinds = typing.get_args(field.type) or (field.type,)
+  legal_kinds = {*kinds, int} if float in kinds else set(kinds)
+  expected = ' or '.join(kind.__name__ for kind in kinds)
+  return Field(expected, lambda value: type(value) in legal_kinds, default)
 
 
 def as_config_error(
@@ -168,7 +191,7 @@ def as_config_error(
 ) -> ConfigError:
   """Turns a model's own error, `field: expected ..., got ...`, into ours."""
   name, separator, rest = str(error).partition(': expected ')
-  if separator and name in fields:
-    expected = rest.rpartition(', got ')[0] or rest
-    return ConfigError(f'{group}.{name}', fields[name], expected)
+  if separator and name.isidentifier():
+    expected, _, given = rest.rpartition(', got ')
+    return ConfigError(f'{group}.{name}', fields.get(name, given), expected)
   return ConfigError(group, dict(fields), str(error))

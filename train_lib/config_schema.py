@@ -4,16 +4,25 @@ Fields of the data set, of the evaluators and of the model are checked where
 they are used: `dataset_lib.builder`, `eval_lib.evaluator`, the task.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from typing import Any
 
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
-from dataset_lib.fields import Field, check_fields, integer, locate, real, text
+from dataset_lib.fields import (
+  Field,
+  check_field,
+  check_fields,
+  integer,
+  locate,
+  real,
+  text,
+)
 from eval_lib import evaluator
 from train_lib import optimizers, sharding
-from train_lib.stages import check_stage
+from train_lib.stages import check_stage, with_model
 from train_lib.task import Task
 
 MAX_STEPS = 2**31 - 1
@@ -117,7 +126,6 @@ def validate(config: Any) -> None:
       'num_micro', config.num_micro, f'a divisor of {config.batch_size} rows'
     )
   _check_mesh(config.mesh)
-  _check_stages(config.stages)
   builder.validate(config.dataset, config.train_split)
   evaluator.validate(config)
   _check_best_metric(config)
@@ -125,6 +133,8 @@ def validate(config: Any) -> None:
   if not (isinstance(task, type) and issubclass(task, Task)):
     raise ConfigError('task', config.task, 'a subclass of train_lib.task.Task')
   task.validate(config)
+  _check_stages(config, task)
+  _check_warm_start(config.warm_start)
 
 
 def _check_mesh(mesh: Any) -> None:
@@ -135,13 +145,37 @@ def _check_mesh(mesh: Any) -> None:
     raise ConfigError('mesh', dict(mesh), 'at most one size of -1')
 
 
-def _check_stages(stages: Any) -> None:
-  if not stages:
+def _check_stages(config: Any, task: type[Task]) -> None:
+  if not config.stages:
     raise ConfigError('stages', {}, 'at least one stage')
-  for name, entry in stages.items():
-    entry = check_fields(entry, STAGE, f'stages.{name}')
-    check_stage(f'stages.{name}', entry)
-    check_pattern(f'stages.{name}.trainable', entry['trainable'])
+  for name, entry in config.stages.items():
+    key = f'stages.{name}'
+    check_field(key, entry, _group())
+    entry = check_fields(entry, STAGE, key)
+    check_stage(key, entry)
+    check_pattern(f'{key}.trainable', entry['trainable'])
+    for knob in entry['knobs']:
+      if knob not in task.KNOBS:
+        expected = f'a knob of {config.task}: {_listed(task.KNOBS)}'
+        raise ConfigError(f'{key}.knobs', knob, expected)
+    try:
+      task.validate(with_model(config, entry['model']))
+    except ConfigError as error:
+      where = f'{key}.{error.key}'
+      raise ConfigError(where, error.given, error.expected) from error
+
+
+def _check_warm_start(config: Any) -> None:
+  if config.workdir and not os.path.isdir(config.workdir):
+    expected = "the directory of another run, or ''"
+    raise ConfigError('warm_start.workdir', config.workdir, expected)
+  for rename in config.renames:
+    old, arrow, _ = rename.partition('->')
+    if not arrow:
+      raise ConfigError('warm_start.renames', rename, "'old->new'")
+    check_pattern('warm_start.renames', old)
+  for pattern in config.skip:
+    check_pattern('warm_start.skip', pattern)
 
 
 def _check_best_metric(config: Any) -> None:
@@ -155,7 +189,7 @@ def _check_best_metric(config: Any) -> None:
 
 
 def _listed(names: Iterable[str]) -> str:
-  return ', '.join(sorted(names)) or 'no evaluations at all'
+  return ', '.join(sorted(names)) or 'there is none'
 
 
 def check_pattern(key: str, pattern: str) -> None:

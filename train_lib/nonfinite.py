@@ -19,7 +19,7 @@ class NonFiniteError(RuntimeError):
     super().__init__(
       f'step {step}: the loss or its gradient is not finite ({skipped} in a '
       f'row; max_nonfinite_steps allows fewer); first not finite: {culprit}. '
-      'The last checkpoint is good: lower optimizer.lr, lengthen '
+      'No bad state was saved: lower optimizer.lr, lengthen '
       'optimizer.warmup_steps or set optimizer.clip_norm, and start again.'
     )
     self.step = step
@@ -27,12 +27,13 @@ class NonFiniteError(RuntimeError):
 
 
 def first_culprit(
-  task: Task, state: Any, frozen: Any, batch: Any, knobs: Any
+  task: Task, state: Any, frozen: Any, batch: Any, knobs: Any, step: int
 ) -> str:
   """Names the first input or gradient that is not finite.
 
   Only runs on the way out, so it may compile and wait. Parameters may have
-  moved by the few steps since; then the cause may not show again.
+  moved by the few steps since; then the cause may not show again. `step` is
+  the number of steps done with the one that failed.
   """
   found = first_nonfinite(batch)
   if found:
@@ -40,7 +41,7 @@ def first_culprit(
   found = first_nonfinite(state.params)
   if found:
     return f'parameter {found!r}'
-  rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
+  rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), step - 1)
   keys = jax.random.split(rng, batch['mask'].shape[0])
 
   @jax.jit

@@ -128,7 +128,7 @@ class RunDirectory:
   def _write_config(self) -> None:
     path = self.path('config.json')
     config = strict_json.loads(strict_json.dumps(self._config))
-    if path.exists() and self._has_checkpoints():
+    if path.exists() and has_checkpoints(self.workdir):
       changed = changes(strict_json.loads(path.read_text()), config)
       if changed:
         raise ConfigChangedError(
@@ -139,11 +139,13 @@ class RunDirectory:
         )
     strict_json.write(path, config)
 
-  def _has_checkpoints(self) -> bool:
-    directory = self.path(CHECKPOINTS)
-    return directory.is_dir() and any(
-      path.name.isdecimal() for path in directory.iterdir()
-    )
+
+def has_checkpoints(workdir: str | os.PathLike[str]) -> bool:
+  """Whether a run in this directory has saved a step."""
+  directory = pathlib.Path(workdir) / CHECKPOINTS
+  return directory.is_dir() and any(
+    path.name.isdecimal() for path in directory.iterdir()
+  )
 
 
 def changes(

@@ -15,7 +15,7 @@ from eval_lib.evaluator import EvalContext
 from train_lib import sharding
 from train_lib.classification import as_config_error
 from train_lib.optimizers import build_optimizer, build_schedule
-from train_lib.stages import Stage, build_stages
+from train_lib.stages import Stage, build_stages, with_model
 from train_lib.task import Task
 from train_lib.train_step import TrainState, init_state, make_train_step
 
@@ -141,7 +141,7 @@ def build_setup(config: Any) -> Setup:
 def _abstract_state(task: Task, optimizer: Any, config: Any) -> TrainState:
   try:
     return jax.eval_shape(lambda: _initial(task, optimizer, config))
-  except ValueError as error:
+  except (TypeError, ValueError) as error:
     # What a model can only say when it sees its input: patches that do not
     # divide the image, heads that do not divide the width.
     raise as_config_error(error, 'model', config.model) from error
@@ -154,14 +154,16 @@ def _initial(task: Task, optimizer: Any, config: Any) -> TrainState:
 def build_dataset(config: Any) -> builder.Dataset:
   """The training data: this process's rows of every global batch."""
   threads = config.loader.num_threads
+  # Asking jax would start the devices, before the model is known to fit.
+  distributed = jax.distributed.is_initialized()
   return builder.build(
     config.dataset,
     split=config.train_split,
     train=True,
     seed=config.seed,
     batch_size=config.batch_size,
-    host_index=jax.process_index(),
-    host_count=jax.process_count(),
+    host_index=jax.process_index() if distributed else 0,
+    host_count=jax.process_count() if distributed else 1,
     num_threads=None if threads < 0 else threads,
     prefetch=config.loader.prefetch,
   )
@@ -171,8 +173,7 @@ def build_task(
   config: Any, info: Any, model_changes: Mapping[str, Any] | None = None
 ) -> Task:
   """The configured task; a stage may change model keywords."""
-  config = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
-  config['model'] = {**config['model'], **(model_changes or {})}
+  config = with_model(config, model_changes or {})
   return locate(config['task'], 'task')(config, info)
 
 

@@ -8,6 +8,7 @@ functions of the step alone, so a resumed run continues where it was.
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,8 @@ class Stage:
   """A run of steps with one compiled train step.
 
   Attributes:
-    name: its key in `config.stages`; stages run in the order of their names.
+    name: its key in `config.stages`; stages run in the order of their names,
+      stage2 before stage10.
     start: first step.
     stop: one past the last step.
     knobs: schedule of each knob.
@@ -76,7 +78,7 @@ def build_stages(config: Config, steps_per_epoch: int) -> tuple[Stage, ...]:
   """
   stages = []
   start = 0
-  for name in sorted(config):
+  for name in sorted(config, key=_natural):
     entry = config[name]
     check_stage(f'stages.{name}', entry)
     steps = int(entry['steps'] or round(entry['epochs'] * steps_per_epoch))
@@ -92,6 +94,17 @@ def build_stages(config: Config, steps_per_epoch: int) -> tuple[Stage, ...]:
     )
     start = stages[-1].stop
   return tuple(stages)
+
+
+def _natural(name: str) -> list[Any]:
+  parts = re.split(r'(\d+)', name)
+  return [int(part) if part.isdigit() else part for part in parts]
+
+
+def with_model(config: Config, changes: Config) -> dict[str, Any]:
+  """The configuration as a dictionary, with model keywords of a stage."""
+  plain = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
+  return plain | {'model': {**plain['model'], **dict(changes)}}
 
 
 def check_stage(key: str, entry: Config) -> None:

@@ -7,7 +7,7 @@ loss: each is a `Task` and a config, never another loop.
 
 import abc
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Array, Float, Key
 
@@ -33,6 +33,9 @@ class Task(abc.ABC):
     self.config = config
     self.info = info
     self.model = self.build_model()
+
+  # Names of the knobs that `loss` reads; a stage may schedule no others.
+  KNOBS: ClassVar[tuple[str, ...]] = ()
 
   @classmethod
   def validate(cls, config: Config) -> None:

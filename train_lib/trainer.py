@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from dataset_lib.errors import ConfigError
 from eval_lib import evaluator
@@ -20,7 +21,11 @@ from train_lib import report, sharding
 from train_lib.checkpoint import Checkpointer, CheckpointError
 from train_lib.nonfinite import NonFiniteError, first_culprit
 from train_lib.preemption import Preempted, PreemptionGuard
-from train_lib.run_directory import CHECKPOINTS, RunDirectory
+from train_lib.run_directory import (
+  CHECKPOINTS,
+  RunDirectory,
+  has_checkpoints,
+)
 from train_lib.setup import Setup, build_setup
 from train_lib.stages import Stage
 from train_lib.warm_start import warm_start
@@ -52,15 +57,17 @@ def train(
   with contextlib.ExitStack() as stack:
     # Nothing is written before everything could be built.
     setup = build_setup(config)
+    stack.enter_context(jax.set_mesh(setup.mesh))
+    evaluators = build_evaluators(setup, workdir)
+    fresh = None if has_checkpoints(workdir) else fresh_state(setup)
     is_main = jax.process_index() == 0
     run = RunDirectory(workdir, config.to_dict(), primary=is_main)
     stack.enter_context(run)
-    stack.enter_context(jax.set_mesh(setup.mesh))
     guard = stack.enter_context(PreemptionGuard())
     loop = stack.enter_context(
-      contextlib.closing(_Loop(setup, run, guard, started))
+      contextlib.closing(_Loop(setup, evaluators, run, guard, started))
     )
-    return loop.run_to_end()
+    return loop.run_to_end(fresh)
 
 
 def dry_run(config: Any) -> None:
@@ -70,9 +77,45 @@ def dry_run(config: Any) -> None:
     batches: Any = setup.dataset.batches()
     with contextlib.closing(batches):
       batch = sharding.put_batch(next(batches), setup.mesh)
-    stage = setup.stages[0]
-    compiled = setup.train_step(stage, setup.init_frozen(), batch)
+    build_evaluators(setup, workdir='')
+    fresh_state(setup)
+    frozen = setup.init_frozen()
+    for stage in setup.stages:
+      compiled = setup.train_step(stage, frozen, batch)
     report.print_dry_run(setup, compiled)
+
+
+def build_evaluators(setup: Setup, workdir: str) -> dict[str, dict[str, Any]]:
+  """By stage, the entries of `config.evals` with every how many steps."""
+  built: dict[str, dict[str, Any]] = {}
+  for stage in setup.stages:
+    context = setup.eval_context(stage, workdir)
+    built[stage.name] = {
+      name: evaluator.build(name, entry, context)
+      for name, entry in setup.config.evals.items()
+    }
+  return built
+
+
+def fresh_state(setup: Setup) -> Any:
+  """The state at step 0: initialised, then warm-started if configured.
+
+  Raises:
+    ConfigError: if the other run does not fit.
+  """
+  state: Any = setup.init_state()
+  source = setup.config.warm_start
+  if not source.workdir:
+    return state
+  try:
+    params = warm_start(
+      state.params, source.workdir, source.renames, source.skip
+    )
+  except (ValueError, CheckpointError) as error:
+    raise ConfigError('warm_start', dict(source), str(error)) from error
+  # A copy: the state is donated, and no buffer may be donated twice.
+  average = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
+  return state.replace(params=params, ema_params=average)
 
 
 class _Loop:
@@ -81,6 +124,7 @@ class _Loop:
   def __init__(
     self,
     setup: Setup,
+    evaluators: dict[str, dict[str, Any]],
     run: RunDirectory,
     guard: PreemptionGuard,
     started: float,
@@ -94,29 +138,21 @@ class _Loop:
       best_metric=self.config.checkpoint.best_metric,
       best_mode=self.config.checkpoint.best_mode,
     )
-    self.evaluators = {
-      stage.name: self._build_evaluators(stage) for stage in setup.stages
-    }
+    self.evaluators = evaluators
     self.tracing = False
     self.pending: collections.deque[Any] = collections.deque()
     self.results: dict[str, float] = {}
     self.rows: dict[int, dict[str, float]] = {}
     self.first_step_seconds: float | None = None
-    self.waited = 0.0
+    self.waited = self.waited_in_all = 0.0
+    self.seconds_before = 0.0  # of earlier processes of this run
     self.batches: Any = None
     self.progress: Any = None
     self.tensorboard: TensorBoardWriter | None = None
 
-  def _build_evaluators(self, stage: Stage) -> dict[str, Any]:
-    context = self.setup.eval_context(stage, str(self.run.workdir))
-    return {
-      name: evaluator.build(name, entry, context)
-      for name, entry in self.config.evals.items()
-    }
-
-  def run_to_end(self) -> dict[str, Any]:
+  def run_to_end(self, fresh: Any) -> dict[str, Any]:
     """Restores, steps through all stages, evaluates, writes the result."""
-    state = self._restore()
+    state = self._restore(fresh)
     frozen = self.setup.init_frozen()
     start = step = int(state.step)
     self.run.metrics.truncate_after(start)
@@ -194,7 +230,7 @@ class _Loop:
         self.first_step_seconds = time.time() - self.started
       if skipped > self.config.max_nonfinite_steps:
         task, knobs = self.setup.task(stage), stage.knob_values(step - 1)
-        culprit = first_culprit(task, state, frozen, batch, knobs)
+        culprit = first_culprit(task, state, frozen, batch, knobs, step)
         raise NonFiniteError(step, skipped, culprit)
       last = step == self.setup.total_steps
       if last or skipped or self._due(step, self.config.log_every):
@@ -205,12 +241,15 @@ class _Loop:
     self._write(step, {f'train/{k}': v for k, v in values.items()})
     waiting = self.waited / max(time.monotonic() - self.logged_at, 1e-9)
     speed = self.progress.speed(step)
+    self.waited_in_all += self.waited
     self.logged_at, self.waited = time.monotonic(), 0.0
     if self.is_main:
       self.progress.line(step, headline(values, speed, waiting))
       if self.tensorboard:
         self.tensorboard.write_scalars(
-          step, {f'time/{k}': v for k, v in speed.items()}
+          step,
+          {f'time/{k}': v for k, v in speed.items()}
+          | {'time/waiting_for_data': waiting},
         )
 
   def _write_rows(self) -> None:
@@ -236,6 +275,7 @@ class _Loop:
     for name in names:
       values = self.evaluators[stage.name][name][0].run(variables)
       measured |= {f'{name}/{key}': value for key, value in values.items()}
+    self._check_best_metric(names, measured)
     self.results |= measured
     if measured:
       self._write(step, measured)
@@ -243,13 +283,23 @@ class _Loop:
         self.progress.line(step, measured)
     return measured
 
+  def _check_best_metric(self, names: list[str], measured: Any) -> None:
+    best = self.config.checkpoint.best_metric
+    if best.partition('/')[0] in names and best not in measured:
+      expected = f'one of {", ".join(sorted(measured))}'
+      raise ConfigError('checkpoint.best_metric', best, expected)
+
   def _save(self, state, step: int, stage: Stage, metrics, must: bool) -> None:
     """Saves; a failure is loud, and fatal only if this save `must` succeed.
 
     A full disk may have space again when the next checkpoint is due.
     """
     try:
-      extra = {'stage': stage.name, 'results': self.results}
+      extra = {
+        'stage': stage.name,
+        'results': self.results,
+        'seconds': self._seconds(),
+      }
       self.checkpointer.save(step, state, extra, metrics)
       if must:
         self.checkpointer.wait()
@@ -258,23 +308,16 @@ class _Loop:
         raise
       self.progress.console.print(f'[red]warning: {error}')
 
-  def _restore(self):
+  def _seconds(self) -> float:
+    return self.seconds_before + time.time() - self.started
+
+  def _restore(self, fresh: Any) -> Any:
     restored = self.checkpointer.restore(self.setup.abstract)
-    if restored is not None:
-      self.results = dict(restored.extra['results'])
-      return restored.state
-    state: Any = self.setup.init_state()
-    source = self.config.warm_start
-    if source.workdir:
-      try:
-        params = warm_start(
-          state.params, source.workdir, source.renames, source.skip
-        )
-      except ValueError as error:
-        raise ConfigError('warm_start', dict(source), str(error)) from error
-      average = None if state.ema_params is None else _copy(params)
-      state = state.replace(params=params, ema_params=average)
-    return state
+    if restored is None:
+      return fresh
+    self.results = dict(restored.extra['results'])
+    self.seconds_before = restored.extra['seconds']
+    return restored.state
 
   def _tensorboard(self) -> TensorBoardWriter | None:
     if not (self.is_main and self.config.tensorboard):
@@ -295,16 +338,20 @@ class _Loop:
     self.tracing = False
 
   def _finish(self, state, start: int) -> dict[str, Any]:
-    seconds = time.time() - self.started
+    """Writes the result; `seconds` counts all processes of the run."""
     result: dict[str, Any] = dict(self.results)
-    for name, value in self.results.items():
+    # 'test' if there is one, else the first evaluation with an accuracy.
+    for name in sorted(self.results, key=lambda name: name != 'test/accuracy'):
       if name.endswith('/accuracy'):
-        result.setdefault('accuracy', value)
+        result.setdefault('accuracy', self.results[name])
+    steps = int(state.step) - start
+    elapsed = time.time() - self.started
     result |= {
       'steps': int(state.step),
-      'steps_this_process': int(state.step) - start,
-      'seconds': seconds,
+      'steps_this_process': steps,
+      'seconds': self._seconds() if steps else self.seconds_before,
       'seconds_to_first_step': self.first_step_seconds,
+      'share_waiting_for_data': self.waited_in_all / elapsed,
     }
     if self.setup.dataset.bad_records:
       result['bad_records'] = self.setup.dataset.bad_records
@@ -323,8 +370,3 @@ class _Loop:
       if part is not None:
         part.close()
     self.checkpointer.close()
-
-
-def _copy(tree: Any) -> Any:
-  # The state is donated, and no buffer may be donated twice.
-  return jax.tree.map(lambda leaf: leaf.copy(), tree)
