@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from dataset_lib.errors import ConfigError
 from dataset_lib.fields import Field, text
 from eval_lib import evaluator, metrics
 
@@ -27,6 +28,14 @@ class Evaluator:
     self._dataset = evaluator.build_dataset(
       config['dataset'], config['split'], context
     )
+    classes = self._dataset.info.num_classes
+    if context.num_classes not in (None, classes):
+      raise ConfigError(
+        'dataset',
+        f'{classes} classes in split {config["split"]!r}',
+        f'the {context.num_classes} classes of the model; few-shot evaluation '
+        'takes any',
+      )
 
   def run(self, variables: Any) -> dict[str, float]:
     """Metrics by the names that the task gives them."""

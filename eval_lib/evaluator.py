@@ -56,6 +56,7 @@ class EvalContext:
     batch_size: rows of a global batch.
     dataset: the run's data set configuration.
     workdir: where a run writes its files.
+    num_classes: of the model; None is not checked.
   """
 
   measure: Callable[[Any, Any], Mapping[str, Any]]
@@ -65,6 +66,7 @@ class EvalContext:
   batch_size: int
   dataset: ConfigLike
   workdir: str
+  num_classes: int | None = None
 
 
 @runtime_checkable
@@ -159,6 +161,9 @@ def _check_input_size(
 ) -> None:
   """The model fixes the size of the inputs, for every data set."""
   given, runs = builder.validate(config), builder.validate(dataset)
+  if ('image_size' in given) != ('image_size' in runs):
+    expected = f'a data set with inputs like those of {runs["name"]}'
+    raise ConfigError(f'{prefix}.dataset.name', given['name'], expected)
   for name in ('image_size', 'length'):
     if name in runs and name in given and given[name] != runs[name]:
       raise ConfigError(

@@ -15,7 +15,6 @@ workdir. Fields of the run's configuration that concern evaluation can be
 overridden as in training.
 """
 
-import json
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -55,6 +54,12 @@ def parse(argv: Sequence[str]):
   names = list(filter(None, arguments.evals.split(',')))
   if 'fewshot' in names and 'fewshot' not in config.evals:
     config.evals.fewshot = dict(type='fewshot', shots=(1, 5, 10, 25), seeds=3)
+  for name in names:
+    if name not in config.evals:
+      raise command_line.UsageError(
+        f'--evals: expected names of {sorted(config.evals)} or fewshot, got '
+        f'{name!r}'
+      )
   if arguments.dataset:
     other = command_line.parse_fields('--dataset', arguments.dataset)
     for name in names or config.evals:
@@ -62,12 +67,6 @@ def parse(argv: Sequence[str]):
   if arguments.batch_size:
     config.batch_size = arguments.batch_size
   command_line.apply_overrides(config, overrides)
-  for name in names:
-    if name not in config.evals:
-      raise command_line.UsageError(
-        f'--evals: expected names of {sorted(config.evals)} or fewshot, got '
-        f'{name!r}'
-      )
   config_schema.validate(config)
   _check_step(arguments.step)
   return arguments, config, names or sorted(config.evals)
@@ -81,9 +80,9 @@ def _check_step(step: str) -> None:
 
 
 def _steps(step: str, present: list[int]) -> list[Any]:
-  if step == 'all':
+  if step == 'all' and present:
     return present
-  named: dict[str, Any] = {'latest': None, 'best': 'best'}
+  named: dict[str, Any] = {'latest': None, 'all': None, 'best': 'best'}
   return [named[step] if step in named else int(step)]
 
 
@@ -95,16 +94,17 @@ def evaluate(workdir: str, config: Any, names: list[str], step: str):
   from train_lib import loading, setup, sharding
 
   mesh = sharding.make_mesh(config.mesh)
-  task = loading.load_task(config)
-  context = setup.eval_context(task, mesh, config, workdir)
-  built = {
-    name: evaluator.build(name, config.evals[name], context)[0]
-    for name in names
-  }
+  setup.check_batch_size(config, mesh)
   steps = _steps(step, loading.checkpoint_steps(workdir))
   rows = []
   with jax.set_mesh(mesh):
     for chosen in steps:
+      task = loading.load_task(workdir, config, chosen)
+      context = setup.eval_context(task, mesh, config, workdir)
+      built = {
+        name: evaluator.build(name, config.evals[name], context)[0]
+        for name in names
+      }
       variables, at = loading.load_params(workdir, task, mesh, chosen)
       row: dict[str, float] = {'step': at}
       for name, one in built.items():
@@ -139,10 +139,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(workdir: str, config: Any, names: list[str], step: str) -> int:
+  from train_lib import strict_json
+
   rows = evaluate(workdir, config, names, step)
   print_rows(rows)
   path = pathlib.Path(workdir) / 'evaluation.json'
-  path.write_text(json.dumps(rows, indent=2) + '\n')
+  strict_json.write(path, rows)
   print(f'written: {path}')
   return command_line.OK
 

@@ -53,10 +53,7 @@ def restore_params(
     CheckpointMismatchError: the parameters are not the wanted ones.
   """
   root = find_checkpoints(directory)
-  steps = form.steps_in(root)
-  if step == 'best':
-    step = _best_recorded(root)
-  chosen, _ = good_step(root, steps, step)
+  chosen = _choose(root, step)
   step_directory = root / str(chosen)
   description = form.read_description(step_directory)
   saved = description['arrays']
@@ -81,6 +78,20 @@ def restore_params(
   return RestoredParams(
     params, form.nest(arrays, 'model_state/'), chosen, description['extra']
   )
+
+
+def checkpoint_extra(
+  directory: str | os.PathLike[str], step: int | str | None = None
+) -> dict[str, Any]:
+  """The JSON values that were saved with a checkpoint; see `restore_params`."""
+  root = find_checkpoints(directory)
+  return form.read_description(root / str(_choose(root, step)))['extra']
+
+
+def _choose(root: pathlib.Path, step: int | str | None) -> int:
+  if step == 'best':
+    step = _best_recorded(root)
+  return good_step(root, form.steps_in(root), step)[0]
 
 
 def find_checkpoints(directory: str | os.PathLike[str]) -> pathlib.Path:

@@ -12,6 +12,7 @@ from dataset_lib.errors import ConfigError
 from train_lib import sharding, strict_json
 from train_lib.checkpoint import restore_params
 from train_lib.checkpoint_format import steps_in
+from train_lib.checkpoint_reader import checkpoint_extra
 from train_lib.run_directory import CHECKPOINTS
 from train_lib.setup import build_task
 from train_lib.task import Task
@@ -53,11 +54,18 @@ def _with_tuples(value: Any) -> Any:
   return value
 
 
-def load_task(config: ml_collections.ConfigDict) -> Task:
-  """The run's task, as in its last stage; reads what the data set is."""
+def load_task(
+  workdir: str | os.PathLike[str],
+  config: ml_collections.ConfigDict,
+  step: int | str | None = None,
+) -> Task:
+  """The run's task as it was at a checkpoint; see `load_params` for `step`.
+
+  What the data set is (input shape, classes) is read from the data itself.
+  """
   source = builder.build_source(config.dataset, config.train_split)
-  last = config.stages[max(config.stages)]
-  return build_task(config, source.info, last.get('model', {}))
+  stage = config.stages[checkpoint_extra(workdir, step)['stage']]
+  return build_task(config, source.info, stage.get('model', {}))
 
 
 def checkpoint_steps(workdir: str | os.PathLike[str]) -> list[int]:

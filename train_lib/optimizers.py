@@ -15,8 +15,12 @@ from train_lib.stages import Config
 SCHEDULES = ('cosine', 'linear', 'rsqrt', 'constant')
 OPTIMIZERS = ('adamw', 'adam', 'sgd', 'lamb', 'adafactor')
 
-# Biases, LayerNorm and single tokens are not decayed, as in ViT and BERT.
-NO_DECAY = r'(bias|scale|norm|cls|position)[^/]*$'
+# Only matrices that multiply are decayed. Biases, LayerNorm, single tokens,
+# positions and embeddings (a learnable bank is one) are not.
+DECAY = r'(^|/)kernel$'
+# The exponent of the decay of second moments (Shazeer and Stern, 2018); b2 is
+# Adam's and means something else.
+ADAFACTOR_DECAY = 0.8
 
 
 def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
@@ -49,7 +53,11 @@ def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
 def build_optimizer(
   config: Config, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
-  """The chain described at the top; `config.name` picks the method."""
+  """The chain described at the top; `config.name` picks the method.
+
+  Weight decay is decoupled for every method, so `adam` with weight decay is
+  `adamw`.
+  """
   parts = []
   if config['clip_norm'] > 0:
     parts.append(optax.clip_by_global_norm(config['clip_norm']))
@@ -71,7 +79,7 @@ def _preconditioner(config: Config) -> optax.GradientTransformation:
   if name == 'sgd':
     return optax.trace(decay=b1) if b1 else optax.identity()
   return optax.chain(
-    optax.scale_by_factored_rms(decay_rate=b2, epsilon=1e-30),
+    optax.scale_by_factored_rms(decay_rate=ADAFACTOR_DECAY, epsilon=1e-30),
     optax.clip_by_block_rms(1.0),
   )
 
@@ -87,10 +95,8 @@ def path_name(path: Any) -> str:
 
 
 def decay_mask(params: Any) -> Any:
-  """True where weight decay applies: matrices that are not single tokens."""
-  return jax.tree_util.tree_map_with_path(
-    lambda path, _: not re.search(NO_DECAY, path_name(path).lower()), params
-  )
+  """True where weight decay applies; see `DECAY`."""
+  return trainable_mask(params, DECAY)
 
 
 def trainable_mask(params: Any, pattern: str) -> Any:

@@ -222,4 +222,5 @@ def eval_context(
     batch_size=config.batch_size,
     dataset=config.dataset,
     workdir=workdir,
+    num_classes=task.info.num_classes,
   )

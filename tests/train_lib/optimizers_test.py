@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adatape.model import AdaTapeViT
 from train_lib import optimizers
 
 
@@ -57,7 +58,7 @@ def params():
     'block': {'mlp': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)}},
     'norm': {'scale': jnp.ones(2)},
     'cls': jnp.ones(2),
-    'position_embedding': jnp.ones((3, 2)),
+    'positions': {'embedding': jnp.ones((3, 2))},
   }
 
 
@@ -66,8 +67,29 @@ def test_only_matrices_are_decayed():
     'block': {'mlp': {'kernel': True, 'bias': False}},
     'norm': {'scale': False},
     'cls': False,
-    'position_embedding': False,
+    'positions': {'embedding': False},
   }
+
+
+@pytest.mark.parametrize('bank', ['learnable', 'input'])
+def test_decay_on_the_real_model(bank):
+  model = AdaTapeViT(
+    num_classes=3, width=8, depth=2, mlp_dim=8, num_heads=2, patch_size=8,
+    bank=bank, bank_size=60, bank_patch_size=2, query_dim=4,
+  )  # fmt: skip
+  image = jnp.zeros((1, 16, 16, 3))
+  shapes = jax.eval_shape(model.init, jax.random.key(0), image)['params']
+  mask = optimizers.decay_mask(shapes)
+  paths = [
+    (optimizers.path_name(path), decayed)
+    for path, decayed in jax.tree_util.tree_leaves_with_path(mask)
+  ]
+  kept = {path for path, decayed in paths if not decayed}
+  assert all(path.endswith('/kernel') for path, decayed in paths if decayed)
+  assert 'tokens/positions/embedding' in kept
+  if bank == 'learnable':
+    assert 'tape_bank/tokens' in kept
+  assert not any(path.endswith('kernel') for path in kept)
 
 
 def test_trainable_matches_paths():

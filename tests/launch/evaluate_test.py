@@ -1,0 +1,91 @@
+"""The evaluate command on the checkpoints of a tiny run."""
+
+import json
+import os
+
+import pytest
+
+from launch import command_line, evaluate
+from train_lib import trainer
+
+TINY = [
+  'batch_size=64',
+  'mesh.data=1',
+  'model.depth=2',
+  'model.width=16',
+  'model.mlp_dim=16',
+  'stages.stage1.steps=4',
+  'log_every=1',
+  'tensorboard=false',
+  'evals.test.every_steps=2',
+  'checkpoint.every_steps=2',
+  'checkpoint.best_metric=test/accuracy',
+]
+SHOTS = '--config.evals.fewshot.shots=1,5'
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+  path = os.path.join(root, 'configs', 'adatape', 'digits.py')
+  config = command_line.load_config(f'{path}:model=vit', TINY)
+  directory = tmp_path_factory.mktemp('runs') / 'run'
+  trainer.train(config, str(directory))
+  return directory
+
+
+def rows_of(workdir, *arguments):
+  assert evaluate.main([f'--workdir={workdir}', *arguments]) == 0
+  return json.loads((workdir / 'evaluation.json').read_text())
+
+
+def test_table_and_file_agree_with_training(workdir, capsys):
+  (row,) = rows_of(workdir, '--evals=test,fewshot', SHOTS)
+  result = json.loads((workdir / 'result.json').read_text())
+  assert row['step'] == 4
+  for name in ('test/accuracy', 'test/cross_entropy'):
+    assert row[name] == pytest.approx(result[name], rel=1e-6)
+  assert 0.0 <= row['fewshot/5shot'] <= 1.0
+  assert 'fewshot/5shot' in capsys.readouterr().out
+
+
+def test_all_checkpoints_and_the_best(workdir):
+  rows = rows_of(workdir, '--step=all', '--evals=test')
+  assert [row['step'] for row in rows] == [2, 4]
+  (best,) = rows_of(workdir, '--step=best', '--evals=test')
+  assert best['test/accuracy'] == max(row['test/accuracy'] for row in rows)
+  (first,) = rows_of(workdir, '--step=2', '--evals=test')
+  assert first == rows[0]
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['--evals=fewshoot', '--dataset=name=digits'], ['--evals', 'fewshot']),
+    (['--step=last'], ['--step', 'latest']),
+    (['--dataset=name=parity,length=4'], ['dataset.name', 'parity']),
+    (['--dataset=digits'], ['--dataset', 'key=value']),
+    (['--batch_size=-1'], ['batch_size', '[1, ']),
+    (['--config.seeed=1'], ['seeed', "'seed'"]),
+    (['--dataset=name=fake_images,image_size=16,num_classes=7'], ['7 classes']),
+  ],
+)
+def test_bad_command_lines(workdir, arguments, words, capsys):
+  with pytest.raises(SystemExit) as stop:
+    evaluate.main([f'--workdir={workdir}', *arguments])
+  message = capsys.readouterr().err.strip()
+  assert stop.value.code == command_line.USAGE
+  assert len(message.splitlines()) == 1
+  for word in words:
+    assert word in message
+
+
+def test_missing_checkpoints_and_runs(workdir, tmp_path, capsys):
+  with pytest.raises(SystemExit):
+    evaluate.main([f'--workdir={tmp_path}'])
+  assert 'config.json' in capsys.readouterr().err
+  config = (workdir / 'config.json').read_text()
+  (tmp_path / 'config.json').write_text(config)
+  with pytest.raises(SystemExit) as stop:
+    evaluate.main([f'--workdir={tmp_path}', '--step=all'])
+  assert stop.value.code == command_line.CHECKPOINT
