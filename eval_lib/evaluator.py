@@ -97,11 +97,18 @@ def build(
     (the evaluator, every how many steps it runs; 0 for only at the end).
 
   Raises:
-    ConfigError: a field is unknown or illegal.
+    ConfigError: a field is unknown or illegal, or the data does not fit.
   """
   evaluator, complete = _complete(name, config, context.dataset)
   every_steps = complete.pop('every_steps')
-  return evaluator(complete, context), every_steps
+  try:
+    return evaluator(complete, context), every_steps
+  except ConfigError as error:
+    own = dict(config.items()).get('dataset') is not None
+    if not own or error.key.partition('.')[0] != 'dataset':
+      raise
+    key = f'evals.{name}.{error.key}'
+    raise ConfigError(key, error.given, error.expected) from error
 
 
 def validate(config: ConfigLike) -> None:

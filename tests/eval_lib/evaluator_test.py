@@ -1,5 +1,7 @@
 """Evaluators are found by name, and configurations checked without data."""
 
+import dataclasses
+
 import ml_collections
 import pytest
 
@@ -7,6 +9,7 @@ from dataset_lib.errors import ConfigError
 from eval_lib import classification, evaluator, fewshot
 
 DIGITS = dict(name='digits', image_size=8)
+PARITY = dict(name='parity', length=8)
 
 
 def config(**entry):
@@ -69,6 +72,38 @@ def test_own_data_set_is_checked_at_its_place():
   assert key_of(**kind, dataset=unknown) == 'evals.test.dataset.name'
   other_size = dict(name='digits', image_size=16)
   assert key_of(**kind, dataset=other_size) == 'evals.test.dataset.image_size'
+
+
+@pytest.mark.parametrize(
+  ('runs', 'other'),
+  [(DIGITS, PARITY), (PARITY, DIGITS)],
+)
+def test_images_do_not_fit_a_model_of_tokens(runs, other):
+  entry = dict(type='classification', dataset=other)
+  with pytest.raises(ConfigError, match=r'^evals.test.dataset.name: expected'):
+    evaluator.validate(dict(dataset=runs, evals=dict(test=entry)))
+
+
+def test_classes_must_be_those_of_the_model():
+  context = evaluator.EvalContext(
+    measure=lambda variables, batch: {},
+    features=lambda variables, batch: None,
+    put=lambda batch: batch,
+    seed=0,
+    batch_size=8,
+    dataset=DIGITS,
+    workdir='',
+    num_classes=10,
+  )
+  other = dict(name='fake_images', image_size=8, num_classes=7)
+  evaluator.build('own', dict(type='classification'), context)
+  evaluator.build('few', dict(type='fewshot', dataset=other), context)
+  entry = dict(type='classification', dataset=other)
+  with pytest.raises(ConfigError, match=r'^evals.far.dataset: .*10 classes'):
+    evaluator.build('far', entry, context)
+  one_more = dataclasses.replace(context, num_classes=11)
+  with pytest.raises(ConfigError, match=r'^dataset: .*11 classes'):
+    evaluator.build('own', dict(type='classification'), one_more)
 
 
 def test_an_entry_must_be_a_mapping():

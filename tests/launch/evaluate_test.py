@@ -6,7 +6,7 @@ import os
 import pytest
 
 from launch import command_line, evaluate
-from train_lib import trainer
+from train_lib import loading, trainer
 
 TINY = [
   'batch_size=64',
@@ -67,7 +67,11 @@ def test_all_checkpoints_and_the_best(workdir):
     (['--dataset=digits'], ['--dataset', 'key=value']),
     (['--batch_size=-1'], ['batch_size', '[1, ']),
     (['--config.seeed=1'], ['seeed', "'seed'"]),
-    (['--dataset=name=fake_images,image_size=16,num_classes=7'], ['7 classes']),
+    (
+      ['--dataset=name=fake_images,image_size=16,num_classes=7'],
+      ['evals.test.dataset', '7 classes'],
+    ),
+    (['--batch_size=3', '--config.mesh.data=2'], ['batch_size', 'of 2', '3']),
   ],
 )
 def test_bad_command_lines(workdir, arguments, words, capsys):
@@ -78,6 +82,13 @@ def test_bad_command_lines(workdir, arguments, words, capsys):
   assert len(message.splitlines()) == 1
   for word in words:
     assert word in message
+
+
+def test_the_task_is_that_of_the_checkpoints_stage(workdir):
+  config = loading.load_config(workdir)
+  config.stages.stage2 = dict(steps=2, model=dict(mlp_dim=24))
+  for step in (2, None, 'best'):
+    assert loading.load_task(workdir, config, step).model.mlp_dim == 16
 
 
 def test_missing_checkpoints_and_runs(workdir, tmp_path, capsys):
