@@ -92,11 +92,22 @@ def test_the_task_is_that_of_the_checkpoints_stage(workdir):
 
 
 def test_missing_checkpoints_and_runs(workdir, tmp_path, capsys):
-  with pytest.raises(SystemExit):
+  with pytest.raises(SystemExit) as stop:
     evaluate.main([f'--workdir={tmp_path}'])
+  assert stop.value.code == command_line.USAGE
   assert 'config.json' in capsys.readouterr().err
   config = (workdir / 'config.json').read_text()
   (tmp_path / 'config.json').write_text(config)
   with pytest.raises(SystemExit) as stop:
     evaluate.main([f'--workdir={tmp_path}', '--step=all'])
   assert stop.value.code == command_line.CHECKPOINT
+  message = capsys.readouterr().err.strip()
+  assert 'has no checkpoint' in message
+  assert len(message.splitlines()) == 1
+
+
+def test_another_model_than_the_checkpoints(workdir, capsys):
+  with pytest.raises(SystemExit) as stop:
+    evaluate.main([f'--workdir={workdir}', '--config.model.width=32'])
+  assert stop.value.code == command_line.CHECKPOINT
+  assert len(capsys.readouterr().err.strip().splitlines()) == 1
