@@ -55,6 +55,14 @@ def stage(**fields: Any) -> dict[str, Any]:
   return dict(steps=0, epochs=0.0, trainable='.*') | fields
 
 
+def check_parity_length(length: int) -> None:
+  """Raises ValueError unless parity of so many symbols makes sense."""
+  if length < 4:
+    raise ValueError(
+      f'config argument n: expected an integer >= 4, got {length}'
+    )
+
+
 def parity_model(
   config: ml_collections.ConfigDict,
   model: str,

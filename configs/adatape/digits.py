@@ -9,6 +9,9 @@ test split.
 
 Arguments: `model` learn (learnable bank), input (bank of finer patches) or vit
 (no tape), `epochs`, `seed`.
+
+Result (test accuracy, seed 0, 2 CPU cores): learn 98.1 % in 79 s and vit 98.1 %
+in 59 s (60 epochs), input 96.9 % in 113 s (80 epochs).
 """
 
 from configs import common

@@ -10,9 +10,9 @@ Arguments: `root` the folder, `model` learn, input or vit, `variant` of the ViT
 of the input bank, `epochs`, `batch`, `seed`. AdaTape's own settings are those
 of Table 4, the optimizer's those of Table 5.
 
-Result: Caltech-101 photographs (100 classes of 25-30 images), size=64, batch=64,
-epochs=8, model.depth=6, seed 0, 2 CPU cores: learn 12.2 % in 191 s, input 13.1 %
-in 162 s, vit 12.3 % in 105 s. ImageNet and JFT were not run.
+Result: Caltech-101 photographs (100 classes of 25-30 images), size=64,
+batch=64, epochs=8, model.depth=6, seed 0, 2 CPU cores: learn 12.2 % in 191 s,
+input 13.1 % in 162 s, vit 12.3 % in 105 s. ImageNet and JFT were not run.
 """
 
 from configs import common

@@ -7,8 +7,11 @@ which 3 heads do not divide), MLP 768, 3 heads; batch 128, 10,000 steps, Adam
   python -m launch.train --config=configs/adatape/parity_paper.py:n=22 \
       --workdir=/tmp/parity_paper
 
-Arguments: `n` symbols, `model` adatape, transformer or ut, `size` Ti or
-smaller by `depth` and `width`, `steps`.
+Arguments: `n` symbols, `model` adatape, transformer or ut, `depth`, `width`,
+`mlp_dim`, `num_heads`, `steps`, `lr`, `seed`.
+
+Result: not run at this size here; the paper's Figure 2 shows AdaTape solving
+it and both others at chance.
 """
 
 from configs import common
@@ -27,6 +30,7 @@ def get_config(arg=''):
     lr=3e-5,
     seed=0,
   )
+  common.check_parity_length(arg.n)
   c = common.base()
   c.seed = arg.seed
   c.batch_size = 128

@@ -16,7 +16,7 @@ from train_lib.checkpoint import restore_params
 STEPS = 60
 SMALL = (
   f'--config=configs/adatape/parity.py:n=8,steps={STEPS}',
-  '--config.batch_size=16',
+  '--config.batch_size=32',
   '--config.model.width=16',
   '--config.log_every=1',
   '--config.tensorboard=false',
@@ -145,19 +145,29 @@ def test_more_kills(uninterrupted, tmp_path, step):
 
 
 @pytest.mark.parametrize(
-  ('devices', 'extra'),
+  ('devices', 'num_micro', 'extra'),
   [
-    (2, ()),
-    (4, ('--config.num_micro=4',)),
-    (8, ('--config.mesh.fsdp=2', '--config.mesh.tensor=2')),
-    (1, ('--config.num_micro=4',)),
+    (1, 4, ()),
+    (2, 1, ()),
+    (8, 4, ('--config.mesh.fsdp=2',)),
+    pytest.param(2, 4, (), marks=pytest.mark.slow),
+    pytest.param(4, 1, (), marks=pytest.mark.slow),
+    pytest.param(4, 4, (), marks=pytest.mark.slow),
+    pytest.param(8, 1, (), marks=pytest.mark.slow),
+    pytest.param(
+      8,
+      1,
+      ('--config.mesh.fsdp=2', '--config.mesh.tensor=2'),
+      marks=pytest.mark.slow,
+    ),
   ],
 )
 def test_devices_and_accumulation_give_the_same_losses(
-  uninterrupted, tmp_path, devices, extra
+  uninterrupted, tmp_path, devices, num_micro, extra
 ):
   workdir = tmp_path / 'other'
-  run(workdir, *extra, devices=devices)
+  micro = f'--config.num_micro={num_micro}'
+  run(workdir, micro, *extra, devices=devices)
   losses = [row['train/loss'] for row in rows(uninterrupted)]
   others = [row['train/loss'] for row in rows(workdir)]
   np.testing.assert_allclose(losses, others, rtol=1e-5)
