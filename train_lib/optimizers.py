@@ -86,12 +86,12 @@ def _preconditioner(config: Config) -> optax.GradientTransformation:
 
 def path_name(path: Any) -> str:
   """A parameter's path as `'encoder/block_0/mlp/kernel'`."""
-  parts = [
-    str(getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key))))
-    for key in path
-  ]
-  # Boxed parameters add one level, the attribute that holds the array.
-  return '/'.join(part for part in parts if part != 'value')
+  # Boxed parameters add one level, the attribute that holds the array; the
+  # values of an attention are a dictionary's entry and keep their name.
+  box = jax.tree_util.GetAttrKey('value')
+  return jax.tree_util.keystr(
+    tuple(key for key in path if key != box), simple=True, separator='/'
+  )
 
 
 def decay_mask(params: Any) -> Any:

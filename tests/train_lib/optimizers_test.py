@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from adatape.model import AdaTapeViT
+from model_lib.vit import ViT
 from train_lib import optimizers
 
 
@@ -71,25 +72,56 @@ def test_only_matrices_are_decayed():
   }
 
 
-@pytest.mark.parametrize('bank', ['learnable', 'input'])
-def test_decay_on_the_real_model(bank):
-  model = AdaTapeViT(
-    num_classes=3, width=8, depth=2, mlp_dim=8, num_heads=2, patch_size=8,
-    bank=bank, bank_size=60, bank_patch_size=2, query_dim=4,
-  )  # fmt: skip
+SIZE = dict(
+  num_classes=3, width=8, depth=2, mlp_dim=8, num_heads=2, patch_size=8
+)
+MODELS = {
+  'vit': lambda: ViT(**SIZE),
+  'learnable': lambda: AdaTapeViT(
+    bank='learnable', bank_size=60, query_dim=4, **SIZE
+  ),
+  'input': lambda: AdaTapeViT(
+    bank='input', bank_patch_size=2, query_dim=4, **SIZE
+  ),
+}
+BLOCK = (
+  'attention/query', 'attention/key', 'attention/value', 'attention/out',
+  'mlp/hidden', 'mlp/out',
+)  # fmt: skip
+DENSE = {f'encoder/block_{i}/{name}' for i in (0, 1) for name in BLOCK} | {
+  'head',
+  'tokens/patch_embed/projection',
+}
+READ = {f'encoder/read_network/{name}' for name in ('hidden', 'gated', 'out')}
+# What is decayed is the kernel of each of these, and nothing else is.
+DECAYED = {
+  'vit': DENSE,
+  'learnable': DENSE | READ,
+  'input': DENSE
+  | READ
+  | {'tape_bank/patch_embed/projection', 'tape_bank/projection'},
+}
+KEPT = {
+  'vit': {'tokens/positions/embedding', 'tokens/cls'},
+  'learnable': {'tokens/positions/embedding', 'tape_bank/tokens'},
+  'input': {'tokens/positions/embedding', 'tape_bank/positions/embedding'},
+}
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_decay_on_the_real_models(name):
   image = jnp.zeros((1, 16, 16, 3))
-  shapes = jax.eval_shape(model.init, jax.random.key(0), image)['params']
-  mask = optimizers.decay_mask(shapes)
-  paths = [
-    (optimizers.path_name(path), decayed)
-    for path, decayed in jax.tree_util.tree_leaves_with_path(mask)
-  ]
-  kept = {path for path, decayed in paths if not decayed}
-  assert all(path.endswith('/kernel') for path, decayed in paths if decayed)
-  assert 'tokens/positions/embedding' in kept
-  if bank == 'learnable':
-    assert 'tape_bank/tokens' in kept
-  assert not any(path.endswith('kernel') for path in kept)
+  init = MODELS[name]().init
+  shapes = jax.eval_shape(init, jax.random.key(0), image)['params']
+  mask = {
+    optimizers.path_name(path): decayed
+    for path, decayed in jax.tree_util.tree_leaves_with_path(
+      optimizers.decay_mask(shapes)
+    )
+  }
+  decayed = {path for path, on in mask.items() if on}
+  assert decayed == {f'{dense}/kernel' for dense in DECAYED[name]}
+  assert KEPT[name] <= mask.keys() - decayed
 
 
 def test_trainable_matches_paths():
