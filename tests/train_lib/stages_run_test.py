@@ -1,0 +1,130 @@
+"""Whole runs: frozen stages, knobs, averages, bfloat16, warm start, traces."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from launch import command_line
+from train_lib import checkpoint_format as form
+from train_lib import config_schema, trainer
+from train_lib.checkpoint import restore_params
+
+DECAY = 0.5
+STEPS = 2  # of each stage
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(repository, monkeypatch):
+  monkeypatch.chdir(repository)
+
+
+def train(workdir, *overrides, **stages):
+  config = command_line.load_config(
+    'configs/adatape/parity.py:n=4',
+    [
+      'batch_size=8', 'mesh.data=1', 'log_every=1', 'tensorboard=false',
+      'loader.num_threads=1', 'model.depth=2', 'model.width=16',
+      'model.mlp_dim=16', 'model.num_heads=2', 'optimizer.warmup_steps=0',
+      *overrides,
+    ],
+  )  # fmt: skip
+  with config.unlocked():
+    config.stages, config.evals = stages, {}
+  config_schema.validate(config)
+  trainer.train(config, str(workdir))
+  text = (workdir / 'metrics.jsonl').read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def params(workdir, step, average=False):
+  return form.flatten(restore_params(workdir, step, average=average).params)
+
+
+def stage(**fields):
+  return dict(steps=STEPS, epochs=0.0, trainable='.*') | fields
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory, request):
+  """A run of two stages, the second of the head alone; (workdir, rows)."""
+  workdir = tmp_path_factory.mktemp('runs') / 'staged'
+  with pytest.MonkeyPatch.context() as patch:
+    patch.chdir(request.config.rootpath)
+    # The profiler imports TensorFlow where it is installed: 20 seconds.
+    patch.setitem(sys.modules, 'tensorflow', None)
+    rows = train(
+      workdir,
+      'dtype=bfloat16',
+      f'ema_decay={DECAY}',
+      'checkpoint.every_steps=1',
+      'checkpoint.keep=10',
+      'profile.start_step=1',
+      'profile.steps=1',
+      stage1=stage(),
+      stage2=stage(trainable='^head/', knobs={'tape_weight': ('linear', 0, 9)}),
+    )
+  return workdir, rows
+
+
+def test_the_second_stage_changes_its_own_parameters_only(run):
+  workdir, _ = run
+  before, after = params(workdir, STEPS), params(workdir, 2 * STEPS)
+  changed = {
+    name for name in before if not np.array_equal(before[name], after[name])
+  }
+  assert changed == {'head/kernel', 'head/bias'}
+  first = params(workdir, 1)
+  assert not np.array_equal(
+    first['encoder/block_0/mlp/out/kernel'],
+    before['encoder/block_0/mlp/out/kernel'],
+  )
+
+
+def test_the_knob_follows_its_schedule(run):
+  # The loss is the cross-entropy + the knob x the tape loss.
+  weights = [
+    (row['train/loss'] - row['train/cross_entropy']) / row['train/tape_loss']
+    for row in run[1][STEPS:]
+  ]
+  np.testing.assert_allclose(weights, [0.0, 9.0], rtol=1e-3, atol=1e-3)
+
+
+def test_bfloat16_trains_float32_parameters_and_stays_finite(run):
+  workdir, rows = run
+  assert [row['step'] for row in rows] == list(range(1, 2 * STEPS + 1))
+  assert all(np.isfinite(row['train/loss']) for row in rows)
+  leaves = params(workdir, 2 * STEPS).values()
+  assert {leaf.dtype for leaf in leaves} == {np.dtype('float32')}
+
+
+def test_restored_parameters_are_the_average(run):
+  workdir, _ = run
+  average = params(workdir, 1, average=True)
+  for step in range(2, 2 * STEPS + 1):
+    new = params(workdir, step)
+    average = {
+      name: DECAY * average[name] + (1 - DECAY) * new[name] for name in new
+    }
+  restored = params(workdir, None, average=True)
+  for name, expected in average.items():
+    np.testing.assert_allclose(restored[name], expected, atol=1e-6)
+  assert not np.array_equal(restored['head/kernel'], new['head/kernel'])
+
+
+def test_a_trace_is_written(run):
+  assert list((run[0] / 'profile').rglob('*.xplane.pb'))
+
+
+def test_a_warm_start_begins_with_the_other_average(run, tmp_path):
+  workdir, other = tmp_path / 'warm', run[0]
+  train(
+    workdir,
+    f'warm_start.workdir={other}',
+    'seed=7',
+    stage1=stage(steps=1, trainable='^nothing$'),
+  )
+  source, started = params(other, None, average=True), params(workdir, 1)
+  assert started.keys() == source.keys()
+  assert all(np.array_equal(started[name], source[name]) for name in source)
