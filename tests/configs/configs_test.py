@@ -25,6 +25,8 @@ CONFIGS = [
   FOLDER + ',model=input,bank_patch=4',
   FOLDER + ',model=vit',
 ]
+# The same models as in a quicker entry, from another file or at another size.
+SLOW = {CONFIGS[4], CONFIGS[5], CONFIGS[8], CONFIGS[11]}
 SHRUNK = [
   'batch_size=8',
   'mesh.data=1',
@@ -63,7 +65,13 @@ def shrunk(flag):
   return small if 'model=' in flag else [*small, 'model.bank_size=60']
 
 
-@pytest.mark.parametrize('flag', CONFIGS)
+@pytest.mark.parametrize(
+  'flag',
+  [
+    pytest.param(flag, marks=pytest.mark.slow if flag in SLOW else ())
+    for flag in CONFIGS
+  ],
+)
 def test_config_trains_two_steps(flag, folder, tmp_path):
   config = command_line.load_config(flag.format(root=folder), shrunk(flag))
   config_schema.validate(config)
