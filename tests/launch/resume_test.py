@@ -25,17 +25,32 @@ SMALL = (
 )
 
 
-def command(workdir: pathlib.Path, *extra: str) -> list[str]:
+DIGITS = (
+  '--config=configs/adatape/digits.py',
+  '--config.batch_size=32',
+  '--config.stages.stage1.steps=6',
+  '--config.model.width=16',
+  '--config.model.mlp_dim=32',
+  '--config.model.depth=2',
+  '--config.model.query_dim=8',
+  '--config.model.query_noise=0.1',
+  '--config.model.bank_drop=0.3',
+  '--config.log_every=1',
+  '--config.tensorboard=false',
+)
+
+
+def command(workdir: pathlib.Path, *extra: str, base=SMALL) -> list[str]:
   return [
-    sys.executable, '-m', 'launch.train', *SMALL, f'--workdir={workdir}', *extra
+    sys.executable, '-m', 'launch.train', *base, f'--workdir={workdir}', *extra
   ]  # fmt: skip
 
 
-def run(workdir, *extra, devices=1, check=True):
+def run(workdir, *extra, devices=1, check=True, base=SMALL):
   flag = f'--xla_force_host_platform_device_count={devices}'
   environment = os.environ | {'XLA_FLAGS': flag}
   return subprocess.run(
-    command(workdir, *extra),
+    command(workdir, *extra, base=base),
     env=environment,
     capture_output=True,
     text=True,
@@ -144,22 +159,25 @@ def test_more_kills(uninterrupted, tmp_path, step):
   assert_same_run(uninterrupted, workdir)
 
 
+SLOW = pytest.mark.slow
+CUBE = (
+  '--config.mesh.data=2',
+  '--config.mesh.fsdp=2',
+  '--config.mesh.tensor=2',
+)
+
+
 @pytest.mark.parametrize(
   ('devices', 'num_micro', 'extra'),
   [
     (1, 4, ()),
     (2, 1, ()),
+    (8, 1, ()),
     (8, 4, ('--config.mesh.fsdp=2',)),
-    pytest.param(2, 4, (), marks=pytest.mark.slow),
-    pytest.param(4, 1, (), marks=pytest.mark.slow),
-    pytest.param(4, 4, (), marks=pytest.mark.slow),
-    pytest.param(8, 1, (), marks=pytest.mark.slow),
-    pytest.param(
-      8,
-      1,
-      ('--config.mesh.fsdp=2', '--config.mesh.tensor=2'),
-      marks=pytest.mark.slow,
-    ),
+    pytest.param(2, 4, (), marks=SLOW),
+    pytest.param(4, 1, (), marks=SLOW),
+    pytest.param(4, 4, (), marks=SLOW),
+    pytest.param(8, 1, CUBE, marks=SLOW),
   ],
 )
 def test_devices_and_accumulation_give_the_same_losses(
@@ -171,6 +189,18 @@ def test_devices_and_accumulation_give_the_same_losses(
   losses = [row['train/loss'] for row in rows(uninterrupted)]
   others = [row['train/loss'] for row in rows(workdir)]
   np.testing.assert_allclose(losses, others, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_noise_of_a_learnable_bank_does_not_depend_on_the_devices(tmp_path):
+  losses = []
+  for devices, num_micro in ((1, 1), (8, 4)):
+    workdir = tmp_path / f'{devices}'
+    micro = f'--config.num_micro={num_micro}'
+    run(workdir, micro, devices=devices, base=DIGITS)
+    losses.append([row['train/loss'] for row in rows(workdir)])
+  assert len(losses[0]) == 6
+  np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def test_a_run_that_is_not_finite_stops_and_names_the_step(tmp_path):
