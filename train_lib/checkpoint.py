@@ -235,7 +235,7 @@ class Checkpointer:
     policies = AnyPreservationPolicy(
       [LatestN(self._keep), _KeepBest(self._best_among)]
     )
-    return ocp.CheckpointManager(
+    return _Manager(
       self.directory,
       options=ocp.CheckpointManagerOptions(
         preservation_policy=policies,
@@ -304,6 +304,19 @@ class Checkpointer:
     self._later = []
     self._manager.close()
     self._manager = self._open()
+
+
+class _Manager(ocp.CheckpointManager):
+  """A manager that leaves preemption to `PreemptionGuard`.
+
+  At a preemption orbax 0.12.8 measures the time since the checkpoint before,
+  which without its metadata has no time zone: the subtraction raises, after
+  all data is safely written.
+  """
+
+  def reached_preemption(self, step: int) -> bool:
+    """Never: the loop knows, and saves by itself."""
+    return False
 
 
 class _KeepBest:
