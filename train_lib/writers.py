@@ -1,8 +1,8 @@
 """Where metrics go while a run is on: the terminal and TensorBoard.
 
 `TensorBoardWriter` has the interface of clu's metric writers (`write_scalars`,
-`flush`, `close`) but writes with tensorboard alone: importing clu's package
-imports TensorFlow, and a parity run must not pay for that.
+`close`; every write is flushed) but writes with tensorboard alone: importing
+clu's package imports TensorFlow, and a parity run must not pay for that.
 """
 
 import os
@@ -47,9 +47,6 @@ class TensorBoardWriter:
     event = Event(wall_time=time.time(), **fields)
     self._records.write(event.SerializeToString())
     self._records.flush()
-
-  def flush(self) -> None:
-    """Does nothing: every write is flushed."""
 
   def close(self) -> None:
     """Closes the event file."""

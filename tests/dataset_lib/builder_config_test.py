@@ -88,7 +88,10 @@ def test_illegal_splits(name, split):
   'split', ['train', 'train[:90%]', 'train[90%:]', 'train[5:10]+test', 'test']
 )
 def test_parts_of_tfds_splits(split):
-  builder.validate(dict(name='tfds', builder='x', image_size=8), split)
+  complete = builder.validate(
+    dict(name='tfds', builder='x', image_size=8), split
+  )
+  assert complete['builder'] == 'x'
 
 
 @pytest.mark.parametrize(

@@ -305,4 +305,4 @@ def test_names_that_lead_elsewhere(name):
   'name', ['cifar10', 'a_b/c-d.e', 'x:1.2.3', 'x/y:1.2.3']
 )
 def test_names_of_builders(name):
-  builder.validate(config('/x', name=name))
+  assert builder.validate(config('/x', name=name))['builder'] == name

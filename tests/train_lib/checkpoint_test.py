@@ -1,3 +1,5 @@
+"""Checkpoints: round trips, retention, layouts, mismatches."""
+
 import os
 import shutil
 

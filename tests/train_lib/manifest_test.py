@@ -1,3 +1,5 @@
+"""Manifests: every kind of damage is found and named."""
+
 import json
 import zlib
 

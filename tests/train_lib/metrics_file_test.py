@@ -1,3 +1,5 @@
+"""metrics.jsonl: torn lines, truncation, numbers that are not finite."""
+
 import json
 import math
 

@@ -1,3 +1,5 @@
+"""Signals: the first asks, the second kills, processes agree."""
+
 import os
 import signal
 import socket

@@ -1,3 +1,5 @@
+"""Run directories: what is written, refused and confined."""
+
 import json
 import math
 import subprocess

@@ -1,3 +1,5 @@
+"""The lock of a run directory, held by the living only."""
+
 import json
 import os
 import signal

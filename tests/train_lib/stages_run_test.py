@@ -52,7 +52,7 @@ def run(tmp_path_factory, request):
   workdir = tmp_path_factory.mktemp('runs') / 'staged'
   with pytest.MonkeyPatch.context() as patch:
     patch.chdir(request.config.rootpath)
-    # The profiler imports TensorFlow where it is installed: 20 seconds.
+    # The profiler need not look for TensorFlow here.
     patch.setitem(sys.modules, 'tensorflow', None)
     rows = train(
       workdir,

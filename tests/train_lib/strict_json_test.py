@@ -1,3 +1,5 @@
+"""JSON without NaN, written all or not at all."""
+
 import json
 import math
 import os

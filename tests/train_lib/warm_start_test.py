@@ -1,3 +1,5 @@
+"""Warm start: explicit renames, and every leftover is listed."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
