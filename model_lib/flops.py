@@ -47,6 +47,16 @@ def block(
   )
 
 
+def cls_block(tokens: int | float, width: int, mlp_dim: int) -> float:
+  """A block of which only the output of one token is computed."""
+  return (
+    2 * dense(tokens, width, width)
+    + 2 * dense(1, width, width)
+    + 4.0 * tokens * width
+    + mlp(1, width, mlp_dim)
+  )
+
+
 def patch_embed(
   image_shape: tuple[int, ...], patch_size: int, width: int
 ) -> float:

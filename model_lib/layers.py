@@ -1,11 +1,12 @@
 """Layers of a Transformer encoder: norm, MLP, block, patches, pooling."""
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key, Num
+from jaxtyping import Array, Bool, Float, Int, Key, Num
 
 from model_lib import row_random
 from model_lib.attention import MultiHeadAttention
@@ -17,6 +18,44 @@ TAPE_MLPS = ('', 'mlp', 'glu')
 def gelu(x: Float[Array, '*S']) -> Float[Array, '*S']:
   """The exact GELU; with erf twice as fast on a CPU as JAX's with erfc."""
   return 0.5 * x * (1.0 + jax.lax.erf(x * 0.5**0.5))
+
+
+def gelu_tanh(x: Float[Array, '*S']) -> Float[Array, '*S']:
+  """GELU approximated with tanh (Hendrycks and Gimpel 2016, section 2)."""
+  return jax.nn.gelu(x, approximate=True)
+
+
+# By their names at Hugging Face, where one function may have several.
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+  'gelu': gelu,
+  'gelu_python': gelu,
+  'gelu_new': gelu_tanh,
+  'gelu_pytorch_tanh': gelu_tanh,
+  'gelu_fast': gelu_tanh,
+  'relu': jax.nn.relu,
+  'silu': jax.nn.silu,
+  'swish': jax.nn.silu,
+  'tanh': jnp.tanh,
+}
+
+
+def activation_function(
+  name: str, field: str = 'activation'
+) -> Callable[[Any], Any]:
+  """The element-wise function of a name in `ACTIVATIONS`.
+
+  Args:
+    name: of the activation.
+    field: what an error message calls it.
+
+  Raises:
+    ValueError: if the name is unknown.
+  """
+  if name not in ACTIVATIONS:
+    raise ValueError(
+      f'{field}: expected one of {tuple(ACTIVATIONS)}, got {name!r}'
+    )
+  return ACTIVATIONS[name]
 
 
 class LayerNorm(nn.Module):
@@ -48,19 +87,23 @@ class LayerNorm(nn.Module):
 
 
 class Mlp(nn.Module):
-  """The feed-forward network of a block: two layers and GELU.
+  """The feed-forward network of a block: two layers and an activation.
 
   Attributes:
     mlp_dim: width of the hidden layer.
     dropout: rate on the hidden layer and on the result.
     gated: whether a second hidden layer is multiplied by the activated one
       (GLU variants, Shazeer 2020); the hidden width stays `mlp_dim`.
+    activation: a name in `ACTIVATIONS`.
+    kernel_init: initialiser of the kernels.
     dtype: compute dtype.
   """
 
   mlp_dim: int
   dropout: float = 0.0
   gated: bool = False
+  activation: str = 'gelu'
+  kernel_init: Callable[..., Any] = nn.initializers.xavier_uniform()
   dtype: Any = jnp.float32
 
   @nn.compact
@@ -69,8 +112,13 @@ class Mlp(nn.Module):
     x: Float[Array, 'B L D'],
     row_keys: Key[Array, ' B'] | None = None,
   ) -> Float[Array, 'B L D']:
-    """Applies the network to every token; `row_keys` turn on dropout."""
-    hidden = gelu(self._hidden('hidden')(x))
+    """Applies the network to every token; `row_keys` turn on dropout.
+
+    Raises:
+      ValueError: if `activation` is unknown.
+    """
+    activate = activation_function(self.activation)
+    hidden = activate(self._hidden('hidden')(x))
     if self.gated:
       hidden = hidden * self._hidden('gated')(x)
     hidden = constrain(hidden, 'batch', 'length', 'mlp')
@@ -79,7 +127,7 @@ class Mlp(nn.Module):
       x.shape[-1],
       name='out',
       dtype=self.dtype,
-      kernel_init=partitioned(nn.initializers.xavier_uniform(), 'mlp', 'embed'),
+      kernel_init=partitioned(self.kernel_init, 'mlp', 'embed'),
       bias_init=partitioned(nn.initializers.zeros, 'embed'),
     )(hidden)
     out = constrain(out, 'batch', 'length', 'embed')
@@ -90,7 +138,7 @@ class Mlp(nn.Module):
       self.mlp_dim,
       name=name,
       dtype=self.dtype,
-      kernel_init=partitioned(nn.initializers.xavier_uniform(), 'embed', 'mlp'),
+      kernel_init=partitioned(self.kernel_init, 'embed', 'mlp'),
       bias_init=partitioned(nn.initializers.zeros, 'mlp'),
     )
 
@@ -148,7 +196,7 @@ class EncoderBlock(nn.Module):
         f'tape_mlp: expected one of {TAPE_MLPS}, got {self.tape_mlp!r}'
       )
     normed = LayerNorm(name='attention_norm', dtype=self.dtype)(x)
-    attended = MultiHeadAttention(
+    attended: Any = MultiHeadAttention(
       num_heads=self.num_heads, name='attention', dtype=self.dtype
     )(normed, mask)
     if row_keys is not None and self.dropout:
@@ -179,6 +227,32 @@ class EncoderBlock(nn.Module):
     tape_mlp = Mlp(name='tape_mlp', gated=self.tape_mlp == 'glu', **sizes)
     parts = [mlp(x[:, :count], row_keys), tape_mlp(x[:, count:], tape_keys)]
     return jnp.concatenate(parts, axis=1)
+
+
+class Embedding(nn.Module):
+  """A table of vectors.
+
+  Attributes:
+    size: number of vectors.
+    width: of a vector.
+    table_init: initialiser of the table.
+  """
+
+  size: int
+  width: int
+  table_init: Callable[..., Any] = nn.initializers.normal(0.02)
+
+  @nn.compact
+  def __call__(self, indices: Int[Array, 'B L']) -> Float[Array, 'B L D']:
+    """Looks vectors up, float32; outside [0, size) there is only NaN."""
+    table = self.param(
+      'embedding',
+      partitioned(self.table_init, None, 'embed'),
+      (self.size, self.width),
+    )
+    # Else -1 would be the last vector, as in NumPy.
+    indices = jnp.where(indices < 0, self.size, indices)
+    return jnp.take(table, indices, axis=0, mode='fill')
 
 
 class PatchEmbed(nn.Module):
@@ -228,6 +302,37 @@ def patches(
   grid = images.reshape(batch, height // p, p, width // p, p, depth)
   flat = grid.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, p * p * depth)
   return constrain(flat, 'batch', 'length', 'patch')
+
+
+class Pooler(nn.Module):
+  """BERT's pooler: a dense layer with an activation on [CLS].
+
+  Attributes:
+    activation: a name in `ACTIVATIONS`.
+    dtype: compute dtype.
+  """
+
+  activation: str = 'tanh'
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, cls: Float[Array, 'B D']) -> Float[Array, 'B D']:
+    """Pools the state of [CLS].
+
+    Raises:
+      ValueError: if `activation` is unknown.
+    """
+    activate = activation_function(self.activation, 'pooler_activation')
+    width = cls.shape[-1]
+    init = nn.initializers.truncated_normal(0.02)
+    kernel = self.param(
+      'kernel', partitioned(init, 'embed', 'mlp'), (width, width)
+    )
+    bias = self.param(
+      'bias', partitioned(nn.initializers.zeros, 'mlp'), (width,)
+    )
+    pooled = cls.astype(self.dtype) @ kernel.astype(self.dtype)
+    return activate(pooled + bias.astype(self.dtype)[None])
 
 
 def classifier(num_classes: int, name: str = 'head') -> nn.Dense:

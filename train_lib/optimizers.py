@@ -16,8 +16,9 @@ SCHEDULES = ('cosine', 'linear', 'rsqrt', 'constant')
 OPTIMIZERS = ('adamw', 'adam', 'sgd', 'lamb', 'adafactor')
 
 # Only matrices that multiply are decayed. Biases, LayerNorm, single tokens,
-# positions and embeddings (a learnable bank is one) are not.
-DECAY = r'(^|/)kernel$'
+# positions and embeddings (a learnable bank is one) are not, except BERT's
+# embeddings: its recipe decays all but biases and LayerNorm.
+DECAY = r'(^|/)kernel$|(^|/)embeddings/(word|position|token_type)/embedding$'
 # The exponent of the decay of second moments (Shazeer and Stern, 2018); b2 is
 # Adam's and means something else.
 ADAFACTOR_DECAY = 0.8

@@ -1,7 +1,9 @@
 """Starting from the parameters of another run, with nothing left to chance.
 
 Every parameter of the model must be found in the checkpoint, and every one
-of the checkpoint must be used; what shall differ is said explicitly.
+of the checkpoint must be used; what shall differ is said explicitly. The
+checkpoint may also be a BERT or DistilBERT of Hugging Face: its parameters
+come as `model_lib.huggingface` names them, and in float32.
 """
 
 import os
@@ -11,6 +13,7 @@ from typing import Any
 
 import jax
 
+from model_lib import huggingface
 from train_lib import checkpoint_format as form
 from train_lib.checkpoint import restore_params
 
@@ -24,11 +27,15 @@ def warm_start(
   """Replaces parameters by those of another run's newest good checkpoint.
 
   The average of the other run's parameters is taken if it kept one. Names
-  are paths such as `encoder/block_0/mlp/kernel`.
+  are paths such as `encoder/block_0/mlp/kernel`. Nothing is cast, but for a
+  Hugging Face checkpoint in half or double precision, which the log says; a
+  head that it lacks, or has for another task, is skipped like any other:
+  `skip=('^head/',)`.
 
   Args:
     params: parameters of a fresh model; their shardings are kept.
-    checkpoint_dir: workdir of the other run, or its folder of checkpoints.
+    checkpoint_dir: workdir of the other run, or its folder of checkpoints, or
+      a Hugging Face directory.
     renames: 'old->new' with `old` a regular expression searched in the names
       of the checkpoint and `new` its replacement (`re.sub`), applied in turn.
     skip: regular expressions searched in the names of both sides (those of
@@ -41,10 +48,13 @@ def warm_start(
   Raises:
     ValueError: a rename is malformed, or matches nothing, as may a skip; or
       parameters are left over on either side or differ in shape or dtype,
-      all of which are listed.
+      all of which are listed; or a Hugging Face directory is unusable.
   """
-  source = restore_params(checkpoint_dir)
-  found = form.flatten(source.params)
+  if huggingface.is_checkpoint(checkpoint_dir):
+    source = huggingface.load_params(checkpoint_dir)
+  else:
+    source = restore_params(checkpoint_dir).params
+  found = form.flatten(source)
   found, used = _rename(found, [_parse(rename) for rename in renames])
   unused = [
     rename for rename, hit in zip(renames, used, strict=True) if not hit

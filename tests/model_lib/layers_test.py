@@ -93,6 +93,77 @@ def test_mlp_equals_formula(gated):
   )
 
 
+def gelu_tanh(x):
+  return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+FORMULAS = {
+  'gelu': gelu,
+  'gelu_python': gelu,
+  'gelu_new': gelu_tanh,
+  'gelu_pytorch_tanh': gelu_tanh,
+  'gelu_fast': gelu_tanh,
+  'relu': lambda x: np.maximum(x, 0.0),
+  'silu': lambda x: x / (1.0 + np.exp(-x)),
+  'swish': lambda x: x / (1.0 + np.exp(-x)),
+  'tanh': np.tanh,
+}
+
+
+def test_every_activation_equals_its_formula():
+  assert layers.ACTIVATIONS.keys() == FORMULAS.keys()
+  x = np.linspace(-6, 6, 101)
+  for name, formula in FORMULAS.items():
+    got = layers.activation_function(name)(jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(got, formula(x), atol=1e-6, err_msg=name)
+  # The two GELUs differ by more than the tolerance.
+  assert np.abs(gelu(x) - gelu_tanh(x)).max() > 1e-4
+
+
+def test_mlp_uses_its_activation():
+  x = normal(2, 3, 6)
+  model = layers.Mlp(mlp_dim=10, activation='relu')
+  params = noise(model, x)
+  hidden = np.maximum(dense(params['hidden'], np.asarray(x, np.float64)), 0.0)
+  np.testing.assert_allclose(
+    model.apply({'params': params}, x), dense(params['out'], hidden), atol=1e-5
+  )
+
+
+def test_unknown_activation_names_the_field():
+  with pytest.raises(ValueError, match=r"activation: expected one of.*'gleu'"):
+    layers.Mlp(mlp_dim=10, activation='gleu').init(
+      jax.random.key(0), normal(2, 3, 6)
+    )
+
+
+def test_embedding_looks_up_and_is_nan_outside():
+  model = layers.Embedding(5, 3)
+  indices = jnp.array([[0, 4, 2], [5, -1, 1]])
+  table = noise(model, indices)['embedding']
+  got = np.asarray(model.apply({'params': {'embedding': table}}, indices))
+  np.testing.assert_array_equal(got[0], table[[0, 4, 2]])
+  assert np.isnan(got[1, :2]).all()
+  np.testing.assert_array_equal(got[1, 2], table[1])
+
+
+@pytest.mark.parametrize('activation', ['tanh', 'relu'])
+def test_pooler_equals_formula(activation):
+  cls = normal(3, 6)
+  model = layers.Pooler(activation)
+  params = noise(model, cls)
+  assert set(params) == {'kernel', 'bias'}
+  want = FORMULAS[activation](dense(params, np.asarray(cls, np.float64)))
+  np.testing.assert_allclose(
+    model.apply({'params': params}, cls), want, atol=1e-5
+  )
+
+
+def test_pooler_of_unknown_activation_names_the_field():
+  with pytest.raises(ValueError, match='pooler_activation: expected one of'):
+    layers.Pooler('none').init(jax.random.key(0), normal(3, 6))
+
+
 @pytest.mark.parametrize('tape_mlp', ['', 'mlp', 'glu'])
 def test_block_equals_formula(tape_mlp):
   x = normal(2, 5, 8)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from adatape.model import AdaTapeViT
+from model_lib.bert import BertClassifier
 from model_lib.vit import ViT
 from train_lib import optimizers
 
@@ -180,3 +181,20 @@ def test_every_optimizer_goes_downhill(name):
   for _ in range(20):
     weights, state = step(weights, state)
   assert float(loss(weights)) < float(start)
+
+
+def test_decay_on_bert_spares_only_biases_and_norms():
+  model = BertClassifier(
+    num_classes=2, width=8, depth=1, mlp_dim=8, num_heads=2, vocab_size=9
+  )
+  row, length = jnp.zeros((1, 4), jnp.int32), jnp.full(1, 4)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), row, row, length)
+  mask = {
+    optimizers.path_name(path): decayed
+    for path, decayed in jax.tree_util.tree_leaves_with_path(
+      optimizers.decay_mask(shapes['params'])
+    )
+  }
+  kept = {name for name in mask if name.endswith(('/bias', '/scale'))}
+  assert {name for name, decayed in mask.items() if not decayed} == kept
+  assert mask['embeddings/token_type/embedding']

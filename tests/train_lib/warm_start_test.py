@@ -1,11 +1,16 @@
 """Warm start: explicit renames, and every leftover is listed."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
+from flax import linen as nn
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from model_lib import bert, huggingface
 from train_lib.checkpoint import Checkpointer
 from train_lib.warm_start import warm_start
 
@@ -110,3 +115,128 @@ def test_a_dtype_is_not_cast(workdir):
 def test_mistakes_in_options_are_errors(workdir, renames, skip, message):
   with pytest.raises(ValueError, match=message):
     warm_start(fresh(), workdir, renames, skip)
+
+
+BERT = bert.DEFAULTS | {
+  'width': 8,
+  'depth': 1,
+  'mlp_dim': 12,
+  'num_heads': 2,
+  'vocab_size': 10,
+  'max_positions': 8,
+}
+
+
+def bert_params(seed, num_classes=2):
+  model = bert.BertClassifier(num_classes=num_classes, **BERT)
+  row, length = jnp.zeros((1, 4), jnp.int32), jnp.full(1, 4)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), row, row, length)
+  generator = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), leaf.dtype),
+    nn.unbox(shapes['params']),
+  )
+
+
+@pytest.fixture(scope='module')
+def pretrained(tmp_path_factory):
+  """A Hugging Face directory and what is in it."""
+  directory = tmp_path_factory.mktemp('pretrained')
+  params = bert_params(0)
+  huggingface.save(directory, 'bert', BERT, params)
+  return directory, params
+
+
+def rewrite(directory, target, change):
+  """A copy of the checkpoint with other tensors."""
+  path = directory / huggingface.WEIGHTS
+  tensors = change(safetensors.numpy.load_file(path))
+  safetensors.numpy.save_file(tensors, target / huggingface.WEIGHTS)
+  (target / 'config.json').write_bytes((directory / 'config.json').read_bytes())
+
+
+def test_takes_over_a_hugging_face_model_and_keeps_the_sharding(pretrained):
+  directory, params = pretrained
+  mesh = jax.make_mesh((2,), ('d',), axis_types=(AxisType.Auto,),
+                       devices=jax.devices()[:2])  # fmt: skip
+  whole = NamedSharding(mesh, PartitionSpec())
+  started = warm_start(jax.device_put(bert_params(1), whole), directory)
+  assert_trees_equal(started, params)
+  assert jax.tree.structure(started) == jax.tree.structure(params)
+  assert all(leaf.sharding == whole for leaf in jax.tree.leaves(started))
+
+
+def test_a_head_of_another_task_is_skipped_explicitly(pretrained):
+  directory, params = pretrained
+  fresh = bert_params(1, num_classes=3) | {'exit_1': {'bias': jnp.ones(3)}}
+  message = r'exit_1/bias: expected float32\[3\], got nothing'
+  with pytest.raises(ValueError, match=message) as error:
+    warm_start(fresh, directory)
+  assert 'head/kernel: expected float32[8, 3], got float32[8, 2]' in str(
+    error.value
+  )
+  started = warm_start(fresh, directory, skip=('^head/', '^exit_'))
+  for name in fresh:
+    taken = name not in ('head', 'exit_1')
+    assert_trees_equal(started[name], (params if taken else fresh)[name])
+
+
+def test_a_bare_encoder_lacks_pooler_and_head(pretrained, tmp_path):
+  directory, params = pretrained
+  rewrite(
+    directory,
+    tmp_path,
+    lambda tensors: {
+      name.removeprefix('bert.'): tensor
+      for name, tensor in tensors.items()
+      if 'pooler' not in name and 'classifier' not in name
+    },
+  )
+  fresh = bert_params(1)
+  with pytest.raises(ValueError, match=r'pooler/bias: expected.*got nothing'):
+    warm_start(fresh, tmp_path, skip=('^head/',))
+  started = warm_start(fresh, tmp_path, skip=('^head/', '^pooler/'))
+  assert_trees_equal(started['pooler'], fresh['pooler'])
+  assert_trees_equal(started['block_0'], params['block_0'])
+
+
+def test_half_precision_is_cast_and_said(pretrained, tmp_path, caplog):
+  directory, params = pretrained
+  rewrite(
+    directory,
+    tmp_path,
+    lambda tensors: {
+      name: tensor.astype(np.float16) for name, tensor in tensors.items()
+    },
+  )
+  with caplog.at_level('INFO', logger='absl'):
+    started = warm_start(bert_params(1), tmp_path)
+  assert "('float16',) cast to float32" in caplog.text
+  jax.tree.map(
+    lambda got, want: np.testing.assert_array_equal(
+      got, np.asarray(want).astype(np.float16).astype(np.float32)
+    ),
+    started,
+    params,
+  )
+  assert {leaf.dtype for leaf in jax.tree.leaves(started)} == {
+    jnp.dtype('float32')
+  }
+
+
+def test_renames_apply_to_the_names_of_our_tree(pretrained):
+  directory, params = pretrained
+  fresh = bert_params(1)
+  fresh['neck'] = fresh.pop('pooler')
+  started = warm_start(fresh, directory, renames=('^pooler/->neck/',))
+  assert_trees_equal(started['neck'], params['pooler'])
+
+
+def test_an_unusable_hugging_face_model_is_explained(pretrained, tmp_path):
+  directory, _ = pretrained
+  rewrite(directory, tmp_path, lambda tensors: tensors)
+  path = tmp_path / 'config.json'
+  config = json.loads(path.read_text())
+  path.write_text(json.dumps(config | {'is_decoder': True}))
+  with pytest.raises(ValueError, match='is_decoder: expected False'):
+    warm_start(bert_params(1), tmp_path)

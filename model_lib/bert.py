@@ -1,0 +1,378 @@
+"""BERT and DistilBERT: embeddings, post-LN blocks, pooler, classifier.
+
+Devlin et al. 2019; Sanh et al. 2019. Parameters stand where
+`model_lib.huggingface` puts those of a published checkpoint. Valid tokens are
+the first `length` of a row; what lies behind them is never read.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, Num
+
+from model_lib import flops, row_random
+from model_lib.attention import MultiHeadAttention, attend
+from model_lib.layers import (
+  Embedding,
+  LayerNorm,
+  Mlp,
+  Pooler,
+  classifier,
+)
+from model_lib.logical import constrain
+
+INIT = nn.initializers.truncated_normal(0.02)
+
+
+@dataclasses.dataclass(frozen=True)
+class BertSizes:
+  """Sizes of an encoder; `mlp_dim` is the hidden width of its networks."""
+
+  width: int
+  depth: int
+  mlp_dim: int
+  num_heads: int
+
+
+def _sizes(width: int, depth: int, num_heads: int) -> dict[str, Any]:
+  return dataclasses.asdict(BertSizes(width, depth, 4 * width, num_heads))
+
+
+# Base and large: Devlin et al. 2019; distil: Sanh et al. 2019; tiny to
+# medium: Turc et al. 2019; minilm: Wang et al. 2020.
+VARIANTS: dict[str, dict[str, Any]] = {
+  'tiny': _sizes(128, 2, 2),
+  'mini': _sizes(256, 4, 4),
+  'small': _sizes(512, 4, 8),
+  'medium': _sizes(512, 8, 8),
+  'minilm': _sizes(384, 6, 12),
+  'distil': _sizes(768, 6, 12)
+  | {'type_vocab_size': 0, 'pooler_activation': 'relu'},
+  'base': _sizes(768, 12, 12),
+  'large': _sizes(1024, 24, 16),
+}
+# The fields that a checkpoint determines, with the values of BERT-base.
+DEFAULTS: dict[str, Any] = VARIANTS['base'] | {
+  'vocab_size': 30522,
+  'max_positions': 512,
+  'type_vocab_size': 2,
+  'activation': 'gelu',
+  'norm_epsilon': 1e-12,
+  'pooler_activation': 'tanh',
+}
+
+
+def decode_variant(variant: str) -> dict[str, Any]:
+  """The sizes of a variant, and its other fields that are not `DEFAULTS`.
+
+  Raises:
+    ValueError: if the variant is unknown.
+  """
+  if variant not in VARIANTS:
+    raise ValueError(
+      f'variant: expected one of {tuple(VARIANTS)}, got {variant!r}'
+    )
+  return dict(VARIANTS[variant])
+
+
+def resolve_sizes(variant: str, **explicit: int) -> BertSizes:
+  """Sizes of a variant, overridden by the explicit ones that are not 0.
+
+  Args:
+    variant: for example 'base'; '' if every size is explicit.
+    **explicit: fields of `BertSizes`; 0 means as in the variant.
+
+  Raises:
+    ValueError: if a size is given by neither, or is negative.
+  """
+  known = decode_variant(variant) if variant else {}
+  known |= {name: size for name, size in explicit.items() if size}
+  names = [field.name for field in dataclasses.fields(BertSizes)]
+  for name in names:
+    if known.get(name, 0) < 1:
+      raise ValueError(
+        f'{name}: expected a positive number, or a variant that has it such '
+        f"as 'base'; got {known.get(name, 0)} and variant {variant!r}"
+      )
+  return BertSizes(**{name: known[name] for name in names})
+
+
+class BertEmbeddings(nn.Module):
+  """Words, token types and positions, summed and normalised.
+
+  Attributes:
+    vocab_size: number of token ids.
+    width: width of the tokens.
+    max_positions: longest sequence.
+    type_vocab_size: number of token types, 0 for none (DistilBERT).
+    norm_epsilon: of the LayerNorm.
+    dropout: rate on the result.
+    dtype: dtype of the result.
+  """
+
+  vocab_size: int
+  width: int
+  max_positions: int = 512
+  type_vocab_size: int = 2
+  norm_epsilon: float = 1e-12
+  dropout: float = 0.0
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    tokens: Int[Array, 'B L'],
+    token_types: Int[Array, 'B L'],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> Float[Array, 'B L D']:
+    """Embeds token ids; an id or type that does not exist becomes NaN.
+
+    Args:
+      tokens: token ids.
+      token_types: segment of each token; not read without token types.
+      row_keys: one key per row turns dropout on.
+
+    Raises:
+      ValueError: if the sequence is longer than `max_positions`.
+    """
+    length = tokens.shape[1]
+    if length > self.max_positions:
+      raise ValueError(
+        f'max_positions: expected at least the length {length} of the '
+        f'sequence, got {self.max_positions}; shorten the sequences'
+      )
+    x = Embedding(self.vocab_size, self.width, INIT, name='word')(tokens)
+    if self.type_vocab_size:
+      types = Embedding(
+        self.type_vocab_size, self.width, INIT, name='token_type'
+      )
+      x = x + types(token_types)
+    positions = Embedding(self.max_positions, self.width, INIT, name='position')
+    x = x + positions(jnp.arange(length)[None])
+    x = LayerNorm(self.dtype, self.norm_epsilon, name='norm')(x)
+    x = constrain(x, 'batch', 'length', 'embed')
+    return _drop(x, self.dropout, row_keys, 'embeddings')
+
+
+class BertBlock(nn.Module):
+  """A Transformer block that normalises after each residual (post-LN).
+
+  Attributes:
+    num_heads: attention heads.
+    mlp_dim: hidden width of the feed-forward network.
+    activation: of the feed-forward network, a name in `layers.ACTIVATIONS`.
+    norm_epsilon: of both LayerNorms.
+    dropout: rate after the attention and after the feed-forward network.
+    attention_dropout: rate on the attention weights.
+    attend: attention of queries to keys; see `attention.attend`.
+    dtype: compute dtype; norms and softmax are float32.
+  """
+
+  num_heads: int
+  mlp_dim: int
+  activation: str = 'gelu'
+  norm_epsilon: float = 1e-12
+  dropout: float = 0.0
+  attention_dropout: float = 0.0
+  attend: Callable[..., Any] = attend
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    x: Float[Array, 'B L D'],
+    mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
+    row_keys: Key[Array, ' B'] | None = None,
+    return_received: bool = False,
+    cls_only: bool = False,
+  ) -> (
+    Float[Array, 'B Q D'] | tuple[Float[Array, 'B Q D'], Float[Array, 'B L']]
+  ):
+    """Applies attention, then the feed-forward network.
+
+    Args:
+      x: tokens.
+      mask: non-zero for a valid token; None if all are. The others are never
+        read by valid ones.
+      row_keys: one key per row turns dropout on.
+      return_received: whether to return also the attention that each token
+        received.
+      cls_only: compute the first token alone, attending to all whatever
+        `attend` is: the same numbers for about a sixth of the work. Dropout
+        draws other noise for it.
+
+    Returns:
+      The tokens, one with `cls_only`; with `return_received` also the
+      attention received, float32, see `attention.mean_received`.
+
+    Raises:
+      ValueError: an illegal field, or `cls_only` with `return_received`.
+    """
+    attended: Any = MultiHeadAttention(
+      num_heads=self.num_heads,
+      attend=attend if cls_only else self.attend,
+      dropout=self.attention_dropout,
+      kernel_init=INIT,
+      dtype=self.dtype,
+      name='attention',
+    )(x, mask, row_keys, return_received, 1 if cls_only else None)
+    received: Any = None
+    if return_received:
+      attended, received = attended
+    x = (x[:, :1] if cls_only else x).astype(self.dtype)
+    x = x + _drop(attended, self.dropout, row_keys, 'attention')
+    x = LayerNorm(self.dtype, self.norm_epsilon, name='attention_norm')(x)
+    out = Mlp(
+      mlp_dim=self.mlp_dim,
+      activation=self.activation,
+      kernel_init=INIT,
+      dtype=self.dtype,
+      name='mlp',
+    )(x)
+    x = x + _drop(out, self.dropout, row_keys, 'mlp')
+    x = LayerNorm(self.dtype, self.norm_epsilon, name='mlp_norm')(x)
+    x = constrain(x, 'batch', 'length', 'embed')
+    return (x, received) if return_received else x
+
+
+class BertClassifier(nn.Module):
+  """BERT with a pooler and a classifier on [CLS].
+
+  Attributes:
+    num_classes: width of the logits; 1 for regression.
+    variant: sizes by name, see `VARIANTS`; the next four override it unless
+      0. Its other fields have to be given.
+    width: width of the tokens.
+    depth: number of blocks.
+    mlp_dim: hidden width of the feed-forward networks.
+    num_heads: attention heads.
+    vocab_size: number of token ids.
+    max_positions: longest sequence.
+    type_vocab_size: number of token types, 0 for none (DistilBERT).
+    activation: of the feed-forward networks.
+    norm_epsilon: of every LayerNorm.
+    pooler_activation: 'tanh' (BERT) or 'relu' (DistilBERT).
+    dropout: rate on embeddings and after both halves of a block.
+    attention_dropout: rate on the attention weights.
+    classifier_dropout: rate before the classifier.
+    cls_only: whether the last block computes [CLS] alone: the same logits.
+    dtype: compute dtype; parameters and logits are float32.
+  """
+
+  num_classes: int
+  variant: str = ''
+  width: int = 0
+  depth: int = 0
+  mlp_dim: int = 0
+  num_heads: int = 0
+  vocab_size: int = 30522
+  max_positions: int = 512
+  type_vocab_size: int = 2
+  activation: str = 'gelu'
+  norm_epsilon: float = 1e-12
+  pooler_activation: str = 'tanh'
+  dropout: float = 0.1
+  attention_dropout: float = 0.1
+  classifier_dropout: float = 0.1
+  cls_only: bool = False
+  dtype: Any = jnp.float32
+
+  def sizes(self) -> BertSizes:
+    """The sizes that the fields describe; see `resolve_sizes`."""
+    return resolve_sizes(
+      self.variant,
+      width=self.width,
+      depth=self.depth,
+      mlp_dim=self.mlp_dim,
+      num_heads=self.num_heads,
+    )
+
+  def setup(self):
+    """Declares embeddings, blocks, pooler and head."""
+    sizes = self.sizes()
+    self.embeddings = BertEmbeddings(
+      vocab_size=self.vocab_size,
+      width=sizes.width,
+      max_positions=self.max_positions,
+      type_vocab_size=self.type_vocab_size,
+      norm_epsilon=self.norm_epsilon,
+      dropout=self.dropout,
+      dtype=self.dtype,
+    )
+    self.block = [
+      BertBlock(
+        num_heads=sizes.num_heads,
+        mlp_dim=sizes.mlp_dim,
+        activation=self.activation,
+        norm_epsilon=self.norm_epsilon,
+        dropout=self.dropout,
+        attention_dropout=self.attention_dropout,
+        dtype=self.dtype,
+      )
+      for _ in range(sizes.depth)
+    ]
+    self.pooler = Pooler(self.pooler_activation, dtype=self.dtype)
+    self.head = classifier(self.num_classes)
+
+  def __call__(
+    self,
+    tokens: Int[Array, 'B L'],
+    token_types: Int[Array, 'B L'],
+    length: Int[Array, ' B'],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
+    """Classifies rows of token ids.
+
+    Args:
+      tokens: token ids, padded behind `length`.
+      token_types: segment of each token.
+      length: valid tokens of each row, at least 1.
+      row_keys: one key per row turns dropout on.
+
+    Returns:
+      (logits, out) with the pooled [CLS] `out['features']` `[B, D]`, both
+      float32.
+    """
+    states = self.encode(tokens, token_types, length, row_keys, self.cls_only)
+    features = self.pooler(states[:, 0]).astype(jnp.float32)
+    logits = self.head(
+      _drop(features, self.classifier_dropout, row_keys, 'classifier')
+    )
+    return constrain(logits, 'batch', 'classes'), {'features': features}
+
+  def encode(
+    self,
+    tokens: Int[Array, 'B L'],
+    token_types: Int[Array, 'B L'],
+    length: Int[Array, ' B'],
+    row_keys: Key[Array, ' B'] | None = None,
+    cls_only: bool = False,
+  ) -> Float[Array, 'B Q D']:
+    """States after the last block, of [CLS] alone with `cls_only`."""
+    x: Any = self.embeddings(tokens, token_types, row_keys)
+    mask = jnp.arange(tokens.shape[1])[None] < length[:, None]
+    for index, block in enumerate(self.block):
+      last = index == len(self.block) - 1
+      keys = row_keys
+      if keys is not None:
+        keys = row_random.fold_rows(keys, f'block_{index}')
+      x = block(x, mask, keys, cls_only=last and cls_only)
+    return x
+
+  def flops(self, input_shape: tuple[int, ...]) -> float:
+    """FLOPs of one row of tokens `[L]` forward; see `flops`."""
+    sizes, tokens = self.sizes(), input_shape[0]
+    block = flops.block(tokens, sizes.width, sizes.mlp_dim)
+    last = flops.cls_block(tokens, sizes.width, sizes.mlp_dim)
+    blocks = sizes.depth * block + self.cls_only * (last - block)
+    return blocks + flops.dense(1, sizes.width, sizes.width + self.num_classes)
+
+
+def _drop(x: Array, rate: float, row_keys: Any, use: str) -> Array:
+  """Dropout with the rows' keys for this use; none without keys."""
+  if row_keys is None or not rate:
+    return x
+  return row_random.dropout(x, rate, row_random.fold_rows(row_keys, use))

@@ -1,0 +1,142 @@
+"""Options of config.json: read, refused by name, and written."""
+
+import json
+
+import pytest
+
+from model_lib import bert, huggingface, huggingface_config
+
+FIELDS = bert.DEFAULTS | {
+  'width': 8,
+  'depth': 2,
+  'mlp_dim': 12,
+  'num_heads': 2,
+  'vocab_size': 10,
+  'max_positions': 7,
+}
+CONFIG = {
+  'model_type': 'bert',
+  'hidden_size': 8,
+  'num_hidden_layers': 2,
+  'intermediate_size': 12,
+  'num_attention_heads': 2,
+  'vocab_size': 10,
+  'max_position_embeddings': 7,
+}
+
+
+def write(directory, **options):
+  (directory / 'config.json').write_text(json.dumps(CONFIG | options))
+
+
+def test_sizes_are_read(tmp_path):
+  write(tmp_path, hidden_act='relu', layer_norm_eps=1e-6, type_vocab_size=1)
+  assert huggingface.read_sizes(tmp_path) == FIELDS | {
+    'activation': 'relu',
+    'norm_epsilon': 1e-6,
+    'type_vocab_size': 1,
+  }
+
+
+def test_absent_options_have_the_defaults(tmp_path):
+  path = tmp_path / 'config.json'
+  path.write_text('{"model_type": "bert"}')
+  assert huggingface.read_sizes(tmp_path) == bert.DEFAULTS
+  path.write_text('{"model_type": "distilbert"}')
+  expected = bert.DEFAULTS | bert.decode_variant('distil')
+  assert huggingface.read_sizes(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'model_type': 'roberta'}, r"model_type: expected one of \('bert', 'dist"),
+    ({'position_embedding_type': 'relative_key'}, "type: expected 'absolute'"),
+    ({'is_decoder': True}, 'is_decoder: expected False'),
+    ({'add_cross_attention': True}, 'add_cross_attention: expected False'),
+    ({'pruned_heads': {'0': [1]}}, 'pruned_heads: expected {}'),
+    ({'quantization_config': {}}, 'quantization_config: expected None'),
+    ({'hidden_act': 'gleu'}, r"hidden_act: expected one of \('gelu',"),
+    ({'hidden_size': '8'}, "hidden_size: expected a positive integer, got '8'"),
+    ({'vocab_size': True}, 'vocab_size: expected a positive integer'),
+    ({'type_vocab_size': 0}, 'type_vocab_size: expected a positive integer'),
+    ({'layer_norm_eps': 0}, 'layer_norm_eps: expected a positive number'),
+    ({'layer_norm_eps': float('nan')}, 'layer_norm_eps: expected a positive'),
+    (
+      {'num_attention_heads': 3},
+      'heads: expected a divisor of hidden_size = 8',
+    ),
+  ],
+)
+def test_options_that_are_not_supported_are_named(tmp_path, options, message):
+  write(tmp_path, **options)
+  with pytest.raises(ValueError, match=message):
+    huggingface.read_sizes(tmp_path)
+  (tmp_path / 'model.safetensors').touch()
+  with pytest.raises(ValueError, match=message):
+    huggingface.load(tmp_path)
+
+
+def test_options_of_no_consequence_are_left_alone(tmp_path):
+  write(
+    tmp_path, position_embedding_type='absolute', is_decoder=False,
+    pruned_heads={}, quantization_config=None, problem_type='regression',
+    chunk_size_feed_forward=4, pad_token_id=3, torch_dtype='float16',
+  )  # fmt: skip
+  assert huggingface.read_sizes(tmp_path) == FIELDS
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    (None, r'config\.json is missing'),
+    ('{"model_type": ', r'config\.json is not JSON'),
+    ('[1]', 'expected a JSON object'),
+    ('{}', 'model_type: expected one of .*got None; if the file is merely'),
+  ],
+)
+def test_a_broken_config_is_explained(tmp_path, text, message):
+  write(tmp_path)
+  path = tmp_path / 'config.json'
+  path.unlink()
+  if text is not None:
+    path.write_text(text)
+  with pytest.raises(ValueError, match=message):
+    huggingface.read_sizes(tmp_path)
+  (tmp_path / 'model.safetensors').touch()
+  assert huggingface.is_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'model_type': 'albert'}, r"model_type: expected one of .*'albert'"),
+    ({'model_type': 'distilbert'}, 'type_vocab_size: expected 0, which dist'),
+    ({'fields': {**FIELDS, 'window': 32}}, r"fields: expected.*'window'"),
+    ({'fields': {'width': 8}}, r"fields: expected.*got \['width'\]"),
+    ({'fields': {**FIELDS, 'pooler_activation': 'relu'}}, "expected 'tanh'"),
+    ({'fields': {**FIELDS, 'width': 0}}, 'hidden_size: expected a positive'),
+  ],
+)
+def test_what_cannot_be_written_names_the_reason(changes, message):
+  arguments = {'model_type': 'bert', 'fields': FIELDS, 'class_names': ['a']}
+  with pytest.raises(ValueError, match=message):
+    huggingface_config.from_fields(**(arguments | changes))
+
+
+@pytest.mark.parametrize('model_type', ['bert', 'distilbert'])
+def test_what_is_written_reads_back(model_type):
+  fields = FIELDS | {'activation': 'gelu_new'}
+  if model_type == 'distilbert':
+    fields |= {'type_vocab_size': 0, 'pooler_activation': 'relu'}
+  config = huggingface_config.from_fields(model_type, fields, ['a', 'b'])
+  assert huggingface_config.to_fields(config, 'here') == fields
+  assert huggingface_config.has_classifier(config)
+
+
+def test_who_has_a_classifier_of_sentences():
+  has = huggingface_config.has_classifier
+  assert has({})
+  assert has({'architectures': None})
+  assert has({'architectures': ['BertForSequenceClassification']})
+  assert not has({'architectures': ['BertForTokenClassification']})
