@@ -15,7 +15,9 @@ from typing import Any
 from dataset_lib import (
   digits,
   fake,
+  fake_text,
   fields,
+  glue,
   image_folder,
   image_ops,
   parity,
@@ -25,23 +27,27 @@ from dataset_lib import (
 from dataset_lib.bad_records import BadRecords
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import ConfigLike
+from dataset_lib.length_order import LengthOrder
 from dataset_lib.order import Order, local_rows, record_rng
 from dataset_lib.reader import (
   ROWS_PER_BLOCK,
   Batch,
   Blocks,
+  LengthReader,
   Reader,
   Transform,
   concatenate,
 )
-from dataset_lib.source import DatasetInfo, Source, VectorSource
+from dataset_lib.source import DatasetInfo, Source, TokenSource, VectorSource
 
 SOURCES: dict[str, ModuleType] = {
   'parity': parity,
   'digits': digits,
   'folder': image_folder,
   'tfds': tfds_source,
+  'glue': glue,
   'fake_images': fake,
+  'fake_text': fake_text,
 }
 
 MAX_THREADS = 32  # beyond this Python's lock, not the cores, is the limit
@@ -127,6 +133,7 @@ def build(
     ConfigError: an argument or field is not legal.
     MissingDataError: the data is not there.
     InvalidDataError: its layout is not usable.
+    TooManyBadRecordsError: more rows of a text file are bad than tolerated.
   """
   complete = validate(config, split)
   _check_count('seed', seed, 0, source.MAX_SEED)
@@ -143,7 +150,7 @@ def build(
   return Dataset(
     records,
     _transform(complete, train),
-    Order(len(records), seed, shuffle=train),
+    _order(records, batch_size, seed, train),
     Blocks(batch_size, rows, block),
     max_bad_share=complete.get('max_bad_share', 0.0) if train else 0.0,
     num_threads=num_threads,
@@ -153,6 +160,16 @@ def build(
 
 def _check_count(key: str, value: Any, low: int, high: int) -> None:
   fields.check_field(key, value, fields.integer(low, high))
+
+
+def _order(
+  records: Source, batch_size: int, seed: int, train: bool
+) -> Order | LengthOrder:
+  """Which record stands where; rows of tokens are grouped by length."""
+  if not isinstance(records, TokenSource):
+    return Order(len(records), seed, shuffle=train)
+  buckets = records.info.length_buckets
+  return LengthOrder(records.lengths, buckets, batch_size, seed, train)
 
 
 def _transform(config: dict[str, Any], train: bool) -> Transform:
@@ -180,7 +197,7 @@ class Dataset:
     self,
     records: Source,
     transform: Transform,
-    order: Order,
+    order: Order | LengthOrder,
     blocks: Blocks,
     max_bad_share: float,
     num_threads: int,
@@ -192,13 +209,17 @@ class Dataset:
       self.steps_per_epoch = max(1, batches)
     else:
       self.steps_per_epoch = batches + bool(rest)
-    self._records = records
+    self._records: Any = records
     self._transform = transform
     self._order = order
     self._blocks = blocks
     self._num_threads = num_threads
     self._prefetch = prefetch
-    self._bad_records = BadRecords(len(records), max_bad_share)
+    # Rows of text are read, and found bad, before the first batch.
+    bad_rows = getattr(records, 'bad_rows', ())
+    self._bad_records = BadRecords(len(records) + len(bad_rows), max_bad_share)
+    for row, bad in bad_rows:
+      self._bad_records.add(bad, bad.where, row)
 
   @property
   def bad_records(self) -> dict[str, dict[str, Any]]:
@@ -214,8 +235,9 @@ class Dataset:
     Returns:
       A generator of {input_key, 'label', 'mask', 'index'} with leading axis
       batch_size / host_count: infinite for training, one pass for evaluation
-      with the last batch padded (mask 0, index -1). `close()` stops its
-      threads, as does its end or garbage collection.
+      with the last batch padded (mask 0, index -1). Rows of text also have
+      'token_types' and 'length', and batches differ in their padded length.
+      `close()` stops its threads, as does its end or garbage collection.
 
     Raises:
       ConfigError: start_step is not an integer of at least 0.
@@ -223,22 +245,29 @@ class Dataset:
     """
     if not isinstance(start_step, numbers.Integral) or start_step < 0:
       raise ConfigError('start_step', start_step, 'an integer of at least 0')
-    per_batch = self._blocks.per_batch
-    num_blocks = None
+    return self._iterate(self._reader(int(start_step)))
+
+  def _reader(self, start_step: int) -> Reader | LengthReader:
+    num_steps = None
     if not self._order.shuffle:
-      num_blocks = max(0, self.steps_per_epoch - int(start_step)) * per_batch
-    reader = Reader(
+      num_steps = max(0, self.steps_per_epoch - start_step)
+    if isinstance(self._order, LengthOrder):
+      rows = self._blocks.rows
+      return LengthReader(
+        self._records, self._order, rows, start_step, num_steps
+      )
+    per_batch = self._blocks.per_batch
+    return Reader(
       self._records,
       self._transform,
       self._order,
       self._blocks,
       self._bad_records,
-      first_block=int(start_step) * per_batch,
-      num_blocks=num_blocks,
+      first_block=start_step * per_batch,
+      num_blocks=None if num_steps is None else num_steps * per_batch,
     )
-    return self._iterate(reader)
 
-  def _iterate(self, reader: Reader) -> Iterator[Batch]:
+  def _iterate(self, reader: Reader | LengthReader) -> Iterator[Batch]:
     # Imported here so that validating a configuration stays cheap.
     import grain
 

@@ -2,7 +2,8 @@
 
 A `Reader` is a random-access source for Grain whose element k is a block of
 rows of one global batch. Blocks rather than single rows keep Grain's cost per
-element off the rows; rows are written straight into the block's arrays.
+element off the rows; rows are written straight into the block's arrays. A
+`LengthReader` gives whole batches of token rows, padded as far as each needs.
 """
 
 import dataclasses
@@ -15,8 +16,9 @@ from jaxtyping import Shaped
 
 from dataset_lib.bad_records import BadRecords
 from dataset_lib.errors import BadRecord, TooManyBadRecordsError
+from dataset_lib.length_order import LengthOrder
 from dataset_lib.order import Order
-from dataset_lib.source import DatasetInfo, Source, VectorSource
+from dataset_lib.source import DatasetInfo, Source, TokenSource, VectorSource
 
 Batch = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
 # (raw input, (seed, epoch, index)) -> array of the input's shape
@@ -30,7 +32,7 @@ def empty_batch(info: DatasetInfo, rows: int) -> Batch:
   """Padding: zeros, mask 0 and index -1; reading overwrites real rows."""
   return {
     info.input_key: np.zeros((rows, *info.input_shape), info.input_dtype),
-    'label': np.zeros(rows, np.int32),
+    'label': np.zeros(rows, info.label_dtype),
     'mask': np.zeros(rows, np.float32),
     'index': np.full(rows, -1, np.int32),
   }
@@ -149,6 +151,47 @@ class Reader:
     value = self._transform(record[info.input_key], key)
     check_input(value, info)
     return value, label
+
+
+class LengthReader:
+  """Random access to a host's rows of batches that differ in length.
+
+  Args:
+    source: rows of tokens.
+    order: which records, and which length, a batch has.
+    rows: the rows of every global batch that this host reads.
+    first_step: number of the batch that element 0 is.
+    num_steps: length; None for an infinite stream.
+  """
+
+  def __init__(
+    self,
+    source: TokenSource,
+    order: LengthOrder,
+    rows: range,
+    first_step: int = 0,
+    num_steps: int | None = None,
+  ):
+    self._source = source
+    self._order = order
+    self._rows = rows
+    self._first_step = first_step
+    self._num_steps = sys.maxsize if num_steps is None else num_steps
+
+  def __len__(self) -> int:
+    return self._num_steps
+
+  def __getitem__(self, element: int) -> Batch:
+    # The length is that of the whole batch: all hosts pad to the same one.
+    indices, length = self._order.batch(self._first_step + int(element))
+    mine = indices[self._rows.start : self._rows.stop]
+    rows, real = len(self._rows), len(mine)
+    batch = self._source.padded(mine, length, rows)
+    batch['mask'] = np.zeros(rows, np.float32)
+    batch['mask'][:real] = 1
+    batch['index'] = np.full(rows, -1, np.int32)
+    batch['index'][:real] = mine
+    return batch
 
 
 def fill_at_once(

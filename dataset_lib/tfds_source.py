@@ -73,8 +73,8 @@ class TfdsSource:
       {key: features[key] for key in (image_key, label_key)}
     )
     self._decoders = {image_key: tfds.decode.SkipDecoding()}
-    instructions = _instructions(builder, split)
-    self._records = _open(builder, instructions)
+    instructions = file_instructions(builder, split)
+    self._records = open_records(builder, instructions)
     label = features[label_key]
     self.info = source.DatasetInfo(
       input_key='image',
@@ -122,7 +122,7 @@ def _keys(builder: Any) -> tuple[str, str]:
   return keys
 
 
-def _instructions(builder: Any, split: str) -> list[Any]:
+def file_instructions(builder: Any, split: str) -> list[Any]:
   """Parts of shards that make up the split."""
   splits = builder.info.splits
   try:
@@ -134,7 +134,8 @@ def _instructions(builder: Any, split: str) -> list[Any]:
     ) from error
 
 
-def _open(builder: Any, instructions: list[Any]) -> RecordFiles:
+def open_records(builder: Any, instructions: list[Any]) -> RecordFiles:
+  """Random access to the records of those parts."""
   kind = builder.info.file_format.value
   if kind not in _FILES:
     raise InvalidDataError(
@@ -186,7 +187,7 @@ def refuse_foreign_code(file: pathlib.Path) -> None:
     )
 
 
-def _prepared_builder(name: str, data_dir: str) -> Any:
+def prepared_builder(name: str, data_dir: str) -> Any:
   """The builder of a data set that is on disk.
 
   Raises:
@@ -234,5 +235,5 @@ def build(config: Mapping[str, Any], split: str) -> TfdsSource:
       "dataset 'tfds' needs tensorflow-datasets: pip install "
       "'adaptive-computation[tfds]'"
     ) from error
-  builder = _prepared_builder(config['builder'], config['data_dir'])
+  builder = prepared_builder(config['builder'], config['data_dir'])
   return TfdsSource(builder, split, config['image_size'])

@@ -1,0 +1,214 @@
+"""GLUE: labels, splits, subsets, length buckets, the real files."""
+
+import numpy as np
+import pytest
+
+from dataset_lib import builder, glue, tokenizer
+from dataset_lib.errors import (
+  ConfigError,
+  InvalidDataError,
+)
+from dataset_lib.source import Encoded
+
+WORDS = [f'w{number}' for number in range(30)]
+VOCABULARY = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '"', '(', ')', *WORDS]
+
+
+@pytest.fixture
+def root(tmp_path):
+  """A folder for data; the tokenizer lies beside it."""
+  folder = tmp_path / 'vocabulary'
+  folder.mkdir()
+  (folder / 'vocab.txt').write_text('\n'.join(VOCABULARY))
+  (tmp_path / 'data').mkdir()
+  return tmp_path / 'data'
+
+
+def config(root, task, **others):
+  return dict(
+    name='glue',
+    task=task,
+    directory=str(root),
+    tokenizer=str(root.parent / 'vocabulary'),
+    **others,
+  )
+
+
+def read(source):
+  """(tokens without the padding and their label) of every record."""
+  given = []
+  for index in range(len(source)):
+    record = source.record(index)
+    names = [VOCABULARY[token] for token in record['tokens']]
+    given.append((' '.join(names[1:-1]), record['label']))
+  return given
+
+
+def sst2(root, count=40, name='train.tsv'):
+  (root / 'SST-2').mkdir(exist_ok=True)
+  rows = [f'w{n % 30}\t{n % 2}\n' for n in range(count)]
+  (root / 'SST-2' / name).write_text('sentence\tlabel\n' + ''.join(rows))
+
+
+def test_class_names():
+  names = {task: entry.class_names for task, entry in glue.TASKS.items()}
+  assert names['mnli'] == ('entailment', 'neutral', 'contradiction')
+  assert names['rte'] == names['qnli'] == ('entailment', 'not_entailment')
+  assert names['wnli'] == ('not_entailment', 'entailment')
+  assert names['sst2'] == ('negative', 'positive')
+  assert names['stsb'] == ()
+  assert len(names) == 9
+
+
+@pytest.mark.parametrize('count', [40, 41])
+def test_parts_of_splits(root, count):
+  sst2(root, count)
+
+  def places(split):
+    source = builder.build_source(config(root, 'sst2'), split)
+    lines = [source.where(index) for index in range(len(source))]
+    return [int(line.split('line ')[1]) - 2 for line in lines]
+
+  whole = list(range(count))
+  assert places('train') == whole
+  assert places('train[:7]') == whole[:7]
+  assert places('train[7:]') == whole[7:]
+  assert places('train[-3:]') == whole[-3:]
+  assert places('train[2:-2]') == whole[2:-2]
+  assert places('train[:95%]') + places('train[95%:]') == whole
+  assert places('train[10%:20%]') == whole[4:8]
+  assert places('train[:2]+train[5:6]') == [0, 1, 5]
+  with pytest.raises(InvalidDataError, match='is empty'):
+    places('train[3:3]')
+
+
+@pytest.mark.parametrize(
+  'split',
+  ['trian', 'train[:', 'train[:101%]', 'train_matched', '', 'a+train', 'x/y'],
+)
+def test_illegal_splits(root, split):
+  with pytest.raises(ConfigError) as error:
+    builder.validate(config(root, 'sst2'), split)
+  assert error.value.key == 'split'
+
+
+def test_a_subset_is_fixed_and_nested(root):
+  sst2(root, count=90)
+  sst2(root, count=90, name='dev.tsv')
+
+  def places(split='train', **others):
+    source = builder.build_source(config(root, 'sst2', **others), split)
+    return [source.where(index) for index in range(len(source))]
+
+  few, more = places(max_examples=10), places(max_examples=40)
+  assert (len(few), len(more)) == (10, 40)
+  assert set(few) < set(more)
+  assert few == places(max_examples=10)
+  assert few != places()[:10]
+  assert places(max_examples=1000) == places()
+  # Evaluation sees all of its split.
+  assert len(places('validation', max_examples=10)) == 90
+
+
+def test_a_split_without_labels_is_refused(root):
+  (root / 'test.tsv').write_text('index\tsentence\n0\tw1\n')
+  with pytest.raises(ConfigError, match='a split with labels') as error:
+    builder.build_source(config(root, 'cola'), 'test')
+  assert error.value.key == 'split'
+  assert 'test.tsv, line 2' in str(error.value)
+
+
+def test_an_id_outside_of_the_vocabulary_is_a_bad_row(root, monkeypatch):
+  sst2(root, count=3)
+  tokens = np.array([2, 7, 3, 2, len(VOCABULARY), 3, 2, -1, 3], np.int32)
+  encoded = Encoded(tokens, np.zeros_like(tokens), np.array([0, 3, 6, 9]))
+  monkeypatch.setattr(
+    tokenizer.Tokenizer, 'encode', lambda self, *arguments: encoded
+  )
+  source = builder.build_source(config(root, 'sst2'), 'train')
+  assert read(source) == [('w0', 0)]
+  assert [(row, bad.kind) for row, bad in source.bad_rows] == [
+    (1, 'token_out_of_range'),
+    (2, 'token_out_of_range'),
+  ]
+  assert source.bad_rows[0][1].where.endswith('train.tsv, line 3')
+
+
+@pytest.mark.parametrize(
+  ('changes', 'key'),
+  [
+    (dict(task='sst'), 'dataset.task'),
+    (dict(tokenizer=''), 'dataset.tokenizer'),
+    (dict(max_length=4), 'dataset.max_length'),
+    (dict(length_buckets=(64, 32)), 'dataset.length_buckets'),
+    (dict(length_buckets=(32, 32)), 'dataset.length_buckets'),
+    (dict(length_buckets=(2,)), 'dataset.length_buckets'),
+    (dict(length_buckets=32), 'dataset.length_buckets'),
+    (dict(max_examples=-1), 'dataset.max_examples'),
+    (dict(max_bad_share=0.9), 'dataset.max_bad_share'),
+    (dict(builder='../x'), 'dataset.builder'),
+  ],
+)
+def test_illegal_configurations(root, changes, key):
+  with pytest.raises(ConfigError) as error:
+    builder.validate(config(root, 'sst2') | changes)
+  assert error.value.key == key
+
+
+@pytest.mark.parametrize(
+  ('sizes', 'max_length', 'expected'),
+  [
+    ((32, 64, 128), 128, (32, 64, 128)),
+    ((32, 64, 128), 100, (32, 64, 100)),
+    ((32, 64, 128), 256, (32, 64, 128, 256)),
+    ((), 64, (64,)),
+  ],
+)
+def test_max_length_is_the_last_bucket(root, sizes, max_length, expected):
+  sst2(root)
+  given = config(root, 'sst2', length_buckets=sizes, max_length=max_length)
+  info = builder.build_source(given, 'train').info
+  assert info.length_buckets == expected
+  assert info.input_shape == (max_length,)
+
+
+REAL = {  # rows of train and of validation in the shared data
+  'cola': (8551, 782), 'sst2': (67349, 654), 'mrpc': (3668, 306),
+  'stsb': (5749, 1125), 'mnli': (22560, 7361), 'rte': (2490, 208),
+  'wnli': (635, 53), 'qqp': (9997, 7500), 'qnli': (0, 4097),
+}  # fmt: skip
+
+
+def real_config(shared_data, task):
+  folder = shared_data / ('qqp_part' if task == 'qqp' else 'glue')
+  vocabulary = shared_data / 'vocab' / 'bert_base_uncased_vocab.txt'
+  if not folder.is_dir() or not vocabulary.is_file():
+    pytest.skip(f'no {folder} or no {vocabulary}')
+  return dict(
+    name='glue', task=task, directory=str(folder), tokenizer=str(vocabulary)
+  )
+
+
+@pytest.mark.parametrize('task', REAL)
+def test_real_validation_rows_are_all_good(shared_data, task):
+  given = real_config(shared_data, task)
+  data = builder.build(
+    given, split='validation', train=False, seed=0, batch_size=64
+  )
+  batches = list(data.batches())
+  rows = sum(int(batch['mask'].sum()) for batch in batches)
+  assert rows == data.info.num_examples == REAL[task][1]
+  for batch in batches:
+    # Every row begins with [CLS] and ends with [SEP].
+    real = batch['mask'] > 0
+    assert set(batch['tokens'][real, 0]) == {101}
+    ends = batch['length'][real] - 1
+    assert set(batch['tokens'][np.flatnonzero(real), ends]) == {102}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('task', [task for task in REAL if REAL[task][0]])
+def test_real_training_rows_are_all_good(shared_data, task):
+  source = builder.build_source(real_config(shared_data, task), 'train')
+  assert len(source) == REAL[task][0]
+  assert source.bad_rows == ()

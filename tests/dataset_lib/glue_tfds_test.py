@@ -1,0 +1,196 @@
+"""GLUE in TFDS directories, written here, read without TensorFlow."""
+
+import importlib.util
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dataset_lib import builder
+from dataset_lib.errors import (
+  ConfigError,
+  InvalidDataError,
+  MissingDataError,
+  TooManyBadRecordsError,
+)
+
+pytestmark = pytest.mark.skipif(
+  importlib.util.find_spec('tensorflow') is None
+  or importlib.util.find_spec('tensorflow_datasets') is None,
+  reason='writing TFDS files needs tensorflow and tensorflow_datasets',
+)
+
+# As tensorflow_datasets/text/glue.py has them, with fewer rows. A process of
+# its own: the tests then read without TensorFlow's import.
+WRITE = """
+import os, sys
+import numpy as np
+import tensorflow_datasets as tfds
+
+def write(config, texts, label, file_format, splits):
+  folder = f'{sys.argv[1]}/glue/{config}/2.0.0'
+  os.makedirs(folder)
+  features = tfds.features.FeaturesDict(
+    {name: tfds.features.Text() for name in texts}
+    | {'label': label, 'idx': np.int32})
+  identity = tfds.core.dataset_info.DatasetIdentity(
+    name='glue', version=tfds.core.Version('2.0.0'), data_dir=folder,
+    module_name='', config_name=config)
+  info = tfds.core.DatasetInfo(builder=identity, features=features)
+  writer = tfds.core.SequentialWriter(
+    info, max_examples_per_shard=8, file_format=file_format)
+  writer.initialize_splits(list(splits))
+  for split, labels in splits.items():
+    writer.add_examples({split: [
+      {name: f'w{i} \\u00e9' if i != 9 else ' ' for name in texts}
+      | {'label': label, 'idx': i}
+      for i, label in enumerate(labels)
+    ]})
+  writer.close_all()
+
+classes = lambda *names: tfds.features.ClassLabel(names=list(names))
+write('sst2', ['sentence'], classes('negative', 'positive'), 'tfrecord', {
+  'train': [i % 2 for i in range(20)], 'validation': [1, 0, 1],
+  'test': [-1, -1]})
+write('mnli', ['premise', 'hypothesis'],
+  classes('entailment', 'neutral', 'contradiction'), 'array_record', {
+  'train': [0, 1], 'validation_matched': [2, 1],
+  'validation_mismatched': [0, 2]})
+write('stsb', ['sentence1', 'sentence2'], np.float32, 'tfrecord', {
+  'train': [0.5, 4.25], 'test': [-1.0]})
+write('rte', ['sentence1', 'sentence2'],
+  classes('not_entailment', 'entailment'), 'tfrecord', {'train': [0]})
+"""
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+  """A TFDS data_dir, with a tokenizer beside it."""
+  root = tmp_path_factory.mktemp('tfds')
+  (root / 'vocab').mkdir()
+  words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', *(f'w{n}' for n in range(20))]
+  (root / 'vocab' / 'vocab.txt').write_text('\n'.join([*words, 'e']))
+  subprocess.run(
+    [sys.executable, '-c', WRITE, str(root / 'data')],
+    check=True,
+    capture_output=True,
+  )
+  return root
+
+
+def config(prepared, task, **others):
+  return {
+    'name': 'glue',
+    'task': task,
+    'data_dir': str(prepared / 'data'),
+    'tokenizer': str(prepared / 'vocab'),
+    'max_bad_share': 0.1,
+    **others,
+  }
+
+
+def rows(prepared, task, split, **others):
+  source = builder.build_source(config(prepared, task, **others), split)
+  records = [source.record(index) for index in range(len(source))]
+  return [(record['tokens'].tolist(), record['label']) for record in records]
+
+
+def single(number):
+  return [2, 4 + number, 24, 3]
+
+
+def pair(number):
+  return [2, 4 + number, 24, 3, 4 + number, 24, 3]
+
+
+def test_one_sentence(prepared):
+  # Row 9 has an empty text.
+  expected = [(single(n), n % 2) for n in range(20) if n != 9]
+  assert rows(prepared, 'sst2', 'train') == expected
+  assert rows(prepared, 'sst2', 'validation')[0] == (single(0), 1)
+  assert rows(prepared, 'sst2', 'dev') == rows(prepared, 'sst2', 'validation')
+
+
+def test_parts_of_splits(prepared):
+  whole = rows(prepared, 'sst2', 'train')
+  assert rows(prepared, 'sst2', 'train[:3]') == whole[:3]
+  both = rows(prepared, 'sst2', 'train[:90%]+train[90%:]')
+  assert both == whole
+  assert len(rows(prepared, 'sst2', 'train', max_examples=5)) in (4, 5)
+
+
+def test_pairs(prepared):
+  assert rows(prepared, 'mnli', 'train') == [(pair(0), 0), (pair(1), 1)]
+  matched = rows(prepared, 'mnli', 'validation')
+  assert [label for _, label in matched] == [2, 1]
+  mismatched = rows(prepared, 'mnli', 'validation_mismatched')
+  assert [label for _, label in mismatched] == [0, 2]
+
+
+def test_scores(prepared):
+  assert rows(prepared, 'stsb', 'train') == [(pair(0), 0.5), (pair(1), 4.25)]
+  source = builder.build_source(config(prepared, 'stsb'), 'train')
+  assert source.records(np.arange(2))['label'].dtype == np.float32
+
+
+def test_by_directory(prepared):
+  folder = prepared / 'data' / 'glue' / 'sst2' / '2.0.0'
+  by_directory = rows(prepared, 'sst2', 'validation', data_dir=str(folder))
+  assert by_directory == rows(prepared, 'sst2', 'validation')
+
+
+@pytest.mark.parametrize('task', ['sst2', 'stsb'])
+def test_test_splits_have_no_labels(prepared, task):
+  with pytest.raises(ConfigError, match='a split with labels') as error:
+    rows(prepared, task, 'test')
+  assert error.value.key == 'split'
+
+
+def test_a_bad_row_is_counted(prepared):
+  def build(train):
+    return builder.build(
+      config(prepared, 'sst2'), split='train', train=train, seed=0, batch_size=4
+    )
+
+  entry = build(train=True).bad_records['empty_text']
+  assert entry['count'] == 1
+  assert entry['first'][0]['row'] == 9
+  assert 'glue-train.tfrecord-00001' in entry['first'][0]['file']
+  with pytest.raises(TooManyBadRecordsError, match='text 1 is empty'):
+    build(train=False)
+
+
+def test_another_order_of_classes_is_refused(prepared):
+  folder = prepared / 'data' / 'glue' / 'rte' / '2.0.0'
+  with pytest.raises(InvalidDataError, match='expected the classes'):
+    rows(prepared, 'rte', 'train', data_dir=str(folder))
+
+
+def test_another_task_is_refused(prepared):
+  with pytest.raises(InvalidDataError, match='expected the features question'):
+    rows(prepared, 'qnli', 'train', builder='glue/sst2')
+
+
+def test_what_is_not_prepared(prepared, tmp_path):
+  with pytest.raises(MissingDataError, match='tfds build glue/qqp'):
+    rows(prepared, 'qqp', 'train', data_dir=str(tmp_path))
+  with pytest.raises(MissingDataError, match="no split 'validation'"):
+    rows(prepared, 'stsb', 'validation')
+
+
+def test_reading_does_not_import_tensorflow(prepared, repository):
+  code = f"""
+import sys
+from dataset_lib import builder
+builder.build_source({config(prepared, 'sst2')!r}, 'train').record(0)
+print('tensorflow' in sys.modules)
+"""
+  result = subprocess.run(
+    [sys.executable, '-c', code],
+    cwd=repository,
+    check=True,
+    capture_output=True,
+    text=True,
+  )
+  assert result.stdout.strip() == 'False'

@@ -1,0 +1,268 @@
+"""WordPiece ids by hand, against Hugging Face, saved and loaded, truncated."""
+
+import concurrent.futures
+import json
+
+import numpy as np
+import pytest
+
+from dataset_lib import tokenizer
+from dataset_lib.errors import InvalidDataError, MissingDataError
+
+VOCABULARY = [
+  '[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'un', '##aff', '##able',
+  'play', '##ing', '##ed', 'resume', 'cafe', 'the', 'cat', 'sat', '!', ',',
+  '[', ']', 'sep', 'mask', 'cls', *'abcdef', '北', '京', 'The', 'Café',
+]  # fmt: skip
+ID = {token: number for number, token in enumerate(VOCABULARY)}
+
+
+@pytest.fixture
+def directory(tmp_path):
+  text = ''.join(f'{token}\n' for token in VOCABULARY)
+  (tmp_path / 'vocab.txt').write_text(text, encoding='utf-8')
+  return tmp_path
+
+
+@pytest.fixture
+def real_vocabulary(shared_data):
+  path = shared_data / 'vocab' / 'bert_base_uncased_vocab.txt'
+  if not path.is_file():
+    pytest.skip(f'no {path}')
+  return path
+
+
+def rows(encoded):
+  bounds = zip(encoded.offsets[:-1], encoded.offsets[1:], strict=True)
+  return [encoded.tokens[start:stop].tolist() for start, stop in bounds]
+
+
+def ids(given, text, pair=None, max_length=64):
+  pairs = None if pair is None else [pair]
+  return rows(given.encode([text], pairs, max_length))[0]
+
+
+def by_name(names):
+  return [ID[name] for name in names.split()]
+
+
+@pytest.mark.parametrize(
+  ('text', 'names'),
+  [
+    ('unaffable', '[CLS] un ##aff ##able [SEP]'),
+    ('PLAYING, played!', '[CLS] play ##ing , play ##ed ! [SEP]'),
+    ('Résumé  CAFÉ\t\n', '[CLS] resume cafe [SEP]'),
+    ('the dog', '[CLS] the [UNK] [SEP]'),
+    ('北京', '[CLS] 北 京 [SEP]'),
+    ('', '[CLS] [SEP]'),
+    ('\x00\ufffd\u200b', '[CLS] [SEP]'),
+    ('a' * 101, '[CLS] [UNK] [SEP]'),
+  ],
+)
+def test_ids_by_hand(directory, text, names):
+  given = tokenizer.load(directory)
+  assert given.names(ids(given, text)) == names.split()
+  assert ids(given, text) == by_name(names)
+
+
+def test_pairs_have_two_segments(directory):
+  encoded = tokenizer.load(directory).encode(
+    ['the cat', ''], ['sat', 'a b'], max_length=16
+  )
+  assert rows(encoded) == [
+    by_name('[CLS] the cat [SEP] sat [SEP]'),
+    by_name('[CLS] [SEP] a b [SEP]'),
+  ]
+  assert encoded.token_types.tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1]
+  assert encoded.lengths.tolist() == [6, 5]
+  assert encoded.num_rows == 2
+
+
+@pytest.mark.parametrize('saved', [False, True])
+def test_a_typed_special_token_is_text(directory, tmp_path, saved):
+  given = tokenizer.load(directory)
+  if saved:
+    given.save(tmp_path / 'tokenizer.json')
+    given = tokenizer.load(tmp_path / 'tokenizer.json')
+  names = '[CLS] a [ sep ] b [ mask ] [ cls ] [SEP]'
+  assert ids(given, 'a [SEP] b[MASK][CLS]') == by_name(names)
+  # Also where the limit makes another copy of the library's object.
+  assert ids(given, 'a [SEP]', max_length=5) == by_name('[CLS] a [ sep [SEP]')
+
+
+@pytest.mark.parametrize('max_length', range(5, 15))
+def test_truncation_takes_from_the_longer_text(directory, max_length):
+  given = tokenizer.load(directory)
+  first, second = list('abcdef'), list('abc')
+  for one, other in ((first, second), (second, first), (first, first)):
+    kept = [list(one), list(other)]
+    while len(kept[0]) + len(kept[1]) + 3 > max_length:
+      # Where both have as many left, the text that was longer (or the second
+      # one) may keep one more.
+      difference = len(kept[0]) - len(kept[1]) or len(other) - len(one) + 0.5
+      kept[0 if difference > 0 else 1].pop()
+    names = ['[CLS]', *kept[0], '[SEP]', *kept[1], '[SEP]']
+    got = ids(given, ' '.join(one), ' '.join(other), max_length)
+    assert given.names(got) == names
+  single = ids(given, 'a b c d e f ' * 3, None, max_length)
+  assert len(single) == max_length
+  assert single[-1] == ID['[SEP]']
+
+
+def test_chunks_do_not_show(directory, monkeypatch):
+  given = tokenizer.load(directory)
+  texts = [' '.join('abcdef'[: n % 7]) for n in range(25)]
+  whole = given.encode(texts, texts[::-1], 10)
+  monkeypatch.setattr(tokenizer, 'CHUNK', 4)
+  parts = given.encode(texts, texts[::-1], 10)
+  for field in ('tokens', 'token_types', 'offsets'):
+    left, right = getattr(whole, field), getattr(parts, field)
+    np.testing.assert_array_equal(left, right)
+  assert given.encode([], None, 10).offsets.tolist() == [0]
+
+
+def test_taking_rows(directory):
+  encoded = tokenizer.load(directory).encode(['a', 'b c', '', 'd'], None, 8)
+  taken = encoded.take(np.array([3, 1, 1]))
+  assert rows(taken) == [rows(encoded)[row] for row in (3, 1, 1)]
+  assert rows(encoded.take(np.array([], np.int64))) == []
+
+
+def test_threads_with_different_limits(directory):
+  given = tokenizer.load(directory)
+  texts = ['a b c d e f'] * 50
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    lengths = [5 + n % 4 for n in range(64)]
+    encoded = pool.map(lambda n: given.encode(texts, None, n), lengths)
+    for length, one in zip(lengths, encoded, strict=True):
+      assert set(one.lengths) == {length}
+
+
+@pytest.mark.parametrize('form', ['json', 'vocabulary'])
+def test_the_configuration_is_obeyed(directory, tmp_path, form):
+  if form == 'json':
+    tokenizer.load(directory).save(directory / 'tokenizer.json')
+  config = {'do_lower_case': False, 'tokenize_chinese_chars': False}
+  (directory / 'tokenizer_config.json').write_text(json.dumps(config))
+  given = tokenizer.load(directory)
+  assert ids(given, 'The the Café') == by_name('[CLS] The the Café [SEP]')
+  assert ids(given, '北京') == by_name('[CLS] [UNK] [SEP]')
+  config['strip_accents'] = True
+  (directory / 'tokenizer_config.json').write_text(json.dumps(config))
+  assert ids(tokenizer.load(directory), 'Café')[1] == ID['[UNK]']
+
+
+def test_other_names_of_special_tokens(tmp_path):
+  names = ['<pad>', '<unk>', '<s>', '</s>', 'a', 's', '<', '>', '/']
+  (tmp_path / 'vocab.txt').write_text('\n'.join(names))
+  with pytest.raises(InvalidDataError, match=r'without \[UNK\], \[SEP\]'):
+    tokenizer.load(tmp_path)
+  special = {
+    'pad_token': '<pad>',
+    'unk_token': {'content': '<unk>', 'lstrip': False},
+    'cls_token': '<s>',
+    'sep_token': '</s>',
+  }
+  (tmp_path / 'special_tokens_map.json').write_text(json.dumps(special))
+  given = tokenizer.load(tmp_path)
+  assert ids(given, 'a x </s>') == [2, 4, 1, 6, 8, 5, 7, 3]
+  assert (given.pad_id, given.vocab_size) == (0, len(names))
+
+
+def test_saving_keeps_the_ids_and_no_limit(directory, tmp_path):
+  given = tokenizer.load(directory)
+  given.encode(['a'], None, 5)
+  given.save(tmp_path / 'copy.json')
+  content = json.loads((tmp_path / 'copy.json').read_text(encoding='utf-8'))
+  assert content['truncation'] is content['padding'] is None
+  again = tokenizer.load(tmp_path / 'copy.json')
+  texts = ['Playing Résumé', 'the [SEP] cat ' * 9, '', 'unaffable 北京']
+  assert rows(given.encode(texts, texts)) == rows(again.encode(texts, texts))
+  assert (again.vocab_size, again.pad_id) == (given.vocab_size, given.pad_id)
+  assert sorted(path.name for path in tmp_path.iterdir()) == [
+    'copy.json',
+    'vocab.txt',
+  ]
+
+
+def test_a_missing_tokenizer(tmp_path):
+  with pytest.raises(MissingDataError, match=r'tokenizer\.json or vocab\.txt'):
+    tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('name', 'content', 'words'),
+  [
+    ('tokenizer.json', '{"model": ', 'is damaged'),
+    ('tokenizer.json', '{}', 'is damaged'),
+    (
+      'tokenizer.json',
+      json.dumps({'model': {'type': 'BPE', 'vocab': {}, 'merges': []}}),
+      'expected a WordPiece tokenizer, got BPE',
+    ),
+    ('vocab.txt', '[PAD]\n[UNK]\nthe\n', r'without \[SEP\], \[CLS\]'),
+    ('vocab.txt', b'[PAD]\n\xff\xfe\n', 'is not UTF-8'),
+    ('tokenizer_config.json', '{', r'tokenizer_config\.json is damaged'),
+    ('added_tokens.json', '{"x": 99}', r'added_tokens\.json are not supported'),
+  ],
+)
+def test_damaged_files_are_named(directory, name, content, words):
+  data = content if isinstance(content, bytes) else content.encode()
+  (directory / name).write_bytes(data)
+  with pytest.raises(InvalidDataError, match=words) as error:
+    tokenizer.load(directory)
+  assert str(directory) in str(error.value)
+
+
+def test_what_cannot_be_encoded(directory):
+  given = tokenizer.load(directory)
+  with pytest.raises(ValueError, match=r'number 1 of 2.*surrogates'):
+    given.encode(['a', '\ud800'])
+  with pytest.raises(ValueError, match='max_length: expected at least 5'):
+    given.encode(['a'], None, 4)
+  with pytest.raises(ValueError, match='shorter'):
+    given.encode(['a', 'b'], ['a'])
+
+
+def test_the_vocabulary_of_bert(real_vocabulary):
+  given = tokenizer.load(real_vocabulary)
+  assert (given.vocab_size, given.pad_id) == (30522, 0)
+  # From the documentation of BERT's tokenizer.
+  assert ids(given, 'hello world!') == [101, 7592, 2088, 999, 102]
+  names = given.names(ids(given, 'Embeddings'))
+  assert names == ['[CLS]', 'em', '##bed', '##ding', '##s', '[SEP]']
+
+
+STRANGE = (
+  'Naïve café — “quotes” … 3.14 €5 e-mail@x.org',
+  '日本語 tokyo 서울 Ωmega straße ﬁne İstanbul',
+  '[SEP] [CLS] [MASK] [unused1] <s>',
+  'x' * 120 + ' y\u00a0z\u3000w\x07 \t tab',
+  "don't can't I'M shouldn't've",
+  '👍🏽 emoji 🇩🇪 \u202eRTL',
+)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize('lower', [True, False])
+def test_ids_are_those_of_hugging_face(real_vocabulary, tmp_path, lower):
+  transformers = pytest.importorskip('transformers')
+  text = real_vocabulary.read_text(encoding='utf-8')
+  (tmp_path / 'vocab.txt').write_text(text, encoding='utf-8')
+  config = {'do_lower_case': lower, 'tokenizer_class': 'BertTokenizer'}
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(config))
+  peer = transformers.BertTokenizer.from_pretrained(tmp_path)
+  given = tokenizer.load(tmp_path)
+  for texts, pairs in ((STRANGE, None), (STRANGE, STRANGE[::-1])):
+    for max_length in (8, 13, 128):
+      expected = peer(
+        list(texts),
+        None if pairs is None else list(pairs),
+        max_length=max_length,
+        truncation='longest_first',
+        split_special_tokens=True,
+      )
+      encoded = given.encode(texts, pairs, max_length)
+      assert rows(encoded) == expected['input_ids']
+      types = np.concatenate(expected['token_type_ids'])
+      np.testing.assert_array_equal(encoded.token_types, types)
