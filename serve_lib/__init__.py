@@ -1,0 +1,1 @@
+"""The adaptive engine: stages, compaction between them, monitoring."""

@@ -1,0 +1,144 @@
+"""Running statistics of a service, in bounded memory.
+
+The engine records how it runs (batches, latencies, failures), the policy what
+it decides (`record_exit`). Counts are of the whole life; percentiles and
+rates are of the last `window` records.
+"""
+
+import collections
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from serve_lib.drift import DriftCheck
+
+MAX_REASONS = 64  # different reasons that are counted apart
+
+
+class Monitor:
+  """Thread-safe running statistics.
+
+  Args:
+    window: records behind percentiles and rates.
+    drift: gets confidence and depth of every exit; None for no check.
+    clock: seconds, monotonic.
+  """
+
+  def __init__(
+    self,
+    window: int = 4096,
+    drift: DriftCheck | None = None,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    if window < 2:
+      raise ValueError(f'monitor.window: expected at least 2, got {window}')
+    self.drift = drift
+    self._clock = clock
+    self._lock = threading.Lock()
+    self._depths: collections.Counter[int] = collections.Counter()
+    self._reasons: collections.Counter[str] = collections.Counter()
+    self._failures: collections.Counter[str] = collections.Counter()
+    self._rows: collections.Counter[int] = collections.Counter()
+    self._slots: collections.Counter[int] = collections.Counter()
+    self._answers = 0
+    self._answered: collections.deque[float] = collections.deque(maxlen=window)
+    self._seconds: collections.deque[float] = collections.deque(maxlen=window)
+    self._retention: collections.deque[float] = collections.deque(maxlen=window)
+
+  @property
+  def full_depth(self) -> bool:
+    """Whether the policy should let every row run through: on drift."""
+    return self.drift is not None and self.drift.drifted
+
+  def record_batch(self, stage: int, rows: int, size: int) -> None:
+    """A batch of `rows` rows ran in a bucket of `size`."""
+    with self._lock:
+      self._rows[stage] += rows
+      self._slots[stage] += size
+
+  def record_answer(self, seconds: float) -> None:
+    """A row was answered, so many seconds after it had been accepted."""
+    with self._lock:
+      self._answers += 1
+      self._seconds.append(seconds)
+      self._answered.append(self._clock())
+
+  def record_failure(self, during: str) -> None:
+    """A row was answered with a `Failure`."""
+    with self._lock:
+      self._failures[during] += 1
+
+  def record_exit(
+    self, depth: int, reason: str, confidence: float, retention: float = 1.0
+  ) -> None:
+    """A row left.
+
+    For the drift check give confidence and depth as they were measured on the
+    calibration split whether or not rows leave early at the moment: those of
+    the first head, and the depth that the rule would have chosen. Otherwise
+    the fallback itself looks like drift and never ends.
+
+    Args:
+      depth: layers that ran, or that the rule asked for.
+      reason: why it left, one of a few names.
+      confidence: of the answer, in [0, 1].
+      retention: share of the row's tokens that were left at the end.
+    """
+    with self._lock:
+      known = reason in self._reasons or len(self._reasons) < MAX_REASONS
+      self._depths[depth] += 1
+      self._reasons[reason if known else 'other'] += 1
+      self._retention.append(retention)
+    if self.drift is not None:
+      self.drift.add(confidence, depth)
+
+  def snapshot(self) -> dict[str, Any]:
+    """The statistics as plain numbers, ready for JSON.
+
+    `depth` and `reasons` are counts by depth and reason, `fill` the share of
+    batch slots that held rows by stage, `latency` in seconds. Percentiles of
+    nothing are None.
+    """
+    with self._lock:
+      exits = sum(self._depths.values())
+      total = sum(depth * count for depth, count in self._depths.items())
+      result = {
+        'answers': self._answers,
+        'failures': dict(self._failures),
+        'rows_per_second': self._rate(),
+        'latency': _percentiles(self._seconds, (50, 95, 99)),
+        'depth': dict(sorted(self._depths.items())),
+        'mean_depth': total / exits if exits else None,
+        'reasons': dict(self._reasons),
+        'retention': _percentiles(self._retention, (5, 50, 95)),
+        'fill': {
+          stage: self._rows[stage] / slots
+          for stage, slots in sorted(self._slots.items())
+        },
+      }
+    if self.drift is not None:
+      result['drift'] = self.drift.report()
+    return result
+
+  def _rate(self) -> float:
+    if len(self._answered) < 2:
+      return 0.0
+    # Up to now, not to the last answer: a service that stands still shows it.
+    passed = self._clock() - self._answered[0]
+    return (len(self._answered) - 1) / passed if passed > 0 else 0.0
+
+
+def _percentiles(
+  values: Iterable[float], which: tuple[int, ...]
+) -> dict[str, float | None]:
+  array = np.array([*values])
+  if not array.size:
+    return {f'p{percent}': None for percent in which}
+  found = np.percentile(array, which)
+  return {
+    f'p{percent}': float(value)
+    for percent, value in zip(which, found, strict=True)
+  }

@@ -1,0 +1,284 @@
+"""The one thread that talks to the device.
+
+It dispatches batches without waiting for them and reads back the small
+outputs of the oldest one in flight while the device works on the next. It
+lives while there is work: with nothing to do for a while it ends, and the
+next request starts another, so that a program that forgets to close its
+engine still ends.
+"""
+
+import collections
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Bool
+
+from serve_lib import schedule
+from serve_lib.buckets import Grid, Key
+from serve_lib.chain import Chain, ClosedError, Failure, Policy, Row
+from serve_lib.intake import Intake
+from serve_lib.monitor import Monitor
+from serve_lib.pool import Batch, Pool
+from serve_lib.programs import Programs
+
+LINGER_SECONDS = 1.0
+
+
+@dataclasses.dataclass
+class _Flight:
+  """A dispatched batch; the arrays may not be computed yet."""
+
+  batch: Batch
+  carry: Any
+  outputs: Any
+
+
+class Worker:
+  """Runs rows through the chain; see `Engine` for the arguments.
+
+  Attributes:
+    is_active: a thread is in `run`; guarded by the intake's lock.
+    pool: the rows between stages.
+  """
+
+  def __init__(
+    self,
+    chain: Chain,
+    policy: Policy,
+    grid: Grid,
+    programs: Programs,
+    intake: Intake,
+    monitor: Monitor,
+    *,
+    max_wait: float,
+    ahead: int,
+    max_pool_bytes: int,
+  ):
+    self._chain, self._policy, self._grid = chain, policy, grid
+    self._programs, self._intake, self._monitor = programs, intake, monitor
+    self._max_wait, self._ahead = max_wait, ahead
+    self._max_pool_bytes = max_pool_bytes
+    self._ready: collections.deque[Batch] = collections.deque()
+    self._flights: collections.deque[_Flight] = collections.deque()
+    self.pool = Pool(programs, grid)
+    self.is_active = False
+
+  def run(self) -> None:
+    """Serves until the engine is closed, or nothing has come for a while."""
+    try:
+      self._serve()
+    except BaseException as error:
+      # A defect of the engine itself. Whatever it is, nobody waits for ever.
+      self._intake.close(cancel=True)
+      self._drop_all(error, 'engine', [f.batch for f in self._flights])
+      raise
+    finally:
+      with self._intake.lock:
+        self.is_active = False
+
+  def _serve(self) -> None:
+    while True:
+      batch = self._next(busy=bool(self._flights))
+      if batch is not None:
+        self._dispatch(batch)
+      elif not self._flights:
+        return
+      if self._flights and (batch is None or len(self._flights) > self._ahead):
+        self._finish(self._flights[0])
+        self._flights.popleft()
+
+  # -- what runs next --------------------------------------------------------
+
+  def _next(self, busy: bool) -> Batch | None:
+    """The next batch; None if the device is to finish first, or to end."""
+    if self._intake.is_cancelled:
+      error = ClosedError('the engine was closed before the answer')
+      self._drop_all(error, 'close')
+    if self._ready:
+      return self._ready.popleft()
+    with self._intake.lock:
+      while (key := self._choose(busy)) is None:
+        if busy or not self._wait():
+          return None
+      if key.stage == 0:
+        rows = self._intake.take(key, self._grid.capacity)
+        size = self._grid.fit_rows(len(rows))
+        slots = np.arange(len(rows), dtype=np.int32)
+        return Batch(key, size, rows, slots)
+    return self._take(key)
+
+  def _waiting(self) -> list[schedule.Waiting]:
+    return [*self._intake.waiting(), *self.pool.waiting()]
+
+  def _choose(self, busy: bool) -> Key | None:
+    return schedule.choose(
+      self._waiting(),
+      capacity=self._grid.capacity,
+      now=time.monotonic(),
+      max_wait=self._max_wait,
+      busy=busy,
+      expecting=self._intake.is_expecting,
+      crowded=self._is_crowded(),
+    )
+
+  def _is_crowded(self) -> bool:
+    """Whether there may be no room for another batch's rows in the pool.
+
+    What is in flight has its room already. Only a batch that runs although
+    there is nothing to wait for can exceed the limit: a limit below one batch.
+    """
+    if not self._max_pool_bytes:
+      return False
+    claimed = self.pool.bytes
+    for flight in self._flights:
+      key = flight.batch.key
+      claimed += self.pool.open_bytes(key._replace(stage=key.stage + 1))
+    return claimed + self.pool.widest_bytes > self._max_pool_bytes
+
+  def _wait(self) -> bool:
+    """Waits for rows, with the lock held; False if the thread is to end."""
+    oldest = min((entry.since for entry in self._waiting()), default=None)
+    if oldest is not None:  # more is expected, but not for ever
+      late = oldest + self._max_wait - time.monotonic()
+      self._intake.arrived.wait(max(late, 0.0) + 1e-3)
+      return True
+    if not self._intake.is_closed and (
+      self._intake.arrived.wait(LINGER_SECONDS) or self._intake.rows
+    ):
+      return True
+    self.is_active = False
+    return False
+
+  def _take(self, key: Key) -> Batch | None:
+    try:
+      return self.pool.take(key)
+    except Exception as error:
+      self._fail(self.pool.discard(key), error, f'stage {key.stage}')
+      return self._next(bool(self._flights))
+
+  # -- one batch -------------------------------------------------------------
+
+  def _dispatch(self, batch: Batch) -> None:
+    key, carry = batch.key, batch.carry
+    try:
+      if key.stage == 0:
+        inputs = [row.encoded.inputs for row in batch.rows]
+        carry = self._chain.pad(inputs, key.length, batch.size)
+      carry, outputs = self._programs.run(key, batch.size, carry)
+      for leaf in jax.tree.leaves(outputs):
+        leaf.copy_to_host_async()
+    except Exception as error:
+      self._fail(batch.rows, error, f'stage {key.stage}')
+      return
+    # The old carry is not needed any more; its memory is free when it is read.
+    batch.carry = None
+    self._flights.append(_Flight(batch, carry, outputs))
+    self._monitor.record_batch(key.stage, len(batch.rows), batch.size)
+
+  def _finish(self, flight: _Flight) -> None:
+    """Waits for a batch, sends rows on and answers the others."""
+    batch = flight.batch
+    try:
+      stays = self._undecided(batch, jax.device_get(flight.outputs))
+    except Exception as error:
+      self._fail(batch.rows, error, f'stage {batch.key.stage}')
+      return
+    if stays.any():
+      self._go_on(batch, flight.carry, stays)
+    leaving = [
+      row for row, stay in zip(batch.rows, stays, strict=True) if not stay
+    ]
+    self._resolve([(row, self._answer(row)) for row in leaving])
+
+  def _undecided(self, batch: Batch, outputs: Any) -> Bool[np.ndarray, ' b']:
+    """Which rows go on."""
+    values = {
+      name: np.asarray(array)[batch.slots] for name, array in outputs.items()
+    }
+    for number, row in enumerate(batch.rows):
+      row.outputs.append(
+        {name: array[number] for name, array in values.items()}
+      )
+    if batch.key.stage == self._chain.num_stages - 1:
+      return np.zeros(len(batch.rows), bool)
+    leaves = self._policy.decide(batch.key.stage, batch.rows, values)
+    leaves = np.asarray(leaves, bool)
+    if leaves.shape != (len(batch.rows),):
+      raise ValueError(
+        f'policy.decide: expected bool [{len(batch.rows)}], got shape '
+        f'{leaves.shape}'
+      )
+    return ~leaves
+
+  def _go_on(
+    self, batch: Batch, carry: Any, stays: Bool[np.ndarray, ' b']
+  ) -> None:
+    """Hands the carry on as it is where that wastes nothing, or compacts."""
+    key = batch.key._replace(stage=batch.key.stage + 1)
+    rows = [row for row, stay in zip(batch.rows, stays, strict=True) if stay]
+    now = time.monotonic()
+    for row in rows:
+      row.since = now
+    moved = Batch(key, batch.size, rows, batch.slots[stays], carry)
+    fits = self._grid.fit_rows(len(rows)) == batch.size
+    is_full = batch.size == self._grid.capacity
+    if fits and not self.pool.has(key) and (is_full or self._is_alone()):
+      self._ready.append(moved)
+      return
+    try:
+      full = self.pool.add(moved)
+    except Exception as error:
+      # The open batch was given away to the copy that failed.
+      lost = {id(row): row for row in [*rows, *self.pool.discard(key)]}
+      self._fail([*lost.values()], error, f'stage {key.stage}')
+      return
+    if full is not None:
+      self._ready.append(full)
+
+  def _is_alone(self) -> bool:
+    """Nothing waits, comes or is in flight besides: no one could join."""
+    return not (
+      self._ready
+      or self._intake.is_expecting
+      or len(self._flights) > 1
+      or self.pool.rows
+      or self._intake.rows
+    )
+
+  # -- answers ---------------------------------------------------------------
+
+  def _answer(self, row: Row) -> Any:
+    try:
+      return self._policy.answer(row)
+    except Exception as error:
+      return Failure(error, 'answer')
+
+  def _fail(
+    self, rows: Sequence[Row], error: BaseException, during: str
+  ) -> None:
+    self._resolve([(row, Failure(error, during)) for row in rows])
+
+  def _resolve(self, answers: Sequence[tuple[Row, Any]]) -> None:
+    answers = [pair for pair in answers if not pair[0].future.done()]
+    now = time.monotonic()
+    for row, answer in answers:
+      if isinstance(answer, Failure):
+        self._monitor.record_failure(answer.during)
+      else:
+        self._monitor.record_answer(now - row.submitted)
+      row.future.set_result(answer)
+    self._intake.release(len(answers))
+
+  def _drop_all(
+    self, error: BaseException, during: str, batches: Sequence[Batch] = ()
+  ) -> None:
+    """Fails the rows that wait, wherever they do, and those of `batches`."""
+    rows = [*self._intake.clear(), *self.pool.clear()]
+    for batch in [*self._ready, *batches]:
+      rows += batch.rows
+    self._ready.clear()
+    self._fail(rows, error, during)

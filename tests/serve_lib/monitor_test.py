@@ -1,0 +1,118 @@
+"""Statistics by hand, in bounded memory, from many threads."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from serve_lib.drift import Calibration, DriftCheck
+from serve_lib.monitor import MAX_REASONS, Monitor
+
+
+class Clock:
+  def __init__(self):
+    self.now = 0.0
+
+  def __call__(self):
+    return self.now
+
+
+def test_statistics_by_hand():
+  clock = Clock()
+  monitor = Monitor(clock=clock)
+  for rows, size in ((3, 4), (4, 4)):
+    monitor.record_batch(0, rows, size)
+  monitor.record_batch(1, 1, 2)
+  for second in range(1, 101):
+    clock.now = float(second)
+    monitor.record_answer(second / 100)
+  monitor.record_failure('encode')
+  monitor.record_exit(4, 'confidence', 0.9, 0.5)
+  monitor.record_exit(4, 'confidence', 0.9, 0.7)
+  monitor.record_exit(12, 'last', 0.6, 0.9)
+  assert monitor.snapshot() == {
+    'answers': 100,
+    'failures': {'encode': 1},
+    'rows_per_second': pytest.approx(1.0),
+    'latency': {
+      'p50': pytest.approx(0.505),
+      'p95': pytest.approx(0.9505),
+      'p99': pytest.approx(0.9901),
+    },
+    'depth': {4: 2, 12: 1},
+    'mean_depth': pytest.approx(20 / 3),
+    'reasons': {'confidence': 2, 'last': 1},
+    'retention': {
+      'p5': pytest.approx(0.52),
+      'p50': pytest.approx(0.7),
+      'p95': pytest.approx(0.88),
+    },
+    'fill': {0: 7 / 8, 1: 0.5},
+  }
+  json.dumps(monitor.snapshot())
+
+
+def test_nothing_recorded():
+  snapshot = Monitor().snapshot()
+  assert snapshot['latency'] == {'p50': None, 'p95': None, 'p99': None}
+  assert snapshot['mean_depth'] is None
+  assert snapshot['rows_per_second'] == 0.0
+
+
+def test_the_rate_falls_when_nothing_is_answered():
+  clock = Clock()
+  monitor = Monitor(clock=clock)
+  for clock.now in (0.0, 1.0, 2.0):
+    monitor.record_answer(0.1)
+  assert monitor.snapshot()['rows_per_second'] == 1.0
+  clock.now = 200.0
+  assert monitor.snapshot()['rows_per_second'] == 0.01
+
+
+def test_memory_is_bounded_and_percentiles_are_of_the_window():
+  monitor = Monitor(window=10)
+  for number in range(1000):
+    monitor.record_answer(float(number))
+    monitor.record_exit(1, f'reason {number}', 0.5, 0.1)
+  snapshot = monitor.snapshot()
+  assert snapshot['answers'] == 1000
+  assert snapshot['latency']['p50'] == 994.5
+  assert len(snapshot['reasons']) <= MAX_REASONS + 1
+  assert snapshot['reasons']['other'] == 1000 - MAX_REASONS
+  assert len(monitor._seconds) == len(monitor._retention) == 10
+
+
+def test_counts_from_many_threads():
+  monitor = Monitor()
+
+  def record():
+    for _ in range(500):
+      monitor.record_batch(0, 1, 1)
+      monitor.record_answer(0.1)
+      monitor.record_exit(2, 'confidence', 0.9)
+      monitor.snapshot()
+
+  threads = [threading.Thread(target=record) for _ in range(4)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert monitor.snapshot()['depth'] == {2: 2000}
+  assert monitor.snapshot()['answers'] == 2000
+
+
+def test_drift_is_reported_and_asks_for_full_depth():
+  calibration = Calibration.of(np.linspace(0.5, 1.0, 200), np.full(200, 4))
+  monitor = Monitor(drift=DriftCheck(calibration, window=50, every=10))
+  assert not monitor.full_depth
+  for _ in range(100):
+    monitor.record_exit(12, 'last', 0.4)
+  assert monitor.full_depth
+  assert monitor.snapshot()['drift']['drifted']
+  json.dumps(monitor.snapshot())
+
+
+def test_a_window_of_one_is_an_error():
+  with pytest.raises(ValueError, match=r'monitor.window: expected at least 2'):
+    Monitor(window=1)

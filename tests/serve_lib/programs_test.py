@@ -1,0 +1,174 @@
+"""The table of programs: one compilation each, donation, devices, the cache."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dataset_lib.errors import ConfigError
+from serve_lib.buckets import Grid, Key
+from serve_lib.chain import InputError
+from serve_lib.programs import Programs
+from tests.serve_lib import toy
+
+GRID = Grid((4,), (1, 2))
+
+
+class Loop:
+  """The same stage over and over, as in a model with shared layers."""
+
+  num_stages = 5
+  variants = ('full',)
+
+  def __init__(self):
+    self.variables = {'step': np.float32(0.5)}
+
+  def stage(self, index, variant, length):
+    return self.iterate
+
+  @staticmethod
+  def iterate(variables, carry):
+    x = carry['x'] * variables['step']
+    return {'x': x, 'old': carry['x']}, {'sum': (x + carry['old']).sum(1)}
+
+  def example(self, length, rows):
+    zeros = np.zeros((rows, length), np.float32)
+    return {'x': zeros, 'old': zeros}
+
+  def pad(self, rows, length, size):
+    return self.example(length, size)
+
+
+def test_stages_that_are_the_same_function_compile_once():
+  programs = Programs(Loop(), GRID)
+  report = programs.compile(progress=False)
+  # Per batch size the first, the inner and the last stage; open and join at
+  # two sizes, one cut.
+  assert report.programs == 2 * 3 + 2 * 2 + 1
+  assert report.seconds > 0
+  # 4 keys between stages, 2 rows of 2 x 4 floats each.
+  assert report.worst_case_bytes == 4 * 2 * 2 * 4 * 4
+
+
+def test_a_carry_of_the_same_shape_is_given_away():
+  programs = Programs(Loop(), GRID)
+  programs.compile(progress=False)
+  first = {name: np.full((2, 4), 8.0, np.float32) for name in ('x', 'old')}
+  carry, outputs = programs.run(Key(0, 'full', 4), 2, first)
+  second, outputs = programs.run(Key(1, 'full', 4), 2, carry)
+  np.testing.assert_array_equal(outputs['sum'], [40.0, 40.0])  # 4 (2 + 8)
+  np.testing.assert_array_equal(second['old'], np.full((2, 4), 4.0))
+  assert all(leaf.is_deleted() for leaf in jax.tree.leaves(carry))
+  assert np.all(first['x'] == 8.0)
+
+
+def test_rows_are_opened_joined_and_cut():
+  grid = Grid((1,), (1, 2, 4))
+  loop = Loop()
+  programs = Programs(loop, grid)
+  programs.compile(progress=False)
+  key = Key(1, 'full', 1)
+
+  def carry(*values):
+    x = jnp.array(values, jnp.float32)[:, None]
+    return {'x': x, 'old': x + 100}
+
+  def index(*values):
+    return np.array(values, np.int32)
+
+  pool = programs.open(key, 2, carry(1, 2), index(1, 1, 1, 1))
+  np.testing.assert_array_equal(pool['x'][:, 0], [2, 2, 2, 2])
+  joined = programs.join(key, 4, pool, carry(5, 6, 7, 8), index(4, 1, 4, 2))
+  np.testing.assert_array_equal(joined['x'][:, 0], [2, 6, 8, 2])
+  np.testing.assert_array_equal(joined['old'][:, 0], [102, 106, 108, 102])
+  assert pool['x'].is_deleted()
+  np.testing.assert_array_equal(
+    programs.cut(key, 2, joined)['old'][:, 0], [102, 106]
+  )
+  assert programs.copies == 3
+
+
+def test_it_runs_where_the_variables_are():
+  loop = Loop()
+  device = jax.devices()[3]
+  loop.variables = jax.device_put(loop.variables, device)
+  programs = Programs(loop, GRID)
+  programs.compile(progress=False)
+  carry, _ = programs.run(Key(0, 'full', 4), 1, loop.example(4, 1))
+  source = np.zeros(2, np.int32)
+  pool = programs.open(Key(1, 'full', 4), 1, carry, source)
+  assert pool['x'].devices() == {device}
+
+
+def test_a_carry_without_rows_is_an_error():
+  class Wrong(Loop):
+    @staticmethod
+    def iterate(variables, carry):
+      return {'x': carry['x'].sum(0), 'old': carry['old']}, {}
+
+  with pytest.raises(ValueError, match=r"carry\['x'\] into .*expected 1 rows"):
+    Programs(Wrong(), GRID).compile(progress=False)
+
+
+def test_progress_is_shown_on_stderr(capfd):
+  Programs(Loop(), Grid((4,), (1,))).compile(progress=True)
+  out, error = capfd.readouterr()
+  assert 'compiling' in error
+  assert not out
+
+
+CACHED = """
+import sys
+import jax
+from serve_lib.engine import Engine
+from tests.serve_lib.programs_test import Loop
+hits = []
+jax.monitoring.register_event_listener(
+  lambda event, **_: hits.append(event)
+  if event == '/jax/compilation_cache/cache_hits' else None
+)
+engine = Engine(Loop(), None, (4,), (1, 2), cache_directory=sys.argv[1])
+programs = engine.warm_up().programs
+print(programs, len(hits), jax.config.jax_compilation_cache_dir)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_finds_the_programs(tmp_path, repository):
+  def run():
+    done = subprocess.run(
+      [sys.executable, '-c', CACHED, str(tmp_path / 'cache')],
+      cwd=repository,
+      env=os.environ | {'XLA_FLAGS': ''},
+      capture_output=True,
+      text=True,
+      check=True,
+    )
+    return done.stdout.split()
+
+  assert run() == ['11', '0', 'None']  # and the setting is put back
+  assert run() == ['11', '11', 'None']
+
+
+def test_buckets():
+  grid = Grid((8, 16), (1, 4, 6))
+  assert [grid.fit_length(n) for n in (1, 8, 9, 16)] == [8, 8, 16, 16]
+  assert [grid.fit_rows(n) for n in (1, 2, 4, 5, 6)] == [1, 4, 4, 6, 6]
+  for length in (0, 17):
+    with pytest.raises(InputError, match='expected 1 to 16'):
+      grid.fit_length(length)
+
+
+@pytest.mark.parametrize('sizes', [(), (4, 2), (2, 2), (0,)])
+def test_illegal_buckets_are_named(sizes):
+  with pytest.raises(ConfigError, match=r'engine.lengths: expected a tuple of'):
+    Grid(sizes, (1,))
+
+
+def test_the_toy_loses_tokens_between_stages():
+  assert [toy.static_length(s, 'pruned', 6) for s in range(3)] == [6, 5, 4]
+  assert toy.static_length(2, 'full', 6) == 6

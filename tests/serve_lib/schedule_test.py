@@ -1,0 +1,93 @@
+"""What runs next, rule by rule, and that nobody starves."""
+
+import collections
+
+import pytest
+
+from serve_lib.buckets import Key
+from serve_lib.schedule import Waiting, choose
+
+
+def waiting(stage, rows, since, length=8, variant='full'):
+  return Waiting(Key(stage, variant, length), rows, since)
+
+
+def chosen(entries, *, now=10.0, max_wait=5.0, busy=False, crowded=False):
+  return choose(
+    entries,
+    capacity=4,
+    now=now,
+    max_wait=max_wait,
+    busy=busy,
+    crowded=crowded,
+  )
+
+
+LONE = waiting(0, 1, 9.0)
+FULL = waiting(0, 9, 9.5, length=16)
+DEEP = waiting(2, 2, 8.0)
+MIDDLE = waiting(1, 3, 9.0)
+LATE = waiting(1, 1, 4.0, length=32)
+LATER = waiting(0, 4, 4.5, length=32)
+
+
+@pytest.mark.parametrize(
+  ('entries', 'expected'),
+  [
+    ([], None),
+    ([LONE], LONE),
+    ([DEEP], DEEP),
+    ([DEEP, LONE, MIDDLE], LONE),  # shallow first, it may fill the others
+    ([DEEP, MIDDLE], MIDDLE),
+    ([DEEP, LONE, FULL], FULL),
+    ([FULL, waiting(0, 4, 9.4)], waiting(0, 4, 9.4)),  # the older one
+    ([DEEP, FULL, LATER, LATE], LATE),
+    ([DEEP, FULL, LATER], LATER),
+  ],
+)
+def test_the_order_of_choice(entries, expected):
+  for order in (entries, entries[::-1]):
+    assert chosen(order) == (expected and expected.key)
+
+
+@pytest.mark.parametrize(
+  ('entries', 'expected'),
+  [
+    ([LONE, DEEP], None),
+    ([LONE, FULL], FULL),
+    ([LATE, FULL], None),  # drains, so that the late one is next
+    ([LATER, FULL], LATER),
+  ],
+)
+def test_while_the_device_is_busy_only_full_batches(entries, expected):
+  assert chosen(entries, busy=True) == (expected and expected.key)
+
+
+def test_a_crowded_pool_runs_what_waited_longest_in_it():
+  assert chosen([FULL, MIDDLE, DEEP], crowded=True) == DEEP.key
+  assert chosen([FULL], crowded=True) == FULL.key
+
+
+@pytest.mark.parametrize('max_wait', [0.0, 3.0, 1000.0])
+def test_nobody_starves_in_a_backlog_without_end(max_wait):
+  """A rare pooled row among full queues that are filled up for ever."""
+  capacity, backlog = 4, 40
+  rare = Key(1, 'full', 99)
+  queue = collections.deque([0.0] * backlog)  # when each row came
+  now = 1.0
+  rounds = 0
+  while True:
+    entries = [Waiting(rare, 1, 1.0), Waiting(Key(0, 'full', 8), 40, queue[0])]
+    key = choose(
+      entries, capacity=capacity, now=now, max_wait=max_wait, busy=False
+    )
+    if key == rare:
+      break
+    now += 1.0
+    rounds += 1
+    for _ in range(capacity):
+      queue.popleft()
+      queue.append(now)
+    assert rounds < 2000
+  # All that came before the rare row, or the time that nobody counts.
+  assert rounds <= max(backlog / capacity, max_wait) + 1

@@ -1,0 +1,162 @@
+"""A chain of three small stages, its policy, and both again in plain NumPy."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from serve_lib.chain import Encoded, InputError
+from serve_lib.engine import Engine
+
+STAGES = 3
+WIDTH = 8
+VOCABULARY = 50
+KEEP = 0.7  # share of the tokens that stay after each stage
+POISON = 49  # a token that breaks the host's part of a stage
+
+
+def make_variables(seed=0):
+  rng = np.random.default_rng(seed)
+  return {
+    'table': rng.normal(size=(VOCABULARY, WIDTH)).astype(np.float32),
+    'weights': rng.normal(size=(STAGES, WIDTH, WIDTH)).astype(np.float32) / 3,
+  }
+
+
+def static_length(stage, variant, length):
+  """Tokens that a row of a length bucket may have left before a stage."""
+  for _ in range(stage if variant == 'pruned' else 0):
+    length = math.ceil(KEEP * length)
+  return length
+
+
+class Chain:
+  num_stages = STAGES
+  variants = ('pruned', 'full')
+
+  def __init__(self):
+    self.variables = make_variables()
+
+  def stage(self, index, variant, length):
+    size = static_length(index + 1, variant, length)
+
+    def run(variables, carry):
+      if index == 0:
+        tokens = carry['tokens']
+        places = jnp.arange(length, dtype=jnp.int32)[None]
+        mask = places < carry['length'][:, None]
+        code = (tokens * (places + 1) * mask).sum(1) % 7
+        x = variables['table'][tokens]
+        carry = {'x': x, 'length': carry['length'], 'code': code}
+      # Tokens meet within their row only: everyone adds the row's mean.
+      places = jnp.arange(carry['x'].shape[1], dtype=jnp.int32)[None]
+      mask = (places < carry['length'][:, None])[..., None]
+      count = carry['length'][:, None].astype(jnp.float32)
+      mean = (carry['x'] * mask).sum(1) / count
+      x = jnp.tanh(carry['x'] @ variables['weights'][index] + mean[:, None])
+      kept = carry['length']
+      if variant == 'pruned':
+        kept = -(-kept * 7 // 10)
+      new = {'x': x[:, :size], 'length': kept, 'code': carry['code']}
+      logits = (x * mask).sum(1) / count
+      return new, {'logits': logits, 'code': carry['code'], 'kept': kept}
+
+    return run
+
+  def example(self, length, rows):
+    return {
+      'tokens': np.zeros((rows, length), np.int32),
+      'length': np.ones(rows, np.int32),
+    }
+
+  def pad(self, rows, length, size):
+    batch = self.example(length, size)
+    for number, row in enumerate(rows):
+      if POISON in row['tokens']:
+        raise RuntimeError('poisoned batch')
+      batch['tokens'][number, : len(row['tokens'])] = row['tokens']
+      batch['length'][number] = len(row['tokens'])
+    return batch
+
+
+class Policy:
+  """Rows leave at the stage that their content's code says."""
+
+  def __init__(self):
+    self.decided = []
+
+  def encode(self, item):
+    variant, tokens = item
+    if not len(tokens):
+      raise InputError('tokens: expected at least one, got none')
+    return Encoded(
+      {'tokens': np.array(tokens, np.int32)}, len(tokens), variant, tokens
+    )
+
+  def decide(self, stage, rows, outputs):
+    assert len(rows) == len(outputs['code'])
+    self.decided.append((stage, len(rows)))
+    return outputs['code'] % STAGES <= stage
+
+  def answer(self, row):
+    return {
+      'tokens': row.encoded.context,
+      'depth': len(row.outputs),
+      'logits': row.outputs[-1]['logits'],
+    }
+
+
+def reference(variables, item):
+  """The answer to one item: a loop over stages, in float64."""
+  variant, tokens = item
+  code = sum(t * (i + 1) for i, t in enumerate(tokens)) % 7
+  x = variables['table'].astype(np.float64)[list(tokens)]
+  for stage in range(STAGES):
+    x = np.tanh(x @ variables['weights'][stage] + x.mean(0))
+    logits = x.mean(0)
+    if code % STAGES <= stage or stage == STAGES - 1:
+      return {'tokens': tokens, 'depth': stage + 1, 'logits': logits}
+    if variant == 'pruned':
+      x = x[: -(-len(x) * 7 // 10)]
+  return None
+
+
+def check(variables, item, answer):
+  expected = reference(variables, item)
+  assert answer['tokens'] == expected['tokens']
+  assert answer['depth'] == expected['depth']
+  np.testing.assert_allclose(answer['logits'], expected['logits'], atol=1e-5)
+
+
+def random_items(seed, count, longest):
+  rng = np.random.default_rng(seed)
+  return [
+    (
+      Chain.variants[int(rng.integers(2))],
+      rng.integers(0, POISON, rng.integers(1, longest + 1)).tolist(),
+    )
+    for _ in range(count)
+  ]
+
+
+@functools.cache
+def compiled():
+  """One warmed-up engine, whose programs the engines of all tests share."""
+  engine = Engine(Chain(), Policy(), (3, 6), (1, 2, 4))
+  jax.config.update('jax_disable_most_optimizations', True)  # compiles faster
+  try:
+    engine.warm_up(threads=2)
+  finally:
+    jax.config.update('jax_disable_most_optimizations', False)
+  return engine
+
+
+def make_engine(policy=None, lengths=(3, 6), batches=(1, 2, 4), **settings):
+  """An engine with the programs of `compiled`: capacity 4, or 1."""
+  engine = Engine(Chain(), policy or Policy(), lengths, batches, **settings)
+  engine._programs._table = dict(compiled()._programs._table)
+  engine._programs.row_bytes = compiled()._programs.row_bytes
+  engine._warm_up = compiled()._warm_up
+  return engine
