@@ -30,8 +30,11 @@ from dataset_lib.fields import (
 from dataset_lib.fields import locate as find
 
 EVALUATORS = {
+  'calibration': 'eval_lib.calibration:Evaluator',
   'classification': 'eval_lib.classification:Evaluator',
   'fewshot': 'eval_lib.fewshot:Evaluator',
+  'frontier': 'eval_lib.frontier:Evaluator',
+  'glue': 'eval_lib.glue_metrics:Evaluator',
 }
 
 MAX_STEPS = 2**31 - 1
@@ -57,6 +60,8 @@ class EvalContext:
     dataset: the run's data set configuration.
     workdir: where a run writes its files.
     num_classes: of the model; None is not checked.
+    outputs: jitted `(variables, device batch) -> {name: array [B, ...]}`, see
+      `Task.outputs`.
   """
 
   measure: Callable[[Any, Any], Mapping[str, Any]]
@@ -67,6 +72,7 @@ class EvalContext:
   dataset: ConfigLike
   workdir: str
   num_classes: int | None = None
+  outputs: Callable[[Any, Any], Mapping[str, Any]] | None = None
 
 
 @runtime_checkable

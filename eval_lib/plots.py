@@ -81,7 +81,7 @@ def plot_run(workdir: str | os.PathLike[str]) -> pathlib.Path:
       f'{workdir / "metrics.jsonl"}: expected train/loss or another metric '
       f'that is drawn, got {sorted(series)}'
     )
-  matplotlib, figure_class = _matplotlib()
+  matplotlib, figure_class = load_matplotlib()
   with matplotlib.rc_context(STYLE):
     figure = _figure(figure_class, panels, series, workdir.resolve().name)
     figure.savefig(workdir / 'run.png', dpi=160)
@@ -90,7 +90,12 @@ def plot_run(workdir: str | os.PathLike[str]) -> pathlib.Path:
   return workdir / 'run.png'
 
 
-def _matplotlib() -> tuple[Any, Any]:
+def load_matplotlib() -> tuple[Any, Any]:
+  """(matplotlib, a class that makes figures without a display).
+
+  Raises:
+    ImportError: naming the extra to install.
+  """
   try:
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -131,11 +136,11 @@ def _figure(
     axes.locator_params(axis='x', nbins=6)
     axes.xaxis.set_major_formatter(_thousands)
     axes.set_xlabel('step')
-    _head(axes, panel_title)
+    head(axes, panel_title)
   return figure
 
 
-def _head(axes: Any, title: str) -> None:
+def head(axes: Any, title: str) -> None:
   """Title, and below it the legend, where it never covers data."""
   entries = len(axes.get_legend_handles_labels()[0])
   rows = math.ceil(entries / LEGEND_COLUMNS) if entries > 1 else 0

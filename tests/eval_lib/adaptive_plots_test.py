@@ -1,0 +1,212 @@
+"""What the plots of adaptive computation show, and that nothing collides."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from eval_lib import adaptive_plots, calibration
+from eval_lib.adaptive_plots import Curve
+from eval_lib.timing import Estimate
+
+PNG = b'\x89PNG\r\n\x1a\n'
+
+CURVES = {
+  'EAT': Curve(
+    np.array([40.0, 31.0, 34.0, 60.0, 60.5]),
+    np.array([91.5, 89.4, 90.8, 91.4, 91.9]),
+    ('0.90', '0.80', '0.85', '0.94', '0.95'),
+  ),
+  'DistilBERT-shaped': Curve(np.array([91.0]), np.array([90.2])),
+  'dense': Curve(np.array([156.0]), np.array([92.2])),
+}
+LENGTH = np.repeat(np.arange(2, 62), 20)
+KEPT = np.stack([1 + np.ceil(0.7 * (LENGTH - 1)).astype(int), LENGTH // 2], 1)
+SHARES = {'tau = 0.8': (0.7, 0.27, 0.03), 'never': (0.0, 0.0, 1.0)}
+VARIANTS = {
+  'dense': {
+    'accuracy (%)': 92.2,
+    'latency (ms)': Estimate(156.0, 150.0, 170.0),
+  },
+  'all': {'accuracy (%)': 91.4, 'latency (ms)': Estimate(61.0, 60.0, 63.0)},
+}
+
+
+def tables():
+  rows = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
+  table = calibration.reliability(rows, np.array([0, 1, 0, 1]))
+  return {'layer 4': table}
+
+
+PLOTS = {
+  'frontier': lambda path: adaptive_plots.plot_frontier(
+    path, CURVES, cost='latency (ms)', quality='accuracy (%)'
+  ),
+  'reliability': lambda path: adaptive_plots.plot_reliability(path, tables()),
+  'exits': lambda path: adaptive_plots.plot_exits(path, SHARES, (4, 8, 12)),
+  'retention': lambda path: adaptive_plots.plot_retention(
+    path, LENGTH, KEPT, (2, 4)
+  ),
+  'ablation': lambda path: adaptive_plots.plot_ablation(path, VARIANTS),
+}
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+  """Draws a plot by name and gives its figure."""
+  figures = []
+  real = adaptive_plots.plots.load_matplotlib
+
+  def spy():
+    matplotlib, make = real()
+
+    def keep(**arguments):
+      figures.append(make(**arguments))
+      return figures[-1]
+
+    return matplotlib, keep
+
+  monkeypatch.setattr(adaptive_plots.plots, 'load_matplotlib', spy)
+
+  def draw(name):
+    PLOTS[name](tmp_path / name)
+    return figures[-1]
+
+  return draw
+
+
+@pytest.mark.parametrize('name', PLOTS)
+def test_writes_png_and_pdf(name, tmp_path):
+  path = PLOTS[name](tmp_path / f'{name}.csv')
+  assert path == tmp_path / f'{name}.png'
+  assert path.read_bytes().startswith(PNG)
+  assert path.with_suffix('.pdf').read_bytes().startswith(b'%PDF')
+
+
+@pytest.mark.parametrize('name', PLOTS)
+def test_axes_have_units_and_no_two_texts_overlap(name, drawn):
+  figure = drawn(name)
+  figure.draw_without_rendering()
+  texts = []
+  for axes in figure.axes:
+    assert axes.get_xlabel() or axes.get_shared_x_axes().joined(
+      axes, figure.axes[-1]
+    )
+    texts += [axes.xaxis.label, axes.yaxis.label, axes._left_title, *axes.texts]
+    if axes.get_legend():
+      texts += axes.get_legend().get_texts()
+  boxes = [t.get_window_extent() for t in texts if t.get_text()]
+  assert len(boxes) >= 3
+  for i, box in enumerate(boxes):
+    assert figure.bbox.contains(box.x0, box.y0), texts[i]
+    assert figure.bbox.contains(box.x1, box.y1), texts[i]
+    assert not any(box.overlaps(other) for other in boxes[:i]), texts[i]
+
+
+def labels(axes):
+  return axes.get_legend_handles_labels()[1]
+
+
+def test_frontier_joins_the_points_that_nothing_dominates(drawn):
+  [axes] = drawn('frontier').axes
+  assert labels(axes) == ['EAT', 'DistilBERT-shaped', 'dense']
+  joined, points, *_ = axes.get_lines()
+  # (60, 91.4) costs more than (40, 91.5) and is worse.
+  np.testing.assert_array_equal(joined.get_xdata(), [31.0, 34.0, 40.0, 60.5])
+  assert len(points.get_xdata()) == 5
+  assert axes.get_xlabel() == 'latency (ms)'
+  assert axes.get_ylabel() == 'accuracy (%)'
+
+
+def test_frontier_leaves_out_labels_that_would_collide(drawn):
+  [axes] = drawn('frontier').axes
+  written = [text.get_text() for text in axes.texts]
+  assert '0.80' in written
+  # 0.94 and 0.95 cost the same, but are far enough apart in accuracy ...
+  assert {'0.94', '0.95'} <= set(written)
+  close = {
+    'one': Curve(np.array([1.0, 1.001, 2.0]), np.array([1.0, 1.001, 2.0]),
+                 ('a', 'b', 'c'))
+  }  # fmt: skip
+  PLOTS['close'] = lambda path: adaptive_plots.plot_frontier(
+    path, close, cost='x', quality='y'
+  )
+  try:
+    [axes] = drawn('close').axes
+  finally:
+    del PLOTS['close']
+  assert [text.get_text() for text in axes.texts] == ['a', 'c']
+
+
+def test_reliability_shows_the_error_and_skips_empty_bins(drawn):
+  top, bottom = drawn('reliability').axes
+  table = tables()['layer 4']
+  assert labels(top) == [f'layer 4: ECE {100 * table.error:.1f} %']
+  diagonal, line = top.get_lines()
+  np.testing.assert_array_equal(diagonal.get_xdata(), diagonal.get_ydata())
+  np.testing.assert_allclose(line.get_xdata(), [60.0, 80.0, 90.0])
+  np.testing.assert_allclose(line.get_ydata(), [100.0, 100.0, 50.0])
+  assert bottom.get_xlabel() == 'confidence max P (%)'
+  [stairs] = bottom.patches
+  assert stairs.get_data().values.sum() == pytest.approx(100)
+
+
+def test_exits_add_up_and_small_parts_have_no_number(drawn):
+  [axes] = drawn('exits').axes
+  assert labels(axes) == ['layer 4', 'layer 8', 'layer 12']
+  first = [bars.patches[0] for bars in axes.containers]
+  assert [bar.get_x() for bar in first] == pytest.approx([0, 70, 97])
+  assert [bar.get_width() for bar in first] == pytest.approx([70, 27, 3])
+  written = [text.get_text() for text in axes.texts if text.get_text()]
+  assert sorted(written) == ['100', '27', '70']
+  assert axes.yaxis_inverted()
+
+
+def test_retention_is_the_median_over_lengths(drawn):
+  [axes] = drawn('retention').axes
+  assert labels(axes) == ['after layer 2', 'after layer 4']
+  for line, kept in zip(axes.get_lines(), KEPT.T, strict=True):
+    groups = adaptive_plots._length_groups(LENGTH)
+    expected = [np.median(100 * kept[g] / LENGTH[g]) for g in groups]
+    np.testing.assert_allclose(line.get_ydata(), expected)
+    assert (np.diff(line.get_xdata()) > 0).all()
+
+
+@pytest.mark.parametrize(
+  'length', [LENGTH, np.array([5]), np.full(100, 7), np.array([9, 1, 9, 2])]
+)
+def test_length_groups_hold_every_row_once_and_never_cut_a_length(length):
+  groups = adaptive_plots._length_groups(length)
+  everything = np.sort(np.concatenate(groups))
+  np.testing.assert_array_equal(everything, np.arange(len(length)))
+  seen = [set(length[rows]) for rows in groups]
+  assert sum(map(len, seen)) == len(set(length))
+  assert len(groups) <= adaptive_plots.LENGTH_GROUPS
+
+
+def test_ablation_has_a_panel_for_each_measure(drawn):
+  accuracy, latency = drawn('ablation').axes
+  assert (accuracy.get_xlabel(), latency.get_xlabel()) == (
+    'accuracy (%)',
+    'latency (ms)',
+  )
+  widths = [bar.get_width() for bar in latency.containers[0].patches]
+  assert widths == [156.0, 61.0]
+  assert [text.get_text() for text in accuracy.texts] == ['92.2', '91.4']
+  assert latency.get_xlim()[1] > 170
+
+
+def test_nothing_to_draw_and_tables_that_do_not_fit_are_errors(tmp_path):
+  with pytest.raises(ValueError, match='something to draw'):
+    adaptive_plots.plot_frontier(tmp_path / 'f', {}, cost='x', quality='y')
+  with pytest.raises(ValueError, match='layers: expected 3'):
+    adaptive_plots.plot_exits(tmp_path / 'e', SHARES, (4, 12))
+  uneven = {'a': {'x': 1.0}, 'b': {'y': 1.0}}
+  with pytest.raises(ValueError, match=r"b: expected \['x'\], got \['y'\]"):
+    adaptive_plots.plot_ablation(tmp_path / 'a', uneven)
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'matplotlib', None)
+  with pytest.raises(ImportError, match=r"pip install -e '\.\[plots\]'"):
+    PLOTS['exits'](tmp_path / 'exits')

@@ -1,0 +1,186 @@
+"""Recorded outputs of a split: order, padding, lengths that differ, errors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dataset_lib.errors import ConfigError, InvalidDataError
+from eval_lib import evaluator, predictions
+
+HEADS, CLASSES = 2, 3
+
+
+class Buckets:
+  """Batches of rows in the order of their length, each padded to its own."""
+
+  def __init__(self, rows, batch_size=4):
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 9, rows)
+    self.tokens = [rng.integers(1, 50, n) for n in lengths]
+    self.label = rng.integers(0, CLASSES, rows)
+    self.order = np.argsort(lengths, kind='stable')
+    self.batch_size = batch_size
+
+  def batches(self):
+    for start in range(0, len(self.order), self.batch_size):
+      index = self.order[start : start + self.batch_size]
+      longest = max(len(self.tokens[i]) for i in index)
+      batch = {
+        'tokens': np.zeros((self.batch_size, longest), np.int32),
+        'length': np.ones(self.batch_size, np.int32),
+        'label': np.zeros(self.batch_size, np.int32),
+        'mask': np.zeros(self.batch_size, np.float32),
+        'index': np.full(self.batch_size, -1, np.int32),
+      }
+      for row, i in enumerate(index):
+        batch['tokens'][row, : len(self.tokens[i])] = self.tokens[i]
+        batch['length'][row] = len(self.tokens[i])
+        batch['label'][row] = self.label[i]
+        batch['mask'][row] = 1.0
+        batch['index'][row] = i
+      yield batch
+
+
+def outputs(variables, batch):
+  """Logits that depend on the row alone; NaN for a row without tokens."""
+  total = batch['tokens'].sum(1).astype(jnp.float32)
+  scale = total / jnp.where(total > 0, total, 0.0) * variables['scale']
+  logits = total[:, None, None] * jnp.arange(6, dtype=jnp.float32).reshape(
+    1, HEADS, CLASSES
+  )
+  return {'logits': logits * scale[:, None, None], 'length': batch['length']}
+
+
+def context(function=outputs):
+  return evaluator.EvalContext(
+    measure=lambda variables, batch: {},
+    features=lambda variables, batch: None,
+    put=jax.device_put,
+    seed=0,
+    batch_size=4,
+    dataset={},
+    workdir='',
+    outputs=function and jax.jit(function),
+  )
+
+
+def collect(dataset, scale=1.0, **options):
+  variables = {'scale': jnp.float32(scale)}
+  return predictions.collect(dataset, variables, context(**options))
+
+
+@pytest.mark.parametrize(('rows', 'batch_size'), [(11, 4), (8, 4), (5, 16)])
+def test_rows_come_back_in_the_order_of_the_records(rows, batch_size):
+  dataset = Buckets(rows, batch_size)
+  result = collect(dataset)
+  assert set(result) == {'logits', 'length', 'label', 'index'}
+  np.testing.assert_array_equal(result['index'], np.arange(rows))
+  np.testing.assert_array_equal(result['label'], dataset.label)
+  np.testing.assert_array_equal(
+    result['length'], [len(tokens) for tokens in dataset.tokens]
+  )
+  total = np.array([tokens.sum() for tokens in dataset.tokens])
+  expected = total[:, None] * np.arange(6)
+  np.testing.assert_allclose(
+    result['logits'].reshape(rows, 6), expected, rtol=1e-6
+  )
+
+
+def test_padding_with_nan_is_dropped_but_nan_in_a_row_is_an_error():
+  # The last batch of 5 rows is padded with rows whose logits are NaN.
+  assert np.isfinite(collect(Buckets(5))['logits']).all()
+  with pytest.raises(FloatingPointError, match='finite logits'):
+    collect(Buckets(5), scale=float('nan'))
+
+
+def test_empty_split_missing_outputs_and_ragged_rows_are_errors():
+  with pytest.raises(InvalidDataError, match='no example'):
+    collect(Buckets(0))
+  with pytest.raises(ValueError, match=r'EvalContext.outputs: expected'):
+    collect(Buckets(5), function=None)
+
+  def ragged(variables, batch):
+    return {**outputs(variables, batch), 'states': batch['tokens']}
+
+  with pytest.raises(ValueError, match=r"outputs\['states'\]: expected rows"):
+    collect(Buckets(11), function=ragged)
+
+
+def test_probabilities_by_hand():
+  logits = np.log([[[1.0, 3.0]], [[1.0, 9.0]]])
+  plain = predictions.probabilities(logits)
+  np.testing.assert_allclose(plain, [[[0.25, 0.75]], [[0.1, 0.9]]])
+  scaled = predictions.probabilities(logits, np.array([1.0, 2.0]))
+  np.testing.assert_allclose(scaled, [[[0.25, 0.75]], [[0.25, 0.75]]])
+  huge = predictions.probabilities(np.array([[[1e4, -1e4]]]))
+  np.testing.assert_array_equal(huge, [[[1.0, 0.0]]])
+
+
+@pytest.mark.parametrize('threshold', [0.0, 0.5, 0.75, 0.9, 1.0])
+def test_confidence_exit_equals_a_loop(threshold):
+  rng = np.random.default_rng(0)
+  heads = predictions.probabilities(3 * rng.normal(size=(4, 50, 3)))
+  heads[1, :5] = [1.0, 0.0, 0.0]
+  expected = []
+  for row in range(50):
+    leaves = [e for e in range(3) if max(heads[e, row]) >= threshold]
+    expected.append(min([*leaves, 3]))
+  exits = predictions.confidence_exit(heads, threshold)
+  np.testing.assert_array_equal(exits, expected)
+
+
+def test_threshold_is_inclusive_and_the_last_head_takes_the_rest():
+  heads = np.array([[[0.8, 0.2], [0.79, 0.21]], [[0.5, 0.5], [0.6, 0.4]]])
+  exits = predictions.confidence_exit(heads, 0.8)
+  np.testing.assert_array_equal(exits, [0, 1])
+
+
+def test_confidence_rounds_as_it_does_when_serving():
+  """A margin of 17 nats is a probability of 1 in float32, not in float64."""
+  logits = np.array([[[17.0, 0.0]], [[0.0, 0.0]]])
+  for dtype, expected in ((np.float32, 0), (np.float64, 1)):
+    heads = predictions.probabilities(logits.astype(dtype), np.ones(2))
+    assert heads.dtype == dtype
+    exits = predictions.confidence_exit(heads, 1.0)
+    np.testing.assert_array_equal(exits, [expected])
+  # A threshold that float32 cannot hold is met by its nearest number.
+  tenth = np.array([[[0.9, 0.1]], [[0.5, 0.5]]], np.float32)
+  np.testing.assert_array_equal(predictions.confidence_exit(tenth, 0.9), [0])
+
+
+def test_hidden_labels_are_refused():
+  predictions.check_labels(np.array([0, 2, 1]), 3, 'dev')
+  with pytest.raises(InvalidDataError, match=r"'test': expected labels .*-1"):
+    predictions.check_labels(np.array([0, -1, -1]), 3, 'test')
+  with pytest.raises(InvalidDataError, match='got 3 '):
+    predictions.check_labels(np.array([3]), 3, 'dev')
+
+
+def test_heads_have_names_and_layers():
+  assert predictions.head_names((4, 12), 2) == ('layer_4', 'layer_12')
+  assert predictions.head_names((), 2) == ('head_1', 'head_2')
+  assert predictions.layers_of((), 3) == (1, 2, 3)
+  with pytest.raises(ConfigError, match='layers: expected 3 layers'):
+    predictions.layers_of((4, 12), 3)
+  for legal in ((), (4,), (2, 4, 12)):
+    assert predictions.LAYERS.accepts(legal)
+  for illegal in ((4, 2), (0, 1), (2, 2), 4, ('4',), (1.0,)):
+    assert not predictions.LAYERS.accepts(illegal)
+
+
+def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
+  path = tmp_path / 'a.json'
+  predictions.replace_file(path, 'old\n')
+  predictions.replace_file(path, 'new\n')
+  assert path.read_text() == 'new\n'
+  assert list(tmp_path.iterdir()) == [path]
+
+  def fail(self, target):
+    raise OSError('disk full')
+
+  monkeypatch.setattr(type(path), 'replace', fail)
+  with pytest.raises(OSError, match='disk full'):
+    predictions.replace_file(path, 'newer\n')
+  assert path.read_text() == 'new\n'
+  assert list(tmp_path.iterdir()) == [path]

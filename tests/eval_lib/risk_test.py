@@ -1,0 +1,230 @@
+"""The guarantee by hand, against the textbook, and over 200 resamplings."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from eval_lib import predictions, risk
+
+DRAWS, DELTA = 200, 0.1
+# A method that fails with probability delta in a draw stays within this number
+# of failures in 200 draws with probability 0.999: 34, for an average of 20.
+ALLOWED = int(scipy.stats.binom.ppf(0.999, DRAWS, DELTA))
+
+
+def population(rows, classes=2, seed=0):
+  """Logits `[3, rows, classes]` and labels: later heads know more."""
+  rng = np.random.default_rng(seed)
+  labels = rng.integers(0, classes, rows)
+  signal = np.eye(classes)[labels]
+  noise = rng.normal(size=(3, rows, classes)).cumsum(0)[::-1]
+  strength = rng.exponential(1.0, rows)[:, None]
+  return np.stack([3 * strength * signal + n for n in noise]), labels
+
+
+def losses_of(logits, labels, kind='disagreement'):
+  thresholds = risk.default_thresholds(logits.shape[-1])
+  exits = risk.confidence_exits(predictions.probabilities(logits), thresholds)
+  if kind == 'harm':
+    return risk.harm(logits, exits, labels), thresholds
+  return risk.disagreement(logits, exits), thresholds
+
+
+def uncorrected(losses, thresholds, epsilon, delta):
+  """The usual mistake: the riskiest threshold that looks good enough."""
+  good = np.flatnonzero(losses.mean(0) <= epsilon)
+  guarantee = risk.guaranteed_threshold(losses, thresholds, epsilon, delta)
+  return dataclasses.replace(guarantee, threshold=float(thresholds[good[-1]]))
+
+
+def failures(losses, thresholds, epsilon, rows, **options):
+  """In how many of 200 resamplings the risk exceeds epsilon."""
+  risks = risk.resampled_risk(
+    losses, thresholds, epsilon, DELTA, rows=rows, draws=DRAWS, **options
+  )
+  return int((risks > epsilon).sum()), risks
+
+
+@pytest.mark.parametrize('kind', ['disagreement', 'harm'])
+@pytest.mark.parametrize(('epsilon', 'rows'), [(0.1, 200), (0.05, 500)])
+@pytest.mark.parametrize('classes', [2, 3])
+def test_risk_exceeds_epsilon_in_at_most_a_share_delta(
+  kind, epsilon, rows, classes
+):
+  losses, thresholds = losses_of(*population(20_000, classes), kind)
+  failed, risks = failures(losses, thresholds, epsilon, rows)
+  assert failed <= ALLOWED
+  # Not by never exiting: most of the allowance is used.
+  assert np.median(risks) > epsilon / 3
+  # The same test catches a method without correction.
+  wrong, _ = failures(losses, thresholds, epsilon, rows, choose=uncorrected)
+  assert wrong > ALLOWED
+
+
+def test_risk_on_test_rows_that_are_not_among_the_calibration_rows():
+  """Disjoint splits of one population, the risk measured on the test rows."""
+  epsilon, rows = 0.05, 500
+  losses, thresholds = losses_of(*population(20_000, seed=1))
+  rng = np.random.default_rng(0)
+  failed = wrong = 0
+  total = losses.sum(0)
+  for _ in range(DRAWS):
+    calibration = losses[rng.permutation(len(losses))[:rows]]
+    test = (total - calibration.sum(0)) / (len(losses) - rows)
+    for choose in (risk.guaranteed_threshold, uncorrected):
+      chosen = choose(calibration, thresholds, epsilon, DELTA).threshold
+      missed = test[thresholds == chosen][0] > epsilon
+      if choose is uncorrected:
+        wrong += missed
+      else:
+        failed += missed
+  assert failed <= ALLOWED < wrong
+
+
+def test_worst_case_fails_with_probability_delta():
+  """One threshold whose risk is just above epsilon: p-values are exact."""
+  epsilon, rows, draws = 0.1, 200, 4000
+  rng = np.random.default_rng(0)
+  certified = 0
+  for _ in range(draws):
+    losses = rng.random((rows, 1)) < epsilon + 1e-9
+    found = risk.guaranteed_threshold(losses, np.array([0.9]), epsilon, DELTA)
+    certified += found.threshold is not None
+  # The largest probability at most delta that 200 rows can give.
+  errors = np.arange(rows)
+  p = scipy.stats.binom.cdf(errors, rows, epsilon)
+  expected = p[p <= DELTA].max()
+  assert certified / draws == pytest.approx(expected, abs=0.02)
+  assert 0.07 < expected <= DELTA
+
+
+def test_p_values_by_hand():
+  # P(Binomial(3, 1/4) <= 0, 1, 3) = 27/64, 27/64 + 27/64, 1.
+  found = risk.p_values(np.array([0, 1, 3]), 3, 0.25)
+  np.testing.assert_allclose(found, [27 / 64, 54 / 64, 1.0])
+
+
+@pytest.mark.parametrize('rows', [1, 7, 40])
+@pytest.mark.parametrize('delta', [0.05, 0.3])
+def test_bound_of_clopper_and_pearson_and_p_value_agree(rows, delta):
+  for errors in range(rows + 1):
+    interval = scipy.stats.binomtest(errors, rows).proportion_ci(
+      confidence_level=1 - 2 * delta, method='exact'
+    )
+    bound = risk.upper_bound(errors, rows, delta)
+    assert bound == pytest.approx(interval.high)
+    for epsilon in (0.01, 0.1, 0.5, 0.9):
+      p = risk.p_values(np.array([errors]), rows, epsilon)[0]
+      assert (p <= delta) == (bound <= epsilon)
+
+
+def columns(*errors, rows=100):
+  """Losses `[rows, K]` with so many errors in each column."""
+  return np.arange(rows)[:, None] < np.array(errors)
+
+
+def test_stops_at_the_first_failure():
+  thresholds = np.array([1.0, 0.9, 0.8, 0.7])
+  # Of 100 rows, 5 errors are the most with p <= 0.1 at epsilon 0.1.
+  assert scipy.stats.binom.cdf([5, 6], 100, 0.1) == pytest.approx(
+    [0.0576, 0.1172], abs=1e-4
+  )
+  found = risk.guaranteed_threshold(columns(0, 5, 6, 2), thresholds, 0.1, 0.1)
+  assert (found.threshold, found.certified) == (0.9, 2)
+  assert (found.errors, found.rows) == (5, 100)
+  assert found.bound == risk.upper_bound(5, 100, 0.1) <= 0.1
+  last = risk.guaranteed_threshold(columns(0, 1, 2, 5), thresholds, 0.1, 0.1)
+  assert (last.threshold, last.certified) == (0.7, 4)
+
+
+def test_never_exits_when_nothing_can_be_certified():
+  thresholds = np.array([1.0, 0.5])
+  bad = risk.guaranteed_threshold(columns(50, 0), thresholds, 0.1, 0.1)
+  assert bad == risk.Guarantee(None, 0.1, 0.1, 100, 0, 0.0, 0)
+  # Without any error it still takes log(delta) / log(1 - epsilon) rows.
+  needed = math.ceil(math.log(0.1) / math.log(0.9))
+  for rows, threshold in ((needed - 1, None), (needed, 0.5)):
+    losses = np.zeros((rows, 2), bool)
+    found = risk.guaranteed_threshold(losses, thresholds, 0.1, 0.1)
+    assert found.threshold == threshold
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (dict(epsilon=0.0), 'epsilon: expected'),
+    (dict(delta=1.0), 'delta: expected'),
+    (dict(losses=np.zeros((0, 2), bool)), 'at least one row'),
+    (dict(thresholds=np.array([0.5, 0.5])), 'safest to the riskiest'),
+  ],
+)
+def test_illegal_arguments_are_named(change, message):
+  legal = dict(
+    losses=columns(0, 1), thresholds=np.array([1.0, 0.5]), epsilon=0.1,
+    delta=0.1,
+  )  # fmt: skip
+  with pytest.raises(ValueError, match=message):
+    risk.guaranteed_threshold(**(legal | change))
+
+
+def test_losses_by_hand():
+  early = [[3.0, 0], [3, 0], [0, 3], [0, 3]]
+  full = [[2.0, 0], [0, 2], [2, 0], [0, 2]]
+  logits, labels = np.array([early, full]), np.array([0, 1, 1, 1])
+  exits = np.array([[1, 1, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0]])
+  # Rows 1 and 2 change their answer; only at row 1 was the full model right.
+  np.testing.assert_array_equal(
+    risk.disagreement(logits, exits).T,
+    [[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0]],
+  )
+  np.testing.assert_array_equal(
+    risk.harm(logits, exits, labels).T,
+    [[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]],
+  )
+
+
+def test_harm_bounds_the_loss_of_accuracy():
+  logits, labels = population(2000, classes=3)
+  losses, thresholds = losses_of(logits, labels, 'harm')
+  exits = risk.confidence_exits(predictions.probabilities(logits), thresholds)
+  answers = logits.argmax(-1)
+  full = (answers[-1] == labels).mean()
+  for k in range(0, len(thresholds), 20):
+    early = (answers[exits[k], np.arange(2000)] == labels).mean()
+    assert full - early <= losses[:, k].mean() + 1e-12
+
+
+@pytest.mark.parametrize('classes', [2, 3])
+def test_thresholds_go_from_safest_to_riskiest(classes):
+  thresholds = risk.default_thresholds(classes, 50)
+  assert len(thresholds) == 50
+  assert thresholds[0] == 1.0
+  assert thresholds[-1] == pytest.approx(1 / classes)
+  assert (np.diff(thresholds) < 0).all()
+
+
+def test_certify_confidence_reports_how_many_leave_early():
+  logits, _ = population(3000)
+  heads = predictions.probabilities(logits)
+  guarantee, early = risk.certify_confidence(heads, 0.05, 0.1)
+  exits = predictions.confidence_exit(heads, guarantee.threshold)
+  assert early == (exits < 2).mean() > 0.1
+  assert (
+    logits.argmax(-1)[exits, np.arange(3000)] != logits[-1].argmax(-1)
+  ).sum() == guarantee.errors
+  assert risk.certify_confidence(heads[:, :10], 0.05, 0.1)[1] == 0.0
+
+
+def test_resampling_depends_on_the_seed_alone():
+  losses, thresholds = losses_of(*population(500))
+  one, same, other = (
+    risk.resampled_risk(
+      losses, thresholds, 0.1, 0.1, rows=100, draws=20, seed=seed
+    )
+    for seed in (0, 0, 1)
+  )
+  np.testing.assert_array_equal(one, same)
+  assert (one != other).any()
