@@ -6,6 +6,7 @@ add the losses of an adaptive mechanism from `out` (see `extra_loss`).
 
 import dataclasses
 import typing
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -180,10 +181,28 @@ def _model_field(field: dataclasses.Field) -> Field:
       lambda value: legal.accepts(value) or value == field.default,
       default,
     )
+  if typing.get_origin(field.type) is Sequence:
+    (kind,) = typing.get_args(field.type)
+    return _sequence_field(kind, default)
   kinds = typing.get_args(field.type) or (field.type,)
-  legal_kinds = {*kinds, int} if float in kinds else set(kinds)
+  legal_kinds = _legal_kinds(kinds)
   expected = ' or '.join(kind.__name__ for kind in kinds)
   return Field(expected, lambda value: type(value) in legal_kinds, default)
+
+
+def _sequence_field(kind: type, default: Any) -> Field:
+  legal_kinds = _legal_kinds((kind,))
+
+  def accepts(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and all(
+      type(item) in legal_kinds for item in value
+    )
+
+  return Field(f'a tuple of {kind.__name__}', accepts, default)
+
+
+def _legal_kinds(kinds: tuple[type, ...]) -> set[type]:
+  return {*kinds, int} if float in kinds else set(kinds)
 
 
 def as_config_error(

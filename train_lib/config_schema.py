@@ -112,6 +112,22 @@ STAGE = {
 }
 
 
+def resolve(config: Any) -> None:
+  """Lets the task fill in, in place, what follows from files it names.
+
+  A `task` that cannot be found is left to `validate`.
+
+  Raises:
+    ConfigError: if such a file cannot be used.
+  """
+  try:
+    task = locate(config.task, 'task')
+  except ConfigError:
+    return
+  if isinstance(task, type) and issubclass(task, Task):
+    task.resolve(config)
+
+
 def validate(config: Any) -> None:
   """Checks a whole configuration; reads no data and touches no device.
 

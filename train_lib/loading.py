@@ -8,12 +8,13 @@ import jax
 import ml_collections
 
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
+from dataset_lib.errors import ConfigError, InvalidDataError
+from dataset_lib.source import DatasetInfo
 from train_lib import sharding, strict_json
 from train_lib.checkpoint import restore_params
 from train_lib.checkpoint_format import steps_in
 from train_lib.checkpoint_reader import checkpoint_extra
-from train_lib.run_directory import CHECKPOINTS
+from train_lib.run_directory import CHECKPOINTS, DATASET_INFO
 from train_lib.setup import build_task
 from train_lib.task import Task
 
@@ -30,8 +31,14 @@ class LoadedParams(NamedTuple):
   step: int
 
 
-def load_config(workdir: str | os.PathLike[str]) -> ml_collections.ConfigDict:
+def load_config(
+  workdir: str | os.PathLike[str], key: str = '--workdir'
+) -> ml_collections.ConfigDict:
   """The resolved configuration that a run left in its directory.
+
+  Args:
+    workdir: directory of the run.
+    key: the flag or field that names the directory, for the error.
 
   Raises:
     ConfigError: if there is none.
@@ -39,7 +46,7 @@ def load_config(workdir: str | os.PathLike[str]) -> ml_collections.ConfigDict:
   path = pathlib.Path(workdir) / 'config.json'
   if not path.is_file():
     raise ConfigError(
-      '--workdir', str(workdir), 'the directory of a run, with a config.json'
+      key, str(workdir), 'the directory of a run, with a config.json'
     )
   config = _with_tuples(strict_json.loads(path.read_text()))
   return ml_collections.ConfigDict(config)
@@ -61,11 +68,32 @@ def load_task(
 ) -> Task:
   """The run's task as it was at a checkpoint; see `load_params` for `step`.
 
-  What the data set is (input shape, classes) is read from the data itself.
+  What the data set is (input shape, classes) the run has written down; only
+  for a run that has not is it read from the data itself.
   """
-  source = builder.build_source(config.dataset, config.train_split)
+  info = load_info(workdir)
+  if info is None:
+    info = builder.build_source(config.dataset, config.train_split).info
   stage = config.stages[checkpoint_extra(workdir, step)['stage']]
-  return build_task(config, source.info, stage.get('model', {}))
+  return build_task(config, info, stage.get('model', {}))
+
+
+def load_info(workdir: str | os.PathLike[str]) -> DatasetInfo | None:
+  """What the training data of a run was; None if the run did not write it.
+
+  Raises:
+    InvalidDataError: the file is damaged.
+  """
+  path = pathlib.Path(workdir) / DATASET_INFO
+  if not path.is_file():
+    return None
+  try:
+    return DatasetInfo(**_with_tuples(strict_json.loads(path.read_text())))
+  except (ValueError, TypeError) as error:
+    raise InvalidDataError(
+      f'{path} is damaged ({error}); remove it, and the data set itself is '
+      'read instead'
+    ) from error
 
 
 def checkpoint_steps(workdir: str | os.PathLike[str]) -> list[int]:

@@ -33,14 +33,28 @@ def _sizes(setup: Setup) -> rich.table.Table:
     'input': f'{info.input_key} [{setup.config.batch_size}, '
     + ', '.join(map(str, info.input_shape))
     + f'] {info.input_dtype}',
-    'classes': str(info.num_classes),
+    'classes': 'a number, no classes'
+    if info.num_classes == 1
+    else str(info.num_classes),
     'examples': f'{info.num_examples:,}',
     'forward FLOPs per example': f'{flops:,.0f}',
     # Backward costs two forwards: one for the inputs, one for the weights.
     'train step FLOPs': f'{3 * flops * setup.config.batch_size:.3g}',
     'mesh': str(dict(setup.mesh.shape)),
   }
+  if info.length_buckets:
+    lengths = ', '.join(map(str, info.length_buckets))
+    rows['lengths'] = f'{lengths}; FLOPs are those of the longest'
   return _table(rows)
+
+
+def compiled_line(setup: Setup, stage: Any, batch: Any, seconds: float) -> str:
+  """One line about a train step that was just compiled."""
+  name = setup.dataset.info.input_key
+  shape = ', '.join(map(str, batch[name].shape))
+  return (
+    f'compiled the step of {stage.name} for {name} [{shape}] in {seconds:.1f} s'
+  )
 
 
 def parameter_count(setup: Setup) -> int:

@@ -1,7 +1,8 @@
 """The directory of a run: its lock, what it was made of, what came out.
 
 `run.lock` keeps a second run out, `config.json` and `versions.json` say what
-ran, `metrics.jsonl` has one JSON object a step, `result.json` is the end.
+ran, `dataset_info.json` on what kind of data, `metrics.jsonl` has one JSON
+object a step, `result.json` is the end.
 Only the primary process of a run holds the lock and writes.
 """
 
@@ -20,6 +21,7 @@ from train_lib.run_lock import Lock, RunLockedError
 
 __all__ = [
   'CHECKPOINTS',
+  'DATASET_INFO',
   'HARMLESS',
   'ConfigChangedError',
   'RunDirectory',
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 CHECKPOINTS = 'checkpoints'
+DATASET_INFO = 'dataset_info.json'
 # Fields that may differ when a run goes on: they change where, how fast and
 # how often, but not what is computed.
 HARMLESS = (
@@ -54,6 +57,8 @@ PACKAGES = (
   'opencv-python-headless',
   'tensorflow',
   'tensorflow-datasets',
+  'tokenizers',
+  'safetensors',
 )
 
 
@@ -119,6 +124,11 @@ class RunDirectory:
         'relative name without ..'
       )
     return path
+
+  def write_dataset_info(self, info: Mapping[str, Any]) -> None:
+    """Writes `dataset_info.json`, to rebuild the model without the data."""
+    if self._primary:
+      strict_json.write(self.path(DATASET_INFO), info)
 
   def write_result(self, result: Mapping[str, Any]) -> None:
     """Writes `result.json`, all of it or nothing."""

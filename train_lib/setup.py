@@ -73,13 +73,36 @@ class Setup:
   def train_step(self, stage: Stage, frozen: Any, batch: Any) -> Any:
     """The stage's compiled step for batches like this one.
 
-    Compiled once for stages with equal static parts, and ahead of time: it
-    cannot recompile in the loop, a batch of another shape is an error.
+    Compiled ahead of time, once for stages with equal static parts and
+    batches of equal shapes, so that nothing compiles unseen in the loop.
     """
-    key = (stage.trainable, str(stage.model), tuple(stage.knobs))
+    shapes = tuple(
+      (name, tuple(leaf.shape), str(leaf.dtype))
+      for name, leaf in sorted(batch.items())
+    )
+    key = (stage.trainable, str(stage.model), tuple(stage.knobs), shapes)
     if key not in self.compiled:
       self.compiled[key] = self._compile(stage, frozen, batch)
     return self.compiled[key]
+
+  def longest(self, batch: Any) -> Any:
+    """The shapes of a batch like this one of the greatest length.
+
+    Arrays of the input's shape are padded to a length that differs from batch
+    to batch; what has one shape only comes back as it is.
+    """
+    info = self.dataset.info
+    shape = batch[info.input_key].shape[1:]
+    if shape == info.input_shape:
+      return batch
+    return {
+      name: jax.ShapeDtypeStruct(
+        (leaf.shape[0], *info.input_shape), leaf.dtype, sharding=leaf.sharding
+      )
+      if leaf.shape[1:] == shape
+      else leaf
+      for name, leaf in batch.items()
+    }
 
   def _compile(self, stage: Stage, frozen: Any, batch: Any) -> Any:
     config = self.config
@@ -217,6 +240,7 @@ def eval_context(
   return EvalContext(
     measure=jitted(task.evaluate),
     features=jitted(task.features),
+    outputs=jitted(task.outputs),
     put=lambda batch: sharding.put_batch(batch, mesh),
     seed=config.seed,
     batch_size=config.batch_size,

@@ -6,10 +6,11 @@ loss: each is a `Task` and a config, never another loop.
 """
 
 import abc
+import pathlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Key, Shaped
 
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Metric
@@ -36,6 +37,14 @@ class Task(abc.ABC):
 
   # Names of the knobs that `loss` reads; a stage may schedule no others.
   KNOBS: ClassVar[tuple[str, ...]] = ()
+
+  @classmethod
+  def resolve(cls, config: Config) -> None:
+    """Fills in, in place, what follows from files that `config` names.
+
+    Runs once, after the overrides and before `validate`; what it sets stands
+    in the run's config.json.
+    """
 
   @classmethod
   def validate(cls, config: Config) -> None:
@@ -91,11 +100,24 @@ class Task(abc.ABC):
   def evaluate(self, params: Tree, model_state: Tree, batch: Batch) -> Metrics:
     """Metrics of a batch without noise; rows with mask 0 never count."""
 
+  def outputs(
+    self, params: Tree, model_state: Tree, batch: Batch
+  ) -> dict[str, Shaped[Array, 'B ...']]:
+    """What the model says of each row, for metrics that need all rows.
+
+    Every array leads with the rows; `'logits'` is `[B, E, O]` with the heads
+    of the model in order, the last one being its answer.
+    """
+    raise NotImplementedError(f'{type(self).__name__} has no outputs of rows')
+
   @abc.abstractmethod
   def features(
     self, params: Tree, model_state: Tree, batch: Batch
   ) -> Float[Array, 'B D']:
     """The representation before the head, for few-shot evaluation."""
+
+  def save_assets(self, directory: pathlib.Path) -> None:
+    """Writes what serving needs beside the parameters, e.g. a tokenizer."""
 
   def flops(self) -> float:
     """FLOPs of one example's forward pass by formula (2 a multiply-add)."""

@@ -7,6 +7,7 @@ finish. What an objective computes is in its `Task`, how a step is made in
 
 import collections
 import contextlib
+import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -63,6 +64,9 @@ def train(
     is_main = jax.process_index() == 0
     run = RunDirectory(workdir, config.to_dict(), primary=is_main)
     stack.enter_context(run)
+    run.write_dataset_info(dataclasses.asdict(setup.dataset.info))
+    if is_main:
+      setup.task(setup.stages[0]).save_assets(run.workdir)
     guard = stack.enter_context(PreemptionGuard())
     loop = stack.enter_context(
       contextlib.closing(_Loop(setup, evaluators, run, guard, started))
@@ -77,6 +81,7 @@ def dry_run(config: Any) -> None:
     batches: Any = setup.dataset.batches()
     with contextlib.closing(batches):
       batch = sharding.put_batch(next(batches), setup.mesh)
+    batch = setup.longest(batch)
     build_evaluators(setup, workdir='')
     fresh_state(setup)
     frozen = setup.init_frozen()
@@ -171,7 +176,7 @@ class _Loop:
   def _one_step(self, stage: Stage, state, frozen, step: int):
     """One step and what is due after it. Do not change the order below."""
     batch = self._next_batch()
-    train_step = self.setup.train_step(stage, frozen, batch)
+    train_step = self._compiled_step(stage, frozen, batch)
     self._profile(step)
     knobs = stage.knob_values(step)
     state, metrics = train_step(state, frozen, batch, knobs)
@@ -201,6 +206,16 @@ class _Loop:
     self.progress.advance(step)
     self._check_save()
     return state, step
+
+  def _compiled_step(self, stage: Stage, frozen, batch) -> Any:
+    """The compiled step for this batch; says so when it had to be compiled."""
+    known, begin = len(self.setup.compiled), time.monotonic()
+    train_step = self.setup.train_step(stage, frozen, batch)
+    if self.is_main and len(self.setup.compiled) > known:
+      seconds = time.monotonic() - begin
+      line = report.compiled_line(self.setup, stage, batch, seconds)
+      self.progress.console.print(line)
+    return train_step
 
   def _check_save(self) -> None:
     """Reports a failed asynchronous save in the step after it failed."""

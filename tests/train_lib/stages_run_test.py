@@ -6,10 +6,12 @@ import sys
 import numpy as np
 import pytest
 
+from dataset_lib import builder
 from launch import command_line
 from train_lib import checkpoint_format as form
-from train_lib import config_schema, trainer
+from train_lib import config_schema, loading, trainer
 from train_lib.checkpoint import restore_params
+from train_lib.task import Task
 
 DECAY = 0.5
 STEPS = 2  # of each stage
@@ -46,6 +48,11 @@ def stage(**fields):
   return dict(steps=STEPS, epochs=0.0, trainable='.*') | fields
 
 
+def save_asset(task, directory):
+  with (directory / 'asset').open('a') as file:
+    file.write(type(task).__name__)
+
+
 @pytest.fixture(scope='module')
 def run(tmp_path_factory, request):
   """A run of two stages, the second of the head alone; (workdir, rows)."""
@@ -54,6 +61,7 @@ def run(tmp_path_factory, request):
     patch.chdir(request.config.rootpath)
     # The profiler need not look for TensorFlow here.
     patch.setitem(sys.modules, 'tensorflow', None)
+    patch.setattr(Task, 'save_assets', save_asset)
     rows = train(
       workdir,
       'dtype=bfloat16',
@@ -111,6 +119,28 @@ def test_restored_parameters_are_the_average(run):
   for name, expected in average.items():
     np.testing.assert_allclose(restored[name], expected, atol=1e-6)
   assert not np.array_equal(restored['head/kernel'], new['head/kernel'])
+
+
+def test_assets_are_saved_once(run):
+  assert (run[0] / 'asset').read_text() == 'TapeClassification'
+
+
+def test_a_run_says_what_its_data_was(run, monkeypatch):
+  config = loading.load_config(run[0])
+  info = builder.build_source(config.dataset, 'train').info
+  assert loading.load_info(run[0]) == info
+  content = json.loads((run[0] / 'dataset_info.json').read_text())
+  assert content['input_shape'] == [4]
+  # The task is then rebuilt without the data.
+  monkeypatch.setattr(builder, 'build_source', None)
+  assert loading.load_task(run[0], config).info == info
+
+
+def test_runs_that_said_nothing_are_read_from_the_data(run, monkeypatch):
+  monkeypatch.setattr(loading, 'DATASET_INFO', 'nothing.json')
+  assert loading.load_info(run[0]) is None
+  config = loading.load_config(run[0])
+  assert loading.load_task(run[0], config).info.input_shape == (4,)
 
 
 def test_a_trace_is_written(run):

@@ -1,0 +1,165 @@
+"""Classification and regression of sentences and pairs of sentences.
+
+The model is called as `model(tokens, token_types, length, row_keys)` and may
+return logits of several heads, `out['exits']` `[E, B, O]`; any BERT-like
+classifier will do. A data set with one class is a regression: squared error
+instead of cross-entropy.
+"""
+
+import pathlib
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from dataset_lib import tokenizer
+from dataset_lib.errors import ConfigError
+from eval_lib.metrics import Average
+from model_lib import bert, huggingface
+from train_lib import strict_json
+from train_lib.classification import Classification
+from train_lib.stages import Config
+from train_lib.task import Batch
+
+TOKENIZER_FILE = 'tokenizer.json'
+_INIT_LENGTH = 8
+
+
+class TextClassification(Classification):
+  """Cross-entropy or squared error of the last head; see the module."""
+
+  @classmethod
+  def resolve(cls, config: Config) -> None:
+    """Sizes and tokenizer of the checkpoint that `warm_start` names.
+
+    A field of `model` that is 0, '' or -1 (`type_vocab_size`: -1) is set from
+    the checkpoint, be it a Hugging Face directory or a run, or else from
+    `model.variant`; so is an empty `dataset.tokenizer`.
+
+    Raises:
+      ConfigError: if the checkpoint's own configuration cannot be used.
+    """
+    directory = config.warm_start.workdir
+    known = dict(bert.DEFAULTS)
+    if config.model.get('variant'):
+      try:
+        known |= bert.decode_variant(config.model.variant)
+      except ValueError as error:
+        expected = f'one of {", ".join(bert.VARIANTS)}'
+        raise ConfigError(
+          'model.variant', config.model.variant, expected
+        ) from error
+    if directory and pathlib.Path(directory).is_dir():
+      known |= checkpoint_sizes(directory)
+      if not config.dataset.get('tokenizer', 'given'):
+        config.dataset.tokenizer = tokenizer_in(directory)
+    for name, value in known.items():
+      if name in config.model and config.model[name] in _unset(name):
+        config.model[name] = value
+
+  def build_model(self) -> Any:
+    """The configured module, for which the data set must not be too large.
+
+    Raises:
+      ConfigError: the tokenizer or the longest row does not fit the model.
+    """
+    model = super().build_model()
+    if self.info.vocab_size > model.vocab_size:
+      raise ConfigError(
+        'model.vocab_size',
+        model.vocab_size,
+        f'at least the {self.info.vocab_size} ids of the tokenizer',
+      )
+    if self.info.input_shape[0] > model.max_positions:
+      raise ConfigError(
+        'dataset.max_length',
+        self.info.input_shape[0],
+        f'at most the {model.max_positions} positions of the model',
+      )
+    return model
+
+  def save_assets(self, directory: pathlib.Path) -> None:
+    """Writes the tokenizer beside the run's configuration."""
+    path = self.config['dataset'].get('tokenizer', '')
+    if path:
+      tokenizer.load(path).save(directory / TOKENIZER_FILE)
+
+  @property
+  def is_regression(self) -> bool:
+    """Whether the label is a number and not a class."""
+    return self.info.num_classes == 1
+
+  def init(self, rng):
+    """Initialises with one short row; see `Task.init`."""
+    row = jnp.zeros((1, _INIT_LENGTH), jnp.int32)
+    length = jnp.full((1,), _INIT_LENGTH, jnp.int32)
+    variables = self.model.init(rng, row, row, length)
+    model_state = {k: v for k, v in variables.items() if k != 'params'}
+    return variables['params'], model_state
+
+  def apply(
+    self, params, model_state, batch, row_keys=None, **options
+  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
+    """Runs the model; `options` are its further keywords, such as knobs."""
+    return self.model.apply(
+      {'params': params, **model_state},
+      batch['tokens'],
+      batch['token_types'],
+      batch['length'],
+      row_keys,
+      **options,
+    )
+
+  def cross_entropy(
+    self, logits: Float[Array, 'B O'], batch: Batch
+  ) -> Float[Array, ' B']:
+    """Cross-entropy in nats, or the squared error of a regression."""
+    if self.is_regression:
+      return jnp.square(logits[:, 0].astype(jnp.float32) - batch['label'])
+    return super().cross_entropy(logits, batch)
+
+  def quality(self, logits, entropy, batch) -> dict[str, Any]:
+    """Accuracy and cross-entropy, or the squared error."""
+    if self.is_regression:
+      return {'squared_error': Average.from_values(entropy, batch['mask'])}
+    return super().quality(logits, entropy, batch)
+
+  def outputs(self, params, model_state, batch):
+    """`'logits'` `[B, E, O]` of all heads, and tokens kept `[B, P]` if any."""
+    logits, out = self.apply(params, model_state, batch)
+    exits = out['exits'] if 'exits' in out else logits[None]
+    result = {'logits': jnp.swapaxes(exits, 0, 1), 'length': batch['length']}
+    if 'kept' in out:
+      result['kept'] = jnp.swapaxes(out['kept'], 0, 1)
+    return result
+
+
+def _unset(name: str) -> tuple[Any, ...]:
+  """Values that ask for the checkpoint's; no token types are a choice."""
+  return (-1,) if name == 'type_vocab_size' else ('', 0, -1)
+
+
+def checkpoint_sizes(directory: str) -> dict[str, Any]:
+  """Fields of `model` as a Hugging Face directory or a run has them.
+
+  Raises:
+    ConfigError: if the directory is neither, or has an option that is not
+      supported.
+  """
+  if huggingface.is_checkpoint(directory):
+    try:
+      return huggingface.read_sizes(directory)
+    except ValueError as error:
+      raise ConfigError('warm_start.workdir', directory, str(error)) from error
+  path = pathlib.Path(directory) / 'config.json'
+  if not path.is_file():
+    expected = 'a Hugging Face directory or a run, with a config.json'
+    raise ConfigError('warm_start.workdir', directory, expected)
+  model = strict_json.loads(path.read_text())['model']
+  return {name: model[name] for name in bert.DEFAULTS if name in model}
+
+
+def tokenizer_in(directory: str) -> str:
+  """The tokenizer of a Hugging Face directory or of a run."""
+  path = pathlib.Path(directory) / TOKENIZER_FILE
+  return str(path if path.is_file() else directory)
