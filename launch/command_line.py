@@ -91,6 +91,10 @@ def load_config(
   except (ValueError, TypeError) as error:
     raise UsageError(f'--config={flag}: {error}') from error
   apply_overrides(config, overrides)
+  # Imported late: a wrong command line is answered without waiting for jax.
+  from train_lib import config_schema
+
+  config_schema.resolve(config)
   return config
 
 

@@ -1,0 +1,1 @@
+"""Experiments with EAT on GLUE."""

@@ -1,0 +1,1 @@
+"""EAT: BERT that prunes tokens, attends in windows and exits early."""

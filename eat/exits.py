@@ -1,0 +1,246 @@
+"""When an example leaves: exit rules as pure functions, row by row.
+
+EAT, section 3.3 (`max_c P >= tau`, patience), with the entropy of DeeBERT and
+the patience of PABEE. All take NumPy arrays (on the host, while serving) and
+JAX arrays (in a sweep) alike, and decide each row by itself.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+RULES = (
+  'confidence',
+  'entropy',
+  'margin',
+  'patience',
+  'combined',
+  'never',
+)
+_WITH_TAU = ('confidence', 'entropy', 'margin', 'combined')
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+  """When a row may leave at a head, P being the head's probabilities.
+
+  - 'confidence': `max_c P >= tau`.
+  - 'entropy': `-sum_c P log P <= tau`, in nats.
+  - 'margin': the largest P minus the second is at least tau.
+  - 'patience': the last `patience` heads, this one included, have the same
+    argmax; there must be so many.
+  - 'combined': both 'confidence' and 'patience'.
+  - 'never': only at the last head.
+
+  A regression (one logit) leaves, unless 'never', when each of the last
+  `patience` predictions, but of two at least, differs by less than
+  `tolerance` from the one before.
+
+  The three thresholds may be arrays `[B]`, one for each row.
+
+  Attributes:
+    name: one of `RULES`.
+    tau: threshold of the rules that have one: a probability, a difference of
+      two, or nats >= 0. Infinity, for entropy minus infinity, is never met.
+    patience: number of heads, at least 1.
+    tolerance: of a regression, in the unit of the label, >= 0.
+    veto_margin: a row whose margin is below it stays, whatever the rule.
+
+  Raises:
+    ValueError: at construction, naming the field, for an illegal value.
+  """
+
+  name: str
+  tau: Any = None
+  patience: Any = 2
+  tolerance: Any = 0.1
+  veto_margin: Any = 0.0
+
+  def __post_init__(self):
+    if self.name not in RULES:
+      raise ValueError(f'name: expected one of {RULES}, got {self.name!r}')
+    if self.name == 'entropy':
+      expected = 'nats >= 0, or -inf for never'
+      _check('tau', self.tau, expected, lambda t: (t >= 0) | (t == -np.inf))
+    elif self.name in _WITH_TAU:
+      expected = 'a probability in [0, 1], or inf for never'
+      _check('tau', self.tau, expected, lambda t: _in_unit(t) | (t == np.inf))
+    patience = self.patience
+    if isinstance(patience, bool) or not (
+      isinstance(patience, (int, np.integer)) and patience >= 1
+    ):
+      raise ValueError(f'patience: expected an integer >= 1, got {patience!r}')
+    _check('tolerance', self.tolerance, 'a number >= 0', lambda t: t >= 0)
+    expected = 'a probability in [0, 1]'
+    _check('veto_margin', self.veto_margin, expected, _in_unit)
+
+
+def should_exit(
+  rule: Rule,
+  logits: Float[Any, 'E B C'] | Sequence[Float[Any, 'B C']],
+) -> Bool[Any, ' B']:
+  """Whether each row leaves at the last of the heads so far.
+
+  A row whose logits are not finite stays.
+
+  Args:
+    rule: the rule; its thresholds are numbers or one for each row.
+    logits: of all heads so far, E >= 1; C = 1 is a regression. With
+      calibrated heads, divided by their temperatures (`calibrate`).
+  """
+  xp, heads = _stacked(logits)
+  if rule.name == 'never':
+    return xp.zeros(heads.shape[1:2], bool)
+  with np.errstate(invalid='ignore'):
+    if heads.shape[2] == 1:
+      return _settled(xp, rule, heads[..., 0])
+    return _decided(xp, rule, heads)
+
+
+def first_exit(
+  rule: Rule,
+  logits: Float[Any, 'E B C'] | Sequence[Float[Any, 'B C']],
+) -> Int[Any, ' B']:
+  """Index of the head at which each row leaves: at the latest, the last.
+
+  Args:
+    rule: the rule.
+    logits: of all heads; see `should_exit`.
+  """
+  xp, heads = _stacked(logits)
+  decided = [
+    should_exit(rule, heads[: count + 1]) for count in range(len(heads) - 1)
+  ]
+  decided.append(xp.ones(heads.shape[1:2], bool))
+  return xp.stack(decided).argmax(0).astype(xp.int32)
+
+
+def calibrate(
+  logits: Float[Any, 'E B C'], temperatures: Float[Any, ' E'] | Sequence[float]
+) -> Float[Any, 'E B C']:
+  """Divides the logits of each head by its temperature (Guo et al. 2017).
+
+  Args:
+    logits: of all heads.
+    temperatures: one for each head, > 0.
+
+  Raises:
+    ValueError: if there is not one for each head, or one is not positive.
+  """
+  xp, heads = _stacked(logits)
+  if len(temperatures) != len(heads):
+    raise ValueError(
+      f'temperatures: expected {len(heads)}, one for each head, got '
+      f'{len(temperatures)}'
+    )
+  expected = 'finite numbers > 0'
+  _check(
+    'temperatures', temperatures, expected, lambda t: (t > 0) & (t < np.inf)
+  )
+  return heads / _like(xp, temperatures, heads)[:, None, None]
+
+
+def probabilities(
+  logits: Float[Any, 'E B C'], temperatures: Float[Any, ' E'] | Sequence[float]
+) -> Float[Any, 'E B C']:
+  """Calibrated class probabilities of all heads; see `calibrate`.
+
+  Raises:
+    ValueError: for a regression, or as `calibrate`.
+  """
+  heads = calibrate(logits, temperatures)
+  if heads.shape[2] < 2:
+    raise ValueError(
+      'logits: expected at least 2 classes, got 1; a regression has no '
+      'probabilities'
+    )
+  return _softmax(_stacked(logits)[0], heads)
+
+
+def _stacked(logits: Any) -> tuple[Any, Any]:
+  """The module to compute with, and float `[E, B, C]`."""
+  heads = logits if hasattr(logits, 'ndim') else list(logits)
+  parts = heads if isinstance(heads, list) else [heads]
+  xp = jnp if any(isinstance(part, jax.Array) for part in parts) else np
+  stacked = xp.stack(heads) if isinstance(heads, list) else heads
+  if stacked.dtype not in (np.float32, np.float64):
+    stacked = stacked.astype(np.float32)
+  return xp, stacked
+
+
+def _like(xp: Any, threshold: Any, logits: Any) -> Any:
+  """The threshold in the dtype of the logits."""
+  return xp.asarray(threshold, logits.dtype)
+
+
+def _decided(xp: Any, rule: Rule, heads: Any) -> Any:
+  """The rules of a classification at the last of the heads."""
+  probability = _softmax(xp, heads[-1])
+  ordered = xp.sort(probability, axis=-1)
+  margin = ordered[..., -1] - ordered[..., -2]
+  # False for NaN, which the agreement of classes would let pass.
+  decided = margin >= _like(xp, rule.veto_margin, heads)
+  if rule.name in ('confidence', 'combined'):
+    decided &= ordered[..., -1] >= _like(xp, rule.tau, heads)
+  if rule.name == 'entropy':
+    decided &= _entropy(xp, heads[-1]) <= _like(xp, rule.tau, heads)
+  if rule.name == 'margin':
+    decided &= margin >= _like(xp, rule.tau, heads)
+  if rule.name in ('patience', 'combined'):
+    decided &= _agreed(xp, heads, rule.patience)
+  return decided
+
+
+def _softmax(xp: Any, logits: Any) -> Any:
+  powers = xp.exp(logits - logits.max(-1, keepdims=True))
+  return powers / powers.sum(-1, keepdims=True)
+
+
+def _entropy(xp: Any, logits: Any) -> Any:
+  shifted = logits - logits.max(-1, keepdims=True)
+  powers = xp.exp(shifted)
+  total = powers.sum(-1)
+  return xp.log(total) - (powers * shifted).sum(-1) / total
+
+
+def _agreed(xp: Any, heads: Any, patience: int) -> Any:
+  """Whether the last `patience` heads have the same argmax."""
+  if len(heads) < patience:
+    return xp.zeros(heads.shape[1:2], bool)
+  classes = heads[-patience:].argmax(-1)
+  return (classes == classes[-1:]).all(0)
+
+
+def _settled(xp: Any, rule: Rule, predictions: Any) -> Any:
+  """Whether the last predictions differ by less than the tolerance."""
+  count = max(2, rule.patience)
+  if len(predictions) < count:
+    return xp.zeros(predictions.shape[1:], bool)
+  last = predictions[-count:]
+  # The largest is NaN if one is.
+  largest = xp.abs(last[1:] - last[:-1]).max(0)
+  return largest < _like(xp, rule.tolerance, last)
+
+
+def _in_unit(values: Any) -> Any:
+  return (values >= 0) & (values <= 1)
+
+
+def _check(name: str, value: Any, expected: str, legal: Any) -> None:
+  """Raises ValueError unless all values are legal; traced ones pass."""
+  if isinstance(value, jax.core.Tracer):
+    return
+  message = f'{name}: expected {expected}, got {value!r}'
+  try:
+    values = np.asarray(value, np.float64)
+  except (TypeError, ValueError) as error:
+    raise ValueError(message) from error
+  # None and True are numbers to NumPy.
+  number = np.asarray(value).dtype.kind in 'fiu' or hasattr(value, 'dtype')
+  if not number or values.ndim > 1 or not np.all(legal(values)):
+    raise ValueError(message)

@@ -1,0 +1,277 @@
+"""What EAT is asked and answers: texts in, labels with depth and reason out.
+
+The host's side of the engine. Thresholds, minimum retention and the switch to
+full depth act row by row on data, so none of them ever compiles anything
+(EAT, sections 7.4 and 10).
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from dataset_lib.tokenizer import Tokenizer
+from eat import exits
+from eat.exits import Rule
+from eat.serving import FULL, PRUNED, EatChain
+from serve_lib.chain import Encoded, InputError, Row
+from serve_lib.monitor import Monitor
+
+KEYS = ('text', 'pair', 'source')
+# [CLS] and the [SEP] after each text.
+SPECIAL = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+  """The answer to one text.
+
+  Attributes:
+    label: name of the class, or the number of a regression.
+    probabilities: by class name, calibrated; empty for a regression.
+    depth: layers that were run.
+    retention: share of the tokens that were left at the end.
+    exit_reason: the rule that let it leave, 'last layer', or 'full depth' when
+      exits were switched off.
+    truncated: whether the text was longer than the model takes.
+  """
+
+  label: Any
+  probabilities: Mapping[str, float]
+  depth: int
+  retention: float
+  exit_reason: str
+  truncated: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How rows are let out.
+
+  Attributes:
+    rule: when a row leaves.
+    temperatures: of each head; () for 1.
+    thresholds: by source, instead of the rule's `tau`.
+    minimum_retention: by source; a row whose source asks for more than the
+      model would keep is served without pruning.
+    ensemble_margin: an answer whose margin is below it is the mean of the
+      probabilities of all heads it passed; 0 for never.
+    max_characters: of one text; a longer one is an error and not truncated.
+  """
+
+  rule: Rule = dataclasses.field(
+    default_factory=lambda: Rule('confidence', tau=0.9)
+  )
+  temperatures: Sequence[float] = ()
+  thresholds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  minimum_retention: Mapping[str, float] = dataclasses.field(
+    default_factory=dict
+  )
+  ensemble_margin: float = 0.0
+  max_characters: int = 100_000
+
+
+class EatPolicy:
+  """`serve_lib.chain.Policy` for an `EatChain`.
+
+  An item is a text, a pair of texts, or a mapping with 'text' and optionally
+  'pair' and 'source'; texts may be UTF-8 bytes.
+
+  Args:
+    chain: the model.
+    tokenizer: its tokenizer.
+    class_names: of the labels; () for a regression.
+    max_length: in tokens; longer texts are truncated.
+    settings: see `Settings`.
+    monitor: gets every exit; while it finds drift, all rows go to full depth.
+  """
+
+  def __init__(
+    self,
+    chain: EatChain,
+    tokenizer: Tokenizer,
+    class_names: Sequence[str],
+    max_length: int,
+    settings: Settings,
+    monitor: Monitor,
+  ):
+    self.settings, self.monitor = settings, monitor
+    self._chain, self._tokenizer = chain, tokenizer
+    self._class_names, self._max_length = tuple(class_names), max_length
+    self._temperatures = np.ones(chain.num_stages, np.float32)
+    if len(settings.temperatures):
+      self._temperatures = np.asarray(settings.temperatures, np.float32)
+    if len(self._temperatures) != chain.num_stages:
+      raise ValueError(
+        f'temperatures: expected one for each of the {chain.num_stages} '
+        f'heads, got {len(self._temperatures)}'
+      )
+
+  def encode(self, item: Any) -> Encoded:
+    """Tokenises an item; see `serve_lib.chain.Policy`.
+
+    Raises:
+      InputError: it is no text, not UTF-8, empty, or too long.
+    """
+    fields = item_fields(item)
+    text = self._text(fields['text'], 'text')
+    pair = fields.get('pair')
+    pairs = None if pair is None else [self._text(pair, 'pair')]
+    tokens, types, truncated = self._tokens(text, pairs)
+    source = fields.get('source', '')
+    return Encoded(
+      inputs={'tokens': tokens, 'token_types': types},
+      length=len(tokens),
+      variant=self._variant(source, len(tokens)),
+      context={'source': source, 'truncated': truncated},
+    )
+
+  def _text(self, value: Any, key: str) -> str:
+    if isinstance(value, bytes):
+      try:
+        value = value.decode('utf-8')
+      except UnicodeDecodeError as error:
+        raise InputError(f'{key}: expected UTF-8, got {error}') from error
+    if not isinstance(value, str):
+      raise InputError(f'{key}: expected a text, got {type(value).__name__}')
+    if len(value) > self.settings.max_characters:
+      raise InputError(
+        f'{key}: expected at most {self.settings.max_characters} characters, '
+        f'got {len(value)}'
+      )
+    return value
+
+  def _tokens(
+    self, text: str, pairs: list[str] | None
+  ) -> tuple[Any, Any, bool]:
+    # One more than fits, to see whether anything was cut off.
+    try:
+      encoded = self._tokenizer.encode([text], pairs, self._max_length + 1)
+      truncated = len(encoded.tokens) > self._max_length
+      if truncated:
+        encoded = self._tokenizer.encode([text], pairs, self._max_length)
+    except ValueError as error:
+      raise InputError(f'text: {error}') from error
+    if len(encoded.tokens) <= SPECIAL + (pairs is not None):
+      raise InputError('text: expected at least one readable token, got none')
+    return encoded.tokens, encoded.token_types, truncated
+
+  def _variant(self, source: str, length: int) -> str:
+    if PRUNED not in self._chain.variants:
+      return FULL
+    least = self.settings.minimum_retention.get(source, 0.0)
+    kept = self._chain.sizes(PRUNED, length)[-1] / length
+    return FULL if kept < least else PRUNED
+
+  def decide(
+    self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
+  ) -> Bool[np.ndarray, ' b']:
+    """Which rows the rule lets out; see `serve_lib.chain.Policy`."""
+    rule = self.settings.rule
+    if rule.tau is not None:
+      taus = [
+        self.settings.thresholds.get(row.encoded.context['source'], rule.tau)
+        for row in rows
+      ]
+      rule = dataclasses.replace(rule, tau=np.asarray(taus, np.float32))
+    willing = exits.should_exit(rule, self._calibrated(rows))
+    for row, leaves in zip(rows, willing, strict=True):
+      if leaves:
+        row.encoded.context.setdefault('exit_stage', stage)
+    # On drift the rule is still asked, so that it can be seen to end.
+    return np.zeros(len(rows), bool) if self.monitor.full_depth else willing
+
+  def _calibrated(self, rows: Sequence[Row]) -> np.ndarray:
+    """Logits `[E, b, O]` of the heads so far, over their temperatures."""
+    heads = len(rows[0].outputs)
+    logits = np.stack(
+      [
+        np.stack([row.outputs[head]['logits'] for row in rows])
+        for head in range(heads)
+      ]
+    )
+    return exits.calibrate(logits, self._temperatures[:heads])
+
+  def answer(self, row: Row) -> Prediction:
+    """The prediction of the last head that the row has passed."""
+    logits = self._calibrated([row])[:, 0]
+    stage = len(logits) - 1
+    length = len(row.encoded.inputs['tokens'])
+    last = stage == self._chain.num_stages - 1
+    label, probabilities = self._label(logits)
+    prediction = Prediction(
+      label=label,
+      probabilities=probabilities,
+      depth=self._chain.heads[stage],
+      retention=int(row.outputs[-1]['kept']) / length,
+      exit_reason=self._reason(row, last),
+      truncated=row.encoded.context['truncated'],
+    )
+    self._record(row, prediction, logits)
+    return prediction
+
+  def _reason(self, row: Row, last: bool) -> str:
+    if not last:
+      return self.settings.rule.name
+    return 'full depth' if 'exit_stage' in row.encoded.context else 'last layer'
+
+  def _record(
+    self, row: Row, prediction: Prediction, logits: np.ndarray
+  ) -> None:
+    """Tells the monitor what the rule asked for, whether or not it was done."""
+    last = self._chain.num_stages - 1
+    asked = row.encoded.context.get('exit_stage', last)
+    self.monitor.record_exit(
+      self._chain.heads[asked],
+      prediction.exit_reason,
+      first_confidence(logits),
+      prediction.retention,
+    )
+
+  def _label(self, logits: np.ndarray) -> tuple[Any, dict[str, float]]:
+    if not self._class_names:
+      return float(logits[-1, 0]), {}
+    heads = exits.probabilities(logits[:, None], [1.0] * len(logits))[:, 0]
+    probabilities = heads[-1]
+    ordered = np.sort(probabilities)
+    if ordered[-1] - ordered[-2] < self.settings.ensemble_margin:
+      probabilities = heads.mean(0)
+    named = zip(self._class_names, probabilities.tolist(), strict=True)
+    return self._class_names[int(probabilities.argmax())], dict(named)
+
+
+def first_confidence(logits: Float[np.ndarray, 'E C']) -> float:
+  """The first head's largest probability; 1 for a regression."""
+  if logits.shape[1] == 1:
+    return 1.0
+  return float(exits.probabilities(logits[:1, None], [1.0]).max())
+
+
+def item_fields(item: Any) -> dict[str, Any]:
+  """An item as a mapping with 'text' and optionally 'pair' and 'source'.
+
+  An item that is an `InputError` is one that could not even be read.
+
+  Raises:
+    InputError: it is none of the forms that an item may have.
+  """
+  if isinstance(item, InputError):
+    raise item
+  if isinstance(item, (str, bytes)):
+    return {'text': item}
+  if isinstance(item, (tuple, list)) and len(item) == 2:
+    return {'text': item[0], 'pair': item[1]}
+  if not isinstance(item, Mapping) or 'text' not in item:
+    raise InputError(
+      "item: expected a text, a pair of texts, or a mapping with 'text' and "
+      f"optionally 'pair' and 'source', got {type(item).__name__}"
+    )
+  unknown = sorted(str(key) for key in item if key not in KEYS)
+  if unknown:
+    raise InputError(f'item: expected the keys {KEYS}, got also {unknown}')
+  source = item.get('source', '')
+  if not isinstance(source, str):
+    raise InputError(f'source: expected a name, got {type(source).__name__}')
+  return dict(item)

@@ -1,0 +1,149 @@
+"""The gathered form: a chain of stages in which shapes really shrink.
+
+A stage runs up to a head. Pruned tokens are cropped away at static sizes, and
+rows that the head is sure of leave before the next stage. Of the block under a
+head only [CLS] is computed, a sixth of the block; rows that stay run it in
+full at the start of the next stage (at an exit that nobody takes this costs
+its keys and values twice, 1/6 of a block).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from eat import pruning
+from eat.model import EatClassifier
+from eat.pruning import Tokens
+from model_lib import flops
+
+PRUNED, FULL = 'pruned', 'full'
+
+
+class EatChain:
+  """An `EatClassifier` as `serve_lib.chain.Chain`.
+
+  Attributes:
+    model: the classifier.
+    variables: its variables, on the device.
+    heads: the layer at which each stage ends.
+    num_stages: number of stages.
+    variants: 'pruned' as the model is configured, and 'full', which keeps all
+      tokens (for sources that must not lose any).
+    pad_id: token id of padding.
+  """
+
+  def __init__(
+    self, model: EatClassifier, variables: Mapping[str, Any], pad_id: int = 0
+  ):
+    self.model = model
+    self.variables = variables
+    self.heads = model.heads()
+    self.num_stages = len(self.heads)
+    self.variants = (PRUNED, FULL) if any(model.prune_ratios) else (FULL,)
+    self.pad_id = pad_id
+
+  def stage(
+    self, index: int, variant: str, length: int
+  ) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
+    """The pure function of a stage; see `serve_lib.chain.Chain`.
+
+    Outputs are `'logits'` float32 `[B, O]` of the stage's head and `'kept'`
+    int32 `[B]`, the valid tokens at its end.
+    """
+    sizes = self.sizes(variant, length)
+
+    def run(module: EatClassifier, carry: Any):
+      return _stage(module, carry, index, sizes)
+
+    def stage(variables: Any, carry: Any) -> Any:
+      return self.model.apply(variables, carry, method=run)
+
+    return stage
+
+  def sizes(self, variant: str, length: int) -> tuple[int, ...]:
+    """Static sequence lengths after each pruning; none for 'full'."""
+    if variant == FULL:
+      return ()
+    return static_sizes(self.model, length)
+
+  def example(self, length: int, rows: int) -> dict[str, np.ndarray]:
+    """Inputs of the first stage, for compiling."""
+    return self.pad([], length, rows)
+
+  def pad(
+    self, rows: Sequence[Mapping[str, Any]], length: int, size: int
+  ) -> dict[str, Int[np.ndarray, '...']]:
+    """Rows of tokens as one batch; padding rows have one token.
+
+    Args:
+      rows: `'tokens'` and `'token_types'`, 1-D, at most `length` long.
+      length: of the bucket.
+      size: rows of the batch.
+    """
+    tokens = np.full((size, length), self.pad_id, np.int32)
+    types = np.zeros((size, length), np.int32)
+    lengths = np.ones(size, np.int32)
+    for index, row in enumerate(rows):
+      count = len(row['tokens'])
+      tokens[index, :count] = row['tokens']
+      types[index, :count] = row['token_types']
+      lengths[index] = count
+    return {'tokens': tokens, 'token_types': types, 'length': lengths}
+
+
+def _stage(
+  module: EatClassifier, carry: Any, index: int, sizes: tuple[int, ...]
+) -> tuple[Tokens, dict[str, Any]]:
+  heads = module.heads()
+  if index == 0:
+    tokens = module.embed(
+      carry['tokens'], carry['token_types'], carry['length']
+    )
+    first = 1
+  else:
+    tokens, first = carry, heads[index - 1]
+  layer = heads[index]
+  tokens = module.encode(tokens, first, layer - 1, sizes=sizes).tokens
+  logits = module.classify(module.cls_after(tokens, layer), layer)
+  return tokens, {'logits': logits, 'kept': tokens.length}
+
+
+def static_sizes(model: EatClassifier, length: int) -> tuple[int, ...]:
+  """The static sequence lengths after each of `model.prune_layers`."""
+  sizes = []
+  for ratio in model.prune_ratios:
+    length = pruning.static_size(length, float(ratio), model.min_tokens)
+    sizes.append(length)
+  return tuple(sizes)
+
+
+def stage_flops(
+  model: EatClassifier, length: int, sizes: Sequence[int], count_cls: bool
+) -> list[float]:
+  """FLOPs of one row in each stage, by formula.
+
+  Args:
+    model: the classifier.
+    length: tokens of the row at the start.
+    sizes: tokens after each pruning; empty for none.
+    count_cls: of the block under a head count only what the chain computes of
+      it; False counts every block once and in full, which is the limit that
+      papers state.
+  """
+  shape = model.sizes()
+  width, mlp_dim = shape.width, shape.mlp_dim
+  head = flops.dense(1, width, width + model.num_classes)
+  totals, total = [], 0.0
+  for layer in range(1, shape.depth + 1):
+    block = flops.block(length, width, mlp_dim)
+    if layer in model.heads():
+      short = flops.cls_block(length, width, mlp_dim) if count_cls else block
+      totals.append(total + short + head)
+      total = block if count_cls else 0.0
+    else:
+      total += block
+    if sizes and layer in model.prune_layers:
+      length = sizes[list(model.prune_layers).index(layer)]
+  return totals

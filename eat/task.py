@@ -1,0 +1,178 @@
+"""Fine-tuning with exits: joint loss, distillation, annealed pruning.
+
+EAT, equations (1)-(3): `sum_l lambda_l CE(P_l, y) + mu T^2 KL(P_teacher^T ||
+P_L^T)`. The same task trains a dense model (one head) and a distilled student
+(one head and a teacher).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import Field, check_fields, real, text
+from eval_lib.metrics import Average
+from train_lib import loading
+from train_lib.classification import construct
+from train_lib.text_classification import TextClassification
+
+
+def _weights() -> Field:
+  return Field(
+    'a tuple of numbers in [0, 1000], one for each head, the last for the '
+    'last layer',
+    lambda value: (
+      isinstance(value, (tuple, list))
+      and len(value) > 0
+      and all(real(0.0, 1e3).accepts(weight) for weight in value)
+    ),
+    (1.0,),
+  )
+
+
+class FineTune(TextClassification):
+  """Cross-entropy of all heads, and two distillations.
+
+  Configuration, in `loss`: `exit_weights` (lambda, one for each head),
+  `temperature` (T), `teacher` (the directory of a finished run, or ''),
+  `distill_weight` (mu, of the teacher to the last head) and
+  `self_distill_weight` (of the last head to each exit).
+
+  Knobs: `prune_scale` multiplies the model's prune ratios while training,
+  and the two distillation weights override the configuration's.
+  """
+
+  LOSS_FIELDS = TextClassification.LOSS_FIELDS | {
+    'exit_weights': _weights(),
+    'temperature': real(0.01, 100.0, default=2.0),
+    'teacher': text("the directory of a run, or ''", default=''),
+    'distill_weight': real(0.0, 1e3, default=0.5),
+    'self_distill_weight': real(0.0, 1e3, default=0.0),
+  }
+  KNOBS = ('prune_scale', 'distill_weight', 'self_distill_weight')
+
+  @classmethod
+  def resolve(cls, config) -> None:
+    """Also tells the evaluators the layers of the model's heads."""
+    super().resolve(config)
+    try:
+      layers = head_layers(construct(config, num_classes=2))
+    except ConfigError:
+      return  # `validate` says what is wrong
+    for entry in config.evals.values():
+      if entry.get('layers', None) == ():
+        entry.layers = layers
+
+  @classmethod
+  def validate(cls, config) -> None:
+    """Also checks that there is a weight for each head."""
+    super().validate(config)
+    given = check_fields(config['loss'], cls.LOSS_FIELDS, 'loss')
+    heads = len(head_layers(construct(config, num_classes=2)))
+    if len(given['exit_weights']) != heads:
+      raise ConfigError(
+        'loss.exit_weights',
+        given['exit_weights'],
+        f'{heads} weights, one for each head of the model',
+      )
+    if given['teacher']:
+      loading.load_config(given['teacher'], key='loss.teacher')
+
+  def build_model(self) -> Any:
+    """The model; the teacher's task is built beside it."""
+    self.teacher: Any = None
+    directory = self.config['loss']['teacher']
+    if directory:
+      config = loading.load_config(directory, key='loss.teacher')
+      self.teacher = loading.load_task(directory, config)
+      if self.teacher.info.num_classes != self.info.num_classes:
+        raise ConfigError(
+          'loss.teacher',
+          f'{directory} with {self.teacher.info.num_classes} classes',
+          f'a run with the {self.info.num_classes} classes of the data set',
+        )
+    return super().build_model()
+
+  def init_frozen(self):
+    """The teacher's parameters, if there is one."""
+    if self.teacher is None:
+      return {}
+    loaded = loading.load_params(
+      self.config['loss']['teacher'], self.teacher, jax.sharding.get_mesh()
+    )
+    return loaded.variables
+
+  def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
+    """The joint loss of the real rows; see the module."""
+    options = (
+      {'prune_scale': knobs['prune_scale']} if 'prune_scale' in knobs else {}
+    )
+    logits, out = self.apply(params, model_state, batch, row_keys, **options)
+    exits = out['exits'] if 'exits' in out else logits[None]
+    per_head = jax.vmap(lambda one: self.cross_entropy(one, batch))(exits)
+    weights = jnp.asarray(self.config['loss']['exit_weights'], jnp.float32)
+    rows = (weights[:, None] * per_head).sum(0)
+    metrics = self.head_metrics(exits, per_head, out, batch)
+    if self.teacher is not None:
+      target = self._teacher_logits(frozen, batch)
+      rows += self._weight('distill_weight', knobs) * self.divergence(
+        target, exits[-1]
+      )
+    if exits.shape[0] > 1:
+      target = jax.lax.stop_gradient(exits[-1])
+      divergences = jax.vmap(lambda one: self.divergence(target, one))
+      rows += self._weight('self_distill_weight', knobs) * divergences(
+        exits[:-1]
+      ).sum(0)
+    loss = (rows * batch['mask']).sum() / norm['examples']
+    return loss, (metrics, model_state)
+
+  def _weight(self, name: str, knobs) -> Any:
+    return knobs.get(name, self.config['loss'][name])
+
+  def _teacher_logits(self, frozen, batch) -> Float[Array, 'B O']:
+    logits, _ = self.teacher.apply(
+      frozen['params'], frozen['model_state'], batch
+    )
+    return jax.lax.stop_gradient(logits)
+
+  def divergence(
+    self, target: Float[Array, 'B O'], logits: Float[Array, 'B O']
+  ) -> Float[Array, ' B']:
+    """`T^2 KL(target^T || logits^T)` of each row; regression: the square."""
+    if self.is_regression:
+      return jnp.square(target[:, 0] - logits[:, 0])
+    temperature = self.config['loss']['temperature']
+    teacher = jax.nn.log_softmax(target / temperature)
+    student = jax.nn.log_softmax(logits / temperature)
+    kl = (jnp.exp(teacher) * (teacher - student)).sum(-1)
+    return temperature**2 * kl
+
+  def head_metrics(self, exits, per_head, out, batch) -> dict[str, Any]:
+    """Quality of the last head, accuracy of each exit, share kept."""
+    metrics = self.quality(exits[-1], per_head[-1], batch)
+    layers = head_layers(self.model)[:-1]
+    for layer, logits in zip(layers, exits[:-1], strict=True):
+      if not self.is_regression:
+        correct = (logits.argmax(-1) == batch['label']).astype(jnp.float32)
+        metrics[f'accuracy_exit_{layer}'] = Average.from_values(
+          correct, batch['mask']
+        )
+    if 'kept' in out and out['kept'].shape[0]:
+      share = out['kept'][-1] / batch['length'].astype(jnp.float32)
+      metrics['retention'] = Average.from_values(share, batch['mask'])
+    return metrics
+
+  def evaluate(self, params, model_state, batch):
+    """Metrics without noise, with the model's full prune ratios."""
+    logits, out = self.apply(params, model_state, batch)
+    exits = out['exits'] if 'exits' in out else logits[None]
+    per_head = jax.vmap(lambda one: self.cross_entropy(one, batch))(exits)
+    return self.head_metrics(exits, per_head, out, batch)
+
+
+def head_layers(model: Any) -> tuple[int, ...]:
+  """The layers that have a head; of a dense model the last one."""
+  return model.heads() if hasattr(model, 'heads') else (model.sizes().depth,)

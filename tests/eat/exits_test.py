@@ -1,0 +1,271 @@
+"""Exit rules against a plain loop over rows and heads."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eat import exits
+from eat.exits import Rule
+
+E, B = 4, 64
+
+
+def softmax(logits):
+  powers = [math.exp(value - max(logits)) for value in logits]
+  return [power / sum(powers) for power in powers]
+
+
+def pick(threshold, row):
+  """A threshold may be one number or one for each row."""
+  return threshold if np.ndim(threshold) == 0 else threshold[row]
+
+
+def leaves(rule, heads, row):
+  """The decision for one row after the given heads, spelled out."""
+  if rule.name == 'never':
+    return False
+  logits = [[float(value) for value in head[row]] for head in heads]
+  if len(logits[0]) == 1:
+    count = max(2, rule.patience)
+    if len(logits) < count:
+      return False
+    last = [values[0] for values in logits[-count:]]
+    steps = zip(last[1:], last[:-1], strict=True)
+    return all(abs(a - b) < pick(rule.tolerance, row) for a, b in steps)
+  ordered = sorted(softmax(logits[-1]))
+  margin = ordered[-1] - ordered[-2]
+  if margin < pick(rule.veto_margin, row):
+    return False
+  classes = [values.index(max(values)) for values in logits]
+  agreed = 1
+  for earlier in classes[-2::-1]:
+    if earlier != classes[-1]:
+      break
+    agreed += 1
+  confident = rule.name in ('confidence', 'combined') and ordered[-1] >= pick(
+    rule.tau, row
+  )
+  if rule.name == 'confidence':
+    return confident
+  if rule.name == 'entropy':
+    entropy = -sum(p * math.log(p) for p in ordered if p)
+    return entropy <= pick(rule.tau, row)
+  if rule.name == 'margin':
+    return margin >= pick(rule.tau, row)
+  if rule.name == 'patience':
+    return agreed >= rule.patience
+  return confident and agreed >= rule.patience
+
+
+def random_logits(classes, seed=0, scale=1.5):
+  generator = np.random.default_rng(seed)
+  # Heads of a row resemble each other.
+  common = generator.normal(size=(1, B, classes))
+  noise = generator.normal(size=(E, B, classes))
+  return (scale * (common + 0.5 * noise)).astype(np.float32)
+
+
+PER_ROW = np.random.default_rng(9).uniform(0.3, 0.95, B)
+RULES = [
+  Rule('confidence', 0.8),
+  Rule('confidence', PER_ROW),
+  Rule('confidence', 0.6, veto_margin=0.5),
+  Rule('confidence', 0.5, veto_margin=PER_ROW),
+  Rule('confidence', math.inf),
+  Rule('entropy', 0.4),
+  Rule('entropy', PER_ROW),
+  Rule('entropy', 0.6, veto_margin=0.4),
+  Rule('entropy', -math.inf),
+  Rule('margin', 0.5),
+  Rule('margin', PER_ROW),
+  Rule('patience', patience=1),
+  Rule('patience'),
+  Rule('patience', patience=3),
+  Rule('patience', patience=4, veto_margin=0.2),
+  Rule('patience', patience=9),
+  Rule('combined', 0.7),
+  Rule('combined', PER_ROW, patience=3, veto_margin=0.3),
+  Rule('never'),
+]
+
+
+def check(rule, logits, as_array):
+  for count in range(1, E + 1):
+    want = [leaves(rule, logits[:count], row) for row in range(B)]
+    got = exits.should_exit(rule, as_array(logits[:count]))
+    assert got.dtype == bool
+    assert got.tolist() == want
+    heads = [as_array(head) for head in logits[:count]]
+    assert exits.should_exit(rule, heads).tolist() == want
+  first = [
+    next((e for e in range(E) if leaves(rule, logits[: e + 1], row)), E - 1)
+    for row in range(B)
+  ]
+  got = exits.first_exit(rule, as_array(logits))
+  assert got.tolist() == first
+  assert got.dtype == np.int32
+  return first
+
+
+@pytest.mark.parametrize('as_array', [np.asarray, jnp.asarray])
+@pytest.mark.parametrize('classes', [2, 3])
+@pytest.mark.parametrize('rule', RULES, ids=lambda rule: rule.name)
+def test_rules_equal_a_plain_loop(rule, classes, as_array):
+  first = check(rule, random_logits(classes), as_array)
+  unmet = rule.tau is not None and np.all(np.isinf(rule.tau))
+  if rule.name == 'never' or unmet or rule.patience >= E:
+    assert set(first) == {E - 1}
+  elif rule == Rule('patience', patience=1):
+    assert set(first) == {0}
+  else:
+    assert len(set(first)) > 1  # Else the test could not fail.
+
+
+@pytest.mark.parametrize('as_array', [np.asarray, jnp.asarray])
+@pytest.mark.parametrize(
+  'rule',
+  [
+    Rule('patience', patience=1, tolerance=0.4),
+    Rule('patience', patience=2, tolerance=0.4),
+    Rule('patience', patience=3, tolerance=0.9),
+    Rule('confidence', 0.1, tolerance=0.4),
+    Rule('entropy', 0.1, tolerance=PER_ROW),
+    Rule('never', tolerance=9.0),
+  ],
+)
+def test_regression_equals_a_plain_loop(rule, as_array):
+  first = check(rule, random_logits(1), as_array)
+  assert 0 not in first  # One prediction has nothing to agree with.
+  assert rule.name == 'never' or len(set(first)) > 1
+
+
+def test_result_stays_where_the_logits_are():
+  logits = random_logits(2)
+  for rule in RULES:
+    assert isinstance(exits.first_exit(rule, logits), np.ndarray)
+    assert isinstance(exits.should_exit(rule, logits), np.ndarray)
+    assert isinstance(exits.first_exit(rule, jnp.asarray(logits)), jax.Array)
+
+
+def test_under_jit_with_traced_thresholds():
+  logits = random_logits(3)
+
+  @jax.jit
+  def run(logits, tau):
+    return exits.first_exit(Rule('confidence', tau), logits)
+
+  for tau in (jnp.float32(0.6), jnp.float32(0.8), jnp.asarray(PER_ROW, 'f')):
+    want = exits.first_exit(Rule('confidence', np.asarray(tau)), logits)
+    np.testing.assert_array_equal(run(jnp.asarray(logits), tau), want)
+
+
+def test_a_threshold_that_is_met_exactly_lets_go():
+  logits = np.zeros((1, 1, 2), np.float32)
+  assert exits.should_exit(Rule('confidence', 0.5), logits).tolist() == [True]
+  assert exits.should_exit(Rule('margin', 0.0), logits).tolist() == [True]
+  tolerance = np.array([[[1.0]], [[1.5]]], np.float32)
+  assert not exits.should_exit(Rule('patience', tolerance=0.5), tolerance)[0]
+
+
+def test_entropy_is_in_nats():
+  logits = np.log(np.array([[[0.7, 0.2, 0.1]]], np.float32))
+  entropy = 0.8018185525433373  # -sum p ln p
+  for shift, want in ((-1e-4, False), (1e-4, True)):
+    got = exits.should_exit(Rule('entropy', entropy + shift), logits)
+    assert got.tolist() == [want]
+
+
+def test_large_logits_do_not_overflow():
+  logits = np.array([[[2e4, 0.0], [-2e4, -2e4]]], np.float32)
+  for rule in (Rule('confidence', 0.9), Rule('entropy', 0.1)):
+    assert exits.should_exit(rule, logits).tolist() == [True, False]
+
+
+@pytest.mark.parametrize('as_array', [np.asarray, jnp.asarray])
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+@pytest.mark.parametrize('classes', [1, 3])
+def test_logits_that_are_not_finite_stay(as_array, bad, classes):
+  logits = np.zeros((E, 2, classes), np.float32)
+  logits[:, 0, 0] = 9.0
+  logits[:, 1] = bad
+  rules = [Rule('confidence', 0.0), Rule('entropy', 9.0), Rule('margin', 0.0)]
+  for rule in (*rules, Rule('patience'), Rule('combined', 0.0)):
+    got = exits.should_exit(rule, as_array(logits))
+    assert got.tolist() == [True, False]
+
+
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_decided_in_float32(dtype):
+  logits = jnp.asarray(random_logits(3), dtype)
+  wide = np.asarray(logits, np.float32)
+  for given in (logits, np.asarray(logits)):
+    got = exits.first_exit(Rule('confidence', 0.8), given)
+    want = exits.first_exit(Rule('confidence', 0.8), wide)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize('as_array', [np.asarray, jnp.asarray])
+def test_probabilities_use_the_temperature_of_each_head(as_array):
+  logits = random_logits(3)
+  temperatures = [0.5, 1.0, 2.0, 3.5]
+  got = exits.probabilities(as_array(logits), temperatures)
+  for e in range(E):
+    for row in range(B):
+      want = softmax([float(v) / temperatures[e] for v in logits[e, row]])
+      np.testing.assert_allclose(got[e, row], want, atol=1e-6)
+  scaled = exits.calibrate(as_array(logits), np.array(temperatures))
+  np.testing.assert_allclose(
+    exits.probabilities(scaled, [1.0] * E), got, atol=1e-6
+  )
+  first = exits.first_exit(Rule('confidence', 0.8), scaled)
+  confident = np.asarray(got).max(-1) >= 0.8
+  confident[-1] = True
+  np.testing.assert_array_equal(first, confident.argmax(0))
+
+
+@pytest.mark.parametrize(
+  ('temperatures', 'message'),
+  [
+    ([1.0, 1.0], 'temperatures: expected 4, one for each head, got 2'),
+    ([1.0, 0.0, 1.0, 1.0], 'temperatures: expected finite numbers > 0'),
+    ([1.0, math.nan, 1.0, 1.0], 'temperatures: expected finite numbers > 0'),
+    ([1.0, math.inf, 1.0, 1.0], 'temperatures: expected finite numbers > 0'),
+  ],
+)
+def test_illegal_temperatures(temperatures, message):
+  with pytest.raises(ValueError, match=message):
+    exits.probabilities(random_logits(2), temperatures)
+
+
+def test_a_regression_has_no_probabilities():
+  with pytest.raises(ValueError, match='logits: expected at least 2 classes'):
+    exits.probabilities(random_logits(1), [1.0] * E)
+
+
+@pytest.mark.parametrize(
+  ('name', 'fields', 'message'),
+  [
+    ('certainty', {}, r"name: expected one of \('confidence'.*'certainty'"),
+    ('confidence', {}, r'tau: expected a probability in \[0, 1\].*got None'),
+    ('confidence', {'tau': 1.5}, r'tau: .*\[0, 1\].*got 1.5'),
+    ('confidence', {'tau': math.nan}, r'tau: .*got nan'),
+    ('confidence', {'tau': '0.9'}, r"tau: .*got '0.9'"),
+    ('confidence', {'tau': True}, r'tau: .*got True'),
+    ('combined', {'tau': -0.1}, r'tau: .*got -0.1'),
+    ('margin', {'tau': np.array([0.5, -1])}, r'tau: .*got array'),
+    ('margin', {'tau': np.zeros((2, 2))}, r'tau: .*got array'),
+    ('entropy', {'tau': -0.1}, r'tau: expected nats >= 0.*got -0.1'),
+    ('patience', {'patience': 0}, r'patience: .*integer >= 1, got 0'),
+    ('patience', {'patience': 2.0}, r'patience: .*integer >= 1, got 2.0'),
+    ('patience', {'patience': True}, r'patience: .*integer >= 1, got True'),
+    ('never', {'tolerance': -1.0}, r'tolerance: .*number >= 0, got -1.0'),
+    ('never', {'veto_margin': 1.1}, r'veto_margin: .*\[0, 1\], got 1.1'),
+    ('never', {'veto_margin': 'low'}, r"veto_margin: .*got 'low'"),
+  ],
+)
+def test_illegal_rules(name, fields, message):
+  with pytest.raises(ValueError, match=message):
+    Rule(name, **fields)

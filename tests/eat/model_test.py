@@ -1,0 +1,193 @@
+"""The masked form of EAT: BERT without its parts, Algorithm 1 with them."""
+
+import fractions
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eat.model import EatClassifier
+from model_lib.bert import BertBlock, BertClassifier
+from tests.eat import small
+
+OFF = dict(prune_layers=(), prune_ratios=(), window=0, exit_layers=())
+
+
+def test_without_its_parts_it_is_bert_bit_for_bit():
+  model, variables = small.build(**OFF)
+  fields = {
+    name: value
+    for name, value in small.FIELDS.items()
+    if name in BertClassifier.__dataclass_fields__
+  }
+  bert = BertClassifier(**fields)
+  inputs = small.batch(small.rows(3), 20)
+  expected = jax.eval_shape(bert.init, jax.random.key(0), *inputs)
+  assert jax.tree.structure(expected['params']) == jax.tree.structure(
+    jax.eval_shape(model.init, jax.random.key(0), *inputs)['params']
+  )
+  programs = [
+    jax.jit(lambda v, *i, m=m: m.apply(v, *i)[0])
+    .lower(variables, *inputs)
+    .compile()
+    for m in (bert, model)
+  ]
+  ours, theirs = (program.cost_analysis() for program in programs)
+  for name in ('flops', 'transcendentals', 'bytes accessed'):
+    assert ours[name] == theirs[name]
+  ours, theirs = (program(variables, *inputs) for program in programs)
+  np.testing.assert_array_equal(ours, theirs)
+
+
+@jax.jit
+def run_block(params, x):
+  block = BertBlock(num_heads=2, mlp_dim=32, norm_epsilon=1e-12)
+  return block.apply({'params': params}, x, jnp.ones(x.shape[:2], bool))
+
+
+def reference(model, variables, text):
+  """One row alone, tokens really removed, one block at a time, in Python."""
+  params = variables['params']
+  tokens, types, length = small.batch([text], len(text))
+  x = model.apply(variables, tokens, types, length, method='embed').x
+  positions = list(range(len(text)))
+  logits, kept = [], []
+  heads = model.heads()
+  for layer in range(1, model.depth + 1):
+    x = run_block(params[f'block_{layer - 1}'], x)
+    if layer in heads:
+      logits.append(
+        model.apply(variables, x[:, 0], layer, method='classify')[0]
+      )
+    if layer in model.prune_layers:
+      ratio = model.prune_ratios[model.prune_layers.index(layer)]
+      share = 1 - fractions.Fraction(ratio).limit_denominator(1000)
+      count = math.ceil(share * (len(positions) - 1))
+      norms = np.linalg.norm(np.asarray(x[0], np.float64), axis=-1)
+      others = sorted(range(1, len(positions)), key=lambda i: -norms[i])
+      chosen = [0, *sorted(others[:count])]
+      x = x[:, np.array(chosen)]
+      positions = [positions[place] for place in chosen]
+      kept.append(len(positions))
+  return np.array(logits), kept, positions
+
+
+def test_masked_form_equals_removing_tokens_row_by_row():
+  model, variables = small.build(window=0)
+  texts = small.rows(3)
+  _, out = jax.jit(model.apply)(variables, *small.batch(texts, 24))
+  for index, text in enumerate(texts):
+    logits, kept, positions = reference(model, variables, text)
+    np.testing.assert_allclose(out['exits'][:, index], logits, atol=1e-4)
+    np.testing.assert_array_equal(out['kept'][:, index], kept)
+    left = int(out['length'][index])
+    np.testing.assert_array_equal(out['positions'][index, :left], positions)
+
+
+@pytest.mark.parametrize('scores', ['norm', 'attention', 'learned'])
+@pytest.mark.parametrize('merge', [False, True])
+def test_a_row_does_not_depend_on_batch_or_padding(scores, merge):
+  model, variables = small.build(prune_scores=scores, merge=merge)
+  texts = small.rows(6, high=16)
+  apply = jax.jit(model.apply)
+  together, _ = apply(variables, *small.batch(texts, 24))
+  for index, text in enumerate(texts):
+    alone, _ = apply(variables, *small.batch([text], 16))
+    np.testing.assert_allclose(together[index], alone[0], atol=1e-5)
+
+
+def test_prune_scale_is_traced_and_zero_keeps_everything():
+  model, variables = small.build()
+  inputs = small.batch(small.rows(4), 20)
+  traces = []
+
+  @jax.jit
+  def apply(scale):
+    traces.append(1)
+    return model.apply(variables, *inputs, prune_scale=scale)
+
+  _, none = apply(jnp.float32(0.0))
+  _, half = apply(jnp.float32(0.5))
+  _, full = apply(jnp.float32(1.0))
+  assert len(traces) == 1
+  np.testing.assert_array_equal(none['kept'][-1], inputs[2])
+  assert (half['kept'] >= full['kept']).all()
+  assert (half['kept'][-1] > full['kept'][-1]).any()
+  plain = EatClassifier(
+    **(small.FIELDS | dict(prune_layers=(), prune_ratios=()))
+  )
+  expected, _ = jax.jit(plain.apply)(variables, *inputs)
+  np.testing.assert_allclose(none['exits'][-1], expected, atol=1e-6)
+
+
+def test_dropout_belongs_to_the_row():
+  model, variables = small.build()
+  tokens, types, lengths = small.batch(small.rows(4), 20)
+  keys = jax.random.split(jax.random.key(1), 4)
+  apply = jax.jit(model.apply)
+  noisy, _ = apply(variables, tokens, types, lengths, keys)
+  clean, _ = apply(variables, tokens, types, lengths)
+  assert np.abs(noisy - clean).max() > 1e-3
+  part, _ = apply(variables, tokens[2:], types[2:], lengths[2:], keys[2:])
+  np.testing.assert_allclose(noisy[2:], part, atol=1e-5)
+
+
+def test_restore_returns_every_token_at_its_place():
+  model, variables = small.build(restore=True)
+  texts = small.rows(3)
+  inputs = small.batch(texts, 20)
+  _, out = model.apply(variables, *inputs)
+  assert out['tokens'].shape == (3, 20, 16)
+  for index in range(3):
+    left = int(out['length'][index])
+    places = np.asarray(out['positions'][index, :left])
+    removed = np.setdiff1d(np.arange(len(texts[index])), places)
+    # Rows of LayerNorm output differ: none is left empty or written twice.
+    states = np.asarray(out['tokens'][index, : len(texts[index])])
+    assert len(np.unique(states.round(5), axis=0)) == len(texts[index])
+    assert len(removed) + left == len(texts[index])
+
+
+def test_gradients_are_finite_and_reach_every_parameter():
+  model, variables = small.build(prune_scores='learned')
+  inputs = small.batch(small.rows(4), 20)
+
+  def loss(params):
+    _, out = model.apply({'params': params}, *inputs)
+    return jnp.square(out['exits']).sum()
+
+  grads = jax.jit(jax.grad(loss))(variables['params'])
+  for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+    name = jax.tree_util.keystr(path)
+    assert np.isfinite(leaf).all(), name
+    # Adding a constant to all keys changes no attention weight.
+    if "['key']['bias']" not in name:
+      assert np.abs(leaf).max() > 0, name
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (dict(prune_layers=(4, 2)), 'prune_layers: expected ascending'),
+    (dict(prune_layers=(2, 4)), r'prune_layers: expected .* \[1, 3\]'),
+    (dict(prune_ratios=(0.3,)), 'prune_ratios: expected a share'),
+    (dict(prune_ratios=(0.3, 1.0)), 'prune_ratios: expected a share'),
+    (dict(prune_scores='size'), 'prune_scores: expected one of'),
+    (dict(window=7), 'window: expected an even number'),
+    (dict(exit_layers=(0,)), 'exit_layers: expected ascending'),
+    (dict(exit_layers=(5,)), 'exit_layers: expected ascending'),
+  ],
+)
+def test_illegal_fields_are_named(changes, message):
+  with pytest.raises(ValueError, match=message):
+    EatClassifier(**(small.FIELDS | changes)).sizes()
+
+
+def test_flops_count_the_tokens_that_are_left():
+  model, _ = small.build(window=0)
+  dense = EatClassifier(**(small.FIELDS | OFF))
+  ratio = dense.flops((20,)) / model.flops((20,))
+  # 20, 15, 15, 11 tokens (1 + ceil(.7 * 19) = 15, 1 + ceil(.7 * 14) = 11).
+  assert 80 / 61 < ratio < 1.4

@@ -1,0 +1,71 @@
+"""A small EAT with random parameters, for the tests of this folder."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eat.model import EatClassifier
+from train_lib.sharding import unbox
+
+FIELDS = dict(
+  num_classes=3,
+  width=16,
+  depth=4,
+  mlp_dim=32,
+  num_heads=2,
+  vocab_size=50,
+  max_positions=64,
+  prune_layers=(1, 3),
+  prune_ratios=(0.3, 0.3),
+  window=8,
+  exit_layers=(1, 3),
+)
+
+
+@functools.cache
+def build(**changes):
+  """A model and variables; every array is random, also the norms' scales.
+
+  At initialisation LayerNorm gives every token the same norm, and which
+  tokens are pruned would hang on rounding.
+  """
+  model = EatClassifier(**(FIELDS | changes))
+  rows = jnp.ones((1, 8), jnp.int32)
+  length = jnp.full((1,), 8, jnp.int32)
+  abstract = jax.eval_shape(model.init, jax.random.key(0), rows, rows, length)
+  return model, randomised(abstract)
+
+
+def randomised(variables, seed=0):
+  rng = np.random.default_rng(seed)
+
+  def leaf(path, value):
+    noise = rng.standard_normal(value.shape).astype(np.float32)
+    around = 1.0 if 'scale' in jax.tree_util.keystr(path) else 0.0
+    return jnp.asarray(around + 0.3 * noise)
+
+  return jax.tree_util.tree_map_with_path(leaf, unbox(variables))
+
+
+def rows(count, low=2, high=20, seed=0, vocab_size=50):
+  """Rows of random tokens: a list of 1-D arrays."""
+  rng = np.random.default_rng(seed)
+  return [
+    rng.integers(1, vocab_size, rng.integers(low, high + 1)).astype(np.int32)
+    for _ in range(count)
+  ]
+
+
+def batch(texts, length, size=None):
+  """(tokens, token_types, length) of rows padded to `length`."""
+  size = size or len(texts)
+  tokens = np.zeros((size, length), np.int32)
+  types = np.zeros((size, length), np.int32)
+  lengths = np.ones(size, np.int32)
+  for index, text in enumerate(texts):
+    tokens[index, : len(text)] = text
+    types[index, len(text) // 2 : len(text)] = 1
+    lengths[index] = len(text)
+  return jnp.asarray(tokens), jnp.asarray(types), jnp.asarray(lengths)

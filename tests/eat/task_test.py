@@ -1,0 +1,163 @@
+"""The joint loss of EAT against NumPy; distillation; a run from end to end."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+
+from configs.eat import common
+from dataset_lib.errors import ConfigError
+from dataset_lib.source import DatasetInfo
+from eat.task import FineTune
+from tests.eat import small
+
+WEIGHTS = (0.2, 0.3, 1.0)
+
+
+def info(num_classes=3):
+  return DatasetInfo(
+    input_key='tokens',
+    input_shape=(20,),
+    input_dtype='int32',
+    num_classes=num_classes,
+    class_names=tuple('abc'[:num_classes]) if num_classes > 1 else (),
+    num_examples=8,
+    vocab_size=50,
+    label_dtype='int32' if num_classes > 1 else 'float32',
+  )
+
+
+def config(**loss):
+  model = {k: v for k, v in small.FIELDS.items() if k != 'num_classes'}
+  return {
+    'dtype': 'float32',
+    'model': {'name': 'eat.model:EatClassifier', **model},
+    'loss': dict(
+      label_smoothing=0.0, exit_weights=WEIGHTS, temperature=2.0, teacher='',
+      distill_weight=0.5, self_distill_weight=0.0,
+    ) | loss,
+  }  # fmt: skip
+
+
+def a_batch(num_classes=3, rows=8):
+  tokens, types, lengths = small.batch(small.rows(rows), 20)
+  rng = np.random.default_rng(0)
+  label = rng.integers(0, max(num_classes, 2), rows)
+  return {
+    'tokens': tokens,
+    'token_types': types,
+    'length': lengths,
+    'label': jnp.asarray(label, 'int32' if num_classes > 1 else 'float32'),
+    'mask': jnp.asarray([1.0] * (rows - 2) + [0.0] * 2, jnp.float32),
+    'index': jnp.arange(rows, dtype=jnp.int32),
+  }
+
+
+def loss_of(task, params, batch, knobs=None, frozen=None):
+  def loss(params, batch, knobs, frozen):
+    norm = task.normalizers(batch)
+    return task.loss(params, {}, frozen, batch, norm, None, knobs)
+
+  return jax.jit(loss)(params, batch, knobs or {}, frozen or {})
+
+
+def out_of(task, params, batch):
+  return jax.jit(lambda p, b: task.apply(p, {}, b))(params, batch)
+
+
+def params_of(num_classes=3):
+  return small.build(num_classes=num_classes)[1]['params']
+
+
+def test_joint_loss_is_the_weighted_sum_over_heads():
+  task = FineTune(config(), info())
+  batch, params = a_batch(), params_of()
+  loss, (metrics, _) = loss_of(task, params, batch)
+  _, out = out_of(task, params, batch)
+  exits, label = (
+    np.asarray(out['exits'], np.float64),
+    np.asarray(batch['label']),
+  )
+  expected = 0.0
+  for weight, logits in zip(WEIGHTS, exits, strict=True):
+    rows = -log_softmax(logits, -1)[np.arange(8), label]
+    expected += weight * rows[:6].mean()
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+  correct = (exits[0].argmax(-1) == label)[:6].mean()
+  np.testing.assert_allclose(metrics['accuracy_exit_1'].compute(), correct)
+
+
+def test_self_distillation_pulls_exits_to_the_last_head():
+  task = FineTune(config(exit_weights=(0.0, 0.0, 0.0)), info())
+  batch, params = a_batch(), params_of()
+  loss, _ = loss_of(task, params, batch, {'self_distill_weight': 0.7})
+  _, out = out_of(task, params, batch)
+  scaled = log_softmax(np.asarray(out['exits'], np.float64) / 2.0, -1)
+  kl = (np.exp(scaled[-1]) * (scaled[-1] - scaled[:-1])).sum(-1).sum(0)
+  np.testing.assert_allclose(loss, 0.7 * 4.0 * kl[:6].mean(), rtol=1e-4)
+  grads = jax.grad(lambda p: loss_of(task, p, batch, {
+    'self_distill_weight': 0.7})[0])(params)  # fmt: skip
+  # The target is not pulled to the exits.
+  assert np.abs(grads['head']['kernel']).max() == 0
+  assert np.abs(grads['exit_1']['head']['kernel']).max() > 0
+
+
+def test_distillation_from_a_teacher():
+  task = FineTune(config(exit_weights=(0.0, 0.0, 0.0)), info())
+  task.teacher = FineTune(config(), info())
+  batch, params = a_batch(), params_of()
+  frozen = {'params': small.randomised({'params': params}, 1)['params'],
+            'model_state': {}}  # fmt: skip
+  loss, _ = loss_of(task, params, batch, frozen=frozen)
+  target = log_softmax(
+    np.asarray(out_of(task.teacher, frozen['params'], batch)[0]) / 2.0, -1
+  )
+  own = log_softmax(np.asarray(out_of(task, params, batch)[0]) / 2.0, -1)
+  kl = (np.exp(target) * (target - own)).sum(-1)
+  np.testing.assert_allclose(loss, 0.5 * 4.0 * kl[:6].mean(), rtol=1e-4)
+
+
+def test_regression_is_a_squared_error():
+  task = FineTune(config(), info(1))
+  batch, params = a_batch(1), params_of(1)
+  loss, (metrics, _) = loss_of(task, params, batch)
+  _, out = out_of(task, params, batch)
+  squares = np.square(
+    np.asarray(out['exits'])[..., 0] - np.asarray(batch['label'])
+  )
+  expected = (np.array(WEIGHTS) * squares[:, :6].mean(1)).sum()
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+  assert 'accuracy' not in metrics
+
+
+def test_padding_rows_change_nothing():
+  task = FineTune(config(), info())
+  batch, params = a_batch(), params_of()
+  other = batch | {'tokens': batch['tokens'].at[6:].set(7)}
+  np.testing.assert_array_equal(
+    loss_of(task, params, batch)[0], loss_of(task, params, other)[0]
+  )
+
+
+def test_outputs_are_by_row():
+  task = FineTune(config(), info())
+  batch, params = a_batch(), params_of()
+  outputs = task.outputs(params, {}, batch)
+  assert outputs['logits'].shape == (8, 3, 3)
+  assert outputs['kept'].shape == (8, 2)
+
+
+def test_a_weight_for_each_head_is_asked_for():
+  wrong = config(exit_weights=(0.3, 1.0))
+  with pytest.raises(ConfigError, match=r'loss.exit_weights: expected 3'):
+    FineTune.validate(wrong)
+
+
+def test_student_takes_every_second_layer():
+  assert common.every_second_layer(4) == (
+    '^block_0/->block_0/',
+    '^block_1/->dropped_1/',
+    '^block_2/->block_1/',
+    '^block_3/->dropped_3/',
+  )
