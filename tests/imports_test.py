@@ -4,14 +4,16 @@ import ast
 
 import pytest
 
-LIBRARIES = ('model_lib', 'dataset_lib', 'eval_lib', 'train_lib')
-MODELS = ('adatape',)
+LIBRARIES = ('model_lib', 'dataset_lib', 'serve_lib', 'eval_lib', 'train_lib')
+MODELS = ('adatape', 'eat')
 MAY_IMPORT = {
   'model_lib': set(),
   'dataset_lib': set(),
-  'eval_lib': {'model_lib', 'dataset_lib'},
-  'train_lib': {'model_lib', 'dataset_lib', 'eval_lib'},
+  'serve_lib': {'model_lib', 'dataset_lib'},
+  'eval_lib': {'model_lib', 'dataset_lib', 'serve_lib'},
+  'train_lib': {'model_lib', 'dataset_lib', 'serve_lib', 'eval_lib'},
   'adatape': set(LIBRARIES),
+  'eat': set(LIBRARIES),
   'configs': set(),
   'launch': {*LIBRARIES, *MODELS, 'configs'},
 }
