@@ -312,10 +312,10 @@ class EatClassifier(nn.Module):
       keys = fold(row_keys, f'block_{layer - 1}')
       prunes = layer in self.prune_layers and sizes != ()
       wants_received = prunes and self.prune_scores == 'attention'
-      x = self.block[layer - 1](
+      out: Any = self.block[layer - 1](
         tokens.x, tokens_mask(tokens), keys, return_received=wants_received
       )
-      x, received = x if wants_received else (x, None)
+      x, received = out if wants_received else (out, None)
       tokens = tokens._replace(x=x)
       if layer in heads:
         cls[layer] = x[:, 0]

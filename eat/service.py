@@ -130,7 +130,8 @@ def as_adaptive(model: Any) -> EatClassifier:
   fields = {
     name: getattr(model, name)
     for name in BertClassifier.__dataclass_fields__
-    if name not in ('parent', 'name')
+    if name in EatClassifier.__dataclass_fields__
+    and name not in ('parent', 'name')
   }
   return EatClassifier(
     **fields, prune_layers=(), prune_ratios=(), window=0, exit_layers=()

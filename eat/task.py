@@ -5,6 +5,7 @@ P_L^T)`. The same task trains a dense model (one head) and a distilled student
 (one head and a teacher).
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -55,8 +56,10 @@ class FineTune(TextClassification):
 
   @classmethod
   def resolve(cls, config) -> None:
-    """Also tells the evaluators the layers of the model's heads."""
+    """Also tells the evaluators the layers of the heads, finds the teacher."""
     super().resolve(config)
+    if config.loss.get('teacher'):
+      loading.load_config(config.loss.teacher, key='loss.teacher')
     try:
       layers = head_layers(construct(config, num_classes=2))
     except ConfigError:
@@ -77,23 +80,22 @@ class FineTune(TextClassification):
         given['exit_weights'],
         f'{heads} weights, one for each head of the model',
       )
-    if given['teacher']:
-      loading.load_config(given['teacher'], key='loss.teacher')
 
-  def build_model(self) -> Any:
-    """The model; the teacher's task is built beside it."""
-    self.teacher: Any = None
+  @functools.cached_property
+  def teacher(self) -> Any:
+    """The teacher's task, or None; evaluation and serving never ask for it."""
     directory = self.config['loss']['teacher']
-    if directory:
-      config = loading.load_config(directory, key='loss.teacher')
-      self.teacher = loading.load_task(directory, config)
-      if self.teacher.info.num_classes != self.info.num_classes:
-        raise ConfigError(
-          'loss.teacher',
-          f'{directory} with {self.teacher.info.num_classes} classes',
-          f'a run with the {self.info.num_classes} classes of the data set',
-        )
-    return super().build_model()
+    if not directory:
+      return None
+    config = loading.load_config(directory, key='loss.teacher')
+    teacher = loading.load_task(directory, config)
+    if teacher.info.num_classes != self.info.num_classes:
+      raise ConfigError(
+        'loss.teacher',
+        f'{directory} with {teacher.info.num_classes} classes',
+        f'a run with the {self.info.num_classes} classes of the data set',
+      )
+    return teacher
 
   def init_frozen(self):
     """The teacher's parameters, if there is one."""

@@ -1,24 +1,28 @@
-"""Times models against each other, inside one process.
+"""Times models against each other.
 
   python -m launch.benchmark adatape --variant=B/16 --batch_size=8
 
 prints what reading the tape costs of an AdaTape forward, and AdaTape's
-throughput as a share of ViT's beside the limit, the share that FLOPs allow;
-`--out` writes the same as CSV. Models take turns, so that a machine that slows
-down slows all of them; values are `median [first quartile, third quartile]` of
-the rounds, ratios are taken within each round. One device is used, inputs are
-random, nothing is read from disk. On a CPU start with --variant=Ti/16
---batch_size=4: B/16 takes minutes.
+throughput as a share of ViT's beside the limit, the share that FLOPs allow.
+
+  python -m launch.benchmark eat --variant=base --batch=1,16,32
+
+prints what pruning and exits save over the best dense form of BERT, through
+the engine, beside the limit, and PyTorch and ONNX Runtime on the same weights.
+
+Contenders take turns, so that a machine that slows down slows all of them;
+values are `median [first quartile, third quartile]` of the rounds, ratios are
+taken within each round. `--out` writes the same as CSV. One device is used and
+inputs are random. Models of full size take minutes on a CPU: start with
+`adatape --variant=Ti/16 --batch_size=4` or `eat --variant=mini --depth=6`.
 """
 
-import csv
-import dataclasses
-import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from launch import command_line
+from launch import command_line, eat_command, eat_report, flag_types
+from launch.csv_rows import check_out, write_csv
 
 
 def parser() -> command_line.Parser:
@@ -26,7 +30,7 @@ def parser() -> command_line.Parser:
   result = command_line.Parser(
     prog='python -m launch.benchmark',
     description=__doc__,
-    epilog='python -m launch.benchmark adatape --help lists the settings',
+    epilog='python -m launch.benchmark COMMAND --help lists the settings',
   )
   commands = result.add_subparsers(dest='command', required=True)
   adatape = commands.add_parser(
@@ -36,36 +40,47 @@ def parser() -> command_line.Parser:
     epilog='example: python -m launch.benchmark adatape --variant=S/16 '
     '--batch_size=16 --out=s16.csv',
   )
+  _add_adatape_arguments(adatape)
+  eat = commands.add_parser(
+    'eat',
+    help='EAT in the engine against dense BERTs, PyTorch and ONNX Runtime',
+    description=eat_command.__doc__,
+    epilog='example: python -m launch.benchmark eat --variant=mini --depth=6 '
+    '--batch=1,8 --rounds=3 --out=mini.csv',
+  )
+  eat_command.add_arguments(eat)
+  report = commands.add_parser(
+    'eat_report',
+    help='quality and speed of a trained EAT, from its checkpoint',
+    description=eat_report.__doc__,
+    epilog=command_line.EXIT_CODES,
+  )
+  eat_report.add_arguments(report)
+  return result
+
+
+def _add_adatape_arguments(adatape: Any) -> None:
   add = adatape.add_argument
   add('--variant', default='B/16', metavar='SIZE/PATCH',
       help='Ti, S, B or L, and pixels of a patch (default: B/16)')  # fmt: skip
-  add('--batch_size', type=_positive, default=8, metavar='IMAGES',
+  add('--batch_size', type=flag_types.positive, default=8, metavar='IMAGES',
       help='images per call (default: 8)')  # fmt: skip
-  add('--image_size', type=_positive, default=224, metavar='PIXELS',
+  add('--image_size', type=flag_types.positive, default=224, metavar='PIXELS',
       help='side of the square images (default: 224)')  # fmt: skip
-  add('--bank_size', type=_positive, default=10_000, metavar='TOKENS',
+  add('--bank_size', type=flag_types.positive, default=10_000, metavar='TOKENS',
       help='tokens in the learnable bank (default: 10000)')  # fmt: skip
-  add('--num_classes', type=_positive, default=1000, metavar='CLASSES')
+  add(
+    '--num_classes', type=flag_types.positive, default=1000, metavar='CLASSES'
+  )
   add('--dtype', choices=('float32', 'bfloat16'), default='float32',
       help='compute dtype (default: float32)')  # fmt: skip
   add('--phases', choices=('all', 'forward'), default='all',
       help='forward leaves the training steps out, the slow part')  # fmt: skip
-  add('--repeats', type=_positive, default=10, metavar='ROUNDS',
+  add('--repeats', type=flag_types.positive, default=10, metavar='ROUNDS',
       help='rounds that count (default: 10)')  # fmt: skip
-  add('--warmup', type=_positive, default=2, metavar='ROUNDS',
+  add('--warmup', type=flag_types.positive, default=2, metavar='ROUNDS',
       help='rounds before them; the first compiles (default: 2)')  # fmt: skip
   add('--out', default='', metavar='FILE.csv', help='also write the rows here')
-  return result
-
-
-def _positive(text: str) -> int:
-  if not text.isdecimal() or int(text) < 1:
-    # The type argparse turns into a message that names the flag.
-    raise ValueError(text)
-  return int(text)
-
-
-_positive.__name__ = 'positive integer'
 
 
 def print_rows(rows: Sequence[Any], title: str) -> None:
@@ -110,41 +125,18 @@ def print_rows(rows: Sequence[Any], title: str) -> None:
     console.print(one)
 
 
-def write_csv(
-  rows: Sequence[Any], path: str, constants: Mapping[str, Any]
-) -> None:
-  """Writes a line per row, in seconds and FLOPs; absent values are empty.
-
-  Args:
-    rows: of `launch.adatape_benchmark`.
-    path: the file, which is replaced.
-    constants: columns that are the same in every line.
-  """
-  from eval_lib.timing import Estimate
-
-  lines = []
-  for row in rows:
-    line: dict[str, Any] = {}
-    for field in dataclasses.fields(row):
-      value = getattr(row, field.name)
-      if isinstance(value, Estimate):
-        line[field.name] = value.median
-        line[f'{field.name}_low'] = value.low
-        line[f'{field.name}_high'] = value.high
-      else:
-        line[field.name] = value
-    lines.append(line | dict(constants))
-  with pathlib.Path(path).open('w', newline='', encoding='utf-8') as file:
-    writer = csv.DictWriter(file, list(lines[0]))
-    writer.writeheader()
-    writer.writerows(lines)
-
-
 def main(argv: Sequence[str]) -> int:
   """Runs the command; returns its exit code."""
   try:
     arguments = command_line.parse_arguments(parser(), argv)
-    _check_out(arguments.out)
+  except command_line.UsageError as error:
+    command_line.fail(error)
+  return _RUN[arguments.command](arguments)
+
+
+def _run_adatape(arguments: Any) -> int:
+  try:
+    check_out(arguments.out)
   except command_line.UsageError as error:
     command_line.fail(error)
   # Imported once the command line is known to be right.
@@ -182,11 +174,11 @@ def main(argv: Sequence[str]) -> int:
   return command_line.OK
 
 
-def _check_out(path: str) -> None:
-  if path and not pathlib.Path(path).absolute().parent.is_dir():
-    raise command_line.UsageError(
-      f'--out: expected a file in a directory that exists, got {path!r}'
-    )
+_RUN = {
+  'adatape': _run_adatape,
+  'eat': eat_command.run,
+  'eat_report': eat_report.run,
+}
 
 
 if __name__ == '__main__':

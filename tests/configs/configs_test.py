@@ -25,6 +25,7 @@ CONFIGS = [
   FOLDER + ',model=input,bank_patch=4',
   FOLDER + ',model=vit',
 ]
+GLUE = ('cola', 'sst2', 'mrpc', 'qqp', 'stsb', 'mnli', 'qnli', 'rte', 'wnli')
 # The same models as in a quicker entry, from another file or at another size.
 SLOW = {CONFIGS[4], CONFIGS[5], CONFIGS[8], CONFIGS[11]}
 SHRUNK = [
@@ -98,7 +99,35 @@ def test_every_config_file_is_in_the_table(repository):
     for path in (repository / 'configs').rglob('*.py')
     if path.name not in ('__init__.py', 'common.py')
   }
-  assert files == {flag.partition(':')[0] for flag in CONFIGS}
+  trained = {flag.partition(':')[0] for flag in CONFIGS}
+  assert files == trained | {f'configs/eat/{task}.py' for task in GLUE}
+
+
+@pytest.mark.parametrize('task', GLUE)
+@pytest.mark.parametrize(
+  'arguments',
+  [
+    'model=eat',
+    'model=dense',
+    'model=student,layers=12',
+    'parts=p',
+    'parts=we',
+    'variant=minilm,epochs=1,max_length=64,examples=100',
+  ],
+)
+def test_glue_configs_are_legal(task, arguments, tmp_path):
+  # Trained for real in tests/launch/predict_test.py and text_run_test.py.
+  flag = f'configs/eat/{task}.py:vocabulary={tmp_path},data={tmp_path},'
+  config = command_line.load_config(flag + arguments, [])
+  config_schema.validate(config)
+  assert config.model.width > 0
+  assert config.dataset.task == task
+  if 'student' in arguments:
+    assert config.model.depth == 6
+  if arguments == 'model=eat':
+    assert config.evals.dev.split.startswith('validation')
+    # Sizes of BERT-base; the heads are where the paper has them.
+    assert (config.model.depth, config.model.exit_layers) == (12, (4,))
 
 
 def test_dry_run_prints_sizes_and_writes_nothing(

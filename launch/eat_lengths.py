@@ -1,0 +1,71 @@
+"""Lengths of texts, for timing length buckets."""
+
+import gzip
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import scipy.stats
+
+from dataset_lib import tokenizer
+
+# Tokens of the synthetic sentences: about those of SST-2's dev set.
+MEDIAN_LENGTH, LENGTH_SPREAD = 24, 0.5
+
+
+def synthetic(count: int, longest: int) -> tuple[int, ...]:
+  """Tokens of made-up sentences: evenly spaced quantiles of a log-normal.
+
+  Args:
+    count: sentences.
+    longest: in tokens; longer ones are cut.
+  """
+  places = (np.arange(count) + 0.5) / count
+  law = scipy.stats.lognorm(LENGTH_SPREAD, scale=MEDIAN_LENGTH)
+  lengths = np.clip(np.rint(law.ppf(places)), 3, longest).astype(int)
+  return _shuffled(lengths)
+
+
+def of_file(
+  path: str,
+  columns: Sequence[str],
+  vocabulary: str,
+  count: int,
+  longest: int,
+) -> tuple[int, ...]:
+  """Tokens of the texts of a TSV file, evenly spaced over the file.
+
+  Args:
+    path: with a header; plain or gzip, no quoting.
+    columns: name of the column of the text, or of both texts of a pair.
+    vocabulary: what `dataset_lib.tokenizer.load` takes.
+    count: texts at most.
+    longest: in tokens; longer ones are cut.
+
+  Raises:
+    ValueError: there is no such column.
+    dataset_lib.errors.MissingDataError: there is no such vocabulary.
+  """
+  data = pathlib.Path(path).read_bytes()
+  text = gzip.decompress(data) if path.endswith('.gz') else data
+  lines = text.decode('utf-8', errors='replace').split('\n')
+  header = lines[0].rstrip('\r').split('\t')
+  absent = [column for column in columns if column not in header]
+  if absent or not 1 <= len(columns) <= 2:
+    raise ValueError(f'column: expected one or two of {header}, got {columns}')
+  rows = [line.rstrip('\r').split('\t') for line in lines[1:]]
+  rows = [row for row in rows if len(row) == len(header)]
+  picked = np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int)
+  texts = [
+    [rows[row][header.index(column)] for row in picked] for column in columns
+  ]
+  first, *second = texts
+  pairs = second[0] if second else None
+  encoded = tokenizer.load(vocabulary).encode(first, pairs, longest)
+  return _shuffled(np.diff(encoded.offsets))
+
+
+def _shuffled(lengths: Any) -> tuple[int, ...]:
+  """In an order that has nothing to do with the length."""
+  return tuple(map(int, np.random.default_rng(0).permutation(lengths)))

@@ -1,0 +1,154 @@
+"""Pictures of an EAT report, from its measured numbers."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from eval_lib import adaptive_plots, calibration, predictions
+from eval_lib.adaptive_plots import Curve
+from eval_lib.timing import Estimate
+from launch.eat_report_models import Model
+from launch.eat_report_settings import Setting
+from launch.eat_report_timing import Speed
+
+# How a point is called that has little room for its name.
+SHORT = {
+  'confidence': 'P≥',
+  'entropy': 'H≤',
+  'margin': 'Δ≥',
+  'patience': 'm=',
+}
+
+
+def frontiers(
+  out: pathlib.Path,
+  settings: Sequence[Setting],
+  speed: Speed | None,
+  metric: str,
+) -> None:
+  """Quality against FLOPs of all settings, against time of the timed ones."""
+  quality = f'{metric} (%)'
+  flops = {setting.name: 100 * setting.point.flops for setting in settings}
+  adaptive_plots.plot_frontier(
+    out / 'frontier_flops',
+    _curves(settings, flops),
+    cost='FLOPs (% of the dense model)',
+    quality=quality,
+    title='Frontier, all settings, by formula',
+  )
+  if speed is None:
+    return
+  rows = len(speed.rows)
+  milliseconds = {
+    name: 1e3 * float(latency.mean()) for name, latency in speed.latency.items()
+  }
+  adaptive_plots.plot_frontier(
+    out / 'frontier',
+    _curves(settings, milliseconds),
+    cost='mean latency at batch 1 (ms)',
+    quality=quality,
+    title='Frontier, measured',
+  )
+  together = {
+    name: 1e3 * speed.together.estimate(name).median / rows
+    for name in speed.latency
+  }
+  adaptive_plots.plot_frontier(
+    out / 'frontier_batch',
+    _curves(settings, together),
+    cost=f'time per row at batch {speed.batch_size} (ms)',
+    quality=quality,
+    title='Frontier, measured',
+  )
+
+
+def _curves(
+  settings: Sequence[Setting], cost: Mapping[str, float]
+) -> dict[str, Curve]:
+  """A curve for each run, and one for each variant; only what has a cost."""
+  groups: dict[str, list[Setting]] = {}
+  for setting in settings:
+    if setting.name in cost:
+      model = setting.model
+      variant = f', {model.variant}' if model.variant else ''
+      groups.setdefault(model.run.name + variant, []).append(setting)
+  return {
+    name: Curve(
+      np.array([cost[setting.name] for setting in group]),
+      np.array([100 * setting.point.quality for setting in group]),
+      [_short(setting) for setting in group] if len(group) > 1 else (),
+    )
+    for name, group in groups.items()
+  }
+
+
+def _short(setting: Setting) -> str:
+  if setting.value is None:
+    return setting.rule.name
+  return f'{SHORT[setting.rule.name]}{setting.value:g}'
+
+
+def exits(out: pathlib.Path, settings: Sequence[Setting], model: Model) -> None:
+  """Where rows exit, by the threshold on the confidence (or tolerance)."""
+  shares = {
+    setting.name: setting.point.shares
+    for setting in settings
+    if setting.model is model and setting.rule.name != 'entropy'
+    and setting.rule.name != 'margin'
+  }  # fmt: skip
+  adaptive_plots.plot_exits(out / 'exits', shares, model.heads)
+
+
+def retention(out: pathlib.Path, model: Model) -> None:
+  """Tokens kept after each pruning, against the length."""
+  if model.kept.shape[1]:
+    adaptive_plots.plot_retention(
+      out / 'retention', model.length, model.kept, model.module.prune_layers
+    )
+
+
+def reliability(out: pathlib.Path, model: Model, labels: np.ndarray) -> None:
+  """A picture for each head: before and after its temperature."""
+  before = predictions.probabilities(model.logits)
+  after = predictions.probabilities(model.calibrated)
+  for place, layer in enumerate(model.heads):
+    temperature = model.temperatures[place]
+    tables = {'T = 1': calibration.reliability(before[place], labels)}
+    if temperature != 1.0:
+      tables[f'T = {temperature:.2f}'] = calibration.reliability(
+        after[place], labels
+      )
+    adaptive_plots.plot_reliability(
+      out / f'reliability_{layer}', tables, title=f'Head at layer {layer}'
+    )
+
+
+def ablation(
+  out: pathlib.Path,
+  settings: Mapping[str, Setting],
+  speed: Speed,
+  metric: str,
+) -> None:
+  """Quality and speed of each variant, by the name of its bar."""
+  rows = len(speed.rows)
+  bars: dict[str, dict[str, float | Estimate]] = {}
+  for name, setting in settings.items():
+    alone = speed.latency[setting.name].mean(1)
+    together = speed.together.seconds[setting.name]
+    bars[name] = {
+      f'{metric} (%)': 100 * setting.point.quality,
+      'mean latency, batch 1 (ms)': Estimate.of(1e3 * alone),
+      f'rows per second, batch {speed.batch_size}': Estimate.of(
+        rows / together
+      ),
+    }
+  adaptive_plots.plot_ablation(out / 'ablation', bars)
+
+
+def spread(values: Any) -> dict[str, float]:
+  """Mean and percentiles of something that rows have, for result.json."""
+  low, middle, high = np.quantile(values, (0.05, 0.5, 0.95)).tolist()
+  mean = float(np.mean(values))
+  return {'mean': mean, 'p5': low, 'p50': middle, 'p95': high}
