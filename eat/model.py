@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from eat import pruning
+from eat.heads import Head, check_layers
 from eat.pruning import Tokens
 from eat.window_attention import window_attend
 from model_lib import flops, row_random
@@ -45,32 +46,6 @@ class Encoded(NamedTuple):
   cls: dict[int, Any]
   kept: tuple[Any, ...]
   full: Any
-
-
-class Head(nn.Module):
-  """A pooler and a classifier on [CLS].
-
-  Attributes:
-    num_classes: width of the logits.
-    activation: of the pooler.
-    dropout: rate before the classifier.
-    dtype: compute dtype of the pooler.
-  """
-
-  num_classes: int
-  activation: str = 'tanh'
-  dropout: float = 0.0
-  dtype: Any = jnp.float32
-
-  @nn.compact
-  def __call__(
-    self, cls: Float[Array, 'B D'], row_keys: Key[Array, ' B'] | None = None
-  ) -> Float[Array, 'B O']:
-    """Logits of the rows, float32."""
-    pooled = Pooler(self.activation, name='pooler', dtype=self.dtype)(cls)
-    return classifier(self.num_classes)(
-      drop(pooled.astype(jnp.float32), self.dropout, row_keys, 'classifier')
-    )
 
 
 class EatClassifier(nn.Module):
@@ -309,7 +284,9 @@ class EatClassifier(nn.Module):
     """
     cls, kept = {}, []
     for layer in range(first, last + 1):
-      keys = fold(row_keys, f'block_{layer - 1}')
+      keys = row_keys
+      if keys is not None:
+        keys = row_random.fold_rows(keys, f'block_{layer - 1}')
       prunes = layer in self.prune_layers and sizes != ()
       wants_received = prunes and self.prune_scores == 'attention'
       out: Any = self.block[layer - 1](
@@ -362,10 +339,12 @@ class EatClassifier(nn.Module):
   ) -> Float[Array, 'B O']:
     """Logits of the head of a layer, float32."""
     if layer != self.heads()[-1]:
-      return self.exit[str(layer)](cls, fold(row_keys, f'exit_{layer}'))
+      if row_keys is not None:
+        row_keys = row_random.fold_rows(row_keys, f'exit_{layer}')
+      return self.exit[str(layer)](cls, row_keys)
     pooled = self.features(cls)
     return self.head(
-      drop(pooled, self.classifier_dropout, row_keys, 'classifier')
+      row_random.drop(pooled, self.classifier_dropout, row_keys, 'classifier')
     )
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
@@ -386,24 +365,3 @@ class EatClassifier(nn.Module):
 def tokens_mask(tokens: Tokens) -> Array:
   """bool `[B, S]`: the valid tokens, which come first."""
   return jnp.arange(tokens.x.shape[1])[None] < tokens.length[:, None]
-
-
-def fold(row_keys: Any, use: str) -> Any:
-  """Keys for one use, or None without keys."""
-  return None if row_keys is None else row_random.fold_rows(row_keys, use)
-
-
-def drop(x: Array, rate: float, row_keys: Any, use: str) -> Array:
-  """Dropout with the rows' keys for this use; none without keys."""
-  return row_random.dropout(x, rate, fold(row_keys, use))
-
-
-def check_layers(field: str, layers: Sequence[int], depth: int) -> None:
-  """Raises ValueError unless the layers ascend within [1, depth]."""
-  ascending = list(layers) == sorted(set(layers))
-  if not ascending or not all(
-    type(layer) is int and 1 <= layer <= depth for layer in layers
-  ):
-    raise ValueError(
-      f'{field}: expected ascending layers in [1, {depth}], got {tuple(layers)}'
-    )

@@ -154,7 +154,7 @@ class BertEmbeddings(nn.Module):
     x = x + positions(jnp.arange(length)[None])
     x = LayerNorm(self.dtype, self.norm_epsilon, name='norm')(x)
     x = constrain(x, 'batch', 'length', 'embed')
-    return _drop(x, self.dropout, row_keys, 'embeddings')
+    return row_random.drop(x, self.dropout, row_keys, 'embeddings')
 
 
 class BertBlock(nn.Module):
@@ -223,7 +223,7 @@ class BertBlock(nn.Module):
     if return_received:
       attended, received = attended
     x = (x[:, :1] if cls_only else x).astype(self.dtype)
-    x = x + _drop(attended, self.dropout, row_keys, 'attention')
+    x = x + row_random.drop(attended, self.dropout, row_keys, 'attention')
     x = LayerNorm(self.dtype, self.norm_epsilon, name='attention_norm')(x)
     out = Mlp(
       mlp_dim=self.mlp_dim,
@@ -232,7 +232,7 @@ class BertBlock(nn.Module):
       dtype=self.dtype,
       name='mlp',
     )(x)
-    x = x + _drop(out, self.dropout, row_keys, 'mlp')
+    x = x + row_random.drop(out, self.dropout, row_keys, 'mlp')
     x = LayerNorm(self.dtype, self.norm_epsilon, name='mlp_norm')(x)
     x = constrain(x, 'batch', 'length', 'embed')
     return (x, received) if return_received else x
@@ -339,7 +339,7 @@ class BertClassifier(nn.Module):
     states = self.encode(tokens, token_types, length, row_keys, self.cls_only)
     features = self.pooler(states[:, 0]).astype(jnp.float32)
     logits = self.head(
-      _drop(features, self.classifier_dropout, row_keys, 'classifier')
+      row_random.drop(features, self.classifier_dropout, row_keys, 'classifier')
     )
     return constrain(logits, 'batch', 'classes'), {'features': features}
 
@@ -369,10 +369,3 @@ class BertClassifier(nn.Module):
     last = flops.cls_block(tokens, sizes.width, sizes.mlp_dim)
     blocks = sizes.depth * block + self.cls_only * (last - block)
     return blocks + flops.dense(1, sizes.width, sizes.width + self.num_classes)
-
-
-def _drop(x: Array, rate: float, row_keys: Any, use: str) -> Array:
-  """Dropout with the rows' keys for this use; none without keys."""
-  if row_keys is None or not rate:
-    return x
-  return row_random.dropout(x, rate, row_random.fold_rows(row_keys, use))

@@ -122,7 +122,7 @@ class Mlp(nn.Module):
     if self.gated:
       hidden = hidden * self._hidden('gated')(x)
     hidden = constrain(hidden, 'batch', 'length', 'mlp')
-    hidden = self._drop(hidden, 'hidden', row_keys)
+    hidden = row_random.drop(hidden, self.dropout, row_keys, 'hidden')
     out = nn.Dense(
       x.shape[-1],
       name='out',
@@ -131,7 +131,7 @@ class Mlp(nn.Module):
       bias_init=partitioned(nn.initializers.zeros, 'embed'),
     )(hidden)
     out = constrain(out, 'batch', 'length', 'embed')
-    return self._drop(out, 'out', row_keys)
+    return row_random.drop(out, self.dropout, row_keys, 'out')
 
   def _hidden(self, name: str) -> nn.Dense:
     return nn.Dense(
@@ -140,15 +140,6 @@ class Mlp(nn.Module):
       dtype=self.dtype,
       kernel_init=partitioned(self.kernel_init, 'embed', 'mlp'),
       bias_init=partitioned(nn.initializers.zeros, 'mlp'),
-    )
-
-  def _drop(
-    self, x: Array, use: str, row_keys: Key[Array, ' B'] | None
-  ) -> Array:
-    if row_keys is None or not self.dropout:
-      return x
-    return row_random.dropout(
-      x, self.dropout, row_random.fold_rows(row_keys, use)
     )
 
 

@@ -46,3 +46,22 @@ def dropout(
     lambda key: jax.random.bernoulli(key, 1.0 - rate, x.shape[1:])
   )(row_keys)
   return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
+
+
+def drop(
+  x: Float[Array, 'B ...'],
+  rate: float,
+  row_keys: Key[Array, ' B'] | None,
+  use: str,
+) -> Float[Array, 'B ...']:
+  """Dropout in one of a layer's places; without keys `x` as it is.
+
+  Args:
+    x: activations, rows first.
+    rate: probability of dropping an element, in [0, 1).
+    row_keys: keys of the layer, or None (evaluation).
+    use: name of the place.
+  """
+  if row_keys is None or not rate:
+    return x
+  return dropout(x, rate, fold_rows(row_keys, use))
