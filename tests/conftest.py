@@ -12,8 +12,7 @@ os.environ['JAX_PLATFORMS'] = 'cpu'
 # What stands later wins: tests that train for long ask for the usual level, see
 # .ci/run.
 os.environ['XLA_FLAGS'] = (
-  '--xla_force_host_platform_device_count=8 '
-  '--xla_backend_optimization_level=0 '
+  '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 '
 ) + os.environ.get('XLA_FLAGS', '')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
