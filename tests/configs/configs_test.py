@@ -27,7 +27,7 @@ CONFIGS = [
 ]
 GLUE = ('cola', 'sst2', 'mrpc', 'qqp', 'stsb', 'mnli', 'qnli', 'rte', 'wnli')
 # The same models as in a quicker entry, from another file or at another size.
-SLOW = {CONFIGS[4], CONFIGS[5], CONFIGS[8], CONFIGS[11]}
+SLOW = {CONFIGS[index] for index in (4, 5, 8, 10, 11)}
 SHRUNK = [
   'batch_size=8',
   'mesh.data=1',

@@ -170,10 +170,10 @@ CUBE = (
 @pytest.mark.parametrize(
   ('devices', 'num_micro', 'extra'),
   [
-    (1, 4, ()),
     (2, 1, ()),
-    (8, 1, ()),
     (8, 4, ('--config.mesh.fsdp=2',)),
+    pytest.param(1, 4, (), marks=SLOW),
+    pytest.param(8, 1, (), marks=SLOW),
     pytest.param(2, 4, (), marks=SLOW),
     pytest.param(4, 1, (), marks=SLOW),
     pytest.param(4, 4, (), marks=SLOW),
