@@ -21,8 +21,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from launch import command_line, eat_command, eat_report, flag_types
+from launch import command_line, flag_types
 from launch.csv_rows import check_out, write_csv
+from launch.eat_report import command as eat_report
+from launch.eat_speed import command as eat_speed
 
 
 def parser() -> command_line.Parser:
@@ -44,11 +46,11 @@ def parser() -> command_line.Parser:
   eat = commands.add_parser(
     'eat',
     help='EAT in the engine against dense BERTs, PyTorch and ONNX Runtime',
-    description=eat_command.__doc__,
+    description=eat_speed.__doc__,
     epilog='example: python -m launch.benchmark eat --variant=mini --depth=6 '
     '--batch=1,8 --rounds=3 --out=mini.csv',
   )
-  eat_command.add_arguments(eat)
+  eat_speed.add_arguments(eat)
   report = commands.add_parser(
     'eat_report',
     help='quality and speed of a trained EAT, from its checkpoint',
@@ -176,7 +178,7 @@ def _run_adatape(arguments: Any) -> int:
 
 _RUN = {
   'adatape': _run_adatape,
-  'eat': eat_command.run,
+  'eat': eat_speed.run,
   'eat_report': eat_report.run,
 }
 

@@ -105,7 +105,7 @@ def test_one_that_hangs_is_ended(tmp_path, monkeypatch):
 
 
 def test_what_is_no_answer_is_reported(tmp_path):
-  command = [sys.executable, '-c', 'print("hello")']
+  command = [sys.executable, '-c', 'input(); print("hello")']
   worker = contest.Worker('chatty', command, tmp_path / 'log')
   with pytest.raises(contest.WorkerError, match=r'hello.*no JSON'):
     worker.ask({}, timeout=20.0)

@@ -5,19 +5,19 @@ import pytest
 import rich.console
 
 from eval_lib.timing import Estimate
-from launch import eat_contenders, eat_tables
-from launch.eat_contenders import Settings
+from launch.eat_speed import lineup, tables
+from launch.eat_speed.lineup import Settings
 
 SETTINGS = Settings(batches=(4,), groups=('dense', 'eat', 'torch'))
 
 
 def table(samples, settings=SETTINGS):
-  contenders = eat_contenders.contenders(settings)
+  contenders = lineup.contenders(settings)
   samples = {
     (name, 4): np.array(values, np.float64) for name, values in samples.items()
   }
   devices = dict.fromkeys([name for name, _ in samples], 'cpu')
-  rows = eat_tables.rows(contenders, samples, settings, devices)
+  rows = tables.rows(contenders, samples, settings, devices)
   return {row.contender: row for row in rows}
 
 
@@ -70,11 +70,11 @@ def block(tokens, width=768, mlp_dim=3072):
 
 
 def test_flops_by_hand():
-  contenders = {one.name: one for one in eat_contenders.contenders(Settings())}
+  contenders = {one.name: one for one in lineup.contenders(Settings())}
   head = 2 * 768 * (768 + 2)
   dense = 12 * block(128) + head
   flops = {
-    name: eat_tables.flops(one, Settings()) for name, one in contenders.items()
+    name: tables.flops(one, Settings()) for name, one in contenders.items()
   }
   assert flops['dense unrolled'] == (dense, dense)
   assert flops['PyTorch BERT'] == (dense, dense)
@@ -103,20 +103,20 @@ def test_length_table_by_hand():
     ('padded', 0): np.array([4.0, 8.0]),
     ('buckets', 0): np.array([2.0, 2.0]),
   }
-  padded, buckets = eat_tables.length_rows(samples, settings)
+  padded, buckets = tables.length_rows(samples, settings)
   assert padded.speedup == Estimate(1.0, 1.0, 1.0)
   assert padded.flop_limit == 1.0
   assert buckets.speedup.median == 3.0
   # Half of the rows take a little less than half the time: 2 / 1.49.
   half = block(64) / block(128)
   assert buckets.flop_limit == pytest.approx(2 / (1 + half), rel=1e-2)
-  assert eat_tables.length_rows({}, settings) == []
+  assert tables.length_rows({}, settings) == []
 
 
 def test_tables_are_printed_whole(capsys):
   rows = table(SAMPLES)
   console = rich.console.Console(width=128, highlight=False, markup=False)
-  eat_tables.print_rows(list(rows.values()), console)
+  tables.print_rows(list(rows.values()), console)
   text = capsys.readouterr().out
   for cell in (
     'batch 4; best dense form: dense scanned',

@@ -12,17 +12,11 @@ import pytest
 from eat import exits
 from eat.exits import Rule
 from eval_lib.timing import Timings
-from launch import (
-  command_line,
-  eat_report,
-  eat_report_models,
-  eat_report_sentences,
-  eat_report_settings,
-  eat_report_tables,
-  eat_report_timing,
-)
-from launch.eat_report_models import Model
-from launch.eat_report_timing import Speed
+from launch import command_line
+from launch.eat_report import command as eat_report
+from launch.eat_report import models, report_tables, sentences, speed, sweeps
+from launch.eat_report.models import Model
+from launch.eat_report.speed import Speed
 from model_lib import flops
 from train_lib import config_schema, trainer
 
@@ -75,7 +69,7 @@ def train(directory, name, root, argument, *changes):
 
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
-  root = eat_report.pathlib.Path(__file__).resolve().parents[2]
+  root = eat_report.pathlib.Path(__file__).resolve().parents[3]
   directory = tmp_path_factory.mktemp('runs')
   write_data(directory)
   dense = train(directory, 'dense', root, 'model=dense', 'model.depth=2')
@@ -101,7 +95,7 @@ TEMPERATURES = (2.0, 1.0, 1.5)
 @pytest.fixture(scope='module')
 def direct(runs):
   """(run, its rows, what its model says of all of them in one call)."""
-  run = eat_report_models.load('EAT', str(runs['eat']), '', 0, '--workdir')
+  run = models.load('EAT', str(runs['eat']), '', 0, '--workdir')
   records = run.records.records(np.arange(len(run.records)))
   arrays = [records[key] for key in ('tokens', 'token_types', 'length')]
   apply = jax.jit(run.task.model.apply)
@@ -247,16 +241,14 @@ def test_time_is_measured_and_answers_are_the_recorded_ones(made):
 @pytest.mark.slow
 def test_sentences_show_the_positions_of_the_model(direct):
   run, records, out = direct
-  model = eat_report_models.record(
-    run, run.task.model, '', np.array(TEMPERATURES)
-  )
-  labels = eat_report_models.labels_of(run)
-  [setting] = eat_report_settings.measure(
+  model = models.record(run, run.task.model, '', np.array(TEMPERATURES))
+  labels = models.labels_of(run)
+  [setting] = sweeps.measure(
     model, {'never': (Rule('never'), None)}, labels,
-    *eat_report_models.quality_of(run)[1:],
-    eat_report_models.dense_flops(model),
+    *models.quality_of(run)[1:],
+    models.dense_flops(model),
   )  # fmt: skip
-  [one] = eat_report_sentences.sentences(setting, [3], labels)
+  [one] = sentences.sentences(setting, [3], labels)
   length = int(out['length'][3])
   np.testing.assert_array_equal(one.pruned[2], out['positions'][3, :length])
   assert list(one.pruned) == [1, 2]
@@ -295,10 +287,10 @@ def test_flags_that_do_not_fit_the_run(runs, tmp_path, flags, words, capsys):
 
 @pytest.mark.slow
 def test_a_run_on_other_rows_is_refused(runs, tmp_path, capsys):
-  other = eat_report_models.load('x', str(runs['dense']), '', 5, '--dense')
-  run = eat_report_models.load('EAT', str(runs['eat']), '', 0, '--workdir')
+  other = models.load('x', str(runs['dense']), '', 5, '--dense')
+  run = models.load('EAT', str(runs['eat']), '', 0, '--workdir')
   with pytest.raises(ValueError, match='--dense: expected a run on the same'):
-    eat_report_models.check_same_rows(run, other, '--dense')
+    models.check_same_rows(run, other, '--dense')
 
 
 # -- without a run ------------------------------------------------------------
@@ -377,9 +369,9 @@ LABELS = np.array([0, 0, 1])
 
 
 def measured(model, rules=None):
-  return eat_report_settings.measure(
-    model, rules or eat_report_settings.rules(model), LABELS,
-    eat_report_models.frontier.accuracy, eat_report_models.frontier.same_class,
+  return sweeps.measure(
+    model, rules or sweeps.rules(model), LABELS,
+    models.frontier.accuracy, models.frontier.same_class,
     np.full(3, 80.0),
   )  # fmt: skip
 
@@ -409,7 +401,7 @@ def test_a_setting_by_hand():
 
 def test_choosing_what_is_timed():
   settings = measured(fake(LOGITS)) + measured(fake(LOGITS, 'no_window'))
-  choose = eat_report_settings.choose
+  choose = sweeps.choose
   names = lambda *a: [s.name for s in choose(settings, *a)]  # noqa: E731
   # On the frontier: all leave at once (2 of 3 right), or two of them (all).
   auto = names('auto', 'confidence=0.9', 9)
@@ -429,14 +421,14 @@ def test_choosing_what_is_timed():
 
 def test_rules_of_a_regression_and_of_one_head():
   regression = fake(np.zeros((2, 3, 1)))
-  rules = eat_report_settings.rules(regression)
+  rules = sweeps.rules(regression)
   assert 'tolerance=0.1' in rules
   assert 'never' in rules
   assert {rule.name for rule, _ in rules.values()} == {'patience', 'never'}
-  default = eat_report_settings.default_name
+  default = sweeps.default_name
   assert default(regression, 0.9) in rules
   one = fake(LOGITS[:1], heads=(4,))
-  assert list(eat_report_settings.rules(one)) == ['never']
+  assert list(sweeps.rules(one)) == ['never']
   assert default(one, 0.9) == 'never'
 
 
@@ -446,7 +438,7 @@ def test_the_guarantee_is_tried_on_the_recorded_rows():
   logits[1] = logits[0] + 0.3 * rng.standard_normal((400, 2))
   labels = (logits[1].argmax(-1) ^ (rng.random(400) < 0.1)).astype(np.int64)
   model = fake(logits)
-  loose, harm = eat_report_settings.guarantee(model, labels, 0.1, 0.1, 50)
+  loose, harm = sweeps.guarantee(model, labels, 0.1, 0.1, 50)
   assert loose['loss'] == 'disagreement'
   assert loose['exceeded'] <= 0.2
   assert loose['threshold'] is not None
@@ -459,9 +451,7 @@ def test_the_guarantee_is_tried_on_the_recorded_rows():
   assert harm['mean'] <= 0.1
   assert harm['early'] >= loose['early']
   with pytest.raises(ValueError, match='no exits by confidence'):
-    eat_report_settings.guarantee(
-      fake(logits[:1], heads=(4,)), labels, 0.1, 0.1, 5
-    )
+    sweeps.guarantee(fake(logits[:1], heads=(4,)), labels, 0.1, 0.1, 5)
 
 
 def test_speed_by_hand():
@@ -478,7 +468,7 @@ def test_speed_by_hand():
     np.array([0, 2]), latency, Timings(seconds), Timings(together),
     {'dense/never': 0, 'never': 1}, 32,
   )  # fmt: skip
-  row = eat_report_tables.speed_row('never', speed, 'dense/never')
+  row = report_tables.speed_row('never', speed, 'dense/never')
   assert row['latency_mean'] == 3.0
   assert row['latency_p50'] == 3.0
   assert row['speedup_batch_1'] == 2.0  # 10 / 5 and 14 / 7
@@ -486,12 +476,12 @@ def test_speed_by_hand():
   assert row['throughput'] == pytest.approx(2 / 1.5)
   assert row['differing_rows'] == 1
   [setting] = measured(fake(LOGITS), {'never': (Rule('never'), None)})
-  rows = eat_report_tables.example_rows([setting], LABELS, speed)
+  rows = report_tables.example_rows([setting], LABELS, speed)
   assert [r['latency'] for r in rows] == [3.0, None, 3.0]
   assert [r['correct'] for r in rows] == [1, 1, 0]
 
 
 def test_buckets():
-  assert eat_report_timing.batch_buckets(32) == (1, 2, 4, 8, 16, 32)
-  assert eat_report_timing.batch_buckets(12) == (1, 2, 4, 8, 12)
-  assert eat_report_timing.batch_buckets(1) == (1,)
+  assert speed.batch_buckets(32) == (1, 2, 4, 8, 16, 32)
+  assert speed.batch_buckets(12) == (1, 2, 4, 8, 12)
+  assert speed.batch_buckets(1) == (1,)

@@ -171,10 +171,10 @@ def run(arguments: Any) -> int:
 
   def command() -> int:
     # Imported once the command line is known to be right.
-    from launch import eat_report_run
+    from launch.eat_report import report
 
     try:
-      eat_report_run.report(arguments, options)
+      report.report(arguments, options)
     except command_line.UsageError as error:
       command_line.fail(error)
     return command_line.OK

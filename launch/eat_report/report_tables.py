@@ -14,8 +14,8 @@ import numpy as np
 
 from eval_lib import calibration, predictions
 from eval_lib.timing import Estimate
-from launch.eat_report_settings import Setting
-from launch.eat_report_timing import Speed
+from launch.eat_report.speed import Speed
+from launch.eat_report.sweeps import Setting
 
 WIDTH = 130  # characters of the widest table
 

@@ -18,8 +18,8 @@ from eat.policy import EatPolicy, Settings
 from eat.serving import FULL, PRUNED, EatChain
 from eval_lib import timing
 from eval_lib.timing import Timings
-from launch.eat_report_models import Model
-from launch.eat_report_settings import Setting
+from launch.eat_report.models import Model
+from launch.eat_report.sweeps import Setting
 from serve_lib.chain import Encoded, Failure
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor

@@ -42,28 +42,28 @@ def build(
   """The first answer and the cases; see `contest.serve`.
 
   Args:
-    specification: see `launch.eat_contenders.specification`.
+    specification: see `launch.eat_speed.lineup.specification`.
   """
   kind, _, form = specification['build'].partition(':')
   started = time.perf_counter()
   # Only what this contender needs is imported: some are not installed.
   if kind == 'jax':
-    from launch import eat_engine_cases, eat_forms
+    from launch.eat_speed import engine_cases, forms
 
     if form == 'engine':
-      built = eat_engine_cases.build(specification)
+      built = engine_cases.build(specification)
     elif form == 'lengths':
-      built = eat_engine_cases.build_lengths(specification)
+      built = engine_cases.build_lengths(specification)
     else:
-      built = eat_forms.build(form, specification)
+      built = forms.build(form, specification)
   elif kind == 'torch':
-    from launch import eat_peers
+    from launch.eat_speed import peers
 
-    built = eat_peers.build_torch(specification)
+    built = peers.build_torch(specification)
   else:
-    from launch import eat_peers
+    from launch.eat_speed import peers
 
-    built = eat_peers.build_onnx(specification)
+    built = peers.build_onnx(specification)
   answer = dict(
     device=built.device,
     versions=dict(built.versions),

@@ -86,7 +86,7 @@ class Contender:
     name: as printed.
     group: a key of `GROUPS`.
     worker: the process that runs it; settings of one model share one.
-    build: what that process builds, see `launch.eat_worker`.
+    build: what that process builds, see `launch.eat_speed.worker`.
     weights: 'bert' or 'distil'.
     exit_rate: percent that leaves at the first head; None without heads.
     cls_only: whether the last block computes [CLS] alone.

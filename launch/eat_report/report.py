@@ -9,14 +9,18 @@ import jax
 import numpy as np
 
 from eval_lib import plots, token_page, token_plots
-from launch import eat_report_models as models
-from launch import eat_report_plots as pictures
-from launch import eat_report_sentences, eat_report_tables, eat_report_timing
-from launch import eat_report_settings as sweeps
-from launch.eat_report_models import Model, Run
-from launch.eat_report_settings import Setting
-from launch.eat_report_tables import Tables
-from launch.eat_report_timing import Speed
+from launch.eat_report import (
+  models,
+  pictures,
+  report_tables,
+  sentences,
+  speed,
+  sweeps,
+)
+from launch.eat_report.models import Model, Run
+from launch.eat_report.report_tables import Tables
+from launch.eat_report.speed import Speed
+from launch.eat_report.sweeps import Setting
 from train_lib import strict_json
 
 MAIN = 'EAT'
@@ -71,7 +75,7 @@ def report(arguments: Any, options: Mapping[str, Any]) -> dict[str, Any]:
   out.mkdir(parents=True, exist_ok=True)
   if found.timed:
     tables.say(f'timing {len(found.timed)} settings')
-    found.speed = eat_report_timing.measure(
+    found.speed = speed.measure(
       found.timed,
       most_rows=arguments.rows,
       warmup=arguments.warmup,
@@ -176,9 +180,9 @@ def _write_tables(
   arguments: Any, found: Report, tables: Tables, out: pathlib.Path
 ) -> dict[str, Any]:
   """Prints and writes all tables; returns the main numbers."""
-  write = eat_report_tables.write_csv
+  write = report_tables.write_csv
   rows = {
-    setting.name: eat_report_tables.setting_row(setting)
+    setting.name: report_tables.setting_row(setting)
     for setting in found.everything
   }
   write(out / 'settings.csv', list(rows.values()))
@@ -207,7 +211,7 @@ def _write_tables(
   }
   write(
     out / 'examples.csv',
-    eat_report_tables.example_rows(shown, found.labels, found.speed),
+    report_tables.example_rows(shown, found.labels, found.speed),
   )
   if found.speed is not None:
     result['speed'] = _speed(found, rows, tables, out)
@@ -228,10 +232,10 @@ def _speed(
 ) -> dict[str, Any]:
   assert found.speed is not None
   timings = [
-    eat_report_tables.speed_row(setting.name, found.speed, found.reference)
+    report_tables.speed_row(setting.name, found.speed, found.reference)
     for setting in found.timed
   ]
-  eat_report_tables.write_csv(out / 'timings.csv', timings)
+  report_tables.write_csv(out / 'timings.csv', timings)
   tables.speed(timings, rows, found.metric, found.reference)
   differing = sum(found.speed.differing.values())
   if differing:
@@ -246,10 +250,10 @@ def _calibration(
   found: Report, tables: Tables, out: pathlib.Path
 ) -> Sequence[Mapping[str, Any]]:
   main = found.main
-  rows = eat_report_tables.calibration_rows(
+  rows = report_tables.calibration_rows(
     main.logits, found.labels, main.temperatures, main.heads
   )
-  eat_report_tables.write_csv(out / 'calibration.csv', rows)
+  report_tables.write_csv(out / 'calibration.csv', rows)
   tables.calibration(rows, found.temperatures_from)
   return rows
 
@@ -261,9 +265,9 @@ def _draw(
   main = found.main
   default = sweeps.default_name(main, arguments.tau)
   [chosen] = [one for one in found.settings if one.name == default]
-  rows = eat_report_sentences.pick(chosen, found.labels, arguments.sentences)
+  rows = sentences.pick(chosen, found.labels, arguments.sentences)
   title = f'{main.run.directory}, {default}'
-  drawn = eat_report_sentences.sentences(chosen, rows, found.labels)
+  drawn = sentences.sentences(chosen, rows, found.labels)
   if drawn:
     token_page.write_html(out / 'sentences', drawn, title=title)
   try:

@@ -19,19 +19,19 @@ from flax import traverse_util
 from eat.model import EatClassifier
 from eat.service import as_adaptive
 from eat.serving import FULL, PRUNED, EatChain
-from launch import eat_contenders, eat_worker
+from launch.eat_speed import lineup, worker
 from model_lib import huggingface
 from model_lib.bert import BertClassifier
 
 Parts = list[tuple[Callable[[Any, Any], Any], Any]]
 
 
-def build(form: str, specification: Mapping[str, Any]) -> eat_worker.Built:
+def build(form: str, specification: Mapping[str, Any]) -> worker.Built:
   """A form as a contender.
 
   Args:
     form: a key of `FORMS`, or 'bare chain'.
-    specification: see `launch.eat_contenders.specification`.
+    specification: see `launch.eat_speed.lineup.specification`.
   """
   model, params = load(specification)
   if form == 'bare chain':
@@ -39,11 +39,11 @@ def build(form: str, specification: Mapping[str, Any]) -> eat_worker.Built:
     parts = bare_chain(chain, specification['length'])
   else:
     parts = FORMS[form](model, params)
-  tokens = eat_worker.token_rows(specification, model.vocab_size)
-  cases, scores = eat_worker.forward_cases(
+  tokens = worker.token_rows(specification, model.vocab_size)
+  cases, scores = worker.forward_cases(
     lambda batch: compile_parts(parts, inputs(tokens[:batch])), specification
   )
-  return eat_worker.Built(cases, scores, *describe())
+  return worker.Built(cases, scores, *describe())
 
 
 def describe() -> tuple[str, dict[str, str]]:
@@ -60,9 +60,7 @@ def load(specification: Mapping[str, Any]) -> tuple[BertClassifier, Any]:
   """
   sizes = huggingface.read_sizes(specification['weights'])
   dtype = jnp.dtype(specification['dtype'])
-  model = BertClassifier(
-    num_classes=eat_contenders.NUM_CLASSES, **sizes, dtype=dtype
-  )
+  model = BertClassifier(num_classes=lineup.NUM_CLASSES, **sizes, dtype=dtype)
   params = huggingface.load_params(specification['weights'])
   return model, jax.device_put(narrow(params, dtype))
 
@@ -245,10 +243,10 @@ def eat_chain(
   The heads at exits have parameters of their own, random ones.
   """
   adaptive = as_adaptive(model).clone(
-    prune_layers=eat_contenders.PRUNE_LAYERS,
-    prune_ratios=eat_contenders.PRUNE_RATIOS,
+    prune_layers=lineup.PRUNE_LAYERS,
+    prune_ratios=lineup.PRUNE_RATIOS,
     window=specification['window'],
-    exit_layers=(eat_contenders.EXIT_LAYER,),
+    exit_layers=(lineup.EXIT_LAYER,),
   )
   chain = EatChain(adaptive, {'params': _with_heads(adaptive, params)})
   chain.variants = (PRUNED,)
@@ -265,7 +263,7 @@ def _with_heads(model: EatClassifier, params: Any) -> dict[str, Any]:
   absent = {
     path: leaf.shape for path, leaf in wanted.items() if path not in given
   }
-  return dict(params) | jax.device_put(eat_contenders.random_params(absent))
+  return dict(params) | jax.device_put(lineup.random_params(absent))
 
 
 def bare_chain(chain: EatChain, length: int) -> Parts:

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from eat import serving
 from eat.model import EatClassifier
 from eval_lib.timing import Estimate
-from launch import eat_contenders
-from launch.eat_contenders import Contender, Settings
+from launch.eat_speed import lineup
+from launch.eat_speed.lineup import Contender, Settings
 from model_lib.bert import BertClassifier
 
 Samples = Mapping[tuple[str, int], Float[np.ndarray, ' R']]
@@ -98,8 +98,8 @@ def rows(
           speedup=speedup,
           flop_limit=limit,
           share=speedup.median / limit,
-          over_torch=ratio(eat_contenders.PYTORCH, one.name),
-          over_torch_distil=ratio(eat_contenders.PYTORCH_DISTIL, one.name),
+          over_torch=ratio(lineup.PYTORCH, one.name),
+          over_torch_distil=ratio(lineup.PYTORCH_DISTIL, one.name),
         )
       )
   return table
@@ -127,8 +127,8 @@ def flops(contender: Contender, settings: Settings) -> tuple[float, float]:
   Returns:
     (every block once and in full, what is really computed).
   """
-  sizes = eat_contenders.fields(settings, contender.weights)
-  common: dict[str, Any] = dict(num_classes=eat_contenders.NUM_CLASSES, **sizes)
+  sizes = lineup.fields(settings, contender.weights)
+  common: dict[str, Any] = dict(num_classes=lineup.NUM_CLASSES, **sizes)
   shape = (settings.length,)
   if contender.exit_rate is None:
     full = BertClassifier(**common).flops(shape)
@@ -136,10 +136,10 @@ def flops(contender: Contender, settings: Settings) -> tuple[float, float]:
     return full, computed.flops(shape)
   model = EatClassifier(
     **common,
-    prune_layers=eat_contenders.PRUNE_LAYERS,
-    prune_ratios=eat_contenders.PRUNE_RATIOS,
+    prune_layers=lineup.PRUNE_LAYERS,
+    prune_ratios=lineup.PRUNE_RATIOS,
     window=settings.window,
-    exit_layers=(eat_contenders.EXIT_LAYER,),
+    exit_layers=(lineup.EXIT_LAYER,),
   )
   tokens = serving.static_sizes(model, settings.length)
   stay = 1.0 - contender.exit_rate / 100
@@ -173,10 +173,8 @@ def length_rows(samples: Samples, settings: Settings) -> list[LengthRow]:
   cases = [case for case in ('padded', 'buckets') if (case, 0) in samples]
   if len(cases) < 2:
     return []
-  sizes = eat_contenders.fields(settings, 'bert')
-  model = BertClassifier(
-    num_classes=eat_contenders.NUM_CLASSES, cls_only=True, **sizes
-  )
+  sizes = lineup.fields(settings, 'bert')
+  model = BertClassifier(num_classes=lineup.NUM_CLASSES, cls_only=True, **sizes)
   buckets = np.array(settings.length_buckets)
   lengths = np.array(settings.row_lengths)
   places = np.searchsorted(buckets, lengths)

@@ -1,7 +1,7 @@
 """EAT timed against dense BERTs, ours and others'; used by `launch.benchmark`.
 
 This process computes nothing: it writes random weights, starts a process for
-every contender (`launch.eat_worker`), lets them take turns and makes the
+every contender (`launch.eat_speed.worker`), lets them take turns and makes the
 tables. Contenders that should compute the same are compared before anything
 is timed.
 """
@@ -17,8 +17,9 @@ from typing import Any
 import rich.console
 import rich.progress
 
-from launch import contest, eat_contenders, eat_tables
-from launch.eat_contenders import Contender, Settings
+from launch import contest
+from launch.eat_speed import lineup, tables
+from launch.eat_speed.lineup import Contender, Settings
 
 # How far the scores of the same weights may be apart. They are of size 0.1 to
 # 1; bfloat16 has 8 bits.
@@ -26,7 +27,7 @@ TOLERANCE: Mapping[str, float] = {'float32': 1e-4, 'bfloat16': 5e-2}
 
 BUSY_LOAD = 0.5  # average number of running threads
 
-Tables = tuple[list[eat_tables.Row], list[eat_tables.LengthRow]]
+Tables = tuple[list[tables.Row], list[tables.LengthRow]]
 
 
 def run(settings: Settings, report: Callable[[str], None]) -> Tables:
@@ -40,8 +41,8 @@ def run(settings: Settings, report: Callable[[str], None]) -> Tables:
     ValueError: the model cannot be built, names the field; or no dense form
       could be timed.
   """
-  contenders = eat_contenders.contenders(settings)
-  absent = eat_contenders.missing(settings)
+  contenders = lineup.contenders(settings)
+  absent = lineup.missing(settings)
   for group, reason in absent.items():
     report(f'left out: {group}: {reason}')
   contenders = [one for one in contenders if one.group not in absent]
@@ -53,7 +54,7 @@ def run(settings: Settings, report: Callable[[str], None]) -> Tables:
     )
   with tempfile.TemporaryDirectory(prefix='eat_benchmark_') as name:
     directory = pathlib.Path(name)
-    eat_contenders.write_weights(settings, directory)
+    lineup.write_weights(settings, directory)
     with contest.Contest(directory, settings.timeout, report) as processes:
       devices = _start(processes, contenders, settings, directory, report)
       turns = _turns(contenders, settings)
@@ -66,8 +67,8 @@ def run(settings: Settings, report: Callable[[str], None]) -> Tables:
           advance=advance,
         )
   return (
-    eat_tables.rows(contenders, samples, settings, devices),
-    eat_tables.length_rows(samples, settings),
+    tables.rows(contenders, samples, settings, devices),
+    tables.length_rows(samples, settings),
   )
 
 
@@ -81,7 +82,7 @@ def _turns(
   ]
   if settings.length_buckets:
     turns += [
-      contest.Turn(case, 0, eat_contenders.LENGTHS, case)
+      contest.Turn(case, 0, lineup.LENGTHS, case)
       for case in ('padded', 'buckets')
     ]
   return turns
@@ -98,15 +99,15 @@ def _start(
   by_worker = {one.worker: one for one in reversed(contenders)}
   order = list(dict.fromkeys(one.worker for one in contenders))
   if settings.length_buckets:
-    lengths = eat_contenders.LENGTHS
+    lengths = lineup.LENGTHS
     by_worker[lengths] = Contender(lengths, '', lengths, 'jax:lengths', 'bert')
     order.append(lengths)
   answers: dict[str, Any] = {}
   for worker in order:
     answer = processes.start(
       worker,
-      [sys.executable, '-m', 'launch.eat_worker'],
-      eat_contenders.specification(by_worker[worker], settings, directory),
+      [sys.executable, '-m', 'launch.eat_speed.worker'],
+      lineup.specification(by_worker[worker], settings, directory),
       _environment(settings),
     )
     if answer is not None:

@@ -17,7 +17,7 @@ from eat import exits
 from eat.exits import Rule
 from eval_lib import frontier, predictions, risk
 from launch import command_line
-from launch.eat_report_models import Model
+from launch.eat_report.models import Model
 
 CONFIDENCES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
 MARGINS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.98)

@@ -9,8 +9,8 @@ import numpy as np
 from eat import exits
 from eat.model import EatClassifier
 from eval_lib.token_plots import Sentence
-from launch.eat_report_models import Model
-from launch.eat_report_settings import Setting
+from launch.eat_report.models import Model
+from launch.eat_report.sweeps import Setting
 
 
 def sentences(

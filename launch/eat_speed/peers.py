@@ -15,16 +15,16 @@ import numpy as np
 import torch
 import transformers
 
-from launch import eat_worker
+from launch.eat_speed import worker
 
 
-def build_torch(specification: Mapping[str, Any]) -> eat_worker.Built:
+def build_torch(specification: Mapping[str, Any]) -> worker.Built:
   """Hugging Face's model in `torch.inference_mode`, on a GPU if there is one.
 
   Args:
-    specification: see `launch.eat_contenders.specification`.
+    specification: see `launch.eat_speed.lineup.specification`.
   """
-  torch.set_num_threads(eat_worker.cores())
+  torch.set_num_threads(worker.cores())
   cuda = torch.cuda.is_available() and specification['platform'] != 'cpu'
   if cuda:
     # As jax computes float32 there by default.
@@ -32,7 +32,7 @@ def build_torch(specification: Mapping[str, Any]) -> eat_worker.Built:
   device = torch.device('cuda' if cuda else 'cpu')
   dtype = getattr(torch, specification['dtype'])
   model = _load(specification, dtype=dtype).to(device)
-  tokens = eat_worker.token_rows(specification, model.config.vocab_size)
+  tokens = worker.token_rows(specification, model.config.vocab_size)
 
   def forward(batch: int) -> Callable[[], Any]:
     rows = np.asarray(tokens[:batch], np.int64)
@@ -48,8 +48,8 @@ def build_torch(specification: Mapping[str, Any]) -> eat_worker.Built:
 
     return run
 
-  cases, scores = eat_worker.forward_cases(forward, specification)
-  return eat_worker.Built(
+  cases, scores = worker.forward_cases(forward, specification)
+  return worker.Built(
     cases,
     scores,
     torch.cuda.get_device_name() if cuda else 'cpu',
@@ -57,16 +57,16 @@ def build_torch(specification: Mapping[str, Any]) -> eat_worker.Built:
   )
 
 
-def build_onnx(specification: Mapping[str, Any]) -> eat_worker.Built:
+def build_onnx(specification: Mapping[str, Any]) -> worker.Built:
   """The same model exported, optimized and run by ONNX Runtime.
 
   Args:
-    specification: see `launch.eat_contenders.specification`.
+    specification: see `launch.eat_speed.lineup.specification`.
   """
   import onnxruntime
 
   options = onnxruntime.SessionOptions()
-  options.intra_op_num_threads = eat_worker.cores()
+  options.intra_op_num_threads = worker.cores()
   wanted = ['CPUExecutionProvider']
   available = onnxruntime.get_available_providers()
   cuda = 'CUDAExecutionProvider'
@@ -75,7 +75,7 @@ def build_onnx(specification: Mapping[str, Any]) -> eat_worker.Built:
   with tempfile.TemporaryDirectory(dir=specification['directory']) as folder:
     path, vocab_size = _export(specification, pathlib.Path(folder))
     session = onnxruntime.InferenceSession(path, options, providers=wanted)
-  tokens = eat_worker.token_rows(specification, vocab_size)
+  tokens = worker.token_rows(specification, vocab_size)
   kinds = {one.name: one.type for one in session.get_inputs()}
 
   def forward(batch: int) -> Callable[[], Any]:
@@ -86,8 +86,8 @@ def build_onnx(specification: Mapping[str, Any]) -> eat_worker.Built:
     }
     return lambda: session.run(None, feeds)[0]
 
-  cases, scores = eat_worker.forward_cases(forward, specification)
-  return eat_worker.Built(
+  cases, scores = worker.forward_cases(forward, specification)
+  return worker.Built(
     cases,
     scores,
     'cuda' if session.get_providers()[0] == cuda else 'cpu',

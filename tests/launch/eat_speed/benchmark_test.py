@@ -13,14 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-from launch import (
-  benchmark,
-  eat_benchmark,
-  eat_contenders,
-  eat_engine_cases,
-  eat_lengths,
-)
-from launch.eat_contenders import Settings
+from launch import benchmark
+from launch.eat_speed import engine_cases, lineup, race, text_lengths
+from launch.eat_speed.lineup import Settings
 
 TINY = Settings(
   variant='tiny', depth=6, length=8, batches=(1, 4), exit_rates=(0, 50), fill=2
@@ -35,28 +30,28 @@ TINY_FLAGS = [
 @pytest.fixture(scope='module')
 def weights(tmp_path_factory):
   directory = tmp_path_factory.mktemp('weights')
-  eat_contenders.write_weights(TINY, directory)
+  lineup.write_weights(TINY, directory)
   return directory
 
 
 def specification(build, weights, group='dense', kind='bert'):
-  one = eat_contenders.Contender('x', group, 'x', build, kind)
-  text = json.dumps(eat_contenders.specification(one, TINY, weights))
+  one = lineup.Contender('x', group, 'x', build, kind)
+  text = json.dumps(lineup.specification(one, TINY, weights))
   return json.loads(text)  # as a process gets it
 
 
-@pytest.mark.parametrize('form', eat_contenders.DENSE_FORMS)
+@pytest.mark.parametrize('form', lineup.DENSE_FORMS)
 def test_dense_forms_compute_the_same(form, weights):
-  from launch import eat_forms, eat_worker
+  from launch.eat_speed import forms, worker
 
   wanted = specification(f'jax:{form}', weights)
   wanted['batches'] = [4]
-  built = eat_forms.build(form, wanted)
-  model, params = eat_forms.load(wanted)
-  tokens = eat_worker.token_rows(wanted, model.vocab_size)
-  inputs = jax.device_put(eat_forms.inputs(tokens))
+  built = forms.build(form, wanted)
+  model, params = forms.load(wanted)
+  tokens = worker.token_rows(wanted, model.vocab_size)
+  inputs = jax.device_put(forms.inputs(tokens))
   logits, _ = model.apply({'params': params}, **inputs)
-  expected = eat_worker.score(np.asarray(logits))
+  expected = worker.score(np.asarray(logits))
   assert expected.std() > 0.01  # the rows differ
   np.testing.assert_allclose(built.scores, expected, atol=1e-5)
   assert built.cases['4']() == 4
@@ -64,13 +59,13 @@ def test_dense_forms_compute_the_same(form, weights):
 
 @pytest.mark.slow
 def test_the_engine_computes_what_its_chain_does(weights):
-  from launch import eat_forms
+  from launch.eat_speed import forms
 
   wanted = specification('jax:engine', weights)
-  bare = eat_forms.build('bare chain', wanted)
-  built = eat_engine_cases.build(wanted)
+  bare = forms.build('bare chain', wanted)
+  built = engine_cases.build(wanted)
   np.testing.assert_allclose(built.scores, bare.scores, atol=1e-4)
-  rows = eat_contenders.rows_per_call(4, (0, 50), 2)
+  rows = lineup.rows_per_call(4, (0, 50), 2)
   for case in ('1/0', '1/50', '4/0', '4/50'):
     assert built.cases[case]() == (rows if case[0] == '4' else 2)
 
@@ -78,7 +73,7 @@ def test_the_engine_computes_what_its_chain_does(weights):
 @pytest.mark.parametrize('rate', [0, 5, 50, 80, 95, 100])
 def test_exits_are_exact_and_spread(rate):
   numbers = np.arange(200)
-  left = eat_engine_cases.leaves(numbers, rate)
+  left = engine_cases.leaves(numbers, rate)
   assert left.sum() == 2 * rate
   # Of any 20 rows in a row, so many leave too, or one more or less.
   windows = np.convolve(left, np.ones(20), 'valid')
@@ -98,15 +93,15 @@ def test_exits_are_exact_and_spread(rate):
   ],
 )
 def test_rows_of_a_call(batch, rates, fill, rows):
-  assert eat_contenders.rows_per_call(batch, rates, fill) == rows
+  assert lineup.rows_per_call(batch, rates, fill) == rows
   assert all(rows * rate % 100 == 0 for rate in rates)
   assert rows % batch == 0
 
 
 def test_batch_buckets():
-  assert eat_contenders.batch_buckets(1) == (1,)
-  assert eat_contenders.batch_buckets(16) == (1, 2, 4, 8, 16)
-  assert eat_contenders.batch_buckets(12) == (1, 2, 4, 8, 12)
+  assert lineup.batch_buckets(1) == (1,)
+  assert lineup.batch_buckets(16) == (1, 2, 4, 8, 16)
+  assert lineup.batch_buckets(12) == (1, 2, 4, 8, 12)
 
 
 def test_missing_peers_are_said(monkeypatch):
@@ -114,21 +109,21 @@ def test_missing_peers_are_said(monkeypatch):
   monkeypatch.setattr(
     importlib.util, 'find_spec', lambda n: None if n == 'onnx' else find(n)
   )
-  reasons = eat_contenders.missing(Settings(groups=('dense', 'onnx')))
+  reasons = lineup.missing(Settings(groups=('dense', 'onnx')))
   assert list(reasons) == ['onnx']
   assert re.search(r'onnx.* not installed: pip install .*\[peers\]',
                    reasons['onnx'])  # fmt: skip
 
 
 def test_different_results_are_reported():
-  contenders = {one.worker: one for one in eat_contenders.contenders(TINY)}
+  contenders = {one.worker: one for one in lineup.contenders(TINY)}
 
   def lines(**scores):
     answers = {
       name.replace('_', ' '): {'scores': values}
       for name, values in scores.items()
     }
-    return eat_benchmark.disagreements(contenders, answers, 1e-4)
+    return race.disagreements(contenders, answers, 1e-4)
 
   same = dict(dense_unrolled=[0.1, 0.2], dense_scanned=[0.10001, 0.2])
   # EAT and DistilBERT are other models; one row is as good as two.
@@ -141,9 +136,9 @@ def test_different_results_are_reported():
 
 
 def test_synthetic_lengths():
-  lengths = eat_lengths.synthetic(1000, 64)
+  lengths = text_lengths.synthetic(1000, 64)
   assert len(lengths) == 1000
-  assert np.median(lengths) == eat_lengths.MEDIAN_LENGTH
+  assert np.median(lengths) == text_lengths.MEDIAN_LENGTH
   assert max(lengths) == 64
   assert min(lengths) >= 3
   assert sorted(lengths) != list(lengths)
@@ -157,10 +152,10 @@ def test_lengths_of_a_file(tmp_path):
   path = tmp_path / 'dev.tsv.gz'
   path.write_bytes(gzip.compress(text.encode()))
   vocabulary = str(tmp_path / 'vocab.txt')
-  lengths = eat_lengths.of_file(str(path), ['sentence'], vocabulary, 9, 8)
+  lengths = text_lengths.of_file(str(path), ['sentence'], vocabulary, 9, 8)
   assert sorted(lengths) == [4, 4, 8]
   with pytest.raises(ValueError, match=r'column: .*label.*text'):
-    eat_lengths.of_file(str(path), ['text'], vocabulary, 9, 8)
+    text_lengths.of_file(str(path), ['text'], vocabulary, 9, 8)
 
 
 def test_help_teaches(capsys):
@@ -213,7 +208,7 @@ def test_tiny_run(tmp_path, capsys):
     lines = list(csv.DictReader(file))
   names = [
     one.name
-    for one in eat_contenders.contenders(
+    for one in lineup.contenders(
       Settings(exit_rates=(0, 50), groups=('dense', 'eat'))
     )
   ]
@@ -228,7 +223,7 @@ def test_tiny_run(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.peers
 def test_peers_compute_the_same(capsys):
-  for name in eat_contenders.GROUPS['onnx']:
+  for name in lineup.GROUPS['onnx']:
     if importlib.util.find_spec(name) is None:
       pytest.skip(f'{name} is not installed')
   flags = ['--contenders=dense,distil,torch,onnx', '--length_buckets=none']

@@ -21,7 +21,7 @@ from typing import Any
 
 from launch import command_line, flag_types
 from launch.csv_rows import check_out, write_csv
-from launch.eat_contenders import GROUPS, Settings, fields
+from launch.eat_speed.lineup import GROUPS, Settings, fields
 
 INTERRUPTED = 130  # as a shell says it
 _WIDTH = 128  # of tables in a file
@@ -68,8 +68,8 @@ def add_arguments(parser: Any) -> None:
       default='16,32,64,128,256', metavar='TOKENS,...',
       help='of the table that compares them with padding all to the last; none '
       'for no such table (default: 16,32,64,128,256)')  # fmt: skip
-  add('--length_rows', type=flag_types.positive, default=128, metavar='ROWS',
-      help='of that table (default: 128)')  # fmt: skip
+  add('--length_rows', type=flag_types.positive, default=64, metavar='ROWS',
+      help='of that table (default: 64)')  # fmt: skip
   add('--lengths_from', default='', metavar='FILE.tsv[.gz]',
       help='takes their lengths from texts (default: log-normal, median 24 '
       'tokens, sigma 0.5)')  # fmt: skip
@@ -130,13 +130,13 @@ def _with_lengths(settings: Settings, arguments: Any) -> Settings:
   """The settings with the lengths of the rows of the table of lengths."""
   if not settings.length_buckets:
     return settings
-  from launch import eat_lengths
+  from launch.eat_speed import text_lengths
 
   longest = settings.length_buckets[-1]
   if not arguments.lengths_from:
-    lengths = eat_lengths.synthetic(arguments.length_rows, longest)
+    lengths = text_lengths.synthetic(arguments.length_rows, longest)
   else:
-    lengths = eat_lengths.of_file(
+    lengths = text_lengths.of_file(
       arguments.lengths_from,
       arguments.column.split(','),
       arguments.vocabulary,
@@ -159,12 +159,12 @@ def _run(settings: Settings, arguments: Any) -> int:
   # Imported once the command line is known to be right.
   import rich.console
 
-  from launch import eat_benchmark, eat_tables
+  from launch.eat_speed import race, tables
 
   settings = _with_lengths(settings, arguments)
   report = functools.partial(print, flush=True)
   try:
-    table, lengths = eat_benchmark.run(settings, report)
+    table, lengths = race.run(settings, report)
   except KeyboardInterrupt:
     command_line.fail('interrupted; all processes have ended', INTERRUPTED)
   console = rich.console.Console(highlight=False, markup=False)
@@ -175,9 +175,9 @@ def _run(settings: Settings, arguments: Any) -> int:
     f'{settings.length}, {settings.dtype}, window {settings.window}; median '
     f'[quartiles] of {settings.rounds} rounds'
   )
-  eat_tables.print_rows(table, console)
+  tables.print_rows(table, console)
   source = arguments.lengths_from or 'log-normal lengths'
-  eat_tables.print_length_rows(
+  tables.print_length_rows(
     lengths,
     f'{len(settings.row_lengths)} rows ({source}) in length buckets '
     f'{settings.length_buckets}, batches up to {settings.capacity}',

@@ -9,9 +9,9 @@ import numpy as np
 from eval_lib import adaptive_plots, calibration, predictions
 from eval_lib.adaptive_plots import Curve
 from eval_lib.timing import Estimate
-from launch.eat_report_models import Model
-from launch.eat_report_settings import Setting
-from launch.eat_report_timing import Speed
+from launch.eat_report.models import Model
+from launch.eat_report.speed import Speed
+from launch.eat_report.sweeps import Setting
 
 # How a point is called that has little room for its name.
 SHORT = {

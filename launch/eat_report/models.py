@@ -1,8 +1,8 @@
 """The models of an EAT report: runs, what they are changed to, what they say.
 
 Each model is run once over the split, in its masked form, and its logits are
-kept; the settings of exits are then measured on them (`eat_report_settings`),
-and the chosen ones timed (`eat_report_timing`).
+kept; the settings of exits are then measured on them (`sweeps`),
+and the chosen ones timed (`speed`).
 """
 
 import copy

@@ -15,8 +15,8 @@ from jaxtyping import Bool
 from dataset_lib import tokenizer
 from eat.policy import EatPolicy, Prediction, Settings
 from eat.serving import EatChain
-from launch import eat_forms, eat_worker
-from launch.eat_contenders import VOCABULARY, batch_buckets
+from launch.eat_speed import forms, worker
+from launch.eat_speed.lineup import VOCABULARY, batch_buckets
 from serve_lib.chain import Encoded, Failure
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
@@ -77,17 +77,17 @@ def leaves(numbers: np.ndarray, rate: int) -> Bool[np.ndarray, '...']:
   return (numbers + 1) * rate // 100 > numbers * rate // 100
 
 
-def build(specification: Mapping[str, Any]) -> eat_worker.Built:
+def build(specification: Mapping[str, Any]) -> worker.Built:
   """EAT in the engine: a case for each batch size and exit rate.
 
   At batch 1 a request is sent when the one before has been answered.
 
   Args:
-    specification: see `launch.eat_contenders.specification`.
+    specification: see `launch.eat_speed.lineup.specification`.
   """
-  model, params = eat_forms.load(specification)
-  chain = eat_forms.eat_chain(model, params, specification)
-  tokens = eat_worker.token_rows(specification, model.vocab_size)
+  model, params = forms.load(specification)
+  chain = forms.eat_chain(model, params, specification)
+  tokens = worker.token_rows(specification, model.vocab_size)
   cases: dict[str, Callable[[], int]] = {}
   scores: Any = ()
   for batch in specification['batches']:
@@ -98,11 +98,11 @@ def build(specification: Mapping[str, Any]) -> eat_worker.Built:
     engine.warm_up()
     rows = specification['rows'][str(batch)]
     if not len(scores):
-      first = engine.predict(range(eat_worker.CHECKED_ROWS))
+      first = engine.predict(range(worker.CHECKED_ROWS))
       scores = np.array([_score(answer) for answer in first])
     for rate in specification['rates']:
       cases[f'{batch}/{rate}'] = _case(engine, policy, rows, rate, batch == 1)
-  return eat_worker.Built(cases, scores, *eat_forms.describe())
+  return worker.Built(cases, scores, *forms.describe())
 
 
 def _case(
@@ -122,18 +122,18 @@ def _case(
   return run
 
 
-def build_lengths(specification: Mapping[str, Any]) -> eat_worker.Built:
+def build_lengths(specification: Mapping[str, Any]) -> worker.Built:
   """The dense model in the engine: everything padded, and in length buckets.
 
   Args:
     specification: with 'length_buckets', 'row_lengths' and 'capacity', the
       largest batch.
   """
-  model, params = eat_forms.load(specification)
-  chain = eat_forms.dense_chain(model, params)
+  model, params = forms.load(specification)
+  chain = forms.dense_chain(model, params)
   buckets = tuple(specification['length_buckets'])
   longest = dict(specification, length=buckets[-1], batches=[1])
-  tokens = eat_worker.token_rows(longest, model.vocab_size)[0]
+  tokens = worker.token_rows(longest, model.vocab_size)[0]
   rows = [tokens[:length] for length in specification['row_lengths']]
   cases: dict[str, Callable[[], int]] = {}
   for name, lengths in (('padded', buckets[-1:]), ('buckets', buckets)):
@@ -145,7 +145,7 @@ def build_lengths(specification: Mapping[str, Any]) -> eat_worker.Built:
     )
     engine.warm_up()
     cases[name] = _all_answered(engine, len(rows))
-  return eat_worker.Built(cases, (), *eat_forms.describe())
+  return worker.Built(cases, (), *forms.describe())
 
 
 def _all_answered(engine: Engine, rows: int) -> Callable[[], int]:
@@ -164,6 +164,6 @@ def _depth(answer: Prediction | Failure) -> int:
 
 
 def _score(answer: Prediction) -> float:
-  """See `eat_worker.score`, of probabilities."""
+  """See `worker.score`, of probabilities."""
   logits = np.log([answer.probabilities[name] for name in CLASS_NAMES])
   return float(logits[1] - logits[0])
