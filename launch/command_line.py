@@ -10,7 +10,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import ml_collections
@@ -297,11 +297,22 @@ def parse_arguments(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
   arguments, unknown = parser.parse_known_args(list(argv))
   if not unknown:
     return arguments
-  flags = [flag for action in parser._actions for flag in action.option_strings]
+  flags = list(_flags(parser, arguments))
   name = unknown[0].partition('=')[0]
   near = difflib.get_close_matches(name, flags, 1)
   hint = f'did you mean {near[0]}? ' if near else ''
   raise UsageError(f'{name}: no such flag; {hint}see --help')
+
+
+def _flags(
+  parser: argparse.ArgumentParser, arguments: argparse.Namespace
+) -> Iterator[str]:
+  """The flags of a parser, and of the subcommand that was given."""
+  for action in parser._actions:
+    yield from action.option_strings
+    if isinstance(action, argparse._SubParsersAction):
+      given = getattr(arguments, action.dest, None)
+      yield from _flags(action.choices[given], arguments) if given else ()
 
 
 def check_workdir(workdir: str) -> None:

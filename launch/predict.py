@@ -128,6 +128,9 @@ def main(argv: Sequence[str]) -> int:
 
 def run(arguments: Any, config: Any, options: dict[str, Any]) -> int:
   """Loads the model, compiles, answers stdin on stdout."""
+  from serve_lib.host_memory import keep_freed_memory
+
+  keep_freed_memory()
   with build_engine(arguments, config, options) as engine:
     lines = read_lines(sys.stdin.buffer)
     answer_all(engine, lines, lambda text: print(text, flush=True))

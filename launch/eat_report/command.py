@@ -23,8 +23,6 @@ Runs to compare for the ablation, each at its default setting:
 """
 
 import pathlib
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 from launch import command_line
@@ -172,7 +170,9 @@ def run(arguments: Any) -> int:
   def command() -> int:
     # Imported once the command line is known to be right.
     from launch.eat_report import report
+    from serve_lib.host_memory import keep_freed_memory
 
+    keep_freed_memory()
     try:
       report.report(arguments, options)
     except command_line.UsageError as error:
@@ -180,22 +180,3 @@ def run(arguments: Any) -> int:
     return command_line.OK
 
   return command_line.run(command)
-
-
-def main(argv: Sequence[str]) -> int:
-  """Runs the command; returns its exit code."""
-  parser = command_line.Parser(
-    prog='python -m launch.eat_report',
-    description=__doc__,
-    epilog=command_line.EXIT_CODES,
-  )
-  add_arguments(parser)
-  try:
-    arguments = command_line.parse_arguments(parser, argv)
-  except command_line.UsageError as error:
-    command_line.fail(error)
-  return run(arguments)
-
-
-if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))

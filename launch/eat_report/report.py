@@ -1,4 +1,4 @@
-"""An EAT report from its flags to its files; see `launch.eat_report`."""
+"""From the flags to the files; see `launch.eat_report.command`."""
 
 import dataclasses
 import pathlib
@@ -62,8 +62,8 @@ def report(arguments: Any, options: Mapping[str, Any]) -> dict[str, Any]:
   """Makes the report and returns what stands in result.json.
 
   Args:
-    arguments: the flags of `launch.eat_report`.
-    options: what `launch.eat_report.check` made of them.
+    arguments: the flags of `launch.benchmark eat_report`.
+    options: what `launch.eat_report.command.check` made of them.
 
   Raises:
     ConfigError: a run is none, or not on the same rows.

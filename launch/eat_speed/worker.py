@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from launch import contest
+from serve_lib.host_memory import keep_freed_memory
 
 # Rows whose logits are compared between contenders.
 CHECKED_ROWS = 4
@@ -44,6 +45,7 @@ def build(
   Args:
     specification: see `launch.eat_speed.lineup.specification`.
   """
+  keep_freed_memory()  # for everybody
   kind, _, form = specification['build'].partition(':')
   started = time.perf_counter()
   # Only what this contender needs is imported: some are not installed.

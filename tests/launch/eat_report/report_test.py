@@ -3,6 +3,7 @@
 import argparse
 import csv
 import json
+import pathlib
 import random
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 from eat import exits
 from eat.exits import Rule
 from eval_lib.timing import Timings
-from launch import command_line
+from launch import benchmark, command_line
 from launch.eat_report import command as eat_report
 from launch.eat_report import models, report_tables, sentences, speed, sweeps
 from launch.eat_report.models import Model
@@ -69,7 +70,7 @@ def train(directory, name, root, argument, *changes):
 
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
-  root = eat_report.pathlib.Path(__file__).resolve().parents[3]
+  root = pathlib.Path(__file__).resolve().parents[3]
   directory = tmp_path_factory.mktemp('runs')
   write_data(directory)
   dense = train(directory, 'dense', root, 'model=dense', 'model.depth=2')
@@ -121,9 +122,9 @@ def tau(direct):
 def made(runs, tau, tmp_path_factory):
   """The directory of a whole report."""
   out = tmp_path_factory.mktemp('report') / 'out'
-  code = eat_report.main(
+  code = benchmark.main(
     [
-      f'--workdir={runs["eat"]}', f'--dense={runs["dense"]}',
+      'eat_report', f'--workdir={runs["eat"]}', f'--dense={runs["dense"]}',
       f'--ablation=again={runs["dense"]}',
       f'--out={out}', '--rows=10', '--warmup=1', '--repeats=2',
       '--batch_size=2', '--guarantee', '--epsilon=0.3', f'--tau={tau}',
@@ -277,7 +278,9 @@ def test_sentences_show_the_positions_of_the_model(direct):
 )
 def test_flags_that_do_not_fit_the_run(runs, tmp_path, flags, words, capsys):
   with pytest.raises(SystemExit) as stop:
-    eat_report.main([f'--workdir={runs["eat"]}', f'--out={tmp_path}', *flags])
+    benchmark.main(
+      ['eat_report', f'--workdir={runs["eat"]}', f'--out={tmp_path}', *flags]
+    )
   assert stop.value.code == command_line.USAGE
   message = capsys.readouterr().err.strip()
   assert message.count('\n') == 0
@@ -314,7 +317,7 @@ def test_a_run_on_other_rows_is_refused(runs, tmp_path, capsys):
 )
 def test_bad_command_lines(flags, words, capsys):
   with pytest.raises(SystemExit) as stop:
-    eat_report.main(flags)
+    benchmark.main(['eat_report', *flags])
   assert stop.value.code == command_line.USAGE
   message = capsys.readouterr().err.strip()
   assert message.startswith('error: ')
