@@ -30,10 +30,10 @@ from dataset_lib.fields import (
 from dataset_lib.fields import locate as find
 
 EVALUATORS = {
-  'calibration': 'eval_lib.calibration:Evaluator',
+  'calibration': 'eval_lib.calibration_evaluator:Evaluator',
   'classification': 'eval_lib.classification:Evaluator',
   'fewshot': 'eval_lib.fewshot:Evaluator',
-  'frontier': 'eval_lib.frontier:Evaluator',
+  'frontier': 'eval_lib.frontier_evaluator:Evaluator',
   'glue': 'eval_lib.glue_metrics:Evaluator',
 }
 

@@ -204,9 +204,15 @@ def build(workdir='', **entry):
 def test_evaluator_sweeps_and_writes_a_csv(tmp_path):
   built = build(tmp_path, layers=LAYERS, flops=FLOPS)
   result = built.run(VARIABLES)
-  assert len(result) == 4 * 4 + 1
+  assert len(result) == 4 * 4 + 1 + 3
   rows = predictions.collect(built._dataset, VARIABLES, built._context)
   logits = np.moveaxis(rows['logits'], 1, 0).astype(np.float64)
+  for layer, head in zip(LAYERS, logits, strict=True):
+    right = [
+      row.argmax() == label
+      for row, label in zip(head, rows['label'], strict=True)
+    ]
+    assert result[f'accuracy_layer_{layer}'] == sum(right) / len(right)
   for threshold in (0.80, 0.85, 0.90, 0.95):
     expected = loop(logits, rows['label'], threshold, (1.0,) * 3)
     names = ('accuracy', 'depth', 'flops', 'agreement')
@@ -230,7 +236,8 @@ def test_evaluator_sweeps_and_writes_a_csv(tmp_path):
 def test_evaluator_reports_the_main_number_of_the_task_and_sorts(tmp_path):
   built = build(tmp_path, task='qqp', thresholds=(0.9, 0.5, 0.9))
   result = built.run(VARIABLES)
-  assert set(result) == {'f1_full'} | {
+  heads = {f'f1_head_{number}' for number in (1, 2, 3)}
+  assert set(result) == {'f1_full'} | heads | {
     f'{name}_tau_{tau}'
     for name in ('f1', 'depth', 'flops', 'agreement')
     for tau in ('0.5', '0.9')
