@@ -5,16 +5,23 @@
 prints what reading the tape costs of an AdaTape forward, and AdaTape's
 throughput as a share of ViT's beside the limit, the share that FLOPs allow.
 
-  python -m launch.benchmark eat --variant=base --batch=1,16,32
+  python -m launch.benchmark eat --workdir=/tmp/sst2_eat --dense=/tmp/sst2 \\
+      --out=/tmp/report
+
+sweeps the exits and keep ratios of a trained EAT, and times the best of them
+against dense models, ours and others', on the rows of its task.
+
+  python -m launch.benchmark eat_speed --variant=base --batch=1,16,32
 
 prints what pruning and exits save over the best dense form of BERT, through
 the engine, beside the limit, and PyTorch and ONNX Runtime on the same weights.
 
 Contenders take turns, so that a machine that slows down slows all of them;
 values are `median [first quartile, third quartile]` of the rounds, ratios are
-taken within each round. `--out` writes the same as CSV. One device is used and
-inputs are random. Models of full size take minutes on a CPU: start with
-`adatape --variant=Ti/16 --batch_size=4` or `eat --variant=mini --depth=6`.
+taken within each round. `--out` writes the same as CSV. One device is used,
+and inputs are random but for `eat`. Models of full size take minutes on a CPU:
+start with `adatape --variant=Ti/16 --batch_size=4` or `eat_speed
+--variant=mini --depth=6`.
 """
 
 import sys
@@ -43,16 +50,16 @@ def parser() -> command_line.Parser:
     '--batch_size=16 --out=s16.csv',
   )
   _add_adatape_arguments(adatape)
-  eat = commands.add_parser(
-    'eat',
+  speed = commands.add_parser(
+    'eat_speed',
     help='EAT in the engine against dense BERTs, PyTorch and ONNX Runtime',
     description=eat_speed.__doc__,
-    epilog='example: python -m launch.benchmark eat --variant=mini --depth=6 '
-    '--batch=1,8 --rounds=3 --out=mini.csv',
+    epilog='example: python -m launch.benchmark eat_speed --variant=mini '
+    '--depth=6 --batch=1,8 --rounds=3 --out=mini.csv',
   )
-  eat_speed.add_arguments(eat)
+  eat_speed.add_arguments(speed)
   report = commands.add_parser(
-    'eat_report',
+    'eat',
     help='quality and speed of a trained EAT, from its checkpoint',
     description=eat_report.__doc__,
     epilog=command_line.EXIT_CODES,
@@ -178,8 +185,8 @@ def _run_adatape(arguments: Any) -> int:
 
 _RUN = {
   'adatape': _run_adatape,
-  'eat': eat_speed.run,
-  'eat_report': eat_report.run,
+  'eat': eat_report.run,
+  'eat_speed': eat_speed.run,
 }
 
 

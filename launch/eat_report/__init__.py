@@ -1,1 +1,1 @@
-"""A trained EAT measured: `python -m launch.benchmark eat_report`."""
+"""A trained EAT measured: `python -m launch.benchmark eat`."""

@@ -1,12 +1,14 @@
 """Quality and speed of a trained EAT, against a dense model and a student.
 
-  python -m launch.eat_report --workdir=/tmp/sst2_eat --dense=/tmp/sst2 \\
+  python -m launch.benchmark eat --workdir=/tmp/sst2_eat --dense=/tmp/sst2 \\
       --student=/tmp/sst2_student --out=/tmp/report
 
 Every model is run once over the split; exit rules, thresholds and keep ratios
 are swept over the recorded logits. The chosen settings (`--time`) are then
 timed through the engine, in turns with the dense model and the student: rows
-alone, and in full batches. Tokenising is not timed. Written into `--out`:
+alone, and in full batches. With the extra [peers], PyTorch with Hugging Face
+and ONNX Runtime run the same dense weights in turns with ours. Tokenising is
+not timed. Written into `--out`:
 
   settings.csv     quality, depth, retention and FLOPs of all settings
   timings.csv      latency and throughput of the timed ones
@@ -25,7 +27,7 @@ Runs to compare for the ablation, each at its default setting:
 import pathlib
 from typing import Any
 
-from launch import command_line
+from launch import command_line, peers
 
 SCALES = '0,0.5,1'
 
@@ -74,6 +76,9 @@ def add_arguments(parser: Any) -> None:
       help='resamplings (default: 200)')  # fmt: skip
   add('--sentences', type=_count, default=8, metavar='ROWS',
       help='to draw (default: 8)')  # fmt: skip
+  add('--peers', type=_peers, default='torch,onnx', metavar='PEER,...',
+      help='who also runs the dense run and the student: torch, onnx; none for '
+      'nobody (default: torch,onnx, as far as installed)')  # fmt: skip
   add('--compilation_cache', default='', metavar='DIRECTORY',
       help='keeps compiled programs for the next start')  # fmt: skip
 
@@ -91,6 +96,14 @@ def _positive(text: str) -> int:
   return int(text)
 
 
+def _peers(text: str) -> tuple[str, ...]:
+  names = () if text == 'none' else tuple(text.split(','))
+  if not {*names} <= {*peers.PACKAGES}:
+    raise ValueError(text)
+  return names
+
+
+_peers.__name__ = f'list of {", ".join(peers.PACKAGES)}, or none'
 _count.__name__ = 'number of 0 or more'
 _positive.__name__ = 'positive integer'
 

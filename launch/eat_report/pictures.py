@@ -27,8 +27,17 @@ def frontiers(
   settings: Sequence[Setting],
   speed: Speed | None,
   metric: str,
+  rivals: Mapping[str, Setting],
 ) -> None:
-  """Quality against FLOPs of all settings, against time of the timed ones."""
+  """Quality against FLOPs of all settings, against time of the timed ones.
+
+  Args:
+    out: the directory.
+    settings: ours.
+    speed: seconds of those that were timed, and of the rivals.
+    metric: name of the quality.
+    rivals: our settings that other libraries ran too, by their name for it.
+  """
   quality = f'{metric} (%)'
   flops = {setting.name: 100 * setting.point.flops for setting in settings}
   adaptive_plots.plot_frontier(
@@ -46,7 +55,7 @@ def frontiers(
   }
   adaptive_plots.plot_frontier(
     out / 'frontier',
-    _curves(settings, milliseconds),
+    _curves(settings, milliseconds) | _points(rivals, milliseconds),
     cost='mean latency at batch 1 (ms)',
     quality=quality,
     title='Frontier, measured',
@@ -57,7 +66,7 @@ def frontiers(
   }
   adaptive_plots.plot_frontier(
     out / 'frontier_batch',
-    _curves(settings, together),
+    _curves(settings, together) | _points(rivals, together),
     cost=f'time per row at batch {speed.batch_size} (ms)',
     quality=quality,
     title='Frontier, measured',
@@ -81,6 +90,15 @@ def _curves(
       [_short(setting) for setting in group] if len(group) > 1 else (),
     )
     for name, group in groups.items()
+  }
+
+
+def _points(
+  rivals: Mapping[str, Setting], cost: Mapping[str, float]
+) -> dict[str, Curve]:
+  return {
+    name: Curve(np.array([cost[name]]), np.array([100 * setting.point.quality]))
+    for name, setting in rivals.items()
   }
 
 

@@ -13,6 +13,7 @@ from launch.eat_report import (
   models,
   pictures,
   report_tables,
+  rivals,
   sentences,
   speed,
   sweeps,
@@ -24,6 +25,7 @@ from launch.eat_report.sweeps import Setting
 from train_lib import strict_json
 
 MAIN = 'EAT'
+DENSE = ('dense', 'student')  # runs that other libraries can run too
 
 
 @dataclasses.dataclass
@@ -40,6 +42,7 @@ class Report:
     timed: the settings that are timed, others included.
     reference: name of the setting that speed is compared with.
     speed: what was measured; None if nothing was.
+    rivals: our settings that other libraries ran too, by their name for it.
   """
 
   main: Model
@@ -51,6 +54,7 @@ class Report:
   timed: list[Setting]
   reference: str
   speed: Speed | None = None
+  rivals: dict[str, Setting] = dataclasses.field(default_factory=dict)
 
   @property
   def everything(self) -> list[Setting]:
@@ -62,7 +66,7 @@ def report(arguments: Any, options: Mapping[str, Any]) -> dict[str, Any]:
   """Makes the report and returns what stands in result.json.
 
   Args:
-    arguments: the flags of `launch.benchmark eat_report`.
+    arguments: the flags of `launch.benchmark eat`.
     options: what `launch.eat_report.command.check` made of them.
 
   Raises:
@@ -75,19 +79,31 @@ def report(arguments: Any, options: Mapping[str, Any]) -> dict[str, Any]:
   out.mkdir(parents=True, exist_ok=True)
   if found.timed:
     tables.say(f'timing {len(found.timed)} settings')
-    found.speed = speed.measure(
-      found.timed,
-      most_rows=arguments.rows,
-      warmup=arguments.warmup,
-      repeats=arguments.repeats,
-      batch_size=arguments.batch_size,
-      cache_directory=arguments.compilation_cache,
-    )
+    _time(arguments, found, tables)
   result = _write_tables(arguments, found, tables, out)
   _draw(arguments, found, tables, out)
   strict_json.write(out / 'result.json', result)
   tables.say(f'written: {out}')
   return result
+
+
+def _time(arguments: Any, found: Report, tables: Tables) -> None:
+  """Times the chosen settings, and others' libraries on the dense models."""
+  rows = speed.places(len(found.labels), arguments.rows)
+  dense = {name: one for name, one in found.others.items() if name in DENSE}
+  with rivals.start(
+    arguments.peers, dense, rows, arguments.batch_size, tables.say
+  ) as processes:
+    found.speed = speed.measure(
+      found.timed,
+      rows,
+      processes,
+      warmup=arguments.warmup,
+      repeats=arguments.repeats,
+      batch_size=arguments.batch_size,
+      cache_directory=arguments.compilation_cache,
+    )
+    found.rivals = {one.name: one.setting for one in processes}
 
 
 def _sweep(
@@ -231,10 +247,15 @@ def _speed(
   found: Report, rows: Mapping[str, Any], tables: Tables, out: pathlib.Path
 ) -> dict[str, Any]:
   assert found.speed is not None
+  names = [*(setting.name for setting in found.timed), *found.rivals]
   timings = [
-    report_tables.speed_row(setting.name, found.speed, found.reference)
-    for setting in found.timed
+    report_tables.speed_row(name, found.speed, found.reference)
+    for name in names
   ]
+  # The same model gives the same quality.
+  rows = {**rows} | {
+    name: rows[setting.name] for name, setting in found.rivals.items()
+  }
   report_tables.write_csv(out / 'timings.csv', timings)
   tables.speed(timings, rows, found.metric, found.reference)
   differing = sum(found.speed.differing.values())
@@ -277,7 +298,9 @@ def _draw(
     return
   if drawn:
     token_plots.plot_tokens(out / 'sentences', drawn, title=title)
-  pictures.frontiers(out, found.everything, found.speed, found.metric)
+  pictures.frontiers(
+    out, found.everything, found.speed, found.metric, found.rivals
+  )
   pictures.exits(out, found.settings, main)
   pictures.retention(out, main)
   if main.logits.shape[-1] > 1:

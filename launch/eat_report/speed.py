@@ -19,6 +19,7 @@ from eat.serving import FULL, PRUNED, EatChain
 from eval_lib import timing
 from eval_lib.timing import Timings
 from launch.eat_report.models import Model
+from launch.eat_report.rivals import Rival
 from launch.eat_report.sweeps import Setting
 from serve_lib.chain import Encoded, Failure
 from serve_lib.engine import Engine
@@ -47,10 +48,11 @@ class Speed:
 
   Attributes:
     rows: which rows of the split were timed, `[M]`.
-    latency: seconds of each row alone, `[R, M]` for R repeats, by setting.
+    latency: seconds of each row alone, `[R, M]` for R repeats, by the name of
+      the setting or rival.
     alone: seconds of a repeat over all rows, one by one.
     together: the same with the rows in full batches.
-    differing: rows that the engine answered otherwise than was recorded.
+    differing: rows that were answered otherwise than was recorded.
     batch_size: rows of a full batch.
   """
 
@@ -71,6 +73,24 @@ class _Served:
   policy: TokenPolicy
   items: Sequence[Any]
 
+  @property
+  def name(self) -> str:
+    """Of the setting."""
+    return self.setting.name
+
+  def alone(self, place: int) -> float:
+    """Seconds of the row at a place, on its own."""
+    return self._seconds(self.items[place : place + 1])
+
+  def together(self) -> float:
+    """Seconds of all rows in full batches."""
+    return self._seconds(self.items)
+
+  def _seconds(self, items: Sequence[Any]) -> float:
+    started = time.perf_counter()
+    self.answers(items)
+    return time.perf_counter() - started
+
   def answers(self, items: Sequence[Any]) -> list[Any]:
     """Answers of the setting; models that several settings share are set."""
     self.policy.settings = Settings(
@@ -88,8 +108,9 @@ class _Served:
 
 def measure(
   settings: Sequence[Setting],
+  rows: np.ndarray,
+  rivals: Sequence[Rival] = (),
   *,
-  most_rows: int = 1000,
   warmup: int = 50,
   repeats: int = 3,
   batch_size: int = 32,
@@ -100,41 +121,35 @@ def measure(
 
   Args:
     settings: of any models; each model is compiled once.
-    most_rows: rows to time, spread over the split.
+    rows: their places in the split, see `places`.
+    rivals: in processes of their own; they take turns with the settings.
     warmup: calls of each setting before, one row each.
     repeats: how often each row is timed.
     batch_size: rows of a full batch; the smaller batches are powers of 2.
     cache_directory: keeps compiled programs for the next start.
     progress: tell on stderr what is compiled.
   """
-  count = len(settings[0].exits)
-  rows = np.linspace(0, count - 1, min(most_rows, count)).round().astype(int)
   with contextlib.ExitStack() as stack:
     served = _serve(
       settings, rows, batch_size, cache_directory, progress, stack
     )
     differing = {
-      one.setting.name: _differing(one, one.answers(one.items), rows)
-      for one in served
-    }
-    for one in served:
-      for item in one.items[:warmup]:
-        one.answers([item])
-    alone, latency = _one_by_one(served, repeats)
+      one.name: _differing(one, one.answers(one.items), rows) for one in served
+    } | {rival.name: rival.differing for rival in rivals}
+    timed: list[Any] = [*served, *rivals]
+    for one in timed:
+      for place in range(min(warmup, len(rows))):
+        one.alone(place)
+    alone, latency = _one_by_one(timed, len(rows), repeats)
     together = timing.measure(
-      {one.setting.name: _batches(one) for one in served},
-      repeats=repeats,
-      warmup=1,
+      {one.name: one.together for one in timed}, repeats=repeats, warmup=1
     )
   return Speed(rows, latency, alone, together, differing, batch_size)
 
 
-def _batches(one: _Served) -> Any:
-  # A function of its own, so that each keeps its setting.
-  def run() -> None:
-    one.answers(one.items)
-
-  return run
+def places(count: int, most: int) -> np.ndarray:
+  """Which of `count` rows to time: at most `most`, spread over all."""
+  return np.linspace(0, count - 1, min(most, count)).round().astype(int)
 
 
 def _serve(
@@ -219,34 +234,27 @@ def _differing(one: _Served, answers: Sequence[Any], rows: np.ndarray) -> int:
 
 
 def _one_by_one(
-  served: Sequence[_Served], repeats: int
+  timed: Sequence[Any], total: int, repeats: int
 ) -> tuple[Timings, dict[str, np.ndarray]]:
   """(seconds of each repeat over all rows, seconds of each row)."""
-  total = len(served[0].items)
-  latency = {one.setting.name: np.zeros((repeats, total)) for one in served}
+  latency = {one.name: np.zeros((repeats, total)) for one in timed}
   for start in range(0, total, CHUNK):
     chunk = range(start, min(start + CHUNK, total))
     timing.measure(
-      {
-        one.setting.name: _calls(one, chunk, latency[one.setting.name])
-        for one in served
-      },
+      {one.name: _calls(one, chunk, latency[one.name]) for one in timed},
       repeats=repeats,
       warmup=0,
     )
   return Timings({k: v.sum(1) for k, v in latency.items()}), latency
 
 
-def _calls(one: _Served, chunk: range, into: np.ndarray) -> Any:
+def _calls(one: Any, chunk: range, into: np.ndarray) -> Any:
   """Times the rows of a chunk; each call is the next repeat."""
   repeats: Iterator[int] = iter(range(len(into)))
 
   def run() -> None:
     repeat = next(repeats)
-    for row in chunk:
-      item = [one.items[row]]
-      started = time.perf_counter()
-      one.answers(item)
-      into[repeat, row] = time.perf_counter() - started
+    for place in chunk:
+      into[repeat, place] = one.alone(place)
 
   return run

@@ -1,1 +1,1 @@
-"""EAT timed against dense models: `python -m launch.benchmark eat`."""
+"""EAT timed against dense models: `python -m launch.benchmark eat_speed`."""

@@ -1,4 +1,4 @@
-"""Who takes part in `launch.benchmark eat`, on which weights.
+"""Who takes part in `launch.benchmark eat_speed`, on which weights.
 
 All BERTs run the same random weights, and so do all models of DistilBERT's
 shape (half the layers); both are written once, in Hugging Face's layout, and
@@ -6,11 +6,12 @@ read by every process.
 """
 
 import dataclasses
-import importlib.util
 import math
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from launch import peers
 
 # The published protocol (EAT, section 4), and where the paper exits.
 PRUNE_LAYERS, PRUNE_RATIOS, EXIT_LAYER = (2, 4), (0.3, 0.3), 4
@@ -18,14 +19,8 @@ NUM_CLASSES = 2
 
 DENSE_FORMS = ('unrolled', 'scanned', 'chunked', 'by layer', 'engine chain')
 DISTIL_FORMS = ('scanned', 'chunked')
-# What --contenders names, with the packages of each.
-GROUPS: Mapping[str, tuple[str, ...]] = {
-  'dense': (),
-  'eat': (),
-  'distil': (),
-  'torch': ('torch', 'transformers'),
-  'onnx': ('torch', 'transformers', 'onnx', 'onnxruntime'),
-}
+# What --contenders names.
+GROUPS = ('dense', 'eat', 'distil', *peers.PACKAGES)
 ENGINE, BARE_CHAIN = 'EAT engine', 'EAT 0 % without engine'
 PYTORCH, PYTORCH_DISTIL = 'PyTorch BERT', 'PyTorch DistilBERT'
 LENGTHS = 'length buckets'
@@ -147,14 +142,9 @@ def missing(settings: Settings) -> dict[str, str]:
   """The groups that cannot take part, with the reason."""
   reasons = {}
   for group in settings.groups:
-    absent = [
-      name for name in GROUPS[group] if importlib.util.find_spec(name) is None
-    ]
-    if absent:
-      reasons[group] = (
-        f'{", ".join(absent)} not installed: pip install '
-        "'adaptive-computation[peers]'"
-      )
+    reason = peers.missing(group) if group in peers.PACKAGES else ''
+    if reason:
+      reasons[group] = reason
     elif group == 'onnx' and settings.dtype != 'float32':
       reasons[group] = f'runs float32 here, not {settings.dtype}'
   return reasons

@@ -1,4 +1,4 @@
-"""The speed table of `launch.benchmark eat`: ratios, limits, printing.
+"""The speed table of `launch.benchmark eat_speed`: ratios, limits, printing.
 
 Every ratio is taken within a round, against the dense form of ours whose
 median is the smallest. A FLOP limit counts every block that a model runs once

@@ -1,11 +1,10 @@
-"""One contender of `launch.benchmark eat`, a process asked by `launch.contest`.
+"""One contender of `launch.benchmark eat_speed`, asked by `launch.contest`.
 
 Everybody takes NumPy token ids and gives NumPy logits, so that everybody pays
 for the way to the device and back. Everything is compiled before the process
 says that it is ready.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from launch import contest
+from launch import contest, peers
 from serve_lib.host_memory import keep_freed_memory
 
 # Rows whose logits are compared between contenders.
@@ -58,29 +57,34 @@ def build(
       built = engine_cases.build_lengths(specification)
     else:
       built = forms.build(form, specification)
-  elif kind == 'torch':
-    from launch.eat_speed import peers
-
-    built = peers.build_torch(specification)
   else:
-    from launch.eat_speed import peers
-
-    built = peers.build_onnx(specification)
+    built = _build_peer(kind, specification)
   answer = dict(
     device=built.device,
     versions=dict(built.versions),
     scores=[float(score) for score in built.scores],
     prepare_seconds=time.perf_counter() - started,
-    threads=cores(),
+    threads=peers.cores(),
   )
   return answer, built.cases
 
 
-def cores() -> int:
-  """Cores that this process may use; restrict them with `taskset`."""
-  if hasattr(os, 'sched_getaffinity'):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
+def _build_peer(name: str, specification: Mapping[str, Any]) -> Built:
+  peer = peers.load(
+    name,
+    specification['weights'],
+    dtype=specification['dtype'],
+    platform=specification['platform'],
+  )
+  tokens = token_rows(specification, peer.vocab_size)
+
+  def forward(batch: int) -> Callable[[], Any]:
+    rows = tokens[:batch]
+    types, mask = np.zeros_like(rows), np.ones_like(rows)
+    return lambda: peer.classify(rows, types, mask)
+
+  cases, scores = forward_cases(forward, specification)
+  return Built(cases, scores, peer.device, peer.versions)
 
 
 def token_rows(

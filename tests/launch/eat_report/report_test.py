@@ -13,7 +13,7 @@ import pytest
 from eat import exits
 from eat.exits import Rule
 from eval_lib.timing import Timings
-from launch import benchmark, command_line
+from launch import benchmark, command_line, peers
 from launch.eat_report import command as eat_report
 from launch.eat_report import models, report_tables, sentences, speed, sweeps
 from launch.eat_report.models import Model
@@ -124,11 +124,11 @@ def made(runs, tau, tmp_path_factory):
   out = tmp_path_factory.mktemp('report') / 'out'
   code = benchmark.main(
     [
-      'eat_report', f'--workdir={runs["eat"]}', f'--dense={runs["dense"]}',
+      'eat', f'--workdir={runs["eat"]}', f'--dense={runs["dense"]}',
       f'--ablation=again={runs["dense"]}',
       f'--out={out}', '--rows=10', '--warmup=1', '--repeats=2',
       '--batch_size=2', '--guarantee', '--epsilon=0.3', f'--tau={tau}',
-      '--draws=20', '--sentences=3', '--most=2',
+      '--draws=20', '--sentences=3', '--most=2', '--peers=none',
     ]
   )  # fmt: skip
   assert code == 0
@@ -216,6 +216,28 @@ def test_settings_are_means_of_their_rows(made, tau):
 
 
 @pytest.mark.slow
+@pytest.mark.peers
+def test_other_libraries_run_the_dense_model(runs, tmp_path, capsys):
+  for package in peers.PACKAGES['onnx']:
+    pytest.importorskip(package)
+  flags = ['--time=never', '--rows=7', '--repeats=2', '--batch_size=3',
+           '--warmup=1', '--prune_scales=1', '--sentences=0']  # fmt: skip
+  where = [f'--workdir={runs["eat"]}', f'--dense={runs["dense"]}']
+  assert benchmark.main(['eat', *where, f'--out={tmp_path}', *flags]) == 0
+  text = capsys.readouterr().out
+  assert 'WARNING' not in text
+  assert 'left out' not in text
+  timings = {row['setting']: row for row in read(tmp_path / 'timings.csv')}
+  assert list(timings) == [
+    'dense/never', 'never', 'PyTorch dense', 'ONNX Runtime dense',
+  ]  # fmt: skip
+  for row in timings.values():
+    assert row['differing_rows'] == '0', row['setting']
+    assert float(row['latency_mean']) > 0
+    assert float(row['throughput']) > 0
+
+
+@pytest.mark.slow
 def test_time_is_measured_and_answers_are_the_recorded_ones(made):
   timings = read(made / 'timings.csv')
   result = json.loads((made / 'result.json').read_text())
@@ -279,7 +301,7 @@ def test_sentences_show_the_positions_of_the_model(direct):
 def test_flags_that_do_not_fit_the_run(runs, tmp_path, flags, words, capsys):
   with pytest.raises(SystemExit) as stop:
     benchmark.main(
-      ['eat_report', f'--workdir={runs["eat"]}', f'--out={tmp_path}', *flags]
+      ['eat', f'--workdir={runs["eat"]}', f'--out={tmp_path}', *flags]
     )
   assert stop.value.code == command_line.USAGE
   message = capsys.readouterr().err.strip()
@@ -317,7 +339,7 @@ def test_a_run_on_other_rows_is_refused(runs, tmp_path, capsys):
 )
 def test_bad_command_lines(flags, words, capsys):
   with pytest.raises(SystemExit) as stop:
-    benchmark.main(['eat_report', *flags])
+    benchmark.main(['eat', *flags])
   assert stop.value.code == command_line.USAGE
   message = capsys.readouterr().err.strip()
   assert message.startswith('error: ')
@@ -329,8 +351,8 @@ def test_bad_command_lines(flags, words, capsys):
 def test_the_flags_fit_into_another_command():
   parser = argparse.ArgumentParser()
   commands = parser.add_subparsers(dest='command')
-  eat_report.add_arguments(commands.add_parser('eat_report'))
-  arguments = parser.parse_args(['eat_report', '--workdir=w', '--out=o'])
+  eat_report.add_arguments(commands.add_parser('eat'))
+  arguments = parser.parse_args(['eat', '--workdir=w', '--out=o'])
   options = eat_report.check(arguments)
   assert options == {'step': None, 'scales': (0.0, 0.5, 1.0), 'ablation': {}}
 

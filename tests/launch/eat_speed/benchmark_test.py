@@ -1,4 +1,4 @@
-"""`launch.benchmark eat`: contenders that compute the same, flags, a tiny run.
+"""`launch.benchmark eat_speed`: equal contenders, flags, a tiny run.
 
 No test depends on a measured time.
 """
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from launch import benchmark
+from launch import benchmark, peers
 from launch.eat_speed import engine_cases, lineup, race, text_lengths
 from launch.eat_speed.lineup import Settings
 
@@ -160,7 +160,7 @@ def test_lengths_of_a_file(tmp_path):
 
 def test_help_teaches(capsys):
   with pytest.raises(SystemExit) as caught:
-    benchmark.main(['eat', '--help'])
+    benchmark.main(['eat_speed', '--help'])
   assert caught.value.code == 0
   text = capsys.readouterr().out
   for words in ('--batch', '--exit_rates', 'best dense', '[peers]', 'example:',
@@ -188,7 +188,7 @@ def test_help_teaches(capsys):
 )
 def test_mistakes_are_one_line(flags, message, capsys):
   with pytest.raises(SystemExit) as caught:
-    benchmark.main(['eat', *flags])
+    benchmark.main(['eat_speed', *flags])
   assert caught.value.code == 2
   text = capsys.readouterr().err
   assert text.count('\n') == 1
@@ -199,7 +199,7 @@ def test_mistakes_are_one_line(flags, message, capsys):
 def test_tiny_run(tmp_path, capsys):
   out = tmp_path / 'rows.csv'
   flags = ['--contenders=dense,eat', '--length_buckets=4,8', '--length_rows=6']
-  assert benchmark.main(['eat', *TINY_FLAGS, *flags, f'--out={out}']) == 0
+  assert benchmark.main(['eat_speed', *TINY_FLAGS, *flags, f'--out={out}']) == 0
   text = capsys.readouterr().out
   assert 'left out' not in text
   assert 'WARNING' not in text
@@ -223,11 +223,11 @@ def test_tiny_run(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.peers
 def test_peers_compute_the_same(capsys):
-  for name in lineup.GROUPS['onnx']:
+  for name in peers.PACKAGES['onnx']:
     if importlib.util.find_spec(name) is None:
       pytest.skip(f'{name} is not installed')
   flags = ['--contenders=dense,distil,torch,onnx', '--length_buckets=none']
-  assert benchmark.main(['eat', *TINY_FLAGS, *flags]) == 0
+  assert benchmark.main(['eat_speed', *TINY_FLAGS, *flags]) == 0
   text = capsys.readouterr().out
   assert 'left out' not in text
   assert 'WARNING' not in text  # their logits are ours
