@@ -19,7 +19,7 @@ from eat.heads import Head, check_layers
 from eat.pruning import Tokens
 from eat.window_attention import window_attend
 from model_lib import flops, row_random
-from model_lib.attention import attend
+from model_lib.attention import KeysValues, attend
 from model_lib.bert import (
   BertBlock,
   BertEmbeddings,
@@ -267,6 +267,7 @@ class EatClassifier(nn.Module):
     prune_scale: Float[Array, ''] | float = 1.0,
     sizes: Sequence[int] | None = None,
     full: Float[Array, 'B L D'] | None = None,
+    keys_values: KeysValues | None = None,
   ) -> Encoded:
     """Runs the blocks `first` to `last`, with the pruning after each.
 
@@ -281,6 +282,7 @@ class EatClassifier(nn.Module):
         gathered form); None keeps shapes (the masked form), and none at all,
         `()`, turns pruning off.
       full: states at the original places, kept up to date if given.
+      keys_values: of the first block, if `cls_after` has computed them.
     """
     cls, kept = {}, []
     for layer in range(first, last + 1):
@@ -290,7 +292,11 @@ class EatClassifier(nn.Module):
       prunes = layer in self.prune_layers and sizes != ()
       wants_received = prunes and self.prune_scores == 'attention'
       out: Any = self.block[layer - 1](
-        tokens.x, tokens_mask(tokens), keys, return_received=wants_received
+        tokens.x,
+        tokens_mask(tokens),
+        keys,
+        return_received=wants_received,
+        keys_values=keys_values if layer == first else None,
       )
       x, received = out if wants_received else (out, None)
       tokens = tokens._replace(x=x)
@@ -322,10 +328,19 @@ class EatClassifier(nn.Module):
       merge=self.merge,
     )
 
-  def cls_after(self, tokens: Tokens, layer: int) -> Float[Array, 'B D']:
-    """[CLS] after a block that nothing else is needed of: a sixth of it."""
-    x: Any = self.block[layer - 1](tokens.x, tokens_mask(tokens), cls_only=True)
-    return x[:, 0]
+  def cls_after(
+    self, tokens: Tokens, layer: int
+  ) -> tuple[Float[Array, 'B D'], KeysValues]:
+    """[CLS] after a block of which nothing else is needed: a sixth of it.
+
+    Returns:
+      ([CLS], keys and values of the block: the work that need not be done
+      again, should the other tokens be needed).
+    """
+    x, keys_values = self.block[layer - 1](
+      tokens.x, tokens_mask(tokens), cls_only=True, return_keys_values=True
+    )
+    return x[:, 0], keys_values
 
   def features(self, cls: Float[Array, 'B D']) -> Float[Array, 'B D']:
     """What the last classifier reads of [CLS], float32."""

@@ -2,9 +2,8 @@
 
 A stage runs up to a head. Pruned tokens are cropped away at static sizes, and
 rows that the head is sure of leave before the next stage. Of the block under a
-head only [CLS] is computed, a sixth of the block; rows that stay run it in
-full at the start of the next stage (at an exit that nobody takes this costs
-its keys and values twice, 1/6 of a block).
+head only [CLS] is computed, a sixth of the block; for rows that stay the next
+stage begins with its other tokens, from the same keys and values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from eat import pruning
 from eat.model import EatClassifier
 from eat.pruning import Tokens
 from model_lib import flops
+from model_lib.attention import KeysValues
 
 PRUNED, FULL = 'pruned', 'full'
 
@@ -95,19 +95,22 @@ class EatChain:
 
 def _stage(
   module: EatClassifier, carry: Any, index: int, sizes: tuple[int, ...]
-) -> tuple[Tokens, dict[str, Any]]:
+) -> tuple[tuple[Tokens, KeysValues], dict[str, Any]]:
   heads = module.heads()
   if index == 0:
     tokens = module.embed(
       carry['tokens'], carry['token_types'], carry['length']
     )
-    first = 1
+    first, keys_values = 1, None
   else:
-    tokens, first = carry, heads[index - 1]
+    (tokens, keys_values), first = carry, heads[index - 1]
   layer = heads[index]
-  tokens = module.encode(tokens, first, layer - 1, sizes=sizes).tokens
-  logits = module.classify(module.cls_after(tokens, layer), layer)
-  return tokens, {'logits': logits, 'kept': tokens.length}
+  tokens = module.encode(
+    tokens, first, layer - 1, sizes=sizes, keys_values=keys_values
+  ).tokens
+  cls, keys_values = module.cls_after(tokens, layer)
+  outputs = {'logits': module.classify(cls, layer), 'kept': tokens.length}
+  return (tokens, keys_values), outputs
 
 
 def static_sizes(model: EatClassifier, length: int) -> tuple[int, ...]:
@@ -128,9 +131,9 @@ def stage_flops(
     model: the classifier.
     length: tokens of the row at the start.
     sizes: tokens after each pruning; empty for none.
-    count_cls: of the block under a head count only what the chain computes of
-      it; False counts every block once and in full, which is the limit that
-      papers state.
+    count_cls: count what the chain computes: of the block under a head [CLS],
+      keys and values, and in the next stage the rest; False counts every block
+      in full, before its head, which is the limit that papers state.
   """
   shape = model.sizes()
   width, mlp_dim = shape.width, shape.mlp_dim
@@ -141,7 +144,8 @@ def stage_flops(
     if layer in model.heads():
       short = flops.cls_block(length, width, mlp_dim) if count_cls else block
       totals.append(total + short + head)
-      total = block if count_cls else 0.0
+      # [CLS] runs with the others once more, keys and values do not.
+      total = block - flops.dense(length, width, 2 * width) if count_cls else 0
     else:
       total += block
     if sizes and layer in model.prune_layers:

@@ -23,6 +23,9 @@ from model_lib.logical import constrain, partitioned
 # softmax and no NaN in its gradient.
 MASKED_SCORE = -1e30
 
+# Of one attention: each [B, N, L, H], heads before the length.
+KeysValues = tuple[Float[Array, 'B N L H'], Float[Array, 'B N L H']]
+
 
 def attend(
   query: Float[Array, 'B N L H'],
@@ -123,9 +126,9 @@ class MultiHeadAttention(nn.Module):
     row_keys: Key[Array, ' B'] | None = None,
     return_received: bool = False,
     num_queries: int | None = None,
-  ) -> (
-    Float[Array, 'B Q D'] | tuple[Float[Array, 'B Q D'], Float[Array, 'B L']]
-  ):
+    keys_values: KeysValues | None = None,
+    return_keys_values: bool = False,
+  ) -> Any:
     """Attends from every token to the valid ones.
 
     Args:
@@ -135,10 +138,13 @@ class MultiHeadAttention(nn.Module):
       row_keys: one key per row turns on dropout; None is deterministic.
       return_received: whether to return also what each token received.
       num_queries: only so many leading tokens attend; None for all.
+      keys_values: of these tokens, from an earlier call; computed if None.
+      return_keys_values: whether to return them, for a later call.
 
     Returns:
-      The attended tokens; with `return_received` also the attention that each
-      token received, float32, see `mean_received`.
+      The attended tokens, float `[B, Q, D]`; with `return_received` also the
+      attention that each token received, float32 `[B, L]`, see
+      `mean_received`; with `return_keys_values` also those, at the end.
 
     Raises:
       ValueError: if `num_heads` does not divide the width of `x`.
@@ -150,10 +156,14 @@ class MultiHeadAttention(nn.Module):
         f'{self.num_heads}'
       )
     queries = x if num_queries is None else x[:, :num_queries]
+    query = self._split(self._project(width, 'query')(queries))
+    key, value = keys_values or (
+      self._split(self._project(width, name)(x)) for name in ('key', 'value')
+    )
     attended, received = self.attend(
-      self._split(self._project(width, 'query')(queries)),
-      self._split(self._project(width, 'key')(x)),
-      self._split(self._project(width, 'value')(x)),
+      query,
+      key,
+      value,
       None if mask is None else mask.astype(bool),
       drop=self._drop(row_keys),
       received=return_received,
@@ -167,7 +177,12 @@ class MultiHeadAttention(nn.Module):
       bias_init=partitioned(nn.initializers.zeros, 'embed'),
     )(merged)
     out = constrain(out, 'batch', 'length', 'embed')
-    return (out, received) if return_received else out
+    result: list[Any] = [out]
+    if return_received:
+      result.append(received)
+    if return_keys_values:
+      result.append((key, value))
+    return tuple(result) if len(result) > 1 else out
 
   def _project(self, width: int, name: str) -> nn.Dense:
     return nn.Dense(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, Num
 
 from model_lib import flops, row_random
-from model_lib.attention import MultiHeadAttention, attend
+from model_lib.attention import KeysValues, MultiHeadAttention, attend
 from model_lib.layers import (
   Embedding,
   LayerNorm,
@@ -188,9 +188,9 @@ class BertBlock(nn.Module):
     row_keys: Key[Array, ' B'] | None = None,
     return_received: bool = False,
     cls_only: bool = False,
-  ) -> (
-    Float[Array, 'B Q D'] | tuple[Float[Array, 'B Q D'], Float[Array, 'B L']]
-  ):
+    keys_values: KeysValues | None = None,
+    return_keys_values: bool = False,
+  ) -> Any:
     """Applies attention, then the feed-forward network.
 
     Args:
@@ -203,25 +203,37 @@ class BertBlock(nn.Module):
       cls_only: compute the first token alone, attending to all whatever
         `attend` is: the same numbers for about a sixth of the work. Dropout
         draws other noise for it.
+      keys_values: of the attention to these tokens, from an earlier call;
+        computed if None.
+      return_keys_values: whether to return them, for a later call.
 
     Returns:
-      The tokens, one with `cls_only`; with `return_received` also the
-      attention received, float32, see `attention.mean_received`.
+      The tokens, float `[B, L, D]`, or one of them with `cls_only`; with
+      `return_received` also the attention received, float32 `[B, L]`, see
+      `attention.mean_received`; with `return_keys_values` also those, at the
+      end.
 
     Raises:
       ValueError: an illegal field, or `cls_only` with `return_received`.
     """
-    attended: Any = MultiHeadAttention(
+    result: Any = MultiHeadAttention(
       num_heads=self.num_heads,
       attend=attend if cls_only else self.attend,
       dropout=self.attention_dropout,
       kernel_init=INIT,
       dtype=self.dtype,
       name='attention',
-    )(x, mask, row_keys, return_received, 1 if cls_only else None)
-    received: Any = None
-    if return_received:
-      attended, received = attended
+    )(
+      x,
+      mask,
+      row_keys,
+      return_received,
+      1 if cls_only else None,
+      keys_values,
+      return_keys_values,
+    )
+    more = return_received or return_keys_values
+    attended, *rest = result if more else (result,)
     x = (x[:, :1] if cls_only else x).astype(self.dtype)
     x = x + row_random.drop(attended, self.dropout, row_keys, 'attention')
     x = LayerNorm(self.dtype, self.norm_epsilon, name='attention_norm')(x)
@@ -235,7 +247,7 @@ class BertBlock(nn.Module):
     x = x + row_random.drop(out, self.dropout, row_keys, 'mlp')
     x = LayerNorm(self.dtype, self.norm_epsilon, name='mlp_norm')(x)
     x = constrain(x, 'batch', 'length', 'embed')
-    return (x, received) if return_received else x
+    return (x, *rest) if more else x
 
 
 class BertClassifier(nn.Module):

@@ -6,9 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from eat import exits, serving
 from eat.exits import Rule
+from eat.model import EatClassifier
+from model_lib import flops
 from serve_lib.chain import Encoded, Failure
 from serve_lib.engine import Engine
 from tests.eat import small
@@ -71,15 +74,15 @@ def test_shapes_really_shrink():
   model, variables = small.build(window=0)
   chain = serving.EatChain(model, variables)
   assert chain.sizes('pruned', 24) == (18, 13)
-  text = jax.jit(chain.stage(2, 'pruned', 24)).lower(
-    chain.variables,
-    serving.Tokens(
-      np.zeros((2, 18, 16), np.float32),
-      np.ones(2, np.int32),
-      np.zeros((2, 18), np.int32),
-    ),
+  tokens = serving.Tokens(
+    np.zeros((2, 18, 16), np.float32),
+    np.ones(2, np.int32),
+    np.zeros((2, 18), np.int32),
   )
-  assert 'tensor<2x13x16xf32>' in text.as_text()
+  keys = values = np.zeros((2, 2, 18, 8), np.float32)
+  stage = jax.jit(chain.stage(2, 'pruned', 24))
+  text = stage.lower(chain.variables, (tokens, (keys, values))).as_text()
+  assert 'tensor<2x13x16xf32>' in text
 
 
 class RulePolicy:
@@ -185,3 +188,26 @@ def test_stage_flops_add_up():
   assert np.isclose(sum(whole), model.flops((24,)))
   short = serving.stage_flops(model, 24, sizes, count_cls=True)
   assert short[0] < whole[0]
+  # All that is done twice is [CLS] at two heads; at the last, others are not.
+  last = flops.block(sizes[1], 16, 32) - flops.cls_block(sizes[1], 16, 32)
+  twice = [flops.cls_block(n, 16, 32) - 4 * n * 16 * 16 for n in (24, 18)]
+  assert np.isclose(sum(short), sum(whole) - last + sum(twice))
+
+
+def test_stages_cost_what_the_formula_says():
+  """By the compiler's count: no keys and values are computed twice."""
+  wide = dict(width=256, mlp_dim=1024, num_heads=4, window=0)
+  model = EatClassifier(**(small.FIELDS | wide))
+  row, length = jnp.zeros((1, 24), jnp.int32), jnp.full(1, 24)
+  variables = nn.unbox(
+    jax.eval_shape(model.init, jax.random.key(0), row, row, length)
+  )
+  chain = serving.EatChain(model, variables)
+  carry = chain.example(24, 1)
+  expected = serving.stage_flops(model, 24, chain.sizes('pruned', 24), True)
+  for index in range(chain.num_stages):
+    stage = jax.jit(chain.stage(index, 'pruned', 24))
+    lowered = stage.lower(variables, carry)
+    got = lowered.cost_analysis()['flops']
+    assert expected[index] == pytest.approx(got, rel=0.03), index
+    carry = lowered.out_info[0]
