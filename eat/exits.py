@@ -162,6 +162,11 @@ def probabilities(
   return _softmax(_stacked(logits)[0], heads)
 
 
+def softmax(logits: Float[Any, '*B C']) -> Float[Any, '*B C']:
+  """Probabilities over the last axis; NumPy or JAX."""
+  return _softmax(jnp if isinstance(logits, jax.Array) else np, logits)
+
+
 def _stacked(logits: Any) -> tuple[Any, Any]:
   """The module to compute with, and float `[E, B, C]`."""
   heads = logits if hasattr(logits, 'ndim') else list(logits)
@@ -235,12 +240,14 @@ def _check(name: str, value: Any, expected: str, legal: Any) -> None:
   """Raises ValueError unless all values are legal; traced ones pass."""
   if isinstance(value, jax.core.Tracer):
     return
-  message = f'{name}: expected {expected}, got {value!r}'
   try:
     values = np.asarray(value, np.float64)
-  except (TypeError, ValueError) as error:
-    raise ValueError(message) from error
+  except (TypeError, ValueError):
+    values = None
   # None and True are numbers to NumPy.
   number = np.asarray(value).dtype.kind in 'fiu' or hasattr(value, 'dtype')
-  if not number or values.ndim > 1 or not np.all(legal(values)):
-    raise ValueError(message)
+  if (
+    values is None or not number or values.ndim > 1
+    or not np.all(legal(values))
+  ):  # fmt: skip
+    raise ValueError(f'{name}: expected {expected}, got {value!r}')

@@ -108,6 +108,10 @@ class EatPolicy:
         f'temperatures: expected one for each of the {chain.num_stages} '
         f'heads, got {len(self._temperatures)}'
       )
+    # Only to see that they are legal.
+    exits.calibrate(
+      np.zeros((chain.num_stages, 1, 1), np.float32), self._temperatures
+    )
 
   def encode(self, item: Any) -> Encoded:
     """Tokenises an item; see `serve_lib.chain.Policy`.
@@ -192,15 +196,23 @@ class EatPolicy:
         for head in range(heads)
       ]
     )
-    return exits.calibrate(logits, self._temperatures[:heads])
+    # `exits.calibrate` would check them every time.
+    return logits / self._temperatures[:heads, None, None]
 
   def answer(self, row: Row) -> Prediction:
     """The prediction of the last head that the row has passed."""
-    logits = self._calibrated([row])[:, 0]
+    logits = self._calibrated([row])
     stage = len(logits) - 1
     length = len(row.encoded.inputs['tokens'])
     last = stage == self._chain.num_stages - 1
-    label, probabilities = self._label(logits)
+    label: Any
+    probabilities: dict[str, float]
+    if self._class_names:
+      heads = exits.softmax(logits)[:, 0]
+      confidence = float(heads[0].max())
+      label, probabilities = self._label(heads)
+    else:
+      confidence, label, probabilities = 1.0, float(logits[-1, 0, 0]), {}
     prediction = Prediction(
       label=label,
       probabilities=probabilities,
@@ -209,7 +221,14 @@ class EatPolicy:
       exit_reason=self._reason(row, last),
       truncated=row.encoded.context['truncated'],
     )
-    self._record(row, prediction, logits)
+    # What the rule asked for, whether or not it was done.
+    asked = row.encoded.context.get('exit_stage', self._chain.num_stages - 1)
+    self.monitor.record_exit(
+      self._chain.heads[asked],
+      prediction.exit_reason,
+      confidence,
+      prediction.retention,
+    )
     return prediction
 
   def _reason(self, row: Row, last: bool) -> str:
@@ -217,36 +236,17 @@ class EatPolicy:
       return self.settings.rule.name
     return 'full depth' if 'exit_stage' in row.encoded.context else 'last layer'
 
-  def _record(
-    self, row: Row, prediction: Prediction, logits: np.ndarray
-  ) -> None:
-    """Tells the monitor what the rule asked for, whether or not it was done."""
-    last = self._chain.num_stages - 1
-    asked = row.encoded.context.get('exit_stage', last)
-    self.monitor.record_exit(
-      self._chain.heads[asked],
-      prediction.exit_reason,
-      first_confidence(logits),
-      prediction.retention,
-    )
-
-  def _label(self, logits: np.ndarray) -> tuple[Any, dict[str, float]]:
-    if not self._class_names:
-      return float(logits[-1, 0]), {}
-    heads = exits.probabilities(logits[:, None], [1.0] * len(logits))[:, 0]
+  def _label(
+    self, heads: Float[np.ndarray, 'E C']
+  ) -> tuple[str, dict[str, float]]:
+    """The class and all probabilities, from those of the heads so far."""
     probabilities = heads[-1]
-    ordered = np.sort(probabilities)
-    if ordered[-1] - ordered[-2] < self.settings.ensemble_margin:
-      probabilities = heads.mean(0)
+    if self.settings.ensemble_margin:
+      ordered = np.sort(probabilities)
+      if ordered[-1] - ordered[-2] < self.settings.ensemble_margin:
+        probabilities = heads.mean(0)
     named = zip(self._class_names, probabilities.tolist(), strict=True)
     return self._class_names[int(probabilities.argmax())], dict(named)
-
-
-def first_confidence(logits: Float[np.ndarray, 'E C']) -> float:
-  """The first head's largest probability; 1 for a regression."""
-  if logits.shape[1] == 1:
-    return 1.0
-  return float(exits.probabilities(logits[:1, None], [1.0]).max())
 
 
 def item_fields(item: Any) -> dict[str, Any]:

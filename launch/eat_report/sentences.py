@@ -17,6 +17,8 @@ def sentences(
   setting: Setting, rows: Sequence[int], labels: np.ndarray
 ) -> list[Sentence]:
   """Rows of the split as pictures; the pruning is that of the model."""
+  if not rows:
+    return []
   model = setting.model
   places = positions(model, rows)
   return [

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dataset_lib import tokenizer
-from eat import service
+from eat import exits, service
 from eat.exits import Rule
-from eat.policy import EatPolicy, Settings, first_confidence
+from eat.policy import EatPolicy, Settings
 from eat.serving import EatChain
 from serve_lib.chain import InputError, Row
 from serve_lib.drift import Calibration, DriftCheck
@@ -156,7 +156,7 @@ def test_drift_sends_everything_to_full_depth_and_ends(words):
     return [draw.uniform(3.0, 9.0), 0.0, 0.0]
 
   confidences = [
-    first_confidence(np.array([sure()], np.float32)) for _ in range(500)
+    float(exits.softmax(np.array(sure(), np.float32)).max()) for _ in range(500)
   ]
   normal = Calibration.of(np.array(confidences), np.ones(500, np.int64))
   drift = DriftCheck(normal, window=50, every=10, confirm=1, recover=1)
