@@ -65,6 +65,7 @@ class Programs:
     device = device or _device_of(chain.variables)
     self._sharding = jax.sharding.SingleDeviceSharding(device)
     self._variables = jax.device_put(chain.variables, device)
+    self._read: dict[tuple[int, str], tuple[int, ...]] = {}
     self._table: dict[tuple[str, Key, int], Any] = {}
     self._compiled: dict[Any, tuple[Any, Any]] = {}
     self.copies = 0
@@ -72,7 +73,8 @@ class Programs:
 
   def run(self, key: Key, size: int, carry: Any) -> tuple[Any, Any]:
     """Runs a stage; returns (carry, outputs) without waiting for them."""
-    return self._find('stage', key, size)(self._variables, carry)
+    program, variables = self._find('stage', key, size)
+    return program(variables, carry)
 
   def open(
     self, key: Key, size: int, carry: Any, source: Int[np.ndarray, ' B']
@@ -155,15 +157,32 @@ class Programs:
 
   def _compile_stage(self, key: Key, size: int, carry: Any) -> Any:
     """Compiles one stage; returns the shapes of the next one's carry."""
-    function = self._chain.stage(*key)
+    stage = self._chain.stage(*key)
     is_last = key.stage == self._chain.num_stages - 1
+    leaves, structure = jax.tree.flatten(self._variables)
+    # Every argument of a call costs some microseconds, and most stages read
+    # few of the variables.
+    if key[:2] not in self._read:
+      self._read[key[:2]] = _leaves_read(stage, self._variables, carry)
+    read = self._read[key[:2]]
+
+    def function(variables: Any, carry: Any) -> Any:
+      given = dict(zip(read, variables, strict=True))
+      everything = [
+        given[i] if i in given else jnp.zeros(leaf.shape, leaf.dtype)
+        for i, leaf in enumerate(leaves)
+      ]
+      carry, outputs = stage(jax.tree.unflatten(structure, everything), carry)
+      return (None if is_last else carry), outputs
+
+    variables = [leaves[i] for i in read]
     program, out = self._build(
-      (function, is_last),
-      _without_carry(function) if is_last else function,
-      (self._variables, carry),
+      (stage, is_last, read),
+      function,
+      (variables, carry),
       may_donate=key.stage > 0 and not is_last,
     )
-    self._table['stage', key, size] = program
+    self._table['stage', key, size] = program, variables
     return self._abstract(out[0])
 
   def _compile_copies(self, key: Key, size: int, carry: Any) -> None:
@@ -238,8 +257,15 @@ def _cut_to(size: int) -> Callable[[Any], Any]:
   return lambda pool: jax.tree.map(lambda leaf: leaf[:size], pool)
 
 
-def _without_carry(function: Stage) -> Stage:
-  return lambda variables, carry: (None, function(variables, carry)[1])
+def _leaves_read(stage: Stage, variables: Any, carry: Any) -> tuple[int, ...]:
+  """Which leaves of the variables a stage reads, by their number."""
+  jaxpr = jax.make_jaxpr(stage)(variables, carry).jaxpr
+  read = {id(one) for equation in jaxpr.eqns for one in equation.invars}
+  read |= {id(one) for one in jaxpr.outvars}
+  count = len(jax.tree.leaves(variables))
+  return tuple(
+    i for i, one in enumerate(jaxpr.invars[:count]) if id(one) in read
+  )
 
 
 def _each(function: Any, items: list[Any], threads: int) -> Any:

@@ -172,3 +172,35 @@ def test_illegal_buckets_are_named(sizes):
 def test_the_toy_loses_tokens_between_stages():
   assert [toy.static_length(s, 'pruned', 6) for s in range(3)] == [6, 5, 4]
   assert toy.static_length(2, 'full', 6) == 6
+
+
+class Chain(Loop):
+  """Stage i reads factor i of nine, the first stage through `x`."""
+
+  num_stages = 3
+
+  def __init__(self):
+    self.variables = {str(n): jnp.asarray(n + 2.0) for n in range(9)}
+
+  def stage(self, index, variant, length):
+    def run(variables, carry):
+      return carry, {'y': carry['x'] * variables[str(index)]}
+
+    return run
+
+  def example(self, length, rows):
+    return {'x': np.ones((rows, length), np.float32)}
+
+
+def test_a_stage_gets_only_the_variables_that_it_reads():
+  chain = Chain()
+  programs = Programs(chain, GRID)
+  programs.compile(progress=False)
+  carry = chain.example(4, 2)
+  for index in range(3):
+    key = Key(index, 'full', 4)
+    _, variables = programs._table['stage', key, 2]
+    assert variables == [chain.variables[str(index)]]
+    carry, outputs = programs.run(key, 2, carry)
+    np.testing.assert_array_equal(outputs['y'], np.full((2, 4), index + 2.0))
+  assert carry is None
