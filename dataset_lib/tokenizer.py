@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
+from dataset_lib import atomic_file
 from dataset_lib.errors import InvalidDataError, MissingDataError
 from dataset_lib.source import Encoded
 
@@ -105,14 +106,7 @@ class Tokenizer:
 
     The file is replaced at once: the old one or the new one.
     """
-    path = pathlib.Path(path)
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
-    try:
-      text = self._library.to_str(pretty=True)
-      temporary.write_text(text + '\n', encoding='utf-8')
-      temporary.replace(path)
-    finally:
-      temporary.unlink(missing_ok=True)
+    atomic_file.write_text(path, self._library.to_str(pretty=True) + '\n')
 
   def _truncated_at(self, max_length: int) -> Any:
     """The library's tokenizer with this limit, made once.

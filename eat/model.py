@@ -17,7 +17,12 @@ from jaxtyping import Array, Float, Int, Key
 from eat import pruning
 from eat.heads import Head, check_layers
 from eat.pruning import Tokens
-from eat.window_attention import window_attend
+from eat.window_attention import (
+  _BLOCK,
+  BLOCK_FROM,
+  IMPLEMENTATIONS,
+  window_attend,
+)
 from model_lib import flops, row_random
 from model_lib.attention import KeysValues, attend
 from model_lib.bert import (
@@ -136,9 +141,19 @@ class EatClassifier(nn.Module):
       raise ValueError(
         f'prune_scores: expected one of {SCORES}, got {self.prune_scores!r}'
       )
+    if self.min_tokens < 1:
+      raise ValueError(
+        'min_tokens: expected at least 1, as [CLS] always stays, got '
+        f'{self.min_tokens}'
+      )
     if self.window < 0 or self.window % 2:
       raise ValueError(
         f'window: expected an even number, 0 for none, got {self.window}'
+      )
+    if self.window_implementation not in IMPLEMENTATIONS:
+      raise ValueError(
+        f'window_implementation: expected one of {IMPLEMENTATIONS}, got '
+        f'{self.window_implementation!r}'
       )
     return sizes
 
@@ -364,17 +379,70 @@ class EatClassifier(nn.Module):
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """FLOPs of one full row `[L]` through all layers, pruned, no exit."""
-    sizes = self.sizes()
-    tokens, total = input_shape[0], 0.0
-    for layer in range(1, sizes.depth + 1):
-      total += flops.block(tokens, sizes.width, sizes.mlp_dim)
-      if layer in self.prune_layers:
-        place = list(self.prune_layers).index(layer)
-        tokens = pruning.static_size(
-          tokens, float(self.prune_ratios[place]), self.min_tokens
-        )
-    head = flops.dense(1, sizes.width, sizes.width + self.num_classes)
-    return total + head * len(self.heads())
+    length = input_shape[0]
+    return sum(self.stage_flops(length, self.static_sizes(length), False))
+
+  def static_sizes(self, length: int) -> tuple[int, ...]:
+    """Static sequence lengths after each of `prune_layers`."""
+    sizes = []
+    for ratio in self.prune_ratios:
+      length = pruning.static_size(length, float(ratio), self.min_tokens)
+      sizes.append(length)
+    return tuple(sizes)
+
+  def stage_flops(
+    self, length: int, sizes: Sequence[int], count_cls: bool
+  ) -> list[float]:
+    """FLOPs of one row up to each head; see `eat.serving.stage_flops`."""
+    shape = self.sizes()
+    width = shape.width
+    head = flops.dense(1, width, width + self.num_classes)
+    totals, total = [], 0.0
+    for layer in range(1, shape.depth + 1):
+      block = self._block_flops(length)
+      if layer not in self.heads():
+        total += block
+      elif count_cls:
+        alone = flops.cls_block(length, width, shape.mlp_dim)
+        totals.append(total + alone + head)
+        # [CLS] runs with the others once more, keys and values do not.
+        total = block - flops.dense(length, width, 2 * width)
+      else:
+        totals.append(total + block + head)
+        total = 0.0
+      if sizes and layer in self.prune_layers:
+        length = sizes[list(self.prune_layers).index(layer)]
+    return totals
+
+  def _block_flops(self, tokens: int) -> float:
+    """FLOPs of a block, with the scores that its attention really computes."""
+    shape = self.sizes()
+    block = flops.block(tokens, shape.width, shape.mlp_dim)
+    if not self.window:
+      return block
+    scores = window_scores(tokens, self.window, self.window_implementation)
+    return block + 4.0 * shape.width * (scores - tokens**2)
+
+
+def window_scores(tokens: int, window: int, implementation: str) -> int:
+  """Scores of a row and head that `window_attend` computes.
+
+  In blocks these are more than the window has: each block of queries reads
+  its whole span, also what is masked, and the last block is padded.
+
+  Args:
+    tokens: of the row.
+    window: width k, not 0.
+    implementation: 'auto', 'block' or 'dense'.
+  """
+  if implementation == 'dense' or (
+    implementation == 'auto' and tokens < BLOCK_FROM
+  ):
+    return tokens**2
+  half = window // 2
+  size = max(_BLOCK, half)
+  queries = -(-tokens // size) * size
+  return queries * (1 + size + 2 * half) + tokens  # of [CLS]: all
 
 
 def tokens_mask(tokens: Tokens) -> Array:

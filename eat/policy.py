@@ -10,18 +10,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
+from dataset_lib.errors import ConfigError
 from dataset_lib.tokenizer import Tokenizer
 from eat import exits
-from eat.exits import Rule
+from eat.exits import RULES, Rule
 from eat.serving import FULL, PRUNED, EatChain
 from serve_lib.chain import Encoded, InputError, Row
 from serve_lib.monitor import Monitor
 
 KEYS = ('text', 'pair', 'source')
-# [CLS] and the [SEP] after each text.
-SPECIAL = 2
+
+
+def _needs_tau(name: str) -> bool:
+  try:
+    Rule(name)
+  except ValueError:
+    return True
+  return False
+
+
+RULES_WITH_TAU = tuple(name for name in RULES if _needs_tau(name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +65,15 @@ class Settings:
     temperatures: of each head; () for 1.
     thresholds: by source, instead of the rule's `tau`.
     minimum_retention: by source; a row whose source asks for more than the
-      model would keep is served without pruning.
+      model would keep is served without pruning. The drift check leaves such
+      rows out: the calibration split was measured with pruning.
     ensemble_margin: an answer whose margin is below it is the mean of the
       probabilities of all heads it passed; 0 for never.
     max_characters: of one text; a longer one is an error and not truncated.
+
+  Raises:
+    ConfigError: at construction, naming the source, if its threshold is none
+      that the rule may have, or its retention is no share.
   """
 
   rule: Rule = dataclasses.field(
@@ -71,6 +86,32 @@ class Settings:
   )
   ensemble_margin: float = 0.0
   max_characters: int = 100_000
+
+  def __post_init__(self):
+    for source, share in self.minimum_retention.items():
+      if not 0.0 <= share <= 1.0:
+        raise ConfigError(
+          f'minimum_retention.{source}', share, 'a number in [0, 1]'
+        )
+    if self.thresholds and self.rule.name not in RULES_WITH_TAU:
+      raise ConfigError(
+        'thresholds',
+        dict(self.thresholds),
+        f'none with the rule {self.rule.name!r}: rules with a threshold are '
+        f'{", ".join(RULES_WITH_TAU)}',
+      )
+    for source, tau in self.thresholds.items():
+      try:
+        dataclasses.replace(self.rule, tau=tau)
+      except ValueError as error:
+        raise ConfigError(
+          f'thresholds.{source}', tau, expected_in(error)
+        ) from error
+
+
+def expected_in(error: ValueError) -> str:
+  """What an error of `eat.exits` says that it expected."""
+  return str(error).partition(': expected ')[2].rpartition(', got ')[0]
 
 
 class EatPolicy:
@@ -86,6 +127,14 @@ class EatPolicy:
     max_length: in tokens; longer texts are truncated.
     settings: see `Settings`.
     monitor: gets every exit; while it finds drift, all rows go to full depth.
+    num_texts: texts that the task has, 1 or 2; None takes both.
+
+  Attributes:
+    class_names: as given.
+    warnings: what whoever starts a service should be told, a line each.
+
+  Raises:
+    ConfigError: the settings do not fit the model.
   """
 
   def __init__(
@@ -96,32 +145,32 @@ class EatPolicy:
     max_length: int,
     settings: Settings,
     monitor: Monitor,
+    num_texts: int | None = None,
   ):
     self.settings, self.monitor = settings, monitor
+    self.warnings: tuple[str, ...] = ()
     self._chain, self._tokenizer = chain, tokenizer
-    self._class_names, self._max_length = tuple(class_names), max_length
-    self._temperatures = np.ones(chain.num_stages, np.float32)
-    if len(settings.temperatures):
-      self._temperatures = np.asarray(settings.temperatures, np.float32)
-    if len(self._temperatures) != chain.num_stages:
-      raise ValueError(
-        f'temperatures: expected one for each of the {chain.num_stages} '
-        f'heads, got {len(self._temperatures)}'
+    self.class_names, self._max_length = tuple(class_names), max_length
+    self._num_texts = num_texts
+    self._temperatures = _temperatures(settings, chain.num_stages)
+    if settings.thresholds and not class_names:
+      raise ConfigError(
+        'thresholds',
+        dict(settings.thresholds),
+        'none for a regression, whose rows leave by `tolerance`',
       )
-    # Only to see that they are legal.
-    exits.calibrate(
-      np.zeros((chain.num_stages, 1, 1), np.float32), self._temperatures
-    )
 
   def encode(self, item: Any) -> Encoded:
     """Tokenises an item; see `serve_lib.chain.Policy`.
 
     Raises:
-      InputError: it is no text, not UTF-8, empty, or too long.
+      InputError: it is no text, not UTF-8, empty, or too long, or one text
+        where the task has two.
     """
     fields = item_fields(item)
     text = self._text(fields['text'], 'text')
     pair = fields.get('pair')
+    self._check_number(pair)
     pairs = None if pair is None else [self._text(pair, 'pair')]
     tokens, types, truncated = self._tokens(text, pairs)
     source = fields.get('source', '')
@@ -131,6 +180,18 @@ class EatPolicy:
       variant=self._variant(source, len(tokens)),
       context={'source': source, 'truncated': truncated},
     )
+
+  def _check_number(self, pair: Any) -> None:
+    if self._num_texts == 2 and pair is None:
+      raise InputError(
+        'pair: expected a second text, got none; the model was trained on '
+        "pairs: {'text': ..., 'pair': ...}"
+      )
+    if self._num_texts == 1 and pair is not None:
+      raise InputError(
+        'pair: expected none, got a second text; the model was trained on '
+        'single texts'
+      )
 
   def _text(self, value: Any, key: str) -> str:
     if isinstance(value, bytes):
@@ -158,14 +219,18 @@ class EatPolicy:
         encoded = self._tokenizer.encode([text], pairs, self._max_length)
     except ValueError as error:
       raise InputError(f'text: {error}') from error
-    if len(encoded.tokens) <= SPECIAL + (pairs is not None):
-      raise InputError('text: expected at least one readable token, got none')
+    _check_readable(encoded.tokens, pairs is not None)
     return encoded.tokens, encoded.token_types, truncated
 
+  @property
+  def _usual_variant(self) -> str:
+    """The one that the calibration split was measured with."""
+    return PRUNED if PRUNED in self._chain.variants else FULL
+
   def _variant(self, source: str, length: int) -> str:
-    if PRUNED not in self._chain.variants:
-      return FULL
     least = self.settings.minimum_retention.get(source, 0.0)
+    if not least or self._usual_variant == FULL:
+      return self._usual_variant
     kept = self._chain.sizes(PRUNED, length)[-1] / length
     return FULL if kept < least else PRUNED
 
@@ -174,7 +239,7 @@ class EatPolicy:
   ) -> Bool[np.ndarray, ' b']:
     """Which rows the rule lets out; see `serve_lib.chain.Policy`."""
     rule = self.settings.rule
-    if rule.tau is not None:
+    if self.settings.thresholds:
       taus = [
         self.settings.thresholds.get(row.encoded.context['source'], rule.tau)
         for row in rows
@@ -200,19 +265,24 @@ class EatPolicy:
     return logits / self._temperatures[:heads, None, None]
 
   def answer(self, row: Row) -> Prediction:
-    """The prediction of the last head that the row has passed."""
+    """The prediction of the last head that the row has passed.
+
+    Raises:
+      FloatingPointError: a head gave NaN or infinity.
+    """
     logits = self._calibrated([row])
+    self._check_finite(logits)
     stage = len(logits) - 1
     length = len(row.encoded.inputs['tokens'])
     last = stage == self._chain.num_stages - 1
-    label: Any
-    probabilities: dict[str, float]
-    if self._class_names:
+    label: Any = float(logits[-1, 0, 0])
+    probabilities: dict[str, float] = {}
+    confidence = None
+    if self.class_names:
       heads = exits.softmax(logits)[:, 0]
-      confidence = float(heads[0].max())
       label, probabilities = self._label(heads)
-    else:
-      confidence, label, probabilities = 1.0, float(logits[-1, 0, 0]), {}
+      if row.encoded.variant == self._usual_variant:
+        confidence = float(heads[0].max())
     prediction = Prediction(
       label=label,
       probabilities=probabilities,
@@ -221,15 +291,23 @@ class EatPolicy:
       exit_reason=self._reason(row, last),
       truncated=row.encoded.context['truncated'],
     )
-    # What the rule asked for, whether or not it was done.
-    asked = row.encoded.context.get('exit_stage', self._chain.num_stages - 1)
     self.monitor.record_exit(
-      self._chain.heads[asked],
+      prediction.depth,
       prediction.exit_reason,
       confidence,
       prediction.retention,
     )
     return prediction
+
+  def _check_finite(self, logits: Float[np.ndarray, 'E 1 C']) -> None:
+    finite = np.isfinite(logits).all((1, 2))
+    if not finite.all():
+      head = int(finite.argmin())
+      raise FloatingPointError(
+        f'logits: expected finite numbers, got {logits[head, 0].tolist()} at '
+        f'the head of layer {self._chain.heads[head]}; the parameters are not '
+        'finite, or the model overflows in its compute dtype'
+      )
 
   def _reason(self, row: Row, last: bool) -> str:
     if not last:
@@ -245,8 +323,32 @@ class EatPolicy:
       ordered = np.sort(probabilities)
       if ordered[-1] - ordered[-2] < self.settings.ensemble_margin:
         probabilities = heads.mean(0)
-    named = zip(self._class_names, probabilities.tolist(), strict=True)
-    return self._class_names[int(probabilities.argmax())], dict(named)
+    named = zip(self.class_names, probabilities.tolist(), strict=True)
+    return self.class_names[int(probabilities.argmax())], dict(named)
+
+
+def _temperatures(settings: Settings, heads: int) -> np.ndarray:
+  """Float32 `[E]`; see `Settings.temperatures`."""
+  if not len(settings.temperatures):
+    return np.ones(heads, np.float32)
+  given = list(settings.temperatures)
+  try:  # only to see that they are legal
+    exits.calibrate(np.zeros((heads, 1, 1), np.float32), given)
+  except ValueError as error:
+    raise ConfigError('temperatures', given, expected_in(error)) from error
+  return np.asarray(given, np.float32)
+
+
+def _check_readable(tokens: Int[np.ndarray, ' T'], has_pair: bool) -> None:
+  """Raises InputError if a text has no tokens: [CLS] a [SEP] b [SEP]."""
+  # Text is data: a "[SEP]" that somebody typed does not get the id of one.
+  first = int((tokens == tokens[-1]).argmax())
+  for key, empty in (
+    ('text', first == 1),
+    ('pair', has_pair and first == len(tokens) - 2),
+  ):
+    if empty:
+      raise InputError(f'{key}: expected at least one readable token, got none')
 
 
 def item_fields(item: Any) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """From a trained task to what the engine takes: a chain and a policy.
 
-Temperatures and the guaranteed threshold come from the run's
-`calibration.json`, which the evaluator 'calibration' writes; the tokenizer
-from the run's `tokenizer.json`.
+Temperatures, the guaranteed threshold and what drift is measured against come
+from the run's `calibration.json`, which the evaluator 'calibration' writes;
+the tokenizer from the run's `tokenizer.json`.
 """
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,10 +15,12 @@ import jax
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import Field, check_fields, integer, real
+from dataset_lib.glue_tasks import TASKS
 from eat.exits import RULES, Rule
 from eat.model import EatClassifier
-from eat.policy import EatPolicy, Settings
+from eat.policy import RULES_WITH_TAU, EatPolicy, Settings, expected_in
 from eat.serving import EatChain
+from eval_lib.calibration import fingerprint
 from model_lib.bert import BertClassifier
 from serve_lib.drift import Calibration, DriftCheck
 from serve_lib.monitor import Monitor
@@ -57,8 +59,12 @@ def build(
   thresholds: Mapping[str, float],
   minimum_retention: Mapping[str, float],
   monitor_window: int = 4096,
+  step: int | None = None,
+  on_drift: Callable[[bool, dict[str, Any]], None] | None = None,
 ) -> tuple[EatChain, EatPolicy]:
   """Chain and policy of a run.
+
+  `policy.warnings` says what could not be checked, and why.
 
   Args:
     task: the run's `eat.task:FineTune`.
@@ -68,24 +74,19 @@ def build(
     thresholds: of the rule, by source.
     minimum_retention: by source.
     monitor_window: rows behind the monitor's percentiles.
+    step: of the checkpoint, for messages.
+    on_drift: see `serve_lib.drift.DriftCheck`.
 
   Raises:
     ConfigError: an option is illegal, or needs a calibration that is not
-      there.
+      there, or the calibration is that of another checkpoint.
   """
-  given = check_fields(options, OPTIONS, 'serve')
+  settings = settings_of(directory, options, thresholds, minimum_retention)
   calibration = read_calibration(directory)
+  check_parameters(calibration, variables, directory, step)
   chain = EatChain(as_adaptive(task.model), jax.device_put(dict(variables)))
-  if given['tau'] == GUARANTEED:
-    _check_covered(given, thresholds, minimum_retention)
-  settings = Settings(
-    rule=rule_of(given, calibration),
-    temperatures=tuple(calibration.get('temperatures', ())),
-    thresholds=thresholds,
-    minimum_retention=minimum_retention,
-    ensemble_margin=float(given['ensemble_margin']),
-    max_characters=given['max_characters'],
-  )
+  if not any(minimum_retention.values()):
+    chain.variants = chain.variants[:1]  # no row asks for another
   words = tokenizer.load(pathlib.Path(directory) / TOKENIZER_FILE)
   chain.pad_id = words.pad_id
   policy = EatPolicy(
@@ -94,24 +95,161 @@ def build(
     task.info.class_names,
     task.info.input_shape[0],
     settings,
-    Monitor(monitor_window, drift=drift_check(calibration, settings.rule)),
+    Monitor(monitor_window, drift_check(calibration, directory, on_drift)),
+    num_texts(task.config['dataset']),
   )
+  policy.warnings = _warnings(calibration, policy, chain, directory, step)
   return chain, policy
 
 
-def drift_check(
-  calibration: Mapping[str, Any], rule: Rule
-) -> DriftCheck | None:
-  """A check against the calibration split, if that was taken for this rule.
+def settings_of(
+  directory: str,
+  options: Mapping[str, Any],
+  thresholds: Mapping[str, float],
+  minimum_retention: Mapping[str, float],
+) -> Settings:
+  """How rows are let out; needs neither parameters nor a device.
 
-  Depths depend on the rule: those of another threshold would look like drift.
+  Args:
+    directory: of the run.
+    options: see `OPTIONS`.
+    thresholds: of the rule, by source.
+    minimum_retention: by source.
+
+  Raises:
+    ConfigError: as `build`.
+  """
+  given = check_fields(options, OPTIONS, 'serve')
+  calibration = read_calibration(directory)
+  if given['tau'] == GUARANTEED:
+    _check_covered(given, thresholds, minimum_retention)
+  return Settings(
+    rule=rule_of(given, calibration),
+    temperatures=tuple(calibration.get('temperatures', ())),
+    thresholds=thresholds,
+    minimum_retention=minimum_retention,
+    ensemble_margin=float(given['ensemble_margin']),
+    max_characters=given['max_characters'],
+  )
+
+
+def drift_check(
+  calibration: Mapping[str, Any],
+  directory: str,
+  on_drift: Callable[[bool, dict[str, Any]], None] | None = None,
+) -> DriftCheck | None:
+  """A check against the calibration split, whatever the rule in use.
+
+  Args:
+    calibration: see `read_calibration`.
+    directory: of the run.
+    on_drift: see `serve_lib.drift.DriftCheck`.
+
+  Returns:
+    None if the calibration has nothing to compare with.
+
+  Raises:
+    ConfigError: the file is damaged.
   """
   drift = calibration.get('drift')
-  if drift is None or rule.name != 'confidence':
+  if drift is None:
     return None
-  if rule.tau != drift['threshold']:
+  try:
+    return DriftCheck(Calibration.from_dict(drift), on_drift=on_drift)
+  except (KeyError, TypeError, ValueError) as error:
+    raise ConfigError(
+      f'{_path(directory)}: drift', f'{type(error).__name__}: {error}',
+      f'confidences and a threshold; {_mend(directory)}',
+    ) from error  # fmt: skip
+
+
+def num_texts(dataset: Mapping[str, Any]) -> int | None:
+  """How many texts a row of the run's data has; None if that is not known.
+
+  Args:
+    dataset: the run's configuration of its data.
+  """
+  if dataset.get('name') != 'glue':
     return None
-  return DriftCheck(Calibration.from_dict(drift))
+  return len(TASKS[dataset['task']].texts[0])
+
+
+def check_parameters(
+  calibration: Mapping[str, Any],
+  variables: Mapping[str, Any],
+  directory: str,
+  step: int | None = None,
+) -> None:
+  """Refuses temperatures and certificates of another checkpoint.
+
+  A calibration that does not say what it is of, as old ones, passes.
+
+  Raises:
+    ConfigError: with the command that makes the right one.
+  """
+  known = calibration.get('parameters')
+  if known is None:
+    return
+  served = fingerprint(variables)
+  if served != known:
+    raise ConfigError(
+      str(_path(directory)),
+      f'that of the parameters {known}',
+      'the calibration of the checkpoint that is served, whose parameters are '
+      f'{served}; {_mend(directory, step, calibration)}',
+    )
+
+
+def _path(directory: str) -> pathlib.Path:
+  return pathlib.Path(directory) / CALIBRATION_FILE
+
+
+def _mend(
+  directory: str,
+  step: int | None = None,
+  calibration: Mapping[str, Any] | None = None,
+) -> str:
+  """The command that writes a calibration, with a guarantee if it had one."""
+  command = (
+    f'run python -m launch.evaluate --workdir={directory} --evals=calibration'
+  )
+  if step is not None:
+    command += f' --step={step}'
+  guarantee = (calibration or {}).get('guarantee') or {}
+  for name in ('epsilon', 'delta'):
+    if name in guarantee:
+      command += f' --config.evals.calibration.{name}={guarantee[name]}'
+  return command
+
+
+def _warnings(
+  calibration: Mapping[str, Any],
+  policy: EatPolicy,
+  chain: EatChain,
+  directory: str,
+  step: int | None,
+) -> tuple[str, ...]:
+  result = []
+  mend = _mend(directory, step, calibration)
+  if calibration and 'parameters' not in calibration:
+    result.append(
+      f'{_path(directory)} does not say of which checkpoint it is: if not of '
+      f'this one, temperatures and thresholds are wrong; {mend}'
+    )
+  if policy.monitor.drift is None:
+    what = 'has no statistics for it' if calibration else 'is not there'
+    result.append(
+      'no drift check: a regression has no confidences'
+      if not policy.class_names
+      else f'no drift check: {_path(directory)} {what}; {mend}'
+    )
+  elif len(chain.variants) > 1:
+    sources = ', '.join(sorted(policy.settings.minimum_retention))
+    result.append(
+      f'no drift check of rows that are served without pruning ({sources}): '
+      'the calibration split was measured with it'
+    )
+  return tuple(result)
 
 
 def as_adaptive(model: Any) -> EatClassifier:
@@ -144,15 +282,18 @@ def read_calibration(directory: str) -> dict[str, Any]:
   Raises:
     ConfigError: the file is damaged.
   """
-  path = pathlib.Path(directory) / CALIBRATION_FILE
+  path = _path(directory)
   if not path.is_file():
     return {}
   try:
-    return json.loads(path.read_text(encoding='utf-8'))
+    result = json.loads(path.read_text(encoding='utf-8'))
+    if not isinstance(result, dict):
+      raise ValueError(f'{type(result).__name__} at the top')
   except ValueError as error:
-    raise ConfigError(str(path), str(error), 'the JSON of a calibration') from (
-      error
-    )
+    raise ConfigError(
+      str(path), str(error), f'the JSON of a calibration; {_mend(directory)}'
+    ) from error
+  return result
 
 
 def rule_of(given: Mapping[str, Any], calibration: Mapping[str, Any]) -> Rule:
@@ -172,8 +313,9 @@ def rule_of(given: Mapping[str, Any], calibration: Mapping[str, Any]) -> Rule:
       raise ConfigError(
         'serve.tau',
         tau,
-        'rule=confidence and a calibration.json with a guarantee: run '
-        'launch.evaluate with evals.calibration.epsilon above 0',
+        'rule=confidence and a calibration.json with a guarantee: run python '
+        '-m launch.evaluate --workdir=... --evals=calibration '
+        '--config.evals.calibration.epsilon=0.02',
       )
     tau = guarantee['threshold']
     if tau is None:  # nothing could be certified: nobody leaves early
@@ -181,15 +323,15 @@ def rule_of(given: Mapping[str, Any], calibration: Mapping[str, Any]) -> Rule:
   try:
     return Rule(
       given['rule'],
-      tau=float(tau),
+      tau=float(tau) if given['rule'] in RULES_WITH_TAU else None,
       patience=given['patience'],
       tolerance=float(given['tolerance']),
       veto_margin=float(given['veto_margin']),
     )
   except ValueError as error:
-    field, _, rest = str(error).partition(': expected ')
+    field = str(error).partition(': expected ')[0]
     raise ConfigError(
-      f'serve.{field}', given.get(field), rest.rpartition(', got ')[0]
+      f'serve.{field}', given.get(field), expected_in(error)
     ) from error
 
 
@@ -197,6 +339,8 @@ def _check_covered(given, thresholds, minimum_retention) -> None:
   """The guarantee is of the plain rule on the model as it was evaluated."""
   for name, value in (
     ('ensemble_margin', given['ensemble_margin']),
+    # A row that it holds back leaves at a later head than was certified.
+    ('veto_margin', given['veto_margin']),
     ('thresholds', thresholds),
     ('minimum_retention', minimum_retention),
   ):

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from eat import pruning
 from eat.model import EatClassifier
 from eat.pruning import Tokens
-from model_lib import flops
 from model_lib.attention import KeysValues
 
 PRUNED, FULL = 'pruned', 'full'
@@ -115,17 +113,16 @@ def _stage(
 
 def static_sizes(model: EatClassifier, length: int) -> tuple[int, ...]:
   """The static sequence lengths after each of `model.prune_layers`."""
-  sizes = []
-  for ratio in model.prune_ratios:
-    length = pruning.static_size(length, float(ratio), model.min_tokens)
-    sizes.append(length)
-  return tuple(sizes)
+  return model.static_sizes(length)
 
 
 def stage_flops(
   model: EatClassifier, length: int, sizes: Sequence[int], count_cls: bool
 ) -> list[float]:
   """FLOPs of one row in each stage, by formula.
+
+  Of attention in a window, what is computed counts: in blocks, and for a row
+  that is too short for blocks all scores.
 
   Args:
     model: the classifier.
@@ -135,19 +132,4 @@ def stage_flops(
       keys and values, and in the next stage the rest; False counts every block
       in full, before its head, which is the limit that papers state.
   """
-  shape = model.sizes()
-  width, mlp_dim = shape.width, shape.mlp_dim
-  head = flops.dense(1, width, width + model.num_classes)
-  totals, total = [], 0.0
-  for layer in range(1, shape.depth + 1):
-    block = flops.block(length, width, mlp_dim)
-    if layer in model.heads():
-      short = flops.cls_block(length, width, mlp_dim) if count_cls else block
-      totals.append(total + short + head)
-      # [CLS] runs with the others once more, keys and values do not.
-      total = block - flops.dense(length, width, 2 * width) if count_cls else 0
-    else:
-      total += block
-    if sizes and layer in model.prune_layers:
-      length = sizes[list(model.prune_layers).index(layer)]
-  return totals
+  return model.stage_flops(length, sizes, count_cls)

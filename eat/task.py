@@ -6,18 +6,49 @@ P_L^T)`. The same task trains a dense model (one head) and a distilled student
 """
 
 import functools
+import itertools
+import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import Field, check_fields, real, text
+from dataset_lib import tokenizer
+from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
+from dataset_lib.fields import (
+  Field,
+  check_field,
+  check_fields,
+  check_one_of,
+  integer,
+  real,
+  text,
+)
+from eat.heads import place_exits, place_prunes
 from eval_lib.metrics import Average
+from model_lib.layers import ACTIVATIONS
 from train_lib import loading
-from train_lib.classification import construct
-from train_lib.text_classification import TextClassification
+from train_lib.classification import as_config_error, construct
+from train_lib.text_classification import (
+  TOKENIZER_FILE,
+  TextClassification,
+  checkpoint_sizes,
+)
+
+EXIT_WEIGHT, LAST_WEIGHT = 0.3, 1.0  # EAT, equation (1)
+# What every encoder here has and checks only when it is traced, too late for
+# an error of one line.
+ENCODER_FIELDS = {
+  'max_positions': integer(1, 2**20),
+  'type_vocab_size': integer(0, 2**10),
+  'norm_epsilon': real(1e-20, 0.1),
+  'attention_dropout': real(0.0, 0.99),
+  'classifier_dropout': real(0.0, 0.99),
+}
+# Words on which tokenizers with the same vocabulary may differ.
+_PROBES = ('Été', 'naïve', '東京x', "don't", 'a\u200db', 'İ')
 
 
 def _weights() -> Field:
@@ -56,16 +87,25 @@ class FineTune(TextClassification):
 
   @classmethod
   def resolve(cls, config) -> None:
-    """Also tells the evaluators the layers of the heads, finds the teacher."""
+    """Fills in what follows from the depth of the model; finds the teacher.
+
+    Zeros in `model.prune_layers` and `model.exit_layers` ask for so many
+    layers by depth, see `place_layers`; empty `loss.exit_weights` for 0.3 for
+    each exit and 1 for the last head; empty `layers` of an evaluation for
+    those of all heads.
+    """
     super().resolve(config)
     if config.loss.get('teacher'):
       loading.load_config(config.loss.teacher, key='loss.teacher')
-    try:
-      layers = head_layers(construct(config, num_classes=2))
-    except ConfigError:
-      return  # `validate` says what is wrong
+      check_tokenizer(config.loss.teacher, config.dataset.get('tokenizer', ''))
+    _check_directory(config.warm_start.workdir)
+    place_layers(config.model)
+    layers = _configured_heads(config)
+    if config.loss.get('exit_weights', None) == ():
+      exits = (EXIT_WEIGHT,) * (len(layers) - 1)
+      config.loss.exit_weights = (*exits, LAST_WEIGHT)
     for entry in config.evals.values():
-      if entry.get('layers', None) == ():
+      if getattr(entry, 'layers', None) == ():
         entry.layers = layers
 
   @classmethod
@@ -73,7 +113,8 @@ class FineTune(TextClassification):
     """Also checks that there is a weight for each head."""
     super().validate(config)
     given = check_fields(config['loss'], cls.LOSS_FIELDS, 'loss')
-    heads = len(head_layers(construct(config, num_classes=2)))
+    _check_encoder(config['model'])
+    heads = len(_configured_heads(config))
     if len(given['exit_weights']) != heads:
       raise ConfigError(
         'loss.exit_weights',
@@ -88,12 +129,21 @@ class FineTune(TextClassification):
     if not directory:
       return None
     config = loading.load_config(directory, key='loss.teacher')
+    own = self.config['dataset'].get('tokenizer', '')
+    check_tokenizer(directory, own)
     teacher = loading.load_task(directory, config)
     if teacher.info.num_classes != self.info.num_classes:
       raise ConfigError(
         'loss.teacher',
         f'{directory} with {teacher.info.num_classes} classes',
         f'a run with the {self.info.num_classes} classes of the data set',
+      )
+    names = teacher.info.class_names, self.info.class_names
+    if all(names) and names[0] != names[1]:
+      raise ConfigError(
+        'loss.teacher',
+        f'{directory} with the classes {", ".join(names[0])}',
+        f'a run with the classes of the data set, {", ".join(names[1])}',
       )
     return teacher
 
@@ -178,3 +228,136 @@ class FineTune(TextClassification):
 def head_layers(model: Any) -> tuple[int, ...]:
   """The layers that have a head; of a dense model the last one."""
   return model.heads() if hasattr(model, 'heads') else (model.sizes().depth,)
+
+
+class Student(FineTune):
+  """A dense model made of every second layer of another, as DistilBERT.
+
+  A `model.depth` of 0 is half that of the checkpoint or variant, rounded up;
+  empty `warm_start.renames` say which of its layers becomes which.
+  """
+
+  @classmethod
+  def resolve(cls, config) -> None:
+    """Also halves the depth and writes the renames."""
+    given = config.model.depth
+    TextClassification.resolve(config)
+    depth = config.model.depth
+    directory = config.warm_start.workdir
+    if os.path.isdir(directory):
+      depth = checkpoint_sizes(directory).get('depth', depth)
+      if not config.warm_start.renames:
+        config.warm_start.renames = every_second_layer(depth)
+        if depth > 1:
+          config.warm_start.skip = (*config.warm_start.skip, '^dropped_')
+    config.model.depth = given or (depth + 1) // 2
+    super().resolve(config)
+
+
+def every_second_layer(layers: int) -> tuple[str, ...]:
+  """Renames that make layers 1, 3, 5, ... of a teacher a student's layers.
+
+  As DistilBERT is initialised (Sanh et al. 2019, section 3).
+  """
+  renames = []
+  for index in range(layers):
+    new = f'dropped_{index}/' if index % 2 else f'block_{index // 2}/'
+    renames.append(f'^block_{index}/->{new}')
+  return tuple(renames)
+
+
+def place_layers(model: Any) -> None:
+  """Replaces zeros in `prune_layers` and `exit_layers` by layers, in place.
+
+  What does not fit a shallow model is left out, prunings with their ratios.
+
+  Args:
+    model: `config.model`, whose depth is known.
+  """
+  depth = model.get('depth', 0)
+  exits = model.get('exit_layers', ())
+  if exits and not any(exits) and depth > 0:
+    model.exit_layers = place_exits(depth, len(exits))
+  prunes = model.get('prune_layers', ())
+  if prunes and not any(prunes) and depth > 0:
+    model.prune_layers = place_prunes(depth, len(prunes))
+    if len(model.prune_ratios) == len(prunes):
+      model.prune_ratios = model.prune_ratios[: len(model.prune_layers)]
+
+
+def check_tokenizer(teacher: str, own: str) -> None:
+  """Raises `ConfigError` if a teacher would read other ids than it learned.
+
+  Args:
+    teacher: directory of the teacher's run.
+    own: the tokenizer of the data; '' if the data are token ids already.
+  """
+  path = os.path.join(teacher, TOKENIZER_FILE)
+  if not own or os.path.realpath(own) == os.path.realpath(path):
+    return
+  try:
+    ours = tokenizer.load(own)
+  except (MissingDataError, InvalidDataError):
+    return  # the data set says what is wrong
+  expected = f'a run whose {TOKENIZER_FILE} gives the ids of {own}'
+  try:
+    theirs = tokenizer.load(path)
+  except (MissingDataError, InvalidDataError) as error:
+    wrong = f'{expected} ({error})'
+    raise ConfigError('loss.teacher', teacher, wrong) from error
+  if not _same_ids(ours, theirs):
+    raise ConfigError(
+      'loss.teacher',
+      teacher,
+      f'{expected}; fine-tune a teacher with this tokenizer, or leave '
+      "dataset.tokenizer empty for the teacher's",
+    )
+
+
+def _same_ids(ours: tokenizer.Tokenizer, theirs: tokenizer.Tokenizer) -> bool:
+  """Whether two tokenizers have one vocabulary and split words alike."""
+  if (ours.vocab_size, ours.pad_id) != (theirs.vocab_size, theirs.pad_id):
+    return False
+  names = ours.names(range(ours.vocab_size))
+  if names != theirs.names(range(theirs.vocab_size)):
+    return False
+  words = [name for name in names if name]
+  some = list(itertools.islice(words, 0, None, 1 + len(words) // 1000))
+  probes = [*some, *(word.upper() for word in some), *_PROBES]
+  mine, other = ours.encode(probes), theirs.encode(probes)
+  return np.array_equal(mine.tokens, other.tokens) and np.array_equal(
+    mine.offsets, other.offsets
+  )
+
+
+def _check_directory(workdir: str) -> None:
+  if workdir and not os.path.isdir(workdir):
+    expected = "the directory of another run, or ''"
+    raise ConfigError('warm_start.workdir', workdir, expected)
+
+
+def _check_encoder(model: Any) -> None:
+  """Checks the fields that are read only when the model is traced."""
+  for name, field in ENCODER_FIELDS.items():
+    if name in model:
+      check_field(f'model.{name}', model[name], field)
+  for name in ('activation', 'pooler_activation'):
+    if name in model:
+      check_one_of(f'model.{name}', model[name], ACTIVATIONS)
+
+
+def _configured_heads(config: Any) -> tuple[int, ...]:
+  """The layers with a head of the model that a configuration describes."""
+  # A wrong dtype is another check's affair.
+  only_model = {'model': config['model'], 'dtype': 'float32'}
+  model = construct(only_model, num_classes=2)
+  try:
+    sizes = model.sizes()
+    layers = head_layers(model)
+  except ValueError as error:
+    raise as_config_error(error, 'model', config['model']) from error
+  if sizes.width % sizes.num_heads:
+    raise ConfigError(
+      'model.num_heads', sizes.num_heads, f'a divisor of width {sizes.width}'
+    )
+  return layers

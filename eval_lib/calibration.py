@@ -8,16 +8,17 @@ scales the head's logits by a temperature (Guo, Pleiss, Sun and Weinberger,
 """
 
 import dataclasses
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import scipy.optimize
 import scipy.special
 from jaxtyping import Bool, Float, Int
 
-from eval_lib import predictions
-from serve_lib import drift
+from eval_lib import evaluator, predictions
 
 BINS = 15
 ONLY_ABOVE = 0.02
@@ -28,6 +29,7 @@ TEMPERATURES = (0.1, 10.0)
 
 # Levels of the quantiles of confidence that a drift check compares with.
 QUANTILES = tuple(round(0.05 * i, 2) for i in range(21))
+MAX_CONFIDENCES = 4096  # kept of the calibration split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,8 +188,9 @@ def drift_statistics(
     layers: of the heads, `[E]`.
 
   Returns:
-    `threshold`; `confidences` of the first head and rows by depth, `depths`,
-    as `serve_lib.drift.Calibration.from_dict` takes them; `exit_shares` `[E]`
+    `threshold` and `confidences` of the first head, sorted, as
+    `serve_lib.drift.Calibration.from_dict` takes them; rows by the layer at
+    which the confidence rule lets them out, `depths`; `exit_shares` `[E]`
     of the rows by head; `quantile_levels` `[Q]`; `confidence_quantiles`
     `[E][Q]` over all rows; `reached_rows` `[E]` and `reached_quantiles`
     `[E][Q]` over the rows that reach the head, None where none does.
@@ -196,15 +199,47 @@ def drift_statistics(
   exits = predictions.confidence_exit(probabilities, threshold)
   heads = len(confidence)
   reached = [own[exits >= head] for head, own in enumerate(confidence)]
-  calibration = drift.Calibration.of(confidence[0], np.asarray(layers)[exits])
-  return calibration.as_dict() | {
+  rows = np.bincount(exits, minlength=heads)
+  return {
     'threshold': threshold,
-    'exit_shares': (np.bincount(exits, minlength=heads) / len(exits)).tolist(),
+    'confidences': _even_sample(confidence[0], MAX_CONFIDENCES).tolist(),
+    'depths': {
+      str(layer): int(count)
+      for layer, count in zip(layers, rows, strict=True)
+      if count
+    },
+    'exit_shares': (rows / len(exits)).tolist(),
     'quantile_levels': list(QUANTILES),
     'confidence_quantiles': [_quantiles(own) for own in confidence],
     'reached_rows': [len(own) for own in reached],
     'reached_quantiles': [_quantiles(own) for own in reached],
   }
+
+
+def _even_sample(
+  values: Float[np.ndarray, ' N'], limit: int
+) -> Float[np.ndarray, ' M']:
+  """The values in their order; of more than `limit` evenly spaced ones."""
+  count = min(limit, len(values))
+  places = np.linspace(0, len(values) - 1, count).round().astype(int)
+  return np.sort(values)[places]
+
+
+def fingerprint(variables: Any) -> str:
+  """Tells apart parameters: temperatures hold for those they were fitted to.
+
+  Over all processes together; the same however the arrays are sharded.
+
+  Args:
+    variables: a pytree of arrays.
+  """
+  crc = 0
+  for leaf in jax.tree.leaves(variables):
+    # One at a time: a host need not hold all of a large model twice.
+    array = np.asarray(evaluator.gather(leaf))
+    crc = zlib.crc32(f'{array.dtype}{array.shape}'.encode(), crc)
+    crc = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, crc)
+  return f'crc32:{crc:08x}'
 
 
 def _quantiles(values: Float[np.ndarray, ' N']) -> list[float] | None:

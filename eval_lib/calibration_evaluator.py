@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import jax
 
+from dataset_lib import atomic_file, builder
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import Field, integer, real, text
 from eval_lib import evaluator, predictions, risk
@@ -16,6 +17,7 @@ from eval_lib.calibration import (
   ONLY_ABOVE,
   drift_statistics,
   errors,
+  fingerprint,
   fit_temperatures,
 )
 
@@ -30,7 +32,8 @@ class Evaluator:
   `epsilon` above 0 a confidence threshold with a guarantee (see
   `eval_lib.risk`) is certified on `split`, which nothing was fitted to: with
   probability 1 - `delta`, at most a share `epsilon` of the answers differ from
-  the full model's.
+  the full model's. The file says of which parameters and data all this is, so
+  that it is not used for another checkpoint.
 
   Configuration: `split`, `calibration_split`, `bins`, `only_above`,
   `threshold` (at which the statistics for the drift check are taken, on
@@ -86,6 +89,8 @@ class Evaluator:
     temperatures = fit_temperatures(logits, labels, bins, only_above)
     layers = predictions.layers_of(self._config['layers'], len(logits))
     report = {
+      'parameters': fingerprint(variables),
+      'dataset': builder.validate(self._config['dataset']),
       'calibration_split': self._config['calibration_split'],
       'calibration_rows': len(labels),
       'calibration_ece': errors(logits, labels, bins),
@@ -111,7 +116,7 @@ class Evaluator:
     if self._context.workdir and jax.process_index() == 0:
       path = pathlib.Path(self._context.workdir) / FILE
       lines = json.dumps(report, indent=2, allow_nan=False)
-      predictions.replace_file(path, lines + '\n')
+      atomic_file.write_text(path, lines + '\n')
     return self._metrics(report)
 
   def _record(self, split, dataset, variables):

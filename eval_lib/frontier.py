@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, Num
 
+from dataset_lib import atomic_file
 from eval_lib import predictions
 
 
@@ -202,4 +203,4 @@ def write_csv(
       point.quality, point.depth, point.flops, point.agreement, *point.shares
     )  # fmt: skip
     writer.writerow([point.rule, value, *(f'{one:.6g}' for one in numbers)])
-  predictions.replace_file(pathlib.Path(path), file.getvalue())
+  atomic_file.write_text(pathlib.Path(path), file.getvalue())

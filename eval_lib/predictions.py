@@ -5,8 +5,6 @@ frontiers all start from the logits of all heads: recorded once, they answer
 for every rule and threshold without running the model again.
 """
 
-import os
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -177,13 +175,3 @@ def head_names(layers: Sequence[int], num_heads: int) -> tuple[str, ...]:
   """How metrics call the heads: `layer_4`, or `head_1` without `layers`."""
   kind = 'layer' if layers else 'head'
   return tuple(f'{kind}_{number}' for number in layers_of(layers, num_heads))
-
-
-def replace_file(path: pathlib.Path, text: str) -> None:
-  """Writes a file that readers see whole: the old one or the new one."""
-  temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
-  try:
-    temporary.write_text(text, encoding='utf-8')
-    temporary.replace(path)
-  finally:
-    temporary.unlink(missing_ok=True)

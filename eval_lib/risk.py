@@ -20,7 +20,8 @@ Binomial(N, epsilon), so this has at most probability delta. No correction for
 the number of tests is needed, and a finer grid costs nothing.
 
 Assumptions, all needed: rows to come are exchangeable with the calibration
-rows (a drift check watches that, nothing can prove it); nothing was fitted to
+rows (`serve_lib.drift` watches the confidences of the first head, nothing can
+prove it); nothing was fitted to
 the calibration rows, neither the model nor its temperatures; the grid was not
 chosen by looking at them. The guarantee is on average over rows, not for a
 class or source of its own: calibrate each source with its own rows.

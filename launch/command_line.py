@@ -22,6 +22,7 @@ DATA = 4  # a data set is missing or damaged
 LOCKED = 5  # another run is using the workdir
 CHECKPOINT = 6  # a checkpoint could not be written or read
 PREEMPTED = 75  # asked to stop; saved, start again to go on
+INTERRUPTED = 130  # Ctrl-C, as a shell says it
 
 # Groups whose other legal fields the data set, model or evaluator knows, which
 # checks their names: a field with a default need not stand in the file.
@@ -36,6 +37,7 @@ exit codes:
   5   another run is using the workdir
   6   a checkpoint could not be written or read
   75  asked to stop (SIGTERM); the step is saved, the same command goes on
+  130 interrupted (Ctrl-C)
 """
 
 
@@ -286,6 +288,8 @@ def run(command: Callable[[], int]) -> int:
     return command()
   except tuple(known) as error:
     fail(error, next(c for kind, c in known.items() if isinstance(error, kind)))
+  except KeyboardInterrupt:
+    fail('interrupted', INTERRUPTED)
 
 
 def parse_arguments(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:

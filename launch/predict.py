@@ -14,25 +14,44 @@ are. Thresholds for single sources:
   --thresholds=forum=0.95,news=0.8 --minimum_retention=forum=0.9
 
 Temperatures, the guaranteed threshold (--serve=tau=guaranteed) and what drift
-is measured against come from calibration.json in the workdir, which
+is measured against come from calibration.json in the workdir, which training
+writes at its end, and for another checkpoint or with a guarantee
 
-  python -m launch.evaluate --workdir=/tmp/sst2 --evals=calibration
+  python -m launch.evaluate --workdir=/tmp/sst2 --evals=calibration \\
+      --config.evals.calibration.epsilon=0.02
 
-writes.
+On stderr: warnings, a line when the traffic drifts and when that ends, and
+running statistics as one JSON line, every --log_every seconds and at the end.
 """
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
+import math
+import os
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from launch import command_line
 
 BATCHES = '1,2,4,8,16,32'
 MAX_LINE = 2**24  # bytes
+LOG_EVERY = 60.0  # seconds
+
+
+def _period(text: str) -> float:
+  """A flag: seconds, or 0 for never."""
+  value = float(text)
+  if not 0.0 <= value <= 1e6:  # False for NaN
+    raise ValueError(text)
+  return value
+
+
+_period.__name__ = 'number of seconds from 0 to 1e6'
 
 
 def parser() -> command_line.Parser:
@@ -58,6 +77,9 @@ def parser() -> command_line.Parser:
       help=f'batch buckets (default: {BATCHES})')  # fmt: skip
   add('--compilation_cache', default='', metavar='DIRECTORY',
       help='keeps compiled programs for the next start')  # fmt: skip
+  add('--log_every', type=_period, default=LOG_EVERY, metavar='SECONDS',
+      help='running statistics on stderr; 0 for only at the end (default: '
+      f'{LOG_EVERY:g})')  # fmt: skip
   return result
 
 
@@ -66,7 +88,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any, dict[str, Any]]:
   arguments = command_line.parse_arguments(parser(), argv)
   options: dict[str, Any] = {
     'serve': _values('--serve', arguments.serve),
-    'thresholds': _shares('--thresholds', arguments.thresholds),
+    'thresholds': _numbers('--thresholds', arguments.thresholds),
     'minimum_retention': _shares(
       '--minimum_retention', arguments.minimum_retention
     ),
@@ -96,14 +118,25 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _numbers(flag: str, text: str) -> dict[str, float]:
+  values = _values(flag, text)
+  for source, value in values.items():
+    # Which numbers are legal depends on the rule, which says so itself.
+    if isinstance(value, str) or math.isnan(value):
+      raise command_line.UsageError(
+        f'{flag}: expected a number for {source!r}, got {value!r}'
+      )
+  return {source: float(value) for source, value in values.items()}
+
+
 def _shares(flag: str, text: str) -> dict[str, float]:
-  shares = _values(flag, text)
+  shares = _numbers(flag, text)
   for source, value in shares.items():
-    if isinstance(value, str) or not 0 <= value <= 1:
+    if not 0 <= value <= 1:
       raise command_line.UsageError(
         f'{flag}: expected a number in [0, 1] for {source!r}, got {value!r}'
       )
-  return {source: float(value) for source, value in shares.items()}
+  return shares
 
 
 def _sizes(flag: str, text: str) -> tuple[int, ...]:
@@ -132,10 +165,65 @@ def run(arguments: Any, config: Any, options: dict[str, Any]) -> int:
 
   keep_freed_memory()
   with build_engine(arguments, config, options) as engine:
-    lines = read_lines(sys.stdin.buffer)
-    answer_all(engine, lines, lambda text: print(text, flush=True))
-    print(json.dumps(engine.monitor.snapshot()), file=sys.stderr)
+
+    def log_statistics():
+      _log(json.dumps(engine.monitor.snapshot()))
+
+    # Not `sys.stdin`, which Python locks at its end: interrupted, it would wait
+    # for the thread that waits for the next line.
+    lines = read_lines(os.fdopen(0, 'rb', closefd=False))
+    with regularly(arguments.log_every, log_statistics):
+      answer_all(engine, lines, lambda text: print(text, flush=True))
+    log_statistics()
   return command_line.OK
+
+
+def _log(line: str) -> None:
+  # Nobody may be reading it any more; the answers are what counts.
+  with contextlib.suppress(OSError):
+    print(line, file=sys.stderr, flush=True)
+
+
+def log_drift(drifted: bool, report: dict[str, Any]) -> None:
+  """Says on stderr that fallback to full depth begins or ends."""
+  what = (
+    'the traffic differs from the calibration split; every row runs to full '
+    'depth'
+    if drifted
+    else 'over; rows leave early again'
+  )
+  _log(f'drift: {what}: {json.dumps(report)}')
+
+
+@contextlib.contextmanager
+def regularly(
+  seconds: float,
+  action: Callable[[], None],
+  done: threading.Event | None = None,
+) -> Iterator[None]:
+  """Calls the action every so many seconds, in a thread, meanwhile.
+
+  Args:
+    seconds: from one call to the next; 0 for never.
+    action: what is called.
+    done: set at the end; its `wait` is the clock.
+  """
+  done = done or threading.Event()
+
+  def repeat():
+    while not done.wait(seconds):
+      action()
+
+  if not seconds:
+    yield
+    return
+  thread = threading.Thread(target=repeat, name='launch.predict statistics')
+  thread.start()
+  try:
+    yield
+  finally:
+    done.set()
+    thread.join()
 
 
 def build_engine(arguments: Any, config: Any, options: dict[str, Any]) -> Any:
@@ -146,6 +234,13 @@ def build_engine(arguments: Any, config: Any, options: dict[str, Any]) -> Any:
   from serve_lib.engine import Engine
   from train_lib import loading, sharding
 
+  # A wrong option is answered before the model is read.
+  service.settings_of(
+    arguments.workdir,
+    options['serve'],
+    options['thresholds'],
+    options['minimum_retention'],
+  )
   step = {'latest': None, 'best': 'best'}.get(arguments.step, arguments.step)
   step = int(step) if step and step.isdecimal() else step
   task = loading.load_task(arguments.workdir, config, step)
@@ -159,7 +254,11 @@ def build_engine(arguments: Any, config: Any, options: dict[str, Any]) -> Any:
     options['serve'],
     options['thresholds'],
     options['minimum_retention'],
+    step=loaded.step,
+    on_drift=log_drift,
   )
+  for warning in policy.warnings:
+    _log(f'warning: {warning}')
   buckets = options['lengths'] or config.dataset.length_buckets
   longest = task.info.input_shape[0]
   lengths = sorted({*(size for size in buckets if size < longest), longest})
@@ -193,12 +292,27 @@ def read_lines(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
 def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
   """The line's own id or else its number, and what is to be answered."""
   try:
-    item = json.loads(line.decode('utf-8'))
+    item = json.loads(
+      line.decode('utf-8'), parse_constant=_finite, parse_float=_finite
+    )
   except (ValueError, RecursionError) as error:
     return number, _unreadable('one JSON value in UTF-8', str(error))
-  if isinstance(item, dict):
-    return item.pop('id', number), item
-  return number, item
+  if not isinstance(item, dict):
+    return number, item
+  name = item.pop('id', number)
+  # The answer repeats it; a nested one may be too deep to write.
+  if isinstance(name, (dict, list)):
+    kind = type(name).__name__
+    return number, _unreadable('an id that is a text or a number', kind)
+  return name, item
+
+
+def _finite(text: str) -> float:
+  """The number; JSON has no NaN and no infinity, and no answer could."""
+  value = float(text)
+  if not math.isfinite(value):
+    raise ValueError(f'{text}, which is no finite number')
+  return value
 
 
 def _unreadable(expected: str, given: str) -> Exception:

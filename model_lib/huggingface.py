@@ -51,6 +51,13 @@ _OTHER_TASKS = re.compile(
 _FLOATS = {'F64': np.float64, 'F32': np.float32, 'F16': np.float16,
            'BF16': jnp.bfloat16}  # fmt: skip
 _MOST_LINES = 20  # of an error message
+_SPECIAL = {
+  'unk_token': '[UNK]',
+  'sep_token': '[SEP]',
+  'pad_token': '[PAD]',
+  'cls_token': '[CLS]',
+  'mask_token': '[MASK]',
+}
 
 
 class Checkpoint(NamedTuple):
@@ -144,8 +151,9 @@ def save(
   fields: Mapping[str, Any],
   params: Mapping[str, Any],
   class_names: Sequence[str] = (),
+  tokenizer: Directory = '',
 ) -> None:
-  """Writes a classifier that `transformers` loads.
+  """Writes a classifier that `transformers` loads, and its tokenizer.
 
   Args:
     directory: made if it is missing; its model is replaced.
@@ -153,10 +161,12 @@ def save(
     fields: all of `bert.DEFAULTS`, and the dropout rates if wanted.
     params: nested, exactly those of `bert.BertClassifier`.
     class_names: a name for each logit; () numbers them.
+    tokenizer: a tokenizer.json of WordPiece with BERT's special tokens, for
+      transformers' AutoTokenizer; '' writes none.
 
   Raises:
     ValueError: `model_type` has no such field or value of it, or parameters
-      are missing, unknown or of another shape.
+      are missing, unknown or of another shape; or the tokenizer is none.
   """
   arrays = {name: np.asarray(leaf) for name, leaf in _flatten(params)}
   count = arrays['head/bias'].shape[0] if 'head/bias' in arrays else 1
@@ -183,11 +193,58 @@ def save(
     tensors[prefix + theirs] = np.ascontiguousarray(
       array.T if place.transposed else array
     )
+  files = _tokenizer_files(tokenizer, fields) if tokenizer else {}
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
   save_file(tensors, path / WEIGHTS, metadata={'format': 'pt'})
-  text = json.dumps(config, indent=2) + '\n'
-  (path / CONFIG).write_text(text, encoding='utf-8')
+  for name, text in {CONFIG: _json(config), **files}.items():
+    (path / name).write_text(text, encoding='utf-8')
+
+
+def _tokenizer_files(
+  file: Directory, fields: Mapping[str, Any]
+) -> dict[str, str]:
+  """The files of a tokenizer by name, with their contents."""
+  text = pathlib.Path(file).read_text(encoding='utf-8')
+  try:
+    content = json.loads(text)
+    vocabulary = {
+      token['content']: token['id'] for token in content['added_tokens']
+    } | content['model']['vocab']
+    normalizer = content['normalizer'] or {}
+  except (ValueError, TypeError, KeyError) as error:
+    raise ValueError(
+      f'{file}: expected a tokenizer.json, got something else: {error!r}'
+    ) from error
+  files = {'tokenizer.json': text}
+  by_id = sorted(vocabulary, key=vocabulary.__getitem__)
+  # In vocab.txt a line's number is the id, so there must be no holes.
+  if [vocabulary[token] for token in by_id] == list(range(len(by_id))):
+    files['vocab.txt'] = ''.join(f'{token}\n' for token in by_id)
+  inputs = ['input_ids', 'token_type_ids', 'attention_mask']
+  if not fields['type_vocab_size']:
+    inputs.remove('token_type_ids')
+  files['tokenizer_config.json'] = _json(
+    {
+      'tokenizer_class': 'PreTrainedTokenizerFast',
+      'model_max_length': fields['max_positions'],
+      'model_input_names': inputs,
+      'do_lower_case': normalizer.get('lowercase', False),
+      'strip_accents': normalizer.get('strip_accents'),
+      'tokenize_chinese_chars': normalizer.get('handle_chinese_chars', False),
+      'clean_up_tokenization_spaces': False,
+      # Text is data: a "[SEP]" that somebody typed is no separator.
+      'split_special_tokens': True,
+      **{
+        name: token for name, token in _SPECIAL.items() if token in vocabulary
+      },
+    }
+  )
+  return files
+
+
+def _json(content: Mapping[str, Any]) -> str:
+  return json.dumps(content, indent=2, ensure_ascii=False) + '\n'
 
 
 def packaged_minilm() -> pathlib.Path:

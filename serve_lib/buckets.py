@@ -71,3 +71,9 @@ class Grid:
   def fit_rows(self, rows: int) -> int:
     """The smallest batch bucket that holds so many rows."""
     return self.batches[bisect.bisect_left(self.batches, rows)]
+
+
+def doubling(largest: int) -> tuple[int, ...]:
+  """Batch buckets 1, 2, 4, ... below the largest, and the largest."""
+  powers = {2**power for power in range(largest.bit_length())}
+  return tuple(sorted({*powers, largest}))

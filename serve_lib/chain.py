@@ -10,6 +10,7 @@ sees rows that go on and rows that do not.
 
 import concurrent.futures
 import dataclasses
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +19,8 @@ from jaxtyping import Bool
 
 # (variables, carry) -> (carry, outputs); every array has the rows first.
 Stage = Callable[[Any, Any], tuple[Any, Mapping[str, Any]]]
+
+MAX_DETAILS = 10_000  # characters; a message may hold a whole item
 
 
 class InputError(ValueError):
@@ -40,10 +43,58 @@ class Failure:
     error: what went wrong, for this item alone or for its batch.
     during: 'encode', 'stage 0', 'stage 1', ..., 'answer', 'close', or
       'engine' for a defect of the engine itself.
+    details: the end of the error's traceback as text, for a log. The error
+      has none any more: its frames would hold the item and all it was made
+      into, for as long as the answer is kept and in a cycle with it.
   """
 
   error: BaseException
   during: str
+  details: str = dataclasses.field(default='', repr=False)
+
+  @classmethod
+  def of(
+    cls,
+    error: BaseException,
+    during: str,
+    handled: BaseException | None = None,
+  ) -> 'Failure':
+    """The failure of an error that has been caught.
+
+    Args:
+      error: loses its traceback, and so do those that led to it.
+      during: see `Failure`.
+      handled: what the caller's own code was handling when it called the
+        engine; Python chains it to `error`, and it is none of our business.
+    """
+    details = _details(error)
+    _drop_tracebacks(error, handled)
+    return cls(error, during, details)
+
+
+def _details(error: BaseException) -> str:
+  try:
+    return ''.join(traceback.format_exception(error))[-MAX_DETAILS:]
+  except Exception:
+    return ''  # whoever waits for the failure gets it without them
+
+
+def _drop_tracebacks(
+  error: BaseException, handled: BaseException | None
+) -> None:
+  seen = {id(handled)}
+  left: list[BaseException | None] = [error]
+  while left:
+    one = left.pop()
+    if one is None or id(one) in seen:
+      continue
+    seen.add(id(one))
+    one.__traceback__ = None
+    if one.__context__ is handled:
+      one.__context__ = None
+    left += [one.__cause__, one.__context__]
+    if isinstance(one, BaseExceptionGroup):
+      left += one.exceptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +187,12 @@ class Chain(Protocol):
 
 @runtime_checkable
 class Policy(Protocol):
-  """What is asked and answered; `encode` is called from many threads."""
+  """What is asked and answered; `encode` is called from many threads.
+
+  A policy that records what it decides has an attribute `monitor`, a
+  `serve_lib.monitor.Monitor`: the engine then keeps its statistics there too,
+  unless it is given another.
+  """
 
   def encode(self, item: Any) -> Encoded:
     """Turns an item into arrays, in the thread of the caller.

@@ -1,12 +1,17 @@
 """Does the traffic still look like the calibration split?
 
-Thresholds hold for data like those they were found on. Two statistical tests
-compare a sliding window of the traffic with the calibration split: the
-two-sample Kolmogorov-Smirnov test on confidences, and the chi-square test of
-homogeneity on exit depths, each at half the significance (Bonferroni). A test
-counts only if the difference also matters in size (the Kolmogorov-Smirnov
-distance, the population stability index): with enough rows any difference is
-significant.
+Thresholds hold for data like those they were found on. Compared is the
+confidence of the first head: every row passes it, so it is known whatever rule
+is in use, whatever a source's own threshold, and also while all rows run to
+full depth. What later heads would say of rows that have left nobody knows.
+
+Two statistical tests compare a sliding window of the traffic with the
+calibration split: the two-sample Kolmogorov-Smirnov test on the confidences,
+and the chi-square test of homogeneity on the share of them that reaches the
+threshold of the calibration, each at half the significance (Bonferroni). A
+test counts only if the difference also matters in size (the
+Kolmogorov-Smirnov distance, the population stability index): with enough rows
+any difference is significant.
 """
 
 import collections
@@ -16,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 from scipy import stats
 
 MIN_EXPECTED = 5.0  # rows per cell from which on chi-square is accurate
@@ -27,47 +32,47 @@ class Calibration:
   """What the calibration split looks like.
 
   Attributes:
-    confidences: a sorted sample of its confidences.
-    depths: rows by depth at which they leave.
+    confidences: those of the first head, of all rows or an even sample.
+    threshold: a row that reaches it at the first head counts as sure.
+
+  Raises:
+    ValueError: there are no confidences, or one is not in [0, 1].
   """
 
   confidences: Float[np.ndarray, ' N']
-  depths: Mapping[int, int]
+  threshold: float
 
-  @classmethod
-  def of(
-    cls,
-    confidences: Float[np.ndarray, ' N'],
-    depths: Int[np.ndarray, ' N'],
-    limit: int = 4096,
-  ) -> 'Calibration':
-    """Summarises a split; of more than `limit` rows evenly spaced ones.
-
-    Raises:
-      ValueError: there are no rows, or not as many of each.
-    """
-    if len(confidences) != len(depths) or not len(depths):
+  def __post_init__(self):
+    confidences = self.confidences
+    # In float32 a softmax may pass 1 by rounding.
+    legal = (confidences >= 0) & (confidences < 1.001)
+    if not len(confidences) or not legal.all():
       raise ValueError(
-        'calibration: expected a confidence and a depth for each row, got '
-        f'{len(confidences)} and {len(depths)}'
+        'calibration.confidences: expected at least one, all in [0, 1], got '
+        f'{confidences}'
       )
-    ordered = np.sort(np.asarray(confidences, np.float64))
-    count = min(limit, len(ordered))
-    places = np.linspace(0, len(ordered) - 1, count).round().astype(int)
-    values, counts = np.unique(depths, return_counts=True)
-    table = zip(values.tolist(), counts.tolist(), strict=True)
-    return cls(ordered[places], dict(table))
-
-  def as_dict(self) -> dict[str, Any]:
-    """Plain numbers for JSON."""
-    depths = {str(depth): count for depth, count in self.depths.items()}
-    return {'confidences': self.confidences.tolist(), 'depths': depths}
+    if not 0.0 <= self.threshold <= 1.0:
+      raise ValueError(
+        'calibration.threshold: expected a number in [0, 1], got '
+        f'{self.threshold}'
+      )
 
   @classmethod
   def from_dict(cls, values: Mapping[str, Any]) -> 'Calibration':
-    """The inverse of `as_dict`."""
-    depths = {int(d): int(count) for d, count in values['depths'].items()}
-    return cls(np.array(values['confidences'], np.float64), depths)
+    """From what `eval_lib.calibration.drift_statistics` wrote.
+
+    Raises:
+      KeyError: a field is missing.
+      ValueError: a value is illegal.
+    """
+    confidences = np.array(values['confidences'], np.float64)
+    return cls(confidences, float(values['threshold']))
+
+  def sure(
+    self, confidences: Float[np.ndarray, ' W']
+  ) -> Bool[np.ndarray, ' W']:
+    """Which of them reach the threshold, in float32 as the exit rule does."""
+    return confidences.astype(np.float32) >= np.float32(self.threshold)
 
 
 class DriftCheck:
@@ -124,17 +129,15 @@ class DriftCheck:
     self.drifted = False
     self._on_drift = on_drift
     self._lock = threading.Lock()
-    self._rows: collections.deque[tuple[float, int]] = collections.deque(
-      maxlen=window
-    )
+    self._rows: collections.deque[float] = collections.deque(maxlen=window)
     self._since_test = 0
     self._in_a_row = 0
     self._report: dict[str, Any] = {'tests': 0}
 
-  def add(self, confidence: float, depth: int) -> None:
-    """One row of traffic."""
+  def add(self, confidence: float) -> None:
+    """The first head's confidence of one row of traffic."""
     with self._lock:
-      self._rows.append((confidence, depth))
+      self._rows.append(confidence)
       self._since_test += 1
       is_full = len(self._rows) == self._rows.maxlen
       if not is_full or self._since_test < self.every:
@@ -152,23 +155,25 @@ class DriftCheck:
 
   def _test(self) -> bool:
     """Tests the window; whether drift has turned on or off."""
-    confidences = np.array([row[0] for row in self._rows])
-    depths = collections.Counter(row[1] for row in self._rows)
-    distance, confidence_p = confidence_test(
-      self.calibration.confidences, confidences
+    normal, confidences = self.calibration.confidences, np.array(self._rows)
+    distance, confidence_p = confidence_test(normal, confidences)
+    expected, sure = (
+      self.calibration.sure(values) for values in (normal, confidences)
     )
-    psi, depth_p = depth_test(self.calibration.depths, depths)
+    psi, share_p = share_test(expected, sure)
     self._report = {
       'tests': self._report['tests'] + 1,
       'distance': distance,
       'confidence_p': confidence_p,
+      'sure_share': float(sure.mean()),
+      'expected_share': float(expected.mean()),
       'psi': psi,
-      'depth_p': depth_p,
+      'share_p': share_p,
     }
     # To turn off, the evidence must be ten times weaker than to turn on.
     level = self.significance / 2 * (10 if self.drifted else 1)
     found = (confidence_p < level and distance >= self.min_distance) or (
-      depth_p < level and psi >= self.min_psi
+      share_p < level and psi >= self.min_psi
     )
     self._in_a_row = self._in_a_row + 1 if found != self.drifted else 0
     if self._in_a_row < (self.recover if self.drifted else self.confirm):
@@ -189,31 +194,21 @@ def confidence_test(
   return float(result.statistic), float(result.pvalue)
 
 
-def depth_test(
-  calibration: Mapping[int, int], window: Mapping[int, int]
+def share_test(
+  calibration: Bool[np.ndarray, ' N'], window: Bool[np.ndarray, ' W']
 ) -> tuple[float, float]:
   """Chi-square test of homogeneity: (population stability index, p-value).
 
-  Depths too rare for the test are counted together, rarest first.
+  The p-value is 1 where there are too few rows of one kind for the test.
   """
-  depths = sorted({*calibration, *window})
   table = np.array(
-    [[counts.get(depth, 0) for depth in depths] for counts in
-     (calibration, window)], np.float64,
-  )  # fmt: skip
+    [[sure.sum(), len(sure) - sure.sum()] for sure in (calibration, window)],
+    np.float64,
+  )
   smoothed = table + 0.5
   first, second = smoothed / smoothed.sum(axis=1, keepdims=True)
   psi = float(((second - first) * np.log(second / first)).sum())
-  table = table[:, np.argsort(-table.sum(axis=0), kind='stable')]
-  while table.shape[1] > 1 and _expected(table).min() < MIN_EXPECTED:
-    merged = table[:, -2:].sum(axis=1, keepdims=True)
-    table = np.concatenate([table[:, :-2], merged], axis=1)
-  if table.shape[1] < 2:
+  expected = table.sum(axis=1)[:, None] * table.sum(axis=0) / table.sum()
+  if expected.min() < MIN_EXPECTED:
     return psi, 1.0
   return psi, float(stats.chi2_contingency(table, correction=False).pvalue)
-
-
-def _expected(table: Float[np.ndarray, '2 K']) -> Float[np.ndarray, '2 K']:
-  """Counts to expect in each cell if both rows are alike."""
-  rows, columns = table.sum(axis=1), table.sum(axis=0)
-  return rows[:, None] * columns[None] / table.sum()

@@ -11,6 +11,7 @@ first request.
 """
 
 import concurrent.futures
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,7 +53,8 @@ class Engine:
       tells.
     cache_directory: where compiled programs are kept for the next process;
       '' for nowhere. Keep it private: what is in there is run.
-    monitor: where the running statistics are kept.
+    monitor: where the running statistics are kept; None for that of the
+      policy, `policy.monitor`, or a new one if it has none.
     device: where to run; None for where the variables are.
 
   Raises:
@@ -83,7 +85,7 @@ class Engine:
     for name, field in FIELDS.items():
       check_field(f'engine.{name}', given[name], field)
     self.grid = Grid(tuple(lengths), tuple(batches))
-    self.monitor = monitor or Monitor()
+    self.monitor = monitor or getattr(policy, 'monitor', None) or Monitor()
     self._chain, self._policy = chain, policy
     self._cache_directory = cache_directory
     self._programs = Programs(chain, self.grid, device)
@@ -242,6 +244,7 @@ class Engine:
   def _encode(self, item: Any, future: concurrent.futures.Future) -> Row | None:
     """The row of an item; None if it cannot be served and is answered."""
     now = time.monotonic()
+    handled = sys.exc_info()[1]
     try:
       encoded = self._policy.encode(item)
       if encoded.variant not in self._chain.variants:
@@ -252,20 +255,35 @@ class Engine:
       length = self.grid.fit_length(encoded.length)
     except Exception as error:
       self.monitor.record_failure('encode')
-      future.set_result(Failure(error, 'encode'))
+      future.set_result(Failure.of(error, 'encode', handled))
       return None
     return Row(encoded, length, future, now, now)
 
   def _queue(self, rows: list[Row], expected: int) -> None:
+    handled = sys.exc_info()[1]
+    error = None
     with self._intake.lock:
       self._intake.put(rows)
       self._intake.expect(expected)
       if rows and not self._worker.is_active:
-        self._worker.is_active = True
-        self._thread = threading.Thread(
-          target=self._worker.run, name='serve_lib engine'
-        )
-        self._thread.start()
+        error = self._start()
+      if error is not None:
+        rows = self._intake.clear()  # nobody served, so there are no others
+    if error is not None:
+      self._worker.fail(rows, error, 'engine', handled)
+
+  def _start(self) -> Exception | None:
+    """Starts the worker's thread; returns what kept it from starting."""
+    thread = threading.Thread(target=self._worker.run, name='serve_lib engine')
+    before, self._thread = self._thread, thread
+    self._worker.is_active = True
+    try:
+      thread.start()
+    except Exception as error:
+      self._worker.is_active = False
+      self._thread = before  # `close` could not join the other
+      return error
+    return None
 
 
 def _future() -> concurrent.futures.Future:

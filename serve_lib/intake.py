@@ -112,10 +112,11 @@ class Intake:
     with self.lock:
       if self.is_closed:
         raise ClosedError('the engine was closed while the item was encoded')
+      # First: should the inputs be no arrays, nothing has been queued.
+      self.queue_bytes += sum(map(_input_bytes, rows))
       for row in rows:
         key = Key(0, row.encoded.variant, row.length)
         self._queues.setdefault(key, collections.deque()).append(row)
-        self.queue_bytes += _input_bytes(row)
       self.arrived.notify_all()
 
   def waiting(self) -> list[Waiting]:

@@ -23,7 +23,7 @@ class Monitor:
 
   Args:
     window: records behind percentiles and rates.
-    drift: gets confidence and depth of every exit; None for no check.
+    drift: gets the first confidence of every row; None for no check.
     clock: seconds, monotonic.
   """
 
@@ -72,19 +72,21 @@ class Monitor:
       self._failures[during] += 1
 
   def record_exit(
-    self, depth: int, reason: str, confidence: float, retention: float = 1.0
+    self,
+    depth: int,
+    reason: str,
+    confidence: float | None,
+    retention: float = 1.0,
   ) -> None:
     """A row left.
 
-    For the drift check give confidence and depth as they were measured on the
-    calibration split whether or not rows leave early at the moment: those of
-    the first head, and the depth that the rule would have chosen. Otherwise
-    the fallback itself looks like drift and never ends.
-
     Args:
-      depth: layers that ran, or that the rule asked for.
+      depth: layers that ran.
       reason: why it left, one of a few names.
-      confidence: of the answer, in [0, 1].
+      confidence: of the first head, in [0, 1], for the drift check, which
+        must not see whether rows leave early at the moment: otherwise the
+        fallback itself looks like drift and never ends. None for a row that
+        cannot be compared with the calibration split.
       retention: share of the row's tokens that were left at the end.
     """
     with self._lock:
@@ -92,8 +94,8 @@ class Monitor:
       self._depths[depth] += 1
       self._reasons[reason if known else 'other'] += 1
       self._retention.append(retention)
-    if self.drift is not None:
-      self.drift.add(confidence, depth)
+    if self.drift is not None and confidence is not None:
+      self.drift.add(confidence)
 
   def snapshot(self) -> dict[str, Any]:
     """The statistics as plain numbers, ready for JSON.

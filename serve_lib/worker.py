@@ -9,8 +9,10 @@ engine still ends.
 
 import collections
 import dataclasses
+import logging
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -41,7 +43,9 @@ class Worker:
   """Runs rows through the chain; see `Engine` for the arguments.
 
   Attributes:
-    is_active: a thread is in `run`; guarded by the intake's lock.
+    is_active: a thread serves, or has been started to; guarded by the intake's
+      lock. It is cleared where the thread decides to end, and from there on
+      that thread touches nothing here: the next may be at work already.
     pool: the rows between stages.
   """
 
@@ -72,24 +76,41 @@ class Worker:
     try:
       self._serve()
     except BaseException as error:
-      # A defect of the engine itself. Whatever it is, nobody waits for ever.
-      self._intake.close(cancel=True)
-      self._drop_all(error, 'engine', [f.batch for f in self._flights])
+      self._give_up(error)
       raise
-    finally:
-      with self._intake.lock:
-        self.is_active = False
+
+  def _give_up(self, error: BaseException) -> None:
+    """After a defect of the engine itself: nobody waits for ever."""
+    frames = error.__traceback__
+    # Closed first: no row comes any more, and so no other thread.
+    self._intake.close(cancel=True)
+    self._drop_all(error, 'engine', [f.batch for f in self._flights])
+    self._flights.clear()
+    with self._intake.lock:
+      self.is_active = False
+    # The lines are for who reads of the dead thread; the rows are let go.
+    traceback.clear_frames(frames)
+    error.__traceback__ = frames
 
   def _serve(self) -> None:
-    while True:
-      batch = self._next(busy=bool(self._flights))
-      if batch is not None:
-        self._dispatch(batch)
-      elif not self._flights:
-        return
-      if self._flights and (batch is None or len(self._flights) > self._ahead):
-        self._finish(self._flights[0])
-        self._flights.popleft()
+    while self._step():
+      pass
+
+  def _step(self) -> bool:
+    """Dispatches or finishes a batch; False if the thread is to end.
+
+    Nothing of a batch is held from one step to the next.
+    """
+    busy = bool(self._flights)
+    batch = self._next(busy)
+    if batch is not None:
+      self._dispatch(batch)
+    elif not busy:
+      return False
+    if self._flights and (batch is None or len(self._flights) > self._ahead):
+      self._finish(self._flights[0])
+      self._flights.popleft()
+    return True
 
   # -- what runs next --------------------------------------------------------
 
@@ -109,7 +130,7 @@ class Worker:
         size = self._grid.fit_rows(len(rows))
         slots = np.arange(len(rows), dtype=np.int32)
         return Batch(key, size, rows, slots)
-    return self._take(key)
+    return self._take(key, busy)
 
   def _waiting(self) -> list[schedule.Waiting]:
     return [*self._intake.waiting(), *self.pool.waiting()]
@@ -140,7 +161,7 @@ class Worker:
     return claimed + self.pool.widest_bytes > self._max_pool_bytes
 
   def _wait(self) -> bool:
-    """Waits for rows, with the lock held; False if the thread is to end."""
+    """Waits for rows, with the lock held; False: the thread has to end."""
     oldest = min((entry.since for entry in self._waiting()), default=None)
     if oldest is not None:  # more is expected, but not for ever
       late = oldest + self._max_wait - time.monotonic()
@@ -153,12 +174,12 @@ class Worker:
     self.is_active = False
     return False
 
-  def _take(self, key: Key) -> Batch | None:
+  def _take(self, key: Key, busy: bool) -> Batch | None:
     try:
       return self.pool.take(key)
     except Exception as error:
-      self._fail(self.pool.discard(key), error, f'stage {key.stage}')
-      return self._next(bool(self._flights))
+      self.fail(self.pool.discard(key), error, f'stage {key.stage}')
+    return self._next(busy)
 
   # -- one batch -------------------------------------------------------------
 
@@ -172,8 +193,11 @@ class Worker:
       for leaf in jax.tree.leaves(outputs):
         leaf.copy_to_host_async()
     except Exception as error:
-      self._fail(batch.rows, error, f'stage {key.stage}')
+      self.fail(batch.rows, error, f'stage {key.stage}')
       return
+    except BaseException:
+      self._ready.append(batch)  # where `run` finds its rows
+      raise
     # The old carry is not needed any more; its memory is free when it is read.
     batch.carry = None
     self._flights.append(_Flight(batch, carry, outputs))
@@ -185,7 +209,7 @@ class Worker:
     try:
       stays = self._undecided(batch, jax.device_get(flight.outputs))
     except Exception as error:
-      self._fail(batch.rows, error, f'stage {batch.key.stage}')
+      self.fail(batch.rows, error, f'stage {batch.key.stage}')
       return
     if stays.any():
       self._go_on(batch, flight.carry, stays)
@@ -234,7 +258,7 @@ class Worker:
     except Exception as error:
       # The open batch was given away to the copy that failed.
       lost = {id(row): row for row in [*rows, *self.pool.discard(key)]}
-      self._fail([*lost.values()], error, f'stage {key.stage}')
+      self.fail([*lost.values()], error, f'stage {key.stage}')
       return
     if full is not None:
       self._ready.append(full)
@@ -255,23 +279,35 @@ class Worker:
     try:
       return self._policy.answer(row)
     except Exception as error:
-      return Failure(error, 'answer')
+      return Failure.of(error, 'answer')
 
-  def _fail(
-    self, rows: Sequence[Row], error: BaseException, during: str
+  def fail(
+    self,
+    rows: Sequence[Row],
+    error: BaseException,
+    during: str,
+    handled: BaseException | None = None,
   ) -> None:
-    self._resolve([(row, Failure(error, during)) for row in rows])
+    """Answers rows with a failure, in any thread; see `Failure.of`."""
+    failure = Failure.of(error, during, handled)
+    self._resolve([(row, failure) for row in rows])
 
   def _resolve(self, answers: Sequence[tuple[Row, Any]]) -> None:
-    answers = [pair for pair in answers if not pair[0].future.done()]
+    """Answers the rows that have no answer yet and gives their room back."""
     now = time.monotonic()
+    resolved = 0
     for row, answer in answers:
-      if isinstance(answer, Failure):
-        self._monitor.record_failure(answer.during)
-      else:
-        self._monitor.record_answer(now - row.submitted)
-      row.future.set_result(answer)
-    self._intake.release(len(answers))
+      if not row.future.done():
+        resolved += 1
+        _shielded(self._record, answer, now - row.submitted)
+        _shielded(row.future.set_result, answer)
+    self._intake.release(resolved)
+
+  def _record(self, answer: Any, seconds: float) -> None:
+    if isinstance(answer, Failure):
+      self._monitor.record_failure(answer.during)
+    else:
+      self._monitor.record_answer(seconds)
 
   def _drop_all(
     self, error: BaseException, during: str, batches: Sequence[Batch] = ()
@@ -281,4 +317,17 @@ class Worker:
     for batch in [*self._ready, *batches]:
       rows += batch.rows
     self._ready.clear()
-    self._fail(rows, error, during)
+    # A defect may have left a row in two places.
+    self.fail([*{id(row): row for row in rows}.values()], error, during)
+
+
+def _shielded(function: Callable[..., Any], *arguments: Any) -> None:
+  """Calls what may run code of others, which must not keep rows waiting.
+
+  `Future.set_result` logs what a callback raises, unless it is no `Exception`:
+  a `sys.exit` there is for a thread that it knows nothing of.
+  """
+  try:
+    function(*arguments)
+  except BaseException:
+    logging.getLogger(__name__).exception('while answering a row')

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from dataset_lib import atomic_file
 from train_lib import strict_json
 
 
@@ -50,7 +51,7 @@ class Metrics:
       # Without its newline the last line may be a torn, shorter number.
       if row is not None and row['step'] <= step and number < len(lines):
         kept.append(line.decode() + '\n')
-    strict_json.write_text(self.path, ''.join(kept))
+    atomic_file.write_text(self.path, ''.join(kept))
 
   def read(self) -> list[dict[str, Any]]:
     """All rows, numbers that are not finite as floats again."""

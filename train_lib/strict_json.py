@@ -8,9 +8,10 @@ and '-Infinity', which `float()` turns back into numbers.
 import json
 import math
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
+
+from dataset_lib import atomic_file
 
 _NAMES = {math.inf: 'Infinity', -math.inf: '-Infinity'}
 
@@ -37,21 +38,7 @@ def loads(text: str) -> Any:
 
 def write(path: str | os.PathLike[str], value: Any) -> None:
   """Writes an indented JSON file atomically: the old file or the new one."""
-  write_text(path, dumps(value, indent=2) + '\n')
-
-
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-  """Replaces a file atomically; the content is on disk before the name."""
-  path = pathlib.Path(path)
-  temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
-  try:
-    with temporary.open('w', encoding='utf-8') as file:
-      file.write(text)
-      file.flush()
-      os.fsync(file.fileno())
-    temporary.replace(path)
-  finally:
-    temporary.unlink(missing_ok=True)
+  atomic_file.write_text(path, dumps(value, indent=2) + '\n')
 
 
 def _plain(value: Any) -> Any:

@@ -2,26 +2,34 @@
 
 Arguments of every file beside this one:
 
-  model       eat (default), dense, or student (every second layer of a
-              teacher, as DistilBERT)
+  model       eat (default), dense, or student (every second layer of the
+              teacher, as DistilBERT, or of the checkpoint or variant)
   data        folder of the TSV files (official or with named columns); empty
               for TFDS `glue/*` prepared on this machine
   pretrained  a Hugging Face directory (config.json, vocab.txt,
               model.safetensors) to start from
   teacher     the directory of a finished dense run: EAT and students start
-              from its parameters and are distilled from it
+              from its parameters and are distilled from it; not together
+              with pretrained
   vocabulary  a tokenizer directory or vocab.txt, needed without a checkpoint
   variant     sizes without a checkpoint: tiny, mini, small, medium, distil,
               minilm, base, large
-  layers      of the teacher, for model=student
   examples    train on so many rows only (0: all), the same for every seed
   epochs, batch, max_length, seed
   parts       of EAT, for the ablation: any of p (pruning), w (window),
               e (exits), default pwe
+  exits       layers with a head besides the last one, such as 2-3-4
+  prunes      layers after each of which 30 % of the tokens go, such as 2-4
+
+Without exits and prunes the layers follow from the depth: the paper's, an exit
+at 4 and pruning after 2 and 4, wherever they fit, and their like in a model of
+4 layers or fewer (see `eat.heads`). Regressions have exits at 3 and 4, because
+they exit where two consecutive heads agree; patience has the same need, ask
+for it with exits=3-4. A head's loss weighs 0.3, that of the last one 1.
 
 Stages and losses are those of EAT, section 5: one epoch without pruning, then
-the ratios annealed; AdamW, weight decay 0.01, warm-up over 10 % of the steps,
-then linear decay.
+the ratios annealed, or annealed at once with epochs=1; AdamW, weight decay
+0.01, warm-up over 10 % of the steps, then linear decay.
 """
 
 import ml_collections
@@ -30,7 +38,11 @@ from configs import common
 
 
 def fine_tuning(
-  arg: str, task: str, lr: float = 2e-5, max_length: int = 128, **defaults
+  arg: str,
+  task: str,
+  lr: float = 2e-5,
+  max_length: int = 128,
+  num_exits: int = 1,
 ) -> ml_collections.ConfigDict:
   """Fine-tuning on a task of GLUE.
 
@@ -39,17 +51,21 @@ def fine_tuning(
     task: its name in GLUE.
     lr: peak learning rate.
     max_length: in tokens.
-    **defaults: of further arguments than those above.
+    num_exits: heads besides the last one, unless the argument `exits` says.
+
+  Raises:
+    ValueError: for an illegal argument.
   """
   arguments = dict(
     model=('eat', 'dense', 'student'), data='', pretrained='', teacher='',
-    vocabulary='', variant='base', layers=12, examples=0, epochs=3, batch=32,
-    max_length=max_length, seed=0, parts='pwe',
+    vocabulary='', variant='base', examples=0, epochs=3, batch=32,
+    max_length=max_length, seed=0, parts='pwe', exits='', prunes='',
   )  # fmt: skip
-  a = common.parse_arg(arg, **(arguments | defaults))
+  a = common.parse_arg(arg, **arguments)
+  _check(a)
   c = common.base()
   c.seed = a.seed
-  c.task = 'eat.task:FineTune'
+  c.task = f'eat.task:{"Student" if a.model == "student" else "FineTune"}'
   c.batch_size = a.batch
   c.dataset = dict(
     name='glue',
@@ -62,7 +78,7 @@ def fine_tuning(
     max_examples=a.examples,
   )
   # Sizes of 0 and empty names are filled in from the checkpoint, or from the
-  # variant where there is none.
+  # variant where there is none; layers of 0 and empty weights from the depth.
   c.model = dict(
     variant='' if a.pretrained or a.teacher else a.variant,
     width=0, depth=0, mlp_dim=0, num_heads=0, vocab_size=0, max_positions=0,
@@ -70,7 +86,7 @@ def fine_tuning(
     dropout=0.1, attention_dropout=0.1, classifier_dropout=0.1,
   )  # fmt: skip
   c.loss.update(
-    exit_weights=(1.0,), temperature=2.0, teacher=a.teacher,
+    exit_weights=(), temperature=2.0, teacher=a.teacher,
     distill_weight=0.5, self_distill_weight=0.0,
   )  # fmt: skip
   c.optimizer.update(
@@ -94,58 +110,76 @@ def fine_tuning(
     )
   c.checkpoint.update(every_steps=500, keep=1)
   if a.model == 'eat':
-    _adaptive(c, a)
+    _adaptive(c, a, num_exits)
   else:
     _dense(c, a)
   return c.lock()
 
 
+def _check(a: ml_collections.ConfigDict) -> None:
+  """Raises ValueError for arguments that do not go together."""
+  if a.pretrained and a.teacher:
+    raise ValueError(
+      'config argument pretrained: expected nothing beside teacher, from whose '
+      f'parameters the run starts, got {a.pretrained!r} and teacher='
+      f'{a.teacher!r}; leave one of them out'
+    )
+  if not set(a.parts) <= set('pwe'):
+    raise ValueError(
+      "config argument parts: expected letters of 'pwe', such as pw, got "
+      f'{a.parts!r}'
+    )
+  for name, part in (('exits', 'e'), ('prunes', 'p')):
+    if a[name] and (a.model != 'eat' or part not in a.parts):
+      raise ValueError(
+        f'config argument {name}: expected only with model=eat and {part!r} '
+        f'in parts, got model={a.model} and parts={a.parts}'
+      )
+
+
+def _layers(name: str, text: str, default: tuple[int, ...]) -> tuple[int, ...]:
+  """Reads '2-3-4'; the default if it is empty."""
+  items = text.split('-') if text else []
+  if not all(item.isdecimal() for item in items):
+    raise ValueError(
+      f'config argument {name}: expected layers such as 2-3-4, got {text!r}'
+    )
+  return tuple(map(int, items)) or default
+
+
 def _dense(c: ml_collections.ConfigDict, a: ml_collections.ConfigDict) -> None:
   c.model.name = 'model_lib.bert:BertClassifier'
-  if a.model == 'student':
-    c.model.depth = a.layers // 2
-    c.warm_start.renames = every_second_layer(a.layers)
-    c.warm_start.skip = ('^dropped_',)
-  elif a.pretrained and not a.teacher:
+  if a.pretrained:
     c.warm_start.skip = ('^head/',)
 
 
 def _adaptive(
-  c: ml_collections.ConfigDict, a: ml_collections.ConfigDict
+  c: ml_collections.ConfigDict, a: ml_collections.ConfigDict, num_exits: int
 ) -> None:
-  prunes, exits = 'p' in a.parts, 'e' in a.parts
+  exits = _layers('exits', a.exits, (0,) * num_exits) if 'e' in a.parts else ()
+  prunes = _layers('prunes', a.prunes, (0, 0)) if 'p' in a.parts else ()
   c.model.update(
     name='eat.model:EatClassifier',
-    prune_layers=(2, 4) if prunes else (),
-    prune_ratios=(0.3, 0.3) if prunes else (),
+    prune_layers=prunes,
+    prune_ratios=(0.3,) * len(prunes),
     prune_scores='norm',
     min_tokens=1,
     merge=False,
     window=32 if 'w' in a.parts else 0,
-    exit_layers=(4,) if exits else (),
+    exit_layers=exits,
   )
-  if exits:
-    c.loss.exit_weights = (0.3, 1.0)
   skip = () if a.teacher else ('^head/',)
   c.warm_start.skip = (*skip, '^exit_') if exits else skip
   if prunes:
     # The last stage ends at the full ratios, and nothing recompiles.
+    warm = a.epochs > 1
     c.stages = dict(
-      stage1_warm=common.stage(epochs=1.0, knobs=dict(prune_scale=0.0)),
       stage2_anneal=common.stage(
-        epochs=float(max(a.epochs - 1, 1)),
+        epochs=float(a.epochs - warm),
         knobs=dict(prune_scale=('linear', 0.0, 1.0)),
-      ),
+      )
     )
-
-
-def every_second_layer(layers: int) -> tuple[str, ...]:
-  """Renames that make layers 1, 3, 5, ... of a teacher a student's layers.
-
-  As DistilBERT is initialised (Sanh et al. 2019, section 3).
-  """
-  renames = []
-  for index in range(layers):
-    new = f'dropped_{index}/' if index % 2 else f'block_{index // 2}/'
-    renames.append(f'^block_{index}/->{new}')
-  return tuple(renames)
+    if warm:
+      c.stages.stage1_warm = common.stage(
+        epochs=1.0, knobs=dict(prune_scale=0.0)
+      )

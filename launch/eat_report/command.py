@@ -27,7 +27,7 @@ Runs to compare for the ablation, each at its default setting:
 import pathlib
 from typing import Any
 
-from launch import command_line, peers
+from launch import command_line, flag_types, peers
 
 SCALES = '0,0.5,1'
 
@@ -47,7 +47,7 @@ def add_arguments(parser: Any) -> None:
       help='of the EAT run: latest (default), best, or a number')  # fmt: skip
   add('--split', default='', metavar='SPLIT',
       help="default: that of the run's evaluation dev")  # fmt: skip
-  add('--limit', type=_count, default=0, metavar='ROWS',
+  add('--limit', type=flag_types.count, default=0, metavar='ROWS',
       help='only the first rows of the split')  # fmt: skip
   add('--prune_scales', default=SCALES, metavar='SCALE,...',
       help=f'of the prune ratios (default: {SCALES})')  # fmt: skip
@@ -56,15 +56,15 @@ def add_arguments(parser: Any) -> None:
   add('--time', default='auto', metavar='SETTING,...',
       help='what is timed: auto (never, the default and the frontier), all, '
       'none, or names such as confidence=0.9,prune_0.5/never')  # fmt: skip
-  add('--most', type=_positive, default=6, metavar='POINTS',
+  add('--most', type=flag_types.positive, default=6, metavar='POINTS',
       help='of the frontier to time with auto (default: 6)')  # fmt: skip
-  add('--rows', type=_positive, default=1000, metavar='ROWS',
+  add('--rows', type=flag_types.positive, default=1000, metavar='ROWS',
       help='to time, at most (default: 1000)')  # fmt: skip
-  add('--warmup', type=_count, default=50, metavar='CALLS',
+  add('--warmup', type=flag_types.count, default=50, metavar='CALLS',
       help='of each setting before (default: 50)')  # fmt: skip
-  add('--repeats', type=_positive, default=3, metavar='ROUNDS',
+  add('--repeats', type=flag_types.positive, default=3, metavar='ROUNDS',
       help='default: 3')  # fmt: skip
-  add('--batch_size', type=_positive, default=32, metavar='ROWS',
+  add('--batch_size', type=flag_types.positive, default=32, metavar='ROWS',
       help='of a full batch (default: 32)')  # fmt: skip
   add('--guarantee', action='store_true',
       help='resample the rows: how often does it fail?')  # fmt: skip
@@ -72,28 +72,15 @@ def add_arguments(parser: Any) -> None:
       help='bound on the risk (default: 0.02)')  # fmt: skip
   add('--delta', type=float, default=0.1, metavar='SHARE',
       help='how often the bound may fail (default: 0.1)')  # fmt: skip
-  add('--draws', type=_positive, default=200, metavar='TIMES',
+  add('--draws', type=flag_types.positive, default=200, metavar='TIMES',
       help='resamplings (default: 200)')  # fmt: skip
-  add('--sentences', type=_count, default=8, metavar='ROWS',
+  add('--sentences', type=flag_types.count, default=8, metavar='ROWS',
       help='to draw (default: 8)')  # fmt: skip
   add('--peers', type=_peers, default='torch,onnx', metavar='PEER,...',
       help='who also runs the dense run and the student: torch, onnx; none for '
       'nobody (default: torch,onnx, as far as installed)')  # fmt: skip
   add('--compilation_cache', default='', metavar='DIRECTORY',
       help='keeps compiled programs for the next start')  # fmt: skip
-
-
-def _count(text: str) -> int:
-  if not text.isdecimal():
-    # The type argparse turns into a message that names the flag.
-    raise ValueError(text)
-  return int(text)
-
-
-def _positive(text: str) -> int:
-  if not _count(text):
-    raise ValueError(text)
-  return int(text)
 
 
 def _peers(text: str) -> tuple[str, ...]:
@@ -104,8 +91,6 @@ def _peers(text: str) -> tuple[str, ...]:
 
 
 _peers.__name__ = f'list of {", ".join(peers.PACKAGES)}, or none'
-_count.__name__ = 'number of 0 or more'
-_positive.__name__ = 'positive integer'
 
 
 def check(arguments: Any) -> dict[str, Any]:

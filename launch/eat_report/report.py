@@ -42,6 +42,7 @@ class Report:
     timed: the settings that are timed, others included.
     reference: name of the setting that speed is compared with.
     speed: what was measured; None if nothing was.
+    guarantee: how often it failed, by the kind of risk; [] if not asked for.
     rivals: our settings that other libraries ran too, by their name for it.
   """
 
@@ -54,6 +55,7 @@ class Report:
   timed: list[Setting]
   reference: str
   speed: Speed | None = None
+  guarantee: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   rivals: dict[str, Setting] = dataclasses.field(default_factory=dict)
 
   @property
@@ -77,6 +79,12 @@ def report(arguments: Any, options: Mapping[str, Any]) -> dict[str, Any]:
   out = pathlib.Path(arguments.out)
   found = _sweep(arguments, options, tables)
   out.mkdir(parents=True, exist_ok=True)
+  if arguments.guarantee:
+    # Before the long part: it can refuse the model.
+    found.guarantee = sweeps.guarantee(
+      found.main, found.labels, arguments.epsilon, arguments.delta,
+      arguments.draws,
+    )  # fmt: skip
   if found.timed:
     tables.say(f'timing {len(found.timed)} settings')
     _time(arguments, found, tables)
@@ -103,7 +111,9 @@ def _time(arguments: Any, found: Report, tables: Tables) -> None:
       batch_size=arguments.batch_size,
       cache_directory=arguments.compilation_cache,
     )
-    found.rivals = {one.name: one.setting for one in processes}
+    found.rivals = {
+      one.name: one.setting for one in processes if one.is_alive()
+    }
 
 
 def _sweep(
@@ -233,11 +243,8 @@ def _write_tables(
     result['speed'] = _speed(found, rows, tables, out)
   if found.main.logits.shape[-1] > 1:
     result['calibration'] = _calibration(found, tables, out)
-  if arguments.guarantee:
-    result['guarantee'] = sweeps.guarantee(
-      found.main, found.labels, arguments.epsilon, arguments.delta,
-      arguments.draws,
-    )  # fmt: skip
+  if found.guarantee:
+    result['guarantee'] = found.guarantee
     write(out / 'guarantee.csv', result['guarantee'])
     tables.guarantee(result['guarantee'])
   return result

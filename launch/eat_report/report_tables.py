@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from eval_lib import calibration, predictions
+from dataset_lib import atomic_file
+from eval_lib import calibration
 from eval_lib.timing import Estimate
 from launch.eat_report.speed import Speed
 from launch.eat_report.sweeps import Setting
@@ -136,7 +137,7 @@ def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
   writer = csv.DictWriter(file, names, lineterminator='\n')
   writer.writeheader()
   writer.writerows(rows)
-  predictions.replace_file(path, file.getvalue())
+  atomic_file.write_text(path, file.getvalue())
 
 
 def _exit_layer(name: str) -> int:

@@ -33,6 +33,7 @@ class Rival(NamedTuple):
     alone: seconds of the row at a place, on its own.
     together: seconds of all rows in full batches.
     differing: rows with another answer than ours.
+    is_alive: whether its process lives; the seconds of a dead one are NaN.
   """
 
   name: str
@@ -40,6 +41,7 @@ class Rival(NamedTuple):
   alone: Callable[[int], float]
   together: Callable[[], float]
   differing: int
+  is_alive: Callable[[], bool]
 
 
 @contextlib.contextmanager
@@ -100,9 +102,7 @@ def _rival(
 ) -> Rival:
   def seconds(case: str) -> float:
     answer = processes.ask(title, {'case': case, 'calls': 1})
-    if answer is None:
-      raise RuntimeError(f'{title} died: {processes.lost[title]}')
-    return answer['seconds']
+    return float('nan') if answer is None else answer['seconds']
 
   return Rival(
     title,
@@ -110,6 +110,7 @@ def _rival(
     lambda place: seconds(str(place)),
     lambda: seconds('all'),
     differing,
+    lambda: title in processes.workers,
   )
 
 

@@ -21,6 +21,7 @@ from eval_lib.timing import Timings
 from launch.eat_report.models import Model
 from launch.eat_report.rivals import Rival
 from launch.eat_report.sweeps import Setting
+from serve_lib.buckets import doubling
 from serve_lib.chain import Encoded, Failure
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
@@ -196,7 +197,7 @@ def _engine(
     chain,
     policy,
     buckets(model),
-    batch_buckets(batch_size),
+    doubling(batch_size),
     cache_directory=cache_directory,
   )
   return engine, policy
@@ -208,12 +209,6 @@ def buckets(model: Model) -> tuple[int, ...]:
   sizes = info.length_buckets or info.input_shape
   last = min(size for size in sizes if size >= longest)
   return tuple(size for size in sizes if size <= last)
-
-
-def batch_buckets(batch_size: int) -> tuple[int, ...]:
-  """Powers of 2 below the batch size, and the batch size."""
-  powers = [2**n for n in range(batch_size.bit_length())]
-  return (*(size for size in powers if size < batch_size), batch_size)
 
 
 def _differing(one: _Served, answers: Sequence[Any], rows: np.ndarray) -> int:

@@ -23,7 +23,6 @@ from launch import command_line, flag_types
 from launch.csv_rows import check_out, write_csv
 from launch.eat_speed.lineup import GROUPS, Settings, fields
 
-INTERRUPTED = 130  # as a shell says it
 _WIDTH = 128  # of tables in a file
 
 
@@ -166,7 +165,9 @@ def _run(settings: Settings, arguments: Any) -> int:
   try:
     table, lengths = race.run(settings, report)
   except KeyboardInterrupt:
-    command_line.fail('interrupted; all processes have ended', INTERRUPTED)
+    command_line.fail(
+      'interrupted; all processes have ended', command_line.INTERRUPTED
+    )
   console = rich.console.Console(highlight=False, markup=False)
   if not console.is_terminal:
     console.width = _WIDTH

@@ -16,7 +16,8 @@ from dataset_lib import tokenizer
 from eat.policy import EatPolicy, Prediction, Settings
 from eat.serving import EatChain
 from launch.eat_speed import forms, worker
-from launch.eat_speed.lineup import VOCABULARY, batch_buckets
+from launch.eat_speed.lineup import VOCABULARY
+from serve_lib.buckets import doubling
 from serve_lib.chain import Encoded, Failure
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
@@ -92,9 +93,7 @@ def build(specification: Mapping[str, Any]) -> worker.Built:
   scores: Any = ()
   for batch in specification['batches']:
     policy = PlannedPolicy(chain, list(tokens), specification['directory'])
-    engine = Engine(
-      chain, policy, (specification['length'],), batch_buckets(batch)
-    )
+    engine = Engine(chain, policy, (specification['length'],), doubling(batch))
     engine.warm_up()
     rows = specification['rows'][str(batch)]
     if not len(scores):
@@ -139,7 +138,7 @@ def build_lengths(specification: Mapping[str, Any]) -> worker.Built:
   for name, lengths in (('padded', buckets[-1:]), ('buckets', buckets)):
     policy = PlannedPolicy(chain, rows, specification['directory'])
     # Fewer sizes of batches than in service: each is compiled at every length.
-    batches = batch_buckets(specification['capacity'])[::2]
+    batches = doubling(specification['capacity'])[::2]
     engine = Engine(
       chain, policy, lengths, sorted({*batches, specification['capacity']})
     )

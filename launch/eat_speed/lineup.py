@@ -232,12 +232,6 @@ def rows_per_call(batch: int, rates: tuple[int, ...], fill: int) -> int:
   return unit * math.ceil((fill if batch > 1 else 1) * batch / unit)
 
 
-def batch_buckets(batch: int) -> tuple[int, ...]:
-  """1, 2, 4, ... and the batch itself."""
-  powers = {2**power for power in range(batch.bit_length())}
-  return tuple(sorted({*powers, batch}))
-
-
 def specification(
   contender: Contender, settings: Settings, directory: pathlib.Path
 ) -> dict[str, Any]:

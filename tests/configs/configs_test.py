@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from dataset_lib import tokenizer
 from launch import command_line, train
 from train_lib import config_schema, trainer
 
@@ -109,10 +110,11 @@ def test_every_config_file_is_in_the_table(repository):
   [
     'model=eat',
     'model=dense',
-    'model=student,layers=12',
+    'model=student',
     'parts=p',
     'parts=we',
     'variant=minilm,epochs=1,max_length=64,examples=100',
+    'variant=tiny',
   ],
 )
 def test_glue_configs_are_legal(task, arguments, tmp_path):
@@ -127,7 +129,104 @@ def test_glue_configs_are_legal(task, arguments, tmp_path):
   if arguments == 'model=eat':
     assert config.evals.dev.split.startswith('validation')
     # Sizes of BERT-base; the heads are where the paper has them.
-    assert (config.model.depth, config.model.exit_layers) == (12, (4,))
+    exits = (3, 4) if task == 'stsb' else (4,)
+    assert (config.model.depth, config.model.exit_layers) == (12, exits)
+
+
+def glue(arguments, tmp_path, task='sst2', overrides=()):
+  flag = f'configs/eat/{task}.py:vocabulary={tmp_path},data={tmp_path},'
+  config = command_line.load_config(flag + arguments, overrides)
+  config_schema.validate(config)
+  return config
+
+
+# (arguments, layers pruned after, exits, exits of a regression)
+PLACES = [
+  ('variant=tiny', (1,), (1,), (1,)),  # 2 layers
+  ('variant=mini', (1, 2), (2,), (1, 2)),  # 4
+  ('variant=small', (1, 2), (2,), (1, 2)),
+  ('variant=minilm', (2, 4), (4,), (3, 4)),  # 6
+  ('variant=base', (2, 4), (4,), (3, 4)),  # 12
+  ('variant=base,exits=2-3-6,prunes=5', (5,), (2, 3, 6), (2, 3, 6)),
+  ('parts=p', (2, 4), (), ()),
+]
+
+
+@pytest.mark.parametrize(('arguments', 'prunes', 'exits', 'neighbours'), PLACES)
+def test_layers_follow_the_depth(
+  arguments, prunes, exits, neighbours, tmp_path
+):
+  for task, expected in (('sst2', exits), ('stsb', neighbours)):
+    config = glue(arguments, tmp_path, task)
+    assert config.model.prune_layers == prunes
+    assert config.model.prune_ratios == (0.3,) * len(prunes)
+    assert config.model.exit_layers == expected
+    assert config.loss.exit_weights == (*[0.3] * len(expected), 1.0)
+    if task != 'stsb':
+      assert config.evals.frontier.layers == (*expected, config.model.depth)
+
+
+def checkpoint(directory, depth, **more):
+  """A Hugging Face directory, as far as a configuration reads it."""
+  directory.mkdir()
+  content = {'model_type': 'bert', 'num_hidden_layers': depth} | more
+  (directory / 'config.json').write_text(json.dumps(content))
+  return directory
+
+
+@pytest.mark.parametrize(
+  ('depth', 'exits', 'student'), [(6, (4,), 3), (5, (4,), 3), (3, (1,), 2)]
+)
+def test_the_depth_is_that_of_the_checkpoint(depth, exits, student, tmp_path):
+  directory = checkpoint(tmp_path / 'bert', depth)
+  config = glue(f'pretrained={directory}', tmp_path)
+  assert (config.model.depth, config.model.exit_layers) == (depth, exits)
+  config = glue(f'pretrained={directory},model=student', tmp_path)
+  assert config.model.depth == student
+  assert config.evals.frontier.layers == (student,)
+  assert len(config.warm_start.renames) == depth
+  assert config.warm_start.skip == ('^head/', '^dropped_')
+
+
+def test_the_depth_is_that_of_the_teacher(tmp_path):
+  directory = checkpoint(tmp_path / 'run', 0)
+  model = {'depth': 6, 'width': 384, 'num_heads': 12, 'mlp_dim': 1536}
+  (directory / 'config.json').write_text(json.dumps({'model': model}))
+  vocabulary = tmp_path / 'vocab.txt'
+  vocabulary.write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', 'a']))
+  tokenizer.load(vocabulary).save(directory / 'tokenizer.json')
+  config = glue(f'teacher={directory},model=student', tmp_path)
+  assert (config.model.depth, config.model.width) == (3, 384)
+  assert config.warm_start.renames[4] == '^block_4/->block_2/'
+  config = glue(f'teacher={directory}', tmp_path)
+  assert (config.model.prune_layers, config.model.exit_layers) == ((2, 4), (4,))
+
+
+def test_a_student_of_nobody_has_half_the_layers(tmp_path):
+  config = glue('model=student,variant=tiny', tmp_path)
+  assert (config.model.depth, config.warm_start.renames) == (1, ())
+
+
+def test_given_layers_and_weights_are_kept(tmp_path):
+  overrides = ['model.exit_layers=(3,)', 'loss.exit_weights=(0.1,2.0)']
+  config = glue('variant=mini', tmp_path, overrides=overrides)
+  assert config.model.exit_layers == (3,)
+  assert config.loss.exit_weights == (0.1, 2.0)
+  config = glue('variant=mini', tmp_path, overrides=['model.exit_layers=1,3'])
+  assert config.loss.exit_weights == (0.3, 0.3, 1.0)
+
+
+@pytest.mark.parametrize(
+  ('epochs', 'warm', 'annealed'), [(1, 0, 1), (2, 1, 1), (3, 1, 2), (5, 1, 4)]
+)
+def test_pruning_is_annealed_after_the_first_epoch(
+  epochs, warm, annealed, tmp_path
+):
+  config = glue(f'epochs={epochs}', tmp_path)
+  stages = [config.stages[name] for name in sorted(config.stages)]
+  given = [(stage.epochs, stage.knobs.prune_scale) for stage in stages]
+  expected = [(warm, 0.0), (annealed, ('linear', 0.0, 1.0))]
+  assert given == expected[0 if warm else 1 :]
 
 
 def test_dry_run_prints_sizes_and_writes_nothing(

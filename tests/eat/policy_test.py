@@ -1,11 +1,13 @@
 """What EAT is asked and answers: inputs, thresholds, reasons, monitoring."""
 
 import concurrent.futures
+import math
 
 import numpy as np
 import pytest
 
 from dataset_lib import tokenizer
+from dataset_lib.errors import ConfigError
 from eat import exits, service
 from eat.exits import Rule
 from eat.policy import EatPolicy, Settings
@@ -26,11 +28,13 @@ def words(tmp_path_factory):
   return tokenizer.load(path)
 
 
-def make(words, monitor=None, classes=CLASSES, **settings):
+def make(words, monitor=None, classes=CLASSES, num_texts=None, **settings):
   model, variables = small.build(num_classes=max(len(classes), 1))
   chain = EatChain(model, variables)
   monitor = monitor or Monitor()
-  return EatPolicy(chain, words, classes, 16, Settings(**settings), monitor)
+  return EatPolicy(
+    chain, words, classes, 16, Settings(**settings), monitor, num_texts
+  )
 
 
 def a_row(policy, item, logits):
@@ -75,12 +79,28 @@ def test_a_text_a_pair_and_a_mapping(words):
     ({'text': 'w0', 'lang': 'en'}, r"also \['lang'\]"),
     ({'text': 'w0', 'source': 3}, 'source: expected a name, got int'),
     ({'text': 'w0', 'pair': 3}, 'pair: expected a text, got int'),
+    (('', 'w0'), 'text: expected at least one readable token'),
+    (('w0', ' '), 'pair: expected at least one readable token'),
     (InputError('line: not JSON'), 'line: not JSON'),
   ],
 )  # fmt: skip
 def test_a_bad_item_says_what_is_wrong(words, item, message):
   with pytest.raises(InputError, match=message):
     make(words, max_characters=100).encode(item)
+
+
+def test_the_number_of_texts_is_that_of_the_task(words):
+  pairs, singles = make(words, num_texts=2), make(words, num_texts=1)
+  assert pairs.encode(('w0', 'w1')).length == 5
+  assert singles.encode({'text': 'w0', 'pair': None}).length == 3
+  with pytest.raises(InputError, match='pair: expected a second text, got n'):
+    pairs.encode({'text': 'w0'})
+  with pytest.raises(InputError, match='pair: expected none, got a second'):
+    singles.encode(('w0', 'w1'))
+
+
+def test_a_typed_separator_is_no_separator(words):
+  assert make(words).encode('[SEP] w0').length > 3
 
 
 def test_a_long_text_is_truncated_and_says_so(words):
@@ -100,6 +120,56 @@ def test_rows_leave_by_their_own_source(words):
     for source, logits in (('', SURE), ('', UNSURE), ('forum', SURE))
   ]
   assert decide(policy, rows) == [True, False, False]
+
+
+@pytest.mark.parametrize(
+  ('settings', 'key', 'expected'),
+  [
+    (dict(rule=Rule('confidence', tau=0.9), thresholds={'forum': 1.5}),
+     'thresholds.forum', 'a probability in [0, 1], or inf for never'),
+    (dict(rule=Rule('entropy', tau=0.1), thresholds={'forum': -1.0}),
+     'thresholds.forum', 'nats >= 0, or -inf for never'),
+    (dict(rule=Rule('confidence', tau=0.9), thresholds={'forum': math.nan}),
+     'thresholds.forum', 'a probability in [0, 1], or inf for never'),
+    (dict(rule=Rule('patience'), thresholds={'forum': 0.9}),
+     'thresholds', 'confidence, entropy, margin, combined'),
+    (dict(rule=Rule('never'), thresholds={'forum': 0.9}),
+     'thresholds', "none with the rule 'never'"),
+    (dict(minimum_retention={'forum': 1.5}),
+     'minimum_retention.forum', 'a number in [0, 1]'),
+    (dict(classes=(), thresholds={'forum': 0.9}),
+     'thresholds', 'none for a regression'),
+    (dict(temperatures=(1.0, 2.0)), 'temperatures', '3, one for each head'),
+  ],
+)  # fmt: skip
+def test_illegal_settings_are_named_at_the_start(
+  words, settings, key, expected
+):
+  with pytest.raises(ConfigError) as error:
+    make(words, **settings)
+  assert error.value.key == key
+  assert expected in error.value.expected
+
+
+def test_entropies_above_1_are_thresholds_like_others(words):
+  rule = Rule('entropy', tau=0.01)
+  policy = make(words, rule=rule, thresholds={'forum': 1.09})
+  rows = [
+    a_row(policy, {'text': 'w0', 'source': source}, [[1.0, 0.5, 0.0]])
+    for source in ('', 'forum')
+  ]
+  assert decide(policy, rows) == [False, True]
+
+
+@pytest.mark.parametrize('bad', [math.nan, math.inf])
+@pytest.mark.parametrize('classes', [CLASSES, ()])
+def test_logits_that_are_not_finite_are_refused(words, bad, classes):
+  policy = make(words, classes=classes)
+  one = SURE[: max(len(classes), 1)]
+  for logits in ([one, [bad, *one[1:]]], [[bad, *one[1:]], one]):
+    with pytest.raises(FloatingPointError, match='logits: expected finite'):
+      policy.answer(a_row(policy, 'w0', logits))
+  assert policy.monitor.snapshot()['depth'] == {}
 
 
 def test_temperature_is_applied_before_the_threshold(words):
@@ -158,7 +228,7 @@ def test_drift_sends_everything_to_full_depth_and_ends(words):
   confidences = [
     float(exits.softmax(np.array(sure(), np.float32)).max()) for _ in range(500)
   ]
-  normal = Calibration.of(np.array(confidences), np.ones(500, np.int64))
+  normal = Calibration(np.array(confidences), 0.9)
   drift = DriftCheck(normal, window=50, every=10, confirm=1, recover=1)
   policy = make(words, monitor=Monitor(drift=drift))
 
@@ -174,10 +244,71 @@ def test_drift_sends_everything_to_full_depth_and_ends(words):
   assert set(serve(sure, 100)) == {'confidence'}
   serve(lambda: [3.2, 0.0, 0.0], 100)  # confident, but not as before
   assert policy.monitor.full_depth
+  before = policy.monitor.snapshot()['depth']
   assert serve(sure, 1) == ['full depth']
+  # What ran is counted, not what the rule would have asked for.
+  after = policy.monitor.snapshot()['depth']
+  assert after == before | {4: before.get(4, 0) + 1}
   serve(sure, 200)
   assert not policy.monitor.full_depth
   assert serve(sure, 1) == ['confidence']
+
+
+def draw_logits(seed, count):
+  rng = np.random.default_rng(seed)
+  return [[rng.uniform(0.0, 8.0), 0.0, 0.0] for _ in range(count)]
+
+
+def draw_rows(policy, count, *sources):
+  """Rows like those of the calibration split, of the sources in turn."""
+  for number, logits in enumerate(draw_logits(1, count)):
+    source = sources[number % len(sources)]
+    item = {'text': 'w0 w1 w2 w3 w4 w5', 'source': source}
+    yield a_row(policy, item, [logits] * 3)
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [
+    dict(thresholds={'forum': 0.99}),
+    dict(rule=Rule('confidence', tau=0.9, veto_margin=0.99)),
+    dict(rule=Rule('confidence', tau=0.97)),
+    dict(rule=Rule('entropy', tau=0.2)),
+    dict(rule=Rule('patience')),
+    dict(rule=Rule('never')),
+  ],
+)
+def test_drift_is_none_where_only_the_rule_differs(words, settings):
+  confidences = exits.softmax(np.array(draw_logits(0, 2000))).max(-1)
+  normal = Calibration(confidences, 0.9)
+  drift = DriftCheck(normal, window=256, every=64, confirm=1)
+  policy = make(words, monitor=Monitor(drift=drift), **settings)
+  for row in draw_rows(policy, 640, '', 'forum'):
+    passed, row.outputs = row.outputs, row.outputs[:1]
+    if not decide(policy, [row])[0]:
+      row.outputs = passed
+    policy.answer(row)
+  report = drift.report()
+  assert report['tests'] > 5
+  assert not report['drifted']
+  assert report['distance'] < 0.1
+  assert report['psi'] < 0.1
+
+
+def test_rows_that_keep_all_tokens_are_not_compared_with_those_that_do_not(
+  words,
+):
+  normal = Calibration(np.linspace(0.5, 1.0, 50), 0.9)
+  drift = DriftCheck(normal, window=20, every=1)
+  policy = make(
+    words, monitor=Monitor(drift=drift), minimum_retention={'forum': 1.0}
+  )
+  for row in draw_rows(policy, 40, 'forum'):
+    policy.answer(row)
+  assert drift.report()['tests'] == 0
+  for row in draw_rows(policy, 40, ''):
+    policy.answer(row)
+  assert drift.report()['tests'] > 0
 
 
 @pytest.mark.parametrize(
@@ -193,7 +324,6 @@ def test_drift_sends_everything_to_full_depth_and_ends(words):
   ],
 )
 def test_illegal_options_are_named(options, key):
-  from dataset_lib.errors import ConfigError
   from dataset_lib.fields import check_fields
 
   with pytest.raises(ConfigError) as error:
@@ -206,5 +336,8 @@ def test_the_guaranteed_threshold_is_the_certified_one():
   given['tau'] = 'guaranteed'
   certified = {'guarantee': {'threshold': 0.97}}
   assert service.rule_of(given, certified).tau == 0.97
+  given['rule'], given['tau'] = 'patience', 0.9
+  assert service.rule_of(given, certified).tau is None
+  given['rule'], given['tau'] = 'confidence', 'guaranteed'
   nothing = {'guarantee': {'threshold': None}}
   assert service.rule_of(given, nothing).name == 'never'

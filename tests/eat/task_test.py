@@ -1,16 +1,22 @@
 """The joint loss of EAT against NumPy; distillation; a run from end to end."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from configs.eat import common
+from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
-from eat.task import FineTune
+from eat.heads import place_exits, place_prunes
+from eat.model import EatClassifier
+from eat.task import FineTune, check_tokenizer, every_second_layer
 from tests.eat import small
+from train_lib import loading, strict_json
 
 WEIGHTS = (0.2, 0.3, 1.0)
 
@@ -155,9 +161,108 @@ def test_a_weight_for_each_head_is_asked_for():
 
 
 def test_student_takes_every_second_layer():
-  assert common.every_second_layer(4) == (
+  assert every_second_layer(4) == (
     '^block_0/->block_0/',
     '^block_1/->dropped_1/',
     '^block_2/->block_1/',
     '^block_3/->dropped_3/',
   )
+
+
+@pytest.mark.parametrize('depth', range(1, 26))
+@pytest.mark.parametrize('count', [1, 2, 3])
+def test_layers_are_placed_where_the_model_has_them(depth, count):
+  exits, prunes = place_exits(depth, count), place_prunes(depth, count)
+  fields = small.FIELDS | dict(
+    depth=depth, exit_layers=exits, prune_layers=prunes,
+    prune_ratios=(0.3,) * len(prunes),
+  )  # fmt: skip
+  model = EatClassifier(**fields)
+  # None at the last layer, which has a head anyway; one as soon as it fits.
+  assert model.heads() == (*exits, depth)
+  assert bool(exits) == bool(prunes) == (depth > 1)
+  if depth > 4:
+    assert exits == (2, 3, 4)[3 - count :]
+    assert count != 2 or prunes == (2, 4)
+
+
+def test_a_model_that_is_not_legal_is_named_by_its_field():
+  for field, value in (('exit_layers', (9,)), ('num_heads', 3)):
+    wrong = config()
+    wrong['model'][field] = value
+    with pytest.raises(ConfigError, match=rf'model\.{field}: expected'):
+      FineTune.validate(wrong)
+
+
+WORDS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', 'a', 'b', '##b')
+
+
+def vocabulary(path, words=WORDS, **options):
+  """A directory with a vocab.txt and its options."""
+  path.mkdir()
+  (path / 'vocab.txt').write_text('\n'.join(words))
+  strict_json.write(path / 'tokenizer_config.json', options)
+  return str(path)
+
+
+def run_of(path, source):
+  """The directory of a run that read its data with this tokenizer."""
+  path.mkdir()
+  strict_json.write(path / 'config.json', {'model': {}})
+  tokenizer.load(source).save(path / 'tokenizer.json')
+  return str(path)
+
+
+def test_a_teacher_reads_the_ids_that_it_learned(tmp_path):
+  own = vocabulary(tmp_path / 'own')
+  same = run_of(tmp_path / 'same', vocabulary(tmp_path / 'copy'))
+  check_tokenizer(same, own)
+  check_tokenizer(same, f'{same}/tokenizer.json')
+  check_tokenizer(same, '')
+  others = {
+    'order': dict(words=(*WORDS[:4], 'b', 'a', '##b')),
+    'longer': dict(words=(*WORDS, 'c')),
+    'case': dict(do_lower_case=False),
+  }
+  for name, changes in others.items():
+    other = run_of(
+      tmp_path / name, vocabulary(tmp_path / f'{name}_own', **changes)
+    )
+    with pytest.raises(ConfigError, match=r'loss\.teacher: expected a run'):
+      check_tokenizer(other, own)
+  (tmp_path / 'case' / 'tokenizer.json').unlink()
+  with pytest.raises(ConfigError, match=r'loss\.teacher.*no tokenizer'):
+    check_tokenizer(str(tmp_path / 'case'), own)
+
+
+def test_a_foreign_teacher_is_refused_before_training(tmp_path):
+  other = vocabulary(tmp_path / 'other', (*WORDS[:4], 'b', 'a', '##b'))
+  given = config(teacher=run_of(tmp_path / 'run', other))
+  given |= {'dataset': {'tokenizer': vocabulary(tmp_path / 'own')}}
+  # From the command line, and by whoever builds the task otherwise.
+  resolved = ml_collections.ConfigDict(
+    given | {'warm_start': {'workdir': ''}, 'evals': {}}
+  )
+  with pytest.raises(ConfigError, match=r'loss\.teacher'):
+    FineTune.resolve(resolved)
+  with pytest.raises(ConfigError, match=r'loss\.teacher'):
+    FineTune(given, info()).init_frozen()
+
+
+@pytest.mark.parametrize(
+  ('theirs', 'message'),
+  [
+    (info(2), 'expected a run with the 3 classes'),
+    (
+      dataclasses.replace(info(), class_names=('x', 'y', 'z')),
+      'expected a run with the classes of the data set, a, b, c',
+    ),
+  ],
+)
+def test_a_teacher_has_the_classes_of_the_data(theirs, message, monkeypatch):
+  given = config(teacher='there') | {'dataset': {}}
+  monkeypatch.setattr(loading, 'load_config', lambda *_, **__: given)
+  teacher = FineTune(config(), theirs)
+  monkeypatch.setattr(loading, 'load_task', lambda *_: teacher)
+  with pytest.raises(ConfigError, match=rf'loss\.teacher: {message}'):
+    FineTune(given, info()).init_frozen()

@@ -197,10 +197,39 @@ def test_drift_statistics_by_hand():
   # The form that the drift check of serving reads.
   normal = drift.Calibration.from_dict(found)
   np.testing.assert_array_equal(normal.confidences, [0.5, 0.6, 0.9, 0.95])
-  assert normal.depths == {4: 2, 12: 2}
+  assert normal.sure(normal.confidences).tolist() == [False, False, True, True]
+  assert found['depths'] == {'4': 2, '12': 2}
   all_leave = calibration.drift_statistics(heads, 0.5, (4, 12))
   assert all_leave['reached_quantiles'][1] is None
   json.dumps(all_leave, allow_nan=False)
+
+
+def test_of_many_confidences_an_even_sample_is_kept():
+  rng = np.random.default_rng(0)
+  heads = confident(*rng.uniform(0.5, 1.0, 10_000))[None]
+  normal = drift.Calibration.from_dict(
+    calibration.drift_statistics(heads, 0.9, (4,))
+  )
+  assert len(normal.confidences) == calibration.MAX_CONFIDENCES
+  distance, _ = drift.confidence_test(normal.confidences, heads[0].max(-1))
+  assert distance < 1e-3
+
+
+def test_a_fingerprint_is_of_values_and_not_of_placement():
+  mesh = jax.make_mesh((8,), ('data',))
+  spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
+  values = np.arange(16, dtype=np.float32)
+  tree = {'params': {'a': values, 'b': np.float32(3.0)}, 'model_state': {}}
+  moved = {**tree, 'params': {**tree['params']}}
+  moved['params']['a'] = jax.device_put(values, spread)
+  known = calibration.fingerprint(tree)
+  assert calibration.fingerprint(moved) == known
+  changed = values.copy()
+  changed[3] = np.nextafter(changed[3], np.float32(9))
+  tree['params']['a'] = changed
+  assert calibration.fingerprint(tree) != known
+  tree['params']['a'] = values.reshape(4, 4)
+  assert calibration.fingerprint(tree) != known
 
 
 def outputs(variables, batch):
@@ -268,6 +297,9 @@ def test_evaluator_fits_on_one_split_and_reports_the_other(tmp_path):
   assert report['drift']['threshold'] == 0.9
   assert sum(report['drift']['exit_shares']) == pytest.approx(1.0)
   assert set(report['drift']['depths']) <= {'4', '12'}
+  assert report['parameters'] == calibration.fingerprint(VARIABLES)
+  assert report['dataset']['name'] == 'parity'
+  assert report['dataset']['train_examples'] == 900
 
 
 def test_evaluator_certifies_on_the_split_that_nothing_was_fitted_to(tmp_path):

@@ -167,20 +167,3 @@ def test_heads_have_names_and_layers():
     assert predictions.LAYERS.accepts(legal)
   for illegal in ((4, 2), (0, 1), (2, 2), 4, ('4',), (1.0,)):
     assert not predictions.LAYERS.accepts(illegal)
-
-
-def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
-  path = tmp_path / 'a.json'
-  predictions.replace_file(path, 'old\n')
-  predictions.replace_file(path, 'new\n')
-  assert path.read_text() == 'new\n'
-  assert list(tmp_path.iterdir()) == [path]
-
-  def fail(self, target):
-    raise OSError('disk full')
-
-  monkeypatch.setattr(type(path), 'replace', fail)
-  with pytest.raises(OSError, match='disk full'):
-    predictions.replace_file(path, 'newer\n')
-  assert path.read_text() == 'new\n'
-  assert list(tmp_path.iterdir()) == [path]

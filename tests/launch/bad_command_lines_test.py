@@ -14,6 +14,7 @@ from launch import command_line, train
 PARITY = '--config=configs/adatape/parity.py'
 DIGITS = '--config=configs/adatape/digits.py'
 FOLDER = '--config=configs/adatape/image_folder.py:root=/nowhere'
+EAT = '--config=configs/eat/sst2.py:data=/nowhere,vocabulary=/nowhere'
 
 # (arguments, what the line must say)
 CASES = [
@@ -76,6 +77,44 @@ CASES = [
   ([DIGITS, '--config.dataset.augment=flop'], ['dataset.augment', 'flip']),
   ([DIGITS, '--config.model.patch_size=3'], ['patch_size', '3']),
   ([FOLDER, '--workdir=../up'], ['--workdir', '..']),
+  ([EAT, '--config.model.exit_layers=(40,)'],
+   ['model.exit_layers', '[1, 12]', '40']),
+  ([EAT + ',variant=mini', '--config.model.exit_layers=(2,9)'],
+   ['model.exit_layers', '[1, 4]', '9']),
+  ([EAT, '--config.model.window_implementation=blok'],
+   ['model.window_implementation', 'block', 'blok']),
+  ([EAT, '--config.model.min_tokens=-3'], ['model.min_tokens', '1', '-3']),
+  ([EAT, '--config.model.window=7'], ['model.window', 'even', '7']),
+  ([EAT, '--config.model.prune_layers=(2,)'],
+   ['model.prune_ratios', 'prune_layers=(2,)']),
+  ([EAT, '--config.model.prune_scores=size'],
+   ['model.prune_scores', 'norm', 'size']),
+  ([EAT, '--config.model.num_heads=5'], ['model.num_heads', '768', '5']),
+  ([EAT + ',model=dense', '--config.model.num_heads=5'],
+   ['model.num_heads', '768', '5']),
+  ([EAT, '--config.model.activation=foo'],
+   ['model.activation', 'gelu_new', 'foo']),
+  ([EAT, '--config.model.attention_dropout=1.5'],
+   ['model.attention_dropout', '0.99', '1.5']),
+  ([EAT, '--config.model.max_positions=-4'], ['model.max_positions', '-4']),
+  ([EAT, "--config.stages.stage1_warm.model={'exit_layers': (50,)}"],
+   ['stages.stage1_warm.model.exit_layers', '[1, 12]', '50']),
+  ([EAT, '--config.loss.exit_weights=(1.0,)'],
+   ['loss.exit_weights', '2 weights']),
+  ([EAT, '--config.dtype=float99'], ['dtype', 'bfloat16', 'float99']),
+  ([EAT + ',variant=nope'], ['model.variant', 'minilm', 'nope']),
+  ([EAT + ',epochs=0'], ['stages.stage2_anneal', '0']),
+  ([EAT + ',exits=4-2'], ['model.exit_layers', 'ascending', '(4, 2)']),
+  ([EAT + ',exits=2;3'], ['exits', '2-3-4', '2;3']),
+  ([EAT + ',prunes=12'], ['model.prune_layers', '[1, 11]', '12']),
+  ([EAT + ',model=dense,exits=4'], ['exits', 'model=eat', 'dense']),
+  ([EAT + ',parts=pwx'], ['parts', 'pwe', 'pwx']),
+  ([EAT + ',layers=6'], ["'layers=6'", 'pretrained']),
+  ([EAT + ',teacher=/nowhere'], ['loss.teacher', '/nowhere']),
+  ([EAT + ',pretrained=/nowhere'], ['warm_start.workdir', '/nowhere']),
+  ([EAT + ',model=student,pretrained=/nowhere'],
+   ['warm_start.workdir', '/nowhere']),
+  ([EAT + ',teacher=/a,pretrained=/b'], ['pretrained', 'teacher', '/b']),
 ]  # fmt: skip
 
 

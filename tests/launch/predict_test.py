@@ -3,13 +3,15 @@
 import io
 import json
 import random
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from eat.policy import Prediction
-from launch import predict
+from launch import command_line, predict
 from serve_lib.chain import Failure, InputError
 
 
@@ -41,13 +43,71 @@ def test_answers_are_in_order_with_the_ids_of_the_lines():
 
 
 @pytest.mark.parametrize(
-  'bad', [b'', b'{', b'\xff\xfe', b'[' * 100_000, b'nonsense']
+  'bad',
+  [
+    b'',
+    b'{',
+    b'\xff\xfe',
+    b'[' * 100_000,
+    b'nonsense',
+    b'{"id": 1e999, "text": "b"}',
+    b'{"id": NaN, "text": "b"}',
+    b'{"id": 7, "text": "b", "source": -Infinity}',
+    b'{"id": ' + b'9' * 5000 + b', "text": "b"}',
+    b'-1e400',
+  ],
 )
 def test_a_bad_line_is_answered_by_its_error(bad):
   first, wrong, last = answers(b'"one"\n' + bad + b'\n"two"\n')
   assert (first['label'], last['label']) == ('one', 'two')
   assert wrong['id'] == 2
   assert 'expected one JSON value in UTF-8' in wrong['error']
+
+
+@pytest.mark.parametrize('depth', [1, 100, 900])
+def test_an_id_is_a_text_or_a_number(depth):
+  nested = b'[' * depth + b']' * depth
+  wrong, last = answers(b'{"id": ' + nested + b', "text": "a"}\n"two"')
+  assert wrong['id'] == 1
+  assert wrong['error'].startswith('line: expected ')
+  assert last['label'] == 'two'
+
+
+def test_statistics_are_logged_regularly_and_drift_when_it_turns(capsys):
+  class Ticks(threading.Event):
+    """Passes three periods and then waits for the end."""
+
+    periods = 3
+
+    def wait(self, timeout=None):
+      assert timeout == 60.0
+      self.periods -= 1
+      if self.periods < 0:
+        ended.set()
+        return super().wait(10.0)
+      return False
+
+  ended, calls = threading.Event(), []
+  with predict.regularly(60.0, lambda: calls.append(1), Ticks()):
+    assert ended.wait(10.0)
+  assert len(calls) == 3
+  with predict.regularly(0.0, lambda: calls.append(1)):
+    pass
+  assert len(calls) == 3
+  predict.log_drift(True, {'psi': 0.5})
+  predict.log_drift(False, {'psi': 0.0})
+  began, over = capsys.readouterr().err.splitlines()
+  assert 'every row runs to full depth: {"psi": 0.5}' in began
+  assert 'over; rows leave early again: {"psi": 0.0}' in over
+
+
+def test_a_closed_stderr_takes_no_answer_with_it(monkeypatch):
+  class Closed(io.StringIO):
+    def write(self, text):
+      raise BrokenPipeError
+
+  monkeypatch.setattr(sys, 'stderr', Closed())
+  predict.log_drift(True, {})
 
 
 def test_a_huge_line_takes_no_memory_and_nobody_down(monkeypatch):
@@ -60,7 +120,14 @@ def test_a_huge_line_takes_no_memory_and_nobody_down(monkeypatch):
 @pytest.mark.parametrize(
   ('flag', 'message'),
   [
-    ('--thresholds=forum=2', '--thresholds: expected a number in'),
+    ('--thresholds=forum=much', '--thresholds: expected a number for'),
+    ('--thresholds=forum=nan', '--thresholds: expected a number for'),
+    (
+      '--minimum_retention=forum=2',
+      '--minimum_retention: expected a number in',
+    ),
+    ('--log_every=-1', 'argument --log_every: invalid number of seconds'),
+    ('--log_every=nan', 'argument --log_every: invalid number of seconds'),
     ('--minimum_retention=forum=much', '--minimum_retention: expected'),
     ('--batches=0,1', '--batches: expected positive integers'),
     ('--lengths=16;32', '--lengths: expected positive integers'),
@@ -101,7 +168,7 @@ def test_train_evaluate_and_predict(tmp_path, repository):
       command, cwd=repository, capture_output=True, check=False, **options
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
-    return done.stdout
+    return done.stdout, done.stderr.decode()
 
   config = (
     f'configs/eat/sst2.py:data={tmp_path},vocabulary={tmp_path},epochs=2,'
@@ -126,10 +193,13 @@ def test_train_evaluate_and_predict(tmp_path, repository):
   for number in range(600):
     text = json.dumps({'text': row().split('\t')[0]}).encode()
     lines.append(b'\xff\x00' if number in bad else text)
-  out = run(
+  out, log = run(
     'predict', f'--workdir={workdir}', '--batches=1,8', '--serve=tau=0.7',
     input=b'\n'.join(lines) + b'\n',
   )  # fmt: skip
+  # The parameters that training calibrated are those of its last checkpoint.
+  assert 'warning' not in log
+  assert 'tests' in json.loads(log.splitlines()[-1])['drift']
   given = [json.loads(line) for line in out.splitlines()]
   assert [answer['id'] for answer in given] == list(range(1, 601))
   failed = {n for n, answer in enumerate(given) if 'error' in answer}
@@ -137,3 +207,31 @@ def test_train_evaluate_and_predict(tmp_path, repository):
   good = [answer for answer in given if 'error' not in answer]
   assert {answer['depth'] for answer in good} <= {4, 5}
   assert all(answer['retention'] <= 1 for answer in good)
+  _interrupt_while_idle(workdir, repository)
+
+
+def _interrupt_while_idle(workdir, repository):
+  """Ctrl-C ends the command though its input stays open."""
+  program = (
+    'import signal, sys; from launch import predict; '
+    # Ignored where the tests run in the background of a shell.
+    'signal.signal(signal.SIGINT, signal.default_int_handler); '
+    'sys.exit(predict.main(sys.argv[1:]))'
+  )
+  flags = [f'--workdir={workdir}', '--batches=1']
+  with subprocess.Popen(
+    [sys.executable, '-c', program, *flags],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    cwd=repository,
+  ) as process:
+    try:
+      process.stdin.write(b'{"text": "w1"}\n')
+      process.stdin.flush()
+      assert json.loads(process.stdout.readline())['id'] == 1
+      process.send_signal(signal.SIGINT)
+      assert process.wait(30.0) == command_line.INTERRUPTED
+      assert process.stderr.read().splitlines()[-1] == b'error: interrupted'
+    finally:
+      process.kill()

@@ -1,6 +1,5 @@
 """The tests of drift against hand-computed values and simulated traffic."""
 
-import json
 import math
 
 import numpy as np
@@ -10,26 +9,33 @@ from serve_lib.drift import (
   Calibration,
   DriftCheck,
   confidence_test,
-  depth_test,
+  share_test,
 )
 
+THRESHOLD = 0.9
 
-def traffic(rng, rows, shift=0.0, early=0.7):
-  confidences = rng.beta(8.0, 2.0 + shift, rows)
-  depths = np.where(rng.random(rows) < early, 4, 12)
-  return confidences, depths
+
+def traffic(rng, rows, shift=0.0, sure=0.3):
+  """Confidences, a share `sure` of them just above the threshold."""
+  below = THRESHOLD * rng.beta(8.0, 2.0 + shift, rows)
+  above = rng.uniform(THRESHOLD, THRESHOLD + 0.02, rows)
+  return np.where(rng.random(rows) < sure, above, below)
 
 
 def calibration(seed=0, rows=4000):
-  return Calibration.of(*traffic(np.random.default_rng(seed), rows))
+  return Calibration(traffic(np.random.default_rng(seed), rows), THRESHOLD)
 
 
-def feed(check, confidences, depths):
+def feed(check, confidences):
   states = []
-  for confidence, depth in zip(confidences, depths, strict=True):
-    check.add(float(confidence), int(depth))
+  for confidence in confidences:
+    check.add(float(confidence))
     states.append(check.drifted)
   return states
+
+
+def flags(sure, unsure):
+  return np.arange(sure + unsure) < sure
 
 
 def test_distance_by_hand():
@@ -40,8 +46,8 @@ def test_distance_by_hand():
   assert distance == 0.25
 
 
-def test_depths_by_hand():
-  psi, p_value = depth_test({4: 30, 12: 10}, {4: 20, 12: 20})
+def test_shares_by_hand():
+  psi, p_value = share_test(flags(30, 10), flags(20, 20))
   # Chi-square of a 2 x 2 table: n (ad - bc)^2 / products of the margins.
   chi_square = 80 * (30 * 20 - 10 * 20) ** 2 / (40 * 40 * 50 * 30)
   assert p_value == pytest.approx(math.erfc(math.sqrt(chi_square / 2)))
@@ -52,25 +58,26 @@ def test_depths_by_hand():
   assert psi == pytest.approx(by_hand)
 
 
-def test_rare_depths_are_counted_together():
-  same = depth_test({4: 100, 8: 1, 12: 100}, {4: 100, 10: 1, 12: 100})[1]
-  assert same > 0.5
-  assert depth_test({4: 100}, {4: 50}) == (pytest.approx(0.0), 1.0)
-  # A depth that calibration never saw counts.
-  assert depth_test({4: 100}, {4: 50, 12: 50})[1] < 1e-6
+def test_too_few_rows_of_a_kind_prove_nothing():
+  assert share_test(flags(100, 1), flags(100, 0))[1] == 1.0
+  assert share_test(flags(100, 0), flags(50, 0))[1] == 1.0
+  # Rows of a kind that calibration never saw count, if they are enough.
+  assert share_test(flags(100, 0), flags(50, 50))[1] < 1e-6
 
 
-def test_calibration_as_json():
-  original = calibration(rows=10_000)
-  assert len(original.confidences) == 4096
-  copy = Calibration.from_dict(json.loads(json.dumps(original.as_dict())))
-  np.testing.assert_array_equal(copy.confidences, original.confidences)
-  assert copy.depths == original.depths
-  assert sum(copy.depths.values()) == 10_000
-  distance, _ = confidence_test(
-    original.confidences, traffic(np.random.default_rng(0), 10_000)[0]
-  )
-  assert distance < 1e-3
+def test_sure_is_what_the_exit_rule_says_in_float32():
+  normal = Calibration(np.array([0.5]), 0.9)
+  at, below = np.float32(0.9), np.nextafter(np.float32(0.9), np.float32(0))
+  values = np.array([float(at), float(below)])
+  assert normal.sure(values).tolist() == [True, False]
+
+
+def test_a_file_of_an_older_version_is_read():
+  # It had the rows by depth for the check, too.
+  old = {'threshold': 0.9, 'confidences': [0.5, 0.95], 'depths': {'4': 2}}
+  normal = Calibration.from_dict(old)
+  assert normal.threshold == 0.9
+  assert normal.sure(normal.confidences).tolist() == [False, True]
 
 
 def test_no_drift_is_found_where_there_is_none():
@@ -78,7 +85,7 @@ def test_no_drift_is_found_where_there_is_none():
   for seed in range(10):
     check = DriftCheck(calibration(seed), window=256, every=64)
     rng = np.random.default_rng(100 + seed)
-    false_alarms += any(feed(check, *traffic(rng, 3000)))
+    false_alarms += any(feed(check, traffic(rng, 3000)))
   assert false_alarms == 0
 
 
@@ -87,16 +94,15 @@ def test_a_single_test_is_significant_as_often_as_it_says():
   base = calibration()
   found = [[], []]
   for _ in range(1000):
-    confidences, depths = traffic(rng, 200)
-    found[0].append(confidence_test(base.confidences, confidences)[1] < 0.05)
-    values, counts = np.unique(depths, return_counts=True)
-    window = dict(zip(values.tolist(), counts.tolist(), strict=True))
-    found[1].append(depth_test(base.depths, window)[1] < 0.05)
+    window = traffic(rng, 200)
+    found[0].append(confidence_test(base.confidences, window)[1] < 0.05)
+    shares = base.sure(base.confidences), base.sure(window)
+    found[1].append(share_test(*shares)[1] < 0.05)
   for rejected in found:
     assert 0.02 < np.mean(rejected) < 0.08
 
 
-@pytest.mark.parametrize('change', [dict(shift=2.0), dict(early=0.2)])
+@pytest.mark.parametrize('change', [dict(shift=2.0), dict(sure=0.8)])
 def test_drift_is_found_soon_and_ends_with_hysteresis(change):
   turns = []
   check = DriftCheck(
@@ -106,11 +112,11 @@ def test_drift_is_found_soon_and_ends_with_hysteresis(change):
     on_drift=lambda drifted, report: turns.append((drifted, report)),
   )
   rng = np.random.default_rng(1)
-  assert not any(feed(check, *traffic(rng, 1000)))
-  drifting = feed(check, *traffic(rng, 1000, **change))
+  assert not any(feed(check, traffic(rng, 1000)))
+  drifting = feed(check, traffic(rng, 1000, **change))
   assert drifting.index(True) <= 2 * 256
   assert drifting[-1]
-  recovering = feed(check, *traffic(rng, 1500))
+  recovering = feed(check, traffic(rng, 1500))
   # Not before the window is clean again, then four tests.
   assert 64 * 3 < recovering.index(False) <= 256 + 64 * 5
   assert not recovering[-1]
@@ -122,7 +128,7 @@ def test_a_difference_that_does_not_matter_is_no_drift():
   base = calibration(rows=4000)
   check = DriftCheck(base, window=4000, every=4000, confirm=1)
   rng = np.random.default_rng(2)
-  feed(check, *traffic(rng, 4000, shift=0.25))
+  feed(check, traffic(rng, 4000, shift=0.25))
   report = check.report()
   assert report['confidence_p'] < 1e-4  # significant, but
   assert report['distance'] < 0.1  # small
@@ -140,6 +146,14 @@ def test_illegal_fields_are_named(field, value):
     DriftCheck(calibration(), significance=0.5)
 
 
-def test_an_empty_calibration_is_an_error():
-  with pytest.raises(ValueError, match=r'calibration: expected a confidence'):
-    Calibration.of(np.zeros(0), np.zeros(0, int))
+@pytest.mark.parametrize(
+  ('confidences', 'threshold', 'message'),
+  [
+    ([], 0.9, 'calibration.confidences: expected at least one'),
+    ([0.5, math.nan], 0.9, r'calibration.confidences: .* all in \[0, 1\]'),
+    ([0.5], 1.5, 'calibration.threshold: expected a number in'),
+  ],
+)
+def test_an_illegal_calibration_is_an_error(confidences, threshold, message):
+  with pytest.raises(ValueError, match=message):
+    Calibration(np.array(confidences, np.float64), threshold)

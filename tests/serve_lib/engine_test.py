@@ -12,6 +12,7 @@ import pytest
 from dataset_lib.errors import ConfigError
 from serve_lib.chain import Failure, InputError
 from serve_lib.engine import Engine
+from serve_lib.monitor import Monitor
 from tests.serve_lib import toy
 
 LIMIT = 1024  # bytes between stages, hardly more than one batch
@@ -215,8 +216,22 @@ def test_a_stream_reads_ahead_no_further_than_its_window(engine):
   time.sleep(0.05)
   assert len(read) <= 4 + 3
   answers.close()
+  for thread in threading.enumerate():
+    if 'stream' in thread.name:
+      thread.join(10)
+      assert not thread.is_alive()
   assert len(read) <= 4 + 3 + 1
-  assert not any('stream' in t.name for t in threading.enumerate())
+
+
+def test_the_monitor_is_the_one_of_the_policy_unless_another_is_given():
+  assert isinstance(toy.make_engine().monitor, Monitor)
+  policy, other = toy.Policy(), Monitor()
+  policy.monitor = Monitor()
+  assert toy.make_engine(policy, monitor=other).monitor is other
+  with toy.make_engine(policy) as engine:
+    engine.predict([('full', [0])])
+  assert engine.monitor is policy.monitor
+  assert policy.monitor.snapshot()['answers'] == 1
 
 
 def test_serving_before_warming_up_is_an_error():

@@ -1,5 +1,6 @@
 """Faults, back pressure, closing: nobody is lost and nothing stays behind."""
 
+import sys
 import threading
 import time
 
@@ -319,6 +320,138 @@ def test_the_thread_ends_by_itself_and_comes_back(engines, monkeypatch):
     toy.check(VARIABLES, GOOD, engine.predict([GOOD])[0])
     engine._thread.join(WAIT)
     assert not engine._thread.is_alive()
+
+
+@pytest.mark.parametrize('method', ['_next', '_serve'])
+def test_a_thread_that_ends_leaves_the_next_alone(engines, monkeypatch, method):
+  monkeypatch.setattr(worker, 'LINGER_SECONDS', 0.01)
+  engine = engines()
+  real = getattr(engine._worker, method)
+  decided, go = threading.Event(), threading.Event()
+
+  def slow(*arguments, **more):
+    result = real(*arguments, **more)
+    if not engine._worker.is_active and not decided.is_set():
+      decided.set()
+      assert go.wait(WAIT)
+    return result
+
+  monkeypatch.setattr(engine._worker, method, slow)
+  toy.check(VARIABLES, GOOD, engine.predict([GOOD])[0])
+  first = engine._thread
+  assert decided.wait(WAIT)
+  held = engine.submit(('full', [5, 5]))
+  second = engine._thread
+  assert second is not first
+  assert engine._policy.reached.wait(WAIT)  # the second is at work
+  go.set()
+  first.join(WAIT)
+  assert not first.is_alive()
+  later = engine.submit(GOOD)
+  assert engine._thread is second
+  engine._policy.open.set()
+  toy.check(VARIABLES, ('full', [5, 5]), held.result(WAIT))
+  toy.check(VARIABLES, GOOD, later.result(WAIT))
+  engine.close()
+
+
+def test_a_thread_that_cannot_start_fails_the_rows(engines, monkeypatch):
+  def broken(thread):
+    raise RuntimeError("can't start new thread")
+
+  engine = engines()
+  with monkeypatch.context() as patch:
+    patch.setattr(threading.Thread, 'start', broken)
+    answers = engine.predict([GOOD] * 10)
+  assert {answer.during for answer in answers} == {'engine'}
+  assert all("can't start" in str(answer.error) for answer in answers)
+  status = engine.status()
+  assert status['pending'] == status['queued_rows'] == 0
+  assert status['queue_bytes'] == 0
+  toy.check(VARIABLES, GOOD, engine.predict([GOOD])[0])
+  engine.close()
+
+
+def test_inputs_that_are_no_arrays_leave_nothing_queued(engines, monkeypatch):
+  with engines() as engine:
+    encode = engine._policy.encode
+
+    def broken(item):
+      encoded = encode(item)
+      if item != GOOD:
+        object.__setattr__(encoded, 'inputs', None)
+      return encoded
+
+    monkeypatch.setattr(engine._policy, 'encode', broken)
+    with pytest.raises(AttributeError):
+      engine.predict([GOOD, ('full', [0])])
+    status = engine.status()
+    assert status['pending'] == status['queued_rows'] == 0
+    toy.check(VARIABLES, GOOD, engine.predict([GOOD])[0])
+
+
+def test_a_callback_that_exits_keeps_nobody_waiting(engines):
+  with engines(max_pending=9) as engine:
+    held = engine.submit(('full', [5, 5]))
+    assert engine._policy.reached.wait(WAIT)
+    futures = [engine.submit(GOOD) for _ in range(8)]
+    futures[0].add_done_callback(lambda future: sys.exit())
+    engine._policy.open.set()
+    for future in futures:
+      toy.check(VARIABLES, GOOD, future.result(WAIT))
+    assert held.result(WAIT)['depth'] == 2
+    toy.check(VARIABLES, GOOD, engine.predict([GOOD])[0])
+  assert engine.status()['pending'] == 0
+
+
+def test_a_monitor_that_raises_keeps_nobody_waiting(engines, monkeypatch):
+  def broken(*arguments):
+    raise RuntimeError('a defect')
+
+  with engines() as engine:
+    monkeypatch.setattr(engine.monitor, 'record_answer', broken)
+    answer = engine.submit(GOOD).result(WAIT)
+  toy.check(VARIABLES, GOOD, answer)
+
+
+@pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
+)
+def test_a_defect_and_a_callback_that_exits_leave_nobody_waiting(
+  engines, monkeypatch
+):
+  engine = engines(max_pending=9)
+  go_on = engine._worker._go_on
+
+  def broken(batch, *arguments):
+    go_on(batch, *arguments)
+    if len(batch.rows) == 4:  # its rows are in two places now
+      raise RuntimeError('a defect')
+
+  monkeypatch.setattr(engine._worker, '_go_on', broken)
+  engine.submit(('full', [5, 5]))
+  assert engine._policy.reached.wait(WAIT)
+  futures = [engine.submit(GOOD) for _ in range(8)]
+  for future in (futures[0], futures[5]):
+    future.add_done_callback(lambda future: sys.exit())
+  engine._policy.open.set()
+  answers = [future.result(WAIT) for future in futures]
+  assert {answer.during for answer in answers} == {'engine'}
+  engine.close()
+  status = engine.status()
+  assert status['pending'] == status['pooled_rows'] == 0
+
+
+@pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
+)
+def test_an_exit_in_the_middle_of_a_batch_loses_no_row(engines, monkeypatch):
+  engine = engines()
+  monkeypatch.setattr(engine._programs, 'run', lambda *_: sys.exit('a defect'))
+  futures = engine._admit([GOOD] * 3)
+  assert {future.result(WAIT).during for future in futures} == {'engine'}
+  engine.close()
+  assert engine.status()['pending'] == 0
 
 
 @pytest.mark.filterwarnings(

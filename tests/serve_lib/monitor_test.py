@@ -103,7 +103,7 @@ def test_counts_from_many_threads():
 
 
 def test_drift_is_reported_and_asks_for_full_depth():
-  calibration = Calibration.of(np.linspace(0.5, 1.0, 200), np.full(200, 4))
+  calibration = Calibration(np.linspace(0.5, 1.0, 200), 0.9)
   monitor = Monitor(drift=DriftCheck(calibration, window=50, every=10))
   assert not monitor.full_depth
   for _ in range(100):
@@ -111,6 +111,15 @@ def test_drift_is_reported_and_asks_for_full_depth():
   assert monitor.full_depth
   assert monitor.snapshot()['drift']['drifted']
   json.dumps(monitor.snapshot())
+
+
+def test_rows_that_cannot_be_compared_are_counted_and_not_checked():
+  calibration = Calibration(np.linspace(0.5, 1.0, 200), 0.9)
+  monitor = Monitor(drift=DriftCheck(calibration, window=50, every=10))
+  for _ in range(100):
+    monitor.record_exit(12, 'last', None)
+  assert monitor.snapshot()['depth'] == {12: 100}
+  assert monitor.snapshot()['drift']['tests'] == 0
 
 
 def test_a_window_of_one_is_an_error():

@@ -15,7 +15,7 @@ from eat.exits import Rule
 from eval_lib.timing import Timings
 from launch import benchmark, command_line, peers
 from launch.eat_report import command as eat_report
-from launch.eat_report import models, report_tables, sentences, speed, sweeps
+from launch.eat_report import models, report_tables, sentences, sweeps
 from launch.eat_report.models import Model
 from launch.eat_report.speed import Speed
 from model_lib import flops
@@ -505,9 +505,3 @@ def test_speed_by_hand():
   rows = report_tables.example_rows([setting], LABELS, speed)
   assert [r['latency'] for r in rows] == [3.0, None, 3.0]
   assert [r['correct'] for r in rows] == [1, 1, 0]
-
-
-def test_buckets():
-  assert speed.batch_buckets(32) == (1, 2, 4, 8, 16, 32)
-  assert speed.batch_buckets(12) == (1, 2, 4, 8, 12)
-  assert speed.batch_buckets(1) == (1,)

@@ -98,12 +98,6 @@ def test_rows_of_a_call(batch, rates, fill, rows):
   assert rows % batch == 0
 
 
-def test_batch_buckets():
-  assert lineup.batch_buckets(1) == (1,)
-  assert lineup.batch_buckets(16) == (1, 2, 4, 8, 16)
-  assert lineup.batch_buckets(12) == (1, 2, 4, 8, 12)
-
-
 def test_missing_peers_are_said(monkeypatch):
   find = importlib.util.find_spec
   monkeypatch.setattr(

@@ -1,0 +1,217 @@
+"""An item is freed with its answer, whatever became of it; see `Failure`."""
+
+import gc
+import json
+import pathlib
+import subprocess
+import sys
+import time
+import weakref
+
+import pytest
+
+from serve_lib import worker
+from serve_lib.chain import MAX_DETAILS, Failure, InputError
+from tests.serve_lib import toy
+
+WAIT = 20.0
+
+
+class Tokens(list):
+  """A list that can be watched."""
+
+
+class Policy(toy.Policy):
+  """Breaks where the first token says, the item being in many frames."""
+
+  def encode(self, item):
+    if item[1][:1] == [11]:
+      try:
+        self.fail(item)
+      except ZeroDivisionError as error:
+        raise InputError('a bad item') from error
+    return super().encode(item)
+
+  def fail(self, item):
+    try:
+      raise KeyError('before')
+    except KeyError as error:
+      kept = error  # a cycle of its own: error, frame, error
+      raise ZeroDivisionError(str(kept)) from None
+
+  def decide(self, stage, rows, outputs):
+    for row in rows:
+      if row.encoded.context[:1] == [12]:
+        self.fail(row)
+    return super().decide(stage, rows, outputs)
+
+  def answer(self, row):
+    if row.encoded.context[:1] == [13]:
+      self.fail(row)
+    return super().answer(row)
+
+
+@pytest.fixture
+def no_collection():
+  gc.collect()
+  gc.disable()
+  yield
+  gc.enable()
+
+
+@pytest.fixture
+def make(monkeypatch):
+  # The thread lets go by itself, and not because it ends.
+  monkeypatch.setattr(worker, 'LINGER_SECONDS', 60.0)
+  return lambda: toy.make_engine(Policy())
+
+
+def is_gone(watched):
+  """Whether it is freed in time: the worker may not have left its frames."""
+  deadline = time.monotonic() + WAIT / 2
+  while watched() is not None and time.monotonic() < deadline:
+    time.sleep(0.001)
+  return watched() is None
+
+
+@pytest.mark.usefixtures('no_collection')
+@pytest.mark.parametrize(
+  ('tokens', 'during'),
+  [
+    ([1] * 7, 'encode'),  # longer than the longest bucket
+    ([], 'encode'),
+    ([11], 'encode'),
+    ([toy.POISON], 'stage 0'),
+    ([12], 'stage 0'),
+    ([13], 'answer'),
+  ],
+)
+def test_a_failure_does_not_hold_its_item(make, tokens, during):
+  with make() as engine:
+    tokens = Tokens(tokens)
+    watched = weakref.ref(tokens)
+    answer = engine.predict([('full', tokens)])[0]
+    assert answer.during == during
+    del tokens
+    assert is_gone(watched)  # although the answer is there
+  assert answer.error.__traceback__ is None
+  assert answer.details.startswith('Traceback')
+  assert type(answer.error).__name__ in answer.details
+
+
+@pytest.mark.usefixtures('no_collection')
+@pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
+)
+def test_a_defect_of_the_engine_does_not_hold_items(make, monkeypatch):
+  def broken(batch, *arguments):
+    raise RuntimeError('a defect')
+
+  engine = make()
+  monkeypatch.setattr(engine._worker, '_go_on', broken)
+  tokens = Tokens([2, 0])
+  watched = weakref.ref(tokens)
+  answer = engine.predict([('full', tokens)])[0]
+  del tokens
+  engine.close()
+  assert answer.during == 'engine'
+  assert 'in broken' in answer.details
+  assert is_gone(watched)
+
+
+@pytest.mark.usefixtures('no_collection')
+def test_an_answer_is_not_held_by_the_engine(make):
+  with make() as engine:
+    tokens = Tokens([2, 0])
+    watched = weakref.ref(tokens)
+    answers = engine.predict([('full', tokens)])
+    assert answers[0]['tokens'] is tokens
+    del tokens, answers
+    assert is_gone(watched)
+
+
+def test_what_the_caller_was_handling_is_left_alone(make):
+  with make() as engine:
+    try:
+      raise KeyError('of the caller')
+    except KeyError as error:
+      answer = engine.predict([('full', [11])])[0]
+      frames = error.__traceback__
+  assert frames is not None
+  assert isinstance(answer.error.__cause__, ZeroDivisionError)
+  first = answer.error.__cause__.__context__
+  assert isinstance(first, KeyError)
+  assert first.__context__ is None
+
+
+def test_details_are_bounded_and_never_in_the_way():
+  class UnreadableError(Exception):
+    def __str__(self):
+      raise RuntimeError('no text')
+
+  failure = Failure.of(ValueError('x' * 10**6), 'encode')
+  assert len(failure.details) == MAX_DETAILS
+  assert 'details' not in repr(failure)
+  assert Failure.of(UnreadableError(), 'encode').during == 'encode'
+  group = ExceptionGroup('several', [ValueError('one'), KeyError('two')])
+  assert 'KeyError' in Failure.of(group, 'encode').details
+
+
+PROGRAM = """
+import dataclasses, gc, json, os
+import numpy as np
+from serve_lib.chain import Failure
+from serve_lib.engine import Engine
+from tests.serve_lib import toy
+
+MEGABYTES = 4
+
+class Chain(toy.Chain):
+  variants = ('full',)
+
+class Policy(toy.Policy):
+  def encode(self, item):
+    return dataclasses.replace(super().encode(item[:2]), context=item)
+
+  def answer(self, row):
+    variant, tokens, payload = row.encoded.context
+    if tokens == [7]:
+      raise ZeroDivisionError('answer')
+    return int(payload[-1])
+
+KINDS = [[2, 0], [1] * 4, [0], [], [7], [toy.POISON]]
+
+def items(count):
+  for number in range(count):
+    yield 'full', KINDS[number % 6], np.ones(MEGABYTES * 2**20, np.uint8)
+
+def resident():
+  with open('/proc/self/statm') as file:
+    return int(file.read().split()[1]) * os.sysconf('SC_PAGESIZE') / 2**20
+
+with Engine(Chain(), Policy(), (3,), (1, 2)) as engine:
+  list(engine.stream(items(60), window=8))
+  gc.collect()
+  gc.disable()
+  before, growth, failures = resident(), 0, {}
+  for answer in engine.stream(items(360), window=8):
+    growth = max(growth, resident() - before)
+    name = answer.during if isinstance(answer, Failure) else 'good'
+    failures[name] = failures.get(name, 0) + 1
+print(json.dumps([growth, failures]))
+"""
+
+
+def test_memory_is_bounded_whatever_streams_in(repository):
+  """1.4 GB of items, two in three bad, and no garbage collection."""
+  if not pathlib.Path('/proc/self/statm').exists():
+    pytest.skip('resident memory is read from /proc/self/statm')
+  output = subprocess.check_output(
+    [sys.executable, '-c', PROGRAM], cwd=repository, text=True
+  )
+  growth, kinds = json.loads(output)
+  assert growth < 150  # MB; the window alone holds 32
+  assert kinds['encode'] == 120
+  assert kinds['stage 0'] >= 60
+  assert kinds['answer'] > 0
+  assert kinds['good'] > 60
