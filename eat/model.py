@@ -17,12 +17,7 @@ from jaxtyping import Array, Float, Int, Key
 from eat import pruning
 from eat.heads import Head, check_layers
 from eat.pruning import Tokens
-from eat.window_attention import (
-  _BLOCK,
-  BLOCK_FROM,
-  IMPLEMENTATIONS,
-  window_attend,
-)
+from eat.window_attention import IMPLEMENTATIONS, window_attend, window_scores
 from model_lib import flops, row_random
 from model_lib.attention import KeysValues, attend
 from model_lib.bert import (
@@ -422,27 +417,6 @@ class EatClassifier(nn.Module):
       return block
     scores = window_scores(tokens, self.window, self.window_implementation)
     return block + 4.0 * shape.width * (scores - tokens**2)
-
-
-def window_scores(tokens: int, window: int, implementation: str) -> int:
-  """Scores of a row and head that `window_attend` computes.
-
-  In blocks these are more than the window has: each block of queries reads
-  its whole span, also what is masked, and the last block is padded.
-
-  Args:
-    tokens: of the row.
-    window: width k, not 0.
-    implementation: 'auto', 'block' or 'dense'.
-  """
-  if implementation == 'dense' or (
-    implementation == 'auto' and tokens < BLOCK_FROM
-  ):
-    return tokens**2
-  half = window // 2
-  size = max(_BLOCK, half)
-  queries = -(-tokens // size) * size
-  return queries * (1 + size + 2 * half) + tokens  # of [CLS]: all
 
 
 def tokens_mask(tokens: Tokens) -> Array:

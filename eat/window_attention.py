@@ -73,11 +73,34 @@ def window_attend(
   query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
   # Weights of what is not valid are zero, but zero times NaN is not.
   value = jnp.where(valid[:, None, :, None], value, jnp.zeros_like(value))
-  in_blocks = implementation == 'block' or (
-    implementation == 'auto' and length >= BLOCK_FROM
-  )
+  in_blocks = _is_in_blocks(length, implementation)
   attend = _attend_in_blocks if in_blocks else _attend_densely
   return attend(query, key, value, valid, drop, received, window // 2)
+
+
+def window_scores(tokens: int, window: int, implementation: str) -> int:
+  """Scores of a row and head that `window_attend` computes.
+
+  In blocks these are more than the window has: each block of queries reads
+  its whole span, also what is masked, and the last block is padded.
+
+  Args:
+    tokens: of the row.
+    window: width k, not 0.
+    implementation: 'auto', 'block' or 'dense'.
+  """
+  if not _is_in_blocks(tokens, implementation):
+    return tokens**2
+  half = window // 2
+  size = max(_BLOCK, half)
+  queries = -(-tokens // size) * size
+  return queries * (1 + size + 2 * half) + tokens  # of [CLS]: all
+
+
+def _is_in_blocks(length: int, implementation: str) -> bool:
+  return implementation == 'block' or (
+    implementation == 'auto' and length >= BLOCK_FROM
+  )
 
 
 def _attend_densely(query, key, value, valid, drop, received, half):
