@@ -14,11 +14,11 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from eat import pruning
+from eat import cost, pruning
 from eat.heads import Head, check_layers
 from eat.pruning import Tokens
-from eat.window_attention import IMPLEMENTATIONS, window_attend, window_scores
-from model_lib import flops, row_random
+from eat.window_attention import IMPLEMENTATIONS, window_attend
+from model_lib import row_random
 from model_lib.attention import KeysValues, attend
 from model_lib.bert import (
   BertBlock,
@@ -375,48 +375,7 @@ class EatClassifier(nn.Module):
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """FLOPs of one full row `[L]` through all layers, pruned, no exit."""
     length = input_shape[0]
-    return sum(self.stage_flops(length, self.static_sizes(length), False))
-
-  def static_sizes(self, length: int) -> tuple[int, ...]:
-    """Static sequence lengths after each of `prune_layers`."""
-    sizes = []
-    for ratio in self.prune_ratios:
-      length = pruning.static_size(length, float(ratio), self.min_tokens)
-      sizes.append(length)
-    return tuple(sizes)
-
-  def stage_flops(
-    self, length: int, sizes: Sequence[int], count_cls: bool
-  ) -> list[float]:
-    """FLOPs of one row up to each head; see `eat.serving.stage_flops`."""
-    shape = self.sizes()
-    width = shape.width
-    head = flops.dense(1, width, width + self.num_classes)
-    totals, total = [], 0.0
-    for layer in range(1, shape.depth + 1):
-      block = self._block_flops(length)
-      if layer not in self.heads():
-        total += block
-      elif count_cls:
-        alone = flops.cls_block(length, width, shape.mlp_dim)
-        totals.append(total + alone + head)
-        # [CLS] runs with the others once more, keys and values do not.
-        total = block - flops.dense(length, width, 2 * width)
-      else:
-        totals.append(total + block + head)
-        total = 0.0
-      if sizes and layer in self.prune_layers:
-        length = sizes[list(self.prune_layers).index(layer)]
-    return totals
-
-  def _block_flops(self, tokens: int) -> float:
-    """FLOPs of a block, with the scores that its attention really computes."""
-    shape = self.sizes()
-    block = flops.block(tokens, shape.width, shape.mlp_dim)
-    if not self.window:
-      return block
-    scores = window_scores(tokens, self.window, self.window_implementation)
-    return block + 4.0 * shape.width * (scores - tokens**2)
+    return sum(cost.stage_flops(self, length, cost.static_sizes(self, length)))
 
 
 def tokens_mask(tokens: Tokens) -> Array:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from eat import cost
 from eat.model import EatClassifier
 from eat.pruning import Tokens
 from model_lib.attention import KeysValues
@@ -64,7 +65,7 @@ class EatChain:
     """Static sequence lengths after each pruning; none for 'full'."""
     if variant == FULL:
       return ()
-    return static_sizes(self.model, length)
+    return cost.static_sizes(self.model, length)
 
   def example(self, length: int, rows: int) -> dict[str, np.ndarray]:
     """Inputs of the first stage, for compiling."""
@@ -109,27 +110,3 @@ def _stage(
   cls, keys_values = module.cls_after(tokens, layer)
   outputs = {'logits': module.classify(cls, layer), 'kept': tokens.length}
   return (tokens, keys_values), outputs
-
-
-def static_sizes(model: EatClassifier, length: int) -> tuple[int, ...]:
-  """The static sequence lengths after each of `model.prune_layers`."""
-  return model.static_sizes(length)
-
-
-def stage_flops(
-  model: EatClassifier, length: int, sizes: Sequence[int], count_cls: bool
-) -> list[float]:
-  """FLOPs of one row in each stage, by formula.
-
-  Of attention in a window, what is computed counts: in blocks, and for a row
-  that is too short for blocks all scores.
-
-  Args:
-    model: the classifier.
-    length: tokens of the row at the start.
-    sizes: tokens after each pruning; empty for none.
-    count_cls: count what the chain computes: of the block under a head [CLS],
-      keys and values, and in the next stage the rest; False counts every block
-      in full, before its head, which is the limit that papers state.
-  """
-  return model.stage_flops(length, sizes, count_cls)

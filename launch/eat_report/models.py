@@ -16,7 +16,7 @@ import numpy as np
 
 from dataset_lib import builder, tokenizer
 from dataset_lib.errors import ConfigError
-from eat import service, serving
+from eat import cost, service
 from eat.model import EatClassifier
 from eval_lib import calibration, evaluator, frontier, glue_metrics, predictions
 from launch import command_line
@@ -203,8 +203,8 @@ def record(
     )  # fmt: skip
   sizes, costs = np.unique(length), {}
   for size in sizes.tolist():
-    stages = serving.static_sizes(module, size)
-    costs[size] = np.cumsum(serving.stage_flops(module, size, stages, True))
+    stages = cost.static_sizes(module, size)
+    costs[size] = np.cumsum(cost.stage_flops(module, size, stages, True))
   return Model(
     run=run,
     variant=variant,
@@ -292,7 +292,7 @@ def dense_flops(model: Model) -> np.ndarray:
     prune_layers=(), prune_ratios=(), window=0, exit_layers=()
   )
   costs: Mapping[int, float] = {
-    size: sum(serving.stage_flops(plain, size, (), True))
+    size: sum(cost.stage_flops(plain, size, (), True))
     for size in np.unique(model.length).tolist()
   }
   return np.array([costs[size] for size in model.length.tolist()])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from eat import serving
+from eat import cost
 from eat.model import EatClassifier
 from eval_lib.timing import Estimate
 from launch.eat_speed import lineup
@@ -141,10 +141,10 @@ def flops(contender: Contender, settings: Settings) -> tuple[float, float]:
     window=settings.window,
     exit_layers=(lineup.EXIT_LAYER,),
   )
-  tokens = serving.static_sizes(model, settings.length)
+  tokens = cost.static_sizes(model, settings.length)
   stay = 1.0 - contender.exit_rate / 100
   first, last = (
-    np.array(serving.stage_flops(model, settings.length, tokens, count_cls))
+    np.array(cost.stage_flops(model, settings.length, tokens, count_cls))
     @ (1.0, stay)
     for count_cls in (False, True)
   )

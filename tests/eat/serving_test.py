@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from eat import exits, serving
+from eat import cost, exits, serving
 from eat.exits import Rule
 from eat.model import EatClassifier
 from model_lib import flops
@@ -186,10 +186,10 @@ def test_too_long_a_row_fails_alone(served):
 
 def test_stage_flops_add_up():
   model, _ = small.build(window=0)
-  sizes = serving.static_sizes(model, 24)
-  whole = serving.stage_flops(model, 24, sizes, count_cls=False)
+  sizes = cost.static_sizes(model, 24)
+  whole = cost.stage_flops(model, 24, sizes, count_cls=False)
   assert np.isclose(sum(whole), model.flops((24,)))
-  short = serving.stage_flops(model, 24, sizes, count_cls=True)
+  short = cost.stage_flops(model, 24, sizes, count_cls=True)
   assert short[0] < whole[0]
   # All that is done twice is [CLS] at two heads; at the last, others are not.
   last = flops.block(sizes[1], 16, 32) - flops.cls_block(sizes[1], 16, 32)
@@ -219,7 +219,7 @@ def test_stages_cost_what_the_formula_says(tokens, changes):
   chain = serving.EatChain(model, variables)
   carry = chain.example(tokens, 1)
   sizes = chain.sizes('pruned', tokens)
-  expected = serving.stage_flops(model, tokens, sizes, True)
+  expected = cost.stage_flops(model, tokens, sizes, True)
   for index in range(chain.num_stages):
     stage = jax.jit(chain.stage(index, 'pruned', tokens))
     lowered = stage.lower(variables, carry)
