@@ -22,7 +22,7 @@ RULES = (
   'combined',
   'never',
 )
-_WITH_TAU = ('confidence', 'entropy', 'margin', 'combined')
+RULES_WITH_TAU = ('confidence', 'entropy', 'margin', 'combined')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Rule:
     if self.name == 'entropy':
       expected = 'nats >= 0, or -inf for never'
       _check('tau', self.tau, expected, lambda t: (t >= 0) | (t == -np.inf))
-    elif self.name in _WITH_TAU:
+    elif self.name in RULES_WITH_TAU:
       expected = 'a probability in [0, 1], or inf for never'
       _check('tau', self.tau, expected, lambda t: _in_unit(t) | (t == np.inf))
     patience = self.patience

@@ -16,10 +16,11 @@ from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import Field, check_fields, integer, real
 from dataset_lib.glue_tasks import TASKS
-from eat.exits import RULES, Rule
+from eat.exits import RULES, RULES_WITH_TAU, Rule
 from eat.model import EatClassifier
-from eat.policy import RULES_WITH_TAU, EatPolicy, Settings, expected_in
+from eat.policy import EatPolicy
 from eat.serving import EatChain
+from eat.settings import Settings, expected_in
 from eval_lib.calibration import fingerprint
 from model_lib.bert import BertClassifier
 from serve_lib.drift import Calibration, DriftCheck

@@ -6,17 +6,14 @@ P_L^T)`. The same task trains a dense model (one head) and a distilled student
 """
 
 import functools
-import itertools
 import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
-from dataset_lib import tokenizer
-from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
+from dataset_lib.errors import ConfigError
 from dataset_lib.fields import (
   Field,
   check_field,
@@ -27,14 +24,13 @@ from dataset_lib.fields import (
   text,
 )
 from eat.heads import place_exits, place_prunes
+from eat.teacher import check_tokenizer
 from eval_lib.metrics import Average
 from model_lib.layers import ACTIVATIONS
 from train_lib import loading
 from train_lib.classification import as_config_error, construct
 from train_lib.text_classification import (
-  TOKENIZER_FILE,
   TextClassification,
-  checkpoint_sizes,
 )
 
 EXIT_WEIGHT, LAST_WEIGHT = 0.3, 1.0  # EAT, equation (1)
@@ -47,8 +43,6 @@ ENCODER_FIELDS = {
   'attention_dropout': real(0.0, 0.99),
   'classifier_dropout': real(0.0, 0.99),
 }
-# Words on which tokenizers with the same vocabulary may differ.
-_PROBES = ('Été', 'naïve', '東京x', "don't", 'a\u200db', 'İ')
 
 
 def _weights() -> Field:
@@ -230,42 +224,6 @@ def head_layers(model: Any) -> tuple[int, ...]:
   return model.heads() if hasattr(model, 'heads') else (model.sizes().depth,)
 
 
-class Student(FineTune):
-  """A dense model made of every second layer of another, as DistilBERT.
-
-  A `model.depth` of 0 is half that of the checkpoint or variant, rounded up;
-  empty `warm_start.renames` say which of its layers becomes which.
-  """
-
-  @classmethod
-  def resolve(cls, config) -> None:
-    """Also halves the depth and writes the renames."""
-    given = config.model.depth
-    TextClassification.resolve(config)
-    depth = config.model.depth
-    directory = config.warm_start.workdir
-    if os.path.isdir(directory):
-      depth = checkpoint_sizes(directory).get('depth', depth)
-      if not config.warm_start.renames:
-        config.warm_start.renames = every_second_layer(depth)
-        if depth > 1:
-          config.warm_start.skip = (*config.warm_start.skip, '^dropped_')
-    config.model.depth = given or (depth + 1) // 2
-    super().resolve(config)
-
-
-def every_second_layer(layers: int) -> tuple[str, ...]:
-  """Renames that make layers 1, 3, 5, ... of a teacher a student's layers.
-
-  As DistilBERT is initialised (Sanh et al. 2019, section 3).
-  """
-  renames = []
-  for index in range(layers):
-    new = f'dropped_{index}/' if index % 2 else f'block_{index // 2}/'
-    renames.append(f'^block_{index}/->{new}')
-  return tuple(renames)
-
-
 def place_layers(model: Any) -> None:
   """Replaces zeros in `prune_layers` and `exit_layers` by layers, in place.
 
@@ -283,51 +241,6 @@ def place_layers(model: Any) -> None:
     model.prune_layers = place_prunes(depth, len(prunes))
     if len(model.prune_ratios) == len(prunes):
       model.prune_ratios = model.prune_ratios[: len(model.prune_layers)]
-
-
-def check_tokenizer(teacher: str, own: str) -> None:
-  """Raises `ConfigError` if a teacher would read other ids than it learned.
-
-  Args:
-    teacher: directory of the teacher's run.
-    own: the tokenizer of the data; '' if the data are token ids already.
-  """
-  path = os.path.join(teacher, TOKENIZER_FILE)
-  if not own or os.path.realpath(own) == os.path.realpath(path):
-    return
-  try:
-    ours = tokenizer.load(own)
-  except (MissingDataError, InvalidDataError):
-    return  # the data set says what is wrong
-  expected = f'a run whose {TOKENIZER_FILE} gives the ids of {own}'
-  try:
-    theirs = tokenizer.load(path)
-  except (MissingDataError, InvalidDataError) as error:
-    wrong = f'{expected} ({error})'
-    raise ConfigError('loss.teacher', teacher, wrong) from error
-  if not _same_ids(ours, theirs):
-    raise ConfigError(
-      'loss.teacher',
-      teacher,
-      f'{expected}; fine-tune a teacher with this tokenizer, or leave '
-      "dataset.tokenizer empty for the teacher's",
-    )
-
-
-def _same_ids(ours: tokenizer.Tokenizer, theirs: tokenizer.Tokenizer) -> bool:
-  """Whether two tokenizers have one vocabulary and split words alike."""
-  if (ours.vocab_size, ours.pad_id) != (theirs.vocab_size, theirs.pad_id):
-    return False
-  names = ours.names(range(ours.vocab_size))
-  if names != theirs.names(range(theirs.vocab_size)):
-    return False
-  words = [name for name in names if name]
-  some = list(itertools.islice(words, 0, None, 1 + len(words) // 1000))
-  probes = [*some, *(word.upper() for word in some), *_PROBES]
-  mine, other = ours.encode(probes), theirs.encode(probes)
-  return np.array_equal(mine.tokens, other.tokens) and np.array_equal(
-    mine.offsets, other.offsets
-  )
 
 
 def _check_directory(workdir: str) -> None:

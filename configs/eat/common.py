@@ -65,7 +65,9 @@ def fine_tuning(
   _check(a)
   c = common.base()
   c.seed = a.seed
-  c.task = f'eat.task:{"Student" if a.model == "student" else "FineTune"}'
+  c.task = (
+    'eat.student:Student' if a.model == 'student' else 'eat.task:FineTune'
+  )
   c.batch_size = a.batch
   c.dataset = dict(
     name='glue',

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from eat.policy import EatPolicy, Settings
+from eat.policy import EatPolicy
 from eat.serving import FULL, PRUNED, EatChain
+from eat.settings import Settings
 from eval_lib import timing
 from eval_lib.timing import Timings
 from launch.eat_report.models import Model

@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Bool
 
 from dataset_lib import tokenizer
-from eat.policy import EatPolicy, Prediction, Settings
+from eat.policy import EatPolicy, Prediction
 from eat.serving import EatChain
+from eat.settings import Settings
 from launch.eat_speed import forms, worker
 from launch.eat_speed.lineup import VOCABULARY
 from serve_lib.buckets import doubling

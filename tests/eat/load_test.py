@@ -9,8 +9,9 @@ import pytest
 
 from dataset_lib import tokenizer
 from eat.exits import Rule
-from eat.policy import EatPolicy, Prediction, Settings
+from eat.policy import EatPolicy, Prediction
 from eat.serving import EatChain
+from eat.settings import Settings
 from serve_lib.chain import Failure
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor

@@ -10,8 +10,9 @@ from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from eat import exits, service
 from eat.exits import Rule
-from eat.policy import EatPolicy, Settings
+from eat.policy import EatPolicy
 from eat.serving import EatChain
+from eat.settings import Settings
 from serve_lib.chain import InputError, Row
 from serve_lib.drift import Calibration, DriftCheck
 from serve_lib.monitor import Monitor

@@ -14,7 +14,9 @@ from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eat.heads import place_exits, place_prunes
 from eat.model import EatClassifier
-from eat.task import FineTune, check_tokenizer, every_second_layer
+from eat.student import every_second_layer
+from eat.task import FineTune
+from eat.teacher import check_tokenizer
 from tests.eat import small
 from train_lib import loading, strict_json
 
