@@ -170,7 +170,7 @@ CUBE = (
 @pytest.mark.parametrize(
   ('devices', 'num_micro', 'extra'),
   [
-    (2, 1, ()),
+    pytest.param(2, 1, (), marks=SLOW),
     (8, 4, ('--config.mesh.fsdp=2',)),
     pytest.param(1, 4, (), marks=SLOW),
     pytest.param(8, 1, (), marks=SLOW),
