@@ -65,7 +65,6 @@ class Programs:
     device = device or _device_of(chain.variables)
     self._sharding = jax.sharding.SingleDeviceSharding(device)
     self._variables = jax.device_put(chain.variables, device)
-    self._read: dict[tuple[int, str], tuple[int, ...]] = {}
     self._table: dict[tuple[str, Key, int], Any] = {}
     self._compiled: dict[Any, tuple[Any, Any]] = {}
     self.copies = 0
@@ -161,10 +160,9 @@ class Programs:
     is_last = key.stage == self._chain.num_stages - 1
     leaves, structure = jax.tree.flatten(self._variables)
     # Every argument of a call costs some microseconds, and most stages read
-    # few of the variables.
-    if key[:2] not in self._read:
-      self._read[key[:2]] = _leaves_read(stage, self._variables, carry)
-    read = self._read[key[:2]]
+    # few of the variables. Asked anew for every program: what a stage reads may
+    # depend on its shapes, and what is not read is zero.
+    read = _leaves_read(stage, self._variables, carry)
 
     def function(variables: Any, carry: Any) -> Any:
       given = dict(zip(read, variables, strict=True))

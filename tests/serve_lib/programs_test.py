@@ -204,3 +204,27 @@ def test_a_stage_gets_only_the_variables_that_it_reads():
     carry, outputs = programs.run(key, 2, carry)
     np.testing.assert_array_equal(outputs['y'], np.full((2, 4), index + 2.0))
   assert carry is None
+
+
+class Growing(Chain):
+  """A longer row reads another variable."""
+
+  num_stages = 1
+
+  def stage(self, index, variant, length):
+    def run(variables, carry):
+      return carry, {'y': carry['x'] * variables[str(length)]}
+
+    return run
+
+
+def test_what_a_stage_reads_may_depend_on_the_length():
+  chain, grid = Growing(), Grid((4, 8), (2,))
+  programs = Programs(chain, grid)
+  programs.compile(progress=False)
+  for length in grid.lengths:
+    carry = chain.example(length, 2)
+    _, outputs = programs.run(Key(0, 'full', length), 2, carry)
+    np.testing.assert_array_equal(
+      outputs['y'], np.full((2, length), length + 2.0)
+    )
