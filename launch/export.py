@@ -136,7 +136,6 @@ def run(arguments: Any, config: Any) -> int:
   """Reads the checkpoint, writes the directory, says what was left out."""
   import jax
 
-  from model_lib import huggingface
   from train_lib import loading, sharding
   from train_lib.text_classification import TOKENIZER_FILE
 
@@ -146,15 +145,12 @@ def run(arguments: Any, config: Any) -> int:
   mesh = sharding.make_mesh({'data': 1})
   with jax.set_mesh(mesh):
     loaded = loading.load_params(arguments.workdir, task, mesh, step)
-  fields = encoder_fields(task.model)
-  params = jax.device_get(dense_params(loaded.variables['params']))
   try:
-    huggingface.save(
+    save(
       arguments.out,
-      'bert' if fields['type_vocab_size'] else 'distilbert',
-      fields,
-      params,
-      task.info.class_names,
+      task.model,
+      loaded.variables['params'],
+      class_names=task.info.class_names,
       tokenizer=pathlib.Path(arguments.workdir) / TOKENIZER_FILE,
     )
   except ValueError as error:
@@ -163,6 +159,30 @@ def run(arguments: Any, config: Any) -> int:
   for part in parts(task.model):
     print(f'left out: {part}')
   return command_line.OK
+
+
+def save(
+  directory: str, model: Any, params: Mapping[str, Any], **options: Any
+) -> None:
+  """Writes the encoder and the last head of a model.
+
+  Args:
+    directory: see `model_lib.huggingface.save`.
+    model: a `BertClassifier` or an `EatClassifier`.
+    params: its parameters.
+    **options: class names and tokenizer of `model_lib.huggingface.save`.
+
+  Raises:
+    ValueError: Hugging Face has no such model.
+  """
+  import jax
+
+  from model_lib import huggingface
+
+  fields = encoder_fields(model)
+  kind = 'bert' if fields['type_vocab_size'] else 'distilbert'
+  arrays = jax.device_get(dense_params(params))
+  huggingface.save(directory, kind, fields, arrays, **options)
 
 
 def encoder_fields(model: Any) -> dict[str, Any]:

@@ -14,11 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from launch import contest, peers
+from launch import contest, export, peers
 from launch.eat_report import rival_worker
-from launch.eat_report.models import Model
 from launch.eat_report.sweeps import Setting
-from model_lib import bert, huggingface
 
 TOLERANCE = 1e-3  # of the logits, to be the same model
 TIMEOUT = 1800.0  # seconds
@@ -75,7 +73,8 @@ def start(
       found = []
       for run, setting in settings.items() if able else ():
         weights = str(directory / run)
-        export(setting.model, weights)
+        model = setting.model
+        export.save(weights, model.module, model.run.variables['params'])
         items = str(directory / f'{run}.npz')
         records = [setting.model.run.records.record(int(r)) for r in rows]
         rival_worker.write_rows(items, records)
@@ -129,13 +128,3 @@ def _differing(
   if ours.shape[1] == 1:
     return int((np.abs(ours - theirs) > TOLERANCE).sum())
   return int((ours.argmax(1) != theirs.argmax(1)).sum())
-
-
-def export(model: Model, directory: str) -> None:
-  """Writes a dense model in Hugging Face's layout, for their libraries."""
-  module = model.module
-  fields = {name: getattr(module, name) for name in bert.DEFAULTS}
-  sizes = module.sizes()
-  fields |= {name: getattr(sizes, name) for name in vars(sizes)}
-  kind = 'bert' if module.type_vocab_size else 'distilbert'
-  huggingface.save(directory, kind, fields, model.run.variables['params'])
