@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch import command_line
+from launch import command_line, flag_types
 
 RATES = ('dropout', 'attention_dropout', 'classifier_dropout')
 
@@ -36,7 +36,7 @@ def parser() -> command_line.Parser:
       help='directory of the run')  # fmt: skip
   add('--out', required=True, metavar='DIRECTORY',
       help='where to write; new or empty')  # fmt: skip
-  add('--step', default='latest', metavar='STEP',
+  add('--step', type=flag_types.checkpoint, default='latest', metavar='STEP',
       help='latest (default), best, or a number')  # fmt: skip
   add('--dense', action='store_true',
       help='of an EAT: without its exits, pruning and window')  # fmt: skip
@@ -46,12 +46,6 @@ def parser() -> command_line.Parser:
 def parse(argv: Sequence[str]) -> tuple[Any, Any]:
   """Returns (arguments, the run's config); touches no device."""
   arguments = command_line.parse_arguments(parser(), argv)
-  if arguments.step not in ('latest', 'best') and (
-    not arguments.step.isdecimal()
-  ):
-    raise command_line.UsageError(
-      f'--step: expected latest, best or a number, got {arguments.step!r}'
-    )
   _check_out(arguments.out)
   from train_lib import loading
 
@@ -139,8 +133,7 @@ def run(arguments: Any, config: Any) -> int:
   from train_lib import loading, sharding
   from train_lib.text_classification import TOKENIZER_FILE
 
-  step = {'latest': None, 'best': 'best'}.get(arguments.step, arguments.step)
-  step = int(step) if step and step.isdecimal() else step
+  step = arguments.step
   task = loading.load_task(arguments.workdir, config, step)
   mesh = sharding.make_mesh({'data': 1})
   with jax.set_mesh(mesh):

@@ -43,9 +43,17 @@ def seconds(text: str) -> float:
   return value
 
 
+def checkpoint(text: str) -> int | str | None:
+  """A step's number, 'best', or None for `latest`."""
+  if text == 'latest':
+    return None
+  return 'best' if text == 'best' else count(text)
+
+
 positive.__name__ = 'positive integer'
 count.__name__ = 'integer of 0 or more'
 sizes.__name__ = 'list of positive integers such as 1,16'
 sizes_or_none.__name__ = "list of positive integers such as 1,16, or 'none'"
 percents.__name__ = 'list of integers from 0 to 100 such as 0,80'
+checkpoint.__name__ = "step: 'latest', 'best' or a number"
 seconds.__name__ = 'positive number of seconds'

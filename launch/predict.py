@@ -36,7 +36,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
-from launch import command_line
+from launch import command_line, flag_types
 
 BATCHES = '1,2,4,8,16,32'
 MAX_LINE = 2**24  # bytes
@@ -64,16 +64,16 @@ def parser() -> command_line.Parser:
   add = result.add_argument
   add('--workdir', required=True, metavar='DIRECTORY',
       help='directory of the run')  # fmt: skip
-  add('--step', default='latest', metavar='STEP',
+  add('--step', type=flag_types.checkpoint, default='latest', metavar='STEP',
       help='latest (default), best, or a number')  # fmt: skip
   add('--serve', default='', metavar='KEY=VALUE,...',
       help='rule, tau, patience, tolerance, veto_margin, ensemble_margin, '
       'max_characters')  # fmt: skip
   add('--thresholds', default='', metavar='SOURCE=TAU,...')
   add('--minimum_retention', default='', metavar='SOURCE=SHARE,...')
-  add('--lengths', default='', metavar='TOKENS,...',
+  add('--lengths', type=flag_types.sizes, metavar='TOKENS,...',
       help="length buckets; default: the run's")  # fmt: skip
-  add('--batches', default=BATCHES, metavar='ROWS,...',
+  add('--batches', type=flag_types.sizes, default=BATCHES, metavar='ROWS,...',
       help=f'batch buckets (default: {BATCHES})')  # fmt: skip
   add('--compilation_cache', default='', metavar='DIRECTORY',
       help='keeps compiled programs for the next start')  # fmt: skip
@@ -92,15 +92,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any, dict[str, Any]]:
     'minimum_retention': _shares(
       '--minimum_retention', arguments.minimum_retention
     ),
-    'batches': _sizes('--batches', arguments.batches),
-    'lengths': _sizes('--lengths', arguments.lengths),
   }
-  if arguments.step not in ('latest', 'best') and (
-    not arguments.step.isdecimal()
-  ):
-    raise command_line.UsageError(
-      f'--step: expected latest, best or a number, got {arguments.step!r}'
-    )
   from train_lib import loading
 
   return arguments, loading.load_config(arguments.workdir), options
@@ -137,15 +129,6 @@ def _shares(flag: str, text: str) -> dict[str, float]:
         f'{flag}: expected a number in [0, 1] for {source!r}, got {value!r}'
       )
   return shares
-
-
-def _sizes(flag: str, text: str) -> tuple[int, ...]:
-  sizes = text.split(',') if text else []
-  if not all(size.isdecimal() and int(size) > 0 for size in sizes):
-    raise command_line.UsageError(
-      f'{flag}: expected positive integers such as 16,32, got {text!r}'
-    )
-  return tuple(sorted({int(size) for size in sizes}))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -241,8 +224,7 @@ def build_engine(arguments: Any, config: Any, options: dict[str, Any]) -> Any:
     options['thresholds'],
     options['minimum_retention'],
   )
-  step = {'latest': None, 'best': 'best'}.get(arguments.step, arguments.step)
-  step = int(step) if step and step.isdecimal() else step
+  step = arguments.step
   task = loading.load_task(arguments.workdir, config, step)
   mesh = sharding.make_mesh({'data': 1})
   with jax.set_mesh(mesh):
@@ -259,14 +241,14 @@ def build_engine(arguments: Any, config: Any, options: dict[str, Any]) -> Any:
   )
   for warning in policy.warnings:
     _log(f'warning: {warning}')
-  buckets = options['lengths'] or config.dataset.length_buckets
+  buckets = arguments.lengths or config.dataset.length_buckets
   longest = task.info.input_shape[0]
   lengths = sorted({*(size for size in buckets if size < longest), longest})
   engine = Engine(
     chain,
     policy,
     lengths,
-    options['batches'],
+    arguments.batches,
     monitor=policy.monitor,
     cache_directory=arguments.compilation_cache,
   )

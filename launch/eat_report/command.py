@@ -43,7 +43,7 @@ def add_arguments(parser: Any) -> None:
   add('--ablation', default='', metavar='NAME=DIRECTORY,...',
       help='further runs, for the ablation')  # fmt: skip
   add('--out', required=True, metavar='DIRECTORY', help='where to write')
-  add('--step', default='latest', metavar='STEP',
+  add('--step', type=flag_types.checkpoint, default='latest', metavar='STEP',
       help='of the EAT run: latest (default), best, or a number')  # fmt: skip
   add('--split', default='', metavar='SPLIT',
       help="default: that of the run's evaluation dev")  # fmt: skip
@@ -97,7 +97,7 @@ def check(arguments: Any) -> dict[str, Any]:
   """What the flags say that argparse does not read; touches no device.
 
   Returns:
-    `step`, `scales` and `ablation`.
+    `scales` and `ablation`.
 
   Raises:
     UsageError: a flag is illegal.
@@ -113,15 +113,7 @@ def check(arguments: Any) -> dict[str, Any]:
     raise command_line.UsageError(
       f'--out: expected a directory, {arguments.out!r} is a file'
     )
-  step = arguments.step
-  if step not in ('latest', 'best') and not step.isdecimal():
-    raise command_line.UsageError(
-      f'--step: expected latest, best or a number, got {step!r}'
-    )
   return {
-    'step': {'latest': None, 'best': 'best'}.get(step, step)
-    if not step.isdecimal()
-    else int(step),
     'scales': _scales(arguments.prune_scales),
     'ablation': _ablation(arguments.ablation),
   }

@@ -122,7 +122,7 @@ def _sweep(
   """Records all models and measures all settings on their logits."""
   run = models.load(
     MAIN, arguments.workdir, arguments.split, arguments.limit, '--workdir',
-    options['step'],
+    arguments.step,
   )  # fmt: skip
   others = _other_runs(arguments, options, run)
   labels = models.labels_of(run)

@@ -355,7 +355,7 @@ def test_the_flags_fit_into_another_command():
   eat_report.add_arguments(commands.add_parser('eat'))
   arguments = parser.parse_args(['eat', '--workdir=w', '--out=o'])
   options = eat_report.check(arguments)
-  assert options == {'step': None, 'scales': (0.0, 0.5, 1.0), 'ablation': {}}
+  assert options == {'scales': (0.0, 0.5, 1.0), 'ablation': {}}
 
 
 class FakeModule:
