@@ -131,6 +131,11 @@ def _check(a: ml_collections.ConfigDict) -> None:
       "config argument parts: expected letters of 'pwe', such as pw, got "
       f'{a.parts!r}'
     )
+  if a.parts != 'pwe' and a.model != 'eat':
+    raise ValueError(
+      f'config argument parts: expected only with model=eat, got {a.parts!r} '
+      f'and model={a.model}; leave one of them out'
+    )
   for name, part in (('exits', 'e'), ('prunes', 'p')):
     if a[name] and (a.model != 'eat' or part not in a.parts):
       raise ValueError(

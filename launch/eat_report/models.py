@@ -242,9 +242,14 @@ def temperatures_of(run: Run) -> tuple[np.ndarray, str]:
 
   From the run's calibration.json, or else fitted here on the calibration
   split of its configuration.
+
+  Raises:
+    ConfigError: calibration.json is of another checkpoint.
   """
   heads = service.as_adaptive(run.task.model).heads()
-  known = service.read_calibration(run.directory).get('temperatures')
+  written = service.read_calibration(run.directory)
+  service.check_parameters(written, run.variables, run.directory, run.step)
+  known = written.get('temperatures')
   if known:
     return np.asarray(known), 'calibration.json'
   entry = run.config.evals.get('calibration', {})

@@ -73,6 +73,7 @@ class _Served:
   setting: Setting
   engine: Engine
   policy: TokenPolicy
+  options: Settings
   items: Sequence[Any]
 
   @property
@@ -95,10 +96,7 @@ class _Served:
 
   def answers(self, items: Sequence[Any]) -> list[Any]:
     """Answers of the setting; models that several settings share are set."""
-    self.policy.settings = Settings(
-      rule=self.setting.rule,
-      temperatures=self.policy.settings.temperatures,
-    )
+    self.policy.settings = self.options
     answers = self.engine.predict(items)
     for answer in answers:
       if isinstance(answer, Failure):
@@ -175,7 +173,11 @@ def _serve(
     run = model.run
     if run.directory not in items:
       items[run.directory] = [run.records.record(int(row)) for row in rows]
-    result.append(_Served(setting, *engines[id(model)], items[run.directory]))
+    engine, policy = engines[id(model)]
+    options = dataclasses.replace(policy.settings, rule=setting.rule)
+    result.append(
+      _Served(setting, engine, policy, options, items[run.directory])
+    )
   return result
 
 

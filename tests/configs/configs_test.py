@@ -153,6 +153,12 @@ PLACES = [
 ]
 
 
+@pytest.mark.parametrize('model', ['dense', 'student'])
+def test_parts_of_an_eat_are_not_asked_of_another_model(model, tmp_path):
+  with pytest.raises(command_line.UsageError, match='argument parts: expected'):
+    glue(f'model={model},parts=p', tmp_path)
+
+
 @pytest.mark.parametrize(('arguments', 'prunes', 'exits', 'neighbours'), PLACES)
 def test_layers_follow_the_depth(
   arguments, prunes, exits, neighbours, tmp_path

@@ -27,11 +27,10 @@ class Echo:
         yield Prediction(text, {'a': 1.0}, 4, 0.5, 'confidence', False)
 
 
-def answers(data):
+def answers(data, engine=None):
   written = []
-  predict.answer_all(
-    Echo(), predict.read_lines(io.BytesIO(data)), written.append
-  )
+  lines = predict.read_lines(io.BytesIO(data))
+  predict.answer_all(engine or Echo(), lines, written.append)
   return [json.loads(line) for line in written]
 
 
@@ -106,8 +105,15 @@ def test_a_closed_stderr_takes_no_answer_with_it(monkeypatch):
     def write(self, text):
       raise BrokenPipeError
 
+  class Drifting(Echo):
+    def stream(self, items):
+      for answer in super().stream(items):
+        predict.log_drift(True, {'psi': 0.5})
+        yield answer
+
   monkeypatch.setattr(sys, 'stderr', Closed())
-  predict.log_drift(True, {})
+  written = answers(b'"one"\n"two"\n', Drifting())
+  assert [answer['label'] for answer in written] == ['one', 'two']
 
 
 def test_a_huge_line_takes_no_memory_and_nobody_down(monkeypatch):
