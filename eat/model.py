@@ -21,10 +21,10 @@ from eat.window_attention import IMPLEMENTATIONS, window_attend
 from model_lib import row_random
 from model_lib.attention import KeysValues, attend
 from model_lib.bert import (
-  BertBlock,
-  BertEmbeddings,
   BertSizes,
   Pooler,
+  blocks_of,
+  embeddings_of,
   resolve_sizes,
 )
 from model_lib.layers import classifier
@@ -159,29 +159,8 @@ class EatClassifier(nn.Module):
 
   def setup(self):
     """Declares the modules under BERT's names, and `exit_<layer>`."""
-    sizes = self.sizes()
-    self.embeddings = BertEmbeddings(
-      vocab_size=self.vocab_size,
-      width=sizes.width,
-      max_positions=self.max_positions,
-      type_vocab_size=self.type_vocab_size,
-      norm_epsilon=self.norm_epsilon,
-      dropout=self.dropout,
-      dtype=self.dtype,
-    )
-    self.block = [
-      BertBlock(
-        num_heads=sizes.num_heads,
-        mlp_dim=sizes.mlp_dim,
-        activation=self.activation,
-        norm_epsilon=self.norm_epsilon,
-        dropout=self.dropout,
-        attention_dropout=self.attention_dropout,
-        attend=self._attend(),
-        dtype=self.dtype,
-      )
-      for _ in range(sizes.depth)
-    ]
+    self.embeddings = embeddings_of(self)
+    self.block = blocks_of(self, self._attend())
     self.exit = {str(layer): self._head() for layer in self.heads()[:-1]}
     self.pooler = Pooler(self.pooler_activation, dtype=self.dtype)
     self.head = classifier(self.num_classes)

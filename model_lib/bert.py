@@ -250,6 +250,37 @@ class BertBlock(nn.Module):
     return (x, *rest) if more else x
 
 
+def embeddings_of(model: Any) -> BertEmbeddings:
+  """The embeddings that a model with the fields of `BertClassifier` has."""
+  return BertEmbeddings(
+    vocab_size=model.vocab_size,
+    width=model.sizes().width,
+    max_positions=model.max_positions,
+    type_vocab_size=model.type_vocab_size,
+    norm_epsilon=model.norm_epsilon,
+    dropout=model.dropout,
+    dtype=model.dtype,
+  )
+
+
+def blocks_of(model: Any, attend: Callable[..., Any] = attend) -> list[Any]:
+  """The blocks that a model with the fields of `BertClassifier` has."""
+  sizes = model.sizes()
+  return [
+    BertBlock(
+      num_heads=sizes.num_heads,
+      mlp_dim=sizes.mlp_dim,
+      activation=model.activation,
+      norm_epsilon=model.norm_epsilon,
+      dropout=model.dropout,
+      attention_dropout=model.attention_dropout,
+      attend=attend,
+      dtype=model.dtype,
+    )
+    for _ in range(sizes.depth)
+  ]
+
+
 class BertClassifier(nn.Module):
   """BERT with a pooler and a classifier on [CLS].
 
@@ -304,28 +335,8 @@ class BertClassifier(nn.Module):
 
   def setup(self):
     """Declares embeddings, blocks, pooler and head."""
-    sizes = self.sizes()
-    self.embeddings = BertEmbeddings(
-      vocab_size=self.vocab_size,
-      width=sizes.width,
-      max_positions=self.max_positions,
-      type_vocab_size=self.type_vocab_size,
-      norm_epsilon=self.norm_epsilon,
-      dropout=self.dropout,
-      dtype=self.dtype,
-    )
-    self.block = [
-      BertBlock(
-        num_heads=sizes.num_heads,
-        mlp_dim=sizes.mlp_dim,
-        activation=self.activation,
-        norm_epsilon=self.norm_epsilon,
-        dropout=self.dropout,
-        attention_dropout=self.attention_dropout,
-        dtype=self.dtype,
-      )
-      for _ in range(sizes.depth)
-    ]
+    self.embeddings = embeddings_of(self)
+    self.block = blocks_of(self)
     self.pooler = Pooler(self.pooler_activation, dtype=self.dtype)
     self.head = classifier(self.num_classes)
 
