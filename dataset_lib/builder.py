@@ -226,6 +226,13 @@ class Dataset:
     """{kind: {'count': n, 'first': [{'file', 'row', 'message'}, ...]}}."""
     return self._bad_records.summary()
 
+  def places(self) -> set[str]:
+    """Where the records lie; empty for a source of computed ones."""
+    records = self._records
+    if not hasattr(records, 'where'):
+      return set()
+    return {records.where(index) for index in range(len(records))}
+
   def batches(self, start_step: int = 0) -> Iterator[Batch]:
     """This host's rows of every global batch from `start_step` on.
 

@@ -45,7 +45,7 @@ class Evaluator:
     'split': text('the name of a split', 'validation'),
     'calibration_split': text(
       'the name of a split that neither training nor `split` uses, such as '
-      "'train[95%:]'"
+      "'validation[:50%]' with the split 'validation[50%:]'"
     ),
     'bins': integer(1, 1000, BINS),
     'only_above': real(0.0, 1.0, ONLY_ABOVE),
@@ -67,6 +67,12 @@ class Evaluator:
     self._dataset, self._held_out = (
       evaluator.build_dataset(config['dataset'], config[split], context)
       for split in ('split', 'calibration_split')
+    )
+    evaluator.check_apart(
+      self._dataset,
+      self._held_out,
+      'calibration_split',
+      config['calibration_split'],
     )
     if self._dataset.info.num_classes < 2:
       raise ConfigError(

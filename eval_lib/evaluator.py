@@ -222,6 +222,27 @@ def build_dataset(
   )
 
 
+def check_apart(
+  judging: builder.Dataset, fitted: builder.Dataset, name: str, split: str
+) -> None:
+  """Raises ConfigError if two parts of a data set have rows in common.
+
+  Args:
+    judging: what numbers are reported of.
+    fitted: what something was fitted to.
+    name: the field that names the second.
+    split: its value.
+  """
+  shared = len(judging.places() & fitted.places())
+  if shared:
+    raise ConfigError(
+      name,
+      split,
+      f'rows that `split` does not have, it shares {shared}: what was fitted '
+      'cannot judge itself',
+    )
+
+
 def on_devices(
   dataset: Any, context: EvalContext
 ) -> Iterator[Mapping[str, Any]]:

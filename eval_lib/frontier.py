@@ -186,17 +186,22 @@ def write_csv(
   points: Sequence[Point],
   layers: Sequence[int],
   metric: str = 'accuracy',
+  cost: str = 'flops',
 ) -> None:
-  """A line per point: rule, value, metric, depth, flops, agreement, shares.
+  """A line per point: rule, value, metric, depth, cost, agreement, shares.
 
-  The shares of the rows that leave at each head are called `exit_<layer>`.
+  Args:
+    path: of the file.
+    points: of `sweep`.
+    layers: of the heads; the shares of the rows that leave at each are called
+      `exit_<layer>`.
+    metric: what the quality is.
+    cost: what the points' `flops` are.
   """
   file = io.StringIO()
   writer = csv.writer(file, lineterminator='\n')
   exits = [f'exit_{layer}' for layer in layers]
-  writer.writerow(
-    ['rule', 'value', metric, 'depth', 'flops', 'agreement', *exits]
-  )
+  writer.writerow(['rule', 'value', metric, 'depth', cost, 'agreement', *exits])
   for point in points:
     value = '' if point.value is None else f'{point.value:g}'
     numbers = (

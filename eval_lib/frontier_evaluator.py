@@ -36,11 +36,12 @@ class Evaluator:
   """Sweeps the confidence rule over thresholds; writes frontier.csv.
 
   Configuration: `split`, `thresholds`, `layers` of the heads, `flops` of a
-  row that leaves at each of them (any unit; without it layers are the cost),
-  `full_flops` of a row in the model compared with (0: this one's last head),
-  `calibration_split` to fit temperatures on before (None: none), `task` if
-  the data set does not name it, and `dataset` if not the run's own. The
-  quality is the main number of the GLUE task, or accuracy without one.
+  row that leaves at each of them (any unit; without it the cost is counted in
+  layers, `depth_share`), `full_flops` of a row in the model compared with (0:
+  this one's last head), `calibration_split` to fit temperatures on before
+  (None: none), `task` if the data set does not name it, and `dataset` if not
+  the run's own. The quality is the main number of the GLUE task, or accuracy
+  without one.
   """
 
   FIELDS: ClassVar[Mapping[str, Field]] = {
@@ -68,10 +69,17 @@ class Evaluator:
       self._held_out = evaluator.build_dataset(
         config['dataset'], config['calibration_split'], context
       )
+      evaluator.check_apart(
+        self._dataset,
+        self._held_out,
+        'calibration_split',
+        config['calibration_split'],
+      )
     if self._dataset.info.num_classes < 2:
       raise ConfigError(
         'dataset', 'a regression', 'classes: numbers have no confidence'
       )
+    self._cost = 'flops' if config['flops'] else 'depth_share'
     task = glue_metrics.task_of(config)
     self._metric, self._quality = 'accuracy', accuracy
     if task:
@@ -83,7 +91,8 @@ class Evaluator:
 
     Returns:
       For every threshold t: `<metric>_tau_<t>`, `depth_tau_<t>` (layers),
-      `flops_tau_<t>` (share of the full model's) and `agreement_tau_<t>`;
+      `agreement_tau_<t>` and the share of the full model's cost,
+      `flops_tau_<t>`, or `depth_share_tau_<t>` where no FLOPs are given;
       `<metric>_full` is that of the last head, and `<metric>_<head>` that of
       each (`layer_4`, or `head_1` without `layers`), were it the only one.
     """
@@ -108,7 +117,7 @@ class Evaluator:
     )
     if self._context.workdir and jax.process_index() == 0:
       path = pathlib.Path(self._context.workdir) / FILE
-      write_csv(path, points, layers, self._metric)
+      write_csv(path, points, layers, self._metric, self._cost)
     result = {f'{self._metric}_full': points[-1].quality}
     names = predictions.head_names(self._config['layers'], len(logits))
     for name, head in zip(names, logits, strict=True):
@@ -117,7 +126,7 @@ class Evaluator:
       result |= {
         f'{self._metric}_tau_{point.value:g}': point.quality,
         f'depth_tau_{point.value:g}': point.depth,
-        f'flops_tau_{point.value:g}': point.flops,
+        f'{self._cost}_tau_{point.value:g}': point.flops,
         f'agreement_tau_{point.value:g}': point.agreement,
       }
     return result

@@ -14,7 +14,8 @@ Arguments of every file beside this one:
   vocabulary  a tokenizer directory or vocab.txt, needed without a checkpoint
   variant     sizes without a checkpoint: tiny, mini, small, medium, distil,
               minilm, base, large
-  examples    train on so many rows only (0: all), the same for every seed
+  examples    take so many rows of the split train (0: all), the same for every
+              seed; what is held out of it is cut to as many
   epochs, batch, max_length, seed
   parts       of EAT, for the ablation: any of p (pruning), w (window),
               e (exits), default pwe
@@ -43,6 +44,7 @@ def fine_tuning(
   lr: float = 2e-5,
   max_length: int = 128,
   num_exits: int = 1,
+  shares_texts: bool = False,
 ) -> ml_collections.ConfigDict:
   """Fine-tuning on a task of GLUE.
 
@@ -52,6 +54,7 @@ def fine_tuning(
     lr: peak learning rate.
     max_length: in tokens.
     num_exits: heads besides the last one, unless the argument `exits` says.
+    shares_texts: whether rows of the split train share texts, or phrases.
 
   Raises:
     ValueError: for an illegal argument.
@@ -97,25 +100,41 @@ def fine_tuning(
   c.warm_start.workdir = a.teacher or a.pretrained
   c.stages = dict(stage1=common.stage(epochs=float(a.epochs)))
   split = 'validation_matched' if task == 'mnli' else 'validation'
-  # Five percent of the training rows are kept for calibration: temperatures
-  # and thresholds must not be fitted on rows that were trained on.
-  c.train_split = 'train[:95%]'
   c.evals = dict(dev=dict(type='glue', split=split))
   if task != 'stsb':  # numbers have no confidence
-    held_out = 'train[95%:]'
-    c.evals.calibration = dict(
-      type='calibration', split=split, calibration_split=held_out,
-      threshold=0.9, epsilon=0.0, layers=(),
-    )  # fmt: skip
-    c.evals.frontier = dict(
-      type='frontier', split=split, calibration_split=held_out, layers=()
-    )
+    _calibrate(c, split, shares_texts)
   c.checkpoint.update(every_steps=500, keep=1)
   if a.model == 'eat':
     _adaptive(c, a, num_exits)
   else:
     _dense(c, a)
   return c.lock()
+
+
+def _calibrate(
+  c: ml_collections.ConfigDict, split: str, shares_texts: bool
+) -> None:
+  """Temperatures and thresholds, on rows that the model has not seen.
+
+  Five percent of the rows of train, where they have nothing to do with the
+  others. Nine in ten rows of SST-2 are phrases of another one, and rows of
+  MNLI, QQP and QNLI share a premise, a question or an article: what a model is
+  sure of there says nothing of new texts. Their calibration takes half of the
+  validation split, and leaves the other half to be judged on.
+  """
+  if shares_texts:
+    c.train_split = 'train'
+    held_out, judged = f'{split}[:50%]', f'{split}[50%:]'
+  else:
+    c.train_split = 'train[:95%]'
+    held_out, judged = 'train[95%:]', split
+  c.evals.calibration = dict(
+    type='calibration', split=judged, calibration_split=held_out,
+    threshold=0.9, epsilon=0.0, layers=(),
+  )  # fmt: skip
+  c.evals.frontier = dict(
+    type='frontier', split=judged, calibration_split=held_out, layers=()
+  )
 
 
 def _check(a: ml_collections.ConfigDict) -> None:

@@ -12,4 +12,6 @@ from configs.eat import common
 
 
 def get_config(arg=''):
-  return common.fine_tuning(arg, 'mnli', lr=3e-5, max_length=320)
+  return common.fine_tuning(
+    arg, 'mnli', lr=3e-5, max_length=320, shares_texts=True
+  )

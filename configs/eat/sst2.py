@@ -12,4 +12,6 @@ from configs.eat import common
 
 
 def get_config(arg=''):
-  return common.fine_tuning(arg, 'sst2', lr=2e-5, max_length=256)
+  return common.fine_tuning(
+    arg, 'sst2', lr=2e-5, max_length=256, shares_texts=True
+  )

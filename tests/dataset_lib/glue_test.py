@@ -9,6 +9,7 @@ from dataset_lib.errors import (
   InvalidDataError,
 )
 from dataset_lib.source import Encoded
+from eval_lib import evaluator
 
 WORDS = [f'w{number}' for number in range(30)]
 VOCABULARY = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '"', '(', ')', *WORDS]
@@ -80,6 +81,21 @@ def test_parts_of_splits(root, count):
   assert places('train[:2]+train[5:6]') == [0, 1, 5]
   with pytest.raises(InvalidDataError, match='is empty'):
     places('train[3:3]')
+
+
+def test_parts_that_overlap_are_not_apart(root):
+  sst2(root, 40)
+
+  def part(split):
+    return builder.build(
+      config(root, 'sst2'), split=split, train=False, seed=0, batch_size=8
+    )
+
+  half = part('train[:50%]')
+  assert len(half.places()) == 20
+  evaluator.check_apart(half, part('train[50%:]'), 'rest', 'train[50%:]')
+  with pytest.raises(ConfigError, match=r'rest: .* it shares 2'):
+    evaluator.check_apart(half, part('train[18:]'), 'rest', 'train[18:]')
 
 
 @pytest.mark.parametrize(

@@ -239,13 +239,15 @@ def test_evaluator_reports_the_main_number_of_the_task_and_sorts(tmp_path):
   heads = {f'f1_head_{number}' for number in (1, 2, 3)}
   assert set(result) == {'f1_full'} | heads | {
     f'{name}_tau_{tau}'
-    for name in ('f1', 'depth', 'flops', 'agreement')
+    for name in ('f1', 'depth', 'depth_share', 'agreement')
     for tau in ('0.5', '0.9')
   }
   assert result['f1_full'] == 1.0
   # All leave at the first of three heads, which are counted without layers.
   assert result['depth_tau_0.5'] == 1.0
-  assert result['flops_tau_0.5'] == pytest.approx(1 / 3)
+  assert result['depth_share_tau_0.5'] == pytest.approx(1 / 3)
+  header = (tmp_path / 'frontier.csv').read_text().split()[0]
+  assert header.startswith('rule,value,f1,depth,depth_share,agreement,')
 
 
 def test_evaluator_fits_temperatures_on_another_split():
