@@ -102,6 +102,20 @@ def should_exit(
     return _decided(xp, rule, heads)
 
 
+def heads_needed(rule: Rule, is_regression: bool) -> int | None:
+  """How many heads a row has passed when it can leave; None if it never can.
+
+  Args:
+    rule: the rule.
+    is_regression: whether the heads have one logit.
+  """
+  if rule.name == 'never':
+    return None
+  if is_regression:
+    return max(2, rule.patience)
+  return rule.patience if rule.name in ('patience', 'combined') else 1
+
+
 def first_exit(
   rule: Rule,
   logits: Float[Any, 'E B C'] | Sequence[Float[Any, 'B C']],

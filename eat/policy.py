@@ -32,8 +32,8 @@ class Prediction:
     probabilities: by class name, calibrated; empty for a regression.
     depth: layers that were run.
     retention: share of the tokens that were left at the end.
-    exit_reason: the rule that let it leave, 'last layer', or 'full depth' when
-      exits were switched off.
+    exit_reason: the rule that let it leave, for a regression 'tolerance';
+      'last layer', or 'full depth' when exits were switched off.
     truncated: whether the text was longer than the model takes.
   """
 
@@ -62,6 +62,7 @@ class EatPolicy:
 
   Attributes:
     class_names: as given.
+    max_length: as given.
     warnings: what whoever starts a service should be told, a line each.
 
   Raises:
@@ -81,7 +82,7 @@ class EatPolicy:
     self.settings, self.monitor = settings, monitor
     self.warnings: tuple[str, ...] = ()
     self._chain, self._tokenizer = chain, tokenizer
-    self.class_names, self._max_length = tuple(class_names), max_length
+    self.class_names, self.max_length = tuple(class_names), max_length
     self._num_texts = num_texts
     self._temperatures = _temperatures(settings, chain.num_stages)
     if settings.thresholds and not class_names:
@@ -144,10 +145,10 @@ class EatPolicy:
   ) -> tuple[Any, Any, bool]:
     # One more than fits, to see whether anything was cut off.
     try:
-      encoded = self._tokenizer.encode([text], pairs, self._max_length + 1)
-      truncated = len(encoded.tokens) > self._max_length
+      encoded = self._tokenizer.encode([text], pairs, self.max_length + 1)
+      truncated = len(encoded.tokens) > self.max_length
       if truncated:
-        encoded = self._tokenizer.encode([text], pairs, self._max_length)
+        encoded = self._tokenizer.encode([text], pairs, self.max_length)
     except ValueError as error:
       raise InputError(f'text: {error}') from error
     _check_readable(encoded.tokens, pairs is not None)
@@ -242,7 +243,8 @@ class EatPolicy:
 
   def _reason(self, row: Row, last: bool) -> str:
     if not last:
-      return self.settings.rule.name
+      # A regression leaves by it, whatever the rule.
+      return self.settings.rule.name if self.class_names else 'tolerance'
     return 'full depth' if 'exit_stage' in row.encoded.context else 'last layer'
 
   def _label(

@@ -2,10 +2,10 @@
 
 Temperatures, the guaranteed threshold and what drift is measured against come
 from the run's `calibration.json`, which the evaluator 'calibration' writes;
-the tokenizer from the run's `tokenizer.json`.
+the tokenizer from the run's `tokenizer.json`. `eat.loading` brings the task
+and its parameters from the run's directory.
 """
 
-import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,19 +16,23 @@ from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import Field, check_fields, integer, real
 from dataset_lib.glue_tasks import TASKS
+from eat import cautions
+from eat.calibration_file import (
+  check_parameters,
+  drift_check,
+  read_calibration,
+)
 from eat.exits import RULES, RULES_WITH_TAU, Rule
 from eat.model import EatClassifier
 from eat.policy import EatPolicy
 from eat.serving import EatChain
-from eat.settings import Settings, expected_in
-from eval_lib.calibration import fingerprint
+from eat.settings import Settings, check_entropies, expected_in, legal_taus
 from model_lib.bert import BertClassifier
-from serve_lib.drift import Calibration, DriftCheck
 from serve_lib.monitor import Monitor
 from train_lib.text_classification import TOKENIZER_FILE
 
-CALIBRATION_FILE = 'calibration.json'
 GUARANTEED = 'guaranteed'
+DEFAULT_TAU = 0.9  # of rule=confidence; other rules measure something else
 
 
 def _tau() -> Field:
@@ -36,8 +40,8 @@ def _tau() -> Field:
   return Field(
     f"a number in [0, 100], or '{GUARANTEED}' for the threshold that was "
     'certified by calibration',
-    lambda value: value == GUARANTEED or unit.accepts(value),
-    0.9,
+    lambda value: value in (None, GUARANTEED) or unit.accepts(value),
+    None,  # `DEFAULT_TAU` where the rule has one
   )
 
 
@@ -62,10 +66,12 @@ def build(
   monitor_window: int = 4096,
   step: int | None = None,
   on_drift: Callable[[bool, dict[str, Any]], None] | None = None,
+  max_length: int | None = None,
 ) -> tuple[EatChain, EatPolicy]:
   """Chain and policy of a run.
 
-  `policy.warnings` says what could not be checked, and why.
+  `policy.warnings` says what could not be checked, and what does not do what
+  was probably meant.
 
   Args:
     task: the run's `eat.task:FineTune`.
@@ -77,12 +83,20 @@ def build(
     monitor_window: rows behind the monitor's percentiles.
     step: of the checkpoint, for messages.
     on_drift: see `serve_lib.drift.DriftCheck`.
+    max_length: tokens of the longest bucket, at which texts are cut off; None
+      for the longest row of the training data.
 
   Raises:
     ConfigError: an option is illegal, or needs a calibration that is not
       there, or the calibration is that of another checkpoint.
   """
-  settings = settings_of(directory, options, thresholds, minimum_retention)
+  settings = settings_of(
+    directory,
+    options,
+    thresholds,
+    minimum_retention,
+    len(task.info.class_names),
+  )
   calibration = read_calibration(directory)
   check_parameters(calibration, variables, directory, step)
   chain = EatChain(as_adaptive(task.model), jax.device_put(dict(variables)))
@@ -90,16 +104,24 @@ def build(
     chain.variants = chain.variants[:1]  # no row asks for another
   words = tokenizer.load(pathlib.Path(directory) / TOKENIZER_FILE)
   chain.pad_id = words.pad_id
+  longest = task.info.input_shape[0]
   policy = EatPolicy(
     chain,
     words,
     task.info.class_names,
-    task.info.input_shape[0],
+    max_length or longest,
     settings,
     Monitor(monitor_window, drift_check(calibration, directory, on_drift)),
     num_texts(task.config['dataset']),
   )
-  policy.warnings = _warnings(calibration, policy, chain, directory, step)
+  policy.warnings = cautions.cautions(
+    calibration, policy, chain, directory, step, longest
+  )
+  if options.get('tau') == GUARANTEED and settings.rule.name == 'never':
+    policy.warnings += (
+      'no row will leave early: calibration could certify no threshold; give '
+      'it more rows, or a larger epsilon',
+    )
   return chain, policy
 
 
@@ -108,6 +130,7 @@ def settings_of(
   options: Mapping[str, Any],
   thresholds: Mapping[str, float],
   minimum_retention: Mapping[str, float],
+  num_classes: int | None = None,
 ) -> Settings:
   """How rows are let out; needs neither parameters nor a device.
 
@@ -116,6 +139,7 @@ def settings_of(
     options: see `OPTIONS`.
     thresholds: of the rule, by source.
     minimum_retention: by source.
+    num_classes: of the labels, 0 for a regression; None if not known yet.
 
   Raises:
     ConfigError: as `build`.
@@ -124,44 +148,16 @@ def settings_of(
   calibration = read_calibration(directory)
   if given['tau'] == GUARANTEED:
     _check_covered(given, thresholds, minimum_retention)
-  return Settings(
-    rule=rule_of(given, calibration),
+  settings = Settings(
+    rule=rule_of(given, calibration, num_classes),
     temperatures=tuple(calibration.get('temperatures', ())),
     thresholds=thresholds,
     minimum_retention=minimum_retention,
     ensemble_margin=float(given['ensemble_margin']),
     max_characters=given['max_characters'],
   )
-
-
-def drift_check(
-  calibration: Mapping[str, Any],
-  directory: str,
-  on_drift: Callable[[bool, dict[str, Any]], None] | None = None,
-) -> DriftCheck | None:
-  """A check against the calibration split, whatever the rule in use.
-
-  Args:
-    calibration: see `read_calibration`.
-    directory: of the run.
-    on_drift: see `serve_lib.drift.DriftCheck`.
-
-  Returns:
-    None if the calibration has nothing to compare with.
-
-  Raises:
-    ConfigError: the file is damaged.
-  """
-  drift = calibration.get('drift')
-  if drift is None:
-    return None
-  try:
-    return DriftCheck(Calibration.from_dict(drift), on_drift=on_drift)
-  except (KeyError, TypeError, ValueError) as error:
-    raise ConfigError(
-      f'{_path(directory)}: drift', f'{type(error).__name__}: {error}',
-      f'confidences and a threshold; {_mend(directory)}',
-    ) from error  # fmt: skip
+  check_entropies(settings, num_classes)
+  return settings
 
 
 def num_texts(dataset: Mapping[str, Any]) -> int | None:
@@ -173,84 +169,6 @@ def num_texts(dataset: Mapping[str, Any]) -> int | None:
   if dataset.get('name') != 'glue':
     return None
   return len(TASKS[dataset['task']].texts[0])
-
-
-def check_parameters(
-  calibration: Mapping[str, Any],
-  variables: Mapping[str, Any],
-  directory: str,
-  step: int | None = None,
-) -> None:
-  """Refuses temperatures and certificates of another checkpoint.
-
-  A calibration that does not say what it is of, as old ones, passes.
-
-  Raises:
-    ConfigError: with the command that makes the right one.
-  """
-  known = calibration.get('parameters')
-  if known is None:
-    return
-  served = fingerprint(variables)
-  if served != known:
-    raise ConfigError(
-      str(_path(directory)),
-      f'that of the parameters {known}',
-      'the calibration of the checkpoint that is served, whose parameters are '
-      f'{served}; {_mend(directory, step, calibration)}',
-    )
-
-
-def _path(directory: str) -> pathlib.Path:
-  return pathlib.Path(directory) / CALIBRATION_FILE
-
-
-def _mend(
-  directory: str,
-  step: int | None = None,
-  calibration: Mapping[str, Any] | None = None,
-) -> str:
-  """The command that writes a calibration, with a guarantee if it had one."""
-  command = (
-    f'run python -m launch.evaluate --workdir={directory} --evals=calibration'
-  )
-  if step is not None:
-    command += f' --step={step}'
-  guarantee = (calibration or {}).get('guarantee') or {}
-  for name in ('epsilon', 'delta'):
-    if name in guarantee:
-      command += f' --config.evals.calibration.{name}={guarantee[name]}'
-  return command
-
-
-def _warnings(
-  calibration: Mapping[str, Any],
-  policy: EatPolicy,
-  chain: EatChain,
-  directory: str,
-  step: int | None,
-) -> tuple[str, ...]:
-  result = []
-  mend = _mend(directory, step, calibration)
-  if calibration and 'parameters' not in calibration:
-    result.append(
-      f'{_path(directory)} does not say of which checkpoint it is: if not of '
-      f'this one, temperatures and thresholds are wrong; {mend}'
-    )
-  if policy.monitor.drift is None:
-    what = 'has no statistics for it' if calibration else 'is not there'
-    result.append(
-      'no drift check: a regression has no confidences'
-      if not policy.class_names
-      else f'no drift check: {_path(directory)} {what}; {mend}'
-    )
-  elif len(chain.variants) > 1:
-    sources = ', '.join(sorted(policy.settings.minimum_retention))
-    result.append(
-      f'no drift check of rows that are served without pruning ({sources}): '
-      'the calibration split was measured with it'
-    )
-  return tuple(result)
 
 
 def as_adaptive(model: Any) -> EatClassifier:
@@ -277,35 +195,21 @@ def as_adaptive(model: Any) -> EatClassifier:
   )
 
 
-def read_calibration(directory: str) -> dict[str, Any]:
-  """What the evaluator 'calibration' found out, or nothing.
-
-  Raises:
-    ConfigError: the file is damaged.
-  """
-  path = _path(directory)
-  if not path.is_file():
-    return {}
-  try:
-    result = json.loads(path.read_text(encoding='utf-8'))
-    if not isinstance(result, dict):
-      raise ValueError(f'{type(result).__name__} at the top')
-  except ValueError as error:
-    raise ConfigError(
-      str(path), str(error), f'the JSON of a calibration; {_mend(directory)}'
-    ) from error
-  return result
-
-
-def rule_of(given: Mapping[str, Any], calibration: Mapping[str, Any]) -> Rule:
+def rule_of(
+  given: Mapping[str, Any],
+  calibration: Mapping[str, Any],
+  num_classes: int | None = None,
+) -> Rule:
   """The exit rule that the options describe.
 
   Args:
     given: all of `OPTIONS`.
     calibration: see `read_calibration`.
+    num_classes: see `settings_of`.
 
   Raises:
-    ConfigError: as `build`.
+    ConfigError: as `build`; also if the rule needs a threshold that is not
+      given.
   """
   tau = given['tau']
   if tau == GUARANTEED:
@@ -321,6 +225,8 @@ def rule_of(given: Mapping[str, Any], calibration: Mapping[str, Any]) -> Rule:
     tau = guarantee['threshold']
     if tau is None:  # nothing could be certified: nobody leaves early
       return Rule('never')
+  if tau is None:
+    tau = _default_tau(given['rule'], num_classes)
   try:
     return Rule(
       given['rule'],
@@ -334,6 +240,20 @@ def rule_of(given: Mapping[str, Any], calibration: Mapping[str, Any]) -> Rule:
     raise ConfigError(
       f'serve.{field}', given.get(field), expected_in(error)
     ) from error
+
+
+def _default_tau(rule: str, num_classes: int | None) -> float:
+  """Raises ConfigError if the rule has a threshold and no default of it."""
+  # A regression leaves by its tolerance, whatever the rule.
+  needs_one = rule in RULES_WITH_TAU and rule != 'confidence'
+  if needs_one and num_classes != 0:
+    raise ConfigError(
+      'serve.tau',
+      'nothing',
+      f'{legal_taus(rule, num_classes)}: rule={rule} has no default, add '
+      'tau=...',
+    )
+  return DEFAULT_TAU
 
 
 def _check_covered(given, thresholds, minimum_retention) -> None:

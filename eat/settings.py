@@ -1,6 +1,7 @@
 """How rows are let out: the rule, and what differs by source."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from dataset_lib.errors import ConfigError
@@ -58,6 +59,51 @@ class Settings:
         raise ConfigError(
           f'thresholds.{source}', tau, expected_in(error)
         ) from error
+
+
+def legal_taus(rule: str, num_classes: int | None) -> str:
+  """The thresholds that make sense for a rule, in words.
+
+  Args:
+    rule: one of `RULES_WITH_TAU`.
+    num_classes: of the labels; None if not known.
+  """
+  classes = f'{num_classes} classes' if num_classes else 'C classes'
+  if rule == 'entropy':
+    most = f'{math.log(num_classes):.4f}' if num_classes else 'log C'
+    return (
+      f'nats in [0, {most}), the entropy of {classes} that are equally likely'
+    )
+  if rule == 'margin':
+    return 'a difference of two probabilities, in [0, 1]'
+  least = f'{1 / num_classes:.4g}' if num_classes else '1 / C'
+  return (
+    f'a probability in [0, 1], where {least} is the least that the surest of '
+    f'{classes} has'
+  )
+
+
+def check_entropies(settings: Settings, num_classes: int | None) -> None:
+  """Refuses thresholds that every row meets, however unsure its head is.
+
+  Args:
+    settings: those of a service.
+    num_classes: of the labels, 0 for a regression; None if not known.
+
+  Raises:
+    ConfigError: the rule is 'entropy', and a threshold is at least the entropy
+      of classes that are equally likely.
+  """
+  if settings.rule.name != 'entropy' or not num_classes:
+    return
+  taus = {'serve.tau': settings.rule.tau} | {
+    f'thresholds.{source}': tau for source, tau in settings.thresholds.items()
+  }
+  for key, tau in taus.items():
+    if tau >= math.log(num_classes):
+      raise ConfigError(
+        key, tau, f'{legal_taus("entropy", num_classes)}: every row would leave'
+      )
 
 
 def expected_in(error: ValueError) -> str:

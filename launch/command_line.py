@@ -23,6 +23,7 @@ LOCKED = 5  # another run is using the workdir
 CHECKPOINT = 6  # a checkpoint could not be written or read
 PREEMPTED = 75  # asked to stop; saved, start again to go on
 INTERRUPTED = 130  # Ctrl-C, as a shell says it
+OUTPUT_CLOSED = 141  # nobody reads stdout any more; SIGPIPE, as a shell says it
 
 # Groups whose other legal fields the data set, model or evaluator knows, which
 # checks their names: a field with a default need not stand in the file.
@@ -38,6 +39,7 @@ exit codes:
   6   a checkpoint could not be written or read
   75  asked to stop (SIGTERM); the step is saved, the same command goes on
   130 interrupted (Ctrl-C)
+  141 nobody reads the output any more, as behind `| head`; nothing is wrong
 """
 
 

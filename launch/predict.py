@@ -20,27 +20,29 @@ writes at its end, and for another checkpoint or with a guarantee
   python -m launch.evaluate --workdir=/tmp/sst2 --evals=calibration \\
       --config.evals.calibration.epsilon=0.02
 
+Compiled programs are kept in the workdir for the next start, see
+--compilation_cache.
+
 On stderr: warnings, a line when the traffic drifts and when that ends, and
 running statistics as one JSON line, every --log_every seconds and at the end.
 """
 
-import collections
 import contextlib
-import dataclasses
-import itertools
 import json
 import math
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
-from launch import command_line, flag_types
+from launch import command_line, flag_types, json_lines
 
 BATCHES = '1,2,4,8,16,32'
-MAX_LINE = 2**24  # bytes
 LOG_EVERY = 60.0  # seconds
+MAX_PENDING = 256  # lines
+CACHE = 'compilation_cache'  # in the workdir
+MAX_THREADS = 16  # programs compiled at a time; each takes memory
 
 
 def _period(text: str) -> float:
@@ -68,23 +70,34 @@ def parser() -> command_line.Parser:
       help='latest (default), best, or a number')  # fmt: skip
   add('--serve', default='', metavar='KEY=VALUE,...',
       help='rule, tau, patience, tolerance, veto_margin, ensemble_margin, '
-      'max_characters')  # fmt: skip
+      'max_characters; tau is 0.9 for rule=confidence, the default, and must '
+      'be given for entropy, margin and combined')  # fmt: skip
   add('--thresholds', default='', metavar='SOURCE=TAU,...')
   add('--minimum_retention', default='', metavar='SOURCE=SHARE,...')
   add('--lengths', type=flag_types.sizes, metavar='TOKENS,...',
-      help="length buckets; default: the run's")  # fmt: skip
+      help='length buckets; longer texts are cut off at the longest and '
+      "answered with truncated=true (default: the run's)")  # fmt: skip
   add('--batches', type=flag_types.sizes, default=BATCHES, metavar='ROWS,...',
       help=f'batch buckets (default: {BATCHES})')  # fmt: skip
+  add('--max_pending', type=flag_types.positive, default=MAX_PENDING,
+      metavar='LINES',
+      help='lines read ahead of the answer that is written; a multiple of the '
+      f'largest batch keeps batches full (default: {MAX_PENDING})')  # fmt: skip
+  add('--max_pool_bytes', type=flag_types.count, default=0, metavar='BYTES',
+      help='device memory of the rows that wait between stages; 0 (default) '
+      'for as much as they take')  # fmt: skip
   add('--compilation_cache', default='', metavar='DIRECTORY',
-      help='keeps compiled programs for the next start')  # fmt: skip
+      help='keeps compiled programs for the next start, which runs what is in '
+      'there: only you should be able to write to it; none for nowhere '
+      f'(default: {CACHE} in the workdir, if it can be written)')  # fmt: skip
   add('--log_every', type=_period, default=LOG_EVERY, metavar='SECONDS',
       help='running statistics on stderr; 0 for only at the end (default: '
       f'{LOG_EVERY:g})')  # fmt: skip
   return result
 
 
-def parse(argv: Sequence[str]) -> tuple[Any, Any, dict[str, Any]]:
-  """Returns (arguments, the run's config, options); touches no device."""
+def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+  """Returns (arguments, options); touches no device."""
   arguments = command_line.parse_arguments(parser(), argv)
   options: dict[str, Any] = {
     'serve': _values('--serve', arguments.serve),
@@ -93,9 +106,14 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any, dict[str, Any]]:
       '--minimum_retention', arguments.minimum_retention
     ),
   }
+  from dataset_lib.fields import check_field
+  from serve_lib.engine import FIELDS
   from train_lib import loading
 
-  return arguments, loading.load_config(arguments.workdir), options
+  for name in ('max_pending', 'max_pool_bytes'):
+    check_field(f'--{name}', getattr(arguments, name), FIELDS[name])
+  loading.load_config(arguments.workdir)  # there is a run
+  return arguments, options
 
 
 def _values(flag: str, text: str) -> dict[str, Any]:
@@ -136,27 +154,29 @@ def main(argv: Sequence[str]) -> int:
   from dataset_lib.errors import ConfigError
 
   try:
-    arguments, config, options = parse(argv)
+    arguments, options = parse(argv)
   except (command_line.UsageError, ConfigError) as error:
     command_line.fail(error)
-  return command_line.run(lambda: run(arguments, config, options))
+  return command_line.run(lambda: run(arguments, options))
 
 
-def run(arguments: Any, config: Any, options: dict[str, Any]) -> int:
+def run(arguments: Any, options: dict[str, Any]) -> int:
   """Loads the model, compiles, answers stdin on stdout."""
   from serve_lib.host_memory import keep_freed_memory
 
   keep_freed_memory()
-  with build_engine(arguments, config, options) as engine:
+  with build_engine(arguments, options) as engine:
 
     def log_statistics():
       _log(json.dumps(engine.monitor.snapshot()))
 
     # Not `sys.stdin`, which Python locks at its end: interrupted, it would wait
     # for the thread that waits for the next line.
-    lines = read_lines(os.fdopen(0, 'rb', closefd=False))
+    lines = json_lines.read_lines(os.fdopen(0, 'rb', closefd=False))
     with regularly(arguments.log_every, log_statistics):
-      answer_all(engine, lines, lambda text: print(text, flush=True))
+      json_lines.answer_all(
+        engine, lines, json_lines.write_line, arguments.max_pending
+      )
     log_statistics()
   return command_line.OK
 
@@ -209,123 +229,58 @@ def regularly(
     thread.join()
 
 
-def build_engine(arguments: Any, config: Any, options: dict[str, Any]) -> Any:
+def build_engine(arguments: Any, options: dict[str, Any]) -> Any:
   """The engine of a run, compiled."""
-  import jax
-
-  from eat import service
+  from eat import loading
   from serve_lib.engine import Engine
-  from train_lib import loading, sharding
 
-  # A wrong option is answered before the model is read.
-  service.settings_of(
+  chain, policy, lengths = loading.load(
     arguments.workdir,
-    options['serve'],
-    options['thresholds'],
-    options['minimum_retention'],
-  )
-  step = arguments.step
-  task = loading.load_task(arguments.workdir, config, step)
-  mesh = sharding.make_mesh({'data': 1})
-  with jax.set_mesh(mesh):
-    loaded = loading.load_params(arguments.workdir, task, mesh, step)
-  chain, policy = service.build(
-    task,
-    jax.device_put(loaded.variables, jax.devices()[0]),
-    arguments.workdir,
-    options['serve'],
-    options['thresholds'],
-    options['minimum_retention'],
-    step=loaded.step,
+    step=arguments.step,
+    lengths=arguments.lengths,
+    options=options['serve'],
+    thresholds=options['thresholds'],
+    minimum_retention=options['minimum_retention'],
     on_drift=log_drift,
   )
   for warning in policy.warnings:
     _log(f'warning: {warning}')
-  buckets = arguments.lengths or config.dataset.length_buckets
-  longest = task.info.input_shape[0]
-  lengths = sorted({*(size for size in buckets if size < longest), longest})
+  cache = cache_directory(arguments.compilation_cache, arguments.workdir)
   engine = Engine(
     chain,
     policy,
     lengths,
     arguments.batches,
-    monitor=policy.monitor,
-    cache_directory=arguments.compilation_cache,
+    max_pending=arguments.max_pending,
+    max_pool_bytes=arguments.max_pool_bytes,
+    cache_directory=cache,
   )
-  engine.warm_up(progress=True)
+  done = engine.warm_up(progress=True, threads=_threads())
+  kept = f'kept in {cache}' if cache else 'not kept for the next start'
+  _log(f'compiled {done.programs} programs in {done.seconds:.1f} s, {kept}')
   return engine
 
 
-def read_lines(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
-  """(id, item) of every line; the item is an `InputError` if unreadable."""
-  for number in itertools.count(1):
-    line = file.readline(MAX_LINE)
-    if not line:
-      return
-    if len(line) == MAX_LINE and not line.endswith(b'\n'):
-      while line and not line.endswith(b'\n'):
-        line = file.readline(MAX_LINE)
-      line = b''
-      yield number, _unreadable(f'at most {MAX_LINE} bytes', 'more')
-      continue
-    yield _read_line(line, number)
+def _threads() -> int:
+  """Cores that this process may use."""
+  if hasattr(os, 'sched_getaffinity'):
+    return min(len(os.sched_getaffinity(0)), MAX_THREADS)
+  return min(os.cpu_count() or 1, MAX_THREADS)
 
 
-def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
-  """The line's own id or else its number, and what is to be answered."""
-  try:
-    item = json.loads(
-      line.decode('utf-8'), parse_constant=_finite, parse_float=_finite
-    )
-  except (ValueError, RecursionError) as error:
-    return number, _unreadable('one JSON value in UTF-8', str(error))
-  if not isinstance(item, dict):
-    return number, item
-  name = item.pop('id', number)
-  # The answer repeats it; a nested one may be too deep to write.
-  if isinstance(name, (dict, list)):
-    kind = type(name).__name__
-    return number, _unreadable('an id that is a text or a number', kind)
-  return name, item
-
-
-def _finite(text: str) -> float:
-  """The number; JSON has no NaN and no infinity, and no answer could."""
-  value = float(text)
-  if not math.isfinite(value):
-    raise ValueError(f'{text}, which is no finite number')
-  return value
-
-
-def _unreadable(expected: str, given: str) -> Exception:
-  from serve_lib.chain import InputError
-
-  return InputError(f'line: expected {expected}, got {given}')
-
-
-def answer_all(engine: Any, lines: Iterator[tuple[Any, Any]], write) -> None:
-  """Writes one answer a line, in the order of the lines.
+def cache_directory(flag: str, workdir: str) -> str:
+  """Where compiled programs are kept; '' for nowhere.
 
   Args:
-    engine: answers the items.
-    lines: (id, item) pairs.
-    write: is called with every answer's JSON.
+    flag: --compilation_cache: a directory, 'none', or '' for one in the
+      workdir if that can be written and is private.
+    workdir: of the run.
   """
-  from serve_lib.chain import Failure
+  from serve_lib.private_directory import private_directory
 
-  ids: collections.deque[Any] = collections.deque()
-
-  def items():
-    for name, item in lines:
-      ids.append(name)
-      yield item
-
-  for answer in engine.stream(items()):
-    if isinstance(answer, Failure):
-      fields = {'error': str(answer.error)}
-    else:
-      fields = dataclasses.asdict(answer)
-    write(json.dumps({'id': ids.popleft()} | fields, allow_nan=False))
+  if flag == 'none':
+    return ''
+  return flag or private_directory(os.path.join(workdir, CACHE))
 
 
 if __name__ == '__main__':

@@ -14,7 +14,7 @@ import concurrent.futures
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dataset_lib.fields import check_field, integer, real
@@ -129,7 +129,9 @@ class Engine:
     Raises:
       ClosedError: the engine was closed before all items were accepted.
       RuntimeError: called by the engine's own thread, in a callback.
+      TypeError: `items` is a text or a mapping: one item, and not several.
     """
+    _check_several('predict', items)
     if threading.current_thread() is self._thread:
       raise RuntimeError(
         'engine.predict: called in a callback, by the thread that answers; it '
@@ -163,7 +165,11 @@ class Engine:
     Args:
       items: a list, a file, a queue; read from the first `next` on.
       window: items read and not yet taken as answers.
+
+    Raises:
+      TypeError: at once, if `items` is a text or a mapping.
     """
+    _check_several('stream', items)
     check_field('stream.window', window, integer(1, 10**7))
     return stream.in_order(items, self.submit, window)
 
@@ -284,6 +290,15 @@ class Engine:
       self._thread = before  # `close` could not join the other
       return error
     return None
+
+
+def _check_several(method: str, items: Any) -> None:
+  """Refuses what would be taken apart into characters or keys."""
+  if isinstance(items, (str, bytes, bytearray, Mapping)):
+    raise TypeError(
+      f'engine.{method}: expected several items, as in a list, got one '
+      f'{type(items).__name__}; one item is predict([item])[0] or submit(item)'
+    )
 
 
 def _future() -> concurrent.futures.Future:

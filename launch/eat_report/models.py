@@ -8,7 +8,7 @@ and the chosen ones timed (`speed`).
 import copy
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from dataset_lib import builder, tokenizer
 from dataset_lib.errors import ConfigError
 from eat import cost, service
 from eat.model import EatClassifier
-from eval_lib import calibration, evaluator, frontier, glue_metrics, predictions
+from eval_lib import evaluator, predictions
 from launch import command_line
 from train_lib import loading, setup, sharding
 from train_lib.text_classification import TOKENIZER_FILE
@@ -67,7 +67,11 @@ class Model:
     length: tokens of each row, `[N]`.
     kept: tokens left after each pruning, `[N, P]`.
     left: tokens left where each head is, `[N, E]`.
-    flops: FLOPs of each row up to each head, `[N, E]`, by formula.
+    flops: FLOPs of each row up to each head, `[N, E]`, by formula, at the
+      row's own length.
+    flops_served: the same as the engine runs them: at the row's length bucket
+      with its static sizes, which also decide how the window is computed. Rows
+      that fill up a batch are not counted.
   """
 
   run: Run
@@ -79,6 +83,7 @@ class Model:
   kept: np.ndarray
   left: np.ndarray
   flops: np.ndarray
+  flops_served: np.ndarray
 
   @property
   def heads(self) -> tuple[int, ...]:
@@ -133,9 +138,10 @@ def _own_split(config: Any) -> str:
 def _limited(split: str, limit: int) -> str:
   if not limit:
     return split
-  if '[' in split:
+  if '[' in split or '+' in split:
     raise command_line.UsageError(
-      f'--limit: expected a split without a part of its own, got {split!r}'
+      '--limit: expected a split that is neither a part of one nor a sum, got '
+      f'{split!r}; leave out --limit and give the rows as --split'
     )
   return f'{split}[:{limit}]'
 
@@ -190,8 +196,18 @@ def variants(
 def record(
   run: Run, module: EatClassifier, variant: str, temperatures: np.ndarray
 ) -> Model:
-  """Runs a model over all rows."""
-  rows = _outputs(run, module, run.split)
+  """Runs a model over all rows.
+
+  Args:
+    run: whose parameters and rows.
+    module: the run's classifier, or a changed one.
+    variant: what was changed, '' for nothing.
+    temperatures: of its heads, `[E]`.
+
+  Raises:
+    ConfigError: there is not a temperature for each head.
+  """
+  rows = outputs(run, module, run.split)
   length, kept = rows['length'], rows.get('kept')
   if kept is None:
     kept = np.zeros((len(length), 0), np.int32)
@@ -201,10 +217,6 @@ def record(
       'calibration.json', temperatures.tolist(),
       f'a temperature for each of the heads at layers {heads}',
     )  # fmt: skip
-  sizes, costs = np.unique(length), {}
-  for size in sizes.tolist():
-    stages = cost.static_sizes(module, size)
-    costs[size] = np.cumsum(cost.stage_flops(module, size, stages, True))
   return Model(
     run=run,
     variant=variant,
@@ -214,11 +226,35 @@ def record(
     length=length,
     kept=kept,
     left=_left(module, length, kept),
-    flops=np.stack([costs[size] for size in length.tolist()]),
+    flops=_flops(module, length),
+    flops_served=_flops(module, _padded(run, length)),
   )
 
 
-def _outputs(run: Run, module: EatClassifier, split: str) -> dict[str, Any]:
+def _flops(module: EatClassifier, length: np.ndarray) -> np.ndarray:
+  """FLOPs up to each head, `[N, E]`, of rows with so many tokens, `[N]`."""
+  sizes, places = np.unique(length, return_inverse=True)
+  table = [
+    cost.stage_flops(module, size, cost.static_sizes(module, size), True)
+    for size in sizes.tolist()
+  ]
+  return np.cumsum(table, axis=1)[places]
+
+
+def _padded(run: Run, length: np.ndarray) -> np.ndarray:
+  """The length bucket of each row, `[N]`."""
+  buckets = np.array(length_buckets(run))
+  return buckets[np.searchsorted(buckets, length)]
+
+
+def length_buckets(run: Run) -> tuple[int, ...]:
+  """The lengths that the run's rows are padded to, ascending."""
+  info = run.task.info
+  return tuple(info.length_buckets or info.input_shape)
+
+
+def outputs(run: Run, module: EatClassifier, split: str) -> dict[str, Any]:
+  """What a model says of the rows of a split; see `predictions.collect`."""
   task = run.task
   if isinstance(task.model, EatClassifier):
     task = copy.copy(task)
@@ -237,67 +273,9 @@ def _left(module, length, kept) -> np.ndarray:
   return tokens[:, done]
 
 
-def temperatures_of(run: Run) -> tuple[np.ndarray, str]:
-  """(temperatures of the heads as served, where they come from).
-
-  From the run's calibration.json, or else fitted here on the calibration
-  split of its configuration.
-
-  Raises:
-    ConfigError: calibration.json is of another checkpoint.
-  """
-  heads = service.as_adaptive(run.task.model).heads()
-  written = service.read_calibration(run.directory)
-  service.check_parameters(written, run.variables, run.directory, run.step)
-  known = written.get('temperatures')
-  if known:
-    return np.asarray(known), 'calibration.json'
-  entry = run.config.evals.get('calibration', {})
-  split = entry.get('calibration_split', '')
-  if not split or run.task.info.num_classes < 2 or len(heads) == 1:
-    return np.ones(len(heads)), 'none'
-  rows = _outputs(run, run.task.model, split)
-  logits = predictions.heads_first(rows)
-  return calibration.fit_temperatures(logits, rows['label']), split
-
-
-def quality_of(
-  run: Run,
-) -> tuple[str, Callable[[Any, Any], float], Callable[[Any, Any], float]]:
-  """(name, quality, agreement): the official metric, and that of answers.
-
-  Two regressions agree by their correlation.
-  """
-  task = glue_metrics.task_of({'dataset': run.config.dataset, 'task': ''})
-  if run.task.info.num_classes == 1:
-    return (
-      'pearson',
-      _correlation,
-      lambda one, full: _correlation(one, full[:, 0]),
-    )
-  if not task:
-    return 'accuracy', frontier.accuracy, frontier.same_class
-  metric = glue_metrics.TASKS[task].metrics[0]
-
-  def quality(logits, labels):
-    return glue_metrics.compute(task, logits, labels)['score']
-
-  return metric, quality, frontier.same_class
-
-
-def _correlation(logits: Any, labels: Any) -> float:
-  return glue_metrics.pearson(
-    logits[:, 0].astype(np.float64), labels.astype(np.float64)
-  )
-
-
 def dense_flops(model: Model) -> np.ndarray:
-  """FLOPs of each row in the same encoder without anything adaptive, `[N]`."""
+  """FLOPs of each row, at its length, without anything adaptive, `[N]`."""
   plain = model.module.clone(
     prune_layers=(), prune_ratios=(), window=0, exit_layers=()
   )
-  costs: Mapping[int, float] = {
-    size: sum(cost.stage_flops(plain, size, (), True))
-    for size in np.unique(model.length).tolist()
-  }
-  return np.array([costs[size] for size in model.length.tolist()])
+  return _flops(plain, model.length)[:, -1]

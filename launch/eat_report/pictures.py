@@ -19,6 +19,7 @@ SHORT = {
   'entropy': 'H≤',
   'margin': 'Δ≥',
   'patience': 'm=',
+  'combined': 'm=2, P≥',
 }
 
 
@@ -43,7 +44,7 @@ def frontiers(
   adaptive_plots.plot_frontier(
     out / 'frontier_flops',
     _curves(settings, flops),
-    cost='FLOPs (% of the dense model)',
+    cost='FLOPs at own length (% of the dense model)',
     quality=quality,
     title='Frontier, all settings, by formula',
   )
@@ -105,17 +106,20 @@ def _points(
 def _short(setting: Setting) -> str:
   if setting.value is None:
     return setting.rule.name
-  return f'{SHORT[setting.rule.name]}{setting.value:g}'
+  text = f'{SHORT[setting.rule.name]}{setting.value:g}'
+  veto = setting.rule.veto_margin
+  return f'{text}, {SHORT["margin"]}{veto:g}' if veto else text
 
 
 def exits(out: pathlib.Path, settings: Sequence[Setting], model: Model) -> None:
-  """Where rows exit, by the threshold on the confidence (or tolerance)."""
+  """Where rows exit, by the confidence (or tolerance) and the patience."""
   shares = {
     setting.name: setting.point.shares
     for setting in settings
-    if setting.model is model and setting.rule.name != 'entropy'
-    and setting.rule.name != 'margin'
-  }  # fmt: skip
+    if setting.model is model
+    and setting.rule.name in ('never', 'confidence', 'patience')
+    and not setting.rule.veto_margin
+  }
   adaptive_plots.plot_exits(out / 'exits', shares, model.heads)
 
 
@@ -127,19 +131,32 @@ def retention(out: pathlib.Path, model: Model) -> None:
     )
 
 
-def reliability(out: pathlib.Path, model: Model, labels: np.ndarray) -> None:
-  """A picture for each head: before and after its temperature."""
+def reliability(
+  out: pathlib.Path, model: Model, labels: np.ndarray, judged: np.ndarray
+) -> None:
+  """A picture for each head: before and after its temperature.
+
+  Args:
+    out: the directory.
+    model: with its logits of all rows.
+    labels: of all rows, `[N]`.
+    judged: which of them count, bool `[N]`: none that it was fitted to.
+  """
   before = predictions.probabilities(model.logits)
   after = predictions.probabilities(model.calibrated)
   for place, layer in enumerate(model.heads):
     temperature = model.temperatures[place]
-    tables = {'T = 1': calibration.reliability(before[place], labels)}
+    heads = {'T = 1': before[place]}
     if temperature != 1.0:
-      tables[f'T = {temperature:.2f}'] = calibration.reliability(
-        after[place], labels
-      )
+      heads[f'T = {temperature:.2f}'] = after[place]
+    tables = {
+      name: calibration.reliability(head, labels, mask=judged)
+      for name, head in heads.items()
+    }
     adaptive_plots.plot_reliability(
-      out / f'reliability_{layer}', tables, title=f'Head at layer {layer}'
+      out / f'reliability_{layer}',
+      tables,
+      title=f'Head at layer {layer}, {int(judged.sum())} rows',
     )
 
 

@@ -1,148 +1,11 @@
-"""Tables of an EAT report: on the terminal and as CSV.
+"""Tables of an EAT report on the terminal: GFLOPs, milliseconds, percent."""
 
-The CSV files have FLOPs, seconds and shares; the terminal shows GFLOPs,
-milliseconds and percent.
-"""
-
-import csv
-import io
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from dataset_lib import atomic_file
-from eval_lib import calibration
 from eval_lib.timing import Estimate
-from launch.eat_report.speed import Speed
-from launch.eat_report.sweeps import Setting
 
 WIDTH = 130  # characters of the widest table
-
-
-def setting_row(setting: Setting) -> dict[str, Any]:
-  """What a setting gives, as plain numbers."""
-  point, model = setting.point, setting.model
-  retention, flops = setting.retention, setting.flops
-  return {
-    'setting': setting.name,
-    'run': model.run.directory,
-    'variant': model.variant or 'as trained',
-    'rule': setting.rule.name,
-    'value': point.value,
-    'quality': point.quality,
-    'agreement': point.agreement,
-    'depth': point.depth,
-    'retention': float(retention.mean()),
-    'flops': float(flops.mean()),
-    'flops_share': point.flops,
-    'early': 1.0 - point.shares[-1],
-  } | {
-    f'exit_{layer}': share
-    for layer, share in zip(model.heads, point.shares, strict=True)
-  }
-
-
-def speed_row(name: str, speed: Speed, reference: str) -> dict[str, Any]:
-  """Latency and throughput of a setting, in seconds and rows a second.
-
-  Speed-ups over the reference are medians over repeats, paired.
-  """
-  rows, latency = len(speed.rows), speed.latency[name]
-  together = speed.together.estimate(name)
-  result: dict[str, Any] = {
-    'setting': name,
-    'rows': rows,
-    'repeats': len(latency),
-    'batch_size': speed.batch_size,
-    'latency_mean': float(latency.mean()),
-    'latency_p50': float(np.quantile(latency, 0.5)),
-    'latency_p95': float(np.quantile(latency, 0.95)),
-    'throughput': rows / together.median,
-    'throughput_low': rows / together.high,
-    'throughput_high': rows / together.low,
-    'differing_rows': speed.differing[name],
-  }
-  for kind, timings in (('batch_1', speed.alone), ('batch', speed.together)):
-    ratio = timings.ratio(reference, name)
-    result |= {
-      f'speedup_{kind}': ratio.median,
-      f'speedup_{kind}_low': ratio.low,
-      f'speedup_{kind}_high': ratio.high,
-    }
-  return result
-
-
-def example_rows(
-  settings: Sequence[Setting], labels: np.ndarray, speed: Speed | None
-) -> list[dict[str, Any]]:
-  """A line for each row of the split and setting; not timed: no latency."""
-  result = []
-  for setting in settings:
-    retention, flops, depth = setting.retention, setting.flops, setting.depth
-    chosen, reasons = setting.chosen, setting.reasons()
-    latency: dict[int, float] = {}
-    if speed is not None and setting.name in speed.latency:
-      means = speed.latency[setting.name].mean(0)
-      latency = dict(zip(speed.rows.tolist(), means.tolist(), strict=True))
-    for row, label in enumerate(labels.tolist()):
-      is_class = chosen.shape[1] > 1
-      answer = int(chosen[row].argmax()) if is_class else float(chosen[row, 0])
-      result.append(
-        {
-          'setting': setting.name,
-          'index': row,
-          'length': int(setting.model.length[row]),
-          'depth': int(depth[row]),
-          'exit_reason': reasons[row],
-          'retention': float(retention[row]),
-          'flops': float(flops[row]),
-          'answer': answer,
-          'label': label,
-          'correct': int(answer == label) if is_class else None,
-          'latency': latency.get(row),
-        }
-      )
-  return result
-
-
-def calibration_rows(
-  logits: np.ndarray,
-  labels: np.ndarray,
-  temperatures: np.ndarray,
-  layers: Sequence[int],
-) -> list[dict[str, Any]]:
-  """ECE and accuracy of each head, before and after its temperature."""
-  before = calibration.errors(logits, labels)
-  after = calibration.errors(logits, labels, temperatures=temperatures)
-  return [
-    {
-      'layer': layer,
-      'accuracy': float((head.argmax(-1) == labels).mean()),
-      'temperature': float(temperatures[place]),
-      'ece': before[place],
-      'ece_calibrated': after[place],
-    }
-    for place, (layer, head) in enumerate(zip(layers, logits, strict=True))
-  ]
-
-
-def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
-  """Writes rows whose columns may differ; what a row lacks is empty."""
-  names = list(dict.fromkeys(name for row in rows for name in row))
-  # The shares of the exits last, by layer; models differ in their layers.
-  names.sort(key=_exit_layer)
-  file = io.StringIO()
-  writer = csv.DictWriter(file, names, lineterminator='\n')
-  writer.writeheader()
-  writer.writerows(rows)
-  atomic_file.write_text(path, file.getvalue())
-
-
-def _exit_layer(name: str) -> int:
-  kind, _, layer = name.partition('_')
-  return int(layer) if kind == 'exit' and layer.isdecimal() else 0
 
 
 class Tables:
@@ -159,7 +22,9 @@ class Tables:
     """Prints a line as it is."""
     self._console.print(text, markup=False, soft_wrap=True)
 
-  def _print(self, title: str, headings: Sequence[str], lines) -> None:
+  def _print(
+    self, title: str, headings: Sequence[str], lines: Any, note: str = ''
+  ) -> None:
     import rich.box
     import rich.table
     import rich.text
@@ -175,22 +40,39 @@ class Tables:
       # What is in brackets is a range and no markup.
       table.add_row(*(rich.text.Text(str(cell)) for cell in line))
     self._console.print(table)
+    if note:
+      self.say(f'{note}\n')
 
   def settings(
-    self, rows: Sequence[Mapping[str, Any]], metric: str, title: str
+    self,
+    rows: Sequence[Mapping[str, Any]],
+    metric: str,
+    title: str,
+    fitted: int = 0,
   ) -> None:
-    """Quality and cost of settings."""
+    """Quality and cost of settings.
+
+    Args:
+      rows: of `report_rows.setting_row`.
+      metric: name of the quality.
+      title: of the table.
+      fitted: rows that the temperatures were fitted to.
+    """
+    used = f'; {fitted} of the rows also served to fit the temperatures'
     self._print(
       title,
-      ('setting', f'{metric} %', 'same %', 'layers', 'kept %', 'GFLOPs',
-       'of dense %', 'early %'),
+      ('setting', f'{metric} %', 'same as its own\nlast head %', 'layers',
+       'kept %', 'GFLOPs', 'of dense %', 'GFLOPs\nserved', 'early %'),
       (
-        (row['setting'], _percent(row['quality']), _percent(row['agreement']),
+        (row['setting'], _percent(row['quality']),
+         '' if row['agreement'] is None else _percent(row['agreement']),
          f'{row["depth"]:.2f}', _percent(row['retention']),
          f'{row["flops"] / 1e9:.3g}', _percent(row['flops_share']),
-         _percent(row['early']))
+         f'{row["flops_served"] / 1e9:.3g}', _percent(row['early']))
         for row in rows
       ),
+      'GFLOPs are by formula, for the length of each row; served: for its '
+      f'length bucket, as the engine runs it{used if fitted else ""}',
     )  # fmt: skip
 
   def speed(
@@ -200,7 +82,15 @@ class Tables:
     metric: str,
     reference: str,
   ) -> None:
-    """Quality and speed of the settings that were timed."""
+    """Quality and speed of the settings that were timed.
+
+    Args:
+      rows: of `report_rows.speed_row` with the `flop_limit`, None for
+        libraries that are not given length buckets.
+      settings: of `report_rows.setting_row`, by name.
+      metric: name of the quality.
+      reference: name of the setting that speed is compared with.
+    """
     first = rows[0]
     self._print(
       f'measured: {first["rows"]} rows, {first["repeats"]} repeats; latency at '
@@ -214,15 +104,28 @@ class Tables:
            for kind in ('mean', 'p50', 'p95')),
          _ratio(row, 'speedup_batch_1'), f'{row["throughput"]:.4g}',
          _ratio(row, 'speedup_batch'),
-         f'{_limit(settings, reference, row["setting"]):.2f}')
+         '' if row['flop_limit'] is None else f'{row["flop_limit"]:.2f}')
         for row in rows
       ),
+      f'FLOP limit: FLOPs of {reference} over those of the setting, on the '
+      'same rows, both as served: padded to the length bucket',
     )  # fmt: skip
 
-  def calibration(self, rows: Sequence[Mapping[str, Any]], source: str) -> None:
-    """ECE of the heads."""
+  def calibration(
+    self, rows: Sequence[Mapping[str, Any]], total: int, source: str
+  ) -> None:
+    """ECE of the heads.
+
+    Args:
+      rows: of `report_rows.calibration_rows`.
+      total: rows of the split, those that do not count included.
+      source: where the temperatures come from.
+    """
+    judged = rows[0]['rows']
+    others = ': the temperatures are fitted to the others'
     self._print(
-      f'calibration (temperatures: {source})',
+      f'calibration on {judged} of {total} rows'
+      f'{others if judged < total else ""}',
       ('head', 'accuracy %', 'T', 'ECE %', 'ECE % after'),
       (
         (f'layer {row["layer"]}', _percent(row['accuracy']),
@@ -230,6 +133,7 @@ class Tables:
          _percent(row['ece_calibrated']))
         for row in rows
       ),
+      f'temperatures: {source}',
     )  # fmt: skip
 
   def guarantee(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -258,7 +162,3 @@ def _percent(share: float) -> str:
 def _ratio(row: Mapping[str, Any], name: str) -> str:
   low, high = row[f'{name}_low'], row[f'{name}_high']
   return Estimate(row[name], low, high).text()
-
-
-def _limit(settings: Mapping[str, Any], reference: str, name: str) -> float:
-  return settings[reference]['flops'] / settings[name]['flops']

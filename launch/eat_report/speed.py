@@ -19,6 +19,7 @@ from eat.serving import FULL, PRUNED, EatChain
 from eat.settings import Settings
 from eval_lib import timing
 from eval_lib.timing import Timings
+from launch.eat_report import models
 from launch.eat_report.models import Model
 from launch.eat_report.rivals import Rival
 from launch.eat_report.sweeps import Setting
@@ -208,8 +209,7 @@ def _engine(
 
 def buckets(model: Model) -> tuple[int, ...]:
   """The run's length buckets up to the one of the longest row."""
-  info, longest = model.run.task.info, int(model.length.max())
-  sizes = info.length_buckets or info.input_shape
+  sizes, longest = models.length_buckets(model.run), int(model.length.max())
   last = min(size for size in sizes if size >= longest)
   return tuple(size for size in sizes if size <= last)
 

@@ -1,8 +1,9 @@
 """The settings of an EAT report: exit rules swept over recorded logits.
 
-A setting is a model and a rule. It is called `rule=value`, and where the model
-was changed `variant/rule=value`. What it gives is counted row by row from the
-logits; only the chosen ones are timed.
+A setting is a model and a rule. It is called `rule=value`, with a veto margin
+`rule=value+veto=margin`, and where the model was changed
+`variant/rule=value`. What it gives is counted row by row from the logits; only
+the chosen ones are timed.
 """
 
 import dataclasses
@@ -12,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from dataset_lib.errors import InvalidDataError
 from eat import exits
 from eat.exits import Rule
-from eval_lib import frontier, predictions, risk
+from eval_lib import frontier, predictions
 from launch import command_line
 from launch.eat_report.models import Model
 
@@ -24,6 +24,12 @@ MARGINS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.98)
 # Of the largest entropy, log C.
 ENTROPIES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 TOLERANCES = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+# The rule 'combined': as sure as that, and the head before says the same.
+COMBINED = (0.6, 0.7, 0.8, 0.9)
+COMBINED_PATIENCE = 2
+# Who is sure by tau has a margin of 2 tau - 1; veto margins as shares of the
+# way from there to 1.
+VETOES = (0.25, 0.5, 0.75)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Setting:
     name: see the module.
     model: the model.
     rule: when rows leave.
-    value: the rule's parameter; None if it has none.
+    value: the rule's parameter, of 'combined' tau; None if it has none.
     point: quality, depth, FLOPs over the dense model's, and so on.
     exits: index of the head at which each row leaves, `[N]`.
   """
@@ -53,8 +59,13 @@ class Setting:
 
   @property
   def flops(self) -> np.ndarray:
-    """FLOPs of each row, `[N]`."""
+    """FLOPs of each row at its own length, `[N]`."""
     return _at(self.model.flops, self.exits)
+
+  @property
+  def flops_served(self) -> np.ndarray:
+    """FLOPs of each row at its length bucket, as the engine runs it, `[N]`."""
+    return _at(self.model.flops_served, self.exits)
 
   @property
   def depth(self) -> np.ndarray:
@@ -79,8 +90,17 @@ def _at(table: np.ndarray, exit_heads: np.ndarray) -> np.ndarray:
   return table[np.arange(len(table)), exit_heads]
 
 
-def rules(model: Model) -> dict[str, tuple[Rule, float | None]]:
-  """All rules to sweep, with their parameters, by name."""
+def rules(
+  model: Model, tau: float = 0.9
+) -> dict[str, tuple[Rule, float | None]]:
+  """All rules to sweep, with their parameters, by name.
+
+  Args:
+    model: with its logits.
+    tau: confidence of the default setting, which is among them and gets the
+      veto margins. Of two classes, a veto only says in other words that the
+      confidence must be higher.
+  """
   result: dict[str, tuple[Rule, float | None]] = {'never': (never(), None)}
   heads, classes = len(model.heads), model.logits.shape[-1]
   if heads == 1:
@@ -91,18 +111,42 @@ def rules(model: Model) -> dict[str, tuple[Rule, float | None]]:
       result[name] = Rule('patience', tolerance=tolerance), tolerance
     return result
   for name, values in (
-    ('confidence', CONFIDENCES),
+    ('confidence', sorted({*CONFIDENCES, tau})),
     ('entropy', [round(s * math.log(classes), 4) for s in ENTROPIES]),
     ('margin', MARGINS),
   ):
-    for tau in values:
-      result[f'{name}={tau:g}'] = Rule(name, tau=float(tau)), float(tau)
+    for value in values:
+      result[f'{name}={value:g}'] = Rule(name, tau=float(value)), float(value)
   # The last head has nobody to agree with that could still save anything.
   for patience in range(1, heads):
     result[f'patience={patience}'] = (
       Rule('patience', patience=patience), float(patience),
     )  # fmt: skip
-  return result
+  return result | _combined(heads) | _vetoes(tau)
+
+
+def _combined(heads: int) -> dict[str, tuple[Rule, float | None]]:
+  """Confident and patient; nothing where only the last heads could agree."""
+  if heads <= COMBINED_PATIENCE:
+    return {}
+  return {
+    f'combined={tau:g}': (
+      Rule('combined', tau=tau, patience=COMBINED_PATIENCE), tau,
+    )
+    for tau in COMBINED
+  }  # fmt: skip
+
+
+def _vetoes(tau: float) -> dict[str, tuple[Rule, float | None]]:
+  """Confident, but nobody leaves whose margin is below the veto's."""
+  surely = max(2.0 * tau - 1.0, 0.0)
+  margins = [round(surely + share * (1.0 - surely), 4) for share in VETOES]
+  return {
+    f'confidence={tau:g}+veto={margin:g}': (
+      Rule('confidence', tau=tau, veto_margin=margin), tau,
+    )
+    for margin in margins
+  }  # fmt: skip
 
 
 def never() -> Rule:
@@ -209,52 +253,3 @@ def choose(
   ]
   spread = np.linspace(0, len(points) - 1, min(most, len(points))).round()
   return [*always, *(points[int(place)] for place in spread)]
-
-
-def guarantee(
-  model: Model, labels: np.ndarray, epsilon: float, delta: float, draws: int
-) -> list[dict[str, Any]]:
-  """How often thresholds with a guarantee fail on resampled rows.
-
-  Once for the disagreement with the full model and once for the harm, the
-  rows that it has right and the early exit wrong. Every draw calibrates on as
-  many rows as there are (see `eval_lib.risk.resampled_risk`).
-
-  Raises:
-    InvalidDataError: a regression, or a model without exits.
-  """
-  if model.logits.shape[-1] == 1 or len(model.heads) == 1:
-    raise InvalidDataError(
-      f'--guarantee: {model.run.directory} has no exits by confidence to give '
-      'a guarantee for'
-    )
-  heads = predictions.probabilities(model.calibrated)
-  thresholds = risk.default_thresholds(heads.shape[-1])
-  leaves = risk.confidence_exits(heads, thresholds)
-  result = []
-  for name, losses in (
-    ('disagreement', risk.disagreement(model.logits, leaves)),
-    ('harm', risk.harm(model.logits, leaves, labels)),
-  ):
-    risks = risk.resampled_risk(
-      losses, thresholds, epsilon, delta, rows=len(labels), draws=draws
-    )
-    found = risk.guaranteed_threshold(losses, thresholds, epsilon, delta)
-    early = 0.0
-    if found.threshold is not None:
-      early = (leaves[found.certified - 1] < len(heads) - 1).mean()
-    result.append(
-      {
-        'loss': name,
-        'epsilon': epsilon,
-        'delta': delta,
-        'rows': len(labels),
-        'draws': draws,
-        'exceeded': float((risks > epsilon).mean()),
-        'worst': float(risks.max()),
-        'mean': float(risks.mean()),
-        'threshold': found.threshold,
-        'early': float(early),
-      }
-    )
-  return result

@@ -269,3 +269,21 @@ def test_a_regression_has_no_probabilities():
 def test_illegal_rules(name, fields, message):
   with pytest.raises(ValueError, match=message):
     Rule(name, **fields)
+
+
+@pytest.mark.parametrize('classes', [1, 3])
+@pytest.mark.parametrize('rule', RULES)
+def test_heads_needed_are_those_of_a_row_that_is_always_sure(rule, classes):
+  certain = np.zeros((12, B, classes), np.float32)
+  certain[..., 0] = 50.0
+  left = [
+    exits.should_exit(rule, certain[:count]).any() for count in range(1, 13)
+  ]
+  needed = exits.heads_needed(rule, classes == 1)
+  unreachable = classes > 1 and np.ndim(rule.tau) == 0 and rule.tau in (
+    math.inf, -math.inf
+  )  # fmt: skip
+  if needed is None or unreachable:
+    assert not any(left)
+  else:
+    assert left == [False] * (needed - 1) + [True] * (13 - needed)

@@ -218,6 +218,20 @@ def test_a_regression_answers_a_number(words):
   answer = policy.answer(row)
   assert answer.label == pytest.approx(1.2)
   assert answer.probabilities == {}
+  assert answer.exit_reason == 'tolerance'
+  last = policy.answer(a_row(policy, 'w0', [[1.0], [2.0], [3.0]]))
+  assert last.exit_reason == 'last layer'
+  assert policy.monitor.snapshot()['reasons'] == {
+    'tolerance': 1,
+    'last layer': 1,
+  }
+
+
+def test_a_regression_leaves_by_its_tolerance_whatever_the_rule(words):
+  policy = make(words, classes=(), rule=Rule('confidence', tau=0.9))
+  row = a_row(policy, 'w0', [[1.0], [1.05]])
+  assert decide(policy, [row]) == [True]
+  assert policy.answer(row).exit_reason == 'tolerance'
 
 
 def test_drift_sends_everything_to_full_depth_and_ends(words):
@@ -322,6 +336,9 @@ def test_rows_that_keep_all_tokens_are_not_compared_with_those_that_do_not(
     ({'tauu': 0.9}, 'serve.tauu'),
     ({'tau': 'guaranteed'}, 'serve.tau'),
     ({'rule': 'margin', 'tau': 1.5}, 'serve.tau'),
+    ({'rule': 'margin'}, 'serve.tau'),
+    ({'rule': 'entropy'}, 'serve.tau'),
+    ({'rule': 'combined'}, 'serve.tau'),
   ],
 )
 def test_illegal_options_are_named(options, key):
@@ -337,7 +354,7 @@ def test_the_guaranteed_threshold_is_the_certified_one():
   given['tau'] = 'guaranteed'
   certified = {'guarantee': {'threshold': 0.97}}
   assert service.rule_of(given, certified).tau == 0.97
-  given['rule'], given['tau'] = 'patience', 0.9
+  given['rule'], given['tau'] = 'patience', None
   assert service.rule_of(given, certified).tau is None
   given['rule'], given['tau'] = 'confidence', 'guaranteed'
   nothing = {'guarantee': {'threshold': None}}

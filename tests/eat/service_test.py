@@ -132,6 +132,15 @@ def test_the_guaranteed_threshold_of_a_real_file(finished):
   assert policy.warnings == ()
 
 
+def test_a_guarantee_that_nothing_met_is_told(finished):
+  report = json.loads((finished[0] / 'calibration.json').read_text())
+  change(finished[0], guarantee=report['guarantee'] | {'threshold': None})
+  _, policy = build(finished, {'tau': 'guaranteed'})
+  assert policy.settings.rule.name == 'never'
+  (warning,) = policy.warnings
+  assert 'could certify no threshold' in warning
+
+
 @pytest.mark.parametrize(
   ('field', 'options', 'sources'),
   [
@@ -154,7 +163,7 @@ def test_what_was_not_certified_is_refused(finished, field, options, sources):
     {'tau': 0.55},
     {'tau': 0.99},
     {'tau': 'guaranteed'},
-    {'rule': 'entropy', 'tau': 1.5},
+    {'rule': 'entropy', 'tau': 0.65},
     {'rule': 'patience', 'veto_margin': 0.5},
     {'rule': 'never'},
   ],
@@ -232,7 +241,9 @@ def test_no_drift_check_says_why(run):
     config=task.config,
   )
   _, policy = build((directory, numbers, variables))
-  assert policy.warnings == ('no drift check: a regression has no confidences',)
+  drift, early = policy.warnings
+  assert drift == 'no drift check: a regression has no confidences'
+  assert 'a regression with patience=2 waits for 2 heads, and 1 are' in early
 
 
 @pytest.mark.parametrize(
@@ -306,6 +317,7 @@ def test_a_dense_run_is_served_as_it_is(run):
   dense = types.SimpleNamespace(model=model, info=task.info, config=task.config)
   chain, policy = build((directory, dense, variables))
   assert (chain.heads, chain.variants) == ((4,), ('full',))
+  assert 'the model has no head before its last layer' in policy.warnings[-1]
   with Engine(chain, policy, (LENGTH,), (1,)) as engine:
     answers = engine.predict(TEXTS)
   expected = last_head(model, variables, chain, policy, TEXTS)
@@ -335,4 +347,68 @@ def test_an_illegal_threshold_is_refused_before_anything_is_served(finished):
     build(finished, thresholds={'forum': 1.5})
   with pytest.raises(ConfigError, match="none with the rule 'patience'"):
     build(finished, {'rule': 'patience'}, {'forum': 0.9})
-  build(finished, {'rule': 'entropy', 'tau': 0.5}, {'forum': 1.5})
+  build(finished, {'rule': 'entropy', 'tau': 0.5}, {'forum': 0.69})
+
+
+def test_the_default_threshold_is_that_of_confidence_alone(finished):
+  assert build(finished)[1].settings.rule == exits.Rule('confidence', tau=0.9)
+  for rule, legal in (
+    ('entropy', r'nats in \[0, 0.6931\), the entropy of 2 classes that'),
+    ('margin', r'a difference of two probabilities, in \[0, 1\]'),
+    ('combined', r'a probability in \[0, 1\], where 0.5 is the least that'),
+  ):
+    with pytest.raises(ConfigError, match=f'serve.tau: expected {legal}'):
+      build(finished, {'rule': rule})
+    build(finished, {'rule': rule, 'tau': 0.6})
+  for rule in ('patience', 'never'):
+    assert build(finished, {'rule': rule})[1].settings.rule.tau is None
+
+
+@pytest.mark.parametrize(
+  ('options', 'thresholds', 'key'),
+  [
+    ({'tau': 0.6932}, {}, 'serve.tau'),
+    ({'tau': 0.9}, {}, 'serve.tau'),
+    ({'tau': 0.1}, {'forum': 0.7}, 'thresholds.forum'),
+  ],
+)
+def test_an_entropy_that_every_row_has_is_no_threshold(
+  finished, options, thresholds, key
+):
+  options = {'rule': 'entropy', **options}
+  with pytest.raises(ConfigError, match='every row would leave') as error:
+    build(finished, options, thresholds)
+  assert error.value.key == key
+  # Without the number of classes nothing can be said against it.
+  settings = service.settings_of(str(finished[0]), options, thresholds, {})
+  assert settings.rule.name == 'entropy'
+  with pytest.raises(ConfigError, match=r'nats in \[0, log C\)'):
+    service.settings_of(str(finished[0]), {'rule': 'entropy'}, {}, {})
+
+
+@pytest.mark.parametrize(
+  ('options', 'warns'),
+  [
+    ({'rule': 'patience', 'patience': 1}, False),
+    ({'rule': 'patience'}, True),
+    ({'rule': 'combined', 'tau': 0.6, 'patience': 3}, True),
+    ({'rule': 'confidence', 'patience': 3}, False),
+    ({'rule': 'never'}, False),
+  ],
+)
+def test_a_rule_by_which_nobody_leaves_early_is_told(finished, options, warns):
+  warnings = build(finished, options)[1].warnings
+  if not warns:
+    assert warnings == ()
+    return
+  (warning,) = warnings
+  assert warning.startswith('no row will ever leave early: rule=')
+  assert 'and 1 are before the last layer (at 3)' in warning
+
+
+def test_texts_cut_off_before_those_of_the_calibration_are_told(finished):
+  _, policy = build(finished, max_length=8)
+  assert policy.encode(' '.join(WORDS[:10])).length == 8
+  (warning,) = policy.warnings
+  assert 'texts are cut off after 8 tokens, those of the calibration' in warning
+  assert build(finished, max_length=LENGTH)[1].warnings == ()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from eat import cost, exits, serving
+from eat import cost, exits, serving, window_attention
 from eat.exits import Rule
 from eat.model import EatClassifier
 from model_lib import flops
@@ -241,6 +241,40 @@ def test_a_window_costs_less_where_it_is_in_blocks():
   scores = 8 * 32 * (1 + 16 + 32 + 16) + 256
   saved = 4 * 4 * 16 * (256 * 256 - scores)
   assert cost(256, 0) - cost(256, 32) == saved
+
+
+def test_a_row_is_the_same_where_its_bucket_changes_the_computation():
+  """Window attention is in blocks at 256, and masked densely at 128."""
+  model, variables = small.build(
+    window=32, max_positions=256, depth=3, prune_layers=(1, 2), exit_layers=(2,)
+  )
+  assert 128 < window_attention.BLOCK_FROM <= 256
+  chain = serving.EatChain(model, variables)
+  chain.variants = ('pruned',)
+  assert chain.sizes('pruned', 256)[0] >= window_attention.BLOCK_FROM
+  texts = small.rows(4, low=90, high=110)
+  apply = jax.jit(model.apply)
+  alone = np.concatenate(
+    [apply(variables, *small.batch([text], 128))[1]['exits'] for text in texts],
+    axis=1,
+  )
+  assert np.ptp(alone, axis=1).min() > 0.01  # rows differ
+  for length in (128, 256):
+    _, out = apply(variables, *small.batch(texts, length))
+    np.testing.assert_allclose(out['exits'], alone, atol=1e-4)
+    gathered, kept = chain_logits(chain, 'pruned', texts, length)
+    np.testing.assert_allclose(gathered, alone, atol=1e-5)
+    np.testing.assert_array_equal(kept, out['kept'][-1])
+    assert (kept < [len(text) for text in texts]).all()  # pruned
+  first = exits.probabilities(alone, [1.0] * 2)[0].max(-1)
+  rule = Rule('confidence', tau=float(np.median(first)))
+  heads = exits.first_exit(rule, alone)
+  assert set(heads.tolist()) == {0, 1}
+  with Engine(chain, RulePolicy(rule), (256,), (4,)) as engine:
+    answers = engine.predict(texts) + engine.predict(texts[:1])
+  for index, (head, logits) in enumerate(answers):
+    assert head == heads[index % 4]
+    np.testing.assert_allclose(logits, alone[head, index % 4], atol=1e-4)
 
 
 REAL_SIZE = """

@@ -1,8 +1,8 @@
 """The command that answers lines: reading, order, errors, a whole run."""
 
-import io
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,66 +10,8 @@ import threading
 
 import pytest
 
-from eat.policy import Prediction
 from launch import command_line, predict
-from serve_lib.chain import Failure, InputError
-
-
-class Echo:
-  """An engine whose answer is the item's text."""
-
-  def stream(self, items):
-    for item in items:
-      if isinstance(item, InputError):
-        yield Failure(item, 'encode')
-      else:
-        text = item if isinstance(item, str) else item['text']
-        yield Prediction(text, {'a': 1.0}, 4, 0.5, 'confidence', False)
-
-
-def answers(data, engine=None):
-  written = []
-  lines = predict.read_lines(io.BytesIO(data))
-  predict.answer_all(engine or Echo(), lines, written.append)
-  return [json.loads(line) for line in written]
-
-
-def test_answers_are_in_order_with_the_ids_of_the_lines():
-  lines = b'{"id": "x", "text": "one"}\n"two"\n{"text": "three"}'
-  assert [(a['id'], a['label']) for a in answers(lines)] == [
-    ('x', 'one'), (2, 'two'), (3, 'three'),
-  ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-  'bad',
-  [
-    b'',
-    b'{',
-    b'\xff\xfe',
-    b'[' * 100_000,
-    b'nonsense',
-    b'{"id": 1e999, "text": "b"}',
-    b'{"id": NaN, "text": "b"}',
-    b'{"id": 7, "text": "b", "source": -Infinity}',
-    b'{"id": ' + b'9' * 5000 + b', "text": "b"}',
-    b'-1e400',
-  ],
-)
-def test_a_bad_line_is_answered_by_its_error(bad):
-  first, wrong, last = answers(b'"one"\n' + bad + b'\n"two"\n')
-  assert (first['label'], last['label']) == ('one', 'two')
-  assert wrong['id'] == 2
-  assert 'expected one JSON value in UTF-8' in wrong['error']
-
-
-@pytest.mark.parametrize('depth', [1, 100, 900])
-def test_an_id_is_a_text_or_a_number(depth):
-  nested = b'[' * depth + b']' * depth
-  wrong, last = answers(b'{"id": ' + nested + b', "text": "a"}\n"two"')
-  assert wrong['id'] == 1
-  assert wrong['error'].startswith('line: expected ')
-  assert last['label'] == 'two'
+from tests.eat import tiny_run
 
 
 def test_statistics_are_logged_regularly_and_drift_when_it_turns(capsys):
@@ -100,29 +42,6 @@ def test_statistics_are_logged_regularly_and_drift_when_it_turns(capsys):
   assert 'over; rows leave early again: {"psi": 0.0}' in over
 
 
-def test_a_closed_stderr_takes_no_answer_with_it(monkeypatch):
-  class Closed(io.StringIO):
-    def write(self, text):
-      raise BrokenPipeError
-
-  class Drifting(Echo):
-    def stream(self, items):
-      for answer in super().stream(items):
-        predict.log_drift(True, {'psi': 0.5})
-        yield answer
-
-  monkeypatch.setattr(sys, 'stderr', Closed())
-  written = answers(b'"one"\n"two"\n', Drifting())
-  assert [answer['label'] for answer in written] == ['one', 'two']
-
-
-def test_a_huge_line_takes_no_memory_and_nobody_down(monkeypatch):
-  monkeypatch.setattr(predict, 'MAX_LINE', 16)
-  wrong, last = answers(b'"' + b'x' * 1000 + b'"\n"two"\n')
-  assert 'expected at most 16 bytes' in wrong['error']
-  assert last['label'] == 'two'
-
-
 @pytest.mark.parametrize(
   ('flag', 'message'),
   [
@@ -136,6 +55,9 @@ def test_a_huge_line_takes_no_memory_and_nobody_down(monkeypatch):
     ('--log_every=nan', 'argument --log_every: invalid number of seconds'),
     ('--minimum_retention=forum=much', '--minimum_retention: expected'),
     ('--batches=0,1', '--batches: invalid list of positive integers'),
+    ('--max_pending=0', '--max_pending: invalid positive integer'),
+    ('--max_pending=99999999', '--max_pending: expected an integer in [1, '),
+    ('--max_pool_bytes=-1', '--max_pool_bytes: invalid integer of 0 or more'),
     ('--lengths=16;32', '--lengths: invalid list of positive integers'),
     ('--step=last', "--step: invalid step: 'latest', 'best' or a number"),
     ('--serve=tau', '--serve: expected key=value'),
@@ -149,6 +71,57 @@ def test_bad_arguments_are_answered_in_one_line(flag, message, capsys):
   error = capsys.readouterr().err
   assert message in error
   assert len(error.strip().splitlines()) == 1
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  return tiny_run.train(tmp_path_factory)
+
+
+def build_engine(workdir, *flags):
+  flags = [f'--workdir={workdir}', '--batches=1', *flags]
+  return predict.build_engine(*predict.parse(flags))
+
+
+def test_the_flags_reach_the_engine(workdir, capsys):
+  engine = build_engine(
+    workdir, '--lengths=12', '--max_pending=7', '--max_pool_bytes=99999',
+    '--serve=rule=margin,tau=0.25', '--thresholds=forum=0.5',
+  )  # fmt: skip
+  with engine:
+    assert engine.grid.lengths == (12,)
+    assert engine._intake._max_pending == 7
+    assert engine._policy.settings.rule.tau == 0.25
+    (answer,) = engine.predict([' '.join(['film'] * 14)])
+  assert answer.truncated
+  cache = workdir / predict.CACHE
+  assert any(cache.iterdir())
+  assert f'kept in {cache}' in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_workdir_that_cannot_be_written_is_served(workdir, tmp_path, capsys):
+  copy = shutil.copytree(workdir, tmp_path / 'copy')
+  shutil.rmtree(copy / predict.CACHE, ignore_errors=True)
+  (copy / predict.CACHE).touch()  # no directory can be made: root may write
+  build_engine(copy, '--lengths=8').close()
+  assert 'not kept for the next start' in capsys.readouterr().err
+
+
+def test_where_compiled_programs_are_kept(tmp_path):
+  assert predict.cache_directory('none', str(tmp_path)) == ''
+  assert predict.cache_directory('/elsewhere', str(tmp_path)) == '/elsewhere'
+  assert not any(tmp_path.iterdir())
+  made = str(tmp_path / predict.CACHE)
+  assert predict.cache_directory('', str(tmp_path)) == made
+
+
+def test_lengths_that_the_model_cannot_take(workdir, capsys):
+  with pytest.raises(SystemExit) as stop:
+    predict.main([f'--workdir={workdir}', '--lengths=8,32'])
+  assert stop.value.code == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert 'lengths: expected numbers of tokens from 1 to 16' in line
+  assert 'got (8, 32)' in line
 
 
 @pytest.mark.slow

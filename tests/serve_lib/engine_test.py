@@ -273,6 +273,15 @@ def test_predicting_nothing(engine):
   assert list(engine.stream([])) == []
 
 
+@pytest.mark.parametrize('items', ['text', b'text', {'text': 'one'}])
+def test_one_item_is_not_taken_apart_as_several(engine, items):
+  expected = f'expected several .* got one {type(items).__name__}'
+  with pytest.raises(TypeError, match=f'engine.predict: {expected}'):
+    engine.predict(items)
+  with pytest.raises(TypeError, match=f'engine.stream: {expected}'):
+    engine.stream(items)  # before anything is read
+
+
 def test_outputs_are_host_arrays(engine):
   (answer,) = engine.predict([('full', [4, 2])])
   assert isinstance(answer['logits'], np.ndarray)

@@ -1,0 +1,51 @@
+"""What may be run from a directory is what only its owner can put there."""
+
+import os
+import stat
+
+import pytest
+
+from serve_lib.private_directory import private_directory
+
+
+def test_it_is_made_for_its_owner_alone_and_taken_again(tmp_path):
+  path = str(tmp_path / 'cache')
+  assert private_directory(path) == path
+  assert stat.S_IMODE(os.stat(path).st_mode) == 0o700
+  assert private_directory(path) == path
+
+
+@pytest.mark.parametrize('mode', [0o770, 0o702, 0o777])
+def test_where_others_may_write_it_is_refused(tmp_path, mode):
+  tmp_path.joinpath('cache').mkdir()
+  tmp_path.joinpath('cache').chmod(mode)
+  assert private_directory(str(tmp_path / 'cache')) == ''
+
+
+def test_a_link_a_file_and_an_impossible_place_are_refused(tmp_path):
+  tmp_path.joinpath('real').mkdir(0o700)
+  tmp_path.joinpath('link').symlink_to(tmp_path / 'real')
+  tmp_path.joinpath('file').touch()
+  for name in ('link', 'file', 'file/cache'):
+    assert private_directory(str(tmp_path / name)) == ''
+
+
+def test_somebody_elses_is_refused(tmp_path, monkeypatch):
+  path = str(tmp_path / 'cache')
+  assert private_directory(path) == path
+  monkeypatch.setattr(os, 'getuid', lambda: os.geteuid() + 1)
+  assert private_directory(path) == ''
+
+
+def test_where_one_cannot_write_it_is_refused(tmp_path, monkeypatch):
+  """As on a read-only mount; root may write wherever permissions forbid it."""
+
+  def refuse(*_, **__):
+    raise OSError(30, 'Read-only file system')
+
+  monkeypatch.setattr(os, 'mkdir', refuse)
+  assert private_directory(str(tmp_path / 'cache')) == ''
+  monkeypatch.undo()
+  assert private_directory(str(tmp_path / 'cache')) != ''
+  monkeypatch.setattr(os, 'access', lambda *_: False)
+  assert private_directory(str(tmp_path / 'cache')) == ''
