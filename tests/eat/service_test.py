@@ -132,10 +132,10 @@ def test_the_guaranteed_threshold_of_a_real_file(finished):
   assert policy.warnings == ()
 
 
-def test_a_guarantee_that_nothing_met_is_told(finished):
-  report = json.loads((finished[0] / 'calibration.json').read_text())
-  change(finished[0], guarantee=report['guarantee'] | {'threshold': None})
-  _, policy = build(finished, {'tau': 'guaranteed'})
+def test_a_guarantee_that_nothing_met_is_told(run):
+  report = json.loads((run[0] / 'calibration.json').read_text())
+  change(run[0], guarantee=report['guarantee'] | {'threshold': None})
+  _, policy = build(run, {'tau': 'guaranteed'})
   assert policy.settings.rule.name == 'never'
   (warning,) = policy.warnings
   assert 'could certify no threshold' in warning
