@@ -17,6 +17,8 @@ from serve_lib.chain import InputError
 from serve_lib.engine import Engine
 from tests.eat import small
 
+pytestmark = pytest.mark.xdist_group('service')
+
 WORDS = [f'w{number}' for number in range(40)]
 LENGTH = 16
 SIZES = dict(

@@ -19,6 +19,8 @@ from serve_lib.chain import Encoded, Failure
 from serve_lib.engine import Engine
 from tests.eat import small
 
+pytestmark = pytest.mark.xdist_group('serving')
+
 LENGTHS = (16, 24)
 
 

@@ -15,6 +15,8 @@ from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
 from tests.serve_lib import toy
 
+pytestmark = pytest.mark.xdist_group('engine')
+
 LIMIT = 1024  # bytes between stages, hardly more than one batch
 VARIABLES = toy.make_variables()
 
