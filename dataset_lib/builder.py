@@ -228,10 +228,7 @@ class Dataset:
 
   def places(self) -> set[str]:
     """Where the records lie; empty for a source of computed ones."""
-    records = self._records
-    if not hasattr(records, 'where'):
-      return set()
-    return {records.where(index) for index in range(len(records))}
+    return set(source.places(self._records))
 
   def batches(self, start_step: int = 0) -> Iterator[Batch]:
     """This host's rows of every global batch from `start_step` on.

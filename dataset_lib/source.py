@@ -193,6 +193,17 @@ class TokenSource:
     return self._where(index)
 
 
+def places(records: Source) -> list[str]:
+  """Where each record lies; rows of two parts of a split are told apart by it.
+
+  Args:
+    records: a source; none are given of one that computes its records.
+  """
+  if not hasattr(records, 'where'):
+    return []
+  return [records.where(index) for index in range(len(records))]
+
+
 def length_buckets(sizes: Sequence[int], max_length: int) -> tuple[int, ...]:
   """Lengths to pad to: the sizes below `max_length`, and `max_length`."""
   return (*(size for size in sizes if size < max_length), max_length)

@@ -102,6 +102,11 @@ def should_exit(
     return _decided(xp, rule, heads)
 
 
+def reason(rule: Rule, is_regression: bool) -> str:
+  """What an early exit by a rule is called; a regression has one way out."""
+  return 'tolerance' if is_regression else rule.name
+
+
 def heads_needed(rule: Rule, is_regression: bool) -> int | None:
   """How many heads a row has passed when it can leave; None if it never can.
 

@@ -243,8 +243,7 @@ class EatPolicy:
 
   def _reason(self, row: Row, last: bool) -> str:
     if not last:
-      # A regression leaves by it, whatever the rule.
-      return self.settings.rule.name if self.class_names else 'tolerance'
+      return exits.reason(self.settings.rule, not self.class_names)
     return 'full depth' if 'exit_stage' in row.encoded.context else 'last layer'
 
   def _label(

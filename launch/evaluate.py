@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from launch import command_line
+from launch import command_line, flag_types
 
 
 def parser() -> command_line.Parser:
@@ -35,7 +35,7 @@ def parser() -> command_line.Parser:
       help='directory of the run')  # fmt: skip
   add('--evals', metavar='NAMES', default='',
       help="entries of config.evals or 'fewshot'; default: all")  # fmt: skip
-  add('--step', metavar='STEP', default='latest',
+  add('--step', type=flag_types.checkpoints, metavar='STEP', default='latest',
       help='latest (default), best, all, or a number')  # fmt: skip
   add('--dataset', metavar='name=...,key=value', default='',
       help='another data set, e.g. name=digits,image_size=8')  # fmt: skip
@@ -68,25 +68,12 @@ def parse(argv: Sequence[str]):
     config.batch_size = arguments.batch_size
   command_line.apply_overrides(config, overrides)
   config_schema.validate(config)
-  _check_step(arguments.step)
   return arguments, config, names or sorted(config.evals)
 
 
-def _check_step(step: str) -> None:
-  if step not in ('latest', 'best', 'all') and not step.isdecimal():
-    raise command_line.UsageError(
-      f'--step: expected latest, best, all or a number, got {step!r}'
-    )
-
-
-def _steps(step: str, present: list[int]) -> list[Any]:
-  if step == 'all' and present:
-    return present
-  named: dict[str, Any] = {'latest': None, 'all': None, 'best': 'best'}
-  return [named[step] if step in named else int(step)]
-
-
-def evaluate(workdir: str, config: Any, names: list[str], step: str):
+def evaluate(
+  workdir: str, config: Any, names: list[str], step: int | str | None
+):
   """Returns a row `{'step': ..., '<eval>/<metric>': ...}` per checkpoint."""
   import jax
 
@@ -95,7 +82,9 @@ def evaluate(workdir: str, config: Any, names: list[str], step: str):
 
   mesh = sharding.make_mesh(config.mesh)
   setup.check_batch_size(config, mesh)
-  steps = _steps(step, loading.checkpoint_steps(workdir))
+  steps: list[Any] = [step]
+  if step == 'all':  # the newest of none is an error that says so
+    steps = loading.checkpoint_steps(workdir) or [None]
   rows = []
   with jax.set_mesh(mesh):
     for chosen in steps:
@@ -138,7 +127,9 @@ def main(argv: Sequence[str]) -> int:
   return command_line.run(lambda: _run(workdir, config, names, step))
 
 
-def _run(workdir: str, config: Any, names: list[str], step: str) -> int:
+def _run(
+  workdir: str, config: Any, names: list[str], step: int | str | None
+) -> int:
   from train_lib import strict_json
 
   rows = evaluate(workdir, config, names, step)

@@ -50,10 +50,16 @@ def checkpoint(text: str) -> int | str | None:
   return 'best' if text == 'best' else count(text)
 
 
+def checkpoints(text: str) -> int | str | None:
+  """As `checkpoint`, or 'all'."""
+  return 'all' if text == 'all' else checkpoint(text)
+
+
 positive.__name__ = 'positive integer'
 count.__name__ = 'integer of 0 or more'
 sizes.__name__ = 'list of positive integers such as 1,16'
 sizes_or_none.__name__ = "list of positive integers such as 1,16, or 'none'"
 percents.__name__ = 'list of integers from 0 to 100 such as 0,80'
 checkpoint.__name__ = "step: 'latest', 'best' or a number"
+checkpoints.__name__ = "step: 'latest', 'best', 'all' or a number"
 seconds.__name__ = 'positive number of seconds'

@@ -80,9 +80,9 @@ class Setting:
   def reasons(self) -> list[str]:
     """Why each row left, in the words of `eat.policy`."""
     last = len(self.model.heads) - 1
+    early = exits.reason(self.rule, self.model.logits.shape[-1] == 1)
     return [
-      'last layer' if head == last else self.rule.name
-      for head in self.exits.tolist()
+      'last layer' if head == last else early for head in self.exits.tolist()
     ]
 
 

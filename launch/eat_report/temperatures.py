@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from dataset_lib import builder
+from dataset_lib.source import places
 from eat import service
+from eat.calibration_file import check_parameters, read_calibration
 from eval_lib import calibration, predictions
 from launch.eat_report import models
 from launch.eat_report.models import Run
@@ -41,8 +43,8 @@ def of(run: Run) -> Temperatures:
   Raises:
     ConfigError: calibration.json is of another checkpoint.
   """
-  written = service.read_calibration(run.directory)
-  service.check_parameters(written, run.variables, run.directory, run.step)
+  written = read_calibration(run.directory)
+  check_parameters(written, run.variables, run.directory, run.step)
   if written.get('temperatures'):
     values = np.asarray(written['temperatures'])
     split = written.get('calibration_split', '')
@@ -76,9 +78,5 @@ def fitted_rows(run: Run, temperatures: Temperatures) -> np.ndarray:
   dataset = dict(temperatures.dataset.items())
   if 'tokenizer' in dataset:  # the file that it names may have been moved
     dataset['tokenizer'] = str(pathlib.Path(run.directory) / TOKENIZER_FILE)
-  fitted = set(_places(builder.build_source(dataset, temperatures.split)))
-  return np.array([place in fitted for place in _places(run.records)])
-
-
-def _places(records: Any) -> list[str]:
-  return [records.where(index) for index in range(len(records))]
+  fitted = set(places(builder.build_source(dataset, temperatures.split)))
+  return np.array([place in fitted for place in places(run.records)])

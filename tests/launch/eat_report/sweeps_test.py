@@ -61,6 +61,10 @@ def test_rules_of_a_regression_and_of_one_head():
   assert 'tolerance=0.1' in rules
   assert 'never' in rules
   assert {rule.name for rule, _ in rules.values()} == {'patience', 'never'}
+  rule, value = rules['tolerance=0.1']
+  left = np.array([0, len(regression.heads) - 1])
+  one = sweeps.Setting('tolerance=0.1', regression, rule, value, None, left)
+  assert one.reasons() == ['tolerance', 'last layer']  # as `eat.policy` says
   default = sweeps.default_name
   assert default(regression, 0.9) in rules
   one = fake(LOGITS[:1], heads=(4,))
