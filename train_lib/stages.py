@@ -55,9 +55,11 @@ class Stage:
 def knob_value(schedule: Any, progress: float) -> float:
   """The value of a schedule at `progress` in [0, 1] of its stage.
 
-  A number is constant; `('linear', a, b)` and `('cosine', a, b)` go from a at
-  the first step to b at the last.
+  A number is constant, and so is `(number,)`, what the command line writes
+  over a schedule; `('linear', a, b)` and `('cosine', a, b)` go from a at the
+  first step to b at the last.
   """
+  schedule = _without_brackets(schedule)
   if isinstance(schedule, (int, float)):
     return float(schedule)
   shape, first, last = schedule
@@ -66,6 +68,11 @@ def knob_value(schedule: Any, progress: float) -> float:
   if shape == 'constant':
     return float(first)
   return first + (last - first) * progress
+
+
+def _without_brackets(schedule: Any) -> Any:
+  single = isinstance(schedule, (tuple, list)) and len(schedule) == 1
+  return schedule[0] if single else schedule
 
 
 def build_stages(config: Config, steps_per_epoch: int) -> tuple[Stage, ...]:
@@ -125,6 +132,7 @@ def check_stage(key: str, entry: Config) -> None:
 
 
 def _is_schedule(schedule: Any) -> bool:
+  schedule = _without_brackets(schedule)
   if isinstance(schedule, (int, float)):
     return math.isfinite(schedule)
   return (

@@ -39,6 +39,7 @@ def test_knobs_go_from_first_to_last_value_within_their_stage():
   ('schedule', 'expected'),
   [
     (0.3, [0.3, 0.3, 0.3]),
+    ((0.3,), [0.3, 0.3, 0.3]),
     (('constant', 0.3, 0.0), [0.3, 0.3, 0.3]),
     (('linear', 1.0, 0.0), [1.0, 0.5, 0.0]),
     (('cosine', 0.0, 1.0), [0.0, 0.5, 1.0]),
@@ -47,6 +48,7 @@ def test_knobs_go_from_first_to_last_value_within_their_stage():
 def test_schedules(schedule, expected):
   values = [knob_value(schedule, progress) for progress in (0.0, 0.5, 1.0)]
   assert values == pytest.approx(expected)
+  build_stages({'s': entry(steps=1, knobs={'tau': schedule})}, 1)  # is legal
 
 
 @pytest.mark.parametrize(
