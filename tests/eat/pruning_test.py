@@ -4,57 +4,17 @@ import functools
 import math
 from fractions import Fraction
 
-import flax.linen as nn
 import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from eat import merging, pruning
-from eat.pruning import Tokens
+from eat import pruning
+from tests.eat.pruned import case, exact_count, kept_places, prune, start
 
 HUNDREDTHS = range(100)
-
-
-def exact_count(length, ratio, min_tokens=1):
-  """`1 + ceil((1 - p) (t - 1))` in rational numbers."""
-  count = 1 + math.ceil((1 - ratio) * (length - 1))
-  return min(max(count, min_tokens), length)
-
-
-def kept_places(scores, length, ratio, min_tokens=1):
-  """What Algorithm 1 keeps of one row, by sorting."""
-  count = exact_count(length, ratio, min_tokens)
-  order = sorted(range(1, length), key=lambda place: (-scores[place], place))
-  return [0, *sorted(order[: count - 1])]
-
-
-def start(x, length):
-  places = np.arange(x.shape[1], dtype=np.int32)[None]
-  return Tokens(
-    jnp.asarray(x, jnp.float32),
-    jnp.asarray(length, jnp.int32),
-    jnp.asarray(np.broadcast_to(places, x.shape[:2])),
-  )
-
-
-@functools.partial(jax.jit, static_argnums=(3, 4, 5))
-def _prune(tokens, scores, ratio, size, min_tokens, merge):
-  return pruning.prune(
-    tokens, scores, ratio, size, min_tokens=min_tokens, merge=merge
-  )
-
-
-def prune(tokens, scores, ratio, size, min_tokens=1, merge=False):
-  """Jitted, to NumPy, of scores `[B, L]` by original place."""
-  places = np.asarray(tokens.positions)
-  placed = jnp.asarray(np.take_along_axis(scores, places, axis=1))
-  ratio = jnp.float32(ratio)
-  got = _prune(tokens, placed, ratio, size, min_tokens, merge)
-  return jax.tree.map(np.asarray, got)
 
 
 def test_counts_are_exact_for_every_length_and_ratio():
@@ -107,13 +67,6 @@ def test_the_static_size_holds_every_row():
   for ratio in ratios:
     counts = np.asarray(count(lengths, jnp.float32(ratio), 5))
     assert (counts <= pruning.static_size(512, float(ratio), 5)).all()
-
-
-def case(batch, length, width, ties, seed=0):
-  generator = np.random.default_rng(seed)
-  x = generator.normal(size=(batch, length, width)).astype(np.float32)
-  scores = generator.integers(0, ties, size=(batch, length))
-  return x, scores.astype(np.float32)
 
 
 @pytest.mark.parametrize('ties', [1, 3, 1000])
@@ -246,202 +199,6 @@ def test_both_forms_keep_the_same_alone_in_batches_in_buckets(
       for row, places in enumerate(want):
         assert list(got.positions[row, : got.length[row]]) == places
         np.testing.assert_array_equal(got.x[row, : len(places)], x[row, places])
-
-
-def merged_by_loop(x, sizes, length, keep):
-  """Merging one row, token by token, in float64."""
-  x = np.asarray(x, np.float64)
-  kept = [i for i in range(length) if keep[i]]
-  hosts = kept[1:] or kept
-  totals, counts = x * sizes[:, None], np.array(sizes, np.float64)
-  for i in range(length):
-    if keep[i]:
-      continue
-    cosines = [
-      x[i] @ x[j] / np.linalg.norm(x[i]) / np.linalg.norm(x[j]) for j in hosts
-    ]
-    host = hosts[int(np.argmax(cosines))]
-    totals[host] += sizes[i] * x[i]
-    counts[host] += sizes[i]
-  return totals / counts[:, None], counts, kept
-
-
-def test_merge_equals_a_plain_loop():
-  lengths = [1, 2, 6, 9, 12]
-  x, _ = case(5, 12, 6, 1)
-  generator = np.random.default_rng(1)
-  keep = generator.random((5, 12)) < 0.5
-  keep[:, 0] = True
-  keep[2, 1:] = False  # only [CLS] is kept
-  sizes = generator.integers(1, 5, size=(5, 12)).astype(np.float32)
-  got, got_sizes = jax.tree.map(
-    np.asarray,
-    jax.jit(merging.merge_removed)(x, sizes, jnp.asarray(lengths), keep),
-  )
-  joined = 0
-  for row, length in enumerate(lengths):
-    want, counts, kept = merged_by_loop(x[row], sizes[row], length, keep[row])
-    np.testing.assert_allclose(got[row, kept], want[kept], atol=1e-5)
-    np.testing.assert_array_equal(got_sizes[row, kept], counts[kept])
-    joined += (counts[kept] > sizes[row, kept]).sum()
-    if len(kept) > 1:
-      np.testing.assert_array_equal(got[row, 0], x[row, 0])
-    for place in set(range(12)) - set(kept):
-      np.testing.assert_array_equal(got[row, place], x[row, place])
-  assert joined >= 6
-  assert float(got_sizes[2, 0]) == sizes[2, :6].sum()
-
-
-def test_repeated_merging_is_the_mean_of_the_originals():
-  x, scores = case(2, 12, 4, 1000)
-  tokens, twin = start(x, [12, 9]), start(x, [12, 9])
-  for size in (7, 4):
-    tokens = prune(tokens, scores, 0.5, size, merge=True)
-    twin = prune(twin, scores, 0.5, 12, merge=True)
-  assert list(tokens.length) == [4, 3]
-  for row, length in enumerate([12, 9]):
-    count = int(tokens.length[row])
-    sizes = np.asarray(tokens.sizes[row, :count])
-    assert sizes[0] == 1
-    assert sizes.sum() == length
-    total = (np.asarray(tokens.x[row, :count]) * sizes[:, None]).sum(0)
-    np.testing.assert_allclose(total, x[row, :length].sum(0), atol=1e-5)
-    # The masked form adds in another order.
-    np.testing.assert_allclose(
-      twin.x[row, :count], tokens.x[row, :count], atol=1e-5
-    )
-    np.testing.assert_array_equal(twin.sizes[row, :count], sizes)
-
-
-@pytest.mark.parametrize('merge', [False, True])
-@pytest.mark.parametrize('size', [9, 6])
-def test_gradient_equals_finite_differences(merge, size):
-  x, scores = case(3, 9, 4, 1000)
-  generator = np.random.default_rng(2)
-  probe = generator.normal(size=(3, size, 4)).astype(np.float32)
-
-  @jax.jit
-  def total(x):
-    got = pruning.prune(
-      start(x, [9, 4, 1]), jnp.asarray(scores), 0.5, size, merge=merge
-    )
-    kept = jnp.arange(size)[None] < got.length[:, None]
-    return jnp.where(kept[..., None], got.x * probe, 0.0).sum()
-
-  gradient = np.asarray(jax.grad(total)(x))
-  for _ in range(5):
-    way = generator.normal(size=x.shape).astype(np.float32)
-    # Linear in x, so a large step costs nothing.
-    want = (total(x + 0.01 * way) - total(x - 0.01 * way)) / 0.02
-    np.testing.assert_allclose((gradient * way).sum(), want, atol=2e-3)
-  removed = np.abs(gradient).sum(-1) == 0
-  # Pads have none; of the removed tokens only the merged ones have one.
-  assert removed[1, 4:].all()
-  assert removed[2, 1:].all()
-  assert removed[0].sum() == (0 if merge else 4)
-
-
-def test_restore_equals_a_plain_loop():
-  x, scores = case(3, 10, 4, 1000)
-  lengths = [10, 7, 1]
-  states = np.random.default_rng(3).normal(size=(2, 3, 10, 4)).astype('f')
-  for sizes in ((10, 10), (6, 4)):
-    full, want = jnp.asarray(x), x.copy()
-    tokens = start(x, lengths)
-    for step, size in enumerate(sizes):
-      tokens = prune(tokens, scores, 0.5, size)
-      tokens = tokens._replace(x=states[step, :, :size])
-      full = jax.jit(pruning.restore)(full, tokens)
-      for row in range(3):
-        for slot in range(int(tokens.length[row])):
-          place = int(tokens.positions[row, slot])
-          want[row, place] = states[step, row, slot]
-      np.testing.assert_array_equal(full, want)
-  assert (want != x).any(-1).sum(1).tolist() == [6, 4, 1]
-
-
-def test_gradient_of_restore_reaches_tokens_and_the_rest():
-  x, scores = case(2, 6, 3, 1000)
-  tokens = prune(start(x, [6, 3]), scores, 0.5, 4)
-
-  def total(full, states):
-    restored = pruning.restore(full, tokens._replace(x=states))
-    return (restored * jnp.asarray(x)).sum()
-
-  by_full, by_states = jax.tree.map(
-    np.asarray, jax.jit(jax.grad(total, (0, 1)))(jnp.asarray(x), tokens.x)
-  )
-  for row in range(2):
-    count = int(tokens.length[row])
-    places = np.asarray(tokens.positions[row, :count])
-    np.testing.assert_array_equal(by_states[row, :count], x[row, places])
-    np.testing.assert_array_equal(by_states[row, count:], 0.0)
-    np.testing.assert_array_equal(by_full[row, places], 0.0)
-    rest = np.setdiff1d(np.arange(6), places)
-    np.testing.assert_array_equal(by_full[row, rest], x[row, rest])
-
-
-def test_norm_scores():
-  x, _ = case(2, 5, 8, 1)
-  got = pruning.norm_scores(jnp.asarray(x))
-  np.testing.assert_allclose(got, np.linalg.norm(x, axis=-1), atol=1e-5)
-  gradient = jax.grad(lambda x: pruning.norm_scores(x).sum())
-  np.testing.assert_array_equal(gradient(jnp.zeros((1, 2, 3))), 0.0)
-
-
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-def test_learned_scores_train_through_gates_of_one(dtype):
-  x = jnp.asarray(case(2, 5, 8, 1)[0], dtype)
-  scorer = pruning.TokenScorer()
-  variables = scorer.init(jax.random.key(0), x)
-  gated, scores = scorer.apply(variables, x)
-  np.testing.assert_array_equal(gated, x)
-  assert gated.dtype == dtype
-  assert scores.dtype == jnp.float32
-  assert len(np.unique(scores)) == 10
-  probe = jnp.asarray(case(2, 5, 8, 1, seed=4)[0], dtype)
-
-  def total(variables):
-    return (scorer.apply(variables, x)[0] * probe).sum().astype(jnp.float32)
-
-  gradient = jax.grad(total)(variables)['params']['score']
-  gate = 1 / (1 + np.exp(-np.asarray(scores, np.float64)))
-  slope = gate * (1 - gate)
-  wide, probe = (np.asarray(v, np.float64) for v in (x, probe))
-  slope = slope * (wide * probe).sum(-1)
-  slope[:, 0] = 0  # [CLS]
-  tolerance = 1e-4 if dtype == jnp.float32 else 0.05
-  got = nn.unbox(gradient)
-  np.testing.assert_allclose(got['bias'], [slope.sum()], atol=tolerance)
-  np.testing.assert_allclose(
-    got['kernel'][:, 0], np.einsum('bs,bsd->d', slope, wide), atol=tolerance
-  )
-
-
-@pytest.mark.parametrize('merge', [False, True])
-def test_rows_on_many_devices_do_not_communicate(merge):
-  mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
-  rows = NamedSharding(mesh, PartitionSpec('data'))
-  x, scores = case(16, 12, 8, 1000)
-  lengths = np.arange(16) % 12 + 1
-
-  def total(x, scores, ratio):
-    tokens = start(x, lengths)
-    got = pruning.prune(tokens, scores, ratio, 9, merge=merge)
-    return jnp.square(got.x).sum((1, 2)), pruning.restore(x, got)
-
-  def gradient(*args):
-    return jax.grad(lambda *args: total(*args)[0].sum())(*args)
-
-  args = (*jax.device_put((x, scores), rows), jnp.float32(0.4))
-  for function in (total, gradient):
-    compiled = jax.jit(function).lower(*args).compile()
-    text = compiled.as_text()
-    for word in ('all-gather', 'all-to-all', 'collective', 'all-reduce('):
-      assert word not in text, word
-  want = jax.jit(total)(x, scores, jnp.float32(0.4))
-  for one, other in zip(jax.jit(total)(*args), want, strict=True):
-    np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 @pytest.mark.parametrize('size', [0, 6])

@@ -1,4 +1,4 @@
-"""From a run's directory to a service: calibration, coverage, variants."""
+"""From a run's directory to a service: thresholds, coverage, variants."""
 
 import json
 import types
@@ -8,110 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dataset_lib import builder, tokenizer
 from dataset_lib.errors import ConfigError
 from eat import exits, service
-from eval_lib import evaluator
 from model_lib.bert import BertClassifier
 from serve_lib.chain import InputError
 from serve_lib.engine import Engine
 from tests.eat import small
+from tests.eat.calibrated import LENGTH, SIZES, build, change
 
 pytestmark = pytest.mark.xdist_group('service')
 
-WORDS = [f'w{number}' for number in range(40)]
-LENGTH = 16
-SIZES = dict(
-  num_classes=2, vocab_size=44, max_positions=LENGTH, window=0,
-  prune_layers=(1, 2), exit_layers=(3,),
-)  # fmt: skip
 TEXTS = ['w0 w1 w2 w3 w4 w5 w6', 'w9 w8 w7 w6 w5', 'w1 w2 w3 w4']
-
-
-def write_data(directory):
-  """A vocabulary and SST-2 of random words; returns `config.dataset`."""
-  vocabulary = directory / 'vocab.txt'
-  vocabulary.write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', *WORDS]))
-  rng = np.random.default_rng(0)
-  for name, count in (('train', 200), ('dev', 150)):
-    rows = [
-      f'{" ".join(rng.choice(WORDS, rng.integers(2, 12)))}\t{rng.integers(2)}'
-      for _ in range(count)
-    ]
-    lines = ['sentence\tlabel', *rows]
-    (directory / f'{name}.tsv').write_text('\n'.join(lines))
-  return dict(
-    name='glue', task='sst2', directory=str(directory),
-    tokenizer=str(vocabulary), max_length=LENGTH, length_buckets=(LENGTH,),
-  )  # fmt: skip
-
-
-def outputs(model):
-  def call(variables, batch):
-    inputs = (batch[name] for name in ('tokens', 'token_types', 'length'))
-    _, out = model.apply(variables, *inputs)
-    return {'logits': jnp.swapaxes(out['exits'], 0, 1)}
-
-  return jax.jit(call)
-
-
-def calibrate(directory, dataset, model, variables, **entry):
-  """Writes calibration.json as `launch.evaluate` does."""
-  context = evaluator.EvalContext(
-    measure=lambda variables, batch: {},
-    features=lambda variables, batch: None,
-    put=jax.device_put,
-    seed=0,
-    batch_size=50,
-    dataset=dataset,
-    workdir=str(directory),
-    outputs=outputs(model),
-  )
-  entry = dict(
-    type='calibration', split='validation', calibration_split='train',
-    layers=model.heads(), threshold=0.55, **entry,
-  )  # fmt: skip
-  evaluator.build('calibration', entry, context)[0].run(variables)
-
-
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  """(directory, task, variables) of a run with a calibration."""
-  directory = tmp_path_factory.mktemp('run')
-  dataset = write_data(directory)
-  model, variables = small.build(**SIZES)
-  tokenizer.load(dataset['tokenizer']).save(directory / 'tokenizer.json')
-  calibrate(directory, dataset, model, variables, epsilon=0.2, delta=0.1)
-  info = builder.build_source(dataset, 'train').info
-  config = {'dataset': dataset}
-  task = types.SimpleNamespace(model=model, info=info, config=config)
-  return directory, task, variables
-
-
-@pytest.fixture
-def run(finished, tmp_path):
-  """The same with a directory that a test may change."""
-  directory, task, variables = finished
-  for name in ('calibration.json', 'tokenizer.json'):
-    (tmp_path / name).write_text((directory / name).read_text())
-  return tmp_path, task, variables
-
-
-def build(run, options=None, thresholds=None, minimum_retention=None, **rest):
-  directory, task, variables = run
-  return service.build(
-    task, variables, str(directory), options or {}, thresholds or {},
-    minimum_retention or {}, **rest,
-  )  # fmt: skip
-
-
-def change(directory, **fields):
-  """Replaces fields of calibration.json; None removes one."""
-  path = directory / 'calibration.json'
-  report = json.loads(path.read_text()) | fields
-  kept = {key: value for key, value in report.items() if value is not None}
-  path.write_text(json.dumps(kept))
-  return report
 
 
 def last_head(model, variables, chain, policy, texts, **options):
@@ -157,114 +64,6 @@ def test_what_was_not_certified_is_refused(finished, field, options, sources):
     build(finished, {'tau': 'guaranteed', **options}, **sources)
   assert error.value.key == f'serve.{field}'
   build(finished, options, **sources)
-
-
-@pytest.mark.parametrize(
-  'options',
-  [
-    {'tau': 0.55},
-    {'tau': 0.99},
-    {'tau': 'guaranteed'},
-    {'rule': 'entropy', 'tau': 0.65},
-    {'rule': 'patience', 'veto_margin': 0.5},
-    {'rule': 'never'},
-  ],
-)
-def test_drift_is_checked_whatever_the_rule(finished, options):
-  report = json.loads((finished[0] / 'calibration.json').read_text())
-  turns = []
-  _, policy = build(
-    finished, options, on_drift=lambda *turn: turns.append(turn)
-  )
-  check = policy.monitor.drift
-  assert check.calibration.threshold == report['drift']['threshold'] == 0.55
-  for confidence in 3 * report['drift']['confidences']:
-    policy.monitor.record_exit(3, 'confidence', confidence)
-  assert not turns
-  assert check.report()['tests'] > 0
-  for _ in range(1000):
-    policy.monitor.record_exit(3, 'confidence', 1.0)
-  assert [drifted for drifted, _ in turns] == [True]
-  assert policy.monitor.full_depth
-
-
-def test_rows_that_are_like_the_calibration_split_do_not_drift(finished):
-  """Confidences by the chain are those that the evaluator recorded."""
-  chain, policy = build(finished, {'rule': 'never'})
-  lines = (finished[0] / 'train.tsv').read_text().splitlines()[1:]
-  texts = [line.split('\t')[0] for line in lines]
-  seen = []
-  policy.monitor.drift.add = seen.append
-  with Engine(chain, policy, (LENGTH,), (16,)) as engine:
-    answers = engine.predict(texts)
-  assert {answer.depth for answer in answers} == {4}
-  expected = policy.monitor.drift.calibration.confidences
-  np.testing.assert_allclose(np.sort(seen), expected, atol=1e-5)
-
-
-def test_a_calibration_of_other_parameters_is_refused(finished):
-  directory, task, variables = finished
-  other = jax.tree.map(lambda leaf: leaf * 1.0001, variables)
-  with pytest.raises(ConfigError) as error:
-    build((directory, task, other), step=1500)
-  assert error.value.key.endswith('calibration.json')
-  assert (
-    f'run python -m launch.evaluate --workdir={directory} --evals=calibration '
-    '--step=1500 --config.evals.calibration.epsilon=0.2 '
-    '--config.evals.calibration.delta=0.1'
-  ) in str(error.value)
-
-
-def test_a_file_of_an_older_version_is_read_with_a_warning(run):
-  report = change(run[0], parameters=None, dataset=None)
-  _, policy = build(run, {'tau': 'guaranteed'})
-  (warning,) = policy.warnings
-  assert 'does not say of which checkpoint it is' in warning
-  assert '--evals=calibration' in warning
-  assert policy.settings.rule.tau == report['guarantee']['threshold']
-  assert policy.monitor.drift is not None
-
-
-def test_no_drift_check_says_why(run):
-  directory, task, variables = run
-  change(directory, drift=None)
-  _, policy = build(run)
-  assert policy.monitor.drift is None
-  assert 'has no statistics' in policy.warnings[0]
-  (directory / 'calibration.json').unlink()
-  _, policy = build(run)
-  (warning,) = policy.warnings
-  assert warning.startswith('no drift check: ')
-  assert 'calibration.json is not there; run python -m' in warning
-  names = dict(task.info.__dict__, class_names=())
-  numbers = types.SimpleNamespace(
-    model=task.model,
-    info=types.SimpleNamespace(**names),
-    config=task.config,
-  )
-  _, policy = build((directory, numbers, variables))
-  drift, early = policy.warnings
-  assert drift == 'no drift check: a regression has no confidences'
-  assert 'a regression with patience=2 waits for 2 heads, and 1 are' in early
-
-
-@pytest.mark.parametrize(
-  'text',
-  [
-    '{',
-    '[]',
-    '{"drift": {"confidences": []}}',
-    '{"drift": {"confidences": [], "threshold": 0.9}}',
-    '{"drift": {"confidences": [0.5], "threshold": "x"}}',
-    '{"drift": 3}',
-    '{"temperatures": [1.0, 2.0, 3.0]}',
-    '{"temperatures": [1.0, -2.0]}',
-  ],
-)
-def test_a_damaged_calibration_is_a_readable_error(run, text):
-  (run[0] / 'calibration.json').write_text(text)
-  with pytest.raises(ConfigError, match=r'calibration\.json|temperatures'):
-    build(run)
 
 
 def test_only_what_can_be_reached_is_compiled(finished):
@@ -389,28 +188,35 @@ def test_an_entropy_that_every_row_has_is_no_threshold(
 
 
 @pytest.mark.parametrize(
-  ('options', 'warns'),
+  ('options', 'key'),
   [
-    ({'rule': 'patience', 'patience': 1}, False),
-    ({'rule': 'patience'}, True),
-    ({'rule': 'combined', 'tau': 0.6, 'patience': 3}, True),
-    ({'rule': 'confidence', 'patience': 3}, False),
-    ({'rule': 'never'}, False),
+    ({'rule': 'confidense'}, 'serve.rule'),
+    ({'tau': -1.0}, 'serve.tau'),
+    ({'tau': 'sure'}, 'serve.tau'),
+    ({'patience': 0}, 'serve.patience'),
+    ({'tauu': 0.9}, 'serve.tauu'),
+    ({'tau': 'guaranteed'}, 'serve.tau'),
+    ({'rule': 'margin', 'tau': 1.5}, 'serve.tau'),
+    ({'rule': 'margin'}, 'serve.tau'),
+    ({'rule': 'entropy'}, 'serve.tau'),
+    ({'rule': 'combined'}, 'serve.tau'),
   ],
 )
-def test_a_rule_by_which_nobody_leaves_early_is_told(finished, options, warns):
-  warnings = build(finished, options)[1].warnings
-  if not warns:
-    assert warnings == ()
-    return
-  (warning,) = warnings
-  assert warning.startswith('no row will ever leave early: rule=')
-  assert 'and 1 are before the last layer (at 3)' in warning
+def test_illegal_options_are_named(options, key):
+  from dataset_lib.fields import check_fields
+
+  with pytest.raises(ConfigError) as error:
+    service.rule_of(check_fields(options, service.OPTIONS, 'serve'), {})
+  assert error.value.key == key
 
 
-def test_texts_cut_off_before_those_of_the_calibration_are_told(finished):
-  _, policy = build(finished, max_length=8)
-  assert policy.encode(' '.join(WORDS[:10])).length == 8
-  (warning,) = policy.warnings
-  assert 'texts are cut off after 8 tokens, those of the calibration' in warning
-  assert build(finished, max_length=LENGTH)[1].warnings == ()
+def test_the_guaranteed_threshold_is_the_certified_one():
+  given = {name: field.default for name, field in service.OPTIONS.items()}
+  given['tau'] = 'guaranteed'
+  certified = {'guarantee': {'threshold': 0.97}}
+  assert service.rule_of(given, certified).tau == 0.97
+  given['rule'], given['tau'] = 'patience', None
+  assert service.rule_of(given, certified).tau is None
+  given['rule'], given['tau'] = 'confidence', 'guaranteed'
+  nothing = {'guarantee': {'threshold': None}}
+  assert service.rule_of(given, nothing).name == 'never'

@@ -1,7 +1,5 @@
 """BERT against a plain NumPy forward pass; what padding may not change."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,78 +7,16 @@ import pytest
 from flax import linen as nn
 
 from model_lib import bert, flops, row_random
-
-TINY = {'width': 16, 'depth': 2, 'mlp_dim': 24, 'num_heads': 4}
-TOKENS = jnp.array([[7, 3, 9, 4, 1], [7, 5, 2, 0, 0], [7, 0, 0, 0, 0]])
-TYPES = jnp.array([[0, 0, 0, 1, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
-LENGTH = jnp.array([5, 3, 1])
-BATCH = (TOKENS, TYPES, LENGTH)
-
-
-def classifier(**fields):
-  fields = {'vocab_size': 11, 'max_positions': 6, **TINY, **fields}
-  return bert.BertClassifier(num_classes=3, **fields)
-
-
-def noise(model, *inputs, **options):
-  """Parameters of the module, all drawn at random."""
-  generator = np.random.default_rng(5)
-  shapes = jax.eval_shape(
-    lambda key: model.init(key, *inputs, **options), jax.random.key(0)
-  )
-  return jax.tree.map(
-    lambda leaf: 0.4 * generator.normal(size=leaf.shape).astype(np.float32),
-    nn.unbox(shapes['params']),
-  )
-
-
-def dense(params, x):
-  return x @ params['kernel'] + params['bias']
-
-
-def layer_norm(params, x, epsilon):
-  deviation = np.sqrt(x.var(-1, keepdims=True) + epsilon)
-  normed = (x - x.mean(-1, keepdims=True)) / deviation
-  return normed * params['scale'] + params['bias']
-
-
-def gelu(x):
-  return x * 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
-
-
-def block_by_loop(params, x, num_heads, epsilon):
-  """One row of valid tokens through a post-LN block; also what it received."""
-  head = x.shape[-1] // num_heads
-  q, k, v = (
-    dense(params['attention'][name], x) for name in ('query', 'key', 'value')
-  )
-  merged, received = np.zeros(x.shape), np.zeros(len(x))
-  for h in range(num_heads):
-    part = slice(h * head, (h + 1) * head)
-    for i in range(len(x)):
-      weights = np.exp(k[:, part] @ q[i, part] / math.sqrt(head))
-      weights /= weights.sum()
-      merged[i, part] = weights @ v[:, part]
-      received += weights / (num_heads * len(x))
-  x = x + dense(params['attention']['out'], merged)
-  x = layer_norm(params['attention_norm'], x, epsilon)
-  hidden = gelu(dense(params['mlp']['hidden'], x))
-  x = x + dense(params['mlp']['out'], hidden)
-  return layer_norm(params['mlp_norm'], x, epsilon), received
-
-
-def classifier_by_loop(params, tokens, types, epsilon=1e-12):
-  """Logits of one row without padding, in float64."""
-  params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-  tables = params['embeddings']
-  x = tables['word']['embedding'][tokens]
-  if 'token_type' in tables:
-    x = x + tables['token_type']['embedding'][types]
-  x = x + tables['position']['embedding'][: len(tokens)]
-  x = layer_norm(tables['norm'], x, epsilon)
-  for index in range(TINY['depth']):
-    x, _ = block_by_loop(params[f'block_{index}'], x, 4, epsilon)
-  return dense(params['head'], np.tanh(dense(params['pooler'], x[0])))
+from tests.model_lib.plain_bert import (
+  BATCH,
+  LENGTH,
+  TOKENS,
+  TYPES,
+  classifier,
+  classifier_by_loop,
+  dense,
+  noise,
+)
 
 
 @pytest.mark.parametrize(
@@ -181,73 +117,6 @@ def test_a_sequence_that_is_too_long_names_the_field():
   model = classifier(max_positions=4)
   with pytest.raises(ValueError, match=r'max_positions: expected.*5.*got 4'):
     model.init(jax.random.key(0), *BATCH)
-
-
-@pytest.fixture(scope='module')
-def block_case():
-  """A block, random parameters and tokens; a mask that is no prefix."""
-  block = bert.BertBlock(num_heads=4, mlp_dim=24)
-  generator = np.random.default_rng(0)
-  x = jnp.asarray(generator.normal(size=(3, 5, 16)), jnp.float32)
-  mask = jnp.array([[1, 1, 1, 1, 1], [1, 0, 1, 0, 1], [1, 0, 0, 0, 0]])
-  return block, noise(block, x), x, mask
-
-
-def test_block_and_what_it_received_equal_a_plain_loop(block_case):
-  block, params, x, mask = block_case
-  out, received = block.apply({'params': params}, x, mask, return_received=True)
-  np.testing.assert_array_equal(out, block.apply({'params': params}, x, mask))
-  for row in range(3):
-    valid = np.flatnonzero(mask[row])
-    rows = np.asarray(x[row], np.float64)[valid]
-    want, shares = block_by_loop(params, rows, 4, 1e-12)
-    np.testing.assert_allclose(out[row, valid], want, atol=1e-5)
-    np.testing.assert_allclose(received[row, valid], shares, atol=1e-6)
-    others = np.flatnonzero(mask[row] == 0)
-    np.testing.assert_array_equal(received[row, others], 0.0)
-
-
-@pytest.mark.parametrize('masked', [True, False])
-def test_cls_alone_is_the_first_token_of_all(block_case, masked):
-  block, params, x, mask = block_case
-  mask = mask if masked else None
-  got = block.apply({'params': params}, x, mask, cls_only=True)
-  assert got.shape == (3, 1, 16)
-  want = block.apply({'params': params}, x, mask)[:, :1]
-  np.testing.assert_allclose(got, want, atol=1e-6)
-
-
-def test_cls_alone_attends_to_all_whatever_the_window(block_case):
-  _, params, x, mask = block_case
-
-  def nothing(query, key, value, valid=None, *, drop=None, received=False):
-    return jnp.zeros_like(query), None
-
-  blind = bert.BertBlock(num_heads=4, mlp_dim=24, attend=nothing)
-  got = blind.apply({'params': params}, x, mask, cls_only=True)
-  want = block_case[0].apply({'params': params}, x, mask)[:, :1]
-  np.testing.assert_allclose(got, want, atol=1e-6)
-  other = blind.apply({'params': params}, x, mask)[:, :1]
-  assert float(jnp.abs(other - want).max()) > 0.1
-
-
-def test_cls_alone_receives_nothing(block_case):
-  block, params, x, mask = block_case
-  with pytest.raises(ValueError, match='received: expected as many queries'):
-    block.apply({'params': params}, x, mask, None, True, cls_only=True)
-
-
-@pytest.mark.parametrize('contents', [1e4, np.inf, np.nan])
-@pytest.mark.parametrize('cls_only', [False, True])
-def test_masked_tokens_are_never_read(block_case, contents, cls_only):
-  block, params, x, mask = block_case
-  changed = jnp.where(mask[:, :, None] == 0, contents, x)
-  got, want = (
-    np.asarray(block.apply({'params': params}, t, mask, cls_only=cls_only))
-    for t in (changed, x)
-  )
-  valid = np.asarray(mask)[:, : got.shape[1]] == 1
-  np.testing.assert_array_equal(got[valid], want[valid])
 
 
 RATES = ('dropout', 'attention_dropout', 'classifier_dropout')

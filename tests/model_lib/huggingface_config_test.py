@@ -5,24 +5,7 @@ import json
 import pytest
 
 from model_lib import bert, huggingface, huggingface_config
-
-FIELDS = bert.DEFAULTS | {
-  'width': 8,
-  'depth': 2,
-  'mlp_dim': 12,
-  'num_heads': 2,
-  'vocab_size': 10,
-  'max_positions': 7,
-}
-CONFIG = {
-  'model_type': 'bert',
-  'hidden_size': 8,
-  'num_hidden_layers': 2,
-  'intermediate_size': 12,
-  'num_attention_heads': 2,
-  'vocab_size': 10,
-  'max_position_embeddings': 7,
-}
+from tests.model_lib.handmade import CONFIG, FIELDS
 
 
 def write(directory, **options):

@@ -4,19 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from model_lib import bert, huggingface
+from tests.model_lib.handmade import (
+  DISTIL,
+  FIELDS,
+  assert_trees_equal,
+  fresh_params,
+)
 
-FIELDS = bert.DEFAULTS | {
-  'width': 8,
-  'depth': 2,
-  'mlp_dim': 12,
-  'num_heads': 2,
-  'vocab_size': 10,
-  'max_positions': 7,
-}
-DISTIL = FIELDS | {'type_vocab_size': 0, 'pooler_activation': 'relu'}
 BERT = {
   'vocab_size': 40,
   'hidden_size': 24,
@@ -33,22 +29,6 @@ DISTILBERT = {
   'hidden_dim': 36,
   'max_position_embeddings': 20,
 }
-
-
-def fresh_params(fields, num_classes=3):
-  """Random parameters of our model with these fields."""
-  model = bert.BertClassifier(num_classes=num_classes, **fields)
-  row, length = jnp.zeros((1, 4), jnp.int32), jnp.full(1, 4)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), row, row, length)
-  generator = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda leaf: generator.normal(size=leaf.shape).astype(np.float32),
-    nn.unbox(shapes['params']),
-  )
-
-
-def assert_trees_equal(a, b):
-  jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 @pytest.fixture(scope='module')

@@ -1,90 +1,25 @@
 """Checkpoints: round trips, retention, layouts, mismatches."""
 
-import os
 import shutil
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from tests.train_lib.states import (
+  State,
+  abstract,
+  assert_identical,
+  make_state,
+  save_all,
+)
 from train_lib.checkpoint import (
   Checkpointer,
   CheckpointError,
   CheckpointMismatchError,
-  CheckpointWarning,
-  CorruptCheckpointError,
   restore_params,
 )
-
-OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
-
-
-@flax.struct.dataclass
-class State:
-  step: jax.Array
-  params: dict
-  model_state: dict
-  opt_state: tuple
-  rng: jax.Array
-  ema_params: dict | None
-
-
-def mesh_of(devices):
-  return jax.make_mesh(
-    (devices,), ('d',), axis_types=(AxisType.Auto,),
-    devices=jax.devices()[:devices],
-  )  # fmt: skip
-
-
-def make_state(seed=0, devices=1, ema=False, dtype=jnp.float32, width=8):
-  """A state as a trainer has it; its matrices are split over the devices."""
-  mesh = mesh_of(devices)
-  rng = np.random.default_rng(seed)
-  params = {
-    'dense': {
-      'kernel': jnp.asarray(rng.normal(size=(8, width)), dtype),
-      'bias': jnp.asarray(rng.normal(size=(3,)), jnp.bfloat16),
-    }
-  }
-  state = State(
-    step=jnp.int32(seed),
-    params=params,
-    model_state={'count': jnp.int32(seed), 'nothing': {}},
-    opt_state=OPTIMIZER.init(params),
-    rng=jax.random.key_data(jax.random.key(seed)),
-    ema_params=jax.tree.map(lambda x: 2 * x, params) if ema else None,
-  )
-  return jax.tree.map(
-    lambda x: jax.device_put(
-      x, NamedSharding(mesh, PartitionSpec(*(['d'] if x.ndim == 2 else [])))
-    ),
-    state,
-  )
-
-
-def abstract(state):
-  return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-    state,
-  )
-
-
-def assert_identical(a, b):
-  assert jax.tree.structure(a) == jax.tree.structure(b)
-  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-    assert x.dtype == y.dtype
-    assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
-
-
-def save_all(directory, steps, **options):
-  with Checkpointer(directory, **options) as checkpointer:
-    for step in steps:
-      checkpointer.save(step, make_state(step), {'stage': f's{step}'})
-      checkpointer.wait()
 
 
 def folders(directory):
@@ -275,71 +210,3 @@ def test_an_absent_step_is_named(tmp_path):
     pytest.raises(CheckpointError, match=r'of step 7; it has \[1\]'),
   ):
     checkpointer.restore(abstract(make_state()), 7)
-
-
-def test_params_are_restored_from_just_the_workdir(tmp_path):
-  state = make_state(2, devices=8)
-  with Checkpointer(tmp_path / 'checkpoints') as checkpointer:
-    checkpointer.save(2, state, {'stage': 'x'})
-  for directory in (tmp_path, tmp_path / 'checkpoints'):
-    found = restore_params(directory)
-    assert_identical(found.params, jax.tree.map(np.asarray, state.params))
-    assert found.model_state == {'count': 2}
-    assert (found.step, found.extra) == (2, {'stage': 'x'})
-    assert isinstance(found.params['dense']['kernel'], np.ndarray)
-
-
-def test_params_need_no_byte_of_the_optimizer(tmp_path, monkeypatch):
-  from train_lib import checkpoint_format
-
-  save_all(tmp_path, [1])
-  read, seen = checkpoint_format.read_arrays, []
-
-  def spy(directory, wanted):
-    seen.extend(wanted)
-    return read(directory, wanted)
-
-  monkeypatch.setattr(checkpoint_format, 'read_arrays', spy)
-  restore_params(tmp_path)
-  assert sorted(seen) == [
-    'model_state/count',
-    'params/dense/bias',
-    'params/dense/kernel',
-  ]
-
-
-def test_params_on_devices_average_and_best(tmp_path):
-  with Checkpointer(tmp_path, keep=1, best_metric='acc') as checkpointer:
-    for step, value in ((1, 0.9), (2, 0.1)):
-      state = make_state(step, ema=True)
-      checkpointer.save(step, state, metrics={'acc': value})
-  target = abstract(make_state(devices=4).params)
-  average = restore_params(tmp_path, abstract_params=target)
-  assert average.step == 2
-  assert_identical(average.params, state.ema_params)
-  kernel = average.params['dense']['kernel']
-  assert kernel.sharding == target['dense']['kernel'].sharding
-  best = restore_params(tmp_path, 'best', average=False)
-  assert best.step == 1
-  assert_identical(best.params, jax.tree.map(np.asarray, make_state(1).params))
-  with pytest.raises(CheckpointMismatchError, match='dense/kernel'):
-    restore_params(
-      tmp_path, abstract_params=abstract(make_state(width=2).params)
-    )
-
-
-def test_params_of_a_run_without_best_or_checkpoint(tmp_path):
-  with pytest.raises(CheckpointError, match='it has none'):
-    restore_params(tmp_path)
-  save_all(tmp_path, [1])
-  with pytest.raises(CheckpointError, match='best_metric'):
-    restore_params(tmp_path, 'best')
-
-
-def test_params_fall_back_only_if_no_step_was_asked_for(tmp_path):
-  save_all(tmp_path, [1, 2])
-  os.truncate(tmp_path / '2' / 'default' / '_METADATA', 5)
-  with pytest.warns(CheckpointWarning, match='_METADATA'):
-    assert restore_params(tmp_path).step == 1
-  with pytest.raises(CorruptCheckpointError, match='_METADATA'):
-    restore_params(tmp_path, 2)

@@ -1,0 +1,25 @@
+"""Engines with a policy that can break, and a look at the threads that stay."""
+
+import threading
+
+import pytest
+
+from tests.serve_lib import toy
+from tests.serve_lib.faulty import FaultyPolicy
+
+
+@pytest.fixture(scope='module')
+def engines():
+  toy.compiled()  # before the threads are counted
+
+  def make(**settings):
+    return toy.make_engine(FaultyPolicy(), **settings)
+
+  return make
+
+
+@pytest.fixture
+def no_thread_stays():
+  before = threading.active_count()
+  yield
+  assert threading.active_count() == before

@@ -1,0 +1,76 @@
+"""States of a trainer, small and random, and checkpoints of them."""
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from train_lib.checkpoint import Checkpointer
+
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
+
+
+@flax.struct.dataclass
+class State:
+  step: jax.Array
+  params: dict
+  model_state: dict
+  opt_state: tuple
+  rng: jax.Array
+  ema_params: dict | None
+
+
+def mesh_of(devices):
+  return jax.make_mesh(
+    (devices,), ('d',), axis_types=(AxisType.Auto,),
+    devices=jax.devices()[:devices],
+  )  # fmt: skip
+
+
+def make_state(seed=0, devices=1, ema=False, dtype=jnp.float32, width=8):
+  """A state as a trainer has it; its matrices are split over the devices."""
+  mesh = mesh_of(devices)
+  rng = np.random.default_rng(seed)
+  params = {
+    'dense': {
+      'kernel': jnp.asarray(rng.normal(size=(8, width)), dtype),
+      'bias': jnp.asarray(rng.normal(size=(3,)), jnp.bfloat16),
+    }
+  }
+  state = State(
+    step=jnp.int32(seed),
+    params=params,
+    model_state={'count': jnp.int32(seed), 'nothing': {}},
+    opt_state=OPTIMIZER.init(params),
+    rng=jax.random.key_data(jax.random.key(seed)),
+    ema_params=jax.tree.map(lambda x: 2 * x, params) if ema else None,
+  )
+  return jax.tree.map(
+    lambda x: jax.device_put(
+      x, NamedSharding(mesh, PartitionSpec(*(['d'] if x.ndim == 2 else [])))
+    ),
+    state,
+  )
+
+
+def abstract(state):
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+    state,
+  )
+
+
+def assert_identical(a, b):
+  assert jax.tree.structure(a) == jax.tree.structure(b)
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    assert x.dtype == y.dtype
+    assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+def save_all(directory, steps, **options):
+  with Checkpointer(directory, **options) as checkpointer:
+    for step in steps:
+      checkpointer.save(step, make_state(step), {'stage': f's{step}'})
+      checkpointer.wait()
