@@ -5,7 +5,9 @@ what TFDS prepared as `glue/<task>`. Everything is tokenised once, when the
 split is opened, and kept as flat arrays of 8 bytes a token. Splits are
 'train', 'validation' ('dev'), 'test' where it has labels, of MNLI
 'validation_matched' (also 'validation') and 'validation_mismatched', parts of
-them like 'train[:95%]' and 'train[:2000]', and sums of parts with '+'.
+them like 'train[:95%]' and 'train[:2000]', and sums of parts with '+'. Parts
+are slices of one fixed permutation of a split, the same for every run: files
+have an order (CoLA's is by source), so that their ends are no samples.
 """
 
 import re
@@ -157,7 +159,8 @@ def _rows(config: Mapping[str, Any], split: str) -> list[tuple[Table, int]]:
     table = tables[name]
     start = _bound(match[2], len(table), 0)
     stop = _bound(match[3], len(table), len(table))
-    rows += [(table, row) for row in range(start, stop)]
+    chosen = record_rng(_SUBSET_SEED).permutation(len(table))[start:stop]
+    rows += [(table, row) for row in np.sort(chosen).tolist()]
   limit = config['max_examples']
   if limit and split.startswith('train') and limit < len(rows):
     chosen = record_rng(_SUBSET_SEED).permutation(len(rows))[:limit]

@@ -49,7 +49,8 @@ class Rule:
       two, or nats >= 0. Infinity, for entropy minus infinity, is never met.
     patience: number of heads, at least 1.
     tolerance: of a regression, in the unit of the label, >= 0.
-    veto_margin: a row whose margin is below it stays, whatever the rule.
+    veto_margin: a row whose margin is below it stays, whatever the rule; a
+      regression has no margin.
 
   Raises:
     ValueError: at construction, naming the field, for an illegal value.

@@ -70,7 +70,7 @@ def load(
   directory = os.fspath(workdir)
   options, thresholds = options or {}, thresholds or {}
   minimum_retention = minimum_retention or {}
-  config = loading.load_config(directory, 'workdir')
+  config = loading.load_own_config(directory, 'workdir')
   info = loading.load_info(directory)
   if info is not None:  # a run of an older version has not written it down
     lengths_of(info, lengths, options)

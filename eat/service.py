@@ -29,7 +29,7 @@ from eat.serving import EatChain
 from eat.settings import Settings, check_entropies, expected_in, legal_taus
 from model_lib.bert import BertClassifier
 from serve_lib.monitor import Monitor
-from train_lib.text_classification import TOKENIZER_FILE
+from train_lib.run_directory import TOKENIZER
 
 GUARANTEED = 'guaranteed'
 DEFAULT_TAU = 0.9  # of rule=confidence; other rules measure something else
@@ -102,7 +102,7 @@ def build(
   chain = EatChain(as_adaptive(task.model), jax.device_put(dict(variables)))
   if not any(minimum_retention.values()):
     chain.variants = chain.variants[:1]  # no row asks for another
-  words = tokenizer.load(pathlib.Path(directory) / TOKENIZER_FILE)
+  words = tokenizer.load(pathlib.Path(directory) / TOKENIZER)
   chain.pad_id = words.pad_id
   longest = task.info.input_shape[0]
   policy = EatPolicy(
@@ -157,6 +157,8 @@ def settings_of(
     max_characters=given['max_characters'],
   )
   check_entropies(settings, num_classes)
+  if num_classes == 0:
+    _check_no_margins(given)
   return settings
 
 
@@ -254,6 +256,15 @@ def _default_tau(rule: str, num_classes: int | None) -> float:
       'tau=...',
     )
   return DEFAULT_TAU
+
+
+def _check_no_margins(given: Mapping[str, Any]) -> None:
+  for name in ('veto_margin', 'ensemble_margin'):
+    if given[name]:
+      raise ConfigError(
+        f'serve.{name}', given[name], '0 for a regression: its heads give a '
+        'number, which has no margin'
+      )  # fmt: skip
 
 
 def _check_covered(given, thresholds, minimum_retention) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
-from train_lib.text_classification import TOKENIZER_FILE
+from train_lib.run_directory import TOKENIZER
 
 # Words on which tokenizers with the same vocabulary may differ.
 _PROBES = ('Été', 'naïve', '東京x', "don't", 'a\u200db', 'İ')
@@ -20,14 +20,14 @@ def check_tokenizer(teacher: str, own: str) -> None:
     teacher: directory of the teacher's run.
     own: the tokenizer of the data; '' if the data are token ids already.
   """
-  path = os.path.join(teacher, TOKENIZER_FILE)
+  path = os.path.join(teacher, TOKENIZER)
   if not own or os.path.realpath(own) == os.path.realpath(path):
     return
   try:
     ours = tokenizer.load(own)
   except (MissingDataError, InvalidDataError):
     return  # the data set says what is wrong
-  expected = f'a run whose {TOKENIZER_FILE} gives the ids of {own}'
+  expected = f'a run whose {TOKENIZER} gives the ids of {own}'
   try:
     theirs = tokenizer.load(path)
   except (MissingDataError, InvalidDataError) as error:

@@ -11,7 +11,7 @@ import jax
 from dataset_lib import atomic_file, builder
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import Field, integer, real, text
-from eval_lib import evaluator, predictions, risk
+from eval_lib import evaluator, held_out, predictions, risk
 from eval_lib.calibration import (
   BINS,
   ONLY_ABOVE,
@@ -64,20 +64,9 @@ class Evaluator:
         config['calibration_split'],
         'another split than `split`: what was fitted cannot judge itself',
       )
-    self._dataset, self._held_out = (
-      evaluator.build_dataset(config['dataset'], config[split], context)
-      for split in ('split', 'calibration_split')
-    )
-    evaluator.check_apart(
-      self._dataset,
-      self._held_out,
-      'calibration_split',
-      config['calibration_split'],
-    )
-    if self._dataset.info.num_classes < 2:
-      raise ConfigError(
-        'dataset', 'a regression', 'classes: numbers have no confidence'
-      )
+    self._dataset, self._held_out = held_out.build(config, context)
+    if config['epsilon']:
+      held_out.check_untrained(self._dataset, 'split', config, context)
 
   def run(self, variables: Any) -> dict[str, float]:
     """Fits, measures and writes `calibration.json` into the workdir.

@@ -60,6 +60,7 @@ class EvalContext:
     dataset: the run's data set configuration.
     workdir: where a run writes its files.
     num_classes: of the model; None is not checked.
+    train_split: what the run is trained on; '' is not checked.
     outputs: jitted `(variables, device batch) -> {name: array [B, ...]}`, see
       `Task.outputs`.
   """
@@ -72,6 +73,7 @@ class EvalContext:
   dataset: ConfigLike
   workdir: str
   num_classes: int | None = None
+  train_split: str = ''
   outputs: Callable[[Any, Any], Mapping[str, Any]] | None = None
 
 
@@ -220,27 +222,6 @@ def build_dataset(
     host_index=jax.process_index(),
     host_count=jax.process_count(),
   )
-
-
-def check_apart(
-  judging: builder.Dataset, fitted: builder.Dataset, name: str, split: str
-) -> None:
-  """Raises ConfigError if two parts of a data set have rows in common.
-
-  Args:
-    judging: what numbers are reported of.
-    fitted: what something was fitted to.
-    name: the field that names the second.
-    split: its value.
-  """
-  shared = len(judging.places() & fitted.places())
-  if shared:
-    raise ConfigError(
-      name,
-      split,
-      f'rows that `split` does not have, it shares {shared}: what was fitted '
-      'cannot judge itself',
-    )
 
 
 def on_devices(

@@ -12,7 +12,13 @@ from jaxtyping import Float, Int
 from dataset_lib import fields
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import Field, real
-from eval_lib import calibration, evaluator, glue_metrics, predictions
+from eval_lib import (
+  calibration,
+  evaluator,
+  glue_metrics,
+  held_out,
+  predictions,
+)
 from eval_lib.frontier import accuracy, confidence, never, sweep, write_csv
 
 THRESHOLDS = (0.80, 0.85, 0.90, 0.95)
@@ -61,24 +67,7 @@ class Evaluator:
 
   def __init__(self, config: Mapping[str, Any], context: evaluator.EvalContext):
     self._config, self._context = config, context
-    self._dataset = evaluator.build_dataset(
-      config['dataset'], config['split'], context
-    )
-    self._held_out = None
-    if config['calibration_split']:
-      self._held_out = evaluator.build_dataset(
-        config['dataset'], config['calibration_split'], context
-      )
-      evaluator.check_apart(
-        self._dataset,
-        self._held_out,
-        'calibration_split',
-        config['calibration_split'],
-      )
-    if self._dataset.info.num_classes < 2:
-      raise ConfigError(
-        'dataset', 'a regression', 'classes: numbers have no confidence'
-      )
+    self._dataset, self._held_out = held_out.build(config, context)
     self._cost = 'flops' if config['flops'] else 'depth_share'
     task = glue_metrics.task_of(config)
     self._metric, self._quality = 'accuracy', accuracy

@@ -19,12 +19,13 @@ the errors at t_j are Binomial(N, R(t_j)), stochastically larger than
 Binomial(N, epsilon), so this has at most probability delta. No correction for
 the number of tests is needed, and a finer grid costs nothing.
 
-Assumptions, all needed: rows to come are exchangeable with the calibration
-rows (`serve_lib.drift` watches the confidences of the first head, nothing can
-prove it); nothing was fitted to
-the calibration rows, neither the model nor its temperatures; the grid was not
-chosen by looking at them. The guarantee is on average over rows, not for a
-class or source of its own: calibrate each source with its own rows.
+Assumptions, all needed: the calibration rows are independent draws (rows that
+share a text are not: MNLI has about three to a premise, and delta is then
+larger than it says); rows to come are exchangeable with them
+(`serve_lib.drift` watches the confidences of the first head, nothing can prove
+it); nothing was fitted to them, neither the model nor its temperatures; the
+grid was not chosen by looking at them. The guarantee is on average over rows,
+not for a class or source of its own: calibrate each source with its own rows.
 """
 
 import dataclasses

@@ -50,7 +50,7 @@ def parse(argv: Sequence[str]):
   arguments = command_line.parse_arguments(parser(), rest)
   from train_lib import config_schema, loading
 
-  config = loading.load_config(arguments.workdir)
+  config = loading.load_own_config(arguments.workdir)
   names = list(filter(None, arguments.evals.split(',')))
   if 'fewshot' in names and 'fewshot' not in config.evals:
     config.evals.fewshot = dict(type='fewshot', shots=(1, 5, 10, 25), seeds=3)

@@ -49,7 +49,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any]:
   _check_out(arguments.out)
   from train_lib import loading
 
-  config = loading.load_config(arguments.workdir)
+  config = loading.load_own_config(arguments.workdir)
   _check_model(config, arguments)
   return arguments, config
 
@@ -78,7 +78,7 @@ def _check_model(config: Any, arguments: Any) -> None:
   from eat.model import EatClassifier
   from model_lib.bert import BertClassifier
   from train_lib.classification import construct
-  from train_lib.text_classification import TOKENIZER_FILE
+  from train_lib.run_directory import TOKENIZER
 
   model = construct(config, num_classes=2)
   if not isinstance(model, (BertClassifier, EatClassifier)):
@@ -92,9 +92,9 @@ def _check_model(config: Any, arguments: Any) -> None:
       f'--workdir: expected a dense run, got an EAT with {", ".join(dropped)}, '
       'which Hugging Face does not have; --dense exports it without'
     )
-  if not (pathlib.Path(arguments.workdir) / TOKENIZER_FILE).is_file():
+  if not (pathlib.Path(arguments.workdir) / TOKENIZER).is_file():
     raise command_line.UsageError(
-      f'--workdir: expected a run with its {TOKENIZER_FILE}, there is none in '
+      f'--workdir: expected a run with its {TOKENIZER}, there is none in '
       f'{arguments.workdir!r}; a run on token ids cannot be exported'
     )
 
@@ -131,7 +131,7 @@ def run(arguments: Any, config: Any) -> int:
   import jax
 
   from train_lib import loading, sharding
-  from train_lib.text_classification import TOKENIZER_FILE
+  from train_lib.run_directory import TOKENIZER
 
   step = arguments.step
   task = loading.load_task(arguments.workdir, config, step)
@@ -144,7 +144,7 @@ def run(arguments: Any, config: Any) -> int:
       task.model,
       loaded.variables['params'],
       class_names=task.info.class_names,
-      tokenizer=pathlib.Path(arguments.workdir) / TOKENIZER_FILE,
+      tokenizer=pathlib.Path(arguments.workdir) / TOKENIZER,
     )
   except ValueError as error:
     command_line.fail(f'--workdir: Hugging Face has no such model: {error}')

@@ -24,6 +24,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy import stats
 
+from serve_lib.shielded import shielded
+
 MIN_EXPECTED = 5.0  # rows per cell from which on chi-square is accurate
 
 
@@ -94,7 +96,7 @@ class DriftCheck:
     confirm: tests in a row that turn drift on.
     recover: tests in a row that turn it off.
     on_drift: called with (drifted, report) whenever it turns, without a lock
-      held, in the thread that added the row.
+      held, in the thread that added the row; what it raises is logged.
   """
 
   def __init__(
@@ -146,7 +148,7 @@ class DriftCheck:
       turned = self._test()
       report = dict(self._report)
     if turned and self._on_drift is not None:
-      self._on_drift(self.drifted, report)
+      shielded(self._on_drift, self.drifted, report)
 
   def report(self) -> dict[str, Any]:
     """The last test, plain numbers; and whether drift is on."""

@@ -9,10 +9,9 @@ engine still ends.
 
 import collections
 import dataclasses
-import logging
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -26,6 +25,7 @@ from serve_lib.intake import Intake
 from serve_lib.monitor import Monitor
 from serve_lib.pool import Batch, Pool
 from serve_lib.programs import Programs
+from serve_lib.shielded import shielded
 
 LINGER_SECONDS = 1.0
 
@@ -248,9 +248,10 @@ class Worker:
     for row in rows:
       row.since = now
     moved = Batch(key, batch.size, rows, batch.slots[stays], carry)
+    # In the same bucket is not full: 17 rows of 32 are half a batch.
+    is_full = len(rows) == self._grid.capacity
     fits = self._grid.fit_rows(len(rows)) == batch.size
-    is_full = batch.size == self._grid.capacity
-    if fits and not self.pool.has(key) and (is_full or self._is_alone()):
+    if not self.pool.has(key) and (is_full or (fits and self._is_alone())):
       self._ready.append(moved)
       return
     try:
@@ -299,8 +300,9 @@ class Worker:
     for row, answer in answers:
       if not row.future.done():
         resolved += 1
-        _shielded(self._record, answer, now - row.submitted)
-        _shielded(row.future.set_result, answer)
+        shielded(self._record, answer, now - row.submitted)
+        # It logs what a callback raises, but only if that is an `Exception`.
+        shielded(row.future.set_result, answer)
     self._intake.release(resolved)
 
   def _record(self, answer: Any, seconds: float) -> None:
@@ -319,15 +321,3 @@ class Worker:
     self._ready.clear()
     # A defect may have left a row in two places.
     self.fail([*{id(row): row for row in rows}.values()], error, during)
-
-
-def _shielded(function: Callable[..., Any], *arguments: Any) -> None:
-  """Calls what may run code of others, which must not keep rows waiting.
-
-  `Future.set_result` logs what a callback raises, unless it is no `Exception`:
-  a `sys.exit` there is for a thread that it knows nothing of.
-  """
-  try:
-    function(*arguments)
-  except BaseException:
-    logging.getLogger(__name__).exception('while answering a row')

@@ -14,7 +14,7 @@ from train_lib import sharding, strict_json
 from train_lib.checkpoint import restore_params
 from train_lib.checkpoint_format import steps_in
 from train_lib.checkpoint_reader import checkpoint_extra
-from train_lib.run_directory import CHECKPOINTS, DATASET_INFO
+from train_lib.run_directory import CHECKPOINTS, DATASET_INFO, TOKENIZER
 from train_lib.setup import build_task
 from train_lib.task import Task
 
@@ -50,6 +50,24 @@ def load_config(
     )
   config = _with_tuples(strict_json.loads(path.read_text()))
   return ml_collections.ConfigDict(config)
+
+
+def load_own_config(
+  workdir: str | os.PathLike[str], key: str = '--workdir'
+) -> ml_collections.ConfigDict:
+  """The configuration of a run that needs nothing but its own directory.
+
+  What a finished run started from may be gone, or on another machine: its
+  teacher, its warm start, the directory of its tokenizer. See `load_config`.
+  """
+  config = load_config(workdir, key)
+  config.warm_start.workdir = ''
+  if 'teacher' in config.loss:
+    config.loss.teacher = ''
+  own = pathlib.Path(workdir) / TOKENIZER
+  if 'tokenizer' in config.dataset and own.is_file():
+    config.dataset.tokenizer = str(own)
+  return config
 
 
 def _with_tuples(value: Any) -> Any:

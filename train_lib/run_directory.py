@@ -23,6 +23,7 @@ __all__ = [
   'CHECKPOINTS',
   'DATASET_INFO',
   'HARMLESS',
+  'TOKENIZER',
   'ConfigChangedError',
   'RunDirectory',
   'RunLockedError',
@@ -32,6 +33,7 @@ __all__ = [
 
 CHECKPOINTS = 'checkpoints'
 DATASET_INFO = 'dataset_info.json'
+TOKENIZER = 'tokenizer.json'  # of a run on texts
 # Fields that may differ when a run goes on: they change where, how fast and
 # how often, but not what is computed.
 HARMLESS = (

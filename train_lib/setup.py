@@ -247,4 +247,5 @@ def eval_context(
     dataset=config.dataset,
     workdir=workdir,
     num_classes=task.info.num_classes,
+    train_split=config.train_split,
   )

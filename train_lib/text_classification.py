@@ -18,10 +18,10 @@ from eval_lib.metrics import Average
 from model_lib import bert, huggingface
 from train_lib import strict_json
 from train_lib.classification import Classification
+from train_lib.run_directory import TOKENIZER
 from train_lib.stages import Config
 from train_lib.task import Batch
 
-TOKENIZER_FILE = 'tokenizer.json'
 _INIT_LENGTH = 8
 
 
@@ -82,7 +82,7 @@ class TextClassification(Classification):
     """Writes the tokenizer beside the run's configuration."""
     path = self.config['dataset'].get('tokenizer', '')
     if path:
-      tokenizer.load(path).save(directory / TOKENIZER_FILE)
+      tokenizer.load(path).save(directory / TOKENIZER)
 
   @property
   def is_regression(self) -> bool:
@@ -161,5 +161,5 @@ def checkpoint_sizes(directory: str) -> dict[str, Any]:
 
 def tokenizer_in(directory: str) -> str:
   """The tokenizer of a Hugging Face directory or of a run."""
-  path = pathlib.Path(directory) / TOKENIZER_FILE
+  path = pathlib.Path(directory) / TOKENIZER
   return str(path if path.is_file() else directory)

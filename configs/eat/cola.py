@@ -1,4 +1,4 @@
-r"""CoLA: is a sentence acceptable English?.
+r"""CoLA: is a sentence acceptable English?
 
   python -m launch.train --workdir=/tmp/cola \
       --config=configs/eat/cola.py:model=dense,pretrained=DIR,data=DIR

@@ -118,9 +118,9 @@ def _calibrate(
 
   Five percent of the rows of train, where they have nothing to do with the
   others. Nine in ten rows of SST-2 are phrases of another one, and rows of
-  MNLI, QQP and QNLI share a premise, a question or an article: what a model is
-  sure of there says nothing of new texts. Their calibration takes half of the
-  validation split, and leaves the other half to be judged on.
+  MNLI, QQP, QNLI and WNLI share a premise, a question or an article: what a
+  model is sure of there says nothing of new texts. Their calibration takes half
+  of the validation split, and leaves the other half to be judged on.
   """
   if shares_texts:
     c.train_split = 'train'

@@ -1,4 +1,4 @@
-r"""MNLI: does a sentence follow from another?.
+r"""MNLI: does a sentence follow from another?
 
   python -m launch.train --workdir=/tmp/mnli \
       --config=configs/eat/mnli.py:model=dense,pretrained=DIR,data=DIR

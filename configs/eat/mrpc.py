@@ -1,4 +1,4 @@
-r"""MRPC: do two sentences say the same?.
+r"""MRPC: do two sentences say the same?
 
   python -m launch.train --workdir=/tmp/mrpc \
       --config=configs/eat/mrpc.py:model=dense,pretrained=DIR,data=DIR

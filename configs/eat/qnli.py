@@ -1,4 +1,4 @@
-r"""QNLI: does a sentence answer a question?.
+r"""QNLI: does a sentence answer a question?
 
   python -m launch.train --workdir=/tmp/qnli \
       --config=configs/eat/qnli.py:model=dense,pretrained=DIR,data=DIR

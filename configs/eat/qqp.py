@@ -1,4 +1,4 @@
-r"""QQP: do two questions ask the same?.
+r"""QQP: do two questions ask the same?
 
   python -m launch.train --workdir=/tmp/qqp \
       --config=configs/eat/qqp.py:model=dense,pretrained=DIR,data=DIR

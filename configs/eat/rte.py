@@ -1,4 +1,4 @@
-r"""RTE: does a sentence follow from another?.
+r"""RTE: does a sentence follow from another?
 
   python -m launch.train --workdir=/tmp/rte \
       --config=configs/eat/rte.py:model=dense,pretrained=DIR,data=DIR

@@ -1,4 +1,4 @@
-r"""WNLI: is the pronoun replaced rightly?.
+r"""WNLI: is the pronoun replaced rightly?
 
   python -m launch.train --workdir=/tmp/wnli \
       --config=configs/eat/wnli.py:model=dense,pretrained=DIR,data=DIR
@@ -12,4 +12,6 @@ from configs.eat import common
 
 
 def get_config(arg=''):
-  return common.fine_tuning(arg, 'wnli', lr=2e-5, max_length=128)
+  return common.fine_tuning(
+    arg, 'wnli', lr=2e-5, max_length=128, shares_texts=True
+  )

@@ -21,7 +21,7 @@ from eat.model import EatClassifier
 from eval_lib import evaluator, predictions
 from launch import command_line
 from train_lib import loading, setup, sharding
-from train_lib.text_classification import TOKENIZER_FILE
+from train_lib.run_directory import TOKENIZER
 
 # What 'window off' is compared with where a model has none (EAT, section 4).
 WINDOW = 32
@@ -113,12 +113,8 @@ def load(
     ConfigError: the directory is no run, or the run none of a text task.
     UsageError: the split cannot be limited.
   """
-  config = loading.load_config(directory, key=flag)
-  if 'teacher' in config.loss:
-    config.loss.teacher = ''
-  words = tokenizer.load(pathlib.Path(directory) / TOKENIZER_FILE)
-  if 'tokenizer' in config.dataset:
-    config.dataset.tokenizer = str(pathlib.Path(directory) / TOKENIZER_FILE)
+  config = loading.load_own_config(directory, key=flag)
+  words = tokenizer.load(pathlib.Path(directory) / TOKENIZER)
   split = _limited(split or _own_split(config), limit)
   task = loading.load_task(directory, config, step)
   service.as_adaptive(task.model)

@@ -17,7 +17,7 @@ from eat.calibration_file import check_parameters, read_calibration
 from eval_lib import calibration, predictions
 from launch.eat_report import models
 from launch.eat_report.models import Run
-from train_lib.text_classification import TOKENIZER_FILE
+from train_lib.run_directory import TOKENIZER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +77,6 @@ def fitted_rows(run: Run, temperatures: Temperatures) -> np.ndarray:
     return np.zeros(len(run.records), bool)
   dataset = dict(temperatures.dataset.items())
   if 'tokenizer' in dataset:  # the file that it names may have been moved
-    dataset['tokenizer'] = str(pathlib.Path(run.directory) / TOKENIZER_FILE)
+    dataset['tokenizer'] = str(pathlib.Path(run.directory) / TOKENIZER)
   fitted = set(places(builder.build_source(dataset, temperatures.split)))
   return np.array([place in fitted for place in places(run.records)])

@@ -9,7 +9,7 @@ from dataset_lib.errors import (
   InvalidDataError,
 )
 from dataset_lib.source import Encoded
-from eval_lib import evaluator
+from eval_lib import evaluator, held_out
 
 WORDS = [f'w{number}' for number in range(30)]
 VOCABULARY = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '"', '(', ')', *WORDS]
@@ -72,13 +72,17 @@ def test_parts_of_splits(root, count):
 
   whole = list(range(count))
   assert places('train') == whole
-  assert places('train[:7]') == whole[:7]
-  assert places('train[7:]') == whole[7:]
-  assert places('train[-3:]') == whole[-3:]
-  assert places('train[2:-2]') == whole[2:-2]
-  assert places('train[:95%]') + places('train[95%:]') == whole
-  assert places('train[10%:20%]') == whole[4:8]
-  assert places('train[:2]+train[5:6]') == [0, 1, 5]
+  mixed = [places(f'train[{n}:{n + 1}]')[0] for n in whole]
+  assert sorted(mixed) == whole
+  assert mixed not in (whole, whole[::-1])
+  assert places('train[:7]') == sorted(mixed[:7])
+  assert places('train[7:]') == sorted(mixed[7:])
+  assert places('train[-3:]') == sorted(mixed[-3:])
+  assert places('train[2:-2]') == sorted(mixed[2:-2])
+  assert places('train[:95%]') == sorted(mixed[: 38 + count - 40])
+  assert places('train[95%:]') == sorted(mixed[38 + count - 40 :])
+  assert places('train[10%:20%]') == sorted(mixed[4:8])
+  assert places('train[:2]+train[5:6]') == [*sorted(mixed[:2]), mixed[5]]
   with pytest.raises(InvalidDataError, match='is empty'):
     places('train[3:3]')
 
@@ -93,9 +97,30 @@ def test_parts_that_overlap_are_not_apart(root):
 
   half = part('train[:50%]')
   assert len(half.places()) == 20
-  evaluator.check_apart(half, part('train[50%:]'), 'rest', 'train[50%:]')
-  with pytest.raises(ConfigError, match=r'rest: .* it shares 2'):
-    evaluator.check_apart(half, part('train[18:]'), 'rest', 'train[18:]')
+  held_out.check_apart(half, part('train[50%:]'), 'train[50%:]')
+  with pytest.raises(ConfigError, match=r'calibration_split: .* it shares 2'):
+    held_out.check_apart(half, part('train[18:]'), 'train[18:]')
+
+
+def test_rows_of_the_training_are_not_held_out(root):
+  sst2(root, 40)
+  data = config(root, 'sst2')
+
+  def build(train_split, calibration_split):
+    context = evaluator.EvalContext(
+      dict, dict, dict, 0, 8, data, '', train_split=train_split
+    )
+    fields = dict(
+      dataset=data, split='train[:4]', calibration_split=calibration_split
+    )
+    return held_out.build(fields, context)
+
+  judging, fitted = build('train[:90%]', 'train[90%:]')
+  assert len(judging.places()) == len(fitted.places()) == 4
+  with pytest.raises(ConfigError, match='not trained on, it shares 4') as error:
+    build('train', 'train[90%:]')
+  assert error.value.key == 'calibration_split'
+  assert build('train', None)[1] is None
 
 
 @pytest.mark.parametrize(

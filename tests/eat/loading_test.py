@@ -1,5 +1,8 @@
 """From a run's directory to an engine in one line."""
 
+import json
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +10,7 @@ import pytest
 
 from dataset_lib.errors import ConfigError
 from eat import exits, loading
+from launch import evaluate
 from serve_lib.engine import Engine
 from tests.eat import tiny_run
 from train_lib import loading as runs
@@ -50,6 +54,19 @@ def test_the_example_of_the_docstring(run):
     np.testing.assert_allclose(got, row, atol=1e-5)
     assert answer.exit_reason == 'last layer'
     assert not answer.truncated
+
+
+def test_a_run_outlives_what_it_started_from(run, tmp_path, capsys):
+  workdir = tmp_path / 'run'
+  shutil.copytree(run, workdir)
+  config = json.loads((workdir / 'config.json').read_text())
+  config['warm_start']['workdir'] = config['loss']['teacher'] = '/gone'
+  config['dataset']['tokenizer'] = '/gone/tokenizer.json'
+  config['evals'] = {'dev': {'type': 'glue', 'split': 'validation'}}
+  (workdir / 'config.json').write_text(json.dumps(config))
+  assert evaluate.main([f'--workdir={workdir}']) == 0
+  assert 'dev/accuracy' in capsys.readouterr().out
+  assert loading.load(workdir).lengths == (8, 16)
 
 
 def test_texts_are_cut_off_at_the_longest_bucket_and_say_so(run):

@@ -66,6 +66,14 @@ def test_what_was_not_certified_is_refused(finished, field, options, sources):
   build(finished, options, **sources)
 
 
+@pytest.mark.parametrize('name', ['veto_margin', 'ensemble_margin'])
+def test_a_regression_has_no_margin(tmp_path, name):
+  with pytest.raises(ConfigError, match='0 for a regression') as error:
+    service.settings_of(str(tmp_path), {name: 0.1}, {}, {}, num_classes=0)
+  assert error.value.key == f'serve.{name}'
+  service.settings_of(str(tmp_path), {name: 0.1}, {}, {}, num_classes=2)
+
+
 def test_only_what_can_be_reached_is_compiled(finished):
   assert build(finished)[0].variants == ('pruned',)
   chain, policy = build(finished, minimum_retention={'forum': 0.0})

@@ -124,6 +124,16 @@ def test_drift_is_found_soon_and_ends_with_hysteresis(change):
   assert turns[0][1]['tests'] > 0
 
 
+@pytest.mark.parametrize('error', [ConnectionError('pager'), SystemExit(1)])
+def test_a_callback_that_fails_harms_nobody(error, caplog):
+  def page(*_):
+    raise error
+
+  check = DriftCheck(calibration(), window=256, every=64, on_drift=page)
+  assert feed(check, traffic(np.random.default_rng(1), 1000, sure=0.8))[-1]
+  assert caplog.records[0].exc_info[1] is error
+
+
 def test_a_difference_that_does_not_matter_is_no_drift():
   base = calibration(rows=4000)
   check = DriftCheck(base, window=4000, every=4000, confirm=1)

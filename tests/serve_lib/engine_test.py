@@ -168,6 +168,16 @@ def test_survivors_of_several_batches_share_the_next():
   assert policy.decided.count((1, 4)) == 4
 
 
+def test_batches_that_lost_a_row_are_filled_up():
+  # Three in four go on, which need the same bucket as four.
+  items = [('full', [0 if n % 4 == 0 else 2, 0]) for n in range(64)]
+  with toy.make_engine(max_pending=64, max_wait=60.0) as engine:
+    answers = engine.predict(items)
+    fill = engine.monitor.snapshot()['fill']
+  assert [answer['depth'] for answer in answers] == [1, 3, 3, 3] * 16
+  assert fill == {0: 1.0, 1: 1.0, 2: 1.0}
+
+
 def test_a_lone_request_is_never_copied_and_never_waits():
   with toy.make_engine(max_wait=3600.0) as engine:
     for item in toy.random_items(1, 20, 6):
