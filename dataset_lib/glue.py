@@ -137,7 +137,7 @@ def _info(
     input_key='tokens',
     input_shape=(max_length,),
     input_dtype='int32',
-    num_classes=1 if task.is_regression else len(task.class_names),
+    num_classes=task.num_classes,
     class_names=task.class_names,
     num_examples=num_examples,
     vocab_size=vocab_size,

@@ -35,6 +35,11 @@ class GlueTask:
     """Whether the label is a number and not a class."""
     return not self.class_names
 
+  @property
+  def num_classes(self) -> int:
+    """Of a classification; 1 for a regression."""
+    return max(len(self.class_names), 1)
+
   def read_label(self, text: str) -> int | float:
     """The label that a file has as an id, as a name, or as a score.
 

@@ -43,8 +43,7 @@ class TfdsTable:
     instructions = tfds_source.file_instructions(builder, split)
     self._size = sum(part.take for part in instructions)
     self._records = tfds_source.open_records(builder, instructions)
-    # All of a split has labels or none of it has.
-    self.is_labelled = float(self._parsed(0)['label']) != _UNLABELLED
+    self.is_labelled = self._is_labelled()
 
   def __len__(self) -> int:
     return self._size
@@ -67,6 +66,15 @@ class TfdsTable:
   def where(self, row: int) -> str:
     """Shard of the row and its place there."""
     return self._records.where(row)
+
+  def _is_labelled(self) -> bool:
+    """All of a split has labels or none of it has; bad records do not say."""
+    for row in range(self._size):
+      try:
+        return float(self._parsed(row)['label']) != _UNLABELLED
+      except BadRecord:
+        continue
+    return True
 
   def _parsed(self, row: int) -> dict[str, Any]:
     from google.protobuf import message

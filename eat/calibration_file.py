@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dataset_lib.errors import ConfigError
-from eval_lib.calibration import fingerprint
+from eval_lib.calibration import FILE, fingerprint
 from serve_lib.drift import Calibration, DriftCheck
-
-CALIBRATION_FILE = 'calibration.json'
 
 
 def read_calibration(directory: str) -> dict[str, Any]:
@@ -94,7 +92,7 @@ def drift_check(
 
 def path_in(directory: str) -> pathlib.Path:
   """Where the calibration of a run is."""
-  return pathlib.Path(directory) / CALIBRATION_FILE
+  return pathlib.Path(directory) / FILE
 
 
 def mend(

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 
 from eval_lib import evaluator, predictions
 
+FILE = 'calibration.json'  # in the directory of a run
 BINS = 15
 ONLY_ABOVE = 0.02
 

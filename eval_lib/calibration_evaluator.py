@@ -14,14 +14,13 @@ from dataset_lib.fields import Field, integer, real, text
 from eval_lib import evaluator, held_out, predictions, risk
 from eval_lib.calibration import (
   BINS,
+  FILE,
   ONLY_ABOVE,
   drift_statistics,
   errors,
   fingerprint,
   fit_temperatures,
 )
-
-FILE = 'calibration.json'
 
 
 class Evaluator:

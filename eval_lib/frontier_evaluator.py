@@ -72,7 +72,7 @@ class Evaluator:
     task = glue_metrics.task_of(config)
     self._metric, self._quality = 'accuracy', accuracy
     if task:
-      self._metric = glue_metrics.TASKS[task].metrics[0]
+      self._metric = glue_metrics.TASK_METRICS[task][0]
       self._quality = functools.partial(_main_number, task)
 
   def run(self, variables: Any) -> dict[str, float]:

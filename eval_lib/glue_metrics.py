@@ -8,7 +8,6 @@ Pearson's and Spearman's correlation of constant predictions (where scipy says
 NaN): they predict nothing of the label.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -19,36 +18,21 @@ from jaxtyping import Float, Int, Num
 
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.fields import Field, text
+from dataset_lib.glue_tasks import MAX_SCORE, TASKS
 from eval_lib import evaluator, predictions
 
-MAX_SIMILARITY = 5.0  # STS-B's labels are in [0, 5]
-
-
-@dataclasses.dataclass(frozen=True)
-class GlueTask:
-  """How a task is judged.
-
-  Attributes:
-    num_classes: 1 for regression.
-    metrics: names in `METRICS`; the first is the task's main number.
-  """
-
-  num_classes: int
-  metrics: tuple[str, ...]
-
-
-# For two of them the leaderboard averages both metrics; here, as in the
-# papers, the main number of MRPC and QQP is F1, that of STS-B Pearson's.
-TASKS = {
-  'cola': GlueTask(2, ('matthews',)),
-  'sst2': GlueTask(2, ('accuracy',)),
-  'mrpc': GlueTask(2, ('f1', 'accuracy')),
-  'qqp': GlueTask(2, ('f1', 'accuracy')),
-  'stsb': GlueTask(1, ('pearson', 'spearman')),
-  'mnli': GlueTask(3, ('accuracy',)),
-  'qnli': GlueTask(2, ('accuracy',)),
-  'rte': GlueTask(2, ('accuracy',)),
-  'wnli': GlueTask(2, ('accuracy',)),
+# Names in `METRICS`. For some the leaderboard averages two; here, as in the
+# papers, the main number is the first: of MRPC and QQP F1, of STS-B Pearson's.
+TASK_METRICS = {
+  'cola': ('matthews',),
+  'sst2': ('accuracy',),
+  'mrpc': ('f1', 'accuracy'),
+  'qqp': ('f1', 'accuracy'),
+  'stsb': ('pearson', 'spearman'),
+  'mnli': ('accuracy',),
+  'qnli': ('accuracy',),
+  'rte': ('accuracy',),
+  'wnli': ('accuracy',),
 }
 
 
@@ -120,7 +104,7 @@ def compute(
     labels: classes as integers, or numbers of a regression.
 
   Returns:
-    The metrics by name, and `score`: the first of `TASKS[task].metrics`.
+    The metrics by name, and `score`: the first of `TASK_METRICS[task]`.
 
   Raises:
     InvalidDataError: there is no row, or a label is not legal, as in GLUE's
@@ -135,21 +119,22 @@ def compute(
     )
   if not len(labels):
     raise InvalidDataError(f'{task}: the split holds no example')
-  if kind.num_classes == 1:
+  if kind.is_regression:
     _check_similarities(task, labels)
     predicted = logits[:, 0].astype(np.float64)
     labels = labels.astype(np.float64)
   else:
     predictions.check_labels(labels, kind.num_classes, task)
     predicted = logits.argmax(-1)
-  values = {name: METRICS[name](predicted, labels) for name in kind.metrics}
-  return values | {'score': values[kind.metrics[0]]}
+  names = TASK_METRICS[task]
+  values = {name: METRICS[name](predicted, labels) for name in names}
+  return values | {'score': values[names[0]]}
 
 
 def _check_similarities(task: str, labels: Num[np.ndarray, ' N']) -> None:
-  if not ((labels >= 0) & (labels <= MAX_SIMILARITY)).all():
+  if not ((labels >= 0) & (labels <= MAX_SCORE)).all():
     raise InvalidDataError(
-      f'{task}: expected labels in [0, {MAX_SIMILARITY}], got '
+      f'{task}: expected labels in [0, {MAX_SCORE}], got '
       f'{labels.min()} to {labels.max()}; labels that are hidden cannot be '
       'evaluated against'
     )

@@ -19,6 +19,7 @@ from dataset_lib.errors import ConfigError
 from eat import cost, service
 from eat.model import EatClassifier
 from eval_lib import evaluator, predictions
+from eval_lib.calibration import FILE
 from launch import command_line
 from train_lib import loading, setup, sharding
 from train_lib.run_directory import TOKENIZER
@@ -210,7 +211,7 @@ def record(
   heads = module.heads()
   if len(temperatures) != len(heads):
     raise ConfigError(
-      'calibration.json', temperatures.tolist(),
+      FILE, temperatures.tolist(),
       f'a temperature for each of the heads at layers {heads}',
     )  # fmt: skip
   return Model(

@@ -25,7 +25,7 @@ def of(
     )
   if not task:
     return 'accuracy', frontier.accuracy, frontier.same_class
-  metric = glue_metrics.TASKS[task].metrics[0]
+  metric = glue_metrics.TASK_METRICS[task][0]
 
   def quality(logits, labels):
     return glue_metrics.compute(task, logits, labels)['score']

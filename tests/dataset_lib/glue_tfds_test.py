@@ -7,8 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from dataset_lib import builder
+from dataset_lib import builder, glue_tfds
 from dataset_lib.errors import (
+  BadRecord,
   ConfigError,
   InvalidDataError,
   MissingDataError,
@@ -161,6 +162,19 @@ def test_a_bad_row_is_counted(prepared):
   assert 'glue-train.tfrecord-00001' in entry['first'][0]['file']
   with pytest.raises(TooManyBadRecordsError, match='text 1 is empty'):
     build(train=False)
+
+
+def test_a_bad_first_record_is_like_any_other(prepared, monkeypatch):
+  read = glue_tfds.TfdsTable._parsed
+
+  def parsed(table, row):
+    if row == 0:
+      raise BadRecord('unparsable', table.where(row), 'damaged')
+    return read(table, row)
+
+  whole = rows(prepared, 'sst2', 'train')
+  monkeypatch.setattr(glue_tfds.TfdsTable, '_parsed', parsed)
+  assert rows(prepared, 'sst2', 'train') == whole[1:]
 
 
 def test_another_order_of_classes_is_refused(prepared):

@@ -22,14 +22,11 @@ from dataset_lib.errors import (
 FORMATS = ('array_record', 'tfrecord')
 NAMES = ('ant', 'bee', 'cat')
 
-pytestmark = [
-  pytest.mark.xdist_group('tfds_source'),
-  pytest.mark.skipif(
-    importlib.util.find_spec('tensorflow') is None
-    or importlib.util.find_spec('tensorflow_datasets') is None,
-    reason='writing TFDS files needs tensorflow and tensorflow_datasets',
-  ),
-]
+pytestmark = pytest.mark.skipif(
+  importlib.util.find_spec('tensorflow') is None
+  or importlib.util.find_spec('tensorflow_datasets') is None,
+  reason='writing TFDS files needs tensorflow and tensorflow_datasets',
+)
 
 # A process of its own: the tests then read without TensorFlow's import.
 WRITE = """

@@ -10,8 +10,6 @@ from dataset_lib.errors import ConfigError
 from serve_lib.engine import Engine
 from tests.eat.calibrated import LENGTH, build
 
-pytestmark = pytest.mark.xdist_group('service')
-
 
 @pytest.mark.parametrize(
   'options',

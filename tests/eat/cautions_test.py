@@ -6,8 +6,6 @@ import pytest
 
 from tests.eat.calibrated import LENGTH, WORDS, build, change
 
-pytestmark = pytest.mark.xdist_group('service')
-
 
 def test_a_file_of_an_older_version_is_read_with_a_warning(run):
   report = change(run[0], parameters=None, dataset=None)

@@ -1,9 +1,7 @@
 """The engine under load with texts: nobody lost, mixed up or compiled for."""
 
-import contextlib
 import threading
 
-import jax
 import numpy as np
 import pytest
 
@@ -15,27 +13,12 @@ from eat.settings import Settings
 from serve_lib.chain import Failure
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
+from tests.compilations import compilations
 from tests.eat import small
 
 WORDS = [f'w{number}' for number in range(40)]
 BAD = ['', '  ', 'w' * 5000, b'\xff\xfe\xfd', b'\x00' * 50, '\ud800', None, 7]
 PENDING = 64
-
-
-@contextlib.contextmanager
-def compilations():
-  """Counts the programs that are compiled meanwhile."""
-  events = []
-
-  def listen(event, duration, **_):
-    if event == '/jax/core/compile/backend_compile_duration':
-      events.append(duration)
-
-  jax.monitoring.register_event_duration_secs_listener(listen)
-  try:
-    yield events
-  finally:
-    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def make_engine(words):

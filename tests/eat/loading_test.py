@@ -16,8 +16,6 @@ from tests.eat import tiny_run
 from train_lib import loading as runs
 from train_lib import sharding
 
-pytestmark = pytest.mark.xdist_group('loading')
-
 TEXTS = ['good film', 'the film was bad', 'a bad bad bad film']
 
 

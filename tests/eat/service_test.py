@@ -16,8 +16,6 @@ from serve_lib.engine import Engine
 from tests.eat import small
 from tests.eat.calibrated import LENGTH, SIZES, build, change
 
-pytestmark = pytest.mark.xdist_group('service')
-
 TEXTS = ['w0 w1 w2 w3 w4 w5 w6', 'w9 w8 w7 w6 w5', 'w1 w2 w3 w4']
 
 

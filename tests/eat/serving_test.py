@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +11,9 @@ import pytest
 
 from eat import exits, serving, window_attention
 from eat.exits import Rule
-from serve_lib.chain import Encoded, Failure
 from serve_lib.engine import Engine
 from tests.eat import small
-
-pytestmark = pytest.mark.xdist_group('serving')
+from tests.eat.rule_policy import RulePolicy, types_of
 
 LENGTHS = (16, 24)
 
@@ -31,12 +28,6 @@ def chain_logits(chain, variant, texts, length):
     carry, outputs = stage(chain.variables, carry)
     logits.append(outputs['logits'][: len(texts)])
   return np.stack(logits), np.asarray(outputs['kept'][: len(texts)])
-
-
-def types_of(row):
-  types = np.zeros(len(row), np.int32)
-  types[len(row) // 2 :] = 1
-  return types
 
 
 @pytest.mark.parametrize(
@@ -85,102 +76,6 @@ def test_shapes_really_shrink():
   stage = jax.jit(chain.stage(2, 'pruned', 24))
   text = stage.lower(chain.variables, (tokens, (keys, values))).as_text()
   assert 'tensor<2x13x16xf32>' in text
-
-
-class RulePolicy:
-  """Exits by a rule; the answer is (head, logits)."""
-
-  def __init__(self, rule):
-    self.rule = rule
-
-  def encode(self, item):
-    inputs = {'tokens': item, 'token_types': types_of(item)}
-    return Encoded(inputs, len(item), 'pruned')
-
-  def decide(self, stage, rows, outputs):
-    logits = np.stack(
-      [np.stack([row.outputs[e]['logits'] for row in rows])
-       for e in range(stage + 1)]
-    )  # fmt: skip
-    return exits.should_exit(self.rule, logits)
-
-  def answer(self, row):
-    return len(row.outputs) - 1, row.outputs[-1]['logits']
-
-
-@pytest.fixture(scope='module')
-def served():
-  model, variables = small.build()
-  _, out = jax.jit(model.apply)(
-    variables, *small.batch(small.rows(40, high=24), 40)
-  )
-  first = exits.probabilities(np.asarray(out['exits']), [1.0] * 3)[0].max(-1)
-  rule = Rule('confidence', tau=float(np.quantile(first, 0.7)))
-  chain = serving.EatChain(model, variables)
-  chain.variants = ('pruned',)  # a third of the programs
-  with Engine(chain, RulePolicy(rule), LENGTHS, (1, 4)) as engine:
-    yield model, variables, rule, engine
-
-
-def expected(model, variables, rule, texts):
-  _, out = jax.jit(model.apply)(variables, *small.batch(texts, 40))
-  logits = np.asarray(out['exits'])
-  return exits.first_exit(rule, logits), logits
-
-
-# Not hypothesis: beartype draws random numbers in the engine's thread, and
-# hypothesis then calls its data irreproducible.
-@pytest.mark.parametrize('seed', range(12))
-def test_engine_equals_masked_form_in_any_company(served, seed):
-  model, variables, rule, engine = served
-  count = int(np.random.default_rng(seed).integers(1, 41))
-  texts = small.rows(count, high=24, seed=seed)
-  # One size for the reference, or every count would compile.
-  heads, logits = expected(
-    model, variables, rule, texts + small.rows(40 - count)
-  )
-  answers = engine.predict(texts)
-  for index, (head, given_logits) in enumerate(answers):
-    assert head == heads[index]
-    np.testing.assert_allclose(given_logits, logits[head, index], atol=1e-4)
-
-
-def test_threads_get_their_own_answers(served):
-  model, variables, rule, engine = served
-  texts = small.rows(40, high=24, seed=7)
-  heads, logits = expected(model, variables, rule, texts)
-  wrong = []
-
-  def ask(order):
-    for index in order:
-      head, given_logits = engine.submit(texts[index]).result()
-      if head != heads[index] or not np.allclose(
-        given_logits, logits[head, index], atol=1e-4
-      ):
-        wrong.append(index)
-
-  orders = [np.random.default_rng(s).permutation(40) for s in range(4)]
-  threads = [threading.Thread(target=ask, args=(order,)) for order in orders]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join()
-  assert not wrong
-
-
-def test_some_leave_early_and_some_late(served):
-  model, variables, rule, _ = served
-  heads, _ = expected(model, variables, rule, small.rows(40, high=24))
-  assert {0, 2} <= set(np.asarray(heads).tolist())
-
-
-def test_too_long_a_row_fails_alone(served):
-  engine = served[-1]
-  texts = [*small.rows(2), np.ones(30, np.int32), *small.rows(2)]
-  answers = engine.predict(texts)
-  assert [isinstance(answer, Failure) for answer in answers] == [
-    False, False, True, False, False,
-  ]  # fmt: skip
 
 
 def test_a_row_is_the_same_where_its_bucket_changes_the_computation():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dataset_lib.errors import ConfigError, InvalidDataError
+from dataset_lib.glue_tasks import TASKS
 from eval_lib import evaluator, glue_metrics
 
 PARITY = dict(name='parity', length=6, test_examples=37)
@@ -60,12 +61,12 @@ def test_regression_against_the_formulas():
   assert pearson != pytest.approx(spearman, abs=1e-3)
 
 
-@pytest.mark.parametrize('task', sorted(glue_metrics.TASKS))
+@pytest.mark.parametrize('task', sorted(TASKS))
 @pytest.mark.parametrize('rows', [1, 2, 9])
 @pytest.mark.parametrize('constant_labels', [False, True])
 def test_constant_predictions_give_numbers(task, rows, constant_labels):
   """Matthews and the correlations are 0: nothing of the label is predicted."""
-  kind = glue_metrics.TASKS[task]
+  kind = TASKS[task]
   regression = kind.num_classes == 1
   labels = np.arange(rows) % 2 * (not constant_labels)
   labels = labels.astype(np.float32 if regression else np.int32)

@@ -8,8 +8,6 @@ import pytest
 from launch import command_line, evaluate
 from train_lib import loading, trainer
 
-pytestmark = pytest.mark.xdist_group('evaluate')
-
 TINY = [
   'batch_size=64',
   'mesh.data=1',

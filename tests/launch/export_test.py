@@ -14,8 +14,6 @@ from model_lib import bert, huggingface
 from tests.eat import small
 from train_lib import loading, sharding, trainer
 
-pytestmark = pytest.mark.xdist_group('export')
-
 WORDS = ['good', 'bad', 'film', 'a', 'the', 'was', '##ly', 'un', '[', ']', '!']
 TEXTS = ['Good film!', 'the bad was unGOODly', 'a [SEP] the', '', 'Été bad']
 PAIRS = ['the', '', 'bad film was a', '[PAD]', 'un']

@@ -13,8 +13,6 @@ import pytest
 from launch import command_line, predict
 from tests.eat import tiny_run
 
-pytestmark = pytest.mark.xdist_group('predict')
-
 
 def test_statistics_are_logged_regularly_and_drift_when_it_turns(capsys):
   class Ticks(threading.Event):

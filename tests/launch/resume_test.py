@@ -13,8 +13,6 @@ import pytest
 
 from train_lib.checkpoint import restore_params
 
-pytestmark = pytest.mark.xdist_group('resume')
-
 STEPS = 60
 SMALL = (
   f'--config=configs/adatape/parity.py:n=8,steps={STEPS}',

@@ -1,6 +1,5 @@
 """The engine against every row alone in plain NumPy, in any company."""
 
-import contextlib
 import random
 import threading
 import time
@@ -13,28 +12,11 @@ from dataset_lib.errors import ConfigError
 from serve_lib.chain import Failure, InputError
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
+from tests.compilations import compilations
 from tests.serve_lib import toy
-
-pytestmark = pytest.mark.xdist_group('engine')
 
 LIMIT = 1024  # bytes between stages, hardly more than one batch
 VARIABLES = toy.make_variables()
-
-
-@contextlib.contextmanager
-def compilations():
-  """Counts the programs that are compiled meanwhile."""
-  events = []
-
-  def listen(event, seconds, **_):
-    if event == '/jax/core/compile/backend_compile_duration':
-      events.append(seconds)
-
-  jax.monitoring.register_event_duration_secs_listener(listen)
-  try:
-    yield events
-  finally:
-    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.fixture(scope='module')

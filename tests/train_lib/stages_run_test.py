@@ -13,8 +13,6 @@ from train_lib import config_schema, loading, trainer
 from train_lib.checkpoint import restore_params
 from train_lib.task import Task
 
-pytestmark = pytest.mark.xdist_group('stages_run')
-
 DECAY = 0.5
 STEPS = 2  # of each stage
 
