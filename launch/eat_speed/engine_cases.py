@@ -16,7 +16,7 @@ from dataset_lib import tokenizer
 from eat.policy import EatPolicy, Prediction
 from eat.serving import EatChain
 from eat.settings import Settings
-from launch.eat_speed import forms, worker
+from launch.eat_speed import contender, forms
 from launch.eat_speed.lineup import VOCABULARY
 from serve_lib.buckets import doubling
 from serve_lib.chain import Encoded, Failure
@@ -79,7 +79,7 @@ def leaves(numbers: np.ndarray, rate: int) -> Bool[np.ndarray, '...']:
   return (numbers + 1) * rate // 100 > numbers * rate // 100
 
 
-def build(specification: Mapping[str, Any]) -> worker.Built:
+def build(specification: Mapping[str, Any]) -> contender.Built:
   """EAT in the engine: a case for each batch size and exit rate.
 
   At batch 1 a request is sent when the one before has been answered.
@@ -89,7 +89,7 @@ def build(specification: Mapping[str, Any]) -> worker.Built:
   """
   model, params = forms.load(specification)
   chain = forms.eat_chain(model, params, specification)
-  tokens = worker.token_rows(specification, model.vocab_size)
+  tokens = contender.token_rows(specification, model.vocab_size)
   cases: dict[str, Callable[[], int]] = {}
   scores: Any = ()
   for batch in specification['batches']:
@@ -98,11 +98,11 @@ def build(specification: Mapping[str, Any]) -> worker.Built:
     engine.warm_up()
     rows = specification['rows'][str(batch)]
     if not len(scores):
-      first = engine.predict(range(worker.CHECKED_ROWS))
+      first = engine.predict(range(contender.CHECKED_ROWS))
       scores = np.array([_score(answer) for answer in first])
     for rate in specification['rates']:
       cases[f'{batch}/{rate}'] = _case(engine, policy, rows, rate, batch == 1)
-  return worker.Built(cases, scores, *forms.describe())
+  return contender.Built(cases, scores, *forms.describe())
 
 
 def _case(
@@ -122,7 +122,7 @@ def _case(
   return run
 
 
-def build_lengths(specification: Mapping[str, Any]) -> worker.Built:
+def build_lengths(specification: Mapping[str, Any]) -> contender.Built:
   """The dense model in the engine: everything padded, and in length buckets.
 
   Args:
@@ -133,7 +133,7 @@ def build_lengths(specification: Mapping[str, Any]) -> worker.Built:
   chain = forms.dense_chain(model, params)
   buckets = tuple(specification['length_buckets'])
   longest = dict(specification, length=buckets[-1], batches=[1])
-  tokens = worker.token_rows(longest, model.vocab_size)[0]
+  tokens = contender.token_rows(longest, model.vocab_size)[0]
   rows = [tokens[:length] for length in specification['row_lengths']]
   cases: dict[str, Callable[[], int]] = {}
   for name, lengths in (('padded', buckets[-1:]), ('buckets', buckets)):
@@ -145,7 +145,7 @@ def build_lengths(specification: Mapping[str, Any]) -> worker.Built:
     )
     engine.warm_up()
     cases[name] = _all_answered(engine, len(rows))
-  return worker.Built(cases, (), *forms.describe())
+  return contender.Built(cases, (), *forms.describe())
 
 
 def _all_answered(engine: Engine, rows: int) -> Callable[[], int]:
@@ -164,6 +164,6 @@ def _depth(answer: Prediction | Failure) -> int:
 
 
 def _score(answer: Prediction) -> float:
-  """See `worker.score`, of probabilities."""
+  """See `contender.score`, of probabilities."""
   logits = np.log([answer.probabilities[name] for name in CLASS_NAMES])
   return float(logits[1] - logits[0])

@@ -19,14 +19,14 @@ from flax import traverse_util
 from eat.model import EatClassifier
 from eat.service import as_adaptive
 from eat.serving import FULL, PRUNED, EatChain
-from launch.eat_speed import lineup, worker
+from launch.eat_speed import contender, lineup
 from model_lib import huggingface
 from model_lib.bert import BertClassifier
 
 Parts = list[tuple[Callable[[Any, Any], Any], Any]]
 
 
-def build(form: str, specification: Mapping[str, Any]) -> worker.Built:
+def build(form: str, specification: Mapping[str, Any]) -> contender.Built:
   """A form as a contender.
 
   Args:
@@ -39,11 +39,11 @@ def build(form: str, specification: Mapping[str, Any]) -> worker.Built:
     parts = bare_chain(chain, specification['length'])
   else:
     parts = FORMS[form](model, params)
-  tokens = worker.token_rows(specification, model.vocab_size)
-  cases, scores = worker.forward_cases(
+  tokens = contender.token_rows(specification, model.vocab_size)
+  cases, scores = contender.forward_cases(
     lambda batch: compile_parts(parts, inputs(tokens[:batch])), specification
   )
-  return worker.Built(cases, scores, *describe())
+  return contender.Built(cases, scores, *describe())
 
 
 def describe() -> tuple[str, dict[str, str]]:

@@ -42,16 +42,16 @@ def specification(build, weights, group='dense', kind='bert'):
 
 @pytest.mark.parametrize('form', lineup.DENSE_FORMS)
 def test_dense_forms_compute_the_same(form, weights):
-  from launch.eat_speed import forms, worker
+  from launch.eat_speed import contender, forms
 
   wanted = specification(f'jax:{form}', weights)
   wanted['batches'] = [4]
   built = forms.build(form, wanted)
   model, params = forms.load(wanted)
-  tokens = worker.token_rows(wanted, model.vocab_size)
+  tokens = contender.token_rows(wanted, model.vocab_size)
   inputs = jax.device_put(forms.inputs(tokens))
   logits, _ = model.apply({'params': params}, **inputs)
-  expected = worker.score(np.asarray(logits))
+  expected = contender.score(np.asarray(logits))
   assert expected.std() > 0.01  # the rows differ
   np.testing.assert_allclose(built.scores, expected, atol=1e-5)
   assert built.cases['4']() == 4
