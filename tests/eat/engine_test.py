@@ -41,7 +41,9 @@ def served():
   scope='module',
   params=[
     dict(prune_scores='learned', merge=True),
-    dict(prune_scores='attention', window=0),
+    pytest.param(
+      dict(prune_scores='attention', window=0), marks=pytest.mark.slow
+    ),
   ],
   ids=['merged', 'attention'],
 )
