@@ -18,7 +18,8 @@ Arguments of every file beside this one:
               seed; what is held out of it is cut to as many
   epochs, batch, max_length, seed
   parts       of EAT, for the ablation: any of p (pruning), w (window),
-              e (exits), default pwe
+              e (exits), default pwe; pe is better for rows of fewer than 256
+              tokens, where a window saves no time and cuts pairs apart
   exits       layers with a head besides the last one, such as 2-3-4
   prunes      layers after each of which 30 % of the tokens go, such as 2-4
 
