@@ -8,6 +8,7 @@ import numpy as np
 
 from eat import service
 from eval_lib import evaluator
+from tests.contexts import eval_context
 
 WORDS = [f'w{number}' for number in range(40)]
 LENGTH = 16
@@ -46,16 +47,7 @@ def outputs(model):
 
 def calibrate(directory, dataset, model, variables, **entry):
   """Writes calibration.json as `launch.evaluate` does."""
-  context = evaluator.EvalContext(
-    measure=lambda variables, batch: {},
-    features=lambda variables, batch: None,
-    put=jax.device_put,
-    seed=0,
-    batch_size=50,
-    dataset=dataset,
-    workdir=str(directory),
-    outputs=outputs(model),
-  )
+  context = eval_context(dataset, outputs(model), 50, directory)
   entry = dict(
     type='calibration', split='validation', calibration_split='train',
     layers=model.heads(), threshold=0.55, **entry,

@@ -10,6 +10,7 @@ import pytest
 from dataset_lib.errors import ConfigError
 from eval_lib import calibration, evaluator, predictions
 from eval_lib.calibration import expected_calibration_error, fit_temperature
+from tests.contexts import eval_context
 
 PARITY = dict(name='parity', length=10, train_examples=900, test_examples=700)
 
@@ -27,16 +28,7 @@ def outputs(variables, batch):
 
 
 def build(workdir='', **entry):
-  context = evaluator.EvalContext(
-    measure=lambda variables, batch: {},
-    features=lambda variables, batch: None,
-    put=jax.device_put,
-    seed=0,
-    batch_size=256,
-    dataset=PARITY,
-    workdir=str(workdir),
-    outputs=jax.jit(outputs),
-  )
+  context = eval_context(PARITY, jax.jit(outputs), 256, workdir)
   entry = dict(split='test', calibration_split='train') | entry
   return evaluator.build('ece', dict(type='calibration') | entry, context)[0]
 

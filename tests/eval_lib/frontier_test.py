@@ -10,6 +10,7 @@ import pytest
 from dataset_lib.errors import ConfigError
 from eval_lib import evaluator, frontier, predictions
 from eval_lib.calibration import fit_temperatures
+from tests.contexts import eval_context
 
 PARITY = dict(name='parity', length=10, train_examples=400, test_examples=300)
 LAYERS = (4, 8, 12)
@@ -187,16 +188,7 @@ VARIABLES = {'scale': jnp.float32(1.0)}
 
 
 def build(workdir='', **entry):
-  context = evaluator.EvalContext(
-    measure=lambda variables, batch: {},
-    features=lambda variables, batch: None,
-    put=jax.device_put,
-    seed=0,
-    batch_size=128,
-    dataset=PARITY,
-    workdir=str(workdir),
-    outputs=jax.jit(outputs),
-  )
+  context = eval_context(PARITY, jax.jit(outputs), 128, workdir)
   entry = dict(type='frontier', split='test') | entry
   return evaluator.build('tau', entry, context)[0]
 
