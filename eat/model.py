@@ -20,14 +20,9 @@ from eat.pruning import Tokens
 from eat.window_attention import IMPLEMENTATIONS, window_attend
 from model_lib import row_random
 from model_lib.attention import KeysValues, attend
-from model_lib.bert import (
-  BertSizes,
-  Pooler,
-  blocks_of,
-  embeddings_of,
-  resolve_sizes,
-)
-from model_lib.layers import classifier
+from model_lib.bert import blocks_of, embeddings_of
+from model_lib.bert_sizes import BertSizes, resolve_sizes
+from model_lib.layers import Pooler, classifier
 
 SCORES = ('norm', 'attention', 'learned')
 
@@ -56,7 +51,7 @@ class EatClassifier(nn.Module):
 
   Attributes:
     num_classes: width of the logits; 1 for regression.
-    variant: sizes by name, see `model_lib.bert.VARIANTS`; the next four
+    variant: sizes by name, see `bert_sizes.VARIANTS`; the next four
       override it unless 0.
     width: width of the tokens.
     depth: number of blocks.

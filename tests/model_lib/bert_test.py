@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from model_lib import bert, flops, row_random
+from model_lib import bert, bert_sizes, flops, row_random
 from tests.model_lib.plain_bert import (
   BATCH,
   LENGTH,
@@ -203,7 +203,7 @@ def test_features_are_what_the_head_reads():
   ],
 )  # fmt: skip
 def test_parameter_counts_of_the_literature(variant, millions):
-  fields = bert.DEFAULTS | bert.decode_variant(variant)
+  fields = bert_sizes.DEFAULTS | bert_sizes.decode_variant(variant)
   model = bert.BertClassifier(num_classes=2, **fields)
   params = jax.eval_shape(model.init, jax.random.key(0), *BATCH)
   params = params['params']
@@ -216,24 +216,28 @@ def test_parameter_counts_of_the_literature(variant, millions):
 
 def test_unknown_variant():
   with pytest.raises(ValueError, match=r"variant: expected one of.*'huge'"):
-    bert.decode_variant('huge')
+    bert_sizes.decode_variant('huge')
 
 
 def test_explicit_sizes_override_the_variant():
-  got = bert.resolve_sizes('base', depth=6, width=0)
-  assert got == bert.BertSizes(768, 6, 3072, 12)
+  got = bert_sizes.resolve_sizes('base', depth=6, width=0)
+  assert got == bert_sizes.BertSizes(768, 6, 3072, 12)
 
 
 @pytest.mark.parametrize('given', [{}, {'num_heads': -1}])
 def test_missing_size_names_the_field(given):
   sizes = {'width': 8, 'depth': 1, 'mlp_dim': 8}
   with pytest.raises(ValueError, match='num_heads: expected a positive'):
-    bert.resolve_sizes('', **sizes, **given)
+    bert_sizes.resolve_sizes('', **sizes, **given)
 
 
 def test_a_variant_does_not_share_its_table():
-  bert.decode_variant('base')['width'] = 0
-  assert bert.DEFAULTS['width'] == bert.decode_variant('base')['width'] == 768
+  bert_sizes.decode_variant('base')['width'] = 0
+  assert (
+    bert_sizes.DEFAULTS['width']
+    == bert_sizes.decode_variant('base')['width']
+    == 768
+  )
 
 
 @pytest.mark.parametrize('cls_only', [False, True])

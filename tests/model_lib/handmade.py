@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from model_lib import bert
+from model_lib import bert, bert_sizes
 
-FIELDS = bert.DEFAULTS | {
+FIELDS = bert_sizes.DEFAULTS | {
   'width': 8,
   'depth': 2,
   'mlp_dim': 12,

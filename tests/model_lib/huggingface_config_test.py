@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from model_lib import bert, huggingface, huggingface_config
+from model_lib import bert_sizes, huggingface, huggingface_config
 from tests.model_lib.handmade import CONFIG, FIELDS
 
 
@@ -24,9 +24,9 @@ def test_sizes_are_read(tmp_path):
 def test_absent_options_have_the_defaults(tmp_path):
   path = tmp_path / 'config.json'
   path.write_text('{"model_type": "bert"}')
-  assert huggingface.read_sizes(tmp_path) == bert.DEFAULTS
+  assert huggingface.read_sizes(tmp_path) == bert_sizes.DEFAULTS
   path.write_text('{"model_type": "distilbert"}')
-  expected = bert.DEFAULTS | bert.decode_variant('distil')
+  expected = bert_sizes.DEFAULTS | bert_sizes.decode_variant('distil')
   assert huggingface.read_sizes(tmp_path) == expected
 
 

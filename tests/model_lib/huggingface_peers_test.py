@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model_lib import bert, huggingface
+from model_lib import bert, bert_sizes, huggingface
 from tests.model_lib.handmade import (
   DISTIL,
   FIELDS,
@@ -223,7 +223,7 @@ def test_the_pretrained_minilm_has_the_states_of_transformers(peers):
     directory = huggingface.packaged_minilm()
   except FileNotFoundError as error:
     pytest.skip(str(error))
-  expected = bert.DEFAULTS | bert.decode_variant('minilm')
+  expected = bert_sizes.DEFAULTS | bert_sizes.decode_variant('minilm')
   assert huggingface.read_sizes(directory) == expected
   theirs = transformers.AutoModel.from_pretrained(directory).eval()
   tokenizer = transformers.AutoTokenizer.from_pretrained(directory)

@@ -10,7 +10,7 @@ import safetensors.numpy
 from flax import linen as nn
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from model_lib import bert, huggingface
+from model_lib import bert, bert_sizes, huggingface
 from train_lib.checkpoint import Checkpointer
 from train_lib.warm_start import warm_start
 
@@ -117,7 +117,7 @@ def test_mistakes_in_options_are_errors(workdir, renames, skip, message):
     warm_start(fresh(), workdir, renames, skip)
 
 
-BERT = bert.DEFAULTS | {
+BERT = bert_sizes.DEFAULTS | {
   'width': 8,
   'depth': 1,
   'mlp_dim': 12,
