@@ -88,7 +88,9 @@ def test_a_sign_of_life_from_another_host_is_believed_for_a_while(tmp_path):
 
 
 def test_damaged_content_is_no_obstacle(tmp_path):
-  (tmp_path / 'run.lock').write_text('{"pid": 1')
+  path = tmp_path / 'run.lock'
+  path.write_text('{"pid": 1')
   lock = make_lock(tmp_path)
   lock.acquire()
+  assert json.loads(path.read_text())['pid'] == os.getpid()
   lock.release()
