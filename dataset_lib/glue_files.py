@@ -132,8 +132,8 @@ def open_table(directory: str, task: str, split: str) -> TsvTable:
   """
   path = _find(pathlib.Path(directory).expanduser(), task, split)
   what = TASKS[task]
-  lines = _lines(path)
-  first = _columns(path, lines[0][1])
+  lines = read_lines(path)
+  first = read_columns(path, lines[0][1])
   if what.headless and not any({*names} <= {*first} for names in what.texts):
     if len(first) != len(what.headless):
       raise InvalidDataError(
@@ -170,8 +170,12 @@ def _file_names(task: str, split: str) -> list[str]:
   return names
 
 
-def _lines(path: pathlib.Path) -> list[tuple[int, bytes]]:
-  """Lines with their numbers; the end of the last line begins no other."""
+def read_lines(path: pathlib.Path) -> list[tuple[int, bytes]]:
+  """Lines with their numbers; the end of the last line begins no other.
+
+  Raises:
+    InvalidDataError: the file is empty or, as gzip, damaged.
+  """
   data = path.read_bytes()
   if path.suffix == '.gz':
     try:
@@ -187,7 +191,12 @@ def _lines(path: pathlib.Path) -> list[tuple[int, bytes]]:
           enumerate(lines, 1)]  # fmt: skip
 
 
-def _columns(path: pathlib.Path, line: bytes) -> list[str]:
+def read_columns(path: pathlib.Path, line: bytes) -> list[str]:
+  """The names of the columns, of the first line of a file.
+
+  Raises:
+    InvalidDataError: the line is not UTF-8.
+  """
   try:
     return line.decode('utf-8').removeprefix(_BOM).split('\t')
   except UnicodeDecodeError as error:
@@ -207,7 +216,7 @@ def _msr_rows(
       f"{path} holds MRPC train and dev together: put GLUE's list of the dev "
       f'pairs beside it as {MSR_DEV_IDS}'
     )
-  dev = {tuple(line.split(b'\t')[:2]) for _, line in _lines(ids_file)}
+  dev = {tuple(line.split(b'\t')[:2]) for _, line in read_lines(ids_file)}
   first, second = (columns.index(name) for name in _MSR_IDS)
 
   def is_dev(line: bytes) -> bool:

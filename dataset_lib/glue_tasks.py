@@ -116,6 +116,11 @@ TASKS = {
 }
 
 
+# Rows of one split share a premise, a question or an article, so they are not
+# independent: several hypotheses to a premise, a question in several pairs.
+REPEATED_TEXTS = ('mnli', 'qqp', 'qnli', 'wnli')
+
+
 def canonical_split(task: str, name: str) -> str:
   """TFDS's name of a split: 'dev' is 'validation', of MNLI the matched one."""
   first, underscore, kind = name.partition('_')

@@ -15,7 +15,7 @@ import jax
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import Field, check_fields, integer, real
-from dataset_lib.glue_tasks import TASKS
+from dataset_lib.glue_tasks import REPEATED_TEXTS, TASKS
 from eat import cautions
 from eat.calibration_file import (
   check_parameters,
@@ -99,11 +99,13 @@ def build(
   )
   calibration = read_calibration(directory)
   check_parameters(calibration, variables, directory, step)
-  chain = EatChain(as_adaptive(task.model), jax.device_put(dict(variables)))
-  if not any(minimum_retention.values()):
-    chain.variants = chain.variants[:1]  # no row asks for another
   words = tokenizer.load(pathlib.Path(directory) / TOKENIZER)
-  chain.pad_id = words.pad_id
+  chain = EatChain(
+    as_adaptive(task.model),
+    jax.device_put(dict(variables)),
+    words.pad_id,
+    with_full=any(minimum_retention.values()),  # no row asks for it otherwise
+  )
   longest = task.info.input_shape[0]
   policy = EatPolicy(
     chain,
@@ -121,6 +123,14 @@ def build(
     policy.warnings += (
       'no row will leave early: calibration could certify no threshold; give '
       'it more rows, or a larger epsilon',
+    )
+  if options.get('tau') == GUARANTEED and (
+    calibration.get('dataset', {}).get('task') in REPEATED_TEXTS
+  ):
+    policy.warnings += (
+      'the rows that the threshold was certified on share texts, and the '
+      'certificate assumes independent rows: the bound may fail more often '
+      'than its delta says',
     )
   return chain, policy
 

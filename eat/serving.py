@@ -29,18 +29,25 @@ class EatChain:
     heads: the layer at which each stage ends.
     num_stages: number of stages.
     variants: 'pruned' as the model is configured, and 'full', which keeps all
-      tokens (for sources that must not lose any).
+      tokens (for sources that must not lose any; `with_full=False` compiles
+      it only for models that prune nothing).
     pad_id: token id of padding.
   """
 
   def __init__(
-    self, model: EatClassifier, variables: Mapping[str, Any], pad_id: int = 0
+    self,
+    model: EatClassifier,
+    variables: Mapping[str, Any],
+    pad_id: int = 0,
+    with_full: bool = True,
   ):
     self.model = model
     self.variables = variables
     self.heads = model.heads()
     self.num_stages = len(self.heads)
-    self.variants = (PRUNED, FULL) if any(model.prune_ratios) else (FULL,)
+    self.variants: tuple[str, ...] = (FULL,)
+    if any(model.prune_ratios):
+      self.variants = (PRUNED, FULL) if with_full else (PRUNED,)
     self.pad_id = pad_id
 
   def stage(

@@ -9,7 +9,6 @@ scales the head's logits by a temperature (Guo, Pleiss, Sun and Weinberger,
 
 import dataclasses
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -28,8 +27,6 @@ ONLY_ABOVE = 0.02
 # without error the likelihood grows without end as the temperature falls.
 TEMPERATURES = (0.1, 10.0)
 
-# Levels of the quantiles of confidence that a drift check compares with.
-QUANTILES = tuple(round(0.05 * i, 2) for i in range(21))
 MAX_CONFIDENCES = 4096  # kept of the calibration split
 
 
@@ -174,46 +171,25 @@ def errors(
 
 
 def drift_statistics(
-  probabilities: Float[np.ndarray, 'E N C'],
-  threshold: float,
-  layers: Sequence[int],
+  probabilities: Float[np.ndarray, 'E N C'], threshold: float
 ) -> dict[str, Any]:
   """What a drift check compares live traffic with; plain lists for JSON.
 
-  Live, a head sees only the rows that no head before it was confident of;
-  so there are quantiles over all rows and over those that reach it.
+  Of the first head alone, which every row reaches, whatever leaves where.
 
   Args:
     probabilities: of all heads, calibrated.
     threshold: of the confidence rule.
-    layers: of the heads, `[E]`.
 
   Returns:
     `threshold` and `confidences` of the first head, sorted, as
-    `serve_lib.drift.Calibration.from_dict` takes them; rows by the layer at
-    which the confidence rule lets them out, `depths`; `exit_shares` `[E]`
-    of the rows by head; `quantile_levels` `[Q]`; `confidence_quantiles`
-    `[E][Q]` over all rows; `reached_rows` `[E]` and `reached_quantiles`
-    `[E][Q]` over the rows that reach the head, None where none does.
+    `serve_lib.drift.Calibration.from_dict` takes them; of more than
+    `MAX_CONFIDENCES` an even sample.
   """
-  confidence = probabilities.max(-1)
-  exits = predictions.confidence_exit(probabilities, threshold)
-  heads = len(confidence)
-  reached = [own[exits >= head] for head, own in enumerate(confidence)]
-  rows = np.bincount(exits, minlength=heads)
+  confidence = probabilities[0].max(-1)
   return {
     'threshold': threshold,
-    'confidences': _even_sample(confidence[0], MAX_CONFIDENCES).tolist(),
-    'depths': {
-      str(layer): int(count)
-      for layer, count in zip(layers, rows, strict=True)
-      if count
-    },
-    'exit_shares': (rows / len(exits)).tolist(),
-    'quantile_levels': list(QUANTILES),
-    'confidence_quantiles': [_quantiles(own) for own in confidence],
-    'reached_rows': [len(own) for own in reached],
-    'reached_quantiles': [_quantiles(own) for own in reached],
+    'confidences': _even_sample(confidence, MAX_CONFIDENCES).tolist(),
   }
 
 
@@ -241,7 +217,3 @@ def fingerprint(variables: Any) -> str:
     crc = zlib.crc32(f'{array.dtype}{array.shape}'.encode(), crc)
     crc = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, crc)
   return f'crc32:{crc:08x}'
-
-
-def _quantiles(values: Float[np.ndarray, ' N']) -> list[float] | None:
-  return np.quantile(values, QUANTILES).tolist() if len(values) else None

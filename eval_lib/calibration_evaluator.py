@@ -92,7 +92,6 @@ class Evaluator:
       'drift': drift_statistics(
         predictions.probabilities(logits, temperatures),
         float(self._config['threshold']),
-        layers,
       ),
     }
     logits, labels = self._record('split', self._dataset, variables)

@@ -78,10 +78,14 @@ def check_untrained(
     context: of the run.
   """
   # Reading all of what a run is trained on takes its time: only if need be.
-  if not names(config[field]) & names(context.train_split):
+  # Other names than 'train' may mean the same rows, as dev and validation.
+  trained = names(context.train_split)
+  if not context.train_split or (
+    trained == {'train'} and 'train' not in names(config[field])
+  ):
     return
-  trained = builder.build_source(context.dataset, context.train_split)
-  shared = len(dataset.places() & {*source.places(trained)})
+  rows = builder.build_source(context.dataset, context.train_split)
+  shared = len(dataset.places() & {*source.places(rows)})
   if shared:
     raise ConfigError(
       field,

@@ -38,8 +38,10 @@ def read_lines(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
 def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
   """The line's own id or else its number, and what is to be answered."""
   try:
+    # Editors on Windows put a byte order mark in front of the first line.
+    encoding = 'utf-8-sig' if number == 1 else 'utf-8'
     item = json.loads(
-      line.decode('utf-8'), parse_constant=_finite, parse_float=_finite
+      line.decode(encoding), parse_constant=_finite, parse_float=_finite
     )
   except (ValueError, RecursionError) as error:
     return number, _unreadable('one JSON value in UTF-8', str(error))

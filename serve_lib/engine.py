@@ -132,11 +132,7 @@ class Engine:
       TypeError: `items` is a text or a mapping: one item, and not several.
     """
     _check_several('predict', items)
-    if threading.current_thread() is self._thread:
-      raise RuntimeError(
-        'engine.predict: called in a callback, by the thread that answers; it '
-        'would wait for itself: use submit()'
-      )
+    self._refuse_callback('predict')
     return [future.result() for future in self._admit(list(items))]
 
   def submit(
@@ -167,11 +163,21 @@ class Engine:
       window: items read and not yet taken as answers.
 
     Raises:
+      RuntimeError: at once, if called by the engine's own thread, in a
+        callback.
       TypeError: at once, if `items` is a text or a mapping.
     """
     _check_several('stream', items)
     check_field('stream.window', window, integer(1, 10**7))
+    self._refuse_callback('stream')
     return stream.in_order(items, self.submit, window)
+
+  def _refuse_callback(self, method: str) -> None:
+    if threading.current_thread() is self._thread:
+      raise RuntimeError(
+        f'engine.{method}: called in a callback, by the thread that answers; '
+        'it would wait for itself: use submit()'
+      )
 
   def close(self, drain: bool = True) -> None:
     """Ends the engine; may be called again, and from any thread.

@@ -53,7 +53,7 @@ def add_arguments(parser: Any) -> None:
   add('--split', default='', metavar='SPLIT',
       help="default: that of the run's evaluation dev")  # fmt: skip
   add('--limit', type=flag_types.count, default=0, metavar='ROWS',
-      help='only the first rows of the split')  # fmt: skip
+      help='so many rows of the split, always the same')  # fmt: skip
   add('--prune_scales', default=SCALES, metavar='SCALE,...',
       help=f'of the prune ratios (default: {SCALES})')  # fmt: skip
   add('--tau', type=float, default=0.9, metavar='TAU',

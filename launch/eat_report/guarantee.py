@@ -10,29 +10,50 @@ from launch.eat_report.models import Model
 
 
 def resampled(
-  model: Model, labels: np.ndarray, epsilon: float, delta: float, draws: int
+  model: Model,
+  labels: np.ndarray,
+  judged: np.ndarray,
+  epsilon: float,
+  delta: float,
+  draws: int,
 ) -> list[dict[str, Any]]:
   """How often thresholds with a guarantee fail on resampled rows.
 
   Once for the disagreement with the full model and once for the harm, the
   rows that it has right and the early exit wrong. Every draw calibrates on as
-  many rows as there are (see `eval_lib.risk.resampled_risk`).
+  many rows as are judged (see `eval_lib.risk.resampled_risk`).
+
+  Args:
+    model: with its logits.
+    labels: `[N]`.
+    judged: `[N]`, true for the rows that its temperatures were not fitted to;
+      only these count.
+    epsilon: bound on the risk.
+    delta: how often the bound may fail.
+    draws: resamplings.
 
   Raises:
-    InvalidDataError: a regression, or a model without exits.
+    InvalidDataError: a regression, a model without exits, or no rows.
   """
   if model.logits.shape[-1] == 1 or len(model.heads) == 1:
     raise InvalidDataError(
       f'--guarantee: {model.run.directory} has no exits by confidence to give '
       'a guarantee for'
     )
-  heads = predictions.probabilities(model.calibrated)
+  if not judged.any():
+    raise InvalidDataError(
+      f'--guarantee: the temperatures of {model.run.directory} were fitted to '
+      f'all {len(judged)} rows, and a guarantee needs others; give them as '
+      '--split'
+    )
+  logits, labels = model.logits[:, judged], labels[judged]
+  heads = predictions.probabilities(model.calibrated[:, judged])
   thresholds = risk.default_thresholds(heads.shape[-1])
   leaves = risk.confidence_exits(heads, thresholds)
   result = []
   for name, losses in (
-    ('disagreement', risk.disagreement(model.logits, leaves)),
-    ('harm', risk.harm(model.logits, leaves, labels)),
+    ('disagreement', risk.disagreement(logits, leaves)),
+    ('harm', risk.harm(logits, leaves, labels)),
   ):
     risks = risk.resampled_risk(
       losses, thresholds, epsilon, delta, rows=len(labels), draws=draws

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from eat.exits import reason
 from eval_lib import adaptive_plots, calibration, predictions
 from eval_lib.adaptive_plots import Curve
 from eval_lib.timing import Estimate
@@ -20,6 +21,7 @@ SHORT = {
   'margin': 'Δ≥',
   'patience': 'm=',
   'combined': 'm=2, P≥',
+  'tolerance': '±',
 }
 
 
@@ -106,7 +108,9 @@ def _points(
 def _short(setting: Setting) -> str:
   if setting.value is None:
     return setting.rule.name
-  text = f'{SHORT[setting.rule.name]}{setting.value:g}'
+  is_regression = setting.model.logits.shape[-1] == 1
+  rule = reason(setting.rule, is_regression)
+  text = f'{SHORT[rule]}{setting.value:g}'
   veto = setting.rule.veto_margin
   return f'{text}, {SHORT["margin"]}{veto:g}' if veto else text
 

@@ -43,8 +43,8 @@ def report(arguments: Any, options: Mapping[str, Any]) -> dict[str, Any]:
   if arguments.guarantee:
     # Before the long part: it can refuse the model.
     found.guarantee = guarantee.resampled(
-      found.main, found.labels, arguments.epsilon, arguments.delta,
-      arguments.draws,
+      found.main, found.labels, ~found.fitted, arguments.epsilon,
+      arguments.delta, arguments.draws,
     )  # fmt: skip
   if found.timed:
     tables.say(f'timing {len(found.timed)} settings')

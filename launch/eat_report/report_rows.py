@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dataset_lib import atomic_file
+from eat.exits import reason
 from eval_lib import calibration
 from launch.eat_report.speed import Speed
 from launch.eat_report.sweeps import Setting
@@ -25,11 +26,12 @@ def setting_row(setting: Setting) -> dict[str, Any]:
   model that has no other.
   """
   point, model, rule = setting.point, setting.model, setting.rule
+  is_regression = model.logits.shape[-1] == 1
   return {
     'setting': setting.name,
     'run': model.run.directory,
     'variant': model.variant or 'as trained',
-    'rule': rule.name,
+    'rule': 'never' if rule.name == 'never' else reason(rule, is_regression),
     'value': point.value,
     'patience': rule.patience if rule.name in PATIENT else None,
     'veto_margin': rule.veto_margin or None,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from eat.policy import EatPolicy
-from eat.serving import FULL, PRUNED, EatChain
+from eat.serving import EatChain
 from eat.settings import Settings
 from eval_lib import timing
 from eval_lib.timing import Timings
@@ -185,9 +185,10 @@ def _serve(
 def _engine(
   model: Model, batch_size: int, cache_directory: str
 ) -> tuple[Engine, TokenPolicy]:
-  chain = EatChain(model.module, model.run.variables, model.run.words.pad_id)
   # Nothing here asks for a minimum retention, so one form is enough.
-  chain.variants = (PRUNED if PRUNED in chain.variants else FULL,)
+  chain = EatChain(
+    model.module, model.run.variables, model.run.words.pad_id, with_full=False
+  )
   info = model.run.task.info
   policy = TokenPolicy(
     chain,

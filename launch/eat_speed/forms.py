@@ -248,9 +248,8 @@ def eat_chain(
     window=specification['window'],
     exit_layers=(lineup.EXIT_LAYER,),
   )
-  chain = EatChain(adaptive, {'params': _with_heads(adaptive, params)})
-  chain.variants = (PRUNED,)
-  return chain
+  variables = {'params': _with_heads(adaptive, params)}
+  return EatChain(adaptive, variables, with_full=False)
 
 
 def _with_heads(model: EatClassifier, params: Any) -> dict[str, Any]:

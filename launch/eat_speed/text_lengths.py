@@ -1,6 +1,5 @@
 """Lengths of texts, for timing length buckets."""
 
-import gzip
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +7,8 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from dataset_lib import tokenizer
+from dataset_lib import glue_files, tokenizer
+from dataset_lib.errors import InvalidDataError, MissingDataError
 
 # Tokens of the synthetic sentences: about those of SST-2's dev set.
 MEDIAN_LENGTH, LENGTH_SPREAD = 24, 0.5
@@ -44,18 +44,23 @@ def of_file(
     longest: in tokens; longer ones are cut.
 
   Raises:
-    ValueError: there is no such column.
-    dataset_lib.errors.MissingDataError: there is no such vocabulary.
+    InvalidDataError: there is no such column, or the file is damaged.
+    MissingDataError: there is no such file or vocabulary.
   """
-  data = pathlib.Path(path).read_bytes()
-  text = gzip.decompress(data) if path.endswith('.gz') else data
-  lines = text.decode('utf-8', errors='replace').split('\n')
-  header = lines[0].rstrip('\r').split('\t')
-  absent = [column for column in columns if column not in header]
-  if absent or not 1 <= len(columns) <= 2:
-    raise ValueError(f'column: expected one or two of {header}, got {columns}')
-  rows = [line.rstrip('\r').split('\t') for line in lines[1:]]
+  file = pathlib.Path(path).expanduser()
+  if not file.is_file():
+    raise MissingDataError(f'{path}: expected a TSV file, there is none')
+  (_, names), *lines = glue_files.read_lines(file)
+  header = glue_files.read_columns(file, names)
+  if not {*columns} <= {*header} or not 1 <= len(columns) <= 2:
+    raise InvalidDataError(
+      f'{path}: expected one or two of its columns {", ".join(header)}, got '
+      f'{", ".join(columns)}'
+    )
+  rows = [text.decode(errors='replace').split('\t') for _, text in lines]
   rows = [row for row in rows if len(row) == len(header)]
+  if not rows:
+    raise InvalidDataError(f'{path}: expected rows of {len(header)} columns')
   picked = np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int)
   texts = [
     [rows[row][header.index(column)] for row in picked] for column in columns

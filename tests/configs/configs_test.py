@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from dataset_lib import tokenizer
+from dataset_lib import glue_tasks, tokenizer
 from launch import command_line, train
 from train_lib import config_schema, trainer
 
@@ -131,7 +131,7 @@ def test_glue_configs_are_legal(task, arguments, tmp_path):
     assert config.evals.dev.split.startswith('validation')
     # Sizes of BERT-base; the heads are where the paper has them.
     exits = (3, 4) if task == 'stsb' else (4,)
-    shares_texts = task in ('sst2', 'mnli', 'qqp', 'qnli', 'wnli')
+    shares_texts = task in ('sst2', *glue_tasks.REPEATED_TEXTS)
     if task != 'stsb':
       assert config.train_split == ('train' if shares_texts else 'train[:95%]')
       held_out = config.evals.calibration.calibration_split

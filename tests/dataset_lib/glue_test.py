@@ -9,7 +9,7 @@ from dataset_lib.errors import (
   InvalidDataError,
 )
 from dataset_lib.source import Encoded
-from eval_lib import evaluator, held_out
+from eval_lib import calibration_evaluator, evaluator, held_out
 
 WORDS = [f'w{number}' for number in range(30)]
 VOCABULARY = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '"', '(', ')', *WORDS]
@@ -104,6 +104,7 @@ def test_parts_that_overlap_are_not_apart(root):
 
 def test_rows_of_the_training_are_not_held_out(root):
   sst2(root, 40)
+  sst2(root, 40, 'dev.tsv')
   data = config(root, 'sst2')
 
   def build(train_split, calibration_split):
@@ -121,6 +122,25 @@ def test_rows_of_the_training_are_not_held_out(root):
     build('train', 'train[90%:]')
   assert error.value.key == 'calibration_split'
   assert build('train', None)[1] is None
+  # Two names of one split.
+  with pytest.raises(ConfigError, match='not trained on, it shares 3'):
+    build('train+dev', 'validation[:3]')
+
+
+def test_rows_that_certify_are_not_trained_on(root):
+  sst2(root, 40)
+  data = config(root, 'sst2')
+  context = evaluator.EvalContext(
+    dict, dict, dict, 0, 8, data, '', train_split='train[:50%]'
+  )
+  fields = dict(
+    dataset=data, split='train[40%:60%]', calibration_split='train[60%:]',
+    epsilon=0.02,
+  )  # fmt: skip
+  with pytest.raises(ConfigError, match='not trained on, it shares 4') as error:
+    calibration_evaluator.Evaluator(fields, context)
+  assert error.value.key == 'split'
+  calibration_evaluator.Evaluator(fields | {'epsilon': 0.0}, context)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,14 @@ def test_a_guarantee_that_nothing_met_is_told(run):
   assert 'could certify no threshold' in warning
 
 
+def test_a_guarantee_on_rows_that_share_texts_is_qualified(run):
+  report = json.loads((run[0] / 'calibration.json').read_text())
+  change(run[0], dataset=report['dataset'] | {'task': 'mnli'})
+  _, policy = build(run, {'tau': 'guaranteed'})
+  assert 'more often than its delta' in policy.warnings[-1]
+  assert build(run)[1].warnings == ()
+
+
 @pytest.mark.parametrize(
   ('field', 'options', 'sources'),
   [

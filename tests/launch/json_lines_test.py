@@ -38,6 +38,10 @@ def test_answers_are_in_order_with_the_ids_of_the_lines():
   ]  # fmt: skip
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line():
+  assert answers(b'\xef\xbb\xbf"one"\n"two"')[0]['label'] == 'one'
+
+
 @pytest.mark.parametrize(
   'bad',
   [

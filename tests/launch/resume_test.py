@@ -46,12 +46,20 @@ def command(workdir: pathlib.Path, *extra: str, base=SMALL) -> list[str]:
   ]  # fmt: skip
 
 
+def environment(devices=1):
+  # Compiled quickly, as the tests themselves (see conftest.py): 60 small steps
+  # run in less time than they take to compile.
+  flags = (
+    f'--xla_force_host_platform_device_count={devices} '
+    '--xla_backend_optimization_level=0'
+  )
+  return os.environ | {'XLA_FLAGS': flags}
+
+
 def run(workdir, *extra, devices=1, check=True, base=SMALL):
-  flag = f'--xla_force_host_platform_device_count={devices}'
-  environment = os.environ | {'XLA_FLAGS': flag}
   return subprocess.run(
     command(workdir, *extra, base=base),
-    env=environment,
+    env=environment(devices),
     capture_output=True,
     text=True,
     check=check,
@@ -82,10 +90,9 @@ def wait_for_step(workdir, step, process):
 
 
 def kill_at(workdir, step, signal_number, *extra):
-  flag = '--xla_force_host_platform_device_count=1'
   process = subprocess.Popen(
     command(workdir, *extra),
-    env=os.environ | {'XLA_FLAGS': flag},
+    env=environment(),
     stdout=subprocess.DEVNULL,
     stderr=subprocess.PIPE,
   )

@@ -7,6 +7,7 @@ from launch.eat_report import guarantee
 from tests.launch.eat_report.toy import LOGITS, exceeded_by_loop, fake
 
 LABELS = np.random.default_rng(1).integers(2, size=400)
+ALL = np.ones(400, bool)
 
 
 def two_heads(noise):
@@ -27,7 +28,7 @@ def confidence(logits):
 def test_it_fails_as_often_as_a_plain_loop_says(noise, epsilon):
   logits = two_heads(noise)
   model, delta, draws = fake(logits), 0.3, 40
-  found = guarantee.resampled(model, LABELS, epsilon, delta, draws)
+  found = guarantee.resampled(model, LABELS, ALL, epsilon, delta, draws)
   answers = logits.argmax(-1)
   differs = answers[0] != answers[1]
   losses = {'disagreement': differs, 'harm': differs & (answers[1] == LABELS)}
@@ -43,7 +44,7 @@ def test_it_fails_as_often_as_a_plain_loop_says(noise, epsilon):
 
 def test_what_leaves_and_whom_it_harms():
   logits = two_heads(0.3)
-  loose, harm = guarantee.resampled(fake(logits), LABELS, 0.1, 0.1, 20)
+  loose, harm = guarantee.resampled(fake(logits), LABELS, ALL, 0.1, 0.1, 20)
   early = (confidence(logits)[0] >= np.float32(loose['threshold'])).mean()
   assert loose['early'] == pytest.approx(early, abs=1e-9)
   # Only rows that the full model has right can be harmed.
@@ -51,7 +52,9 @@ def test_what_leaves_and_whom_it_harms():
 
 
 def test_heads_that_always_agree_never_exceed():
-  for row in guarantee.resampled(fake(two_heads(0.0)), LABELS, 0.02, 0.1, 20):
+  for row in guarantee.resampled(
+    fake(two_heads(0.0)), LABELS, ALL, 0.02, 0.1, 20
+  ):
     assert (row['exceeded'], row['worst'], row['mean']) == (0, 0, 0)
     assert row['early'] == 1
 
@@ -60,11 +63,27 @@ def test_a_random_head_is_not_certified():
   logits = two_heads(0.0)
   # The most confident are as wrong as the others.
   logits[1] = np.random.default_rng(2).standard_normal((400, 2))
-  disagreement, _ = guarantee.resampled(fake(logits), LABELS, 0.02, 0.1, 20)
+  disagreement, _ = guarantee.resampled(
+    fake(logits), LABELS, ALL, 0.02, 0.1, 20
+  )
   assert disagreement['early'] < 0.05
   assert disagreement['mean'] <= 0.02
 
 
 def test_one_head_has_no_guarantee():
   with pytest.raises(ValueError, match='no exits by confidence'):
-    guarantee.resampled(fake(LOGITS[:1], heads=(4,)), LABELS[:3], 0.1, 0.1, 5)
+    guarantee.resampled(
+      fake(LOGITS[:1], heads=(4,)), LABELS[:3], ALL[:3], 0.1, 0.1, 5
+    )
+
+
+def test_rows_that_the_temperatures_were_fitted_to_do_not_count():
+  logits, judged = two_heads(0.5), np.arange(400) >= 100
+  some = guarantee.resampled(fake(logits), LABELS, judged, 0.05, 0.1, 20)
+  alone = guarantee.resampled(
+    fake(logits[:, 100:]), LABELS[100:], ALL[100:], 0.05, 0.1, 20
+  )
+  assert some == alone
+  assert [row['rows'] for row in some] == [300, 300]
+  with pytest.raises(ValueError, match='fitted to all 400 rows'):
+    guarantee.resampled(fake(logits), LABELS, ~ALL, 0.05, 0.1, 20)

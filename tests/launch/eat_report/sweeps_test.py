@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from launch import command_line
-from launch.eat_report import report_rows, sweeps
+from launch.eat_report import pictures, report_rows, sweeps
 from tests.launch.eat_report.toy import (
   LOGITS,
   fake,
@@ -65,6 +65,7 @@ def test_rules_of_a_regression_and_of_one_head():
   left = np.array([0, len(regression.heads) - 1])
   one = sweeps.Setting('tolerance=0.1', regression, rule, value, None, left)
   assert one.reasons() == ['tolerance', 'last layer']  # as `eat.policy` says
+  assert pictures._short(one) == '±0.1'
   default = sweeps.default_name
   assert default(regression, 0.9) in rules
   one = fake(LOGITS[:1], heads=(4,))

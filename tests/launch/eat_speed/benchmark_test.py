@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from dataset_lib.errors import InvalidDataError, MissingDataError
 from launch import benchmark, peers
 from launch.eat_speed import engine_cases, lineup, race, text_lengths
 from launch.eat_speed.lineup import Settings
@@ -148,8 +149,10 @@ def test_lengths_of_a_file(tmp_path):
   vocabulary = str(tmp_path / 'vocab.txt')
   lengths = text_lengths.of_file(str(path), ['sentence'], vocabulary, 9, 8)
   assert sorted(lengths) == [4, 4, 8]
-  with pytest.raises(ValueError, match=r'column: .*label.*text'):
+  with pytest.raises(InvalidDataError, match=r'columns label, sentence.*text'):
     text_lengths.of_file(str(path), ['text'], vocabulary, 9, 8)
+  with pytest.raises(MissingDataError, match=r'absent\.tsv: expected a TSV'):
+    text_lengths.of_file('absent.tsv', ['sentence'], vocabulary, 9, 8)
 
 
 def test_help_teaches(capsys):
