@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from eval_lib import plots
 from eval_lib.calibration import Reliability
 from eval_lib.frontier import pareto
-from eval_lib.plots import COLOURS, GREY, MARKERS
+from eval_lib.plots import COLOURS, GREY
 from eval_lib.timing import Estimate
 
 # Labels of points closer than this, in pixels of the figure, are left out.
@@ -85,7 +85,7 @@ def plot_frontier(
 
 
 def _draw_curve(axes: Any, name: str, curve: Curve, number: int) -> None:
-  colour = COLOURS[number % len(COLOURS)]
+  colour, marker = plots.look(number)
   best = np.flatnonzero(pareto(curve.cost, curve.quality))
   best = best[np.argsort(curve.cost[best], kind='stable')]
   if len(best) > 1:
@@ -98,7 +98,7 @@ def _draw_curve(axes: Any, name: str, curve: Curve, number: int) -> None:
     color=colour,
     label=name,
     linestyle='',
-    marker=MARKERS[number % len(MARKERS)],
+    marker=marker,
     markersize=6,
   )
 
@@ -141,14 +141,14 @@ def plot_reliability(
     top.plot([0, 100], [0, 100], color=GREY, linestyle=':', linewidth=1.2)
     for number, (name, table) in enumerate(tables.items()):
       full = table.count > 0
-      colour = COLOURS[number % len(COLOURS)]
+      colour, marker = plots.look(number)
       top.plot(
         100 * table.confidence[full],
         100 * table.accuracy[full],
         color=colour,
         label=f'{name}: ECE {100 * table.error:.1f} %',
         linewidth=1.6,
-        marker=MARKERS[number % len(MARKERS)],
+        marker=marker,
         markersize=5,
       )
       shares = 100 * table.count / table.count.sum()
@@ -245,7 +245,7 @@ def plot_retention(
       low, median, high = np.array(
         [np.quantile(share[rows], (0.25, 0.5, 0.75)) for rows in groups]
       ).T
-      colour = COLOURS[place % len(COLOURS)]
+      colour, marker = plots.look(place)
       axes.fill_between(
         middle, low, high, color=colour, alpha=0.15, linewidth=0
       )
@@ -255,7 +255,7 @@ def plot_retention(
         color=colour,
         label=f'after layer {layer}',
         linewidth=1.8,
-        marker=MARKERS[place % len(MARKERS)],
+        marker=marker,
         markersize=5,
       )
     axes.set_ylim(0, 101)

@@ -114,6 +114,12 @@ def load_matplotlib() -> tuple[Any, Any]:
   return matplotlib, make
 
 
+def look(number: int) -> tuple[str, str]:
+  """Colour and marker of a curve; no two of the first 49 have both alike."""
+  place = number + number // len(COLOURS)
+  return COLOURS[number % len(COLOURS)], MARKERS[place % len(MARKERS)]
+
+
 def _figure(
   figure_class: Callable[..., Any],
   panels: Sequence[tuple[str, Callable[..., None]]],

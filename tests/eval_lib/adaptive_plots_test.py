@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from eval_lib import adaptive_plots, calibration
+from eval_lib import adaptive_plots, calibration, plots
 from eval_lib.adaptive_plots import Curve
 from eval_lib.timing import Estimate
 
@@ -136,6 +136,10 @@ def test_frontier_leaves_out_labels_that_would_collide(drawn):
   finally:
     del PLOTS['close']
   assert [text.get_text() for text in axes.texts] == ['a', 'c']
+
+
+def test_many_curves_can_be_told_apart():
+  assert len({plots.look(number) for number in range(49)}) == 49
 
 
 def test_reliability_shows_the_error_and_skips_empty_bins(drawn):
