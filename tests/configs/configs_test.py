@@ -29,7 +29,7 @@ CONFIGS = [
 GLUE = ('cola', 'sst2', 'mrpc', 'qqp', 'stsb', 'mnli', 'qnli', 'rte', 'wnli')
 # The same models as in a quicker entry, from another file or at another size,
 # and the Universal Transformer, which has tests of its own.
-SLOW = {CONFIGS[index] for index in (2, 3, 4, 5, 6, 8, 10, 11)}
+SLOW = {CONFIGS[index] for index in (1, 2, 3, 4, 5, 6, 7, 8, 10, 11)}
 SHRUNK = [
   'batch_size=8',
   'mesh.data=1',
@@ -254,6 +254,7 @@ def test_dry_run_prints_sizes_and_writes_nothing(
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_with_tensorboard_imports_no_tensorflow(tmp_path):
   code = (
     'import sys\n'

@@ -41,9 +41,7 @@ def served():
   scope='module',
   params=[
     dict(prune_scores='learned', merge=True),
-    pytest.param(
-      dict(prune_scores='attention', window=0), marks=pytest.mark.slow
-    ),
+    dict(prune_scores='attention', window=0),
   ],
   ids=['merged', 'attention'],
 )
@@ -79,6 +77,7 @@ def test_engine_equals_masked_form_in_any_company(served, seed):
   check(served, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('seed', range(4))
 def test_it_does_with_other_scores_and_merged_tokens(served_otherwise, seed):
   check(served_otherwise, seed)

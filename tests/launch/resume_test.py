@@ -135,6 +135,7 @@ def test_kill_9_and_restart_is_bit_identical(uninterrupted, tmp_path):
   assert result['steps_this_process'] < STEPS
 
 
+@pytest.mark.slow
 def test_sigterm_saves_the_step_and_the_same_command_continues(
   uninterrupted, tmp_path
 ):
@@ -166,7 +167,6 @@ def test_more_kills(uninterrupted, tmp_path, step):
   assert_same_run(uninterrupted, workdir)
 
 
-SLOW = pytest.mark.slow
 CUBE = (
   '--config.mesh.data=2',
   '--config.mesh.fsdp=2',
@@ -174,17 +174,18 @@ CUBE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('devices', 'num_micro', 'extra'),
   [
-    pytest.param(2, 1, (), marks=SLOW),
+    (2, 1, ()),
     (8, 4, ('--config.mesh.fsdp=2',)),
-    pytest.param(1, 4, (), marks=SLOW),
-    pytest.param(8, 1, (), marks=SLOW),
-    pytest.param(2, 4, (), marks=SLOW),
-    pytest.param(4, 1, (), marks=SLOW),
-    pytest.param(4, 4, (), marks=SLOW),
-    pytest.param(8, 1, CUBE, marks=SLOW),
+    (1, 4, ()),
+    (8, 1, ()),
+    (2, 4, ()),
+    (4, 1, ()),
+    (4, 4, ()),
+    (8, 1, CUBE),
   ],
 )
 def test_devices_and_accumulation_give_the_same_losses(

@@ -147,6 +147,7 @@ def test_symbol_outside_the_vocabulary_is_loud():
   assert bool(jnp.isnan(logits).all())
 
 
+@pytest.mark.slow
 def test_learns_the_parity_of_two_symbols():
   tokens = np.stack(np.meshgrid(*[range(3)] * 2), -1).reshape(-1, 2)
   labels = jnp.asarray((tokens == 0).sum(1) % 2)
