@@ -27,8 +27,7 @@ CONFIGS = [
   FOLDER + ',model=vit',
 ]
 GLUE = ('cola', 'sst2', 'mrpc', 'qqp', 'stsb', 'mnli', 'qnli', 'rte', 'wnli')
-# The same models as in a quicker entry, from another file or at another size,
-# and the Universal Transformer, which has tests of its own.
+# The default suite trains one on symbols and one on images, CI all of them.
 SLOW = {CONFIGS[index] for index in (1, 2, 3, 4, 5, 6, 7, 8, 10, 11)}
 SHRUNK = [
   'batch_size=8',
