@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import safetensors.numpy
 from absl import logging
-from safetensors.numpy import save_file
 
 from model_lib.huggingface_config import (
   CONFIG,
@@ -195,7 +195,9 @@ def save(
   files = _tokenizer_files(tokenizer, fields) if tokenizer else {}
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
-  save_file(tensors, path / WEIGHTS, metadata={'format': 'pt'})
+  # Not save_file, whose file nobody but its owner may read.
+  content = safetensors.numpy.save(tensors, metadata={'format': 'pt'})
+  (path / WEIGHTS).write_bytes(content)
   for name, text in {CONFIG: _json(config), **files}.items():
     (path / name).write_text(text, encoding='utf-8')
 

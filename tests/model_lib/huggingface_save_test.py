@@ -29,6 +29,8 @@ def test_saved_names_are_those_of_transformers(
   rates = {'dropout': 0.2, 'attention_dropout': 0.0, 'classifier_dropout': 0.3}
   directory = tmp_path / 'new' / 'model'
   huggingface.save(directory, model_type, fields | rates, params, names)
+  modes = {path.name: path.stat().st_mode for path in directory.iterdir()}
+  assert modes['model.safetensors'] == modes['config.json']
   raw = (directory / 'model.safetensors').read_bytes()
   header = json.loads(raw[8 : 8 + struct.unpack('<Q', raw[:8])[0]])
   assert header.pop('__metadata__') == {'format': 'pt'}

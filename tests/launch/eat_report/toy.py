@@ -7,6 +7,7 @@ import random
 import numpy as np
 import scipy.stats
 
+from dataset_lib import builder
 from eval_lib import frontier, risk
 from launch import command_line
 from launch.eat_report import sweeps
@@ -122,6 +123,16 @@ def measured(model, rules=None):
     frontier.accuracy, frontier.same_class,
     np.full(3, 80.0),
   )  # fmt: skip
+
+
+def judged(run):
+  """True for the rows of a run that are not of the split `FITTED`, `[N]`."""
+  fitted = builder.build_source(run.config.dataset, FITTED)
+  places = {fitted.where(row) for row in range(len(fitted))}
+  rows = range(len(run.records))
+  result = np.array([run.records.where(row) not in places for row in rows])
+  assert len(places) == (~result).sum() == 6
+  return result
 
 
 def exceeded_by_loop(confidence, lost, epsilon, delta, draws):
