@@ -24,7 +24,7 @@ from model_lib.logical import constrain, partitioned
 MASKED_SCORE = -1e30
 
 # Of one attention: each [B, N, L, H], heads before the length.
-KeysValues = tuple[Float[Array, 'B N L H'], Float[Array, 'B N L H']]
+KeysValues = tuple[Float[Array, 'B N S H'], Float[Array, 'B N S H']]
 
 
 def attend(
@@ -122,7 +122,7 @@ class MultiHeadAttention(nn.Module):
   def __call__(
     self,
     x: Float[Array, 'B L D'],
-    mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
+    mask: Bool[Array, 'B S'] | Num[Array, 'B S'] | None = None,
     row_keys: Key[Array, ' B'] | None = None,
     return_received: bool = False,
     num_queries: int | None = None,
@@ -132,13 +132,14 @@ class MultiHeadAttention(nn.Module):
     """Attends from every token to the valid ones.
 
     Args:
-      x: tokens.
+      x: tokens; with `keys_values`, those that attend.
       mask: non-zero for a valid key; None if all are. Contents of the others
         are never read; where no key is valid the attended value is zero.
       row_keys: one key per row turns on dropout; None is deterministic.
       return_received: whether to return also what each token received.
       num_queries: only so many leading tokens attend; None for all.
-      keys_values: of these tokens, from an earlier call; computed if None.
+      keys_values: of the tokens to attend to, from an earlier call; computed
+        from `x` if None.
       return_keys_values: whether to return them, for a later call.
 
     Returns:

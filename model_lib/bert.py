@@ -111,41 +111,42 @@ class BertBlock(nn.Module):
   def __call__(
     self,
     x: Float[Array, 'B L D'],
-    mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
+    mask: Bool[Array, 'B S'] | Num[Array, 'B S'] | None = None,
     row_keys: Key[Array, ' B'] | None = None,
     return_received: bool = False,
-    cls_only: bool = False,
+    num_queries: int | None = None,
     keys_values: KeysValues | None = None,
     return_keys_values: bool = False,
   ) -> Any:
     """Applies attention, then the feed-forward network.
 
     Args:
-      x: tokens.
+      x: tokens; with `keys_values`, those that attend.
       mask: non-zero for a valid token; None if all are. The others are never
-        read by valid ones.
+        read by valid ones. With `keys_values`, of their tokens.
       row_keys: one key per row turns dropout on.
       return_received: whether to return also the attention that each token
         received.
-      cls_only: compute the first token alone, attending to all whatever
-        `attend` is: the same numbers for about a sixth of the work. Dropout
-        draws other noise for it.
-      keys_values: of the attention to these tokens, from an earlier call;
-        computed if None.
+      num_queries: compute so many leading tokens, attending to all whatever
+        `attend` is; None for all. One ([CLS]) gets the same numbers for about a
+        sixth of the work; none leaves the keys and values. Dropout draws other
+        noise for them.
+      keys_values: of the tokens to attend to, from an earlier call; computed
+        from `x` if None.
       return_keys_values: whether to return them, for a later call.
 
     Returns:
-      The tokens, float `[B, L, D]`, or one of them with `cls_only`; with
+      The tokens, float `[B, L, D]`, or the first `num_queries` of them; with
       `return_received` also the attention received, float32 `[B, L]`, see
       `attention.mean_received`; with `return_keys_values` also those, at the
       end.
 
     Raises:
-      ValueError: an illegal field, or `cls_only` with `return_received`.
+      ValueError: an illegal field, or `num_queries` with `return_received`.
     """
     result: Any = MultiHeadAttention(
       num_heads=self.num_heads,
-      attend=attend if cls_only else self.attend,
+      attend=self.attend if num_queries is None else attend,
       dropout=self.attention_dropout,
       kernel_init=INIT,
       dtype=self.dtype,
@@ -155,13 +156,13 @@ class BertBlock(nn.Module):
       mask,
       row_keys,
       return_received,
-      1 if cls_only else None,
+      num_queries,
       keys_values,
       return_keys_values,
     )
     more = return_received or return_keys_values
     attended, *rest = result if more else (result,)
-    x = (x[:, :1] if cls_only else x).astype(self.dtype)
+    x = x[:, :num_queries].astype(self.dtype)
     x = x + row_random.drop(attended, self.dropout, row_keys, 'attention')
     x = LayerNorm(self.dtype, self.norm_epsilon, name='attention_norm')(x)
     out = Mlp(
@@ -309,7 +310,7 @@ class BertClassifier(nn.Module):
       keys = row_keys
       if keys is not None:
         keys = row_random.fold_rows(keys, f'block_{index}')
-      x = block(x, mask, keys, cls_only=last and cls_only)
+      x = block(x, mask, keys, num_queries=1 if last and cls_only else None)
     return x
 
   def flops(self, input_shape: tuple[int, ...]) -> float:

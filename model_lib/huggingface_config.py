@@ -1,4 +1,4 @@
-"""Hugging Face's BERT and DistilBERT: config.json and names of tensors.
+"""Hugging Face's config.json: read, checked and written by the tables.
 
 Options that change what the model computes are read, or refused by name if
 there is nothing like them here; the others (dropout rates, token ids, labels,
@@ -8,49 +8,20 @@ versions) are left alone.
 import json
 import numbers
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from model_lib.bert_sizes import DEFAULTS
+from model_lib.huggingface_albert import ALBERT
+from model_lib.huggingface_bert import BERT, DISTILBERT
+from model_lib.huggingface_tables import Architecture, Place
 from model_lib.layers import ACTIVATIONS
 
 CONFIG = 'config.json'
-
-# Our field for each option that has one; absent options have the values of
-# `DEFAULTS`, but for DistilBERT's depth.
-_OPTIONS = {
-  'bert': {
-    'hidden_size': 'width',
-    'num_hidden_layers': 'depth',
-    'intermediate_size': 'mlp_dim',
-    'num_attention_heads': 'num_heads',
-    'vocab_size': 'vocab_size',
-    'max_position_embeddings': 'max_positions',
-    'type_vocab_size': 'type_vocab_size',
-    'hidden_act': 'activation',
-    'layer_norm_eps': 'norm_epsilon',
-  },
-  'distilbert': {
-    'dim': 'width',
-    'n_layers': 'depth',
-    'hidden_dim': 'mlp_dim',
-    'n_heads': 'num_heads',
-    'vocab_size': 'vocab_size',
-    'max_position_embeddings': 'max_positions',
-    'activation': 'activation',
-  },
+ARCHITECTURES: dict[str, Architecture] = {
+  architecture.model_type: architecture
+  for architecture in (BERT, DISTILBERT, ALBERT)
 }
-MODEL_TYPES = tuple(_OPTIONS)
-# What the architecture itself fixes.
-_FIXED: dict[str, dict[str, Any]] = {
-  'bert': {'pooler_activation': 'tanh'},
-  'distilbert': {
-    'type_vocab_size': 0,
-    'norm_epsilon': 1e-12,
-    'pooler_activation': 'relu',
-  },
-}
-_DEFAULTS = {'bert': DEFAULTS, 'distilbert': DEFAULTS | {'depth': 6}}
+MODEL_TYPES = tuple(ARCHITECTURES)
 # Options that would change the computation: their only legal values.
 _ONLY: dict[str, tuple[Any, ...]] = {
   'position_embedding_type': ('absolute',),
@@ -60,91 +31,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
   'pruned_heads': ({}, None),
   'quantization_config': (None,),
 }
-# Dropout rates, which a configuration that is written may carry.
-_RATES = {
-  'bert': {
-    'dropout': 'hidden_dropout_prob',
-    'attention_dropout': 'attention_probs_dropout_prob',
-    'classifier_dropout': 'classifier_dropout',
-  },
-  'distilbert': {
-    'dropout': 'dropout',
-    'attention_dropout': 'attention_dropout',
-    'classifier_dropout': 'seq_classif_dropout',
-  },
-}
-_ARCHITECTURES = {
-  'bert': 'BertForSequenceClassification',
-  'distilbert': 'DistilBertForSequenceClassification',
-}
-
-# Modules by their names here and there; those of a block come after
-# `block_<i>/` here and `<stack>.<i>.` there.
-_STACK = {'bert': 'encoder.layer', 'distilbert': 'transformer.layer'}
-_TOP = {
-  'bert': {
-    'embeddings/word': 'embeddings.word_embeddings',
-    'embeddings/position': 'embeddings.position_embeddings',
-    'embeddings/token_type': 'embeddings.token_type_embeddings',
-    'embeddings/norm': 'embeddings.LayerNorm',
-    'pooler': 'pooler.dense',
-    'head': 'classifier',
-  },
-  'distilbert': {
-    'embeddings/word': 'embeddings.word_embeddings',
-    'embeddings/position': 'embeddings.position_embeddings',
-    'embeddings/norm': 'embeddings.LayerNorm',
-    'pooler': 'pre_classifier',
-    'head': 'classifier',
-  },
-}
-_BLOCK = {
-  'bert': {
-    'attention/query': 'attention.self.query',
-    'attention/key': 'attention.self.key',
-    'attention/value': 'attention.self.value',
-    'attention/out': 'attention.output.dense',
-    'attention_norm': 'attention.output.LayerNorm',
-    'mlp/hidden': 'intermediate.dense',
-    'mlp/out': 'output.dense',
-    'mlp_norm': 'output.LayerNorm',
-  },
-  'distilbert': {
-    'attention/query': 'attention.q_lin',
-    'attention/key': 'attention.k_lin',
-    'attention/value': 'attention.v_lin',
-    'attention/out': 'attention.out_lin',
-    'attention_norm': 'sa_layer_norm',
-    'mlp/hidden': 'ffn.lin1',
-    'mlp/out': 'ffn.lin2',
-    'mlp_norm': 'output_layer_norm',
-  },
-}
-_LEAF = {
-  'embedding': 'weight', 'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'
-}  # fmt: skip
-
-
-class Place(NamedTuple):
-  """Where a tensor goes.
-
-  Attributes:
-    name: of the parameter here.
-    shape: of the parameter here.
-  """
-
-  name: str
-  shape: tuple[int, ...]
-
-  @property
-  def transposed(self) -> bool:
-    """Whether the tensor is the transpose of the parameter."""
-    return self.name.endswith('/kernel')
-
-  @property
-  def shape_there(self) -> tuple[int, ...]:
-    """Shape of the tensor."""
-    return self.shape[::-1] if self.transposed else self.shape
 
 
 def read_config(directory: pathlib.Path) -> dict[str, Any]:
@@ -171,27 +57,33 @@ def read_config(directory: pathlib.Path) -> dict[str, Any]:
   return config
 
 
-def to_fields(config: Mapping[str, Any], where: object) -> dict[str, Any]:
-  """The fields of `bert_sizes.DEFAULTS` as a checked config.json has them.
+def to_fields(
+  config: Mapping[str, Any], where: object, heads: str = 'classifier'
+) -> dict[str, Any]:
+  """The fields of the model as a checked config.json has them.
 
   Args:
     config: of `read_config`.
     where: the file, for messages.
+    heads: those that are wanted.
 
   Raises:
     ValueError: naming the option, its legal values and the one given.
   """
-  for option, legal in _ONLY.items():
+  architecture = ARCHITECTURES[config['model_type']]
+  architecture.check_heads(heads)
+  only = {**_ONLY, **architecture.only}
+  if heads == 'pretraining' and architecture.tie_option:
+    only[architecture.tie_option] = (True,)
+  for option, legal in only.items():
     if option in config and config[option] not in legal:
       expected = ' or '.join(map(repr, legal))
       raise ValueError(
         f'{where}: {option}: expected {expected}, nothing else is supported; '
         f'got {config[option]!r}'
       )
-  model_type = config['model_type']
-  fields = _DEFAULTS[model_type] | _FIXED[model_type]
-  names = {name: option for option, name in _OPTIONS[model_type].items()}
-  for name, option in names.items():
+  fields = dict(architecture.defaults)
+  for option, name in architecture.options.items():
     if option in config:
       expected, is_legal = _legal(name)
       if not is_legal(config[option]):
@@ -199,97 +91,102 @@ def to_fields(config: Mapping[str, Any], where: object) -> dict[str, Any]:
           f'{where}: {option}: expected {expected}, got {config[option]!r}'
         )
       fields[name] = config[option]
+  _check_together(architecture, fields, where)
+  return fields
+
+
+def _check_together(
+  architecture: Architecture, fields: Mapping[str, Any], where: object
+) -> None:
+  """Raises ValueError if two options do not go together."""
+  names = {name: option for option, name in architecture.options.items()}
   if fields['width'] % fields['num_heads']:
     raise ValueError(
       f'{where}: {names["num_heads"]}: expected a divisor of '
       f'{names["width"]} = {fields["width"]}, got {fields["num_heads"]}'
     )
-  return fields
+  if fields.get('num_groups', 0) > fields.get('max_iterations', 0):
+    raise ValueError(
+      f'{where}: {names["num_groups"]}: expected at most '
+      f'{names["max_iterations"]} = {fields["max_iterations"]}, got '
+      f'{fields["num_groups"]}: a group would never be applied'
+    )
 
 
 def from_fields(
-  model_type: str, fields: Mapping[str, Any], class_names: Sequence[str]
+  model_type: str,
+  fields: Mapping[str, Any],
+  class_names: Sequence[str],
+  heads: str = 'classifier',
 ) -> dict[str, Any]:
-  """The config.json of a classifier.
+  """The config.json of a model.
 
   Args:
-    model_type: 'bert' or 'distilbert'.
-    fields: all of `bert_sizes.DEFAULTS`, and `dropout`, `attention_dropout` and
-      `classifier_dropout` if wanted.
-    class_names: a name for each logit.
+    model_type: 'bert', 'distilbert' or 'albert'.
+    fields: all of the architecture's `defaults`, and `dropout`,
+      `attention_dropout` and `classifier_dropout` if wanted.
+    class_names: a name for each logit of a classifier; () otherwise.
+    heads: those of the model.
 
   Raises:
     ValueError: if a field is missing or unknown, or the architecture fixes
       another value of it.
   """
-  if model_type not in MODEL_TYPES:
+  architecture = find(model_type)
+  architecture.check_heads(heads)
+  rates, defaults = architecture.rates, architecture.defaults
+  if not set(defaults) <= set(fields) <= {*defaults, *rates}:
     raise ValueError(
-      f'model_type: expected one of {MODEL_TYPES}, got {model_type!r}'
-    )
-  rates = _RATES[model_type]
-  if not set(DEFAULTS) <= set(fields) <= {*DEFAULTS, *rates}:
-    raise ValueError(
-      f'fields: expected {sorted(DEFAULTS)}, and perhaps {sorted(rates)}; got '
+      f'fields: expected {sorted(defaults)}, and perhaps {sorted(rates)}; got '
       f'{sorted(fields)}'
     )
-  for name, value in _FIXED[model_type].items():
+  for name, value in architecture.fixed.items():
     if fields[name] != value:
       raise ValueError(
         f'{name}: expected {value!r}, which {model_type} fixes, got '
         f'{fields[name]!r}'
       )
-  options = {
-    option: fields[name] for option, name in _OPTIONS[model_type].items()
-  }
-  config = {
-    'architectures': [_ARCHITECTURES[model_type]],
+  config: dict[str, Any] = {
+    'architectures': [architecture.classes[heads]],
     'model_type': model_type,
-    **options,
+    **{option: fields[name] for option, name in architecture.options.items()},
     **{rates[name]: fields[name] for name in rates if name in fields},
     'pad_token_id': 0,
-    'id2label': {str(i): name for i, name in enumerate(class_names)},
-    'label2id': {name: i for i, name in enumerate(class_names)},
   }
+  if heads == 'classifier':
+    config['id2label'] = {str(i): name for i, name in enumerate(class_names)}
+    config['label2id'] = {name: i for i, name in enumerate(class_names)}
   # Checked as if it had been read: what is written can be read again.
-  to_fields(config, CONFIG)
+  to_fields(config, CONFIG, heads)
   return config
 
 
+def find(model_type: str) -> Architecture:
+  """The architecture of this name.
+
+  Raises:
+    ValueError: if it is unknown.
+  """
+  if model_type not in ARCHITECTURES:
+    raise ValueError(
+      f'model_type: expected one of {MODEL_TYPES}, got {model_type!r}'
+    )
+  return ARCHITECTURES[model_type]
+
+
 def layout(
-  model_type: str, fields: Mapping[str, Any], num_classes: int
+  model_type: str,
+  fields: Mapping[str, Any],
+  num_classes: int,
+  heads: str = 'classifier',
 ) -> dict[str, Place]:
   """The places of all tensors by their names there, without prefix."""
-  modules = dict(_TOP[model_type])
-  for index in range(fields['depth']):
-    for ours, theirs in _BLOCK[model_type].items():
-      name = f'{_STACK[model_type]}.{index}.{theirs}'
-      modules[f'block_{index}/{ours}'] = name
+  sizes = {**fields, 'num_classes': num_classes}
   return {
-    f'{theirs}.{_LEAF[leaf]}': Place(f'{ours}/{leaf}', shape)
-    for ours, theirs in modules.items()
-    for leaf, shape in _leaves(ours, fields, num_classes)
+    name: place
+    for module in find(model_type).modules(fields, heads)
+    for name, place in module.places(sizes)
   }
-
-
-def _leaves(
-  module: str, fields: Mapping[str, Any], num_classes: int
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-  """The parameters of a module with their shapes."""
-  width, mlp_dim = fields['width'], fields['mlp_dim']
-  rows = {
-    'embeddings/word': fields['vocab_size'],
-    'embeddings/position': fields['max_positions'],
-    'embeddings/token_type': fields['type_vocab_size'],
-  }
-  if module in rows:
-    yield 'embedding', (rows[module], width)
-  elif module.endswith('norm'):
-    yield from (('scale', (width,)), ('bias', (width,)))
-  else:
-    inputs = mlp_dim if module.endswith('mlp/out') else width
-    hidden = mlp_dim if module.endswith('mlp/hidden') else width
-    outputs = num_classes if module == 'head' else hidden
-    yield from (('kernel', (inputs, outputs)), ('bias', (outputs,)))
 
 
 def has_classifier(config: Mapping[str, Any]) -> bool:

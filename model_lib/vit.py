@@ -17,6 +17,7 @@ from model_lib import flops, row_random
 from model_lib.layers import EncoderBlock, LayerNorm, classifier, masked_mean
 from model_lib.logical import constrain
 from model_lib.positions import LearnedPositions
+from model_lib.sizes import sizes_of_variant
 from model_lib.tokens import ImageTokens, SymbolTokens
 
 
@@ -71,16 +72,9 @@ def resolve_sizes(variant: str, **explicit: int) -> Sizes:
   Raises:
     ValueError: if a size is given by neither, or is negative.
   """
-  sizes = decode_variant(variant) if variant else {}
-  sizes = sizes | {name: size for name, size in explicit.items() if size}
-  for field in dataclasses.fields(Sizes):
-    if sizes.get(field.name, 0) < 1:
-      raise ValueError(
-        f'{field.name}: expected a positive number, or a variant that has it '
-        f"such as 'B/16'; got {sizes.get(field.name, 0)} and variant "
-        f'{variant!r}'
-      )
-  return Sizes(**sizes)
+  return sizes_of_variant(
+    Sizes, decode_variant, variant, explicit, example='B/16'
+  )
 
 
 class Encoder(nn.Module):

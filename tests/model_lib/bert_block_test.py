@@ -36,7 +36,7 @@ def test_block_and_what_it_received_equal_a_plain_loop(block_case):
 def test_cls_alone_is_the_first_token_of_all(block_case, masked):
   block, params, x, mask = block_case
   mask = mask if masked else None
-  got = block.apply({'params': params}, x, mask, cls_only=True)
+  got = block.apply({'params': params}, x, mask, num_queries=1)
   assert got.shape == (3, 1, 16)
   want = block.apply({'params': params}, x, mask)[:, :1]
   np.testing.assert_allclose(got, want, atol=1e-6)
@@ -49,7 +49,7 @@ def test_cls_alone_attends_to_all_whatever_the_window(block_case):
     return jnp.zeros_like(query), None
 
   blind = bert.BertBlock(num_heads=4, mlp_dim=24, attend=nothing)
-  got = blind.apply({'params': params}, x, mask, cls_only=True)
+  got = blind.apply({'params': params}, x, mask, num_queries=1)
   want = block_case[0].apply({'params': params}, x, mask)[:, :1]
   np.testing.assert_allclose(got, want, atol=1e-6)
   other = blind.apply({'params': params}, x, mask)[:, :1]
@@ -59,17 +59,31 @@ def test_cls_alone_attends_to_all_whatever_the_window(block_case):
 def test_cls_alone_receives_nothing(block_case):
   block, params, x, mask = block_case
   with pytest.raises(ValueError, match='received: expected as many queries'):
-    block.apply({'params': params}, x, mask, None, True, cls_only=True)
+    block.apply({'params': params}, x, mask, None, True, num_queries=1)
 
 
 @pytest.mark.parametrize('contents', [1e4, np.inf, np.nan])
-@pytest.mark.parametrize('cls_only', [False, True])
-def test_masked_tokens_are_never_read(block_case, contents, cls_only):
+@pytest.mark.parametrize('num_queries', [None, 1])
+def test_masked_tokens_are_never_read(block_case, contents, num_queries):
   block, params, x, mask = block_case
   changed = jnp.where(mask[:, :, None] == 0, contents, x)
   got, want = (
-    np.asarray(block.apply({'params': params}, t, mask, cls_only=cls_only))
+    np.asarray(
+      block.apply({'params': params}, t, mask, num_queries=num_queries)
+    )
     for t in (changed, x)
   )
   valid = np.asarray(mask)[:, : got.shape[1]] == 1
   np.testing.assert_array_equal(got[valid], want[valid])
+
+
+def test_some_tokens_attend_to_keys_and_values_of_all(block_case):
+  block, params, x, mask = block_case
+  params = {'params': params}
+  nothing, keys_values = block.apply(
+    params, x, num_queries=0, return_keys_values=True
+  )
+  assert nothing.shape == (3, 0, 16)
+  got = block.apply(params, x[:, 1:3], mask, keys_values=keys_values)
+  want = block.apply(params, x, mask)[:, 1:3]
+  np.testing.assert_allclose(got, want, atol=1e-6)

@@ -1,4 +1,4 @@
-"""ACT against known answers, a plain loop, and its two forms."""
+"""ACT, straight-through and Skip-ACT against known answers and plain loops."""
 
 import jax
 import jax.numpy as jnp
@@ -128,6 +128,7 @@ def test_combinations_against_hand_values():
   assert results['accumulated'] == pytest.approx(2.3, abs=1e-6)
   # ((1 * .3) * .6 + 2 * .4) * .7 + 4 * .3; `prev * 1 - w` gives 1.6.
   assert results['basic'] == pytest.approx(1.886, abs=1e-6)
+  assert results['fed_back'] == results['basic']
 
 
 @pytest.mark.parametrize('combination', halting.COMBINATIONS)
@@ -144,65 +145,120 @@ def test_unknown_combination():
     halting.combine('sum', jnp.zeros((1,)), jnp.zeros((1,)), jnp.zeros((1,)))
 
 
-def contraction(state, n):
-  """A step whose score depends on the item and on the step."""
-  new = 0.7 * state + jnp.sin(state[..., ::-1]) + 0.1 * n.astype(jnp.float32)
-  return new, jax.nn.sigmoid(new.sum(-1) - 1.0)
-
-
-@pytest.mark.parametrize('combination', halting.COMBINATIONS)
-@pytest.mark.parametrize('max_steps', [1, 2, 7])
-def test_scan_and_while_loop_agree(combination, max_steps):
-  state = jax.random.normal(jax.random.key(0), (3, 4, 2)) - 0.5
-  valid = jnp.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], bool)
-  arguments = {'max_steps': max_steps, 'combination': combination}
-  masked = halting.ponder_scan(contraction, state, valid, **arguments)
-  looped = halting.ponder_while(contraction, state, valid, **arguments)
-  assert int(masked.depth) == max_steps
-  assert int(looped.depth) == int(masked.halting.steps.max())
-  for name in ('total', 'remainder', 'steps', 'running'):
-    np.testing.assert_array_equal(
-      getattr(masked.halting, name), getattr(looped.halting, name)
-    )
-  np.testing.assert_array_equal(masked.output, looped.output)
-
-
-def test_scan_equals_loop_over_items():
-  state = np.asarray(jax.random.normal(jax.random.key(0), (5, 2))) - 0.5
-  got = halting.ponder_scan(
-    contraction, jnp.asarray(state), jnp.ones((5,), bool), max_steps=6
-  )
-  for i, item in enumerate(state):
-    s, total, output, steps = item[None], np.float32(0), 0.0, 0
-    for n in range(6):
-      s, p = contraction(jnp.asarray(s), jnp.asarray(n))
-      steps += 1
-      halts = total + p[0] >= 0.99 or n == 5
-      output = output + (1 - total if halts else p[0]) * s[0]
-      total += p[0]
-      if halts:
-        break
-    assert int(got.halting.steps[i]) == steps
-    np.testing.assert_allclose(got.output[i], output, atol=1e-5)
-
-
-def test_padding_never_prolongs_the_loop():
-  state = jnp.array([[9.0, 9.0], [-9.0, -9.0]])
-  valid = jnp.array([True, False])
-  result = halting.ponder_while(contraction, state, valid, max_steps=50)
-  assert int(result.depth) == 1
-  np.testing.assert_array_equal(result.output[1], 0.0)
+def take(scores, rule, carried=None, limit=None):
+  """Steps of one item of a rule; returns (halting, weights, skip)."""
+  valid = jnp.ones((1,), bool)
+  state, skip = halting.start(valid), jnp.zeros((1,))
+  if carried is not None:
+    state, skip = halting.start_carried(valid, jnp.reshape(carried, (1,)))
+  limit = limit or len(scores)
+  weights = []
+  for n in range(limit):
+    state, weight = rule(state, jnp.reshape(scores[n], (1,)), n == limit - 1)
+    weights.append(weight[0])
+  return state, jnp.stack(weights), skip[0]
 
 
 @pytest.mark.parametrize(
-  ('field', 'fields'),
+  ('scores', 'steps'),
   [
-    ('max_steps', {'max_steps': 0}),
-    ('epsilon', {'max_steps': 1, 'epsilon': 1.0}),
+    ((0.3, 0.4, 0.5, 0.9), 3),
+    ((0.995, 0.5), 1),
+    ((0.1, 0.1, 0.1, 0.1), 4),
+    ((0.5, 0.6, 0.9), 2),
   ],
 )
-def test_limits_out_of_range(field, fields):
-  with pytest.raises(ValueError, match=field):
-    halting.ponder_scan(
-      contraction, jnp.zeros((1, 2)), jnp.ones((1,), bool), **fields
+def test_straight_through_takes_one_state(scores, steps):
+  state, weights, _ = take(scores, halting.advance_straight_through)
+  assert int(state.steps[0]) == steps
+  np.testing.assert_array_equal(weights, np.arange(1, len(scores) + 1) == steps)
+  assert float(halting.ponder_cost(state)[0]) == steps
+  np.testing.assert_allclose(state.total[0], sum(scores[:steps]), atol=1e-6)
+
+
+def test_gradients_of_straight_through():
+  # h^n is the sum of p^1 .. p^n and N is 3: the weight of each step taken, and
+  # each term of the cost, has derivative 1 and -1 by every p before it.
+  def both(scores):
+    state, weights, _ = take(scores, halting.advance_straight_through)
+    return weights, halting.ponder_cost(state)[0]
+
+  weights, cost = jax.jacobian(both)(jnp.array([0.3, 0.4, 0.5, 0.9]))
+  np.testing.assert_array_equal(
+    weights, [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]]
+  )
+  np.testing.assert_array_equal(cost, [-3, -2, -1, 0])
+
+
+def test_binary_is_one_from_the_threshold_on():
+  values = jnp.array([0.0, 0.9899, 0.9901, 2.0])
+  np.testing.assert_array_equal(halting.binary(values), [0, 0, 1, 1])
+  slopes = jax.vmap(jax.grad(halting.binary))(values)
+  np.testing.assert_array_equal(slopes, 1.0)
+
+
+def test_skip_act_by_hand():
+  # Scores up to mu = 3. The first input takes one step to 2.5, which is 1.5
+  # too much: the second input is skipped, the third begins at 0.5.
+  step = halting.advance_straight_through
+  first, weights, skip = take((2.5, 0.1), step, carried=0.0)
+  assert (int(first.steps[0]), float(skip)) == (1, 0.0)
+  np.testing.assert_array_equal(weights, [1.0, 0.0])
+  carried = halting.carry_over(first)
+  np.testing.assert_allclose(carried, [1.5])
+  second, weights, skip = take((0.7, 0.9), step, carried=carried)
+  assert (int(second.steps[0]), float(skip)) == (0, 1.0)
+  np.testing.assert_array_equal(weights, 0.0)
+  assert float(halting.ponder_cost(second)[0]) == 0.0
+  carried = halting.carry_over(second)
+  np.testing.assert_allclose(carried, [0.5])
+  third, weights, skip = take((0.2, 0.4, 0.1), step, carried=carried)
+  assert (int(third.steps[0]), float(skip)) == (2, 0.0)
+  np.testing.assert_array_equal(weights, [0.0, 1.0, 0.0])
+  np.testing.assert_allclose(halting.carry_over(third), [0.1], atol=1e-6)
+
+
+def test_a_forced_halt_leaves_no_debt():
+  state, weights, _ = take(
+    (0.1, 0.2), halting.advance_straight_through, carried=0.0
+  )
+  np.testing.assert_array_equal(weights, [0.0, 1.0])
+  np.testing.assert_array_equal(halting.carry_over(state), 0.0)
+
+
+def test_gradients_of_a_skipped_input():
+  # rho = (1 - f(h^0)) alone, whose derivative is -1; what is left over is
+  # h^0 - 1.
+  def both(carried):
+    state, _, skip = take(
+      (0.5, 0.5), halting.advance_straight_through, carried=carried
     )
+    cost = halting.ponder_cost(state)[0]
+    return cost, halting.carry_over(state)[0], skip
+
+  assert [float(x) for x in jax.jacobian(both)(1.5)] == [-1.0, 1.0, 1.0]
+
+
+def test_gradients_of_an_input_that_begins_with_a_rest():
+  # N = 2: 1 - f(h^0), 1 - f(h^1) and 1 - f(h^2) each have derivative -1.
+  def cost(carried):
+    state, _, _ = take(
+      (0.2, 0.4), halting.advance_straight_through, carried=carried
+    )
+    return halting.ponder_cost(state)[0]
+
+  assert float(cost(0.5)) == 2.0
+  assert float(jax.grad(cost)(0.5)) == -3.0
+
+
+@pytest.mark.parametrize(
+  ('field', 'arguments'),
+  [
+    ('rule', ('ponder',)),
+    ('epsilon', ('act', 1.0)),
+    ('epsilon', ('act', -1.0)),
+  ],
+)
+def test_illegal_rules_are_named(field, arguments):
+  with pytest.raises(ValueError, match=f'^{field}: expected'):
+    halting.rule(*arguments)

@@ -93,7 +93,7 @@ def test_a_broken_config_is_explained(tmp_path, text, message):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'model_type': 'albert'}, r"model_type: expected one of .*'albert'"),
+    ({'model_type': 'roberta'}, r"model_type: expected one of .*'roberta'"),
     ({'model_type': 'distilbert'}, 'type_vocab_size: expected 0, which dist'),
     ({'fields': {**FIELDS, 'window': 32}}, r"fields: expected.*'window'"),
     ({'fields': {'width': 8}}, r"fields: expected.*got \['width'\]"),

@@ -47,7 +47,7 @@ def gelu(x):
   return x * 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
 
 
-def block_by_loop(params, x, num_heads, epsilon):
+def block_by_loop(params, x, num_heads, epsilon, activation=gelu):
   """One row of valid tokens through a post-LN block; also what it received."""
   head = x.shape[-1] // num_heads
   q, k, v = (
@@ -63,7 +63,7 @@ def block_by_loop(params, x, num_heads, epsilon):
       received += weights / (num_heads * len(x))
   x = x + dense(params['attention']['out'], merged)
   x = layer_norm(params['attention_norm'], x, epsilon)
-  hidden = gelu(dense(params['mlp']['hidden'], x))
+  hidden = activation(dense(params['mlp']['hidden'], x))
   x = x + dense(params['mlp']['out'], hidden)
   return layer_norm(params['mlp_norm'], x, epsilon), received
 

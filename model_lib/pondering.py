@@ -1,0 +1,224 @@
+"""The loops of adaptive depth: masked and static, or until all have halted.
+
+`ponder_scan` is for training: static shapes, gradients, rematerialisation.
+`ponder_while` stops when the last item has halted. Both apply one step function
+and one rule of `model_lib.halting`, and give the same numbers.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Int
+
+from model_lib import halting
+from model_lib.halting import Halting, Rule
+
+# step(state, n) -> (next state, score of step n); n counts from 0. A state is
+# a pytree of arrays that lead with the items' axes.
+Step = Callable[[Any, Array], tuple[Any, Any]]
+# trace(state before, state after, halting after) -> pytree, stacked over steps.
+Trace = Callable[[Any, Any, Halting], Any]
+
+
+@struct.dataclass
+class Pondered:
+  """What pondering gave.
+
+  Attributes:
+    output: combination of the states, float32; 'fed_back': the last state.
+    halting: the final `Halting`.
+    depth: steps that were executed for the batch, int32 scalar.
+    trace: what `trace` gave in each step, stacked on a new first axis; or None.
+  """
+
+  output: Any
+  halting: Any
+  depth: Any
+  trace: Any = None
+
+
+def ponder_scan(
+  step: Step,
+  state: Any,
+  begin: Halting | Bool[Array, '*S'],
+  *,
+  max_steps: int,
+  rule: Rule = halting.advance,
+  combination: str = 'accumulated',
+  remat_chunk: int = 0,
+  trace: Trace | None = None,
+) -> Pondered:
+  """Ponders for `max_steps` static steps, masked: for training.
+
+  Args:
+    step: `(state, n) -> (next state, score [*S])`, n from 0.
+    state: before the first step, a pytree whose arrays lead with `*S`.
+    begin: which items take part, or a `Halting` to go on from.
+    max_steps: the limit, at least 1.
+    rule: turns scores into weights, see `halting.rule`.
+    combination: see `halting.combine`.
+    remat_chunk: 0 keeps everything for the gradient; 1 keeps the state before
+      every step and computes the step again; a larger divisor of `max_steps`
+      keeps the states before every so many steps, and while one chunk is
+      differentiated those within it: of N steps N / chunk + chunk states, for
+      two more forward passes. See `balanced_chunk`.
+    trace: looked at in each step, before and after.
+
+  Raises:
+    ValueError: if `max_steps` or `remat_chunk` is out of its range.
+  """
+  _check(max_steps)
+
+  def body(carry: Any, n: Array) -> tuple[Any, Any]:
+    return _ponder(step, carry, n, max_steps, rule, combination, trace)
+
+  carry, traced = scan_steps(
+    body, _begin(state, begin, combination), max_steps, remat_chunk
+  )
+  depth = jnp.asarray(max_steps, jnp.int32)
+  return Pondered(_output(carry), carry[2], depth, traced)
+
+
+def ponder_while(
+  step: Step,
+  state: Any,
+  begin: Halting | Bool[Array, '*S'],
+  *,
+  max_steps: int,
+  rule: Rule = halting.advance,
+  combination: str = 'accumulated',
+) -> Pondered:
+  """Ponders until every item has halted: for inference, no gradient.
+
+  Arguments and result are those of `ponder_scan`; only `depth` differs.
+  """
+  _check(max_steps)
+
+  def running(loop: Any) -> Bool[Array, '']:
+    return loop[0][2].running.any()
+
+  def body(loop: Any) -> Any:
+    carry, n = loop
+    carry, _ = _ponder(step, carry, n, max_steps, rule, combination, None)
+    return carry, n + 1
+
+  carry, depth = jax.lax.while_loop(
+    running,
+    body,
+    (_begin(state, begin, combination), jnp.zeros((), jnp.int32)),
+  )
+  return Pondered(_output(carry), carry[2], depth)
+
+
+def balanced_chunk(max_steps: int) -> int:
+  """The divisor of `max_steps` that keeps the fewest states, about its root."""
+  divisors = [n for n in range(1, max_steps + 1) if max_steps % n == 0]
+  return min(divisors, key=lambda n: (max_steps // n + n, n))
+
+
+def scan_steps(
+  body: Callable[[Any, Array], tuple[Any, Any]],
+  carry: Any,
+  max_steps: int,
+  remat_chunk: int = 0,
+) -> tuple[Any, Any]:
+  """`lax.scan` over the numbers of the steps, rematerialised in chunks.
+
+  Args:
+    body: `(carry, n) -> (carry, traced)`, n from 0.
+    carry: before the first step.
+    max_steps: how many.
+    remat_chunk: see `ponder_scan`.
+
+  Returns:
+    (carry after the last step, what each step traced, stacked).
+
+  Raises:
+    ValueError: if `remat_chunk` does not divide `max_steps`.
+  """
+  steps = jnp.arange(max_steps)
+  if not remat_chunk:
+    return jax.lax.scan(body, carry, steps)
+  if remat_chunk < 0 or max_steps % remat_chunk:
+    raise ValueError(
+      f'remat_chunk: expected 0 or a divisor of the {max_steps} steps, such as '
+      f'{balanced_chunk(max_steps)}, got {remat_chunk}'
+    )
+  body = jax.checkpoint(body, prevent_cse=False)
+  if remat_chunk == 1:
+    return jax.lax.scan(body, carry, steps)
+
+  def chunk(carry: Any, steps: Any) -> Any:
+    return jax.lax.scan(body, carry, steps)
+
+  carry, traced = jax.lax.scan(
+    jax.checkpoint(chunk, prevent_cse=False),
+    carry,
+    steps.reshape(-1, remat_chunk),
+  )
+  flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), traced)
+  return carry, flat
+
+
+def _begin(
+  state: Any, begin: Halting | Bool[Array, '*S'], combination: str
+) -> tuple[Any, Any, Halting]:
+  """(state, output so far, halting); a state that is fed back is the output."""
+  if combination == 'fed_back':
+    output = None
+  else:
+    output = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), state)
+  begun = begin if isinstance(begin, Halting) else halting.start(begin)
+  return state, output, begun
+
+
+def _output(carry: tuple[Any, Any, Halting]) -> Any:
+  state, output, _ = carry
+  if output is None:
+    return jax.tree.map(lambda x: x.astype(jnp.float32), state)
+  return output
+
+
+def _ponder(
+  step: Step,
+  carry: tuple[Any, Any, Halting],
+  n: Int[Array, ''],
+  max_steps: int,
+  rule: Rule,
+  combination: str,
+  trace: Trace | None,
+) -> tuple[tuple[Any, Any, Halting], Any]:
+  state, output, before = carry
+  new_state, score = step(state, n)
+  after, weight = rule(before, score, n == max_steps - 1)
+
+  def combined(previous: Any, new: Any) -> Any:
+    return jax.tree.map(
+      lambda old, leaf: halting.combine(combination, old, leaf, weight),
+      previous,
+      new,
+    )
+
+  if output is None:
+    new_state = combined(state, new_state)
+  else:
+    output = combined(output, new_state)
+  # A halted item keeps its state ("its state is simply copied to the next
+  # step", Universal Transformer, section 2.2).
+  new_state = jax.tree.map(
+    lambda old, new: jnp.where(
+      halting.align(before.running, old), new.astype(old.dtype), old
+    ),
+    state,
+    new_state,
+  )
+  traced = None if trace is None else trace(state, new_state, after)
+  return (new_state, output, after), traced
+
+
+def _check(max_steps: int) -> None:
+  if max_steps < 1:
+    raise ValueError(f'max_steps: expected at least 1, got {max_steps}')

@@ -1,0 +1,109 @@
+"""PonderNet: halting as a distribution over steps (Banino et al. 2021).
+
+`lambda_n` is the probability to halt in step n if the item has not halted
+before; `p_n = lambda_n prod_{j<n} (1 - lambda_j)`, with `lambda_N = 1` at the
+step limit N. Trained on `sum_n p_n L_n + beta KL(p || Geometric)`, served by
+drawing or by the mean. The steps come first, `[N, ...]`, as `ponder_scan`
+stacks its trace; everything is float32.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from model_lib.halting import Halting
+
+
+def halting_distribution(
+  lambdas: Float[Array, 'N ...'],
+) -> Float[Array, 'N ...']:
+  """`p_n` of each step (PonderNet, equation 1); they sum to 1.
+
+  Args:
+    lambdas: conditional probabilities in [0, 1]; the last counts as 1.
+  """
+  lambdas = lambdas.astype(jnp.float32).at[-1].set(1.0)
+  survived = jnp.cumprod(1.0 - lambdas, axis=0)
+  before = jnp.concatenate([jnp.ones_like(survived[:1]), survived[:-1]])
+  return lambdas * before
+
+
+def geometric_log_prior(rate: float, max_steps: int) -> Float[Array, ' N']:
+  """Logarithm of the geometric distribution cut off at `max_steps`.
+
+  Renormalised. The logarithm, as the probabilities themselves may be too small
+  for float32.
+
+  Args:
+    rate: its lambda_p, in (0, 1); the mean is about 1 / rate.
+    max_steps: the step limit, N.
+
+  Raises:
+    ValueError: if an argument is out of its range.
+  """
+  if not 0.0 < rate < 1.0:
+    raise ValueError(f'rate: expected a number in (0, 1), got {rate}')
+  if max_steps < 1:
+    raise ValueError(f'max_steps: expected at least 1, got {max_steps}')
+  steps = jnp.arange(max_steps, dtype=jnp.float32)
+  return jax.nn.log_softmax(steps * math.log1p(-rate))
+
+
+def divergence(
+  distribution: Float[Array, 'N ...'], log_prior: Float[Array, ' N']
+) -> Float[Array, '...']:
+  """`KL(p || prior)` in nats; a step of probability 0 adds nothing."""
+  shape = (-1,) + (1,) * (distribution.ndim - 1)
+  positive = distribution > 0.0
+  # Selected before the logarithm too, or its gradient would be NaN.
+  safe = jnp.where(positive, distribution, 1.0)
+  ratio = jnp.log(safe) - log_prior.reshape(shape)
+  return jnp.where(positive, distribution * ratio, 0.0).sum(0)
+
+
+def ponder_loss(
+  distribution: Float[Array, 'N ...'],
+  losses: Float[Array, 'N ...'],
+  log_prior: Float[Array, ' N'],
+  beta: float,
+) -> Float[Array, '...']:
+  """`sum_n p_n L_n + beta KL(p || prior)` (PonderNet, equation 2)."""
+  expected = (distribution * losses.astype(jnp.float32)).sum(0)
+  return expected + beta * divergence(distribution, log_prior)
+
+
+def expected_steps(distribution: Float[Array, 'N ...']) -> Float[Array, '...']:
+  """Mean number of steps, `sum_n n p_n`."""
+  shape = (-1,) + (1,) * (distribution.ndim - 1)
+  numbers = jnp.arange(1, distribution.shape[0] + 1, dtype=jnp.float32)
+  return (distribution * numbers.reshape(shape)).sum(0)
+
+
+def advance_drawn(
+  halting: Halting,
+  score: tuple[Float[Array, '...'], Float[Array, '...']],
+  is_last: Array | bool,
+) -> tuple[Halting, Float[Array, '...']]:
+  """Halts with probability `lambda_n`: a rule for `model_lib.pondering`.
+
+  Args:
+    halting: before the step; `total` sums what the item has survived as the
+      probability to have halted by now.
+    score: (lambda_n, numbers drawn uniformly from [0, 1)).
+    is_last: whether this step is the limit.
+
+  Returns:
+    (halting after the step, weight): 1 in the step that an item halts in.
+  """
+  chance, drawn = score
+  halts = halting.running & ((drawn < chance) | is_last)
+  halted = halting.total + (1.0 - halting.total) * chance
+  after = Halting(
+    total=jnp.where(halting.running, halted, halting.total),
+    remainder=halting.remainder,
+    steps=halting.steps + halting.running.astype(jnp.int32),
+    running=halting.running & ~halts,
+  )
+  return after, halts.astype(jnp.float32)

@@ -1,0 +1,106 @@
+"""PonderNet's distribution, loss and drawing against plain loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from model_lib import pondering, pondernet
+
+
+def plain(lambdas):
+  """`p_n` by the definition, the last lambda being 1."""
+  left, result = 1.0, []
+  for n, chance in enumerate(lambdas):
+    chance = 1.0 if n == len(lambdas) - 1 else chance
+    result.append(left * chance)
+    left *= 1.0 - chance
+  return result
+
+
+def test_distribution_by_hand():
+  got = pondernet.halting_distribution(jnp.array([0.5, 0.5, 0.1]))
+  np.testing.assert_allclose(got, [0.5, 0.25, 0.25], atol=1e-7)
+
+
+def test_distribution_equals_a_plain_loop_and_sums_to_one():
+  lambdas = np.random.default_rng(0).uniform(size=(7, 5, 3)).astype(np.float32)
+  lambdas[0, 0, 0], lambdas[1, 1, 1] = 1.0, 0.0
+  got = np.asarray(pondernet.halting_distribution(jnp.asarray(lambdas)))
+  np.testing.assert_allclose(got.sum(0), 1.0, atol=1e-6)
+  for i in np.ndindex(5, 3):
+    where = (slice(None), *i)
+    np.testing.assert_allclose(got[where], plain(lambdas[where]), atol=1e-6)
+
+
+def test_prior_is_geometric_and_cut_off():
+  prior = np.exp(pondernet.geometric_log_prior(0.2, 5))
+  np.testing.assert_allclose(prior.sum(), 1.0, atol=1e-6)
+  np.testing.assert_allclose(prior[1:] / prior[:-1], 0.8, atol=1e-6)
+
+
+def test_divergence_equals_scipy_and_has_a_gradient_at_zero():
+  prior = pondernet.geometric_log_prior(0.3, 4)
+  lambdas = jnp.array([[0.2, 1.0], [0.5, 0.3], [0.0, 0.9], [0.4, 0.4]])
+  p = pondernet.halting_distribution(lambdas)
+  want = scipy.special.rel_entr(p, np.exp(prior)[:, None]).sum(0)
+  np.testing.assert_allclose(pondernet.divergence(p, prior), want, atol=1e-6)
+  slopes = jax.grad(
+    lambda x: pondernet.divergence(
+      pondernet.halting_distribution(x), prior
+    ).sum()
+  )(lambdas)
+  assert np.isfinite(slopes).all()
+
+
+def test_a_prior_too_small_for_float32_has_a_finite_divergence():
+  prior = pondernet.geometric_log_prior(0.99, 24)
+  p = pondernet.halting_distribution(jnp.full((24,), 0.1))
+  # ln prior_n = ln 0.99 + (n - 1) ln 0.01, but for what is cut off: 1e-48.
+  want = sum(
+    chance * (np.log(chance) - np.log(0.99) - n * np.log(0.01))
+    for n, chance in enumerate(plain([0.1] * 24))
+  )
+  np.testing.assert_allclose(pondernet.divergence(p, prior), want, rtol=1e-5)
+
+
+def test_loss_and_mean_by_hand():
+  p = jnp.array([0.5, 0.25, 0.25])
+  prior = pondernet.geometric_log_prior(0.5, 3)
+  kl = 0.5 * np.log(0.5 * 7 / 4) + 0.25 * np.log(0.25 * 7 / 2)
+  kl += 0.25 * np.log(0.25 * 7)
+  loss = pondernet.ponder_loss(p, jnp.array([1.0, 2.0, 4.0]), prior, 0.1)
+  np.testing.assert_allclose(loss, 2.0 + 0.1 * kl, atol=1e-6)
+  np.testing.assert_allclose(pondernet.expected_steps(p), 1.75, atol=1e-6)
+
+
+def test_drawn_steps_follow_the_distribution():
+  lambdas = jnp.array([0.3, 0.5, 0.2, 0.9])
+  count = 20_000
+  drawn = jax.random.uniform(jax.random.key(0), (4, count))
+
+  def step(state, n):
+    return state + 1.0, (jnp.full((count,), lambdas[n]), drawn[n])
+
+  arguments = dict(max_steps=4, rule=pondernet.advance_drawn)
+  state, valid = jnp.zeros((count, 1)), jnp.ones((count,), bool)
+  result = pondering.ponder_scan(step, state, valid, **arguments)
+  steps = np.asarray(result.halting.steps)
+  # The output is the state of the step that an item halted in.
+  np.testing.assert_array_equal(result.output[:, 0], steps)
+  shares = np.bincount(steps, minlength=5)[1:] / count
+  want = plain([0.3, 0.5, 0.2, 0.9])
+  np.testing.assert_allclose(shares, want, atol=5 * 0.5 / count**0.5)
+  # All the same whether the loop ends early or not.
+  looped = pondering.ponder_while(step, state, valid, **arguments)
+  np.testing.assert_array_equal(looped.halting.steps, steps)
+
+
+@pytest.mark.parametrize(
+  ('field', 'arguments'),
+  [('rate', (0.0, 3)), ('rate', (1.0, 3)), ('max_steps', (0.5, 0))],
+)
+def test_a_prior_out_of_range(field, arguments):
+  with pytest.raises(ValueError, match=f'^{field}: expected'):
+    pondernet.geometric_log_prior(*arguments)
