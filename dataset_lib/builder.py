@@ -18,9 +18,12 @@ from dataset_lib import (
   fake_text,
   fields,
   glue,
+  graves,
   image_folder,
   image_ops,
   parity,
+  pretraining,
+  probing,
   source,
   tfds_source,
 )
@@ -46,8 +49,11 @@ SOURCES: dict[str, ModuleType] = {
   'folder': image_folder,
   'tfds': tfds_source,
   'glue': glue,
+  'probing': probing,
+  'graves': graves,
   'fake_images': fake,
   'fake_text': fake_text,
+  'pretraining': pretraining,
 }
 
 MAX_THREADS = 32  # beyond this Python's lock, not the cores, is the limit

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dataset_lib import fields, glue, source
+from dataset_lib import fields, source, text_rows
 from dataset_lib.source import DatasetInfo, Encoded, TokenSource
 
 SPLITS = ('train', 'test')
@@ -22,7 +22,7 @@ MIN_LENGTH = 4
 SIGNAL = 0.5  # share of the tokens that tell the class
 
 FIELDS = {
-  **glue.LENGTH_FIELDS,
+  **text_rows.LENGTH_FIELDS,
   'vocab_size': fields.integer(32, 2**24, default=128),
   # 1 for a regression: the label is then a score in [0, 5].
   'num_classes': fields.integer(1, 16, default=2),

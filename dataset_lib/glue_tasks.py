@@ -6,6 +6,8 @@ TFDS; names of columns are given for each layout that is around.
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from dataset_lib.errors import BadRecord
 
@@ -128,3 +130,16 @@ def canonical_split(task: str, name: str) -> str:
   if task == 'mnli' and first != 'train' and not kind:
     return f'{first}_matched'
   return first + underscore + kind
+
+
+def num_texts(dataset: Mapping[str, Any]) -> int | None:
+  """How many texts a row of a run's data has; None if that is not known.
+
+  Args:
+    dataset: the run's configuration of its data.
+  """
+  if dataset.get('name') == 'probing':
+    return 1
+  if dataset.get('name') != 'glue':
+    return None
+  return len(TASKS[dataset['task']].texts[0])

@@ -4,8 +4,8 @@ from typing import Any
 
 from dataset_lib import tfds_source
 from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
-from dataset_lib.glue_files import Example, check_texts
 from dataset_lib.glue_tasks import TASKS, GlueTask, check_score
+from dataset_lib.tsv_files import Example, check_texts
 
 _UNLABELLED = -1
 

@@ -8,17 +8,23 @@ element off the rows; rows are written straight into the block's arrays. A
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Int, Shaped
 
 from dataset_lib.bad_records import BadRecords
 from dataset_lib.errors import BadRecord, TooManyBadRecordsError
 from dataset_lib.length_order import LengthOrder
 from dataset_lib.order import Order
-from dataset_lib.source import DatasetInfo, Source, TokenSource, VectorSource
+from dataset_lib.source import (
+  DatasetInfo,
+  DrawnSource,
+  Source,
+  TokenSource,
+  VectorSource,
+)
 
 Batch = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
 # (raw input, (seed, epoch, index)) -> array of the input's shape
@@ -111,15 +117,24 @@ class Reader:
   def __getitem__(self, element: int) -> Batch:
     positions = self._blocks.positions(self._first_block + int(element))
     places = [self._order.place(position) for position in positions]
+    if isinstance(self._source, VectorSource | DrawnSource):
+      return self._at_once(places)
     batch = empty_batch(self._source.info, len(places))
-    if isinstance(self._source, VectorSource):
-      indices = [place[1] for place in places if place is not None]
-      fill_at_once(batch, self._source, indices)
-      return batch
     for row, place in enumerate(places):
       if place is not None:
         self._fill_row(batch, row, *place)
     return batch
+
+  def _at_once(self, places: Sequence[tuple[int, int] | None]) -> Batch:
+    """A block of a source that gives many records in one call."""
+    real = [place for place in places if place is not None]
+    epochs, indices = np.array(real, np.int64).reshape(-1, 2).T
+    records: Any = self._source
+    if isinstance(records, DrawnSource):
+      arrays = records.draw(self._order.seed, epochs, indices)
+    else:
+      arrays = records.records(indices)
+    return padded(arrays, indices, len(places))
 
   def _fill_row(self, batch: Batch, row: int, epoch: int, index: int) -> None:
     read, value, label = self._good_record(epoch, index)
@@ -194,18 +209,28 @@ class LengthReader:
     return batch
 
 
-def fill_at_once(
-  batch: Batch, source: VectorSource, indices: Sequence[int]
-) -> None:
-  """Fills the first rows of a batch with the records `indices`, in place.
+def padded(
+  arrays: Mapping[str, np.ndarray],
+  indices: Int[np.ndarray, ' R'],
+  rows: int,
+) -> Batch:
+  """A batch of `rows` rows: the given records, then zeros, mask 0, index -1.
 
-  The rows behind them stay padding.
+  Args:
+    arrays: the records, leading axis R.
+    indices: their numbers.
+    rows: at least R.
   """
   real = len(indices)
-  for key, values in source.records(np.array(indices, np.int64)).items():
+  batch = {
+    key: np.zeros((rows, *values.shape[1:]), values.dtype)
+    for key, values in arrays.items()
+  }
+  batch['mask'] = np.zeros(rows, np.float32)
+  batch['index'] = np.full(rows, -1, np.int32)
+  for key, values in {**arrays, 'mask': 1, 'index': indices}.items():
     batch[key][:real] = values
-  batch['mask'][:real] = 1
-  batch['index'][:real] = indices
+  return batch
 
 
 def check_label(label: Any, num_classes: int) -> int:

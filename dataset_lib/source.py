@@ -77,6 +77,23 @@ class VectorSource(Protocol):
     """Records as arrays with a leading batch axis: {input_key, 'label'}."""
 
 
+@runtime_checkable
+class DrawnSource(Protocol):
+  """A source that draws its records anew in every epoch, and has no bad ones.
+
+  For masks, crops of texts or swaps that are a function of (seed, epoch,
+  index); one ordered pass is epoch 0.
+  """
+
+  def draw(
+    self,
+    seed: int,
+    epochs: Int[np.ndarray, ' B'],
+    indices: Int[np.ndarray, ' B'],
+  ) -> dict[str, np.ndarray]:
+    """Arrays with a leading batch axis; there may be no records asked for."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Encoded:
   """Rows of token ids of different lengths, one behind the other.

@@ -1,13 +1,13 @@
-"""WordPiece tokenizers of BERT-like checkpoints, by the `tokenizers` library.
+"""WordPiece and SentencePiece tokenizers, by the `tokenizers` library.
 
 Read from what a checkpoint's directory holds: `tokenizer.json`, or `vocab.txt`
-with its `tokenizer_config.json`. Ids equal those of Hugging Face's
-`BertTokenizer` with `split_special_tokens=True`: text is data, so a "[SEP]"
-that somebody typed is a bracket, a word and a bracket, never the separator.
+(BERT) or `spiece.model` (ALBERT) with its `tokenizer_config.json`. Ids equal
+those of Hugging Face's `BertTokenizer` with `split_special_tokens=True` and
+`AlbertTokenizer`: text is data, so a "[SEP]" that somebody typed is a bracket,
+a word and a bracket, never the separator.
 """
 
 import itertools
-import json
 import os
 import pathlib
 import threading
@@ -15,27 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Bool, Int32
 
-from dataset_lib import atomic_file
-from dataset_lib.errors import InvalidDataError, MissingDataError
+from dataset_lib import atomic_file, tokenizer_files, whole_words
+from dataset_lib.errors import InvalidDataError
 from dataset_lib.source import Encoded
 
-JSON_FILE, VOCABULARY_FILE = 'tokenizer.json', 'vocab.txt'
-CONFIG_FILES = ('special_tokens_map.json', 'tokenizer_config.json')
-SPECIAL_TOKENS = {
-  'unk_token': '[UNK]',
-  'sep_token': '[SEP]',
-  'pad_token': '[PAD]',
-  'cls_token': '[CLS]',
-  'mask_token': '[MASK]',
-}
-# What tokenizer_config.json calls them: the arguments of BertNormalizer.
-_NORMALIZER = {
-  'do_lower_case': 'lowercase',
-  'strip_accents': 'strip_accents',
-  'tokenize_chinese_chars': 'handle_chinese_chars',
-}
 MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]
 # Texts encoded at once: the library's own objects take a hundred times the
 # memory of the ids, so they are not kept for a whole data set.
@@ -43,21 +28,34 @@ CHUNK = 4096
 
 
 class Tokenizer:
-  """A WordPiece tokenizer; threads may share it.
+  """A WordPiece or SentencePiece tokenizer; threads may share it.
 
   Attributes:
     vocab_size: number of token ids that a model must embed.
     pad_id: id of the padding token.
+    cls_id: of the token in front of a row.
+    sep_id: of the token behind each text.
+    unk_id: of what the vocabulary does not have.
+    mask_id: of the token that hides another; None if there is none.
+    special_ids: all of these and other tokens that no text gives, ascending.
 
   Args:
     library: a `tokenizers.Tokenizer` without truncation and padding.
-    pad_token: name of the padding token.
+    special: names of the special tokens, by the keys of `SPECIAL_TOKENS`.
   """
 
-  def __init__(self, library: Any, pad_token: str):
+  def __init__(self, library: Any, special: Mapping[str, str]):
     vocabulary = library.get_vocab(with_added_tokens=True)
     self.vocab_size = max(vocabulary.values()) + 1
-    self.pad_id = vocabulary[pad_token]
+    ids = {name: vocabulary.get(token) for name, token in special.items()}
+    self.pad_id: int = ids['pad_token']
+    self.cls_id: int = ids['cls_token']
+    self.sep_id: int = ids['sep_token']
+    self.unk_id: int = ids['unk_token']
+    self.mask_id: int | None = ids['mask_token']
+    added = library.get_added_tokens_decoder()
+    named = {number for number, token in added.items() if token.special}
+    self.special_ids = tuple(sorted(named | {*ids.values()} - {None}))
     self._library = library
     self._truncating: dict[int, Any] = {}
     self._lock = threading.Lock()
@@ -97,6 +95,42 @@ class Tokenizer:
     flat_types = np.concatenate(types) if types else np.zeros_like(flat)
     return Encoded(flat, flat_types, offsets)
 
+  def encode_plain(
+    self, texts: Sequence[str]
+  ) -> tuple[Int32[np.ndarray, ' M'], Int32[np.ndarray, ' N']]:
+    """Token ids of texts as they are: whole, without [CLS] and [SEP].
+
+    Args:
+      texts: any number of texts.
+
+    Returns:
+      The ids, one text behind the other, and how many each text has.
+
+    Raises:
+      ValueError: a text cannot be encoded (a lone surrogate).
+    """
+    library = self._library
+    tokens, lengths = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
+    for start in range(0, len(texts), CHUNK):
+      chunk = _encode_batch(library, list(texts[start : start + CHUNK]), False)
+      ids = [encoding.ids for encoding in chunk]
+      tokens.append(_flat(ids))
+      lengths.append(np.array([len(row) for row in ids], np.int32))
+    return np.concatenate(tokens), np.concatenate(lengths)
+
+  def word_starts(self) -> Bool[np.ndarray, ' V']:
+    """Whether a token begins a word, by id; see `whole_words.begins_word`."""
+    names = [self._library.id_to_token(n) for n in range(self.vocab_size)]
+    is_word_piece = tokenizer_files.is_word_piece(self._library)
+    result = np.array(
+      [
+        name is None or whole_words.begins_word(name, is_word_piece)
+        for name in names
+      ]
+    )
+    result[list(self.special_ids)] = True
+    return result
+
   def names(self, ids: Iterable[int]) -> list[str]:
     """The tokens of some ids as a person reads them: 'play', '##ing'."""
     return [self._library.id_to_token(int(token)) for token in ids]
@@ -129,9 +163,13 @@ class Tokenizer:
       return self._truncating[max_length]
 
 
-def _encode_batch(library: Any, items: list[Any]) -> list[Any]:
+def _encode_batch(
+  library: Any, items: list[Any], add_special_tokens: bool = True
+) -> list[Any]:
   try:
-    return library.encode_batch_fast(items)
+    return library.encode_batch_fast(
+      items, add_special_tokens=add_special_tokens
+    )
   except (TypeError, UnicodeError) as error:
     raise ValueError(f'a text cannot be encoded: {_culprit(items)}') from error
 
@@ -154,24 +192,17 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
   """Reads a tokenizer.
 
   Args:
-    path: a directory with `tokenizer.json` or `vocab.txt`, or such a file;
-      `tokenizer_config.json` beside it is obeyed.
+    path: a directory with `tokenizer.json`, `vocab.txt` or `spiece.model`, or
+      such a file; `tokenizer_config.json` beside it is obeyed.
 
   Raises:
     MissingDataError: there is none.
-    InvalidDataError: it is damaged, or no WordPiece tokenizer like BERT's.
+    InvalidDataError: it is damaged, or no WordPiece tokenizer like BERT's and
+      no SentencePiece tokenizer like ALBERT's.
   """
-  file = _find(pathlib.Path(path).expanduser())
-  config = _config(file.parent)
-  special = {
-    name: _content(config.get(name, default))
-    for name, default in SPECIAL_TOKENS.items()
-  }
+  file = tokenizer_files.find(pathlib.Path(path).expanduser())
   try:
-    if file.suffix == '.json':
-      library = _from_json(file, config, special)
-    else:
-      library = _from_vocabulary(file, config, special)
+    library, special = tokenizer_files.read(file)
     library.no_truncation()
     library.no_padding()
     library.encode_special_tokens = True
@@ -185,122 +216,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
         f'got a vocabulary without {", ".join(missing)}; name its own in '
         'tokenizer_config.json'
       )
-    _check_template(library, file, special)
-    return Tokenizer(library, special['pad_token'])
+    tokenizer_files.check_template(library, file, special)
+    return Tokenizer(library, special)
   except UnicodeDecodeError as error:
     raise InvalidDataError(f'{file} is not UTF-8: {error}') from error
-
-
-def _find(path: pathlib.Path) -> pathlib.Path:
-  if path.is_file():
-    return path
-  for name in (JSON_FILE, VOCABULARY_FILE):
-    if (path / name).is_file():
-      return path / name
-  raise MissingDataError(
-    f'no tokenizer at {path}: expected a directory with {JSON_FILE} or '
-    f'{VOCABULARY_FILE}, or such a file'
-  )
-
-
-def _config(folder: pathlib.Path) -> dict[str, Any]:
-  """What the files beside a tokenizer say of it."""
-  config: dict[str, Any] = {}
-  for name in CONFIG_FILES:
-    path = folder / name
-    if path.is_file():
-      try:
-        config |= json.loads(path.read_text(encoding='utf-8'))
-      except (ValueError, TypeError) as error:
-        raise InvalidDataError(f'{path} is damaged: {error}') from error
-  return config
-
-
-def _content(token: Any) -> str:
-  """A special token is a string, or an object with the string in it."""
-  return token['content'] if isinstance(token, Mapping) else str(token)
-
-
-def _from_json(
-  file: pathlib.Path, config: Mapping[str, Any], special: Mapping[str, str]
-) -> Any:
-  import tokenizers
-  from tokenizers import models, normalizers
-
-  text = file.read_text(encoding='utf-8')
-  try:
-    library = tokenizers.Tokenizer.from_str(text)
-  except Exception as error:  # the library raises nothing narrower
-    raise InvalidDataError(f'{file} is damaged: {error}') from error
-  if not isinstance(library.model, models.WordPiece):
-    raise InvalidDataError(
-      f'{file}: expected a WordPiece tokenizer, got '
-      f'{type(library.model).__name__}'
-    )
-  normalizer = library.normalizer
-  if isinstance(normalizer, normalizers.BertNormalizer):
-    for name, field in _NORMALIZER.items():
-      if name in config:
-        setattr(normalizer, field, config[name])
-    library.normalizer = normalizer
-  if library.post_processor is None:
-    _add_template(library, special)
-  return library
-
-
-def _from_vocabulary(
-  file: pathlib.Path, config: Mapping[str, Any], special: Mapping[str, str]
-) -> Any:
-  import tokenizers
-  from tokenizers import decoders, models, normalizers, pre_tokenizers
-
-  extra = file.parent / 'added_tokens.json'
-  if config.get('do_basic_tokenize', True) is not True or extra.is_file():
-    raise InvalidDataError(
-      f'{file}: do_basic_tokenize=false and added_tokens.json are not '
-      f'supported with {VOCABULARY_FILE}; save the tokenizer as {JSON_FILE}'
-    )
-  with file.open(encoding='utf-8') as lines:
-    # A line's number is the token's id; only '\n' ends a line.
-    vocabulary = {line.rstrip('\n'): row for row, line in enumerate(lines)}
-  library = tokenizers.Tokenizer(
-    models.WordPiece(vocabulary, unk_token=special['unk_token'])
-  )
-  library.normalizer = normalizers.BertNormalizer(
-    clean_text=True,
-    handle_chinese_chars=config.get('tokenize_chinese_chars', True),
-    strip_accents=config.get('strip_accents'),
-    lowercase=config.get('do_lower_case', True),
-  )
-  library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-  library.decoder = decoders.WordPiece()
-  known = [token for token in special.values() if token in vocabulary]
-  library.add_special_tokens(known)
-  if {special['cls_token'], special['sep_token']} <= set(known):
-    _add_template(library, special)
-  return library
-
-
-def _add_template(library: Any, special: Mapping[str, str]) -> None:
-  from tokenizers import processors
-
-  first, last = special['cls_token'], special['sep_token']
-  library.post_processor = processors.TemplateProcessing(
-    single=f'{first} $A {last}',
-    pair=f'{first} $A {last} $B:1 {last}:1',
-    special_tokens=[
-      (token, library.token_to_id(token)) for token in (first, last)
-    ],
-  )
-
-
-def _check_template(
-  library: Any, file: pathlib.Path, special: Mapping[str, str]
-) -> None:
-  """Refuses a tokenizer that does not frame a pair as BERT does."""
-  got = library.encode('', '').tokens
-  last = special['sep_token']
-  if got != [special['cls_token'], last, last]:
-    raise InvalidDataError(
-      f'{file}: expected a pair framed as [CLS] a [SEP] b [SEP], got {got}'
-    )

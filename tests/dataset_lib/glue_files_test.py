@@ -1,7 +1,5 @@
 """GLUE's TSV files: their layouts, quotes, bad rows, damage."""
 
-import gzip
-
 import numpy as np
 import pytest
 
@@ -12,6 +10,7 @@ from dataset_lib.errors import (
   MissingDataError,
   TooManyBadRecordsError,
 )
+from tests.dataset_lib.tsv_rows import write
 
 WORDS = [f'w{number}' for number in range(30)]
 VOCABULARY = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '"', '(', ')', *WORDS]
@@ -35,16 +34,6 @@ def config(root, task, **others):
     tokenizer=str(root.parent / 'vocabulary'),
     **others,
   )
-
-
-def write(path, rows, end='\n'):
-  path.parent.mkdir(exist_ok=True)
-  data = b''.join(
-    (row if isinstance(row, bytes) else row.encode()) + end.encode()
-    for row in rows
-  )
-  path.write_bytes(gzip.compress(data) if path.suffix == '.gz' else data)
-  return path
 
 
 def read(source):

@@ -1,0 +1,266 @@
+"""SentencePiece unigram models: trained from text, read by `tokenizers`.
+
+A `spiece.model` becomes a `tokenizers.Tokenizer` that gives the same ids, so
+that everything behind it (GLUE, serving, export) sees one kind of tokenizer,
+saved as one `tokenizer.json`. Text is normalised as ALBERT's was: quotes,
+accents and case first, then by the rules in the model.
+"""
+
+import heapq
+import io
+import json
+import os
+import pathlib
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from dataset_lib import sentencepiece_file, whole_words
+from dataset_lib.errors import ConfigError, InvalidDataError
+from dataset_lib.sentencepiece_file import Piece
+
+MODEL_FILE = 'spiece.model'
+SPACE = whole_words.SPACE
+# ALBERT's names, and the first ids of its vocabulary in this order.
+SPECIAL_TOKENS = {
+  'pad_token': '<pad>',
+  'unk_token': '<unk>',
+  'cls_token': '[CLS]',
+  'sep_token': '[SEP]',
+  'mask_token': '[MASK]',
+}
+# Always pieces of their own, as in ALBERT's vocabulary.
+OWN_PIECES = ('(', ')', '"', '-', '.', '–', '£', '€')  # noqa: RUF001
+CHARACTER_COVERAGE = 0.99995
+# The largest text given to the trainer at once, in characters; it would leave
+# out what is longer than 4,192 bytes.
+MAX_TRAINING_TEXT = 1024
+# Of all texts together: the trainer takes about 20 bytes for each.
+MAX_TRAINING_CHARACTERS = 10**8
+# Fixed: the sums of the trainer, and so the pieces, depend on it.
+_TRAINING_THREADS = 16
+_NUMBER_COMMA = re.compile(r'.*\d,', re.DOTALL)
+_NUMBER_COMMA_PENALTY = 100.0
+
+
+def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
+  """Trains a lower-case unigram vocabulary; the same texts give the same bytes.
+
+  Args:
+    texts: paragraphs or sentences, as they are.
+    vocab_size: pieces, the special ones included.
+    max_texts: a random sample of so many texts, but at most
+      `MAX_TRAINING_CHARACTERS` in all, is kept in memory; longer texts count
+      as several.
+
+  Returns:
+    A model in the format of `spiece.model`.
+
+  Raises:
+    ConfigError: the texts have too few words for so many pieces, or more
+      characters than that.
+    InvalidDataError: there is no text.
+  """
+  import sentencepiece
+
+  # A list, not an iterator: the trainer makes a RuntimeError of everything that
+  # is raised while it reads, of Ctrl-C too.
+  sample = _sample(
+    _training_texts(texts, normalizer_of()), max_texts, MAX_TRAINING_CHARACTERS
+  )
+  if not sample:
+    raise InvalidDataError('no text to train a vocabulary from')
+  model = io.BytesIO()
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(sample),
+      model_writer=model,
+      model_type='unigram',
+      vocab_size=vocab_size,
+      character_coverage=CHARACTER_COVERAGE,
+      pad_id=0,
+      unk_id=1,
+      bos_id=-1,
+      eos_id=-1,
+      control_symbols=list(SPECIAL_TOKENS.values())[2:],
+      user_defined_symbols=list(OWN_PIECES),
+      num_threads=_TRAINING_THREADS,
+      minloglevel=2,  # errors only
+    )
+  except RuntimeError as error:
+    raise ConfigError('vocab_size', vocab_size, _explained(error)) from error
+  return model.getvalue()
+
+
+def _training_texts(texts: Iterable[str], normalizer: Any) -> Iterator[str]:
+  for text in texts:
+    # Normalised before it is cut: a character may become several.
+    for part in pieces_of(normalizer.normalize_str(text), MAX_TRAINING_TEXT):
+      if part.strip():
+        yield part.strip()
+
+
+def _sample(
+  texts: Iterable[str], max_texts: int, max_characters: int
+) -> list[str]:
+  """A random sample in the order of the texts, the same one each time.
+
+  Each text draws a number, and those with the smallest numbers are kept.
+  """
+  draws, limit, characters = random.Random(0), 1.0, 0
+  kept: list[tuple[float, int, str]] = []  # a heap, the largest number first
+  for place, text in enumerate(texts):
+    draw = draws.random()
+    if draw >= limit:
+      continue
+    heapq.heappush(kept, (-draw, place, text))
+    characters += len(text)
+    while len(kept) > max_texts or characters > max_characters:
+      largest, _, dropped = heapq.heappop(kept)
+      limit, characters = -largest, characters - len(dropped)
+  return [text for _, _, text in sorted(kept, key=lambda entry: entry[1])]
+
+
+def pieces_of(text: str, size: int) -> Iterator[str]:
+  """Cuts a text after spaces into pieces of at most `size` characters."""
+  start = 0
+  while len(text) - start > size:
+    space = text.rfind(' ', start, start + size)
+    stop = space + 1 if space >= 0 else start + size
+    yield text[start:stop]
+    start = stop
+  yield text[start:]
+
+
+def _explained(error: RuntimeError) -> str:
+  """What the trainer's error means for the size of the vocabulary."""
+  limit = re.search(r'too high.*<= (\d+)', str(error))
+  if limit:
+    return f'at most {limit[1]} for so few words'
+  limit = re.search(r'smaller than required_chars\. \d+ vs (\d+)', str(error))
+  if limit:
+    return f'at least {limit[1]} for so many different characters'
+  return f'a size that this text can be trained with ({error})'
+
+
+def normalizer_of(
+  lower: bool = True, keep_accents: bool = False, charsmap: bytes = b''
+) -> Any:
+  """What is done to a text before it is cut into words.
+
+  Args:
+    lower: turn it to lower case.
+    keep_accents: leave accents on.
+    charsmap: the model's own rules, compiled.
+
+  Returns:
+    A `tokenizers` normalizer, as Hugging Face converts ALBERT's tokenizer.
+  """
+  import tokenizers
+  from tokenizers import normalizers
+
+  steps: list[Any] = [
+    normalizers.Replace('``', '"'),
+    normalizers.Replace("''", '"'),
+  ]
+  if not keep_accents:
+    steps += [normalizers.NFKD(), normalizers.StripAccents()]
+  if lower:
+    steps.append(normalizers.Lowercase())
+  if charsmap:
+    steps.append(normalizers.Precompiled(charsmap))
+  steps.append(normalizers.Replace(tokenizers.Regex(' {2,}'), ' '))
+  return normalizers.Sequence(steps)
+
+
+def read(
+  path: str | os.PathLike[str], config: Mapping[str, Any] | None = None
+) -> Any:
+  """Converts a model to a `tokenizers.Tokenizer`, without a frame of [CLS].
+
+  Args:
+    path: the model's file.
+    config: `do_lower_case` (default True) and `keep_accents` (False), as
+      ALBERT's tokenizer_config.json has them.
+
+  Raises:
+    InvalidDataError: the file is damaged, or another kind of model.
+  """
+  import tokenizers
+  from tokenizers import decoders, models
+
+  model, config = sentencepiece_file.read(pathlib.Path(path)), config or {}
+  vocabulary = [(piece.text, _score(piece)) for piece in model.pieces]
+  library = tokenizers.Tokenizer(
+    models.Unigram(vocabulary, unk_id=model.unknown_id)
+  )
+  library.normalizer = normalizer_of(
+    bool(config.get('do_lower_case', True)),
+    bool(config.get('keep_accents', False)),
+    model.charsmap,
+  )
+  library.pre_tokenizer = _words()
+  library.decoder = decoders.Metaspace(SPACE, prepend_scheme='always')
+  special = (sentencepiece_file.UNKNOWN, sentencepiece_file.CONTROL)
+  library.add_special_tokens(
+    [piece.text for piece in model.pieces if piece.kind in special]
+  )
+  return library
+
+
+def _score(piece: Piece) -> float:
+  """Logarithm of the piece's probability.
+
+  ALBERT's tokenizer cuts the comma off a number ("9,"); a piece that has both
+  is made too improbable to be used.
+  """
+  if _NUMBER_COMMA.fullmatch(piece.text):
+    return piece.score - _NUMBER_COMMA_PENALTY
+  return piece.score
+
+
+def _words() -> Any:
+  from tokenizers import pre_tokenizers
+
+  return pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.WhitespaceSplit(),
+      pre_tokenizers.Metaspace(SPACE, prepend_scheme='always'),
+    ]
+  )
+
+
+def keep_as_text(library: Any, names: Iterable[str]) -> None:
+  """Cuts special tokens that somebody typed, so that none is read as one piece.
+
+  A unigram model finds every piece of its vocabulary in a text, the special
+  ones too: a typed "<pad>" would become padding. Behind a cut after its first
+  character it is text like any other. Does nothing where this was done before.
+
+  Args:
+    library: a `tokenizers.Tokenizer` with a unigram model; changed in place.
+    names: the special tokens.
+  """
+  import tokenizers
+  from tokenizers import pre_tokenizers
+
+  pattern = '|'.join(
+    f'{re.escape(name[0])}(?={re.escape(name[1:])})'
+    for name in sorted(names)
+    if len(name) > 1
+  )
+  given = library.pre_tokenizer
+  if given and pattern in _split_patterns(json.loads(given.__getstate__())):
+    return
+  cut = pre_tokenizers.Split(tokenizers.Regex(pattern), 'merged_with_previous')
+  library.pre_tokenizer = pre_tokenizers.Sequence(
+    [given, cut] if given else [cut]
+  )
+
+
+def _split_patterns(step: Mapping[str, Any]) -> set[str]:
+  """Regular expressions at which a pre-tokenizer, as JSON, cuts."""
+  inner = [_split_patterns(part) for part in step.get('pretokenizers', ())]
+  pattern = step.get('pattern', {}).get('Regex')
+  return {pattern} - {None} | set().union(*inner)

@@ -1,0 +1,204 @@
+"""CoNLL-U: sentences by hand, faults by line, the real treebank."""
+
+import gzip
+
+import pytest
+
+from dataset_lib import conllu
+from dataset_lib.errors import InvalidDataError
+
+
+def line(number, form, head, label, upos='X'):
+  columns = [number, form, form.lower(), upos, '_', '_', head, label, '_', '_']
+  return '\t'.join(map(str, columns))
+
+
+GOOD = [
+  '# sent_id = first',
+  "# text = Zoé didn't.",
+  line(1, 'Zoé', 2, 'nsubj:pass', 'PRON'),
+  "2-3\tdidn't" + '\t_' * 8,
+  line(2, 'did', 0, 'root', 'AUX'),
+  line(3, "n't", 2, 'advmod', 'PART'),
+  '3.1\tsleep\tsleep\tVERB' + '\t_' * 6,
+  line(4, '.', 2, 'punct', '_'),
+  '',
+]
+OTHER = [line(1, 'Ten thousand', 0, 'root'), '']
+
+
+def write(path, rows, end='\n'):
+  data = b''.join(
+    (row if isinstance(row, bytes) else row.encode()) + end.encode()
+    for row in rows
+  )
+  path.write_bytes(gzip.compress(data) if path.suffix == '.gz' else data)
+  return path
+
+
+@pytest.mark.parametrize('end', ['\n', '\r\n'])
+@pytest.mark.parametrize('name', ['a.conllu', 'a.conllu.gz'])
+def test_words_of_the_tree(tmp_path, name, end):
+  rows = ['\ufeff' + GOOD[0], *GOOD[1:], '', *OTHER]
+  sentences, bad = conllu.read(write(tmp_path / name, rows, end))
+  assert bad == []
+  first, second = sentences
+  assert first.forms == ('Zoé', 'did', "n't", '.')
+  assert [word.head for word in first.words] == [2, 0, 2, 2]
+  assert [word.upos for word in first.words] == ['PRON', 'AUX', 'PART', '_']
+  labels = [word.label for word in first.words]
+  assert labels == ['nsubj:pass', 'root', 'advmod', 'punct']
+  assert first.words[0].universal_label == 'nsubj'
+  assert first.words[3].universal_label == 'punct'
+  assert (first.sent_id, first.line) == ('first', 1)
+  assert second.forms == ('Ten thousand',)
+  assert (second.sent_id, second.line) == ('', 11)
+
+
+def test_the_end_of_the_file_ends_a_sentence(tmp_path):
+  path = write(tmp_path / 'a.conllu', [*OTHER, *GOOD[:-1]])
+  path.write_bytes(path.read_bytes().removesuffix(b'\n'))
+  sentences, bad = conllu.read(path)
+  assert [len(sentence.words) for sentence in sentences] == [1, 4]
+  assert bad == []
+
+
+def test_an_empty_node_may_stand_first(tmp_path):
+  rows = ['0.1\tit' + '\t_' * 8, *GOOD[2:]]
+  sentences, bad = conllu.read(write(tmp_path / 'a.conllu', rows))
+  assert len(sentences) == 1
+  assert bad == []
+
+
+LONG = '9' * 5000
+BROKEN = {
+  'not_utf8': (4, b'2\tdid\xff\t_\t_\t_\t_\t0\troot\t_\t_'),
+  'wrong_columns': (2, '1\tZoé\tzoé'),
+  'empty_form': (2, line(1, ' ', 2, 'nsubj')),
+  'no_label': (7, line(4, '.', 2, '_')),
+  'illegal_id': (5, line('3a', "n't", 2, 'advmod')),
+  'illegal_head': (7, line(4, '.', '_', 'punct')),
+  'wrong_order': (7, line(5, '.', 2, 'punct')),
+}
+
+
+@pytest.mark.parametrize('kind', BROKEN)
+def test_a_broken_line_is_named_and_its_sentence_left_out(tmp_path, kind):
+  place, text = BROKEN[kind]
+  broken = [*GOOD[:place], text, *GOOD[place + 1 :]]
+  path = write(tmp_path / 'a.conllu', [*OTHER, *broken, *GOOD])
+  sentences, bad = conllu.read(path)
+  assert [sentence.line for sentence in sentences] == [1, 12]
+  # The lines behind it are not to blame.
+  assert [fault.kind for fault in bad] == [kind]
+  assert bad[0].where == f'{path}, line {place + 3}'
+  assert bad[0].message
+
+
+def test_every_broken_line_of_a_sentence_is_named(tmp_path):
+  broken = [GOOD[2], 'x', 'y', line(4, '.', 2, '_'), '']
+  path = write(tmp_path / 'a.conllu', [*broken, *OTHER])
+  sentences, bad = conllu.read(path)
+  assert len(sentences) == 1
+  assert [fault.where[-1] for fault in bad] == ['2', '3', '4']
+
+
+@pytest.mark.parametrize(
+  ('rows', 'kind', 'message'),
+  [
+    (
+      [line(1, 'a', 0, 'root'), line(2, 'b', 3, 'dep')],
+      'illegal_head',
+      'got 3',
+    ),
+    (
+      [line(1, 'a', 0, 'root'), line(2, 'b', 2, 'dep')],
+      'illegal_head',
+      'got 2',
+    ),
+    ([line(1, 'a', LONG, 'root')], 'illegal_head', 'the number of a head'),
+    ([line(1, 'a', '²', 'root')], 'illegal_head', 'the number of a head'),
+    ([line(1, 'a', -1, 'root')], 'illegal_head', 'the number of a head'),
+    ([line(1, 'a', 2, 'x'), line(2, 'b', 1, 'x')], 'not_one_root', 'got 0'),
+    ([line(1, 'a', 0, 'x'), line(2, 'b', 0, 'x')], 'not_one_root', 'got 2'),
+    ([line(2, 'a', 0, 'root')], 'wrong_order', 'expected number 1, got 2'),
+    ([line(1, 'a', 0, 'root')] * 2, 'wrong_order', 'expected number 2, got 1'),
+    ([line(LONG, 'a', 0, 'root')], 'illegal_id', "got '999"),
+    ([line('01', 'a', 0, 'root')], 'illegal_id', "got '01'"),
+    ([line('0', 'a', 0, 'root')], 'illegal_id', "got '0'"),
+    (['1-2\tab' + '\t_' * 8, line(1, 'a', 0, 'root')], 'illegal_id', 'up to 2'),
+    (['2-1\tab' + '\t_' * 8], 'wrong_order', 'expected number 1'),
+    ([line(1, 'a', 0, 'x'), '2-1\tb' + '\t_' * 8], 'illegal_id', 'ascending'),
+    (['1-2\tab\t_'], 'wrong_columns', 'expected 10 columns, got 3'),
+    (['3.1\tab' + '\t_' * 8], 'wrong_order', 'expected number 0, got 3.1'),
+    (['# sent_id = nothing'], 'no_words', 'expected a word'),
+  ],
+)
+def test_what_makes_no_tree(tmp_path, rows, kind, message):
+  path = write(tmp_path / 'a.conllu', [*rows, '', *OTHER])
+  sentences, bad = conllu.read(path)
+  assert len(sentences) == 1
+  assert [fault.kind for fault in bad] == [kind]
+  assert message in bad[0].message
+  assert bad[0].where.startswith(f'{path}, line ')
+
+
+@pytest.mark.parametrize(
+  ('content', 'message'),
+  [
+    (b'', 'is empty'),
+    (b'\n\n', 'is empty'),
+    (b'Just some text.\n', 'none of its 1 can be used; the first: wrong_col'),
+    (b'\x00\xff\n\n\x80\n', 'none of its 2 can be used; the first: '),
+  ],
+)
+def test_files_that_are_no_treebank(tmp_path, content, message):
+  path = tmp_path / 'a.conllu'
+  path.write_bytes(content)
+  with pytest.raises(InvalidDataError, match=message):
+    conllu.read(path)
+
+
+def test_a_damaged_archive_and_a_missing_file(tmp_path):
+  path = write(tmp_path / 'a.conllu.gz', GOOD * 20)
+  path.write_bytes(path.read_bytes()[:-20])
+  with pytest.raises(InvalidDataError, match='damaged or cut short'):
+    conllu.read(path)
+  with pytest.raises(FileNotFoundError):
+    conllu.read(tmp_path / 'b.conllu')
+
+
+def treebank(shared_data, name):
+  path = shared_data / 'ud_english_ewt' / f'{name}.conllu.gz'
+  if not path.is_file():
+    pytest.skip(f'no {path}')
+  return path
+
+
+@pytest.mark.parametrize(
+  ('name', 'count'),
+  [('dev', 1501), pytest.param('test', 1558, marks=pytest.mark.slow)],
+)
+def test_the_real_treebank_is_all_good(shared_data, name, count):
+  path = treebank(shared_data, name)
+  sentences, bad = conllu.read(path)
+  assert bad == []
+  assert len(sentences) == count
+  # Against the lines themselves.
+  numbered = [
+    line.split('\t')
+    for line in gzip.decompress(path.read_bytes()).decode().split('\n')
+    if line.partition('\t')[0].isdigit()
+  ]
+  words = [word for sentence in sentences for word in sentence.words]
+  assert [word.form for word in words] == [line[1] for line in numbered]
+  assert [word.label for word in words] == [line[7] for line in numbered]
+  assert len({sentence.sent_id for sentence in sentences}) == count
+
+
+@pytest.mark.slow
+def test_the_real_training_treebank(shared_data):
+  sentences, bad = conllu.read(treebank(shared_data, 'train'))
+  assert bad == []
+  assert len(sentences) == 12544
+  assert sum(len(sentence.words) for sentence in sentences) == 204577

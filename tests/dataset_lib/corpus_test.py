@@ -1,0 +1,357 @@
+"""Corpora prepared from hand-made texts: what is in them, and how they fail."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from dataset_lib import corpus, corpus_blocks, corpus_building, tokenizer
+from dataset_lib.corpus_files import END, Paragraph
+from dataset_lib.corpus_texts import Options
+from dataset_lib.errors import (
+  ConfigError,
+  InvalidDataError,
+  MissingDataError,
+)
+from tests.dataset_lib import corpora
+
+
+def names_of(directory, split):
+  """The tokens of each document, by name, and the split's arrays."""
+  manifest = corpus.read_manifest(directory)
+  arrays = corpus.open_split(directory, manifest, split)
+  given = tokenizer.load(directory)
+  documents = []
+  for first, behind in zip(
+    arrays.documents[:-1], arrays.documents[1:], strict=True
+  ):
+    start, stop = arrays.rows[first], arrays.rows[behind]
+    documents.append(given.names(arrays.tokens[start:stop].tolist()))
+  return documents, arrays
+
+
+def pieces(paragraphs):
+  """What a document must become: its words, lower case, and full stops."""
+  given = []
+  for word in ' '.join(paragraphs).lower().replace('.', ' .').split():
+    stem = word.rstrip('ab')
+    given += [stem, *(f'##{letter}' for letter in word[len(stem) :])]
+  return given
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+  """(directory, manifest, documents)."""
+  texts = corpora.documents(60)
+  root = tmp_path_factory.mktemp('prepared')
+  return *corpora.prepare(root, texts), texts
+
+
+def test_every_token_is_in_its_place(prepared):
+  directory, manifest, texts = prepared
+  train, train_arrays = names_of(directory, 'train')
+  validation, _ = names_of(directory, 'validation')
+  # One document out of ten, the first one included.
+  assert len(validation) == 6
+  assert validation[0] == pieces(texts[0])
+  waiting = {'train': list(train), 'validation': list(validation)}
+  for paragraphs in texts:
+    wanted = pieces(paragraphs)
+    is_train = waiting['train'][:1] == [wanted]
+    queue = waiting['train' if is_train else 'validation']
+    assert queue.pop(0) == wanted
+  assert waiting == {'train': [], 'validation': []}
+  assert train_arrays.tokens.dtype == np.uint16
+  counts = manifest['splits']['train']
+  assert counts['tokens'] == sum(map(len, train))
+  assert counts['words'] == sum(
+    not name.startswith('##') for document in train for name in document
+  )
+  assert counts['documents'] == counts['documents_with_rows'] == 54
+  assert counts['unknown_tokens'] == 0
+  assert manifest['inputs'] == (str(directory.parent / 'in'),)
+
+
+def test_rows_and_sentences(prepared):
+  directory = prepared[0]
+  given = tokenizer.load(directory)
+  _, arrays = names_of(directory, 'train')
+  sizes = np.diff(arrays.rows)
+  assert sizes.min() >= 2
+  assert sizes.max() == 29
+  # Every sentence ends in a full stop, and only there.
+  stop = given.names([5])
+  assert stop == ['.']
+  ends = arrays.tokens[arrays.sentences[1:] - 1]
+  assert (ends == 5).all()
+  assert (arrays.tokens == 5).sum() == len(ends)
+  assert set(arrays.rows[arrays.documents]) <= set(arrays.sentences)
+
+
+@pytest.mark.parametrize('size', [50, 700])
+def test_blocks_do_not_show_but_in_their_rows(tmp_path, size, monkeypatch):
+  texts = corpora.documents(25, seed=1)
+  whole, manifest = corpora.prepare(tmp_path, texts, 'whole')
+  monkeypatch.setattr(corpus_blocks, 'BLOCK_CHARACTERS', size)
+  parts, other = corpora.prepare(tmp_path, texts, 'parts')
+  for split in corpus.SPLITS:
+    assert names_of(whole, split)[0] == names_of(parts, split)[0]
+    one, two = manifest['splits'][split], other['splits'][split]
+    assert {**one, 'rows': 0} == {**two, 'rows': 0}
+    assert one['rows'] <= two['rows']
+    sentences = [names_of(out, split)[1].sentences for out in (whole, parts)]
+    np.testing.assert_array_equal(*sentences)
+
+
+def test_a_document_goes_on_in_the_next_block():
+  stream = [
+    Paragraph('aaaa', 'line 1'), Paragraph('bbbb', 'line 2'),
+    Paragraph('cc', 'line 3'), END, END, Paragraph('d', 'line 6'), END,
+  ]  # fmt: skip
+  blocks = list(corpus_blocks.blocks(stream, lambda document: 'train', 8))
+  parts = [
+    [(part.document, part.where, part.begins, part.ends, part.paragraphs)
+     for part in block.parts]
+    for block in blocks
+  ]  # fmt: skip
+  assert parts == [
+    [(0, 'line 1', True, False, ['aaaa', 'bbbb'])],
+    [(0, 'line 3', False, True, ['cc']), (1, 'line 6', True, True, ['d'])],
+  ]
+
+
+def files_of(directory):
+  return {
+    str(path.relative_to(directory)): path.read_bytes()
+    for path in sorted(directory.rglob('*'))
+    if path.is_file()
+  }
+
+
+def test_the_same_bytes_whatever_the_number_of_processes(tmp_path, monkeypatch):
+  monkeypatch.setattr(corpus_blocks, 'BLOCK_CHARACTERS', 500)
+  texts = corpora.documents(40, seed=2)
+  options = {'tokenizer': '', 'vocab_size': 60, 'vocab_texts': 500}
+  one, _ = corpora.prepare(tmp_path, texts, 'one', **options)
+  two, _ = corpora.prepare(tmp_path, texts, 'two', processes=2, **options)
+  assert files_of(one) == files_of(two)
+  assert len(files_of(one)) == 10
+
+
+def test_the_vocabulary_is_trained_from_the_training_split(tmp_path):
+  texts = corpora.documents(30, seed=3)
+  # The first document is held out; its letters are nowhere else.
+  texts[0] = ['Xyzzy xyzzy zyx. ' * 30]
+  out, _ = corpora.prepare(
+    tmp_path, texts, tokenizer='', vocab_size=50, vocab_texts=500
+  )
+  given = tokenizer.load(out)
+  assert not any('z' in name for name in given.names(range(5, 50)))
+  _, arrays = names_of(out, 'validation')
+  assert (arrays.tokens[arrays.rows[0] : arrays.rows[1]] == 1).any()
+
+
+def test_validation_texts_are_not_trained_on(tmp_path):
+  texts = corpora.documents(12, seed=4)
+  folder = corpora.write(tmp_path / 'in', texts)
+  held_out = folder / 'held_out.txt'
+  held_out.write_text('w1 w2. W3 w4 w5.\n')
+  out, manifest = corpora.prepare(
+    tmp_path, texts, validation=(str(held_out),), validation_share=0.01
+  )
+  assert names_of(out, 'validation')[0] == [pieces(['w1 w2. w3 w4 w5.'])]
+  assert len(names_of(out, 'train')[0]) == 12
+  out, manifest = corpora.prepare(tmp_path, texts, 'no', validation_share=0.0)
+  assert list(manifest['splits']) == ['train']
+  with pytest.raises(MissingDataError, match='--validation_share'):
+    corpus.open_split(out, manifest, 'validation')
+
+
+def test_faults_are_counted_and_named(tmp_path):
+  folder = tmp_path / 'in'
+  folder.mkdir()
+  (folder / '1.txt').write_bytes(b'w1 w2. W3 w\xff4.\n\nw5\n\nw6 w7 w8.\n')
+  (folder / '2.txt').write_bytes(b'')
+  (folder / '3.txt').write_bytes(b'w1\0 w2. W3.')
+  out, manifest = corpora.prepare(tmp_path, [['W1 w2. W3 w4.']] * 3,
+                                  validation_share=0.0)  # fmt: skip
+  faults = manifest['faults']
+  assert {kind: entry['count'] for kind, entry in faults.items()} == {
+    'broken_bytes': 1, 'empty_file': 1, 'nul_bytes': 1,
+    'one_sentence_document': 1, 'too_short': 1,
+  }  # fmt: skip
+  named = {kind: entry['first'][0]['where'] for kind, entry in faults.items()}
+  assert named['broken_bytes'] == f'{folder}/1.txt, line 1'
+  assert named['too_short'] == f'{folder}/1.txt, line 3'
+  assert named['one_sentence_document'] == f'{folder}/1.txt, line 5'
+  assert json.loads((out / 'corpus.json').read_text())['faults'] == faults
+  counts = manifest['splits']['train']
+  assert counts['documents'] == counts['documents_with_rows'] + 1
+  # "w\ufffd4" is cleaned by BERT's normalizer to "w4".
+  assert names_of(out, 'train')[0][0] == pieces(['w1 w2. w3 w4.'])
+
+
+def test_every_file_that_is_left_out_is_named(tmp_path):
+  folder = tmp_path / 'in'
+  folder.mkdir()
+  for number in range(9):
+    (folder / f'{number}.txt').touch()
+  (folder / 'note.md').touch()
+  texts = [['W1 w2. W3 w4.']] * 3
+  out, manifest = corpora.prepare(tmp_path, texts, validation_share=0.0)
+  entry = manifest['faults']['empty_file']
+  assert (entry['count'], len(entry['first'])) == (9, 5)
+  lines = (out / 'faults.jsonl').read_text().splitlines()
+  files = [json.loads(line) for line in lines]
+  assert [set(file) for file in files] == [{'kind', 'where', 'message'}] * 10
+  empty = [file['where'] for file in files if file['kind'] == 'empty_file']
+  assert empty == [f'{folder}/{number}.txt' for number in range(9)]
+
+
+def test_a_file_that_is_named_twice_is_read_once(tmp_path):
+  texts = corpora.documents(10, seed=5)
+  folder = corpora.write(tmp_path / 'in', texts)
+  link = tmp_path / 'link'
+  link.symlink_to(folder)
+  inputs = str(folder), str(folder / 'texts.txt'), str(link)
+  _, manifest = corpora.prepare(tmp_path, texts, inputs=inputs)
+  counts = [split['documents'] for split in manifest['splits'].values()]
+  assert sum(counts) == 10
+  entry = manifest['faults']['repeated_file']
+  assert [file['where'] for file in entry['first']] == [
+    f'{folder}/texts.txt', f'{link}/texts.txt'
+  ]  # fmt: skip
+
+
+def test_nothing_is_left_of_an_interrupted_preparation(tmp_path, monkeypatch):
+  texts = corpora.documents(5)
+
+  def interrupted(self, block):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(corpus_blocks.Encoder, '__call__', interrupted)
+  with pytest.raises(KeyboardInterrupt):
+    corpora.prepare(tmp_path, texts)
+  assert sorted(path.name for path in tmp_path.iterdir()) == [
+    'in',
+    'vocabulary',
+  ]
+
+
+def test_an_unfinished_directory_does_not_look_finished(tmp_path):
+  out = tmp_path / 'out'
+  with corpus_building.complete_or_absent(out) as folder:
+    place = folder.parent
+    assert place.parent == tmp_path
+    assert place.name.startswith('.out.')
+    assert place.name.endswith('.tmp')
+    assert corpus_building.leftovers(out) == [place]
+    assert not out.exists()
+  assert list(tmp_path.iterdir()) == [out]
+  (tmp_path / 'made').mkdir()
+  assert out.stat().st_mode == (tmp_path / 'made').stat().st_mode
+  assert out.is_dir()
+  # An empty directory is taken.
+  with corpus_building.complete_or_absent(out) as folder:
+    (folder / 'x').touch()
+  assert (out / 'x').exists()
+
+
+def test_a_link_to_an_empty_directory_is_followed(tmp_path):
+  (tmp_path / 'real').mkdir()
+  out = tmp_path / 'out'
+  out.symlink_to('real')
+  with corpus_building.complete_or_absent(out) as folder:
+    (folder / 'x').touch()
+  assert out.is_symlink()
+  assert (tmp_path / 'real' / 'x').exists()
+
+
+@pytest.mark.parametrize(
+  ('text', 'options', 'error', 'words'),
+  [
+    ('w1', {}, InvalidDataError, "no text for the split 'train'"),
+    ('w1 w2. W3.', {}, InvalidDataError, '--validation_share=0'),
+    ('w1 w2. W3.', {'tokenizer': ''}, InvalidDataError,
+     '--validation_share=0'),
+    ('w1 w2. W3.', {'tokenizer': '', 'vocab_size': 900,
+                    'validation_share': 0.0}, ConfigError, 'vocab_size'),
+  ],
+)  # fmt: skip
+def test_texts_that_are_too_few(tmp_path, text, options, error, words):
+  with pytest.raises(error, match=words):
+    corpora.prepare(tmp_path, [[text]], **options)
+  assert not (tmp_path / 'out').exists()
+
+
+def test_a_tokenizer_without_a_mask(tmp_path):
+  folder = corpora.tokenizer(tmp_path / 'other')
+  text = (folder / 'vocab.txt').read_text().replace('[MASK]', 'mask')
+  (folder / 'vocab.txt').write_text(text)
+  with pytest.raises(InvalidDataError, match=r'with \[MASK\]'):
+    corpora.prepare(tmp_path, corpora.documents(3), tokenizer=str(folder))
+
+
+def damage(directory, name, data):
+  (directory / name).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+  ('name', 'data', 'words'),
+  [
+    ('corpus.json', b'{', r'corpus\.json is damaged'),
+    ('corpus.json', b'[]', r'corpus\.json is damaged'),
+    ('corpus.json', b'{"format": 1}', r'corpus\.json is damaged.*max_length'),
+    ('corpus.json', b'{"format": 1, "max_length": 32, "vocab_size": 208, '
+     b'"splits": {"train": {}}}', r'corpus\.json is damaged.*tokens'),
+    ('corpus.json', b'{"format": 1, "max_length": 32, "vocab_size": "208", '
+     b'"splits": {}}', r'corpus\.json is damaged.*integers'),
+    ('corpus.json', b'{"format": 99}', 'expected format 1, got 99'),
+    ('train/rows.npy', b'', r'rows\.npy is missing or damaged'),
+    ('train/tokens.npy', None, r'tokens\.npy is missing or damaged'),
+    ('train/sentences.npy', 'short', r'expected \d+ numbers .*, got .*\(1,\)'),
+    ('train/tokens.npy', 'int64', 'of type uint16, got .* type int64'),
+    ('train/rows.npy', 'last', r'rows\.npy: expected numbers from 0 to'),
+    ('train/documents.npy', 'last', r'documents\.npy: expected numbers from 0'),
+    ('train/rows.npy', 'middle', r'rows\.npy: expected rows of 2 to 29 tokens'),
+  ],
+)  # fmt: skip
+def test_damaged_corpora_are_named(prepared, tmp_path, name, data, words):
+  directory = tmp_path / 'copy'
+  shutil.copytree(prepared[0], directory)
+  if data is None:
+    (directory / name).unlink()
+  elif isinstance(data, str):
+    array = np.load(directory / name)
+    if data == 'short':
+      array = array[:1]
+    elif data == 'int64':
+      array = array.astype(np.int64)
+    else:
+      array[-1 if data == 'last' else len(array) // 2] += 1000
+    np.save(directory / name, array)
+  else:
+    (directory / name).write_bytes(data)
+  with pytest.raises(InvalidDataError, match=words):
+    corpus.open_split(directory, corpus.read_manifest(directory), 'train')
+
+
+def test_a_directory_that_is_no_corpus(tmp_path):
+  with pytest.raises(MissingDataError, match=r'launch\.prepare_corpus'):
+    corpus.read_manifest(tmp_path)
+
+
+def test_opening_reads_nothing(prepared):
+  directory, manifest, _ = prepared
+  arrays = corpus.open_split(directory, manifest, 'train')
+  for name in corpus.ARRAYS:
+    base = getattr(arrays, name)
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+      base = base.base
+    assert isinstance(base, np.memmap)
+
+
+def test_options_have_the_papers_defaults():
+  options = Options(('x',))
+  assert (options.vocab_size, options.max_length) == (30_000, 128)

@@ -1,0 +1,123 @@
+"""Texts in TFDS directories, written here, read without TensorFlow."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from dataset_lib import corpus_building, corpus_tfds
+from dataset_lib.corpus_faults import Faults
+from dataset_lib.corpus_texts import Options
+from dataset_lib.errors import InvalidDataError, MissingDataError
+from tests.dataset_lib import corpora
+
+pytestmark = pytest.mark.skipif(
+  importlib.util.find_spec('tensorflow') is None
+  or importlib.util.find_spec('tensorflow_datasets') is None,
+  reason='writing TFDS files needs tensorflow and tensorflow_datasets',
+)
+
+# As tensorflow_datasets has them, with fewer records. A process of its own: the
+# tests then read without TensorFlow's import.
+WRITE = """
+import os, sys
+import tensorflow_datasets as tfds
+
+def write(name, config, file_format, records):
+  folder = os.path.join(sys.argv[1], name, config, '1.0.0')
+  os.makedirs(folder)
+  features = tfds.features.FeaturesDict(
+    {key: tfds.features.Text() for key in records[0]})
+  identity = tfds.core.dataset_info.DatasetIdentity(
+    name=name, version=tfds.core.Version('1.0.0'), data_dir=folder,
+    module_name='', config_name=config or None)
+  info = tfds.core.DatasetInfo(builder=identity, features=features)
+  writer = tfds.core.SequentialWriter(
+    info, max_examples_per_shard=8, file_format=file_format)
+  writer.initialize_splits(['train'])
+  writer.add_examples({'train': records})
+  writer.close_all()
+
+pages = [f'w{n} w1.\\n\\n W2 w3.' for n in range(20)]
+pages[3] = ''
+write('wikipedia', 'tiny', 'array_record',
+      [{'title': 'w9', 'text': page} for page in pages])
+write('pg19', '', 'tfrecord',
+      [{'book_text': 'w1\\nw2.\\n\\nW3 w4\\n w5.', 'book_title': 'w6'}])
+write('other', '', 'tfrecord', [{'first': 'a', 'second': 'b'}])
+"""
+
+
+@pytest.fixture(scope='module')
+def data_dir(tmp_path_factory):
+  root = tmp_path_factory.mktemp('tfds')
+  subprocess.run(
+    [sys.executable, '-c', WRITE, str(root)], check=True, capture_output=True
+  )
+  return root
+
+
+def read(data_dir, name, **options):
+  texts = corpus_tfds.TfdsTexts(name, str(data_dir))
+  faults, done = Faults(), []
+  stream = list(texts.paragraphs(faults, done.append, **options))
+  assert 0 < sum(done) <= texts.size
+  return [paragraph.text for paragraph in stream], stream, faults.summary()
+
+
+def test_a_record_is_a_document(data_dir):
+  texts, stream, faults = read(data_dir, 'wikipedia/tiny')
+  # An empty line is none of its ends, an empty record has no paragraphs.
+  assert texts[:6] == ['w0 w1.', 'W2 w3.', '', 'w1 w1.', 'W2 w3.', '']
+  assert len(texts) == 3 * 19 + 1
+  assert 'array_record' in stream[0].where
+  assert stream[0].where.endswith('record 0, line 1')
+  assert not faults
+
+
+def test_books_are_wrapped(data_dir):
+  texts, _, _ = read(data_dir / 'pg19' / '1.0.0', '', wrapped=True)
+  assert texts == ['w1 w2.', 'W3 w4 w5.', '']
+
+
+def test_a_damaged_record_is_counted(data_dir, monkeypatch):
+  read_text = corpus_tfds.TfdsTexts._text
+
+  def damaged(self, number):
+    from dataset_lib.errors import BadRecord
+
+    if number == 4:
+      raise BadRecord('truncated', '', 'expected 9 bytes, got 3')
+    return read_text(self, number)
+
+  monkeypatch.setattr(corpus_tfds.TfdsTexts, '_text', damaged)
+  texts, _, faults = read(data_dir, 'wikipedia/tiny')
+  assert len(texts) == 3 * 18 + 1
+  entry = faults['unreadable_record']
+  assert entry['count'] == 1
+  assert 'record 4' in entry['first'][0]['where']
+  assert 'truncated' in entry['first'][0]['message']
+
+
+def test_what_is_not_prepared(data_dir, tmp_path):
+  with pytest.raises(MissingDataError, match='tfds build wikipedia'):
+    corpus_tfds.TfdsTexts('wikipedia/20230601.en', str(tmp_path))
+  with pytest.raises(InvalidDataError, match="expected a feature 'text'"):
+    corpus_tfds.TfdsTexts('other', str(data_dir))
+
+
+def test_a_corpus_of_it(data_dir, tmp_path):
+  options = Options(
+    ('tfds:wikipedia/tiny',),
+    tokenizer=str(corpora.tokenizer(tmp_path / 'vocabulary')),
+    max_length=16,
+    data_dir=str(data_dir),
+    validation_share=0.2,
+  )
+  manifest = corpus_building.prepare(
+    tmp_path / 'out', options, corpora.no_progress
+  )
+  splits = manifest['splits']
+  assert splits['train']['documents'] + splits['validation']['documents'] == 19
+  assert splits['train']['sentences'] == 2 * splits['train']['documents']

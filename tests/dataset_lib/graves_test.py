@@ -1,0 +1,291 @@
+"""The tasks of Graves (2016): targets recomputed from the inputs, in Python."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dataset_lib import builder, graves_draws, graves_tasks
+from dataset_lib.errors import ConfigError
+
+MANY = np.arange(300)
+TASKS = ('parity', 'logic', 'addition', 'sort', 'sparse_parity')
+KEYS = ('inputs', 'valid', 'targets', 'target_mask')
+
+
+def make(task, split='train', **fields):
+  config = dict(name='graves', task=task, **fields)
+  return builder.build_source(config, split)
+
+
+def rows(task, indices=MANY, **fields):
+  """(inputs, targets) of each record as lists, without what is not valid."""
+  batch = make(task, **fields).records(indices)
+  for row in range(len(indices)):
+    length = int(batch['valid'][row].sum())
+    assert batch['valid'][row, :length].all()
+    for key in KEYS:
+      assert not batch[key][row, length:].any()
+    asked = batch['target_mask'][row]
+    assert not batch['targets'][row, asked == 0].any()
+    targets = [
+      batch['targets'][row, t].tolist() if asked[t] else None
+      for t in range(length)
+    ]
+    yield batch['inputs'][row, :length].tolist(), targets
+
+
+@pytest.mark.parametrize('placement', ['scattered', 'leading'])
+@pytest.mark.parametrize('length', [1, 5, 64])
+def test_parity_counts_the_ones(length, placement):
+  counts = []
+  for inputs, targets in rows('parity', length=length, placement=placement):
+    (vector,) = inputs
+    assert len(vector) == length
+    assert set(vector) <= {-1.0, 0.0, 1.0}
+    assert targets == [[vector.count(1.0) % 2]]
+    count = sum(number != 0 for number in vector)
+    counts.append(count)
+    if placement == 'leading':
+      assert all(vector[:count])
+  assert min(counts) == 1
+  assert set(counts) == set(range(1, length + 1)) or length == 64
+
+
+def test_parity_sets_any_numbers_to_any_sign():
+  inputs = make('parity').records(np.arange(4000))['inputs'][:, 0]
+  count = (inputs != 0).sum(1)
+  # Uniform over 1 .. 64: mean 32.5, standard deviation 18.47.
+  assert abs(count.mean() - 32.5) < 4 * 18.47 / math.sqrt(4000)
+  share = (inputs != 0).mean(0)
+  assert (abs(share - 32.5 / 64) < 5 * 0.5 / math.sqrt(4000)).all()
+  assert abs((inputs == 1).sum() / (inputs != 0).sum() - 0.5) < 0.01
+
+
+PLAIN_GATES = (
+  lambda p, q: not (p or q),
+  lambda p, q: not p and q,
+  lambda p, q: p and not q,
+  lambda p, q: p != q,
+  lambda p, q: not (p and q),
+  lambda p, q: p and q,
+  lambda p, q: p == q,
+  lambda p, q: not p or q,
+  lambda p, q: p or not q,
+  lambda p, q: p or q,
+)
+
+
+@pytest.mark.parametrize('fields', [{}, {'length': 3, 'gates': 2}])
+def test_logic_applies_the_gates_in_turn(fields):
+  lengths, used = set(), set()
+  for inputs, targets in rows('logic', **fields):
+    before = None
+    for t, vector in enumerate(inputs):
+      b0, b1 = bool(vector[0]), bool(vector[1])
+      assert not (t and b0)
+      b0 = before if t else b0
+      chunks = np.reshape(vector[2:], (-1, 10))
+      count = int(chunks.sum())
+      assert (chunks.sum(1) == (np.arange(len(chunks)) < count)).all()
+      for chunk in chunks[:count]:
+        b0, b1 = b1, bool(PLAIN_GATES[int(chunk.argmax())](b1, b0))
+      before = b1
+      assert targets[t] == [int(b1)]
+      used.add(count)
+    lengths.add(len(inputs))
+  assert lengths == set(range(1, fields.get('length', 10) + 1))
+  assert used == set(range(1, fields.get('gates', 10) + 1))
+
+
+@pytest.mark.parametrize('fields', [{}, {'length': 3, 'digits': 2}])
+def test_addition_sums_so_far(fields):
+  lengths, sizes = set(), set()
+  places = 3 if fields else 6
+  for inputs, targets in rows('addition', **fields):
+    total = 0
+    for t, vector in enumerate(inputs):
+      text = ''
+      for digit in np.reshape(vector, (-1, 10)):
+        if digit.any():
+          assert digit.sum() == 1
+          text += str(digit.argmax())
+      total += int(text)
+      sizes.add(len(text))
+      want = [int(digit) for digit in str(total)]
+      want += [10] * (places - len(want))
+      assert targets[t] == (want if t else None)
+    lengths.add(len(inputs))
+  assert lengths == set(range(1, fields.get('length', 5) + 1))
+  assert sizes == set(range(1, fields.get('digits', 5) + 1))
+
+
+def test_digits_of_numbers():
+  numbers = np.array([0, 7, 10, 999, 1000, 499995])
+  got = graves_tasks.decimal_places(numbers, 6)
+  for number, digits in zip(numbers, got, strict=True):
+    text = ''.join(str(d) if d < 10 else '' for d in digits)
+    assert text == str(number)
+    assert (digits[len(text) :] == graves_tasks.BLANK).all()
+
+
+@pytest.mark.parametrize('length', [2, 15])
+def test_sort_asks_for_the_order(length):
+  lengths = set()
+  for inputs, targets in rows('sort', length=length):
+    count = len(inputs) // 2
+    numbers = [number for number, _ in inputs[:count]]
+    flags = [flag for _, flag in inputs]
+    assert flags == [float(t == count - 1) for t in range(2 * count)]
+    assert not any(number for number, _ in inputs[count:])
+    order = sorted(range(count), key=numbers.__getitem__)
+    assert targets == [None] * count + [[place] for place in order]
+    lengths.add(count)
+  assert lengths == set(range(2, length + 1))
+
+
+def test_sorted_numbers_are_standard_normal():
+  stats = pytest.importorskip('scipy.stats')
+  batch = make('sort').records(np.arange(2000))
+  shown = (batch['valid'] == 1) & (batch['target_mask'] == 0)
+  numbers = batch['inputs'][..., 0][shown].astype(np.float64)
+  assert stats.kstest(numbers, 'norm').pvalue > 1e-3
+
+
+def test_normals_of_known_bits():
+  # Uniform numbers 1/2 and 1/4: sqrt(-2 ln 1/2) cos(pi / 2) = 0.
+  bits = np.array([2**63 - 2**11, 2**64 - 2**11, 0], np.uint64)
+  angles = np.array([2**62, 0, 2**63], np.uint64)
+  got = graves_draws.normals(bits, angles)
+  want = [0.0, 0.0, -math.sqrt(2 * 53 * math.log(2))]
+  np.testing.assert_allclose(got, want, atol=1e-12)
+
+
+@pytest.mark.parametrize('max_gap', [1, 3])
+def test_sparse_parity_announces_the_next_mark(max_gap):
+  source = make('sparse_parity', length=12, max_gap=max_gap)
+  batch = source.records(MANY)
+  gaps, nonsense = set(), set()
+  for row in range(len(MANY)):
+    parity, next_mark = 0, 0
+    for t, vector in enumerate(batch['inputs'][row].tolist()):
+      bit, mark, *announced = vector
+      assert bit in (-1.0, 1.0)
+      assert mark == (t == next_mark) == batch['marked'][row, t]
+      if mark:
+        assert sum(announced) == 1
+        gap = announced.index(1.0)
+        gaps.add(gap)
+        next_mark = t + gap + 1
+        parity ^= bit == 1.0
+      else:
+        assert not any(announced)
+        nonsense.add(bit)
+      assert batch['targets'][row, t].tolist() == [parity]
+  assert gaps == set(range(max_gap + 1))
+  assert nonsense == {-1.0, 1.0}
+
+
+def test_integers_are_uniform():
+  bits = np.random.default_rng(0).integers(0, 2**64, 60000, np.uint64)
+  drawn = graves_draws.integers(bits, 3, 8)
+  counts = np.bincount(drawn, minlength=9)
+  assert counts[:3].sum() == 0
+  # 99.9 % quantile of chi-square with 5 degrees of freedom.
+  assert np.sum((counts[3:] - 10000.0) ** 2 / 10000) < 20.6
+  extremes = np.array([0, 2**64 - 1], np.uint64)
+  assert graves_draws.integers(extremes, 3, 8).tolist() == [3, 8]
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_a_record_is_a_function_of_its_index(task):
+  source = make(task, train_examples=10**6)
+  batch = source.records(np.array([7, 123456, 3]))
+  for row, index in enumerate((7, 123456, 3)):
+    record = source.record(index)
+    assert record.keys() == batch.keys()
+    for key, value in record.items():
+      np.testing.assert_array_equal(value, batch[key][row])
+  small = make(task, train_examples=10).records(np.arange(10))
+  large = source.records(np.arange(10))
+  np.testing.assert_array_equal(small['inputs'], large['inputs'])
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_splits_and_seeds_are_separate_streams(task):
+  streams = [
+    make(task, 'train'),
+    make(task, 'test'),
+    make(task, 'train', data_seed=1),
+    make(task, 'test', data_seed=1),
+  ]
+  inputs = [stream.records(np.arange(20))['inputs'] for stream in streams]
+  for i in range(4):
+    for j in range(i):
+      assert (inputs[i] != inputs[j]).any(axis=(1, 2)).mean() > 0.8
+
+
+@pytest.mark.parametrize(
+  ('task', 'shape', 'classes', 'targets'),
+  [
+    ('parity', (1, 64), 2, 1),
+    ('logic', (10, 102), 2, 1),
+    ('addition', (5, 50), 11, 6),
+    ('sort', (30, 2), 15, 1),
+    ('sparse_parity', (20, 6), 2, 1),
+  ],
+)
+def test_sizes_are_those_of_the_paper(task, shape, classes, targets):
+  source = make(task, 'test')
+  assert (source.info.input_key, source.info.input_dtype) == (
+    'inputs',
+    'float32',
+  )
+  assert source.info.input_shape == shape
+  assert source.info.num_classes == classes
+  assert source.num_targets == targets
+  assert len(source) == source.info.num_examples == 2048
+  batch = source.records(MANY)
+  assert batch['inputs'].shape == (300, *shape)
+  assert batch['targets'].shape == (300, shape[0], targets)
+  assert 0 <= batch['targets'].min() <= batch['targets'].max() == classes - 1
+  dtypes = [batch[key].dtype for key in KEYS]
+  assert dtypes == [np.float32, np.float32, np.int32, np.float32]
+
+
+def test_batches_are_padded_with_nothing():
+  config = dict(name='graves', task='sort', length=4, test_examples=6)
+  dataset = builder.build(
+    config, split='test', train=False, seed=0, batch_size=4, num_threads=0
+  )
+  first, last = dataset.batches()
+  assert first['mask'].tolist() == [1, 1, 1, 1]
+  assert last['mask'].tolist() == [1, 1, 0, 0]
+  assert last['index'].tolist() == [4, 5, -1, -1]
+  for key in KEYS:
+    assert not last[key][2:].any()
+  want = make('sort', 'test', length=4).records(np.array([4, 5]))
+  np.testing.assert_array_equal(last['inputs'][:2], want['inputs'])
+
+
+@pytest.mark.parametrize(
+  ('fields', 'key', 'expected'),
+  [
+    (dict(task='parities'), 'dataset.task', 'one of parity, logic'),
+    (dict(task='sort', length=1), 'dataset.length', 'at least 2'),
+    (dict(task='sort', digits=3), 'dataset.digits', 'has only length'),
+    (dict(task='addition', digits=16), 'dataset.digits', r'\[0, 15\]'),
+    (dict(task='logic', placement='leading'), 'dataset.placement', 'nothing'),
+    (dict(task='parity', placement='left'), 'dataset.placement', 'scattered'),
+    (dict(task='parity', length=-1), 'dataset.length', r'\[0, 4096\]'),
+    (dict(), 'dataset.task', 'got .nothing.'),
+  ],
+)
+def test_a_bad_field_is_named(fields, key, expected):
+  with pytest.raises(ConfigError, match=f'{key}: expected .*{expected}'):
+    builder.build_source(dict(name='graves', **fields), 'test')
+
+
+def test_there_are_two_splits():
+  with pytest.raises(ConfigError, match='split: expected one of train, test'):
+    make('parity', 'validation')

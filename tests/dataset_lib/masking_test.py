@@ -1,0 +1,225 @@
+"""What is masked: by hand, as properties, and its statistics."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataset_lib import masking
+from dataset_lib.masking import Draws, Rows, Vocabulary
+
+SIZE, MASK = 1000, 4
+VOCABULARY = Vocabulary(MASK, np.arange(5, SIZE, dtype=np.int32))
+
+
+def rows_of(words):
+  """Rows [CLS] a [SEP] b [SEP] of words of the given lengths.
+
+  Args:
+    words: of each row the lengths of the words of its two segments.
+  """
+  size = max(sum(map(sum, row)) for row in words) + 3
+  shape = len(words), size
+  tokens = np.zeros(shape, np.int32)
+  text, begins, segment = (np.zeros(shape, bool) for _ in range(3))
+  rng = np.random.default_rng(1)
+  for row, parts in enumerate(words):
+    place = 0
+    tokens[row, 0] = 2
+    for lengths in parts:
+      place += 1
+      segment[row, place] = True
+      for length in lengths:
+        begins[row, place] = True
+        text[row, place : place + length] = True
+        place += length
+      tokens[row, place] = 3
+  tokens[text] = rng.integers(5, SIZE, text.sum())
+  return Rows(tokens, text, begins, segment)
+
+
+def draws_of(shape, slots, seed=0):
+  rng = np.random.default_rng(seed)
+  sizes = [shape, shape, (shape[0], slots), (shape[0], slots)]
+  return Draws(*(rng.random(size) for size in sizes))
+
+
+def masked(words, share=0.2, max_ngram=3, seed=0):
+  rows = rows_of(words)
+  lengths = np.array([sum(map(sum, row)) + 3 for row in words], np.int32)
+  slots = masking.slots(rows.tokens.shape[1], share)
+  budgets = masking.budget(lengths, share)
+  draws = draws_of(rows.tokens.shape, slots, seed)
+  return rows, budgets, masking.mask(
+    rows, budgets, max_ngram, VOCABULARY, draws
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ('length', 'expected'),
+  [(5, 1), (7, 1), (8, 2), (12, 2), (13, 3), (100, 20), (128, 26)],
+)
+def test_the_number_of_tokens_is_the_share_rounded(length, expected):
+  assert masking.budget(np.array([length]), 0.2).tolist() == [expected]
+  assert expected <= masking.slots(length, 0.2)
+
+
+def test_the_length_of_ngrams_by_hand():
+  rows = rows_of([[[1, 2, 1, 1], [1, 1, 1]]])
+  # 6/11, 9/11 are the bounds: lengths 1, 3, 2, 1, ... in words.
+  uniform = np.array([[0.5, 0.99, 0.7, 0.1, 0.1, 0.1, 0, 0, 0, 0, 0]])
+  numbers = masking.cut_into_ngrams(rows, 3, uniform)
+  #      [CLS] a  b  b  c  d [SEP] e  f  g [SEP]
+  # 'e' would go on in the n-gram 'e f', but a segment begins there; of the
+  # n-gram (b b, c, d) every token has one number.
+  assert numbers[rows.is_text].tolist() == [0, 1, 1, 1, 1, 2, 2, 3]
+
+
+def test_whole_words_that_fit_by_hand():
+  rows = rows_of([[[2, 3, 1], [1, 1]]])
+  ngrams = masking.cut_into_ngrams(rows, 1, np.zeros((1, 11)))
+
+  def choose(budget, *order):
+    """Places of the words taken in this order, of tokens 1-2, 3-5, 6, 8, 9."""
+    keys = np.ones((1, 11))
+    keys[0, : len(order)] = np.argsort(order) / 10
+    chosen = masking.choose(rows, ngrams, np.array([budget]), keys)
+    return np.flatnonzero(chosen).tolist()
+
+  assert choose(3, 1, 0, 2, 3, 4) == [3, 4, 5]
+  assert choose(5, 1, 0, 2, 3, 4) == [1, 2, 3, 4, 5]
+  # The second word does not fit, two later ones do.
+  assert choose(4, 0, 1, 2, 3, 4) == [1, 2, 6, 8]
+  assert choose(1, 0, 1, 4, 3, 2) == [9]
+  assert choose(9, 0, 1, 4, 3, 2) == [1, 2, 3, 4, 5, 6, 8, 9]
+
+
+def test_a_part_of_a_word_where_no_word_fits():
+  _, budgets, got = masked([[[9], [8]]] * 50, share=0.1)
+  assert budgets.tolist() == [2] * 50
+  assert got['mlm_weights'].sum(axis=1).tolist() == [2.0] * 50
+
+
+word_lengths = st.lists(st.integers(1, 5), min_size=1, max_size=25)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+  st.lists(st.tuples(word_lengths, word_lengths), min_size=1, max_size=4),
+  st.sampled_from([0.05, 0.2, 0.6]),
+  st.integers(1, 4),
+  st.integers(0, 1000),
+)
+def test_unmasking_gives_the_tokens(words, share, max_ngram, seed):
+  rows, budgets, got = masked(words, share, max_ngram, seed)
+  back = got['tokens'].copy()
+  for row, budget in enumerate(budgets):
+    used = got['mlm_weights'][row] == 1
+    places = got['mlm_positions'][row][used]
+    assert (np.diff(places) > 0).all()
+    assert rows.is_text[row, places].all()
+    text = rows.is_text[row].sum()
+    assert 1 <= len(places) <= min(budget, text)
+    for name in ('mlm_positions', 'mlm_labels', 'mlm_kind', 'mlm_weights'):
+      assert not got[name][row][~used].any()
+      assert not used[len(places) :].any()
+    shown, labels = back[row, places], got['mlm_labels'][row][used]
+    kinds = got['mlm_kind'][row][used]
+    assert (shown[kinds == masking.MASKED] == MASK).all()
+    assert (shown[kinds == masking.REPLACED] >= 5).all()
+    assert (shown == labels)[kinds == masking.KEPT].all()
+    back[row, places] = labels
+  np.testing.assert_array_equal(back, rows.tokens)
+
+
+def chosen_words(rows, got):
+  """Of each row the tokens of each word, and how many of them are chosen."""
+  for row in range(len(rows.tokens)):
+    word = np.cumsum(rows.begins_word[row]) - 1
+    places = got['mlm_positions'][row][got['mlm_weights'][row] == 1]
+    sizes = np.bincount(word[rows.is_text[row]])
+    yield sizes, np.bincount(word[places], minlength=len(sizes))
+
+
+def test_words_are_whole_and_the_share_is_kept():
+  rng = np.random.default_rng(2)
+  words = [
+    [rng.integers(1, 4, 30).tolist(), rng.integers(1, 4, 25).tolist()]
+    for _ in range(300)
+  ]
+  rows, budgets, got = masked(words)
+  missing = 0
+  for row, (sizes, chosen) in enumerate(chosen_words(rows, got)):
+    assert set(np.where(chosen > 0, chosen == sizes, True)) == {True}
+    missing += budgets[row] - chosen.sum()
+  # Only where every other word is too long for what is left.
+  assert missing == 0
+
+
+def test_each_token_is_as_likely_as_any_other():
+  rows, budgets, got = masked([[[1] * 40, [1] * 40]] * 4000)
+  counts = np.zeros(rows.tokens.shape[1])
+  np.add.at(counts, got['mlm_positions'][got['mlm_weights'] == 1], 1)
+  counts = counts[rows.is_text[0]]
+  expected = budgets.sum() / len(counts)
+  # 4.5 standard deviations of independent choices of 21 % of the tokens.
+  assert abs(counts - expected).max() < 4.5 * np.sqrt(0.79 * expected)
+
+
+def test_kinds_are_80_10_10():
+  _, _, got = masked([[[1] * 60, [1] * 60]] * 2000, seed=3)
+  used = got['mlm_weights'] == 1
+  counts = np.bincount(got['mlm_kind'][used], minlength=3)
+  total = counts.sum()
+  for count, share in zip(counts, (0.8, 0.1, 0.1), strict=True):
+    spread = np.sqrt(total * share * (1 - share))
+    assert abs(count - total * share) < 4 * spread
+  # Random tokens are uniform over the ordinary ones.
+  rows = np.nonzero(used & (got['mlm_kind'] == masking.REPLACED))[0]
+  places = got['mlm_positions'][used & (got['mlm_kind'] == masking.REPLACED)]
+  random = got['tokens'][rows, places]
+  assert random.min() >= 5
+  assert random.max() < SIZE
+  middle = (5 + SIZE - 1) / 2
+  spread = (SIZE - 5) / np.sqrt(12 * len(random))
+  assert abs(random.mean() - middle) < 4 * spread
+
+
+@pytest.mark.parametrize('max_ngram', [1, 2, 3, 5])
+def test_the_lengths_of_chosen_ngrams(max_ngram):
+  # One segment of many words: few n-grams are shortened by an end.
+  rows = rows_of([[[1] * 600, [1]]] * 300)
+  draws = draws_of(rows.tokens.shape, 1, seed=4)
+  ngrams = masking.cut_into_ngrams(rows, max_ngram, draws.lengths)
+  budgets = np.full(300, 120)
+  chosen = masking.choose(rows, ngrams, budgets, draws.order)
+  assert chosen.sum(axis=1).tolist() == [120] * 300
+  counts = np.zeros(max_ngram + 1)
+  for row in range(300):
+    sizes = np.bincount(ngrams[row][chosen[row]])
+    np.add.at(counts, sizes[sizes > 0], 1)
+  assert counts[0] == 0
+  weights = 1 / np.arange(1, max_ngram + 1)
+  expected = weights / weights.sum()
+  total = counts.sum()
+  # The last n-gram of a row may be shortened: 1 of about 120 / mean length.
+  slack = 300 / total + 4 * np.sqrt(0.25 / total)
+  np.testing.assert_allclose(counts[1:] / total, expected, atol=slack)
+
+
+def test_ngrams_do_not_reach_over_the_border_of_segments():
+  rows = rows_of([[[1] * 20, [1] * 20]] * 100)
+  draws = draws_of(rows.tokens.shape, 1, seed=5)
+  numbers = masking.cut_into_ngrams(rows, 3, draws.lengths)
+  assert (numbers[:, 20] != numbers[:, 22]).all()
+  assert (np.diff(numbers, axis=1) >= 0).all()
+
+
+def test_nothing_to_mask():
+  empty = Rows(
+    np.zeros((0, 8), np.int32), *(np.zeros((0, 8), bool) for _ in range(3))
+  )
+  got = masking.mask(
+    empty, np.zeros(0, np.int64), 3, VOCABULARY, draws_of((0, 8), 2)
+  )
+  assert got['mlm_positions'].shape == (0, 2)

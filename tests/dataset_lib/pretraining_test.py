@@ -1,0 +1,264 @@
+"""Rows for pretraining: what they are made of, and what they depend on."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from dataset_lib import pretraining_rows, tokenizer
+from dataset_lib.errors import InvalidDataError
+from tests.dataset_lib import corpora
+from tests.dataset_lib.corpora import PRETRAINING_KEYS as KEYS
+from tests.dataset_lib.corpora import draw, pretraining_source
+
+PAD, CLS, SEP = 0, 2, 3
+LENGTH = 32
+
+
+@pytest.fixture(scope='module')
+def directory(tmp_path_factory):
+  root = tmp_path_factory.mktemp('pretraining')
+  return corpora.prepare(root, corpora.documents(80, seed=7))[0]
+
+
+def unmasked(batch):
+  tokens = batch['tokens'].copy()
+  row, slot = np.nonzero(batch['mlm_weights'])
+  places = batch['mlm_positions'][row, slot]
+  tokens[row, places] = batch['mlm_labels'][row, slot]
+  return tokens
+
+
+def segments_of(batch):
+  """Per row its two segments as lists, in the order of the document."""
+  for row, tokens in enumerate(unmasked(batch)):
+    length = batch['length'][row]
+    assert tokens[0] == CLS
+    assert (tokens[length:] == PAD).all()
+    middle, end = np.flatnonzero(tokens == SEP)
+    assert end == length - 1
+    types = np.zeros(LENGTH, int)
+    types[middle + 1 : length] = 1
+    np.testing.assert_array_equal(batch['token_types'][row], types)
+    parts = tokens[1:middle].tolist(), tokens[middle + 1 : end].tolist()
+    assert all(parts)
+    yield parts[::-1] if batch['label'][row] else parts
+
+
+def test_shapes_and_dtypes(directory):
+  given = pretraining_source(directory)
+  batch = draw(given, indices=[5, 3, 3])
+  assert set(batch) == KEYS
+  slots = 7  # ceil(0.2 * 32)
+  for name, array in batch.items():
+    shape = (3, slots) if name.startswith('mlm') else (3, LENGTH)
+    shape = (3,) if name in ('length', 'label') else shape
+    assert array.shape == shape, name
+    assert array.dtype == (np.float32 if 'weights' in name else np.int32)
+  info = given.info
+  assert (info.input_key, info.input_shape) == ('tokens', (LENGTH,))
+  assert (info.num_classes, info.class_names) == (2, ('in_order', 'swapped'))
+  assert info.vocab_size == len(corpora.VOCABULARY)
+  assert draw(given, indices=[])['tokens'].shape == (0, LENGTH)
+
+
+def test_undone_the_segments_are_the_document(directory):
+  given = pretraining_source(directory, short_share=0.0)
+  for epoch in range(3):
+    parts = list(segments_of(draw(given, epoch)))
+    for index, (first, second) in enumerate(parts):
+      assert first + second == given.record(index)['tokens'].tolist()
+  # All rows of a document, one behind the other, are the document.
+  arrays = given._split
+  joined = np.concatenate([np.array(first + second) for first, second in parts])
+  np.testing.assert_array_equal(joined, arrays.tokens)
+
+
+def test_segments_meet_at_the_end_of_a_sentence(directory):
+  given = pretraining_source(directory, short_share=0.0)
+  borders = set(given._split.sentences.tolist())
+  starts = given._split.rows.tolist()
+  taken: list[set[int]] = [set() for _ in range(len(given))]
+  for epoch in range(25):
+    for index, (first, _) in enumerate(segments_of(draw(given, epoch))):
+      taken[index].add(starts[index] + len(first))
+  several = complete = 0
+  for index, places in enumerate(taken):
+    start, stop = starts[index : index + 2]
+    inside = {place for place in borders if start < place < stop}
+    if inside:
+      assert places <= inside
+      several += len(inside) > 1
+      complete += len(inside) > 1 and places == inside
+  # Where there are several borders, all are taken.
+  assert several > 20
+  assert complete > 0.95 * several
+
+
+def chosen_words(directory, given, epochs=4):
+  """Per row of text, word by word: how many tokens, and how many are masked."""
+  starts = tokenizer.load(directory).word_starts()
+  for epoch in range(epochs):
+    batch = draw(given, epoch)
+    masked = np.zeros(batch['tokens'].shape, bool)
+    row, slot = np.nonzero(batch['mlm_weights'])
+    masked[row, batch['mlm_positions'][row, slot]] = True
+    for tokens, chosen in zip(unmasked(batch), masked, strict=True):
+      is_text = ~np.isin(tokens, (PAD, CLS, SEP))
+      assert not chosen[~is_text].any()
+      word = np.cumsum(starts[tokens[is_text]]) - 1
+      yield np.bincount(word), np.bincount(word, weights=chosen[is_text])
+
+
+def test_whole_words_are_masked(directory):
+  given = pretraining_source(directory, short_share=0.0)
+  several = 0
+  for sizes, masked in chosen_words(directory, given):
+    assert ((masked == 0) | (masked == sizes)).all()
+    several += ((masked > 1) & (masked == sizes)).sum()
+  assert several > 50
+
+
+def test_ngrams_are_masked(directory):
+  # The share of the masked words behind which the next one is masked too.
+  share = {}
+  for max_ngram in (1, 3):
+    given = pretraining_source(
+      directory, short_share=0.0, max_ngram=max_ngram, mask_share=0.2
+    )
+    pairs = [
+      (masked[:-1] > 0, masked[1:] > 0)
+      for _, masked in chosen_words(directory, given)
+      if len(masked) > 15
+    ]
+    before, behind = map(np.concatenate, zip(*pairs, strict=True))
+    share[max_ngram] = behind[before].mean()
+  # Single words: as likely as any other; n-grams of 1, 2 and 3 words: 0.39 of
+  # their words are followed by one of the same n-gram.
+  assert share[1] < 0.25
+  assert share[3] > 0.35
+
+
+def test_a_token_that_is_not_in_the_vocabulary(directory, tmp_path):
+  copy = tmp_path / 'copy'
+  shutil.copytree(directory, copy)
+  tokens = np.load(copy / 'train' / 'tokens.npy')
+  tokens[3] = 9999
+  np.save(copy / 'train' / 'tokens.npy', tokens)
+  with pytest.raises(InvalidDataError, match=r'below 208, got .*9999'):
+    draw(pretraining_source(copy))
+
+
+def test_half_of_the_rows_are_swapped(directory):
+  given = pretraining_source(directory)
+  labels = np.concatenate([draw(given, e)['label'] for e in range(12)])
+  assert abs(labels.mean() - 0.5) < 4 * 0.5 / np.sqrt(len(labels))
+
+
+def test_some_rows_are_shorter(directory):
+  whole = pretraining_source(directory, short_share=0.0)
+  lengths = draw(whole)['length']
+  expected = np.diff(whole._split.rows) + 3
+  np.testing.assert_array_equal(lengths, expected)
+  shorter = 0
+  given = pretraining_source(directory, short_share=1.0)
+  for epoch in range(4):
+    batch = draw(given, epoch)
+    shorter += (batch['length'] < lengths).mean() / 4
+    for index, (first, second) in enumerate(segments_of(batch)):
+      row = given.record(index)['tokens'].tolist()
+      text = first + second
+      starts = range(len(row) - len(text) + 1)
+      assert any(row[at : at + len(text)] == text for at in starts)
+  # Targets are uniform in [2, 29], rows mostly of 20 to 29 tokens.
+  assert shorter > 0.6
+  some = np.concatenate(
+    [draw(pretraining_source(directory), e)['length'] for e in range(9)]
+  )
+  share = (some < np.tile(lengths, 9)).mean()
+  wanted = 0.1 * shorter
+  assert abs(share - wanted) < 4 * np.sqrt(wanted / len(some)) + 0.01
+
+
+def test_shortened_rows_are_whole_sentences_or_words(tmp_path):
+  texts = corpora.documents(60, seed=8, longest=4)
+  directory, _ = corpora.prepare(tmp_path, texts)
+  given = pretraining_source(directory, short_share=1.0)
+  arrays = given._split
+  borders = set(arrays.sentences.tolist())
+  begins = tokenizer.load(directory).word_starts()[arrays.tokens]
+  begins = np.append(begins, True)
+  shorter = at_sentence = 0
+  for index, (first, second) in enumerate(segments_of(draw(given, 1))):
+    start, stop = arrays.rows[index : index + 2].tolist()
+    row, text = arrays.tokens[start:stop].tolist(), first + second
+    ats = [
+      at
+      for at in range(start, stop - len(text) + 1)
+      if row[at - start : at - start + len(text)] == text
+    ]
+    if len(text) == len(row) or len(ats) != 1:
+      continue
+    end = ats[0] + len(text)
+    assert begins[ats[0]]
+    assert begins[end]
+    shorter += 1
+    at_sentence += (ats[0] in borders) + (end in borders)
+  assert shorter > 50
+  assert at_sentence > shorter / 2
+
+
+def test_the_ends_of_short_rows_by_hand():
+  def flags(*places):
+    result = np.zeros((1, 12), bool)
+    result[0, list(places)] = True
+    return result
+
+  def ends(start, middle, stop, sentence=(3, 6, 9), length=12):
+    word = flags(0, 1, 3, 4, 6, 8, 9, 10, 11)
+    word[:, length:] = False
+    numbers = [np.array([n]) for n in (length, start, middle, stop)]
+    got = pretraining_rows._to_borders(flags(*sentence), word, *numbers)
+    return tuple(int(number[0]) for number in got)
+
+  assert ends(0, 6, 12) == (0, 12)
+  # Nearer to the middle, to a sentence.
+  assert ends(2, 6, 11) == (3, 9)
+  assert ends(3, 6, 9) == (3, 9)
+  # Else away from it, to a word.
+  assert ends(4, 6, 7) == (4, 8)
+  assert ends(5, 6, 7) == (4, 8)
+  assert ends(2, 6, 7, sentence=(6,)) == (1, 8)
+  assert ends(1, 6, 10, sentence=(6,)) == (1, 10)
+  # To the ends of the row, which has eleven tokens.
+  assert ends(0, 10, 11, length=11) == (0, 11)
+  assert ends(5, 6, 11, sentence=(6,), length=11) == (4, 11)
+
+
+def test_rows_without_a_sentence_border(tmp_path):
+  one_sentence = ' '.join(f'w{n}' for n in range(12)) + '.'
+  long_sentence = ' '.join(f'w{n % 150}ab' for n in range(40)) + '.'
+  texts = [[one_sentence], [long_sentence], ['w' * 300]]
+  out, manifest = corpora.prepare(tmp_path, texts, validation_share=0.0)
+  given = pretraining_source(out)
+  begins = tokenizer.load(out).word_starts()
+  # 13, 121 = 4 x 29 + 5 tokens cut at words of 3; one [UNK] is too short.
+  assert manifest['faults']['one_sentence_document']['count'] == 2
+  assert manifest['faults']['too_short']['count'] == 1
+  for epoch in range(5):
+    for first, second in segments_of(draw(given, epoch)):
+      assert begins[first[0]]
+      assert begins[second[0]]
+
+
+def test_a_row_is_a_function_of_seed_epoch_and_index(directory):
+  given = pretraining_source(directory)
+  whole = draw(given, 2, seed=5)
+  mixed = given.draw(5, np.array([2, 1, 2]), np.array([9, 9, 4]))
+  for name in KEYS:
+    np.testing.assert_array_equal(mixed[name][0], whole[name][9])
+    np.testing.assert_array_equal(mixed[name][2], whole[name][4])
+  for other in (draw(given, 3, seed=5), draw(given, 2, seed=6)):
+    same = (other['mlm_positions'] == whole['mlm_positions']).all(axis=1)
+    assert same.mean() < 0.1
+    assert (other['label'] != whole['label']).mean() > 0.3

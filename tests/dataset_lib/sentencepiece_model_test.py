@@ -1,0 +1,294 @@
+"""SentencePiece vocabularies: trained, read, saved, against their peers."""
+
+import gzip
+import json
+import shutil
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from dataset_lib import builder, sentencepiece_model, tokenizer
+from dataset_lib.errors import ConfigError, InvalidDataError
+
+TEXT = (
+  'the cat sat on a mat and played with 12 balls, resting (often) on "it". '
+  "Unplayable! restarted naive cats' mats; 1999 5-6 £7"
+)
+STEMS, ENDINGS = (
+  ['play', 'rest', 'start', 'load', 'paint', 'walk'],
+  ['s', 'ed', 'ing', 'er'],
+)
+WORDS = [*TEXT.split(), *(s + end for s in STEMS for end in ['', *ENDINGS])]
+
+
+def text_of(count, seed=0):
+  rng = np.random.default_rng(seed)
+  return [' '.join(rng.choice(WORDS, 12)) for _ in range(count)]
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """The path of a small model."""
+  path = tmp_path_factory.mktemp('trained') / 'spiece.model'
+  path.write_bytes(sentencepiece_model.train(text_of(300), 80, 10_000))
+  return path
+
+
+@pytest.fixture
+def albert(shared_data):
+  path = shared_data / 'vocab' / 'albert_30k_spiece.model'
+  if not path.is_file():
+    pytest.skip(f'no {path}')
+  return path
+
+
+def ids(given, text, pair=None):
+  return given.encode([text], None if pair is None else [pair]).tokens.tolist()
+
+
+def test_training_gives_alberts_special_tokens_and_no_others(trained):
+  given = tokenizer.load(trained.parent)
+  assert given.vocab_size == 80
+  assert given.names(range(5)) == ['<pad>', '<unk>', '[CLS]', '[SEP]', '[MASK]']
+  assert given.special_ids == (0, 1, 2, 3, 4)
+  assert (given.pad_id, given.unk_id, given.cls_id) == (0, 1, 2)
+  assert (given.sep_id, given.mask_id) == (3, 4)
+  # "Often" and "(often)" are one word: lower case, brackets apart.
+  names = given.names(ids(given, 'The Cat (Often)'))
+  assert names[:3] == ['[CLS]', '▁the', '▁cat']
+  assert '(' in names
+  assert ')' in names
+  assert ''.join(names[1:-1]) == '▁the▁cat▁(often)'
+
+
+@pytest.mark.parametrize('max_texts', [10_000, 101])
+def test_training_is_a_function_of_the_texts(max_texts):
+  texts = text_of(120)
+  first, second = (
+    sentencepiece_model.train(texts, 70, max_texts) for _ in range(2)
+  )
+  assert first == second
+  assert first != sentencepiece_model.train(text_of(120, 1), 70, max_texts)
+
+
+@pytest.mark.parametrize(
+  ('vocab_size', 'words'), [(5000, r'at most \d\d+'), (20, r'at least \d\d+')]
+)
+def test_a_vocabulary_that_does_not_fit_the_texts(vocab_size, words):
+  with pytest.raises(ConfigError, match=words) as error:
+    sentencepiece_model.train(text_of(50), vocab_size, 1000)
+  assert error.value.key == 'vocab_size'
+
+
+@pytest.mark.parametrize('kind', [KeyboardInterrupt, OSError])
+def test_what_is_raised_while_texts_are_read_is_not_about_the_size(kind):
+  def texts():
+    yield 'the cat'
+    raise kind
+
+  with pytest.raises(kind):
+    sentencepiece_model.train(texts(), 80, 1000)
+
+
+def test_the_sample_is_bounded_and_random():
+  texts = [str(10_000 + number) for number in range(2000)]
+  taken = sentencepiece_model._sample(texts, 100, 10**9)
+  assert len(taken) == 100
+  assert taken == sorted(taken)
+  # The mean of 100 places in 2,000 has a standard deviation of 58.
+  assert abs(np.mean([int(text) for text in taken]) - 11_000) < 4 * 58
+  assert sentencepiece_model._sample(texts, 2000, 10**9) == texts
+  for limit in (4, 499, 500):
+    taken = sentencepiece_model._sample(texts, 2000, limit)
+    assert len(taken) == limit // 5
+  assert sentencepiece_model._sample(texts[:100], 2000, 500) == texts[:100]
+
+
+def test_long_texts_are_trained_on_in_parts():
+  text = 'abc de ' * 1000
+  parts = list(sentencepiece_model.pieces_of(text, 100))
+  assert ''.join(parts) == text
+  assert all(len(part) <= 100 and part[-1] == ' ' for part in parts[:-1])
+  assert [*sentencepiece_model.pieces_of('x' * 250, 100)] == [
+    'x' * 100, 'x' * 100, 'x' * 50
+  ]  # fmt: skip
+
+
+def test_texts_that_grow_when_they_are_normalised_are_not_lost(tmp_path):
+  # Each syllable becomes three letters of three bytes.
+  path = tmp_path / 'spiece.model'
+  path.write_bytes(sentencepiece_model.train(['각' * 1500], 20, 1000))
+  given = tokenizer.load(path)
+  assert given.unk_id not in given.encode_plain(['각각'])[0]
+  with pytest.raises(InvalidDataError, match='no text'):
+    sentencepiece_model.train(['', ' '], 20, 1000)
+
+
+def test_ids_are_those_of_the_library(trained):
+  given = tokenizer.load(trained)
+  peer = sentencepiece.SentencePieceProcessor(model_file=str(trained))
+  normalizer = sentencepiece_model.normalizer_of()
+  texts = [*text_of(50, 3), "RESTarting  naïve ``quotes'' ﬁne", 'xyz 日本 ß']
+  for text in texts:
+    expected = peer.encode(normalizer.normalize_str(text))
+    tokens, lengths = given.encode_plain([text])
+    assert tokens.tolist() == expected
+    assert lengths.tolist() == [len(expected)]
+
+
+@pytest.mark.parametrize('saved', [False, True])
+def test_typed_special_tokens_are_text(trained, tmp_path, saved):
+  given = tokenizer.load(trained)
+  if saved:
+    given.save(tmp_path / 'tokenizer.json')
+    given = tokenizer.load(tmp_path / 'tokenizer.json')
+  for text in ('<pad>', 'a<unk>b', '[SEP]', '[MASK][CLS] <pad>', '[cls]'):
+    tokens, _ = given.encode_plain([text])
+    assert not {0, 2, 3, 4} & set(tokens.tolist()), text
+  # "<" is not in the vocabulary, and so unknown; "pad" is.
+  names = given.names(given.encode_plain(['<pad>'])[0].tolist())
+  assert names == ['▁', '<unk>', *names[2:-1], '<unk>']
+  assert ''.join(names[2:-1]) == 'pad'
+
+
+def test_pairs_and_one_file(trained, tmp_path):
+  given = tokenizer.load(trained)
+  path = tmp_path / 'tokenizer.json'
+  given.save(path)
+  again = tokenizer.load(path)
+  texts, pairs = text_of(20, 5), text_of(20, 6)
+  one, other = (each.encode(texts, pairs, 32) for each in (given, again))
+  np.testing.assert_array_equal(one.tokens, other.tokens)
+  np.testing.assert_array_equal(one.token_types, other.token_types)
+  row = one.tokens[: one.offsets[1]]
+  assert given.names(row[[0, -1]].tolist()) == ['[CLS]', '[SEP]']
+  assert (row == given.sep_id).sum() == 2
+  assert [path] == list(tmp_path.iterdir())
+  # Saved again and again, it does not grow.
+  again.save(tmp_path / 'again.json')
+  steps = json.loads((tmp_path / 'again.json').read_text())['pre_tokenizer']
+  assert steps == json.loads(path.read_text())['pre_tokenizer']
+
+
+def test_the_configuration_is_obeyed(trained, tmp_path):
+  shutil.copy(trained, tmp_path)
+  config = {'do_lower_case': False, 'keep_accents': True}
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(config))
+  given = tokenizer.load(tmp_path)
+  assert given.unk_id in ids(given, 'The')
+  assert given.unk_id not in ids(tokenizer.load(trained), 'Thé')
+
+
+@pytest.mark.parametrize('share', [0.0, 0.001, 0.02, 0.3, 0.5, 0.99, 0.9999])
+def test_a_model_that_was_cut_short(trained, tmp_path, share):
+  path = tmp_path / 'spiece.model'
+  data = trained.read_bytes()
+  path.write_bytes(data[: int(share * len(data))])
+  with pytest.raises(InvalidDataError, match='is damaged'):
+    tokenizer.load(path)
+
+
+def test_a_model_cut_between_two_pieces(trained, tmp_path):
+  path = tmp_path / 'spiece.model'
+  data = trained.read_bytes()
+  # Each begins with the key of field 1 and its length.
+  end = 0
+  for _ in range(40):
+    assert data[end] == 0x0A
+    end += 2 + data[end + 1]
+  path.write_bytes(data[:end])
+  with pytest.raises(InvalidDataError, match='is damaged'):
+    tokenizer.load(path)
+
+
+def test_a_model_of_another_type(tmp_path):
+  path = tmp_path / 'spiece.model'
+  with path.open('wb') as file:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(text_of(50)), model_writer=file,
+      model_type='bpe', vocab_size=60, minloglevel=2,
+    )  # fmt: skip
+  with pytest.raises(InvalidDataError, match='UNIGRAM, got BPE'):
+    tokenizer.load(path)
+
+
+def test_glue_reads_with_it(trained, tmp_path):
+  (tmp_path / 'train.tsv').write_text('sentence\tlabel\nthe cat\t1\n')
+  source = builder.build_source(
+    dict(name='glue', task='sst2', directory=str(tmp_path),
+         tokenizer=str(trained.parent)), 'train',
+  )  # fmt: skip
+  names = tokenizer.load(trained).names(source.record(0)['tokens'].tolist())
+  assert names == ['[CLS]', '▁the', '▁cat', '[SEP]']
+  assert source.info.vocab_size == 80
+
+
+def test_the_vocabulary_of_albert(albert):
+  given = tokenizer.load(albert)
+  assert (given.vocab_size, given.mask_id) == (30_000, 4)
+  # From the documentation of Hugging Face's ALBERT.
+  assert ids(given, 'Hello, my dog is cute') == [
+    2, 10975, 15, 51, 1952, 25, 10901, 3
+  ]  # fmt: skip
+  # A comma behind a number is a piece of its own, as in Google's tokenizer.
+  names = given.names(ids(given, 'In 1999, 2,000 (or so)'))
+  assert names[1:4] == ['▁in', '▁1999', ',']
+  assert names[4] == '▁2,000'
+
+
+STRANGE = (
+  'Naïve café — “quotes” … 3.14 €5 e-mail@x.org',
+  '日本語 tokyo 서울 Ωmega straße ﬁne İstanbul',
+  'Hello, (world)! "x" 99, 1,000, £5-€6 –',  # noqa: RUF001
+  'a\u00a0z\u3000w\x07 \t tab  \u200btwo \ufeff',
+  "don't can't I'M ``quoted''",
+  '👍🏽 emoji 🇩🇪 \u202eRTL',
+  '', ' ', 'the cat_sat ▁x [SEP] [MASK]',
+)  # fmt: skip
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize('which', ['albert', 'trained'])
+def test_ids_are_those_of_hugging_face(which, request, tmp_path):
+  transformers = pytest.importorskip('transformers')
+  transformers.logging.set_verbosity_error()
+  path = request.getfixturevalue(which)
+  given = tokenizer.load(path)
+  given.save(tmp_path / 'tokenizer.json')
+  peer = transformers.AlbertTokenizer.from_pretrained(tmp_path)
+  texts = [*STRANGE, *text_of(20)]
+  for text, pair in zip(
+    texts, [text or 'a' for text in texts[::-1]], strict=True
+  ):
+    expected = peer(text, pair, split_special_tokens=True)
+    encoded = given.encode([text], [pair])
+    assert encoded.tokens.tolist() == expected['input_ids']
+  # From spiece.model itself transformers 5 cuts ALBERT's eight own pieces out
+  # before it looks for words, and keeps "1999," whole; SentencePiece and
+  # Google's tokenizer do not. Elsewhere the two must agree.
+  shutil.copy(path, tmp_path / 'spiece.model')
+  (tmp_path / 'tokenizer.json').unlink()
+  peer = transformers.AlbertTokenizer.from_pretrained(tmp_path)
+  for text in texts:
+    plain = ''.join(c for c in text if c not in '().-"–£€…')  # noqa: RUF001
+    plain = plain.replace('99,', '99').replace('1,000,', '1,000')
+    plain = plain.replace('12 balls,', '').replace('``', '').replace("''", '')
+    expected = peer(plain, split_special_tokens=True)['input_ids']
+    assert ids(given, plain) == expected
+
+
+@pytest.mark.parametrize('lines', [150])
+def test_a_real_text_as_the_library_reads_it(albert, shared_data, lines):
+  path = shared_data / 'corpus_eltec_eng' / 'valid.txt.gz'
+  if not path.is_file():
+    pytest.skip(f'no {path}')
+  given = tokenizer.load(albert)
+  peer = sentencepiece.SentencePieceProcessor(model_file=str(albert))
+  normalizer = sentencepiece_model.normalizer_of()
+  with gzip.open(path, 'rt', encoding='utf-8') as file:
+    texts = [next(file) for _ in range(lines)]
+  expected = [peer.encode(normalizer.normalize_str(text)) for text in texts]
+  tokens, lengths = given.encode_plain(texts)
+  assert lengths.tolist() == [len(row) for row in expected]
+  np.testing.assert_array_equal(tokens, np.concatenate(expected))
