@@ -8,16 +8,16 @@ numbers; none is computed here. Matplotlib is an optional extra.
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from eval_lib import plots
+from eval_lib import figures
 from eval_lib.calibration import Reliability
+from eval_lib.figures import COLOURS, GREY
 from eval_lib.frontier import pareto
-from eval_lib.plots import COLOURS, GREY
 from eval_lib.timing import Estimate
 
 # Labels of points closer than this, in pixels of the figure, are left out.
@@ -74,18 +74,18 @@ def plot_frontier(
     axes.set_xlabel(cost)
     axes.set_ylabel(quality)
     axes.margins(x=0.08, y=0.1)
-    plots.head(axes, title)
+    figures.head(axes, title)
     # Where the labels lie is known once the axes have their limits.
     figure.draw_without_rendering()
     taken: list[Any] = []
     for curve in curves.values():
       _label_points(axes, curve, taken)
 
-  return _save(path, draw, (6.4, 4.4))
+  return figures.save(path, draw, (6.4, 4.4))
 
 
 def _draw_curve(axes: Any, name: str, curve: Curve, number: int) -> None:
-  colour, marker = plots.look(number)
+  colour, marker = figures.look(number)
   best = np.flatnonzero(pareto(curve.cost, curve.quality))
   best = best[np.argsort(curve.cost[best], kind='stable')]
   if len(best) > 1:
@@ -141,7 +141,7 @@ def plot_reliability(
     top.plot([0, 100], [0, 100], color=GREY, linestyle=':', linewidth=1.2)
     for number, (name, table) in enumerate(tables.items()):
       full = table.count > 0
-      colour, marker = plots.look(number)
+      colour, marker = figures.look(number)
       top.plot(
         100 * table.confidence[full],
         100 * table.accuracy[full],
@@ -158,9 +158,9 @@ def plot_reliability(
     bottom.set_xlabel('confidence max P (%)')
     bottom.set_xlim(0, 101)
     top.set_ylim(0, 101)
-    plots.head(top, title)
+    figures.head(top, title)
 
-  return _save(path, draw, (5.4, 5.8))
+  return figures.save(path, draw, (5.4, 5.8))
 
 
 def plot_exits(
@@ -207,9 +207,9 @@ def plot_exits(
     axes.set_xlim(0, 100)
     axes.set_xlabel('rows (%)')
     _rows(axes)
-    plots.head(axes, title)
+    figures.head(axes, title)
 
-  return _save(path, draw, (6.4, 1.7 + 0.42 * len(shares)))
+  return figures.save(path, draw, (6.4, 1.7 + 0.42 * len(shares)))
 
 
 def plot_retention(
@@ -245,7 +245,7 @@ def plot_retention(
       low, median, high = np.array(
         [np.quantile(share[rows], (0.25, 0.5, 0.75)) for rows in groups]
       ).T
-      colour, marker = plots.look(place)
+      colour, marker = figures.look(place)
       axes.fill_between(
         middle, low, high, color=colour, alpha=0.15, linewidth=0
       )
@@ -261,9 +261,9 @@ def plot_retention(
     axes.set_ylim(0, 101)
     axes.set_xlabel('length (tokens)')
     axes.set_ylabel('tokens kept (%)')
-    plots.head(axes, title)
+    figures.head(axes, title)
 
-  return _save(path, draw, (6.0, 3.9))
+  return figures.save(path, draw, (6.0, 3.9))
 
 
 def _length_groups(
@@ -311,7 +311,7 @@ def plot_ablation(
     figure.suptitle(title, x=0.012, ha='left', weight='bold', fontsize=12)
 
   size = 1.6 + 3.2 * len(measures), 1.5 + 0.38 * len(variants)
-  return _save(path, draw, size)
+  return figures.save(path, draw, size)
 
 
 def _draw_bars(
@@ -353,22 +353,3 @@ def _rows(axes: Any) -> None:
 def _check(path: str | os.PathLike[str], data: Any) -> None:
   if not len(data):
     raise ValueError(f'{path}: expected something to draw, got nothing')
-
-
-def _save(
-  path: str | os.PathLike[str],
-  draw: Callable[[Any], None],
-  size: tuple[float, float],
-) -> pathlib.Path:
-  """Draws a figure of `size` inches and writes both files."""
-  path = pathlib.Path(path).with_suffix('.png')
-  matplotlib, figure_class = plots.load_matplotlib()
-  with matplotlib.rc_context(plots.STYLE):
-    figure = figure_class(figsize=size, layout='constrained')
-    draw(figure)
-    for axes in figure.axes:
-      axes.set_axisbelow(True)
-    figure.savefig(path, dpi=160)
-    # Without a date the same numbers give the same file.
-    figure.savefig(path.with_suffix('.pdf'), metadata={'CreationDate': None})
-  return path

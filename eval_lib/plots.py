@@ -13,46 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from eval_lib import figures
+from eval_lib.figures import COLOURS, GREY, MARKERS
 from eval_lib.run_metrics import Series, envelope, read_series, smooth
-
-# Okabe and Ito's colours, told apart with every kind of colour vision. Train
-# comes first; evaluations follow, and differ by their markers as well.
-COLOURS = (
-  '#0072B2',
-  '#D55E00',
-  '#009E73',
-  '#CC79A7',
-  '#E69F00',
-  '#56B4E9',
-  '#000000',
-)
-MARKERS = 'osD^vPX'
-GREY = '#5A5A5A'
-
-STYLE = {
-  'axes.edgecolor': GREY,
-  'axes.grid': True,
-  'axes.grid.axis': 'y',
-  'axes.labelcolor': GREY,
-  'axes.labelsize': 10,
-  'axes.spines.left': False,
-  'axes.spines.right': False,
-  'axes.spines.top': False,
-  'axes.titlelocation': 'left',
-  'axes.titlesize': 12,
-  'axes.titleweight': 'bold',
-  'font.size': 10,
-  'grid.color': '#E4E4E4',
-  'axes.ymargin': 0.08,
-  'legend.fontsize': 9,
-  'legend.frameon': False,
-  'pdf.fonttype': 42,  # text stays text
-  'xtick.color': GREY,
-  'ytick.color': GREY,
-  'ytick.major.size': 0,
-}
-
-LEGEND_COLUMNS = 3
 
 
 def plot_run(workdir: str | os.PathLike[str]) -> pathlib.Path:
@@ -81,43 +44,10 @@ def plot_run(workdir: str | os.PathLike[str]) -> pathlib.Path:
       f'{workdir / "metrics.jsonl"}: expected train/loss or another metric '
       f'that is drawn, got {sorted(series)}'
     )
-  matplotlib, figure_class = load_matplotlib()
-  with matplotlib.rc_context(STYLE):
+  matplotlib, figure_class = figures.load_matplotlib()
+  with matplotlib.rc_context(figures.STYLE):
     figure = _figure(figure_class, panels, series, workdir.resolve().name)
-    figure.savefig(workdir / 'run.png', dpi=160)
-    # Without a date the same run gives the same file.
-    figure.savefig(workdir / 'run.pdf', metadata={'CreationDate': None})
-  return workdir / 'run.png'
-
-
-def load_matplotlib() -> tuple[Any, Any]:
-  """(matplotlib, a class that makes figures without a display).
-
-  Raises:
-    ImportError: naming the extra to install.
-  """
-  try:
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-  except ImportError as error:
-    raise ImportError(
-      "plots need matplotlib: pip install -e '.[plots]'"
-    ) from error
-
-  def make(**arguments):
-    # No pyplot: no window, no global state.
-    figure = Figure(**arguments)
-    FigureCanvasAgg(figure)
-    return figure
-
-  return matplotlib, make
-
-
-def look(number: int) -> tuple[str, str]:
-  """Colour and marker of a curve; no two of the first 49 have both alike."""
-  place = number + number // len(COLOURS)
-  return COLOURS[number % len(COLOURS)], MARKERS[place % len(MARKERS)]
+    return figures.write(workdir / 'run.png', figure)
 
 
 def _figure(
@@ -142,25 +72,8 @@ def _figure(
     axes.locator_params(axis='x', nbins=6)
     axes.xaxis.set_major_formatter(_thousands)
     axes.set_xlabel('step')
-    head(axes, panel_title)
+    figures.head(axes, panel_title)
   return figure
-
-
-def head(axes: Any, title: str) -> None:
-  """Title, and below it the legend, where it never covers data."""
-  entries = len(axes.get_legend_handles_labels()[0])
-  rows = math.ceil(entries / LEGEND_COLUMNS) if entries > 1 else 0
-  if rows:
-    axes.legend(
-      loc='lower left',
-      bbox_to_anchor=(0.0, 1.0),
-      ncols=min(entries, LEGEND_COLUMNS),
-      borderaxespad=0.1,
-      borderpad=0.2,
-      columnspacing=1.4,
-      handlelength=1.6,
-    )
-  axes.set_title(title, pad=6 + 15 * rows)
 
 
 def _thousands(value: float, position: int | None = None) -> str:

@@ -8,18 +8,17 @@ import os
 import pathlib
 from collections.abc import Sequence
 
+from eval_lib import html_page
 from eval_lib.token_plots import (
   Sentence,
   check,
   classes_of,
   headline,
-  piece,
   rows_of,
 )
+from eval_lib.token_texts import pieces
 
 _STYLE = """\
-body { font: 15px/1.55 system-ui, sans-serif; color: #1a1a1a;
-  background: #fff; max-width: 66em; margin: 2em auto; padding: 0 1em }
 h2 { font-size: 1em; color: #0072b2; margin: 2em 0 .4em }
 h2.wrong { color: #d55e00 }
 .row { display: flex; gap: 1em; align-items: baseline }
@@ -49,18 +48,8 @@ def write_html(
     Its path.
   """
   check(path, sentences)
-  path = pathlib.Path(path).with_suffix('.html')
-  name = html.escape(title)
   blocks = '\n'.join(_block(sentence) for sentence in sentences)
-  path.write_text(
-    f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
-    f'<title>{name}</title>\n<style>\n{_STYLE}</style>\n<h1>{name}</h1>\n'
-    f'{blocks}\n</html>\n',
-    encoding='utf-8',
-    # A lone surrogate cannot be written; nothing in a token may stop us.
-    errors='xmlcharrefreplace',
-  )
-  return path
+  return html_page.write(path, title, _STYLE, blocks)
 
 
 def _block(sentence: Sentence) -> str:
@@ -81,8 +70,7 @@ def _block(sentence: Sentence) -> str:
 
 def _token_spans(names: Sequence[str], states: Sequence[str]) -> str:
   parts: list[str] = []
-  for name, state in zip(names, states, strict=True):
-    text, glued = piece(name)
+  for (text, glued), state in zip(pieces(names), states, strict=True):
     if parts and not glued:
       parts.append(' ')
     parts.append(f'<span class="{state}">{html.escape(text)}</span>')

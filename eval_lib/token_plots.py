@@ -9,15 +9,15 @@ page: `eval_lib.token_page`. Everything is drawn from arrays.
 import dataclasses
 import os
 import pathlib
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from eval_lib import plots
-from eval_lib.plots import COLOURS, GREY
+from eval_lib import figures
+from eval_lib.figures import COLOURS, GREY
+from eval_lib.token_texts import layout, pieces
 
 KEPT, REMOVED, GONE = 'kept', 'removed', 'gone'
 INK = {KEPT: '#1A1A1A', REMOVED: COLOURS[1], GONE: '#B8B8B8'}
@@ -26,7 +26,6 @@ INK = {KEPT: '#1A1A1A', REMOVED: COLOURS[1], GONE: '#B8B8B8'}
 MAX_CLASSES = 3
 _WIDTH, _MARGIN = 118, 17  # characters: of a line of tokens, before it
 _FONT, _LINE = 8.0, 13.0  # points: size of the letters, height of a line
-_ADVANCE = 0.602  # width of a monospaced letter over its size
 _CELL, _BAR = 38, 16  # characters: a class of a head, its bar
 
 
@@ -121,12 +120,6 @@ def headline(sentence: Sentence) -> str:
   return text
 
 
-def piece(name: str) -> tuple[str, bool]:
-  """(the token as a person reads it, whether it continues the one before)."""
-  glued = name.startswith('##') and len(name) > 2
-  return (name[2:] if glued else name), glued
-
-
 def classes_of(sentence: Sentence, layer: int) -> list[tuple[str, float]]:
   """The classes of a head to show, with their probabilities."""
   values = sentence.heads[layer]
@@ -159,26 +152,13 @@ def plot_tokens(
     ValueError: there is nothing to draw.
   """
   check(path, sentences)
-  path = pathlib.Path(path).with_suffix('.png')
-  matplotlib, figure_class = plots.load_matplotlib()
   canvas = _Canvas(title)
   for sentence in sentences:
     canvas.sentence(sentence)
-  columns = _MARGIN + _WIDTH + 1
-  size = columns * _ADVANCE * _FONT / 72, (canvas.line + 0.5) * _LINE / 72
-  with matplotlib.rc_context(plots.STYLE), warnings.catch_warnings():
-    # A letter that the font lacks is drawn as a box.
-    warnings.filterwarnings('ignore', message='Glyph .* missing from')
-    figure = figure_class(figsize=size)
-    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-    axes.set_axis_off()
-    axes.set_xlim(0, columns)
-    axes.set_ylim(canvas.line + 0.5, 0)
-    canvas.draw(axes)
-    figure.savefig(path, dpi=160)
-    # Without a date the same sentences give the same file.
-    figure.savefig(path.with_suffix('.pdf'), metadata={'CreationDate': None})
-  return path
+  return figures.save_text(
+    path, canvas.draw, _MARGIN + _WIDTH + 1, canvas.line + 0.5,
+    letter=_FONT, line=_LINE,
+  )  # fmt: skip
 
 
 class _Canvas:
@@ -200,20 +180,23 @@ class _Canvas:
     colour = COLOURS[1] if sentence.is_wrong else COLOURS[0]
     self._text(1, self.line, headline(sentence), colour, 'bold')
     self.line += 1.3
-    places, lines = _layout(sentence.names)
+    texts = pieces(sentence.names)
+    places, lines = layout(texts, _WIDTH)
     for row in rows_of(sentence):
       self._text(1, self.line, row.label, GREY)
       if row.head is None:
-        self._tokens(sentence.names, row.states, places)
+        self._tokens(texts, row.states, places)
         self.line += lines + 0.2
       else:
         self._head(sentence, row.head)
         self.line += 1
     self.line += 1
 
-  def _tokens(self, names, states, places) -> None:
-    for name, state, (line, column) in zip(names, states, places, strict=True):
-      text, x, y = piece(name)[0], _MARGIN + column, self.line + line
+  def _tokens(self, texts, states, places) -> None:
+    for (text, _), state, (line, column) in zip(
+      texts, states, places, strict=True
+    ):
+      x, y = _MARGIN + column, self.line + line
       self._text(x, y, text, INK[state])
       if state != KEPT:
         self._strokes.append((x, x + len(text), y, INK[state]))
@@ -250,20 +233,6 @@ class _Canvas:
         family='monospace', va='center_baseline', parse_math=False,
         alpha=0.75 if colour == INK[REMOVED] and weight == 'normal' else 1,
       )  # fmt: skip
-
-
-def _layout(names: Sequence[str]) -> tuple[list[tuple[int, int]], int]:
-  """(line and column of each token, number of lines)."""
-  places, line, column = [], 0, 0
-  for name in names:
-    text, glued = piece(name)
-    if column and not glued:
-      column += 1
-    if column and column + len(text) > _WIDTH:
-      line, column = line + 1, 0
-    places.append((line, column))
-    column += len(text)
-  return places, line + 1
 
 
 def check(path: str | os.PathLike[str], sentences: Sequence[Sentence]) -> None:

@@ -3,7 +3,7 @@
 For every key there is at most one open batch of the full size. Rows that go
 on are copied into its next free slots, once. Filled up, it *is* the next
 batch and runs without another copy; run early, its first rows are cut off as
-a smaller batch. Slots without a row of their own hold a copy of some row, so
+a smaller batch. Slots without a row of their own hold a copy of some slot, so
 padding is never anything a real row could not be.
 """
 
@@ -138,7 +138,11 @@ class Pool:
   def _open(self, batch: Batch, first: int) -> _Place:
     """A new place with the rows of the batch from number `first` on."""
     slots = batch.slots[first:]
-    source = np.full(self._grid.capacity, slots[0], np.int32)
+    # Free places hold a row that is done, if there is one: a chain may stop
+    # early when nothing is left to do.
+    done = np.setdiff1d(np.arange(batch.size), batch.slots)
+    filler = done[0] if len(done) else slots[0]
+    source = np.full(self._grid.capacity, filler, np.int32)
     source[: len(slots)] = slots
     carry = self._programs.open(batch.key, batch.size, batch.carry, source)
     return _Place(carry, batch.rows[first:])

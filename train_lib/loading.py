@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import ml_collections
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
+from dataset_lib.tokenizer import MIN_LENGTH
 from train_lib import sharding, strict_json
 from train_lib.checkpoint import restore_params
 from train_lib.checkpoint_format import steps_in
@@ -112,6 +114,34 @@ def load_info(workdir: str | os.PathLike[str]) -> DatasetInfo | None:
       f'{path} is damaged ({error}); remove it, and the data set itself is '
       'read instead'
     ) from error
+
+
+def served_lengths(
+  info: DatasetInfo, lengths: Sequence[int] | None
+) -> tuple[int, ...]:
+  """The length buckets that a run of texts is served with, ascending.
+
+  Args:
+    info: what the run was trained on.
+    lengths: those that are wanted; None for those of the training data.
+
+  Raises:
+    ConfigError: one is longer than the rows that the run was trained on, or
+      the longest has no room for a pair of texts.
+  """
+  longest = info.input_shape[0]
+  if lengths is None:
+    return info.length_buckets or (longest,)
+  buckets = tuple(sorted({*lengths}))
+  if not (buckets and buckets[0] >= 1 and MIN_LENGTH <= buckets[-1] <= longest):
+    raise ConfigError(
+      'lengths',
+      tuple(lengths),
+      f'numbers of tokens from 1 to {longest}, the longest row that the run '
+      f'was trained on (dataset.max_length), and the longest at least '
+      f'{MIN_LENGTH}',
+    )
+  return buckets
 
 
 def checkpoint_steps(workdir: str | os.PathLike[str]) -> list[int]:

@@ -37,6 +37,9 @@ class Task(abc.ABC):
 
   # Names of the knobs that `loss` reads; a stage may schedule no others.
   KNOBS: ClassVar[tuple[str, ...]] = ()
+  # `'module:function'` that brings a run of it to the engine, see `eat.loading`
+  # for its arguments; '' if it is not served.
+  SERVED_BY: ClassVar[str] = ''
 
   @classmethod
   def resolve(cls, config: Config) -> None:

@@ -7,7 +7,7 @@ instead of cross-entropy.
 """
 
 import pathlib
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -26,7 +26,15 @@ _INIT_LENGTH = 8
 
 
 class TextClassification(Classification):
-  """Cross-entropy or squared error of the last head; see the module."""
+  """Cross-entropy or squared error of the last head; see the module.
+
+  Attributes:
+    SIZES: a module with the `DEFAULTS` of the fields that a checkpoint
+      determines, `VARIANTS` and `decode_variant`, such as
+      `model_lib.bert_sizes`.
+  """
+
+  SIZES: ClassVar[Any] = bert_sizes
 
   @classmethod
   def resolve(cls, config: Config) -> None:
@@ -40,17 +48,17 @@ class TextClassification(Classification):
       ConfigError: if the checkpoint's own configuration cannot be used.
     """
     directory = config.warm_start.workdir
-    known = dict(bert_sizes.DEFAULTS)
+    known = dict(cls.SIZES.DEFAULTS)
     if config.model.get('variant'):
       try:
-        known |= bert_sizes.decode_variant(config.model.variant)
+        known |= cls.SIZES.decode_variant(config.model.variant)
       except ValueError as error:
-        expected = f'one of {", ".join(bert_sizes.VARIANTS)}'
+        expected = f'one of {", ".join(cls.SIZES.VARIANTS)}'
         raise ConfigError(
           'model.variant', config.model.variant, expected
         ) from error
     if directory and pathlib.Path(directory).is_dir():
-      known |= checkpoint_sizes(directory)
+      known |= checkpoint_sizes(directory, cls.SIZES)
       if not config.dataset.get('tokenizer', 'given'):
         config.dataset.tokenizer = tokenizer_in(directory)
     for name, value in known.items():
@@ -139,24 +147,53 @@ def _unset(name: str) -> tuple[Any, ...]:
   return (-1,) if name == 'type_vocab_size' else ('', 0, -1)
 
 
-def checkpoint_sizes(directory: str) -> dict[str, Any]:
+def checkpoint_sizes(directory: str, sizes: Any = bert_sizes) -> dict[str, Any]:
   """Fields of `model` as a Hugging Face directory or a run has them.
+
+  Args:
+    directory: of either.
+    sizes: see `TextClassification.SIZES`.
 
   Raises:
     ConfigError: if the directory is neither, or has an option that is not
       supported.
   """
-  if huggingface.is_checkpoint(directory):
-    try:
-      return huggingface.read_sizes(directory)
-    except ValueError as error:
-      raise ConfigError('warm_start.workdir', directory, str(error)) from error
+  if not huggingface.is_checkpoint(directory):
+    return _run_sizes(directory, sizes)
+  try:
+    found = huggingface.read_sizes(directory)
+  except ValueError as error:
+    raise ConfigError('warm_start.workdir', directory, str(error)) from error
+  if set(found) != set(sizes.DEFAULTS):
+    expected = f'a checkpoint of a model with {", ".join(sizes.DEFAULTS)}'
+    given = f'{directory}, whose model has {", ".join(found)}'
+    raise ConfigError('warm_start.workdir', given, expected)
+  return found
+
+
+def _run_sizes(directory: str, sizes: Any) -> dict[str, Any]:
+  """Those of a run: what its configuration sets, and else its variant."""
   path = pathlib.Path(directory) / 'config.json'
-  if not path.is_file():
-    expected = 'a Hugging Face directory or a run, with a config.json'
-    raise ConfigError('warm_start.workdir', directory, expected)
-  model = strict_json.loads(path.read_text())['model']
-  return {name: model[name] for name in bert_sizes.DEFAULTS if name in model}
+  try:
+    model = {**strict_json.loads(path.read_text())['model']}
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    expected = (
+      'a Hugging Face directory or a run, with a config.json that has its model'
+    )
+    raise ConfigError('warm_start.workdir', directory, expected) from error
+  known: dict[str, Any] = {}
+  if model.get('variant'):
+    try:
+      known = sizes.decode_variant(model['variant'])
+    except ValueError as error:
+      given = f'{directory}, with model.variant={model["variant"]!r}'
+      expected = f'a run of one of {", ".join(sizes.VARIANTS)}'
+      raise ConfigError('warm_start.workdir', given, expected) from error
+  return known | {
+    name: model[name]
+    for name in sizes.DEFAULTS
+    if name in model and model[name] not in _unset(name)
+  }
 
 
 def tokenizer_in(directory: str) -> str:

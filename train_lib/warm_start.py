@@ -2,8 +2,8 @@
 
 Every parameter of the model must be found in the checkpoint, and every one
 of the checkpoint must be used; what shall differ is said explicitly. The
-checkpoint may also be a BERT or DistilBERT of Hugging Face: its parameters
-come as `model_lib.huggingface` names them, and in float32.
+checkpoint may also be a BERT, DistilBERT or ALBERT of Hugging Face: its
+parameters come as `model_lib.huggingface` names them, and in float32.
 """
 
 import os
@@ -50,8 +50,11 @@ def warm_start(
       parameters are left over on either side or differ in shape or dtype,
       all of which are listed; or a Hugging Face directory is unusable.
   """
+  wanted = form.flatten(params)
   if huggingface.is_checkpoint(checkpoint_dir):
-    source = huggingface.load_params(checkpoint_dir)
+    words = any(name.startswith('predictions/') for name in wanted)
+    heads = 'pretraining' if words else 'classifier'
+    source = huggingface.load_params(checkpoint_dir, heads=heads)
   else:
     source = restore_params(checkpoint_dir).params
   found = form.flatten(source)
@@ -59,7 +62,6 @@ def warm_start(
   unused = [
     rename for rename, hit in zip(renames, used, strict=True) if not hit
   ]
-  wanted = form.flatten(params)
   unused += [
     pattern
     for pattern in skip

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from eval_lib import adaptive_plots, calibration, plots
+from eval_lib import adaptive_plots, calibration, figures
 from eval_lib.adaptive_plots import Curve
 from eval_lib.timing import Estimate
 
@@ -52,25 +52,12 @@ PLOTS = {
 
 
 @pytest.fixture
-def drawn(tmp_path, monkeypatch):
+def drawn(tmp_path, made):
   """Draws a plot by name and gives its figure."""
-  figures = []
-  real = adaptive_plots.plots.load_matplotlib
-
-  def spy():
-    matplotlib, make = real()
-
-    def keep(**arguments):
-      figures.append(make(**arguments))
-      return figures[-1]
-
-    return matplotlib, keep
-
-  monkeypatch.setattr(adaptive_plots.plots, 'load_matplotlib', spy)
 
   def draw(name):
     PLOTS[name](tmp_path / name)
-    return figures[-1]
+    return made[-1]
 
   return draw
 
@@ -139,7 +126,7 @@ def test_frontier_leaves_out_labels_that_would_collide(drawn):
 
 
 def test_many_curves_can_be_told_apart():
-  assert len({plots.look(number) for number in range(49)}) == 49
+  assert len({figures.look(number) for number in range(49)}) == 49
 
 
 def test_reliability_shows_the_error_and_skips_empty_bins(drawn):

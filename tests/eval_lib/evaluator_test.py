@@ -41,13 +41,25 @@ def test_unknown_types_are_named(kind):
     evaluator.validate(config(type=kind))
 
 
-def test_legal_entries_pass():
-  evaluator.validate(config(type='classification', every_steps=200))
-  evaluator.validate(config(type='fewshot', shots=(1, 5), every_steps=0))
-  evaluator.validate(
-    config(type='fewshot', dataset=dict(name='fake_images', image_size=8))
-  )
-  evaluator.validate(dict(dataset=DIGITS, evals={}))
+@pytest.mark.parametrize(
+  ('legal', 'changes', 'key'),
+  [
+    (dict(type='classification', every_steps=200), dict(every_steps=-1), ''),
+    (dict(type='fewshot', shots=(1, 5)), dict(shots=(0, 5)), '.shots'),
+    (
+      dict(type='fewshot', dataset=dict(name='fake_images', image_size=8)),
+      dict(dataset=dict(name='fake_images', image_size=9)),
+      '',
+    ),
+  ],
+)
+def test_legal_entries_pass(legal, changes, key):
+  evaluator.validate(config(**legal))
+  assert key_of(**legal | changes).startswith(f'evals.test{key}')
+
+
+def test_a_run_may_have_no_evaluators():
+  assert evaluator.validate(dict(dataset=DIGITS, evals={})) is None
 
 
 def key_of(**entry):

@@ -8,6 +8,7 @@ import pytest
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.glue_tasks import TASKS
 from eval_lib import evaluator, glue_metrics
+from tests import contexts
 
 PARITY = dict(name='parity', length=6, test_examples=37)
 
@@ -109,16 +110,7 @@ def outputs(variables, batch):
 
 
 def build(entry, dataset=PARITY, batch_size=16):
-  context = evaluator.EvalContext(
-    measure=lambda variables, batch: {},
-    features=lambda variables, batch: None,
-    put=jax.device_put,
-    seed=0,
-    batch_size=batch_size,
-    dataset=dataset,
-    workdir='',
-    outputs=jax.jit(outputs),
-  )
+  context = contexts.eval_context(dataset, jax.jit(outputs), batch_size)
   return evaluator.build('dev', dict(type='glue') | entry, context)
 
 

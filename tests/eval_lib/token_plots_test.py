@@ -35,25 +35,12 @@ def sentence(**changes):
 
 
 @pytest.fixture
-def drawn(tmp_path, monkeypatch):
+def drawn(tmp_path, made):
   """Draws sentences; gives the axes of the picture."""
-  figures = []
-  real = token_plots.plots.load_matplotlib
-
-  def spy():
-    matplotlib, make = real()
-
-    def keep(**arguments):
-      figures.append(make(**arguments))
-      return figures[-1]
-
-    return matplotlib, keep
-
-  monkeypatch.setattr(token_plots.plots, 'load_matplotlib', spy)
 
   def draw(*sentences):
     token_plots.plot_tokens(tmp_path / 'tokens', sentences)
-    return figures[-1].axes[0]
+    return made[-1].axes[0]
 
   return draw
 

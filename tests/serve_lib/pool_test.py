@@ -90,6 +90,14 @@ def test_rows_come_out_in_the_order_they_came_in(data):
   assert got == expected
 
 
+def test_free_slots_hold_a_row_that_is_done():
+  pool = Pool(Copies(), Grid((8,), (1, 2, 4)))
+  pool.add(batch_of([5, 6, 7], 4, [0, 1, 3]))
+  assert pool.take(KEY).carry.tolist() == [5, 6, 7, 99]  # row 2 has left
+  pool.add(batch_of([5], 1, [0]))
+  assert pool.take(KEY).carry.tolist() == [5]
+
+
 def test_what_waits_and_how_much_memory_it_takes():
   pool = Pool(Copies(), Grid((8,), (1, 2, 4)))
   pool.add(batch_of([5, 6], 2, [0, 1]))

@@ -76,6 +76,7 @@ def run(tmp_path_factory, request):
   return workdir, rows
 
 
+@pytest.mark.slow
 def test_the_second_stage_changes_its_own_parameters_only(run):
   workdir, _ = run
   before, after = params(workdir, STEPS), params(workdir, 2 * STEPS)
@@ -147,6 +148,7 @@ def test_a_trace_is_written(run):
   assert list((run[0] / 'profile').rglob('*.xplane.pb'))
 
 
+@pytest.mark.slow
 def test_a_warm_start_begins_with_the_other_average(run, tmp_path):
   workdir, other = tmp_path / 'warm', run[0]
   train(
