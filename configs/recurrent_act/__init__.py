@@ -1,0 +1,1 @@
+"""Experiments of recurrent_act: the tasks of Graves (2016)."""

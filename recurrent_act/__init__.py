@@ -1,0 +1,1 @@
+"""Recurrent networks that ponder: LSTM, GRU and RNN with halting."""

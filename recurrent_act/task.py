@@ -1,0 +1,123 @@
+"""Classification at the steps of sequences, with a cost for pondering.
+
+Graves (2016), equations (14) and (15): `L + tau P`, where P sums the ponder
+cost over the inputs of a sequence. `valid`, `targets` and `target_mask` of a
+batch are those of `dataset_lib.graves`.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import real
+from eval_lib.metrics import Average, Maximum
+from train_lib.classification import Classification
+from train_lib.task import Batch
+
+
+class SequenceTask(Classification):
+  """Cross-entropy of every target + tau times the ponder cost.
+
+  Both are sums over a sequence, as in the paper, and are divided by the number
+  of steps of the whole batch that have a target: tau means what it means
+  there, and the scale of the loss does not depend on the lengths.
+
+  Configuration: `loss.ponder_weight` is tau, or a knob of the same name.
+
+  Metrics: `accuracy` is the share of sequences without any error (1 - the
+  sequence error rate of the paper; sequences without a target do not count),
+  `element_accuracy` that of targets; `cross_entropy` in nats is summed over
+  the targets of a step and averaged over steps; `steps` (N), `cost` (rho) and
+  `skipped` are averages over inputs, `steps_max` is the largest N. Where a
+  batch has `marked` inputs, `skipped_marked` and `skipped_unmarked` are the
+  shares of both kinds.
+  """
+
+  LOSS_FIELDS = {'ponder_weight': real(0.0, 1e3, default=0.0)}
+  KNOBS = ('ponder_weight',)
+
+  def init(self, rng):
+    """Initialises with a batch of one; see `Task.init`."""
+    inputs = jnp.zeros((1, *self.info.input_shape), jnp.float32)
+    variables = self.model.init(rng, inputs)
+    return variables['params'], {}
+
+  def apply(self, params, model_state, batch, row_keys=None):
+    """Runs the model; returns (logits `[B, T, G, K]`, out)."""
+    logits, out = self.model.apply(
+      {'params': params, **model_state},
+      self.inputs(batch),
+      batch['valid'],
+      row_keys=row_keys,
+    )
+    if logits.shape[:-1] != batch['targets'].shape:
+      raise ConfigError(
+        'model.num_targets',
+        logits.shape[2],
+        f"the data's number of targets, {batch['targets'].shape[2]}",
+      )
+    return logits, out
+
+  def normalizers(self, batch):
+    """Steps of the whole batch that have a target."""
+    return {'steps': jnp.maximum(_steps_with_target(batch).sum(), 1.0)}
+
+  def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
+    """Mean cross-entropy of the steps with a target plus the ponder cost."""
+    logits, out = self.apply(params, model_state, batch, row_keys)
+    entropy = self.cross_entropy(logits, batch)
+    loss = (entropy * _steps_with_target(batch)).sum() / norm['steps']
+    extra, metrics = self.extra_loss(out, batch, norm, knobs)
+    metrics |= self.quality(logits, entropy, batch)
+    return loss + extra, (metrics, model_state)
+
+  def cross_entropy(
+    self, logits: Float[Array, 'B T G K'], batch: Batch
+  ) -> Float[Array, 'B T']:
+    """Cross-entropy of each step in nats, summed over its targets."""
+    entropy = optax.softmax_cross_entropy_with_integer_labels(
+      logits.astype(jnp.float32), batch['targets']
+    )
+    return entropy.sum(-1)
+
+  def quality(self, logits, entropy, batch) -> dict[str, Any]:
+    """How right the answers are; see the class."""
+    here = _steps_with_target(batch)
+    correct = logits.argmax(-1) == batch['targets']
+    of_targets = jnp.broadcast_to(here[..., None], correct.shape)
+    right = jnp.all(correct | (of_targets == 0), axis=(1, 2))
+    return {
+      'accuracy': _average(right, here.max(axis=1)),
+      'element_accuracy': _average(correct, of_targets),
+      'cross_entropy': _average(entropy, here),
+    }
+
+  def extra_loss(self, out, batch, norm, knobs):
+    """The ponder cost; see `Classification.extra_loss`."""
+    ponder = out['ponder']
+    weight = knobs.get('ponder_weight', self.config['loss']['ponder_weight'])
+    inputs = batch['valid'] * batch['mask'][:, None]
+    loss = weight * (ponder['cost'] * inputs).sum() / norm['steps']
+    steps = ponder['steps'].astype(jnp.float32)
+    metrics: dict[str, Any] = {
+      name: _average(ponder[name], inputs)
+      for name in ('steps', 'cost', 'skipped')
+    }
+    metrics['steps_max'] = Maximum.from_values(steps.ravel(), inputs.ravel())
+    if 'marked' in batch:
+      marked = batch['marked']
+      for name, kind in (('marked', marked), ('unmarked', 1.0 - marked)):
+        metrics[f'skipped_{name}'] = _average(ponder['skipped'], inputs * kind)
+    return loss, metrics
+
+
+def _steps_with_target(batch: Batch) -> Float[Array, 'B T']:
+  return batch['target_mask'] * batch['mask'][:, None]
+
+
+def _average(values: Array, mask: Float[Array, '...']) -> Average:
+  """The mean over any number of axes."""
+  return Average.from_values(values.astype(jnp.float32).ravel(), mask.ravel())

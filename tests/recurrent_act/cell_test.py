@@ -1,0 +1,192 @@
+"""Pondering over one input with scores and states known by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from recurrent_act.cell import Pondering, ponder_input, ponder_sequence
+
+ONE = jnp.ones((1,))
+NO_INPUT = jnp.zeros((1, 1))
+VALID = jnp.array([True])
+
+
+def once(score, carried=0.0, state=0.0, valid=VALID, **options):
+  """One input of a cell that adds 1 to its state: s^n = s_{t-1} + n."""
+
+  def step(state, inputs):
+    return state + 1.0, jnp.broadcast_to(score, state.shape[:1])
+
+  return ponder_input(
+    step,
+    jnp.full((1, 1), state),
+    jnp.broadcast_to(jnp.asarray(carried, jnp.float32), (1,)),
+    NO_INPUT,
+    valid,
+    Pondering(**{'max_steps': 10} | options),
+  )
+
+
+def state_of(score, carried=0.0, **options):
+  return once(score, carried, **options)[0][0, 0]
+
+
+def cost_of(score, carried=0.0, **options):
+  return once(score, carried, **options)[2].cost[0]
+
+
+def carried_of(score, carried=0.0, **options):
+  return once(score, carried, **options)[1][0]
+
+
+# (options, score, h^0, s_{t-1}) -> (s_t, N, rho, h^0 of the next input)
+BY_HAND = [
+  # Weights .4, .4, .2 of the states 1, 2, 3.
+  (dict(rule='act'), 0.4, 0.0, 0.0, (1.8, 3, 3.2, 0.0)),
+  # Forced at 2: weights .4, .6.
+  (dict(rule='act', max_steps=2), 0.4, 0.0, 0.0, (1.6, 2, 2.6, 0.0)),
+  (dict(rule='act'), 0.995, 0.0, 5.0, (6.0, 1, 2.0, 0.0)),
+  (dict(rule='straight_through'), 0.4, 0.0, 0.0, (3.0, 3, 3.0, 0.0)),
+  (
+    dict(rule='straight_through', max_steps=2),
+    0.4,
+    0.0,
+    0.0,
+    (2.0, 2, 2.0, 0.0),
+  ),
+  (dict(rule='fixed', max_steps=4), 0.9, 0.0, 0.0, (4.0, 4, 4.0, 0.0)),
+  # h = .8, 1.4: two repetitions, and .4 is carried over.
+  (dict(rule='skip', mu=2), 0.3, 0.2, 5.0, (7.0, 2, 2.0, 0.4)),
+  (dict(rule='skip', mu=5), 0.9, 0.0, 5.0, (6.0, 1, 1.0, 3.5)),
+  # Skipped: state as it was, 1 less is carried.
+  (dict(rule='skip', mu=5), 0.9, 3.5, 5.0, (5.0, 0, 0.0, 2.5)),
+  (dict(rule='skip', mu=5), 0.9, 0.995, 5.0, (5.0, 0, 0.0, -0.005)),
+  # A forced halt leaves no debt.
+  (dict(rule='skip', mu=1, max_steps=2), 0.1, 0.3, 5.0, (7.0, 2, 2.0, 0.0)),
+]
+
+
+@pytest.mark.parametrize('dynamic', [False, True])
+@pytest.mark.parametrize(
+  ('options', 'score', 'carried', 'state', 'want'), BY_HAND
+)
+def test_by_hand(options, score, carried, state, want, dynamic):
+  after, rest, spent = once(score, carried, state, dynamic=dynamic, **options)
+  np.testing.assert_allclose(after[0, 0], want[0], atol=1e-6)
+  assert int(spent.steps[0]) == want[1]
+  np.testing.assert_allclose(spent.cost[0], want[2], atol=1e-6)
+  assert bool(spent.skipped[0]) == (want[1] == 0)
+  np.testing.assert_allclose(rest[0], want[3], atol=1e-6)
+
+
+def test_nothing_happens_without_an_input():
+  for options in (dict(rule='act'), dict(rule='skip', mu=3)):
+    after, rest, spent = once(
+      0.4, 1.7, 5.0, valid=jnp.array([False]), **options
+    )
+    assert float(after[0, 0]) == 5.0
+    assert float(rest[0]) == np.float32(1.7)
+    assert float(spent.cost[0]) == int(spent.steps[0]) == 0
+    assert not spent.skipped[0]
+
+
+def gradient(function, score, *arguments, argument=0, **options):
+  return float(
+    jax.grad(lambda *a: function(*a, **options), argument)(score, *arguments)
+  )
+
+
+def test_act_gradients_by_hand():
+  # s = p + 2 p + 3 (1 - 2 p); rho = 3 + 1 - 2 p.
+  assert gradient(state_of, 0.4, rule='act') == pytest.approx(-3.0, abs=1e-5)
+  assert gradient(cost_of, 0.4, rule='act') == pytest.approx(-2.0, abs=1e-5)
+  # Forced at 2: s = p + 2 (1 - p); rho = 2 + 1 - p.
+  options = dict(rule='act', max_steps=2)
+  assert gradient(state_of, 0.4, **options) == pytest.approx(-1.0, abs=1e-5)
+  assert gradient(cost_of, 0.4, **options) == pytest.approx(-1.0, abs=1e-5)
+
+
+def test_straight_through_gradients_by_hand():
+  # h^n = n p, s^n = n: sum_n s^n dh^n/dp = 1 + 4 + 9; of the cost -(1 + 2 + 3).
+  options = dict(rule='straight_through')
+  assert gradient(state_of, 0.4, **options) == pytest.approx(14.0, abs=1e-4)
+  assert gradient(cost_of, 0.4, **options) == pytest.approx(-6.0, abs=1e-4)
+  options['max_steps'] = 2
+  assert gradient(state_of, 0.4, **options) == pytest.approx(5.0, abs=1e-4)
+  assert gradient(cost_of, 0.4, **options) == pytest.approx(-3.0, abs=1e-4)
+
+
+def test_skip_gradients_by_hand():
+  # h^n = c + 2 n p: N = 2, s = (1 - f(c)) (f(h^1) 6 + f(h^2) 7) + f(c) 5.
+  options = dict(rule='skip', mu=2, state=5.0)
+  both = (0.3, 0.2)
+  assert gradient(state_of, *both, **options) == pytest.approx(40.0, abs=1e-4)
+  got = gradient(state_of, *both, argument=1, **options)
+  assert got == pytest.approx(5.0 - 7.0 + 6.0 + 7.0, abs=1e-4)
+  # rho = 2 + (1 - f(c)) + ... in slope: -1 by each of h^0, h^1, h^2.
+  got = gradient(cost_of, *both, argument=1, **options)
+  assert got == pytest.approx(-3.0, abs=1e-4)
+  assert gradient(cost_of, *both, **options) == pytest.approx(-6.0, abs=1e-4)
+  # h^2 - 1
+  got = gradient(carried_of, *both, argument=1, **options)
+  assert got == pytest.approx(1.0, abs=1e-4)
+  assert gradient(carried_of, *both, **options) == pytest.approx(4.0, abs=1e-4)
+
+
+def test_a_skipped_input_still_teaches_what_carried_too_much():
+  # s = f(c) 5 + (1 - f(c)) 0, the sum over no steps.
+  options = dict(rule='skip', mu=2, state=5.0, argument=1)
+  assert gradient(state_of, 0.3, 1.3, **options) == pytest.approx(5.0)
+  assert gradient(cost_of, 0.3, 1.3, **options) == pytest.approx(-1.0)
+  assert gradient(carried_of, 0.3, 1.3, **options) == pytest.approx(1.0)
+
+
+def test_the_flag_is_1_in_the_first_repetition_only():
+  def step(state, inputs):
+    # The state counts in binary where the flag was 1; the input is 7.
+    return 2.0 * state + inputs[:, 1:] + 0.0 * inputs[:, :1], ONE * 0.4
+
+  options = Pondering('straight_through', 10)
+  state, hidden, _ = ponder_sequence(
+    step,
+    jnp.zeros((1, 1)),
+    jnp.full((1, 2, 1), 7.0),
+    jnp.ones((1, 2), bool),
+    options,
+  )
+  # 100, then 100 100.
+  np.testing.assert_array_equal(hidden[0, :, 0], [4.0, 36.0])
+  np.testing.assert_array_equal(state[0, 0], 36.0)
+
+
+def test_both_arrays_of_a_state_are_combined():
+  def step(state, inputs):
+    cell, hidden = state
+    return (cell + 1.0, hidden + 10.0), ONE * 0.4
+
+  zeros = jnp.zeros((1, 1))
+  state, _, _ = ponder_input(
+    step, (zeros, zeros), ONE * 0, NO_INPUT, VALID, Pondering('act', 10)
+  )
+  np.testing.assert_allclose(state[0], 1.8, atol=1e-6)
+  np.testing.assert_allclose(state[1], 18.0, atol=1e-5)
+
+
+def test_what_is_carried_lasts_for_several_inputs():
+  # A score of 3.6: one input read, two skipped; then 3.6 + .6 = 4.2: three.
+  def step(state, inputs):
+    return state + 1.0, jnp.broadcast_to(0.9, state.shape[:1])
+
+  valid = jnp.array([[1, 1, 0, 1, 1, 1, 1, 1]], bool)
+  state, hidden, spent = ponder_sequence(
+    step,
+    jnp.zeros((1, 1)),
+    jnp.zeros((1, 8, 1)),
+    valid,
+    Pondering('skip', 5, mu=4),
+  )
+  np.testing.assert_array_equal(spent.steps[0], [1, 0, 0, 0, 1, 0, 0, 0])
+  np.testing.assert_array_equal(spent.skipped[0], [0, 1, 0, 1, 0, 1, 1, 1])
+  np.testing.assert_array_equal(hidden[0, :, 0], [1, 1, 1, 1, 2, 2, 2, 2])
+  np.testing.assert_array_equal(state[0, 0], 2.0)

@@ -1,0 +1,81 @@
+"""The arguments of the experiments; tests/configs trains with each file."""
+
+import pytest
+
+from dataset_lib import builder
+from launch import command_line
+from train_lib import config_schema
+
+TASKS = ('parity', 'logic', 'addition', 'sort', 'sparse_parity')
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(repository, monkeypatch):
+  monkeypatch.chdir(repository)
+
+
+def load(task, arguments=''):
+  flag = f'configs/recurrent_act/{task}.py:{arguments}'
+  config = command_line.load_config(flag, [])
+  config_schema.validate(config)
+  return config
+
+
+# (task, cell, width, rows of a batch): Graves (2016), sections 3.1 to 3.4.
+SIZES = [
+  ('parity', 'rnn', 128, 128),
+  ('logic', 'lstm', 128, 16),
+  ('addition', 'lstm', 512, 32),
+  ('sort', 'lstm', 512, 16),
+  ('sparse_parity', 'gru', 64, 32),
+]
+
+
+@pytest.mark.parametrize(('task', 'cell', 'width', 'batch'), SIZES)
+def test_defaults(task, cell, width, batch):
+  config = load(task)
+  model = config.model
+  assert (model.cell, model.width, config.batch_size) == (cell, width, batch)
+  assert model.rule == ('skip' if task == 'sparse_parity' else 'act')
+  sparse = task == 'sparse_parity'
+  assert config.loss.ponder_weight == (1e-2 if sparse else 1e-3)
+  source = builder.build_source(config.dataset, 'train')
+  assert model.num_targets == source.num_targets
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_rules_bring_their_settings(task):
+  for rule, steps, mu in (('act', 10, 1), ('fixed', 2, 1), ('skip', 10, 5)):
+    config = load(task, f'rule={rule}')
+    steps = 2 if task == 'sparse_parity' else steps
+    assert (config.model.max_steps, config.model.mu) == (steps, mu)
+  config = load(task, 'rule=skip,mu=3,repetitions=4,tau=0.01,cell=lstm')
+  assert (config.model.max_steps, config.model.mu) == (4, 3)
+  assert (config.loss.ponder_weight, config.model.cell) == (0.01, 'lstm')
+
+
+@pytest.mark.parametrize(
+  ('length', 'digits', 'places'), [(0, 0, 6), (2, 1, 2), (9, 0, 6), (11, 2, 4)]
+)
+def test_places_of_a_sum(length, digits, places):
+  config = load('addition', f'length={length},digits={digits}')
+  assert config.model.num_targets == places
+  source = builder.build_source(config.dataset, 'train')
+  assert source.num_targets == places
+
+
+@pytest.mark.parametrize(
+  'arguments', ['rule=never', 'cell=elman', 'gates=3', 'mu=two']
+)
+def test_an_illegal_argument_is_named(arguments):
+  name = arguments.partition('=')[0]
+  with pytest.raises(command_line.UsageError, match=f'argument .?{name}'):
+    load('parity', arguments)
+
+
+def test_no_stage_of_sparse_parity_is_empty():
+  with pytest.raises(
+    command_line.UsageError, match='steps: expected at least 2'
+  ):
+    load('sparse_parity', 'steps=1')
+  assert load('sparse_parity', 'steps=2').stages.stage1_read.steps == 1

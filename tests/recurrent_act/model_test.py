@@ -1,0 +1,250 @@
+"""The recurrent model against a plain loop, and its invariances."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from recurrent_act import cell
+from recurrent_act.model import RecurrentModel
+from tests.recurrent_act import plain_cells
+
+B, T, E = 4, 6, 3
+INPUTS = np.random.default_rng(0).normal(size=(B, T, E)).astype(np.float32)
+# With gaps: what is not valid is not only at the end.
+VALID = np.array(
+  [[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [0, 1, 0, 1, 1, 0], [1] + [0] * 5]
+)
+CASES = [
+  ('rnn', 'act'),
+  ('lstm', 'act'),
+  ('lstm', 'straight_through'),
+  ('gru', 'skip'),
+  ('rnn', 'fixed'),
+]
+
+
+def model_of(kind='rnn', rule='act', **fields):
+  mu = 3 if rule == 'skip' else 1
+  defaults = dict(num_classes=3, num_targets=2, width=8, max_steps=3, mu=mu)
+  return RecurrentModel(cell=kind, rule=rule, **(defaults | fields))
+
+
+@functools.cache
+def variables_of(kind='rnn', rule='act', **fields):
+  """Random parameters that spread the scores."""
+  generator = np.random.default_rng(3)
+  model = model_of(kind, rule, **fields)
+  shapes = jax.eval_shape(
+    model.init, jax.random.key(0), jnp.zeros((1, T, E), jnp.float32)
+  )
+  variables = jax.tree.map(
+    lambda leaf: 0.5 * generator.normal(size=leaf.shape).astype(np.float32),
+    nn.unbox(shapes),
+  )
+  score = variables['params']['repetition'].get('score')
+  if score is not None:
+    score['kernel'] *= 8
+    score['bias'][:] = 0.0
+  return variables
+
+
+@functools.cache
+def compiled(kind, rule, **fields):
+  return jax.jit(model_of(kind, rule, **fields).apply)
+
+
+def run(kind='rnn', rule='act', inputs=INPUTS, valid=VALID, **fields):
+  return compiled(kind, rule, **fields)(
+    variables_of(kind, rule), jnp.asarray(inputs), jnp.asarray(valid)
+  )
+
+
+@pytest.mark.parametrize(('kind', 'rule'), CASES)
+def test_equals_plain_loop(kind, rule):
+  model, variables = model_of(kind, rule), variables_of(kind, rule)
+  logits, out = run(kind, rule)
+  assert logits.shape == (B, T, 2, 3)
+  seen = set()
+  for row in range(B):
+    here = VALID[row] > 0
+    outputs, hidden, steps, cost = plain_cells.ponder(
+      variables['params'], model, INPUTS[row][here].astype(np.float64)
+    )
+    got = np.asarray(logits[row])[here].reshape(len(outputs), -1)
+    np.testing.assert_allclose(got, outputs, atol=1e-5)
+    np.testing.assert_allclose(out['features'][row], hidden[-1], atol=1e-5)
+    spent = {name: np.asarray(x[row]) for name, x in out['ponder'].items()}
+    np.testing.assert_array_equal(spent['steps'][here], steps)
+    np.testing.assert_allclose(spent['cost'][here], cost, atol=1e-5)
+    np.testing.assert_array_equal(spent['skipped'][here], steps == 0)
+    for value in spent.values():
+      assert not value[~here].any()
+    seen |= set(steps.tolist())
+  # The case has early and forced halts, or it would prove little.
+  assert seen >= {'fixed': {3}, 'skip': {0, 1, 3}}.get(rule, {2, 3})
+
+
+@pytest.mark.parametrize(('kind', 'rule'), CASES)
+def test_loop_form_has_the_same_numbers(kind, rule):
+  masked, spent = run(kind, rule)
+  dynamic, looped = run(kind, rule, dynamic=True)
+  np.testing.assert_allclose(masked, dynamic, atol=1e-6)
+  for name, value in spent['ponder'].items():
+    np.testing.assert_allclose(value, looped['ponder'][name], atol=1e-6)
+
+
+@pytest.mark.parametrize('rule', ['act', 'skip'])
+def test_what_is_not_valid_changes_nothing(rule):
+  want, spent = run('gru', rule)
+  changed = np.where(VALID[..., None] > 0, INPUTS, 100.0).astype(np.float32)
+  got, other = run('gru', rule, changed)
+  np.testing.assert_array_equal(got, want)
+  np.testing.assert_array_equal(
+    other['ponder']['cost'], spent['ponder']['cost']
+  )
+  np.testing.assert_array_equal(other['features'], spent['features'])
+  # The answer stays that of the input before.
+  np.testing.assert_array_equal(got[1, 3:], np.tile(got[1, 2], (3, 1, 1)))
+
+
+@pytest.mark.parametrize('rule', ['act', 'skip'])
+def test_rows_do_not_depend_on_the_batch(rule):
+  whole, spent = run('gru', rule)
+  order = np.array([2, 0, 3, 1])
+  moved, _ = run('gru', rule, INPUTS[order], VALID[order])
+  np.testing.assert_allclose(moved, whole[order], atol=1e-6)
+  for row in range(B):
+    # In a batch of itself.
+    alone, cost = run(
+      'gru', rule, INPUTS[[row] * B], VALID[[row] * B], dynamic=True
+    )
+    np.testing.assert_allclose(alone[0], whole[row], atol=1e-6)
+    np.testing.assert_allclose(
+      cost['ponder']['cost'][0], spent['ponder']['cost'][row], atol=1e-6
+    )
+
+
+def test_everything_is_valid_by_default():
+  want, _ = run(valid=np.ones((B, T)))
+  got, _ = compiled('rnn', 'act')(variables_of(), jnp.asarray(INPUTS))
+  np.testing.assert_array_equal(got, want)
+
+
+@functools.cache
+def loss_of(kind, rule):
+  """A loss of answers and cost: `(parameters, weights) -> number`, compiled."""
+
+  def loss(params, weights):
+    logits, out = model_of(kind, rule).apply(
+      {'params': params}, jnp.asarray(INPUTS), jnp.asarray(VALID)
+    )
+    return (logits * weights).sum() + 0.3 * out['ponder']['cost'].sum()
+
+  return jax.jit(jax.value_and_grad(loss))
+
+
+@pytest.mark.parametrize('kind', ['rnn', 'lstm'])
+def test_act_gradients_equal_finite_differences(kind):
+  params = jax.tree.map(jnp.asarray, variables_of(kind)['params'])
+  generator = np.random.default_rng(1)
+  weights = generator.normal(size=(B, T, 2, 3)).astype(np.float32)
+  loss = loss_of(kind, 'act')
+  gradient = jax.tree.leaves(loss(params, weights)[1])
+  leaves, structure = jax.tree.flatten(params)
+  direction = [generator.normal(size=x.shape) for x in leaves]
+
+  def moved(step):
+    # N is constant under the gradient, so it must not change on the way.
+    steps = [np.float32(step) * d.astype(np.float32) for d in direction]
+    new = [x + s for x, s in zip(leaves, steps, strict=True)]
+    return float(loss(structure.unflatten(new), weights)[0])
+
+  step = 1e-3
+  want = (moved(step) - moved(-step)) / (2 * step)
+  got = sum((g * d).sum() for g, d in zip(gradient, direction, strict=True))
+  np.testing.assert_allclose(got, want, rtol=0.01)
+  assert abs(want) > 1.0
+
+
+@pytest.mark.parametrize(('kind', 'rule'), CASES)
+def test_every_parameter_is_trained_and_the_cost_trains_the_score(kind, rule):
+  params = jax.tree.map(jnp.asarray, variables_of(kind, rule)['params'])
+  weights = np.ones((B, T, 2, 3), np.float32)
+  gradient = loss_of(kind, rule)(params, weights)[1]
+  for leaf in jax.tree.leaves(gradient):
+    assert np.isfinite(leaf).all()
+    assert np.abs(leaf).max() > 0
+  of_cost = loss_of(kind, rule)(params, 0 * weights)[1]
+  np.testing.assert_array_equal(of_cost['head']['kernel'], 0.0)
+  if rule == 'fixed':
+    assert 'score' not in params['repetition']
+  else:
+    # More score, less cost.
+    assert float(of_cost['repetition']['score']['bias'][0]) < 0
+
+
+def test_two_classes_are_one_sigmoid():
+  fields = dict(num_classes=2, num_targets=1)
+  variables = variables_of(**fields)
+  assert variables['params']['head']['kernel'].shape == (8, 1)
+  logits, _ = compiled('rnn', 'act', **fields)(variables, jnp.asarray(INPUTS))
+  assert logits.shape == (B, T, 1, 2)
+  np.testing.assert_array_equal(logits[..., 0], 0.0)
+  np.testing.assert_allclose(
+    jax.nn.softmax(logits)[..., 1], jax.nn.sigmoid(logits[..., 1]), atol=1e-6
+  )
+  assert float(jnp.abs(logits[..., 1]).max()) > 0.1
+
+
+def test_the_bias_is_that_of_the_field():
+  model = model_of(halting_bias=-2.5)
+  variables = jax.jit(model.init)(jax.random.key(0), jnp.asarray(INPUTS))
+  score = nn.unbox(variables)['params']['repetition']['score']
+  np.testing.assert_array_equal(score['bias'], [-2.5])
+  assert model_of().halting_bias == 1.0  # Graves (2016), section 3
+
+
+def test_bfloat16_halts_in_float32():
+  logits, out = run('rnn', 'act', dtype=jnp.bfloat16)
+  assert logits.dtype == out['ponder']['cost'].dtype == jnp.float32
+  want, _ = run('rnn', 'fixed')
+  got, _ = run('rnn', 'fixed', dtype=jnp.bfloat16)
+  np.testing.assert_allclose(got, want, atol=0.05)
+  assert float(jnp.abs(got - want).max()) > 1e-5
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'cell': 'tanh'},
+    {'rule': 'ponder'},
+    {'max_steps': 0},
+    {'epsilon': 1.0},
+    {'mu': 0, 'rule': 'skip'},
+    {'mu': 2, 'rule': 'act'},
+    {'width': 0},
+    {'num_targets': 0},
+  ],
+)
+def test_illegal_field_is_named(fields):
+  name = next(iter(fields))
+  with pytest.raises(ValueError, match=f'{name}: expected'):
+    RecurrentModel(num_classes=2, **fields)
+
+
+@pytest.mark.parametrize('kind', cell.CELLS)
+def test_flops_agree_with_the_compiler(kind):
+  # One input and repetition: the compiler counts the body of a loop once.
+  model = RecurrentModel(num_classes=7, cell=kind, width=256, max_steps=1)
+  inputs = jnp.zeros((1, 1, 64))
+  params = jax.eval_shape(model.init, jax.random.key(0), inputs)
+  lowered = jax.jit(model.apply).lower(params, inputs)
+  got = lowered.cost_analysis()['flops']
+  assert model.flops((1, 64)) == pytest.approx(got, rel=0.05)
+  three = model.clone(max_steps=3)
+  assert three.flops((1, 64)) == pytest.approx(3 * got, rel=0.05)
+  assert three.flops((5, 64), steps=1.5) == pytest.approx(7.5 * got, rel=0.05)

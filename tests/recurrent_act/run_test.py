@@ -1,0 +1,76 @@
+"""Whole runs: resumed, on several devices, read back, and one that learns."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from launch import command_line
+from train_lib import config_schema, loading, trainer
+from train_lib.checkpoint import restore_params
+
+SMALL = [
+  'checkpoint.every_steps=3',
+  'log_every=1',
+  'tensorboard=false',
+  'loader.num_threads=0',
+  'dataset.test_examples=16',
+]
+FLAG = 'configs/recurrent_act/sparse_parity.py:width=8,length=6,batch=8,steps=6'
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(repository, monkeypatch):
+  monkeypatch.chdir(repository)
+
+
+def run(workdir, flag, *overrides):
+  config = command_line.load_config(flag, list(overrides))
+  config_schema.validate(config)
+  return trainer.train(config, str(workdir))
+
+
+def losses(workdir):
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  return [row['train/loss'] for row in map(json.loads, lines)]
+
+
+@pytest.mark.slow
+def test_resumed_and_sharded_runs_are_the_same_run(tmp_path):
+  whole, resumed, sharded = (tmp_path / name for name in ('a', 'b', 'c'))
+  run(whole, FLAG, *SMALL, 'mesh.data=1')
+  shutil.copytree(whole, resumed)
+  assert loading.checkpoint_steps(resumed) == [3, 6]
+  (newest,) = (resumed / 'checkpoints').glob('*6')
+  shutil.rmtree(newest)
+  (resumed / 'result.json').unlink()
+  assert run(resumed, FLAG, *SMALL, 'mesh.data=1')['steps_this_process'] == 3
+  assert losses(resumed) == losses(whole)
+  pairs = [
+    jax.tree.leaves(restore_params(workdir).params)
+    for workdir in (whole, resumed)
+  ]
+  for a, b in zip(*pairs, strict=True):
+    np.testing.assert_array_equal(a, b)
+
+  cube = ['mesh.data=2', 'mesh.fsdp=2', 'mesh.tensor=2', 'num_micro=2']
+  run(sharded, FLAG, *SMALL, *cube)
+  np.testing.assert_allclose(losses(sharded), losses(whole), rtol=1e-5)
+
+  task = loading.load_task(whole, loading.load_config(whole))
+  assert task.info.input_shape == (6, 6)
+  assert task.model.rule == 'skip'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('rule', ['act', 'straight_through', 'fixed'])
+def test_a_run_learns_parity(rule, tmp_path):
+  # Fojo's thesis at a size for a test: vectors of 12 numbers.
+  flag = f'configs/recurrent_act/parity.py:length=12,steps=2500,rule={rule}'
+  result = run(
+    tmp_path / 'run', flag + ',repetitions=3', 'tensorboard=false',
+    'mesh.data=1', 'loader.num_threads=0',
+  )  # fmt: skip
+  assert result['test/accuracy'] > 0.95

@@ -1,0 +1,216 @@
+"""The loss and the metrics of sequences, against NumPy; a step of training."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy.special import log_softmax
+
+from dataset_lib import builder
+from dataset_lib.errors import ConfigError
+from eval_lib import metrics
+from recurrent_act.task import SequenceTask
+from train_lib import sharding
+from train_lib.train_step import init_state, make_train_step
+
+ROWS = 8
+
+
+def dataset(task='addition', **fields):
+  fields = {'length': 3} | fields
+  if task == 'addition':
+    fields['digits'] = 1
+  config = dict(name='graves', task=task, test_examples=ROWS - 2, **fields)
+  return builder.build(
+    config, split='test', train=False, seed=0, batch_size=ROWS, num_threads=0
+  )
+
+
+def task_of(data, ponder_weight=0.1, num_targets=2, **model):
+  fields = dict(cell='rnn', width=8, max_steps=2, num_targets=num_targets)
+  config = {
+    'dtype': 'float32',
+    'model': {'name': 'recurrent_act.model:RecurrentModel', **fields, **model},
+    'loss': {'ponder_weight': ponder_weight},
+  }
+  SequenceTask.validate(config)
+  return SequenceTask(config, data.info)
+
+
+@functools.cache
+def case():
+  """(task, batch with two rows of padding, parameters)."""
+  data = dataset()
+  (batch,) = data.batches()
+  task = task_of(data)
+  params = sharding.unbox(jax.jit(task.init)(jax.random.key(0))[0])
+  # Halts at the first or at the second repetition.
+  params['repetition']['score']['kernel'] *= 20
+  params['repetition']['score']['bias'] += 7.0
+  return task, batch, params
+
+
+@functools.cache
+def answers():
+  task, batch, params = case()
+  logits, out = jax.jit(lambda p, b: task.apply(p, {}, b))(params, batch)
+  return np.asarray(logits, np.float64), jax.device_get(out['ponder'])
+
+
+def loss_of(task, params, batch, knobs=None):
+  def loss(params, batch, knobs):
+    norm = task.normalizers(batch)
+    return task.loss(params, {}, {}, batch, norm, None, knobs)
+
+  return jax.jit(loss)(params, batch, knobs or {})
+
+
+def test_loss_is_that_of_the_paper_per_step_with_a_target():
+  task, batch, params = case()
+  logits, ponder = answers()
+  scores = log_softmax(logits, -1)
+  entropy, targets, cost = 0.0, 0, 0.0
+  for row in range(ROWS - 2):
+    for t in range(3):
+      if batch['valid'][row, t]:
+        cost += ponder['cost'][row, t]
+      if batch['target_mask'][row, t]:
+        targets += 1
+        for place, digit in enumerate(batch['targets'][row, t]):
+          entropy -= scores[row, t, place, digit]
+  # Rows differ in length and some have no target, or it would prove little.
+  assert 0 < targets < (ROWS - 2) * 2
+  loss, (got, state) = loss_of(task, params, batch)
+  np.testing.assert_allclose(loss, (entropy + 0.1 * cost) / targets, rtol=1e-5)
+  assert state == {}
+  got = metrics.compute(got)
+  assert got['cross_entropy'] == pytest.approx(entropy / targets, rel=1e-5)
+  loss, _ = loss_of(task, params, batch, {'ponder_weight': 0.7})
+  np.testing.assert_allclose(loss, (entropy + 0.7 * cost) / targets, rtol=1e-5)
+
+
+def test_metrics_count_real_inputs_and_targets():
+  task, batch, params = case()
+  logits, ponder = answers()
+  correct = logits.argmax(-1) == batch['targets']
+  whole, elements, steps, cost = [], [], [], []
+  for row in range(ROWS - 2):
+    asked = np.flatnonzero(batch['target_mask'][row])
+    if len(asked):
+      whole.append(correct[row, asked].all())
+      elements += correct[row, asked].ravel().tolist()
+    here = np.flatnonzero(batch['valid'][row])
+    steps += ponder['steps'][row, here].tolist()
+    cost += ponder['cost'][row, here].tolist()
+  evaluate = jax.jit(lambda p, b: task.evaluate(p, {}, b))
+  got = metrics.compute(evaluate(params, batch))
+  assert got['accuracy'] == pytest.approx(np.mean(whole))
+  assert got['element_accuracy'] == pytest.approx(np.mean(elements))
+  assert got['steps'] == pytest.approx(np.mean(steps))
+  assert got['steps_max'] == max(steps) == 2
+  assert got['cost'] == pytest.approx(np.mean(cost), rel=1e-6)
+  assert got['skipped'] == 0.0
+  assert 1.0 < got['steps'] < 2.0
+
+
+def test_a_sequence_is_right_if_all_its_targets_are():
+  task, batch, _ = case()
+  logits = np.eye(11, dtype=np.float32)[batch['targets']]
+  # Row 0: one digit wrong. Elsewhere wrong only where nothing is asked.
+  asked = batch['target_mask'] > 0
+  row, t = np.argwhere(asked)[0]
+  logits[row, t, 0] = np.roll(logits[row, t, 0], 1)
+  logits[~asked] = 0.0
+  logits[~asked, :, 5] = 1.0
+  batch = jax.tree.map(jnp.asarray, batch)
+  entropy = task.cross_entropy(jnp.asarray(logits), batch)
+  got = metrics.compute(task.quality(jnp.asarray(logits), entropy, batch))
+  sequences = asked.any(1).sum()
+  assert got['accuracy'] == pytest.approx(1 - 1 / sequences)
+  assert got['element_accuracy'] == pytest.approx(1 - 1 / (2 * asked.sum()))
+
+
+def test_skipped_inputs_are_told_apart_by_their_kind():
+  data = dataset('sparse_parity', length=6)
+  (batch,) = data.batches()
+  task = task_of(data, num_targets=1, rule='skip', mu=2)
+  params = sharding.unbox(jax.jit(task.init)(jax.random.key(0))[0])
+  # Every score is 2: every second input is skipped, which fits by chance.
+  params['repetition']['score']['bias'] = jnp.full((1,), 50.0)
+  evaluate = jax.jit(lambda p, b: task.evaluate(p, {}, b))
+  got = metrics.compute(evaluate(params, batch))
+  marked = batch['marked'][: ROWS - 2]
+  skipped = np.tile([0.0, 1.0], 3)[None].repeat(ROWS - 2, 0)
+  assert got['skipped'] == got['cost'] == got['steps'] == 0.5
+  for name, kind in (('marked', marked), ('unmarked', 1 - marked)):
+    want = (skipped * kind).sum() / kind.sum()
+    assert got[f'skipped_{name}'] == pytest.approx(want)
+
+
+def train(num_micro=1, mesh=None):
+  task, batch, params = case()
+  optimizer = optax.adam(1e-2)
+  state = jax.eval_shape(lambda: init_state(task, optimizer, 0, 0.0))
+  state = jax.tree.map(
+    lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sharding.unbox(state)
+  ).replace(params=params)
+  step = jax.jit(
+    make_train_step(task, optimizer, optax.constant_schedule(1e-2), num_micro)
+  )
+  if mesh is not None:
+    batch = sharding.put_batch(batch, mesh)
+  losses = []
+  for _ in range(3):
+    state, got = step(state, {}, batch, {})
+    losses.append(got['loss'].compute())
+  return losses, metrics.compute(got), state.params
+
+
+@pytest.mark.slow
+def test_micro_batches_and_devices_change_nothing():
+  losses, got, params = train()
+  assert losses[2] < losses[0]
+  mesh = sharding.make_mesh(dict(data=2, fsdp=2))
+  with jax.set_mesh(mesh):
+    others, measured, changed = train(2, mesh)
+  np.testing.assert_allclose(others, losses, rtol=1e-5)
+  for name in ('accuracy', 'steps', 'cost'):
+    assert measured[name] == pytest.approx(got[name], rel=1e-5)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), changed, params
+  )
+
+
+def test_the_number_of_targets_is_that_of_the_data():
+  data = dataset()
+  (batch,) = data.batches()
+  task = task_of(data, num_targets=3)
+  params, _ = jax.eval_shape(task.init, jax.random.key(0))
+  with pytest.raises(ConfigError, match=r'num_targets: .* targets, 2, got 3'):
+    jax.eval_shape(lambda p, b: task.evaluate(p, {}, b), params, batch)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'key'),
+  [
+    (dict(ponder_weight=-1.0), 'loss.ponder_weight'),
+    (dict(rule='always'), 'model.rule'),
+    (dict(mu=2), 'model.mu'),
+    (dict(max_steps=0), 'model.max_steps'),
+  ],
+)
+def test_a_bad_field_is_named(changes, key):
+  with pytest.raises(ConfigError, match=f'{key}: expected'):
+    task_of(dataset(), **changes)
+
+
+def test_features_and_flops():
+  task, batch, params = case()
+  features = jax.jit(lambda p, b: task.features(p, {}, b))(params, batch)
+  assert features.shape == (ROWS, 8)
+  # Two repetitions of an RNN of 8 on 10 digits and the flag; 2 x 11 outputs.
+  repetition = 2 * (11 + 8) * 8 + 2 * 8
+  assert task.flops() == 3 * (2 * repetition + 2 * 8 * 22)
