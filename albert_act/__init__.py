@@ -1,0 +1,1 @@
+"""ALBERT whose tokens halt: pretraining, fine-tuning, analysis, serving."""

@@ -1,0 +1,247 @@
+"""Exact compaction: halted tokens leave the computation, and change nothing.
+
+A token that halts in step n still changes once, in step n, after its last keys
+and values were read. So keys and values are projected from the *updated* state
+at the end of a step and kept; everything else runs for the tokens that still
+run only. Those of all rows are packed behind each other, so that a row with
+many makes no others wait; only for attention they stand in rows. The packed
+tokens have one of a few static sizes, which is chosen on the device.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from albert_act.encoder import COMBINATIONS, Albert
+from model_lib import halting
+from model_lib.attention import attend
+
+# Shares of a batch's tokens that are computed. Each is compiled, so they are
+# few; below a half they are close, for there most of the time is saved.
+SHARES = tuple(n / 16 for n in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16))
+# Shares of the length that the queries of a row may take in attention, which
+# is a small part of the work.
+ATTENTION_SHARES = (1 / 4, 1 / 2, 1.0)
+
+
+@struct.dataclass
+class Tokens:
+  """The tokens of a batch between two iterations.
+
+  Fields are Any because JAX builds these trees of other things than arrays.
+
+  Attributes:
+    x: states, `[B, L, D]`.
+    keys: `[B, N, L, H]`, of the states `x`.
+    values: the same.
+    valid: which tokens are real, `[B, L]`.
+    halting: how far each has come, `[B, L]`.
+    iteration: iterations that were run, int32 `[B]`.
+  """
+
+  x: Any
+  keys: Any
+  values: Any
+  valid: Any
+  halting: Any
+  iteration: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+  """Where the running tokens of a batch stand behind each other.
+
+  Attributes:
+    running: which tokens run, `[B, L]`.
+    index: number of each packed token among all, int32 `[M]`; behind the last
+      one it repeats some token, whose results are dropped.
+    rank: place of each running token among the packed ones, int32 `[B, L]`.
+  """
+
+  running: Bool[Array, 'B L']
+  index: Int[Array, ' M']
+  rank: Int[Array, 'B L']
+
+  @classmethod
+  def of(cls, running: Bool[Array, 'B L'], size: int) -> 'Packed':
+    """Packs up to `size` tokens, in the order of the rows."""
+    count = jnp.cumsum(running.reshape(-1), dtype=jnp.int32)
+    places = jnp.arange(1, size + 1, dtype=jnp.int32)
+    # The m-th running token is the first up to which there are m.
+    index = jnp.searchsorted(count, places).astype(jnp.int32)
+    index = jnp.minimum(index, running.size - 1)
+    rank = jnp.clip(count - 1, 0, size - 1).reshape(running.shape)
+    return cls(running, index, rank)
+
+  @property
+  def row(self) -> Int[Array, ' M']:
+    """The row of each packed token."""
+    return self.index // self.running.shape[1]
+
+  def pack(self, leaf: Array) -> Array:
+    """`[B, L, ...]` to `[M, ...]`."""
+    flat = leaf.reshape(-1, *leaf.shape[2:])
+    return jnp.take(flat, self.index, axis=0, mode='clip')
+
+  def unpack(self, packed: Array, old: Array) -> Array:
+    """`[M, ...]` to `[B, L, ...]`; tokens that do not run keep the old."""
+    new = jnp.take(packed, self.rank, axis=0, mode='clip')
+    return jnp.where(halting.align(self.running, old), new, old)
+
+
+def sizes_for(tokens: int) -> tuple[int, ...]:
+  """The numbers of tokens that are computed, for a batch of so many."""
+  return tuple(sorted({max(1, round(share * tokens)) for share in SHARES}))
+
+
+def begin(
+  model: Albert,
+  tokens: Int[Array, 'B L'],
+  token_types: Int[Array, 'B L'],
+  length: Int[Array, ' B'],
+) -> Tokens:
+  """Embeds rows, and projects the first keys and values; bound models only."""
+  x = model.embed(tokens, token_types)
+  block: Any = model.block[0]
+  keys, values = block(x, num_queries=0, return_keys_values=True)[1]
+  valid = jnp.arange(x.shape[1])[None] < length[:, None]
+  return Tokens(
+    x=x,
+    keys=keys,
+    values=values,
+    valid=valid,
+    halting=halting.start(valid),
+    iteration=jnp.zeros(length.shape, jnp.int32),
+  )
+
+
+def step(model: Albert, size: int) -> Callable[[Tokens], Tokens]:
+  """One iteration of up to `size` tokens of a batch, in plain JAX.
+
+  Args:
+    model: bound; one group of one block.
+    size: at least so many tokens as still run in all rows.
+  """
+  block, block_variables = model.block[0].unbind()
+  score, score_variables = model.score.unbind()
+  rule = halting.rule(model.halting, model.epsilon)
+  limit = model.sizes().max_iterations
+
+  def computed(tokens: Tokens) -> Tokens:
+    packed = Packed.of(tokens.halting.running, size)
+    x = packed.pack(tokens.x)
+    attending = block.clone(attend=functools.partial(_attend, packed, tokens))
+    nothing = tokens.keys[:1, :, :0]  # `_attend` has the keys and values
+    new: Any = attending.apply(
+      block_variables, x[None], keys_values=(nothing, nothing)
+    )
+    logits: Any = score.apply(score_variables, new[0].astype(jnp.float32))
+    is_last = (tokens.iteration == limit - 1)[packed.row]
+    before = jax.tree.map(packed.pack, tokens.halting)
+    after, weight = rule(before, jax.nn.sigmoid(logits[..., 0]), is_last)
+    state = new[0]
+    if COMBINATIONS[model.halting] == 'fed_back':
+      state = halting.combine('fed_back', x, state, weight).astype(x.dtype)
+    projected: Any = block.apply(
+      block_variables, state[None], num_queries=0, return_keys_values=True
+    )
+    keys, values = (_heads_last(leaf[0]) for leaf in projected[1])
+    return dataclasses.replace(
+      tokens,
+      x=packed.unpack(state, tokens.x),
+      keys=_of_rows(packed.unpack(keys, _by_token(tokens.keys))),
+      values=_of_rows(packed.unpack(values, _by_token(tokens.values))),
+      halting=jax.tree.map(packed.unpack, after, tokens.halting),
+      iteration=tokens.iteration + 1,
+    )
+
+  return computed
+
+
+def _attend(
+  packed: Packed,
+  tokens: Tokens,
+  query: Float[Array, '1 N M H'],
+  key: Any,
+  value: Any,
+  valid: Any = None,
+  *,
+  drop: Any = None,
+  received: bool = False,
+) -> tuple[Float[Array, '1 N M H'], None]:
+  """Attention of packed queries, each to the tokens of its own row.
+
+  The queries are spread over their rows, padded to the fewest places that the
+  row with the most of them needs.
+  """
+  del key, value, valid, drop, received
+  rows, length = packed.running.shape
+  count = packed.running.sum(1, dtype=jnp.int32)
+  first = jnp.cumsum(count) - count
+  place = jnp.arange(query.shape[2], dtype=jnp.int32) - first[packed.row]
+
+  def with_places(places: int, query: Array) -> Array:
+    numbers = first[:, None] + jnp.arange(places, dtype=jnp.int32)[None]
+    spread = jnp.take(query[0], numbers, axis=1, mode='clip')  # [N, B, A, H]
+    attended, _ = attend(
+      spread.transpose(1, 0, 2, 3), tokens.keys, tokens.values, tokens.valid
+    )
+    flat = attended.transpose(1, 0, 2, 3).reshape(
+      query.shape[1], rows * places, query.shape[3]
+    )
+    where = packed.row * places + jnp.clip(place, 0, places - 1)
+    return jnp.take(flat, where, axis=1, mode='clip')[None]
+
+  most = min(length, query.shape[2])
+  options = sorted({min(most, max(1, round(share * length)))
+                    for share in ATTENTION_SHARES})  # fmt: skip
+  options = options if rows > 1 else [most]
+  if len(options) == 1:
+    return with_places(options[0], query), None
+  branches = [functools.partial(with_places, places) for places in options]
+  chosen = jnp.searchsorted(jnp.asarray(options), count.max())
+  return jax.lax.switch(chosen, branches, query), None
+
+
+def _heads_last(leaf: Float[Array, 'N M H']) -> Float[Array, 'M N H']:
+  return leaf.transpose(1, 0, 2)
+
+
+def _by_token(leaf: Float[Array, 'B N L H']) -> Float[Array, 'B L N H']:
+  return leaf.transpose(0, 2, 1, 3)
+
+
+def _of_rows(leaf: Float[Array, 'B L N H']) -> Float[Array, 'B N L H']:
+  return leaf.transpose(0, 2, 1, 3)
+
+
+def iterate(
+  model: Albert, tokens: Tokens, count: int, sizes: Sequence[int]
+) -> Tokens:
+  """Runs up to `count` iterations; fewer if every token has halted.
+
+  Args:
+    model: bound; one group of one block.
+    tokens: before the iterations.
+    count: how many at most.
+    sizes: see `sizes_for`; the last holds all tokens.
+  """
+  branches = [step(model, size) for size in sizes]
+  bounds = jnp.asarray(sizes)
+
+  def goes_on(loop: Any) -> Bool[Array, '']:
+    tokens, done = loop
+    return (done < count) & tokens.halting.running.any()
+
+  def body(loop: Any) -> Any:
+    tokens, done = loop
+    chosen = jnp.searchsorted(bounds, tokens.halting.running.sum())
+    return jax.lax.switch(chosen, branches, tokens), done + 1
+
+  return jax.lax.while_loop(goes_on, body, (tokens, jnp.zeros((), int)))[0]

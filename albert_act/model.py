@@ -1,0 +1,179 @@
+"""ALBERT for classification, and for pretraining on masked words and order."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from albert_act.encoder import Albert, Encoded
+from model_lib import flops, row_random
+from model_lib.bert import INIT
+from model_lib.layers import (
+  LayerNorm,
+  Pooler,
+  activation_function,
+  classifier,
+)
+from model_lib.logical import constrain, partitioned
+
+
+class AlbertClassifier(Albert):
+  """ALBERT with a pooler and a classifier on [CLS]; fields of `Albert`."""
+
+  def setup(self):
+    """Declares encoder, pooler and head."""
+    super().setup()
+    self.pooler = Pooler('tanh', dtype=self.dtype)
+    self.head = classifier(self.num_classes)
+
+  def __call__(
+    self,
+    tokens: Int[Array, 'B L'],
+    token_types: Int[Array, 'B L'],
+    length: Int[Array, ' B'],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
+    """Classifies rows of token ids; arguments as in `Albert.encode`.
+
+    Returns:
+      (logits, out) with the pooled [CLS] `out['features']` `[B, D]`, both
+      float32, and `out['ponder']`, see `encoder.Encoded`.
+    """
+    encoded = self.encode(tokens, token_types, length, row_keys)
+    logits, features = self.classify(encoded.states[:, 0], row_keys)
+    return logits, {'features': features, 'ponder': encoded.ponder}
+
+  def classify(
+    self, cls: Float[Array, 'B D'], row_keys: Key[Array, ' B'] | None = None
+  ) -> tuple[Float[Array, 'B O'], Float[Array, 'B D']]:
+    """(logits, features) from the state of [CLS]."""
+    features = self.pooler(cls).astype(jnp.float32)
+    logits = self.head(
+      row_random.drop(features, self.classifier_dropout, row_keys, 'classifier')
+    )
+    return constrain(logits, 'batch', 'classes'), features
+
+  def flops(
+    self, input_shape: tuple[int, ...], iterations: float | None = None
+  ) -> float:
+    """FLOPs of one row `[L]`; see `Albert.encoder_flops`."""
+    width = self.sizes().width
+    head = flops.dense(1, width, width + self.num_classes)
+    return self.encoder_flops(input_shape[0], iterations) + head
+
+
+class MaskedWords(nn.Module):
+  """ALBERT's head for masked words; its last layer is the word embeddings.
+
+  Attributes:
+    activation: a name in `layers.ACTIVATIONS`.
+    norm_epsilon: of the LayerNorm.
+    dtype: compute dtype; logits are float32.
+  """
+
+  activation: str
+  norm_epsilon: float
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, states: Float[Array, 'B P D'], table: Float[Array, 'V E']
+  ) -> Float[Array, 'B P V']:
+    """Logits of the words at some places.
+
+    Args:
+      states: of the masked tokens.
+      table: word embeddings.
+    """
+    vocab_size, width = table.shape
+    x = nn.Dense(
+      width,
+      name='hidden',
+      dtype=self.dtype,
+      kernel_init=partitioned(INIT, 'embed', None),
+      bias_init=partitioned(nn.initializers.zeros, None),
+    )(states)
+    x = activation_function(self.activation)(x)
+    x = LayerNorm(self.dtype, self.norm_epsilon, name='norm')(x)
+    bias = self.param(
+      'bias', partitioned(nn.initializers.zeros, 'classes'), (vocab_size,)
+    )
+    logits = jnp.einsum(
+      'bpe,ve->bpv',
+      x,
+      table.astype(self.dtype),
+      preferred_element_type=jnp.float32,
+    )
+    return constrain(logits + bias[None, None], 'batch', None, 'classes')
+
+
+class AlbertPretraining(Albert):
+  """ALBERT with heads for masked words and sentence order; see `Albert`."""
+
+  def setup(self):
+    """Declares encoder, pooler and both heads."""
+    super().setup()
+    self.pooler = Pooler('tanh', dtype=self.dtype)
+    self.predictions = MaskedWords(
+      self.activation, self.norm_epsilon, self.dtype
+    )
+    self.sop = classifier(2, 'sop')
+
+  def __call__(
+    self,
+    tokens: Int[Array, 'B L'],
+    token_types: Int[Array, 'B L'],
+    length: Int[Array, ' B'],
+    positions: Int[Array, 'B P'],
+    row_keys: Key[Array, ' B'] | None = None,
+    trace: Any = None,
+  ) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Predicts masked words and the order of the two segments.
+
+    Args:
+      tokens: token ids, padded behind `length`.
+      token_types: segment of each token.
+      length: valid tokens of each row.
+      positions: where the words to be predicted are.
+      row_keys: one key per row turns dropout on.
+      trace: see `Albert.encode`.
+
+    Returns:
+      (logits, out): `logits['words']` `[B, P, V]` and `logits['order']`
+      `[B, 2]`; `out['features']` `[B, D]`, all float32; `out['encoded']`, an
+      `encoder.Encoded`.
+    """
+    encoded: Encoded = self.encode(tokens, token_types, length, row_keys, trace)
+    features = self.pooler(encoded.states[:, 0]).astype(jnp.float32)
+    masked = jnp.take_along_axis(
+      encoded.states, positions[:, :, None], axis=1, mode='clip'
+    )
+    logits = {
+      'words': self.predictions(masked, self._table()),
+      'order': self.sop(
+        row_random.drop(features, self.classifier_dropout, row_keys, 'order')
+      ),
+    }
+    return logits, {'features': features, 'encoded': encoded}
+
+  def _table(self) -> Float[Array, 'V E']:
+    """The word embeddings, which the last layer shares (Lan et al. 2020)."""
+    table: Any = self.embeddings.get_variable('params', 'word')['embedding']
+    return nn.meta.unbox(table)
+
+  def flops(
+    self,
+    input_shape: tuple[int, ...],
+    iterations: float | None = None,
+    predictions: int = 0,
+  ) -> float:
+    """FLOPs of one row `[L]` with so many masked words."""
+    sizes = self.sizes()
+    words = flops.dense(predictions, sizes.width, sizes.embedding_width)
+    words += flops.dense(predictions, sizes.embedding_width, self.vocab_size)
+    head = flops.dense(1, sizes.width, sizes.width + 2)
+    return self.encoder_flops(input_shape[0], iterations) + words + head
+
+
+__all__ = ['Albert', 'AlbertClassifier', 'AlbertPretraining', 'MaskedWords']

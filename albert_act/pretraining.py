@@ -1,0 +1,167 @@
+"""Pretraining of ALBERT: masked words, sentence order, ponder cost.
+
+`L_sop + L_mlm + tau P` (Simoulin and Crabbe 2021, equation 8), with `P = sum_t
+N_t + R_t` over the real tokens of a row (7). The paper calibrates tau so that
+`tau P` is about a tenth of the loss.
+"""
+
+import pathlib
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from albert_act import token_kinds
+from albert_act.model import AlbertPretraining
+from albert_act.task import check_model, ponder
+from dataset_lib import tokenizer
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import check_fields, real
+from eval_lib.metrics import Average
+from train_lib.classification import construct
+from train_lib.run_directory import TOKENIZER
+from train_lib.task import Task
+
+_INIT_LENGTH = 8
+
+
+class Pretraining(Task):
+  """Masked words and sentence order, with halting or at a fixed depth.
+
+  Configuration: `model` as in `Classification`, of an `AlbertPretraining`; a
+  `model.vocab_size` of 0 becomes that of the corpus. In `loss`,
+  `ponder_weight` (tau) and `sop_weight`. Batches are those of
+  `dataset_lib.pretraining`.
+  """
+
+  LOSS_FIELDS = {
+    'ponder_weight': real(0.0, 1e3, default=0.0),
+    'sop_weight': real(0.0, 1e3, default=1.0),
+  }
+  KNOBS = ('ponder_weight',)
+
+  @classmethod
+  def resolve(cls, config) -> None:
+    """Sets the number of token ids from the tokenizer of the corpus."""
+    if config.model.get('vocab_size', -1):
+      return
+    directory = config.dataset.get('directory', '')
+    file = pathlib.Path(directory).expanduser() / TOKENIZER
+    if not (directory and file.is_file()):
+      expected = 'a corpus that python -m launch.prepare_corpus has written'
+      raise ConfigError('dataset.directory', directory, expected)
+    config.model.vocab_size = tokenizer.load(file).vocab_size
+
+  @classmethod
+  def validate(cls, config) -> None:
+    """Checks `loss` and `model`; see `Task.validate`."""
+    check_fields(config['loss'], cls.LOSS_FIELDS, 'loss')
+    check_model(config, AlbertPretraining)
+
+  def build_model(self):
+    """The configured module, large enough for the data set."""
+    model = construct(self.config, num_classes=2)
+    for field, given, least in (
+      ('vocab_size', model.vocab_size, self.info.vocab_size),
+      ('max_positions', model.max_positions, self.info.input_shape[0]),
+    ):
+      if given < least:
+        expected = f'at least {least}, which the corpus needs'
+        raise ConfigError(f'model.{field}', given, expected)
+    return model
+
+  def init(self, rng):
+    """Initialises with one short row; see `Task.init`."""
+    row = jnp.zeros((1, _INIT_LENGTH), jnp.int32)
+    length = jnp.full((1,), _INIT_LENGTH, jnp.int32)
+    variables = self.model.init(rng, row, row, length, row[:, :1])
+    return variables['params'], {}
+
+  def save_assets(self, directory: pathlib.Path) -> None:
+    """Writes the tokenizer of the corpus beside the run's configuration."""
+    corpus = self.config['dataset'].get('directory', '')
+    if corpus:
+      tokenizer.load(corpus).save(directory / TOKENIZER)
+
+  def apply(self, params, batch, row_keys=None, trace=None):
+    """Runs the model; see `AlbertPretraining`."""
+    return self.model.apply(
+      {'params': params},
+      batch['tokens'],
+      batch['token_types'],
+      batch['length'],
+      batch['mlm_positions'],
+      row_keys,
+      trace,
+    )
+
+  def normalizers(self, batch):
+    """Real rows and masked words in the whole batch."""
+    words = batch['mlm_weights'] * batch['mask'][:, None]
+    return {
+      'examples': jnp.maximum(batch['mask'].sum(), 1.0),
+      'words': jnp.maximum(words.sum(), 1.0),
+    }
+
+  def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
+    """The share of equation (8) that falls on these rows."""
+    logits, out = self.apply(params, batch, row_keys)
+    losses, metrics = self._losses(logits, out, batch, norm)
+    weights = self.config['loss']
+    tau = knobs.get('ponder_weight', weights['ponder_weight'])
+    loss = losses['words'] + weights['sop_weight'] * losses['order']
+    return loss + tau * losses['ponder'], (metrics, model_state)
+
+  def evaluate(self, params, model_state, batch):
+    """Accuracies and losses without noise, iterations by kind of token."""
+    logits, out = self.apply(params, batch)
+    _, metrics = self._losses(logits, out, batch, self.normalizers(batch))
+    steps = out['encoded'].ponder['steps']
+    return metrics | token_kinds.means('iterations', steps, batch)
+
+  def features(self, params, model_state, batch):
+    """The pooled [CLS]."""
+    return self.apply(params, batch)[1]['features']
+
+  def _losses(
+    self, logits, out, batch, norm
+  ) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Shares of the three losses, and their metrics."""
+    mask = batch['mask']
+    words = batch['mlm_weights'] * mask[:, None]
+    entropy = _cross_entropy(logits['words'], batch['mlm_labels'])
+    hits = logits['words'].argmax(-1) == batch['mlm_labels']
+    order = _cross_entropy(logits['order'], batch['label'])
+    order_hits = logits['order'].argmax(-1) == batch['label']
+    spent, metrics = ponder(out['encoded'].ponder, batch, norm)
+    losses = {
+      'words': jnp.where(words > 0, entropy, 0.0).sum() / norm['words'],
+      'order': jnp.where(mask > 0, order, 0.0).sum() / norm['examples'],
+      'ponder': spent,
+    }
+    metrics |= {
+      'mlm_accuracy': _average(hits, words),
+      'mlm_loss': _average(entropy, words),
+      'sop_accuracy': _average(order_hits, mask),
+      'sop_loss': _average(order, mask),
+    }
+    return losses, metrics
+
+  def flops(self) -> float:
+    """FLOPs of one row at the most iterations, the words included."""
+    length = self.info.input_shape[0]
+    share = self.config['dataset'].get('mask_share', 0.0)
+    return self.model.flops((length,), predictions=int(share * length))
+
+
+def _cross_entropy(logits: Array, labels: Array) -> Array:
+  return optax.softmax_cross_entropy_with_integer_labels(
+    logits.astype(jnp.float32), labels
+  )
+
+
+def _average(values: Array, weights: Array) -> Average:
+  return Average.from_values(
+    values.astype(jnp.float32).reshape(-1), weights.reshape(-1)
+  )

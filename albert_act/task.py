@@ -1,0 +1,90 @@
+"""Fine-tuning of ALBERT with halting: cross-entropy, and ponder cost if wanted.
+
+The paper fine-tunes without the ponder term, its published code with it:
+`loss.ponder_weight` is 0 unless said otherwise.
+"""
+
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from albert_act.encoder import Albert
+from albert_act.model import AlbertClassifier
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import real
+from eval_lib.metrics import Average
+from model_lib import albert_sizes
+from train_lib.classification import as_config_error, construct
+from train_lib.text_classification import TextClassification
+
+
+class FineTune(TextClassification):
+  """Classification or regression of texts by an `AlbertClassifier`.
+
+  Configuration, in `loss`: `ponder_weight`, tau times the ponder cost `sum_t
+  N_t + R_t` over the real tokens of a row (equations 7 and 8). A knob of the
+  same name overrides it.
+  """
+
+  LOSS_FIELDS = TextClassification.LOSS_FIELDS | {
+    'ponder_weight': real(0.0, 1e3, default=0.0)
+  }
+  KNOBS = ('ponder_weight',)
+  SERVED_BY = 'albert_act.loading:load'
+  SIZES: ClassVar[Any] = albert_sizes
+
+  @classmethod
+  def validate(cls, config) -> None:
+    """Checks `loss` and `model`; see `Task.validate`."""
+    super().validate(config)
+    check_model(config, AlbertClassifier)
+
+  def extra_loss(self, out, batch, norm, knobs):
+    """The ponder cost of the real rows; see `Classification.extra_loss`."""
+    weight = knobs.get('ponder_weight', self.config['loss']['ponder_weight'])
+    loss, metrics = ponder(out['ponder'], batch, norm)
+    return weight * loss, metrics
+
+
+def ponder(ponder, batch, norm) -> tuple[Any, dict[str, Any]]:
+  """(mean ponder cost of a row (7), metrics of depth).
+
+  Args:
+    ponder: of `encoder.Encoded`.
+    batch: the rows.
+    norm: `examples` in the whole batch.
+
+  Returns:
+    The metrics are `ponder_cost`, the mean of the sum over a row's tokens;
+    `iterations`, the mean over real tokens; `depth`, the mean of each row's
+    largest: what a row that waits for its last token executes.
+  """
+  mask = batch['mask']
+  row_cost = ponder['cost'].sum(1)
+  loss = (row_cost * mask).sum() / norm['examples']
+  steps = ponder['steps']
+  real = (steps > 0) & (mask > 0)[:, None]
+  metrics = {
+    'ponder_cost': Average.from_values(row_cost, mask),
+    'iterations': Average.from_values(
+      steps.astype(jnp.float32).reshape(-1),
+      real.astype(jnp.float32).reshape(-1),
+    ),
+    'depth': Average.from_values(steps.max(1).astype(jnp.float32), mask),
+  }
+  return loss, metrics
+
+
+def check_model(config, kind: type[Albert]) -> None:
+  """Raises `ConfigError` unless the model is of a kind, with legal fields."""
+  model: Any = construct(config, num_classes=2)
+  if not isinstance(model, kind):
+    raise ConfigError(
+      'model.name',
+      config['model']['name'],
+      f"'{kind.__module__}:{kind.__name__}' or a subclass",
+    )
+  try:
+    model.sizes()
+  except ValueError as error:
+    raise as_config_error(error, 'model', config['model']) from error

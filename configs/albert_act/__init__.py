@@ -1,0 +1,1 @@
+"""Configurations of adaptive-depth ALBERT."""

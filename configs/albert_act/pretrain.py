@@ -1,0 +1,102 @@
+r"""Pretraining of ALBERT from raw text, with tokens that halt or without.
+
+  python -m launch.prepare_corpus --input=DIR --out=/tmp/corpus
+  python -m launch.train --workdir=/tmp/albert \
+      --config=configs/albert_act/pretrain.py:corpus=/tmp/corpus,variant=small
+
+The protocol of "How Many Layers and Why?" (Simoulin and Crabbe 2021): LAMB at
+1.76e-3, batches of 4,096 rows of 128 tokens, 112,500 steps, 20 % of the words
+masked in n-grams of up to 3, tau 1e-3, 5e-4 and 2.5e-4 for up to 6, 12 and 24
+iterations. Its warm-up is not printed; ALBERT takes 3,125 of 125,000 steps.
+
+Arguments:
+
+  corpus    directory of a prepared corpus
+  variant   tiny, small, base (the paper's), albert_* (Lan et al. 2020), or
+            micro and mini for a laptop
+  halting   act, straight_through, or fixed: all iterations for every token
+  tau       weight of the ponder cost; -1 is the paper's, 0.77 / (iterations x
+            length)
+  tau_from  share of the steps without ponder cost, after which its weight rises
+            linearly to tau; 0 is the paper's, tau from the first step on. A
+            small model that has not yet found that its context helps learns
+            to halt at once, and stays there: see docs/measured.md
+  length    of the rows that the corpus was prepared for
+  batch, micro (micro-batches a step), steps, lr, warmup, seed
+"""
+
+from configs import common
+
+# Of `model_lib.albert_sizes.VARIANTS`; the first is the default.
+ITERATIONS = {
+  'small': 12, 'tiny': 6, 'base': 24, 'micro': 6, 'mini': 12,
+  'albert_base': 12, 'albert_large': 24, 'albert_xlarge': 24,
+  'albert_xxlarge': 12,
+}  # fmt: skip
+
+
+def get_config(arg=''):
+  a = common.parse_arg(
+    arg, corpus='', variant=tuple(ITERATIONS),
+    halting=('act', 'straight_through', 'fixed'), tau=-1.0,
+    tau_from=0.0, length=128, batch=4096, micro=1, steps=112_500, lr=1.76e-3,
+    warmup=0.025, seed=0,
+  )  # fmt: skip
+  if not 0.0 <= a.tau_from < 1.0:
+    raise ValueError(
+      f'config argument tau_from: expected a number in [0, 1), got {a.tau_from}'
+    )
+  iterations = ITERATIONS[a.variant]
+  halts = a.halting != 'fixed'
+  c = common.base()
+  c.seed = a.seed
+  c.task = 'albert_act.pretraining:Pretraining'
+  c.batch_size = a.batch
+  c.num_micro = a.micro
+  c.dataset = dict(
+    name='pretraining', directory=a.corpus, max_length=a.length, mask_share=0.2,
+    max_ngram=3, short_share=0.1,
+  )  # fmt: skip
+  c.model = dict(
+    name='albert_act.model:AlbertPretraining',
+    variant=a.variant,
+    max_iterations=iterations,
+    vocab_size=0,  # of the corpus
+    halting=a.halting if halts else '',
+    epsilon=0.01,
+    halting_bias=-2.0,
+    remat_chunk=0,
+    dropout=0.0,
+    attention_dropout=0.0,
+    classifier_dropout=0.1,
+  )
+  tau = 0.768 / (iterations * a.length) if a.tau < 0 else a.tau
+  c.loss = dict(ponder_weight=tau if halts else 0.0, sop_weight=1.0)
+  c.optimizer.update(
+    name='lamb', lr=a.lr, schedule='linear', warmup_steps=a.warmup,
+    weight_decay=0.01, eps=1e-6,
+  )  # fmt: skip
+  c.stages = _stages(a.steps, a.tau_from if halts else 0.0, tau)
+  c.evals = dict(
+    dev=dict(type='classification', split='validation', every_steps=5000)
+  )
+  c.checkpoint.update(every_steps=1000)
+  return c.lock()
+
+
+def _stages(steps, tau_from, tau):
+  """One stage, or two of which the first has no ponder cost."""
+  if not tau_from:
+    return dict(stage1=common.stage(steps=steps))
+  free = round(steps * tau_from)
+  if not 0 < free < steps:
+    raise ValueError(
+      'config argument tau_from: expected a share that is a step or more, and '
+      f'leaves one or more, got {tau_from} of {steps} steps'
+    )
+  return dict(
+    stage1_free=common.stage(steps=free, knobs=dict(ponder_weight=0.0)),
+    stage2_ponder=common.stage(
+      steps=steps - free, knobs=dict(ponder_weight=('linear', 0.0, tau))
+    ),
+  )

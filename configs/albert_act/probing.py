@@ -1,0 +1,31 @@
+r"""ALBERT with halting on a probing task of SentEval.
+
+  python -m launch.train --workdir=/tmp/albert_tense --config=\
+      configs/albert_act/probing.py:task=past_present,checkpoint=/tmp/albert,data=D
+
+Arguments: see `configs.albert_act.common`. The files may be those of SentEval,
+or TSV files with named columns. A tenth of train is held out.
+"""
+
+from configs.albert_act import common
+
+TASKS = (
+  'past_present', 'subj_number', 'obj_number', 'top_constituents',
+  'bigram_shift', 'coordination_inversion', 'odd_man_out', 'sentence_length',
+  'tree_depth', 'word_content',
+)  # fmt: skip
+
+
+def get_config(arg=''):
+  a = common.arguments(arg, TASKS, lr=5e-5)
+  c = common.fine_tuning(a)
+  c.dataset = dict(
+    name='probing', task=a.task, directory=a.data, tokenizer='',
+    max_length=128, length_buckets=(16, 32, 64, 128), max_examples=a.examples,
+  )  # fmt: skip
+  c.train_split = 'train[:90%]'
+  c.evals = dict(
+    dev=dict(type='classification', split='train[90%:]'),
+    test=dict(type='classification', split='test'),
+  )
+  return c.lock()

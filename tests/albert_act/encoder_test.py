@@ -1,0 +1,282 @@
+"""ALBERT with halting against a plain loop; what padding may not change."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from albert_act.model import AlbertClassifier, AlbertPretraining
+from model_lib import albert_sizes
+from tests.albert_act import small
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {},
+    {'halting': ''},
+    {'halting': 'straight_through'},
+    {'num_groups': 2, 'inner_group': 2},
+    {'num_groups': 3, 'halting': ''},
+    {'num_groups': 4},  # two, one, two and one iterations
+  ],
+)
+def test_equals_plain_loop(fields):
+  model, variables = small.build(**fields)
+  inputs = small.batch()
+  logits, out = jax.jit(model.apply)(variables, *inputs)
+  tokens, types, lengths = map(np.asarray, inputs)
+  spent = []
+  for row, length in enumerate(lengths):
+    state, steps, rest, _ = small.encode_by_loop(
+      variables['params'], tokens[row, :length], types[row, :length], model
+    )
+    want = small.classify_by_loop(variables['params'], state)
+    np.testing.assert_allclose(logits[row], want, atol=1e-5)
+    ponder = jax.tree.map(lambda x, row=row: np.asarray(x[row]), out['ponder'])
+    np.testing.assert_array_equal(ponder['steps'][:length], steps)
+    np.testing.assert_allclose(ponder['cost'][:length], steps + rest, atol=1e-5)
+    assert not ponder['steps'][length:].any()
+    assert not ponder['cost'][length:].any()
+    spent += steps.tolist()
+  if model.halting and model.inner_group == 1:
+    assert len(set(spent)) > 2  # tokens that halt at different times
+
+
+def test_a_straight_through_halt_is_the_fixed_depth_of_its_step():
+  # Scores of 0.3 for every token: N = 4.
+  model, variables = small.build(halting='straight_through')
+  params = variables['params']
+  score = {
+    'kernel': 0.0 * params['score']['kernel'],
+    'bias': jnp.full((1,), jnp.log(3 / 7)),
+  }
+  got, out = model.apply({'params': params | {'score': score}}, *small.batch())
+  assert int(out['ponder']['steps'].max()) == 4
+  fixed = dataclasses.replace(model, halting='', max_iterations=4)
+  rest = {name: leaf for name, leaf in params.items() if name != 'score'}
+  want, _ = fixed.apply({'params': rest}, *small.batch())
+  np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.parametrize('halting', ['act', 'straight_through'])
+def test_masked_and_dynamic_forms_agree(halting):
+  model, variables = small.build(halting=halting)
+  dynamic = dataclasses.replace(model, dynamic=True)
+  inputs = small.batch()
+  want, out = jax.jit(model.apply)(variables, *inputs)
+  got, looped = jax.jit(dynamic.apply)(variables, *inputs)
+  np.testing.assert_array_equal(got, want)
+  np.testing.assert_array_equal(
+    looped['ponder']['steps'], out['ponder']['steps']
+  )
+
+
+def test_padding_and_other_rows_do_not_matter():
+  model, variables = small.build()
+  apply = jax.jit(model.apply)
+  tokens, types, lengths = small.batch()
+  want, _ = apply(variables, tokens, types, lengths)
+  pads = jnp.arange(tokens.shape[1])[None] >= lengths[:, None]
+  other, _ = apply(
+    variables, jnp.where(pads, 3, tokens), jnp.where(pads, 1, types), lengths
+  )
+  np.testing.assert_array_equal(other, want)
+  for row, length in enumerate(np.asarray(lengths)):
+    alone, _ = apply(
+      variables,
+      tokens[row : row + 1, :length],
+      types[row : row + 1, :length],
+      lengths[row : row + 1],
+    )
+    np.testing.assert_allclose(alone[0], want[row], atol=1e-5)
+
+
+def test_padding_never_prolongs_the_loop():
+  model, variables = small.build(dynamic=True)
+  tokens, types, lengths = small.batch()
+
+  def depth(tokens, types, lengths):
+    return model.apply(variables, tokens, types, lengths, method='encode').depth
+
+  _, out = model.apply(variables, tokens, types, lengths)
+  longest = np.asarray(out['ponder']['steps']).max(1)
+  for row in range(len(lengths)):
+    one = slice(row, row + 1)
+    assert int(depth(tokens[one], types[one], lengths[one])) == longest[row]
+
+
+@pytest.mark.slow
+def test_rematerialisation_changes_no_gradient():
+  inputs = small.batch()
+
+  def gradient(chunk):
+    model, variables = small.build(remat_chunk=chunk)
+
+    def loss(params):
+      logits, out = model.apply({'params': params}, *inputs)
+      return (logits**2).sum() + 0.01 * out['ponder']['cost'].sum()
+
+    return jax.jit(jax.grad(loss))(variables['params'])
+
+  want = gradient(0)
+  assert float(jnp.abs(want['score']['kernel']).max()) > 1e-3
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4),
+    gradient(3),
+    want,
+  )
+
+
+def test_gradient_of_the_score_equals_finite_differences():
+  # The cost and the weights reach the score; N is constant under it.
+  model, variables = small.build()
+  inputs = small.batch((6,), 6)
+  apply = jax.jit(model.apply)
+  bias = variables['params']['score']['bias']
+
+  def loss(shift):
+    score = variables['params']['score'] | {'bias': bias + shift}
+    params = variables['params'] | {'score': score}
+    logits, out = apply({'params': params}, *inputs)
+    value = (logits**2).sum() + out['ponder']['cost'].sum()
+    return value, out['ponder']['steps']
+
+  slope, steps = jax.grad(loss, has_aux=True)(0.0)
+  (above, after), (below, before) = loss(0.01), loss(-0.01)
+  np.testing.assert_array_equal(after, before)  # or the loss would jump
+  np.testing.assert_array_equal(after, steps)
+  np.testing.assert_allclose(slope, (above - below) / 0.02, rtol=0.02)
+
+
+@pytest.mark.slow
+def test_dropout_belongs_to_the_row():
+  model, variables = small.build(dropout=0.2, attention_dropout=0.2)
+  tokens, types, lengths = small.batch((6, 6, 6, 6), 6)
+  keys = jax.random.split(jax.random.key(0), 4)
+  apply = jax.jit(model.apply)
+  want, _ = apply(variables, tokens, types, lengths, keys)
+  clean, _ = apply(variables, tokens, types, lengths)
+  assert float(jnp.abs(want - clean).min()) > 1e-6
+  some = jnp.array([2, 0])
+  got, _ = apply(
+    variables, tokens[some], types[some], lengths[some], keys[some]
+  )
+  np.testing.assert_allclose(got, want[some], atol=1e-5)
+
+
+def test_a_trace_sees_the_states_of_every_iteration():
+  model, variables = small.build()
+  tokens, types, lengths = small.batch((7,), 7)
+  encoded = model.apply(
+    variables, tokens, types, lengths, method='encode',
+    trace=lambda before, after, spent: (after, spent.steps),
+  )  # fmt: skip
+  *_, history = small.encode_by_loop(
+    variables['params'], np.asarray(tokens[0]), np.asarray(types[0]), model
+  )
+  states, steps = encoded.trace
+  np.testing.assert_allclose(states[:, 0], history[1:], atol=1e-5)
+  np.testing.assert_array_equal(steps[-1], encoded.ponder['steps'])
+
+
+def test_pretraining_heads_equal_a_plain_loop():
+  model, variables = small.build(AlbertPretraining)
+  tokens, types, lengths = small.batch()
+  places = jnp.array([[1, 8], [4, 0], [0, 0], [2, 3]])
+  logits, out = jax.jit(model.apply)(variables, tokens, types, lengths, places)
+  params = jax.tree.map(
+    lambda x: np.asarray(x, np.float64), variables['params']
+  )
+  head = params['predictions']
+  for row, length in enumerate(np.asarray(lengths)):
+    state, *_ = small.encode_by_loop(
+      params, np.asarray(tokens[row, :length]), np.asarray(types[row, :length]),
+      model,
+    )  # fmt: skip
+    hidden = small.gelu_new(
+      small.dense(head['hidden'], state[np.asarray(places[row])])
+    )
+    hidden = small.layer_norm(head['norm'], hidden, 1e-12)
+    words = hidden @ params['embeddings']['word']['embedding'].T + head['bias']
+    np.testing.assert_allclose(logits['words'][row], words, atol=1e-5)
+    pooled = np.tanh(small.dense(params['pooler'], state[0]))
+    np.testing.assert_allclose(out['features'][row], pooled, atol=1e-5)
+    order = small.dense(params['sop'], pooled)
+    np.testing.assert_allclose(logits['order'][row], order, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_words_are_predicted_with_the_embeddings():
+  model, variables = small.build(AlbertPretraining)
+  assert 'kernel' not in variables['params']['predictions']
+  inputs = (*small.batch(), jnp.array([[1], [2], [0], [3]]))
+
+  def loss(params):
+    return model.apply({'params': params}, *inputs)[0]['words'].sum()
+
+  table = jax.grad(loss)(variables['params'])['embeddings']['word']['embedding']
+  unused = np.setdiff1d(np.arange(40), np.asarray(inputs[0]))
+  assert len(unused)
+  assert (np.abs(table[unused]) > 0).all()  # as an output, not as an input
+
+
+def test_sizes_of_the_paper():
+  for variant, iterations in (('tiny', 6), ('small', 12), ('base', 24)):
+    model = AlbertClassifier(variant=variant)
+    assert model.sizes().max_iterations == iterations
+    shapes = jax.eval_shape(
+      model.init, jax.random.key(0), *small.batch((5,), 5)
+    )
+    count = sum(leaf.size for leaf in jax.tree.leaves(nn.unbox(shapes)))
+    # 11.7 M of ALBERT-base, a score of 769 and a head of 1,538.
+    assert count == 11_683_584 + 769 + 1_538
+
+
+@pytest.mark.parametrize(
+  ('fields', 'field'),
+  [
+    (dict(halting='always'), 'halting'),
+    (dict(num_groups=7), 'num_groups'),
+    (dict(num_groups=0), 'num_groups'),
+    (dict(inner_group=0), 'inner_group'),
+    (dict(remat_chunk=5), 'remat_chunk'),
+    (dict(variant='huge'), 'variant'),
+    (dict(width=0), 'width'),
+    (dict(num_heads=3), 'num_heads'),
+    (dict(vocab_size=0), 'vocab_size'),
+    (dict(max_positions=-4), 'max_positions'),
+    (dict(type_vocab_size=-1), 'type_vocab_size'),
+    (dict(activation='foo'), 'activation'),
+    (dict(norm_epsilon=-1.0), 'norm_epsilon'),
+    (dict(norm_epsilon=0.0), 'norm_epsilon'),
+    (dict(epsilon=1.5), 'epsilon'),
+    (dict(halting='', epsilon=-0.5), 'epsilon'),
+    (dict(halting_bias=float('nan')), 'halting_bias'),
+    (dict(remat_chunk=-3), 'remat_chunk'),
+    (dict(dropout=1.0), 'dropout'),
+    (dict(attention_dropout=1.5), 'attention_dropout'),
+    (dict(classifier_dropout=-0.5), 'classifier_dropout'),
+  ],
+)
+def test_illegal_fields_are_named(fields, field):
+  model = AlbertClassifier(**(small.FIELDS | fields))
+  with pytest.raises(ValueError, match=f'^{field}: expected'):
+    model.sizes()
+
+
+def test_a_dynamic_form_has_no_trace():
+  model, variables = small.build(dynamic=True)
+  with pytest.raises(ValueError, match='trace: expected None'):
+    model.apply(
+      variables, *small.batch(), method='encode', trace=lambda *_: None
+    )
+
+
+def test_variants_have_every_size():
+  for name in albert_sizes.VARIANTS:
+    sizes = albert_sizes.resolve_sizes(name)
+    assert sizes.width % sizes.num_heads == 0

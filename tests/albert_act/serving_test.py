@@ -1,0 +1,202 @@
+"""Compacted = masked = engine: the same logits and iterations for every row."""
+
+import concurrent.futures
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albert_act import compaction
+from albert_act.serving import AlbertChain
+from serve_lib.chain import Encoded
+from serve_lib.engine import Engine
+from tests.albert_act import small
+
+LENGTHS = (8, 24)
+
+
+class Halted:
+  """The policy of the tests: rows of token ids in, outputs out."""
+
+  def encode(self, item):
+    types = np.arange(len(item)) >= len(item) // 2
+    inputs = {'tokens': item, 'token_types': types.astype(np.int32)}
+    return Encoded(inputs, len(item), 'compacted')
+
+  def decide(self, stage, rows, outputs):
+    return ~np.asarray(outputs['running'])
+
+  def answer(self, row):
+    outputs = row.outputs[-1]
+    length = len(row.encoded.inputs['tokens'])
+    return outputs['logits'], outputs['steps'][:length], len(row.outputs)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def few_sizes():
+  """Each size is compiled for every program: three show what ten would."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(compaction, 'SHARES', (0.25, 0.5, 1.0))
+    patch.setattr(compaction, 'ATTENTION_SHARES', (0.5, 1.0))
+    yield
+
+
+def rows(count, seed=0, low=1, high=24):
+  rng = np.random.default_rng(seed)
+  lengths = rng.integers(low, high + 1, count)
+  return [rng.integers(1, 40, length).astype(np.int32) for length in lengths]
+
+
+def masked(model, variables, texts):
+  """(logits, iterations of each token) of some rows, by the masked form."""
+  chain = AlbertChain(model, variables)
+  encoded = [Halted().encode(row).inputs for row in texts]
+  batch = chain.pad(encoded, 24, 8)
+  logits, out = apply_of(model)(variables, *map(jnp.asarray, batch.values()))
+  return np.asarray(logits), np.asarray(out['ponder']['steps'])
+
+
+@functools.cache
+def apply_of(model):
+  return jax.jit(model.apply)
+
+
+def run_stages(chain, texts, length):
+  """(logits, iterations) when no row leaves before the last stage."""
+  encoded = [Halted().encode(row).inputs for row in texts]
+  carry = chain.pad(encoded, length, len(texts) + 1)
+  for index in range(chain.num_stages):
+    stage = jax.jit(chain.stage(index, 'compacted', length))
+    carry, outputs = stage(chain.variables, carry)
+  assert not outputs['running'].any()
+  return np.asarray(outputs['logits']), np.asarray(outputs['steps'])
+
+
+@pytest.mark.parametrize(
+  ('halting', 'iterations'),
+  [
+    ('act', 4),
+    ('straight_through', 4),
+    pytest.param('act', 1, marks=pytest.mark.slow),
+  ],
+)
+def test_compacted_form_equals_masked_form(halting, iterations):
+  model, variables = small.build(halting=halting)
+  chain = AlbertChain(model, variables, iterations=iterations)
+  assert chain.num_stages == {1: 6, 4: 3}[iterations]
+  texts = rows(7)
+  logits, steps = run_stages(chain, texts, 24)
+  want, spent = masked(model, variables, texts)
+  np.testing.assert_allclose(logits[:7], want[:7], atol=1e-5)
+  np.testing.assert_array_equal(steps[:7], spent[:7])
+  assert not steps[7:].any()  # the padding row
+
+
+def test_halted_tokens_are_not_computed():
+  # Their states are poisoned; nothing reads them but as keys and values, which
+  # were made before.
+  model, variables = small.build()
+  halted = jnp.arange(9)[None] >= jnp.array([3, 1, 1, 5])[:, None]
+
+  def run(module, inputs):
+    tokens = compaction.begin(module, *inputs)
+    running = tokens.halting.running & ~halted
+    tokens = dataclasses.replace(
+      tokens,
+      x=jnp.where(halted[:, :, None], jnp.nan, tokens.x),
+      halting=tokens.halting.replace(running=running),
+    )
+    return compaction.iterate(module, tokens, 2, (10, 36))
+
+  tokens = model.apply(variables, small.batch(), method=run)
+  finite = np.isfinite(np.asarray(tokens.x)).all(2)
+  np.testing.assert_array_equal(finite, ~np.asarray(halted))
+
+
+@pytest.mark.parametrize('size', [5, 6, 12])
+def test_running_tokens_are_packed_in_their_order(size):
+  running = jnp.array([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 1]], bool)
+  packed = compaction.Packed.of(running, size)
+  np.testing.assert_array_equal(packed.index[:5], [0, 2, 9, 10, 11])
+  np.testing.assert_array_equal(packed.row[:5], [0, 0, 2, 2, 2])
+  leaf = jnp.arange(24.0).reshape(3, 4, 2)
+  assert packed.pack(leaf).shape == (size, 2)
+  np.testing.assert_array_equal(packed.pack(leaf)[:5, 0], [0, 4, 18, 20, 22])
+  # There and back: running tokens get the new, the others keep the old.
+  back = packed.unpack(-packed.pack(leaf), leaf)
+  sign = jnp.where(running, -1.0, 1.0)[:, :, None]
+  np.testing.assert_array_equal(back, sign * leaf)
+
+
+@pytest.mark.parametrize('tokens', [1, 5, 16, 128, 512])
+def test_sizes_end_with_all_tokens(tokens):
+  sizes = compaction.sizes_for(tokens)
+  assert sizes[-1] == tokens
+  assert list(sizes) == sorted(set(sizes))
+  assert sizes[0] >= 1
+
+
+@pytest.fixture(scope='module')
+def served():
+  model, variables = small.build()
+  params = dict(variables['params'])
+  # The last token of a row halts after three to six iterations then.
+  score = params['score']
+  params['score'] = score | {'bias': score['bias'] + 1.5}
+  variables = {'params': params}
+  chain = AlbertChain(model, variables, iterations=3)
+  with Engine(chain, Halted(), LENGTHS, (1, 4)) as engine:
+    yield model, variables, engine
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 8))
+def test_engine_gives_what_the_masked_form_gives(served, seed, count):
+  model, variables, engine = served
+  texts = rows(count, seed)
+  answers = engine.predict(texts)
+  want, spent = masked(model, variables, texts)
+  for row, (logits, steps, stages) in enumerate(answers):
+    np.testing.assert_allclose(logits, want[row], atol=1e-5)
+    np.testing.assert_array_equal(steps, spent[row, : len(steps)])
+    # It left with the stage in which its last token halted.
+    assert stages == 1 - (1 - int(steps.max())) // 3
+
+
+def test_rows_leave_at_different_stages_from_threads(served):
+  model, variables, engine = served
+  texts = rows(40, seed=5)
+  with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    parts = list(pool.map(engine.predict, [texts[i::4] for i in range(4)]))
+  stages = set()
+  for start, part in enumerate(parts):
+    want, _ = masked(model, variables, texts[start::4][:8])
+    for row, (logits, _, count) in enumerate(part):
+      stages.add(count)
+      if row < 8:
+        np.testing.assert_allclose(logits, want[row], atol=1e-5)
+  assert len(stages) > 1
+
+
+@pytest.mark.parametrize(
+  ('fields', 'field'),
+  [
+    (dict(halting=''), 'halting'),
+    (dict(num_groups=2), 'num_groups'),
+    (dict(inner_group=2), 'inner_group'),
+  ],
+)
+def test_what_cannot_be_compacted_is_refused(fields, field):
+  model, variables = small.build(**fields)
+  with pytest.raises(ValueError, match=f'^{field}: expected'):
+    AlbertChain(model, variables)
+
+
+def test_a_stage_has_an_iteration():
+  with pytest.raises(ValueError, match='iterations: expected at least 1'):
+    AlbertChain(*small.build(), iterations=0)

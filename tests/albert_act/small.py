@@ -1,0 +1,139 @@
+"""A small ALBERT with random parameters, and the same once more as a loop."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from albert_act.model import AlbertClassifier, AlbertPretraining
+from tests.model_lib.plain_bert import block_by_loop, dense, layer_norm
+
+FIELDS = dict(
+  width=16, embedding_width=8, max_iterations=6, mlp_dim=24, num_heads=4,
+  vocab_size=40, max_positions=24,
+)  # fmt: skip
+
+
+@functools.cache
+def build(kind=AlbertClassifier, **changes):
+  """(model, variables); every array is random, so that tokens differ."""
+  model = kind(**(FIELDS | {'num_classes': 3} | changes))
+  rows = jnp.zeros((1, 5), jnp.int32)
+  inputs = [rows, rows, jnp.full((1,), 5, jnp.int32)]
+  if kind is AlbertPretraining:
+    inputs.append(rows[:, :2])
+  shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)
+  variables = randomised(nn.unbox(shapes))
+  if model.halting:
+    variables['params']['score'] = spread_score(model, variables)
+  return model, variables
+
+
+def spread_score(model, variables, inputs=None, center=-1.5):
+  """A score that tokens differ in: at first logits of -1.5, plus or minus 2.
+
+  Args:
+    model: that halts.
+    variables: of it.
+    inputs: rows of which that shall be so; None for `batch`.
+    center: mean of the logits.
+  """
+  params = {k: v for k, v in variables['params'].items() if k != 'score'}
+  first = dataclasses.replace(
+    model, halting='', max_iterations=model.num_groups, remat_chunk=0
+  )
+
+  @jax.jit
+  def states_after_one(params, inputs):
+    return first.apply(
+      {'params': params}, *inputs, method='encode',
+      trace=lambda before, after, spent: after,
+    ).trace[0]  # fmt: skip
+
+  states = states_after_one(params, inputs or batch())
+  states = states.reshape(-1, model.width)
+  kernel = variables['params']['score']['kernel']
+  logits = states @ kernel
+  kernel = 2.0 * kernel / logits.std()
+  return {'kernel': kernel, 'bias': center - (states @ kernel).mean(0)}
+
+
+def randomised(variables, seed=3):
+  rng = np.random.default_rng(seed)
+
+  def leaf(path, value):
+    name = jax.tree_util.keystr(path)
+    noise = 0.4 * rng.standard_normal(value.shape).astype(np.float32)
+    return jnp.asarray(noise + (1.0 if 'scale' in name else 0.0))
+
+  return jax.tree_util.tree_map_with_path(leaf, variables)
+
+
+def batch(lengths=(9, 5, 1, 7), length=9, seed=0, vocab_size=40):
+  """(tokens, token types, lengths) of random rows, padded with other ids."""
+  rng = np.random.default_rng(seed)
+  tokens = rng.integers(1, vocab_size, (len(lengths), length))
+  types = np.arange(length)[None] >= np.array(lengths)[:, None] // 2
+  return (
+    jnp.asarray(tokens, jnp.int32),
+    jnp.asarray(types, jnp.int32),
+    jnp.asarray(lengths, jnp.int32),
+  )
+
+
+def gelu_new(x):
+  inner = np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)
+  return 0.5 * x * (1.0 + np.tanh(inner))
+
+
+def embed_by_loop(params, tokens, types):
+  tables = params['embeddings']
+  x = tables['word']['embedding'][tokens]
+  x = x + tables['token_type']['embedding'][types]
+  x = x + tables['position']['embedding'][: len(tokens)]
+  return dense(params['projection'], layer_norm(tables['norm'], x, 1e-12))
+
+
+def encode_by_loop(params, tokens, types, model):
+  """One row without padding in float64: states, N, R, states by iteration."""
+  params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+  state = embed_by_loop(params, tokens, types)
+  count = len(tokens)
+  total, rest, steps = np.zeros(count), np.zeros(count), np.zeros(count, int)
+  running = np.ones(count, bool)
+  limit, history = model.max_iterations, [state]
+  for n in range(limit):
+    group = int(n / (limit / model.num_groups))
+    new = state
+    for inner in range(model.inner_group):
+      block = params[f'block_{group * model.inner_group + inner}']
+      new, _ = block_by_loop(block, new, 4, 1e-12, gelu_new)
+    if not model.halting:
+      state = new
+      steps += 1
+      history.append(state)
+      continue
+    score = 1 / (1 + np.exp(-dense(params['score'], new)[:, 0]))
+    state = state.copy()
+    for token in np.flatnonzero(running):
+      steps[token] += 1
+      left = 1.0 - total[token]
+      halts = total[token] + score[token] >= 0.99 or n == limit - 1
+      weight = score[token]
+      if model.halting == 'straight_through':
+        weight = 1.0  # of what goes on; what comes out is the last
+      elif halts:
+        weight = rest[token] = left
+      state[token] = weight * new[token] + (1 - weight) * state[token]
+      total[token] += score[token]
+      running[token] = not halts
+    history.append(state)
+  return state, steps, rest, history
+
+
+def classify_by_loop(params, state):
+  params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+  return dense(params['head'], np.tanh(dense(params['pooler'], state[0])))

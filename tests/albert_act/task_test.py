@@ -1,0 +1,246 @@
+"""Fine-tuning of ALBERT with halting: its loss, its metrics, its fields."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+
+from albert_act.task import FineTune
+from dataset_lib.errors import ConfigError
+from dataset_lib.source import DatasetInfo
+from eval_lib.metrics import compute
+from model_lib import albert_sizes
+from tests.albert_act import small
+from train_lib import strict_json
+
+TAU = 0.25
+
+
+def info(num_classes=3):
+  return DatasetInfo(
+    input_key='tokens',
+    input_shape=(20,),
+    input_dtype='int32',
+    num_classes=num_classes,
+    class_names=tuple('abc'[:num_classes]) if num_classes > 1 else (),
+    num_examples=8,
+    vocab_size=40,
+    label_dtype='int32' if num_classes > 1 else 'float32',
+  )
+
+
+def config(tau=TAU, **model):
+  return {
+    'dtype': 'float32',
+    'model': {'name': 'albert_act.model:AlbertClassifier'}
+    | small.FIELDS
+    | model,
+    'loss': dict(label_smoothing=0.0, ponder_weight=tau),
+  }
+
+
+def a_batch(num_classes=3):
+  """Five rows, of which the last two are padding."""
+  tokens, types, length = small.batch((9, 5, 7, 1, 4))
+  label = np.array([1, 0, 2, 1, 0])
+  return {
+    'tokens': tokens,
+    'token_types': types,
+    'length': length,
+    'label': jnp.asarray(label, 'int32' if num_classes > 1 else 'float32'),
+    'mask': jnp.array([1, 1, 1, 0, 0], jnp.float32),
+    'index': jnp.arange(5, dtype=jnp.int32),
+  }
+
+
+@functools.cache
+def build(num_classes=3, **model):
+  """(task, its jitted loss)."""
+  task = FineTune(config(**model), info(num_classes))
+
+  def loss(params, batch, knobs):
+    norm = task.normalizers(batch)
+    return task.loss(params, {}, {}, batch, norm, None, knobs)
+
+  return task, jax.jit(loss)
+
+
+def loss_of(loss, params, batch, **knobs):
+  knobs = {name: jnp.float32(value) for name, value in knobs.items()}
+  value, (metrics, _) = loss(params, batch, knobs)
+  return float(value), metrics
+
+
+def by_loop(batch, num_classes=3, **changes):
+  """(logits, iterations, ponder cost) of the real rows, by a plain loop."""
+  model, variables = small.build(num_classes=num_classes, **changes)
+  logits, steps, costs = [], [], []
+  for row in range(3):
+    length = int(batch['length'][row])
+    state, n, rest, _ = small.encode_by_loop(
+      variables['params'], np.asarray(batch['tokens'][row, :length]),
+      np.asarray(batch['token_types'][row, :length]), model,
+    )  # fmt: skip
+    logits.append(small.classify_by_loop(variables['params'], state))
+    steps.append(n)
+    costs.append((n + rest).sum())
+  return variables['params'], np.stack(logits), steps, np.array(costs)
+
+
+def test_the_ponder_weight_adds_tau_times_the_mean_cost_of_a_row():
+  batch = a_batch()
+  params, logits, _, costs = by_loop(batch)
+  _, run = build()
+  loss, metrics = loss_of(run, params, batch)
+  label = np.asarray(batch['label'])[:3]
+  entropy = -log_softmax(logits, -1)[np.arange(3), label].mean()
+  assert loss == pytest.approx(entropy + TAU * costs.mean(), rel=1e-5)
+  values = compute(metrics)
+  assert values['cross_entropy'] == pytest.approx(entropy, rel=1e-5)
+  assert values['ponder_cost'] == pytest.approx(costs.mean(), rel=1e-5)
+  # A knob overrides the configuration.
+  for tau in (0.0, 2.0):
+    other, _ = loss_of(run, params, batch, ponder_weight=tau)
+    assert other == pytest.approx(entropy + tau * costs.mean(), rel=1e-5)
+
+
+def test_metrics_of_depth_are_of_real_tokens_and_rows():
+  batch = a_batch()
+  params, _, steps, costs = by_loop(batch)
+  task, _ = build()
+  values = compute(jax.jit(task.evaluate)(params, {}, batch))
+  flat = np.concatenate(steps)
+  assert len(set(flat.tolist())) > 2
+  assert values['iterations'] == pytest.approx(flat.mean(), rel=1e-6)
+  assert values['depth'] == pytest.approx(np.mean([n.max() for n in steps]))
+  assert values['ponder_cost'] == pytest.approx(costs.mean(), rel=1e-5)
+  assert 'accuracy' in values
+
+
+def test_padding_rows_change_nothing():
+  batch = a_batch()
+  params = small.build()[1]['params']
+  _, run = build()
+  other = batch | {'tokens': batch['tokens'].at[3:].set(7)}
+  assert loss_of(run, params, other)[0] == loss_of(run, params, batch)[0]
+
+
+def test_a_regression_is_a_squared_error_and_its_ponder_cost():
+  batch = a_batch(1)
+  params, logits, _, costs = by_loop(batch, num_classes=1)
+  _, run = build(1)
+  loss, metrics = loss_of(run, params, batch)
+  squares = np.square(logits[:, 0] - np.asarray(batch['label'])[:3])
+  want = squares.mean() + TAU * costs.mean()
+  assert loss == pytest.approx(want, rel=1e-5)
+  assert compute(metrics)['squared_error'] == pytest.approx(
+    squares.mean(), rel=1e-5
+  )
+  assert 'accuracy' not in metrics
+
+
+def test_a_fixed_depth_costs_that_depth():
+  batch = a_batch()
+  params = small.build(halting='')[1]['params']
+  _, run = build(halting='')
+  _, metrics = loss_of(run, params, batch)
+  values = compute(metrics)
+  assert (values['iterations'], values['depth']) == (6.0, 6.0)
+  assert values['ponder_cost'] == pytest.approx(6 * (9 + 5 + 7) / 3)
+
+
+def test_the_ponder_cost_pulls_the_score_to_halt_sooner():
+  batch = a_batch()
+  params = small.build()[1]['params']
+  _, run = build()
+
+  def loss(params, tau):
+    return run(params, batch, {'ponder_weight': jnp.float32(tau)})[0]
+
+  gradient = jax.jit(jax.grad(loss))
+  without, with_it = gradient(params, 0.0), gradient(params, 1.0)
+  pull = with_it['score']['bias'] - without['score']['bias']
+  assert float(pull[0]) < -0.1
+  np.testing.assert_allclose(
+    with_it['head']['kernel'], without['head']['kernel'], atol=1e-6
+  )
+
+
+@pytest.mark.parametrize(
+  ('changes', 'key'),
+  [
+    (dict(loss=dict(ponder_weight=-1.0)), 'loss.ponder_weight'),
+    (dict(loss=dict(tau=1.0)), 'loss.tau'),
+    (dict(model=config(halting='soon')['model']), 'model.halting'),
+    (dict(model=config(num_groups=7)['model']), 'model.num_groups'),
+    (dict(model=config(num_heads=3)['model']), 'model.num_heads'),
+    (dict(model=config(attention_dropout=1.5)['model']),
+     'model.attention_dropout'),
+    (dict(model=config(activation='foo')['model']), 'model.activation'),
+    (dict(model=config(width=0)['model']), 'model.width'),
+    (dict(model=config(name='albert_act.model:AlbertPretraining')['model']),
+     'model.name'),
+    (dict(model=dict(name='model_lib.bert:BertClassifier', variant='tiny')),
+     'model.name'),
+  ],
+)  # fmt: skip
+def test_illegal_fields_are_named(changes, key):
+  with pytest.raises(ConfigError) as error:
+    FineTune.validate(config() | changes)
+  assert error.value.key == key
+
+
+def resolved(start, **model):
+  """The sizes of a run that begins from a directory."""
+  unset = dict.fromkeys(albert_sizes.DEFAULTS, 0)
+  unset |= {'activation': '', 'norm_epsilon': 0.0, 'type_vocab_size': -1}
+  given = ml_collections.ConfigDict(
+    {
+      'model': unset | {'variant': ''} | model,
+      'warm_start': {'workdir': str(start)},
+      'dataset': {'tokenizer': 'given'},
+    }
+  )
+  FineTune.resolve(given)
+  return given.model.to_dict()
+
+
+def test_sizes_are_those_of_the_run_it_begins_from(tmp_path):
+  """What the run sets, and else its variant; of both the defaults."""
+  run = {'variant': 'micro', 'max_iterations': 4, 'width': 0, 'vocab_size': 99}
+  strict_json.write(tmp_path / 'config.json', {'model': run})
+  micro = albert_sizes.VARIANTS['micro']
+  want = albert_sizes.DEFAULTS | micro
+  want |= {'max_iterations': 4, 'vocab_size': 99}
+  assert want['width'] == 128
+  assert resolved(tmp_path) == want | {'variant': ''}
+  assert resolved(tmp_path, mlp_dim=7)['mlp_dim'] == 7
+  strict_json.write(tmp_path / 'config.json', {'model': {'variant': 'S/16'}})
+  with pytest.raises(ConfigError, match=r"warm_start\.workdir.*'S/16'"):
+    resolved(tmp_path)
+
+
+@pytest.mark.parametrize(
+  'text', ['{}', '{"model": null}', '{"model": ["a"]}', '[]', '{', 'NaN', None]
+)
+def test_a_run_without_a_model_is_refused(tmp_path, text):
+  if text is not None:
+    (tmp_path / 'config.json').write_text(text)
+  with pytest.raises(ConfigError) as error:
+    resolved(tmp_path)
+  assert error.value.key == 'warm_start.workdir'
+  assert 'a config.json that has its model' in error.value.expected
+  assert error.value.given == str(tmp_path)
+
+
+def test_a_checkpoint_of_a_bert_is_refused(tmp_path):
+  (tmp_path / 'config.json').write_text('{"model_type": "bert"}')
+  with pytest.raises(ConfigError) as error:
+    resolved(tmp_path)
+  assert error.value.key == 'warm_start.workdir'
+  assert 'embedding_width' in error.value.expected
+  assert 'depth' in error.value.given

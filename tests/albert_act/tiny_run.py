@@ -1,0 +1,200 @@
+"""Runs of a tiny ALBERT on a made corpus; each once in a process of tests.
+
+Those that are `made` have chosen parameters, so that texts differ and tokens
+halt at different times; the others were trained for some steps from there.
+"""
+
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+
+from albert_act.model import AlbertClassifier, AlbertPretraining
+from dataset_lib import builder, tokenizer
+from launch import command_line
+from model_lib import huggingface, huggingface_albert
+from tests.albert_act import small
+from tests.dataset_lib import corpora
+from train_lib import config_schema, setup, strict_json, trainer
+from train_lib.checkpoint import Checkpointer
+from train_lib.run_directory import RunDirectory
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LENGTH = corpora.MAX_LENGTH
+SIZES = small.FIELDS | dict(
+  vocab_size=len(corpora.VOCABULARY), max_positions=64
+)  # fmt: skip
+OVERRIDES = [
+  'mesh.data=1', 'tensorboard=false', 'loader.num_threads=1', 'log_every=1',
+  'optimizer.name=adamw', 'optimizer.lr=0.001', 'optimizer.warmup_steps=0',
+  'checkpoint.every_steps=0', 'model.classifier_dropout=0.0',
+]  # fmt: skip
+STEP = 4  # of every run
+
+
+def load(name, overrides=(), **arguments):
+  """A configuration of configs/albert_act, without evaluation."""
+  text = ','.join(f'{key}={value}' for key, value in arguments.items())
+  path = ROOT / 'configs' / 'albert_act' / f'{name}.py'
+  config = command_line.load_config(f'{path}:{text}', [*OVERRIDES, *overrides])
+  with config.unlocked():
+    config.stages = dict(stage1=dict(steps=STEP, epochs=0.0, trainable='.*'))
+    config.evals = {}
+  return config
+
+
+def _sizes():
+  return [f'model.{name}={size}' for name, size in SIZES.items()]
+
+
+def _once(tmp_path_factory, name, make):
+  """The directory of this name, which `make` makes."""
+  root = tmp_path_factory.getbasetemp() / 'tiny_albert'
+  root.mkdir(exist_ok=True)
+  if not (root / name).exists():
+    make(root / name)
+  return root / name
+
+
+def corpus(tmp_path_factory):
+  """The directory of a prepared corpus."""
+
+  def make(directory):
+    corpora.prepare(
+      directory.parent, corpora.documents(20), name=directory.name
+    )
+
+  return _once(tmp_path_factory, 'corpus', make)
+
+
+def texts(tmp_path_factory):
+  """The folder of TSV files of `text`."""
+
+  def make(directory):
+    directory.mkdir()
+    lines = ['{}\t{}'.format(*text(number)) for number in range(40)]
+    for name in ('train', 'dev'):
+      (directory / f'{name}.tsv').write_text(
+        '\n'.join(['sentence\tlabel', *lines])
+      )
+
+  return _once(tmp_path_factory, 'texts', make)
+
+
+def text(number):
+  """A text of words of the corpus, and its class."""
+  words = [f'w{(7 * number + 3 * n) % 50}' for n in range(1 + number % 25)]
+  return ' '.join(words), number % 2
+
+
+def parameters(kind, halting='act'):
+  """Random parameters; tokens halt after one to six iterations."""
+  rule = '' if halting == 'fixed' else halting
+  fields = SIZES | {'num_classes': 2, 'halting': rule}
+  model, variables = small.build(kind, **fields)
+  params = jax.tree_util.tree_map_with_path(_livelier, variables['params'])
+  if rule:
+    tokens, types, length = small.batch(
+      (16, 12, 9, 5), 16, vocab_size=SIZES['vocab_size']
+    )
+    if kind is AlbertClassifier:  # of single texts
+      types = jnp.zeros_like(types)
+    rows = (tokens, types, length)
+    params['score'] = small.spread_score(model, {'params': params}, rows, -0.5)
+  return params
+
+
+def _livelier(path, leaf):
+  """Random layers, applied again and again, forget what they were given.
+
+  With small biases and sharper attention the logits of texts differ by about
+  0.1; with more of it they would differ by more, and rounding errors as well.
+  """
+  name = jax.tree_util.keystr(path)
+  if 'bias' in name:
+    return 0.1 * leaf
+  return 2.0 * leaf if 'query' in name or 'key' in name else leaf
+
+
+def _pretraining(tmp_path_factory, halting, overrides):
+  return load(
+    'pretrain', overrides, corpus=corpus(tmp_path_factory), variant='micro',
+    length=LENGTH, batch=8, halting=halting, tau=0.0,
+  )  # fmt: skip
+
+
+def _glue(tmp_path_factory, overrides, **arguments):
+  overrides = ['dataset.max_length=32', 'dataset.length_buckets=16', *overrides]
+  data = texts(tmp_path_factory)
+  return load('glue', overrides, task='sst2', data=data, batch=8, **arguments)
+
+
+def made(tmp_path_factory, name, halting='act'):
+  """The directory of a run 'pretrain' or 'glue' with `parameters`."""
+  if name == 'pretrain':
+    config = _pretraining(tmp_path_factory, halting, _sizes())
+    kind = AlbertPretraining
+  else:
+    words = corpus(tmp_path_factory) / 'tokenizer.json'
+    overrides = [*_sizes(), f'dataset.tokenizer={words}']
+    config = _glue(tmp_path_factory, overrides, halting=halting)
+    kind = AlbertClassifier
+
+  def make(directory):
+    info = builder.build_source(config.dataset, 'train').info
+    with RunDirectory(directory, config.to_dict()) as run:
+      run.write_dataset_info(dataclasses.asdict(info))
+      setup.build_task(config, info).save_assets(run.workdir)
+    with Checkpointer(directory / 'checkpoints') as checkpointer:
+      state = {'params': parameters(kind, halting)}
+      checkpointer.save(STEP, state, {'stage': 'stage1'})
+
+  return _once(tmp_path_factory, f'made_{name}_{halting}', make)
+
+
+def train(config, workdir):
+  """Trains; returns the workdir."""
+  config_schema.validate(config)
+  trainer.train(config, str(workdir))
+  return workdir
+
+
+def pretrained(tmp_path_factory):
+  """The directory of a pretraining run, which went on from one made."""
+  start = made(tmp_path_factory, 'pretrain')
+  overrides = [*_sizes(), f'warm_start.workdir={start}']
+  config = _pretraining(tmp_path_factory, 'act', overrides)
+  return _once(tmp_path_factory, 'pretrained', lambda to: train(config, to))
+
+
+def fine_tuned(tmp_path_factory):
+  """The directory of a run on `texts` from `pretrained`, as users do it."""
+  start = pretrained(tmp_path_factory)
+  # The head is new: it has to learn something.
+  overrides = ['optimizer.lr=0.03']
+  config = _glue(tmp_path_factory, overrides, checkpoint=start)
+  return _once(tmp_path_factory, 'fine_tuned', lambda to: train(config, to))
+
+
+def hugging_face(tmp_path_factory):
+  """The directory of a Hugging Face ALBERT with the words of the corpus."""
+
+  def make(directory):
+    words = corpus(tmp_path_factory) / 'tokenizer.json'
+    huggingface.save(
+      directory, 'albert', huggingface_albert.DEFAULTS | SIZES,
+      parameters(AlbertPretraining, 'fixed'), tokenizer=words,
+      heads='pretraining',
+    )  # fmt: skip
+
+  return _once(tmp_path_factory, 'hugging_face', make)
+
+
+def bare(directory, vocabulary, **arguments):
+  """A run that has not begun: its configuration and its tokenizer."""
+  directory.mkdir()
+  config = load('glue', task='sst2', data='/nowhere', **arguments)
+  strict_json.write(directory / 'config.json', config.to_dict())
+  tokenizer.load(vocabulary).save(directory / 'tokenizer.json')
+  return directory
