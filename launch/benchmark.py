@@ -16,6 +16,10 @@ against dense models, ours and others', on the rows of its task.
 prints what pruning and exits save over the best dense form of BERT, through
 the engine, beside the limit, and PyTorch and ONNX Runtime on the same weights.
 
+  python -m launch.benchmark albert --variant=small --batch=1,8
+
+prints what halting saves of ALBERT, through the engine, beside the limit.
+
 Contenders take turns, so that a machine that slows down slows all of them;
 values are `median [first quartile, third quartile]` of the rounds, ratios are
 taken within each round. `--out` writes the same as CSV. One device is used,
@@ -28,7 +32,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from launch import command_line, flag_types
+from launch import albert_speed, command_line, flag_types
 from launch.csv_rows import check_out, write_csv
 from launch.eat_report import command as eat_report
 from launch.eat_speed import command as eat_speed
@@ -50,6 +54,14 @@ def parser() -> command_line.Parser:
     '--batch_size=16 --out=s16.csv',
   )
   _add_adatape_arguments(adatape)
+  albert = commands.add_parser(
+    'albert',
+    help='ALBERT whose tokens halt against fixed depth',
+    description=albert_speed.__doc__,
+    epilog='example: python -m launch.benchmark albert --variant=mini '
+    '--batch=1,8,32 --train_batch=8 --out=mini.csv',
+  )
+  albert_speed.add_arguments(albert)
   speed = commands.add_parser(
     'eat_speed',
     help='EAT in the engine against dense BERTs, PyTorch and ONNX Runtime',
@@ -185,6 +197,7 @@ def _run_adatape(arguments: Any) -> int:
 
 _RUN = {
   'adatape': _run_adatape,
+  'albert': albert_speed.run,
   'eat': eat_report.run,
   'eat_speed': eat_speed.run,
 }

@@ -327,12 +327,27 @@ def check_workdir(workdir: str) -> None:
     raise UsageError(
       f"--workdir: expected a path without '..', got {workdir!r}"
     )
-  path = os.path.abspath(workdir)
+  check_place('--workdir', workdir)
+
+
+def check_new_directory(flag: str, directory: str) -> None:
+  """Raises `UsageError` unless a directory can be made, or is there, empty."""
+  check_place(flag, directory)
+  if os.path.isdir(directory) and os.listdir(directory):
+    raise UsageError(
+      f'{flag}: expected a new or empty directory, got {directory!r} with '
+      f'{sorted(os.listdir(directory))[0]!r} in it; name another'
+    )
+
+
+def check_place(flag: str, directory: str) -> None:
+  """Raises `UsageError` unless the directory of a flag is or can be there."""
+  path = os.path.abspath(directory)
   if os.path.exists(path) and not os.path.isdir(path):
-    raise UsageError(f'--workdir: expected a directory, {path!r} is a file')
+    raise UsageError(f'{flag}: expected a directory, {path!r} is a file')
   while not os.path.exists(path):
     path = os.path.dirname(path)
   if not os.path.isdir(path) or not os.access(path, os.W_OK):
     raise UsageError(
-      f'--workdir: expected a place to write, {path!r} is not writable'
+      f'{flag}: expected a place to write, {path!r} is not writable'
     )

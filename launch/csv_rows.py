@@ -1,7 +1,7 @@
 """What the benchmarks found, as CSV."""
 
-import csv
 import dataclasses
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +19,7 @@ def write_csv(
     path: the file, which is replaced.
     constants: columns that are the same in every line.
   """
+  from eval_lib import csv_file
   from eval_lib.timing import Estimate
 
   lines = []
@@ -33,17 +34,23 @@ def write_csv(
       else:
         line[field.name] = value
     lines.append(line | dict(constants))
-  with pathlib.Path(path).open('w', newline='', encoding='utf-8') as file:
-    # Not every line has everything: the first may lack what others have.
-    names = dict.fromkeys(name for line in lines for name in line)
-    writer = csv.DictWriter(file, list(names))
-    writer.writeheader()
-    writer.writerows(lines)
+  csv_file.write(path, lines)
 
 
 def check_out(path: str) -> None:
-  """Raises UsageError unless the file of `--out` can be made, or is ''."""
-  if path and not pathlib.Path(path).absolute().parent.is_dir():
+  """Raises UsageError unless the file of `--out` can be written, or is ''."""
+  if not path:
+    return
+  file = pathlib.Path(path).absolute()
+  if not file.parent.is_dir():
     raise command_line.UsageError(
       f'--out: expected a file in a directory that exists, got {path!r}'
+    )
+  if file.is_dir():
+    raise command_line.UsageError(
+      f'--out: expected a file, {path!r} is a directory'
+    )
+  if not os.access(file if file.exists() else file.parent, os.W_OK):
+    raise command_line.UsageError(
+      f'--out: expected a place to write, {path!r} is not writable'
     )

@@ -1,26 +1,28 @@
-"""Writes a trained text classifier as a Hugging Face directory.
+"""Writes a trained model of texts as a Hugging Face directory.
 
   python -m launch.export --workdir=/tmp/sst2 --out=/tmp/sst2_hf
 
 The directory holds config.json with the names of the classes,
-model.safetensors, tokenizer.json and vocab.txt. transformers loads it with
-AutoModelForSequenceClassification and AutoTokenizer, and so does
-`pretrained=/tmp/sst2_hf` of configs/eat here.
+model.safetensors, tokenizer.json and, of WordPiece, vocab.txt. transformers
+loads it with AutoModelForSequenceClassification and AutoTokenizer, and so do
+`pretrained=/tmp/sst2_hf` of configs/eat and `checkpoint=/tmp/sst2_hf` of
+configs/albert_act here. A pretraining run of an ALBERT is written with the
+heads for masked words and sentence order, for AutoModelForPreTraining.
 
-Hugging Face has nothing like the exits, the pruning and the window of an EAT.
---dense leaves them out and writes its encoder with the last head, a plain BERT
-whose answers differ from those of the run.
+Hugging Face has nothing like the exits, the pruning and the window of an EAT,
+or the halting of an ALBERT. --dense leaves them out. Of an EAT it writes the
+encoder with the last head, a plain BERT; an ALBERT then runs all iterations
+for every token. The answers differ from those of the run.
 """
 
 import dataclasses
-import os
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launch import command_line, flag_types
-from model_lib import bert_sizes
+from model_lib import albert_sizes, bert_sizes
 
 RATES = ('dropout', 'attention_dropout', 'classifier_dropout')
 
@@ -40,14 +42,15 @@ def parser() -> command_line.Parser:
   add('--step', type=flag_types.checkpoint, default='latest', metavar='STEP',
       help='latest (default), best, or a number')  # fmt: skip
   add('--dense', action='store_true',
-      help='of an EAT: without its exits, pruning and window')  # fmt: skip
+      help='without exits, pruning and window of an EAT, halting of an '
+      'ALBERT')  # fmt: skip
   return result
 
 
 def parse(argv: Sequence[str]) -> tuple[Any, Any]:
   """Returns (arguments, the run's config); touches no device."""
   arguments = command_line.parse_arguments(parser(), argv)
-  _check_out(arguments.out)
+  command_line.check_new_directory('--out', arguments.out)
   from train_lib import loading
 
   config = loading.load_own_config(arguments.workdir)
@@ -55,43 +58,25 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any]:
   return arguments, config
 
 
-def _check_out(out: str) -> None:
-  path = os.path.abspath(out)
-  if os.path.exists(path) and not os.path.isdir(path):
-    raise command_line.UsageError(
-      f'--out: expected a directory, {out!r} is a file'
-    )
-  if os.path.isdir(path) and os.listdir(path):
-    raise command_line.UsageError(
-      f'--out: expected a new or empty directory, got {out!r} with '
-      f'{sorted(os.listdir(path))[0]!r} in it; name another'
-    )
-  while not os.path.exists(path):
-    path = os.path.dirname(path)
-  if not os.access(path, os.W_OK):
-    raise command_line.UsageError(
-      f'--out: expected a place to write, {path!r} is not writable'
-    )
-
-
 def _check_model(config: Any, arguments: Any) -> None:
   """Raises `UsageError` unless Hugging Face has such a model."""
+  from albert_act.encoder import Albert
   from eat.model import EatClassifier
   from model_lib.bert import BertClassifier
   from train_lib.classification import construct
   from train_lib.run_directory import TOKENIZER
 
   model = construct(config, num_classes=2)
-  if not isinstance(model, (BertClassifier, EatClassifier)):
+  if not isinstance(model, (Albert, BertClassifier, EatClassifier)):
     raise command_line.UsageError(
-      '--workdir: expected the run of a BertClassifier or EatClassifier, got '
-      f'one of {config.model.name}'
+      '--workdir: expected the run of a BertClassifier, an EatClassifier or an '
+      f'ALBERT of albert_act, got one of {config.model.name}'
     )
   dropped = parts(model)
   if dropped and not arguments.dense:
     raise command_line.UsageError(
-      f'--workdir: expected a dense run, got an EAT with {", ".join(dropped)}, '
-      'which Hugging Face does not have; --dense exports it without'
+      f'--workdir: expected a dense run, got one with {", ".join(dropped)}; '
+      'Hugging Face does not have that, --dense exports it without'
     )
   if not (pathlib.Path(arguments.workdir) / TOKENIZER).is_file():
     raise command_line.UsageError(
@@ -101,17 +86,19 @@ def _check_model(config: Any, arguments: Any) -> None:
 
 
 def parts(model: Any) -> list[str]:
-  """What a model has and a plain BERT has not, in words."""
+  """What a model has and one of Hugging Face has not, in words."""
   words = {
     'prune_layers': 'pruning after layers {}',
     'exit_layers': 'exits at {}',
     'window': 'a window of {}',
+    'halting': "halting by the rule {} with the parameters 'score'",
   }
   found = []
   for name, text in words.items():
     value = getattr(model, name, ())
     if value:
-      listed = value if isinstance(value, int) else ', '.join(map(str, value))
+      single = isinstance(value, (int, str))
+      listed = value if single else ', '.join(map(str, value))
       found.append(text.format(listed))
   return found
 
@@ -144,7 +131,7 @@ def run(arguments: Any, config: Any) -> int:
       arguments.out,
       task.model,
       loaded.variables['params'],
-      class_names=task.info.class_names,
+      class_names=class_names(task),
       tokenizer=pathlib.Path(arguments.workdir) / TOKENIZER,
     )
   except ValueError as error:
@@ -152,17 +139,25 @@ def run(arguments: Any, config: Any) -> int:
   print(f'step {loaded.step}, written: {arguments.out}')
   for part in parts(task.model):
     print(f'left out: {part}')
+  if getattr(task.model, 'halting', ''):
+    iterations = task.model.sizes().max_iterations
+    print(f'the model runs all {iterations} iterations for every token')
   return command_line.OK
+
+
+def class_names(task: Any) -> tuple[str, ...]:
+  """Names of the classes of a classifier; none of pretraining."""
+  return task.info.class_names if heads_of(task.model) == 'classifier' else ()
 
 
 def save(
   directory: str, model: Any, params: Mapping[str, Any], **options: Any
 ) -> None:
-  """Writes the encoder and the last head of a model.
+  """Writes the encoder of a model, and its last head or those of pretraining.
 
   Args:
     directory: see `model_lib.huggingface.save`.
-    model: a `BertClassifier` or an `EatClassifier`.
+    model: a `BertClassifier`, an `EatClassifier` or an `Albert`.
     params: its parameters.
     **options: class names and tokenizer of `model_lib.huggingface.save`.
 
@@ -173,25 +168,43 @@ def save(
 
   from model_lib import huggingface
 
-  fields = encoder_fields(model)
-  kind = 'bert' if fields['type_vocab_size'] else 'distilbert'
   arrays = jax.device_get(dense_params(params))
-  huggingface.save(directory, kind, fields, arrays, **options)
+  huggingface.save(
+    directory, type_of(model), encoder_fields(model), arrays,
+    heads=heads_of(model), **options,
+  )  # fmt: skip
+
+
+def type_of(model: Any) -> str:
+  """The `model_type` of a model there."""
+  from albert_act.encoder import Albert
+
+  if isinstance(model, Albert):
+    return 'albert'
+  return 'bert' if model.type_vocab_size else 'distilbert'
+
+
+def heads_of(model: Any) -> str:
+  """The heads of a model, as `model_lib.huggingface` names them."""
+  from albert_act.model import AlbertPretraining
+
+  is_pretraining = isinstance(model, AlbertPretraining)
+  return 'pretraining' if is_pretraining else 'classifier'
 
 
 def encoder_fields(model: Any) -> dict[str, Any]:
   """The fields of `model_lib.huggingface.save` as a model has them."""
-  names = (*bert_sizes.DEFAULTS, *RATES)
-  known = {name: getattr(model, name) for name in names}
+  sizes = albert_sizes if type_of(model) == 'albert' else bert_sizes
+  known = {name: getattr(model, name) for name in (*sizes.DEFAULTS, *RATES)}
   return known | dataclasses.asdict(model.sizes())
 
 
 def dense_params(params: Mapping[str, Any]) -> dict[str, Any]:
-  """Parameters without those of early heads and learned token scorers."""
+  """Without early heads, learned scorers of tokens, and scores of halting."""
   return {
     name: value
     for name, value in params.items()
-    if not name.startswith(('exit_', 'scorer_'))
+    if not name.startswith(('exit_', 'scorer_')) and name != 'score'
   }
 
 

@@ -9,7 +9,10 @@ string. There is one answer a line, in the order of the lines:
    "retention": 0.7, "exit_reason": "confidence", "truncated": false}
 
 or {"id": ..., "error": ...} for a line that cannot be answered; the others
-are. Thresholds for single sources:
+are. An ALBERT whose tokens halt has "iterations", the mean of the tokens, and
+"token_iterations" instead of "retention".
+
+Of an EAT: thresholds for single sources:
 
   --thresholds=forum=0.95,news=0.8 --minimum_retention=forum=0.9
 
@@ -71,7 +74,8 @@ def parser() -> command_line.Parser:
   add('--serve', default='', metavar='KEY=VALUE,...',
       help='rule, tau, patience, tolerance, veto_margin, ensemble_margin, '
       'max_characters; tau is 0.9 for rule=confidence, the default, and must '
-      'be given for entropy, margin and combined')  # fmt: skip
+      'be given for entropy, margin and combined. Of an ALBERT: iterations '
+      'between two looks at who is done, max_characters')  # fmt: skip
   add('--thresholds', default='', metavar='SOURCE=TAU,...')
   add('--minimum_retention', default='', metavar='SOURCE=SHARE,...')
   add('--lengths', type=flag_types.sizes, metavar='TOKENS,...',
@@ -231,10 +235,11 @@ def regularly(
 
 def build_engine(arguments: Any, options: dict[str, Any]) -> Any:
   """The engine of a run, compiled."""
-  from eat import loading
+  from dataset_lib.fields import locate
   from serve_lib.engine import Engine
 
-  chain, policy, lengths = loading.load(
+  load = locate(server_of(arguments.workdir), 'task')
+  chain, policy, lengths = load(
     arguments.workdir,
     step=arguments.step,
     lengths=arguments.lengths,
@@ -259,6 +264,19 @@ def build_engine(arguments: Any, options: dict[str, Any]) -> Any:
   kept = f'kept in {cache}' if cache else 'not kept for the next start'
   _log(f'compiled {done.programs} programs in {done.seconds:.1f} s, {kept}')
   return engine
+
+
+def server_of(workdir: str) -> str:
+  """What brings a run to the engine, as 'module:function'.
+
+  A task that names nothing is left to EAT, which serves any BERT and refuses
+  other models by name.
+  """
+  from dataset_lib.fields import locate
+  from train_lib import loading
+
+  task = locate(loading.load_config(workdir).task, 'task')
+  return getattr(task, 'SERVED_BY', '') or 'eat.loading:load'
 
 
 def _threads() -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from eval_lib import plots, token_page, token_plots
+from eval_lib import figures, token_page, token_plots
 from launch.eat_report import (
   fastest,
   findings,
@@ -197,7 +197,7 @@ def _draw(
   if drawn:
     token_page.write_html(out / 'sentences', drawn, title=title)
   try:
-    plots.load_matplotlib()
+    figures.load_matplotlib()
   except ImportError as error:
     tables.say(f'no pictures: {error}')
     return

@@ -31,7 +31,7 @@ def setting_row(setting: Setting) -> dict[str, Any]:
     'setting': setting.name,
     'run': model.run.directory,
     'variant': model.variant or 'as trained',
-    'rule': 'never' if rule.name == 'never' else reason(rule, is_regression),
+    'rule': reason(rule, is_regression),
     'value': point.value,
     'patience': rule.patience if rule.name in PATIENT else None,
     'veto_margin': rule.veto_margin or None,

@@ -39,6 +39,7 @@ def rows_of(workdir, *arguments):
   return json.loads((workdir / 'evaluation.json').read_text())
 
 
+@pytest.mark.slow
 def test_table_and_file_agree_with_training(workdir, capsys):
   (row,) = rows_of(workdir, '--evals=test,fewshot', SHOTS)
   result = json.loads((workdir / 'result.json').read_text())

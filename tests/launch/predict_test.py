@@ -83,6 +83,7 @@ def build_engine(workdir, *flags):
   return predict.build_engine(*predict.parse(flags))
 
 
+@pytest.mark.slow
 def test_the_flags_reach_the_engine(workdir, capsys):
   engine = build_engine(
     workdir, '--lengths=12', '--max_pending=7', '--max_pool_bytes=99999',

@@ -1,0 +1,286 @@
+"""The command line that prepares corpora."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures.process import BrokenProcessPool
+
+import pytest
+
+from dataset_lib import builder, corpus_blocks, corpus_building
+from launch import command_line, prepare_corpus
+
+SENTENCES = [f'The cat number {n} sat on mat {n * n}.' for n in range(40)]
+
+
+@pytest.fixture
+def texts(tmp_path):
+  folder = tmp_path / 'texts'
+  folder.mkdir()
+  for name in ('a', 'b', 'c'):
+    lines = [f'{" ".join(SENTENCES[n : n + 3])}\n' for n in range(30)]
+    (folder / f'{name}.txt').write_text('\n'.join(lines))
+  return folder
+
+
+def run(*flags):
+  return prepare_corpus.main(list(flags))
+
+
+def test_from_texts_to_batches(texts, tmp_path, capsys):
+  (texts / 'd.txt').write_bytes(b'Broken \xff byte. And \0 more.\n')
+  (texts / 'e.txt').touch()
+  out = tmp_path / 'new' / 'out'
+  flags = f'--input={texts}', f'--out={out}', '--vocab_size=50'
+  assert run(*flags, '--validation_share=0.1', '--processes=1') == 0
+  printed, errors = capsys.readouterr()
+  for words in ('documents', 'validation', 'broken bytes', 'd.txt, line 1',
+                'empty file', 'left out', f'{out}/faults.jsonl',
+                f'written: {out}'):  # fmt: skip
+    assert words in printed
+  assert 'encoding' in errors
+  manifest = json.loads((out / 'corpus.json').read_text())
+  assert set(manifest['faults']) == {'broken_bytes', 'nul_bytes', 'empty_file'}
+  assert manifest['vocab_size'] == 50
+  data = builder.build(
+    dict(name='pretraining', directory=str(out)),
+    split='train', train=True, seed=0, batch_size=8, num_threads=0,
+  )  # fmt: skip
+  assert next(data.batches())['tokens'].shape == (8, 128)
+
+
+def test_a_given_tokenizer_and_validation(texts, tmp_path, capsys):
+  out = tmp_path / 'out'
+  first = f'--input={texts}', '--processes=1', '--max_length=64'
+  assert run(*first, f'--out={out}', '--vocab_size=50') == 0
+  again = tmp_path / 'again'
+  flags = f'--tokenizer={out}', f'--validation={texts}/b.txt'
+  assert run(*first, f'--out={again}', *flags) == 0
+  assert 'no faults in the text' in capsys.readouterr().out
+  names = [path / 'tokenizer.json' for path in (out, again)]
+  scores = [json.loads(name.read_text())['model'] for name in names]
+  assert [p for p, _ in scores[0]['vocab']] == [
+    p for p, _ in scores[1]['vocab']
+  ]
+  counts = json.loads((again / 'corpus.json').read_text())['splits']
+  assert counts['validation']['documents'] == 30
+  assert counts['train']['documents'] == 60
+
+
+@pytest.mark.parametrize(
+  ('flags', 'words'),
+  [
+    (['--out={out}'], ['--input', 'required']),
+    (['--input={in}'], ['--out', 'required']),
+    (['--input=', '--out={out}'], ['--input', 'list of files']),
+    (['--input=/nowhere', '--out={out}'], ['--input', "'/nowhere'"]),
+    (['--input={in}', '--out={in}'], ['--out', 'new or empty']),
+    (['--input={in}', '--out={in}/a.txt'], ['--out', 'a file']),
+    (['--input={in}', '--out={in}/a.txt/x'], ['--out', 'not writable']),
+    (['--input={in}', '--out=/proc'], ['--out', 'disk is mounted']),
+    (['--input=tfds:a,tfds:b', '--validation=tfds:a', '--out={out}'],
+     ['--input, --validation', 'tfds:a once', '2 times']),
+    (['--input={in}', '--out={out}', '--max_length=7'],
+     ['--max_length', '[8, 65536]', '7']),
+    (['--input={in}', '--out={out}', '--max_length=x'], ['--max_length']),
+    (['--input={in}', '--out={out}', '--vocab_size=0'],
+     ['--vocab_size', 'positive integer']),
+    (['--input={in}', '--out={out}', '--vocab_texts=9'],
+     ['--vocab_texts', '1000']),
+    (['--input={in}', '--out={out}', '--processes=0'], ['--processes']),
+    (['--input={in}', '--out={out}', '--validation_share=0.7'],
+     ['--validation_share', '0.5']),
+    (['--input={in}', '--out={out}', '--validation_share=nan'],
+     ['--validation_share']),
+    (['--input={in}', '--out={out}', '--validation=/nowhere'],
+     ['--validation', "'/nowhere'"]),
+    (['--input={in}', '--out={out}', '--validation={in}/a.txt',
+      '--validation_share=0.1'], ['--validation_share', 'leave one out']),
+    (['--input={in}', '--out={out}', '--tokenizer=/nowhere'],
+     ['--tokenizer', "'/nowhere'"]),
+    (['--input={in}', '--out={out}', '--tokenizer={in}', '--vocab_size=50'],
+     ['--vocab_size', 'leave one out']),
+    (['--input={in}', '--out={out}', '--tokeniser=x'],
+     ['--tokeniser', '--tokenizer']),
+    (['--input={in}', '--out={out}', '--vocab_size=100000', '--processes=1'],
+     ['--vocab_size', 'at most', '100000']),
+  ],
+)  # fmt: skip
+def test_bad_command_lines_are_answered_in_one_line(
+  flags, words, texts, tmp_path, capsys
+):
+  places = {'in': texts, 'out': tmp_path / 'out'}
+  with pytest.raises(SystemExit) as stop:
+    run(*(flag.format(**places) for flag in flags))
+  errors = capsys.readouterr().err.strip().splitlines()
+  assert stop.value.code == command_line.USAGE
+  # A bar may stand before the error that only the texts show.
+  assert [line.startswith('error: ') for line in errors].count(True) == 1
+  assert errors[-1].startswith('error: ')
+  for word in words:
+    assert word in errors[-1]
+  assert [path.name for path in tmp_path.iterdir()] == ['texts']
+
+
+@pytest.mark.parametrize(
+  ('name', 'content', 'words'),
+  [
+    ('empty.txt', b'', 'no text for the split'),
+    ('note.md', b'text', 'no text in'),
+  ],
+)
+def test_texts_without_text_are_a_data_error(
+  tmp_path, name, content, words, capsys
+):
+  folder = tmp_path / 'texts'
+  folder.mkdir()
+  (folder / name).write_bytes(content)
+  vocabulary = tmp_path / 'vocab.txt'
+  vocabulary.write_text('[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na')
+  with pytest.raises(SystemExit) as stop:
+    run(f'--input={folder}', f'--out={tmp_path}/out', '--processes=1',
+        f'--tokenizer={vocabulary}')  # fmt: skip
+  assert stop.value.code == command_line.DATA
+  assert words in capsys.readouterr().err
+  with pytest.raises(SystemExit) as stop:
+    run(f'--input={folder}', f'--out={tmp_path}/out')
+  assert stop.value.code == command_line.DATA
+  assert 'no text' in capsys.readouterr().err
+  assert not (tmp_path / 'out').exists()
+
+
+def test_a_stop_leaves_nothing(texts, tmp_path, monkeypatch, capsys):
+  def stopped(self, block):
+    signal.raise_signal(signal.SIGTERM)
+    raise AssertionError('the signal comes first')
+
+  monkeypatch.setattr(corpus_blocks.Encoder, '__call__', stopped)
+  with pytest.raises(SystemExit) as stop:
+    run(f'--input={texts}', f'--out={tmp_path}/out', '--processes=1',
+        '--vocab_size=50')  # fmt: skip
+  assert stop.value.code == command_line.INTERRUPTED
+  assert 'error: interrupted' in capsys.readouterr().err
+  assert [path.name for path in tmp_path.iterdir()] == ['texts']
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_while_the_vocabulary_is_made(
+  number, texts, tmp_path, monkeypatch, capsys
+):
+  def stopped(stream, split_of, size):
+    yield from corpus_blocks_of(stream, split_of, 100)
+    signal.raise_signal(number)
+    raise AssertionError('the signal comes first')
+
+  corpus_blocks_of = corpus_blocks.blocks
+  monkeypatch.setattr(corpus_blocks, 'blocks', stopped)
+  with pytest.raises(SystemExit) as stop:
+    run(f'--input={texts}', f'--out={tmp_path}/out', '--vocab_size=50')
+  assert stop.value.code == command_line.INTERRUPTED
+  assert 'error: interrupted' in capsys.readouterr().err
+  assert [path.name for path in tmp_path.iterdir()] == ['texts']
+
+
+@pytest.mark.parametrize(
+  ('error', 'words'),
+  [
+    (OSError(errno.ENOSPC, 'No space left on device'), '/out: No space left'),
+    (OSError(errno.EIO, 'I/O error', 'file'), 'error: file: I/O error'),
+    (BrokenProcessPool('a process'), 'error: --processes=3: '),
+  ],
+)
+def test_what_the_machine_lacks_is_one_line(
+  error, words, texts, tmp_path, monkeypatch, capsys
+):
+  def failing(*arguments):
+    raise error
+
+  monkeypatch.setattr(corpus_building, 'encoded', failing)
+  with pytest.raises(SystemExit) as stop:
+    run(f'--input={texts}', f'--out={tmp_path}/out', '--vocab_size=50',
+        '--processes=3')  # fmt: skip
+  assert stop.value.code == prepare_corpus.NOT_WRITTEN
+  assert words in capsys.readouterr().err.splitlines()[-1]
+  assert [path.name for path in tmp_path.iterdir()] == ['texts']
+
+
+def test_what_a_killed_run_left_is_named(texts, tmp_path, capsys):
+  left = tmp_path / '.out.abc.tmp'
+  left.mkdir()
+  flags = '--vocab_size=50', '--processes=1'
+  assert run(f'--input={texts}', f'--out={tmp_path}/out', *flags) == 0
+  assert f'note: {left} is of a run' in capsys.readouterr().err
+  assert left.exists()
+
+
+def test_the_home_directory_is_meant_in_every_path(texts, monkeypatch):
+  monkeypatch.setenv('HOME', str(texts))
+  arguments = prepare_corpus.parse(
+    ['--input=~/a.txt,tfds:x', '--validation=~/b.txt', '--out=~/out',
+     '--tokenizer=~', '--data_dir=~/tfds']
+  )  # fmt: skip
+  assert arguments.input == (f'{texts}/a.txt', 'tfds:x')
+  assert arguments.validation == (f'{texts}/b.txt',)
+  assert arguments.out == f'{texts}/out'
+  assert arguments.tokenizer == str(texts)
+  assert arguments.data_dir == f'{texts}/tfds'
+
+
+def test_help_teaches(capsys):
+  with pytest.raises(SystemExit):
+    run('--help')
+  printed = capsys.readouterr().out
+  for word in ('--validation_share', 'paragraph', 'tfds:wikipedia', '130',
+               '100 million'):  # fmt: skip
+    assert word in printed
+  assert '75' not in printed  # nothing goes on where it was stopped
+
+
+MEASURE = """
+import resource, sys
+from launch import prepare_corpus
+prepare_corpus.main(sys.argv[1:])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def peak_memory(repository, *flags):
+  """MiB that a process took at most to prepare a corpus."""
+  done = subprocess.run(
+    [sys.executable, '-c', MEASURE, *flags],
+    cwd=repository, capture_output=True, text=True, check=True,
+    env=os.environ | {'TOKENIZERS_PARALLELISM': 'false'},
+  )  # fmt: skip
+  return int(done.stdout.split()[-1]) / 1024
+
+
+@pytest.mark.slow
+def test_a_line_of_100_megabytes(texts, tmp_path, repository):
+  vocabulary = tmp_path / 'vocabulary'
+  flags = '--processes=1', '--validation_share=0', f'--tokenizer={vocabulary}'
+  run(f'--input={texts}', f'--out={vocabulary}', '--vocab_size=50',
+      '--processes=1')  # fmt: skip
+  small = peak_memory(
+    repository, f'--input={texts}', f'--out={tmp_path}/small', *flags
+  )
+  with (texts / 'long.txt').open('w') as file:
+    for unit in ('The cat sat on mats ', 'x'):
+      for _ in range(50):
+        file.write(unit * (10**6 // len(unit)))
+  out = tmp_path / 'out'
+  large = peak_memory(repository, f'--input={texts}', f'--out={out}', *flags)
+  manifest = json.loads((out / 'corpus.json').read_text())
+  assert manifest['faults']['long_line']['count'] == 1
+  assert manifest['splits']['train']['characters'] > 0.99e8
+  # A block and its encoding take some of it; the line would take all.
+  assert large - small < 400
+  # A sample for the vocabulary takes about 20 bytes for each character.
+  # There are few words in it.
+  flags = '--processes=1', '--validation_share=0', '--vocab_size=28'
+  large = peak_memory(
+    repository, f'--input={texts}', f'--out={tmp_path}/trained', *flags
+  )
+  assert large - small < 2400
