@@ -39,10 +39,12 @@ setuptools.setup(
   packages=setuptools.find_packages(
     include=[
       'adatape*',
+      'albert_act*',
       'dataset_lib*',
       'eat*',
       'eval_lib*',
       'model_lib*',
+      'recurrent_act*',
       'serve_lib*',
       'train_lib*',
     ]
@@ -64,6 +66,7 @@ setuptools.setup(
     'safetensors>=0.4',
     'scikit-learn>=1.5',
     'scipy>=1.11',
+    'sentencepiece>=0.2',
     'tensorboard>=2.18',
     'tokenizers>=0.21',
   ],

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, Num
 
-from model_lib import flops, halting, row_random
+from model_lib import flops, halting, pondering, row_random
 from model_lib.layers import EncoderBlock, LayerNorm, classifier, masked_mean
 from model_lib.logical import constrain, partitioned
 from model_lib.positions import sincos1d
@@ -83,7 +83,7 @@ class UniversalEncoder(nn.Module):
     num_heads: attention heads.
     mlp_dim: hidden width of the feed-forward network.
     halting: 'token' or 'example'.
-    combination: 'accumulated' or 'basic', see `halting.combine`.
+    combination: one of `halting.COMBINATIONS`, see `halting.combine`.
     epsilon: a token halts when its scores sum to `1 - epsilon`.
     dynamic: stop when every token of the batch has halted (inference; no
       gradient) instead of masking `max_steps` steps.
@@ -143,13 +143,13 @@ class UniversalEncoder(nn.Module):
     def pure_step(state: Array, n: Array) -> Any:
       return pure.apply(variables, state, n, valid, row_keys)
 
-    ponder = halting.ponder_while if self.dynamic else halting.ponder_scan
+    ponder = pondering.ponder_while if self.dynamic else pondering.ponder_scan
     result = ponder(
       pure_step,
       x,
       valid if self.halting == 'token' else valid.any(axis=1),
       max_steps=self.max_steps,
-      epsilon=self.epsilon,
+      rule=halting.rule('act', self.epsilon),
       combination=self.combination,
     )
     out = LayerNorm(name='norm', dtype=self.dtype)(result.output)
@@ -157,7 +157,7 @@ class UniversalEncoder(nn.Module):
 
 
 def _spent(
-  result: halting.Pondered, valid: Bool[Array, 'B L']
+  result: pondering.Pondered, valid: Bool[Array, 'B L']
 ) -> dict[str, Array]:
   steps = result.halting.steps.astype(jnp.float32)
   cost = halting.ponder_cost(result.halting)
@@ -180,7 +180,7 @@ class UniversalModel(nn.Module):
     mlp_dim: hidden width of the feed-forward network.
     num_heads: attention heads.
     halting: 'token' or 'example'.
-    combination: 'accumulated' or 'basic'.
+    combination: one of `halting.COMBINATIONS`.
     epsilon: a token halts when its scores sum to `1 - epsilon`.
     dynamic: stop when every token has halted (inference, no gradient).
     dropout: rate in the block.

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dataset_lib.glue_tasks import REPEATED_TEXTS
 from eat import exits
 from eat.calibration_file import mend, path_in
 from eat.policy import EatPolicy
@@ -16,6 +17,7 @@ def cautions(
   directory: str,
   step: int | None,
   longest: int,
+  guaranteed: bool = False,
 ) -> tuple[str, ...]:
   """What could not be checked, or does not do what was probably meant.
 
@@ -26,11 +28,13 @@ def cautions(
     directory: of the run.
     step: of the checkpoint.
     longest: tokens of the longest row that was calibrated.
+    guaranteed: whether the threshold is to be the certified one.
   """
   return (
     *_of_calibration(calibration, policy, chain, directory, step),
     *_of_lengths(calibration, policy, longest),
     *_of_rule(policy, chain),
+    *(_of_guarantee(calibration, policy) if guaranteed else ()),
   )
 
 
@@ -88,3 +92,19 @@ def _of_rule(policy: EatPolicy, chain: EatChain) -> Iterator[str]:
       f'{", ".join(map(str, chain.heads[:-1]))})'
     )
   yield f'no row will ever leave early: {why}'
+
+
+def _of_guarantee(
+  calibration: Mapping[str, Any], policy: EatPolicy
+) -> Iterator[str]:
+  if policy.settings.rule.name == 'never':
+    yield (
+      'no row will leave early: calibration could certify no threshold; give '
+      'it more rows, or a larger epsilon'
+    )
+  if calibration.get('dataset', {}).get('task') in REPEATED_TEXTS:
+    yield (
+      'the rows that the threshold was certified on share texts, and the '
+      'certificate assumes independent rows: the bound may fail more often '
+      'than its delta says'
+    )

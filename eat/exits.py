@@ -105,7 +105,7 @@ def should_exit(
 
 def reason(rule: Rule, is_regression: bool) -> str:
   """What an early exit by a rule is called; a regression has one way out."""
-  return 'tolerance' if is_regression else rule.name
+  return 'tolerance' if is_regression and rule.name != 'never' else rule.name
 
 
 def heads_needed(rule: Rule, is_regression: bool) -> int | None:

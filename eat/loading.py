@@ -15,7 +15,6 @@ import jax
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
-from dataset_lib.tokenizer import MIN_LENGTH
 from eat import service
 from eat.policy import EatPolicy
 from eat.serving import EatChain
@@ -106,34 +105,16 @@ def lengths_of(
   lengths: Sequence[int] | None,
   options: Mapping[str, Any],
 ) -> tuple[int, ...]:
-  """The length buckets of a service, ascending.
-
-  Args:
-    info: what the run was trained on.
-    lengths: those that are wanted; None for those of the training data.
-    options: see `load`.
+  """The length buckets of a service, see `train_lib.loading.served_lengths`.
 
   Raises:
-    ConfigError: one is longer than the rows that the run was trained on, the
-      longest has no room for a pair of texts, or it cuts off what a guarantee
-      was given for.
+    ConfigError: also if the longest cuts off what a guarantee was given for.
   """
-  longest = info.input_shape[0]
-  if lengths is None:
-    return info.length_buckets or (longest,)
-  buckets = tuple(sorted({*lengths}))
-  if not (buckets and buckets[0] >= 1 and MIN_LENGTH <= buckets[-1] <= longest):
-    raise ConfigError(
-      'lengths',
-      tuple(lengths),
-      f'numbers of tokens from 1 to {longest}, the longest row that the run '
-      f'was trained on (dataset.max_length), and the longest at least '
-      f'{MIN_LENGTH}',
-    )
+  buckets, longest = loading.served_lengths(info, lengths), info.input_shape[0]
   if options.get('tau') == service.GUARANTEED and buckets[-1] < longest:
     raise ConfigError(
       'lengths',
-      tuple(lengths),
+      buckets,
       f'{longest} among them with tau={service.GUARANTEED}, which was '
       'certified for rows that are not cut off before',
     )

@@ -322,7 +322,7 @@ class EatClassifier(nn.Module):
       again, should the other tokens be needed).
     """
     x, keys_values = self.block[layer - 1](
-      tokens.x, tokens_mask(tokens), cls_only=True, return_keys_values=True
+      tokens.x, tokens_mask(tokens), num_queries=1, return_keys_values=True
     )
     return x[:, 0], keys_values
 

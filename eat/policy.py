@@ -10,17 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.tokenizer import Tokenizer
 from eat import exits
 from eat.serving import FULL, PRUNED, EatChain
 from eat.settings import Settings, expected_in
-from serve_lib.chain import Encoded, InputError, Row
+from serve_lib.chain import Encoded, Row
 from serve_lib.monitor import Monitor
-
-KEYS = ('text', 'pair', 'source')
+from serve_lib.text_items import TextReader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +80,11 @@ class EatPolicy:
   ):
     self.settings, self.monitor = settings, monitor
     self.warnings: tuple[str, ...] = ()
-    self._chain, self._tokenizer = chain, tokenizer
+    self._chain = chain
     self.class_names, self.max_length = tuple(class_names), max_length
-    self._num_texts = num_texts
+    self._reader = TextReader(
+      tokenizer, max_length, settings.max_characters, num_texts
+    )
     self._temperatures = _temperatures(settings, chain.num_stages)
     if settings.thresholds and not class_names:
       raise ConfigError(
@@ -99,60 +100,14 @@ class EatPolicy:
       InputError: it is no text, not UTF-8, empty, or too long, or one text
         where the task has two.
     """
-    fields = item_fields(item)
-    text = self._text(fields['text'], 'text')
-    pair = fields.get('pair')
-    self._check_number(pair)
-    pairs = None if pair is None else [self._text(pair, 'pair')]
-    tokens, types, truncated = self._tokens(text, pairs)
-    source = fields.get('source', '')
+    read = self._reader.read(item)
+    length = len(read.tokens)
     return Encoded(
-      inputs={'tokens': tokens, 'token_types': types},
-      length=len(tokens),
-      variant=self._variant(source, len(tokens)),
-      context={'source': source, 'truncated': truncated},
+      inputs={'tokens': read.tokens, 'token_types': read.token_types},
+      length=length,
+      variant=self._variant(read.source, length),
+      context={'source': read.source, 'truncated': read.truncated},
     )
-
-  def _check_number(self, pair: Any) -> None:
-    if self._num_texts == 2 and pair is None:
-      raise InputError(
-        'pair: expected a second text, got none; the model was trained on '
-        "pairs: {'text': ..., 'pair': ...}"
-      )
-    if self._num_texts == 1 and pair is not None:
-      raise InputError(
-        'pair: expected none, got a second text; the model was trained on '
-        'single texts'
-      )
-
-  def _text(self, value: Any, key: str) -> str:
-    if isinstance(value, bytes):
-      try:
-        value = value.decode('utf-8')
-      except UnicodeDecodeError as error:
-        raise InputError(f'{key}: expected UTF-8, got {error}') from error
-    if not isinstance(value, str):
-      raise InputError(f'{key}: expected a text, got {type(value).__name__}')
-    if len(value) > self.settings.max_characters:
-      raise InputError(
-        f'{key}: expected at most {self.settings.max_characters} characters, '
-        f'got {len(value)}'
-      )
-    return value
-
-  def _tokens(
-    self, text: str, pairs: list[str] | None
-  ) -> tuple[Any, Any, bool]:
-    # One more than fits, to see whether anything was cut off.
-    try:
-      encoded = self._tokenizer.encode([text], pairs, self.max_length + 1)
-      truncated = len(encoded.tokens) > self.max_length
-      if truncated:
-        encoded = self._tokenizer.encode([text], pairs, self.max_length)
-    except ValueError as error:
-      raise InputError(f'text: {error}') from error
-    _check_readable(encoded.tokens, pairs is not None)
-    return encoded.tokens, encoded.token_types, truncated
 
   @property
   def _usual_variant(self) -> str:
@@ -269,43 +224,3 @@ def _temperatures(settings: Settings, heads: int) -> np.ndarray:
   except ValueError as error:
     raise ConfigError('temperatures', given, expected_in(error)) from error
   return np.asarray(given, np.float32)
-
-
-def _check_readable(tokens: Int[np.ndarray, ' T'], has_pair: bool) -> None:
-  """Raises InputError if a text has no tokens: [CLS] a [SEP] b [SEP]."""
-  # Text is data: a "[SEP]" that somebody typed does not get the id of one.
-  first = int((tokens == tokens[-1]).argmax())
-  for key, empty in (
-    ('text', first == 1),
-    ('pair', has_pair and first == len(tokens) - 2),
-  ):
-    if empty:
-      raise InputError(f'{key}: expected at least one readable token, got none')
-
-
-def item_fields(item: Any) -> dict[str, Any]:
-  """An item as a mapping with 'text' and optionally 'pair' and 'source'.
-
-  An item that is an `InputError` is one that could not even be read.
-
-  Raises:
-    InputError: it is none of the forms that an item may have.
-  """
-  if isinstance(item, InputError):
-    raise item
-  if isinstance(item, (str, bytes)):
-    return {'text': item}
-  if isinstance(item, (tuple, list)) and len(item) == 2:
-    return {'text': item[0], 'pair': item[1]}
-  if not isinstance(item, Mapping) or 'text' not in item:
-    raise InputError(
-      "item: expected a text, a pair of texts, or a mapping with 'text' and "
-      f"optionally 'pair' and 'source', got {type(item).__name__}"
-    )
-  unknown = sorted(str(key) for key in item if key not in KEYS)
-  if unknown:
-    raise InputError(f'item: expected the keys {KEYS}, got also {unknown}')
-  source = item.get('source', '')
-  if not isinstance(source, str):
-    raise InputError(f'source: expected a name, got {type(source).__name__}')
-  return dict(item)

@@ -15,7 +15,7 @@ import jax
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import Field, check_fields, integer, real
-from dataset_lib.glue_tasks import REPEATED_TEXTS, TASKS
+from dataset_lib.glue_tasks import num_texts
 from eat import cautions
 from eat.calibration_file import (
   check_parameters,
@@ -117,21 +117,9 @@ def build(
     num_texts(task.config['dataset']),
   )
   policy.warnings = cautions.cautions(
-    calibration, policy, chain, directory, step, longest
-  )
-  if options.get('tau') == GUARANTEED and settings.rule.name == 'never':
-    policy.warnings += (
-      'no row will leave early: calibration could certify no threshold; give '
-      'it more rows, or a larger epsilon',
-    )
-  if options.get('tau') == GUARANTEED and (
-    calibration.get('dataset', {}).get('task') in REPEATED_TEXTS
-  ):
-    policy.warnings += (
-      'the rows that the threshold was certified on share texts, and the '
-      'certificate assumes independent rows: the bound may fail more often '
-      'than its delta says',
-    )
+    calibration, policy, chain, directory, step, longest,
+    guaranteed=options.get('tau') == GUARANTEED,
+  )  # fmt: skip
   return chain, policy
 
 
@@ -170,17 +158,6 @@ def settings_of(
   if num_classes == 0:
     _check_no_margins(given)
   return settings
-
-
-def num_texts(dataset: Mapping[str, Any]) -> int | None:
-  """How many texts a row of the run's data has; None if that is not known.
-
-  Args:
-    dataset: the run's configuration of its data.
-  """
-  if dataset.get('name') != 'glue':
-    return None
-  return len(TASKS[dataset['task']].texts[0])
 
 
 def as_adaptive(model: Any) -> EatClassifier:

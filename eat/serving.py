@@ -16,6 +16,7 @@ from eat import cost
 from eat.model import EatClassifier
 from eat.pruning import Tokens
 from model_lib.attention import KeysValues
+from serve_lib.text_items import padded
 
 PRUNED, FULL = 'pruned', 'full'
 
@@ -81,22 +82,8 @@ class EatChain:
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> dict[str, Int[np.ndarray, '...']]:
-    """Rows of tokens as one batch; padding rows have one token.
-
-    Args:
-      rows: `'tokens'` and `'token_types'`, 1-D, at most `length` long.
-      length: of the bucket.
-      size: rows of the batch.
-    """
-    tokens = np.full((size, length), self.pad_id, np.int32)
-    types = np.zeros((size, length), np.int32)
-    lengths = np.ones(size, np.int32)
-    for index, row in enumerate(rows):
-      count = len(row['tokens'])
-      tokens[index, :count] = row['tokens']
-      types[index, :count] = row['token_types']
-      lengths[index] = count
-    return {'tokens': tokens, 'token_types': types, 'length': lengths}
+    """Rows of tokens as one batch; see `serve_lib.text_items.padded`."""
+    return padded(rows, length, size, self.pad_id)
 
 
 def _stage(

@@ -78,6 +78,7 @@ class FineTune(TextClassification):
     'self_distill_weight': real(0.0, 1e3, default=0.0),
   }
   KNOBS = ('prune_scale', 'distill_weight', 'self_distill_weight')
+  SERVED_BY = 'eat.loading:load'
 
   @classmethod
   def resolve(cls, config) -> None:

@@ -22,10 +22,12 @@ import pytest
 
 PACKAGES = (
   'adatape',
+  'albert_act',
   'dataset_lib',
   'eat',
   'eval_lib',
   'model_lib',
+  'recurrent_act',
   'serve_lib',
   'train_lib',
 )
@@ -56,6 +58,7 @@ def shared_data() -> pathlib.Path:
 @pytest.fixture(autouse=True)
 def strict_dtypes(request):
   """No implicit casts in our mathematics; optax's own optimizers make some."""
-  ours = {'model_lib', 'adatape', 'eval_lib'} & set(request.path.parts)
+  rooms = {'model_lib', 'adatape', 'albert_act', 'eval_lib'}
+  ours = rooms & set(request.path.parts)
   with jax.numpy_dtype_promotion('strict' if ours else 'standard'):
     yield

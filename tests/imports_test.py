@@ -5,7 +5,7 @@ import ast
 import pytest
 
 LIBRARIES = ('model_lib', 'dataset_lib', 'serve_lib', 'eval_lib', 'train_lib')
-MODELS = ('adatape', 'eat')
+MODELS = ('adatape', 'albert_act', 'eat', 'recurrent_act')
 MAY_IMPORT = {
   'model_lib': set(),
   'dataset_lib': set(),
@@ -13,7 +13,9 @@ MAY_IMPORT = {
   'eval_lib': {'model_lib', 'dataset_lib', 'serve_lib'},
   'train_lib': {'model_lib', 'dataset_lib', 'serve_lib', 'eval_lib'},
   'adatape': set(LIBRARIES),
+  'albert_act': set(LIBRARIES),
   'eat': set(LIBRARIES),
+  'recurrent_act': set(LIBRARIES),
   'configs': set(),
   'launch': {*LIBRARIES, *MODELS, 'configs'},
 }

@@ -74,7 +74,9 @@ def slots(model, variables):
   ]
 
 
-@pytest.mark.parametrize('tape_mlp', ['', 'glu'])
+@pytest.mark.parametrize(
+  'tape_mlp', ['', pytest.param('glu', marks=pytest.mark.slow)]
+)
 def test_logits_ignore_masked_tape_slots(tape_mlp):
   # Invariant 6, second half.
   clean, filled = slots(*initialised(tape_mlp=tape_mlp))
@@ -113,6 +115,7 @@ def test_tape_loss_trains_what_comes_before_the_insertion():
   }
 
 
+@pytest.mark.slow
 def test_logits_train_every_parameter():
   model, variables = initialised(tape_mlp='mlp')
 
@@ -143,6 +146,7 @@ def test_a_learnable_bank_is_trained_where_it_is_read():
   assert 0 < len(read) < 24
 
 
+@pytest.mark.slow
 def test_training_noise_belongs_to_its_row():
   model, variables = initialised(
     bank_drop=0.3, query_noise=0.5, dropout=0.1, bank='learnable', bank_size=40
@@ -156,6 +160,7 @@ def test_training_noise_belongs_to_its_row():
   assert np.abs(noisy - calm).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_ablations_without_adaptive_length_and_without_bank():
   model, variables = initialised(fixed_length=True)
   _, out = run(model, variables, images())
@@ -226,7 +231,13 @@ def test_flops_of_table_1(variant, bank, giga_mac):
   assert model.flops((224, 224, 3), tape_length=8.4) < flops
 
 
-@pytest.mark.parametrize('fields', [{}, {'tape_mlp': 'glu', 'pool': 'cls'}])
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {},
+    pytest.param({'tape_mlp': 'glu', 'pool': 'cls'}, marks=pytest.mark.slow),
+  ],
+)
 def test_flops_agree_with_the_compiler(fields):
   sizes = dict(width=64, mlp_dim=128, num_heads=4, query_dim=64)
   model, variables = initialised(**sizes, **fields)

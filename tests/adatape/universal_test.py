@@ -130,8 +130,15 @@ def test_padding_is_never_read_and_never_counts():
   )
 
 
-@pytest.mark.parametrize('dynamic', [False, True])
-@pytest.mark.parametrize('noise', [False, True])
+@pytest.mark.parametrize(
+  ('dynamic', 'noise'),
+  [
+    (False, True),
+    (True, False),
+    pytest.param(False, False, marks=pytest.mark.slow),
+    pytest.param(True, True, marks=pytest.mark.slow),
+  ],
+)
 def test_rows_do_not_depend_on_the_batch(dynamic, noise):
   model = token_model(dynamic=dynamic, dropout=0.2)
   keys = jax.random.split(jax.random.key(2), 4) if noise else None

@@ -15,6 +15,7 @@ from tests.eat import small
 OFF = dict(prune_layers=(), prune_ratios=(), window=0, exit_layers=())
 
 
+@pytest.mark.slow
 def test_without_its_parts_it_is_bert_bit_for_bit():
   model, variables = small.build(**OFF)
   fields = {
@@ -89,8 +90,17 @@ def test_masked_form_equals_removing_tokens_row_by_row():
     np.testing.assert_array_equal(out['positions'][index, :left], positions)
 
 
-@pytest.mark.parametrize('scores', ['norm', 'attention', 'learned'])
-@pytest.mark.parametrize('merge', [False, True])
+@pytest.mark.parametrize(
+  ('scores', 'merge'),
+  [
+    ('norm', True),
+    ('attention', False),
+    pytest.param('norm', False, marks=pytest.mark.slow),
+    pytest.param('attention', True, marks=pytest.mark.slow),
+    pytest.param('learned', False, marks=pytest.mark.slow),
+    pytest.param('learned', True, marks=pytest.mark.slow),
+  ],
+)
 def test_a_row_does_not_depend_on_batch_or_padding(scores, merge):
   model, variables = small.build(prune_scores=scores, merge=merge)
   texts = small.rows(6, high=16)
@@ -125,6 +135,7 @@ def test_prune_scale_is_traced_and_zero_keeps_everything():
   np.testing.assert_allclose(none['exits'][-1], expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_dropout_belongs_to_the_row():
   model, variables = small.build()
   tokens, types, lengths = small.batch(small.rows(4), 20)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dataset_lib import glue_tasks
 from dataset_lib.errors import ConfigError
 from eat import exits, service
 from model_lib.bert import BertClassifier
@@ -90,6 +91,7 @@ def test_only_what_can_be_reached_is_compiled(finished):
   assert 'served without pruning (forum)' in policy.warnings[0]
 
 
+@pytest.mark.slow
 def test_a_source_with_minimum_retention_gets_the_unpruned_model(finished):
   _, task, variables = finished
   chain, policy = build(
@@ -149,9 +151,9 @@ def test_another_model_is_no_run_that_can_be_served():
 
 
 def test_the_number_of_texts_comes_from_the_data_set(finished):
-  assert service.num_texts({'name': 'glue', 'task': 'mnli'}) == 2
-  assert service.num_texts({'name': 'glue', 'task': 'sst2'}) == 1
-  assert service.num_texts({'name': 'fake_text'}) is None
+  assert glue_tasks.num_texts({'name': 'glue', 'task': 'mnli'}) == 2
+  assert glue_tasks.num_texts({'name': 'glue', 'task': 'sst2'}) == 1
+  assert glue_tasks.num_texts({'name': 'fake_text'}) is None
   _, policy = build(finished)
   with pytest.raises(InputError, match='pair: expected none'):
     policy.encode(('w0', 'w1'))

@@ -34,10 +34,15 @@ def chain_logits(chain, variant, texts, length):
   'changes',
   [
     {},
-    dict(prune_scores='attention', window=0),
     dict(prune_scores='learned', merge=True),
-    dict(prune_layers=(2, 3), exit_layers=(1, 2, 3, 4), min_tokens=4),
-    dict(exit_layers=()),
+    *(
+      pytest.param(changes, marks=pytest.mark.slow)
+      for changes in (
+        dict(prune_scores='attention', window=0),
+        dict(prune_layers=(2, 3), exit_layers=(1, 2, 3, 4), min_tokens=4),
+        dict(exit_layers=()),
+      )
+    ),
   ],
 )
 def test_gathered_form_equals_masked_form(changes):
@@ -51,6 +56,7 @@ def test_gathered_form_equals_masked_form(changes):
     np.testing.assert_array_equal(kept, out['kept'][-1])
 
 
+@pytest.mark.slow
 def test_full_variant_is_the_model_without_pruning():
   model, variables = small.build()
   chain = serving.EatChain(model, variables)
@@ -78,6 +84,7 @@ def test_shapes_really_shrink():
   assert 'tensor<2x13x16xf32>' in text
 
 
+@pytest.mark.slow
 def test_a_row_is_the_same_where_its_bucket_changes_the_computation():
   """Window attention is in blocks at 256, and masked densely at 128."""
   model, variables = small.build(

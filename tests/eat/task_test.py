@@ -96,6 +96,7 @@ def test_joint_loss_is_the_weighted_sum_over_heads():
   np.testing.assert_allclose(metrics['accuracy_exit_1'].compute(), correct)
 
 
+@pytest.mark.slow
 def test_self_distillation_pulls_exits_to_the_last_head():
   task = FineTune(config(exit_weights=(0.0, 0.0, 0.0)), info())
   batch, params = a_batch(), params_of()
@@ -111,6 +112,7 @@ def test_self_distillation_pulls_exits_to_the_last_head():
   assert np.abs(grads['exit_1']['head']['kernel']).max() > 0
 
 
+@pytest.mark.slow
 def test_distillation_from_a_teacher():
   task = FineTune(config(exit_weights=(0.0, 0.0, 0.0)), info())
   task.teacher = FineTune(config(), info())
