@@ -10,9 +10,7 @@ with Engine(*load('/tmp/albert_sst2')) as engine:
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import jax
+from typing import Any
 
 from albert_act.model import AlbertClassifier
 from albert_act.policy import AlbertPolicy
@@ -21,8 +19,9 @@ from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import check_fields, integer
 from dataset_lib.glue_tasks import num_texts
+from serve_lib.chain import Loaded
 from serve_lib.monitor import Monitor
-from train_lib import loading, sharding
+from train_lib import loading
 from train_lib.classification import as_config_error
 from train_lib.run_directory import TOKENIZER
 from train_lib.task import Task
@@ -31,20 +30,6 @@ OPTIONS = {
   'iterations': integer(1, 1000, default=6),
   'max_characters': integer(1, 2**31 - 1, default=100_000),
 }
-
-
-class Loaded(NamedTuple):
-  """The first three arguments of `serve_lib.engine.Engine`.
-
-  Attributes:
-    chain: the model, with its parameters on the first device.
-    policy: encodes, decides, answers.
-    lengths: length buckets, ascending; longer texts are cut off.
-  """
-
-  chain: AlbertChain
-  policy: AlbertPolicy
-  lengths: tuple[int, ...]
 
 
 def load(
@@ -92,11 +77,8 @@ def load(
     chain = AlbertChain(task.model, {}, words.pad_id, given['iterations'])
   except ValueError as error:
     raise as_config_error(error, 'model', task.config['model']) from error
-  mesh = sharding.make_mesh({'data': 1})
-  with jax.set_mesh(mesh):
-    loaded = loading.load_params(directory, task, mesh, step)
-  params = jax.device_put(loaded.variables['params'], jax.devices()[0])
-  chain.variables = {'params': params}
+  loaded = loading.load_params_on_one_device(directory, task, step)
+  chain.variables = {'params': loaded.variables['params']}
   policy = AlbertPolicy(
     chain,
     words,

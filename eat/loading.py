@@ -9,30 +9,13 @@ with Engine(*load('/tmp/sst2_eat')) as engine:
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import jax
+from typing import Any
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eat import service
-from eat.policy import EatPolicy
-from eat.serving import EatChain
-from train_lib import loading, sharding
-
-
-class Loaded(NamedTuple):
-  """The first three arguments of `serve_lib.engine.Engine`.
-
-  Attributes:
-    chain: the model, with its parameters on the first device.
-    policy: encodes, decides, answers; its `warnings` are worth printing.
-    lengths: length buckets, ascending; longer texts are cut off.
-  """
-
-  chain: EatChain
-  policy: EatPolicy
-  lengths: tuple[int, ...]
+from serve_lib.chain import Loaded
+from train_lib import loading
 
 
 def load(
@@ -83,12 +66,10 @@ def load(
   task = loading.load_task(directory, config, step)
   buckets = lengths_of(task.info, lengths, options)
   service.as_adaptive(task.model)  # refuses another model
-  mesh = sharding.make_mesh({'data': 1})
-  with jax.set_mesh(mesh):
-    loaded = loading.load_params(directory, task, mesh, step)
+  loaded = loading.load_params_on_one_device(directory, task, step)
   chain, policy = service.build(
     task,
-    jax.device_put(loaded.variables, jax.devices()[0]),
+    loaded.variables,
     directory,
     options,
     thresholds,

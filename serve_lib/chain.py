@@ -12,7 +12,7 @@ import concurrent.futures
 import dataclasses
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool
@@ -215,3 +215,18 @@ class Policy(Protocol):
 
   def answer(self, row: Row) -> Any:
     """The answer to a row that has left."""
+
+
+class Loaded(NamedTuple):
+  """A run read for serving: the first arguments of `serve_lib.engine.Engine`.
+
+  Attributes:
+    chain: the model, with its parameters on the first device.
+    policy: encodes, decides, answers; its `warnings`, where it has some, are
+      worth printing.
+    lengths: length buckets, ascending; longer items are cut off.
+  """
+
+  chain: Any
+  policy: Any
+  lengths: tuple[int, ...]

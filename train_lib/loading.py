@@ -44,14 +44,18 @@ def load_config(
 
   Raises:
     ConfigError: if there is none.
+    InvalidDataError: it is damaged.
   """
   path = pathlib.Path(workdir) / 'config.json'
   if not path.is_file():
     raise ConfigError(
       key, str(workdir), 'the directory of a run, with a config.json'
     )
-  config = _with_tuples(strict_json.loads(path.read_text()))
-  return ml_collections.ConfigDict(config)
+  try:
+    config = _with_tuples(strict_json.loads(path.read_text()))
+    return ml_collections.ConfigDict(dict(**config))
+  except (ValueError, TypeError) as error:
+    raise InvalidDataError(f'{path} is damaged ({error})') from error
 
 
 def load_own_config(
@@ -180,3 +184,14 @@ def load_params(
     'model_state': restored.model_state,
   }
   return LoadedParams(variables, restored.step)
+
+
+def load_params_on_one_device(
+  workdir: str | os.PathLike[str], task: Task, step: int | str | None = None
+) -> LoadedParams:
+  """Parameters for one device, the first, and no mesh; see `load_params`."""
+  mesh = sharding.make_mesh({'data': 1})
+  with jax.set_mesh(mesh):
+    loaded = load_params(workdir, task, mesh, step)
+  variables = jax.device_put(loaded.variables, jax.devices()[0])
+  return LoadedParams(variables, loaded.step)

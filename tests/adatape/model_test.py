@@ -47,7 +47,9 @@ def run(model, variables, inputs, row_keys=None):
   return jax.jit(model.apply)(variables, inputs, row_keys)
 
 
-@pytest.mark.parametrize('bank', ['input', 'learnable'])
+@pytest.mark.parametrize(
+  'bank', [pytest.param('input', marks=pytest.mark.slow), 'learnable']
+)
 def test_logits_of_a_row_do_not_depend_on_the_others(bank):
   # Invariant 5.
   model, variables = initialised(bank=bank, bank_size=24)
@@ -92,6 +94,7 @@ def test_averaging_masked_slots_is_caught(monkeypatch):
   assert np.abs(clean - filled).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_tape_loss_trains_what_comes_before_the_insertion():
   # Invariant 8.
   model, variables = initialised(tape_mlp='glu')
@@ -174,6 +177,7 @@ def test_ablations_without_adaptive_length_and_without_bank():
   assert 'tape_norm' not in variables['params']['encoder']
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_reading_and_logits_in_float32():
   model, variables = initialised(dtype=jnp.bfloat16)
   logits, out = run(model, variables, images())

@@ -154,6 +154,7 @@ def served():
     yield model, variables, engine
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 8))
 def test_engine_gives_what_the_masked_form_gives(served, seed, count):
@@ -168,6 +169,7 @@ def test_engine_gives_what_the_masked_form_gives(served, seed, count):
     assert stages == 1 - (1 - int(steps.max())) // 3
 
 
+@pytest.mark.slow
 def test_rows_leave_at_different_stages_from_threads(served):
   model, variables, engine = served
   texts = rows(40, seed=5)

@@ -289,6 +289,7 @@ def test_pruning_is_annealed_after_the_first_epoch(
   assert given == expected[0 if warm else 1 :]
 
 
+@pytest.mark.slow
 def test_dry_run_prints_sizes_and_writes_nothing(
   capsys, tmp_path, monkeypatch, repository
 ):

@@ -58,6 +58,7 @@ def reference():
   return take(build(), 200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('hosts', [2, 4, 8])
 def test_200_batches_do_not_depend_on_the_number_of_hosts(hosts, reference):
   assert 200 * 16 > 2 * 1438

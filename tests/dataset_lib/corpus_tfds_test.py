@@ -1,6 +1,5 @@
 """Texts in TFDS directories, written here, read without TensorFlow."""
 
-import importlib.util
 import subprocess
 import sys
 
@@ -10,13 +9,9 @@ from dataset_lib import corpus_building, corpus_tfds
 from dataset_lib.corpus_faults import Faults
 from dataset_lib.corpus_texts import Options
 from dataset_lib.errors import InvalidDataError, MissingDataError
-from tests.dataset_lib import corpora
+from tests.dataset_lib import corpora, tfds_marks
 
-pytestmark = pytest.mark.skipif(
-  importlib.util.find_spec('tensorflow') is None
-  or importlib.util.find_spec('tensorflow_datasets') is None,
-  reason='writing TFDS files needs tensorflow and tensorflow_datasets',
-)
+pytestmark = tfds_marks.MARKS
 
 # As tensorflow_datasets has them, with fewer records. A process of its own: the
 # tests then read without TensorFlow's import.

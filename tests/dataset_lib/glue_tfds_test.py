@@ -1,6 +1,5 @@
 """GLUE in TFDS directories, written here, read without TensorFlow."""
 
-import importlib.util
 import subprocess
 import sys
 
@@ -15,12 +14,9 @@ from dataset_lib.errors import (
   MissingDataError,
   TooManyBadRecordsError,
 )
+from tests.dataset_lib import tfds_marks
 
-pytestmark = pytest.mark.skipif(
-  importlib.util.find_spec('tensorflow') is None
-  or importlib.util.find_spec('tensorflow_datasets') is None,
-  reason='writing TFDS files needs tensorflow and tensorflow_datasets',
-)
+pytestmark = tfds_marks.MARKS
 
 # As tensorflow_datasets/text/glue.py has them, with fewer rows. A process of
 # its own: the tests then read without TensorFlow's import.

@@ -1,6 +1,5 @@
 """TFDS directories in both formats, written here, read without TensorFlow."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -18,15 +17,12 @@ from dataset_lib.errors import (
   MissingDataError,
   TooManyBadRecordsError,
 )
+from tests.dataset_lib import tfds_marks
 
 FORMATS = ('array_record', 'tfrecord')
 NAMES = ('ant', 'bee', 'cat')
 
-pytestmark = pytest.mark.skipif(
-  importlib.util.find_spec('tensorflow') is None
-  or importlib.util.find_spec('tensorflow_datasets') is None,
-  reason='writing TFDS files needs tensorflow and tensorflow_datasets',
-)
+pytestmark = tfds_marks.MARKS
 
 # A process of its own: the tests then read without TensorFlow's import.
 WRITE = """

@@ -14,6 +14,8 @@ from serve_lib.engine import Engine
 from tests.eat import small
 from tests.eat.rule_policy import RulePolicy
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (16, 24)
 
 
@@ -77,7 +79,6 @@ def test_engine_equals_masked_form_in_any_company(served, seed):
   check(served, seed)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('seed', range(4))
 def test_it_does_with_other_scores_and_merged_tokens(served_otherwise, seed):
   check(served_otherwise, seed)

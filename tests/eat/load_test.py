@@ -1,24 +1,23 @@
 """The engine under load with texts: nobody lost, mixed up or compiled for."""
 
-import threading
+import functools
 
 import numpy as np
 import pytest
 
 from dataset_lib import tokenizer
 from eat.exits import Rule
-from eat.policy import EatPolicy, Prediction
+from eat.policy import EatPolicy
 from eat.serving import EatChain
 from eat.settings import Settings
-from serve_lib.chain import Failure
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
-from tests.compilations import compilations
 from tests.eat import small
+from tests.load import put_under_load, same_prediction
 
 WORDS = [f'w{number}' for number in range(40)]
-BAD = ['', '  ', 'w' * 5000, b'\xff\xfe\xfd', b'\x00' * 50, '\ud800', None, 7]
 PENDING = 64
+FIELDS_OF_ANSWER = ('label', 'depth', 'retention', 'exit_reason')
 
 
 def make_engine(words):
@@ -39,40 +38,13 @@ def test_ten_thousand_mixed_requests_from_eight_threads(tmp_path):
   rng = np.random.default_rng(0)
   texts = [' '.join(rng.choice(WORDS, rng.integers(1, 30))) for _ in range(200)]
   with make_engine(tokenizer.load(vocabulary)) as engine:
-    alone = {text: engine.submit(text).result() for text in texts}
-    wrong, depths = [], set()
-
-    def ask(seed):
-      draw = np.random.default_rng(seed)
-      items = [
-        BAD[draw.integers(len(BAD))] if draw.random() < 0.125
-        else texts[draw.integers(len(texts))]
-        for _ in range(1250)
-      ]  # fmt: skip
-      answers = list(engine.stream(items))
-      if len(answers) != len(items):
-        wrong.append(len(answers))
-      for item, answer in zip(items, answers, strict=False):
-        if isinstance(item, str) and item in alone:
-          good = isinstance(answer, Prediction) and same(answer, alone[item])
-          depths.add(getattr(answer, 'depth', None))
-        else:
-          good = isinstance(answer, Failure) and answer.during == 'encode'
-        if not good:
-          wrong.append((item, answer))
-
-    with compilations() as compiled:
-      threads = [threading.Thread(target=ask, args=(s,)) for s in range(8)]
-      for thread in threads:
-        thread.start()
-      for thread in threads:
-        thread.join()
+    same = functools.partial(same_prediction, fields=FIELDS_OF_ANSWER)
+    load = put_under_load(
+      engine, texts, same, threads=8, requests=1250, bad_share=0.125
+    )
     status = engine.status()
     worst_case = engine.warm_up().worst_case_bytes
-  assert not wrong
-  assert not compiled
-  assert len(depths) > 1
-  assert status['pending'] == 0
+  assert len(load.depths) > 1
   assert status['peak_pending'] <= PENDING
   # A row of T tokens carries T states, keys and values of 16 float32, T places
   # and a length. 8 rows wait before the second and the third head, for which 16
@@ -80,13 +52,3 @@ def test_ten_thousand_mixed_requests_from_eight_threads(tmp_path):
   most = 8 * sum(tokens * (3 * 16 * 4 + 4) + 4 for tokens in (16, 12, 8, 6))
   assert worst_case == most
   assert status['peak_pool_bytes'] <= most
-
-
-def same(answer, other):
-  return (
-    (answer.label, answer.depth, answer.retention, answer.exit_reason)
-    == (other.label, other.depth, other.retention, other.exit_reason)
-  ) and all(
-    abs(answer.probabilities[name] - other.probabilities[name]) < 1e-4
-    for name in answer.probabilities
-  )

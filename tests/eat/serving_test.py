@@ -34,10 +34,10 @@ def chain_logits(chain, variant, texts, length):
   'changes',
   [
     {},
-    dict(prune_scores='learned', merge=True),
     *(
       pytest.param(changes, marks=pytest.mark.slow)
       for changes in (
+        dict(prune_scores='learned', merge=True),
         dict(prune_scores='attention', window=0),
         dict(prune_layers=(2, 3), exit_layers=(1, 2, 3, 4), min_tokens=4),
         dict(exit_layers=()),

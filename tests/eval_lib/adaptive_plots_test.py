@@ -62,6 +62,7 @@ def drawn(tmp_path, made):
   return draw
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', PLOTS)
 def test_writes_png_and_pdf(name, tmp_path):
   path = PLOTS[name](tmp_path / f'{name}.csv')

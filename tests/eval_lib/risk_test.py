@@ -48,6 +48,7 @@ def failures(losses, thresholds, epsilon, rows, **options):
   return int((risks > epsilon).sum()), risks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['disagreement', 'harm'])
 @pytest.mark.parametrize(('epsilon', 'rows'), [(0.1, 200), (0.05, 500)])
 @pytest.mark.parametrize('classes', [2, 3])

@@ -40,6 +40,7 @@ def test_the_table_of_a_tiny_model(tmp_path, capsys, monkeypatch):
   assert {(row['batch'], row['variant']) for row in steps} == {('2', 'micro')}
 
 
+@pytest.mark.slow
 def test_the_score_gives_the_share_that_is_asked_for():
   import jax
   from flax import linen as nn

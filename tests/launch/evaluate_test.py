@@ -8,6 +8,8 @@ import pytest
 from launch import command_line, evaluate
 from train_lib import loading, trainer
 
+pytestmark = pytest.mark.slow
+
 TINY = [
   'batch_size=64',
   'mesh.data=1',
@@ -39,7 +41,6 @@ def rows_of(workdir, *arguments):
   return json.loads((workdir / 'evaluation.json').read_text())
 
 
-@pytest.mark.slow
 def test_table_and_file_agree_with_training(workdir, capsys):
   (row,) = rows_of(workdir, '--evals=test,fewshot', SHOTS)
   result = json.loads((workdir / 'result.json').read_text())

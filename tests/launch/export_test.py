@@ -94,6 +94,7 @@ def test_a_dense_run_is_written_as_it_is(runs, tmp_path, capsys):
     np.testing.assert_array_equal(again.tokens, own.tokens)
 
 
+@pytest.mark.slow
 def test_what_is_written_can_be_trained_from(runs, tmp_path):
   out = exported(runs['dense'], tmp_path / 'out')
   root = pathlib.Path(export.__file__).parents[1]
@@ -105,6 +106,7 @@ def test_what_is_written_can_be_trained_from(runs, tmp_path):
   assert config.dataset.tokenizer == str(out / 'tokenizer.json')
 
 
+@pytest.mark.slow
 def test_an_eat_is_refused_unless_it_may_lose_its_parts(runs, tmp_path, capsys):
   with pytest.raises(SystemExit) as stop:
     export.main([f'--workdir={runs["eat"]}', f'--out={tmp_path}/out'])
@@ -170,6 +172,7 @@ def test_bad_command_lines_are_answered_in_one_line(
   assert not (tmp_path / 'new').exists()
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_there_is_a_checkpoint_error(runs, tmp_path):
   flags = [f'--workdir={runs["dense"]}', f'--out={tmp_path}/new', '--step=3']
   with pytest.raises(SystemExit) as stop:
@@ -178,6 +181,7 @@ def test_a_step_that_is_not_there_is_a_checkpoint_error(runs, tmp_path):
   assert not (tmp_path / 'new').exists()
 
 
+@pytest.mark.slow
 @pytest.mark.peers
 @pytest.mark.parametrize('name', ['dense', 'eat'])
 def test_transformers_reads_the_same(runs, tmp_path, name):

@@ -100,6 +100,7 @@ def test_the_flags_reach_the_engine(workdir, capsys):
   assert f'kept in {cache}' in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_workdir_that_cannot_be_written_is_served(workdir, tmp_path, capsys):
   copy = shutil.copytree(workdir, tmp_path / 'copy')
   shutil.rmtree(copy / predict.CACHE, ignore_errors=True)
@@ -116,6 +117,7 @@ def test_where_compiled_programs_are_kept(tmp_path):
   assert predict.cache_directory('', str(tmp_path)) == made
 
 
+@pytest.mark.slow
 def test_lengths_that_the_model_cannot_take(workdir, capsys):
   with pytest.raises(SystemExit) as stop:
     predict.main([f'--workdir={workdir}', '--lengths=8,32'])

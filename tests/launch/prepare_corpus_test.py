@@ -166,7 +166,16 @@ def test_a_stop_leaves_nothing(texts, tmp_path, monkeypatch, capsys):
   assert [path.name for path in tmp_path.iterdir()] == ['texts']
 
 
+@pytest.fixture
+def heard():
+  """SIGINT as in a terminal: a shell ignores it in what it starts with `&`."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.usefixtures('heard')
 def test_a_stop_while_the_vocabulary_is_made(
   number, texts, tmp_path, monkeypatch, capsys
 ):

@@ -13,6 +13,8 @@ import pytest
 
 from train_lib.checkpoint import restore_params
 
+pytestmark = pytest.mark.slow
+
 STEPS = 60
 SMALL = (
   f'--config=configs/adatape/parity.py:n=8,steps={STEPS}',
@@ -135,7 +137,6 @@ def test_kill_9_and_restart_is_bit_identical(uninterrupted, tmp_path):
   assert result['steps_this_process'] < STEPS
 
 
-@pytest.mark.slow
 def test_sigterm_saves_the_step_and_the_same_command_continues(
   uninterrupted, tmp_path
 ):
@@ -157,7 +158,6 @@ def test_a_finished_run_is_not_run_again(uninterrupted):
   assert result['accuracy'] >= 0.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('step', [3, 12, 22, 45, 58])
 def test_more_kills(uninterrupted, tmp_path, step):
   workdir = tmp_path / 'killed'
@@ -174,7 +174,6 @@ CUBE = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('devices', 'num_micro', 'extra'),
   [
@@ -199,7 +198,6 @@ def test_devices_and_accumulation_give_the_same_losses(
   np.testing.assert_allclose(losses, others, rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_noise_of_a_learnable_bank_does_not_depend_on_the_devices(tmp_path):
   losses = []
   for devices, num_micro in ((1, 1), (8, 4)):

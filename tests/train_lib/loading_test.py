@@ -37,3 +37,10 @@ def test_a_missing_run_names_who_asked(tmp_path):
   with pytest.raises(ConfigError) as error:
     loading.load_config(tmp_path, key='loss.teacher')
   assert error.value.key == 'loss.teacher'
+
+
+@pytest.mark.parametrize('content', ['', '{', '[]', 'null', '{"task": NaN}'])
+def test_a_damaged_configuration_is_named(tmp_path, content):
+  (tmp_path / 'config.json').write_text(content)
+  with pytest.raises(InvalidDataError, match=r'config\.json is damaged'):
+    loading.load_config(tmp_path)

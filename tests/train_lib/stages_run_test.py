@@ -13,6 +13,8 @@ from train_lib import config_schema, loading, trainer
 from train_lib.checkpoint import restore_params
 from train_lib.task import Task
 
+pytestmark = pytest.mark.slow
+
 DECAY = 0.5
 STEPS = 2  # of each stage
 
@@ -76,7 +78,6 @@ def run(tmp_path_factory, request):
   return workdir, rows
 
 
-@pytest.mark.slow
 def test_the_second_stage_changes_its_own_parameters_only(run):
   workdir, _ = run
   before, after = params(workdir, STEPS), params(workdir, 2 * STEPS)
@@ -148,7 +149,6 @@ def test_a_trace_is_written(run):
   assert list((run[0] / 'profile').rglob('*.xplane.pb'))
 
 
-@pytest.mark.slow
 def test_a_warm_start_begins_with_the_other_average(run, tmp_path):
   workdir, other = tmp_path / 'warm', run[0]
   train(

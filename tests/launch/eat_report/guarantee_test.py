@@ -24,6 +24,7 @@ def confidence(logits):
   return (powers / powers.sum(-1, keepdims=True)).max(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('noise', 'epsilon'), [(1.0, 0.05), (0.5, 0.02)])
 def test_it_fails_as_often_as_a_plain_loop_says(noise, epsilon):
   logits = two_heads(noise)

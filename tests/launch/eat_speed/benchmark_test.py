@@ -41,6 +41,7 @@ def specification(build, weights, group='dense', kind='bert'):
   return json.loads(text)  # as a process gets it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form', lineup.DENSE_FORMS)
 def test_dense_forms_compute_the_same(form, weights):
   from launch.eat_speed import contender, forms
