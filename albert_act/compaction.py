@@ -60,7 +60,7 @@ class Packed:
   Attributes:
     running: which tokens run, `[B, L]`.
     index: number of each packed token among all, int32 `[M]`; behind the last
-      one it repeats some token, whose results are dropped.
+      running one stands some token, whose results are dropped.
     rank: place of each running token among the packed ones, int32 `[B, L]`.
   """
 
@@ -70,7 +70,13 @@ class Packed:
 
   @classmethod
   def of(cls, running: Bool[Array, 'B L'], size: int) -> 'Packed':
-    """Packs up to `size` tokens, in the order of the rows."""
+    """Packs up to `size` tokens, in the order of the rows.
+
+    With room for all of them each stays where it is, running or not.
+    """
+    if size == running.size:
+      index = jnp.arange(size, dtype=jnp.int32)
+      return cls(running, index, index.reshape(running.shape))
     count = jnp.cumsum(running.reshape(-1), dtype=jnp.int32)
     places = jnp.arange(1, size + 1, dtype=jnp.int32)
     # The m-th running token is the first up to which there are m.
@@ -80,6 +86,11 @@ class Packed:
     return cls(running, index, rank)
 
   @property
+  def whole(self) -> bool:
+    """Whether there is room for all tokens: nothing has to move then."""
+    return self.index.size == self.running.size
+
+  @property
   def row(self) -> Int[Array, ' M']:
     """The row of each packed token."""
     return self.index // self.running.shape[1]
@@ -87,11 +98,16 @@ class Packed:
   def pack(self, leaf: Array) -> Array:
     """`[B, L, ...]` to `[M, ...]`."""
     flat = leaf.reshape(-1, *leaf.shape[2:])
+    if self.whole:
+      return flat
     return jnp.take(flat, self.index, axis=0, mode='clip')
 
   def unpack(self, packed: Array, old: Array) -> Array:
     """`[M, ...]` to `[B, L, ...]`; tokens that do not run keep the old."""
-    new = jnp.take(packed, self.rank, axis=0, mode='clip')
+    if self.whole:
+      new = packed.reshape(old.shape)
+    else:
+      new = jnp.take(packed, self.rank, axis=0, mode='clip')
     return jnp.where(halting.align(self.running, old), new, old)
 
 
@@ -182,19 +198,24 @@ def _attend(
   """
   del key, value, valid, drop, received
   rows, length = packed.running.shape
+  heads, features = query.shape[1], query.shape[3]
+
+  def attended(spread: Array) -> Array:
+    """`[N, B * A, H]` for queries `[N, B, A, H]`."""
+    out, _ = attend(
+      spread.transpose(1, 0, 2, 3), tokens.keys, tokens.values, tokens.valid
+    )
+    return out.transpose(1, 0, 2, 3).reshape(heads, -1, features)
+
+  if packed.whole:
+    return attended(query.reshape(heads, rows, length, features))[None], None
   count = packed.running.sum(1, dtype=jnp.int32)
   first = jnp.cumsum(count) - count
   place = jnp.arange(query.shape[2], dtype=jnp.int32) - first[packed.row]
 
   def with_places(places: int, query: Array) -> Array:
     numbers = first[:, None] + jnp.arange(places, dtype=jnp.int32)[None]
-    spread = jnp.take(query[0], numbers, axis=1, mode='clip')  # [N, B, A, H]
-    attended, _ = attend(
-      spread.transpose(1, 0, 2, 3), tokens.keys, tokens.values, tokens.valid
-    )
-    flat = attended.transpose(1, 0, 2, 3).reshape(
-      query.shape[1], rows * places, query.shape[3]
-    )
+    flat = attended(jnp.take(query[0], numbers, axis=1, mode='clip'))
     where = packed.row * places + jnp.clip(place, 0, places - 1)
     return jnp.take(flat, where, axis=1, mode='clip')[None]
 
@@ -232,16 +253,19 @@ def iterate(
     count: how many at most.
     sizes: see `sizes_for`; the last holds all tokens.
   """
-  branches = [step(model, size) for size in sizes]
-  bounds = jnp.asarray(sizes)
+  loop = tokens, jnp.zeros((), int)
+  # Tokens only halt, so the sizes have their turn once, the largest first. A
+  # conditional in one loop would copy all states, keys and values each time.
+  for size, smaller in reversed([*zip(sizes, (0, *sizes), strict=False)]):
+    run = step(model, size)
 
-  def goes_on(loop: Any) -> Bool[Array, '']:
-    tokens, done = loop
-    return (done < count) & tokens.halting.running.any()
+    def goes_on(loop: Any, smaller: int = smaller) -> Bool[Array, '']:
+      tokens, done = loop
+      return (done < count) & (tokens.halting.running.sum() > smaller)
 
-  def body(loop: Any) -> Any:
-    tokens, done = loop
-    chosen = jnp.searchsorted(bounds, tokens.halting.running.sum())
-    return jax.lax.switch(chosen, branches, tokens), done + 1
+    def body(loop: Any, run: Callable[[Tokens], Tokens] = run) -> Any:
+      tokens, done = loop
+      return run(tokens), done + 1
 
-  return jax.lax.while_loop(goes_on, body, (tokens, jnp.zeros((), int)))[0]
+    loop = jax.lax.while_loop(goes_on, body, loop)
+  return loop[0]

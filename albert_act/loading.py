@@ -27,7 +27,7 @@ from train_lib.run_directory import TOKENIZER
 from train_lib.task import Task
 
 OPTIONS = {
-  'iterations': integer(1, 1000, default=6),
+  'iterations': integer(1, 1000, default=12),
   'max_characters': integer(1, 2**31 - 1, default=100_000),
 }
 

@@ -41,7 +41,7 @@ class AlbertChain:
     model: AlbertClassifier,
     variables: Mapping[str, Any],
     pad_id: int = 0,
-    iterations: int = 6,
+    iterations: int = 12,
   ):
     if not model.halting:
       raise ValueError(

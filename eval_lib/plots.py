@@ -4,6 +4,7 @@ Panels appear for what the run has logged: loss, accuracy, tape length (or
 ponder steps) and learning rate. Matplotlib is an optional extra.
 """
 
+import functools
 import math
 import os
 import pathlib
@@ -69,7 +70,7 @@ def _figure(
     draw(axes, series)
     axes.set_xlim(0, max(last_step * 1.02, 1))
     axes.set_axisbelow(True)
-    axes.locator_params(axis='x', nbins=6)
+    axes.locator_params(axis='x', nbins=6, integer=True)
     axes.xaxis.set_major_formatter(_thousands)
     axes.set_xlabel('step')
     figures.head(axes, panel_title)
@@ -193,6 +194,44 @@ def _draw_ponder(axes: Any, series: Mapping[str, Series]) -> None:
   axes.set_ylabel('steps')
 
 
+def _draw_metrics(
+  axes: Any,
+  series: Mapping[str, Series],
+  words: Mapping[str, str],
+  unit: str,
+  scale: float = 1.0,
+) -> None:
+  """Metrics of one unit: a colour for each source, a line for each metric."""
+  for (metric, word), line in zip(words.items(), ('-', ':'), strict=False):
+    sources = {f'train/{metric}': 0} | {
+      name: number
+      for number, name in enumerate(_evaluations(series, metric), 1)
+    }
+    for name, number in sources.items():
+      if name in series:
+        steps, values = series[name]
+        label = f'{name.rpartition("/")[0]}, {word}'
+        _draw_curve(axes, (steps, scale * values), label, number, line)
+  axes.set_ylabel(unit)
+
+
+_draw_pretraining = functools.partial(
+  _draw_metrics,
+  words={'mlm_accuracy': 'masked words', 'sop_accuracy': 'sentence order'},
+  unit='%',
+  scale=100.0,
+)
+# The depth stands beside the mean: who waits for the last token saves nothing.
+_draw_iterations = functools.partial(
+  _draw_metrics,
+  words={'iterations': 'mean of the tokens', 'depth': 'depth of the rows'},
+  unit='iterations',
+)
+_draw_repetitions = functools.partial(
+  _draw_metrics, words={'steps': 'mean'}, unit='repetitions of the cell'
+)
+
+
 def _draw_learning_rate(axes: Any, series: Mapping[str, Series]) -> None:
   # A schedule is exact: nothing to smooth.
   steps, values = series['train/learning_rate']
@@ -216,6 +255,13 @@ PANELS: tuple[tuple[str, Callable[..., None], Callable[[str], bool]], ...] = (
     _draw_ponder,
     lambda name: name == 'train/ponder_steps_mean',
   ),
+  (
+    'Masked words, sentence order',
+    _draw_pretraining,
+    lambda name: name == 'train/mlm_accuracy',
+  ),
+  ('Iterations', _draw_iterations, lambda name: name == 'train/iterations'),
+  ('Repetitions', _draw_repetitions, lambda name: name == 'train/steps'),
   (
     'Learning rate',
     _draw_learning_rate,

@@ -44,7 +44,7 @@ class Settings:
   length: int = 128
   batches: Sequence[int] = (1, 8)
   shares: Sequence[float] = (0.42, 0.25)
-  iterations: int = 6
+  iterations: int = 12
   dtype: str = 'float32'
   repeats: int = 10
   warmup: int = 2

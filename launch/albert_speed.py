@@ -42,8 +42,8 @@ def add_arguments(parser: Any) -> None:
       help='rows at a time (default: 1,8)')  # fmt: skip
   add('--shares', type=_shares, default='0.42,0.25', metavar='SHARE,...',
       help='mean over most iterations (default: 0.42,0.25)')  # fmt: skip
-  add('--iterations', type=flag_types.positive, default=6, metavar='COUNT',
-      help='in a stage of the engine (default: 6)')  # fmt: skip
+  add('--iterations', type=flag_types.positive, default=12, metavar='COUNT',
+      help='in a stage of the engine (default: 12)')  # fmt: skip
   add('--train_batch', type=flag_types.count, default=0, metavar='ROWS',
       help='also time the training step with so many rows')  # fmt: skip
   add('--dtype', choices=('float32', 'bfloat16'), default='float32',

@@ -269,14 +269,27 @@ def build_engine(arguments: Any, options: dict[str, Any]) -> Any:
 def server_of(workdir: str) -> str:
   """What brings a run to the engine, as 'module:function'.
 
-  A task that names nothing is left to EAT, which serves any BERT and refuses
-  other models by name.
+  A task of texts that names nothing is left to EAT, which serves any BERT.
+
+  Raises:
+    ConfigError: runs of the task are not served.
   """
+  from dataset_lib.errors import ConfigError
   from dataset_lib.fields import locate
   from train_lib import loading
+  from train_lib.text_classification import TextClassification
 
-  task = locate(loading.load_config(workdir).task, 'task')
-  return getattr(task, 'SERVED_BY', '') or 'eat.loading:load'
+  name = loading.load_config(workdir).task
+  task = locate(name, 'task')
+  if served_by := getattr(task, 'SERVED_BY', ''):
+    return served_by
+  if not issubclass(task, TextClassification):
+    expected = (
+      f'a run that classifies texts (this one is of {name}); pretraining is '
+      'fine-tuned first, say with configs/albert_act/glue.py'
+    )
+    raise ConfigError('--workdir', workdir, expected)
+  return 'eat.loading:load'
 
 
 def _threads() -> int:

@@ -201,6 +201,8 @@ def sweep(arguments: Any, runs: Sequence[Run]) -> int:
     if code:
       print(f'exit code {code}: {run.name}', file=sys.stderr, flush=True)
     failure = failure or code
+    if is_finished(run) and arguments.metric not in _read_result(run):
+      break  # nor will the others have it
   report(arguments, runs)
   return failure
 
@@ -248,10 +250,10 @@ def report(arguments: Any, runs: Sequence[Run]) -> None:
   rows = results(runs, metric, arguments.mode)
   finished = [run for run in runs if is_finished(run)]
   if finished and all(row[metric] is None for row in rows):
-    known = sorted(_read_result(finished[0]))
+    known = sorted(name for name in _read_result(finished[0]) if '/' in name)
     command_line.fail(
-      f'--metric: expected one of {", ".join(known)}, got {metric!r}; the runs '
-      'are there, the same command with another prints the table'
+      f'--metric: expected one of {", ".join(known)}, got {metric!r}; what '
+      'is finished stays, the same command with another goes on'
     )
   workdir = pathlib.Path(arguments.workdir)
   workdir.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,14 @@ class TextClassification(Classification):
         raise ConfigError(
           'model.variant', config.model.variant, expected
         ) from error
-    if directory and pathlib.Path(directory).is_dir():
+    if directory and not pathlib.Path(directory).is_dir():
+      raise ConfigError(
+        'warm_start.workdir',
+        directory,
+        'the directory of a run or of a Hugging Face model (arguments '
+        "checkpoint and pretrained of the configurations), or ''",
+      )
+    if directory:
       known |= checkpoint_sizes(directory, cls.SIZES)
       if not config.dataset.get('tokenizer', 'given'):
         config.dataset.tokenizer = tokenizer_in(directory)

@@ -117,7 +117,8 @@ def fresh_state(setup: Setup) -> Any:
       state.params, source.workdir, source.renames, source.skip
     )
   except (ValueError, CheckpointError) as error:
-    raise ConfigError('warm_start', dict(source), str(error)) from error
+    expected = f'a checkpoint that fits the model: {error}'
+    raise ConfigError('warm_start.workdir', source.workdir, expected) from error
   # A copy: the state is donated, and no buffer may be donated twice.
   average = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
   return state.replace(params=params, ema_params=average)

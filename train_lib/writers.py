@@ -5,6 +5,8 @@
 clu's package imports TensorFlow, and a parity run must not pay for that.
 """
 
+import datetime
+import math
 import os
 import pathlib
 import time
@@ -100,7 +102,7 @@ class Progress:
     return {
       'steps_per_second': rate,
       'examples_per_second': rate * self._batch_size,
-      'eta_seconds': (self._total - step) / max(overall, 1e-9),
+      'eta_seconds': (self._total - step) / overall if overall else math.nan,
     }
 
   def line(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -115,12 +117,17 @@ class Progress:
       self._bar.stop()
 
 
+HEADLINE = (
+  'loss', 'accuracy', 'mlm_accuracy', 'sop_accuracy', 'tape_length_mean',
+  'ponder_steps_mean', 'iterations', 'depth', 'steps',
+)  # fmt: skip
+
+
 def headline(
   metrics: Mapping[str, float], speed: Mapping[str, float], waiting: float
 ) -> dict[str, float]:
   """The few values worth a line in the terminal."""
-  chosen = ('loss', 'accuracy', 'tape_length_mean', 'ponder_steps_mean')
-  line = {name: metrics[name] for name in chosen if name in metrics}
+  line = {name: metrics[name] for name in HEADLINE if name in metrics}
   line['steps/s'] = speed['steps_per_second']
   line['examples/s'] = speed['examples_per_second']
   line['waiting for data'] = waiting
@@ -130,7 +137,8 @@ def headline(
 
 def _short(name: str, value: float) -> str:
   if name == 'ETA':
-    return f'{int(value // 60)}:{int(value % 60):02d}'
+    # Unknown until a step was timed.
+    return '-' if math.isnan(value) else str(datetime.timedelta(0, int(value)))
   if name == 'waiting for data':
     return f'{100 * value:.1f} %'
   return f'{value:.4g}'

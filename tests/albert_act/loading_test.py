@@ -34,7 +34,7 @@ def test_what_is_asked_is_obeyed(run):
     run, lengths=(24, 8), options={'max_characters': 5}, step=tiny_run.STEP
   )
   assert loaded.lengths == (8, 24)
-  assert loaded.chain.iterations == 6
+  assert loaded.chain.iterations == 12
   with pytest.raises(ValueError, match='at most 5 characters'):
     loaded.policy.encode('w1 w2 w3')
 

@@ -103,6 +103,45 @@ def test_ponder_steps_are_drawn(tmp_path, monkeypatch):
   assert list(panels) == ['Loss', 'Ponder steps']
 
 
+def test_halting_is_drawn_with_its_depth(tmp_path, monkeypatch):
+  halting = {'iterations': 2.0, 'depth': 3.0, 'mlm_accuracy': 0.1}
+  rows = [
+    {'step': step, 'train/loss': 1.0}
+    | {f'train/{name}': value for name, value in halting.items()}
+    | {f'valid/{name}': value + 1 for name, value in halting.items()}
+    for step in (1, 2)
+  ]
+  panels = figure_of(tmp_path, rows, monkeypatch)
+  assert list(panels) == ['Loss', 'Masked words, sentence order', 'Iterations']
+  iterations = panels['Iterations']
+  assert iterations.get_legend_handles_labels()[1] == [
+    'train, mean of the tokens', 'valid, mean of the tokens',
+    'train, depth of the rows', 'valid, depth of the rows',
+  ]  # fmt: skip
+  lines = iterations.get_lines()
+  assert [line.get_ydata()[0] for line in lines] == [2, 3, 3, 4]
+  # A colour for each source, a kind of line for each metric.
+  assert lines[0].get_color() == lines[2].get_color() != lines[1].get_color()
+  assert lines[0].get_linestyle() != lines[2].get_linestyle()
+  masked = panels['Masked words, sentence order'].get_lines()
+  np.testing.assert_allclose(
+    [line.get_ydata()[0] for line in masked], [10, 110]
+  )
+
+
+def test_repetitions_are_drawn(tmp_path, monkeypatch):
+  rows = [{'step': 1, 'train/loss': 1.0, 'train/steps': 2.0, 'test/steps': 3.0}]
+  panels = figure_of(tmp_path, rows, monkeypatch)
+  assert list(panels) == ['Loss', 'Repetitions']
+  assert len(panels['Repetitions'].get_lines()) == 2
+
+
+def test_steps_are_whole_numbers_in_short_runs(tmp_path, monkeypatch):
+  axes = figure_of(tmp_path, full_run(9), monkeypatch)['Loss']
+  ticks = axes.get_xticks()
+  np.testing.assert_array_equal(ticks, np.round(ticks))
+
+
 def test_damage_in_the_middle_is_named(tmp_path):
   (tmp_path / 'metrics.jsonl').write_text('{"step": 1}\nrubbish\n{"step": 2}\n')
   with pytest.raises(ValueError, match=r"metrics.jsonl:2: .*'rubbish'"):

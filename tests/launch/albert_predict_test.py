@@ -100,7 +100,7 @@ def test_what_cannot_be_served_is_refused_in_one_line(tmp_path_factory, capsys):
   }
   for run, flag, words in (
     ('fixed', '', ['model.halting', "'act' or 'straight_through'"]),
-    ('pretrain', '', ['AlbertPretraining']),
+    ('pretrain', '', ['--workdir', 'Pretraining', 'fine-tuned first']),
     ('glue', '--serve=tau=0.9', ['serve.tau', 'iterations']),
     ('glue', '--serve=iterations=0', ['serve.iterations', '[1, ']),
     ('glue', '--thresholds=forum=0.9', ['thresholds', 'forum']),
