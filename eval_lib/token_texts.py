@@ -29,7 +29,7 @@ def _wordpiece(name: str) -> tuple[str, bool]:
 
 def _sentencepiece(name: str) -> tuple[str, bool]:
   glued = not (name.startswith(_MARK) or _SPECIAL.fullmatch(name))
-  return name.removeprefix(_MARK) or ' ', glued
+  return ' ' if name == _MARK else name.removeprefix(_MARK), glued
 
 
 def layout(

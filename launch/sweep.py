@@ -201,7 +201,7 @@ def sweep(arguments: Any, runs: Sequence[Run]) -> int:
     if code:
       print(f'exit code {code}: {run.name}', file=sys.stderr, flush=True)
     failure = failure or code
-    if is_finished(run) and arguments.metric not in _read_result(run):
+    if is_finished(run) and arguments.metric not in _raw_result(run):
       break  # nor will the others have it
   report(arguments, runs)
   return failure
@@ -287,16 +287,20 @@ def results(
 
 def _read_result(run: Run) -> dict[str, float]:
   """The numbers of result.json; none of a run that has not finished."""
+  return {
+    name: value
+    for name, value in _raw_result(run).items()
+    if isinstance(value, (int, float))
+  }
+
+
+def _raw_result(run: Run) -> dict[str, Any]:
+  """result.json, in which numbers that are not finite are texts."""
   from train_lib import strict_json
 
   if not is_finished(run):
     return {}
-  result = strict_json.loads((run.workdir / 'result.json').read_text())
-  return {
-    name: value
-    for name, value in result.items()
-    if isinstance(value, (int, float))
-  }
+  return strict_json.loads((run.workdir / 'result.json').read_text())
 
 
 if __name__ == '__main__':

@@ -57,14 +57,16 @@ class TextClassification(Classification):
         raise ConfigError(
           'model.variant', config.model.variant, expected
         ) from error
-    if directory and not pathlib.Path(directory).is_dir():
+    is_there = bool(directory) and pathlib.Path(directory).is_dir()
+    # A teacher that is not there either is named by the check of the loss.
+    if directory and not is_there and directory != config.loss.get('teacher'):
       raise ConfigError(
         'warm_start.workdir',
         directory,
         'the directory of a run or of a Hugging Face model (arguments '
         "checkpoint and pretrained of the configurations), or ''",
       )
-    if directory:
+    if is_there:
       known |= checkpoint_sizes(directory, cls.SIZES)
       if not config.dataset.get('tokenizer', 'given'):
         config.dataset.tokenizer = tokenizer_in(directory)
