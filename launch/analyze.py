@@ -28,7 +28,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from launch import command_line, flag_types, tables
+from launch import command_line, flag_types, run_flags, tables
 
 ROWS, SENTENCES = 2000, 8
 SHOWN_LABELS = 20  # of the printed table; the file has all
@@ -42,11 +42,8 @@ def parser() -> command_line.Parser:
     description=__doc__,
     epilog=command_line.EXIT_CODES,
   )
+  run_flags.add(result)
   add = result.add_argument
-  add('--workdir', required=True, metavar='DIRECTORY',
-      help='directory of the run')  # fmt: skip
-  add('--step', type=flag_types.checkpoint, default='latest', metavar='STEP',
-      help='latest (default), best, or a number')  # fmt: skip
   add('--split', default='validation', metavar='NAME',
       help='of the data set of the run (default: validation)')  # fmt: skip
   add('--rows', type=flag_types.positive, default=ROWS, metavar='ROWS',
@@ -91,29 +88,18 @@ def _check_run(workdir: str, config: Any) -> None:
   """Raises `UsageError` unless the run is one of an ALBERT on texts."""
   from albert_act.encoder import Albert
   from train_lib.classification import construct
-  from train_lib.run_directory import TOKENIZER
 
   if not isinstance(construct(config, num_classes=2), Albert):
     raise command_line.UsageError(
       '--workdir: expected a run of an ALBERT of albert_act, got one of '
       f'{config.model.name}'
     )
-  if not os.path.isfile(os.path.join(workdir, TOKENIZER)):
-    raise command_line.UsageError(
-      f'--workdir: expected a run with its {TOKENIZER}, there is none in '
-      f'{workdir!r}'
-    )
+  run_flags.check_texts(workdir)
 
 
 def main(argv: Sequence[str]) -> int:
   """Runs the command; returns its exit code."""
-  from dataset_lib.errors import ConfigError
-
-  try:
-    arguments, config = parse(argv)
-  except (command_line.UsageError, ConfigError) as error:
-    command_line.fail(error)
-  return command_line.run(lambda: run(arguments, config))
+  return command_line.main(parse, run, argv)
 
 
 def run(arguments: Any, config: Any) -> int:

@@ -1,19 +1,14 @@
-"""What the command lines share: one-line errors, exit codes, config flags.
+"""What the command lines share: one-line errors, exit codes, checks.
 
 Nothing here imports jax, so that a wrong command line is answered at once.
 """
 
 import argparse
-import ast
 import difflib
-import importlib.util
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
-
-import ml_collections
+from typing import Any, NoReturn
 
 OK = 0
 USAGE = 2  # the command line or the configuration is wrong
@@ -24,10 +19,6 @@ CHECKPOINT = 6  # a checkpoint could not be written or read
 PREEMPTED = 75  # asked to stop; saved, start again to go on
 INTERRUPTED = 130  # Ctrl-C, as a shell says it
 OUTPUT_CLOSED = 141  # nobody reads stdout any more; SIGPIPE, as a shell says it
-
-# Groups whose other legal fields the data set, model or evaluator knows, which
-# checks their names: a field with a default need not stand in the file.
-OPEN = ('dataset', 'evals', 'loss', 'model', 'stages')
 
 EXIT_CODES = """\
 exit codes:
@@ -71,195 +62,6 @@ def fail(message: object, code: int = USAGE) -> NoReturn:
   raise SystemExit(code)
 
 
-def load_config(
-  flag: str, overrides: Sequence[str]
-) -> ml_collections.ConfigDict:
-  """Loads `file.py[:argument]` and applies `key=value` overrides.
-
-  Args:
-    flag: path of a Python file with `get_config`, and its argument.
-    overrides: `'optimizer.lr=1e-3'`, read with the type of the default.
-
-  Raises:
-    UsageError: naming the key, the nearest legal name or the expected type.
-  """
-  path, _, argument = flag.partition(':')
-  if not path.endswith('.py') or not os.path.isfile(path):
-    raise UsageError(
-      f'--config: expected a Python file such as '
-      f'configs/adatape/parity.py, got {path!r}{_near_file(path)}'
-    )
-  get_config = _get_config(path)
-  try:
-    config = get_config(argument) if argument else get_config()
-  except (ValueError, TypeError) as error:
-    raise UsageError(f'--config={flag}: {error}') from error
-  apply_overrides(config, overrides)
-  # Imported late: a wrong command line is answered without waiting for jax.
-  from train_lib import config_schema
-
-  config_schema.resolve(config)
-  return config
-
-
-def apply_overrides(
-  config: ml_collections.ConfigDict, overrides: Sequence[str]
-) -> None:
-  """Applies `key=value` overrides in place; see `load_config`."""
-  config.lock()
-  for override in overrides:
-    _override(config, override)
-
-
-def parse_fields(flag: str, text: str) -> dict[str, object]:
-  """Reads `name=folder,root=/data,image_size=64` into a dictionary."""
-  fields: dict[str, object] = {}
-  for item in text.split(','):
-    name, separator, value = item.partition('=')
-    if not separator:
-      raise UsageError(f'{flag}: expected key=value, got {item!r}')
-    fields[name] = int(value) if re.fullmatch(r'-?\d+', value) else value
-  return fields
-
-
-def _get_config(path: str) -> Callable[..., ml_collections.ConfigDict]:
-  spec = importlib.util.spec_from_file_location('experiment_config', path)
-  assert spec is not None
-  assert spec.loader is not None
-  module = importlib.util.module_from_spec(spec)
-  try:
-    spec.loader.exec_module(module)
-    return module.get_config
-  except (SyntaxError, ImportError, AttributeError) as error:
-    raise UsageError(
-      f'--config: {path} is no configuration, expected a file that defines '
-      f'get_config: {error}'
-    ) from error
-
-
-def _near_file(path: str) -> str:
-  names = [
-    os.path.join(folder, name)
-    for folder, _, names in os.walk('configs')
-    for name in names
-    if name.endswith('.py') and not name.startswith('_')
-  ]
-  near = difflib.get_close_matches(path, names, 1)
-  return f'; did you mean {near[0]!r}?' if near else ''
-
-
-def _override(config: ml_collections.ConfigDict, override: str) -> None:
-  key, separator, text = override.partition('=')
-  if not separator:
-    raise UsageError(f'--config.{key}: expected --config.{key}=value')
-  *parents, name = key.split('.')
-  node = config
-  for depth, parent in enumerate(parents):
-    node = _child(node, parent, '.'.join(parents[:depth]))
-    if not isinstance(node, ml_collections.ConfigDict):
-      raise UsageError(
-        f'--config.{key}: {parent!r} is a value, not a group of fields'
-      )
-  if name not in node and parents and parents[0] in OPEN:
-    with config.unlocked():
-      node[name] = _literal(text)
-    return
-  current = _child(node, name, '.'.join(parents))
-  node[name] = read_value(key, text, current)
-
-
-def _literal(text: str) -> object:
-  if text.lower() in ('true', 'false'):
-    return text.lower() == 'true'
-  try:
-    return ast.literal_eval(text)
-  except (ValueError, SyntaxError):
-    return text
-
-
-def _child(node: ml_collections.ConfigDict, name: str, prefix: str):
-  if name in node:
-    return node[name]
-  key = f'{prefix}.{name}' if prefix else name
-  near = difflib.get_close_matches(name, list(node), 1, cutoff=0.5)
-  hint = f'did you mean {near[0]!r}? ' if near else ''
-  raise UsageError(
-    f'--config.{key}: no such field; {hint}legal here: {sorted(node)}'
-  )
-
-
-def read_value(key: str, text: str, current: object) -> object:
-  """Reads an override with the type of the value it replaces.
-
-  `1e3` is an integer where one is expected, `(1, 2)` and `1,2` are tuples.
-
-  Raises:
-    UsageError: if the text does not read as that type.
-  """
-  kind = type(current)
-  try:
-    if isinstance(current, bool):
-      return {'true': True, '1': True, 'false': False, '0': False}[text.lower()]
-    if isinstance(current, int):
-      return _integer(text)
-    if isinstance(current, float):
-      return float(text)
-    if isinstance(current, str):
-      return text
-    if isinstance(current, tuple):
-      return _tuple(text, current)
-  except (ValueError, KeyError, SyntaxError):
-    raise UsageError(
-      f'--config.{key}: expected {kind.__name__}, got {text!r}'
-    ) from None
-  raise UsageError(
-    f'--config.{key}: a group of fields cannot be replaced from the command '
-    'line; override its fields, or edit the file'
-  )
-
-
-def _integer(text: str) -> int:
-  if re.fullmatch(r'[+-]?\d+', text):
-    return int(text)
-  number = float(text)
-  if number != int(number):
-    raise ValueError(text)
-  return int(number)
-
-
-def _tuple(text: str, current: tuple) -> tuple:
-  try:
-    value = ast.literal_eval(text)
-  except (ValueError, SyntaxError):
-    if text.startswith(('(', '[')):
-      raise
-    # Bare words: --config.dataset.augment=inception_crop,flip
-    value = tuple(filter(None, text.split(',')))
-  value = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-  kinds = {type(item) for item in current}
-  if kinds and not all(type(item) in kinds | {int} for item in value):
-    raise ValueError(text)
-  return value
-
-
-def split_config_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-  """Separates `--config.key=value` (or `--config.key value`) from the rest.
-
-  The order does not matter: overrides may stand before `--config`.
-  """
-  rest, overrides = [], []
-  items = iter(argv)
-  for item in items:
-    if not item.startswith('--config.'):
-      rest.append(item)
-      continue
-    body = item.removeprefix('--config.')
-    if '=' not in body:
-      body = f'{body}={next(items, "")}'
-    overrides.append(body)
-  return rest, overrides
-
-
 def failures() -> dict[type[Exception], int]:
   """The known ways a command fails, with their exit codes.
 
@@ -292,6 +94,25 @@ def run(command: Callable[[], int]) -> int:
     fail(error, next(c for kind, c in known.items() if isinstance(error, kind)))
   except KeyboardInterrupt:
     fail('interrupted', INTERRUPTED)
+
+
+def main(
+  parse: Callable[[Sequence[str]], tuple[Any, ...]],
+  command: Callable[..., int],
+  argv: Sequence[str],
+) -> int:
+  """Runs `command(*parse(argv))`; returns its exit code.
+
+  Whatever is wrong with the command line or the configuration becomes one line
+  and exit code 2, before the command has begun.
+  """
+  from dataset_lib.errors import ConfigError
+
+  try:
+    parsed = parse(argv)
+  except (UsageError, ConfigError) as error:
+    fail(error)
+  return run(lambda: command(*parsed))
 
 
 def parse_arguments(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from launch import command_line, flag_types
+from launch import command_line, config_flags, flag_types
 
 
 def parser() -> command_line.Parser:
@@ -46,7 +46,7 @@ def parser() -> command_line.Parser:
 
 def parse(argv: Sequence[str]):
   """Returns (arguments, validated config); touches no device."""
-  rest, overrides = command_line.split_config_flags(argv)
+  rest, overrides = config_flags.split(argv)
   arguments = command_line.parse_arguments(parser(), rest)
   from train_lib import config_schema, loading
 
@@ -61,12 +61,12 @@ def parse(argv: Sequence[str]):
         f'{name!r}'
       )
   if arguments.dataset:
-    other = command_line.parse_fields('--dataset', arguments.dataset)
+    other = config_flags.parse_fields('--dataset', arguments.dataset)
     for name in names or config.evals:
       config.evals[name].dataset = other
   if arguments.batch_size:
     config.batch_size = arguments.batch_size
-  command_line.apply_overrides(config, overrides)
+  config_flags.apply_overrides(config, overrides)
   config_schema.validate(config)
   return arguments, config, names or sorted(config.evals)
 
@@ -117,24 +117,16 @@ def print_rows(rows: list[dict[str, float]]) -> None:
 
 def main(argv: Sequence[str]) -> int:
   """Runs the command; returns its exit code."""
-  from dataset_lib.errors import ConfigError
-
-  try:
-    arguments, config, names = parse(argv)
-  except (command_line.UsageError, ConfigError) as error:
-    command_line.fail(error)
-  workdir, step = arguments.workdir, arguments.step
-  return command_line.run(lambda: _run(workdir, config, names, step))
+  return command_line.main(parse, run, argv)
 
 
-def _run(
-  workdir: str, config: Any, names: list[str], step: int | str | None
-) -> int:
+def run(arguments: Any, config: Any, names: list[str]) -> int:
+  """Evaluates, prints a table, writes evaluation.json."""
   from train_lib import strict_json
 
-  rows = evaluate(workdir, config, names, step)
+  rows = evaluate(arguments.workdir, config, names, arguments.step)
   print_rows(rows)
-  path = pathlib.Path(workdir) / 'evaluation.json'
+  path = pathlib.Path(arguments.workdir) / 'evaluation.json'
   strict_json.write(path, rows)
   print(f'written: {path}')
   return command_line.OK

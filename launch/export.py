@@ -21,7 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch import command_line, flag_types
+from launch import command_line, run_flags
 from model_lib import albert_sizes, bert_sizes
 
 RATES = ('dropout', 'attention_dropout', 'classifier_dropout')
@@ -34,13 +34,10 @@ def parser() -> command_line.Parser:
     description=__doc__,
     epilog=command_line.EXIT_CODES,
   )
+  run_flags.add(result)
   add = result.add_argument
-  add('--workdir', required=True, metavar='DIRECTORY',
-      help='directory of the run')  # fmt: skip
   add('--out', required=True, metavar='DIRECTORY',
       help='where to write; new or empty')  # fmt: skip
-  add('--step', type=flag_types.checkpoint, default='latest', metavar='STEP',
-      help='latest (default), best, or a number')  # fmt: skip
   add('--dense', action='store_true',
       help='without exits, pruning and window of an EAT, halting of an '
       'ALBERT')  # fmt: skip
@@ -64,7 +61,6 @@ def _check_model(config: Any, arguments: Any) -> None:
   from eat.model import EatClassifier
   from model_lib.bert import BertClassifier
   from train_lib.classification import construct
-  from train_lib.run_directory import TOKENIZER
 
   model = construct(config, num_classes=2)
   if not isinstance(model, (Albert, BertClassifier, EatClassifier)):
@@ -78,11 +74,9 @@ def _check_model(config: Any, arguments: Any) -> None:
       f'--workdir: expected a dense run, got one with {", ".join(dropped)}; '
       'Hugging Face does not have that, --dense exports it without'
     )
-  if not (pathlib.Path(arguments.workdir) / TOKENIZER).is_file():
-    raise command_line.UsageError(
-      f'--workdir: expected a run with its {TOKENIZER}, there is none in '
-      f'{arguments.workdir!r}; a run on token ids cannot be exported'
-    )
+  run_flags.check_texts(
+    arguments.workdir, 'a run on token ids cannot be exported'
+  )
 
 
 def parts(model: Any) -> list[str]:
@@ -105,13 +99,7 @@ def parts(model: Any) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
   """Runs the command; returns its exit code."""
-  from dataset_lib.errors import ConfigError
-
-  try:
-    arguments, config = parse(argv)
-  except (command_line.UsageError, ConfigError) as error:
-    command_line.fail(error)
-  return command_line.run(lambda: run(arguments, config))
+  return command_line.main(parse, run, argv)
 
 
 def run(arguments: Any, config: Any) -> int:

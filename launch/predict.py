@@ -39,7 +39,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from launch import command_line, flag_types, json_lines
+from launch import command_line, config_flags, flag_types, json_lines, run_flags
 
 BATCHES = '1,2,4,8,16,32'
 LOG_EVERY = 60.0  # seconds
@@ -66,11 +66,8 @@ def parser() -> command_line.Parser:
     description=__doc__,
     epilog=command_line.EXIT_CODES,
   )
+  run_flags.add(result)
   add = result.add_argument
-  add('--workdir', required=True, metavar='DIRECTORY',
-      help='directory of the run')  # fmt: skip
-  add('--step', type=flag_types.checkpoint, default='latest', metavar='STEP',
-      help='latest (default), best, or a number')  # fmt: skip
   add('--serve', default='', metavar='KEY=VALUE,...',
       help='rule, tau, patience, tolerance, veto_margin, ensemble_margin, '
       'max_characters; tau is 0.9 for rule=confidence, the default, and must '
@@ -121,7 +118,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _values(flag: str, text: str) -> dict[str, Any]:
-  fields = command_line.parse_fields(flag, text) if text else {}
+  fields = config_flags.parse_fields(flag, text) if text else {}
   return {name: _number(value) for name, value in fields.items()}
 
 
@@ -155,13 +152,7 @@ def _shares(flag: str, text: str) -> dict[str, float]:
 
 def main(argv: Sequence[str]) -> int:
   """Runs the command; returns its exit code."""
-  from dataset_lib.errors import ConfigError
-
-  try:
-    arguments, options = parse(argv)
-  except (command_line.UsageError, ConfigError) as error:
-    command_line.fail(error)
-  return command_line.run(lambda: run(arguments, options))
+  return command_line.main(parse, run, argv)
 
 
 def run(arguments: Any, options: dict[str, Any]) -> int:

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from launch import command_line, tables
+from launch import command_line, config_flags, tables
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOPPED = (command_line.PREEMPTED, command_line.INTERRUPTED)
@@ -142,7 +142,7 @@ def _config(arguments: Any, run: Run) -> str:
   from train_lib import config_schema, strict_json
 
   try:
-    config = command_line.load_config(arguments.config, run.overrides)
+    config = config_flags.load_config(arguments.config, run.overrides)
     config_schema.validate(config)
   except ConfigError as error:
     raise command_line.UsageError(str(error)) from error
@@ -179,11 +179,7 @@ def is_finished(run: Run) -> bool:
 
 def main(argv: Sequence[str]) -> int:
   """Runs the command; returns its exit code."""
-  try:
-    arguments, runs = parse(argv)
-  except command_line.UsageError as error:
-    command_line.fail(error)
-  return command_line.run(lambda: sweep(arguments, runs))
+  return command_line.main(parse, sweep, argv)
 
 
 def sweep(arguments: Any, runs: Sequence[Run]) -> int:

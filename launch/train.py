@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from launch import command_line
+from launch import command_line, config_flags
 
 STARTED = time.time()
 
@@ -60,9 +60,9 @@ def parse(argv: Sequence[str]):
   Raises:
     command_line.UsageError: or `ConfigError`, for anything wrong.
   """
-  rest, overrides = command_line.split_config_flags(argv)
+  rest, overrides = config_flags.split(argv)
   arguments = command_line.parse_arguments(parser(), rest)
-  config = command_line.load_config(arguments.config, overrides)
+  config = config_flags.load_config(arguments.config, overrides)
   peers = (arguments.coordinator, arguments.num_processes, arguments.process_id)
   if not arguments.distributed and any(peer is not None for peer in peers):
     raise command_line.UsageError(
@@ -83,13 +83,7 @@ def parse(argv: Sequence[str]):
 
 def main(argv: Sequence[str]) -> int:
   """Runs the command; returns its exit code."""
-  from dataset_lib.errors import ConfigError
-
-  try:
-    arguments, config = parse(argv)
-  except (command_line.UsageError, ConfigError) as error:
-    command_line.fail(error)
-  return command_line.run(lambda: run(arguments, config))
+  return command_line.main(parse, run, argv)
 
 
 def join(arguments) -> None:

@@ -14,7 +14,7 @@ from albert_act.pretraining import Pretraining
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import compute
-from launch import command_line
+from launch import command_line, config_flags
 from tests.albert_act import small
 from tests.dataset_lib import corpora
 from train_lib import config_schema, trainer
@@ -188,7 +188,7 @@ def load(corpus, repository, *overrides, **arguments):
   given = dict(corpus=corpus, variant='micro', length=32, batch=8, steps=4)
   text = ','.join(f'{k}={v}' for k, v in (given | arguments).items())
   path = f'{repository}/configs/albert_act/pretrain.py:{text}'
-  return command_line.load_config(path, ['mesh.data=1', *overrides])
+  return config_flags.load_config(path, ['mesh.data=1', *overrides])
 
 
 def test_the_shipped_configuration(corpus, repository):
@@ -199,7 +199,7 @@ def test_the_shipped_configuration(corpus, repository):
   fixed = load(corpus, repository, halting='fixed')
   assert (fixed.model.halting, fixed.loss.ponder_weight) == ('', 0.0)
   # The paper's, for up to 12 iterations of 128 tokens.
-  paper = command_line.load_config(
+  paper = config_flags.load_config(
     f'{repository}/configs/albert_act/pretrain.py:corpus={corpus}', []
   )
   assert paper.loss.ponder_weight == pytest.approx(5e-4)
@@ -225,7 +225,7 @@ def test_a_corpus_in_the_home_directory(corpus, repository, monkeypatch):
 def test_no_stage_is_empty(repository, arguments):
   path = f'{repository}/configs/albert_act/pretrain.py:{arguments}'
   with pytest.raises(command_line.UsageError, match='tau_from: expected a sha'):
-    command_line.load_config(path, [])
+    config_flags.load_config(path, [])
 
 
 @pytest.mark.slow

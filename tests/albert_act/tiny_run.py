@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from albert_act.model import AlbertClassifier, AlbertPretraining
 from dataset_lib import builder, tokenizer
-from launch import command_line
+from launch import config_flags
 from model_lib import huggingface, huggingface_albert
 from tests.albert_act import small
 from tests.dataset_lib import corpora
@@ -37,7 +37,7 @@ def load(name, overrides=(), **arguments):
   """A configuration of configs/albert_act, without evaluation."""
   text = ','.join(f'{key}={value}' for key, value in arguments.items())
   path = ROOT / 'configs' / 'albert_act' / f'{name}.py'
-  config = command_line.load_config(f'{path}:{text}', [*OVERRIDES, *overrides])
+  config = config_flags.load_config(f'{path}:{text}', [*OVERRIDES, *overrides])
   with config.unlocked():
     config.stages = dict(stage1=dict(steps=STEP, epochs=0.0, trainable='.*'))
     config.evals = {}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dataset_lib import glue_tasks, tokenizer
-from launch import command_line, train
+from launch import command_line, config_flags, train
 from train_lib import config_schema, trainer
 
 FOLDER = 'configs/adatape/image_folder.py:root={root},size=32,variant=Ti/16'
@@ -87,7 +87,7 @@ def shrunk(flag):
   ],
 )
 def test_config_trains_two_steps(flag, folder, tmp_path):
-  config = command_line.load_config(flag.format(root=folder), shrunk(flag))
+  config = config_flags.load_config(flag.format(root=folder), shrunk(flag))
   config_schema.validate(config)
   workdir = tmp_path / 'run'
   result = trainer.train(config, str(workdir))
@@ -138,7 +138,7 @@ def test_albert_configs_are_legal(flag, tmp_path):
   overrides = []
   if not flag.startswith('pretrain'):
     overrides = [f'dataset.tokenizer={tmp_path}']
-  config = command_line.load_config(
+  config = config_flags.load_config(
     f'configs/albert_act/{flag.format(root=tmp_path)}', overrides
   )
   config_schema.validate(config)
@@ -169,7 +169,7 @@ def test_albert_configs_are_legal(flag, tmp_path):
 def test_glue_configs_are_legal(task, arguments, tmp_path):
   # Trained for real in tests/launch/predict_test.py and text_run_test.py.
   flag = f'configs/eat/{task}.py:vocabulary={tmp_path},data={tmp_path},'
-  config = command_line.load_config(flag + arguments, [])
+  config = config_flags.load_config(flag + arguments, [])
   config_schema.validate(config)
   assert config.model.width > 0
   assert config.dataset.task == task
@@ -189,7 +189,7 @@ def test_glue_configs_are_legal(task, arguments, tmp_path):
 
 def glue(arguments, tmp_path, task='sst2', overrides=()):
   flag = f'configs/eat/{task}.py:vocabulary={tmp_path},data={tmp_path},'
-  config = command_line.load_config(flag + arguments, overrides)
+  config = config_flags.load_config(flag + arguments, overrides)
   config_schema.validate(config)
   return config
 

@@ -11,40 +11,7 @@ from dataset_lib.errors import (
   TooManyBadRecordsError,
 )
 from tests.dataset_lib.tsv_rows import write
-
-WORDS = [f'w{number}' for number in range(30)]
-VOCABULARY = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '"', '(', ')', *WORDS]
-
-
-@pytest.fixture
-def root(tmp_path):
-  """A folder for data; the tokenizer lies beside it."""
-  folder = tmp_path / 'vocabulary'
-  folder.mkdir()
-  (folder / 'vocab.txt').write_text('\n'.join(VOCABULARY))
-  (tmp_path / 'data').mkdir()
-  return tmp_path / 'data'
-
-
-def config(root, task, **others):
-  return dict(
-    name='glue',
-    task=task,
-    directory=str(root),
-    tokenizer=str(root.parent / 'vocabulary'),
-    **others,
-  )
-
-
-def read(source):
-  """(tokens without the padding and their label) of every record."""
-  given = []
-  for index in range(len(source)):
-    record = source.record(index)
-    names = [VOCABULARY[token] for token in record['tokens']]
-    given.append((' '.join(names[1:-1]), record['label']))
-  return given
-
+from tests.dataset_lib.word_rows import VOCABULARY, config, read
 
 OFFICIAL = {
   'cola': (None, ['gj04\t1\t\tw1 w2', 'gj04\t0\t*\tw3'], [1, 0]),

@@ -10,39 +10,7 @@ from dataset_lib.errors import (
 )
 from dataset_lib.source import Encoded
 from eval_lib import calibration_evaluator, evaluator, held_out
-
-WORDS = [f'w{number}' for number in range(30)]
-VOCABULARY = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '"', '(', ')', *WORDS]
-
-
-@pytest.fixture
-def root(tmp_path):
-  """A folder for data; the tokenizer lies beside it."""
-  folder = tmp_path / 'vocabulary'
-  folder.mkdir()
-  (folder / 'vocab.txt').write_text('\n'.join(VOCABULARY))
-  (tmp_path / 'data').mkdir()
-  return tmp_path / 'data'
-
-
-def config(root, task, **others):
-  return dict(
-    name='glue',
-    task=task,
-    directory=str(root),
-    tokenizer=str(root.parent / 'vocabulary'),
-    **others,
-  )
-
-
-def read(source):
-  """(tokens without the padding and their label) of every record."""
-  given = []
-  for index in range(len(source)):
-    record = source.record(index)
-    names = [VOCABULARY[token] for token in record['tokens']]
-    given.append((' '.join(names[1:-1]), record['label']))
-  return given
+from tests.dataset_lib.word_rows import VOCABULARY, config, read
 
 
 def sst2(root, count=40, name='train.tsv'):

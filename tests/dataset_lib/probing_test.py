@@ -10,10 +10,10 @@ from dataset_lib.errors import (
   MissingDataError,
   TooManyBadRecordsError,
 )
+from tests.dataset_lib import word_rows
 from tests.dataset_lib.tsv_rows import write
+from tests.dataset_lib.word_rows import VOCABULARY, WORDS
 
-WORDS = [f'w{number}' for number in range(30)]
-VOCABULARY = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '"', *WORDS]
 # The third column of four is something that the task was made with.
 OFFICIAL = [
   'tr\tPRES\tw1 w2',
@@ -25,36 +25,14 @@ OFFICIAL = [
 ]
 
 
-@pytest.fixture
-def root(tmp_path):
-  """A folder for data; the tokenizer lies beside it."""
-  folder = tmp_path / 'vocabulary'
-  folder.mkdir()
-  (folder / 'vocab.txt').write_text('\n'.join(VOCABULARY))
-  (tmp_path / 'data').mkdir()
-  return tmp_path / 'data'
-
-
 def config(root, task='past_present', **others):
-  return dict(
-    name='probing',
-    task=task,
-    directory=str(root),
-    tokenizer=str(root.parent / 'vocabulary'),
-    **others,
-  )
+  return word_rows.config(root, task, name='probing', **others)
 
 
 def read(source):
   """(words, name of the class) of every record."""
-  given = []
-  for index in range(len(source)):
-    record = source.record(index)
-    words = [VOCABULARY[token] for token in record['tokens']]
-    assert (words[0], words[-1]) == ('[CLS]', '[SEP]')
-    name = source.info.class_names[record['label']]
-    given.append((' '.join(words[1:-1]), name))
-  return given
+  names = source.info.class_names
+  return [(words, names[label]) for words, label in word_rows.read(source)]
 
 
 @pytest.mark.parametrize('end', ['\n', '\r\n'])

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from launch import command_line
+from launch import config_flags
 from train_lib import trainer
 
 WORDS = ['good', 'bad', 'film', 'a', 'the', 'was']
@@ -27,7 +27,7 @@ def train(tmp_path_factory):
     lines = ['sentence\tlabel', *rows]
     (directory / f'{name}.tsv').write_text('\n'.join(lines))
   root = pathlib.Path(__file__).resolve().parents[2]
-  config = command_line.load_config(
+  config = config_flags.load_config(
     f'{root}/configs/eat/sst2.py:data={directory},vocabulary={directory},'
     'variant=tiny,batch=4,max_length=16,model=eat',
     CHANGES,

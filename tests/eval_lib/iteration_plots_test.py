@@ -10,6 +10,7 @@ from matplotlib import colors
 
 from eval_lib import iteration_plots
 from eval_lib.iteration_plots import Depths
+from tests.eval_lib import overlaps
 
 MOST = 6
 WORDS = Depths(
@@ -108,18 +109,7 @@ def test_no_two_texts_overlap_and_none_leaves_the_picture(tmp_path, made):
   names = [f'word{n}' if n % 3 else f'##piece{n}' for n in range(60)]
   long = Depths(names, [1 + n % MOST for n in range(60)], 'long')
   axes, _ = drawn(tmp_path, made, [WORDS, long, long], most=40)
-  figure = axes.figure
-  figure.draw_without_rendering()
-  boxes = [text.get_window_extent() for text in axes.texts]
-  assert len(boxes) > 150
-  for number, box in enumerate(boxes):
-    text = axes.texts[number]
-    assert figure.bbox.contains(box.x0, box.y0), text
-    assert figure.bbox.contains(box.x1, box.y1), text
-    for other in boxes[:number]:
-      width = min(box.x1, other.x1) - max(box.x0, other.x0)
-      height = min(box.y1, other.y1) - max(box.y0, other.y0)
-      assert width < 3 or height < 3, text
+  overlaps.assert_readable(axes, 150)
 
 
 class Page(html.parser.HTMLParser):

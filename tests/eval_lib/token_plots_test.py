@@ -7,6 +7,7 @@ import pytest
 
 from eval_lib import token_page, token_plots
 from eval_lib.token_plots import GONE, KEPT, REMOVED, Sentence
+from tests.eval_lib import overlaps
 
 NAMES = (
   '[CLS]', 'an', 'un', '##for', '##get', '##table', '$', 'film', '&', '<b>',
@@ -109,19 +110,7 @@ def test_no_two_texts_overlap_and_none_leaves_the_picture(drawn):
     truth='',
   )
   axes = drawn(sentence(), many)
-  figure = axes.figure
-  figure.draw_without_rendering()
-  boxes = [text.get_window_extent() for text in axes.texts]
-  assert len(boxes) > 150
-  for number, box in enumerate(boxes):
-    text = axes.texts[number]
-    assert figure.bbox.contains(box.x0, box.y0), text
-    assert figure.bbox.contains(box.x1, box.y1), text
-    # Boxes of lines that touch may share a pixel, letters do not.
-    for other in boxes[:number]:
-      width = min(box.x1, other.x1) - max(box.x0, other.x0)
-      height = min(box.y1, other.y1) - max(box.y0, other.y0)
-      assert width < 3 or height < 3, text
+  overlaps.assert_readable(axes, 150)
 
 
 def test_writes_png_and_pdf_also_of_letters_that_no_font_has(tmp_path):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from launch import command_line, evaluate
+from launch import command_line, config_flags, evaluate
 from train_lib import loading, trainer
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ SHOTS = '--config.evals.fewshot.shots=1,5'
 def workdir(tmp_path_factory):
   root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
   path = os.path.join(root, 'configs', 'adatape', 'digits.py')
-  config = command_line.load_config(f'{path}:model=vit', TINY)
+  config = config_flags.load_config(f'{path}:model=vit', TINY)
   directory = tmp_path_factory.mktemp('runs') / 'run'
   trainer.train(config, str(directory))
   return directory

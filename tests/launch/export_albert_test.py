@@ -13,6 +13,7 @@ from launch import command_line, export
 from model_lib import huggingface
 from tests.albert_act import tiny_run
 from tests.launch.exported import encoded, exported, params_of
+from tests.peers import torch_and_transformers
 from train_lib import config_schema
 
 TEXTS = ['W1 w2ab w3.', 'w4', 'w5 [SEP] w6 w7 unknown', '', 'w8 w9 w10a w11']
@@ -100,10 +101,7 @@ def ours(kind, directory, rows, heads, **fields):
 
 def theirs(directory, run, auto):
   """Outputs of transformers for the same texts, by its own tokenizer."""
-  torch = pytest.importorskip('torch')
-  transformers = pytest.importorskip('transformers')
-  transformers.logging.set_verbosity_error()
-  transformers.logging.disable_progress_bar()
+  torch, transformers = torch_and_transformers()
   model, report = getattr(transformers, auto).from_pretrained(
     directory, output_loading_info=True
   )

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from dataset_lib import tokenizer
-from launch import command_line, export
+from launch import command_line, config_flags, export
 from model_lib import bert, huggingface
 from tests.eat import small
 from tests.launch.exported import encoded, exported, params_of
+from tests.peers import torch_and_transformers
 from train_lib import sharding, trainer
 
 WORDS = ['good', 'bad', 'film', 'a', 'the', 'was', '##ly', 'un', '[', ']', '!']
@@ -28,7 +29,7 @@ SMALL = [
 def train(directory, name, argument, *changes):
   """Four steps of a tiny model."""
   root = pathlib.Path(__file__).resolve().parents[2]
-  config = command_line.load_config(
+  config = config_flags.load_config(
     f'{root}/configs/eat/sst2.py:data={directory},vocabulary={directory},'
     f'variant=tiny,batch=4,max_length=16,{argument}',
     [*SMALL, *changes],
@@ -98,7 +99,7 @@ def test_a_dense_run_is_written_as_it_is(runs, tmp_path, capsys):
 def test_what_is_written_can_be_trained_from(runs, tmp_path):
   out = exported(runs['dense'], tmp_path / 'out')
   root = pathlib.Path(export.__file__).parents[1]
-  config = command_line.load_config(
+  config = config_flags.load_config(
     f'{root}/configs/eat/sst2.py:pretrained={out},data={tmp_path}', []
   )
   assert (config.model.depth, config.model.width) == (2, 16)
@@ -195,10 +196,7 @@ def test_transformers_reads_a_distilbert(distil, tmp_path):
 
 
 def assert_read_by_transformers(run, out):
-  torch = pytest.importorskip('torch')
-  transformers = pytest.importorskip('transformers')
-  transformers.logging.set_verbosity_error()
-  transformers.logging.disable_progress_bar()
+  torch, transformers = torch_and_transformers()
   exported(run, out, '--dense')
   auto = transformers.AutoModelForSequenceClassification
   model, report = auto.from_pretrained(out, output_loading_info=True)

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from launch import command_line, sweep
+from launch import command_line, config_flags, sweep
 from tests.albert_act import tiny_run
 from tests.dataset_lib import corpora
 from train_lib import config_schema, strict_json
@@ -151,7 +151,7 @@ def trained(monkeypatch):
       for key, value in fields.items()
       if key.startswith('--config.')
     ]
-    config = command_line.load_config(fields['--config'], overrides)
+    config = config_flags.load_config(fields['--config'], overrides)
     strict_json.write(workdir / 'config.json', config.to_dict())
     strict_json.write(workdir / 'result.json', outcome)
     return 0
@@ -338,7 +338,7 @@ def test_the_grids_of_the_paper(
   )  # fmt: skip
   found = set()
   for run in runs:
-    loaded = command_line.load_config(config, run.overrides)
+    loaded = config_flags.load_config(config, run.overrides)
     config_schema.validate(loaded)
     (stage,) = loaded.stages.values()
     found.add((loaded.optimizer.lr, loaded.batch_size, stage.epochs))

@@ -10,6 +10,7 @@ from model_lib import huggingface, huggingface_albert
 from tests.model_lib import plain_albert
 from tests.model_lib.handmade import assert_trees_equal
 from tests.model_lib.handmade_albert import fresh_params
+from tests.peers import torch_and_transformers
 
 TINY = {
   'vocab_size': 40,
@@ -33,12 +34,7 @@ OPTIONS = [
 @pytest.fixture(scope='module')
 def peers():
   """(torch, transformers), or a skip."""
-  torch = pytest.importorskip('torch')
-  transformers = pytest.importorskip('transformers')
-  torch.set_num_threads(1)
-  transformers.logging.set_verbosity_error()
-  transformers.logging.disable_progress_bar()
-  return torch, transformers
+  return torch_and_transformers()
 
 
 def name_of(options):

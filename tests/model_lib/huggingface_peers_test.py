@@ -12,6 +12,7 @@ from tests.model_lib.handmade import (
   assert_trees_equal,
   fresh_params,
 )
+from tests.peers import torch_and_transformers
 
 BERT = {
   'vocab_size': 40,
@@ -34,12 +35,7 @@ DISTILBERT = {
 @pytest.fixture(scope='module')
 def peers():
   """(torch, transformers), or a skip."""
-  torch = pytest.importorskip('torch')
-  transformers = pytest.importorskip('transformers')
-  torch.set_num_threads(1)
-  transformers.logging.set_verbosity_error()
-  transformers.logging.disable_progress_bar()
-  return torch, transformers
+  return torch_and_transformers()
 
 
 def text_batch(vocab_size=40, types=2, longest=12):

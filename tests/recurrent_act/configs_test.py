@@ -3,7 +3,7 @@
 import pytest
 
 from dataset_lib import builder
-from launch import command_line
+from launch import command_line, config_flags
 from train_lib import config_schema
 
 TASKS = ('parity', 'logic', 'addition', 'sort', 'sparse_parity')
@@ -16,7 +16,7 @@ def in_the_checkout(repository, monkeypatch):
 
 def load(task, arguments=''):
   flag = f'configs/recurrent_act/{task}.py:{arguments}'
-  config = command_line.load_config(flag, [])
+  config = config_flags.load_config(flag, [])
   config_schema.validate(config)
   return config
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from launch import command_line
+from launch import config_flags
 from train_lib import config_schema, loading, trainer
 from train_lib.checkpoint import restore_params
 
@@ -27,7 +27,7 @@ def in_the_checkout(repository, monkeypatch):
 
 
 def run(workdir, flag, *overrides):
-  config = command_line.load_config(flag, list(overrides))
+  config = config_flags.load_config(flag, list(overrides))
   config_schema.validate(config)
   return trainer.train(config, str(workdir))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dataset_lib import builder
-from launch import command_line
+from launch import config_flags
 from train_lib import checkpoint_format as form
 from train_lib import config_schema, loading, trainer
 from train_lib.checkpoint import restore_params
@@ -25,7 +25,7 @@ def in_the_checkout(repository, monkeypatch):
 
 
 def train(workdir, *overrides, **stages):
-  config = command_line.load_config(
+  config = config_flags.load_config(
     'configs/adatape/parity.py:n=4',
     [
       'batch_size=8', 'mesh.data=1', 'log_every=1', 'tensorboard=false',

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from dataset_lib import tokenizer
-from launch import command_line
+from launch import config_flags
 from train_lib import config_schema, loading, trainer
 from train_lib.text_classification import TextClassification
 
@@ -28,7 +28,7 @@ def config(tmp_path, repository, monkeypatch):
   for name in ('train', 'dev'):
     text = '\n'.join(['sentence\tlabel', *rows])
     (tmp_path / f'{name}.tsv').write_text(text)
-  config = command_line.load_config(
+  config = config_flags.load_config(
     f'configs/eat/sst2.py:model=dense,data={tmp_path},vocabulary={tmp_path},'
     'variant=tiny,batch=8,max_length=30',
     [

@@ -9,7 +9,7 @@ import scipy.stats
 
 from dataset_lib import builder
 from eval_lib import frontier, risk
-from launch import command_line
+from launch import config_flags
 from launch.eat_report import sweeps
 from launch.eat_report.models import Model
 from train_lib import config_schema, trainer
@@ -49,7 +49,7 @@ def write_data(directory):
 
 def train(directory, name, root, argument, *changes):
   """A few steps of a tiny model, so that its rows differ."""
-  config = command_line.load_config(
+  config = config_flags.load_config(
     f'{root}/configs/eat/sst2.py:data={directory},vocabulary={directory},'
     f'variant=tiny,batch=16,max_length=16,{argument}',
     [*SMALL, *changes],
