@@ -23,11 +23,14 @@ from model_lib import halting
 from model_lib.attention import attend
 
 # Shares of a batch's tokens that are computed. Each is compiled, so they are
-# few; below a half they are close, for there most of the time is saved.
-SHARES = tuple(n / 16 for n in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16))
+# few; below a half they are close, for there most of the time is saved. The
+# smallest is for [CLS] alone, which often runs to the end.
+SHARES = tuple(
+  n / 128 for n in (1, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 128)
+)
 # Shares of the length that the queries of a row may take in attention, which
 # is a small part of the work.
-ATTENTION_SHARES = (1 / 4, 1 / 2, 1.0)
+ATTENTION_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 
 
 @struct.dataclass
@@ -60,13 +63,11 @@ class Packed:
   Attributes:
     running: which tokens run, `[B, L]`.
     index: number of each packed token among all, int32 `[M]`; behind the last
-      running one stands some token, whose results are dropped.
-    rank: place of each running token among the packed ones, int32 `[B, L]`.
+      running one stand numbers of no token.
   """
 
   running: Bool[Array, 'B L']
   index: Int[Array, ' M']
-  rank: Int[Array, 'B L']
 
   @classmethod
   def of(cls, running: Bool[Array, 'B L'], size: int) -> 'Packed':
@@ -74,16 +75,15 @@ class Packed:
 
     With room for all of them each stays where it is, running or not.
     """
+    places = jnp.arange(size, dtype=jnp.int32)
     if size == running.size:
-      index = jnp.arange(size, dtype=jnp.int32)
-      return cls(running, index, index.reshape(running.shape))
+      return cls(running, places)
     count = jnp.cumsum(running.reshape(-1), dtype=jnp.int32)
-    places = jnp.arange(1, size + 1, dtype=jnp.int32)
     # The m-th running token is the first up to which there are m.
-    index = jnp.searchsorted(count, places).astype(jnp.int32)
-    index = jnp.minimum(index, running.size - 1)
-    rank = jnp.clip(count - 1, 0, size - 1).reshape(running.shape)
-    return cls(running, index, rank)
+    index = jnp.searchsorted(count, places + 1).astype(jnp.int32)
+    # Numbers of no token differ, too, for `unpack`.
+    index = jnp.where(places < count[-1], index, running.size + places)
+    return cls(running, index)
 
   @property
   def whole(self) -> bool:
@@ -92,8 +92,9 @@ class Packed:
 
   @property
   def row(self) -> Int[Array, ' M']:
-    """The row of each packed token."""
-    return self.index // self.running.shape[1]
+    """The row of each packed token; the last one for those of no token."""
+    rows, length = self.running.shape
+    return jnp.minimum(self.index // length, rows - 1)
 
   def pack(self, leaf: Array) -> Array:
     """`[B, L, ...]` to `[M, ...]`."""
@@ -105,15 +106,47 @@ class Packed:
   def unpack(self, packed: Array, old: Array) -> Array:
     """`[M, ...]` to `[B, L, ...]`; tokens that do not run keep the old."""
     if self.whole:
-      new = packed.reshape(old.shape)
-    else:
-      new = jnp.take(packed, self.rank, axis=0, mode='clip')
-    return jnp.where(halting.align(self.running, old), new, old)
+      running = halting.align(self.running, old)
+      return jnp.where(running, packed.reshape(old.shape), old)
+    flat = old.reshape(-1, *old.shape[2:])
+    new = flat.at[self.index].set(packed, mode='drop', unique_indices=True)
+    return new.reshape(old.shape)
+
+  def unpack_heads(
+    self, packed: Float[Array, 'N M H'], old: Float[Array, 'B N L H']
+  ) -> Float[Array, 'B N L H']:
+    """Keys or values to the rows; tokens that do not run keep the old."""
+    by_token = packed.transpose(1, 0, 2)
+    rows, heads, length, features = old.shape
+    if self.whole:
+      new = by_token.reshape(rows, length, heads, features)
+      running = self.running[:, None, :, None]
+      return jnp.where(running, new.transpose(0, 2, 1, 3), old)
+    row, column = self.index // length, self.index % length
+    place = old.at[row, :, column]
+    return place.set(by_token, mode='drop', unique_indices=True)
 
 
 def sizes_for(tokens: int) -> tuple[int, ...]:
   """The numbers of tokens that are computed, for a batch of so many."""
   return tuple(sorted({max(1, round(share * tokens)) for share in SHARES}))
+
+
+def places_for(rows: int, length: int, least: int, most: int) -> list[int]:
+  """How many queries of a row attention may compute, with so many in all rows.
+
+  Args:
+    rows: of a batch.
+    length: tokens of a row.
+    least: tokens that run in all rows, at least.
+    most: at most.
+  """
+  most = min(length, most)
+  if rows == 1:
+    return [most]
+  mean = -(-least // rows)  # the row with the most has no fewer
+  shares = {max(1, round(share * length)) for share in ATTENTION_SHARES}
+  return sorted({most} | {places for places in shares if mean <= places < most})
 
 
 def begin(
@@ -137,12 +170,15 @@ def begin(
   )
 
 
-def step(model: Albert, size: int) -> Callable[[Tokens], Tokens]:
-  """One iteration of up to `size` tokens of a batch, in plain JAX.
+def step(
+  model: Albert, size: int, least: int = 1
+) -> Callable[[Tokens], Tokens]:
+  """One iteration of `least` to `size` tokens of a batch, in plain JAX.
 
   Args:
     model: bound; one group of one block.
     size: at least so many tokens as still run in all rows.
+    least: at most so many.
   """
   block, block_variables = model.block[0].unbind()
   score, score_variables = model.score.unbind()
@@ -152,7 +188,9 @@ def step(model: Albert, size: int) -> Callable[[Tokens], Tokens]:
   def computed(tokens: Tokens) -> Tokens:
     packed = Packed.of(tokens.halting.running, size)
     x = packed.pack(tokens.x)
-    attending = block.clone(attend=functools.partial(_attend, packed, tokens))
+    attending = block.clone(
+      attend=functools.partial(_attend, packed, tokens, least)
+    )
     nothing = tokens.keys[:1, :, :0]  # `_attend` has the keys and values
     new: Any = attending.apply(
       block_variables, x[None], keys_values=(nothing, nothing)
@@ -167,12 +205,12 @@ def step(model: Albert, size: int) -> Callable[[Tokens], Tokens]:
     projected: Any = block.apply(
       block_variables, state[None], num_queries=0, return_keys_values=True
     )
-    keys, values = (_heads_last(leaf[0]) for leaf in projected[1])
+    keys, values = (leaf[0] for leaf in projected[1])
     return dataclasses.replace(
       tokens,
       x=packed.unpack(state, tokens.x),
-      keys=_of_rows(packed.unpack(keys, _by_token(tokens.keys))),
-      values=_of_rows(packed.unpack(values, _by_token(tokens.values))),
+      keys=packed.unpack_heads(keys, tokens.keys),
+      values=packed.unpack_heads(values, tokens.values),
       halting=jax.tree.map(packed.unpack, after, tokens.halting),
       iteration=tokens.iteration + 1,
     )
@@ -183,6 +221,7 @@ def step(model: Albert, size: int) -> Callable[[Tokens], Tokens]:
 def _attend(
   packed: Packed,
   tokens: Tokens,
+  least: int,
   query: Float[Array, '1 N M H'],
   key: Any,
   value: Any,
@@ -219,27 +258,12 @@ def _attend(
     where = packed.row * places + jnp.clip(place, 0, places - 1)
     return jnp.take(flat, where, axis=1, mode='clip')[None]
 
-  most = min(length, query.shape[2])
-  options = sorted({min(most, max(1, round(share * length)))
-                    for share in ATTENTION_SHARES})  # fmt: skip
-  options = options if rows > 1 else [most]
+  options = places_for(rows, length, least, query.shape[2])
   if len(options) == 1:
     return with_places(options[0], query), None
   branches = [functools.partial(with_places, places) for places in options]
   chosen = jnp.searchsorted(jnp.asarray(options), count.max())
   return jax.lax.switch(chosen, branches, query), None
-
-
-def _heads_last(leaf: Float[Array, 'N M H']) -> Float[Array, 'M N H']:
-  return leaf.transpose(1, 0, 2)
-
-
-def _by_token(leaf: Float[Array, 'B N L H']) -> Float[Array, 'B L N H']:
-  return leaf.transpose(0, 2, 1, 3)
-
-
-def _of_rows(leaf: Float[Array, 'B L N H']) -> Float[Array, 'B N L H']:
-  return leaf.transpose(0, 2, 1, 3)
 
 
 def iterate(
@@ -257,7 +281,7 @@ def iterate(
   # Tokens only halt, so the sizes have their turn once, the largest first. A
   # conditional in one loop would copy all states, keys and values each time.
   for size, smaller in reversed([*zip(sizes, (0, *sizes), strict=False)]):
-    run = step(model, size)
+    run = step(model, size, smaller + 1)
 
     def goes_on(loop: Any, smaller: int = smaller) -> Bool[Array, '']:
       tokens, done = loop

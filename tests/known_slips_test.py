@@ -110,7 +110,7 @@ SLIPS = {
   ),
   'keys_never_renewed': (
     COMPACTION,
-    'keys=_of_rows(packed.unpack(keys, _by_token(tokens.keys))),',
+    'keys=packed.unpack_heads(keys, tokens.keys),',
     'keys=tokens.keys,',
     COMPACTED,
   ),

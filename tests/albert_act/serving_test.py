@@ -139,6 +139,29 @@ def test_running_tokens_are_packed_in_their_order(size, order):
   back = packed.unpack(-packed.pack(leaf), leaf)
   sign = jnp.where(running, -1.0, 1.0)[:, :, None]
   np.testing.assert_array_equal(back, sign * leaf)
+  heads = jnp.arange(24.0).reshape(3, 2, 4, 1)
+  by_head = packed.pack(heads.transpose(0, 2, 1, 3)).transpose(1, 0, 2)
+  back = packed.unpack_heads(-by_head, heads)
+  sign = jnp.where(running, -1.0, 1.0)[:, None, :, None]
+  np.testing.assert_array_equal(back, sign * heads)
+
+
+@pytest.mark.parametrize(
+  ('rows', 'least', 'most', 'expected'),
+  [
+    (1, 1, 16, [16]),  # one row has no other to wait for
+    (1, 1, 200, [128]),
+    (8, 1, 32, [32]),
+    (8, 1, 100, [64, 100]),
+    (8, 512, 600, [64, 128]),
+    # With 513 tokens in 8 rows one of them has at least 65.
+    (8, 513, 600, [128]),
+  ],
+)
+def test_a_row_has_places_for_as_many_queries_as_it_can_have(
+  rows, least, most, expected
+):
+  assert compaction.places_for(rows, 128, least, most) == expected
 
 
 @pytest.mark.parametrize('tokens', [1, 5, 16, 128, 512])
