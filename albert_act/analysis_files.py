@@ -21,6 +21,7 @@ DEPTH = 'executed depth of a row'
 LABELS_MEAN = 'mean of the labels'
 LABELS_STD = 'standard deviation of the labels'
 LEFT_OUT = 'words left out'
+RARE = 'words of rarer labels'
 # The curves over the iterations, by what their axes are called.
 ALL = 'cosine, all tokens'
 RUNNING = 'cosine, still running'
@@ -98,7 +99,7 @@ def label_rows(found: LabelFindings, most: int | None = None) -> Table:
   """Iterations by dependency label, and below them what they are marked by.
 
   A label that is above the sum of mean and standard deviation has a star. Words
-  left out and the executed depth come last.
+  that were not counted and the executed depth come last.
 
   Args:
     found: by dependency label.
@@ -112,6 +113,7 @@ def label_rows(found: LabelFindings, most: int | None = None) -> Table:
         for x in found.labels[:most]),
       (LABELS_MEAN, labels, found.mean, ''),
       (LABELS_STD, labels, found.std, ''),
+      (RARE, found.rare, np.nan, ''),
       (LEFT_OUT, found.left_out, np.nan, ''),
       (DEPTH, found.depth.count, found.depth.mean, ''),
     )

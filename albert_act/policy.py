@@ -25,7 +25,8 @@ class Prediction:
     probabilities: by class name; empty for a regression.
     depth: iterations that were run for the row: those of its last token.
     iterations: mean over its tokens, what the row cost.
-    token_iterations: of each token, [CLS] and [SEP] included.
+    tokens: of the text as the model read it, [CLS] and [SEP] included.
+    token_iterations: of each of them.
     exit_reason: 'all tokens halted' or 'last iteration'.
     truncated: whether the text was longer than the model takes.
   """
@@ -34,6 +35,7 @@ class Prediction:
   probabilities: Mapping[str, float]
   depth: int
   iterations: float
+  tokens: tuple[str, ...]
   token_iterations: tuple[int, ...]
   exit_reason: str
   truncated: bool
@@ -70,6 +72,7 @@ class AlbertPolicy:
     self.monitor = monitor
     self.warnings: tuple[str, ...] = ()
     self.class_names, self.max_length = tuple(class_names), max_length
+    self._tokenizer = tokenizer
     self._limit = chain.model.sizes().max_iterations
     self._reader = TextReader(tokenizer, max_length, max_characters, num_texts)
 
@@ -102,13 +105,15 @@ class AlbertPolicy:
         f'logits: expected finite numbers, got {logits.tolist()}; the '
         'parameters are not finite, or the model overflows in its compute dtype'
       )
-    steps = outputs['steps'][: len(row.encoded.inputs['tokens'])]
+    tokens = row.encoded.inputs['tokens']
+    steps = outputs['steps'][: len(tokens)]
     depth = int(steps.max())
     prediction = Prediction(
       label=self._label(logits),
       probabilities=self._probabilities(logits),
       depth=depth,
       iterations=float(steps.mean()),
+      tokens=tuple(self._tokenizer.names(tokens.tolist())),
       token_iterations=tuple(steps.tolist()),
       exit_reason=LAST_ITERATION if depth == self._limit else ALL_HALTED,
       truncated=row.encoded.context['truncated'],

@@ -53,6 +53,7 @@ class LabelFindings:
     std: their standard deviation.
     depth: of the sentences: iterations until the last token has halted.
     left_out: words behind the longest row.
+    rare: words of labels that too few have to be counted.
   """
 
   labels: list[Label]
@@ -60,6 +61,7 @@ class LabelFindings:
   std: float
   depth: Moments
   left_out: int
+  rare: int
 
 
 def analyse(
@@ -96,7 +98,10 @@ def analyse(
       (word.universal_label, steps[start:stop])
       for word, (start, stop) in zip(own, spans, strict=False)
     ]
-  return LabelFindings(*by_label(words, at_least), depth, left_out)
+  labels, mean, std = by_label(words, at_least)
+  rare = sum(len(steps) > 0 for _, steps in words)
+  rare -= sum(label.count for label in labels)
+  return LabelFindings(labels, mean, std, depth, left_out, rare)
 
 
 def by_label(

@@ -190,7 +190,8 @@ def print_findings(found: Any, labels: Any) -> None:
     f'Iterations by dependency label, {int(labels.depth.count)} sentences',
     analysis_files.label_rows(labels, SHOWN_LABELS),
     '* above the mean of the labels by more than their standard deviation; '
-    'words behind the longest row are left out',
+    'labels of few words (--label_words) and words behind the longest row are '
+    'left out',
   )
 
 

@@ -9,7 +9,7 @@ string. There is one answer a line, in the order of the lines:
    "retention": 0.7, "exit_reason": "confidence", "truncated": false}
 
 or {"id": ..., "error": ...} for a line that cannot be answered; the others
-are. An ALBERT whose tokens halt has "iterations", the mean of the tokens, and
+are. An ALBERT whose tokens halt has "iterations", the mean of its "tokens", and
 "token_iterations" instead of "retention".
 
 Of an EAT: thresholds for single sources:

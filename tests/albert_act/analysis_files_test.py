@@ -34,7 +34,7 @@ def findings():
 
 def labels():
   rows = [Label('det', 4, 2.25, False), Label('root', 2, 5.0, True)]
-  return LabelFindings(rows, 3.625, 1.375, moments(6, 4, 5), 1)
+  return LabelFindings(rows, 3.625, 1.375, moments(6, 4, 5), 1, 3)
 
 
 def read(path):
@@ -63,6 +63,7 @@ def test_tables_by_hand(tmp_path):
     ['root', '2', '5.0', '*'],
     ['mean of the labels', '2', '3.625', ''],
     ['standard deviation of the labels', '2', '1.375', ''],
+    ['words of rarer labels', '3', '', ''],
     ['words left out', '1', '', ''],
     ['executed depth of a row', '3', '5.0', ''],
   ]

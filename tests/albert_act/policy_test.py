@@ -91,6 +91,7 @@ def test_the_answer_names_label_depth_and_reason(words):
     'no', 5, 'all tokens halted',
   )  # fmt: skip
   assert answer.iterations == 3.0
+  assert answer.tokens == ('[CLS]', 'w0', 'w1', 'w2', '[SEP]')
   assert answer.token_iterations == (5, 1, 2, 4, 3)
   weights = np.exp(LOGITS)
   assert list(answer.probabilities) == list(CLASSES)

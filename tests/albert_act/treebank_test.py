@@ -129,3 +129,10 @@ def test_a_treebank_by_plain_counting(words, monkeypatch, halting):
     assert found.std > 0.1
   else:
     assert (found.mean, found.depth.mean) == (6.0, 6.0)
+  assert found.rare == 0
+  few = min(counts.values())
+  found = treebank.analyse(model, variables, words, given, limit, few + 1)
+  assert {x.name: x.count for x in found.labels} == {
+    name: count for name, count in counts.items() if count > few
+  }
+  assert found.rare == sum(n for n in counts.values() if n == few) > 0

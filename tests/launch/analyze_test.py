@@ -88,6 +88,7 @@ def assert_labels_counted(path, run):
   depth = found.pop('executed depth of a row')
   mean = found.pop('mean of the labels')
   std = found.pop('standard deviation of the labels')
+  assert found.pop('words of rarer labels')['count'] == '0'
   assert found.pop('words left out')['count'] == '0'
   values = list(means.values())
   assert float(mean['mean']) == pytest.approx(np.mean(values), abs=1e-4)
