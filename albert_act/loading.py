@@ -73,12 +73,18 @@ def load(
   _check_kind(task)
   buckets = loading.served_lengths(task.info, lengths)
   words = tokenizer.load(pathlib.Path(directory) / TOKENIZER)
+
+  def chain_of(params: Mapping[str, Any]) -> AlbertChain:
+    return AlbertChain(
+      task.model, {'params': params}, words.pad_id, given['iterations']
+    )
+
   try:  # without parameters yet, as a refusal need not wait for them
-    chain = AlbertChain(task.model, {}, words.pad_id, given['iterations'])
+    chain_of({})
   except ValueError as error:
     raise as_config_error(error, 'model', task.config['model']) from error
   loaded = loading.load_params_on_one_device(directory, task, step)
-  chain.variables = {'params': loaded.variables['params']}
+  chain = chain_of(loaded.variables['params'])
   policy = AlbertPolicy(
     chain,
     words,

@@ -25,7 +25,7 @@ class AlbertChain:
 
   Attributes:
     model: the classifier.
-    variables: its variables, on the device.
+    variables: its parameters as `compaction.turned`, on the device.
     iterations: iterations in a stage, but for the first, which has one.
     num_stages: number of stages.
     variants: the one form it is served in.
@@ -55,7 +55,8 @@ class AlbertChain:
         )
     if iterations < 1:
       raise ValueError(f'iterations: expected at least 1, got {iterations}')
-    self.model, self.variables, self.pad_id = model, variables, pad_id
+    self.model, self.pad_id = model, pad_id
+    self.variables = {'params': compaction.turned(variables['params'])}
     self.iterations = iterations
     self.num_stages = 1 - (1 - model.sizes().max_iterations) // iterations
     self.variants = (VARIANT,)

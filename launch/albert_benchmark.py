@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from albert_act import compaction
 from albert_act.model import AlbertClassifier
 from albert_act.serving import VARIANT, AlbertChain
 from eval_lib import timing
@@ -23,6 +24,9 @@ from serve_lib.engine import Engine
 VOCAB_SIZE = 1000
 SPREAD = 2.0  # standard deviation of the first scores' logits
 DENSE = ('fixed, scanned', 'fixed, unrolled')
+# Fixed depth with its weights in the order that the engine keeps them in: what
+# that alone gives.
+TURNED = 'fixed, turned'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Row:
     mean_share: mean iterations over the most, as measured.
     depth_share: executed depth of the rows over the most.
     seconds: of one call.
-    speed_up: over the best fixed depth.
+    speed_up: over the best of `DENSE`.
     limit: the speed-up that FLOPs allow; None for a fixed depth.
     difference: largest difference of its logits to the masked form's.
   """
@@ -185,6 +189,7 @@ def _compare(
     differences = {
       name: float(np.abs(np.asarray(function()) - np.asarray(masked)).max())
       for name, function in functions.items()
+      if name not in (*DENSE, TURNED)
     }
   best = min(DENSE, key=lambda name: timings.estimate(name).median)
   return [
@@ -195,8 +200,8 @@ def _compare(
       depth_share=float(steps.max(1).mean()) / most,
       seconds=timings.estimate(name),
       speed_up=timings.ratio(best, name),
-      limit=None if name in DENSE else limit,
-      difference=float('nan') if name in DENSE else differences[name],
+      limit=None if name in (*DENSE, TURNED) else limit,
+      difference=differences.get(name, float('nan')),
     )
     for name in functions
   ]
@@ -219,6 +224,10 @@ def _forms(
       x = module.block[0](x, valid)
     return module.classify(x[:, 0])[0]
 
+  def turned(turned_variables: Any, *inputs: Any):
+    back = {'params': compaction.turned(turned_variables['params'])}
+    return fixed.apply(back, *inputs, method=unrolled)
+
   dynamic = dataclasses.replace(model, dynamic=True)
   for name, function, own in (
     ('fixed, scanned', lambda v, *x: fixed.apply(v, *x)[0], dense),
@@ -227,6 +236,7 @@ def _forms(
       lambda v, *x: fixed.apply(v, *x, method=unrolled),
       dense,
     ),
+    (TURNED, turned, {'params': compaction.turned(dense['params'])}),
     ('masked', lambda v, *x: model.apply(v, *x)[0], variables),
     ('while_loop', lambda v, *x: dynamic.apply(v, *x)[0], variables),
   ):

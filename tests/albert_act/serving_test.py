@@ -113,7 +113,8 @@ def test_halted_tokens_are_not_computed():
     )
     return compaction.iterate(module, tokens, 2, (10, 36))
 
-  tokens = model.apply(variables, small.batch(), method=run)
+  turned = {'params': compaction.turned(variables['params'])}
+  tokens = model.apply(turned, small.batch(), method=run)
   finite = np.isfinite(np.asarray(tokens.x)).all(2)
   np.testing.assert_array_equal(finite, ~np.asarray(halted))
 
