@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_act import compaction
+from albert_act.packed import Packed
 from albert_act.serving import AlbertChain
 from serve_lib.chain import Encoded
 from serve_lib.engine import Engine
@@ -129,7 +130,7 @@ def test_halted_tokens_are_not_computed():
 )
 def test_running_tokens_are_packed_in_their_order(size, order):
   running = jnp.array([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 1]], bool)
-  packed = compaction.Packed.of(running, size)
+  packed = Packed.of(running, size)
   order = np.array(order)
   np.testing.assert_array_equal(packed.index[: len(order)], order)
   np.testing.assert_array_equal(packed.row[: len(order)], order // 4)
