@@ -6,8 +6,6 @@ at the end of a step and kept; everything else runs for the tokens that still
 run only. Those of all rows are packed behind each other, so that a row with
 many makes no others wait; only for attention they stand in rows. The packed
 tokens have one of a few static sizes, which is chosen on the device.
-
-The functions here want a model bound to `turned` parameters.
 """
 
 import dataclasses
@@ -26,11 +24,8 @@ from model_lib import halting
 from model_lib.attention import attend
 
 # Shares of a batch's tokens that are computed. Each is compiled, so they are
-# few; below a half they are close, for there most of the time is saved. The
-# smallest is for [CLS] alone, which often runs to the end.
-SHARES = tuple(
-  n / 128 for n in (1, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 128)
-)
+# few; below a half they are close, for there most of the time is saved.
+SHARES = tuple(n / 32 for n in (1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 32))
 # Shares of the length that the queries of a row may take in attention, which
 # is a small part of the work.
 ATTENTION_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
@@ -59,9 +54,13 @@ class Tokens:
   iteration: Any
 
 
-def sizes_for(tokens: int) -> tuple[int, ...]:
-  """The numbers of tokens that are computed, for a batch of so many."""
-  return tuple(sorted({max(1, round(share * tokens)) for share in SHARES}))
+def sizes_for(rows: int, length: int) -> tuple[int, ...]:
+  """The numbers of tokens that are computed, for batches of a shape.
+
+  Besides those of `SHARES` one for each row: [CLS] often runs to the end alone.
+  """
+  sizes = {max(1, round(share * rows * length)) for share in SHARES}
+  return tuple(sorted(sizes | {rows}))
 
 
 def places_for(rows: int, length: int, least: int, most: int) -> list[int]:
@@ -81,19 +80,19 @@ def places_for(rows: int, length: int, least: int, most: int) -> list[int]:
   return sorted({most} | {places for places in shares if mean <= places < most})
 
 
-def turned(params: Mapping[str, Any]) -> dict[str, Any]:
+def transposed(params: Mapping[str, Any]) -> dict[str, Any]:
   """The parameters with the kernels of the layer as `[out, in]`.
 
-  With so few tokens products take a tenth less time on a CPU then, as nothing
-  else has to be brought into that order; elsewhere it makes no difference.
+  On a CPU products of few tokens take less time so, see docs/measured.md; not
+  measured elsewhere.
   """
   return {
-    name: _turn(leaf) if name.startswith('block') else leaf
+    name: _transposed(leaf) if name.startswith('block') else leaf
     for name, leaf in params.items()
   }
 
 
-def _turn(params: Any) -> Any:
+def _transposed(params: Any) -> Any:
   return jax.tree.map(lambda leaf: leaf.T if leaf.ndim == 2 else leaf, params)
 
 
@@ -103,11 +102,18 @@ def begin(
   token_types: Int[Array, 'B L'],
   length: Int[Array, ' B'],
 ) -> Tokens:
-  """Embeds rows, and projects the first keys and values; bound models only."""
+  """Embeds rows, and projects the first keys and values.
+
+  Args:
+    model: bound to `transposed` parameters.
+    tokens: token ids, padded behind `length`.
+    token_types: segment of each token.
+    length: valid tokens of each row; 0 for a row of padding.
+  """
   x = model.embed(tokens, token_types)
   block, variables = model.block[0].unbind()
   projected: Any = block.apply(
-    _turn(variables), x, num_queries=0, return_keys_values=True
+    _transposed(variables), x, num_queries=0, return_keys_values=True
   )
   keys, values = projected[1]
   valid = jnp.arange(x.shape[1])[None] < length[:, None]
@@ -127,9 +133,9 @@ def step(
   """One iteration of `least` to `size` tokens of a batch, in plain JAX.
 
   Args:
-    model: bound; one group of one block.
-    size: at least so many tokens as still run in all rows.
-    least: at most so many.
+    model: bound to `transposed` parameters; one group of one block.
+    size: room for so many tokens; no more may run in all rows.
+    least: no fewer run.
   """
   block, block_variables = model.block[0].unbind()
   score, score_variables = model.score.unbind()
@@ -138,7 +144,7 @@ def step(
 
   def computed(tokens: Tokens) -> Tokens:
     # Here, not before the loop, where XLA would move weights and not fold it.
-    own_variables = _turn(block_variables)
+    own_variables = _transposed(block_variables)
     packed = Packed.of(tokens.halting.running, size)
     x = packed.pack(tokens.x)
     attending = block.clone(
@@ -225,7 +231,7 @@ def iterate(
   """Runs up to `count` iterations; fewer if every token has halted.
 
   Args:
-    model: bound; one group of one block.
+    model: bound to `transposed` parameters; one group of one block.
     tokens: before the iterations.
     count: how many at most.
     sizes: see `sizes_for`; the last holds all tokens.

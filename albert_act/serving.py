@@ -25,7 +25,7 @@ class AlbertChain:
 
   Attributes:
     model: the classifier.
-    variables: its parameters as `compaction.turned`, on the device.
+    variables: its parameters as `compaction.transposed`, on the device.
     iterations: iterations in a stage, but for the first, which has one.
     num_stages: number of stages.
     variants: the one form it is served in.
@@ -56,7 +56,7 @@ class AlbertChain:
     if iterations < 1:
       raise ValueError(f'iterations: expected at least 1, got {iterations}')
     self.model, self.pad_id = model, pad_id
-    self.variables = {'params': compaction.turned(variables['params'])}
+    self.variables = {'params': compaction.transposed(variables['params'])}
     self.iterations = iterations
     self.num_stages = 1 - (1 - model.sizes().max_iterations) // iterations
     self.variants = (VARIANT,)
@@ -76,7 +76,7 @@ class AlbertChain:
     return self._later
 
   def _later_stage(self, module: AlbertClassifier, tokens: Tokens) -> Any:
-    sizes = compaction.sizes_for(tokens.valid.size)
+    sizes = compaction.sizes_for(*tokens.valid.shape)
     tokens = compaction.iterate(module, tokens, self.iterations, sizes)
     return tokens, _outputs(module, tokens)
 

@@ -24,9 +24,9 @@ from serve_lib.engine import Engine
 VOCAB_SIZE = 1000
 SPREAD = 2.0  # standard deviation of the first scores' logits
 DENSE = ('fixed, scanned', 'fixed, unrolled')
-# Fixed depth with its weights in the order that the engine keeps them in: what
-# that alone gives.
-TURNED = 'fixed, turned'
+# Fixed depth with its weights as the engine keeps them: what that alone gives.
+TRANSPOSED = 'fixed, transposed'
+FIXED = (*DENSE, TRANSPOSED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,8 @@ class Row:
     seconds: of one call.
     speed_up: over the best of `DENSE`.
     limit: the speed-up that FLOPs allow; None for a fixed depth.
-    difference: largest difference of its logits to the masked form's.
+    difference: largest difference of its logits to the masked form's; of a
+      fixed depth to those of the first one.
   """
 
   batch: int
@@ -171,7 +172,7 @@ def _compare(
   variables: Mapping[str, Any],
   inputs: tuple[Any, ...],
 ) -> list[Row]:
-  masked, out = jax.jit(model.apply)(variables, *inputs)
+  _, out = jax.jit(model.apply)(variables, *inputs)
   steps = np.asarray(out['ponder']['steps'])
   most = model.sizes().max_iterations
   shape = (settings.length,)
@@ -186,10 +187,10 @@ def _compare(
     timings = timing.measure(
       functions, repeats=settings.repeats, warmup=settings.warmup
     )
+    logits = {name: np.asarray(run()) for name, run in functions.items()}
     differences = {
-      name: float(np.abs(np.asarray(function()) - np.asarray(masked)).max())
-      for name, function in functions.items()
-      if name not in (*DENSE, TURNED)
+      name: float(np.abs(found - logits[_reference(name)]).max())
+      for name, found in logits.items()
     }
   best = min(DENSE, key=lambda name: timings.estimate(name).median)
   return [
@@ -200,11 +201,15 @@ def _compare(
       depth_share=float(steps.max(1).mean()) / most,
       seconds=timings.estimate(name),
       speed_up=timings.ratio(best, name),
-      limit=None if name in (*DENSE, TURNED) else limit,
-      difference=differences.get(name, float('nan')),
+      limit=None if name in FIXED else limit,
+      difference=differences[name],
     )
     for name in functions
   ]
+
+
+def _reference(name: str) -> str:
+  return DENSE[0] if name in FIXED else 'masked'
 
 
 def _forms(
@@ -224,9 +229,9 @@ def _forms(
       x = module.block[0](x, valid)
     return module.classify(x[:, 0])[0]
 
-  def turned(turned_variables: Any, *inputs: Any):
-    back = {'params': compaction.turned(turned_variables['params'])}
-    return fixed.apply(back, *inputs, method=unrolled)
+  def from_transposed(weights: Any, *inputs: Any):
+    plain = {'params': compaction.transposed(weights['params'])}
+    return fixed.apply(plain, *inputs, method=unrolled)
 
   dynamic = dataclasses.replace(model, dynamic=True)
   for name, function, own in (
@@ -236,7 +241,11 @@ def _forms(
       lambda v, *x: fixed.apply(v, *x, method=unrolled),
       dense,
     ),
-    (TURNED, turned, {'params': compaction.turned(dense['params'])}),
+    (
+      TRANSPOSED,
+      from_transposed,
+      {'params': compaction.transposed(dense['params'])},
+    ),
     ('masked', lambda v, *x: model.apply(v, *x)[0], variables),
     ('while_loop', lambda v, *x: dynamic.apply(v, *x)[0], variables),
   ):

@@ -42,7 +42,7 @@ def parser() -> command_line.Parser:
     description=__doc__,
     epilog=command_line.EXIT_CODES,
   )
-  run_flags.add(result)
+  run_flags.add_arguments(result)
   add = result.add_argument
   add('--split', default='validation', metavar='NAME',
       help='of the data set of the run (default: validation)')  # fmt: skip

@@ -44,8 +44,8 @@ def parser() -> command_line.Parser:
   return result
 
 
-def parse(argv: Sequence[str]):
-  """Returns (arguments, validated config); touches no device."""
+def parse(argv: Sequence[str]) -> tuple[Any, Any, list[str]]:
+  """Returns (arguments, validated config, evaluators); touches no device."""
   rest, overrides = config_flags.split(argv)
   arguments = command_line.parse_arguments(parser(), rest)
   from train_lib import config_schema, loading

@@ -34,7 +34,7 @@ def parser() -> command_line.Parser:
     description=__doc__,
     epilog=command_line.EXIT_CODES,
   )
-  run_flags.add(result)
+  run_flags.add_arguments(result)
   add = result.add_argument
   add('--out', required=True, metavar='DIRECTORY',
       help='where to write; new or empty')  # fmt: skip

@@ -66,7 +66,7 @@ def parser() -> command_line.Parser:
     description=__doc__,
     epilog=command_line.EXIT_CODES,
   )
-  run_flags.add(result)
+  run_flags.add_arguments(result)
   add = result.add_argument
   add('--serve', default='', metavar='KEY=VALUE,...',
       help='rule, tau, patience, tolerance, veto_margin, ensemble_margin, '

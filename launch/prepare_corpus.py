@@ -102,8 +102,8 @@ def parser() -> command_line.Parser:
   return result
 
 
-def parse(argv: Sequence[str]) -> Any:
-  """Returns the arguments; reads no text."""
+def parse(argv: Sequence[str]) -> tuple[Any]:
+  """Returns (arguments,); reads no text."""
   arguments = command_line.parse_arguments(parser(), argv)
   for flag in ('input', 'validation'):
     _check_paths(flag, getattr(arguments, flag))
@@ -123,7 +123,7 @@ def parse(argv: Sequence[str]) -> Any:
     raise command_line.UsageError(
       f'--tokenizer: no file or directory {arguments.tokenizer!r}'
     )
-  return arguments
+  return (arguments,)
 
 
 def _check_together(arguments: Any) -> None:
@@ -168,11 +168,7 @@ def _check_out(out: str) -> None:
 
 def main(argv: Sequence[str]) -> int:
   """Runs the command; returns its exit code."""
-  try:
-    arguments = parse(argv)
-  except command_line.UsageError as error:
-    command_line.fail(error)
-  return command_line.run(lambda: run(arguments))
+  return command_line.main(parse, run, argv)
 
 
 def _terminated(signum: int, frame: Any) -> NoReturn:

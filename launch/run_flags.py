@@ -5,7 +5,7 @@ import os
 from launch import command_line, flag_types
 
 
-def add(parser: command_line.Parser) -> None:
+def add_arguments(parser: command_line.Parser) -> None:
   """Adds --workdir and --step."""
   add = parser.add_argument
   add('--workdir', required=True, metavar='DIRECTORY',

@@ -18,7 +18,9 @@ from tests.load import put_under_load, same_prediction
 
 THREADS, REQUESTS, PENDING = 4, 50, 16
 LENGTH = 16
-FIELDS_OF_ANSWER = ('label', 'depth', 'token_iterations', 'exit_reason')
+FIELDS_OF_ANSWER = (
+  'label', 'depth', 'tokens', 'token_iterations', 'exit_reason'
+)  # fmt: skip
 
 
 def make_engine(words):

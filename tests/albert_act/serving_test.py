@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_act import compaction
-from albert_act.packed import Packed
 from albert_act.serving import AlbertChain
 from serve_lib.chain import Encoded
 from serve_lib.engine import Engine
@@ -40,7 +39,7 @@ class Halted:
 
 @pytest.fixture(scope='module', autouse=True)
 def few_sizes():
-  """Each size is compiled for every program: three show what ten would."""
+  """Each size is compiled for every program: few show what all would."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(compaction, 'SHARES', (0.25, 0.5, 1.0))
     patch.setattr(compaction, 'ATTENTION_SHARES', (0.5, 1.0))
@@ -114,64 +113,10 @@ def test_halted_tokens_are_not_computed():
     )
     return compaction.iterate(module, tokens, 2, (10, 36))
 
-  turned = {'params': compaction.turned(variables['params'])}
-  tokens = model.apply(turned, small.batch(), method=run)
+  transposed = {'params': compaction.transposed(variables['params'])}
+  tokens = model.apply(transposed, small.batch(), method=run)
   finite = np.isfinite(np.asarray(tokens.x)).all(2)
   np.testing.assert_array_equal(finite, ~np.asarray(halted))
-
-
-@pytest.mark.parametrize(
-  ('size', 'order'),
-  [
-    (5, [0, 2, 9, 10, 11]),
-    (6, [0, 2, 9, 10, 11]),
-    (12, list(range(12))),  # with room for all, all stay where they are
-  ],
-)
-def test_running_tokens_are_packed_in_their_order(size, order):
-  running = jnp.array([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 1]], bool)
-  packed = Packed.of(running, size)
-  order = np.array(order)
-  np.testing.assert_array_equal(packed.index[: len(order)], order)
-  np.testing.assert_array_equal(packed.row[: len(order)], order // 4)
-  leaf = jnp.arange(24.0).reshape(3, 4, 2)
-  assert packed.pack(leaf).shape == (size, 2)
-  np.testing.assert_array_equal(packed.pack(leaf)[: len(order), 0], 2 * order)
-  # There and back: running tokens get the new, the others keep the old.
-  back = packed.unpack(-packed.pack(leaf), leaf)
-  sign = jnp.where(running, -1.0, 1.0)[:, :, None]
-  np.testing.assert_array_equal(back, sign * leaf)
-  heads = jnp.arange(24.0).reshape(3, 2, 4, 1)
-  by_head = packed.pack(heads.transpose(0, 2, 1, 3)).transpose(1, 0, 2)
-  back = packed.unpack_heads(-by_head, heads)
-  sign = jnp.where(running, -1.0, 1.0)[:, None, :, None]
-  np.testing.assert_array_equal(back, sign * heads)
-
-
-@pytest.mark.parametrize(
-  ('rows', 'least', 'most', 'expected'),
-  [
-    (1, 1, 16, [16]),  # one row has no other to wait for
-    (1, 1, 200, [128]),
-    (8, 1, 32, [32]),
-    (8, 1, 100, [64, 100]),
-    (8, 512, 600, [64, 128]),
-    # With 513 tokens in 8 rows one of them has at least 65.
-    (8, 513, 600, [128]),
-  ],
-)
-def test_a_row_has_places_for_as_many_queries_as_it_can_have(
-  rows, least, most, expected
-):
-  assert compaction.places_for(rows, 128, least, most) == expected
-
-
-@pytest.mark.parametrize('tokens', [1, 5, 16, 128, 512])
-def test_sizes_end_with_all_tokens(tokens):
-  sizes = compaction.sizes_for(tokens)
-  assert sizes[-1] == tokens
-  assert list(sizes) == sorted(set(sizes))
-  assert sizes[0] >= 1
 
 
 @pytest.fixture(scope='module')

@@ -74,6 +74,8 @@ def test_from_raw_text_to_answers(tmp_path_factory, repository):
     assert list(found) == ['negative', 'positive']
     np.testing.assert_allclose(list(found.values()), shares[number], atol=1e-4)
     assert answer['label'] == max(found, key=found.get)
+    assert len(answer['tokens']) == len(steps[number])
+    assert (answer['tokens'][0], answer['tokens'][-1]) == ('[CLS]', '[SEP]')
     assert answer['token_iterations'] == steps[number]
     assert answer['depth'] == max(steps[number])
     assert answer['iterations'] == pytest.approx(np.mean(steps[number]))

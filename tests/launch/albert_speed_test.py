@@ -20,7 +20,7 @@ def test_the_table_of_a_tiny_model(tmp_path, capsys, monkeypatch):
   )  # fmt: skip
   assert code == command_line.OK
   printed = capsys.readouterr().out
-  forms = ['fixed, scanned', 'fixed, unrolled', 'fixed, turned', 'masked',
+  forms = ['fixed, scanned', 'fixed, unrolled', 'fixed, transposed', 'masked',
            'while_loop', 'engine']  # fmt: skip
   for name in (*forms, 'halting, rematerialised by 2'):
     assert name in printed
@@ -35,7 +35,7 @@ def test_the_table_of_a_tiny_model(tmp_path, capsys, monkeypatch):
       assert row['limit'] == ''
     else:
       assert float(row['limit']) > 1.0
-      assert float(row['difference']) < 1e-5
+    assert float(row['difference']) < 1e-5
   with (tmp_path / 'rows_train.csv').open() as file:
     steps = list(csv.DictReader(file))
   assert len(steps) == 4

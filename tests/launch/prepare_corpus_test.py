@@ -227,7 +227,7 @@ def test_what_a_killed_run_left_is_named(texts, tmp_path, capsys):
 
 def test_the_home_directory_is_meant_in_every_path(texts, monkeypatch):
   monkeypatch.setenv('HOME', str(texts))
-  arguments = prepare_corpus.parse(
+  (arguments,) = prepare_corpus.parse(
     ['--input=~/a.txt,tfds:x', '--validation=~/b.txt', '--out=~/out',
      '--tokenizer=~', '--data_dir=~/tfds']
   )  # fmt: skip
