@@ -235,6 +235,7 @@ def test_flops_of_table_1(variant, bank, giga_mac):
   assert model.flops((224, 224, 3), tape_length=8.4) < flops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'fields',
   [

@@ -240,6 +240,7 @@ def wrong_weights(keys, state, reading):
 STEP = tape._step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('wrong', [wrong_mask, wrong_weights])
 @pytest.mark.parametrize('dim', [2, 3])
 def test_known_wrong_steps_are_caught(monkeypatch, wrong, dim):

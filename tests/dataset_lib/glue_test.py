@@ -218,6 +218,7 @@ def real_config(shared_data, task):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('task', REAL)
 def test_real_validation_rows_are_all_good(shared_data, task):
   given = real_config(shared_data, task)

@@ -93,6 +93,7 @@ def test_a_word_that_is_no_text(given):
 VOCABULARIES = ['bert_base_uncased_vocab.txt', 'albert_30k_spiece.model']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', VOCABULARIES)
 def test_the_same_tokens_as_of_the_whole_text(shared_data, name):
   vocabulary = shared_data / 'vocab' / name

@@ -111,6 +111,7 @@ def test_a_row_does_not_depend_on_batch_or_padding(scores, merge):
     np.testing.assert_allclose(together[index], alone[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_prune_scale_is_traced_and_zero_keeps_everything():
   model, variables = small.build()
   inputs = small.batch(small.rows(4), 20)

@@ -150,6 +150,7 @@ def test_padding_rows_change_nothing():
   )
 
 
+@pytest.mark.slow
 def test_outputs_are_by_row():
   task = FineTune(config(), info())
   batch, params = a_batch(), params_of()

@@ -122,6 +122,7 @@ def loss_of(remat_chunk, combination):
   return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('combination', ['accumulated', 'fed_back'])
 def test_rematerialisation_changes_nothing(combination):
   state = jax.random.normal(jax.random.key(1), (4, 3)) - 0.5

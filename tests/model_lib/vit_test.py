@@ -72,6 +72,7 @@ def test_unknown_option_names_the_field(field):
     jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pool', ['cls', 'gap'])
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 def test_logits_and_parameters_are_float32(pool, dtype):

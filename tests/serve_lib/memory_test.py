@@ -74,6 +74,7 @@ def is_gone(watched):
   return watched() is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('no_collection')
 @pytest.mark.parametrize(
   ('tokens', 'during'),
