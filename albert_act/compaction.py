@@ -10,7 +10,7 @@ tokens have one of a few static sizes, which is chosen on the device.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,14 +18,18 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from albert_act import products
 from albert_act.encoder import COMBINATIONS, Albert
 from albert_act.packed import Packed
 from model_lib import halting
 from model_lib.attention import attend
 
-# Shares of a batch's tokens that are computed. Each is compiled, so they are
+# Shares of a batch's tokens that are computed. Each is compiled, so there are
 # few; below a half they are close, for there most of the time is saved.
-SHARES = tuple(n / 32 for n in (1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 32))
+SHARES = tuple(n / 32 for n in (*range(1, 15), 16, 20, 24, 32))
+# Instead of smaller shares: up to the last, products of other numbers of tokens
+# take hardly less time than those of the next of these (docs/measured.md).
+FEW = (8, 16, 24, 32, 64)
 # Shares of the length that the queries of a row may take in attention, which
 # is a small part of the work.
 ATTENTION_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
@@ -57,10 +61,13 @@ class Tokens:
 def sizes_for(rows: int, length: int) -> tuple[int, ...]:
   """The numbers of tokens that are computed, for batches of a shape.
 
-  Besides those of `SHARES` one for each row: [CLS] often runs to the end alone.
+  Besides those of `SHARES` and `FEW` one for each row, as [CLS] often runs to
+  the end alone; none is smaller.
   """
-  sizes = {max(1, round(share * rows * length)) for share in SHARES}
-  return tuple(sorted(sizes | {rows}))
+  most = rows * length
+  shares = {round(share * most) for share in SHARES}
+  sizes = {rows, most, *FEW} | {size for size in shares if size > FEW[-1]}
+  return tuple(sorted(size for size in sizes if rows <= size <= most))
 
 
 def places_for(rows: int, length: int, least: int, most: int) -> list[int]:
@@ -80,22 +87,6 @@ def places_for(rows: int, length: int, least: int, most: int) -> list[int]:
   return sorted({most} | {places for places in shares if mean <= places < most})
 
 
-def transposed(params: Mapping[str, Any]) -> dict[str, Any]:
-  """The parameters with the kernels of the layer as `[out, in]`.
-
-  On a CPU products of few tokens take less time so, see docs/measured.md; not
-  measured elsewhere.
-  """
-  return {
-    name: _transposed(leaf) if name.startswith('block') else leaf
-    for name, leaf in params.items()
-  }
-
-
-def _transposed(params: Any) -> Any:
-  return jax.tree.map(lambda leaf: leaf.T if leaf.ndim == 2 else leaf, params)
-
-
 def begin(
   model: Albert,
   tokens: Int[Array, 'B L'],
@@ -105,15 +96,15 @@ def begin(
   """Embeds rows, and projects the first keys and values.
 
   Args:
-    model: bound to `transposed` parameters.
+    model: bound to `products.transposed` parameters.
     tokens: token ids, padded behind `length`.
     token_types: segment of each token.
     length: valid tokens of each row; 0 for a row of padding.
   """
   x = model.embed(tokens, token_types)
   block, variables = model.block[0].unbind()
-  projected: Any = block.apply(
-    _transposed(variables), x, num_queries=0, return_keys_values=True
+  projected = products.apply(
+    block, variables, x, num_queries=0, return_keys_values=True
   )
   keys, values = projected[1]
   valid = jnp.arange(x.shape[1])[None] < length[:, None]
@@ -133,26 +124,24 @@ def step(
   """One iteration of `least` to `size` tokens of a batch, in plain JAX.
 
   Args:
-    model: bound to `transposed` parameters; one group of one block.
+    model: bound to `products.transposed` parameters; one group of one block.
     size: room for so many tokens; no more may run in all rows.
     least: no fewer run.
   """
-  block, block_variables = model.block[0].unbind()
+  block, variables = model.block[0].unbind()
   score, score_variables = model.score.unbind()
   rule = halting.rule(model.halting, model.epsilon)
   limit = model.sizes().max_iterations
 
   def computed(tokens: Tokens) -> Tokens:
-    # Here, not before the loop, where XLA would move weights and not fold it.
-    own_variables = _transposed(block_variables)
     packed = Packed.of(tokens.halting.running, size)
     x = packed.pack(tokens.x)
     attending = block.clone(
       attend=functools.partial(_attend, packed, tokens, least)
     )
     nothing = tokens.keys[:1, :, :0]  # `_attend` has the keys and values
-    new: Any = attending.apply(
-      own_variables, x[None], keys_values=(nothing, nothing)
+    new = products.apply(
+      attending, variables, x[None], keys_values=(nothing, nothing)
     )
     logits: Any = score.apply(score_variables, new[0].astype(jnp.float32))
     is_last = (tokens.iteration == limit - 1)[packed.row]
@@ -161,8 +150,8 @@ def step(
     state = new[0]
     if COMBINATIONS[model.halting] == 'fed_back':
       state = halting.combine('fed_back', x, state, weight).astype(x.dtype)
-    projected: Any = block.apply(
-      own_variables, state[None], num_queries=0, return_keys_values=True
+    projected = products.apply(
+      block, variables, state[None], num_queries=0, return_keys_values=True
     )
     keys, values = (leaf[0] for leaf in projected[1])
     return dataclasses.replace(
@@ -231,7 +220,7 @@ def iterate(
   """Runs up to `count` iterations; fewer if every token has halted.
 
   Args:
-    model: bound to `transposed` parameters; one group of one block.
+    model: bound to `products.transposed` parameters; one group of one block.
     tokens: before the iterations.
     count: how many at most.
     sizes: see `sizes_for`; the last holds all tokens.

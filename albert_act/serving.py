@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from albert_act import compaction
+from albert_act import compaction, products
 from albert_act.compaction import Tokens
 from albert_act.model import AlbertClassifier
 from serve_lib.text_items import padded
@@ -25,7 +25,7 @@ class AlbertChain:
 
   Attributes:
     model: the classifier.
-    variables: its parameters as `compaction.transposed`, on the device.
+    variables: its parameters as `products.transposed`, on the device.
     iterations: iterations in a stage, but for the first, which has one.
     num_stages: number of stages.
     variants: the one form it is served in.
@@ -56,7 +56,7 @@ class AlbertChain:
     if iterations < 1:
       raise ValueError(f'iterations: expected at least 1, got {iterations}')
     self.model, self.pad_id = model, pad_id
-    self.variables = {'params': compaction.transposed(variables['params'])}
+    self.variables = {'params': products.transposed(variables['params'])}
     self.iterations = iterations
     self.num_stages = 1 - (1 - model.sizes().max_iterations) // iterations
     self.variants = (VARIANT,)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from albert_act import compaction
+from albert_act import products
 from albert_act.model import AlbertClassifier
 from albert_act.serving import VARIANT, AlbertChain
 from eval_lib import timing
@@ -24,7 +24,7 @@ from serve_lib.engine import Engine
 VOCAB_SIZE = 1000
 SPREAD = 2.0  # standard deviation of the first scores' logits
 DENSE = ('fixed, scanned', 'fixed, unrolled')
-# Fixed depth with its weights as the engine keeps them: what that alone gives.
+# Fixed depth with the engine's matrix products: what they alone give.
 TRANSPOSED = 'fixed, transposed'
 FIXED = (*DENSE, TRANSPOSED)
 
@@ -222,29 +222,27 @@ def _forms(
   dense = {'params': _without_score(variables['params'])}
   most = model.sizes().max_iterations
 
-  def unrolled(module: AlbertClassifier, tokens: Any, types: Any, length: Any):
+  def unrolled(module: AlbertClassifier, apply: Any, *inputs: Any):
+    tokens, types, length = inputs
     x = module.embed(tokens, types)
     valid = jnp.arange(tokens.shape[1])[None] < length[:, None]
+    block, block_variables = module.block[0].unbind()
     for _ in range(most):
-      x = module.block[0](x, valid)
+      x = apply(block, block_variables, x, valid)
     return module.classify(x[:, 0])[0]
-
-  def from_transposed(weights: Any, *inputs: Any):
-    plain = {'params': compaction.transposed(weights['params'])}
-    return fixed.apply(plain, *inputs, method=unrolled)
 
   dynamic = dataclasses.replace(model, dynamic=True)
   for name, function, own in (
     ('fixed, scanned', lambda v, *x: fixed.apply(v, *x)[0], dense),
     (
       'fixed, unrolled',
-      lambda v, *x: fixed.apply(v, *x, method=unrolled),
+      lambda v, *x: fixed.apply(v, nn.Module.apply, *x, method=unrolled),
       dense,
     ),
     (
       TRANSPOSED,
-      from_transposed,
-      {'params': compaction.transposed(dense['params'])},
+      lambda v, *x: fixed.apply(v, products.apply, *x, method=unrolled),
+      {'params': products.transposed(dense['params'])},
     ),
     ('masked', lambda v, *x: model.apply(v, *x)[0], variables),
     ('while_loop', lambda v, *x: dynamic.apply(v, *x)[0], variables),

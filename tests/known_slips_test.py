@@ -104,8 +104,8 @@ SLIPS = {
   # A token that halts changes once more after its keys were last read.
   'keys_of_the_state_before_the_mixture': (
     COMPACTION,
-    'own_variables, state[None], num_queries=0',
-    'own_variables, new, num_queries=0',
+    'block, variables, state[None], num_queries=0',
+    'block, variables, new, num_queries=0',
     COMPACTED,
   ),
   'keys_never_renewed': (

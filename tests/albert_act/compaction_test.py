@@ -58,9 +58,14 @@ def test_a_row_has_places_for_as_many_queries_as_it_can_have(
 @pytest.mark.parametrize(
   ('rows', 'length'), [(1, 1), (1, 5), (4, 4), (1, 128), (32, 16), (8, 512)]
 )
-def test_sizes_end_with_all_tokens_and_have_one_for_each_row(rows, length):
+def test_sizes_go_from_one_for_each_row_to_all_tokens(rows, length):
   sizes = compaction.sizes_for(rows, length)
+  assert sizes[0] == rows
   assert sizes[-1] == rows * length
-  assert rows in sizes
   assert list(sizes) == sorted(set(sizes))
-  assert sizes[0] >= 1
+
+
+def test_few_tokens_have_sizes_of_their_own():
+  assert compaction.sizes_for(1, 128) == (1, 8, 16, 24, 32, 64, 80, 96, 128)
+  sizes = compaction.sizes_for(8, 128)
+  assert sizes[:7] == (8, 16, 24, 32, 64, 96, 128)

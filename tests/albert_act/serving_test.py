@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_act import compaction
+from albert_act import compaction, products
 from albert_act.serving import AlbertChain
 from serve_lib.chain import Encoded
 from serve_lib.engine import Engine
@@ -42,6 +42,7 @@ def few_sizes():
   """Each size is compiled for every program: few show what all would."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(compaction, 'SHARES', (0.25, 0.5, 1.0))
+    patch.setattr(compaction, 'FEW', (16,))
     patch.setattr(compaction, 'ATTENTION_SHARES', (0.5, 1.0))
     yield
 
@@ -113,7 +114,7 @@ def test_halted_tokens_are_not_computed():
     )
     return compaction.iterate(module, tokens, 2, (10, 36))
 
-  transposed = {'params': compaction.transposed(variables['params'])}
+  transposed = {'params': products.transposed(variables['params'])}
   tokens = model.apply(transposed, small.batch(), method=run)
   finite = np.isfinite(np.asarray(tokens.x)).all(2)
   np.testing.assert_array_equal(finite, ~np.asarray(halted))

@@ -13,6 +13,7 @@ from launch import albert_benchmark, benchmark, command_line, csv_rows
 @pytest.mark.slow
 def test_the_table_of_a_tiny_model(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(compaction, 'SHARES', (0.5, 1.0))
+  monkeypatch.setattr(compaction, 'FEW', (8,))
   out = tmp_path / 'rows.csv'
   code = benchmark.main(
     ['albert', '--variant=micro', '--length=12', '--batch=2', '--shares=0.5',

@@ -1,0 +1,67 @@
+"""Products with transposed kernels against NumPy, whatever the form."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from albert_act import products
+from model_lib.layers import Mlp
+
+
+def arrays(*shapes):
+  rng = np.random.default_rng(0)
+  return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+  'shape',
+  [(0,), (1,), (5,), (8,), (64,), (65,), (128,), (2, 8), (3, 0), (2, 65)],
+)
+def test_product_against_numpy(shape):
+  x, kernel = arrays((*shape, 6), (10, 6))
+  out = jax.jit(products.product)(x, kernel)
+  assert out.shape == (*shape, 10)
+  np.testing.assert_allclose(out, x @ kernel.T, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('count', 'result'), [(8, 'f32[48,8]'), (9, 'f32[9,48]')]
+)
+def test_the_kernel_is_the_left_factor_for_few_tokens(count, result):
+  # What the form is for is lost without a sign if XLA swaps the factors.
+  if jax.default_backend() != 'cpu':
+    pytest.skip('only on a CPU is the kernel the left factor')
+  x, kernel = arrays((count, 16), (48, 16))
+  compiled = jax.jit(products.product).lower(x, kernel).compile().as_text()
+  dots = [line for line in compiled.splitlines() if ' dot(' in line]
+  assert len(dots) == 1
+  assert f' = {result}' in dots[0]
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('length', [4, 9])
+def test_a_module_with_transposed_kernels_equals_flax(length, dtype):
+  x, hidden_bias, out_bias = arrays((2, length, 6), (12,), (6,))
+  module = Mlp(12, dtype=jnp.dtype(dtype))
+  params = nn.unbox(module.init(jax.random.key(0), x))['params']
+  params['hidden']['bias'], params['out']['bias'] = hidden_bias, out_bias
+  x = jnp.asarray(x)
+  want = module.apply({'params': params}, x)
+  own = products.transposed({'block_0': params})['block_0']
+  assert own['hidden']['kernel'].shape == (12, 6)
+  got = products.apply(module, {'params': own}, x)
+  assert got.dtype == want.dtype
+  tolerance = 1e-5 if dtype == 'float32' else 0.05
+  np.testing.assert_allclose(
+    got.astype(np.float32), want.astype(np.float32), atol=tolerance
+  )
+
+
+def test_only_kernels_of_the_layer_are_transposed():
+  kernel, table = arrays((3, 2), (5, 2))
+  params = {'block_0': {'k': kernel}, 'embedding': {'table': table}}
+  own = products.transposed(params)
+  np.testing.assert_array_equal(own['block_0']['k'], kernel.T)
+  assert own['embedding'] is params['embedding']
