@@ -44,10 +44,10 @@ def test_the_kernel_is_the_left_factor_for_few_tokens(count, result):
 @pytest.mark.parametrize('length', [4, 9])
 def test_a_module_with_transposed_kernels_equals_flax(length, dtype):
   x, hidden_bias, out_bias = arrays((2, length, 6), (12,), (6,))
+  x = jnp.asarray(x)
   module = Mlp(12, dtype=jnp.dtype(dtype))
   params = nn.unbox(module.init(jax.random.key(0), x))['params']
   params['hidden']['bias'], params['out']['bias'] = hidden_bias, out_bias
-  x = jnp.asarray(x)
   want = module.apply({'params': params}, x)
   own = products.transposed({'block_0': params})['block_0']
   assert own['hidden']['kernel'].shape == (12, 6)
