@@ -1,9 +1,9 @@
 """The form that saves: tokens leave the computation, rows leave the batch.
 
-The first stage embeds and runs one iteration, which every token takes; each of
-the others runs a few more with exact compaction (`albert_act.compaction`), all
-of them by one program. After a stage the rows in which every token has halted
-are answered, and the others go on in a smaller batch (`serve_lib.engine`).
+Each stage runs a few iterations with exact compaction
+(`albert_act.compaction`); the first embeds before, the others are one program.
+After a stage the rows in which every token has halted are answered, and the
+others go on in a smaller batch (`serve_lib.engine`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ class AlbertChain:
   Attributes:
     model: the classifier.
     variables: its parameters as `products.transposed`, on the device.
-    iterations: iterations in a stage, but for the first, which has one.
+    iterations: iterations in a stage.
     num_stages: number of stages.
     variants: the one form it is served in.
     pad_id: token id of padding.
@@ -58,7 +58,7 @@ class AlbertChain:
     self.model, self.pad_id = model, pad_id
     self.variables = {'params': products.transposed(variables['params'])}
     self.iterations = iterations
-    self.num_stages = 1 - (1 - model.sizes().max_iterations) // iterations
+    self.num_stages = -(-model.sizes().max_iterations // iterations)
     self.variants = (VARIANT,)
     # One object for all stages but the first: it is then compiled once.
     self._later = self._applied(self._later_stage)
@@ -71,14 +71,20 @@ class AlbertChain:
     Outputs are `'logits'` float32 `[B, O]`, `'running'` bool `[B]`, whether a
     token of the row has not halted, and `'steps'` int32 `[B, L]`.
     """
-    if index == 0:
-      return self._applied(_first_stage)
-    return self._later
+    return self._later if index else self._applied(self._first_stage)
+
+  def _first_stage(self, module: AlbertClassifier, carry: Any) -> Any:
+    tokens = compaction.begin(
+      module, carry['tokens'], carry['token_types'], carry['length']
+    )
+    return self._later_stage(module, tokens)
 
   def _later_stage(self, module: AlbertClassifier, tokens: Tokens) -> Any:
     sizes = compaction.sizes_for(*tokens.valid.shape)
     tokens = compaction.iterate(module, tokens, self.iterations, sizes)
-    return tokens, _outputs(module, tokens)
+    logits, _ = module.classify(tokens.x[:, 0])
+    running, steps = tokens.halting.running.any(1), tokens.halting.steps
+    return tokens, {'logits': logits, 'running': running, 'steps': steps}
 
   def _applied(self, run: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     return lambda variables, carry: self.model.apply(
@@ -99,20 +105,3 @@ class AlbertChain:
     batch = padded(rows, length, size, self.pad_id)
     batch['length'][len(rows) :] = 0
     return batch
-
-
-def _first_stage(module: AlbertClassifier, carry: Any) -> Any:
-  tokens = compaction.begin(
-    module, carry['tokens'], carry['token_types'], carry['length']
-  )
-  tokens = compaction.step(module, tokens.valid.size)(tokens)
-  return tokens, _outputs(module, tokens)
-
-
-def _outputs(module: AlbertClassifier, tokens: Tokens) -> dict[str, Any]:
-  logits, _ = module.classify(tokens.x[:, 0])
-  return {
-    'logits': logits,
-    'running': tokens.halting.running.any(1),
-    'steps': tokens.halting.steps,
-  }

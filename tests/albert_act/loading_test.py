@@ -22,7 +22,7 @@ def test_a_run_becomes_chain_policy_and_lengths(run, tmp_path):
   copy = shutil.copytree(run, tmp_path / 'copy')
   chain, policy, lengths = loading.load(copy, options={'iterations': 2})
   assert lengths == (16, 32)
-  assert (chain.iterations, chain.num_stages) == (2, 4)
+  assert (chain.iterations, chain.num_stages) == (2, 3)
   assert chain.pad_id == 0
   assert policy.class_names == ('negative', 'positive')
   assert policy.max_length == 32
