@@ -27,9 +27,9 @@ from model_lib.attention import attend
 # Shares of a batch's tokens that are computed. Each is compiled, so there are
 # few; below a half they are close, for there most of the time is saved.
 SHARES = tuple(n / 32 for n in (*range(1, 15), 16, 20, 24, 32))
-# Instead of smaller shares: up to the last, products of other numbers of tokens
-# take hardly less time than those of the next of these (docs/measured.md).
-FEW = (8, 16, 24, 32, 64)
+# They replace shares up to the last of them: another size there takes hardly
+# less time than the next of these, on a CPU (docs/measured.md).
+FEW_TOKENS = (8, 16, 24, 32, 64)
 # Shares of the length that the queries of a row may take in attention, which
 # is a small part of the work.
 ATTENTION_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
@@ -61,12 +61,13 @@ class Tokens:
 def sizes_for(rows: int, length: int) -> tuple[int, ...]:
   """The numbers of tokens that are computed, for batches of a shape.
 
-  Besides those of `SHARES` and `FEW` one for each row, as [CLS] often runs to
-  the end alone; none is smaller.
+  Besides those of `SHARES` and `FEW_TOKENS` one for each row, as [CLS] often
+  runs to the end alone; none is smaller.
   """
   most = rows * length
   shares = {round(share * most) for share in SHARES}
-  sizes = {rows, most, *FEW} | {size for size in shares if size > FEW[-1]}
+  shares = {size for size in shares if size > FEW_TOKENS[-1]}
+  sizes = {rows, most} | shares | set(FEW_TOKENS)
   return tuple(sorted(size for size in sizes if rows <= size <= most))
 
 

@@ -1,8 +1,9 @@
 """Matrix products of few tokens, with the kernels of a layer as `[out, in]`.
 
-As Flax writes it, `[tokens, in] @ [in, out]`, a product of few tokens spends
-most of its time on bringing the kernel into the order that it is read in. With
-a kernel that is `[out, in]` the left factor, only the tokens are.
+As `[tokens, in] @ [in, out]` a product of few tokens spends up to half of its
+time on a CPU on bringing the kernel into the order that it is read in. With a
+kernel `[out, in]` as the left factor only the tokens are. Not measured on other
+devices; there the form stays as it is.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,16 +14,20 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-# Numbers of tokens at which that is faster on a CPU, by up to a half; between
-# and beyond them it is not (docs/measured.md).
+# Numbers of tokens of which that was measured to be faster, see
+# docs/measured.md; of some others it is slower.
 KERNEL_LEFT = (1, 2, 4, 8, 16, 24, 32, 64, 128)
 
 
 def transposed(params: Mapping[str, Any]) -> dict[str, Any]:
-  """The parameters with the kernels of the layer as `[out, in]`."""
+  """The parameters with every matrix of the layer transposed: `[out, in]`.
+
+  Args:
+    params: of the model, by name; partitioned ones lose their names of axes.
+  """
   return {
     name: jax.tree.map(_transposed, leaf) if name.startswith('block') else leaf
-    for name, leaf in params.items()
+    for name, leaf in nn.unbox(params).items()
   }
 
 
@@ -36,8 +41,9 @@ def apply(
   """`module.apply`, for variables whose kernels are `[out, in]`.
 
   Args:
-    module: all its kernels belong to `nn.Dense`.
-    variables: with the kernels transposed.
+    module: its matrices are kernels of `nn.Dense` of default precision; any
+      other would be used transposed.
+    variables: see `transposed`.
     *args: for the module.
     **kwargs: for the module.
   """
@@ -52,18 +58,25 @@ def _dense(
   module = context.module
   if not isinstance(module, nn.Dense):
     return run(*args, **kwargs)
-  parameters = module.variables['params']
+  params = module.variables['params']
   promoted: Any = module.promote_dtype(
-    *args, parameters['kernel'], parameters['bias'], dtype=module.dtype
+    *args, params['kernel'], params.get('bias'), dtype=module.dtype
   )
   x, kernel, bias = promoted
-  return product(x, kernel) + bias.reshape((1,) * (x.ndim - 1) + (-1,))
+  out = product(x, kernel)
+  if bias is None:
+    return out
+  return out + bias.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 def product(
   x: Float[Array, '*B D'], kernel: Float[Array, 'O D']
 ) -> Float[Array, '*B O']:
-  """The product with a transposed kernel, in the form that takes least time."""
+  """The product with a transposed kernel, of the dtype of both.
+
+  On a CPU the kernel is the left factor for the numbers of tokens in
+  `KERNEL_LEFT`.
+  """
   tokens = x.reshape(-1, x.shape[-1])
   if len(tokens) not in KERNEL_LEFT:
     return _tokens_left(x, kernel)

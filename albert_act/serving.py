@@ -1,9 +1,10 @@
 """The form that saves: tokens leave the computation, rows leave the batch.
 
 Each stage runs a few iterations with exact compaction
-(`albert_act.compaction`); the first embeds before, the others are one program.
+(`albert_act.compaction`); the first also embeds, the others are one program.
 After a stage the rows in which every token has halted are answered, and the
-others go on in a smaller batch (`serve_lib.engine`).
+others go on in a smaller batch (`serve_lib.engine`). With as many iterations as
+the model has there is one stage; a row that is done costs nothing in it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +62,7 @@ class AlbertChain:
     self.num_stages = -(-model.sizes().max_iterations // iterations)
     self.variants = (VARIANT,)
     # One object for all stages but the first: it is then compiled once.
-    self._later = self._applied(self._later_stage)
+    self._later = self._applied(self._iterate)
 
   def stage(
     self, index: int, variant: str, length: int
@@ -77,9 +78,9 @@ class AlbertChain:
     tokens = compaction.begin(
       module, carry['tokens'], carry['token_types'], carry['length']
     )
-    return self._later_stage(module, tokens)
+    return self._iterate(module, tokens)
 
-  def _later_stage(self, module: AlbertClassifier, tokens: Tokens) -> Any:
+  def _iterate(self, module: AlbertClassifier, tokens: Tokens) -> Any:
     sizes = compaction.sizes_for(*tokens.valid.shape)
     tokens = compaction.iterate(module, tokens, self.iterations, sizes)
     logits, _ = module.classify(tokens.x[:, 0])

@@ -25,8 +25,8 @@ VOCAB_SIZE = 1000
 SPREAD = 2.0  # standard deviation of the first scores' logits
 DENSE = ('fixed, scanned', 'fixed, unrolled')
 # Fixed depth with the engine's matrix products: what they alone give.
-TRANSPOSED = 'fixed, transposed'
-FIXED = (*DENSE, TRANSPOSED)
+OWN_PRODUCTS = 'fixed, own products'
+FIXED = (*DENSE, OWN_PRODUCTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,8 +222,9 @@ def _forms(
   dense = {'params': _without_score(variables['params'])}
   most = model.sizes().max_iterations
 
-  def unrolled(module: AlbertClassifier, apply: Any, *inputs: Any):
-    tokens, types, length = inputs
+  def unrolled(
+    module: AlbertClassifier, apply: Any, tokens: Any, types: Any, length: Any
+  ) -> jax.Array:
     x = module.embed(tokens, types)
     valid = jnp.arange(tokens.shape[1])[None] < length[:, None]
     block, block_variables = module.block[0].unbind()
@@ -240,7 +241,7 @@ def _forms(
       dense,
     ),
     (
-      TRANSPOSED,
+      OWN_PRODUCTS,
       lambda v, *x: fixed.apply(v, products.apply, *x, method=unrolled),
       {'params': products.transposed(dense['params'])},
     ),

@@ -1,7 +1,7 @@
 """What halting saves of ALBERT, through the engine, against fixed depth.
 
-The rows of a table: fixed depth scanned, unrolled, and with the weights in the
-engine's order, the masked form, a while_loop, and the engine with exact
+The rows of a table: fixed depth scanned, unrolled, and with the engine's
+matrix products, the masked form, a while_loop, and the engine with exact
 compaction; the speed-up over the better of the first two beside the limit, the
 share that FLOPs allow, and the largest difference of the logits to the masked
 form's. With random parameters the score is set so that tokens take a given mean

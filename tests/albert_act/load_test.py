@@ -38,9 +38,9 @@ def make_engine(words):
 
 @pytest.mark.slow
 def test_two_hundred_mixed_requests_from_four_threads(tmp_path, monkeypatch):
-  # Each size is compiled for every program: two show what ten would.
+  # Each size is compiled for every program: few show what all would.
   monkeypatch.setattr(compaction, 'SHARES', (0.5, 1.0))
-  monkeypatch.setattr(compaction, 'FEW', (8,))
+  monkeypatch.setattr(compaction, 'FEW_TOKENS', (8,))
   words = tokenizer.load(corpora.tokenizer(tmp_path / 'words'))
   texts = [tiny_run.text(number)[0] for number in range(30)]
   with make_engine(words) as engine:

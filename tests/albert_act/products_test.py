@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from albert_act import products
+from albert_act import compaction, products
 from model_lib.layers import Mlp
 
 
@@ -59,9 +59,26 @@ def test_a_module_with_transposed_kernels_equals_flax(length, dtype):
   )
 
 
+def test_the_few_tokens_of_compaction_have_the_kernel_on_the_left():
+  assert set(compaction.FEW_TOKENS) <= set(products.KERNEL_LEFT)
+
+
+def test_a_layer_without_bias_and_with_named_axes():
+  x = jnp.asarray(arrays((8, 6))[0])
+  init = nn.with_partitioning(nn.initializers.normal(), ('embed', 'mlp'))
+  module = nn.Dense(12, use_bias=False, kernel_init=init)
+  boxed = module.init(jax.random.key(0), x)['params']
+  own = products.transposed({'block_0': boxed})['block_0']
+  np.testing.assert_allclose(
+    products.apply(module, {'params': own}, x),
+    module.apply({'params': boxed}, x),
+    atol=1e-5,
+  )
+
+
 def test_only_kernels_of_the_layer_are_transposed():
   kernel, table = arrays((3, 2), (5, 2))
   params = {'block_0': {'k': kernel}, 'embedding': {'table': table}}
   own = products.transposed(params)
   np.testing.assert_array_equal(own['block_0']['k'], kernel.T)
-  assert own['embedding'] is params['embedding']
+  assert own['embedding']['table'] is table

@@ -42,7 +42,7 @@ def few_sizes():
   """Each size is compiled for every program: few show what all would."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(compaction, 'SHARES', (0.25, 0.5, 1.0))
-    patch.setattr(compaction, 'FEW', (16,))
+    patch.setattr(compaction, 'FEW_TOKENS', (16,))
     patch.setattr(compaction, 'ATTENTION_SHARES', (0.5, 1.0))
     yield
 
