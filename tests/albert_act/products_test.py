@@ -17,7 +17,20 @@ def arrays(*shapes):
 
 @pytest.mark.parametrize(
   'shape',
-  [(0,), (1,), (5,), (8,), (64,), (65,), (128,), (2, 8), (3, 0), (2, 65)],
+  [
+    (0,),
+    (1,),
+    (5,),
+    (8,),
+    (24,),
+    (32,),
+    (64,),
+    (65,),
+    (128,),
+    (2, 8),
+    (3, 0),
+    (2, 65),
+  ],
 )
 def test_product_against_numpy(shape):
   x, kernel = arrays((*shape, 6), (10, 6))
