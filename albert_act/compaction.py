@@ -9,20 +9,18 @@ tokens have one of a few static sizes, which is chosen on the device.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
-from albert_act import products
+from albert_act import packed_attention, products
 from albert_act.encoder import COMBINATIONS, Albert
 from albert_act.packed import Packed
 from model_lib import halting
-from model_lib.attention import attend
 
 # Shares of a batch's tokens that are computed. Each is compiled, so there are
 # few; below a half they are close, for there most of the time is saved.
@@ -30,9 +28,6 @@ SHARES = tuple(n / 32 for n in (*range(1, 15), 16, 20, 24, 32))
 # They replace shares up to the last of them: another size there takes hardly
 # less time than the next of these, on a CPU (docs/measured.md).
 FEW_TOKENS = (8, 16, 24, 32, 64)
-# Shares of the length that the queries of a row may take in attention, which
-# is a small part of the work.
-ATTENTION_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 
 
 @struct.dataclass
@@ -44,7 +39,7 @@ class Tokens:
   Attributes:
     x: states, `[B, L, D]`.
     keys: `[B, N, L, H]`, of the states `x`.
-    values: the same.
+    values: the same; zero for tokens that are not real.
     valid: which tokens are real, `[B, L]`.
     halting: how far each has come, `[B, L]`.
     iteration: iterations that were run, int32 `[B]`.
@@ -71,23 +66,6 @@ def sizes_for(rows: int, length: int) -> tuple[int, ...]:
   return tuple(sorted(size for size in sizes if rows <= size <= most))
 
 
-def places_for(rows: int, length: int, least: int, most: int) -> list[int]:
-  """How many queries of a row attention may compute, with so many in all rows.
-
-  Args:
-    rows: of a batch.
-    length: tokens of a row.
-    least: tokens that run in all rows, at least.
-    most: at most.
-  """
-  most = min(length, most)
-  if rows == 1:
-    return [most]
-  mean = -(-least // rows)  # the row with the most has no fewer
-  shares = {max(1, round(share * length)) for share in ATTENTION_SHARES}
-  return sorted({most} | {places for places in shares if mean <= places < most})
-
-
 def begin(
   model: Albert,
   tokens: Int[Array, 'B L'],
@@ -112,7 +90,7 @@ def begin(
   return Tokens(
     x=x,
     keys=keys,
-    values=values,
+    values=jnp.where(valid[:, None, :, None], values, 0),
     valid=valid,
     halting=halting.start(valid),
     iteration=jnp.zeros(length.shape, jnp.int32),
@@ -137,10 +115,11 @@ def step(
   def computed(tokens: Tokens) -> Tokens:
     packed = Packed.of(tokens.halting.running, size)
     x = packed.pack(tokens.x)
-    attending = block.clone(
-      attend=functools.partial(_attend, packed, tokens, least)
+    attention = packed_attention.attention_to(
+      packed, tokens.keys, tokens.values, tokens.valid, least
     )
-    nothing = tokens.keys[:1, :, :0]  # `_attend` has the keys and values
+    attending = block.clone(attend=attention)
+    nothing = tokens.keys[:1, :, :0]  # `attention` has the keys and values
     new = products.apply(
       attending, variables, x[None], keys_values=(nothing, nothing)
     )
@@ -165,54 +144,6 @@ def step(
     )
 
   return computed
-
-
-def _attend(
-  packed: Packed,
-  tokens: Tokens,
-  least: int,
-  query: Float[Array, '1 N M H'],
-  key: Any,
-  value: Any,
-  valid: Any = None,
-  *,
-  drop: Any = None,
-  received: bool = False,
-) -> tuple[Float[Array, '1 N M H'], None]:
-  """Attention of packed queries, each to the tokens of its own row.
-
-  The queries are spread over their rows, padded to the fewest places that the
-  row with the most of them needs.
-  """
-  del key, value, valid, drop, received
-  rows, length = packed.running.shape
-  heads, features = query.shape[1], query.shape[3]
-
-  def attended(spread: Array) -> Array:
-    """`[N, B * A, H]` for queries `[N, B, A, H]`."""
-    out, _ = attend(
-      spread.transpose(1, 0, 2, 3), tokens.keys, tokens.values, tokens.valid
-    )
-    return out.transpose(1, 0, 2, 3).reshape(heads, -1, features)
-
-  if packed.whole:
-    return attended(query.reshape(heads, rows, length, features))[None], None
-  count = packed.running.sum(1, dtype=jnp.int32)
-  first = jnp.cumsum(count) - count
-  place = jnp.arange(query.shape[2], dtype=jnp.int32) - first[packed.row]
-
-  def with_places(places: int, query: Array) -> Array:
-    numbers = first[:, None] + jnp.arange(places, dtype=jnp.int32)[None]
-    flat = attended(jnp.take(query[0], numbers, axis=1, mode='clip'))
-    where = packed.row * places + jnp.clip(place, 0, places - 1)
-    return jnp.take(flat, where, axis=1, mode='clip')[None]
-
-  options = places_for(rows, length, least, query.shape[2])
-  if len(options) == 1:
-    return with_places(options[0], query), None
-  branches = [functools.partial(with_places, places) for places in options]
-  chosen = jnp.searchsorted(jnp.asarray(options), count.max())
-  return jax.lax.switch(chosen, branches, query), None
 
 
 def iterate(

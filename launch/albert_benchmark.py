@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from albert_act import products
+from albert_act import packed_attention, products
 from albert_act.model import AlbertClassifier
 from albert_act.serving import VARIANT, AlbertChain
 from eval_lib import timing
@@ -24,9 +24,10 @@ from serve_lib.engine import Engine
 VOCAB_SIZE = 1000
 SPREAD = 2.0  # standard deviation of the first scores' logits
 DENSE = ('fixed, scanned', 'fixed, unrolled')
-# Fixed depth with the engine's matrix products: what they alone give.
-OWN_PRODUCTS = 'fixed, own products'
-FIXED = (*DENSE, OWN_PRODUCTS)
+# Fixed depth with the engine's forms of products and attention: what they give
+# without halting.
+OWN_FORMS = 'fixed, own forms'
+FIXED = (*DENSE, OWN_FORMS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,14 +242,27 @@ def _forms(
       dense,
     ),
     (
-      OWN_PRODUCTS,
-      lambda v, *x: fixed.apply(v, products.apply, *x, method=unrolled),
+      OWN_FORMS,
+      lambda v, *x: fixed.apply(v, _with_own_forms, *x, method=unrolled),
       {'params': products.transposed(dense['params'])},
     ),
     ('masked', lambda v, *x: model.apply(v, *x)[0], variables),
     ('while_loop', lambda v, *x: dynamic.apply(v, *x)[0], variables),
   ):
     yield name, _bound(jax.jit(function), own, *inputs)
+
+
+def _with_own_forms(
+  block: Any, variables: Mapping[str, Any], x: jax.Array, valid: jax.Array
+) -> jax.Array:
+  """A block as in the engine, which keeps all tokens; all must be valid."""
+
+  def attend(
+    query: Any, key: Any, value: Any, valid: Any, **_: Any
+  ) -> tuple[Any, None]:
+    return packed_attention.weighted_values(query, key, value, valid), None
+
+  return products.apply(block.clone(attend=attend), variables, x, valid)
 
 
 def _bound(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:

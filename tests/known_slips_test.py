@@ -116,8 +116,8 @@ SLIPS = {
   ),
   'nobody_attends_to_halted_tokens': (
     COMPACTION,
-    'tokens.keys, tokens.values, tokens.valid\n',
-    'tokens.keys, tokens.values, tokens.halting.running\n',
+    'tokens.keys, tokens.values, tokens.valid, least\n',
+    'tokens.keys, tokens.values, tokens.halting.running, least\n',
     COMPACTED,
   ),
   # A data maker of BERT's masks tokens, ALBERT's n-grams of whole words.

@@ -37,25 +37,6 @@ def test_running_tokens_are_packed_in_their_order(size, order):
 
 
 @pytest.mark.parametrize(
-  ('rows', 'least', 'most', 'expected'),
-  [
-    (1, 1, 16, [16]),  # one row has no other to wait for
-    (1, 1, 200, [128]),
-    (8, 1, 32, [16, 32]),
-    (8, 1, 100, [16, 32, 48, 64, 96, 100]),
-    (8, 256, 320, [32, 48, 64, 96, 128]),
-    # With 257 tokens in 8 rows one of them has at least 33.
-    (8, 257, 320, [48, 64, 96, 128]),
-    (8, 769, 1000, [128]),
-  ],
-)
-def test_a_row_has_places_for_as_many_queries_as_it_can_have(
-  rows, least, most, expected
-):
-  assert compaction.places_for(rows, 128, least, most) == expected
-
-
-@pytest.mark.parametrize(
   ('rows', 'length'), [(1, 1), (1, 5), (4, 4), (1, 128), (32, 16), (8, 512)]
 )
 def test_sizes_go_from_one_for_each_row_to_all_tokens(rows, length):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_act import compaction, products
+from albert_act import compaction, packed_attention, products
 from albert_act.serving import AlbertChain
 from serve_lib.chain import Encoded
 from serve_lib.engine import Engine
@@ -43,7 +43,7 @@ def few_sizes():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(compaction, 'SHARES', (0.25, 0.5, 1.0))
     patch.setattr(compaction, 'FEW_TOKENS', (16,))
-    patch.setattr(compaction, 'ATTENTION_SHARES', (0.5, 1.0))
+    patch.setattr(packed_attention, 'SHARES', (0.5, 1.0))
     yield
 
 
