@@ -6,6 +6,7 @@ kernel `[out, in]` as the left factor only the tokens are. Not measured on other
 devices; there the form stays as it is.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
+
+from model_lib.layers import Mlp
 
 # Numbers of tokens of which that was measured to be faster, see
 # docs/measured.md; of some others it is slower.
@@ -42,25 +45,37 @@ def apply(
 
   Args:
     module: its matrices are kernels of `nn.Dense` of default precision; any
-      other would be used transposed.
+      other would be used transposed. Without dropout.
     variables: see `transposed`.
     *args: for the module.
     **kwargs: for the module.
   """
-  with nn.intercept_methods(_dense):
+  with nn.intercept_methods(_layer):
     return module.apply(variables, *args, **kwargs)
 
 
-def _dense(
+def _layer(
   run: Callable[..., Any], args: Any, kwargs: Any, context: Any
 ) -> Any:
-  """`nn.Dense` with a kernel `[out, in]`; anything else as it is."""
-  module = context.module
-  if not isinstance(module, nn.Dense):
+  """A method of `nn.Dense` or `Mlp` in its own form; any other as it is."""
+  if context.method_name != '__call__':
     return run(*args, **kwargs)
+  if isinstance(context.module, nn.Dense):
+    return _dense(context.module, *args)
+  if isinstance(context.module, Mlp):
+    # With rows of tokens XLA's activation takes memory of its own, beside that
+    # of the hidden layer, which is most of what an iteration takes.
+    (x,) = args
+    tokens = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return run(tokens, **kwargs).reshape(x.shape)
+  return run(*args, **kwargs)
+
+
+def _dense(module: nn.Dense, x: Array) -> Array:
+  """`nn.Dense` with a kernel `[out, in]`."""
   params = module.variables['params']
   promoted: Any = module.promote_dtype(
-    *args, params['kernel'], params.get('bias'), dtype=module.dtype
+    x, params['kernel'], params.get('bias'), dtype=module.dtype
   )
   x, kernel, bias = promoted
   out = product(x, kernel)

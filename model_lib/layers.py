@@ -109,19 +109,22 @@ class Mlp(nn.Module):
   @nn.compact
   def __call__(
     self,
-    x: Float[Array, 'B L D'],
+    x: Float[Array, 'B L D'] | Float[Array, 'L D'],
     row_keys: Key[Array, ' B'] | None = None,
-  ) -> Float[Array, 'B L D']:
+  ) -> Float[Array, 'B L D'] | Float[Array, 'L D']:
     """Applies the network to every token; `row_keys` turn on dropout.
+
+    Tokens without rows have no dropout.
 
     Raises:
       ValueError: if `activation` is unknown.
     """
     activate = activation_function(self.activation)
+    axes = ('batch', 'length')[-(x.ndim - 1) :]
     hidden = activate(self._hidden('hidden')(x))
     if self.gated:
       hidden = hidden * self._hidden('gated')(x)
-    hidden = constrain(hidden, 'batch', 'length', 'mlp')
+    hidden = constrain(hidden, *axes, 'mlp')
     hidden = row_random.drop(hidden, self.dropout, row_keys, 'hidden')
     out = nn.Dense(
       x.shape[-1],
@@ -130,7 +133,7 @@ class Mlp(nn.Module):
       kernel_init=partitioned(self.kernel_init, 'mlp', 'embed'),
       bias_init=partitioned(nn.initializers.zeros, 'embed'),
     )(hidden)
-    out = constrain(out, 'batch', 'length', 'embed')
+    out = constrain(out, *axes, 'embed')
     return row_random.drop(out, self.dropout, row_keys, 'out')
 
   def _hidden(self, name: str) -> nn.Dense:

@@ -1,5 +1,7 @@
 """Products with transposed kernels against NumPy, whatever the form."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,3 +97,17 @@ def test_only_kernels_of_the_layer_are_transposed():
   own = products.transposed(params)
   np.testing.assert_array_equal(own['block_0']['k'], kernel.T)
   assert own['embedding']['table'] is table
+
+
+def test_the_activation_takes_no_memory_beside_the_hidden_layer():
+  if jax.default_backend() != 'cpu':
+    pytest.skip('measured on a CPU only')
+  x = jnp.zeros((1, 256, 64))
+  module = Mlp(4096, activation='gelu_new')
+  params = nn.unbox(module.init(jax.random.key(0), x))['params']
+  own = products.transposed({'block_0': params})['block_0']
+  apply = jax.jit(functools.partial(products.apply, module))
+  compiled = apply.lower({'params': own}, x).compile()
+  hidden = 256 * 4096 * 4
+  used = compiled.memory_analysis().temp_size_in_bytes
+  assert hidden <= used < 1.5 * hidden
