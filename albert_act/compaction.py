@@ -90,6 +90,7 @@ def begin(
   return Tokens(
     x=x,
     keys=keys,
+    # They stay zero, as those tokens never run; see `packed_attention`.
     values=jnp.where(valid[:, None, :, None], values, 0),
     valid=valid,
     halting=halting.start(valid),

@@ -13,27 +13,27 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from albert_act.packed import Packed
-from model_lib.attention import MASKED_SCORE
+from model_lib.attention import masked_scores
 
-# Shares of the length that the queries of a row may take in attention, which
-# is a small part of the work.
-SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
+# Shares of the length that the queries of a row may take: few, as attention is
+# a small part of the work.
+PLACES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 
 
 def places_for(rows: int, length: int, least: int, most: int) -> list[int]:
-  """How many queries of a row attention may compute, with so many in all rows.
+  """The numbers of queries that attention may compute for each row, ascending.
 
   Args:
     rows: of a batch.
     length: tokens of a row.
-    least: tokens that run in all rows, at least.
-    most: at most.
+    least: tokens that run in all rows together, at least.
+    most: at most; a row may have all of them.
   """
   most = min(length, most)
   if rows == 1:
     return [most]
   mean = -(-least // rows)  # the row with the most has no fewer
-  shares = {max(1, round(share * length)) for share in SHARES}
+  shares = {max(1, round(share * length)) for share in PLACES}
   return sorted({most} | {places for places in shares if mean <= places < most})
 
 
@@ -49,12 +49,15 @@ def attention_to(
   Args:
     packed: which tokens attend.
     keys: of all tokens.
-    values: of all tokens; zero for those that are not valid.
+    values: of all tokens; zero for those that are not valid, which may hold
+      anything in the states.
     valid: which tokens may be attended to.
     least: no fewer tokens than this run.
 
   Returns:
-    A function of queries `[1, N, M, H]`; other arguments are not read.
+    A function of the queries of M packed tokens, which does not read the keys
+    and values that it is given. It raises ValueError for dropout, and if asked
+    for what each token received.
   """
   rows, length = packed.running.shape
   heads, _, features = keys.shape[1:]
@@ -76,7 +79,21 @@ def attention_to(
     where = packed.row * places + jnp.clip(place, 0, places - 1)
     return jnp.take(flat, where, axis=1, mode='clip')[None]
 
-  def attend(query: Array, *_: Any, **__: Any) -> tuple[Array, None]:
+  def attend(
+    query: Array,
+    key: Any = None,
+    value: Any = None,
+    valid: Any = None,
+    *,
+    drop: Any = None,
+    received: bool = False,
+  ) -> tuple[Array, None]:
+    del key, value, valid
+    if drop is not None or received:
+      raise ValueError(
+        'drop, received: expected none for packed tokens, got '
+        f'{drop} and {received}'
+      )
     if packed.whole:
       return whole(query), None
     options = places_for(rows, length, least, query.shape[2])
@@ -97,24 +114,21 @@ def weighted_values(
 ) -> Float[Array, 'B N A H']:
   """`model_lib.attention.attend`, divided by the sum of the weights at the end.
 
-  There are half as many numbers to divide then and one pass less over the
-  weights: on a CPU a quarter of the time of attention over 64 places and more.
+  For a query H numbers are divided then instead of L, with one pass less over
+  the weights; docs/measured.md has what that saves on a CPU.
 
   Args:
     query: queries, heads before the length.
     keys: keys.
-    values: zero where not valid, so that a row without a valid token gets zero.
+    values: zero where not valid: a weight of 0 does not take out a NaN.
     valid: which keys may be read.
   """
-  scale = jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-  scores = jnp.einsum(
-    'bnah,bnlh->bnal',
-    query * scale,
-    keys,
+  scores = masked_scores(query, keys, valid)
+  weights = jnp.exp(scores - scores.max(-1, keepdims=True))
+  out = jnp.einsum(
+    'bnal,bnlh->bnah',
+    weights.astype(values.dtype),
+    values,
     preferred_element_type=jnp.float32,
   )
-  scores = jnp.where(valid[:, None, None, :], scores, MASKED_SCORE)
-  weights = jnp.exp(scores - scores.max(-1, keepdims=True))
-  out = jnp.einsum('bnal,bnlh->bnah', weights.astype(values.dtype), values)
-  total = weights.sum(-1, keepdims=True)
-  return (out.astype(jnp.float32) / total).astype(values.dtype)
+  return (out / weights.sum(-1, keepdims=True)).astype(values.dtype)

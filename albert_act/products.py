@@ -3,10 +3,9 @@
 As `[tokens, in] @ [in, out]` a product of few tokens spends up to half of its
 time on a CPU on bringing the kernel into the order that it is read in. With a
 kernel `[out, in]` as the left factor only the tokens are. Not measured on other
-devices; there the form stays as it is.
+devices; there the product stays as it is.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,10 +44,13 @@ def apply(
 
   Args:
     module: its matrices are kernels of `nn.Dense` of default precision; any
-      other would be used transposed. Without dropout.
+      other would be used transposed.
     variables: see `transposed`.
     *args: for the module.
     **kwargs: for the module.
+
+  Raises:
+    ValueError: an `Mlp` in the module is given keys for dropout.
   """
   with nn.intercept_methods(_layer):
     return module.apply(variables, *args, **kwargs)
@@ -61,21 +63,28 @@ def _layer(
   if context.method_name != '__call__':
     return run(*args, **kwargs)
   if isinstance(context.module, nn.Dense):
-    return _dense(context.module, *args)
+    return _dense(context.module, *args, **kwargs)
   if isinstance(context.module, Mlp):
-    # With rows of tokens XLA's activation takes memory of its own, beside that
-    # of the hidden layer, which is most of what an iteration takes.
-    (x,) = args
-    tokens = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    return run(tokens, **kwargs).reshape(x.shape)
+    return _mlp(run, *args, **kwargs)
   return run(*args, **kwargs)
 
 
-def _dense(module: nn.Dense, x: Array) -> Array:
+def _mlp(run: Callable[..., Any], x: Array, row_keys: Any = None) -> Array:
+  """`Mlp` of tokens that stand in no rows.
+
+  The hidden layer is the largest array of an iteration. XLA's CPU compiler
+  writes an activation such as `gelu_new` over it if that is `[M, D]`, and
+  beside it if it is `[1, M, D]`.
+  """
+  # Without rows it has no dropout, and says so.
+  return run(x.reshape(-1, x.shape[-1]), row_keys).reshape(x.shape)
+
+
+def _dense(module: nn.Dense, inputs: Array) -> Array:
   """`nn.Dense` with a kernel `[out, in]`."""
   params = module.variables['params']
   promoted: Any = module.promote_dtype(
-    x, params['kernel'], params.get('bias'), dtype=module.dtype
+    inputs, params['kernel'], params.get('bias'), dtype=module.dtype
   )
   x, kernel, bias = promoted
   out = product(x, kernel)

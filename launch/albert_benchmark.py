@@ -24,10 +24,10 @@ from serve_lib.engine import Engine
 VOCAB_SIZE = 1000
 SPREAD = 2.0  # standard deviation of the first scores' logits
 DENSE = ('fixed, scanned', 'fixed, unrolled')
-# Fixed depth with the engine's forms of products and attention: what they give
-# without halting.
-OWN_FORMS = 'fixed, own forms'
-FIXED = (*DENSE, OWN_FORMS)
+# Fixed depth with the engine's products, activation and division of attention:
+# what these give without halting.
+ENGINE_FORMS = "fixed, engine's forms"
+FIXED = (*DENSE, ENGINE_FORMS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,8 +242,8 @@ def _forms(
       dense,
     ),
     (
-      OWN_FORMS,
-      lambda v, *x: fixed.apply(v, _with_own_forms, *x, method=unrolled),
+      ENGINE_FORMS,
+      lambda v, *x: fixed.apply(v, _with_engine_forms, *x, method=unrolled),
       {'params': products.transposed(dense['params'])},
     ),
     ('masked', lambda v, *x: model.apply(v, *x)[0], variables),
@@ -252,15 +252,15 @@ def _forms(
     yield name, _bound(jax.jit(function), own, *inputs)
 
 
-def _with_own_forms(
+def _with_engine_forms(
   block: Any, variables: Mapping[str, Any], x: jax.Array, valid: jax.Array
 ) -> jax.Array:
-  """A block as in the engine, which keeps all tokens; all must be valid."""
+  """A block of all tokens in the engine's forms; their values are finite."""
 
   def attend(
-    query: Any, key: Any, value: Any, valid: Any, **_: Any
+    query: Any, key: Any, value: Any, mask: Any, **_: Any
   ) -> tuple[Any, None]:
-    return packed_attention.weighted_values(query, key, value, valid), None
+    return packed_attention.weighted_values(query, key, value, mask), None
 
   return products.apply(block.clone(attend=attend), variables, x, valid)
 

@@ -1,12 +1,12 @@
 """What halting saves of ALBERT, through the engine, against fixed depth.
 
 The rows of a table: fixed depth scanned, unrolled, and with the engine's forms
-of products and attention, the masked form, a while_loop, and the engine with
-exact compaction; the speed-up over the better of the first two beside the
-limit, the share that FLOPs allow, and the largest difference of the logits to
-the masked form's. With random parameters the score is set so that tokens take a
-given mean of the iterations. The training step of pretraining follows, with and
-without rematerialisation.
+of a layer, the masked form, a while_loop, and the engine with exact compaction;
+the speed-up over the better of the first two beside the limit, the share that
+FLOPs allow, and the largest difference of the logits to the masked form's. With
+random parameters the score is set so that tokens take a given mean of the
+iterations. The training step of pretraining follows, with and without
+rematerialisation.
 """
 
 import pathlib

@@ -54,15 +54,8 @@ def attend(
   Raises:
     ValueError: `received` with other queries than keys.
   """
-  scale = jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-  scores = jnp.einsum(
-    'bnlh,bnsh->bnls',
-    query * scale,
-    key,
-    preferred_element_type=jnp.float32,
-  )
+  scores = masked_scores(query, key, valid)
   if valid is not None:
-    scores = jnp.where(valid[:, None, None, :], scores, MASKED_SCORE)
     # Without a valid key the softmax is uniform; zero values make the result
     # zero then, whatever the masked tokens hold.
     value = jnp.where(valid[:, None, :, None], value, jnp.zeros_like(value))
@@ -71,6 +64,24 @@ def attend(
   if drop is not None:
     weights = drop(weights)
   return jnp.einsum('bnls,bnsh->bnlh', weights.astype(value.dtype), value), mean
+
+
+def masked_scores(
+  query: Float[Array, 'B N L H'],
+  key: Float[Array, 'B N S H'],
+  valid: Bool[Array, 'B S'] | None = None,
+) -> Float[Array, 'B N L S']:
+  """Scaled scores in float32; `MASKED_SCORE` for keys that are not valid."""
+  scale = jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+  scores = jnp.einsum(
+    'bnlh,bnsh->bnls',
+    query * scale,
+    key,
+    preferred_element_type=jnp.float32,
+  )
+  if valid is None:
+    return scores
+  return jnp.where(valid[:, None, None, :], scores, MASKED_SCORE)
 
 
 def mean_received(

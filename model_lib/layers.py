@@ -109,17 +109,18 @@ class Mlp(nn.Module):
   @nn.compact
   def __call__(
     self,
-    x: Float[Array, 'B L D'] | Float[Array, 'L D'],
+    x: Float[Array, '*B L D'],
     row_keys: Key[Array, ' B'] | None = None,
-  ) -> Float[Array, 'B L D'] | Float[Array, 'L D']:
+  ) -> Float[Array, '*B L D']:
     """Applies the network to every token; `row_keys` turn on dropout.
 
-    Tokens without rows have no dropout.
-
     Raises:
-      ValueError: if `activation` is unknown.
+      ValueError: if `activation` is unknown, or with keys for tokens `[L, D]`
+        that stand in no rows.
     """
     activate = activation_function(self.activation)
+    if row_keys is not None and x.ndim < 3:
+      raise ValueError(f'row_keys: expected None for tokens of {x.shape}')
     axes = ('batch', 'length')[-(x.ndim - 1) :]
     hidden = activate(self._hidden('hidden')(x))
     if self.gated:

@@ -114,6 +114,12 @@ SLIPS = {
     'keys=tokens.keys,',
     COMPACTED,
   ),
+  'a_weight_of_0_takes_out_nan': (
+    COMPACTION,
+    'values=jnp.where(valid[:, None, :, None], values, 0)',
+    'values=values',
+    'tests/albert_act/serving_test.py::test_contents_of_padding_are_never_read',
+  ),
   'nobody_attends_to_halted_tokens': (
     COMPACTION,
     'tokens.keys, tokens.values, tokens.valid, least\n',

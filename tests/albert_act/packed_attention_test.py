@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from albert_act import packed_attention
+from albert_act.packed import Packed
 from model_lib.attention import attend
 
 
@@ -47,6 +48,52 @@ def test_the_late_division_gives_what_a_softmax_gives(dtype, tolerance):
   out, expected = (np.asarray(x, np.float32) for x in (out, expected))
   assert not out[2].any()
   np.testing.assert_allclose(out, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(
+  ('counts', 'size', 'least'),
+  [
+    ((5,), 6, 5),  # one row has places for all
+    ((1, 4, 2), 8, 7),
+    ((4, 0, 3), 8, 6),  # a row without any, as many as there are places
+    ((8, 0, 0), 8, 1),  # one row has all
+    ((8, 8, 8), 24, 17),  # all stay where they are
+    ((3, 0, 7), 24, 1),
+  ],
+)
+def test_packed_tokens_attend_to_all_of_their_row(counts, size, least):
+  rows, length = len(counts), 8
+  keys = jax.random.split(jax.random.key(0), 4)
+  query, key, value = (
+    jax.random.normal(key, (rows, 2, length, 4)) for key in keys[:3]
+  )
+  # Which tokens run has no order.
+  order = jax.random.uniform(keys[3], (rows, length)).argsort(1)
+  running = order < jnp.array(counts)[:, None]
+  valid = jnp.arange(length)[None] < jnp.array([8, 6, 7])[:rows, None]
+  value = jnp.where(valid[:, None, :, None], value, 0)
+  expected, _ = attend(query, key, value, valid)
+  packed = Packed.of(running, size)
+  attention = packed_attention.attention_to(packed, key, value, valid, least)
+
+  def by_token(heads):
+    return packed.pack(heads.transpose(0, 2, 1, 3))  # [M, N, H]
+
+  out, _ = attention(by_token(query).transpose(1, 0, 2)[None])
+  got = out[0].transpose(1, 0, 2)
+  real = running.reshape(-1) if packed.whole else slice(sum(counts))
+  np.testing.assert_allclose(got[real], by_token(expected)[real], atol=1e-5)
+
+
+def test_packed_attention_refuses_what_it_does_not_do():
+  packed = Packed.of(jnp.ones((1, 8), bool), 8)
+  heads = jnp.ones((1, 2, 8, 4))
+  attention = packed_attention.attention_to(
+    packed, heads, heads, jnp.ones((1, 8), bool), 1
+  )
+  for options in (dict(drop=lambda weights: weights), dict(received=True)):
+    with pytest.raises(ValueError, match='drop, received: expected none'):
+      attention(heads, heads, heads, None, **options)
 
 
 def test_large_scores_do_not_overflow():

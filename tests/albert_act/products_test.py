@@ -46,8 +46,6 @@ def test_product_against_numpy(shape):
 )
 def test_the_kernel_is_the_left_factor_for_few_tokens(count, result):
   # What the form is for is lost without a sign if XLA swaps the factors.
-  if jax.default_backend() != 'cpu':
-    pytest.skip('only on a CPU is the kernel the left factor')
   x, kernel = arrays((count, 16), (48, 16))
   compiled = jax.jit(products.product).lower(x, kernel).compile().as_text()
   dots = [line for line in compiled.splitlines() if ' dot(' in line]
@@ -100,14 +98,26 @@ def test_only_kernels_of_the_layer_are_transposed():
 
 
 def test_the_activation_takes_no_memory_beside_the_hidden_layer():
-  if jax.default_backend() != 'cpu':
-    pytest.skip('measured on a CPU only')
   x = jnp.zeros((1, 256, 64))
   module = Mlp(4096, activation='gelu_new')
   params = nn.unbox(module.init(jax.random.key(0), x))['params']
   own = products.transposed({'block_0': params})['block_0']
-  apply = jax.jit(functools.partial(products.apply, module))
-  compiled = apply.lower({'params': own}, x).compile()
-  hidden = 256 * 4096 * 4
-  used = compiled.memory_analysis().temp_size_in_bytes
-  assert hidden <= used < 1.5 * hidden
+
+  def hidden_layers(apply, params):
+    compiled = jax.jit(apply).lower({'params': params}, x).compile()
+    return compiled.memory_analysis().temp_size_in_bytes / (256 * 4096 * 4)
+
+  own_apply = functools.partial(products.apply, module)
+  assert 1 <= hidden_layers(own_apply, own) < 1.5
+  # Else the form is needed no more.
+  assert hidden_layers(module.apply, params) > 1.5
+
+
+def test_dropout_is_refused():
+  x = jnp.zeros((2, 4, 6))
+  module = Mlp(12)
+  params = nn.unbox(module.init(jax.random.key(0), x))['params']
+  own = products.transposed({'block_0': params})['block_0']
+  keys = jax.random.split(jax.random.key(0), 2)
+  with pytest.raises(ValueError, match='row_keys: expected None'):
+    products.apply(module, {'params': own}, x, keys)

@@ -43,7 +43,7 @@ def few_sizes():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(compaction, 'SHARES', (0.25, 0.5, 1.0))
     patch.setattr(compaction, 'FEW_TOKENS', (16,))
-    patch.setattr(packed_attention, 'SHARES', (0.5, 1.0))
+    patch.setattr(packed_attention, 'PLACES', (0.5, 1.0))
     yield
 
 
@@ -96,6 +96,17 @@ def test_compacted_form_equals_masked_form(halting, iterations):
   np.testing.assert_allclose(logits[:7], want[:7], atol=1e-5)
   np.testing.assert_array_equal(steps[:7], spent[:7])
   assert not steps[7:].any()  # the padding row
+
+
+def test_contents_of_padding_are_never_read():
+  model, variables = small.build()
+  texts = rows(3)
+  # A token id that does not exist has an embedding of NaN.
+  chain = AlbertChain(model, variables, pad_id=model.vocab_size)
+  logits, steps = run_stages(chain, texts, 24)
+  want, spent = masked(model, variables, texts)
+  np.testing.assert_allclose(logits[:3], want[:3], atol=1e-5)
+  np.testing.assert_array_equal(steps[:3], spent[:3])
 
 
 def test_halted_tokens_are_not_computed():

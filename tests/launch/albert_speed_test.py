@@ -21,8 +21,8 @@ def test_the_table_of_a_tiny_model(tmp_path, capsys, monkeypatch):
   )  # fmt: skip
   assert code == command_line.OK
   printed = capsys.readouterr().out
-  forms = ['fixed, scanned', 'fixed, unrolled', 'fixed, own forms', 'masked',
-           'while_loop', 'engine']  # fmt: skip
+  forms = ['fixed, scanned', 'fixed, unrolled', "fixed, engine's forms",
+           'masked', 'while_loop', 'engine']  # fmt: skip
   for name in (*forms, 'halting, rematerialised by 2'):
     assert name in printed
   with out.open() as file:

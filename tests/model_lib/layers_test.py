@@ -93,6 +93,17 @@ def test_mlp_equals_formula(gated):
   )
 
 
+def test_mlp_of_tokens_that_stand_in_no_rows():
+  x = normal(2, 3, 6)
+  model = layers.Mlp(mlp_dim=10, dropout=0.5)
+  variables = {'params': noise(model, x)}
+  np.testing.assert_allclose(
+    model.apply(variables, x[0]), model.apply(variables, x)[0], atol=1e-6
+  )
+  with pytest.raises(ValueError, match='row_keys: expected None'):
+    model.apply(variables, x[0], jax.random.split(jax.random.key(0), 3))
+
+
 def gelu_tanh(x):
   return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
