@@ -1,9 +1,9 @@
-"""Matrix products of few tokens, with the kernels of a layer as `[out, in]`.
+"""A layer in the forms that its matrix products and activation are fast in.
 
-As `[tokens, in] @ [in, out]` a product of few tokens spends up to half of its
-time on a CPU on bringing the kernel into the order that it is read in. With a
-kernel `[out, in]` as the left factor only the tokens are. Not measured on other
-devices; there the product stays as it is.
+Kernels are `[out, in]`. As `[tokens, in] @ [in, out]` a product of few tokens
+spends up to half of its time on a CPU on bringing the kernel into the order
+that it is read in. With a kernel `[out, in]` as the left factor only the tokens
+are. Not measured on other devices; there the product stays as it is.
 """
 
 from collections.abc import Callable, Mapping
