@@ -1,0 +1,28 @@
+"""The error of a model's field."""
+
+from typing import Any
+
+
+class FieldError(ValueError):
+  """A field with a value that is not legal.
+
+  Attributes:
+    field: name of the field.
+    given: value that was given.
+    expected: legal values, in words.
+  """
+
+  def __init__(self, field: str, given: Any, expected: str) -> None:
+    super().__init__(f'{field}: expected {expected}, got {given!r}')
+    self.field = field
+    self.given = given
+    self.expected = expected
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    return type(self), (self.field, self.given, self.expected)
+
+
+def check_option(field: str, given: Any, legal: tuple[Any, ...]) -> None:
+  """Raises FieldError if a value is not one of the legal ones."""
+  if given not in legal:
+    raise FieldError(field, given, f'one of {legal}')
