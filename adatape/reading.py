@@ -1,16 +1,17 @@
-"""Settings of Adaptive Tape Reading, and what perturbs it in training.
+"""Settings of Adaptive Tape Reading and its noise in training.
 
-The two tricks of appendix A.7 that stabilise a learnable bank are drawn per
-row from the row's own key, so a row's noise does not depend on the batch it
-is in.
+Query noise and bank drop (appendix A.7) stabilise a learnable bank. Both are
+drawn per row from the row's own key.
 """
 
 import dataclasses
 import math
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key
+
+from model_lib.errors import FieldError, check_option
+from model_lib.logical import over_rows
 
 QUERY_UPDATES = ('average', 'replace')
 LOSSES = ('entropy', 'max')
@@ -18,7 +19,7 @@ LOSSES = ('entropy', 'max')
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """Settings of Adaptive Tape Reading; illegal ones raise ValueError.
+  """Settings of Adaptive Tape Reading; illegal ones raise FieldError.
 
   Attributes:
     tokens_per_step: bank tokens merged into one tape token, K >= 1. The paper
@@ -43,22 +44,20 @@ class Reading:
     for name in ('tokens_per_step', 'max_steps', 'query_dim'):
       value = getattr(self, name)
       if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f'{name}: expected an integer >= 1, got {value!r}')
+        raise FieldError(name, value, 'an integer >= 1')
     if not self.threshold > 0:
-      raise ValueError(f'threshold: expected > 0, got {self.threshold!r}')
-    for name, legal in (('query_update', QUERY_UPDATES), ('loss', LOSSES)):
-      value = getattr(self, name)
-      if value not in legal:
-        raise ValueError(f'{name}: expected one of {legal}, got {value!r}')
+      raise FieldError('threshold', self.threshold, '> 0')
+    check_option('query_update', self.query_update, QUERY_UPDATES)
+    check_option('loss', self.loss, LOSSES)
 
   @property
   def fixed_length(self) -> bool:
-    """Whether every row reads exactly `max_steps` tokens."""
+    """Returns True if every row reads exactly `max_steps` tokens."""
     return math.isinf(self.threshold)
 
   @property
   def picks_per_step(self) -> int:
-    """Bank tokens behind one tape token: K, or 1 at fixed length."""
+    """Bank tokens merged into one tape token: K, or 1 at fixed length."""
     return 1 if self.fixed_length else self.tokens_per_step
 
   @property
@@ -67,16 +66,17 @@ class Reading:
     return self.picks_per_step * self.max_steps
 
   def check_bank(self, bank_size: int, width: int) -> None:
-    """Raises ValueError unless the bank has enough tokens and features."""
+    """Raises FieldError unless the bank has enough tokens and features."""
     if bank_size < self.min_bank_size:
-      raise ValueError(
-        f'bank_size: expected at least {self.picks_per_step} (tokens_per_step) '
-        f'* {self.max_steps} (max_steps) = {self.min_bank_size} tokens, got '
-        f'{bank_size}; enlarge the bank or lower one of the two'
+      raise FieldError(
+        'bank_size',
+        bank_size,
+        f'at least {self.picks_per_step} (tokens_per_step) * {self.max_steps} '
+        f'(max_steps) = {self.min_bank_size} tokens',
       )
     if self.query_dim > width:
-      raise ValueError(
-        f'query_dim: expected at most the width {width}, got {self.query_dim}'
+      raise FieldError(
+        'query_dim', self.query_dim, f'at most the width {width}'
       )
 
 
@@ -93,15 +93,19 @@ def query_noise(
 def bank_drop(
   row_keys: Key[Array, ' B'], rate: float, bank_size: int, keep: int
 ) -> Bool[Array, 'B C']:
-  """Which bank tokens each row must not read, Bernoulli (A.7: rate 0.1).
+  """Draws the bank tokens hidden from each row, Bernoulli (A.7: rate 0.1).
 
   Args:
     row_keys: one key per row.
     rate: probability that a token is dropped.
     bank_size: number of tokens in the bank, C.
-    keep: tokens that every row keeps, K * T; drops beyond that are undone.
+    keep: tokens that every row keeps, K * T, drawn uniformly if more would be
+      dropped.
   """
-  dropped = jax.vmap(lambda key: jax.random.bernoulli(key, rate, (bank_size,)))(
-    row_keys
-  )
-  return dropped & (jnp.cumsum(dropped, axis=1) <= bank_size - keep)
+  draws = jax.vmap(lambda key: jax.random.uniform(key, (bank_size,)))(row_keys)
+
+  def smallest_kept(draws: Array) -> Array:
+    return jax.lax.top_k(draws, keep)[0][:, -1:]
+
+  kept = over_rows(smallest_kept, draws.shape[0], (True,))(draws)
+  return (draws < rate) & (draws < kept)

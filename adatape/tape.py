@@ -1,40 +1,47 @@
 """Adaptive Tape Reading (AdaTape, Algorithm 2): a tape of bank tokens per row.
 
-A row's query picks the K best bank tokens, merges them into one tape token,
-averages itself with that token and goes on, until the accumulated largest
-weights reach the threshold or T steps are done.
+In each step a row's query picks the K best bank tokens and merges them into one
+tape token, and is averaged with that token. The row halts when the accumulated
+largest weights reach the threshold, or after T steps.
 
 Two passes make the gradient cheap: `select` finds the indices without a
 gradient, then `replay` computes weights, tokens and loss from the K * T chosen
-rows alone. Everything about halting is float32 and row-wise.
+rows alone. Halting is float32 and row-wise.
 
-Where this differs from the printed algorithm: a used token's score becomes
--inf. The printed `d * (1 - m)` sets it to 0, which beats every negative score,
-so tokens would be read twice.
+Unlike in the printed algorithm a used token's score becomes -inf. The printed
+`d * (1 - m)` sets it to 0, which beats every negative score, so tokens would be
+read twice.
 """
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from adatape.reading import Reading
+from model_lib.errors import FieldError
+from model_lib.logical import over_rows
 
-# Rows of a batch are split over these axes of the mesh.
-BATCH_AXES = ('data', 'fsdp')
+# One bank for all rows, or one per row.
+Bank = (
+  Float[Array, 'C H']
+  | Float[Array, 'B C H']
+  | Float[np.ndarray, 'C H']
+  | Float[np.ndarray, 'B C H']
+)
 
 
 class Selection(NamedTuple):
-  """What was picked, without gradient.
+  """The picked bank tokens, without gradient.
 
   Attributes:
     indices: bank positions, distinct in a row within its tape; 0 beyond it.
-    appended: whether the step's token is on the tape; a prefix of the steps.
-    continued: whether the step also counted: the one that breaks does not.
+    appended: True where the step's token is on the tape, a prefix.
+    continued: True where the step also adds to halting and loss; False in the
+      step that exceeds the threshold.
     halting: accumulated largest weights, at most the threshold.
   """
 
@@ -50,9 +57,9 @@ class Tape(NamedTuple):
   Attributes:
     tokens: tape tokens in float32, zero beyond a row's length.
     mask: 1 for the steps whose token is on the tape, a prefix.
-    indices: bank positions behind each token, 0 beyond the length; None if
-      there is no bank.
-    loss: the row's tape loss l, in no unit.
+    indices: bank positions merged into each token, 0 beyond the length; None
+      without a bank.
+    loss: the row's tape loss l, dimensionless.
     halting: accumulated halting score.
     length: number of tape tokens, n.
   """
@@ -66,8 +73,8 @@ class Tape(NamedTuple):
 
 
 def read(
-  bank: Float[Array, 'C H'] | Float[Array, 'B C H'],
-  query: Float[Array, 'B h'],
+  bank: Bank,
+  query: Float[Array, 'B h'] | Float[np.ndarray, 'B h'],
   reading: Reading,
   *,
   normalize: Callable[[Array, int], Array] | None = None,
@@ -83,35 +90,34 @@ def read(
     bank: one bank for all rows, or one per row.
     query: the leading `query_dim` features of the normalised queries.
     reading: the settings.
-    normalize: row-wise function from bank tokens and a number of features to
-      that many leading features of the normalised tokens (float32): the
-      LayerNorm shared with the query; None if the bank is normalised. The
-      gradient passes it only for the chosen tokens.
-    dropped: tokens that a row must not read (bank drop, appendix A.7); see
-      `bank_drop`. Each row must keep K * T of them.
-    stop_early: stop when every row has halted instead of after T steps. Same
-      result, bit for bit; for serving.
+    normalize: `(tokens, count)` -> the leading `count` features of the
+      normalised tokens, float32: the LayerNorm shared with the query; None if
+      the bank is normalised. Only the chosen tokens get its gradient.
+    dropped: bank tokens hidden from each row (see `bank_drop`), which keeps at
+      least K * T.
+    stop_early: stop when every row has halted instead of after T steps: the
+      same result, bit for bit, for serving.
 
   Raises:
-    ValueError: if the bank is too small or the query's width is not query_dim.
+    FieldError: if the bank is too small or the query's width is not query_dim.
   """
+  bank = jnp.asarray(bank)
   normalize = normalize or (lambda tokens, count: tokens[..., :count])
   reading.check_bank(*bank.shape[-2:])
   if query.shape[-1] != reading.query_dim:
-    raise ValueError(
-      f'query_dim: expected queries of width {reading.query_dim}, got '
-      f'{query.shape[-1]}'
+    raise FieldError(
+      'query_dim', query.shape[-1], f'queries of width {reading.query_dim}'
     )
-  query = query.astype(jnp.float32)
+  query = jnp.asarray(query, jnp.float32)
   keys = normalize(jax.lax.stop_gradient(bank), reading.query_dim)
 
   def pick(bank, keys, query, dropped):
     selection = select(keys, query, reading, dropped, stop_early)
     return selection, gather(bank, selection.indices)
 
-  selection, rows = _over_rows(pick, query.shape[0], bank.ndim == 3)(
-    bank, keys, query, dropped
-  )
+  per_row = bank.ndim == 3
+  pick = over_rows(pick, query.shape[0], (per_row, per_row, True, True))
+  selection, rows = pick(bank, keys, query, dropped)
   rows = normalize(rows, rows.shape[-1]).astype(jnp.float32)
   tokens, loss = replay(rows, query, selection, reading)
   return Tape(
@@ -131,13 +137,13 @@ def select(
   dropped: Bool[Array, 'B C'] | None = None,
   stop_early: bool = False,
 ) -> Selection:
-  """Picks the tokens of every row; no gradient flows through it.
+  """Picks the bank tokens of every row, without gradient.
 
   Args:
     keys: leading features of the normalised bank.
     query: leading features of the normalised queries.
     reading: the settings.
-    dropped: tokens that a row must not read.
+    dropped: bank tokens hidden from each row.
     stop_early: see `read`.
   """
   keys, query = jax.lax.stop_gradient(
@@ -147,7 +153,7 @@ def select(
   if dropped is not None:
     penalty = jnp.where(dropped, -jnp.inf, penalty)
   if reading.fixed_length:
-    return _select_at_once(_scores(keys, query) + penalty, reading)
+    return _select_at_once(_scores(keys, query, reading) + penalty, reading)
   state = _State(
     query=query,
     penalty=penalty,
@@ -168,7 +174,7 @@ def gather(
   bank: Float[Array, 'C H'] | Float[Array, 'B C H'],
   indices: Int[Array, 'B T K'],
 ) -> Float[Array, 'B T K H']:
-  """The bank's tokens at the indices; its gradient is one scatter-add."""
+  """Returns the bank tokens at the indices; the gradient is one scatter-add."""
   if bank.ndim == 2:
     return bank.at[indices].get(mode='promise_in_bounds')
   rows = jnp.arange(indices.shape[0])[:, None, None]
@@ -186,7 +192,7 @@ def replay(
   Args:
     rows: the chosen normalised tokens, `gather(bank, selection.indices)`.
     query: leading features of the normalised queries.
-    selection: what `select` found for the same queries.
+    selection: of `select` for the same queries.
     reading: the settings.
 
   Returns:
@@ -198,8 +204,8 @@ def replay(
 
   def step(query, inputs):
     picked, continued = inputs
-    scores = (picked * query[:, None]).sum(-1)
-    weights = _weights(scores, reading)
+    scores = (picked * _scaled(query, reading)[:, None]).sum(-1)
+    weights = jax.nn.softmax(scores, axis=-1)
     return _updated(query, weights, picked, continued, reading), weights
 
   keys = rows[..., : reading.query_dim].swapaxes(0, 1)
@@ -224,9 +230,9 @@ class _State(NamedTuple):
 def _step(
   keys: Array, state: _State, reading: Reading
 ) -> tuple[_State, tuple[Array, Array, Array]]:
-  scores = _scores(keys, state.query) + state.penalty
+  scores = _scores(keys, state.query, reading) + state.penalty
   top, indices = jax.lax.top_k(scores, reading.tokens_per_step)
-  weights = _weights(top, reading)
+  weights = jax.nn.softmax(top, axis=-1)
   largest = weights.max(-1)
   reached = state.halting + largest
   continued = state.running & (reached <= reading.threshold)
@@ -242,16 +248,21 @@ def _step(
   return following, (indices, state.running, continued)
 
 
-def _scores(keys: Array, query: Array) -> Array:
+def _scores(keys: Array, query: Array, reading: Reading) -> Array:
   # Highest precision: a TPU would otherwise multiply in bfloat16.
   keys_axes = 'ch' if keys.ndim == 2 else 'bch'
   return jnp.einsum(
-    f'bh,{keys_axes}->bc', query, keys, precision=jax.lax.Precision.HIGHEST
+    f'bh,{keys_axes}->bc',
+    _scaled(query, reading),
+    keys,
+    precision=jax.lax.Precision.HIGHEST,
   )
 
 
-def _weights(scores: Array, reading: Reading) -> Array:
-  return jax.nn.softmax(scores / math.sqrt(reading.query_dim), axis=-1)
+def _scaled(query: Array, reading: Reading) -> Array:
+  # Before the product: XLA fuses a later division with the subtraction of the
+  # softmax, which for scores from about 3e9 on gives NaN.
+  return query * reading.query_dim**-0.5
 
 
 def _updated(
@@ -268,7 +279,7 @@ def _updated(
 
 
 def _without(penalty: Array, indices: Array, continued: Array) -> Array:
-  # Rows that do not go on write past the end, where the scatter drops it.
+  # Halted rows write past the end, where the scatter drops the value.
   places = jnp.where(continued[:, None], indices, penalty.shape[1])
   rows = jnp.arange(penalty.shape[0])[:, None]
   return penalty.at[rows, places].set(-jnp.inf, mode='drop')
@@ -313,27 +324,3 @@ def _select_until_halted(
 def _selection(state: _State, steps: tuple[Array, Array, Array]) -> Selection:
   indices, appended, continued = (x.swapaxes(0, 1) for x in steps)
   return Selection(indices, appended, continued, state.halting)
-
-
-def _over_rows(
-  function: Callable[..., tuple], batch: int, bank_per_row: bool
-) -> Callable[..., tuple]:
-  # Without shard_map, XLA all-gathers the scores for top_k and runs it
-  # replicated on every device.
-  mesh = jax.sharding.get_abstract_mesh()
-  axes = tuple(
-    axis
-    for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-    if axis in BATCH_AXES and kind != AxisType.Manual
-  )
-  parts = math.prod(mesh.shape[axis] for axis in axes)
-  if parts == 1 or batch % parts:
-    return function
-  rows = PartitionSpec(axes)
-  bank = rows if bank_per_row else PartitionSpec()
-  return jax.shard_map(
-    function,
-    in_specs=(bank, bank, rows, rows),
-    out_specs=rows,
-    axis_names=set(axes),
-  )

@@ -1,17 +1,22 @@
-"""Logical axis names of parameters and activations, checked when used.
+"""Layout of parameters and activations over the axes of a mesh.
 
-A misspelt name would silently be replicated, and a dimension that the mesh
-does not divide would raise deep inside the compiler; both are handled here,
-once, for every model.
+Logical axis names are checked: Flax replicates a misspelt one silently. A
+dimension that the mesh does not divide is replicated.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
+from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Shaped
 
+from model_lib.errors import FieldError
+
+# Axes of the mesh that the rows of a batch are split over.
+BATCH_AXES = ('data', 'fsdp')
 AXES = (
   'batch',
   'length',
@@ -28,14 +33,14 @@ AXES = (
 def partitioned(
   initializer: Callable[..., Any], *names: str | None
 ) -> Callable[..., Any]:
-  """An initializer whose result carries the logical names of its axes.
+  """Returns an initializer that attaches the logical names of the axes.
 
   Args:
     initializer: a Flax initializer `(key, shape, dtype) -> array`.
     *names: one of `AXES`, or None, for every dimension.
 
   Raises:
-    ValueError: if a name is not in `AXES`.
+    FieldError: if a name is not in `AXES`.
   """
   _check(names)
   return nn.with_logical_partitioning(initializer, names)
@@ -46,8 +51,8 @@ def constrain(
 ) -> Shaped[Array, '*S']:
   """Constrains the layout of an activation under `jax.set_mesh`.
 
-  Without logical axis rules or without a mesh it returns `x` as it is. A
-  dimension that the mesh does not divide stays whole: one row at
+  Returns `x` unchanged without logical axis rules or without a mesh. A
+  dimension that the mesh does not divide is replicated: one row at
   initialisation, or three heads on two devices.
 
   Args:
@@ -55,13 +60,11 @@ def constrain(
     *names: one of `AXES`, or None, for every dimension of `x`.
 
   Raises:
-    ValueError: if a name is not in `AXES`, or their number is not the rank.
+    FieldError: if a name is not in `AXES`, or their number is not the rank.
   """
   _check(names)
   if len(names) != x.ndim:
-    raise ValueError(
-      f'names: expected one per dimension of {x.shape}, got {names}'
-    )
+    raise FieldError('names', names, f'one per dimension of {x.shape}')
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or not nn.get_logical_axis_rules():
     return x
@@ -71,6 +74,40 @@ def constrain(
     for name, size, axis in zip(names, x.shape, spec, strict=True)
   ]
   return nn.with_logical_constraint(x, tuple(fitting))
+
+
+def over_rows(
+  function: Callable[..., Any], batch: int, by_row: tuple[bool, ...]
+) -> Callable[..., Any]:
+  """Wraps a function that is independent per row in `jax.shard_map`.
+
+  Without it XLA all-gathers the scores for top_k and runs it replicated on
+  every device.
+
+  Args:
+    function: of arrays to arrays, all of which start with the rows.
+    batch: number of rows.
+    by_row: for each argument, whether it starts with the rows.
+
+  Returns:
+    The function itself if no mesh axis splits the rows.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  axes = tuple(
+    axis
+    for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+    if axis in BATCH_AXES and kind != AxisType.Manual
+  )
+  parts = math.prod(mesh.shape[axis] for axis in axes)
+  if parts == 1 or batch % parts:
+    return function
+  rows = PartitionSpec(axes)
+  return jax.shard_map(
+    function,
+    in_specs=tuple(rows if each else PartitionSpec() for each in by_row),
+    out_specs=rows,
+    axis_names=set(axes),
+  )
 
 
 def _parts(axis: Any, mesh: Any) -> int:
@@ -83,6 +120,4 @@ def _parts(axis: Any, mesh: Any) -> int:
 def _check(names: tuple[str | None, ...]) -> None:
   for name in names:
     if name is not None and name not in AXES:
-      raise ValueError(
-        f'logical axis: expected one of {AXES} or None, got {name!r}'
-      )
+      raise FieldError('logical axis', name, f'one of {AXES} or None')

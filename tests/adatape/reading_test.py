@@ -43,6 +43,15 @@ def test_bank_drop_has_its_rate_and_leaves_enough():
   assert not np.asarray(bank_drop(keys, 0.9, 30, keep=30)).any()
 
 
+def test_bank_drop_draws_the_kept_tokens_near_the_limit():
+  keys = jax.random.split(jax.random.key(0), 400)
+  dropped = np.asarray(bank_drop(keys, 0.9, 40, keep=30))
+  assert (dropped.sum(1) == 10).all()
+  # Early and late tokens are dropped alike: 1/4 each, 5 deviations at most.
+  share = dropped.mean(0)
+  assert np.abs(share - 0.25).max() < 5 * (0.25 * 0.75 / 400) ** 0.5
+
+
 def test_noise_belongs_to_its_row():
   keys = jax.random.split(jax.random.key(0), 6)
   query = jnp.zeros((6, 8))

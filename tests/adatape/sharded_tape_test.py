@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from adatape import tape
-from adatape.reading import Reading
+from adatape.reading import Reading, bank_drop
 
 B, C, H, h = 16, 40, 16, 8
 READING = Reading(3, 5, 2.2, h)
@@ -78,10 +78,22 @@ def test_reads_without_communication(mesh, dim):
 
 def test_communicates_without_shard_map(monkeypatch, mesh):
   # Shows that the test above could fail.
-  monkeypatch.setattr(tape, '_over_rows', lambda function, *_: function)
+  monkeypatch.setattr(tape, 'over_rows', lambda function, *_: function)
   placed = put(mesh, *case(2))
   read = jax.jit(lambda *args: tape.read(*args, READING))
   assert 'all-gather' in read.lower(*placed).compile().as_text()
+
+
+def test_bank_drop_draws_without_communication(mesh):
+  keys = jax.device_put(
+    jax.random.split(jax.random.key(0), B),
+    NamedSharding(mesh, PartitionSpec(('data', 'fsdp'))),
+  )
+  drop = jax.jit(lambda keys: bank_drop(keys, 0.9, C, keep=30))
+  compiled = drop.lower(keys).compile()
+  assert not [word for word in GATHERS if word in compiled.as_text()]
+  want = bank_drop(jax.device_get(keys), 0.9, C, keep=30)
+  np.testing.assert_array_equal(compiled(keys), want)
 
 
 def test_one_row_reads_on_a_mesh_of_many(mesh):
