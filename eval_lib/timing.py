@@ -7,7 +7,6 @@ within each round, where both sides met the same machine.
 """
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,34 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-  """A median with its quartiles.
-
-  Attributes:
-    median: the estimate.
-    low: first quartile.
-    high: third quartile.
-  """
-
-  median: float
-  low: float
-  high: float
-
-  @classmethod
-  def of(cls, samples: Float[np.ndarray, ' R']) -> 'Estimate':
-    """Summarises repeats."""
-    low, median, high = np.quantile(samples, (0.25, 0.5, 0.75))
-    return cls(float(median), float(low), float(high))
-
-  def text(self, scale: float = 1.0, digits: int = 3) -> str:
-    """`median [low, high]`, multiplied by `scale`, in significant digits."""
-    median = scale * self.median
-    magnitude = math.floor(math.log10(abs(median))) if median else 0
-    decimals = max(0, digits - 1 - magnitude)
-    low, high = (f'{scale * v:.{decimals}f}' for v in (self.low, self.high))
-    return f'{median:.{decimals}f} [{low}, {high}]'
+from eval_lib.report import Estimate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,14 +48,6 @@ def test_ratio_survives_drift_and_warmup_does_not_count():
   assert (ratio.low, ratio.median, ratio.high) == pytest.approx((2, 2, 2))
 
 
-def test_estimate_by_hand():
-  estimate = timing.Estimate.of(np.array([5.0, 1.0, 2.0, 3.0, 4.0]))
-  assert estimate == timing.Estimate(median=3.0, low=2.0, high=4.0)
-  assert estimate.text() == '3.00 [2.00, 4.00]'
-  assert estimate.text(scale=1000.0) == '3000 [2000, 4000]'
-  assert estimate.text(scale=0.001) == '0.00300 [0.00200, 0.00400]'
-
-
 @pytest.mark.parametrize(
   'arguments',
   [

@@ -1,0 +1,126 @@
+"""Tables of measured numbers: estimates with quartiles, CSV, the terminal.
+
+A table is a list of rows, and a row maps names of columns to values. Rows may
+lack columns of other rows. An `Estimate` takes three columns of a CSV file:
+`seconds`, `seconds_low` and `seconds_high`.
+"""
+
+import csv
+import dataclasses
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from dataset_lib import atomic_file
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+  """A median with its quartiles.
+
+  Attributes:
+    median: the estimate.
+    low: first quartile.
+    high: third quartile.
+  """
+
+  median: float
+  low: float
+  high: float
+
+  @classmethod
+  def of(cls, samples: Float[np.ndarray, ' R']) -> 'Estimate':
+    """Summarises repeated measurements."""
+    low, median, high = np.quantile(samples, (0.25, 0.5, 0.75))
+    return cls(float(median), float(low), float(high))
+
+  def text(self, scale: float = 1.0, digits: int = 3) -> str:
+    """Formats `median [low, high]`, times `scale`, in significant digits."""
+    median = scale * self.median
+    magnitude = math.floor(math.log10(abs(median))) if median else 0
+    decimals = max(0, digits - 1 - magnitude)
+    low, high = (f'{scale * v:.{decimals}f}' for v in (self.low, self.high))
+    return f'{median:.{decimals}f} [{low}, {high}]'
+
+
+def write_csv(
+  path: str | os.PathLike[str],
+  rows: Rows,
+  constants: Mapping[str, Any] | None = None,
+) -> None:
+  """Writes rows below a line of column names; replaces the file atomically.
+
+  Args:
+    path: the file.
+    rows: see the module. The columns are in the order of their first use; what
+      a row lacks, and None, is an empty cell.
+    constants: columns with the same value in all rows, appended.
+  """
+  lines = [_flat(row) for row in rows]
+  same = dict(constants or {})
+  names = dict.fromkeys(name for line in [*lines, same] for name in line)
+  file = io.StringIO()
+  writer = csv.DictWriter(file, list(names), lineterminator='\n')
+  writer.writeheader()
+  writer.writerows(line | same for line in lines)
+  atomic_file.write_text(path, file.getvalue())
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+  line: dict[str, Any] = {}
+  for name, value in row.items():
+    if isinstance(value, Estimate):
+      line |= {
+        name: value.median,
+        f'{name}_low': value.low,
+        f'{name}_high': value.high,
+      }
+    else:
+      line[name] = value
+  return line
+
+
+def print_table(title: str, rows: Rows, note: str = '') -> None:
+  """Prints rows on the terminal, never cutting off a cell.
+
+  Args:
+    title: printed above the table; may be empty.
+    rows: see the module; at least one. Cells are printed as `str` does, an
+      `Estimate` by its `text`, None as nothing.
+    note: printed below the table; may be empty.
+  """
+  import rich.box
+  import rich.console
+  import rich.table
+  import rich.text
+
+  table = rich.table.Table(box=rich.box.SIMPLE, collapse_padding=True)
+  names = list(dict.fromkeys(name for row in rows for name in row))
+  for place, name in enumerate(names):
+    side: Any = 'right' if place else 'left'
+    table.add_column(name, justify=side, no_wrap=True)
+  for row in rows:
+    # Brackets in a value are a range, not markup.
+    table.add_row(*(rich.text.Text(_cell(row.get(name))) for name in names))
+  console = rich.console.Console(highlight=False)
+  # A narrow terminal wraps the lines of a table, but shows all of them.
+  width = console.measure(
+    table, options=console.options.update(width=10_000)
+  ).maximum
+  console.width = max(console.width, width)
+  for text in (title, table, note):
+    if text:
+      console.print(text, markup=False, soft_wrap=isinstance(text, str))
+
+
+def _cell(value: Any) -> str:
+  if isinstance(value, Estimate):
+    return value.text()
+  return '' if value is None else str(value)
