@@ -51,6 +51,7 @@ setuptools.setup(
   ),
   install_requires=[
     'absl-py>=2.1',
+    'annotated-types>=0.7',
     'clu>=0.0.12',
     'etils[epath]>=1.9',
     'flax>=0.12,<0.13',

@@ -7,16 +7,19 @@ class ConfigError(ValueError):
   """A configuration value that is unknown, of the wrong type or out of range.
 
   Attributes:
-    key: dotted name of the field, for example 'dataset.image_size'.
+    field: dotted name of the field, for example 'dataset.image_size'.
     given: the rejected value.
     expected: the legal range in words.
   """
 
-  def __init__(self, key: str, given: Any, expected: str):
-    super().__init__(f'{key}: expected {expected}, got {given!r}')
-    self.key = key
+  def __init__(self, field: str, given: Any, expected: str):
+    super().__init__(f'{field}: expected {expected}, got {given!r}')
+    self.field = field
     self.given = given
     self.expected = expected
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    return type(self), (self.field, self.given, self.expected)
 
 
 class MissingDataError(FileNotFoundError):

@@ -113,9 +113,9 @@ def build(
     return evaluator(complete, context), every_steps
   except ConfigError as error:
     own = dict(config.items()).get('dataset') is not None
-    if not own or error.key.partition('.')[0] != 'dataset':
+    if not own or error.field.partition('.')[0] != 'dataset':
       raise
-    key = f'evals.{name}.{error.key}'
+    key = f'evals.{name}.{error.field}'
     raise ConfigError(key, error.given, error.expected) from error
 
 
@@ -163,7 +163,7 @@ def _check_dataset(
     try:
       builder.validate(config, split)
     except ConfigError as error:
-      key = error.key
+      key = error.field
       if key == 'split':
         key = f'{prefix}.{field}'
       elif own:

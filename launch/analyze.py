@@ -73,7 +73,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any]:
   try:
     builder.validate(config.dataset, arguments.split)
   except ConfigError as error:
-    prefix = '--' if error.key == 'split' else ''
+    prefix = '--' if error.field == 'split' else ''
     raise command_line.UsageError(f'{prefix}{error}') from error
   if arguments.treebank and not os.path.isfile(arguments.treebank):
     raise command_line.UsageError(

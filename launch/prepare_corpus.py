@@ -194,7 +194,7 @@ def run(arguments: Any) -> int:
     with corpus_report.Progress() as progress:
       manifest = corpus_building.prepare(out, given, progress)
   except ConfigError as error:
-    command_line.fail(f'--{error}' if error.key == 'vocab_size' else error)
+    command_line.fail(f'--{error}' if error.field == 'vocab_size' else error)
   except MissingDataError:
     raise  # an OSError too
   except OSError as error:

@@ -177,7 +177,7 @@ def _check_stages(config: Any, task: type[Task]) -> None:
     try:
       task.validate(with_model(config, entry['model']))
     except ConfigError as error:
-      where = f'{key}.{error.key}'
+      where = f'{key}.{error.field}'
       raise ConfigError(where, error.given, error.expected) from error
 
 

@@ -67,7 +67,7 @@ def test_wrong_arguments_are_answered_at_once(
 ):
   with pytest.raises(ConfigError) as error:
     loading.load(run, **arguments)
-  assert error.value.key == key
+  assert error.value.field == key
   assert expected in error.value.expected
 
 
@@ -75,7 +75,7 @@ def test_a_fixed_depth_is_refused(tmp_path_factory, unread):
   run = tiny_run.made(tmp_path_factory, 'glue', 'fixed')
   with pytest.raises(ConfigError) as error:
     loading.load(run)
-  assert error.value.key == 'model.halting'
+  assert error.value.field == 'model.halting'
   assert 'a fixed depth saves nothing' in error.value.expected
 
 
@@ -95,7 +95,7 @@ def test_groups_are_refused(run, unread, tmp_path):
   )  # fmt: skip
   with pytest.raises(ConfigError) as error:
     loading.load(copy)
-  assert error.value.key == 'model.num_groups'
+  assert error.value.field == 'model.num_groups'
 
 
 @pytest.mark.parametrize('other', ['bert', 'pretraining'])
@@ -114,7 +114,7 @@ def test_another_model_is_refused(
     )  # fmt: skip
   with pytest.raises(ConfigError) as error:
     loading.load(copy)
-  assert (error.value.key, error.value.given) == ('model.name', name)
+  assert (error.value.field, error.value.given) == ('model.name', name)
   assert 'albert_act.model:AlbertClassifier' in error.value.expected
 
 

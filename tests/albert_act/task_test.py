@@ -191,7 +191,7 @@ def test_the_ponder_cost_pulls_the_score_to_halt_sooner():
 def test_illegal_fields_are_named(changes, key):
   with pytest.raises(ConfigError) as error:
     FineTune.validate(config() | changes)
-  assert error.value.key == key
+  assert error.value.field == key
 
 
 def resolved(start, **model):
@@ -232,7 +232,7 @@ def test_a_run_without_a_model_is_refused(tmp_path, text):
     (tmp_path / 'config.json').write_text(text)
   with pytest.raises(ConfigError) as error:
     resolved(tmp_path)
-  assert error.value.key == 'warm_start.workdir'
+  assert error.value.field == 'warm_start.workdir'
   assert 'a config.json that has its model' in error.value.expected
   assert error.value.given == str(tmp_path)
 
@@ -241,6 +241,6 @@ def test_a_checkpoint_of_a_bert_is_refused(tmp_path):
   (tmp_path / 'config.json').write_text('{"model_type": "bert"}')
   with pytest.raises(ConfigError) as error:
     resolved(tmp_path)
-  assert error.value.key == 'warm_start.workdir'
+  assert error.value.field == 'warm_start.workdir'
   assert 'embedding_width' in error.value.expected
   assert 'depth' in error.value.given

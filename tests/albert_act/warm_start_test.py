@@ -62,7 +62,7 @@ def test_a_score_that_hugging_face_lacks_is_named(tmp_path_factory):
   config = glue(tmp_path_factory, start)
   with pytest.raises(ConfigError, match='score/kernel') as error:
     begun(config)
-  assert error.value.key == 'warm_start.workdir'
+  assert error.value.field == 'warm_start.workdir'
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def build(**arguments):
 def test_illegal_configurations_name_the_key(config, key):
   with pytest.raises(ConfigError) as error:
     builder.validate(config)
-  assert error.value.key == key
+  assert error.value.field == key
   assert str(error.value).startswith(f'{key}: expected ')
 
 
@@ -81,7 +81,7 @@ def test_illegal_configurations_name_the_key(config, key):
 def test_illegal_splits(name, split):
   with pytest.raises(ConfigError) as error:
     builder.validate(name, split)
-  assert error.value.key == 'split'
+  assert error.value.field == 'split'
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_parts_of_tfds_splits(split):
 def test_illegal_arguments(arguments, key):
   with pytest.raises(ConfigError) as error:
     build(**arguments)
-  assert error.value.key == key
+  assert error.value.field == key
 
 
 def test_illegal_start_step():
   with pytest.raises(ConfigError) as error:
     build().batches(-1)
-  assert error.value.key == 'start_step'
+  assert error.value.field == 'start_step'
 
 
 def test_validation_completes_the_configuration():

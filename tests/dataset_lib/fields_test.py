@@ -1,93 +1,180 @@
-"""Field tables: legal values pass, others name the key and the range."""
+"""Annotated fields: legal values pass, others name field and legal range."""
 
+import dataclasses
 import math
+import pickle
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
+import flax.linen as nn
 import ml_collections
 import numpy as np
 import pytest
+from annotated_types import Ge, Gt, Interval, Len, MinLen, Predicate
 
 from dataset_lib import fields
 from dataset_lib.errors import ConfigError
+from model_lib.errors import FieldError
 
-FIELDS = {
-  'size': fields.integer(1, 8),
-  'share': fields.real(0.0, 1.0, default=0.5),
-  'root': fields.text('a folder', default=''),
-  'augment': fields.names(('crop', 'flip'), default=()),
-}
+Size = Annotated[int, Interval(ge=1, le=8)]
 
 
-def check(**config):
-  return fields.check_fields(config, FIELDS, 'dataset')
+@dataclasses.dataclass(frozen=True)
+class Rate:
+  name: Literal['constant', 'linear'] = 'constant'
+  lr: Annotated[float, Interval(gt=0, le=1.0)] = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+  size: Size
+  share: Annotated[float, Interval(ge=0.0, le=1.0)] = 0.5
+  root: str = ''
+  split: Annotated[str, MinLen(1)] = 'train'
+  lower: Annotated[str, Predicate(str.islower), 'lower case'] = 'a'
+  augment: Annotated[tuple[Literal['crop', 'flip'], ...], fields.Distinct] = ()
+  layers: Sequence[Size] = ()
+  pair: tuple[float, float] = (0.0, 1.0)
+  few: Annotated[tuple[int, ...], Len(0, 2)] = ()
+  depth: Annotated[int, Ge(1)] | None = None
+  bound: int | float = 2
+  flag: bool = False
+  rate: Rate = Rate()
+  stages: dict[str, Rate] = dataclasses.field(default_factory=dict)
+  knobs: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Module(nn.Module):
+  num_classes: int
+  depth: Annotated[int, Interval(ge=1, le=1000)]
+  dtype: Any = None
+  layers: Sequence[Annotated[int, Gt(0)]] = ()
+
+
+def check(**given):
+  return fields.check(Data, {'size': 1, **given}, 'dataset')
 
 
 def test_defaults_complete_the_configuration():
-  assert check(size=3) == {
-    'size': 3,
-    'share': 0.5,
-    'root': '',
-    'augment': (),
-  }
-
-
-def test_a_list_becomes_a_tuple_and_numpy_integers_count():
-  complete = check(size=np.int64(8), augment=['flip', 'crop'])
-  assert complete['augment'] == ('flip', 'crop')
-  assert complete['size'] == 8
-
-
-def test_a_config_dict_is_a_configuration():
-  config = ml_collections.ConfigDict({'size': 2, 'augment': ('flip',)})
-  assert fields.check_fields(config, FIELDS, 'd')['augment'] == ('flip',)
+  assert check() == {
+    field.name: getattr(Data(1), field.name)
+    for field in dataclasses.fields(Data)
+    if field.name != 'rate'
+  } | {'rate': {'name': 'constant', 'lr': 0.1}}
 
 
 @pytest.mark.parametrize(
-  ('name', 'value'),
+  ('name', 'given', 'complete'),
   [
-    ('size', 0),
-    ('size', 9),
-    ('size', -3),
-    ('size', 3.0),
-    ('size', '3'),
-    ('size', True),
-    ('size', None),
-    ('share', -0.1),
-    ('share', 1.1),
-    ('share', math.nan),
-    ('share', math.inf),
-    ('share', 'half'),
-    ('root', 3),
-    ('root', None),
-    ('augment', 'flip'),
-    ('augment', ('flop',)),
-    ('augment', ('(flip,)',)),
-    ('augment', ('flip', 'flip')),
-    ('augment', (3,)),
+    ('size', np.int64(8), 8),
+    ('share', 1, 1),
+    ('augment', ['flip', 'crop'], ('flip', 'crop')),
+    ('layers', [1, 2], (1, 2)),
+    ('depth', 3, 3),
+    ('depth', None, None),
+    ('bound', 0.5, 0.5),
+    ('rate', {'lr': 1.0}, {'name': 'constant', 'lr': 1.0}),
+    ('stages', {'one': {}}, {'one': {'name': 'constant', 'lr': 0.1}}),
+    ('knobs', {'x': ('linear', 0, 1)}, {'x': ('linear', 0, 1)}),
   ],
 )
-def test_an_illegal_value_names_key_value_and_range(name, value):
-  with pytest.raises(ConfigError) as error:
-    check(**{'size': 1, name: value})
-  message = str(error.value)
-  assert error.value.key == f'dataset.{name}'
-  assert message.startswith(f'dataset.{name}: expected ')
-  assert FIELDS[name].expected in message
-  assert message.endswith(f'got {value!r}')
+def test_a_legal_value_passes_and_lists_become_tuples(name, given, complete):
+  assert check(**{name: given})[name] == complete
+  config = ml_collections.ConfigDict({'size': 1, name: given})
+  assert fields.check(Data, config, 'dataset')[name] == complete
 
 
-def test_the_message_reads_like_this():
+INTEGER = 'an integer in [1, 8]'
+SHARE = 'a number in [0.0, 1.0]'
+NAMES = 'a tuple of distinct names out of crop, flip'
+
+
+@pytest.mark.parametrize(
+  ('name', 'given', 'expected'),
+  [
+    *[('size', bad, INTEGER) for bad in (0, 9, 3.0, '3', True, None)],
+    *[('share', bad, SHARE) for bad in (-0.1, 1.1, math.nan, math.inf, '1')],
+    ('root', 3, 'a text'),
+    ('split', '', 'a text, not empty'),
+    ('lower', 'A', 'lower case'),
+    *[
+      ('augment', bad, NAMES)
+      for bad in ('flip', ('flop',), ('flip', 'flip'), (3,), ([],))
+    ],
+    ('layers', (1, 9), 'a tuple of integers in [1, 8]'),
+    ('pair', (1.0, 2.0, 3.0), 'a tuple of two numbers'),
+    ('few', (1, 2, 3), 'a tuple of integers, at most 2 of them'),
+    ('depth', 0, 'an integer >= 1 or None'),
+    ('bound', 'x', 'a number'),
+    ('flag', 1, 'True or False'),
+    ('rate', 3, 'a group of fields'),
+    ('stages', 3, 'a group of fields'),
+    ('knobs', (), 'a group of fields'),
+  ],
+)
+def test_an_illegal_value_names_field_and_range(name, given, expected):
   with pytest.raises(ConfigError) as error:
-    check(size=-3)
+    check(**{name: given})
   assert str(error.value) == (
-    'dataset.size: expected an integer in [1, 8], got -3'
+    f'dataset.{name}: expected {expected}, got {given!r}'
   )
+  assert error.value.field == f'dataset.{name}'
+  assert error.value.expected == expected
 
 
-def test_an_unknown_field_gets_a_suggestion():
-  with pytest.raises(ConfigError, match=r'did you mean augment\?'):
-    check(size=1, augmnet=())
+@pytest.mark.parametrize(
+  ('given', 'message'),
+  [
+    ({'augmnet': ()}, r'dataset.augmnet: .*did you mean augment\?'),
+    ({'rate': {'lr': 0}}, r'dataset.rate.lr: .*in \(0, 1.0\], got 0'),
+    ({'rate': {'nmae': ''}}, r'dataset.rate.nmae: .*did you mean name\?'),
+    ({'stages': {'a': {'name': 'x'}}}, 'dataset.stages.a.name: .*one of const'),
+  ],
+)
+def test_names_and_nested_fields_have_their_path(given, message):
+  with pytest.raises(ConfigError, match=message):
+    check(**given)
 
 
-def test_a_missing_field_is_named():
-  with pytest.raises(ConfigError, match=r'dataset\.size: .* got .nothing'):
-    check()
+def test_a_missing_required_field_is_named():
+  with pytest.raises(ConfigError, match=f'dataset.size: .*{INTEGER[-5:-1]}'):
+    fields.check(Data, {}, 'dataset')
+
+
+def test_a_linen_module_has_its_own_fields_only():
+  without = ('num_classes', 'dtype')
+  complete = fields.check(Module, {'depth': 2}, 'model', without)
+  assert complete == {'depth': 2, 'layers': ()}
+  for given, message in [
+    ({'depth': 0}, r'model.depth: expected an integer in \[1, 1000\], got 0'),
+    ({'depth': 1, 'name': 'x'}, 'legal fields are depth, layers'),
+    ({'depth': 1, 'layers': (0,)}, 'a tuple of integers > 0'),
+  ]:
+    with pytest.raises(ConfigError, match=message):
+      fields.check(Module, given, 'model', without)
+
+
+def test_errors_get_a_prefix():
+  for error in (FieldError('depth', 0, '1'), ConfigError('depth', 0, '1')):
+    with pytest.raises(ConfigError) as raised, fields.errors_under('model'):
+      raise error
+    assert str(raised.value) == 'model.depth: expected 1, got 0'
+  with pytest.raises(ValueError, match='other'), fields.errors_under('model'):
+    raise ValueError('other')
+
+
+def test_a_config_error_survives_pickling():
+  error = pickle.loads(pickle.dumps(ConfigError('depth', 0, '1')))
+  assert (error.field, error.given, error.expected) == ('depth', 0, '1')
+
+
+@pytest.mark.parametrize(
+  'name', ['', 'x', '../x:y', 'x:', ':y', '.x:y', 'a b:c', 3, 'os:nothing']
+)
+def test_locate_names_what_cannot_be_imported(name):
+  with pytest.raises(ConfigError, match=r"task: expected 'package\.module:N"):
+    fields.locate(name, 'task')
+
+
+def test_locate_imports():
+  assert fields.locate('math:pi', 'x') == math.pi

@@ -88,7 +88,7 @@ def test_rows_of_the_training_are_not_held_out(root):
   assert len(judging.places()) == len(fitted.places()) == 4
   with pytest.raises(ConfigError, match='not trained on, it shares 4') as error:
     build('train', 'train[90%:]')
-  assert error.value.key == 'calibration_split'
+  assert error.value.field == 'calibration_split'
   assert build('train', None)[1] is None
   # Two names of one split.
   with pytest.raises(ConfigError, match='not trained on, it shares 3'):
@@ -107,7 +107,7 @@ def test_rows_that_certify_are_not_trained_on(root):
   )  # fmt: skip
   with pytest.raises(ConfigError, match='not trained on, it shares 4') as error:
     calibration_evaluator.Evaluator(fields, context)
-  assert error.value.key == 'split'
+  assert error.value.field == 'split'
   calibration_evaluator.Evaluator(fields | {'epsilon': 0.0}, context)
 
 
@@ -118,7 +118,7 @@ def test_rows_that_certify_are_not_trained_on(root):
 def test_illegal_splits(root, split):
   with pytest.raises(ConfigError) as error:
     builder.validate(config(root, 'sst2'), split)
-  assert error.value.key == 'split'
+  assert error.value.field == 'split'
 
 
 def test_a_subset_is_fixed_and_nested(root):
@@ -143,7 +143,7 @@ def test_a_split_without_labels_is_refused(root):
   (root / 'test.tsv').write_text('index\tsentence\n0\tw1\n')
   with pytest.raises(ConfigError, match='a split with labels') as error:
     builder.build_source(config(root, 'cola'), 'test')
-  assert error.value.key == 'split'
+  assert error.value.field == 'split'
   assert 'test.tsv, line 2' in str(error.value)
 
 
@@ -181,7 +181,7 @@ def test_an_id_outside_of_the_vocabulary_is_a_bad_row(root, monkeypatch):
 def test_illegal_configurations(root, changes, key):
   with pytest.raises(ConfigError) as error:
     builder.validate(config(root, 'sst2') | changes)
-  assert error.value.key == key
+  assert error.value.field == key
 
 
 @pytest.mark.parametrize(

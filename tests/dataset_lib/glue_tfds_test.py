@@ -143,7 +143,7 @@ def test_by_directory(prepared):
 def test_test_splits_have_no_labels(prepared, task):
   with pytest.raises(ConfigError, match='a split with labels') as error:
     rows(prepared, task, 'test')
-  assert error.value.key == 'split'
+  assert error.value.field == 'split'
 
 
 def test_a_bad_row_is_counted(prepared):

@@ -131,7 +131,7 @@ def test_a_missing_split_lists_the_others(root):
 def test_a_split_is_no_path(root, split):
   with pytest.raises(ConfigError) as error:
     source(root, split)
-  assert error.value.key == 'split'
+  assert error.value.field == 'split'
 
 
 @pytest.mark.parametrize('place', ['train', 'train/fox', 'train/cat/out.jpg'])

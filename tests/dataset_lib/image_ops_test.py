@@ -217,4 +217,4 @@ CONFIG = dict(
 def test_values_that_do_not_fit_together(key, value):
   with pytest.raises(ConfigError) as error:
     image_ops.options_from({**CONFIG, key: value})
-  assert error.value.key == f'dataset.{key}'
+  assert error.value.field == f'dataset.{key}'

@@ -88,4 +88,4 @@ def test_hosts_split_the_rows_in_order():
 def test_impossible_hosts(batch_size, host_index, host_count, key):
   with pytest.raises(ConfigError) as error:
     order.local_rows(batch_size, host_index, host_count)
-  assert error.value.key == key
+  assert error.value.field == key

@@ -128,13 +128,13 @@ def test_splits_share_no_document(directory):
 def test_illegal_configurations(directory, changes, key):
   with pytest.raises(ConfigError) as error:
     builder.build_source(pretraining_config(directory) | changes, 'train')
-  assert error.value.key == key
+  assert error.value.field == key
 
 
 def test_illegal_splits_and_directories(directory, tmp_path):
   with pytest.raises(ConfigError) as error:
     builder.validate(pretraining_config(directory), 'test')
-  assert error.value.key == 'split'
+  assert error.value.field == 'split'
   with pytest.raises(MissingDataError, match=r'launch\.prepare_corpus'):
     pretraining_source(tmp_path)
 

@@ -236,7 +236,7 @@ def test_missing_files_say_what_was_looked_for(root):
 def test_illegal_configurations(root, changes, split, key):
   with pytest.raises(ConfigError) as error:
     builder.validate(config(root) | changes, split)
-  assert error.value.key == key
+  assert error.value.field == key
 
 
 REAL = {  # rows of train and of test in the shared data, and classes

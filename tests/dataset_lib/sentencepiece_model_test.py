@@ -78,7 +78,7 @@ def test_training_is_a_function_of_the_texts(max_texts):
 def test_a_vocabulary_that_does_not_fit_the_texts(vocab_size, words):
   with pytest.raises(ConfigError, match=words) as error:
     sentencepiece_model.train(text_of(50), vocab_size, 1000)
-  assert error.value.key == 'vocab_size'
+  assert error.value.field == 'vocab_size'
 
 
 @pytest.mark.parametrize('kind', [KeyboardInterrupt, OSError])

@@ -222,7 +222,7 @@ def test_an_unprepared_set_gives_the_command(tmp_path):
 def test_an_unknown_name(tmp_path):
   with pytest.raises(ConfigError) as error:
     builder.build_source(config(tmp_path, name='cifar1o'), 'train')
-  assert error.value.key == 'dataset.builder'
+  assert error.value.field == 'dataset.builder'
 
 
 def test_a_folder_without_a_data_set(tmp_path):
@@ -294,7 +294,7 @@ def test_a_set_cannot_run_code(copy, monkeypatch, nested):
 def test_names_that_lead_elsewhere(name):
   with pytest.raises(ConfigError) as error:
     builder.validate(config('/x', name=name))
-  assert error.value.key == 'dataset.builder'
+  assert error.value.field == 'dataset.builder'
 
 
 @pytest.mark.parametrize(

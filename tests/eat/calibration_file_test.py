@@ -59,7 +59,7 @@ def test_a_calibration_of_other_parameters_is_refused(finished):
   other = jax.tree.map(lambda leaf: leaf * 1.0001, variables)
   with pytest.raises(ConfigError) as error:
     build((directory, task, other), step=1500)
-  assert error.value.key.endswith('calibration.json')
+  assert error.value.field.endswith('calibration.json')
   assert (
     f'run python -m launch.evaluate --workdir={directory} --evals=calibration '
     '--step=1500 --config.evals.calibration.epsilon=0.2 '

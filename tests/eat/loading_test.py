@@ -108,7 +108,7 @@ def test_wrong_arguments_are_answered_at_once(
 ):
   with pytest.raises(ConfigError) as error:
     loading.load(run, **arguments)
-  assert error.value.key == key
+  assert error.value.field == key
   assert expected in error.value.expected
 
 

@@ -105,7 +105,7 @@ def test_illegal_settings_are_named_at_the_start(
 ):
   with pytest.raises(ConfigError) as error:
     make(words, **settings)
-  assert error.value.key == key
+  assert error.value.field == key
   assert expected in error.value.expected
 
 

@@ -69,7 +69,7 @@ def test_a_guarantee_on_rows_that_share_texts_is_qualified(run):
 def test_what_was_not_certified_is_refused(finished, field, options, sources):
   with pytest.raises(ConfigError, match='certified without it') as error:
     build(finished, {'tau': 'guaranteed', **options}, **sources)
-  assert error.value.key == f'serve.{field}'
+  assert error.value.field == f'serve.{field}'
   build(finished, options, **sources)
 
 
@@ -77,7 +77,7 @@ def test_what_was_not_certified_is_refused(finished, field, options, sources):
 def test_a_regression_has_no_margin(tmp_path, name):
   with pytest.raises(ConfigError, match='0 for a regression') as error:
     service.settings_of(str(tmp_path), {name: 0.1}, {}, {}, num_classes=0)
-  assert error.value.key == f'serve.{name}'
+  assert error.value.field == f'serve.{name}'
   service.settings_of(str(tmp_path), {name: 0.1}, {}, {}, num_classes=2)
 
 
@@ -195,7 +195,7 @@ def test_an_entropy_that_every_row_has_is_no_threshold(
   options = {'rule': 'entropy', **options}
   with pytest.raises(ConfigError, match='every row would leave') as error:
     build(finished, options, thresholds)
-  assert error.value.key == key
+  assert error.value.field == key
   # Without the number of classes nothing can be said against it.
   settings = service.settings_of(str(finished[0]), options, thresholds, {})
   assert settings.rule.name == 'entropy'
@@ -223,7 +223,7 @@ def test_illegal_options_are_named(options, key):
 
   with pytest.raises(ConfigError) as error:
     service.rule_of(check_fields(options, service.OPTIONS, 'serve'), {})
-  assert error.value.key == key
+  assert error.value.field == key
 
 
 def test_the_guaranteed_threshold_is_the_certified_one():

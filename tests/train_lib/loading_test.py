@@ -33,10 +33,10 @@ def test_a_damaged_file_is_named(tmp_path, content):
 def test_a_missing_run_names_who_asked(tmp_path):
   with pytest.raises(ConfigError) as error:
     loading.load_config(tmp_path)
-  assert error.value.key == '--workdir'
+  assert error.value.field == '--workdir'
   with pytest.raises(ConfigError) as error:
     loading.load_config(tmp_path, key='loss.teacher')
-  assert error.value.key == 'loss.teacher'
+  assert error.value.field == 'loss.teacher'
 
 
 @pytest.mark.parametrize('content', ['', '{', '[]', 'null', '{"task": NaN}'])
