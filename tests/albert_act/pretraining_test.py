@@ -170,7 +170,7 @@ def test_micro_batches_add_exactly(task, batch):
 def test_illegal_fields_are_named(corpus, changes, key):
   with pytest.raises(ConfigError) as caught:
     Pretraining.validate(config_of(corpus, **changes))
-  assert caught.value.key == key
+  assert caught.value.field == key
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_evaluator_writes_nothing_without_a_workdir(tmp_path, monkeypatch):
 def test_illegal_fields_are_named(entry, key):
   with pytest.raises(ConfigError) as caught:
     build(**entry)
-  assert caught.value.key == key
+  assert caught.value.field == key
 
 
 def test_the_calibration_split_must_be_given():

@@ -65,7 +65,7 @@ def test_a_run_may_have_no_evaluators():
 def key_of(**entry):
   with pytest.raises(ConfigError) as caught:
     evaluator.validate(config(**entry))
-  return caught.value.key
+  return caught.value.field
 
 
 def test_errors_name_their_place():

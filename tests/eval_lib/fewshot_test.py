@@ -227,7 +227,7 @@ def test_illegal_fields_are_named(field, value):
   entry = {'type': 'fewshot', field: value}
   with pytest.raises(ConfigError) as caught:
     evaluator.validate(dict(dataset=DIGITS, evals=dict(few=entry)))
-  assert caught.value.key == f'evals.few.{field}'
+  assert caught.value.field == f'evals.few.{field}'
   assert str(caught.value).startswith(f'evals.few.{field}: expected ')
   assert repr(value) in str(caught.value)
 

@@ -284,7 +284,7 @@ def test_dense_flops_scale_the_share():
 def test_illegal_fields_are_named(entry, key):
   with pytest.raises(ConfigError) as caught:
     build(**entry)
-  assert caught.value.key == key
+  assert caught.value.field == key
 
 
 def test_tables_must_fit_the_heads():
