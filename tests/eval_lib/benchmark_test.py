@@ -1,0 +1,219 @@
+"""The measuring core, with a clock that the test turns and processes that die.
+
+No test asserts a measured time.
+"""
+
+import functools
+import os
+import time
+
+import numpy as np
+import pytest
+
+from eval_lib import benchmark, hosts
+from eval_lib.hosts import Call, Candidate, Hosts
+from eval_lib.report import Estimate
+
+
+class Clock:
+  """Every call of `work` takes `seconds`, times a drift of the machine."""
+
+  def __init__(self):
+    self.now, self.drift, self.calls = 0.0, 1.0, []
+
+  def work(self, name, seconds):
+    def call():
+      self.calls.append(name)
+      self.now += seconds * self.drift
+      if len(self.calls) % 2 == 0:
+        self.drift *= 1.5
+
+    return hosts.timer(call, clock=lambda: self.now)
+
+
+def test_rounds_are_interleaved_in_alternating_directions():
+  clock, shares = Clock(), []
+  timers = {'a': clock.work('a', 2.0), 'b': clock.work('b', 1.0)}
+  benchmark.measure(timers, rounds=3, warmup=1, advance=shares.append)
+  assert ''.join(clock.calls) == 'abba' * 2
+  assert shares == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_ratio_survives_drift_and_warmup_does_not_count():
+  clock = Clock()
+  timers = {'a': clock.work('a', 2.0), 'b': clock.work('b', 1.0)}
+  samples = benchmark.measure(timers, rounds=6, warmup=2)
+  np.testing.assert_allclose(samples['a'], 2.0 * 1.5 ** np.arange(2, 8))
+  found = benchmark.ratio(samples, 'a', 'b')
+  assert (found.low, found.median, found.high) == pytest.approx((2, 2, 2))
+
+
+def test_calls_are_repeated_for_as_long_as_asked():
+  asked = []
+
+  def take(calls):
+    asked.append(calls)
+    return 0.5 * calls
+
+  samples = benchmark.measure({'a': take}, rounds=2, warmup=1, min_seconds=1.4)
+  assert asked == [1, 3, 3]
+  assert samples['a'].tolist() == [0.5, 0.5]
+
+
+def test_a_timer_that_fails_once_has_no_samples():
+  answers = iter([1.0, None, 1.0])
+  timers = {'a': lambda calls: 2.0, 'b': lambda calls: next(answers)}
+  assert list(benchmark.measure(timers, rounds=3)) == ['a']
+
+
+def candidate(name, **fields):
+  return Candidate(name, lambda case: Call(lambda: None), **fields)
+
+
+CANDIDATES = [
+  candidate('unrolled', is_baseline=True, flops=lambda case: (12.0, 12.0),
+            group='same'),
+  candidate('scanned', is_baseline=True, flops=lambda case: (12.0, 12.0),
+            group='same'),
+  candidate('engine', flops=lambda case: (6.0, 5.0)),
+  candidate('reading', baseline='engine'),
+  candidate('torch'),
+]  # fmt: skip
+SAMPLES = {
+  'unrolled': np.array([0.3, 0.3, 0.3]),
+  # The best by median, though not in every round.
+  'scanned': np.array([0.2, 0.4, 0.2]),
+  'engine': np.array([0.4, 1.6, 0.4]),  # four rows a call
+  'reading': np.array([0.01, 0.04, 0.01]),
+}
+
+
+def test_rows_by_hand():
+  info = {'rows': 1, 'output': None, 'columns': {}}
+  prepared = {one.name: info for one in CANDIDATES}
+  prepared['engine'] = info | {'rows': 4, 'columns': {'device': 'cpu'}}
+  prepared['unrolled'] = info | {'output': np.array([1.0, 2.0])}
+  prepared['scanned'] = info | {'output': np.array([1.0, 2.5])}
+  table = benchmark.rows(
+    {'batch': 4}, CANDIDATES, SAMPLES, prepared,
+    {'over_torch': 'torch', 'over_unrolled': 'unrolled'},
+  )  # fmt: skip
+  unrolled, scanned, engine, reading = table
+  assert [row['candidate'] for row in table] == list(SAMPLES)
+  assert {row['batch'] for row in table} == {4}
+  assert unrolled['baseline'] == engine['baseline'] == 'scanned'
+  assert scanned['speedup'] == Estimate(1.0, 1.0, 1.0)
+  assert engine['seconds'] == Estimate(0.1, 0.1, 0.25)
+  # 2, 1 and 2 in the rounds; a ratio of the medians would not be an estimate.
+  assert engine['speedup'] == Estimate(2.0, 1.5, 2.0)
+  assert (engine['flops'], engine['limit'], engine['share']) == (5.0, 2.0, 1.0)
+  assert engine['device'] == 'cpu'
+  # 3, 0.75 and 3.
+  assert engine['over_unrolled'].median == pytest.approx(3.0)
+  assert engine['over_torch'] is None
+  assert reading['baseline'] == 'engine'
+  assert reading['speedup'].median == pytest.approx(10.0)
+  assert reading['flops'] is reading['limit'] is None
+  assert (unrolled['difference'], scanned['difference']) == (0.0, 0.5)
+  with pytest.raises(ValueError, match='no baseline'):
+    benchmark.rows({}, CANDIDATES[2:], SAMPLES, prepared)
+
+
+def test_candidates_without_a_part_in_a_case_are_left_out():
+  def make(case, name):
+    if name == 'b' and case['phase'] == 'train':
+      return None
+    return Call(lambda: None, rows=2)
+
+  candidates = [
+    Candidate(name, make, {'name': name}, is_baseline=name == 'a')
+    for name in 'ab'
+  ]
+  cases = [{'phase': 'forward'}, {'phase': 'train'}]
+  with Hosts() as places:
+    table = benchmark.run(candidates, cases, places, rounds=2, warmup=1)
+  assert [(row['phase'], row['candidate']) for row in table] == [
+    ('forward', 'a'), ('forward', 'b'), ('train', 'a'),
+  ]  # fmt: skip
+
+
+# -- processes; what they run must be a function of a module ----------------
+
+
+def work(case, behaviour=''):
+  """A call that says which process it is in, and dies or hangs on demand."""
+  print('a library says hello')
+  asked = []
+
+  def run():
+    asked.append(None)
+    if behaviour == 'dies' and len(asked) == 3:
+      raise MemoryError('out of memory')
+    if behaviour == 'hangs' and len(asked) == 3:
+      time.sleep(1000)
+
+  columns = {'pid': os.getpid(), 'variable': os.environ.get('A_VARIABLE')}
+  return Call(run, rows=case['batch'], output=[1.0], columns=columns)
+
+
+def in_process(name, process, behaviour='', **fields):
+  make = functools.partial(work, behaviour=behaviour)
+  return Candidate(name, make, process=process, **fields)
+
+
+def test_processes_are_shared_by_name_and_end(capfd):
+  candidates = [
+    in_process('a', 'one', is_baseline=True),
+    in_process('b', 'one'),
+    in_process('c', 'two'),
+    candidate('here'),
+  ]
+  lines = []
+  with Hosts(lines.append, environment={'A_VARIABLE': 'x'}) as places:
+    table = benchmark.run(candidates, [{'batch': 2}], places, rounds=1)
+    first, second, third = (row['pid'] for row in table[:3])
+    assert first == second != third != os.getpid()
+    assert exists(first)
+  assert not exists(first)
+  assert not exists(third)
+  assert table[0]['variable'] == 'x'
+  assert os.environ.get('A_VARIABLE') is None
+  assert len(lines) == 3
+  assert 'hello' not in capfd.readouterr().out
+
+
+def test_a_process_that_dies_loses_only_its_own_results():
+  candidates = [
+    in_process('a', 'one', is_baseline=True),
+    in_process('b', 'two', 'dies'),
+    in_process('c', 'two'),
+  ]
+  lines = []
+  with Hosts(lines.append) as places:
+    cases = [{'batch': 1}, {'batch': 2}]
+    table = benchmark.run(candidates, cases, places, rounds=3, warmup=1)
+  assert [row['candidate'] for row in table] == ['a', 'a']
+  assert places.lost == {'two'}
+  (line,) = [line for line in lines if line.startswith('left out')]
+  assert 'two died (exit code 1)' in line
+  assert 'MemoryError: out of memory' in line
+
+
+def test_a_process_that_hangs_is_ended(monkeypatch):
+  monkeypatch.setattr(hosts, 'CLOSE_SECONDS', 0.1)
+  lines = []
+  with Hosts(lines.append) as places:
+    one = in_process('a', 'one', 'hangs')
+    info = places.prepare(one, {'batch': 1})
+    places._hosts['one']._timeout = 0.1
+    assert places.timer(one, {'batch': 1})(2) is None
+    assert not exists(info['columns']['pid'])
+  assert 'one gave no answer in 0 s' in lines[-1]
+
+
+def exists(pid):
+  try:
+    os.kill(pid, 0)
+  except ProcessLookupError:
+    return False
+  return True
