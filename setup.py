@@ -1,7 +1,7 @@
 """Installs the libraries; `configs`, `launch` and `tests` run from a checkout.
 
 Two wheels that both ship a top-level `configs` or `launch` overwrite each
-other silently, hence the written-out list of packages.
+other silently. Every other folder with an `__init__.py` is installed.
 """
 
 import setuptools
@@ -37,17 +37,7 @@ setuptools.setup(
   license='Apache-2.0',
   python_requires='>=3.11',
   packages=setuptools.find_packages(
-    include=[
-      'adatape*',
-      'albert_act*',
-      'dataset_lib*',
-      'eat*',
-      'eval_lib*',
-      'model_lib*',
-      'recurrent_act*',
-      'serve_lib*',
-      'train_lib*',
-    ]
+    exclude=['configs', 'configs.*', 'launch', 'launch.*', 'tests', 'tests.*']
   ),
   install_requires=[
     'absl-py>=2.1',

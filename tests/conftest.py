@@ -1,4 +1,4 @@
-"""What every test shares: 8 fake devices, strict numerics, the real data.
+"""Fixtures of all tests: 8 fake devices, strict numerics, the real data.
 
 The environment is set before jax is imported anywhere; the import hook checks
 the jaxtyping annotations of the libraries at run time with beartype.
@@ -8,9 +8,8 @@ import os
 import pathlib
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
-# Most of the time of a test is compiling, and level 0 takes 40 % of it off.
-# What stands later wins: tests that train for long ask for the usual level, see
-# .ci/run.
+# Compiling takes most of a test's time, and level 0 shortens it by 40 %. A flag
+# of the environment overrides it: .ci/run sets the usual level for long tests.
 os.environ['XLA_FLAGS'] = (
   '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 '
 ) + os.environ.get('XLA_FLAGS', '')
@@ -20,33 +19,26 @@ import jax
 import jaxtyping
 import pytest
 
-PACKAGES = (
-  'adatape',
-  'albert_act',
-  'dataset_lib',
-  'eat',
-  'eval_lib',
-  'model_lib',
-  'recurrent_act',
-  'serve_lib',
-  'train_lib',
-)
-HOOK = jaxtyping.install_import_hook(PACKAGES, 'beartype.beartype')
-
-jax.config.update('jax_numpy_rank_promotion', 'raise')
+from tests import packages
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+HOOK = jaxtyping.install_import_hook(
+  (*packages.libraries(REPOSITORY), *packages.families(REPOSITORY)),
+  'beartype.beartype',
+)
+
+jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 
 @pytest.fixture
 def repository() -> pathlib.Path:
-  """The root of the checkout, from where `python -m launch.train` runs."""
+  """The root of the checkout, where `python -m launch.train` runs."""
   return REPOSITORY
 
 
 @pytest.fixture
 def shared_data() -> pathlib.Path:
-  """The folder of real data beside the checkout, or a skip with the reason."""
+  """The folder of real data next to the checkout; skips without it."""
   path = pathlib.Path(
     os.environ.get('SHARED_DATA', REPOSITORY.parent / 'shared' / 'data')
   )
@@ -57,7 +49,7 @@ def shared_data() -> pathlib.Path:
 
 @pytest.fixture(autouse=True)
 def strict_dtypes(request):
-  """No implicit casts in our mathematics; optax's own optimizers make some."""
+  """Forbids implicit casts in our mathematics; optax makes some."""
   rooms = {'model_lib', 'adatape', 'albert_act', 'eval_lib'}
   ours = rooms & set(request.path.parts)
   with jax.numpy_dtype_promotion('strict' if ours else 'standard'):

@@ -1,28 +1,32 @@
-"""Who may import whom: the walls of the house."""
+"""Which package may import which; packages are found, see `tests.packages`."""
 
 import ast
+import pathlib
 
 import pytest
 
-LIBRARIES = ('model_lib', 'dataset_lib', 'serve_lib', 'eval_lib', 'train_lib')
-MODELS = ('adatape', 'albert_act', 'eat', 'recurrent_act')
-MAY_IMPORT = {
+from tests import packages
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+LIBRARIES = {
   'model_lib': set(),
   'dataset_lib': set(),
   'serve_lib': {'model_lib', 'dataset_lib'},
   'eval_lib': {'model_lib', 'dataset_lib', 'serve_lib'},
   'train_lib': {'model_lib', 'dataset_lib', 'serve_lib', 'eval_lib'},
-  'adatape': set(LIBRARIES),
-  'albert_act': set(LIBRARIES),
-  'eat': set(LIBRARIES),
-  'recurrent_act': set(LIBRARIES),
-  'configs': set(),
-  'launch': {*LIBRARIES, *MODELS, 'configs'},
 }
 
 
-def imported_rooms(path):
-  """Top-level names a file imports, wherever in the file it does."""
+def may_import(root):
+  """Packages that each package of a checkout may import."""
+  families = packages.families(root)
+  return LIBRARIES | {name: set(LIBRARIES) for name in families} | {
+    'configs': set(), 'launch': {*LIBRARIES, *families, 'configs'}
+  }  # fmt: skip
+
+
+def imported_packages(path):
+  """Top-level names that a file imports, at any place in it."""
   for node in ast.walk(ast.parse(path.read_text())):
     if isinstance(node, ast.Import):
       yield from (alias.name.split('.')[0] for alias in node.names)
@@ -30,33 +34,52 @@ def imported_rooms(path):
       yield (node.module or '').split('.')[0]
 
 
-def forbidden(path, room):
-  rooms = set(imported_rooms(path)) & set(MAY_IMPORT)
-  return rooms - MAY_IMPORT[room] - {room}
+def forbidden(path, package, legal):
+  """Packages of the checkout that a file imports and may not."""
+  return (
+    (set(imported_packages(path)) & set(legal)) - legal[package] - {package}
+  )
 
 
-@pytest.mark.parametrize('room', MAY_IMPORT)
-def test_room_imports_only_what_it_may(repository, room):
-  files = list((repository / room).rglob('*.py'))
-  assert files, f'the room {room} is empty'
+@pytest.mark.parametrize('package', may_import(ROOT))
+def test_a_package_imports_only_what_it_may(package):
+  legal, files = may_import(ROOT), list((ROOT / package).rglob('*.py'))
+  assert files
   wrong = {
-    str(path): names for path in files if (names := forbidden(path, room))
+    str(path): names
+    for path in files
+    if (names := forbidden(path, package, legal))
   }
   assert not wrong
 
 
-def test_every_package_is_a_known_room(repository):
-  packages = {path.parent.name for path in repository.glob('*/__init__.py')}
-  assert packages == set(MAY_IMPORT)
+def test_every_library_is_known():
+  assert set(packages.libraries(ROOT)) == set(LIBRARIES)
+
+
+def test_no_library_names_a_family():
+  families = packages.families(ROOT)
+  for library in LIBRARIES:
+    for path in (ROOT / library).rglob('*.py'):
+      tree = ast.parse(path.read_text())
+      strings = {
+        node.value.partition('.')[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and ':' in node.value
+        and ' ' not in node.value
+      }
+      assert not strings & set(families), path
 
 
 def test_a_forbidden_import_is_found(tmp_path):
   path = tmp_path / 'wrong.py'
   path.write_text('def f():\n  from launch import train\n')
-  assert forbidden(path, 'train_lib') == {'launch'}
+  assert forbidden(path, 'train_lib', may_import(ROOT)) == {'launch'}
 
 
-def test_configs_import_only_ml_collections_and_common(repository):
+def test_configs_import_only_ml_collections_and_each_other():
   allowed = {'ml_collections', 'configs', 'difflib', 'typing'}
-  for path in (repository / 'configs').rglob('*.py'):
-    assert set(imported_rooms(path)) <= allowed, path
+  for path in (ROOT / 'configs').rglob('*.py'):
+    assert set(imported_packages(path)) <= allowed, path

@@ -1,0 +1,161 @@
+"""The contract of every task and every configuration of the checkout.
+
+Both are found and not listed: a new family is checked as soon as its folder and
+its configuration are there. A configuration that needs data, or is too large
+for a test, has its small variant in `tests.golden.adapter`; all others run as
+they are with 8 rows a batch.
+"""
+
+import contextlib
+import functools
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from tests import packages
+from tests.golden import adapter, standin
+from train_lib import checkpoint, sharding
+from train_lib.setup import build_setup
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+KNOWN = adapter.configs()
+# One of each family runs in CI, the others at night.
+DEFAULT = ('parity adatape', 'recurrent parity')
+SLOW = (
+  'digits input', 'parity ut', 'eat sst2', 'eat sst2 student', 'albert mnli',
+  'albert pretrain act', 'recurrent sparse_parity',
+)  # fmt: skip
+
+
+def variants():
+  """(flag, overrides) by name: the known ones, and a file that has none."""
+  known = {flag.partition(':')[0] for flag, _ in KNOWN.values()}
+  files = packages.config_files(ROOT)
+  return KNOWN | {file: (file, []) for file in files if file not in known}
+
+
+def marked(name):
+  if name in SLOW:
+    return pytest.param(name, marks=pytest.mark.slow)
+  if name in KNOWN and name not in DEFAULT:
+    return pytest.param(name, marks=pytest.mark.nightly)
+  return name
+
+
+CASES = [marked(name) for name in variants()]
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch):
+  monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory):
+  """Stand-in data; see `tests.golden.standin`."""
+  return standin.write_all(tmp_path_factory.mktemp('contract'))
+
+
+def one_step(config, devices):
+  """(state before, state after, loss, gradient norm) of the first batch."""
+  with config.unlocked():
+    config.mesh.data = devices
+  setup = build_setup(config)
+  stage = setup.stages[0]
+  with (
+    jax.set_mesh(setup.mesh),
+    contextlib.closing(setup.dataset.batches()) as batches,
+  ):
+    batch = sharding.put_batch(next(batches), setup.mesh)
+    state, frozen = setup.init_state(), setup.init_frozen()
+    before = jax.device_get(state)
+    step = setup.train_step(stage, frozen, batch)
+    after, metrics = step(state, frozen, batch, stage.knob_values(0))
+    return (
+      before,
+      jax.device_get(after),
+      float(metrics['loss'].compute()),
+      float(metrics['grad_norm'].compute()),
+    )
+
+
+@functools.cache
+def stepped(name, folders, devices):
+  config = adapter.load(*variants()[name], dict(folders))
+  return one_step(config, devices)
+
+
+def largest_difference(a, b):
+  differences = jax.tree.map(
+    lambda x, y: np.abs(np.float64(x) - np.float64(y)).max(initial=0.0), a, b
+  )
+  return max(jax.tree.leaves(differences))
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_one_step_has_finite_gradients_and_trains(name, folders):
+  before, after, loss, norm = stepped(name, tuple(folders.items()), 1)
+  assert np.isfinite(loss)
+  assert np.isfinite(norm)
+  assert norm > 0
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(after.params))
+  assert int(after.step) == 1
+  changed = largest_difference(before.opt_state, after.opt_state)
+  assert changed > 0
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_8_devices_do_the_step_of_1(name, folders):
+  one = stepped(name, tuple(folders.items()), 1)
+  eight = stepped(name, tuple(folders.items()), 8)
+  assert largest_difference(one[0].params, eight[0].params) == 0
+  np.testing.assert_allclose(one[2], eight[2], atol=1e-5)
+  np.testing.assert_allclose(one[3], eight[3], rtol=1e-4)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_state_is_restored_as_it_was_saved(name, folders, tmp_path):
+  state = stepped(name, tuple(folders.items()), 1)[1]
+  with checkpoint.Checkpointer(tmp_path) as checkpointer:
+    checkpointer.save(1, state, {'stage': 'stage1'})
+    checkpointer.wait()
+    abstract = jax.eval_shape(lambda: state)
+    restored = checkpointer.restore(abstract)
+  assert largest_difference(state, restored.state) == 0
+
+
+def test_every_task_has_a_configuration(folders):
+  used = {
+    adapter.load(flag, overrides, folders).task
+    for flag, overrides in variants().values()
+  }
+  found = packages.tasks(ROOT)
+  bases = {base for kind in found.values() for base in kind.__mro__[1:]}
+  without = {
+    name
+    for name, kind in found.items()
+    if name not in used and kind not in bases
+  }
+  assert not without, 'no file of configs/ trains these'
+
+
+def test_parameters_have_logical_axes_of_the_mesh(folders):
+  for name in DEFAULT:
+    config = adapter.load(*variants()[name], folders)
+    task, _ = adapter.first_batch(config)
+    params, _ = jax.eval_shape(task.init, jax.random.key(0))
+    known = {axis for axis, _ in sharding.RULES}
+    boxes = jax.tree.leaves(
+      params, is_leaf=lambda x: isinstance(x, nn.Partitioned)
+    )
+    names = {
+      axis
+      for box in boxes
+      if isinstance(box, nn.Partitioned)
+      for axis in box.names
+      if axis
+    }
+    assert names <= known

@@ -1,0 +1,266 @@
+"""Names that the golden records use of the program, before and after.
+
+Everything else goes through faces that stay: configuration files, `trainer`,
+the files of a run, and the commands.
+"""
+
+import contextlib
+import pathlib
+import re
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+BEFORE = pathlib.Path('launch/contest.py').exists()
+STEPS = 20
+
+# Pattern of a parameter's path -> its path before the redesign.
+RENAMED_PARAMETERS: dict[str, str] = {}
+
+SHRUNK = [
+  'batch_size=8', 'mesh.data=1', 'log_every=1', 'tensorboard=false',
+  'checkpoint.every_steps=0', 'loader.num_threads=1',
+]  # fmt: skip
+EAT = [
+  'model.width=16', 'model.mlp_dim=24', 'model.num_heads=2',
+  'model.vocab_size=47', 'model.max_positions=40',
+  'dataset.length_buckets=8,16,32',
+]  # fmt: skip
+ALBERT = [
+  'model.width=16', 'model.embedding_width=8', 'model.max_iterations=6',
+  'model.mlp_dim=24', 'model.num_heads=4', 'model.vocab_size=47',
+  'model.max_positions=64',
+]  # fmt: skip
+FINE_TUNED = [
+  *ALBERT, 'dataset.max_length=32', 'dataset.length_buckets=16,32',
+  'dataset.tokenizer={vocabulary}',
+]  # fmt: skip
+GLUE_TASKS = (
+  'cola', 'sst2', 'mrpc', 'qqp', 'stsb', 'mnli', 'qnli', 'rte', 'wnli'
+)  # fmt: skip
+
+
+def configs() -> dict[str, tuple[str, list[str]]]:
+  """Flag and overrides of every shipped config, by the subject's name."""
+  table: dict[str, tuple[str, list[str]]] = {}
+  parity = 'configs/adatape/parity.py:n=8'
+  paper = 'configs/adatape/parity_paper.py:n=8,depth=2,width=24,mlp_dim=32'
+  for model in ('adatape', 'transformer', 'ut'):
+    table[f'parity {model}'] = f'{parity},model={model}', []
+    table[f'parity_paper {model}'] = f'{paper},model={model}', []
+  folder = 'configs/adatape/image_folder.py:root={images},size=32,variant=Ti/16'
+  for model in ('learn', 'input', 'vit'):
+    table[f'digits {model}'] = f'configs/adatape/digits.py:model={model}', []
+    arguments = ',bank_patch=4' if model == 'input' else ''
+    small = ['model.depth=2'] + ['model.bank_size=60'] * (model == 'learn')
+    table[f'image_folder {model}'] = f'{folder},model={model}{arguments}', small
+  for name, arguments in (
+    ('parity', ''), ('logic', ',rule=straight_through'),
+    ('addition', ',digits=2,rule=skip'),
+    ('sort', ',length=3,rule=fixed,cell=gru'), ('sparse_parity', ''),
+    ('parity', ',cell=lstm,placement=scattered'),
+  ):  # fmt: skip
+    cell = ' lstm' if 'lstm' in arguments else ''
+    flag = f'configs/recurrent_act/{name}.py:width=16{arguments}'
+    table[f'recurrent {name}{cell}'] = flag, ['dataset.test_examples=16']
+  common = 'data={glue},vocabulary={vocabulary},variant=tiny,max_length=32'
+  for task in GLUE_TASKS:
+    flag = f'configs/eat/{task}.py:{common}'
+    table[f'eat {task}'] = flag, [*EAT, 'model.window=4']
+  for model in ('dense', 'student'):
+    flag = f'configs/eat/sst2.py:{common},model={model}'
+    table[f'eat sst2 {model}'] = flag, EAT
+  table['eat sst2 pe'] = f'configs/eat/sst2.py:{common},parts=pe', EAT
+  for task in GLUE_TASKS:
+    flag = f'configs/albert_act/glue.py:task={task},data={{glue}}'
+    table[f'albert {task}'] = flag, FINE_TUNED
+  glue = 'configs/albert_act/glue.py:task=sst2,data={glue}'
+  table['albert sst2 fixed'] = f'{glue},halting=fixed', FINE_TUNED
+  probing = 'configs/albert_act/probing.py:data={probing},task='
+  table['albert past_present'] = probing + 'past_present', FINE_TUNED
+  table['albert tree_depth'] = (
+    probing + 'tree_depth,halting=straight_through,tau=0.1', FINE_TUNED
+  )  # fmt: skip
+  pretrain = (
+    'configs/albert_act/pretrain.py:corpus={corpus},variant=micro,length=32'
+  )
+  for halting in ('act', 'straight_through', 'fixed'):
+    flag = f'{pretrain},halting={halting},tau=0.01'
+    table[f'albert pretrain {halting}'] = flag, ALBERT
+  return table
+
+
+def load(flag: str, overrides: list[str], folders: dict[str, str]) -> Any:
+  """Returns a validated configuration of `STEPS` steps."""
+  from launch import config_flags
+  from train_lib import config_schema
+
+  overrides = [item.format(**folders) for item in (*SHRUNK, *overrides)]
+  config = config_flags.load_config(flag.format(**folders), overrides)
+  names = sorted(config.stages)
+  with config.unlocked():
+    for name in names:
+      config.stages[name].update(steps=STEPS // len(names), epochs=0.0)
+    if 'test_examples' in config.dataset:
+      config.dataset.test_examples = 16
+  config_schema.validate(config)
+  return config
+
+
+def train(config: Any, workdir: pathlib.Path) -> dict[str, Any]:
+  """Trains a run; returns its result."""
+  from train_lib import trainer
+
+  return trainer.train(config, str(workdir))
+
+
+def task_class(config: Any) -> type:
+  """The class that `config.task` names."""
+  import importlib
+
+  module, _, name = config.task.partition(':')
+  return getattr(importlib.import_module(module), name)
+
+
+@contextlib.contextmanager
+def fixed_parameters(config: Any) -> Iterator[None]:
+  """Lets the task begin with parameters that follow from names and shapes."""
+  kind = task_class(config)
+  original = kind.init
+
+  def init(self, rng):
+    params, state = original(self, rng)
+    return fill(params), state
+
+  kind.init = init
+  try:
+    yield
+  finally:
+    kind.init = original
+
+
+def fill(params: Any) -> Any:
+  """Parameters drawn by NumPy from the path and shape of each."""
+  import jax
+
+  def leaf(path, value):
+    values = draw(parameter_name(path), value.shape)
+    return jax.numpy.asarray(values, value.dtype)
+
+  return jax.tree_util.tree_map_with_path(leaf, params)
+
+
+def parameter_name(path: Any) -> str:
+  """The path of a parameter, such as 'block_0/mlp/kernel'."""
+  keys = [str(key.key) for key in path if hasattr(key, 'key')]
+  name = '/'.join(keys)
+  for pattern, before in RENAMED_PARAMETERS.items():
+    name = re.sub(pattern, before, name)
+  return name
+
+
+def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
+  """Values of one parameter."""
+  noise = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
+  last = name.rpartition('/')[2]
+  if last == 'scale':
+    return 1.0 + 0.1 * noise
+  if last == 'bias':
+    return 0.05 * noise
+  if last == 'kernel':
+    return noise / np.sqrt(np.prod(shape[:-1]) or 1)
+  return 0.5 * noise
+
+
+def parameter_shapes(params: Any) -> dict[str, list[int]]:
+  """Shape of each parameter by its name."""
+  import jax
+
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  return {parameter_name(path): list(leaf.shape) for path, leaf in leaves}
+
+
+def first_batch(config: Any) -> tuple[Any, dict[str, np.ndarray]]:
+  """(task, first batch of training)."""
+  import contextlib
+
+  from train_lib import setup
+
+  dataset = setup.build_dataset(config)
+  task = setup.build_task(config, dataset.info)
+  with contextlib.closing(dataset.batches()) as batches:
+    return task, {k: np.asarray(v) for k, v in next(batches).items()}
+
+
+def initial_parameters(config: Any, task: Any) -> tuple[Any, Any]:
+  """(params, model state) without boxes, as `fill` draws them."""
+  import jax
+  from flax import linen as nn
+
+  with fixed_parameters(config):
+    return nn.unbox(task.init(jax.random.key(0)))
+
+
+def logits(task: Any, params: Any, state: Any, batch: Any) -> Any:
+  """Logits of a batch: arrays by name."""
+  if 'mlm_positions' in batch:
+    return dict(task.apply(params, batch)[0])
+  values, out = task.apply(params, state, batch)
+  return {'logits': values} | (
+    {'exits': out['exits']} if 'exits' in out else {}
+  )
+
+
+def loss_and_gradient(task: Any, params: Any, state: Any, batch: Any) -> Any:
+  """(loss, norm of its gradient) of a batch, dropout included."""
+  import jax
+  import optax
+
+  keys = jax.random.split(jax.random.key(0), len(batch['mask']))
+  frozen = task.init_frozen()
+
+  @jax.jit
+  @jax.value_and_grad
+  def both(params):
+    norm = task.normalizers(batch)
+    return task.loss(params, state, frozen, batch, norm, keys, {})[0]
+
+  loss, gradient = both(params)
+  return float(loss), float(optax.global_norm(gradient))
+
+
+# Commands of launch, each with the arguments that a help page is asked of.
+HELP = [
+  ['train'], ['evaluate'], ['predict'], ['export'], ['sweep'], ['analyze'],
+  ['prepare_corpus'], ['benchmark'], ['benchmark', 'adatape'],
+  ['benchmark', 'eat'], ['benchmark', 'eat_speed'], ['benchmark', 'albert'],
+]  # fmt: skip
+
+# Tiny benchmarks that write a CSV file, by name.
+BENCHMARKS = {
+  'adatape': [
+    'adatape', '--variant=Ti/16', '--image_size=32', '--batch_size=1',
+    '--repeats=1', '--bank_size=60',
+  ],
+  'albert': [
+    'albert', '--variant=micro', '--length=16', '--batch=2', '--shares=0.5',
+    '--iterations=6', '--repeats=1', '--train_batch=2',
+  ],
+  'eat_speed': [
+    'eat_speed', '--variant=tiny', '--batch=2', '--rounds=1',
+    '--contenders=dense,eat', '--length=16',
+  ],
+  'eat': [
+    'eat', '--workdir={eat}', '--dense={dense}', '--time=never', '--rows=8',
+    '--repeats=1', '--batch_size=4',
+  ],
+}  # fmt: skip
+
+
+def bad_command_lines() -> list[list[str]]:
+  """Arguments of launch.train that are refused."""
+  from tests.launch import bad_command_lines_test
+
+  return [list(case[0]) for case in bad_command_lines_test.CASES]

@@ -1,0 +1,61 @@
+"""The packages of a checkout, found and not listed.
+
+A library is `*_lib`; `configs`, `launch` and `tests` have their roles; every
+other top-level package is a family of models.
+"""
+
+import ast
+import importlib
+import inspect
+import pathlib
+
+ROLES = ('configs', 'launch', 'tests')
+
+
+def packages(root: pathlib.Path) -> tuple[str, ...]:
+  """Names of all top-level packages."""
+  return tuple(sorted(path.parent.name for path in root.glob('*/__init__.py')))
+
+
+def libraries(root: pathlib.Path) -> tuple[str, ...]:
+  """Names of the shared libraries."""
+  return tuple(name for name in packages(root) if name.endswith('_lib'))
+
+
+def families(root: pathlib.Path) -> tuple[str, ...]:
+  """Names of the packages of models."""
+  return tuple(
+    name
+    for name in packages(root)
+    if not name.endswith('_lib') and name not in ROLES
+  )
+
+
+def config_files(root: pathlib.Path) -> tuple[str, ...]:
+  """Paths of the configuration files, those that define `get_config`."""
+  return tuple(
+    str(path.relative_to(root))
+    for path in sorted((root / 'configs').rglob('*.py'))
+    if 'get_config' in _functions(path)
+  )
+
+
+def _functions(path: pathlib.Path) -> set[str]:
+  tree = ast.parse(path.read_text())
+  return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def tasks(root: pathlib.Path) -> dict[str, type]:
+  """Every subclass of `Task` that a package defines, by 'module:Class'."""
+  from train_lib.task import Task
+
+  found = {}
+  for name in (*families(root), 'train_lib'):
+    for path in sorted((root / name).rglob('*.py')):
+      parts = path.relative_to(root).with_suffix('').parts
+      module = importlib.import_module('.'.join(parts))
+      for label, kind in inspect.getmembers(module, inspect.isclass):
+        own = kind.__module__ == module.__name__ and issubclass(kind, Task)
+        if own and not inspect.isabstract(kind):
+          found[f'{module.__name__}:{label}'] = kind
+  return found
