@@ -44,6 +44,7 @@ setuptools.setup(
     'annotated-types>=0.7',
     'clu>=0.0.12',
     'etils[epath]>=1.9',
+    'filelock>=4',
     'flax>=0.12,<0.13',
     'grain>=0.2.10,<0.3',
     'jax>=0.10,<0.13',

@@ -68,7 +68,7 @@ def failures() -> dict[type[Exception], int]:
   Imported late: a wrong command line is answered without them.
   """
   from dataset_lib import errors
-  from train_lib.checkpoint import CheckpointError, CheckpointMismatchError
+  from train_lib.checkpoint_io import CheckpointError, CheckpointMismatchError
   from train_lib.nonfinite import NonFiniteError
   from train_lib.run_directory import ConfigChangedError, RunLockedError
 

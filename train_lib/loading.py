@@ -13,9 +13,8 @@ from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
 from dataset_lib.tokenizer import MIN_LENGTH
 from train_lib import sharding, strict_json
-from train_lib.checkpoint import restore_params
-from train_lib.checkpoint_format import steps_in
-from train_lib.checkpoint_reader import checkpoint_extra
+from train_lib.checkpoint import checkpoint_extra, restore_params
+from train_lib.checkpoint_io import steps_in
 from train_lib.run_directory import CHECKPOINTS, DATASET_INFO, TOKENIZER
 from train_lib.setup import build_task
 from train_lib.task import Task

@@ -1,41 +1,33 @@
-"""The directory of a run: its lock, what it was made of, what came out.
+"""The directory of a run: its lock, its configuration and its results.
 
-`run.lock` keeps a second run out, `config.json` and `versions.json` say what
-ran, `dataset_info.json` on what kind of data, `metrics.jsonl` has one JSON
-object a step, `result.json` is the end.
-Only the primary process of a run holds the lock and writes.
+`run.lock` keeps a second run out, `config.json` and `versions.json` record
+what ran, `dataset_info.json` the shapes and classes of its data,
+`metrics.jsonl` one JSON object per logged step, `result.json` the final
+metrics. Only the primary process of a run holds the lock and writes.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import pathlib
 import platform
 import re
+import socket
 import subprocess
+import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from train_lib import strict_json
-from train_lib.metrics_file import Metrics
-from train_lib.run_lock import Lock, RunLockedError
+import filelock
 
-__all__ = [
-  'CHECKPOINTS',
-  'DATASET_INFO',
-  'HARMLESS',
-  'TOKENIZER',
-  'ConfigChangedError',
-  'RunDirectory',
-  'RunLockedError',
-  'changes',
-  'versions',
-]
+from dataset_lib.errors import InvalidDataError
+from train_lib import strict_json
 
 CHECKPOINTS = 'checkpoints'
 DATASET_INFO = 'dataset_info.json'
 TOKENIZER = 'tokenizer.json'  # of a run on texts
-# Fields that may differ when a run goes on: they change where, how fast and
-# how often, but not what is computed.
+# Fields that may differ when a run is resumed: they change where, how fast
+# and how often, but not what is computed.
 HARMLESS = (
   r'log_every',
   r'tensorboard',
@@ -47,21 +39,13 @@ HARMLESS = (
   r'mesh\..*',
   r'profile\..*',
 )
-PACKAGES = (
-  'jax',
-  'jaxlib',
-  'flax',
-  'optax',
-  'orbax-checkpoint',
-  'grain',
-  'numpy',
-  'ml_collections',
-  'opencv-python-headless',
-  'tensorflow',
-  'tensorflow-datasets',
-  'tokenizers',
-  'safetensors',
-)
+# A lock of another host counts as held while its run wrote something within
+# this time: some file systems do not lock across hosts.
+FOREIGN_LOCK_SECONDS = 120.0
+
+
+class RunLockedError(RuntimeError):
+  """Another run works in the directory; names its pid, host and start."""
 
 
 class ConfigChangedError(ValueError):
@@ -76,14 +60,15 @@ class RunDirectory:
     metrics: writer of `metrics.jsonl`.
 
   Args:
-    workdir: where everything of the run goes; it is created.
+    workdir: the directory of all files of the run; it is created.
     config: the resolved configuration. It is written to `config.json`, and
-      compared with what stands there if the directory has checkpoints.
+      compared with the saved one if the directory has checkpoints.
     primary: False in all processes of a run but one; they write nothing.
 
   Raises (on entering):
-    RunLockedError: another run is at work in the directory.
+    RunLockedError: another run is using the directory.
     ConfigChangedError: the directory has checkpoints of another run.
+    InvalidDataError: the saved configuration is damaged.
   """
 
   def __init__(
@@ -93,14 +78,16 @@ class RunDirectory:
     primary: bool = True,
   ):
     self.workdir = pathlib.Path(workdir).absolute()
-    self.metrics = Metrics(self.path('metrics.jsonl'), primary)
+    self.metrics = strict_json.Metrics(self.path('metrics.jsonl'), primary)
     self._config, self._primary = config, primary
-    self._lock = Lock(self.path('run.lock'), self.metrics.path)
+    # The kernel releases the lock of a killed process; the JSON content only
+    # names the holder.
+    self._lock = filelock.FileLock(self.path('run.lock'), timeout=0)
 
   def __enter__(self) -> 'RunDirectory':
     self.workdir.mkdir(parents=True, exist_ok=True)
     if self._primary:
-      self._lock.acquire()
+      self._acquire()
       try:
         self._write_config()
         strict_json.write(self.path('versions.json'), versions())
@@ -111,10 +98,12 @@ class RunDirectory:
 
   def __exit__(self, *exception: object) -> None:
     if self._primary:
+      with contextlib.suppress(OSError):
+        self.path('run.lock').write_text('')
       self._lock.release()
 
   def path(self, name: str) -> pathlib.Path:
-    """The path of a file or folder of the run.
+    """Returns the path of a file or folder of the run.
 
     Raises:
       ValueError: if the name leads out of the directory.
@@ -127,33 +116,70 @@ class RunDirectory:
       )
     return path
 
-  def write_dataset_info(self, info: Mapping[str, Any]) -> None:
-    """Writes `dataset_info.json`, to rebuild the model without the data."""
+  def write(self, name: str, value: Mapping[str, Any]) -> None:
+    """Writes a JSON file of the run atomically."""
     if self._primary:
-      strict_json.write(self.path(DATASET_INFO), info)
+      strict_json.write(self.path(name), value)
 
-  def write_result(self, result: Mapping[str, Any]) -> None:
-    """Writes `result.json`, all of it or nothing."""
-    if self._primary:
-      strict_json.write(self.path('result.json'), result)
+  def _acquire(self) -> None:
+    path, host = self.path('run.lock'), socket.gethostname()
+    try:
+      self._lock.acquire()
+    except filelock.Timeout:
+      raise RunLockedError(self._in_use(_holder(path))) from None
+    except OSError as error:
+      raise InvalidDataError(f'{path} cannot be locked ({error})') from error
+    holder = _holder(path)
+    written = [
+      file.stat().st_mtime for file in (path, self.metrics.path)
+      if file.exists()
+    ]  # fmt: skip
+    age = time.time() - max(written)
+    if holder.get('host', host) != host and age < FOREIGN_LOCK_SECONDS:
+      self._lock.release()
+      raise RunLockedError(
+        f'{self._in_use(holder)} It wrote its last file {age:.0f} s ago; if '
+        f'it has ended, start again after {FOREIGN_LOCK_SECONDS:.0f} s, or '
+        f'delete {path}.'
+      )
+    started = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
+    fields = {'pid': os.getpid(), 'host': host, 'started': started}
+    path.write_text(strict_json.dumps(fields))
+
+  def _in_use(self, holder: Mapping[str, Any]) -> str:
+    name = 'a process that is just starting'
+    if holder:
+      name = (
+        f'process {holder.get("pid")} on host {holder.get("host")}, started '
+        f'{holder.get("started")}'
+      )
+    return (
+      f'{self.workdir} is in use by {name}. Two runs in one directory '
+      'overwrite each other: stop that run or use another workdir.'
+    )
 
   def _write_config(self) -> None:
     path = self.path('config.json')
     config = strict_json.loads(strict_json.dumps(self._config))
-    if path.exists() and has_checkpoints(self.workdir):
-      changed = changes(strict_json.loads(path.read_text()), config)
+    if has_checkpoints(self.workdir):
+      try:
+        changed = changes(strict_json.read_object(path), config)
+      except FileNotFoundError:
+        changed = []
       if changed:
         raise ConfigChangedError(
           f'{self.workdir} has checkpoints of a run with another '
-          'configuration:\n  ' + '\n  '.join(changed) + '\nGo on with the '
-          f'saved values, use another workdir, or edit {path} to go on with '
-          'the new ones deliberately.'
+          'configuration:\n  ' + '\n  '.join(changed) + '\nUse the saved '
+          f'values, use another workdir, or edit {path} to resume with the '
+          'new ones deliberately.'
         )
+    if path.is_dir():
+      raise InvalidDataError(f'{path} is damaged (it is a directory)')
     strict_json.write(path, config)
 
 
 def has_checkpoints(workdir: str | os.PathLike[str]) -> bool:
-  """Whether a run in this directory has saved a step."""
+  """Returns whether a run in this directory has saved a step."""
   directory = pathlib.Path(workdir) / CHECKPOINTS
   return directory.is_dir() and any(
     path.name.isdecimal() for path in directory.iterdir()
@@ -165,7 +191,7 @@ def changes(
   given: Mapping[str, Any],
   harmless: Collection[str] = HARMLESS,
 ) -> list[str]:
-  """What differs between two configurations, harmless fields aside.
+  """Lists the differences of two configurations, except harmless fields.
 
   Returns:
     Lines like 'optimizer.lr: saved 0.1, given 0.2', sorted.
@@ -190,41 +216,44 @@ def _flat(tree: Any, prefix: str = '') -> dict[str, str]:
 
 
 def versions() -> dict[str, Any]:
-  """What ran: packages, Python, operating system, revision of this code.
+  """Returns versions of packages, Python, system and this code.
 
-  No device is touched.
+  Imports none of the packages, so no device is touched.
   """
-  packages: dict[str, str | None] = {}
-  for name in PACKAGES:
-    try:
-      packages[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-      packages[name] = None
+  packages = {
+    distribution.name: distribution.version
+    for distribution in importlib.metadata.distributions()
+  }
+  status = _git('status', '--porcelain', '--untracked-files=no')
   return {
     'python': platform.python_version(),
     'platform': platform.platform(),
-    'packages': packages,
-    'git': _git(),
+    'packages': dict(sorted(packages.items())),
+    'git': {
+      'revision': _git('rev-parse', 'HEAD'),
+      'dirty': None if status is None else bool(status),
+    },
   }
 
 
-def _git() -> dict[str, Any]:
-  root = pathlib.Path(__file__).resolve().parents[1]
+def _git(*arguments: str) -> str | None:
+  """Runs git in this checkout; None if that fails."""
+  root = str(pathlib.Path(__file__).resolve().parents[1])
+  try:
+    return subprocess.run(
+      ('git', '-C', root, *arguments),
+      capture_output=True,
+      check=True,
+      text=True,
+      timeout=10,
+    ).stdout.strip()
+  except (OSError, subprocess.SubprocessError):
+    return None
 
-  def git(*arguments: str) -> str | None:
-    try:
-      return subprocess.run(
-        ('git', '-C', str(root), *arguments),
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=10,
-      ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-      return None  # not a checkout, or no git here
 
-  status = git('status', '--porcelain', '--untracked-files=no')
-  return {
-    'revision': git('rev-parse', 'HEAD'),
-    'dirty': None if status is None else bool(status),
-  }
+def _holder(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the fields of a lock file, empty if it holds no such text."""
+  try:
+    return strict_json.read_object(path)
+  except (OSError, InvalidDataError):
+    return {}

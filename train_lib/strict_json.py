@@ -1,19 +1,23 @@
-"""JSON as every reader understands it, written so that no half file is seen.
+"""Strict JSON files and `metrics.jsonl`, readable after a crash.
 
-JSON has no NaN and no infinity; Python writes them all the same, and other
-readers then refuse the file. Here they become the strings 'NaN', 'Infinity'
-and '-Infinity', which `float()` turns back into numbers.
+JSON has no NaN and no infinity, but Python writes them, and other readers then
+refuse the file. Here they become the strings 'NaN', 'Infinity' and
+'-Infinity', which `float()` turns back into numbers.
 """
 
 import json
 import math
 import os
+import pathlib
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from dataset_lib import atomic_file
+from dataset_lib.errors import InvalidDataError
 
 _NAMES = {math.inf: 'Infinity', -math.inf: '-Infinity'}
+_NUMBERS = ('NaN', *_NAMES.values())
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
@@ -28,7 +32,7 @@ def dumps(value: Any, indent: int | None = None) -> str:
 
 
 def loads(text: str) -> Any:
-  """Reads strict JSON.
+  """Parses strict JSON.
 
   Raises:
     ValueError: if the text is not JSON or holds a bare NaN or infinity.
@@ -37,8 +41,92 @@ def loads(text: str) -> Any:
 
 
 def write(path: str | os.PathLike[str], value: Any) -> None:
-  """Writes an indented JSON file atomically: the old file or the new one."""
+  """Writes an indented JSON file atomically."""
   atomic_file.write_text(path, dumps(value, indent=2) + '\n')
+
+
+def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+  """Reads a file that holds one JSON object.
+
+  Raises:
+    FileNotFoundError: if there is no such file.
+    InvalidDataError: if it is unreadable, or holds something else.
+  """
+  try:
+    value = loads(pathlib.Path(path).read_text(encoding='utf-8'))
+  except FileNotFoundError:
+    raise
+  except (OSError, ValueError) as error:
+    raise InvalidDataError(f'{path} is damaged ({error})') from error
+  if not isinstance(value, dict):
+    raise InvalidDataError(
+      f'{path} is damaged (expected a JSON object, got {type(value).__name__})'
+    )
+  return value
+
+
+class Metrics:
+  """Writer and reader of `metrics.jsonl`: one JSON object per line.
+
+  Args:
+    path: the file.
+    primary: False in all processes of a run but one; they write nothing.
+  """
+
+  def __init__(self, path: pathlib.Path, primary: bool = True):
+    self.path = path
+    self._primary = primary
+
+  def write(self, step: int, values: Mapping[str, Any]) -> None:
+    """Appends a line; it is in the file when this returns."""
+    if not self._primary:
+      return
+    line = dumps({'step': step, **values}) + '\n'
+    # One write call: a kill tears this line at most.
+    with self.path.open('ab', buffering=0) as file:
+      file.write(line.encode())
+
+  def truncate_after(self, step: int) -> None:
+    """Removes the lines of later steps, which will be written again.
+
+    A torn last line, left by a kill, is removed; any other line that is not
+    JSON is removed with a warning.
+    """
+    if not self._primary or not self.path.exists():
+      return
+    # Without its newline the last line may be a torn, shorter number.
+    *lines, _ = self.path.read_bytes().split(b'\n')
+    kept = []
+    for number, line in enumerate(lines, 1):
+      row = _row(line)
+      if row is None:
+        warnings.warn(
+          f'{self.path}: line {number} is damaged and was dropped',
+          stacklevel=2,
+        )
+      elif row['step'] <= step:
+        kept.append(line.decode() + '\n')
+    atomic_file.write_text(self.path, ''.join(kept))
+
+  def read(self) -> list[dict[str, Any]]:
+    """Returns all rows, with non-finite numbers as floats."""
+    if not self.path.exists():
+      return []
+    rows = map(_row, self.path.read_bytes().split(b'\n'))
+    return [
+      {key: float(v) if v in _NUMBERS else v for key, v in row.items()}
+      for row in rows
+      if row is not None
+    ]
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+  try:
+    row = loads(line.decode())
+  except ValueError:
+    return None
+  valid = isinstance(row, dict) and isinstance(row.get('step'), int)
+  return row if valid else None
 
 
 def _plain(value: Any) -> Any:

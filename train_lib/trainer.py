@@ -19,7 +19,8 @@ from dataset_lib.errors import ConfigError
 from eval_lib import evaluator
 from eval_lib.metrics import compute
 from train_lib import report, sharding
-from train_lib.checkpoint import Checkpointer, CheckpointError
+from train_lib.checkpoint import Checkpointer
+from train_lib.checkpoint_io import CheckpointError
 from train_lib.nonfinite import NonFiniteError, first_culprit
 from train_lib.preemption import Preempted, PreemptionGuard
 from train_lib.run_directory import (
@@ -64,7 +65,7 @@ def train(
     is_main = jax.process_index() == 0
     run = RunDirectory(workdir, config.to_dict(), primary=is_main)
     stack.enter_context(run)
-    run.write_dataset_info(dataclasses.asdict(setup.dataset.info))
+    run.write('dataset_info.json', dataclasses.asdict(setup.dataset.info))
     if is_main:
       setup.task(setup.stages[0]).save_assets(run.workdir)
     guard = stack.enter_context(PreemptionGuard())
@@ -373,7 +374,7 @@ class _Loop:
       result['bad_records'] = self.setup.dataset.bad_records
     self.progress.close()
     if self.is_main:
-      self.run.write_result(result)
+      self.run.write('result.json', result)
       report.print_end(result, str(self.run.workdir), self.progress.console)
     return result
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from model_lib import huggingface
-from train_lib import checkpoint_format as form
+from train_lib import checkpoint_io as form
 from train_lib.checkpoint import restore_params
 
 

@@ -9,7 +9,7 @@ from dataset_lib.errors import ConfigError
 from tests.albert_act import tiny_run
 from train_lib import loading as runs
 from train_lib import strict_json
-from train_lib.checkpoint_format import CheckpointError
+from train_lib.checkpoint_io import CheckpointError
 
 
 @pytest.fixture(scope='module')

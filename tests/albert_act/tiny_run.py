@@ -144,7 +144,7 @@ def made(tmp_path_factory, name, halting='act'):
   def make(directory):
     info = builder.build_source(config.dataset, 'train').info
     with RunDirectory(directory, config.to_dict()) as run:
-      run.write_dataset_info(dataclasses.asdict(info))
+      run.write('dataset_info.json', dataclasses.asdict(info))
       setup.build_task(config, info).save_assets(run.workdir)
     with Checkpointer(directory / 'checkpoints') as checkpointer:
       state = {'params': parameters(kind, halting)}

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train_lib import checkpoint_format, manifest
-from train_lib.checkpoint import (
-  Checkpointer,
+from train_lib import checkpoint_io
+from train_lib.checkpoint import Checkpointer
+from train_lib.checkpoint_io import (
   CheckpointError,
   CheckpointWarning,
   CorruptCheckpointError,
@@ -102,7 +102,7 @@ def test_all_damage_is_found_named_and_survived(two_steps, tmp_path, count):
 
 
 def _later(directory):
-  names = checkpoint_format.WRITTEN_LATER
+  names = checkpoint_io.WRITTEN_LATER
   return [directory / '2' / name for name in names]
 
 
@@ -120,28 +120,28 @@ def test_files_written_after_the_manifest_are_not_needed(two_steps, tmp_path):
 def test_no_good_checkpoint_is_an_error_that_names_all(two_steps, tmp_path):
   directory = tmp_path / 'run'
   shutil.copytree(two_steps, directory)
-  (directory / '1' / manifest.NAME).unlink()
-  os.truncate(directory / '2' / 'default' / '_METADATA', 3)
+  (directory / '1' / checkpoint_io.MANIFEST).unlink()
+  os.truncate(directory / '2' / '_METADATA', 3)
   with (
     Checkpointer(directory) as checkpointer,
     pytest.raises(CorruptCheckpointError) as error,
   ):
     checkpointer.restore(make_state(0))
-  assert str(directory / '1' / manifest.NAME) in str(error.value)
-  assert str(directory / '2' / 'default' / '_METADATA') in str(error.value)
+  assert str(directory / '1' / checkpoint_io.MANIFEST) in str(error.value)
+  assert str(directory / '2' / '_METADATA') in str(error.value)
 
 
 def test_a_run_goes_on_over_a_damaged_step(two_steps, tmp_path):
   directory = tmp_path / 'run'
   shutil.copytree(two_steps, directory)
-  os.truncate(directory / '2' / 'default' / '_METADATA', 3)
+  os.truncate(directory / '2' / '_METADATA', 3)
   with Checkpointer(directory) as checkpointer:
     with pytest.warns(CheckpointWarning):
       checkpointer.restore(make_state(0))
     checkpointer.save(2, make_state(2))
     checkpointer.wait()
     assert checkpointer.restore(make_state(0)).step == 2
-  assert (directory / 'set_aside' / '2' / manifest.NAME).exists()
+  assert (directory / 'set_aside' / '2' / checkpoint_io.MANIFEST).exists()
   assert (directory / '1').exists()
 
 
@@ -196,7 +196,7 @@ def test_a_failed_save_surfaces_at_the_next_call(
   checkpointer.save(1, make_state(1))
   checkpointer.wait()
   with monkeypatch.context() as patch:
-    patch.setattr(checkpoint_format, 'finish', full)
+    patch.setattr(checkpoint_io, 'finish', full)
     checkpointer.save(2, make_state(2))
     with pytest.raises(CheckpointError, match=r'step 2 .*No space left'):
       surface(checkpointer)
@@ -211,7 +211,7 @@ def test_a_failed_last_save_surfaces_at_close(tmp_path, monkeypatch):
   def full(directory, description):
     raise OSError(errno.ENOSPC, 'No space left on device')
 
-  monkeypatch.setattr(checkpoint_format, 'finish', full)
+  monkeypatch.setattr(checkpoint_io, 'finish', full)
   with (
     pytest.raises(CheckpointError, match=r'step 1 .*No space left'),
     Checkpointer(tmp_path) as checkpointer,

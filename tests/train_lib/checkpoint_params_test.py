@@ -12,13 +12,12 @@ from tests.train_lib.states import (
   make_state,
   save_all,
 )
-from train_lib.checkpoint import (
-  Checkpointer,
+from train_lib.checkpoint import Checkpointer, restore_params
+from train_lib.checkpoint_io import (
   CheckpointError,
   CheckpointMismatchError,
   CheckpointWarning,
   CorruptCheckpointError,
-  restore_params,
 )
 
 
@@ -35,16 +34,16 @@ def test_params_are_restored_from_just_the_workdir(tmp_path):
 
 
 def test_params_need_no_byte_of_the_optimizer(tmp_path, monkeypatch):
-  from train_lib import checkpoint_format
+  from train_lib import checkpoint_io
 
   save_all(tmp_path, [1])
-  read, seen = checkpoint_format.read_arrays, []
+  read, seen = checkpoint_io.read_arrays, []
 
   def spy(directory, wanted):
     seen.extend(wanted)
     return read(directory, wanted)
 
-  monkeypatch.setattr(checkpoint_format, 'read_arrays', spy)
+  monkeypatch.setattr(checkpoint_io, 'read_arrays', spy)
   restore_params(tmp_path)
   assert sorted(seen) == [
     'model_state/count',
@@ -83,7 +82,7 @@ def test_params_of_a_run_without_best_or_checkpoint(tmp_path):
 
 def test_params_fall_back_only_if_no_step_was_asked_for(tmp_path):
   save_all(tmp_path, [1, 2])
-  os.truncate(tmp_path / '2' / 'default' / '_METADATA', 5)
+  os.truncate(tmp_path / '2' / '_METADATA', 5)
   with pytest.warns(CheckpointWarning, match='_METADATA'):
     assert restore_params(tmp_path).step == 1
   with pytest.raises(CorruptCheckpointError, match='_METADATA'):

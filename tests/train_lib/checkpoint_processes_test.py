@@ -34,7 +34,7 @@ with Checkpointer(directory, best_metric='a') as checkpointer:
     checkpointer.save(step, make_state(step), metrics={'a': -step})
   checkpointer.wait()
   if index == 0:
-    os.truncate(os.path.join(directory, '2', 'default', '_METADATA'), 3)
+    os.truncate(os.path.join(directory, '2', '_METADATA'), 3)
   multihost_utils.sync_global_devices('damaged')
 with Checkpointer(directory) as checkpointer:
   restored = checkpointer.restore(abstract)

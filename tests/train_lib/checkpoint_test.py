@@ -14,12 +14,8 @@ from tests.train_lib.states import (
   make_state,
   save_all,
 )
-from train_lib.checkpoint import (
-  Checkpointer,
-  CheckpointError,
-  CheckpointMismatchError,
-  restore_params,
-)
+from train_lib.checkpoint import Checkpointer, restore_params
+from train_lib.checkpoint_io import CheckpointError, CheckpointMismatchError
 
 
 def folders(directory):

@@ -13,13 +13,13 @@ INFO = DatasetInfo('tokens', (64,), 'int32', 1, (), 10, 30, 'float32', (32, 64))
 
 def test_info_survives_the_file(tmp_path):
   with run_directory.RunDirectory(tmp_path, {}) as directory:
-    directory.write_dataset_info(dataclasses.asdict(INFO))
+    directory.write('dataset_info.json', dataclasses.asdict(INFO))
   assert loading.load_info(tmp_path) == INFO
 
 
 def test_only_the_primary_process_writes_it(tmp_path):
   with run_directory.RunDirectory(tmp_path, {}, primary=False) as directory:
-    directory.write_dataset_info(dataclasses.asdict(INFO))
+    directory.write('dataset_info.json', dataclasses.asdict(INFO))
   assert loading.load_info(tmp_path) is None
 
 

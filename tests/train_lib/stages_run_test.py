@@ -8,7 +8,7 @@ import pytest
 
 from dataset_lib import builder
 from launch import config_flags
-from train_lib import checkpoint_format as form
+from train_lib import checkpoint_io as form
 from train_lib import config_schema, loading, trainer
 from train_lib.checkpoint import restore_params
 from train_lib.task import Task
