@@ -1,13 +1,14 @@
-"""Optimizers from the configuration, through optax.
+"""Optimizers from the configuration, as one optax chain.
 
-One chain: clip the global gradient norm, precondition, decay the weights of
-matrices only, scale by the learning rate of the step.
+The chain clips the global gradient norm, preconditions, decays the weights of
+matrices only, and scales by the learning rate of the step.
 """
 
 import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from train_lib.stages import Config
@@ -15,21 +16,21 @@ from train_lib.stages import Config
 SCHEDULES = ('cosine', 'linear', 'rsqrt', 'constant')
 OPTIMIZERS = ('adamw', 'adam', 'sgd', 'lamb', 'adafactor')
 
-# Only matrices that multiply are decayed. Biases, LayerNorm, single tokens,
+# Matrices that multiply are decayed. Biases, LayerNorm, single tokens,
 # positions and embeddings (a learnable bank is one) are not, except BERT's
 # embeddings: its recipe decays all but biases and LayerNorm.
 DECAY = r'(^|/)kernel$|(^|/)embeddings/(word|position|token_type)/embedding$'
 # The exponent of the decay of second moments (Shazeer and Stern, 2018); b2 is
-# Adam's and means something else.
+# Adam's and has another meaning.
 ADAFACTOR_DECAY = 0.8
 
 
 def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
-  """Linear warm-up to `lr`, then `config.schedule` down to `end_lr`.
+  """Returns a linear warm-up to `lr`, then `config.schedule` to `end_lr`.
 
   Args:
     config: `lr`, `schedule`, `warmup_steps` (a share of all steps if below
-      1) and `end_lr`, all learning rates in plain units.
+      1) and `end_lr`.
     total_steps: steps of the whole run, over all stages.
   """
   peak, end = config['lr'], config['end_lr']
@@ -43,7 +44,11 @@ def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
     after = optax.linear_schedule(peak, end, rest)
   elif name == 'rsqrt':
     start = max(warmup, 1)
-    after = lambda step: peak * (start / (step + start)) ** 0.5  # noqa: E731
+
+    def after(step):
+      # During the warm-up the joined schedule evaluates this at step < 0.
+      return peak * (start / (jnp.maximum(step, 0) + start)) ** 0.5
+
   else:
     after = optax.constant_schedule(peak)
   # The first step already moves: a warm-up from 0 would waste it.
@@ -54,10 +59,11 @@ def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
 def build_optimizer(
   config: Config, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
-  """The chain described at the top; `config.name` picks the method.
+  """Returns the chain described at the top; `config.name` picks the method.
 
   Weight decay is decoupled for every method, so `adam` with weight decay is
-  `adamw`.
+  `adamw`. LAMB's trust ratio applies where weight decay does (You et al.,
+  2020): a bias of one element would otherwise only be multiplied by 1 +- lr.
   """
   parts = []
   if config['clip_norm'] > 0:
@@ -68,7 +74,7 @@ def build_optimizer(
       optax.add_decayed_weights(config['weight_decay'], mask=decay_mask)
     )
   if config['name'] == 'lamb':
-    parts.append(optax.scale_by_trust_ratio())
+    parts.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
   parts.append(optax.scale_by_learning_rate(schedule))
   return optax.chain(*parts)
 
@@ -86,7 +92,7 @@ def _preconditioner(config: Config) -> optax.GradientTransformation:
 
 
 def path_name(path: Any) -> str:
-  """A parameter's path as `'encoder/block_0/mlp/kernel'`."""
+  """Returns a parameter's path as `'encoder/block_0/mlp/kernel'`."""
   # Boxed parameters add one level, the attribute that holds the array; the
   # values of an attention are a dictionary's entry and keep their name.
   box = jax.tree_util.GetAttrKey('value')
@@ -96,12 +102,12 @@ def path_name(path: Any) -> str:
 
 
 def decay_mask(params: Any) -> Any:
-  """True where weight decay applies; see `DECAY`."""
+  """Returns True where weight decay applies; see `DECAY`."""
   return trainable_mask(params, DECAY)
 
 
 def trainable_mask(params: Any, pattern: str) -> Any:
-  """True where the path matches the regular expression of a stage."""
+  """Returns True where the path matches the regular expression of a stage."""
   return jax.tree_util.tree_map_with_path(
     lambda path, _: bool(re.search(pattern, path_name(path))), params
   )

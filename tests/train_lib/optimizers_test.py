@@ -34,25 +34,20 @@ def rates(steps, **fields):
   return [float(schedule(step)) for step in steps]
 
 
-def test_warm_up_is_linear_and_its_first_step_moves():
-  assert rates([0, 5, 10]) == pytest.approx([0.1, 0.55, 1.0])
-
-
 @pytest.mark.parametrize(
-  ('schedule', 'halfway', 'end'),
-  [('cosine', 0.5, 0.0), ('linear', 0.5, 0.0), ('constant', 1.0, 1.0)],
+  ('fields', 'expected'),
+  [
+    (dict(), {0: 0.1, 5: 0.55, 10: 1.0, 60: 0.5, 110: 0.0}),
+    (dict(schedule='linear'), {0: 0.1, 60: 0.5, 110: 0.0}),
+    (dict(schedule='constant'), {0: 0.1, 60: 1.0, 110: 1.0}),
+    (dict(schedule='rsqrt'), {0: 0.1, 10: 1.0, 40: 0.5}),
+    (dict(schedule='rsqrt', warmup_steps=0.0), {0: 1.0, 3: 0.5}),
+    (dict(warmup_steps=0.1), {11: 1.0}),
+  ],
 )
-def test_decay_after_warm_up(schedule, halfway, end):
-  values = rates([60, 110], schedule=schedule)
-  assert values == pytest.approx([halfway, end], abs=1e-6)
-
-
-def test_rsqrt_falls_with_the_square_root_of_the_step():
-  assert rates([10, 40], schedule='rsqrt') == pytest.approx([1.0, 0.5])
-
-
-def test_warm_up_as_a_share_of_all_steps():
-  assert rates([11], warmup_steps=0.1) == pytest.approx([1.0])
+def test_schedules_by_hand(fields, expected):
+  values = rates(expected, **fields)
+  assert values == pytest.approx(list(expected.values()), abs=1e-6)
 
 
 def params():
@@ -109,20 +104,35 @@ KEPT = {
 }
 
 
+def decayed(shapes):
+  """Names of the parameters, and whether they are decayed."""
+  mask = optimizers.decay_mask(shapes)
+  return {
+    optimizers.path_name(path): on
+    for path, on in jax.tree_util.tree_leaves_with_path(mask)
+  }
+
+
 @pytest.mark.parametrize('name', MODELS)
 def test_decay_on_the_real_models(name):
   image = jnp.zeros((1, 16, 16, 3))
   init = MODELS[name]().init
-  shapes = jax.eval_shape(init, jax.random.key(0), image)['params']
-  mask = {
-    optimizers.path_name(path): decayed
-    for path, decayed in jax.tree_util.tree_leaves_with_path(
-      optimizers.decay_mask(shapes)
-    )
-  }
-  decayed = {path for path, on in mask.items() if on}
-  assert decayed == {f'{dense}/kernel' for dense in DECAYED[name]}
-  assert KEPT[name] <= mask.keys() - decayed
+  mask = decayed(jax.eval_shape(init, jax.random.key(0), image)['params'])
+  on = {path for path, value in mask.items() if value}
+  assert on == {f'{dense}/kernel' for dense in DECAYED[name]}
+  assert KEPT[name] <= mask.keys() - on
+
+
+def test_decay_on_bert_spares_only_biases_and_norms():
+  model = BertClassifier(
+    num_classes=2, width=8, depth=1, mlp_dim=8, num_heads=2, vocab_size=9
+  )
+  row, length = jnp.zeros((1, 4), jnp.int32), jnp.full(1, 4)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), row, row, length)
+  mask = decayed(shapes['params'])
+  kept = {name for name in mask if name.endswith(('/bias', '/scale'))}
+  assert {name for name, on in mask.items() if not on} == kept
+  assert mask['embeddings/token_type/embedding']
 
 
 def test_trainable_matches_paths():
@@ -132,34 +142,39 @@ def test_trainable_matches_paths():
   assert not mask['norm']['scale']
 
 
-def one_update(gradient, **fields):
+def update(gradient, weights=(3.0, 4.0), parameter='kernel', **fields):
+  """The first update of one parameter."""
   fields = config(schedule='constant', warmup_steps=0.0, **fields)
   schedule = optimizers.build_schedule(fields, 10)
   optimizer = optimizers.build_optimizer(fields, schedule)
-  weights = {'kernel': jnp.asarray([[3.0, 4.0]])}
+  params = {parameter: jnp.asarray(weights)}
   updates, _ = optimizer.update(
-    {'kernel': jnp.asarray([gradient])}, optimizer.init(weights), weights
+    {parameter: jnp.asarray(gradient)}, optimizer.init(params), params
   )
-  return np.asarray(updates['kernel'][0])
+  return np.asarray(updates[parameter])
 
 
-def test_sgd_with_clipping_and_decay_by_hand():
-  update = one_update(
-    [6.0, 8.0], name='sgd', b1=0.0, lr=0.5, clip_norm=1.0, weight_decay=0.1
-  )
+def test_updates_by_hand():
   # Clipped to norm 1: (.6, .8); decay adds .1 * (3, 4); times -.5.
-  np.testing.assert_allclose(update, [-0.45, -0.6], rtol=1e-6)
+  fields = dict(name='sgd', b1=0.0, lr=0.5, clip_norm=1.0, weight_decay=0.1)
+  np.testing.assert_allclose(
+    update([6.0, 8.0], **fields), [-0.45, -0.6], rtol=1e-6
+  )
+  # Adam's first update has the size of the learning rate.
+  np.testing.assert_allclose(
+    update([6.0, -8.0], name='adam', lr=0.1), [-0.1, 0.1], rtol=1e-4
+  )
+  # LAMB: the direction is (1, 1), its norm sqrt(2); weights have norm 5.
+  np.testing.assert_allclose(
+    update([1.0, 1.0], name='lamb', lr=0.1), [-0.5 / 2**0.5] * 2, rtol=1e-4
+  )
 
 
-def test_first_adam_step_has_the_size_of_the_learning_rate():
-  update = one_update([6.0, -8.0], name='adam', lr=0.1)
-  np.testing.assert_allclose(update, [-0.1, 0.1], rtol=1e-4)
-
-
-def test_lamb_scales_the_step_to_the_norm_of_the_weights():
-  update = one_update([1.0, 1.0], name='lamb', lr=0.1)
-  # The direction is (1, 1), its norm sqrt(2); weights have norm 5.
-  np.testing.assert_allclose(update, [-0.5 / 2**0.5] * 2, rtol=1e-4)
+@pytest.mark.parametrize('parameter', ['bias', 'scale', 'cls', 'embedding'])
+def test_lamb_does_not_scale_what_is_not_decayed(parameter):
+  # With a trust ratio the update would be lr * |bias|: it never changes sign.
+  value = update([1.0], [0.01], parameter, name='lamb', lr=0.1)
+  np.testing.assert_allclose(value, [-0.1], rtol=1e-4)
 
 
 @pytest.mark.parametrize('name', optimizers.OPTIMIZERS)
@@ -181,20 +196,3 @@ def test_every_optimizer_goes_downhill(name):
   for _ in range(20):
     weights, state = step(weights, state)
   assert float(loss(weights)) < float(start)
-
-
-def test_decay_on_bert_spares_only_biases_and_norms():
-  model = BertClassifier(
-    num_classes=2, width=8, depth=1, mlp_dim=8, num_heads=2, vocab_size=9
-  )
-  row, length = jnp.zeros((1, 4), jnp.int32), jnp.full(1, 4)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), row, row, length)
-  mask = {
-    optimizers.path_name(path): decayed
-    for path, decayed in jax.tree_util.tree_leaves_with_path(
-      optimizers.decay_mask(shapes['params'])
-    )
-  }
-  kept = {name for name in mask if name.endswith(('/bias', '/scale'))}
-  assert {name for name, decayed in mask.items() if not decayed} == kept
-  assert mask['embeddings/token_type/embedding']

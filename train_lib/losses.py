@@ -1,0 +1,66 @@
+"""Loss terms and metrics that tasks share."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, Shaped
+
+from eval_lib.metrics import Average, Maximum, Minimum, Variance
+from train_lib.stages import Config
+
+
+def adaptive_loss(
+  name: str,
+  cost: Float[Array, '...'],
+  mask: Float[Array, '...'],
+  denominator: Float[Array, ''],
+  config: Config,
+  knobs: Mapping[str, Any],
+) -> Float[Array, '']:
+  """Returns a weight times the masked sum of costs over a denominator.
+
+  This is the ponder loss of Graves (2016), equation (14), of the Universal
+  Transformer and of ALBERT with halting, and the tape loss of AdaTape
+  (Algorithm 2): they differ in what a cost is counted for.
+
+  Args:
+    name: of the weight, a field of `config.loss` that a knob may override.
+    cost: per row, or per input of a row.
+    mask: 1 where a cost counts; it broadcasts to `cost`.
+    denominator: over the whole batch, so that micro-batches add exactly.
+    config: of the run.
+    knobs: traced scalars of the stage.
+  """
+  weight = knobs.get(name, config['loss'][name])
+  return weight * (cost * mask).sum() / denominator
+
+
+def cross_entropy(
+  logits: Float[Array, '*batch K'], labels: Int[Array, '*batch']
+) -> Float[Array, '*batch']:
+  """Returns softmax cross-entropies in nats, float32."""
+  return optax.softmax_cross_entropy_with_integer_labels(
+    logits.astype(jnp.float32), labels
+  )
+
+
+def average(
+  values: Shaped[Array, '*axes'], mask: Float[Array, '*axes']
+) -> Average:
+  """Returns the mean over any number of axes."""
+  return Average.from_values(values.astype(jnp.float32).ravel(), mask.ravel())
+
+
+def spread(
+  name: str, values: Shaped[Array, ' B'], mask: Float[Array, ' B']
+) -> dict[str, Any]:
+  """Returns mean, variance, minimum and maximum of a value per row."""
+  values = values.astype(jnp.float32)
+  return {
+    f'{name}_mean': Average.from_values(values, mask),
+    f'{name}_variance': Variance.from_values(values, mask),
+    f'{name}_min': Minimum.from_values(values, mask),
+    f'{name}_max': Maximum.from_values(values, mask),
+  }
