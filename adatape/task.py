@@ -6,14 +6,13 @@ cost of the Universal Transformer (Algorithm 1). The weight is
 `loss.tape_weight` / `loss.ponder_weight`, or a knob of the same name.
 """
 
-from typing import Any
-
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from dataset_lib.fields import real
-from eval_lib.metrics import Average, Maximum, Minimum, Union, Variance
+from eval_lib.metrics import Average, Union
 from train_lib.classification import Classification
+from train_lib.losses import adaptive_loss, spread
 
 
 class TapeClassification(Classification):
@@ -27,8 +26,9 @@ class TapeClassification(Classification):
   def extra_loss(self, out, batch, norm, knobs):
     """The tape loss of the real rows; see `Classification.extra_loss`."""
     tape, mask = out['tape'], batch['mask']
-    weight = knobs.get('tape_weight', self.config['loss']['tape_weight'])
-    loss = weight * (tape['loss'] * mask).sum() / norm['examples']
+    loss = adaptive_loss(
+      'tape_weight', tape['loss'], mask, norm['examples'], self.config, knobs
+    )
     metrics = spread('tape_length', tape['length'], mask)
     metrics['tape_loss'] = Average.from_values(tape['loss'], mask)
     if tape['indices'] is not None:
@@ -50,24 +50,13 @@ class PonderClassification(Classification):
   def extra_loss(self, out, batch, norm, knobs):
     """The ponder cost of the real rows; see `Classification.extra_loss`."""
     ponder, mask = out['ponder'], batch['mask']
-    weight = knobs.get('ponder_weight', self.config['loss']['ponder_weight'])
-    loss = weight * (ponder['cost'] * mask).sum() / norm['examples']
+    cost, examples = ponder['cost'], norm['examples']
+    loss = adaptive_loss(
+      'ponder_weight', cost, mask, examples, self.config, knobs
+    )
     metrics = spread('ponder_steps', ponder['steps'], mask)
     metrics['ponder_cost'] = Average.from_values(ponder['cost'], mask)
     return loss, metrics
-
-
-def spread(
-  name: str, values: Float[Array, ' B'] | Int[Array, ' B'], mask: Array
-) -> dict[str, Any]:
-  """Mean, variance, minimum and maximum of a value per row."""
-  values = values.astype(jnp.float32)
-  return {
-    f'{name}_mean': Average.from_values(values, mask),
-    f'{name}_variance': Variance.from_values(values, mask),
-    f'{name}_min': Minimum.from_values(values, mask),
-    f'{name}_max': Maximum.from_values(values, mask),
-  }
 
 
 def bank_flags(

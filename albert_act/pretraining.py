@@ -9,7 +9,6 @@ import pathlib
 from typing import Any
 
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array
 
 from albert_act import token_kinds
@@ -18,8 +17,8 @@ from albert_act.task import check_model, ponder
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import check_fields, real
-from eval_lib.metrics import Average
 from train_lib.classification import construct
+from train_lib.losses import average, cross_entropy
 from train_lib.run_directory import TOKENIZER
 from train_lib.task import Task
 
@@ -107,16 +106,15 @@ class Pretraining(Task):
   def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
     """The share of equation (8) that falls on these rows."""
     logits, out = self.apply(params, batch, row_keys)
-    losses, metrics = self._losses(logits, out, batch, norm)
-    weights = self.config['loss']
-    tau = knobs.get('ponder_weight', weights['ponder_weight'])
-    loss = losses['words'] + weights['sop_weight'] * losses['order']
-    return loss + tau * losses['ponder'], (metrics, model_state)
+    losses, metrics = self._losses(logits, out, batch, norm, knobs)
+    order = self.config['loss']['sop_weight'] * losses['order']
+    loss = losses['words'] + order + losses['ponder']
+    return loss, (metrics, model_state)
 
   def evaluate(self, params, model_state, batch):
     """Accuracies and losses without noise, iterations by kind of token."""
     logits, out = self.apply(params, batch)
-    _, metrics = self._losses(logits, out, batch, self.normalizers(batch))
+    _, metrics = self._losses(logits, out, batch, self.normalizers(batch), {})
     steps = out['encoded'].ponder['steps']
     return metrics | token_kinds.means('iterations', steps, batch)
 
@@ -125,26 +123,28 @@ class Pretraining(Task):
     return self.apply(params, batch)[1]['features']
 
   def _losses(
-    self, logits, out, batch, norm
+    self, logits, out, batch, norm, knobs
   ) -> tuple[dict[str, Array], dict[str, Any]]:
     """Shares of the three losses, and their metrics."""
     mask = batch['mask']
     words = batch['mlm_weights'] * mask[:, None]
-    entropy = _cross_entropy(logits['words'], batch['mlm_labels'])
+    entropy = cross_entropy(logits['words'], batch['mlm_labels'])
     hits = logits['words'].argmax(-1) == batch['mlm_labels']
-    order = _cross_entropy(logits['order'], batch['label'])
+    order = cross_entropy(logits['order'], batch['label'])
     order_hits = logits['order'].argmax(-1) == batch['label']
-    spent, metrics = ponder(out['encoded'].ponder, batch, norm)
+    spent, metrics = ponder(
+      out['encoded'].ponder, batch, norm, self.config, knobs
+    )
     losses = {
       'words': jnp.where(words > 0, entropy, 0.0).sum() / norm['words'],
       'order': jnp.where(mask > 0, order, 0.0).sum() / norm['examples'],
       'ponder': spent,
     }
     metrics |= {
-      'mlm_accuracy': _average(hits, words),
-      'mlm_loss': _average(entropy, words),
-      'sop_accuracy': _average(order_hits, mask),
-      'sop_loss': _average(order, mask),
+      'mlm_accuracy': average(hits, words),
+      'mlm_loss': average(entropy, words),
+      'sop_accuracy': average(order_hits, mask),
+      'sop_loss': average(order, mask),
     }
     return losses, metrics
 
@@ -153,15 +153,3 @@ class Pretraining(Task):
     length = self.info.input_shape[0]
     share = self.config['dataset'].get('mask_share', 0.0)
     return self.model.flops((length,), predictions=int(share * length))
-
-
-def _cross_entropy(logits: Array, labels: Array) -> Array:
-  return optax.softmax_cross_entropy_with_integer_labels(
-    logits.astype(jnp.float32), labels
-  )
-
-
-def _average(values: Array, weights: Array) -> Average:
-  return Average.from_values(
-    values.astype(jnp.float32).reshape(-1), weights.reshape(-1)
-  )

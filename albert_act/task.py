@@ -15,6 +15,7 @@ from dataset_lib.fields import real
 from eval_lib.metrics import Average
 from model_lib import albert_sizes
 from train_lib.classification import as_config_error, construct
+from train_lib.losses import adaptive_loss, average
 from train_lib.text_classification import TextClassification
 
 
@@ -41,18 +42,18 @@ class FineTune(TextClassification):
 
   def extra_loss(self, out, batch, norm, knobs):
     """The ponder cost of the real rows; see `Classification.extra_loss`."""
-    weight = knobs.get('ponder_weight', self.config['loss']['ponder_weight'])
-    loss, metrics = ponder(out['ponder'], batch, norm)
-    return weight * loss, metrics
+    return ponder(out['ponder'], batch, norm, self.config, knobs)
 
 
-def ponder(ponder, batch, norm) -> tuple[Any, dict[str, Any]]:
-  """(mean ponder cost of a row (7), metrics of depth).
+def ponder(ponder, batch, norm, config, knobs) -> tuple[Any, dict[str, Any]]:
+  """Returns the weighted ponder loss (7) and metrics of depth.
 
   Args:
     ponder: of `encoder.Encoded`.
     batch: the rows.
     norm: `examples` in the whole batch.
+    config: of the run; `loss.ponder_weight` unless `knobs` has it.
+    knobs: traced scalars of the stage.
 
   Returns:
     The metrics are `ponder_cost`, the mean of the sum over a row's tokens;
@@ -61,16 +62,15 @@ def ponder(ponder, batch, norm) -> tuple[Any, dict[str, Any]]:
   """
   mask = batch['mask']
   row_cost = ponder['cost'].sum(1)
-  loss = (row_cost * mask).sum() / norm['examples']
+  loss = adaptive_loss(
+    'ponder_weight', row_cost, mask, norm['examples'], config, knobs
+  )
   steps = ponder['steps']
   real = (steps > 0) & (mask > 0)[:, None]
   metrics = {
     'ponder_cost': Average.from_values(row_cost, mask),
-    'iterations': Average.from_values(
-      steps.astype(jnp.float32).reshape(-1),
-      real.astype(jnp.float32).reshape(-1),
-    ),
-    'depth': Average.from_values(steps.max(1).astype(jnp.float32), mask),
+    'iterations': average(steps, real.astype(jnp.float32)),
+    'depth': average(steps.max(1), mask),
   }
   return loss, metrics
 

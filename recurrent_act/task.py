@@ -8,13 +8,13 @@ batch are those of `dataset_lib.graves`.
 from typing import Any
 
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import real
-from eval_lib.metrics import Average, Maximum
+from eval_lib.metrics import Maximum
 from train_lib.classification import Classification
+from train_lib.losses import adaptive_loss, average, cross_entropy
 from train_lib.task import Batch
 
 
@@ -78,10 +78,7 @@ class SequenceTask(Classification):
     self, logits: Float[Array, 'B T G K'], batch: Batch
   ) -> Float[Array, 'B T']:
     """Cross-entropy of each step in nats, summed over its targets."""
-    entropy = optax.softmax_cross_entropy_with_integer_labels(
-      logits.astype(jnp.float32), batch['targets']
-    )
-    return entropy.sum(-1)
+    return cross_entropy(logits, batch['targets']).sum(-1)
 
   def quality(self, logits, entropy, batch) -> dict[str, Any]:
     """How right the answers are; see the class."""
@@ -90,34 +87,30 @@ class SequenceTask(Classification):
     of_targets = jnp.broadcast_to(here[..., None], correct.shape)
     right = jnp.all(correct | (of_targets == 0), axis=(1, 2))
     return {
-      'accuracy': _average(right, here.max(axis=1)),
-      'element_accuracy': _average(correct, of_targets),
-      'cross_entropy': _average(entropy, here),
+      'accuracy': average(right, here.max(axis=1)),
+      'element_accuracy': average(correct, of_targets),
+      'cross_entropy': average(entropy, here),
     }
 
   def extra_loss(self, out, batch, norm, knobs):
     """The ponder cost; see `Classification.extra_loss`."""
     ponder = out['ponder']
-    weight = knobs.get('ponder_weight', self.config['loss']['ponder_weight'])
     inputs = batch['valid'] * batch['mask'][:, None]
-    loss = weight * (ponder['cost'] * inputs).sum() / norm['steps']
+    loss = adaptive_loss(
+      'ponder_weight', ponder['cost'], inputs, norm['steps'], self.config, knobs
+    )
     steps = ponder['steps'].astype(jnp.float32)
     metrics: dict[str, Any] = {
-      name: _average(ponder[name], inputs)
+      name: average(ponder[name], inputs)
       for name in ('steps', 'cost', 'skipped')
     }
     metrics['steps_max'] = Maximum.from_values(steps.ravel(), inputs.ravel())
     if 'marked' in batch:
       marked = batch['marked']
       for name, kind in (('marked', marked), ('unmarked', 1.0 - marked)):
-        metrics[f'skipped_{name}'] = _average(ponder['skipped'], inputs * kind)
+        metrics[f'skipped_{name}'] = average(ponder['skipped'], inputs * kind)
     return loss, metrics
 
 
 def _steps_with_target(batch: Batch) -> Float[Array, 'B T']:
   return batch['target_mask'] * batch['mask'][:, None]
-
-
-def _average(values: Array, mask: Float[Array, '...']) -> Average:
-  """The mean over any number of axes."""
-  return Average.from_values(values.astype(jnp.float32).ravel(), mask.ravel())
