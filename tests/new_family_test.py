@@ -1,0 +1,140 @@
+"""A family is added by a folder and a configuration; no file is edited.
+
+The families are the examples of CONTRIBUTING.md.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests import imports_test, packages
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r'```python\n# (\S+\.py)\n(.*?)```', re.DOTALL)
+LINES = re.compile(r'^\| `(\w+)` \|.*\| (\d+) \|$', re.MULTILINE)
+TEST = '''"""The shapes of `pooled` are checked at run time."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jaxtyping import TypeCheckError
+
+from pooled.model import Pooled
+
+
+def test_shapes():
+  model, key = Pooled(num_classes=2), jax.random.key(0)
+  (logits, _), _ = model.init_with_output(key, jnp.zeros((3, 8), jnp.int32))
+  assert logits.shape == (3, 2)
+  with pytest.raises(TypeCheckError):
+    model.init(key, jnp.zeros((3, 8, 1)))
+'''
+
+
+def documented():
+  """Source text by path, of all families of the guide."""
+  return dict(BLOCK.findall((ROOT / 'CONTRIBUTING.md').read_text()))
+
+
+FAMILIES = tuple(
+  path.partition('/')[0] for path in documented() if '__init__' in path
+)
+
+
+@pytest.fixture(scope='module')
+def tree(tmp_path_factory):
+  """A copy of the checkout with the families."""
+  root = tmp_path_factory.mktemp('family') / 'checkout'
+  ignored = shutil.ignore_patterns('.git', '__pycache__', '*_cache', 'docs')
+  shutil.copytree(ROOT, root, ignore=ignored)
+  files = documented() | {'tests/pooled/model_test.py': TEST}
+  for name, text in files.items():
+    path = root / name
+    assert not path.exists(), 'a family edits no file'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+  return root
+
+
+def python(tree, *arguments, **options):
+  """Runs Python in the copy; returns stdout."""
+  done = subprocess.run(
+    [sys.executable, *arguments],
+    cwd=tree,
+    env=os.environ | {'PYTHONPATH': str(tree)},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  return done.stdout
+
+
+def test_it_may_import_the_libraries_and_no_more(tree):
+  legal = imports_test.may_import(tree)
+  assert set(FAMILIES) <= set(packages.families(tree)) <= set(legal)
+  for name in FAMILIES:
+    for path in (tree / name).rglob('*.py'):
+      assert not imports_test.forbidden(path, name, legal), path
+  assert {f'configs/{name}/parity.py' for name in FAMILIES} <= {
+    *packages.config_files(tree)
+  }
+
+
+def test_it_is_installed(tree):
+  code = (
+    'import json, setuptools\n'
+    'setuptools.setup = lambda **given: print(json.dumps(given["packages"]))\n'
+    'exec(open("setup.py").read())\n'
+  )
+  installed = json.loads(python(tree, '-c', code))
+  assert {*FAMILIES, 'train_lib'} <= set(installed)
+  assert not {'configs', 'launch', 'tests'} & set(installed)
+
+
+def test_lines_are_counted():
+  files = documented()
+  counted = {
+    family: sum(
+      text.count('\n')
+      for path, text in files.items()
+      if family in path.split('/')
+    )
+    for family in FAMILIES
+  }
+  guide = (ROOT / 'CONTRIBUTING.md').read_text()
+  stated = {name: int(lines) for name, lines in LINES.findall(guide)}
+  assert stated == counted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('family', FAMILIES)
+def test_its_configuration_trains(tree, family, tmp_path):
+  python(
+    tree, '-m', 'launch.train', f'--config=configs/{family}/parity.py',
+    f'--workdir={tmp_path}/run', '--config.stages.stage1.steps=2',
+    '--config.batch_size=8', '--config.dataset.test_examples=16',
+  )  # fmt: skip
+  result = json.loads((tmp_path / 'run' / 'result.json').read_text())
+  assert result['steps'] == 2
+  assert 'test/accuracy' in result
+
+
+@pytest.mark.slow
+def test_its_tests_and_the_contract_find_it(tree):
+  names = ' or '.join(FAMILIES)
+  text = python(
+    tree, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-v',
+    '-o', 'addopts=--import-mode=importlib',
+    'tests/pooled', 'tests/contract_test.py', 'tests/imports_test.py',
+    '-k', f'{names} or every_task',
+  )  # fmt: skip
+  for family in FAMILIES:
+    assert f'finite_gradients_and_trains[configs/{family}/parity.py]' in text
+    assert f'may[{family}]' in text
