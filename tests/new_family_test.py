@@ -130,7 +130,7 @@ def test_its_configuration_trains(tree, family, tmp_path):
 def test_its_tests_and_the_contract_find_it(tree):
   names = ' or '.join(FAMILIES)
   text = python(
-    tree, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-v',
+    tree, '-m', 'pytest', '-vv', '-p', 'no:cacheprovider',
     '-o', 'addopts=--import-mode=importlib',
     'tests/pooled', 'tests/contract_test.py', 'tests/imports_test.py',
     '-k', f'{names} or every_task',

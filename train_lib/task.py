@@ -6,6 +6,7 @@ loss: each is a `Task` and a config, never another loop.
 """
 
 import abc
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -123,5 +124,9 @@ class Task(abc.ABC):
     """Writes what serving needs beside the parameters, e.g. a tokenizer."""
 
   def flops(self) -> float:
-    """FLOPs of one example's forward pass by formula (2 a multiply-add)."""
-    return self.model.flops(self.info.input_shape)
+    """FLOPs of one example's forward pass by formula (2 a multiply-add).
+
+    NaN for a model without the method `flops`.
+    """
+    formula = getattr(self.model, 'flops', None)
+    return formula(self.info.input_shape) if formula else math.nan
