@@ -165,6 +165,8 @@ def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
   """Values of one parameter."""
   noise = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
   last = name.rpartition('/')[2]
+  if 'score/' in name:  # of halting: steps differ between tokens
+    return 3.0 * noise / shape[0] ** 0.5 if last == 'kernel' else noise - 1.0
   if last == 'scale':
     return 1.0 + 0.1 * noise
   if last == 'bias':
@@ -231,6 +233,15 @@ def loss_and_gradient(task: Any, params: Any, state: Any, batch: Any) -> Any:
   return float(loss), float(optax.global_norm(gradient))
 
 
+# What the engine answers: the config whose run it serves, and `--serve`.
+ANSWERS = {
+  'eat': ('eat sst2', 'tau=0.54'),
+  'eat regression': ('eat stsb', ''),
+  'eat dense': ('eat sst2 dense', ''),
+  'albert': ('albert sst2', ''),
+  'albert pairs': ('albert mnli', 'iterations=2'),
+}
+
 # Commands of launch, each with the arguments that a help page is asked of.
 HELP = [
   ['train'], ['evaluate'], ['predict'], ['export'], ['sweep'], ['analyze'],
@@ -241,7 +252,7 @@ HELP = [
 # Tiny benchmarks that write a CSV file, by name.
 BENCHMARKS = {
   'adatape': [
-    'adatape', '--variant=Ti/16', '--image_size=32', '--batch_size=1',
+    'adatape', '--variant=Ti/16', '--image_size=64', '--batch_size=1',
     '--repeats=1', '--bank_size=60',
   ],
   'albert': [
@@ -249,7 +260,7 @@ BENCHMARKS = {
     '--iterations=6', '--repeats=1', '--train_batch=2',
   ],
   'eat_speed': [
-    'eat_speed', '--variant=tiny', '--batch=2', '--rounds=1',
+    'eat_speed', '--variant=tiny', '--depth=6', '--batch=2', '--rounds=1',
     '--contenders=dense,eat', '--length=16',
   ],
   'eat': [

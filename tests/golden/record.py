@@ -46,6 +46,7 @@ TEXTS = [
   {'id': 3},
   17,
   *(' '.join(standin.WORDS[n : 2 * n]) for n in range(2, 20, 3)),
+  *({'text': 'w3 w7', 'pair': f'w{n} w{2 * n}'} for n in range(3)),
 ]
 
 
@@ -168,12 +169,17 @@ def call(module: str, arguments: list[str], text: str | None = None) -> Any:
   )
 
 
-def record_answers(workdir: pathlib.Path) -> list[Any]:
+def record_answers(workdir: pathlib.Path, serve: str) -> list[Any]:
   """Answers of `launch.predict` to `TEXTS`."""
   lines = '\n'.join(map(json.dumps, TEXTS)) + '\n{"text": \n'
   done = call(
     'predict',
-    [f'--workdir={workdir}', '--batches=1,2,4', '--compilation_cache=none'],
+    [
+      f'--workdir={workdir}',
+      f'--serve={serve}',
+      '--batches=1,2,4',
+      '--compilation_cache=none',
+    ],
     lines,
   )
   if done.returncode:
@@ -261,11 +267,10 @@ def main(argv: list[str]) -> None:
         run = root / 'runs' / subject.replace(' ', '_')
         write(subject, record_config(subject, folders, run))
     runs = root / 'runs'
-    for subject in ('eat sst2', 'albert sst2', 'albert mnli'):
-      if wanted(f'answers {subject}') and subject in adapter.configs():
-        run = runs / subject.replace(' ', '_')
-        if run.is_dir():
-          write(f'answers {subject}', record_answers(run))
+    for subject, (config, serve) in adapter.ANSWERS.items():
+      run = runs / config.replace(' ', '_')
+      if wanted(f'answers {subject}') and run.is_dir():
+        write(f'answers {subject}', record_answers(run, serve))
     if wanted('help'):
       write('help', record_help())
     if wanted('errors'):
