@@ -1,110 +1,137 @@
-"""The dynamic form: a batch pays for its longest tape, or each row for its own.
+"""Serving AdaTape: read the tape, then encode with a tape of that length.
 
-The reading stops when every row has halted; the encoder then runs on the
-shortest of a few static tape lengths (buckets) that holds the tapes. Logits
-are those of the masked form, to float32 rounding.
+The first stage runs up to the insertion and reads the tapes; its while_loop
+stops when every row of the batch has halted. Each row then continues at the
+length bucket that holds its tape, in a batch with other rows of that bucket.
+Logits equal those of the masked form to float32 rounding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, Num
+from adatape.classifier import TapeClassifier
+from dataset_lib.errors import ConfigError
+from serve_lib.chain import Row, ServedRun
+from serve_lib.decisions import ClassifierPolicy, Prediction, check_no_options
 
-from adatape.classifier import TapeClassifier, tape_output
+VARIANT = 'tape'
+TAPE_READ = 'tape read'
 
 
-class DynamicClassifier:
-  """Runs a trained classifier with tapes cropped to their buckets.
+class TapeChain:
+  """A `TapeClassifier` as `serve_lib.chain.Chain` of two stages.
 
-  Every bucket is compiled on first use; with `group_rows` once per power of
-  two of rows as well. The host waits for the tape lengths of a batch before
-  it starts the rest: one transfer of B integers.
+  Length buckets are tape lengths; the longest is the model's `max_steps`.
 
-  Attributes:
-    model: the model.
-    buckets: the static tape lengths, ascending; the last is T.
-    group_rows: run rows of unlike buckets apart, each with its own, instead
-      of the whole batch with the longest. Pays when lengths differ much and
-      the batch keeps the device busy.
+  Args:
+    model: the classifier.
+    variables: of the task, with `'params'`, on the device.
+    reader: makes batches; see `serve_lib.image_items`.
+    inputs: from a batch to the model's inputs.
   """
+
+  num_stages = 2
+  variants = (VARIANT,)
 
   def __init__(
     self,
     model: TapeClassifier,
-    buckets: Sequence[int] = (),
-    group_rows: bool = False,
+    variables: Mapping[str, Any],
+    reader: Any,
+    inputs: Callable[[Mapping[str, Any]], Any],
   ):
-    """Jits the two halves of the model.
+    self.model, self.variables = model, {'params': variables['params']}
+    self.pad, self._inputs = reader.pad, inputs
 
-    Args:
-      model: the model.
-      buckets: tape lengths to compile for; every second up to T if empty.
-      group_rows: see the class.
+  def stage(
+    self, index: int, variant: str, length: int
+  ) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
+    """Returns the pure function of a stage; see `serve_lib.chain.Chain`.
 
-    Raises:
-      ValueError: if a bucket is not an integer in [0, T].
+    The output of the first is `'length'` int32 `[B]`, the tape lengths; of the
+    second `'logits'` float32 `[B, O]`.
     """
-    max_steps = model.max_steps
-    buckets = buckets or range(2, max_steps, 2)
-    for bucket in buckets:
-      if not isinstance(bucket, int) or not 0 <= bucket <= max_steps:
-        raise ValueError(
-          f'buckets: expected integers in [0, {max_steps}], got {bucket!r}'
-        )
-    self.model = model
-    self.buckets = (*sorted({*buckets} - {max_steps}), max_steps)
-    self.group_rows = group_rows
-    self._read = jax.jit(
-      lambda variables, inputs: model.apply(
-        variables, inputs, stop_early=True, method='read'
+    if index == 0:
+      return self._read
+
+    def classify(variables: Any, carry: Any) -> Any:
+      x, tokens, mask = carry
+      logits, _ = self.model.apply(
+        variables, x, tokens[:, :length], mask[:, :length], method='classify'
       )
+      return (), {'logits': logits}
+
+    return classify
+
+  def _read(self, variables: Any, batch: Mapping[str, Any]) -> Any:
+    x, tape, _ = self.model.apply(
+      variables, self._inputs(batch), stop_early=True, method='read'
     )
-    self._classify = jax.jit(self._classify_cropped, static_argnums=4)
+    return (x, tape.tokens, tape.mask), {'length': tape.length}
 
-  def __call__(
-    self, variables: Any, inputs: Num[Array, 'B ...']
-  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies; the same result as `model.apply(variables, inputs)`.
+  def example(self, length: int, rows: int) -> Mapping[str, Any]:
+    """Returns inputs of the first stage, for compiling."""
+    return self.pad([], length, rows)
 
-    Args:
-      variables: the model's variables, `{'params': ...}`.
-      inputs: a batch of images or symbols.
-    """
-    x, tape, bank_size = self._read(variables, inputs)
-    places = np.searchsorted(self.buckets, np.asarray(tape.length))
-    if self.group_rows:
-      logits, features = self._by_bucket(variables, x, tape, places)
-    else:
-      bucket = self.buckets[places.max()]
-      logits, features = self._classify(
-        variables, x, tape.tokens, tape.mask, bucket
+
+class TapePolicy(ClassifierPolicy):
+  """`serve_lib.chain.Policy` for a `TapeChain`; every row runs both stages."""
+
+  def describe(self, row: Row) -> dict[str, Any]:
+    """Returns the length of the tape."""
+    length = int(row.outputs[0]['length'])
+    return {'tape_length': length, 'exit_reason': TAPE_READ}
+
+  def record(self, prediction: Prediction) -> None:
+    """Records the length of the tape as depth, and its share of the longest."""
+    length = prediction.tape_length or 0
+    share = length / self.lengths[-1]
+    self.monitor.record_exit(length, prediction.exit_reason, None, share)
+
+
+def tape_lengths(
+  max_steps: int, lengths: Sequence[int] | None
+) -> tuple[int, ...]:
+  """Returns the tape buckets, ascending up to `max_steps`.
+
+  Args:
+    max_steps: most tape tokens of a row, T.
+    lengths: wanted buckets; None for every second length.
+
+  Raises:
+    ConfigError: a bucket is not an integer in [1, T].
+  """
+  if lengths is None:
+    lengths = range(2, max_steps, 2)
+  for length in lengths:
+    if type(length) is not int or not 1 <= length <= max_steps:
+      raise ConfigError(
+        'lengths',
+        tuple(lengths),
+        f'numbers of tape tokens from 1 to {max_steps} (model.max_steps)',
       )
-    out = {'features': features, 'tape': tape_output(tape, int(bank_size))}
-    return logits, out
-
-  def _classify_cropped(self, variables, x, tokens, mask, bucket):
-    return self.model.apply(
-      variables, x, tokens[:, :bucket], mask[:, :bucket], method='classify'
-    )
-
-  def _by_bucket(self, variables, x, tape, places):
-    parts, order = [], []
-    for place in np.unique(places):
-      rows = np.flatnonzero(places == place)
-      padded = np.resize(rows, _next_power(len(rows), len(places)))
-      some = [array[padded] for array in (x, tape.tokens, tape.mask)]
-      part = self._classify(variables, *some, self.buckets[place])
-      parts.append([array[: len(rows)] for array in part])
-      order.append(rows)
-    back = np.argsort(np.concatenate(order))
-    return tuple(
-      jnp.concatenate(arrays)[back] for arrays in zip(*parts, strict=True)
-    )
+  return tuple(sorted({*lengths, max_steps}))
 
 
-def _next_power(count: int, limit: int) -> int:
-  """The power of two from `count` on, at most `limit`: few shapes compile."""
-  return min(1 << (count - 1).bit_length(), limit)
+def serve(
+  task: Any,
+  variables: Mapping[str, Any],
+  given: Mapping[str, Any],
+  run: ServedRun,
+) -> tuple[TapeChain, TapePolicy]:
+  """Returns chain and policy of a task; see `train_lib.task.Task.serve`.
+
+  Args:
+    task: `adatape.task.TapeClassification` of a `TapeClassifier`.
+    variables: its parameters.
+    given: no options.
+    run: `run.lengths` are tape buckets.
+
+  Raises:
+    ConfigError: an option or a bucket is illegal.
+  """
+  check_no_options(given)
+  lengths = tape_lengths(task.model.max_steps, run.lengths)
+  reader = task.item_reader(lengths[-1])
+  chain = TapeChain(task.model, variables, reader, task.inputs)
+  return chain, TapePolicy(chain, reader, task.label_names, lengths)

@@ -9,8 +9,10 @@ cost of the Universal Transformer (Algorithm 1). The weight is
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from adatape import serving
 from dataset_lib.fields import real
 from eval_lib.metrics import Average, Union
+from serve_lib.chain import NO_RUN
 from train_lib.classification import Classification
 from train_lib.losses import adaptive_loss, spread
 
@@ -37,6 +39,10 @@ class TapeClassification(Classification):
         bank_flags(tape['indices'], read, tape['bank_size'])
       )
     return loss, metrics
+
+  def serve(self, variables, options, run=NO_RUN):
+    """Read-then-encode in two stages, without options; see `Task.serve`."""
+    return serving.serve(self, variables, options, run)
 
 
 class PonderClassification(Classification):

@@ -1,24 +1,45 @@
-"""The form that saves: tokens leave the computation, rows leave the batch.
+"""Serving ALBERT with halting: tokens and rows that have halted are removed.
 
 Each stage runs a few iterations with exact compaction
 (`albert_act.compaction`); the first also embeds, the others are one program.
 After a stage the rows in which every token has halted are answered, and the
-others go on in a smaller batch (`serve_lib.engine`). With as many iterations as
-the model has there is one stage; a row that is done costs nothing in it.
+others continue in a smaller batch (`serve_lib.engine`). With as many
+iterations in a stage as the model has there is one stage, in which halted rows
+cost nothing.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from jaxtyping import Int
+from annotated_types import Interval
+from jaxtyping import Bool, Int
 
 from albert_act import compaction, products
 from albert_act.compaction import Tokens
 from albert_act.model import AlbertClassifier
+from dataset_lib import fields
+from dataset_lib.errors import ConfigError
+from serve_lib.chain import Row, ServedRun
+from serve_lib.decisions import ClassifierPolicy, Prediction
 from serve_lib.text_items import padded
 
+ALL_HALTED, LAST_ITERATION = 'all tokens halted', 'last iteration'
 VARIANT = 'compacted'
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Options of serving an ALBERT.
+
+  Attributes:
+    iterations: in a stage, after which rows can leave.
+    max_characters: of one text; a longer one is an error and not truncated.
+  """
+
+  iterations: Annotated[int, Interval(ge=1, le=1000)] = 12
+  max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = 100_000
 
 
 class AlbertChain:
@@ -28,12 +49,13 @@ class AlbertChain:
     model: the classifier.
     variables: its parameters as `products.transposed`, on the device.
     iterations: iterations in a stage.
+    limit: iterations of the model.
     num_stages: number of stages.
     variants: the one form it is served in.
     pad_id: token id of padding.
 
   Raises:
-    ValueError: the model does not halt, or has more than one shared block: the
+    ConfigError: the model does not halt, or has more than one shared block:
       tokens that have halted would have to be computed for the next one.
   """
 
@@ -45,21 +67,21 @@ class AlbertChain:
     iterations: int = 12,
   ):
     if not model.halting:
-      raise ValueError(
-        "halting: expected 'act' or 'straight_through', as a fixed depth saves "
-        "nothing, got ''"
+      raise ConfigError(
+        'model.halting',
+        model.halting,
+        "'act' or 'straight_through', as a fixed depth saves nothing",
       )
     for name in ('num_groups', 'inner_group'):
       if getattr(model, name) != 1:
-        raise ValueError(
-          f'{name}: expected 1 to be served, got {getattr(model, name)}'
+        raise ConfigError(
+          f'model.{name}', getattr(model, name), '1 to be served'
         )
-    if iterations < 1:
-      raise ValueError(f'iterations: expected at least 1, got {iterations}')
     self.model, self.pad_id = model, pad_id
     self.variables = {'params': products.transposed(variables['params'])}
     self.iterations = iterations
-    self.num_stages = -(-model.sizes().max_iterations // iterations)
+    self.limit = model.sizes().max_iterations
+    self.num_stages = -(-self.limit // iterations)
     self.variants = (VARIANT,)
     # One object for all stages but the first: it is then compiled once.
     self._later = self._applied(self._iterate)
@@ -67,10 +89,10 @@ class AlbertChain:
   def stage(
     self, index: int, variant: str, length: int
   ) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
-    """The pure function of a stage; see `serve_lib.chain.Chain`.
+    """Returns the pure function of a stage; see `serve_lib.chain.Chain`.
 
-    Outputs are `'logits'` float32 `[B, O]`, `'running'` bool `[B]`, whether a
-    token of the row has not halted, and `'steps'` int32 `[B, L]`.
+    Outputs are `'logits'` float32 `[B, O]`, `'running'` bool `[B]`, True
+    while a token of the row has not halted, and `'steps'` int32 `[B, L]`.
     """
     return self._later if index else self._applied(self._first_stage)
 
@@ -93,16 +115,77 @@ class AlbertChain:
     )
 
   def example(self, length: int, rows: int) -> dict[str, np.ndarray]:
-    """Inputs of the first stage, for compiling."""
+    """Returns inputs of the first stage, for compiling."""
     return self.pad([], length, rows)
 
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> dict[str, Int[np.ndarray, '...']]:
-    """Rows of tokens as one batch; see `serve_lib.text_items.padded`.
+    """Returns a batch; see `serve_lib.text_items.padded`.
 
-    Padding rows have no token here, so that they halt before they begin.
+    Padding rows have no tokens, so they halt before the first iteration.
     """
     batch = padded(rows, length, size, self.pad_id)
     batch['length'][len(rows) :] = 0
     return batch
+
+
+class AlbertPolicy(ClassifierPolicy):
+  """`serve_lib.chain.Policy` for an `AlbertChain`; items are texts."""
+
+  def decide(
+    self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
+  ) -> Bool[np.ndarray, ' b']:
+    """Returns the rows in which every token has halted."""
+    return ~np.asarray(outputs['running'])
+
+  def describe(self, row: Row) -> dict[str, Any]:
+    """Returns depth, and the tokens with their iterations."""
+    tokens = row.encoded.inputs['tokens']
+    steps = row.outputs[-1]['steps'][: len(tokens)]
+    depth = int(steps.max())
+    is_last = depth == self.chain.limit
+    words = self.reader.tokenizer
+    return {
+      'depth': depth,
+      'iterations': float(steps.mean()),
+      'tokens': words and tuple(words.names(tokens.tolist())),
+      'token_iterations': tuple(steps.tolist()),
+      'exit_reason': LAST_ITERATION if is_last else ALL_HALTED,
+      'truncated': row.encoded.context['truncated'],
+    }
+
+  def record(self, prediction: Prediction) -> None:
+    """Records depth and the share of the iterations that were run."""
+    depth, iterations = prediction.depth, prediction.iterations
+    assert depth is not None
+    assert iterations is not None
+    self.monitor.record_exit(
+      depth, prediction.exit_reason, None, iterations / self.chain.limit
+    )
+
+
+def serve(
+  task: Any,
+  variables: Mapping[str, Any],
+  given: Mapping[str, Any],
+  run: ServedRun,
+) -> tuple[AlbertChain, AlbertPolicy]:
+  """Returns chain and policy of a task; see `train_lib.task.Task.serve`.
+
+  Args:
+    task: `albert_act.task.FineTune`.
+    variables: its parameters.
+    given: see `Options`.
+    run: the run's directory.
+
+  Raises:
+    ConfigError: an option is illegal, or the model does not halt.
+  """
+  options = Options(**fields.check(Options, given, 'serve'))
+  lengths = task.served_lengths(run.lengths)
+  reader = task.text_reader(lengths[-1], options.max_characters)
+  chain = AlbertChain(
+    task.model, variables, reader.pad_id, options.iterations
+  )
+  return chain, AlbertPolicy(chain, reader, task.label_names, lengths)

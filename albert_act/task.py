@@ -8,12 +8,14 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
+from albert_act import serving
 from albert_act.encoder import Albert
 from albert_act.model import AlbertClassifier
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import real
 from eval_lib.metrics import Average
 from model_lib import albert_sizes
+from serve_lib.chain import NO_RUN
 from train_lib.classification import as_config_error, construct
 from train_lib.losses import adaptive_loss, average
 from train_lib.text_classification import TextClassification
@@ -31,7 +33,6 @@ class FineTune(TextClassification):
     'ponder_weight': real(0.0, 1e3, default=0.0)
   }
   KNOBS = ('ponder_weight',)
-  SERVED_BY = 'albert_act.loading:load'
   SIZES: ClassVar[Any] = albert_sizes
 
   @classmethod
@@ -43,6 +44,10 @@ class FineTune(TextClassification):
   def extra_loss(self, out, batch, norm, knobs):
     """The ponder cost of the real rows; see `Classification.extra_loss`."""
     return ponder(out['ponder'], batch, norm, self.config, knobs)
+
+  def serve(self, variables, options, run=NO_RUN):
+    """Halting with compaction; options: `albert_act.serving.Options`."""
+    return serving.serve(self, variables, options, run)
 
 
 def ponder(ponder, batch, norm, config, knobs) -> tuple[Any, dict[str, Any]]:

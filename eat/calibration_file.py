@@ -1,113 +1,135 @@
-"""The file `calibration.json` of a run: read, and fit to be used.
+"""The file `calibration.json` of a run, as serving reads it.
 
-The evaluator 'calibration' writes it: temperatures, perhaps a guarantee, and
-what traffic is compared with to see drift.
+The evaluator 'calibration' writes it: temperatures, an optional guarantee, and
+the reference of the drift check.
 """
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import annotated_types
+
+from dataset_lib import fields
 from dataset_lib.errors import ConfigError
 from eval_lib.calibration import FILE, fingerprint
 from serve_lib.drift import Calibration, DriftCheck
 
+Temperature = Annotated[float, annotated_types.Gt(0.0)]
 
-def read_calibration(directory: str) -> dict[str, Any]:
-  """What the evaluator 'calibration' found out, or nothing.
 
-  Raises:
-    ConfigError: the file is damaged.
+@dataclasses.dataclass(frozen=True)
+class CalibrationFile:
+  """Contents of a calibration; see `read`.
+
+  Attributes:
+    directory: of the run; '' for none.
+    step: of the checkpoint that is served, for messages.
+    values: of the file, or {} if there is none.
   """
-  path = path_in(directory)
-  if not path.is_file():
-    return {}
-  try:
-    result = json.loads(path.read_text(encoding='utf-8'))
-    if not isinstance(result, dict):
-      raise ValueError(f'{type(result).__name__} at the top')
-  except ValueError as error:
-    raise ConfigError(
-      str(path), str(error), f'the JSON of a calibration; {mend(directory)}'
-    ) from error
-  return result
 
+  directory: str
+  step: int | None
+  values: Mapping[str, Any]
 
-def check_parameters(
-  calibration: Mapping[str, Any],
-  variables: Mapping[str, Any],
-  directory: str,
-  step: int | None = None,
-) -> None:
-  """Refuses temperatures and certificates of another checkpoint.
+  @classmethod
+  def read(cls, directory: str, step: int | None = None) -> 'CalibrationFile':
+    """Reads the file of a run.
 
-  A calibration that does not say what it is of, as old ones, passes.
+    Raises:
+      ConfigError: the file is damaged.
+    """
+    empty = cls(directory, step, {})
+    if not directory or not empty.path.is_file():
+      return empty
+    try:
+      values = json.loads(empty.path.read_text(encoding='utf-8'))
+      if not isinstance(values, dict):
+        raise ValueError(f'{type(values).__name__} at the top')
+    except ValueError as error:
+      raise ConfigError(
+        str(empty.path),
+        str(error),
+        f'the JSON of a calibration; {empty.repair()}',
+      ) from error
+    return cls(directory, step, values)
 
-  Raises:
-    ConfigError: with the command that makes the right one.
-  """
-  known = calibration.get('parameters')
-  if known is None:
-    return
-  served = fingerprint(variables)
-  if served != known:
-    raise ConfigError(
-      str(path_in(directory)),
-      f'that of the parameters {known}',
-      'the calibration of the checkpoint that is served, whose parameters are '
-      f'{served}; {mend(directory, step, calibration)}',
+  @property
+  def path(self) -> pathlib.Path:
+    """Path of the file."""
+    return pathlib.Path(self.directory) / FILE
+
+  def check_parameters(self, variables: Mapping[str, Any]) -> None:
+    """Refuses a calibration of another checkpoint.
+
+    One without a fingerprint of its parameters passes.
+
+    Raises:
+      ConfigError: with the command that makes the right one.
+    """
+    known = self.values.get('parameters')
+    if known is None:
+      return
+    served = fingerprint(variables)
+    if served != known:
+      raise ConfigError(
+        str(self.path),
+        f'that of the parameters {known}',
+        'the calibration of the checkpoint that is served, whose parameters '
+        f'are {served}; {self.repair()}',
+      )
+
+  def temperatures(self, heads: int) -> tuple[float, ...]:
+    """Returns the temperature of each head, or () if there are none.
+
+    Raises:
+      ConfigError: there is not one for each head, or one is not positive.
+    """
+    given = tuple(self.values.get('temperatures', ()))
+    if given and len(given) != heads:
+      raise ConfigError(
+        f'{self.path}: temperatures', given, f'{heads}, one for each head'
+      )
+    fields.check_value(
+      f'{self.path}: temperatures', given, tuple[Temperature, ...]
     )
+    return given
 
+  def drift_check(
+    self, on_drift: Callable[[bool, dict[str, Any]], None] | None = None
+  ) -> DriftCheck | None:
+    """Returns a check against the calibration split; None without statistics.
 
-def drift_check(
-  calibration: Mapping[str, Any],
-  directory: str,
-  on_drift: Callable[[bool, dict[str, Any]], None] | None = None,
-) -> DriftCheck | None:
-  """A check against the calibration split, whatever the rule in use.
+    Args:
+      on_drift: see `serve_lib.drift.DriftCheck`.
 
-  Args:
-    calibration: see `read_calibration`.
-    directory: of the run.
-    on_drift: see `serve_lib.drift.DriftCheck`.
+    Raises:
+      ConfigError: the statistics are damaged.
+    """
+    drift = self.values.get('drift')
+    if drift is None:
+      return None
+    try:
+      return DriftCheck(Calibration.from_dict(drift), on_drift=on_drift)
+    except (KeyError, TypeError, ValueError) as error:
+      raise ConfigError(
+        f'{self.path}: drift',
+        f'{type(error).__name__}: {error}',
+        f'confidences and a threshold; {self.repair()}',
+      ) from error
 
-  Returns:
-    None if the calibration has nothing to compare with.
-
-  Raises:
-    ConfigError: the file is damaged.
-  """
-  drift = calibration.get('drift')
-  if drift is None:
-    return None
-  try:
-    return DriftCheck(Calibration.from_dict(drift), on_drift=on_drift)
-  except (KeyError, TypeError, ValueError) as error:
-    raise ConfigError(
-      f'{path_in(directory)}: drift', f'{type(error).__name__}: {error}',
-      f'confidences and a threshold; {mend(directory)}',
-    ) from error  # fmt: skip
-
-
-def path_in(directory: str) -> pathlib.Path:
-  """Where the calibration of a run is."""
-  return pathlib.Path(directory) / FILE
-
-
-def mend(
-  directory: str,
-  step: int | None = None,
-  calibration: Mapping[str, Any] | None = None,
-) -> str:
-  """The command that writes a calibration, with a guarantee if it had one."""
-  command = (
-    f'run python -m launch.evaluate --workdir={directory} --evals=calibration'
-  )
-  if step is not None:
-    command += f' --step={step}'
-  guarantee = (calibration or {}).get('guarantee') or {}
-  for name in ('epsilon', 'delta'):
-    if name in guarantee:
-      command += f' --config.evals.calibration.{name}={guarantee[name]}'
-  return command
+  def repair(self) -> str:
+    """Returns the command that writes the file, with its guarantee if any."""
+    command = (
+      f'run python -m launch.evaluate --workdir={self.directory} '
+      '--evals=calibration'
+    )
+    if self.step is not None:
+      command += f' --step={self.step}'
+    guarantee = self.values.get('guarantee') or {}
+    for name in ('epsilon', 'delta'):
+      if name in guarantee:
+        command += f' --config.evals.calibration.{name}={guarantee[name]}'
+    return command

@@ -14,6 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from model_lib.errors import FieldError
+from serve_lib.decisions import entropy, scale, softmax
+
 RULES = (
   'confidence',
   'entropy',
@@ -64,7 +67,7 @@ class Rule:
 
   def __post_init__(self):
     if self.name not in RULES:
-      raise ValueError(f'name: expected one of {RULES}, got {self.name!r}')
+      raise FieldError('name', self.name, f'one of {RULES}')
     if self.name == 'entropy':
       expected = 'nats >= 0, or -inf for never'
       _check('tau', self.tau, expected, lambda t: (t >= 0) | (t == -np.inf))
@@ -75,7 +78,7 @@ class Rule:
     if isinstance(patience, bool) or not (
       isinstance(patience, (int, np.integer)) and patience >= 1
     ):
-      raise ValueError(f'patience: expected an integer >= 1, got {patience!r}')
+      raise FieldError('patience', patience, 'an integer >= 1')
     _check('tolerance', self.tolerance, 'a number >= 0', lambda t: t >= 0)
     expected = 'a probability in [0, 1]'
     _check('veto_margin', self.veto_margin, expected, _in_unit)
@@ -152,17 +155,16 @@ def calibrate(
   Raises:
     ValueError: if there is not one for each head, or one is not positive.
   """
-  xp, heads = _stacked(logits)
+  _, heads = _stacked(logits)
   if len(temperatures) != len(heads):
-    raise ValueError(
-      f'temperatures: expected {len(heads)}, one for each head, got '
-      f'{len(temperatures)}'
+    raise FieldError(
+      'temperatures', len(temperatures), f'{len(heads)}, one for each head'
     )
   expected = 'finite numbers > 0'
   _check(
     'temperatures', temperatures, expected, lambda t: (t > 0) & (t < np.inf)
   )
-  return heads / _like(xp, temperatures, heads)[:, None, None]
+  return scale(heads, temperatures)
 
 
 def probabilities(
@@ -179,12 +181,7 @@ def probabilities(
       'logits: expected at least 2 classes, got 1; a regression has no '
       'probabilities'
     )
-  return _softmax(_stacked(logits)[0], heads)
-
-
-def softmax(logits: Float[Any, '*B C']) -> Float[Any, '*B C']:
-  """Probabilities over the last axis; NumPy or JAX."""
-  return _softmax(jnp if isinstance(logits, jax.Array) else np, logits)
+  return softmax(heads)
 
 
 def _stacked(logits: Any) -> tuple[Any, Any]:
@@ -205,7 +202,7 @@ def _like(xp: Any, threshold: Any, logits: Any) -> Any:
 
 def _decided(xp: Any, rule: Rule, heads: Any) -> Any:
   """The rules of a classification at the last of the heads."""
-  probability = _softmax(xp, heads[-1])
+  probability = softmax(heads[-1])
   ordered = xp.sort(probability, axis=-1)
   margin = ordered[..., -1] - ordered[..., -2]
   # False for NaN, which the agreement of classes would let pass.
@@ -213,24 +210,12 @@ def _decided(xp: Any, rule: Rule, heads: Any) -> Any:
   if rule.name in ('confidence', 'combined'):
     decided &= ordered[..., -1] >= _like(xp, rule.tau, heads)
   if rule.name == 'entropy':
-    decided &= _entropy(xp, heads[-1]) <= _like(xp, rule.tau, heads)
+    decided &= entropy(heads[-1]) <= _like(xp, rule.tau, heads)
   if rule.name == 'margin':
     decided &= margin >= _like(xp, rule.tau, heads)
   if rule.name in ('patience', 'combined'):
     decided &= _agreed(xp, heads, rule.patience)
   return decided
-
-
-def _softmax(xp: Any, logits: Any) -> Any:
-  powers = xp.exp(logits - logits.max(-1, keepdims=True))
-  return powers / powers.sum(-1, keepdims=True)
-
-
-def _entropy(xp: Any, logits: Any) -> Any:
-  shifted = logits - logits.max(-1, keepdims=True)
-  powers = xp.exp(shifted)
-  total = powers.sum(-1)
-  return xp.log(total) - (powers * shifted).sum(-1) / total
 
 
 def _agreed(xp: Any, heads: Any, patience: int) -> Any:
@@ -257,7 +242,7 @@ def _in_unit(values: Any) -> Any:
 
 
 def _check(name: str, value: Any, expected: str, legal: Any) -> None:
-  """Raises ValueError unless all values are legal; traced ones pass."""
+  """Raises FieldError unless all values are legal; traced ones pass."""
   if isinstance(value, jax.core.Tracer):
     return
   try:
@@ -270,4 +255,4 @@ def _check(name: str, value: Any, expected: str, legal: Any) -> None:
     values is None or not number or values.ndim > 1
     or not np.all(legal(values))
   ):  # fmt: skip
-    raise ValueError(f'{name}: expected {expected}, got {value!r}')
+    raise FieldError(name, value, expected)

@@ -1,146 +1,274 @@
-"""What EAT is asked and answers: texts in, labels with depth and reason out.
+"""Policy that serves EAT: texts in, labels with depth and exit reason out.
 
-The host's side of the engine. Thresholds, minimum retention and the switch to
-full depth act row by row on data, so none of them ever compiles anything
-(EAT, sections 7.4 and 10).
+The host's side of the engine (EAT, sections 7.4 and 10). Thresholds, minimum
+retention and the switch to full depth act row by row on data, so none of them
+compiles a program.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
+from annotated_types import Interval
+from jaxtyping import Bool
 
+from dataset_lib import fields
 from dataset_lib.errors import ConfigError
-from dataset_lib.tokenizer import Tokenizer
 from eat import exits
-from eat.serving import FULL, PRUNED, EatChain
-from eat.settings import Settings, expected_in
+from eat.exits import RULES_WITH_TAU, Rule
+from model_lib.errors import FieldError
 from serve_lib.chain import Encoded, Row
+from serve_lib.decisions import (
+  ClassifierPolicy,
+  Prediction,
+  check_finite,
+  confidence,
+  margin,
+  named,
+  scale,
+  softmax,
+)
 from serve_lib.monitor import Monitor
 from serve_lib.text_items import TextReader
 
+PRUNED, FULL = 'pruned', 'full'
+GUARANTEED = 'guaranteed'
+DEFAULT_TAU = 0.9  # of rule=confidence; other rules measure something else
+
+Share = Annotated[float, Interval(ge=0.0, le=1.0)]
+
 
 @dataclasses.dataclass(frozen=True)
-class Prediction:
-  """The answer to one text.
+class Options:
+  """Options of serving an EAT; see `eat.exits.Rule` for the first five.
 
   Attributes:
-    label: name of the class, or the number of a regression.
-    probabilities: by class name, calibrated; empty for a regression.
-    depth: layers that were run.
-    retention: share of the tokens that were left at the end.
-    exit_reason: the rule that let it leave, for a regression 'tolerance';
-      'last layer', or 'full depth' when exits were switched off.
-    truncated: whether the text was longer than the model takes.
+    rule: when a row leaves.
+    tau: threshold of the rule, or 'guaranteed' for the one that calibration
+      certified; None for 0.9 with rule=confidence.
+    patience: see `Rule`.
+    tolerance: see `Rule`.
+    veto_margin: see `Rule`.
+    ensemble_margin: an answer whose margin is below it is the mean of the
+      probabilities of all heads the row passed; 0 for never.
+    max_characters: of one text; a longer one is an error and not truncated.
+    thresholds: by source, instead of `tau`.
+    minimum_retention: by source; a row whose source asks for more than the
+      model would keep is served without pruning. The drift check leaves such
+      rows out: the calibration split was measured with pruning.
   """
 
-  label: Any
-  probabilities: Mapping[str, float]
-  depth: int
-  retention: float
-  exit_reason: str
-  truncated: bool
+  rule: Literal[
+    'confidence', 'entropy', 'margin', 'patience', 'combined', 'never'
+  ] = 'confidence'
+  tau: Annotated[float, Interval(ge=0.0, le=100.0)] | Literal[
+    'guaranteed'
+  ] | None = None
+  patience: Annotated[int, Interval(ge=1, le=1000)] = 2
+  tolerance: Annotated[float, Interval(ge=0.0, le=1e6)] = 0.1
+  veto_margin: Share = 0.0
+  ensemble_margin: Share = 0.0
+  max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = 100_000
+  thresholds: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  minimum_retention: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class EatPolicy:
-  """`serve_lib.chain.Policy` for an `EatChain`.
+def read_options(
+  given: Mapping[str, Any], guarantee: Mapping[str, Any] | None, classes: int
+) -> tuple[Options, Rule]:
+  """Checks the options; returns them and the exit rule they describe.
 
-  An item is a text, a pair of texts, or a mapping with 'text' and optionally
-  'pair' and 'source'; texts may be UTF-8 bytes.
+  Args:
+    given: see `Options`.
+    guarantee: of the run's calibration, with 'threshold'; None for none.
+    classes: number of classes, 0 for a regression.
+
+  Raises:
+    ConfigError: an option is illegal, does not fit the others or the model,
+      or needs a calibration that is missing.
+  """
+  options = Options(**fields.check(Options, given, 'serve'))
+  for source, share in options.minimum_retention.items():
+    fields.check_value(f'serve.minimum_retention.{source}', share, Share)
+  rule = _rule(options, guarantee, classes)
+  _check_thresholds(options, rule, classes)
+  for name in ('veto_margin', 'ensemble_margin'):
+    if not classes and getattr(options, name):
+      raise ConfigError(
+        f'serve.{name}', getattr(options, name),
+        '0 for a regression: its heads give a number, which has no margin',
+      )  # fmt: skip
+  return options, rule
+
+
+def _rule(
+  options: Options, guarantee: Mapping[str, Any] | None, classes: int
+) -> Rule:
+  tau: Any = options.tau
+  if tau == GUARANTEED:
+    _check_certified(options, guarantee)
+    tau = (guarantee or {})['threshold']
+    if tau is None:  # no threshold could be certified
+      return Rule('never')
+  if tau is None and options.rule in RULES_WITH_TAU:
+    # A regression leaves by its tolerance, whatever the rule.
+    if options.rule != 'confidence' and classes:
+      raise ConfigError(
+        'serve.tau',
+        'nothing',
+        f'{legal_taus(options.rule, classes)}: rule={options.rule} has no '
+        'default, add tau=...',
+      )
+    tau = DEFAULT_TAU
+  with fields.errors_under('serve'):
+    return Rule(
+      options.rule,
+      tau=float(tau) if options.rule in RULES_WITH_TAU else None,
+      patience=options.patience,
+      tolerance=float(options.tolerance),
+      veto_margin=float(options.veto_margin),
+    )
+
+
+def _check_certified(
+  options: Options, guarantee: Mapping[str, Any] | None
+) -> None:
+  """The guarantee is of the plain rule on the model as it was evaluated."""
+  if guarantee is None or options.rule != 'confidence':
+    raise ConfigError(
+      'serve.tau',
+      GUARANTEED,
+      'rule=confidence and a calibration.json with a guarantee: run python '
+      '-m launch.evaluate --workdir=... --evals=calibration '
+      '--config.evals.calibration.epsilon=0.02',
+    )
+  # A veto lets a row leave at a later head than was certified.
+  for name in (
+    'ensemble_margin', 'veto_margin', 'thresholds', 'minimum_retention'
+  ):  # fmt: skip
+    if value := getattr(options, name):
+      raise ConfigError(
+        f'serve.{name}', value,
+        f'nothing beside tau={GUARANTEED}, which was certified without it',
+      )  # fmt: skip
+
+
+def _check_thresholds(options: Options, rule: Rule, classes: int) -> None:
+  taus = dict(options.thresholds)
+  if taus and not classes:
+    raise ConfigError(
+      'serve.thresholds', taus,
+      'none for a regression, whose rows leave by `tolerance`',
+    )  # fmt: skip
+  if taus and rule.name not in RULES_WITH_TAU:
+    raise ConfigError(
+      'serve.thresholds',
+      taus,
+      f'none with the rule {rule.name!r}: rules with a threshold are '
+      f'{", ".join(RULES_WITH_TAU)}',
+    )
+  for source, tau in taus.items():
+    try:
+      dataclasses.replace(rule, tau=tau)
+    except FieldError as error:
+      raise ConfigError(
+        f'serve.thresholds.{source}', tau, error.expected
+      ) from error
+  if rule.name == 'entropy' and classes:
+    named_taus = {f'thresholds.{source}': tau for source, tau in taus.items()}
+    for name, tau in {'tau': rule.tau, **named_taus}.items():
+      if tau >= math.log(classes):
+        expected = f'{legal_taus("entropy", classes)}: every row would leave'
+        raise ConfigError(f'serve.{name}', tau, expected)
+
+
+def legal_taus(rule: str, classes: int) -> str:
+  """Describes the thresholds that make sense for a rule.
+
+  Args:
+    rule: one of `RULES_WITH_TAU`.
+    classes: number of classes.
+  """
+  if rule == 'entropy':
+    return (
+      f'nats in [0, {math.log(classes):.4f}), the entropy of {classes} classes '
+      'that are equally likely'
+    )
+  if rule == 'margin':
+    return 'a difference of two probabilities, in [0, 1]'
+  return (
+    f'a probability in [0, 1], where {1 / classes:.4g} is the least that the '
+    f'surest of {classes} classes has'
+  )
+
+
+class EatPolicy(ClassifierPolicy):
+  """`serve_lib.chain.Policy` for an `eat.serving.EatChain`.
+
+  While the monitor finds drift, all rows run to full depth.
 
   Args:
     chain: the model.
-    tokenizer: its tokenizer.
+    reader: of texts.
     class_names: of the labels; () for a regression.
-    max_length: in tokens; longer texts are truncated.
-    settings: see `Settings`.
-    monitor: gets every exit; while it finds drift, all rows go to full depth.
-    num_texts: texts that the task has, 1 or 2; None takes both.
-
-  Attributes:
-    class_names: as given.
-    max_length: as given.
-    warnings: what whoever starts a service should be told, a line each.
-
-  Raises:
-    ConfigError: the settings do not fit the model.
+    lengths: length buckets, ascending; texts are cut off at the longest.
+    rule: when a row leaves.
+    temperatures: of each head; () for 1.
+    options: see `Options`; what `rule` has is taken from there.
+    monitor: records every exit; None for a new one.
   """
 
   def __init__(
     self,
-    chain: EatChain,
-    tokenizer: Tokenizer,
+    chain: Any,
+    reader: TextReader,
     class_names: Sequence[str],
-    max_length: int,
-    settings: Settings,
-    monitor: Monitor,
-    num_texts: int | None = None,
+    lengths: Sequence[int],
+    rule: Rule | None = None,
+    *,
+    temperatures: Sequence[float] = (),
+    options: Options | None = None,
+    monitor: Monitor | None = None,
   ):
-    self.settings, self.monitor = settings, monitor
-    self.warnings: tuple[str, ...] = ()
-    self._chain = chain
-    self.class_names, self.max_length = tuple(class_names), max_length
-    self._reader = TextReader(
-      tokenizer, max_length, settings.max_characters, num_texts
-    )
-    self._temperatures = _temperatures(settings, chain.num_stages)
-    if settings.thresholds and not class_names:
-      raise ConfigError(
-        'thresholds',
-        dict(settings.thresholds),
-        'none for a regression, whose rows leave by `tolerance`',
-      )
+    super().__init__(chain, reader, class_names, lengths, monitor)
+    self.rule = rule or Rule('confidence', tau=DEFAULT_TAU)
+    self.options = options or Options()
+    given = list(temperatures) or [1.0] * chain.num_stages
+    self.temperatures = np.asarray(given, np.float32)
+    # The variant that the calibration split was measured with.
+    self._usual = PRUNED if PRUNED in chain.variants else FULL
 
   def encode(self, item: Any) -> Encoded:
-    """Tokenises an item; see `serve_lib.chain.Policy`.
-
-    Raises:
-      InputError: it is no text, not UTF-8, empty, or too long, or one text
-        where the task has two.
-    """
-    read = self._reader.read(item)
-    length = len(read.tokens)
-    return Encoded(
-      inputs={'tokens': read.tokens, 'token_types': read.token_types},
-      length=length,
-      variant=self._variant(read.source, length),
-      context={'source': read.source, 'truncated': read.truncated},
-    )
-
-  @property
-  def _usual_variant(self) -> str:
-    """The one that the calibration split was measured with."""
-    return PRUNED if PRUNED in self._chain.variants else FULL
-
-  def _variant(self, source: str, length: int) -> str:
-    least = self.settings.minimum_retention.get(source, 0.0)
-    if not least or self._usual_variant == FULL:
-      return self._usual_variant
-    kept = self._chain.sizes(PRUNED, length)[-1] / length
-    return FULL if kept < least else PRUNED
+    """Tokenises an item; see `serve_lib.text_items.TextReader.read`."""
+    encoded = self.reader.read(item, self._usual)
+    least = self.options.minimum_retention.get(encoded.context['source'], 0.0)
+    if least and self._usual == PRUNED:
+      kept = self.chain.sizes(PRUNED, encoded.length)[-1] / encoded.length
+      if kept < least:
+        return dataclasses.replace(encoded, variant=FULL)
+    return encoded
 
   def decide(
     self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
   ) -> Bool[np.ndarray, ' b']:
-    """Which rows the rule lets out; see `serve_lib.chain.Policy`."""
-    rule = self.settings.rule
-    if self.settings.thresholds:
+    """Returns which rows leave by the rule; see `serve_lib.chain.Policy`."""
+    rule, thresholds = self.rule, self.options.thresholds
+    if thresholds:
       taus = [
-        self.settings.thresholds.get(row.encoded.context['source'], rule.tau)
-        for row in rows
+        thresholds.get(row.encoded.context['source'], rule.tau) for row in rows
       ]
       rule = dataclasses.replace(rule, tau=np.asarray(taus, np.float32))
     willing = exits.should_exit(rule, self._calibrated(rows))
     for row, leaves in zip(rows, willing, strict=True):
       if leaves:
         row.encoded.context.setdefault('exit_stage', stage)
-    # On drift the rule is still asked, so that it can be seen to end.
+    # The rule is evaluated during drift too, as its end must be seen.
     return np.zeros(len(rows), bool) if self.monitor.full_depth else willing
 
   def _calibrated(self, rows: Sequence[Row]) -> np.ndarray:
-    """Logits `[E, b, O]` of the heads so far, over their temperatures."""
+    """Logits `[E, b, O]` of the heads so far, divided by temperatures."""
     heads = len(rows[0].outputs)
     logits = np.stack(
       [
@@ -148,79 +276,42 @@ class EatPolicy:
         for head in range(heads)
       ]
     )
-    # `exits.calibrate` would check them every time.
-    return logits / self._temperatures[:heads, None, None]
+    return scale(logits, self.temperatures[:heads])
 
   def answer(self, row: Row) -> Prediction:
-    """The prediction of the last head that the row has passed.
+    """Returns the prediction of the last head that the row passed.
 
     Raises:
       FloatingPointError: a head gave NaN or infinity.
     """
-    logits = self._calibrated([row])
-    self._check_finite(logits)
-    stage = len(logits) - 1
-    length = len(row.encoded.inputs['tokens'])
-    last = stage == self._chain.num_stages - 1
-    label: Any = float(logits[-1, 0, 0])
-    probabilities: dict[str, float] = {}
-    confidence = None
+    logits = self._calibrated([row])[:, 0]
+    if not np.isfinite(logits).all():
+      for head, one in zip(self.chain.heads, logits, strict=False):
+        check_finite(one, f' at the head of layer {head}')
+    stage, context = len(logits) - 1, row.encoded.context
+    label: Any = float(logits[-1, 0])
+    shares: dict[str, float] = {}
+    first = None
     if self.class_names:
-      heads = exits.softmax(logits)[:, 0]
-      label, probabilities = self._label(heads)
-      if row.encoded.variant == self._usual_variant:
-        confidence = float(heads[0].max())
-    prediction = Prediction(
-      label=label,
-      probabilities=probabilities,
-      depth=self._chain.heads[stage],
-      retention=int(row.outputs[-1]['kept']) / length,
-      exit_reason=self._reason(row, last),
-      truncated=row.encoded.context['truncated'],
-    )
-    self.monitor.record_exit(
-      prediction.depth,
-      prediction.exit_reason,
-      confidence,
-      prediction.retention,
-    )
-    return prediction
+      heads = softmax(logits)
+      label, shares = named(self._combined(heads), self.class_names)
+      if row.encoded.variant == self._usual:
+        first = float(confidence(heads[0]))
+    if stage < self.chain.num_stages - 1:
+      reason = exits.reason(self.rule, not self.class_names)
+    else:
+      reason = 'full depth' if 'exit_stage' in context else 'last layer'
+    depth = self.chain.heads[stage]
+    retention = int(row.outputs[-1]['kept']) / row.encoded.length
+    self.monitor.record_exit(depth, reason, first, retention)
+    return Prediction(
+      label, shares, depth, retention, exit_reason=reason,
+      truncated=context['truncated'],
+    )  # fmt: skip
 
-  def _check_finite(self, logits: Float[np.ndarray, 'E 1 C']) -> None:
-    finite = np.isfinite(logits).all((1, 2))
-    if not finite.all():
-      head = int(finite.argmin())
-      raise FloatingPointError(
-        f'logits: expected finite numbers, got {logits[head, 0].tolist()} at '
-        f'the head of layer {self._chain.heads[head]}; the parameters are not '
-        'finite, or the model overflows in its compute dtype'
-      )
-
-  def _reason(self, row: Row, last: bool) -> str:
-    if not last:
-      return exits.reason(self.settings.rule, not self.class_names)
-    return 'full depth' if 'exit_stage' in row.encoded.context else 'last layer'
-
-  def _label(
-    self, heads: Float[np.ndarray, 'E C']
-  ) -> tuple[str, dict[str, float]]:
-    """The class and all probabilities, from those of the heads so far."""
-    probabilities = heads[-1]
-    if self.settings.ensemble_margin:
-      ordered = np.sort(probabilities)
-      if ordered[-1] - ordered[-2] < self.settings.ensemble_margin:
-        probabilities = heads.mean(0)
-    named = zip(self.class_names, probabilities.tolist(), strict=True)
-    return self.class_names[int(probabilities.argmax())], dict(named)
-
-
-def _temperatures(settings: Settings, heads: int) -> np.ndarray:
-  """Float32 `[E]`; see `Settings.temperatures`."""
-  if not len(settings.temperatures):
-    return np.ones(heads, np.float32)
-  given = list(settings.temperatures)
-  try:  # only to see that they are legal
-    exits.calibrate(np.zeros((heads, 1, 1), np.float32), given)
-  except ValueError as error:
-    raise ConfigError('temperatures', given, expected_in(error)) from error
-  return np.asarray(given, np.float32)
+  def _combined(self, heads: np.ndarray) -> np.ndarray:
+    """Probabilities `[C]` of the last head, or the mean at a low margin."""
+    least = self.options.ensemble_margin
+    if least and margin(heads[-1]) < least:
+      return heads.mean(0)
+    return heads[-1]

@@ -1,24 +1,37 @@
-"""The gathered form: a chain of stages in which shapes really shrink.
+"""EAT as a chain of stages whose shapes shrink, and how a run is served.
 
-A stage runs up to a head. Pruned tokens are cropped away at static sizes, and
-rows that the head is sure of leave before the next stage. Of the block under a
-head only [CLS] is computed, a sixth of the block; for rows that stay the next
-stage begins with its other tokens, from the same keys and values.
+A stage ends at a head. Pruned tokens are cropped away at static sizes, and
+rows that the exit rule lets go leave before the next stage. Of the block under
+a head only [CLS] is computed, a sixth of the block; for the rows that stay the
+next stage computes the other tokens from the same keys and values.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Int
 
-from eat import cost
+from dataset_lib.errors import ConfigError
+from dataset_lib.glue_tasks import REPEATED_TEXTS
+from eat import cost, exits
+from eat.calibration_file import CalibrationFile
 from eat.model import EatClassifier
+from eat.policy import (
+  FULL,
+  GUARANTEED,
+  PRUNED,
+  EatPolicy,
+  Options,
+  read_options,
+)
 from eat.pruning import Tokens
 from model_lib.attention import KeysValues
+from model_lib.bert import BertClassifier
+from serve_lib.chain import ServedRun
+from serve_lib.monitor import Monitor
 from serve_lib.text_items import padded
-
-PRUNED, FULL = 'pruned', 'full'
 
 
 class EatChain:
@@ -54,7 +67,7 @@ class EatChain:
   def stage(
     self, index: int, variant: str, length: int
   ) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
-    """The pure function of a stage; see `serve_lib.chain.Chain`.
+    """Returns the pure function of a stage; see `serve_lib.chain.Chain`.
 
     Outputs are `'logits'` float32 `[B, O]` of the stage's head and `'kept'`
     int32 `[B]`, the valid tokens at its end.
@@ -70,19 +83,19 @@ class EatChain:
     return stage
 
   def sizes(self, variant: str, length: int) -> tuple[int, ...]:
-    """Static sequence lengths after each pruning; none for 'full'."""
+    """Returns the static lengths after each pruning; none for 'full'."""
     if variant == FULL:
       return ()
     return cost.static_sizes(self.model, length)
 
   def example(self, length: int, rows: int) -> dict[str, np.ndarray]:
-    """Inputs of the first stage, for compiling."""
+    """Returns inputs of the first stage, for compiling."""
     return self.pad([], length, rows)
 
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> dict[str, Int[np.ndarray, '...']]:
-    """Rows of tokens as one batch; see `serve_lib.text_items.padded`."""
+    """Returns a batch; see `serve_lib.text_items.padded`."""
     return padded(rows, length, size, self.pad_id)
 
 
@@ -104,3 +117,157 @@ def _stage(
   cls, keys_values = module.cls_after(tokens, layer)
   outputs = {'logits': module.classify(cls, layer), 'kept': tokens.length}
   return (tokens, keys_values), outputs
+
+
+def serve(
+  task: Any,
+  variables: Mapping[str, Any],
+  given: Mapping[str, Any],
+  run: ServedRun,
+) -> tuple[EatChain, EatPolicy]:
+  """Returns chain and policy of a task; see `train_lib.task.Task.serve`.
+
+  Temperatures, the guaranteed threshold and the reference of the drift check
+  come from the run's `calibration.json`. `policy.warnings` lists what could
+  not be checked and options without effect.
+
+  Args:
+    task: `eat.task.FineTune`.
+    variables: its parameters.
+    given: see `eat.policy.Options`.
+    run: the run's directory.
+
+  Raises:
+    ConfigError: the model is no BERT, an option is illegal or does not fit the
+      run, or the calibration is damaged or of another checkpoint.
+  """
+  file = CalibrationFile.read(run.directory, run.step)
+  options, rule = read_options(
+    given, file.values.get('guarantee'), len(task.label_names)
+  )
+  longest = task.info.input_shape[0]
+  lengths = task.served_lengths(run.lengths)
+  if options.tau == GUARANTEED and lengths[-1] < longest:
+    raise ConfigError(
+      'lengths',
+      lengths,
+      f'{longest} among them with tau={GUARANTEED}, which was certified for '
+      'texts of that length',
+    )
+  model = as_adaptive(task.model)
+  file.check_parameters(variables)
+  reader = task.text_reader(lengths[-1], options.max_characters)
+  chain = EatChain(
+    model,
+    jax.device_put(dict(variables)),
+    reader.pad_id,
+    with_full=any(options.minimum_retention.values()),
+  )
+  policy = EatPolicy(
+    chain,
+    reader,
+    task.label_names,
+    lengths,
+    rule,
+    temperatures=file.temperatures(chain.num_stages),
+    options=options,
+    monitor=Monitor(drift=file.drift_check(run.on_drift)),
+  )
+  policy.warnings = tuple(_warnings(file, policy, longest))
+  return chain, policy
+
+
+def as_adaptive(model: Any) -> EatClassifier:
+  """Returns a dense BERT as an `EatClassifier` with the same parameters.
+
+  It has one stage: no pruning, window or exits.
+
+  Raises:
+    ConfigError: the model is neither of the two.
+  """
+  if isinstance(model, EatClassifier):
+    return model
+  if not isinstance(model, BertClassifier):
+    raise ConfigError(
+      'model.name',
+      type(model).__name__,
+      'eat.model:EatClassifier or model_lib.bert:BertClassifier',
+    )
+  fields = {
+    name: getattr(model, name)
+    for name in BertClassifier.__dataclass_fields__
+    if name in EatClassifier.__dataclass_fields__
+    and name not in ('parent', 'name')
+  }
+  return EatClassifier(
+    **fields, prune_layers=(), prune_ratios=(), window=0, exit_layers=()
+  )
+
+
+def _warnings(
+  file: CalibrationFile, policy: EatPolicy, longest: int
+) -> Iterator[str]:
+  """Yields what could not be checked and which options have no effect."""
+  yield from _calibration_warnings(file, policy)
+  if file.values and policy.lengths[-1] < longest:
+    yield (
+      f'texts are cut off after {policy.lengths[-1]} tokens, those of the '
+      f'calibration after {longest}: temperatures and drift check may not fit'
+    )
+  yield from _rule_warnings(policy)
+  if policy.options.tau == GUARANTEED:
+    if policy.rule.name == 'never':
+      yield (
+        'no row will leave early: calibration could certify no threshold; '
+        'give it more rows, or a larger epsilon'
+      )
+    if file.values.get('dataset', {}).get('task') in REPEATED_TEXTS:
+      yield (
+        'the rows that the threshold was certified on share texts, and the '
+        'certificate assumes independent rows: the bound may fail more often '
+        'than its delta says'
+      )
+
+
+def _calibration_warnings(
+  file: CalibrationFile, policy: EatPolicy
+) -> Iterator[str]:
+  if file.values and 'parameters' not in file.values:
+    yield (
+      f'{file.path} does not say of which checkpoint it is: if not of this '
+      f'one, temperatures and thresholds are wrong; {file.repair()}'
+    )
+  if policy.monitor.drift is None:
+    what = 'has no statistics for it' if file.values else 'does not exist'
+    yield (
+      'no drift check: a regression has no confidences'
+      if not policy.class_names
+      else f'no drift check: {file.path} {what}; {file.repair()}'
+    )
+  elif len(policy.chain.variants) > 1:
+    sources = ', '.join(sorted(policy.options.minimum_retention))
+    yield (
+      f'no drift check of rows that are served without pruning ({sources}): '
+      'the calibration split was measured with it'
+    )
+
+
+def _rule_warnings(policy: EatPolicy) -> Iterator[str]:
+  rule, chain = policy.rule, policy.chain
+  needed = exits.heads_needed(rule, not policy.class_names)
+  early = chain.num_stages - 1
+  if needed is None or needed <= early:
+    return
+  if early == 0:
+    why = 'the model has no head before its last layer'
+  else:
+    who = f'rule={rule.name}' if policy.class_names else 'a regression'
+    why = (
+      f'{who} with patience={rule.patience} needs {needed} heads, and {early} '
+      'are before the last layer (at '
+      f'{", ".join(map(str, chain.heads[:-1]))})'
+    )
+  yield f'no row will ever leave early: {why}'
+
+
+__all__ = ['FULL', 'PRUNED', 'EatChain', 'Options', 'as_adaptive', 'serve']

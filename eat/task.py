@@ -23,10 +23,12 @@ from dataset_lib.fields import (
   real,
   text,
 )
+from eat import serving
 from eat.heads import place_exits, place_prunes
 from eat.teacher import check_tokenizer
 from eval_lib.metrics import Average
 from model_lib.layers import ACTIVATIONS
+from serve_lib.chain import NO_RUN
 from train_lib import loading
 from train_lib.classification import as_config_error, construct
 from train_lib.text_classification import (
@@ -78,7 +80,6 @@ class FineTune(TextClassification):
     'self_distill_weight': real(0.0, 1e3, default=0.0),
   }
   KNOBS = ('prune_scale', 'distill_weight', 'self_distill_weight')
-  SERVED_BY = 'eat.loading:load'
 
   @classmethod
   def resolve(cls, config) -> None:
@@ -218,6 +219,10 @@ class FineTune(TextClassification):
     exits = out['exits'] if 'exits' in out else logits[None]
     per_head = jax.vmap(lambda one: self.cross_entropy(one, batch))(exits)
     return self.head_metrics(exits, per_head, out, batch)
+
+  def serve(self, variables, options, run=NO_RUN):
+    """Exits, pruning and calibration; options: `eat.policy.Options`."""
+    return serving.serve(self, variables, options, run)
 
 
 def head_layers(model: Any) -> tuple[int, ...]:

@@ -217,14 +217,62 @@ class Policy(Protocol):
     """The answer to a row that has left."""
 
 
+class OneStage:
+  """A `Chain` of one stage, for a model without exits.
+
+  Args:
+    apply: (variables, batch) -> logits `[B, O]`.
+    variables: a pytree of arrays on one device.
+    reader: its `pad` makes batches; see `image_items` and `text_items`.
+  """
+
+  num_stages = 1
+  variants = ('whole',)
+
+  def __init__(
+    self, apply: Callable[[Any, Any], Any], variables: Any, reader: Any
+  ):
+    self.variables, self.pad = variables, reader.pad
+    self._stage = lambda variables, batch: (
+      (),
+      {'logits': apply(variables, batch)},
+    )
+
+  def stage(self, index: int, variant: str, length: int) -> Stage:
+    """Returns the whole model."""
+    return self._stage
+
+  def example(self, length: int, rows: int) -> Mapping[str, Any]:
+    """Returns inputs for compiling."""
+    return self.pad([], length, rows)
+
+
+class ServedRun(NamedTuple):
+  """The run that a task is served from; the default is a task without files.
+
+  Attributes:
+    directory: of the run, with its tokenizer and calibration; '' for none.
+    step: of the checkpoint, for messages.
+    lengths: wanted length buckets; None for those of the model or its data.
+    on_drift: see `serve_lib.drift.DriftCheck`.
+  """
+
+  directory: str = ''
+  step: int | None = None
+  lengths: tuple[int, ...] | None = None
+  on_drift: Callable[[bool, dict[str, Any]], None] | None = None
+
+
+NO_RUN = ServedRun()
+
+
 class Loaded(NamedTuple):
   """A run read for serving: the first arguments of `serve_lib.engine.Engine`.
 
   Attributes:
     chain: the model, with its parameters on the first device.
-    policy: encodes, decides, answers; its `warnings`, where it has some, are
-      worth printing.
-    lengths: length buckets, ascending; longer items are cut off.
+    policy: encodes, decides, answers; its `warnings` are lines to print.
+    lengths: length buckets, ascending.
   """
 
   chain: Any

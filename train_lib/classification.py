@@ -5,6 +5,7 @@ add the losses of an adaptive mechanism from `out` (see `extra_loss`).
 """
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from dataset_lib import builder, image_ops
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import (
   REQUIRED,
@@ -25,6 +27,9 @@ from dataset_lib.fields import (
   real,
 )
 from eval_lib.metrics import Average
+from serve_lib.chain import NO_RUN, OneStage
+from serve_lib.decisions import ClassifierPolicy, check_no_options
+from serve_lib.image_items import ImageReader, TokenReader
 from train_lib.stages import Config
 from train_lib.task import Batch, Task
 
@@ -137,6 +142,60 @@ class Classification(Task):
   def features(self, params, model_state, batch):
     """`out['features']` of the model."""
     return self.apply(params, model_state, batch)[1]['features']
+
+  @property
+  def label_names(self) -> tuple[str, ...]:
+    """Names of the classes, their numbers without names; () for regression."""
+    if self.info.num_classes == 1:
+      return ()
+    numbers = tuple(map(str, range(self.info.num_classes)))
+    return tuple(self.info.class_names) or numbers
+
+  def serve(self, variables, options, run=NO_RUN):
+    """Serves the model as one stage, without options; see `Task.serve`."""
+    check_no_options(options)
+    if run.lengths is not None:
+      raise ConfigError('lengths', run.lengths, 'none for inputs of one size')
+    reader = self.item_reader()
+    return one_stage(self, variables, reader, lengths=(1,))
+
+  def item_reader(self, length: int = 1) -> ImageReader | TokenReader:
+    """Returns the reader of the items of a service; see `image_items`.
+
+    Args:
+      length: the length bucket of every item.
+
+    Raises:
+      ConfigError: the inputs are neither images nor token ids.
+    """
+    info = self.info
+    if info.input_key == 'image':
+      options = image_ops.options_from(builder.validate(self.config['dataset']))
+      prepare = functools.partial(image_ops.evaluation_image, options=options)
+      return ImageReader(info.input_shape, prepare, length)
+    if info.input_key != 'tokens':
+      raise ConfigError('task', info.input_key, 'images, tokens or texts')
+    return TokenReader(info.input_shape[0], info.vocab_size, length)
+
+
+def one_stage(
+  task: Classification, variables: Any, reader: Any, lengths: Sequence[int]
+) -> tuple[OneStage, ClassifierPolicy]:
+  """Returns chain and policy of a model without exits.
+
+  Args:
+    task: its `apply` returns logits first.
+    variables: see `Task.serve`.
+    reader: of its items.
+    lengths: length buckets.
+  """
+
+  def apply(variables: Any, batch: Batch) -> Array:
+    model_state = variables.get('model_state', {})
+    return task.apply(variables['params'], model_state, batch)[0]
+
+  chain = OneStage(apply, variables, reader)
+  return chain, ClassifierPolicy(chain, reader, task.label_names, lengths)
 
 
 def construct(config: Config, num_classes: int) -> Any:

@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ import ml_collections
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
-from dataset_lib.tokenizer import MIN_LENGTH
+from serve_lib.chain import Loaded, ServedRun
 from train_lib import sharding, strict_json
 from train_lib.checkpoint import checkpoint_extra, restore_params
 from train_lib.checkpoint_io import steps_in
@@ -119,34 +119,6 @@ def load_info(workdir: str | os.PathLike[str]) -> DatasetInfo | None:
     ) from error
 
 
-def served_lengths(
-  info: DatasetInfo, lengths: Sequence[int] | None
-) -> tuple[int, ...]:
-  """The length buckets that a run of texts is served with, ascending.
-
-  Args:
-    info: what the run was trained on.
-    lengths: those that are wanted; None for those of the training data.
-
-  Raises:
-    ConfigError: one is longer than the rows that the run was trained on, or
-      the longest has no room for a pair of texts.
-  """
-  longest = info.input_shape[0]
-  if lengths is None:
-    return info.length_buckets or (longest,)
-  buckets = tuple(sorted({*lengths}))
-  if not (buckets and buckets[0] >= 1 and MIN_LENGTH <= buckets[-1] <= longest):
-    raise ConfigError(
-      'lengths',
-      tuple(lengths),
-      f'numbers of tokens from 1 to {longest}, the longest row that the run '
-      f'was trained on (dataset.max_length), and the longest at least '
-      f'{MIN_LENGTH}',
-    )
-  return buckets
-
-
 def checkpoint_steps(workdir: str | os.PathLike[str]) -> list[int]:
   """The steps that have a complete checkpoint, in order."""
   return sorted(steps_in(pathlib.Path(workdir) / CHECKPOINTS))
@@ -194,3 +166,39 @@ def load_params_on_one_device(
     loaded = load_params(workdir, task, mesh, step)
   variables = jax.device_put(loaded.variables, jax.devices()[0])
   return LoadedParams(variables, loaded.step)
+
+
+def serve(
+  workdir: str | os.PathLike[str],
+  *,
+  step: int | str | None = None,
+  lengths: Sequence[int] | None = None,
+  options: Mapping[str, Any] | None = None,
+  on_drift: Callable[[bool, dict[str, Any]], None] | None = None,
+) -> Loaded:
+  """Reads a run for serving: `with Engine(*serve('/tmp/run')) as engine:`.
+
+  Args:
+    workdir: directory of the run.
+    step: a step, 'best', or None for the newest good one.
+    lengths: length buckets: tokens of texts, cut off at the longest, or tape
+      tokens of AdaTape; None for those of the training data or the model.
+    options: of the model's family, as {'tau': 0.8}; see `eat.policy.Options`
+      and `albert_act.serving.Options`.
+    on_drift: called when drift begins or ends; see
+      `serve_lib.drift.DriftCheck`.
+
+  Raises:
+    ConfigError: the directory has no run, or one that is not served, or an
+      argument is illegal or does not fit the run.
+    CheckpointError: there is no such good checkpoint.
+  """
+  directory = os.fspath(workdir)
+  config = load_own_config(directory, 'workdir')
+  task = load_task(directory, config, step)
+  loaded = load_params_on_one_device(directory, task, step)
+  run = ServedRun(
+    directory, loaded.step, None if lengths is None else tuple(lengths), on_drift
+  )
+  chain, policy = task.serve(loaded.variables, options or {}, run)
+  return Loaded(chain, policy, policy.lengths)

@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 
 from jaxtyping import Array, Float, Key, Shaped
 
+from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Metric
+from serve_lib.chain import NO_RUN, Chain, Policy, ServedRun
 from train_lib.stages import Config
 
 Batch = Mapping[str, Array]
@@ -38,9 +40,6 @@ class Task(abc.ABC):
 
   # Names of the knobs that `loss` reads; a stage may schedule no others.
   KNOBS: ClassVar[tuple[str, ...]] = ()
-  # `'module:function'` that brings a run of it to the engine, see `eat.loading`
-  # for its arguments; '' if it is not served.
-  SERVED_BY: ClassVar[str] = ''
 
   @classmethod
   def resolve(cls, config: Config) -> None:
@@ -119,6 +118,28 @@ class Task(abc.ABC):
     self, params: Tree, model_state: Tree, batch: Batch
   ) -> Float[Array, 'B D']:
     """The representation before the head, for few-shot evaluation."""
+
+  def serve(
+    self, variables: Tree, options: Mapping[str, Any], run: ServedRun = NO_RUN
+  ) -> tuple[Chain, Policy]:
+    """Returns the first two arguments of `serve_lib.engine.Engine`.
+
+    The third is `policy.lengths`, the length buckets.
+
+    Args:
+      variables: `{'params': ..., 'model_state': ...}`, on one device.
+      options: of the model's family.
+      run: directory of the run, wanted length buckets, drift callback.
+
+    Raises:
+      ConfigError: the task is not served, or an option is illegal.
+    """
+    raise ConfigError(
+      'task',
+      f'{type(self).__module__}:{type(self).__name__}',
+      'a task that is served, as classification is; pretraining is fine-tuned '
+      'first, for example with configs/albert_act/glue.py',
+    )
 
   def save_assets(self, directory: pathlib.Path) -> None:
     """Writes what serving needs beside the parameters, e.g. a tokenizer."""

@@ -6,18 +6,25 @@ classifier will do. A data set with one class is a regression: squared error
 instead of cross-entropy.
 """
 
+import dataclasses
 import pathlib
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
 
 import jax.numpy as jnp
+from annotated_types import Interval
 from jaxtyping import Array, Float
 
-from dataset_lib import tokenizer
+from dataset_lib import fields, tokenizer
 from dataset_lib.errors import ConfigError
+from dataset_lib.glue_tasks import num_texts
+from dataset_lib.tokenizer import MIN_LENGTH
 from eval_lib.metrics import Average
 from model_lib import bert_sizes, huggingface
+from serve_lib.chain import NO_RUN
+from serve_lib.text_items import TextReader
 from train_lib import strict_json
-from train_lib.classification import Classification
+from train_lib.classification import Classification, one_stage
 from train_lib.run_directory import TOKENIZER
 from train_lib.stages import Config
 from train_lib.task import Batch
@@ -149,6 +156,67 @@ class TextClassification(Classification):
     if 'kept' in out:
       result['kept'] = jnp.swapaxes(out['kept'], 0, 1)
     return result
+
+  def serve(self, variables, options, run=NO_RUN):
+    """Serves the model as one stage; the option is 'max_characters'."""
+    given = fields.check(TextOptions, options, 'serve')
+    lengths = self.served_lengths(run.lengths)
+    reader = self.text_reader(lengths[-1], given['max_characters'])
+    return one_stage(self, variables, reader, lengths)
+
+  def served_lengths(self, lengths: Sequence[int] | None) -> tuple[int, ...]:
+    """Returns the length buckets of a service, in tokens, ascending.
+
+    Args:
+      lengths: wanted buckets; None for those of the training data.
+
+    Raises:
+      ConfigError: one is longer than the rows that the model was trained on,
+        or the longest has no room for a pair of texts.
+    """
+    longest = self.info.input_shape[0]
+    if lengths is None:
+      return self.info.length_buckets or (longest,)
+    buckets = tuple(sorted({*lengths}))
+    if not (
+      buckets and buckets[0] >= 1 and MIN_LENGTH <= buckets[-1] <= longest
+    ):
+      raise ConfigError(
+        'lengths',
+        tuple(lengths),
+        f'numbers of tokens from 1 to {longest}, the longest row that the run '
+        f'was trained on (dataset.max_length), and the longest at least '
+        f'{MIN_LENGTH}',
+      )
+    return buckets
+
+  def text_reader(self, max_length: int, max_characters: int) -> TextReader:
+    """Returns the reader of texts; of token ids if there is no tokenizer.
+
+    Args:
+      max_length: in tokens; longer texts are cut off.
+      max_characters: longest legal text.
+    """
+    dataset = self.config['dataset']
+    path = dataset.get('tokenizer', '')
+    return TextReader(
+      tokenizer.load(path) if path else None,
+      max_length,
+      max_characters,
+      num_texts(dataset),
+      self.model.vocab_size,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TextOptions:
+  """Options of serving a model of texts without exits.
+
+  Attributes:
+    max_characters: of one text; a longer one is an error and not truncated.
+  """
+
+  max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = 100_000
 
 
 def _unset(name: str) -> tuple[Any, ...]:
