@@ -185,7 +185,5 @@ def serve(
   options = Options(**fields.check(Options, given, 'serve'))
   lengths = task.served_lengths(run.lengths)
   reader = task.text_reader(lengths[-1], options.max_characters)
-  chain = AlbertChain(
-    task.model, variables, reader.pad_id, options.iterations
-  )
+  chain = AlbertChain(task.model, variables, reader.pad_id, options.iterations)
   return chain, AlbertPolicy(chain, reader, task.label_names, lengths)

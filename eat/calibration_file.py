@@ -87,14 +87,11 @@ class CalibrationFile:
     Raises:
       ConfigError: there is not one for each head, or one is not positive.
     """
-    given = tuple(self.values.get('temperatures', ()))
+    given = self.values.get('temperatures', ())
+    name = f'{self.path}: temperatures'
+    given = fields.check_value(name, given, tuple[Temperature, ...])
     if given and len(given) != heads:
-      raise ConfigError(
-        f'{self.path}: temperatures', given, f'{heads}, one for each head'
-      )
-    fields.check_value(
-      f'{self.path}: temperatures', given, tuple[Temperature, ...]
-    )
+      raise ConfigError(name, given, f'{heads}, one for each head')
     return given
 
   def drift_check(

@@ -63,9 +63,9 @@ class Options:
   rule: Literal[
     'confidence', 'entropy', 'margin', 'patience', 'combined', 'never'
   ] = 'confidence'
-  tau: Annotated[float, Interval(ge=0.0, le=100.0)] | Literal[
-    'guaranteed'
-  ] | None = None
+  tau: (
+    Annotated[float, Interval(ge=0.0, le=100.0)] | Literal['guaranteed'] | None
+  ) = None
   patience: Annotated[int, Interval(ge=1, le=1000)] = 2
   tolerance: Annotated[float, Interval(ge=0.0, le=1e6)] = 0.1
   veto_margin: Share = 0.0

@@ -6,7 +6,6 @@ string. A line that cannot be read becomes an error in its place.
 
 import collections
 import contextlib
-import dataclasses
 import itertools
 import json
 import math
@@ -97,7 +96,7 @@ def answer_all(
       if isinstance(answer, Failure):
         fields = {'error': str(answer.error)}
       else:
-        fields = dataclasses.asdict(answer)
+        fields = answer.as_dict()
       write(json.dumps({'id': ids.popleft()} | fields, allow_nan=False))
 
 

@@ -100,13 +100,10 @@ def parser() -> command_line.Parser:
 def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
   """Returns (arguments, options); touches no device."""
   arguments = command_line.parse_arguments(parser(), argv)
-  options: dict[str, Any] = {
-    'serve': _values('--serve', arguments.serve),
-    'thresholds': _numbers('--thresholds', arguments.thresholds),
-    'minimum_retention': _shares(
-      '--minimum_retention', arguments.minimum_retention
-    ),
-  }
+  options = _values('--serve', arguments.serve)
+  for name, read in (('thresholds', _numbers), ('minimum_retention', _shares)):
+    if text := getattr(arguments, name):
+      options[name] = read(f'--{name}', text)
   from dataset_lib.fields import check_field
   from serve_lib.engine import FIELDS
   from train_lib import loading
@@ -226,17 +223,14 @@ def regularly(
 
 def build_engine(arguments: Any, options: dict[str, Any]) -> Any:
   """The engine of a run, compiled."""
-  from dataset_lib.fields import locate
   from serve_lib.engine import Engine
+  from train_lib import loading
 
-  load = locate(server_of(arguments.workdir), 'task')
-  chain, policy, lengths = load(
+  chain, policy, lengths = loading.serve(
     arguments.workdir,
     step=arguments.step,
     lengths=arguments.lengths,
-    options=options['serve'],
-    thresholds=options['thresholds'],
-    minimum_retention=options['minimum_retention'],
+    options=options,
     on_drift=log_drift,
   )
   for warning in policy.warnings:
@@ -255,32 +249,6 @@ def build_engine(arguments: Any, options: dict[str, Any]) -> Any:
   kept = f'kept in {cache}' if cache else 'not kept for the next start'
   _log(f'compiled {done.programs} programs in {done.seconds:.1f} s, {kept}')
   return engine
-
-
-def server_of(workdir: str) -> str:
-  """What brings a run to the engine, as 'module:function'.
-
-  A task of texts that names nothing is left to EAT, which serves any BERT.
-
-  Raises:
-    ConfigError: runs of the task are not served.
-  """
-  from dataset_lib.errors import ConfigError
-  from dataset_lib.fields import locate
-  from train_lib import loading
-  from train_lib.text_classification import TextClassification
-
-  name = loading.load_config(workdir).task
-  task = locate(name, 'task')
-  if served_by := getattr(task, 'SERVED_BY', ''):
-    return served_by
-  if not issubclass(task, TextClassification):
-    expected = (
-      f'a run that classifies texts (this one is of {name}); pretraining is '
-      'fine-tuned first, say with configs/albert_act/glue.py'
-    )
-    raise ConfigError('--workdir', workdir, expected)
-  return 'eat.loading:load'
 
 
 def _threads() -> int:

@@ -30,25 +30,25 @@ class Prediction:
     depth: layers (EAT) or iterations (ALBERT) that were run; None for a model
       without exits.
     retention: share of the tokens that were kept to the end (EAT).
+    exit_reason: name of the rule by which the row left.
+    truncated: True if the text was longer than the longest length bucket;
+      None for inputs of fixed size.
     iterations: mean number of iterations of a token (ALBERT).
     tokens: of the text as the model read it, [CLS] and [SEP] included.
     token_iterations: iterations of each of `tokens` (ALBERT).
     tape_length: tape tokens that were read (AdaTape).
-    exit_reason: name of the rule by which the row left.
-    truncated: True if the text was longer than the longest length bucket;
-      None for inputs of fixed size.
   """
 
   label: Any
   probabilities: Mapping[str, float]
   depth: int | None = None
   retention: float | None = None
+  exit_reason: str = WHOLE
+  truncated: bool | None = None
   iterations: float | None = None
   tokens: tuple[str, ...] | None = None
   token_iterations: tuple[int, ...] | None = None
   tape_length: int | None = None
-  exit_reason: str = WHOLE
-  truncated: bool | None = None
 
   def as_dict(self) -> dict[str, Any]:
     """Returns the fields that are not None, for JSON."""

@@ -72,7 +72,7 @@ class ImageReader:
     try:
       image = self._prepare(value)
     except BadRecord as error:
-      raise InputError(f'image: {error}') from error
+      raise InputError(f'image: {error.kind}: {error.message}') from error
     return Encoded({'image': image}, self._length, variant, {})
 
   def pad(

@@ -70,14 +70,19 @@ class Pool:
     return sum(self.open_bytes(key) for key in list(self._places))
 
   def open_bytes(self, key: Key) -> int:
-    """Device memory of one open batch; 0 behind the last stage."""
+    """Device memory of one open batch; 0 after the last stage."""
     return self._grid.capacity * self._programs.row_bytes.get(key, 0)
+
+  def next_bytes(self, key: Key) -> int:
+    """Device memory of the batches that the rows of a batch may open."""
+    return sum(map(self.open_bytes, self._programs.next_keys(key)))
 
   @property
   def widest_bytes(self) -> int:
     """Device memory of the largest open batch there can be."""
-    row_bytes = self._programs.row_bytes.values()
-    return self._grid.capacity * max(row_bytes, default=0)
+    keys = self._programs.row_bytes
+    before = {key._replace(stage=key.stage - 1) for key in keys}
+    return max(map(self.next_bytes, before), default=0)
 
   def waiting(self) -> list[Waiting]:
     """The open batches, for `schedule.choose`."""

@@ -69,6 +69,7 @@ class Programs:
     self._compiled: dict[Any, tuple[Any, Any]] = {}
     self.copies = 0
     self.row_bytes: dict[Key, int] = {}
+    self._rebucketed: set[tuple[int, str]] = set()
 
   def run(self, key: Key, size: int, carry: Any) -> tuple[Any, Any]:
     """Runs a stage; returns (carry, outputs) without waiting for them."""
@@ -111,6 +112,13 @@ class Programs:
         f'{self._grid.lengths}, batches {self._grid.batches} and variants '
         f'{self._chain.variants}, compiled by warm_up()'
       ) from None
+
+  def next_keys(self, key: Key) -> list[Key]:
+    """Returns the keys under which rows continue after a stage."""
+    lengths = (key.length,)
+    if key[:2] in self._rebucketed:
+      lengths = self._grid.lengths
+    return [Key(key.stage + 1, key.variant, length) for length in lengths]
 
   # -- ahead of time ---------------------------------------------------------
 
@@ -181,6 +189,8 @@ class Programs:
       may_donate=key.stage > 0 and not is_last,
     )
     self._table['stage', key, size] = program, variables
+    if 'length' in out[1]:
+      self._rebucketed.add(key[:2])
     return self._abstract(out[0])
 
   def _compile_copies(self, key: Key, size: int, carry: Any) -> None:

@@ -156,8 +156,7 @@ class Worker:
       return False
     claimed = self.pool.bytes
     for flight in self._flights:
-      key = flight.batch.key
-      claimed += self.pool.open_bytes(key._replace(stage=key.stage + 1))
+      claimed += self.pool.next_bytes(flight.batch.key)
     return claimed + self.pool.widest_bytes > self._max_pool_bytes
 
   def _wait(self) -> bool:
@@ -236,21 +235,32 @@ class Worker:
         f'policy.decide: expected bool [{len(batch.rows)}], got shape '
         f'{leaves.shape}'
       )
+    if 'length' in values:
+      for row, length in zip(batch.rows, values['length'], strict=True):
+        row.length = self._grid.fit_length(int(length))
     return ~leaves
 
   def _go_on(
     self, batch: Batch, carry: Any, stays: Bool[np.ndarray, ' b']
   ) -> None:
-    """Hands the carry on as it is where that wastes nothing, or compacts."""
-    key = batch.key._replace(stage=batch.key.stage + 1)
-    rows = [row for row, stay in zip(batch.rows, stays, strict=True) if stay]
+    """Moves the rows that stay to the next stage, by length bucket."""
     now = time.monotonic()
-    for row in rows:
+    groups: dict[int, list[int]] = {}
+    for number in np.flatnonzero(stays):
+      row = batch.rows[number]
       row.since = now
-    moved = Batch(key, batch.size, rows, batch.slots[stays], carry)
+      groups.setdefault(row.length, []).append(number)
+    for length, numbers in sorted(groups.items()):
+      key = Key(batch.key.stage + 1, batch.key.variant, length)
+      rows = [batch.rows[number] for number in numbers]
+      self._move(Batch(key, batch.size, rows, batch.slots[numbers], carry))
+
+  def _move(self, moved: Batch) -> None:
+    """Hands the carry on as it is where that wastes nothing, or compacts."""
+    key, rows = moved.key, moved.rows
     # In the same bucket is not full: 17 rows of 32 are half a batch.
     is_full = len(rows) == self._grid.capacity
-    fits = self._grid.fit_rows(len(rows)) == batch.size
+    fits = self._grid.fit_rows(len(rows)) == moved.size
     if not self.pool.has(key) and (is_full or (fits and self._is_alone())):
       self._ready.append(moved)
       return

@@ -198,7 +198,10 @@ def serve(
   task = load_task(directory, config, step)
   loaded = load_params_on_one_device(directory, task, step)
   run = ServedRun(
-    directory, loaded.step, None if lengths is None else tuple(lengths), on_drift
+    directory,
+    loaded.step,
+    None if lengths is None else tuple(lengths),
+    on_drift,
   )
   chain, policy = task.serve(loaded.variables, options or {}, run)
   return Loaded(chain, policy, policy.lengths)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from eat import service
+from eat import serving
 from launch.eat_report import models, quality, sweeps, temperatures
 from launch.eat_report.models import Model, Run
 from launch.eat_report.speed import Speed
@@ -136,7 +136,7 @@ def _variants(
   run: Run, values: np.ndarray, scales: tuple[float, ...]
 ) -> dict[str, Model]:
   """The run as it was trained, under '', and changed."""
-  module = service.as_adaptive(run.task.model)
+  module = serving.as_adaptive(run.task.model)
   return {
     name: models.record(run, variant, name, values)
     for name, variant in models.variants(
@@ -146,5 +146,5 @@ def _variants(
 
 
 def _as_it_is(run: Run) -> Model:
-  module = service.as_adaptive(run.task.model)
+  module = serving.as_adaptive(run.task.model)
   return models.record(run, module, '', temperatures.of(run).values)

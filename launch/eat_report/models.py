@@ -16,7 +16,7 @@ import numpy as np
 
 from dataset_lib import builder, tokenizer
 from dataset_lib.errors import ConfigError
-from eat import cost, service
+from eat import cost, serving
 from eat.model import EatClassifier
 from eval_lib import evaluator, predictions
 from eval_lib.calibration import FILE
@@ -118,7 +118,7 @@ def load(
   words = tokenizer.load(pathlib.Path(directory) / TOKENIZER)
   split = _limited(split or _own_split(config), limit)
   task = loading.load_task(directory, config, step)
-  service.as_adaptive(task.model)
+  serving.as_adaptive(task.model)
   mesh = sharding.make_mesh({'data': 1})
   with jax.set_mesh(mesh):
     loaded = loading.load_params(directory, task, mesh, step)

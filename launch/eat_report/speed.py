@@ -16,7 +16,6 @@ import numpy as np
 
 from eat.policy import EatPolicy
 from eat.serving import EatChain
-from eat.settings import Settings
 from eval_lib import timing
 from eval_lib.timing import Timings
 from launch.eat_report import models
@@ -26,7 +25,7 @@ from launch.eat_report.sweeps import Setting
 from serve_lib.buckets import doubling
 from serve_lib.chain import Encoded, Failure
 from serve_lib.engine import Engine
-from serve_lib.monitor import Monitor
+from serve_lib.text_items import TextReader
 
 CHUNK = 25  # rows that a setting is timed with before the next one's turn
 
@@ -40,7 +39,7 @@ class TokenPolicy(EatPolicy):
     return Encoded(
       inputs=inputs,
       length=len(item['tokens']),
-      variant=self._chain.variants[0],
+      variant=self.chain.variants[0],
       context={'source': '', 'truncated': False},
     )
 
@@ -74,7 +73,6 @@ class _Served:
   setting: Setting
   engine: Engine
   policy: TokenPolicy
-  options: Settings
   items: Sequence[Any]
 
   @property
@@ -97,7 +95,7 @@ class _Served:
 
   def answers(self, items: Sequence[Any]) -> list[Any]:
     """Answers of the setting; models that several settings share are set."""
-    self.policy.settings = self.options
+    self.policy.rule = self.setting.rule
     answers = self.engine.predict(items)
     for answer in answers:
       if isinstance(answer, Failure):
@@ -175,10 +173,7 @@ def _serve(
     if run.directory not in items:
       items[run.directory] = [run.records.record(int(row)) for row in rows]
     engine, policy = engines[id(model)]
-    options = dataclasses.replace(policy.settings, rule=setting.rule)
-    result.append(
-      _Served(setting, engine, policy, options, items[run.directory])
-    )
+    result.append(_Served(setting, engine, policy, items[run.directory]))
   return result
 
 
@@ -192,11 +187,10 @@ def _engine(
   info = model.run.task.info
   policy = TokenPolicy(
     chain,
-    model.run.words,
+    TextReader(model.run.words, info.input_shape[0]),
     info.class_names,
-    info.input_shape[0],
-    Settings(temperatures=tuple(model.temperatures.tolist())),
-    Monitor(),
+    (info.input_shape[0],),
+    temperatures=model.temperatures.tolist(),
   )
   engine = Engine(
     chain,

@@ -12,8 +12,8 @@ import numpy as np
 
 from dataset_lib import builder
 from dataset_lib.source import places
-from eat import service
-from eat.calibration_file import check_parameters, read_calibration
+from eat import serving
+from eat.calibration_file import CalibrationFile
 from eval_lib import calibration, predictions
 from launch.eat_report import models
 from launch.eat_report.models import Run
@@ -43,15 +43,16 @@ def of(run: Run) -> Temperatures:
   Raises:
     ConfigError: calibration.json is of another checkpoint.
   """
-  written = read_calibration(run.directory)
-  check_parameters(written, run.variables, run.directory, run.step)
+  file = CalibrationFile.read(run.directory, run.step)
+  file.check_parameters(run.variables)
+  written = file.values
   if written.get('temperatures'):
     values = np.asarray(written['temperatures'])
     split = written.get('calibration_split', '')
     what = f'fitted to {split}' if split else 'it does not say of which rows'
     dataset = written.get('dataset', run.config.dataset)
     return Temperatures(values, f'calibration.json, {what}', split, dataset)
-  heads = service.as_adaptive(run.task.model).heads()
+  heads = serving.as_adaptive(run.task.model).heads()
   split = run.config.evals.get('calibration', {}).get('calibration_split', '')
   if not split or run.task.info.num_classes < 2 or len(heads) == 1:
     return Temperatures(np.ones(len(heads)), 'none')

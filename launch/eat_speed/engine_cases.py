@@ -5,23 +5,20 @@ only its answer is replaced by a plan, so that a given share of the rows leaves
 at the first head.
 """
 
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
 
-from dataset_lib import tokenizer
-from eat.policy import EatPolicy, Prediction
+from eat.policy import EatPolicy
 from eat.serving import EatChain
-from eat.settings import Settings
 from launch.eat_speed import contender, forms
-from launch.eat_speed.lineup import VOCABULARY
 from serve_lib.buckets import doubling
 from serve_lib.chain import Encoded, Failure
+from serve_lib.decisions import Prediction
 from serve_lib.engine import Engine
-from serve_lib.monitor import Monitor
+from serve_lib.text_items import TextReader
 
 CLASS_NAMES = ('first', 'second')
 
@@ -36,19 +33,14 @@ class PlannedPolicy(EatPolicy):
   Args:
     chain: the model.
     rows: token ids of each row.
-    directory: with a vocabulary, which is not used.
   """
 
-  def __init__(
-    self, chain: EatChain, rows: Sequence[np.ndarray], directory: str
-  ):
+  def __init__(self, chain: EatChain, rows: Sequence[np.ndarray]):
     super().__init__(
       chain,
-      tokenizer.load(pathlib.Path(directory) / VOCABULARY),
+      TextReader(None, max(map(len, rows))),
       CLASS_NAMES,
-      max(map(len, rows)),
-      Settings(),
-      Monitor(),
+      (max(map(len, rows)),),
     )
     self.rate = 0
     self.first_exit = chain.heads[0]
@@ -93,7 +85,7 @@ def build(specification: Mapping[str, Any]) -> contender.Built:
   cases: dict[str, Callable[[], int]] = {}
   scores: Any = ()
   for batch in specification['batches']:
-    policy = PlannedPolicy(chain, list(tokens), specification['directory'])
+    policy = PlannedPolicy(chain, list(tokens))
     engine = Engine(chain, policy, (specification['length'],), doubling(batch))
     engine.warm_up()
     rows = specification['rows'][str(batch)]
@@ -137,7 +129,7 @@ def build_lengths(specification: Mapping[str, Any]) -> contender.Built:
   rows = [tokens[:length] for length in specification['row_lengths']]
   cases: dict[str, Callable[[], int]] = {}
   for name, lengths in (('padded', buckets[-1:]), ('buckets', buckets)):
-    policy = PlannedPolicy(chain, rows, specification['directory'])
+    policy = PlannedPolicy(chain, rows)
     # Fewer sizes of batches than in service: each is compiled at every length.
     batches = doubling(specification['capacity'])[::2]
     engine = Engine(

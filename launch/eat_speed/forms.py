@@ -17,8 +17,7 @@ from flax import linen as nn
 from flax import traverse_util
 
 from eat.model import EatClassifier
-from eat.service import as_adaptive
-from eat.serving import FULL, PRUNED, EatChain
+from eat.serving import FULL, PRUNED, EatChain, as_adaptive
 from launch.eat_speed import contender, lineup
 from model_lib import huggingface
 from model_lib.bert import BertClassifier

@@ -1,81 +1,187 @@
-"""The dynamic form against the masked one."""
+"""AdaTape in the engine: the masked form's logits, by tape bucket."""
 
 import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
-from adatape.model import AdaTapeViT
-from adatape.serving import DynamicClassifier
+from adatape.task import TapeClassification
+from dataset_lib import builder
+from dataset_lib.errors import ConfigError
+from serve_lib.chain import Failure, InputError, ServedRun
+from serve_lib.engine import Engine
+from serve_lib.pool import Pool
 
-B = 6
+IMAGE = dict(
+  name='adatape.model:AdaTapeViT', width=16, depth=2, mlp_dim=16, num_heads=2,
+  patch_size=8, pool='gap', bank='input', bank_patch_size=4,
+  tokens_per_step=2, max_steps=6, threshold=2.7, query_dim=8,
+)  # fmt: skip
+PARITY = dict(
+  name='adatape.parity:ParityModel', width=16, depth=1, mlp_dim=16,
+  num_heads=2, query_dim=8, max_steps=4, threshold=1.6,
+  norm_scale=2.0,
+)  # fmt: skip
+DATA = {
+  'image': dict(name='fake_images', image_size=16, num_classes=3),
+  'tokens': dict(name='parity', length=8),
+}
+BATCHES = (1, 4, 8)
 
 
-@pytest.fixture(scope='module')
-def trained():
-  model = AdaTapeViT(
-    num_classes=3,
-    width=16,
-    depth=2,
-    mlp_dim=16,
-    num_heads=2,
-    patch_size=8,
-    pool='gap',
-    bank='input',
-    bank_patch_size=4,
-    tokens_per_step=2,
-    max_steps=6,
-    threshold=1.7,
-    query_dim=8,
+def build(model, dataset):
+  """(task, variables) with random weights, so that tape lengths differ."""
+  config = dict(
+    model=model, dataset=dataset, dtype='float32',
+    loss=dict(label_smoothing=0.0, tape_weight=0.0),
+  )  # fmt: skip
+  info = builder.build_source(dataset, 'train').info
+  task = TapeClassification(config, info)
+  params, _ = task.init(jax.random.key(1))
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda leaf: leaf + 0.3 * rng.standard_normal(leaf.shape).astype('f'),
+    nn.unbox(params),
   )
-  images = jax.random.normal(jax.random.key(0), (B, 16, 16, 3))
-  variables = nn.unbox(jax.jit(model.init)(jax.random.key(1), images))
-  return model, variables, images, jax.jit(model.apply)(variables, images)
+  return task, {'params': params, 'model_state': {}}
 
 
-@pytest.mark.parametrize('group_rows', [False, True])
-def test_logits_are_those_of_the_masked_form(trained, group_rows):
+def items_of(task, count):
+  rng = np.random.default_rng(1)
+  if task.info.input_key == 'image':
+    return list(rng.integers(0, 256, (count, 16, 16, 3)).astype(np.uint8))
+  return list(rng.integers(0, 3, (count, 8)).astype(np.int32))
+
+
+@pytest.fixture(scope='module', params=['image', 'tokens'])
+def served(request):
+  """(task, variables, items, masked logits, tape lengths)."""
+  key = request.param
+  model = IMAGE if key == 'image' else PARITY
+  task, variables = build(model, DATA[key])
+  items = items_of(task, 24)
+  logits, out = jax.jit(task.apply)(
+    variables['params'], {}, {key: np.stack(items)}
+  )
+  return task, variables, items, np.asarray(logits), out['tape']['length']
+
+
+def test_logits_are_those_of_the_masked_form(served):
   # Invariant 4, second half: static and cropped encoders agree.
-  model, variables, images, (logits, out) = trained
-  dynamic = DynamicClassifier(
-    model, buckets=(1, 2, 3, 4), group_rows=group_rows
-  )
-  assert dynamic.buckets == (1, 2, 3, 4, 6)
-  got, got_out = dynamic(variables, images)
-  np.testing.assert_allclose(got, logits, atol=1e-5)
-  np.testing.assert_allclose(got_out['features'], out['features'], atol=1e-5)
-  assert got_out['tape'].pop('bank_size') == 16
-  for name, value in got_out['tape'].items():
-    np.testing.assert_array_equal(value, out['tape'][name])
+  task, variables, items, masked, tapes = served
+  assert len(set(tapes.tolist())) > 1
+  chain, policy = task.serve(variables, {})
+  answer = policy.answer
+  policy.answer = lambda row: (row.outputs[-1]['logits'], answer(row))
+  with Engine(chain, policy, policy.lengths, BATCHES) as engine:
+    answers = engine.predict(items) + engine.predict(items[:1])
+    status = engine.status()
+  for index, (logits, prediction) in enumerate(answers):
+    index %= len(items)
+    np.testing.assert_allclose(logits, masked[index], atol=1e-4)
+    assert prediction.tape_length == tapes[index]
+    assert prediction.label == task.label_names[int(masked[index].argmax())]
+  assert status['peak_pool_bytes'] <= engine.warm_up().worst_case_bytes
 
 
-def test_encoder_runs_on_the_shortest_bucket(trained, monkeypatch):
-  model, variables, images, (_, out) = trained
-  length = np.asarray(out['tape']['length'])
-  assert length.min() < length.max() < model.max_steps
-  dynamic = DynamicClassifier(model, buckets=range(1, 7))
-  used = []
-  original = dynamic._classify
+def test_rows_are_batched_by_the_bucket_of_their_tape(served, monkeypatch):
+  task, variables, items, _, tapes = served
+  most = task.model.max_steps
+  run = ServedRun(lengths=tuple(range(1, most + 1)))
+  chain, policy = task.serve(variables, {}, run)
+  seen = []
+  add = Pool.add
 
-  def spy(variables, x, tokens, mask, bucket):
-    used.append((len(x), bucket))
-    return original(variables, x, tokens, mask, bucket)
+  def spy(pool, batch):
+    seen.append((batch.key.length, len(batch.rows)))
+    return add(pool, batch)
 
-  monkeypatch.setattr(dynamic, '_classify', spy)
-  dynamic(variables, images)
-  assert used == [(B, length.max())]
-  used.clear()
-  dynamic.group_rows = True
-  dynamic(variables, images)
-  assert [bucket for _, bucket in used] == sorted(set(length))
-  assert sum(rows for rows, _ in used) < 2 * B
+  monkeypatch.setattr(Pool, 'add', spy)
+  with Engine(chain, policy, policy.lengths, (8,)) as engine:
+    assert not any(isinstance(one, Failure) for one in engine.predict(items))
+    snapshot = engine.monitor.snapshot()
+  counts = np.bincount(np.asarray(tapes))
+  moved = {length: 0 for length, _ in seen}
+  for length, rows in seen:
+    moved[length] += rows
+  assert moved == {n: counts[n] for n in moved}
+  assert snapshot['depth'] == {
+    length: count for length, count in enumerate(counts) if count
+  }
 
 
-def test_default_buckets_end_with_the_longest_tape(trained):
-  assert DynamicClassifier(trained[0]).buckets == (2, 4, 6)
+@pytest.mark.parametrize(
+  ('lengths', 'buckets'),
+  [
+    (None, (2, 4, 6)),
+    ((1, 3), (1, 3, 6)),
+    ((6,), (6,)),
+    ((0,), None),
+    ((7,), None),
+  ],
+)
+def test_tape_buckets_end_at_the_longest_tape(lengths, buckets):
+  task, variables = build(IMAGE, DATA['image'])
+  run = ServedRun(lengths=lengths)
+  if buckets:
+    assert task.serve(variables, {}, run)[1].lengths == buckets
+    return
+  with pytest.raises(ConfigError, match='lengths: expected numbers of tape'):
+    task.serve(variables, {}, run)
 
 
-@pytest.mark.parametrize('bucket', [-1, 7])
-def test_illegal_buckets_are_refused(trained, bucket):
-  with pytest.raises(ValueError, match='buckets: expected'):
-    DynamicClassifier(trained[0], buckets=(2, bucket))
+def test_there_are_no_options():
+  task, variables = build(IMAGE, DATA['image'])
+  with pytest.raises(ConfigError, match=r'serve\.tau: expected no options'):
+    task.serve(variables, {'tau': 1.0})
+
+
+@pytest.mark.parametrize(
+  ('item', 'message'),
+  [
+    ('/nowhere.jpg', 'image: expected a file'),
+    (b'no image', 'image: undecodable'),
+    (7, 'image: expected a path, the bytes of a file or an array, got int'),
+    (np.zeros((4, 4, 2), np.uint8), 'image: wrong_shape'),
+    ({'picture': b''}, "item: expected the key 'image' alone"),
+    (InputError('line: not JSON'), 'line: not JSON'),
+  ],
+)
+def test_a_bad_image_is_named(item, message):
+  task, variables = build(IMAGE, DATA['image'])
+  _, policy = task.serve(variables, {})
+  with pytest.raises(InputError, match=message):
+    policy.encode(item)
+
+
+@pytest.mark.parametrize(
+  ('item', 'message'),
+  [
+    ([0, 1], 'tokens: expected 8 token ids, got 2'),
+    (list('abcdefgh'), 'tokens: expected a row of integers'),
+    ([[0]], 'tokens: expected a row of integers'),
+    ([-1] * 8, r'tokens: expected integers .*, got -1 to -1'),
+    ({'text': 'x'}, "item: expected the key 'tokens' alone"),
+  ],
+)
+def test_bad_token_ids_are_named(item, message):
+  task, variables = build(PARITY, DATA['tokens'])
+  _, policy = task.serve(variables, {})
+  with pytest.raises(InputError, match=message):
+    policy.encode(item)
+
+
+def test_images_come_as_files_bytes_and_arrays(tmp_path):
+  import cv2
+
+  task, variables = build(IMAGE, DATA['image'])
+  _, policy = task.serve(variables, {})
+  image = items_of(task, 1)[0]
+  path = str(tmp_path / 'image.png')
+  cv2.imwrite(path, image[..., ::-1])
+  with open(path, 'rb') as file:
+    data = file.read()
+  for item in (image, path, data, {'image': path}):
+    encoded = policy.encode(item)
+    np.testing.assert_array_equal(encoded.inputs['image'], image)
+    assert encoded.length == 6

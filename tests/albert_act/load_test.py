@@ -1,4 +1,4 @@
-"""The engine under load with texts: nobody lost, mixed up or compiled for."""
+"""The engine under load with texts: every request gets its own answer."""
 
 import functools
 
@@ -6,11 +6,11 @@ import pytest
 
 from albert_act import compaction
 from albert_act.model import AlbertClassifier
-from albert_act.policy import AlbertPolicy
-from albert_act.serving import AlbertChain
+from albert_act.serving import AlbertChain, AlbertPolicy
 from dataset_lib import tokenizer
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
+from serve_lib.text_items import TextReader
 from tests.albert_act import tiny_run
 from tests.albert_act.small import FIELDS
 from tests.dataset_lib import corpora
@@ -30,7 +30,9 @@ def make_engine(words):
   variables = {'params': tiny_run.parameters(AlbertClassifier)}
   chain = AlbertChain(AlbertClassifier(**fields), variables, words.pad_id, 2)
   monitor = Monitor()
-  policy = AlbertPolicy(chain, words, ('no', 'yes'), LENGTH, monitor, 2000)
+  policy = AlbertPolicy(
+    chain, TextReader(words, LENGTH, 2000), ('no', 'yes'), (8, LENGTH), monitor
+  )
   return Engine(
     chain, policy, (8, LENGTH), (1, 4), max_pending=PENDING, monitor=monitor
   )

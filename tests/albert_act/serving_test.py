@@ -173,22 +173,3 @@ def test_rows_leave_at_different_stages_from_threads(served):
       if row < 8:
         np.testing.assert_allclose(logits, want[row], atol=1e-5)
   assert len(stages) > 1
-
-
-@pytest.mark.parametrize(
-  ('fields', 'field'),
-  [
-    (dict(halting=''), 'halting'),
-    (dict(num_groups=2), 'num_groups'),
-    (dict(inner_group=2), 'inner_group'),
-  ],
-)
-def test_what_cannot_be_compacted_is_refused(fields, field):
-  model, variables = small.build(**fields)
-  with pytest.raises(ValueError, match=f'^{field}: expected'):
-    AlbertChain(model, variables)
-
-
-def test_a_stage_has_an_iteration():
-  with pytest.raises(ValueError, match='iterations: expected at least 1'):
-    AlbertChain(*small.build(), iterations=0)

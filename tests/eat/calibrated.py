@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eat import service
+from eat import serving
+from eat.task import FineTune
 from eval_lib import evaluator
+from serve_lib.chain import ServedRun
 from tests.contexts import eval_context
 
 WORDS = [f'w{number}' for number in range(40)]
@@ -55,12 +57,23 @@ def calibrate(directory, dataset, model, variables, **entry):
   evaluator.build('calibration', entry, context)[0].run(variables)
 
 
-def build(run, options=None, thresholds=None, minimum_retention=None, **rest):
-  directory, task, variables = run
-  return service.build(
-    task, variables, str(directory), options or {}, thresholds or {},
-    minimum_retention or {}, **rest,
+def task_of(model, info, dataset):
+  """A task with a model of its own, as a run of it would be read."""
+  heads = len(serving.as_adaptive(model).heads())
+  config = dict(
+    model={'name': 'eat.model:EatClassifier'}, dataset=dataset,
+    dtype='float32', loss=dict(teacher='', exit_weights=(1.0,) * heads),
   )  # fmt: skip
+  task = FineTune.__new__(FineTune)
+  task.config, task.info, task.model = config, info, model
+  return task
+
+
+def build(run, options=None, lengths=None, **rest):
+  """(chain, policy) of a run with options."""
+  directory, task, variables = run
+  context = ServedRun(str(directory), lengths=lengths, **rest)
+  return task.serve(variables, options or {}, context)
 
 
 def change(directory, **fields):

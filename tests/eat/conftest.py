@@ -1,12 +1,10 @@
-"""What is dear and used by several files, and the words of all policies."""
-
-import types
+"""Expensive fixtures that several files share."""
 
 import pytest
 
 from dataset_lib import builder, tokenizer
 from tests.eat import small
-from tests.eat.calibrated import SIZES, calibrate, write_data
+from tests.eat.calibrated import SIZES, calibrate, task_of, write_data
 from tests.eat.policies import WORDS
 
 
@@ -19,9 +17,7 @@ def finished(tmp_path_factory):
   tokenizer.load(dataset['tokenizer']).save(directory / 'tokenizer.json')
   calibrate(directory, dataset, model, variables, epsilon=0.2, delta=0.1)
   info = builder.build_source(dataset, 'train').info
-  config = {'dataset': dataset}
-  task = types.SimpleNamespace(model=model, info=info, config=config)
-  return directory, task, variables
+  return directory, task_of(model, info, dataset), variables
 
 
 @pytest.fixture

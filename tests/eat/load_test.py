@@ -1,4 +1,4 @@
-"""The engine under load with texts: nobody lost, mixed up or compiled for."""
+"""The engine under load with texts: every request gets its own answer."""
 
 import functools
 
@@ -9,9 +9,9 @@ from dataset_lib import tokenizer
 from eat.exits import Rule
 from eat.policy import EatPolicy
 from eat.serving import EatChain
-from eat.settings import Settings
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
+from serve_lib.text_items import TextReader
 from tests.eat import small
 from tests.load import put_under_load, same_prediction
 
@@ -24,8 +24,10 @@ def make_engine(words):
   model, variables = small.build()
   chain, monitor = EatChain(model, variables), Monitor()
   chain.variants = ('pruned',)
-  settings = Settings(rule=Rule('confidence', tau=0.8), max_characters=2000)
-  policy = EatPolicy(chain, words, ('a', 'b', 'c'), 16, settings, monitor)
+  policy = EatPolicy(
+    chain, TextReader(words, 16, 2000), ('a', 'b', 'c'), (8, 16),
+    Rule('confidence', tau=0.8), monitor=monitor,
+  )  # fmt: skip
   return Engine(
     chain, policy, (8, 16), (1, 8), max_pending=PENDING, monitor=monitor
   )

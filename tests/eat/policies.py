@@ -4,11 +4,10 @@ import concurrent.futures
 
 import numpy as np
 
-from eat.policy import EatPolicy
+from eat.policy import EatPolicy, Options
 from eat.serving import EatChain
-from eat.settings import Settings
 from serve_lib.chain import Row
-from serve_lib.monitor import Monitor
+from serve_lib.text_items import TextReader
 from tests.eat import small
 
 WORDS = [f'w{number}' for number in range(40)]
@@ -16,13 +15,17 @@ CLASSES = ('no', 'maybe', 'yes')
 SURE, UNSURE = [9.0, 0.0, 0.0], [0.1, 0.0, 0.0]
 
 
-def make(words, monitor=None, classes=CLASSES, num_texts=None, **settings):
+def make(
+  words, monitor=None, classes=CLASSES, num_texts=None, rule=None,
+  temperatures=(), max_characters=100, **options
+):  # fmt: skip
   model, variables = small.build(num_classes=max(len(classes), 1))
-  chain = EatChain(model, variables)
-  monitor = monitor or Monitor()
   return EatPolicy(
-    chain, words, classes, 16, Settings(**settings), monitor, num_texts
-  )
+    EatChain(model, variables),
+    TextReader(words, 16, max_characters, num_texts),
+    classes, (16,), rule, temperatures=temperatures,
+    options=Options(**options), monitor=monitor,
+  )  # fmt: skip
 
 
 def a_row(policy, item, logits):

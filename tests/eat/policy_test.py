@@ -1,11 +1,10 @@
-"""What EAT is asked and answers: inputs, thresholds, labels, reasons."""
+"""Policy of EAT: inputs, thresholds, labels, exit reasons."""
 
 import math
 
 import numpy as np
 import pytest
 
-from dataset_lib.errors import ConfigError
 from eat.exits import Rule
 from serve_lib.chain import InputError
 from tests.eat.policies import CLASSES, SURE, UNSURE, a_row, decide, make
@@ -44,7 +43,7 @@ def test_a_text_a_pair_and_a_mapping(words):
 )  # fmt: skip
 def test_a_bad_item_says_what_is_wrong(words, item, message):
   with pytest.raises(InputError, match=message):
-    make(words, max_characters=100).encode(item)
+    make(words).encode(item)
 
 
 def test_the_number_of_texts_is_that_of_the_task(words):
@@ -78,35 +77,6 @@ def test_rows_leave_by_their_own_source(words):
     for source, logits in (('', SURE), ('', UNSURE), ('forum', SURE))
   ]
   assert decide(policy, rows) == [True, False, False]
-
-
-@pytest.mark.parametrize(
-  ('settings', 'key', 'expected'),
-  [
-    (dict(rule=Rule('confidence', tau=0.9), thresholds={'forum': 1.5}),
-     'thresholds.forum', 'a probability in [0, 1], or inf for never'),
-    (dict(rule=Rule('entropy', tau=0.1), thresholds={'forum': -1.0}),
-     'thresholds.forum', 'nats >= 0, or -inf for never'),
-    (dict(rule=Rule('confidence', tau=0.9), thresholds={'forum': math.nan}),
-     'thresholds.forum', 'a probability in [0, 1], or inf for never'),
-    (dict(rule=Rule('patience'), thresholds={'forum': 0.9}),
-     'thresholds', 'confidence, entropy, margin, combined'),
-    (dict(rule=Rule('never'), thresholds={'forum': 0.9}),
-     'thresholds', "none with the rule 'never'"),
-    (dict(minimum_retention={'forum': 1.5}),
-     'minimum_retention.forum', 'a number in [0, 1]'),
-    (dict(classes=(), thresholds={'forum': 0.9}),
-     'thresholds', 'none for a regression'),
-    (dict(temperatures=(1.0, 2.0)), 'temperatures', '3, one for each head'),
-  ],
-)  # fmt: skip
-def test_illegal_settings_are_named_at_the_start(
-  words, settings, key, expected
-):
-  with pytest.raises(ConfigError) as error:
-    make(words, **settings)
-  assert error.value.field == key
-  assert expected in error.value.expected
 
 
 def test_entropies_above_1_are_thresholds_like_others(words):

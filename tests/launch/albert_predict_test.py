@@ -102,11 +102,11 @@ def test_what_cannot_be_served_is_refused_in_one_line(tmp_path_factory, capsys):
   }
   for run, flag, words in (
     ('fixed', '', ['model.halting', "'act' or 'straight_through'"]),
-    ('pretrain', '', ['--workdir', 'Pretraining', 'fine-tuned first']),
+    ('pretrain', '', ['task: ', 'Pretraining', 'fine-tuned']),
     ('glue', '--serve=tau=0.9', ['serve.tau', 'iterations']),
     ('glue', '--serve=iterations=0', ['serve.iterations', '[1, ']),
-    ('glue', '--thresholds=forum=0.9', ['thresholds', 'forum']),
-    ('glue', '--minimum_retention=a=0.5', ['minimum_retention', "'a'"]),
+    ('glue', '--thresholds=forum=0.9', ['serve.thresholds', 'forum']),
+    ('glue', '--minimum_retention=a=0.5', ['serve.minimum_retention', "'a'"]),
     ('glue', '--lengths=8,64', ['lengths', 'from 1 to 32']),
   ):
     capsys.readouterr()
@@ -118,9 +118,3 @@ def test_what_cannot_be_served_is_refused_in_one_line(tmp_path_factory, capsys):
     for word in words:
       assert word in error
     assert not (runs[run] / predict.CACHE).exists()
-
-
-@pytest.mark.slow
-def test_a_run_is_served_by_what_its_task_names(tmp_path_factory):
-  run = tiny_run.made(tmp_path_factory, 'glue')
-  assert predict.server_of(str(run)) == 'albert_act.loading:load'

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from eat.policy import Prediction
 from launch import command_line, json_lines, predict
 from serve_lib.chain import Failure, InputError
+from serve_lib.decisions import Prediction
 
 
 class Echo:

@@ -92,7 +92,7 @@ def test_the_flags_reach_the_engine(workdir, capsys):
   with engine:
     assert engine.grid.lengths == (12,)
     assert engine._intake._max_pending == 7
-    assert engine._policy.settings.rule.tau == 0.25
+    assert engine._policy.rule.tau == 0.25
     (answer,) = engine.predict([' '.join(['film'] * 14)])
   assert answer.truncated
   cache = workdir / predict.CACHE

@@ -21,6 +21,7 @@ class Copies(Programs):
 
   def __init__(self):
     self.row_bytes = {KEY: 10, Key(2, 'full', 8): 7}
+    self._rebucketed = set()
 
   def open(self, key, size, carry, source):
     assert len(carry) == size

@@ -1,0 +1,153 @@
+"""`Task.serve` of an ALBERT that halts: options, policy, answers."""
+
+import concurrent.futures
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from albert_act.serving import AlbertChain, AlbertPolicy
+from albert_act.task import FineTune
+from dataset_lib import tokenizer
+from dataset_lib.errors import ConfigError
+from dataset_lib.source import DatasetInfo
+from serve_lib.chain import InputError, Row, ServedRun
+from serve_lib.text_items import TextReader
+from tests.albert_act import small
+
+WORDS = [f'w{number}' for number in range(30)]
+CLASSES = ('no', 'maybe', 'yes')
+LOGITS = [2.0, 0.0, 1.0]
+LENGTH = 16
+
+
+@pytest.fixture(scope='module')
+def vocabulary(tmp_path_factory):
+  path = tmp_path_factory.mktemp('words') / 'vocab.txt'
+  path.write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', *WORDS]))
+  return str(path)
+
+
+@pytest.fixture(scope='module')
+def words(vocabulary):
+  return tokenizer.load(vocabulary)
+
+
+INFO = DatasetInfo(
+  'tokens', (LENGTH,), 'int32', 3, CLASSES, 8, vocab_size=34,
+  length_buckets=(8, LENGTH),
+)  # fmt: skip
+
+
+def serve(vocabulary, options=None, lengths=None, **fields):
+  model, variables = small.build(num_classes=3, **fields)
+  task = FineTune.__new__(FineTune)
+  task.model, task.info = model, INFO
+  task.config = {'dataset': {'name': 'fake_text', 'tokenizer': vocabulary}}
+  return task.serve(variables, options or {}, ServedRun(lengths=lengths))
+
+
+def test_options_and_lengths_reach_chain_and_policy(vocabulary):
+  chain, policy = serve(vocabulary, {'iterations': 2})
+  assert policy.lengths == (8, 16)
+  assert (chain.iterations, chain.num_stages, chain.pad_id) == (2, 3, 0)
+  assert (policy.class_names, policy.warnings) == (CLASSES, ())
+  chain, policy = serve(vocabulary, {'max_characters': 5}, (12, 6))
+  assert (policy.lengths, chain.iterations) == ((6, 12), 12)
+  with pytest.raises(InputError, match='at most 5 characters'):
+    policy.encode('w1 w2 w3')
+
+
+@pytest.mark.parametrize(
+  ('options', 'lengths', 'fields', 'field', 'expected'),
+  [
+    ({'tau': 0.9}, None, {}, 'serve.tau', 'legal fields are iterations'),
+    ({'iterations': 0}, None, {}, 'serve.iterations', '[1, 1000]'),
+    ({'iterations': 'x'}, None, {}, 'serve.iterations', 'an integer'),
+    ({'max_characters': 0}, None, {}, 'serve.max_characters', '[1, '),
+    ({'thresholds': {'a': 0.9}}, None, {}, 'serve.thresholds', 'no such field'),
+    ({}, (8, 64), {}, 'lengths', 'from 1 to 16'),
+    ({}, (4,), {}, 'lengths', 'the longest at least 5'),
+    ({}, None, {'halting': ''}, 'model.halting', 'saves nothing'),
+    ({}, None, {'num_groups': 2}, 'model.num_groups', '1 to be served'),
+    ({}, None, {'inner_group': 2}, 'model.inner_group', '1 to be served'),
+  ],
+)
+def test_illegal_arguments_are_refused(
+  vocabulary, options, lengths, fields, field, expected
+):
+  with pytest.raises(ConfigError) as error:
+    serve(vocabulary, options, lengths, **fields)
+  assert error.value.field == field
+  assert expected in error.value.expected
+
+
+def make(words, classes=CLASSES, num_texts=None):
+  chain = AlbertChain(*small.build(num_classes=max(len(classes), 1)))
+  reader = TextReader(words, LENGTH, num_texts=num_texts)
+  return AlbertPolicy(chain, reader, classes, (LENGTH,))
+
+
+def a_row(policy, item, steps, logits=LOGITS):
+  """A row after a stage, padded to the length bucket."""
+  row = Row(policy.encode(item), LENGTH, concurrent.futures.Future(), 0.0, 0.0)
+  padded = np.zeros(LENGTH, np.int32)
+  padded[: len(steps)] = steps
+  row.outputs = [
+    {'logits': np.array(logits, np.float32), 'running': np.bool_(False),
+     'steps': padded}
+  ]  # fmt: skip
+  return row
+
+
+def test_rows_leave_when_every_token_has_halted(words):
+  running = np.array([True, False, True, False])
+  left = make(words).decide(0, [], {'running': running, 'logits': None})
+  assert left.tolist() == [False, True, False, True]
+
+
+def test_the_answer_has_label_depth_and_reason(words):
+  policy = make(words)
+  answer = policy.answer(a_row(policy, 'w0 w1 w2', [5, 1, 2, 4, 3]))
+  weights = np.exp(LOGITS)
+  shares = dict(zip(CLASSES, weights / weights.sum(), strict=True))
+  fields = answer.as_dict()
+  assert fields.pop('probabilities') == pytest.approx(shares)
+  assert fields == dict(
+    label='no', depth=5, exit_reason='all tokens halted', iterations=3.0,
+    tokens=('[CLS]', 'w0', 'w1', 'w2', '[SEP]'),
+    token_iterations=(5, 1, 2, 4, 3), truncated=False,
+  )  # fmt: skip
+  late = policy.answer(a_row(policy, 'w0', [6, 1, 2]))
+  assert (late.depth, late.exit_reason) == (6, 'last iteration')
+  found = policy.monitor.snapshot()
+  assert found['depth'] == {5: 1, 6: 1}
+  assert found['reasons'] == {'all tokens halted': 1, 'last iteration': 1}
+  # Shares of the six iterations: 3 and (6 + 1 + 2) / 3.
+  assert found['retention']['p50'] == pytest.approx(0.5)
+
+
+def test_long_texts_regressions_and_large_logits(words):
+  policy = make(words)
+  long = policy.answer(a_row(policy, ' '.join(['w0'] * 20), [2] * 16))
+  assert long.truncated
+  assert len(long.token_iterations) == 16
+  large = policy.answer(a_row(policy, 'w0', [1, 1, 1], [2e4, -2e4, 0.0]))
+  assert large.probabilities == {'no': 1.0, 'maybe': 0.0, 'yes': 0.0}
+  number = make(words, classes=())
+  answer = number.answer(a_row(number, 'w0', [2, 2, 2], logits=[1.25]))
+  assert (answer.label, answer.probabilities) == (1.25, {})
+  with pytest.raises(InputError, match='pair: expected a second text'):
+    make(words, num_texts=2).encode('w0')
+  assert dataclasses.is_dataclass(answer)
+
+
+@pytest.mark.parametrize('bad', [math.nan, math.inf])
+@pytest.mark.parametrize('classes', [CLASSES, ()])
+def test_logits_that_are_not_finite_are_refused(words, bad, classes):
+  policy = make(words, classes=classes)
+  logits = [bad, 0.0, 0.0][: max(len(classes), 1)]
+  with pytest.raises(FloatingPointError, match='logits: expected finite'):
+    policy.answer(a_row(policy, 'w0', [1, 1, 1], logits))
+  assert policy.monitor.snapshot()['depth'] == {}

@@ -1,0 +1,345 @@
+"""`Task.serve` of an EAT: options, calibration, variants, warnings."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dataset_lib.errors import ConfigError
+from eat import exits, serving
+from eat.exits import Rule
+from model_lib.bert import BertClassifier
+from serve_lib.chain import InputError
+from serve_lib.engine import Engine
+from tests.eat import small
+from tests.eat.calibrated import LENGTH, SIZES, WORDS, build, change, task_of
+
+TEXTS = ['w0 w1 w2 w3 w4 w5 w6', 'w9 w8 w7 w6 w5', 'w1 w2 w3 w4']
+
+
+def last_head(model, variables, chain, policy, texts, **options):
+  """Probabilities `[B, C]` by a plain call of the model."""
+  rows = [policy.encode(text).inputs for text in texts]
+  batch = jax.tree.map(jnp.asarray, chain.pad(rows, LENGTH, len(rows)))
+  inputs = (batch[name] for name in ('tokens', 'token_types', 'length'))
+  logits, _ = jax.jit(model.apply)(variables, *inputs, **options)
+  return exits.softmax(np.asarray(logits))
+
+
+def test_the_guaranteed_threshold_of_a_real_file(finished):
+  report = json.loads((finished[0] / 'calibration.json').read_text())
+  chain, policy = build(finished, {'tau': 'guaranteed'})
+  threshold = report['guarantee']['threshold']
+  assert policy.rule == Rule('confidence', tau=threshold)
+  assert 0.5 < policy.rule.tau <= 1.0
+  np.testing.assert_allclose(policy.temperatures, report['temperatures'])
+  assert len(report['temperatures']) == chain.num_stages == 2
+  assert policy.warnings == ()
+
+
+@pytest.mark.parametrize(
+  ('options', 'rule'),
+  [
+    ({}, Rule('confidence', tau=0.9)),
+    ({'rule': 'patience'}, Rule('patience')),
+    ({'rule': 'never'}, Rule('never')),
+    ({'rule': 'margin', 'tau': 0.6}, Rule('margin', tau=0.6)),
+    ({'rule': 'entropy', 'tau': 0.6, 'thresholds': {'forum': 0.69}},
+     Rule('entropy', tau=0.6)),
+    ({'rule': 'combined', 'tau': 0.6, 'patience': 1, 'veto_margin': 0.1},
+     Rule('combined', tau=0.6, patience=1, veto_margin=0.1)),
+  ],
+)  # fmt: skip
+def test_options_describe_a_rule(finished, options, rule):
+  assert build(finished, options)[1].rule == rule
+
+
+FORUM = {'forum': 0.9}
+
+
+@pytest.mark.parametrize(
+  ('options', 'field', 'expected'),
+  [
+    ({'rule': 'confidense'}, 'rule', 'one of confidence'),
+    ({'tau': -1.0}, 'tau', '[0.0, 100.0]'),
+    ({'tau': 'sure'}, 'tau', 'guaranteed'),
+    ({'tau': 2.0}, 'tau', '[0, 1]'),
+    ({'rule': 'margin', 'tau': 1.5}, 'tau', '[0, 1]'),
+    ({'patience': 0}, 'patience', '[1, 1000]'),
+    ({'max_characters': 0}, 'max_characters', '[1, '),
+    ({'tauu': 0.9}, 'tauu', 'did you mean tau?'),
+    ({'rule': 'entropy'}, 'tau', 'nats in [0, 0.6931), the entropy of 2'),
+    ({'rule': 'margin'}, 'tau', 'a difference of two probabilities'),
+    ({'rule': 'combined'}, 'tau', 'a probability in [0, 1], where 0.5'),
+    ({'rule': 'entropy', 'tau': 0.6932}, 'tau', 'every row would leave'),
+    ({'rule': 'entropy', 'tau': 0.1, 'thresholds': FORUM},
+     'thresholds.forum', 'every row would leave'),
+    ({'thresholds': {'forum': 1.5}}, 'thresholds.forum', 'a probability in'),
+    ({'thresholds': {'forum': float('nan')}},
+     'thresholds.forum', 'a probability in'),
+    ({'rule': 'entropy', 'tau': 0.1, 'thresholds': {'forum': -1.0}},
+     'thresholds.forum', 'nats >= 0'),
+    ({'rule': 'patience', 'thresholds': FORUM}, 'thresholds', "'patience'"),
+    ({'rule': 'never', 'thresholds': FORUM}, 'thresholds', "'never'"),
+    ({'minimum_retention': {'forum': 1.5}},
+     'minimum_retention.forum', '[0.0, 1.0]'),
+    ({'tau': 'guaranteed', 'rule': 'margin'}, 'tau', 'rule=confidence'),
+    ({'tau': 'guaranteed', 'ensemble_margin': 0.1},
+     'ensemble_margin', 'certified without it'),
+    ({'tau': 'guaranteed', 'veto_margin': 0.1},
+     'veto_margin', 'certified without it'),
+    ({'tau': 'guaranteed', 'thresholds': FORUM},
+     'thresholds', 'certified without it'),
+    ({'tau': 'guaranteed', 'minimum_retention': FORUM},
+     'minimum_retention', 'certified without it'),
+  ],
+)  # fmt: skip
+def test_illegal_options_are_refused(finished, options, field, expected):
+  with pytest.raises(ConfigError) as error:
+    build(finished, options)
+  assert error.value.field == f'serve.{field}'
+  assert expected in error.value.expected
+
+
+@pytest.mark.parametrize(
+  ('lengths', 'tau', 'expected'),
+  [
+    ((8, 32), 0.9, 'from 1 to 16, the longest row'),
+    ((4,), 0.9, 'the longest at least 5'),
+    ((0, 16), 0.9, 'from 1 to 16'),
+    ((), 0.9, 'from 1 to 16'),
+    ((8,), 'guaranteed', '16 among them'),
+  ],
+)
+def test_illegal_lengths_are_refused(finished, lengths, tau, expected):
+  with pytest.raises(ConfigError) as error:
+    build(finished, {'tau': tau}, lengths)
+  assert error.value.field == 'lengths'
+  assert expected in error.value.expected
+
+
+def regression(run):
+  directory, task, variables = run
+  info = dataclasses.replace(task.info, class_names=(), num_classes=1)
+  config = task.config['dataset']
+  return directory, task_of(task.model, info, config), variables
+
+
+@pytest.mark.parametrize(
+  ('options', 'field'),
+  [
+    ({'veto_margin': 0.1}, 'veto_margin'),
+    ({'ensemble_margin': 0.1}, 'ensemble_margin'),
+    ({'thresholds': FORUM}, 'thresholds'),
+  ],
+)
+def test_a_regression_has_no_margins_and_thresholds(run, options, field):
+  with pytest.raises(ConfigError, match='for a regression') as error:
+    build(regression(run), options)
+  assert error.value.field == f'serve.{field}'
+  build(regression(run), {'rule': 'entropy'})
+
+
+def test_only_reachable_variants_are_compiled(finished):
+  assert build(finished)[0].variants == ('pruned',)
+  options = {'minimum_retention': {'forum': 0.0}}
+  chain, policy = build(finished, options)
+  assert chain.variants == ('pruned',)
+  assert policy.encode({'text': 'w0', 'source': 'forum'}).variant == 'pruned'
+  chain, policy = build(finished, {'minimum_retention': FORUM})
+  assert chain.variants == ('pruned', 'full')
+  assert 'served without pruning (forum)' in policy.warnings[0]
+
+
+@pytest.mark.slow
+def test_a_source_with_minimum_retention_gets_the_unpruned_model(finished):
+  _, task, variables = finished
+  options = {'rule': 'never', 'minimum_retention': {'forum': 0.95}}
+  chain, policy = build(finished, options)
+  items = [{'text': text, 'source': 'forum'} for text in TEXTS]
+  assert policy.encode(items[0]).variant == 'full'
+  with Engine(chain, policy, (LENGTH,), (1,)) as engine:
+    answers = {'unpruned': engine.predict(items), '': engine.predict(TEXTS)}
+  expected = {}
+  for name, scale in (('unpruned', 0.0), ('', 1.0)):
+    plain = last_head(
+      task.model, variables, chain, policy, TEXTS,
+      prune_scale=jnp.float32(scale),
+    )  # fmt: skip
+    expected[name] = exits.softmax(np.log(plain) / policy.temperatures[-1])
+    for row, answer in zip(expected[name], answers[name], strict=True):
+      got = list(answer.probabilities.values())
+      np.testing.assert_allclose(got, row, atol=1e-5)
+      assert (answer.retention == 1.0) == (name == 'unpruned')
+  # The two differ by far more than the tolerance.
+  assert np.abs(expected['unpruned'] - expected['']).max() > 1e-3
+
+
+def test_a_dense_run_is_served_as_one_stage(run):
+  directory, task, _ = run
+  (directory / 'calibration.json').unlink()
+  skip = ('prune_layers', 'prune_ratios', 'window', 'exit_layers')
+  fields = {
+    name: value
+    for name, value in (small.FIELDS | SIZES).items()
+    if name not in skip
+  }
+  model = BertClassifier(**fields)
+  row = jnp.ones((1, 8), jnp.int32)
+  variables = small.randomised(
+    jax.eval_shape(model.init, jax.random.key(0), row, row, jnp.full(1, 8))
+  )
+  dense = task_of(model, task.info, task.config['dataset'])
+  chain, policy = build((directory, dense, variables))
+  assert (chain.heads, chain.variants) == ((4,), ('full',))
+  assert 'the model has no head before its last layer' in policy.warnings[-1]
+  with Engine(chain, policy, (LENGTH,), (1,)) as engine:
+    answers = engine.predict(TEXTS)
+  expected = last_head(model, variables, chain, policy, TEXTS)
+  for row, answer in zip(expected, answers, strict=True):
+    got = list(answer.probabilities.values())
+    np.testing.assert_allclose(got, row, atol=1e-5)
+    assert (answer.depth, answer.exit_reason) == (4, 'last layer')
+    assert answer.retention == 1.0
+
+
+def test_another_model_is_refused():
+  with pytest.raises(ConfigError, match=r'expected eat\.model:EatC'):
+    serving.as_adaptive(object())
+
+
+def test_the_number_of_texts_comes_from_the_data_set(finished):
+  with pytest.raises(InputError, match='pair: expected none'):
+    build(finished)[1].encode(('w0', 'w1'))
+
+
+# -- warnings
+
+
+@pytest.mark.parametrize(
+  ('changes', 'options', 'lengths', 'warnings'),
+  [
+    ({}, {}, None, ()),
+    ({'parameters': None, 'dataset': None}, {'tau': 'guaranteed'}, None,
+     ('does not say of which checkpoint it is',)),
+    ({'drift': None}, {}, None, ('has no statistics',)),
+    ({'guarantee': {'threshold': None}}, {'tau': 'guaranteed'}, None,
+     ('could certify no threshold',)),
+    ({'dataset': {'task': 'mnli'}}, {'tau': 'guaranteed'}, None,
+     ('more often than its delta',)),
+    ({'dataset': {'task': 'mnli'}}, {}, None, ()),
+    ({}, {'rule': 'patience', 'patience': 1}, None, ()),
+    ({}, {'rule': 'patience'}, None, ('no row will ever leave early: rule=',)),
+    ({}, {'rule': 'combined', 'tau': 0.6, 'patience': 3}, None,
+     ('and 1 are before the last layer (at 3)',)),
+    ({}, {'rule': 'confidence', 'patience': 3}, None, ()),
+    ({}, {'rule': 'never'}, None, ()),
+    ({}, {}, (8,), ('texts are cut off after 8 tokens, those of the',)),
+    ({}, {}, (LENGTH,), ()),
+  ],
+)  # fmt: skip
+def test_warnings(run, changes, options, lengths, warnings):
+  if changes:
+    change(run[0], **changes)
+  _, policy = build(run, options, lengths)
+  assert len(policy.warnings) == len(warnings)
+  for found, expected in zip(policy.warnings, warnings, strict=True):
+    assert expected in found
+  never = changes.get('guarantee') or options.get('rule') == 'never'
+  assert (policy.rule.name == 'never') == bool(never)
+
+
+def test_warnings_without_a_calibration(run):
+  (run[0] / 'calibration.json').unlink()
+  (warning,) = build(run)[1].warnings
+  assert warning.startswith('no drift check: ')
+  assert 'calibration.json does not exist; run python -m' in warning
+  drift, early = build(regression(run))[1].warnings
+  assert drift == 'no drift check: a regression has no confidences'
+  assert 'a regression with patience=2 needs 2 heads, and 1 are' in early
+
+
+def test_texts_are_cut_off_at_the_longest_bucket(finished):
+  _, policy = build(finished, lengths=(8, 6))
+  assert policy.lengths == (6, 8)
+  assert policy.encode(' '.join(WORDS[:10])).length == 8
+
+
+# -- calibration.json
+
+
+@pytest.mark.parametrize(
+  'options',
+  [
+    {'tau': 0.55},
+    {'tau': 'guaranteed'},
+    {'rule': 'entropy', 'tau': 0.65},
+    {'rule': 'patience', 'veto_margin': 0.5},
+    {'rule': 'never'},
+  ],
+)
+def test_drift_is_checked_with_every_rule(finished, options):
+  report = json.loads((finished[0] / 'calibration.json').read_text())
+  turns = []
+  _, policy = build(
+    finished, options, on_drift=lambda *turn: turns.append(turn)
+  )
+  check = policy.monitor.drift
+  assert check.calibration.threshold == report['drift']['threshold'] == 0.55
+  for confidence in 3 * report['drift']['confidences']:
+    policy.monitor.record_exit(3, 'confidence', confidence)
+  assert not turns
+  assert check.report()['tests'] > 0
+  for _ in range(1000):
+    policy.monitor.record_exit(3, 'confidence', 1.0)
+  assert [drifted for drifted, _ in turns] == [True]
+  assert policy.monitor.full_depth
+
+
+def test_confidences_of_the_chain_are_those_of_the_evaluator(finished):
+  chain, policy = build(finished, {'rule': 'never'})
+  lines = (finished[0] / 'train.tsv').read_text().splitlines()[1:]
+  texts = [line.split('\t')[0] for line in lines]
+  seen = []
+  policy.monitor.drift.add = seen.append
+  with Engine(chain, policy, (LENGTH,), (16,)) as engine:
+    answers = engine.predict(texts)
+  assert {answer.depth for answer in answers} == {4}
+  expected = policy.monitor.drift.calibration.confidences
+  np.testing.assert_allclose(np.sort(seen), expected, atol=1e-5)
+
+
+def test_a_calibration_of_other_parameters_is_refused(finished):
+  directory, task, variables = finished
+  other = jax.tree.map(lambda leaf: leaf * 1.0001, variables)
+  with pytest.raises(ConfigError) as error:
+    build((directory, task, other), step=1500)
+  assert error.value.field.endswith('calibration.json')
+  assert (
+    f'run python -m launch.evaluate --workdir={directory} --evals=calibration '
+    '--step=1500 --config.evals.calibration.epsilon=0.2 '
+    '--config.evals.calibration.delta=0.1'
+  ) in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    '{',
+    '[]',
+    '{"drift": {"confidences": []}}',
+    '{"drift": {"confidences": [], "threshold": 0.9}}',
+    '{"drift": {"confidences": [0.5], "threshold": "x"}}',
+    '{"drift": 3}',
+    '{"temperatures": [1.0, 2.0, 3.0]}',
+    '{"temperatures": [1.0, -2.0]}',
+    '{"temperatures": 1.0}',
+  ],
+)
+def test_a_damaged_calibration_is_a_readable_error(run, text):
+  (run[0] / 'calibration.json').write_text(text)
+  with pytest.raises(ConfigError, match=r'calibration\.json'):
+    build(run)
