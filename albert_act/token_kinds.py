@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool, Float, Int
 from eval_lib.metrics import Average
 from train_lib.task import Batch
 
-# What became of a masked word comes in the order of `mlm_kind` in a batch of
+# Replacements of a word to predict, in the order of `mlm_kind` in a batch of
 # `dataset_lib.pretraining`.
 MASKED = ('mask', 'random', 'original')
 SPECIAL = ('cls', 'sep')
@@ -14,7 +14,7 @@ KINDS = ('all', 'unmasked', *MASKED, *SPECIAL)
 
 
 def masks(batch: Batch) -> dict[str, Bool[Array, 'B L']]:
-  """Which tokens are of each of `KINDS`; rows of padding have none.
+  """Returns a mask of the tokens of each of `KINDS`, False in padding rows.
 
   'all' are the real tokens, 'unmasked' those of the text that are not to be
   predicted; a row is [CLS] x1 [SEP] x2 [SEP], or [CLS] x1 [SEP].
@@ -45,7 +45,7 @@ def masks(batch: Batch) -> dict[str, Bool[Array, 'B L']]:
 def means(
   name: str, values: Float[Array, 'B L'] | Int[Array, 'B L'], batch: Batch
 ) -> dict[str, Average]:
-  """The mean of a value per token, for all tokens and for each kind."""
+  """Returns the mean of a value per token, for each of `KINDS`."""
   flat = values.astype(jnp.float32).reshape(-1)
   return {
     f'{name}_{kind}': Average.from_values(
@@ -58,7 +58,7 @@ def means(
 def _scattered(
   positions: Int[Array, 'B P'], chosen: Bool[Array, 'B P'], length: int
 ) -> Bool[Array, 'B L']:
-  """True at the chosen positions of each row."""
+  """Returns True at the chosen positions of each row."""
   rows = jnp.arange(positions.shape[0])[:, None]
   places = jnp.where(chosen, positions, length)
   nothing = jnp.zeros((positions.shape[0], length), bool)

@@ -19,7 +19,7 @@ def write_csv(
     path: the file, which is replaced.
     constants: columns that are the same in every line.
   """
-  from eval_lib import csv_file
+  from eval_lib import report
   from eval_lib.timing import Estimate
 
   lines = []
@@ -34,7 +34,7 @@ def write_csv(
       else:
         line[field.name] = value
     lines.append(line | dict(constants))
-  csv_file.write(path, lines)
+  report.write_csv(path, lines)
 
 
 def check_out(path: str) -> None:

@@ -240,7 +240,7 @@ def train(command: Sequence[str]) -> int:
 
 def report(arguments: Any, runs: Sequence[Run]) -> None:
   """Prints the table, best first, and writes sweep.csv."""
-  from eval_lib import csv_file
+  from eval_lib.report import write_csv
 
   metric = arguments.metric
   rows = results(runs, metric, arguments.mode)
@@ -253,7 +253,7 @@ def report(arguments: Any, runs: Sequence[Run]) -> None:
     )
   workdir = pathlib.Path(arguments.workdir)
   workdir.mkdir(parents=True, exist_ok=True)
-  csv_file.write(workdir / 'sweep.csv', rows)
+  write_csv(workdir / 'sweep.csv', rows)
   shown = [{'run': row['run'], metric: _shown(row[metric])} for row in rows]
   tables.print_rows(f'best first, {workdir}/sweep.csv', shown)
 

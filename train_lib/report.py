@@ -95,10 +95,10 @@ def print_end(
 
 def plot(workdir: str) -> str:
   """Draws the run; returns the line to print, also when it cannot be drawn."""
-  from eval_lib import plots
+  from eval_lib import run_plot
 
   try:
-    return f'plot: {plots.plot_run(workdir)}'
+    return f'plot: {run_plot.plot_run(workdir)}'
   except (ImportError, ValueError) as error:
     return f'no plot: {error}'
 

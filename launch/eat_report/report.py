@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from eval_lib import figures, token_page, token_plots
+from eval_lib import text_pages
 from launch.eat_report import (
   fastest,
   findings,
@@ -190,19 +190,23 @@ def _draw(
   arguments: Any, found: Findings, tables: Tables, out: pathlib.Path
 ) -> None:
   """Writes all pictures; without matplotlib only the page."""
-  main, chosen = found.main, found.default
+  chosen = found.default
   rows = sentences.pick(chosen, found.labels, arguments.sentences)
-  title = f'{main.run.directory}, {chosen.name}'
+  title = f'{found.main.run.directory}, {chosen.name}'
   drawn = sentences.sentences(chosen, rows, found.labels)
-  if drawn:
-    token_page.write_html(out / 'sentences', drawn, title=title)
+  blocks = [sentence.block() for sentence in drawn]
+  if blocks:
+    text_pages.write_page(out / 'sentences', blocks, title=title)
   try:
-    figures.load_matplotlib()
+    if blocks:
+      text_pages.plot_page(out / 'sentences', blocks, title=title)
+    _draw_numbers(found, out)
   except ImportError as error:
     tables.say(f'no pictures: {error}')
-    return
-  if drawn:
-    token_plots.plot_tokens(out / 'sentences', drawn, title=title)
+
+
+def _draw_numbers(found: Findings, out: pathlib.Path) -> None:
+  main, chosen = found.main, found.default
   pictures.frontiers(
     out, found.everything, found.speed, found.metric, found.rivals
   )

@@ -8,7 +8,7 @@ import numpy as np
 
 from eat import exits
 from eat.model import EatClassifier
-from eval_lib.token_plots import Sentence
+from eval_lib.text_pages import Sentence
 from launch.eat_report.models import Model
 from launch.eat_report.sweeps import Setting
 

@@ -1,13 +1,16 @@
-"""The analysis of iterations against plain counting."""
+"""The analysis of iterations, and its rows, against plain counting."""
 
 import itertools
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from albert_act import analysis, token_kinds
 from albert_act.model import AlbertPretraining
+from dataset_lib import builder
 from tests.albert_act import small
+from tests.dataset_lib import corpora
 
 KINDS = ('mask', 'random', 'original')
 
@@ -104,17 +107,18 @@ def test_means_are_those_of_a_plain_loop():
     np.testing.assert_allclose(
       found.similarity[kind].mean, np.mean(angles[kind], 0), atol=1e-5
     )
-    for n, moments in enumerate(found.running[kind]):
+    running = found.running[kind]
+    for n in range(6):
       ran = np.array(steps[kind]) > n
-      assert moments.count == 2 * ran.sum()
+      assert running.count[n] == 2 * ran.sum()
       if ran.any():
         want_mean = np.array(angles[kind])[ran, n].mean()
-        np.testing.assert_allclose(moments.mean, want_mean, atol=1e-5)
-  # Those that have halted are what pulls the mean of all to 1.
-  last = max(n for n, x in enumerate(found.running['all']) if x.count)
-  running, everybody = found.running['all'][last], found.similarity['all']
-  assert running.count < everybody.count
-  assert running.mean < everybody.mean[last] - 1e-4
+        np.testing.assert_allclose(running.mean[n], want_mean, atol=1e-5)
+  # The halted ones pull the mean of all tokens to 1.
+  running, everything = found.running['all'], found.similarity['all']
+  last = np.flatnonzero(running.count)[-1]
+  assert running.count[last] < everything.count[last]
+  assert running.mean[last] < everything.mean[last] - 1e-4
   np.testing.assert_allclose(found.depth.mean, np.mean(depths), atol=1e-6)
   assert found.max_iterations == 6
 
@@ -135,9 +139,13 @@ def test_iterations_of_batches():
     assert not steps[row, length:].any()
 
 
-def test_nothing_has_no_mean():
-  assert np.isnan(analysis.Moments().mean)
-  assert np.isnan(analysis.Moments().std)
+def test_moments_skip_nan_and_nothing_has_no_mean():
+  found = analysis.Moments()
+  assert np.isnan([found.mean, found.std]).all()
+  found.add(np.array([[1.0, np.nan], [3.0, np.nan]]))
+  np.testing.assert_array_equal(found.count, [2, 0])
+  np.testing.assert_array_equal(found.mean, [2.0, np.nan])
+  np.testing.assert_array_equal(found.std, [1.0, np.nan])
 
 
 def test_cosine_by_hand():
@@ -145,3 +153,73 @@ def test_cosine_by_hand():
   y = np.array([[0.0, 2.0], [6.0, 8.0], [0.0, -1.0]], np.float32)
   got = analysis.cosine(jnp.asarray(x), jnp.asarray(y))
   np.testing.assert_allclose(got, [0.0, 1.0, -1.0], atol=1e-6)
+
+
+class Numbers:
+  """A source of rows that are their own numbers."""
+
+  def __init__(self, count):
+    self.count = count
+
+  def __len__(self):
+    return self.count
+
+  def records(self, rows):
+    return {'row': rows}
+
+
+@pytest.mark.parametrize(
+  ('rows', 'count', 'expected'),
+  [
+    (10, 5, [0, 2, 4, 6, 8]),
+    (7, 3, [0, 2, 4]),
+    (3, 8, [0, 1, 2]),
+    (5, 5, [0, 1, 2, 3, 4]),
+    (5, 0, []),
+    (0, 4, []),
+  ],
+)
+def test_rows_have_even_distances(rows, count, expected):
+  batches = list(analysis.batches(Numbers(rows), 0, count))
+  assert [row for batch in batches for row in batch['row']] == expected
+
+
+def test_rows_of_all_lengths_each_batch_with_those_of_a_length(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(analysis, 'BATCH', 4)
+  # Row n has 22 - n tokens besides [CLS] and [SEP].
+  rows = [f'{" ".join(["w1"] * (22 - n))}\t{n % 2}' for n in range(22)]
+  (tmp_path / 'dev.tsv').write_text('\n'.join(['sentence\tlabel', *rows]))
+  source = builder.build_source(
+    dict(name='glue', task='sst2', directory=str(tmp_path), max_length=32,
+         tokenizer=str(corpora.tokenizer(tmp_path / 'words')),
+         length_buckets=(8, 16)),
+    'validation',
+  )  # fmt: skip
+  batches = list(analysis.batches(source, 0, 11))
+  assert [batch['tokens'].shape for batch in batches] == [
+    (4, 16), (4, 32), (4, 32)
+  ]  # fmt: skip
+  mask, lengths, index = (
+    np.concatenate([batch[name] for batch in batches])
+    for name in ('mask', 'length', 'index')
+  )
+  np.testing.assert_array_equal(mask, [1] * 11 + [0])
+  np.testing.assert_array_equal(lengths[:11], np.arange(4, 26, 2))
+  np.testing.assert_array_equal(np.sort(index[:11]), np.arange(0, 22, 2))
+
+
+def test_rows_of_pretraining_are_those_of_evaluation(tmp_path):
+  directory, _ = corpora.prepare(tmp_path, corpora.documents(20))
+  config = corpora.pretraining_config(directory)
+  data = builder.build(
+    config, split='train', train=False, seed=3, batch_size=500, num_threads=0
+  )
+  (whole,) = data.batches()
+  source = builder.build_source(config, 'train')
+  (batch,) = analysis.batches(source, 3, 5)
+  assert set(batch) == set(whole)
+  for name, values in batch.items():
+    np.testing.assert_array_equal(values, whole[name][batch['index']])
+  assert len(batch['mask']) == 5

@@ -5,7 +5,7 @@ import collections
 import numpy as np
 import pytest
 
-from albert_act import treebank
+from albert_act import analysis, treebank
 from dataset_lib import tokenizer
 from dataset_lib.conllu import Sentence, Word
 from tests.albert_act import small
@@ -32,28 +32,31 @@ def test_labels_are_ranked_and_marked():
   words = [('det', steps(2))] * 4 + [('nsubj', steps(3))] * 3
   words += [('root', steps(6, 6)), ('root', steps(3))]
   words += [('rare', steps(20)), ('root', steps())]
-  labels, mean, std = treebank.by_label(words, at_least=2)
+  labels, below = treebank.label_rows(words, at_least=2)
   # Every token counts, so that of root is (6 + 6 + 3) / 3 = 5.
-  assert [(x.name, x.count, x.mean) for x in labels] == [
-    ('det', 4, 2.0), ('nsubj', 3, 3.0), ('root', 2, 5.0)
-  ]  # fmt: skip
-  assert mean == pytest.approx(10 / 3)
-  assert std == pytest.approx(np.sqrt((16 / 9 + 1 / 9 + 25 / 9) / 3))
-  assert [x.is_high for x in labels] == [False, False, True]  # 5 > 3.33 + 1.25
+  assert [tuple(row.values()) for row in labels] == [
+    ('det', 4, 2.0, ''),
+    ('nsubj', 3, 3.0, ''),
+    ('root', 2, 5.0, '*'),  # 5 > 3.33 + 1.25
+  ]
+  mean, std = 10 / 3, np.sqrt((16 / 9 + 1 / 9 + 25 / 9) / 3)
+  assert [tuple(row.values()) for row in below] == [
+    ('mean of the labels', 3, round(mean, 4), ''),
+    ('standard deviation of the labels', 3, round(std, 4), ''),
+    ('words of rarer labels', 1, None, ''),
+  ]
 
 
 def test_equal_means_are_not_high():
-  words = [('a', steps(6)), ('b', steps(6, 6))]
-  labels, mean, std = treebank.by_label(words)
-  assert (mean, std) == (6.0, 0.0)
-  assert not any(label.is_high for label in labels)
+  labels, below = treebank.label_rows([('a', steps(6)), ('b', steps(6, 6))], 1)
+  assert [row['mean'] for row in below] == [6.0, 0.0, None]
+  assert not any(row['high'] for row in labels)
 
 
 def test_nothing_has_no_mean():
-  labels, mean, std = treebank.by_label([])
+  labels, below = treebank.label_rows([], 1)
   assert labels == []
-  assert np.isnan(mean)
-  assert np.isnan(std)
+  assert [row['mean'] for row in below] == [None] * 3
 
 
 def sentence(rng, count):
@@ -82,10 +85,17 @@ def sooner(variables):
   return {'params': params}
 
 
+def by_label(*arguments):
+  """The rows of the table by their label."""
+  table = treebank.table(*arguments)
+  assert table.rows == table.shown
+  return {row['label']: row for row in table.rows}
+
+
 @pytest.mark.parametrize('halting', ['act', ''])
 def test_a_treebank_by_plain_counting(words, monkeypatch, halting):
   # Two batches, and rows rounded up to different lengths.
-  monkeypatch.setattr(treebank, 'BATCH', 4)
+  monkeypatch.setattr(analysis, 'BATCH', 4)
   monkeypatch.setattr(treebank, '_STEP', 8)
   model, variables = small.build(halting=halting)
   if halting:
@@ -95,7 +105,7 @@ def test_a_treebank_by_plain_counting(words, monkeypatch, halting):
   odd = Word(CONTROL, '_', 0, 'det')
   given.append(Sentence((odd, *given[0].words), '', 1))
   limit = 16
-  found = treebank.analyse(model, variables, words, given, limit)
+  found = by_label(model, variables, words, given, limit)
   spent = collections.defaultdict(list)
   counts, depths, left_out = collections.Counter(), [], 0
   for one in given:
@@ -116,23 +126,27 @@ def test_a_treebank_by_plain_counting(words, monkeypatch, halting):
       spent[label] += n[start:stop].tolist()
       counts[label] += stop > start
   assert left_out > 0
-  assert found.left_out == left_out
-  assert {x.name: x.count for x in found.labels} == dict(counts)
-  for label in found.labels:
-    assert label.mean == pytest.approx(np.mean(spent[label.name]))
+  assert found.pop('words left out')['count'] == left_out
+  assert found.pop('words of rarer labels')['count'] == 0
+  mean, std, depth = (found.pop(name) for name in (
+    'mean of the labels', 'standard deviation of the labels',
+    'executed depth of a row',
+  ))  # fmt: skip
+  assert {name: row['count'] for name, row in found.items()} == dict(counts)
+  for name, row in found.items():
+    assert row['mean'] == pytest.approx(np.mean(spent[name]), abs=1e-4)
   means = [np.mean(values) for values in spent.values()]
-  assert found.mean == pytest.approx(np.mean(means))
-  assert found.std == pytest.approx(np.std(means))
-  assert found.depth.count == len(given)
-  assert found.depth.mean == pytest.approx(np.mean(depths))
+  assert mean['mean'] == pytest.approx(np.mean(means), abs=1e-4)
+  assert std['mean'] == pytest.approx(np.std(means), abs=1e-4)
+  assert depth['count'] == len(given)
+  assert depth['mean'] == pytest.approx(np.mean(depths), abs=1e-4)
   if halting:
-    assert found.std > 0.1
+    assert std['mean'] > 0.1
   else:
-    assert (found.mean, found.depth.mean) == (6.0, 6.0)
-  assert found.rare == 0
+    assert (mean['mean'], depth['mean']) == (6.0, 6.0)
   few = min(counts.values())
-  found = treebank.analyse(model, variables, words, given, limit, few + 1)
-  assert {x.name: x.count for x in found.labels} == {
-    name: count for name, count in counts.items() if count > few
-  }
-  assert found.rare == sum(n for n in counts.values() if n == few) > 0
+  found = by_label(model, variables, words, given, limit, few + 1)
+  rare = sum(n for n in counts.values() if n == few)
+  assert found['words of rarer labels']['count'] == rare > 0
+  often = {name for name, count in counts.items() if count > few}
+  assert set(found) & set(counts) == often

@@ -1,15 +1,13 @@
-"""What the plots of adaptive computation show, and that nothing collides."""
+"""Plots of adaptive computation: what they show, and that it can be read."""
 
 import sys
 
 import numpy as np
 import pytest
 
-from eval_lib import adaptive_plots, calibration, figures
+from eval_lib import adaptive_plots, calibration, plots
 from eval_lib.adaptive_plots import Curve
-from eval_lib.timing import Estimate
-
-PNG = b'\x89PNG\r\n\x1a\n'
+from eval_lib.report import Estimate
 
 CURVES = {
   'EAT': Curve(
@@ -19,6 +17,11 @@ CURVES = {
   ),
   'DistilBERT-shaped': Curve(np.array([91.0]), np.array([90.2])),
   'dense': Curve(np.array([156.0]), np.array([92.2])),
+}
+CLOSE = {
+  'one': Curve(
+    np.array([1.0, 1.001, 2.0]), np.array([1.0, 1.001, 2.0]), ('a', 'b', 'c')
+  )
 }
 LENGTH = np.repeat(np.arange(2, 62), 20)
 KEPT = np.stack([1 + np.ceil(0.7 * (LENGTH - 1)).astype(int), LENGTH // 2], 1)
@@ -30,65 +33,74 @@ VARIANTS = {
   },
   'all': {'accuracy (%)': 91.4, 'latency (ms)': Estimate(61.0, 60.0, 63.0)},
 }
+TABLE = calibration.reliability(
+  np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.2, 0.8]]),
+  np.array([0, 1, 0, 1]),
+)
+COSINES = {
+  'cosine': {
+    'mask': np.array([0.2, 0.6, 1.0]),
+    'cls': np.array([0.1, -0.3, 0.9]),
+  },
+  'share': {
+    'mask': np.array([1.0, 0.5, 0.0]),
+    'cls': np.array([1.0, np.nan, np.nan]),
+  },
+}
 
 
-def tables():
-  rows = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
-  table = calibration.reliability(rows, np.array([0, 1, 0, 1]))
-  return {'layer 4': table}
+def frontier(path, curves=CURVES):
+  return adaptive_plots.plot_frontier(
+    path, curves, cost='latency (ms)', quality='accuracy (%)'
+  )
 
 
 PLOTS = {
-  'frontier': lambda path: adaptive_plots.plot_frontier(
-    path, CURVES, cost='latency (ms)', quality='accuracy (%)'
+  'frontier': frontier,
+  'close': lambda path: frontier(path, CLOSE),
+  'reliability': lambda path: adaptive_plots.plot_reliability(
+    path, {'layer 4': TABLE}
   ),
-  'reliability': lambda path: adaptive_plots.plot_reliability(path, tables()),
   'exits': lambda path: adaptive_plots.plot_exits(path, SHARES, (4, 8, 12)),
   'retention': lambda path: adaptive_plots.plot_retention(
     path, LENGTH, KEPT, (2, 4)
   ),
   'ablation': lambda path: adaptive_plots.plot_ablation(path, VARIANTS),
+  'iterations': lambda path: adaptive_plots.plot_iterations(
+    path, COSINES, 'here'
+  ),
 }
 
 
 @pytest.fixture
 def drawn(tmp_path, made):
-  """Draws a plot by name and gives its figure."""
+  """Draws a plot by name and gives its axes."""
 
   def draw(name):
     PLOTS[name](tmp_path / name)
-    return made[-1]
+    return made[-1].axes
 
   return draw
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', PLOTS)
+@pytest.mark.parametrize('name', ['frontier', 'iterations'])
 def test_writes_png_and_pdf(name, tmp_path):
   path = PLOTS[name](tmp_path / f'{name}.csv')
   assert path == tmp_path / f'{name}.png'
-  assert path.read_bytes().startswith(PNG)
+  assert path.read_bytes().startswith(b'\x89PNG\r\n\x1a\n')
   assert path.with_suffix('.pdf').read_bytes().startswith(b'%PDF')
 
 
 @pytest.mark.parametrize('name', PLOTS)
-def test_axes_have_units_and_no_two_texts_overlap(name, drawn):
-  figure = drawn(name)
-  figure.draw_without_rendering()
+def test_axes_have_units_and_no_two_texts_overlap(name, drawn, assert_readable):
+  found = drawn(name)
   texts = []
-  for axes in figure.axes:
-    assert axes.get_xlabel() or axes.get_shared_x_axes().joined(
-      axes, figure.axes[-1]
-    )
+  for axes in found:
+    assert axes.get_xlabel() or axes.get_shared_x_axes().joined(axes, found[-1])
     texts += [axes.xaxis.label, axes.yaxis.label, axes._left_title, *axes.texts]
     if axes.get_legend():
       texts += axes.get_legend().get_texts()
-  boxes = [t.get_window_extent() for t in texts if t.get_text()]
-  assert len(boxes) >= 3
-  for i, box in enumerate(boxes):
-    assert figure.bbox.contains(box.x0, box.y0), texts[i]
-    assert figure.bbox.contains(box.x1, box.y1), texts[i]
-    assert not any(box.overlaps(other) for other in boxes[:i]), texts[i]
+  assert_readable(found[0].figure, texts, 3)
 
 
 def labels(axes):
@@ -96,7 +108,7 @@ def labels(axes):
 
 
 def test_frontier_joins_the_points_that_nothing_dominates(drawn):
-  [axes] = drawn('frontier').axes
+  [axes] = drawn('frontier')
   assert labels(axes) == ['EAT', 'DistilBERT-shaped', 'dense']
   joined, points, *_ = axes.get_lines()
   # (60, 91.4) costs more than (40, 91.5) and is worse.
@@ -107,44 +119,34 @@ def test_frontier_joins_the_points_that_nothing_dominates(drawn):
 
 
 def test_frontier_leaves_out_labels_that_would_collide(drawn):
-  [axes] = drawn('frontier').axes
-  written = [text.get_text() for text in axes.texts]
-  assert '0.80' in written
-  # 0.94 and 0.95 cost the same, but are far enough apart in accuracy ...
-  assert {'0.94', '0.95'} <= set(written)
-  close = {
-    'one': Curve(np.array([1.0, 1.001, 2.0]), np.array([1.0, 1.001, 2.0]),
-                 ('a', 'b', 'c'))
-  }  # fmt: skip
-  PLOTS['close'] = lambda path: adaptive_plots.plot_frontier(
-    path, close, cost='x', quality='y'
-  )
-  try:
-    [axes] = drawn('close').axes
-  finally:
-    del PLOTS['close']
+  [axes] = drawn('frontier')
+  written = {text.get_text() for text in axes.texts}
+  # 0.94 and 0.95 cost the same, but are far enough apart in accuracy.
+  assert {'0.80', '0.94', '0.95'} <= written
+  [axes] = drawn('close')
   assert [text.get_text() for text in axes.texts] == ['a', 'c']
 
 
 def test_many_curves_can_be_told_apart():
-  assert len({figures.look(number) for number in range(49)}) == 49
+  assert len({plots.look(number) for number in range(49)}) == 49
 
 
 def test_reliability_shows_the_error_and_skips_empty_bins(drawn):
-  top, bottom = drawn('reliability').axes
-  table = tables()['layer 4']
-  assert labels(top) == [f'layer 4: ECE {100 * table.error:.1f} %']
+  top, bottom = drawn('reliability')
+  assert labels(top) == [f'layer 4: ECE {100 * TABLE.error:.1f} %']
   diagonal, line = top.get_lines()
   np.testing.assert_array_equal(diagonal.get_xdata(), diagonal.get_ydata())
   np.testing.assert_allclose(line.get_xdata(), [60.0, 80.0, 90.0])
   np.testing.assert_allclose(line.get_ydata(), [100.0, 100.0, 50.0])
   assert bottom.get_xlabel() == 'confidence max P (%)'
-  [stairs] = bottom.patches
-  assert stairs.get_data().values.sum() == pytest.approx(100)
+  [steps] = bottom.get_lines()
+  # The last value closes the last bin.
+  assert steps.get_ydata()[:-1].sum() == pytest.approx(100)
+  np.testing.assert_allclose(steps.get_xdata(), 100 * TABLE.edges)
 
 
 def test_exits_add_up_and_small_parts_have_no_number(drawn):
-  [axes] = drawn('exits').axes
+  [axes] = drawn('exits')
   assert labels(axes) == ['layer 4', 'layer 8', 'layer 12']
   first = [bars.patches[0] for bars in axes.containers]
   assert [bar.get_x() for bar in first] == pytest.approx([0, 70, 97])
@@ -155,20 +157,21 @@ def test_exits_add_up_and_small_parts_have_no_number(drawn):
 
 
 def test_retention_is_the_median_over_lengths(drawn):
-  [axes] = drawn('retention').axes
+  [axes] = drawn('retention')
   assert labels(axes) == ['after layer 2', 'after layer 4']
   for line, kept in zip(axes.get_lines(), KEPT.T, strict=True):
-    groups = adaptive_plots._length_groups(LENGTH)
+    groups = adaptive_plots.length_groups(LENGTH)
     expected = [np.median(100 * kept[g] / LENGTH[g]) for g in groups]
     np.testing.assert_allclose(line.get_ydata(), expected)
     assert (np.diff(line.get_xdata()) > 0).all()
+  assert len(axes.collections) == 2  # the quartiles
 
 
 @pytest.mark.parametrize(
   'length', [LENGTH, np.array([5]), np.full(100, 7), np.array([9, 1, 9, 2])]
 )
 def test_length_groups_hold_every_row_once_and_never_cut_a_length(length):
-  groups = adaptive_plots._length_groups(length)
+  groups = adaptive_plots.length_groups(length)
   everything = np.sort(np.concatenate(groups))
   np.testing.assert_array_equal(everything, np.arange(len(length)))
   seen = [set(length[rows]) for rows in groups]
@@ -177,25 +180,43 @@ def test_length_groups_hold_every_row_once_and_never_cut_a_length(length):
 
 
 def test_ablation_has_a_panel_for_each_measure(drawn):
-  accuracy, latency = drawn('ablation').axes
-  assert (accuracy.get_xlabel(), latency.get_xlabel()) == (
-    'accuracy (%)',
-    'latency (ms)',
-  )
-  widths = [bar.get_width() for bar in latency.containers[0].patches]
-  assert widths == [156.0, 61.0]
+  accuracy, latency = drawn('ablation')
+  assert accuracy.get_xlabel() == 'accuracy (%)'
+  assert latency.get_xlabel() == 'latency (ms)'
+  bars = next(bars for bars in latency.containers if hasattr(bars, 'patches'))
+  assert [bar.get_width() for bar in bars.patches] == [156.0, 61.0]
   assert [text.get_text() for text in accuracy.texts] == ['92.2', '91.4']
   assert latency.get_xlim()[1] > 170
+  assert accuracy.yaxis_inverted()
+
+
+def test_every_kind_of_token_has_its_curve(drawn):
+  panels = drawn('iterations')
+  assert labels(panels[0]) == ['mask', 'cls']
+  for axes, (name, curves) in zip(panels, COSINES.items(), strict=True):
+    assert axes.get_ylabel() == name
+    for line, values in zip(axes.get_lines(), curves.values(), strict=True):
+      np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3])
+      np.testing.assert_array_equal(line.get_ydata(), values)
+  for first, second in zip(*(axes.get_lines() for axes in panels), strict=True):
+    assert first.get_color() == second.get_color()
+  assert panels[0].get_title(loc='left') == 'here'
+  assert panels[-1].get_xlabel() == 'iteration'
+  ticks = panels[-1].get_xticks()
+  np.testing.assert_array_equal(ticks, np.round(ticks))
 
 
 def test_nothing_to_draw_and_tables_that_do_not_fit_are_errors(tmp_path):
   with pytest.raises(ValueError, match='something to draw'):
-    adaptive_plots.plot_frontier(tmp_path / 'f', {}, cost='x', quality='y')
+    frontier(tmp_path / 'f', {})
+  with pytest.raises(ValueError, match='something to draw'):
+    adaptive_plots.plot_iterations(tmp_path / 'x', {'cosine': {}}, 'here')
   with pytest.raises(ValueError, match='layers: expected 3'):
     adaptive_plots.plot_exits(tmp_path / 'e', SHARES, (4, 12))
   uneven = {'a': {'x': 1.0}, 'b': {'y': 1.0}}
   with pytest.raises(ValueError, match=r"b: expected \['x'\], got \['y'\]"):
     adaptive_plots.plot_ablation(tmp_path / 'a', uneven)
+  assert not any(tmp_path.iterdir())
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):

@@ -6,11 +6,11 @@ import sys
 import numpy as np
 import pytest
 
-from albert_act import analysis_files, token_kinds
-from albert_act.analysis import Findings, Moments
-from albert_act.treebank import Label, LabelFindings
+from albert_act import analysis_report, token_kinds
+from albert_act.analysis import Analysis, Moments
+from albert_act.analysis_report import Table
 from dataset_lib import tokenizer
-from eval_lib.iteration_plots import Depths
+from eval_lib import text_pages
 
 
 def moments(*values):
@@ -19,22 +19,26 @@ def moments(*values):
   return found
 
 
-def findings():
+def found():
   nothing = {kind: Moments() for kind in token_kinds.KINDS}
-  return Findings(
+  return Analysis(
     iterations=nothing | {'all': moments(2, 4, 3), 'cls': moments(6, 6)},
     depth=moments(6, 5),
     similarity=nothing
     | {'all': moments((0.5, 0.75), (1, 1)), 'cls': moments((0, 1))},
-    running={kind: [Moments(), Moments()] for kind in token_kinds.KINDS}
-    | {'all': [moments(0.5, 1), moments(0.75)], 'cls': [moments(0), Moments()]},
+    running=nothing
+    | {'all': moments((0.5, 0.75), (1, np.nan)), 'cls': moments((0, np.nan))},
     max_iterations=2,
   )
 
 
-def labels():
-  rows = [Label('det', 4, 2.25, False), Label('root', 2, 5.0, True)]
-  return LabelFindings(rows, 3.625, 1.375, moments(6, 4, 5), 1, 3)
+LABELS = Table('labels', '', [{'label': 'det', 'count': 4}], '', [])
+PAGE = [text_pages.depths_block(('[CLS]', 'a'), (2, 1), 2, 'one')]
+
+
+def write(out, tables=(), page=()):
+  all_tables = [*analysis_report.tables(found()), *tables]
+  return analysis_report.write(out, found(), all_tables, page)
 
 
 def read(path):
@@ -43,8 +47,7 @@ def read(path):
 
 
 def test_tables_by_hand(tmp_path):
-  missing = analysis_files.write(tmp_path / 'new', findings(), labels())
-  assert missing == ''
+  assert write(tmp_path / 'new') == ''
   assert read(tmp_path / 'new' / 'iterations.csv') == [
     ['tokens', 'count', 'mean', 'std'],
     ['all', '3', '3.0', '0.8165'],
@@ -57,39 +60,28 @@ def test_tables_by_hand(tmp_path):
     ['1', '0.75', '0.75', '1.0', '0.0', '0.0', '1.0'],
     ['2', '0.875', '0.75', '0.5', '1.0', '', '0.0'],
   ]  # fmt: skip
-  assert read(tmp_path / 'new' / 'labels.csv') == [
-    ['label', 'count', 'mean', 'high'],
-    ['det', '4', '2.25', ''],
-    ['root', '2', '5.0', '*'],
-    ['mean of the labels', '2', '3.625', ''],
-    ['standard deviation of the labels', '2', '1.375', ''],
-    ['words of rarer labels', '3', '', ''],
-    ['words left out', '1', '', ''],
-    ['executed depth of a row', '3', '5.0', ''],
-  ]
 
 
-def test_a_part_of_a_table():
-  rows = analysis_files.similarity_rows(findings(), 'all')
-  assert set(rows[0]) == {'iteration', 'all', 'all running', 'all share'}
-  first, *below = analysis_files.label_rows(labels(), 1)
-  assert (first['label'], first['high']) == ('det', '')
-  assert below == analysis_files.label_rows(labels())[2:]
-
-
-SHOWN = (Depths(('[CLS]', 'a'), (2, 1)),)
+def test_the_printed_similarity_is_that_of_all_tokens():
+  iterations, similarity = analysis_report.tables(found())
+  columns = {'iteration', 'all', 'all running', 'all share'}
+  assert set(similarity.shown[0]) == columns
+  assert iterations.shown == iterations.rows
+  # 3 of 2 and 5.5 of 2, as the numbers above are made up.
+  assert '150%' in iterations.note
+  assert '275%' in iterations.note
 
 
 @pytest.mark.parametrize(
   ('arguments', 'names'),
   [
-    ((), set()),
-    ((labels(),), {'labels.csv'}),
-    ((None, SHOWN), {'sentences.html', 'sentences.png', 'sentences.pdf'}),
+    ({}, set()),
+    ({'tables': [LABELS]}, {'labels.csv'}),
+    ({'page': PAGE}, {'sentences.html', 'sentences.png', 'sentences.pdf'}),
   ],
 )
 def test_files_are_there_for_what_there_is(arguments, names, tmp_path):
-  analysis_files.write(tmp_path, findings(), *arguments)
+  write(tmp_path, **arguments)
   always = {'iterations.csv', 'similarity.csv', 'similarity.png',
             'similarity.pdf'}  # fmt: skip
   assert {path.name for path in tmp_path.iterdir()} == always | names
@@ -97,7 +89,7 @@ def test_files_are_there_for_what_there_is(arguments, names, tmp_path):
 
 def test_without_matplotlib_the_tables_are_there(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, 'matplotlib', None)
-  missing = analysis_files.write(tmp_path, findings(), None, SHOWN)
+  missing = write(tmp_path, page=PAGE)
   assert "pip install -e '.[plots]'" in missing
   assert {path.name for path in tmp_path.iterdir()} == {
     'iterations.csv', 'similarity.csv', 'sentences.html'
@@ -113,9 +105,14 @@ def test_sentences_are_the_real_rows(tmp_path):
     'mask': np.array([1.0, 1.0, 0.0]),
   }
   steps = np.array([[6, 1, 2, 1], [5, 3, 1, 0], [0, 0, 0, 0]], np.int32)
-  found = analysis_files.sentences([(batch, steps)], tokenizer.load(path))
-  assert found == [
-    Depths(['[CLS]', 'a', '##b', '[SEP]'], [6, 1, 2, 1],
-           'mean 2.5, executed 6'),
-    Depths(['[CLS]', 'a', '[SEP]'], [5, 3, 1], 'mean 3.0, executed 5'),
-  ]  # fmt: skip
+  words = tokenizer.load(path)
+  assert analysis_report.blocks([(batch, steps)], words, 6) == [
+    text_pages.scale(6),
+    text_pages.depths_block(
+      ['[CLS]', 'a', '##b', '[SEP]'], [6, 1, 2, 1], 6, 'mean 2.5, executed 6'
+    ),
+    text_pages.depths_block(
+      ['[CLS]', 'a', '[SEP]'], [5, 3, 1], 6, 'mean 3.0, executed 5'
+    ),
+  ]
+  assert analysis_report.blocks([], words, 6) == []

@@ -1,0 +1,254 @@
+"""A run as one picture: `run.png` and `run.pdf` from `metrics.jsonl`.
+
+Panels appear for what the run has logged: loss, accuracy, tape length, ponder
+steps, iterations, learning rate.
+"""
+
+import functools
+import json
+import math
+import os
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import scipy.ndimage
+from jaxtyping import Float
+
+from eval_lib.plots import Panel, Series, plot_panels
+
+# A longer curve is drawn pale, under its moving average.
+SMOOTH_ABOVE = 100
+SMOOTH_SHARE = 0.03
+
+# Steps `[P]` and values `[P]` of one metric.
+Curve = tuple[Float[np.ndarray, ' P'], Float[np.ndarray, ' P']]
+Curves = Mapping[str, Curve]
+
+
+def plot_run(workdir: str | os.PathLike[str]) -> pathlib.Path:
+  """Draws `run.png` and `run.pdf` into a run's directory.
+
+  Args:
+    workdir: holds `metrics.jsonl`.
+
+  Returns:
+    The path of `run.png`.
+
+  Raises:
+    ImportError: matplotlib is absent; names the command that installs it.
+    FileNotFoundError: there is no `metrics.jsonl`.
+    ValueError: it holds nothing that can be drawn, or is damaged.
+  """
+  workdir = pathlib.Path(workdir)
+  found = read_curves(workdir / 'metrics.jsonl')
+  panels = run_panels(found)
+  if not panels:
+    raise ValueError(
+      f'{workdir / "metrics.jsonl"}: expected train/loss or another metric '
+      f'that is drawn, got {sorted(found)}'
+    )
+  columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
+  size = 5.4 * columns, 3.5 * math.ceil(len(panels) / columns) + 0.3
+  title = workdir.resolve().name
+  return plot_panels(
+    workdir / 'run', panels, size, columns=columns, title=title
+  )
+
+
+def read_curves(path: pathlib.Path) -> dict[str, Curve]:
+  """Reads `metrics.jsonl`: one JSON object a line, each with its `step`.
+
+  A torn last line is ignored. Of several values for a step, as a resumed run
+  may write them, the last counts.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: another line is damaged; names file and line.
+  """
+  values: dict[str, dict[int, float]] = {}
+  lines = path.read_text(encoding='utf-8', errors='replace').split('\n')
+  for number, line in enumerate(lines, 1):
+    try:
+      row = json.loads(line) if line.strip() else {'step': 0}
+      step = row.pop('step')
+    except (ValueError, AttributeError, KeyError, TypeError):
+      # The text after the last newline is a line still being written.
+      if number == len(lines):
+        break
+      raise ValueError(
+        f'{path}:{number}: expected a JSON object with a step, got '
+        f'{line[:60]!r}; delete the line to draw the rest'
+      ) from None
+    for name, value in row.items():
+      values.setdefault(name, {})[step] = float(value)
+  return {
+    name: tuple(np.array(sorted(points.items()), float).T)
+    for name, points in values.items()
+  }
+
+
+def _window(values: Float[np.ndarray, ' P']) -> int:
+  """Returns the number of points that are smoothed together, 1 for none."""
+  points = len(values)
+  return max(3, int(points * SMOOTH_SHARE)) if points > SMOOTH_ABOVE else 1
+
+
+def smooth(values: Float[np.ndarray, ' P']) -> Float[np.ndarray, ' P']:
+  """Returns a centred moving average; gaps (NaN) stay."""
+  kernel = np.ones(_window(values))
+  finite = np.isfinite(values)
+  total = np.convolve(np.where(finite, values, 0.0), kernel, mode='same')
+  # At the ends the window holds fewer points.
+  count = np.convolve(finite.astype(float), kernel, mode='same')
+  return np.where(finite, total / np.maximum(count, 1.0), np.nan)
+
+
+def run_panels(found: Curves) -> list[Panel]:
+  """Returns the panels of the metrics that a run has logged."""
+  last_step = max((steps[-1] for steps, _ in found.values()), default=0)
+  return [
+    Panel(
+      series(found), unit, 'step', title, whole=6,
+      x_range=(0, max(last_step * 1.02, 1)),
+      y_range=(0 if title == RATE else None, None),
+    )
+    for title, trigger, unit, series in PANELS
+    if any(re.fullmatch(trigger, name) for name in found)
+  ]  # fmt: skip
+
+
+def _evaluations(found: Curves, metric: str) -> list[str]:
+  """Returns the names `<entry>/<metric>` of all evaluations, sorted."""
+  pattern = re.compile(rf'(?!train/).+/{metric}')
+  return sorted(filter(pattern.fullmatch, found))
+
+
+def _series(
+  found: Curves,
+  name: str,
+  label: str,
+  number: int,
+  scale: float = 1.0,
+  line: str = '-',
+) -> Series:
+  """Returns a metric's line; that of training (number 0) is smoothed."""
+  steps, values = found[name][0], scale * found[name][1]
+  options: dict[str, Any] = dict(number=number, line=line, marked=number > 0)
+  if f'{name}_std' in found:
+    deviation = scale * found[f'{name}_std'][1]
+    options |= dict(low=values - deviation, high=values + deviation, bars=True)
+  if number == 0 and _window(values) > 1:
+    options['raw'], values = values, smooth(values)
+  return Series(label, steps, values, **options)
+
+
+def _lines(
+  found: Curves, words: Mapping[str, str], scale: float = 1.0
+) -> list[Series]:
+  """Returns a colour for each source, a kind of line for each metric."""
+  result = []
+  for (metric, word), line in zip(words.items(), ('-', ':'), strict=False):
+    names = (f'train/{metric}', *_evaluations(found, metric))
+    result += [
+      _series(
+        found, name, f'{name.rpartition("/")[0]}, {word}', number, scale, line
+      )
+      for number, name in enumerate(names)
+      if name in found
+    ]
+  return result
+
+
+def _loss(found: Curves) -> list[Series]:
+  result = [_series(found, 'train/loss', 'train', 0)]
+  loss, entropy = result[0], found.get('train/cross_entropy')
+  values = found['train/loss'][1]
+  # They differ by the losses of adaptive mechanisms.
+  same = (
+    entropy is not None
+    and len(entropy[1]) == len(loss.x)
+    and np.allclose(values, entropy[1], rtol=1e-3, equal_nan=True)
+  )
+  if entropy is not None and not same:
+    label = 'train, cross-entropy'
+    result.append(_series(found, 'train/cross_entropy', label, 0, line=':'))
+  for number, name in enumerate(_evaluations(found, '(loss|cross_entropy)'), 1):
+    entry, _, metric = name.rpartition('/')
+    is_part = metric == 'cross_entropy' and not same
+    label = f'{entry}, cross-entropy' if is_part else entry
+    result.append(_series(found, name, label, number))
+  return result
+
+
+def _accuracy(found: Curves) -> list[Series]:
+  names = ['train/accuracy', *_evaluations(found, 'accuracy')]
+  shots = [
+    (entry, int(metric.removesuffix('shot')), name)
+    for name in _evaluations(found, r'\d+shot')
+    for entry, metric in [name.rsplit('/', 1)]
+  ]
+  labels = {name: name.removesuffix('/accuracy') for name in names}
+  labels |= {name: f'{entry}, {k}-shot' for entry, k, name in sorted(shots)}
+  return [
+    _series(found, name, label, number, 100.0)
+    for number, (name, label) in enumerate(labels.items())
+    if name in found
+  ]
+
+
+def _spread(found: Curves, metric: str) -> list[Series]:
+  """Returns the mean over the examples, between smallest and largest."""
+  low, high = (found.get(f'train/{metric}_{end}') for end in ('min', 'max'))
+  result = []
+  if low is not None and high is not None:
+    width = _window(low[1])
+    ends = dict(
+      low=scipy.ndimage.minimum_filter1d(low[1], width),
+      high=scipy.ndimage.maximum_filter1d(high[1], width),
+    )
+    result.append(Series('train, min to max', low[0], None, **ends))
+  return result + _lines(found, {f'{metric}_mean': 'mean'})
+
+
+def _rate(found: Curves) -> list[Series]:
+  # A schedule is exact: nothing to smooth.
+  return [Series('', *found['train/learning_rate'], marked=False)]
+
+
+RATE = 'Learning rate'
+# Title, the metrics that call for the panel, unit and lines.
+PANELS: tuple[tuple[str, str, str, Callable[[Curves], list[Series]]], ...] = (
+  ('Loss', 'train/loss', 'nats per example', _loss),
+  ('Accuracy', r'.*/(accuracy|\d+shot)', '%', _accuracy),
+  (
+    'Tape length', 'train/tape_length_mean', 'tape tokens',
+    functools.partial(_spread, metric='tape_length'),
+  ),
+  (
+    'Ponder steps', 'train/ponder_steps_mean', 'steps',
+    functools.partial(_spread, metric='ponder_steps'),
+  ),
+  (
+    'Masked words, sentence order', 'train/mlm_accuracy', '%',
+    functools.partial(
+      _lines, scale=100.0,
+      words={'mlm_accuracy': 'masked words', 'sop_accuracy': 'sentence order'},
+    ),
+  ),
+  # The depth counts beside the mean: a row waits for its last token.
+  (
+    'Iterations', 'train/iterations', 'iterations',
+    functools.partial(
+      _lines,
+      words={'iterations': 'mean of the tokens', 'depth': 'depth of the rows'},
+    ),
+  ),
+  (
+    'Repetitions', 'train/steps', 'repetitions of the cell',
+    functools.partial(_lines, words={'steps': 'mean'}),
+  ),
+  (RATE, 'train/learning_rate', '', _rate),
+)  # fmt: skip
