@@ -104,12 +104,12 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
   for name, read in (('thresholds', _numbers), ('minimum_retention', _shares)):
     if text := getattr(arguments, name):
       options[name] = read(f'--{name}', text)
-  from dataset_lib.fields import check_field
-  from serve_lib.engine import FIELDS
+  from dataset_lib.fields import check_value
+  from serve_lib.engine import LEGAL
   from train_lib import loading
 
   for name in ('max_pending', 'max_pool_bytes'):
-    check_field(f'--{name}', getattr(arguments, name), FIELDS[name])
+    check_value(f'--{name}', getattr(arguments, name), LEGAL[name])
   loading.load_config(arguments.workdir)  # there is a run
   return arguments, options
 
@@ -154,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run(arguments: Any, options: dict[str, Any]) -> int:
   """Loads the model, compiles, answers stdin on stdout."""
-  from serve_lib.host_memory import keep_freed_memory
+  from serve_lib.process import keep_freed_memory
 
   keep_freed_memory()
   with build_engine(arguments, options) as engine:
@@ -266,7 +266,7 @@ def cache_directory(flag: str, workdir: str) -> str:
       workdir if that can be written and is private.
     workdir: of the run.
   """
-  from serve_lib.private_directory import private_directory
+  from serve_lib.process import private_directory
 
   if flag == 'none':
     return ''

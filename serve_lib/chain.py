@@ -1,11 +1,9 @@
-"""What the engine serves: a model as a chain of stages, and a policy.
+"""The two halves of a served model: a `Chain` of stages and a `Policy`.
 
-The engine knows no model. A `Chain` is the device's side of one: pure
-functions with static shapes, each taking a batch from one possible exit to
-the next. A `Policy` is the host's side: it turns an item into arrays, decides
-after every stage which rows leave, and words the answer. Early exits, halting
-and tapes of different lengths are all chains: between two stages the engine
-sees rows that go on and rows that do not.
+A `Chain` runs on the device: pure functions with static shapes, each taking a
+batch from one possible exit to the next. A `Policy` runs on the host: it turns
+an item into arrays, decides after every stage which rows leave, and builds the
+answer. Early exits, halting and tapes of different lengths are all chains.
 """
 
 import concurrent.futures
@@ -17,35 +15,34 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool
 
-# (variables, carry) -> (carry, outputs); every array has the rows first.
+# (variables, carry) -> (carry, outputs); the first axis of every array is rows.
 Stage = Callable[[Any, Any], tuple[Any, Mapping[str, Any]]]
 
-MAX_DETAILS = 10_000  # characters; a message may hold a whole item
+MAX_DETAILS = 10_000  # characters; a message may contain a whole item
 
 
 class InputError(ValueError):
-  """An item that cannot be served; the message says what is wrong with it."""
+  """An item that cannot be served; the message says why."""
 
 
 class ClosedError(RuntimeError):
-  """The engine is closed: it takes nothing more, or dropped this row."""
+  """The engine is closed: it accepts no item, or dropped this row."""
 
 
 class OverloadedError(TimeoutError):
-  """No room among the pending rows within the time the caller would wait."""
+  """`max_pending` rows were pending for the whole timeout of a caller."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-  """The answer to an item that could not be answered.
+  """The answer to an item that failed.
 
   Attributes:
-    error: what went wrong, for this item alone or for its batch.
+    error: of this item or of its batch. It has no traceback and no context:
+      their frames would keep the item and its arrays in memory.
     during: 'encode', 'stage 0', 'stage 1', ..., 'answer', 'close', or
       'engine' for a defect of the engine itself.
-    details: the end of the error's traceback as text, for a log. The error
-      has none any more: its frames would hold the item and all it was made
-      into, for as long as the answer is kept and in a cycle with it.
+    details: the end of the error's traceback as text.
   """
 
   error: BaseException
@@ -53,48 +50,19 @@ class Failure:
   details: str = dataclasses.field(default='', repr=False)
 
   @classmethod
-  def of(
-    cls,
-    error: BaseException,
-    during: str,
-    handled: BaseException | None = None,
-  ) -> 'Failure':
-    """The failure of an error that has been caught.
-
-    Args:
-      error: loses its traceback, and so do those that led to it.
-      during: see `Failure`.
-      handled: what the caller's own code was handling when it called the
-        engine; Python chains it to `error`, and it is none of our business.
-    """
-    details = _details(error)
-    _drop_tracebacks(error, handled)
+  def of(cls, error: BaseException, during: str) -> 'Failure':
+    """Returns the failure of a caught error, whose traceback it removes."""
+    try:
+      details = ''.join(traceback.format_exception(error))[-MAX_DETAILS:]
+    except Exception:
+      details = ''
+    found: list[BaseException | None] = [error]
+    while found:
+      one = found.pop()
+      if one is not None and (one.__traceback__ or one.__context__):
+        found += [one.__cause__, *getattr(one, 'exceptions', ())]
+        one.__traceback__ = one.__context__ = None
     return cls(error, during, details)
-
-
-def _details(error: BaseException) -> str:
-  try:
-    return ''.join(traceback.format_exception(error))[-MAX_DETAILS:]
-  except Exception:
-    return ''  # whoever waits for the failure gets it without them
-
-
-def _drop_tracebacks(
-  error: BaseException, handled: BaseException | None
-) -> None:
-  seen = {id(handled)}
-  left: list[BaseException | None] = [error]
-  while left:
-    one = left.pop()
-    if one is None or id(one) in seen:
-      continue
-    seen.add(id(one))
-    one.__traceback__ = None
-    if one.__context__ is handled:
-      one.__context__ = None
-    left += [one.__cause__, one.__context__]
-    if isinstance(one, BaseExceptionGroup):
-      left += one.exceptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,10 +70,10 @@ class Encoded:
   """An item as the chain takes it.
 
   Attributes:
-    inputs: unpadded arrays of one row, as `Chain.pad` expects them.
-    length: what must fit the length bucket; tokens, as a rule.
-    variant: the chain's variant that is to serve the row.
-    context: anything the policy wants to find again in `Row.encoded`.
+    inputs: unpadded arrays of one row, for `Chain.pad`.
+    length: of the row, at most the longest length bucket; tokens, as a rule.
+    variant: the chain's variant that serves the row.
+    context: data for the policy's own use.
   """
 
   inputs: Mapping[str, Any]
@@ -119,12 +87,12 @@ class Row:
   """One item on its way through the chain.
 
   Attributes:
-    encoded: what `Policy.encode` made of it.
+    encoded: the result of `Policy.encode`.
     length: its length bucket.
-    future: where its answer goes.
-    submitted: when it was accepted, seconds of a monotonic clock.
-    since: since when it has been waiting where it is now.
-    outputs: what each stage so far gave for this row, `{name: array [...]}`.
+    future: receives the answer.
+    submitted: time of acceptance, seconds of a monotonic clock.
+    since: time at which it began to wait for its next stage.
+    outputs: of each stage so far for this row, `{name: array [...]}`.
   """
 
   encoded: Encoded
@@ -139,13 +107,13 @@ class Row:
 class Chain(Protocol):
   """A model cut into pure stages.
 
-  What a stage computes for a row must not depend on the other rows: batches
-  hold padding and rows of anybody, in any order.
+  The result of a row must not depend on the other rows of its batch, which
+  are padding and rows of other callers in any order.
   """
 
   @property
   def num_stages(self) -> int:
-    """How many stages; every row leaves after the last one at the latest."""
+    """Number of stages; every row leaves after the last one."""
 
   @property
   def variants(self) -> tuple[str, ...]:
@@ -156,46 +124,46 @@ class Chain(Protocol):
     """The parameters, a pytree of arrays."""
 
   def stage(self, index: int, variant: str, length: int) -> Stage:
-    """The function of one stage for one length bucket.
+    """Returns the function of one stage for one length bucket.
 
-    It is jitted, once for every batch bucket. The carry is a pytree whose
-    arrays all have the rows first; that of the last stage is ignored. The
-    outputs are what the host gets to see: a dict of small arrays `[B, ...]`.
-    Stages that are the same computation should be the same function object:
-    it is then compiled once.
+    It is jitted for every batch bucket. The carry is a pytree whose arrays
+    have the rows first; that of the last stage is ignored. Outputs are small
+    arrays `[B, ...]` for the host. An output `'length'` int `[B]` moves each
+    row to the length bucket that holds it; the shapes of the carry must then
+    be those of all buckets. Equal stages should be the same function object,
+    which is compiled once.
 
     Args:
       index: the stage, from 0.
       variant: one of `variants`.
-      length: the length bucket; the shapes of all stages may depend on it.
+      length: the length bucket; shapes may depend on it.
     """
 
   def example(self, length: int, rows: int) -> Mapping[str, Any]:
-    """NumPy inputs of stage 0 with the shapes and dtypes of `pad`."""
+    """Returns NumPy inputs of stage 0 with the shapes and dtypes of `pad`."""
 
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> Mapping[str, Any]:
-    """NumPy inputs of stage 0 for some rows.
+    """Returns NumPy inputs of stage 0.
 
     Args:
       rows: `Encoded.inputs` of the rows.
       length: the length bucket.
-      size: the batch bucket; rows behind `rows` are padding.
+      size: the batch bucket, at least `len(rows)`; appended rows are padding.
     """
 
 
 @runtime_checkable
 class Policy(Protocol):
-  """What is asked and answered; `encode` is called from many threads.
+  """Encodes items, decides which rows leave, builds answers.
 
-  A policy that records what it decides has an attribute `monitor`, a
-  `serve_lib.monitor.Monitor`: the engine then keeps its statistics there too,
-  unless it is given another.
+  If it has an attribute `monitor`, a `serve_lib.monitor.Monitor`, the engine
+  records its statistics there.
   """
 
   def encode(self, item: Any) -> Encoded:
-    """Turns an item into arrays, in the thread of the caller.
+    """Turns an item into arrays; called from the threads of the callers.
 
     Raises:
       InputError: the item cannot be served.
@@ -204,17 +172,16 @@ class Policy(Protocol):
   def decide(
     self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
   ) -> Bool[np.ndarray, ' b']:
-    """Which rows leave here; not called after the last stage.
+    """Returns True for the rows that leave; not called after the last stage.
 
     Args:
       stage: the stage that has just run.
-      rows: the rows of the batch, without padding; the last of `row.outputs`
-        is what this stage gave.
-      outputs: the same for all rows at once, NumPy arrays `[b, ...]`.
+      rows: of the batch, without padding; `row.outputs` includes this stage.
+      outputs: of this stage for all rows, NumPy arrays `[b, ...]`.
     """
 
   def answer(self, row: Row) -> Any:
-    """The answer to a row that has left."""
+    """Returns the answer to a row that has left."""
 
 
 class OneStage:

@@ -1,17 +1,15 @@
-"""Does the traffic still look like the calibration split?
+"""Drift of the traffic away from the calibration split.
 
-Thresholds hold for data like those they were found on. Compared is the
-confidence of the first head: every row passes it, so it is known whatever rule
-is in use, whatever a source's own threshold, and also while all rows run to
-full depth. What later heads would say of rows that have left nobody knows.
+Thresholds hold for data like the calibration data. The confidence of the first
+head is compared: every row passes it, whatever the exit rule, the threshold of
+its source, and also while all rows run to full depth.
 
-Two statistical tests compare a sliding window of the traffic with the
-calibration split: the two-sample Kolmogorov-Smirnov test on the confidences,
-and the chi-square test of homogeneity on the share of them that reaches the
-threshold of the calibration, each at half the significance (Bonferroni). A
-test counts only if the difference also matters in size (the
-Kolmogorov-Smirnov distance, the population stability index): with enough rows
-any difference is significant.
+Two tests compare a sliding window of the traffic with the calibration split:
+Kolmogorov-Smirnov on the confidences, and chi-square on the share of them that
+reaches the calibration's threshold, each at half the significance
+(Bonferroni). A rejection counts only if the difference is large as well (by
+the Kolmogorov-Smirnov distance, by the population stability index): with
+enough rows any difference is significant.
 """
 
 import collections
@@ -24,34 +22,33 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy import stats
 
-from serve_lib.shielded import shielded
+from serve_lib.process import shielded
 
 MIN_EXPECTED = 5.0  # rows per cell from which on chi-square is accurate
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-  """What the calibration split looks like.
+  """Statistics of the calibration split.
 
   Attributes:
-    confidences: those of the first head, of all rows or an even sample.
-    threshold: a row that reaches it at the first head counts as sure.
+    confidences: of the first head, of all rows or an even sample.
+    threshold: rows with at least this confidence count as sure.
 
   Raises:
-    ValueError: there are no confidences, or one is not in [0, 1].
+    ValueError: there are no confidences, or a value is not in [0, 1].
   """
 
   confidences: Float[np.ndarray, ' N']
   threshold: float
 
   def __post_init__(self):
-    confidences = self.confidences
-    # In float32 a softmax may pass 1 by rounding.
-    legal = (confidences >= 0) & (confidences < 1.001)
-    if not len(confidences) or not legal.all():
+    given = self.confidences
+    # In float32 a softmax may exceed 1 by rounding.
+    if not len(given) or not ((given >= 0) & (given < 1.001)).all():
       raise ValueError(
-        'calibration.confidences: expected at least one, all in [0, 1], got '
-        f'{confidences}'
+        f'calibration.confidences: expected at least one, all in [0, 1], got '
+        f'{given}'
       )
     if not 0.0 <= self.threshold <= 1.0:
       raise ValueError(
@@ -61,7 +58,7 @@ class Calibration:
 
   @classmethod
   def from_dict(cls, values: Mapping[str, Any]) -> 'Calibration':
-    """From what `eval_lib.calibration.drift_statistics` wrote.
+    """Reads the result of `eval_lib.calibration.drift_statistics`.
 
     Raises:
       KeyError: a field is missing.
@@ -73,30 +70,33 @@ class Calibration:
   def sure(
     self, confidences: Float[np.ndarray, ' W']
   ) -> Bool[np.ndarray, ' W']:
-    """Which of them reach the threshold, in float32 as the exit rule does."""
+    """Returns confidences >= threshold, in float32 as the exit rule does."""
     return confidences.astype(np.float32) >= np.float32(self.threshold)
 
 
 class DriftCheck:
   """Compares traffic with a calibration, with hysteresis. Thread-safe.
 
-  Every `every` rows a full window is tested. Drift is on after `confirm`
-  tests in a row found it, and off after `recover` tests in a row in which
-  neither test rejects at ten times the significance or both are small.
+  Every `every` rows a full window is tested. Drift begins after `confirm`
+  tests in a row found it, and ends after `recover` tests in a row in which
+  neither test rejects at ten times the significance or both differences are
+  small.
 
   Args:
-    calibration: what is normal.
-    window: rows that are compared.
+    calibration: the reference.
+    window: rows that are compared, at least 20.
     every: rows from one test to the next.
-    significance: probability of finding drift in one test where there is
-      none, both tests together.
-    min_distance: Kolmogorov-Smirnov distance that matters.
-    min_psi: population stability index that matters; by convention .1 is a
-      small shift and .25 a large one.
-    confirm: tests in a row that turn drift on.
-    recover: tests in a row that turn it off.
-    on_drift: called with (drifted, report) whenever it turns, without a lock
-      held, in the thread that added the row; what it raises is logged.
+    significance: probability of a false alarm in one test, in (0, 0.1).
+    min_distance: smallest relevant Kolmogorov-Smirnov distance.
+    min_psi: smallest relevant population stability index; by convention .1 is
+      a small shift and .25 a large one.
+    confirm: tests in a row that begin drift.
+    recover: tests in a row that end it.
+    on_drift: called with (drifted, report) when drift begins or ends, without
+      a lock, in the thread that added the row; its errors are logged.
+
+  Raises:
+    ValueError: `window` or `significance` is out of range.
   """
 
   def __init__(
@@ -112,14 +112,8 @@ class DriftCheck:
     recover: int = 4,
     on_drift: Callable[[bool, dict[str, Any]], None] | None = None,
   ):
-    for name, value, low in (
-      ('window', window, 20),
-      ('every', every, 1),
-      ('confirm', confirm, 1),
-      ('recover', recover, 1),
-    ):
-      if value < low:
-        raise ValueError(f'drift.{name}: expected at least {low}, got {value}')
+    if window < 20:
+      raise ValueError(f'drift.window: expected at least 20, got {window}')
     if not 0.0 < significance < 0.1:
       raise ValueError(
         f'drift.significance: expected a number in (0, 0.1), got {significance}'
@@ -132,12 +126,11 @@ class DriftCheck:
     self._on_drift = on_drift
     self._lock = threading.Lock()
     self._rows: collections.deque[float] = collections.deque(maxlen=window)
-    self._since_test = 0
-    self._in_a_row = 0
+    self._since_test = self._in_a_row = 0
     self._report: dict[str, Any] = {'tests': 0}
 
   def add(self, confidence: float) -> None:
-    """The first head's confidence of one row of traffic."""
+    """Adds the first head's confidence of one row."""
     with self._lock:
       self._rows.append(confidence)
       self._since_test += 1
@@ -151,17 +144,15 @@ class DriftCheck:
       shielded(self._on_drift, self.drifted, report)
 
   def report(self) -> dict[str, Any]:
-    """The last test, plain numbers; and whether drift is on."""
+    """Returns the numbers of the last test, and `drifted`."""
     with self._lock:
       return self._report | {'drifted': self.drifted}
 
   def _test(self) -> bool:
-    """Tests the window; whether drift has turned on or off."""
+    """Tests the window; returns True if drift has begun or ended."""
     normal, confidences = self.calibration.confidences, np.array(self._rows)
     distance, confidence_p = confidence_test(normal, confidences)
-    expected, sure = (
-      self.calibration.sure(values) for values in (normal, confidences)
-    )
+    expected, sure = map(self.calibration.sure, (normal, confidences))
     psi, share_p = share_test(expected, sure)
     self._report = {
       'tests': self._report['tests'] + 1,
@@ -172,7 +163,7 @@ class DriftCheck:
       'psi': psi,
       'share_p': share_p,
     }
-    # To turn off, the evidence must be ten times weaker than to turn on.
+    # Ends only when the evidence is ten times weaker than at the beginning.
     level = self.significance / 2 * (10 if self.drifted else 1)
     found = (confidence_p < level and distance >= self.min_distance) or (
       share_p < level and psi >= self.min_psi
@@ -187,9 +178,9 @@ class DriftCheck:
 def confidence_test(
   calibration: Float[np.ndarray, ' N'], window: Float[np.ndarray, ' W']
 ) -> tuple[float, float]:
-  """Two-sample Kolmogorov-Smirnov test: (distance, p-value).
+  """Returns (distance, p-value) of the Kolmogorov-Smirnov test.
 
-  The asymptotic p-value; with ties, as in confidences of 1, it is too large
+  The p-value is asymptotic; with ties, as in confidences of 1, it is too large
   rather than too small.
   """
   result = stats.ks_2samp(calibration, window, method='asymp')
@@ -199,7 +190,7 @@ def confidence_test(
 def share_test(
   calibration: Bool[np.ndarray, ' N'], window: Bool[np.ndarray, ' W']
 ) -> tuple[float, float]:
-  """Chi-square test of homogeneity: (population stability index, p-value).
+  """Returns (population stability index, p-value) of the chi-square test.
 
   The p-value is 1 where there are too few rows of one kind for the test.
   """

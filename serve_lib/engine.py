@@ -1,38 +1,40 @@
-"""The adaptive engine: every row pays for its own depth, in full batches.
+"""The adaptive engine: rows leave one by one, batches stay full.
 
   with Engine(chain, policy, lengths=(32, 64, 128)) as engine:
     answers = engine.predict(items)
 
-A row leaves as soon as its policy is satisfied and nobody waits for the least
-confident one: after each stage the undecided rows are compacted on the device
-into a smaller batch, where rows of other batches join them (`serve_lib.pool`);
-`serve_lib.schedule` says what runs next. Everything is compiled before the
-first request.
+A row leaves after the first stage whose outputs satisfy the policy. The other
+rows are compacted on the device into a batch with rows of other batches
+(`serve_lib.pool`); `serve_lib.schedule` chooses the next batch. All programs
+are compiled before the first request.
 """
 
 import concurrent.futures
-import sys
+import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from dataset_lib.fields import check_field, integer, real
-from serve_lib import stream
-from serve_lib.buckets import Grid
+from annotated_types import Interval
+
+from dataset_lib import fields
 from serve_lib.chain import Chain, Failure, InputError, Policy, Row
-from serve_lib.intake import Intake
 from serve_lib.monitor import Monitor
-from serve_lib.persistent_cache import persistent_cache
+from serve_lib.pool import Intake
+from serve_lib.process import persistent_cache
 from serve_lib.programs import Programs, WarmUp
+from serve_lib.schedule import Grid
 from serve_lib.worker import Worker
 
-FIELDS = {
-  'max_pending': integer(1, 10**7),
-  'max_wait': real(0.0, 3600.0),
-  'ahead': integer(0, 8),
-  'max_pool_bytes': integer(0, 2**60),
+LEGAL = {
+  'max_pending': Annotated[int, Interval(ge=1, le=10**7)],
+  'max_wait': Annotated[float, Interval(ge=0.0, le=3600.0)],
+  'ahead': Annotated[int, Interval(ge=0, le=8)],
+  'max_pool_bytes': Annotated[int, Interval(ge=0, le=2**60)],
+  'window': Annotated[int, Interval(ge=1, le=10**7)],
 }
+_END = object()
 
 
 class Engine:
@@ -43,19 +45,19 @@ class Engine:
     policy: encodes, decides, answers.
     lengths: length buckets, ascending; longer rows are refused.
     batches: batch buckets, ascending.
-    max_pending: rows accepted and not answered; who brings more is blocked.
-    max_wait: seconds that rows wait in one place for company while there is
-      other work; without other work nobody waits.
+    max_pending: limit of rows accepted and not answered; `submit` blocks while
+      it is reached.
+    max_wait: seconds that rows wait at one stage for a fuller batch while
+      other work is left; without other work they run at once.
     ahead: full batches dispatched before the outputs of the last are read.
-    max_pool_bytes: device memory of the rows that wait between stages; near
-      the limit they run without waiting for company. At least one batch
-      waits whatever it takes. 0 for no limit but the worst case that `WarmUp`
-      tells.
-    cache_directory: where compiled programs are kept for the next process;
-      '' for nowhere. Keep it private: what is in there is run.
-    monitor: where the running statistics are kept; None for that of the
-      policy, `policy.monitor`, or a new one if it has none.
-    device: where to run; None for where the variables are.
+    max_pool_bytes: limit of the device memory of rows between stages; near it
+      partial batches run. One batch always fits. 0 for the worst case that
+      `WarmUp` gives.
+    cache_directory: of compiled programs for the next process; '' for none.
+      Programs found there are run: keep it private.
+    monitor: of the running statistics; None for `policy.monitor` if the policy
+      has one, or a new one.
+    device: to run on; None for the device of the variables.
 
   Raises:
     ConfigError: an argument is out of range.
@@ -76,14 +78,9 @@ class Engine:
     monitor: Monitor | None = None,
     device: Any = None,
   ):
-    given = dict(
-      max_pending=max_pending,
-      max_wait=max_wait,
-      ahead=ahead,
-      max_pool_bytes=max_pool_bytes,
-    )
-    for name, field in FIELDS.items():
-      check_field(f'engine.{name}', given[name], field)
+    limits = dict(max_wait=max_wait, ahead=ahead, max_pool_bytes=max_pool_bytes)
+    for name, value in {'max_pending': max_pending, **limits}.items():
+      fields.check_value(f'engine.{name}', value, LEGAL[name])
     self.grid = Grid(tuple(lengths), tuple(batches))
     self.monitor = monitor or getattr(policy, 'monitor', None) or Monitor()
     self._chain, self._policy = chain, policy
@@ -91,16 +88,9 @@ class Engine:
     self._programs = Programs(chain, self.grid, device)
     self._intake = Intake(max_pending)
     self._worker = Worker(
-      chain,
-      policy,
-      self.grid,
-      self._programs,
-      self._intake,
-      self.monitor,
-      max_wait=max_wait,
-      ahead=ahead,
-      max_pool_bytes=max_pool_bytes,
-    )
+      chain, policy, self.grid, self._programs, self._intake, self.monitor,
+      **limits,
+    )  # fmt: skip
     self._thread: threading.Thread | None = None
     self._warm_up: WarmUp | None = None
 
@@ -112,7 +102,7 @@ class Engine:
     self.close(drain=error_type is None)
 
   def warm_up(self, progress: bool = False, threads: int = 1) -> WarmUp:
-    """Compiles every program; once, however often it is called.
+    """Compiles every program at the first call.
 
     Args:
       progress: show a bar on stderr.
@@ -124,12 +114,12 @@ class Engine:
     return self._warm_up
 
   def predict(self, items: Iterable[Any]) -> list[Any]:
-    """Answers in the order of the items; a `Failure` for each that fails.
+    """Returns the answers in the order of the items, a `Failure` for bad ones.
 
     Raises:
       ClosedError: the engine was closed before all items were accepted.
-      RuntimeError: called by the engine's own thread, in a callback.
-      TypeError: `items` is a text or a mapping: one item, and not several.
+      RuntimeError: called in a callback, by the engine's own thread.
+      TypeError: `items` is a text or a mapping, which is one item.
     """
     _check_several('predict', items)
     self._refuse_callback('predict')
@@ -138,12 +128,12 @@ class Engine:
   def submit(
     self, item: Any, timeout: float | None = None
   ) -> concurrent.futures.Future:
-    """Accepts one item; the result of the future is its answer or `Failure`.
+    """Accepts one item; its future gives the answer or a `Failure`.
 
     Args:
-      item: for the policy to encode, in this thread.
-      timeout: seconds to wait while `max_pending` rows are pending; None for
-        as long as it takes.
+      item: encoded by the policy in this thread.
+      timeout: seconds to block while `max_pending` rows are pending; None for
+        any time.
 
     Raises:
       OverloadedError: there was no room in time.
@@ -152,39 +142,68 @@ class Engine:
     return self._admit([item], timeout)[0]
 
   def stream(self, items: Iterable[Any], window: int = 256) -> Iterator[Any]:
-    """Answers in the order of the items, while they come.
+    """Yields the answers in the order of the items while these arrive.
 
-    A thread reads the items, which may take their time, at most `window`
-    ahead of the answer that is taken. An exception of `items` comes out
-    behind the answers to what was before it.
+    A daemon thread reads and submits the items, so a source that blocks does
+    not keep the program from ending; after an early exit of the caller it may
+    read one more item, which is dropped. (Standard input is read from a file
+    of its own, `open(0, 'rb', closefd=False)`: Python aborts if the lock of
+    `sys.stdin` is taken at its end.)
 
     Args:
-      items: a list, a file, a queue; read from the first `next` on.
-      window: items read and not yet taken as answers.
+      items: a list, a file, a queue; read from the first `next` on. Its
+        exceptions are raised after the answers to the items before.
+      window: items read ahead of the answer that is yielded.
 
     Raises:
-      RuntimeError: at once, if called by the engine's own thread, in a
-        callback.
+      RuntimeError: at once, if called in a callback.
       TypeError: at once, if `items` is a text or a mapping.
     """
     _check_several('stream', items)
-    check_field('stream.window', window, integer(1, 10**7))
+    fields.check_value('stream.window', window, LEGAL['window'])
     self._refuse_callback('stream')
-    return stream.in_order(items, self.submit, window)
+    return self._stream(items, window)
 
-  def _refuse_callback(self, method: str) -> None:
-    if threading.current_thread() is self._thread:
-      raise RuntimeError(
-        f'engine.{method}: called in a callback, by the thread that answers; '
-        'it would wait for itself: use submit()'
-      )
+  def _stream(self, items: Iterable[Any], window: int) -> Iterator[Any]:
+    room = threading.Semaphore(window)
+    left = threading.Event()
+    futures: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def read() -> None:
+      try:
+        source = iter(items)
+        while True:
+          room.acquire()
+          item = _END if left.is_set() else next(source, _END)
+          if item is _END or left.is_set():
+            futures.put(_END)
+            return
+          futures.put(self.submit(item))
+          del item  # frees it while the next is awaited
+      except BaseException as error:
+        futures.put(error)
+
+    reader = threading.Thread(target=read, name='serve_lib stream', daemon=True)
+    reader.start()
+    try:
+      while isinstance(future := futures.get(), concurrent.futures.Future):
+        yield future.result()
+        del future
+        room.release()
+      reader.join()
+      if future is not _END:
+        raise future
+    finally:
+      future = None  # the traceback of an error would hold this frame
+      left.set()
+      room.release()
 
   def close(self, drain: bool = True) -> None:
     """Ends the engine; may be called again, and from any thread.
 
     Args:
-      drain: answer what has been accepted; otherwise it fails with
-        `ClosedError`, except for what is on its way out of the device.
+      drain: answer all accepted items; otherwise they fail with `ClosedError`,
+        except those of batches in flight that leave now.
     """
     self._intake.close(cancel=not drain)
     with self._intake.lock:
@@ -193,7 +212,7 @@ class Engine:
       thread.join()
 
   def status(self) -> dict[str, int]:
-    """Rows and bytes the engine holds now, and the most it ever held."""
+    """Returns the rows and bytes that the engine holds, and their maxima."""
     intake, pool = self._intake, self._worker.pool
     with intake.lock:
       return {
@@ -209,17 +228,24 @@ class Engine:
 
   # -- accepting -------------------------------------------------------------
 
+  def _refuse_callback(self, method: str) -> None:
+    if threading.current_thread() is self._thread:
+      raise RuntimeError(
+        f'engine.{method}: called in a callback, by the thread that answers; '
+        'it would block itself: use submit()'
+      )
+
   def _admit(
     self, items: Sequence[Any], timeout: float | None = None
   ) -> list[concurrent.futures.Future]:
-    """Encodes items and queues them, as many at a time as fill a batch."""
+    """Encodes and queues items, at most a full batch at a time."""
     if self._warm_up is None:
       raise RuntimeError(
         'the engine has not compiled its programs: call warm_up() first, or '
         "use it as a context ('with Engine(...) as engine')"
       )
     futures: list[concurrent.futures.Future] = []
-    # The worker makes the room: it must not wait for it (in a callback).
+    # In a callback it must not block, as only this thread frees room.
     block = threading.current_thread() is not self._thread
     announced = 0
     try:
@@ -228,19 +254,21 @@ class Engine:
         room = self._intake.reserve(wanted, timeout, block)
         start, stop = len(futures), len(futures) + room
         left = len(items) - stop
-        futures += self._bring(items[start:stop], left - announced)
+        futures += self._enqueue(items[start:stop], left - announced)
         announced = left
     finally:
       self._intake.expect(-announced)
     return futures
 
-  def _bring(
+  def _enqueue(
     self, items: Sequence[Any], expected: int
   ) -> list[concurrent.futures.Future]:
-    """Encodes and queues items for which there is room.
+    """Encodes and queues items whose room is reserved.
 
-    `expected` is the change in how many more are on their way: the worker
-    waits a moment for them with what is not full yet.
+    Args:
+      items: the items.
+      expected: change in the number of items that will follow; the worker
+        waits for them before it runs a partial batch.
     """
     queued = 0
     try:
@@ -254,9 +282,8 @@ class Engine:
     return futures
 
   def _encode(self, item: Any, future: concurrent.futures.Future) -> Row | None:
-    """The row of an item; None if it cannot be served and is answered."""
+    """Returns the row of an item; None if it is answered with a failure."""
     now = time.monotonic()
-    handled = sys.exc_info()[1]
     try:
       encoded = self._policy.encode(item)
       if encoded.variant not in self._chain.variants:
@@ -267,12 +294,11 @@ class Engine:
       length = self.grid.fit_length(encoded.length)
     except Exception as error:
       self.monitor.record_failure('encode')
-      future.set_result(Failure.of(error, 'encode', handled))
+      future.set_result(Failure.of(error, 'encode'))
       return None
     return Row(encoded, length, future, now, now)
 
   def _queue(self, rows: list[Row], expected: int) -> None:
-    handled = sys.exc_info()[1]
     error = None
     with self._intake.lock:
       self._intake.put(rows)
@@ -280,12 +306,12 @@ class Engine:
       if rows and not self._worker.is_active:
         error = self._start()
       if error is not None:
-        rows = self._intake.clear()  # nobody served, so there are no others
+        rows = self._intake.clear()
     if error is not None:
-      self._worker.fail(rows, error, 'engine', handled)
+      self._worker.fail(rows, error, 'engine')
 
   def _start(self) -> Exception | None:
-    """Starts the worker's thread; returns what kept it from starting."""
+    """Starts the worker's thread; returns the error if it cannot start."""
     thread = threading.Thread(target=self._worker.run, name='serve_lib engine')
     before, self._thread = self._thread, thread
     self._worker.is_active = True
@@ -293,13 +319,13 @@ class Engine:
       thread.start()
     except Exception as error:
       self._worker.is_active = False
-      self._thread = before  # `close` could not join the other
+      self._thread = before  # a thread that never started cannot be joined
       return error
     return None
 
 
 def _check_several(method: str, items: Any) -> None:
-  """Refuses what would be taken apart into characters or keys."""
+  """Raises TypeError for one item, which would be split."""
   if isinstance(items, (str, bytes, bytearray, Mapping)):
     raise TypeError(
       f'engine.{method}: expected several items, as in a list, got one '
@@ -309,5 +335,5 @@ def _check_several(method: str, items: Any) -> None:
 
 def _future() -> concurrent.futures.Future:
   future: concurrent.futures.Future = concurrent.futures.Future()
-  future.set_running_or_notify_cancel()  # so nobody can cancel it any more
+  future.set_running_or_notify_cancel()  # it cannot be cancelled any more
   return future

@@ -1,7 +1,7 @@
-"""Readers of items with one fixed size: images, and rows of token ids.
+"""Items of one fixed size: images, and rows of token ids.
 
-A reader turns one item into arrays (`read`) and arrays into a batch (`pad`);
-`serve_lib.text_items` has the one of texts.
+A reader turns one item into arrays (`read`) and rows of arrays into a batch
+(`pad`); `serve_lib.text_items` has the reader of texts.
 """
 
 import os
@@ -17,122 +17,90 @@ from serve_lib.chain import Encoded, InputError
 MAX_FILE = 2**28  # bytes of an image file
 
 
-def stacked(
-  rows: Sequence[Mapping[str, Any]], size: int, example: Mapping[str, Any]
-) -> dict[str, np.ndarray]:
-  """Stacks rows of equal shapes to a batch; padding repeats the first row.
-
-  A row of zeros could read a longer tape than all others, and a batch ends
-  with its slowest row.
+class ItemReader:
+  """Reads items that become one array each; see `images` and `token_rows`.
 
   Args:
-    rows: arrays by name.
-    size: rows of the batch.
-    example: one row of zeros, the padding of an empty batch.
-  """
-  padded = [*rows, *([rows[0] if rows else example] * (size - len(rows)))]
-  return {name: np.stack([row[name] for row in padded]) for name in example}
-
-
-class ImageReader:
-  """Reads images as in evaluation: resized, cropped, uint8.
-
-  An item is the path of an image file, the bytes of one, a uint8 array
-  `[Y, X, 1 or 3]`, or a mapping `{'image': one of these}`.
-
-  Args:
-    shape: of the model's input, `(Y, X, 3)`.
-    prepare: frames bytes or pixels as the evaluation does.
+    name: of the array; an item is a value or `{name: value}`.
+    convert: turns a value into an array; raises InputError.
+    example: an array of zeros.
     length: of every row, one of the engine's length buckets.
   """
 
   def __init__(
     self,
-    shape: Sequence[int],
-    prepare: Callable[[Any], UInt8[np.ndarray, 'Y X 3']],
-    length: int = 1,
+    name: str,
+    convert: Callable[[Any], np.ndarray],
+    example: np.ndarray,
+    length: int,
   ):
-    self._prepare, self._length = prepare, length
-    self._example = {'image': np.zeros(tuple(shape), np.uint8)}
+    self._name, self._convert = name, convert
+    self._example, self._length = example, length
 
   def read(self, item: Any, variant: str) -> Encoded:
-    """Reads and frames an image.
+    """Reads an item; raises InputError if it is illegal."""
+    if isinstance(item, InputError):  # of a line that could not be read
+      raise item
+    if isinstance(item, Mapping):
+      if set(item) != {self._name}:
+        keys = ', '.join(sorted(map(str, item)))
+        raise InputError(f'item: expected the key {self._name!r}, got {keys}')
+      item = item[self._name]
+    array = self._convert(item)
+    return Encoded({self._name: array}, self._length, variant, {})
 
-    Raises:
-      InputError: the item is no image, or its file cannot be read.
+  def pad(
+    self, rows: Sequence[Mapping[str, Any]], length: int, size: int
+  ) -> dict[str, np.ndarray]:
+    """Stacks rows to a batch; padding repeats the first row.
+
+    A row of zeros could read a longer tape than all others, and a batch ends
+    with its slowest row.
     """
-    value = field_of(item, 'image')
+    arrays = [row[self._name] for row in rows] or [self._example]
+    arrays += arrays[:1] * (size - len(arrays))
+    return {self._name: np.stack(arrays)}
+
+
+def images(
+  shape: Sequence[int],
+  prepare: Callable[[Any], UInt8[np.ndarray, 'Y X 3']],
+  length: int,
+) -> ItemReader:
+  """Returns a reader of images: paths, bytes of files, or uint8 `[Y, X, 1|3]`.
+
+  Args:
+    shape: of the model's input, `(Y, X, 3)`.
+    prepare: frames bytes or pixels as the evaluation does.
+    length: of every row.
+  """
+
+  def convert(value: Any) -> np.ndarray:
     if isinstance(value, (str, os.PathLike)):
-      value = _file(value)
+      value = _contents(value)
     if not isinstance(value, (bytes, np.ndarray)):
       raise InputError(
         'image: expected a path, the bytes of a file or an array, got '
         f'{type(value).__name__}'
       )
     try:
-      image = self._prepare(value)
+      return prepare(value)
     except BadRecord as error:
       raise InputError(f'image: {error.kind}: {error.message}') from error
-    return Encoded({'image': image}, self._length, variant, {})
 
-  def pad(
-    self, rows: Sequence[Mapping[str, Any]], length: int, size: int
-  ) -> dict[str, np.ndarray]:
-    """Returns a batch; see `stacked`."""
-    return stacked(rows, size, self._example)
+  return ItemReader('image', convert, np.zeros(tuple(shape), np.uint8), length)
 
 
-class TokenReader:
-  """Reads rows of token ids of one length.
+def token_rows(count: int, vocab_size: int, length: int) -> ItemReader:
+  """Returns a reader of rows of `count` token ids in [0, vocab_size)."""
 
-  An item is a list or an array of ids, or a mapping `{'tokens': ids}`.
+  def convert(value: Any) -> np.ndarray:
+    tokens = token_ids(value, vocab_size)
+    if len(tokens) != count:
+      raise InputError(f'tokens: expected {count} ids, got {len(tokens)}')
+    return tokens
 
-  Args:
-    count: ids in a row.
-    vocab_size: ids are in [0, vocab_size).
-    length: of every row, one of the engine's length buckets.
-  """
-
-  def __init__(self, count: int, vocab_size: int, length: int = 1):
-    self._count, self._vocab_size, self._length = count, vocab_size, length
-    self._example = {'tokens': np.zeros(count, np.int32)}
-
-  def read(self, item: Any, variant: str) -> Encoded:
-    """Checks the ids.
-
-    Raises:
-      InputError: the item is not a row of legal ids.
-    """
-    tokens = token_ids(field_of(item, 'tokens'), self._vocab_size)
-    if len(tokens) != self._count:
-      raise InputError(
-        f'tokens: expected {self._count} token ids, got {len(tokens)}'
-      )
-    return Encoded({'tokens': tokens}, self._length, variant, {})
-
-  def pad(
-    self, rows: Sequence[Mapping[str, Any]], length: int, size: int
-  ) -> dict[str, np.ndarray]:
-    """Returns a batch; see `stacked`."""
-    return stacked(rows, size, self._example)
-
-
-def field_of(item: Any, name: str) -> Any:
-  """Returns the value of an item given as it is or as `{name: value}`.
-
-  An item that is an `InputError` stands for one that could not be read.
-
-  Raises:
-    InputError: the item is a mapping with other keys.
-  """
-  if isinstance(item, InputError):
-    raise item
-  if not isinstance(item, Mapping):
-    return item
-  if set(item) != {name}:
-    keys = ', '.join(sorted(map(str, item)))
-    raise InputError(f'item: expected the key {name!r} alone, got {keys}')
-  return item[name]
+  return ItemReader('tokens', convert, np.zeros(count, np.int32), length)
 
 
 def token_ids(value: Any, vocab_size: int) -> Int[np.ndarray, ' T']:
@@ -140,29 +108,29 @@ def token_ids(value: Any, vocab_size: int) -> Int[np.ndarray, ' T']:
 
   Args:
     value: a sequence or array of ids.
-    vocab_size: ids are below it; 0 for any.
+    vocab_size: ids are below it; 0 for no limit.
 
   Raises:
-    InputError: the value is not one.
+    InputError: it is empty or not one row of legal ids.
   """
-  expected = f'integers in [0, {vocab_size})' if vocab_size else 'integers >= 0'
+  legal = f'integers in [0, {vocab_size})' if vocab_size else 'integers >= 0'
   try:
     array = np.asarray(value)
   except ValueError as error:
-    raise InputError(f'tokens: expected {expected}, got {error}') from error
+    raise InputError(f'tokens: expected {legal}, got {error}') from error
   if array.ndim != 1 or not array.size or array.dtype.kind not in 'iu':
     raise InputError(
-      f'tokens: expected a row of {expected}, got {type(value).__name__} of '
-      f'shape {array.shape} and dtype {array.dtype}'
+      f'tokens: expected a row of {legal}, got shape {array.shape} and dtype '
+      f'{array.dtype}'
     )
   if array.min() < 0 or (vocab_size and array.max() >= vocab_size):
     raise InputError(
-      f'tokens: expected {expected}, got {array.min()} to {array.max()}'
+      f'tokens: expected {legal}, got {array.min()} to {array.max()}'
     )
   return array.astype(np.int32)
 
 
-def _file(path: str | os.PathLike[str]) -> bytes:
+def _contents(path: str | os.PathLike[str]) -> bytes:
   try:
     if os.path.getsize(path) > MAX_FILE:
       raise InputError(f'image: expected a file of at most {MAX_FILE} bytes')

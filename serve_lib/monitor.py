@@ -1,8 +1,8 @@
 """Running statistics of a service, in bounded memory.
 
-The engine records how it runs (batches, latencies, failures), the policy what
-it decides (`record_exit`). Counts are of the whole life; percentiles and
-rates are of the last `window` records.
+The engine records batches, latencies and failures, the policy its decisions
+(`record_exit`). Counts are of all records; percentiles and rates are of the
+last `window` records.
 """
 
 import collections
@@ -15,16 +15,16 @@ import numpy as np
 
 from serve_lib.drift import DriftCheck
 
-MAX_REASONS = 64  # different reasons that are counted apart
+MAX_REASONS = 64  # further exit reasons count as 'other'
 
 
 class Monitor:
   """Thread-safe running statistics.
 
   Args:
-    window: records behind percentiles and rates.
+    window: records of the percentiles and rates, at least 2.
     drift: gets the first confidence of every row; None for no check.
-    clock: seconds, monotonic.
+    clock: monotonic seconds.
   """
 
   def __init__(
@@ -50,24 +50,24 @@ class Monitor:
 
   @property
   def full_depth(self) -> bool:
-    """Whether the policy should let every row run through: on drift."""
+    """True during drift, when every row should run to the last stage."""
     return self.drift is not None and self.drift.drifted
 
   def record_batch(self, stage: int, rows: int, size: int) -> None:
-    """A batch of `rows` rows ran in a bucket of `size`."""
+    """Records a batch of `rows` rows in a bucket of `size`."""
     with self._lock:
       self._rows[stage] += rows
       self._slots[stage] += size
 
   def record_answer(self, seconds: float) -> None:
-    """A row was answered, so many seconds after it had been accepted."""
+    """Records an answer and its latency in seconds."""
     with self._lock:
       self._answers += 1
       self._seconds.append(seconds)
       self._answered.append(self._clock())
 
   def record_failure(self, during: str) -> None:
-    """A row was answered with a `Failure`."""
+    """Records a `Failure`."""
     with self._lock:
       self._failures[during] += 1
 
@@ -78,15 +78,14 @@ class Monitor:
     confidence: float | None,
     retention: float = 1.0,
   ) -> None:
-    """A row left.
+    """Records a row that left.
 
     Args:
-      depth: layers that ran.
-      reason: why it left, one of a few names.
-      confidence: of the first head, in [0, 1], for the drift check, which
-        must not see whether rows leave early at the moment: otherwise the
-        fallback itself looks like drift and never ends. None for a row that
-        cannot be compared with the calibration split.
+      depth: layers or iterations that ran.
+      reason: one of a few names.
+      confidence: of the first head, in [0, 1], for the drift check: that of a
+        later head would depend on the fallback, which would never end. None
+        for a row that cannot be compared with the calibration split.
       retention: share of the row's tokens that were left at the end.
     """
     with self._lock:
@@ -98,11 +97,10 @@ class Monitor:
       self.drift.add(confidence)
 
   def snapshot(self) -> dict[str, Any]:
-    """The statistics as plain numbers, ready for JSON.
+    """Returns the statistics as plain numbers, ready for JSON.
 
-    `depth` and `reasons` are counts by depth and reason, `fill` the share of
-    batch slots that held rows by stage, `latency` in seconds. Percentiles of
-    nothing are None.
+    `depth` and `reasons` are counts, `fill` the share of batch slots that held
+    rows by stage, `latency` in seconds; None without records.
     """
     with self._lock:
       exits = sum(self._depths.values())
@@ -128,7 +126,7 @@ class Monitor:
   def _rate(self) -> float:
     if len(self._answered) < 2:
       return 0.0
-    # Up to now, not to the last answer: a service that stands still shows it.
+    # Until now and not the last answer, so that the rate falls without answers.
     passed = self._clock() - self._answered[0]
     return (len(self._answered) - 1) / passed if passed > 0 else 0.0
 
@@ -139,8 +137,5 @@ def _percentiles(
   array = np.array([*values])
   if not array.size:
     return {f'p{percent}': None for percent in which}
-  found = np.percentile(array, which)
-  return {
-    f'p{percent}': float(value)
-    for percent, value in zip(which, found, strict=True)
-  }
+  names = [f'p{percent}' for percent in which]
+  return dict(zip(names, np.percentile(array, which).tolist(), strict=True))

@@ -1,22 +1,170 @@
-"""Rows between two stages: on the device, compacted, waiting for company.
+"""Rows that wait: accepted ones for stage 0, others between two stages.
 
-For every key there is at most one open batch of the full size. Rows that go
-on are copied into its next free slots, once. Filled up, it *is* the next
-batch and runs without another copy; run early, its first rows are cut off as
-a smaller batch. Slots without a row of their own hold a copy of some slot, so
-padding is never anything a real row could not be.
+`Intake` queues encoded rows on the host. `Pool` holds rows between stages on
+the device, compacted: for every key at most one open batch of the full size.
+Rows that continue are copied into its next free slots, once. When full it is
+the next batch without another copy; run earlier, its first rows are cut off as
+a smaller batch. Free slots hold a copy of another row, so the contents of
+padding are always legal.
 """
 
+import collections
 import dataclasses
+import threading
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from serve_lib.buckets import Grid, Key
-from serve_lib.chain import Row
+from serve_lib.chain import ClosedError, OverloadedError, Row
 from serve_lib.programs import Programs
-from serve_lib.schedule import Waiting
+from serve_lib.schedule import Grid, Key, Waiting
+
+
+class Intake:
+  """Queues of accepted rows, bounded and thread-safe.
+
+  A row is pending from `reserve`, before it is encoded, until it is answered.
+  Callers that wait for room are served in order, so that a long list does not
+  keep a single request out.
+
+  Attributes:
+    lock: reentrant; guards all state that callers and worker share.
+    arrived: notified when the worker may have work.
+    pending: rows accepted and not answered.
+    peak_pending: largest value of `pending`.
+    queue_bytes: host memory of the queued inputs.
+    coming: rows that callers in the middle of a list will still add.
+    is_closed: no more rows are accepted.
+    is_cancelled: pending rows are to be dropped.
+  """
+
+  def __init__(self, max_pending: int):
+    self.lock = threading.RLock()
+    self.arrived = threading.Condition(self.lock)
+    self._freed = threading.Condition(self.lock)
+    self._line: collections.deque[object] = collections.deque()
+    self._queues: dict[Key, collections.deque[Row]] = {}
+    self._max_pending = max_pending
+    self.pending = self.peak_pending = self.queue_bytes = self.coming = 0
+    self.is_closed = self.is_cancelled = False
+
+  @property
+  def rows(self) -> int:
+    """Rows that wait for stage 0."""
+    with self.lock:
+      return sum(map(len, self._queues.values()))
+
+  @property
+  def is_expecting(self) -> bool:
+    """True if a caller is about to add rows and there is room for them."""
+    return self.coming > 0 and self.pending < self._max_pending
+
+  def expect(self, change: int) -> None:
+    """Changes the number of rows that are about to be added."""
+    with self.lock:
+      self.coming += change
+      if change < 0:
+        self.arrived.notify_all()
+
+  def reserve(
+    self, wanted: int, timeout: float | None = None, block: bool = True
+  ) -> int:
+    """Reserves room for rows before they are encoded.
+
+    Args:
+      wanted: number of rows, at least 1.
+      timeout: seconds to wait for room; None for any time.
+      block: False to raise at once if there is no room.
+
+    Returns:
+      The number of rows there is room for, at least 1; to be put or released.
+
+    Raises:
+      OverloadedError: there was no room in time.
+      ClosedError: the engine is or was closed meanwhile.
+    """
+    ticket = object()
+
+    def admitted() -> bool:
+      is_next = self._line[0] is ticket and self.pending < self._max_pending
+      return self.is_closed or is_next
+
+    with self.lock:
+      self._line.append(ticket)
+      try:
+        if not self._freed.wait_for(admitted, timeout if block else 0):
+          raise OverloadedError(
+            f'engine.max_pending: {self._max_pending} rows are pending and '
+            f'none was answered in time (timeout={timeout}); send fewer at a '
+            'time, or wait longer'
+          )
+        if self.is_closed:
+          raise ClosedError('the engine is closed; it accepts no items')
+        granted = min(wanted, self._max_pending - self.pending)
+        self.pending += granted
+        self.peak_pending = max(self.peak_pending, self.pending)
+        return granted
+      finally:
+        self._line.remove(ticket)
+        self._freed.notify_all()  # the next caller may have room too
+
+  def release(self, rows: int) -> None:
+    """Frees the room of rows that were answered or not put."""
+    with self.lock:
+      self.pending -= rows
+      self._freed.notify_all()
+
+  def put(self, rows: list[Row]) -> None:
+    """Queues encoded rows.
+
+    Raises:
+      ClosedError: the engine was closed after room was reserved for them.
+    """
+    with self.lock:
+      if self.is_closed:
+        raise ClosedError('the engine was closed while the item was encoded')
+      # First, as it fails on inputs that are no arrays.
+      self.queue_bytes += sum(map(_input_bytes, rows))
+      for row in rows:
+        key = Key(0, row.encoded.variant, row.length)
+        self._queues.setdefault(key, collections.deque()).append(row)
+      self.arrived.notify_all()
+
+  def waiting(self) -> list[Waiting]:
+    """Returns the queues for `schedule.choose`; call it with the lock held."""
+    return [
+      Waiting(key, len(queue), queue[0].since)
+      for key, queue in self._queues.items()
+      if queue
+    ]
+
+  def take(self, key: Key, rows: int) -> list[Row]:
+    """Removes and returns up to `rows` rows, oldest first."""
+    with self.lock:
+      queue = self._queues[key]
+      taken = [queue.popleft() for _ in range(min(rows, len(queue)))]
+      self.queue_bytes -= sum(map(_input_bytes, taken))
+      return taken
+
+  def clear(self) -> list[Row]:
+    """Removes and returns all rows."""
+    with self.lock:
+      queues = [(key, len(queue)) for key, queue in self._queues.items()]
+      return [row for key, count in queues for row in self.take(key, count)]
+
+  def close(self, cancel: bool) -> None:
+    """Accepts no rows from now on; wakes all waiting threads."""
+    with self.lock:
+      self.is_closed = True
+      self.is_cancelled = self.is_cancelled or cancel
+      self.arrived.notify_all()
+      self._freed.notify_all()
+
+
+def _input_bytes(row: Row) -> int:
+  arrays = row.encoded.inputs.values()
+  return sum(int(getattr(array, 'nbytes', 0)) for array in arrays)
 
 
 @dataclasses.dataclass
@@ -24,10 +172,10 @@ class Batch:
   """Rows that are, or will be, run together.
 
   Attributes:
-    key: the stage they wait for, its variant and length.
+    key: their next stage, its variant and length.
     size: the batch bucket.
     rows: the rows, without padding.
-    slots: where each of them is in the batch.
+    slots: index of each row in the batch.
     carry: device arrays, rows first; None before stage 0.
   """
 
@@ -39,129 +187,116 @@ class Batch:
 
 
 @dataclasses.dataclass
-class _Place:
-  """The open batch of a key: its rows are in the first slots."""
+class _Open:
+  """The open batch of a key, filled from slot 0 on."""
 
   carry: Any
   rows: list[Row]
 
 
 class Pool:
-  """The open batches of all keys. One thread owns it.
+  """The open batches of all keys; used by one thread.
 
   Attributes:
-    peak_bytes: the most device memory that the open batches ever had.
+    peak_bytes: largest value of `bytes`.
   """
 
   def __init__(self, programs: Programs, grid: Grid):
     self._programs = programs
     self._grid = grid
-    self._places: dict[Key, _Place] = {}
+    self._open: dict[Key, _Open] = {}
     self.peak_bytes = 0
 
   @property
   def rows(self) -> int:
     """Rows in the pool."""
-    return sum(len(place.rows) for place in list(self._places.values()))
+    return sum(len(one.rows) for one in list(self._open.values()))
 
   @property
   def bytes(self) -> int:
     """Device memory of the open batches, free slots included."""
-    return sum(self.open_bytes(key) for key in list(self._places))
-
-  def open_bytes(self, key: Key) -> int:
-    """Device memory of one open batch; 0 after the last stage."""
-    return self._grid.capacity * self._programs.row_bytes.get(key, 0)
-
-  def next_bytes(self, key: Key) -> int:
-    """Device memory of the batches that the rows of a batch may open."""
-    return sum(map(self.open_bytes, self._programs.next_keys(key)))
-
-  @property
-  def widest_bytes(self) -> int:
-    """Device memory of the largest open batch there can be."""
-    keys = self._programs.row_bytes
-    before = {key._replace(stage=key.stage - 1) for key in keys}
-    return max(map(self.next_bytes, before), default=0)
+    return sum(map(self._programs.batch_bytes, list(self._open)))
 
   def waiting(self) -> list[Waiting]:
-    """The open batches, for `schedule.choose`."""
+    """Returns the open batches for `schedule.choose`."""
     return [
-      Waiting(key, len(place.rows), place.rows[0].since)
-      for key, place in self._places.items()
+      Waiting(key, len(one.rows), one.rows[0].since)
+      for key, one in self._open.items()
     ]
 
   def has(self, key: Key) -> bool:
-    """Whether rows wait under this key."""
-    return key in self._places
+    """Returns True if rows wait under this key."""
+    return key in self._open
 
   def add(self, batch: Batch) -> Batch | None:
-    """Moves the rows of a batch into the pool.
+    """Copies the rows of a batch into the open batch of its key.
 
     Returns:
-      A full batch if one has come about: it is out of the pool.
+      The open batch if it is full now, removed from the pool.
     """
     key, capacity = batch.key, self._grid.capacity
-    place = self._places.get(key)
-    if place is None:
-      self._places[key] = place = self._open(batch, 0)
-      rest = None
+    one, rest = self._open.get(key), None
+    if one is None:
+      self._open[key] = one = self._start(batch, 0)
     else:
-      room = capacity - len(place.rows)
-      place.carry = self._join(batch, place, room)
-      # The rest first: should it fail, no row is out of reach of `discard`.
-      rest = self._open(batch, room) if len(batch.rows) > room else None
-      place.rows = place.rows + batch.rows[:room]
+      room = capacity - len(one.rows)
+      one.carry = self._join(batch, one, room)
+      # Before the rows are added: if it fails, `discard` still finds them all.
+      rest = self._start(batch, room) if len(batch.rows) > room else None
+      one.rows = one.rows + batch.rows[:room]
     self.peak_bytes = max(self.peak_bytes, self.bytes)
-    if len(place.rows) < capacity:
+    if len(one.rows) < capacity:
       return None
-    del self._places[key]
+    del self._open[key]
     if rest is not None:
-      self._places[key] = rest
-    return self._whole(key, place)
+      self._open[key] = rest
+    return self._whole(key, one)
 
   def take(self, key: Key) -> Batch:
-    """Takes what waits under a key, as the smallest batch that holds it."""
-    place = self._places[key]
-    batch = self._whole(key, place)
-    size = self._grid.fit_rows(len(place.rows))
+    """Removes the rows of a key, as the smallest batch that holds them."""
+    one = self._open[key]
+    batch = self._whole(key, one)
+    size = self._grid.fit_rows(len(one.rows))
     if size < batch.size:
-      batch.carry = self._programs.cut(key, size, place.carry)
+      batch.carry = self._programs.copy('cut', key, size, one.carry)
       batch.size = size
-    del self._places[key]
+    del self._open[key]
     return batch
 
   def discard(self, key: Key) -> list[Row]:
-    """Drops what waits under a key; returns its rows."""
-    place = self._places.pop(key, None)
-    return [] if place is None else place.rows
+    """Removes and returns the rows of a key."""
+    one = self._open.pop(key, None)
+    return [] if one is None else one.rows
 
   def clear(self) -> list[Row]:
-    """Drops everything; returns the rows."""
-    return [row for key in list(self._places) for row in self.discard(key)]
+    """Removes and returns all rows."""
+    return [row for key in list(self._open) for row in self.discard(key)]
 
-  def _open(self, batch: Batch, first: int) -> _Place:
-    """A new place with the rows of the batch from number `first` on."""
+  def _start(self, batch: Batch, first: int) -> _Open:
+    """Starts an open batch with the rows of `batch` from `first` on."""
     slots = batch.slots[first:]
-    # Free places hold a row that is done, if there is one: a chain may stop
-    # early when nothing is left to do.
+    # Free slots hold a row that has left, if there is one: a chain may stop
+    # early when all rows are done.
     done = np.setdiff1d(np.arange(batch.size), batch.slots)
     filler = done[0] if len(done) else slots[0]
     source = np.full(self._grid.capacity, filler, np.int32)
     source[: len(slots)] = slots
-    carry = self._programs.open(batch.key, batch.size, batch.carry, source)
-    return _Place(carry, batch.rows[first:])
+    carry = self._programs.copy(
+      'open', batch.key, batch.size, batch.carry, source
+    )
+    return _Open(carry, batch.rows[first:])
 
-  def _join(self, batch: Batch, place: _Place, room: int) -> Any:
-    """The place's carry with up to `room` rows of the batch added."""
+  def _join(self, batch: Batch, one: _Open, room: int) -> Any:
+    """Returns the carry of `one` with up to `room` rows of `batch` added."""
     slots = batch.slots[:room]
+    # The program drops rows whose place is outside of the open batch.
     places = np.full(batch.size, self._grid.capacity, np.int32)
-    start = len(place.rows)
+    start = len(one.rows)
     places[slots] = np.arange(start, start + len(slots))
-    return self._programs.join(
-      batch.key, batch.size, place.carry, batch.carry, places
+    return self._programs.copy(
+      'join', batch.key, batch.size, one.carry, batch.carry, places
     )
 
-  def _whole(self, key: Key, place: _Place) -> Batch:
-    slots = np.arange(len(place.rows), dtype=np.int32)
-    return Batch(key, self._grid.capacity, place.rows, slots, place.carry)
+  def _whole(self, key: Key, one: _Open) -> Batch:
+    slots = np.arange(len(one.rows), dtype=np.int32)
+    return Batch(key, self._grid.capacity, one.rows, slots, one.carry)

@@ -1,9 +1,9 @@
-"""Everything the engine runs on the device, compiled ahead of time.
+"""Device programs of the engine, compiled ahead of time.
 
-For every (stage, variant, length, batch) one program, and three small ones
-that move rows between batches: `open` starts a full-size pool batch with rows
-of another batch, `join` adds rows to it in place, `cut` takes its first rows
-as a smaller batch. At request time a program that is not in the table is an
+One program for every (stage, variant, length, batch), and three small ones
+that copy rows between batches: 'open' starts a full-size pool batch with rows
+of another batch, 'join' adds rows to it in place, 'cut' takes its first rows
+as a smaller batch. A request for a program that is not in the table is an
 error and never a compilation.
 """
 
@@ -11,7 +11,7 @@ import concurrent.futures
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,24 +19,23 @@ import jax.numpy as jnp
 import numpy as np
 import rich.console
 import rich.progress
-from jaxtyping import Int
 
-from serve_lib.buckets import Grid, Key
 from serve_lib.chain import Chain, Stage
+from serve_lib.schedule import Grid, Key
 
 
 class MissingProgramError(KeyError):
-  """Something was to run that `compile` has not compiled."""
+  """A program that `compile` has not compiled."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmUp:
-  """What a warm-up did.
+  """Result of a warm-up.
 
   Attributes:
-    programs: programs in the table that differ.
-    seconds: time it took.
-    worst_case_bytes: device memory of all pools at their fullest.
+    programs: number of different programs.
+    seconds: duration.
+    worst_case_bytes: device memory of all pools when full.
   """
 
   programs: int
@@ -47,19 +46,17 @@ class WarmUp:
 class Programs:
   """The table of compiled programs of a chain on one device.
 
+  Args:
+    chain: the model.
+    grid: the static shapes.
+    device: to run on; None for the device of the variables.
+
   Attributes:
-    copies: how many times rows have been copied between batches.
+    copies: number of copies of rows between batches.
     row_bytes: bytes of one row's carry into a stage, by key.
   """
 
   def __init__(self, chain: Chain, grid: Grid, device: Any = None):
-    """Puts the variables on the device.
-
-    Args:
-      chain: the model.
-      grid: the static shapes.
-      device: where to run; None for where the variables are.
-    """
     self._chain = chain
     self._grid = grid
     device = device or _device_of(chain.variables)
@@ -67,41 +64,29 @@ class Programs:
     self._variables = jax.device_put(chain.variables, device)
     self._table: dict[tuple[str, Key, int], Any] = {}
     self._compiled: dict[Any, tuple[Any, Any]] = {}
+    # (stage, variant) of stages that move rows to another length bucket, and
+    # the shapes of a row's carry by key.
+    self._moving: set[tuple[int, str]] = set()
+    self._rows: dict[Key, Any] = {}
     self.copies = 0
     self.row_bytes: dict[Key, int] = {}
-    self._rebucketed: set[tuple[int, str]] = set()
 
   def run(self, key: Key, size: int, carry: Any) -> tuple[Any, Any]:
     """Runs a stage; returns (carry, outputs) without waiting for them."""
     program, variables = self._find('stage', key, size)
     return program(variables, carry)
 
-  def open(
-    self, key: Key, size: int, carry: Any, source: Int[np.ndarray, ' B']
-  ) -> Any:
-    """A full-size batch whose row i is row `source[i]` of `carry`."""
-    self.copies += 1
-    return self._find('open', key, size)(carry, source)
+  def copy(self, kind: str, key: Key, size: int, *arrays: Any) -> Any:
+    """Copies rows between batches; returns the new carry.
 
-  def join(
-    self,
-    key: Key,
-    size: int,
-    pool: Any,
-    carry: Any,
-    places: Int[np.ndarray, ' b'],
-  ) -> Any:
-    """Writes row i of `carry` to row `places[i]` of `pool`, which is gone.
-
-    Rows whose place is outside the pool are left out.
+    - 'open', carry, source `[B]`: row i is row `source[i]` of the carry.
+    - 'join', pool, carry, places `[b]`: writes row i of the carry to row
+      `places[i]` of the pool, whose memory is reused; places outside of the
+      pool are dropped.
+    - 'cut', pool: the first `size` rows.
     """
     self.copies += 1
-    return self._find('join', key, size)(pool, carry, places)
-
-  def cut(self, key: Key, size: int, pool: Any) -> Any:
-    """The first `size` rows of a full-size batch, as a batch of their own."""
-    self.copies += 1
-    return self._find('cut', key, size)(pool)
+    return self._find(kind, key, size)(*arrays)
 
   def _find(self, kind: str, key: Key, size: int) -> Any:
     try:
@@ -113,12 +98,24 @@ class Programs:
         f'{self._chain.variants}, compiled by warm_up()'
       ) from None
 
-  def next_keys(self, key: Key) -> list[Key]:
-    """Returns the keys under which rows continue after a stage."""
-    lengths = (key.length,)
-    if key[:2] in self._rebucketed:
-      lengths = self._grid.lengths
-    return [Key(key.stage + 1, key.variant, length) for length in lengths]
+  def batch_bytes(self, key: Key) -> int:
+    """Returns the device memory of one open batch; 0 after the last stage."""
+    return self._grid.capacity * self.row_bytes.get(key, 0)
+
+  def next_bytes(self, key: Key) -> int:
+    """Returns the device memory of the batches that a batch may open."""
+    stage, variant, length = key
+    moves = (stage, variant) in self._moving
+    lengths = self._grid.lengths if moves else (length,)
+    return sum(
+      self.batch_bytes(Key(stage + 1, variant, length)) for length in lengths
+    )
+
+  @property
+  def widest_bytes(self) -> int:
+    """The largest value of `next_bytes`."""
+    before = {key._replace(stage=key.stage - 1) for key in self.row_bytes}
+    return max(map(self.next_bytes, before), default=0)
 
   # -- ahead of time ---------------------------------------------------------
 
@@ -127,7 +124,7 @@ class Programs:
 
     Args:
       progress: show a bar on stderr.
-      threads: programs compiled at a time; more helps where there are cores.
+      threads: programs compiled at a time.
     """
     started = time.perf_counter()
     grid = self._grid
@@ -140,10 +137,16 @@ class Programs:
       console=rich.console.Console(stderr=True),
       disable=not progress,
     )
-    with bar:
+    with bar, concurrent.futures.ThreadPoolExecutor(threads) as executor:
       task = bar.add_task('compiling', total=len(columns))
-      for _ in _each(self._compile_column, columns, threads):
-        bar.advance(task)
+      jobs = [executor.submit(self._compile_column, one) for one in columns]
+      try:
+        for job in concurrent.futures.as_completed(jobs):
+          job.result()
+          bar.advance(task)
+      finally:
+        executor.shutdown(cancel_futures=True)
+    self._check_moves()
     return WarmUp(
       programs=len(self._compiled),
       seconds=time.perf_counter() - started,
@@ -151,25 +154,26 @@ class Programs:
     )
 
   def _compile_column(self, column: tuple[str, int, int]) -> None:
-    """All stages of one variant, length and batch size, in their order."""
+    """Compiles all stages of one variant, length and batch size in order."""
     variant, length, size = column
     carry = self._abstract(self._chain.example(length, size))
     for index in range(self._chain.num_stages):
       key = Key(index, variant, length)
       _check_rows(key, size, carry)
       if index > 0:
-        self.row_bytes[key] = _bytes(carry) // size
+        leaves = jax.tree.leaves(carry)
+        self.row_bytes[key] = sum(map(_bytes, leaves)) // size
+        self._rows[key] = [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
         self._compile_copies(key, size, carry)
       carry = self._compile_stage(key, size, carry)
 
   def _compile_stage(self, key: Key, size: int, carry: Any) -> Any:
-    """Compiles one stage; returns the shapes of the next one's carry."""
+    """Compiles one stage; returns the shapes of its carry."""
     stage = self._chain.stage(*key)
     is_last = key.stage == self._chain.num_stages - 1
     leaves, structure = jax.tree.flatten(self._variables)
-    # Every argument of a call costs some microseconds, and most stages read
-    # few of the variables. Asked anew for every program: what a stage reads may
-    # depend on its shapes, and what is not read is zero.
+    # Every argument of a call takes some microseconds, so only the variables
+    # that the stage reads are passed. Which ones may depend on its shapes.
     read = _leaves_read(stage, self._variables, carry)
 
     def function(variables: Any, carry: Any) -> Any:
@@ -182,21 +186,21 @@ class Programs:
       return (None if is_last else carry), outputs
 
     variables = [leaves[i] for i in read]
-    program, out = self._build(
+    program, (carry, outputs) = self._build(
       (stage, is_last, read),
       function,
       (variables, carry),
       may_donate=key.stage > 0 and not is_last,
     )
     self._table['stage', key, size] = program, variables
-    if 'length' in out[1]:
-      self._rebucketed.add(key[:2])
-    return self._abstract(out[0])
+    if 'length' in outputs and not is_last:
+      self._moving.add(key[:2])
+    return self._abstract(carry)
 
   def _compile_copies(self, key: Key, size: int, carry: Any) -> None:
     capacity = self._grid.capacity
     if capacity == 1:
-      return  # nothing ever joins anything
+      return  # batches of one row are never joined
     pool = jax.tree.map(
       lambda leaf: jax.ShapeDtypeStruct(
         (capacity, *leaf.shape[1:]), leaf.dtype, sharding=self._sharding
@@ -222,10 +226,10 @@ class Programs:
     donate: tuple[int, ...] = (),
     may_donate: bool = False,
   ) -> tuple[Any, Any]:
-    """(program, shapes of its results); the same request compiles once.
+    """Returns (program, shapes of its results); compiles equal ones once.
 
-    `may_donate`: give the carry away, argument 1, if the new one can take its
-    place; XLA can only reuse memory for an array of the same shape.
+    With `may_donate` the memory of argument 1, the carry, is reused if the new
+    carry has the same shapes, as XLA requires.
     """
     leaves, structure = jax.tree.flatten(arguments)
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
@@ -248,6 +252,17 @@ class Programs:
       tree,
     )
 
+  def _check_moves(self) -> None:
+    """Rows can only change their bucket if it does not change their shapes."""
+    for key, shapes in self._rows.items():
+      first = key._replace(length=self._grid.lengths[0])
+      moved = (key.stage - 1, key.variant) in self._moving
+      if moved and shapes != self._rows[first]:
+        raise ValueError(
+          f'carry into {key}: expected the shapes of {first}, as the stage '
+          f"before has an output 'length', got {shapes}"
+        )
+
 
 def _open(carry: Any, source: Any) -> Any:
   return jax.tree.map(
@@ -266,7 +281,7 @@ def _cut_to(size: int) -> Callable[[Any], Any]:
 
 
 def _leaves_read(stage: Stage, variables: Any, carry: Any) -> tuple[int, ...]:
-  """Which leaves of the variables a stage reads, by their number."""
+  """Returns the numbers of the leaves of the variables that a stage reads."""
   jaxpr = jax.make_jaxpr(stage)(variables, carry).jaxpr
   read = {id(one) for equation in jaxpr.eqns for one in equation.invars}
   read |= {id(one) for one in jaxpr.outvars}
@@ -274,17 +289,6 @@ def _leaves_read(stage: Stage, variables: Any, carry: Any) -> tuple[int, ...]:
   return tuple(
     i for i, one in enumerate(jaxpr.invars[:count]) if id(one) in read
   )
-
-
-def _each(function: Any, items: list[Any], threads: int) -> Any:
-  """Calls the function on every item; yields as they are done."""
-  if threads == 1:
-    yield from map(function, items)
-    return
-  with concurrent.futures.ThreadPoolExecutor(threads) as executor:
-    jobs = [executor.submit(function, item) for item in items]
-    for job in concurrent.futures.as_completed(jobs):
-      yield job.result()
 
 
 def _device_of(variables: Any) -> Any:
@@ -298,12 +302,12 @@ def _shapes(tree: Any) -> list[tuple[Any, str]]:
   return sorted((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(tree))
 
 
-def _bytes(tree: Any) -> int:
-  return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+def _bytes(leaf: Any) -> int:
+  return leaf.size * leaf.dtype.itemsize
 
 
-def _check_rows(key: Key, size: int, carry: Mapping[str, Any] | Any) -> None:
-  """Every array must have the rows first, or rows could not be moved."""
+def _check_rows(key: Key, size: int, carry: Any) -> None:
+  """Raises ValueError unless all arrays have the rows first."""
   for path, leaf in jax.tree_util.tree_leaves_with_path(carry):
     if leaf.shape[:1] != (size,):
       name = jax.tree_util.keystr(path)

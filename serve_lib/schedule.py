@@ -1,24 +1,95 @@
-"""What to run next.
+"""Static shapes of batches, and which batch runs next.
 
-A batch that is full in the pool goes on at once, before anything is chosen
-here (see `serve_lib.worker`); so there is never more than one full batch per
-batch in flight, which bounds the pool. What is left to choose from are rows
-that have just come (stage 0) and partial batches between stages.
+XLA compiles for one shape at a time, so a row is padded to the next length
+bucket and a batch to the next batch bucket. A batch that fills up in the pool
+runs at once (see `serve_lib.worker`), so there is at most one full batch for
+each batch in flight, which bounds the pool. `choose` selects among the other
+rows: new ones (stage 0) and partial batches between stages.
 """
 
+import bisect
+import dataclasses
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from serve_lib.buckets import Key
+from dataset_lib.errors import ConfigError
+from serve_lib.chain import InputError
+
+
+class Key(NamedTuple):
+  """What rows must have in common to share a batch.
+
+  Attributes:
+    stage: their next stage.
+    variant: the chain's variant that serves them.
+    length: their length bucket.
+  """
+
+  stage: int
+  variant: str
+  length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+  """Length and batch buckets.
+
+  Close batch sizes (1, 2, 3, 4, 6, 8, 12, 16) waste less padding, few compile
+  faster.
+
+  Attributes:
+    lengths: ascending; the last is the longest row that is served.
+    batches: ascending; the last is a full batch.
+  """
+
+  lengths: tuple[int, ...]
+  batches: tuple[int, ...]
+
+  def __post_init__(self):
+    for name in ('lengths', 'batches'):
+      sizes = getattr(self, name)
+      legal = sizes and all(type(size) is int and size > 0 for size in sizes)
+      if not legal or list(sizes) != sorted(set(sizes)):
+        raise ConfigError(
+          f'engine.{name}', sizes, 'a tuple of ascending positive integers'
+        )
+
+  @property
+  def capacity(self) -> int:
+    """Rows of a full batch."""
+    return self.batches[-1]
+
+  def fit_length(self, length: int) -> int:
+    """Returns the length bucket of a row.
+
+    Raises:
+      InputError: the row is empty, or longer than the longest bucket.
+    """
+    if not 1 <= length <= self.lengths[-1]:
+      raise InputError(
+        f'length: expected 1 to {self.lengths[-1]}, the longest bucket, got '
+        f'{length}; truncate the item or serve with a longer bucket'
+      )
+    return self.lengths[bisect.bisect_left(self.lengths, length)]
+
+  def fit_rows(self, rows: int) -> int:
+    """Returns the smallest batch bucket that holds `rows` rows."""
+    return self.batches[bisect.bisect_left(self.batches, rows)]
+
+
+def doubling(largest: int) -> tuple[int, ...]:
+  """Returns batch buckets 1, 2, 4, ... up to `largest`, which is included."""
+  powers = {2**power for power in range(largest.bit_length())}
+  return tuple(sorted({*powers, largest}))
 
 
 class Waiting(NamedTuple):
-  """Rows that wait together.
+  """Rows that wait under one key.
 
   Attributes:
-    key: what they wait for.
-    rows: how many.
-    since: when the oldest of them came here.
+    key: the key.
+    rows: number of rows.
+    since: time at which the oldest of them began to wait here.
   """
 
   key: Key
@@ -36,35 +107,33 @@ def choose(
   expecting: bool = False,
   crowded: bool = False,
 ) -> Key | None:
-  """Which rows run next, or None for "wait".
+  """Returns the key whose rows run next, or None to wait.
 
-  In this order:
+  The first rule that applies:
 
-  1. No memory for more pooled rows: those that have waited longest, or what
-     is in flight if there are none.
-  2. Rows that have been waiting *in their place* for longer than `max_wait`:
-     the oldest first. Time in place and not since the request, for otherwise
-     a pooled row would always be older than what is queued behind it, and in
-     a backlog every pool would run with a row or two. As it is, a pooled row
-     is next when all that were queued before it came to its place have been
-     taken. So it waits at most as long as the queue does, and nobody starves.
-  3. A full batch, the deepest first: it frees memory and answers somebody.
-  4. The shallowest partial batch, the oldest of these. Its survivors fill the
-     pools behind it; a pool runs partial when nothing in front can fill it.
-     So a lone request runs at once, and the end of a long list runs in as few
-     batches as it can. While a caller is in the middle of a list, nothing.
+  1. `crowded`: the pooled rows that have waited longest; None if there are
+     none, so that the batch in flight finishes.
+  2. Rows that have waited at one key longer than `max_wait`, oldest first.
+     Waiting counts per key and not since the request: pooled rows are always
+     older than queued ones, and in a backlog every pool would run with one or
+     two rows. A pooled row runs after the rows queued before it came there,
+     so no row starves.
+  3. A full batch of the latest stage: it frees memory.
+  4. None while `expecting`; else the oldest partial batch of the earliest
+     stage. Its survivors fill the later pools, so a single request runs at
+     once and the end of a list in few batches.
 
-  If that is not a full batch while another is in flight, it waits for that
-  one: the device has work, and rows may come out of it that join.
+  A partial batch waits while another is in flight, as the rows that stay in
+  that one may join it.
 
   Args:
-    waiting: rows by key, at most one entry each.
+    waiting: at most one entry per key.
     capacity: rows of a full batch.
     now: seconds, the clock of `since`.
-    max_wait: seconds after which age counts.
+    max_wait: in seconds.
     busy: a batch is in flight.
-    expecting: more rows will be here in a moment.
-    crowded: one more batch could take the pool over its memory limit.
+    expecting: a caller is about to add rows.
+    crowded: one more batch could exceed the memory limit of the pool.
   """
   entries = list(waiting)
   if not entries:

@@ -1,10 +1,9 @@
-"""The one thread that talks to the device.
+"""The thread that runs batches on the device.
 
-It dispatches batches without waiting for them and reads back the small
-outputs of the oldest one in flight while the device works on the next. It
-lives while there is work: with nothing to do for a while it ends, and the
-next request starts another, so that a program that forgets to close its
-engine still ends.
+It dispatches batches without waiting for them and reads back the small outputs
+of the oldest one in flight while the device computes the next. It ends after
+`LINGER_SECONDS` without work, and the next request starts another: a program
+that does not close its engine still ends.
 """
 
 import collections
@@ -19,20 +18,19 @@ import numpy as np
 from jaxtyping import Bool
 
 from serve_lib import schedule
-from serve_lib.buckets import Grid, Key
 from serve_lib.chain import Chain, ClosedError, Failure, Policy, Row
-from serve_lib.intake import Intake
 from serve_lib.monitor import Monitor
-from serve_lib.pool import Batch, Pool
+from serve_lib.pool import Batch, Intake, Pool
+from serve_lib.process import shielded
 from serve_lib.programs import Programs
-from serve_lib.shielded import shielded
+from serve_lib.schedule import Grid, Key
 
 LINGER_SECONDS = 1.0
 
 
 @dataclasses.dataclass
 class _Flight:
-  """A dispatched batch; the arrays may not be computed yet."""
+  """A dispatched batch, whose arrays may not be computed yet."""
 
   batch: Batch
   carry: Any
@@ -43,9 +41,8 @@ class Worker:
   """Runs rows through the chain; see `Engine` for the arguments.
 
   Attributes:
-    is_active: a thread serves, or has been started to; guarded by the intake's
-      lock. It is cleared where the thread decides to end, and from there on
-      that thread touches nothing here: the next may be at work already.
+    is_active: a thread runs `run` or has been started to; guarded by the lock
+      of the intake. The thread that clears it uses nothing here afterwards.
     pool: the rows between stages.
   """
 
@@ -72,32 +69,29 @@ class Worker:
     self.is_active = False
 
   def run(self) -> None:
-    """Serves until the engine is closed, or nothing has come for a while."""
+    """Serves until the engine is closed or no row came for a while."""
     try:
-      self._serve()
+      while self._step():
+        pass
     except BaseException as error:
       self._give_up(error)
       raise
 
   def _give_up(self, error: BaseException) -> None:
-    """After a defect of the engine itself: nobody waits for ever."""
+    """Fails all rows after a defect of the engine itself."""
     frames = error.__traceback__
-    # Closed first: no row comes any more, and so no other thread.
+    # Closed first: no row comes any more, and so no other thread starts.
     self._intake.close(cancel=True)
     self._drop_all(error, 'engine', [f.batch for f in self._flights])
     self._flights.clear()
     with self._intake.lock:
       self.is_active = False
-    # The lines are for who reads of the dead thread; the rows are let go.
+    # The traceback is printed by `threading`, its frames free their rows.
     traceback.clear_frames(frames)
     error.__traceback__ = frames
 
-  def _serve(self) -> None:
-    while self._step():
-      pass
-
   def _step(self) -> bool:
-    """Dispatches or finishes a batch; False if the thread is to end.
+    """Dispatches or finishes a batch; returns False if the thread is to end.
 
     Nothing of a batch is held from one step to the next.
     """
@@ -112,10 +106,10 @@ class Worker:
       self._flights.popleft()
     return True
 
-  # -- what runs next --------------------------------------------------------
+  # -- the next batch --------------------------------------------------------
 
   def _next(self, busy: bool) -> Batch | None:
-    """The next batch; None if the device is to finish first, or to end."""
+    """Returns the next batch; None to finish the one in flight, or to end."""
     if self._intake.is_cancelled:
       error = ClosedError('the engine was closed before the answer')
       self._drop_all(error, 'close')
@@ -130,7 +124,11 @@ class Worker:
         size = self._grid.fit_rows(len(rows))
         slots = np.arange(len(rows), dtype=np.int32)
         return Batch(key, size, rows, slots)
-    return self._take(key, busy)
+    try:
+      return self.pool.take(key)
+    except Exception as error:
+      self.fail(self.pool.discard(key), error, f'stage {key.stage}')
+    return self._next(busy)
 
   def _waiting(self) -> list[schedule.Waiting]:
     return [*self._intake.waiting(), *self.pool.waiting()]
@@ -147,22 +145,22 @@ class Worker:
     )
 
   def _is_crowded(self) -> bool:
-    """Whether there may be no room for another batch's rows in the pool.
+    """Returns True if another batch could exceed the limit of the pool.
 
-    What is in flight has its room already. Only a batch that runs although
-    there is nothing to wait for can exceed the limit: a limit below one batch.
+    The batches in flight have their room already. Only a batch that runs
+    while the pool is empty can exceed a limit, one below that batch.
     """
     if not self._max_pool_bytes:
       return False
-    claimed = self.pool.bytes
-    for flight in self._flights:
-      claimed += self.pool.next_bytes(flight.batch.key)
-    return claimed + self.pool.widest_bytes > self._max_pool_bytes
+    claimed = self.pool.bytes + sum(
+      self._programs.next_bytes(flight.batch.key) for flight in self._flights
+    )
+    return claimed + self._programs.widest_bytes > self._max_pool_bytes
 
   def _wait(self) -> bool:
-    """Waits for rows, with the lock held; False: the thread has to end."""
+    """Waits for rows, with the lock held; False if the thread has to end."""
     oldest = min((entry.since for entry in self._waiting()), default=None)
-    if oldest is not None:  # more is expected, but not for ever
+    if oldest is not None:  # rows are expected, for at most `max_wait`
       late = oldest + self._max_wait - time.monotonic()
       self._intake.arrived.wait(max(late, 0.0) + 1e-3)
       return True
@@ -172,13 +170,6 @@ class Worker:
       return True
     self.is_active = False
     return False
-
-  def _take(self, key: Key, busy: bool) -> Batch | None:
-    try:
-      return self.pool.take(key)
-    except Exception as error:
-      self.fail(self.pool.discard(key), error, f'stage {key.stage}')
-    return self._next(busy)
 
   # -- one batch -------------------------------------------------------------
 
@@ -195,15 +186,14 @@ class Worker:
       self.fail(batch.rows, error, f'stage {key.stage}')
       return
     except BaseException:
-      self._ready.append(batch)  # where `run` finds its rows
+      self._ready.append(batch)  # `_give_up` fails its rows
       raise
-    # The old carry is not needed any more; its memory is free when it is read.
-    batch.carry = None
+    batch.carry = None  # frees the memory of the old carry
     self._flights.append(_Flight(batch, carry, outputs))
     self._monitor.record_batch(key.stage, len(batch.rows), batch.size)
 
   def _finish(self, flight: _Flight) -> None:
-    """Waits for a batch, sends rows on and answers the others."""
+    """Waits for a batch, moves the rows that stay and answers the others."""
     batch = flight.batch
     try:
       stays = self._undecided(batch, jax.device_get(flight.outputs))
@@ -218,7 +208,7 @@ class Worker:
     self._resolve([(row, self._answer(row)) for row in leaving])
 
   def _undecided(self, batch: Batch, outputs: Any) -> Bool[np.ndarray, ' b']:
-    """Which rows go on."""
+    """Returns True for the rows that stay; sets their length buckets."""
     values = {
       name: np.asarray(array)[batch.slots] for name, array in outputs.items()
     }
@@ -246,7 +236,7 @@ class Worker:
     """Moves the rows that stay to the next stage, by length bucket."""
     now = time.monotonic()
     groups: dict[int, list[int]] = {}
-    for number in np.flatnonzero(stays):
+    for number in np.flatnonzero(stays).tolist():
       row = batch.rows[number]
       row.since = now
       groups.setdefault(row.length, []).append(number)
@@ -256,9 +246,12 @@ class Worker:
       self._move(Batch(key, batch.size, rows, batch.slots[numbers], carry))
 
   def _move(self, moved: Batch) -> None:
-    """Hands the carry on as it is where that wastes nothing, or compacts."""
+    """Runs rows as they are if the bucket suits them, or adds them to the pool.
+
+    The bucket suits if all its rows stay and it is full, or if no other rows
+    could join them.
+    """
     key, rows = moved.key, moved.rows
-    # In the same bucket is not full: 17 rows of 32 are half a batch.
     is_full = len(rows) == self._grid.capacity
     fits = self._grid.fit_rows(len(rows)) == moved.size
     if not self.pool.has(key) and (is_full or (fits and self._is_alone())):
@@ -267,7 +260,7 @@ class Worker:
     try:
       full = self.pool.add(moved)
     except Exception as error:
-      # The open batch was given away to the copy that failed.
+      # A failed 'join' has consumed the open batch of the key.
       lost = {id(row): row for row in [*rows, *self.pool.discard(key)]}
       self.fail([*lost.values()], error, f'stage {key.stage}')
       return
@@ -275,7 +268,7 @@ class Worker:
       self._ready.append(full)
 
   def _is_alone(self) -> bool:
-    """Nothing waits, comes or is in flight besides: no one could join."""
+    """Returns True if there are no rows but those of one batch."""
     return not (
       self._ready
       or self._intake.is_expecting
@@ -293,25 +286,21 @@ class Worker:
       return Failure.of(error, 'answer')
 
   def fail(
-    self,
-    rows: Sequence[Row],
-    error: BaseException,
-    during: str,
-    handled: BaseException | None = None,
+    self, rows: Sequence[Row], error: BaseException, during: str
   ) -> None:
-    """Answers rows with a failure, in any thread; see `Failure.of`."""
-    failure = Failure.of(error, during, handled)
+    """Answers rows with a failure, in any thread; see `Failure`."""
+    failure = Failure.of(error, during)
     self._resolve([(row, failure) for row in rows])
 
   def _resolve(self, answers: Sequence[tuple[Row, Any]]) -> None:
-    """Answers the rows that have no answer yet and gives their room back."""
+    """Answers the rows that have no answer yet and frees their room."""
     now = time.monotonic()
     resolved = 0
     for row, answer in answers:
       if not row.future.done():
         resolved += 1
         shielded(self._record, answer, now - row.submitted)
-        # It logs what a callback raises, but only if that is an `Exception`.
+        # A future logs errors of its callbacks, but only an `Exception`.
         shielded(row.future.set_result, answer)
     self._intake.release(resolved)
 
@@ -324,10 +313,10 @@ class Worker:
   def _drop_all(
     self, error: BaseException, during: str, batches: Sequence[Batch] = ()
   ) -> None:
-    """Fails the rows that wait, wherever they do, and those of `batches`."""
+    """Fails all waiting rows, and those of `batches`."""
     rows = [*self._intake.clear(), *self.pool.clear()]
     for batch in [*self._ready, *batches]:
       rows += batch.rows
     self._ready.clear()
-    # A defect may have left a row in two places.
+    # After a defect a row may be in two places.
     self.fail([*{id(row): row for row in rows}.values()], error, during)

@@ -29,7 +29,7 @@ from dataset_lib.fields import (
 from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN, OneStage
 from serve_lib.decisions import ClassifierPolicy, check_no_options
-from serve_lib.image_items import ImageReader, TokenReader
+from serve_lib.image_items import ItemReader, images, token_rows
 from train_lib.stages import Config
 from train_lib.task import Batch, Task
 
@@ -159,7 +159,7 @@ class Classification(Task):
     reader = self.item_reader()
     return one_stage(self, variables, reader, lengths=(1,))
 
-  def item_reader(self, length: int = 1) -> ImageReader | TokenReader:
+  def item_reader(self, length: int = 1) -> ItemReader:
     """Returns the reader of the items of a service; see `image_items`.
 
     Args:
@@ -172,10 +172,10 @@ class Classification(Task):
     if info.input_key == 'image':
       options = image_ops.options_from(builder.validate(self.config['dataset']))
       prepare = functools.partial(image_ops.evaluation_image, options=options)
-      return ImageReader(info.input_shape, prepare, length)
+      return images(info.input_shape, prepare, length)
     if info.input_key != 'tokens':
       raise ConfigError('task', info.input_key, 'images, tokens or texts')
-    return TokenReader(info.input_shape[0], info.vocab_size, length)
+    return token_rows(info.input_shape[0], info.vocab_size, length)
 
 
 def one_stage(

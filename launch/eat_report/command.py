@@ -165,7 +165,7 @@ def run(arguments: Any) -> int:
   def command() -> int:
     # Imported once the command line is known to be right.
     from launch.eat_report import report
-    from serve_lib.host_memory import keep_freed_memory
+    from serve_lib.process import keep_freed_memory
 
     keep_freed_memory()
     try:

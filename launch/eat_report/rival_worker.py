@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from launch import contest, peers
-from serve_lib.host_memory import keep_freed_memory
+from serve_lib.process import keep_freed_memory
 
 
 def write_rows(path: str, records: Sequence[Mapping[str, Any]]) -> None:

@@ -22,9 +22,9 @@ from launch.eat_report import models
 from launch.eat_report.models import Model
 from launch.eat_report.rivals import Rival
 from launch.eat_report.sweeps import Setting
-from serve_lib.buckets import doubling
 from serve_lib.chain import Encoded, Failure
 from serve_lib.engine import Engine
+from serve_lib.schedule import doubling
 from serve_lib.text_items import TextReader
 
 CHUNK = 25  # rows that a setting is timed with before the next one's turn

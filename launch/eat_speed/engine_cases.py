@@ -14,10 +14,10 @@ from jaxtyping import Bool
 from eat.policy import EatPolicy
 from eat.serving import EatChain
 from launch.eat_speed import contender, forms
-from serve_lib.buckets import doubling
 from serve_lib.chain import Encoded, Failure
 from serve_lib.decisions import Prediction
 from serve_lib.engine import Engine
+from serve_lib.schedule import doubling
 from serve_lib.text_items import TextReader
 
 CLASS_NAMES = ('first', 'second')

@@ -13,7 +13,7 @@ import numpy as np
 
 from launch import contest, peers
 from launch.eat_speed.contender import Built, forward_cases, token_rows
-from serve_lib.host_memory import keep_freed_memory
+from serve_lib.process import keep_freed_memory
 
 
 def build(

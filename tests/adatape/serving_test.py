@@ -143,7 +143,7 @@ def test_there_are_no_options():
     (b'no image', 'image: undecodable'),
     (7, 'image: expected a path, the bytes of a file or an array, got int'),
     (np.zeros((4, 4, 2), np.uint8), 'image: wrong_shape'),
-    ({'picture': b''}, "item: expected the key 'image' alone"),
+    ({'picture': b''}, "item: expected the key 'image', got picture"),
     (InputError('line: not JSON'), 'line: not JSON'),
   ],
 )
@@ -157,11 +157,11 @@ def test_a_bad_image_is_named(item, message):
 @pytest.mark.parametrize(
   ('item', 'message'),
   [
-    ([0, 1], 'tokens: expected 8 token ids, got 2'),
+    ([0, 1], 'tokens: expected 8 ids, got 2'),
     (list('abcdefgh'), 'tokens: expected a row of integers'),
     ([[0]], 'tokens: expected a row of integers'),
     ([-1] * 8, r'tokens: expected integers .*, got -1 to -1'),
-    ({'text': 'x'}, "item: expected the key 'tokens' alone"),
+    ({'text': 'x'}, "item: expected the key 'tokens'"),
   ],
 )
 def test_bad_token_ids_are_named(item, message):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve_lib.buckets import doubling
+from serve_lib.schedule import doubling
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_the_thread_ends_by_itself_and_comes_back(engines, monkeypatch):
     assert not engine._thread.is_alive()
 
 
-@pytest.mark.parametrize('method', ['_next', '_serve'])
+@pytest.mark.parametrize('method', ['_next', '_step'])
 def test_a_thread_that_ends_leaves_the_next_alone(engines, monkeypatch, method):
   monkeypatch.setattr(worker, 'LINGER_SECONDS', 0.01)
   engine = engines()

@@ -145,13 +145,9 @@ def test_a_difference_that_does_not_matter_is_no_drift():
   assert not report['drifted']
 
 
-@pytest.mark.parametrize(
-  ('field', 'value'),
-  [('window', 5), ('every', 0), ('confirm', 0), ('recover', 0)],
-)
-def test_illegal_fields_are_named(field, value):
-  with pytest.raises(ValueError, match=f'drift.{field}: expected at least'):
-    DriftCheck(calibration(), **{field: value})
+def test_illegal_fields_are_named():
+  with pytest.raises(ValueError, match=r'drift\.window: expected at least'):
+    DriftCheck(calibration(), window=5)
   with pytest.raises(ValueError, match=r'drift.significance'):
     DriftCheck(calibration(), significance=0.5)
 

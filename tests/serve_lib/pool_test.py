@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_lib.buckets import Grid, Key
 from serve_lib.chain import Encoded, Row
 from serve_lib.pool import Batch, Pool
 from serve_lib.programs import Programs
+from serve_lib.schedule import Grid, Key
 
 CAPACITY = 4
 KEY = Key(1, 'full', 8)
@@ -21,13 +21,16 @@ class Copies(Programs):
 
   def __init__(self):
     self.row_bytes = {KEY: 10, Key(2, 'full', 8): 7}
-    self._rebucketed = set()
+    self._moving, self._grid = set(), Grid((8,), (1, 2, CAPACITY))
 
-  def open(self, key, size, carry, source):
+  def copy(self, kind, key, size, *arrays):
+    return getattr(self, kind)(size, *arrays)
+
+  def open(self, size, carry, source):
     assert len(carry) == size
     return carry[source]
 
-  def join(self, key, size, pool, carry, places):
+  def join(self, size, pool, carry, places):
     assert len(carry) == size
     new = pool.copy()
     for value, place in zip(carry, places, strict=True):
@@ -36,7 +39,7 @@ class Copies(Programs):
     pool[:] = -1
     return new
 
-  def cut(self, key, size, pool):
+  def cut(self, size, pool):
     return pool[:size]
 
 
@@ -108,8 +111,6 @@ def test_what_waits_and_how_much_memory_it_takes():
     (Key(2, 'full', 8), 1, 7.0),
   ]
   assert pool.bytes == pool.peak_bytes == CAPACITY * (10 + 7)
-  assert pool.widest_bytes == CAPACITY * 10
-  assert pool.open_bytes(Key(3, 'full', 8)) == 0
   assert values_of(pool.clear()) == [5, 6, 7]
   assert pool.bytes == pool.rows == 0
   assert pool.peak_bytes == CAPACITY * (10 + 7)

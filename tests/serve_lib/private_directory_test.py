@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from serve_lib.private_directory import private_directory
+from serve_lib.process import private_directory
 
 
 def test_it_is_made_for_its_owner_alone_and_taken_again(tmp_path):

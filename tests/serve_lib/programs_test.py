@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dataset_lib.errors import ConfigError
-from serve_lib.buckets import Grid, Key
 from serve_lib.chain import InputError
 from serve_lib.programs import Programs
+from serve_lib.schedule import Grid, Key
 from tests.serve_lib import toy
 
 GRID = Grid((4,), (1, 2))
@@ -80,14 +80,16 @@ def test_rows_are_opened_joined_and_cut():
   def index(*values):
     return np.array(values, np.int32)
 
-  pool = programs.open(key, 2, carry(1, 2), index(1, 1, 1, 1))
+  pool = programs.copy('open', key, 2, carry(1, 2), index(1, 1, 1, 1))
   np.testing.assert_array_equal(pool['x'][:, 0], [2, 2, 2, 2])
-  joined = programs.join(key, 4, pool, carry(5, 6, 7, 8), index(4, 1, 4, 2))
+  joined = programs.copy(
+    'join', key, 4, pool, carry(5, 6, 7, 8), index(4, 1, 4, 2)
+  )
   np.testing.assert_array_equal(joined['x'][:, 0], [2, 6, 8, 2])
   np.testing.assert_array_equal(joined['old'][:, 0], [102, 106, 108, 102])
   assert pool['x'].is_deleted()
   np.testing.assert_array_equal(
-    programs.cut(key, 2, joined)['old'][:, 0], [102, 106]
+    programs.copy('cut', key, 2, joined)['old'][:, 0], [102, 106]
   )
   assert programs.copies == 3
 
@@ -100,7 +102,7 @@ def test_it_runs_where_the_variables_are():
   programs.compile(progress=False)
   carry, _ = programs.run(Key(0, 'full', 4), 1, loop.example(4, 1))
   source = np.zeros(2, np.int32)
-  pool = programs.open(Key(1, 'full', 4), 1, carry, source)
+  pool = programs.copy('open', Key(1, 'full', 4), 1, carry, source)
   assert pool['x'].devices() == {device}
 
 

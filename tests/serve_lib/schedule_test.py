@@ -4,8 +4,7 @@ import collections
 
 import pytest
 
-from serve_lib.buckets import Key
-from serve_lib.schedule import Waiting, choose
+from serve_lib.schedule import Key, Waiting, choose
 
 
 def waiting(stage, rows, since, length=8, variant='full'):

@@ -1,6 +1,5 @@
-"""Who leaves a stream early does not wait for its source."""
+"""Streams: an early exit of the caller does not wait for the source."""
 
-import concurrent.futures
 import signal
 import subprocess
 import sys
@@ -8,20 +7,21 @@ import threading
 
 import pytest
 
-from serve_lib import stream
+from tests.serve_lib import toy
 
 WAIT = 20.0
+GOOD = ('full', [0])
 PROGRAM = """
-import concurrent.futures, signal
-from serve_lib import stream
+import signal
+from tests.serve_lib import toy
 # Ignored where the tests run in the background of a shell.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-def submit(line):
-  future = concurrent.futures.Future()
-  future.set_result(line)
-  return future
-for line in stream.in_order(open(0, 'rb', closefd=False), submit, 4):
-  print(line, flush=True)
+def items():
+  for line in open(0, 'rb', closefd=False):
+    yield 'full', [0]
+with toy.make_engine() as engine:
+  for answer in engine.stream(items(), 4):
+    print(answer['depth'], flush=True)
 """
 
 
@@ -36,7 +36,7 @@ def test_an_interrupt_ends_a_program_whose_source_is_idle(repository):
     try:
       process.stdin.write(b'one\n')
       process.stdin.flush()
-      assert process.stdout.readline() == b"b'one\\n'\n"
+      assert process.stdout.readline() == b'1\n'
       process.send_signal(signal.SIGINT)
       assert process.wait(WAIT) == -signal.SIGINT  # and its input is open
       message = process.stderr.read()
@@ -45,27 +45,23 @@ def test_an_interrupt_ends_a_program_whose_source_is_idle(repository):
   assert message.splitlines()[-1] == b'KeyboardInterrupt'
 
 
-def submit(item):
-  future = concurrent.futures.Future()
-  future.set_result(item)
-  return future
+@pytest.fixture
+def engine():
+  with toy.make_engine() as engine:
+    yield engine
 
 
-def test_left_early_it_waits_for_nothing_and_submits_nothing():
-  asked, go, submitted = threading.Event(), threading.Event(), []
+def test_after_an_early_exit_no_item_is_submitted(engine):
+  asked, go = threading.Event(), threading.Event()
 
   def source():
-    yield 1
+    yield GOOD
     asked.set()
     assert go.wait(WAIT)
-    yield 2
+    yield GOOD
 
-  def note(item):
-    submitted.append(item)
-    return submit(item)
-
-  answers = stream.in_order(source(), note, 4)
-  assert next(answers) == 1
+  answers = engine.stream(source(), 4)
+  next(answers)
   assert asked.wait(WAIT)
   (reader,) = (t for t in threading.enumerate() if 'stream' in t.name)
   answers.close()
@@ -73,19 +69,20 @@ def test_left_early_it_waits_for_nothing_and_submits_nothing():
   go.set()
   reader.join(WAIT)
   assert not reader.is_alive()
-  assert submitted == [1]
+  assert engine.monitor.snapshot()['answers'] == 1
 
 
 @pytest.mark.parametrize('breaks', [False, True])
-def test_at_its_end_no_thread_stays(breaks):
+def test_at_its_end_no_thread_stays(engine, breaks):
   def source():
-    yield 1
+    yield GOOD
     if breaks:
       raise OSError('the pipe broke')
 
+  engine.predict([GOOD])
   before = threading.active_count()
-  answers = stream.in_order(source(), submit, 4)
-  assert next(answers) == 1
+  answers = engine.stream(source(), 4)
+  next(answers)
   with pytest.raises(OSError if breaks else StopIteration):
     next(answers)
   assert threading.active_count() == before
