@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from dataset_lib.errors import ConfigError
+from serve_lib.engine import Engine
 from tests import packages
 from tests.golden import adapter, standin
 from train_lib import checkpoint, sharding
@@ -159,3 +161,45 @@ def test_parameters_have_logical_axes_of_the_mesh(folders):
       if axis
     }
     assert names <= known
+
+
+def served_items(batch):
+  """Items of the rows of a batch, as a caller of the engine has them."""
+  if 'image' in batch:
+    return list(batch['image'])
+  if 'token_types' not in batch:
+    return [row.tolist() for row in batch['tokens']]
+  return [
+    {key: row[:length].tolist() for key, row in zip(names, rows, strict=True)}
+    for *rows, length in zip(
+      batch['tokens'], batch['token_types'], batch['length'], strict=True
+    )
+    for names in [('tokens', 'token_types')]
+  ]
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_served_probabilities_are_those_of_the_masked_form(name, folders):
+  config = adapter.load(*variants()[name], folders)
+  task, batch = adapter.first_batch(config)
+  params, state = adapter.initial_parameters(config, task)
+  variables = jax.device_put(
+    {'params': params, 'model_state': state}, jax.devices()[0]
+  )
+  options = {'rule': 'never'} if 'exit_layers' in config.model else {}
+  try:
+    chain, policy = task.serve(variables, options)
+  except ConfigError as error:
+    assert error.field == 'task'
+    pytest.skip(f'{config.task} is not served')
+  rows = {key: value[:3] for key, value in batch.items()}
+  with Engine(chain, policy, policy.lengths, (1, 2)) as engine:
+    answers = engine.predict(served_items(rows))
+  logits = np.asarray(jax.jit(task.apply)(params, state, rows)[0], np.float64)
+  if task.info.num_classes == 1:
+    given, expected = [answer.label for answer in answers], logits[:, 0]
+  else:
+    given = [list(answer.probabilities.values()) for answer in answers]
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    expected = powers / powers.sum(-1, keepdims=True)
+  np.testing.assert_allclose(given, expected, atol=1e-4)
