@@ -126,6 +126,9 @@ def record_model(config: Any) -> dict[str, Any]:
 
 def measure(task: Any, params: Any, state: Any, rows: Any) -> dict[str, Any]:
   """Logits, loss and gradient of given rows."""
+  import jax
+
+  rows = jax.tree.map(jax.numpy.asarray, rows)
   logits = adapter.logits(task, params, state, rows)
   loss, norm = adapter.loss_and_gradient(task, params, state, rows)
   return {

@@ -1,0 +1,99 @@
+"""The program computes and prints what was recorded before its redesign."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.golden import adapter, compare, record, standin
+
+CONFIG = 'parity adatape'
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(repository, monkeypatch):
+  monkeypatch.chdir(repository)
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory):
+  root = tmp_path_factory.mktemp('standin')
+  return standin.write_all(root)
+
+
+def recorded(subject):
+  path = record.RECORDS / f'{subject.replace(" ", "_")}.json'
+  return json.loads(path.read_text())
+
+
+def unexplained(rows):
+  return compare.format_rows([row for row in rows if row.is_unexplained], True)
+
+
+def test_losses_of_one_config(folders, tmp_path):
+  given = record.record_config(CONFIG, folders, tmp_path / 'run')
+  rows = compare.compare_records(
+    CONFIG.replace(' ', '_'), recorded(CONFIG), given
+  )
+  assert not unexplained(rows)
+
+
+def test_every_config_has_its_record():
+  files = {path.stem for path in record.RECORDS.glob('*.json')}
+  subjects = {name.replace(' ', '_') for name in adapter.configs()}
+  assert subjects <= files
+
+
+@pytest.mark.parametrize(
+  'subject',
+  [
+    'parity ut', 'digits input', 'digits vit', 'recurrent addition',
+    'eat sst2', 'albert mnli', 'albert pretrain act',
+  ],
+)  # fmt: skip
+def test_parameters_of_each_family(subject, folders):
+  import jax
+
+  config = adapter.load(*adapter.configs()[subject], folders)
+  task, _ = adapter.first_batch(config)
+  params, _ = jax.eval_shape(lambda: adapter.initial_parameters(config, task))
+  given = {'parameters': adapter.parameter_shapes(params)}
+  expected = {'parameters': recorded(subject)['parameters']}
+  rows = compare.compare_records(subject.replace(' ', '_'), expected, given)
+  assert not unexplained(rows)
+
+
+def test_records_name_no_place_of_a_machine():
+  for path in record.RECORDS.glob('*.json'):
+    text = path.read_text()
+    for place in ('/home/', '/root/', '/tmp/', os.getcwd()):
+      assert place not in text, path
+
+
+def test_a_difference_is_found():
+  old = {'losses': [1.0, 2.0], 'parameters': {'a': [1]}, 'page': ['x', 'y']}
+  new = {'losses': [1.0, 2.1], 'parameters': {'b': [1]}, 'page': ['x', 'z']}
+  rows = compare.compare_records('subject', old, new)
+  assert all(row.is_unexplained for row in rows)
+  assert rows[0].difference == pytest.approx(0.05)
+  assert rows[2].lines == ('-y', '+z')
+  assert not any(
+    row.is_unexplained for row in compare.compare_records('subject', old, old)
+  )
+
+
+@pytest.mark.nightly
+def test_all_records(tmp_path):
+  script = pathlib.Path(record.__file__)
+  subprocess.run(
+    [sys.executable, str(script), f'--out={tmp_path}'],
+    check=True,
+    env=os.environ | {'PYTHONPATH': '.'},
+  )
+  rows = compare.compare(record.RECORDS, tmp_path)
+  print(compare.format_rows(rows))
+  assert not unexplained(rows)
+  assert not compare.out_of_date(rows)
