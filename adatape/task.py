@@ -6,11 +6,14 @@ cost of the Universal Transformer (Algorithm 1). The weight is
 `loss.tape_weight` / `loss.ponder_weight`, or a knob of the same name.
 """
 
+import dataclasses
+from typing import Annotated
+
 import jax.numpy as jnp
+from annotated_types import Interval
 from jaxtyping import Array, Bool, Int
 
 from adatape import serving
-from dataset_lib.fields import real
 from eval_lib.metrics import Average, Union
 from serve_lib.chain import NO_RUN
 from train_lib.classification import Classification
@@ -20,9 +23,12 @@ from train_lib.losses import adaptive_loss, spread
 class TapeClassification(Classification):
   """Cross-entropy + tape loss; logs tape lengths and the share of the bank."""
 
-  LOSS_FIELDS = Classification.LOSS_FIELDS | {
-    'tape_weight': real(0.0, 1e3, default=0.0)
-  }
+  @dataclasses.dataclass(frozen=True)
+  class Loss(Classification.Loss):
+    """Legal fields of `loss`; `tape_weight` is lambda."""
+
+    tape_weight: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.0
+
   KNOBS = ('tape_weight',)
 
   def extra_loss(self, out, batch, norm, knobs):
@@ -48,9 +54,12 @@ class TapeClassification(Classification):
 class PonderClassification(Classification):
   """Cross-entropy + ponder cost; logs the ponder steps."""
 
-  LOSS_FIELDS = Classification.LOSS_FIELDS | {
-    'ponder_weight': real(0.0, 1e3, default=0.0)
-  }
+  @dataclasses.dataclass(frozen=True)
+  class Loss(Classification.Loss):
+    """Legal fields of `loss`."""
+
+    ponder_weight: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.0
+
   KNOBS = ('ponder_weight',)
 
   def extra_loss(self, out, batch, norm, knobs):

@@ -5,20 +5,21 @@ N_t + R_t` over the real tokens of a row (7). The paper calibrates tau so that
 `tau P` is about a tenth of the loss.
 """
 
+import dataclasses
 import pathlib
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
+from annotated_types import Interval
 from jaxtyping import Array
 
 from albert_act import token_kinds
 from albert_act.model import AlbertPretraining
-from albert_act.task import check_model, ponder
+from albert_act.task import ponder
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
-from dataset_lib.fields import check_fields, real
-from train_lib.classification import construct
 from train_lib.losses import average, cross_entropy
+from train_lib.models import complete_model, construct
 from train_lib.run_directory import TOKENIZER
 from train_lib.task import Task
 
@@ -28,35 +29,32 @@ _INIT_LENGTH = 8
 class Pretraining(Task):
   """Masked words and sentence order, with halting or at a fixed depth.
 
-  Configuration: `model` as in `Classification`, of an `AlbertPretraining`; a
-  `model.vocab_size` of 0 becomes that of the corpus. In `loss`,
-  `ponder_weight` (tau) and `sop_weight`. Batches are those of
-  `dataset_lib.pretraining`.
+  Configuration: `model` is an `AlbertPretraining`; without `vocab_size` that of
+  the corpus. Batches are those of `dataset_lib.pretraining`.
   """
 
-  LOSS_FIELDS = {
-    'ponder_weight': real(0.0, 1e3, default=0.0),
-    'sop_weight': real(0.0, 1e3, default=1.0),
-  }
+  @dataclasses.dataclass(frozen=True)
+  class Loss:
+    """Legal fields of `loss`; `ponder_weight` is tau."""
+
+    ponder_weight: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.0
+    sop_weight: Annotated[float, Interval(ge=0.0, le=1e3)] = 1.0
+
   KNOBS = ('ponder_weight',)
 
   @classmethod
-  def resolve(cls, config) -> None:
-    """Sets the number of token ids from the tokenizer of the corpus."""
-    if config.model.get('vocab_size', -1):
-      return
-    directory = config.dataset.get('directory', '')
-    file = pathlib.Path(directory).expanduser() / TOKENIZER
-    if not (directory and file.is_file()):
-      expected = 'a corpus that python -m launch.prepare_corpus has written'
-      raise ConfigError('dataset.directory', directory, expected)
-    config.model.vocab_size = tokenizer.load(file).vocab_size
-
-  @classmethod
-  def validate(cls, config) -> None:
-    """Checks `loss` and `model`; see `Task.validate`."""
-    check_fields(config['loss'], cls.LOSS_FIELDS, 'loss')
-    check_model(config, AlbertPretraining)
+  def complete(cls, config) -> None:
+    """Also reads `model.vocab_size` from the tokenizer of the corpus."""
+    super().complete(config)
+    model = dict(config['model'])
+    if 'vocab_size' not in model:
+      directory = config['dataset'].get('directory', '')
+      file = pathlib.Path(directory).expanduser() / TOKENIZER
+      if not (directory and file.is_file()):
+        expected = 'a corpus that python -m launch.prepare_corpus has written'
+        raise ConfigError('dataset.directory', directory, expected)
+      model['vocab_size'] = tokenizer.load(file).vocab_size
+    config['model'] = complete_model(model, AlbertPretraining)
 
   def build_model(self):
     """The configured module, large enough for the data set."""

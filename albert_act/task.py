@@ -4,19 +4,17 @@ The paper fine-tunes without the ponder term, its published code with it:
 `loss.ponder_weight` is 0 unless said otherwise.
 """
 
-from typing import Any, ClassVar
+import dataclasses
+from typing import Annotated, Any, ClassVar
 
 import jax.numpy as jnp
+from annotated_types import Interval
 
 from albert_act import serving
-from albert_act.encoder import Albert
 from albert_act.model import AlbertClassifier
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import real
 from eval_lib.metrics import Average
 from model_lib import albert_sizes
 from serve_lib.chain import NO_RUN
-from train_lib.classification import as_config_error, construct
 from train_lib.losses import adaptive_loss, average
 from train_lib.text_classification import TextClassification
 
@@ -29,17 +27,15 @@ class FineTune(TextClassification):
   same name overrides it.
   """
 
-  LOSS_FIELDS = TextClassification.LOSS_FIELDS | {
-    'ponder_weight': real(0.0, 1e3, default=0.0)
-  }
-  KNOBS = ('ponder_weight',)
-  SIZES: ClassVar[Any] = albert_sizes
+  @dataclasses.dataclass(frozen=True)
+  class Loss(TextClassification.Loss):
+    """Legal fields of `loss`."""
 
-  @classmethod
-  def validate(cls, config) -> None:
-    """Checks `loss` and `model`; see `Task.validate`."""
-    super().validate(config)
-    check_model(config, AlbertClassifier)
+    ponder_weight: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.0
+
+  KNOBS = ('ponder_weight',)
+  MODEL: ClassVar[Any] = AlbertClassifier
+  SIZES: ClassVar[Any] = albert_sizes
 
   def extra_loss(self, out, batch, norm, knobs):
     """The ponder cost of the real rows; see `Classification.extra_loss`."""
@@ -78,18 +74,3 @@ def ponder(ponder, batch, norm, config, knobs) -> tuple[Any, dict[str, Any]]:
     'depth': average(steps.max(1), mask),
   }
   return loss, metrics
-
-
-def check_model(config, kind: type[Albert]) -> None:
-  """Raises `ConfigError` unless the model is of a kind, with legal fields."""
-  model: Any = construct(config, num_classes=2)
-  if not isinstance(model, kind):
-    raise ConfigError(
-      'model.name',
-      config['model']['name'],
-      f"'{kind.__module__}:{kind.__name__}' or a subclass",
-    )
-  try:
-    model.sizes()
-  except ValueError as error:
-    raise as_config_error(error, 'model', config['model']) from error

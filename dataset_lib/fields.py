@@ -102,6 +102,8 @@ def check_value(field: str, value: Any, hint: Any) -> Any:
     return {k: check_value(f'{field}.{k}', v, kind) for k, v in value.items()}
   if isinstance(value, ConfigLike):
     return dict(value.items())
+  if legal.is_float and isinstance(value, numbers.Integral):
+    return float(value)
   return tuple(value) if isinstance(value, list) else value
 
 
@@ -139,11 +141,13 @@ class Legal(NamedTuple):
     words: description, 'an integer in [1, 5]'.
     plural: description of several, 'integers in [1, 5]'.
     accepts: returns True for a legal value.
+    is_float: whether an integer is to become a float.
   """
 
   words: str
   plural: str
   accepts: Callable[[Any], bool]
+  is_float: bool = False
 
 
 def _is_number(value: Any) -> bool:
@@ -163,8 +167,8 @@ _KINDS: dict[Any, Legal] = {
     'integers',
     lambda value: _is_number(value) and isinstance(value, numbers.Integral),
   ),
-  float: Legal('a number', 'numbers', _is_number),
-  str: Legal('a text', 'texts', lambda value: isinstance(value, str)),
+  float: Legal('a number', 'numbers', _is_number, is_float=True),
+  str: Legal('a string', 'strings', lambda value: isinstance(value, str)),
   types.NoneType: Legal('None', 'None', lambda value: value is None),
   Any: Legal('any value', 'any values', lambda value: True),
   dict: _GROUP,
@@ -240,6 +244,7 @@ def _narrowed(kind: Legal, constraints: Iterable[Any]) -> Legal:
     lambda value: (
       kind.accepts(value) and all(_keeps(limit, value) for limit in limits)
     ),
+    kind.is_float,
   )
 
 

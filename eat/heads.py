@@ -49,38 +49,3 @@ def check_layers(field: str, layers: Sequence[int], depth: int) -> None:
     raise ValueError(
       f'{field}: expected ascending layers in [1, {depth}], got {tuple(layers)}'
     )
-
-
-def place_exits(depth: int, count: int) -> tuple[int, ...]:
-  """Exit layers for a model of a depth: the paper's, 4, wherever it fits.
-
-  A model of at most 4 layers has its exit in the middle. Several are
-  neighbours, 3 and 4: rules that compare heads, those for regressions and
-  patience, can then exit at the second.
-
-  Args:
-    depth: of the model.
-    count: exits besides the last layer; there are fewer where they do not fit.
-  """
-  last = _last_exit(depth)
-  return tuple(range(max(1, last - count + 1), last + 1))
-
-
-def place_prunes(depth: int, count: int) -> tuple[int, ...]:
-  """Pruning layers for a model of a depth: the paper's 2 and 4 if they fit.
-
-  They divide the way to the exit evenly, the last one being at the exit.
-
-  Args:
-    depth: of the model.
-    count: prunings; there are fewer where they do not fit.
-  """
-  last = _last_exit(depth)
-  # Rounded up: after layer 0 there is nothing to prune.
-  layers = {-(-last * number // count) for number in range(1, count + 1)}
-  return tuple(sorted(layers - {0}))
-
-
-def _last_exit(depth: int) -> int:
-  """The layer of the last early exit; 0 if there is none."""
-  return 4 if depth > 4 else depth // 2

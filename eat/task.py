@@ -5,59 +5,26 @@ P_L^T)`. The same task trains a dense model (one head) and a distilled student
 (one head and a teacher).
 """
 
+import dataclasses
 import functools
-import os
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Interval, MinLen
 from jaxtyping import Array, Float
 
 from dataset_lib.errors import ConfigError
-from dataset_lib.fields import (
-  Field,
-  check_field,
-  check_fields,
-  check_one_of,
-  integer,
-  real,
-  text,
-)
 from eat import serving
-from eat.heads import place_exits, place_prunes
 from eat.teacher import check_tokenizer
 from eval_lib.metrics import Average
-from model_lib.layers import ACTIVATIONS
 from serve_lib.chain import NO_RUN
 from train_lib import loading
-from train_lib.classification import as_config_error, construct
-from train_lib.text_classification import (
-  TextClassification,
-)
+from train_lib.models import construct
+from train_lib.text_classification import TextClassification
 
 EXIT_WEIGHT, LAST_WEIGHT = 0.3, 1.0  # EAT, equation (1)
-# What every encoder here has and checks only when it is traced, too late for
-# an error of one line.
-ENCODER_FIELDS = {
-  'max_positions': integer(1, 2**20),
-  'type_vocab_size': integer(0, 2**10),
-  'norm_epsilon': real(1e-20, 0.1),
-  'attention_dropout': real(0.0, 0.99),
-  'classifier_dropout': real(0.0, 0.99),
-}
-
-
-def _weights() -> Field:
-  return Field(
-    'a tuple of numbers in [0, 1000], one for each head, the last for the '
-    'last layer',
-    lambda value: (
-      isinstance(value, (tuple, list))
-      and len(value) > 0
-      and all(real(0.0, 1e3).accepts(weight) for weight in value)
-    ),
-    (1.0,),
-  )
+Weight = Annotated[float, Interval(ge=0.0, le=1e3)]
 
 
 class FineTune(TextClassification):
@@ -72,51 +39,39 @@ class FineTune(TextClassification):
   and the two distillation weights override the configuration's.
   """
 
-  LOSS_FIELDS = TextClassification.LOSS_FIELDS | {
-    'exit_weights': _weights(),
-    'temperature': real(0.01, 100.0, default=2.0),
-    'teacher': text("the directory of a run, or ''", default=''),
-    'distill_weight': real(0.0, 1e3, default=0.5),
-    'self_distill_weight': real(0.0, 1e3, default=0.0),
-  }
+  @dataclasses.dataclass(frozen=True)
+  class Loss(TextClassification.Loss):
+    """Legal fields of `loss`; without weights 0.3 for each exit, 1 at last."""
+
+    exit_weights: Annotated[tuple[Weight, ...], MinLen(1)] | None = None
+    temperature: Annotated[float, Interval(ge=0.01, le=100.0)] = 2.0
+    teacher: Annotated[str, "the directory of a run, or ''"] = ''
+    distill_weight: Weight = 0.5
+    self_distill_weight: Weight = 0.0
+
   KNOBS = ('prune_scale', 'distill_weight', 'self_distill_weight')
 
   @classmethod
-  def resolve(cls, config) -> None:
-    """Fills in what follows from the depth of the model; finds the teacher.
+  def complete(cls, config) -> None:
+    """Also checks the teacher, and that there is a weight for each head."""
+    teacher = config['loss'].get('teacher')
+    if teacher:
+      loading.load_config(teacher, key='loss.teacher')
+      check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
+    super().complete(config)
+    heads = len(head_layers(construct(config, num_classes=2)))
+    weights = config['loss']['exit_weights']
+    if weights is None:
+      weights = (*(EXIT_WEIGHT,) * (heads - 1), LAST_WEIGHT)
+      config['loss']['exit_weights'] = weights
+    if len(weights) != heads:
+      expected = f'{heads} weights, one for each head of the model'
+      raise ConfigError('loss.exit_weights', weights, expected)
 
-    Zeros in `model.prune_layers` and `model.exit_layers` ask for so many
-    layers by depth, see `place_layers`; empty `loss.exit_weights` for 0.3 for
-    each exit and 1 for the last head; empty `layers` of an evaluation for
-    those of all heads.
-    """
-    super().resolve(config)
-    if config.loss.get('teacher'):
-      loading.load_config(config.loss.teacher, key='loss.teacher')
-      check_tokenizer(config.loss.teacher, config.dataset.get('tokenizer', ''))
-    _check_directory(config.warm_start.workdir)
-    place_layers(config.model)
-    layers = _configured_heads(config)
-    if config.loss.get('exit_weights', None) == ():
-      exits = (EXIT_WEIGHT,) * (len(layers) - 1)
-      config.loss.exit_weights = (*exits, LAST_WEIGHT)
-    for entry in config.evals.values():
-      if getattr(entry, 'layers', None) == ():
-        entry.layers = layers
-
-  @classmethod
-  def validate(cls, config) -> None:
-    """Also checks that there is a weight for each head."""
-    super().validate(config)
-    given = check_fields(config['loss'], cls.LOSS_FIELDS, 'loss')
-    _check_encoder(config['model'])
-    heads = len(_configured_heads(config))
-    if len(given['exit_weights']) != heads:
-      raise ConfigError(
-        'loss.exit_weights',
-        given['exit_weights'],
-        f'{heads} weights, one for each head of the model',
-      )
+  @property
+  def head_layers(self) -> tuple[int, ...]:
+    """The layer of each head; see `Task.head_layers`."""
+    return head_layers(self.model)
 
   @functools.cached_property
   def teacher(self) -> Any:
@@ -226,57 +181,5 @@ class FineTune(TextClassification):
 
 
 def head_layers(model: Any) -> tuple[int, ...]:
-  """The layers that have a head; of a dense model the last one."""
+  """Returns the layers with a head; of a dense model the last one."""
   return model.heads() if hasattr(model, 'heads') else (model.sizes().depth,)
-
-
-def place_layers(model: Any) -> None:
-  """Replaces zeros in `prune_layers` and `exit_layers` by layers, in place.
-
-  What does not fit a shallow model is left out, prunings with their ratios.
-
-  Args:
-    model: `config.model`, whose depth is known.
-  """
-  depth = model.get('depth', 0)
-  exits = model.get('exit_layers', ())
-  if exits and not any(exits) and depth > 0:
-    model.exit_layers = place_exits(depth, len(exits))
-  prunes = model.get('prune_layers', ())
-  if prunes and not any(prunes) and depth > 0:
-    model.prune_layers = place_prunes(depth, len(prunes))
-    if len(model.prune_ratios) == len(prunes):
-      model.prune_ratios = model.prune_ratios[: len(model.prune_layers)]
-
-
-def _check_directory(workdir: str) -> None:
-  if workdir and not os.path.isdir(workdir):
-    expected = "the directory of another run, or ''"
-    raise ConfigError('warm_start.workdir', workdir, expected)
-
-
-def _check_encoder(model: Any) -> None:
-  """Checks the fields that are read only when the model is traced."""
-  for name, field in ENCODER_FIELDS.items():
-    if name in model:
-      check_field(f'model.{name}', model[name], field)
-  for name in ('activation', 'pooler_activation'):
-    if name in model:
-      check_one_of(f'model.{name}', model[name], ACTIVATIONS)
-
-
-def _configured_heads(config: Any) -> tuple[int, ...]:
-  """The layers with a head of the model that a configuration describes."""
-  # A wrong dtype is another check's affair.
-  only_model = {'model': config['model'], 'dtype': 'float32'}
-  model = construct(only_model, num_classes=2)
-  try:
-    sizes = model.sizes()
-    layers = head_layers(model)
-  except ValueError as error:
-    raise as_config_error(error, 'model', config['model']) from error
-  if sizes.width % sizes.num_heads:
-    raise ConfigError(
-      'model.num_heads', sizes.num_heads, f'a divisor of width {sizes.width}'
-    )
-  return layers

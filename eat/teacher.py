@@ -21,7 +21,7 @@ def check_tokenizer(teacher: str, own: str) -> None:
     own: the tokenizer of the data; '' if the data are token ids already.
   """
   path = os.path.join(teacher, TOKENIZER)
-  if not own or os.path.realpath(own) == os.path.realpath(path):
+  if not own or os.path.realpath(own) in map(os.path.realpath, (teacher, path)):
     return
   try:
     ours = tokenizer.load(own)

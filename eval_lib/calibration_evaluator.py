@@ -56,7 +56,8 @@ class Evaluator:
   }
 
   def __init__(self, config: Mapping[str, Any], context: evaluator.EvalContext):
-    self._config, self._context = config, context
+    layers = config['layers'] or context.layers
+    self._config, self._context = {**config, 'layers': layers}, context
     if config['split'] == config['calibration_split']:
       raise ConfigError(
         'calibration_split',

@@ -63,6 +63,7 @@ class EvalContext:
     train_split: what the run is trained on; '' is not checked.
     outputs: jitted `(variables, device batch) -> {name: array [B, ...]}`, see
       `Task.outputs`.
+    layers: the layer of each head in `outputs`; () for one head without name.
   """
 
   measure: Callable[[Any, Any], Mapping[str, Any]]
@@ -75,6 +76,7 @@ class EvalContext:
   num_classes: int | None = None
   train_split: str = ''
   outputs: Callable[[Any, Any], Mapping[str, Any]] | None = None
+  layers: tuple[int, ...] = ()
 
 
 @runtime_checkable

@@ -66,7 +66,8 @@ class Evaluator:
   }
 
   def __init__(self, config: Mapping[str, Any], context: evaluator.EvalContext):
-    self._config, self._context = config, context
+    layers = config['layers'] or context.layers
+    self._config, self._context = {**config, 'layers': layers}, context
     self._dataset, self._held_out = held_out.build(config, context)
     self._cost = 'flops' if config['flops'] else 'depth_share'
     task = glue_metrics.task_of(config)

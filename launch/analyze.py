@@ -64,7 +64,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any]:
   from dataset_lib import builder
   from dataset_lib.errors import ConfigError
   from train_lib import loading
-  from train_lib.classification import construct
+  from train_lib.models import construct
 
   arguments = command_line.parse_arguments(parser(), argv)
   config = loading.load_own_config(arguments.workdir)

@@ -1,7 +1,4 @@
-"""Configurations on the command line: --config=file.py, --config.key=value.
-
-Nothing here imports jax, so that a wrong command line is answered at once.
-"""
+"""Configurations on the command line: --config=file.py, --config.key=value."""
 
 import ast
 import difflib
@@ -9,27 +6,30 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import ml_collections
 
 from launch import command_line
+from train_lib import run_config
 
-# Groups whose other legal fields the data set, model or evaluator knows, which
-# checks their names: a field with a default need not stand in the file.
+# Groups whose fields the data set, model or evaluator declares: one with a
+# default need not be in the file to be overridden.
 OPEN = ('dataset', 'evals', 'loss', 'model', 'stages')
 
 
 def load_config(
   flag: str, overrides: Sequence[str]
 ) -> ml_collections.ConfigDict:
-  """Loads `file.py[:argument]` and applies `key=value` overrides.
+  """Returns the complete configuration of `file.py[:argument]`.
 
   Args:
     flag: path of a Python file with `get_config`, and its argument.
     overrides: `'optimizer.lr=1e-3'`, read with the type of the default.
 
   Raises:
-    UsageError: naming the key, the nearest legal name or the expected type.
+    UsageError: with the flag, the nearest legal name or the expected type.
+    ConfigError: a field has an illegal value.
   """
   path, _, argument = flag.partition(':')
   if not path.endswith('.py') or not os.path.isfile(path):
@@ -39,15 +39,22 @@ def load_config(
     )
   get_config = _get_config(path)
   try:
-    config = get_config(argument) if argument else get_config()
-  except (ValueError, TypeError) as error:
-    raise command_line.UsageError(f'--config={flag}: {error}') from error
+    page = get_config(argument) if argument else get_config()
+  except Exception as error:  # the file is the user's
+    name = '' if type(error) is ValueError else f'{type(error).__name__}: '
+    raise command_line.UsageError(f'--config={flag}: {name}{error}') from error
+  if not isinstance(page, (dict, ml_collections.ConfigDict)):
+    raise command_line.UsageError(
+      f'--config={flag}: expected get_config to return a ConfigDict, got '
+      f'{page!r}'
+    )
+  given = page.to_dict() if hasattr(page, 'to_dict') else page
+  config = ml_collections.ConfigDict(run_config.complete(given))
   apply_overrides(config, overrides)
-  # Imported late: a wrong command line is answered without waiting for jax.
+  # Imported late: it imports jax, and a wrong flag is answered without.
   from train_lib import config_schema
 
-  config_schema.resolve(config)
-  return config
+  return config_schema.validate(config)
 
 
 def apply_overrides(
@@ -70,7 +77,7 @@ def parse_fields(flag: str, text: str) -> dict[str, object]:
   return fields
 
 
-def _get_config(path: str) -> Callable[..., ml_collections.ConfigDict]:
+def _get_config(path: str) -> Callable[..., Any]:
   spec = importlib.util.spec_from_file_location('experiment_config', path)
   assert spec is not None
   assert spec.loader is not None
@@ -78,7 +85,7 @@ def _get_config(path: str) -> Callable[..., ml_collections.ConfigDict]:
   try:
     spec.loader.exec_module(module)
     return module.get_config
-  except (SyntaxError, ImportError, AttributeError) as error:
+  except Exception as error:  # the file is the user's
     raise command_line.UsageError(
       f'--config: {path} is no configuration, expected a file that defines '
       f'get_config: {error}'
@@ -115,7 +122,8 @@ def _override(config: ml_collections.ConfigDict, override: str) -> None:
       node[name] = _literal(text)
     return
   current = _child(node, name, '.'.join(parents))
-  node[name] = read_value(key, text, current)
+  with config.ignore_type():
+    node[name] = read_value(key, text, current)
 
 
 def _literal(text: str) -> object:
@@ -127,7 +135,7 @@ def _literal(text: str) -> object:
     return text
 
 
-def _child(node: ml_collections.ConfigDict, name: str, prefix: str):
+def _child(node: ml_collections.ConfigDict, name: str, prefix: str) -> Any:
   if name in node:
     return node[name]
   key = f'{prefix}.{name}' if prefix else name
@@ -139,40 +147,44 @@ def _child(node: ml_collections.ConfigDict, name: str, prefix: str):
 
 
 def read_value(key: str, text: str, current: object) -> object:
-  """Reads an override with the type of the value it replaces.
+  """Reads an override with the type of the value that it replaces.
 
   `1e3` is an integer where one is expected, `(1, 2)` and `1,2` are tuples.
 
   Raises:
-    UsageError: if the text does not read as that type.
+    UsageError: the text is not of that type.
   """
-  kind = type(current)
+  if isinstance(current, ml_collections.ConfigDict):
+    raise command_line.UsageError(
+      f'--config.{key}: a group of fields cannot be replaced from the command '
+      'line; override its fields, or edit the file'
+    )
   try:
-    if isinstance(current, bool):
-      return {'true': True, '1': True, 'false': False, '0': False}[text.lower()]
-    if isinstance(current, int):
-      return _integer(text)
-    if isinstance(current, float):
-      return float(text)
-    if isinstance(current, str):
-      return text
-    if isinstance(current, tuple):
-      return _tuple(text, current)
+    match current:
+      case bool():
+        legal = {'true': True, '1': True, 'false': False, '0': False}
+        return legal[text.lower()]
+      case int():
+        return _integer(text)
+      case float():
+        return float(text)
+      case str():
+        return text
+      case tuple():
+        return _tuple(text, current)
+      case _:  # None has no type
+        return _literal(text)
   except (ValueError, KeyError, SyntaxError):
     raise command_line.UsageError(
-      f'--config.{key}: expected {kind.__name__}, got {text!r}'
+      f'--config.{key}: expected {type(current).__name__}, got {text!r}'
     ) from None
-  raise command_line.UsageError(
-    f'--config.{key}: a group of fields cannot be replaced from the command '
-    'line; override its fields, or edit the file'
-  )
 
 
 def _integer(text: str) -> int:
   if re.fullmatch(r'[+-]?\d+', text):
     return int(text)
   number = float(text)
-  if number != int(number):
+  if not number.is_integer():
     raise ValueError(text)
   return int(number)
 
@@ -193,10 +205,7 @@ def _tuple(text: str, current: tuple) -> tuple:
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-  """Separates `--config.key=value` (or `--config.key value`) from the rest.
-
-  The order does not matter: overrides may stand before `--config`.
-  """
+  """Separates `--config.key=value` (or `--config.key value`) from the rest."""
   rest, overrides = [], []
   items = iter(argv)
   for item in items:

@@ -67,7 +67,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any, list[str]]:
   if arguments.batch_size:
     config.batch_size = arguments.batch_size
   config_flags.apply_overrides(config, overrides)
-  config_schema.validate(config)
+  config = config_schema.validate(config)
   return arguments, config, names or sorted(config.evals)
 
 

@@ -60,7 +60,7 @@ def _check_model(config: Any, arguments: Any) -> None:
   from albert_act.encoder import Albert
   from eat.model import EatClassifier
   from model_lib.bert import BertClassifier
-  from train_lib.classification import construct
+  from train_lib.models import construct
 
   model = construct(config, num_classes=2)
   if not isinstance(model, (Albert, BertClassifier, EatClassifier)):

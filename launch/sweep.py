@@ -139,11 +139,10 @@ def _config(arguments: Any, run: Run) -> str:
     UsageError: it is not legal, or not that of what has finished before.
   """
   from dataset_lib.errors import ConfigError
-  from train_lib import config_schema, strict_json
+  from train_lib import strict_json
 
   try:
     config = config_flags.load_config(arguments.config, run.overrides)
-    config_schema.validate(config)
   except ConfigError as error:
     raise command_line.UsageError(str(error)) from error
   name, _, metric = arguments.metric.partition('/')

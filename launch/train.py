@@ -63,15 +63,7 @@ def parse(argv: Sequence[str]):
   rest, overrides = config_flags.split(argv)
   arguments = command_line.parse_arguments(parser(), rest)
   config = config_flags.load_config(arguments.config, overrides)
-  peers = (arguments.coordinator, arguments.num_processes, arguments.process_id)
-  if not arguments.distributed and any(peer is not None for peer in peers):
-    raise command_line.UsageError(
-      '--coordinator, --num_processes, --process_id: expected together with '
-      '--distributed'
-    )
-  from train_lib import config_schema
-
-  config_schema.validate(config)
+  _check_peers(arguments)
   if not arguments.dry_run:
     if not arguments.workdir:
       raise command_line.UsageError(
@@ -79,6 +71,26 @@ def parse(argv: Sequence[str]):
       )
     command_line.check_workdir(arguments.workdir)
   return arguments, config
+
+
+def _check_peers(arguments) -> None:
+  """Raises UsageError unless the flags about processes fit together."""
+  count, place = arguments.num_processes, arguments.process_id
+  peers = (arguments.coordinator, count, place)
+  given = [peer is not None for peer in peers]
+  if any(given) and not (arguments.distributed and arguments.coordinator):
+    raise command_line.UsageError(
+      '--coordinator, --num_processes, --process_id: expected together, with '
+      '--distributed'
+    )
+  if count is not None and count < 1:
+    raise command_line.UsageError(
+      f'--num_processes: expected an integer of at least 1, got {count}'
+    )
+  if place is not None and count is not None and not 0 <= place < count:
+    raise command_line.UsageError(
+      f'--process_id: expected an integer in [0, {count - 1}], got {place}'
+    )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -5,13 +5,14 @@ cost over the inputs of a sequence. `valid`, `targets` and `target_mask` of a
 batch are those of `dataset_lib.graves`.
 """
 
-from typing import Any
+import dataclasses
+from typing import Annotated, Any
 
 import jax.numpy as jnp
+from annotated_types import Interval
 from jaxtyping import Array, Float
 
 from dataset_lib.errors import ConfigError
-from dataset_lib.fields import real
 from eval_lib.metrics import Maximum
 from train_lib.classification import Classification
 from train_lib.losses import adaptive_loss, average, cross_entropy
@@ -36,7 +37,12 @@ class SequenceTask(Classification):
   shares of both kinds.
   """
 
-  LOSS_FIELDS = {'ponder_weight': real(0.0, 1e3, default=0.0)}
+  @dataclasses.dataclass(frozen=True)
+  class Loss:
+    """Legal fields of `loss`; `ponder_weight` is tau."""
+
+    ponder_weight: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.0
+
   KNOBS = ('ponder_weight',)
 
   def init(self, rng):

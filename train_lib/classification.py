@@ -6,69 +6,54 @@ add the losses of an adaptive mechanism from `out` (see `extra_loss`).
 
 import dataclasses
 import functools
-import typing
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from annotated_types import Interval
 from jaxtyping import Array, Float
 
 from dataset_lib import builder, image_ops
 from dataset_lib.errors import ConfigError
-from dataset_lib.fields import (
-  REQUIRED,
-  Field,
-  check_fields,
-  integer,
-  locate,
-  real,
-)
 from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN, OneStage
 from serve_lib.decisions import ClassifierPolicy, check_no_options
 from serve_lib.image_items import ItemReader, images, token_rows
-from train_lib.stages import Config
+from train_lib.models import complete_model, construct
 from train_lib.task import Batch, Task
-
-# Fields that models of transformers share; what is particular to a model, it
-# checks itself.
-MODEL_FIELDS = {
-  'depth': integer(1, 1000),
-  'width': integer(1, 2**17),
-  'mlp_dim': integer(1, 2**20),
-  'num_heads': integer(1, 1024),
-  'patch_size': integer(1, 4096),
-  'vocab_size': integer(1, 2**24),
-  'dropout': real(0.0, 0.99),
-}
 
 
 class Classification(Task):
   """Softmax cross-entropy, with label smoothing as an option.
 
-  Configuration: `model.name` is `'module:Class'` of a Linen module and the
-  other keys of `model` are its fields; `loss.label_smoothing` in [0, 1).
+  `model.name` is `'module:Class'` of a Linen module, the other fields of
+  `model` are the module's.
   """
 
-  LOSS_FIELDS: ClassVar[dict[str, Field]] = {
-    'label_smoothing': real(0.0, 0.999, default=0.0)
-  }
+  # Class of the models that the task trains.
+  MODEL: ClassVar[type[nn.Module]] = nn.Module
+
+  @dataclasses.dataclass(frozen=True)
+  class Loss:
+    """Legal fields of `loss`."""
+
+    label_smoothing: Annotated[float, Interval(ge=0.0, le=0.999)] = 0.0
 
   @classmethod
-  def validate(cls, config: Config) -> None:
-    """Checks `loss`, and `model` by constructing it; see `Task.validate`."""
-    check_fields(config['loss'], cls.LOSS_FIELDS, 'loss')
-    construct(config, num_classes=2)
+  def complete(cls, config: dict[str, Any]) -> None:
+    """Checks `loss` and `model`; see `Task.complete`."""
+    super().complete(config)
+    config['model'] = complete_model(config['model'], cls.MODEL)
 
   def build_model(self) -> Any:
-    """Constructs the module from `config.model`."""
+    """Returns the module of `config.model`."""
     return construct(self.config, self.info.num_classes)
 
   def init(self, rng):
-    """Initialises with a batch of one; see `Task.init`."""
+    """Initializes with a batch of one; see `Task.init`."""
     shape = (1, *self.info.input_shape)
     batch = {self.info.input_key: jnp.zeros(shape, self.info.input_dtype)}
     variables = self.model.init(rng, self.inputs(batch))
@@ -76,12 +61,11 @@ class Classification(Task):
     return variables['params'], model_state
 
   def inputs(self, batch: Batch) -> Array:
-    """The model's input: symbols as they are, pixels scaled to [-1, 1]."""
+    """Returns the model's input: symbols, or pixels scaled to [-1, 1]."""
     inputs = batch[self.info.input_key]
     if inputs.dtype != jnp.uint8:
       return inputs
-    # Bytes go to the device and become numbers there: a quarter of the
-    # transfer, and the host does no arithmetic.
+    # The conversion runs on the device: bytes are a quarter of the transfer.
     return inputs.astype(jnp.float32) / 127.5 - 1.0
 
   def apply(self, params, model_state, batch, row_keys=None):
@@ -91,11 +75,11 @@ class Classification(Task):
     )
 
   def normalizers(self, batch):
-    """Real examples in the whole batch."""
+    """Counts the rows of the whole batch without padding."""
     return {'examples': jnp.maximum(batch['mask'].sum(), 1.0)}
 
   def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
-    """Mean cross-entropy of the real rows plus `extra_loss`."""
+    """Returns the mean cross-entropy of the real rows plus `extra_loss`."""
     logits, out = self.apply(params, model_state, batch, row_keys)
     entropy = self.cross_entropy(logits, batch)
     loss = (entropy * batch['mask']).sum() / norm['examples']
@@ -104,7 +88,7 @@ class Classification(Task):
     return loss + extra, (metrics, model_state)
 
   def extra_loss(self, out, batch, norm, knobs) -> tuple[Array, dict[str, Any]]:
-    """Losses and metrics of an adaptive mechanism; none here.
+    """Returns losses and metrics of an adaptive mechanism; none here.
 
     Args:
       out: the model's second output.
@@ -117,7 +101,7 @@ class Classification(Task):
   def cross_entropy(
     self, logits: Float[Array, 'B K'], batch: Batch
   ) -> Float[Array, ' B']:
-    """Cross-entropy of each row in nats, float32."""
+    """Returns the cross-entropy of each row in nats, float32."""
     targets = jax.nn.one_hot(batch['label'], logits.shape[-1])
     smoothing = self.config['loss']['label_smoothing']
     if smoothing:
@@ -125,7 +109,7 @@ class Classification(Task):
     return optax.softmax_cross_entropy(logits.astype(jnp.float32), targets)
 
   def quality(self, logits, entropy, batch) -> dict[str, Any]:
-    """Accuracy and cross-entropy over the real rows."""
+    """Returns accuracy and cross-entropy of the real rows."""
     correct = (logits.argmax(-1) == batch['label']).astype(jnp.float32)
     return {
       'accuracy': Average.from_values(correct, batch['mask']),
@@ -133,14 +117,14 @@ class Classification(Task):
     }
 
   def evaluate(self, params, model_state, batch):
-    """Quality and the mechanism's metrics, without noise."""
+    """Returns quality and the mechanism's metrics, without noise."""
     logits, out = self.apply(params, model_state, batch)
     _, metrics = self.extra_loss(out, batch, self.normalizers(batch), {})
     entropy = self.cross_entropy(logits, batch)
     return metrics | self.quality(logits, entropy, batch)
 
   def features(self, params, model_state, batch):
-    """`out['features']` of the model."""
+    """Returns `out['features']` of the model."""
     return self.apply(params, model_state, batch)[1]['features']
 
   @property
@@ -196,80 +180,3 @@ def one_stage(
 
   chain = OneStage(apply, variables, reader)
   return chain, ClassifierPolicy(chain, reader, task.label_names, lengths)
-
-
-def construct(config: Config, num_classes: int) -> Any:
-  """The Linen module of `config.model`, no parameters yet.
-
-  Raises:
-    ConfigError: if there is no such module, it has no such field, or it
-      rejects a value.
-  """
-  given = dict(config['model'])
-  module = locate(given.pop('name', ''), 'model.name')
-  if not (isinstance(module, type) and issubclass(module, nn.Module)):
-    raise ConfigError(
-      'model.name', config['model']['name'], "'module:Class' of a Linen module"
-    )
-  check_fields(given, _model_fields(module), 'model')
-  dtype = jnp.dtype(config['dtype'])
-  try:
-    return module(num_classes=num_classes, dtype=dtype, **given)
-  except (TypeError, ValueError) as error:
-    raise as_config_error(error, 'model', given) from error
-
-
-def _model_fields(module: type[nn.Module]) -> dict[str, Field]:
-  """A table of what can be configured: the module's own fields by type."""
-  return {
-    field.name: _model_field(field)
-    for field in dataclasses.fields(module)
-    if field.name not in ('num_classes', 'dtype', 'parent', 'name')
-  }
-
-
-def _model_field(field: dataclasses.Field) -> Field:
-  required = field.default is dataclasses.MISSING
-  default = REQUIRED if required else field.default
-  if field.name in MODEL_FIELDS:
-    legal = MODEL_FIELDS[field.name]
-    # A default outside the range, such as 0 for "as the variant has it", is
-    # the model's own affair.
-    return Field(
-      legal.expected,
-      lambda value: legal.accepts(value) or value == field.default,
-      default,
-    )
-  if typing.get_origin(field.type) is Sequence:
-    (kind,) = typing.get_args(field.type)
-    return _sequence_field(kind, default)
-  kinds = typing.get_args(field.type) or (field.type,)
-  legal_kinds = _legal_kinds(kinds)
-  expected = ' or '.join(kind.__name__ for kind in kinds)
-  return Field(expected, lambda value: type(value) in legal_kinds, default)
-
-
-def _sequence_field(kind: type, default: Any) -> Field:
-  legal_kinds = _legal_kinds((kind,))
-
-  def accepts(value: Any) -> bool:
-    return isinstance(value, (tuple, list)) and all(
-      type(item) in legal_kinds for item in value
-    )
-
-  return Field(f'a tuple of {kind.__name__}', accepts, default)
-
-
-def _legal_kinds(kinds: tuple[type, ...]) -> set[type]:
-  return {*kinds, int} if float in kinds else set(kinds)
-
-
-def as_config_error(
-  error: Exception, group: str, fields: Config
-) -> ConfigError:
-  """Turns a model's own error, `field: expected ..., got ...`, into ours."""
-  name, separator, rest = str(error).partition(': expected ')
-  if separator and name.isidentifier():
-    expected, _, given = rest.rpartition(', got ')
-    return ConfigError(f'{group}.{name}', fields.get(name, given), expected)
-  return ConfigError(group, dict(fields), str(error))

@@ -13,7 +13,7 @@ from dataset_lib.errors import ConfigError
 from dataset_lib.fields import locate
 from eval_lib.evaluator import EvalContext
 from train_lib import sharding
-from train_lib.classification import as_config_error
+from train_lib.models import model_errors
 from train_lib.optimizers import build_optimizer, build_schedule
 from train_lib.stages import Stage, build_stages, with_model
 from train_lib.task import Task
@@ -162,12 +162,10 @@ def build_setup(config: Any) -> Setup:
 
 
 def _abstract_state(task: Task, optimizer: Any, config: Any) -> TrainState:
-  try:
+  # Some fields can only be checked with an input: patches that do not divide
+  # the image, heads that do not divide the width.
+  with model_errors(config.model):
     return jax.eval_shape(lambda: _initial(task, optimizer, config))
-  except (TypeError, ValueError) as error:
-    # What a model can only say when it sees its input: patches that do not
-    # divide the image, heads that do not divide the width.
-    raise as_config_error(error, 'model', config.model) from error
 
 
 def _initial(task: Task, optimizer: Any, config: Any) -> TrainState:
@@ -248,4 +246,5 @@ def eval_context(
     workdir=workdir,
     num_classes=task.info.num_classes,
     train_split=config.train_split,
+    layers=task.head_layers,
   )

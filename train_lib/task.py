@@ -6,6 +6,7 @@ loss: each is a `Task` and a config, never another loop.
 """
 
 import abc
+import dataclasses
 import math
 import pathlib
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 
 from jaxtyping import Array, Float, Key, Shaped
 
+from dataset_lib import fields
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Metric
@@ -41,20 +43,22 @@ class Task(abc.ABC):
   # Names of the knobs that `loss` reads; a stage may schedule no others.
   KNOBS: ClassVar[tuple[str, ...]] = ()
 
-  @classmethod
-  def resolve(cls, config: Config) -> None:
-    """Fills in, in place, what follows from files that `config` names.
-
-    Runs once, after the overrides and before `validate`; what it sets stands
-    in the run's config.json.
-    """
+  @dataclasses.dataclass(frozen=True)
+  class Loss:
+    """Legal fields of `loss`, with their defaults; see `dataset_lib.fields`."""
 
   @classmethod
-  def validate(cls, config: Config) -> None:
-    """Raises `ConfigError` on fields of `model` and `loss` that are illegal.
+  def complete(cls, config: dict[str, Any]) -> None:
+    """Checks `loss` and `model` and adds their defaults, in place.
 
-    Runs before any data is read and any device is touched.
+    Runs once, before any data is read and any device is touched, and again
+    for the `model` of each stage. What follows from files that the
+    configuration names is set here too, and is in the run's config.json.
+
+    Raises:
+      ConfigError: a field has an illegal value.
     """
+    config['loss'] = fields.check(cls.Loss, config['loss'], 'loss')
 
   @abc.abstractmethod
   def build_model(self) -> Any:
@@ -112,6 +116,11 @@ class Task(abc.ABC):
     of the model in order, the last one being its answer.
     """
     raise NotImplementedError(f'{type(self).__name__} has no outputs of rows')
+
+  @property
+  def head_layers(self) -> tuple[int, ...]:
+    """The layer of each head in `outputs`; () if heads have no layers."""
+    return ()
 
   @abc.abstractmethod
   def features(

@@ -1,9 +1,8 @@
 """Classification and regression of sentences and pairs of sentences.
 
 The model is called as `model(tokens, token_types, length, row_keys)` and may
-return logits of several heads, `out['exits']` `[E, B, O]`; any BERT-like
-classifier will do. A data set with one class is a regression: squared error
-instead of cross-entropy.
+return logits of several heads, `out['exits']` `[E, B, O]`. A data set with one
+class is a regression: squared error instead of cross-entropy.
 """
 
 import dataclasses
@@ -20,69 +19,48 @@ from dataset_lib.errors import ConfigError
 from dataset_lib.glue_tasks import num_texts
 from dataset_lib.tokenizer import MIN_LENGTH
 from eval_lib.metrics import Average
-from model_lib import bert_sizes, huggingface
+from model_lib import bert_sizes
 from serve_lib.chain import NO_RUN
 from serve_lib.text_items import TextReader
-from train_lib import strict_json
 from train_lib.classification import Classification, one_stage
+from train_lib.models import checkpoint_fields, model_errors
 from train_lib.run_directory import TOKENIZER
-from train_lib.stages import Config
 from train_lib.task import Batch
 
 _INIT_LENGTH = 8
 
 
 class TextClassification(Classification):
-  """Cross-entropy or squared error of the last head; see the module.
+  """Cross-entropy or squared error of the last head.
+
+  A data set with one class is a regression: squared error instead of
+  cross-entropy. `model.from_checkpoint` is the directory of a run or of a
+  Hugging Face model: the fields that it determines are those of its model
+  unless they are given.
 
   Attributes:
     SIZES: a module with the `DEFAULTS` of the fields that a checkpoint
-      determines, `VARIANTS` and `decode_variant`, such as
-      `model_lib.bert_sizes`.
+      determines and `decode_variant`, such as `model_lib.bert_sizes`.
   """
 
   SIZES: ClassVar[Any] = bert_sizes
 
   @classmethod
-  def resolve(cls, config: Config) -> None:
-    """Sizes and tokenizer of the checkpoint that `warm_start` names.
-
-    A field of `model` that is 0, '' or -1 (`type_vocab_size`: -1) is set from
-    the checkpoint, be it a Hugging Face directory or a run, or else from
-    `model.variant`; so is an empty `dataset.tokenizer`.
-
-    Raises:
-      ConfigError: if the checkpoint's own configuration cannot be used.
-    """
-    directory = config.warm_start.workdir
-    known = dict(cls.SIZES.DEFAULTS)
-    if config.model.get('variant'):
-      try:
-        known |= cls.SIZES.decode_variant(config.model.variant)
-      except ValueError as error:
-        expected = f'one of {", ".join(cls.SIZES.VARIANTS)}'
-        raise ConfigError(
-          'model.variant', config.model.variant, expected
-        ) from error
-    is_there = bool(directory) and pathlib.Path(directory).is_dir()
-    # A teacher that is not there either is named by the check of the loss.
-    if directory and not is_there and directory != config.loss.get('teacher'):
-      raise ConfigError(
-        'warm_start.workdir',
-        directory,
-        'the directory of a run or of a Hugging Face model (arguments '
-        "checkpoint and pretrained of the configurations), or ''",
-      )
-    if is_there:
-      known |= checkpoint_sizes(directory, cls.SIZES)
-      if not config.dataset.get('tokenizer', 'given'):
-        config.dataset.tokenizer = tokenizer_in(directory)
-    for name, value in known.items():
-      if name in config.model and config.model[name] in _unset(name):
-        config.model[name] = value
+  def complete(cls, config: dict[str, Any]) -> None:
+    """Also asks the checkpoint or variant; see `Classification.complete`."""
+    model = dict(config['model'])
+    directory = model.pop('from_checkpoint', '')
+    known: dict[str, Any] = {}
+    if model.get('variant'):
+      with model_errors(model):
+        known = cls.SIZES.decode_variant(model['variant'])
+    if directory:
+      known |= checkpoint_fields(directory, cls.SIZES.DEFAULTS)
+    config['model'] = known | model
+    super().complete(config)
 
   def build_model(self) -> Any:
-    """The configured module, for which the data set must not be too large.
+    """Returns the module, large enough for the data set.
 
     Raises:
       ConfigError: the tokenizer or the longest row does not fit the model.
@@ -110,11 +88,11 @@ class TextClassification(Classification):
 
   @property
   def is_regression(self) -> bool:
-    """Whether the label is a number and not a class."""
+    """True if the label is a number instead of a class."""
     return self.info.num_classes == 1
 
   def init(self, rng):
-    """Initialises with one short row; see `Task.init`."""
+    """Initializes with one short row; see `Task.init`."""
     row = jnp.zeros((1, _INIT_LENGTH), jnp.int32)
     length = jnp.full((1,), _INIT_LENGTH, jnp.int32)
     variables = self.model.init(rng, row, row, length)
@@ -137,19 +115,19 @@ class TextClassification(Classification):
   def cross_entropy(
     self, logits: Float[Array, 'B O'], batch: Batch
   ) -> Float[Array, ' B']:
-    """Cross-entropy in nats, or the squared error of a regression."""
+    """Returns cross-entropy in nats, or squared errors of a regression."""
     if self.is_regression:
       return jnp.square(logits[:, 0].astype(jnp.float32) - batch['label'])
     return super().cross_entropy(logits, batch)
 
   def quality(self, logits, entropy, batch) -> dict[str, Any]:
-    """Accuracy and cross-entropy, or the squared error."""
+    """Returns accuracy and cross-entropy, or the squared error."""
     if self.is_regression:
       return {'squared_error': Average.from_values(entropy, batch['mask'])}
     return super().quality(logits, entropy, batch)
 
   def outputs(self, params, model_state, batch):
-    """`'logits'` `[B, E, O]` of all heads, and tokens kept `[B, P]` if any."""
+    """Returns `'logits'` `[B, E, O]` of all heads, `'kept'` `[B, P]` if any."""
     logits, out = self.apply(params, model_state, batch)
     exits = out['exits'] if 'exits' in out else logits[None]
     result = {'logits': jnp.swapaxes(exits, 0, 1), 'length': batch['length']}
@@ -217,63 +195,3 @@ class TextOptions:
   """
 
   max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = 100_000
-
-
-def _unset(name: str) -> tuple[Any, ...]:
-  """Values that ask for the checkpoint's; no token types are a choice."""
-  return (-1,) if name == 'type_vocab_size' else ('', 0, -1)
-
-
-def checkpoint_sizes(directory: str, sizes: Any = bert_sizes) -> dict[str, Any]:
-  """Fields of `model` as a Hugging Face directory or a run has them.
-
-  Args:
-    directory: of either.
-    sizes: see `TextClassification.SIZES`.
-
-  Raises:
-    ConfigError: if the directory is neither, or has an option that is not
-      supported.
-  """
-  if not huggingface.is_checkpoint(directory):
-    return _run_sizes(directory, sizes)
-  try:
-    found = huggingface.read_sizes(directory)
-  except ValueError as error:
-    raise ConfigError('warm_start.workdir', directory, str(error)) from error
-  if set(found) != set(sizes.DEFAULTS):
-    expected = f'a checkpoint of a model with {", ".join(sizes.DEFAULTS)}'
-    given = f'{directory}, whose model has {", ".join(found)}'
-    raise ConfigError('warm_start.workdir', given, expected)
-  return found
-
-
-def _run_sizes(directory: str, sizes: Any) -> dict[str, Any]:
-  """Those of a run: what its configuration sets, and else its variant."""
-  path = pathlib.Path(directory) / 'config.json'
-  try:
-    model = {**strict_json.loads(path.read_text())['model']}
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    expected = (
-      'a Hugging Face directory or a run, with a config.json that has its model'
-    )
-    raise ConfigError('warm_start.workdir', directory, expected) from error
-  known: dict[str, Any] = {}
-  if model.get('variant'):
-    try:
-      known = sizes.decode_variant(model['variant'])
-    except ValueError as error:
-      given = f'{directory}, with model.variant={model["variant"]!r}'
-      expected = f'a run of one of {", ".join(sizes.VARIANTS)}'
-      raise ConfigError('warm_start.workdir', given, expected) from error
-  return known | {
-    name: model[name]
-    for name in sizes.DEFAULTS
-    if name in model and model[name] not in _unset(name)
-  }
-
-
-def tokenizer_in(directory: str) -> str:
-  """The tokenizer of a Hugging Face directory or of a run."""
-  path = pathlib.Path(directory) / TOKENIZER
-  return str(path if path.is_file() else directory)

@@ -15,15 +15,15 @@ TASKS = (
 
 def get_config(arg=''):
   a = common.arguments(arg, TASKS)
-  c = common.fine_tuning(a)
+  c = common.fine_tuning(a, lr=3e-5)
   c.dataset = dict(
     name='glue', task=a.task, directory=a.data,
-    builder='' if a.data else f'glue/{a.task}', tokenizer='', max_length=128,
-    length_buckets=(16, 32, 64, 128), max_examples=a.examples,
+    builder='' if a.data else f'glue/{a.task}', tokenizer=a.checkpoint,
+    max_length=128, length_buckets=(16, 32, 64, 128),
   )  # fmt: skip
   split = 'validation_matched' if a.task == 'mnli' else 'validation'
   c.evals = dict(
     dev=dict(type='glue', split=split),
     depth=dict(type='classification', split=split),
   )
-  return c.lock()
+  return c

@@ -15,19 +15,19 @@ Arguments:
   variant   tiny, small, base (the paper's), albert_* (Lan et al. 2020), or
             micro and mini for a laptop
   halting   act, straight_through, or fixed: all iterations for every token
-  tau       weight of the ponder cost; -1 is the paper's, 0.77 / (iterations x
-            length)
+  length    of the rows that the corpus was prepared for
+  steps     112,500
   tau_from  share of the steps without ponder cost, after which its weight rises
             linearly to tau; 0 is the paper's, tau from the first step on. A
             small model that has not yet found that its context helps learns
             to halt at once, and stays there: see docs/measured.md
-  length    of the rows that the corpus was prepared for
-  batch, micro (micro-batches a step), steps, lr, warmup, seed
 """
+
+import ml_collections
 
 from configs import common
 
-# Of `model_lib.albert_sizes.VARIANTS`; the first is the default.
+# Of `model_lib.sizes`; the first is the default.
 ITERATIONS = {
   'small': 12, 'tiny': 6, 'base': 24, 'micro': 6, 'mini': 12,
   'albert_base': 12, 'albert_large': 24, 'albert_xlarge': 24,
@@ -38,31 +38,24 @@ ITERATIONS = {
 def get_config(arg=''):
   a = common.parse_arg(
     arg, corpus='', variant=tuple(ITERATIONS),
-    halting=('act', 'straight_through', 'fixed'), tau=-1.0,
-    tau_from=0.0, length=128, batch=4096, micro=1, steps=112_500, lr=1.76e-3,
-    warmup=0.025, seed=0,
+    halting=('act', 'straight_through', 'fixed'), length=128, steps=112_500,
+    tau_from=0.0,
   )  # fmt: skip
-  if not 0.0 <= a.tau_from < 1.0:
-    raise ValueError(
-      f'config argument tau_from: expected a number in [0, 1), got {a.tau_from}'
-    )
   iterations = ITERATIONS[a.variant]
-  halts = a.halting != 'fixed'
-  c = common.base()
-  c.seed = a.seed
+  tau = 0.0 if a.halting == 'fixed' else 0.768 / (iterations * a.length)
+  c = ml_collections.ConfigDict()
   c.task = 'albert_act.pretraining:Pretraining'
-  c.batch_size = a.batch
-  c.num_micro = a.micro
+  c.batch_size = 4096
+  c.num_micro = 1  # more: micro-batches that fit the memory
   c.dataset = dict(
-    name='pretraining', directory=a.corpus, max_length=a.length, mask_share=0.2,
-    max_ngram=3, short_share=0.1,
+    name='pretraining', directory=a.corpus, max_length=a.length,
+    mask_share=0.2, max_ngram=3, short_share=0.1,
   )  # fmt: skip
   c.model = dict(
     name='albert_act.model:AlbertPretraining',
     variant=a.variant,
     max_iterations=iterations,
-    vocab_size=0,  # of the corpus
-    halting=a.halting if halts else '',
+    halting='' if a.halting == 'fixed' else a.halting,
     epsilon=0.01,
     halting_bias=-2.0,
     remat_chunk=0,
@@ -70,33 +63,26 @@ def get_config(arg=''):
     attention_dropout=0.0,
     classifier_dropout=0.1,
   )
-  tau = 0.768 / (iterations * a.length) if a.tau < 0 else a.tau
-  c.loss = dict(ponder_weight=tau if halts else 0.0, sop_weight=1.0)
-  c.optimizer.update(
-    name='lamb', lr=a.lr, schedule='linear', warmup_steps=a.warmup,
+  c.loss = dict(ponder_weight=tau, sop_weight=1.0)
+  c.optimizer = dict(
+    name='lamb', lr=1.76e-3, schedule='linear', warmup_steps=0.025,
     weight_decay=0.01, eps=1e-6,
   )  # fmt: skip
-  c.stages = _stages(a.steps, a.tau_from if halts else 0.0, tau)
+  c.stages = dict(stage1=dict(steps=a.steps))
+  if a.tau_from and tau:
+    free = round(a.steps * a.tau_from)
+    if not 0 < free < a.steps:
+      raise ValueError(
+        'config argument tau_from: expected a share that is a step or more, '
+        f'and leaves one or more, got {a.tau_from} of {a.steps} steps'
+      )
+    rising = dict(ponder_weight=('linear', 0.0, tau))
+    c.stages = dict(
+      stage1_free=dict(steps=free, knobs=dict(ponder_weight=0.0)),
+      stage2_ponder=dict(steps=a.steps - free, knobs=rising),
+    )
   c.evals = dict(
     dev=dict(type='classification', split='validation', every_steps=5000)
   )
-  c.checkpoint.update(every_steps=1000)
-  return c.lock()
-
-
-def _stages(steps, tau_from, tau):
-  """One stage, or two of which the first has no ponder cost."""
-  if not tau_from:
-    return dict(stage1=common.stage(steps=steps))
-  free = round(steps * tau_from)
-  if not 0 < free < steps:
-    raise ValueError(
-      'config argument tau_from: expected a share that is a step or more, and '
-      f'leaves one or more, got {tau_from} of {steps} steps'
-    )
-  return dict(
-    stage1_free=common.stage(steps=free, knobs=dict(ponder_weight=0.0)),
-    stage2_ponder=common.stage(
-      steps=steps - free, knobs=dict(ponder_weight=('linear', 0.0, tau))
-    ),
-  )
+  c.checkpoint = dict(every_steps=1000)
+  return c

@@ -17,15 +17,15 @@ TASKS = (
 
 
 def get_config(arg=''):
-  a = common.arguments(arg, TASKS, lr=5e-5)
-  c = common.fine_tuning(a)
+  a = common.arguments(arg, TASKS)
+  c = common.fine_tuning(a, lr=5e-5)
   c.dataset = dict(
-    name='probing', task=a.task, directory=a.data, tokenizer='',
-    max_length=128, length_buckets=(16, 32, 64, 128), max_examples=a.examples,
+    name='probing', task=a.task, directory=a.data, tokenizer=a.checkpoint,
+    max_length=128, length_buckets=(16, 32, 64, 128),
   )  # fmt: skip
   c.train_split = 'train[:90%]'
   c.evals = dict(
     dev=dict(type='classification', split='train[90%:]'),
     test=dict(type='classification', split='test'),
   )
-  return c.lock()
+  return c

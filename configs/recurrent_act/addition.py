@@ -4,18 +4,24 @@ r"""Running sums of decimal numbers (Graves 2016, section 3.3).
       --workdir=/tmp/addition_act
 
 Arguments: see `configs.recurrent_act.common`, and `digits`, most digits of a
-number (0: 5). LSTM of 512, batch 32.
+number, and `length`, numbers in a sequence. LSTM of 512, batch 32.
 """
 
-from configs.recurrent_act import common
+from configs import common
+from configs.recurrent_act.common import RULES, experiment, ponder_model
 
 
 def get_config(arg=''):
-  c = common.experiment(
-    arg, 'addition', cells=('lstm', 'gru', 'rnn'), digits=0, width=512,
-    steps=200_000,
-  )  # fmt: skip
+  a = common.parse_arg(
+    arg, rule=RULES, cell=('lstm', 'gru', 'rnn'), digits=5, length=5
+  )
+  c = experiment(a.rule, batch_size=32, steps=200_000)
+  c.dataset = dict(
+    name='graves', task='addition', length=a.length, digits=a.digits
+  )
   # Digits of the largest sum.
-  most = 10 ** (c.dataset.digits or 5) - 1
-  c.model.num_targets = len(str((c.dataset.length or 5) * most))
-  return c.lock()
+  num_targets = len(str(a.length * (10**a.digits - 1)))
+  c.model = ponder_model(
+    a.rule, cell=a.cell, width=512, num_targets=num_targets
+  )
+  return c

@@ -3,15 +3,16 @@ r"""Chains of binary gates (Graves 2016, section 3.2).
   python -m launch.train --config=configs/recurrent_act/logic.py \
       --workdir=/tmp/logic_act
 
-Arguments: see `configs.recurrent_act.common`, and `gates`, most gates in a
-vector (0: 10). LSTM of 128, batch 16.
+Arguments: see `configs.recurrent_act.common`. LSTM of 128, batch 16.
 """
 
-from configs.recurrent_act import common
+from configs import common
+from configs.recurrent_act.common import RULES, experiment, ponder_model
 
 
 def get_config(arg=''):
-  c = common.experiment(
-    arg, 'logic', cells=('lstm', 'gru', 'rnn'), gates=0, batch=16, steps=100_000
-  )
-  return c.lock()
+  a = common.parse_arg(arg, rule=RULES, cell=('lstm', 'gru', 'rnn'))
+  c = experiment(a.rule, batch_size=16, steps=100_000)
+  c.dataset = dict(name='graves', task='logic', length=10, gates=10)
+  c.model = ponder_model(a.rule, cell=a.cell, width=128, num_targets=1)
+  return c

@@ -3,22 +3,18 @@ r"""Parity of a vector: is the number of 1s odd? (Graves 2016, section 3.1).
   python -m launch.train --config=configs/recurrent_act/parity.py \
       --workdir=/tmp/parity_act
 
-Arguments: see `configs.recurrent_act.common`, and `placement`: leading numbers
-(default) as in the code of Fojo's thesis, or scattered ones as in the paper.
-RNN of 128 tanh units, batch 128. docs/measured.md says what it gives.
+Arguments: see `configs.recurrent_act.common`. RNN of 128 tanh units, batch 128.
+`dataset.placement` is leading as in the code of Fojo's thesis; in the paper the
+numbers are scattered. docs/measured.md says what it gives.
 """
 
-from configs.recurrent_act import common
+from configs import common
+from configs.recurrent_act.common import RULES, experiment, ponder_model
 
 
 def get_config(arg=''):
-  c = common.experiment(
-    arg,
-    'parity',
-    cells=('rnn', 'gru', 'lstm'),
-    placement=('leading', 'scattered'),
-    batch=128,
-    lr=3e-3,
-    steps=60_000,
-  )
-  return c.lock()
+  a = common.parse_arg(arg, rule=RULES, cell=('rnn', 'gru', 'lstm'))
+  c = experiment(a.rule, batch_size=128, steps=60_000, lr=3e-3)
+  c.dataset = dict(name='graves', task='parity', length=64, placement='leading')
+  c.model = ponder_model(a.rule, cell=a.cell, width=128, num_targets=1)
+  return c

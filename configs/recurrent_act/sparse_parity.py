@@ -7,40 +7,30 @@ Each marked input announces how many unmarked ones follow; Skip-ACT can learn
 to spend nothing on those. `test/skipped_marked` and `test/skipped_unmarked`
 are the shares of both kinds that it skips.
 
-Arguments: see `configs.recurrent_act.common`, and `max_gap`, most unmarked
-inputs in a row (0: 3). GRU of 64, batch 32, rule skip.
+Arguments: see `configs.recurrent_act.common`; the rule is skip by default.
+`dataset.max_gap` is the most unmarked inputs in a row. GRU of 64, batch 32.
 """
 
-from configs.common import stage
-from configs.recurrent_act import common
+from configs import common
+from configs.recurrent_act.common import experiment, ponder_model
 
 
 def get_config(arg=''):
-  c = common.experiment(
+  a = common.parse_arg(
     arg,
-    'sparse_parity',
-    cells=('gru', 'lstm', 'rnn'),
     rule=('skip', 'act', 'straight_through', 'fixed'),
-    max_gap=0,
-    width=64,
-    tau=1e-2,
-    repetitions=2,
-    lr=3e-3,
-    steps=10_000,
+    cell=('gru', 'lstm', 'rnn'),
+  )
+  c = experiment(a.rule, batch_size=32, steps=10_000, tau=1e-2, lr=3e-3)
+  c.dataset = dict(name='graves', task='sparse_parity', length=20, max_gap=3)
+  c.model = ponder_model(
+    a.rule, cell=a.cell, width=64, num_targets=1, max_steps=2
   )
   c.optimizer.schedule = 'cosine'
-  steps, tau = c.stages.stage1.steps, c.loss.ponder_weight
-  if steps < 2:
-    raise ValueError(
-      'config argument steps: expected at least 2, one for each stage, got '
-      f'{steps}'
-    )
   # Skipping does not help to learn what has to be read.
+  rising = dict(ponder_weight=('linear', 0.0, c.loss.ponder_weight))
   c.stages = dict(
-    stage1_read=stage(steps=steps // 2, knobs=dict(ponder_weight=0.0)),
-    stage2_skip=stage(
-      steps=steps - steps // 2,
-      knobs=dict(ponder_weight=('linear', 0.0, tau)),
-    ),
+    stage1_read=dict(steps=5000, knobs=dict(ponder_weight=0.0)),
+    stage2_skip=dict(steps=5000, knobs=rising),
   )
-  return c.lock()
+  return c

@@ -169,7 +169,7 @@ def test_micro_batches_add_exactly(task, batch):
 )
 def test_illegal_fields_are_named(corpus, changes, key):
   with pytest.raises(ConfigError) as caught:
-    Pretraining.validate(config_of(corpus, **changes))
+    Pretraining.complete(config_of(corpus, **changes))
   assert caught.value.field == key
 
 
@@ -185,10 +185,12 @@ def test_a_model_too_small_for_the_corpus_is_refused(corpus, field, value):
 
 
 def load(corpus, repository, *overrides, **arguments):
-  given = dict(corpus=corpus, variant='micro', length=32, batch=8, steps=4)
+  given = dict(corpus=corpus, variant='micro', length=32, steps=4)
   text = ','.join(f'{k}={v}' for k, v in (given | arguments).items())
   path = f'{repository}/configs/albert_act/pretrain.py:{text}'
-  return config_flags.load_config(path, ['mesh.data=1', *overrides])
+  return config_flags.load_config(
+    path, ['mesh.data=1', 'batch_size=8', *overrides]
+  )
 
 
 def test_the_shipped_configuration(corpus, repository):

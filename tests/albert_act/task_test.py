@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import pytest
 from scipy.special import log_softmax
@@ -190,57 +189,38 @@ def test_the_ponder_cost_pulls_the_score_to_halt_sooner():
 )  # fmt: skip
 def test_illegal_fields_are_named(changes, key):
   with pytest.raises(ConfigError) as error:
-    FineTune.validate(config() | changes)
+    FineTune.complete(config() | changes)
   assert error.value.field == key
 
 
 def resolved(start, **model):
-  """The sizes of a run that begins from a directory."""
-  unset = dict.fromkeys(albert_sizes.DEFAULTS, 0)
-  unset |= {'activation': '', 'norm_epsilon': 0.0, 'type_vocab_size': -1}
-  given = ml_collections.ConfigDict(
-    {
-      'model': unset | {'variant': ''} | model,
-      'warm_start': {'workdir': str(start)},
-      'dataset': {'tokenizer': 'given'},
-    }
-  )
-  FineTune.resolve(given)
-  return given.model.to_dict()
+  """The model of a run whose sizes are those of a checkpoint."""
+  name = 'albert_act.model:AlbertClassifier'
+  model = {'name': name, 'from_checkpoint': str(start)} | model
+  given = config() | {'model': model}
+  FineTune.complete(given)
+  return given['model']
 
 
-def test_sizes_are_those_of_the_run_it_begins_from(tmp_path):
-  """What the run sets, and else its variant; of both the defaults."""
-  run = {'variant': 'micro', 'max_iterations': 4, 'width': 0, 'vocab_size': 99}
-  strict_json.write(tmp_path / 'config.json', {'model': run})
-  micro = albert_sizes.VARIANTS['micro']
-  want = albert_sizes.DEFAULTS | micro
-  want |= {'max_iterations': 4, 'vocab_size': 99}
-  assert want['width'] == 128
-  assert resolved(tmp_path) == want | {'variant': ''}
+def test_sizes_are_those_of_the_checkpoint(tmp_path):
+  run = albert_sizes.DEFAULTS | {'max_iterations': 4, 'vocab_size': 99}
+  strict_json.write(tmp_path / 'config.json', {'model': run | {'dropout': 0.3}})
+  found = resolved(tmp_path)
+  assert {name: found[name] for name in run} == run
+  assert found['dropout'] != 0.3
+  assert 'from_checkpoint' not in found
   assert resolved(tmp_path, mlp_dim=7)['mlp_dim'] == 7
-  strict_json.write(tmp_path / 'config.json', {'model': {'variant': 'S/16'}})
-  with pytest.raises(ConfigError, match=r"warm_start\.workdir.*'S/16'"):
-    resolved(tmp_path)
 
 
 @pytest.mark.parametrize(
-  'text', ['{}', '{"model": null}', '{"model": ["a"]}', '[]', '{', 'NaN', None]
-)
-def test_a_run_without_a_model_is_refused(tmp_path, text):
+  'text',
+  ['{}', '{"model": null}', '{"model": ["a"]}', '[]', '{', 'NaN', None,
+   '{"model_type": "bert"}', '{"model": {"depth": 3}}'],
+)  # fmt: skip
+def test_a_directory_without_such_a_model_is_refused(tmp_path, text):
   if text is not None:
     (tmp_path / 'config.json').write_text(text)
   with pytest.raises(ConfigError) as error:
     resolved(tmp_path)
-  assert error.value.field == 'warm_start.workdir'
-  assert 'a config.json that has its model' in error.value.expected
-  assert error.value.given == str(tmp_path)
-
-
-def test_a_checkpoint_of_a_bert_is_refused(tmp_path):
-  (tmp_path / 'config.json').write_text('{"model_type": "bert"}')
-  with pytest.raises(ConfigError) as error:
-    resolved(tmp_path)
-  assert error.value.field == 'warm_start.workdir'
-  assert 'embedding_width' in error.value.expected
-  assert 'depth' in error.value.given
+  assert error.value.field == 'model.from_checkpoint'
+  assert 'the directory of a run or of a Hugg' in error.value.expected

@@ -33,11 +33,13 @@ OVERRIDES = [
 STEP = 4  # of every run
 
 
-def load(name, overrides=(), **arguments):
+def load(name, overrides=(), batch=32, **arguments):
   """A configuration of configs/albert_act, without evaluation."""
   text = ','.join(f'{key}={value}' for key, value in arguments.items())
   path = ROOT / 'configs' / 'albert_act' / f'{name}.py'
-  config = config_flags.load_config(f'{path}:{text}', [*OVERRIDES, *overrides])
+  config = config_flags.load_config(
+    f'{path}:{text}', [f'batch_size={batch}', *OVERRIDES, *overrides]
+  )
   with config.unlocked():
     config.stages = dict(stage1=dict(steps=STEP, epochs=0.0, trainable='.*'))
     config.evals = {}
@@ -118,9 +120,10 @@ def _livelier(path, leaf):
 
 
 def _pretraining(tmp_path_factory, halting, overrides):
+  overrides = ['loss.ponder_weight=0.0', *overrides]
   return load(
     'pretrain', overrides, corpus=corpus(tmp_path_factory), variant='micro',
-    length=LENGTH, batch=8, halting=halting, tau=0.0,
+    length=LENGTH, batch=8, halting=halting,
   )  # fmt: skip
 
 
@@ -194,7 +197,8 @@ def hugging_face(tmp_path_factory):
 def bare(directory, vocabulary, **arguments):
   """A run that has not begun: its configuration and its tokenizer."""
   directory.mkdir()
-  config = load('glue', task='sst2', data='/nowhere', **arguments)
+  words = [f'dataset.tokenizer={vocabulary}']
+  config = load('glue', words, task='sst2', data='/nowhere', **arguments)
   strict_json.write(directory / 'config.json', config.to_dict())
   tokenizer.load(vocabulary).save(directory / 'tokenizer.json')
   return directory

@@ -94,8 +94,8 @@ NAMES = 'a tuple of distinct names out of crop, flip'
   [
     *[('size', bad, INTEGER) for bad in (0, 9, 3.0, '3', True, None)],
     *[('share', bad, SHARE) for bad in (-0.1, 1.1, math.nan, math.inf, '1')],
-    ('root', 3, 'a text'),
-    ('split', '', 'a text, not empty'),
+    ('root', 3, 'a string'),
+    ('split', '', 'a string, not empty'),
     ('lower', 'A', 'lower case'),
     *[
       ('augment', bad, NAMES)

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
+from configs.eat.glue import every_second_layer, exits_at, prunes_at
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
-from eat.heads import place_exits, place_prunes
 from eat.model import EatClassifier
-from eat.student import every_second_layer
 from eat.task import FineTune
 from eat.teacher import check_tokenizer
 from tests.eat import small
@@ -162,7 +161,7 @@ def test_outputs_are_by_row():
 def test_a_weight_for_each_head_is_asked_for():
   wrong = config(exit_weights=(0.3, 1.0))
   with pytest.raises(ConfigError, match=r'loss.exit_weights: expected 3'):
-    FineTune.validate(wrong)
+    FineTune.complete(wrong)
 
 
 def test_student_takes_every_second_layer():
@@ -177,7 +176,7 @@ def test_student_takes_every_second_layer():
 @pytest.mark.parametrize('depth', range(1, 26))
 @pytest.mark.parametrize('count', [1, 2, 3])
 def test_layers_are_placed_where_the_model_has_them(depth, count):
-  exits, prunes = place_exits(depth, count), place_prunes(depth, count)
+  exits, prunes = exits_at(depth, count), prunes_at(depth)
   fields = small.FIELDS | dict(
     depth=depth, exit_layers=exits, prune_layers=prunes,
     prune_ratios=(0.3,) * len(prunes),
@@ -188,7 +187,7 @@ def test_layers_are_placed_where_the_model_has_them(depth, count):
   assert bool(exits) == bool(prunes) == (depth > 1)
   if depth > 4:
     assert exits == (2, 3, 4)[3 - count :]
-    assert count != 2 or prunes == (2, 4)
+    assert prunes == (2, 4)
 
 
 def test_a_model_that_is_not_legal_is_named_by_its_field():
@@ -196,7 +195,7 @@ def test_a_model_that_is_not_legal_is_named_by_its_field():
     wrong = config()
     wrong['model'][field] = value
     with pytest.raises(ConfigError, match=rf'model\.{field}: expected'):
-      FineTune.validate(wrong)
+      FineTune.complete(wrong)
 
 
 WORDS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', 'a', 'b', '##b')
@@ -249,7 +248,7 @@ def test_a_foreign_teacher_is_refused_before_training(tmp_path):
     given | {'warm_start': {'workdir': ''}, 'evals': {}}
   )
   with pytest.raises(ConfigError, match=r'loss\.teacher'):
-    FineTune.resolve(resolved)
+    FineTune.complete(resolved)
   with pytest.raises(ConfigError, match=r'loss\.teacher'):
     FineTune(given, info()).init_frozen()
 

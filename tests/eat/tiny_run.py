@@ -10,7 +10,7 @@ CHANGES = [
   'mesh.data=1', 'tensorboard=false', 'loader.num_threads=1',
   'model.width=16', 'model.mlp_dim=24', 'model.num_heads=2',
   'model.vocab_size=11', 'model.max_positions=24', 'model.window=4',
-  'dataset.length_buckets=8,16',
+  'dataset.length_buckets=8,16', 'dataset.max_length=16', 'batch_size=4',
 ]  # fmt: skip
 
 
@@ -28,8 +28,8 @@ def train(tmp_path_factory):
     (directory / f'{name}.tsv').write_text('\n'.join(lines))
   root = pathlib.Path(__file__).resolve().parents[2]
   config = config_flags.load_config(
-    f'{root}/configs/eat/sst2.py:data={directory},vocabulary={directory},'
-    'variant=tiny,batch=4,max_length=16,model=eat',
+    f'{root}/configs/eat/glue.py:data={directory},vocabulary={directory},'
+    'variant=tiny',
     CHANGES,
   )
   with config.unlocked():

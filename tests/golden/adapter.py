@@ -44,6 +44,67 @@ GLUE_TASKS = (
 
 def configs() -> dict[str, tuple[str, list[str]]]:
   """Flag and overrides of every shipped config, by the subject's name."""
+  if pathlib.Path('configs/eat/sst2.py').exists():
+    return _configs_before()
+  table: dict[str, tuple[str, list[str]]] = {}
+  for model in ('adatape', 'transformer', 'ut'):
+    flag = f'configs/adatape/parity.py:n=8,model={model}'
+    table[f'parity {model}'] = flag, []
+    size = ['model.width=24', 'model.mlp_dim=32']
+    size.append('model.max_steps=6' if model == 'ut' else 'model.depth=2')
+    flag = f'configs/adatape/parity_paper.py:n=8,model={model}'
+    table[f'parity_paper {model}'] = flag, size
+  folder = 'configs/adatape/images.py:root={images},size=32,variant=Ti/16'
+  for model in ('learn', 'input', 'vit'):
+    table[f'digits {model}'] = f'configs/adatape/digits.py:model={model}', []
+    small = ['model.depth=2']
+    small += ['model.bank_size=60'] * (model == 'learn')
+    small += ['model.bank_patch_size=4'] * (model == 'input')
+    table[f'image_folder {model}'] = f'{folder},model={model}', small
+  for name, arguments, overrides in (
+    ('parity', '', []), ('logic', 'rule=straight_through', []),
+    ('addition', 'digits=2,rule=skip', []),
+    ('sort', 'rule=fixed,cell=gru', ['dataset.length=3']),
+    ('sparse_parity', '', []),
+    ('parity', 'cell=lstm', ['dataset.placement=scattered']),
+  ):  # fmt: skip
+    cell = ' lstm' if 'lstm' in arguments else ''
+    flag = f'configs/recurrent_act/{name}.py:{arguments}'
+    small = ['dataset.test_examples=16', 'model.width=16', *overrides]
+    table[f'recurrent {name}{cell}'] = flag, small
+  common = (
+    'configs/eat/glue.py:data={glue},vocabulary={vocabulary},variant=tiny,task='
+  )
+  eat = [*EAT, 'dataset.max_length=32']
+  for task in GLUE_TASKS:
+    table[f'eat {task}'] = common + task, [*eat, 'model.window=4']
+  for model in ('dense', 'student'):
+    table[f'eat sst2 {model}'] = f'{common}sst2,model={model}', eat
+  table['eat sst2 pe'] = f'{common}sst2,parts=pe', eat
+  for task in GLUE_TASKS:
+    flag = f'configs/albert_act/glue.py:task={task},data={{glue}}'
+    table[f'albert {task}'] = flag, FINE_TUNED
+  glue = 'configs/albert_act/glue.py:task=sst2,data={glue}'
+  table['albert sst2 fixed'] = f'{glue},halting=fixed', FINE_TUNED
+  probing = 'configs/albert_act/probing.py:data={probing},task='
+  table['albert past_present'] = probing + 'past_present', FINE_TUNED
+  table['albert tree_depth'] = (
+    probing + 'tree_depth,halting=straight_through',
+    [*FINE_TUNED, 'loss.ponder_weight=0.1'],
+  )
+  pretrain = (
+    'configs/albert_act/pretrain.py:corpus={corpus},variant=micro,length=32'
+  )
+  for halting in ('act', 'straight_through', 'fixed'):
+    tau = 0.0 if halting == 'fixed' else 0.01
+    table[f'albert pretrain {halting}'] = (
+      f'{pretrain},halting={halting}', [*ALBERT, f'loss.ponder_weight={tau}']
+    )  # fmt: skip
+  return table
+
+
+def _configs_before() -> dict[str, tuple[str, list[str]]]:
+  """The table of the commit before the redesign."""
   table: dict[str, tuple[str, list[str]]] = {}
   parity = 'configs/adatape/parity.py:n=8'
   paper = 'configs/adatape/parity_paper.py:n=8,depth=2,width=24,mlp_dim=32'

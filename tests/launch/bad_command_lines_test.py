@@ -13,8 +13,9 @@ from launch import command_line, train
 
 PARITY = '--config=configs/adatape/parity.py'
 DIGITS = '--config=configs/adatape/digits.py'
-FOLDER = '--config=configs/adatape/image_folder.py:root=/nowhere'
-EAT = '--config=configs/eat/sst2.py:data=/nowhere,vocabulary=/nowhere'
+FOLDER = '--config=configs/adatape/images.py:root=/nowhere'
+EAT = '--config=configs/eat/glue.py:data=/nowhere,vocabulary=/nowhere'
+PEERS = ('--distributed', '--coordinator=localhost:1')
 
 # (arguments, what the line must say)
 CASES = [
@@ -38,12 +39,17 @@ CASES = [
   ([PARITY, '--config.optimizer.schedule=x'], ['optimizer.schedule', 'rsqrt']),
   ([PARITY, '--config.batch_size=-7'], ['batch_size', '[1, ', '-7']),
   ([PARITY, '--config.batch_size=12.5'], ['batch_size', 'int', '12.5']),
+  ([PARITY, '--config.batch_size=inf'], ['batch_size', 'int', 'inf']),
   ([PARITY, '--config.num_micro=3'], ['num_micro', 'divisor of 128', '3']),
   ([PARITY, '--config.seed=-1'], ['seed', '[0, ', '-1']),
   ([PARITY, '--config.dtype=float16'], ['dtype', 'bfloat16', 'float16']),
   ([PARITY, '--config.tensorboard=perhaps'], ['tensorboard', 'bool']),
   ([PARITY, '--config.log_every=0'], ['log_every', '[1, ', '0']),
   ([PARITY, '--config.stages.stage1.steps=0'], ['stages.stage1.steps', '>= 1']),
+  ([DIGITS, '--config.stages.stage1.steps=9'],
+   ['stages.stage1.epochs', '0 beside steps=9', '80']),
+  ([PARITY, '--config.stages.stage1.trainable=nomatch'],
+   ['stages.stage1.trainable', 'parameter', 'nomatch']),
   ([PARITY, '--config.stages.stage1.trainable=('], ['trainable', 'regular']),
   ([PARITY, '--config.mesh.data=0'], ['mesh.data', '-1', '0']),
   ([PARITY, '--config.mesh.tensor=-1'], ['mesh', 'at most one']),
@@ -52,6 +58,8 @@ CASES = [
    ['checkpoint.best_metric', 'test']),
   ([PARITY, '--config.task=adatape.task:Tape'], ['task', 'adatape.task:Tape']),
   ([PARITY, '--config.task=pathlib:Path'], ['task', 'subclass']),
+  ([PARITY, '--config.task=../x:y'], ['task', 'package.module', '../x:y']),
+  ([PARITY, '--config.task=train_lib.task:Task'], ['task', 'subclass']),
   ([PARITY, '--config.model.name=adatape.nowhere:M'], ['model.name']),
   ([PARITY, '--config.model.max_steps=0'], ['model.max_steps', '0']),
   ([PARITY, '--config.model.max_steps=9'], ['max_steps', '9']),
@@ -67,6 +75,10 @@ CASES = [
   ([PARITY, '--config.warm_start.renames=a'], ["'old->new'"]),
   ([PARITY, '--config.warm_start.workdir=/nowhere'], ['warm_start.workdir']),
   ([PARITY, '--coordinator=host:1'], ['--distributed']),
+  ([PARITY, *PEERS, '--num_processes=0'], ['--num_processes', '1', '0']),
+  ([PARITY, *PEERS, '--num_processes=2', '--process_id=5'],
+   ['--process_id', '[0, 1]', '5']),
+  ([PARITY, '--distributed', '--num_processes=2'], ['--coordinator']),
   ([PARITY, '--config.model.threshold=-1'], ['model.threshold', '-1']),
   ([PARITY, '--config.dataset.length=0'], ['dataset.length', '[1, ', '0']),
   ([PARITY, '--config.dataset.name=parety'], ['dataset.name', 'parity']),
@@ -76,6 +88,9 @@ CASES = [
   ([DIGITS, '--config.dataset.image_size=0'], ['dataset.image_size', '[1, ']),
   ([DIGITS, '--config.dataset.augment=flop'], ['dataset.augment', 'flip']),
   ([DIGITS, '--config.model.patch_size=3'], ['patch_size', '3']),
+  ([DIGITS, '--config.model.patch_size=0'], ['model.patch_size', '0']),
+  (['--config=configs/adatape/images.py'], ['root', 'tfds=NAME']),
+  (['--config=configs/adatape/images.py:root=/a,tfds=b'], ['root', '/a', 'b']),
   ([FOLDER, '--workdir=../up'], ['--workdir', '..']),
   ([EAT, '--config.model.exit_layers=(40,)'],
    ['model.exit_layers', '[1, 12]', '40']),
@@ -102,7 +117,7 @@ CASES = [
   ([EAT, '--config.loss.exit_weights=(1.0,)'],
    ['loss.exit_weights', '2 weights']),
   ([EAT, '--config.dtype=float99'], ['dtype', 'bfloat16', 'float99']),
-  ([EAT + ',variant=nope'], ['model.variant', 'minilm', 'nope']),
+  ([EAT + ',variant=nope'], ['variant', 'minilm', 'nope']),
   ([EAT + ',epochs=0'], ['stages.stage2_anneal', '0']),
   ([EAT + ',exits=4-2'], ['model.exit_layers', 'ascending', '(4, 2)']),
   ([EAT + ',exits=2;3'], ['exits', '2-3-4', '2;3']),
@@ -110,10 +125,11 @@ CASES = [
   ([EAT + ',model=dense,exits=4'], ['exits', 'model=eat', 'dense']),
   ([EAT + ',parts=pwx'], ['parts', 'pwe', 'pwx']),
   ([EAT + ',layers=6'], ["'layers=6'", 'pretrained']),
-  ([EAT + ',teacher=/nowhere'], ['loss.teacher', '/nowhere']),
-  ([EAT + ',pretrained=/nowhere'], ['warm_start.workdir', '/nowhere']),
-  ([EAT + ',model=student,pretrained=/nowhere'],
-   ['warm_start.workdir', '/nowhere']),
+  ([EAT + ',teacher=/nowhere'], ['teacher', '/nowhere']),
+  ([EAT + ',pretrained=/nowhere'], ['pretrained', '/nowhere']),
+  ([EAT, '--config.loss.teacher=/nowhere'], ['loss.teacher', '/nowhere']),
+  ([EAT, '--config.model.from_checkpoint=/nowhere'],
+   ['model.from_checkpoint', '/nowhere']),
   ([EAT + ',teacher=/a,pretrained=/b'], ['pretrained', 'teacher', '/b']),
 ]  # fmt: skip
 
@@ -148,6 +164,30 @@ def test_one_line_names_key_and_legal_range(
 
 def test_there_are_enough_cases():
   assert len(CASES) >= 30
+
+
+@pytest.mark.parametrize(
+  ('body', 'words'),
+  [
+    ('return None', ['get_config', 'ConfigDict', 'None']),
+    ('return [1]', ['get_config', 'ConfigDict', '[1]']),
+    ('raise RuntimeError("no disk")', ['RuntimeError', 'no disk']),
+    ('return {}["x"]', ['KeyError', 'x']),
+    ('return dict(sed=1)', ['config.sed', 'seed']),
+    ('return dict(optimizer=3)', ['optimizer', 'group of fields', '3']),
+  ],
+)
+def test_a_wrong_file_is_explained_in_one_line(body, words, tmp_path, capsys):
+  path = tmp_path / 'config.py'
+  path.write_text(f'def get_config():\n  {body}\n')
+  with pytest.raises(SystemExit) as stop:
+    train.main([f'--config={path}', f'--workdir={tmp_path}/run'])
+  message = capsys.readouterr().err
+  assert stop.value.code == command_line.USAGE
+  assert message.startswith('error: ')
+  assert message.count('\n') == 1
+  for word in words:
+    assert word in message
 
 
 def test_a_good_command_line_passes(tmp_path):

@@ -33,8 +33,10 @@ def result(workdir):
 @pytest.mark.slow
 @pytest.mark.parametrize('seed', [0, 1, 2])
 def test_quick_start_solves_parity(seed, tmp_path):
-  config = f'--config=configs/adatape/parity.py:seed={seed}'
-  text = launch('train', config, f'--workdir={tmp_path}')
+  text = launch(
+    'train', '--config=configs/adatape/parity.py', f'--config.seed={seed}',
+    f'--workdir={tmp_path}',
+  )  # fmt: skip
   assert result(tmp_path)['accuracy'] >= 0.99
   for shown in ('accuracy', 'seconds', f'plot: {tmp_path}/run.png'):
     assert shown in text
@@ -67,8 +69,10 @@ def test_trains_on_real_photographs(model, photographs, tmp_path):
   workdir = tmp_path / 'run'
   launch(
     'train',
-    f'--config=configs/adatape/image_folder.py:root={photographs},'
-    f'model={model},size=64,batch=64,epochs=2',
+    f'--config=configs/adatape/images.py:root={photographs},'
+    f'model={model},size=64',
+    '--config.batch_size=64',
+    '--config.stages.stage1.epochs=2',
     '--config.model.depth=3',
     '--config.log_every=10',
     f'--workdir={workdir}',

@@ -17,6 +17,7 @@ TINY = [
   'model.width=16',
   'model.mlp_dim=16',
   'stages.stage1.steps=4',
+  'stages.stage1.epochs=0',
   'log_every=1',
   'tensorboard=false',
   'evals.test.every_steps=2',

@@ -30,9 +30,9 @@ def train(directory, name, argument, *changes):
   """Four steps of a tiny model."""
   root = pathlib.Path(__file__).resolve().parents[2]
   config = config_flags.load_config(
-    f'{root}/configs/eat/sst2.py:data={directory},vocabulary={directory},'
-    f'variant=tiny,batch=4,max_length=16,{argument}',
-    [*SMALL, *changes],
+    f'{root}/configs/eat/glue.py:data={directory},vocabulary={directory},'
+    f'variant=tiny,{argument}',
+    [*SMALL, 'batch_size=4', 'dataset.max_length=16', *changes],
   )
   with config.unlocked():
     config.dataset.length_buckets = ()
@@ -100,11 +100,11 @@ def test_what_is_written_can_be_trained_from(runs, tmp_path):
   out = exported(runs['dense'], tmp_path / 'out')
   root = pathlib.Path(export.__file__).parents[1]
   config = config_flags.load_config(
-    f'{root}/configs/eat/sst2.py:pretrained={out},data={tmp_path}', []
+    f'{root}/configs/eat/glue.py:pretrained={out},data={tmp_path}', []
   )
   assert (config.model.depth, config.model.width) == (2, 16)
   assert config.model.exit_layers == (1,)
-  assert config.dataset.tokenizer == str(out / 'tokenizer.json')
+  assert config.dataset.tokenizer == str(out)
 
 
 @pytest.mark.slow

@@ -152,16 +152,14 @@ def test_train_evaluate_and_predict(tmp_path, repository):
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     return done.stdout, done.stderr.decode()
 
-  config = (
-    f'configs/eat/sst2.py:data={tmp_path},vocabulary={tmp_path},epochs=2,'
-    'batch=16,max_length=16'
-  )
+  config = f'configs/eat/glue.py:data={tmp_path},vocabulary={tmp_path},epochs=2'
   sizes = dict(
     width=16, depth=5, mlp_dim=32, num_heads=2, vocab_size=44, max_positions=16
   )
   run(
     'train', f'--config={config}', f'--workdir={workdir}',
     '--config.tensorboard=false', '--config.mesh.data=1',
+    '--config.batch_size=16', '--config.dataset.max_length=16',
     '--config.optimizer.lr=3e-3', '--config.dataset.length_buckets=8,16',
     *(f'--config.model.{name}={size}' for name, size in sizes.items()),
   )  # fmt: skip

@@ -13,7 +13,8 @@ import pytest
 
 STEPS = 20
 SMALL = (
-  f'--config=configs/adatape/parity.py:n=8,steps={STEPS}',
+  '--config=configs/adatape/parity.py:n=8',
+  f'--config.stages.stage1.steps={STEPS}',
   '--config.batch_size=16',
   '--config.model.width=16',
   '--config.log_every=1',

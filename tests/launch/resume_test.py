@@ -17,7 +17,8 @@ pytestmark = pytest.mark.slow
 
 STEPS = 60
 SMALL = (
-  f'--config=configs/adatape/parity.py:n=8,steps={STEPS}',
+  '--config=configs/adatape/parity.py:n=8',
+  f'--config.stages.stage1.steps={STEPS}',
   '--config.batch_size=32',
   '--config.model.width=16',
   '--config.log_every=1',
@@ -31,6 +32,7 @@ DIGITS = (
   '--config=configs/adatape/digits.py',
   '--config.batch_size=32',
   '--config.stages.stage1.steps=6',
+  '--config.stages.stage1.epochs=0',
   '--config.model.width=16',
   '--config.model.mlp_dim=32',
   '--config.model.depth=2',

@@ -17,8 +17,13 @@ SMALL = [
   'tensorboard=false',
   'loader.num_threads=0',
   'dataset.test_examples=16',
+  'dataset.length=6',
+  'model.width=8',
+  'batch_size=8',
+  'stages.stage1_read.steps=3',
+  'stages.stage2_skip.steps=3',
 ]
-FLAG = 'configs/recurrent_act/sparse_parity.py:width=8,length=6,batch=8,steps=6'
+FLAG = 'configs/recurrent_act/sparse_parity.py'
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +73,10 @@ def test_resumed_and_sharded_runs_are_the_same_run(tmp_path):
 @pytest.mark.parametrize('rule', ['act', 'straight_through', 'fixed'])
 def test_a_run_learns_parity(rule, tmp_path):
   # Fojo's thesis at a size for a test: vectors of 12 numbers.
-  flag = f'configs/recurrent_act/parity.py:length=12,steps=2500,rule={rule}'
+  flag = f'configs/recurrent_act/parity.py:rule={rule}'
   result = run(
-    tmp_path / 'run', flag + ',repetitions=3', 'tensorboard=false',
-    'mesh.data=1', 'loader.num_threads=0',
+    tmp_path / 'run', flag, 'tensorboard=false', 'mesh.data=1',
+    'loader.num_threads=0', 'dataset.length=12', 'model.max_steps=3',
+    'stages.stage1.steps=2500',
   )  # fmt: skip
   assert result['test/accuracy'] > 0.95

@@ -36,7 +36,7 @@ def task_of(data, ponder_weight=0.1, num_targets=2, **model):
     'model': {'name': 'recurrent_act.model:RecurrentModel', **fields, **model},
     'loss': {'ponder_weight': ponder_weight},
   }
-  SequenceTask.validate(config)
+  SequenceTask.complete(config)
   return SequenceTask(config, data.info)
 
 

@@ -50,9 +50,9 @@ def write_data(directory):
 def train(directory, name, root, argument, *changes):
   """A few steps of a tiny model, so that its rows differ."""
   config = config_flags.load_config(
-    f'{root}/configs/eat/sst2.py:data={directory},vocabulary={directory},'
-    f'variant=tiny,batch=16,max_length=16,{argument}',
-    [*SMALL, *changes],
+    f'{root}/configs/eat/glue.py:data={directory},vocabulary={directory},'
+    f'variant=tiny,{argument}',
+    [*SMALL, 'batch_size=16', 'dataset.max_length=16', *changes],
   )
   with config.unlocked():
     config.dataset.length_buckets = BUCKETS

@@ -1,0 +1,238 @@
+r"""EAT on GLUE: a dense model, then exits, pruning and a window, or a student.
+
+  python -m launch.train --workdir=/tmp/sst2 \
+      --config=configs/eat/glue.py:task=sst2,model=dense,pretrained=DIR,data=DIR
+  python -m launch.train --workdir=/tmp/sst2_eat \
+      --config=configs/eat/glue.py:task=sst2,teacher=/tmp/sst2,data=DIR
+
+Arguments:
+
+  task        sst2 (sentiment), cola (acceptability), mrpc and qqp (paraphrase),
+              stsb (similarity from 0 to 5, a regression), mnli, rte and wnli
+              (entailment), qnli (does a sentence answer a question)
+  model       eat (default), dense, or student (every second layer of the
+              teacher, checkpoint or variant, as DistilBERT)
+  data        folder of the TSV files (official or with named columns); empty
+              for TFDS `glue/*` prepared on this machine
+  pretrained  a Hugging Face directory (config.json, vocab.txt,
+              model.safetensors) to start from
+  teacher     the directory of a finished dense run: EAT and students start
+              from its parameters and are distilled from it; instead of
+              pretrained
+  vocabulary  a tokenizer directory or vocab.txt, needed without a checkpoint
+  variant     sizes without a checkpoint: tiny, mini, small, medium, distil,
+              minilm, base, large
+  epochs      3; pruning is annealed after the first, at once with epochs=1
+  parts       of EAT, for the ablation: any of p (pruning), w (window),
+              e (exits), default pwe; pe is better for rows of fewer than 256
+              tokens, where a window saves no time and cuts pairs apart
+  exits       layers with a head besides the last one, such as 2-3-4
+  prunes      layers after each of which 30 % of the tokens go, such as 2-4
+
+Without exits and prunes the layers follow from the depth, see `exits_at` and
+`prunes_at`. Regressions have exits at 3 and 4, because they exit where two
+consecutive heads agree; patience has the same need: exits=3-4.
+
+Stages and losses are those of EAT, section 5: one epoch without pruning, then
+the ratios annealed; AdamW, weight decay 0.01, warm-up over 10 % of the steps,
+then linear decay. A head's loss weighs 0.3, that of the last one 1.
+
+Results (6-layer MiniLM, dev; recipes and times: docs/measured.md):
+
+  sst2  full data: dense 90.5 %, ECE 3.2 %; EAT with exits at 2, 3 and 4 89.8 %
+        at full depth, 89.4 % at confidence 0.8 and 32 % of the FLOPs; student
+        of 3 layers 89.0 %
+  mnli  22,560 rows, one epoch, matched: dense 66.2 %; EAT without window
+        66.7 %, and 66.9 % at confidence 0.5 with 60 % of the FLOPs
+  qqp   9,497 rows, two epochs, F1: dense 84.0; EAT without window 83.5, at
+        confidence 0.8 too with 63 % of the FLOPs
+"""
+
+import json
+
+import ml_collections
+
+from configs import common
+
+# Task: (peak learning rate, longest row in tokens).
+TASKS = {
+  'sst2': (2e-5, 256), 'cola': (2e-5, 128), 'mrpc': (2e-5, 128),
+  'qqp': (2e-5, 256), 'stsb': (2e-5, 128), 'mnli': (3e-5, 320),
+  'qnli': (2e-5, 256), 'rte': (2e-5, 256), 'wnli': (2e-5, 128),
+}  # fmt: skip
+# Nine in ten rows of SST-2 are phrases of another one, and rows of the others
+# share a premise, a question or an article. What a model is sure of there says
+# nothing of new texts: they are calibrated on half of the validation split.
+SHARES_TEXTS = ('sst2', 'mnli', 'qqp', 'qnli', 'wnli')
+DEPTHS = {
+  'base': 12, 'tiny': 2, 'mini': 4, 'small': 4, 'medium': 8, 'distil': 6,
+  'minilm': 6, 'large': 24,
+}  # fmt: skip
+
+
+def get_config(arg=''):
+  a = common.parse_arg(
+    arg, task=tuple(TASKS), model=('eat', 'dense', 'student'), data='',
+    pretrained='', teacher='', vocabulary='', variant=tuple(DEPTHS), epochs=3,
+    parts='pwe', exits='', prunes='',
+  )  # fmt: skip
+  check(a)
+  checkpoint = a.teacher or a.pretrained
+  depth = depth_of(checkpoint) if checkpoint else DEPTHS[a.variant]
+  lr, max_length = TASKS[a.task]
+  split = 'validation_matched' if a.task == 'mnli' else 'validation'
+  c = ml_collections.ConfigDict()
+  c.task = 'eat.task:FineTune'
+  c.batch_size = 32
+  c.dataset = dict(
+    name='glue',
+    task=a.task,
+    directory=a.data,
+    builder='' if a.data else f'glue/{a.task}',
+    tokenizer=a.vocabulary or checkpoint,
+    max_length=max_length,
+    length_buckets=(16, 32, 64, 128, 256),
+  )
+  size = (
+    dict(from_checkpoint=checkpoint) if checkpoint else dict(variant=a.variant)
+  )
+  c.model = dict(
+    dropout=0.1, attention_dropout=0.1, classifier_dropout=0.1, **size
+  )
+  c.loss = dict(
+    temperature=2.0, teacher=a.teacher, distill_weight=0.5,
+    self_distill_weight=0.0,
+  )  # fmt: skip
+  c.optimizer = dict(
+    name='adamw', lr=lr, schedule='linear', warmup_steps=0.1,
+    weight_decay=0.01, eps=1e-6,
+  )  # fmt: skip
+  # The head of a pretrained model is for another task.
+  fresh = ('^head/',) if a.pretrained else ()
+  c.warm_start = dict(workdir=checkpoint, skip=fresh)
+  c.stages = dict(stage1=dict(epochs=float(a.epochs)))
+  if a.model == 'eat':
+    eat(c, a, depth)
+  else:
+    c.model.name = 'model_lib.bert:BertClassifier'
+  if a.model == 'student':
+    c.model.depth = (depth + 1) // 2
+    if checkpoint:
+      c.warm_start.renames = every_second_layer(depth)
+      c.warm_start.skip = (*fresh, *['^dropped_'] * (depth > 1))
+  c.evals = dict(dev=dict(type='glue', split=split))
+  shares = a.task in SHARES_TEXTS
+  c.train_split = 'train' if shares or a.task == 'stsb' else 'train[:95%]'
+  if a.task != 'stsb':  # numbers have no confidence
+    unseen = dict(
+      split=f'{split}[50%:]' if shares else split,
+      calibration_split=f'{split}[:50%]' if shares else 'train[95%:]',
+    )
+    c.evals.calibration = dict(
+      type='calibration', threshold=0.9, epsilon=0.0, **unseen
+    )
+    c.evals.frontier = dict(type='frontier', **unseen)
+  c.checkpoint = dict(every_steps=500, keep=1)
+  return c
+
+
+def eat(c, a, depth):
+  """Sets exits, pruning and window, and the stages of pruning."""
+  exits, prunes = (), ()
+  if 'e' in a.parts:
+    exits = layers('exits', a.exits) or exits_at(
+      depth, count=2 if a.task == 'stsb' else 1
+    )
+    if exits:
+      c.warm_start.skip = (*c.warm_start.skip, '^exit_')
+  if 'p' in a.parts:
+    prunes = layers('prunes', a.prunes) or prunes_at(depth)
+    warm = a.epochs > 1
+    annealed = dict(prune_scale=('linear', 0.0, 1.0))
+    c.stages = dict(
+      stage2_anneal=dict(epochs=float(a.epochs - warm), knobs=annealed)
+    )
+    if warm:
+      c.stages.stage1_warm = dict(epochs=1.0, knobs=dict(prune_scale=0.0))
+  c.model.update(
+    name='eat.model:EatClassifier',
+    exit_layers=exits,
+    prune_layers=prunes,
+    prune_ratios=(0.3,) * len(prunes),
+    prune_scores='norm',
+    min_tokens=1,
+    merge=False,
+    window=32 if 'w' in a.parts else 0,
+  )
+
+
+def exits_at(depth, count=1):
+  """Returns the paper's exit, 4, or the middle of a model of 4 or fewer layers.
+
+  Several exits are neighbours, 3 and 4: rules that compare heads can then exit
+  at the second.
+  """
+  last = 4 if depth > 4 else depth // 2
+  return tuple(range(max(1, last - count + 1), last + 1))
+
+
+def prunes_at(depth):
+  """Returns the paper's pruning layers, 2 and 4, or half way to the exit."""
+  last = 4 if depth > 4 else depth // 2
+  return tuple(sorted({-(-last // 2), last} - {0}))
+
+
+def every_second_layer(depth):
+  """Renames layers 1, 3, 5, ... of a teacher to those of a student.
+
+  As DistilBERT is initialized (Sanh et al. 2019, section 3).
+  """
+  return tuple(
+    f'^block_{i}/->' + (f'dropped_{i}/' if i % 2 else f'block_{i // 2}/')
+    for i in range(depth)
+  )
+
+
+def depth_of(checkpoint):
+  """Reads the number of layers of a run or of a Hugging Face model."""
+  try:
+    with open(f'{checkpoint}/config.json', encoding='utf-8') as file:
+      found = json.load(file)
+    found = found.get('model', found)
+    names = ('depth', 'num_hidden_layers', 'n_layers')
+    return int(next(found[name] for name in names if name in found))
+  except (OSError, ValueError, AttributeError, StopIteration) as error:
+    raise ValueError(
+      'config argument pretrained or teacher: expected the directory of a run '
+      f'or of a Hugging Face BERT, got {checkpoint!r} ({error})'
+    ) from error
+
+
+def layers(name, text):
+  """Reads layers such as '2-3-4'."""
+  items = text.split('-') if text else []
+  if not all(item.isdecimal() for item in items):
+    raise ValueError(
+      f'config argument {name}: expected layers such as 2-3-4, got {text!r}'
+    )
+  return tuple(map(int, items))
+
+
+def check(a):
+  """Raises ValueError for arguments that contradict each other."""
+  adaptive = a.model == 'eat'
+  for name, is_legal, expected in (
+    ('pretrained', not (a.pretrained and a.teacher),
+     f'nothing beside teacher={a.teacher}, from which the run starts'),
+    ('parts', set(a.parts) <= set('pwe'), "letters of 'pwe', such as pw"),
+    ('parts', a.parts == 'pwe' or adaptive,
+     f'only with model=eat, which is {a.model}'),
+    ('exits', not a.exits or (adaptive and 'e' in a.parts),
+     f"only with model=eat and 'e' in parts, which are {a.model}, {a.parts}"),
+    ('prunes', not a.prunes or (adaptive and 'p' in a.parts),
+     f"only with model=eat and 'p' in parts, which are {a.model}, {a.parts}"),
+  ):  # fmt: skip
+    if not is_legal:
+      raise ValueError(
+        f'config argument {name}: expected {expected}, got {a[name]!r}'
+      )
