@@ -117,7 +117,9 @@ def _override(config: ml_collections.ConfigDict, override: str) -> None:
       raise command_line.UsageError(
         f'--config.{key}: {parent!r} is a value, not a group of fields'
       )
-  if name not in node and parents and parents[0] in OPEN:
+  is_open = bool(parents) and parents[0] in OPEN
+  is_group = is_open and isinstance(_literal(text), dict)
+  if (is_open and name not in node) or is_group:
     with config.unlocked():
       node[name] = _literal(text)
     return

@@ -14,7 +14,11 @@ from dataset_lib.fields import locate
 from eval_lib.evaluator import EvalContext
 from train_lib import sharding
 from train_lib.models import model_errors
-from train_lib.optimizers import build_optimizer, build_schedule
+from train_lib.optimizers import (
+  build_optimizer,
+  build_schedule,
+  trainable_mask,
+)
 from train_lib.stages import Stage, build_stages, with_model
 from train_lib.task import Task
 from train_lib.train_step import TrainState, init_state, make_train_step
@@ -149,6 +153,12 @@ def build_setup(config: Any) -> Setup:
   task = build_task(config, dataset.info, stages[0].model)
   # Without a mesh set: with one, unboxing would apply constraints.
   boxed = _abstract_state(task, optimizer, config)
+  for stage in stages:
+    mask = trainable_mask(sharding.unbox(boxed).params, stage.trainable)
+    if not any(jax.tree.leaves(mask)):
+      expected = 'a regular expression that matches a parameter'
+      field = f'stages.{stage.name}.trainable'
+      raise ConfigError(field, stage.trainable, expected)
   mesh = sharding.make_mesh(config.mesh)
   check_batch_size(config, mesh)
   abstract = jax.tree.map(
