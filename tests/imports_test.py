@@ -80,6 +80,6 @@ def test_a_forbidden_import_is_found(tmp_path):
 
 
 def test_configs_import_only_ml_collections_and_each_other():
-  allowed = {'ml_collections', 'configs', 'difflib', 'typing'}
+  allowed = {'ml_collections', 'configs', 'difflib', 'json', 'typing'}
   for path in (ROOT / 'configs').rglob('*.py'):
     assert set(imported_packages(path)) <= allowed, path
