@@ -1,7 +1,7 @@
-"""Items and answers as JSON, one a line.
+"""Items and answers of a service as JSON, one per line.
 
-An item is {"text": ...} with optionally "pair", "source" and "id", or just a
-string. A line that cannot be read becomes an error in its place.
+An item is an object with optionally "id", or another value. A line that cannot
+be read is answered with an error in its place.
 """
 
 import collections
@@ -20,7 +20,7 @@ MAX_LINE = 2**24  # bytes
 
 
 def read_lines(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
-  """(id, item) of every line; the item is an `InputError` if unreadable."""
+  """Yields (id, item) of every line; an `InputError` for an illegal line."""
   for number in itertools.count(1):
     line = file.readline(MAX_LINE)
     if not line:
@@ -28,16 +28,15 @@ def read_lines(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
     if len(line) == MAX_LINE and not line.endswith(b'\n'):
       while line and not line.endswith(b'\n'):
         line = file.readline(MAX_LINE)
-      line = b''
       yield number, _unreadable(f'at most {MAX_LINE} bytes', 'more')
       continue
     yield _read_line(line, number)
 
 
 def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
-  """The line's own id or else its number, and what is to be answered."""
+  """Returns the line's id, by default its number, and its item."""
   try:
-    # Editors on Windows put a byte order mark in front of the first line.
+    # Editors on Windows write a byte order mark first.
     encoding = 'utf-8-sig' if number == 1 else 'utf-8'
     item = json.loads(
       line.decode(encoding), parse_constant=_finite, parse_float=_finite
@@ -47,7 +46,7 @@ def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
   if not isinstance(item, dict):
     return number, item
   name = item.pop('id', number)
-  # The answer repeats it; a nested one may be too deep to write.
+  # The answer repeats it; nested ids could be too deep to write.
   if isinstance(name, (dict, list)):
     kind = type(name).__name__
     return number, _unreadable('an id that is a text or a number', kind)
@@ -55,7 +54,7 @@ def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
 
 
 def _finite(text: str) -> float:
-  """The number; JSON has no NaN and no infinity, and no answer could."""
+  """Returns a number; JSON has no NaN and no infinity."""
   value = float(text)
   if not math.isfinite(value):
     raise ValueError(f'{text}, which is no finite number')
@@ -74,13 +73,13 @@ def answer_all(
   write: Callable[[str], None],
   window: int,
 ) -> None:
-  """Writes one answer a line, in the order of the lines.
+  """Writes one answer per line, in the order of the lines.
 
   Args:
     engine: answers the items.
     lines: (id, item) pairs.
-    write: is called with every answer's JSON.
-    window: lines that are read ahead of the answer that is written.
+    write: called with every answer's JSON.
+    window: lines read ahead of the answer that is written.
   """
   from serve_lib.chain import Failure
 
@@ -104,12 +103,11 @@ def write_line(text: str) -> None:
   """Prints a line on stdout at once.
 
   Raises:
-    SystemExit: nobody reads stdout any more, as behind `| head`; quietly, with
-      the exit code of Unix tools.
+    SystemExit: stdout is closed, as by `| head`; without a message.
   """
   try:
     print(text, flush=True)
   except BrokenPipeError:
-    # Python flushes it once more when it ends, which would be told on stderr.
+    # Python flushes stdout once more at its end, which would print an error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(command_line.OUTPUT_CLOSED) from None

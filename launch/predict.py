@@ -1,24 +1,25 @@
-"""Answers texts with a trained model, one JSON object a line.
+"""Answers texts or images with a trained model, one JSON object a line.
 
   python -m launch.predict --workdir=/tmp/sst2 < lines.jsonl > answers.jsonl
 
-A line is {"text": ...} with optionally "pair", "source" and "id", or just a
-string. There is one answer a line, in the order of the lines:
+A line is {"text": ...} with optionally "pair", "source" and "id", or a string.
+For a run on images it is {"image": PATH}, for one on token ids
+{"tokens": [...]}. Every line has one answer, in the order of the lines:
 
   {"id": 7, "label": "positive", "probabilities": {...}, "depth": 4,
    "retention": 0.7, "exit_reason": "confidence", "truncated": false}
 
-or {"id": ..., "error": ...} for a line that cannot be answered; the others
-are. An ALBERT whose tokens halt has "iterations", the mean of its "tokens", and
-"token_iterations" instead of "retention".
+or {"id": ..., "error": ...} if it cannot be answered. An ALBERT whose tokens
+halt has "iterations", the mean of its "tokens", and "token_iterations" instead
+of "retention", an AdaTape "tape_length".
 
-Of an EAT: thresholds for single sources:
+Thresholds of an EAT for single sources:
 
   --thresholds=forum=0.95,news=0.8 --minimum_retention=forum=0.9
 
-Temperatures, the guaranteed threshold (--serve=tau=guaranteed) and what drift
-is measured against come from calibration.json in the workdir, which training
-writes at its end, and for another checkpoint or with a guarantee
+Temperatures, the guaranteed threshold (--serve=tau=guaranteed) and the
+reference of the drift check come from calibration.json in the workdir, which
+training writes at its end, and for another checkpoint or with a guarantee
 
   python -m launch.evaluate --workdir=/tmp/sst2 --evals=calibration \\
       --config.evals.calibration.epsilon=0.02
@@ -32,7 +33,6 @@ running statistics as one JSON line, every --log_every seconds and at the end.
 
 import contextlib
 import json
-import math
 import os
 import sys
 import threading
@@ -60,7 +60,7 @@ _period.__name__ = 'number of seconds from 0 to 1e6'
 
 
 def parser() -> command_line.Parser:
-  """The command line."""
+  """Returns the parser of the command line."""
   result = command_line.Parser(
     prog='python -m launch.predict',
     description=__doc__,
@@ -69,15 +69,16 @@ def parser() -> command_line.Parser:
   run_flags.add_arguments(result)
   add = result.add_argument
   add('--serve', default='', metavar='KEY=VALUE,...',
-      help='rule, tau, patience, tolerance, veto_margin, ensemble_margin, '
-      'max_characters; tau is 0.9 for rule=confidence, the default, and must '
-      'be given for entropy, margin and combined. Of an ALBERT: iterations '
-      'between two looks at who is done, max_characters')  # fmt: skip
+      help='of an EAT: rule, tau, patience, tolerance, veto_margin, '
+      'ensemble_margin, max_characters; tau is 0.9 for rule=confidence, the '
+      'default, and must be given for entropy, margin and combined. Of an '
+      'ALBERT: iterations in a stage, max_characters')  # fmt: skip
   add('--thresholds', default='', metavar='SOURCE=TAU,...')
   add('--minimum_retention', default='', metavar='SOURCE=SHARE,...')
   add('--lengths', type=flag_types.sizes, metavar='TOKENS,...',
       help='length buckets; longer texts are cut off at the longest and '
-      "answered with truncated=true (default: the run's)")  # fmt: skip
+      "answered with truncated=true (default: the run's); of an AdaTape, "
+      'lengths of the tape')  # fmt: skip
   add('--batches', type=flag_types.sizes, default=BATCHES, metavar='ROWS,...',
       help=f'batch buckets (default: {BATCHES})')  # fmt: skip
   add('--max_pending', type=flag_types.positive, default=MAX_PENDING,
@@ -86,10 +87,10 @@ def parser() -> command_line.Parser:
       f'largest batch keeps batches full (default: {MAX_PENDING})')  # fmt: skip
   add('--max_pool_bytes', type=flag_types.count, default=0, metavar='BYTES',
       help='device memory of the rows that wait between stages; 0 (default) '
-      'for as much as they take')  # fmt: skip
+      'for no limit')  # fmt: skip
   add('--compilation_cache', default='', metavar='DIRECTORY',
-      help='keeps compiled programs for the next start, which runs what is in '
-      'there: only you should be able to write to it; none for nowhere '
+      help='keeps compiled programs for the next start, which runs them: only '
+      'you should be able to write there; none for nowhere '
       f'(default: {CACHE} in the workdir, if it can be written)')  # fmt: skip
   add('--log_every', type=_period, default=LOG_EVERY, metavar='SECONDS',
       help='running statistics on stderr; 0 for only at the end (default: '
@@ -98,25 +99,25 @@ def parser() -> command_line.Parser:
 
 
 def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-  """Returns (arguments, options); touches no device."""
+  """Returns (arguments, options of `Task.serve`); touches no device."""
   arguments = command_line.parse_arguments(parser(), argv)
   options = _values('--serve', arguments.serve)
-  for name, read in (('thresholds', _numbers), ('minimum_retention', _shares)):
+  for name in ('thresholds', 'minimum_retention'):
     if text := getattr(arguments, name):
-      options[name] = read(f'--{name}', text)
+      options[name] = _values(f'--{name}', text)
   from dataset_lib.fields import check_value
   from serve_lib.engine import LEGAL
   from train_lib import loading
 
   for name in ('max_pending', 'max_pool_bytes'):
     check_value(f'--{name}', getattr(arguments, name), LEGAL[name])
-  loading.load_config(arguments.workdir)  # there is a run
+  loading.load_config(arguments.workdir)  # raises if there is no run
   return arguments, options
 
 
 def _values(flag: str, text: str) -> dict[str, Any]:
-  fields = config_flags.parse_fields(flag, text) if text else {}
-  return {name: _number(value) for name, value in fields.items()}
+  given = config_flags.parse_fields(flag, text) if text else {}
+  return {name: _number(value) for name, value in given.items()}
 
 
 def _number(value: Any) -> Any:
@@ -126,34 +127,13 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _numbers(flag: str, text: str) -> dict[str, float]:
-  values = _values(flag, text)
-  for source, value in values.items():
-    # Which numbers are legal depends on the rule, which says so itself.
-    if isinstance(value, str) or math.isnan(value):
-      raise command_line.UsageError(
-        f'{flag}: expected a number for {source!r}, got {value!r}'
-      )
-  return {source: float(value) for source, value in values.items()}
-
-
-def _shares(flag: str, text: str) -> dict[str, float]:
-  shares = _numbers(flag, text)
-  for source, value in shares.items():
-    if not 0 <= value <= 1:
-      raise command_line.UsageError(
-        f'{flag}: expected a number in [0, 1] for {source!r}, got {value!r}'
-      )
-  return shares
-
-
 def main(argv: Sequence[str]) -> int:
   """Runs the command; returns its exit code."""
   return command_line.main(parse, run, argv)
 
 
 def run(arguments: Any, options: dict[str, Any]) -> int:
-  """Loads the model, compiles, answers stdin on stdout."""
+  """Loads the model, compiles it, answers the lines of stdin on stdout."""
   from serve_lib.process import keep_freed_memory
 
   keep_freed_memory()
@@ -162,8 +142,8 @@ def run(arguments: Any, options: dict[str, Any]) -> int:
     def log_statistics():
       _log(json.dumps(engine.monitor.snapshot()))
 
-    # Not `sys.stdin`, which Python locks at its end: interrupted, it would wait
-    # for the thread that waits for the next line.
+    # Not `sys.stdin`: Python takes its lock at the end, which a thread that
+    # waits for a line holds.
     lines = json_lines.read_lines(os.fdopen(0, 'rb', closefd=False))
     with regularly(arguments.log_every, log_statistics):
       json_lines.answer_all(
@@ -174,13 +154,12 @@ def run(arguments: Any, options: dict[str, Any]) -> int:
 
 
 def _log(line: str) -> None:
-  # Nobody may be reading it any more; the answers are what counts.
-  with contextlib.suppress(OSError):
+  with contextlib.suppress(OSError):  # stderr may be closed
     print(line, file=sys.stderr, flush=True)
 
 
 def log_drift(drifted: bool, report: dict[str, Any]) -> None:
-  """Says on stderr that fallback to full depth begins or ends."""
+  """Logs that drift begins or ends."""
   what = (
     'the traffic differs from the calibration split; every row runs to full '
     'depth'
@@ -196,11 +175,11 @@ def regularly(
   action: Callable[[], None],
   done: threading.Event | None = None,
 ) -> Iterator[None]:
-  """Calls the action every so many seconds, in a thread, meanwhile.
+  """Calls `action` every `seconds` seconds in a thread within the context.
 
   Args:
-    seconds: from one call to the next; 0 for never.
-    action: what is called.
+    seconds: 0 for never.
+    action: the function.
     done: set at the end; its `wait` is the clock.
   """
   done = done or threading.Event()
@@ -222,44 +201,37 @@ def regularly(
 
 
 def build_engine(arguments: Any, options: dict[str, Any]) -> Any:
-  """The engine of a run, compiled."""
+  """Returns the engine of a run, compiled."""
+  from dataset_lib.builder import default_num_threads
   from serve_lib.engine import Engine
   from train_lib import loading
 
-  chain, policy, lengths = loading.serve(
+  loaded = loading.serve(
     arguments.workdir,
     step=arguments.step,
     lengths=arguments.lengths,
     options=options,
     on_drift=log_drift,
   )
-  for warning in policy.warnings:
+  for warning in loaded.policy.warnings:
     _log(f'warning: {warning}')
   cache = cache_directory(arguments.compilation_cache, arguments.workdir)
   engine = Engine(
-    chain,
-    policy,
-    lengths,
+    *loaded,
     arguments.batches,
     max_pending=arguments.max_pending,
     max_pool_bytes=arguments.max_pool_bytes,
     cache_directory=cache,
   )
-  done = engine.warm_up(progress=True, threads=_threads())
+  threads = min(default_num_threads(), MAX_THREADS)
+  done = engine.warm_up(progress=True, threads=threads)
   kept = f'kept in {cache}' if cache else 'not kept for the next start'
   _log(f'compiled {done.programs} programs in {done.seconds:.1f} s, {kept}')
   return engine
 
 
-def _threads() -> int:
-  """Cores that this process may use."""
-  if hasattr(os, 'sched_getaffinity'):
-    return min(len(os.sched_getaffinity(0)), MAX_THREADS)
-  return min(os.cpu_count() or 1, MAX_THREADS)
-
-
 def cache_directory(flag: str, workdir: str) -> str:
-  """Where compiled programs are kept; '' for nowhere.
+  """Returns the directory of the compiled programs; '' for none.
 
   Args:
     flag: --compilation_cache: a directory, 'none', or '' for one in the

@@ -187,9 +187,7 @@ class ClassifierPolicy:
 
   def record(self, prediction: Prediction) -> None:
     """Records the exit of a row in `monitor`."""
-    self.monitor.record_exit(
-      prediction.depth or 0, prediction.exit_reason, None
-    )
+    self.monitor.record_exit(1, prediction.exit_reason, None)
 
 
 def _module(array: Any) -> Any:

@@ -45,15 +45,8 @@ def test_statistics_are_logged_regularly_and_drift_when_it_turns(capsys):
 @pytest.mark.parametrize(
   ('flag', 'message'),
   [
-    ('--thresholds=forum=much', '--thresholds: expected a number for'),
-    ('--thresholds=forum=nan', '--thresholds: expected a number for'),
-    (
-      '--minimum_retention=forum=2',
-      '--minimum_retention: expected a number in',
-    ),
     ('--log_every=-1', 'argument --log_every: invalid number of seconds'),
     ('--log_every=nan', 'argument --log_every: invalid number of seconds'),
-    ('--minimum_retention=forum=much', '--minimum_retention: expected'),
     ('--batches=0,1', '--batches: invalid list of positive integers'),
     ('--max_pending=0', '--max_pending: invalid positive integer'),
     ('--max_pending=99999999', '--max_pending: expected an integer in [1, '),
@@ -118,13 +111,22 @@ def test_where_compiled_programs_are_kept(tmp_path):
 
 
 @pytest.mark.slow
-def test_lengths_that_the_model_cannot_take(workdir, capsys):
+@pytest.mark.parametrize(
+  ('flag', 'message'),
+  [
+    ('--lengths=8,32', 'lengths: expected numbers of tokens from 1 to 16'),
+    ('--thresholds=forum=much', 'serve.thresholds.forum: expected a prob'),
+    ('--thresholds=forum=nan', 'serve.thresholds.forum: expected a prob'),
+    ('--minimum_retention=forum=2', 'serve.minimum_retention.forum: expected'),
+    ('--serve=tauu=1', 'did you mean tau?'),
+  ],
+)
+def test_options_that_do_not_fit_the_run(workdir, capsys, flag, message):
   with pytest.raises(SystemExit) as stop:
-    predict.main([f'--workdir={workdir}', '--lengths=8,32'])
+    predict.main([f'--workdir={workdir}', flag])
   assert stop.value.code == 2
   (line,) = capsys.readouterr().err.splitlines()
-  assert 'lengths: expected numbers of tokens from 1 to 16' in line
-  assert 'got (8, 32)' in line
+  assert message in line
 
 
 @pytest.mark.slow

@@ -1,0 +1,310 @@
+"""The same tests of the engine for every family that is served.
+
+| family        | stages                  | rows leave or move by       |
+|---------------|-------------------------|-----------------------------|
+| bert, vit     | one                     | -                           |
+| eat           | one for each head       | exit rule, pruned on device |
+| albert        | a few iterations each   | halting of all tokens       |
+| adatape (two) | read, encode            | tape bucket                 |
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from albert_act import compaction, packed_attention
+from albert_act.task import FineTune as AlbertTask
+from dataset_lib import builder
+from dataset_lib.source import DatasetInfo
+from eat.task import FineTune as EatTask
+from model_lib.bert import BertClassifier
+from serve_lib.chain import Failure
+from serve_lib.decisions import Prediction
+from serve_lib.drift import Calibration, DriftCheck
+from serve_lib.engine import Engine
+from serve_lib.image_items import ItemReader
+from tests.adatape import serving_test as tapes
+from tests.albert_act import small as small_albert
+from tests.compilations import compilations
+from tests.eat import small as small_eat
+from train_lib.classification import Classification
+from train_lib.text_classification import TextClassification
+
+COUNT = 12
+LENGTH = 16
+NAMES = ('a', 'b', 'c')
+TEXTS = DatasetInfo(
+  'tokens', (LENGTH,), 'int32', 3, NAMES, 8, vocab_size=40,
+  length_buckets=(8, LENGTH),
+)  # fmt: skip
+BERT = dict(
+  num_classes=3, width=16, depth=2, mlp_dim=32, num_heads=2, vocab_size=40,
+  max_positions=64,
+)  # fmt: skip
+VIT = dict(
+  name='model_lib.vit:ViT', width=16, depth=1, mlp_dim=16, num_heads=2,
+  patch_size=8,
+)  # fmt: skip
+
+
+@dataclasses.dataclass
+class Family:
+  """A model, and the same by a plain call of the masked form.
+
+  Attributes:
+    serve: returns (chain, policy), new every time.
+    items: of the engine.
+    logits: of the items by all heads, `[E, B, O]`.
+    heads: index into the first axis for a prediction.
+    fields: those of `Prediction.as_dict`, beside the common ones.
+    bad: an item that cannot be served.
+  """
+
+  serve: Any
+  items: list[Any]
+  logits: np.ndarray
+  heads: Any = lambda prediction: -1
+  fields: tuple[str, ...] = ()
+  bad: Any = dataclasses.field(default_factory=lambda: {'tokens': [-1]})
+
+
+def text_task(kind, model):
+  task = kind.__new__(kind)
+  task.config, task.info, task.model = (
+    {'dataset': {'name': 'fake_text'}}, TEXTS, model,
+  )  # fmt: skip
+  return task
+
+
+def text_rows():
+  rows = small_eat.rows(COUNT, low=2, high=LENGTH, vocab_size=40)
+  return rows, [{'tokens': row.tolist()} for row in rows]
+
+
+def text_family(kind, model, variables, options, exits, **more):
+  task = text_task(kind, model)
+  rows, items = text_rows()
+  tokens = np.zeros((COUNT, LENGTH), np.int32)
+  for place, row in zip(tokens, rows, strict=True):
+    place[: len(row)] = row
+  lengths = jnp.asarray([len(row) for row in rows])
+  call = jax.jit(model.apply)
+  logits, out = call(variables, tokens, np.zeros_like(tokens), lengths)
+  logits = np.asarray(exits(logits, out))
+  serve = functools.partial(task.serve, variables, options)
+  return Family(serve, items, logits, **more)
+
+
+def bert():
+  model = BertClassifier(**BERT)
+  row, length = jnp.ones((1, 8), jnp.int32), jnp.full(1, 8)
+  abstract = jax.eval_shape(model.init, jax.random.key(0), row, row, length)
+  return text_family(
+    TextClassification, model, small_eat.randomised(abstract), {},
+    lambda logits, out: logits[None], fields=('truncated',),
+  )  # fmt: skip
+
+
+def eat():
+  model, variables = small_eat.build(vocab_size=40)
+  layers = model.heads()
+  return text_family(
+    EatTask, model, variables, {'tau': 0.8}, lambda logits, out: out['exits'],
+    heads=lambda prediction: layers.index(prediction.depth),
+    fields=('depth', 'retention', 'truncated'),
+  )  # fmt: skip
+
+
+def albert():
+  model, variables = small_albert.build(num_classes=3)
+  return text_family(
+    AlbertTask, model, variables, {'iterations': 3},
+    lambda logits, out: logits[None],
+    fields=('depth', 'iterations', 'token_iterations', 'truncated'),
+  )  # fmt: skip
+
+
+def item_family(task, variables, **more):
+  items = tapes.items_of(task, COUNT)
+  key = task.info.input_key
+  logits, _ = jax.jit(task.apply)(
+    variables['params'], {}, {key: np.stack(items)}
+  )
+  serve = functools.partial(task.serve, variables, {})
+  return Family(serve, items, np.asarray(logits)[None], bad=7, **more)
+
+
+def adatape(model, data):
+  task, variables = tapes.build(model, tapes.DATA[data])
+  return item_family(task, variables, fields=('tape_length',))
+
+
+def vit():
+  dataset = tapes.DATA['image']
+  info = builder.build_source(dataset, 'train').info
+  loss = {'label_smoothing': 0.0}
+  config = dict(model=VIT, dataset=dataset, dtype='float32', loss=loss)
+  task = Classification(config, info)
+  params = small_eat.randomised(task.init(jax.random.key(0))[0])
+  return item_family(task, {'params': params, 'model_state': {}})
+
+
+FAMILIES = {
+  'bert': bert,
+  'vit': vit,
+  'eat': eat,
+  'albert': albert,
+  'adatape': functools.partial(adatape, tapes.IMAGE, 'image'),
+  'adatape parity': functools.partial(adatape, tapes.PARITY, 'tokens'),
+}
+
+
+@pytest.fixture(scope='module', params=FAMILIES)
+def served(request):
+  """(family, engine) with few programs."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(compaction, 'SHARES', (0.5, 1.0))
+    patch.setattr(compaction, 'FEW_TOKENS', (8,))
+    patch.setattr(packed_attention, 'PLACES', (1.0,))
+    family = FAMILIES[request.param]()
+    chain, policy = family.serve()
+    with Engine(chain, policy, policy.lengths, (1, 4)) as engine:
+      yield family, engine
+
+
+def with_programs_of(engine, policy=None, **settings):
+  """Another engine with the compiled programs of one."""
+  other = Engine(
+    engine._chain, policy or engine._policy, engine.grid.lengths,
+    engine.grid.batches, **settings,
+  )  # fmt: skip
+  other._programs.__dict__ = engine._programs.__dict__
+  other._warm_up = engine._warm_up
+  return other
+
+
+def check(family, index, answer):
+  assert isinstance(answer, Prediction), answer
+  logits = family.logits[family.heads(answer), index]
+  expected = np.exp(logits - logits.max())
+  got = list(answer.probabilities.values())
+  np.testing.assert_allclose(got, expected / expected.sum(), atol=1e-4)
+  assert answer.label == max(answer.probabilities, key=answer.probabilities.get)
+
+
+def test_alone_batched_and_in_any_order(served):
+  family, engine = served
+  orders = [np.arange(COUNT), np.random.default_rng(0).permutation(COUNT)]
+  with compilations() as compiled:
+    for order in orders:
+      answers = engine.predict([family.items[index] for index in order])
+      for index, answer in zip(order, answers, strict=True):
+        check(family, index, answer)
+    for index in (0, COUNT - 1):
+      check(family, index, engine.submit(family.items[index]).result(20))
+  assert not compiled
+
+
+def test_in_any_bucket(served):
+  family, engine = served
+  chain, policy = family.serve()
+  longest = policy.lengths[-1:]
+  with Engine(chain, policy, longest, (COUNT,)) as other:
+    other._programs._compiled = engine._programs._compiled
+    answers = other.predict(family.items)
+  for index, answer in enumerate(answers):
+    check(family, index, answer)
+
+
+def test_from_threads(served):
+  family, engine = served
+  with concurrent.futures.ThreadPoolExecutor(4) as threads:
+    parts = [range(start, COUNT, 4) for start in range(4)]
+    jobs = [
+      threads.submit(engine.predict, [family.items[n] for n in part])
+      for part in parts
+    ]
+    for part, job in zip(parts, jobs, strict=True):
+      for index, answer in zip(part, job.result(), strict=True):
+        check(family, index, answer)
+
+
+def test_a_bad_item_fails_alone(served):
+  family, engine = served
+  items = [family.items[0], family.bad, *family.items[1:4], None]
+  first, bad, *others, none = engine.predict(items)
+  for failure in (bad, none):
+    assert isinstance(failure, Failure)
+    assert failure.during == 'encode'
+  for index, answer in enumerate([first, *others]):
+    check(family, index, answer)
+
+
+def test_an_answer_becomes_json(served):
+  family, engine = served
+  (answer,) = engine.predict(family.items[:1])
+  fields = json.loads(json.dumps(answer.as_dict()))
+  common = {'label', 'probabilities', 'exit_reason'}
+  assert set(fields) == common | set(family.fields)
+
+
+@pytest.mark.parametrize('drain', [True, False])
+def test_closing_answers_or_cancels(served, drain):
+  family, engine = served
+  other = with_programs_of(engine)
+  futures = [other.submit(item) for item in family.items]
+  other.close(drain)
+  for index, future in enumerate(futures):
+    answer = future.result(0)
+    if isinstance(answer, Failure):
+      assert not drain
+      assert answer.during == 'close'
+    else:
+      check(family, index, answer)
+  assert other.status()['pending'] == other.status()['pool_bytes'] == 0
+
+
+def test_memory_between_stages_is_bounded(served):
+  family, engine = served
+  worst = engine.warm_up().worst_case_bytes
+  widest = engine._programs.widest_bytes
+  for limit in (0, 1, widest):
+    with with_programs_of(engine, max_pool_bytes=limit) as other:
+      for index, answer in enumerate(other.predict(family.items)):
+        check(family, index, answer)
+    assert other.status()['peak_pool_bytes'] <= (widest if limit else worst)
+
+
+def test_drift_of_the_traffic_sends_rows_to_full_depth(served):
+  family, engine = served
+  _, policy = family.serve()
+  calibration = Calibration(np.linspace(0.5, 1.0, 100), 0.9)
+  policy.monitor.drift = DriftCheck(calibration, window=20, every=1)
+  policy.monitor.drift.drifted = True
+  with with_programs_of(engine, policy) as other:
+    reasons = {one.exit_reason for one in other.predict(family.items)}
+  before = {one.exit_reason for one in engine.predict(family.items)}
+  if 'retention' in family.fields:  # EAT, the one with exits
+    assert reasons == {'full depth', 'last layer'}
+    assert before == {'confidence', 'last layer'}
+  else:
+    assert reasons == before
+
+
+def test_padding_of_items_is_a_copy_of_a_row():
+  reader = ItemReader('tokens', np.asarray, np.zeros(2, np.int32), 1)
+  rows = [{'tokens': np.full(2, n, np.int32)} for n in (5, 6)]
+  assert reader.pad(rows, 1, 4)['tokens'].tolist() == [
+    [5] * 2,
+    [6] * 2,
+    [5] * 2,
+    [5] * 2,
+  ]
+  assert reader.pad([], 1, 2)['tokens'].tolist() == [[0, 0], [0, 0]]
