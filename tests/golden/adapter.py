@@ -291,7 +291,7 @@ def loss_and_gradient(task: Any, params: Any, state: Any, batch: Any) -> Any:
     return task.loss(params, state, frozen, batch, norm, keys, {})[0]
 
   loss, gradient = both(params)
-  return float(loss), float(optax.global_norm(gradient))
+  return float(loss), float(optax.tree.norm(gradient))
 
 
 # What the engine answers: the config whose run it serves, and `--serve`.
