@@ -33,13 +33,13 @@ def parser() -> command_line.Parser:
   add = result.add_argument
   add('--workdir', required=True, metavar='DIRECTORY',
       help='directory of the run')  # fmt: skip
-  add('--evals', metavar='NAMES', default='',
+  add('--evals', metavar='NAMES',
       help="entries of config.evals or 'fewshot'; default: all")  # fmt: skip
   add('--step', type=flag_types.checkpoints, metavar='STEP', default='latest',
       help='latest (default), best, all, or a number')  # fmt: skip
-  add('--dataset', metavar='name=...,key=value', default='',
+  add('--dataset', metavar='name=...,key=value',
       help='another data set, e.g. name=digits,image_size=8')  # fmt: skip
-  add('--batch_size', type=int, default=0, metavar='ROWS',
+  add('--batch_size', type=int, metavar='ROWS',
       help="rows of a batch; default: the run's")  # fmt: skip
   return result
 
@@ -51,7 +51,9 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any, list[str]]:
   from train_lib import config_schema, loading
 
   config = loading.load_own_config(arguments.workdir)
-  names = list(filter(None, arguments.evals.split(',')))
+  names = sorted(config.evals)
+  if arguments.evals is not None:
+    names = arguments.evals.split(',')
   if 'fewshot' in names and 'fewshot' not in config.evals:
     config.evals.fewshot = dict(type='fewshot', shots=(1, 5, 10, 25), seeds=3)
   for name in names:
@@ -60,15 +62,15 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any, list[str]]:
         f'--evals: expected names of {sorted(config.evals)} or fewshot, got '
         f'{name!r}'
       )
-  if arguments.dataset:
+  if arguments.dataset is not None:
     other = config_flags.parse_fields('--dataset', arguments.dataset)
-    for name in names or config.evals:
+    for name in names:
       config.evals[name].dataset = other
-  if arguments.batch_size:
+  if arguments.batch_size is not None:
     config.batch_size = arguments.batch_size
   config_flags.apply_overrides(config, overrides)
   config = config_schema.validate(config)
-  return arguments, config, names or sorted(config.evals)
+  return arguments, config, names
 
 
 def evaluate(
@@ -103,18 +105,6 @@ def evaluate(
   return rows
 
 
-def print_rows(rows: list[dict[str, float]]) -> None:
-  """Prints the table: a column per checkpoint, a line per metric."""
-  import rich.console
-  import rich.table
-
-  table = rich.table.Table('metric', *(f'step {row["step"]}' for row in rows))
-  for name in rows[0]:
-    if name != 'step':
-      table.add_row(name, *(f'{row[name]:.4f}' for row in rows))
-  rich.console.Console().print(table)
-
-
 def main(argv: Sequence[str]) -> int:
   """Runs the command; returns its exit code."""
   return command_line.main(parse, run, argv)
@@ -122,10 +112,17 @@ def main(argv: Sequence[str]) -> int:
 
 def run(arguments: Any, config: Any, names: list[str]) -> int:
   """Evaluates, prints a table, writes evaluation.json."""
+  from eval_lib.report import print_table
   from train_lib import strict_json
 
   rows = evaluate(arguments.workdir, config, names, arguments.step)
-  print_rows(rows)
+  shown = [
+    {'metric': name}
+    | {f'step {row["step"]}': f'{row[name]:.4f}' for row in rows}
+    for name in rows[0]
+    if name != 'step'
+  ]
+  print_table(arguments.workdir, shown)
   path = pathlib.Path(arguments.workdir) / 'evaluation.json'
   strict_json.write(path, rows)
   print(f'written: {path}')

@@ -22,7 +22,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from launch import command_line, config_flags, tables
+from launch import command_line, config_flags
+from launch.command_line import UsageError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOPPED = (command_line.PREEMPTED, command_line.INTERRUPTED)
@@ -43,8 +44,15 @@ class Run(NamedTuple):
 
   @property
   def name(self) -> str:
-    """What the line says."""
+    """The overrides of the line."""
     return ' '.join(self.overrides)
+
+  def result(self) -> dict[str, Any] | None:
+    """Reads result.json; None if the run has not finished."""
+    from train_lib import strict_json
+
+    path = self.workdir / 'result.json'
+    return strict_json.loads(path.read_text()) if path.is_file() else None
 
 
 def parser() -> command_line.Parser:
@@ -72,29 +80,29 @@ def parse(argv: Sequence[str]) -> tuple[Any, list[Run]]:
   """Returns (arguments, runs); every configuration has been checked.
 
   Raises:
-    UsageError: naming the line that is wrong.
+    UsageError: with the number of the wrong line.
   """
+  from dataset_lib.errors import ConfigError
+
   arguments = command_line.parse_arguments(parser(), argv)
   runs = read_runs(arguments.overrides, pathlib.Path(arguments.workdir))
   command_line.check_workdir(arguments.workdir)
   lines: dict[str, int] = {}
   for run in runs:
     try:
-      config = _config(arguments, run)
-      earlier = lines.setdefault(config, run.number)
+      earlier = lines.setdefault(_checked(arguments, run), run.number)
       if earlier != run.number:
-        raise command_line.UsageError(
+        raise UsageError(
           f'expected another run than in line {earlier}, got the same'
         )
-    except command_line.UsageError as error:
-      raise command_line.UsageError(
-        f'{arguments.overrides}, line {run.number}: {error}'
-      ) from error
+    except (UsageError, ConfigError) as error:
+      place = f'{arguments.overrides}, line {run.number}'
+      raise UsageError(f'{place}: {error}') from error
   return arguments, runs
 
 
 def read_runs(path: str, workdir: pathlib.Path) -> list[Run]:
-  """The runs that a list of overrides asks for.
+  """Reads the list of overrides.
 
   Raises:
     UsageError: the file cannot be read or has no line.
@@ -102,26 +110,24 @@ def read_runs(path: str, workdir: pathlib.Path) -> list[Run]:
   try:
     lines = pathlib.Path(path).read_text(encoding='utf-8').splitlines()
   except (OSError, UnicodeDecodeError) as error:
-    raise command_line.UsageError(f'--overrides: {error}') from error
+    raise UsageError(f'--overrides: {error}') from error
   runs = []
   for number, line in enumerate(lines, 1):
     try:
       overrides = tuple(shlex.split(line, comments=True))
     except ValueError as error:
-      raise command_line.UsageError(
-        f'{path}, line {number}: {error}'
-      ) from error
+      raise UsageError(f'{path}, line {number}: {error}') from error
     if overrides:
       runs.append(Run(number, overrides, workdir / directory(overrides)))
   if not runs:
-    raise command_line.UsageError(
+    raise UsageError(
       f'--overrides: expected at least one line in {path}, got none'
     )
   return runs
 
 
 def directory(overrides: Sequence[str]) -> str:
-  """The name of a run's directory: readable, short, and its own."""
+  """Returns a readable, short and unique name of a run's directory."""
   words = []
   for override in overrides:
     key, separator, value = override.partition('=')
@@ -132,48 +138,35 @@ def directory(overrides: Sequence[str]) -> str:
   return f'{safe[:80]}-{digest}'
 
 
-def _config(arguments: Any, run: Run) -> str:
-  """The checked configuration of a run as text.
+def _checked(arguments: Any, run: Run) -> str:
+  """Returns the configuration of a run as text.
 
   Raises:
-    UsageError: it is not legal, or not that of what has finished before.
+    ConfigError: it is not legal.
+    UsageError: it lacks the metric, or a run in this directory has finished
+      with another configuration.
   """
-  from dataset_lib.errors import ConfigError
-  from train_lib import strict_json
+  from train_lib import run_directory, strict_json
 
-  try:
-    config = config_flags.load_config(arguments.config, run.overrides)
-  except ConfigError as error:
-    raise command_line.UsageError(str(error)) from error
+  config = config_flags.load_config(arguments.config, run.overrides)
   name, _, metric = arguments.metric.partition('/')
   if not metric or name not in config.evals:
-    raise command_line.UsageError(
+    raise UsageError(
       f'--metric: expected EVAL/METRIC of one of {sorted(config.evals)}, got '
       f'{arguments.metric!r}'
     )
   text = strict_json.dumps(config.to_dict())
-  _check_finished(run, strict_json.loads(text))
-  return text
-
-
-def _check_finished(run: Run, config: Any) -> None:
-  """Raises `UsageError` if the result is of another configuration."""
-  from train_lib import run_directory, strict_json
-
   saved = run.workdir / 'config.json'
-  if not (is_finished(run) and saved.is_file()):
-    return
-  changed = run_directory.changes(strict_json.loads(saved.read_text()), config)
-  if changed:
-    raise command_line.UsageError(
-      f'a run of another configuration has finished in {run.workdir} '
-      f'({"; ".join(changed)}); use another --workdir'
+  if run.result() is not None and saved.is_file():
+    changed = run_directory.changes(
+      strict_json.loads(saved.read_text()), strict_json.loads(text)
     )
-
-
-def is_finished(run: Run) -> bool:
-  """Whether there is a result."""
-  return (run.workdir / 'result.json').is_file()
+    if changed:
+      raise UsageError(
+        f'a run of another configuration has finished in {run.workdir} '
+        f'({"; ".join(changed)}); use another --workdir'
+      )
+  return text
 
 
 def main(argv: Sequence[str]) -> int:
@@ -182,10 +175,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def sweep(arguments: Any, runs: Sequence[Run]) -> int:
-  """Trains all runs; the exit code of the first that fails, or 0."""
+  """Trains all runs; returns the exit code of the first that fails, or 0."""
   failure = command_line.OK
   for place, run in enumerate(runs, 1):
-    if is_finished(run):
+    if run.result() is not None:
       print(f'[{place}/{len(runs)}] finished before: {run.name}', flush=True)
       continue
     print(f'[{place}/{len(runs)}] {run.name}', flush=True)
@@ -196,14 +189,15 @@ def sweep(arguments: Any, runs: Sequence[Run]) -> int:
     if code:
       print(f'exit code {code}: {run.name}', file=sys.stderr, flush=True)
     failure = failure or code
-    if is_finished(run) and arguments.metric not in _raw_result(run):
-      break  # nor will the others have it
+    result = run.result()
+    if result is not None and arguments.metric not in result:
+      break  # the results of other runs will not have it either
   report(arguments, runs)
   return failure
 
 
 def train_command(config: str, run: Run) -> list[str]:
-  """The command line of one run."""
+  """Returns the command line of one run."""
   return [
     sys.executable, '-m', 'launch.train', f'--config={config}',
     f'--workdir={run.workdir}',
@@ -212,11 +206,11 @@ def train_command(config: str, run: Run) -> list[str]:
 
 
 def train(command: Sequence[str]) -> int:
-  """Runs one training to its end; returns its exit code as a shell says it.
+  """Runs one training; returns its exit code as a shell would.
 
-  A signal that asks us to stop is passed on, and the training ends with its
-  step saved. It has a process group of its own: a Ctrl-C of the terminal would
-  reach it a second time, which means that it shall not wait for that.
+  Signals that ask to stop are passed on, and the training saves its step. It
+  has its own process group: a Ctrl-C of the terminal would reach it a second
+  time, which stops it at once.
   """
   asked = False
   with subprocess.Popen(command, process_group=0) as process:
@@ -239,63 +233,38 @@ def train(command: Sequence[str]) -> int:
 
 def report(arguments: Any, runs: Sequence[Run]) -> None:
   """Prints the table, best first, and writes sweep.csv."""
-  from eval_lib.report import write_csv
+  from eval_lib.report import print_table, write_csv
 
-  metric = arguments.metric
-  rows = results(runs, metric, arguments.mode)
-  finished = [run for run in runs if is_finished(run)]
-  if finished and all(row[metric] is None for row in rows):
-    known = sorted(name for name in _read_result(finished[0]) if '/' in name)
+  metric, sign = arguments.metric, -1 if arguments.mode == 'max' else 1
+  results = [run.result() for run in runs]
+  finished = [result for result in results if result is not None]
+  # Numbers that are not finite are texts in result.json.
+  values = [
+    value if isinstance(value, (int, float)) else None
+    for value in ((result or {}).get(metric) for result in results)
+  ]
+  if finished and not any(metric in result for result in finished):
+    known = sorted(name for name in finished[0] if '/' in name)
     command_line.fail(
       f'--metric: expected one of {", ".join(known)}, got {metric!r}; what '
       'is finished stays, the same command with another goes on'
     )
+  order = sorted(
+    range(len(runs)),
+    key=lambda i: (values[i] is None, sign * (values[i] or 0.0)),
+  )
+  rows = [
+    {'run': runs[i].name, metric: values[i], 'workdir': str(runs[i].workdir)}
+    for i in order
+  ]
   workdir = pathlib.Path(arguments.workdir)
   workdir.mkdir(parents=True, exist_ok=True)
   write_csv(workdir / 'sweep.csv', rows)
-  shown = [{'run': row['run'], metric: _shown(row[metric])} for row in rows]
-  tables.print_rows(f'best first, {workdir}/sweep.csv', shown)
-
-
-def _shown(value: float | None) -> str:
-  return '-' if value is None else f'{value:.4f}'
-
-
-def results(
-  runs: Sequence[Run], metric: str, mode: str
-) -> list[dict[str, Any]]:
-  """A row for each run, the best first; runs without the metric last."""
-  rows = [
-    {
-      'run': run.name,
-      metric: _read_result(run).get(metric),
-      'workdir': str(run.workdir),
-    }
-    for run in runs
-  ]
-  sign = -1 if mode == 'max' else 1
-  return sorted(
-    rows,
-    key=lambda row: (row[metric] is None, sign * (row[metric] or 0.0)),
-  )
-
-
-def _read_result(run: Run) -> dict[str, float]:
-  """The numbers of result.json; none of a run that has not finished."""
-  return {
-    name: value
-    for name, value in _raw_result(run).items()
-    if isinstance(value, (int, float))
-  }
-
-
-def _raw_result(run: Run) -> dict[str, Any]:
-  """result.json, in which numbers that are not finite are texts."""
-  from train_lib import strict_json
-
-  if not is_finished(run):
-    return {}
-  return strict_json.loads((run.workdir / 'result.json').read_text())
+  for row in rows:
+    value = row[metric]
+    row[metric] = '-' if value is None else f'{value:.4f}'
+    del row['workdir']
+  print_table(f'best first, {workdir}/sweep.csv', rows)
 
 
 if __name__ == '__main__':

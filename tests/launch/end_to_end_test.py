@@ -7,6 +7,8 @@ import tarfile
 
 import pytest
 
+from launch import command_line, train
+
 
 @pytest.fixture(autouse=True)
 def in_the_checkout(repository, monkeypatch):
@@ -89,3 +91,43 @@ def test_trains_on_real_photographs(model, photographs, tmp_path):
   shots = '--config.evals.fewshot.shots=5,'
   text = launch('evaluate', f'--workdir={workdir}', '--evals=fewshot', shots)
   assert 'fewshot/5shot' in text
+
+
+SMALL = (
+  '--config=configs/adatape/parity.py', '--config.batch_size=8',
+  '--config.mesh.data=1', '--config.checkpoint.every_steps=0',
+  '--config.stages.stage1.steps=2', '--config.log_every=1',
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_dry_run_prints_sizes_and_writes_nothing(tmp_path):
+  text = launch('train', *SMALL, '--dry_run', f'--workdir={tmp_path}/run')
+  for word in ('parameters', 'FLOPs', 'memory', 'tokens [8, 16] int32'):
+    assert word in text
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_run_with_tensorboard_imports_no_tensorflow(tmp_path):
+  code = (
+    'import sys\n'
+    'from launch import train\n'
+    'train.main(sys.argv[1:])\n'
+    "assert 'tensorflow' not in sys.modules\n"
+  )
+  subprocess.run(
+    [sys.executable, '-c', code, *SMALL, f'--workdir={tmp_path}'], check=True
+  )
+  assert list((tmp_path / 'tensorboard').iterdir())
+
+
+@pytest.mark.slow
+def test_a_pattern_that_trains_nothing_is_refused(tmp_path):
+  with pytest.raises(SystemExit) as stop:
+    train.main(
+      [*SMALL, f'--workdir={tmp_path}/run',
+       '--config.stages.stage1.trainable=nomatch']
+    )  # fmt: skip
+  assert stop.value.code == command_line.USAGE
+  assert not (tmp_path / 'run').exists()

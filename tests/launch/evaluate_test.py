@@ -66,6 +66,9 @@ def test_all_checkpoints_and_the_best(workdir):
   [
     (['--evals=fewshoot', '--dataset=name=digits'], ['--evals', 'fewshot']),
     (['--step=last'], ['--step', 'latest']),
+    (['--evals='], ['--evals', "['test']", "''"]),
+    (['--evals=test,'], ['--evals', "''"]),
+    (['--batch_size=0'], ['batch_size', '[1, ']),
     (['--dataset=name=parity,length=4'], ['dataset.name', 'parity']),
     (['--dataset=digits'], ['--dataset', 'key=value']),
     (['--batch_size=-1'], ['batch_size', '[1, ']),
