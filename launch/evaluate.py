@@ -116,9 +116,9 @@ def run(arguments: Any, config: Any, names: list[str]) -> int:
   from train_lib import strict_json
 
   rows = evaluate(arguments.workdir, config, names, arguments.step)
+  steps = {f'step {row["step"]}': row for row in rows}
   shown = [
-    {'metric': name}
-    | {f'step {row["step"]}': f'{row[name]:.4f}' for row in rows}
+    {'metric': name} | {step: f'{row[name]:.4f}' for step, row in steps.items()}
     for name in rows[0]
     if name != 'step'
   ]

@@ -98,7 +98,7 @@ def load_task(
   if info is None:
     info = builder.build_source(config.dataset, config.train_split).info
   stage = config.stages[checkpoint_extra(workdir, step)['stage']]
-  return build_task(config, info, stage.get('model', {}))
+  return build_task(config, info, dict(stage.get('model', {})))
 
 
 def load_info(workdir: str | os.PathLike[str]) -> DatasetInfo | None:
