@@ -32,8 +32,13 @@ def result(workdir):
   return json.loads((workdir / 'result.json').read_text())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('seed', [0, 1, 2])
+@pytest.mark.parametrize(
+  'seed',
+  [
+    pytest.param(0, marks=pytest.mark.slow),
+    *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2)),
+  ],
+)
 def test_quick_start_solves_parity(seed, tmp_path):
   text = launch(
     'train', '--config=configs/adatape/parity.py', f'--config.seed={seed}',
@@ -44,7 +49,7 @@ def test_quick_start_solves_parity(seed, tmp_path):
     assert shown in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize('model', ['learn', 'input', 'vit'])
 def test_digits_and_the_few_shot_table_of_its_checkpoint(model, tmp_path):
   config = f'--config=configs/adatape/digits.py:model={model}'
@@ -65,7 +70,7 @@ def photographs(shared_data, tmp_path):
   return tmp_path / 'caltech101'
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize('model', ['learn', 'input', 'vit'])
 def test_trains_on_real_photographs(model, photographs, tmp_path):
   workdir = tmp_path / 'run'

@@ -13,8 +13,6 @@ import pytest
 
 from train_lib.checkpoint import restore_params
 
-pytestmark = pytest.mark.slow
-
 STEPS = 60
 SMALL = (
   '--config=configs/adatape/parity.py:n=8',
@@ -128,6 +126,7 @@ def assert_same_run(workdir, other):
   assert all((a == b).all() for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_kill_9_and_restart_is_bit_identical(uninterrupted, tmp_path):
   workdir = tmp_path / 'killed'
   every = '--config.checkpoint.every_steps=7'
@@ -139,6 +138,7 @@ def test_kill_9_and_restart_is_bit_identical(uninterrupted, tmp_path):
   assert result['steps_this_process'] < STEPS
 
 
+@pytest.mark.slow
 def test_sigterm_saves_the_step_and_the_same_command_continues(
   uninterrupted, tmp_path
 ):
@@ -151,6 +151,7 @@ def test_sigterm_saves_the_step_and_the_same_command_continues(
   assert_same_run(uninterrupted, workdir)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_run_again(uninterrupted):
   before = rows(uninterrupted)
   run(uninterrupted, '--config.checkpoint.every_steps=7')
@@ -160,6 +161,7 @@ def test_a_finished_run_is_not_run_again(uninterrupted):
   assert result['accuracy'] >= 0.0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize('step', [3, 12, 22, 45, 58])
 def test_more_kills(uninterrupted, tmp_path, step):
   workdir = tmp_path / 'killed'
@@ -176,17 +178,17 @@ CUBE = (
 )
 
 
+MESHES = [
+  (2, 1, ()), (1, 4, ()), (8, 1, ()), (2, 4, ()), (4, 1, ()), (4, 4, ()),
+  (8, 1, CUBE),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
   ('devices', 'num_micro', 'extra'),
   [
-    (2, 1, ()),
-    (8, 4, ('--config.mesh.fsdp=2',)),
-    (1, 4, ()),
-    (8, 1, ()),
-    (2, 4, ()),
-    (4, 1, ()),
-    (4, 4, ()),
-    (8, 1, CUBE),
+    pytest.param(8, 4, ('--config.mesh.fsdp=2',), marks=pytest.mark.slow),
+    *(pytest.param(*mesh, marks=pytest.mark.nightly) for mesh in MESHES),
   ],
 )
 def test_devices_and_accumulation_give_the_same_losses(
@@ -200,6 +202,7 @@ def test_devices_and_accumulation_give_the_same_losses(
   np.testing.assert_allclose(losses, others, rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_noise_of_a_learnable_bank_does_not_depend_on_the_devices(tmp_path):
   losses = []
   for devices, num_micro in ((1, 1), (8, 4)):
@@ -211,6 +214,7 @@ def test_noise_of_a_learnable_bank_does_not_depend_on_the_devices(tmp_path):
   np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_finite_stops_and_names_the_step(tmp_path):
   workdir = tmp_path / 'nan'
   done = run(
