@@ -69,8 +69,8 @@ def failures() -> dict[type[Exception], int]:
   """
   from dataset_lib import errors
   from train_lib.checkpoint_io import CheckpointError, CheckpointMismatchError
-  from train_lib.nonfinite import NonFiniteError
   from train_lib.run_directory import ConfigChangedError, RunLockedError
+  from train_lib.train_step import NonFiniteError
 
   return {
     errors.ConfigError: USAGE,

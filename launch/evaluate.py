@@ -83,7 +83,7 @@ def evaluate(
   from train_lib import loading, setup, sharding
 
   mesh = sharding.make_mesh(config.mesh)
-  setup.check_batch_size(config, mesh)
+  sharding.check_batch_size(config, mesh)
   steps: list[Any] = [step]
   if step == 'all':  # the newest of none is an error that says so
     steps = loading.checkpoint_steps(workdir) or [None]

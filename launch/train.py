@@ -118,11 +118,9 @@ def run(arguments, config) -> int:
 
   if arguments.distributed:
     join(arguments)
-  if arguments.dry_run:
-    trainer.dry_run(config)
-    return command_line.OK
+  workdir = os.path.abspath(arguments.workdir or '')
   try:
-    trainer.train(config, os.path.abspath(arguments.workdir), STARTED)
+    trainer.train(config, workdir, STARTED, arguments.dry_run)
   except Preempted as stop:
     print(stop, file=sys.stderr)
     return command_line.PREEMPTED

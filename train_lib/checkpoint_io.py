@@ -211,7 +211,7 @@ def shortened(lines: list[str]) -> str:
 
 def read_description(path: pathlib.Path) -> dict[str, Any]:
   """Reads `checkpoint.json`: step, extra, metrics, best, arrays."""
-  return strict_json.loads((path / DESCRIPTION).read_text())
+  return json.loads((path / DESCRIPTION).read_text())
 
 
 def read_arrays(

@@ -16,8 +16,8 @@ from dataset_lib import builder, fields
 from dataset_lib.errors import ConfigError
 from eval_lib import evaluator
 from train_lib import run_config
-from train_lib.stages import check_stage, with_model
-from train_lib.task import Task
+from train_lib.stages import check_stage
+from train_lib.task import Task, with_model
 
 
 def validate(config: Any) -> ml_collections.ConfigDict:

@@ -1,4 +1,4 @@
-"""Mesh and logical axes: how arrays are laid out over devices.
+"""Mesh and logical axes: the layout of arrays over devices.
 
 The mesh has three axes: `data` (replicas of the parameters), `fsdp` (batch
 and parameters both split) and `tensor` (matrices split). Models name the axes
@@ -34,10 +34,10 @@ BATCH = PartitionSpec(('data', 'fsdp'))
 
 
 def make_mesh(sizes: Any) -> Mesh:
-  """Builds the mesh; one axis may be -1 and takes the devices left over.
+  """Builds the mesh; one axis may be -1 and takes the remaining devices.
 
   A product below the number of devices uses the first ones; with several
-  processes every device must take part.
+  processes every device must be used.
 
   Raises:
     ConfigError: if the sizes do not fit the devices here.
@@ -67,21 +67,21 @@ def make_mesh(sizes: Any) -> Mesh:
 
 
 def is_boxed(leaf: Any) -> bool:
-  """Whether the leaf carries the logical names of its axes."""
+  """Returns whether the leaf carries the logical names of its axes."""
   return isinstance(leaf, nn.meta.AxisMetadata)
 
 
 def unbox(tree: Any) -> Any:
-  """Strips the logical names from a tree of boxed arrays."""
+  """Removes the logical names from a tree of boxed arrays."""
   return jax.tree.map(
     lambda leaf: leaf.value if is_boxed(leaf) else leaf, tree, is_leaf=is_boxed
   )
 
 
 def tree_sharding(boxed: Any, mesh: Mesh) -> Any:
-  """Shardings for a tree of boxed abstract arrays, in unboxed structure.
+  """Returns shardings for a tree of boxed arrays, in unboxed structure.
 
-  A dimension that the mesh does not divide stays whole: a head of 10 classes
+  A dimension that the mesh does not divide is not split: a head of 10 classes
   on 4 devices, for instance.
 
   Raises:
@@ -90,7 +90,7 @@ def tree_sharding(boxed: Any, mesh: Mesh) -> Any:
 
   def leaf_sharding(leaf: Any) -> NamedSharding:
     if not is_boxed(leaf):
-      return NamedSharding(mesh, PartitionSpec())
+      return replicated(mesh)
     _check_names(leaf.names)
     spec = nn.logical_to_mesh_axes(leaf.names, RULES)
     return NamedSharding(mesh, _divisible(spec, leaf.value.shape, mesh))
@@ -98,23 +98,45 @@ def tree_sharding(boxed: Any, mesh: Mesh) -> Any:
   return jax.tree.map(leaf_sharding, boxed, is_leaf=is_boxed)
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Rows split over `data` and `fsdp`, everything else whole."""
-  return NamedSharding(mesh, BATCH)
+def abstract(boxed: Any, mesh: Mesh) -> Any:
+  """Returns shapes, dtypes and shardings of a tree of boxed arrays."""
+  return jax.tree.map(
+    lambda leaf, where: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=where
+    ),
+    unbox(boxed),
+    tree_sharding(boxed, mesh),
+  )
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """Returns the sharding of an array that every device holds whole."""
+  return NamedSharding(mesh, PartitionSpec())
 
 
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
-  """Assembles this process's rows into the global batch on the devices."""
-  sharding = batch_sharding(mesh)
+  """Assembles this process's rows into the global batch on the devices.
+
+  Rows are split over `data` and `fsdp`.
+  """
+  rows = NamedSharding(mesh, BATCH)
   return {
-    name: jax.make_array_from_process_local_data(sharding, value)
+    name: jax.make_array_from_process_local_data(rows, value)
     for name, value in batch.items()
   }
 
 
-def rows_divisor(mesh: Mesh) -> int:
-  """The number that a batch of rows must be divisible by."""
-  return mesh.shape['data'] * mesh.shape['fsdp']
+def check_batch_size(config: Any, mesh: Mesh) -> None:
+  """Raises `ConfigError` unless rows divide over devices and micro-batches."""
+  devices = mesh.shape['data'] * mesh.shape['fsdp']
+  unit = devices * config.num_micro
+  if config.batch_size % unit:
+    raise ConfigError(
+      'batch_size',
+      config.batch_size,
+      f'a multiple of {unit}: {devices} devices along data x fsdp times '
+      f'num_micro={config.num_micro}',
+    )
 
 
 def _check_names(names: tuple[str | None, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Stages and knobs: what changes while one run goes on.
+"""Stages and knobs: the changes within one run.
 
 A *knob* is a traced scalar that follows a schedule within its stage (a prune
 ratio, a loss weight): it changes every step and never recompiles. A *stage*
@@ -23,7 +23,7 @@ SHAPES = ('constant', 'linear', 'cosine')
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-  """A run of steps with one compiled train step.
+  """Consecutive steps with one compiled train step.
 
   Attributes:
     name: its key in `config.stages`; stages run in the order of their names,
@@ -43,7 +43,7 @@ class Stage:
   model: Mapping[str, Any]
 
   def knob_values(self, step: int) -> dict[str, np.ndarray]:
-    """The knobs at a step, float32 scalars."""
+    """Returns the knobs at a step, float32 scalars."""
     length = max(self.stop - self.start - 1, 1)
     progress = min(max((step - self.start) / length, 0.0), 1.0)
     return {
@@ -53,11 +53,11 @@ class Stage:
 
 
 def knob_value(schedule: Any, progress: float) -> float:
-  """The value of a schedule at `progress` in [0, 1] of its stage.
+  """Returns the value of a schedule at `progress` in [0, 1] of its stage.
 
-  A number is constant, and so is `(number,)`, what the command line writes
-  over a schedule; `('linear', a, b)` and `('cosine', a, b)` go from a at the
-  first step to b at the last.
+  A number is constant, and so is `(number,)`, the form of a command line's
+  override; `('linear', a, b)` and `('cosine', a, b)` go from a at the first
+  step to b at the last.
   """
   schedule = _without_brackets(schedule)
   if isinstance(schedule, (int, float)):
@@ -106,12 +106,6 @@ def build_stages(config: Config, steps_per_epoch: int) -> tuple[Stage, ...]:
 def _natural(name: str) -> list[Any]:
   parts = re.split(r'(\d+)', name)
   return [int(part) if part.isdigit() else part for part in parts]
-
-
-def with_model(config: Config, changes: Config) -> dict[str, Any]:
-  """The configuration as a dictionary, with model keywords of a stage."""
-  plain = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
-  return plain | {'model': {**plain['model'], **dict(changes)}}
 
 
 def check_stage(key: str, entry: Config) -> None:

@@ -42,7 +42,8 @@ def loads(text: str) -> Any:
 
 def write(path: str | os.PathLike[str], value: Any) -> None:
   """Writes an indented JSON file atomically."""
-  atomic_file.write_text(path, dumps(value, indent=2) + '\n')
+  text = dumps(value, indent=2) + '\n'
+  atomic_file.write_text(path, text)
 
 
 def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Key, Shaped
 
 from dataset_lib import fields
 from dataset_lib.errors import ConfigError
+from dataset_lib.fields import locate
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Metric
 from serve_lib.chain import NO_RUN, Chain, Policy, ServedRun
@@ -160,3 +161,17 @@ class Task(abc.ABC):
     """
     formula = getattr(self.model, 'flops', None)
     return formula(self.info.input_shape) if formula else math.nan
+
+
+def build_task(
+  config: Config, info: DatasetInfo, model_changes: Config | None = None
+) -> Task:
+  """Builds the configured task; a stage may change model keywords."""
+  config = with_model(config, model_changes or {})
+  return locate(config['task'], 'task')(config, info)
+
+
+def with_model(config: Config, changes: Config) -> dict[str, Any]:
+  """Returns the configuration as a dict, with model keywords of a stage."""
+  plain = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
+  return plain | {'model': {**plain['model'], **dict(changes)}}

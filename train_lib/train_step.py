@@ -1,36 +1,40 @@
-"""The one train step: pure, jitted, the same for every task.
+"""The train step: pure, jitted, the same for every task.
 
-Gradients of micro-batches add up exactly, because denominators come from the
-whole batch and all noise of a row from the row's own key. A step whose loss
-or gradient is not finite changes nothing but the counters.
+Gradients of micro-batches add up exactly, because denominators are computed
+over the whole batch and all noise of a row comes from its own key. A step
+whose loss or gradient is not finite changes only the counters.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import flax
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Key
 
 from eval_lib.metrics import Average, Leaf
-from train_lib.optimizers import trainable_mask
+from train_lib import sharding
+from train_lib.optimizers import path_name, trainable_mask
+from train_lib.stages import Stage
 from train_lib.task import Task
 
 
 @flax.struct.dataclass
 class TrainState:
-  """Everything a run needs to go on; nothing else is saved.
+  """All that a checkpoint stores.
 
   Attributes:
-    step: steps done, also the position in the data stream, int32 `[]`.
+    step: finished steps, also the position in the data stream, int32 `[]`.
     params: trained parameters, float32.
-    model_state: what the model carries from step to step.
+    model_state: state that the model carries from step to step.
     opt_state: state of the optax chain.
     rng: key data, uint32 `[2]`.
     ema_params: exponential moving average of `params`, or None.
-    nonfinite: steps in a row that were skipped as not finite, int32 `[]`.
+    nonfinite: consecutive steps skipped as not finite, int32 `[]`.
   """
 
   step: Leaf
@@ -42,9 +46,10 @@ class TrainState:
   nonfinite: Leaf
 
   @property
-  def eval_params(self) -> Any:
-    """The parameters to evaluate and serve: the average if there is one."""
-    return self.params if self.ema_params is None else self.ema_params
+  def variables(self) -> dict[str, Any]:
+    """The variables to evaluate: with averaged parameters if there are any."""
+    params = self.params if self.ema_params is None else self.ema_params
+    return {'params': params, 'model_state': self.model_state}
 
 
 def init_state(
@@ -53,7 +58,7 @@ def init_state(
   seed: int,
   ema_decay: float,
 ) -> TrainState:
-  """A fresh state, boxed with logical axes; run it under jit or eval_shape."""
+  """Returns a fresh state, boxed with logical axes; run it under jit."""
   init_rng, train_rng = jax.random.split(jax.random.key(seed))
   params, model_state = task.init(init_rng)
   return TrainState(
@@ -90,40 +95,10 @@ def make_train_step(
     A pure function to be jitted with the state donated.
   """
 
-  def micro_step(params, model_state, frozen, batch, norm, row_keys, knobs):
-    def loss_fn(params):
-      return task.loss(
-        params, model_state, frozen, batch, norm, row_keys, knobs
-      )
-
-    (loss, (metrics, model_state)), grads = jax.value_and_grad(
-      loss_fn, has_aux=True
-    )(params)
-    return (grads, loss), metrics, model_state
-
-  def accumulate(state, frozen, batch, knobs):
-    rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
-    norm = task.normalizers(batch)
-    row_keys = jax.random.split(rng, batch['mask'].shape[0])
-    micro = split_rows((dict(batch), row_keys), num_micro)
-
-    def body(carry, rows):
-      sums, model_state = carry
-      micro_batch, keys = rows
-      grads, metrics, model_state = micro_step(
-        state.params, model_state, frozen, micro_batch, norm, keys, knobs
-      )
-      return (jax.tree.map(jnp.add, sums, grads), model_state), metrics
-
-    sums = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()))
-    ((grads, loss), model_state), metrics = jax.lax.scan(
-      body, (sums, state.model_state), micro
-    )
-    metrics = {name: stacked.reduce() for name, stacked in metrics.items()}
-    return loss, grads, metrics, model_state
-
   def train_step(state, frozen, batch, knobs):
-    loss, grads, metrics, model_state = accumulate(state, frozen, batch, knobs)
+    loss, grads, metrics, model_state = _accumulate(
+      task, num_micro, state, frozen, batch, knobs
+    )
     mask = trainable_mask(state.params, trainable)
     grads = _zero_unless(mask, grads)
     grad_norm = optax.tree.norm(grads)
@@ -152,11 +127,41 @@ def make_train_step(
   return train_step
 
 
+def _accumulate(task: Task, num_micro: int, state, frozen, batch, knobs):
+  """Returns (loss, gradients, metrics, model_state) of a whole batch."""
+  norm = task.normalizers(batch)
+  keys = row_keys(state.rng, state.step, batch)
+  micro = split_rows((dict(batch), keys), num_micro)
+
+  def body(carry, rows):
+    sums, model_state = carry
+    (loss, (metrics, model_state)), grads = jax.value_and_grad(
+      lambda params: task.loss(
+        params, model_state, frozen, rows[0], norm, rows[1], knobs
+      ),
+      has_aux=True,
+    )(state.params)
+    return (jax.tree.map(jnp.add, sums, (grads, loss)), model_state), metrics
+
+  sums = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()))
+  ((grads, loss), model_state), metrics = jax.lax.scan(
+    body, (sums, state.model_state), micro
+  )
+  metrics = {name: stacked.reduce() for name, stacked in metrics.items()}
+  return loss, grads, metrics, model_state
+
+
+def row_keys(rng: Leaf, step: Leaf, batch: Any) -> Key[Array, ' B']:
+  """Returns one key per row of the batch of a step."""
+  key = jax.random.fold_in(jax.random.wrap_key_data(rng), step)
+  return jax.random.split(key, batch['mask'].shape[0])
+
+
 def split_rows(tree: Any, num_micro: int) -> Any:
   """Reshapes `[B, ...]` to `[num_micro, B / num_micro, ...]`, interleaved.
 
-  Micro-batch i takes rows i, i + num_micro, ...: every device keeps the rows
-  it has, where contiguous micro-batches would each sit on a few devices.
+  Micro-batch i takes rows i, i + num_micro, ...: every device keeps its rows,
+  whereas contiguous micro-batches would each be on a few devices.
   """
 
   def split(rows):
@@ -167,7 +172,7 @@ def split_rows(tree: Any, num_micro: int) -> Any:
 
 
 def scalar(value: Float[Array, ''] | Int[Array, '']) -> Average:
-  """A metric that holds one value of the step."""
+  """Returns a metric of one value per step."""
   return Average(
     total=jnp.asarray(value, jnp.float32), count=jnp.ones((), jnp.float32)
   )
@@ -185,3 +190,103 @@ def _ema(average: Any, params: Any, decay: float) -> Any:
   return jax.tree.map(
     lambda old, new: decay * old + (1 - decay) * new, average, params
   )
+
+
+class TrainSteps:
+  """Train steps compiled ahead of time, so that the loop never compiles.
+
+  Args:
+    make: returns the train step of a stage.
+    abstract: shapes, dtypes and shardings of the state.
+    frozen: the result of `Task.init_frozen`, on the devices.
+  """
+
+  def __init__(
+    self, make: Callable[[Stage], Any], abstract: TrainState, frozen: Any
+  ):
+    self._make, self._abstract, self._frozen = make, abstract, frozen
+    self._compiled: dict[Any, Any] = {}
+
+  def get(self, stage: Stage, batch: Any) -> tuple[Any, float]:
+    """Returns the step of a stage for batches of this shape.
+
+    Stages with equal static parts and batches of equal shapes share a step.
+
+    Args:
+      stage: of the run.
+      batch: arrays, or their shapes, dtypes and shardings.
+
+    Returns:
+      (the compiled step, seconds that it was compiled now).
+    """
+    begin = time.monotonic()
+    shapes = sorted((k, x.shape, str(x.dtype)) for k, x in batch.items())
+    key = (stage.trainable, str(stage.model), *stage.knobs, *shapes)
+    if key in self._compiled:
+      return self._compiled[key], 0.0
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, self._abstract)
+    everywhere = sharding.replicated(shardings.step.mesh)
+    step = jax.jit(
+      self._make(stage),
+      donate_argnums=0,
+      out_shardings=(shardings, everywhere),
+    )
+    knobs = dict.fromkeys(stage.knobs, jax.ShapeDtypeStruct((), jnp.float32))
+    with nn.logical_axis_rules(sharding.RULES):
+      lowered = step.lower(self._abstract, self._frozen, batch, knobs)
+    self._compiled[key] = lowered.compile()
+    return self._compiled[key], time.monotonic() - begin
+
+
+class NonFiniteError(RuntimeError):
+  """The loss or its gradient was NaN or infinite too many steps in a row.
+
+  Those steps did not change the parameters, and no such state was saved.
+  """
+
+  def __init__(self, step: int, skipped: int, culprit: str):
+    super().__init__(
+      f'step {step}: the loss or its gradient is not finite ({skipped} in a '
+      f'row; max_nonfinite_steps allows fewer); first not finite: {culprit}. '
+      'No bad state was saved: lower optimizer.lr, lengthen '
+      'optimizer.warmup_steps or set optimizer.clip_norm, and start again.'
+    )
+    self.step = step
+    self.culprit = culprit
+
+
+def first_culprit(
+  task: Task, state: Any, frozen: Any, batch: Any, knobs: Any, step: int
+) -> str:
+  """Names the first input, parameter or gradient that is not finite.
+
+  Called when a run ends, so it may compile and wait. Later steps may have
+  moved the parameters; then no culprit may be found. `step` is the number of
+  finished steps, including the failed one.
+  """
+  for kind, tree in (('input', batch), ('parameter', state.params)):
+    name = first_nonfinite(tree)
+    if name:
+      return f'{kind} {name!r}'
+
+  @jax.jit
+  def gradient(params):
+    keys = row_keys(state.rng, step - 1, batch)
+    norm = task.normalizers(batch)
+    return jax.grad(
+      lambda params: task.loss(
+        params, state.model_state, frozen, batch, norm, keys, knobs
+      )[0]
+    )(params)
+
+  name = first_nonfinite(gradient(state.params))
+  return f'gradient of {name!r}' if name else 'the loss, and not again now'
+
+
+def first_nonfinite(tree: Any) -> str | None:
+  """Returns the path of the first float array with NaN or infinity."""
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+    if floating and not bool(jnp.all(jnp.isfinite(leaf))):
+      return path_name(path)
+  return None

@@ -1,37 +1,34 @@
-"""The one loop: steps, metrics, evaluation, checkpoints, in that order.
+"""The training loop: steps, metrics, evaluation, checkpoints, in that order.
 
-`train` is the whole life of a run: lock the directory, build, restore, step,
-finish. What an objective computes is in its `Task`, how a step is made in
-`train_step.py`, how things are built in `setup.py`.
+`train` locks the directory, builds, restores, steps and finishes. A `Task`
+computes the objective, `train_step.py` makes the step, `setup.py` builds the
+parts.
 """
 
 import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from dataset_lib.errors import ConfigError
-from eval_lib import evaluator
 from eval_lib.metrics import compute
-from train_lib import report, sharding
+from train_lib import console
 from train_lib.checkpoint import Checkpointer
 from train_lib.checkpoint_io import CheckpointError
-from train_lib.nonfinite import NonFiniteError, first_culprit
 from train_lib.preemption import Preempted, PreemptionGuard
 from train_lib.run_directory import (
   CHECKPOINTS,
+  DATASET_INFO,
   RunDirectory,
   has_checkpoints,
 )
 from train_lib.setup import Setup, build_setup
 from train_lib.stages import Stage
-from train_lib.warm_start import warm_start
-from train_lib.writers import Progress, TensorBoardWriter, headline
+from train_lib.train_step import NonFiniteError, first_culprit
+from train_lib.warm_start import start_from
 
 # Metrics are read this many steps late: reading them at once would make the
 # host wait for the device in every step.
@@ -39,17 +36,21 @@ LAG = 2
 
 
 def train(
-  config: Any, workdir: str, started: float | None = None
+  config: Any,
+  workdir: str,
+  started: float | None = None,
+  dry_run: bool = False,
 ) -> dict[str, Any]:
-  """Trains to the end, from the newest good checkpoint if there is one.
+  """Trains to the last step, from the newest good checkpoint if there is one.
 
   Args:
     config: a resolved and validated configuration.
-    workdir: the run's directory; it is created, and locked while we run.
+    workdir: the run's directory; it is created, and locked while it runs.
     started: `time.time()` of the process start, for `seconds_to_first_step`.
+    dry_run: build and compile everything and print it; write nothing.
 
   Returns:
-    What stands in `result.json`.
+    The content of `result.json`.
 
   Raises:
     NonFiniteError: the loss was not finite; names the step.
@@ -57,72 +58,27 @@ def train(
   """
   started = started or time.time()
   with contextlib.ExitStack() as stack:
-    # Nothing is written before everything could be built.
-    setup = build_setup(config)
+    # Nothing is written before everything is built.
+    setup = build_setup(config, workdir)
     stack.enter_context(jax.set_mesh(setup.mesh))
-    evaluators = build_evaluators(setup, workdir)
-    fresh = None if has_checkpoints(workdir) else fresh_state(setup)
+    if dry_run or not has_checkpoints(workdir):
+      fresh = start_from(setup.init(), setup.config.warm_start)
+    else:
+      fresh = None
+    if dry_run:
+      console.print_dry_run(setup)
+      return {}
     is_main = jax.process_index() == 0
-    run = RunDirectory(workdir, config.to_dict(), primary=is_main)
+    run = RunDirectory(workdir, setup.config.to_dict(), primary=is_main)
     stack.enter_context(run)
-    run.write('dataset_info.json', dataclasses.asdict(setup.dataset.info))
+    run.write(DATASET_INFO, dataclasses.asdict(setup.dataset.info))
     if is_main:
-      setup.task(setup.stages[0]).save_assets(run.workdir)
+      setup.task.save_assets(run.workdir)
     guard = stack.enter_context(PreemptionGuard())
     loop = stack.enter_context(
-      contextlib.closing(_Loop(setup, evaluators, run, guard, started))
+      contextlib.closing(_Loop(setup, run, guard, started))
     )
     return loop.run_to_end(fresh)
-
-
-def dry_run(config: Any) -> None:
-  """Builds and compiles everything, prints what it is, writes nothing."""
-  setup = build_setup(config)
-  with jax.set_mesh(setup.mesh):
-    batches: Any = setup.dataset.batches()
-    with contextlib.closing(batches):
-      batch = sharding.put_batch(next(batches), setup.mesh)
-    batch = setup.longest(batch)
-    build_evaluators(setup, workdir='')
-    fresh_state(setup)
-    frozen = setup.init_frozen()
-    for stage in setup.stages:
-      compiled = setup.train_step(stage, frozen, batch)
-    report.print_dry_run(setup, compiled)
-
-
-def build_evaluators(setup: Setup, workdir: str) -> dict[str, dict[str, Any]]:
-  """By stage, the entries of `config.evals` with every how many steps."""
-  built: dict[str, dict[str, Any]] = {}
-  for stage in setup.stages:
-    context = setup.eval_context(stage, workdir)
-    built[stage.name] = {
-      name: evaluator.build(name, entry, context)
-      for name, entry in setup.config.evals.items()
-    }
-  return built
-
-
-def fresh_state(setup: Setup) -> Any:
-  """The state at step 0: initialised, then warm-started if configured.
-
-  Raises:
-    ConfigError: if the other run does not fit.
-  """
-  state: Any = setup.init_state()
-  source = setup.config.warm_start
-  if not source.workdir:
-    return state
-  try:
-    params = warm_start(
-      state.params, source.workdir, source.renames, source.skip
-    )
-  except (ValueError, CheckpointError) as error:
-    expected = f'a checkpoint that fits the model: {error}'
-    raise ConfigError('warm_start.workdir', source.workdir, expected) from error
-  # A copy: the state is donated, and no buffer may be donated twice.
-  average = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
-  return state.replace(params=params, ema_params=average)
 
 
 class _Loop:
@@ -131,114 +87,90 @@ class _Loop:
   def __init__(
     self,
     setup: Setup,
-    evaluators: dict[str, dict[str, Any]],
     run: RunDirectory,
     guard: PreemptionGuard,
     started: float,
   ):
     self.setup, self.config = setup, setup.config
     self.run, self.guard, self.started = run, guard, started
-    self.is_main = jax.process_index() == 0
     self.checkpointer = Checkpointer(
       run.path(CHECKPOINTS),
       keep=self.config.checkpoint.keep,
       best_metric=self.config.checkpoint.best_metric,
       best_mode=self.config.checkpoint.best_mode,
     )
-    self.evaluators = evaluators
-    self.tracing = False
+    # Steps whose metrics are unread: (step, stage, metrics, batch).
     self.pending: collections.deque[Any] = collections.deque()
     self.results: dict[str, float] = {}
-    self.rows: dict[int, dict[str, float]] = {}
     self.first_step_seconds: float | None = None
-    self.waited = self.waited_in_all = 0.0
     self.seconds_before = 0.0  # of earlier processes of this run
+    self.tracing = False
     self.batches: Any = None
-    self.progress: Any = None
-    self.tensorboard: TensorBoardWriter | None = None
+    self.console: Any = None
 
   def run_to_end(self, fresh: Any) -> dict[str, Any]:
     """Restores, steps through all stages, evaluates, writes the result."""
-    state = self._restore(fresh)
-    frozen = self.setup.init_frozen()
+    state = fresh
+    restored = self.checkpointer.restore(self.setup.abstract)
+    if restored is not None:
+      state = restored.state
+      self.results = dict(restored.extra['results'])
+      self.seconds_before = restored.extra['seconds']
     start = step = int(state.step)
     self.run.metrics.truncate_after(start)
     self.batches = self.setup.dataset.batches(start_step=start)
-    total = self.setup.total_steps
-    self.progress = Progress(total, start, self.config.batch_size)
-    self.tensorboard = self._tensorboard()
-    if self.is_main:
-      report.print_start(self.setup, self.progress.console, start)
-    self.logged_at = time.monotonic()
+    self.console = console.Console(self.setup, self.run, start)
     for stage in self.setup.stages:
       while step < stage.stop:
-        state, step = self._one_step(stage, state, frozen, step)
+        state, step = self._one_step(stage, state, step)
     return self._finish(state, start)
 
-  def _one_step(self, stage: Stage, state, frozen, step: int):
-    """One step and what is due after it. Do not change the order below."""
+  def _one_step(self, stage: Stage, state, step: int):
+    """Runs one step and everything due after it, in this order."""
     batch = self._next_batch()
-    train_step = self._compiled_step(stage, frozen, batch)
+    train_step, seconds = self.setup.steps.get(stage, batch)
+    if seconds:
+      self.console.compiled(stage, batch, seconds)
     self._profile(step)
     knobs = stage.knob_values(step)
-    state, metrics = train_step(state, frozen, batch, knobs)
+    state, metrics = train_step(state, self.setup.frozen, batch, knobs)
     step += 1
     self.pending.append((step, stage, metrics, batch))
     last = step == self.setup.total_steps
-    evaluate = [
-      name
-      for name, (_, every) in self.evaluators[stage.name].items()
-      if last or self._due(step, every)
-    ]
+    evaluators = {
+      name: evaluator
+      for name, (evaluator, every) in self.setup.evaluators[stage.name].items()
+      if last or _due(step, every)
+    }
     stop = self.guard.should_stop(step)
     best = self.config.checkpoint.best_metric.split('/')[0]
     every = self.config.checkpoint.every_steps
-    save = last or stop or self._due(step, every) or best in evaluate
+    save = last or stop or _due(step, every) or best in evaluators
     # 1. Nothing is evaluated or saved before all steps so far are known to
     #    be finite.
-    self._settle(0 if save or evaluate else LAG, state, frozen)
+    self._settle(0 if save or evaluators else LAG, state)
     # 2. Evaluation before saving: the checkpoint carries its metrics.
-    measured = self._evaluate(stage, evaluate, state, step)
-    self._write_rows()
+    measured = self._evaluate(evaluators, state, step)
+    self.console.flush()
     # 3. Saving before stopping.
     if save:
       self._save(state, step, stage, measured, must=last or stop)
     if stop and not last:
       raise Preempted(step)
-    self.progress.advance(step)
-    self._check_save()
+    self.console.advance(step)
+    # A failed save is reported in the step after it failed.
+    self._warn_of_failure(self.checkpointer.check)
     return state, step
-
-  def _compiled_step(self, stage: Stage, frozen, batch) -> Any:
-    """The compiled step for this batch; says so when it had to be compiled."""
-    known, begin = len(self.setup.compiled), time.monotonic()
-    train_step = self.setup.train_step(stage, frozen, batch)
-    if self.is_main and len(self.setup.compiled) > known:
-      seconds = time.monotonic() - begin
-      line = report.compiled_line(self.setup, stage, batch, seconds)
-      self.progress.console.print(line)
-    return train_step
-
-  def _check_save(self) -> None:
-    """Reports a failed asynchronous save in the step after it failed."""
-    try:
-      self.checkpointer.check()
-    except CheckpointError as error:
-      self.progress.console.print(f'[red]warning: {error}')
-
-  def _due(self, step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
 
   def _next_batch(self) -> dict[str, Any]:
     begin = time.monotonic()
-    batch = sharding.put_batch(next(self.batches), self.setup.mesh)
-    # Only what kept the device idle counts: while the last step is still
-    # running, reading is free.
+    batch = self.setup.put(next(self.batches))
+    # Reading is free while the last step is still running.
     if not self.pending or self.pending[-1][2]['loss'].total.is_ready():
-      self.waited += time.monotonic() - begin
+      self.console.waited(time.monotonic() - begin)
     return batch
 
-  def _settle(self, leave: int, state, frozen) -> None:
+  def _settle(self, leave: int, state) -> None:
     """Reads metrics of past steps until `leave` of them are unread."""
     while len(self.pending) > leave:
       step, stage, metrics, batch = self.pending.popleft()
@@ -246,100 +178,53 @@ class _Loop:
       if self.first_step_seconds is None:
         self.first_step_seconds = time.time() - self.started
       if skipped > self.config.max_nonfinite_steps:
-        task, knobs = self.setup.task(stage), stage.knob_values(step - 1)
+        task, frozen = self.setup.tasks[stage.name], self.setup.frozen
+        knobs = stage.knob_values(step - 1)
         culprit = first_culprit(task, state, frozen, batch, knobs, step)
         raise NonFiniteError(step, skipped, culprit)
       last = step == self.setup.total_steps
-      if last or skipped or self._due(step, self.config.log_every):
-        self._log(step, metrics)
+      if last or skipped or _due(step, self.config.log_every):
+        self.console.log_step(step, compute(metrics))
 
-  def _log(self, step: int, metrics: Mapping[str, Any]) -> None:
-    values = compute(metrics)
-    self._write(step, {f'train/{k}': v for k, v in values.items()})
-    waiting = self.waited / max(time.monotonic() - self.logged_at, 1e-9)
-    speed = self.progress.speed(step)
-    self.waited_in_all += self.waited
-    self.logged_at, self.waited = time.monotonic(), 0.0
-    if self.is_main:
-      self.progress.line(step, headline(values, speed, waiting))
-      if self.tensorboard:
-        self.tensorboard.write_scalars(
-          step,
-          {f'time/{k}': v for k, v in speed.items()}
-          | {'time/waiting_for_data': waiting},
-        )
-
-  def _write_rows(self) -> None:
-    """One object a step in metrics.jsonl, one point a value in TensorBoard."""
-    for step, scalars in self.rows.items():
-      self.run.metrics.write(step, scalars)
-      if self.tensorboard:
-        self.tensorboard.write_scalars(step, scalars)
-    self.rows.clear()
-
-  def _write(self, step: int, scalars: dict[str, float]) -> None:
-    if self.is_main:
-      self.rows.setdefault(step, {}).update(scalars)
-
-  def _evaluate(
-    self, stage: Stage, names: list[str], state, step: int
-  ) -> dict[str, float]:
-    variables = {
-      'params': state.eval_params,
-      'model_state': state.model_state,
-    }
+  def _evaluate(self, evaluators, state, step: int) -> dict[str, float]:
     measured: dict[str, float] = {}
-    for name in names:
-      values = self.evaluators[stage.name][name][0].run(variables)
+    for name, evaluator in evaluators.items():
+      values = evaluator.run(state.variables)
       measured |= {f'{name}/{key}': value for key, value in values.items()}
-    self._check_best_metric(names, measured)
-    self.results |= measured
-    if measured:
-      self._write(step, measured)
-      if self.is_main:
-        self.progress.line(step, measured)
-    return measured
-
-  def _check_best_metric(self, names: list[str], measured: Any) -> None:
     best = self.config.checkpoint.best_metric
-    if best.partition('/')[0] in names and best not in measured:
+    if best.partition('/')[0] in evaluators and best not in measured:
       expected = f'one of {", ".join(sorted(measured))}'
       raise ConfigError('checkpoint.best_metric', best, expected)
+    self.results |= measured
+    self.console.log_evaluation(step, measured)
+    return measured
 
   def _save(self, state, step: int, stage: Stage, metrics, must: bool) -> None:
-    """Saves; a failure is loud, and fatal only if this save `must` succeed.
+    """Saves; a failure is fatal only if this save `must` succeed.
 
     A full disk may have space again when the next checkpoint is due.
     """
-    try:
-      extra = {
-        'stage': stage.name,
-        'results': self.results,
-        'seconds': self._seconds(),
-      }
+    extra = {
+      'stage': stage.name,
+      'results': self.results,
+      'seconds': self._seconds(),
+    }
+    if must:
       self.checkpointer.save(step, state, extra, metrics)
-      if must:
-        self.checkpointer.wait()
+      self.checkpointer.wait()
+    else:
+      self._warn_of_failure(
+        lambda: self.checkpointer.save(step, state, extra, metrics)
+      )
+
+  def _warn_of_failure(self, call: Any) -> None:
+    try:
+      call()
     except CheckpointError as error:
-      if must:
-        raise
-      self.progress.console.print(f'[red]warning: {error}')
+      self.console.warn(error)
 
   def _seconds(self) -> float:
     return self.seconds_before + time.time() - self.started
-
-  def _restore(self, fresh: Any) -> Any:
-    restored = self.checkpointer.restore(self.setup.abstract)
-    if restored is None:
-      return fresh
-    self.results = dict(restored.extra['results'])
-    self.seconds_before = restored.extra['seconds']
-    return restored.state
-
-  def _tensorboard(self) -> TensorBoardWriter | None:
-    if not (self.is_main and self.config.tensorboard):
-      return None
-    return TensorBoardWriter(str(self.run.path('tensorboard')))
 
   def _profile(self, step: int) -> None:
     """Traces `profile.steps` steps from `profile.start_step` on."""
@@ -368,22 +253,23 @@ class _Loop:
       'steps_this_process': steps,
       'seconds': self._seconds() if steps else self.seconds_before,
       'seconds_to_first_step': self.first_step_seconds,
-      'share_waiting_for_data': self.waited_in_all / elapsed,
+      'share_waiting_for_data': self.console.waited_in_all / elapsed,
     }
     if self.setup.dataset.bad_records:
       result['bad_records'] = self.setup.dataset.bad_records
-    self.progress.close()
-    if self.is_main:
-      self.run.write('result.json', result)
-      report.print_end(result, str(self.run.workdir), self.progress.console)
+    self.run.write('result.json', result)
+    self.console.finish(result)
     return result
 
   def close(self) -> None:
-    """Writes what is known and releases threads and files."""
-    self._write_rows()
+    """Writes remaining metrics and ends threads."""
     if self.tracing:
       self._stop_trace()
-    for part in (self.batches, self.progress, self.tensorboard):
+    for part in (self.console, self.batches):
       if part is not None:
         part.close()
     self.checkpointer.close()
+
+
+def _due(step: int, every: int) -> bool:
+  return every > 0 and step % every == 0

@@ -1,9 +1,9 @@
-"""Starting from the parameters of another run, with nothing left to chance.
+"""Starts from the parameters of another run.
 
-Every parameter of the model must be found in the checkpoint, and every one
-of the checkpoint must be used; what shall differ is said explicitly. The
-checkpoint may also be a BERT, DistilBERT or ALBERT of Hugging Face: its
-parameters come as `model_lib.huggingface` names them, and in float32.
+Every parameter of the model must be in the checkpoint, and every one of the
+checkpoint must be used; exceptions are explicit. The checkpoint may also be a
+BERT, DistilBERT or ALBERT of Hugging Face, with the names and the float32 of
+`model_lib.huggingface`.
 """
 
 import os
@@ -12,10 +12,36 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from dataset_lib.errors import ConfigError
 from model_lib import huggingface
-from train_lib import checkpoint_io as form
+from train_lib import checkpoint_io as io
 from train_lib.checkpoint import restore_params
+
+
+def start_from(state: Any, config: Any) -> Any:
+  """Returns a fresh state with the parameters of `config.warm_start`, if any.
+
+  Args:
+    state: a fresh `TrainState`.
+    config: `workdir`, '' for none, `renames` and `skip`; see `warm_start`.
+
+  Raises:
+    ConfigError: if the other run does not fit.
+  """
+  if not config.workdir:
+    return state
+  try:
+    params = warm_start(
+      state.params, config.workdir, config.renames, config.skip
+    )
+  except (ValueError, io.CheckpointError) as error:
+    expected = f'a checkpoint that fits the model: {error}'
+    raise ConfigError('warm_start.workdir', config.workdir, expected) from error
+  # A copy: the state is donated, and no buffer may be donated twice.
+  average = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
+  return state.replace(params=params, ema_params=average)
 
 
 def warm_start(
@@ -27,9 +53,9 @@ def warm_start(
   """Replaces parameters by those of another run's newest good checkpoint.
 
   The average of the other run's parameters is taken if it kept one. Names
-  are paths such as `encoder/block_0/mlp/kernel`. Nothing is cast, but for a
-  Hugging Face checkpoint in half or double precision, which the log says; a
-  head that it lacks, or has for another task, is skipped like any other:
+  are paths such as `encoder/block_0/mlp/kernel`. Nothing is cast, except a
+  Hugging Face checkpoint in half or double precision, which is logged; a head
+  that it lacks, or has for another task, is skipped like any other:
   `skip=('^head/',)`.
 
   Args:
@@ -39,89 +65,63 @@ def warm_start(
     renames: 'old->new' with `old` a regular expression searched in the names
       of the checkpoint and `new` its replacement (`re.sub`), applied in turn.
     skip: regular expressions searched in the names of both sides (those of
-      the checkpoint after renaming): such parameters keep their fresh values
-      here, and are left unused there.
+      the checkpoint after renaming): such parameters keep their fresh values,
+      and are not read.
 
   Returns:
     The parameters, in the structure of `params`.
 
   Raises:
-    ValueError: a rename is malformed, or matches nothing, as may a skip; or
+    ValueError: a rename is malformed, a rename or a skip matches nothing,
       parameters are left over on either side or differ in shape or dtype,
       all of which are listed; or a Hugging Face directory is unusable.
   """
-  wanted = form.flatten(params)
-  if huggingface.is_checkpoint(checkpoint_dir):
-    words = any(name.startswith('predictions/') for name in wanted)
-    heads = 'pretraining' if words else 'classifier'
-    source = huggingface.load_params(checkpoint_dir, heads=heads)
-  else:
-    source = restore_params(checkpoint_dir).params
-  found = form.flatten(source)
-  found, used = _rename(found, [_parse(rename) for rename in renames])
-  unused = [
-    rename for rename, hit in zip(renames, used, strict=True) if not hit
-  ]
-  unused += [
-    pattern
-    for pattern in skip
-    if not any(re.search(pattern, name) for name in {*found, *wanted})
-  ]
-  if unused:
+  source, wanted = _read(checkpoint_dir, params), io.flatten(params)
+  found: dict[str, Any] = {}
+  unmatched = dict.fromkeys((*renames, *skip))
+  for name, leaf in io.flatten(source).items():
+    for rename in renames:
+      old, arrow, new = rename.partition('->')
+      if not arrow or not old:
+        expected = "expected 'old->new'"
+        raise ValueError(f'warm_start.renames: {expected}, got {rename!r}')
+      name, count = re.subn(old, new, name)
+      if count:
+        unmatched.pop(rename, None)
+    if name in found:
+      raise ValueError(
+        f'warm_start.renames: two parameters of the checkpoint become {name!r}'
+      )
+    found[name] = leaf
+  skipped = set()
+  for pattern in skip:
+    hits = {n for n in {*found, *wanted} if re.search(pattern, n)}
+    skipped |= hits
+    if hits:
+      unmatched.pop(pattern, None)
+  if unmatched:
     raise ValueError(
-      f'warm_start: {unused} match no parameter of {checkpoint_dir}; it has\n  '
-      + form.shortened(sorted(found))
+      f'warm_start: {list(unmatched)} match no parameter of '
+      f'{checkpoint_dir}; it has\n  ' + io.shortened(sorted(found))
     )
-  _check(checkpoint_dir, _kept(found, skip), _kept(wanted, skip))
+  used = {n: leaf for n, leaf in wanted.items() if n not in skipped}
+  found = {n: leaf for n, leaf in found.items() if n not in skipped}
+  try:
+    io.check_layout(checkpoint_dir, io.layout(found), io.layout(used))
+  except io.CheckpointMismatchError as error:
+    raise ValueError(
+      f'warm_start: {error}\nRename with warm_start.renames=("old->new",), or '
+      'keep fresh values with warm_start.skip=("regex",).'
+    ) from None
   new = wanted | {
-    name: jax.device_put(found[name], leaf.sharding)
-    for name, leaf in _kept(wanted, skip).items()
+    n: jax.device_put(found[n], leaf.sharding) for n, leaf in used.items()
   }
   return jax.tree.unflatten(jax.tree.structure(params), list(new.values()))
 
 
-def _parse(rename: str) -> tuple[str, str]:
-  old, arrow, new = rename.partition('->')
-  if not arrow or not old:
-    raise ValueError(f"warm_start.renames: expected 'old->new', got {rename!r}")
-  return old, new
-
-
-def _rename(
-  found: dict[str, Any], renames: list[tuple[str, str]]
-) -> tuple[dict[str, Any], list[bool]]:
-  renamed: dict[str, Any] = {}
-  used = [False] * len(renames)
-  for name, leaf in found.items():
-    new_name = name
-    for index, (old, new) in enumerate(renames):
-      new_name, count = re.subn(old, new, new_name)
-      used[index] |= count > 0
-    if new_name in renamed:
-      raise ValueError(
-        f'warm_start.renames: two parameters of the checkpoint become '
-        f'{new_name!r}, one of them {name!r}'
-      )
-    renamed[new_name] = leaf
-  return renamed, used
-
-
-def _kept(flat: dict[str, Any], skip: Sequence[str]) -> dict[str, Any]:
-  return {
-    name: leaf
-    for name, leaf in flat.items()
-    if not any(re.search(pattern, name) for pattern in skip)
-  }
-
-
-def _check(
-  where: object, found: dict[str, Any], wanted: dict[str, Any]
-) -> None:
-  try:
-    form.check_layout(where, form.layout(found), form.layout(wanted))
-  except form.CheckpointMismatchError as error:
-    raise ValueError(
-      f'warm_start: {error}\nRename with warm_start.renames=("old->new",), or '
-      'keep the fresh values and leave the old ones with '
-      'warm_start.skip=("regex",).'
-    ) from None
+def _read(checkpoint_dir: str | os.PathLike[str], params: Any) -> Any:
+  """Reads the parameters of a run or of a Hugging Face directory."""
+  if huggingface.is_checkpoint(checkpoint_dir):
+    heads = 'pretraining' if 'predictions' in params else 'classifier'
+    return huggingface.load_params(checkpoint_dir, heads=heads)
+  return restore_params(checkpoint_dir).params
