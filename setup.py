@@ -59,7 +59,7 @@ setuptools.setup(
     'scikit-learn>=1.5',
     'scipy>=1.11',
     'sentencepiece>=0.2',
-    'tensorboard>=2.18',
+    'tensorboardX>=2.6.2',
     'tokenizers>=0.21',
   ],
   extras_require={

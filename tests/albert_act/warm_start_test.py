@@ -8,7 +8,7 @@ from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from model_lib import huggingface
 from tests.albert_act import tiny_run
-from train_lib import config_schema, setup, trainer
+from train_lib import config_schema, setup, warm_start
 
 
 def begun(config):
@@ -16,7 +16,8 @@ def begun(config):
   config_schema.validate(config)
   built = setup.build_setup(config)
   with jax.set_mesh(built.mesh):
-    return jax.device_get(trainer.fresh_state(built).params)
+    state = warm_start.start_from(built.init(), config.warm_start)
+    return jax.device_get(state.params)
 
 
 def glue(tmp_path_factory, start, **arguments):

@@ -1,81 +1,117 @@
-"""Compiled steps by the shapes of their batches."""
+"""Building a run, its compiled steps and its start on one screen."""
+
+import dataclasses
+import io
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
+import rich.console
 
-from dataset_lib.source import DatasetInfo
-from train_lib import sharding
-from train_lib.setup import Setup
+from dataset_lib.errors import ConfigError
+from launch import config_flags
+from train_lib import console, sharding
+from train_lib.setup import build_setup
 from train_lib.stages import Stage
+from train_lib.train_step import TrainState, TrainSteps
 
 STAGE = Stage('stage1', 0, 10, {}, '.*', {})
-INFO = DatasetInfo('tokens', (32,), 'int32', 2, (), 100, length_buckets=(8, 32))
 
 
-class Data:
-  info = INFO
+def load(repository, *overrides):
+  return config_flags.load_config(
+    f'{repository}/configs/adatape/parity.py:n=4',
+    [
+      'batch_size=8', 'mesh.data=2', 'loader.num_threads=1', 'model.depth=2',
+      'model.width=16', 'model.mlp_dim=16', 'model.num_heads=2', *overrides,
+    ],
+  )  # fmt: skip
 
 
-class CountingSetup(Setup):
-  """Compiles nothing, and says what it would have compiled."""
-
-  def __init__(self):
-    self.mesh = sharding.make_mesh({'data': 2})
-    self.dataset = Data()
-    self.compiled = {}
-
-  def _compile(self, stage, frozen, batch):
-    return stage.name, {name: leaf.shape for name, leaf in batch.items()}
+@pytest.fixture(scope='module')
+def setup(request):
+  return build_setup(load(request.config.rootpath))
 
 
-def batch(length, rows=4):
+def test_the_configuration_is_immutable(setup):
+  with pytest.raises(AttributeError):
+    setup.config.seed = 7
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    setup.config = {}
+
+
+def test_a_stage_that_trains_nothing_is_an_error(repository):
+  config = load(repository, 'stages.stage1.trainable=nomatch')
+  with pytest.raises(ConfigError) as error:
+    build_setup(config)
+  assert error.value.field == 'stages.stage1.trainable'
+  assert error.value.given == 'nomatch'
+
+
+def test_rows_divide_over_devices_and_micro_batches(repository):
+  with pytest.raises(ConfigError, match='batch_size: expected a multiple of 6'):
+    build_setup(load(repository, 'mesh.data=3', 'num_micro=2'))
+
+
+def printed(function, *arguments):
+  file = io.StringIO()
+  function(rich.console.Console(file=file, width=80), *arguments)
+  return file.getvalue()
+
+
+def test_the_start_fits_on_one_screen(setup):
+  text = printed(console.print_start, setup, 3)
+  assert len(text.splitlines()) <= 24
+  for word in ('parameters', 'encoder', 'tokens [8, 4] int32', 'at step 3'):
+    assert word in text
+
+
+def test_numbered_modules_share_a_row():
+  leaf = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+  params = {f'block_{i}': {'kernel': leaf, 'bias': leaf} for i in range(24)}
+  assert console.parameter_counts(params | {'head': leaf}) == {
+    'block_* (24)': 24 * 12,
+    'head': 6,
+  }
+
+
+def batch(length, dtype=np.int32):
   return {
-    'tokens': np.zeros((rows, length), np.int32),
-    'token_types': np.zeros((rows, length), np.int32),
-    'length': np.ones(rows, np.int32),
-    'mask': np.ones(rows, np.float32),
+    'tokens': np.zeros((4, length), np.int32),
+    'length': np.ones(4, dtype),
   }
 
 
-def test_a_step_is_compiled_once_for_each_shape():
-  one = CountingSetup()
-  first = one.train_step(STAGE, {}, batch(8))
-  assert first[1]['tokens'] == (4, 8)
-  assert one.train_step(STAGE, {}, batch(8)) is first
-  other = one.train_step(STAGE, {}, batch(32))
-  assert other[1]['tokens'] == (4, 32)
-  assert one.train_step(STAGE, {}, batch(8)) is first
-  assert len(one.compiled) == 2
+@pytest.fixture
+def steps():
+  mesh = sharding.make_mesh({'data': 2})
+  leaf = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding.replicated(mesh))
+  state = TrainState(leaf, {}, {}, (), leaf, None, leaf)
+
+  def make(stage):
+    return lambda state, frozen, batch, knobs: (state, batch['tokens'].sum())
+
+  return TrainSteps(make, state, {})
 
 
-def test_a_step_is_compiled_once_for_each_static_part():
-  one = CountingSetup()
-  same = Stage('stage2', 10, 20, {}, '.*', {})
-  head = Stage('stage3', 20, 30, {}, '^head/', {})
-  first = one.train_step(STAGE, {}, batch(8))
-  assert one.train_step(same, {}, batch(8)) is first
-  assert one.train_step(head, {}, batch(8))[0] == 'stage3'
-
-
-def test_another_dtype_is_another_step():
-  one, wide = CountingSetup(), batch(8)
-  wide['length'] = wide['length'].astype(np.float32)
-  one.train_step(STAGE, {}, batch(8))
-  one.train_step(STAGE, {}, wide)
-  assert len(one.compiled) == 2
-
-
-def test_the_longest_batch_has_the_shape_of_the_input():
-  one = CountingSetup()
-  short = sharding.put_batch(batch(8), one.mesh)
-  longest = one.longest(short)
-  assert {name: leaf.shape for name, leaf in longest.items()} == {
-    'tokens': (4, 32),
-    'token_types': (4, 32),
-    'length': (4,),
-    'mask': (4,),
-  }
-  assert isinstance(longest['tokens'], jax.ShapeDtypeStruct)
-  assert longest['tokens'].sharding == short['tokens'].sharding
-  full = sharding.put_batch(batch(32), one.mesh)
-  assert one.longest(full) is full
+@pytest.mark.parametrize(
+  ('stage', 'other', 'shared'),
+  [
+    (STAGE, batch(8), True),
+    (dataclasses.replace(STAGE, name='stage2', start=10), batch(8), True),
+    (dataclasses.replace(STAGE, trainable='^head/'), batch(8), False),
+    (dataclasses.replace(STAGE, model={'depth': 1}), batch(8), False),
+    (dataclasses.replace(STAGE, knobs={'tau': 1.0}), batch(8), False),
+    (STAGE, batch(32), False),
+    (STAGE, batch(8, np.float32), False),
+  ],
+)
+def test_a_step_is_compiled_once_per_static_part_and_shape(
+  steps, stage, other, shared
+):
+  first, seconds = steps.get(STAGE, batch(8))
+  assert seconds > 0
+  second, seconds = steps.get(stage, other)
+  assert (second is first, seconds == 0) == (shared, shared)
+  assert steps.get(STAGE, batch(8)) == (first, 0)

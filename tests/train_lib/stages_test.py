@@ -3,7 +3,7 @@
 import pytest
 
 from dataset_lib.errors import ConfigError
-from train_lib.stages import build_stages, knob_value
+from train_lib.stages import build_stages, check_stage, knob_value
 
 
 def entry(**fields):
@@ -48,7 +48,7 @@ def test_knobs_go_from_first_to_last_value_within_their_stage():
 def test_schedules(schedule, expected):
   values = [knob_value(schedule, progress) for progress in (0.0, 0.5, 1.0)]
   assert values == pytest.approx(expected)
-  build_stages({'s': entry(steps=1, knobs={'tau': schedule})}, 1)  # is legal
+  check_stage('stages.s', entry(steps=1, knobs={'tau': schedule}))
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_schedules(schedule, expected):
 )
 def test_illegal_stages_name_their_key(fields, key):
   with pytest.raises(ConfigError, match=key):
-    build_stages({'s': entry(**fields)}, steps_per_epoch=10)
+    check_stage('stages.s', entry(**fields))

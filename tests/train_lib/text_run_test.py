@@ -81,7 +81,7 @@ def test_a_run_compiles_each_bucket_once(config, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_dry_run_is_of_the_longest_rows(config, capsys):
-  trainer.dry_run(config)
+  trainer.train(config, '', dry_run=True)
   printed = capsys.readouterr().out
   assert 'tokens [8, 30] int32' in printed
   assert '8, 16, 30; FLOPs are those of the longest' in printed

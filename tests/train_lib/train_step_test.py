@@ -157,7 +157,7 @@ def test_ema_by_hand():
   first, _, _ = run(steps=1)
   expected = 0.9 * 0.1 * first.params['bias'] + 0.1 * state.params['bias']
   assert float(state.ema_params['bias']) == pytest.approx(float(expected))
-  assert state.eval_params is state.ema_params
+  assert state.variables['params'] is state.ema_params
 
 
 def test_a_step_that_is_not_finite_changes_nothing_but_counters():
