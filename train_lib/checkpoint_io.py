@@ -83,7 +83,8 @@ def good_step(
       f'; it has {steps or "none"}'
     )
   candidates = steps[::-1] if exact is None else [int(exact)]
-  chosen, damaged = -1, []
+  chosen = -1
+  damaged: list[str] = []
   if jax.process_index() == 0:
     for step in candidates:
       problems = verify(root / str(step))
@@ -211,7 +212,8 @@ def shortened(lines: list[str]) -> str:
 
 def read_description(path: pathlib.Path) -> dict[str, Any]:
   """Reads `checkpoint.json`: step, extra, metrics, best, arrays."""
-  return json.loads((path / DESCRIPTION).read_text())
+  with (path / DESCRIPTION).open(encoding='utf-8') as file:
+    return json.load(file)
 
 
 def read_arrays(

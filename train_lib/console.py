@@ -1,4 +1,4 @@
-"""The output of a run: terminal, `metrics.jsonl` and TensorBoard."""
+"""The output of a run: terminal, `metrics.jsonl`, TensorBoard and trace."""
 
 import collections
 import datetime
@@ -28,7 +28,7 @@ HEADLINE = (
 
 
 class Console:
-  """Prints a run and writes its metrics.
+  """Prints a run, writes its metrics and traces its steps.
 
   In a terminal a progress bar stays at the bottom; in a file or a pipe only
   the lines appear, each with the speed and the ETA. Only the primary process
@@ -59,6 +59,7 @@ class Console:
     self._compiled = False
     self._waited = 0.0
     self.waited_in_all = 0.0
+    self._tracing = False
     self._bar: Any = None
     if self._primary and self._console.is_terminal:
       self._bar = rich.progress.Progress(
@@ -87,6 +88,21 @@ class Console:
     quiet, self._console.quiet = self._console.quiet, False
     self._console.print(f'[red]warning: {rich.markup.escape(str(error))}')
     self._console.quiet = quiet
+
+  def trace(self, step: int) -> None:
+    """Traces `profile.steps` steps from `profile.start_step` on."""
+    start = self._setup.config.profile.start_step
+    steps = self._setup.config.profile.steps
+    if steps and step == start:
+      jax.profiler.start_trace(str(self._run.path('profile')))
+      self._tracing = True
+    if step == start + steps:
+      self._stop_trace()
+
+  def _stop_trace(self) -> None:
+    if self._tracing:
+      jax.profiler.stop_trace()
+      self._tracing = False
 
   def waited(self, seconds: float) -> None:
     """Counts time in which the device waited for data."""
@@ -155,7 +171,8 @@ class Console:
       self._console.print(_plot(workdir))
 
   def close(self) -> None:
-    """Writes all remaining metrics and removes the bar."""
+    """Writes all remaining metrics, ends the trace, removes the bar."""
+    self._stop_trace()
     self.flush()
     if self._bar is not None:
       self._bar.stop()
@@ -245,8 +262,8 @@ def print_dry_run(setup: Setup) -> None:
     setup.abstract.params, include_stats=False
   )
   console.print(overview, markup=False)
-  print_start(console, setup, 0)
   batch = _longest_batch(setup)
+  print_start(console, setup, 0)
   for stage in setup.stages:
     compiled, _ = setup.steps.get(stage, batch)
   memory = compiled.memory_analysis()
@@ -263,7 +280,8 @@ def print_dry_run(setup: Setup) -> None:
 
 def _longest_batch(setup: Setup) -> dict[str, Any]:
   """Returns the shapes of a batch whose rows have the greatest length."""
-  info, batches = setup.dataset.info, setup.dataset.batches()
+  info = setup.dataset.info
+  batches: Any = setup.dataset.batches()
   batch = setup.put(next(batches))
   batches.close()
   # Arrays of the input's shape are padded to a length that differs between

@@ -1,6 +1,7 @@
 """Builds a run from its configuration, before the first step."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -139,7 +140,7 @@ def build_setup(config: Any, workdir: str = '') -> Setup:
     init=jax.jit(lambda: sharding.unbox(initial()), out_shardings=shardings),
     frozen=frozen,
     steps=TrainSteps(make_step, abstract, frozen),
-    put=lambda batch: sharding.put_batch(batch, mesh),
+    put=functools.partial(sharding.put_batch, mesh=mesh),
     evaluators=evaluators,
   )
 
@@ -190,7 +191,7 @@ def eval_context(
     measure=jitted(task.evaluate),
     features=jitted(task.features),
     outputs=jitted(task.outputs),
-    put=lambda batch: sharding.put_batch(batch, mesh),
+    put=functools.partial(sharding.put_batch, mesh=mesh),
     seed=config.seed,
     batch_size=config.batch_size,
     dataset=config.dataset,

@@ -17,7 +17,6 @@ from dataset_lib import atomic_file
 from dataset_lib.errors import InvalidDataError
 
 _NAMES = {math.inf: 'Infinity', -math.inf: '-Infinity'}
-_NUMBERS = ('NaN', *_NAMES.values())
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
@@ -67,7 +66,7 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 class Metrics:
-  """Writer and reader of `metrics.jsonl`: one JSON object per line.
+  """Writer of `metrics.jsonl`: one JSON object per line.
 
   Args:
     path: the file.
@@ -108,17 +107,6 @@ class Metrics:
       elif row['step'] <= step:
         kept.append(line.decode() + '\n')
     atomic_file.write_text(self.path, ''.join(kept))
-
-  def read(self) -> list[dict[str, Any]]:
-    """Returns all rows, with non-finite numbers as floats."""
-    if not self.path.exists():
-      return []
-    rows = map(_row, self.path.read_bytes().split(b'\n'))
-    return [
-      {key: float(v) if v in _NUMBERS else v for key, v in row.items()}
-      for row in rows
-      if row is not None
-    ]
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

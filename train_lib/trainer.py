@@ -76,9 +76,9 @@ def train(
       setup.task.save_assets(run.workdir)
     guard = stack.enter_context(PreemptionGuard())
     loop = stack.enter_context(
-      contextlib.closing(_Loop(setup, run, guard, started))
+      contextlib.closing(_Loop(setup, run, guard, started, fresh))
     )
-    return loop.run_to_end(fresh)
+    return loop.run_to_end()
 
 
 class _Loop:
@@ -90,27 +90,29 @@ class _Loop:
     run: RunDirectory,
     guard: PreemptionGuard,
     started: float,
+    fresh: Any,
   ):
     self.setup, self.config = setup, setup.config
     self.run, self.guard, self.started = run, guard, started
-    self.checkpointer = Checkpointer(
-      run.path(CHECKPOINTS),
-      keep=self.config.checkpoint.keep,
-      best_metric=self.config.checkpoint.best_metric,
-      best_mode=self.config.checkpoint.best_mode,
-    )
+    self.fresh = fresh  # None if the run has checkpoints
     # Steps whose metrics are unread: (step, stage, metrics, batch).
     self.pending: collections.deque[Any] = collections.deque()
     self.results: dict[str, float] = {}
     self.first_step_seconds: float | None = None
     self.seconds_before = 0.0  # of earlier processes of this run
-    self.tracing = False
-    self.batches: Any = None
-    self.console: Any = None
+    self.parts = contextlib.ExitStack()  # closed in reverse order
 
-  def run_to_end(self, fresh: Any) -> dict[str, Any]:
+  def run_to_end(self) -> dict[str, Any]:
     """Restores, steps through all stages, evaluates, writes the result."""
-    state = fresh
+    self.checkpointer = self.parts.enter_context(
+      Checkpointer(
+        self.run.path(CHECKPOINTS),
+        keep=self.config.checkpoint.keep,
+        best_metric=self.config.checkpoint.best_metric,
+        best_mode=self.config.checkpoint.best_mode,
+      )
+    )
+    state, self.fresh = self.fresh, None
     restored = self.checkpointer.restore(self.setup.abstract)
     if restored is not None:
       state = restored.state
@@ -118,8 +120,11 @@ class _Loop:
       self.seconds_before = restored.extra['seconds']
     start = step = int(state.step)
     self.run.metrics.truncate_after(start)
-    self.batches = self.setup.dataset.batches(start_step=start)
-    self.console = console.Console(self.setup, self.run, start)
+    batches: Any = self.setup.dataset.batches(start_step=start)
+    self.batches = self.parts.enter_context(contextlib.closing(batches))
+    self.console = self.parts.enter_context(
+      contextlib.closing(console.Console(self.setup, self.run, start))
+    )
     for stage in self.setup.stages:
       while step < stage.stop:
         state, step = self._one_step(stage, state, step)
@@ -131,7 +136,7 @@ class _Loop:
     train_step, seconds = self.setup.steps.get(stage, batch)
     if seconds:
       self.console.compiled(stage, batch, seconds)
-    self._profile(step)
+    self.console.trace(step)
     knobs = stage.knob_values(step)
     state, metrics = train_step(state, self.setup.frozen, batch, knobs)
     step += 1
@@ -226,19 +231,6 @@ class _Loop:
   def _seconds(self) -> float:
     return self.seconds_before + time.time() - self.started
 
-  def _profile(self, step: int) -> None:
-    """Traces `profile.steps` steps from `profile.start_step` on."""
-    start, steps = self.config.profile.start_step, self.config.profile.steps
-    if steps and step == start:
-      jax.profiler.start_trace(str(self.run.path('profile')))
-      self.tracing = True
-    if self.tracing and step == start + steps:
-      self._stop_trace()
-
-  def _stop_trace(self) -> None:
-    jax.profiler.stop_trace()
-    self.tracing = False
-
   def _finish(self, state, start: int) -> dict[str, Any]:
     """Writes the result; `seconds` counts all processes of the run."""
     result: dict[str, Any] = dict(self.results)
@@ -263,12 +255,7 @@ class _Loop:
 
   def close(self) -> None:
     """Writes remaining metrics and ends threads."""
-    if self.tracing:
-      self._stop_trace()
-    for part in (self.console, self.batches):
-      if part is not None:
-        part.close()
-    self.checkpointer.close()
+    self.parts.close()
 
 
 def _due(step: int, every: int) -> bool:

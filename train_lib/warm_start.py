@@ -113,10 +113,10 @@ def warm_start(
       f'warm_start: {error}\nRename with warm_start.renames=("old->new",), or '
       'keep fresh values with warm_start.skip=("regex",).'
     ) from None
-  new = wanted | {
+  merged = wanted | {
     n: jax.device_put(found[n], leaf.sharding) for n, leaf in used.items()
   }
-  return jax.tree.unflatten(jax.tree.structure(params), list(new.values()))
+  return jax.tree.unflatten(jax.tree.structure(params), list(merged.values()))
 
 
 def _read(checkpoint_dir: str | os.PathLike[str], params: Any) -> Any:
