@@ -1,7 +1,7 @@
 """Tape banks: where the tape tokens come from (AdaTape, section 2.2).
 
-Every bank gives tokens `[C, H]` for all rows, or `[B, C, H]` of their own. The
-reader normalises them with the LayerNorm that it shares with the query.
+A bank returns tokens `[C, H]` for all rows, or `[B, C, H]` per row. The reading
+normalises them with the LayerNorm that it shares with the query.
 """
 
 from typing import Any
@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from model_lib.layers import PatchEmbed
 from model_lib.logical import constrain, partitioned
-from model_lib.positions import LearnedPositions
+from model_lib.tokens import LearnedPositions, PatchEmbed
 
 
 class LearnableBank(nn.Module):
-  """A set of trainable vectors; reading them picks parameters per input.
+  """A set of trainable vectors: each row reads some of the parameters.
 
   Attributes:
     size: number of tokens, C.
@@ -29,7 +28,7 @@ class LearnableBank(nn.Module):
 
   @nn.compact
   def __call__(self) -> Float[Array, 'C H']:
-    """The tokens, in float32."""
+    """Returns the tokens in float32."""
     init = partitioned(nn.initializers.truncated_normal(0.02), 'bank', 'embed')
     return self.param('tokens', init, (self.size, self.width))
 
@@ -49,7 +48,7 @@ class ImageBank(nn.Module):
 
   @nn.compact
   def __call__(self, images: Float[Array, 'B X Y E']) -> Float[Array, 'B C H']:
-    """One token per patch, row by row of the image."""
+    """Returns one token per patch, in row-major order."""
     x = PatchEmbed(
       self.width, self.patch_size, dtype=self.dtype, name='patch_embed'
     )(images)
@@ -73,7 +72,7 @@ class SymbolBank(nn.Module):
 
   @nn.compact
   def __call__(self, symbols: Int[Array, 'B C']) -> Float[Array, 'B C H']:
-    """One token per symbol."""
+    """Returns one token per symbol."""
     one_hot = jax.nn.one_hot(symbols, self.vocab_size, dtype=self.dtype)
     return _dense(self.width, self.dtype)(one_hot)
 
@@ -93,11 +92,11 @@ class SharedNorm(nn.Module):
   def __call__(
     self, tokens: Float[Array, '*S H'], count: int
   ) -> Float[Array, '*S h']:
-    """The leading `count` features of the normalised tokens.
+    """Returns the leading `count` features of the normalised tokens.
 
-    Keys need few features: the others enter the statistics only. Those take
-    one pass over the bank (variance as mean square minus squared mean), which
-    is bound by memory.
+    Keys need few features; the others enter the statistics only. The variance
+    is the mean square minus the squared mean: one pass over the bank, which is
+    bound by memory.
     """
     width = tokens.shape[-1]
     scale_init = nn.initializers.constant(self.initial_scale)

@@ -1,8 +1,8 @@
-"""The encoder that reads a tape after some blocks and attends to it after.
+"""The encoder that reads a tape between two blocks and appends it.
 
-From the insertion on every block sees `[x ; tape]` under the key mask
-`[1 ; tape mask]` (AdaTape, section 2). Reading and the rest are two methods,
-so that serving can crop the tape between them.
+Blocks after the insertion attend to `[x ; tape]` under the key mask `[1 ; tape
+mask]` (AdaTape, section 2). `read` and `finish` are separate methods: serving
+crops the tape between them.
 """
 
 from typing import Any
@@ -33,8 +33,8 @@ class TapeEncoder(nn.Module):
     insert_after: blocks before the insertion.
     read_mlp: network applied once to the tape tokens when they are appended:
       '', 'mlp' or 'glu'.
-    tape_mlp: network of the tape tokens in every block from the insertion on,
-      instead of the input tokens': '', 'mlp' or 'glu'.
+    tape_mlp: network of the tape tokens in every block after the insertion: ''
+      for that of the input tokens, 'mlp' or 'glu'.
     query_noise: scale of the normal noise on the query in training (A.7).
     bank_drop: rate of bank tokens hidden from a row in training (A.7).
     norm_scale: initial scale of the LayerNorm that bank and query share;
@@ -68,7 +68,7 @@ class TapeEncoder(nn.Module):
         tape_mlp=self.tape_mlp if inserted else '',
         dtype=self.dtype,
       )
-      # Names as in the ViT, so that its parameters load without renaming.
+      # The names of the ViT: its parameters load without renaming.
       setattr(self, f'block_{index}', block)
     self.norm = LayerNorm(dtype=self.dtype)
     if self.read_mlp:
@@ -89,8 +89,8 @@ class TapeEncoder(nn.Module):
 
     Args:
       x: input tokens.
-      bank: the bank; where `reading` is None, the tape itself `[T, H]`.
-      row_keys: one key per row turns on noise; None is deterministic.
+      bank: the bank; if `reading` is None, the tape `[T, H]`.
+      row_keys: one key per row turns noise on.
       stop_early: see `adatape.tape.read`.
     """
     x = self._blocks(x, None, row_keys, range(self.insert_after))
@@ -131,10 +131,10 @@ class TapeEncoder(nn.Module):
       x: input tokens after the blocks before the insertion.
       tokens: tape tokens; T may be cropped to the longest tape.
       mask: 1 for a tape token, 0 for an empty slot, which is never read.
-      row_keys: one key per row turns on dropout; None is deterministic.
+      row_keys: one key per row turns dropout on.
 
     Returns:
-      The features in float32.
+      Features in float32.
     """
     tokens = tokens.astype(x.dtype)
     if self.read_mlp:
@@ -160,13 +160,13 @@ class TapeEncoder(nn.Module):
   def flops(
     self, tokens: int, bank_size: int, width: int, tape_length: int | float
   ) -> float:
-    """FLOPs of one row; see `model_lib.flops`.
+    """Returns the FLOPs of one row; see `model_lib.flops`.
 
     Args:
       tokens: input tokens, L.
       bank_size: tokens in the bank, C.
       width: width of the tokens, H.
-      tape_length: number of tape tokens, as a mean over rows it may be broken.
+      tape_length: number of tape tokens, or its mean over rows.
     """
     total = self.insert_after * flops.block(tokens, width, self.mlp_dim)
     if self.reading is not None:
@@ -182,7 +182,7 @@ class TapeEncoder(nn.Module):
 
 
 def fixed_tape(tokens: Float[Array, 'T H'], batch: int) -> Tape:
-  """The same trainable tokens for every row; there are no indices."""
+  """Returns a tape of the same trainable tokens for every row."""
   zeros = jnp.zeros((batch,))
   return Tape(
     tokens=jnp.tile(tokens[None], (batch, 1, 1)),

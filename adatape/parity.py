@@ -1,14 +1,15 @@
 """AdaTape for parity: is the number of 1s even? (AdaTape, section 3.2).
 
 One trainable [CLS] token is the only input token and makes the first query;
-the bank is the symbols, embedded without positions. The model solves it by
-reading equal symbols in pairs, so the tape holds the counts.
+the bank is the symbols, embedded without positions. The trained model reads
+equal symbols in pairs, so the tape holds their counts.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+from annotated_types import Ge, Gt, Interval
 from jaxtyping import Array, Float, Int
 
 from adatape.bank import SymbolBank
@@ -16,7 +17,9 @@ from adatape.classifier import TapeClassifier
 from adatape.encoder import TapeEncoder
 from adatape.reading import Reading
 from model_lib import flops
+from model_lib.errors import FieldError
 from model_lib.layers import classifier
+from model_lib.sizes import Rate, check_heads
 from model_lib.tokens import class_token
 
 
@@ -24,7 +27,7 @@ class ParityModel(TapeClassifier):
   """AdaTape with symbol inputs `[B, N]` (int) and class logits.
 
   The paper takes K = 2, T = N / 2 and tau = N / 4 for N symbols. The tape is
-  inserted before the first block: [CLS] alone has nothing to attend to.
+  inserted before the first block, as [CLS] is the only input token.
 
   Attributes:
     num_classes: number of classes.
@@ -35,7 +38,7 @@ class ParityModel(TapeClassifier):
     width: width of the tokens, H.
     mlp_dim: hidden width of the feed-forward networks.
     num_heads: attention heads.
-    query_dim: leading features that query and bank are compared by, h.
+    query_dim: leading features compared between query and bank, h.
     norm_scale: initial scale of the LayerNorm shared by bank and query.
       Scores start with its square: from 1 on, a pair of unequal symbols is
       merged with weights near 1 and 0, which hides one of the two.
@@ -44,35 +47,34 @@ class ParityModel(TapeClassifier):
     dtype: compute dtype; parameters, the reading and logits are float32.
 
   Raises:
-    ValueError: at construction, naming the field, for an illegal value.
+    FieldError: at construction, for fields that contradict each other.
   """
 
   num_classes: int
-  max_steps: int
-  threshold: int | float
-  tokens_per_step: int = 2
-  depth: int = 2
-  width: int = 32
-  mlp_dim: int = 64
-  num_heads: int = 4
-  query_dim: int = 16
-  norm_scale: float = 0.5
-  vocab_size: int = 3
-  dropout: float = 0.0
+  max_steps: Annotated[int, Interval(ge=1, le=2**20)]
+  threshold: Annotated[int | float, Gt(0)]
+  tokens_per_step: Annotated[int, Interval(ge=1, le=2**20)] = 2
+  depth: Annotated[int, Interval(ge=1, le=1000)] = 2
+  width: Annotated[int, Interval(ge=1, le=2**17)] = 32
+  mlp_dim: Annotated[int, Interval(ge=1, le=2**20)] = 64
+  num_heads: Annotated[int, Interval(ge=1, le=1024)] = 4
+  query_dim: Annotated[int, Interval(ge=1, le=2**17)] = 16
+  norm_scale: Annotated[float, Interval(ge=-1e6, le=1e6)] = 0.5
+  vocab_size: Annotated[int, Ge(1)] = 3
+  dropout: Rate = 0.0
   dtype: Any = jnp.float32
 
   def __post_init__(self):
     super().__post_init__()
+    check_heads(self)
     if self.query_dim > self.width:
-      raise ValueError(
-        f'query_dim: expected at most the width {self.width}, got '
-        f'{self.query_dim}'
-      )
+      expected = f'at most the width {self.width}'
+      raise FieldError('query_dim', self.query_dim, expected)
     self.reading()
 
   @nn.nowrap
   def reading(self) -> Reading:
-    """The settings of the reading that the fields describe."""
+    """Returns the settings of the reading that the fields describe."""
     return Reading(
       tokens_per_step=self.tokens_per_step,
       max_steps=self.max_steps,
@@ -104,7 +106,7 @@ class ParityModel(TapeClassifier):
   def embed(
     self, inputs: Int[Array, 'B N']
   ) -> tuple[Float[Array, 'B 1 H'], Float[Array, 'B N H']]:
-    """The [CLS] token, and the symbols as the bank."""
+    """Returns the [CLS] token, and the symbols as the bank."""
     token = jnp.tile(self.token, (inputs.shape[0], 1, 1))
     return token.astype(self.dtype), self.tape_bank(inputs)
 
@@ -112,7 +114,7 @@ class ParityModel(TapeClassifier):
   def flops(
     self, input_shape: tuple[int, ...], tape_length: int | float | None = None
   ) -> float:
-    """FLOPs of one sequence `[N]` forward.
+    """Returns the FLOPs of one sequence `[N]` forward.
 
     Args:
       input_shape: shape of a sequence.

@@ -1,30 +1,28 @@
 """The Universal Transformer with ACT: one block, applied until tokens halt.
 
-Dehghani et al. 2019. Before every step the positions and the step's number
-are added to the state as sines and cosines; the halting score is read from
-that state, then the shared block is applied. Models are called as
-`model(inputs, row_keys) -> (logits, out)`; `out['ponder']` says what a row
-spent.
+Dehghani et al. 2019. Each step adds the positions and the step number to the
+state as sines and cosines, computes the halting score from the result and
+applies the shared block. Models are called as `model(inputs, row_keys) ->
+(logits, out)`; `out['ponder']` has the steps and the cost of each row.
 """
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from annotated_types import Ge, Interval
 from jaxtyping import Array, Bool, Float, Int, Key, Num
 
 from model_lib import flops, halting, pondering, row_random
 from model_lib.layers import EncoderBlock, LayerNorm, classifier, masked_mean
 from model_lib.logical import constrain, partitioned
-from model_lib.positions import sincos1d
-from model_lib.tokens import ImageTokens, SymbolTokens, check_option
-
-HALTING = ('token', 'example')
+from model_lib.sizes import Rate, check_heads
+from model_lib.tokens import ImageTokens, SymbolTokens, sincos1d
 
 
 class UniversalStep(nn.Module):
-  """One step: positions and time, the score, the shared block.
+  """One step: adds positions and time, then score and shared block.
 
   Attributes:
     num_heads: attention heads.
@@ -112,19 +110,15 @@ class UniversalEncoder(nn.Module):
 
     Args:
       x: tokens.
-      mask: non-zero for a valid token. Others are never read, never prolong
-        the loop and never count.
-      row_keys: one key per row turns on dropout.
+      mask: non-zero for a valid token. Other tokens are never read, do not
+        prolong the loop and do not count.
+      row_keys: one key per row turns dropout on.
 
     Returns:
       (tokens, ponder): `ponder['steps']` is N and `ponder['cost']` is N + R,
       both means over a row's valid tokens, `[B]` float32; `ponder['depth']`
       is the largest N of the row, `[B]` int32.
-
-    Raises:
-      ValueError: if an option is unknown or out of its range.
     """
-    check_option('halting', self.halting, HALTING)
     everything = jnp.ones(x.shape[:2], bool)
     valid = everything if mask is None else mask.astype(bool)
     step = UniversalStep(
@@ -137,7 +131,7 @@ class UniversalEncoder(nn.Module):
     )
     if self.is_initializing():
       step(x, jnp.zeros((), jnp.int32), valid)
-    # The loops are plain JAX: Linen modules may not be called inside one.
+    # Linen modules must not be called in a plain JAX loop.
     pure, variables = step.unbind()
 
     def pure_step(state: Array, n: Array) -> Any:
@@ -171,7 +165,7 @@ def _spent(
 
 
 class UniversalModel(nn.Module):
-  """What the models have in common.
+  """Base of the models below.
 
   Attributes:
     num_classes: number of classes.
@@ -188,16 +182,20 @@ class UniversalModel(nn.Module):
   """
 
   num_classes: int
-  max_steps: int
-  width: int
-  mlp_dim: int
-  num_heads: int
-  halting: str = 'token'
-  combination: str = 'accumulated'
-  epsilon: float = 0.01
+  max_steps: Annotated[int, Interval(ge=1, le=10_000)]
+  width: Annotated[int, Interval(ge=1, le=2**17)]
+  mlp_dim: Annotated[int, Interval(ge=1, le=2**20)]
+  num_heads: Annotated[int, Interval(ge=1, le=1024)]
+  halting: Literal['token', 'example'] = 'token'
+  combination: Literal['accumulated', 'basic', 'fed_back'] = 'accumulated'
+  epsilon: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.01
   dynamic: bool = False
-  dropout: float = 0.0
+  dropout: Rate = 0.0
   dtype: Any = jnp.float32
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_heads(self)
 
   def _classify(self, x, mask, row_keys, pool):
     x, ponder = UniversalEncoder(
@@ -231,7 +229,7 @@ class UniversalTransformer(UniversalModel):
     vocab_size: number of symbols.
   """
 
-  vocab_size: int = 3
+  vocab_size: Annotated[int, Ge(1)] = 3
 
   @nn.compact
   def __call__(
@@ -244,7 +242,7 @@ class UniversalTransformer(UniversalModel):
 
     Args:
       tokens: symbols.
-      row_keys: one key per row turns on dropout.
+      row_keys: one key per row turns dropout on.
       mask: non-zero for a real symbol; None if all are.
 
     Returns:
@@ -264,7 +262,7 @@ class UniversalTransformer(UniversalModel):
     return self._classify(x, mask, row_keys, 'cls')
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
-    """FLOPs of one sequence `[N]` for all `max_steps` steps."""
+    """Returns the FLOPs of one sequence `[N]` for all `max_steps` steps."""
     return self._encoder_flops(input_shape[0] + 1)
 
 
@@ -276,8 +274,8 @@ class UniversalViT(UniversalModel):
     pool: 'cls' or 'gap'.
   """
 
-  patch_size: int = 16
-  pool: str = 'cls'
+  patch_size: Annotated[int, Interval(ge=1, le=4096)] = 16
+  pool: Literal['cls', 'gap'] = 'cls'
 
   @nn.compact
   def __call__(
@@ -296,7 +294,7 @@ class UniversalViT(UniversalModel):
     return self._classify(x, None, row_keys, self.pool)
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
-    """FLOPs of one image `[H, W, E]` for all `max_steps` steps."""
+    """Returns the FLOPs of one image `[H, W, E]` for all `max_steps` steps."""
     tokens = flops.num_patches(input_shape, self.patch_size)
     tokens += self.pool == 'cls'
     embed = flops.patch_embed(input_shape, self.patch_size, self.width)

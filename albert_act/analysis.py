@@ -118,7 +118,7 @@ def analyse(
     variables: its variables.
     rows: batches, see `token_kinds.masks`.
   """
-  limit = model.sizes().max_iterations
+  limit = model.max_iterations
 
   def by_kind():
     return {kind: Moments() for kind in token_kinds.KINDS}

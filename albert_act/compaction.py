@@ -1,11 +1,11 @@
-"""Exact compaction: halted tokens leave the computation, and change nothing.
+"""Exact compaction: only running tokens are computed, with the same results.
 
 A token that halts in step n still changes once, in step n, after its last keys
 and values were read. So keys and values are projected from the *updated* state
-at the end of a step and kept; everything else runs for the tokens that still
-run only. Those of all rows are packed behind each other, so that a row with
-many makes no others wait; only for attention they stand in rows. The packed
-tokens have one of a few static sizes, which is chosen on the device.
+at the end of a step and cached; the rest runs for running tokens only. Those of
+all rows are packed into one axis (see `packed_attention`), so that rows do not
+wait for the longest one. The number of packed tokens is one of a few static
+sizes, chosen on the device.
 """
 
 import dataclasses
@@ -17,16 +17,17 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int
 
-from albert_act import packed_attention, products
+from albert_act import transposed_kernels
 from albert_act.encoder import COMBINATIONS, Albert
-from albert_act.packed import Packed
+from albert_act.packed_attention import Packed, PackedAttention
 from model_lib import halting
+from model_lib.bert import valid_tokens
 
-# Shares of a batch's tokens that are computed. Each is compiled, so there are
-# few; below a half they are close, for there most of the time is saved.
+# Sizes as shares of a batch's tokens. Each is compiled, so there are few; they
+# are close below a half, where most of the time is saved.
 SHARES = tuple(n / 32 for n in (*range(1, 15), 16, 20, 24, 32))
-# They replace shares up to the last of them: another size there takes hardly
-# less time than the next of these, on a CPU (docs/measured.md).
+# These replace the shares up to the last of them: sizes between take hardly
+# less time on a CPU (docs/measured.md).
 FEW_TOKENS = (8, 16, 24, 32, 64)
 
 
@@ -39,10 +40,10 @@ class Tokens:
   Attributes:
     x: states, `[B, L, D]`.
     keys: `[B, N, L, H]`, of the states `x`.
-    values: the same; zero for tokens that are not real.
-    valid: which tokens are real, `[B, L]`.
-    halting: how far each has come, `[B, L]`.
-    iteration: iterations that were run, int32 `[B]`.
+    values: the same; zero for padding.
+    valid: False for padding, `[B, L]`.
+    halting: `halting.Halting` of each token, `[B, L]`.
+    iteration: iterations so far, int32 `[B]`.
   """
 
   x: Any
@@ -54,10 +55,10 @@ class Tokens:
 
 
 def sizes_for(rows: int, length: int) -> tuple[int, ...]:
-  """The numbers of tokens that are computed, for batches of a shape.
+  """Returns the sizes of packed tokens for batches of a shape, ascending.
 
-  Besides those of `SHARES` and `FEW_TOKENS` one for each row, as [CLS] often
-  runs to the end alone; none is smaller.
+  Those of `SHARES` and `FEW_TOKENS`, and one token per row, as [CLS] often runs
+  to the end alone.
   """
   most = rows * length
   shares = {round(share * most) for share in SHARES}
@@ -72,25 +73,24 @@ def begin(
   token_types: Int[Array, 'B L'],
   length: Int[Array, ' B'],
 ) -> Tokens:
-  """Embeds rows, and projects the first keys and values.
+  """Embeds rows and projects the first keys and values.
 
   Args:
-    model: bound to `products.transposed` parameters.
-    tokens: token ids, padded behind `length`.
+    model: bound to `transposed_kernels.transpose` parameters.
+    tokens: token ids, padded after `length`.
     token_types: segment of each token.
     length: valid tokens of each row; 0 for a row of padding.
   """
   x = model.embed(tokens, token_types)
   block, variables = model.block[0].unbind()
-  projected = products.apply(
-    block, variables, x, num_queries=0, return_keys_values=True
-  )
-  keys, values = projected[1]
-  valid = jnp.arange(x.shape[1])[None] < length[:, None]
+  keys, values = transposed_kernels.apply(
+    block, variables, x, num_queries=0
+  ).keys_values
+  valid = valid_tokens(x, length)
   return Tokens(
     x=x,
     keys=keys,
-    # They stay zero, as those tokens never run; see `packed_attention`.
+    # Padding never runs, so its values stay zero; see `PackedAttention`.
     values=jnp.where(valid[:, None, :, None], values, 0),
     valid=valid,
     halting=halting.start(valid),
@@ -101,40 +101,41 @@ def begin(
 def step(
   model: Albert, size: int, least: int = 1
 ) -> Callable[[Tokens], Tokens]:
-  """One iteration of `least` to `size` tokens of a batch, in plain JAX.
+  """Returns one iteration of `least` to `size` running tokens, in plain JAX.
 
   Args:
-    model: bound to `products.transposed` parameters; one group of one block.
-    size: room for so many tokens; no more may run in all rows.
-    least: no fewer run.
+    model: bound to `transposed_kernels.transpose` parameters; one group of one
+      block.
+    size: most running tokens of all rows.
+    least: least running tokens of all rows.
   """
   block, variables = model.block[0].unbind()
   score, score_variables = model.score.unbind()
   rule = halting.rule(model.halting, model.epsilon)
-  limit = model.sizes().max_iterations
+  limit = model.max_iterations
 
   def computed(tokens: Tokens) -> Tokens:
     packed = Packed.of(tokens.halting.running, size)
     x = packed.pack(tokens.x)
-    attention = packed_attention.attention_to(
+    attention = PackedAttention(
       packed, tokens.keys, tokens.values, tokens.valid, least
     )
     attending = block.clone(attend=attention)
     nothing = tokens.keys[:1, :, :0]  # `attention` has the keys and values
-    new = products.apply(
+    new = transposed_kernels.apply(
       attending, variables, x[None], keys_values=(nothing, nothing)
-    )
-    logits: Any = score.apply(score_variables, new[0].astype(jnp.float32))
+    ).x[0]
+    logits: Any = score.apply(score_variables, new.astype(jnp.float32))
     is_last = (tokens.iteration == limit - 1)[packed.row]
     before = jax.tree.map(packed.pack, tokens.halting)
     after, weight = rule(before, jax.nn.sigmoid(logits[..., 0]), is_last)
-    state = new[0]
+    state = new
     if COMBINATIONS[model.halting] == 'fed_back':
       state = halting.combine('fed_back', x, state, weight).astype(x.dtype)
-    projected = products.apply(
-      block, variables, state[None], num_queries=0, return_keys_values=True
+    projected = transposed_kernels.apply(
+      block, variables, state[None], num_queries=0
     )
-    keys, values = (leaf[0] for leaf in projected[1])
+    keys, values = (leaf[0] for leaf in projected.keys_values)
     return dataclasses.replace(
       tokens,
       x=packed.unpack(state, tokens.x),
@@ -150,17 +151,18 @@ def step(
 def iterate(
   model: Albert, tokens: Tokens, count: int, sizes: Sequence[int]
 ) -> Tokens:
-  """Runs up to `count` iterations; fewer if every token has halted.
+  """Runs up to `count` iterations, until every token has halted.
 
   Args:
-    model: bound to `products.transposed` parameters; one group of one block.
+    model: bound to `transposed_kernels.transpose` parameters; one group of one
+      block.
     tokens: before the iterations.
-    count: how many at most.
+    count: limit of the iterations.
     sizes: see `sizes_for`; the last holds all tokens.
   """
   loop = tokens, jnp.zeros((), int)
-  # Tokens only halt, so the sizes have their turn once, the largest first. A
-  # conditional in one loop would copy all states, keys and values each time.
+  # Tokens only halt, so each size gets one loop, the largest first. A
+  # conditional in a single loop would copy all states, keys and values.
   for size, smaller in reversed([*zip(sizes, (0, *sizes), strict=False)]):
     run = step(model, size, smaller + 1)
 

@@ -1,4 +1,4 @@
-"""ALBERT for classification, and for pretraining on masked words and order."""
+"""ALBERT for classification, and for pretraining on words and order."""
 
 from typing import Any
 
@@ -8,13 +8,8 @@ from jaxtyping import Array, Float, Int, Key
 
 from albert_act.encoder import Albert, Encoded
 from model_lib import flops, row_random
-from model_lib.bert import INIT
-from model_lib.layers import (
-  LayerNorm,
-  Pooler,
-  activation_function,
-  classifier,
-)
+from model_lib.bert_layers import INIT, Pooler
+from model_lib.layers import LayerNorm, activation_function, classifier
 from model_lib.logical import constrain, partitioned
 
 
@@ -44,27 +39,17 @@ class AlbertClassifier(Albert):
     logits, features = self.classify(encoded.states[:, 0], row_keys)
     return logits, {'features': features, 'ponder': encoded.ponder}
 
-  def classify(
-    self, cls: Float[Array, 'B D'], row_keys: Key[Array, ' B'] | None = None
-  ) -> tuple[Float[Array, 'B O'], Float[Array, 'B D']]:
-    """(logits, features) from the state of [CLS]."""
-    features = self.pooler(cls).astype(jnp.float32)
-    logits = self.head(
-      row_random.drop(features, self.classifier_dropout, row_keys, 'classifier')
-    )
-    return constrain(logits, 'batch', 'classes'), features
-
+  @nn.nowrap
   def flops(
     self, input_shape: tuple[int, ...], iterations: float | None = None
   ) -> float:
-    """FLOPs of one row `[L]`; see `Albert.encoder_flops`."""
-    width = self.sizes().width
-    head = flops.dense(1, width, width + self.num_classes)
+    """Returns the FLOPs of one row `[L]`; see `Albert.encoder_flops`."""
+    head = flops.dense(1, self.width, self.width + self.num_classes)
     return self.encoder_flops(input_shape[0], iterations) + head
 
 
 class MaskedWords(nn.Module):
-  """ALBERT's head for masked words; its last layer is the word embeddings.
+  """ALBERT's head for masked words, tied to the word embeddings.
 
   Attributes:
     activation: a name in `layers.ACTIVATIONS`.
@@ -80,7 +65,7 @@ class MaskedWords(nn.Module):
   def __call__(
     self, states: Float[Array, 'B P D'], table: Float[Array, 'V E']
   ) -> Float[Array, 'B P V']:
-    """Logits of the words at some places.
+    """Returns the logits of the words.
 
     Args:
       states: of the masked tokens.
@@ -132,10 +117,10 @@ class AlbertPretraining(Albert):
     """Predicts masked words and the order of the two segments.
 
     Args:
-      tokens: token ids, padded behind `length`.
+      tokens: token ids, padded after `length`.
       token_types: segment of each token.
       length: valid tokens of each row.
-      positions: where the words to be predicted are.
+      positions: positions of the words to predict.
       row_keys: one key per row turns dropout on.
       trace: see `Albert.encode`.
 
@@ -158,22 +143,19 @@ class AlbertPretraining(Albert):
     return logits, {'features': features, 'encoded': encoded}
 
   def _table(self) -> Float[Array, 'V E']:
-    """The word embeddings, which the last layer shares (Lan et al. 2020)."""
+    """Returns the word embeddings."""
     table: Any = self.embeddings.get_variable('params', 'word')['embedding']
     return nn.meta.unbox(table)
 
+  @nn.nowrap
   def flops(
     self,
     input_shape: tuple[int, ...],
     iterations: float | None = None,
     predictions: int = 0,
   ) -> float:
-    """FLOPs of one row `[L]` with so many masked words."""
-    sizes = self.sizes()
-    words = flops.dense(predictions, sizes.width, sizes.embedding_width)
-    words += flops.dense(predictions, sizes.embedding_width, self.vocab_size)
-    head = flops.dense(1, sizes.width, sizes.width + 2)
+    """Returns the FLOPs of one row `[L]` with `predictions` masked words."""
+    words = flops.dense(predictions, self.width, self.embedding_width)
+    words += flops.dense(predictions, self.embedding_width, self.vocab_size)
+    head = flops.dense(1, self.width, self.width + 2)
     return self.encoder_flops(input_shape[0], iterations) + words + head
-
-
-__all__ = ['Albert', 'AlbertClassifier', 'AlbertPretraining', 'MaskedWords']

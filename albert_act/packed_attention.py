@@ -1,109 +1,183 @@
-"""Attention of packed tokens, each to all tokens of its own row.
+"""Running tokens of a batch packed into one axis, and their attention.
 
-Only here do the packed tokens stand in rows: padded to the fewest places that
-the row with the most of them needs, one of a few static numbers.
+Packed tokens `[M, ...]` are the running tokens of all rows in order. Only for
+attention they are unpacked into rows, padded to the smallest of a few static
+numbers of queries that holds the row with the most.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from albert_act.packed import Packed
+from model_lib import halting
 from model_lib.attention import masked_scores
+from model_lib.errors import FieldError
 
-# Shares of the length that the queries of a row may take: few, as attention is
-# a small part of the work.
-PLACES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
+# Queries of a row as shares of the length: few, as attention is a small part of
+# the work.
+SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 
 
-def places_for(rows: int, length: int, least: int, most: int) -> list[int]:
-  """The numbers of queries that attention may compute for each row, ascending.
+@dataclasses.dataclass(frozen=True)
+class Packed:
+  """The indices of the running tokens of a batch.
+
+  Attributes:
+    running: True for running tokens, `[B, L]`.
+    index: index of each packed token among all, int32 `[M]`; after the last
+      running token unique indices past the end.
+  """
+
+  running: Bool[Array, 'B L']
+  index: Int[Array, ' M']
+
+  @classmethod
+  def of(cls, running: Bool[Array, 'B L'], size: int) -> 'Packed':
+    """Packs up to `size` tokens, in the order of the rows.
+
+    A `size` of B * L keeps every token in place, running or not.
+    """
+    places = jnp.arange(size, dtype=jnp.int32)
+    if size == running.size:
+      return cls(running, places)
+    count = jnp.cumsum(running.reshape(-1), dtype=jnp.int32)
+    # The m-th running token is the first up to which there are m.
+    index = jnp.searchsorted(count, places + 1).astype(jnp.int32)
+    # Unique past the end too, for the scatter of `unpack`.
+    index = jnp.where(places < count[-1], index, running.size + places)
+    return cls(running, index)
+
+  @property
+  def whole(self) -> bool:
+    """True if all tokens are packed, in place."""
+    return self.index.size == self.running.size
+
+  @property
+  def row(self) -> Int[Array, ' M']:
+    """The row of each packed token; of padding the last row."""
+    rows, length = self.running.shape
+    return jnp.minimum(self.index // length, rows - 1)
+
+  def pack(self, leaf: Array) -> Array:
+    """Gathers `[M, ...]` from `[B, L, ...]`."""
+    flat = leaf.reshape(-1, *leaf.shape[2:])
+    if self.whole:
+      return flat
+    return jnp.take(flat, self.index, axis=0, mode='clip')
+
+  def unpack(self, packed: Array, old: Array) -> Array:
+    """Scatters `[M, ...]` into `[B, L, ...]`; halted tokens keep `old`."""
+    if self.whole:
+      running = halting.align(self.running, old)
+      return jnp.where(running, packed.reshape(old.shape), old)
+    flat = old.reshape(-1, *old.shape[2:])
+    new = flat.at[self.index].set(packed, mode='drop', unique_indices=True)
+    return new.reshape(old.shape)
+
+  def unpack_heads(
+    self, packed: Float[Array, 'N M H'], old: Float[Array, 'B N L H']
+  ) -> Float[Array, 'B N L H']:
+    """Scatters keys or values into the rows; halted tokens keep `old`."""
+    by_token = packed.transpose(1, 0, 2)
+    rows, heads, length, features = old.shape
+    if self.whole:
+      new = by_token.reshape(rows, length, heads, features)
+      running = self.running[:, None, :, None]
+      return jnp.where(running, new.transpose(0, 2, 1, 3), old)
+    row, column = self.index // length, self.index % length
+    place = old.at[row, :, column]
+    return place.set(by_token, mode='drop', unique_indices=True)
+
+
+def query_sizes(rows: int, length: int, least: int, most: int) -> list[int]:
+  """Returns the static numbers of queries of a row, ascending.
 
   Args:
     rows: of a batch.
     length: tokens of a row.
-    least: tokens that run in all rows together, at least.
-    most: at most; a row may have all of them.
+    least: least tokens that run in all rows together.
+    most: most of them; one row may have them all.
   """
   most = min(length, most)
   if rows == 1:
     return [most]
   mean = -(-least // rows)  # the row with the most has no fewer
-  shares = {max(1, round(share * length)) for share in PLACES}
-  return sorted({most} | {places for places in shares if mean <= places < most})
+  sizes = {max(1, round(share * length)) for share in SHARES}
+  return sorted({most} | {size for size in sizes if mean <= size < most})
 
 
-def attention_to(
-  packed: Packed,
-  keys: Float[Array, 'B N L H'],
-  values: Float[Array, 'B N L H'],
-  valid: Bool[Array, 'B L'],
-  least: int,
-) -> Callable[..., tuple[Float[Array, '1 N M H'], None]]:
-  """Attention of packed tokens, for `MultiHeadAttention.attend`.
+@dataclasses.dataclass(frozen=True, eq=False)
+class PackedAttention:
+  """Attention of packed tokens to their rows, for `MultiHeadAttention.attend`.
 
-  Args:
-    packed: which tokens attend.
-    keys: of all tokens.
-    values: of all tokens; zero for those that are not valid, which may hold
-      anything in the states.
-    valid: which tokens may be attended to.
-    least: no fewer tokens than this run.
-
-  Returns:
-    A function of the queries of M packed tokens, which does not read the keys
-    and values that it is given. It raises ValueError for dropout, and if asked
-    for what each token received.
+  Attributes:
+    packed: the tokens that attend.
+    keys: of all tokens, `[B, N, L, H]`.
+    values: of all tokens; zero for invalid ones, whose states may be NaN.
+    valid: True for tokens that are attended to, `[B, L]`.
+    least: least number of running tokens.
   """
-  rows, length = packed.running.shape
-  heads, _, features = keys.shape[1:]
-  count = packed.running.sum(1, dtype=jnp.int32)
-  first = jnp.cumsum(count) - count
 
-  def attended(spread: Array) -> Array:
-    """`[N, B * A, H]` for queries `[N, B, A, H]`."""
-    out = weighted_values(spread.transpose(1, 0, 2, 3), keys, values, valid)
-    return out.transpose(1, 0, 2, 3).reshape(heads, -1, features)
+  packed: Packed
+  keys: Any
+  values: Any
+  valid: Any
+  least: int
 
-  def whole(query: Array) -> Array:
-    return attended(query.reshape(heads, rows, length, features))[None]
-
-  def with_places(places: int, query: Array) -> Array:
-    numbers = first[:, None] + jnp.arange(places, dtype=jnp.int32)[None]
-    flat = attended(jnp.take(query[0], numbers, axis=1, mode='clip'))
-    place = jnp.arange(query.shape[2], dtype=jnp.int32) - first[packed.row]
-    where = packed.row * places + jnp.clip(place, 0, places - 1)
-    return jnp.take(flat, where, axis=1, mode='clip')[None]
-
-  def attend(
-    query: Array,
+  def __call__(
+    self,
+    query: Float[Array, '1 N M H'],
     key: Any = None,
     value: Any = None,
     valid: Any = None,
     *,
     drop: Any = None,
     received: bool = False,
-  ) -> tuple[Array, None]:
+  ) -> tuple[Float[Array, '1 N M H'], None]:
+    """Attends with the queries of M packed tokens to the keys and values.
+
+    `key`, `value` and `valid` are not read.
+
+    Raises:
+      FieldError: for dropout or received attention.
+    """
     del key, value, valid
     if drop is not None or received:
-      raise ValueError(
-        'drop, received: expected none for packed tokens, got '
-        f'{drop} and {received}'
-      )
-    if packed.whole:
-      return whole(query), None
-    options = places_for(rows, length, least, query.shape[2])
-    if len(options) == 1:
-      return with_places(options[0], query), None
-    branches = [functools.partial(with_places, places) for places in options]
-    chosen = jnp.searchsorted(jnp.asarray(options), count.max())
-    return jax.lax.switch(chosen, branches, query), None
+      raise FieldError('drop, received', (drop, received), 'none if packed')
+    rows, length = self.packed.running.shape
+    if self.packed.whole:
+      heads, _, features = self.keys.shape[1:]
+      by_row = query.reshape(heads, rows, length, features)
+      return self._attend(by_row)[None], None
+    sizes = query_sizes(rows, length, self.least, query.shape[2])
+    count = self.packed.running.sum(1, dtype=jnp.int32)
+    first = jnp.cumsum(count) - count
+    if len(sizes) == 1:
+      return self._attend_in_rows(sizes[0], query, first), None
+    branches = [functools.partial(self._attend_in_rows, size) for size in sizes]
+    chosen = jnp.searchsorted(jnp.asarray(sizes), count.max())
+    return jax.lax.switch(chosen, branches, query, first), None
 
-  return attend
+  def _attend_in_rows(self, size: int, query: Array, first: Array) -> Array:
+    """Unpacks the queries into rows of `size` places, attends, and packs."""
+    places = jnp.arange(size, dtype=jnp.int32)
+    numbers = first[:, None] + places[None]
+    flat = self._attend(jnp.take(query[0], numbers, axis=1, mode='clip'))
+    row = self.packed.row
+    place = jnp.arange(query.shape[2], dtype=jnp.int32) - first[row]
+    where = row * size + jnp.clip(place, 0, size - 1)
+    return jnp.take(flat, where, axis=1, mode='clip')[None]
+
+  def _attend(self, query: Array) -> Array:
+    """Returns `[N, B * A, H]` for queries `[N, B, A, H]`."""
+    heads, features = query.shape[0], query.shape[-1]
+    by_row = query.transpose(1, 0, 2, 3)
+    out = weighted_values(by_row, self.keys, self.values, self.valid)
+    return out.transpose(1, 0, 2, 3).reshape(heads, -1, features)
 
 
 def weighted_values(
@@ -112,16 +186,16 @@ def weighted_values(
   values: Float[Array, 'B N L H'],
   valid: Bool[Array, 'B L'],
 ) -> Float[Array, 'B N A H']:
-  """`model_lib.attention.attend`, divided by the sum of the weights at the end.
+  """Computes `model_lib.attention.attend`, dividing by the sum at the end.
 
-  For a query H numbers are divided then instead of L, with one pass less over
-  the weights; docs/measured.md has what that saves on a CPU.
+  That divides H numbers for a query instead of L, with one pass less over the
+  weights; docs/measured.md has the time it saves on a CPU.
 
   Args:
-    query: queries, heads before the length.
+    query: queries.
     keys: keys.
-    values: zero where not valid: a weight of 0 does not take out a NaN.
-    valid: which keys may be read.
+    values: zero where not valid: a weight of 0 does not remove a NaN.
+    valid: True for keys that are read.
   """
   scores = masked_scores(query, keys, valid)
   weights = jnp.exp(scores - scores.max(-1, keepdims=True))

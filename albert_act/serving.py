@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Interval
 from jaxtyping import Bool, Int
 
-from albert_act import compaction, products
+from albert_act import compaction, transposed_kernels
 from albert_act.compaction import Tokens
 from albert_act.model import AlbertClassifier
 from dataset_lib import fields
@@ -47,7 +47,7 @@ class AlbertChain:
 
   Attributes:
     model: the classifier.
-    variables: its parameters as `products.transposed`, on the device.
+    variables: its parameters as `transposed_kernels.transpose`, on the device.
     iterations: iterations in a stage.
     limit: iterations of the model.
     num_stages: number of stages.
@@ -78,9 +78,11 @@ class AlbertChain:
           f'model.{name}', getattr(model, name), '1 to be served'
         )
     self.model, self.pad_id = model, pad_id
-    self.variables = {'params': products.transposed(variables['params'])}
+    self.variables = {
+      'params': transposed_kernels.transpose(variables['params'])
+    }
     self.iterations = iterations
-    self.limit = model.sizes().max_iterations
+    self.limit = model.max_iterations
     self.num_stages = -(-self.limit // iterations)
     self.variants = (VARIANT,)
     # One object for all stages but the first: it is then compiled once.

@@ -13,7 +13,7 @@ from annotated_types import Interval
 from albert_act import serving
 from albert_act.model import AlbertClassifier
 from eval_lib.metrics import Average
-from model_lib import albert_sizes
+from model_lib import sizes
 from serve_lib.chain import NO_RUN
 from train_lib.losses import adaptive_loss, average
 from train_lib.text_classification import TextClassification
@@ -35,7 +35,7 @@ class FineTune(TextClassification):
 
   KNOBS = ('ponder_weight',)
   MODEL: ClassVar[Any] = AlbertClassifier
-  SIZES: ClassVar[Any] = albert_sizes
+  SIZES: ClassVar[sizes.Sizes] = sizes.ALBERT
 
   def extra_loss(self, out, batch, norm, knobs):
     """The ponder cost of the real rows; see `Classification.extra_loss`."""

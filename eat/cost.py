@@ -1,4 +1,4 @@
-"""What an EAT costs, by formula: sizes after pruning, FLOPs of the stages."""
+"""Sizes after pruning and FLOPs of an EAT's stages, by formula."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from model_lib import flops
 
 
 def static_sizes(model: Any, length: int) -> tuple[int, ...]:
-  """The static sequence lengths after each of `model.prune_layers`.
+  """Returns the static sequence lengths after each of `model.prune_layers`.
 
   Args:
     model: an `EatClassifier`.
@@ -25,31 +25,30 @@ def static_sizes(model: Any, length: int) -> tuple[int, ...]:
 def stage_flops(
   model: Any, length: int, sizes: Sequence[int], count_cls: bool = False
 ) -> list[float]:
-  """FLOPs of one row in each stage: from one head to the next.
+  """Returns the FLOPs of one row in each stage, from one head to the next.
 
-  Of attention in a window, what is computed counts: in blocks, and for a row
-  that is too short for blocks all scores.
+  Window attention counts the scores that are computed: those of the blocks, or
+  all of a row that is too short for blocks.
 
   Args:
     model: an `EatClassifier`.
     length: tokens of the row at the start.
     sizes: tokens after each pruning; empty for none.
-    count_cls: count what the chain computes: of the block under a head [CLS],
-      keys and values, and in the next stage the rest; False counts every block
-      in full, before its head, which is the limit that papers state.
+    count_cls: count as the chain computes: [CLS], keys and values of the block
+      before a head, and its other tokens in the next stage. False counts every
+      block in full before its head, as papers do.
   """
-  shape = model.sizes()
-  width = shape.width
+  width = model.width
   head = flops.dense(1, width, width + model.num_classes)
   totals, total = [], 0.0
-  for layer in range(1, shape.depth + 1):
+  for layer in range(1, model.depth + 1):
     block = _block_flops(model, length)
     if layer not in model.heads():
       total += block
     elif count_cls:
-      alone = flops.cls_block(length, width, shape.mlp_dim)
+      alone = flops.cls_block(length, width, model.mlp_dim)
       totals.append(total + alone + head)
-      # [CLS] runs with the others once more, keys and values do not.
+      # [CLS] is computed again with the others; keys and values are not.
       total = block - flops.dense(length, width, 2 * width)
     else:
       totals.append(total + block + head)
@@ -60,10 +59,9 @@ def stage_flops(
 
 
 def _block_flops(model: Any, tokens: int) -> float:
-  """FLOPs of a block, with the scores that its attention really computes."""
-  shape = model.sizes()
-  block = flops.block(tokens, shape.width, shape.mlp_dim)
+  """Returns the FLOPs of a block, of its attention the computed scores."""
+  block = flops.block(tokens, model.width, model.mlp_dim)
   if not model.window:
     return block
   scores = window_scores(tokens, model.window, model.window_implementation)
-  return block + 4.0 * shape.width * (scores - tokens**2)
+  return block + 4.0 * model.width * (scores - tokens**2)

@@ -1,9 +1,10 @@
-"""Token pruning as pure functions (EAT, Algorithm 1).
+"""Token pruning and merging as pure functions (EAT, Algorithm 1).
 
-Sequences are compact: the valid tokens of row b are its first `length[b]`, in
-their original order, and stay so. The masked form keeps shapes and lets the
-pruned tokens stand behind the kept ones; the gathered form is the same
-computation, cropped. Both are row-wise and keep the same tokens, bit for bit.
+The valid tokens of row b are its first `length[b]`, before and after pruning,
+in their original order. The masked form keeps shapes, with the pruned tokens
+after the kept ones; the gathered form is the same computation, cropped. Both
+are row-wise and keep the same tokens, bit for bit. Merging follows ToMe (Bolya
+et al. 2023), but the pruning chooses the tokens to merge.
 """
 
 import math
@@ -14,24 +15,26 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from eat.merging import merge_removed
+from model_lib.errors import FieldError
 from model_lib.logical import partitioned
 
-# Ratios count in steps of 1e-4, so that counts are exact: in floats, 30 % of
-# 10 tokens would leave 8.
+# Ratios are multiples of 1e-4, so that counts are exact: in floats, 30 % of 10
+# tokens would leave 8.
 _RATIO_STEPS = 10_000
+_SMALLEST_NORM = 1e-12
+_PRECISION = jax.lax.Precision.HIGHEST
 
 
 # Fields are Any because JAX builds these trees of other things than arrays.
 class Tokens(NamedTuple):
-  """The tokens that are left.
+  """The tokens that are not pruned.
 
   Attributes:
-    x: states, `[B, S, D]`; those behind `length` are never read.
+    x: states, `[B, S, D]`; those after `length` are never read.
     length: valid tokens of each row, int32 `[B]`; they come first.
-    positions: place of each token in the unpruned sequence, int32 `[B, S]`.
-    sizes: original tokens that each stands for, float32 `[B, S]`; None while
-      nothing has been merged, when each stands for itself.
+    positions: position of each token in the unpruned sequence, int32 `[B, S]`.
+    sizes: number of original tokens merged into each, float32 `[B, S]`; None
+      before the first merge.
   """
 
   x: Any
@@ -45,13 +48,15 @@ def kept_count(
   ratio: Float[Array, ''] | float,
   min_tokens: int = 1,
 ) -> Int[Array, ' B']:
-  """Tokens that a row keeps: `1 + ceil((1 - p) (t - 1))`, in integers.
+  """Returns the tokens that a row keeps, `1 + ceil((1 - p) (t - 1))`.
+
+  Computed in integers.
 
   Args:
     length: valid tokens of each row, t; at most 200,000.
-    ratio: share p of the tokens but [CLS] that goes, rounded to 1e-4 and
-      clipped to [0, 1]; may be traced.
-    min_tokens: a row with so many tokens keeps as many.
+    ratio: share p of the tokens except [CLS] that is pruned, rounded to 1e-4
+      and clipped to [0, 1]; may be traced.
+    min_tokens: least tokens that a row keeps, if it has them.
   """
   steps = jnp.round(jnp.asarray(ratio, jnp.float32) * _RATIO_STEPS)
   removed = jnp.clip(steps, 0, _RATIO_STEPS).astype(jnp.int32)
@@ -61,15 +66,15 @@ def kept_count(
 
 
 def static_size(length: int, ratio: float, min_tokens: int = 1) -> int:
-  """Length of the gathered form for rows of at most `length` tokens.
+  """Returns the length of the gathered form of rows of `length` tokens.
 
-  It is `kept_count` of the longest row; where `ratio` lies within 0.002 steps
-  of halfway between two multiples of 1e-4, and float32 might round it either
-  way, that of the smaller ratio.
+  It is `kept_count` of the longest row. A `ratio` within 0.002 steps of the
+  middle of two multiples of 1e-4, which float32 may round either way, counts as
+  the smaller one.
 
   Args:
     length: most tokens of a row before the pruning.
-    ratio: share of the tokens but [CLS] that goes.
+    ratio: share of the tokens except [CLS] that is pruned.
     min_tokens: see `kept_count`.
   """
   steps = math.ceil(ratio * _RATIO_STEPS - 0.502)
@@ -79,7 +84,7 @@ def static_size(length: int, ratio: float, min_tokens: int = 1) -> int:
 
 
 def norm_scores(x: Float[Array, 'B S D']) -> Float[Array, 'B S']:
-  """The L2 norm of every token, float32; no gradient flows through it."""
+  """Returns the L2 norm of every token, float32, without gradient."""
   x = jax.lax.stop_gradient(x).astype(jnp.float32)
   return jnp.sqrt(jnp.square(x).sum(-1))
 
@@ -87,10 +92,9 @@ def norm_scores(x: Float[Array, 'B S D']) -> Float[Array, 'B S']:
 class TokenScorer(nn.Module):
   """A learned score of every token, trained through a straight-through gate.
 
-  The gated token is exactly x going forward and has the gradient of
-  `x * (1 + sigmoid(score))` with respect to the score going backward: a score
-  rises where more of its token would lower the loss. [CLS] is never pruned
-  and has no gate.
+  The gated token equals x in the forward pass. In the backward pass the score
+  has the gradient of `x * (1 + sigmoid(score))`: it rises where more of its
+  token would lower the loss. [CLS] is never pruned and has no gate.
   """
 
   @nn.compact
@@ -125,27 +129,25 @@ def prune(
   Differentiable in the states; the choice itself has no gradient.
 
   Args:
-    tokens: the tokens that are left.
-    scores: rank of each token, the larger the better; of equal ones the
-      earlier is better, NaN is best (so that it cannot be hidden).
+    tokens: the tokens so far.
+    scores: rank of each token, larger is better; the earlier of two equal ones
+      is better, NaN is best (pruning must not hide it).
     ratio: see `kept_count`; may be traced.
-    size: tokens that are returned: S keeps shapes (masked form),
-      `static_size(S, ratio, min_tokens)` shrinks them (gathered form). It is
-      also the most that a row keeps.
+    size: returned tokens, and most that a row keeps: S keeps shapes (masked
+      form), `static_size(S, ratio, min_tokens)` crops them (gathered form).
     min_tokens: see `kept_count`.
     merge: average each removed token into the most similar kept one, see
-      `eat.merging.merge_removed`.
+      `merge_removed`.
 
   Returns:
     The kept tokens, then some of the others up to `size`.
 
   Raises:
-    ValueError: if `size` is not in [1, S].
+    FieldError: if `size` is not in [1, S].
   """
   if not 1 <= size <= tokens.x.shape[1]:
-    raise ValueError(
-      f'size: expected an integer in [1, {tokens.x.shape[1]}], got {size}'
-    )
+    expected = f'an integer in [1, {tokens.x.shape[1]}]'
+    raise FieldError('size', size, expected)
   length = jnp.minimum(kept_count(tokens.length, ratio, min_tokens), size)
   keep = best(scores, tokens.length, length)
   x, sizes = tokens.x, tokens.sizes
@@ -163,14 +165,14 @@ def prune(
 def best(
   scores: Float[Array, 'B S'], length: Int[Array, ' B'], count: Int[Array, ' B']
 ) -> Bool[Array, 'B S']:
-  """Which tokens are the `count` best of the first `length`, [CLS] first.
+  """Returns True for the `count` best of the first `length` tokens.
 
-  Each token counts those ahead of it: O(S^2) comparisons, which the compiler
-  fuses into one loop. With `kept_first` 0.40 ms for [32, 128] on a CPU and 17
-  ms for [32, 512]; lax.top_k and a scatter take 0.48 and 2.3 ms, an argsort
-  and a sort 0.52 and 2.8 ms. In a whole pruning of width 768 (3 ms; 0.3 ms for
-  one row) that is little, and only this needs neither a top_k, which is
-  gathered to every device when rows are sharded, nor a second sort.
+  [CLS] is always best. Each token counts the better ones: O(S^2) comparisons,
+  which the compiler fuses into one loop. With `kept_first` 0.40 ms for [32,
+  128] on a CPU and 17 ms for [32, 512]; lax.top_k and a scatter take 0.48 and
+  2.3 ms, an argsort and a sort 0.52 and 2.8 ms; a whole pruning of width 768
+  takes 3 ms. Only this form needs neither a second sort nor a top_k, which XLA
+  gathers to every device when rows are sharded.
   """
   place = jnp.arange(scores.shape[1])
   scores = jax.lax.stop_gradient(scores)
@@ -184,7 +186,7 @@ def best(
 
 
 def kept_first(keep: Bool[Array, 'B S']) -> Int[Array, 'B S']:
-  """The order that moves kept tokens to the front and changes nothing else.
+  """Returns the stable order with the kept tokens first.
 
   The only sort of the pruning; by comparisons it is three times as slow.
   """
@@ -196,7 +198,7 @@ def kept_first(keep: Bool[Array, 'B S']) -> Int[Array, 'B S']:
 def take(
   values: Shaped[Array, 'B S *D'], source: Int[Array, 'B K']
 ) -> Shaped[Array, 'B K *D']:
-  """`values[b, source[b, k]]`, distinct in a row; nothing crosses rows."""
+  """Returns `values[b, source[b, k]]`; sources are distinct in a row."""
   return jax.vmap(
     lambda row, places: row.at[places].get(
       mode='promise_in_bounds', unique_indices=True
@@ -207,17 +209,17 @@ def take(
 def restore(
   full: Float[Array, 'B L D'], tokens: Tokens
 ) -> Float[Array, 'B L D']:
-  """Writes the valid tokens to their original places.
+  """Writes the valid tokens to their original positions.
 
-  For token-level tasks: called before each pruning and at the end, it leaves
-  every pruned token with the state that it had when it was removed.
+  Called before each pruning and at the end, it gives every pruned token its
+  last state, for token-level tasks.
 
   Args:
     full: states of the unpruned sequence.
-    tokens: the tokens that are left, at most L.
+    tokens: the kept tokens, at most L.
   """
   slot = jnp.arange(tokens.x.shape[1], dtype=jnp.int32)[None]
-  # Beyond the end, each at a place of its own, and dropped.
+  # Others get unique indices past the end, where the scatter drops them.
   places = jnp.where(
     slot < tokens.length[:, None], tokens.positions, full.shape[1] + slot
   )
@@ -226,3 +228,59 @@ def restore(
       states, mode='drop', unique_indices=True
     )
   )(full, places, tokens.x.astype(full.dtype))
+
+
+def merge_removed(
+  x: Float[Array, 'B S D'],
+  sizes: Float[Array, 'B S'] | None,
+  length: Int[Array, ' B'],
+  keep: Bool[Array, 'B S'],
+) -> tuple[Float[Array, 'B S D'], Float[Array, 'B S']]:
+  """Averages each removed token into its most similar kept one.
+
+  The most similar token has the largest cosine, the first of equal ones. [CLS]
+  is a candidate only where no other token is kept. The mean is weighted by
+  `sizes`. Other tokens are unchanged, bit for bit.
+
+  Args:
+    x: states.
+    sizes: number of original tokens merged into each; None for one each.
+    length: valid tokens of each row, which come first.
+    keep: True for kept tokens, [CLS] among them.
+
+  Returns:
+    States and sizes at unchanged positions, computed in float32.
+  """
+  place = jnp.arange(x.shape[1])
+  valid = place[None] < length[:, None]
+  if sizes is None:
+    sizes = jnp.ones(x.shape[:2], jnp.float32)
+  states = jnp.where(valid[..., None], x.astype(jnp.float32), 0.0)
+  target = most_similar(states, hosts(keep & valid))
+  joins = (target[:, :, None] == place[None, None]) & (valid & ~keep)[..., None]
+  weights = jnp.where(joins, sizes[:, :, None], 0.0)
+  added = jnp.einsum('brk,brd->bkd', weights, states, precision=_PRECISION)
+  total = sizes + weights.sum(1)
+  mean = (states * sizes[..., None] + added) / total[..., None]
+  joined = joins.any(1)
+  merged = jnp.where(joined[..., None], mean.astype(x.dtype), x)
+  return merged, jnp.where(joined, total, sizes)
+
+
+def hosts(keep: Bool[Array, 'B S']) -> Bool[Array, 'B S']:
+  """Returns the kept tokens except [CLS], or [CLS] if it is the only one."""
+  is_cls = jnp.arange(keep.shape[1])[None] == 0
+  others = keep & ~is_cls
+  return jnp.where(others.any(1, keepdims=True), others, is_cls)
+
+
+def most_similar(
+  x: Float[Array, 'B S D'], candidates: Bool[Array, 'B S']
+) -> Int[Array, 'B S']:
+  """Returns the candidate with the largest cosine to each token."""
+  x = jax.lax.stop_gradient(x)
+  norm = jnp.sqrt(jnp.square(x).sum(-1, keepdims=True))
+  x = x / jnp.maximum(norm, _SMALLEST_NORM)
+  cosine = jnp.einsum('brd,bkd->brk', x, x, precision=_PRECISION)
+  cosine = jnp.where(candidates[:, None], cosine, -jnp.inf)
+  return cosine.argmax(-1).astype(jnp.int32)

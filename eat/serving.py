@@ -6,6 +6,7 @@ a head only [CLS] is computed, a sixth of the block; for the rows that stay the
 next stage computes the other tokens from the same keys and values.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -115,7 +116,7 @@ def _stage(
     tokens, first, layer - 1, sizes=sizes, keys_values=keys_values
   ).tokens
   cls, keys_values = module.cls_after(tokens, layer)
-  outputs = {'logits': module.classify(cls, layer), 'kept': tokens.length}
+  outputs = {'logits': module.head_logits(cls, layer), 'kept': tokens.length}
   return (tokens, keys_values), outputs
 
 
@@ -193,11 +194,11 @@ def as_adaptive(model: Any) -> EatClassifier:
       type(model).__name__,
       'eat.model:EatClassifier or model_lib.bert:BertClassifier',
     )
+  own = {field.name for field in dataclasses.fields(EatClassifier)}
   fields = {
-    name: getattr(model, name)
-    for name in BertClassifier.__dataclass_fields__
-    if name in EatClassifier.__dataclass_fields__
-    and name not in ('parent', 'name')
+    field.name: getattr(model, field.name)
+    for field in dataclasses.fields(BertClassifier)
+    if field.name in own - {'parent', 'name'}
   }
   return EatClassifier(
     **fields, prune_layers=(), prune_ratios=(), window=0, exit_layers=()

@@ -182,4 +182,4 @@ class FineTune(TextClassification):
 
 def head_layers(model: Any) -> tuple[int, ...]:
   """Returns the layers with a head; of a dense model the last one."""
-  return model.heads() if hasattr(model, 'heads') else (model.sizes().depth,)
+  return model.heads() if hasattr(model, 'heads') else (model.depth,)

@@ -136,7 +136,7 @@ def forward_functions(
 
 def _reading(settings: Settings, model: Any) -> Callable[[], Any]:
   """The reading of one model on random bank and query tokens."""
-  width, reading = model.sizes().width, model.reading()
+  width, reading = model.width, model.reading()
   shape: tuple[int, ...] = (model.bank_size, width)
   if model.bank == 'input':
     image_shape = (settings.image_size, settings.image_size, 3)

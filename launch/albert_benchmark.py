@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from albert_act import packed_attention, products
+from albert_act import packed_attention, transposed_kernels
 from albert_act.model import AlbertClassifier
 from albert_act.serving import VARIANT, AlbertChain
 from eval_lib import timing
@@ -35,7 +35,7 @@ class Settings:
   """What is timed, and how often.
 
   Attributes:
-    variant: of `albert_sizes.VARIANTS`.
+    variant: of `sizes.ALBERT`.
     length: tokens of a row.
     batches: rows at a time.
     shares: mean iterations over the most.
@@ -108,7 +108,6 @@ def run(settings: Settings) -> list[Row]:
     variant=settings.variant, vocab_size=VOCAB_SIZE,
     max_positions=settings.length, dtype=jnp.dtype(settings.dtype),
   )  # fmt: skip
-  model.sizes()
   rows = []
   for batch in settings.batches:
     tokens = np.random.default_rng(0).integers(
@@ -156,7 +155,7 @@ def score_for(
     return out['ponder']['steps'].mean()
 
   low, high = -12.0, 12.0
-  wanted = share * model.sizes().max_iterations
+  wanted = share * model.max_iterations
   for _ in range(12):
     middle = (low + high) / 2
     low, high = (middle, high) if taken(middle) > wanted else (low, middle)
@@ -175,7 +174,7 @@ def _compare(
 ) -> list[Row]:
   _, out = jax.jit(model.apply)(variables, *inputs)
   steps = np.asarray(out['ponder']['steps'])
-  most = model.sizes().max_iterations
+  most = model.max_iterations
   shape = (settings.length,)
   fixed_model = dataclasses.replace(model, halting='')
   limit = fixed_model.flops(shape) / model.flops(shape, float(steps.mean()))
@@ -221,7 +220,7 @@ def _forms(
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
   """The forms that are one program, by name."""
   dense = {'params': _without_score(variables['params'])}
-  most = model.sizes().max_iterations
+  most = model.max_iterations
 
   def unrolled(
     module: AlbertClassifier, apply: Any, tokens: Any, types: Any, length: Any
@@ -244,7 +243,7 @@ def _forms(
     (
       ENGINE_FORMS,
       lambda v, *x: fixed.apply(v, _with_engine_forms, *x, method=unrolled),
-      {'params': products.transposed(dense['params'])},
+      {'params': transposed_kernels.transpose(dense['params'])},
     ),
     ('masked', lambda v, *x: model.apply(v, *x)[0], variables),
     ('while_loop', lambda v, *x: dynamic.apply(v, *x)[0], variables),
@@ -262,7 +261,9 @@ def _with_engine_forms(
   ) -> tuple[Any, None]:
     return packed_attention.weighted_values(query, key, value, mask), None
 
-  return products.apply(block.clone(attend=attend), variables, x, valid)
+  return transposed_kernels.apply(
+    block.clone(attend=attend), variables, x, valid
+  ).x
 
 
 def _bound(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:

@@ -59,7 +59,7 @@ def add_arguments(parser: Any) -> None:
 def run(arguments: Any) -> int:
   """Runs the command; returns its exit code."""
   from launch import albert_benchmark, albert_train_benchmark
-  from model_lib import albert_sizes
+  from model_lib import sizes
 
   settings = albert_benchmark.Settings(
     variant=arguments.variant,
@@ -74,7 +74,7 @@ def run(arguments: Any) -> int:
     check_out(arguments.out)
     train_out = _train_out(arguments.out)
     check_out(train_out)
-    albert_sizes.resolve_sizes(arguments.variant)
+    sizes.ALBERT.fields(arguments.variant)
   except command_line.UsageError as error:
     command_line.fail(error)
   except ValueError as error:

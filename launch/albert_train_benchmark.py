@@ -43,7 +43,7 @@ class TrainRow:
 
 def train(settings: Settings, batch: int) -> list[TrainRow]:
   """Times the pretraining step with and without halting and remat."""
-  most = AlbertPretraining(variant=settings.variant).sizes().max_iterations
+  most = AlbertPretraining(variant=settings.variant).max_iterations
   rows: list[TrainRow] = []
   for chunk in (0, pondering.balanced_chunk(most)):
     steps, memory = {}, {}

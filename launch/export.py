@@ -15,14 +15,12 @@ encoder with the last head, a plain BERT; an ALBERT then runs all iterations
 for every token. The answers differ from those of the run.
 """
 
-import dataclasses
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launch import command_line, run_flags
-from model_lib import albert_sizes, bert_sizes
 
 RATES = ('dropout', 'attention_dropout', 'classifier_dropout')
 
@@ -128,7 +126,7 @@ def run(arguments: Any, config: Any) -> int:
   for part in parts(task.model):
     print(f'left out: {part}')
   if getattr(task.model, 'halting', ''):
-    iterations = task.model.sizes().max_iterations
+    iterations = task.model.max_iterations
     print(f'the model runs all {iterations} iterations for every token')
   return command_line.OK
 
@@ -144,20 +142,20 @@ def save(
   """Writes the encoder of a model, and its last head or those of pretraining.
 
   Args:
-    directory: see `model_lib.huggingface.save`.
+    directory: see `model_lib.convert.save`.
     model: a `BertClassifier`, an `EatClassifier` or an `Albert`.
     params: its parameters.
-    **options: class names and tokenizer of `model_lib.huggingface.save`.
+    **options: class names and tokenizer of `model_lib.convert.save`.
 
   Raises:
     ValueError: Hugging Face has no such model.
   """
   import jax
 
-  from model_lib import huggingface
+  from model_lib import convert
 
   arrays = jax.device_get(dense_params(params))
-  huggingface.save(
+  convert.save(
     directory, type_of(model), encoder_fields(model), arrays,
     heads=heads_of(model), **options,
   )  # fmt: skip
@@ -173,7 +171,7 @@ def type_of(model: Any) -> str:
 
 
 def heads_of(model: Any) -> str:
-  """The heads of a model, as `model_lib.huggingface` names them."""
+  """The heads of a model, as `model_lib.convert` names them."""
   from albert_act.model import AlbertPretraining
 
   is_pretraining = isinstance(model, AlbertPretraining)
@@ -181,10 +179,10 @@ def heads_of(model: Any) -> str:
 
 
 def encoder_fields(model: Any) -> dict[str, Any]:
-  """The fields of `model_lib.huggingface.save` as a model has them."""
-  sizes = albert_sizes if type_of(model) == 'albert' else bert_sizes
-  known = {name: getattr(model, name) for name in (*sizes.DEFAULTS, *RATES)}
-  return known | dataclasses.asdict(model.sizes())
+  """The fields of `model_lib.convert.save` as a model has them."""
+  return {
+    name: getattr(model, name) for name in (*type(model).SIZES.defaults, *RATES)
+  }
 
 
 def dense_params(params: Mapping[str, Any]) -> dict[str, Any]:

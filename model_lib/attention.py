@@ -1,15 +1,15 @@
 """Multi-head self-attention with a key mask.
 
-Queries, keys and values have a 2-D kernel each, which is what published
-checkpoints hold; one fused projection was no faster on a CPU (medians: 0.79 to
-1.03 times the speed, widths 32 to 768). Heads come before the length (BHTD):
-at 206 tokens 1.2 to 1.3 times as fast as BTHD forward and 1.05 to 1.16 times
-with the gradient, though 0.8 times with the gradient at 9 tokens.
+Queries, keys and values have a 2-D kernel each, as in published checkpoints;
+one fused projection was no faster on a CPU (medians: 0.79 to 1.03 times the
+speed, widths 32 to 768). Heads precede the length (BHTD): at 206 tokens 1.2 to
+1.3 times as fast as BTHD forward and 1.05 to 1.16 times with the gradient, but
+0.8 times with the gradient at 9 tokens.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -17,13 +17,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, Num
 
 from model_lib import row_random
+from model_lib.errors import FieldError
 from model_lib.logical import constrain, partitioned
 
-# Below any score, and finite: a row without a valid key gets a uniform
-# softmax and no NaN in its gradient.
+# Below any score, and finite: a row without a valid key has a uniform softmax
+# and no NaN in its gradient.
 MASKED_SCORE = -1e30
 
-# Of one attention: each [B, N, L, H], heads before the length.
+# Keys and values `[B, N, L, H]`.
 KeysValues = tuple[Float[Array, 'B N S H'], Float[Array, 'B N S H']]
 
 
@@ -36,28 +37,28 @@ def attend(
   drop: Callable[[Any], Any] | None = None,
   received: bool = False,
 ) -> tuple[Float[Array, 'B N L H'], Float[Array, 'B S'] | None]:
-  """Scaled dot-product attention with the softmax in float32.
+  """Computes scaled dot-product attention with the softmax in float32.
 
   Args:
-    query: queries, heads before the length.
+    query: queries.
     key: keys.
     value: values.
-    valid: which keys may be read; None for all.
+    valid: True for keys that are read; None for all.
     drop: dropout of the weights `[B, ...]`; None for none.
-    received: whether to return what each token received; the queries must
-      then be of the same tokens as the keys.
+    received: also return the attention that each token received; queries and
+      keys are then of the same tokens.
 
   Returns:
-    (attended values, received). The latter is None, or float32: the mean of
-    the weights on each key, before dropout; see `mean_received`.
+    (attended values, received): the mean weight on each key before dropout,
+    float32, see `mean_received`; or None.
 
   Raises:
-    ValueError: `received` with other queries than keys.
+    FieldError: `received` with other queries than keys.
   """
   scores = masked_scores(query, key, valid)
   if valid is not None:
-    # Without a valid key the softmax is uniform; zero values make the result
-    # zero then, whatever the masked tokens hold.
+    # Without a valid key the softmax is uniform; zero values then give a zero
+    # result, and keep NaN of masked tokens out of every result.
     value = jnp.where(valid[:, None, :, None], value, jnp.zeros_like(value))
   weights = jax.nn.softmax(scores, axis=-1)
   mean = mean_received(weights, valid) if received else None
@@ -71,7 +72,7 @@ def masked_scores(
   key: Float[Array, 'B N S H'],
   valid: Bool[Array, 'B S'] | None = None,
 ) -> Float[Array, 'B N L S']:
-  """Scaled scores in float32; `MASKED_SCORE` for keys that are not valid."""
+  """Returns scaled float32 scores, `MASKED_SCORE` for invalid keys."""
   scale = jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
   scores = jnp.einsum(
     'bnlh,bnsh->bnls',
@@ -87,29 +88,43 @@ def masked_scores(
 def mean_received(
   weights: Float[Array, 'B N L S'], valid: Bool[Array, 'B S'] | None = None
 ) -> Float[Array, 'B S']:
-  """Mean over heads and valid queries of the attention weights on each key.
+  """Averages the weights on each key over heads and valid queries.
 
-  The significance score of PoWER-BERT (Goyal et al. 2020, section 3.2), which
-  sums instead. Zero in a row without a valid token.
+  The significance score of PoWER-BERT (Goyal et al. 2020, section 3.2) is the
+  sum instead. Zero in a row without a valid token.
 
   Args:
     weights: attention weights, float32.
-    valid: which tokens are valid, as queries and as keys; None for all.
+    valid: True for valid tokens, as queries and as keys; None for all.
 
   Raises:
-    ValueError: if there are not as many queries as keys.
+    FieldError: if there are not as many queries as keys.
   """
   queries, keys = weights.shape[-2:]
   if queries != keys:
-    raise ValueError(
-      f'received: expected as many queries as keys, got {queries} and {keys}'
-    )
+    expected = 'as many queries as keys'
+    raise FieldError('received', (queries, keys), expected)
   if valid is None:
     return weights.mean(axis=(1, 2))
-  # Selected and not multiplied: a query that is not valid may hold NaN.
+  # Selected, not multiplied: an invalid query may hold NaN.
   total = jnp.where(valid[:, :, None], weights.mean(axis=1), 0.0).sum(axis=1)
   count = valid.astype(jnp.float32).sum(axis=1)
   return total / jnp.maximum(count, 1.0)[:, None]
+
+
+class Attended(NamedTuple):
+  """The output of `MultiHeadAttention`.
+
+  Attributes:
+    x: attended tokens `[B, Q, D]`.
+    received: mean attention on each key, float32 `[B, L]`; None unless asked
+      for. See `mean_received`.
+    keys_values: keys and values, for a later call.
+  """
+
+  x: Any
+  received: Any
+  keys_values: Any
 
 
 class MultiHeadAttention(nn.Module):
@@ -117,7 +132,7 @@ class MultiHeadAttention(nn.Module):
 
   Attributes:
     num_heads: number of heads; divides the width.
-    attend: what is done with queries, keys and values; see `attend`.
+    attend: attention of queries to keys; see `attend`.
     dropout: rate on the attention weights.
     kernel_init: initialiser of the four kernels.
     dtype: compute dtype of the matrix products; the softmax is float32.
@@ -135,50 +150,40 @@ class MultiHeadAttention(nn.Module):
     x: Float[Array, 'B L D'],
     mask: Bool[Array, 'B S'] | Num[Array, 'B S'] | None = None,
     row_keys: Key[Array, ' B'] | None = None,
-    return_received: bool = False,
+    received: bool = False,
     num_queries: int | None = None,
     keys_values: KeysValues | None = None,
-    return_keys_values: bool = False,
-  ) -> Any:
+  ) -> Attended:
     """Attends from every token to the valid ones.
 
     Args:
-      x: tokens; with `keys_values`, those that attend.
-      mask: non-zero for a valid key; None if all are. Contents of the others
-        are never read; where no key is valid the attended value is zero.
-      row_keys: one key per row turns on dropout; None is deterministic.
-      return_received: whether to return also what each token received.
-      num_queries: only so many leading tokens attend; None for all.
-      keys_values: of the tokens to attend to, from an earlier call; computed
-        from `x` if None.
-      return_keys_values: whether to return them, for a later call.
-
-    Returns:
-      The attended tokens, float `[B, Q, D]`; with `return_received` also the
-      attention that each token received, float32 `[B, L]`, see
-      `mean_received`; with `return_keys_values` also those, at the end.
+      x: tokens; with `keys_values`, the queries.
+      mask: non-zero for a valid key; None if all are. Other keys are never
+        read; the attended value is zero where no key is valid.
+      row_keys: one key per row turns dropout on.
+      received: also return the attention that each token received.
+      num_queries: only the leading `num_queries` tokens attend; None for all.
+      keys_values: of an earlier call; computed from `x` if None.
 
     Raises:
-      ValueError: if `num_heads` does not divide the width of `x`.
+      FieldError: if `num_heads` does not divide the width of `x`.
     """
     width = x.shape[-1]
     if width % self.num_heads:
-      raise ValueError(
-        f'num_heads: expected a divisor of the width {width}, got '
-        f'{self.num_heads}'
-      )
+      expected = f'a divisor of the width {width}'
+      raise FieldError('num_heads', self.num_heads, expected)
     queries = x if num_queries is None else x[:, :num_queries]
     query = self._split(self._project(width, 'query')(queries))
     key, value = keys_values or (
       self._split(self._project(width, name)(x)) for name in ('key', 'value')
     )
-    attended, received = self.attend(
+    attended, mean = self.attend(
       query,
       key,
       value,
       None if mask is None else mask.astype(bool),
       drop=self._drop(row_keys),
-      received=return_received,
+      received=received,
     )
     merged = attended.transpose(0, 2, 1, 3).reshape(queries.shape)
     out = nn.Dense(
@@ -189,12 +194,7 @@ class MultiHeadAttention(nn.Module):
       bias_init=partitioned(nn.initializers.zeros, 'embed'),
     )(merged)
     out = constrain(out, 'batch', 'length', 'embed')
-    result: list[Any] = [out]
-    if return_received:
-      result.append(received)
-    if return_keys_values:
-      result.append((key, value))
-    return tuple(result) if len(result) > 1 else out
+    return Attended(out, mean, (key, value))
 
   def _project(self, width: int, name: str) -> nn.Dense:
     return nn.Dense(

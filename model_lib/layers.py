@@ -1,4 +1,4 @@
-"""Layers of a Transformer encoder: norm, MLP, block, patches, pooling."""
+"""Layers of a Transformer encoder: norm, MLP, pre-LN block, head."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,26 +6,27 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key, Num
+from jaxtyping import Array, Bool, Float, Key, Num
 
 from model_lib import row_random
 from model_lib.attention import MultiHeadAttention
+from model_lib.errors import FieldError, check_option
 from model_lib.logical import constrain, partitioned
 
 TAPE_MLPS = ('', 'mlp', 'glu')
 
 
 def gelu(x: Float[Array, '*S']) -> Float[Array, '*S']:
-  """The exact GELU; with erf twice as fast on a CPU as JAX's with erfc."""
+  """Computes the exact GELU; erf is twice as fast on a CPU as JAX's erfc."""
   return 0.5 * x * (1.0 + jax.lax.erf(x * 0.5**0.5))
 
 
 def gelu_tanh(x: Float[Array, '*S']) -> Float[Array, '*S']:
-  """GELU approximated with tanh (Hendrycks and Gimpel 2016, section 2)."""
+  """Computes GELU by tanh (Hendrycks and Gimpel 2016, section 2)."""
   return jax.nn.gelu(x, approximate=True)
 
 
-# By their names at Hugging Face, where one function may have several.
+# Hugging Face's names; some functions have several.
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
   'gelu': gelu,
   'gelu_python': gelu,
@@ -42,19 +43,16 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 def activation_function(
   name: str, field: str = 'activation'
 ) -> Callable[[Any], Any]:
-  """The element-wise function of a name in `ACTIVATIONS`.
+  """Returns the element-wise function of a name in `ACTIVATIONS`.
 
   Args:
-    name: of the activation.
-    field: what an error message calls it.
+    name: name of the activation.
+    field: field in an error message.
 
   Raises:
-    ValueError: if the name is unknown.
+    FieldError: if the name is unknown.
   """
-  if name not in ACTIVATIONS:
-    raise ValueError(
-      f'{field}: expected one of {tuple(ACTIVATIONS)}, got {name!r}'
-    )
+  check_option(field, name, tuple(ACTIVATIONS))
   return ACTIVATIONS[name]
 
 
@@ -92,8 +90,8 @@ class Mlp(nn.Module):
   Attributes:
     mlp_dim: width of the hidden layer.
     dropout: rate on the hidden layer and on the result.
-    gated: whether a second hidden layer is multiplied by the activated one
-      (GLU variants, Shazeer 2020); the hidden width stays `mlp_dim`.
+    gated: multiply the activated hidden layer by a second one of the same width
+      (GLU variants, Shazeer 2020).
     activation: a name in `ACTIVATIONS`.
     kernel_init: initialiser of the kernels.
     dtype: compute dtype.
@@ -112,15 +110,15 @@ class Mlp(nn.Module):
     x: Float[Array, '*B L D'],
     row_keys: Key[Array, ' B'] | None = None,
   ) -> Float[Array, '*B L D']:
-    """Applies the network to every token; `row_keys` turn on dropout.
+    """Applies the network to every token; `row_keys` turn dropout on.
 
     Raises:
-      ValueError: if `activation` is unknown, or with keys for tokens `[L, D]`
-        that stand in no rows.
+      FieldError: if `activation` is unknown, or with keys for flattened tokens
+        `[L, D]`.
     """
     activate = activation_function(self.activation)
     if row_keys is not None and x.ndim < 3:
-      raise ValueError(f'row_keys: expected None for tokens of {x.shape}')
+      raise FieldError('row_keys', 'keys', f'None for tokens {x.shape}')
     axes = ('batch', 'length')[-(x.ndim - 1) :]
     hidden = activate(self._hidden('hidden')(x))
     if self.gated:
@@ -148,15 +146,15 @@ class Mlp(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-  """A pre-LN Transformer block, with a network of its own for tape tokens.
+  """A pre-LN Transformer block with a second network for tape tokens.
 
   Attributes:
     num_heads: attention heads.
     mlp_dim: hidden width of the feed-forward networks.
     dropout: rate after attention and in the feed-forward networks.
-    tape_mlp: the feed-forward network of the tokens after
-      `num_input_tokens`: '' shares that of the input tokens, 'mlp' is another
-      of the same form, 'glu' a gated one (AdaTape, section 2).
+    tape_mlp: feed-forward network of the tokens after `num_input_tokens`: ''
+      for that of the input tokens, 'mlp' for another of the same form, 'glu'
+      for a gated one (AdaTape, section 2).
     dtype: compute dtype.
   """
 
@@ -179,25 +177,18 @@ class EncoderBlock(nn.Module):
     Args:
       x: tokens, input tokens first.
       mask: non-zero for a valid key; None if all are.
-      row_keys: one key per row turns on dropout; None is deterministic.
-      num_input_tokens: how many of the tokens are input, the others being
-        tape; None for all.
+      row_keys: one key per row turns dropout on.
+      num_input_tokens: number of input tokens, before the tape; None for all.
 
     Raises:
-      ValueError: if `tape_mlp` is unknown.
+      FieldError: if `tape_mlp` is unknown.
     """
-    if self.tape_mlp not in TAPE_MLPS:
-      raise ValueError(
-        f'tape_mlp: expected one of {TAPE_MLPS}, got {self.tape_mlp!r}'
-      )
+    check_option('tape_mlp', self.tape_mlp, TAPE_MLPS)
     normed = LayerNorm(name='attention_norm', dtype=self.dtype)(x)
     attended: Any = MultiHeadAttention(
       num_heads=self.num_heads, name='attention', dtype=self.dtype
-    )(normed, mask)
-    if row_keys is not None and self.dropout:
-      attended = row_random.dropout(
-        attended, self.dropout, row_random.fold_rows(row_keys, 'attention')
-      )
+    )(normed, mask).x
+    attended = row_random.drop(attended, self.dropout, row_keys, 'attention')
     x = x.astype(self.dtype) + attended
     normed = LayerNorm(name='mlp_norm', dtype=self.dtype)(x)
     out = x + self._feed_forward(normed, row_keys, num_input_tokens)
@@ -213,127 +204,19 @@ class EncoderBlock(nn.Module):
     if not self.tape_mlp:
       return mlp(x, row_keys)
     count = x.shape[1] if num_input_tokens is None else num_input_tokens
-    if row_keys is not None:
-      tape_keys = row_random.fold_rows(row_keys, 'tape')
-    else:
-      tape_keys = None
-    # Without tape tokens the second network still runs, on none of them, so
-    # that its parameters exist whatever the first input was.
+    tape_keys = row_keys
+    if tape_keys is not None:
+      tape_keys = row_random.fold_rows(tape_keys, 'tape')
+    # Also runs on zero tape tokens, so that its parameters always exist.
     tape_mlp = Mlp(name='tape_mlp', gated=self.tape_mlp == 'glu', **sizes)
     parts = [mlp(x[:, :count], row_keys), tape_mlp(x[:, count:], tape_keys)]
     return jnp.concatenate(parts, axis=1)
 
 
-class Embedding(nn.Module):
-  """A table of vectors.
-
-  Attributes:
-    size: number of vectors.
-    width: of a vector.
-    table_init: initialiser of the table.
-  """
-
-  size: int
-  width: int
-  table_init: Callable[..., Any] = nn.initializers.normal(0.02)
-
-  @nn.compact
-  def __call__(self, indices: Int[Array, 'B L']) -> Float[Array, 'B L D']:
-    """Looks vectors up, float32; outside [0, size) there is only NaN."""
-    table = self.param(
-      'embedding',
-      partitioned(self.table_init, None, 'embed'),
-      (self.size, self.width),
-    )
-    # Else -1 would be the last vector, as in NumPy.
-    indices = jnp.where(indices < 0, self.size, indices)
-    return jnp.take(table, indices, axis=0, mode='fill')
-
-
-class PatchEmbed(nn.Module):
-  """Projects non-overlapping square patches, row by row of the image.
-
-  One matrix product of flattened patches: on a CPU 1.1 to 1.5 times as fast as
-  the convolution, 0.9 to 1.4 times with the gradient. A convolution kernel
-  `[p, p, 3, D]` loads as `kernel.reshape(-1, D)`.
-
-  Attributes:
-    width: width of the tokens.
-    patch_size: side of a patch in pixels; divides the image's sides.
-    dtype: compute dtype.
-  """
-
-  width: int
-  patch_size: int
-  dtype: Any = jnp.float32
-
-  @nn.compact
-  def __call__(self, images: Float[Array, 'B H W E']) -> Float[Array, 'B L D']:
-    """Turns images into `H * W / patch_size**2` tokens."""
-    return nn.Dense(
-      self.width,
-      name='projection',
-      dtype=self.dtype,
-      kernel_init=partitioned(nn.initializers.lecun_normal(), 'patch', 'embed'),
-      bias_init=partitioned(nn.initializers.zeros, 'embed'),
-    )(patches(images, self.patch_size))
-
-
-def patches(
-  images: Float[Array, 'B H W E'], patch_size: int
-) -> Float[Array, 'B L P']:
-  """Cuts images into flattened patches of `patch_size**2 * E` numbers.
-
-  Raises:
-    ValueError: if `patch_size` does not divide both sides of the image.
-  """
-  batch, height, width, depth = images.shape
-  p = patch_size
-  if height % p or width % p:
-    raise ValueError(
-      f'patch_size: expected a divisor of the image sides {height} x {width}, '
-      f'got {p}; choose another patch_size or image_size'
-    )
-  grid = images.reshape(batch, height // p, p, width // p, p, depth)
-  flat = grid.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, p * p * depth)
-  return constrain(flat, 'batch', 'length', 'patch')
-
-
-class Pooler(nn.Module):
-  """BERT's pooler: a dense layer with an activation on [CLS].
-
-  Attributes:
-    activation: a name in `ACTIVATIONS`.
-    dtype: compute dtype.
-  """
-
-  activation: str = 'tanh'
-  dtype: Any = jnp.float32
-
-  @nn.compact
-  def __call__(self, cls: Float[Array, 'B D']) -> Float[Array, 'B D']:
-    """Pools the state of [CLS].
-
-    Raises:
-      ValueError: if `activation` is unknown.
-    """
-    activate = activation_function(self.activation, 'pooler_activation')
-    width = cls.shape[-1]
-    init = nn.initializers.truncated_normal(0.02)
-    kernel = self.param(
-      'kernel', partitioned(init, 'embed', 'mlp'), (width, width)
-    )
-    bias = self.param(
-      'bias', partitioned(nn.initializers.zeros, 'mlp'), (width,)
-    )
-    pooled = cls.astype(self.dtype) @ kernel.astype(self.dtype)
-    return activate(pooled + bias.astype(self.dtype)[None])
-
-
 def classifier(num_classes: int, name: str = 'head') -> nn.Dense:
-  """The linear layer from features to logits, in float32.
+  """Returns the linear layer from features to logits, in float32.
 
-  It starts small and not at zero, so that the first gradient reaches the
+  Its kernel starts small and not at zero: the first gradient reaches the
   encoder.
   """
   return nn.Dense(
@@ -351,7 +234,7 @@ def masked_mean(
   x: Float[Array, 'B L D'],
   mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
 ) -> Float[Array, 'B D']:
-  """Mean over the valid tokens in float32; zero for a row without any.
+  """Averages the valid tokens in float32; zero for a row without any.
 
   Args:
     x: tokens; those with mask 0 are never read.

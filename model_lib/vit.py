@@ -1,80 +1,22 @@
 """The Vision Transformer and a plain Transformer on symbol sequences.
 
 ViT (Dosovitskiy et al. 2021) with pre-LN blocks. Every model is called as
-`model(inputs, row_keys) -> (logits, out)`; `out['features']` is what the head
-reads. `row_keys` (one key per row) turn dropout on.
+`model(inputs, row_keys) -> (logits, out)`; `out['features']` is the input of
+the head. `row_keys` (one key per row) turn dropout on.
 """
 
-import dataclasses
-import re
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
+from annotated_types import Ge, Interval
 from jaxtyping import Array, Bool, Float, Int, Key, Num
 
-from model_lib import flops, row_random
+from model_lib import flops, row_random, sizes
 from model_lib.layers import EncoderBlock, LayerNorm, classifier, masked_mean
 from model_lib.logical import constrain
-from model_lib.positions import LearnedPositions
-from model_lib.sizes import sizes_of_variant
-from model_lib.tokens import ImageTokens, SymbolTokens
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-  """Sizes of a ViT; `patch_size` in pixels."""
-
-  width: int
-  depth: int
-  mlp_dim: int
-  num_heads: int
-  patch_size: int
-
-
-# Table 1 of the ViT paper; Ti from DeiT (AdaTape's Table 3 prints a width of
-# 196, which 3 heads do not divide).
-VARIANTS = {
-  'Ti': {'width': 192, 'depth': 12, 'mlp_dim': 768, 'num_heads': 3},
-  'S': {'width': 384, 'depth': 12, 'mlp_dim': 1536, 'num_heads': 6},
-  'B': {'width': 768, 'depth': 12, 'mlp_dim': 3072, 'num_heads': 12},
-  'L': {'width': 1024, 'depth': 24, 'mlp_dim': 4096, 'num_heads': 16},
-}
-
-
-def decode_variant(variant: str) -> dict[str, int]:
-  """Reads 'B/16': the sizes of B with patches of 16 x 16 pixels.
-
-  Returns:
-    The fields of `Sizes`; without '/16' there is no 'patch_size'.
-
-  Raises:
-    ValueError: if the variant is unknown or the patch size not a positive
-      number.
-  """
-  match = re.fullmatch(r'([^/]+)(?:/([1-9][0-9]*))?', variant)
-  if match is None or match[1] not in VARIANTS:
-    raise ValueError(
-      f'variant: expected one of {list(VARIANTS)} with a patch size as in '
-      f"'B/16', got {variant!r}"
-    )
-  patch = {'patch_size': int(match[2])} if match[2] else {}
-  return VARIANTS[match[1]] | patch
-
-
-def resolve_sizes(variant: str, **explicit: int) -> Sizes:
-  """Sizes of a variant, overridden by the explicit ones that are not 0.
-
-  Args:
-    variant: for example 'B/16'; '' if every size is explicit.
-    **explicit: fields of `Sizes`; 0 means as in the variant.
-
-  Raises:
-    ValueError: if a size is given by neither, or is negative.
-  """
-  return sizes_of_variant(
-    Sizes, decode_variant, variant, explicit, example='B/16'
-  )
+from model_lib.sizes import Rate, Size
+from model_lib.tokens import ImageTokens, LearnedPositions, SymbolTokens
 
 
 class Encoder(nn.Module):
@@ -122,9 +64,8 @@ class ViT(nn.Module):
 
   Attributes:
     num_classes: number of classes.
-    variant: for example 'B/16'; '' if all sizes are given explicitly.
-    width: width of the tokens; this and the next four override the variant
-      unless 0.
+    variant: sizes that are not given, for example 'B/16'; '' if all are.
+    width: width of the tokens.
     depth: number of blocks.
     mlp_dim: hidden width of the feed-forward networks.
     num_heads: attention heads.
@@ -138,26 +79,19 @@ class ViT(nn.Module):
 
   num_classes: int
   variant: str = ''
-  width: int = 0
-  depth: int = 0
-  mlp_dim: int = 0
-  num_heads: int = 0
-  patch_size: int = 0
-  pool: str = 'cls'
-  positions: str = 'learned'
-  dropout: float = 0.0
+  width: Size = None
+  depth: Size = None
+  mlp_dim: Size = None
+  num_heads: Size = None
+  patch_size: Size = None
+  pool: Literal['cls', 'gap'] = 'cls'
+  positions: Literal['learned', 'sincos2d'] = 'learned'
+  dropout: Rate = 0.0
   dtype: Any = jnp.float32
 
-  def sizes(self) -> Sizes:
-    """The sizes that the fields describe; see `resolve_sizes`."""
-    return resolve_sizes(
-      self.variant,
-      width=self.width,
-      depth=self.depth,
-      mlp_dim=self.mlp_dim,
-      num_heads=self.num_heads,
-      patch_size=self.patch_size,
-    )
+  def __post_init__(self):
+    sizes.VIT.complete(self)
+    super().__post_init__()
 
   @nn.compact
   def __call__(
@@ -170,19 +104,18 @@ class ViT(nn.Module):
     Returns:
       (logits, out) with `out['features']` `[B, D]`, both float32.
     """
-    sizes = self.sizes()
     x = ImageTokens(
-      width=sizes.width,
-      patch_size=sizes.patch_size,
+      width=self.width,
+      patch_size=self.patch_size,
       pool=self.pool,
       positions=self.positions,
       dtype=self.dtype,
       name='tokens',
     )(images)
     x = Encoder(
-      depth=sizes.depth,
-      num_heads=sizes.num_heads,
-      mlp_dim=sizes.mlp_dim,
+      depth=self.depth,
+      num_heads=self.num_heads,
+      mlp_dim=self.mlp_dim,
       dropout=self.dropout,
       dtype=self.dtype,
       name='encoder',
@@ -192,14 +125,13 @@ class ViT(nn.Module):
     return constrain(logits, 'batch', 'classes'), {'features': features}
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
-    """FLOPs of one image `[H, W, E]` forward; see `flops`."""
-    sizes = self.sizes()
-    tokens = flops.num_patches(input_shape, sizes.patch_size)
+    """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`."""
+    tokens = flops.num_patches(input_shape, self.patch_size)
     tokens += self.pool == 'cls'
     return (
-      flops.patch_embed(input_shape, sizes.patch_size, sizes.width)
-      + sizes.depth * flops.block(tokens, sizes.width, sizes.mlp_dim)
-      + flops.dense(1, sizes.width, self.num_classes)
+      flops.patch_embed(input_shape, self.patch_size, self.width)
+      + self.depth * flops.block(tokens, self.width, self.mlp_dim)
+      + flops.dense(1, self.width, self.num_classes)
     )
 
 
@@ -218,13 +150,17 @@ class TokenTransformer(nn.Module):
   """
 
   num_classes: int
-  depth: int
-  width: int
-  mlp_dim: int
-  num_heads: int
-  vocab_size: int = 3
-  dropout: float = 0.0
+  depth: Annotated[int, Interval(ge=1, le=1000)]
+  width: Annotated[int, Interval(ge=1, le=2**17)]
+  mlp_dim: Annotated[int, Interval(ge=1, le=2**20)]
+  num_heads: Annotated[int, Interval(ge=1, le=1024)]
+  vocab_size: Annotated[int, Ge(1)] = 3
+  dropout: Rate = 0.0
   dtype: Any = jnp.float32
+
+  def __post_init__(self):
+    sizes.check_heads(self)
+    super().__post_init__()
 
   @nn.compact
   def __call__(
@@ -257,6 +193,6 @@ class TokenTransformer(nn.Module):
     return constrain(logits, 'batch', 'classes'), {'features': features}
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
-    """FLOPs of one sequence `[N]` forward; see `flops`."""
+    """Returns the FLOPs of one sequence `[N]` forward; see `flops`."""
     block = flops.block(input_shape[0] + 1, self.width, self.mlp_dim)
     return self.depth * block + flops.dense(1, self.width, self.num_classes)

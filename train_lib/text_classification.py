@@ -19,7 +19,7 @@ from dataset_lib.errors import ConfigError
 from dataset_lib.glue_tasks import num_texts
 from dataset_lib.tokenizer import MIN_LENGTH
 from eval_lib.metrics import Average
-from model_lib import bert_sizes
+from model_lib import sizes
 from serve_lib.chain import NO_RUN
 from serve_lib.text_items import TextReader
 from train_lib.classification import Classification, one_stage
@@ -43,7 +43,7 @@ class TextClassification(Classification):
       determines and `decode_variant`, such as `model_lib.bert_sizes`.
   """
 
-  SIZES: ClassVar[Any] = bert_sizes
+  SIZES: ClassVar[sizes.Sizes] = sizes.BERT
 
   @classmethod
   def complete(cls, config: dict[str, Any]) -> None:

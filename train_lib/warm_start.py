@@ -3,7 +3,7 @@
 Every parameter of the model must be in the checkpoint, and every one of the
 checkpoint must be used; exceptions are explicit. The checkpoint may also be a
 BERT, DistilBERT or ALBERT of Hugging Face, with the names and the float32 of
-`model_lib.huggingface`.
+`model_lib.convert`.
 """
 
 import os
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from dataset_lib.errors import ConfigError
-from model_lib import huggingface
+from model_lib import convert
 from train_lib import checkpoint_io as io
 from train_lib.checkpoint import restore_params
 
@@ -121,7 +121,7 @@ def warm_start(
 
 def _read(checkpoint_dir: str | os.PathLike[str], params: Any) -> Any:
   """Reads the parameters of a run or of a Hugging Face directory."""
-  if huggingface.is_checkpoint(checkpoint_dir):
+  if convert.is_checkpoint(checkpoint_dir):
     heads = 'pretraining' if 'predictions' in params else 'classifier'
-    return huggingface.load_params(checkpoint_dir, heads=heads)
+    return convert.load_params(checkpoint_dir, heads=heads)
   return restore_params(checkpoint_dir).params

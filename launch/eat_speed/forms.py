@@ -19,7 +19,7 @@ from flax import traverse_util
 from eat.model import EatClassifier
 from eat.serving import FULL, PRUNED, EatChain, as_adaptive
 from launch.eat_speed import contender, lineup
-from model_lib import huggingface
+from model_lib import convert
 from model_lib.bert import BertClassifier
 
 Parts = list[tuple[Callable[[Any, Any], Any], Any]]
@@ -57,10 +57,10 @@ def load(specification: Mapping[str, Any]) -> tuple[BertClassifier, Any]:
   Matrices of the blocks are in the compute dtype, to which every call would
   round them anyway: the same numbers for half the memory traffic.
   """
-  sizes = huggingface.read_sizes(specification['weights'])
+  sizes = convert.read_sizes(specification['weights'])
   dtype = jnp.dtype(specification['dtype'])
   model = BertClassifier(num_classes=lineup.NUM_CLASSES, **sizes, dtype=dtype)
-  params = huggingface.load_params(specification['weights'])
+  params = convert.load_params(specification['weights'])
   return model, jax.device_put(narrow(params, dtype))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launch import peers
-from model_lib import bert_sizes
+from model_lib import sizes
 
 # The published protocol (EAT, section 4), and where the paper exits.
 PRUNE_LAYERS, PRUNE_RATIOS, EXIT_LAYER = (2, 4), (0.3, 0.3), 4
@@ -33,7 +33,7 @@ class Settings:
   """What is timed, and how often.
 
   Attributes:
-    variant: sizes by name, see `model_lib.bert_sizes.VARIANTS`.
+    variant: sizes by name, see `model_lib.sizes.BERT`.
     depth: layers; 0 for those of the variant.
     length: tokens of every row.
     batches: rows of a batch; a table for each.
@@ -152,7 +152,7 @@ def missing(settings: Settings) -> dict[str, str]:
 
 
 def fields(settings: Settings, weights: str) -> dict[str, Any]:
-  """The fields of a model: all of `model_lib.bert_sizes.DEFAULTS`.
+  """The fields of a model: all of `model_lib.sizes.BERT.defaults`.
 
   Args:
     settings: the variant, and its depth.
@@ -162,7 +162,7 @@ def fields(settings: Settings, weights: str) -> dict[str, Any]:
   Raises:
     ValueError: there is no such variant, or it is too shallow; names the flag.
   """
-  known = bert_sizes.DEFAULTS | bert_sizes.decode_variant(settings.variant)
+  known = sizes.BERT.defaults | sizes.BERT.fields(settings.variant)
   known['depth'] = settings.depth or known['depth']
   if known['depth'] <= EXIT_LAYER or known['depth'] % 2:
     raise ValueError(
@@ -182,17 +182,17 @@ def fields(settings: Settings, weights: str) -> dict[str, Any]:
 
 def write_weights(settings: Settings, directory: pathlib.Path) -> None:
   """Writes random weights as `directory/bert` and `directory/distil`."""
-  from model_lib import huggingface, huggingface_config
+  from model_lib import convert, convert_tables
 
   words = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
   (directory / VOCABULARY).write_text('\n'.join(words), encoding='utf-8')
 
   for weights, kind in (('bert', 'bert'), ('distil', 'distilbert')):
     sizes = fields(settings, weights)
-    places = huggingface_config.layout(kind, sizes, NUM_CLASSES)
+    places = convert_tables.find(kind).places(sizes, NUM_CLASSES, 'classifier')
     shapes = {place.name: place.shape for place in places.values()}
     params = random_params(shapes)
-    huggingface.save(directory / weights, kind, sizes, params)
+    convert.save(directory / weights, kind, sizes, params)
 
 
 def random_params(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

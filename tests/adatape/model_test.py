@@ -11,6 +11,8 @@ from flax.traverse_util import flatten_dict
 
 from adatape import encoder
 from adatape.model import AdaTapeViT
+from dataset_lib import fields
+from dataset_lib.errors import ConfigError
 from model_lib import layers
 from model_lib.vit import ViT
 
@@ -254,27 +256,33 @@ def test_flops_agree_with_the_compiler(fields):
 
 
 @pytest.mark.parametrize(
+  ('field', 'value'), [('insert_after', 3), ('bank_size', 9), ('query_dim', 17)]
+)
+def test_contradicting_fields_are_named_at_construction(field, value):
+  with pytest.raises(ValueError, match=f'^{field}: expected'):
+    AdaTapeViT(**(TINY | {'bank': 'learnable', 'bank_size': 10, field: value}))
+
+
+@pytest.mark.parametrize(
   ('field', 'value'),
   [
     ('bank', 'trainable'),
     ('pool', 'max'),
-    ('insert_after', 3),
     ('insert_after', -1),
     ('tape_mlp', 'moe'),
     ('read_mlp', 'moe'),
-    ('bank_size', 9),
     ('tokens_per_step', 0),
     ('threshold', -1.0),
-    ('query_dim', 17),
     ('query_update', 'sum'),
     ('bank_drop', 1.0),
     ('query_noise', -0.1),
     ('dropout', 1.0),
   ],
 )
-def test_errors_name_the_field(field, value):
-  with pytest.raises(ValueError, match=f'{field}: expected'):
-    AdaTapeViT(**(TINY | {'bank': 'learnable', 'bank_size': 10, field: value}))
+def test_annotations_declare_the_legal_values(field, value):
+  given = TINY | {field: value}
+  with pytest.raises(ConfigError, match=f'^model.{field}: expected'):
+    fields.check(AdaTapeViT, given, 'model', without=('dtype',))
 
 
 def test_too_few_patches_for_the_reading_are_refused():

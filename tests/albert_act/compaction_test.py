@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from albert_act import compaction
-from albert_act.packed import Packed
+from albert_act.packed_attention import Packed
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import pytest
 from flax import linen as nn
 
 from albert_act.model import AlbertClassifier, AlbertPretraining
-from model_lib import albert_sizes
+from dataset_lib import fields
+from dataset_lib.errors import ConfigError
+from model_lib import sizes
 from tests.albert_act import small
 
 
@@ -227,7 +229,7 @@ def test_words_are_predicted_with_the_embeddings():
 def test_sizes_of_the_paper():
   for variant, iterations in (('tiny', 6), ('small', 12), ('base', 24)):
     model = AlbertClassifier(variant=variant)
-    assert model.sizes().max_iterations == iterations
+    assert model.max_iterations == iterations
     shapes = jax.eval_shape(
       model.init, jax.random.key(0), *small.batch((5,), 5)
     )
@@ -239,33 +241,44 @@ def test_sizes_of_the_paper():
 @pytest.mark.parametrize(
   ('fields', 'field'),
   [
-    (dict(halting='always'), 'halting'),
     (dict(num_groups=7), 'num_groups'),
-    (dict(num_groups=0), 'num_groups'),
-    (dict(inner_group=0), 'inner_group'),
     (dict(remat_chunk=5), 'remat_chunk'),
     (dict(variant='huge'), 'variant'),
-    (dict(width=0), 'width'),
+    (dict(width=-1), 'width'),
     (dict(num_heads=3), 'num_heads'),
-    (dict(vocab_size=0), 'vocab_size'),
-    (dict(max_positions=-4), 'max_positions'),
-    (dict(type_vocab_size=-1), 'type_vocab_size'),
-    (dict(activation='foo'), 'activation'),
-    (dict(norm_epsilon=-1.0), 'norm_epsilon'),
-    (dict(norm_epsilon=0.0), 'norm_epsilon'),
-    (dict(epsilon=1.5), 'epsilon'),
-    (dict(halting='', epsilon=-0.5), 'epsilon'),
-    (dict(halting_bias=float('nan')), 'halting_bias'),
-    (dict(remat_chunk=-3), 'remat_chunk'),
-    (dict(dropout=1.0), 'dropout'),
-    (dict(attention_dropout=1.5), 'attention_dropout'),
-    (dict(classifier_dropout=-0.5), 'classifier_dropout'),
   ],
 )
-def test_illegal_fields_are_named(fields, field):
-  model = AlbertClassifier(**(small.FIELDS | fields))
+def test_contradicting_fields_are_named_at_construction(fields, field):
   with pytest.raises(ValueError, match=f'^{field}: expected'):
-    model.sizes()
+    AlbertClassifier(**(small.FIELDS | fields))
+
+
+@pytest.mark.parametrize(
+  ('field', 'value'),
+  [
+    ('width', 0),
+    ('num_groups', 0),
+    ('inner_group', 0),
+    ('vocab_size', 0),
+    ('max_positions', -4),
+    ('type_vocab_size', -1),
+    ('activation', 'foo'),
+    ('norm_epsilon', -1.0),
+    ('norm_epsilon', 0.0),
+    ('halting', 'always'),
+    ('epsilon', 1.5),
+    ('epsilon', -0.5),
+    ('halting_bias', float('nan')),
+    ('remat_chunk', -3),
+    ('dropout', 1.0),
+    ('attention_dropout', 1.5),
+    ('classifier_dropout', -0.5),
+  ],
+)
+def test_annotations_declare_the_legal_values(field, value):
+  given = small.FIELDS | {field: value}
+  with pytest.raises(ConfigError, match=f'^model.{field}: expected'):
+    fields.check(AlbertClassifier, given, 'model', without=('dtype',))
 
 
 def test_a_dynamic_form_has_no_trace():
@@ -277,6 +290,6 @@ def test_a_dynamic_form_has_no_trace():
 
 
 def test_variants_have_every_size():
-  for name in albert_sizes.VARIANTS:
-    sizes = albert_sizes.resolve_sizes(name)
-    assert sizes.width % sizes.num_heads == 0
+  for name in sizes.ALBERT.variants:
+    model = AlbertClassifier(variant=name)
+    assert model.width % model.num_heads == 0

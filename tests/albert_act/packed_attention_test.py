@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from albert_act import packed_attention
-from albert_act.packed import Packed
+from albert_act.packed_attention import Packed, PackedAttention
 from model_lib.attention import attend
 
 
@@ -26,7 +26,7 @@ from model_lib.attention import attend
 def test_a_row_has_places_for_as_many_queries_as_it_can_have(
   rows, least, most, expected
 ):
-  assert packed_attention.places_for(rows, 128, least, most) == expected
+  assert packed_attention.query_sizes(rows, 128, least, most) == expected
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_packed_tokens_attend_to_all_of_their_row(counts, size, least):
   value = jnp.where(valid[:, None, :, None], value, 0)
   expected, _ = attend(query, key, value, valid)
   packed = Packed.of(running, size)
-  attention = packed_attention.attention_to(packed, key, value, valid, least)
+  attention = PackedAttention(packed, key, value, valid, least)
 
   def by_token(heads):
     return packed.pack(heads.transpose(0, 2, 1, 3))  # [M, N, H]
@@ -88,9 +88,7 @@ def test_packed_tokens_attend_to_all_of_their_row(counts, size, least):
 def test_packed_attention_refuses_what_it_does_not_do():
   packed = Packed.of(jnp.ones((1, 8), bool), 8)
   heads = jnp.ones((1, 2, 8, 4))
-  attention = packed_attention.attention_to(
-    packed, heads, heads, jnp.ones((1, 8), bool), 1
-  )
+  attention = PackedAttention(packed, heads, heads, jnp.ones((1, 8), bool), 1)
   for options in (dict(drop=lambda weights: weights), dict(received=True)):
     with pytest.raises(ValueError, match='drop, received: expected none'):
       attention(heads, heads, heads, None, **options)

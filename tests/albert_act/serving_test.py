@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_act import compaction, packed_attention, products
+from albert_act import compaction, packed_attention, transposed_kernels
 from albert_act.serving import AlbertChain
 from serve_lib.chain import Encoded
 from serve_lib.engine import Engine
@@ -43,7 +43,7 @@ def few_sizes():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(compaction, 'SHARES', (0.25, 0.5, 1.0))
     patch.setattr(compaction, 'FEW_TOKENS', (16,))
-    patch.setattr(packed_attention, 'PLACES', (0.5, 1.0))
+    patch.setattr(packed_attention, 'SHARES', (0.5, 1.0))
     yield
 
 
@@ -125,7 +125,7 @@ def test_halted_tokens_are_not_computed():
     )
     return compaction.iterate(module, tokens, 2, (10, 36))
 
-  transposed = {'params': products.transposed(variables['params'])}
+  transposed = {'params': transposed_kernels.transpose(variables['params'])}
   tokens = model.apply(transposed, small.batch(), method=run)
   finite = np.isfinite(np.asarray(tokens.x)).all(2)
   np.testing.assert_array_equal(finite, ~np.asarray(halted))

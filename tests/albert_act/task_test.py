@@ -12,7 +12,7 @@ from albert_act.task import FineTune
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import compute
-from model_lib import albert_sizes
+from model_lib import sizes
 from tests.albert_act import small
 from train_lib import strict_json
 
@@ -203,7 +203,7 @@ def resolved(start, **model):
 
 
 def test_sizes_are_those_of_the_checkpoint(tmp_path):
-  run = albert_sizes.DEFAULTS | {'max_iterations': 4, 'vocab_size': 99}
+  run = sizes.ALBERT.defaults | {'max_iterations': 4, 'vocab_size': 99}
   strict_json.write(tmp_path / 'config.json', {'model': run | {'dropout': 0.3}})
   found = resolved(tmp_path)
   assert {name: found[name] for name in run} == run

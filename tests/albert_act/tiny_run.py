@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from albert_act.model import AlbertClassifier, AlbertPretraining
 from dataset_lib import builder, tokenizer
 from launch import config_flags
-from model_lib import huggingface, huggingface_albert
+from model_lib import convert, convert_tables
 from tests.albert_act import small
 from tests.dataset_lib import corpora
 from train_lib import config_schema, setup, strict_json, trainer
@@ -185,8 +185,8 @@ def hugging_face(tmp_path_factory):
 
   def make(directory):
     words = corpus(tmp_path_factory) / 'tokenizer.json'
-    huggingface.save(
-      directory, 'albert', huggingface_albert.DEFAULTS | SIZES,
+    convert.save(
+      directory, 'albert', convert_tables.ALBERT.defaults | SIZES,
       parameters(AlbertPretraining, 'fixed'), tokenizer=words,
       heads='pretraining',
     )  # fmt: skip

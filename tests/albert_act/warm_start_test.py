@@ -6,7 +6,7 @@ import pytest
 
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
-from model_lib import huggingface
+from model_lib import convert
 from tests.albert_act import tiny_run
 from train_lib import config_schema, setup, warm_start
 
@@ -50,7 +50,7 @@ def test_glue_from_hugging_face(tmp_path_factory, halting):
   assert config.model.vocab_size == tiny_run.SIZES['vocab_size']
   assert config.dataset.tokenizer == str(start / 'tokenizer.json')
   params = begun(config)
-  assert_begun_from(params, huggingface.load_params(start), {'head', 'score'})
+  assert_begun_from(params, convert.load_params(start), {'head', 'score'})
   assert ('score' in params) == (halting == 'act')
   if halting == 'act':
     assert params['score']['bias'] == pytest.approx(-2.0)
@@ -70,7 +70,7 @@ def test_a_score_that_hugging_face_lacks_is_named(tmp_path_factory):
 @pytest.mark.parametrize('halting', ['act', 'fixed'])
 def test_pretraining_from_hugging_face(tmp_path_factory, halting):
   start = tiny_run.hugging_face(tmp_path_factory)
-  sizes = huggingface.read_sizes(start)
+  sizes = convert.read_sizes(start)
   overrides = [f'model.{name}={size}' for name, size in sizes.items()]
   overrides.append(f'warm_start.workdir={start}')
   if halting == 'act':
@@ -79,7 +79,7 @@ def test_pretraining_from_hugging_face(tmp_path_factory, halting):
     'pretrain', overrides, corpus=tiny_run.corpus(tmp_path_factory),
     variant='micro', length=tiny_run.LENGTH, batch=8, halting=halting,
   )  # fmt: skip
-  source = huggingface.load_params(start, 'pretraining')
+  source = convert.load_params(start, 'pretraining')
   assert {'predictions', 'sop'} < set(source)
   assert_begun_from(begun(config), source, {'score'})
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eat import merging
+from eat import pruning
 from tests.eat.pruned import case, prune, start
 
 
@@ -36,7 +36,7 @@ def test_merge_equals_a_plain_loop():
   sizes = generator.integers(1, 5, size=(5, 12)).astype(np.float32)
   got, got_sizes = jax.tree.map(
     np.asarray,
-    jax.jit(merging.merge_removed)(x, sizes, jnp.asarray(lengths), keep),
+    jax.jit(pruning.merge_removed)(x, sizes, jnp.asarray(lengths), keep),
   )
   joined = 0
   for row, length in enumerate(lengths):

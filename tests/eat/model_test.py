@@ -1,5 +1,6 @@
 """The masked form of EAT: BERT without its parts, Algorithm 1 with them."""
 
+import dataclasses
 import fractions
 import math
 
@@ -8,8 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dataset_lib import fields
+from dataset_lib.errors import ConfigError
 from eat.model import EatClassifier
-from model_lib.bert import BertBlock, BertClassifier
+from model_lib.bert import BertClassifier
+from model_lib.bert_layers import BertBlock
 from tests.eat import small
 
 OFF = dict(prune_layers=(), prune_ratios=(), window=0, exit_layers=())
@@ -18,12 +22,12 @@ OFF = dict(prune_layers=(), prune_ratios=(), window=0, exit_layers=())
 @pytest.mark.slow
 def test_without_its_parts_it_is_bert_bit_for_bit():
   model, variables = small.build(**OFF)
-  fields = {
+  given = {
     name: value
     for name, value in small.FIELDS.items()
-    if name in BertClassifier.__dataclass_fields__
+    if name in {field.name for field in dataclasses.fields(BertClassifier)}
   }
-  bert = BertClassifier(**fields)
+  bert = BertClassifier(**given)
   inputs = small.batch(small.rows(3), 20)
   expected = jax.eval_shape(bert.init, jax.random.key(0), *inputs)
   assert jax.tree.structure(expected['params']) == jax.tree.structure(
@@ -45,7 +49,7 @@ def test_without_its_parts_it_is_bert_bit_for_bit():
 @jax.jit
 def run_block(params, x):
   block = BertBlock(num_heads=2, mlp_dim=32, norm_epsilon=1e-12)
-  return block.apply({'params': params}, x, jnp.ones(x.shape[:2], bool))
+  return block.apply({'params': params}, x, jnp.ones(x.shape[:2], bool)).x
 
 
 def reference(model, variables, text):
@@ -63,7 +67,7 @@ def reference(model, variables, text):
       full[position] = x[0, place]
     if layer in heads:
       logits.append(
-        model.apply(variables, x[:, 0], layer, method='classify')[0]
+        model.apply(variables, x[:, 0], layer, method='head_logits')[0]
       )
     if layer in model.prune_layers:
       ratio = model.prune_ratios[model.prune_layers.index(layer)]
@@ -181,24 +185,37 @@ def test_gradients_are_finite_and_reach_every_parameter():
 
 
 @pytest.mark.parametrize(
-  ('changes', 'message'),
+  ('field', 'value'),
   [
-    (dict(prune_layers=(4, 2)), 'prune_layers: expected ascending'),
-    (dict(prune_layers=(2, 4)), r'prune_layers: expected .* \[1, 3\]'),
-    (dict(prune_ratios=(0.3,)), 'prune_ratios: expected a share'),
-    (dict(prune_ratios=(0.3, 1.0)), 'prune_ratios: expected a share'),
-    (dict(prune_scores='size'), 'prune_scores: expected one of'),
-    (dict(window=7), 'window: expected an even number'),
-    (dict(window_implementation='blok'), 'window_implementation: expected one'),
-    (dict(min_tokens=0), 'min_tokens: expected at least 1'),
-    (dict(min_tokens=-3), 'min_tokens: expected at least 1'),
-    (dict(exit_layers=(0,)), 'exit_layers: expected ascending'),
-    (dict(exit_layers=(5,)), 'exit_layers: expected ascending'),
+    ('prune_layers', (4, 2)),
+    ('prune_layers', (2, 4)),
+    ('prune_ratios', (0.3,)),
+    ('exit_layers', (0,)),
+    ('exit_layers', (5,)),
+    ('num_heads', 3),
   ],
 )
-def test_illegal_fields_are_named(changes, message):
-  with pytest.raises(ValueError, match=message):
-    EatClassifier(**(small.FIELDS | changes)).sizes()
+def test_contradicting_fields_are_named_at_construction(field, value):
+  with pytest.raises(ValueError, match=f'^{field}: expected'):
+    EatClassifier(**(small.FIELDS | {field: value}))
+
+
+@pytest.mark.parametrize(
+  ('field', 'value'),
+  [
+    ('prune_ratios', (0.3, 1.0)),
+    ('prune_scores', 'size'),
+    ('window', 7),
+    ('window', -2),
+    ('window_implementation', 'blok'),
+    ('min_tokens', 0),
+    ('pooler_activation', 'foo'),
+  ],
+)
+def test_annotations_declare_the_legal_values(field, value):
+  given = small.FIELDS | {field: value}
+  with pytest.raises(ConfigError, match=f'^model.{field}: expected'):
+    fields.check(EatClassifier, given, 'model', without=('dtype',))
 
 
 def test_flops_count_the_tokens_that_are_left():

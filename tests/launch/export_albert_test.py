@@ -10,7 +10,7 @@ import pytest
 from albert_act.model import AlbertClassifier, AlbertPretraining
 from dataset_lib import tokenizer
 from launch import command_line, export
-from model_lib import huggingface
+from model_lib import convert
 from tests.albert_act import tiny_run
 from tests.launch.exported import encoded, exported, params_of
 from tests.peers import torch_and_transformers
@@ -33,7 +33,7 @@ def test_a_classifier_of_fixed_depth_is_written_as_it_is(
   printed = capsys.readouterr().out
   assert f'step {tiny_run.STEP}, written' in printed
   assert 'left out' not in printed
-  assert_equal(huggingface.load_params(out), params_of(run))
+  assert_equal(convert.load_params(out), params_of(run))
   config = json.loads((out / 'config.json').read_text())
   assert config['architectures'] == ['AlbertForSequenceClassification']
   assert config['id2label'] == {'0': 'negative', '1': 'positive'}
@@ -52,14 +52,14 @@ def test_a_classifier_of_fixed_depth_is_written_as_it_is(
 def test_pretraining_is_written_with_its_heads(tmp_path_factory, tmp_path):
   run = tiny_run.made(tmp_path_factory, 'pretrain', 'fixed')
   out = exported(run, tmp_path / 'out')
-  params = huggingface.load_params(out, 'pretraining')
+  params = convert.load_params(out, 'pretraining')
   assert {'predictions', 'sop'} < set(params)
   assert_equal(params, params_of(run))
   config = json.loads((out / 'config.json').read_text())
   assert config['architectures'] == ['AlbertForPreTraining']
   assert 'id2label' not in config
   assert (
-    huggingface.read_sizes(out)['vocab_size']
+    convert.read_sizes(out)['vocab_size']
     == params_of(run)['embeddings']['word']['embedding'].shape[0]
   )
 
@@ -89,13 +89,13 @@ def test_one_that_halts_is_refused_unless_it_may_run_to_the_end(
   params = params_of(run)
   assert 'score' in params
   del params['score']
-  assert_equal(huggingface.load_params(out, heads), params)
+  assert_equal(convert.load_params(out, heads), params)
 
 
 def ours(kind, directory, rows, heads, **fields):
   """Logits by our model, from the written directory alone."""
-  model = kind(halting='', **fields, **huggingface.read_sizes(directory))
-  params = jax.tree.map(jnp.asarray, huggingface.load_params(directory, heads))
+  model = kind(halting='', **fields, **convert.read_sizes(directory))
+  params = jax.tree.map(jnp.asarray, convert.load_params(directory, heads))
   return jax.jit(model.apply)({'params': params}, *rows)[0]
 
 

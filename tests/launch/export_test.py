@@ -10,7 +10,7 @@ import pytest
 
 from dataset_lib import tokenizer
 from launch import command_line, config_flags, export
-from model_lib import bert, huggingface
+from model_lib import bert, convert
 from tests.eat import small
 from tests.launch.exported import encoded, exported, params_of
 from tests.peers import torch_and_transformers
@@ -69,10 +69,8 @@ def distil(runs):
 
 def logits_of(directory, rows):
   """By our model, from the written directory alone."""
-  model = bert.BertClassifier(
-    num_classes=2, **huggingface.read_sizes(directory)
-  )
-  params = jax.tree.map(jnp.asarray, huggingface.load_params(directory))
+  model = bert.BertClassifier(num_classes=2, **convert.read_sizes(directory))
+  params = jax.tree.map(jnp.asarray, convert.load_params(directory))
   return model.apply({'params': params}, *rows)[0]
 
 
@@ -82,7 +80,7 @@ def test_a_dense_run_is_written_as_it_is(runs, tmp_path, capsys):
   assert 'step 4, written' in capsys.readouterr().out
   jax.tree.map(
     np.testing.assert_array_equal,
-    huggingface.load_params(out),
+    convert.load_params(out),
     jax.device_get(params_of(runs['dense'])),
   )
   config = json.loads((out / 'config.json').read_text())
@@ -126,7 +124,7 @@ def test_an_eat_is_refused_unless_it_may_lose_its_parts(runs, tmp_path, capsys):
   del params['exit_1']
   jax.tree.map(
     np.testing.assert_array_equal,
-    huggingface.load_params(out),
+    convert.load_params(out),
     jax.device_get(params),
   )
 
@@ -221,7 +219,7 @@ def test_a_broken_tokenizer_is_named_and_nothing_is_written(tmp_path):
   path = tmp_path / 'tokenizer.json'
   path.write_text('{"model": 3}')
   with pytest.raises(ValueError, match=r'expected a tokenizer\.json'):
-    huggingface.save(
+    convert.save(
       tmp_path / 'out',
       'bert',
       export.encoder_fields(model),

@@ -52,7 +52,7 @@ def case():
     nn.unbox(shapes),
   )
   mask = jnp.array([[1, 1, 1, 1, 1], [1, 0, 1, 0, 0], [0, 0, 0, 0, 0]])
-  apply = jax.jit(lambda p, x, mask=None: model.apply({'params': p}, x, mask))
+  apply = jax.jit(lambda p, x, mask=None: model.apply({'params': p}, x, mask).x)
   return apply, params, x, mask
 
 
@@ -134,9 +134,9 @@ def test_bfloat16_is_close_and_keeps_float32_parameters():
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {
     jnp.dtype('float32')
   }
-  got = model.apply(params, x)
+  got = model.apply(params, x).x
   assert got.dtype == jnp.bfloat16
-  want = MultiHeadAttention(num_heads=4).apply(params, x)
+  want = MultiHeadAttention(num_heads=4).apply(params, x).x
   np.testing.assert_allclose(got.astype(jnp.float32), want, atol=0.03)
 
 
@@ -173,7 +173,7 @@ def test_received_equals_plain_loop(case, masked):
   apply, params, x, mask = case
   mask = mask if masked else None
   model = MultiHeadAttention(num_heads=3)
-  out, received = model.apply({'params': params}, x, mask, return_received=True)
+  out, received, _ = model.apply({'params': params}, x, mask, received=True)
   np.testing.assert_allclose(out, apply(params, x, mask), atol=1e-6)
   every = np.ones((3, 5)) if mask is None else np.asarray(mask)
   want = received_by_loop(params, x, every, 3)
@@ -189,7 +189,7 @@ def test_received_does_not_read_masked_tokens(case, contents):
   model = MultiHeadAttention(num_heads=3)
   changed = jnp.where(mask[:, :, None] == 0, contents, x)
   got, want = (
-    model.apply({'params': params}, tokens, mask, return_received=True)[1]
+    model.apply({'params': params}, tokens, mask, received=True).received
     for tokens in (changed, x)
   )
   np.testing.assert_array_equal(got, want)
@@ -199,13 +199,13 @@ def test_received_needs_all_queries(case):
   _, params, x, _ = case
   model = MultiHeadAttention(num_heads=3)
   with pytest.raises(ValueError, match='received: expected as many queries'):
-    model.apply({'params': params}, x, return_received=True, num_queries=1)
+    model.apply({'params': params}, x, received=True, num_queries=1)
 
 
 def test_leading_queries_alone_are_those_of_all(case):
   apply, params, x, mask = case
   model = MultiHeadAttention(num_heads=3)
-  got = model.apply({'params': params}, x, mask, num_queries=2)
+  got = model.apply({'params': params}, x, mask, num_queries=2).x
   want = apply(params, x, mask)[:, :2]
   np.testing.assert_allclose(got, want, atol=1e-6)
 
@@ -221,7 +221,7 @@ def test_attention_is_what_the_field_says(case):
 
   model = MultiHeadAttention(num_heads=3, attend=first_key, dropout=0.5)
   keys = jax.random.split(jax.random.key(0), 3)
-  got, received = model.apply({'params': params}, x, mask, keys, True)
+  got, received, _ = model.apply({'params': params}, x, mask, keys, True)
   first = np.asarray(x[:, 0])
   value = first @ params['value']['kernel'] + params['value']['bias']
   want = value @ params['out']['kernel'] + params['out']['bias']
@@ -255,8 +255,8 @@ def test_dropout_belongs_to_the_row():
   x = jax.random.normal(jax.random.key(0), (4, 6, 8))
   params = jax.jit(model.init)(jax.random.key(1), x)
   keys = jax.random.split(jax.random.key(2), 4)
-  noisy = jax.jit(lambda x, keys: model.apply(params, x, None, keys))
+  noisy = jax.jit(lambda x, keys: model.apply(params, x, None, keys).x)
   whole = noisy(x, keys)
   np.testing.assert_allclose(noisy(x[2:3], keys[2:3]), whole[2:3], atol=1e-6)
-  clean = jax.jit(model.apply)(params, x)
+  clean = jax.jit(model.apply)(params, x).x
   assert float(jnp.abs(whole - clean).max()) > 0.05

@@ -4,14 +4,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model_lib import bert
+from model_lib import bert_layers
 from tests.model_lib.plain_bert import block_by_loop, noise
 
 
 @pytest.fixture(scope='module')
 def block_case():
   """A block, random parameters and tokens; a mask that is no prefix."""
-  block = bert.BertBlock(num_heads=4, mlp_dim=24)
+  block = bert_layers.BertBlock(num_heads=4, mlp_dim=24)
   generator = np.random.default_rng(0)
   x = jnp.asarray(generator.normal(size=(3, 5, 16)), jnp.float32)
   mask = jnp.array([[1, 1, 1, 1, 1], [1, 0, 1, 0, 1], [1, 0, 0, 0, 0]])
@@ -20,8 +20,10 @@ def block_case():
 
 def test_block_and_what_it_received_equal_a_plain_loop(block_case):
   block, params, x, mask = block_case
-  out, received = block.apply({'params': params}, x, mask, return_received=True)
-  np.testing.assert_array_equal(out, block.apply({'params': params}, x, mask))
+  out, received, _ = block.apply({'params': params}, x, mask, received=True)
+  plain = block.apply({'params': params}, x, mask)
+  np.testing.assert_array_equal(out, plain.x)
+  assert plain.received is None
   for row in range(3):
     valid = np.flatnonzero(mask[row])
     rows = np.asarray(x[row], np.float64)[valid]
@@ -36,9 +38,9 @@ def test_block_and_what_it_received_equal_a_plain_loop(block_case):
 def test_cls_alone_is_the_first_token_of_all(block_case, masked):
   block, params, x, mask = block_case
   mask = mask if masked else None
-  got = block.apply({'params': params}, x, mask, num_queries=1)
+  got = block.apply({'params': params}, x, mask, num_queries=1).x
   assert got.shape == (3, 1, 16)
-  want = block.apply({'params': params}, x, mask)[:, :1]
+  want = block.apply({'params': params}, x, mask).x[:, :1]
   np.testing.assert_allclose(got, want, atol=1e-6)
 
 
@@ -48,18 +50,18 @@ def test_cls_alone_attends_to_all_whatever_the_window(block_case):
   def nothing(query, key, value, valid=None, *, drop=None, received=False):
     return jnp.zeros_like(query), None
 
-  blind = bert.BertBlock(num_heads=4, mlp_dim=24, attend=nothing)
-  got = blind.apply({'params': params}, x, mask, num_queries=1)
-  want = block_case[0].apply({'params': params}, x, mask)[:, :1]
+  blind = bert_layers.BertBlock(num_heads=4, mlp_dim=24, attend=nothing)
+  got = blind.apply({'params': params}, x, mask, num_queries=1).x
+  want = block_case[0].apply({'params': params}, x, mask).x[:, :1]
   np.testing.assert_allclose(got, want, atol=1e-6)
-  other = blind.apply({'params': params}, x, mask)[:, :1]
+  other = blind.apply({'params': params}, x, mask).x[:, :1]
   assert float(jnp.abs(other - want).max()) > 0.1
 
 
 def test_cls_alone_receives_nothing(block_case):
   block, params, x, mask = block_case
   with pytest.raises(ValueError, match='received: expected as many queries'):
-    block.apply({'params': params}, x, mask, None, True, num_queries=1)
+    block.apply({'params': params}, x, mask, received=True, num_queries=1)
 
 
 @pytest.mark.parametrize('contents', [1e4, np.inf, np.nan])
@@ -69,7 +71,7 @@ def test_masked_tokens_are_never_read(block_case, contents, num_queries):
   changed = jnp.where(mask[:, :, None] == 0, contents, x)
   got, want = (
     np.asarray(
-      block.apply({'params': params}, t, mask, num_queries=num_queries)
+      block.apply({'params': params}, t, mask, num_queries=num_queries).x
     )
     for t in (changed, x)
   )
@@ -80,10 +82,8 @@ def test_masked_tokens_are_never_read(block_case, contents, num_queries):
 def test_some_tokens_attend_to_keys_and_values_of_all(block_case):
   block, params, x, mask = block_case
   params = {'params': params}
-  nothing, keys_values = block.apply(
-    params, x, num_queries=0, return_keys_values=True
-  )
-  assert nothing.shape == (3, 0, 16)
-  got = block.apply(params, x[:, 1:3], mask, keys_values=keys_values)
-  want = block.apply(params, x, mask)[:, 1:3]
+  out = block.apply(params, x, num_queries=0)
+  assert out.x.shape == (3, 0, 16)
+  got = block.apply(params, x[:, 1:3], mask, keys_values=out.keys_values).x
+  want = block.apply(params, x, mask).x[:, 1:3]
   np.testing.assert_allclose(got, want, atol=1e-6)

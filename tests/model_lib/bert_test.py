@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from model_lib import bert, bert_sizes, flops, row_random
+from model_lib import bert, flops, row_random, sizes
 from tests.model_lib.plain_bert import (
   BATCH,
   LENGTH,
@@ -204,7 +204,7 @@ def test_features_are_what_the_head_reads():
   ],
 )  # fmt: skip
 def test_parameter_counts_of_the_literature(variant, millions):
-  fields = bert_sizes.DEFAULTS | bert_sizes.decode_variant(variant)
+  fields = sizes.BERT.defaults | sizes.BERT.fields(variant)
   model = bert.BertClassifier(num_classes=2, **fields)
   params = jax.eval_shape(model.init, jax.random.key(0), *BATCH)
   params = params['params']
@@ -217,27 +217,27 @@ def test_parameter_counts_of_the_literature(variant, millions):
 
 def test_unknown_variant():
   with pytest.raises(ValueError, match=r"variant: expected one of.*'huge'"):
-    bert_sizes.decode_variant('huge')
+    sizes.BERT.fields('huge')
 
 
 def test_explicit_sizes_override_the_variant():
-  got = bert_sizes.resolve_sizes('base', depth=6, width=0)
-  assert got == bert_sizes.BertSizes(768, 6, 3072, 12)
+  model = bert.BertClassifier(num_classes=2, variant='base', depth=6)
+  got = (model.width, model.depth, model.mlp_dim, model.num_heads)
+  assert got == (768, 6, 3072, 12)
+  assert model.clone(depth=3).width == 768
 
 
 @pytest.mark.parametrize('given', [{}, {'num_heads': -1}])
 def test_missing_size_names_the_field(given):
-  sizes = {'width': 8, 'depth': 1, 'mlp_dim': 8}
+  others = {'width': 8, 'depth': 1, 'mlp_dim': 8}
   with pytest.raises(ValueError, match='num_heads: expected a positive'):
-    bert_sizes.resolve_sizes('', **sizes, **given)
+    bert.BertClassifier(num_classes=2, **others, **given)
 
 
 def test_a_variant_does_not_share_its_table():
-  bert_sizes.decode_variant('base')['width'] = 0
+  sizes.BERT.fields('base')['width'] = 0
   assert (
-    bert_sizes.DEFAULTS['width']
-    == bert_sizes.decode_variant('base')['width']
-    == 768
+    sizes.BERT.defaults['width'] == sizes.BERT.fields('base')['width'] == 768
   )
 
 

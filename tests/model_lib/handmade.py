@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from model_lib import bert, bert_sizes
+from model_lib import bert, sizes
 
-FIELDS = bert_sizes.DEFAULTS | {
+FIELDS = sizes.BERT.defaults | {
   'width': 8,
   'depth': 2,
   'mlp_dim': 12,

@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 
-from model_lib import huggingface_albert
+from model_lib import convert_tables
 from tests.model_lib.handmade import random_tensors, write_file
 
-FIELDS = huggingface_albert.DEFAULTS | {
+FIELDS = convert_tables.ALBERT.defaults | {
   'width': 8,
   'embedding_width': 6,
   'max_iterations': 5,

@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 from jax import lax
 
-from model_lib import layers
+from model_lib import bert_layers, layers, tokens
 from model_lib.attention import MultiHeadAttention
 
 
@@ -149,7 +149,7 @@ def test_unknown_activation_names_the_field():
 
 
 def test_embedding_looks_up_and_is_nan_outside():
-  model = layers.Embedding(5, 3)
+  model = bert_layers.Embedding(5, 3)
   indices = jnp.array([[0, 4, 2], [5, -1, 1]])
   table = noise(model, indices)['embedding']
   got = np.asarray(model.apply({'params': {'embedding': table}}, indices))
@@ -161,7 +161,7 @@ def test_embedding_looks_up_and_is_nan_outside():
 @pytest.mark.parametrize('activation', ['tanh', 'relu'])
 def test_pooler_equals_formula(activation):
   cls = normal(3, 6)
-  model = layers.Pooler(activation)
+  model = bert_layers.Pooler(activation)
   params = noise(model, cls)
   assert set(params) == {'kernel', 'bias'}
   want = FORMULAS[activation](dense(params, np.asarray(cls, np.float64)))
@@ -172,7 +172,7 @@ def test_pooler_equals_formula(activation):
 
 def test_pooler_of_unknown_activation_names_the_field():
   with pytest.raises(ValueError, match='pooler_activation: expected one of'):
-    layers.Pooler('none').init(jax.random.key(0), normal(3, 6))
+    bert_layers.Pooler('none').init(jax.random.key(0), normal(3, 6))
 
 
 @pytest.mark.parametrize('tape_mlp', ['', 'mlp', 'glu'])
@@ -186,8 +186,12 @@ def test_block_equals_formula(tape_mlp):
   )
   rows = np.asarray(x, np.float64)
   normed = layer_norm(params['attention_norm'], rows)
-  attended = MultiHeadAttention(num_heads=2).apply(
-    {'params': params['attention']}, jnp.asarray(normed, jnp.float32), mask
+  attended = (
+    MultiHeadAttention(num_heads=2)
+    .apply(
+      {'params': params['attention']}, jnp.asarray(normed, jnp.float32), mask
+    )
+    .x
   )
   rows = rows + np.asarray(attended, np.float64)
   normed = layer_norm(params['mlp_norm'], rows)
@@ -231,7 +235,7 @@ def test_block_rows_and_noise_do_not_depend_on_the_batch():
 
 def test_patch_embedding_equals_convolution():
   images = normal(2, 8, 12, 3)
-  model = layers.PatchEmbed(width=5, patch_size=4)
+  model = tokens.PatchEmbed(width=5, patch_size=4)
   kernel = normal(4, 4, 3, 5)
   bias = jnp.arange(5.0)
   params = {'projection': {'kernel': kernel.reshape(-1, 5), 'bias': bias}}
@@ -244,7 +248,7 @@ def test_patch_embedding_equals_convolution():
 
 def test_patches_are_cut_row_by_row():
   image = jnp.arange(16.0).reshape(1, 4, 4, 1)
-  got = layers.patches(image, 2)
+  got = tokens.patches(image, 2)
   want = [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
   np.testing.assert_array_equal(got[0], want)
 
@@ -253,7 +257,7 @@ def test_patch_size_must_divide_the_image():
   with pytest.raises(
     ValueError, match=r'patch_size: expected a divisor.*got 3'
   ):
-    layers.patches(jnp.ones((1, 8, 9, 3)), 3)
+    tokens.patches(jnp.ones((1, 8, 9, 3)), 3)
 
 
 def test_masked_mean():

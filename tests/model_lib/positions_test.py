@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model_lib import positions
+from model_lib import tokens
 
 
 def test_sincos1d_equals_loop():
-  got = positions.sincos1d(np.array([0.0, 1.0, 7.0], np.float32), 8)
+  got = tokens.sincos1d(np.array([0.0, 1.0, 7.0], np.float32), 8)
   for row, position in zip(got, (0, 1, 7), strict=True):
     for i in range(4):
       angle = position * 10_000 ** (-i / 3)
@@ -20,10 +20,10 @@ def test_sincos1d_equals_loop():
 
 
 def test_sincos2d_numbers_patches_row_by_row():
-  got = positions.sincos2d(2, 3, 16)
+  got = tokens.sincos2d(2, 3, 16)
   assert got.shape == (6, 16)
-  columns = positions.sincos1d(np.arange(3, dtype=np.float32), 8)
-  rows = positions.sincos1d(np.arange(2, dtype=np.float32), 8)
+  columns = tokens.sincos1d(np.arange(3, dtype=np.float32), 8)
+  rows = tokens.sincos1d(np.arange(2, dtype=np.float32), 8)
   np.testing.assert_array_equal(got[5, :8], columns[2])
   np.testing.assert_array_equal(got[5, 8:], rows[1])
   assert len(np.unique(np.asarray(got).round(4), axis=0)) == 6
@@ -32,17 +32,17 @@ def test_sincos2d_numbers_patches_row_by_row():
 @pytest.mark.parametrize('width', [2, 7])
 def test_illegal_width_in_one_dimension(width):
   with pytest.raises(ValueError, match='width: expected an even number'):
-    positions.sincos1d(np.zeros(1, np.float32), width)
+    tokens.sincos1d(np.zeros(1, np.float32), width)
 
 
 def test_illegal_width_in_two_dimensions():
   with pytest.raises(ValueError, match='width: expected a multiple of 4'):
-    positions.sincos2d(2, 2, 10)
+    tokens.sincos2d(2, 2, 10)
 
 
 def test_learned_positions_add_one_vector_each():
   x = jnp.ones((2, 3, 4))
-  model = positions.LearnedPositions()
+  model = tokens.LearnedPositions()
   params = model.init(jax.random.key(1), x)
   added = model.apply(params, x) - x
   np.testing.assert_allclose(added[0], added[1], atol=1e-6)

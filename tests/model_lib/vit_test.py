@@ -7,7 +7,9 @@ import optax
 import pytest
 from flax import linen as nn
 
-from model_lib import vit
+from dataset_lib import fields
+from dataset_lib.errors import ConfigError
+from model_lib import sizes, vit
 
 TINY = {'width': 16, 'depth': 1, 'mlp_dim': 32, 'num_heads': 4}
 
@@ -38,7 +40,7 @@ def test_parameter_count_of_vit_b28_on_jft():
 
 
 def test_decode_variant():
-  got = vit.decode_variant('B/14')
+  got = sizes.VIT.fields('B/14')
   assert got == {
     'width': 768,
     'depth': 12,
@@ -46,30 +48,31 @@ def test_decode_variant():
     'num_heads': 12,
     'patch_size': 14,
   }
-  assert 'patch_size' not in vit.decode_variant('Ti')
+  assert 'patch_size' not in sizes.VIT.fields('Ti')
 
 
 @pytest.mark.parametrize('variant', ['H/14', 'B/0', 'B/', 'B16', '', 'b/16'])
 def test_unknown_variant(variant):
   with pytest.raises(ValueError, match='variant: expected one of'):
-    vit.decode_variant(variant)
+    sizes.VIT.fields(variant)
 
 
 def test_explicit_sizes_override_the_variant():
-  got = vit.resolve_sizes('Ti/16', depth=3, patch_size=8, width=0)
-  assert got == vit.Sizes(192, 3, 768, 3, 8)
+  model = vit.ViT(10, 'Ti/16', depth=3, patch_size=8)
+  got = (model.width, model.depth, model.mlp_dim, model.num_heads)
+  assert (*got, model.patch_size) == (192, 3, 768, 3, 8)
 
 
 def test_missing_size_names_the_field():
   with pytest.raises(ValueError, match='patch_size: expected a positive'):
-    vit.resolve_sizes('Ti')
+    vit.ViT(10, 'Ti')
 
 
 @pytest.mark.parametrize('field', ['pool', 'positions'])
 def test_unknown_option_names_the_field(field):
-  model = image_model(**{field: 'none'})
-  with pytest.raises(ValueError, match=rf"{field}: expected one of.*'none'"):
-    jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
+  given = TINY | {field: 'none'}
+  with pytest.raises(ConfigError, match=f"{field}: expected one of.*'none'"):
+    fields.check(vit.ViT, given, 'model', without=('num_classes', 'dtype'))
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import safetensors.numpy
 from flax import linen as nn
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from model_lib import bert, bert_sizes, huggingface
+from model_lib import bert, convert, sizes
 from train_lib.checkpoint import Checkpointer
 from train_lib.warm_start import warm_start
 
@@ -117,7 +117,7 @@ def test_mistakes_in_options_are_errors(workdir, renames, skip, message):
     warm_start(fresh(), workdir, renames, skip)
 
 
-BERT = bert_sizes.DEFAULTS | {
+BERT = sizes.BERT.defaults | {
   'width': 8,
   'depth': 1,
   'mlp_dim': 12,
@@ -143,15 +143,15 @@ def pretrained(tmp_path_factory):
   """A Hugging Face directory and what is in it."""
   directory = tmp_path_factory.mktemp('pretrained')
   params = bert_params(0)
-  huggingface.save(directory, 'bert', BERT, params)
+  convert.save(directory, 'bert', BERT, params)
   return directory, params
 
 
 def rewrite(directory, target, change):
   """A copy of the checkpoint with other tensors."""
-  path = directory / huggingface.WEIGHTS
+  path = directory / convert.WEIGHTS
   tensors = change(safetensors.numpy.load_file(path))
-  safetensors.numpy.save_file(tensors, target / huggingface.WEIGHTS)
+  safetensors.numpy.save_file(tensors, target / convert.WEIGHTS)
   (target / 'config.json').write_bytes((directory / 'config.json').read_bytes())
 
 

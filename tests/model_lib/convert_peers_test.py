@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model_lib import bert, bert_sizes, huggingface
+from model_lib import bert, convert, sizes
 from tests.model_lib.handmade import (
   DISTIL,
   FIELDS,
@@ -71,10 +71,10 @@ def their_logits(peers, model, batch):
 
 def our_logits(directory, batch, num_classes):
   model = bert.BertClassifier(
-    num_classes=num_classes, **huggingface.read_sizes(directory)
+    num_classes=num_classes, **convert.read_sizes(directory)
   )
   tokens, token_types, length = (jnp.asarray(x, jnp.int32) for x in batch[:3])
-  params = jax.tree.map(jnp.asarray, huggingface.load_params(directory))
+  params = jax.tree.map(jnp.asarray, convert.load_params(directory))
   apply = jax.jit(model.apply)
   return apply({'params': params}, tokens, token_types, length)[0]
 
@@ -147,7 +147,7 @@ def test_a_bare_encoder_has_their_states(peers, tmp_path, pooler):
   torch.manual_seed(0)
   theirs = transformers.BertModel(config, add_pooling_layer=pooler).eval()
   theirs.save_pretrained(tmp_path)
-  params = huggingface.load_params(tmp_path)
+  params = convert.load_params(tmp_path)
   assert ('pooler' in params) is pooler
   assert 'head' not in params
   compare_encoders(peers, theirs, tmp_path, text_batch(), atol=1e-5)
@@ -163,8 +163,8 @@ def compare_encoders(peers, theirs, directory, batch, atol):
       token_type_ids=torch.as_tensor(token_types),
       attention_mask=torch.as_tensor(valid).long(),
     )
-  fields = huggingface.read_sizes(directory)
-  params = huggingface.load_params(directory)
+  fields = convert.read_sizes(directory)
+  params = convert.load_params(directory)
   width = fields['width']
   head = {'kernel': np.zeros((width, 2)), 'bias': np.zeros(2)}
   absent = {'head': jax.tree.map(np.float32, head)}
@@ -195,7 +195,7 @@ def test_transformers_loads_what_is_saved(
   fields = FIELDS if model_type == 'bert' else DISTIL
   fields = fields | {'max_positions': 12, 'activation': 'gelu_new'}
   params = fresh_params(fields, num_classes)
-  huggingface.save(tmp_path, model_type, fields, params)
+  convert.save(tmp_path, model_type, fields, params)
   model, report = (
     transformers.AutoModelForSequenceClassification.from_pretrained(
       tmp_path, output_loading_info=True
@@ -209,18 +209,18 @@ def test_transformers_loads_what_is_saved(
   np.testing.assert_allclose(got, want, atol=1e-5)
   # And what transformers writes of it is the same again.
   model.save_pretrained(tmp_path / 'again')
-  assert_trees_equal(huggingface.load_params(tmp_path / 'again'), params)
+  assert_trees_equal(convert.load_params(tmp_path / 'again'), params)
 
 
 @pytest.mark.peers
 def test_the_pretrained_minilm_has_the_states_of_transformers(peers):
   _, transformers = peers
   try:
-    directory = huggingface.packaged_minilm()
+    directory = convert.packaged_minilm()
   except FileNotFoundError as error:
     pytest.skip(str(error))
-  expected = bert_sizes.DEFAULTS | bert_sizes.decode_variant('minilm')
-  assert huggingface.read_sizes(directory) == expected
+  expected = sizes.BERT.defaults | sizes.BERT.fields('minilm')
+  assert convert.read_sizes(directory) == expected
   theirs = transformers.AutoModel.from_pretrained(directory).eval()
   tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
   encoded = tokenizer(

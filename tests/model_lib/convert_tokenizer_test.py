@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from model_lib.huggingface_tokenizer import tokenizer_files
+from model_lib.convert_files import tokenizer_files
 
 FIELDS = {'type_vocab_size': 2, 'max_positions': 20}
 PIECES = ['<pad>', '<unk>', '[CLS]', '[SEP]', '[MASK]', '▁the', '▁', 'cat', 't']

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from albert_act import model as albert
-from model_lib import huggingface, huggingface_albert
+from model_lib import convert, convert_tables
 from tests.model_lib import plain_albert
 from tests.model_lib.handmade import assert_trees_equal
 from tests.model_lib.handmade_albert import fresh_params
@@ -93,16 +93,16 @@ def our_output(model, params, batch, *more):
 @pytest.mark.peers
 def test_absent_options_have_the_defaults_of_transformers(peers, tmp_path):
   defaults = peers[1].AlbertConfig().to_dict()
-  options = huggingface_albert.ALBERT.options
+  options = convert_tables.ALBERT.options
   ours = {
-    option: huggingface_albert.DEFAULTS[name]
+    option: convert_tables.ALBERT.defaults[name]
     for option, name in options.items()
   }
-  assert set(options.values()) == set(huggingface_albert.DEFAULTS)
+  assert set(options.values()) == set(convert_tables.ALBERT.defaults)
   assert ours == {option: defaults[option] for option in options}
-  assert set(huggingface_albert.ALBERT.rates.values()) < set(defaults)
+  assert set(convert_tables.ALBERT.rates.values()) < set(defaults)
   (tmp_path / 'config.json').write_text('{"model_type": "albert"}')
-  assert huggingface.read_sizes(tmp_path) == huggingface_albert.DEFAULTS
+  assert convert.read_sizes(tmp_path) == convert_tables.ALBERT.defaults
 
 
 @pytest.mark.peers
@@ -115,7 +115,7 @@ def test_a_classifier_has_the_logits_of_transformers(peers, tmp_path, options):
   batch = text_batch(types=theirs.config.type_vocab_size)
   want = their_output(peers, theirs, batch).logits.numpy()
   assert np.abs(want).max() > 0.1
-  params, fields, ignored, cast = huggingface.load(tmp_path)
+  params, fields, ignored, cast = convert.load(tmp_path)
   assert ignored == cast == ()
   plain = [
     plain_albert.class_logits_by_loop(params, states)
@@ -138,7 +138,7 @@ def test_pretraining_has_the_logits_of_transformers(peers, tmp_path, options):
   words = output.prediction_logits.numpy()[valid]
   order = output.sop_logits.numpy()
   assert min(np.abs(words).max(), np.abs(order).max()) > 0.1
-  params, fields, ignored, _ = huggingface.load(tmp_path, 'pretraining')
+  params, fields, ignored, _ = convert.load(tmp_path, 'pretraining')
   assert ignored == ()
   rows = plain_rows(params, fields, batch)
   plain_words = [
@@ -166,7 +166,7 @@ def test_a_bare_encoder_has_their_states(peers, tmp_path, pooler):
   config = transformers.AlbertConfig(**TINY, num_hidden_groups=2)
   theirs = transformers.AlbertModel(config, add_pooling_layer=pooler).eval()
   theirs.save_pretrained(tmp_path)
-  params, fields, ignored, _ = huggingface.load(tmp_path)
+  params, fields, ignored, _ = convert.load(tmp_path)
   assert ('pooler' in params) is pooler
   assert 'head' not in params
   assert ignored == ()
@@ -185,7 +185,7 @@ def test_a_bare_encoder_has_their_states(peers, tmp_path, pooler):
 def test_a_masked_language_model_has_no_order(peers, tmp_path):
   theirs = random_model(peers, 'AlbertForMaskedLM')
   theirs.save_pretrained(tmp_path)
-  params, fields, ignored, _ = huggingface.load(tmp_path, 'pretraining')
+  params, fields, ignored, _ = convert.load(tmp_path, 'pretraining')
   assert ignored == ()
   assert {'pooler', 'sop', 'head'}.isdisjoint(params)
   batch = text_batch()
@@ -209,7 +209,7 @@ def test_a_masked_language_model_has_no_order(peers, tmp_path):
 )
 def test_heads_of_other_tasks_are_ignored_and_named(peers, tmp_path, name):
   random_model(peers, name).save_pretrained(tmp_path)
-  checkpoint = huggingface.load(tmp_path)
+  checkpoint = convert.load(tmp_path)
   assert 'head' not in checkpoint.params
   begins = ('classifier.', 'qa_outputs.', 'predictions.', 'sop_classifier.')
   assert checkpoint.ignored
@@ -222,7 +222,7 @@ def test_transformers_loads_a_saved_classifier(peers, tmp_path, num_classes):
   _, transformers = peers
   fields = small_fields(num_groups=2, inner_group=2, activation='gelu')
   params = fresh_params(fields, num_classes)
-  huggingface.save(tmp_path, 'albert', fields, params)
+  convert.save(tmp_path, 'albert', fields, params)
   auto = transformers.AutoModelForSequenceClassification
   theirs, report = auto.from_pretrained(tmp_path, output_loading_info=True)
   assert not any(report.values()), report
@@ -236,7 +236,7 @@ def test_transformers_loads_a_saved_classifier(peers, tmp_path, num_classes):
   np.testing.assert_allclose(plain, want, atol=1e-5)
   # And what transformers writes of it is the same again.
   theirs.save_pretrained(tmp_path / 'again')
-  assert_trees_equal(huggingface.load_params(tmp_path / 'again'), params)
+  assert_trees_equal(convert.load_params(tmp_path / 'again'), params)
 
 
 def small_fields(**others):
@@ -244,7 +244,7 @@ def small_fields(**others):
     'width': 16, 'embedding_width': 6, 'max_iterations': 4, 'mlp_dim': 20,
     'num_heads': 2, 'vocab_size': 11, 'max_positions': 12,
   }  # fmt: skip
-  return huggingface_albert.DEFAULTS | sizes | others
+  return convert_tables.ALBERT.defaults | sizes | others
 
 
 @pytest.mark.peers
@@ -252,7 +252,7 @@ def test_transformers_loads_a_saved_pretraining_model(peers, tmp_path):
   _, transformers = peers
   fields = small_fields(norm_epsilon=1e-6)
   params = fresh_params(fields, heads='pretraining')
-  huggingface.save(tmp_path, 'albert', fields, params, heads='pretraining')
+  convert.save(tmp_path, 'albert', fields, params, heads='pretraining')
   auto = transformers.AutoModelForPreTraining
   theirs, report = auto.from_pretrained(tmp_path, output_loading_info=True)
   assert isinstance(theirs, transformers.AlbertForPreTraining)
@@ -269,7 +269,7 @@ def test_transformers_loads_a_saved_pretraining_model(peers, tmp_path):
   order = [plain_albert.order_logits_by_loop(params, states) for states in rows]
   np.testing.assert_allclose(order, output.sop_logits, atol=1e-5)
   theirs.save_pretrained(tmp_path / 'again')
-  again = huggingface.load_params(tmp_path / 'again', 'pretraining')
+  again = convert.load_params(tmp_path / 'again', 'pretraining')
   assert_trees_equal(again, params)
   # A masked language model and a bare encoder can be had from it too.
   for auto in (transformers.AutoModelForMaskedLM, transformers.AutoModel):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from model_lib import huggingface, huggingface_albert
+from model_lib import convert, convert_tables
 from tests.model_lib.handmade import assert_trees_equal, random_tensors
 from tests.model_lib.handmade_albert import (
   CLASSIFIER,
@@ -28,7 +28,7 @@ DECODER = 'predictions.decoder.weight'
 
 def test_every_tensor_of_a_classifier_has_its_place(tmp_path):
   tensors = write(tmp_path)
-  checkpoint = huggingface.load(tmp_path)
+  checkpoint = convert.load(tmp_path)
   params = checkpoint.params
   assert jax.tree.map(np.shape, params) == param_shapes()
   assert checkpoint.fields == FIELDS
@@ -58,7 +58,7 @@ def test_every_tensor_of_a_classifier_has_its_place(tmp_path):
 
 def test_heads_of_pretraining_are_kept_when_asked_for(tmp_path):
   tensors = write(tmp_path, shapes=PRETRAINING)
-  checkpoint = huggingface.load(tmp_path, heads='pretraining')
+  checkpoint = convert.load(tmp_path, heads='pretraining')
   params = checkpoint.params
   assert jax.tree.map(np.shape, params) == param_shapes(heads='pretraining')
   assert checkpoint.ignored == ()
@@ -72,14 +72,14 @@ def test_heads_of_pretraining_are_kept_when_asked_for(tmp_path):
     for key in ours:
       leaf = leaf[key]
     np.testing.assert_array_equal(leaf, tensors[theirs].T)
-  assert set(huggingface.load_params(tmp_path, 'pretraining')) == set(params)
+  assert set(convert.load_params(tmp_path, 'pretraining')) == set(params)
 
 
 def test_heads_of_pretraining_are_else_ignored_and_named(tmp_path):
   # Also where the decoder is none that could be kept.
   decoder = {DECODER: np.ones((10, 6), np.float32)}
   write(tmp_path, random_tensors(PRETRAINING) | decoder)
-  checkpoint = huggingface.load(tmp_path)
+  checkpoint = convert.load(tmp_path)
   others = set(PRETRAINING) - set(ENCODER) | {DECODER}
   assert set(checkpoint.ignored) == others
   assert {'predictions', 'sop', 'head'}.isdisjoint(checkpoint.params)
@@ -87,7 +87,7 @@ def test_heads_of_pretraining_are_else_ignored_and_named(tmp_path):
 
 def test_a_classifier_is_no_head_of_pretraining(tmp_path):
   write(tmp_path, shapes=CLASSIFIER | PRETRAINING)
-  checkpoint = huggingface.load(tmp_path, heads='pretraining')
+  checkpoint = convert.load(tmp_path, heads='pretraining')
   assert set(checkpoint.ignored) == {'classifier.weight', 'classifier.bias'}
 
 
@@ -101,14 +101,14 @@ def test_the_order_of_sentences_may_be_absent(tmp_path, absent):
     if not name.startswith(begins)
   }
   write(tmp_path, tensors)
-  params = huggingface.load_params(tmp_path, 'pretraining')
+  params = convert.load_params(tmp_path, 'pretraining')
   assert set(param_shapes(heads='pretraining')) - set(params) == set(absent)
 
 
 @pytest.mark.parametrize('left', ['both', 'predictions.', 'decoder.'])
 def test_tied_tensors_may_have_one_name_or_both(tmp_path, left):
   tensors = write(tmp_path, shapes=PRETRAINING)
-  want = huggingface.load_params(tmp_path, 'pretraining')
+  want = convert.load_params(tmp_path, 'pretraining')
   again = {DECODER: tensors[TABLE]}
   again['predictions.decoder.bias'] = tensors['predictions.bias']
   if left == 'predictions.':
@@ -116,7 +116,7 @@ def test_tied_tensors_may_have_one_name_or_both(tmp_path, left):
   elif left == 'decoder.':
     del tensors['predictions.bias'], tensors[TABLE]
   write(tmp_path, tensors | again)
-  assert_trees_equal(huggingface.load_params(tmp_path, 'pretraining'), want)
+  assert_trees_equal(convert.load_params(tmp_path, 'pretraining'), want)
 
 
 @pytest.mark.parametrize(
@@ -131,14 +131,14 @@ def test_an_untied_decoder_is_refused(tmp_path, name, original):
     write(tmp_path, tensors | {name: wrong})
     message = rf'{name}: expected the values of .*, to which it is tied'
     with pytest.raises(ValueError, match=message):
-      huggingface.load(tmp_path, heads='pretraining')
+      convert.load(tmp_path, heads='pretraining')
 
 
 def test_tying_is_an_option_of_pretraining_alone(tmp_path):
   write(tmp_path, shapes=PRETRAINING, tie_word_embeddings=False)
-  assert huggingface.load(tmp_path).fields == FIELDS
+  assert convert.load(tmp_path).fields == FIELDS
   with pytest.raises(ValueError, match='tie_word_embeddings: expected True'):
-    huggingface.load(tmp_path, heads='pretraining')
+    convert.load(tmp_path, heads='pretraining')
 
 
 def test_all_that_does_not_fit_is_listed(tmp_path):
@@ -152,7 +152,7 @@ def test_all_that_does_not_fit_is_listed(tmp_path):
   tensors['sop_classifier.classifier.bias'] = np.zeros(3, np.float32)
   write(tmp_path, tensors)
   with pytest.raises(ValueError, match='does not hold what') as error:
-    huggingface.load(tmp_path, heads='pretraining')
+    convert.load(tmp_path, heads='pretraining')
   assert str(error.value).split('\n  ')[1:] == [
     'encoder.albert_layer_groups.0.albert_layers.1.ffn.bias: expected shape '
     '[12], got nothing',
@@ -167,11 +167,9 @@ def test_all_that_does_not_fit_is_listed(tmp_path):
 
 def test_an_encoder_has_no_heads_of_pretraining(tmp_path):
   write(tmp_path, shapes=ENCODER)
-  assert set(param_shapes()) - set(huggingface.load_params(tmp_path)) == {
-    'head'
-  }
+  assert set(param_shapes()) - set(convert.load_params(tmp_path)) == {'head'}
   with pytest.raises(ValueError, match=r'predictions\.bias: expected shape'):
-    huggingface.load(tmp_path, heads='pretraining')
+    convert.load(tmp_path, heads='pretraining')
 
 
 @pytest.mark.parametrize(
@@ -182,7 +180,7 @@ def test_an_encoder_has_no_heads_of_pretraining(tmp_path):
     ({'embedding_size': 6.0}, 'embedding_size: expected a positive integer'),
     ({'num_attention_heads': 3}, 'heads: expected a divisor of hidden_size'),
     ({'hidden_act': 'mish'}, r"hidden_act: expected one of .*'gelu_new'"),
-    ({'gap_size': 2}, 'gap_size: expected 0, nothing else is supported'),
+    ({'gap_size': 2}, 'gap_size: expected 0, the only supported value'),
     ({'net_structure_type': 1}, 'net_structure_type: expected 0'),
     ({'num_memory_blocks': 1}, 'num_memory_blocks: expected 0'),
     ({'down_scale_factor': 2}, 'down_scale_factor: expected 1'),
@@ -192,9 +190,9 @@ def test_an_encoder_has_no_heads_of_pretraining(tmp_path):
 def test_options_that_are_not_supported_are_named(tmp_path, options, message):
   write(tmp_path, **options)
   with pytest.raises(ValueError, match=message):
-    huggingface.read_sizes(tmp_path)
+    convert.read_sizes(tmp_path)
   with pytest.raises(ValueError, match=message):
-    huggingface.load(tmp_path)
+    convert.load(tmp_path)
 
 
 def test_a_published_configuration_is_read(tmp_path):
@@ -213,7 +211,7 @@ def test_a_published_configuration_is_read(tmp_path):
   }  # fmt: skip
   (tmp_path / 'config.json').write_text(json.dumps(options))
   base = {'width': 768, 'mlp_dim': 3072, 'num_heads': 12}
-  assert huggingface.read_sizes(tmp_path) == huggingface_albert.DEFAULTS | base
+  assert convert.read_sizes(tmp_path) == convert_tables.ALBERT.defaults | base
 
 
 @pytest.mark.parametrize('heads', ['masked', '', 'classifiers'])
@@ -221,14 +219,14 @@ def test_unknown_heads_are_named(tmp_path, heads):
   write(tmp_path)
   message = r"heads: expected one of \('classifier', 'pretraining'\)"
   with pytest.raises(ValueError, match=message):
-    huggingface.load(tmp_path, heads)
+    convert.load(tmp_path, heads)
 
 
 def test_bert_has_no_heads_of_pretraining_here(tmp_path):
   (tmp_path / 'config.json').write_text('{"model_type": "bert"}')
-  message = r"heads: expected one of \('classifier',\) for bert"
+  message = r"heads: expected one of \('classifier',\), got 'pretraining'"
   with pytest.raises(ValueError, match=message):
-    huggingface.load(tmp_path, 'pretraining')
+    convert.load(tmp_path, 'pretraining')
 
 
 def header(directory):
@@ -243,10 +241,10 @@ def test_saved_names_are_those_of_transformers(tmp_path, heads):
   params = fresh_params(heads=heads)
   rates = {'dropout': 0.2, 'attention_dropout': 0.0, 'classifier_dropout': 0.3}
   fields = FIELDS | {'activation': 'relu', 'norm_epsilon': 1e-6}
-  huggingface.save(tmp_path, 'albert', fields | rates, params, heads=heads)
+  convert.save(tmp_path, 'albert', fields | rates, params, heads=heads)
   assert header(tmp_path) == SHAPES[heads]
-  assert_trees_equal(huggingface.load_params(tmp_path, heads), params)
-  assert huggingface.read_sizes(tmp_path) == fields
+  assert_trees_equal(convert.load_params(tmp_path, heads), params)
+  assert convert.read_sizes(tmp_path) == fields
   config = json.loads((tmp_path / 'config.json').read_text())
   assert CONFIG.items() <= config.items()
   assert config['hidden_dropout_prob'] == 0.2
@@ -279,5 +277,5 @@ def test_what_cannot_be_saved_leaves_no_file(tmp_path, changes, message):
     'heads': 'pretraining',
   }
   with pytest.raises(ValueError, match=message):
-    huggingface.save(tmp_path, **(arguments | changes))
+    convert.save(tmp_path, **(arguments | changes))
   assert not list(tmp_path.iterdir())

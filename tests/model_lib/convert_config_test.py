@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from model_lib import bert_sizes, huggingface, huggingface_config
+from model_lib import convert, convert_files, sizes
 from tests.model_lib.handmade import CONFIG, FIELDS
 
 
@@ -14,7 +14,7 @@ def write(directory, **options):
 
 def test_sizes_are_read(tmp_path):
   write(tmp_path, hidden_act='relu', layer_norm_eps=1e-6, type_vocab_size=1)
-  assert huggingface.read_sizes(tmp_path) == FIELDS | {
+  assert convert.read_sizes(tmp_path) == FIELDS | {
     'activation': 'relu',
     'norm_epsilon': 1e-6,
     'type_vocab_size': 1,
@@ -24,10 +24,10 @@ def test_sizes_are_read(tmp_path):
 def test_absent_options_have_the_defaults(tmp_path):
   path = tmp_path / 'config.json'
   path.write_text('{"model_type": "bert"}')
-  assert huggingface.read_sizes(tmp_path) == bert_sizes.DEFAULTS
+  assert convert.read_sizes(tmp_path) == sizes.BERT.defaults
   path.write_text('{"model_type": "distilbert"}')
-  expected = bert_sizes.DEFAULTS | bert_sizes.decode_variant('distil')
-  assert huggingface.read_sizes(tmp_path) == expected
+  expected = sizes.BERT.defaults | sizes.BERT.fields('distil')
+  assert convert.read_sizes(tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_absent_options_have_the_defaults(tmp_path):
 def test_options_that_are_not_supported_are_named(tmp_path, options, message):
   write(tmp_path, **options)
   with pytest.raises(ValueError, match=message):
-    huggingface.read_sizes(tmp_path)
+    convert.read_sizes(tmp_path)
   (tmp_path / 'model.safetensors').touch()
   with pytest.raises(ValueError, match=message):
-    huggingface.load(tmp_path)
+    convert.load(tmp_path)
 
 
 def test_options_of_no_consequence_are_left_alone(tmp_path):
@@ -66,7 +66,7 @@ def test_options_of_no_consequence_are_left_alone(tmp_path):
     pruned_heads={}, quantization_config=None, problem_type='regression',
     chunk_size_feed_forward=4, pad_token_id=3, torch_dtype='float16',
   )  # fmt: skip
-  assert huggingface.read_sizes(tmp_path) == FIELDS
+  assert convert.read_sizes(tmp_path) == FIELDS
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_options_of_no_consequence_are_left_alone(tmp_path):
     (None, r'config\.json is missing'),
     ('{"model_type": ', r'config\.json is not JSON'),
     ('[1]', 'expected a JSON object'),
-    ('{}', 'model_type: expected one of .*got None; if the file is merely'),
+    ('{}', 'model_type: expected one of .*may lack it, got None'),
   ],
 )
 def test_a_broken_config_is_explained(tmp_path, text, message):
@@ -85,9 +85,9 @@ def test_a_broken_config_is_explained(tmp_path, text, message):
   if text is not None:
     path.write_text(text)
   with pytest.raises(ValueError, match=message):
-    huggingface.read_sizes(tmp_path)
+    convert.read_sizes(tmp_path)
   (tmp_path / 'model.safetensors').touch()
-  assert huggingface.is_checkpoint(tmp_path)
+  assert convert.is_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_broken_config_is_explained(tmp_path, text, message):
 def test_what_cannot_be_written_names_the_reason(changes, message):
   arguments = {'model_type': 'bert', 'fields': FIELDS, 'class_names': ['a']}
   with pytest.raises(ValueError, match=message):
-    huggingface_config.from_fields(**(arguments | changes))
+    convert_files.from_fields(**(arguments | changes))
 
 
 @pytest.mark.parametrize('model_type', ['bert', 'distilbert'])
@@ -112,14 +112,5 @@ def test_what_is_written_reads_back(model_type):
   fields = FIELDS | {'activation': 'gelu_new'}
   if model_type == 'distilbert':
     fields |= {'type_vocab_size': 0, 'pooler_activation': 'relu'}
-  config = huggingface_config.from_fields(model_type, fields, ['a', 'b'])
-  assert huggingface_config.to_fields(config, 'here') == fields
-  assert huggingface_config.has_classifier(config)
-
-
-def test_who_has_a_classifier_of_sentences():
-  has = huggingface_config.has_classifier
-  assert has({})
-  assert has({'architectures': None})
-  assert has({'architectures': ['BertForSequenceClassification']})
-  assert not has({'architectures': ['BertForTokenClassification']})
+  config = convert_files.from_fields(model_type, fields, ['a', 'b'])
+  assert convert_files.to_fields(config, 'here') == fields

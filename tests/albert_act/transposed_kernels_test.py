@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from albert_act import compaction, products
+from albert_act import compaction, transposed_kernels
 from model_lib.layers import Mlp
 
 
@@ -36,7 +36,7 @@ def arrays(*shapes):
 )
 def test_product_against_numpy(shape):
   x, kernel = arrays((*shape, 6), (10, 6))
-  out = jax.jit(products.product)(x, kernel)
+  out = jax.jit(transposed_kernels.product)(x, kernel)
   assert out.shape == (*shape, 10)
   np.testing.assert_allclose(out, x @ kernel.T, atol=1e-5)
 
@@ -47,7 +47,9 @@ def test_product_against_numpy(shape):
 def test_the_kernel_is_the_left_factor_for_few_tokens(count, result):
   # What the form is for is lost without a sign if XLA swaps the factors.
   x, kernel = arrays((count, 16), (48, 16))
-  compiled = jax.jit(products.product).lower(x, kernel).compile().as_text()
+  compiled = (
+    jax.jit(transposed_kernels.product).lower(x, kernel).compile().as_text()
+  )
   dots = [line for line in compiled.splitlines() if ' dot(' in line]
   assert len(dots) == 1
   assert f' = {result}' in dots[0]
@@ -62,9 +64,9 @@ def test_a_module_with_transposed_kernels_equals_flax(length, dtype):
   params = nn.unbox(module.init(jax.random.key(0), x))['params']
   params['hidden']['bias'], params['out']['bias'] = hidden_bias, out_bias
   want = module.apply({'params': params}, x)
-  own = products.transposed({'block_0': params})['block_0']
+  own = transposed_kernels.transpose({'block_0': params})['block_0']
   assert own['hidden']['kernel'].shape == (12, 6)
-  got = products.apply(module, {'params': own}, x)
+  got = transposed_kernels.apply(module, {'params': own}, x)
   assert got.dtype == want.dtype
   tolerance = 1e-5 if dtype == 'float32' else 0.05
   np.testing.assert_allclose(
@@ -73,7 +75,7 @@ def test_a_module_with_transposed_kernels_equals_flax(length, dtype):
 
 
 def test_the_few_tokens_of_compaction_have_the_kernel_on_the_left():
-  assert set(compaction.FEW_TOKENS) <= set(products.KERNEL_LEFT)
+  assert set(compaction.FEW_TOKENS) <= set(transposed_kernels.KERNEL_LEFT)
 
 
 def test_a_layer_without_bias_and_with_named_axes():
@@ -81,9 +83,9 @@ def test_a_layer_without_bias_and_with_named_axes():
   init = nn.with_partitioning(nn.initializers.normal(), ('embed', 'mlp'))
   module = nn.Dense(12, use_bias=False, kernel_init=init)
   boxed = module.init(jax.random.key(0), x)['params']
-  own = products.transposed({'block_0': boxed})['block_0']
+  own = transposed_kernels.transpose({'block_0': boxed})['block_0']
   np.testing.assert_allclose(
-    products.apply(module, {'params': own}, x),
+    transposed_kernels.apply(module, {'params': own}, x),
     module.apply({'params': boxed}, x),
     atol=1e-5,
   )
@@ -92,7 +94,7 @@ def test_a_layer_without_bias_and_with_named_axes():
 def test_only_kernels_of_the_layer_are_transposed():
   kernel, table = arrays((3, 2), (5, 2))
   params = {'block_0': {'k': kernel}, 'embedding': {'table': table}}
-  own = products.transposed(params)
+  own = transposed_kernels.transpose(params)
   np.testing.assert_array_equal(own['block_0']['k'], kernel.T)
   assert own['embedding']['table'] is table
 
@@ -101,13 +103,13 @@ def test_the_activation_takes_no_memory_beside_the_hidden_layer():
   x = jnp.zeros((1, 256, 64))
   module = Mlp(4096, activation='gelu_new')
   params = nn.unbox(module.init(jax.random.key(0), x))['params']
-  own = products.transposed({'block_0': params})['block_0']
+  own = transposed_kernels.transpose({'block_0': params})['block_0']
 
   def hidden_layers(apply, params):
     compiled = jax.jit(apply).lower({'params': params}, x).compile()
     return compiled.memory_analysis().temp_size_in_bytes / (256 * 4096 * 4)
 
-  own_apply = functools.partial(products.apply, module)
+  own_apply = functools.partial(transposed_kernels.apply, module)
   assert 1 <= hidden_layers(own_apply, own) < 1.5
   # Else the form is needed no more.
   assert hidden_layers(module.apply, params) > 1.5
@@ -117,7 +119,7 @@ def test_dropout_is_refused():
   x = jnp.zeros((2, 4, 6))
   module = Mlp(12)
   params = nn.unbox(module.init(jax.random.key(0), x))['params']
-  own = products.transposed({'block_0': params})['block_0']
+  own = transposed_kernels.transpose({'block_0': params})['block_0']
   keys = jax.random.split(jax.random.key(0), 2)
   with pytest.raises(ValueError, match='row_keys: expected None'):
-    products.apply(module, {'params': own}, x, keys)
+    transposed_kernels.apply(module, {'params': own}, x, keys)

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from model_lib import huggingface
+from model_lib import convert
 from tests.model_lib.handmade import (
   DISTIL,
   DISTIL_SHAPES,
@@ -28,7 +28,7 @@ def test_saved_names_are_those_of_transformers(
   names = ['no', 'yes', 'perhaps']
   rates = {'dropout': 0.2, 'attention_dropout': 0.0, 'classifier_dropout': 0.3}
   directory = tmp_path / 'new' / 'model'
-  huggingface.save(directory, model_type, fields | rates, params, names)
+  convert.save(directory, model_type, fields | rates, params, names)
   modes = {path.name: path.stat().st_mode for path in directory.iterdir()}
   assert modes['model.safetensors'] == modes['config.json']
   raw = (directory / 'model.safetensors').read_bytes()
@@ -37,8 +37,8 @@ def test_saved_names_are_those_of_transformers(
   assert {name: tuple(entry['shape']) for name, entry in header.items()} == (
     shapes
   )
-  assert_trees_equal(huggingface.load_params(directory), params)
-  assert huggingface.read_sizes(directory) == fields
+  assert_trees_equal(convert.load_params(directory), params)
+  assert convert.read_sizes(directory) == fields
   config = json.loads((directory / 'config.json').read_text())
   assert config['id2label'] == {'0': 'no', '1': 'yes', '2': 'perhaps'}
   assert config['label2id'] == {'no': 0, 'yes': 1, 'perhaps': 2}
@@ -47,7 +47,7 @@ def test_saved_names_are_those_of_transformers(
 
 
 def test_classes_without_names_are_numbered(tmp_path):
-  huggingface.save(tmp_path, 'bert', FIELDS, fresh_params(FIELDS))
+  convert.save(tmp_path, 'bert', FIELDS, fresh_params(FIELDS))
   config = json.loads((tmp_path / 'config.json').read_text())
   assert list(config['label2id']) == ['LABEL_0', 'LABEL_1', 'LABEL_2']
 
@@ -62,9 +62,7 @@ def test_classes_without_names_are_numbered(tmp_path):
 def test_what_cannot_be_saved_leaves_no_file(tmp_path, changes, message):
   arguments = {'model_type': 'bert', 'fields': FIELDS, 'class_names': ()}
   with pytest.raises(ValueError, match=message):
-    huggingface.save(
-      tmp_path, params=fresh_params(FIELDS), **(arguments | changes)
-    )
+    convert.save(tmp_path, params=fresh_params(FIELDS), **(arguments | changes))
   assert not list(tmp_path.iterdir())
 
 
@@ -74,7 +72,7 @@ def test_parameters_that_have_no_place_are_not_saved(tmp_path):
   params['pooler']['bias'] = np.zeros(4, np.float32)
   del params['embeddings']['norm']
   with pytest.raises(ValueError, match='params are not those') as error:
-    huggingface.save(tmp_path, 'bert', FIELDS, params)
+    convert.save(tmp_path, 'bert', FIELDS, params)
   assert str(error.value).split('\n  ')[1:] == [
     'embeddings/norm/bias: expected shape [8], got nothing',
     'embeddings/norm/scale: expected shape [8], got nothing',

@@ -1,9 +1,9 @@
-"""A layer in the forms that its matrix products and activation are fast in.
+"""Applies a layer with transposed kernels `[out, in]`, fast for few tokens.
 
-Kernels are `[out, in]`. As `[tokens, in] @ [in, out]` a product of few tokens
-spends up to half of its time on a CPU on bringing the kernel into the order
-that it is read in. With a kernel `[out, in]` as the left factor only the tokens
-are. Not measured on other devices; there the product stays as it is.
+A product `[tokens, in] @ [in, out]` of few tokens spends up to half of its time
+on a CPU on reordering the kernel. With a kernel `[out, in]` as the left factor
+only the tokens are reordered. Other devices, not measured, keep the usual
+product.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,16 +16,16 @@ from jaxtyping import Array, Float
 
 from model_lib.layers import Mlp
 
-# Numbers of tokens of which that was measured to be faster, see
-# docs/measured.md; of some others it is slower.
+# Numbers of tokens for which that was measured to be faster
+# (docs/measured.md); for some others it is slower.
 KERNEL_LEFT = (1, 2, 4, 8, 16, 24, 32, 64, 128)
 
 
-def transposed(params: Mapping[str, Any]) -> dict[str, Any]:
-  """The parameters with every matrix of the layer transposed: `[out, in]`.
+def transpose(params: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the parameters with every matrix of the layer as `[out, in]`.
 
   Args:
-    params: of the model, by name; partitioned ones lose their names of axes.
+    params: of the model, by name; partitioned ones lose their axis names.
   """
   return {
     name: jax.tree.map(_transposed, leaf) if name.startswith('block') else leaf
@@ -40,17 +40,16 @@ def _transposed(leaf: Any) -> Any:
 def apply(
   module: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any
 ) -> Any:
-  """`module.apply`, for variables whose kernels are `[out, in]`.
+  """Calls `module.apply` with variables whose kernels are `[out, in]`.
 
   Args:
-    module: its matrices are kernels of `nn.Dense` of default precision; any
-      other would be used transposed.
-    variables: see `transposed`.
+    module: all its matrices are kernels of `nn.Dense` of default precision.
+    variables: see `transpose`.
     *args: for the module.
     **kwargs: for the module.
 
   Raises:
-    ValueError: an `Mlp` in the module is given keys for dropout.
+    FieldError: an `Mlp` in the module is given keys for dropout.
   """
   with nn.intercept_methods(_layer):
     return module.apply(variables, *args, **kwargs)
@@ -59,7 +58,7 @@ def apply(
 def _layer(
   run: Callable[..., Any], args: Any, kwargs: Any, context: Any
 ) -> Any:
-  """A method of `nn.Dense` or `Mlp` in its own form; any other as it is."""
+  """Replaces the calls of `nn.Dense` and `Mlp`."""
   if context.method_name != '__call__':
     return run(*args, **kwargs)
   if isinstance(context.module, nn.Dense):
@@ -70,18 +69,17 @@ def _layer(
 
 
 def _mlp(run: Callable[..., Any], x: Array, row_keys: Any = None) -> Array:
-  """`Mlp` of tokens that stand in no rows.
+  """Applies `Mlp` to flattened tokens `[M, D]`, without dropout.
 
   The hidden layer is the largest array of an iteration. XLA's CPU compiler
-  writes an activation such as `gelu_new` over it if that is `[M, D]`, and
-  beside it if it is `[1, M, D]`.
+  computes an activation such as `gelu_new` in place if the array is `[M, D]`,
+  but not if it is `[1, M, D]`.
   """
-  # Without rows it has no dropout, and says so.
   return run(x.reshape(-1, x.shape[-1]), row_keys).reshape(x.shape)
 
 
 def _dense(module: nn.Dense, inputs: Array) -> Array:
-  """`nn.Dense` with a kernel `[out, in]`."""
+  """Applies `nn.Dense` with a kernel `[out, in]`."""
   params = module.variables['params']
   promoted: Any = module.promote_dtype(
     inputs, params['kernel'], params.get('bias'), dtype=module.dtype
@@ -96,7 +94,7 @@ def _dense(module: nn.Dense, inputs: Array) -> Array:
 def product(
   x: Float[Array, '*B D'], kernel: Float[Array, 'O D']
 ) -> Float[Array, '*B O']:
-  """The product with a transposed kernel, of the dtype of both.
+  """Multiplies tokens by a transposed kernel, in their common dtype.
 
   On a CPU the kernel is the left factor for the numbers of tokens in
   `KERNEL_LEFT`.
@@ -115,5 +113,5 @@ def _tokens_left(x: Array, kernel: Array) -> Array:
 
 
 def _kernel_left(x: Array, kernel: Array) -> Array:
-  # Without the barrier XLA turns it into the other form.
+  # Without the barrier XLA rewrites it to the other form.
   return jax.lax.optimization_barrier(jnp.matmul(kernel, x.T)).T

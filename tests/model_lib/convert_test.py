@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model_lib import huggingface
+from model_lib import convert
 from tests.model_lib.handmade import (
   FIELDS,
   assert_trees_equal,
@@ -27,7 +27,7 @@ def flat(params):
 
 def test_every_tensor_has_its_place(tmp_path):
   tensors = write(tmp_path)
-  params = huggingface.load_params(tmp_path)
+  params = convert.load_params(tmp_path)
   assert jax.tree.map(np.shape, params) == jax.tree.map(
     np.shape, fresh_params(FIELDS)
   )
@@ -63,7 +63,7 @@ def test_other_floats_are_cast_and_reported(tmp_path, dtype):
     key: value.astype(jnp.dtype(dtype)) for key, value in tensors.items()
   }
   write(tmp_path, halved | {name: tensors[name]})
-  checkpoint = huggingface.load(tmp_path)
+  checkpoint = convert.load(tmp_path)
   assert checkpoint.cast == (dtype,)
   leaves = flat(checkpoint.params)
   assert {leaf.dtype for leaf in leaves.values()} == {np.dtype('float32')}
@@ -71,12 +71,12 @@ def test_other_floats_are_cast_and_reported(tmp_path, dtype):
     leaves['head/kernel'], tensors['classifier.weight'].T
   )
   write(tmp_path, tensors)
-  assert huggingface.load(tmp_path).cast == ()
+  assert convert.load(tmp_path).cast == ()
 
 
 def test_names_without_prefix_and_of_the_first_checkpoints(tmp_path):
   write(tmp_path)
-  want = huggingface.load_params(tmp_path)
+  want = convert.load_params(tmp_path)
   renamed = {}
   for name, tensor in random_tensors().items():
     name = name.removeprefix('bert.')
@@ -85,7 +85,7 @@ def test_names_without_prefix_and_of_the_first_checkpoints(tmp_path):
     renamed[name] = tensor
   assert 'embeddings.LayerNorm.gamma' in renamed
   write(tmp_path, renamed)
-  assert_trees_equal(huggingface.load_params(tmp_path), want)
+  assert_trees_equal(convert.load_params(tmp_path), want)
 
 
 @pytest.mark.parametrize('tops', [('pooler', 'head'), ('head',)])
@@ -97,7 +97,7 @@ def test_pooler_and_head_may_be_absent(tmp_path, tops):
     if not name.startswith(tuple(theirs[top] for top in tops))
   }
   write(tmp_path, tensors)
-  params = huggingface.load_params(tmp_path)
+  params = convert.load_params(tmp_path)
   assert set(fresh_params(FIELDS)) - set(params) == set(tops)
 
 
@@ -109,15 +109,15 @@ def test_tensors_of_other_tasks_are_ignored_and_listed(tmp_path):
     'qa_outputs.bias': np.zeros(2, np.float32),
   }
   write(tmp_path, others | random_tensors())
-  checkpoint = huggingface.load(tmp_path)
+  checkpoint = convert.load(tmp_path)
   assert set(checkpoint.ignored) == set(others)
   write(tmp_path)
-  assert_trees_equal(checkpoint.params, huggingface.load_params(tmp_path))
+  assert_trees_equal(checkpoint.params, convert.load_params(tmp_path))
 
 
 def test_a_tagger_has_no_head_for_sentences(tmp_path):
   write(tmp_path, architectures=['BertForTokenClassification'])
-  checkpoint = huggingface.load(tmp_path)
+  checkpoint = convert.load(tmp_path)
   assert set(checkpoint.ignored) == {'classifier.weight', 'classifier.bias'}
   assert 'head' not in checkpoint.params
 
@@ -140,25 +140,25 @@ def shard(directory, **weight_map):
 
 def test_shards_are_one_checkpoint(tmp_path):
   write(tmp_path)
-  want = huggingface.load_params(tmp_path)
+  want = convert.load_params(tmp_path)
   shard(tmp_path)
-  assert_trees_equal(huggingface.load_params(tmp_path), want)
+  assert_trees_equal(convert.load_params(tmp_path), want)
 
 
 @pytest.mark.parametrize(
   ('weight_map', 'message'),
   [
     ({'extra': 'model-00003.safetensors'}, '00003.safetensors is missing'),
-    ({'extra': '../secret.safetensors'}, r"beside it, got '\.\./secret"),
-    ({'extra': '/etc/passwd'}, "beside it, got '/etc/passwd'"),
-    ({'extra': 'weights.bin'}, "beside it, got 'weights.bin'"),
+    ({'extra': '../secret.safetensors'}, r"in its directory, got '\.\./secret"),
+    ({'extra': '/etc/passwd'}, "directory, got '/etc/passwd'"),
+    ({'extra': 'weights.bin'}, "directory, got 'weights.bin'"),
     ({'extra': 'model-00001-of-00002.safetensors'}, 'no file has:\n  extra'),
   ],
 )
 def test_a_wrong_index_is_explained(tmp_path, weight_map, message):
   shard(tmp_path, **weight_map)
   with pytest.raises(ValueError, match=message):
-    huggingface.load(tmp_path)
+    convert.load(tmp_path)
 
 
 @pytest.mark.parametrize('text', ['{', '[]', '{"weight_map": 3}'])
@@ -166,21 +166,21 @@ def test_a_broken_index_is_named(tmp_path, text):
   shard(tmp_path)
   (tmp_path / 'model.safetensors.index.json').write_text(text)
   with pytest.raises(ValueError, match=r'index\.json: expected a JSON object'):
-    huggingface.load(tmp_path)
+    convert.load(tmp_path)
 
 
 def test_no_weights(tmp_path):
   write(tmp_path)
   (tmp_path / 'model.safetensors').unlink()
   with pytest.raises(ValueError, match=r'neither model\.safetensors nor'):
-    huggingface.load(tmp_path)
+    convert.load(tmp_path)
 
 
 def test_pickled_weights_are_refused_with_the_fix(tmp_path):
   write(tmp_path)
   (tmp_path / 'model.safetensors').rename(tmp_path / 'pytorch_model.bin')
   with pytest.raises(ValueError, match=r'pickled.*not read.*save_pretrained'):
-    huggingface.load(tmp_path)
+    convert.load(tmp_path)
 
 
 @pytest.mark.parametrize('length', [0, 4, 100, 2000, -1])
@@ -189,7 +189,7 @@ def test_a_truncated_file_is_named(tmp_path, length):
   path = tmp_path / 'model.safetensors'
   path.write_bytes(path.read_bytes()[:length])
   with pytest.raises(ValueError, match=r'model\.safetensors is damaged'):
-    huggingface.load(tmp_path)
+    convert.load(tmp_path)
 
 
 def test_all_that_does_not_fit_is_listed(tmp_path):
@@ -205,7 +205,7 @@ def test_all_that_does_not_fit_is_listed(tmp_path):
   tensors['bert.encoder.layer.2.output.dense.bias'] = np.zeros(8, np.float32)
   write(tmp_path, tensors)
   with pytest.raises(ValueError, match='does not hold what') as error:
-    huggingface.load(tmp_path)
+    convert.load(tmp_path)
   assert str(error.value).split('\n  ')[1:] == [
     'classifier.bias: expected shape [3], got nothing',
     'embeddings.word_embeddings.weight: expected shape [10, 8], got shape '
@@ -217,12 +217,22 @@ def test_all_that_does_not_fit_is_listed(tmp_path):
   ]
 
 
+@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_not_finite_is_named(tmp_path, value):
+  tensors = random_tensors()
+  tensors['classifier.bias'][1] = value
+  write(tmp_path, tensors)
+  message = r'NaN or infinity.*\n  classifier\.bias: expected finite'
+  with pytest.raises(ValueError, match=message):
+    convert.load(tmp_path)
+
+
 def test_a_weight_of_integers_is_named(tmp_path):
   tensors = random_tensors()
   tensors['classifier.bias'] = np.arange(3)
   write(tmp_path, tensors)
   with pytest.raises(ValueError, match=r'classifier\.bias: expected one of'):
-    huggingface.load(tmp_path)
+    convert.load(tmp_path)
 
 
 def test_two_names_of_one_parameter(tmp_path):
@@ -230,12 +240,12 @@ def test_two_names_of_one_parameter(tmp_path):
   name = 'bert.embeddings.LayerNorm.'
   write(tmp_path, tensors | {name + 'gamma': tensors[name + 'weight']})
   with pytest.raises(ValueError, match='two tensors for one parameter'):
-    huggingface.load(tmp_path)
+    convert.load(tmp_path)
 
 
 def test_what_is_a_checkpoint(tmp_path):
-  assert not huggingface.is_checkpoint(tmp_path / 'absent')
-  assert not huggingface.is_checkpoint(tmp_path)
+  assert not convert.is_checkpoint(tmp_path / 'absent')
+  assert not convert.is_checkpoint(tmp_path)
   path = tmp_path / 'config.json'
   for text, expected in {
     '{"model": {"width": 8}, "task": "eat"}': False,
@@ -244,13 +254,13 @@ def test_what_is_a_checkpoint(tmp_path):
     '{"architectures": ["BertModel"]}': True,
   }.items():
     path.write_text(text)
-    assert huggingface.is_checkpoint(tmp_path) is expected
+    assert convert.is_checkpoint(tmp_path) is expected
   path.unlink()
   (tmp_path / 'pytorch_model.bin').touch()
-  assert huggingface.is_checkpoint(tmp_path)
+  assert convert.is_checkpoint(tmp_path)
 
 
 def test_a_missing_package_says_what_to_install(monkeypatch):
-  monkeypatch.setattr(huggingface, 'MINILM', 'no_such_package')
+  monkeypatch.setattr(convert, 'MINILM', 'no_such_package')
   with pytest.raises(FileNotFoundError, match=r'no_such_package.*\[pretrained'):
-    huggingface.packaged_minilm()
+    convert.packaged_minilm()

@@ -1,0 +1,210 @@
+"""Layers of BERT: embeddings, post-LN block, pooler (Devlin et al. 2019)."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, Num
+
+from model_lib import row_random
+from model_lib.attention import KeysValues, MultiHeadAttention, attend
+from model_lib.errors import FieldError
+from model_lib.layers import LayerNorm, Mlp, activation_function
+from model_lib.logical import constrain, partitioned
+
+INIT = nn.initializers.truncated_normal(0.02)
+
+
+class Embedding(nn.Module):
+  """A table of vectors, standard deviation 0.02.
+
+  Attributes:
+    size: number of vectors.
+    width: width of a vector.
+  """
+
+  size: int
+  width: int
+
+  @nn.compact
+  def __call__(self, indices: Int[Array, 'B L']) -> Float[Array, 'B L D']:
+    """Looks up float32 vectors; an index outside [0, size) gives NaN."""
+    init = partitioned(INIT, None, 'embed')
+    table = self.param('embedding', init, (self.size, self.width))
+    # Otherwise -1 would be the last vector, as in NumPy.
+    indices = jnp.where(indices < 0, self.size, indices)
+    return jnp.take(table, indices, axis=0, mode='fill')
+
+
+class BertEmbeddings(nn.Module):
+  """Words, token types and positions, summed and normalised.
+
+  Attributes:
+    vocab_size: number of token ids.
+    width: width of the tokens.
+    max_positions: longest sequence.
+    type_vocab_size: number of token types, 0 for none (DistilBERT).
+    norm_epsilon: epsilon of the LayerNorm.
+    dropout: rate on the result.
+    dtype: dtype of the result.
+  """
+
+  vocab_size: int
+  width: int
+  max_positions: int = 512
+  type_vocab_size: int = 2
+  norm_epsilon: float = 1e-12
+  dropout: float = 0.0
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    tokens: Int[Array, 'B L'],
+    token_types: Int[Array, 'B L'],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> Float[Array, 'B L D']:
+    """Embeds token ids; an unknown id or type gives NaN.
+
+    Args:
+      tokens: token ids.
+      token_types: segment of each token; not read without token types.
+      row_keys: one key per row turns dropout on.
+
+    Raises:
+      FieldError: if the sequence is longer than `max_positions`.
+    """
+    length = tokens.shape[1]
+    if length > self.max_positions:
+      expected = f'at least the length {length} of the sequence'
+      raise FieldError('max_positions', self.max_positions, expected)
+    x = Embedding(self.vocab_size, self.width, name='word')(tokens)
+    if self.type_vocab_size:
+      types = Embedding(self.type_vocab_size, self.width, name='token_type')
+      x = x + types(token_types)
+    positions = Embedding(self.max_positions, self.width, name='position')
+    x = x + positions(jnp.arange(length)[None])
+    x = LayerNorm(self.dtype, self.norm_epsilon, name='norm')(x)
+    x = constrain(x, 'batch', 'length', 'embed')
+    return row_random.drop(x, self.dropout, row_keys, 'embeddings')
+
+
+class BlockOutput(NamedTuple):
+  """The output of a `BertBlock`.
+
+  Attributes:
+    x: tokens `[B, Q, D]`.
+    received: mean attention on each key, float32 `[B, L]`; None unless asked
+      for. See `attention.mean_received`.
+    keys_values: keys and values of the attention.
+  """
+
+  x: Any
+  received: Any
+  keys_values: Any
+
+
+class BertBlock(nn.Module):
+  """A Transformer block with LayerNorm after each residual (post-LN).
+
+  Attributes:
+    num_heads: attention heads.
+    mlp_dim: hidden width of the feed-forward network.
+    activation: of the feed-forward network, a name in `layers.ACTIVATIONS`.
+    norm_epsilon: epsilon of both LayerNorms.
+    dropout: rate after the attention and after the feed-forward network.
+    attention_dropout: rate on the attention weights.
+    attend: attention of queries to keys; see `attention.attend`.
+    dtype: compute dtype; norms and softmax are float32.
+  """
+
+  num_heads: int
+  mlp_dim: int
+  activation: str = 'gelu'
+  norm_epsilon: float = 1e-12
+  dropout: float = 0.0
+  attention_dropout: float = 0.0
+  attend: Callable[..., Any] = attend
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    x: Float[Array, 'B L D'],
+    mask: Bool[Array, 'B S'] | Num[Array, 'B S'] | None = None,
+    row_keys: Key[Array, ' B'] | None = None,
+    *,
+    received: bool = False,
+    num_queries: int | None = None,
+    keys_values: KeysValues | None = None,
+  ) -> BlockOutput:
+    """Applies attention, then the feed-forward network.
+
+    Args:
+      x: tokens; with `keys_values`, the queries.
+      mask: non-zero for a valid key; None if all are. Other keys are never
+        read.
+      row_keys: one key per row turns dropout on.
+      received: also return the attention that each token received.
+      num_queries: compute the leading `num_queries` tokens alone, attending to
+        all tokens whatever `attend` is; None for all. One ([CLS]) costs a
+        sixth of the block, 0 computes keys and values alone. Their dropout
+        noise differs from that of a full block.
+      keys_values: of an earlier call; computed from `x` if None.
+
+    Raises:
+      FieldError: an illegal field, or `num_queries` with `received`.
+    """
+    attended = MultiHeadAttention(
+      num_heads=self.num_heads,
+      attend=self.attend if num_queries is None else attend,
+      dropout=self.attention_dropout,
+      kernel_init=INIT,
+      dtype=self.dtype,
+      name='attention',
+    )(x, mask, row_keys, received, num_queries, keys_values)
+    x = x[:, :num_queries].astype(self.dtype)
+    x = x + row_random.drop(attended.x, self.dropout, row_keys, 'attention')
+    x = LayerNorm(self.dtype, self.norm_epsilon, name='attention_norm')(x)
+    out = Mlp(
+      mlp_dim=self.mlp_dim,
+      activation=self.activation,
+      kernel_init=INIT,
+      dtype=self.dtype,
+      name='mlp',
+    )(x)
+    x = x + row_random.drop(out, self.dropout, row_keys, 'mlp')
+    x = LayerNorm(self.dtype, self.norm_epsilon, name='mlp_norm')(x)
+    x = constrain(x, 'batch', 'length', 'embed')
+    return BlockOutput(x, attended.received, attended.keys_values)
+
+
+class Pooler(nn.Module):
+  """BERT's pooler: a dense layer with an activation on [CLS].
+
+  Attributes:
+    activation: a name in `layers.ACTIVATIONS`.
+    dtype: compute dtype.
+  """
+
+  activation: str = 'tanh'
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, cls: Float[Array, 'B D']) -> Float[Array, 'B D']:
+    """Pools the state of [CLS].
+
+    Raises:
+      FieldError: if `activation` is unknown.
+    """
+    activate = activation_function(self.activation, 'pooler_activation')
+    width = cls.shape[-1]
+    kernel = self.param(
+      'kernel', partitioned(INIT, 'embed', 'mlp'), (width, width)
+    )
+    bias = self.param(
+      'bias', partitioned(nn.initializers.zeros, 'mlp'), (width,)
+    )
+    pooled = cls.astype(self.dtype) @ kernel.astype(self.dtype)
+    return activate(pooled + bias.astype(self.dtype)[None])

