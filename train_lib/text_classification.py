@@ -39,8 +39,7 @@ class TextClassification(Classification):
   unless they are given.
 
   Attributes:
-    SIZES: a module with the `DEFAULTS` of the fields that a checkpoint
-      determines and `decode_variant`, such as `model_lib.bert_sizes`.
+    SIZES: variants and defaults of the fields that a checkpoint determines.
   """
 
   SIZES: ClassVar[sizes.Sizes] = sizes.BERT
@@ -53,9 +52,9 @@ class TextClassification(Classification):
     known: dict[str, Any] = {}
     if model.get('variant'):
       with model_errors(model):
-        known = cls.SIZES.decode_variant(model['variant'])
+        known = cls.SIZES.fields(model['variant'])
     if directory:
-      known |= checkpoint_fields(directory, cls.SIZES.DEFAULTS)
+      known |= checkpoint_fields(directory, cls.SIZES.defaults)
     config['model'] = known | model
     super().complete(config)
 
