@@ -135,7 +135,7 @@ def test_a_classifier(tmp_path_factory, tmp_path, capsys, halting):
               for kind in ('png', 'pdf')}  # fmt: skip
   assert {path.name for path in out.iterdir()} == names | pictures
   page = (out / 'sentences.html').read_text()
-  assert page.count('<h2>') == 5
+  assert page.count('<h2 ') == 5
   for word in ('Iterations, at most 6', 'all running',
                'executed depth of a row', 'nsubj', 'step 4, written',
                f'{np.mean(depths) / 6:.0%}'):  # fmt: skip
