@@ -2,8 +2,9 @@
 
 Quality against cost, the reliability diagram, the shares of the exits, the
 tokens kept by length, an ablation, and curves over the iterations. All take
-measured numbers. They raise ImportError without matplotlib (naming the command
-that installs it) and ValueError if there is nothing to draw.
+measured numbers and a path, whose suffix is replaced by .png and .pdf; they
+return the path of the PNG. They raise ImportError without matplotlib (naming
+the command that installs it) and ValueError if there is nothing to draw.
 """
 
 import dataclasses
@@ -54,14 +55,9 @@ def plot_frontier(
   """Draws quality against cost; lines join the points of each Pareto set.
 
   Args:
-    path: of the picture; its suffix is replaced by .png and .pdf.
     curves: points by the name of the model; a single point is a marker.
     cost: label of the axis with its unit, e.g. 'latency (ms)'.
     quality: label of the axis with its unit, e.g. 'accuracy (%)'.
-    title: of the picture.
-
-  Returns:
-    The path of the PNG.
   """
   plots.check_data(path, curves)
 
@@ -109,9 +105,7 @@ def plot_reliability(
   """Draws accuracy against confidence, above the share of the rows.
 
   Args:
-    path: see `plot_frontier`.
     tables: by name, e.g. 'layer 4' and 'layer 4, T = 1.8'.
-    title: of the picture.
   """
   ends = np.array([0.0, 100.0])
   top = [Series('', ends, ends, number=-1, line=':', marked=False)]
@@ -156,11 +150,9 @@ def plot_retention(
   Lines are medians over groups of rows of similar length, bands the quartiles.
 
   Args:
-    path: see `plot_frontier`.
     length: tokens of each row.
     kept: of them, those left after each pruning layer.
     layers: the pruning layers, `[P]`.
-    title: of the picture.
   """
   plots.check_data(path, length)
   groups = length_groups(length)
@@ -198,10 +190,8 @@ def plot_iterations(
   """Draws curves over the iterations, in panels one above the other.
 
   Args:
-    path: see `plot_frontier`.
     curves: by the name of a panel, which labels its axis, and the name of a
       kind of token; the same kinds in each. NaN is a gap.
-    title: of the picture.
   """
   panels = []
   for number, (name, panel) in enumerate(curves.items()):
@@ -229,21 +219,11 @@ def plot_exits(
   """Draws a bar for each setting, divided by the layers at which rows exit.
 
   Args:
-    path: see `plot_frontier`.
     shares: of the rows by head, `[E]` in [0, 1], by setting.
     layers: of the heads, `[E]`.
-    title: of the picture.
-
-  Raises:
-    ValueError: there is a share without a layer.
   """
   plots.check_data(path, shares)
   widths = 100 * np.array(list(shares.values()), np.float64)
-  if widths.shape[1] != len(layers):
-    raise ValueError(
-      f'layers: expected {widths.shape[1]}, one for each share, got '
-      f'{tuple(layers)}'
-    )
 
   def draw(figure):
     axes = figure.add_subplot()
@@ -272,20 +252,12 @@ def plot_ablation(
   """Draws a panel for each measure, a bar for each variant.
 
   Args:
-    path: see `plot_frontier`.
     variants: by name, the same measures by label with unit, e.g.
       'accuracy (%)' and 'latency (ms)'; numbers, or estimates with `median`,
       `low` and `high`, drawn as error bars.
-    title: of the picture.
-
-  Raises:
-    ValueError: a variant has other measures than the first.
   """
   plots.check_data(path, variants)
   measures = list(next(iter(variants.values())))
-  for name, values in variants.items():
-    if list(values) != measures:
-      raise ValueError(f'{name}: expected {measures}, got {list(values)}')
 
   def draw(figure):
     panels = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]

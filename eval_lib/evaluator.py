@@ -1,59 +1,54 @@
-"""The evaluator contract, and how a configuration names evaluators.
+"""The evaluator contract, and the evaluators that a configuration names.
 
-An evaluator is a class with a table `FIELDS` of its legal configuration
-fields, built once per run and run every so many steps. The trainer runs those
-of `config.evals` and logs their results as `<entry>/<name>`:
+An evaluator is a dataclass whose fields are its configuration, built once per
+run and run every `every_steps` steps. The trainer runs those of `config.evals`
+and logs their results as `<entry>/<name>`:
 
   config.evals = dict(
       test=dict(type='classification', split='test', every_steps=200),
-      fewshot=dict(type='fewshot', shots=(1, 5, 10, 25), every_steps=0),
+      fewshot=dict(type='fewshot', shots=(1, 5, 10, 25)),
   )
-
-`every_steps=0` means once, at the end of training.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Annotated, Any
 
 import jax
 import numpy as np
+from annotated_types import Interval, MinLen
 
-from dataset_lib import builder
+from dataset_lib import builder, fields
 from dataset_lib.errors import ConfigError
-from dataset_lib.fields import (
-  ConfigLike,
-  Field,
-  check_fields,
-  integer,
-)
-from dataset_lib.fields import locate as find
+from dataset_lib.fields import ConfigLike
+from eval_lib import metrics
 
 EVALUATORS = {
-  'calibration': 'eval_lib.calibration_evaluator:Evaluator',
-  'classification': 'eval_lib.classification:Evaluator',
+  'calibration': 'eval_lib.calibration:Evaluator',
+  'classification': 'eval_lib.evaluator:Classification',
   'fewshot': 'eval_lib.fewshot:Evaluator',
-  'frontier': 'eval_lib.frontier_evaluator:Evaluator',
-  'glue': 'eval_lib.glue_metrics:Evaluator',
+  'frontier': 'eval_lib.frontier:Evaluator',
+  'glue': 'eval_lib.glue:Evaluator',
 }
 
 MAX_STEPS = 2**31 - 1
 
-# The field for an evaluator that can read another data set than the run's.
-DATASET = Field(
+Split = Annotated[str, MinLen(1), 'the name of a split']
+DatasetConfig = Annotated[
+  Mapping[str, Any] | None,
   "a data set configuration, or None for the run's own",
-  lambda value: value is None or isinstance(value, ConfigLike),
-  None,
-)
+]
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalContext:
-  """What evaluators need of a run.
+  """The parts of a run that evaluators need.
 
   Attributes:
     measure: jitted `(variables, device batch) -> {name: Metric}`.
     features: jitted `(variables, device batch) -> float [B, D]`.
+    outputs: jitted `(variables, device batch) -> {name: array [B, ...]}`, see
+      `Task.outputs`.
     put: `host batch -> device batch`; takes this process's rows.
     seed: of the run.
     batch_size: rows of a global batch.
@@ -61,13 +56,12 @@ class EvalContext:
     workdir: where a run writes its files.
     num_classes: of the model; None is not checked.
     train_split: what the run is trained on; '' is not checked.
-    outputs: jitted `(variables, device batch) -> {name: array [B, ...]}`, see
-      `Task.outputs`.
     layers: the layer of each head in `outputs`; () for one head without name.
   """
 
   measure: Callable[[Any, Any], Mapping[str, Any]]
   features: Callable[[Any, Any], Any]
+  outputs: Callable[[Any, Any], Mapping[str, Any]]
   put: Callable[[Mapping[str, Any]], Any]
   seed: int
   batch_size: int
@@ -75,22 +69,69 @@ class EvalContext:
   workdir: str
   num_classes: int | None = None
   train_split: str = ''
-  outputs: Callable[[Any, Any], Mapping[str, Any]] | None = None
   layers: tuple[int, ...] = ()
 
 
-@runtime_checkable
-class Evaluator(Protocol):
-  """Measures variables on data that training does not see."""
+@dataclasses.dataclass(kw_only=True)
+class Evaluator:
+  """Measures variables on data that training does not see.
 
-  # Legal fields besides `type` and `every_steps`, with their defaults.
-  FIELDS: ClassVar[Mapping[str, Field]]
+  Subclasses are dataclasses that add their fields; those named `...split` are
+  splits of `dataset`. `__post_init__` opens the data.
 
-  def __init__(self, config: Mapping[str, Any], context: EvalContext):
-    """Keeps what `run` needs; `config` is complete (see `build`)."""
+  Attributes:
+    context: of the run, not part of the configuration.
+    dataset: None in a configuration for that of the run.
+    every_steps: training steps between two runs; 0 for one at the end.
+  """
+
+  context: EvalContext
+  dataset: DatasetConfig = None
+  every_steps: Annotated[int, Interval(ge=0, le=MAX_STEPS)] = 0
 
   def run(self, variables: Any) -> dict[str, float]:
     """Evaluates `{'params': ..., 'model_state': ...}`."""
+    raise NotImplementedError
+
+  def open(self, split: str) -> builder.Dataset:
+    """Opens a split for evaluation: this process's rows, in order."""
+    config = self.dataset or self.context.dataset
+    return build_dataset(config, split, self.context)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Classification(Evaluator):
+  """Merges `context.measure` over a split.
+
+  Padding has mask 0 and never counts, so the result does not depend on the
+  batch size or the number of devices (up to the order of float32 sums within
+  a batch; batches merge in float64).
+
+  Attributes:
+    split: to evaluate.
+  """
+
+  split: Split = 'test'
+
+  def __post_init__(self):
+    self._data = self.open(self.split)
+    classes, expected = self._data.info.num_classes, self.context.num_classes
+    if expected not in (None, classes):
+      raise ConfigError(
+        'dataset',
+        f'{classes} classes in split {self.split!r}',
+        f'the {expected} classes of the model; few-shot evaluation takes any',
+      )
+
+  def run(self, variables: Any) -> dict[str, float]:
+    """Returns metrics by the names that the task gives them."""
+    merged = None
+    for state in one_late(
+      self.context.measure(variables, self.context.put(batch))
+      for batch in self._data.batches()
+    ):
+      merged = metrics.merge_on_host(merged, state)
+    return metrics.compute(merged or {})
 
 
 def build(
@@ -104,21 +145,21 @@ def build(
     context: of the run.
 
   Returns:
-    (the evaluator, every how many steps it runs; 0 for only at the end).
+    (the evaluator, the number of steps between two runs).
 
   Raises:
     ConfigError: a field is unknown or illegal, or the data does not fit.
   """
   evaluator, complete = _complete(name, config, context.dataset)
-  every_steps = complete.pop('every_steps')
   try:
-    return evaluator(complete, context), every_steps
+    built = evaluator(context=context, **complete)
   except ConfigError as error:
     own = dict(config.items()).get('dataset') is not None
     if not own or error.field.partition('.')[0] != 'dataset':
       raise
-    key = f'evals.{name}.{error.field}'
-    raise ConfigError(key, error.given, error.expected) from error
+    field = f'evals.{name}.{error.field}'
+    raise ConfigError(field, error.given, error.expected) from error
+  return built, built.every_steps
 
 
 def validate(config: ConfigLike) -> None:
@@ -131,9 +172,9 @@ def validate(config: ConfigLike) -> None:
     ConfigError: with a message such as
       `evals.fewshot.shots: expected ..., got ...`.
   """
-  fields = dict(config.items())
-  for name, entry in fields.get('evals', {}).items():
-    _complete(name, entry, fields.get('dataset', {}))
+  given = dict(config.items())
+  for name, entry in given.get('evals', {}).items():
+    _complete(name, entry, given.get('dataset', {}))
 
 
 def _complete(
@@ -145,15 +186,13 @@ def _complete(
     raise ConfigError(prefix, config, "a dict such as dict(type='...')")
   given = dict(config.items())
   evaluator = locate(given.pop('type', None), f'{prefix}.type')
-  fields = {'every_steps': integer(0, MAX_STEPS, 0)} | dict(evaluator.FIELDS)
-  complete = check_fields(given, fields, prefix)
-  if 'dataset' in fields:
-    own = complete['dataset'] is not None
-    complete['dataset'] = complete['dataset'] if own else dataset
-    splits = {k: v for k, v in complete.items() if k.endswith('split')}
-    _check_dataset(complete['dataset'], splits, prefix, own)
-    if own:
-      _check_input_size(complete['dataset'], dataset, prefix)
+  complete = fields.check(evaluator, given, prefix, without=('context',))
+  own = complete['dataset'] is not None
+  complete['dataset'] = dict((complete['dataset'] or dataset).items())
+  splits = {k: v for k, v in complete.items() if k.endswith('split')}
+  _check_dataset(complete['dataset'], splits, prefix, own)
+  if own:
+    _check_input_size(complete['dataset'], dataset, prefix)
   return evaluator, complete
 
 
@@ -165,18 +204,18 @@ def _check_dataset(
     try:
       builder.validate(config, split)
     except ConfigError as error:
-      key = error.field
-      if key == 'split':
-        key = f'{prefix}.{field}'
+      name = error.field
+      if name == 'split':
+        name = f'{prefix}.{field}'
       elif own:
-        key = f'{prefix}.{key}'
-      raise ConfigError(key, error.given, error.expected) from error
+        name = f'{prefix}.{name}'
+      raise ConfigError(name, error.given, error.expected) from error
 
 
 def _check_input_size(
   config: ConfigLike, dataset: ConfigLike, prefix: str
 ) -> None:
-  """The model fixes the size of the inputs, for every data set."""
+  """Checks that inputs have the size that the model was built for."""
   given, runs = builder.validate(config), builder.validate(dataset)
   if ('image_size' in given) != ('image_size' in runs):
     expected = f'a data set with inputs like those of {runs["name"]}'
@@ -190,12 +229,12 @@ def _check_input_size(
       )
 
 
-def locate(kind: Any, key: str) -> Any:
+def locate(kind: Any, field: str) -> type[Evaluator]:
   """Finds an evaluator class by type name or as `'module:Class'`.
 
   Args:
-    kind: a name in `EVALUATORS` or where the class lives.
-    key: the configuration key, for the error.
+    kind: a name in `EVALUATORS` or the place of the class.
+    field: the configuration field, for the error.
 
   Raises:
     ConfigError: if there is no such evaluator.
@@ -203,18 +242,18 @@ def locate(kind: Any, key: str) -> Any:
   known = f'one of {", ".join(EVALUATORS)}'
   place = EVALUATORS.get(kind, kind) if isinstance(kind, str) else kind
   try:
-    evaluator = find(place, key)
+    evaluator = fields.locate(place, field)
   except ConfigError as error:
-    raise ConfigError(key, kind, f'{known} or {error.expected}') from error
-  if not hasattr(evaluator, 'FIELDS'):
-    raise ConfigError(key, kind, f'{known} or a class with a table FIELDS')
+    raise ConfigError(field, kind, f'{known} or {error.expected}') from error
+  if not (isinstance(evaluator, type) and issubclass(evaluator, Evaluator)):
+    raise ConfigError(field, kind, f'{known} or a subclass of {Evaluator}')
   return evaluator
 
 
 def build_dataset(
   config: ConfigLike, split: str, context: EvalContext
 ) -> builder.Dataset:
-  """One split with evaluation preprocessing: this process's rows, in order."""
+  """Opens a split for evaluation: this process's rows, in order."""
   return builder.build(
     config,
     split=split,
@@ -226,16 +265,23 @@ def build_dataset(
   )
 
 
-def on_devices(
-  dataset: Any, context: EvalContext
-) -> Iterator[Mapping[str, Any]]:
-  """The batches of one pass, on the devices."""
-  for batch in dataset.batches():
-    yield context.put(batch)
+def one_late(results: Iterator[Any]) -> Iterator[Any]:
+  """Yields each item after the next one was started.
+
+  Fetching a result then never leaves the device idle, and the host is never
+  more than one batch ahead, which would fill the device's memory.
+  """
+  previous = None
+  for result in results:
+    if previous is not None:
+      yield previous
+    previous = result
+  if previous is not None:
+    yield previous
 
 
 def gather(tree: Any) -> Any:
-  """Fetches arrays that are spread over devices, and over processes if many."""
+  """Fetches arrays that are spread over devices and processes."""
   if jax.process_count() == 1:
     return jax.device_get(tree)
   from jax.experimental import multihost_utils

@@ -1,42 +1,118 @@
 """Few-shot linear regression on frozen features.
 
-How good is a representation? A linear map is fitted from the features before
-the head to the labels of a few examples per class ("shots"), in closed form,
-and judged on a test split. The protocol is big_vision's
-(`evaluators/fewshot_lsr.py`; also AdaTape section 3.1 and ViT section 4.1):
-features standardised by the shots' mean and deviation, targets -1 and 1, a
-large constant feature as the bias, L2-regularised least squares.
-
-Unlike there the L2 strength is not a constant: each draw of shots sweeps
-`L2_GRID` at the price of one eigen-decomposition and keeps the strength that
-is most accurate on training images that are not among the shots. The test
-split is never looked at for that.
+A linear map is fitted from the features before the head to the labels of a few
+examples per class ("shots"), in closed form, and judged on a test split. The
+protocol is big_vision's (`evaluators/fewshot_lsr.py`; also AdaTape section 3.1
+and ViT section 4.1): features standardised by the shots' mean and deviation,
+targets -1 and 1, a large constant feature as the bias, L2-regularised least
+squares. Unlike there, each draw of shots chooses the L2 strength of `L2_GRID`
+that is most accurate on training images that are not among the shots; the test
+split plays no part. NumPy in float64: the matrices are small, and the result is
+the same on every accelerator.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
-import rich.console
-import rich.table
+from annotated_types import Interval, MinLen
 from jaxtyping import Float, Int
 
+from dataset_lib import fields
 from dataset_lib.errors import InvalidDataError
-from dataset_lib.fields import ConfigLike, Field, integer, text
-from eval_lib import evaluator
-from eval_lib.least_squares import choose_l2, fit
+from eval_lib import evaluator, predictions
+from eval_lib.report import print_table
 
-# So many training images are enough to choose between 31 strengths; all of
+L2_GRID = 2.0 ** np.arange(-10, 21)
+# Kept if no training image is left to choose with; big_vision's constant.
+L2_WITHOUT_HELD_OUT = 2.0**10
+# A large constant feature: the bias is then almost free of regularisation.
+BIAS = 100.0
+# Training images that the L2 is chosen on: enough for 31 strengths; all of
 # ImageNet's would cost more than the rest of the evaluation.
 MAX_HELD_OUT = 10_000
 MAX_SHOTS = 100_000
 
+# Features [M, D] and labels [M] of a split.
+Rows = tuple[Float[np.ndarray, '_ D'], Int[np.ndarray, ' _']]
 
-@dataclasses.dataclass(frozen=True)
-class Draw:
+
+class Regression:
+  """Least squares for every L2 strength, after one eigen-decomposition.
+
+  With X `[M, D + 1]` (standardised features and the bias) and Y `[M, classes]`
+  the weights are `X^T (X X^T + l2 I)^-1 Y = (X^T X + l2 I)^-1 X^T Y`; the
+  smaller of the two matrices is decomposed as `Q diag(eigenvalues) Q^T`, and
+  the weights are `left diag(1 / (eigenvalues + l2)) right`. All float64.
+
+  Args:
+    features: of the shots.
+    labels: in [0, num_classes).
+    num_classes: width of the output.
+  """
+
+  def __init__(
+    self,
+    features: Float[np.ndarray, 'M D'],
+    labels: Int[np.ndarray, ' M'],
+    num_classes: int,
+  ):
+    features = features.astype(np.float64)
+    self._mean, std = features.mean(0), features.std(0)
+    # A feature that is constant over the shots becomes zero, and its weight
+    # too. A tiny divisor instead would blow up the feature on other images.
+    is_constant = std <= 1e-9 * (1 + np.abs(self._mean))
+    self._std = np.where(is_constant, np.inf, std)
+    inputs = self._inputs(features)
+    targets = 2.0 * np.eye(num_classes)[labels] - 1.0
+    if len(inputs) < inputs.shape[1]:
+      eigenvalues, vectors = np.linalg.eigh(inputs @ inputs.T)
+      self._left, self._right = inputs.T @ vectors, vectors.T @ targets
+    else:
+      eigenvalues, vectors = np.linalg.eigh(inputs.T @ inputs)
+      self._left, self._right = vectors, vectors.T @ (inputs.T @ targets)
+    # Both matrices are positive semi-definite; rounding can say otherwise.
+    self._eigenvalues = eigenvalues.clip(0.0)
+
+  def weights(self, l2: float) -> Float[np.ndarray, 'D_1 classes']:
+    """Returns the least-squares solution for one L2 strength > 0."""
+    return (self._left / (self._eigenvalues + l2)) @ self._right
+
+  def accuracies(
+    self,
+    features: Float[np.ndarray, 'B D'],
+    labels: Int[np.ndarray, ' B'],
+    strengths: Iterable[float],
+  ) -> list[float]:
+    """Returns the accuracy of the largest output, for each L2 strength."""
+    inputs = self._inputs(features)
+    outputs = (inputs @ self.weights(l2) for l2 in strengths)
+    return [float(np.mean(out.argmax(-1) == labels)) for out in outputs]
+
+  def choose_l2(
+    self, features: Float[np.ndarray, 'B D'], labels: Int[np.ndarray, ' B']
+  ) -> float:
+    """Returns the most accurate strength on held-out images.
+
+    Of equally accurate ones it is the largest; without held-out images it is
+    `L2_WITHOUT_HELD_OUT`.
+    """
+    if not len(labels):
+      return L2_WITHOUT_HELD_OUT
+    scores = self.accuracies(features, labels, L2_GRID)
+    return float(max(zip(scores, L2_GRID, strict=True))[1])
+
+  def _inputs(
+    self, features: Float[np.ndarray, 'B D']
+  ) -> Float[np.ndarray, 'B D_1']:
+    inputs = (features - self._mean) / self._std
+    return np.pad(inputs, ((0, 0), (0, 1)), constant_values=BIAS)
+
+
+class Draw(NamedTuple):
   """Result of one draw of shots.
 
   Attributes:
@@ -53,11 +129,7 @@ class Draw:
 
 
 def run_draw(
-  train: tuple[Float[np.ndarray, 'M D'], Int[np.ndarray, ' M']],
-  test: tuple[Float[np.ndarray, 'B D'], Int[np.ndarray, ' B']],
-  num_classes: int,
-  shots: int,
-  seed: int,
+  train: Rows, test: Rows, num_classes: int, shots: int, seed: int
 ) -> Draw:
   """Draws shots, fits, chooses the L2 strength, and only then tests.
 
@@ -66,7 +138,7 @@ def run_draw(
     test: features and labels to judge by.
     num_classes: labels are in [0, num_classes).
     shots: examples per class; a class with fewer gives what it has.
-    seed: decides which; the k shots of a seed are among its k + 1 shots.
+    seed: of the draw; the k shots of a seed are among its k + 1 shots.
   """
   features, labels = train
   rng = np.random.default_rng(seed)
@@ -77,8 +149,8 @@ def run_draw(
   chosen = np.concatenate([rows[:shots] for rows in by_class])
   rest = np.concatenate([rows[shots:] for rows in by_class])
   held_out = rng.permutation(rest)[:MAX_HELD_OUT]
-  regression = fit(features[chosen], labels[chosen], num_classes)
-  l2 = choose_l2(regression, features[held_out], labels[held_out])
+  regression = Regression(features[chosen], labels[chosen], num_classes)
+  l2 = regression.choose_l2(features[held_out], labels[held_out])
   return Draw(
     accuracy=regression.accuracies(*test, [l2])[0],
     l2=l2,
@@ -87,41 +159,40 @@ def run_draw(
   )
 
 
-class Evaluator:
+@dataclasses.dataclass(kw_only=True)
+class Evaluator(evaluator.Evaluator):
   """Few-shot accuracy of a run's features on any data set of images.
 
-  Configuration: `dataset` (None: the run's own), `train_split`, `test_split`,
-  `shots` per class, `seeds` (number of draws). Both splits are read with
-  evaluation preprocessing. The draws do not depend on the run's seed, so runs
-  are compared on the same shots.
+  Both splits are read with evaluation preprocessing. The draws do not depend on
+  the run's seed, so runs are compared on the same shots.
+
+  Attributes:
+    train_split: to draw shots from.
+    test_split: to test on.
+    shots: numbers of examples per class.
+    seeds: number of draws.
   """
 
-  FIELDS: ClassVar[Mapping[str, Field]] = {
-    'dataset': evaluator.DATASET,
-    'train_split': text('the name of a split', 'train'),
-    'test_split': text('the name of a split', 'test'),
-    'shots': Field(
-      f'a tuple of distinct integers in [1, {MAX_SHOTS}]',
-      lambda value: _are_shots(value),
-      (1, 5, 10, 25),
-    ),
-    'seeds': integer(1, 1000, 3),
-  }
+  train_split: evaluator.Split = 'train'
+  test_split: evaluator.Split = 'test'
+  shots: Annotated[
+    tuple[Annotated[int, Interval(ge=1, le=MAX_SHOTS)], ...],
+    MinLen(1), fields.Distinct,
+    f'a tuple of distinct integers in [1, {MAX_SHOTS}]',
+  ] = (1, 5, 10, 25)  # fmt: skip
+  seeds: Annotated[int, Interval(ge=1, le=1000)] = 3
 
-  def __init__(self, config: Mapping[str, Any], context: evaluator.EvalContext):
-    self._config, self._context = config, context
-    self._train, self._test = (
-      evaluator.build_dataset(config['dataset'], config[split], context)
-      for split in ('train_split', 'test_split')
-    )
+  def __post_init__(self):
+    self._train = self.open(self.train_split)
+    self._test = self.open(self.test_split)
     train, test = self._train.info, self._test.info
     if (train.num_classes, train.class_names) != (
       test.num_classes,
       test.class_names,
     ):
       raise InvalidDataError(
-        f'few-shot: expected the same classes in {config["train_split"]!r} and '
-        f'{config["test_split"]!r}, got {train.num_classes} and '
+        f'few-shot: expected the same classes in {self.train_split!r} and '
+        f'{self.test_split!r}, got {train.num_classes} and '
         f'{test.num_classes} classes: {train.class_names[:5]}... and '
         f'{test.class_names[:5]}...'
       )
@@ -132,68 +203,44 @@ class Evaluator:
     Returns:
       For k shots: `kshot` (mean test accuracy over the seeds), `kshot_std`
       (population standard deviation over the seeds), `kshot_log2_l2` (mean),
-      `kshot_held_out` (images the L2 was chosen on; 0: not chosen but
+      `kshot_held_out` (images the L2 was chosen on; 0 for none, the L2 is then
       `L2_WITHOUT_HELD_OUT`), `kshot_short_classes` (with fewer images than k).
     """
-    train = extract_features(self._train, self._context, variables)
-    test = extract_features(self._test, self._context, variables)
-    num_classes = self._train.info.num_classes
+    train, test = (
+      extract_features(data, self.context, variables)
+      for data in (self._train, self._test)
+    )
+    classes = self._train.info.num_classes
     draws = {
       shots: [
-        run_draw(train, test, num_classes, shots, seed)
-        for seed in range(self._config['seeds'])
+        run_draw(train, test, classes, shots, seed)
+        for seed in range(self.seeds)
       ]
-      for shots in self._config['shots']
+      for shots in self.shots
     }
     if jax.process_index() == 0:
-      title = _title(self._config, len(test[1]))
-      console = rich.console.Console(highlight=False)
-      console.print(table(draws, num_classes, title))
+      name, images = (self.dataset or {}).get('name', ''), len(test[1])
+      title = f'few-shot, {name}: {self.seeds} draws, {images} test images'
+      print_table(title, table(draws))
     return summary(draws)
-
-
-def _are_shots(value: Any) -> bool:
-  one = integer(1, MAX_SHOTS)
-  return (
-    isinstance(value, (tuple, list))
-    and 0 < len(value) == len(set(value))
-    and all(one.accepts(shots) for shots in value)
-  )
 
 
 def extract_features(
   dataset: Any, context: evaluator.EvalContext, variables: Any
-) -> tuple[Float[np.ndarray, 'M D'], Int[np.ndarray, ' M']]:
-  """Features and labels of a split, in the order of the records.
+) -> Rows:
+  """Returns features and labels of a split; see `predictions.collect_rows`."""
 
-  Raises:
-    InvalidDataError: the split holds no example.
-    FloatingPointError: a feature is NaN or infinite.
-  """
-  parts: dict[str, list[np.ndarray]] = {}
-  for batch in evaluator.on_devices(dataset, context):
-    rows = {key: batch[key] for key in ('index', 'label', 'mask')}
-    rows = evaluator.gather(
-      rows | {'features': context.features(variables, batch)}
-    )
-    for key, value in rows.items():
-      parts.setdefault(key, []).append(np.asarray(value)[rows['mask'] > 0])
-  if not parts or not sum(map(len, parts['mask'])):
-    raise InvalidDataError('few-shot: the split holds no example')
-  whole = {key: np.concatenate(value) for key, value in parts.items()}
-  # By record: batches and processes deal the records out differently.
-  order = np.argsort(whole['index'], kind='stable')
-  features = whole['features'][order].astype(np.float64)
-  if not np.isfinite(features).all():
-    raise FloatingPointError(
-      'few-shot: expected finite features, got NaN or infinity; the run has '
-      'diverged, or the model overflows in its compute dtype'
-    )
-  return features, whole['label'][order].astype(np.int64)
+  def features(variables, batch):
+    return {'features': context.features(variables, batch)}
+
+  rows = predictions.collect_rows(
+    dataset, variables, context, features, 'features'
+  )
+  return rows['features'].astype(np.float64), rows['label'].astype(np.int64)
 
 
 def summary(draws: Mapping[int, Sequence[Draw]]) -> dict[str, float]:
-  """The flat result of `Evaluator.run`."""
+  """Returns the metrics of `Evaluator.run`."""
   result: dict[str, float] = {}
   for shots, runs in draws.items():
     accuracies = [run.accuracy for run in runs]
@@ -207,38 +254,20 @@ def summary(draws: Mapping[int, Sequence[Draw]]) -> dict[str, float]:
   return result
 
 
-def table(
-  draws: Mapping[int, Sequence[Draw]], num_classes: int, title: str
-) -> rich.table.Table:
-  """A table for people: a row per number of shots, with what fell short."""
-  result = rich.table.Table(title=title)
-  for heading in ('shots per class', 'accuracy (mean ± std)', 'log2 L2'):
-    result.add_column(heading, justify='right')
-  result.add_column('notes')
+def table(draws: Mapping[int, Sequence[Draw]]) -> list[dict[str, str]]:
+  """Returns a row of texts for each number of shots."""
+  rows = []
   for shots, runs in draws.items():
     accuracies = [100 * run.accuracy for run in runs]
+    mean, std = np.mean(accuracies), np.std(accuracies)
     strengths = sorted({round(math.log2(run.l2)) for run in runs})
-    result.add_row(
-      str(shots),
-      f'{np.mean(accuracies):.2f} ± {np.std(accuracies):.2f} %',
-      ', '.join(map(str, strengths)),
-      _notes(runs[0], num_classes),
+    rows.append(
+      {
+        'shots per class': str(shots),
+        'accuracy (mean ± std)': f'{mean:.2f} ± {std:.2f} %',
+        'log2 L2': ', '.join(map(str, strengths)),
+        'images that chose it': str(runs[0].held_out),
+        'classes with fewer images': str(runs[0].short_classes),
+      }
     )
-  return result
-
-
-def _notes(run: Draw, num_classes: int) -> str:
-  notes = []
-  if run.short_classes:
-    notes.append(
-      f'{run.short_classes} of {num_classes} classes have fewer images'
-    )
-  if not run.held_out:
-    notes.append('no training image left to choose the L2 strength')
-  return '; '.join(notes) or f'L2 chosen on {run.held_out} training images'
-
-
-def _title(config: Mapping[str, Any], test_size: int) -> str:
-  dataset: ConfigLike = config['dataset']
-  name = dict(dataset.items()).get('name', 'data set')
-  return f'few-shot, {name}: {config["seeds"]} draws, {test_size} test images'
+  return rows

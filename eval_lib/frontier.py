@@ -1,24 +1,28 @@
 """Accuracy against cost: exit rules and thresholds over recorded logits.
 
-The logits of all heads are recorded once; a rule decides at which head each
+The logits of all heads are recorded once; a rule selects the head at which each
 row leaves, so a sweep costs no run of the model. Rules are functions of the
-logits, so this room needs to know none but the confidence rule of EAT,
-section 4; `eat.exits` hands in the others.
+logits; the confidence rule of EAT, section 4, is here, others in `eat.exits`.
 """
 
-import csv
 import dataclasses
-import io
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import jax
 import numpy as np
+from annotated_types import Interval
 from jaxtyping import Bool, Float, Int, Num
 
-from dataset_lib import atomic_file
-from eval_lib import predictions
+from dataset_lib.errors import ConfigError
+from eval_lib import calibration, evaluator, glue, predictions, report
+
+FILE = 'frontier.csv'
+
+Number = Annotated[float | int, Interval(ge=0.0, le=1e30)]
 
 
 class Setting(NamedTuple):
@@ -38,7 +42,7 @@ class Setting(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-  """What a setting gives over the rows of a split.
+  """The measures of a setting over the rows of a split.
 
   Attributes:
     rule: as in the setting.
@@ -62,28 +66,19 @@ class Point:
 def accuracy(
   logits: Float[np.ndarray, 'N C'], labels: Int[np.ndarray, ' N']
 ) -> float:
-  """Share of right answers."""
+  """Returns the share of right answers."""
   return float((logits.argmax(-1) == labels).mean())
 
 
 def same_class(
   logits: Float[np.ndarray, 'N C'], full: Float[np.ndarray, 'N C']
 ) -> float:
-  """Share of the rows with the same answer.
-
-  Raises:
-    ValueError: with one logit a row there are no classes.
-  """
-  if logits.shape[-1] < 2:
-    raise ValueError(
-      'agreement: expected at least 2 classes, got 1; for a regression give '
-      'sweep a quality and an agreement of its own'
-    )
+  """Returns the share of the rows with the same answer."""
   return float((logits.argmax(-1) == full.argmax(-1)).mean())
 
 
 def never() -> Setting:
-  """The full model: every row leaves at the last head."""
+  """Returns the full model: every row leaves at the last head."""
   return Setting(
     'never', None, lambda logits: np.full(logits.shape[1], len(logits) - 1)
   )
@@ -92,7 +87,7 @@ def never() -> Setting:
 def confidence(
   threshold: float, temperatures: Float[np.ndarray, ' E'] | None = None
 ) -> Setting:
-  """Exit where `max_c P >= threshold`, of the logits over temperatures."""
+  """Returns the rule `max_c P >= threshold`, of logits over temperatures."""
 
   def exit_of(logits):
     heads = predictions.probabilities(logits, temperatures)
@@ -125,20 +120,15 @@ def sweep(
       None for the last column of `flops`.
     quality: `(logits [N, C], labels [N]) -> float`.
     agreement: `(logits [N, C], logits of the last head [N, C]) -> float`.
-
-  Raises:
-    ValueError: a rule gives no head for each row, or tables do not fit.
   """
   heads, rows = logits.shape[:2]
-  if len(layers) != heads:
-    raise ValueError(f'layers: expected {heads}, got {tuple(layers)}')
-  table = np.asarray(layers if flops is None else flops, np.float64)
-  cost = np.broadcast_to(table, (rows, heads))
+  costs = np.asarray(layers if flops is None else flops, np.float64)
+  cost = np.broadcast_to(costs, (rows, heads))
   full = cost[:, -1] if full_flops is None else full_flops
   full = np.broadcast_to(np.asarray(full, np.float64), (rows,))
   points = []
   for setting in settings:
-    exits = _exits(setting, logits)
+    exits = np.asarray(setting.exit_of(logits))
     chosen = logits[exits, np.arange(rows)]
     points.append(
       Point(
@@ -154,26 +144,12 @@ def sweep(
   return points
 
 
-def _exits(
-  setting: Setting, logits: Float[np.ndarray, 'E N C']
-) -> Int[np.ndarray, ' N']:
-  exits = np.asarray(setting.exit_of(logits))
-  heads, rows = logits.shape[:2]
-  legal = exits.shape == (rows,) and np.issubdtype(exits.dtype, np.integer)
-  if not legal or not ((exits >= 0) & (exits < heads)).all():
-    raise ValueError(
-      f'rule {setting.rule!r}: expected a head in [0, {heads}) for each of '
-      f'{rows} rows, got {exits.dtype} {exits.shape}: {exits}'
-    )
-  return exits
-
-
 def pareto(
   cost: Float[np.ndarray, ' P'], quality: Float[np.ndarray, ' P']
 ) -> Bool[np.ndarray, ' P']:
-  """Which points are on the frontier: no other is as good in both and better.
+  """Marks points on the frontier: no other is as good in both and better.
 
-  Equal points stay together; a point with a NaN is never on it.
+  Equal points are marked alike; a point with a NaN is never on it.
   """
   finite = ~(np.isnan(cost) | np.isnan(quality))
   as_good = (cost[:, None] <= cost) & (quality[:, None] >= quality)
@@ -188,24 +164,125 @@ def write_csv(
   metric: str = 'accuracy',
   cost: str = 'flops',
 ) -> None:
-  """A line per point: rule, value, metric, depth, cost, agreement, shares.
+  """Writes a line per point: rule, value, metric, depth, cost, shares.
 
   Args:
     path: of the file.
     points: of `sweep`.
-    layers: of the heads; the shares of the rows that leave at each are called
-      `exit_<layer>`.
-    metric: what the quality is.
-    cost: what the points' `flops` are.
+    layers: of the heads; the columns of their shares are `exit_<layer>`.
+    metric: name of the quality.
+    cost: name of the points' `flops`.
   """
-  file = io.StringIO()
-  writer = csv.writer(file, lineterminator='\n')
-  exits = [f'exit_{layer}' for layer in layers]
-  writer.writerow(['rule', 'value', metric, 'depth', cost, 'agreement', *exits])
+  rows = []
   for point in points:
-    value = '' if point.value is None else f'{point.value:g}'
-    numbers = (
-      point.quality, point.depth, point.flops, point.agreement, *point.shares
-    )  # fmt: skip
-    writer.writerow([point.rule, value, *(f'{one:.6g}' for one in numbers)])
-  atomic_file.write_text(pathlib.Path(path), file.getvalue())
+    numbers = {
+      metric: point.quality,
+      'depth': point.depth,
+      cost: point.flops,
+      'agreement': point.agreement,
+    }
+    numbers |= {
+      f'exit_{layer}': share
+      for layer, share in zip(layers, point.shares, strict=True)
+    }
+    value = None if point.value is None else f'{point.value:g}'
+    row: dict[str, str | None] = {
+      name: f'{number:.6g}' for name, number in numbers.items()
+    }
+    rows.append({'rule': point.rule, 'value': value} | row)
+  report.write_csv(path, rows)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Evaluator(evaluator.Evaluator):
+  """Sweeps the confidence rule over thresholds; writes frontier.csv.
+
+  The quality is the main number of the GLUE task, or accuracy without one.
+
+  Attributes:
+    split: to evaluate.
+    calibration_split: to fit temperatures on before; None for none.
+    thresholds: of the confidence.
+    layers: of the heads; () for those of the model.
+    flops: of a row that leaves at each head, in any unit; () counts the cost
+      in layers, `depth_share`.
+    full_flops: of a row in the model compared with; 0 for the last head.
+    task: '' for that of the data set.
+  """
+
+  split: evaluator.Split = 'validation'
+  calibration_split: Annotated[
+    evaluator.Split | None,
+    'the name of a split that training does not use, or None',
+  ] = None
+  thresholds: tuple[calibration.Share, ...] = (0.80, 0.85, 0.90, 0.95)
+  layers: predictions.Layers = ()
+  flops: tuple[Number, ...] = ()
+  full_flops: Number = 0.0
+  task: glue.TaskName = ''
+
+  def __post_init__(self):
+    self.layers = self.layers or self.context.layers
+    self._data, self._fitted = predictions.open_splits(self)
+    self._cost = 'flops' if self.flops else 'depth_share'
+    task = glue.task_of(self.task, self.dataset or {})
+    self._metric, self._quality = 'accuracy', accuracy
+    if task:
+      self._metric = glue.TASK_METRICS[task][0]
+      self._quality = functools.partial(_main_number, task)
+
+  def run(self, variables: Any) -> dict[str, float]:
+    """Sweeps and writes `frontier.csv` into the workdir.
+
+    Returns:
+      For every threshold t: `<metric>_tau_<t>`, `depth_tau_<t>` (layers),
+      `agreement_tau_<t>` and the share of the full model's cost,
+      `flops_tau_<t>`, or `depth_share_tau_<t>` where no FLOPs are given;
+      `<metric>_full` is that of the last head, and `<metric>_<head>` that of
+      each (`layer_4`, or `head_1` without `layers`), were it the only one.
+    """
+    logits, labels = predictions.labelled_logits(
+      self._data, self.split, variables, self.context
+    )
+    heads = len(logits)
+    if self.flops and len(self.flops) != heads:
+      expected = f'{heads} numbers, one for each head of the model'
+      raise ConfigError('flops', self.flops, expected)
+    temperatures = None
+    if self.calibration_split is not None:
+      fitted = predictions.labelled_logits(
+        self._fitted, self.calibration_split, variables, self.context
+      )
+      temperatures = calibration.fit_temperatures(*fitted)
+    thresholds = sorted({float(t) for t in self.thresholds})
+    layers = predictions.layers_of(self.layers, heads)
+    points = sweep(
+      logits,
+      labels,
+      [*(confidence(t, temperatures) for t in thresholds), never()],
+      layers=layers,
+      flops=self.flops or None,
+      full_flops=self.full_flops or None,
+      quality=self._quality,
+    )
+    if self.context.workdir and jax.process_index() == 0:
+      path = pathlib.Path(self.context.workdir) / FILE
+      write_csv(path, points, layers, self._metric, self._cost)
+    result = {f'{self._metric}_full': points[-1].quality}
+    names = predictions.head_names(self.layers, heads)
+    for name, head in zip(names, logits, strict=True):
+      result[f'{self._metric}_{name}'] = float(self._quality(head, labels))
+    for point in points[:-1]:
+      result |= {
+        f'{self._metric}_tau_{point.value:g}': point.quality,
+        f'depth_tau_{point.value:g}': point.depth,
+        f'{self._cost}_tau_{point.value:g}': point.flops,
+        f'agreement_tau_{point.value:g}': point.agreement,
+      }
+    return result
+
+
+def _main_number(
+  task: str, logits: Float[np.ndarray, 'N C'], labels: Int[np.ndarray, ' N']
+) -> float:
+  return glue.compute(task, logits, labels)['score']

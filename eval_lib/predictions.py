@@ -1,44 +1,40 @@
-"""What a model says of every row of a split, in the order of the records.
+"""The outputs of a model for every row of a split, and splits without overlap.
 
 Metrics over a whole split, calibration, thresholds with a guarantee and
-frontiers all start from the logits of all heads: recorded once, they answer
-for every rule and threshold without running the model again.
+frontiers all start from the logits of all heads: recorded once, they serve for
+every rule and threshold without running the model again. A model, a temperature
+and a threshold look better on the rows that they were chosen for than on
+others, hence `open_splits`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Interval, Predicate
 from jaxtyping import Float, Int, Num
 
+from dataset_lib import builder, source
 from dataset_lib.errors import ConfigError, InvalidDataError
-from dataset_lib.fields import Field, integer
 from eval_lib import evaluator
 
-MAX_LAYERS = 10_000
-
-# The field by which an evaluator learns where the heads are.
-LAYERS = Field(
+# The field by which an evaluator learns the layers of the heads.
+Layers = Annotated[
+  tuple[Annotated[int, Interval(ge=1, le=10_000)], ...],
+  Predicate(lambda layers: list(layers) == sorted(set(layers))),
   'ascending layers from 1, one for each head, or () to count the heads',
-  lambda value: (
-    isinstance(value, (tuple, list))
-    and all(integer(1, MAX_LAYERS).accepts(layer) for layer in value)
-    and list(value) == sorted(set(value))
-  ),
-  (),
-)
+]
 
 
 def collect(
   dataset: Any, variables: Any, context: evaluator.EvalContext
 ) -> dict[str, np.ndarray]:
-  """Runs one pass over a split.
+  """Runs `context.outputs` over a split.
 
   Args:
-    dataset: what `evaluator.build_dataset` gives; its batches may differ in
-      length.
+    dataset: of `evaluator.build_dataset`; its batches may differ in length.
     variables: `{'params': ..., 'model_state': ...}`.
-    context: of the run; its `outputs` is called.
+    context: of the run.
 
   Returns:
     The arrays of `context.outputs`, `'logits'` `[N, E, C]` among them, with
@@ -47,67 +43,58 @@ def collect(
   Raises:
     InvalidDataError: the split holds no example.
     FloatingPointError: a logit is NaN or infinite.
-    ValueError: the context has no outputs, or rows differ in shape.
+    ValueError: rows of different batches differ in shape.
   """
-  if context.outputs is None:
-    raise ValueError(
-      'EvalContext.outputs: expected a function of variables and batch, got '
-      'None; give the outputs of the task'
-    )
+  return collect_rows(dataset, variables, context, context.outputs, 'logits')
+
+
+def collect_rows(
+  dataset: Any,
+  variables: Any,
+  context: evaluator.EvalContext,
+  function: Callable[[Any, Any], Mapping[str, Any]],
+  finite: str,
+) -> dict[str, np.ndarray]:
+  """Runs a function of variables and device batch; see `collect`.
+
+  The array `finite` of its results is checked for NaN and infinity.
+  """
+
+  def run(batch):
+    batch = context.put(batch)
+    rows = {name: batch[name] for name in ('index', 'label', 'mask')}
+    return {**function(variables, batch), **rows}
+
   parts: dict[str, list[np.ndarray]] = {}
-  previous = None
-  for batch in evaluator.on_devices(dataset, context):
-    rows = {key: batch[key] for key in ('index', 'label', 'mask')}
-    rows = {**context.outputs(variables, batch), **rows}
-    # Fetched one batch late, so that the device is never idle.
-    if previous is not None:
-      _append(parts, previous)
-    previous = rows
-  if previous is not None:
-    _append(parts, previous)
-  if not parts or not sum(map(len, parts['mask'])):
-    raise InvalidDataError('predictions: the split holds no example')
-  whole = {key: _concatenate(key, value) for key, value in parts.items()}
-  del whole['mask']
-  # By record: batches and processes deal the records out differently.
-  order = np.argsort(whole['index'], kind='stable')
-  if not np.isfinite(whole['logits']).all():
+  for rows in evaluator.one_late(map(run, dataset.batches())):
+    fetched = evaluator.gather(rows)
+    is_real = np.asarray(fetched.pop('mask')) > 0
+    for name, values in fetched.items():
+      parts.setdefault(name, []).append(np.asarray(values)[is_real])
+  if not sum(map(len, parts.get('index', ()))):
+    raise InvalidDataError(f'{finite}: the split holds no example')
+  whole = {name: np.concatenate(part) for name, part in parts.items()}
+  if not np.isfinite(whole[finite]).all():
     raise FloatingPointError(
-      'predictions: expected finite logits, got NaN or infinity; the run has '
+      f'{finite}: expected finite numbers, got NaN or infinity; the run has '
       'diverged, or the model overflows in its compute dtype'
     )
-  return {key: value[order] for key, value in whole.items()}
-
-
-def _append(parts: dict[str, list[np.ndarray]], rows: Mapping) -> None:
-  """Fetches a batch and keeps its real rows."""
-  fetched = evaluator.gather(dict(rows))
-  real = np.asarray(fetched['mask']) > 0
-  for key, value in fetched.items():
-    parts.setdefault(key, []).append(np.asarray(value)[real])
-
-
-def _concatenate(name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
-  shapes = {part.shape[1:] for part in parts}
-  if len(shapes) > 1:
-    raise ValueError(
-      f'outputs[{name!r}]: expected rows of one shape in all batches, got '
-      f'{sorted(shapes)}; give what depends on the length a fixed size'
-    )
-  return np.concatenate(parts)
+  # Batches and processes distribute the records in different orders.
+  order = np.argsort(whole['index'], kind='stable')
+  return {name: values[order] for name, values in whole.items()}
 
 
 def heads_first(
   rows: Mapping[str, np.ndarray],
 ) -> Float[np.ndarray, 'E N C']:
-  """The logits of all heads, as exit rules take them."""
+  """Returns the logits of all heads, as exit rules take them."""
   return np.moveaxis(rows['logits'], 1, 0)
 
 
 def labelled_logits(
   dataset: Any, split: str, variables: Any, context: evaluator.EvalContext
 ) -> tuple[Float[np.ndarray, 'E N C'], Int[np.ndarray, ' N']]:
-  """The logits of all heads and the classes of a split; see `collect`.
+  """Returns the logits of all heads and the classes; see `collect`.
 
   Raises:
     InvalidDataError: the labels of the split are hidden.
@@ -122,10 +109,10 @@ def probabilities(
   logits: Float[np.ndarray, 'E N C'],
   temperatures: Float[np.ndarray, ' E'] | None = None,
 ) -> Float[np.ndarray, 'E N C']:
-  """Softmax over the classes of the logits over temperatures.
+  """Returns the softmax over the classes of logits over temperatures.
 
-  In the dtype of the logits, float32 as recorded: when serving, a confidence
-  may round to 1, and a threshold must meet the same numbers here.
+  In the dtype of the logits, float32 as recorded: a confidence may round to 1
+  in serving, and a threshold must meet the same numbers here.
   """
   if temperatures is not None:
     logits = logits / temperatures.astype(logits.dtype)[:, None, None]
@@ -136,9 +123,9 @@ def probabilities(
 def confidence_exit(
   probabilities: Float[np.ndarray, 'E N C'], threshold: float
 ) -> Int[np.ndarray, ' N']:
-  """The head each row leaves at: the first with `max_c P >= threshold`.
+  """Returns the first head of each row with `max_c P >= threshold`.
 
-  EAT, section 4. Rows that no head is confident of leave at the last one.
+  EAT, section 4. A row without such a head leaves at the last one.
   """
   confidence = probabilities.max(-1)
   leaves = confidence >= confidence.dtype.type(threshold)
@@ -160,7 +147,7 @@ def check_labels(
 
 
 def layers_of(layers: Sequence[int], num_heads: int) -> tuple[int, ...]:
-  """The layer of each head; heads are counted from 1 without `layers`.
+  """Returns the layer of each head; without `layers` its number from 1.
 
   Raises:
     ConfigError: there are more or fewer layers than heads.
@@ -172,6 +159,85 @@ def layers_of(layers: Sequence[int], num_heads: int) -> tuple[int, ...]:
 
 
 def head_names(layers: Sequence[int], num_heads: int) -> tuple[str, ...]:
-  """How metrics call the heads: `layer_4`, or `head_1` without `layers`."""
+  """Returns names for metrics: `layer_4`, or `head_1` without `layers`."""
   kind = 'layer' if layers else 'head'
   return tuple(f'{kind}_{number}' for number in layers_of(layers, num_heads))
+
+
+def open_splits(
+  owner: Any,
+) -> tuple[builder.Dataset, builder.Dataset | None]:
+  """Opens the split that an evaluator reports, and the one it fits to.
+
+  Args:
+    owner: the evaluator; its fields `dataset`, `split`, `calibration_split`.
+
+  Returns:
+    (`split`, `calibration_split` or None).
+
+  Raises:
+    ConfigError: `calibration_split` has rows in common with `split` or with
+      the training split of the run, or the data have no classes.
+  """
+  reported = owner.open(owner.split)
+  if reported.info.num_classes < 2:
+    raise ConfigError(
+      'dataset', 'a regression', 'classes: numbers have no confidence'
+    )
+  if not owner.calibration_split:
+    return reported, None
+  fitted = owner.open(owner.calibration_split)
+  check_apart(reported, fitted, owner.calibration_split)
+  check_untrained(fitted, 'calibration_split', owner)
+  return reported, fitted
+
+
+def check_apart(
+  reported: builder.Dataset, fitted: builder.Dataset, split: str
+) -> None:
+  """Raises ConfigError if two parts of a data set have rows in common.
+
+  Args:
+    reported: rows that numbers are reported of.
+    fitted: rows that something was fitted to.
+    split: the value of `calibration_split`, the split of the second.
+  """
+  shared = len(reported.places() & fitted.places())
+  if shared:
+    raise ConfigError(
+      'calibration_split',
+      split,
+      f'rows that `split` does not have, it shares {shared}: what was fitted '
+      'cannot judge itself',
+    )
+
+
+def check_untrained(dataset: builder.Dataset, field: str, owner: Any) -> None:
+  """Raises ConfigError if the run is trained on rows of a data set.
+
+  Args:
+    dataset: rows that must be new to the model.
+    field: of the evaluator, the name of their split.
+    owner: the evaluator.
+  """
+  train_split, split = owner.context.train_split, getattr(owner, field)
+  # The training split is read only if names leave it open: other names than
+  # 'train' may mean the same rows, as dev and validation.
+  trained, given = _names(train_split), _names(split)
+  if not train_split or (trained == {'train'} and 'train' not in given):
+    return
+  rows = builder.build_source(owner.context.dataset, train_split)
+  shared = len(dataset.places() & {*source.places(rows)})
+  if shared:
+    raise ConfigError(
+      field,
+      split,
+      f'rows that the run is not trained on, it shares {shared} with '
+      f"train_split={train_split!r}; hold some out, as 'train[95%:]' of "
+      "'train[:95%]'",
+    )
+
+
+def _names(split: str) -> set[str]:
+  """Returns the whole splits: `{'train'}` of 'train[:95%]'."""
+  return {part.partition('[')[0] for part in split.split('+')}

@@ -4,13 +4,12 @@ Panels appear for what the run has logged: loss, accuracy, tape length, ponder
 steps, iterations, learning rate.
 """
 
-import functools
 import json
 import math
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,22 @@ from eval_lib.plots import Panel, Series, plot_panels
 # A longer curve is drawn pale, under its moving average.
 SMOOTH_ABOVE = 100
 SMOOTH_SHARE = 0.03
+
+RATE = 'Learning rate'
+# A mean between smallest and largest value: metric, title, unit.
+SPREADS = (
+  ('tape_length', 'Tape length', 'tape tokens'),
+  ('ponder_steps', 'Ponder steps', 'steps'),
+)
+# Metrics of one panel: title, unit, scale, their names.
+LINES = (
+  ('Masked words, sentence order', '%', 100.0,
+   {'mlm_accuracy': 'masked words', 'sop_accuracy': 'sentence order'}),
+  # The depth counts beside the mean: a row waits for its last token.
+  ('Iterations', 'iterations', 1.0,
+   {'iterations': 'mean of the tokens', 'depth': 'depth of the rows'}),
+  ('Repetitions', 'repetitions of the cell', 1.0, {'steps': 'mean'}),
+)  # fmt: skip
 
 # Steps `[P]` and values `[P]` of one metric.
 Curve = tuple[Float[np.ndarray, ' P'], Float[np.ndarray, ' P']]
@@ -108,15 +123,29 @@ def smooth(values: Float[np.ndarray, ' P']) -> Float[np.ndarray, ' P']:
 
 def run_panels(found: Curves) -> list[Panel]:
   """Returns the panels of the metrics that a run has logged."""
+  lines: dict[tuple[str, str], list[Series]] = {}
+  if 'train/loss' in found:
+    lines['Loss', 'nats per example'] = _loss(found)
+  lines['Accuracy', '%'] = _accuracy(found)
+  for metric, title, unit in SPREADS:
+    if f'train/{metric}_mean' in found:
+      lines[title, unit] = _spread(found, metric)
+  for title, unit, scale, words in LINES:
+    if f'train/{next(iter(words))}' in found:
+      lines[title, unit] = _lines(found, words, scale)
+  if 'train/learning_rate' in found:
+    # A schedule is exact: nothing to smooth.
+    rate = Series('', *found['train/learning_rate'], marked=False)
+    lines[RATE, ''] = [rate]
   last_step = max((steps[-1] for steps, _ in found.values()), default=0)
   return [
     Panel(
-      series(found), unit, 'step', title, whole=6,
+      series, unit, 'step', title, whole=6,
       x_range=(0, max(last_step * 1.02, 1)),
       y_range=(0 if title == RATE else None, None),
     )
-    for title, trigger, unit, series in PANELS
-    if any(re.fullmatch(trigger, name) for name in found)
+    for (title, unit), series in lines.items()
+    if series
   ]  # fmt: skip
 
 
@@ -211,44 +240,3 @@ def _spread(found: Curves, metric: str) -> list[Series]:
     )
     result.append(Series('train, min to max', low[0], None, **ends))
   return result + _lines(found, {f'{metric}_mean': 'mean'})
-
-
-def _rate(found: Curves) -> list[Series]:
-  # A schedule is exact: nothing to smooth.
-  return [Series('', *found['train/learning_rate'], marked=False)]
-
-
-RATE = 'Learning rate'
-# Title, the metrics that call for the panel, unit and lines.
-PANELS: tuple[tuple[str, str, str, Callable[[Curves], list[Series]]], ...] = (
-  ('Loss', 'train/loss', 'nats per example', _loss),
-  ('Accuracy', r'.*/(accuracy|\d+shot)', '%', _accuracy),
-  (
-    'Tape length', 'train/tape_length_mean', 'tape tokens',
-    functools.partial(_spread, metric='tape_length'),
-  ),
-  (
-    'Ponder steps', 'train/ponder_steps_mean', 'steps',
-    functools.partial(_spread, metric='ponder_steps'),
-  ),
-  (
-    'Masked words, sentence order', 'train/mlm_accuracy', '%',
-    functools.partial(
-      _lines, scale=100.0,
-      words={'mlm_accuracy': 'masked words', 'sop_accuracy': 'sentence order'},
-    ),
-  ),
-  # The depth counts beside the mean: a row waits for its last token.
-  (
-    'Iterations', 'train/iterations', 'iterations',
-    functools.partial(
-      _lines,
-      words={'iterations': 'mean of the tokens', 'depth': 'depth of the rows'},
-    ),
-  ),
-  (
-    'Repetitions', 'train/steps', 'repetitions of the cell',
-    functools.partial(_lines, words={'steps': 'mean'}),
-  ),
-  (RATE, 'train/learning_rate', '', _rate),
-)  # fmt: skip

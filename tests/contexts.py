@@ -1,22 +1,35 @@
-"""What an evaluator needs of a run, without a run."""
+"""The context of evaluators, without a run."""
 
 import jax
 
 from eval_lib import evaluator
 
 
-def eval_context(dataset, outputs, batch_size, workdir=''):
-  """The context of evaluators that ask only for `outputs`, a jitted function.
+def eval_context(dataset, outputs=dict, batch_size=8, workdir='', **changes):
+  """Returns a context whose functions do nothing but `outputs`.
 
   See `eval_lib.evaluator.EvalContext`.
   """
-  return evaluator.EvalContext(
-    measure=lambda variables, batch: {},
-    features=lambda variables, batch: None,
+  fields = dict(
+    measure=dict,
+    features=dict,
+    outputs=outputs,
     put=jax.device_put,
     seed=0,
     batch_size=batch_size,
     dataset=dataset,
     workdir=str(workdir),
-    outputs=outputs,
   )
+  return evaluator.EvalContext(**(fields | changes))
+
+
+def rows_on(devices):
+  """Returns a function that puts batches on devices, row by row."""
+  mesh = jax.make_mesh(
+    (devices,),
+    ('data',),
+    axis_types=(jax.sharding.AxisType.Auto,),
+    devices=jax.devices()[:devices],
+  )
+  rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
+  return lambda batch: jax.device_put(batch, rows)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from eval_lib import frontier, glue_metrics
+from eval_lib import frontier, glue
 from launch.eat_report.models import Run
 
 
@@ -16,7 +16,7 @@ def of(
 
   Two regressions agree by their correlation.
   """
-  task = glue_metrics.task_of({'dataset': run.config.dataset, 'task': ''})
+  task = glue.task_of('', run.config.dataset)
   if run.task.info.num_classes == 1:
     return (
       'pearson',
@@ -25,15 +25,15 @@ def of(
     )
   if not task:
     return 'accuracy', frontier.accuracy, frontier.same_class
-  metric = glue_metrics.TASK_METRICS[task][0]
+  metric = glue.TASK_METRICS[task][0]
 
   def quality(logits, labels):
-    return glue_metrics.compute(task, logits, labels)['score']
+    return glue.compute(task, logits, labels)['score']
 
   return metric, quality, frontier.same_class
 
 
 def _correlation(logits: Any, labels: Any) -> float:
-  return glue_metrics.pearson(
+  return glue.pearson(
     logits[:, 0].astype(np.float64), labels.astype(np.float64)
   )

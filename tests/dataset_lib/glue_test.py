@@ -9,7 +9,8 @@ from dataset_lib.errors import (
   InvalidDataError,
 )
 from dataset_lib.source import Encoded
-from eval_lib import calibration_evaluator, evaluator, held_out
+from eval_lib import calibration, frontier, predictions
+from tests.contexts import eval_context
 from tests.dataset_lib.word_rows import VOCABULARY, config, read
 
 
@@ -65,9 +66,9 @@ def test_parts_that_overlap_are_not_apart(root):
 
   half = part('train[:50%]')
   assert len(half.places()) == 20
-  held_out.check_apart(half, part('train[50%:]'), 'train[50%:]')
+  predictions.check_apart(half, part('train[50%:]'), 'train[50%:]')
   with pytest.raises(ConfigError, match=r'calibration_split: .* it shares 2'):
-    held_out.check_apart(half, part('train[18:]'), 'train[18:]')
+    predictions.check_apart(half, part('train[18:]'), 'train[18:]')
 
 
 def test_rows_of_the_training_are_not_held_out(root):
@@ -76,20 +77,18 @@ def test_rows_of_the_training_are_not_held_out(root):
   data = config(root, 'sst2')
 
   def build(train_split, calibration_split):
-    context = evaluator.EvalContext(
-      dict, dict, dict, 0, 8, data, '', train_split=train_split
+    return frontier.Evaluator(
+      context=eval_context(data, train_split=train_split),
+      dataset=data,
+      split='train[:4]',
+      calibration_split=calibration_split,
     )
-    fields = dict(
-      dataset=data, split='train[:4]', calibration_split=calibration_split
-    )
-    return held_out.build(fields, context)
 
-  judging, fitted = build('train[:90%]', 'train[90%:]')
-  assert len(judging.places()) == len(fitted.places()) == 4
+  build('train[:90%]', 'train[90%:]')
   with pytest.raises(ConfigError, match='not trained on, it shares 4') as error:
     build('train', 'train[90%:]')
   assert error.value.field == 'calibration_split'
-  assert build('train', None)[1] is None
+  build('train', None)
   # Two names of one split.
   with pytest.raises(ConfigError, match='not trained on, it shares 3'):
     build('train+dev', 'validation[:3]')
@@ -98,17 +97,14 @@ def test_rows_of_the_training_are_not_held_out(root):
 def test_rows_that_certify_are_not_trained_on(root):
   sst2(root, 40)
   data = config(root, 'sst2')
-  context = evaluator.EvalContext(
-    dict, dict, dict, 0, 8, data, '', train_split='train[:50%]'
-  )
   fields = dict(
-    dataset=data, split='train[40%:60%]', calibration_split='train[60%:]',
-    epsilon=0.02,
+    context=eval_context(data, train_split='train[:50%]'), dataset=data,
+    split='train[40%:60%]', calibration_split='train[60%:]', epsilon=0.02,
   )  # fmt: skip
   with pytest.raises(ConfigError, match='not trained on, it shares 4') as error:
-    calibration_evaluator.Evaluator(fields, context)
+    calibration.Evaluator(**fields)
   assert error.value.field == 'split'
-  calibration_evaluator.Evaluator(fields | {'epsilon': 0.0}, context)
+  calibration.Evaluator(**fields | {'epsilon': 0.0})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from dataset_lib.errors import ConfigError
 from eval_lib import calibration, evaluator, predictions
-from eval_lib.calibration import expected_calibration_error, fit_temperature
+from eval_lib.calibration import fit_temperature, reliability
 from tests.contexts import eval_context
 
 PARITY = dict(name='parity', length=10, train_examples=900, test_examples=700)
@@ -41,19 +41,19 @@ def test_evaluator_fits_on_one_split_and_reports_the_other(tmp_path):
   result = built.run(VARIABLES)
   report = json.loads((tmp_path / 'calibration.json').read_text())
   held_out, test = (
-    predictions.collect(d, VARIABLES, built._context)
-    for d in (built._held_out, built._dataset)
+    predictions.collect(d, VARIABLES, built.context)
+    for d in (built._fitted, built._reported)
   )
   for head, name in enumerate(('layer_4', 'layer_12')):
     temperature = 1.0
     logits = held_out['logits'][:, head].astype(np.float64)
     rows = predictions.probabilities(logits[None])[0]
-    if expected_calibration_error(rows, held_out['label']) > 0.02:
+    if reliability(rows, held_out['label']).error > 0.02:
       temperature = fit_temperature(logits, held_out['label'])
     logits = test['logits'][:, head].astype(np.float64)
     for key, t in (('ece', 1.0), ('ece_calibrated', temperature)):
       rows = predictions.probabilities(logits[None] / t)[0]
-      expected = expected_calibration_error(rows, test['label'])
+      expected = reliability(rows, test['label']).error
       # In float64 here, in float32 there.
       assert result[f'{key}_{name}'] == pytest.approx(expected, abs=1e-6)
       assert report[key][head] == result[f'{key}_{name}']

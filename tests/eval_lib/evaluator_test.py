@@ -1,12 +1,18 @@
-"""Evaluators are found by name, and configurations checked without data."""
+"""Evaluators by name, wrong configurations, and a pass against NumPy."""
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import ml_collections
+import numpy as np
 import pytest
 
+from dataset_lib import builder
 from dataset_lib.errors import ConfigError
-from eval_lib import classification, evaluator, fewshot
+from eval_lib import evaluator, fewshot
+from eval_lib.metrics import Average, Maximum, Union, Variance
+from tests import contexts
 
 DIGITS = dict(name='digits', image_size=8)
 PARITY = dict(name='parity', length=8)
@@ -19,8 +25,8 @@ def config(**entry):
 
 
 def test_type_names_and_module_names_find_the_same_class():
-  for kind in ('classification', 'eval_lib.classification:Evaluator'):
-    assert evaluator.locate(kind, 'k') is classification.Evaluator
+  for kind in ('classification', 'eval_lib.evaluator:Classification'):
+    assert evaluator.locate(kind, 'k') is evaluator.Classification
   assert evaluator.locate('fewshot', 'k') is fewshot.Evaluator
 
 
@@ -97,16 +103,7 @@ def test_images_do_not_fit_a_model_of_tokens(runs, other):
 
 
 def test_classes_must_be_those_of_the_model():
-  context = evaluator.EvalContext(
-    measure=lambda variables, batch: {},
-    features=lambda variables, batch: None,
-    put=lambda batch: batch,
-    seed=0,
-    batch_size=8,
-    dataset=DIGITS,
-    workdir='',
-    num_classes=10,
-  )
+  context = contexts.eval_context(DIGITS, num_classes=10)
   other = dict(name='fake_images', image_size=8, num_classes=7)
   evaluator.build('own', dict(type='classification'), context)
   evaluator.build('few', dict(type='fewshot', dataset=other), context)
@@ -121,3 +118,68 @@ def test_classes_must_be_those_of_the_model():
 def test_an_entry_must_be_a_mapping():
   with pytest.raises(ConfigError, match=r'^evals.test: expected a dict'):
     evaluator.validate(dict(dataset=DIGITS, evals=dict(test='fewshot')))
+
+
+def measure(variables, batch):
+  """A linear classifier of the pixels, with a length that is made up."""
+  pixels = batch['image'].astype(jnp.float32) / 255.0
+  logits = pixels[..., 0].reshape(-1, 64) @ variables['kernel']
+  correct = (logits.argmax(-1) == batch['label']).astype(jnp.float32)
+  length = pixels.sum((1, 2, 3))
+  flags = jax.nn.one_hot(batch['label'], 20) > 0
+  mask = batch['mask']
+  return {
+    'accuracy': Average.from_values(correct, mask),
+    'tape_length_variance': Variance.from_values(length, mask),
+    'tape_length_max': Maximum.from_values(length, mask),
+    'bank_share': Union.from_values(flags, mask),
+  }
+
+
+def variables():
+  kernel = np.random.default_rng(0).normal(size=(64, 10))
+  return {'kernel': jnp.asarray(kernel, jnp.float32)}
+
+
+def run(batch_size, devices):
+  context = contexts.eval_context(
+    DIGITS, batch_size=batch_size, measure=jax.jit(measure),
+    put=contexts.rows_on(devices),
+  )  # fmt: skip
+  entry = dict(type='classification', split='test', every_steps=7)
+  built, every_steps = evaluator.build('test', entry, context)
+  assert every_steps == 7
+  result = built.run(variables())
+  assert built.run(variables()) == result  # a second pass is a whole pass
+  return result
+
+
+def by_numpy():
+  source = builder.build_source(DIGITS, 'test')
+  records = [source.record(i) for i in range(len(source))]
+  images = np.stack([r['image'] for r in records]).astype(np.float64) / 255
+  labels = np.array([r['label'] for r in records])
+  kernel = np.asarray(variables()['kernel'], np.float64)
+  logits = images[..., 0].reshape(len(images), -1) @ kernel
+  lengths = images.sum((1, 2, 3))
+  return {
+    'accuracy': np.mean(logits.argmax(-1) == labels),
+    'tape_length_variance': lengths.var(),
+    'tape_length_max': lengths.max(),
+    'bank_share': len(set(labels)) / 20,
+  }
+
+
+@pytest.mark.parametrize(
+  ('batch_size', 'devices'), [(359, 1), (64, 1), (7, 1), (64, 8), (512, 8)]
+)
+def test_equals_numpy_for_any_batch_size_and_device_count(batch_size, devices):
+  assert run(batch_size, devices) == pytest.approx(by_numpy(), rel=1e-5)
+
+
+def test_each_item_comes_after_the_next_was_started():
+  started = []
+  items = (started.append(n) or n for n in range(3))
+  found = [(item, list(started)) for item in evaluator.one_late(items)]
+  assert found == [(0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2])]
+  assert list(evaluator.one_late(iter([]))) == []

@@ -1,15 +1,13 @@
-"""Few-shot evaluation: honest choice of L2, determinism, whole evaluator."""
-
-import io
+"""Few-shot: the closed form, honest choice of L2, the whole evaluator."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rich.console
 
 from dataset_lib.errors import ConfigError, InvalidDataError
 from eval_lib import evaluator, fewshot
+from tests import contexts
 
 DIGITS = dict(name='digits', image_size=8)
 
@@ -54,20 +52,30 @@ def test_same_seed_same_shots_other_seed_others():
   assert len(others) > 1
 
 
-def test_shots_of_a_seed_are_nested(monkeypatch):
-  seen = []
-  real_fit = fewshot.fit
+@pytest.fixture
+def spied(monkeypatch):
+  """The rows of each fit, and of each choice of the L2 strength."""
+  found = {'shots': [], 'held_out': []}
 
-  def spy(features, labels, num_classes):
-    seen.append({tuple(row) for row in features})
-    return real_fit(features, labels, num_classes)
+  class Spy(fewshot.Regression):
+    def __init__(self, features, labels, num_classes):
+      found['shots'].append({tuple(row) for row in features})
+      super().__init__(features, labels, num_classes)
 
-  monkeypatch.setattr(fewshot, 'fit', spy)
+    def choose_l2(self, features, labels):
+      found['held_out'].append({tuple(row) for row in features})
+      return super().choose_l2(features, labels)
+
+  monkeypatch.setattr(fewshot, 'Regression', Spy)
+  return found
+
+
+def test_shots_of_a_seed_are_nested(spied):
   for shots in (1, 3):
     fewshot.run_draw(toy(10), toy(2, seed=1), 4, shots, seed=0)
-  assert len(seen[0]) == 4
-  assert len(seen[1]) == 12
-  assert seen[0] < seen[1]
+  few, many = spied['shots']
+  assert (len(few), len(many)) == (4, 12)
+  assert few < many
 
 
 def test_l2_never_depends_on_the_test_split():
@@ -81,28 +89,13 @@ def test_l2_never_depends_on_the_test_split():
     assert honest.accuracy != lied_to.accuracy
 
 
-def test_l2_depends_on_images_outside_the_shots(monkeypatch):
-  seen = {}
-  real = fewshot.choose_l2
-
-  def spy(regression, features, labels):
-    seen['held_out'] = {tuple(row) for row in features}
-    return real(regression, features, labels)
-
-  monkeypatch.setattr(fewshot, 'choose_l2', spy)
-  real_fit = fewshot.fit
-
-  def spy_fit(features, labels, num_classes):
-    seen['shots'] = {tuple(row) for row in features}
-    return real_fit(features, labels, num_classes)
-
-  monkeypatch.setattr(fewshot, 'fit', spy_fit)
+def test_l2_depends_on_images_outside_the_shots(spied):
   train, test = toy(10), toy(5, seed=1)
   fewshot.run_draw(train, test, 4, 3, seed=0)
-  everything = {tuple(row) for row in train[0]}
-  assert seen['shots'] | seen['held_out'] == everything
-  assert not seen['shots'] & seen['held_out']
-  assert not seen['held_out'] & {tuple(row) for row in test[0]}
+  [shots], [held_out] = spied['shots'], spied['held_out']
+  assert shots | held_out == {tuple(row) for row in train[0]}
+  assert not shots & held_out
+  assert not held_out & {tuple(row) for row in test[0]}
 
 
 def test_classes_with_fewer_images_are_reported():
@@ -114,15 +107,9 @@ def test_classes_with_fewer_images_are_reported():
   assert draw.short_classes == 1
   assert draw.held_out == 0
   assert draw.l2 == 1024.0
-  text = rendered({10: [draw]})
-  assert '1 of 4 classes have fewer images' in text
-  assert 'no training image left to choose' in text
-
-
-def rendered(draws):
-  console = rich.console.Console(file=io.StringIO(), width=200)
-  console.print(fewshot.table(draws, 4, 'few-shot'))
-  return console.file.getvalue()
+  [row] = fewshot.table({10: [draw]})
+  assert row['classes with fewer images'] == '1'
+  assert row['images that chose it'] == '0'
 
 
 def test_summary_and_table_by_hand():
@@ -139,10 +126,8 @@ def test_summary_and_table_by_hand():
       '5shot_short_classes': 0.0,
     }
   )
-  text = rendered({5: draws})
-  assert '60.00 ± 10.00 %' in text
-  assert '2, 4' in text
-  assert 'L2 chosen on 7 training images' in text
+  [row] = fewshot.table({5: draws})
+  assert list(row.values()) == ['5', '60.00 ± 10.00 %', '2, 4', '7', '0']
 
 
 def pixels(variables, batch):
@@ -152,22 +137,10 @@ def pixels(variables, batch):
 
 
 def context(batch_size, devices=1, features=pixels):
-  mesh = jax.make_mesh(
-    (devices,),
-    ('data',),
-    axis_types=(jax.sharding.AxisType.Auto,),
-    devices=jax.devices()[:devices],
-  )
-  rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
-  return evaluator.EvalContext(
-    measure=lambda variables, batch: {},
-    features=jax.jit(features),
-    put=lambda batch: jax.device_put(batch, rows),
-    seed=0,
-    batch_size=batch_size,
-    dataset=DIGITS,
-    workdir='',
-  )
+  return contexts.eval_context(
+    DIGITS, batch_size=batch_size, features=jax.jit(features),
+    put=contexts.rows_on(devices),
+  )  # fmt: skip
 
 
 def run(config, context, scale=1.0):
@@ -239,3 +212,111 @@ def test_empty_split_is_an_error():
 
   with pytest.raises(InvalidDataError, match='no example'):
     fewshot.extract_features(Empty(), context(8), {})
+
+
+def problem(rows, width, classes=3, seed=0):
+  rng = np.random.default_rng(seed)
+  labels = rng.integers(classes, size=rows)
+  features = rng.normal(size=(rows, width)) + np.eye(classes, width)[labels]
+  return features, labels
+
+
+def design(features, labels, classes=3):
+  """Standardised features with the bias, and targets, by a plain loop."""
+  columns = [
+    (column - column.mean()) / column.std() if column.std() > 0 else column * 0
+    for column in features.T
+  ]
+  x = np.stack([*columns, np.full(len(features), 100.0)], axis=1)
+  y = np.array(
+    [[1.0 if c == k else -1.0 for c in range(classes)] for k in labels]
+  )
+  return x, y
+
+
+@pytest.mark.parametrize(('rows', 'width'), [(40, 5), (6, 6), (7, 6), (4, 30)])
+def test_equals_normal_equations(rows, width):
+  features, labels = problem(rows, width)
+  x, y = design(features, labels)
+  regression = fewshot.Regression(features, labels, 3)
+  for l2 in fewshot.L2_GRID:
+    want = np.linalg.solve(x.T @ x + l2 * np.eye(width + 1), x.T @ y)
+    np.testing.assert_allclose(
+      regression.weights(l2), want, rtol=1e-5, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize(('rows', 'width'), [(40, 5), (4, 30)])
+def test_equals_lstsq_of_the_augmented_system(rows, width):
+  features, labels = problem(rows, width)
+  x, y = design(features, labels)
+  regression = fewshot.Regression(features, labels, 3)
+  for l2 in (2.0**-10, 1.0, 2.0**10):
+    stacked = np.concatenate([x, np.sqrt(l2) * np.eye(width + 1)])
+    targets = np.concatenate([y, np.zeros((width + 1, 3))])
+    want = np.linalg.lstsq(stacked, targets)[0]
+    np.testing.assert_allclose(
+      regression.weights(l2), want, rtol=1e-5, atol=1e-7
+    )
+
+
+def test_accuracies_equal_a_plain_loop():
+  features, labels = problem(12, 4)
+  others, other_labels = problem(50, 4, seed=1)
+  regression = fewshot.Regression(features, labels, 3)
+  strengths = [0.5, 2.0**12]
+  got = regression.accuracies(others, other_labels, strengths)
+  for value, l2 in zip(got, strengths, strict=True):
+    weights = regression.weights(l2)
+    hits = 0
+    for row, label in zip(others, other_labels, strict=True):
+      row = (row - features.mean(0)) / features.std(0)
+      hits += np.argmax(np.append(row, 100.0) @ weights) == label
+    assert value == hits / 50
+
+
+def test_a_feature_constant_over_the_shots_counts_for_nothing():
+  features, labels = problem(12, 4)
+  dead = np.concatenate([features, np.full((12, 1), 0.3)], axis=1)
+  others = np.random.default_rng(2).normal(size=(20, 5)) * 100
+  for l2 in (2.0**-10, 1.0):
+    with_dead = fewshot.Regression(dead, labels, 3).weights(l2)
+    without = fewshot.Regression(features, labels, 3).weights(l2)
+    np.testing.assert_allclose(with_dead[4], 0.0, atol=1e-12)
+    np.testing.assert_allclose(np.delete(with_dead, 4, 0), without, atol=1e-9)
+  regression = fewshot.Regression(dead, labels, 3)
+  labels = np.zeros(20, int)
+  changed = others.copy()
+  changed[:, 4] *= -1
+  assert regression.accuracies(others, labels, [1.0]) == (
+    regression.accuracies(changed, labels, [1.0])
+  )
+
+
+def test_choice_is_the_held_out_optimum_and_of_equals_the_strongest():
+  features, labels = problem(30, 20)
+  others, other_labels = problem(200, 20, seed=1)
+  regression = fewshot.Regression(features, labels, 3)
+  grid = fewshot.L2_GRID
+  scores = regression.accuracies(others, other_labels, grid)
+  chosen = regression.choose_l2(others, other_labels)
+  best = max(scores)
+  assert chosen == max(
+    l2 for l2, score in zip(grid, scores, strict=True) if score == best
+  )
+  assert min(scores) < best  # else the choice would not matter here
+
+
+def test_without_held_out_images_the_documented_constant():
+  features, labels = problem(6, 4)
+  regression = fewshot.Regression(features, labels, 3)
+  nothing = np.zeros((0, 4)), np.zeros(0, int)
+  chosen = regression.choose_l2(*nothing)
+  assert chosen == fewshot.L2_WITHOUT_HELD_OUT == 1024.0
+
+
+def test_grid():
+  grid = fewshot.L2_GRID
+  assert grid[0] == 2.0**-10
+  assert grid[-1] == 2.0**20
+  np.testing.assert_array_equal(grid[1:] / grid[:-1], 2.0)

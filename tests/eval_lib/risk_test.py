@@ -153,24 +153,6 @@ def test_never_exits_when_nothing_can_be_certified():
     assert found.threshold == threshold
 
 
-@pytest.mark.parametrize(
-  ('change', 'message'),
-  [
-    (dict(epsilon=0.0), 'epsilon: expected'),
-    (dict(delta=1.0), 'delta: expected'),
-    (dict(losses=np.zeros((0, 2), bool)), 'at least one row'),
-    (dict(thresholds=np.array([0.5, 0.5])), 'safest to the riskiest'),
-  ],
-)
-def test_illegal_arguments_are_named(change, message):
-  legal = dict(
-    losses=columns(0, 1), thresholds=np.array([1.0, 0.5]), epsilon=0.1,
-    delta=0.1,
-  )  # fmt: skip
-  with pytest.raises(ValueError, match=message):
-    risk.guaranteed_threshold(**(legal | change))
-
-
 def test_losses_by_hand():
   early = [[3.0, 0], [3, 0], [0, 3], [0, 3]]
   full = [[2.0, 0], [0, 2], [2, 0], [0, 2]]

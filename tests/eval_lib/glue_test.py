@@ -7,7 +7,7 @@ import pytest
 
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.glue_tasks import TASKS
-from eval_lib import evaluator, glue_metrics
+from eval_lib import evaluator, glue
 from tests import contexts
 
 PARITY = dict(name='parity', length=6, test_examples=37)
@@ -36,14 +36,14 @@ MATTHEWS = (3 * 4 - 1 * 2) / np.sqrt(4.0 * 5 * 5 * 6)
   ],
 )
 def test_two_classes_by_hand(task, expected):
-  result = glue_metrics.compute(task, logits_of(PREDICTED), LABELS)
+  result = glue.compute(task, logits_of(PREDICTED), LABELS)
   expected = expected | {'score': next(iter(expected.values()))}
   assert result == pytest.approx(expected)
 
 
 def test_three_classes_by_hand():
   logits = logits_of([0, 1, 2, 2], classes=3)
-  result = glue_metrics.compute('mnli', logits, np.array([0, 1, 2, 0]))
+  result = glue.compute('mnli', logits, np.array([0, 1, 2, 0]))
   assert result == {'accuracy': 0.75, 'score': 0.75}
 
 
@@ -51,7 +51,7 @@ def test_regression_against_the_formulas():
   rng = np.random.default_rng(0)
   labels = rng.uniform(0, 5, 40).astype(np.float32)
   predicted = labels**3 / 25 + rng.normal(size=40).astype(np.float32)
-  result = glue_metrics.compute('stsb', predicted[:, None], labels)
+  result = glue.compute('stsb', predicted[:, None], labels)
   x, y = (v.astype(np.float64) - v.mean() for v in (predicted, labels))
   pearson = (x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum())
   # Without ties: 1 - 6 sum d^2 / (n (n^2 - 1)).
@@ -75,30 +75,30 @@ def test_constant_predictions_give_numbers(task, rows, constant_labels):
     logits = np.full((rows, kind.num_classes), value, np.float32)
     if not regression:
       logits[:, int(value)] += 1
-    result = glue_metrics.compute(task, logits, labels)
+    result = glue.compute(task, logits, labels)
     assert np.isfinite(list(result.values())).all()
     for name in {'matthews', 'pearson', 'spearman'} & set(result):
       assert result[name] == 0.0
 
 
 def test_f1_of_constant_predictions():
-  all_positive = glue_metrics.compute('qqp', logits_of([1] * 10), LABELS)
+  all_positive = glue.compute('qqp', logits_of([1] * 10), LABELS)
   assert all_positive['f1'] == pytest.approx(2 * 5 / (10 + 5))
-  none_positive = glue_metrics.compute('qqp', logits_of([0] * 10), LABELS)
+  none_positive = glue.compute('qqp', logits_of([0] * 10), LABELS)
   assert none_positive == {'f1': 0.0, 'accuracy': 0.5, 'score': 0.0}
 
 
 def test_hidden_labels_and_wrong_shapes_are_errors():
   with pytest.raises(InvalidDataError, match='hidden'):
-    glue_metrics.compute('sst2', logits_of([0, 1]), np.array([-1, -1]))
+    glue.compute('sst2', logits_of([0, 1]), np.array([-1, -1]))
   with pytest.raises(InvalidDataError, match=r'stsb: .*\[0, 5.0\].*hidden'):
-    glue_metrics.compute(
+    glue.compute(
       'stsb', np.zeros((2, 1), np.float32), np.array([-1.0, -1.0], np.float32)
     )
   with pytest.raises(ValueError, match='mnli: expected 3 logits'):
-    glue_metrics.compute('mnli', logits_of([0, 1]), np.array([0, 1]))
+    glue.compute('mnli', logits_of([0, 1]), np.array([0, 1]))
   with pytest.raises(InvalidDataError, match='no example'):
-    glue_metrics.compute('sst2', np.zeros((0, 2)), np.zeros(0, np.int32))
+    glue.compute('sst2', np.zeros((0, 2)), np.zeros(0, np.int32))
 
 
 def outputs(variables, batch):
@@ -120,7 +120,7 @@ def test_evaluator_judges_the_last_head(batch_size):
   built, every_steps = build(entry, batch_size=batch_size)
   assert every_steps == 3
   tokens, labels = [], []
-  for batch in built._dataset.batches():
+  for batch in built._data.batches():
     real = batch['mask'] > 0
     tokens.append(batch['tokens'][real])
     labels.append(batch['label'][real])
@@ -146,8 +146,7 @@ def test_task_must_be_known_and_fit_the_data():
 
 def test_task_is_the_data_sets_own_unless_given():
   def task_of(own, given=''):
-    dataset = dict(name='glue', task=own)
-    return glue_metrics.task_of(dict(task=given, dataset=dataset))
+    return glue.task_of(given, dict(name='glue', task=own))
 
   assert task_of('mrpc') == 'mrpc'
   assert task_of('mrpc', 'qqp') == 'qqp'

@@ -1,0 +1,152 @@
+"""The official metrics of the nine GLUE tasks, over a whole split.
+
+GLUE (Wang et al., 2018, table 1), by scikit-learn and scipy. F1 and the
+correlations are no means over rows, so the predictions of the split are
+collected first. An undefined metric is 0 and never NaN: F1 without a positive,
+and the correlations of constant predictions, which carry no information.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import scipy.stats
+import sklearn.metrics
+from jaxtyping import Float, Num
+
+from dataset_lib.errors import ConfigError, InvalidDataError
+from dataset_lib.glue_tasks import MAX_SCORE, TASKS
+from eval_lib import evaluator, predictions
+
+# Names in `METRICS`. The leaderboard averages two for some; here, as in the
+# papers, the main number is the first: of MRPC and QQP F1, of STS-B Pearson's.
+TASK_METRICS = {
+  'cola': ('matthews',),
+  'sst2': ('accuracy',),
+  'mrpc': ('f1', 'accuracy'),
+  'qqp': ('f1', 'accuracy'),
+  'stsb': ('pearson', 'spearman'),
+  'mnli': ('accuracy',),
+  'qnli': ('accuracy',),
+  'rte': ('accuracy',),
+  'wnli': ('accuracy',),
+}
+# The field by which an evaluator learns the task; '' for the data set's own.
+TaskName = Literal['', *TASK_METRICS]
+
+
+def accuracy(
+  labels: Num[np.ndarray, ' N'], predicted: Num[np.ndarray, ' N']
+) -> float:
+  """Returns the share of right answers."""
+  return float(sklearn.metrics.accuracy_score(labels, predicted))
+
+
+def f1(
+  labels: Num[np.ndarray, ' N'], predicted: Num[np.ndarray, ' N']
+) -> float:
+  """Returns the harmonic mean of precision and recall of class 1."""
+  score = sklearn.metrics.f1_score(
+    labels, predicted, labels=[0, 1], pos_label=1, zero_division=0.0
+  )
+  return float(score)
+
+
+def _correlation(function: Callable[..., Any]) -> Callable[..., float]:
+  """Returns a correlation in [-1, 1] that is 0 if an argument is constant."""
+
+  def correlation(labels, predicted):
+    if np.ptp(predicted) == 0 or np.ptp(labels) == 0:
+      return 0.0
+    return float(function(labels, predicted))
+
+  return correlation
+
+
+pearson = _correlation(lambda x, y: scipy.stats.pearsonr(x, y).statistic)
+METRICS: dict[str, Callable[..., float]] = {
+  'accuracy': accuracy,
+  'f1': f1,
+  'matthews': _correlation(sklearn.metrics.matthews_corrcoef),
+  'pearson': pearson,
+  'spearman': _correlation(lambda x, y: scipy.stats.spearmanr(x, y).statistic),
+}
+
+
+def compute(
+  task: str, logits: Float[np.ndarray, 'N C'], labels: Num[np.ndarray, ' N']
+) -> dict[str, float]:
+  """Computes a task's official metrics.
+
+  Args:
+    task: a name in `TASKS`.
+    logits: of one head; of a regression the predicted numbers, `[N, 1]`.
+    labels: classes as integers, or numbers of a regression.
+
+  Returns:
+    The metrics by name, and `score`: the first of `TASK_METRICS[task]`.
+
+  Raises:
+    InvalidDataError: there is no row, or a label is not legal, as in GLUE's
+      test splits, whose labels are hidden.
+    ValueError: the logits do not fit the task.
+  """
+  kind = TASKS[task]
+  if logits.shape[1] != kind.num_classes:
+    raise ValueError(
+      f'{task}: expected {kind.num_classes} logits of a row, got '
+      f'{logits.shape[1]}'
+    )
+  if not len(labels):
+    raise InvalidDataError(f'{task}: the split holds no example')
+  if kind.is_regression:
+    if not ((labels >= 0) & (labels <= MAX_SCORE)).all():
+      raise InvalidDataError(
+        f'{task}: expected labels in [0, {MAX_SCORE}], got '
+        f'{labels.min()} to {labels.max()}; labels that are hidden cannot be '
+        'evaluated against'
+      )
+    predicted = logits[:, 0].astype(np.float64)
+    labels = labels.astype(np.float64)
+  else:
+    predictions.check_labels(labels, kind.num_classes, task)
+    predicted = logits.argmax(-1)
+  names = TASK_METRICS[task]
+  values = {name: METRICS[name](labels, predicted) for name in names}
+  return values | {'score': values[names[0]]}
+
+
+def task_of(task: str, dataset: Mapping[str, Any]) -> str:
+  """Returns the task if given, else the GLUE task of a data set, or ''."""
+  own = dict(dataset.items()).get('task', '')
+  return task or (own if own in TASKS else '')
+
+
+@dataclasses.dataclass(kw_only=True)
+class Evaluator(evaluator.Evaluator):
+  """The official metrics of the last head on a split; see `compute`.
+
+  Attributes:
+    split: to evaluate.
+    task: '' for that of the data set.
+  """
+
+  split: evaluator.Split = 'validation'
+  task: TaskName = ''
+
+  def __post_init__(self):
+    task = task_of(self.task, self.dataset or {})
+    if not task:
+      raise ConfigError('task', self.task, f'one of {", ".join(TASKS)}')
+    self._task, self._data = task, self.open(self.split)
+    classes = self._data.info.num_classes
+    if classes != TASKS[task].num_classes:
+      raise ConfigError(
+        'task', task, f'a task with the {classes} classes of {self.split!r}'
+      )
+
+  def run(self, variables: Any) -> dict[str, float]:
+    """See `compute`."""
+    rows = predictions.collect(self._data, variables, self.context)
+    return compute(self._task, rows['logits'][:, -1], rows['label'])
