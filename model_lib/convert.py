@@ -96,17 +96,13 @@ def read_sizes(directory: Directory) -> dict[str, Any]:
 def load_params(
   directory: Directory, heads: str = 'classifier'
 ) -> dict[str, Any]:
-  """Returns nested float32 parameters; logs ignored tensors and casts.
+  """Returns nested float32 parameters and logs ignored tensors; see `load`.
 
-  See `load`. `pooler`, `head` and `sop` are absent if the checkpoint lacks
-  them.
+  `pooler`, `head` and `sop` are absent if the checkpoint lacks them.
   """
-  checkpoint = load(directory, heads)
-  if checkpoint.ignored:
-    logging.info('%s: not used: %s', directory, ', '.join(checkpoint.ignored))
-  if checkpoint.cast:
-    logging.info('%s: %s cast to float32', directory, checkpoint.cast)
-  return checkpoint.params
+  params, _, ignored, cast = load(directory, heads)
+  logging.info('%s: not used: %s; cast: %s', directory, ignored, cast)
+  return params
 
 
 def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
@@ -128,18 +124,26 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   architecture = find(config['model_type'], heads)
   fields = to_fields(config, path / CONFIG, heads)
   skip = _skipped(architecture, config, heads)
+  found = read_tensors(path, skip)
+  count = (
+    found['classifier.weight'].shape[0] if 'classifier.weight' in found else 1
+  )
+  places = architecture.places(fields, count, heads)
+  prefix = f'{architecture.model_type}.'
+  full_names = {name.removeprefix(prefix): name for name in places}
   tensors, ignored = {}, []
-  for name, tensor in read_tensors(path, skip).items():
-    short = _short_name(name, architecture)
+  for name, tensor in found.items():
+    short = name.removeprefix(prefix)
+    # The first checkpoints' names of LayerNorm's parameters.
+    short = re.sub(r'\.gamma$', '.weight', re.sub(r'\.beta$', '.bias', short))
+    full = full_names.get(short, name)
     if skip.match(short):
       ignored.append(name)
-    elif short in tensors:
+    elif full in tensors:
       raise ValueError(f'two tensors for one parameter, one of them {name!r}')
     else:
-      tensors[short] = tensor
+      tensors[full] = tensor
   _remove_tied(path, tensors, architecture)
-  head = tensors.get('classifier.weight', np.zeros((1, 1)))
-  places = architecture.places(fields, head.shape[0], heads)
   _check_tensors(path, tensors, places)
   params = {
     places[name].name: np.ascontiguousarray(
@@ -199,9 +203,8 @@ def save(
   tensors = {}
   for theirs, place in places.items():
     array = arrays[place.name].astype(np.float32)
-    tensors[architecture.prefix(theirs, heads) + theirs] = np.ascontiguousarray(
-      array.T if place.transposed else array
-    )
+    array = array.T if place.transposed else array
+    tensors[theirs] = np.ascontiguousarray(array)
   files = tokenizer_files(tokenizer, fields) if tokenizer else {}
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
@@ -242,12 +245,6 @@ def _skipped(
   if not any('ForSequenceClassification' in str(name) for name in names):
     tops.add('classifier.')
   return re.compile('|'.join([_OTHER_TASKS, *map(re.escape, sorted(tops))]))
-
-
-def _short_name(name: str, architecture: Architecture) -> str:
-  """Removes the prefix, and replaces the first checkpoints' norm names."""
-  name = name.removeprefix(f'{architecture.model_type}.')
-  return re.sub(r'\.gamma$', '.weight', re.sub(r'\.beta$', '.bias', name))
 
 
 def _remove_tied(

@@ -36,7 +36,7 @@ MODULES = {
   'predictions': 'bias vocab_size',
   'sop': 'dense width 2',
 }
-# Modules after the encoder. Their tensors have no prefix.
+# Modules after the encoder.
 HEADS = {
   'classifier': ('head',),
   'pretraining': (
@@ -76,16 +76,15 @@ class Architecture:
   """A `model_type` of Hugging Face.
 
   Attributes:
-    model_type: its name, and the prefix of the tensors of its encoder.
+    model_type: its name.
     options: our field of each option of config.json.
     defaults: all fields, with the values of absent options.
     rates: the option of each dropout rate.
     classes: the class of transformers for each legal value of `heads`.
-    modules: Hugging Face's name of each module, without prefix; `{outer}` and
-      `{inner}` number the blocks.
+    modules: Hugging Face's name of each module; `{outer}` and `{inner}` number
+      the blocks. A published encoder may lack the prefix `model_type`.
     fixed: fields without an option, and their values.
     only: options that change the computation, and their supported values.
-    unprefixed: modules of the encoder whose tensors have no prefix.
     tied: tensors that must equal another one, which is loaded.
     tie_option: the option that must be true for heads of pretraining.
     outer: the field that counts the blocks.
@@ -100,7 +99,6 @@ class Architecture:
   modules: Mapping[str, str]
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-  unprefixed: tuple[str, ...] = ()
   tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
   tie_option: str = ''
   outer: str = 'depth'
@@ -109,7 +107,7 @@ class Architecture:
   def places(
     self, fields: Mapping[str, Any], num_classes: int, heads: str
   ) -> dict[str, Place]:
-    """Returns the place of each tensor by its name without prefix."""
+    """Returns the place of each tensor by its full name."""
     shapes = {'embedding_width': fields['width'], **fields}
     shapes['num_classes'] = num_classes
     inner = fields[self.inner] if self.inner else 1
@@ -136,11 +134,6 @@ class Architecture:
     names = [self.modules.get(name, '') for name in HEADS[heads]]
     return tuple({name.partition('.')[0] + '.' for name in names if name})
 
-  def prefix(self, name: str, heads: str) -> str:
-    """Returns the prefix of a tensor."""
-    bare = name.startswith((*self.tops(heads), *self.unprefixed))
-    return '' if bare else f'{self.model_type}.'
-
 
 def _block(prefix: str, names: str) -> dict[str, str]:
   """Returns Hugging Face's names of a block's modules, in our order."""
@@ -151,12 +144,19 @@ def _block(prefix: str, names: str) -> dict[str, str]:
   }
 
 
-_EMBEDDINGS = {
-  'embeddings/word': 'embeddings.word_embeddings',
-  'embeddings/position': 'embeddings.position_embeddings',
-  'embeddings/norm': 'embeddings.LayerNorm',
-}
-_TOKEN_TYPES = {'embeddings/token_type': 'embeddings.token_type_embeddings'}
+def _embeddings(prefix: str, token_types: bool = True) -> dict[str, str]:
+  """Returns Hugging Face's names of the embeddings' modules."""
+  names = {
+    'embeddings/word': f'{prefix}.embeddings.word_embeddings',
+    'embeddings/position': f'{prefix}.embeddings.position_embeddings',
+    'embeddings/norm': f'{prefix}.embeddings.LayerNorm',
+  }
+  if token_types:
+    types = f'{prefix}.embeddings.token_type_embeddings'
+    names['embeddings/token_type'] = types
+  return names
+
+
 _OPTIONS = {
   'hidden_size': 'width',
   'intermediate_size': 'mlp_dim',
@@ -179,15 +179,14 @@ BERT = Architecture(
   fixed={'pooler_activation': 'tanh'},
   rates=_RATES | {'classifier_dropout': 'classifier_dropout'},
   classes={'classifier': 'BertForSequenceClassification'},
-  modules=_EMBEDDINGS
-  | _TOKEN_TYPES
+  modules=_embeddings('bert')
   | _block(
-    'encoder.layer.{outer}',
+    'bert.encoder.layer.{outer}',
     'attention.self.query attention.self.key attention.self.value '
     'attention.output.dense attention.output.LayerNorm intermediate.dense '
     'output.dense output.LayerNorm',
   )
-  | {'pooler': 'pooler.dense', 'head': 'classifier'},
+  | {'pooler': 'bert.pooler.dense', 'head': 'classifier'},
 )
 _DISTIL = sizes.BERT.defaults | sizes.BERT.fields('distil')
 DISTILBERT = Architecture(
@@ -212,14 +211,13 @@ DISTILBERT = Architecture(
     'classifier_dropout': 'seq_classif_dropout',
   },
   classes={'classifier': 'DistilBertForSequenceClassification'},
-  modules=_EMBEDDINGS
+  modules=_embeddings('distilbert', token_types=False)
   | _block(
-    'transformer.layer.{outer}',
+    'distilbert.transformer.layer.{outer}',
     'attention.q_lin attention.k_lin attention.v_lin attention.out_lin '
     'sa_layer_norm ffn.lin1 ffn.lin2 output_layer_norm',
   )
   | {'pooler': 'pre_classifier', 'head': 'classifier'},
-  unprefixed=('pre_classifier.',),
 )
 ALBERT = Architecture(
   model_type='albert',
@@ -244,11 +242,13 @@ ALBERT = Architecture(
     'classifier': 'AlbertForSequenceClassification',
     'pretraining': 'AlbertForPreTraining',
   },
-  modules=_EMBEDDINGS
-  | _TOKEN_TYPES
-  | {'projection': 'encoder.embedding_hidden_mapping_in', 'pooler': 'pooler'}
+  modules=_embeddings('albert')
+  | {
+    'projection': 'albert.encoder.embedding_hidden_mapping_in',
+    'pooler': 'albert.pooler',
+  }
   | _block(
-    'encoder.albert_layer_groups.{outer}.albert_layers.{inner}',
+    'albert.encoder.albert_layer_groups.{outer}.albert_layers.{inner}',
     'attention.query attention.key attention.value attention.dense '
     'attention.LayerNorm ffn ffn_output full_layer_layer_norm',
   )
@@ -260,7 +260,7 @@ ALBERT = Architecture(
     'sop': 'sop_classifier.classifier',
   },
   tied={
-    'predictions.decoder.weight': 'embeddings.word_embeddings.weight',
+    'predictions.decoder.weight': 'albert.embeddings.word_embeddings.weight',
     'predictions.decoder.bias': 'predictions.bias',
   },
   tie_option='tie_word_embeddings',

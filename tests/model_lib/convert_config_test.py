@@ -39,16 +39,12 @@ def test_absent_options_have_the_defaults(tmp_path):
     ({'add_cross_attention': True}, 'add_cross_attention: expected False'),
     ({'pruned_heads': {'0': [1]}}, 'pruned_heads: expected {}'),
     ({'quantization_config': {}}, 'quantization_config: expected None'),
-    ({'hidden_act': 'gleu'}, r"hidden_act: expected one of \('gelu',"),
-    ({'hidden_size': '8'}, "hidden_size: expected a positive integer, got '8'"),
-    ({'vocab_size': True}, 'vocab_size: expected a positive integer'),
-    ({'type_vocab_size': 0}, 'type_vocab_size: expected a positive integer'),
-    ({'layer_norm_eps': 0}, 'layer_norm_eps: expected a positive number'),
-    ({'layer_norm_eps': float('nan')}, 'layer_norm_eps: expected a positive'),
     (
-      {'num_attention_heads': 3},
-      'heads: expected a divisor of hidden_size = 8',
+      {'hidden_size': '8'},
+      "hidden_size: expected a value such as 768, got '8'",
     ),
+    ({'vocab_size': True}, 'vocab_size: expected a value such as 30522'),
+    ({'layer_norm_eps': 0}, 'layer_norm_eps: expected a value such as 1e-12'),
   ],
 )
 def test_options_that_are_not_supported_are_named(tmp_path, options, message):
@@ -98,7 +94,6 @@ def test_a_broken_config_is_explained(tmp_path, text, message):
     ({'fields': {**FIELDS, 'window': 32}}, r"fields: expected.*'window'"),
     ({'fields': {'width': 8}}, r"fields: expected.*got \['width'\]"),
     ({'fields': {**FIELDS, 'pooler_activation': 'relu'}}, "expected 'tanh'"),
-    ({'fields': {**FIELDS, 'width': 0}}, 'hidden_size: expected a positive'),
   ],
 )
 def test_what_cannot_be_written_names_the_reason(changes, message):

@@ -207,13 +207,13 @@ def test_all_that_does_not_fit_is_listed(tmp_path):
   with pytest.raises(ValueError, match='does not hold what') as error:
     convert.load(tmp_path)
   assert str(error.value).split('\n  ')[1:] == [
-    'classifier.bias: expected shape [3], got nothing',
-    'embeddings.word_embeddings.weight: expected shape [10, 8], got shape '
+    'bert.embeddings.word_embeddings.weight: expected shape [10, 8], got shape '
     '[11, 8]',
-    'encoder.layer.0.output.dense.bias: expected shape [8], got nothing',
-    'encoder.layer.1.intermediate.dense.weight: expected shape [12, 8], got '
-    'shape [8, 12]',
-    'encoder.layer.2.output.dense.bias: expected nothing, got shape [8]',
+    'bert.encoder.layer.0.output.dense.bias: expected shape [8], got nothing',
+    'bert.encoder.layer.1.intermediate.dense.weight: expected shape [12, 8], '
+    'got shape [8, 12]',
+    'bert.encoder.layer.2.output.dense.bias: expected nothing, got shape [8]',
+    'classifier.bias: expected shape [3], got nothing',
   ]
 
 
