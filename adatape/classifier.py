@@ -70,18 +70,9 @@ class TapeClassifier(nn.Module):
     """
     x, tape, bank_size = self.read(inputs, row_keys)
     logits, features = self.classify(x, tape.tokens, tape.mask, row_keys)
+    names = ('length', 'mask', 'indices', 'loss')
+    out = {name: getattr(tape, name) for name in names}
     return logits, {
       'features': features,
-      'tape': tape_output(tape, bank_size),
+      'tape': out | {'bank_size': bank_size},
     }
-
-
-def tape_output(tape: Tape, bank_size: int) -> dict[str, Any]:
-  """What a task reads of a tape: see `TapeClassifier.__call__`."""
-  return {
-    'length': tape.length,
-    'mask': tape.mask,
-    'indices': tape.indices,
-    'loss': tape.loss,
-    'bank_size': bank_size,
-  }

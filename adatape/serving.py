@@ -69,10 +69,6 @@ class TapeChain:
     )
     return (x, tape.tokens, tape.mask), {'length': tape.length}
 
-  def example(self, length: int, rows: int) -> Mapping[str, Any]:
-    """Returns inputs of the first stage, for compiling."""
-    return self.pad([], length, rows)
-
 
 class TapePolicy(ClassifierPolicy):
   """`serve_lib.chain.Policy` for a `TapeChain`; every row runs both stages."""

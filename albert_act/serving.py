@@ -116,10 +116,6 @@ class AlbertChain:
       variables, carry, method=run
     )
 
-  def example(self, length: int, rows: int) -> dict[str, np.ndarray]:
-    """Returns inputs of the first stage, for compiling."""
-    return self.pad([], length, rows)
-
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> dict[str, Int[np.ndarray, '...']]:

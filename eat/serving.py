@@ -89,10 +89,6 @@ class EatChain:
       return ()
     return cost.static_sizes(self.model, length)
 
-  def example(self, length: int, rows: int) -> dict[str, np.ndarray]:
-    """Returns inputs of the first stage, for compiling."""
-    return self.pad([], length, rows)
-
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> dict[str, Int[np.ndarray, '...']]:

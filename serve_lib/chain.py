@@ -139,13 +139,10 @@ class Chain(Protocol):
       length: the length bucket; shapes may depend on it.
     """
 
-  def example(self, length: int, rows: int) -> Mapping[str, Any]:
-    """Returns NumPy inputs of stage 0 with the shapes and dtypes of `pad`."""
-
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> Mapping[str, Any]:
-    """Returns NumPy inputs of stage 0.
+    """Returns NumPy inputs of stage 0, of padding alone if there are no rows.
 
     Args:
       rows: `Encoded.inputs` of the rows.
@@ -200,18 +197,11 @@ class OneStage:
     self, apply: Callable[[Any, Any], Any], variables: Any, reader: Any
   ):
     self.variables, self.pad = variables, reader.pad
-    self._stage = lambda variables, batch: (
-      (),
-      {'logits': apply(variables, batch)},
-    )
+    self._stage = lambda *inputs: ((), {'logits': apply(*inputs)})
 
   def stage(self, index: int, variant: str, length: int) -> Stage:
     """Returns the whole model."""
     return self._stage
-
-  def example(self, length: int, rows: int) -> Mapping[str, Any]:
-    """Returns inputs for compiling."""
-    return self.pad([], length, rows)
 
 
 class ServedRun(NamedTuple):

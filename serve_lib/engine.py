@@ -265,17 +265,19 @@ class Engine:
   ) -> list[concurrent.futures.Future]:
     """Encodes and queues items whose room is reserved.
 
-    Args:
-      items: the items.
-      expected: change in the number of items that will follow; the worker
-        waits for them before it runs a partial batch.
+    `expected` is the change in the number of items that will follow: the
+    worker waits for them before it runs a partial batch.
     """
     queued = 0
     try:
       futures = [_future() for _ in items]
       encoded = map(self._encode, items, futures)
       rows = [row for row in encoded if row is not None]
-      self._queue(rows, expected)
+      with self._intake.lock:
+        if rows:
+          self._start()
+        self._intake.put(rows)
+        self._intake.expect(expected)
       queued = len(rows)
     finally:
       self._intake.release(len(items) - queued)
@@ -298,30 +300,18 @@ class Engine:
       return None
     return Row(encoded, length, future, now, now)
 
-  def _queue(self, rows: list[Row], expected: int) -> None:
-    error = None
-    with self._intake.lock:
-      self._intake.put(rows)
-      self._intake.expect(expected)
-      if rows and not self._worker.is_active:
-        error = self._start()
-      if error is not None:
-        rows = self._intake.clear()
-    if error is not None:
-      self._worker.fail(rows, error, 'engine')
-
-  def _start(self) -> Exception | None:
-    """Starts the worker's thread; returns the error if it cannot start."""
+  def _start(self) -> None:
+    """Starts the worker's thread if none runs; call it with the lock held."""
+    if self._worker.is_active:
+      return
     thread = threading.Thread(target=self._worker.run, name='serve_lib engine')
-    before, self._thread = self._thread, thread
     self._worker.is_active = True
     try:
       thread.start()
-    except Exception as error:
+    except BaseException:
       self._worker.is_active = False
-      self._thread = before  # a thread that never started cannot be joined
-      return error
-    return None
+      raise
+    self._thread = thread
 
 
 def _check_several(method: str, items: Any) -> None:

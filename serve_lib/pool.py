@@ -70,15 +70,9 @@ class Intake:
   def reserve(
     self, wanted: int, timeout: float | None = None, block: bool = True
   ) -> int:
-    """Reserves room for rows before they are encoded.
+    """Reserves room for up to `wanted` rows; returns for how many, at least 1.
 
-    Args:
-      wanted: number of rows, at least 1.
-      timeout: seconds to wait for room; None for any time.
-      block: False to raise at once if there is no room.
-
-    Returns:
-      The number of rows there is room for, at least 1; to be put or released.
+    Waits at most `timeout` seconds, not at all if `block` is False.
 
     Raises:
       OverloadedError: there was no room in time.
@@ -224,8 +218,7 @@ class Pool:
       for key, one in self._open.items()
     ]
 
-  def has(self, key: Key) -> bool:
-    """Returns True if rows wait under this key."""
+  def __contains__(self, key: Key) -> bool:
     return key in self._open
 
   def add(self, batch: Batch) -> Batch | None:

@@ -64,10 +64,9 @@ class Programs:
     self._variables = jax.device_put(chain.variables, device)
     self._table: dict[tuple[str, Key, int], Any] = {}
     self._compiled: dict[Any, tuple[Any, Any]] = {}
-    # (stage, variant) of stages that move rows to another length bucket, and
-    # the shapes of a row's carry by key.
+    # (stage, variant) of stages that move rows to another length bucket.
     self._moving: set[tuple[int, str]] = set()
-    self._rows: dict[Key, Any] = {}
+    self._moved: dict[tuple[int, str], Any] = {}  # shapes of their carries
     self.copies = 0
     self.row_bytes: dict[Key, int] = {}
 
@@ -131,12 +130,8 @@ class Programs:
     columns = list(
       itertools.product(self._chain.variants, grid.lengths, grid.batches)
     )
-    bar = rich.progress.Progress(
-      *rich.progress.Progress.get_default_columns(),
-      rich.progress.TimeElapsedColumn(),
-      console=rich.console.Console(stderr=True),
-      disable=not progress,
-    )
+    console = rich.console.Console(stderr=True)
+    bar = rich.progress.Progress(console=console, disable=not progress)
     with bar, concurrent.futures.ThreadPoolExecutor(threads) as executor:
       task = bar.add_task('compiling', total=len(columns))
       jobs = [executor.submit(self._compile_column, one) for one in columns]
@@ -146,7 +141,6 @@ class Programs:
           bar.advance(task)
       finally:
         executor.shutdown(cancel_futures=True)
-    self._check_moves()
     return WarmUp(
       programs=len(self._compiled),
       seconds=time.perf_counter() - started,
@@ -156,14 +150,13 @@ class Programs:
   def _compile_column(self, column: tuple[str, int, int]) -> None:
     """Compiles all stages of one variant, length and batch size in order."""
     variant, length, size = column
-    carry = self._abstract(self._chain.example(length, size))
+    carry = self._abstract(self._chain.pad([], length, size))
     for index in range(self._chain.num_stages):
       key = Key(index, variant, length)
-      _check_rows(key, size, carry)
+      self._check(key, size, carry)
       if index > 0:
-        leaves = jax.tree.leaves(carry)
-        self.row_bytes[key] = sum(map(_bytes, leaves)) // size
-        self._rows[key] = [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
+        count = sum(map(_bytes, jax.tree.leaves(carry)))
+        self.row_bytes[key] = count // size
         self._compile_copies(key, size, carry)
       carry = self._compile_stage(key, size, carry)
 
@@ -252,15 +245,23 @@ class Programs:
       tree,
     )
 
-  def _check_moves(self) -> None:
-    """Rows can only change their bucket if it does not change their shapes."""
-    for key, shapes in self._rows.items():
-      first = key._replace(length=self._grid.lengths[0])
-      moved = (key.stage - 1, key.variant) in self._moving
-      if moved and shapes != self._rows[first]:
+  def _check(self, key: Key, size: int, carry: Any) -> None:
+    """Raises ValueError if rows of the carry could not be copied or moved."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(carry):
+      if leaf.shape[:1] != (size,):
+        name = jax.tree_util.keystr(path)
         raise ValueError(
-          f'carry into {key}: expected the shapes of {first}, as the stage '
-          f"before has an output 'length', got {shapes}"
+          f'carry{name} into {key}: expected {size} rows on the first axis, '
+          f'got shape {leaf.shape}; put batch-wide values into the variables'
+        )
+    before = key.stage - 1, key.variant
+    if before in self._moving:
+      shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(carry)]
+      expected = self._moved.setdefault(before, shapes)
+      if shapes != expected:
+        raise ValueError(
+          f'carry into {key}: expected the shapes {expected} of every length, '
+          f"as the stage before has an output 'length', got {shapes}"
         )
 
 
@@ -304,14 +305,3 @@ def _shapes(tree: Any) -> list[tuple[Any, str]]:
 
 def _bytes(leaf: Any) -> int:
   return leaf.size * leaf.dtype.itemsize
-
-
-def _check_rows(key: Key, size: int, carry: Any) -> None:
-  """Raises ValueError unless all arrays have the rows first."""
-  for path, leaf in jax.tree_util.tree_leaves_with_path(carry):
-    if leaf.shape[:1] != (size,):
-      name = jax.tree_util.keystr(path)
-      raise ValueError(
-        f'carry{name} into {key}: expected {size} rows on the first axis, got '
-        f'shape {leaf.shape}; put batch-wide values into the variables'
-      )

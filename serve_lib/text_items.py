@@ -56,7 +56,7 @@ class TextReader:
     else:
       text = self._text(fields['text'], 'text')
       pair = fields.get('pair')
-      self._check_number(pair)
+      self._check_number(pair is not None)
       pairs = None if pair is None else [self._text(pair, 'pair')]
       tokens, types, truncated = self._tokens(text, pairs)
     return Encoded(
@@ -72,13 +72,13 @@ class TextReader:
     """Returns a batch; see `padded`."""
     return padded(rows, length, size, self.pad_id)
 
-  def _check_number(self, pair: Any) -> None:
-    if self._num_texts == 2 and pair is None:
+  def _check_number(self, has_pair: bool) -> None:
+    if self._num_texts == 2 and not has_pair:
       raise InputError(
         'pair: expected a second text, got none; the model was trained on '
         "pairs: {'text': ..., 'pair': ...}"
       )
-    if self._num_texts == 1 and pair is not None:
+    if self._num_texts == 1 and has_pair:
       raise InputError(
         'pair: expected none, got a second text; the model was trained on '
         'single texts'

@@ -254,7 +254,7 @@ class Worker:
     key, rows = moved.key, moved.rows
     is_full = len(rows) == self._grid.capacity
     fits = self._grid.fit_rows(len(rows)) == moved.size
-    if not self.pool.has(key) and (is_full or (fits and self._is_alone())):
+    if key not in self.pool and (is_full or (fits and self._is_alone())):
       self._ready.append(moved)
       return
     try:

@@ -46,7 +46,7 @@ def test_stages_cost_what_the_formula_says(tokens, changes):
     jax.eval_shape(model.init, jax.random.key(0), row, row, length)
   )
   chain = serving.EatChain(model, variables)
-  carry = chain.example(tokens, 1)
+  carry = chain.pad([], tokens, 1)
   sizes = chain.sizes('pruned', tokens)
   expected = cost.stage_flops(model, tokens, sizes, True)
   for index in range(chain.num_stages):
