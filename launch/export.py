@@ -2,17 +2,16 @@
 
   python -m launch.export --workdir=/tmp/sst2 --out=/tmp/sst2_hf
 
-The directory holds config.json with the names of the classes,
-model.safetensors, tokenizer.json and, of WordPiece, vocab.txt. transformers
+The directory gets config.json with the names of the classes,
+model.safetensors, tokenizer.json and, for WordPiece, vocab.txt. transformers
 loads it with AutoModelForSequenceClassification and AutoTokenizer, and so do
 `pretrained=/tmp/sst2_hf` of configs/eat and `checkpoint=/tmp/sst2_hf` of
-configs/albert_act here. A pretraining run of an ALBERT is written with the
-heads for masked words and sentence order, for AutoModelForPreTraining.
+configs/albert_act. A pretraining run of an ALBERT is written with the heads
+for masked words and sentence order, for AutoModelForPreTraining.
 
-Hugging Face has nothing like the exits, the pruning and the window of an EAT,
-or the halting of an ALBERT. --dense leaves them out. Of an EAT it writes the
-encoder with the last head, a plain BERT; an ALBERT then runs all iterations
-for every token. The answers differ from those of the run.
+Hugging Face has no exits, pruning and window of an EAT, and no halting of an
+ALBERT. --dense leaves them out: an EAT becomes a BERT with the last head, an
+ALBERT runs all iterations for every token. The answers differ from the run's.
 """
 
 import pathlib
@@ -78,7 +77,7 @@ def _check_model(config: Any, arguments: Any) -> None:
 
 
 def parts(model: Any) -> list[str]:
-  """What a model has and one of Hugging Face has not, in words."""
+  """Describes the parts of a model that Hugging Face does not have."""
   words = {
     'prune_layers': 'pruning after layers {}',
     'exit_layers': 'exits at {}',
@@ -87,10 +86,8 @@ def parts(model: Any) -> list[str]:
   }
   found = []
   for name, text in words.items():
-    value = getattr(model, name, ())
-    if value:
-      single = isinstance(value, (int, str))
-      listed = value if single else ', '.join(map(str, value))
+    if value := getattr(model, name, ()):
+      listed = ', '.join(map(str, value)) if type(value) is tuple else value
       found.append(text.format(listed))
   return found
 
@@ -101,23 +98,20 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(arguments: Any, config: Any) -> int:
-  """Reads the checkpoint, writes the directory, says what was left out."""
-  import jax
-
-  from train_lib import loading, sharding
+  """Reads the checkpoint, writes the directory, prints what was left out."""
+  from train_lib import loading
   from train_lib.run_directory import TOKENIZER
 
   step = arguments.step
   task = loading.load_task(arguments.workdir, config, step)
-  mesh = sharding.make_mesh({'data': 1})
-  with jax.set_mesh(mesh):
-    loaded = loading.load_params(arguments.workdir, task, mesh, step)
+  loaded = loading.load_params_on_one_device(arguments.workdir, task, step)
+  is_classifier = heads_of(task.model) == 'classifier'
   try:
     save(
       arguments.out,
       task.model,
       loaded.variables['params'],
-      class_names=class_names(task),
+      class_names=task.info.class_names if is_classifier else (),
       tokenizer=pathlib.Path(arguments.workdir) / TOKENIZER,
     )
   except ValueError as error:
@@ -129,11 +123,6 @@ def run(arguments: Any, config: Any) -> int:
     iterations = task.model.max_iterations
     print(f'the model runs all {iterations} iterations for every token')
   return command_line.OK
-
-
-def class_names(task: Any) -> tuple[str, ...]:
-  """Names of the classes of a classifier; none of pretraining."""
-  return task.info.class_names if heads_of(task.model) == 'classifier' else ()
 
 
 def save(
@@ -162,7 +151,7 @@ def save(
 
 
 def type_of(model: Any) -> str:
-  """The `model_type` of a model there."""
+  """Returns the `model_type` of a model in its config.json."""
   from albert_act.encoder import Albert
 
   if isinstance(model, Albert):
@@ -179,14 +168,14 @@ def heads_of(model: Any) -> str:
 
 
 def encoder_fields(model: Any) -> dict[str, Any]:
-  """The fields of `model_lib.convert.save` as a model has them."""
+  """Returns the fields of `model_lib.convert.save` as a model has them."""
   return {
     name: getattr(model, name) for name in (*type(model).SIZES.defaults, *RATES)
   }
 
 
 def dense_params(params: Mapping[str, Any]) -> dict[str, Any]:
-  """Without early heads, learned scorers of tokens, and scores of halting."""
+  """Returns parameters without early heads, token scorers and halting."""
   return {
     name: value
     for name, value in params.items()

@@ -18,14 +18,11 @@ Thresholds of an EAT for single sources:
   --thresholds=forum=0.95,news=0.8 --minimum_retention=forum=0.9
 
 Temperatures, the guaranteed threshold (--serve=tau=guaranteed) and the
-reference of the drift check come from calibration.json in the workdir, which
-training writes at its end, and for another checkpoint or with a guarantee
+reference of the drift check come from calibration.json in the workdir. It is
+written at the end of training, and for another checkpoint or a guarantee by
 
   python -m launch.evaluate --workdir=/tmp/sst2 --evals=calibration \\
       --config.evals.calibration.epsilon=0.02
-
-Compiled programs are kept in the workdir for the next start, see
---compilation_cache.
 
 On stderr: warnings, a line when the traffic drifts and when that ends, and
 running statistics as one JSON line, every --log_every seconds and at the end.
@@ -139,7 +136,7 @@ def run(arguments: Any, options: dict[str, Any]) -> int:
   keep_freed_memory()
   with build_engine(arguments, options) as engine:
 
-    def log_statistics():
+    def log_statistics() -> None:
       _log(json.dumps(engine.monitor.snapshot()))
 
     # Not `sys.stdin`: Python takes its lock at the end, which a thread that
