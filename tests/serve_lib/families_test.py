@@ -172,7 +172,7 @@ def served(request):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(compaction, 'SHARES', (0.5, 1.0))
     patch.setattr(compaction, 'FEW_TOKENS', (8,))
-    patch.setattr(packed_attention, 'PLACES', (1.0,))
+    patch.setattr(packed_attention, 'SHARES', (1.0,))
     family = FAMILIES[request.param]()
     chain, policy = family.serve()
     with Engine(chain, policy, policy.lengths, (1, 4)) as engine:
