@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-BEFORE = pathlib.Path('launch/contest.py').exists()
+BEFORE = pathlib.Path('configs/eat/sst2.py').exists()
 STEPS = 20
 
 # Pattern of a parameter's path -> its path before the redesign.
@@ -44,7 +44,7 @@ GLUE_TASKS = (
 
 def configs() -> dict[str, tuple[str, list[str]]]:
   """Flag and overrides of every shipped config, by the subject's name."""
-  if pathlib.Path('configs/eat/sst2.py').exists():
+  if BEFORE:
     return _configs_before()
   table: dict[str, tuple[str, list[str]]] = {}
   for model in ('adatape', 'transformer', 'ut'):
@@ -164,8 +164,6 @@ def load(flag: str, overrides: list[str], folders: dict[str, str]) -> Any:
   with config.unlocked():
     for name in names:
       config.stages[name].update(steps=STEPS // len(names), epochs=0.0)
-    if 'test_examples' in config.dataset:
-      config.dataset.test_examples = 16
   config_schema.validate(config)
   return config
 
@@ -329,6 +327,25 @@ BENCHMARKS = {
     '--repeats=1', '--batch_size=4',
   ],
 }  # fmt: skip
+
+
+# Pattern of an argument of a recorded command line -> the argument now.
+RENAMED_ARGUMENTS = {
+  r'configs/eat/sst2\.py:': 'configs/eat/glue.py:task=sst2,',
+  r'adatape/image_folder\.py': 'adatape/images.py',
+}
+
+
+def renamed(arguments: list[str]) -> list[str]:
+  """Recorded arguments of a command with the names of this checkout."""
+  if BEFORE:
+    return arguments
+  result = []
+  for argument in arguments:
+    for pattern, now in RENAMED_ARGUMENTS.items():
+      argument = re.sub(pattern, now, argument)
+    result.append(argument)
+  return result
 
 
 def bad_command_lines() -> list[list[str]]:

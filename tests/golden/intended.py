@@ -4,4 +4,21 @@ One row for each: (pattern of the subject, pattern of the quantity, reason). A
 row that matches no difference is out of date, and `compare.py` prints it.
 """
 
-INTENDED: list[tuple[str, str, str]] = []
+TRAINED = 'losses|last step|result'
+COMPUTED = f'logits|loss of rows|gradient norm|{TRAINED}'
+
+INTENDED: list[tuple[str, str, str]] = [
+  (
+    'albert_pretrain_.*', TRAINED,
+    'fixed: the trust ratio of LAMB leaves out biases and norms',
+  ),
+  (
+    'image_folder_learn', TRAINED,
+    'fixed: bank_drop draws which tokens to keep',
+  ),
+  (
+    'digits_(learn|input)', COMPUTED,
+    'fixed: tape weights scale the query before the product (1e-6), and '
+    'bank_drop draws which tokens to keep',
+  ),
+]  # fmt: skip

@@ -214,7 +214,8 @@ def record_errors() -> list[Any]:
     stream = io.StringIO()
     with contextlib.redirect_stderr(stream):
       try:
-        train.main([f'--workdir={tempfile.gettempdir()}/refused', *arguments])
+        workdir = f'--workdir={tempfile.gettempdir()}/refused'
+        train.main([workdir, *adapter.renamed(arguments)])
         stream.write('accepted')
       except SystemExit as stop:
         stream.write(f' (exit code {stop.code})')
