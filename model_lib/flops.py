@@ -1,26 +1,26 @@
 """FLOPs of a forward pass by formula: matrix products only, per example.
 
 A multiply-add counts as 2. Norms, softmax, activations, biases and residuals
-are left out (a few percent at width 192, less above). The compiler's own count
-sees a scanned body once, so these formulas are what is reported; tests compare
-them with the compiler on unrolled models.
+are left out (a few percent at width 192, less above). Reports use these
+formulas, as the compiler counts a scanned body once; tests compare them with
+the compiler on unrolled models.
 """
 
 
 def dense(tokens: int | float, inputs: int, outputs: int) -> float:
-  """A dense layer applied to `tokens` tokens."""
+  """Returns the FLOPs of a dense layer."""
   return 2.0 * tokens * inputs * outputs
 
 
 def attention(tokens: int | float, width: int) -> float:
-  """Self-attention: four projections, scores and weighted values."""
+  """Returns those of four projections, scores and weighted values."""
   return 4 * dense(tokens, width, width) + 4.0 * tokens * tokens * width
 
 
 def mlp(
   tokens: int | float, width: int, mlp_dim: int, gated: bool = False
 ) -> float:
-  """A feed-forward network; a gated one has a third matrix."""
+  """Returns those of a feed-forward network; a gated one has 3 matrices."""
   return (3 if gated else 2) * dense(tokens, width, mlp_dim)
 
 
@@ -31,13 +31,13 @@ def block(
   tape_tokens: int | float = 0,
   tape_mlp: str = '',
 ) -> float:
-  """An encoder block.
+  """Returns those of an encoder block.
 
   Args:
     tokens: input tokens.
     width: width of the tokens.
     mlp_dim: hidden width of the feed-forward networks.
-    tape_tokens: tape tokens beside them.
+    tape_tokens: tape tokens.
     tape_mlp: '', 'mlp' or 'glu', as in `EncoderBlock`.
   """
   return (
@@ -48,7 +48,7 @@ def block(
 
 
 def cls_block(tokens: int | float, width: int, mlp_dim: int) -> float:
-  """A block of which only the output of one token is computed."""
+  """Returns those of a block that computes the output of one token."""
   return (
     2 * dense(tokens, width, width)
     + 2 * dense(1, width, width)
@@ -60,11 +60,11 @@ def cls_block(tokens: int | float, width: int, mlp_dim: int) -> float:
 def patch_embed(
   image_shape: tuple[int, ...], patch_size: int, width: int
 ) -> float:
-  """The projection of the patches of an image `[H, W, E]`."""
+  """Returns those of the projection of an image `[H, W, E]`."""
   numbers = patch_size**2 * image_shape[2]
   return dense(num_patches(image_shape, patch_size), numbers, width)
 
 
 def num_patches(image_shape: tuple[int, ...], patch_size: int) -> int:
-  """How many patches an image `[H, W, E]` is cut into."""
+  """Returns the number of patches of an image `[H, W, E]`."""
   return (image_shape[0] // patch_size) * (image_shape[1] // patch_size)

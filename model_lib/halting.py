@@ -3,15 +3,14 @@
 Equation numbers are those of Fojo's overview. ACT (Graves 2016): `N = min{k :
 sum_{j<=k} p^j >= 1 - epsilon}` (4) and at most the step limit, `R = 1 -
 sum_{j<N} p^j` (5), states weighted by `p^1 .. p^{N-1}, R` (6-7), cost `rho = N
-+ R` (8-9). The forced halt at the limit makes the weights sum to 1 always.
-Straight-through ACT (10-19) takes the state of step N alone, and learns through
-`f_b(x) = [x >= 1 - epsilon]`, whose derivative is 1. Skip-ACT (20-30) is the
-same with scores of up to mu, and what exceeds 1 is carried over to the next
-input, which is skipped if that is enough.
++ R` (8-9). The forced halt at the limit makes the weights sum to 1.
+Straight-through ACT (10-19) takes the state of step N alone; `f_b(x) = [x >= 1
+- epsilon]` has derivative 1. Skip-ACT (20-30) is the same with scores of up to
+mu; the excess over 1 is carried over to the next input and may skip it.
 
-Everything is float32 here, whatever computes the states. What halts is an item
-of any shape `*S`: a token `[B, L]` or an example `[B]`. The loops that apply
-them are in `model_lib.pondering`, PonderNet in `model_lib.pondernet`.
+All arrays are float32, whatever computes the states. An item that halts has any
+shape `*S`: a token `[B, L]` or an example `[B]`. The loops are in
+`model_lib.pondering`, PonderNet is in `model_lib.pondernet`.
 """
 
 import dataclasses
@@ -24,22 +23,23 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float
 
+from model_lib.errors import FieldError, check_option
+
 COMBINATIONS = ('accumulated', 'basic', 'fed_back')
 
 
-# Fields are Any because JAX builds these trees of other things than arrays,
-# such as shapes and axis numbers, too.
+# Fields are Any because JAX also builds these trees of shapes and axis numbers.
 @struct.dataclass
 class Halting:
-  """How far each item has come.
+  """The state of halting of each item.
 
   Attributes:
-    total: ACT: sum of the scores before the last step; straight-through: of
-      all steps, h, with what was carried over; `*S` float32.
-    remainder: ACT: R, 0 until the item has halted. Straight-through: always 0
-      in value; it carries the gradient of the cost. `*S` float32.
+    total: ACT: sum of the scores before the last step. Straight-through: sum
+      over all steps, h, and the score carried over. `*S` float32.
+    remainder: ACT: R, 0 until the item has halted. Straight-through: 0, with
+      the gradient of the cost. `*S` float32.
     steps: N so far, `*S` int32.
-    running: whether the item has not halted, `*S` bool.
+    running: True until the item has halted, `*S` bool.
   """
 
   total: Any
@@ -53,7 +53,7 @@ Rule = Callable[[Halting, Any, Any], tuple[Halting, Any]]
 
 
 def start(valid: Bool[Array, '*S']) -> Halting:
-  """Nothing spent yet; items that are not valid (padding) start halted."""
+  """Returns the state before the first step; invalid items start halted."""
   zeros = jnp.zeros(valid.shape, jnp.float32)
   return Halting(zeros, zeros, zeros.astype(jnp.int32), valid)
 
@@ -69,13 +69,13 @@ def advance(
   Args:
     halting: before the step.
     score: `p^n`, in [0, 1].
-    is_last: whether this step is the limit, where every item halts; for all
-      items, or for each.
+    is_last: True in the last step, where every item halts; for all items or for
+      each.
     epsilon: an item halts when its scores sum to at least `1 - epsilon`.
 
   Returns:
-    (halting after the step, weight of the step's state); the weight is zero
-    for items that had halted before.
+    (halting after the step, weight of the step's state); the weight is 0 for
+    items that had halted before.
   """
   score = score.astype(jnp.float32)
   rest = 1.0 - halting.total
@@ -93,7 +93,7 @@ def advance(
 
 
 def binary(x: Float[Array, '*S'], epsilon: float = 0.01) -> Float[Array, '*S']:
-  """`f_b(x) = [x >= 1 - epsilon]` with derivative 1, equations (11), (22)."""
+  """Returns `[x >= 1 - epsilon]` with derivative 1, equations (11), (22)."""
   return (x >= 1.0 - epsilon).astype(jnp.float32) + _no_value(x)
 
 
@@ -106,9 +106,9 @@ def advance_straight_through(
   """Takes one step by straight-through ACT, equations (15) to (18).
 
   The weight of step n is `f_b(h^n)`: 1 at N, 0 at every other step. Its
-  derivative by `h^n` is 1 at every step that was taken, the forced halt at the
-  limit included. The cost is `1 + sum_{j=1}^N (1 - f_b(h^j))`, which is N (the
-  sum as equation (16) prints it is N - 1); its derivative by each `h^j` is -1.
+  derivative by `h^n` is 1 at every step up to N, also at a forced halt. The
+  cost is `1 + sum_{j=1}^N (1 - f_b(h^j))`, which is N (the sum that equation
+  (16) prints is N - 1); its derivative by each `h^j` is -1.
 
   Arguments and result are those of `advance`.
   """
@@ -132,13 +132,13 @@ def start_carried(
 ) -> tuple[Halting, Float[Array, '*S']]:
   """Begins an input of Skip-ACT, equations (24) to (29).
 
-  The state after the input is `skip * s_{t-1} + (1 - skip) * s`, with s what
-  straight-through steps from here accumulate. The term j = 0 of the sum in
-  equation (28), which is 0 in value, is left out: no `s^0` is defined. N of a
-  skipped input is 0.
+  The state after the input is `skip * s_{t-1} + (1 - skip) * s`, where s
+  accumulates the straight-through steps from here. The term j = 0 of the sum in
+  equation (28) is 0 and left out: no `s^0` is defined. N of a skipped input is
+  0.
 
   Args:
-    valid: which items take part.
+    valid: False for padding.
     carried: `h^0`, from `carry_over`; 0 at the first input.
     epsilon: see `advance`.
 
@@ -154,10 +154,9 @@ def start_carried(
 
 
 def carry_over(halting: Halting, epsilon: float = 0.01) -> Float[Array, '*S']:
-  """`h^0` of the next input, `h^N - 1` (24); 0 after a forced halt.
+  """Returns `h^0` of the next input, `h^N - 1` (24); 0 after a forced halt.
 
-  Without the latter an input that never reached 1 would leave a debt to the
-  next one.
+  It would be negative after a forced halt otherwise.
   """
   reached = halting.total >= 1.0 - epsilon
   return jnp.where(reached, halting.total - 1.0, 0.0)
@@ -170,20 +169,19 @@ RULES: dict[str, Callable[..., Any]] = {
 
 
 def rule(name: str, epsilon: float = 0.01) -> Rule:
-  """The rule of a name in `RULES`, for the loops of `model_lib.pondering`.
+  """Returns the rule of a name in `RULES`.
 
   Raises:
-    ValueError: if the name is unknown or `epsilon` is not in [0, 1).
+    FieldError: if the name is unknown or `epsilon` is not in [0, 1).
   """
-  if name not in RULES:
-    raise ValueError(f'rule: expected one of {tuple(RULES)}, got {name!r}')
+  check_option('rule', name, tuple(RULES))
   if not 0.0 <= epsilon < 1.0:
-    raise ValueError(f'epsilon: expected a number in [0, 1), got {epsilon}')
+    raise FieldError('epsilon', epsilon, 'a number in [0, 1)')
   return functools.partial(RULES[name], epsilon=epsilon)
 
 
 def ponder_cost(halting: Halting) -> Float[Array, '*S']:
-  """`rho`: N + R of ACT (8), N of the straight-through rules (19), (30).
+  """Returns `rho`: N + R of ACT (8), else N (19), (30).
 
   The gradient is that of R, or of the sum in `advance_straight_through`.
   """
@@ -199,21 +197,18 @@ def combine(
   """Adds a step's state to the output, in float32.
 
   Args:
-    combination: 'accumulated' sums `weight * state` (6); 'basic' moves to
-      `weight * state + (1 - weight) * previous`, and so does 'fed_back', where
-      this is also what the next step starts from (adaptive-depth ALBERT,
-      equation 5). All keep the output of an item that has halted.
+    combination: 'accumulated' sums `weight * state` (6); 'basic' and 'fed_back'
+      give `weight * state + (1 - weight) * previous`; the next step reads the
+      result of 'fed_back' (adaptive-depth ALBERT, equation 5). All keep the
+      output of an item that has halted.
     previous: the output so far; its leading axes are those of `weight`.
     state: the step's state, in the same shape.
-    weight: the weight that the rule gave.
+    weight: of the rule.
 
   Raises:
-    ValueError: if `combination` is unknown.
+    FieldError: if `combination` is unknown.
   """
-  if combination not in COMBINATIONS:
-    raise ValueError(
-      f'combination: expected one of {COMBINATIONS}, got {combination!r}'
-    )
+  check_option('combination', combination, COMBINATIONS)
   weight = align(weight, state)
   share = weight * state.astype(jnp.float32)
   keep = 1.0 if combination == 'accumulated' else 1.0 - weight
@@ -226,5 +221,5 @@ def align(items: Array, state: Array) -> Array:
 
 
 def _no_value(x: Array) -> Array:
-  """Zero, with derivative 1."""
+  """Returns zero with derivative 1."""
   return x - jax.lax.stop_gradient(x)

@@ -1,8 +1,8 @@
-"""The loops of adaptive depth: masked and static, or until all have halted.
+"""Loops of adaptive depth: masked and static, or until all items have halted.
 
 `ponder_scan` is for training: static shapes, gradients, rematerialisation.
-`ponder_while` stops when the last item has halted. Both apply one step function
-and one rule of `model_lib.halting`, and give the same numbers.
+`ponder_while` stops when the last item has halted, without gradient. Both apply
+a step function and a rule of `model_lib.halting`, with the same results.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,11 @@ from flax import struct
 from jaxtyping import Array, Bool, Int
 
 from model_lib import halting
+from model_lib.errors import FieldError
 from model_lib.halting import Halting, Rule
 
 # step(state, n) -> (next state, score of step n); n counts from 0. A state is
-# a pytree of arrays that lead with the items' axes.
+# a pytree of arrays whose leading axes are those of the items.
 Step = Callable[[Any, Array], tuple[Any, Any]]
 # trace(state before, state after, halting after) -> pytree, stacked over steps.
 Trace = Callable[[Any, Any, Halting], Any]
@@ -25,13 +26,13 @@ Trace = Callable[[Any, Any, Halting], Any]
 
 @struct.dataclass
 class Pondered:
-  """What pondering gave.
+  """The result of pondering.
 
   Attributes:
     output: combination of the states, float32; 'fed_back': the last state.
     halting: the final `Halting`.
     depth: steps that were executed for the batch, int32 scalar.
-    trace: what `trace` gave in each step, stacked on a new first axis; or None.
+    trace: outputs of `trace`, stacked on a new first axis; or None.
   """
 
   output: Any
@@ -55,20 +56,20 @@ def ponder_scan(
 
   Args:
     step: `(state, n) -> (next state, score [*S])`, n from 0.
-    state: before the first step, a pytree whose arrays lead with `*S`.
-    begin: which items take part, or a `Halting` to go on from.
+    state: before the first step, a pytree of arrays `[*S, ...]`.
+    begin: False for padding `[*S]`, or the `Halting` to continue.
     max_steps: the limit, at least 1.
     rule: turns scores into weights, see `halting.rule`.
     combination: see `halting.combine`.
-    remat_chunk: 0 keeps everything for the gradient; 1 keeps the state before
-      every step and computes the step again; a larger divisor of `max_steps`
-      keeps the states before every so many steps, and while one chunk is
-      differentiated those within it: of N steps N / chunk + chunk states, for
-      two more forward passes. See `balanced_chunk`.
-    trace: looked at in each step, before and after.
+    remat_chunk: 0 keeps all intermediates for the gradient; 1 keeps the state
+      before every step and recomputes the step; a larger divisor of `max_steps`
+      keeps one state per chunk of steps, and all states of the chunk that is
+      differentiated: N / chunk + chunk states, for two more forward passes. See
+      `balanced_chunk`.
+    trace: records each step.
 
   Raises:
-    ValueError: if `max_steps` or `remat_chunk` is out of its range.
+    FieldError: if `max_steps` or `remat_chunk` is out of its range.
   """
   _check(max_steps)
 
@@ -114,7 +115,7 @@ def ponder_while(
 
 
 def balanced_chunk(max_steps: int) -> int:
-  """The divisor of `max_steps` that keeps the fewest states, about its root."""
+  """Returns the divisor of `max_steps` that keeps the fewest states."""
   divisors = [n for n in range(1, max_steps + 1) if max_steps % n == 0]
   return min(divisors, key=lambda n: (max_steps // n + n, n))
 
@@ -125,28 +126,26 @@ def scan_steps(
   max_steps: int,
   remat_chunk: int = 0,
 ) -> tuple[Any, Any]:
-  """`lax.scan` over the numbers of the steps, rematerialised in chunks.
+  """Scans over the step numbers, rematerialised in chunks.
 
   Args:
     body: `(carry, n) -> (carry, traced)`, n from 0.
     carry: before the first step.
-    max_steps: how many.
+    max_steps: number of steps.
     remat_chunk: see `ponder_scan`.
 
   Returns:
-    (carry after the last step, what each step traced, stacked).
+    (carry after the last step, traces stacked over the steps).
 
   Raises:
-    ValueError: if `remat_chunk` does not divide `max_steps`.
+    FieldError: if `remat_chunk` does not divide `max_steps`.
   """
   steps = jnp.arange(max_steps)
   if not remat_chunk:
     return jax.lax.scan(body, carry, steps)
   if remat_chunk < 0 or max_steps % remat_chunk:
-    raise ValueError(
-      f'remat_chunk: expected 0 or a divisor of the {max_steps} steps, such as '
-      f'{balanced_chunk(max_steps)}, got {remat_chunk}'
-    )
+    expected = f'0 or a divisor of {max_steps}, as {balanced_chunk(max_steps)}'
+    raise FieldError('remat_chunk', remat_chunk, expected)
   body = jax.checkpoint(body, prevent_cse=False)
   if remat_chunk == 1:
     return jax.lax.scan(body, carry, steps)
@@ -166,7 +165,7 @@ def scan_steps(
 def _begin(
   state: Any, begin: Halting | Bool[Array, '*S'], combination: str
 ) -> tuple[Any, Any, Halting]:
-  """(state, output so far, halting); a state that is fed back is the output."""
+  """Returns (state, output so far, halting); no output if it is fed back."""
   if combination == 'fed_back':
     output = None
   else:
@@ -221,4 +220,4 @@ def _ponder(
 
 def _check(max_steps: int) -> None:
   if max_steps < 1:
-    raise ValueError(f'max_steps: expected at least 1, got {max_steps}')
+    raise FieldError('max_steps', max_steps, 'at least 1')

@@ -3,8 +3,8 @@
 `lambda_n` is the probability to halt in step n if the item has not halted
 before; `p_n = lambda_n prod_{j<n} (1 - lambda_j)`, with `lambda_N = 1` at the
 step limit N. Trained on `sum_n p_n L_n + beta KL(p || Geometric)`, served by
-drawing or by the mean. The steps come first, `[N, ...]`, as `ponder_scan`
-stacks its trace; everything is float32.
+drawing or by the mean. Arrays are float32 `[N, ...]`, steps first, as
+`ponder_scan` stacks its trace.
 """
 
 import math
@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from model_lib.errors import FieldError
 from model_lib.halting import Halting
 
 
 def halting_distribution(
   lambdas: Float[Array, 'N ...'],
 ) -> Float[Array, 'N ...']:
-  """`p_n` of each step (PonderNet, equation 1); they sum to 1.
+  """Returns `p_n` of each step (PonderNet, equation 1), which sum to 1.
 
   Args:
     lambdas: conditional probabilities in [0, 1]; the last counts as 1.
@@ -31,22 +32,21 @@ def halting_distribution(
 
 
 def geometric_log_prior(rate: float, max_steps: int) -> Float[Array, ' N']:
-  """Logarithm of the geometric distribution cut off at `max_steps`.
+  """Returns the log of the geometric distribution truncated at `max_steps`.
 
-  Renormalised. The logarithm, as the probabilities themselves may be too small
-  for float32.
+  The probabilities, renormalised, may be too small for float32.
 
   Args:
     rate: its lambda_p, in (0, 1); the mean is about 1 / rate.
     max_steps: the step limit, N.
 
   Raises:
-    ValueError: if an argument is out of its range.
+    FieldError: if an argument is out of its range.
   """
   if not 0.0 < rate < 1.0:
-    raise ValueError(f'rate: expected a number in (0, 1), got {rate}')
+    raise FieldError('rate', rate, 'a number in (0, 1)')
   if max_steps < 1:
-    raise ValueError(f'max_steps: expected at least 1, got {max_steps}')
+    raise FieldError('max_steps', max_steps, 'at least 1')
   steps = jnp.arange(max_steps, dtype=jnp.float32)
   return jax.nn.log_softmax(steps * math.log1p(-rate))
 
@@ -54,7 +54,7 @@ def geometric_log_prior(rate: float, max_steps: int) -> Float[Array, ' N']:
 def divergence(
   distribution: Float[Array, 'N ...'], log_prior: Float[Array, ' N']
 ) -> Float[Array, '...']:
-  """`KL(p || prior)` in nats; a step of probability 0 adds nothing."""
+  """Returns `KL(p || prior)` in nats; a step of probability 0 adds 0."""
   shape = (-1,) + (1,) * (distribution.ndim - 1)
   positive = distribution > 0.0
   # Selected before the logarithm too, or its gradient would be NaN.
@@ -69,13 +69,13 @@ def ponder_loss(
   log_prior: Float[Array, ' N'],
   beta: float,
 ) -> Float[Array, '...']:
-  """`sum_n p_n L_n + beta KL(p || prior)` (PonderNet, equation 2)."""
+  """Returns `sum_n p_n L_n + beta KL(p || prior)` (equation 2)."""
   expected = (distribution * losses.astype(jnp.float32)).sum(0)
   return expected + beta * divergence(distribution, log_prior)
 
 
 def expected_steps(distribution: Float[Array, 'N ...']) -> Float[Array, '...']:
-  """Mean number of steps, `sum_n n p_n`."""
+  """Returns the mean number of steps, `sum_n n p_n`."""
   shape = (-1,) + (1,) * (distribution.ndim - 1)
   numbers = jnp.arange(1, distribution.shape[0] + 1, dtype=jnp.float32)
   return (distribution * numbers.reshape(shape)).sum(0)
@@ -89,10 +89,9 @@ def advance_drawn(
   """Halts with probability `lambda_n`: a rule for `model_lib.pondering`.
 
   Args:
-    halting: before the step; `total` sums what the item has survived as the
-      probability to have halted by now.
+    halting: before the step; `total` is the probability of having halted.
     score: (lambda_n, numbers drawn uniformly from [0, 1)).
-    is_last: whether this step is the limit.
+    is_last: True in the last step.
 
   Returns:
     (halting after the step, weight): 1 in the step that an item halts in.

@@ -1,7 +1,7 @@
-"""Randomness that belongs to a row of the batch, not to the batch.
+"""Randomness per row of a batch.
 
-Every row has its own key. Noise drawn from it does not depend on the other
-rows, on the batch size or on how a batch is cut into micro-batches.
+Each row has its own key, so its noise does not depend on the other rows, on the
+batch size or on micro-batches.
 """
 
 import zlib
@@ -10,16 +10,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from model_lib.errors import FieldError
+
 
 def fold_rows(
   row_keys: Key[Array, ' B'], use: str | int | Int[Array, '']
 ) -> Key[Array, ' B']:
-  """Keys for one use of the rows' randomness.
+  """Returns the keys for one use.
 
   Args:
     row_keys: one typed key per row.
-    use: what the keys are for: a name, the same in every process, or a
-      number such as the step of a loop.
+    use: a name, or a number such as the step of a loop.
   """
   number = zlib.crc32(use.encode()) if isinstance(use, str) else use
   return jax.vmap(lambda key: jax.random.fold_in(key, number))(row_keys)
@@ -33,13 +34,13 @@ def dropout(
   Args:
     x: activations, rows first.
     rate: probability of dropping an element, in [0, 1).
-    row_keys: keys for this use alone, or None to return `x` (evaluation).
+    row_keys: keys for this use, or None to return `x` (evaluation).
 
   Raises:
-    ValueError: if `rate` is not in [0, 1).
+    FieldError: if `rate` is not in [0, 1).
   """
   if not 0.0 <= rate < 1.0:
-    raise ValueError(f'dropout: expected a rate in [0, 1), got {rate}')
+    raise FieldError('dropout', rate, 'a rate in [0, 1)')
   if row_keys is None or rate == 0.0:
     return x
   keep = jax.vmap(
@@ -54,14 +55,7 @@ def drop(
   row_keys: Key[Array, ' B'] | None,
   use: str,
 ) -> Float[Array, 'B ...']:
-  """Dropout in one of a layer's places; without keys `x` as it is.
-
-  Args:
-    x: activations, rows first.
-    rate: probability of dropping an element, in [0, 1).
-    row_keys: keys of the layer, or None (evaluation).
-    use: name of the place.
-  """
+  """Applies `dropout` with keys folded for `use`; without keys returns `x`."""
   if row_keys is None or not rate:
     return x
   return dropout(x, rate, fold_rows(row_keys, use))
