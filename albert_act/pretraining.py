@@ -76,7 +76,7 @@ class Pretraining(Task):
     return variables['params'], {}
 
   def save_assets(self, directory: pathlib.Path) -> None:
-    """Writes the tokenizer of the corpus beside the run's configuration."""
+    """Writes the tokenizer of the corpus to the directory of the run."""
     corpus = self.config['dataset'].get('directory', '')
     if corpus:
       tokenizer.load(corpus).save(directory / TOKENIZER)

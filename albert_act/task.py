@@ -58,8 +58,8 @@ def ponder(ponder, batch, norm, config, knobs) -> tuple[Any, dict[str, Any]]:
 
   Returns:
     The metrics are `ponder_cost`, the mean of the sum over a row's tokens;
-    `iterations`, the mean over real tokens; `depth`, the mean of each row's
-    largest: what a row that waits for its last token executes.
+    `iterations`, the mean over real tokens; `depth`, the mean over rows of the
+    largest: the executed depth without compaction.
   """
   mask = batch['mask']
   row_cost = ponder['cost'].sum(1)

@@ -1,8 +1,8 @@
-"""When an example leaves: exit rules as pure functions, row by row.
+"""Exit rules as pure functions, row by row.
 
 EAT, section 3.3 (`max_c P >= tau`, patience), with the entropy of DeeBERT and
-the patience of PABEE. All take NumPy arrays (on the host, while serving) and
-JAX arrays (in a sweep) alike, and decide each row by itself.
+the patience of PABEE. All functions take NumPy arrays (on the host, in serving)
+and JAX arrays (in a sweep).
 """
 
 import dataclasses
@@ -30,33 +30,30 @@ RULES_WITH_TAU = ('confidence', 'entropy', 'margin', 'combined')
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """When a row may leave at a head, P being the head's probabilities.
+  """A condition for a row to exit at a head with probabilities P.
 
   - 'confidence': `max_c P >= tau`.
   - 'entropy': `-sum_c P log P <= tau`, in nats.
   - 'margin': the largest P minus the second is at least tau.
-  - 'patience': the last `patience` heads, this one included, have the same
-    argmax; there must be so many.
+  - 'patience': the last `patience` heads, up to this one, have the same argmax.
   - 'combined': both 'confidence' and 'patience'.
   - 'never': only at the last head.
 
-  A regression (one logit) leaves, unless 'never', when each of the last
-  `patience` predictions, but of two at least, differs by less than
-  `tolerance` from the one before.
-
-  The three thresholds may be arrays `[B]`, one for each row.
+  A regression (one logit) exits, unless 'never', when each of the last
+  `max(2, patience)` predictions differs by less than `tolerance` from the one
+  before. The three thresholds may be arrays `[B]`, one for each row.
 
   Attributes:
     name: one of `RULES`.
-    tau: threshold of the rules that have one: a probability, a difference of
-      two, or nats >= 0. Infinity, for entropy minus infinity, is never met.
+    tau: threshold: a probability, a difference of two, or nats >= 0. Infinity,
+      for entropy minus infinity, is never met.
     patience: number of heads, at least 1.
     tolerance: of a regression, in the unit of the label, >= 0.
-    veto_margin: a row whose margin is below it stays, whatever the rule; a
-      regression has no margin.
+    veto_margin: rows with a smaller margin never exit early; not for a
+      regression.
 
   Raises:
-    ValueError: at construction, naming the field, for an illegal value.
+    FieldError: at construction, for an illegal value.
   """
 
   name: str
@@ -88,14 +85,13 @@ def should_exit(
   rule: Rule,
   logits: Float[Any, 'E B C'] | Sequence[Float[Any, 'B C']],
 ) -> Bool[Any, ' B']:
-  """Whether each row leaves at the last of the heads so far.
+  """Returns True for rows that exit at the last of the heads so far.
 
-  A row whose logits are not finite stays.
+  Rows with logits that are not finite do not exit.
 
   Args:
-    rule: the rule; its thresholds are numbers or one for each row.
-    logits: of all heads so far, E >= 1; C = 1 is a regression. With
-      calibrated heads, divided by their temperatures (`calibrate`).
+    rule: the rule.
+    logits: of all heads so far, E >= 1, calibrated; C = 1 is a regression.
   """
   xp, heads = _stacked(logits)
   if rule.name == 'never':
@@ -107,16 +103,16 @@ def should_exit(
 
 
 def reason(rule: Rule, is_regression: bool) -> str:
-  """What an early exit by a rule is called; a regression has one way out."""
+  """Returns the name of an early exit: the rule's, or 'tolerance'."""
   return 'tolerance' if is_regression and rule.name != 'never' else rule.name
 
 
 def heads_needed(rule: Rule, is_regression: bool) -> int | None:
-  """How many heads a row has passed when it can leave; None if it never can.
+  """Returns the number of heads before a row can exit; None for 'never'.
 
   Args:
     rule: the rule.
-    is_regression: whether the heads have one logit.
+    is_regression: True if the heads have one logit.
   """
   if rule.name == 'never':
     return None
@@ -129,7 +125,7 @@ def first_exit(
   rule: Rule,
   logits: Float[Any, 'E B C'] | Sequence[Float[Any, 'B C']],
 ) -> Int[Any, ' B']:
-  """Index of the head at which each row leaves: at the latest, the last.
+  """Returns the index of the head at which each row exits.
 
   Args:
     rule: the rule.
@@ -153,7 +149,7 @@ def calibrate(
     temperatures: one for each head, > 0.
 
   Raises:
-    ValueError: if there is not one for each head, or one is not positive.
+    FieldError: if there is not one for each head, or one is not positive.
   """
   _, heads = _stacked(logits)
   if len(temperatures) != len(heads):
@@ -170,22 +166,19 @@ def calibrate(
 def probabilities(
   logits: Float[Any, 'E B C'], temperatures: Float[Any, ' E'] | Sequence[float]
 ) -> Float[Any, 'E B C']:
-  """Calibrated class probabilities of all heads; see `calibrate`.
+  """Returns the calibrated class probabilities of all heads.
 
   Raises:
-    ValueError: for a regression, or as `calibrate`.
+    FieldError: for a regression, or as `calibrate`.
   """
   heads = calibrate(logits, temperatures)
   if heads.shape[2] < 2:
-    raise ValueError(
-      'logits: expected at least 2 classes, got 1; a regression has no '
-      'probabilities'
-    )
+    raise FieldError('logits', 1, 'at least 2 classes')
   return softmax(heads)
 
 
 def _stacked(logits: Any) -> tuple[Any, Any]:
-  """The module to compute with, and float `[E, B, C]`."""
+  """Returns the array module, and the logits as float `[E, B, C]`."""
   heads = logits if hasattr(logits, 'ndim') else list(logits)
   parts = heads if isinstance(heads, list) else [heads]
   xp = jnp if any(isinstance(part, jax.Array) for part in parts) else np
@@ -196,12 +189,12 @@ def _stacked(logits: Any) -> tuple[Any, Any]:
 
 
 def _like(xp: Any, threshold: Any, logits: Any) -> Any:
-  """The threshold in the dtype of the logits."""
+  """Casts a threshold to the dtype of the logits."""
   return xp.asarray(threshold, logits.dtype)
 
 
 def _decided(xp: Any, rule: Rule, heads: Any) -> Any:
-  """The rules of a classification at the last of the heads."""
+  """Applies the rule of a classification at the last head."""
   probability = softmax(heads[-1])
   ordered = xp.sort(probability, axis=-1)
   margin = ordered[..., -1] - ordered[..., -2]
@@ -219,7 +212,7 @@ def _decided(xp: Any, rule: Rule, heads: Any) -> Any:
 
 
 def _agreed(xp: Any, heads: Any, patience: int) -> Any:
-  """Whether the last `patience` heads have the same argmax."""
+  """Returns True for rows whose last heads have the same argmax."""
   if len(heads) < patience:
     return xp.zeros(heads.shape[1:2], bool)
   classes = heads[-patience:].argmax(-1)
@@ -227,7 +220,7 @@ def _agreed(xp: Any, heads: Any, patience: int) -> Any:
 
 
 def _settled(xp: Any, rule: Rule, predictions: Any) -> Any:
-  """Whether the last predictions differ by less than the tolerance."""
+  """Returns True for rows whose last predictions differ by < tolerance."""
   count = max(2, rule.patience)
   if len(predictions) < count:
     return xp.zeros(predictions.shape[1:], bool)

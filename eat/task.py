@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from dataset_lib.errors import ConfigError
 from eat import serving
-from eat.teacher import check_tokenizer
+from eat import teacher as teachers
 from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN
 from train_lib import loading
@@ -57,7 +57,7 @@ class FineTune(TextClassification):
     teacher = config['loss'].get('teacher')
     if teacher:
       loading.load_config(teacher, key='loss.teacher')
-      check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
+      teachers.check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
     super().complete(config)
     heads = len(head_layers(construct(config, num_classes=2)))
     weights = config['loss']['exit_weights']
@@ -75,31 +75,15 @@ class FineTune(TextClassification):
 
   @functools.cached_property
   def teacher(self) -> Any:
-    """The teacher's task, or None; evaluation and serving never ask for it."""
+    """The teacher's task, or None; read in training only."""
     directory = self.config['loss']['teacher']
     if not directory:
       return None
-    config = loading.load_config(directory, key='loss.teacher')
     own = self.config['dataset'].get('tokenizer', '')
-    check_tokenizer(directory, own)
-    teacher = loading.load_task(directory, config)
-    if teacher.info.num_classes != self.info.num_classes:
-      raise ConfigError(
-        'loss.teacher',
-        f'{directory} with {teacher.info.num_classes} classes',
-        f'a run with the {self.info.num_classes} classes of the data set',
-      )
-    names = teacher.info.class_names, self.info.class_names
-    if all(names) and names[0] != names[1]:
-      raise ConfigError(
-        'loss.teacher',
-        f'{directory} with the classes {", ".join(names[0])}',
-        f'a run with the classes of the data set, {", ".join(names[1])}',
-      )
-    return teacher
+    return teachers.load(directory, self.info, own)
 
   def init_frozen(self):
-    """The teacher's parameters, if there is one."""
+    """Returns the teacher's parameters, if there is one."""
     if self.teacher is None:
       return {}
     loaded = loading.load_params(
@@ -108,7 +92,7 @@ class FineTune(TextClassification):
     return loaded.variables
 
   def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
-    """The joint loss of the real rows; see the module."""
+    """Returns the joint loss of the real rows; see the module."""
     options = (
       {'prune_scale': knobs['prune_scale']} if 'prune_scale' in knobs else {}
     )
@@ -144,7 +128,7 @@ class FineTune(TextClassification):
   def divergence(
     self, target: Float[Array, 'B O'], logits: Float[Array, 'B O']
   ) -> Float[Array, ' B']:
-    """`T^2 KL(target^T || logits^T)` of each row; regression: the square."""
+    """Returns `T^2 KL(target^T || logits^T)`, or a squared difference."""
     if self.is_regression:
       return jnp.square(target[:, 0] - logits[:, 0])
     temperature = self.config['loss']['temperature']
@@ -154,7 +138,7 @@ class FineTune(TextClassification):
     return temperature**2 * kl
 
   def head_metrics(self, exits, per_head, out, batch) -> dict[str, Any]:
-    """Quality of the last head, accuracy of each exit, share kept."""
+    """Returns quality of the last head, accuracy of exits, retention."""
     metrics = self.quality(exits[-1], per_head[-1], batch)
     layers = head_layers(self.model)[:-1]
     for layer, logits in zip(layers, exits[:-1], strict=True):
@@ -169,7 +153,7 @@ class FineTune(TextClassification):
     return metrics
 
   def evaluate(self, params, model_state, batch):
-    """Metrics without noise, with the model's full prune ratios."""
+    """Returns metrics without noise, with the model's full prune ratios."""
     logits, out = self.apply(params, model_state, batch)
     exits = out['exits'] if 'exits' in out else logits[None]
     per_head = jax.vmap(lambda one: self.cross_entropy(one, batch))(exits)

@@ -1,9 +1,8 @@
 """Attention in a window, with a global [CLS] (EAT, section 3.2).
 
-Every token reads itself, its neighbours on both sides and [CLS]; [CLS] reads
-all. Positions are those in the sequence as it is now, after pruning. Two
-computations of the same numbers: 'dense' masks the full score matrix, 'block'
-never makes one and needs O(L k).
+Every token attends to itself, its neighbours on both sides and [CLS]; [CLS]
+attends to all. Positions are those after pruning. Two forms give the same
+numbers: 'dense' masks the full score matrix, 'block' needs O(L k) memory.
 """
 
 from collections.abc import Callable
@@ -14,15 +13,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
 from model_lib.attention import MASKED_SCORE, mean_received
+from model_lib.errors import FieldError, check_option
 
 IMPLEMENTATIONS = ('auto', 'block', 'dense')
-# From this length on 'auto' computes in blocks. Measured on a CPU with two busy
+# From this length 'auto' computes in blocks. Measured on a CPU with two busy
 # cores, 12 heads of 64, k = 32, in milliseconds dense / block at batch 1: 1.1 /
 # 1.2 at 128 tokens, 3.8 / 2.3 at 160, 3.5 / 2.1 at 256, 16 / 5.0 at 512; with
 # the gradient 4.5 / 3.5, 7.8 / 4.7, 20 / 6.3, 360 / 27. At batch 8, 128 tokens
 # take 8.9 / 12, and 160 take 53 / 48.
 BLOCK_FROM = 160
-# Queries of a block: 16, 64 and 128 were slower at 128 to 512 tokens.
+# Queries per block; 16, 64 and 128 were slower at 128 to 512 tokens.
 _BLOCK = 32
 
 Drop = Callable[[Any], Any]
@@ -39,39 +39,35 @@ def window_attend(
   window: int,
   implementation: str = 'auto',
 ) -> tuple[Float[Array, 'B N L H'], Float[Array, 'B L'] | None]:
-  """Scaled dot-product attention within a window; softmax in float32.
+  """Computes scaled dot-product attention within a window.
 
   Args:
-    query: queries, heads before the length.
+    query: queries.
     key: keys of the same tokens.
     value: values.
-    valid: which keys may be read; None for all. A query that may read none
-      gets zeros.
-    drop: dropout of the weights `[B, ...]`, called once; which weights fall
-      depends on the implementation.
-    received: whether to return what each token received.
+    valid: True for keys that are read; None for all. Queries without one get
+      zeros.
+    drop: dropout of the weights `[B, ...]`, called once; its noise depends on
+      the implementation.
+    received: also return the attention that each token received.
     window: width k: k / 2 neighbours on each side.
-    implementation: 'block', 'dense', or 'auto' for the faster by length: in
-      blocks from `BLOCK_FROM` tokens on.
+    implementation: 'block', 'dense', or 'auto' for blocks from `BLOCK_FROM`
+      tokens.
 
   Returns:
-    (attended values, received); the latter as in `model_lib.attention.attend`.
+    (attended values, received) as of `model_lib.attention.attend`.
 
   Raises:
-    ValueError: if `window` or `implementation` is not legal.
+    FieldError: if `window` or `implementation` is not legal.
   """
   if window < 2 or window % 2:
-    raise ValueError(f'window: expected an even number >= 2, got {window}')
-  if implementation not in IMPLEMENTATIONS:
-    raise ValueError(
-      f'implementation: expected one of {IMPLEMENTATIONS}, got '
-      f'{implementation!r}'
-    )
+    raise FieldError('window', window, 'an even number >= 2')
+  check_option('implementation', implementation, IMPLEMENTATIONS)
   length = query.shape[2]
   if valid is None:
     valid = jnp.ones((query.shape[0], length), bool)
   query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-  # Weights of what is not valid are zero, but zero times NaN is not.
+  # Weights of invalid keys are zero, but zero times NaN is not.
   value = jnp.where(valid[:, None, :, None], value, jnp.zeros_like(value))
   in_blocks = _is_in_blocks(length, implementation)
   attend = _attend_in_blocks if in_blocks else _attend_densely
@@ -79,13 +75,13 @@ def window_attend(
 
 
 def window_scores(tokens: int, window: int, implementation: str) -> int:
-  """Scores of a row and head that `window_attend` computes.
+  """Returns the number of scores that `window_attend` computes per head.
 
-  In blocks these are more than the window has: each block of queries reads
-  its whole span, also what is masked, and the last block is padded.
+  Blocks compute more than the window has: all scores of a block's span, also
+  masked ones, and a padded last block.
 
   Args:
-    tokens: of the row.
+    tokens: number of tokens.
     window: width k, not 0.
     implementation: 'auto', 'block' or 'dense'.
   """
@@ -119,7 +115,7 @@ def _attend_densely(query, key, value, valid, drop, received, half):
 
 
 def _attend_in_blocks(query, key, value, valid, drop, received, half):
-  """Each block of queries reads [CLS], half a window, itself, half a window."""
+  """Attends from each block to [CLS], itself and half a window per side."""
   batch, heads, length, width = query.shape
   size = max(_BLOCK, half)
   queries = _blocks(query, size)[:, :, 1:-1]
@@ -150,7 +146,7 @@ def _product(equation: str, x: Array, y: Array) -> Array:
 def _weights(
   scores: Float[Array, '*S K'], allowed: Bool[Array, '*A K']
 ) -> Float[Array, '*S K']:
-  """Softmax over the allowed keys; zero where there is none."""
+  """Returns the softmax over the allowed keys; zero where there is none."""
   weights = jax.nn.softmax(jnp.where(allowed, scores, MASKED_SCORE), axis=-1)
   return jnp.where(allowed, weights, 0.0)
 
@@ -158,17 +154,17 @@ def _weights(
 def _blocks(
   x: Shaped[Array, 'B N L H'], size: int
 ) -> Shaped[Array, 'B N Q I H']:
-  """Cuts the length into blocks of `size`, with an empty one at each end."""
+  """Cuts the length into blocks of `size`, padded by one at each end."""
   batch, heads, length, width = x.shape
-  behind = -length % size + size
-  padded = jnp.pad(x, ((0, 0), (0, 0), (size, behind), (0, 0)))
+  after = -length % size + size
+  padded = jnp.pad(x, ((0, 0), (0, 0), (size, after), (0, 0)))
   return padded.reshape(batch, heads, -1, size, width)
 
 
 def _spans(
   x: Shaped[Array, 'B N L H'], size: int, half: int
 ) -> Shaped[Array, 'B N Q J H']:
-  """What each block may read: [CLS], then `half + size + half` neighbours."""
+  """Returns the span of each block: [CLS], `half + size + half` tokens."""
   blocks = _blocks(x, size)
   inner = blocks[:, :, 1:-1]
   cls = jnp.broadcast_to(x[:, :, None, :1], (*inner.shape[:3], 1, x.shape[3]))
@@ -178,7 +174,7 @@ def _spans(
 
 
 def _in_window(count: int, size: int, half: int) -> Bool[Array, 'Q I J']:
-  """Which slots of its span each query reads; [CLS] only through the first."""
+  """Returns True for the slots in each query's window; [CLS] is slot 0."""
   block = jnp.arange(count)[:, None, None]
   query = jnp.arange(size)[None, :, None]
   slot = jnp.arange(1 + size + 2 * half)[None, None]
@@ -193,12 +189,12 @@ def _received_in_blocks(
   valid: Bool[Array, 'B L'],
   half: int,
 ) -> Float[Array, 'B L']:
-  """What each token received; see `model_lib.attention.mean_received`."""
+  """Computes `model_lib.attention.mean_received` from the blocks."""
   batch, heads, count, size, _ = band.shape
   length = cls.shape[2]
   reads = valid & (jnp.arange(length)[None] > 0)
   reads = _blocks(reads[:, None, :, None], size)[:, :, 1:-1]
-  # Selected and not multiplied: a query that is not valid may hold NaN.
+  # Selected, not multiplied: an invalid query may hold NaN.
   given = jnp.where(reads, band, 0.0).sum(axis=(1, 3))
   to_cls, before, inner, after = jnp.split(
     given, (1, 1 + half, 1 + half + size), axis=2
@@ -216,7 +212,7 @@ def _received_in_blocks(
 def _drop_both(
   drop: Drop, band: Float[Array, 'B ...'], cls: Float[Array, 'B ...']
 ) -> tuple[Float[Array, 'B ...'], Float[Array, 'B ...']]:
-  """One call for both: two would repeat the same random numbers."""
+  """Drops both in one call; two would repeat the random numbers."""
   flat = [weights.reshape(weights.shape[0], -1) for weights in (band, cls)]
   dropped = drop(jnp.concatenate(flat, axis=1))
   parts = jnp.split(dropped, (flat[0].shape[1],), axis=1)

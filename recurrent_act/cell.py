@@ -1,16 +1,16 @@
 """Recurrent cells that ponder over each input of a sequence.
 
-Equation numbers are those of Fojo's overview. At input x_t the cell sees `[x_t,
-1]` in its first repetition and `[x_t, 0]` in the others (Graves 2016, section
-2), and goes on from its last state (1). A rule of `model_lib.halting` weighs
-the states into the one that goes to the next input (6), (17), (28), of an LSTM
-both arrays. The output of an input is an affine function of that state.
+Equation numbers are those of Fojo's overview. At input x_t the cell reads
+`[x_t, 1]` in its first repetition and `[x_t, 0]` in the others (Graves 2016,
+section 2), starting from its last state (1). A rule of `model_lib.halting`
+weighs the states into the one for the next input (6), (17), (28); of an LSTM
+both arrays. The output at an input is an affine function of that state.
 
 Its value is the weighted sum of the repetitions' outputs, (7), (18) and (29),
-as the weights sum to 1. Its gradient is that of (7), too, as by ACT they do so
-whatever the scores are. By straight-through and Skip-ACT each weight has a
-slope of 1 of its own, and these do not cancel: by (18) and (29) the scores
-would also get the output's bias times those slopes, which is left out here.
+as the weights sum to 1. Its gradient is that of (7), as ACT's weights always
+sum to 1. The weights of straight-through and Skip-ACT have a slope of 1 each:
+(18) and (29) would add the output's bias times these slopes to the gradient of
+the scores, which is left out here.
 """
 
 import dataclasses
@@ -24,12 +24,13 @@ from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from model_lib import halting, pondering
+from model_lib.errors import FieldError
 from model_lib.halting import Halting
 from model_lib.logical import partitioned
 
 # The optimized one has the parameters of nn.LSTMCell, and fewer products.
 CELLS = {'rnn': nn.SimpleCell, 'gru': nn.GRUCell, 'lstm': nn.OptimizedLSTMCell}
-# 'fixed' repeats always `max_steps` times: the baseline of Fojo's thesis.
+# 'fixed' always repeats `max_steps` times: the baseline of Fojo's thesis.
 RULES = ('act', 'straight_through', 'skip', 'fixed')
 
 # The state of a cell: (c, h) of an LSTM, else h, all `[B, D]`.
@@ -44,7 +45,7 @@ class Repetition(nn.Module):
   Attributes:
     cell: 'rnn' (tanh), 'gru' or 'lstm'.
     width: width of the hidden output, D.
-    has_score: whether there is anything to decide; else the score is 0.
+    has_score: False for a score of 0, without parameters.
     halting_bias: initial bias of the score.
     dtype: compute dtype of the cell; the score is float32.
   """
@@ -84,18 +85,18 @@ class Repetition(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Pondering:
-  """How a cell ponders.
+  """Options of pondering.
 
   Attributes:
     rule: one of `RULES`.
-    max_steps: most repetitions at an input; 'fixed': how many there are.
+    max_steps: most repetitions at an input; their number with 'fixed'.
     epsilon: an item halts when its scores sum to `1 - epsilon`.
     mu: of 'skip', the largest score (25), a positive integer.
     dynamic: stop when every row has halted (inference; no gradient) instead of
       masking `max_steps` repetitions.
 
   Raises:
-    ValueError: at construction, naming the field, for an illegal value.
+    FieldError: at construction, for `mu` with another rule than 'skip'.
   """
 
   rule: str
@@ -105,22 +106,11 @@ class Pondering:
   dynamic: bool = False
 
   def __post_init__(self):
-    if self.rule not in RULES:
-      raise ValueError(f'rule: expected one of {RULES}, got {self.rule!r}')
-    if self.max_steps < 1:
-      raise ValueError(f'max_steps: expected at least 1, got {self.max_steps}')
-    if not 0.0 <= self.epsilon < 1.0:
-      raise ValueError(
-        f'epsilon: expected a number in [0, 1), got {self.epsilon}'
-      )
-    if self.mu < 1 or (self.mu > 1 and self.rule != 'skip'):
-      raise ValueError(
-        f"mu: expected a positive integer, and 1 unless rule is 'skip', got "
-        f'{self.mu}'
-      )
+    if self.mu > 1 and self.rule != 'skip':
+      raise FieldError('mu', self.mu, "1 unless rule is 'skip'")
 
   def advance(self) -> halting.Rule:
-    """The rule of `model_lib.halting` that turns scores into weights."""
+    """Returns the rule that turns scores into weights."""
     if self.rule == 'fixed':
       return advance_fixed
     name = 'straight_through' if self.rule == 'skip' else self.rule
@@ -129,12 +119,14 @@ class Pondering:
 
 @struct.dataclass
 class Spent:
-  """What an input took, `[B]`, or a sequence, `[B, T]`; 0 where none stands.
+  """Repetitions and cost of an input `[B]` or a sequence `[B, T]`.
+
+  All are 0 for padding.
 
   Attributes:
     steps: repetitions, N, int32.
     cost: rho (8), (19), (30), float32.
-    skipped: whether the input was skipped, bool.
+    skipped: True for a skipped input, bool.
   """
 
   steps: Any
@@ -145,7 +137,7 @@ class Spent:
 def advance_fixed(
   before: Halting, score: Float[Array, ' B'], is_last: Bool[Array, '...'] | bool
 ) -> tuple[Halting, Float[Array, ' B']]:
-  """A rule for `model_lib.pondering` that halts at the limit alone."""
+  """Takes one step; halts at the limit only."""
   halts = before.running & is_last
   after = dataclasses.replace(
     before,
@@ -170,11 +162,11 @@ def ponder_input(
     state: s_{t-1}, float32.
     carried: `h_t^0` of Skip-ACT, 0 at the first input.
     inputs: x_t.
-    valid: rows without an input keep state and `carried`, and spend nothing.
-    options: how the cell ponders.
+    valid: False for padding, which changes and costs nothing.
+    options: options of pondering.
 
   Returns:
-    (s_t, `carried` of the next input, what the input took).
+    (s_t, `carried` of the next input, `Spent`).
   """
 
   def repeat(state: State, n: Array) -> tuple[State, Array]:
@@ -221,11 +213,11 @@ def ponder_sequence(
     step: one repetition.
     state: s_0, float32.
     inputs: x_1 .. x_T.
-    valid: where inputs stand. The others change nothing.
-    options: how the cell ponders.
+    valid: False for padding, which changes nothing.
+    options: options of pondering.
 
   Returns:
-    (last state, hidden output after each input, what the inputs took).
+    (last state, hidden output after each input, `Spent` of each input).
   """
 
   def body(before: Any, at_time: Any) -> Any:
@@ -244,13 +236,13 @@ def ponder_sequence(
 
 
 def start_state(cell: str, rows: int, width: int) -> State:
-  """s_0: zeros."""
+  """Returns s_0: zeros."""
   zeros = jnp.zeros((rows, width), jnp.float32)
   return (zeros, zeros) if cell == 'lstm' else zeros
 
 
 def hidden_of(state: State) -> Float[Array, 'B D']:
-  """The hidden output in a state."""
+  """Returns the hidden output of a state."""
   return state[1] if isinstance(state, tuple) else state
 
 
@@ -260,6 +252,6 @@ def _after(
   skip: Float[Array, ' B'],
   valid: Bool[Array, ' B'],
 ) -> Float[Array, 'B D']:
-  """Equation (28); `skip` is 0 for the other rules."""
+  """Computes equation (28); `skip` is 0 for the other rules."""
   skip = skip[:, None]
   return jnp.where(valid[:, None], skip * old + (1.0 - skip) * new, old)

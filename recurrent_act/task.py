@@ -22,19 +22,18 @@ from train_lib.task import Batch
 class SequenceTask(Classification):
   """Cross-entropy of every target + tau times the ponder cost.
 
-  Both are sums over a sequence, as in the paper, and are divided by the number
-  of steps of the whole batch that have a target: tau means what it means
-  there, and the scale of the loss does not depend on the lengths.
+  Both are sums over a sequence, as in the paper, divided by the number of steps
+  of the whole batch that have a target: tau is that of the paper, and the loss
+  does not depend on the lengths.
 
   Configuration: `loss.ponder_weight` is tau, or a knob of the same name.
 
-  Metrics: `accuracy` is the share of sequences without any error (1 - the
-  sequence error rate of the paper; sequences without a target do not count),
-  `element_accuracy` that of targets; `cross_entropy` in nats is summed over
-  the targets of a step and averaged over steps; `steps` (N), `cost` (rho) and
-  `skipped` are averages over inputs, `steps_max` is the largest N. Where a
-  batch has `marked` inputs, `skipped_marked` and `skipped_unmarked` are the
-  shares of both kinds.
+  Metrics: `accuracy` is the share of sequences without error (1 - the sequence
+  error rate of the paper) among those with a target, `element_accuracy` that of
+  targets; `cross_entropy` in nats is summed over the targets of a step and
+  averaged over steps; `steps` (N), `cost` (rho) and `skipped` are averages over
+  inputs, `steps_max` is the largest N. With `marked` inputs in the batch,
+  `skipped_marked` and `skipped_unmarked` are the shares of both kinds.
   """
 
   @dataclasses.dataclass(frozen=True)

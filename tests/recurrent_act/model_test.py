@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dataset_lib import fields
+from dataset_lib.errors import ConfigError
 from recurrent_act import cell
 from recurrent_act.model import RecurrentModel
 from tests.recurrent_act import plain_cells
@@ -27,10 +29,10 @@ CASES = [
 ]
 
 
-def model_of(kind='rnn', rule='act', **fields):
+def model_of(kind='rnn', rule='act', **given):
   mu = 3 if rule == 'skip' else 1
   defaults = dict(num_classes=3, num_targets=2, width=8, max_steps=3, mu=mu)
-  return RecurrentModel(cell=kind, rule=rule, **(defaults | fields))
+  return RecurrentModel(cell=kind, rule=rule, **(defaults | given))
 
 
 @functools.cache
@@ -218,23 +220,27 @@ def test_bfloat16_halts_in_float32():
   assert float(jnp.abs(got - want).max()) > 1e-5
 
 
+def test_a_larger_score_needs_the_rule_skip():
+  with pytest.raises(ValueError, match=r'^mu: expected 1'):
+    RecurrentModel(num_classes=2, mu=2, rule='act')
+
+
 @pytest.mark.parametrize(
-  'fields',
+  ('field', 'value'),
   [
-    {'cell': 'tanh'},
-    {'rule': 'ponder'},
-    {'max_steps': 0},
-    {'epsilon': 1.0},
-    {'mu': 0, 'rule': 'skip'},
-    {'mu': 2, 'rule': 'act'},
-    {'width': 0},
-    {'num_targets': 0},
+    ('cell', 'tanh'),
+    ('rule', 'ponder'),
+    ('max_steps', 0),
+    ('epsilon', 1.0),
+    ('mu', 0),
+    ('width', 0),
+    ('num_targets', 0),
   ],
 )
-def test_illegal_field_is_named(fields):
-  name = next(iter(fields))
-  with pytest.raises(ValueError, match=f'{name}: expected'):
-    RecurrentModel(num_classes=2, **fields)
+def test_annotations_declare_the_legal_values(field, value):
+  given = {'num_classes': 2, field: value}
+  with pytest.raises(ConfigError, match=f'^model.{field}: expected'):
+    fields.check(RecurrentModel, given, 'model')
 
 
 @pytest.mark.parametrize('kind', cell.CELLS)
