@@ -6,58 +6,51 @@ order, augmentation and replacements are functions of (seed, epoch, index).
 """
 
 import contextlib
+import dataclasses
 import numbers
 import os
+import typing
 from collections.abc import Iterator
-from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
-from dataset_lib import (
-  digits,
-  fake,
-  fake_text,
-  fields,
-  glue,
-  graves,
-  image_folder,
-  image_ops,
-  parity,
-  pretraining,
-  probing,
-  source,
-  tfds_source,
-)
-from dataset_lib.bad_records import BadRecords
+from annotated_types import Interval
+
+from dataset_lib import fields, source
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import ConfigLike
-from dataset_lib.length_order import LengthOrder
-from dataset_lib.order import Order, local_rows, record_rng
+from dataset_lib.order import LengthOrder, Order, local_rows, record_rng
 from dataset_lib.reader import (
   ROWS_PER_BLOCK,
+  BadRecords,
   Batch,
   Blocks,
-  LengthReader,
   Reader,
   Transform,
   concatenate,
 )
-from dataset_lib.source import DatasetInfo, Source, TokenSource, VectorSource
+from dataset_lib.source import (
+  DatasetInfo,
+  Source,
+  TokenSource,
+  VectorSource,
+)
 
-SOURCES: dict[str, ModuleType] = {
-  'parity': parity,
-  'digits': digits,
-  'folder': image_folder,
-  'tfds': tfds_source,
-  'glue': glue,
-  'probing': probing,
-  'graves': graves,
-  'fake_images': fake,
-  'fake_text': fake_text,
-  'pretraining': pretraining,
+# Short names of data sets; a configuration may name any other as module:Class.
+SOURCES = {
+  'parity': 'dataset_lib.synthetic:Parity',
+  'digits': 'dataset_lib.digits:Digits',
+  'folder': 'dataset_lib.image_folder:ImageFolder',
+  'tfds': 'dataset_lib.tfds:TfdsImages',
+  'glue': 'dataset_lib.glue:Glue',
+  'probing': 'dataset_lib.probing:Probing',
+  'fake_images': 'dataset_lib.synthetic:FakeImages',
+  'fake_text': 'dataset_lib.synthetic:FakeText',
+  'pretraining': 'dataset_lib.pretraining:Pretraining',
 }
 
 MAX_THREADS = 32  # beyond this Python's lock, not the cores, is the limit
 DEFAULT_PREFETCH = 2
+_Small = Annotated[int, Interval(ge=0, le=1024)]
 
 
 def validate(config: Any, split: Any = None) -> dict[str, Any]:
@@ -78,19 +71,31 @@ def validate(config: Any, split: Any = None) -> dict[str, Any]:
     raise ConfigError('dataset', config, "a mapping with a field 'name'")
   given = dict(config.items())
   name = given.pop('name', None)
-  fields.check_one_of('dataset.name', name, SOURCES)
-  module = SOURCES[name]
-  complete = fields.check_fields(given, module.FIELDS, 'dataset')
-  if 'augment' in complete:
-    image_ops.options_from(complete)
+  kind = _find(name)
+  complete = fields.check(kind, given, 'dataset', without=('split',))
+  if hasattr(kind, 'check_fields'):
+    kind.check_fields(complete)
   if split is not None:
-    fields.check_field('split', split, fields.text('the name of a split'))
-    module.check_split(split)
+    legal = typing.get_type_hints(kind, include_extras=True)['split']
+    fields.check_value('split', split, legal)
   return {'name': name, **complete}
 
 
+def _find(name: Any) -> type:
+  """Returns the class of a data set."""
+  if isinstance(name, str) and ':' in name:
+    kind = fields.locate(name, 'dataset.name')
+    legal = getattr(kind, '__dataclass_fields__', {})
+    if 'split' not in legal or not hasattr(kind, 'record'):
+      expected = 'a dataclass with a field split and a method record'
+      raise ConfigError('dataset.name', name, expected)
+    return kind
+  fields.check_one_of('dataset.name', name, SOURCES)
+  return fields.locate(SOURCES[name], 'dataset.name')
+
+
 def build_source(config: ConfigLike, split: str) -> Source:
-  """Random access to the raw records of a split.
+  """Opens the raw records of a split.
 
   Raises:
     ConfigError: the configuration or the split's name is not legal.
@@ -98,11 +103,11 @@ def build_source(config: ConfigLike, split: str) -> Source:
     InvalidDataError: its layout is not usable.
   """
   complete = validate(config, split)
-  return SOURCES[complete['name']].build(complete, split)
+  return _find(complete.pop('name'))(split=split, **complete)
 
 
 def default_num_threads() -> int:
-  """One thread for each core that this process may use."""
+  """Returns one thread for each core that this process may use."""
   if hasattr(os, 'sched_getaffinity'):
     return min(len(os.sched_getaffinity(0)), MAX_THREADS)
   return min(os.cpu_count() or 1, MAX_THREADS)
@@ -120,7 +125,7 @@ def build(
   num_threads: int | None = None,
   prefetch: int = DEFAULT_PREFETCH,
 ) -> 'Dataset':
-  """The data set of one split.
+  """Builds the data set of one split.
 
   Args:
     config: the `dataset` part of a run's configuration.
@@ -129,7 +134,7 @@ def build(
       tolerance for bad records, False for one ordered pass.
     seed: the run's seed; decides order and augmentation.
     batch_size: rows of the GLOBAL batch, a multiple of host_count.
-    host_index: which host this is.
+    host_index: number of this host.
     host_count: number of hosts.
     num_threads: reading threads; None for one per core, 0 to read in the
       calling thread.
@@ -141,55 +146,48 @@ def build(
     InvalidDataError: its layout is not usable.
     TooManyBadRecordsError: more rows of a text file are bad than tolerated.
   """
-  complete = validate(config, split)
-  _check_count('seed', seed, 0, source.MAX_SEED)
-  _check_count('batch_size', batch_size, 1, source.MAX_EXAMPLES)
+  validate(config, split)
   if num_threads is None:
     num_threads = default_num_threads()
-  _check_count('num_threads', num_threads, 0, 1024)
-  _check_count('prefetch', prefetch, 1, 1024)
+  fields.check_value('seed', seed, source.Seed)
+  fields.check_value('batch_size', batch_size, source.Size)
+  fields.check_value('num_threads', num_threads, _Small)
+  fields.check_value(
+    'prefetch', prefetch, Annotated[int, Interval(ge=1, le=1024)]
+  )
   rows = local_rows(batch_size, host_index, host_count)
-  records = SOURCES[complete['name']].build(complete, split)
+  records: Any = build_source(config, split)
+  order: Order | LengthOrder
+  if isinstance(records, TokenSource):
+    buckets = records.info.length_buckets
+    order = LengthOrder(records.lengths, buckets, batch_size, seed, train)
+  else:
+    order = Order(len(records), batch_size, seed, train)
   block = len(rows)
   if not isinstance(records, VectorSource):
     block = min(block, ROWS_PER_BLOCK)
+  max_share = getattr(records, 'max_bad_share', 0.0) if train else 0.0
   return Dataset(
     records,
-    _transform(complete, train),
-    _order(records, batch_size, seed, train),
-    Blocks(batch_size, rows, block),
-    max_bad_share=complete.get('max_bad_share', 0.0) if train else 0.0,
-    num_threads=num_threads,
-    prefetch=prefetch,
+    _transform(records, train),
+    order,
+    Blocks(rows, block),
+    max_share,
+    num_threads,
+    prefetch,
   )
 
 
-def _check_count(key: str, value: Any, low: int, high: int) -> None:
-  fields.check_field(key, value, fields.integer(low, high))
-
-
-def _order(
-  records: Source, batch_size: int, seed: int, train: bool
-) -> Order | LengthOrder:
-  """Which record stands where; rows of tokens are grouped by length."""
-  if not isinstance(records, TokenSource):
-    return Order(len(records), seed, shuffle=train)
-  buckets = records.info.length_buckets
-  return LengthOrder(records.lengths, buckets, batch_size, seed, train)
-
-
-def _transform(config: dict[str, Any], train: bool) -> Transform:
-  """What happens to a raw input between the source and the batch."""
-  if 'augment' not in config:
+def _transform(records: Any, train: bool) -> Transform:
+  """Returns the function from a raw value to an input."""
+  if not hasattr(records, 'transform'):
     return lambda value, key: value
-  options = image_ops.options_from(config)
-  if train and options.augment:
-    return lambda value, key: image_ops.training_image(
-      value, record_rng(*key), options
-    )
-  return lambda value, key: image_ops.evaluation_image(value, options)
+  if train and getattr(records, 'augment', True):
+    return lambda value, key: records.transform(value, record_rng(*key))
+  return lambda value, key: records.transform(value, None)
 
 
+@dataclasses.dataclass(eq=False)
 class Dataset:
   """Global batches of one split; made by `build`.
 
@@ -199,31 +197,22 @@ class Dataset:
       batches with the padded last one for evaluation.
   """
 
-  def __init__(
-    self,
-    records: Source,
-    transform: Transform,
-    order: Order | LengthOrder,
-    blocks: Blocks,
-    max_bad_share: float,
-    num_threads: int,
-    prefetch: int,
-  ):
-    self.info: DatasetInfo = records.info
-    batches, rest = divmod(len(records), blocks.batch_size)
-    if order.shuffle:
-      self.steps_per_epoch = max(1, batches)
-    else:
-      self.steps_per_epoch = batches + bool(rest)
-    self._records: Any = records
-    self._transform = transform
-    self._order = order
-    self._blocks = blocks
-    self._num_threads = num_threads
-    self._prefetch = prefetch
+  records: Source
+  transform: Transform
+  order: Order | LengthOrder
+  blocks: Blocks
+  max_bad_share: float
+  num_threads: int
+  prefetch: int
+
+  def __post_init__(self) -> None:
+    self.info: DatasetInfo = self.records.info
+    self.steps_per_epoch = self.order.steps_per_epoch
     # Rows of text are read, and found bad, before the first batch.
-    bad_rows = getattr(records, 'bad_rows', ())
-    self._bad_records = BadRecords(len(records) + len(bad_rows), max_bad_share)
+    bad_rows = getattr(self.records, 'bad_rows', ())
+    self._bad_records = BadRecords(
+      len(self.records) + len(bad_rows), self.max_bad_share
+    )
     for row, bad in bad_rows:
       self._bad_records.add(bad, bad.where, row)
 
@@ -233,11 +222,11 @@ class Dataset:
     return self._bad_records.summary()
 
   def places(self) -> set[str]:
-    """Where the records lie; empty for a source of computed ones."""
-    return set(source.places(self._records))
+    """Returns file and line of each record; see `source.places`."""
+    return set(source.places(self.records))
 
   def batches(self, start_step: int = 0) -> Iterator[Batch]:
-    """This host's rows of every global batch from `start_step` on.
+    """Yields this host's rows of every global batch from `start_step` on.
 
     Args:
       start_step: first global batch; reached at once, without replay.
@@ -255,39 +244,23 @@ class Dataset:
     """
     if not isinstance(start_step, numbers.Integral) or start_step < 0:
       raise ConfigError('start_step', start_step, 'an integer of at least 0')
-    return self._iterate(self._reader(int(start_step)))
+    per_batch, num_blocks = self.blocks.per_batch, None
+    if not self.order.shuffle:
+      num_blocks = max(0, self.steps_per_epoch - int(start_step)) * per_batch
+    first = int(start_step) * per_batch
+    return self._iterate(Reader(self, self._bad_records, first, num_blocks))
 
-  def _reader(self, start_step: int) -> Reader | LengthReader:
-    num_steps = None
-    if not self._order.shuffle:
-      num_steps = max(0, self.steps_per_epoch - start_step)
-    if isinstance(self._order, LengthOrder):
-      rows = self._blocks.rows
-      return LengthReader(
-        self._records, self._order, rows, start_step, num_steps
-      )
-    per_batch = self._blocks.per_batch
-    return Reader(
-      self._records,
-      self._transform,
-      self._order,
-      self._blocks,
-      self._bad_records,
-      first_block=start_step * per_batch,
-      num_blocks=None if num_steps is None else num_steps * per_batch,
-    )
-
-  def _iterate(self, reader: Reader | LengthReader) -> Iterator[Batch]:
+  def _iterate(self, reader: Reader) -> Iterator[Batch]:
     # Imported here so that validating a configuration stays cheap.
     import grain
 
     if not len(reader):
       return
-    per_batch = self._blocks.per_batch
-    ahead = max(self._prefetch * per_batch, self._num_threads)
+    per_batch = self.blocks.per_batch
+    ahead = max(self.prefetch * per_batch, self.num_threads)
     blocks = grain.MapDataset.source(reader).to_iter_dataset(
       grain.ReadOptions(
-        num_threads=self._num_threads, prefetch_buffer_size=ahead
+        num_threads=self.num_threads, prefetch_buffer_size=ahead
       )
     )
     if per_batch > 1:

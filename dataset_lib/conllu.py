@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from dataset_lib.errors import BadRecord, InvalidDataError
-from dataset_lib.tsv_files import read_lines
+from dataset_lib.text_files import read_lines
 
 _COLUMNS = 10
 _BOM = '\ufeff'.encode()

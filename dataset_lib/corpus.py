@@ -1,41 +1,91 @@
 """A prepared corpus on disk: arrays that are mapped into memory, never read.
 
   DIRECTORY/tokenizer.json
-  DIRECTORY/corpus.json             counts, and what was left out and why
-  DIRECTORY/faults.jsonl            each file that was left out, if any was
-  DIRECTORY/SPLIT/tokens.npy        uint16 or int32 [M], all rows one behind
-                                    the other, without special tokens
-  DIRECTORY/SPLIT/sentences.npy     int64 [S + 1], where sentences begin in
+  DIRECTORY/corpus.json             counts, and faults of the texts
+  DIRECTORY/faults.jsonl            each file that was left out, if any
+  DIRECTORY/SPLIT/tokens.npy        uint16 or int32 [M], all rows concatenated,
+                                    without special tokens
+  DIRECTORY/SPLIT/sentences.npy     int64 [S + 1], begin of each sentence in
                                     the tokens, and their end
-  DIRECTORY/SPLIT/rows.npy          int64 [R + 1], where rows begin, and the end
-  DIRECTORY/SPLIT/documents.npy     int64 [D + 1], the first row of each
-                                    document, and the number of rows
+  DIRECTORY/SPLIT/rows.npy          int64 [R + 1], begin of each row, and end
+  DIRECTORY/SPLIT/documents.npy     int64 [D + 1], first row of each document,
+                                    and the number of rows
 
 SPLIT is train or validation; no file and no record is in both. Opening reads
-rows.npy, and nothing of the other arrays but their ends.
+rows.npy, and of the other arrays only their ends.
 """
 
+import collections
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int64, Shaped
 
-from dataset_lib.corpus_blocks import Rows, token_dtype
-from dataset_lib.corpus_packing import MIN_ROW
 from dataset_lib.errors import InvalidDataError, MissingDataError
 
 FORMAT = 1  # of the directory; another number is refused
 TRAIN, VALIDATION = 'train', 'validation'
 SPLITS = (TRAIN, VALIDATION)
 SPECIAL_IN_ROW = 3  # [CLS] a [SEP] b [SEP]
+MIN_ROW = 2  # tokens: one in each segment
 MANIFEST_FILE, TOKENIZER_FILE = 'corpus.json', 'tokenizer.json'
 FAULTS_FILE = 'faults.jsonl'
+SHOWN_PER_KIND = 5
+
+# Faults of whole files, folders and records, all of which are named.
+FILE_ACTIONS = {
+  'empty_file': 'left out',
+  'not_utf8_file': 'left out',
+  'truncated_gzip': 'read as far as it goes',
+  'damaged_gzip': 'read as far as it goes',
+  'unreadable_file': 'left out from there on',
+  'unreadable_record': 'left out',
+  'repeated_file': 'read once',
+  'other_file': 'left out: neither .txt nor .txt.gz',
+  'linked_folder': 'left out: links to folders are not followed',
+}
+ACTIONS = FILE_ACTIONS | {
+  'broken_bytes': 'what is no UTF-8 became U+FFFD; counted once a line',
+  'nul_bytes': 'removed',
+  'byte_order_mark': 'removed',
+  'long_line': 'cut at spaces',
+  'one_sentence_document': 'kept: its rows are cut at a word instead',
+  'too_short': 'left out: less than two tokens cannot be two segments',
+}
+
+
+class Faults:
+  """Counts faults of texts by kind and names the first few; not thread-safe.
+
+  Attributes:
+    files: {'kind', 'where', 'message'} of every fault of a whole file.
+  """
+
+  def __init__(self) -> None:
+    self.files: list[dict[str, str]] = []
+    self._kinds: dict[str, dict[str, Any]] = {}
+
+  def add(self, kind: str, where: str, message: str = '') -> None:
+    """Counts one fault, a key of `ACTIONS`."""
+    entry = self._kinds.setdefault(
+      kind, {'count': 0, 'action': ACTIONS[kind], 'first': []}
+    )
+    entry['count'] += 1
+    place = {'where': where, 'message': message}
+    if len(entry['first']) < SHOWN_PER_KIND:
+      entry['first'].append(place)
+    if kind in FILE_ACTIONS:
+      self.files.append({'kind': kind} | place)
+
+  def summary(self) -> dict[str, dict[str, Any]]:
+    """Returns {kind: {'count', 'action', 'first': [{'where', 'message'}]}}."""
+    return {kind: self._kinds[kind] for kind in sorted(self._kinds)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,106 +101,77 @@ class Split:
 ARRAYS = tuple(field.name for field in dataclasses.fields(Split))
 
 
-class ArrayFile:
-  """A one-dimensional `.npy` file that grows at its end.
-
-  Args:
-    path: the file; it must not be there.
-    dtype: of its numbers.
-  """
-
-  def __init__(self, path: pathlib.Path, dtype: Any):
-    self.length = 0
-    self._dtype = np.dtype(dtype)
-    self._file = path.open('xb')
-    self._write_header()
-
-  def append(self, values: Shaped[np.ndarray, ' N']) -> None:
-    """Writes numbers behind the last ones."""
-    self._file.write(values.astype(self._dtype, copy=False).tobytes())
-    self.length += len(values)
-
-  def finish(self) -> None:
-    """Writes the number of numbers, and all of it to the disk."""
-    start = self._file.tell() - self.length * self._dtype.itemsize
-    self._file.seek(0)
-    self._write_header()
-    # The format leaves room in the header for the length of a growing array.
-    assert self._file.tell() == start
-    self._file.flush()
-    os.fsync(self._file.fileno())
-    self.close()
-
-  def close(self) -> None:
-    """Closes the file as it is."""
-    self._file.close()
-
-  def _write_header(self) -> None:
-    header = {
-      'descr': np.lib.format.dtype_to_descr(self._dtype),
-      'fortran_order': False,
-      'shape': (self.length,),
-    }
-    np.lib.format.write_array_header_1_0(self._file, header)
+def token_dtype(vocab_size: int) -> type[np.integer]:
+  """Returns the smallest type that holds the token ids: uint16 or int32."""
+  return np.uint16 if vocab_size <= 2**16 else np.int32
 
 
 class SplitWriter:
-  """Writes the arrays of one split, block by block; a context manager.
+  """Writes the arrays of one split, block by block.
 
   Args:
-    folder: where to write; it is made.
+    folder: to be made.
     dtype: of the token ids.
+    stack: closes the files.
   """
 
-  def __init__(self, folder: pathlib.Path, dtype: Any):
+  def __init__(
+    self, folder: pathlib.Path, dtype: Any, stack: contextlib.ExitStack
+  ):
     folder.mkdir()
-    self.counts: dict[str, int] = {}
+    self._counts: collections.Counter[str] = collections.Counter()
+    self._lengths = dict.fromkeys(ARRAYS, 0)
+    self._dtypes = dict.fromkeys(ARRAYS, np.dtype(np.int64))
+    self._dtypes['tokens'] = np.dtype(dtype)
     self._files = {
-      name: ArrayFile(
-        folder / f'{name}.npy', dtype if name == 'tokens' else np.int64
-      )
+      name: stack.enter_context((folder / f'{name}.npy').open('xb'))
       for name in ARRAYS
     }
+    for name in self._files:
+      self._write_header(name)
     self._document = -1
 
-  def __enter__(self) -> 'SplitWriter':
-    return self
-
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
-    for file in self._files.values():
-      file.close()
-
-  def add(self, block: Rows) -> None:
-    """Appends the rows of a block."""
-    files = self._files
-    first_token, row = files['tokens'].length, files['rows'].length
-    files['tokens'].append(block.tokens)
-    files['sentences'].append(_starts(block.sentence_lengths) + first_token)
-    files['rows'].append(_starts(block.row_lengths) + first_token)
+  def add(self, block: Any) -> None:
+    """Appends the rows of a block, a `corpus_rows.Rows`."""
+    first_token, row = self._lengths['tokens'], self._lengths['rows']
+    self._append('tokens', block.tokens)
+    self._append('sentences', _starts(block.sentence_lengths) + first_token)
+    self._append('rows', _starts(block.row_lengths) + first_token)
     for document, rows in block.documents:
-      if document != self._document:  # else it goes on from the last block
-        files['documents'].append(np.array([row]))
+      if document != self._document:  # else it continues the last block's
+        self._append('documents', np.array([row]))
       self._document = document
       row += rows
-    for name, count in block.counts.items():
-      self.counts[name] = self.counts.get(name, 0) + count
+    self._counts.update(block.counts)
 
   def finish(self) -> dict[str, int]:
-    """Completes the files; returns what is in them."""
-    files = self._files
-    lengths = {name: file.length for name, file in files.items()}
+    """Completes the files; returns the counts of their contents."""
+    counts = dict(self._lengths)
+    documents = counts.pop('documents')
     for name in ('sentences', 'rows'):
-      files[name].append(np.array([lengths['tokens']]))
-    files['documents'].append(np.array([lengths['rows']]))
-    for file in files.values():
-      file.finish()
-    documents = lengths.pop('documents')
-    return self.counts | lengths | {'documents_with_rows': documents}
+      self._append(name, np.array([counts['tokens']]))
+    self._append('documents', np.array([counts['rows']]))
+    for name, file in self._files.items():
+      start = file.tell() - self._lengths[name] * self._dtypes[name].itemsize
+      file.seek(0)
+      self._write_header(name)
+      # The format reserves room in the header for a growing array.
+      assert file.tell() == start
+      file.flush()
+      os.fsync(file.fileno())
+    return {**self._counts, **counts, 'documents_with_rows': documents}
+
+  def _append(self, name: str, values: Shaped[np.ndarray, ' N']) -> None:
+    self._files[name].write(values.astype(self._dtypes[name]).tobytes())
+    self._lengths[name] += len(values)
+
+  def _write_header(self, name: str) -> None:
+    header = {
+      'descr': np.lib.format.dtype_to_descr(self._dtypes[name]),
+      'fortran_order': False,
+      'shape': (self._lengths[name],),
+    }
+    np.lib.format.write_array_header_1_0(self._files[name], header)
 
 
 def _starts(lengths: Shaped[np.ndarray, ' N']) -> Int64[np.ndarray, ' N']:
@@ -159,7 +180,7 @@ def _starts(lengths: Shaped[np.ndarray, ' N']) -> Int64[np.ndarray, ' N']:
 
 
 def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
-  """What `corpus.json` says.
+  """Reads `corpus.json`.
 
   Raises:
     MissingDataError: there is none; the message has the command to prepare.
@@ -170,7 +191,11 @@ def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
     manifest = json.loads(path.read_text(encoding='utf-8'))
     version = manifest['format']
     if version == FORMAT:
-      _check_numbers(manifest)
+      numbers = [manifest['max_length'], manifest['vocab_size']]
+      for counts in manifest['splits'].values():
+        numbers += [_length(counts, array) for array in ARRAYS]
+      if not all(isinstance(number, int) for number in numbers):
+        raise TypeError(f'expected integers, got {numbers}')
   except FileNotFoundError as error:
     raise MissingDataError(
       f'no prepared corpus in {directory} ({MANIFEST_FILE} is not there): '
@@ -184,15 +209,6 @@ def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
       'again'
     )
   return manifest
-
-
-def _check_numbers(manifest: Mapping[str, Any]) -> None:
-  """Raises one of many errors unless the numbers are there that are read."""
-  numbers = [manifest['max_length'], manifest['vocab_size']]
-  for counts in manifest['splits'].values():
-    numbers += [_length(counts, array) for array in ARRAYS]
-  if not all(isinstance(number, int) for number in numbers):
-    raise TypeError(f'expected integers, got {numbers}')
 
 
 def open_split(
@@ -209,8 +225,7 @@ def open_split(
       f'no split {name!r} in {directory}, it was prepared without; '
       'launch.prepare_corpus makes one with --validation_share or --validation'
     )
-  counts = manifest['splits'][name]
-  arrays = {}
+  counts, arrays = manifest['splits'][name], {}
   for array in ARRAYS:
     path = directory / name / f'{array}.npy'
     try:
@@ -219,17 +234,15 @@ def open_split(
       raise InvalidDataError(
         f'{path} is missing or damaged ({error}); prepare the corpus again'
       ) from error
-    arrays[array] = np.asarray(mapped)
-    expected = _length(counts, array)
-    dtype = np.dtype(
-      token_dtype(manifest['vocab_size']) if array == 'tokens' else np.int64
-    )
-    if mapped.shape != (expected,) or mapped.dtype != dtype:
+    kind = token_dtype(manifest['vocab_size']) if array == 'tokens' else 'int64'
+    expected = (_length(counts, array),), np.dtype(kind)
+    if (mapped.shape, mapped.dtype) != expected:
       raise InvalidDataError(
-        f'{path}: expected {expected} numbers of type {dtype}, got an array of '
-        f'shape {mapped.shape} and type {mapped.dtype}; prepare the corpus '
-        'again'
+        f'{path}: expected {expected[0][0]} numbers of type {expected[1]}, got '
+        f'an array of shape {mapped.shape} and type {mapped.dtype}; prepare '
+        'the corpus again'
       )
+    arrays[array] = np.asarray(mapped)
   split = Split(**arrays)
   _check_bounds(split, directory / name, manifest['max_length'])
   return split
@@ -240,11 +253,11 @@ def _check_bounds(split: Split, folder: pathlib.Path, max_length: int) -> None:
   tokens, rows = len(split.tokens), len(split.rows) - 1
   for name, last in (('sentences', tokens), ('rows', tokens),
                      ('documents', rows)):  # fmt: skip
-    ends = getattr(split, name)[[0, -1]].tolist()
-    if ends != [0, last]:
+    first, end = getattr(split, name)[[0, -1]].tolist()
+    if (first, end) != (0, last):
       raise InvalidDataError(
         f'{folder / name}.npy: expected numbers from 0 to {last}, got them '
-        f'from {ends[0]} to {ends[1]}; prepare the corpus again'
+        f'from {first} to {end}; prepare the corpus again'
       )
   lengths, limit = np.diff(split.rows), max_length - SPECIAL_IN_ROW
   if rows and not MIN_ROW <= lengths.min() <= lengths.max() <= limit:

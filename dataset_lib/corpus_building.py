@@ -11,6 +11,7 @@ directory gets its name when everything is in it.
 import collections
 import concurrent.futures
 import contextlib
+import dataclasses
 import glob
 import itertools
 import json
@@ -22,20 +23,107 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from dataset_lib import (
   atomic_file,
   corpus,
-  corpus_blocks,
+  corpus_rows,
+  corpus_texts,
   sentencepiece_model,
   tokenizer,
 )
-from dataset_lib.corpus_blocks import Block, Encoder, Rows
-from dataset_lib.corpus_faults import Faults
-from dataset_lib.corpus_texts import Corpus, Options
+from dataset_lib.corpus import Faults
+from dataset_lib.corpus_rows import Block, Encoder, Rows
 from dataset_lib.errors import InvalidDataError
+from dataset_lib.order import splitmix64
 
-# (what is done, bytes of it) -> called with the bytes that are done
-Progress = Callable[[str, int], Callable[[int], None]]
+# (name of a stage, its bytes) -> called with the bytes that are done
+Progress = Callable[[str, int], corpus_texts.Advance]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """How to prepare a corpus.
+
+  Attributes:
+    inputs: files and folders, or 'tfds:NAME'.
+    validation: the same, of the validation split; () takes documents of the
+      inputs instead.
+    validation_share: share of the documents to take; 0 for no such split.
+    tokenizer: a tokenizer's file or directory; '' trains a vocabulary.
+    vocab_size: pieces of the trained vocabulary.
+    vocab_texts: texts to train it from; see `sentencepiece_model.train`.
+    max_length: longest row, special tokens included.
+    processes: number of encoding processes.
+    data_dir: of TFDS.
+    wrapped: lines are broken to a width; see `corpus_texts`.
+    max_line: longest line, in bytes.
+  """
+
+  inputs: tuple[str, ...]
+  validation: tuple[str, ...] = ()
+  validation_share: float = 0.01
+  tokenizer: str = ''
+  vocab_size: int = 30_000
+  vocab_texts: int = 2_000_000
+  max_length: int = 128
+  processes: int = 1
+  data_dir: str = ''
+  wrapped: bool = False
+  max_line: int = corpus_texts.MAX_LINE
+
+
+class Corpus:
+  """All texts of a corpus, and the split of each document.
+
+  Args:
+    options: names of the texts.
+    faults: counts what is not read in the folders.
+  """
+
+  def __init__(self, options: Options, faults: Faults):
+    self.validation_share = (
+      0.0 if options.validation else options.validation_share
+    )
+    self._options = options
+    data_dir = options.data_dir
+    self._validation = corpus_texts.Texts(
+      options.validation, faults, data_dir=data_dir
+    )
+    self._train = corpus_texts.Texts(
+      options.inputs, faults, self._validation.files, data_dir
+    )
+    self.size = self._train.size + self._validation.size
+    wants_validation = options.validation or self.validation_share
+    self.splits = corpus.SPLITS if wants_validation else (corpus.TRAIN,)
+
+  def blocks(
+    self, faults: Faults, advance: corpus_texts.Advance
+  ) -> Iterator[Block]:
+    """Yields the blocks of both splits, always in the same order."""
+    given = faults, advance, self._options.wrapped, self._options.max_line
+    for texts, split_of in (
+      (self._train, self._split_of),
+      (self._validation, lambda document: corpus.VALIDATION),
+    ):
+      yield from corpus_rows.blocks(
+        texts.paragraphs(*given), split_of, corpus_rows.BLOCK_CHARACTERS
+      )
+
+  def _split_of(self, document: int) -> str:
+    """Returns the validation split for one document of every 1 / share.
+
+    The first of the corpus is one, so that a small corpus has one at all; of
+    each further group it is a random one.
+    """
+    if not self.validation_share:
+      return corpus.TRAIN
+    size = round(1 / self.validation_share)
+    group, place = divmod(document, size)
+    # 0 for group 0, which splitmix64 leaves as it is.
+    chosen = int(splitmix64(np.array([group], np.uint64))[0]) % size
+    return corpus.VALIDATION if place == chosen else corpus.TRAIN
 
 
 def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
@@ -43,8 +131,8 @@ def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
 
   Args:
     out: the directory to make; it is not there, or empty.
-    options: what to prepare, and how.
-    progress: is told how far it is.
+    options: names of the texts, and how to prepare them.
+    progress: called at the begin of each stage.
 
   Returns:
     The content of `corpus.json`.
@@ -61,11 +149,12 @@ def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
     given = _tokenizer(texts, folder, options, progress)
     given.save(path)
     limit = options.max_length - corpus.SPECIAL_IN_ROW
-    advance = progress('encoding', texts.size)
-    blocks = texts.blocks(faults, advance)
+    blocks = texts.blocks(faults, progress('encoding', texts.size))
     rows = encoded(blocks, path, limit, options.processes)
     counts = _write(folder, given.vocab_size, rows, faults)
-    _check_splits(counts, texts.has_validation)
+    for split in texts.splits:
+      if not counts.get(split, {}).get('rows'):
+        raise _no_text(split)
     manifest = {
       'format': corpus.FORMAT,
       'inputs': options.inputs,
@@ -90,7 +179,7 @@ def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
 def _tokenizer(
   texts: Corpus, folder: pathlib.Path, options: Options, progress: Progress
 ) -> tokenizer.Tokenizer:
-  """The given tokenizer, or one trained from the training split."""
+  """Returns the given tokenizer, or one trained from the training split."""
   if options.tokenizer:
     given = tokenizer.load(options.tokenizer)
     if given.mask_id is None:
@@ -101,7 +190,7 @@ def _tokenizer(
   advance = progress('vocabulary: reading, then training', texts.size)
   training = (
     text
-    # What is wrong with the texts is counted when they are encoded.
+    # Faults of the texts are counted when they are encoded.
     for block in texts.blocks(Faults(), advance)
     if block.split == corpus.TRAIN
     for part in block.parts
@@ -123,32 +212,6 @@ def _tokenizer(
   return given
 
 
-def _write(
-  folder: pathlib.Path, vocab_size: int, rows: Iterable[Rows], faults: Faults
-) -> dict[str, dict[str, int]]:
-  """Writes the splits; returns what is in each."""
-  dtype = corpus_blocks.token_dtype(vocab_size)
-  writers: dict[str, corpus.SplitWriter] = {}
-  with contextlib.ExitStack() as stack:
-    for block in rows:
-      if block.split not in writers:
-        writer = corpus.SplitWriter(folder / block.split, dtype)
-        writers[block.split] = stack.enter_context(writer)
-      writers[block.split].add(block)
-      for fault in block.faults:
-        faults.add(*fault)
-    return {name: writers[name].finish() for name in sorted(writers)}
-
-
-def _check_splits(
-  counts: dict[str, dict[str, int]], has_validation: bool
-) -> None:
-  wanted = corpus.SPLITS if has_validation else (corpus.TRAIN,)
-  for split in wanted:
-    if not counts.get(split, {}).get('rows'):
-      raise _no_text(split)
-
-
 def _no_text(split: str) -> InvalidDataError:
   return InvalidDataError(
     f'no text for the split {split!r}: expected documents of two tokens or '
@@ -156,16 +219,33 @@ def _no_text(split: str) -> InvalidDataError:
   )
 
 
+def _write(
+  folder: pathlib.Path, vocab_size: int, rows: Iterable[Rows], faults: Faults
+) -> dict[str, dict[str, int]]:
+  """Writes the splits; returns the counts of each."""
+  dtype = corpus.token_dtype(vocab_size)
+  writers: dict[str, corpus.SplitWriter] = {}
+  with contextlib.ExitStack() as stack:
+    for block in rows:
+      if block.split not in writers:
+        path = folder / block.split
+        writers[block.split] = corpus.SplitWriter(path, dtype, stack)
+      writers[block.split].add(block)
+      for fault in block.faults:
+        faults.add(*fault)
+    return {name: writers[name].finish() for name in sorted(writers)}
+
+
 def encoded(
   blocks: Iterable[Block], path: pathlib.Path, limit: int, processes: int
 ) -> Iterator[Rows]:
-  """The rows of the blocks, in their order.
+  """Yields the rows of the blocks, in their order.
 
   Args:
     blocks: the blocks; a few more are read than are being encoded.
     path: the tokenizer.
-    limit: tokens that a row may have.
-    processes: that encode; with 1 this one does.
+    limit: most tokens in a row.
+    processes: number of encoding processes; 1 encodes in this one.
   """
   if processes == 1:
     yield from map(Encoder(path, limit), blocks)
@@ -193,7 +273,7 @@ _encoder: list[Encoder] = []  # of this process, if it is a worker
 
 
 def _start_worker(path: pathlib.Path, limit: int) -> None:
-  # Ctrl-C is the parent's business. Each process encodes on one core.
+  # The parent handles Ctrl-C. Each process encodes on one core.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   os.environ['TOKENIZERS_PARALLELISM'] = 'false'
   _encoder.append(Encoder(path, limit))
@@ -205,7 +285,7 @@ def _encode(block: Block) -> Rows:
 
 @contextlib.contextmanager
 def complete_or_absent(out: pathlib.Path) -> Iterator[pathlib.Path]:
-  """A folder that gets the name `out` at the end, and is removed on an error.
+  """Makes a folder that is named `out` at the end, and removed on an error.
 
   A process that is killed leaves it behind; see `leftovers`.
 
@@ -228,6 +308,6 @@ def complete_or_absent(out: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def leftovers(out: pathlib.Path) -> list[pathlib.Path]:
-  """Folders of processes that make `out` now, or were killed before the end."""
+  """Returns folders of processes that make `out` now, or were killed."""
   out = out.resolve()
   return sorted(out.parent.glob(f'.{glob.escape(out.name)}.*.tmp'))

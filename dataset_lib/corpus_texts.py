@@ -1,157 +1,323 @@
-"""The texts of a corpus: where they come from, and which split they are of."""
+"""Texts of a corpus as a stream of paragraphs, in bounded memory.
 
-import dataclasses
-import itertools
+A line is a paragraph; an empty line, or the end of a file, ends a document. In
+`wrapped` text, where lines are broken to a width, the lines up to an empty one
+are a paragraph, and only the end of a file ends a document. A record of TFDS is
+a document.
+
+Files are read in pieces, and a line longer than `max_line` bytes is cut at
+spaces, so that a file of any size takes a few MiB. Text that is damaged is
+repaired or left out, and counted; see `corpus.ACTIONS`.
+"""
+
+import codecs
+import gzip
+import io
 import os
 import pathlib
+import stat
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
+from dataset_lib import tfds
+from dataset_lib.corpus import Faults
+from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 
-from dataset_lib import corpus, corpus_blocks, corpus_files, corpus_tfds
-from dataset_lib.corpus_blocks import Block
-from dataset_lib.corpus_faults import Faults
-from dataset_lib.corpus_files import Paragraph
-from dataset_lib.parity import splitmix64
+SUFFIXES = ('.txt', '.txt.gz')
+TFDS = 'tfds:'
+TEXT = 'text'
+MAX_LINE = 2**20  # bytes
+_NO_BREAK = 4  # bytes of the longest character in UTF-8
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+Advance = Callable[[int], None]  # called with bytes on disk that are done
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """How to prepare a corpus.
+class Paragraph(NamedTuple):
+  """Text without white space around it, and its file and line.
 
-  Attributes:
-    inputs: files and folders, or 'tfds:NAME'.
-    validation: the same, of the validation split; () takes documents of the
-      inputs instead.
-    validation_share: share of the documents to take; 0 for no such split.
-    tokenizer: a tokenizer's file or directory; '' trains a vocabulary.
-    vocab_size: pieces of the trained vocabulary.
-    vocab_texts: texts, each of at most 1,024 characters, to train it from; see
-      `sentencepiece_model.train`.
-    max_length: longest row, special tokens included.
-    processes: that encode.
-    data_dir: of TFDS.
-    wrapped: lines are broken to a width; see `corpus_files`.
-    max_line: longest line, in bytes.
+  An empty text ends the document.
   """
 
-  inputs: tuple[str, ...]
-  validation: tuple[str, ...] = ()
-  validation_share: float = 0.01
-  tokenizer: str = ''
-  vocab_size: int = 30_000
-  vocab_texts: int = 2_000_000
-  max_length: int = 128
-  processes: int = 1
-  data_dir: str = ''
-  wrapped: bool = False
-  max_line: int = corpus_files.MAX_LINE
+  text: str
+  where: str
+
+
+END = Paragraph('', '')
 
 
 class Texts:
   """Texts of files and of TFDS.
 
+  Attributes:
+    size: bytes on disk.
+
   Args:
     inputs: files, folders and 'tfds:NAME'.
-    options: how to read them.
-    faults: counts what lies in the folders and is not read.
-    without: files of the folders that are left out, silently.
+    faults: counts what is not read in the folders.
+    without: files that are left out, silently.
+    data_dir: of TFDS.
+
+  Raises:
+    MissingDataError: there is no such path, no text file, or no such data set.
   """
 
   def __init__(
     self,
     inputs: Sequence[str],
-    options: Options,
     faults: Faults,
     without: Sequence[pathlib.Path] = (),
+    data_dir: str = '',
   ):
-    prefix = corpus_tfds.PREFIX
-    self._options = options
-    self._builders = [
-      corpus_tfds.TfdsTexts(name.removeprefix(prefix), options.data_dir)
+    self._prepared = [
+      TfdsTexts(name.removeprefix(TFDS), data_dir)
       for name in inputs
-      if name.startswith(prefix)
+      if name.startswith(TFDS)
     ]
-    names = [name for name in inputs if not name.startswith(prefix)]
-    found = corpus_files.find(names, faults) if names else []
+    names = [name for name in inputs if not name.startswith(TFDS)]
     excluded = {os.path.realpath(file) for file in without}
-    self.files = _once(
-      (file for file in found if os.path.realpath(file) not in excluded),
-      faults,
-    )
+    kept: dict[str, pathlib.Path] = {}
+    for file in find(names, faults) if names else []:
+      path = os.path.realpath(file)
+      if path not in excluded and kept.setdefault(path, file) is not file:
+        faults.add('repeated_file', printable(file))
+    self.files = list(kept.values())
     sizes = [file.stat().st_size for file in self.files if file.is_file()]
-    self.size = sum(sizes) + sum(texts.size for texts in self._builders)
+    self.size = sum(sizes) + sum(texts.size for texts in self._prepared)
 
   def paragraphs(
-    self, faults: Faults, advance: Callable[[int], None]
+    self,
+    faults: Faults,
+    advance: Advance,
+    wrapped: bool = False,
+    max_line: int = MAX_LINE,
   ) -> Iterator[Paragraph]:
-    """The paragraphs; an empty one ends a document."""
-    limits = self._options.max_line, self._options.wrapped
-    yield from corpus_files.paragraphs(self.files, faults, advance, *limits)
-    for texts in self._builders:
-      yield from texts.paragraphs(faults, advance, *limits)
+    """Yields the paragraphs, with an empty one at the end of each document."""
+    for file in self.files:
+      lines = _lines(file, faults, advance, max_line)
+      yield from joined(lines, max_line) if wrapped else lines
+      yield END
+    for texts in self._prepared:
+      yield from texts.paragraphs(faults, advance, wrapped, max_line)
 
 
-def _once(files: Iterable[pathlib.Path], faults: Faults) -> list[pathlib.Path]:
-  """The files without those that are there by another name, or twice."""
-  kept: dict[str, pathlib.Path] = {}
-  for file in files:
-    if kept.setdefault(os.path.realpath(file), file) is not file:
-      faults.add('repeated_file', corpus_files.printable(file))
-  return list(kept.values())
-
-
-class Corpus:
-  """All texts of a corpus, and the split of each document.
-
-  Attributes:
-    train: the texts that all splits or only the training split are made of.
-    validation: further texts of the validation split.
-    validation_share: of the documents of `train` that are of that split.
-    size: bytes on disk.
-    has_validation: whether there is to be such a split.
+def find(inputs: Sequence[str], faults: Faults) -> list[pathlib.Path]:
+  """Returns the text files of files and folders, in a fixed order.
 
   Args:
-    options: which texts.
-    faults: counts what lies in the folders and is not read.
+    inputs: files, and folders that are searched with all folders in them;
+      files in a folder are sorted by their path.
+    faults: counts files and links that are not read.
+
+  Raises:
+    MissingDataError: there is no such path, or no text file.
+  """
+  files: list[pathlib.Path] = []
+  for name in inputs:
+    path = pathlib.Path(name)
+    if path.is_dir():
+      files += _in_folder(path, faults)
+    elif os.path.lexists(path):
+      files.append(path)
+    else:
+      raise MissingDataError(f'no file or folder {path}')
+  if not files:
+    raise MissingDataError(
+      f'no text in {", ".join(inputs)}: expected files {" or ".join(SUFFIXES)}'
+    )
+  return files
+
+
+def _in_folder(folder: pathlib.Path, faults: Faults) -> list[pathlib.Path]:
+  def unreadable(error: OSError) -> None:
+    faults.add('unreadable_file', printable(error.filename), str(error))
+
+  files: list[pathlib.Path] = []
+  left_out: list[tuple[str, pathlib.Path]] = []
+  for place, folders, names in os.walk(folder, onerror=unreadable):
+    inside = pathlib.Path(place)
+    links = [inside / name for name in folders if (inside / name).is_symlink()]
+    left_out += [('linked_folder', link) for link in links]
+    for name in names:
+      if name.endswith(SUFFIXES):
+        files.append(inside / name)
+      else:
+        left_out.append(('other_file', inside / name))
+  for kind, path in sorted(left_out):
+    faults.add(kind, printable(path))
+  return sorted(files)
+
+
+def printable(path: str | os.PathLike[str]) -> str:
+  """Returns the name of a file, also if it is no text in any encoding."""
+  return os.fsencode(path).decode('utf-8', errors='replace')
+
+
+class TfdsTexts:
+  """Texts of the training split of a data set that TFDS prepared.
+
+  Args:
+    name: of the builder, like 'wikipedia/20230601.en'.
+    data_dir: of TFDS, '' for its default; or a folder of one prepared version.
+
+  Raises:
+    ConfigError: no such data set.
+    MissingDataError: it is not prepared.
+    InvalidDataError: it has no feature 'text', and not one that ends so.
   """
 
-  def __init__(self, options: Options, faults: Faults):
-    share = 0.0 if options.validation else options.validation_share
-    self.validation_share = share
-    self.validation = Texts(options.validation, options, faults)
-    self.train = Texts(
-      options.inputs, options, faults, without=self.validation.files
-    )
-    self.size = self.train.size + self.validation.size
-    self.has_validation = bool(options.validation or share)
+  def __init__(self, name: str, data_dir: str):
+    builder = tfds.prepared_builder(name, data_dir, TFDS + name)
+    features = list(builder.info.features)
+    keys = [key for key in features if key.endswith(TEXT)]  # pg19: book_text
+    if TEXT not in features and len(keys) != 1:
+      raise InvalidDataError(
+        f'{builder.info.full_name}: expected a feature {TEXT!r}, got '
+        f'{", ".join(features)}'
+      )
+    self._key = TEXT if TEXT in features else keys[0]
+    self._records = tfds.Examples(builder, 'train', (self._key,))
+    self.size = sum(map(os.path.getsize, self._records.files))
 
-  def blocks(
-    self, faults: Faults, advance: Callable[[int], None]
-  ) -> Iterator[Block]:
-    """The blocks of both splits, in an order that is always the same."""
-    size = corpus_blocks.BLOCK_CHARACTERS
-    return itertools.chain(
-      corpus_blocks.blocks(
-        self.train.paragraphs(faults, advance), self._split_of, size
-      ),
-      corpus_blocks.blocks(
-        self.validation.paragraphs(faults, advance),
-        lambda document: corpus.VALIDATION,
-        size,
-      ),
-    )
+  def paragraphs(
+    self,
+    faults: Faults,
+    advance: Advance,
+    wrapped: bool = False,
+    max_line: int = MAX_LINE,
+  ) -> Iterator[Paragraph]:
+    """Yields as `Texts.paragraphs`; an empty line does not end a record."""
+    for number in range(len(self._records)):
+      where = self._records.where(number)
+      advance(self.size // len(self._records))
+      try:
+        stream = io.BytesIO(self._records[number][self._key])
+      except BadRecord as bad:
+        faults.add('unreadable_record', where, f'{bad.kind}: {bad.message}')
+        continue
+      lines = clean(pieces(stream, max_line), where, faults)
+      if wrapped:
+        yield from joined(lines, max_line)
+      else:
+        yield from (line for line in lines if line.text)
+      yield END
 
-  def _split_of(self, document: int) -> str:
-    """One document out of every 1 / share is of the validation split.
 
-    The first of the corpus is one, so that a small corpus has one at all; of
-    each further group it is any one.
-    """
-    if not self.validation_share:
-      return corpus.TRAIN
-    size = round(1 / self.validation_share)
-    group, place = divmod(document, size)
-    # 0 for group 0, which splitmix64 leaves as it is.
-    chosen = int(splitmix64(np.array([group], np.uint64))[0]) % size
-    return corpus.VALIDATION if place == chosen else corpus.TRAIN
+def joined(lines: Iterable[Paragraph], max_length: int) -> Iterator[Paragraph]:
+  """Joins the lines up to an empty one; the empty ones are gone.
+
+  Args:
+    lines: of one document.
+    max_length: a paragraph ends when it has this many characters.
+  """
+  parts: list[str] = []
+  where, length = '', 0
+  for line in lines:
+    if not line.text or length >= max_length:
+      if parts:
+        yield Paragraph(' '.join(parts), where)
+      parts, length = [], 0
+    if line.text:
+      where = where if parts else line.where
+      parts.append(line.text)
+      length += len(line.text)
+  if parts:
+    yield Paragraph(' '.join(parts), where)
+
+
+def _lines(
+  file: pathlib.Path, faults: Faults, advance: Advance, max_line: int
+) -> Iterator[Paragraph]:
+  """Yields the lines of one file; white space alone is an empty line."""
+  name, has_text, done = printable(file), False, 0
+  try:
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode):  # reading a pipe would not end
+      raise OSError('not a regular file')
+    with file.open('rb') as raw:
+      stream: Any = gzip.GzipFile(fileobj=raw) if file.suffix == '.gz' else raw
+      if stream.peek(2)[:2] in _UTF16:
+        faults.add('not_utf8_file', name, 'it begins like UTF-16')
+        return
+      for line in clean(pieces(stream, max_line), name, faults):
+        has_text = has_text or bool(line.text)
+        yield line
+        advance(raw.tell() - done)
+        done = raw.tell()
+    advance(status.st_size - done)
+  except EOFError as error:
+    faults.add('truncated_gzip', name, str(error))
+  except (gzip.BadGzipFile, zlib.error) as error:
+    faults.add('damaged_gzip', name, str(error))
+  except OSError as error:
+    faults.add('unreadable_file', name, str(error))
+  else:
+    if not has_text:
+      faults.add('empty_file', name, f'{status.st_size} bytes without text')
+
+
+class Piece(NamedTuple):
+  """Bytes of a line, its number from 1, and whether the line goes on."""
+
+  data: bytes
+  line: int
+  is_part: bool
+
+
+def pieces(stream: io.BufferedIOBase, max_line: int) -> Iterator[Piece]:
+  """Yields the lines of a stream, long ones cut after a space.
+
+  Args:
+    stream: bytes.
+    max_line: longest piece, in bytes; without a space in it, a cut is at most
+      4 bytes before, between two characters.
+  """
+  rest, number = b'', 1
+  while data := rest + stream.readline(max_line - len(rest)):
+    rest = b''
+    is_part = len(data) == max_line and not data.endswith(b'\n')
+    if is_part:
+      cut = _cut(data)
+      data, rest = data[:cut], data[cut:]
+    yield Piece(data, number, is_part)
+    number += not is_part
+
+
+def _cut(data: bytes) -> int:
+  """Returns the place after the last space, or before the last character."""
+  space = data.rfind(b' ')
+  if space >= 0:
+    return space + 1
+  for back in range(1, min(_NO_BREAK, len(data) - 1) + 1):
+    if data[-back] & 0xC0 != 0x80:  # not inside of a character
+      return len(data) - back
+  return len(data)
+
+
+def clean(
+  data: Iterable[Piece], where: str, faults: Faults
+) -> Iterator[Paragraph]:
+  """Decodes pieces from the beginning of file `where` on; counts repairs."""
+  cut_line = 0
+  for first, (raw, line, is_part) in enumerate(data):
+    place = f'{where}, line {line}'
+    if is_part and line != cut_line:
+      cut_line = line
+      faults.add('long_line', place, f'more than {len(raw)} bytes')
+    if first == 0 and raw.startswith(codecs.BOM_UTF8):
+      faults.add('byte_order_mark', place)
+      raw = raw.removeprefix(codecs.BOM_UTF8)
+    if b'\0' in raw:
+      faults.add('nul_bytes', place, f'{raw.count(0)} of {len(raw)} bytes')
+      raw = raw.replace(b'\0', b'')
+    try:
+      text = raw.decode('utf-8')
+    except UnicodeDecodeError as error:
+      message = f'byte {error.start} of the line: {error.reason}'
+      faults.add('broken_bytes', place, message)
+      text = raw.decode('utf-8', errors='replace')
+    text = text.strip()
+    # A part of a long line that is white space is no empty line.
+    if text or line != cut_line:
+      yield Paragraph(text, place)

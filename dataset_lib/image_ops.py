@@ -10,15 +10,18 @@ OPS; `dataset.augment` names the ones to apply, in order.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import cv2
 import numpy as np
+from annotated_types import Interval, Predicate
 from jaxtyping import UInt8
 
-from dataset_lib import fields, jpeg
 from dataset_lib.errors import BadRecord, ConfigError
+from dataset_lib.fields import Distinct
+from dataset_lib.source import DatasetInfo
 
 Encoded = bytes | UInt8[np.ndarray, 'H W C']
 Image = UInt8[np.ndarray, 'H W 3']
@@ -30,11 +33,17 @@ cv2.setNumThreads(0)
 CENTRAL_SHARE = 224 / 256  # side of the evaluation crop, as is customary
 CROP_ATTEMPTS = 10
 CROP_RATIOS = (3 / 4, 4 / 3)
+_JPEG_START, _JPEG_END, _JPEG_SCAN = b'\xff\xd8', b'\xff\xd9', b'\xff\xda'
+_EXIF_MARKER, _EXIF, _ORIENTATION_TAG = 0xE1, b'Exif\0\0', 0x0112
+# SOF0-SOF15 without DHT (C4), JPG (C8) and DAC (CC): they hold the size.
+_FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+
+ImageSize = Annotated[int, Interval(ge=1, le=4096)]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(kw_only=True, eq=False)
 class ImageOptions:
-  """What the operations need to know.
+  """Fields of every source of images.
 
   Attributes:
     image_size: height and width of the result.
@@ -44,10 +53,47 @@ class ImageOptions:
     augment: names of training operations out of OPS, in order.
   """
 
-  image_size: int
-  resize_small: int
-  min_crop_area: float
-  augment: tuple[str, ...]
+  image_size: ImageSize
+  resize_small: Annotated[int, Interval(ge=0, le=8192)] = 0
+  min_crop_area: Annotated[float, Interval(ge=0.0001, le=1.0)] = 0.08
+  augment: Annotated[
+    tuple[str, ...],
+    Predicate(lambda names: {*names} <= {*OPS} and Distinct.func(names)),
+    'a tuple of distinct names out of inception_crop, flip',
+  ] = ()
+
+  @staticmethod
+  def check_fields(config: Mapping[str, Any]) -> None:
+    """Raises ConfigError where the values do not fit together."""
+    size, augment = config['image_size'], config['augment']
+    short_side = config.get('resize_small', 0)
+    if 0 < short_side < size:
+      expected = f'0, or at least image_size = {size}'
+      raise ConfigError('dataset.resize_small', short_side, expected)
+    if 'inception_crop' in augment[1:]:
+      expected = "'inception_crop' in the first place only"
+      raise ConfigError('dataset.augment', augment, expected)
+
+  def image_info(
+    self, num_classes: int, class_names: Sequence[str], num_examples: int
+  ) -> DatasetInfo:
+    """Returns the description of a source of RGB images."""
+    return DatasetInfo(
+      input_key='image',
+      input_shape=(self.image_size, self.image_size, 3),
+      input_dtype='uint8',
+      num_classes=num_classes,
+      class_names=tuple(class_names),
+      num_examples=num_examples,
+    )
+
+  def transform(
+    self, value: Encoded, rng: np.random.Generator | None
+  ) -> Reframed:
+    """Returns the image as trained on, or as evaluated without `rng`."""
+    if rng is None:
+      return evaluation_image(value, self)
+    return training_image(value, rng, self)
 
 
 def decode(data: bytes, reduction: int = 1) -> Image:
@@ -65,7 +111,10 @@ def decode(data: bytes, reduction: int = 1) -> Image:
   """
   if not data:
     raise BadRecord('empty', '', 'the file has no bytes')
-  if jpeg.is_truncated(data):
+  # Bytes after the end are legal, and an embedded thumbnail has an end of its
+  # own. OpenCV before version 5 fills the rest of a cut file with grey.
+  is_jpeg = data.startswith(_JPEG_START)
+  if is_jpeg and data.rfind(_JPEG_END) <= data.rfind(_JPEG_SCAN):
     raise BadRecord('truncated', '', f'JPEG ends early, at {len(data)} bytes')
   flags = {
     1: cv2.IMREAD_COLOR,
@@ -82,6 +131,41 @@ def decode(data: bytes, reduction: int = 1) -> Image:
       'undecodable', '', f'no image OpenCV can decode, begins {data[:8]!r}'
     )
   return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
+
+
+def jpeg_size(data: bytes) -> tuple[int, int] | None:
+  """Returns (height, width) of a JPEG after EXIF rotation; None if unclear.
+
+  Read by hand (ITU-T T.81): libraries take 20 to 50 microseconds, as long as
+  decoding a small image.
+  """
+  offset, orientation = 2, 1
+  try:
+    while data.startswith(_JPEG_START):
+      prefix, marker, length = struct.unpack_from('>BBH', data, offset)
+      if prefix != 0xFF or length < 2:
+        return None
+      if marker in _FRAME_MARKERS:
+        size = struct.unpack_from('>HH', data, offset + 5)
+        size = size[::-1] if orientation in range(5, 9) else size
+        return size if all(size) else None
+      if marker == _EXIF_MARKER and data.startswith(_EXIF, offset + 4):
+        orientation = _orientation(data[offset + 10 : offset + 2 + length])
+      offset += 2 + length
+  except struct.error:
+    pass
+  return None
+
+
+def _orientation(tiff: bytes) -> int:
+  """Returns the orientation tag of a TIFF header, 1 if there is none."""
+  order = '<' if tiff.startswith(b'II') else '>'
+  (directory,) = struct.unpack_from(order + 'I', tiff, 4)
+  (count,) = struct.unpack_from(order + 'H', tiff, directory)
+  for start in range(directory + 2, directory + 2 + 12 * count, 12):
+    if struct.unpack_from(order + 'H', tiff, start)[0] == _ORIENTATION_TAG:
+      return struct.unpack_from(order + 'H', tiff, start + 8)[0]
+  return 1
 
 
 def to_rgb(value: Any) -> Image:
@@ -127,7 +211,7 @@ def resize_small(image: Image, short_side: int) -> Reframed:
 
 
 def central_crop(image: Image, size: int) -> Reframed:
-  """The central `size` x `size` pixels; the image must be at least as large."""
+  """Crops the central `size` x `size` pixels of an image no smaller."""
   top = (image.shape[0] - size) // 2
   left = (image.shape[1] - size) // 2
   return image[top : top + size, left : left + size]
@@ -136,7 +220,7 @@ def central_crop(image: Image, size: int) -> Reframed:
 def inception_box(
   height: int, width: int, rng: np.random.Generator, min_area: float
 ) -> tuple[int, int, int, int]:
-  """A random box (top, left, height, width) as in Szegedy et al., 2015, sec. 6.
+  """Draws a box (top, left, height, width) as in Szegedy et al., 2015, sec. 6.
 
   Its area is uniform in [min_area, 1] of the image, its ratio between 3/4 and
   4/3 (uniform in the logarithm). After 10 boxes that do not fit: the largest
@@ -163,7 +247,7 @@ def inception_box(
 
 
 def _reduction(box_height: int, box_width: int, size: int) -> int:
-  """The strongest JPEG reduction that leaves the box at least `size`."""
+  """Returns the strongest JPEG reduction that keeps the box >= `size`."""
   for reduction in (8, 4, 2):
     if min(box_height, box_width) >= reduction * size:
       return reduction
@@ -173,12 +257,12 @@ def _reduction(box_height: int, box_width: int, size: int) -> int:
 def inception_crop(
   image: Encoded, rng: np.random.Generator, options: ImageOptions
 ) -> Reframed:
-  """Random crop of random size and ratio, resized to image_size squared.
+  """Crops a box of random size and ratio, resized to image_size squared.
 
   Comes first in `augment`, as it sees the encoded bytes: a JPEG much larger
   than the target is decoded at 1/2, 1/4 or 1/8 of its size.
   """
-  size = jpeg.upright_size(image) if isinstance(image, bytes) else None
+  size = jpeg_size(image) if isinstance(image, bytes) else None
   if size is None:
     image = to_rgb(image)
     size = image.shape[:2]
@@ -211,7 +295,7 @@ OPS: Mapping[str, Callable[..., Image]] = {
 
 
 def _without_ends(image: Image) -> Reframed:
-  """The central part of an image more than 4 times as long as wide.
+  """Crops an image more than 4 times as long as wide to its central part.
 
   The ends would be cropped away anyway, and enlarging a line of one pixel to
   the full short side would take gigabytes.
@@ -243,32 +327,3 @@ def training_image(
   for name in options.augment:
     image = OPS[name](image, rng, options)
   return image
-
-
-FIELDS = {
-  'image_size': fields.integer(1, 4096),
-  'resize_small': fields.integer(0, 8192, default=0),
-  'min_crop_area': fields.real(0.0001, 1.0, default=0.08),
-  'augment': fields.names(OPS, default=()),
-}
-
-
-def options_from(config: Mapping[str, Any]) -> ImageOptions:
-  """The options in a completed configuration of any image source.
-
-  A source without the field `resize_small` shows whole images.
-
-  Raises:
-    ConfigError: the values do not fit together.
-  """
-  size, augment = config['image_size'], tuple(config['augment'])
-  short_side = config.get('resize_small', size)
-  if 0 < short_side < size:
-    raise ConfigError(
-      'dataset.resize_small', short_side, f'0, or at least image_size = {size}'
-    )
-  if 'inception_crop' in augment[1:]:
-    raise ConfigError(
-      'dataset.augment', augment, "'inception_crop' in the first place only"
-    )
-  return ImageOptions(size, short_side, config['min_crop_area'], augment)

@@ -1,17 +1,22 @@
-"""Which record stands at which position: pure functions, no state.
+"""Order of records and random numbers: pure functions of integers, no state.
 
 Training is one infinite stream of positions. Position p is epoch p // N, and
 within the epoch the image of p % N under a random permutation of the N records.
-Global batch s holds positions [s B, (s + 1) B), host h
-of H its rows [h B / H, (h + 1) B / H). So the order follows from (seed, step)
-alone: it does not depend on the number of hosts and needs no replay on resume.
+Global batch s holds positions [s B, (s + 1) B), host h of H its rows
+[h B / H, (h + 1) B / H). So the order follows from (seed, step) alone: it does
+not depend on the number of hosts and needs no replay on resume.
+
+Rows of tokens are grouped by length: an epoch is a random permutation of the
+records, sorted stably by length bucket, cut into global batches, which are then
+shuffled.
 """
 
-import dataclasses
 import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int, Int32, UInt64
 
 from dataset_lib.errors import ConfigError
 
@@ -21,6 +26,37 @@ from dataset_lib.errors import ConfigError
 # ten: it walks a cycle of at least 2**16 numbers until it meets a legal one.
 _TABLE_EXAMPLES = 2**20
 _SHUFFLE_ROUNDS = 4  # Grain's own choice
+_BATCHES = 1  # separates the order of the batches from that of the records
+_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def record_rng(*key: int) -> np.random.Generator:
+  """Returns a generator that follows from the non-negative integers `key`."""
+  return np.random.default_rng(key)
+
+
+def splitmix64(
+  counters: UInt64[np.ndarray, '...'],
+) -> UInt64[np.ndarray, '...']:
+  """Returns random bits of each counter (Steele et al., 2014, figure 16).
+
+  A counter-based generator gives record i without drawing the records before
+  it and works on whole arrays; the wrap-around of uint64 is intended.
+  """
+  bits = counters * _INCREMENT
+  bits = (bits ^ (bits >> np.uint64(30))) * _MULTIPLIERS[0]
+  bits = (bits ^ (bits >> np.uint64(27))) * _MULTIPLIERS[1]
+  return bits ^ (bits >> np.uint64(31))
+
+
+def record_bits(
+  indices: Int[np.ndarray, ' B'], count: int, *key: int
+) -> UInt64[np.ndarray, 'B C']:
+  """Returns `count` random numbers of each record of the stream `key`."""
+  first = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+  starts = first + indices.astype(np.uint64) * np.uint64(count)
+  return splitmix64(starts[:, None] + np.arange(count, dtype=np.uint64))
 
 
 @functools.lru_cache(maxsize=4)
@@ -35,7 +71,7 @@ def _epoch_seed(seed: int, epoch: int) -> int:
 
 
 def permuted(offset: int, num_examples: int, seed: int, epoch: int) -> int:
-  """Entry `offset` of the epoch's permutation of range(num_examples)."""
+  """Returns entry `offset` of the epoch's permutation of the records."""
   if num_examples <= _TABLE_EXAMPLES:
     return int(_table(num_examples, seed, epoch)[offset])
   # Imported here: Grain takes most of a second, and few sets are this large.
@@ -49,44 +85,133 @@ def permuted(offset: int, num_examples: int, seed: int, epoch: int) -> int:
   )
 
 
-def record_rng(*key: int) -> np.random.Generator:
-  """Random numbers that are a function of the non-negative integers `key`."""
-  return np.random.default_rng(key)
-
-
-@dataclasses.dataclass(frozen=True)
-class Order:
-  """Maps positions to records.
+class Places(NamedTuple):
+  """Records of some rows of a global batch.
 
   Attributes:
-    num_examples: N, records in the split.
-    seed: the run's seed.
-    shuffle: True for the infinite training stream, False for one ordered pass.
+    epochs: epoch of each row.
+    indices: record of each row; fewer than the rows at the end of an ordered
+      pass.
+    length: tokens that the whole batch is padded to; 0 for one shape.
   """
 
-  num_examples: int
-  seed: int
-  shuffle: bool
+  epochs: Int[np.ndarray, ' R']
+  indices: Int[np.ndarray, ' R']
+  length: int = 0
 
-  def place(self, position: int) -> tuple[int, int] | None:
-    """(epoch, index) of a position; None beyond the end of an ordered pass."""
+
+class Order:
+  """Maps steps to records, in training by a permutation of each epoch.
+
+  Attributes:
+    shuffle: True for the infinite training stream, False for one ordered pass.
+    steps_per_epoch: full batches for training, at least 1; all batches for an
+      ordered pass.
+
+  Args:
+    num_examples: N, records in the split.
+    batch_size: B, rows of the global batch.
+    seed: of the run.
+    shuffle: see above.
+  """
+
+  def __init__(
+    self, num_examples: int, batch_size: int, seed: int, shuffle: bool
+  ):
+    full, rest = divmod(num_examples, batch_size)
+    self.steps_per_epoch = max(1, full) if shuffle else full + bool(rest)
+    self.seed, self.shuffle = seed, shuffle
+    self._size, self._batch_size = num_examples, batch_size
+
+  def batch(self, step: int, rows: range) -> Places:
+    """Returns the records of some rows of global batch number `step`."""
+    first = step * self._batch_size
+    positions = range(first + rows.start, first + rows.stop)
     if not self.shuffle:
-      return (0, position) if position < self.num_examples else None
-    epoch, offset = divmod(position, self.num_examples)
-    return epoch, permuted(offset, self.num_examples, self.seed, epoch)
+      indices = np.array([p for p in positions if p < self._size], np.int64)
+      return Places(np.zeros_like(indices), indices)
+    places = [self.place(position) for position in positions]
+    epochs, indices = np.array(places, np.int64).reshape(-1, 2).T
+    return Places(epochs, indices)
+
+  def place(self, position: int) -> tuple[int, int]:
+    """Returns (epoch, index) of a position of the training stream."""
+    epoch, offset = divmod(position, self._size)
+    return epoch, permuted(offset, self._size, self.seed, epoch)
 
   def replacement(self, epoch: int, index: int, attempt: int) -> int:
-    """The record that stands in for a bad one: a function of its arguments.
+    """Returns the record read for a bad one: a function of the arguments.
 
-    It does not look at which records were bad before, so that every host and
+    It does not depend on which records were bad before, so that every host and
     every resumed run makes the same choice.
     """
     rng = record_rng(self.seed, epoch, index, attempt + 1)
-    return int(rng.integers(self.num_examples))
+    return int(rng.integers(self._size))
+
+
+class LengthOrder:
+  """Maps steps to records of similar length and the length to pad them to.
+
+  An epoch of training leaves out N % B records, others each time. A set smaller
+  than a batch is repeated within it. Evaluation is one pass in ascending length
+  whose last batch may be short.
+
+  Args:
+    lengths: tokens of each record.
+    buckets: lengths to pad to, ascending; the last one holds every record.
+    batch_size: rows of the global batch.
+    seed: of the run.
+    shuffle: True for training.
+  """
+
+  def __init__(
+    self,
+    lengths: Int32[np.ndarray, ' N'],
+    buckets: Sequence[int],
+    batch_size: int,
+    seed: int,
+    shuffle: bool,
+  ):
+    self._stream = Order(len(lengths), batch_size, seed, shuffle)
+    self.steps_per_epoch = self._stream.steps_per_epoch
+    self.seed, self.shuffle = seed, shuffle
+    self._buckets = np.array(buckets)
+    # The smallest bucket that holds a row; bytes sort fast.
+    self._bucket = np.searchsorted(self._buckets, lengths).astype(np.uint8)
+    self._lengths = lengths
+    self._batch_size = batch_size
+    # Two: threads read across the border of an epoch.
+    self._epoch: Any = functools.lru_cache(maxsize=2)(self._batches_of_epoch)
+    self._ascending = functools.cache(
+      lambda: np.argsort(lengths, kind='stable').astype(np.int32)
+    )
+
+  def batch(self, step: int, rows: range) -> Places:
+    """Returns the records of some rows of global batch number `step`."""
+    if not self.shuffle:
+      start = step * self._batch_size
+      records = self._ascending()[start : start + self._batch_size]
+    elif len(self._lengths) < self._batch_size:
+      records = self._stream.batch(step, range(self._batch_size)).indices
+    else:
+      epoch, number = divmod(step, self.steps_per_epoch)
+      records = self._epoch(epoch)[number]
+    # All hosts pad to the length of the whole batch.
+    length = int(self._buckets[self._bucket[records].max(initial=0)])
+    own = records[rows.start : rows.stop]
+    return Places(np.zeros_like(own), own, length)
+
+  def _batches_of_epoch(self, epoch: int) -> Int32[np.ndarray, 'S B']:
+    permutation = record_rng(self.seed, epoch).permutation(len(self._lengths))
+    used = permutation[: self.steps_per_epoch * self._batch_size]
+    by_bucket = used[np.argsort(self._bucket[used], kind='stable')]
+    batches = by_bucket.reshape(self.steps_per_epoch, self._batch_size)
+    order = record_rng(self.seed, epoch, _BATCHES)
+    return order.permutation(batches).astype(np.int32)
 
 
 def local_rows(batch_size: int, host_index: int, host_count: int) -> range:
-  """Rows of every global batch that one host reads.
+  """Returns the rows of every global batch that one host reads.
 
   Raises:
     ConfigError: the batch does not divide by the hosts, or no such host.

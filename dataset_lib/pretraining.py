@@ -1,7 +1,7 @@
 """Pretraining as ALBERT's: masked n-grams, and the order of two segments.
 
-Reads what `launch.prepare_corpus` wrote. A record is a row of consecutive
-sentences of one document, see `corpus_packing`. Each time it is read it is
+Reads a corpus that `launch.prepare_corpus` wrote. A record is a row of
+consecutive sentences of one document. Each time it is read it is
 
 - shortened, with probability `short_share`, to about a random length;
 - split in two segments at a random sentence border (at a word where there is
@@ -11,46 +11,37 @@ sentences of one document, see `corpus_packing`. Each time it is read it is
 - masked, see `masking`.
 
 All of this is a function of (seed, epoch, index) and computed for many rows at
-once. One ordered pass is epoch 0.
+once; the random numbers of a row come from a counter. One ordered pass is
+epoch 0.
 """
 
+import dataclasses
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from annotated_types import Interval, Len
+from jaxtyping import Bool, Float64, Int, Int32, UInt64
 
-from dataset_lib import (
-  corpus,
-  fields,
-  masking,
-  pretraining_rows,
-  source,
-  tokenizer,
-)
+from dataset_lib import corpus, masking, source, tokenizer
+from dataset_lib.corpus import Split
 from dataset_lib.errors import ConfigError, InvalidDataError
-from dataset_lib.pretraining_rows import Table, uniform
+from dataset_lib.masking import Rows
+from dataset_lib.order import splitmix64
 from dataset_lib.source import DatasetInfo
 
 CLASS_NAMES = ('in_order', 'swapped')
+DRAWS = 5  # random numbers that `segments` takes of a row
+_FIRST = 2  # shortest row to shorten to: a token in each segment
 
-FIELDS = {
-  'directory': fields.text('a directory that launch.prepare_corpus wrote'),
-  'max_length': fields.integer(8, 65536, default=128),
-  'mask_share': fields.real(0.01, 0.9, default=0.2),
-  'max_ngram': fields.integer(1, 16, default=3),
-  'short_share': fields.real(0.0, 1.0, default=0.1),
-}
+Flags = Bool[np.ndarray, 'B L']
+Numbers = Int[np.ndarray, ' B']
+Uniform = Float64[np.ndarray, 'B D']
 
 
-class PretrainingSource:
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Pretraining:
   """Rows of one split of a prepared corpus; a `DrawnSource`.
-
-  Args:
-    directory: the prepared corpus.
-    split: 'train' or 'validation'.
-    config: the fields of `FIELDS`.
 
   Raises:
     ConfigError: the rows were cut for another `max_length`.
@@ -58,25 +49,30 @@ class PretrainingSource:
     InvalidDataError: it is damaged.
   """
 
-  def __init__(
-    self, directory: pathlib.Path, split: str, config: Mapping[str, Any]
-  ):
-    manifest = corpus.read_manifest(directory)
-    length = config['max_length']
+  split: Literal['train', 'validation']
+  directory: Annotated[
+    str, Len(1), 'a directory that launch.prepare_corpus wrote'
+  ]
+  max_length: Annotated[int, Interval(ge=8, le=65536)] = 128
+  mask_share: Annotated[float, Interval(ge=0.01, le=0.9)] = 0.2
+  max_ngram: Annotated[int, Interval(ge=1, le=16)] = 3
+  short_share: Annotated[float, Interval(ge=0.0, le=1.0)] = 0.1
+
+  def __post_init__(self) -> None:
+    folder, length = pathlib.Path(self.directory).expanduser(), self.max_length
+    manifest = corpus.read_manifest(folder)
     if length != manifest['max_length']:
-      raise ConfigError(
-        'dataset.max_length',
-        length,
-        f'{manifest["max_length"]}, for which {directory} was prepared; '
-        f'launch.prepare_corpus --max_length={length} makes another',
+      expected = (
+        f'{manifest["max_length"]}, for which {folder} was prepared; '
+        f'launch.prepare_corpus --max_length={length} makes another'
       )
-    given = tokenizer.load(directory / corpus.TOKENIZER_FILE)
-    self._split = corpus.open_split(directory, manifest, split)
-    self._name = f'{directory}, split {split}'
-    self._config = dict(config)
-    self._slots = masking.slots(length, config['mask_share'])
-    self._table, self._vocabulary = _tables(given, manifest['vocab_size'])
-    rows = len(self._split.rows) - 1
+      raise ConfigError('dataset.max_length', length, expected)
+    given = tokenizer.load(folder / corpus.TOKENIZER_FILE)
+    self._rows = corpus.open_split(folder, manifest, self.split)
+    self._name = f'{folder}, split {self.split}'
+    self._slots = masking.slots(length, self.mask_share)
+    self._table = _table(given, manifest['vocab_size'])
+    rows = len(self._rows.rows) - 1
     if rows > source.MAX_EXAMPLES:
       raise InvalidDataError(
         f'{self._name}: expected at most {source.MAX_EXAMPLES} rows, got '
@@ -101,12 +97,7 @@ class PretrainingSource:
     epochs: Int[np.ndarray, ' B'],
     indices: Int[np.ndarray, ' B'],
   ) -> dict[str, np.ndarray]:
-    """Rows as they are in the given epochs.
-
-    Args:
-      seed: the run's seed.
-      epochs: of each row.
-      indices: which rows.
+    """Returns rows as they are in the given epochs.
 
     Returns:
       {'tokens', 'token_types': int32 [B, L], masked and padded; 'length',
@@ -114,71 +105,255 @@ class PretrainingSource:
       swapped; and the 'mlm_...' arrays of `masking.mask`, [B, P] with P =
       ceil(mask_share * max_length)}.
     """
-    length, slots = self.info.input_shape[0], self._slots
-    keys = pretraining_rows.row_keys(seed, epochs, indices)
-    segments = pretraining_rows.segments(
-      self._split,
+    length, slots, table = self.max_length, self._slots, self._table
+    keys = row_keys(seed, epochs, indices)
+    given = segments(
+      self._rows,
       indices,
       length - corpus.SPECIAL_IN_ROW,
-      self._config['short_share'],
-      self._table,
-      uniform(keys, 0, pretraining_rows.DRAWS),
+      self.short_share,
+      table,
+      uniform(keys, 0, DRAWS),
     )
-    rows = pretraining_rows.framed(segments, length, self._table)
-    start = pretraining_rows.DRAWS
+    text, types, lengths = framed(given, length, table)
+    first = DRAWS
     draws = masking.Draws(
-      lengths=uniform(keys, start, length),
-      order=uniform(keys, start + length, length),
-      kinds=uniform(keys, start + 2 * length, slots),
-      replacements=uniform(keys, start + 2 * length + slots, slots),
+      lengths=uniform(keys, first, length),
+      order=uniform(keys, first + length, length),
+      kinds=uniform(keys, first + 2 * length, slots),
+      replacements=uniform(keys, first + 2 * length + slots, slots),
     )
-    masked = masking.mask(
-      rows.text,
-      masking.budget(rows.lengths, self._config['mask_share']),
-      self._config['max_ngram'],
-      self._vocabulary,
-      draws,
-    )
+    budget = masking.budget(lengths, self.mask_share)
+    masked = masking.mask(text, budget, self.max_ngram, table.vocabulary, draws)
     return {
       **masked,
-      'token_types': rows.token_types,
-      'length': rows.lengths,
-      'label': segments.swapped.astype(np.int32),
+      'token_types': types,
+      'length': lengths,
+      'label': given.swapped.astype(np.int32),
     }
 
   def record(self, index: int) -> dict[str, Any]:
-    """The tokens of a row as the document has them, int32 [M], and label 0."""
-    start, stop = self._split.rows[index : index + 2]
-    return {
-      'tokens': self._split.tokens[start:stop].astype(np.int32),
-      'label': 0,
-    }
+    """Returns the tokens of a row in document order, int32 [M], and label 0."""
+    start, stop = self._rows.rows[index : index + 2]
+    tokens = self._rows.tokens[start:stop].astype(np.int32)
+    return {'tokens': tokens, 'label': 0}
 
   def where(self, index: int) -> str:
-    """The document of a row, counted from 0."""
-    document = np.searchsorted(self._split.documents, index, 'right') - 1
+    """Returns the document of a row, counted from 0."""
+    document = np.searchsorted(self._rows.documents, index, 'right') - 1
     return f'{self._name}, document {document}'
 
 
-def _tables(
-  given: tokenizer.Tokenizer, vocab_size: int
-) -> tuple[Table, masking.Vocabulary]:
+class Table(NamedTuple):
+  """Special ids, and for each id whether the token begins a word."""
+
+  pad_id: int
+  cls_id: int
+  sep_id: int
+  begins_word: Bool[np.ndarray, ' V']
+  vocabulary: masking.Vocabulary
+
+
+def _table(given: tokenizer.Tokenizer, vocab_size: int) -> Table:
   if given.vocab_size != vocab_size or given.mask_id is None:
     raise InvalidDataError(
       f'{corpus.TOKENIZER_FILE} of the prepared corpus: expected {vocab_size} '
       f'tokens and [MASK], got {given.vocab_size} tokens; prepare it again'
     )
-  table = Table(given.pad_id, given.cls_id, given.sep_id, given.word_starts())
   ordinary = np.setdiff1d(np.arange(vocab_size), given.special_ids)
-  return table, masking.Vocabulary(given.mask_id, ordinary.astype(np.int32))
+  vocabulary = masking.Vocabulary(given.mask_id, ordinary.astype(np.int32))
+  starts = given.word_starts()
+  return Table(given.pad_id, given.cls_id, given.sep_id, starts, vocabulary)
 
 
-def check_split(split: str) -> None:
-  """Raises ConfigError unless the split is 'train' or 'validation'."""
-  fields.check_one_of('split', split, corpus.SPLITS)
+def row_keys(
+  seed: int, epochs: Int[np.ndarray, ' B'], indices: Int[np.ndarray, ' B']
+) -> UInt64[np.ndarray, ' B']:
+  """Returns counters at which the random numbers of rows begin."""
+  key = splitmix64(np.array([seed], np.uint64))
+  key = splitmix64(key + epochs.astype(np.uint64))
+  return splitmix64(key + indices.astype(np.uint64))
 
 
-def build(config: Mapping[str, Any], split: str) -> PretrainingSource:
-  """The source of one split; `config` has every field of FIELDS."""
-  directory = pathlib.Path(config['directory']).expanduser()
-  return PretrainingSource(directory, split, config)
+def uniform(
+  keys: UInt64[np.ndarray, ' B'], first: int, count: int
+) -> Float64[np.ndarray, 'B C']:
+  """Returns numbers `first` .. `first + count` of each row, in [0, 1)."""
+  counters = keys[:, None] + np.arange(first, first + count, dtype=np.uint64)
+  return (splitmix64(counters) >> np.uint64(11)) * 2.0**-53
+
+
+class Segments(NamedTuple):
+  """Rows of a corpus, each divided in two segments.
+
+  Attributes:
+    tokens: of the rows, in document order.
+    begins_word: tokens that begin a word.
+    start: first token that is used.
+    split: first token of the second segment.
+    stop: end of the tokens that are used.
+    swapped: whether the second segment comes first.
+  """
+
+  tokens: Int32[np.ndarray, 'B W']
+  begins_word: Bool[np.ndarray, 'B W']
+  start: Numbers
+  split: Numbers
+  stop: Numbers
+  swapped: Bool[np.ndarray, ' B']
+
+
+def segments(
+  split: Split,
+  indices: Int[np.ndarray, ' B'],
+  limit: int,
+  short_share: float,
+  table: Table,
+  draws: Uniform,
+) -> Segments:
+  """Splits rows, and shortens some around the place of the split.
+
+  A row is split at a sentence border; one that has none, at a word border. One
+  that is shortened ends at sentence borders, or where none is near at words.
+  Share `short_share` of the rows is shortened to about a length uniform in
+  [2, limit]; a row no longer than that stays as it is.
+
+  Args:
+    split: the corpus.
+    indices: numbers of the rows.
+    limit: most tokens in a row, without special tokens.
+    short_share: see above.
+    table: of the tokenizer.
+    draws: uniform numbers, `DRAWS` for each row.
+  """
+  vocab_size = len(table.begins_word)
+  bounds = split.rows[indices[:, None] + np.arange(2)]
+  lengths = bounds[:, 1] - bounds[:, 0]
+  place = np.arange(limit)
+  inside = place < lengths[:, None]
+  tokens = np.zeros(inside.shape, np.int32)
+  tokens[inside] = split.tokens[(bounds[:, :1] + place)[inside]]
+  if not 0 <= tokens.min(initial=0) <= tokens.max(initial=0) < vocab_size:
+    raise InvalidDataError(
+      f'tokens.npy: expected token ids below {vocab_size}, got '
+      f'{tokens.min()} to {tokens.max()}; prepare the corpus again'
+    )
+  word = table.begins_word[tokens] & inside
+  word[:, 0] = True
+  sentence = _sentence_begins(split, bounds, limit)
+  middle = _pick(_borders(sentence, word, inside), draws[:, 0])
+  wanted = _FIRST + (draws[:, 1] * (limit - _FIRST + 1)).astype(np.int64)
+  is_short = draws[:, 2] < short_share
+  wanted = np.where(is_short, np.minimum(wanted, lengths), lengths)
+  start = _around(middle, wanted, lengths, draws[:, 3])
+  start, stop = _to_borders(
+    sentence, word, lengths, start, middle, start + wanted
+  )
+  return Segments(tokens, word, start, middle, stop, draws[:, 4] < 0.5)
+
+
+def _sentence_begins(
+  split: Split, bounds: Int[np.ndarray, 'B 2'], limit: int
+) -> Flags:
+  """Marks the tokens that begin a sentence, except the first of a row."""
+  first = np.searchsorted(split.sentences, bounds[:, 0], 'right')
+  behind = np.searchsorted(split.sentences, bounds[:, 1], 'left')
+  counts = np.maximum(behind - first, 0)
+  row = np.repeat(np.arange(len(bounds)), counts)
+  within = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+  begins = np.zeros((len(bounds), limit), bool)
+  begins[row, split.sentences[first[row] + within] - bounds[row, 0]] = True
+  return begins
+
+
+def _borders(sentence: Flags, word: Flags, inside: Flags) -> Flags:
+  """Marks the sentence borders of rows, else word borders, else all."""
+  word, inside = word.copy(), inside.copy()
+  word[:, 0] = inside[:, 0] = False
+  has_sentence = sentence.any(axis=1, keepdims=True)
+  has_word = word.any(axis=1, keepdims=True)
+  return np.where(has_sentence, sentence, np.where(has_word, word, inside))
+
+
+def _pick(flags: Flags, draws: Float64[np.ndarray, ' B']) -> Numbers:
+  """Draws one of the set places of each row, all equally likely."""
+  wanted = (draws * flags.sum(axis=1)).astype(np.int64)
+  return (np.cumsum(flags, axis=1) > wanted[:, None]).argmax(axis=1)
+
+
+def _around(
+  middle: Numbers,
+  wanted: Numbers,
+  lengths: Numbers,
+  draws: Float64[np.ndarray, ' B'],
+) -> Numbers:
+  """Draws the begin of `wanted` tokens around the middle of each row."""
+  lowest = np.maximum(0, middle + 1 - wanted)
+  highest = np.minimum(middle - 1, lengths - wanted)
+  return lowest + (draws * (highest - lowest + 1)).astype(np.int64)
+
+
+def _to_borders(
+  sentence: Flags,
+  word: Flags,
+  lengths: Numbers,
+  start: Numbers,
+  middle: Numbers,
+  stop: Numbers,
+) -> tuple[Numbers, Numbers]:
+  """Moves the ends of stretches to the borders of sentences or words.
+
+  Each end moves towards the middle to a sentence border if there is one on its
+  side, else outwards to the border of the word it is in.
+  """
+  place = np.arange(sentence.shape[1])
+  inner = (sentence | (place == 0)) & (place >= start[:, None])
+  inner &= place < middle[:, None]
+  outer = word & (place <= start[:, None])
+  start = np.where(inner.any(axis=1), inner.argmax(axis=1), _last(outer))
+  inner = sentence & (place <= stop[:, None]) & (place > middle[:, None])
+  outer = word & (place >= stop[:, None])
+  beyond = np.where(outer.any(axis=1), outer.argmax(axis=1), lengths)
+  # The end of the row is the end of a sentence, or where it was cut.
+  is_end = (stop == lengths) | ~inner.any(axis=1)
+  return start, np.where(is_end, beyond, _last(inner))
+
+
+def _last(flags: Flags) -> Numbers:
+  """Returns the last set place of each row."""
+  return flags.shape[1] - 1 - flags[:, ::-1].argmax(axis=1)
+
+
+def framed(
+  given: Segments, length: int, table: Table
+) -> tuple[Rows, Int32[np.ndarray, 'B L'], Int32[np.ndarray, ' B']]:
+  """Frames segments as [CLS] a [SEP] b [SEP] and pads them to `length`.
+
+  Returns:
+    (tokens and which of them may be masked; token types, 0 for the first
+    segment with its [SEP] and padding, else 1; tokens of each row).
+  """
+  swapped = given.swapped
+  first = np.where(swapped, given.stop - given.split, given.split - given.start)
+  total = given.stop - given.start
+  column = np.arange(length)
+  in_first = (column >= 1) & (column <= first[:, None])
+  second_begin = first[:, None] + 2
+  in_second = (column >= second_begin) & (column < total[:, None] + 2)
+  is_text = in_first | in_second
+  # From a place in the framed row to one in the given row, of either segment.
+  starts = np.where(swapped, given.split, given.start)[:, None] - 1
+  others = np.where(swapped, given.start, given.split)[:, None] - second_begin
+  places = np.where(is_text, column + np.where(in_first, starts, others), 0)
+  is_sep = (column == second_begin - 1) | (column == total[:, None] + 2)
+  tokens = np.where(
+    is_text,
+    np.take_along_axis(given.tokens, places, axis=1),
+    np.where(is_sep, table.sep_id, table.pad_id),
+  ).astype(np.int32)
+  tokens[:, 0] = table.cls_id
+  begins_segment = is_text & ((column == 1) | (column == second_begin))
+  begins_word = np.take_along_axis(given.begins_word, places, axis=1) & is_text
+  types = in_second | (column == total[:, None] + 2)
+  rows = Rows(tokens, is_text, begins_word | begins_segment, begins_segment)
+  return rows, types.astype(np.int32), (total + 3).astype(np.int32)

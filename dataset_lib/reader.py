@@ -1,27 +1,29 @@
-"""Fills batches from a source: validates, augments, replaces bad records.
+"""Fills batches from a source: checks records, pads rows, replaces bad records.
 
 A `Reader` is a random-access source for Grain whose element k is a block of
 rows of one global batch. Blocks rather than single rows keep Grain's cost per
-element off the rows; rows are written straight into the block's arrays. A
-`LengthReader` gives whole batches of token rows, padded as far as each needs.
+element off the rows; rows are written straight into the block's arrays.
+
+The tolerance for bad records is a share of the records of the split, and a
+record counts once however often it is read: the verdict then does not depend on
+the number of epochs, of threads or of hosts.
 """
 
 import dataclasses
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from dataset_lib.bad_records import BadRecords
+from dataset_lib import source
 from dataset_lib.errors import BadRecord, TooManyBadRecordsError
-from dataset_lib.length_order import LengthOrder
-from dataset_lib.order import Order
+from dataset_lib.order import LengthOrder, Order, Places
 from dataset_lib.source import (
   DatasetInfo,
   DrawnSource,
-  Source,
   TokenSource,
   VectorSource,
 )
@@ -31,37 +33,84 @@ Batch = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
 Transform = Callable[[Any, tuple[int, int, int]], np.ndarray]
 
 ROWS_PER_BLOCK = 32
+SHOWN_PER_KIND = 5
 _MAX_REPLACEMENTS = 64
 
 
-def empty_batch(info: DatasetInfo, rows: int) -> Batch:
-  """Padding: zeros, mask 0 and index -1; reading overwrites real rows."""
-  return {
-    info.input_key: np.zeros((rows, *info.input_shape), info.input_dtype),
-    'label': np.zeros(rows, info.label_dtype),
-    'mask': np.zeros(rows, np.float32),
-    'index': np.full(rows, -1, np.int32),
-  }
+class BadRecords:
+  """Thread-safe count of distinct bad records by kind.
 
+  Args:
+    num_examples: records in the split.
+    max_share: tolerated share of bad records; 0 stops at the first one.
+  """
 
-def concatenate(blocks: Sequence[Batch]) -> Batch:
-  """Joins blocks of rows to one batch."""
-  return {
-    key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]
-  }
+  def __init__(self, num_examples: int, max_share: float):
+    self._num_examples = num_examples
+    self._max_share = max_share
+    self._tolerated = int(num_examples * max_share)
+    self._rows: set[int] = set()
+    self._kinds: dict[str, dict[str, Any]] = {}
+    self._lock = threading.Lock()
+
+  def add(self, bad: BadRecord, where: str, row: int) -> None:
+    """Counts one bad record.
+
+    Args:
+      bad: its error.
+      where: file of the record.
+      row: index of the record in its source.
+
+    Raises:
+      TooManyBadRecordsError: the tolerated share is exceeded.
+    """
+    with self._lock:
+      if row not in self._rows:
+        self._rows.add(row)
+        kind = self._kinds.setdefault(bad.kind, {'count': 0, 'first': []})
+        kind['count'] += 1
+        if len(kind['first']) < SHOWN_PER_KIND:
+          kind['first'].append(
+            {'file': where, 'row': row, 'message': bad.message}
+          )
+      if len(self._rows) > self._tolerated:
+        raise TooManyBadRecordsError(self._complaint())
+
+  def summary(self) -> dict[str, dict[str, Any]]:
+    """Returns {kind: {'count', 'first': [{'file', 'row', 'message'}]}}."""
+    with self._lock:
+      return {
+        kind: {'count': entry['count'], 'first': list(entry['first'])}
+        for kind, entry in self._kinds.items()
+      }
+
+  def _complaint(self) -> str:
+    lines = [
+      f'{len(self._rows)} of {self._num_examples} records are bad, tolerated '
+      f'are {self._tolerated} (share {self._max_share}):'
+    ]
+    for kind, entry in self._kinds.items():
+      lines.append(f'  {kind}: {entry["count"]}')
+      lines += [
+        f'    {first["file"]} (row {first["row"]}): {first["message"]}'
+        for first in entry['first']
+      ]
+    lines.append(
+      'Repair or remove these records; for training, dataset.max_bad_share '
+      'sets the tolerated share. Evaluation tolerates none.'
+    )
+    return '\n'.join(lines)
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-  """How a host's rows of every global batch are cut into blocks.
+  """Division of a host's rows of every global batch into blocks.
 
   Attributes:
-    batch_size: rows of the global batch.
     rows: the rows of this host.
     rows_per_block: rows that one thread reads at a time.
   """
 
-  batch_size: int
   rows: range
   rows_per_block: int
 
@@ -70,24 +119,28 @@ class Blocks:
     """Blocks in a host's part of a batch."""
     return -(-len(self.rows) // self.rows_per_block)
 
-  def positions(self, block: int) -> range:
-    """Positions in the stream of block number `block`, counted from step 0."""
+  def place(self, block: int) -> tuple[int, range]:
+    """Returns (step, rows of its batch) of block number `block`."""
     step, part = divmod(block, self.per_batch)
     start = part * self.rows_per_block
-    rows = self.rows[start : start + self.rows_per_block]
-    first = step * self.batch_size
-    return range(first + rows.start, first + rows.stop)
+    return step, self.rows[start : start + self.rows_per_block]
+
+
+@runtime_checkable
+class Reading(Protocol):
+  """Records and the way to read them; see `builder.Dataset`."""
+
+  records: Any
+  transform: Transform
+  order: Order | LengthOrder
+  blocks: Blocks
 
 
 class Reader:
   """Random access to blocks of rows; Grain calls it from its threads.
 
   Args:
-    source: raw records.
-    transform: what happens to a raw input; its randomness is to be a function
-      of (seed, epoch, index).
-    order: which record stands at which position.
-    blocks: the rows of this host.
+    dataset: what to read.
     bad_records: counts what cannot be used.
     first_block: number of the block that element 0 is.
     num_blocks: length; None for an infinite stream.
@@ -95,18 +148,13 @@ class Reader:
 
   def __init__(
     self,
-    source: Source,
-    transform: Transform,
-    order: Order,
-    blocks: Blocks,
+    dataset: Reading,
     bad_records: BadRecords,
     first_block: int = 0,
     num_blocks: int | None = None,
   ):
-    self._source = source
-    self._transform = transform
-    self._order = order
-    self._blocks = blocks
+    self._source, self._transform = dataset.records, dataset.transform
+    self._order, self._blocks = dataset.order, dataset.blocks
     self._bad_records = bad_records
     self._first_block = first_block
     self._num_blocks = sys.maxsize if num_blocks is None else num_blocks
@@ -115,44 +163,43 @@ class Reader:
     return self._num_blocks
 
   def __getitem__(self, element: int) -> Batch:
-    positions = self._blocks.positions(self._first_block + int(element))
-    places = [self._order.place(position) for position in positions]
-    if isinstance(self._source, VectorSource | DrawnSource):
-      return self._at_once(places)
-    batch = empty_batch(self._source.info, len(places))
-    for row, place in enumerate(places):
-      if place is not None:
-        self._fill_row(batch, row, *place)
-    return batch
+    step, rows = self._blocks.place(self._first_block + int(element))
+    places = self._order.batch(step, rows)
+    indices, count = places.indices, len(rows)
+    if isinstance(self._source, TokenSource):
+      arrays = self._source.padded(indices, places.length, count)
+      return arrays | _mask_and_index(indices, count)
+    if isinstance(self._source, DrawnSource):
+      seed = self._order.seed
+      return padded(
+        self._source.draw(seed, places.epochs, indices), indices, count
+      )
+    if isinstance(self._source, VectorSource):
+      return padded(self._source.records(indices), indices, count)
+    return self._one_by_one(places, count)
 
-  def _at_once(self, places: Sequence[tuple[int, int] | None]) -> Batch:
-    """A block of a source that gives many records in one call."""
-    real = [place for place in places if place is not None]
-    epochs, indices = np.array(real, np.int64).reshape(-1, 2).T
-    records: Any = self._source
-    if isinstance(records, DrawnSource):
-      arrays = records.draw(self._order.seed, epochs, indices)
-    else:
-      arrays = records.records(indices)
-    return padded(arrays, indices, len(places))
+  def _one_by_one(self, places: Places, count: int) -> Batch:
+    """Returns a block of checked records, bad ones replaced."""
+    info, indices = self._source.info, np.array(places.indices)
+    inputs = np.zeros((count, *info.input_shape), info.input_dtype)
+    labels = np.zeros(count, info.label_dtype)
+    for row, epoch in enumerate(places.epochs):
+      key = int(epoch), int(indices[row])
+      indices[row], inputs[row], labels[row] = self._good_record(*key)
+    arrays = {info.input_key: inputs, 'label': labels}
+    return arrays | _mask_and_index(indices, count)
 
-  def _fill_row(self, batch: Batch, row: int, epoch: int, index: int) -> None:
-    read, value, label = self._good_record(epoch, index)
-    batch[self._source.info.input_key][row] = value
-    batch['label'][row] = label
-    batch['mask'][row] = 1
-    batch['index'][row] = read
-
-  def _good_record(self, epoch: int, index: int) -> tuple[int, np.ndarray, int]:
-    """The record, or for a bad one a deterministic other record."""
+  def _good_record(self, epoch: int, index: int) -> tuple[int, Any, int]:
+    """Returns the record, or for a bad one a deterministic other record."""
     candidate = index
     for attempt in range(_MAX_REPLACEMENTS):
       try:
         return candidate, *self._read(epoch, candidate)
       except BadRecord as bad:
-        where = bad.where or self._source.where(candidate)
-        self._bad_records.add(bad, where, candidate)
-      candidate = self._order.replacement(epoch, index, attempt)
+        place = bad.where or source.where(self._source, candidate)
+        self._bad_records.add(bad, place, candidate)
+        assert isinstance(self._order, Order)
+        candidate = self._order.replacement(epoch, index, attempt)
     raise TooManyBadRecordsError(
       f'{_MAX_REPLACEMENTS} records in a row were bad, in place of record '
       f'{index}; the first of each kind: {self._bad_records.summary()}'
@@ -168,73 +215,43 @@ class Reader:
     return value, label
 
 
-class LengthReader:
-  """Random access to a host's rows of batches that differ in length.
-
-  Args:
-    source: rows of tokens.
-    order: which records, and which length, a batch has.
-    rows: the rows of every global batch that this host reads.
-    first_step: number of the batch that element 0 is.
-    num_steps: length; None for an infinite stream.
-  """
-
-  def __init__(
-    self,
-    source: TokenSource,
-    order: LengthOrder,
-    rows: range,
-    first_step: int = 0,
-    num_steps: int | None = None,
-  ):
-    self._source = source
-    self._order = order
-    self._rows = rows
-    self._first_step = first_step
-    self._num_steps = sys.maxsize if num_steps is None else num_steps
-
-  def __len__(self) -> int:
-    return self._num_steps
-
-  def __getitem__(self, element: int) -> Batch:
-    # The length is that of the whole batch: all hosts pad to the same one.
-    indices, length = self._order.batch(self._first_step + int(element))
-    mine = indices[self._rows.start : self._rows.stop]
-    rows, real = len(self._rows), len(mine)
-    batch = self._source.padded(mine, length, rows)
-    batch['mask'] = np.zeros(rows, np.float32)
-    batch['mask'][:real] = 1
-    batch['index'] = np.full(rows, -1, np.int32)
-    batch['index'][:real] = mine
-    return batch
-
-
 def padded(
   arrays: Mapping[str, np.ndarray],
   indices: Int[np.ndarray, ' R'],
   rows: int,
 ) -> Batch:
-  """A batch of `rows` rows: the given records, then zeros, mask 0, index -1.
+  """Returns a batch of `rows` rows: the records, then zeros with mask 0.
 
   Args:
     arrays: the records, leading axis R.
-    indices: their numbers.
+    indices: their numbers; padding has index -1.
     rows: at least R.
   """
-  real = len(indices)
   batch = {
     key: np.zeros((rows, *values.shape[1:]), values.dtype)
     for key, values in arrays.items()
   }
-  batch['mask'] = np.zeros(rows, np.float32)
-  batch['index'] = np.full(rows, -1, np.int32)
-  for key, values in {**arrays, 'mask': 1, 'index': indices}.items():
-    batch[key][:real] = values
-  return batch
+  for key, values in arrays.items():
+    batch[key][: len(indices)] = values
+  return batch | _mask_and_index(indices, rows)
+
+
+def _mask_and_index(indices: Int[np.ndarray, ' R'], rows: int) -> Batch:
+  mask, index = np.zeros(rows, np.float32), np.full(rows, -1, np.int32)
+  mask[: len(indices)] = 1
+  index[: len(indices)] = indices
+  return {'mask': mask, 'index': index}
+
+
+def concatenate(blocks: Sequence[Batch]) -> Batch:
+  """Joins blocks of rows to one batch."""
+  return {
+    key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]
+  }
 
 
 def check_label(label: Any, num_classes: int) -> int:
-  """The label as an int.
+  """Returns the label as an int.
 
   Raises:
     BadRecord: not an integer, or outside [0, num_classes - 1]; -1 would train

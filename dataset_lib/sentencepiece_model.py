@@ -16,12 +16,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from dataset_lib import sentencepiece_file, whole_words
 from dataset_lib.errors import ConfigError, InvalidDataError
-from dataset_lib.sentencepiece_file import Piece
 
 MODEL_FILE = 'spiece.model'
-SPACE = whole_words.SPACE
+SPACE = '▁'  # U+2581, SentencePiece's space before a word
 # ALBERT's names, and the first ids of its vocabulary in this order.
 SPECIAL_TOKENS = {
   'pad_token': '<pad>',
@@ -188,55 +186,66 @@ def read(
     InvalidDataError: the file is damaged, or another kind of model.
   """
   import tokenizers
-  from tokenizers import decoders, models
+  from google.protobuf.message import DecodeError
+  from sentencepiece import sentencepiece_model_pb2
+  from tokenizers import decoders, models, pre_tokenizers
 
-  model, config = sentencepiece_file.read(pathlib.Path(path)), config or {}
-  vocabulary = [(piece.text, _score(piece)) for piece in model.pieces]
-  library = tokenizers.Tokenizer(
-    models.Unigram(vocabulary, unk_id=model.unknown_id)
-  )
+  proto: Any = sentencepiece_model_pb2
+  config, model = config or {}, proto.ModelProto()
+  try:
+    model.ParseFromString(pathlib.Path(path).read_bytes())
+  except DecodeError as error:
+    raise InvalidDataError(f'{path} is damaged: {error!r}') from error
+  # They follow the pieces: a file that was cut short lacks them.
+  if not (model.HasField('trainer_spec') and model.HasField('normalizer_spec')):
+    raise InvalidDataError(f'{path} is damaged: it ends early')
+  trainer = model.trainer_spec
+  kind = trainer.ModelType.Name(trainer.model_type)
+  kind += ' with byte_fallback' * trainer.byte_fallback
+  if kind != 'UNIGRAM' or not model.pieces:
+    raise InvalidDataError(
+      f'{path}: expected a SentencePiece model of type UNIGRAM, got {kind} '
+      f'with {len(model.pieces)} pieces'
+    )
+  pieces = [(piece.piece, _score(piece)) for piece in model.pieces]
+  library = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=trainer.unk_id))
   library.normalizer = normalizer_of(
     bool(config.get('do_lower_case', True)),
     bool(config.get('keep_accents', False)),
-    model.charsmap,
+    model.normalizer_spec.precompiled_charsmap,
   )
-  library.pre_tokenizer = _words()
-  library.decoder = decoders.Metaspace(SPACE, prepend_scheme='always')
-  special = (sentencepiece_file.UNKNOWN, sentencepiece_file.CONTROL)
-  library.add_special_tokens(
-    [piece.text for piece in model.pieces if piece.kind in special]
-  )
-  return library
-
-
-def _score(piece: Piece) -> float:
-  """Logarithm of the piece's probability.
-
-  ALBERT's tokenizer cuts the comma off a number ("9,"); a piece that has both
-  is made too improbable to be used.
-  """
-  if _NUMBER_COMMA.fullmatch(piece.text):
-    return piece.score - _NUMBER_COMMA_PENALTY
-  return piece.score
-
-
-def _words() -> Any:
-  from tokenizers import pre_tokenizers
-
-  return pre_tokenizers.Sequence(
+  library.pre_tokenizer = pre_tokenizers.Sequence(
     [
       pre_tokenizers.WhitespaceSplit(),
       pre_tokenizers.Metaspace(SPACE, prepend_scheme='always'),
     ]
   )
+  library.decoder = decoders.Metaspace(SPACE, prepend_scheme='always')
+  piece_type = proto.ModelProto.SentencePiece.Type
+  special = piece_type.Value('UNKNOWN'), piece_type.Value('CONTROL')
+  library.add_special_tokens(
+    [piece.piece for piece in model.pieces if piece.type in special]
+  )
+  return library
+
+
+def _score(piece: Any) -> float:
+  """Returns the logarithm of the piece's probability.
+
+  ALBERT's tokenizer cuts the comma off a number ("9,"); a piece that has both
+  is made too improbable to be used.
+  """
+  if _NUMBER_COMMA.fullmatch(piece.piece):
+    return piece.score - _NUMBER_COMMA_PENALTY
+  return piece.score
 
 
 def keep_as_text(library: Any, names: Iterable[str]) -> None:
-  """Cuts special tokens that somebody typed, so that none is read as one piece.
+  """Cuts special tokens typed in a text, so that none is read as one piece.
 
   A unigram model finds every piece of its vocabulary in a text, the special
-  ones too: a typed "<pad>" would become padding. Behind a cut after its first
-  character it is text like any other. Does nothing where this was done before.
+  ones too: a typed "<pad>" would become padding. Cut after its first character
+  it is text like any other. Does nothing where this was done before.
 
   Args:
     library: a `tokenizers.Tokenizer` with a unigram model; changed in place.
@@ -251,16 +260,10 @@ def keep_as_text(library: Any, names: Iterable[str]) -> None:
     if len(name) > 1
   )
   given = library.pre_tokenizer
-  if given and pattern in _split_patterns(json.loads(given.__getstate__())):
+  written = json.dumps({'Regex': pattern}, ensure_ascii=False)
+  if given and written.replace(' ', '', 1) in given.__getstate__().decode():
     return
   cut = pre_tokenizers.Split(tokenizers.Regex(pattern), 'merged_with_previous')
   library.pre_tokenizer = pre_tokenizers.Sequence(
     [given, cut] if given else [cut]
   )
-
-
-def _split_patterns(step: Mapping[str, Any]) -> set[str]:
-  """Regular expressions at which a pre-tokenizer, as JSON, cuts."""
-  inner = [_split_patterns(part) for part in step.get('pretokenizers', ())]
-  pattern = step.get('pattern', {}).get('Regex')
-  return {pattern} - {None} | set().union(*inner)

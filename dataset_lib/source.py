@@ -1,27 +1,45 @@
-"""What a data set is: its description, its records, its legal fields.
+"""Random access to the records of one split, and their description.
 
-A source gives random access to raw records. Order, augmentation, batching and
-bad records are the business of the builder, so a new data set is one module
-with `FIELDS`, `check_split` and `build`, and one entry in `builder.SOURCES`.
+A data set is a dataclass whose annotated fields are its configuration (see
+`fields`), `split` among them, and which has `info`, `__len__` and `record`:
+
+  @dataclasses.dataclass(kw_only=True)
+  class Squares:
+    split: Literal['train', 'test']
+    size: Annotated[int, Interval(ge=1, le=100)] = 10
+
+    def __post_init__(self):
+      self.info = DatasetInfo('tokens', (1,), 'int32', 2, (), self.size)
+
+A configuration names it as 'package.module:Squares', or by a short name in
+`builder.SOURCES`. Order, batching, augmentation and bad records are up to the
+builder.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
+from annotated_types import Interval
 from jaxtyping import Int, Int32, Int64, Shaped
 
 from dataset_lib.errors import BadRecord
 
-MAX_EXAMPLES = 2**31 - 1  # record indices travel as int32
+MAX_EXAMPLES = 2**31 - 1  # record indices are int32
 MAX_SEED = 2**32 - 1
+
+# Types of fields that several data sets have.
+TrainTest = Literal['train', 'test']
+Seed = Annotated[int, Interval(ge=0, le=MAX_SEED)]
+Size = Annotated[int, Interval(ge=1, le=MAX_EXAMPLES)]
+BadShare = Annotated[float, Interval(ge=0.0, le=0.5)]
 DEFAULT_BAD_SHARE = 0.001
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-  """What a task must know to build its model.
+  """Shapes and classes that a task builds its model from.
 
   Attributes:
     input_key: 'image' or 'tokens'.
@@ -55,31 +73,35 @@ class Source(Protocol):
   `record` returns {input_key: value, 'label': int}; an image is either encoded
   bytes or a uint8 array [H, W, 3] or [H, W, 1], tokens are int32 [L]. It may
   raise BadRecord, and is called from several threads at once.
+
+  A source may also have
+    where(index): file and line of a record, for messages and `places`;
+    transform(value, rng): the input of a raw value, `rng` None without
+      augmentation;
+    check_fields(config): a static check of fields against each other;
+    max_bad_share: tolerated share of bad records in training.
   """
 
   info: DatasetInfo
 
   def __len__(self) -> int:
-    """Number of records."""
+    """Returns the number of records."""
 
   def record(self, index: int) -> dict[str, Any]:
-    """Raw record number `index`."""
-
-  def where(self, index: int) -> str:
-    """File (and place in it) of record `index`, for error messages."""
+    """Returns the raw record number `index`."""
 
 
 @runtime_checkable
 class VectorSource(Protocol):
-  """A source that computes many records at once and cannot hold bad ones."""
+  """A source that computes many records at once and has no bad ones."""
 
   def records(self, indices: Int[np.ndarray, ' B']) -> dict[str, np.ndarray]:
-    """Records as arrays with a leading batch axis: {input_key, 'label'}."""
+    """Returns records as arrays with a leading batch axis."""
 
 
 @runtime_checkable
 class DrawnSource(Protocol):
-  """A source that draws its records anew in every epoch, and has no bad ones.
+  """A source that draws its records again in every epoch; none is bad.
 
   For masks, crops of texts or swaps that are a function of (seed, epoch,
   index); one ordered pass is epoch 0.
@@ -91,17 +113,17 @@ class DrawnSource(Protocol):
     epochs: Int[np.ndarray, ' B'],
     indices: Int[np.ndarray, ' B'],
   ) -> dict[str, np.ndarray]:
-    """Arrays with a leading batch axis; there may be no records asked for."""
+    """Returns arrays with a leading batch axis; B may be 0."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-  """Rows of token ids of different lengths, one behind the other.
+  """Rows of token ids of different lengths, concatenated.
 
   Attributes:
     tokens: token ids; row i is `tokens[offsets[i]:offsets[i + 1]]`.
     token_types: segment of each token, 0 or 1.
-    offsets: where each row begins, and at the end the number of tokens.
+    offsets: beginning of each row, and at the end the number of tokens.
   """
 
   tokens: Int32[np.ndarray, ' M']
@@ -109,36 +131,23 @@ class Encoded:
   offsets: Int64[np.ndarray, ' O']
 
   @property
-  def num_rows(self) -> int:
-    """Number of rows."""
-    return len(self.offsets) - 1
-
-  @property
   def lengths(self) -> Int32[np.ndarray, ' N']:
     """Tokens in each row."""
     return np.diff(self.offsets).astype(np.int32)
-
-  def take(self, rows: Int[np.ndarray, ' R']) -> 'Encoded':
-    """The given rows, in the given order."""
-    lengths = np.diff(self.offsets)[rows]
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    shift = np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths)
-    places = np.arange(offsets[-1]) + shift
-    return Encoded(self.tokens[places], self.token_types[places], offsets)
 
 
 class TokenSource:
   """Records that are rows of token ids of different lengths; a VectorSource.
 
-  Nothing is padded in memory: a record takes 8 bytes a token.
+  Rows are kept without padding: a record takes 8 bytes a token.
 
   Args:
     info: description; its last length bucket holds every row.
     encoded: the rows.
     labels: class or number of each row.
-    pad_id: token id behind the end of a row.
-    where: place of a record, for error messages.
-    bad_rows: rows of the split that are not among the records, by number.
+    pad_id: token id of padding.
+    where: returns the place of a record, for error messages.
+    bad_rows: (number, error) of rows of the split that are not records.
   """
 
   def __init__(
@@ -153,16 +162,16 @@ class TokenSource:
     self.info = info
     self.bad_rows = tuple(bad_rows)
     self.lengths = encoded.lengths
+    self.where = where
     self._encoded = encoded
     self._labels = labels.astype(info.label_dtype)
     self._pad_id = pad_id
-    self._where = where
 
   def __len__(self) -> int:
     return self.info.num_examples
 
   def records(self, indices: Int[np.ndarray, ' B']) -> dict[str, np.ndarray]:
-    """The given records as a batch of the smallest bucket that holds them."""
+    """Returns the records padded to the smallest bucket that holds them."""
     longest = self.lengths[indices].max(initial=1)
     length = min(size for size in self.info.length_buckets if size >= longest)
     return self.padded(indices, length, len(indices))
@@ -170,7 +179,7 @@ class TokenSource:
   def padded(
     self, indices: Int[np.ndarray, ' R'], length: int, rows: int
   ) -> dict[str, np.ndarray]:
-    """A batch of `rows` rows padded to `length`, the given records first.
+    """Returns a batch of `rows` rows padded to `length`, the records first.
 
     Returns:
       {'tokens': int32 [rows, length], 'token_types': the same, 'length':
@@ -197,7 +206,7 @@ class TokenSource:
     }
 
   def record(self, index: int) -> dict[str, Any]:
-    """One record without padding: tokens and types int32 [L], label."""
+    """Returns one record without padding: tokens and types int32 [L], label."""
     start, stop = self._encoded.offsets[index : index + 2]
     return {
       'tokens': self._encoded.tokens[start:stop],
@@ -205,22 +214,19 @@ class TokenSource:
       'label': self._labels[index].item(),
     }
 
-  def where(self, index: int) -> str:
-    """File of the record and its line there."""
-    return self._where(index)
+
+def where(records: Source, index: int) -> str:
+  """Returns the place of a record; that of a computed one is its split."""
+  if hasattr(records, 'where'):
+    return records.where(index)
+  return f'{type(records).__name__}/{getattr(records, "split", "")}'
 
 
 def places(records: Source) -> list[str]:
-  """Where each record lies; rows of two parts of a split are told apart by it.
-
-  Args:
-    records: a source; none are given of one that computes its records.
-  """
-  if not hasattr(records, 'where'):
-    return []
-  return [records.where(index) for index in range(len(records))]
+  """Returns the place of each record, which tells rows of two splits apart."""
+  return [where(records, index) for index in range(len(records))]
 
 
 def length_buckets(sizes: Sequence[int], max_length: int) -> tuple[int, ...]:
-  """Lengths to pad to: the sizes below `max_length`, and `max_length`."""
+  """Returns the sizes below `max_length`, and `max_length`."""
   return (*(size for size in sizes if size < max_length), max_length)

@@ -16,7 +16,8 @@ import sklearn.metrics
 from jaxtyping import Float, Num
 
 from dataset_lib.errors import ConfigError, InvalidDataError
-from dataset_lib.glue_tasks import MAX_SCORE, TASKS
+from dataset_lib.glue import TASKS
+from dataset_lib.text_files import MAX_SCORE
 from eval_lib import evaluator, predictions
 
 # Names in `METRICS`. The leaderboard averages two for some; here, as in the

@@ -14,20 +14,21 @@ training split, as ALBERT's. The validation split is the documents of
 --validation (files of --input that it names are not trained on), or else one
 document out of every 1 / --validation_share, the first of the corpus included.
 
-The result is the same whatever the number of processes. What is no good text
-is repaired or left out, counted, and shown at the end; it also stands in
-corpus.json, and each file that was left out in faults.jsonl. The directory is
-there when all of it is.
+The result is the same whatever the number of processes. Damaged text is
+repaired or left out, counted, and shown at the end and in corpus.json; each
+file that was left out is listed in faults.jsonl. The directory appears when it
+is complete.
 """
 
+import contextlib
 import os
 import pathlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from launch import command_line, corpus_report, flag_types
+from launch import command_line, flag_types
 
 MIN_LENGTH = 8  # [CLS] a [SEP] b [SEP], and some text
 MAX_LENGTH = 65536
@@ -45,7 +46,6 @@ exit codes:
 
 
 def _share(text: str) -> float:
-  """A flag: a share below a half."""
   value = float(text)
   if not 0.0 <= value <= 0.5:  # False for NaN
     raise ValueError(text)
@@ -53,7 +53,6 @@ def _share(text: str) -> float:
 
 
 def _paths(text: str) -> tuple[str, ...]:
-  """A flag: names separated by commas."""
   names = tuple(os.path.expanduser(name) for name in text.split(',') if name)
   if not names:
     raise ValueError(text)
@@ -64,106 +63,112 @@ _share.__name__ = 'number from 0 to 0.5'
 _paths.__name__ = 'list of files, folders and tfds:NAME'
 
 
+# Flags: name, metavar, help, and arguments of `add_argument`.
+_FLAGS: list[tuple[str, str, str, dict[str, Any]]] = [
+  ('input', 'PATH,...', 'files, folders, tfds:NAME',
+   dict(required=True, type=_paths)),
+  ('out', 'DIRECTORY', 'where to write; new or empty',
+   dict(required=True, type=os.path.expanduser)),
+  ('validation', 'PATH,...', 'the texts of the validation split',
+   dict(type=_paths, default=())),
+  ('validation_share', 'SHARE', 'or the share of the documents that it takes, '
+   '0 for none (default 0.01)', dict(type=_share)),
+  ('tokenizer', 'PATH', 'spiece.model, tokenizer.json, vocab.txt, or a '
+   'directory with one (default: train a vocabulary)',
+   dict(default='', type=os.path.expanduser)),
+  ('vocab_size', 'PIECES', 'of the trained vocabulary (default 30000)',
+   dict(type=flag_types.positive)),
+  ('vocab_texts', 'TEXTS', 'train it from a random sample of at most this many '
+   'texts of at most 1,024 characters, 100 million in all; a character takes '
+   'about 20 bytes of memory (default 2000000)',
+   dict(type=flag_types.positive)),
+  ('max_length', 'TOKENS', 'longest row, special tokens included (default 128)',
+   dict(type=flag_types.positive, default=128)),
+  ('processes', 'N', 'that encode (default: one for each core)',
+   dict(type=flag_types.positive)),
+  ('data_dir', 'DIRECTORY', 'of TFDS (default ~/tensorflow_datasets)',
+   dict(default='', type=os.path.expanduser)),
+]  # fmt: skip
+
+
 def parser() -> command_line.Parser:
-  """The command line."""
+  """Returns the command line."""
   result = command_line.Parser(
     prog='python -m launch.prepare_corpus',
     description=__doc__,
     epilog=EXIT_CODES,
   )
-  add = result.add_argument
-  add('--input', required=True, type=_paths, metavar='PATH,...',
-      help='files, folders, tfds:NAME')  # fmt: skip
-  path = os.path.expanduser
-  add('--out', required=True, type=path, metavar='DIRECTORY',
-      help='where to write; new or empty')  # fmt: skip
-  add('--validation', type=_paths, default=(), metavar='PATH,...',
-      help='the texts of the validation split')  # fmt: skip
-  add('--validation_share', type=_share, metavar='SHARE',
-      help='or the share of the documents that it takes, 0 for none '
-      '(default 0.01)')  # fmt: skip
-  add('--tokenizer', default='', type=path, metavar='PATH',
-      help='spiece.model, tokenizer.json, vocab.txt, or a directory with one '
-      '(default: train a vocabulary)')  # fmt: skip
-  add('--vocab_size', type=flag_types.positive, metavar='PIECES',
-      help='of the trained vocabulary (default 30000)')  # fmt: skip
-  add('--vocab_texts', type=flag_types.positive, metavar='TEXTS',
-      help='train it from a random sample of so many texts of at most 1,024 '
-      'characters, 100 million in all; a character takes about 20 bytes of '
-      'memory (default 2000000)')  # fmt: skip
-  add('--max_length', type=flag_types.positive, default=128, metavar='TOKENS',
-      help='longest row, special tokens included (default 128)')  # fmt: skip
-  add('--processes', type=flag_types.positive, metavar='N',
-      help='that encode (default: one for each core)')  # fmt: skip
-  add('--wrapped', action='store_true',
-      help='lines are broken to a width, see above')  # fmt: skip
-  add('--data_dir', default='', type=path, metavar='DIRECTORY',
-      help='of TFDS (default ~/tensorflow_datasets)')  # fmt: skip
+  for name, metavar, text, options in _FLAGS:
+    result.add_argument(f'--{name}', metavar=metavar, help=text, **options)
+  result.add_argument(
+    '--wrapped', action='store_true',
+    help='lines are broken to a width, see above',
+  )  # fmt: skip
   return result
 
 
 def parse(argv: Sequence[str]) -> tuple[Any]:
   """Returns (arguments,); reads no text."""
-  arguments = command_line.parse_arguments(parser(), argv)
+  from dataset_lib import tfds
+
+  given = command_line.parse_arguments(parser(), argv)
+  named = [*given.input, *given.validation]
   for flag in ('input', 'validation'):
-    _check_paths(flag, getattr(arguments, flag))
-  _check_out(arguments.out)
-  if not MIN_LENGTH <= arguments.max_length <= MAX_LENGTH:
-    raise command_line.UsageError(
-      f'--max_length: expected an integer in [{MIN_LENGTH}, {MAX_LENGTH}], got '
-      f'{arguments.max_length}'
-    )
-  if arguments.vocab_texts is not None and arguments.vocab_texts < MIN_TEXTS:
-    raise command_line.UsageError(
-      f'--vocab_texts: expected at least {MIN_TEXTS}, got '
-      f'{arguments.vocab_texts}'
-    )
-  _check_together(arguments)
-  if arguments.tokenizer and not os.path.exists(arguments.tokenizer):
-    raise command_line.UsageError(
-      f'--tokenizer: no file or directory {arguments.tokenizer!r}'
-    )
-  return (arguments,)
-
-
-def _check_together(arguments: Any) -> None:
-  """Refuses flags that say two different things, and texts named twice."""
-  named = [*arguments.input, *arguments.validation]
-  for name in named:
-    if name.startswith(TFDS) and named.count(name) > 1:
-      raise command_line.UsageError(
-        f'--input, --validation: expected {name} once, got it '
-        f'{named.count(name)} times'
+    for name in getattr(given, flag):
+      if not name.startswith(TFDS):
+        found = os.path.lexists(name)
+        _require(found, f'--{flag}: no file or folder {name!r}')
+        continue
+      expected = f'tfds:NAME, {tfds.NAME}, got {name!r}'
+      is_name = tfds.is_name(name.removeprefix(TFDS))
+      _require(is_name, f'--{flag}: expected {expected}')
+      count = named.count(name)
+      _require(
+        count == 1,
+        f'--input, --validation: expected {name} once, got it {count} times',
       )
-  if arguments.validation and arguments.validation_share is not None:
-    raise command_line.UsageError(
-      '--validation_share: expected nothing beside --validation, got '
-      f'{arguments.validation_share}; leave one out'
-    )
-  for flag in ('vocab_size', 'vocab_texts'):
-    if arguments.tokenizer and getattr(arguments, flag) is not None:
-      raise command_line.UsageError(
-        f'--{flag}: expected nothing beside --tokenizer, whose vocabulary is '
-        f'trained, got {getattr(arguments, flag)}; leave one out'
-      )
-
-
-def _check_paths(flag: str, names: Sequence[str]) -> None:
-  for name in names:
-    if not name.startswith(TFDS) and not os.path.lexists(name):
-      raise command_line.UsageError(f'--{flag}: no file or folder {name!r}')
-
-
-def _check_out(out: str) -> None:
-  path = os.path.realpath(out)
-  if os.path.ismount(path):
-    raise command_line.UsageError(
-      f'--out: expected a directory that can be replaced, got {out!r}, where '
-      'a disk is mounted; name one in it'
-    )
-  command_line.check_new_directory('--out', path)
+  out = os.path.realpath(given.out)
+  _require(
+    not os.path.ismount(out),
+    f'--out: expected a directory that can be replaced, got {given.out!r}, '
+    'where a disk is mounted; name one in it',
+  )
+  command_line.check_new_directory('--out', out)
   # The new directory is made beside its place and then renamed.
-  command_line.check_place('--out', os.path.dirname(path))
+  command_line.check_place('--out', os.path.dirname(out))
+  _require(
+    MIN_LENGTH <= given.max_length <= MAX_LENGTH,
+    f'--max_length: expected an integer in [{MIN_LENGTH}, {MAX_LENGTH}], got '
+    f'{given.max_length}',
+  )
+  texts = given.vocab_texts
+  _require(
+    texts is None or texts >= MIN_TEXTS,
+    f'--vocab_texts: expected at least {MIN_TEXTS}, got {texts}',
+  )
+  share = given.validation_share
+  _require(
+    not given.validation or share is None,
+    '--validation_share: expected nothing beside --validation, got '
+    f'{share}; leave one out',
+  )
+  for flag in ('vocab_size', 'vocab_texts'):
+    value = getattr(given, flag)
+    _require(
+      not given.tokenizer or value is None,
+      f'--{flag}: expected nothing beside --tokenizer, whose vocabulary is '
+      f'trained, got {value}; leave one out',
+    )
+  _require(
+    not given.tokenizer or os.path.exists(given.tokenizer),
+    f'--tokenizer: no file or directory {given.tokenizer!r}',
+  )
+  return (given,)
+
+
+def _require(holds: bool, message: str) -> None:
+  if not holds:
+    raise command_line.UsageError(message)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -172,12 +177,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _terminated(signum: int, frame: Any) -> NoReturn:
-  """SIGTERM, like Ctrl-C, leaves nothing behind."""
+  """Handles SIGTERM like Ctrl-C, which leaves nothing behind."""
   raise KeyboardInterrupt
 
 
 def run(arguments: Any) -> int:
-  """Prepares the corpus and says what is in it."""
+  """Prepares the corpus and prints its counts."""
   from concurrent.futures.process import BrokenProcessPool
 
   from dataset_lib import corpus_building
@@ -191,10 +196,11 @@ def run(arguments: Any) -> int:
     )
   before = signal.signal(signal.SIGTERM, _terminated)
   try:
-    with corpus_report.Progress() as progress:
+    with _progress() as progress:
       manifest = corpus_building.prepare(out, given, progress)
   except ConfigError as error:
-    command_line.fail(f'--{error}' if error.field == 'vocab_size' else error)
+    is_size = error.field == 'vocab_size'
+    command_line.fail(f'--{error}' if is_size else error)
   except MissingDataError:
     raise  # an OSError too
   except OSError as error:
@@ -208,28 +214,71 @@ def run(arguments: Any) -> int:
     )
   finally:
     signal.signal(signal.SIGTERM, before)
-  corpus_report.report(manifest, arguments.out)
+  report(manifest, out)
   return command_line.OK
 
 
 def options(arguments: Any) -> Any:
-  """The arguments as `corpus_texts.Options`, which has the defaults."""
-  from dataset_lib import builder, corpus_texts
+  """Returns the arguments as `corpus_building.Options`, with its defaults."""
+  from dataset_lib import builder, corpus_building
 
-  given = {
-    'inputs': arguments.input,
-    'validation': arguments.validation,
-    'validation_share': arguments.validation_share,
-    'tokenizer': arguments.tokenizer,
-    'vocab_size': arguments.vocab_size,
-    'vocab_texts': arguments.vocab_texts,
-    'max_length': arguments.max_length,
-    'processes': arguments.processes or builder.default_num_threads(),
-    'data_dir': arguments.data_dir,
-    'wrapped': arguments.wrapped,
-  }
-  return corpus_texts.Options(
+  given = vars(arguments).copy()
+  given['inputs'] = given.pop('input')
+  given['processes'] = given['processes'] or builder.default_num_threads()
+  del given['out']
+  return corpus_building.Options(
     **{name: value for name, value in given.items() if value is not None}
+  )
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
+  """Shows bars with the time left on stderr, one for each stage."""
+  import rich.console
+  import rich.progress
+
+  columns = rich.progress.Progress.get_default_columns()
+  with rich.progress.Progress(
+    *columns,
+    rich.progress.TimeElapsedColumn(),
+    console=rich.console.Console(stderr=True),
+  ) as bar:
+
+    def start(stage: str, total: int) -> Callable[[int], None]:
+      task = bar.add_task(stage, total=max(total, 1))
+      return lambda done: bar.advance(task, done)
+
+    yield start
+
+
+def report(manifest: dict[str, Any], out: pathlib.Path) -> None:
+  """Prints counts of each split, and a table of the faults of the texts."""
+  from dataset_lib import corpus
+  from eval_lib.report import print_table
+
+  splits, faults = manifest['splits'], manifest['faults']
+  print_table('', [
+    {'': name.replace('_', ' ')}
+    | {split: f'{counts[name]:,}' for split, counts in splits.items()}
+    for name in next(iter(splits.values()))
+  ])  # fmt: skip
+  if not faults:
+    print('no faults in the text')
+  else:
+    print_table('', [
+      {'fault': kind.replace('_', ' '), 'times': f'{entry["count"]:,}',
+       'action': entry['action']}
+      for kind, entry in faults.items()
+    ])  # fmt: skip
+    print('The first of each:')
+    for kind, entry in faults.items():
+      place = ': '.join(filter(None, entry['first'][0].values()))
+      print(f'  {kind.replace("_", " ")}: {place}')
+    if (out / corpus.FAULTS_FILE).exists():
+      print(f'All files that were left out: {out / corpus.FAULTS_FILE}')
+  print(
+    f'written: {out} (vocabulary of {manifest["vocab_size"]:,}, rows of at '
+    f'most {manifest["max_length"]} tokens)'
   )
 
 

@@ -2,7 +2,7 @@
 
 Graves (2016), equations (14) and (15): `L + tau P`, where P sums the ponder
 cost over the inputs of a sequence. `valid`, `targets` and `target_mask` of a
-batch are those of `dataset_lib.graves`.
+batch are those of `recurrent_act.data`.
 """
 
 import dataclasses

@@ -17,7 +17,10 @@ def get_config(arg=''):
   )
   c = experiment(a.rule, batch_size=32, steps=200_000)
   c.dataset = dict(
-    name='graves', task='addition', length=a.length, digits=a.digits
+    name='recurrent_act.data:Graves',
+    task='addition',
+    length=a.length,
+    digits=a.digits,
   )
   # Digits of the largest sum.
   num_targets = len(str(a.length * (10**a.digits - 1)))

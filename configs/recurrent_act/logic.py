@@ -13,6 +13,8 @@ from configs.recurrent_act.common import RULES, experiment, ponder_model
 def get_config(arg=''):
   a = common.parse_arg(arg, rule=RULES, cell=('lstm', 'gru', 'rnn'))
   c = experiment(a.rule, batch_size=16, steps=100_000)
-  c.dataset = dict(name='graves', task='logic', length=10, gates=10)
+  c.dataset = dict(
+    name='recurrent_act.data:Graves', task='logic', length=10, gates=10
+  )
   c.model = ponder_model(a.rule, cell=a.cell, width=128, num_targets=1)
   return c

@@ -15,6 +15,11 @@ from configs.recurrent_act.common import RULES, experiment, ponder_model
 def get_config(arg=''):
   a = common.parse_arg(arg, rule=RULES, cell=('rnn', 'gru', 'lstm'))
   c = experiment(a.rule, batch_size=128, steps=60_000, lr=3e-3)
-  c.dataset = dict(name='graves', task='parity', length=64, placement='leading')
+  c.dataset = dict(
+    name='recurrent_act.data:Graves',
+    task='parity',
+    length=64,
+    placement='leading',
+  )
   c.model = ponder_model(a.rule, cell=a.cell, width=128, num_targets=1)
   return c

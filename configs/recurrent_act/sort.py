@@ -13,6 +13,6 @@ from configs.recurrent_act.common import RULES, experiment, ponder_model
 def get_config(arg=''):
   a = common.parse_arg(arg, rule=RULES, cell=('lstm', 'gru', 'rnn'))
   c = experiment(a.rule, batch_size=16, steps=200_000)
-  c.dataset = dict(name='graves', task='sort', length=15)
+  c.dataset = dict(name='recurrent_act.data:Graves', task='sort', length=15)
   c.model = ponder_model(a.rule, cell=a.cell, width=512, num_targets=1)
   return c

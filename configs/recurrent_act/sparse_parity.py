@@ -22,7 +22,9 @@ def get_config(arg=''):
     cell=('gru', 'lstm', 'rnn'),
   )
   c = experiment(a.rule, batch_size=32, steps=10_000, tau=1e-2, lr=3e-3)
-  c.dataset = dict(name='graves', task='sparse_parity', length=20, max_gap=3)
+  c.dataset = dict(
+    name='recurrent_act.data:Graves', task='sparse_parity', length=20, max_gap=3
+  )
   c.model = ponder_model(
     a.rule, cell=a.cell, width=64, num_targets=1, max_steps=2
   )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from dataset_lib import glue_files, tokenizer
+from dataset_lib import text_files, tokenizer
 from dataset_lib.errors import InvalidDataError, MissingDataError
 
 # Tokens of the synthetic sentences: about those of SST-2's dev set.
@@ -50,8 +50,8 @@ def of_file(
   file = pathlib.Path(path).expanduser()
   if not file.is_file():
     raise MissingDataError(f'{path}: expected a TSV file, there is none')
-  (_, names), *lines = glue_files.read_lines(file)
-  header = glue_files.read_columns(file, names)
+  (_, names), *lines = text_files.read_lines(file)
+  header = text_files.read_columns(file, names)
   if not {*columns} <= {*header} or not 1 <= len(columns) <= 2:
     raise InvalidDataError(
       f'{path}: expected one or two of its columns {", ".join(header)}, got '

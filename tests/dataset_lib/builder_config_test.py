@@ -1,12 +1,17 @@
 """Configurations, splits and arguments that are not legal."""
 
+import dataclasses
 import subprocess
 import sys
+from typing import Annotated, Literal
 
+import numpy as np
 import pytest
+from annotated_types import Interval
 
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
+from dataset_lib.source import DatasetInfo
 
 PARITY = dict(name='parity', length=4)
 DIGITS = dict(name='digits')
@@ -23,7 +28,6 @@ def build(**arguments):
     (dict(name='parity'), 'dataset.length'),
     (dict(name='parity', length=0), 'dataset.length'),
     (dict(name='parity', length=8, lenght=8), 'dataset.lenght'),
-    (dict(name='parity', length=8, augment=('flip',)), 'dataset.augment'),
     (dict(name='parity', length=8, data_seed=-1), 'dataset.data_seed'),
     (dict(name='digits', image_size=-3), 'dataset.image_size'),
     (dict(name='digits', image_size=8.0), 'dataset.image_size'),
@@ -149,3 +153,51 @@ def test_validation_imports_no_heavy_library(repository):
     check=True,
   )
   assert result.stdout.strip() == '[]'
+
+
+@dataclasses.dataclass(kw_only=True)
+class Squares:
+  """A data set as somebody adds one: no `where`, records one by one."""
+
+  split: Literal['train', 'test']
+  size: Annotated[int, Interval(ge=1, le=100)] = 10
+
+  def __post_init__(self):
+    self.info = DatasetInfo('tokens', (1,), 'int32', 2, (), self.size, 10**4)
+
+  def __len__(self):
+    return self.size
+
+  def record(self, index):
+    tokens = np.array([index**2], np.int32)
+    return {'tokens': tokens, 'label': index % 2}
+
+
+SQUARES = f'{__name__}:Squares'
+
+
+def test_a_data_set_is_named_by_its_class():
+  config = dict(name=SQUARES, size=7)
+  assert builder.validate(config) == config
+  data = builder.build(config, split='test', train=False, seed=0, batch_size=4)
+  rows = [batch['tokens'][:, 0].tolist() for batch in data.batches()]
+  assert rows == [[0, 1, 4, 9], [16, 25, 36, 0]]
+  assert data.places() == {'Squares/test'}
+
+
+@pytest.mark.parametrize(
+  ('config', 'split', 'field'),
+  [
+    (dict(name=SQUARES, size=0), 'train', 'dataset.size'),
+    (dict(name=SQUARES, sise=1), 'train', 'dataset.sise'),
+    (dict(name=SQUARES, split='train'), 'train', 'dataset.split'),
+    (dict(name=SQUARES), 'dev', 'split'),
+    (dict(name=f'{__name__}:PARITY'), 'train', 'dataset.name'),
+    (dict(name='no.such.module:Squares'), 'train', 'dataset.name'),
+    (dict(name='../x:Squares'), 'train', 'dataset.name'),
+  ],
+)
+def test_illegal_fields_of_a_named_class(config, split, field):
+  with pytest.raises(ConfigError) as error:
+    builder.validate(config, split)
+  assert error.value.field == field

@@ -1,67 +1,18 @@
 """Bad records: evaluation stops, training replaces, bugs are not hidden."""
 
-import itertools
-import threading
-import time
-
 import cv2
 import numpy as np
 import pytest
 
 from dataset_lib import builder
 from dataset_lib.errors import TooManyBadRecordsError
-
-DIGITS = dict(name='digits', image_size=8, augment=('inception_crop', 'flip'))
-
-
-def build(config=DIGITS, split='train', train=True, batch_size=16, **arguments):
-  return builder.build(
-    config,
-    split=split,
-    train=train,
-    batch_size=batch_size,
-    **{'seed': 0, 'num_threads': 2, **arguments},
-  )
-
-
-def take(data, count, start_step=0):
-  batches = data.batches(start_step)
-  taken = list(itertools.islice(batches, count))
-  batches.close()
-  return taken
-
-
-def assert_same(left, right):
-  assert len(left) == len(right)
-  for one, other in zip(left, right, strict=True):
-    assert one.keys() == other.keys()
-    for key in one:
-      np.testing.assert_array_equal(one[key], other[key])
-
-
-def global_batches(hosts, count, start_step=0, **arguments):
-  """The batches of all hosts put together."""
-  parts = [
-    take(
-      build(host_index=host, host_count=hosts, **arguments), count, start_step
-    )
-    for host in range(hosts)
-  ]
-  return [
-    {key: np.concatenate([part[key] for part in step]) for key in step[0]}
-    for step in zip(*parts, strict=True)
-  ]
-
-
-def grain_threads():
-  return [t for t in threading.enumerate() if 'grain' in t.name]
-
-
-def wait_for_no_threads():
-  deadline = time.monotonic() + 5
-  while grain_threads() and time.monotonic() < deadline:
-    time.sleep(0.01)
-  return not grain_threads()
+from tests.dataset_lib.batches import (
+  assert_same,
+  build,
+  global_batches,
+  take,
+  wait_for_no_threads,
+)
 
 
 def write_folder(root, count):
@@ -158,7 +109,7 @@ def test_an_error_that_is_no_bad_record_is_not_hidden(monkeypatch):
   def broken(index):
     raise ZeroDivisionError('a bug')
 
-  monkeypatch.setattr(data._records, 'record', broken)
+  monkeypatch.setattr(data.records, 'record', broken)
   with pytest.raises(ZeroDivisionError, match='a bug'):
     take(data, 1)
   assert wait_for_no_threads()
@@ -167,6 +118,6 @@ def test_an_error_that_is_no_bad_record_is_not_hidden(monkeypatch):
 @pytest.mark.parametrize('label', [-1, 10])
 def test_a_wrong_label_is_a_bad_record(monkeypatch, label):
   data = build(train=False)
-  monkeypatch.setattr(data._records, '_labels', np.full(1438, label))
+  monkeypatch.setattr(data.records, '_labels', np.full(1438, label))
   with pytest.raises(TooManyBadRecordsError, match='label_out_of_range'):
     take(data, 1)

@@ -1,109 +1,102 @@
-"""Order, resumption, hosts, padding, faults and clean-up of batches."""
-
-import itertools
-import threading
-import time
+"""Order, resumption, hosts, padding and threads of batches."""
 
 import numpy as np
 import pytest
 
 from dataset_lib import builder
+from tests.dataset_lib.batches import (
+  BUCKETS,
+  DIGITS,
+  PARITY,
+  TEXT,
+  assert_same,
+  build,
+  global_batches,
+  grain_threads,
+  joined,
+  take,
+  wait_for_no_threads,
+)
 
-DIGITS = dict(name='digits', image_size=8, augment=('inception_crop', 'flip'))
-PARITY = dict(name='parity', length=4, train_examples=100, test_examples=10)
-
-
-def build(config=DIGITS, split='train', train=True, batch_size=16, **arguments):
-  return builder.build(
-    config,
-    split=split,
-    train=train,
-    batch_size=batch_size,
-    **{'seed': 0, 'num_threads': 2, **arguments},
-  )
-
-
-def take(data, count, start_step=0):
-  batches = data.batches(start_step)
-  taken = list(itertools.islice(batches, count))
-  batches.close()
-  return taken
-
-
-def assert_same(left, right):
-  assert len(left) == len(right)
-  for one, other in zip(left, right, strict=True):
-    assert one.keys() == other.keys()
-    for key in one:
-      np.testing.assert_array_equal(one[key], other[key])
-
-
-def global_batches(hosts, count, start_step=0, **arguments):
-  """The batches of all hosts put together."""
-  parts = [
-    take(
-      build(host_index=host, host_count=hosts, **arguments), count, start_step
-    )
-    for host in range(hosts)
-  ]
-  return [
-    {key: np.concatenate([part[key] for part in step]) for key in step[0]}
-    for step in zip(*parts, strict=True)
-  ]
+STEPS = 200  # more than two epochs of the digits, three of the texts
 
 
 @pytest.fixture(scope='module')
-def reference():
-  """200 global batches of one host: more than two epochs of the digits."""
-  return take(build(), 200)
+def references():
+  """{name: (configuration, 200 global batches of one host)}."""
+  return {
+    config['name']: (config, take(build(config), STEPS))
+    for config in (DIGITS, TEXT)
+  }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('hosts', [2, 4, 8])
-def test_200_batches_do_not_depend_on_the_number_of_hosts(hosts, reference):
-  assert 200 * 16 > 2 * 1438
-  assert_same(global_batches(hosts, 200), reference)
+@pytest.fixture(params=['digits', 'fake_text'])
+def reference(request, references):
+  return references[request.param]
 
 
-@pytest.mark.parametrize('start', [1, 45, 90, 137, 199])
+@pytest.fixture
+def texts(references):
+  return references['fake_text'][1]
+
+
+@pytest.mark.parametrize(
+  ('name', 'hosts'),
+  [
+    pytest.param('digits', 4, marks=pytest.mark.slow),
+    *(pytest.param('digits', n, marks=pytest.mark.nightly) for n in (2, 8)),
+    *(('fake_text', hosts) for hosts in (2, 4, 8)),
+  ],
+)
+def test_batches_do_not_depend_on_the_number_of_hosts(name, hosts, references):
+  config, expected = references[name]
+  assert_same(global_batches(hosts, STEPS, config=config), expected)
+
+
+@pytest.mark.parametrize('start', [1, 62, 63, 90, 150, 199])
 def test_seeking_equals_going_there(start, reference):
-  # An epoch is 89.9 batches: 45 is inside it, 90 just in the next.
-  assert_same(take(build(), 200 - start, start), reference[start:])
+  # Epochs are 62 batches of texts, 89.9 of digits.
+  config, expected = reference
+  assert_same(take(build(config), STEPS - start, start), expected[start:])
 
 
 def test_other_hosts_resume_at_any_step(reference):
-  assert_same(global_batches(4, 20, start_step=80), reference[80:100])
+  config, expected = reference
+  assert_same(global_batches(4, 20, 55, config=config), expected[55:75])
 
 
 @pytest.mark.parametrize(
   'arguments', [{'num_threads': 0}, {'num_threads': 5}, {'prefetch': 7}]
 )
 def test_threads_and_prefetch_do_not_matter(arguments, reference):
-  assert_same(take(build(**arguments), 20), reference[:20])
+  config, expected = reference
+  assert_same(take(build(config, **arguments), 20), expected[:20])
 
 
-def test_seeking_reads_nothing_before(monkeypatch):
-  data = build(num_threads=0)
-  read = []
-  original = data._records.record
-  monkeypatch.setattr(
-    data._records,
-    'record',
-    lambda index: read.append(index) or original(index),
-  )
+@pytest.mark.parametrize(
+  ('config', 'method'), [(DIGITS, 'record'), (TEXT, 'padded')]
+)
+def test_seeking_reads_nothing_before(monkeypatch, config, method):
+  data = build(config, num_threads=0)
+  read, original = [], getattr(data.records, method)
+
+  def spy(indices, *size):
+    read.extend(np.atleast_1d(indices))
+    return original(indices, *size)
+
+  monkeypatch.setattr(data.records, method, spy)
   batch = take(data, 1, start_step=10**9)[0]
   assert read == batch['index'].tolist()
 
 
-def test_each_epoch_shows_every_record_once(reference):
-  indices = np.concatenate([batch['index'] for batch in reference])
-  first, second = indices[:1438], indices[1438:2876]
-  assert sorted(first) == list(range(1438))
-  assert sorted(second) == list(range(1438))
+def test_each_epoch_shows_every_record_once(references):
+  indices = joined([{'index': b['index']} for b in references['digits'][1]])
+  first, second = indices['index'][:1438], indices['index'][1438:2876]
+  assert sorted(first) == sorted(second) == list(range(1438))
   assert np.any(first != second)
 
 
-def test_augmentation_differs_between_epochs_and_seeds(reference):
+def test_augmentation_differs_between_epochs_and_seeds(references):
   def by_index(batches):
     return {
       int(index): image
@@ -111,20 +104,34 @@ def test_augmentation_differs_between_epochs_and_seeds(reference):
       for index, image in zip(batch['index'], batch['image'], strict=True)
     }
 
-  first, second = by_index(reference[:89]), by_index(reference[90:179])
+  expected = references['digits'][1]
+  first, second = by_index(expected[:89]), by_index(expected[90:179])
   shared = sorted(first.keys() & second.keys())
   same = [np.array_equal(first[i], second[i]) for i in shared]
   assert np.mean(same) < 0.1
   other = take(build(seed=1), 1)[0]
-  assert np.any(other['index'] != reference[0]['index'])
+  assert np.any(other['index'] != expected[0]['index'])
 
 
-def test_dtypes_and_shapes(reference):
-  batch = reference[0]
+@pytest.mark.parametrize(
+  ('name', 'expected'),
+  [
+    ('digits', {'image': ((16, 8, 8, 3), 'uint8')}),
+    (
+      'fake_text',
+      dict.fromkeys(('tokens', 'token_types'), ((16, 8), 'int32'))
+      | {'length': ((16,), 'int32')},
+    ),
+  ],
+)
+def test_dtypes_and_shapes(references, name, expected):
+  batches = references[name][1]
+  batch = next(
+    b for b in batches if b.get('tokens', np.zeros((0, 8))).shape[1] == 8
+  )
   assert {
     key: (value.shape, str(value.dtype)) for key, value in batch.items()
-  } == {
-    'image': ((16, 8, 8, 3), 'uint8'),
+  } == expected | {
     'label': ((16,), 'int32'),
     'mask': ((16,), 'float32'),
     'index': ((16,), 'int32'),
@@ -132,11 +139,17 @@ def test_dtypes_and_shapes(reference):
   assert np.all(batch['mask'] == 1)
 
 
-def test_labels_belong_to_their_records(reference):
-  source = builder.build_source(DIGITS, 'train')
-  for batch in reference[:5]:
-    for label, index in zip(batch['label'], batch['index'], strict=True):
-      assert label == source.record(int(index))['label']
+@pytest.mark.parametrize('config', [DIGITS, PARITY, TEXT])
+def test_rows_are_the_records_that_their_index_names(config):
+  source = builder.build_source(config, 'train')
+  for batch in take(build(config), 5):
+    for row, index in enumerate(batch['index']):
+      record = source.record(int(index))
+      assert batch['label'][row] == record['label']
+      for key in {'tokens', 'token_types'} & record.keys():
+        size = len(record[key])
+        np.testing.assert_array_equal(batch[key][row, :size], record[key])
+        assert not np.any(batch[key][row, size:])
 
 
 @pytest.mark.parametrize('hosts', [1, 2, 4])
@@ -147,42 +160,46 @@ def test_evaluation_is_one_ordered_padded_pass(config, hosts):
   data = build(**arguments)
   size = data.info.num_examples
   assert len(batches) == data.steps_per_epoch == -(-size // 8)
-  joined = {
-    key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]
-  }
-  assert joined['index'][:size].tolist() == list(range(size))
-  assert np.all(joined['index'][size:] == -1)
-  assert np.all(joined['mask'][:size] == 1)
-  assert np.all(joined['mask'][size:] == 0)
-  assert np.all(joined['label'][size:] == 0)
-  assert not np.any(joined[data.info.input_key][size:])
+  rows = joined(batches)
+  assert rows['index'][:size].tolist() == list(range(size))
+  assert np.all(rows['index'][size:] == -1)
+  assert rows['mask'].tolist() == [1] * size + [0] * (8 * len(batches) - size)
+  assert not np.any(rows['label'][size:])
+  assert not np.any(rows[data.info.input_key][size:])
+
+
+@pytest.mark.parametrize('hosts', [1, 2, 4, 8])
+def test_evaluation_of_texts_is_one_pass_by_length(hosts):
+  arguments = dict(config=TEXT, split='test', train=False)
+  batches = global_batches(hosts, 100, **arguments)
+  assert len(batches) == build(**arguments).steps_per_epoch == 3
+  keys = ('length', 'mask', 'index', 'label')
+  rows = joined([{key: batch[key] for key in keys} for batch in batches])
+  assert sorted(rows['index'][:45].tolist()) == list(range(45))
+  assert rows['length'][:45].tolist() == sorted(rows['length'][:45])
+  assert rows['mask'].tolist() == [1] * 45 + [0] * 3
+  # The padding is not empty: one token, which is [PAD].
+  assert rows['index'][45:].tolist() == [-1] * 3
+  assert rows['length'][45:].tolist() == [1] * 3
+  assert rows['label'][45:].tolist() == [0] * 3
+  assert not np.any(batches[-1]['tokens'][-3:])
+  assert batches[0]['tokens'].shape == (16, 8)
+  assert batches[-1]['tokens'].shape == (16, 32)
 
 
 def test_every_host_has_the_same_number_of_evaluation_steps():
   # 10 examples, batches of 16: host 3 has nothing but padding.
-  counts = [
-    len(
-      take(
-        build(
-          PARITY,
-          'test',
-          train=False,
-          host_index=host,
-          host_count=4,
-        ),
-        100,
-      )
-    )
-    for host in range(4)
-  ]
-  assert counts == [1, 1, 1, 1]
+  arguments = dict(train=False, host_count=4)
+  data = [build(PARITY, 'test', host_index=n, **arguments) for n in range(4)]
+  assert [len(take(part, 100)) for part in data] == [1, 1, 1, 1]
 
 
-def test_evaluation_can_start_late_and_after_its_end():
-  data = build(PARITY, 'test', train=False, batch_size=4)
-  assert [b['index'].tolist() for b in data.batches(2)] == [[8, 9, -1, -1]]
-  assert list(data.batches(3)) == []
-  assert list(data.batches(99)) == []
+@pytest.mark.parametrize('config', [PARITY, TEXT])
+def test_evaluation_can_start_late_and_after_its_end(config):
+  data = build(config, 'test', train=False, batch_size=4)
+  batches, steps = list(data.batches()), data.steps_per_epoch
+  assert_same(list(data.batches(steps - 1)), batches[-1:])
+  assert list(data.batches(steps)) == list(data.batches(99)) == []
 
 
 def test_steps_per_epoch():
@@ -191,24 +208,31 @@ def test_steps_per_epoch():
   assert build(PARITY, train=False, batch_size=16).steps_per_epoch == 7
 
 
-def test_parity_batches_are_the_sources_records():
-  batch = take(build(PARITY), 3)[2]
-  source = builder.build_source(PARITY, 'train')
-  for row, index in enumerate(batch['index']):
-    record = source.record(int(index))
-    np.testing.assert_array_equal(batch['tokens'][row], record['tokens'])
-    assert batch['label'][row] == record['label']
+def test_a_batch_is_as_long_as_its_bucket(texts):
+  lengths = set()
+  for batch in texts:
+    length = batch['tokens'].shape[1]
+    lengths.add(length)
+    longest = batch['length'].max()
+    assert length == min(size for size in BUCKETS if size >= longest)
+  assert lengths == set(BUCKETS)
 
 
-def grain_threads():
-  return [t for t in threading.enumerate() if 'grain' in t.name]
+def test_an_epoch_has_few_batches_of_mixed_buckets(texts):
+  bucket = [np.searchsorted(BUCKETS, batch['length']) for batch in texts]
+  mixed = [len(set(rows.tolist())) > 1 for rows in bucket[:62]]
+  assert sum(mixed) <= len(BUCKETS) - 1
+  # And they come in random order, not the short ones first.
+  lengths = [batch['tokens'].shape[1] for batch in texts[:62]]
+  assert lengths not in (sorted(lengths), sorted(lengths, reverse=True))
 
 
-def wait_for_no_threads():
-  deadline = time.monotonic() + 5
-  while grain_threads() and time.monotonic() < deadline:
-    time.sleep(0.01)
-  return not grain_threads()
+def test_records_take_the_smallest_bucket():
+  source = builder.build_source(TEXT, 'train')
+  short = np.flatnonzero(source.lengths <= 8)[:3]
+  long = np.flatnonzero(source.lengths > 16)[:1]
+  assert source.records(short)['tokens'].shape == (3, 8)
+  assert source.records(np.append(short, long))['tokens'].shape == (4, 32)
 
 
 @pytest.mark.parametrize('config', [PARITY, DIGITS])

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dataset_lib import builder, corpus_building
-from dataset_lib.corpus_texts import Options
+from dataset_lib.corpus_building import Options
 
 WORDS = [f'w{number}' for number in range(200)]
 SPECIAL = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']

@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
-from dataset_lib import corpus, corpus_blocks, corpus_building, tokenizer
-from dataset_lib.corpus_files import END, Paragraph
-from dataset_lib.corpus_texts import Options
+from dataset_lib import corpus, corpus_building, corpus_rows, tokenizer
+from dataset_lib.corpus_building import Options
+from dataset_lib.corpus_texts import END, Paragraph
 from dataset_lib.errors import (
   ConfigError,
   InvalidDataError,
@@ -93,7 +93,7 @@ def test_rows_and_sentences(prepared):
 def test_blocks_do_not_show_but_in_their_rows(tmp_path, size, monkeypatch):
   texts = corpora.documents(25, seed=1)
   whole, manifest = corpora.prepare(tmp_path, texts, 'whole')
-  monkeypatch.setattr(corpus_blocks, 'BLOCK_CHARACTERS', size)
+  monkeypatch.setattr(corpus_rows, 'BLOCK_CHARACTERS', size)
   parts, other = corpora.prepare(tmp_path, texts, 'parts')
   for split in corpus.SPLITS:
     assert names_of(whole, split)[0] == names_of(parts, split)[0]
@@ -109,7 +109,7 @@ def test_a_document_goes_on_in_the_next_block():
     Paragraph('aaaa', 'line 1'), Paragraph('bbbb', 'line 2'),
     Paragraph('cc', 'line 3'), END, END, Paragraph('d', 'line 6'), END,
   ]  # fmt: skip
-  blocks = list(corpus_blocks.blocks(stream, lambda document: 'train', 8))
+  blocks = list(corpus_rows.blocks(stream, lambda document: 'train', 8))
   parts = [
     [(part.document, part.where, part.begins, part.ends, part.paragraphs)
      for part in block.parts]
@@ -130,7 +130,7 @@ def files_of(directory):
 
 
 def test_the_same_bytes_whatever_the_number_of_processes(tmp_path, monkeypatch):
-  monkeypatch.setattr(corpus_blocks, 'BLOCK_CHARACTERS', 500)
+  monkeypatch.setattr(corpus_rows, 'BLOCK_CHARACTERS', 500)
   texts = corpora.documents(40, seed=2)
   options = {'tokenizer': '', 'vocab_size': 60, 'vocab_texts': 500}
   one, _ = corpora.prepare(tmp_path, texts, 'one', **options)
@@ -230,7 +230,7 @@ def test_nothing_is_left_of_an_interrupted_preparation(tmp_path, monkeypatch):
   def interrupted(self, block):
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(corpus_blocks.Encoder, '__call__', interrupted)
+  monkeypatch.setattr(corpus_rows.Encoder, '__call__', interrupted)
   with pytest.raises(KeyboardInterrupt):
     corpora.prepare(tmp_path, texts)
   assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from dataset_lib import corpus_building, corpus_tfds
-from dataset_lib.corpus_faults import Faults
-from dataset_lib.corpus_texts import Options
+from dataset_lib import corpus_building, corpus_texts, tfds
+from dataset_lib.corpus import Faults
+from dataset_lib.corpus_building import Options
 from dataset_lib.errors import InvalidDataError, MissingDataError
 from tests.dataset_lib import corpora, tfds_marks
 
@@ -54,7 +54,7 @@ def data_dir(tmp_path_factory):
 
 
 def read(data_dir, name, **options):
-  texts = corpus_tfds.TfdsTexts(name, str(data_dir))
+  texts = corpus_texts.TfdsTexts(name, str(data_dir))
   faults, done = Faults(), []
   stream = list(texts.paragraphs(faults, done.append, **options))
   assert 0 < sum(done) <= texts.size
@@ -77,16 +77,16 @@ def test_books_are_wrapped(data_dir):
 
 
 def test_a_damaged_record_is_counted(data_dir, monkeypatch):
-  read_text = corpus_tfds.TfdsTexts._text
+  read_record = tfds.Examples.__getitem__
 
   def damaged(self, number):
     from dataset_lib.errors import BadRecord
 
     if number == 4:
       raise BadRecord('truncated', '', 'expected 9 bytes, got 3')
-    return read_text(self, number)
+    return read_record(self, number)
 
-  monkeypatch.setattr(corpus_tfds.TfdsTexts, '_text', damaged)
+  monkeypatch.setattr(tfds.Examples, '__getitem__', damaged)
   texts, _, faults = read(data_dir, 'wikipedia/tiny')
   assert len(texts) == 3 * 18 + 1
   entry = faults['unreadable_record']
@@ -97,9 +97,9 @@ def test_a_damaged_record_is_counted(data_dir, monkeypatch):
 
 def test_what_is_not_prepared(data_dir, tmp_path):
   with pytest.raises(MissingDataError, match='tfds build wikipedia'):
-    corpus_tfds.TfdsTexts('wikipedia/20230601.en', str(tmp_path))
+    corpus_texts.TfdsTexts('wikipedia/20230601.en', str(tmp_path))
   with pytest.raises(InvalidDataError, match="expected a feature 'text'"):
-    corpus_tfds.TfdsTexts('other', str(data_dir))
+    corpus_texts.TfdsTexts('other', str(data_dir))
 
 
 def test_a_corpus_of_it(data_dir, tmp_path):

@@ -138,7 +138,7 @@ def test_no_good_row_is_lost_to_quotes(root):
     config(root, 'sst2'), split='train', train=True, seed=0, batch_size=2
   )
   texts = ['" w1', 'w2 " w3', '" " w4', 'w5', 'w6 " " "']
-  assert read(data._records) == list(zip(texts, [1, 0, 1, 0, 1], strict=True))
+  assert read(data.records) == list(zip(texts, [1, 0, 1, 0, 1], strict=True))
   assert data.bad_records == {}
 
 
@@ -177,12 +177,10 @@ def test_bad_rows_are_counted_by_kind_with_file_and_row(root):
     assert entry['first'][0]['row'] == row
     assert entry['first'][0]['file'] == f'{path}, line {row + 2}'
   # All the good rows are there, and know their lines.
-  assert len(data._records) == data.info.num_examples == 96
-  assert [t for t, _ in read(data._records)] == [
-    f'w{n % 30}' for n in range(96)
-  ]
-  assert data._records.where(5).endswith('line 8')
-  assert data._records.where(95).endswith('line 101')
+  assert len(data.records) == data.info.num_examples == 96
+  assert [t for t, _ in read(data.records)] == [f'w{n % 30}' for n in range(96)]
+  assert data.records.where(5).endswith('line 8')
+  assert data.records.where(95).endswith('line 101')
 
 
 @pytest.mark.parametrize('kind', BAD_ROWS)

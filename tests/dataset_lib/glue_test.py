@@ -3,15 +3,11 @@
 import numpy as np
 import pytest
 
-from dataset_lib import builder, glue, tokenizer
-from dataset_lib.errors import (
-  ConfigError,
-  InvalidDataError,
-)
-from dataset_lib.source import Encoded
+from dataset_lib import builder, glue
+from dataset_lib.errors import ConfigError, InvalidDataError
 from eval_lib import calibration, frontier, predictions
 from tests.contexts import eval_context
-from tests.dataset_lib.word_rows import VOCABULARY, config, read
+from tests.dataset_lib.word_rows import config
 
 
 def sst2(root, count=40, name='train.tsv'):
@@ -140,23 +136,28 @@ def test_a_split_without_labels_is_refused(root):
   with pytest.raises(ConfigError, match='a split with labels') as error:
     builder.build_source(config(root, 'cola'), 'test')
   assert error.value.field == 'split'
-  assert 'test.tsv, line 2' in str(error.value)
+  wanted = 'test.tsv: expected a column label or is_acceptable, got index, sent'
+  assert wanted in str(error.value)
 
 
-def test_an_id_outside_of_the_vocabulary_is_a_bad_row(root, monkeypatch):
-  sst2(root, count=3)
-  tokens = np.array([2, 7, 3, 2, len(VOCABULARY), 3, 2, -1, 3], np.int32)
-  encoded = Encoded(tokens, np.zeros_like(tokens), np.array([0, 3, 6, 9]))
-  monkeypatch.setattr(
-    tokenizer.Tokenizer, 'encode', lambda self, *arguments: encoded
+def test_a_file_without_its_label_column_says_what_it_has(root):
+  (root / 'train.tsv').write_text('index\tsentence\n0\tw1\n')
+  with pytest.raises(InvalidDataError) as error:
+    builder.build_source(config(root, 'sst2'), 'train')
+  assert str(error.value) == (
+    f'{root}/train.tsv: expected the columns label, got index, sentence'
   )
-  source = builder.build_source(config(root, 'sst2'), 'train')
-  assert read(source) == [('w0', 0)]
-  assert [(row, bad.kind) for row, bad in source.bad_rows] == [
-    (1, 'token_out_of_range'),
-    (2, 'token_out_of_range'),
-  ]
-  assert source.bad_rows[0][1].where.endswith('train.tsv, line 3')
+
+
+@pytest.mark.parametrize('end', ['\n', '\r\n', '  \n\n', '\r\n\r\n'])
+def test_blank_lines_at_the_end_are_no_rows(root, end):
+  sst2(root, count=3, name='dev.tsv')
+  with (root / 'SST-2' / 'dev.tsv').open('a', newline='') as file:
+    file.write(end)
+  data = builder.build(
+    config(root, 'sst2'), split='dev', train=False, seed=0, batch_size=4
+  )
+  assert data.info.num_examples == 3
 
 
 @pytest.mark.parametrize(

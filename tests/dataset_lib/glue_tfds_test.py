@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from dataset_lib import builder, glue_tfds
+from dataset_lib import builder, tfds
 from dataset_lib.errors import (
   BadRecord,
   ConfigError,
@@ -161,15 +161,15 @@ def test_a_bad_row_is_counted(prepared):
 
 
 def test_a_bad_first_record_is_like_any_other(prepared, monkeypatch):
-  read = glue_tfds.TfdsTable._parsed
+  read = tfds.Examples.__getitem__
 
-  def parsed(table, row):
+  def damaged(examples, row):
     if row == 0:
-      raise BadRecord('unparsable', table.where(row), 'damaged')
-    return read(table, row)
+      raise BadRecord('unparsable', examples.where(row), 'damaged')
+    return read(examples, row)
 
   whole = rows(prepared, 'sst2', 'train')
-  monkeypatch.setattr(glue_tfds.TfdsTable, '_parsed', parsed)
+  monkeypatch.setattr(tfds.Examples, '__getitem__', damaged)
   assert rows(prepared, 'sst2', 'train') == whole[1:]
 
 

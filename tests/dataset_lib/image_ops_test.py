@@ -216,5 +216,5 @@ CONFIG = dict(
 )
 def test_values_that_do_not_fit_together(key, value):
   with pytest.raises(ConfigError) as error:
-    image_ops.options_from({**CONFIG, key: value})
+    image_ops.ImageOptions.check_fields({**CONFIG, key: value})
   assert error.value.field == f'dataset.{key}'

@@ -11,7 +11,10 @@ NOISE = RNG.integers(256, size=(20, 30, 3)).astype(np.uint8)  # RGB
 
 def options(image_size=8, resize_small=0, min_crop_area=0.08, augment=()):
   return image_ops.ImageOptions(
-    image_size, resize_small, min_crop_area, augment
+    image_size=image_size,
+    resize_small=resize_small,
+    min_crop_area=min_crop_area,
+    augment=augment,
   )
 
 

@@ -9,7 +9,6 @@ from dataset_lib import (
   builder,
   corpus,
   pretraining,
-  pretraining_rows,
   tokenizer,
 )
 from dataset_lib.errors import ConfigError, MissingDataError
@@ -102,14 +101,14 @@ def test_splits_share_no_document(directory):
   train, validation = (
     pretraining_source(directory, split) for split in corpus.SPLITS
   )
-  assert len(train._split.documents) + len(validation._split.documents) == 82
+  assert len(train._rows.documents) + len(validation._rows.documents) == 82
   rows = {tuple(validation.record(i)['tokens']) for i in range(len(validation))}
   others = {tuple(train.record(i)['tokens']) for i in range(len(train))}
   # Rows of two tokens may recur by chance.
   assert not {row for row in rows & others if len(row) > 4}
   assert train.where(0).endswith('split train, document 0')
   last = train.where(len(train) - 1)
-  assert last.endswith(f'document {len(train._split.documents) - 2}')
+  assert last.endswith(f'document {len(train._rows.documents) - 2}')
 
 
 @pytest.mark.parametrize(
@@ -141,17 +140,17 @@ def test_illegal_splits_and_directories(directory, tmp_path):
 
 def test_random_tokens_are_ordinary(directory):
   given = pretraining_source(directory)
-  ordinary = given._vocabulary.ordinary.tolist()
+  ordinary = given._table.vocabulary.ordinary.tolist()
   assert ordinary == list(range(5, len(corpora.VOCABULARY)))
-  assert given._vocabulary.mask_id == MASK
+  assert given._table.vocabulary.mask_id == MASK
   assert pretraining.CLASS_NAMES[0] == 'in_order'
 
 
 def test_no_random_number_is_used_twice(directory, monkeypatch):
-  drawn = []
+  drawn, original = [], pretraining.uniform
 
   def uniform(*arguments):
-    drawn.append(pretraining_rows.uniform(*arguments))
+    drawn.append(original(*arguments))
     return drawn[-1]
 
   monkeypatch.setattr(pretraining, 'uniform', uniform)

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from dataset_lib import pretraining_rows, tokenizer
+from dataset_lib import pretraining, tokenizer
 from dataset_lib.errors import InvalidDataError
 from tests.dataset_lib import corpora
 from tests.dataset_lib.corpora import PRETRAINING_KEYS as KEYS
@@ -69,15 +69,15 @@ def test_undone_the_segments_are_the_document(directory):
     for index, (first, second) in enumerate(parts):
       assert first + second == given.record(index)['tokens'].tolist()
   # All rows of a document, one behind the other, are the document.
-  arrays = given._split
+  arrays = given._rows
   joined = np.concatenate([np.array(first + second) for first, second in parts])
   np.testing.assert_array_equal(joined, arrays.tokens)
 
 
 def test_segments_meet_at_the_end_of_a_sentence(directory):
   given = pretraining_source(directory, short_share=0.0)
-  borders = set(given._split.sentences.tolist())
-  starts = given._split.rows.tolist()
+  borders = set(given._rows.sentences.tolist())
+  starts = given._rows.rows.tolist()
   taken: list[set[int]] = [set() for _ in range(len(given))]
   for epoch in range(25):
     for index, (first, _) in enumerate(segments_of(draw(given, epoch))):
@@ -158,7 +158,7 @@ def test_half_of_the_rows_are_swapped(directory):
 def test_some_rows_are_shorter(directory):
   whole = pretraining_source(directory, short_share=0.0)
   lengths = draw(whole)['length']
-  expected = np.diff(whole._split.rows) + 3
+  expected = np.diff(whole._rows.rows) + 3
   np.testing.assert_array_equal(lengths, expected)
   shorter = 0
   given = pretraining_source(directory, short_share=1.0)
@@ -184,7 +184,7 @@ def test_shortened_rows_are_whole_sentences_or_words(tmp_path):
   texts = corpora.documents(60, seed=8, longest=4)
   directory, _ = corpora.prepare(tmp_path, texts)
   given = pretraining_source(directory, short_share=1.0)
-  arrays = given._split
+  arrays = given._rows
   borders = set(arrays.sentences.tolist())
   begins = tokenizer.load(directory).word_starts()[arrays.tokens]
   begins = np.append(begins, True)
@@ -218,7 +218,7 @@ def test_the_ends_of_short_rows_by_hand():
     word = flags(0, 1, 3, 4, 6, 8, 9, 10, 11)
     word[:, length:] = False
     numbers = [np.array([n]) for n in (length, start, middle, stop)]
-    got = pretraining_rows._to_borders(flags(*sentence), word, *numbers)
+    got = pretraining._to_borders(flags(*sentence), word, *numbers)
     return tuple(int(number[0]) for number in got)
 
   assert ends(0, 6, 12) == (0, 12)

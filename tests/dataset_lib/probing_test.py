@@ -147,7 +147,7 @@ def test_bad_rows_are_counted_by_kind_with_their_lines(root):
     builder.build(config(root), split='train', train=True, seed=0, batch_size=4)
 
 
-@pytest.mark.parametrize('line', [b'', b'\xff\xfe', b'\t\t', b'tr'])
+@pytest.mark.parametrize('line', [b'\xff\xfe', b'\t\t', b'tr'])
 def test_lines_that_are_none(root, line):
   write(root / 'past_present.txt', [*OFFICIAL, line])
   source = builder.build_source(config(root), 'train')

@@ -75,7 +75,6 @@ def test_pairs_have_two_segments(directory):
   ]
   assert encoded.token_types.tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1]
   assert encoded.lengths.tolist() == [6, 5]
-  assert encoded.num_rows == 2
 
 
 @pytest.mark.parametrize('saved', [False, True])
@@ -119,13 +118,6 @@ def test_chunks_do_not_show(directory, monkeypatch):
     left, right = getattr(whole, field), getattr(parts, field)
     np.testing.assert_array_equal(left, right)
   assert given.encode([], None, 10).offsets.tolist() == [0]
-
-
-def test_taking_rows(directory):
-  encoded = tokenizer.load(directory).encode(['a', 'b c', '', 'd'], None, 8)
-  taken = encoded.take(np.array([3, 1, 1]))
-  assert rows(taken) == [rows(encoded)[row] for row in (3, 1, 1)]
-  assert rows(encoded.take(np.array([], np.int64))) == []
 
 
 def test_threads_with_different_limits(directory):
@@ -266,3 +258,33 @@ def test_ids_are_those_of_hugging_face(real_vocabulary, tmp_path, lower):
       assert rows(encoded) == expected['input_ids']
       types = np.concatenate(expected['token_type_ids'])
       np.testing.assert_array_equal(encoded.token_types, types)
+
+
+@pytest.mark.parametrize(
+  ('name', 'begins'),
+  [
+    ('▁play', True), ('▁', True), ('ing', False), ('84', False), ('s', False),
+    ('é', False), ('мир', False), (',', True), ('."', True), ("'", True),
+    ('▁9,', True), ('北', True), ('東京', True), ('の', True), ('ไทย', True),
+    ('##ing', False), ('“', True),
+  ],
+)  # fmt: skip
+def test_pieces_of_sentencepiece(name, begins):
+  assert tokenizer.begins_word(name, is_word_piece=False) == begins
+
+
+@pytest.mark.parametrize(
+  ('name', 'begins'),
+  [('play', True), ('##ing', False), (',', True), ('▁', True), ('#', True)],
+)
+def test_pieces_of_wordpiece(name, begins):
+  assert tokenizer.begins_word(name, is_word_piece=True) == begins
+
+
+def test_the_table_of_a_tokenizer(tmp_path):
+  names = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a', '##b', '.', '##c']
+  (tmp_path / 'vocab.txt').write_text('\n'.join(names))
+  given = tokenizer.load(tmp_path)
+  expected = [not name.startswith('##') for name in names]
+  np.testing.assert_array_equal(given.word_starts(), expected)
+  assert given.special_ids == (0, 1, 2, 3, 4)

@@ -75,7 +75,7 @@ def test_a_word_longer_than_the_row(given):
 
 def test_no_sentences(given):
   encoded, places = encode_words(given, [], 8)
-  assert encoded.num_rows == 0
+  assert len(encoded.lengths) == 0
   assert places == []
 
 

@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
-from dataset_lib import builder, corpus_blocks, corpus_building
+from dataset_lib import builder, corpus_building, corpus_rows
 from launch import command_line, prepare_corpus
 
 SENTENCES = [f'The cat number {n} sat on mat {n * n}.' for n in range(40)]
@@ -81,6 +81,8 @@ def test_a_given_tokenizer_and_validation(texts, tmp_path, capsys):
     (['--input={in}', '--out={in}/a.txt'], ['--out', 'a file']),
     (['--input={in}', '--out={in}/a.txt/x'], ['--out', 'not writable']),
     (['--input={in}', '--out=/proc'], ['--out', 'disk is mounted']),
+    (['--input=tfds:../../x', '--out={out}'],
+     ['--input', 'a TFDS name', 'tfds:../../x']),
     (['--input=tfds:a,tfds:b', '--validation=tfds:a', '--out={out}'],
      ['--input, --validation', 'tfds:a once', '2 times']),
     (['--input={in}', '--out={out}', '--max_length=7'],
@@ -157,7 +159,7 @@ def test_a_stop_leaves_nothing(texts, tmp_path, monkeypatch, capsys):
     signal.raise_signal(signal.SIGTERM)
     raise AssertionError('the signal comes first')
 
-  monkeypatch.setattr(corpus_blocks.Encoder, '__call__', stopped)
+  monkeypatch.setattr(corpus_rows.Encoder, '__call__', stopped)
   with pytest.raises(SystemExit) as stop:
     run(f'--input={texts}', f'--out={tmp_path}/out', '--processes=1',
         '--vocab_size=50')  # fmt: skip
@@ -180,12 +182,12 @@ def test_a_stop_while_the_vocabulary_is_made(
   number, texts, tmp_path, monkeypatch, capsys
 ):
   def stopped(stream, split_of, size):
-    yield from corpus_blocks_of(stream, split_of, 100)
+    yield from blocks_of(stream, split_of, 100)
     signal.raise_signal(number)
     raise AssertionError('the signal comes first')
 
-  corpus_blocks_of = corpus_blocks.blocks
-  monkeypatch.setattr(corpus_blocks, 'blocks', stopped)
+  blocks_of = corpus_rows.blocks
+  monkeypatch.setattr(corpus_rows, 'blocks', stopped)
   with pytest.raises(SystemExit) as stop:
     run(f'--input={texts}', f'--out={tmp_path}/out', '--vocab_size=50')
   assert stop.value.code == command_line.INTERRUPTED

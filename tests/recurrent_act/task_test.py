@@ -23,7 +23,12 @@ def dataset(task='addition', **fields):
   fields = {'length': 3} | fields
   if task == 'addition':
     fields['digits'] = 1
-  config = dict(name='graves', task=task, test_examples=ROWS - 2, **fields)
+  config = dict(
+    name='recurrent_act.data:Graves',
+    task=task,
+    test_examples=ROWS - 2,
+    **fields,
+  )
   return builder.build(
     config, split='test', train=False, seed=0, batch_size=ROWS, num_threads=0
   )

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from dataset_lib import record_files
+from dataset_lib import tfds
 from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 
 
@@ -37,7 +37,7 @@ def shards(tmp_path):
 
 
 def test_every_record_of_every_shard(shards):
-  files = record_files.TFRecordFiles(
+  files = tfds.TFRecordFiles(
     [Instruction(shards[0], 0, 3, 3), Instruction(shards[1], 0, 4, 4)]
   )
   expected = [b'a0', b'', b'a2' * 50, b'b0', b'b1b1', b'b2', b'b3']
@@ -46,7 +46,7 @@ def test_every_record_of_every_shard(shards):
 
 
 def test_parts_of_shards(shards):
-  files = record_files.TFRecordFiles(
+  files = tfds.TFRecordFiles(
     [Instruction(shards[0], 2, 1, 3), Instruction(shards[1], 1, 2, 4)]
   )
   assert [files[index] for index in range(3)] == [b'a2' * 50, b'b1b1', b'b2']
@@ -57,7 +57,7 @@ def test_parts_of_shards(shards):
 @pytest.mark.parametrize('count', [2, 4])
 def test_another_number_of_records(shards, count):
   with pytest.raises(InvalidDataError, match='shard-0 does not hold exactly'):
-    record_files.record_offsets(shards[0], count)
+    tfds.record_offsets(shards[0], count)
 
 
 @pytest.mark.parametrize('cut', [1, 4, 5, 100, 110, 130])
@@ -67,7 +67,7 @@ def test_a_shard_cut_short(shards, cut):
   with open(shards[0], 'wb') as file:
     file.write(data[:-cut])
   with pytest.raises(InvalidDataError, match='shard-0'):
-    record_files.record_offsets(shards[0], 3)
+    tfds.record_offsets(shards[0], 3)
 
 
 @pytest.mark.parametrize('byte', range(8))
@@ -78,16 +78,16 @@ def test_a_damaged_length(shards, byte):
     file.seek(byte)
     file.write(bytes([old ^ 1]))
   with pytest.raises(InvalidDataError, match='shard-1'):
-    record_files.record_offsets(shards[1], 4)
+    tfds.record_offsets(shards[1], 4)
 
 
 def test_a_missing_shard(shards, tmp_path):
   with pytest.raises(MissingDataError, match='absent'):
-    record_files.TFRecordFiles([Instruction(str(tmp_path / 'absent'), 0, 1, 1)])
+    tfds.TFRecordFiles([Instruction(str(tmp_path / 'absent'), 0, 1, 1)])
 
 
 def test_a_shard_that_shrinks_later_is_a_bad_record(shards):
-  files = record_files.TFRecordFiles([Instruction(shards[0], 0, 3, 3)])
+  files = tfds.TFRecordFiles([Instruction(shards[0], 0, 3, 3)])
   with open(shards[0], 'r+b') as file:
     file.truncate(40)
   with pytest.raises(BadRecord) as error:
@@ -97,7 +97,7 @@ def test_a_shard_that_shrinks_later_is_a_bad_record(shards):
 
 
 def test_a_shard_that_vanishes_later_is_a_bad_record(shards):
-  files = record_files.TFRecordFiles([Instruction(shards[0], 0, 3, 3)])
+  files = tfds.TFRecordFiles([Instruction(shards[0], 0, 3, 3)])
   import os
 
   os.remove(shards[0])

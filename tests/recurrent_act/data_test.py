@@ -5,16 +5,18 @@ import math
 import numpy as np
 import pytest
 
-from dataset_lib import builder, graves_draws, graves_tasks
+from dataset_lib import builder
 from dataset_lib.errors import ConfigError
+from recurrent_act import data
 
 MANY = np.arange(300)
+NAME = 'recurrent_act.data:Graves'
 TASKS = ('parity', 'logic', 'addition', 'sort', 'sparse_parity')
 KEYS = ('inputs', 'valid', 'targets', 'target_mask')
 
 
 def make(task, split='train', **fields):
-  config = dict(name='graves', task=task, **fields)
+  config = dict(name=NAME, task=task, **fields)
   return builder.build_source(config, split)
 
 
@@ -122,11 +124,11 @@ def test_addition_sums_so_far(fields):
 
 def test_digits_of_numbers():
   numbers = np.array([0, 7, 10, 999, 1000, 499995])
-  got = graves_tasks.decimal_places(numbers, 6)
+  got = data.decimal_places(numbers, 6)
   for number, digits in zip(numbers, got, strict=True):
     text = ''.join(str(d) if d < 10 else '' for d in digits)
     assert text == str(number)
-    assert (digits[len(text) :] == graves_tasks.BLANK).all()
+    assert (digits[len(text) :] == data.BLANK).all()
 
 
 @pytest.mark.parametrize('length', [2, 15])
@@ -156,7 +158,7 @@ def test_normals_of_known_bits():
   # Uniform numbers 1/2 and 1/4: sqrt(-2 ln 1/2) cos(pi / 2) = 0.
   bits = np.array([2**63 - 2**11, 2**64 - 2**11, 0], np.uint64)
   angles = np.array([2**62, 0, 2**63], np.uint64)
-  got = graves_draws.normals(bits, angles)
+  got = data.normals(bits, angles)
   want = [0.0, 0.0, -math.sqrt(2 * 53 * math.log(2))]
   np.testing.assert_allclose(got, want, atol=1e-12)
 
@@ -188,13 +190,13 @@ def test_sparse_parity_announces_the_next_mark(max_gap):
 
 def test_integers_are_uniform():
   bits = np.random.default_rng(0).integers(0, 2**64, 60000, np.uint64)
-  drawn = graves_draws.integers(bits, 3, 8)
+  drawn = data.integers(bits, 3, 8)
   counts = np.bincount(drawn, minlength=9)
   assert counts[:3].sum() == 0
   # 99.9 % quantile of chi-square with 5 degrees of freedom.
   assert np.sum((counts[3:] - 10000.0) ** 2 / 10000) < 20.6
   extremes = np.array([0, 2**64 - 1], np.uint64)
-  assert graves_draws.integers(extremes, 3, 8).tolist() == [3, 8]
+  assert data.integers(extremes, 3, 8).tolist() == [3, 8]
 
 
 @pytest.mark.parametrize('task', TASKS)
@@ -254,7 +256,7 @@ def test_sizes_are_those_of_the_paper(task, shape, classes, targets):
 
 
 def test_batches_are_padded_with_nothing():
-  config = dict(name='graves', task='sort', length=4, test_examples=6)
+  config = dict(name=NAME, task='sort', length=4, test_examples=6)
   dataset = builder.build(
     config, split='test', train=False, seed=0, batch_size=4, num_threads=0
   )
@@ -283,7 +285,7 @@ def test_batches_are_padded_with_nothing():
 )
 def test_a_bad_field_is_named(fields, key, expected):
   with pytest.raises(ConfigError, match=f'{key}: expected .*{expected}'):
-    builder.build_source(dict(name='graves', **fields), 'test')
+    builder.build_source(dict(name=NAME, **fields), 'test')
 
 
 def test_there_are_two_splits():

@@ -1,49 +1,94 @@
-"""The four synthetic tasks of Graves (2016), and one with inputs to skip.
+"""Synthetic sequences of Graves (2016), and one with inputs to skip.
 
-Each task turns random bits, `num_draws` uint64 of them per record, into
-sequences of real vectors with targets; see `dataset_lib.graves` for where the
-bits come from and for the arrays. Section numbers are those of "Adaptive
-Computation Time for Recurrent Neural Networks" (arXiv:1603.08983).
+Parity, logic, addition and sort of "Adaptive Computation Time for Recurrent
+Neural Networks" (arXiv:1603.08983, sections 3.1 to 3.4), and `sparse_parity`.
+Sequences are padded to the longest of the task. A batch holds
+
+  inputs       float32 [B, T, E]
+  valid        float32 [B, T], 1 for an input, 0 for padding
+  targets      int32 [B, T, G], classes of the G targets of a step
+  target_mask  float32 [B, T], 1 for a step with targets
+
+and of sparse_parity `marked` float32 [B, T]. A record is a function of
+(data_seed, split, index) and of the fields of the task.
 """
 
-from typing import Any
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from jaxtyping import Bool, Int, UInt64
+from annotated_types import Interval
+from jaxtyping import Bool, Float, Int, UInt64
 
-from dataset_lib.graves_draws import arrays, integers, leading, normals
+from dataset_lib.errors import ConfigError
+from dataset_lib.order import record_bits
+from dataset_lib.source import DatasetInfo, Seed, Size, TrainTest
 
 NUM_DIGITS = 10
-BLANK = 10  # class of a place behind the last digit of a sum
+BLANK = 10  # class of the places after the last digit of a sum
+SPLITS = ('train', 'test')
 
-# Table 1 of the paper: truth values of (P, Q) = TT, TF, FT, FF.
-TRUTH_TABLES = {
-  'nor': (0, 0, 0, 1),
-  'xq': (0, 0, 1, 0),
-  'abj': (0, 1, 0, 0),
-  'xor': (0, 1, 1, 0),
-  'nand': (0, 1, 1, 1),
-  'and': (1, 0, 0, 0),
-  'xnor': (1, 0, 0, 1),
-  'if_then': (1, 0, 1, 1),
-  'then_if': (1, 1, 0, 1),
-  'or': (1, 1, 1, 0),
-}
+Bits = UInt64[np.ndarray, 'B N']  # `num_draws` random numbers per record
+
+# Table 1 of the paper: truth values of (P, Q) = TT, TF, FT, FF of nor, xq, abj,
+# xor, nand, and, xnor, if/then, then/if, or.
+TRUTH_TABLES = [
+  *((0, 0, 0, 1), (0, 0, 1, 0), (0, 1, 0, 0), (0, 1, 1, 0), (0, 1, 1, 1)),
+  *((1, 0, 0, 0), (1, 0, 0, 1), (1, 0, 1, 1), (1, 1, 0, 1), (1, 1, 1, 0)),
+]
 # GATES[gate, p, q]; the table's first column is p = q = 1.
-GATES = np.array(list(TRUTH_TABLES.values()))[:, ::-1].reshape(-1, 2, 2)
+GATES = np.array(TRUTH_TABLES)[:, ::-1].reshape(-1, 2, 2)
+
+
+def integers(
+  bits: UInt64[np.ndarray, '*S'], low: int, high: int
+) -> Int[np.ndarray, '*S']:
+  """Returns numbers uniform over low .. high, both included, to 2**-32."""
+  count = np.uint64(high - low + 1)
+  drawn = ((bits >> np.uint64(32)) * count) >> np.uint64(32)
+  return drawn.astype(np.int64) + low
+
+
+def normals(
+  bits: UInt64[np.ndarray, '*S'], more_bits: UInt64[np.ndarray, '*S']
+) -> Float[np.ndarray, '*S']:
+  """Returns standard normal numbers (Box and Muller, 1958)."""
+  # In (0, 1], as the logarithm needs, with 53 bits.
+  uniform = ((bits >> np.uint64(11)) + np.uint64(1)).astype(np.float64) / 2**53
+  angle = (more_bits >> np.uint64(11)).astype(np.float64) / 2**53
+  return np.sqrt(-2.0 * np.log(uniform)) * np.cos(2.0 * np.pi * angle)
+
+
+def arrays(
+  inputs: np.ndarray,
+  valid: Bool[np.ndarray, 'B T'],
+  targets: Int[np.ndarray, 'B T G'],
+  has_target: Bool[np.ndarray, 'B T'],
+) -> dict[str, np.ndarray]:
+  """Returns the arrays of a batch, with zeros where there is no value."""
+  return {
+    'inputs': np.where(valid[..., None], inputs, 0).astype(np.float32),
+    'valid': valid.astype(np.float32),
+    'targets': np.where(has_target[..., None], targets, 0).astype(np.int32),
+    'target_mask': has_target.astype(np.float32),
+  }
+
+
+def leading(
+  count: Int[np.ndarray, '*S'], length: int
+) -> Bool[np.ndarray, '*S L']:
+  """Marks the first `count` places of `length`."""
+  return np.arange(length) < count[..., None]
 
 
 class Parity:
   """Section 3.1: one vector, of which some numbers are 1 or -1 and the rest 0.
 
-  The target is 1 if the number of 1s is odd. How many numbers are set is
-  uniform over 1 .. `length`.
-
-  Args:
-    length: numbers in the vector, 64 in the paper.
-    placement: 'scattered' sets numbers anywhere in the vector, as the paper's
-      "randomly"; 'leading' sets the first ones, as the code of Fojo's thesis
-      does, which is easier to learn.
+  The target is 1 if the number of 1s is odd. The count of set numbers is
+  uniform over 1 .. `length`. `placement` 'scattered' sets numbers anywhere, as
+  the paper's "randomly"; 'leading' sets the first ones, as the code of Fojo's
+  thesis does, which is easier to learn.
   """
 
   num_classes, num_targets = 2, 1
@@ -53,8 +98,8 @@ class Parity:
     self.num_draws = 1 + 2 * length
     self._scattered = placement == 'scattered'
 
-  def records(self, bits: UInt64[np.ndarray, 'B N']) -> dict[str, np.ndarray]:
-    """See `SyntheticTask`."""
+  def records(self, bits: Bits) -> dict[str, np.ndarray]:
+    """Returns the arrays of records."""
     length = self.input_shape[1]
     count = integers(bits[:, :1], 1, length)
     order, signs = bits[:, 1 : length + 1], bits[:, length + 1 :]
@@ -77,10 +122,6 @@ class Logic:
   `TRUTH_TABLES`, of 1 to `gates` gates, and zeros. Its target is b_{B+1},
   where b_{i+1} = T_i(b_i, b_{i-1}) (equation 21). From the second vector on b0
   is the target before, and 0 in the input.
-
-  Args:
-    length: most vectors in a sequence, 10 in the paper; at least 1.
-    gates: most gates in a vector, 10 in the paper.
   """
 
   num_classes, num_targets = 2, 1
@@ -91,8 +132,8 @@ class Logic:
     # The number of vectors and b0; of each vector b1, B and its gates.
     self.num_draws = 2 + length * (2 + gates)
 
-  def records(self, bits: UInt64[np.ndarray, 'B N']) -> dict[str, np.ndarray]:
-    """See `SyntheticTask`."""
+  def records(self, bits: Bits) -> dict[str, np.ndarray]:
+    """Returns the arrays of records."""
     rows, (length, width) = len(bits), self.input_shape
     valid = leading(integers(bits[:, 0], 1, length), length)
     drawn = bits[:, 2:].reshape(rows, length, -1)
@@ -106,8 +147,11 @@ class Logic:
     inputs[:, :, 2:] = one_hot.reshape(rows, length, -1)
     targets = np.zeros((rows, length, 1), np.int64)
     for t in range(length):
-      before = _chain(before, second[:, t], gates[:, t], used[:, t])
-      targets[:, t, 0] = before
+      b0, b1 = before, second[:, t]
+      for i in range(self._gates):  # b_{i+1} = T_i(b_i, b_{i-1})
+        result, is_gate = GATES[gates[:, t, i], b1, b0], used[:, t, i]
+        b0, b1 = np.where(is_gate, b1, b0), np.where(is_gate, result, b1)
+      targets[:, t, 0] = before = b1
     return arrays(inputs, valid, targets, valid)
 
 
@@ -118,11 +162,6 @@ class Addition:
   behind the last one; it may begin with 0s. The target is the sum so far,
   digit by digit likewise, with the class `BLANK` behind the last one. The
   first number has none.
-
-  Args:
-    length: most numbers in a sequence, 5 in the paper; at least 1, and of a
-      single number nothing is asked.
-    digits: most digits of a number, 5 in the paper.
   """
 
   num_classes = NUM_DIGITS + 1
@@ -133,8 +172,8 @@ class Addition:
     self.num_targets = len(str(length * (10**digits - 1)))
     self.num_draws = 1 + length * (1 + digits)
 
-  def records(self, bits: UInt64[np.ndarray, 'B N']) -> dict[str, np.ndarray]:
-    """See `SyntheticTask`."""
+  def records(self, bits: Bits) -> dict[str, np.ndarray]:
+    """Returns the arrays of records."""
     rows, (length, _) = len(bits), self.input_shape
     valid = leading(integers(bits[:, 0], 1, length), length)
     drawn = bits[:, 1:].reshape(rows, length, -1)
@@ -160,9 +199,6 @@ class Sort:
   An input is a number and a flag, which is 1 at the last number. As many
   inputs of zeros follow, whose targets are the places (from 0) of the numbers
   in ascending order.
-
-  Args:
-    length: most numbers in a sequence, 15 in the paper; at least 2.
   """
 
   num_targets = 1
@@ -173,8 +209,8 @@ class Sort:
     self.num_classes = length
     self.num_draws = 1 + 2 * length
 
-  def records(self, bits: UInt64[np.ndarray, 'B N']) -> dict[str, np.ndarray]:
-    """See `SyntheticTask`."""
+  def records(self, bits: Bits) -> dict[str, np.ndarray]:
+    """Returns the arrays of records."""
     rows, most = len(bits), self._length
     length = integers(bits[:, :1], 2, most)
     numbers = normals(bits[:, 1 : most + 1], bits[:, most + 1 :])
@@ -204,10 +240,6 @@ class SparseParity:
   there. The target at every input is 1 if an odd number of marked bits so far
   were 1. The first input is marked; after each marked one come 0 to `max_gap`
   unmarked ones, uniformly. Batches also hold `marked` float32 [B, T].
-
-  Args:
-    length: inputs in a sequence.
-    max_gap: most unmarked inputs in a row; at least 1.
   """
 
   num_classes, num_targets = 2, 1
@@ -217,8 +249,8 @@ class SparseParity:
     self.input_shape = (length, 2 + max_gap + 1)
     self.num_draws = 2 * length
 
-  def records(self, bits: UInt64[np.ndarray, 'B N']) -> dict[str, np.ndarray]:
-    """See `SyntheticTask`."""
+  def records(self, bits: Bits) -> dict[str, np.ndarray]:
+    """Returns the arrays of records."""
     rows, (length, width) = len(bits), self.input_shape
     gaps = integers(bits[:, :length], 0, self._max_gap)
     ones = integers(bits[:, length:], 0, 1)
@@ -240,7 +272,7 @@ class SparseParity:
 def decimal_places(
   numbers: Int[np.ndarray, '*S'], places: int
 ) -> Int[np.ndarray, '*S P']:
-  """Digits, the most significant first, then `BLANK` up to `places` of them."""
+  """Returns digits, the most significant first, then `BLANK`s."""
   digits = [np.ones_like(numbers)]
   for place in range(1, places):
     digits.append(digits[-1] + (numbers >= 10**place))
@@ -252,24 +284,78 @@ def decimal_places(
   return result
 
 
-def _chain(
-  b0: Int[np.ndarray, ' B'],
-  b1: Int[np.ndarray, ' B'],
-  gates: Int[np.ndarray, 'B M'],
-  used: Bool[np.ndarray, 'B M'],
-) -> Int[np.ndarray, ' B']:
-  """`b_{B+1}` of equation (21)."""
-  for i in range(gates.shape[1]):
-    result = GATES[gates[:, i], b1, b0]
-    b0 = np.where(used[:, i], b1, b0)
-    b1 = np.where(used[:, i], result, b1)
-  return b1
-
-
-TASKS: dict[str, Any] = {
-  'parity': Parity,
-  'logic': Logic,
-  'addition': Addition,
-  'sort': Sort,
-  'sparse_parity': SparseParity,
+# Fields of each task with the paper's values, and the least value of `length`.
+TASKS: dict[str, tuple[type[Any], dict[str, Any], int]] = {
+  'parity': (Parity, {'length': 64, 'placement': 'scattered'}, 1),
+  'logic': (Logic, {'length': 10, 'gates': 10}, 1),
+  'addition': (Addition, {'length': 5, 'digits': 5}, 1),
+  'sort': (Sort, {'length': 15}, 2),
+  'sparse_parity': (SparseParity, {'length': 20, 'max_gap': 3}, 1),
 }
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Graves:
+  """Sequences of one task and split, computed on demand.
+
+  Fields of the task that are 0 or '' have the paper's values. `data_seed`
+  selects the streams, independent of the run's seed, so that runs with
+  different seeds share one test set.
+  """
+
+  split: TrainTest
+  task: Literal['parity', 'logic', 'addition', 'sort', 'sparse_parity']
+  length: Annotated[int, Interval(ge=0, le=4096)] = 0
+  gates: Annotated[int, Interval(ge=0, le=100)] = 0
+  digits: Annotated[int, Interval(ge=0, le=15)] = 0  # sums fit in 64 bits
+  max_gap: Annotated[int, Interval(ge=0, le=100)] = 0
+  placement: Literal['scattered', 'leading', ''] = ''
+  data_seed: Seed = 0
+  train_examples: Size = 2**20
+  test_examples: Size = 2048
+
+  @staticmethod
+  def check_fields(config: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a field of another task, or too short a length."""
+    name = config['task']
+    _, defaults, shortest = TASKS[name]
+    for field in ('length', 'gates', 'digits', 'max_gap', 'placement'):
+      if config[field] and field not in defaults:
+        unset = '' if field == 'placement' else 0
+        expected = f'nothing ({unset!r}): task {name} has only '
+        expected += ', '.join(defaults)
+        raise ConfigError(f'dataset.{field}', config[field], expected)
+    if 0 < config['length'] < shortest:
+      expected = f'at least {shortest} for task {name}'
+      raise ConfigError('dataset.length', config['length'], expected)
+
+  def __post_init__(self) -> None:
+    kind, defaults, _ = TASKS[self.task]
+    given = {name: getattr(self, name) or defaults[name] for name in defaults}
+    self._task = kind(**given)
+    self.info = DatasetInfo(
+      input_key='inputs',
+      input_shape=self._task.input_shape,
+      input_dtype='float32',
+      num_classes=self._task.num_classes,
+      class_names=(),
+      num_examples=getattr(self, f'{self.split}_examples'),
+    )
+
+  @property
+  def num_targets(self) -> int:
+    """Targets at one step, G."""
+    return self._task.num_targets
+
+  def __len__(self) -> int:
+    return self.info.num_examples
+
+  def records(self, indices: Int[np.ndarray, ' B']) -> dict[str, np.ndarray]:
+    """Returns the arrays of records; see the module."""
+    key = self.data_seed, SPLITS.index(self.split), *self.task.encode()
+    return self._task.records(record_bits(indices, self._task.num_draws, *key))
+
+  def record(self, index: int) -> dict[str, Any]:
+    """Returns the arrays of record `index`, without the batch axis."""
+    batch = self.records(np.array([index]))
+    return {key: values[0] for key, values in batch.items()}

@@ -1,21 +1,25 @@
 """Text files with everything that can be wrong with them."""
 
 import gzip
+import itertools
 import os
 import tracemalloc
 
 import pytest
 
-from dataset_lib import corpus_files
-from dataset_lib.corpus_faults import ACTIONS, SHOWN_PER_KIND, Faults
+from dataset_lib import corpus_texts
+from dataset_lib.corpus import ACTIONS, SHOWN_PER_KIND, Faults
 from dataset_lib.errors import MissingDataError
 
 
-def read(*files, max_line=corpus_files.MAX_LINE, wrapped=False):
+def read(*files, max_line=corpus_texts.MAX_LINE, wrapped=False):
   """(documents as lists of paragraphs, {kind: its entry}, bytes done)."""
   faults, done = Faults(), []
-  stream = corpus_files.paragraphs(
-    files, faults, done.append, max_line, wrapped
+  stream = itertools.chain.from_iterable(
+    corpus_texts.Texts([str(file)], faults).paragraphs(
+      faults, done.append, wrapped, max_line
+    )
+    for file in files
   )
   documents = [[]]
   for paragraph in stream:
@@ -136,13 +140,13 @@ def test_what_cannot_be_opened(tmp_path):
 
 def test_an_error_while_reading(file, monkeypatch):
   file.write_text('one\ntwo\n')
-  pieces = corpus_files.pieces
+  pieces = corpus_texts.pieces
 
   def breaking(stream, max_line):
     yield next(pieces(stream, max_line))
     raise OSError(5, 'Input/output error')
 
-  monkeypatch.setattr(corpus_files, 'pieces', breaking)
+  monkeypatch.setattr(corpus_texts, 'pieces', breaking)
   documents, faults, _ = read(file)
   assert documents == [['one']]
   assert 'Input/output error' in first(faults, 'unreadable_file')[2]
@@ -163,7 +167,7 @@ def test_long_lines_are_cut(data, expected, tmp_path):
   file = tmp_path / 'a.txt'
   file.write_bytes(data)
   with file.open('rb') as stream:
-    got = [piece.data for piece in corpus_files.pieces(stream, 10)]
+    got = [piece.data for piece in corpus_texts.pieces(stream, 10)]
   assert got == expected
   assert b''.join(got) == data
 
@@ -189,7 +193,8 @@ def test_a_line_of_many_megabytes_takes_little_memory(file, size, unit):
   try:
     length = faults = 0
     counts = Faults()
-    stream = corpus_files.paragraphs([file], counts, lambda done: None, 2**18)
+    texts = corpus_texts.Texts([str(file)], counts)
+    stream = texts.paragraphs(counts, lambda done: None, max_line=2**18)
     for paragraph in stream:
       length += len(paragraph.text)
     faults = counts.summary()
@@ -211,22 +216,22 @@ def test_the_search_for_files(tmp_path):
   (tmp_path / 'z.text').write_text('x')
   faults = Faults()
   inputs = [str(tmp_path / 'z.text'), str(tmp_path / 'in')]
-  found = corpus_files.find(inputs, faults)
+  found = corpus_texts.find(inputs, faults)
   names = [str(file.relative_to(tmp_path)) for file in found]
   assert names == [
     'z.text', 'in/a.txt', 'in/b/1.txt.gz', 'in/b/2.txt', 'in/b.c/3.txt'
   ]  # fmt: skip
   assert set(faults.summary()) == {'other_file', 'linked_folder'}
   with pytest.raises(MissingDataError, match='no file or folder'):
-    corpus_files.find([str(tmp_path / 'nowhere')], faults)
+    corpus_texts.find([str(tmp_path / 'nowhere')], faults)
   (tmp_path / 'empty').mkdir()
   with pytest.raises(MissingDataError, match='no text in'):
-    corpus_files.find([str(tmp_path / 'empty')], faults)
+    corpus_texts.find([str(tmp_path / 'empty')], faults)
 
 
 def test_names_that_are_no_text():
   assert (
-    corpus_files.printable(b'/a/\xff.txt'.decode('utf-8', 'surrogateescape'))
+    corpus_texts.printable(b'/a/\xff.txt'.decode('utf-8', 'surrogateescape'))
     == '/a/\ufffd.txt'
   )
 

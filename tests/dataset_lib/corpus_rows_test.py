@@ -1,18 +1,20 @@
-"""Rows of whole sentences, by hand and as properties."""
+"""Sentences, and rows of whole ones, by hand and as properties."""
+
+import time
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset_lib import corpus_packing
+from dataset_lib import corpus_rows
 
 
 def pack(lengths, limit, joined=()):
   """Rows of sentences whose tokens are words, but for those in `joined`."""
   begins = np.ones(sum(lengths), bool)
   begins[list(joined)] = False
-  return corpus_packing.pack(np.array(lengths, np.int64), begins, limit)
+  return corpus_rows.pack(np.array(lengths, np.int64), begins, limit)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_rows_fit_and_follow_each_other(lengths, limit, seed):
   total = sum(lengths)
   begins = np.random.default_rng(seed).random(total) < 0.6
   begins[np.cumsum(lengths) - lengths] = True
-  ends = corpus_packing.pack(np.array(lengths, np.int64), begins, limit)
+  ends = corpus_rows.pack(np.array(lengths, np.int64), begins, limit)
   sizes = np.diff(ends, prepend=0)
   assert all(2 <= size <= limit for size in sizes)
   assert (ends[-1] if ends else 0) == total - (total == 1)
@@ -67,3 +69,48 @@ def test_rows_fit_and_follow_each_other(lengths, limit, seed):
     # Only a row that would have at most one border cuts a sentence.
     assert len(inside) <= 1
     assert begins[stop] or not begins[start + 2 : stop + 1].any()
+
+
+@pytest.mark.parametrize(
+  'marked',
+  [
+    'It rained. | He went out.  | Why? | Who knows!',
+    '“What is it?” he said. | “Go.” | She went.',
+    '"Go away." | "No! | I stay," he said. | (He did.) | Then…and then… | So.',
+    'Mr. Smith met Dr. J. R. Jones at No. 5, St. James. | No. | He did not.',
+    'It was I. | You, e.g. Anna, i.e. Bob, live in the U.S. Army camp.',
+    'Pi is 3.14 or so. | 42 is not. | Go to p. 7 now.',
+    'He said ... | "Well." | - Then he left.',
+    'He asked: why? and left. or so',
+    '「北京。」|上海！|東京',  # noqa: RUF001
+    '¿Qué? | ¡Sí! | Ärger. | Über.',
+    'one.two three.Four',
+    'Model 3b. | Then 4_a. | X1. | Mr. Y.',
+    '',
+    '   ',
+  ],
+)
+def test_sentences_by_hand(marked):
+  parts = [part.strip() for part in marked.split('|') if part]
+  text = marked.replace('| ', '').replace('|', '')
+  got = corpus_rows.split_sentences(text)
+  assert [part.strip() for part in got] == parts
+  assert ''.join(got) == text
+
+
+@given(st.text(alphabet='aB1 .!?…"”()。I\n\u00a0', max_size=60))
+def test_no_character_is_lost(text):
+  got = corpus_rows.split_sentences(text)
+  assert ''.join(got) == text
+  assert all(got)
+
+
+@pytest.mark.parametrize(
+  'unit', ['.', '. ', '"', '.”', '!? ', '。', 'a.', '. "', ' ']
+)
+def test_long_runs_take_linear_time(unit):
+  text = unit * (200_000 // len(unit))
+  start = time.process_time()
+  assert ''.join(corpus_rows.split_sentences(text)) == text
+  # A quadratic search would take minutes.
+  assert time.process_time() - start < 2.0

@@ -1,0 +1,358 @@
+"""Data sets that TFDS prepared, read at random without TensorFlow.
+
+`TfdsImages` is any with an image and a class label (imagenet2012, cifar10,
+oxford_iiit_pet, caltech101), by name or from a directory that a builder
+prepared. `Examples` gives chosen features of the records of any builder.
+ArrayRecord files have an index; the record lengths of TFRecord files are walked
+once, on opening, and the offsets kept in memory (8 bytes a record).
+"""
+
+import bisect
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Predicate
+from jaxtyping import Int64
+
+from dataset_lib.errors import (
+  BadRecord,
+  ConfigError,
+  InvalidDataError,
+  MissingDataError,
+)
+from dataset_lib.image_ops import ImageOptions
+from dataset_lib.source import DEFAULT_BAD_SHARE, BadShare
+
+# train, train[:90%], train[10%:]+validation
+_PART = r'\w+(\[(-?\d+%?)?:(-?\d+%?)?\])?'
+_SPLIT = re.compile(rf'{_PART}(\+{_PART})*')
+_INFO_FILE, _FEATURES_FILE = 'dataset_info.json', 'features.json'
+# name, name/config, name:1.2.3. No 'namespace:name': TFDS would fetch those
+# from the network and run their code.
+_NAME = re.compile(r'[a-z]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?')
+_CLASS_KEYS = ('type', 'pythonClassName', 'python_class_name')
+_HEADER = struct.Struct('<QI')  # of TFRecord: length, checksum of the length
+_FOOTER_BYTES = 4  # checksum of the data
+
+NAME = "a TFDS name such as 'cifar10'"
+BuilderName = Annotated[
+  str, Predicate(lambda name: not name or is_name(name)), NAME
+]
+DataDir = Annotated[str, "a folder, or '' for ~/tensorflow_datasets"]
+
+
+def is_name(name: str) -> bool:
+  """Returns whether a text is the name of a data set, and no path."""
+  return bool(_NAME.fullmatch(name))
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class TfdsImages(ImageOptions):
+  """Encoded images of one split of a prepared builder.
+
+  Raises:
+    MissingDataError: the data is not prepared.
+    InvalidDataError: it has no images with labels, or is damaged.
+  """
+
+  split: Annotated[
+    str,
+    Predicate(lambda split: bool(_SPLIT.fullmatch(split))),
+    "a split or a part, like 'train[:90%]'",
+  ]
+  builder: BuilderName = ''
+  data_dir: DataDir = ''
+  max_bad_share: BadShare = DEFAULT_BAD_SHARE
+
+  def __post_init__(self) -> None:
+    builder = prepared_builder(self.builder, self.data_dir, "dataset 'tfds'")
+    keys, name = builder.info.supervised_keys, builder.info.full_name
+    if not keys or len(keys) != 2:
+      raise InvalidDataError(f'{name} has no pair of input and label')
+    image, label = (builder.info.features[key] for key in keys)
+    kinds = type(image).__name__, type(label).__name__
+    if kinds != ('Image', 'ClassLabel'):
+      raise InvalidDataError(
+        f'{name} maps {kinds[0]} to {kinds[1]}; expected Image to ClassLabel'
+      )
+    self._keys = keys
+    self._examples = Examples(builder, self.split, keys, encoded=keys[:1])
+    self.where = self._examples.where
+    names = label.names or ()
+    self.info = self.image_info(label.num_classes, names, len(self._examples))
+
+  def __len__(self) -> int:
+    return self.info.num_examples
+
+  def record(self, index: int) -> dict[str, Any]:
+    """Returns {'image': encoded bytes, 'label': int}; or raises BadRecord."""
+    example = self._examples[index]
+    image, label = (example[key] for key in self._keys)
+    return {'image': image, 'label': label}
+
+
+class Examples:
+  """Features of the records of one split of a prepared builder, by index.
+
+  Args:
+    builder: a tfds builder whose data is prepared.
+    split: name or part of a split.
+    keys: names of the features; others are not parsed.
+    encoded: those of them to leave encoded, as images.
+
+  Raises:
+    MissingDataError: no such split, or a shard is missing.
+    InvalidDataError: the split is empty, damaged, or in another format.
+  """
+
+  def __init__(
+    self,
+    builder: Any,
+    split: str,
+    keys: Sequence[str],
+    encoded: Sequence[str] = (),
+  ):
+    import tensorflow_datasets as tfds
+
+    features, name = builder.info.features, builder.info.full_name
+    self._features = tfds.features.FeaturesDict(
+      {key: features[key] for key in keys}
+    )
+    self._decoders = {key: tfds.decode.SkipDecoding() for key in encoded}
+    splits = builder.info.splits
+    try:
+      shards = list(splits[split].file_instructions)
+    except (KeyError, ValueError) as error:
+      raise MissingDataError(
+        f'{name} has no split {split!r}; it has {", ".join(splits)} and parts '
+        f'of them, like train[:90%] ({error})'
+      ) from error
+    kind = builder.info.file_format.value
+    if kind not in _FILES:
+      raise InvalidDataError(
+        f'{name} is stored as {kind}; expected one of {", ".join(_FILES)}: '
+        'prepare it again with --file_format=array_record'
+      )
+    self._size = sum(shard.take for shard in shards)
+    if not self._size:
+      raise InvalidDataError(f'{name}: the split is empty')
+    self._records = _FILES[kind](shards)
+    self.where = self._records.where
+    self.files = sorted({shard.filename for shard in shards})
+
+  def __len__(self) -> int:
+    return self._size
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    """Returns the features of a record; BadRecord if it is damaged."""
+    from google.protobuf import message
+
+    serialized = self._records[index]
+    try:
+      return self._features.deserialize_example_np(
+        serialized, decoders=self._decoders
+      )
+    except (message.DecodeError, KeyError, ValueError) as error:
+      raise BadRecord('unparsable', self.where(index), str(error)) from error
+
+
+class ArrayRecordFiles:
+  """Serialized records of shards.
+
+  Args:
+    shards: parts of files as TFDS describes them (`filename`, `skip`, `take`,
+      `examples_in_shard`), in order.
+
+  Raises:
+    MissingDataError: a file is missing.
+  """
+
+  def __init__(self, shards: Sequence[Any]):
+    self._shards = shards
+    takes = [shard.take for shard in shards]
+    self._starts = list(itertools.accumulate(takes, initial=0))
+    for shard in shards:
+      if not os.path.exists(shard.filename):
+        raise MissingDataError(f'missing shard {shard.filename}; copy it again')
+    self._open()
+
+  def _open(self) -> None:
+    from array_record.python import array_record_data_source
+
+    self._records = array_record_data_source.ArrayRecordDataSource(self._shards)
+
+  def locate(self, index: int) -> tuple[int, int]:
+    """Returns (number of the shard, row in its file) of record `index`."""
+    number = bisect.bisect_right(self._starts, index) - 1
+    row = index - self._starts[number] + self._shards[number].skip
+    return number, row
+
+  def where(self, index: int) -> str:
+    """Returns the file of a record and its row there."""
+    number, row = self.locate(index)
+    return f'{self._shards[number].filename}, record {row}'
+
+  def __getitem__(self, index: int) -> bytes:
+    try:
+      return self._records[index]
+    except (OSError, RuntimeError, ValueError, IndexError) as error:
+      raise BadRecord('unreadable', self.where(index), str(error)) from error
+
+
+class TFRecordFiles(ArrayRecordFiles):
+  """Serialized records of TFRecord shards, by offsets found once.
+
+  Raises:
+    InvalidDataError: a shard is cut short, or holds another number of records
+      than its data set's description says.
+  """
+
+  def _open(self) -> None:
+    self._offsets = [
+      record_offsets(shard.filename, shard.examples_in_shard)
+      for shard in self._shards
+    ]
+
+  def __getitem__(self, index: int) -> bytes:
+    number, row = self.locate(index)
+    start, end = self._offsets[number][row : row + 2]
+    size = int(end - start) - _HEADER.size - _FOOTER_BYTES
+    try:
+      # Opened per read: a data set may have more shards than a process may
+      # have open files, and a file object's position is not thread-safe.
+      with open(self._shards[number].filename, 'rb', buffering=0) as file:
+        file.seek(int(start) + _HEADER.size)
+        data = file.read(size)
+    except OSError as error:
+      raise BadRecord('unreadable', self.where(index), str(error)) from error
+    if len(data) != size:
+      message = f'expected {size} bytes, got {len(data)}'
+      raise BadRecord('truncated', self.where(index), message)
+    return data
+
+
+_FILES: Mapping[str, type[ArrayRecordFiles]] = {
+  'array_record': ArrayRecordFiles,
+  'tfrecord': TFRecordFiles,
+}
+
+
+def record_offsets(filename: str, num_records: int) -> Int64[np.ndarray, ' M']:
+  """Returns the offsets of a TFRecord file's records, and at the end its size.
+
+  Raises:
+    InvalidDataError: the file does not hold exactly `num_records` records; a
+      damaged length leads the walk to another end.
+  """
+  size = os.path.getsize(filename)
+  offsets = np.zeros(num_records + 1, np.int64)
+  with open(filename, 'rb') as file:
+    for row in range(num_records):
+      file.seek(offsets[row])
+      header = file.read(_HEADER.size)
+      if len(header) < _HEADER.size:
+        break
+      step = _HEADER.size + _HEADER.unpack(header)[0] + _FOOTER_BYTES
+      if offsets[row] + step > size:
+        break
+      offsets[row + 1] = offsets[row] + step
+  if offsets[-1] == size:
+    return offsets
+  raise InvalidDataError(
+    f'{filename} does not hold exactly {num_records} records in its {size} '
+    'bytes; it is damaged or cut short, copy or prepare it again'
+  )
+
+
+def _class_names(value: Any) -> Iterator[str]:
+  """Yields names of classes in a decoded features.json, JSON in it included."""
+  if isinstance(value, str) and value.lstrip()[:1] in ('{', '['):
+    value = json.loads(value)
+  if isinstance(value, list):
+    for item in value:
+      yield from _class_names(item)
+  if isinstance(value, dict):
+    for key, item in value.items():
+      if key in _CLASS_KEYS and isinstance(item, str):
+        yield item
+      yield from _class_names(item)
+
+
+def refuse_foreign_code(file: pathlib.Path) -> None:
+  """Refuses a features.json that names a class from outside of TFDS.
+
+  TFDS imports the module of any class named there, so a data set could run
+  code of its choice.
+
+  Raises:
+    InvalidDataError: it does, or it is no JSON.
+  """
+  try:
+    names = set(_class_names(json.loads(file.read_text())))
+  except ValueError as error:
+    raise InvalidDataError(f'{file} is damaged: {error}') from error
+  # Names without a dot import nothing.
+  foreign = sorted(
+    name
+    for name in names
+    if '.' in name and not name.startswith('tensorflow_datasets.')
+  )
+  if foreign:
+    raise InvalidDataError(
+      f'{file} would import {", ".join(foreign)}; only features of '
+      'tensorflow_datasets are read'
+    )
+
+
+def prepared_builder(name: str, data_dir: str, user: str) -> Any:
+  """Returns the builder of a data set that is on disk.
+
+  Args:
+    name: of the data set; '' where `data_dir` holds one prepared version.
+    data_dir: of TFDS, '' for its default; or a folder of one version.
+    user: what needs TFDS, for the message where it is not installed.
+
+  Raises:
+    ConfigError: no such data set.
+    MissingDataError: it is not there; the message has the command.
+  """
+  try:
+    import tensorflow_datasets as tfds
+  except ImportError as error:
+    raise MissingDataError(
+      f'{user} needs tensorflow-datasets: pip install '
+      "'adaptive-computation[tfds]'"
+    ) from error
+  folder = pathlib.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
+  if data_dir and (folder / _INFO_FILE).is_file():
+    refuse_foreign_code(folder / _FEATURES_FILE)
+    return tfds.builder_from_directory(folder)
+  if not name:
+    raise MissingDataError(
+      f'{folder} holds no {_INFO_FILE}: give dataset.builder a name, or '
+      'dataset.data_dir the folder of one prepared version'
+    )
+  if not is_name(name):
+    raise ConfigError('dataset.builder', name, NAME)
+  for file in (folder / re.split('[/:]', name)[0]).rglob(_FEATURES_FILE):
+    refuse_foreign_code(file)
+  try:
+    builder = tfds.builder(name, data_dir=folder)
+  except tfds.core.DatasetNotFoundError as error:
+    raise ConfigError(
+      'dataset.builder', name, f'a TFDS data set, or one prepared in {folder}'
+    ) from error
+  if not (pathlib.Path(builder.data_dir) / _INFO_FILE).is_file():
+    raise MissingDataError(
+      f'{name} is not prepared in {folder}; run\n'
+      f'  tfds build {name} --data_dir={folder} --file_format=array_record'
+    )
+  return builder
