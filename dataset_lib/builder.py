@@ -54,18 +54,14 @@ _Small = Annotated[int, Interval(ge=0, le=1024)]
 
 
 def validate(config: Any, split: Any = None) -> dict[str, Any]:
-  """Checks a configuration without reading data or touching a device.
+  """Returns a configuration completed with defaults, without reading data.
 
   Args:
-    config: the `dataset` part of a run's configuration: a mapping or an
-      ml_collections ConfigDict.
+    config: the `dataset` part of a run's configuration.
     split: name of a split, to be checked as well.
 
-  Returns:
-    The configuration completed with defaults.
-
   Raises:
-    ConfigError: names the key, the given value and the legal range.
+    ConfigError: a field or the split is not legal.
   """
   if not isinstance(config, ConfigLike):
     raise ConfigError('dataset', config, "a mapping with a field 'name'")

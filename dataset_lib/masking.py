@@ -1,4 +1,4 @@
-"""Hides n-grams of whole words, for masked language modelling.
+"""Masks n-grams of whole words, for masked language modelling.
 
 ALBERT (Lan et al., 2020), section 4.1: n-grams with p(n) proportional to 1 / n
 for n up to 3, 20 % of the tokens here. Of the chosen tokens 80 % become [MASK],
@@ -6,11 +6,9 @@ for n up to 3, 20 % of the tokens here. Of the chosen tokens 80 % become [MASK],
 
 Each row is cut into n-grams of random lengths, and n-grams are taken in random
 order until the row's number of tokens is reached. The last one is shortened to
-the words that still fit, and single words fill what is then left. Everything is
-computed for many rows at once from random numbers that the caller gives.
+the words that still fit, and single words fill the rest.
 """
 
-import dataclasses
 import math
 from typing import NamedTuple
 
@@ -22,30 +20,26 @@ MASKED_SHARE, REPLACED_SHARE = 0.8, 0.1
 
 Tokens = Int32[np.ndarray, 'B L']
 Flags = Bool[np.ndarray, 'B L']
+Numbers = Int[np.ndarray, 'B L']
 Uniform = Float64[np.ndarray, 'B L']
+Budgets = Int[np.ndarray, ' B']
 
 
-@dataclasses.dataclass(frozen=True)
-class Vocabulary:
-  """What masking must know of a tokenizer.
-
-  Attributes:
-    mask_id: id of [MASK].
-    ordinary: ids that stand for text; random tokens are drawn from these.
-  """
+class Vocabulary(NamedTuple):
+  """Id of [MASK], and the ids of text, which random tokens are drawn from."""
 
   mask_id: int
   ordinary: Int32[np.ndarray, ' O']
 
 
 class Rows(NamedTuple):
-  """Rows to be masked.
+  """Rows to be masked, with special tokens and padding.
 
   Attributes:
-    tokens: their token ids, special tokens and padding included.
-    is_text: the tokens that may be chosen.
-    begins_word: of them, those that begin a word.
-    begins_segment: those where no n-gram may go on from the token before.
+    tokens: token ids.
+    is_text: tokens that may be chosen.
+    begins_word: those of them that begin a word.
+    begins_segment: tokens that no n-gram may continue to from the one before.
   """
 
   tokens: Tokens
@@ -58,10 +52,10 @@ class Draws(NamedTuple):
   """Independent uniform numbers in [0, 1), each used once.
 
   Attributes:
-    lengths: of the n-grams.
-    order: in which n-grams are taken.
-    kinds: whether a chosen token is hidden, replaced or kept.
-    replacements: which token replaces it.
+    lengths: for the lengths of n-grams.
+    order: for the order in which n-grams are taken.
+    kinds: for masking, replacing or keeping a chosen token.
+    replacements: for the token that replaces it.
   """
 
   lengths: Uniform
@@ -70,49 +64,37 @@ class Draws(NamedTuple):
   replacements: Float64[np.ndarray, 'B P']
 
 
-def budget(
-  lengths: Int[np.ndarray, ' B'], share: float
-) -> Int[np.ndarray, ' B']:
-  """How many tokens to choose of rows: the share, rounded, at least one.
-
-  Args:
-    lengths: tokens of each row, special tokens included.
-    share: of them.
-  """
+def budget(lengths: Budgets, share: float) -> Budgets:
+  """Returns the tokens to choose of rows: the rounded share, at least one."""
   return np.maximum(1, np.round(share * lengths).astype(np.int64))
 
 
 def slots(max_length: int, share: float) -> int:
-  """P, the tokens that the longest row may have chosen."""
+  """Returns P, the most tokens that are chosen in a row."""
   return math.ceil(share * max_length)
 
 
 def mask(
   rows: Rows,
-  budgets: Int[np.ndarray, ' B'],
+  budgets: Budgets,
   max_ngram: int,
   vocabulary: Vocabulary,
   draws: Draws,
 ) -> dict[str, np.ndarray]:
-  """Masks rows.
-
-  Args:
-    rows: the rows.
-    budgets: tokens to choose in each; at most P.
-    max_ngram: the longest n-gram, in words.
-    vocabulary: of the tokens.
-    draws: random numbers.
+  """Masks `budgets` tokens of each row, in n-grams of up to `max_ngram` words.
 
   Returns:
-    {'tokens': int32 [B, L], with the chosen tokens hidden or replaced;
+    {'tokens': int32 [B, L], with the chosen tokens masked or replaced;
     'mlm_positions', 'mlm_labels', 'mlm_kind': int32 [B, P], the place of each
-    chosen token, ascending, the token that stood there, and MASKED, REPLACED
-    or KEPT; 'mlm_weights': float32 [B, P], 1 for a chosen token and 0 for an
+    chosen token, ascending, its id before masking, and MASKED, REPLACED or
+    KEPT; 'mlm_weights': float32 [B, P], 1 for a chosen token and 0 for an
     unused slot, whose other values are 0}.
   """
   ngrams = cut_into_ngrams(rows, max_ngram, draws.lengths)
   chosen = choose(rows, ngrams, budgets, draws.order)
-  positions, used = _slots(chosen, draws.kinds.shape[1])
+  size = draws.kinds.shape[1]
+  positions = np.argsort(~chosen, axis=1, kind='stable')[:, :size]
+  used = np.arange(size) < chosen.sum(axis=1)[:, None]
   labels = np.take_along_axis(rows.tokens, positions, axis=1)
   kinds = np.digitize(
     draws.kinds, [MASKED_SHARE, MASKED_SHARE + REPLACED_SHARE]
@@ -124,20 +106,18 @@ def mask(
   tokens[np.nonzero(used)[0], positions[used]] = shown[used]
   return {
     'tokens': tokens,
-    'mlm_positions': _where_used(used, positions),
-    'mlm_labels': _where_used(used, labels),
+    'mlm_positions': np.where(used, positions, 0).astype(np.int32),
+    'mlm_labels': np.where(used, labels, 0).astype(np.int32),
     'mlm_weights': used.astype(np.float32),
-    'mlm_kind': _where_used(used, kinds),
+    'mlm_kind': np.where(used, kinds, 0).astype(np.int32),
   }
 
 
-def cut_into_ngrams(
-  rows: Rows, max_ngram: int, uniform: Uniform
-) -> Int[np.ndarray, 'B L']:
-  """The number of the n-gram that each token is in, counted from 0 in its row.
+def cut_into_ngrams(rows: Rows, max_ngram: int, uniform: Uniform) -> Numbers:
+  """Returns the number of each token's n-gram, counted from 0 in its row.
 
-  A segment begins a new n-gram. Tokens that are no text belong to the n-gram
-  before them and mean nothing.
+  A segment begins a new n-gram. Special tokens have the number of the n-gram
+  before them, which is never used.
   """
   size = rows.tokens.shape[1]
   weights = 1.0 / np.arange(1, max_ngram + 1)
@@ -154,65 +134,42 @@ def cut_into_ngrams(
 
 
 def choose(
-  rows: Rows,
-  ngrams: Int[np.ndarray, 'B L'],
-  budgets: Int[np.ndarray, ' B'],
-  uniform: Uniform,
+  rows: Rows, ngrams: Numbers, budgets: Budgets, uniform: Uniform
 ) -> Flags:
-  """The chosen tokens: whole words, at most `budgets` of them in each row.
+  """Chooses whole words, at most `budgets` tokens of each row.
 
-  A row has fewer only where no other word fits in what is left. Where none fits
-  at all, a part of a word is chosen, so that every row has something to learn.
-
-  Args:
-    rows: the rows.
-    ngrams: from `cut_into_ngrams`.
-    budgets: tokens to choose in each row.
-    uniform: random numbers; the n-gram n of a row has the n-th one.
+  A row has fewer only where no other word fits. Where none fits at all, a part
+  of a word is chosen, so that every row has a label. N-gram n of a row is
+  ordered by the n-th number of `uniform`.
   """
   keys = np.take_along_axis(uniform, ngrams, axis=1)
-  keys[~rows.is_text] = 2.0  # behind all others
+  keys[~rows.is_text] = 2.0  # after all others
   order = np.argsort(keys, axis=1, kind='stable')
-  # From here on tokens stand in the order in which they are taken; those of an
+  # From here on tokens are in the order in which they are taken; those of an
   # n-gram, and so of a word, have stayed together.
   text, begins = (
     np.take_along_axis(flags, order, axis=1)
     for flags in (rows.is_text, rows.begins_word)
   )
   word = _number(begins)
-  taken = _whole_words(text, begins, word, budgets)
+  within = np.arange(text.shape[1]) < budgets[:, None]
+  # The first tokens, without those of a word that the budget cuts.
+  first_left = np.minimum(budgets, text.shape[1] - 1)[:, None]
+  is_cut = np.take_along_axis(text & ~begins, first_left, axis=1)
+  cut_word = np.take_along_axis(word, first_left, axis=1)
+  taken = text & within & (~is_cut | (word != cut_word))
   _fill(taken, text, begins, word, budgets)
   nothing = ~taken.any(axis=1)
-  rank = np.arange(text.shape[1])
-  taken[nothing] = (text & (rank < budgets[:, None]))[nothing]
+  taken[nothing] = (text & within)[nothing]
   chosen = np.zeros_like(taken)
   np.put_along_axis(chosen, order, taken, axis=1)
   return chosen
 
 
-def _whole_words(
-  text: Flags,
-  begins: Flags,
-  word: Int[np.ndarray, 'B L'],
-  budgets: Int[np.ndarray, ' B'],
-) -> Flags:
-  """The first tokens, without those of a word that the budget cuts."""
-  rank = np.arange(text.shape[1])
-  first_left = np.minimum(budgets, text.shape[1] - 1)[:, None]
-  is_cut = np.take_along_axis(text & ~begins, first_left, axis=1)
-  cut_word = np.take_along_axis(word, first_left, axis=1)
-  whole = ~is_cut | (word != cut_word)
-  return text & (rank < budgets[:, None]) & whole
-
-
 def _fill(
-  taken: Flags,
-  text: Flags,
-  begins: Flags,
-  word: Int[np.ndarray, 'B L'],
-  budgets: Int[np.ndarray, ' B'],
+  taken: Flags, text: Flags, begins: Flags, word: Numbers, budgets: Budgets
 ) -> None:
-  """Takes single words that still fit, first come first served, in place."""
+  """Takes single words that still fit, the first ones first, in place."""
   sizes = np.zeros(text.shape, np.int64)
   row, _ = np.nonzero(text)
   np.add.at(sizes, (row, word[text]), 1)
@@ -228,21 +185,6 @@ def _fill(
     taken[rows] |= same & text[rows]
 
 
-def _slots(
-  chosen: Flags, slots: int
-) -> tuple[Int[np.ndarray, 'B P'], Bool[np.ndarray, 'B P']]:
-  """Places of the chosen tokens, ascending, and which slots are used."""
-  positions = np.argsort(~chosen, axis=1, kind='stable')[:, :slots]
-  used = np.arange(slots) < chosen.sum(axis=1)[:, None]
-  return positions, used
-
-
-def _where_used(
-  used: Bool[np.ndarray, 'B P'], values: Int[np.ndarray, 'B P']
-) -> Int32[np.ndarray, 'B P']:
-  return np.where(used, values, 0).astype(np.int32)
-
-
-def _number(begins: Flags) -> Int[np.ndarray, 'B L']:
-  """How many have begun before each token; the first begins with number 0."""
+def _number(begins: Flags) -> Numbers:
+  """Counts the begins before each token; the first begins with number 0."""
   return np.maximum(np.cumsum(begins, axis=1) - 1, 0)

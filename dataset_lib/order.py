@@ -1,4 +1,4 @@
-"""Order of records and random numbers: pure functions of integers, no state.
+"""Order of records and random numbers: pure functions of integers.
 
 Training is one infinite stream of positions. Position p is epoch p // N, and
 within the epoch the image of p % N under a random permutation of the N records.
@@ -86,13 +86,10 @@ def permuted(offset: int, num_examples: int, seed: int, epoch: int) -> int:
 
 
 class Places(NamedTuple):
-  """Records of some rows of a global batch.
+  """Epochs and records of some rows of a global batch.
 
-  Attributes:
-    epochs: epoch of each row.
-    indices: record of each row; fewer than the rows at the end of an ordered
-      pass.
-    length: tokens that the whole batch is padded to; 0 for one shape.
+  At the end of an ordered pass there are fewer than rows. `length` is that of
+  the padded batch, 0 where all records have one shape.
   """
 
   epochs: Int[np.ndarray, ' R']
@@ -101,18 +98,11 @@ class Places(NamedTuple):
 
 
 class Order:
-  """Maps steps to records, in training by a permutation of each epoch.
+  """Maps steps to the N records of a split, shuffled or one ordered pass.
 
   Attributes:
-    shuffle: True for the infinite training stream, False for one ordered pass.
     steps_per_epoch: full batches for training, at least 1; all batches for an
       ordered pass.
-
-  Args:
-    num_examples: N, records in the split.
-    batch_size: B, rows of the global batch.
-    seed: of the run.
-    shuffle: see above.
   """
 
   def __init__(
@@ -140,11 +130,7 @@ class Order:
     return epoch, permuted(offset, self._size, self.seed, epoch)
 
   def replacement(self, epoch: int, index: int, attempt: int) -> int:
-    """Returns the record read for a bad one: a function of the arguments.
-
-    It does not depend on which records were bad before, so that every host and
-    every resumed run makes the same choice.
-    """
+    """Returns the record read for a bad one, the same on all hosts."""
     rng = record_rng(self.seed, epoch, index, attempt + 1)
     return int(rng.integers(self._size))
 
@@ -154,14 +140,8 @@ class LengthOrder:
 
   An epoch of training leaves out N % B records, others each time. A set smaller
   than a batch is repeated within it. Evaluation is one pass in ascending length
-  whose last batch may be short.
-
-  Args:
-    lengths: tokens of each record.
-    buckets: lengths to pad to, ascending; the last one holds every record.
-    batch_size: rows of the global batch.
-    seed: of the run.
-    shuffle: True for training.
+  whose last batch may be short. `buckets` are ascending; the last one holds
+  every record.
   """
 
   def __init__(

@@ -40,9 +40,7 @@ _MAX_REPLACEMENTS = 64
 class BadRecords:
   """Thread-safe count of distinct bad records by kind.
 
-  Args:
-    num_examples: records in the split.
-    max_share: tolerated share of bad records; 0 stops at the first one.
+  A share `max_share` of `num_examples` is tolerated; 0 stops at the first one.
   """
 
   def __init__(self, num_examples: int, max_share: float):
@@ -54,12 +52,7 @@ class BadRecords:
     self._lock = threading.Lock()
 
   def add(self, bad: BadRecord, where: str, row: int) -> None:
-    """Counts one bad record.
-
-    Args:
-      bad: its error.
-      where: file of the record.
-      row: index of the record in its source.
+    """Counts record `row` of file `where`.
 
     Raises:
       TooManyBadRecordsError: the tolerated share is exceeded.
@@ -104,12 +97,7 @@ class BadRecords:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-  """Division of a host's rows of every global batch into blocks.
-
-  Attributes:
-    rows: the rows of this host.
-    rows_per_block: rows that one thread reads at a time.
-  """
+  """Division of a host's rows of every global batch into blocks."""
 
   rows: range
   rows_per_block: int
@@ -139,11 +127,8 @@ class Reading(Protocol):
 class Reader:
   """Random access to blocks of rows; Grain calls it from its threads.
 
-  Args:
-    dataset: what to read.
-    bad_records: counts what cannot be used.
-    first_block: number of the block that element 0 is.
-    num_blocks: length; None for an infinite stream.
+  Element 0 is block number `first_block`; `num_blocks` None is an infinite
+  stream.
   """
 
   def __init__(
@@ -220,13 +205,7 @@ def padded(
   indices: Int[np.ndarray, ' R'],
   rows: int,
 ) -> Batch:
-  """Returns a batch of `rows` rows: the records, then zeros with mask 0.
-
-  Args:
-    arrays: the records, leading axis R.
-    indices: their numbers; padding has index -1.
-    rows: at least R.
-  """
+  """Returns `rows` rows: the records, then zeros with mask 0, index -1."""
   batch = {
     key: np.zeros((rows, *values.shape[1:]), values.dtype)
     for key, values in arrays.items()
@@ -251,12 +230,7 @@ def concatenate(blocks: Sequence[Batch]) -> Batch:
 
 
 def check_label(label: Any, num_classes: int) -> int:
-  """Returns the label as an int.
-
-  Raises:
-    BadRecord: not an integer, or outside [0, num_classes - 1]; -1 would train
-      silently and num_classes would give NaN.
-  """
+  """Returns the label; BadRecord if not an integer in [0, num_classes - 1]."""
   if not isinstance(label, (int, np.integer)) or isinstance(label, bool):
     raise BadRecord('wrong_dtype', '', f'label {label!r} is not an integer')
   if not 0 <= label < num_classes:
@@ -267,11 +241,7 @@ def check_label(label: Any, num_classes: int) -> int:
 
 
 def check_input(value: np.ndarray, info: DatasetInfo) -> None:
-  """Checks one transformed input.
-
-  Raises:
-    BadRecord: wrong shape or dtype, or token ids outside the vocabulary.
-  """
+  """Raises BadRecord for a wrong shape or dtype, or an unknown token id."""
   if value.dtype != info.input_dtype:
     raise BadRecord(
       'wrong_dtype', '', f'expected {info.input_dtype}, got {value.dtype}'

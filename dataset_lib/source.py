@@ -1,7 +1,7 @@
 """Random access to the records of one split, and their description.
 
-A data set is a dataclass whose annotated fields are its configuration (see
-`fields`), `split` among them, and which has `info`, `__len__` and `record`:
+A data set is a dataclass whose annotated fields are its configuration, `split`
+among them, and which has `info`, `__len__` and `record`:
 
   @dataclasses.dataclass(kw_only=True)
   class Squares:
@@ -12,8 +12,7 @@ A data set is a dataclass whose annotated fields are its configuration (see
       self.info = DatasetInfo('tokens', (1,), 'int32', 2, (), self.size)
 
 A configuration names it as 'package.module:Squares', or by a short name in
-`builder.SOURCES`. Order, batching, augmentation and bad records are up to the
-builder.
+`builder.SOURCES`.
 """
 
 import dataclasses
@@ -74,12 +73,10 @@ class Source(Protocol):
   bytes or a uint8 array [H, W, 3] or [H, W, 1], tokens are int32 [L]. It may
   raise BadRecord, and is called from several threads at once.
 
-  A source may also have
-    where(index): file and line of a record, for messages and `places`;
-    transform(value, rng): the input of a raw value, `rng` None without
-      augmentation;
-    check_fields(config): a static check of fields against each other;
-    max_bad_share: tolerated share of bad records in training.
+  A source may also have `where(index)`, the file and line of a record;
+  `transform(value, rng)`, which makes an input of a raw value, `rng` None
+  without augmentation; `check_fields(config)`, a static check of fields against
+  each other; and `max_bad_share`, the tolerated share in training.
   """
 
   info: DatasetInfo
@@ -101,11 +98,7 @@ class VectorSource(Protocol):
 
 @runtime_checkable
 class DrawnSource(Protocol):
-  """A source that draws its records again in every epoch; none is bad.
-
-  For masks, crops of texts or swaps that are a function of (seed, epoch,
-  index); one ordered pass is epoch 0.
-  """
+  """A source that draws its records again in every epoch; none is bad."""
 
   def draw(
     self,
@@ -120,10 +113,8 @@ class DrawnSource(Protocol):
 class Encoded:
   """Rows of token ids of different lengths, concatenated.
 
-  Attributes:
-    tokens: token ids; row i is `tokens[offsets[i]:offsets[i + 1]]`.
-    token_types: segment of each token, 0 or 1.
-    offsets: beginning of each row, and at the end the number of tokens.
+  Row i is `tokens[offsets[i]:offsets[i + 1]]`; `token_types` is the segment of
+  each token, 0 or 1.
   """
 
   tokens: Int32[np.ndarray, ' M']
@@ -139,11 +130,9 @@ class Encoded:
 class TokenSource:
   """Records that are rows of token ids of different lengths; a VectorSource.
 
-  Rows are kept without padding: a record takes 8 bytes a token.
-
   Args:
     info: description; its last length bucket holds every row.
-    encoded: the rows.
+    encoded: the rows, kept without padding: a record takes 8 bytes a token.
     labels: class or number of each row.
     pad_id: token id of padding.
     where: returns the place of a record, for error messages.
