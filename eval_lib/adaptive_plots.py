@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from eval_lib import plots
 from eval_lib.calibration import Reliability
 from eval_lib.frontier import pareto
-from eval_lib.plots import COLOURS, GREY, Panel, Series
+from eval_lib.plots import COLOURS, GREY
 
 # Labels of points closer than this, in pixels of the figure, are left out.
 LABEL_DISTANCE = 34.0
@@ -107,34 +107,26 @@ def plot_reliability(
   Args:
     tables: by name, e.g. 'layer 4' and 'layer 4, T = 1.8'.
   """
-  ends = np.array([0.0, 100.0])
-  top = [Series('', ends, ends, number=-1, line=':', marked=False)]
-  bottom = []
-  for number, (name, table) in enumerate(tables.items()):
-    full = table.count > 0
-    confidence, accuracy = table.confidence[full], table.accuracy[full]
-    label = f'{name}: ECE {100 * table.error:.1f} %'
-    top.append(Series(label, 100 * confidence, 100 * accuracy, number=number))
-    shares = 100 * table.count / table.count.sum()
-    bottom.append(
-      Series(
-        '', 100 * table.edges, np.append(shares, shares[-1]), number=number,
-        line='steps', marked=False,
-      )
-    )  # fmt: skip
-  limits = (0, 101)
-  panels = [
-    Panel(top, 'accuracy (%)', title=title, x_range=limits, y_range=limits),
-    Panel(
-      bottom,
-      'rows (%)',
-      'confidence max P (%)',
-      x_range=limits,
-      y_range=(0, None),
-    ),
-  ]
   plots.check_data(path, tables)
-  return plots.plot_panels(path, panels, (5.4, 5.8), heights=(3.0, 1.0))
+
+  def draw(figure):
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    top.plot([0, 100], [0, 100], color=GREY, linestyle=':', linewidth=1.2)
+    for number, (name, table) in enumerate(tables.items()):
+      full = table.count > 0
+      plots.line(
+        top, 100 * table.confidence[full], 100 * table.accuracy[full], number,
+        f'{name}: ECE {100 * table.error:.1f} %',
+      )  # fmt: skip
+      shares = 100 * table.count / table.count.sum()
+      colour, _ = plots.look(number)
+      bottom.stairs(shares, 100 * table.edges, color=colour, linewidth=1.6)
+    top.set_ylim(0, 101)
+    bottom.set_xlim(0, 101)
+    plots.finish(top, 'accuracy (%)', title=title)
+    plots.finish(bottom, 'rows (%)', 'confidence max P (%)')
+
+  return plots.save(path, draw, (5.4, 5.8))
 
 
 def plot_retention(
@@ -157,18 +149,20 @@ def plot_retention(
   plots.check_data(path, length)
   groups = length_groups(length)
   middle = np.array([np.median(length[rows]) for rows in groups])
-  series = []
-  for number, layer in enumerate(layers):
-    share = 100 * kept[:, number] / length
-    low, median, high = np.array(
-      [np.quantile(share[rows], (0.25, 0.5, 0.75)) for rows in groups]
-    ).T
-    label = f'after layer {layer}'
-    series.append(Series(label, middle, median, low, high, number))
-  panel = Panel(
-    series, 'tokens kept (%)', 'length (tokens)', title, y_range=(0, 101)
-  )
-  return plots.plot_panels(path, [panel], (6.0, 3.9))
+
+  def draw(figure):
+    axes = figure.add_subplot()
+    for number, layer in enumerate(layers):
+      share = 100 * kept[:, number] / length
+      low, median, high = np.array(
+        [np.quantile(share[rows], (0.25, 0.5, 0.75)) for rows in groups]
+      ).T
+      label = f'after layer {layer}'
+      plots.line(axes, middle, median, number, label, band=(low, high))
+    axes.set_ylim(0, 101)
+    plots.finish(axes, 'tokens kept (%)', 'length (tokens)', title)
+
+  return plots.save(path, draw, (6.0, 3.9))
 
 
 def length_groups(
@@ -193,20 +187,22 @@ def plot_iterations(
     curves: by the name of a panel, which labels its axis, and the name of a
       kind of token; the same kinds in each. NaN is a gap.
   """
-  panels = []
-  for number, (name, panel) in enumerate(curves.items()):
-    series = [
-      # One legend serves all panels.
-      Series(
-        '' if number else kind, np.arange(1.0, len(values) + 1), values,
-        number=place,
+  plots.check_data(path, [panel for panel in curves.values() if panel])
+
+  def draw(figure):
+    panels = figure.subplots(len(curves), sharex=True, squeeze=False)[:, 0]
+    for axes, (name, panel) in zip(panels, curves.items(), strict=True):
+      for number, (kind, values) in enumerate(panel.items()):
+        # One legend serves all panels.
+        label = kind if axes is panels[0] else ''
+        places = np.arange(1, len(values) + 1)
+        plots.line(axes, places, values, number, label)
+      plots.finish(
+        axes, name, title=title if axes is panels[0] else '', ticks=9
       )
-      for place, (kind, values) in enumerate(panel.items())
-    ]  # fmt: skip
-    x_label = 'iteration' if number == len(curves) - 1 else ''
-    heading = '' if number else title
-    panels.append(Panel(series, name, x_label, heading, whole=9))
-  return plots.plot_panels(path, panels, (6.4, 1.6 + 2.4 * len(curves)))
+    panels[-1].set_xlabel('iteration')
+
+  return plots.save(path, draw, (6.4, 1.6 + 2.4 * len(curves)))
 
 
 def plot_exits(

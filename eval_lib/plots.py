@@ -1,20 +1,16 @@
 """Figures from data tables, each written as a PNG and a PDF.
 
-`plot_panels` draws lines with bands; the run's picture and the figures of
-adaptive computation are built on it. Matplotlib is an optional extra and is
-imported when the first figure is made.
+The style, and the functions that the run's picture and the figures of adaptive
+computation share. Matplotlib is an optional extra and is imported when the
+first figure is made.
 """
 
-import dataclasses
 import math
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
-
-import numpy as np
-from jaxtyping import Float
 
 # Okabe and Ito's colours can be told apart with every kind of colour vision.
 COLOURS = (
@@ -110,143 +106,62 @@ def head(axes: Any, title: str) -> None:
   axes.set_title(title, pad=6 + 15 * rows)
 
 
-@dataclasses.dataclass(frozen=True)
-class Series:
-  """A line of a panel, with a band or error bars.
-
-  Attributes:
-    label: in the legend; '' for none.
-    x: `[P]`.
-    y: `[P]`, NaN for a gap; None draws the band alone.
-    low: lower end of the band, `[P]`.
-    high: upper end of the band, `[P]`.
-    number: decides the colour and the marker, see `look`; -1 is grey.
-    line: '-' or ':'; 'steps' for a histogram whose edges are `x`.
-    marked: draws a marker at the points; one point always has its marker.
-    raw: `[P]`, drawn pale under the line.
-    bars: draws the band as error bars.
-  """
-
-  label: str
-  x: Float[np.ndarray, ' P']
-  y: Float[np.ndarray, ' P'] | None
-  low: Float[np.ndarray, ' P'] | None = None
-  high: Any = None
-  number: int = 0
-  line: str = '-'
-  marked: bool = True
-  raw: Float[np.ndarray, ' P'] | None = None
-  bars: bool = False
-
-  def draw(self, axes: Any) -> None:
-    """Draws the band, the raw values and the line."""
-    colour, marker = look(self.number) if self.number >= 0 else (GREY, '')
-    if self.raw is not None:
-      axes.plot(self.x, self.raw, color=colour, alpha=0.25, linewidth=0.8)
-    if self.y is not None and self.low is not None and self.bars:
-      below, above = self.y - self.low, self.high - self.y
-      axes.errorbar(
-        self.x, self.y, (below, above), fmt='none', ecolor=colour
-      )  # fmt: skip
-    elif self.low is not None:
-      axes.fill_between(
-        self.x, self.low, self.high, color=colour, alpha=0.15, linewidth=0,
-        label=self.label if self.y is None else None,
-      )  # fmt: skip
-    if self.y is None:
-      return
-    few, points = len(self.x) <= 40, len(self.x)
-    is_steps = self.line == 'steps'
-    axes.plot(
-      self.x, self.y, color=colour, label=self.label or None, linewidth=1.8,
-      linestyle='' if points < 2 else '-' if is_steps else self.line,
-      drawstyle='steps-post' if is_steps else 'default',
-      marker=marker if self.marked or points < 2 else '',
-      markersize=5 if few else 3, markevery=1 if few else points // 20,
-      # The last point is on the edge of the panel.
-      clip_on=False,
-    )  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Panel:
-  """One pair of axes of `plot_panels`.
-
-  Attributes:
-    series: the lines.
-    y_label: with the unit.
-    x_label: with the unit; '' for none.
-    title: above the legend.
-    x_range: limits of the axis; None where matplotlib chooses.
-    y_range: as x_range.
-    whole: at most this number of ticks at integers; 0 for any ticks.
-  """
-
-  series: Sequence[Series]
-  y_label: str
-  x_label: str = ''
-  title: str = ''
-  x_range: tuple[Any, Any] = (None, None)
-  y_range: tuple[Any, Any] = (None, None)
-  whole: int = 0
-
-  def draw(self, axes: Any) -> None:
-    """Draws the lines, the axes and the legend."""
-    for series in self.series:
-      series.draw(axes)
-    axes.set_xlim(*self.x_range)
-    axes.set_ylim(*self.y_range)
-    if self.whole:
-      axes.locator_params(axis='x', nbins=self.whole, integer=True)
-      axes.xaxis.set_major_formatter('{x:,.0f}')
-    axes.yaxis.set_major_formatter('{x:g}')
-    axes.set_xlabel(self.x_label)
-    axes.set_ylabel(self.y_label)
-    head(axes, self.title)
-
-
-def plot_panels(
-  path: str | os.PathLike[str],
-  panels: Sequence[Panel],
-  size: tuple[float, float],
+def line(
+  axes: Any,
+  x: Any,
+  y: Any,
+  number: int = 0,
+  label: str = '',
   *,
-  columns: int = 1,
-  heights: Sequence[float] | None = None,
-  title: str = '',
-) -> pathlib.Path:
-  """Draws panels row by row; those of a single column share the x axis.
+  style: str = '-',
+  marked: bool = True,
+  raw: Any = None,
+  band: tuple[Any, Any] | None = None,
+) -> None:
+  """Draws a line through points `[P]`; NaN is a gap.
 
   Args:
-    path: of the picture; its suffix is replaced by .png and .pdf.
-    panels: at least one with a series.
-    size: of the figure in inches.
-    columns: of panels.
-    heights: of the rows, relative to each other.
-    title: of the whole figure.
-
-  Returns:
-    The path of the PNG.
-
-  Raises:
-    ImportError: matplotlib is absent; names the command that installs it.
-    ValueError: there is nothing to draw.
+    axes: of matplotlib.
+    x: `[P]`.
+    y: `[P]`.
+    number: selects colour and marker, see `look`.
+    label: in the legend; '' for none.
+    style: of the line, '-' or ':'.
+    marked: draws the marker of each point; a single point always has one.
+    raw: `[P]`, drawn pale under the line.
+    band: lower and upper ends `[P]` of a filled band; error bars where the
+      points are few and single.
   """
-  check_data(path, [panel for panel in panels if panel.series])
+  colour, marker = look(number)
+  points = len(x)
+  if raw is not None:
+    axes.plot(x, raw, color=colour, alpha=0.25, linewidth=0.8)
+  if band is not None and points > 1:
+    axes.fill_between(x, *band, color=colour, alpha=0.15, linewidth=0)
+  elif band is not None:
+    axes.errorbar(x, y, (y - band[0], band[1] - y), fmt='none', ecolor=colour)
+  axes.plot(
+    x, y, color=colour, label=label or None, linewidth=1.8,
+    linestyle=style if points > 1 else '',
+    marker=marker if marked or points < 2 else '',
+    markersize=5 if points <= 40 else 3,
+    markevery=1 if points <= 40 else points // 20,
+    # The last point is on the edge of the panel.
+    clip_on=False,
+  )  # fmt: skip
 
-  def draw(figure):
-    rows = math.ceil(len(panels) / columns)
-    grid = figure.subplots(
-      rows, columns, sharex=columns == 1, squeeze=False, height_ratios=heights
-    ).ravel()  # fmt: skip
-    for axes, panel in zip(grid, panels, strict=False):
-      panel.draw(axes)
-    for axes in grid[len(panels) :]:
-      axes.remove()
-    if title:
-      figure.get_layout_engine().set(w_pad=0.14, h_pad=0.1)
-      figure.suptitle(title, x=0.012, ha='left', color=GREY, fontsize=11)
 
-  return save(path, draw, size)
+def finish(
+  axes: Any, y_label: str, x_label: str = '', title: str = '', ticks: int = 0
+) -> None:
+  """Writes labels, title and legend; `ticks` limits x to as many integers."""
+  if ticks:
+    axes.locator_params(axis='x', nbins=ticks, integer=True)
+    axes.xaxis.set_major_formatter('{x:,.0f}')
+  axes.yaxis.set_major_formatter('{x:g}')
+  axes.set_xlabel(x_label)
+  axes.set_ylabel(y_label)
+  head(axes, title)
 
 
 def check_data(path: str | os.PathLike[str], data: Any) -> None:

@@ -4,19 +4,20 @@ Panels appear for what the run has logged: loss, accuracy, tape length, ponder
 steps, iterations, learning rate.
 """
 
+import functools
 import json
 import math
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import scipy.ndimage
 from jaxtyping import Float
 
-from eval_lib.plots import Panel, Series, plot_panels
+from eval_lib import plots
 
 # A longer curve is drawn pale, under its moving average.
 SMOOTH_ABOVE = 100
@@ -41,6 +42,8 @@ LINES = (
 # Steps `[P]` and values `[P]` of one metric.
 Curve = tuple[Float[np.ndarray, ' P'], Float[np.ndarray, ' P']]
 Curves = Mapping[str, Curve]
+# Draws a line on the axes given.
+Line = Callable[[Any], None]
 
 
 def plot_run(workdir: str | os.PathLike[str]) -> pathlib.Path:
@@ -66,11 +69,24 @@ def plot_run(workdir: str | os.PathLike[str]) -> pathlib.Path:
       f'that is drawn, got {sorted(found)}'
     )
   columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
-  size = 5.4 * columns, 3.5 * math.ceil(len(panels) / columns) + 0.3
-  title = workdir.resolve().name
-  return plot_panels(
-    workdir / 'run', panels, size, columns=columns, title=title
-  )
+  rows = math.ceil(len(panels) / columns)
+  last_step = max(steps[-1] for steps, _ in found.values())
+
+  def draw(figure):
+    figure.get_layout_engine().set(w_pad=0.14, h_pad=0.1)
+    name = workdir.resolve().name
+    figure.suptitle(name, x=0.012, ha='left', color=plots.GREY, fontsize=11)
+    for place, ((title, unit), lines) in enumerate(panels.items(), 1):
+      axes = figure.add_subplot(rows, columns, place)
+      for line in lines:
+        line(axes)
+      axes.set_xlim(0, max(last_step * 1.02, 1))
+      if title == RATE:
+        axes.set_ylim(bottom=0)
+      plots.finish(axes, unit, 'step', title, ticks=6)
+
+  size = 5.4 * columns, 3.5 * rows + 0.3
+  return plots.save(workdir / 'run', draw, size)
 
 
 def read_curves(path: pathlib.Path) -> dict[str, Curve]:
@@ -121,32 +137,24 @@ def smooth(values: Float[np.ndarray, ' P']) -> Float[np.ndarray, ' P']:
   return np.where(finite, total / np.maximum(count, 1.0), np.nan)
 
 
-def run_panels(found: Curves) -> list[Panel]:
-  """Returns the panels of the metrics that a run has logged."""
-  lines: dict[tuple[str, str], list[Series]] = {}
+def run_panels(found: Curves) -> dict[tuple[str, str], list[Line]]:
+  """Returns the lines of each panel by its title and unit."""
+  panels: dict[tuple[str, str], list[Line]] = {}
   if 'train/loss' in found:
-    lines['Loss', 'nats per example'] = _loss(found)
-  lines['Accuracy', '%'] = _accuracy(found)
+    panels['Loss', 'nats per example'] = _loss(found)
+  panels['Accuracy', '%'] = _accuracy(found)
   for metric, title, unit in SPREADS:
     if f'train/{metric}_mean' in found:
-      lines[title, unit] = _spread(found, metric)
+      panels[title, unit] = _spread(found, metric)
   for title, unit, scale, words in LINES:
     if f'train/{next(iter(words))}' in found:
-      lines[title, unit] = _lines(found, words, scale)
+      panels[title, unit] = _lines(found, words, scale)
   if 'train/learning_rate' in found:
     # A schedule is exact: nothing to smooth.
-    rate = Series('', *found['train/learning_rate'], marked=False)
-    lines[RATE, ''] = [rate]
-  last_step = max((steps[-1] for steps, _ in found.values()), default=0)
-  return [
-    Panel(
-      series, unit, 'step', title, whole=6,
-      x_range=(0, max(last_step * 1.02, 1)),
-      y_range=(0 if title == RATE else None, None),
-    )
-    for (title, unit), series in lines.items()
-    if series
-  ]  # fmt: skip
+    steps, rate = found['train/learning_rate']
+    line = functools.partial(plots.line, x=steps, y=rate, marked=False)
+    panels[RATE, ''] = [line]
+  return {key: lines for key, lines in panels.items() if lines}
 
 
 def _evaluations(found: Curves, metric: str) -> list[str]:
@@ -155,35 +163,37 @@ def _evaluations(found: Curves, metric: str) -> list[str]:
   return sorted(filter(pattern.fullmatch, found))
 
 
-def _series(
+def _line(
   found: Curves,
   name: str,
   label: str,
   number: int,
   scale: float = 1.0,
-  line: str = '-',
-) -> Series:
+  style: str = '-',
+) -> Line:
   """Returns a metric's line; that of training (number 0) is smoothed."""
   steps, values = found[name][0], scale * found[name][1]
-  options: dict[str, Any] = dict(number=number, line=line, marked=number > 0)
+  options: dict[str, Any] = dict(style=style, marked=number > 0)
   if f'{name}_std' in found:
-    deviation = scale * found[f'{name}_std'][1]
-    options |= dict(low=values - deviation, high=values + deviation, bars=True)
+    std = scale * found[f'{name}_std'][1]
+    options['band'] = values - std, values + std
   if number == 0 and _window(values) > 1:
     options['raw'], values = values, smooth(values)
-  return Series(label, steps, values, **options)
+  return functools.partial(
+    plots.line, x=steps, y=values, number=number, label=label, **options
+  )
 
 
 def _lines(
   found: Curves, words: Mapping[str, str], scale: float = 1.0
-) -> list[Series]:
+) -> list[Line]:
   """Returns a colour for each source, a kind of line for each metric."""
   result = []
-  for (metric, word), line in zip(words.items(), ('-', ':'), strict=False):
+  for (metric, word), style in zip(words.items(), '-:', strict=False):
     names = (f'train/{metric}', *_evaluations(found, metric))
     result += [
-      _series(
-        found, name, f'{name.rpartition("/")[0]}, {word}', number, scale, line
+      _line(
+        found, name, f'{name.rpartition("/")[0]}, {word}', number, scale, style
       )
       for number, name in enumerate(names)
       if name in found
@@ -191,28 +201,27 @@ def _lines(
   return result
 
 
-def _loss(found: Curves) -> list[Series]:
-  result = [_series(found, 'train/loss', 'train', 0)]
-  loss, entropy = result[0], found.get('train/cross_entropy')
-  values = found['train/loss'][1]
+def _loss(found: Curves) -> list[Line]:
+  result = [_line(found, 'train/loss', 'train', 0)]
+  loss, entropy = found['train/loss'][1], found.get('train/cross_entropy')
   # They differ by the losses of adaptive mechanisms.
   same = (
     entropy is not None
-    and len(entropy[1]) == len(loss.x)
-    and np.allclose(values, entropy[1], rtol=1e-3, equal_nan=True)
+    and len(entropy[1]) == len(loss)
+    and np.allclose(loss, entropy[1], rtol=1e-3, equal_nan=True)
   )
   if entropy is not None and not same:
     label = 'train, cross-entropy'
-    result.append(_series(found, 'train/cross_entropy', label, 0, line=':'))
+    result.append(_line(found, 'train/cross_entropy', label, 0, style=':'))
   for number, name in enumerate(_evaluations(found, '(loss|cross_entropy)'), 1):
     entry, _, metric = name.rpartition('/')
     is_part = metric == 'cross_entropy' and not same
     label = f'{entry}, cross-entropy' if is_part else entry
-    result.append(_series(found, name, label, number))
+    result.append(_line(found, name, label, number))
   return result
 
 
-def _accuracy(found: Curves) -> list[Series]:
+def _accuracy(found: Curves) -> list[Line]:
   names = ['train/accuracy', *_evaluations(found, 'accuracy')]
   shots = [
     (entry, int(metric.removesuffix('shot')), name)
@@ -222,21 +231,24 @@ def _accuracy(found: Curves) -> list[Series]:
   labels = {name: name.removesuffix('/accuracy') for name in names}
   labels |= {name: f'{entry}, {k}-shot' for entry, k, name in sorted(shots)}
   return [
-    _series(found, name, label, number, 100.0)
+    _line(found, name, label, number, 100.0)
     for number, (name, label) in enumerate(labels.items())
     if name in found
   ]
 
 
-def _spread(found: Curves, metric: str) -> list[Series]:
+def _spread(found: Curves, metric: str) -> list[Line]:
   """Returns the mean over the examples, between smallest and largest."""
   low, high = (found.get(f'train/{metric}_{end}') for end in ('min', 'max'))
-  result = []
+  result: list[Line] = []
   if low is not None and high is not None:
     width = _window(low[1])
-    ends = dict(
-      low=scipy.ndimage.minimum_filter1d(low[1], width),
-      high=scipy.ndimage.maximum_filter1d(high[1], width),
-    )
-    result.append(Series('train, min to max', low[0], None, **ends))
+    least = scipy.ndimage.minimum_filter1d(low[1], width)
+    most = scipy.ndimage.maximum_filter1d(high[1], width)
+    result.append(
+      lambda axes: axes.fill_between(
+        low[0], least, most, step='mid', color=plots.COLOURS[0], alpha=0.15,
+        linewidth=0, label='train, min to max',
+      )
+    )  # fmt: skip
   return result + _lines(found, {f'{metric}_mean': 'mean'})
