@@ -1,4 +1,4 @@
-"""What the command lines share: one-line errors, exit codes, checks.
+"""Errors of one line, exit codes and checks of all command lines.
 
 Nothing here imports jax, so that a wrong command line is answered at once.
 """
@@ -17,8 +17,8 @@ DATA = 4  # a data set is missing or damaged
 LOCKED = 5  # another run is using the workdir
 CHECKPOINT = 6  # a checkpoint could not be written or read
 PREEMPTED = 75  # asked to stop; saved, start again to go on
-INTERRUPTED = 130  # Ctrl-C, as a shell says it
-OUTPUT_CLOSED = 141  # nobody reads stdout any more; SIGPIPE, as a shell says it
+INTERRUPTED = 130  # Ctrl-C, as a shell reports it
+OUTPUT_CLOSED = 141  # stdout was closed; SIGPIPE, as a shell reports it
 
 EXIT_CODES = """\
 exit codes:
@@ -30,7 +30,7 @@ exit codes:
   6   a checkpoint could not be written or read
   75  asked to stop (SIGTERM); the step is saved, the same command goes on
   130 interrupted (Ctrl-C)
-  141 nobody reads the output any more, as behind `| head`; nothing is wrong
+  141 stdout was closed, as by `| head`; nothing is wrong
 """
 
 
@@ -63,7 +63,7 @@ def fail(message: object, code: int = USAGE) -> NoReturn:
 
 
 def failures() -> dict[type[Exception], int]:
-  """The known ways a command fails, with their exit codes.
+  """Returns the exit code of each expected error of a command.
 
   Imported late: a wrong command line is answered without them.
   """
@@ -134,7 +134,7 @@ def parse_arguments(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
 def _flags(
   parser: argparse.ArgumentParser, arguments: argparse.Namespace
 ) -> Iterator[str]:
-  """The flags of a parser, and of the subcommand that was given."""
+  """Yields the flags of a parser, and of the subcommand that was given."""
   for action in parser._actions:
     yield from action.option_strings
     if isinstance(action, argparse._SubParsersAction):

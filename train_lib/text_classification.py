@@ -80,7 +80,7 @@ class TextClassification(Classification):
     return model
 
   def save_assets(self, directory: pathlib.Path) -> None:
-    """Writes the tokenizer beside the run's configuration."""
+    """Writes the tokenizer to the directory of the run."""
     path = self.config['dataset'].get('tokenizer', '')
     if path:
       tokenizer.load(path).save(directory / TOKENIZER)

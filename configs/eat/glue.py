@@ -60,9 +60,9 @@ TASKS = {
   'qqp': (2e-5, 256), 'stsb': (2e-5, 128), 'mnli': (3e-5, 320),
   'qnli': (2e-5, 256), 'rte': (2e-5, 256), 'wnli': (2e-5, 128),
 }  # fmt: skip
-# Nine in ten rows of SST-2 are phrases of another one, and rows of the others
-# share a premise, a question or an article. What a model is sure of there says
-# nothing of new texts: they are calibrated on half of the validation split.
+# Nine in ten rows of SST-2 are phrases of another row, and rows of the others
+# share a premise, a question or an article: part of the training split is not
+# new to the model. They are calibrated on half of the validation split.
 SHARES_TEXTS = ('sst2', 'mnli', 'qqp', 'qnli', 'wnli')
 DEPTHS = {
   'base': 12, 'tiny': 2, 'mini': 4, 'small': 4, 'medium': 8, 'distil': 6,
@@ -121,17 +121,8 @@ def get_config(arg=''):
       c.warm_start.renames = every_second_layer(depth)
       c.warm_start.skip = (*fresh, *['^dropped_'] * (depth > 1))
   c.evals = dict(dev=dict(type='glue', split=split))
-  shares = a.task in SHARES_TEXTS
-  c.train_split = 'train' if shares or a.task == 'stsb' else 'train[:95%]'
-  if a.task != 'stsb':  # numbers have no confidence
-    unseen = dict(
-      split=f'{split}[50%:]' if shares else split,
-      calibration_split=f'{split}[:50%]' if shares else 'train[95%:]',
-    )
-    c.evals.calibration = dict(
-      type='calibration', threshold=0.9, epsilon=0.0, **unseen
-    )
-    c.evals.frontier = dict(type='frontier', **unseen)
+  if a.task != 'stsb':  # a regression has no confidence
+    calibrate(c, split, shares_texts=a.task in SHARES_TEXTS)
   c.checkpoint = dict(every_steps=500, keep=1)
   return c
 
@@ -164,6 +155,19 @@ def eat(c, a, depth):
     merge=False,
     window=32 if 'w' in a.parts else 0,
   )
+
+
+def calibrate(c, split, shares_texts):
+  """Adds calibration and frontier on rows that the model was not trained on."""
+  if shares_texts:
+    unseen, judged = f'{split}[:50%]', f'{split}[50%:]'
+  else:
+    c.train_split, unseen, judged = 'train[:95%]', 'train[95%:]', split
+  splits = dict(split=judged, calibration_split=unseen)
+  c.evals.calibration = dict(
+    type='calibration', threshold=0.9, epsilon=0.0, **splits
+  )
+  c.evals.frontier = dict(type='frontier', **splits)
 
 
 def exits_at(depth, count=1):
