@@ -66,17 +66,17 @@ def one_step(config, devices):
   """(state before, state after, loss, gradient norm) of the first batch."""
   with config.unlocked():
     config.mesh.data = devices
+    config.evals = {}
   setup = build_setup(config)
   stage = setup.stages[0]
   with (
     jax.set_mesh(setup.mesh),
     contextlib.closing(setup.dataset.batches()) as batches,
   ):
-    batch = sharding.put_batch(next(batches), setup.mesh)
-    state, frozen = setup.init_state(), setup.init_frozen()
+    batch, state = setup.put(next(batches)), setup.init()
     before = jax.device_get(state)
-    step = setup.train_step(stage, frozen, batch)
-    after, metrics = step(state, frozen, batch, stage.knob_values(0))
+    step, _ = setup.steps.get(stage, batch)
+    after, metrics = step(state, setup.frozen, batch, stage.knob_values(0))
     return (
       before,
       jax.device_get(after),
