@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 Case = Mapping[str, Any]
-# Seconds of `count` calls; None if they could not be timed.
-Timer = Callable[[int], float | None]
+# Seconds `[calls]` of each of `calls` calls; None if they could not be timed.
+Timer = Callable[[int], Float[np.ndarray, ' C'] | None]
 
 CLOSE_SECONDS = 5.0
 SETTLE_SECONDS = 0.02  # thread pools spin for some milliseconds after work
@@ -79,13 +80,15 @@ def timer(
 ) -> Timer:
   """Returns a timer of a function in this process."""
 
-  def take(calls: int) -> float:
-    started = clock()
+  def take(calls: int) -> Float[np.ndarray, ' C']:
+    seconds = []
     for _ in range(calls):
+      started = clock()
       result = function()
       if 'jax' in sys.modules:
         sys.modules['jax'].block_until_ready(result)
-    return clock() - started
+      seconds.append(clock() - started)
+    return np.array(seconds)
 
   return take
 
@@ -100,7 +103,6 @@ class Host:
     self, key: Any, make: Callable[..., Call | None], case: Case, options: Any
   ) -> dict[str, Any] | None:
     """Makes and runs a call once; returns what its row needs to know."""
-    started = time.perf_counter()
     call = make(case, **options)
     if call is None:
       return None
@@ -110,12 +112,13 @@ class Host:
       'rows': call.rows,
       'output': None if call.output is None else np.asarray(call.output),
       'columns': dict(call.columns),
-      'ready': time.perf_counter() - started,
     }
 
-  def take(self, key: Any, calls: int) -> float:
-    """Returns the seconds of calls."""
-    return timer(self._calls[key].run)(calls)
+  def take(self, key: Any, calls: int) -> Float[np.ndarray, ' C']:
+    """Returns the seconds of each call."""
+    seconds = timer(self._calls[key].run)(calls)
+    assert seconds is not None
+    return seconds
 
 
 class ProcessError(RuntimeError):
@@ -174,7 +177,7 @@ class Process:
     """See `Host.prepare`."""
     return self.ask('prepare', *arguments)
 
-  def take(self, key: Any, calls: int) -> float:
+  def take(self, key: Any, calls: int) -> Float[np.ndarray, ' C']:
     """See `Host.take`."""
     time.sleep(SETTLE_SECONDS)
     return self.ask('take', key, calls)
@@ -205,7 +208,7 @@ class Hosts:
   """The hosts of a benchmark by name; a context that ends their processes.
 
   Args:
-    report: called with a line when a process is ready or lost.
+    report: called with a line when a process is lost.
     timeout: see `Process`.
     environment: see `Process`.
 
@@ -243,10 +246,7 @@ class Hosts:
       self._stack.callback(host.close)
     key = candidate.name, str(dict(case))
     arguments = key, candidate.make, dict(case), dict(candidate.options)
-    info = self._ask(name, 'prepare', *arguments)
-    if name and info:
-      self._report(f'{candidate.name}: ready after {info["ready"]:.1f} s')
-    return info
+    return self._ask(name, 'prepare', *arguments)
 
   def timer(self, candidate: Candidate, case: Case) -> Timer:
     """Returns a timer of a prepared candidate."""

@@ -20,6 +20,37 @@ from dataset_lib import atomic_file
 
 Rows = Sequence[Mapping[str, Any]]
 
+# How columns are printed: heading, unit, digits.
+_PERCENT = {
+  'quality': 'quality %',
+  'agreement': 'as own last head %',
+  'retention': 'kept %',
+  'flops_share': 'of dense %',
+  'flops_served_share': 'of dense, served %',
+  'early': 'early %',
+  'accuracy': 'accuracy %',
+  'ece': 'ECE %',
+  'ece_calibrated': 'ECE % after',
+  'exceeded': 'exceeded %',
+  'mean': 'mean %',
+  'worst': 'worst %',
+}
+COLUMNS: Mapping[str, tuple[str, float, str]] = {
+  'seconds': ('ms', 1e3, '.3g'),
+  'latency_p50': ('p50 ms', 1e3, '.3g'),
+  'latency_p95': ('p95 ms', 1e3, '.3g'),
+  'flops': ('GFLOPs', 1e-9, '.3g'),
+  'flops_served': ('GFLOPs served', 1e-9, '.3g'),
+  'speedup': ('speed-up', 1.0, '.2f'),
+  'limit': ('limit', 1.0, '.2f'),
+  'share': ('of limit', 1.0, '.2f'),
+  'speedup_batch_1': ('speed-up, batch 1', 1.0, '.2f'),
+  'speedup_batch': ('speed-up, full batch', 1.0, '.2f'),
+  'difference': ('difference', 1.0, '.1e'),
+  'temporary_bytes': ('temporary MiB', 2.0**-20, '.0f'),
+  **{name: (heading, 100.0, '.1f') for name, heading in _PERCENT.items()},
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
@@ -61,19 +92,21 @@ def write_csv(
     path: the file.
     rows: see the module. The columns are in the order of their first use; what
       a row lacks, and None, is an empty cell.
-    constants: columns with the same value in all rows, appended.
+    constants: columns with the same value in all rows that lack them,
+      appended.
   """
-  lines = [_flat(row) for row in rows]
+  lines = [flat(row) for row in rows]
   same = dict(constants or {})
   names = dict.fromkeys(name for line in [*lines, same] for name in line)
   file = io.StringIO()
   writer = csv.DictWriter(file, list(names), lineterminator='\n')
   writer.writeheader()
-  writer.writerows(line | same for line in lines)
+  writer.writerows(same | line for line in lines)
   atomic_file.write_text(path, file.getvalue())
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+def flat(row: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a row with three columns for each `Estimate`."""
   line: dict[str, Any] = {}
   for name, value in row.items():
     if isinstance(value, Estimate):
@@ -85,6 +118,22 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     else:
       line[name] = value
   return line
+
+
+def readable(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
+  """Formats some columns of a row by `COLUMNS`, for `print_table`."""
+  result = {}
+  for name in names:
+    heading, unit, digits = COLUMNS.get(name, (name, 1.0, '.3g'))
+    value = row.get(name)
+    if isinstance(value, Estimate):
+      # Columns like `over_torch` have many neighbours.
+      is_further = name.startswith('over_')
+      value = f'{value.median:.2f}' if is_further else value.text(unit)
+    elif isinstance(value, float) or (name in COLUMNS and value is not None):
+      value = f'{unit * value:{digits}}'
+    result[heading] = _cell(value)
+  return result
 
 
 def print_table(title: str, rows: Rows, note: str = '') -> None:

@@ -1,207 +1,284 @@
 """Times models against each other.
 
-  python -m launch.benchmark adatape --variant=B/16 --batch_size=8
+  python -m launch.benchmark adatape --variant=B/16 --batch=8
 
-prints what reading the tape costs of an AdaTape forward, and AdaTape's
-throughput as a share of ViT's beside the limit, the share that FLOPs allow.
+compares AdaTape with ViT, forward and training step, and gives the cost of
+reading the tape.
+
+  python -m launch.benchmark albert --variant=small --batch=1,8
+
+compares the engine with exact compaction to fixed depth, at given mean shares
+of the iterations; --train_batch adds the step of pretraining.
+
+  python -m launch.benchmark eat_speed --variant=base --batch=1,16,32
+
+compares EAT in the engine, at given shares of rows that exit, with dense BERTs
+of ours, of PyTorch and of ONNX Runtime on the same weights.
 
   python -m launch.benchmark eat --workdir=/tmp/sst2_eat --dense=/tmp/sst2 \\
       --out=/tmp/report
 
-sweeps the exits and keep ratios of a trained EAT, and times the best of them
-against dense models, ours and others', on the rows of its task.
+reports quality and speed of a trained EAT on the rows of its task.
 
-  python -m launch.benchmark eat_speed --variant=base --batch=1,16,32
-
-prints what pruning and exits save over the best dense form of BERT, through
-the engine, beside the limit, and PyTorch and ONNX Runtime on the same weights.
-
-  python -m launch.benchmark albert --variant=small --batch=1,8
-
-prints what halting saves of ALBERT, through the engine, beside the limit.
-
-Contenders take turns, so that a machine that slows down slows all of them;
-values are `median [first quartile, third quartile]` of the rounds, ratios are
-taken within each round. `--out` writes the same as CSV. One device is used,
-and inputs are random but for `eat`. Models of full size take minutes on a CPU:
-start with `adatape --variant=Ti/16 --batch_size=4` or `eat_speed
---variant=mini --depth=6`.
+Candidates take turns, so that a machine that slows down slows all of them.
+Values are `median [first quartile, third quartile]` of the rounds; ratios are
+taken within each round. `limit` is the speed-up that FLOPs allow. `--out` also
+writes CSV files and a picture. Models of full size take minutes on a CPU; begin
+with `adatape --variant=Ti/16 --batch=4` or `eat_speed --variant=mini
+--depth=6`. All cores are used: restrict them with taskset.
 """
 
+import importlib
+import os
+import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launch import albert_speed, command_line, flag_types
-from launch.csv_rows import check_out, write_csv
-from launch.eat_report import command as eat_report
-from launch.eat_speed import command as eat_speed
+from launch import command_line
+from launch.flag_types import (
+  checkpoint,
+  count,
+  percents,
+  positive,
+  seconds,
+  sizes,
+  sizes_or_none,
+)
+
+MODULES = {
+  'adatape': 'launch.candidates_adatape',
+  'albert': 'launch.candidates_albert',
+  'eat_speed': 'launch.candidates_eat',
+  'eat': 'launch.eat_report',
+}
+TOLERANCE = {'float32': 1e-4, 'bfloat16': 5e-2}  # of outputs of a group
+
+
+def _listed(
+  name: str, one: Callable[[str], Any], legal: Callable[[Any], bool]
+) -> Callable[[str], tuple[Any, ...]]:
+  """Returns the type of a flag with values separated by commas."""
+
+  def read(text: str) -> tuple[Any, ...]:
+    values = tuple(map(one, text.split(',')))
+    if not legal(values):
+      raise ValueError(text)
+    return values
+
+  read.__name__ = f'list of {name}'  # argparse prints it
+  return read
+
+
+_LIBRARIES = ('torch', 'onnx')  # of launch.peers, which imports jax
+_GROUPS = ('dense', 'eat', 'distil', *_LIBRARIES)
+shares = _listed(
+  'shares between 0 and 1', float, lambda v: all(0.0 < x < 1.0 for x in v)
+)
+scales = _listed(
+  'numbers >= 0', float, lambda v: all(0.0 <= x < 1e3 for x in v)
+)
+groups = _listed(
+  f'{", ".join(_GROUPS)}, with dense among them',
+  str,
+  lambda v: {'dense'} <= {*v} <= {*_GROUPS},
+)
+libraries = _listed(
+  f'{", ".join(_LIBRARIES)}, or none',
+  str,
+  lambda v: v == ('none',) or {*v} <= {*_LIBRARIES},
+)
+runs = _listed(
+  'NAME=DIRECTORY with new, different names',
+  lambda item: tuple(item.split('=', 1)),
+  lambda v: (
+    all(len(pair) == 2 and all(pair) for pair in v)
+    and len(dict(v)) == len(v)
+    and not {'EAT', 'dense', 'student'} & {*dict(v)}
+  ),
+)
+# Names, type or choices, default, help. `None` as default: the flag is needed.
+_TIMING: list[Any] = [
+  ('--warmup', count, 2, 'rounds before those that count'),
+  ('--dtype', ('float32', 'bfloat16'), 'float32', 'compute dtype'),
+  ('--out', str, '', 'FILE.csv: writes the rows here, a picture beside it'),
+]
+FLAGS: Mapping[str, tuple[str, list[Any]]] = {
+  'adatape': ('AdaTape against ViT, and the cost of reading the tape', [
+    ('--variant', str, 'B/16', 'Ti, S, B or L, and pixels of a patch'),
+    ('--batch --batch_size', positive, 8, 'images per call'),
+    ('--image_size', positive, 224, 'side of the square images, in pixels'),
+    ('--bank_size', positive, 10_000, 'tokens in the learnable bank'),
+    ('--num_classes', positive, 1000, 'of the head'),
+    ('--phases', ('all', 'forward'), 'all', 'forward: no training steps'),
+    ('--rounds --repeats', positive, 10, 'that count'),
+    *_TIMING,
+  ]),
+  'albert': ('ALBERT whose tokens halt, against fixed depth', [
+    ('--variant', str, 'small', "micro, mini, or small, the paper's"),
+    ('--length', positive, 128, 'tokens of a row'),
+    ('--batch', sizes, '1,8', 'rows at a time'),
+    ('--shares', shares, '0.42,0.25', 'mean over most iterations'),
+    ('--iterations', positive, 12, 'in a stage of the engine'),
+    ('--train_batch', count, 0, 'rows: also times the training step'),
+    ('--rounds --repeats', positive, 10, 'that count'),
+    *_TIMING,
+  ]),
+  'eat_speed': ('EAT in the engine, against dense BERTs of three libraries', [
+    ('--variant', str, 'base', 'of BERT: tiny, mini, small, medium, base, ...'),
+    ('--depth', count, 0, "layers, even, 6 or more; 0 for the variant's"),
+    ('--length', positive, 128, 'tokens of every row'),
+    ('--batch', sizes, '1,16,32', 'rows; at 1 requests come one by one'),
+    ('--exit_rates', percents, '0,50,80,95', 'of rows that leave at layer 4'),
+    ('--window', count, 0, 'tokens of the attention of EAT, even; 0 for none'),
+    ('--platform', str, '', 'of jax: cpu, cuda, tpu; empty for its choice'),
+    ('--candidates --contenders', groups, ','.join(_GROUPS), 'dense is needed'),
+    ('--min_seconds', seconds, 0.5, 'of the calls of a round'),
+    ('--fill', positive, 8, 'batches that a call of the engine fills'),
+    ('--timeout', seconds, 1800.0, 'after which a process counts as hung'),
+    ('--length_buckets', sizes_or_none, '16,32,64,128,256',
+     'compared with padding all rows to the last; none for no such table'),
+    ('--length_rows', positive, 64, 'of that table'),
+    ('--lengths_from', str, '', 'DIRECTORY of a GLUE task: takes their lengths '
+     'from its validation split, instead of a log-normal law'),
+    ('--task', str, 'sst2', 'the GLUE task'),
+    ('--vocabulary', str, '', 'for its texts: a tokenizer, or vocab.txt'),
+    ('--rounds --repeats', positive, 7, 'that count'),
+    *_TIMING,
+  ]),
+  'eat': ('quality and speed of a trained EAT, from its checkpoint', [
+    ('--workdir', str, None, 'the EAT run'),
+    ('--dense', str, '', 'a dense run on the same data'),
+    ('--student', str, '', 'a run of a smaller dense model'),
+    ('--ablation', runs, (), 'NAME=DIRECTORY,...: runs for the ablation'),
+    ('--out', str, None, 'DIRECTORY: where to write'),
+    ('--step', checkpoint, 'latest', 'of the EAT run: latest, best, a number'),
+    ('--split', str, '', "instead of that of the run's evaluation dev"),
+    ('--limit', count, 0, 'rows of the split, the first; 0 for all'),
+    ('--prune_scales', scales, '0,0.5,1', 'of the prune ratios'),
+    ('--tau', float, 0.9, 'of the default setting, confidence'),
+    ('--time', str, 'auto', 'auto (never, the default and the frontier), all, '
+     'none, or names such as confidence=0.9,prune_0.5/never'),
+    ('--most', positive, 6, 'points of the frontier to time with auto'),
+    ('--rows', positive, 1000, 'to time, at most'),
+    ('--warmup', count, 2, 'turns of each setting before those that count'),
+    ('--rounds --repeats', positive, 3, 'that count'),
+    ('--batch_size', positive, 32, 'rows of a full batch'),
+    ('--guarantee', bool, False, 'resamples the rows: how often does it fail?'),
+    ('--epsilon', float, 0.02, 'bound on the risk'),
+    ('--delta', float, 0.1, 'how often the bound may fail'),
+    ('--draws', positive, 200, 'resamplings'),
+    ('--sentences', count, 8, 'rows to draw'),
+    ('--peers', libraries, 'torch,onnx', 'also run the dense run and the '
+     'student, as far as installed; or none'),
+    ('--compilation_cache', str, '', 'keeps programs for the next start'),
+  ]),
+}  # fmt: skip
 
 
 def parser() -> command_line.Parser:
-  """The command line."""
+  """Returns the parser of the command line."""
   result = command_line.Parser(
     prog='python -m launch.benchmark',
     description=__doc__,
     epilog='python -m launch.benchmark COMMAND --help lists the settings',
   )
   commands = result.add_subparsers(dest='command', required=True)
-  adatape = commands.add_parser(
-    'adatape',
-    help='cost of the tape reading; AdaTape against ViT',
-    description='AdaTape against ViT, forward and training step.',
-    epilog='example: python -m launch.benchmark adatape --variant=S/16 '
-    '--batch_size=16 --out=s16.csv',
-  )
-  _add_adatape_arguments(adatape)
-  albert = commands.add_parser(
-    'albert',
-    help='ALBERT whose tokens halt against fixed depth',
-    description=albert_speed.__doc__,
-    epilog='example: python -m launch.benchmark albert --variant=mini '
-    '--batch=1,8,32 --train_batch=8 --out=mini.csv',
-  )
-  albert_speed.add_arguments(albert)
-  speed = commands.add_parser(
-    'eat_speed',
-    help='EAT in the engine against dense BERTs, PyTorch and ONNX Runtime',
-    description=eat_speed.__doc__,
-    epilog='example: python -m launch.benchmark eat_speed --variant=mini '
-    '--depth=6 --batch=1,8 --rounds=3 --out=mini.csv',
-  )
-  eat_speed.add_arguments(speed)
-  report = commands.add_parser(
-    'eat',
-    help='quality and speed of a trained EAT, from its checkpoint',
-    description=eat_report.__doc__,
-    epilog=command_line.EXIT_CODES,
-  )
-  eat_report.add_arguments(report)
+  for name, (text, flags) in FLAGS.items():
+    command = commands.add_parser(
+      name, help=text, description=text, epilog=command_line.EXIT_CODES
+    )
+    for names, kind, default, words in flags:
+      options: dict[str, Any] = dict(default=default)
+      if kind is bool:
+        options['action'] = 'store_true'
+      elif isinstance(kind, tuple):
+        options['choices'] = kind
+      else:
+        options['type'] = kind
+      if default is None:
+        options = dict(required=True)
+      elif default:
+        words += ' (default: %(default)s)'
+      command.add_argument(*names.split(), help=words, **options)
   return result
 
 
-def _add_adatape_arguments(adatape: Any) -> None:
-  add = adatape.add_argument
-  add('--variant', default='B/16', metavar='SIZE/PATCH',
-      help='Ti, S, B or L, and pixels of a patch (default: B/16)')  # fmt: skip
-  add('--batch_size', type=flag_types.positive, default=8, metavar='IMAGES',
-      help='images per call (default: 8)')  # fmt: skip
-  add('--image_size', type=flag_types.positive, default=224, metavar='PIXELS',
-      help='side of the square images (default: 224)')  # fmt: skip
-  add('--bank_size', type=flag_types.positive, default=10_000, metavar='TOKENS',
-      help='tokens in the learnable bank (default: 10000)')  # fmt: skip
-  add(
-    '--num_classes', type=flag_types.positive, default=1000, metavar='CLASSES'
-  )
-  add('--dtype', choices=('float32', 'bfloat16'), default='float32',
-      help='compute dtype (default: float32)')  # fmt: skip
-  add('--phases', choices=('all', 'forward'), default='all',
-      help='forward leaves the training steps out, the slow part')  # fmt: skip
-  add('--repeats', type=flag_types.positive, default=10, metavar='ROUNDS',
-      help='rounds that count (default: 10)')  # fmt: skip
-  add('--warmup', type=flag_types.positive, default=2, metavar='ROUNDS',
-      help='rounds before them; the first compiles (default: 2)')  # fmt: skip
-  add('--out', default='', metavar='FILE.csv', help='also write the rows here')
+def check(arguments: Any) -> None:
+  """Checks what no single flag can.
 
+  Raises:
+    UsageError: names the flag.
+  """
 
-def print_rows(rows: Sequence[Any], title: str) -> None:
-  """Prints a table for each phase, and one for the readings."""
-  import rich.box
-  import rich.console
-  import rich.table
-
-  def table(title, *headings):
-    result = rich.table.Table(
-      title=title, box=rich.box.SIMPLE, collapse_padding=True
-    )
-    for heading in headings:
-      result.add_column(heading, no_wrap=True)
-    return result
-
-  readings = table(
-    'reading the tape, without the projections of the bank',
-    'bank', 'ms', '% of the forward',
-  )  # fmt: skip
-  models = {}
-  for row in rows:
-    milliseconds = row.seconds.text(scale=1e3)
-    if row.flops is None:
-      bank = row.what.removeprefix('reading ')
-      readings.add_row(bank, milliseconds, row.ratio.text(scale=100.0))
-      continue
-    if row.phase not in models:
-      models[row.phase] = table(
-        row.phase, 'model', 'ms', 'GFLOPs', 'throughput / ViT', 'limit'
+  def expect(is_legal: Any, name: str, expected: str) -> None:
+    if not is_legal:
+      given = getattr(arguments, name)
+      raise command_line.UsageError(
+        f'--{name}: expected {expected}, got {given!r}'
       )
-    models[row.phase].add_row(
-      row.what,
-      milliseconds,
-      f'{row.flops / 1e9:.2f}',
-      row.ratio.text(),
-      f'{row.flop_limit:.3f}',
-    )
-  console = rich.console.Console(highlight=False)
-  console.print(title, markup=False)
-  for one in (readings, *models.values()):
-    console.print(one)
+
+  if arguments.command == 'eat':
+    command_line.check_place('--out', arguments.out)
+    for name in ('tau', 'epsilon', 'delta'):
+      value = getattr(arguments, name)
+      expect(0.0 < value < 1.0, name, 'a number between 0 and 1')
+    return
+  out = pathlib.Path(arguments.out).absolute()
+  writable = not out.is_dir() and os.access(out.parent, os.W_OK)
+  expected = 'a file in a directory that exists and is writable'
+  expect(not arguments.out or writable, 'out', expected)
+  if arguments.command == 'eat_speed':
+    expect(arguments.window % 2 == 0, 'window', 'an even number')
+    both = bool(arguments.lengths_from) == bool(arguments.vocabulary)
+    expect(both, 'vocabulary', 'it with --lengths_from, and only then')
 
 
 def main(argv: Sequence[str]) -> int:
   """Runs the command; returns its exit code."""
   try:
     arguments = command_line.parse_arguments(parser(), argv)
+    check(arguments)
   except command_line.UsageError as error:
     command_line.fail(error)
-  return _RUN[arguments.command](arguments)
+  return command_line.run(lambda: run(arguments))
 
 
-def _run_adatape(arguments: Any) -> int:
-  try:
-    check_out(arguments.out)
-  except command_line.UsageError as error:
-    command_line.fail(error)
+def run(arguments: Any) -> int:
+  """Times the candidates; prints and writes the tables."""
   # Imported once the command line is known to be right.
-  import jax
-
-  from launch import adatape_benchmark
-
-  settings = adatape_benchmark.Settings(
-    model=dict(variant=arguments.variant),
-    tape=dict(bank_size=arguments.bank_size),
-    image_size=arguments.image_size,
-    num_classes=arguments.num_classes,
-    batch_size=arguments.batch_size,
-    dtype=arguments.dtype,
-    repeats=arguments.repeats,
-    warmup=arguments.warmup,
-  )
+  family = importlib.import_module(MODULES[arguments.command])
+  settings = dict(vars(arguments))
+  command = settings.pop('command')
+  if command == 'eat':
+    family.write(settings)
+    return command_line.OK
   try:
-    adatape_benchmark.build_models(settings)
+    family.check(settings)
   except ValueError as error:
     command_line.fail(f'--{error}')
-  rows = adatape_benchmark.run(settings, arguments.phases)
-  device = jax.devices()[0].device_kind
-  print_rows(
-    rows,
-    f'{arguments.variant}, {arguments.image_size} px, batch '
-    f'{arguments.batch_size}, {arguments.dtype}, {device}; median [quartiles] '
-    f'of {arguments.repeats} rounds',
-  )
-  if arguments.out:
-    constants = dict(vars(arguments), device=device, jax=jax.__version__)
-    del constants['out'], constants['command'], constants['phases']
-    write_csv(rows, arguments.out, constants)
-    print(f'written: {arguments.out}')
+  import jax
+
+  from eval_lib import benchmark, report
+
+  print(benchmark.busy(), end='')
+  constants = {'device': jax.devices()[0].device_kind, 'jax': jax.__version__}
+  for name, value in settings.items():
+    if isinstance(value, (int, float, str)) and value and name != 'out':
+      constants[name] = value
+  print(', '.join(f'{name} {value}' for name, value in constants.items()))
+  tolerance = TOLERANCE[settings['dtype']]
+  for name, rows in family.tables(settings).items():
+    benchmark.show(rows, tolerance)
+    if arguments.out:
+      path = pathlib.Path(arguments.out)
+      path = path.with_stem(f'{path.stem}_{name}') if name else path
+      report.write_csv(path, rows, constants)
+      benchmark.draw(path, rows)
+      print(f'written: {path}')
   return command_line.OK
 
 
-_RUN = {
-  'adatape': _run_adatape,
-  'albert': albert_speed.run,
-  'eat': eat_report.run,
-  'eat_speed': eat_speed.run,
-}
-
-
 if __name__ == '__main__':
+  # A process of a candidate imports this module under another name.
   sys.exit(main(sys.argv[1:]))

@@ -1,96 +1,161 @@
-"""Our checkpoints run by others: PyTorch with Hugging Face, and ONNX Runtime.
+"""Our checkpoints run by PyTorch with Hugging Face and by ONNX Runtime.
 
-Needs the extra [peers]. Both get what they are best at: scaled dot-product
-attention in PyTorch; in ONNX Runtime the graph with fused attention that its
-own optimizer for transformers makes.
+Needs the extra [peers]. Both get their best form: scaled dot-product attention
+in PyTorch; in ONNX Runtime the graph with fused attention that its own
+optimizer for transformers makes.
 """
 
+import functools
 import importlib.util
+import itertools
 import os
 import pathlib
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-# By the name of the peer, the packages that it needs.
+from eval_lib.hosts import Call, Case
+from serve_lib.process import keep_freed_memory
+
+# By the name of the library, the packages that it needs.
 PACKAGES: Mapping[str, tuple[str, ...]] = {
   'torch': ('torch', 'transformers'),
   'onnx': ('torch', 'transformers', 'onnx', 'onnxruntime'),
 }
 TITLES = {'torch': 'PyTorch', 'onnx': 'ONNX Runtime'}
+CHECKED_ROWS = 4  # rows whose logits are compared between candidates
+VOCAB_SIZE = 30522
 
 Ids = Int[np.ndarray, 'B L']
+# (tokens, token types, mask, 1 at valid tokens) -> logits `[B, C]`.
+Classifier = Callable[[Ids, Ids, Ids], Float[np.ndarray, 'B C']]
 
 
 class Peer(NamedTuple):
-  """A classifier that somebody else runs.
+  """A classifier that another library runs, with its device."""
 
-  Attributes:
-    classify: `(tokens, token_types, mask) -> logits`, NumPy arrays; the mask
-      is 1 at valid tokens.
-    vocab_size: number of token ids.
-    device: where it runs.
-    versions: of what it runs on, by package.
-  """
-
-  classify: Callable[[Ids, Ids, Ids], Float[np.ndarray, 'B C']]
-  vocab_size: int
+  classify: Classifier
   device: str
-  versions: Mapping[str, str]
 
 
-def missing(name: str) -> str:
-  """Why a peer cannot take part, '' if it can.
-
-  Args:
-    name: a key of `PACKAGES`.
-  """
+def missing(library: str, dtype: str = 'float32') -> str:
+  """Returns why a library cannot be timed; '' if it can."""
   absent = [
     package
-    for package in PACKAGES[name]
+    for package in PACKAGES[library]
     if importlib.util.find_spec(package) is None
   ]
-  if not absent:
-    return ''
-  return (
-    f'{", ".join(absent)} not installed: pip install '
-    "'adaptive-computation[peers]'"
+  if absent:
+    names = ', '.join(absent)
+    return f"{names} not installed: pip install 'adaptive-computation[peers]'"
+  if library == 'onnx' and dtype != 'float32':
+    return f'runs float32 here, not {dtype}'
+  return ''
+
+
+def make_classifier(
+  case: Case, library: str, weights: str, length: int, dtype: str
+) -> Call:
+  """Prepares a library for batches of random full rows."""
+  keep_freed_memory()
+  peer = load(library, weights, dtype)
+  tokens = token_rows(case['batch'], length)
+  types, mask = np.zeros_like(tokens), np.ones_like(tokens)
+  run = functools.partial(peer.classify, tokens, types, mask)
+  return Call(run, len(tokens), scores(run()), {'device': peer.device})
+
+
+def make_rows(
+  case: Case,
+  library: str,
+  weights: str,
+  items: Sequence[Mapping[str, Any]],
+  expected: Float[np.ndarray, 'N C'],
+) -> Call:
+  """Prepares a library for the rows of a task.
+
+  At batch 1 a call classifies the next row. In larger batches rows are sorted
+  by length and padded to the longest of the batch.
+
+  Args:
+    case: with `batch`.
+    library: a key of `PACKAGES`.
+    weights: see `load`.
+    items: with 'tokens' and 'token_types'.
+    expected: our logits of the rows.
+  """
+  keep_freed_memory()
+  peer = load(library, weights)
+  alone = [_padded([item]) for item in items]
+  logits = np.concatenate([peer.classify(*arrays) for arrays in alone])
+  columns = {
+    'difference': float(np.abs(logits - expected).max()),
+    'differing_rows': int((logits.argmax(1) != expected.argmax(1)).sum()),
+  }
+  if case['batch'] == 1:
+    turns = itertools.cycle(alone)
+    return Call(lambda: peer.classify(*next(turns)), columns=columns)
+  ordered = sorted(items, key=lambda item: len(item['tokens']))
+  batches = [
+    _padded(ordered[start : start + case['batch']])
+    for start in range(0, len(items), case['batch'])
+  ]
+  return Call(
+    lambda: [peer.classify(*arrays) for arrays in batches],
+    len(items),
+    columns=columns,
   )
 
 
-def load(
-  name: str, weights: str, *, dtype: str = 'float32', platform: str = ''
-) -> Peer:
-  """Loads a checkpoint.
-
-  Args:
-    name: 'torch' or 'onnx'.
-    weights: a directory in Hugging Face's layout.
-    dtype: compute dtype; 'onnx' has float32 alone.
-    platform: 'cpu' keeps off a GPU.
-  """
-  if name == 'torch':
-    return _load_torch(weights, dtype, platform)
-  return _load_onnx(weights, platform)
+def _padded(items: Sequence[Mapping[str, Any]]) -> tuple[Ids, Ids, Ids]:
+  shape = len(items), max(len(item['tokens']) for item in items)
+  arrays = [np.zeros(shape, np.int64) for _ in range(3)]
+  for row, item in enumerate(items):
+    length = len(item['tokens'])
+    arrays[0][row, :length] = item['tokens']
+    arrays[1][row, :length] = item['token_types']
+    arrays[2][row, :length] = 1
+  return arrays[0], arrays[1], arrays[2]
 
 
-def cores() -> int:
-  """Cores that this process may use; restrict them with `taskset`."""
+def token_rows(count: int, length: int) -> Ids:
+  """Returns random token ids; the first rows are the same for any count."""
+  rng = np.random.default_rng(1)
+  return rng.integers(VOCAB_SIZE, size=(count, length), dtype=np.int32)
+
+
+def scores(logits: Float[np.ndarray, 'B C']) -> Float[np.ndarray, ' R']:
+  """Returns how far the second class is ahead of the first, of some rows."""
+  first = logits[:CHECKED_ROWS]
+  return first[:, 1] - first[:, 0]
+
+
+@functools.lru_cache(maxsize=1)
+def load(library: str, weights: str, dtype: str = 'float32') -> Peer:
+  """Loads a directory in Hugging Face's layout; 'onnx' has float32 alone."""
+  load_one = _load_torch if library == 'torch' else _load_onnx
+  return load_one(weights, dtype)
+
+
+def _cores() -> int:
   if hasattr(os, 'sched_getaffinity'):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
 
 
-def _load_torch(weights: str, dtype: str, platform: str) -> Peer:
-  import torch
-  import transformers
+def _wants_gpu() -> bool:
+  return os.environ.get('JAX_PLATFORMS') != 'cpu'
 
-  torch.set_num_threads(cores())
-  cuda = torch.cuda.is_available() and platform != 'cpu'
+
+def _load_torch(weights: str, dtype: str) -> Peer:
+  import torch
+
+  torch.set_num_threads(_cores())
+  cuda = torch.cuda.is_available() and _wants_gpu()
   if cuda:
     # As jax computes float32 there by default.
     torch.set_float32_matmul_precision('high')
@@ -110,27 +175,20 @@ def _load_torch(weights: str, dtype: str, platform: str) -> Peer:
     }
     return model(**tensors).logits.float().cpu().numpy()
 
-  return Peer(
-    classify,
-    model.config.vocab_size,
-    torch.cuda.get_device_name() if cuda else 'cpu',
-    _versions(torch, transformers),
-  )
+  return Peer(classify, torch.cuda.get_device_name() if cuda else 'cpu')
 
 
-def _load_onnx(weights: str, platform: str) -> Peer:
+def _load_onnx(weights: str, dtype: str) -> Peer:
   import onnxruntime
-  import torch
-  import transformers
 
   options = onnxruntime.SessionOptions()
-  options.intra_op_num_threads = cores()
+  options.intra_op_num_threads = _cores()
   wanted = ['CPUExecutionProvider']
   cuda = 'CUDAExecutionProvider'
-  if cuda in onnxruntime.get_available_providers() and platform != 'cpu':
+  if cuda in onnxruntime.get_available_providers() and _wants_gpu():
     wanted.insert(0, cuda)
   with tempfile.TemporaryDirectory() as folder:
-    path, vocab_size = _export(weights, pathlib.Path(folder))
+    path = _export(weights, pathlib.Path(folder))
     session = onnxruntime.InferenceSession(path, options, providers=wanted)
   kinds = {one.name: one.type for one in session.get_inputs()}
 
@@ -142,20 +200,16 @@ def _load_onnx(weights: str, platform: str) -> Peer:
     }
     return session.run(None, feeds)[0]
 
-  return Peer(
-    classify,
-    vocab_size,
-    'cuda' if session.get_providers()[0] == cuda else 'cpu',
-    _versions(onnxruntime, torch, transformers),
-  )
+  on_gpu = session.get_providers()[0] == cuda
+  return Peer(classify, 'cuda' if on_gpu else 'cpu')
 
 
-def _export(weights: str, folder: pathlib.Path) -> tuple[str, int]:
-  """Path of the optimized graph, for any batch and length; the vocabulary."""
+def _export(weights: str, folder: pathlib.Path) -> str:
+  """Writes the optimized graph for any batch and length; returns its path."""
   import torch
   from onnxruntime.transformers import optimizer
 
-  # Of attention written out the optimizer knows how to make one operation.
+  # The optimizer fuses attention that is written out.
   model = _pretrained(weights, attn_implementation='eager')
   has_types = bool(getattr(model.config, 'type_vocab_size', 0))
 
@@ -172,7 +226,7 @@ def _export(weights: str, folder: pathlib.Path) -> tuple[str, int]:
   tokens = torch.ones((2, 8), dtype=torch.int64)
   plain, fused = str(folder / 'plain.onnx'), str(folder / 'fused.onnx')
   with warnings.catch_warnings():
-    # The newer exporter needs one more package and says so at every call.
+    # The newer exporter needs one more package and warns at every call.
     warnings.simplefilter('ignore')
     torch.onnx.export(
       Logits().eval(),
@@ -193,7 +247,7 @@ def _export(weights: str, folder: pathlib.Path) -> tuple[str, int]:
     opt_level=1,
   )
   optimized.save_model_to_file(fused)
-  return fused, config.vocab_size
+  return fused
 
 
 def _pretrained(weights: str, **options: Any) -> Any:
@@ -202,7 +256,3 @@ def _pretrained(weights: str, **options: Any) -> Any:
   loader = transformers.AutoModelForSequenceClassification
   model = loader.from_pretrained(weights, local_files_only=True, **options)
   return model.eval()
-
-
-def _versions(*modules: Any) -> dict[str, str]:
-  return {module.__name__: module.__version__ for module in modules}

@@ -1,125 +1,342 @@
-"""The benchmark runs on tiny models; no test depends on a measured time."""
+"""`launch.benchmark`: flags, FLOP limits by hand, tiny runs of each command.
+
+No test depends on a measured time.
+"""
 
 import csv
+import os
 import re
 
+import jax
+import numpy as np
 import pytest
 
-from eval_lib.timing import Estimate
-from launch import adatape_benchmark, benchmark
-
-TINY = adatape_benchmark.Settings(
-  model=dict(width=16, depth=2, mlp_dim=32, num_heads=2, patch_size=8),
-  tape=dict(
-    bank_size=20,
-    bank_patch_size=4,
-    tokens_per_step=2,
-    max_steps=3,
-    query_dim=8,
-  ),
-  image_size=16,
-  num_classes=5,
-  batch_size=2,
-  repeats=2,
-  warmup=1,
+from albert_act import compaction
+from launch import (
+  benchmark,
+  candidates_adatape,
+  candidates_albert,
+  candidates_eat,
+  command_line,
+  eat_calls,
+  peers,
 )
+from tests.launch import toy_runs
 
 
-def row(what, phase='forward', flops=None, limit=None):
-  seconds = Estimate(12.345, 10.002, 20.008)
-  ratio = Estimate(0.95, 0.9, 1.0)
-  return adatape_benchmark.Row(phase, what, seconds, ratio, flops, limit)
+def settings_of(*argv):
+  """The settings of a command line, as the candidates get them."""
+  arguments = benchmark.parser().parse_args(argv)
+  benchmark.check(arguments)
+  return vars(arguments)
 
 
-@pytest.fixture
-def rows():
-  models = [('ViT', 2e9, 1.0), ('AdaTape learnable', 4e9, 0.5)]
-  return [
-    *(row(name, 'forward', *cost) for name, *cost in models),
-    row('reading learnable'),
-    *(row(name, 'train step', *cost) for name, *cost in models),
+def read(path):
+  with path.open(newline='') as file:
+    return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+  ('line', 'message'),
+  [
+    ('', 'command'),
+    ('adatap', 'adatape'),
+    ('adatape --variant=Q/16', "--variant: .*'Q/16'"),
+    ('adatape --bank_size=3', '--bank_size: .*at least'),
+    ('adatape --repeats=0', '--rounds/--repeats: .*positive integer'),
+    ('adatape --batch_sise=3', '--batch_sise: no such flag'),
+    ('adatape --out=/no/such/folder/a.csv', '--out: .*exists'),
+    ('albert --variant=huge', '--variant: .*micro'),
+    ('albert --shares=1.5', '--shares: .*list of shares between 0 and 1'),
+    ('albert --batch=0', '--batch: .*list of positive'),
+    ('albert --out=/', '--out: expected a file'),
+    ('eat_speed --variant=huge', "--variant: .*base.*'huge'"),
+    ('eat_speed --variant=tiny', '--depth: .*even number above 4.*got 2'),
+    ('eat_speed --depth=7', '--depth: .*even'),
+    ('eat_speed --length=1000', '--length: .*512'),
+    ('eat_speed --window=3', '--window: .*even'),
+    ('eat_speed --exit_rates=50,101', '--exit_rates: .*0 to 100'),
+    ('eat_speed --candidates=eat', '--candidates.*: .*dense'),
+    ('eat_speed --min_seconds=0', '--min_seconds: .*positive'),
+    ('eat_speed --lengths_from=a', '--vocabulary: '),
+    ('eat_speed --length_buckets=16,1024', '--length_buckets: .*512'),
+    ('eat', '--workdir'),
+    ('eat --workdir=/nowhere --out=o', '--workdir: .*config.json'),
+    ('eat --workdir=w --out=o --tau=2', '--tau: .*between 0 and 1'),
+    ('eat --workdir=w --out=o --epsilon=1', '--epsilon: '),
+    ('eat --workdir=w --out=o --rows=0', '--rows: .*positive integer'),
+    ('eat --workdir=w --out=o --step=last', '--step: .*latest'),
+    ('eat --workdir=w --out=o --prune_scales=a', '--prune_scales: '),
+    ('eat --workdir=w --out=o --ablation=a', "--ablation: .*'a'"),
+    ('eat --workdir=w --out=o --ablation=dense=x', '--ablation: .*new'),
+    ('eat --workdir=w --out=o --densee=x', '--dense'),
+    (f'eat --workdir=w --out={__file__}', '--out: .*is a file'),
+  ],
+)
+def test_mistakes_are_one_line(line, message, capsys):
+  with pytest.raises(SystemExit) as caught:
+    benchmark.main(line.split())
+  assert caught.value.code == command_line.USAGE
+  text = capsys.readouterr().err
+  assert text.count('\n') == 1
+  assert re.search(message, text)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+  # Root may write everywhere.
+  monkeypatch.setattr(os, 'access', lambda path, mode: path != tmp_path)
+  with pytest.raises(command_line.UsageError, match=r'--out: .*writable'):
+    settings_of('albert', f'--out={tmp_path}/x.csv')
+
+
+def test_help_names_flags_and_defaults(capsys):
+  with pytest.raises(SystemExit) as caught:
+    benchmark.main(['eat_speed', '--help'])
+  assert caught.value.code == 0
+  text = capsys.readouterr().out
+  for words in ('--batch', '--exit_rates', '--contenders', 'default: 1,16,32'):
+    assert words in text
+
+
+# -- limits by hand -----------------------------------------------------------
+
+
+def block(tokens, width=768, mlp_dim=3072):
+  """Projections, scores and values, network: 2 for a multiply-add."""
+  projections = 4 * 2 * tokens * width * width
+  attention = 2 * 2 * tokens * tokens * width
+  return projections + attention + 2 * 2 * tokens * width * mlp_dim
+
+
+HEAD = 2 * 768 * (768 + 2)
+
+
+def test_flops_of_eat_and_dense_models_by_hand():
+  settings = settings_of('eat_speed', '--candidates=dense,eat,distil')
+  found = candidates_eat.candidates(settings, '')
+  flops = {one.name: one.flops({}) for one in found}
+  dense = 12 * block(128) + HEAD
+  assert flops['dense unrolled'] == (dense, dense)
+  assert flops['distil chunked'] == (6 * block(128) + HEAD,) * 2
+  # 1 + ceil(.7 * 127) = 90, 1 + ceil(.7 * 89) = 64
+  first = 2 * block(128) + 2 * block(90) + HEAD
+  last = 8 * block(64) + HEAD
+  assert flops['EAT 0 %'][0] == pytest.approx(first + last)
+  assert flops['EAT 80 %'][0] == pytest.approx(first + last / 5)
+  # The last block computes [CLS] alone, and so does the one under the exit;
+  # rows that stay compute it in full too.
+  full, computed = flops['dense engine chain']
+  assert full == dense
+  assert 11 * block(128) < computed < 11.3 * block(128)
+  limits = [dense / flops[f'EAT {rate} %'][0] for rate in (0, 50, 80, 95)]
+  np.testing.assert_allclose(limits, [1.63, 2.24, 2.87, 3.34], atol=0.005)
+  assert [one.name for one in found if one.is_baseline] == [
+    f'dense {form}' for form in candidates_eat.FORMS
   ]
 
 
-@pytest.mark.slow
-def test_tiny_run():
-  rows = adatape_benchmark.run(TINY)
-  names = [(row.phase, row.what) for row in rows]
+def test_flops_of_length_buckets_by_hand(monkeypatch):
+  settings = settings_of('eat_speed', '--length_buckets=64,128')
+  lengths = (3, 64, 65, 128)
+  monkeypatch.setattr(candidates_eat, 'row_lengths', lambda _: lengths)
+  padded, buckets = candidates_eat.length_candidates(settings)
+  limit = padded.flops({})[0] / buckets.flops({})[0]
+  # Half of the rows take a little less than half the time.
+  half = block(64) / block(128)
+  assert limit == pytest.approx(2 / (1 + half), rel=1e-2)
+
+
+def test_lengths_of_made_up_and_of_real_rows(tmp_path):
+  flags = ['eat_speed', '--length_buckets=8,64']
+  settings = settings_of(*flags, '--length_rows=1000')
+  lengths = candidates_eat.row_lengths(settings)
+  assert (len(lengths), max(lengths)) == (1000, 64)
+  assert np.median(lengths) == candidates_eat.MEDIAN_LENGTH
+  assert min(lengths) >= 3
+  assert sorted(lengths) != list(lengths)
+  toy_runs.write_data(tmp_path)
+  where = [f'--lengths_from={tmp_path}', f'--vocabulary={tmp_path}/vocab.txt']
+  settings = settings_of(*flags, *where, '--length_rows=100')
+  texts = [row.split('\t')[0] for row in
+           (tmp_path / 'dev.tsv').read_text().splitlines()[1:]]  # fmt: skip
+  wanted = sorted(2 + len(text.split()) for text in texts)
+  assert sorted(candidates_eat.row_lengths(settings)) == wanted
+
+
+@pytest.mark.parametrize('rate', [0, 5, 50, 80, 95, 100])
+def test_exits_are_exact_and_spread(rate):
+  left = eat_calls.leaves(np.arange(200), rate)
+  assert left.sum() == 2 * rate
+  # The same share of any 20 rows in a row, up to one row.
+  windows = np.convolve(left, np.ones(20), 'valid')
+  assert abs(windows - rate / 5).max() <= 1
+
+
+@pytest.mark.parametrize(
+  ('batch', 'rates', 'fill', 'rows'),
+  [
+    (1, (0, 50, 80, 95), 8, 20),
+    (16, (0, 50, 80, 95), 8, 160),
+    (32, (0, 50, 80, 95), 8, 320),
+    (32, (0,), 8, 256),
+    (16, (50,), 1, 16),
+    (1, (0, 100), 8, 1),
+    (3, (33,), 8, 300),
+  ],
+)
+def test_rows_of_a_call(batch, rates, fill, rows):
+  assert eat_calls.rows_per_call(batch, rates, fill) == rows
+  assert all(rows * rate % 100 == 0 for rate in rates)
+  assert rows % batch == 0
+
+
+def test_missing_libraries_are_reported(monkeypatch, capsys):
+  monkeypatch.setattr(
+    peers.importlib.util, 'find_spec', lambda name: name != 'onnx' or None
+  )
+  assert peers.missing('torch') == ''
+  assert re.search(r'onnx not.*pip install .*\[peers\]', peers.missing('onnx'))
+  settings = settings_of('eat_speed', '--candidates=dense,onnx')
+  names = [one.name for one in candidates_eat.candidates(settings, '')]
+  assert not any('ONNX' in name for name in names)
+  assert 'left out: onnx: ' in capsys.readouterr().out
+  monkeypatch.setattr(peers.importlib.util, 'find_spec', lambda name: True)
+  assert 'float32' in peers.missing('onnx', 'bfloat16')
+
+
+def test_flops_of_adatape():
+  settings = settings_of('adatape', '--variant=Ti/16', '--image_size=32')
+  found = candidates_adatape.candidates(settings)
+  flops = {one.name: one.flops({}) for one in found if one.flops}
+  assert list(flops) == ['ViT', 'AdaTape learnable', 'AdaTape input']
+  for bank, name in zip(('ViT', 'learnable', 'input'), flops, strict=True):
+    model = candidates_adatape.build_model(bank, settings)
+    assert flops[name] == (model.flops((32, 32, 3)),) * 2
+  assert flops['ViT'] < flops['AdaTape learnable']
+  readings = {one.name: one.baseline for one in found if one.baseline}
+  assert readings == {
+    f'reading {bank}': f'AdaTape {bank}' for bank in ('learnable', 'input')
+  }
+
+
+# -- tiny runs ----------------------------------------------------------------
+
+
+@pytest.mark.nightly
+def test_adatape(tmp_path, capsys):
+  out = tmp_path / 'rows.csv'
+  flags = ['--variant=Ti/16', '--batch=2', '--image_size=32', '--bank_size=60',
+           '--num_classes=5', '--rounds=2', '--warmup=1']  # fmt: skip
+  assert benchmark.main(['adatape', *flags, f'--out={out}']) == 0
+  rows = read(out)
   models = ['ViT', 'AdaTape learnable', 'AdaTape input']
   readings = ['reading learnable', 'reading input']
-  assert names == [('forward', name) for name in models + readings] + [
-    ('train step', name) for name in models
+  assert [(row['phase'], row['candidate']) for row in rows] == [
+    *(('forward', name) for name in models + readings),
+    *(('train step', name) for name in models),
   ]
-  built = adatape_benchmark.build_models(TINY)
-  cost = {name: model.flops((16, 16, 3)) for name, model in built.items()}
   for row in rows:
-    if row.what in cost:
-      assert row.flops == cost[row.what]
-      assert row.flop_limit == cost['ViT'] / cost[row.what]
-    else:
-      assert row.flops is row.flop_limit is None
-    if row.what == 'ViT':
-      assert row.ratio == Estimate(1.0, 1.0, 1.0)
-  assert all(row.flop_limit < 1 for row in rows if 'AdaTape' in row.what)
+    is_model = row['candidate'] in models
+    assert bool(row['limit']) == bool(row['flops']) == is_model
+    assert row['baseline'] == (
+      'ViT' if is_model else f'AdaTape {row["candidate"].split()[1]}'
+    )
+    assert row['variant'] == 'Ti/16'
+  text = capsys.readouterr().out
+  assert 'phase train step; baseline: ViT' in text
+  assert out.with_suffix('.png').is_file()
 
 
 @pytest.mark.slow
 def test_a_timed_train_step_trains():
-  models = adatape_benchmark.build_models(TINY)
-  models = {'ViT': models['ViT']}
-  (call,) = adatape_benchmark.train_functions(TINY, models).values()
-  losses = [call()[1]['loss'].compute() for _ in range(20)]
+  flags = ['--variant=micro', '--length=12']
+  one = candidates_albert.train_candidates(settings_of('albert', *flags))[1]
+  call = one.make({'batch': 4, 'remat_chunk': 0}, **one.options)
+  losses = [call.run()[1]['loss'].compute() for _ in range(20)]
   assert losses[-1] < losses[0]
+  assert call.columns['iterations'] == 6
 
 
-def test_csv_reads_back(rows, tmp_path):
-  path = tmp_path / 'rows.csv'
-  benchmark.write_csv(rows, str(path), dict(variant='tiny', batch_size=2))
-  with path.open(newline='') as file:
-    read = list(csv.DictReader(file))
-  assert len(read) == len(rows)
-  for line, row in zip(read, rows, strict=True):
-    assert line['what'] == row.what
-    assert line['variant'] == 'tiny'
-    assert float(line['seconds']) == row.seconds.median
-    assert float(line['ratio_high']) == row.ratio.high
-    assert line['flops'] == ('' if row.flops is None else str(row.flops))
+@pytest.mark.slow
+def test_albert(tmp_path, capsys, monkeypatch):
+  # Fewer sizes compile faster.
+  monkeypatch.setattr(compaction, 'SHARES', (0.5, 1.0))
+  monkeypatch.setattr(compaction, 'FEW_TOKENS', (8,))
+  out = tmp_path / 'rows.csv'
+  flags = ['--variant=micro', '--length=12', '--batch=2', '--shares=0.5',
+           '--rounds=2', '--iterations=2', '--train_batch=2']  # fmt: skip
+  assert benchmark.main(['albert', *flags, f'--out={out}']) == 0
+  printed = capsys.readouterr().out
+  assert 'WARNING' not in printed
+  rows = read(out)
+  assert [row['candidate'] for row in rows] == list(candidates_albert.FORMS)
+  for row in rows:
+    assert row['candidate'] in printed
+    assert 0.3 < float(row['mean_share']) < 0.7
+    assert float(row['depth_share']) >= float(row['mean_share'])
+    is_fixed = row['candidate'].startswith('fixed')
+    assert (float(row['limit']) == 1.0) == is_fixed
+    assert float(row['difference']) < 1e-5
+  steps = read(tmp_path / 'rows_train.csv')
+  assert [(row['remat_chunk'], row['candidate']) for row in steps] == [
+    ('0', 'fixed'), ('0', 'halting'), ('2', 'fixed'), ('2', 'halting'),
+  ]  # fmt: skip
+  assert all(int(row['temporary_bytes']) > 0 for row in steps)
 
 
-def test_tables_fit_a_terminal(rows, capsys):
-  benchmark.print_rows(rows, 'title [a]')
+def test_the_score_gives_the_share_that_is_asked_for():
+  setup = candidates_albert.prepare(2, 0.5, 'micro', 16, 'float32')
+  assert setup.steps.mean() / 6 == pytest.approx(0.5, abs=0.06)
+  assert len(set(setup.steps.reshape(-1).tolist())) > 2
+
+
+TINY = ['eat_speed', '--variant=tiny', '--depth=6', '--length=8', '--batch=2',
+        '--exit_rates=0,50', '--rounds=2', '--warmup=1', '--min_seconds=0.01',
+        '--fill=1', '--timeout=300']  # fmt: skip
+
+
+@pytest.mark.slow
+def test_eat_speed(tmp_path, capsys):
+  out = tmp_path / 'rows.csv'
+  flags = ['--candidates=dense,eat', '--length_buckets=4,8', '--length_rows=6']
+  assert benchmark.main([*TINY, *flags, f'--out={out}']) == 0
   text = capsys.readouterr().out
-  for cell in (
-    'forward',
-    'train step',
-    'AdaTape learnable',
-    '12345 [10002, 20008]',
-    '4.00',
-    '0.950 [0.900, 1.000]',
-    '0.500',
-    '95.0 [90.0, 100.0]',
-  ):
-    assert cell in text
-  assert 'title [a]' in text
-  assert '…' not in text
+  assert 'left out' not in text
+  assert 'WARNING' not in text  # all dense forms compute the same
+  assert 'batch 2; baseline: dense' in text
+  names = [f'dense {form}' for form in candidates_eat.FORMS]
+  names += ['EAT 0 %', 'EAT 50 %']
+  rows = read(out)
+  assert [row['candidate'] for row in rows] == names
+  assert all(float(row['seconds']) > 0 for row in rows)
+  lengths = read(tmp_path / 'rows_lengths.csv')
+  assert [row['candidate'] for row in lengths] == ['padded', 'buckets']
 
 
-@pytest.mark.parametrize(
-  ('argv', 'message'),
-  [
-    ([], 'command'),
-    (['adatap'], 'adatape'),
-    (['adatape', '--variant=Q/16'], "--variant: .*'Q/16'"),
-    (['adatape', '--bank_size=3'], '--bank_size: .*at least'),
-    (['adatape', '--repeats=0'], '--repeats: .*positive integer'),
-    (['adatape', '--batch_sise=3'], '--batch_sise: no such flag'),
-    (['adatape', '--out=/no/such/folder/a.csv'], '--out: .*exists'),
-  ],
-)
-def test_mistakes_are_one_line(argv, message, capsys):
-  with pytest.raises(SystemExit) as caught:
-    benchmark.main(argv)
-  assert caught.value.code == 2
-  text = capsys.readouterr().err
-  assert text.count('\n') == 1
-  assert re.search(message, text)
+@pytest.mark.slow
+def test_the_engine_computes_what_the_masked_model_does():
+  shape = eat_calls.Shape('tiny', 6, 'float32')
+  call = eat_calls.make_engine({'batch': 2}, 50, (0, 50), 1, shape, 8, 0)
+  model = eat_calls.adaptive_model(shape)
+  batch = jax.device_put(eat_calls.inputs(peers.token_rows(4, 8)))
+  params = eat_calls.random_params(model)
+  logits, _ = model.apply({'params': params}, **batch)
+  expected = peers.scores(np.asarray(logits))
+  assert expected.std() > 1e-3  # the rows differ
+  np.testing.assert_allclose(call.output, expected, atol=1e-4)
+  assert call.rows == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.peers
+def test_other_libraries_compute_the_same(capsys):
+  for name in peers.PACKAGES:
+    if peers.missing(name):
+      pytest.skip(peers.missing(name))
+  flags = ['--candidates=dense,distil,torch,onnx', '--length_buckets=none']
+  assert benchmark.main([*TINY, *flags]) == 0
+  text = capsys.readouterr().out
+  assert 'left out' not in text
+  assert 'WARNING' not in text  # their logits are ours
+  for name in ('PyTorch BERT', 'ONNX Runtime DistilBERT'):
+    assert text.count(name) >= 2

@@ -1,17 +1,13 @@
-"""Tiny trained runs, and a model without a run, for the tests of the report."""
+"""Tiny trained runs of EAT, and recorded logits without a run."""
 
 import argparse
-import csv
 import random
 
 import numpy as np
 import scipy.stats
 
-from dataset_lib import builder
 from eval_lib import frontier, risk
-from launch import config_flags
-from launch.eat_report import sweeps
-from launch.eat_report.models import Model
+from launch import config_flags, eat_runs, eat_settings
 from train_lib import config_schema, trainer
 
 WORDS = [f'w{number}' for number in range(40)]
@@ -23,32 +19,29 @@ SMALL = [
 ]  # fmt: skip
 TEMPERATURES = (2.0, 1.0, 1.5)
 BUCKETS = (8, 16)
-# Six of the 24 rows.
-FITTED = 'validation[:25%]'
+FITTED = 'validation[:25%]'  # six of the 24 rows
 
 
 def write_data(directory):
+  """Writes SST-2 of made-up words, three quarters of which tell the class."""
   (directory / 'vocab.txt').write_text(
     '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', *WORDS])
   )
   draw = random.Random(0)
   for name, count in (('train', 128), ('dev', 24)):
-    rows = []
+    rows = ['sentence\tlabel']
     for number in range(count):
-      # Three quarters of the words tell the class.
+      own = WORDS[20 * (number % 2) :][:20]
       words = [
-        draw.choice(WORDS[20 * (number % 2) :][:20])
-        if draw.random() < 0.5
-        else draw.choice(WORDS)
+        draw.choice(own if draw.random() < 0.5 else WORDS)
         for _ in range(draw.randrange(1, 15))
       ]
       rows.append(f'{" ".join(words)}\t{number % 2}')
-    text = '\n'.join(['sentence\tlabel', *rows])
-    (directory / f'{name}.tsv').write_text(text)
+    (directory / f'{name}.tsv').write_text('\n'.join(rows))
 
 
 def train(directory, name, root, argument, *changes):
-  """A few steps of a tiny model, so that its rows differ."""
+  """Trains a tiny model for a few steps, so that its rows differ."""
   config = config_flags.load_config(
     f'{root}/configs/eat/glue.py:data={directory},vocabulary={directory},'
     f'variant=tiny,{argument}',
@@ -60,26 +53,19 @@ def train(directory, name, root, argument, *changes):
     config.evals = dict(dev=config.evals['dev'])
     config.checkpoint.best_metric = ''
   config_schema.validate(config)
-  workdir = directory / name
-  trainer.train(config, str(workdir))
-  return workdir
+  trainer.train(config, str(directory / name))
+  return directory / name
 
 
-def read(path):
-  with path.open(encoding='utf-8') as file:
-    return list(csv.DictReader(file))
-
-
-def confidences(direct):
-  """Of each head and row, calibrated, `[E, N]`."""
-  _, _, out = direct
-  scaled = out['exits'] / np.array(TEMPERATURES)[:, None, None]
+def confidences(exits):
+  """Confidence of each head and row, calibrated, `[E, N]`."""
+  scaled = exits / np.array(TEMPERATURES)[:, None, None]
   powers = np.exp(scaled - scaled.max(-1, keepdims=True))
   return (powers / powers.sum(-1, keepdims=True)).max(-1)
 
 
 class FakeModule:
-  """As much of a classifier as the settings need."""
+  """The parts of a classifier that the settings need."""
 
   prune_layers = (2,)
 
@@ -87,63 +73,49 @@ class FakeModule:
     self._heads = heads
 
   def heads(self):
+    """The layers with a head."""
     return self._heads
 
 
-def fake(logits, name='', heads=(2, 4)):
-  rows = logits.shape[1]
-  cost = np.array(heads, np.float64) * 10.0
-  return Model(
-    run=argparse.Namespace(name='EAT', directory='/run', split='dev'),
-    variant=name,
-    module=FakeModule(heads),
-    temperatures=np.ones(len(heads)),
-    logits=logits.astype(np.float32),
-    length=np.full(rows, 10),
-    kept=np.full((rows, 1), 7),
-    left=np.tile([10, 7, 7], (rows, 1))[:, : len(heads)],
-    flops=np.tile(cost, (rows, 1)),
-    flops_served=np.tile(1.5 * cost, (rows, 1)),
-  )
-
-
-# Confidences of 0.9 and 0.6 at the first head, the last one is always sure.
-LOGITS = np.log(
-  [
-    [[0.9, 0.1], [0.4, 0.6], [0.1, 0.9]],
-    [[0.99, 0.01], [0.99, 0.01], [0.99, 0.01]],
-  ]
-)
-LABELS = np.array([0, 0, 1])
-
-
-def measured(model, rules=None):
-  return sweeps.measure(
-    model, rules or sweeps.rules(model), LABELS,
-    frontier.accuracy, frontier.same_class,
-    np.full(3, 80.0),
+def fake(logits, labels, heads=(2, 4), variant='', fitted=None):
+  """A model without a run: rows of 10 tokens, 7 of them left after layer 2."""
+  logits = np.asarray(logits, np.float32)
+  rows, classes = logits.shape[1:]
+  run = argparse.Namespace(
+    name='EAT', directory='/run', split='dev', records={
+      'label': np.asarray(labels), 'length': np.full(rows, 10),
+    },
+    policy=argparse.Namespace(
+      temperatures=np.ones(len(heads), np.float32),
+      class_names=('a', 'b', 'c')[:classes] if classes > 1 else (),
+    ),
+    fitted=np.zeros(rows, bool) if fitted is None else fitted,
+    metric=lambda: ('accuracy', frontier.accuracy, frontier.same_class),
   )  # fmt: skip
+  model = eat_runs.Model(
+    run, variant, FakeModule(heads), logits, np.full((rows, 1), 7)
+  )
+  cost = np.tile(10.0 * np.array(heads), (rows, 1))
+  model.__dict__.update(flops=cost, flops_served=1.5 * cost)
+  return model
 
 
-def judged(run):
-  """True for the rows of a run that are not of the split `FITTED`, `[N]`."""
-  fitted = builder.build_source(run.config.dataset, FITTED)
-  places = {fitted.where(row) for row in range(len(fitted))}
-  rows = range(len(run.records))
-  result = np.array([run.records.where(row) not in places for row in rows])
-  assert len(places) == (~result).sum() == 6
-  return result
+def measured(model, rules=None, tau=0.9):
+  """Settings by name; a row of the dense model costs 80."""
+  rules = rules or eat_settings.rules(model, tau)
+  full = np.full(model.logits.shape[1], 80.0)
+  return {one.name: one for one in eat_settings.measure(model, rules, full)}
 
 
 def exceeded_by_loop(confidence, lost, epsilon, delta, draws):
   """How often a guaranteed threshold fails, one draw and threshold at a time.
 
   Args:
-    confidence: of the first head of two, or of each but the last, `[E, N]`.
+    confidence: of each head but the last, `[E, N]`.
     lost: whether a row that leaves there is lost, `[E, N]`.
     epsilon: bound on the risk.
     delta: how often it may fail.
-    draws: how many; the same as those of the report.
+    draws: as many as those of the report.
   """
   rows = confidence.shape[1]
 

@@ -1,1 +1,0 @@
-"""A trained EAT measured: `python -m launch.benchmark eat`."""

@@ -1,0 +1,276 @@
+"""Trained EATs and their variants, with recorded logits of a split's rows.
+
+Each model is run once, in its masked form, and the logits of all heads are
+kept; `launch.eat_settings` measures exit rules on them.
+"""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from dataset_lib import builder
+from dataset_lib.errors import ConfigError
+from dataset_lib.source import places
+from eat import cost
+from eat.calibration_file import CalibrationFile
+from eat.model import EatClassifier
+from eat.policy import EatPolicy
+from eat.serving import EatChain
+from eval_lib import frontier, glue_metrics
+from serve_lib.chain import ServedRun
+from train_lib import loading
+from train_lib.run_directory import TOKENIZER
+
+WINDOW = 32  # of the variant of a model without one (EAT, section 4)
+BATCH = 64  # rows of a batch that is recorded
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A finished run of a text task, with the rows of a split.
+
+  Attributes:
+    name: in tables.
+    directory: of the run.
+    step: of the checkpoint.
+    dataset: configuration of its data set.
+    chain: the model with its parameters, as it is served.
+    policy: its policy, with the temperatures of its heads.
+    source: the rows.
+    split: their split.
+    fitted: rows that the temperatures were fitted to, bool `[N]`.
+    calibrated_by: where the temperatures come from.
+  """
+
+  name: str
+  directory: str
+  step: int
+  dataset: Mapping[str, Any]
+  chain: EatChain
+  policy: EatPolicy
+  source: Any
+  split: str
+  fitted: np.ndarray
+  calibrated_by: str
+
+  @functools.cached_property
+  def records(self) -> Mapping[str, np.ndarray]:
+    """All rows, padded to the longest."""
+    return self.source.records(np.arange(len(self.source)))
+
+  def metric(self) -> tuple[str, Callable[[Any, Any], float], Any]:
+    """Returns (name, quality of logits and labels, agreement of logits).
+
+    The quality is the official one of the GLUE task; two regressions agree by
+    their correlation.
+    """
+    if not self.policy.class_names:
+
+      def agreement(one: Any, full: Any) -> float:
+        return _correlation(one, full[:, 0])
+
+      return 'pearson', _correlation, agreement
+    task = glue_metrics.task_of({'dataset': self.dataset, 'task': ''})
+    if not task:
+      return 'accuracy', frontier.accuracy, frontier.same_class
+
+    def quality(logits: Any, labels: Any) -> float:
+      return glue_metrics.compute(task, logits, labels)['score']
+
+    return glue_metrics.TASK_METRICS[task][0], quality, frontier.same_class
+
+
+def _correlation(logits: Any, labels: Any) -> float:
+  values = logits[:, 0].astype(np.float64)
+  return glue_metrics.pearson(values, labels.astype(np.float64))
+
+
+def load(
+  name: str, directory: str, split: str, limit: int, flag: str, step: Any = None
+) -> Run:
+  """Reads a run and the rows of a split.
+
+  Args:
+    name: in tables.
+    directory: of the run.
+    split: '' for the one of the run's evaluation 'dev'.
+    limit: rows at most, the first of the split; 0 for all.
+    flag: that named the directory, for errors.
+    step: a step, 'best', or None for the newest.
+
+  Raises:
+    ConfigError: the directory has no run of a BERT, the calibration is that of
+      another checkpoint, or the split cannot be limited.
+  """
+  config = loading.load_own_config(directory, flag)
+  task = loading.load_task(directory, config, step)
+  loaded = loading.load_params_on_one_device(directory, task, step)
+  chain, policy = task.serve(
+    loaded.variables, {'rule': 'never'}, ServedRun(directory, loaded.step)
+  )
+  if not isinstance(chain, EatChain):
+    raise ConfigError(flag, directory, 'a run of an EAT or of a dense BERT')
+  split = split or str(config.evals.get('dev', {}).get('split', 'validation'))
+  if limit and ('[' in split or '+' in split):
+    expected = 'none for a split that is a part of one or a sum; give --split'
+    raise ConfigError('--limit', limit, expected)
+  split += f'[:{limit}]' if limit else ''
+  source = builder.build_source(config.dataset, split)
+  values = CalibrationFile.read(directory, loaded.step).values
+  return Run(
+    name, directory, loaded.step, config.dataset.to_dict(), chain, policy,
+    source, split, *_fitted(values, source, config.dataset, directory),
+  )  # fmt: skip
+
+
+def _fitted(
+  values: Mapping[str, Any], source: Any, dataset: Any, directory: str
+) -> tuple[np.ndarray, str]:
+  """Returns which rows a calibration was fitted to, and where it comes from.
+
+  Rows are the same if they have the same place in the same file.
+  """
+  none = np.zeros(len(source), bool)
+  split = values.get('calibration_split', '')
+  if not values.get('temperatures'):
+    return none, 'none'
+  if not split:
+    return none, 'calibration.json, which does not name the rows'
+  given = dict(values.get('dataset', dataset).items())
+  own = pathlib.Path(directory) / TOKENIZER
+  if 'tokenizer' in given and own.is_file():  # the other may have been moved
+    given['tokenizer'] = str(own)
+  used = set(places(builder.build_source(given, split)))
+  fitted = np.array([place in used for place in places(source)])
+  return fitted, f'calibration.json, fitted to {split}'
+
+
+def check_same_rows(run: Run, other: Run, flag: str) -> None:
+  """Raises ConfigError unless two runs have the same rows and labels."""
+  ours, theirs = run.records['label'], other.records['label']
+  if len(ours) != len(theirs) or (ours != theirs).any():
+    expected = (
+      f'a run on the same rows as {run.directory}: {len(ours)} of split '
+      f'{run.split!r}'
+    )
+    raise ConfigError(flag, other.directory, expected)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """A run, as it is or changed, with its logits of every row.
+
+  Attributes:
+    run: of the parameters.
+    variant: the change, '' for none.
+    module: the classifier.
+    logits: float32 `[E, N, C]` of all heads, not calibrated.
+    kept: tokens left after each pruning, `[N, P]`.
+  """
+
+  run: Run
+  variant: str
+  module: EatClassifier
+  logits: np.ndarray
+  kept: np.ndarray
+
+  @property
+  def heads(self) -> tuple[int, ...]:
+    """The layers with a head."""
+    return self.module.heads()
+
+  @property
+  def length(self) -> np.ndarray:
+    """Tokens of each row, `[N]`."""
+    return self.run.records['length']
+
+  @property
+  def calibrated(self) -> np.ndarray:
+    """The logits over the temperatures, as the policy has them."""
+    return self.logits / self.run.policy.temperatures[:, None, None]
+
+  @property
+  def left(self) -> np.ndarray:
+    """Tokens left at each head, `[N, E]`; it comes before a pruning there."""
+    tokens = np.concatenate([self.length[:, None], self.kept], axis=1)
+    layers = self.module.prune_layers
+    return tokens[:, [sum(p < head for p in layers) for head in self.heads]]
+
+  @functools.cached_property
+  def flops(self) -> np.ndarray:
+    """FLOPs up to each head by formula, at the row's own length, `[N, E]`."""
+    return self._flops(self.length)
+
+  @functools.cached_property
+  def flops_served(self) -> np.ndarray:
+    """As `flops`, at the row's length bucket, as the engine runs it.
+
+    Rows that fill up a batch are not counted.
+    """
+    buckets = np.array(self.run.policy.lengths)
+    return self._flops(buckets[np.searchsorted(buckets, self.length)])
+
+  def _flops(self, length: np.ndarray) -> np.ndarray:
+    sizes, index = np.unique(length, return_inverse=True)
+    table = [
+      cost.stage_flops(
+        self.module, size, cost.static_sizes(self.module, size), True
+      )
+      for size in sizes.tolist()
+    ]
+    return np.cumsum(table, axis=1)[index]
+
+  def dense_flops(self) -> np.ndarray:
+    """FLOPs of each row without pruning, window and exits, `[N]`."""
+    plain = self.module.clone(
+      prune_layers=(), prune_ratios=(), window=0, exit_layers=()
+    )
+    return dataclasses.replace(self, module=plain).flops[:, -1]
+
+
+def record(run: Run, variant: str, module: EatClassifier) -> Model:
+  """Runs a model over all rows, in batches of rows of similar length."""
+  records, buckets = run.records, np.array(run.policy.lengths)
+  count = len(records['length'])
+  order = np.argsort(records['length'], kind='stable')
+  heads, classes = len(module.heads()), module.num_classes
+  logits = np.zeros((heads, count, classes), np.float32)
+  kept = np.zeros((count, len(module.prune_layers)), np.int32)
+  variables = run.chain.variables
+  apply = jax.jit(lambda v, *inputs: module.apply(v, *inputs)[1])
+  for start in range(0, count, BATCH):
+    rows = order[np.arange(start, start + BATCH).clip(max=count - 1)]
+    length = records['length'][rows]
+    size = int(buckets[np.searchsorted(buckets, length.max())])
+    inputs = (records[name][rows, :size] for name in ('tokens', 'token_types'))
+    out = jax.device_get(apply(variables, *inputs, length))
+    logits[:, rows], kept[rows] = out['exits'], out['kept'].T
+  if not np.isfinite(logits).all():
+    raise FloatingPointError(f'{run.directory}: logits are not finite')
+  return Model(run, variant, module, logits, kept)
+
+
+def variants(
+  module: EatClassifier, scales: Sequence[float]
+) -> dict[str, EatClassifier]:
+  """Returns the model as trained, '', with other prune ratios, and window.
+
+  Raises:
+    ConfigError: a scaled ratio is not below 1.
+  """
+  result = {'': module}
+  for scale in scales if any(module.prune_ratios) else ():
+    ratios = tuple(round(scale * ratio, 4) for ratio in module.prune_ratios)
+    if max(ratios) >= 1.0:
+      expected = f'scales of {tuple(module.prune_ratios)} that leave tokens'
+      raise ConfigError('--prune_scales', scale, expected)
+    if scale != 1.0:
+      result[f'prune_{scale:g}'] = module.clone(prune_ratios=ratios)
+  window = 0 if module.window else WINDOW
+  name = f'window_{window}' if window else 'no_window'
+  return result | {name: module.clone(window=window)}

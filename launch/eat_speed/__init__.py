@@ -1,1 +1,0 @@
-"""EAT timed against dense models: `python -m launch.benchmark eat_speed`."""

@@ -1,0 +1,488 @@
+"""The report of a trained EAT: by hand, and on tiny runs by recomputation."""
+
+import argparse
+import csv
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from dataset_lib.errors import ConfigError, InvalidDataError
+from eat import cost
+from eat.model import EatClassifier
+from eval_lib import calibration
+from eval_lib.report import Estimate
+from launch import (
+  benchmark,
+  eat_pictures,
+  eat_report,
+  eat_runs,
+  eat_settings,
+  peers,
+)
+from launch.eat_timing import Speed
+from model_lib import flops
+from tests.launch import toy_runs
+from tests.launch.toy_runs import TEMPERATURES, fake, measured
+
+# Confidences of 0.9, 0.6 and 0.9 at the first head; the last is always sure.
+LOGITS = np.log(
+  [
+    [[0.9, 0.1], [0.4, 0.6], [0.1, 0.9]],
+    [[0.99, 0.01], [0.99, 0.01], [0.99, 0.01]],
+  ]
+)
+LABELS = np.array([0, 0, 1])
+
+
+def test_a_setting_by_hand():
+  settings = measured(fake(LOGITS, LABELS))
+  one = settings['confidence=0.8']
+  assert one.exits.tolist() == [0, 1, 0]
+  # Right, right, and right where the full model is wrong.
+  assert one.point.quality == 1
+  assert one.point.agreement == pytest.approx(2 / 3)
+  assert one.depth.tolist() == [2, 4, 2]
+  assert one.retention.tolist() == [1.0, 0.7, 1.0]
+  assert one.flops.tolist() == [20, 40, 20]
+  assert one.point.flops == pytest.approx(80 / 240)
+  row = eat_report.setting_row(one)
+  assert (row['rule'], row['value'], row['patience']) == (
+    'confidence', 0.8, None,
+  )  # fmt: skip
+  assert row['flops_served'] == pytest.approx(40)
+  assert (row['exit_2'], row['early']) == (pytest.approx(2 / 3),) * 2
+  exits = {
+    'never': [1, 1, 1], 'patience=1': [0, 0, 0],
+    # H(0.9) = 0.325 and H(0.6) = 0.673 nats; margins 0.8 and 0.2.
+    'entropy=0.3466': [0, 1, 0], 'entropy=0.2079': [1, 1, 1],
+    'margin=0.1': [0, 0, 0], 'margin=0.7': [0, 1, 0],
+  }  # fmt: skip
+  assert {k: settings[k].exits.tolist() for k in exits} == exits
+  assert not {'patience=2', 'combined=0.9'} & {*settings}
+
+
+def test_rows_of_a_setting_by_hand():
+  one = measured(fake(LOGITS, LABELS))['confidence=0.8']
+  speed = Speed(np.array([0, 2]), {one.name: np.array([[1., 3.], [3., 5.]])},
+                (), {})  # fmt: skip
+  rows = eat_report.example_rows(one, speed)
+  assert [row['index'] for row in rows] == [0, 1, 2]
+  assert [row['latency'] for row in rows] == [2.0, None, 4.0]
+  assert [row['exit_reason'] for row in rows] == [
+    'confidence', 'last layer', 'confidence',
+  ]  # fmt: skip
+  # The pruning after layer 2 comes after the head there.
+  assert [row['kept_2'] for row in rows] == [None, 7, None]
+  assert [row['answer'] for row in rows] == [0, 0, 1]
+  assert [row['correct'] for row in rows] == [1, 1, 1]
+
+
+def test_combined_and_vetoed_rules_by_hand():
+  # Three heads: the confidence of the first class, of three rows.
+  sure = np.array([[0.95, 0.95, 0.6], [0.92, 0.05, 0.85], [0.5, 0.5, 0.5]])
+  logits = np.log(np.stack([sure, 1.0 - sure], axis=-1))
+  settings = measured(fake(logits, LABELS, heads=(2, 3, 4)))
+  exits = {
+    # The second head is the first that can agree with one before it.
+    'combined=0.9': [1, 2, 2], 'combined=0.8': [1, 2, 1],
+    # 0.95 has a margin of 0.9; 0.92 has one of 0.84.
+    'confidence=0.9': [0, 0, 2], 'confidence=0.9+veto=0.85': [0, 0, 2],
+    'confidence=0.9+veto=0.95': [2, 2, 2],
+  }  # fmt: skip
+  assert {k: settings[k].exits.tolist() for k in exits} == exits
+  row = eat_report.setting_row(settings['confidence=0.9+veto=0.95'])
+  assert (row['rule'], row['veto_margin']) == ('confidence', 0.95)
+  assert eat_report.setting_row(settings['combined=0.9'])['patience'] == 2
+  assert eat_pictures.short(settings['combined=0.9']) == 'm=2, P≥0.9'
+  own = [k for k in measured(fake(LOGITS, LABELS), tau=0.7) if 'veto' in k]
+  assert own == [f'confidence=0.7+veto={m}' for m in ('0.55', '0.7', '0.85')]
+
+
+def test_rules_of_a_regression_and_of_one_head():
+  regression = fake(np.zeros((2, 3, 1)), LABELS)
+  rules = eat_settings.rules(regression, 0.9)
+  assert {rule.name for rule, _ in rules.values()} == {'patience', 'never'}
+  assert eat_settings.default_name(regression, 0.9) in rules
+  rule, value = rules['tolerance=0.1']
+  one = eat_settings.Setting('x', regression, rule, value, None, LABELS)
+  assert one.reason == 'tolerance'
+  assert eat_pictures.short(one) == '±0.1'
+  alone = fake(LOGITS[:1], LABELS, heads=(4,))
+  assert list(eat_settings.rules(alone, 0.9)) == ['never']
+  assert eat_settings.default_name(alone, 0.9) == 'never'
+  assert eat_report.setting_row(measured(alone)['never'])['agreement'] is None
+
+
+def test_choosing_settings_to_time():
+  settings = [
+    *measured(fake(LOGITS, LABELS)).values(),
+    *measured(fake(LOGITS, LABELS, variant='no_window')).values(),
+  ]
+
+  def names(*arguments):
+    return [one.name for one in eat_settings.choose(settings, *arguments)]
+
+  auto = eat_settings.choose(settings, 'auto', 'confidence=0.9', 9)
+  assert [one.name for one in auto[:2]] == ['never', 'confidence=0.9']
+  # On the frontier: all leave at once (2 of 3 right), or two of them (all).
+  assert {(one.point.flops, one.point.quality) for one in auto} == {
+    (0.25, 2 / 3), (80 / 240, 1.0), (0.5, 2 / 3),
+  }  # fmt: skip
+  assert not any('no_window' in one.name for one in auto)
+  assert names('none', 'never', 9) == []
+  assert len(names('all', 'never', 9)) == len(settings)
+  assert names('no_window/never,never,never', 'never', 9) == [
+    'no_window/never', 'never',
+  ]  # fmt: skip
+  with pytest.raises(ConfigError) as caught:
+    names('never,x', 'never', 9)
+  assert caught.value.field == '--time'
+
+
+def test_the_fastest_within_points_of_the_dense_run():
+  chosen = measured(fake(LOGITS, LABELS))
+  near, full = chosen['confidence=0.8'], chosen['never']  # 1 and 2/3 right
+  dense = measured(fake(LOGITS, LABELS))['confidence=0.8']
+  made = eat_report.Report([near, full], {'dense': dense}, near, [])
+  rows = eat_report.fastest(made, None)
+  assert [row['setting'] for row in rows] == ['confidence=0.8'] * 3
+  assert rows[0]['flops_served_share'] == 1.0
+
+  def row(batch, name, speedup):
+    one = Estimate(speedup, speedup, speedup)
+    return {'batch': batch, 'candidate': name, 'speedup': one}
+
+  speed = Speed(LABELS, {}, [row(1, 'never', 9.0)], {})
+  rows = eat_report.fastest(made, speed)
+  assert [row['setting'] for row in rows] == [None] * 3
+  table = [row(1, near.name, 1.5), row(8, near.name, 1.2), row(1, 'never', 9.0)]
+  best = eat_report.fastest(made, Speed(LABELS, {}, table, {}))[0]
+  assert (best['speedup_batch_1'], best['speedup_batch']) == (1.5, 1.2)
+
+
+def two_heads(noise):
+  """Logits `[2, 400, 2]` whose heads differ by noise, and labels."""
+  rng = np.random.default_rng(0)
+  first = rng.standard_normal((400, 2)).astype(np.float32)
+  second = first + noise * rng.standard_normal((400, 2)).astype(np.float32)
+  labels = np.random.default_rng(1).integers(2, size=400)
+  return np.stack([first, second]), labels
+
+
+GIVEN = dict(epsilon=0.05, delta=0.3, draws=40)
+
+
+@pytest.mark.slow
+def test_the_guarantee_fails_as_often_as_a_plain_loop_says():
+  logits, labels = two_heads(1.0)
+  found = eat_settings.guarantee(fake(logits, labels), GIVEN)
+  answers = logits.argmax(-1)
+  differs = answers[0] != answers[1]
+  powers = np.exp(logits - logits.max(-1, keepdims=True))
+  sure = (powers / powers.sum(-1, keepdims=True)).max(-1)[:1]
+  for row, lost in zip(
+    found, (differs, differs & (answers[1] == labels)), strict=True
+  ):
+    wanted = toy_runs.exceeded_by_loop(sure, lost[None], *GIVEN.values())
+    assert 0 < wanted < 1
+    assert row['exceeded'] == wanted
+    early = (sure[0] >= np.float32(row['threshold'])).mean()
+    assert row['early'] == pytest.approx(early, abs=1e-9)
+
+
+def test_the_guarantee_counts_judged_rows_only():
+  logits, labels = two_heads(0.5)
+  fitted = np.arange(400) < 100
+  some = eat_settings.guarantee(fake(logits, labels, fitted=fitted), GIVEN)
+  alone = eat_settings.guarantee(fake(logits[:, 100:], labels[100:]), GIVEN)
+  assert some == alone
+  assert [row['rows'] for row in some] == [300, 300]
+  same, labels = two_heads(0.0)
+  for row in eat_settings.guarantee(fake(same, labels), GIVEN):
+    assert (row['exceeded'], row['worst'], row['early']) == (0, 0, 1)
+  for model in (
+    fake(logits, labels, fitted=fitted | True),
+    fake(logits[:1], labels, heads=(4,)),
+    fake(logits[..., :1], labels),
+  ):
+    with pytest.raises(InvalidDataError, match='--guarantee: expected exits'):
+      eat_settings.guarantee(model, GIVEN)
+
+
+def test_rows_are_served_at_their_length_bucket():
+  module = EatClassifier(
+    width=8, depth=2, mlp_dim=16, num_heads=2, vocab_size=30, num_classes=2,
+    prune_layers=(1,), prune_ratios=(0.5,), exit_layers=(1,), window=4,
+    window_implementation='auto', max_positions=300,
+  )  # fmt: skip
+  run = argparse.Namespace(
+    policy=argparse.Namespace(lengths=(32, 256)),
+    records={'length': np.array([17, 32, 33, 2])},
+  )
+  model = eat_runs.Model(run, '', module, None, None)
+  # 0.5 of 31 and of 255 others are kept, rounded up, and [CLS].
+  table = {
+    size: np.cumsum(cost.stage_flops(module, size, (1 + size // 2,), True))
+    for size in (32, 256)
+  }
+  expected = [table[32], table[32], table[256], table[32]]
+  np.testing.assert_array_equal(model.flops_served, expected)
+  assert (model.flops <= model.flops_served).all()
+  plain = module.clone(
+    prune_layers=(), prune_ratios=(), window=0, exit_layers=()
+  )
+  assert model.dense_flops()[1] == pytest.approx(
+    sum(cost.stage_flops(plain, 32, (), True))
+  )
+
+
+# -- whole reports of tiny runs ------------------------------------------------
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+  root = pathlib.Path(__file__).resolve().parents[2]
+  directory = tmp_path_factory.mktemp('runs')
+  toy_runs.write_data(directory)
+  dense = toy_runs.train(
+    directory, 'dense', root, 'model=dense', 'model.depth=2'
+  )
+  eat = toy_runs.train(
+    directory, 'eat', root, 'model=eat', 'model.depth=3',
+    'model.prune_layers=(1,2)', 'model.prune_ratios=(.3,.3)',
+    'model.exit_layers=(1,2)', 'model.window=4',
+    'loss.exit_weights=(0.3,0.3,1.0)',
+  )  # fmt: skip
+  fitted = {'temperatures': TEMPERATURES, 'calibration_split': toy_runs.FITTED}
+  (eat / 'calibration.json').write_text(json.dumps(fitted))
+  return {'dense': str(dense), 'eat': str(eat)}
+
+
+@pytest.fixture(scope='module')
+def run(runs):
+  return eat_runs.load('EAT', runs['eat'], '', 0, '--workdir')
+
+
+@pytest.fixture(scope='module')
+def direct(run):
+  """What the model says of all rows in one call."""
+  names = ('tokens', 'token_types', 'length')
+  apply = jax.jit(run.chain.model.apply)
+  _, out = apply(run.chain.variables, *(run.records[name] for name in names))
+  return jax.device_get(out)
+
+
+@pytest.fixture(scope='module')
+def tau(direct):
+  """Half of the rows leave at the first head."""
+  median = np.median(toy_runs.confidences(direct['exits'])[0])
+  return round(float(median), 4)
+
+
+@pytest.fixture(scope='module')
+def made(runs, tau, tmp_path_factory):
+  """The directory of a whole report."""
+  out = tmp_path_factory.mktemp('report') / 'out'
+  flags = [
+    f'--workdir={runs["eat"]}', f'--dense={runs["dense"]}',
+    f'--ablation=again={runs["dense"]}', f'--out={out}', '--rows=10',
+    '--warmup=1', '--rounds=2', '--batch_size=2', '--guarantee',
+    '--epsilon=0.3', f'--tau={tau}', '--draws=20', '--sentences=3', '--most=2',
+    '--peers=none',
+  ]  # fmt: skip
+  assert benchmark.main(['eat', *flags]) == 0
+  return out
+
+
+def read(path):
+  with path.open(encoding='utf-8') as file:
+    return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_every_file_is_there(made):
+  pictures = [
+    'frontier', 'frontier_batch', 'frontier_flops', 'exits', 'retention',
+    'reliability_1', 'reliability_2', 'reliability_3', 'ablation', 'sentences',
+  ]  # fmt: skip
+  wanted = {f'{p}.{kind}' for p in pictures for kind in ('png', 'pdf')}
+  tables = ('settings', 'timings', 'examples', 'calibration', 'guarantee')
+  wanted |= {f'{name}.csv' for name in tables}
+  names = {path.name for path in made.iterdir()}
+  assert names == wanted | {'result.json', 'sentences.html'}
+
+
+def pruned(tokens):
+  """[CLS] and 70 % of the others, rounded up."""
+  return 1 + -(-7 * (tokens - 1) // 10)
+
+
+def flops_by_hand(length, leaves):
+  """Of a row of the EAT at a length: too short for windows in blocks."""
+  first, head = pruned(length), 2 * 16 * (16 + 2)
+
+  def block(tokens):
+    # Keys and values of a block under a head are there already.
+    return flops.block(tokens, 16, 16) - 4 * tokens * 16 * 16
+
+  total = flops.cls_block(length, 16, 16) + head
+  if leaves >= 1:
+    total += block(length) + flops.cls_block(first, 16, 16) + head
+  if leaves == 2:
+    total += block(first) + flops.cls_block(pruned(first), 16, 16) + head
+  return total
+
+
+@pytest.mark.slow
+def test_rows_are_those_of_the_model(made, run, direct, tau):
+  rows = [r for r in read(made / 'examples.csv')
+          if r['setting'] == f'confidence={tau:g}']  # fmt: skip
+  assert [int(r['index']) for r in rows] == list(range(24))
+  sure, seen = toy_runs.confidences(direct['exits']) >= tau, set()
+  for row, got in enumerate(rows):
+    length = int(run.records['length'][row])
+    # The rule, the counts and the FLOPs once more, by hand.
+    leaves = 0 if sure[0, row] else 1 if sure[1, row] else 2
+    seen.add(leaves)
+    first = pruned(length)
+    left = (length, first, pruned(first))[leaves]
+    bucket = next(size for size in toy_runs.BUCKETS if size >= length)
+    answer = direct['exits'][leaves, row].argmax()
+    assert got['kept_1'] == (str(first) if leaves >= 1 else '')
+    assert got['kept_2'] == (str(pruned(first)) if leaves == 2 else '')
+    assert (int(got['length']), int(got['depth'])) == (length, leaves + 1)
+    assert float(got['retention']) == pytest.approx(left / length)
+    assert float(got['flops']) == pytest.approx(flops_by_hand(length, leaves))
+    served = flops_by_hand(bucket, leaves)
+    assert float(got['flops_served']) == pytest.approx(served)
+    assert int(got['answer']) == answer
+    assert int(got['label']) == run.records['label'][row]
+    assert int(got['correct']) == (answer == run.records['label'][row])
+  assert len(seen) > 1
+
+
+@pytest.mark.slow
+def test_settings_are_means_of_their_rows(made, tau):
+  settings = {r['setting']: r for r in read(made / 'settings.csv')}
+  rows = read(made / 'examples.csv')
+  timed = {r['candidate'] for r in read(made / 'timings.csv')}
+  assert {'dense/never', 'again/never', 'never', f'confidence={tau:g}'} <= timed
+  dense = sum(float(r['flops']) for r in rows if r['setting'] == 'dense/never')
+  for name in timed:
+    own = [r for r in rows if r['setting'] == name]
+    for column, field in (
+      ('quality', 'correct'), ('depth', 'depth'), ('retention', 'retention'),
+      ('flops', 'flops'), ('flops_served', 'flops_served'),
+    ):  # fmt: skip
+      mean = np.mean([float(r[field]) for r in own])
+      assert float(settings[name][column]) == pytest.approx(mean), name
+    share = sum(float(r['flops']) for r in own) / dense
+    assert float(settings[name]['flops_share']) == pytest.approx(share)
+  variants = {name.partition('/')[0] for name in settings if '/' in name}
+  assert variants == {'dense', 'again', 'prune_0', 'prune_0.5', 'no_window'}
+  assert float(settings['prune_0/never']['retention']) == 1
+
+
+@pytest.mark.slow
+def test_answers_are_the_recorded_ones_and_limits_those_of_the_rows(made):
+  timings = read(made / 'timings.csv')
+  served = dict.fromkeys((row['candidate'] for row in timings), 0.0)
+  for row in read(made / 'examples.csv'):
+    if row['latency']:
+      served[row['setting']] += float(row['flops_served'])
+  for row in timings:
+    name = row['candidate']
+    assert row['differing_rows'] == '0', name
+    assert row['baseline'] == 'dense/never'
+    limit = served['dense/never'] / served[name]
+    assert float(row['limit']) == pytest.approx(limit)
+    if row['batch'] == '1':
+      low, high = float(row['latency_p50']), float(row['latency_p95'])
+      assert 0 < low <= high
+    if name == 'dense/never':
+      assert float(row['speedup']) == 1
+  timed = [r for r in read(made / 'examples.csv') if r['latency']]
+  assert len(timed) == 10 * len(served)
+
+
+@pytest.mark.slow
+def test_calibration_and_guarantee_leave_out_the_fitted_rows(made, run, direct):
+  result = json.loads((made / 'result.json').read_text())
+  assert (result['rows'], result['rows_fitted']) == (24, 6)
+  assert [r['layer'] for r in result['calibration']] == [1, 2, 3]
+  judged = ~run.fitted
+  exits, labels = direct['exits'][:, judged], run.records['label'][judged]
+  before = calibration.errors(exits, labels)
+  temperatures = np.array(TEMPERATURES)
+  after = calibration.errors(exits, labels, temperatures=temperatures)
+  for place, row in enumerate(result['calibration']):
+    assert row['rows'] == 18
+    assert row['ece'] == pytest.approx(before[place], abs=1e-4)
+    assert row['ece_calibrated'] == pytest.approx(after[place], abs=1e-4)
+  answers = exits.argmax(-1)
+  differs = answers[:2] != answers[2]
+  sure = toy_runs.confidences(exits)[:2].astype(np.float32)
+  disagreement, _ = result['guarantee']
+  assert disagreement['rows'] == 18
+  assert disagreement['exceeded'] == toy_runs.exceeded_by_loop(
+    sure, differs, 0.3, 0.1, 20
+  )
+
+
+@pytest.mark.slow
+def test_sentences_show_the_positions_of_the_model(run, direct):
+  model = eat_runs.record(run, '', run.chain.model)
+  np.testing.assert_allclose(model.logits, direct['exits'], atol=1e-4)
+  never = measured(model)['never']
+  [one] = eat_pictures.sentences(never, [3])
+  length = int(direct['length'][3])
+  places = direct['positions'][3, :length]
+  np.testing.assert_array_equal(one.pruned[2], places)
+  kept = [len(places) for places in one.pruned.values()]
+  assert kept == direct['kept'][:, 3].tolist()
+  assert (one.names[0], one.names[-1]) == ('[CLS]', '[SEP]')
+  assert len(one.names) == run.records['length'][3]
+  sure = [max(values) for values in one.heads.values()]
+  wanted = toy_runs.confidences(direct['exits'])[:, 3]
+  np.testing.assert_allclose(sure, wanted, atol=1e-5)
+  assert one.truth == ('negative', 'positive')[run.records['label'][3]]
+
+
+@pytest.mark.slow
+def test_flags_that_do_not_fit_the_run(runs, run):
+  with pytest.raises(ConfigError) as caught:
+    eat_runs.variants(run.chain.model, (0.0, 4.0))
+  assert caught.value.field == '--prune_scales'
+  with pytest.raises(ConfigError) as caught:
+    eat_runs.load('x', runs['eat'], 'validation[:9]', 3, '--workdir')
+  assert caught.value.field == '--limit'
+  other = eat_runs.load('x', runs['dense'], '', 5, '--dense')
+  assert len(other.fitted) == 5
+  with pytest.raises(ConfigError, match='--dense: expected a run on the same'):
+    eat_runs.check_same_rows(run, other, '--dense')
+  assert run.calibrated_by == 'calibration.json, fitted to validation[:25%]'
+  assert run.fitted.sum() == 6
+  assert other.calibrated_by == 'none'
+
+
+@pytest.mark.nightly
+@pytest.mark.peers
+def test_other_libraries_give_our_answers(runs, tmp_path, capsys):
+  for name in peers.PACKAGES:
+    if peers.missing(name):
+      pytest.skip(peers.missing(name))
+  flags = ['--time=never', '--rows=7', '--rounds=2', '--batch_size=3',
+           '--warmup=1', '--prune_scales=1', '--sentences=0']  # fmt: skip
+  where = [f'--workdir={runs["eat"]}', f'--dense={runs["dense"]}']
+  assert benchmark.main(['eat', *where, f'--out={tmp_path}', *flags]) == 0
+  assert 'left out' not in capsys.readouterr().out
+  timings = read(tmp_path / 'timings.csv')
+  names = ['dense/never', 'never', 'PyTorch dense', 'ONNX Runtime dense']
+  assert [row['candidate'] for row in timings] == names * 2
+  for row in timings:
+    assert row['differing_rows'] == '0', row['candidate']
+    if row['difference']:
+      assert float(row['difference']) < 1e-3
