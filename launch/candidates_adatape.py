@@ -113,7 +113,7 @@ def make_reading(
   if case['phase'] != FORWARD:
     return None
   model = build_model(bank, settings)
-  width, reading = model.sizes().width, model.reading()
+  width, reading = model.width, model.reading()
   rows, side = settings['batch'], settings['image_size']
   shape: tuple[int, ...] = (model.bank_size, width)
   if bank == 'input':

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from albert_act import packed_attention, products
+from albert_act import packed_attention, transposed_kernels
 from albert_act.model import AlbertClassifier, AlbertPretraining
 from albert_act.pretraining import Pretraining
 from albert_act.serving import VARIANT, AlbertChain
@@ -39,7 +39,7 @@ FORMS = (*FIXED, 'masked', 'while_loop', 'engine')
 
 def check(settings: Mapping[str, Any]) -> None:
   """Raises ValueError, naming the field, if the model cannot be built."""
-  AlbertPretraining(variant=settings['variant']).sizes()
+  AlbertPretraining(variant=settings['variant'])
 
 
 def tables(settings: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -48,7 +48,7 @@ def tables(settings: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
   Args:
     settings: the flags of the command.
   """
-  most = AlbertPretraining(variant=settings['variant']).sizes().max_iterations
+  most = AlbertPretraining(variant=settings['variant']).max_iterations
   cases = [
     {'batch': batch, 'mean': share}
     for batch in settings['batch']
@@ -175,7 +175,7 @@ def score_for(
     return out['ponder']['steps'].mean()
 
   low, high = -12.0, 12.0
-  wanted = share * model.sizes().max_iterations
+  wanted = share * model.max_iterations
   for _ in range(12):
     middle = (low + high) / 2
     low, high = (middle, high) if taken(middle) > wanted else (low, middle)
@@ -185,7 +185,7 @@ def score_for(
 def make_form(case: Case, form: str, iterations: int, **sizes: Any) -> Call:
   """Prepares a form of a forward pass."""
   setup = prepare(**case, **sizes)
-  most = setup.model.sizes().max_iterations
+  most = setup.model.max_iterations
   columns = {
     'mean_share': float(setup.steps.mean()) / most,
     'depth_share': float(setup.steps.max(1).mean()) / most,
@@ -208,7 +208,7 @@ def _program(form: str, setup: Setup) -> tuple[Any, dict[str, Any]]:
     variables = setup.dense
     if form == ENGINE_FORMS:
       apply = _with_engine_forms
-      variables = {'params': products.transposed(variables['params'])}
+      variables = {'params': transposed_kernels.transpose(variables['params'])}
     run = functools.partial(_unrolled, apply=apply)
     return lambda v, *x: fixed.apply(v, *x, method=run), variables
   if form == 'while_loop':
@@ -222,14 +222,14 @@ def _unrolled(
   x = module.embed(tokens, types)
   valid = jnp.arange(tokens.shape[1])[None] < length[:, None]
   block, variables = module.block[0].unbind()
-  for _ in range(module.sizes().max_iterations):
-    x = apply(block, variables, x, valid)
+  for _ in range(module.max_iterations):
+    x = apply(block, variables, x, valid).x
   return module.classify(x[:, 0])[0]
 
 
 def _with_engine_forms(
   block: Any, variables: Mapping[str, Any], x: jax.Array, valid: jax.Array
-) -> jax.Array:
+) -> Any:
   """Applies a block to all tokens in the engine's forms; values are finite."""
 
   def attend(
@@ -237,7 +237,9 @@ def _with_engine_forms(
   ) -> tuple[Any, None]:
     return packed_attention.weighted_values(query, key, value, mask), None
 
-  return products.apply(block.clone(attend=attend), variables, x, valid)
+  return transposed_kernels.apply(
+    block.clone(attend=attend), variables, x, valid
+  )
 
 
 class Rows:
@@ -317,6 +319,6 @@ def make_train_step(
     'mask': np.ones(rows, np.float32),
   }
   call = train_step(Pretraining(config, info), batch)
-  iterations = AlbertPretraining(variant=variant).sizes().max_iterations
+  iterations = AlbertPretraining(variant=variant).max_iterations
   columns = {'iterations': iterations, **call.columns}
   return dataclasses.replace(call, columns=columns)

@@ -55,7 +55,7 @@ class Shape(NamedTuple):
     fields: dict[str, Any] = dict(
       variant=self.variant, num_classes=2, dtype=jnp.dtype(self.dtype)
     )
-    depth = self.depth or BertClassifier(**fields).sizes().depth
+    depth = self.depth or BertClassifier(**fields).depth
     if self.weights == 'bert':
       return fields | {'depth': depth}
     distil = dict(type_vocab_size=0, pooler_activation='relu')
@@ -133,7 +133,7 @@ def make_dense(case: Case, form: str, shape: Shape, length: int) -> Call:
 
 def _parts(form: str, model: EatClassifier, params: Any) -> list[Any]:
   """Returns (function of parameters and state, parameters) of each program."""
-  depth = model.sizes().depth
+  depth = model.depth
   if form == 'engine chain':
     stage = EatChain(model, {}).stage(0, FULL, 0)
     return [(lambda p, x: stage({'params': p}, x)[1]['logits'], params)]
@@ -161,7 +161,7 @@ def _layers(
       state = module.embed(**state)
     state = module.encode(state, 1, size).tokens
     if is_last:
-      return module.classify(state.x[:, 0], model.sizes().depth)
+      return module.classify(state.x[:, 0])[0]
     return state
 
   return lambda p, state: model.apply({'params': p}, state, method=run)
@@ -186,8 +186,7 @@ def _scanned(model: EatClassifier, weights: Any, batch: Any) -> jax.Array:
 
   state = apply(lambda module, x: module.embed(**x), batch)
   state = jax.lax.scan(step, state, blocks)[0]
-  depth = model.sizes().depth
-  return apply(lambda module, x: module.classify(x, depth), state.x[:, 0])
+  return apply(lambda module, x: module.classify(x)[0], state.x[:, 0])
 
 
 class PlannedPolicy(EatPolicy):

@@ -21,7 +21,7 @@ from eat.calibration_file import CalibrationFile
 from eat.model import EatClassifier
 from eat.policy import EatPolicy
 from eat.serving import EatChain
-from eval_lib import frontier, glue_metrics
+from eval_lib import frontier, glue
 from serve_lib.chain import ServedRun
 from train_lib import loading
 from train_lib.run_directory import TOKENIZER
@@ -75,19 +75,19 @@ class Run:
         return _correlation(one, full[:, 0])
 
       return 'pearson', _correlation, agreement
-    task = glue_metrics.task_of({'dataset': self.dataset, 'task': ''})
+    task = glue.task_of('', self.dataset)
     if not task:
       return 'accuracy', frontier.accuracy, frontier.same_class
 
     def quality(logits: Any, labels: Any) -> float:
-      return glue_metrics.compute(task, logits, labels)['score']
+      return glue.compute(task, logits, labels)['score']
 
-    return glue_metrics.TASK_METRICS[task][0], quality, frontier.same_class
+    return glue.TASK_METRICS[task][0], quality, frontier.same_class
 
 
 def _correlation(logits: Any, labels: Any) -> float:
   values = logits[:, 0].astype(np.float64)
-  return glue_metrics.pearson(values, labels.astype(np.float64))
+  return glue.pearson(values, labels.astype(np.float64))
 
 
 def load(
