@@ -154,20 +154,22 @@ def rows(
     one.name: samples[one.name] / prepared[one.name]['rows'] for one in timed
   }
   best = _best([one for one in timed if one.is_baseline], seconds)
-  flops = {one.name: one.flops(case) for one in timed if one.flops}
+  flops = {
+    one.name: prepared[one.name].get('flops') or one.flops for one in timed
+  }
   first: dict[str, Any] = {}
   table = []
   for one in timed:
     baseline = one.baseline if one.baseline in seconds else best
     speedup = ratio(seconds, baseline, one.name)
-    known = one.name in flops and baseline in flops
-    limit = flops[baseline][0] / flops[one.name][0] if known else None
+    cost, other = flops[one.name], flops[baseline]
+    limit = other[0] / cost[0] if cost and other else None
     row = {
       **case,
       'candidate': one.name,
       'baseline': baseline,
       'seconds': Estimate.of(seconds[one.name].mean(1)),
-      'flops': flops[one.name][1] if known else None,
+      'flops': cost[1] if cost else None,
       'speedup': speedup,
       'limit': limit,
       'share': speedup.median / limit if limit else None,

@@ -38,12 +38,14 @@ class Call:
     rows: examples that one call processes; seconds are divided by it.
     output: compared with those of the candidates of the same group, or None.
     columns: further columns of the candidate's row.
+    flops: see `Candidate`, where they depend on the case.
   """
 
   run: Callable[[], Any]
   rows: int = 1
   output: Any = None
   columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  flops: tuple[float, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Candidate:
     is_baseline: whether it may be the baseline; of several, the one with the
       smallest median is.
     baseline: name of the candidate to compare with instead; '' for none.
-    flops: `(case) -> (every block once and in full, computed)` per example; the
+    flops: (every block once and in full, computed) per example by formula; the
       first gives the limit of the speed-up. None without a formula.
     group: candidates of a group compute the same output; '' for none.
   """
@@ -71,7 +73,7 @@ class Candidate:
   process: str = ''
   is_baseline: bool = False
   baseline: str = ''
-  flops: Callable[[Case], tuple[float, float]] | None = None
+  flops: tuple[float, float] | None = None
   group: str = ''
 
 
@@ -112,6 +114,7 @@ class Host:
       'rows': call.rows,
       'output': None if call.output is None else np.asarray(call.output),
       'columns': dict(call.columns),
+      'flops': call.flops,
     }
 
   def take(self, key: Any, calls: int) -> Float[np.ndarray, ' C']:

@@ -70,26 +70,14 @@ def tables(settings: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def candidates(settings: Mapping[str, Any]) -> list[Candidate]:
-  """The forms of a forward pass, each with the FLOPs that its tokens need."""
-  names = ('variant', 'length', 'dtype')
-  sizes = {name: settings[name] for name in names}
-
-  def flops(case: Case, form: str) -> tuple[float, float]:
-    setup = prepare(**case, **sizes)
-    shape = (settings['length'],)
-    if form in FIXED:
-      cost = setup.fixed.flops(shape)
-    else:
-      cost = setup.model.flops(shape, float(setup.steps.mean()))
-    return cost, cost
-
+  """The forms of a forward pass."""
+  sizes = {name: settings[name] for name in ('variant', 'length', 'dtype')}
   return [
     Candidate(
       form,
       make_form,
       {'form': form, 'iterations': settings['iterations'], **sizes},
       is_baseline=form in (SCANNED, UNROLLED),
-      flops=functools.partial(flops, form=form),
       group='fixed' if form in FIXED else 'halting',
     )
     for form in FORMS
@@ -195,7 +183,13 @@ def make_form(case: Case, form: str, iterations: int, **sizes: Any) -> Call:
   else:
     function, variables = _program(form, setup)
     run = functools.partial(jax.jit(function), variables, *setup.inputs)
-  return Call(run, output=np.asarray(run()), columns=columns)
+  shape = (setup.inputs[0].shape[1],)
+  # Of a halting model, what its tokens need.
+  flops = setup.model.flops(shape, float(setup.steps.mean()))
+  if form in FIXED:
+    flops = setup.fixed.flops(shape)
+  output = np.asarray(run())
+  return Call(run, output=output, columns=columns, flops=(flops, flops))
 
 
 def _program(form: str, setup: Setup) -> tuple[Any, dict[str, Any]]:

@@ -117,7 +117,7 @@ def _dense(form: str, shape: Shape, length: int) -> Candidate:
   computed = model.clone(cls_only=form == 'engine chain').flops((length,))
   return Candidate(
     name, eat_calls.make_dense, dict(form=form, shape=shape, length=length),
-    process=name, is_baseline=is_bert, flops=lambda case: (full, computed),
+    process=name, is_baseline=is_bert, flops=(full, computed),
     group=shape.weights,
   )  # fmt: skip
 
@@ -137,7 +137,7 @@ def _eat(rate: int, settings: Mapping[str, Any]) -> Candidate:
   )  # fmt: skip
   return Candidate(
     f'EAT {rate} %', eat_calls.make_engine, options, process='EAT engine',
-    flops=lambda case: (full, computed), group='eat',
+    flops=(full, computed), group='eat',
   )  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def _peer(library: str, shape: Shape, length: int, directory: str) -> Candidate:
   )
   return Candidate(
     name, peers.make_classifier, options, process=name,
-    flops=lambda case: (full, full), group=shape.weights,
+    flops=(full, full), group=shape.weights,
   )  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def length_candidates(settings: Mapping[str, Any]) -> list[Candidate]:
     )  # fmt: skip
     return Candidate(
       name, eat_calls.make_lengths, options, process='length buckets',
-      is_baseline=name == 'padded', flops=lambda case: (cost, cost),
+      is_baseline=name == 'padded', flops=(cost, cost),
     )  # fmt: skip
 
   return [

@@ -113,7 +113,7 @@ def load(
   chain, policy = task.serve(
     loaded.variables, {'rule': 'never'}, ServedRun(directory, loaded.step)
   )
-  if not isinstance(chain, EatChain):
+  if not (isinstance(chain, EatChain) and isinstance(policy, EatPolicy)):
     raise ConfigError(flag, directory, 'a run of an EAT or of a dense BERT')
   split = split or str(config.evals.get('dev', {}).get('split', 'validation'))
   if limit and ('[' in split or '+' in split):

@@ -6,6 +6,7 @@ logits row by row. It is called `rule=value`, with a veto margin
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -159,7 +160,7 @@ def measure(
     model.logits,
     labels,
     [
-      frontier.Setting(rule.name, value, lambda _, at=leave[name]: at)
+      frontier.Setting(rule.name, value, functools.partial(_known, leave[name]))
       for name, (rule, value) in chosen.items()
     ],
     layers=model.heads,
@@ -172,6 +173,10 @@ def measure(
     Setting(prefix + name, model, *chosen[name], point, leave[name])
     for name, point in zip(chosen, points, strict=True)
   ]
+
+
+def _known(value: Any, logits: Any) -> Any:
+  return value
 
 
 def choose(
@@ -195,10 +200,8 @@ def choose(
   if text != 'auto':
     names = list(dict.fromkeys(text.split(',')))
     if not {*names} <= {*by_name}:
-      known = ', '.join(list(by_name)[:3])
-      raise ConfigError(
-        '--time', text, f'auto, all, none or names like {known}'
-      )
+      expected = f'auto, all, none or names: {", ".join(list(by_name)[:3])}'
+      raise ConfigError('--time', text, expected)
     return [by_name[name] for name in names]
   spent = np.array([setting.point.flops for setting in settings])
   quality = np.array([setting.point.quality for setting in settings])

@@ -106,19 +106,19 @@ def _candidates(
 ) -> list[Candidate]:
   """Serves each model with an engine; settings of a model share it."""
   engines: dict[int, tuple[Engine, EatPolicy]] = {}
-  found = []
+  found: list[Candidate] = []
   for setting in settings:
     model = setting.model
     if id(model) not in engines:
       engine, policy = _engine(model, given)
       engine.warm_up(progress=True)
       engines[id(model)] = stack.enter_context(engine), policy
-    cost = float(setting.flops_served[rows].mean())
+    flops = float(setting.flops_served[rows].mean())
     found.append(
       Candidate(
         setting.name, _make, {'setting': setting, 'rows': rows,
         'served': engines[id(model)]}, is_baseline=not found,
-        flops=lambda case, cost=cost: (cost, cost),
+        flops=(flops, flops),
       )
     )  # fmt: skip
   return found

@@ -114,7 +114,7 @@ HEAD = 2 * 768 * (768 + 2)
 def test_flops_of_eat_and_dense_models_by_hand():
   settings = settings_of('eat_speed', '--candidates=dense,eat,distil')
   found = candidates_eat.candidates(settings, '')
-  flops = {one.name: one.flops({}) for one in found}
+  flops = {one.name: one.flops for one in found}
   dense = 12 * block(128) + HEAD
   assert flops['dense unrolled'] == (dense, dense)
   assert flops['distil chunked'] == (6 * block(128) + HEAD,) * 2
@@ -140,7 +140,7 @@ def test_flops_of_length_buckets_by_hand(monkeypatch):
   lengths = (3, 64, 65, 128)
   monkeypatch.setattr(candidates_eat, 'row_lengths', lambda _: lengths)
   padded, buckets = candidates_eat.length_candidates(settings)
-  limit = padded.flops({})[0] / buckets.flops({})[0]
+  limit = padded.flops[0] / buckets.flops[0]
   # Half of the rows take a little less than half the time.
   half = block(64) / block(128)
   assert limit == pytest.approx(2 / (1 + half), rel=1e-2)
@@ -207,7 +207,7 @@ def test_missing_libraries_are_reported(monkeypatch, capsys):
 def test_flops_of_adatape():
   settings = settings_of('adatape', '--variant=Ti/16', '--image_size=32')
   found = candidates_adatape.candidates(settings)
-  flops = {one.name: one.flops({}) for one in found if one.flops}
+  flops = {one.name: one.flops for one in found if one.flops}
   assert list(flops) == ['ViT', 'AdaTape learnable', 'AdaTape input']
   for bank, name in zip(('ViT', 'learnable', 'input'), flops, strict=True):
     model = candidates_adatape.build_model(bank, settings)
