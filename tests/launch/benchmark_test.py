@@ -41,7 +41,7 @@ def read(path):
   [
     ('', 'command'),
     ('adatap', 'adatape'),
-    ('adatape --variant=Q/16', "--variant: .*'Q/16'"),
+    ('adatape --variant=Q/16', "--variant: .*'Q'"),
     ('adatape --bank_size=3', '--bank_size: .*at least'),
     ('adatape --repeats=0', '--rounds/--repeats: .*positive integer'),
     ('adatape --batch_sise=3', '--batch_sise: no such flag'),
