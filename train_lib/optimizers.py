@@ -5,13 +5,15 @@ matrices only, and scales by the learning rate of the step.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from train_lib.stages import Config
+from dataset_lib.errors import ConfigError
+from train_lib.stages import Config, Stage
 
 SCHEDULES = ('cosine', 'linear', 'rsqrt', 'constant')
 OPTIMIZERS = ('adamw', 'adam', 'sgd', 'lamb', 'adafactor')
@@ -111,3 +113,14 @@ def trainable_mask(params: Any, pattern: str) -> Any:
   return jax.tree_util.tree_map_with_path(
     lambda path, _: bool(re.search(pattern, path_name(path))), params
   )
+
+
+def check_trainable(stages: Sequence[Stage], params: Any) -> None:
+  """Raises `ConfigError` if a stage trains no parameter."""
+  for stage in stages:
+    if not any(jax.tree.leaves(trainable_mask(params, stage.trainable))):
+      raise ConfigError(
+        f'stages.{stage.name}.trainable',
+        stage.trainable,
+        'a regular expression that matches a parameter',
+      )

@@ -10,14 +10,13 @@ import jax
 import ml_collections
 
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
 from eval_lib import evaluator
 from train_lib import sharding
 from train_lib.models import model_errors
 from train_lib.optimizers import (
   build_optimizer,
   build_schedule,
-  trainable_mask,
+  check_trainable,
 )
 from train_lib.stages import Stage, build_stages
 from train_lib.task import Task, build_task
@@ -97,39 +96,22 @@ def build_setup(config: Any, workdir: str = '') -> Setup:
     return init_state(task, optimizer, config.seed, config.ema_decay)
 
   def make_step(stage):
-    return make_train_step(
-      tasks[stage.name],
-      optimizer,
-      schedule,
-      config.num_micro,
-      config.ema_decay,
-      stage.trainable,
-    )
+    options = config.num_micro, config.ema_decay, stage.trainable
+    return make_train_step(tasks[stage.name], optimizer, schedule, *options)
 
   # Before devices are started. Some fields can only be checked with an input:
   # patches that do not divide the image, heads that do not divide the width.
   with model_errors(config.model):
     boxed = jax.eval_shape(initial)
-  for stage in stages:
-    if not any(jax.tree.leaves(trainable_mask(boxed.params, stage.trainable))):
-      field = f'stages.{stage.name}.trainable'
-      expected = 'a regular expression that matches a parameter'
-      raise ConfigError(field, stage.trainable, expected)
+  check_trainable(stages, boxed.params)
   mesh = sharding.make_mesh(config.mesh)
   sharding.check_batch_size(config, mesh)
   abstract = sharding.abstract(boxed, mesh)
   shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-  evaluators = {}
+  task = tasks[stages[0].name]
   with jax.set_mesh(mesh):
-    frozen = jax.device_put(
-      tasks[stages[0].name].init_frozen(), sharding.replicated(mesh)
-    )
-    for name, task in tasks.items():
-      context = eval_context(task, mesh, config, workdir)
-      evaluators[name] = {
-        key: evaluator.build(key, entry, context)
-        for key, entry in config.evals.items()
-      }
+    frozen = jax.device_put(task.init_frozen(), sharding.replicated(mesh))
+    evaluators = _build_evaluators(tasks, mesh, config, workdir)
   return Setup(
     config=config,
     dataset=dataset,
@@ -161,6 +143,22 @@ def build_dataset(config: Any) -> builder.Dataset:
     num_threads=None if threads < 0 else threads,
     prefetch=config.loader.prefetch,
   )
+
+
+def _build_evaluators(
+  tasks: Mapping[str, Task],
+  mesh: jax.sharding.Mesh,
+  config: Any,
+  workdir: str,
+) -> dict[str, dict[str, tuple[evaluator.Evaluator, int]]]:
+  built = {}
+  for stage, task in tasks.items():
+    context = eval_context(task, mesh, config, workdir)
+    built[stage] = {
+      name: evaluator.build(name, entry, context)
+      for name, entry in config.evals.items()
+    }
+  return built
 
 
 def eval_context(

@@ -135,7 +135,12 @@ class _Loop:
     batch = self._next_batch()
     train_step, seconds = self.setup.steps.get(stage, batch)
     if seconds:
-      self.console.compiled(stage, batch, seconds)
+      info = self.setup.dataset.info
+      shape = ', '.join(map(str, batch[info.input_key].shape))
+      self.console.print(
+        f'compiled the step of {stage.name} for {info.input_key} [{shape}] in '
+        f'{seconds:.1f} s'
+      )
     self.console.trace(step)
     knobs = stage.knob_values(step)
     state, metrics = train_step(state, self.setup.frozen, batch, knobs)

@@ -1,14 +1,17 @@
 """Starts from the parameters of another run.
 
 Every parameter of the model must be in the checkpoint, and every one of the
-checkpoint must be used; exceptions are explicit. The checkpoint may also be a
-BERT, DistilBERT or ALBERT of Hugging Face, with the names and the float32 of
-`model_lib.convert`.
+checkpoint must be used; exceptions are explicit. The average of the other
+run's parameters is taken if it kept one. The checkpoint may also be a BERT,
+DistilBERT or ALBERT of Hugging Face. Names are paths such as
+`encoder/block_0/mlp/kernel`. Nothing is cast, except a Hugging Face checkpoint
+in half or double precision, which is logged. A head that the checkpoint lacks,
+or has for another task, is skipped explicitly: `skip=('^head/',)`.
 """
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -52,12 +55,6 @@ def warm_start(
 ) -> Any:
   """Replaces parameters by those of another run's newest good checkpoint.
 
-  The average of the other run's parameters is taken if it kept one. Names
-  are paths such as `encoder/block_0/mlp/kernel`. Nothing is cast, except a
-  Hugging Face checkpoint in half or double precision, which is logged; a head
-  that it lacks, or has for another task, is skipped like any other:
-  `skip=('^head/',)`.
-
   Args:
     params: parameters of a fresh model; their shardings are kept.
     checkpoint_dir: workdir of the other run, or its folder of checkpoints, or
@@ -76,23 +73,11 @@ def warm_start(
       parameters are left over on either side or differ in shape or dtype,
       all of which are listed; or a Hugging Face directory is unusable.
   """
-  source, wanted = _read(checkpoint_dir, params), io.flatten(params)
-  found: dict[str, Any] = {}
+  found = io.flatten(_read(checkpoint_dir, params))
+  wanted = io.flatten(params)
   unmatched = dict.fromkeys((*renames, *skip))
-  for name, leaf in io.flatten(source).items():
-    for rename in renames:
-      old, arrow, new = rename.partition('->')
-      if not arrow or not old:
-        expected = "expected 'old->new'"
-        raise ValueError(f'warm_start.renames: {expected}, got {rename!r}')
-      name, count = re.subn(old, new, name)
-      if count:
-        unmatched.pop(rename, None)
-    if name in found:
-      raise ValueError(
-        f'warm_start.renames: two parameters of the checkpoint become {name!r}'
-      )
-    found[name] = leaf
+  for rename in renames:
+    found = _renamed(found, rename, unmatched)
   skipped = set()
   for pattern in skip:
     hits = {n for n in {*found, *wanted} if re.search(pattern, n)}
@@ -113,9 +98,8 @@ def warm_start(
       f'warm_start: {error}\nRename with warm_start.renames=("old->new",), or '
       'keep fresh values with warm_start.skip=("regex",).'
     ) from None
-  merged = wanted | {
-    n: jax.device_put(found[n], leaf.sharding) for n, leaf in used.items()
-  }
+  placed = (jax.device_put(found[n], leaf.sharding) for n, leaf in used.items())
+  merged = wanted | dict(zip(used, placed, strict=True))
   return jax.tree.unflatten(jax.tree.structure(params), list(merged.values()))
 
 
@@ -125,3 +109,24 @@ def _read(checkpoint_dir: str | os.PathLike[str], params: Any) -> Any:
     heads = 'pretraining' if 'predictions' in params else 'classifier'
     return convert.load_params(checkpoint_dir, heads=heads)
   return restore_params(checkpoint_dir).params
+
+
+def _renamed(
+  found: Mapping[str, Any], rename: str, unmatched: dict[str, None]
+) -> dict[str, Any]:
+  """Applies a rename to all names; removes it from `unmatched` on a match."""
+  old, arrow, new = rename.partition('->')
+  if not arrow or not old:
+    raise ValueError(f"warm_start.renames: expected 'old->new', got {rename!r}")
+  renamed: dict[str, Any] = {}
+  for name, leaf in found.items():
+    new_name, count = re.subn(old, new, name)
+    if count:
+      unmatched.pop(rename, None)
+    if new_name in renamed:
+      raise ValueError(
+        'warm_start.renames: two parameters of the checkpoint become '
+        f'{new_name!r}, one of them {name!r}'
+      )
+    renamed[new_name] = leaf
+  return renamed
