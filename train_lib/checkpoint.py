@@ -61,11 +61,6 @@ class Checkpointer(contextlib.AbstractContextManager):
     best_metric: str = '',
     best_mode: str = 'max',
   ):
-    if keep < 1 or best_mode not in io.MODES:
-      raise ValueError(
-        f'expected keep >= 1 and best_mode in {list(io.MODES)}, got '
-        f'keep={keep} and best_mode={best_mode!r}'
-      )
     self.directory = pathlib.Path(directory).absolute()
     self.directory.mkdir(parents=True, exist_ok=True)
     self._keep = keep
@@ -183,24 +178,11 @@ class Checkpointer(contextlib.AbstractContextManager):
       return None
     chosen, damaged = io.good_step(self.directory, step)
     path = self.directory / str(chosen)
-    description = io.read_description(path)
-    wanted = io.flatten(abstract_state)
-    io.check_layout(path, description['arrays'], io.layout(wanted))
-    arrays = io.read_arrays(path, wanted)
-    state = jax.tree.unflatten(
-      jax.tree.structure(abstract_state), [arrays[name] for name in wanted]
-    )
+    state = io.read_tree(path, abstract_state)
+    extra = io.read_description(path)['extra']
     self._position = chosen
     self._later = [later for later in steps if later > chosen]
-    return Restored(state, description['extra'], chosen, damaged)
-
-  def latest_step(self) -> int | None:
-    """Returns the newest complete checkpoint, damaged or not."""
-    return max(io.steps_in(self.directory), default=None)
-
-  def best_step(self) -> int | None:
-    """Returns the checkpoint with the best metric, the first of equal ones."""
-    return io.best_step(self.directory, self._best)
+    return Restored(state, extra, chosen, damaged)
 
   def close(self) -> None:
     """Waits for the running save and ends all threads."""
@@ -219,7 +201,8 @@ class Checkpointer(contextlib.AbstractContextManager):
     self._orbax.wait_until_finished()
     if jax.process_index() == 0:
       steps = io.steps_in(self.directory)
-      for step in set(steps[: -self._keep]) - {self.best_step()}:
+      best = io.best_step(self.directory, self._best)
+      for step in set(steps[: -self._keep]) - {best}:
         # Renamed first: a kill must not leave half a checkpoint.
         path = self.directory / str(step)
         shutil.rmtree(path.rename(f'{path}{TEMPORARY}'), ignore_errors=True)
@@ -227,7 +210,7 @@ class Checkpointer(contextlib.AbstractContextManager):
   def _failed(self, error: Exception) -> CheckpointError:
     self._saving = None
     self._remove_temporary()
-    self._position = self.latest_step()
+    self._position = max(io.steps_in(self.directory), default=None)
     return CheckpointError(
       f'saving step {self._description["step"]} to {self.directory} failed: '
       f'{type(error).__name__}: {error}'
@@ -301,29 +284,13 @@ def restore_params(
   """
   path = _find_step(directory, step)
   description = io.read_description(path)
-  saved = description['arrays']
-  has_average = any(name.startswith('ema_params/') for name in saved)
+  names = description['arrays']
+  has_average = any(name.startswith('ema_params/') for name in names)
   prefix = 'ema_params/' if average and has_average else 'params/'
-  wanted = {
-    name: jax.ShapeDtypeStruct(shape, dtype)
-    for name, (dtype, shape) in saved.items()
-    if name.startswith((prefix, 'model_state/'))
-  }
-  if abstract_params is not None:
-    asked = io.flatten(abstract_params, prefix)
-    found = {name: saved[name] for name in wanted if name.startswith(prefix)}
-    io.check_layout(path, found, io.layout(asked))
-    wanted |= asked
-  arrays = io.read_arrays(path, wanted)
-  params = io.nest(arrays, prefix)
-  if abstract_params is not None:
-    params = jax.tree.unflatten(
-      jax.tree.structure(abstract_params), [arrays[name] for name in asked]
-    )
-  model_state = io.nest(arrays, 'model_state/')
-  return RestoredParams(
-    params, model_state, int(path.name), description['extra']
-  )
+  params = io.read_tree(path, abstract_params, prefix)
+  model_state = io.read_tree(path, None, 'model_state/')
+  extra = description['extra']
+  return RestoredParams(params, model_state, int(path.name), extra)
 
 
 def checkpoint_extra(

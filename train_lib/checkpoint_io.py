@@ -34,7 +34,6 @@ MANIFEST = 'manifest.json'
 MODES = {'max': 1.0, 'min': -1.0}
 # orbax writes these after the manifest. Restoring does not need them.
 WRITTEN_LATER = ('_CHECKPOINT_METADATA', 'commit_success.txt')
-_MOST_LINES = 20  # of an error message
 _CHUNK = 1 << 20  # bytes
 _THREADS = 4  # zlib and reading both release the interpreter lock
 
@@ -57,11 +56,7 @@ class CheckpointWarning(UserWarning):
 
 def steps_in(directory: pathlib.Path) -> list[int]:
   """Returns the steps that have a complete checkpoint, ascending."""
-  if not directory.is_dir():
-    return []
-  return sorted(
-    int(path.name) for path in directory.iterdir() if path.name.isdecimal()
-  )
+  return sorted(int(p.name) for p in directory.glob('*') if p.name.isdecimal())
 
 
 def good_step(
@@ -205,15 +200,41 @@ def check_layout(
 
 def shortened(lines: list[str]) -> str:
   """Joins at most 20 lines, and counts the rest."""
-  more = len(lines) - _MOST_LINES
-  cut = [*lines[:_MOST_LINES], *([f'and {more} more'] if more > 0 else [])]
-  return '\n  '.join(cut)
+  rest = [f'and {len(lines) - 20} more'] if len(lines) > 20 else []
+  return '\n  '.join(lines[:20] + rest)
 
 
 def read_description(path: pathlib.Path) -> dict[str, Any]:
   """Reads `checkpoint.json`: step, extra, metrics, best, arrays."""
   with (path / DESCRIPTION).open(encoding='utf-8') as file:
     return json.load(file)
+
+
+def read_tree(path: pathlib.Path, abstract: Any, prefix: str = '') -> Any:
+  """Reads the arrays whose name starts with a prefix.
+
+  Args:
+    path: the folder of the step.
+    abstract: the wanted structure, with shardings; None for nested
+      dictionaries of NumPy arrays.
+    prefix: of the names.
+
+  Raises:
+    CheckpointMismatchError: the arrays are not the wanted ones.
+  """
+  saved = {
+    name: entry
+    for name, entry in read_description(path)['arrays'].items()
+    if name.startswith(prefix)
+  }
+  if abstract is None:
+    wanted = {n: jax.ShapeDtypeStruct(x[1], x[0]) for n, x in saved.items()}
+    return nest(read_arrays(path, wanted), prefix)
+  wanted = flatten(abstract, prefix)
+  check_layout(path, saved, layout(wanted))
+  arrays = read_arrays(path, wanted)
+  leaves = [arrays[name] for name in wanted]
+  return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
 
 def read_arrays(
@@ -230,19 +251,19 @@ def read_arrays(
   """
   if not wanted:
     return {}
-  structure = {
-    name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    for name, leaf in wanted.items()
-  }
-  arguments = {name: _restore_argument(leaf) for name, leaf in wanted.items()}
+  structure, arguments = {}, {}
+  for name, leaf in wanted.items():
+    structure[name] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    arguments[name] = ocp.RestoreArgs(restore_type=np.ndarray)
+    if getattr(leaf, 'sharding', None) is not None:
+      arguments[name] = ocp.ArrayRestoreArgs(
+        sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype
+      )
+  options = ocp.args.PyTreeRestore(
+    nest(structure), restore_args=nest(arguments), partial_restore=True
+  )
   with ocp.PyTreeCheckpointer() as checkpointer:
-    nested = checkpointer.restore(
-      path,
-      args=ocp.args.PyTreeRestore(
-        nest(structure), restore_args=nest(arguments), partial_restore=True
-      ),
-    )
-  return flatten(nested)
+    return flatten(checkpointer.restore(path, args=options))
 
 
 def finish(path: pathlib.Path, description: Mapping[str, Any]) -> None:
@@ -312,15 +333,6 @@ def _encode(files: Mapping[str, Any]) -> str:
   body = json.dumps(files, sort_keys=True)
   crc = zlib.crc32(body.encode())
   return json.dumps({'crc32': f'{crc:08x}', 'files': files}, sort_keys=True)
-
-
-def _restore_argument(leaf: Any) -> ocp.RestoreArgs:
-  where = getattr(leaf, 'sharding', None)
-  if where is None:
-    return ocp.RestoreArgs(restore_type=np.ndarray)
-  return ocp.ArrayRestoreArgs(
-    sharding=where, global_shape=leaf.shape, dtype=leaf.dtype
-  )
 
 
 def _part(key: Any) -> str:

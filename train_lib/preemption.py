@@ -1,8 +1,7 @@
-"""Being asked to stop: finish the step, save, leave with an own exit code.
+"""Stops a run on SIGTERM or Ctrl-C after the current step.
 
-A scheduler sends SIGTERM before it takes the machine, a person presses
-Ctrl-C. Neither may lose the steps since the last checkpoint, and a second
-signal must still end a process that hangs.
+The loop saves that step and exits with a code of its own; a second signal ends
+a process that hangs.
 """
 
 import os
@@ -14,12 +13,12 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-PREEMPTED = 75  # EX_TEMPFAIL: try again, the same command goes on
+PREEMPTED = 75  # EX_TEMPFAIL: the same command resumes
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Preempted(Exception):  # noqa: N818 - an event, not an error
-  """The run was asked to stop and has saved `step`; exit with `PREEMPTED`."""
+  """The run was stopped and has saved `step`; exit with `PREEMPTED`."""
 
   def __init__(self, step: int):
     super().__init__(
@@ -30,11 +29,11 @@ class Preempted(Exception):  # noqa: N818 - an event, not an error
 
 
 class PreemptionGuard:
-  """Turns the first SIGTERM or SIGINT into a question the loop asks.
+  """A context in which the first SIGTERM or SIGINT sets `should_stop`.
 
-  With `jax.distributed` initialised, SIGTERM belongs to JAX's coordination
-  service, which agrees on one step for all processes; SIGINT is passed on to
-  it. Enter the context after `jax.distributed.initialize`.
+  With `jax.distributed` initialised, JAX's coordination service handles
+  SIGTERM and agrees on one step for all processes; SIGINT is forwarded to it.
+  Enter the context after `jax.distributed.initialize`.
   """
 
   def __init__(self):
@@ -55,9 +54,9 @@ class PreemptionGuard:
     self._restore()
 
   def should_stop(self, step: int) -> bool:
-    """Whether to save `step` and stop; ask in every step.
+    """Returns whether to save `step` and stop; call it in every step.
 
-    With several processes the answer is the same in all of them.
+    All processes of a run get the same answer.
     """
     if self._distributed:
       return multihost_utils.reached_preemption_sync_point(step)
@@ -66,7 +65,7 @@ class PreemptionGuard:
   def _handle(self, number: int, frame: FrameType | None) -> None:
     del frame
     self._requested = True
-    self._restore()  # the second signal acts as if we were not here
+    self._restore()  # a second signal has its default effect
     if self._distributed:
       os.kill(os.getpid(), signal.SIGTERM)
 

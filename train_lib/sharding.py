@@ -66,15 +66,16 @@ def make_mesh(sizes: Any) -> Mesh:
   )
 
 
-def is_boxed(leaf: Any) -> bool:
-  """Returns whether the leaf carries the logical names of its axes."""
+def _is_boxed(leaf: Any) -> bool:
   return isinstance(leaf, nn.meta.AxisMetadata)
 
 
 def unbox(tree: Any) -> Any:
   """Removes the logical names from a tree of boxed arrays."""
   return jax.tree.map(
-    lambda leaf: leaf.value if is_boxed(leaf) else leaf, tree, is_leaf=is_boxed
+    lambda leaf: leaf.value if _is_boxed(leaf) else leaf,
+    tree,
+    is_leaf=_is_boxed,
   )
 
 
@@ -89,13 +90,18 @@ def tree_sharding(boxed: Any, mesh: Mesh) -> Any:
   """
 
   def leaf_sharding(leaf: Any) -> NamedSharding:
-    if not is_boxed(leaf):
+    if not _is_boxed(leaf):
       return replicated(mesh)
-    _check_names(leaf.names)
+    unknown = {*leaf.names} - {None, *(name for name, _ in RULES)}
+    if unknown:
+      raise ValueError(
+        f'{sorted(unknown)}: expected logical axes of sharding.RULES; others '
+        'would silently be replicated'
+      )
     spec = nn.logical_to_mesh_axes(leaf.names, RULES)
     return NamedSharding(mesh, _divisible(spec, leaf.value.shape, mesh))
 
-  return jax.tree.map(leaf_sharding, boxed, is_leaf=is_boxed)
+  return jax.tree.map(leaf_sharding, boxed, is_leaf=_is_boxed)
 
 
 def abstract(boxed: Any, mesh: Mesh) -> Any:
@@ -137,16 +143,6 @@ def check_batch_size(config: Any, mesh: Mesh) -> None:
       f'a multiple of {unit}: {devices} devices along data x fsdp times '
       f'num_micro={config.num_micro}',
     )
-
-
-def _check_names(names: tuple[str | None, ...]) -> None:
-  known = [name for name, _ in RULES]
-  for name in names:
-    if name is not None and name not in known:
-      raise ValueError(
-        f'logical axis {name!r} is in no rule, so it would silently be '
-        f'replicated; expected one of {known}'
-      )
 
 
 def _divisible(

@@ -2,8 +2,8 @@
 
 A *knob* is a traced scalar that follows a schedule within its stage (a prune
 ratio, a loss weight): it changes every step and never recompiles. A *stage*
-changes what is static: which parameters are trained, model keywords. Both are
-functions of the step alone, so a resumed run continues where it was.
+changes static parts: the trained parameters, model keywords. Both are functions
+of the step alone, so a resumed run continues at its step.
 """
 
 import dataclasses

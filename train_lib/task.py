@@ -1,6 +1,6 @@
-"""The Task contract: everything a new objective tells the one trainer.
+"""The Task contract between an objective and the trainer.
 
-A task owns a model and its losses; the trainer owns time, devices and files.
+A task owns a model and its losses; the trainer owns steps, devices and files.
 AdaTape is cross-entropy + tape loss, distillation is a frozen teacher + a
 loss: each is a `Task` and a config, never another loop.
 """
@@ -32,7 +32,7 @@ class Task(abc.ABC):
 
   Attributes:
     config: the resolved configuration (read-only), or any mapping like it.
-    info: what the data set says of itself (input shape, classes).
+    info: input shape, classes and sizes of the data set.
     model: the Flax Linen module that is trained.
   """
 
@@ -88,11 +88,11 @@ class Task(abc.ABC):
     row_keys: Key[Array, ' B'],
     knobs: Mapping[str, Float[Array, '']],
   ) -> tuple[Float[Array, ''], tuple[Metrics, Tree]]:
-    """The share of the loss that falls on these rows.
+    """Returns the share of the loss of these rows, and metrics.
 
     Args:
       params: trained parameters, float32.
-      model_state: what the model carries from step to step (may be empty).
+      model_state: state that the model carries between steps; may be empty.
       frozen: the result of `init_frozen`.
       batch: a micro-batch: some rows of the step's batch.
       norm: the result of `normalizers` on the whole batch.
@@ -106,15 +106,15 @@ class Task(abc.ABC):
 
   @abc.abstractmethod
   def evaluate(self, params: Tree, model_state: Tree, batch: Batch) -> Metrics:
-    """Metrics of a batch without noise; rows with mask 0 never count."""
+    """Returns metrics of a batch without noise, over rows with mask 1."""
 
   def outputs(
     self, params: Tree, model_state: Tree, batch: Batch
   ) -> dict[str, Shaped[Array, 'B ...']]:
-    """What the model says of each row, for metrics that need all rows.
+    """Returns the model's outputs of each row, for metrics of all rows.
 
-    Every array leads with the rows; `'logits'` is `[B, E, O]` with the heads
-    of the model in order, the last one being its answer.
+    `'logits'` is `[B, E, O]` with the heads of the model in order; the last
+    one is its answer.
     """
     raise NotImplementedError(f'{type(self).__name__} has no outputs of rows')
 
@@ -127,7 +127,7 @@ class Task(abc.ABC):
   def features(
     self, params: Tree, model_state: Tree, batch: Batch
   ) -> Float[Array, 'B D']:
-    """The representation before the head, for few-shot evaluation."""
+    """Returns the representation before the head, for few-shot evaluation."""
 
   def serve(
     self, variables: Tree, options: Mapping[str, Any], run: ServedRun = NO_RUN
@@ -152,10 +152,10 @@ class Task(abc.ABC):
     )
 
   def save_assets(self, directory: pathlib.Path) -> None:
-    """Writes what serving needs beside the parameters, e.g. a tokenizer."""
+    """Writes files that serving needs, such as a tokenizer."""
 
   def flops(self) -> float:
-    """FLOPs of one example's forward pass by formula (2 a multiply-add).
+    """Returns FLOPs of one example's forward pass (2 per multiply-add).
 
     NaN for a model without the method `flops`.
     """

@@ -73,8 +73,8 @@ def warm_start(
       parameters are left over on either side or differ in shape or dtype,
       all of which are listed; or a Hugging Face directory is unusable.
   """
-  found = io.flatten(_read(checkpoint_dir, params))
-  wanted = io.flatten(params)
+  source = _read(checkpoint_dir, params)
+  found, wanted = io.flatten(source), io.flatten(params)
   unmatched = dict.fromkeys((*renames, *skip))
   for rename in renames:
     found = _renamed(found, rename, unmatched)

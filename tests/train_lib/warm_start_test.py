@@ -46,14 +46,19 @@ def assert_trees_equal(a, b):
   jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_takes_over_all_parameters_and_keeps_the_sharding(workdir):
-  mesh = jax.make_mesh((4,), ('d',), axis_types=(AxisType.Auto,),
-                       devices=jax.devices()[:4])  # fmt: skip
-  split = NamedSharding(mesh, PartitionSpec('d'))
-  params = jax.device_put(fresh(), split)
+def sharded(params, devices):
+  """The parameters on a mesh, and their sharding."""
+  mesh = jax.make_mesh((devices,), ('d',), axis_types=(AxisType.Auto,),
+                       devices=jax.devices()[:devices])  # fmt: skip
+  where = NamedSharding(mesh, PartitionSpec())
+  return jax.device_put(params, where), where
+
+
+def test_replaces_all_parameters_and_keeps_the_sharding(workdir):
+  params, where = sharded(fresh(), 4)
   started = warm_start(params, workdir)
   assert_trees_equal(started, SAVED)
-  assert all(leaf.sharding == split for leaf in jax.tree.leaves(started))
+  assert all(leaf.sharding == where for leaf in jax.tree.leaves(started))
   assert_trees_equal(warm_start(fresh(), workdir / 'checkpoints'), SAVED)
 
 
@@ -155,15 +160,13 @@ def rewrite(directory, target, change):
   (target / 'config.json').write_bytes((directory / 'config.json').read_bytes())
 
 
-def test_takes_over_a_hugging_face_model_and_keeps_the_sharding(pretrained):
+def test_replaces_by_a_hugging_face_model_and_keeps_the_sharding(pretrained):
   directory, params = pretrained
-  mesh = jax.make_mesh((2,), ('d',), axis_types=(AxisType.Auto,),
-                       devices=jax.devices()[:2])  # fmt: skip
-  whole = NamedSharding(mesh, PartitionSpec())
-  started = warm_start(jax.device_put(bert_params(1), whole), directory)
+  begun, where = sharded(bert_params(1), 2)
+  started = warm_start(begun, directory)
   assert_trees_equal(started, params)
   assert jax.tree.structure(started) == jax.tree.structure(params)
-  assert all(leaf.sharding == whole for leaf in jax.tree.leaves(started))
+  assert all(leaf.sharding == where for leaf in jax.tree.leaves(started))
 
 
 def test_a_head_of_another_task_is_skipped_explicitly(pretrained):
