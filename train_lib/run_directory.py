@@ -29,16 +29,9 @@ TOKENIZER = 'tokenizer.json'  # of a run on texts
 # Fields that may differ when a run is resumed: they change where, how fast
 # and how often, but not what is computed.
 HARMLESS = (
-  r'log_every',
-  r'tensorboard',
-  r'num_micro',
-  r'max_nonfinite_steps',
-  r'loader\..*',
-  r'checkpoint\..*',
-  r'evals\..*',
-  r'mesh\..*',
-  r'profile\..*',
-)
+  'log_every', 'tensorboard', 'num_micro', 'max_nonfinite_steps',
+  r'(loader|checkpoint|evals|mesh|profile)\..*',
+)  # fmt: skip
 # A lock of another host counts as held while its run wrote something within
 # this time: some file systems do not lock across hosts.
 FOREIGN_LOCK_SECONDS = 120.0
@@ -161,11 +154,8 @@ class RunDirectory:
   def _write_config(self) -> None:
     path = self.path('config.json')
     config = strict_json.loads(strict_json.dumps(self._config))
-    if has_checkpoints(self.workdir):
-      try:
-        changed = changes(strict_json.read_object(path), config)
-      except FileNotFoundError:
-        changed = []
+    if has_checkpoints(self.workdir) and path.exists():
+      changed = changes(strict_json.read_object(path), config)
       if changed:
         raise ConfigChangedError(
           f'{self.workdir} has checkpoints of a run with another '

@@ -89,7 +89,11 @@ def test_retention_keeps_the_newest_and_the_best(tmp_path):
 
 def test_the_best_may_be_the_smallest_and_of_another_metric(tmp_path):
   options = dict(keep=1, best_metric='loss', best_mode='min')
-  values = {1: dict(loss=3.0), 2: dict(loss=1.0, f1=0.1), 3: dict(loss=2, f1=1)}
+  values = {
+    1: dict(loss=3.0),
+    2: dict(loss=1.0, f1=0.1),
+    3: dict(loss=2.0, f1=1.0),
+  }
   with Checkpointer(tmp_path, **options) as checkpointer:
     for step, metrics in values.items():
       checkpointer.save(step, make_state(step), metrics=metrics)

@@ -13,6 +13,7 @@ import jax
 import pytest
 
 from dataset_lib.errors import InvalidDataError
+from launch import command_line
 from train_lib import run_directory
 from train_lib.run_directory import (
   ConfigChangedError,
@@ -153,12 +154,15 @@ def test_a_directory_in_place_of_a_file_is_named(tmp_path, name, checkpoints):
 
 
 @pytest.mark.parametrize('content', [b'', b'{', b'[1]', b'null', b'\xff\xfe'])
-def test_a_damaged_configuration_is_named_and_kept(tmp_path, content):
+def test_a_damaged_configuration_is_named_and_kept(tmp_path, content, capsys):
   begin(tmp_path)
   path = tmp_path / 'config.json'
   path.write_bytes(content)
-  with pytest.raises(InvalidDataError, match=r'config\.json is damaged'):
-    enter(tmp_path)
+  with pytest.raises(SystemExit) as stop:
+    command_line.run(lambda: enter(tmp_path))
+  assert stop.value.code == command_line.DATA
+  (line,) = capsys.readouterr().err.splitlines()
+  assert f'{path} is damaged' in line
   assert path.read_bytes() == content
 
 

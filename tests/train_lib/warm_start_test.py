@@ -214,7 +214,7 @@ def test_half_precision_is_cast_and_said(pretrained, tmp_path, caplog):
   )
   with caplog.at_level('INFO', logger='absl'):
     started = warm_start(bert_params(1), tmp_path)
-  assert "('float16',) cast to float32" in caplog.text
+  assert "cast: ('float16',)" in caplog.text
   jax.tree.map(
     lambda got, want: np.testing.assert_array_equal(
       got, np.asarray(want).astype(np.float16).astype(np.float32)
