@@ -1,6 +1,5 @@
 """Compacted = masked = engine: the same logits and iterations for every row."""
 
-import concurrent.futures
 import dataclasses
 import functools
 
@@ -144,7 +143,7 @@ def served():
     yield model, variables, engine
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 8))
 def test_engine_gives_what_the_masked_form_gives(served, seed, count):
@@ -157,19 +156,3 @@ def test_engine_gives_what_the_masked_form_gives(served, seed, count):
     np.testing.assert_array_equal(steps, spent[row, : len(steps)])
     # It left with the stage in which its last token halted.
     assert stages == -(-int(steps.max()) // 3)
-
-
-@pytest.mark.slow
-def test_rows_leave_at_different_stages_from_threads(served):
-  model, variables, engine = served
-  texts = rows(40, seed=5)
-  with concurrent.futures.ThreadPoolExecutor(4) as pool:
-    parts = list(pool.map(engine.predict, [texts[i::4] for i in range(4)]))
-  stages = set()
-  for start, part in enumerate(parts):
-    want, _ = masked(model, variables, texts[start::4][:8])
-    for row, (logits, _, count) in enumerate(part):
-      stages.add(count)
-      if row < 8:
-        np.testing.assert_allclose(logits, want[row], atol=1e-5)
-  assert len(stages) > 1

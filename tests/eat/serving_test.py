@@ -35,7 +35,7 @@ def chain_logits(chain, variant, texts, length):
   [
     {},
     *(
-      pytest.param(changes, marks=pytest.mark.slow)
+      pytest.param(changes, marks=pytest.mark.nightly)
       for changes in (
         dict(prune_scores='learned', merge=True),
         dict(prune_scores='attention', window=0),
@@ -126,7 +126,7 @@ serving_test.compare_at_real_size()
 
 
 def compare_at_real_size():
-  """Masked, gathered and engine, alone and in company; see the test below."""
+  """Compares masked, gathered and engine, alone and in batches."""
   assert '--xla_backend_optimization_level=3' in os.environ['XLA_FLAGS']
   model, variables = small.build(
     width=384, depth=6, mlp_dim=1536, num_heads=12, max_positions=128,
@@ -178,7 +178,7 @@ def scaled(variables, factor):
   return jax.tree_util.tree_map_with_path(leaf, variables)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_forms_agree_at_a_real_size_and_optimised(repository):
   """The suite compiles at level 0, and its model is 16 wide."""
   flags = '--xla_backend_optimization_level=3'

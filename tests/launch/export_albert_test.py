@@ -48,7 +48,7 @@ def test_a_classifier_of_fixed_depth_is_written_as_it_is(
   np.testing.assert_array_equal(again.tokens, own.tokens)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pretraining_is_written_with_its_heads(tmp_path_factory, tmp_path):
   run = tiny_run.made(tmp_path_factory, 'pretrain', 'fixed')
   out = exported(run, tmp_path / 'out')
@@ -123,8 +123,13 @@ def assert_close(found, want):
 
 
 @pytest.mark.peers
-@pytest.mark.slow
-@pytest.mark.parametrize('halting', ['fixed', 'act'])
+@pytest.mark.parametrize(
+  'halting',
+  [
+    pytest.param('fixed', marks=pytest.mark.nightly),
+    pytest.param('act', marks=pytest.mark.slow),
+  ],
+)
 def test_transformers_reads_the_same_classifier(
   halting, tmp_path_factory, tmp_path
 ):
@@ -136,7 +141,7 @@ def test_transformers_reads_the_same_classifier(
 
 
 @pytest.mark.peers
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_transformers_reads_the_same_pretraining(tmp_path_factory, tmp_path):
   run = tiny_run.made(tmp_path_factory, 'pretrain', 'fixed')
   out = exported(run, tmp_path / 'out')

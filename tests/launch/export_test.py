@@ -180,15 +180,20 @@ def test_a_step_that_is_not_there_is_a_checkpoint_error(runs, tmp_path):
   assert not (tmp_path / 'new').exists()
 
 
-@pytest.mark.slow
 @pytest.mark.peers
-@pytest.mark.parametrize('name', ['dense', 'eat'])
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param('dense', marks=pytest.mark.nightly),
+    pytest.param('eat', marks=pytest.mark.slow),
+  ],
+)
 def test_transformers_reads_the_same(runs, tmp_path, name):
   assert_read_by_transformers(runs[name], tmp_path / 'out')
 
 
 @pytest.mark.peers
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_transformers_reads_a_distilbert(distil, tmp_path):
   assert_read_by_transformers(distil, tmp_path / 'out')
 

@@ -110,7 +110,7 @@ def test_a_thousand_mixed_requests_from_threads(engine):
   check_mixed(engine, 1000, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ten_thousand_mixed_requests_from_threads(engine):
   check_mixed(engine, 10_000, 8)
 

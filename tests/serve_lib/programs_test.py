@@ -9,8 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dataset_lib.errors import ConfigError
-from serve_lib.chain import InputError
 from serve_lib.programs import Programs
 from serve_lib.schedule import Grid, Key
 from tests.serve_lib import toy
@@ -154,21 +152,6 @@ def test_a_second_process_finds_the_programs(tmp_path, repository):
 
   assert run() == ['11', '0', 'None']  # and the setting is put back
   assert run() == ['11', '11', 'None']
-
-
-def test_buckets():
-  grid = Grid((8, 16), (1, 4, 6))
-  assert [grid.fit_length(n) for n in (1, 8, 9, 16)] == [8, 8, 16, 16]
-  assert [grid.fit_rows(n) for n in (1, 2, 4, 5, 6)] == [1, 4, 4, 6, 6]
-  for length in (0, 17):
-    with pytest.raises(InputError, match='expected 1 to 16'):
-      grid.fit_length(length)
-
-
-@pytest.mark.parametrize('sizes', [(), (4, 2), (2, 2), (0,)])
-def test_illegal_buckets_are_named(sizes):
-  with pytest.raises(ConfigError, match=r'engine.lengths: expected a tuple of'):
-    Grid(sizes, (1,))
 
 
 def test_the_toy_loses_tokens_between_stages():

@@ -1,10 +1,12 @@
-"""What runs next, rule by rule, and that nobody starves."""
+"""Buckets, and the choice of the next batch, rule by rule."""
 
 import collections
 
 import pytest
 
-from serve_lib.schedule import Key, Waiting, choose
+from dataset_lib.errors import ConfigError
+from serve_lib.chain import InputError
+from serve_lib.schedule import Grid, Key, Waiting, choose, doubling
 
 
 def waiting(stage, rows, since, length=8, variant='full'):
@@ -90,3 +92,26 @@ def test_nobody_starves_in_a_backlog_without_end(max_wait):
     assert rounds < 2000
   # All that came before the rare row, or the time that nobody counts.
   assert rounds <= max(backlog / capacity, max_wait) + 1
+
+
+def test_buckets():
+  grid = Grid((8, 16), (1, 4, 6))
+  assert [grid.fit_length(n) for n in (1, 8, 9, 16)] == [8, 8, 16, 16]
+  assert [grid.fit_rows(n) for n in (1, 2, 4, 5, 6)] == [1, 4, 4, 6, 6]
+  for length in (0, 17):
+    with pytest.raises(InputError, match='expected 1 to 16'):
+      grid.fit_length(length)
+
+
+@pytest.mark.parametrize('sizes', [(), (4, 2), (2, 2), (0,)])
+def test_illegal_buckets_are_named(sizes):
+  with pytest.raises(ConfigError, match=r'engine.lengths: expected a tuple of'):
+    Grid(sizes, (1,))
+
+
+@pytest.mark.parametrize(
+  ('largest', 'expected'),
+  [(1, (1,)), (12, (1, 2, 4, 8, 12)), (16, (1, 2, 4, 8, 16))],
+)
+def test_doubling_ends_with_the_largest(largest, expected):
+  assert doubling(largest) == expected

@@ -1,11 +1,41 @@
-"""What may be run from a directory is what only its owner can put there."""
+"""Private directories, and freed memory that stays with the process."""
 
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
 
 from serve_lib.process import private_directory
+
+PROGRAM = """
+import resource, sys
+import numpy as np
+from serve_lib.process import keep_freed_memory
+if sys.argv[1] == 'keep' and not keep_freed_memory():
+  print('unknown'); sys.exit()
+def faults():
+  return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+np.ones(2**23)
+before = faults()
+for _ in range(4):
+  np.ones(2**23)
+print(faults() - before)
+"""
+
+
+def faults(how):
+  command = [sys.executable, '-c', PROGRAM, how]
+  return subprocess.check_output(command, text=True).strip()
+
+
+def test_pages_are_not_asked_for_again():
+  kept = faults('keep')
+  if kept == 'unknown':
+    pytest.skip('the C library has no mallopt')
+  # 64 MB are 16,384 pages of 4 kB, or 32 of 2 MB.
+  assert int(kept) < 8 <= int(faults('give back'))
 
 
 def test_it_is_made_for_its_owner_alone_and_taken_again(tmp_path):
