@@ -97,3 +97,6 @@ def test_all_records(tmp_path):
   print(compare.format_rows(rows))
   assert not unexplained(rows)
   assert not compare.out_of_date(rows)
+  for arguments, line in json.loads((tmp_path / 'errors.json').read_text()):
+    assert line.startswith('error: '), arguments
+    assert line.endswith('(exit code 2)'), arguments

@@ -2,10 +2,15 @@
 
 One row for each: (pattern of the subject, pattern of the quantity, reason). A
 row that matches no difference is out of date, and `compare.py` prints it.
+Reasons of texts repeat the line of CHANGELOG.md.
 """
 
 TRAINED = 'losses|last step|result'
 COMPUTED = f'logits|loss of rows|gradient norm|{TRAINED}'
+EAT_CONFIG = (
+  'CHANGELOG: configs/eat/<task>.py -> configs/eat/glue.py:task=<task>; '
+  'legal values follow from annotated fields'
+)
 
 INTENDED: list[tuple[str, str, str]] = [
   (
@@ -18,8 +23,26 @@ INTENDED: list[tuple[str, str, str]] = [
   ),
   (
     'digits_(learn|input)', COMPUTED,
-    'fixed: tape weights scale the query before the product (1e-6), and '
-    'bank_drop draws which tokens to keep',
+    'fixed: tape weights scale the query before the product (1e-6)',
   ),
   ('columns', '.*', 'all benchmarks have the same columns, see CHANGELOG'),
+  ('errors', '.*configs/eat/sst2.py.*', EAT_CONFIG),
+  (
+    'errors', '.*parity.py:m=16',
+    'CHANGELOG: arguments are for what changes the shape of a config; others '
+    'became fields',
+  ),
+  (
+    'errors', r'.*parity.py(:model=ut)? --config\.model\..*',
+    'CHANGELOG: LOSS_FIELDS -> annotated fields; legal ranges follow from them',
+  ),
+  (
+    'errors', '.*--coordinator=host:1',
+    'fixed: --num_processes=0 and --process_id=5 of 2 are refused',
+  ),
+  (
+    'help', 'predict',
+    'CHANGELOG: AdaTape and plain models are served by the engine, images too',
+  ),
+  ('help', 'export|analyze', 'rewritten in field English'),
 ]  # fmt: skip
