@@ -27,10 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 KNOWN = adapter.configs()
 # One of each family runs in CI, the others at night.
 DEFAULT = ('parity adatape', 'recurrent parity')
-SLOW = (
-  'digits input', 'parity ut', 'eat sst2', 'eat sst2 student', 'albert mnli',
-  'albert pretrain act', 'recurrent sparse_parity',
-)  # fmt: skip
+SLOW = ('digits input', 'eat sst2', 'albert mnli', 'albert pretrain act')
 
 
 def variants():

@@ -113,8 +113,16 @@ def test_lines_are_counted():
   assert stated == counted
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize(
+  'family',
+  [
+    pytest.param(
+      family,
+      marks=pytest.mark.slow if family == 'patient' else pytest.mark.nightly,
+    )
+    for family in FAMILIES
+  ],
+)
 def test_its_configuration_trains(tree, family, tmp_path):
   python(
     tree, '-m', 'launch.train', f'--config=configs/{family}/parity.py',

@@ -79,7 +79,7 @@ def slots(model, variables):
 
 
 @pytest.mark.parametrize(
-  'tape_mlp', ['', pytest.param('glu', marks=pytest.mark.slow)]
+  'tape_mlp', ['', pytest.param('glu', marks=pytest.mark.nightly)]
 )
 def test_logits_ignore_masked_tape_slots(tape_mlp):
   # Invariant 6, second half.
@@ -96,7 +96,7 @@ def test_averaging_masked_slots_is_caught(monkeypatch):
   assert np.abs(clean - filled).max() > 1e-2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tape_loss_trains_what_comes_before_the_insertion():
   # Invariant 8.
   model, variables = initialised(tape_mlp='glu')
@@ -151,7 +151,7 @@ def test_a_learnable_bank_is_trained_where_it_is_read():
   assert 0 < len(read) < 24
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_noise_belongs_to_its_row():
   model, variables = initialised(
     bank_drop=0.3, query_noise=0.5, dropout=0.1, bank='learnable', bank_size=40
@@ -165,7 +165,7 @@ def test_training_noise_belongs_to_its_row():
   assert np.abs(noisy - calm).max() > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ablations_without_adaptive_length_and_without_bank():
   model, variables = initialised(fixed_length=True)
   _, out = run(model, variables, images())
@@ -179,7 +179,7 @@ def test_ablations_without_adaptive_length_and_without_bank():
   assert 'tape_norm' not in variables['params']['encoder']
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bfloat16_keeps_reading_and_logits_in_float32():
   model, variables = initialised(dtype=jnp.bfloat16)
   logits, out = run(model, variables, images())
@@ -242,7 +242,7 @@ def test_flops_of_table_1(variant, bank, giga_mac):
   'fields',
   [
     {},
-    pytest.param({'tape_mlp': 'glu', 'pool': 'cls'}, marks=pytest.mark.slow),
+    pytest.param({'tape_mlp': 'glu', 'pool': 'cls'}, marks=pytest.mark.nightly),
   ],
 )
 def test_flops_agree_with_the_compiler(fields):

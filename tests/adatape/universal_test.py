@@ -137,7 +137,7 @@ def test_padding_is_never_read_and_never_counts():
   [
     (False, True),
     (True, False),
-    pytest.param(False, False, marks=pytest.mark.slow),
+    pytest.param(False, False, marks=pytest.mark.nightly),
     pytest.param(True, True, marks=pytest.mark.slow),
   ],
 )

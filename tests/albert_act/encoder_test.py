@@ -154,7 +154,7 @@ def test_gradient_of_the_score_equals_finite_differences():
   np.testing.assert_allclose(slope, (above - below) / 0.02, rtol=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dropout_belongs_to_the_row():
   model, variables = small.build(dropout=0.2, attention_dropout=0.2)
   tokens, types, lengths = small.batch((6, 6, 6, 6), 6)

@@ -38,7 +38,7 @@ def make_engine(words):
   )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_hundred_mixed_requests_from_four_threads(tmp_path, monkeypatch):
   # Each size is compiled for every program: few show what all would.
   monkeypatch.setattr(compaction, 'SHARES', (0.5, 1.0))

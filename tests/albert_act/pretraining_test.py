@@ -101,7 +101,7 @@ def test_loss_is_that_of_equation_8(task, batch, params):
   assert values['ponder_cost'] == pytest.approx(ponder / len(rows), rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_knob_overrides_tau(task, batch, params):
   norm = task.normalizers(batch)
 

@@ -41,7 +41,7 @@ def assert_begun_from(params, source, fresh):
       assert ours.shape != theirs.shape or not np.array_equal(ours, theirs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize('halting', ['act', 'fixed'])
 def test_glue_from_hugging_face(tmp_path_factory, halting):
   start = tiny_run.hugging_face(tmp_path_factory)
@@ -66,7 +66,7 @@ def test_a_score_that_hugging_face_lacks_is_named(tmp_path_factory):
   assert error.value.field == 'warm_start.workdir'
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize('halting', ['act', 'fixed'])
 def test_pretraining_from_hugging_face(tmp_path_factory, halting):
   start = tiny_run.hugging_face(tmp_path_factory)

@@ -196,7 +196,7 @@ def test_the_real_treebank_is_all_good(shared_data, name, count):
   assert len({sentence.sent_id for sentence in sentences}) == count
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_real_training_treebank(shared_data):
   sentences, bad = conllu.read(treebank(shared_data, 'train'))
   assert bad == []

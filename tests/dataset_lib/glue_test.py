@@ -233,7 +233,7 @@ def test_real_validation_rows_are_all_good(shared_data, task):
     assert set(batch['tokens'][np.flatnonzero(real), ends]) == {102}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize('task', [task for task in REAL if REAL[task][0]])
 def test_real_training_rows_are_all_good(shared_data, task):
   source = builder.build_source(real_config(shared_data, task), 'train')

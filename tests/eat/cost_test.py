@@ -25,7 +25,7 @@ def test_stage_flops_add_up():
   assert np.isclose(sum(short), sum(whole) - last + sum(twice))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
   ('tokens', 'changes'),
   [

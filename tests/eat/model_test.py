@@ -99,9 +99,9 @@ def test_masked_form_equals_removing_tokens_row_by_row():
   [
     ('norm', True),
     ('attention', False),
-    pytest.param('norm', False, marks=pytest.mark.slow),
-    pytest.param('attention', True, marks=pytest.mark.slow),
-    pytest.param('learned', False, marks=pytest.mark.slow),
+    pytest.param('norm', False, marks=pytest.mark.nightly),
+    pytest.param('attention', True, marks=pytest.mark.nightly),
+    pytest.param('learned', False, marks=pytest.mark.nightly),
     pytest.param('learned', True, marks=pytest.mark.slow),
   ],
 )
@@ -140,7 +140,7 @@ def test_prune_scale_is_traced_and_zero_keeps_everything():
   np.testing.assert_allclose(none['exits'][-1], expected, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dropout_belongs_to_the_row():
   model, variables = small.build()
   tokens, types, lengths = small.batch(small.rows(4), 20)

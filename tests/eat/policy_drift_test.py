@@ -58,7 +58,7 @@ def draw_rows(policy, count, *sources):
     yield a_row(policy, item, [logits] * 3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
   'settings',
   [

@@ -154,7 +154,7 @@ def test_only_reachable_variants_are_compiled(finished):
   assert 'served without pruning (forum)' in policy.warnings[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_source_with_minimum_retention_gets_the_unpruned_model(finished):
   _, task, variables = finished
   options = {'rule': 'never', 'minimum_retention': {'forum': 0.95}}

@@ -84,7 +84,7 @@ def test_shapes_really_shrink():
   assert 'tensor<2x13x16xf32>' in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_row_is_the_same_where_its_bucket_changes_the_computation():
   """Window attention is in blocks at 256, and masked densely at 128."""
   model, variables = small.build(

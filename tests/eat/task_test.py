@@ -95,7 +95,7 @@ def test_joint_loss_is_the_weighted_sum_over_heads():
   np.testing.assert_allclose(metrics['accuracy_exit_1'].compute(), correct)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_self_distillation_pulls_exits_to_the_last_head():
   task = FineTune(config(exit_weights=(0.0, 0.0, 0.0)), info())
   batch, params = a_batch(), params_of()
@@ -149,7 +149,7 @@ def test_padding_rows_change_nothing():
   )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_outputs_are_by_row():
   task = FineTune(config(), info())
   batch, params = a_batch(), params_of()

@@ -45,4 +45,5 @@ INTENDED: list[tuple[str, str, str]] = [
     'CHANGELOG: AdaTape and plain models are served by the engine, images too',
   ),
   ('help', 'export|analyze', 'rewritten in field English'),
+  ('help', 'benchmark.*', 'CHANGELOG: benchmarks share one measuring core'),
 ]  # fmt: skip

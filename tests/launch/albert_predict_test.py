@@ -90,7 +90,7 @@ def test_from_raw_text_to_answers(tmp_path_factory, repository):
   assert not any('warning' in line for line in log)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_cannot_be_served_is_refused_in_one_line(tmp_path_factory, capsys):
   runs = {
     name: tiny_run.made(tmp_path_factory, *arguments)

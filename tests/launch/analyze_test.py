@@ -142,7 +142,7 @@ def test_a_classifier(tmp_path_factory, tmp_path, capsys, halting):
     assert word in printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pretraining_run(tmp_path_factory):
   run = tiny_run.made(tmp_path_factory, 'pretrain')
   assert analyze.main([f'--workdir={run}']) == 0
@@ -207,7 +207,7 @@ def kinds_of(batch, row, types):
   return kinds
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nothing_is_written_when_something_cannot_be_read(
   tmp_path_factory, tmp_path, capsys
 ):

@@ -247,7 +247,7 @@ def test_adatape(tmp_path, capsys):
   assert out.with_suffix('.png').is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_timed_train_step_trains():
   flags = ['--variant=micro', '--length=12']
   one = candidates_albert.train_candidates(settings_of('albert', *flags))[1]
@@ -313,7 +313,7 @@ def test_eat_speed(tmp_path, capsys):
   assert [row['candidate'] for row in lengths] == ['padded', 'buckets']
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_engine_computes_what_the_masked_model_does():
   shape = eat_calls.Shape('tiny', 6, 'float32')
   call = eat_calls.make_engine({'batch': 2}, 50, (0, 50), 1, shape, 8, 0)

@@ -175,7 +175,7 @@ def two_heads(noise):
 GIVEN = dict(epsilon=0.05, delta=0.3, draws=40)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_guarantee_fails_as_often_as_a_plain_loop_says():
   logits, labels = two_heads(1.0)
   found = eat_settings.guarantee(fake(logits, labels), GIVEN)

@@ -24,7 +24,7 @@ def assert_equal(trees, others):
   jax.tree.map(np.testing.assert_array_equal, trees, jax.device_get(others))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_classifier_of_fixed_depth_is_written_as_it_is(
   tmp_path_factory, tmp_path, capsys
 ):

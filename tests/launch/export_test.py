@@ -93,7 +93,7 @@ def test_a_dense_run_is_written_as_it_is(runs, tmp_path, capsys):
     np.testing.assert_array_equal(again.tokens, own.tokens)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_written_can_be_trained_from(runs, tmp_path):
   out = exported(runs['dense'], tmp_path / 'out')
   root = pathlib.Path(export.__file__).parents[1]
@@ -171,7 +171,7 @@ def test_bad_command_lines_are_answered_in_one_line(
   assert not (tmp_path / 'new').exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_step_that_is_not_there_is_a_checkpoint_error(runs, tmp_path):
   flags = [f'--workdir={runs["dense"]}', f'--out={tmp_path}/new', '--step=3']
   with pytest.raises(SystemExit) as stop:

@@ -93,7 +93,7 @@ def test_the_flags_reach_the_engine(workdir, capsys):
   assert f'kept in {cache}' in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_workdir_that_cannot_be_written_is_served(workdir, tmp_path, capsys):
   copy = shutil.copytree(workdir, tmp_path / 'copy')
   shutil.rmtree(copy / predict.CACHE, ignore_errors=True)

@@ -268,7 +268,7 @@ def peak_memory(repository, *flags):
   return int(done.stdout.split()[-1]) / 1024
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_line_of_100_megabytes(texts, tmp_path, repository):
   vocabulary = tmp_path / 'vocabulary'
   flags = '--processes=1', '--validation_share=0', f'--tokenizer={vocabulary}'

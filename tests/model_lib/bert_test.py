@@ -122,7 +122,7 @@ def test_a_sequence_that_is_too_long_names_the_field():
 RATES = ('dropout', 'attention_dropout', 'classifier_dropout')
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize('rate', RATES)
 def test_dropout_belongs_to_the_row(rate):
   rates = dict.fromkeys(RATES, 0.0) | {rate: 0.3}

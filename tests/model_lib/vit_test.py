@@ -75,7 +75,7 @@ def test_unknown_option_names_the_field(field):
     fields.check(vit.ViT, given, 'model', without=('num_classes', 'dtype'))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize('pool', ['cls', 'gap'])
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 def test_logits_and_parameters_are_float32(pool, dtype):

@@ -172,7 +172,7 @@ def test_act_gradients_equal_finite_differences(kind):
   assert abs(want) > 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(('kind', 'rule'), CASES)
 def test_every_parameter_is_trained_and_the_cost_trains_the_score(kind, rule):
   params = jax.tree.map(jnp.asarray, variables_of(kind, rule)['params'])

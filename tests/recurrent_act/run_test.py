@@ -69,7 +69,7 @@ def test_resumed_and_sharded_runs_are_the_same_run(tmp_path):
   assert task.model.rule == 'skip'
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize('rule', ['act', 'straight_through', 'fixed'])
 def test_a_run_learns_parity(rule, tmp_path):
   # Fojo's thesis at a size for a test: vectors of 12 numbers.

@@ -174,7 +174,7 @@ def train(num_micro=1, mesh=None):
   return losses, metrics.compute(got), state.params
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_micro_batches_and_devices_change_nothing():
   losses, got, params = train()
   assert losses[2] < losses[0]

@@ -70,7 +70,7 @@ def _damage(path: pathlib.Path, kind: str, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize(
-  'count', [40, pytest.param(200, marks=pytest.mark.slow)]
+  'count', [40, pytest.param(200, marks=pytest.mark.nightly)]
 )
 def test_all_damage_is_found_named_and_survived(two_steps, tmp_path, count):
   rng = random.Random(count)
@@ -262,7 +262,9 @@ def _kill_while_saving(directory, repository, rng) -> int:
   return step
 
 
-@pytest.mark.parametrize('kills', [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  'kills', [2, pytest.param(20, marks=pytest.mark.nightly)]
+)
 def test_every_kill_leaves_a_checkpoint_to_go_on_from(
   tmp_path, repository, kills
 ):

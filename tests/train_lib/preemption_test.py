@@ -107,7 +107,7 @@ def test_a_guard_in_another_thread_leaves_signals_alone():
   assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize('hit', [0, 1])
 def test_two_processes_stop_at_the_same_step(repository, number, hit):

@@ -79,7 +79,7 @@ def test_a_run_compiles_each_bucket_once(config, tmp_path, capsys):
   assert loading.load_task(workdir, config).info == info
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_dry_run_is_of_the_longest_rows(config, capsys):
   trainer.train(config, '', dry_run=True)
   printed = capsys.readouterr().out
