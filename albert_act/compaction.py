@@ -27,7 +27,7 @@ from model_lib.bert import valid_tokens
 # are close below a half, where most of the time is saved.
 SHARES = tuple(n / 32 for n in (*range(1, 15), 16, 20, 24, 32))
 # These replace the shares up to the last of them: sizes between take hardly
-# less time on a CPU (docs/measured.md).
+# less time on a CPU (docs/albert_act.md).
 FEW_TOKENS = (8, 16, 24, 32, 64)
 
 

@@ -189,7 +189,7 @@ def weighted_values(
   """Computes `model_lib.attention.attend`, dividing by the sum at the end.
 
   That divides H numbers for a query instead of L, with one pass less over the
-  weights; docs/measured.md has the time it saves on a CPU.
+  weights; docs/albert_act.md has the time it saves on a CPU.
 
   Args:
     query: queries.

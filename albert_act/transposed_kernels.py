@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from model_lib.layers import Mlp
 
 # Numbers of tokens for which that was measured to be faster
-# (docs/measured.md); for some others it is slower.
+# (docs/albert_act.md); for some others it is slower.
 KERNEL_LEFT = (1, 2, 4, 8, 16, 24, 32, 64, 128)
 
 

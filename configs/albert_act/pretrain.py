@@ -20,7 +20,7 @@ Arguments:
   tau_from  share of the steps without ponder cost, after which its weight rises
             linearly to tau; 0 is the paper's, tau from the first step on. A
             small model that has not yet found that its context helps learns
-            to halt at once, and stays there: see docs/measured.md
+            to halt at once, and stays there: see docs/albert_act.md
 """
 
 import ml_collections

@@ -5,7 +5,7 @@ r"""Parity of a vector: is the number of 1s odd? (Graves 2016, section 3.1).
 
 Arguments: see `configs.recurrent_act.common`. RNN of 128 tanh units, batch 128.
 `dataset.placement` is leading as in the code of Fojo's thesis; in the paper the
-numbers are scattered. docs/measured.md says what it gives.
+numbers are scattered. Results: docs/recurrent_act.md.
 """
 
 from configs import common
