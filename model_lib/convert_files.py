@@ -7,7 +7,6 @@ not supported; others (dropout rates, token ids, labels, versions) are ignored.
 import json
 import os
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,10 +81,7 @@ def to_fields(
     FieldError: an option has an unsupported value, or one of another type.
   """
   architecture = find(config['model_type'], heads)
-  only = {**_ONLY, **architecture.only}
-  if heads == 'pretraining' and architecture.tie_option:
-    only[architecture.tie_option] = (True,)
-  for option, legal in only.items():
+  for option, legal in {**_ONLY, **architecture.only}.items():
     if option in config and config[option] not in legal:
       expected = f'{" or ".join(map(repr, legal))}, the only supported value'
       raise FieldError(f'{where}: {option}', config[option], expected)
@@ -201,16 +197,14 @@ def to_json(content: Mapping[str, Any]) -> str:
   return json.dumps(content, indent=2, ensure_ascii=False) + '\n'
 
 
-def read_tensors(
-  path: pathlib.Path, skip: re.Pattern[str]
-) -> dict[str, np.ndarray]:
-  """Reads the tensors of a directory; skipped ones of other dtypes are empty.
+def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+  """Reads the tensors of a directory; those that are no floats as uint8.
 
   Raises:
-    ValueError: files are missing, damaged or pickled, or hold other dtypes.
+    ValueError: files are missing, damaged or pickled.
   """
   if (path / WEIGHTS).is_file():
-    return _read_file(path / WEIGHTS, skip)
+    return _read_file(path / WEIGHTS)
   if not (path / INDEX).is_file():
     pickled = [name for name in PICKLED if (path / name).is_file()]
     fix = (
@@ -231,15 +225,13 @@ def read_tensors(
     if pathlib.PurePath(name).name != name or not name.endswith('.safetensors'):
       expected = 'names of .safetensors files in its directory'
       raise FieldError(str(path / INDEX), name, expected)
-    tensors |= _read_file(path / name, skip)
+    tensors |= _read_file(path / name)
   missing = sorted(set(weight_map) - set(tensors))
   raise_problems(f'{path / INDEX} names tensors that no file has', missing)
   return {name: tensors[name] for name in weight_map}
 
 
-def _read_file(
-  path: pathlib.Path, skip: re.Pattern[str]
-) -> dict[str, np.ndarray]:
+def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
   try:
     entries = safetensors.deserialize(path.read_bytes())
   except FileNotFoundError:
@@ -250,15 +242,20 @@ def _read_file(
     ) from error
   tensors = {}
   for name, entry in entries:
-    dtype = entry['dtype']
+    dtype, shape = entry['dtype'], entry['shape']
     if dtype in _FLOATS:
       array = np.frombuffer(entry['data'], np.dtype(_FLOATS[dtype]))
-      tensors[name] = array.reshape(entry['shape'])
-    elif skip.match(name):
-      tensors[name] = np.zeros(0, np.float32)
+      tensors[name] = array.reshape(shape)
     else:
-      raise FieldError(f'{path}: {name}', dtype, f'one of {tuple(_FLOATS)}')
+      tensors[name] = np.zeros(shape, np.uint8)
   return tensors
+
+
+def is_finite(tensor: np.ndarray) -> bool:
+  """Returns True for an array of finite floats."""
+  return tensor.dtype != np.uint8 and bool(
+    np.isfinite(tensor.astype(np.float32)).all()
+  )
 
 
 def raise_problems(title: str, lines: list[str]) -> None:

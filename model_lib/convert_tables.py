@@ -86,7 +86,6 @@ class Architecture:
     fixed: fields without an option, and their values.
     only: options that change the computation, and their supported values.
     tied: tensors that must equal another one, which is loaded.
-    tie_option: the option that must be true for heads of pretraining.
     outer: the field that counts the blocks.
     inner: the field that counts the blocks of a group; '' for 1.
   """
@@ -100,7 +99,6 @@ class Architecture:
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
   tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  tie_option: str = ''
   outer: str = 'depth'
   inner: str = ''
 
@@ -128,11 +126,6 @@ class Architecture:
         if kind != 'embedding':
           places[f'{name}.bias'] = Place(f'{path}/bias', shape[-1:])
     return places
-
-  def tops(self, heads: str) -> tuple[str, ...]:
-    """Returns the first parts of the names of the tensors of these heads."""
-    names = [self.modules.get(name, '') for name in HEADS[heads]]
-    return tuple({name.partition('.')[0] + '.' for name in names if name})
 
 
 def _block(prefix: str, names: str) -> dict[str, str]:
@@ -263,7 +256,6 @@ ALBERT = Architecture(
     'predictions.decoder.weight': 'albert.embeddings.word_embeddings.weight',
     'predictions.decoder.bias': 'predictions.bias',
   },
-  tie_option='tie_word_embeddings',
   outer='num_groups',
   inner='inner_group',
 )

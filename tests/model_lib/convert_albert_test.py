@@ -134,13 +134,6 @@ def test_an_untied_decoder_is_refused(tmp_path, name, original):
       convert.load(tmp_path, heads='pretraining')
 
 
-def test_tying_is_an_option_of_pretraining_alone(tmp_path):
-  write(tmp_path, shapes=PRETRAINING, tie_word_embeddings=False)
-  assert convert.load(tmp_path).fields == FIELDS
-  with pytest.raises(ValueError, match='tie_word_embeddings: expected True'):
-    convert.load(tmp_path, heads='pretraining')
-
-
 def test_all_that_does_not_fit_is_listed(tmp_path):
   tensors = random_tensors(PRETRAINING)
   del tensors['predictions.bias']
