@@ -24,13 +24,7 @@ from model_lib.tokens import ImageTokens, SymbolTokens, sincos1d
 class UniversalStep(nn.Module):
   """One step: adds positions and time, then score and shared block.
 
-  Attributes:
-    num_heads: attention heads.
-    mlp_dim: hidden width of the feed-forward network.
-    halting: 'token' for a score per token, 'example' for the mean score of a
-      row's valid tokens (AdaTape, Algorithm 1).
-    dropout: rate in the block.
-    dtype: compute dtype.
+  The fields are those of `UniversalModel`.
   """
 
   num_heads: int
@@ -76,17 +70,7 @@ class UniversalStep(nn.Module):
 class UniversalEncoder(nn.Module):
   """Applies `UniversalStep` until the tokens halt, then a norm.
 
-  Attributes:
-    max_steps: limit of the steps.
-    num_heads: attention heads.
-    mlp_dim: hidden width of the feed-forward network.
-    halting: 'token' or 'example'.
-    combination: one of `halting.COMBINATIONS`, see `halting.combine`.
-    epsilon: a token halts when its scores sum to `1 - epsilon`.
-    dynamic: stop when every token of the batch has halted (inference; no
-      gradient) instead of masking `max_steps` steps.
-    dropout: rate in the block.
-    dtype: compute dtype.
+  The fields are those of `UniversalModel`.
   """
 
   max_steps: int
@@ -173,10 +157,12 @@ class UniversalModel(nn.Module):
     width: width of the tokens; even.
     mlp_dim: hidden width of the feed-forward network.
     num_heads: attention heads.
-    halting: 'token' or 'example'.
-    combination: one of `halting.COMBINATIONS`.
+    halting: 'token' for a score per token, 'example' for the mean score of a
+      row's valid tokens (AdaTape, Algorithm 1).
+    combination: one of `halting.COMBINATIONS`, see `halting.combine`.
     epsilon: a token halts when its scores sum to `1 - epsilon`.
-    dynamic: stop when every token has halted (inference, no gradient).
+    dynamic: stop when every token of the batch has halted (inference; no
+      gradient) instead of masking `max_steps` steps.
     dropout: rate in the block.
     dtype: compute dtype; parameters and logits are float32.
   """

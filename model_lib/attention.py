@@ -113,10 +113,10 @@ def mean_received(
 
 
 class Attended(NamedTuple):
-  """The output of `MultiHeadAttention`.
+  """The output of attention, or of a block with it.
 
   Attributes:
-    x: attended tokens `[B, Q, D]`.
+    x: tokens `[B, Q, D]`.
     received: mean attention on each key, float32 `[B, L]`; None unless asked
       for. See `mean_received`.
     keys_values: keys and values, for a later call.

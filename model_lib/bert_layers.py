@@ -1,14 +1,19 @@
 """Layers of BERT: embeddings, post-LN block, pooler (Devlin et al. 2019)."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, Num
 
 from model_lib import row_random
-from model_lib.attention import KeysValues, MultiHeadAttention, attend
+from model_lib.attention import (
+  Attended,
+  KeysValues,
+  MultiHeadAttention,
+  attend,
+)
 from model_lib.errors import FieldError
 from model_lib.layers import LayerNorm, Mlp, activation_function
 from model_lib.logical import constrain, partitioned
@@ -40,14 +45,7 @@ class Embedding(nn.Module):
 class BertEmbeddings(nn.Module):
   """Words, token types and positions, summed and normalised.
 
-  Attributes:
-    vocab_size: number of token ids.
-    width: width of the tokens.
-    max_positions: longest sequence.
-    type_vocab_size: number of token types, 0 for none (DistilBERT).
-    norm_epsilon: epsilon of the LayerNorm.
-    dropout: rate on the result.
-    dtype: dtype of the result.
+  The fields are those of `bert.TextEncoder`.
   """
 
   vocab_size: int
@@ -90,33 +88,13 @@ class BertEmbeddings(nn.Module):
     return row_random.drop(x, self.dropout, row_keys, 'embeddings')
 
 
-class BlockOutput(NamedTuple):
-  """The output of a `BertBlock`.
-
-  Attributes:
-    x: tokens `[B, Q, D]`.
-    received: mean attention on each key, float32 `[B, L]`; None unless asked
-      for. See `attention.mean_received`.
-    keys_values: keys and values of the attention.
-  """
-
-  x: Any
-  received: Any
-  keys_values: Any
-
-
 class BertBlock(nn.Module):
   """A Transformer block with LayerNorm after each residual (post-LN).
 
+  The other fields are those of `bert.TextEncoder`.
+
   Attributes:
-    num_heads: attention heads.
-    mlp_dim: hidden width of the feed-forward network.
-    activation: of the feed-forward network, a name in `layers.ACTIVATIONS`.
-    norm_epsilon: epsilon of both LayerNorms.
-    dropout: rate after the attention and after the feed-forward network.
-    attention_dropout: rate on the attention weights.
     attend: attention of queries to keys; see `attention.attend`.
-    dtype: compute dtype; norms and softmax are float32.
   """
 
   num_heads: int
@@ -138,7 +116,7 @@ class BertBlock(nn.Module):
     received: bool = False,
     num_queries: int | None = None,
     keys_values: KeysValues | None = None,
-  ) -> BlockOutput:
+  ) -> Attended:
     """Applies attention, then the feed-forward network.
 
     Args:
@@ -177,7 +155,7 @@ class BertBlock(nn.Module):
     x = x + row_random.drop(out, self.dropout, row_keys, 'mlp')
     x = LayerNorm(self.dtype, self.norm_epsilon, name='mlp_norm')(x)
     x = constrain(x, 'batch', 'length', 'embed')
-    return BlockOutput(x, attended.received, attended.keys_values)
+    return attended._replace(x=x)
 
 
 class Pooler(nn.Module):

@@ -20,15 +20,7 @@ from model_lib.tokens import ImageTokens, LearnedPositions, SymbolTokens
 
 
 class Encoder(nn.Module):
-  """A stack of encoder blocks and the norm after them.
-
-  Attributes:
-    depth: number of blocks.
-    num_heads: attention heads.
-    mlp_dim: hidden width of the feed-forward networks.
-    dropout: rate in the blocks.
-    dtype: compute dtype.
-  """
+  """A stack of encoder blocks and the norm after them; fields as in `ViT`."""
 
   depth: int
   num_heads: int
@@ -136,17 +128,10 @@ class ViT(nn.Module):
 
 
 class TokenTransformer(nn.Module):
-  """A plain Transformer on symbol sequences, for parity.
+  """A plain Transformer on symbol sequences, for parity; fields as in `ViT`.
 
   Attributes:
-    num_classes: number of classes.
-    depth: number of blocks.
-    width: width of the tokens.
-    mlp_dim: hidden width of the feed-forward networks.
-    num_heads: attention heads.
     vocab_size: number of symbols.
-    dropout: rate in the blocks.
-    dtype: compute dtype; parameters and logits are float32.
   """
 
   num_classes: int
