@@ -94,8 +94,8 @@ class Checkpointer(contextlib.AbstractContextManager):
   ) -> None:
     """Starts saving; the state may be donated as soon as this returns.
 
-    Checkpoints of later steps than the restored one (damaged ones, or all
-    after a return to an earlier step) are first moved to `set_aside/`.
+    Checkpoints of later steps than the restored one are first moved to
+    `set_aside/`.
 
     Args:
       step: of the state; it must grow from save to save.
@@ -156,8 +156,7 @@ class Checkpointer(contextlib.AbstractContextManager):
   ) -> Restored | None:
     """Restores a step, or the newest one that is not damaged.
 
-    Nothing is deleted, moved or cast. The number of devices may differ from
-    the one at saving.
+    Nothing is deleted, moved or cast; the number of devices may differ.
 
     Args:
       abstract_state: the wanted structure; leaves have shape, dtype and
@@ -274,8 +273,7 @@ def restore_params(
     directory: the run's workdir, or its folder of checkpoints.
     step: a step, 'best', or None for the newest that is not damaged.
     average: take the average of the parameters if the run kept one.
-    abstract_params: the wanted parameters with shardings; without it the
-      result is nested dictionaries of NumPy arrays.
+    abstract_params: the wanted parameters with shardings, or None.
 
   Raises:
     CheckpointError: there is no such checkpoint.

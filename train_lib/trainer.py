@@ -104,12 +104,10 @@ class _Loop:
 
   def run_to_end(self) -> dict[str, Any]:
     """Restores, steps through all stages, evaluates, writes the result."""
+    kept = self.config.checkpoint
     self.checkpointer = self.parts.enter_context(
       Checkpointer(
-        self.run.path(CHECKPOINTS),
-        keep=self.config.checkpoint.keep,
-        best_metric=self.config.checkpoint.best_metric,
-        best_mode=self.config.checkpoint.best_mode,
+        self.run.path(CHECKPOINTS), kept.keep, kept.best_metric, kept.best_mode
       )
     )
     state, self.fresh = self.fresh, None
@@ -168,8 +166,11 @@ class _Loop:
     if stop and not last:
       raise Preempted(step)
     self.console.advance(step)
-    # A failed save is reported in the step after it failed.
-    self._warn_of_failure(self.checkpointer.check)
+    try:
+      # A failed save is reported in the step after it failed.
+      self.checkpointer.check()
+    except CheckpointError as error:
+      self.console.warn(error)
     return state, step
 
   def _next_batch(self) -> dict[str, Any]:
@@ -197,10 +198,11 @@ class _Loop:
         self.console.log_step(step, compute(metrics))
 
   def _evaluate(self, evaluators, state, step: int) -> dict[str, float]:
-    measured: dict[str, float] = {}
-    for name, evaluator in evaluators.items():
-      values = evaluator.run(state.variables)
-      measured |= {f'{name}/{key}': value for key, value in values.items()}
+    measured = {
+      f'{name}/{key}': value
+      for name, evaluator in evaluators.items()
+      for key, value in evaluator.run(state.variables).items()
+    }
     best = self.config.checkpoint.best_metric
     if best.partition('/')[0] in evaluators and best not in measured:
       expected = f'one of {", ".join(sorted(measured))}'
@@ -219,18 +221,13 @@ class _Loop:
       'results': self.results,
       'seconds': self._seconds(),
     }
-    if must:
-      self.checkpointer.save(step, state, extra, metrics)
-      self.checkpointer.wait()
-    else:
-      self._warn_of_failure(
-        lambda: self.checkpointer.save(step, state, extra, metrics)
-      )
-
-  def _warn_of_failure(self, call: Any) -> None:
     try:
-      call()
+      self.checkpointer.save(step, state, extra, metrics)
+      if must:
+        self.checkpointer.wait()
     except CheckpointError as error:
+      if must:
+        raise
       self.console.warn(error)
 
   def _seconds(self) -> float:
