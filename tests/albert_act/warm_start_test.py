@@ -12,8 +12,8 @@ from train_lib import config_schema, setup, warm_start
 
 
 def begun(config):
-  """The parameters at step 0, by what is in front of the first '/'."""
-  config_schema.validate(config)
+  """Returns the parameters at step 0 by top-level module."""
+  config = config_schema.validate(config)
   built = setup.build_setup(config)
   with jax.set_mesh(built.mesh):
     state = warm_start.start_from(built.init(), config.warm_start)
@@ -48,7 +48,7 @@ def test_glue_from_hugging_face(tmp_path_factory, halting):
   config = glue(tmp_path_factory, start, score='fresh', halting=halting)
   assert (config.model.width, config.model.max_iterations) == (16, 6)
   assert config.model.vocab_size == tiny_run.SIZES['vocab_size']
-  assert config.dataset.tokenizer == str(start / 'tokenizer.json')
+  assert config.dataset.tokenizer == str(start)
   params = begun(config)
   assert_begun_from(params, convert.load_params(start), {'head', 'score'})
   assert ('score' in params) == (halting == 'act')
