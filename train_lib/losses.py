@@ -21,9 +21,8 @@ def adaptive_loss(
 ) -> Float[Array, '']:
   """Returns a weight times the masked sum of costs over a denominator.
 
-  This is the ponder loss of Graves (2016), equation (14), of the Universal
-  Transformer and of ALBERT with halting, and the tape loss of AdaTape
-  (Algorithm 2): they differ in what a cost is counted for.
+  The ponder loss of Graves (2016), equation (14), of the Universal Transformer
+  and of ALBERT with halting, and the tape loss of AdaTape (Algorithm 2).
 
   Args:
     name: of the weight, a field of `config.loss` that a knob may override.
