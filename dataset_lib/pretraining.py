@@ -5,8 +5,8 @@ consecutive sentences of one document. Each time it is read it is
 
 - shortened, with probability `short_share`, to about a random length;
 - split in two segments at a random sentence border (at a word where there is
-  none), which are swapped with probability 0.5 (label 1): the sentence-order
-  prediction of Lan et al. (2020), section 3.1;
+  none), swapped with probability 0.5 (label 1): the sentence-order prediction
+  of Lan et al. (2020), section 3.1;
 - framed as [CLS] a [SEP] b [SEP] and padded;
 - masked, see `masking`.
 
@@ -184,15 +184,9 @@ def uniform(
 
 
 class Segments(NamedTuple):
-  """Rows of a corpus, each divided in two segments.
+  """Rows in document order, each divided in two segments.
 
-  Attributes:
-    tokens: of the rows, in document order.
-    begins_word: tokens that begin a word.
-    start: first token that is used.
-    split: first token of the second segment.
-    stop: end of the tokens that are used.
-    swapped: whether the second segment comes first.
+  The first segment is `start` to `split`, the second `split` to `stop`.
   """
 
   tokens: Int32[np.ndarray, 'B W']
@@ -216,15 +210,8 @@ def segments(
   A row is split at a sentence border; one that has none, at a word border. One
   that is shortened ends at sentence borders, or where none is near at words.
   Share `short_share` of the rows is shortened to about a length uniform in
-  [2, limit]; a row no longer than that stays as it is.
-
-  Args:
-    split: the corpus.
-    indices: numbers of the rows.
-    limit: most tokens in a row, without special tokens.
-    short_share: see above.
-    table: of the tokenizer.
-    draws: uniform numbers, `DRAWS` for each row.
+  [2, limit]; a row no longer than that stays as it is. `draws` has `DRAWS`
+  numbers for each row.
   """
   vocab_size = len(table.begins_word)
   bounds = split.rows[indices[:, None] + np.arange(2)]

@@ -100,13 +100,9 @@ class TfdsImages(ImageOptions):
 
 
 class Examples:
-  """Features of the records of one split of a prepared builder, by index.
+  """Features `keys` of the records of one split, by index.
 
-  Args:
-    builder: a tfds builder whose data is prepared.
-    split: name or part of a split.
-    keys: names of the features; others are not parsed.
-    encoded: those of them to leave encoded, as images.
+  Other features are not parsed; those in `encoded` are left encoded.
 
   Raises:
     MissingDataError: no such split, or a shard is missing.
@@ -249,8 +245,7 @@ def record_offsets(filename: str, num_records: int) -> Int64[np.ndarray, ' M']:
   """Returns the offsets of a TFRecord file's records, and at the end its size.
 
   Raises:
-    InvalidDataError: the file does not hold exactly `num_records` records; a
-      damaged length leads the walk to another end.
+    InvalidDataError: the file does not hold exactly `num_records` records.
   """
   size = os.path.getsize(filename)
   offsets = np.zeros(num_records + 1, np.int64)
@@ -261,7 +256,7 @@ def record_offsets(filename: str, num_records: int) -> Int64[np.ndarray, ' M']:
       if len(header) < _HEADER.size:
         break
       step = _HEADER.size + _HEADER.unpack(header)[0] + _FOOTER_BYTES
-      if offsets[row] + step > size:
+      if int(offsets[row]) + step > size:  # a damaged length
         break
       offsets[row + 1] = offsets[row] + step
   if offsets[-1] == size:
@@ -287,13 +282,10 @@ def _class_names(value: Any) -> Iterator[str]:
 
 
 def refuse_foreign_code(file: pathlib.Path) -> None:
-  """Refuses a features.json that names a class from outside of TFDS.
+  """Raises InvalidDataError for a features.json that names a foreign class.
 
   TFDS imports the module of any class named there, so a data set could run
   code of its choice.
-
-  Raises:
-    InvalidDataError: it does, or it is no JSON.
   """
   try:
     names = set(_class_names(json.loads(file.read_text())))

@@ -141,7 +141,6 @@ class Tokenizer:
     atomic_file.write_text(path, self._library.to_str(pretty=True) + '\n')
 
   def _truncated_at(self, max_length: int) -> Any:
-    """Returns the library's tokenizer with this limit, a state of its own."""
     import tokenizers
 
     if max_length < MIN_LENGTH:

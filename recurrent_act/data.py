@@ -31,19 +31,15 @@ SPLITS = ('train', 'test')
 
 Bits = UInt64[np.ndarray, 'B N']  # `num_draws` random numbers per record
 
-# Table 1 of the paper: truth values of (P, Q) = TT, TF, FT, FF of nor, xq, abj,
-# xor, nand, and, xnor, if/then, then/if, or.
-TRUTH_TABLES = [
+# Table 1 of the paper: values for (P, Q) = TT, TF, FT, FF of nor, xq, abj, xor,
+# nand, and, xnor, if/then, then/if, or; as GATES[gate, p, q].
+GATES = np.array([
   *((0, 0, 0, 1), (0, 0, 1, 0), (0, 1, 0, 0), (0, 1, 1, 0), (0, 1, 1, 1)),
   *((1, 0, 0, 0), (1, 0, 0, 1), (1, 0, 1, 1), (1, 1, 0, 1), (1, 1, 1, 0)),
-]
-# GATES[gate, p, q]; the table's first column is p = q = 1.
-GATES = np.array(TRUTH_TABLES)[:, ::-1].reshape(-1, 2, 2)
+])[:, ::-1].reshape(-1, 2, 2)  # fmt: skip
 
 
-def integers(
-  bits: UInt64[np.ndarray, '*S'], low: int, high: int
-) -> Int[np.ndarray, '*S']:
+def integers(bits: np.ndarray, low: int, high: int) -> Int[np.ndarray, '*S']:
   """Returns numbers uniform over low .. high, both included, to 2**-32."""
   count = np.uint64(high - low + 1)
   drawn = ((bits >> np.uint64(32)) * count) >> np.uint64(32)
@@ -75,10 +71,8 @@ def arrays(
   }
 
 
-def leading(
-  count: Int[np.ndarray, '*S'], length: int
-) -> Bool[np.ndarray, '*S L']:
-  """Marks the first `count` places of `length`."""
+def leading(count: np.ndarray, length: int) -> Bool[np.ndarray, '*S L']:
+  """Marks the first `count` [*S] places of `length`."""
   return np.arange(length) < count[..., None]
 
 
@@ -119,7 +113,7 @@ class Logic:
   """Section 3.2: chains of binary gates, each vector on the last one's result.
 
   A vector begins with the bits b0 and b1, then come one-hot indices into
-  `TRUTH_TABLES`, of 1 to `gates` gates, and zeros. Its target is b_{B+1},
+  `GATES`, of 1 to `gates` gates, and zeros. Its target is b_{B+1},
   where b_{i+1} = T_i(b_i, b_{i-1}) (equation 21). From the second vector on b0
   is the target before, and 0 in the input.
   """
@@ -158,10 +152,9 @@ class Logic:
 class Addition:
   """Section 3.3: the running sum of numbers of 1 to `digits` decimal digits.
 
-  A number is a one-hot vector per digit, the most significant first, and zeros
-  behind the last one; it may begin with 0s. The target is the sum so far,
-  digit by digit likewise, with the class `BLANK` behind the last one. The
-  first number has none.
+  A number is a one-hot vector per digit, the most significant first, then
+  zeros; it may begin with 0s. The target is the sum so far, digit by digit,
+  then the class `BLANK`. The first number has none.
   """
 
   num_classes = NUM_DIGITS + 1
@@ -233,13 +226,12 @@ class Sort:
 class SparseParity:
   """The parity of few marked bits; how far off the next one is, is announced.
 
-  Not of Graves (2016): a task for Skip-ACT, which decides whether it reads an
-  input before it has seen it, so that what may be skipped must be foretold. An
-  input is (bit, mark, one-hot number of unmarked inputs that follow). Bits are
-  1 or -1; those of unmarked inputs mean nothing, and nothing is announced
-  there. The target at every input is 1 if an odd number of marked bits so far
-  were 1. The first input is marked; after each marked one come 0 to `max_gap`
-  unmarked ones, uniformly. Batches also hold `marked` float32 [B, T].
+  Not of Graves (2016): a task for Skip-ACT, which decides to skip an input
+  before it has seen it. An input is (bit, mark, one-hot number of unmarked
+  inputs that follow). Bits are 1 or -1; those of unmarked inputs are noise. The
+  target at every input is 1 if an odd number of marked bits so far were 1. The
+  first input is marked; after each marked one come 0 to `max_gap` unmarked
+  ones, uniformly.
   """
 
   num_classes, num_targets = 2, 1
@@ -269,9 +261,7 @@ class SparseParity:
     return batch | {'marked': marked.astype(np.float32)}
 
 
-def decimal_places(
-  numbers: Int[np.ndarray, '*S'], places: int
-) -> Int[np.ndarray, '*S P']:
+def decimal_places(numbers: np.ndarray, places: int) -> np.ndarray:
   """Returns digits, the most significant first, then `BLANK`s."""
   digits = [np.ones_like(numbers)]
   for place in range(1, places):
@@ -357,5 +347,4 @@ class Graves:
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns the arrays of record `index`, without the batch axis."""
-    batch = self.records(np.array([index]))
-    return {key: values[0] for key, values in batch.items()}
+    return {k: v[0] for k, v in self.records(np.array([index])).items()}

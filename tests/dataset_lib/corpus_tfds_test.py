@@ -1,8 +1,5 @@
 """Texts in TFDS directories, written here, read without TensorFlow."""
 
-import subprocess
-import sys
-
 import pytest
 
 from dataset_lib import corpus_building, corpus_texts, tfds
@@ -13,44 +10,10 @@ from tests.dataset_lib import corpora, tfds_marks
 
 pytestmark = tfds_marks.MARKS
 
-# As tensorflow_datasets has them, with fewer records. A process of its own: the
-# tests then read without TensorFlow's import.
-WRITE = """
-import os, sys
-import tensorflow_datasets as tfds
-
-def write(name, config, file_format, records):
-  folder = os.path.join(sys.argv[1], name, config, '1.0.0')
-  os.makedirs(folder)
-  features = tfds.features.FeaturesDict(
-    {key: tfds.features.Text() for key in records[0]})
-  identity = tfds.core.dataset_info.DatasetIdentity(
-    name=name, version=tfds.core.Version('1.0.0'), data_dir=folder,
-    module_name='', config_name=config or None)
-  info = tfds.core.DatasetInfo(builder=identity, features=features)
-  writer = tfds.core.SequentialWriter(
-    info, max_examples_per_shard=8, file_format=file_format)
-  writer.initialize_splits(['train'])
-  writer.add_examples({'train': records})
-  writer.close_all()
-
-pages = [f'w{n} w1.\\n\\n W2 w3.' for n in range(20)]
-pages[3] = ''
-write('wikipedia', 'tiny', 'array_record',
-      [{'title': 'w9', 'text': page} for page in pages])
-write('pg19', '', 'tfrecord',
-      [{'book_text': 'w1\\nw2.\\n\\nW3 w4\\n w5.', 'book_title': 'w6'}])
-write('other', '', 'tfrecord', [{'first': 'a', 'second': 'b'}])
-"""
-
 
 @pytest.fixture(scope='module')
-def data_dir(tmp_path_factory):
-  root = tmp_path_factory.mktemp('tfds')
-  subprocess.run(
-    [sys.executable, '-c', WRITE, str(root)], check=True, capture_output=True
-  )
-  return root
+def data_dir(tfds_data):
+  return tfds_data
 
 
 def read(data_dir, name, **options):

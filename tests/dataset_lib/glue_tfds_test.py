@@ -18,70 +18,22 @@ from tests.dataset_lib import tfds_marks
 
 pytestmark = tfds_marks.MARKS
 
-# As tensorflow_datasets/text/glue.py has them, with fewer rows. A process of
-# its own: the tests then read without TensorFlow's import.
-WRITE = """
-import os, sys
-import numpy as np
-import tensorflow_datasets as tfds
-
-def write(config, texts, label, file_format, splits):
-  folder = f'{sys.argv[1]}/glue/{config}/2.0.0'
-  os.makedirs(folder)
-  features = tfds.features.FeaturesDict(
-    {name: tfds.features.Text() for name in texts}
-    | {'label': label, 'idx': np.int32})
-  identity = tfds.core.dataset_info.DatasetIdentity(
-    name='glue', version=tfds.core.Version('2.0.0'), data_dir=folder,
-    module_name='', config_name=config)
-  info = tfds.core.DatasetInfo(builder=identity, features=features)
-  writer = tfds.core.SequentialWriter(
-    info, max_examples_per_shard=8, file_format=file_format)
-  writer.initialize_splits(list(splits))
-  for split, labels in splits.items():
-    writer.add_examples({split: [
-      {name: f'w{i} \\u00e9' if i != 9 else ' ' for name in texts}
-      | {'label': label, 'idx': i}
-      for i, label in enumerate(labels)
-    ]})
-  writer.close_all()
-
-classes = lambda *names: tfds.features.ClassLabel(names=list(names))
-write('sst2', ['sentence'], classes('negative', 'positive'), 'tfrecord', {
-  'train': [i % 2 for i in range(20)], 'validation': [1, 0, 1],
-  'test': [-1, -1]})
-write('mnli', ['premise', 'hypothesis'],
-  classes('entailment', 'neutral', 'contradiction'), 'array_record', {
-  'train': [0, 1], 'validation_matched': [2, 1],
-  'validation_mismatched': [0, 2]})
-write('stsb', ['sentence1', 'sentence2'], np.float32, 'tfrecord', {
-  'train': [0.5, 4.25], 'test': [-1.0]})
-write('rte', ['sentence1', 'sentence2'],
-  classes('not_entailment', 'entailment'), 'tfrecord', {'train': [0]})
-"""
-
 
 @pytest.fixture(scope='module')
-def prepared(tmp_path_factory):
-  """A TFDS data_dir, with a tokenizer beside it."""
-  root = tmp_path_factory.mktemp('tfds')
-  (root / 'vocab').mkdir()
+def prepared(tfds_data, tmp_path_factory):
+  """(a TFDS data_dir, a tokenizer)."""
+  folder = tmp_path_factory.mktemp('vocab')
   words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', *(f'w{n}' for n in range(20))]
-  (root / 'vocab' / 'vocab.txt').write_text('\n'.join([*words, 'e']))
-  subprocess.run(
-    [sys.executable, '-c', WRITE, str(root / 'data')],
-    check=True,
-    capture_output=True,
-  )
-  return root
+  (folder / 'vocab.txt').write_text('\n'.join([*words, 'e']))
+  return tfds_data, folder
 
 
 def config(prepared, task, **others):
   return {
     'name': 'glue',
     'task': task,
-    'data_dir': str(prepared / 'data'),
-    'tokenizer': str(prepared / 'vocab'),
+    'data_dir': str(prepared[0]),
+    'tokenizer': str(prepared[1]),
     'max_bad_share': 0.1,
     **others,
   }
@@ -134,7 +86,7 @@ def test_scores(prepared):
 
 
 def test_by_directory(prepared):
-  folder = prepared / 'data' / 'glue' / 'sst2' / '2.0.0'
+  folder = prepared[0] / 'glue' / 'sst2' / '2.0.0'
   by_directory = rows(prepared, 'sst2', 'validation', data_dir=str(folder))
   assert by_directory == rows(prepared, 'sst2', 'validation')
 
@@ -174,7 +126,7 @@ def test_a_bad_first_record_is_like_any_other(prepared, monkeypatch):
 
 
 def test_another_order_of_classes_is_refused(prepared):
-  folder = prepared / 'data' / 'glue' / 'rte' / '2.0.0'
+  folder = prepared[0] / 'glue' / 'rte' / '2.0.0'
   with pytest.raises(InvalidDataError, match='expected the classes'):
     rows(prepared, 'rte', 'train', data_dir=str(folder))
 

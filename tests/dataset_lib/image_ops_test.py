@@ -131,13 +131,6 @@ def test_an_inception_crop_of_pixels_is_its_box_resized():
       np.testing.assert_array_equal(crop, expected)
 
 
-@pytest.mark.parametrize(
-  ('size', 'reduction'), [(200, 1), (100, 2), (50, 4), (25, 8), (3, 8)]
-)
-def test_the_reduction_never_loses_pixels(size, reduction):
-  assert image_ops._reduction(200, 300, size) == reduction
-
-
 @pytest.mark.parametrize('shape', [(256, 384), (255, 381), (250, 390)])
 def test_reduced_decoding_shows_the_same_crop(monkeypatch, shape):
   data = encode(smooth(*shape), '.jpg', cv2.IMWRITE_JPEG_QUALITY, 95)

@@ -91,20 +91,6 @@ def test_what_is_raised_while_texts_are_read_is_not_about_the_size(kind):
     sentencepiece_model.train(texts(), 80, 1000)
 
 
-def test_the_sample_is_bounded_and_random():
-  texts = [str(10_000 + number) for number in range(2000)]
-  taken = sentencepiece_model._sample(texts, 100, 10**9)
-  assert len(taken) == 100
-  assert taken == sorted(taken)
-  # The mean of 100 places in 2,000 has a standard deviation of 58.
-  assert abs(np.mean([int(text) for text in taken]) - 11_000) < 4 * 58
-  assert sentencepiece_model._sample(texts, 2000, 10**9) == texts
-  for limit in (4, 499, 500):
-    taken = sentencepiece_model._sample(texts, 2000, limit)
-    assert len(taken) == limit // 5
-  assert sentencepiece_model._sample(texts[:100], 2000, 500) == texts[:100]
-
-
 def test_long_texts_are_trained_on_in_parts():
   text = 'abc de ' * 1000
   parts = list(sentencepiece_model.pieces_of(text, 100))

@@ -24,53 +24,11 @@ NAMES = ('ant', 'bee', 'cat')
 
 pytestmark = tfds_marks.MARKS
 
-# A process of its own: the tests then read without TensorFlow's import.
-WRITE = """
-import os, sys
-import numpy as np
-import tensorflow_datasets as tfds
-
-def write(folder, file_format):
-  os.makedirs(folder)
-  features = tfds.features.FeaturesDict({
-    'image': tfds.features.Image(shape=(None, None, 3), encoding_format='png'),
-    'label': tfds.features.ClassLabel(names=['ant', 'bee', 'cat']),
-    'note': tfds.features.Text(),
-  })
-  identity = tfds.core.dataset_info.DatasetIdentity(
-    name='tiny', version=tfds.core.Version('1.0.0'), data_dir=folder,
-    module_name='')
-  info = tfds.core.DatasetInfo(
-    builder=identity, features=features, supervised_keys=('image', 'label'))
-  writer = tfds.core.SequentialWriter(
-    info, max_examples_per_shard=8, file_format=file_format)
-  writer.initialize_splits(['train', 'test'])
-  for split, first, count in (('train', 0, 20), ('test', 100, 7)):
-    writer.add_examples({split: [
-      {
-        'image': np.full((9, 12, 3), first + i, np.uint8),
-        'label': -1 if (split, i) == ('test', 5) else i % 3,
-        'note': 'x',
-      }
-      for i in range(count)
-    ]})
-  writer.close_all()
-
-for file_format in sys.argv[2:]:
-  write(f'{sys.argv[1]}/{file_format}/tiny/1.0.0', file_format)
-"""
-
 
 @pytest.fixture(scope='module')
-def prepared(tmp_path_factory):
+def prepared(tfds_data):
   """{file format: data_dir} of a set 'tiny' of constant images."""
-  root = tmp_path_factory.mktemp('tfds')
-  subprocess.run(
-    [sys.executable, '-c', WRITE, str(root), *FORMATS],
-    check=True,
-    capture_output=True,
-  )
-  return {file_format: root / file_format for file_format in FORMATS}
+  return {file_format: tfds_data / file_format for file_format in FORMATS}
 
 
 @pytest.fixture
