@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 
 if __package__:
-  from tests.golden import adapter, standin
+  from tests.golden import adapter, before, standin
 else:
   import adapter
+  import before
   import standin
 
 RECORDS = pathlib.Path(__file__).parent / 'records'
@@ -208,7 +209,7 @@ def record_errors() -> list[Any]:
   if known.exists():
     cases = [arguments for arguments, _ in json.loads(known.read_text())]
   else:
-    cases = adapter.bad_command_lines()
+    cases = before.bad_command_lines()
   rows = []
   for arguments in cases:
     stream = io.StringIO()
