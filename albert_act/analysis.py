@@ -2,9 +2,8 @@
 
 Simoulin and Crabbe (2021), section 4.1: mean iterations by kind of token (Table
 1), and the cosine of a token's states before and after each iteration (Figures
-2 to 4); `albert_act.treebank` has the other tables. Beside the mean of the
-tokens the depth that is executed for their row is reported: a row that waits
-for its last token saves nothing.
+2 to 4); `albert_act.treebank` has the other tables. The depth executed for a
+row is reported too: its last token determines the time.
 
 A token that has halted keeps its state, so its cosine is 1 and the mean over
 all tokens goes to 1 for any parameters. Only the mean over the running tokens

@@ -1,6 +1,6 @@
 """Calibration of exit heads: expected calibration error and temperature.
 
-An exit threshold on `max_c P` means what it says only if the confidence is the
+An exit threshold on `max_c P` can be trusted only if the confidence equals the
 probability of being right. EAT, section 7.2, measures that by the expected
 calibration error (ECE) over 15 equal-width bins and, where it is above 2 %,
 scales the head's logits by a temperature (Guo, Pleiss, Sun and Weinberger,

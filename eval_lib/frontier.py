@@ -7,7 +7,6 @@ logits; the confidence rule of EAT, section 4, is here, others in `eat.exits`.
 
 import dataclasses
 import functools
-import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -157,17 +156,12 @@ def pareto(
   return finite & ~(as_good & better).any(0)
 
 
-def write_csv(
-  path: str | os.PathLike[str],
-  points: Sequence[Point],
-  layers: Sequence[int],
-  metric: str = 'accuracy',
-  cost: str = 'flops',
-) -> None:
-  """Writes a line per point: rule, value, metric, depth, cost, shares.
+def rows_of(
+  points: Sequence[Point], layers: Sequence[int], metric: str, cost: str
+) -> list[dict[str, str | None]]:
+  """Returns the lines of a CSV file: rule, value, numbers, shares.
 
   Args:
-    path: of the file.
     points: of `sweep`.
     layers: of the heads; the columns of their shares are `exit_<layer>`.
     metric: name of the quality.
@@ -181,16 +175,12 @@ def write_csv(
       cost: point.flops,
       'agreement': point.agreement,
     }
-    numbers |= {
-      f'exit_{layer}': share
-      for layer, share in zip(layers, point.shares, strict=True)
-    }
+    for layer, share in zip(layers, point.shares, strict=True):
+      numbers[f'exit_{layer}'] = share
     value = None if point.value is None else f'{point.value:g}'
-    row: dict[str, str | None] = {
-      name: f'{number:.6g}' for name, number in numbers.items()
-    }
-    rows.append({'rule': point.rule, 'value': value} | row)
-  report.write_csv(path, rows)
+    row: dict[str, str | None] = {'rule': point.rule, 'value': value}
+    rows.append(row | {name: f'{one:.6g}' for name, one in numbers.items()})
+  return rows
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -267,7 +257,8 @@ class Evaluator(evaluator.Evaluator):
     )
     if self.context.workdir and jax.process_index() == 0:
       path = pathlib.Path(self.context.workdir) / FILE
-      write_csv(path, points, layers, self._metric, self._cost)
+      rows = rows_of(points, layers, self._metric, self._cost)
+      report.write_csv(path, rows)
     result = {f'{self._metric}_full': points[-1].quality}
     names = predictions.head_names(self.layers, heads)
     for name, head in zip(names, logits, strict=True):

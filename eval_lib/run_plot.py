@@ -33,7 +33,7 @@ SPREADS = (
 LINES = (
   ('Masked words, sentence order', '%', 100.0,
    {'mlm_accuracy': 'masked words', 'sop_accuracy': 'sentence order'}),
-  # The depth counts beside the mean: a row waits for its last token.
+  # The depth is drawn too: the last token of a row determines its time.
   ('Iterations', 'iterations', 1.0,
    {'iterations': 'mean of the tokens', 'depth': 'depth of the rows'}),
   ('Repetitions', 'repetitions of the cell', 1.0, {'steps': 'mean'}),

@@ -48,20 +48,15 @@ def test_unknown_types_are_named(kind):
 
 
 @pytest.mark.parametrize(
-  ('legal', 'changes', 'key'),
+  'entry',
   [
-    (dict(type='classification', every_steps=200), dict(every_steps=-1), ''),
-    (dict(type='fewshot', shots=(1, 5)), dict(shots=(0, 5)), '.shots'),
-    (
-      dict(type='fewshot', dataset=dict(name='fake_images', image_size=8)),
-      dict(dataset=dict(name='fake_images', image_size=9)),
-      '',
-    ),
+    dict(type='classification', every_steps=200),
+    dict(type='fewshot', shots=(1, 5)),
+    dict(type='fewshot', dataset=dict(name='fake_images', image_size=8)),
   ],
 )
-def test_legal_entries_pass(legal, changes, key):
-  evaluator.validate(config(**legal))
-  assert key_of(**legal | changes).startswith(f'evals.test{key}')
+def test_legal_entries_pass(entry):
+  evaluator.validate(config(**entry))
 
 
 def test_a_run_may_have_no_evaluators():
@@ -74,14 +69,50 @@ def key_of(**entry):
   return caught.value.field
 
 
-def test_errors_name_their_place():
-  kind = dict(type='classification')
-  assert key_of(**kind, splits='test') == 'evals.test.splits'
-  assert key_of(**kind, split='dev') == 'evals.test.split'
-  assert key_of(**kind, split=3) == 'evals.test.split'
-  assert key_of(**kind, every_steps=1.5) == 'evals.test.every_steps'
-  assert key_of(**kind, dataset='digits') == 'evals.test.dataset'
+LEGAL = {
+  'calibration': dict(split='test', calibration_split='train'),
+  'frontier': dict(split='test'),
+}
+ILLEGAL = {
+  'classification': [
+    ('splits', 'test'), ('split', 'dev'), ('split', 3), ('every_steps', 1.5),
+    ('every_steps', -1), ('dataset', 'digits'),
+  ],
+  'calibration': [
+    ('calibration_split', 'dev'), ('bins', 0), ('only_above', -0.1),
+    ('layers', (4, 2)), ('delta', 0.0), ('threshold', '0.9'),
+  ],
+  'frontier': [
+    ('thresholds', (1.1,)), ('thresholds', 0.9), ('flops', (-1.0,)),
+    ('calibration_split', 'dev'), ('calibration_split', ''), ('task', 'imdb'),
+  ],
+  'glue': [('task', 'imdb')],
+  'fewshot': [
+    ('shots', ()), ('shots', (0,)), ('shots', (1, 1)), ('shots', 5),
+    ('shots', (1.5,)), ('seeds', 0), ('train_split', ''),
+    ('test_split', 'validation'), ('batch', 3),
+  ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ('kind', 'field', 'value'),
+  [(kind, *row) for kind, rows in ILLEGAL.items() for row in rows],
+)
+def test_illegal_fields_are_named(kind, field, value):
+  entry = dict(type=kind) | LEGAL.get(kind, {})
+  with pytest.raises(ConfigError) as caught:
+    evaluator.validate(config(**entry | {field: value}))
+  assert caught.value.field == f'evals.test.{field}'
+  assert str(caught.value).startswith(f'evals.test.{field}: expected ')
+  assert repr(value) in str(caught.value)
+
+
+def test_missing_fields_are_named():
   assert key_of() == 'evals.test.type'
+  entry = dict(type='calibration', split='test')
+  with pytest.raises(ConfigError, match=r'calibration_split: .*got .nothing'):
+    evaluator.validate(config(**entry))
 
 
 def test_own_data_set_is_checked_at_its_place():

@@ -245,23 +245,6 @@ def test_dense_flops_scale_the_share():
   assert dense['flops_tau_0.9'] == pytest.approx(own['flops_tau_0.9'] / 2)
 
 
-@pytest.mark.parametrize(
-  ('entry', 'key'),
-  [
-    (dict(thresholds=(1.1,)), 'evals.tau.thresholds'),
-    (dict(thresholds=0.9), 'evals.tau.thresholds'),
-    (dict(flops=(-1.0,)), 'evals.tau.flops'),
-    (dict(calibration_split='dev'), 'evals.tau.calibration_split'),
-    (dict(calibration_split=''), 'evals.tau.calibration_split'),
-    (dict(task='imdb'), 'evals.tau.task'),
-  ],
-)
-def test_illegal_fields_are_named(entry, key):
-  with pytest.raises(ConfigError) as caught:
-    build(**entry)
-  assert caught.value.field == key
-
-
 def test_tables_must_fit_the_heads():
   with pytest.raises(ConfigError, match='flops: expected 3 numbers'):
     build(flops=(1.0, 2.0)).run(VARIABLES)

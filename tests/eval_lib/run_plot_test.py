@@ -88,10 +88,18 @@ def test_only_what_was_logged_is_drawn(tmp_path, made):
   assert len(panels['Loss'].get_lines()) == 1  # equal curves are drawn once
 
 
-def test_ponder_steps_are_drawn(tmp_path, made):
-  rows = [{'step': 1, 'train/ponder_steps_mean': 2.0, 'train/loss': 1.0}]
+@pytest.mark.parametrize(
+  ('metrics', 'panel', 'lines'),
+  [
+    ({'train/ponder_steps_mean': 2.0}, 'Ponder steps', 1),
+    ({'train/steps': 2.0, 'test/steps': 3.0}, 'Repetitions', 2),
+  ],
+)
+def test_steps_are_drawn(tmp_path, made, metrics, panel, lines):
+  rows = [{'step': 1, 'train/loss': 1.0} | metrics]
   panels = panels_of(tmp_path, rows, made)
-  assert list(panels) == ['Loss', 'Ponder steps']
+  assert list(panels) == ['Loss', panel]
+  assert len(panels[panel].get_lines()) == lines
 
 
 def test_halting_is_drawn_with_its_depth(tmp_path, made):
@@ -118,13 +126,6 @@ def test_halting_is_drawn_with_its_depth(tmp_path, made):
   np.testing.assert_allclose(
     [line.get_ydata()[0] for line in masked], [10, 110]
   )
-
-
-def test_repetitions_are_drawn(tmp_path, made):
-  rows = [{'step': 1, 'train/loss': 1.0, 'train/steps': 2.0, 'test/steps': 3.0}]
-  panels = panels_of(tmp_path, rows, made)
-  assert list(panels) == ['Loss', 'Repetitions']
-  assert len(panels['Repetitions'].get_lines()) == 2
 
 
 def test_a_long_curve_is_smoothed_over_its_pale_values(tmp_path, made):
