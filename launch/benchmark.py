@@ -161,7 +161,7 @@ FLAGS: Mapping[str, tuple[str, list[Any]]] = {
      'none, or names such as confidence=0.9,prune_0.5/never'),
     ('--most', positive, 6, 'points of the frontier to time with auto'),
     ('--rows', positive, 1000, 'to time, at most'),
-    ('--warmup', count, 2, 'turns of each setting before those that count'),
+    ('--warmup', count, 50, 'calls of each setting before those that count'),
     ('--rounds --repeats', positive, 3, 'that count'),
     ('--batch_size', positive, 32, 'rows of a full batch'),
     ('--guarantee', bool, False, 'resamples the rows: how often does it fail?'),

@@ -167,15 +167,15 @@ def setting_row(setting: Setting) -> dict[str, Any]:
   """Returns means over the rows; `agreement` is with the own last head."""
   point, model, rule = setting.point, setting.model, setting.rule
   patient = rule.name in ('patience', 'combined')
+  mean = {name: float(values.mean()) for name, values in setting.rows.items()}
   return dict(
     setting=setting.name, run=model.run.directory,
     variant=model.variant or 'as trained', rule=setting.reason,
     value=point.value, patience=rule.patience if patient else None,
     veto_margin=rule.veto_margin or None, quality=point.quality,
     agreement=point.agreement if len(model.heads) > 1 else None,
-    depth=point.depth, retention=float(setting.retention.mean()),
-    flops=float(setting.flops.mean()), flops_share=point.flops,
-    flops_served=float(setting.flops_served.mean()),
+    depth=point.depth, retention=mean['retention'], flops=mean['flops'],
+    flops_share=point.flops, flops_served=mean['flops_served'],
     early=1.0 - point.shares[-1],
   ) | {
     f'exit_{layer}': share
@@ -189,29 +189,23 @@ def example_rows(setting: Setting, speed: Speed | None) -> list[dict[str, Any]]:
   `kept_<layer>` are the tokens left after the pruning at that layer, None if
   the row left before it; the latency is None if it was not timed.
   """
-  model, depth = setting.model, setting.depth
-  chosen, labels = setting.chosen, model.run.records['label']
-  is_class = chosen.shape[1] > 1
-  answers = chosen.argmax(1) if is_class else chosen[:, 0]
+  model, rows = setting.model, setting.rows
+  is_class = model.logits.shape[-1] > 1
   latency: dict[int, float] = {}
-  if speed is not None and setting.name in speed.latency:
+  if speed is not None:
     means = speed.latency[setting.name].mean(0)
     latency = dict(zip(speed.rows.tolist(), means.tolist(), strict=True))
-  is_last = setting.exits == len(model.heads) - 1
-  columns = dict(
-    length=model.length, depth=depth, retention=setting.retention,
-    flops=setting.flops, flops_served=setting.flops_served, answer=answers,
-    label=labels,
-  )  # fmt: skip
   result = []
-  for row in range(len(labels)):
-    line = {name: values[row].item() for name, values in columns.items()}
-    line['exit_reason'] = 'last layer' if is_last[row] else setting.reason
-    line['correct'] = int(answers[row] == labels[row]) if is_class else None
+  for row in range(len(rows['label'])):
+    line = {name: values[row].item() for name, values in rows.items()}
+    is_last = setting.exits[row] == len(model.heads) - 1
+    line['exit_reason'] = 'last layer' if is_last else setting.reason
+    right = int(line['answer'] == line['label'])
+    line['correct'] = right if is_class else None
     line['latency'] = latency.get(row)
     kept = zip(model.module.prune_layers, model.kept[row].tolist(), strict=True)
     # The pruning at the layer of a head comes after the head.
-    line |= {f'kept_{at}': n if at < depth[row] else None for at, n in kept}
+    line |= {f'kept_{at}': n if at < line['depth'] else None for at, n in kept}
     result.append({'setting': setting.name, 'index': row, **line})
   return result
 
@@ -229,8 +223,8 @@ def fastest(made: Report, speed: Speed | None) -> list[dict[str, Any]]:
     name = 'speedup_batch_1' if row['batch'] == 1 else 'speedup_batch'
     timed.setdefault(row['candidate'], {})[name] = row['speedup'].median
   known = [one for one in made.settings if not timed or one.name in timed]
-  total = dense.flops_served.sum()
-  shares = {one.name: one.flops_served.sum() / total for one in known}
+  total = dense.rows['flops_served'].sum()
+  shares = {one.name: one.rows['flops_served'].sum() / total for one in known}
 
   def slowness(setting: Setting) -> float:
     times = timed.get(setting.name)

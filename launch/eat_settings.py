@@ -50,29 +50,24 @@ class Setting:
   point: frontier.Point
   exits: np.ndarray
 
-  def at_exit(self, table: np.ndarray) -> np.ndarray:
-    """Returns the values of a table `[N, E]` where each row leaves, `[N]`."""
-    return table[np.arange(len(table)), self.exits]
+  @functools.cached_property
+  def rows(self) -> dict[str, np.ndarray]:
+    """Measures of each row, `[N]` each.
 
-  @property
-  def flops(self) -> np.ndarray:
-    """FLOPs of each row at its own length, `[N]`."""
-    return self.at_exit(self.model.flops)
-
-  @property
-  def flops_served(self) -> np.ndarray:
-    """FLOPs of each row at its length bucket, `[N]`."""
-    return self.at_exit(self.model.flops_served)
-
-  @property
-  def retention(self) -> np.ndarray:
-    """Share of its tokens that each row has left where it leaves, `[N]`."""
-    return self.at_exit(self.model.left) / self.model.length
-
-  @property
-  def depth(self) -> np.ndarray:
-    """Layers run for each row, `[N]`."""
-    return np.array(self.model.heads)[self.exits]
+    Tokens; where it leaves: layers run, share of the tokens left, FLOPs at its
+    own length and at its length bucket, as the engine runs it; answer, label.
+    """
+    model, chosen = self.model, self.chosen
+    at = np.arange(len(chosen)), self.exits
+    return {
+      'length': model.length,
+      'depth': np.array(model.heads)[self.exits],
+      'retention': model.left[at] / model.length,
+      'flops': model.flops[at],
+      'flops_served': model.flops_served[at],
+      'answer': chosen.argmax(1) if chosen.shape[1] > 1 else chosen[:, 0],
+      'label': model.run.records['label'],
+    }
 
   @property
   def chosen(self) -> np.ndarray:

@@ -113,7 +113,7 @@ def _candidates(
       engine, policy = _engine(model, given)
       engine.warm_up(progress=True)
       engines[id(model)] = stack.enter_context(engine), policy
-    flops = float(setting.flops_served[rows].mean())
+    flops = float(setting.rows['flops_served'][rows].mean())
     found.append(
       Candidate(
         setting.name, _make, {'setting': setting, 'rows': rows,
@@ -167,7 +167,7 @@ def _make(
 
   # The forms agree to rounding, so a row at a threshold may differ.
   differing = sum(
-    answer.depth != setting.depth[row]
+    answer.depth != setting.rows['depth'][row]
     or not _same(answer.label, setting.chosen[row], policy.class_names)
     for row, answer in zip(rows.tolist(), predict(items), strict=True)
   )

@@ -44,9 +44,9 @@ def test_a_setting_by_hand():
   # Right, right, and right where the full model is wrong.
   assert one.point.quality == 1
   assert one.point.agreement == pytest.approx(2 / 3)
-  assert one.depth.tolist() == [2, 4, 2]
-  assert one.retention.tolist() == [1.0, 0.7, 1.0]
-  assert one.flops.tolist() == [20, 40, 20]
+  assert one.rows['depth'].tolist() == [2, 4, 2]
+  assert one.rows['retention'].tolist() == [1.0, 0.7, 1.0]
+  assert one.rows['flops'].tolist() == [20, 40, 20]
   assert one.point.flops == pytest.approx(80 / 240)
   row = eat_report.setting_row(one)
   assert (row['rule'], row['value'], row['patience']) == (
