@@ -225,7 +225,7 @@ def test_flops_of_adatape():
 @pytest.mark.nightly
 def test_adatape(tmp_path, capsys):
   out = tmp_path / 'rows.csv'
-  flags = ['--variant=Ti/16', '--batch=2', '--image_size=32', '--bank_size=60',
+  flags = ['--variant=Ti/16', '--batch=2', '--image_size=64', '--bank_size=60',
            '--num_classes=5', '--rounds=2', '--warmup=1']  # fmt: skip
   assert benchmark.main(['adatape', *flags, f'--out={out}']) == 0
   rows = read(out)
