@@ -154,7 +154,12 @@ class Classification(Task):
     """
     info = self.info
     if info.input_key == 'image':
-      options = image_ops.options_from(builder.validate(self.config['dataset']))
+      dataset = builder.validate(self.config['dataset'])
+      size = dataset['image_size']
+      # A data set without the field shows whole images.
+      options = image_ops.ImageOptions(
+        image_size=size, resize_small=dataset.get('resize_small', size)
+      )
       prepare = functools.partial(image_ops.evaluation_image, options=options)
       return images(info.input_shape, prepare, length)
     if info.input_key != 'tokens':
