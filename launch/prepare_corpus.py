@@ -113,62 +113,44 @@ def parse(argv: Sequence[str]) -> tuple[Any]:
 
   given = command_line.parse_arguments(parser(), argv)
   named = [*given.input, *given.validation]
+  out = os.path.realpath(given.out)
+  texts, share = given.vocab_texts, given.validation_share
+  problems: list[tuple[bool, str]] = []
   for flag in ('input', 'validation'):
     for name in getattr(given, flag):
-      if not name.startswith(TFDS):
-        found = os.path.lexists(name)
-        _require(found, f'--{flag}: no file or folder {name!r}')
-        continue
-      expected = f'tfds:NAME, {tfds.NAME}, got {name!r}'
-      is_name = tfds.is_name(name.removeprefix(TFDS))
-      _require(is_name, f'--{flag}: expected {expected}')
-      count = named.count(name)
-      _require(
-        count == 1,
-        f'--input, --validation: expected {name} once, got it {count} times',
-      )
-  out = os.path.realpath(given.out)
-  _require(
-    not os.path.ismount(out),
-    f'--out: expected a directory that can be replaced, got {given.out!r}, '
-    'where a disk is mounted; name one in it',
-  )
+      if name.startswith(TFDS):
+        is_name = tfds.is_name(name.removeprefix(TFDS))
+        expected = f'--{flag}: expected tfds:NAME, {tfds.NAME}, got {name!r}'
+        problems.append((not is_name, expected))
+        count = named.count(name)
+        expected = f'--input, --validation: expected {name} once, got it'
+        problems.append((count > 1, f'{expected} {count} times'))
+      else:
+        is_absent = not os.path.lexists(name)
+        problems.append((is_absent, f'--{flag}: no file or folder {name!r}'))
+  problems += [
+    (os.path.ismount(out), '--out: expected a directory that can be replaced, '
+     f'got {given.out!r}, where a disk is mounted; name one in it'),
+    (not MIN_LENGTH <= given.max_length <= MAX_LENGTH, '--max_length: expected '
+     f'an integer in [{MIN_LENGTH}, {MAX_LENGTH}], got {given.max_length}'),
+    (texts is not None and texts < MIN_TEXTS,
+     f'--vocab_texts: expected at least {MIN_TEXTS}, got {texts}'),
+    (bool(given.validation) and share is not None, '--validation_share: '
+     f'expected nothing beside --validation, got {share}; leave one out'),
+    *((bool(given.tokenizer) and getattr(given, flag) is not None,
+       f'--{flag}: expected nothing beside --tokenizer, whose vocabulary is '
+       f'trained, got {getattr(given, flag)}; leave one out')
+      for flag in ('vocab_size', 'vocab_texts')),
+    (bool(given.tokenizer) and not os.path.exists(given.tokenizer),
+     f'--tokenizer: no file or directory {given.tokenizer!r}'),
+  ]  # fmt: skip
+  for is_wrong, message in problems:
+    if is_wrong:
+      raise command_line.UsageError(message)
   command_line.check_new_directory('--out', out)
   # The new directory is made beside its place and then renamed.
   command_line.check_place('--out', os.path.dirname(out))
-  _require(
-    MIN_LENGTH <= given.max_length <= MAX_LENGTH,
-    f'--max_length: expected an integer in [{MIN_LENGTH}, {MAX_LENGTH}], got '
-    f'{given.max_length}',
-  )
-  texts = given.vocab_texts
-  _require(
-    texts is None or texts >= MIN_TEXTS,
-    f'--vocab_texts: expected at least {MIN_TEXTS}, got {texts}',
-  )
-  share = given.validation_share
-  _require(
-    not given.validation or share is None,
-    '--validation_share: expected nothing beside --validation, got '
-    f'{share}; leave one out',
-  )
-  for flag in ('vocab_size', 'vocab_texts'):
-    value = getattr(given, flag)
-    _require(
-      not given.tokenizer or value is None,
-      f'--{flag}: expected nothing beside --tokenizer, whose vocabulary is '
-      f'trained, got {value}; leave one out',
-    )
-  _require(
-    not given.tokenizer or os.path.exists(given.tokenizer),
-    f'--tokenizer: no file or directory {given.tokenizer!r}',
-  )
   return (given,)
-
-
-def _require(holds: bool, message: str) -> None:
-  if not holds:
-    raise command_line.UsageError(message)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -269,8 +251,7 @@ def report(manifest: dict[str, Any], out: pathlib.Path) -> None:
       {'fault': kind.replace('_', ' '), 'times': f'{entry["count"]:,}',
        'action': entry['action']}
       for kind, entry in faults.items()
-    ])  # fmt: skip
-    print('The first of each:')
+    ], 'The first of each:')  # fmt: skip
     for kind, entry in faults.items():
       place = ': '.join(filter(None, entry['first'][0].values()))
       print(f'  {kind.replace("_", " ")}: {place}')
