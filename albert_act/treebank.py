@@ -15,7 +15,7 @@ from jaxtyping import Int
 from albert_act import analysis
 from albert_act.analysis_report import DEPTH, Rows, Table, rounded
 from albert_act.encoder import Albert
-from dataset_lib import source, word_tokens
+from dataset_lib import conllu, source
 from dataset_lib.conllu import Sentence
 from dataset_lib.tokenizer import Tokenizer
 
@@ -49,7 +49,7 @@ def table(
   Raises:
     ValueError: max_length is too small.
   """
-  encoded, places = word_tokens.encode_words(
+  encoded, places = conllu.encode_words(
     tokenizer, [sentence.forms for sentence in sentences], max_length
   )
   buckets = source.length_buckets(range(_STEP, max_length, _STEP), max_length)

@@ -51,6 +51,7 @@ SOURCES = {
 MAX_THREADS = 32  # beyond this Python's lock, not the cores, is the limit
 DEFAULT_PREFETCH = 2
 _Small = Annotated[int, Interval(ge=0, le=1024)]
+_Positive = Annotated[int, Interval(ge=1, le=1024)]
 
 
 def validate(config: Any, split: Any = None) -> dict[str, Any]:
@@ -128,12 +129,11 @@ def build(
     split: name of the split.
     train: True for the infinite shuffled stream with augmentation and
       tolerance for bad records, False for one ordered pass.
-    seed: the run's seed; decides order and augmentation.
+    seed: decides order and augmentation.
     batch_size: rows of the GLOBAL batch, a multiple of host_count.
     host_index: number of this host.
     host_count: number of hosts.
-    num_threads: reading threads; None for one per core, 0 to read in the
-      calling thread.
+    num_threads: reading threads; None for one per core, 0 reads in the caller.
     prefetch: batches read ahead.
 
   Raises:
@@ -148,9 +148,7 @@ def build(
   fields.check_value('seed', seed, source.Seed)
   fields.check_value('batch_size', batch_size, source.Size)
   fields.check_value('num_threads', num_threads, _Small)
-  fields.check_value(
-    'prefetch', prefetch, Annotated[int, Interval(ge=1, le=1024)]
-  )
+  fields.check_value('prefetch', prefetch, _Positive)
   rows = local_rows(batch_size, host_index, host_count)
   records: Any = build_source(config, split)
   order: Order | LengthOrder

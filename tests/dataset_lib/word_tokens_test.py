@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dataset_lib import conllu, tokenizer
-from dataset_lib.word_tokens import encode_words
+from dataset_lib.conllu import encode_words
 
 VOCABULARY = [
   '[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'un', '##aff', '##able',
