@@ -44,21 +44,10 @@ Progress = Callable[[str, int], corpus_texts.Advance]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """How to prepare a corpus.
+  """The flags of `launch.prepare_corpus`.
 
-  Attributes:
-    inputs: files and folders, or 'tfds:NAME'.
-    validation: the same, of the validation split; () takes documents of the
-      inputs instead.
-    validation_share: share of the documents to take; 0 for no such split.
-    tokenizer: a tokenizer's file or directory; '' trains a vocabulary.
-    vocab_size: pieces of the trained vocabulary.
-    vocab_texts: texts to train it from; see `sentencepiece_model.train`.
-    max_length: longest row, special tokens included.
-    processes: number of encoding processes.
-    data_dir: of TFDS.
-    wrapped: lines are broken to a width; see `corpus_texts`.
-    max_line: longest line, in bytes.
+  `validation` () takes a share of the documents of `inputs`, `tokenizer` ''
+  trains a vocabulary; `max_line` is the longest line in bytes.
   """
 
   inputs: tuple[str, ...]
@@ -75,12 +64,7 @@ class Options:
 
 
 class Corpus:
-  """All texts of a corpus, and the split of each document.
-
-  Args:
-    options: names of the texts.
-    faults: counts what is not read in the folders.
-  """
+  """All texts of a corpus, and the split of each document."""
 
   def __init__(self, options: Options, faults: Faults):
     self.validation_share = (
@@ -239,13 +223,9 @@ def _write(
 def encoded(
   blocks: Iterable[Block], path: pathlib.Path, limit: int, processes: int
 ) -> Iterator[Rows]:
-  """Yields the rows of the blocks, in their order.
+  """Yields the rows of the blocks, in their order, of at most `limit` tokens.
 
-  Args:
-    blocks: the blocks; a few more are read than are being encoded.
-    path: the tokenizer.
-    limit: most tokens in a row.
-    processes: number of encoding processes; 1 encodes in this one.
+  A few more blocks are read than are being encoded; one process is this one.
   """
   if processes == 1:
     yield from map(Encoder(path, limit), blocks)

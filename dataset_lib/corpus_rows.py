@@ -25,9 +25,8 @@ from dataset_lib.corpus_texts import Paragraph
 
 BLOCK_CHARACTERS = 2**18
 _CLOSING = '"\'”’»)\\]}」』'  # noqa: RUF001
-# Looked at from its first character only, and never again from the next ones:
-# a line of a million dots takes linear time. The word may stand behind a few
-# opening quotes, brackets or dashes.
+# Matched from its first character only: a line of a million dots takes linear
+# time. A few opening quotes, brackets or dashes may precede the next word.
 _END = re.compile(
   rf'(?<![.!?…])([.!?…]++)([{_CLOSING}]*+)\s++(?=\W{{0,8}}(\w))'
   rf'|[。！？]++[{_CLOSING}]*+\s*+'  # noqa: RUF001

@@ -55,12 +55,9 @@ class Texts:
 
   Args:
     inputs: files, folders and 'tfds:NAME'.
-    faults: counts what is not read in the folders.
+    faults: counts files and links that are not read.
     without: files that are left out, silently.
     data_dir: of TFDS.
-
-  Raises:
-    MissingDataError: there is no such path, no text file, or no such data set.
   """
 
   def __init__(
@@ -103,12 +100,7 @@ class Texts:
 
 
 def find(inputs: Sequence[str], faults: Faults) -> list[pathlib.Path]:
-  """Returns the text files of files and folders, in a fixed order.
-
-  Args:
-    inputs: files, and folders that are searched with all folders in them;
-      files in a folder are sorted by their path.
-    faults: counts files and links that are not read.
+  """Returns files, and the text files in folders, sorted by their path.
 
   Raises:
     MissingDataError: there is no such path, or no text file.
@@ -157,12 +149,7 @@ def printable(path: str | os.PathLike[str]) -> str:
 class TfdsTexts:
   """Texts of the training split of a data set that TFDS prepared.
 
-  Args:
-    name: of the builder, like 'wikipedia/20230601.en'.
-    data_dir: of TFDS, '' for its default; or a folder of one prepared version.
-
   Raises:
-    ConfigError: no such data set.
     MissingDataError: it is not prepared.
     InvalidDataError: it has no feature 'text', and not one that ends so.
   """
@@ -205,12 +192,7 @@ class TfdsTexts:
 
 
 def joined(lines: Iterable[Paragraph], max_length: int) -> Iterator[Paragraph]:
-  """Joins the lines up to an empty one; the empty ones are gone.
-
-  Args:
-    lines: of one document.
-    max_length: a paragraph ends when it has this many characters.
-  """
+  """Joins lines up to an empty one, or to `max_length` characters."""
   parts: list[str] = []
   where, length = '', 0
   for line in lines:
@@ -266,12 +248,9 @@ class Piece(NamedTuple):
 
 
 def pieces(stream: io.BufferedIOBase, max_line: int) -> Iterator[Piece]:
-  """Yields the lines of a stream, long ones cut after a space.
+  """Yields the lines of a stream, cut after a space at `max_line` bytes.
 
-  Args:
-    stream: bytes.
-    max_line: longest piece, in bytes; without a space in it, a cut is at most
-      4 bytes before, between two characters.
+  Without a space a line is cut at most 4 bytes before, between two characters.
   """
   rest, number = b'', 1
   while data := rest + stream.readline(max_line - len(rest)):

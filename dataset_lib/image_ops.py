@@ -97,14 +97,10 @@ class ImageOptions:
 
 
 def decode(data: bytes, reduction: int = 1) -> Image:
-  """Decodes an image file to RGB, upright as its EXIF orientation says.
+  """Decodes a JPEG, PNG, WebP or BMP file to RGB, upright by its EXIF tag.
 
   Greyscale is repeated over the channels, CMYK converted, 16 bits scaled to 8,
-  an alpha channel dropped.
-
-  Args:
-    data: contents of a JPEG, PNG, WebP or BMP file.
-    reduction: 1, 2, 4 or 8; a JPEG is decoded at that fraction of its size.
+  an alpha channel dropped. A JPEG is decoded at 1 / `reduction` of its size.
 
   Raises:
     BadRecord: empty, truncated, or not an image.

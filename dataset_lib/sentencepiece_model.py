@@ -1,9 +1,9 @@
 """SentencePiece unigram models: trained from text, read by `tokenizers`.
 
 A `spiece.model` becomes a `tokenizers.Tokenizer` that gives the same ids, so
-that everything behind it (GLUE, serving, export) sees one kind of tokenizer,
-saved as one `tokenizer.json`. Text is normalised as ALBERT's was: quotes,
-accents and case first, then by the rules in the model.
+that GLUE, serving and export see one kind of tokenizer, saved as one
+`tokenizer.json`. Text is normalised as ALBERT's was: quotes, accents and case
+first, then by the rules in the model.
 """
 
 import heapq
@@ -102,10 +102,7 @@ def _training_texts(texts: Iterable[str], normalizer: Any) -> Iterator[str]:
 def _sample(
   texts: Iterable[str], max_texts: int, max_characters: int
 ) -> list[str]:
-  """A random sample in the order of the texts, the same one each time.
-
-  Each text draws a number, and those with the smallest numbers are kept.
-  """
+  """Returns a random sample in the order of the texts, the same each time."""
   draws, limit, characters = random.Random(0), 1.0, 0
   kept: list[tuple[float, int, str]] = []  # a heap, the largest number first
   for place, text in enumerate(texts):
@@ -132,7 +129,7 @@ def pieces_of(text: str, size: int) -> Iterator[str]:
 
 
 def _explained(error: RuntimeError) -> str:
-  """What the trainer's error means for the size of the vocabulary."""
+  """Returns the legal size of the vocabulary that the trainer's error gives."""
   limit = re.search(r'too high.*<= (\d+)', str(error))
   if limit:
     return f'at most {limit[1]} for so few words'
@@ -145,15 +142,9 @@ def _explained(error: RuntimeError) -> str:
 def normalizer_of(
   lower: bool = True, keep_accents: bool = False, charsmap: bytes = b''
 ) -> Any:
-  """What is done to a text before it is cut into words.
+  """Returns a `tokenizers` normalizer, as Hugging Face converts ALBERT's.
 
-  Args:
-    lower: turn it to lower case.
-    keep_accents: leave accents on.
-    charsmap: the model's own rules, compiled.
-
-  Returns:
-    A `tokenizers` normalizer, as Hugging Face converts ALBERT's tokenizer.
+  `charsmap` holds the model's own rules, compiled.
   """
   import tokenizers
   from tokenizers import normalizers

@@ -148,7 +148,7 @@ def parse(argv: Sequence[str]) -> tuple[Any]:
     if is_wrong:
       raise command_line.UsageError(message)
   command_line.check_new_directory('--out', out)
-  # The new directory is made beside its place and then renamed.
+  # The directory is made under another name next to it, and then renamed.
   command_line.check_place('--out', os.path.dirname(out))
   return (given,)
 
@@ -159,7 +159,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _terminated(signum: int, frame: Any) -> NoReturn:
-  """Handles SIGTERM like Ctrl-C, which leaves nothing behind."""
+  """Handles SIGTERM like Ctrl-C, which leaves no file."""
   raise KeyboardInterrupt
 
 
