@@ -163,29 +163,21 @@ print('tensorflow' in sys.modules)
   assert result.stdout.strip() == 'False'
 
 
-def test_a_missing_split_lists_the_others(prepared):
-  with pytest.raises(MissingDataError, match=r"'validation'; it has .*train"):
-    builder.build_source(config(prepared['tfrecord']), 'validation')
-
-
-def test_an_unprepared_set_gives_the_command(tmp_path):
-  with pytest.raises(MissingDataError) as error:
-    builder.build_source(config(tmp_path, name='cifar10'), 'train')
-  assert (
-    f'tfds build cifar10 --data_dir={tmp_path} --file_format=array_record'
-    in str(error.value)
-  )
-
-
-def test_an_unknown_name(tmp_path):
-  with pytest.raises(ConfigError) as error:
-    builder.build_source(config(tmp_path, name='cifar1o'), 'train')
-  assert error.value.field == 'dataset.builder'
-
-
-def test_a_folder_without_a_data_set(tmp_path):
-  with pytest.raises(MissingDataError, match='holds no dataset_info'):
-    builder.build_source(config(tmp_path, name=''), 'train')
+@pytest.mark.parametrize(
+  ('name', 'split', 'kind', 'words'),
+  [
+    ('cifar10', 'train', MissingDataError,
+     'tfds build cifar10 --data_dir={data_dir} --file_format=array_record'),
+    ('cifar1o', 'train', ConfigError, 'dataset.builder: expected a TFDS data'),
+    ('', 'train', MissingDataError, 'holds no dataset_info'),
+    ('tiny', 'validation', MissingDataError, "split 'validation'; it has "),
+  ],
+)  # fmt: skip
+def test_what_is_not_prepared(prepared, tmp_path, name, split, kind, words):
+  data_dir = prepared['tfrecord'] if name == 'tiny' else tmp_path
+  with pytest.raises(kind) as error:
+    builder.build_source(config(data_dir, name=name), split)
+  assert words.format(data_dir=data_dir) in str(error.value)
 
 
 @pytest.mark.parametrize('file_format', FORMATS)
