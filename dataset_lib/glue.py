@@ -35,47 +35,32 @@ from dataset_lib.text_files import (
 )
 from dataset_lib.text_rows import PART_WORDS, LabelledTexts, is_split
 
-_PAIR = (('sentence1', 'sentence2'),)
+_SINGLE, _PAIR = ('sentence',), ('sentence1', 'sentence2')
 _ENTAILMENT = ('entailment', 'not_entailment')
 
 # Label ids are those of GLUE's own code and of TFDS; names of columns are given
 # for each layout in use.
 TASKS = {
   'cola': TextTask(
-    'CoLA',
-    (('sentence',),),
-    ('label', 'is_acceptable'),
-    ('unacceptable', 'acceptable'),
-    headless=('source', 'label', 'mark', 'sentence'),
-  ),
+    'CoLA', (_SINGLE,), ('label', 'is_acceptable'),
+    ('unacceptable', 'acceptable'), ('source', 'label', 'mark', 'sentence')),
   'sst2': TextTask(
-    'SST-2', (('sentence',),), ('label',), ('negative', 'positive')
-  ),
+    'SST-2', (_SINGLE,), ('label',), ('negative', 'positive')),
   'mrpc': TextTask(
-    'MRPC',
-    (*_PAIR, ('#1 String', '#2 String')),
-    ('label', 'Quality'),
-    ('not_equivalent', 'equivalent'),
-  ),
+    'MRPC', (_PAIR, ('#1 String', '#2 String')), ('label', 'Quality'),
+    ('not_equivalent', 'equivalent')),
   'qqp': TextTask(
-    'QQP',
-    (('question1', 'question2'),),
-    ('is_duplicate', 'label'),
-    ('not_duplicate', 'duplicate'),
-  ),
-  'stsb': TextTask('STS-B', _PAIR, ('score', 'label'), ()),
+    'QQP', (('question1', 'question2'),), ('is_duplicate', 'label'),
+    ('not_duplicate', 'duplicate')),
+  'stsb': TextTask('STS-B', (_PAIR,), ('score', 'label'), ()),
   'mnli': TextTask(
-    'MNLI',
-    (('premise', 'hypothesis'), *_PAIR),
-    ('gold_label', 'label'),
-    ('entailment', 'neutral', 'contradiction'),
-  ),
+    'MNLI', (('premise', 'hypothesis'), _PAIR), ('gold_label', 'label'),
+    ('entailment', 'neutral', 'contradiction')),
   'qnli': TextTask(
-    'QNLI', (('question', 'sentence'),), ('label',), _ENTAILMENT
-  ),
-  'rte': TextTask('RTE', _PAIR, ('label',), _ENTAILMENT),
-  'wnli': TextTask('WNLI', _PAIR, ('label',), ('not_entailment', 'entailment')),
-}
+    'QNLI', (('question', 'sentence'),), ('label',), _ENTAILMENT),
+  'rte': TextTask('RTE', (_PAIR,), ('label',), _ENTAILMENT),
+  'wnli': TextTask('WNLI', (_PAIR,), ('label',), _ENTAILMENT[::-1]),
+}  # fmt: skip
 
 # Rows of one split share a premise, a question or an article, so they are not
 # independent: several hypotheses to a premise, a question in several pairs.
