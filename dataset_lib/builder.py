@@ -11,7 +11,7 @@ import numbers
 import os
 import typing
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
@@ -87,7 +87,7 @@ def _find(name: Any) -> type:
       expected = 'a dataclass with a field split and a method record'
       raise ConfigError('dataset.name', name, expected)
     return kind
-  fields.check_one_of('dataset.name', name, SOURCES)
+  fields.check_value('dataset.name', name, Literal[tuple(SOURCES)])
   return fields.locate(SOURCES[name], 'dataset.name')
 
 

@@ -32,8 +32,7 @@ import annotated_types
 
 from dataset_lib.errors import ConfigError
 
-_LOW = {'ge': '>=', 'gt': '>'}
-_HIGH = {'le': '<=', 'lt': '<'}
+_SIGNS = {'ge': '>=', 'gt': '>', 'le': '<=', 'lt': '<'}
 Distinct = annotated_types.Predicate(
   lambda items: len(set(items)) == len(items)
 )
@@ -253,21 +252,21 @@ def _range(limits: Iterable[Any]) -> str:
   bound: dict[str, Any] = {}
   for limit in limits:
     if isinstance(limit, annotated_types.BaseMetadata):
-      bound |= dataclasses.asdict(limit)
-  low = [(sign, bound[key]) for key, sign in _LOW.items() if key in bound]
-  high = [(sign, bound[key]) for key, sign in _HIGH.items() if key in bound]
-  if low and high:
-    (sign, least), (other, most) = low[0], high[0]
-    opening, closing = (
-      '[' if sign == '>=' else '(',
-      ']' if other == '<=' else ')',
-    )
-    return f' in {opening}{least}, {most}{closing}'
-  if low or high:
-    return ''.join(f' {sign} {value}' for sign, value in low + high)
+      bound |= _bounds(limit)
+  found = [(sign, bound[key]) for key, sign in _SIGNS.items() if key in bound]
+  if len(found) == 2:
+    (low, least), (high, most) = found
+    start, end = '[' if low == '>=' else '(', ']' if high == '<=' else ')'
+    return f' in {start}{least}, {most}{end}'
+  if found:
+    return f' {found[0][0]} {found[0][1]}'
   if 'max_length' in bound:
     return f', at most {bound["max_length"]} of them'
   return ', not empty' if bound.get('min_length') else ''
+
+
+def _bounds(limit: Any) -> dict[str, Any]:
+  return dataclasses.asdict(limit)
 
 
 def _keeps(limit: Any, value: Any) -> bool:
@@ -279,7 +278,7 @@ def _keeps(limit: Any, value: Any) -> bool:
     case annotated_types.MaxLen(most):
       return len(value) <= most
     case annotated_types.BaseMetadata():
-      ((name, bound),) = dataclasses.asdict(limit).items()
+      ((name, bound),) = _bounds(limit).items()
       return bool(getattr(operator, name)(value, bound))
   return True
 
@@ -289,13 +288,6 @@ def _suggest(name: str, legal: Iterable[str]) -> str:
   expected = f'no such field; legal fields are {", ".join(names)}'
   close = difflib.get_close_matches(str(name), names, n=1)
   return expected + (f' (did you mean {close[0]}?)' if close else '')
-
-
-def check_one_of(field: str, value: Any, allowed: Iterable[str]) -> None:
-  """Raises ConfigError unless `value` is one of the allowed names."""
-  allowed = tuple(allowed)
-  if not (isinstance(value, str) and value in allowed):
-    raise ConfigError(field, value, f'one of {", ".join(allowed)}')
 
 
 def locate(name: Any, field: str) -> Any:
@@ -316,76 +308,3 @@ def locate(name: Any, field: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
   except (ImportError, AttributeError) as error:
     raise ConfigError(field, name, f'{expected} ({error})') from error
-
-
-# The former tables, for classes that have no annotated fields yet.
-
-
-@dataclasses.dataclass(frozen=True)
-class Field:
-  """One legal field: its range in words, a test of a value, its default."""
-
-  expected: str
-  accepts: Callable[[Any], bool]
-  default: Any
-
-
-REQUIRED = object()
-
-
-def integer(low: int, high: int, default: Any = REQUIRED) -> Field:
-  """Declares an integer in [low, high]; True and 3.0 are not integers."""
-  return _field(
-    typing.Annotated[int, annotated_types.Interval(ge=low, le=high)], default
-  )
-
-
-def real(low: float, high: float, default: Any = REQUIRED) -> Field:
-  """Declares a finite number in [low, high]."""
-  return _field(
-    typing.Annotated[float, annotated_types.Interval(ge=low, le=high)], default
-  )
-
-
-def _field(hint: Any, default: Any) -> Field:
-  legal = legal_values(hint)
-  return Field(legal.words, legal.accepts, default)
-
-
-def text(expected: str, default: Any = REQUIRED) -> Field:
-  """Declares a string; empty only where '' is the default."""
-
-  def accepts(value: Any) -> bool:
-    return isinstance(value, str) and (bool(value) or default == '')
-
-  return Field(expected, accepts, default)
-
-
-def names(allowed: Iterable[str], default: Any = REQUIRED) -> Field:
-  """Declares a tuple of distinct names out of `allowed`."""
-  hint = typing.Annotated[tuple[typing.Literal[*allowed], ...], Distinct]
-  return _field(hint, default)
-
-
-def check_field(key: str, value: Any, field: Field) -> None:
-  """Raises ConfigError unless `value` is legal for `field`."""
-  if not field.accepts(value):
-    raise ConfigError(key, value, field.expected)
-
-
-def check_fields(
-  config: ConfigLike, fields: Mapping[str, Field], prefix: str
-) -> dict[str, Any]:
-  """Returns the configuration completed with defaults; as `check`."""
-  given = dict(config.items())
-  for name in given:
-    if name not in fields:
-      raise ConfigError(f'{prefix}.{name}', given[name], _suggest(name, fields))
-  complete = {}
-  for name, field in fields.items():
-    value = given.get(name, field.default)
-    if value is REQUIRED:
-      raise ConfigError(f'{prefix}.{name}', 'nothing', field.expected)
-    check_field(f'{prefix}.{name}', value, field)
-    complete[name] = tuple(value) if isinstance(value, list) else value
-  return complete
