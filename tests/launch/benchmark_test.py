@@ -339,4 +339,4 @@ def test_other_libraries_compute_the_same(capsys):
   assert 'left out' not in text
   assert 'WARNING' not in text  # their logits are ours
   for name in ('PyTorch BERT', 'ONNX Runtime DistilBERT'):
-    assert text.count(name) >= 2
+    assert name in text
