@@ -13,14 +13,14 @@ import dataclasses
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
 from dataset_lib import source
 from dataset_lib.errors import BadRecord, TooManyBadRecordsError
-from dataset_lib.order import LengthOrder, Order, Places
+from dataset_lib.order import Places
 from dataset_lib.source import (
   DatasetInfo,
   DrawnSource,
@@ -114,26 +114,16 @@ class Blocks:
     return step, self.rows[start : start + self.rows_per_block]
 
 
-@runtime_checkable
-class Reading(Protocol):
-  """Records and the way to read them; see `builder.Dataset`."""
-
-  records: Any
-  transform: Transform
-  order: Order | LengthOrder
-  blocks: Blocks
-
-
 class Reader:
   """Random access to blocks of rows; Grain calls it from its threads.
 
-  Element 0 is block number `first_block`; `num_blocks` None is an infinite
-  stream.
+  `dataset` is a `builder.Dataset`. Element 0 is block number `first_block`;
+  `num_blocks` None is an infinite stream.
   """
 
   def __init__(
     self,
-    dataset: Reading,
+    dataset: Any,
     bad_records: BadRecords,
     first_block: int = 0,
     num_blocks: int | None = None,
@@ -183,7 +173,6 @@ class Reader:
       except BadRecord as bad:
         place = bad.where or source.where(self._source, candidate)
         self._bad_records.add(bad, place, candidate)
-        assert isinstance(self._order, Order)
         candidate = self._order.replacement(epoch, index, attempt)
     raise TooManyBadRecordsError(
       f'{_MAX_REPLACEMENTS} records in a row were bad, in place of record '
