@@ -86,6 +86,8 @@ _FLAGS: list[tuple[str, str, str, dict[str, Any]]] = [
    dict(type=flag_types.positive, default=128)),
   ('processes', 'N', 'that encode (default: one for each core)',
    dict(type=flag_types.positive)),
+  ('wrapped', '', 'lines are broken to a width, see above',
+   dict(action='store_true')),
   ('data_dir', 'DIRECTORY', 'of TFDS (default ~/tensorflow_datasets)',
    dict(default='', type=os.path.expanduser)),
 ]  # fmt: skip
@@ -99,11 +101,8 @@ def parser() -> command_line.Parser:
     epilog=EXIT_CODES,
   )
   for name, metavar, text, options in _FLAGS:
-    result.add_argument(f'--{name}', metavar=metavar, help=text, **options)
-  result.add_argument(
-    '--wrapped', action='store_true',
-    help='lines are broken to a width, see above',
-  )  # fmt: skip
+    named = {'metavar': metavar} if metavar else {}
+    result.add_argument(f'--{name}', help=text, **named, **options)
   return result
 
 

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from dataset_lib import pretraining, tokenizer
+from dataset_lib import tokenizer
 from dataset_lib.errors import InvalidDataError
 from tests.dataset_lib import corpora
 from tests.dataset_lib.corpora import PRETRAINING_KEYS as KEYS
@@ -206,33 +206,6 @@ def test_shortened_rows_are_whole_sentences_or_words(tmp_path):
     at_sentence += (ats[0] in borders) + (end in borders)
   assert shorter > 50
   assert at_sentence > shorter / 2
-
-
-def test_the_ends_of_short_rows_by_hand():
-  def flags(*places):
-    result = np.zeros((1, 12), bool)
-    result[0, list(places)] = True
-    return result
-
-  def ends(start, middle, stop, sentence=(3, 6, 9), length=12):
-    word = flags(0, 1, 3, 4, 6, 8, 9, 10, 11)
-    word[:, length:] = False
-    numbers = [np.array([n]) for n in (length, start, middle, stop)]
-    got = pretraining._to_borders(flags(*sentence), word, *numbers)
-    return tuple(int(number[0]) for number in got)
-
-  assert ends(0, 6, 12) == (0, 12)
-  # Nearer to the middle, to a sentence.
-  assert ends(2, 6, 11) == (3, 9)
-  assert ends(3, 6, 9) == (3, 9)
-  # Else away from it, to a word.
-  assert ends(4, 6, 7) == (4, 8)
-  assert ends(5, 6, 7) == (4, 8)
-  assert ends(2, 6, 7, sentence=(6,)) == (1, 8)
-  assert ends(1, 6, 10, sentence=(6,)) == (1, 10)
-  # To the ends of the row, which has eleven tokens.
-  assert ends(0, 10, 11, length=11) == (0, 11)
-  assert ends(5, 6, 11, sentence=(6,), length=11) == (4, 11)
 
 
 def test_rows_without_a_sentence_border(tmp_path):
