@@ -234,12 +234,8 @@ def inception_box(
       return top, left, box_height, box_width
   box_width = min(width, max(1, math.floor(height * CROP_RATIOS[1])))
   box_height = min(height, max(1, math.floor(width / CROP_RATIOS[0])))
-  return (
-    (height - box_height) // 2,
-    (width - box_width) // 2,
-    box_height,
-    box_width,
-  )
+  top, left = (height - box_height) // 2, (width - box_width) // 2
+  return top, left, box_height, box_width
 
 
 def _reduction(box_height: int, box_width: int, size: int) -> int:

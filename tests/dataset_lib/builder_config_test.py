@@ -157,7 +157,7 @@ def test_validation_imports_no_heavy_library(repository):
 
 @dataclasses.dataclass(kw_only=True)
 class Squares:
-  """A data set as somebody adds one: no `where`, records one by one."""
+  """A data set of the least size: no `where`, records one by one."""
 
   split: Literal['train', 'test']
   size: Annotated[int, Interval(ge=1, le=100)] = 10

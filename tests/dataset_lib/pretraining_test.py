@@ -68,7 +68,7 @@ def test_undone_the_segments_are_the_document(directory):
     parts = list(segments_of(draw(given, epoch)))
     for index, (first, second) in enumerate(parts):
       assert first + second == given.record(index)['tokens'].tolist()
-  # All rows of a document, one behind the other, are the document.
+  # The rows of a document, concatenated, are the document.
   arrays = given._rows
   joined = np.concatenate([np.array(first + second) for first, second in parts])
   np.testing.assert_array_equal(joined, arrays.tokens)
