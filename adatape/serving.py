@@ -64,9 +64,10 @@ class TapeChain:
     return classify
 
   def _read(self, variables: Any, batch: Mapping[str, Any]) -> Any:
-    x, tape, _ = self.model.apply(
+    result: Any = self.model.apply(
       variables, self._inputs(batch), stop_early=True, method='read'
     )
+    x, tape, _ = result
     return (x, tape.tokens, tape.mask), {'length': tape.length}
 
 

@@ -173,9 +173,8 @@ def _check_thresholds(options: Options, rule: Rule, classes: int) -> None:
     try:
       dataclasses.replace(rule, tau=tau)
     except FieldError as error:
-      raise ConfigError(
-        f'serve.thresholds.{source}', tau, error.expected
-      ) from error
+      field = f'serve.thresholds.{source}'
+      raise ConfigError(field, tau, error.expected) from error
   if rule.name == 'entropy' and classes:
     named_taus = {f'thresholds.{source}': tau for source, tau in taus.items()}
     for name, tau in {'tau': rule.tau, **named_taus}.items():

@@ -24,7 +24,6 @@ from eat.policy import (
   GUARANTEED,
   PRUNED,
   EatPolicy,
-  Options,
   read_options,
 )
 from eat.pruning import Tokens
@@ -265,6 +264,3 @@ def _rule_warnings(policy: EatPolicy) -> Iterator[str]:
       f'{", ".join(map(str, chain.heads[:-1]))})'
     )
   yield f'no row will ever leave early: {why}'
-
-
-__all__ = ['FULL', 'PRUNED', 'EatChain', 'Options', 'as_adaptive', 'serve']

@@ -149,7 +149,8 @@ class ClassifierPolicy:
     lengths: Sequence[int],
     monitor: Monitor | None = None,
   ):
-    self.chain, self.reader = chain, reader
+    self.chain: Any = chain
+    self.reader = reader
     self.class_names, self.lengths = tuple(class_names), tuple(lengths)
     self.monitor = monitor or Monitor()
     self.warnings: tuple[str, ...] = ()

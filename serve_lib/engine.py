@@ -78,7 +78,9 @@ class Engine:
     monitor: Monitor | None = None,
     device: Any = None,
   ):
-    limits = dict(max_wait=max_wait, ahead=ahead, max_pool_bytes=max_pool_bytes)
+    limits: dict[str, Any] = dict(
+      max_wait=max_wait, ahead=ahead, max_pool_bytes=max_pool_bytes
+    )
     for name, value in {'max_pending': max_pending, **limits}.items():
       fields.check_value(f'engine.{name}', value, LEGAL[name])
     self.grid = Grid(tuple(lengths), tuple(batches))

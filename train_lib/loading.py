@@ -203,5 +203,6 @@ def serve(
     None if lengths is None else tuple(lengths),
     on_drift,
   )
+  policy: Any
   chain, policy = task.serve(loaded.variables, options or {}, run)
   return Loaded(chain, policy, policy.lengths)

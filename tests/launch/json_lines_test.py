@@ -1,4 +1,4 @@
-"""Lines in, lines out: order, errors, and readers that go away."""
+"""Lines in and out: order, errors, closed outputs."""
 
 import io
 import json
@@ -73,7 +73,7 @@ def test_an_id_is_a_text_or_a_number(depth):
   assert last['label'] == 'two'
 
 
-def test_a_closed_stderr_takes_no_answer_with_it(monkeypatch):
+def test_a_closed_stderr_loses_no_answer(monkeypatch):
   class Closed(io.StringIO):
     def write(self, text):
       raise BrokenPipeError
@@ -89,7 +89,7 @@ def test_a_closed_stderr_takes_no_answer_with_it(monkeypatch):
   assert [answer['label'] for answer in written] == ['one', 'two']
 
 
-def test_a_huge_line_takes_no_memory_and_nobody_down(monkeypatch):
+def test_a_huge_line_fails_alone(monkeypatch):
   monkeypatch.setattr(json_lines, 'MAX_LINE', 16)
   wrong, last = answers(b'"' + b'x' * 1000 + b'"\n"two"\n')
   assert 'expected at most 16 bytes' in wrong['error']
@@ -108,7 +108,7 @@ finally:
 """
 
 
-def test_who_reads_no_further_ends_the_command_quietly(repository):
+def test_a_closed_stdout_ends_the_command_quietly(repository):
   with subprocess.Popen(
     [sys.executable, '-c', HEAD],
     stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The end: closing while busy, and a thread that ends or cannot start."""
+"""Closing while busy, and a thread that ends or cannot start."""
 
 import threading
 import time
@@ -48,7 +48,7 @@ def test_closing_while_busy_cancels(engines):
   assert status['pending'] == status['pooled_rows'] == 0
 
 
-def test_who_waits_for_room_is_told_of_the_end(engines):
+def test_closing_ends_the_wait_for_room(engines):
   engine = engines(max_pending=1)
   engine.submit(('full', [5, 5]))
   assert engine._policy.reached.wait(WAIT)
@@ -82,7 +82,7 @@ def test_an_exception_inside_the_context_cancels(engines):
 
 def test_the_thread_ends_by_itself_and_comes_back(engines, monkeypatch):
   monkeypatch.setattr(worker, 'LINGER_SECONDS', 0.01)
-  engine = engines()  # and nobody closes it
+  engine = engines()  # not closed
   for _ in range(3):
     toy.check(VARIABLES, GOOD, engine.predict([GOOD])[0])
     engine._thread.join(WAIT)

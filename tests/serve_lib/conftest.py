@@ -1,4 +1,4 @@
-"""Engines with a policy that can break, and a look at the threads that stay."""
+"""Engines with a policy that can break, and a check of leftover threads."""
 
 import threading
 

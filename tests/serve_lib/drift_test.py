@@ -65,7 +65,7 @@ def test_too_few_rows_of_a_kind_prove_nothing():
   assert share_test(flags(100, 0), flags(50, 50))[1] < 1e-6
 
 
-def test_sure_is_what_the_exit_rule_says_in_float32():
+def test_sure_is_float32_as_the_exit_rule():
   normal = Calibration(np.array([0.5]), 0.9)
   at, below = np.float32(0.9), np.nextafter(np.float32(0.9), np.float32(0))
   values = np.array([float(at), float(below)])
@@ -125,7 +125,7 @@ def test_drift_is_found_soon_and_ends_with_hysteresis(change):
 
 
 @pytest.mark.parametrize('error', [ConnectionError('pager'), SystemExit(1)])
-def test_a_callback_that_fails_harms_nobody(error, caplog):
+def test_a_callback_that_fails_is_logged(error, caplog):
   def page(*_):
     raise error
 

@@ -1,4 +1,4 @@
-"""The engine against every row alone in plain NumPy, in any company."""
+"""The engine against plain NumPy, row by row, in any batch."""
 
 import random
 import threading
@@ -50,7 +50,7 @@ def serve_from_threads(engine, items, threads):
 # Not hypothesis: beartype draws from `random` in the engine's thread, which
 # hypothesis takes for a strategy that is not reproducible.
 @pytest.mark.parametrize('seed', range(30))
-def test_a_row_gets_the_same_answer_in_any_company(engine, seed):
+def test_a_row_gets_the_same_answer_in_any_batch(engine, seed):
   rng = np.random.default_rng(seed)
   items = toy.random_items(seed, int(rng.integers(1, 41)), 6)
   threads = int(rng.integers(1, 5))
@@ -74,7 +74,7 @@ def bad_items():
 
 
 def mixed(seed, count):
-  """Items with one in eight bad; what is bad is a matter of its type."""
+  """Items of which one in eight is bad."""
   items = toy.random_items(seed, count, 6)
   rng = random.Random(seed)
   for place in rng.sample(range(count), count // 8):

@@ -1,4 +1,4 @@
-"""Faults: who is hit is told, and nobody else is lost or kept waiting."""
+"""Faults: affected rows fail, all others are answered."""
 
 import sys
 
@@ -50,7 +50,7 @@ def test_an_answer_that_raises_fails_its_row_alone(engines):
     toy.check(VARIABLES, item, answer)
 
 
-def test_a_copy_that_fails_fails_who_was_in_it(engines):
+def test_a_copy_that_fails_fails_its_rows(engines):
   with engines(max_wait=60.0) as engine:
 
     def broken(*arguments):
@@ -106,7 +106,7 @@ def test_an_error_on_the_device_fails_its_batch(engines):
   assert [answers[0]['depth'], answers[2]['depth']] == [1, 1]
 
 
-def test_what_is_not_compiled_is_an_error_and_not_a_compilation(engines):
+def test_a_missing_program_is_an_error_and_not_a_compilation(engines):
   with engines(lengths=(3, 5, 6)) as engine:
     answers = engine.predict([('full', [1] * 5), GOOD])
   assert isinstance(answers[0].error, MissingProgramError)
@@ -132,7 +132,7 @@ def test_inputs_that_are_no_arrays_leave_nothing_queued(engines, monkeypatch):
     toy.check(VARIABLES, GOOD, engine.predict([GOOD])[0])
 
 
-def test_a_callback_that_exits_keeps_nobody_waiting(engines):
+def test_a_callback_that_exits_blocks_no_row(engines):
   with engines(max_pending=9) as engine:
     held = engine.submit(('full', [5, 5]))
     assert engine._policy.reached.wait(WAIT)
@@ -146,7 +146,7 @@ def test_a_callback_that_exits_keeps_nobody_waiting(engines):
   assert engine.status()['pending'] == 0
 
 
-def test_a_monitor_that_raises_keeps_nobody_waiting(engines, monkeypatch):
+def test_a_monitor_that_raises_blocks_no_row(engines, monkeypatch):
   def broken(*arguments):
     raise RuntimeError('a defect')
 
@@ -159,9 +159,7 @@ def test_a_monitor_that_raises_keeps_nobody_waiting(engines, monkeypatch):
 @pytest.mark.filterwarnings(
   'ignore::pytest.PytestUnhandledThreadExceptionWarning'
 )
-def test_a_defect_and_a_callback_that_exits_leave_nobody_waiting(
-  engines, monkeypatch
-):
+def test_a_defect_and_a_callback_that_exits_block_no_row(engines, monkeypatch):
   engine = engines(max_pending=9)
   go_on = engine._worker._go_on
 

@@ -1,4 +1,4 @@
-"""Back pressure: who brings too much waits, and nobody waits for ever."""
+"""Back pressure: `submit` blocks at the limit, and no row starves."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ from tests.serve_lib.faulty import GOOD, VARIABLES, WAIT
 pytestmark = pytest.mark.usefixtures('no_thread_stays')
 
 
-def test_who_brings_too_much_waits_for_room(engines):
+def test_submit_blocks_at_the_limit(engines):
   with engines(max_pending=2) as engine:
     held = engine.submit(('full', [5, 5]))
     assert engine._policy.reached.wait(WAIT)
@@ -75,7 +75,7 @@ def test_a_rare_row_is_not_starved_by_common_ones(engines):
     toy.check(VARIABLES, ('pruned', [2, 0]), answer)
 
 
-def test_a_callback_may_submit_but_never_waits(engines):
+def test_a_callback_may_submit_but_never_blocks(engines):
   with engines(max_pending=1) as engine:
     outcomes = []
 

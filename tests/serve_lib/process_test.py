@@ -46,7 +46,7 @@ def test_it_is_made_for_its_owner_alone_and_taken_again(tmp_path):
 
 
 @pytest.mark.parametrize('mode', [0o770, 0o702, 0o777])
-def test_where_others_may_write_it_is_refused(tmp_path, mode):
+def test_a_directory_others_can_write_is_refused(tmp_path, mode):
   tmp_path.joinpath('cache').mkdir()
   tmp_path.joinpath('cache').chmod(mode)
   assert private_directory(str(tmp_path / 'cache')) == ''
@@ -60,14 +60,14 @@ def test_a_link_a_file_and_an_impossible_place_are_refused(tmp_path):
     assert private_directory(str(tmp_path / name)) == ''
 
 
-def test_somebody_elses_is_refused(tmp_path, monkeypatch):
+def test_a_directory_of_another_user_is_refused(tmp_path, monkeypatch):
   path = str(tmp_path / 'cache')
   assert private_directory(path) == path
   monkeypatch.setattr(os, 'getuid', lambda: os.geteuid() + 1)
   assert private_directory(path) == ''
 
 
-def test_where_one_cannot_write_it_is_refused(tmp_path, monkeypatch):
+def test_a_read_only_directory_is_refused(tmp_path, monkeypatch):
   """As on a read-only mount; root may write wherever permissions forbid it."""
 
   def refuse(*_, **__):

@@ -70,8 +70,8 @@ def test_a_crowded_pool_runs_what_waited_longest_in_it():
 
 
 @pytest.mark.parametrize('max_wait', [0.0, 3.0, 1000.0])
-def test_nobody_starves_in_a_backlog_without_end(max_wait):
-  """A rare pooled row among full queues that are filled up for ever."""
+def test_no_row_starves_in_an_endless_backlog(max_wait):
+  """A rare pooled row among queues that stay full."""
   capacity, backlog = 4, 40
   rare = Key(1, 'full', 99)
   queue = collections.deque([0.0] * backlog)  # when each row came
@@ -90,7 +90,7 @@ def test_nobody_starves_in_a_backlog_without_end(max_wait):
       queue.popleft()
       queue.append(now)
     assert rounds < 2000
-  # All that came before the rare row, or the time that nobody counts.
+  # The rows before the rare one, or `max_wait`.
   assert rounds <= max(backlog / capacity, max_wait) + 1
 
 
