@@ -213,6 +213,7 @@ def versions() -> dict[str, Any]:
   packages = {
     distribution.name: distribution.version
     for distribution in importlib.metadata.distributions()
+    if distribution.name  # None in a damaged installation
   }
   status = _git('status', '--porcelain', '--untracked-files=no')
   return {

@@ -8,7 +8,6 @@ import pytest
 
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Average
-from train_lib import sharding
 from train_lib.task import Task
 from train_lib.train_step import init_state, make_train_step, split_rows
 
@@ -64,7 +63,7 @@ def make_batch(rows=16, seed=0):
   }
 
 
-def run(task_class=Regression, steps=3, num_micro=1, mesh=None, **options):
+def run(task_class=Regression, steps=3, num_micro=1, **options):
   task = task_class({}, INFO)
   optimizer = optax.sgd(0.1)
   schedule = optax.constant_schedule(0.1)
@@ -75,8 +74,6 @@ def run(task_class=Regression, steps=3, num_micro=1, mesh=None, **options):
   losses = []
   for number in range(steps):
     batch = make_batch(seed=number)
-    if mesh is not None:
-      batch = sharding.put_batch(batch, mesh)
     state, metrics = step(state, {}, batch, {'weight': jnp.float32(0.5)})
     losses.append(metrics['loss'].compute())
   return state, losses, metrics
@@ -112,15 +109,6 @@ def test_accumulation_is_exact_also_with_noise_and_padding(task, num_micro):
   assert metrics['error'].compute() == pytest.approx(
     other_metrics['error'].compute(), abs=1e-6
   )
-
-
-@pytest.mark.parametrize('task', [Regression, NoisyRegression])
-def test_eight_devices_give_the_losses_of_one(task):
-  mesh = sharding.make_mesh(dict(data=4, fsdp=2))
-  _, losses, _ = run(task)
-  with jax.set_mesh(mesh):
-    _, sharded, _ = run(task, mesh=mesh, num_micro=2)
-  np.testing.assert_allclose(losses, sharded, rtol=1e-5)
 
 
 def test_the_knob_and_the_teacher_are_traced():
