@@ -72,7 +72,8 @@ class ImageFolder(ImageOptions):
     """Returns {'image': file contents, 'label'}; BadRecord if unreadable."""
     path = self.where(index)
     try:
-      image = pathlib.Path(path).read_bytes()
+      with open(path, 'rb') as file:
+        image = file.read()
     except OSError as error:
       raise BadRecord('unreadable', path, str(error)) from error
     return {'image': image, 'label': int(self._labels[index])}

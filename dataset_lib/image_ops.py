@@ -109,8 +109,8 @@ def decode(data: bytes, reduction: int = 1) -> Image:
     raise BadRecord('empty', '', 'the file has no bytes')
   # Bytes after the end are legal, and an embedded thumbnail has an end of its
   # own. OpenCV before version 5 fills the rest of a cut file with grey.
-  is_jpeg = data.startswith(_JPEG_START)
-  if is_jpeg and data.rfind(_JPEG_END) <= data.rfind(_JPEG_SCAN):
+  is_odd = data.startswith(_JPEG_START) and not data.endswith(_JPEG_END)
+  if is_odd and data.rfind(_JPEG_END) <= data.rfind(_JPEG_SCAN):
     raise BadRecord('truncated', '', f'JPEG ends early, at {len(data)} bytes')
   flags = {
     1: cv2.IMREAD_COLOR,

@@ -50,12 +50,16 @@ def splitmix64(
   return bits ^ (bits >> np.uint64(31))
 
 
+@functools.lru_cache(maxsize=64)
+def _first_counter(key: tuple[int, ...]) -> np.uint64:
+  return np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+
+
 def record_bits(
   indices: Int[np.ndarray, ' B'], count: int, *key: int
 ) -> UInt64[np.ndarray, 'B C']:
   """Returns `count` random numbers of each record of the stream `key`."""
-  first = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
-  starts = first + indices.astype(np.uint64) * np.uint64(count)
+  starts = _first_counter(key) + indices.astype(np.uint64) * np.uint64(count)
   return splitmix64(starts[:, None] + np.arange(count, dtype=np.uint64))
 
 
