@@ -146,6 +146,7 @@ class Process:
     context = multiprocessing.get_context('spawn')
     self._connection, theirs = context.Pipe()
     self._log, self._timeout = log, timeout
+    log.touch()  # the process may die before it writes
     self._process = context.Process(
       target=_serve, args=(theirs, str(log), dict(environment)), daemon=True
     )
