@@ -8,8 +8,7 @@ import pytest
 from albert_act import model as albert
 from model_lib import convert, convert_tables
 from tests.model_lib import plain_albert
-from tests.model_lib.handmade import assert_trees_equal
-from tests.model_lib.handmade_albert import fresh_params
+from tests.model_lib.checkpoints import assert_trees_equal, fresh_params
 from tests.peers import torch_and_transformers
 
 TINY = {
@@ -221,7 +220,7 @@ def test_heads_of_other_tasks_are_ignored_and_named(peers, tmp_path, name):
 def test_transformers_loads_a_saved_classifier(peers, tmp_path, num_classes):
   _, transformers = peers
   fields = small_fields(num_groups=2, inner_group=2, activation='gelu')
-  params = fresh_params(fields, num_classes)
+  params = fresh_params('albert', num_classes, fields)
   convert.save(tmp_path, 'albert', fields, params)
   auto = transformers.AutoModelForSequenceClassification
   theirs, report = auto.from_pretrained(tmp_path, output_loading_info=True)
@@ -251,7 +250,7 @@ def small_fields(**others):
 def test_transformers_loads_a_saved_pretraining_model(peers, tmp_path):
   _, transformers = peers
   fields = small_fields(norm_epsilon=1e-6)
-  params = fresh_params(fields, heads='pretraining')
+  params = fresh_params('pretraining', fields=fields)
   convert.save(tmp_path, 'albert', fields, params, heads='pretraining')
   auto = transformers.AutoModelForPreTraining
   theirs, report = auto.from_pretrained(tmp_path, output_loading_info=True)

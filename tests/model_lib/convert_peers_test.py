@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from model_lib import bert, convert, sizes
-from tests.model_lib.handmade import (
+from tests.model_lib.checkpoints import (
   DISTIL,
   FIELDS,
   assert_trees_equal,
@@ -194,7 +194,7 @@ def test_transformers_loads_what_is_saved(
   _, transformers = peers
   fields = FIELDS if model_type == 'bert' else DISTIL
   fields = fields | {'max_positions': 12, 'activation': 'gelu_new'}
-  params = fresh_params(fields, num_classes)
+  params = fresh_params(model_type, num_classes, fields)
   convert.save(tmp_path, model_type, fields, params)
   model, report = (
     transformers.AutoModelForSequenceClassification.from_pretrained(

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: files made by hand, and refusals."""
+"""Hugging Face checkpoints made by hand: loaded, saved and loaded again."""
 
 import json
 
@@ -7,15 +7,55 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model_lib import convert
-from tests.model_lib.handmade import (
-  FIELDS,
+from model_lib import convert, sizes
+from tests.model_lib.checkpoints import (
+  ENCODER,
+  KINDS,
+  LAYERS,
+  PRETRAINING,
   assert_trees_equal,
   fresh_params,
+  header,
   random_tensors,
   write,
   write_file,
 )
+
+DECODER = 'predictions.decoder.weight'
+TABLE = 'albert.embeddings.word_embeddings.weight'
+# Some parameters of each kind with their tensors.
+BLOCK, GROUP = 'bert.encoder.layer.1.', LAYERS.format(1, 0)
+PAIRS = {
+  'bert': {
+    'embeddings/word/embedding': 'bert.embeddings.word_embeddings.weight',
+    'embeddings/norm/scale': 'bert.embeddings.LayerNorm.weight',
+    'block_1/attention/query/bias': BLOCK + 'attention.self.query.bias',
+    'block_1/attention/value/kernel': BLOCK + 'attention.self.value.weight',
+    'block_1/attention/out/kernel': BLOCK + 'attention.output.dense.weight',
+    'block_1/mlp/hidden/kernel': BLOCK + 'intermediate.dense.weight',
+    'block_1/mlp_norm/bias': BLOCK + 'output.LayerNorm.bias',
+    'pooler/kernel': 'bert.pooler.dense.weight',
+    'head/kernel': 'classifier.weight',
+  },
+  'distilbert': {
+    'block_1/mlp/out/kernel': 'distilbert.transformer.layer.1.ffn.lin2.weight',
+    'pooler/kernel': 'pre_classifier.weight',
+  },
+  # Block 2 is the first one of the second group.
+  'albert': {
+    'projection/kernel': 'albert.encoder.embedding_hidden_mapping_in.weight',
+    'block_2/attention/out/kernel': GROUP + 'attention.dense.weight',
+    'block_2/attention_norm/scale': GROUP + 'attention.LayerNorm.weight',
+    'block_2/mlp/out/kernel': GROUP + 'ffn_output.weight',
+    'block_2/mlp_norm/bias': GROUP + 'full_layer_layer_norm.bias',
+  },
+  'pretraining': {
+    'predictions/bias': 'predictions.bias',
+    'predictions/hidden/kernel': 'predictions.dense.weight',
+    'predictions/norm/scale': 'predictions.LayerNorm.weight',
+    'sop/kernel': 'sop_classifier.classifier.weight',
+  },
+}
 
 
 def flat(params):
@@ -25,34 +65,57 @@ def flat(params):
   }
 
 
-def test_every_tensor_has_its_place(tmp_path):
-  tensors = write(tmp_path)
-  params = convert.load_params(tmp_path)
-  assert jax.tree.map(np.shape, params) == jax.tree.map(
-    np.shape, fresh_params(FIELDS)
-  )
-  got = flat(params)
-  layer = 'bert.encoder.layer.1.'
-  for ours, theirs in {
-    'embeddings/word/embedding': 'bert.embeddings.word_embeddings.weight',
-    'embeddings/norm/scale': 'bert.embeddings.LayerNorm.weight',
-    'block_1/attention/query/bias': layer + 'attention.self.query.bias',
-    'block_1/mlp_norm/bias': layer + 'output.LayerNorm.bias',
-    'head/bias': 'classifier.bias',
-  }.items():
-    np.testing.assert_array_equal(got[ours], tensors[theirs])
-  for ours, theirs in {
-    'block_1/attention/value/kernel': layer + 'attention.self.value.weight',
-    'block_1/attention/out/kernel': layer + 'attention.output.dense.weight',
-    'block_1/mlp/hidden/kernel': layer + 'intermediate.dense.weight',
-    'pooler/kernel': 'bert.pooler.dense.weight',
-    'head/kernel': 'classifier.weight',
-  }.items():
-    np.testing.assert_array_equal(got[ours], tensors[theirs].T)
+@pytest.mark.parametrize('kind', KINDS)
+def test_every_tensor_has_its_place(tmp_path, kind):
+  tensors = write(tmp_path, kind=kind)
+  _, heads, _, fields, _ = KINDS[kind]
+  checkpoint = convert.load(tmp_path, heads)
+  assert checkpoint.fields == fields
+  assert checkpoint.ignored == checkpoint.cast == ()
+  want = jax.tree.map(np.shape, fresh_params(kind))
+  assert jax.tree.map(np.shape, checkpoint.params) == want
+  got = flat(checkpoint.params)
+  for ours, theirs in PAIRS[kind].items():
+    tensor = tensors[theirs]
+    want = tensor.T if ours.endswith('kernel') else tensor
+    np.testing.assert_array_equal(got[ours], want)
   # Every tensor once: none twice, none left out.
   assert sorted(float(leaf.sum()) for leaf in got.values()) == pytest.approx(
     sorted(float(tensor.sum()) for tensor in tensors.values()), abs=1e-5
   )
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_saved_names_are_those_of_transformers(tmp_path, kind):
+  model_type, heads, options, fields, shapes = KINDS[kind]
+  params = fresh_params(kind)
+  rates = {'dropout': 0.2, 'attention_dropout': 0.0, 'classifier_dropout': 0.3}
+  fields = fields | {'activation': 'relu'}
+  names = ['no', 'yes', 'perhaps'] if heads == 'classifier' else []
+  directory = tmp_path / 'new' / 'model'
+  convert.save(
+    directory, model_type, fields | rates, params, names, heads=heads
+  )
+  modes = {path.name: path.stat().st_mode for path in directory.iterdir()}
+  assert modes['model.safetensors'] == modes['config.json']
+  assert header(directory) == shapes
+  assert_trees_equal(convert.load_params(directory, heads), params)
+  assert convert.read_sizes(directory) == fields
+  config = json.loads((directory / 'config.json').read_text())
+  assert options.items() <= config.items()
+  rate = 'dropout' if kind == 'distilbert' else 'hidden_dropout_prob'
+  assert config[rate] == 0.2
+  if names:
+    assert config['id2label'] == {'0': 'no', '1': 'yes', '2': 'perhaps'}
+    assert config['label2id'] == {'no': 0, 'yes': 1, 'perhaps': 2}
+  assert ('id2label' in config) is bool(names)
+
+
+def test_classes_without_names_are_numbered(tmp_path):
+  fields = KINDS['bert'][3]
+  convert.save(tmp_path, 'bert', fields, fresh_params())
+  config = json.loads((tmp_path / 'config.json').read_text())
+  assert list(config['label2id']) == ['LABEL_0', 'LABEL_1', 'LABEL_2']
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'bfloat16', 'float64'])
@@ -98,7 +161,7 @@ def test_pooler_and_head_may_be_absent(tmp_path, tops):
   }
   write(tmp_path, tensors)
   params = convert.load_params(tmp_path)
-  assert set(fresh_params(FIELDS)) - set(params) == set(tops)
+  assert set(fresh_params()) - set(params) == set(tops)
 
 
 def test_tensors_of_other_tasks_are_ignored_and_listed(tmp_path):
@@ -120,6 +183,60 @@ def test_a_tagger_has_no_head_for_sentences(tmp_path):
   checkpoint = convert.load(tmp_path)
   assert set(checkpoint.ignored) == {'classifier.weight', 'classifier.bias'}
   assert 'head' not in checkpoint.params
+
+
+def test_heads_of_pretraining_are_else_ignored_and_named(tmp_path):
+  # Also where the decoder is none that could be kept.
+  decoder = {DECODER: np.ones((10, 6), np.float32)}
+  write(tmp_path, random_tensors(PRETRAINING) | decoder, 'albert')
+  checkpoint = convert.load(tmp_path)
+  others = set(PRETRAINING) - set(ENCODER) | {DECODER}
+  assert set(checkpoint.ignored) == others
+  assert {'predictions', 'sop', 'head'}.isdisjoint(checkpoint.params)
+
+
+def test_a_classifier_is_no_head_of_pretraining(tmp_path):
+  both = random_tensors(PRETRAINING) | random_tensors(KINDS['albert'][4])
+  write(tmp_path, both, 'albert')
+  checkpoint = convert.load(tmp_path, heads='pretraining')
+  assert set(checkpoint.ignored) == {'classifier.weight', 'classifier.bias'}
+
+
+@pytest.mark.parametrize('absent', [('sop',), ('sop', 'pooler')])
+def test_the_order_of_sentences_may_be_absent(tmp_path, absent):
+  theirs = {'sop': 'sop_classifier.', 'pooler': 'albert.pooler.'}
+  begins = tuple(theirs[name] for name in absent)
+  tensors = {
+    name: tensor
+    for name, tensor in random_tensors(PRETRAINING).items()
+    if not name.startswith(begins)
+  }
+  write(tmp_path, tensors, 'albert')
+  params = convert.load_params(tmp_path, 'pretraining')
+  assert set(fresh_params('pretraining')) - set(params) == set(absent)
+
+
+@pytest.mark.parametrize('left', ['both', 'predictions.', 'decoder.'])
+def test_tied_tensors_may_have_one_name_or_both(tmp_path, left):
+  tensors = write(tmp_path, kind='pretraining')
+  want = convert.load_params(tmp_path, 'pretraining')
+  again = {DECODER: tensors[TABLE]}
+  again['predictions.decoder.bias'] = tensors['predictions.bias']
+  if left == 'predictions.':
+    again = {}
+  elif left == 'decoder.':
+    del tensors['predictions.bias'], tensors[TABLE]
+  write(tmp_path, tensors | again, 'albert')
+  assert_trees_equal(convert.load_params(tmp_path, 'pretraining'), want)
+
+
+def test_an_encoder_has_no_heads_of_pretraining(tmp_path):
+  write(tmp_path, random_tensors(ENCODER), 'albert')
+  assert set(fresh_params('albert')) - set(convert.load_params(tmp_path)) == {
+    'head'
+  }
+  with pytest.raises(ValueError, match=r'predictions\.bias: expected shape'):
+    convert.load(tmp_path, heads='pretraining')
 
 
 def shard(directory, **weight_map):
@@ -145,104 +262,6 @@ def test_shards_are_one_checkpoint(tmp_path):
   assert_trees_equal(convert.load_params(tmp_path), want)
 
 
-@pytest.mark.parametrize(
-  ('weight_map', 'message'),
-  [
-    ({'extra': 'model-00003.safetensors'}, '00003.safetensors is missing'),
-    ({'extra': '../secret.safetensors'}, r"in its directory, got '\.\./secret"),
-    ({'extra': '/etc/passwd'}, "directory, got '/etc/passwd'"),
-    ({'extra': 'weights.bin'}, "directory, got 'weights.bin'"),
-    ({'extra': 'model-00001-of-00002.safetensors'}, 'no file has:\n  extra'),
-  ],
-)
-def test_a_wrong_index_is_explained(tmp_path, weight_map, message):
-  shard(tmp_path, **weight_map)
-  with pytest.raises(ValueError, match=message):
-    convert.load(tmp_path)
-
-
-@pytest.mark.parametrize('text', ['{', '[]', '{"weight_map": 3}'])
-def test_a_broken_index_is_named(tmp_path, text):
-  shard(tmp_path)
-  (tmp_path / 'model.safetensors.index.json').write_text(text)
-  with pytest.raises(ValueError, match=r'index\.json: expected a JSON object'):
-    convert.load(tmp_path)
-
-
-def test_no_weights(tmp_path):
-  write(tmp_path)
-  (tmp_path / 'model.safetensors').unlink()
-  with pytest.raises(ValueError, match=r'neither model\.safetensors nor'):
-    convert.load(tmp_path)
-
-
-def test_pickled_weights_are_refused_with_the_fix(tmp_path):
-  write(tmp_path)
-  (tmp_path / 'model.safetensors').rename(tmp_path / 'pytorch_model.bin')
-  with pytest.raises(ValueError, match=r'pickled.*not read.*save_pretrained'):
-    convert.load(tmp_path)
-
-
-@pytest.mark.parametrize('length', [0, 4, 100, 2000, -1])
-def test_a_truncated_file_is_named(tmp_path, length):
-  write(tmp_path)
-  path = tmp_path / 'model.safetensors'
-  path.write_bytes(path.read_bytes()[:length])
-  with pytest.raises(ValueError, match=r'model\.safetensors is damaged'):
-    convert.load(tmp_path)
-
-
-def test_all_that_does_not_fit_is_listed(tmp_path):
-  tensors = random_tensors()
-  del tensors['bert.encoder.layer.0.output.dense.bias']
-  del tensors['classifier.bias']
-  tensors['bert.embeddings.word_embeddings.weight'] = np.zeros(
-    (11, 8), np.float32
-  )
-  tensors['bert.encoder.layer.1.intermediate.dense.weight'] = np.zeros(
-    (8, 12), np.float32
-  )
-  tensors['bert.encoder.layer.2.output.dense.bias'] = np.zeros(8, np.float32)
-  write(tmp_path, tensors)
-  with pytest.raises(ValueError, match='does not hold what') as error:
-    convert.load(tmp_path)
-  assert str(error.value).split('\n  ')[1:] == [
-    'bert.embeddings.word_embeddings.weight: expected shape [10, 8], got shape '
-    '[11, 8]',
-    'bert.encoder.layer.0.output.dense.bias: expected shape [8], got nothing',
-    'bert.encoder.layer.1.intermediate.dense.weight: expected shape [12, 8], '
-    'got shape [8, 12]',
-    'bert.encoder.layer.2.output.dense.bias: expected nothing, got shape [8]',
-    'classifier.bias: expected shape [3], got nothing',
-  ]
-
-
-@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
-def test_a_weight_that_is_not_finite_is_named(tmp_path, value):
-  tensors = random_tensors()
-  tensors['classifier.bias'][1] = value
-  write(tmp_path, tensors)
-  message = r'is damaged:\n  classifier\.bias: expected finite'
-  with pytest.raises(ValueError, match=message):
-    convert.load(tmp_path)
-
-
-def test_a_weight_of_integers_is_named(tmp_path):
-  tensors = random_tensors()
-  tensors['classifier.bias'] = np.arange(3)
-  write(tmp_path, tensors)
-  with pytest.raises(ValueError, match=r'classifier\.bias: expected finite'):
-    convert.load(tmp_path)
-
-
-def test_two_names_of_one_parameter(tmp_path):
-  tensors = random_tensors()
-  name = 'bert.embeddings.LayerNorm.'
-  write(tmp_path, tensors | {name + 'gamma': tensors[name + 'weight']})
-  with pytest.raises(ValueError, match='two tensors for one parameter'):
-    convert.load(tmp_path)
-
-
 def test_what_is_a_checkpoint(tmp_path):
   assert not convert.is_checkpoint(tmp_path / 'absent')
   assert not convert.is_checkpoint(tmp_path)
@@ -264,3 +283,43 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
   monkeypatch.setattr(convert, 'MINILM', 'no_such_package')
   with pytest.raises(FileNotFoundError, match=r'no_such_package.*\[pretrained'):
     convert.packaged_minilm()
+
+
+def test_a_published_configuration_is_read(tmp_path):
+  """That of albert-base-v2, as it is published."""
+  options = {
+    'architectures': ['AlbertForMaskedLM'], 'model_type': 'albert',
+    'attention_probs_dropout_prob': 0, 'bos_token_id': 2,
+    'classifier_dropout_prob': 0.1, 'down_scale_factor': 1,
+    'embedding_size': 128, 'eos_token_id': 3, 'gap_size': 0,
+    'hidden_act': 'gelu_new', 'hidden_dropout_prob': 0, 'hidden_size': 768,
+    'initializer_range': 0.02, 'inner_group_num': 1, 'intermediate_size': 3072,
+    'layer_norm_eps': 1e-12, 'max_position_embeddings': 512,
+    'net_structure_type': 0, 'num_attention_heads': 12, 'num_hidden_groups': 1,
+    'num_hidden_layers': 12, 'num_memory_blocks': 0, 'pad_token_id': 0,
+    'type_vocab_size': 2, 'vocab_size': 30000,
+  }  # fmt: skip
+  (tmp_path / 'config.json').write_text(json.dumps(options))
+  base = {'width': 768, 'mlp_dim': 3072, 'num_heads': 12}
+  assert (
+    convert.read_sizes(tmp_path)
+    == sizes.ALBERT.defaults | sizes.ALBERT.fields('albert_xxlarge') | base
+  )
+
+
+def test_absent_options_have_the_defaults(tmp_path):
+  path = tmp_path / 'config.json'
+  path.write_text('{"model_type": "bert"}')
+  assert convert.read_sizes(tmp_path) == sizes.BERT.defaults
+  path.write_text('{"model_type": "distilbert"}')
+  expected = sizes.BERT.defaults | sizes.BERT.fields('distil')
+  assert convert.read_sizes(tmp_path) == expected
+
+
+def test_options_of_no_consequence_are_left_alone(tmp_path):
+  write(
+    tmp_path, position_embedding_type='absolute', is_decoder=False,
+    pruned_heads={}, quantization_config=None, problem_type='regression',
+    chunk_size_feed_forward=4, pad_token_id=3, torch_dtype='float16',
+  )  # fmt: skip
+  assert convert.read_sizes(tmp_path) == KINDS['bert'][3]

@@ -1,0 +1,198 @@
+"""Tiny Hugging Face checkpoints made by hand, and parameters of our models."""
+
+import json
+import struct
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from albert_act.model import AlbertClassifier, AlbertPretraining
+from model_lib import convert_tables
+from model_lib.bert import BertClassifier
+
+_COMMON = {
+  'width': 8, 'mlp_dim': 12, 'num_heads': 2, 'vocab_size': 10,
+  'max_positions': 7,
+}  # fmt: skip
+FIELDS = convert_tables.BERT.defaults | _COMMON | {'depth': 2}
+DISTIL = FIELDS | {'type_vocab_size': 0, 'pooler_activation': 'relu'}
+ALBERT = convert_tables.ALBERT.defaults | _COMMON | {
+  'embedding_width': 6, 'max_iterations': 5, 'num_groups': 2, 'inner_group': 2,
+}  # fmt: skip
+_OPTIONS = {
+  'hidden_size': 8, 'intermediate_size': 12, 'num_attention_heads': 2,
+  'vocab_size': 10, 'max_position_embeddings': 7,
+}  # fmt: skip
+CONFIG = {'model_type': 'bert', 'num_hidden_layers': 2} | _OPTIONS
+DISTIL_CONFIG = {
+  'model_type': 'distilbert', 'dim': 8, 'n_layers': 2, 'hidden_dim': 12,
+  'n_heads': 2, 'vocab_size': 10, 'max_position_embeddings': 7,
+}  # fmt: skip
+ALBERT_CONFIG = _OPTIONS | {
+  'model_type': 'albert', 'embedding_size': 6, 'num_hidden_layers': 5,
+  'num_hidden_groups': 2, 'inner_group_num': 2,
+}  # fmt: skip
+
+
+def dense(names, outputs, inputs):
+  """Shapes of PyTorch's linear layers."""
+  return {
+    f'{name}.{leaf}': shape
+    for name in names.split()
+    for leaf, shape in (('weight', (outputs, inputs)), ('bias', (outputs,)))
+  }
+
+
+def norm(names, width):
+  return {
+    f'{name}.{leaf}': (width,)
+    for name in names.split()
+    for leaf in ('weight', 'bias')
+  }
+
+
+def layers(prefixes, attention, norms, hidden, out):
+  """Shapes of some blocks with the names that Hugging Face gives them."""
+  shapes = dense(attention, 8, 8) | norm(norms, 8)
+  shapes |= dense(hidden, 12, 8) | dense(out, 8, 12)
+  return {
+    f'{prefix}.{name}': shape
+    for prefix in prefixes
+    for name, shape in shapes.items()
+  }
+
+
+def embeddings(prefix, width, types=True):
+  names = {'word': 10, 'position': 7} | ({'token_type': 2} if types else {})
+  return {
+    f'{prefix}.embeddings.{name}_embeddings.weight': (rows, width)
+    for name, rows in names.items()
+  } | norm(f'{prefix}.embeddings.LayerNorm', width)
+
+
+SHAPES = {
+  **embeddings('bert', 8),
+  **layers(
+    ('bert.encoder.layer.0', 'bert.encoder.layer.1'),
+    'attention.self.query attention.self.key attention.self.value '
+    'attention.output.dense',
+    'attention.output.LayerNorm output.LayerNorm',
+    'intermediate.dense',
+    'output.dense',
+  ),
+  **dense('bert.pooler.dense', 8, 8),
+  **dense('classifier', 3, 8),
+}
+DISTIL_SHAPES = {
+  **embeddings('distilbert', 8, types=False),
+  **layers(
+    ('distilbert.transformer.layer.0', 'distilbert.transformer.layer.1'),
+    'attention.q_lin attention.k_lin attention.v_lin attention.out_lin',
+    'sa_layer_norm output_layer_norm',
+    'ffn.lin1',
+    'ffn.lin2',
+  ),
+  **dense('pre_classifier', 8, 8),
+  **dense('classifier', 3, 8),
+}
+LAYERS = 'albert.encoder.albert_layer_groups.{}.albert_layers.{}.'
+ENCODER = {
+  **embeddings('albert', 6),
+  **dense('albert.encoder.embedding_hidden_mapping_in', 8, 6),
+  **layers(
+    [LAYERS.format(group, inner)[:-1] for group in (0, 1) for inner in (0, 1)],
+    'attention.query attention.key attention.value attention.dense',
+    'attention.LayerNorm full_layer_layer_norm',
+    'ffn',
+    'ffn_output',
+  ),
+  **dense('albert.pooler', 8, 8),
+}
+CLASSIFIER = ENCODER | dense('classifier', 3, 8)
+PRETRAINING = ENCODER | {
+  'predictions.bias': (10,),
+  **norm('predictions.LayerNorm', 6),
+  **dense('predictions.dense', 6, 8),
+  **dense('sop_classifier.classifier', 2, 8),
+}
+DTYPES = {
+  'float64': 'F64', 'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16',
+  'int64': 'I64',
+}  # fmt: skip
+# Kind: (model type, heads, config.json, fields, shapes of the tensors).
+KINDS = {
+  'bert': ('bert', 'classifier', CONFIG, FIELDS, SHAPES),
+  'distilbert': (
+    'distilbert', 'classifier', DISTIL_CONFIG, DISTIL, DISTIL_SHAPES
+  ),
+  'albert': ('albert', 'classifier', ALBERT_CONFIG, ALBERT, CLASSIFIER),
+  'pretraining': ('albert', 'pretraining', ALBERT_CONFIG, ALBERT, PRETRAINING),
+}  # fmt: skip
+
+
+def random_tensors(shapes=SHAPES):
+  """Values that float16 and bfloat16 hold exactly."""
+  generator = np.random.default_rng(0)
+  return {
+    name: (generator.integers(-128, 128, shape) / 128).astype(np.float32)
+    for name, shape in shapes.items()
+  }
+
+
+def write_file(path, tensors):
+  """A safetensors file by hand: length of the header, header, data."""
+  header, data = {}, b''
+  for name, array in tensors.items():
+    raw = array.tobytes()
+    header[name] = {
+      'dtype': DTYPES[str(array.dtype)],
+      'shape': list(array.shape),
+      'data_offsets': [len(data), len(data) + len(raw)],
+    }
+    data += raw
+  text = json.dumps(header).encode()
+  path.write_bytes(struct.pack('<Q', len(text)) + text + data)
+
+
+def write(directory, tensors=None, kind='bert', **config):
+  """A checkpoint by hand; returns its tensors."""
+  _, _, options, _, shapes = KINDS[kind]
+  tensors = random_tensors(shapes) if tensors is None else tensors
+  write_file(directory / 'model.safetensors', tensors)
+  (directory / 'config.json').write_text(json.dumps(options | config))
+  return tensors
+
+
+def header(directory):
+  """Shapes of the tensors in the file, by name."""
+  raw = (directory / 'model.safetensors').read_bytes()
+  entries = json.loads(raw[8 : 8 + struct.unpack('<Q', raw[:8])[0]])
+  assert entries.pop('__metadata__') == {'format': 'pt'}
+  return {name: tuple(entry['shape']) for name, entry in entries.items()}
+
+
+def fresh_params(kind='bert', num_classes=3, fields=None):
+  """Random parameters of our model."""
+  model_type, heads, _, small, _ = KINDS[kind]
+  fields = fields or small
+  row, length = jnp.zeros((1, 4), jnp.int32), jnp.full(1, 4)
+  inputs = (row, row, length)
+  if model_type != 'albert':
+    model = BertClassifier(num_classes=num_classes, **fields)
+  elif heads == 'classifier':
+    model = AlbertClassifier(num_classes=num_classes, halting='', **fields)
+  else:
+    model = AlbertPretraining(halting='', **fields)
+    inputs = (*inputs, row[:, :1])
+  shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)
+  generator = np.random.default_rng(1)
+  return jax.tree.map(
+    lambda leaf: 0.3 * generator.normal(size=leaf.shape).astype(np.float32),
+    nn.unbox(shapes['params']),
+  )
+
+
+def assert_trees_equal(a, b):
+  jax.tree.map(np.testing.assert_array_equal, a, b)
