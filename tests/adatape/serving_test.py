@@ -29,7 +29,7 @@ DATA = {
 BATCHES = (1, 4, 8)
 
 
-def build(model, dataset):
+def build(model, dataset, noise=0.3):
   """(task, variables) with random weights, so that tape lengths differ."""
   config = dict(
     model=model, dataset=dataset, dtype='float32',
@@ -40,7 +40,7 @@ def build(model, dataset):
   params, _ = task.init(jax.random.key(1))
   rng = np.random.default_rng(0)
   params = jax.tree.map(
-    lambda leaf: leaf + 0.3 * rng.standard_normal(leaf.shape).astype('f'),
+    lambda leaf: leaf + noise * rng.standard_normal(leaf.shape).astype('f'),
     nn.unbox(params),
   )
   return task, {'params': params, 'model_state': {}}
