@@ -37,6 +37,7 @@ _PERCENT = {
 }
 COLUMNS: Mapping[str, tuple[str, float, str]] = {
   'seconds': ('ms', 1e3, '.3g'),
+  'latency_mean': ('mean ms', 1e3, '.3g'),
   'latency_p50': ('p50 ms', 1e3, '.3g'),
   'latency_p95': ('p95 ms', 1e3, '.3g'),
   'flops': ('GFLOPs', 1e-9, '.3g'),

@@ -273,7 +273,8 @@ def _plain(tables: Mapping[str, Any]) -> dict[str, Any]:
 SHOWN = {
   'settings': 'setting quality agreement depth retention flops flops_share '
   'flops_served early',
-  'timings': 'batch candidate seconds latency_p50 latency_p95 speedup limit '
+  'timings': 'batch candidate seconds latency_mean latency_p50 latency_p95 '
+  'speedup limit '
   'share differing_rows',
   'calibration': 'layer accuracy temperature ece ece_calibrated rows',
   'guarantee': 'loss epsilon exceeded delta mean worst threshold early draws '
