@@ -98,12 +98,18 @@ def run(arguments: Any, config: Any) -> int:
   from albert_act import analysis, analysis_report, treebank
   from dataset_lib import builder, tokenizer
   from eval_lib.report import print_table
+  from train_lib import loading
   from train_lib.run_directory import TOKENIZER
 
   labelled = read_treebank(arguments.treebank)
   records = builder.build_source(config.dataset, arguments.split)
   words = tokenizer.load(pathlib.Path(arguments.workdir) / TOKENIZER)
-  model, variables, step = load(arguments.workdir, config, arguments.step)
+  task = loading.load_task(arguments.workdir, config, arguments.step)
+  loaded = loading.load_params_on_one_device(
+    arguments.workdir, task, arguments.step
+  )
+  model = dataclasses.replace(task.model, dynamic=False, remat_chunk=0)
+  variables = loaded.variables
   rows = analysis.batches(records, config.seed, arguments.rows)
   found = analysis.analyse(model, variables, rows)
   tables = analysis_report.tables(found)
@@ -123,7 +129,7 @@ def run(arguments: Any, config: Any) -> int:
     print_table(table.title, table.shown, table.note)
   if missing:
     print(f'no pictures: {missing}', file=sys.stderr)
-  print(f'step {step}, written: {out}')
+  print(f'step {loaded.step}, written: {out}')
   return command_line.OK
 
 
@@ -141,20 +147,6 @@ def read_treebank(file: str) -> list[Any]:
       file=sys.stderr,
     )
   return sentences
-
-
-def load(workdir: str, config: Any, step: Any) -> tuple[Any, Any, int]:
-  """Returns (the model in its masked form, its variables, step)."""
-  import jax
-
-  from train_lib import loading, sharding
-
-  task = loading.load_task(workdir, config, step)
-  mesh = sharding.make_mesh({'data': 1})
-  with jax.set_mesh(mesh):
-    loaded = loading.load_params(workdir, task, mesh, step)
-  model = dataclasses.replace(task.model, dynamic=False, remat_chunk=0)
-  return model, loaded.variables, loaded.step
 
 
 if __name__ == '__main__':
