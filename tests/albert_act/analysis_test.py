@@ -123,22 +123,6 @@ def test_means_are_those_of_a_plain_loop():
   assert found.max_iterations == 6
 
 
-def test_iterations_of_batches():
-  model, variables = small.build(AlbertPretraining)
-  rows = batch()
-  (got, steps), (again, _) = analysis.token_iterations(
-    model, variables, [rows, rows]
-  )
-  assert got is again is rows
-  for row, length in enumerate(rows['length']):
-    _, spent, _, _ = small.encode_by_loop(
-      variables['params'], rows['tokens'][row, :length],
-      rows['token_types'][row, :length], model,
-    )  # fmt: skip
-    np.testing.assert_array_equal(steps[row, :length], spent)
-    assert not steps[row, length:].any()
-
-
 def test_moments_skip_nan_and_nothing_has_no_mean():
   found = analysis.Moments()
   assert np.isnan([found.mean, found.std]).all()
@@ -146,13 +130,6 @@ def test_moments_skip_nan_and_nothing_has_no_mean():
   np.testing.assert_array_equal(found.count, [2, 0])
   np.testing.assert_array_equal(found.mean, [2.0, np.nan])
   np.testing.assert_array_equal(found.std, [1.0, np.nan])
-
-
-def test_cosine_by_hand():
-  x = np.array([[1.0, 0.0], [3.0, 4.0], [0.0, 2.0]], np.float32)
-  y = np.array([[0.0, 2.0], [6.0, 8.0], [0.0, -1.0]], np.float32)
-  got = analysis.cosine(jnp.asarray(x), jnp.asarray(y))
-  np.testing.assert_allclose(got, [0.0, 1.0, -1.0], atol=1e-6)
 
 
 class Numbers:

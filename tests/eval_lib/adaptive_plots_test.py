@@ -1,11 +1,9 @@
 """Plots of adaptive computation: what they show, and that it can be read."""
 
-import sys
-
 import numpy as np
 import pytest
 
-from eval_lib import adaptive_plots, calibration, plots
+from eval_lib import adaptive_plots, calibration
 from eval_lib.adaptive_plots import Curve
 from eval_lib.report import Estimate
 
@@ -127,10 +125,6 @@ def test_frontier_leaves_out_labels_that_would_collide(drawn):
   assert [text.get_text() for text in axes.texts] == ['a', 'c']
 
 
-def test_many_curves_can_be_told_apart():
-  assert len({plots.look(number) for number in range(49)}) == 49
-
-
 def test_reliability_shows_the_error_and_skips_empty_bins(drawn):
   top, bottom = drawn('reliability')
   assert labels(top) == [f'layer 4: ECE {100 * TABLE.error:.1f} %']
@@ -210,9 +204,3 @@ def test_nothing_to_draw_is_an_error(tmp_path):
   with pytest.raises(ValueError, match='something to draw'):
     adaptive_plots.plot_iterations(tmp_path / 'x', {'cosine': {}}, 'here')
   assert not any(tmp_path.iterdir())
-
-
-def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'matplotlib', None)
-  with pytest.raises(ImportError, match=r"pip install -e '\.\[plots\]'"):
-    PLOTS['exits'](tmp_path / 'exits')

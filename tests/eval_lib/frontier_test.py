@@ -133,19 +133,6 @@ def test_pareto_by_hand():
   assert frontier.pareto(np.zeros(0), np.zeros(0)).shape == (0,)
 
 
-def test_pareto_equals_a_loop():
-  rng = np.random.default_rng(0)
-  cost, quality = rng.integers(0, 8, (2, 60)).astype(np.float64)
-  for i in range(60):
-    dominated = any(
-      cost[j] <= cost[i]
-      and quality[j] >= quality[i]
-      and (cost[j], quality[j]) != (cost[i], quality[i])
-      for j in range(60)
-    )
-    assert frontier.pareto(cost, quality)[i] == (not dominated)
-
-
 def outputs(variables, batch):
   """Three heads of which later ones have seen more of the sequence."""
   heads = []

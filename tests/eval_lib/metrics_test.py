@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import clu.metrics
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -131,3 +132,13 @@ def test_union_is_the_share_of_flags_seen_by_real_rows():
 def test_compute_fetches_a_dictionary():
   state = metrics.Average.from_values(jnp.array([1.0, 3.0]), jnp.ones((2,)))
   assert metrics.compute({'a': state}) == {'a': 2.0}
+
+
+def test_metrics_of_clu_merge_too():
+  values = [np.array([1.0, 3.0], np.float32), np.array([8.0], np.float32)]
+  merged = None
+  for part in values:
+    state = {'std': clu.metrics.Std.from_model_output(jnp.asarray(part))}
+    merged = metrics.merge_on_host(merged, state)
+  result = metrics.compute(merged)
+  assert result == pytest.approx({'std': np.std(np.concatenate(values))})

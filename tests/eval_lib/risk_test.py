@@ -85,23 +85,6 @@ def test_risk_on_test_rows_that_are_not_among_the_calibration_rows():
   assert failed <= ALLOWED < wrong
 
 
-def test_worst_case_fails_with_probability_delta():
-  """One threshold whose risk is just above epsilon: p-values are exact."""
-  epsilon, rows, draws = 0.1, 200, 4000
-  rng = np.random.default_rng(0)
-  certified = 0
-  for _ in range(draws):
-    losses = rng.random((rows, 1)) < epsilon + 1e-9
-    found = risk.guaranteed_threshold(losses, np.array([0.9]), epsilon, DELTA)
-    certified += found.threshold is not None
-  # The largest probability at most delta that 200 rows can give.
-  errors = np.arange(rows)
-  p = scipy.stats.binom.cdf(errors, rows, epsilon)
-  expected = p[p <= DELTA].max()
-  assert certified / draws == pytest.approx(expected, abs=0.02)
-  assert 0.07 < expected <= DELTA
-
-
 def test_p_values_by_hand():
   # P(Binomial(3, 1/4) <= 0, 1, 3) = 27/64, 27/64 + 27/64, 1.
   found = risk.p_values(np.array([0, 1, 3]), 3, 0.25)
@@ -199,15 +182,3 @@ def test_certify_confidence_reports_how_many_leave_early():
     logits.argmax(-1)[exits, np.arange(3000)] != logits[-1].argmax(-1)
   ).sum() == guarantee.errors
   assert risk.certify_confidence(heads[:, :10], 0.05, 0.1)[1] == 0.0
-
-
-def test_resampling_depends_on_the_seed_alone():
-  losses, thresholds = losses_of(*population(500))
-  one, same, other = (
-    risk.resampled_risk(
-      losses, thresholds, 0.1, 0.1, rows=100, draws=20, seed=seed
-    )
-    for seed in (0, 0, 1)
-  )
-  np.testing.assert_array_equal(one, same)
-  assert (one != other).any()
