@@ -135,10 +135,12 @@ def test_compute_fetches_a_dictionary():
 
 
 def test_metrics_of_clu_merge_too():
-  values = [np.array([1.0, 3.0], np.float32), np.array([8.0], np.float32)]
+  labels = np.array([0, 1, 1])
+  logits = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], np.float32)
   merged = None
-  for part in values:
-    state = {'std': clu.metrics.Std.from_model_output(jnp.asarray(part))}
-    merged = metrics.merge_on_host(merged, state)
-  result = metrics.compute(merged)
-  assert result == pytest.approx({'std': np.std(np.concatenate(values))})
+  for rows in (slice(0, 2), slice(2, 3)):
+    state = clu.metrics.Accuracy.from_model_output(
+      logits=jnp.asarray(logits[rows]), labels=jnp.asarray(labels[rows])
+    )
+    merged = metrics.merge_on_host(merged, {'accuracy': state})
+  assert metrics.compute(merged) == pytest.approx({'accuracy': 2 / 3})
