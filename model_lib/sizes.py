@@ -28,7 +28,7 @@ class Sizes:
   """
 
   variants: Mapping[str, Mapping[str, Any]]
-  defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
   has_patch: bool = False
 
   def fields(self, variant: str) -> dict[str, Any]:
