@@ -101,7 +101,7 @@ def parser() -> command_line.Parser:
     epilog=EXIT_CODES,
   )
   for name, metavar, text, options in _FLAGS:
-    named = {'metavar': metavar} if metavar else {}
+    named: dict[str, Any] = {'metavar': metavar} if metavar else {}
     result.add_argument(f'--{name}', help=text, **named, **options)
   return result
 

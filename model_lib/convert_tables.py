@@ -181,7 +181,7 @@ BERT = Architecture(
   )
   | {'pooler': 'bert.pooler.dense', 'head': 'classifier'},
 )
-_DISTIL = sizes.BERT.defaults | sizes.BERT.fields('distil')
+_DISTIL = {**sizes.BERT.defaults} | sizes.BERT.fields('distil')
 DISTILBERT = Architecture(
   model_type='distilbert',
   options={
@@ -222,7 +222,7 @@ ALBERT = Architecture(
     'inner_group_num': 'inner_group',
   },
   # Absent options mean ALBERT-xxlarge, as in transformers.
-  defaults=sizes.ALBERT.defaults | sizes.ALBERT.fields('albert_xxlarge'),
+  defaults={**sizes.ALBERT.defaults} | sizes.ALBERT.fields('albert_xxlarge'),
   # Published configurations hold these options with these values.
   only={
     'net_structure_type': (0,),
