@@ -95,8 +95,15 @@ class Evaluator:
 
   def open(self, split: str) -> builder.Dataset:
     """Opens a split for evaluation: this process's rows, in order."""
-    config = self.dataset or self.context.dataset
-    return build_dataset(config, split, self.context)
+    return builder.build(
+      self.dataset or self.context.dataset,
+      split=split,
+      train=False,
+      seed=self.context.seed,
+      batch_size=self.context.batch_size,
+      host_index=jax.process_index(),
+      host_count=jax.process_count(),
+    )
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -248,21 +255,6 @@ def locate(kind: Any, field: str) -> type[Evaluator]:
   if not (isinstance(evaluator, type) and issubclass(evaluator, Evaluator)):
     raise ConfigError(field, kind, f'{known} or a subclass of {Evaluator}')
   return evaluator
-
-
-def build_dataset(
-  config: ConfigLike, split: str, context: EvalContext
-) -> builder.Dataset:
-  """Opens a split for evaluation: this process's rows, in order."""
-  return builder.build(
-    config,
-    split=split,
-    train=False,
-    seed=context.seed,
-    batch_size=context.batch_size,
-    host_index=jax.process_index(),
-    host_count=jax.process_count(),
-  )
 
 
 def one_late(results: Iterator[Any]) -> Iterator[Any]:

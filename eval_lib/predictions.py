@@ -32,7 +32,7 @@ def collect(
   """Runs `context.outputs` over a split.
 
   Args:
-    dataset: of `evaluator.build_dataset`; its batches may differ in length.
+    dataset: of `Evaluator.open`; its batches may differ in length.
     variables: `{'params': ..., 'model_state': ...}`.
     context: of the run.
 
@@ -84,13 +84,6 @@ def collect_rows(
   return {name: values[order] for name, values in whole.items()}
 
 
-def heads_first(
-  rows: Mapping[str, np.ndarray],
-) -> Float[np.ndarray, 'E N C']:
-  """Returns the logits of all heads, as exit rules take them."""
-  return np.moveaxis(rows['logits'], 1, 0)
-
-
 def labelled_logits(
   dataset: Any, split: str, variables: Any, context: evaluator.EvalContext
 ) -> tuple[Float[np.ndarray, 'E N C'], Int[np.ndarray, ' N']]:
@@ -100,7 +93,7 @@ def labelled_logits(
     InvalidDataError: the labels of the split are hidden.
   """
   rows = collect(dataset, variables, context)
-  logits = heads_first(rows)
+  logits = np.moveaxis(rows['logits'], 1, 0)
   check_labels(rows['label'], logits.shape[-1], split)
   return logits, rows['label']
 

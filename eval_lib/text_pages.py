@@ -1,11 +1,10 @@
 """Tokens as a page: one HTML file, and the same as PNG and PDF.
 
-A page is a list of blocks, each with a title and rows of pieces of text. The
-block of a `Sentence` shows which tokens are pruned and the answer of each head,
-that of `depths_block` the iterations of each token.
+A page is a list of blocks, each with a title and rows of pieces of text:
+`pruning_block` shows which tokens are pruned and the answer of each head,
+`depths_block` the iterations of each token.
 """
 
-import dataclasses
 import html
 import os
 import pathlib
@@ -80,81 +79,71 @@ class Block(NamedTuple):
   look: str = 'title'
 
 
-@dataclasses.dataclass(frozen=True)
-class Sentence:
-  """A sentence on its way through the layers.
+def pruning_block(
+  names: Sequence[str],
+  pruned: Mapping[int, Int[np.ndarray, ' K']],
+  heads: Mapping[int, Float[np.ndarray, ' C']],
+  class_names: Sequence[str],
+  truth: str = '',
+) -> Block:
+  """Returns the tokens of a row after each pruning, and the heads between.
 
-  Attributes:
-    names: its tokens; '##ing' continues the token before it.
+  Args:
+    names: of the tokens, see `pieces`.
     pruned: places of the tokens that are left after each pruning that was
       reached, ascending, by layer.
     heads: probabilities `[C]` of each head that was reached, by layer; of a
-      regression the predicted number `[1]`. It exits at the last one.
+      regression the predicted number `[1]`. The row exits at the last one.
     class_names: of the probabilities; () for a regression.
     truth: the right answer, or '' if it is not known.
   """
+  exit_layer = max(heads)
+  last = heads[exit_layer]
+  answer = class_names[int(last.argmax())] if class_names else f'{last[0]:.2f}'
+  is_wrong = bool(truth and class_names) and truth != answer
+  title = f'{answer}, exit at layer {exit_layer}'
+  if is_wrong or (truth and not class_names):
+    title += f' (right: {truth})'
+  texts = pieces(names)
+  before = set(range(len(texts)))
+  rows = [(0, 0, 'tokens', texts)]
+  for layer in sorted(pruned):
+    left = set(pruned[layer].tolist())
+    looks = [
+      'kept' if n in left else 'removed' if n in before else 'gone'
+      for n in range(len(texts))
+    ]
+    row = [
+      piece._replace(look=look)
+      for piece, look in zip(texts, looks, strict=True)
+    ]
+    rows.append((layer, 1, f'after layer {layer}', row))
+    before = left
+  for layer, values in heads.items():
+    look = 'head' if layer == exit_layer else 'name'
+    rows.append((layer, 0, f'head {layer}', _bars(values, class_names, look)))
+  # At one layer the head comes before the pruning.
+  ordered = sorted(rows, key=lambda row: row[:2])
+  look = 'wrong' if is_wrong else 'head'
+  return Block(title, [row[2:] for row in ordered], look)
 
-  names: Sequence[str]
-  pruned: Mapping[int, Int[np.ndarray, ' K']]
-  heads: Mapping[int, Float[np.ndarray, ' C']]
-  class_names: Sequence[str]
-  truth: str = ''
 
-  @property
-  def exit_layer(self) -> int:
-    """The layer of the last head that was reached."""
-    return max(self.heads)
-
-  @property
-  def answer(self) -> str:
-    """The answer of that head."""
-    values = self.heads[self.exit_layer]
-    if not self.class_names:
-      return f'{values[0]:.2f}'
-    return self.class_names[int(values.argmax())]
-
-  def block(self) -> Block:
-    """Returns the tokens after each pruning, and the heads between them."""
-    texts, known = pieces(self.names), bool(self.truth)
-    is_wrong = known and bool(self.class_names) and self.truth != self.answer
-    title = f'{self.answer}, exit at layer {self.exit_layer}'
-    if is_wrong or (known and not self.class_names):
-      title += f' (right: {self.truth})'
-    before = set(range(len(texts)))
-    rows = [(0, 0, 'tokens', texts)]
-    for layer in sorted(self.pruned):
-      left = set(self.pruned[layer].tolist())
-      looks = [
-        'kept' if n in left else 'removed' if n in before else 'gone'
-        for n in range(len(texts))
-      ]
-      row = [
-        piece._replace(look=look)
-        for piece, look in zip(texts, looks, strict=True)
-      ]
-      rows.append((layer, 1, f'after layer {layer}', row))
-      before = left
-    rows += [(n, 0, f'head {n}', self._head(n)) for n in self.heads]
-    # At one layer the head comes before the pruning.
-    ordered = sorted(rows, key=lambda row: row[:2])
-    look = 'wrong' if is_wrong else 'head'
-    return Block(title, [row[2:] for row in ordered], look)
-
-  def _head(self, layer: int) -> list[Piece]:
-    values = self.heads[layer]
-    if not self.class_names:
-      return [Piece(f'{values[0]:.2f}')]
-    shown = range(len(values))
-    if len(values) > MAX_CLASSES:
-      shown = np.argsort(-values, kind='stable')[:MAX_CLASSES].tolist()
-    look = 'head' if layer == self.exit_layer else 'name'
-    room = max(map(len, self.class_names))
-    result = []
-    for n in shown:
-      bar = '█' * round(_BAR * float(values[n]))
-      text = f'{self.class_names[n]:<{room}} {100 * values[n]:5.1f} % '
-      result.append(Piece(f'{text}{bar:<{_BAR}} ', look))
-    return result
+def _bars(
+  values: Float[np.ndarray, ' C'], class_names: Sequence[str], look: str
+) -> list[Piece]:
+  """Returns the classes of a head with bars, or the number of a regression."""
+  if not class_names:
+    return [Piece(f'{values[0]:.2f}')]
+  shown = range(len(values))
+  if len(values) > MAX_CLASSES:
+    shown = np.argsort(-values, kind='stable')[:MAX_CLASSES].tolist()
+  room = max(map(len, class_names))
+  result = []
+  for n in shown:
+    bar = '█' * round(_BAR * float(values[n]))
+    text = f'{class_names[n]:<{room}} {100 * values[n]:5.1f} % '
+    result.append(Piece(f'{text}{bar:<{_BAR}} ', look))
+  return result
 
 
 def depths_block(

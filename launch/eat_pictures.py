@@ -14,7 +14,6 @@ import numpy as np
 from eat.model import EatClassifier
 from eval_lib import adaptive_plots, calibration, predictions, text_pages
 from eval_lib.adaptive_plots import Curve
-from eval_lib.text_pages import Sentence
 from launch.eat_runs import Model
 from launch.eat_settings import Setting
 from launch.eat_timing import Speed
@@ -49,7 +48,10 @@ def draw(
   model = default.model
   title = f'{model.run.directory}, {default.name}'
   rows = pick(default, count)
-  blocks = [one.block() for one in sentences(default, rows)] if rows else []
+  blocks = [
+    text_pages.pruning_block(**one)
+    for one in (sentences(default, rows) if rows else ())
+  ]
   if blocks:
     text_pages.write_page(out / 'sentences', blocks, title=title)
   try:
@@ -205,8 +207,8 @@ def pick(setting: Setting, count: int) -> list[int]:
   return list(dict.fromkeys(chosen))[:count]
 
 
-def sentences(setting: Setting, rows: Sequence[int]) -> list[Sentence]:
-  """Returns rows of the split with their pruning up to the exit."""
+def sentences(setting: Setting, rows: Sequence[int]) -> list[dict[str, Any]]:
+  """Returns arguments of `pruning_block` for rows of the split."""
   model, run = setting.model, setting.model.run
   names, tokenizer = run.policy.class_names, run.policy.reader.tokenizer
   probabilities = model.calibrated
@@ -218,7 +220,7 @@ def sentences(setting: Setting, rows: Sequence[int]) -> list[Sentence]:
     layers, label = model.heads[: last + 1], run.records['label'][row]
     tokens = run.source.record(int(row))['tokens'].tolist()
     result.append(
-      Sentence(
+      dict(
         names=tokenizer.names(tokens),
         # No pruning at the exit or after it was run.
         pruned={k: v for k, v in places.items() if k < layers[-1]},

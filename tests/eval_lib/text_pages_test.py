@@ -8,7 +8,7 @@ import pytest
 from matplotlib import colors
 
 from eval_lib import text_pages
-from eval_lib.text_pages import Block, Piece, Sentence
+from eval_lib.text_pages import Block, Piece
 
 NAMES = (
   '[CLS]', 'an', 'un', '##for', '##get', '##table', '$', 'film', '&', '<b>',
@@ -30,7 +30,7 @@ def sentence(**changes):
     class_names=('negative', 'positive'),
     truth='positive',
   )
-  return Sentence(**(fields | changes))
+  return text_pages.pruning_block(**(fields | changes))
 
 
 def words():
@@ -68,7 +68,7 @@ def test_lines_break_where_the_next_token_does_not_fit():
 
 
 def test_a_token_is_kept_then_removed_then_gone():
-  rows = sentence().block().rows
+  rows = sentence().rows
   # The head at layer 4 is asked before the pruning after layer 4.
   assert [name for name, _ in rows] == [
     'tokens', 'after layer 2', 'head 4', 'after layer 4', 'head 6',
@@ -84,17 +84,16 @@ def test_a_token_is_kept_then_removed_then_gone():
 
 def test_it_exits_at_the_last_head_reached():
   early = sentence(heads={4: shares(0.7, 0.3)}, pruned={2: np.array([0, 1])})
-  assert (early.exit_layer, early.answer) == (4, 'negative')
-  title, _, look = early.block()
+  title, _, look = early
   assert title == 'negative, exit at layer 4 (right: positive)'
   assert look == 'wrong'
-  title, _, look = sentence().block()
+  title, _, look = sentence()
   assert (title, look) == ('positive, exit at layer 6', 'head')
-  assert sentence(truth='').block().look == 'head'
+  assert sentence(truth='').look == 'head'
 
 
 def test_a_head_shows_its_classes_with_bars():
-  rows = dict(sentence().block().rows)
+  rows = dict(sentence().rows)
   texts = [(piece.text.split(), piece.look) for piece in rows['head 6']]
   assert texts == [
     (['negative', '10.0', '%', '█'], 'head'),
@@ -103,7 +102,7 @@ def test_a_head_shows_its_classes_with_bars():
   assert {piece.look for piece in rows['head 4']} == {'name'}
   many = sentence(
     heads={4: shares(0.1, 0.4, 0.2, 0.3)}, class_names=('a', 'b', 'c', 'd')
-  ).block()
+  )
   shown = [piece.text.split()[0] for piece in dict(many.rows)['head 4']]
   assert shown == ['b', 'd', 'c']
 
@@ -111,7 +110,7 @@ def test_a_head_shows_its_classes_with_bars():
 def test_a_regression_has_a_number_and_no_bars():
   block = sentence(
     heads={4: shares(3.25), 6: shares(3.5)}, class_names=(), truth='4.0'
-  ).block()
+  )
   assert block.title == '3.50, exit at layer 6 (right: 4.0)'
   assert dict(block.rows)['head 4'] == [Piece('3.25')]
 
@@ -134,7 +133,7 @@ def drawn(tmp_path, made, *blocks):
 
 
 def test_the_picture_strikes_what_is_removed(tmp_path, made):
-  axes = drawn(tmp_path, made, sentence().block())
+  axes = drawn(tmp_path, made, sentence())
   texts = [text.get_text() for text in axes.texts]
   # Three rows of tokens; '$' is not mathematics.
   for name in NAMES:
@@ -182,9 +181,7 @@ def test_no_two_texts_overlap_and_none_leaves_the_picture(
     truth='',
   )
   long = text_pages.depths_block(names, range(1, 61), 60, 'long')
-  axes = drawn(
-    tmp_path, made, text_pages.scale(60), sentence().block(), many.block(), long
-  )
+  axes = drawn(tmp_path, made, text_pages.scale(60), sentence(), many, long)
   assert_readable(axes.figure, axes.texts, 250)
 
 
@@ -229,12 +226,12 @@ def page(path, *blocks, title='here'):
 
 def test_the_page_shows_the_same_and_escapes_everything(tmp_path):
   one = sentence(names=(*NAMES[:-1], EVIL), class_names=(EVIL, 'positive'))
-  text, found = page(tmp_path, one.block(), title=EVIL)
+  text, found = page(tmp_path, one, title=EVIL)
   assert set(found.tags) == {
     'html', 'meta', 'title', 'style', 'h1', 'h2', 'div', 'span'
   }  # fmt: skip
   spans = [(x.get('class'), data) for x, data in found.spans]
-  for name, row in one.block().rows:
+  for name, row in one.rows:
     start = spans.index(('name', name)) + 1
     wanted = [(piece.look, piece.text) for piece in row]
     assert [x for x in spans[start:] if x[1] != ' '][: len(row)] == wanted

@@ -4,6 +4,7 @@ import argparse
 import csv
 import json
 import pathlib
+import types
 
 import jax
 import numpy as np
@@ -437,7 +438,8 @@ def test_sentences_show_the_positions_of_the_model(run, direct):
   model = eat_runs.record(run, '', run.chain.model)
   np.testing.assert_allclose(model.logits, direct['exits'], atol=1e-4)
   never = measured(model)['never']
-  [one] = eat_pictures.sentences(never, [3])
+  [found] = eat_pictures.sentences(never, [3])
+  one = types.SimpleNamespace(**found)
   length = int(direct['length'][3])
   places = direct['positions'][3, :length]
   np.testing.assert_array_equal(one.pruned[2], places)
