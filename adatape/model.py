@@ -99,8 +99,9 @@ class AdaTapeViT(TapeClassifier):
     if not 0 <= self.insert_after < self.depth:
       expected = f'a number of blocks in [0, {self.depth - 1}]'
       raise FieldError('insert_after', self.insert_after, expected)
-    if self.bank == 'learnable':
-      reading.check_bank(self.bank_size, self.width)
+    if self.bank != 'none':
+      size = self.bank_size if self.bank == 'learnable' else None
+      reading.check_bank(size, self.width)
 
   @nn.nowrap
   def reading(self) -> Reading:

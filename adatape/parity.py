@@ -17,7 +17,6 @@ from adatape.classifier import TapeClassifier
 from adatape.encoder import TapeEncoder
 from adatape.reading import Reading
 from model_lib import flops
-from model_lib.errors import FieldError
 from model_lib.layers import classifier
 from model_lib.sizes import Rate, check_heads
 from model_lib.tokens import class_token
@@ -67,10 +66,7 @@ class ParityModel(TapeClassifier):
   def __post_init__(self):
     super().__post_init__()
     check_heads(self)
-    if self.query_dim > self.width:
-      expected = f'at most the width {self.width}'
-      raise FieldError('query_dim', self.query_dim, expected)
-    self.reading()
+    self.reading().check_bank(None, self.width)
 
   @nn.nowrap
   def reading(self) -> Reading:

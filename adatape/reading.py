@@ -65,9 +65,14 @@ class Reading:
     """The most bank tokens that one row can read, K * T."""
     return self.picks_per_step * self.max_steps
 
-  def check_bank(self, bank_size: int, width: int) -> None:
-    """Raises FieldError unless the bank has enough tokens and features."""
-    if bank_size < self.min_bank_size:
+  def check_bank(self, bank_size: int | None, width: int) -> None:
+    """Raises FieldError unless the bank has enough tokens and features.
+
+    Args:
+      bank_size: number of tokens; None if it depends on the input.
+      width: of the tokens.
+    """
+    if bank_size is not None and bank_size < self.min_bank_size:
       raise FieldError(
         'bank_size',
         bank_size,

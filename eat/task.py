@@ -7,24 +7,31 @@ P_L^T)`. The same task trains a dense model (one head) and a distilled student
 
 import dataclasses
 import functools
+import itertools
+import os
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from annotated_types import Interval, MinLen
 from jaxtyping import Array, Float
 
-from dataset_lib.errors import ConfigError
+from dataset_lib import tokenizer
+from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
 from eat import serving
-from eat import teacher as teachers
 from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN
 from train_lib import loading
 from train_lib.models import construct
+from train_lib.run_directory import TOKENIZER
 from train_lib.text_classification import TextClassification
 
 EXIT_WEIGHT, LAST_WEIGHT = 0.3, 1.0  # EAT, equation (1)
 Weight = Annotated[float, Interval(ge=0.0, le=1e3)]
+TEACHER = 'loss.teacher'
+# Words on which tokenizers with the same vocabulary may differ.
+_PROBES = ('Été', 'naïve', '東京x', "don't", 'a\u200db', 'İ')
 
 
 class FineTune(TextClassification):
@@ -56,8 +63,8 @@ class FineTune(TextClassification):
     """Also checks the teacher, and that there is a weight for each head."""
     teacher = config['loss'].get('teacher')
     if teacher:
-      loading.load_config(teacher, key='loss.teacher')
-      teachers.check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
+      loading.load_config(teacher, key=TEACHER)
+      check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
     super().complete(config)
     heads = len(head_layers(construct(config, num_classes=2)))
     weights = config['loss']['exit_weights']
@@ -80,7 +87,7 @@ class FineTune(TextClassification):
     if not directory:
       return None
     own = self.config['dataset'].get('tokenizer', '')
-    return teachers.load(directory, self.info, own)
+    return load_teacher(directory, self.info, own)
 
   def init_frozen(self):
     """Returns the teacher's parameters, if there is one."""
@@ -167,3 +174,75 @@ class FineTune(TextClassification):
 def head_layers(model: Any) -> tuple[int, ...]:
   """Returns the layers with a head; of a dense model the last one."""
   return model.heads() if hasattr(model, 'heads') else (model.depth,)
+
+
+def load_teacher(directory: str, info: Any, own: str) -> Any:
+  """Loads the task of a teacher's run.
+
+  Args:
+    directory: of the teacher's run.
+    info: of the student's data set.
+    own: the student's tokenizer; '' if its data are token ids.
+
+  Raises:
+    ConfigError: the teacher has another tokenizer or other classes.
+  """
+  config = loading.load_config(directory, key=TEACHER)
+  check_tokenizer(directory, own)
+  task = loading.load_task(directory, config)
+  if task.info.num_classes != info.num_classes:
+    given = f'{directory} with {task.info.num_classes} classes'
+    expected = f'a run with the {info.num_classes} classes of the data set'
+    raise ConfigError(TEACHER, given, expected)
+  names = task.info.class_names, info.class_names
+  if all(names) and names[0] != names[1]:
+    given = f'{directory} with the classes {", ".join(names[0])}'
+    listed = ', '.join(names[1])
+    expected = f'a run with the classes of the data set, {listed}'
+    raise ConfigError(TEACHER, given, expected)
+  return task
+
+
+def check_tokenizer(teacher: str, own: str) -> None:
+  """Raises ConfigError if the teacher's tokenizer gives other token ids.
+
+  Args:
+    teacher: directory of the teacher's run.
+    own: the student's tokenizer; '' if its data are token ids.
+  """
+  path = os.path.join(teacher, TOKENIZER)
+  if not own or os.path.realpath(own) in map(os.path.realpath, (teacher, path)):
+    return
+  try:
+    ours = tokenizer.load(own)
+  except (MissingDataError, InvalidDataError):
+    return  # the data set reports it
+  expected = f'a run whose {TOKENIZER} gives the ids of {own}'
+  try:
+    theirs = tokenizer.load(path)
+  except (MissingDataError, InvalidDataError) as error:
+    wrong = f'{expected} ({error})'
+    raise ConfigError(TEACHER, teacher, wrong) from error
+  if not _same_ids(ours, theirs):
+    raise ConfigError(
+      TEACHER,
+      teacher,
+      f'{expected}; fine-tune a teacher with this tokenizer, or leave '
+      "dataset.tokenizer empty for the teacher's",
+    )
+
+
+def _same_ids(ours: tokenizer.Tokenizer, theirs: tokenizer.Tokenizer) -> bool:
+  """Returns True if two tokenizers give the same ids for sample words."""
+  if (ours.vocab_size, ours.pad_id) != (theirs.vocab_size, theirs.pad_id):
+    return False
+  names = ours.names(range(ours.vocab_size))
+  if names != theirs.names(range(theirs.vocab_size)):
+    return False
+  words = [name for name in names if name]
+  some = list(itertools.islice(words, 0, None, 1 + len(words) // 1000))
+  probes = [*some, *(word.upper() for word in some), *_PROBES]
+  mine, other = ours.encode(probes), theirs.encode(probes)
+  return np.array_equal(mine.tokens, other.tokens) and np.array_equal(
+    mine.offsets, other.offsets
+  )

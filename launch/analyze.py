@@ -27,7 +27,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from launch import command_line, flag_types, run_flags
+from launch import command_line
 
 ROWS, SENTENCES = 2000, 8
 LABEL_WORDS = 20  # a mean over fewer words is noise
@@ -40,18 +40,18 @@ def parser() -> command_line.Parser:
     description=__doc__,
     epilog=command_line.EXIT_CODES,
   )
-  run_flags.add_arguments(result)
+  command_line.add_run_flags(result)
   add = result.add_argument
   add('--split', default='validation', metavar='NAME',
       help='of the data set of the run (default: validation)')  # fmt: skip
-  add('--rows', type=flag_types.positive, default=ROWS, metavar='ROWS',
+  add('--rows', type=command_line.positive, default=ROWS, metavar='ROWS',
       help=f'rows from all of the split (default: {ROWS})')  # fmt: skip
   add('--treebank', default='', metavar='FILE',
       help='sentences with dependency labels: CoNLL-U or .gz')  # fmt: skip
-  add('--label_words', type=flag_types.positive, default=LABEL_WORDS,
+  add('--label_words', type=command_line.positive, default=LABEL_WORDS,
       metavar='WORDS', help='words that a label must have to be counted '
       f'(default: {LABEL_WORDS})')  # fmt: skip
-  add('--sentences', type=flag_types.count, default=SENTENCES, metavar='ROWS',
+  add('--sentences', type=command_line.count, default=SENTENCES, metavar='ROWS',
       help=f'number of rows as pictures (default: {SENTENCES})')  # fmt: skip
   add('--out', default='', metavar='DIRECTORY',
       help='default: analysis/ in the workdir')  # fmt: skip
@@ -73,7 +73,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any]:
       '--workdir: expected a run of an ALBERT of albert_act, got one of '
       f'{config.model.name}'
     )
-  run_flags.check_texts(arguments.workdir)
+  command_line.check_texts(arguments.workdir)
   try:
     builder.validate(config.dataset, arguments.split)
   except ConfigError as error:

@@ -36,7 +36,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launch import command_line
-from launch.flag_types import (
+from launch.command_line import (
   checkpoint,
   count,
   percents,

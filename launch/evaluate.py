@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from launch import command_line, config_flags, flag_types
+from launch import command_line, config_flags
 
 
 def parser() -> command_line.Parser:
@@ -35,7 +35,7 @@ def parser() -> command_line.Parser:
       help='directory of the run')  # fmt: skip
   add('--evals', metavar='NAMES',
       help="entries of config.evals or 'fewshot'; default: all")  # fmt: skip
-  add('--step', type=flag_types.checkpoints, metavar='STEP', default='latest',
+  add('--step', type=command_line.checkpoints, metavar='STEP', default='latest',
       help='latest (default), best, all, or a number')  # fmt: skip
   add('--dataset', metavar='name=...,key=value',
       help='another data set, e.g. name=digits,image_size=8')  # fmt: skip

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch import command_line, run_flags
+from launch import command_line
 
 RATES = ('dropout', 'attention_dropout', 'classifier_dropout')
 
@@ -31,7 +31,7 @@ def parser() -> command_line.Parser:
     description=__doc__,
     epilog=command_line.EXIT_CODES,
   )
-  run_flags.add_arguments(result)
+  command_line.add_run_flags(result)
   add = result.add_argument
   add('--out', required=True, metavar='DIRECTORY',
       help='where to write; new or empty')  # fmt: skip
@@ -71,7 +71,7 @@ def _check_model(config: Any, arguments: Any) -> None:
       f'--workdir: expected a dense run, got one with {", ".join(dropped)}; '
       'Hugging Face does not have that, --dense exports it without'
     )
-  run_flags.check_texts(
+  command_line.check_texts(
     arguments.workdir, 'a run on token ids cannot be exported'
   )
 

@@ -36,7 +36,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from launch import command_line, config_flags, flag_types, json_lines, run_flags
+from launch import command_line, config_flags, json_lines
 
 BATCHES = '1,2,4,8,16,32'
 LOG_EVERY = 60.0  # seconds
@@ -63,7 +63,7 @@ def parser() -> command_line.Parser:
     description=__doc__,
     epilog=command_line.EXIT_CODES,
   )
-  run_flags.add_arguments(result)
+  command_line.add_run_flags(result)
   add = result.add_argument
   add('--serve', default='', metavar='KEY=VALUE,...',
       help='of an EAT: rule, tau, patience, tolerance, veto_margin, '
@@ -72,17 +72,17 @@ def parser() -> command_line.Parser:
       'ALBERT: iterations in a stage, max_characters')  # fmt: skip
   add('--thresholds', default='', metavar='SOURCE=TAU,...')
   add('--minimum_retention', default='', metavar='SOURCE=SHARE,...')
-  add('--lengths', type=flag_types.sizes, metavar='TOKENS,...',
+  add('--lengths', type=command_line.sizes, metavar='TOKENS,...',
       help='length buckets; longer texts are cut off at the longest and '
       "answered with truncated=true (default: the run's); of an AdaTape, "
       'lengths of the tape')  # fmt: skip
-  add('--batches', type=flag_types.sizes, default=BATCHES, metavar='ROWS,...',
+  add('--batches', type=command_line.sizes, default=BATCHES, metavar='ROWS,...',
       help=f'batch buckets (default: {BATCHES})')  # fmt: skip
-  add('--max_pending', type=flag_types.positive, default=MAX_PENDING,
+  add('--max_pending', type=command_line.positive, default=MAX_PENDING,
       metavar='LINES',
       help='lines read ahead of the answer that is written; a multiple of the '
       f'largest batch keeps batches full (default: {MAX_PENDING})')  # fmt: skip
-  add('--max_pool_bytes', type=flag_types.count, default=0, metavar='BYTES',
+  add('--max_pool_bytes', type=command_line.count, default=0, metavar='BYTES',
       help='device memory of the rows that wait between stages; 0 (default) '
       'for no limit')  # fmt: skip
   add('--compilation_cache', default='', metavar='DIRECTORY',

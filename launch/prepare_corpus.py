@@ -28,7 +28,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from launch import command_line, flag_types
+from launch import command_line
 
 MIN_LENGTH = 8  # [CLS] a [SEP] b [SEP], and some text
 MAX_LENGTH = 65536
@@ -77,15 +77,15 @@ _FLAGS: list[tuple[str, str, str, dict[str, Any]]] = [
    'directory with one (default: train a vocabulary)',
    dict(default='', type=os.path.expanduser)),
   ('vocab_size', 'PIECES', 'of the trained vocabulary (default 30000)',
-   dict(type=flag_types.positive)),
+   dict(type=command_line.positive)),
   ('vocab_texts', 'TEXTS', 'train it from a random sample of at most this many '
    'texts of at most 1,024 characters, 100 million in all; a character takes '
    'about 20 bytes of memory (default 2000000)',
-   dict(type=flag_types.positive)),
+   dict(type=command_line.positive)),
   ('max_length', 'TOKENS', 'longest row, special tokens included (default 128)',
-   dict(type=flag_types.positive, default=128)),
+   dict(type=command_line.positive, default=128)),
   ('processes', 'N', 'that encode (default: one for each core)',
-   dict(type=flag_types.positive)),
+   dict(type=command_line.positive)),
   ('wrapped', '', 'lines are broken to a width, see above',
    dict(action='store_true')),
   ('data_dir', 'DIRECTORY', 'of TFDS (default ~/tensorflow_datasets)',

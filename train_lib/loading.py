@@ -142,13 +142,7 @@ def load_params(
     CheckpointError: if there is no such good checkpoint.
   """
   boxed, _ = jax.eval_shape(task.init, jax.random.key(0))
-  abstract = jax.tree.map(
-    lambda leaf, where: jax.ShapeDtypeStruct(
-      leaf.shape, leaf.dtype, sharding=where
-    ),
-    sharding.unbox(boxed),
-    sharding.tree_sharding(boxed, mesh),
-  )
+  abstract = sharding.abstract(boxed, mesh)
   restored = restore_params(workdir, step, abstract_params=abstract)
   variables = {
     'params': restored.params,

@@ -14,6 +14,7 @@ from adatape.model import AdaTapeViT
 from dataset_lib import fields
 from dataset_lib.errors import ConfigError
 from model_lib import layers
+from model_lib.errors import FieldError
 from model_lib.vit import ViT
 
 B = 6
@@ -261,6 +262,12 @@ def test_flops_agree_with_the_compiler(fields):
 def test_contradicting_fields_are_named_at_construction(field, value):
   with pytest.raises(ValueError, match=f'^{field}: expected'):
     AdaTapeViT(**(TINY | {'bank': 'learnable', 'bank_size': 10, field: value}))
+
+
+@pytest.mark.parametrize('bank', ['learnable', 'input'])
+def test_a_query_wider_than_the_tokens_names_both(bank):
+  with pytest.raises(FieldError, match=r'^query_dim: .* the width 16, got 17'):
+    AdaTapeViT(**(TINY | {'bank': bank, 'bank_size': 10, 'query_dim': 17}))
 
 
 @pytest.mark.parametrize(

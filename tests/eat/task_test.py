@@ -14,8 +14,7 @@ from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eat.model import EatClassifier
-from eat.task import FineTune
-from eat.teacher import check_tokenizer
+from eat.task import FineTune, check_tokenizer
 from tests.eat import small
 from train_lib import loading, strict_json
 
