@@ -19,9 +19,8 @@ from albert_act.task import ponder
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from train_lib.losses import average, cross_entropy
-from train_lib.models import complete_model, construct
 from train_lib.run_directory import TOKENIZER
-from train_lib.task import Task
+from train_lib.task import Task, complete_model, construct
 
 _INIT_LENGTH = 8
 

@@ -319,17 +319,3 @@ def training_image(
   for name in options.augment:
     image = OPS[name](image, rng, options)
   return image
-
-
-def options_from(config: Mapping[str, Any]) -> ImageOptions:
-  """Returns the options in a completed configuration of a source of images.
-
-  A source without the field `resize_small` shows whole images.
-  """
-  size = config['image_size']
-  return ImageOptions(
-    image_size=size,
-    resize_small=config.get('resize_small', size),
-    min_crop_area=config['min_crop_area'],
-    augment=tuple(config['augment']),
-  )

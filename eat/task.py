@@ -23,8 +23,8 @@ from eat import serving
 from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN
 from train_lib import loading
-from train_lib.models import construct
 from train_lib.run_directory import TOKENIZER
+from train_lib.task import construct
 from train_lib.text_classification import TextClassification
 
 EXIT_WEIGHT, LAST_WEIGHT = 0.3, 1.0  # EAT, equation (1)

@@ -35,11 +35,7 @@ LABEL_WORDS = 20  # a mean over fewer words is noise
 
 def parser() -> command_line.Parser:
   """Returns the command line."""
-  result = command_line.Parser(
-    prog='python -m launch.analyze',
-    description=__doc__,
-    epilog=command_line.EXIT_CODES,
-  )
+  result = command_line.Parser('python -m launch.analyze', __doc__)
   command_line.add_run_flags(result)
   add = result.add_argument
   add('--split', default='validation', metavar='NAME',
@@ -64,7 +60,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any]:
   from dataset_lib import builder
   from dataset_lib.errors import ConfigError
   from train_lib import loading
-  from train_lib.models import construct
+  from train_lib.task import construct
 
   arguments = command_line.parse_arguments(parser(), argv)
   config = loading.load_own_config(arguments.workdir)

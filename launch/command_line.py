@@ -41,7 +41,9 @@ class UsageError(ValueError):
 class Parser(argparse.ArgumentParser):
   """An argparse parser whose errors are `UsageError`s of one line."""
 
-  def __init__(self, prog: str, description: str | None, epilog: str):
+  def __init__(
+    self, prog: str, description: str | None, epilog: str = EXIT_CODES
+  ):
     super().__init__(
       prog=prog,
       description=description,

@@ -25,11 +25,7 @@ from launch import command_line, config_flags
 
 def parser() -> command_line.Parser:
   """The command line, apart from the --config.key=value overrides."""
-  result = command_line.Parser(
-    prog='python -m launch.evaluate',
-    description=__doc__,
-    epilog=command_line.EXIT_CODES,
-  )
+  result = command_line.Parser('python -m launch.evaluate', __doc__)
   add = result.add_argument
   add('--workdir', required=True, metavar='DIRECTORY',
       help='directory of the run')  # fmt: skip
@@ -96,10 +92,10 @@ def evaluate(
         name: evaluator.build(name, config.evals[name], context)[0]
         for name in names
       }
-      variables, at = loading.load_params(workdir, task, mesh, chosen)
-      row: dict[str, float] = {'step': at}
+      loaded = loading.load_params(workdir, task, mesh, chosen)
+      row: dict[str, float] = {'step': loaded.step}
       for name, one in built.items():
-        values = one.run(variables)
+        values = one.run(loaded.variables)
         row |= {f'{name}/{key}': value for key, value in values.items()}
       rows.append(row)
   return rows

@@ -26,11 +26,7 @@ RATES = ('dropout', 'attention_dropout', 'classifier_dropout')
 
 def parser() -> command_line.Parser:
   """The command line."""
-  result = command_line.Parser(
-    prog='python -m launch.export',
-    description=__doc__,
-    epilog=command_line.EXIT_CODES,
-  )
+  result = command_line.Parser('python -m launch.export', __doc__)
   command_line.add_run_flags(result)
   add = result.add_argument
   add('--out', required=True, metavar='DIRECTORY',
@@ -57,7 +53,7 @@ def _check_model(config: Any, arguments: Any) -> None:
   from albert_act.encoder import Albert
   from eat.model import EatClassifier
   from model_lib.bert import BertClassifier
-  from train_lib.models import construct
+  from train_lib.task import construct
 
   model = construct(config, num_classes=2)
   if not isinstance(model, (Albert, BertClassifier, EatClassifier)):

@@ -58,11 +58,7 @@ _period.__name__ = 'number of seconds from 0 to 1e6'
 
 def parser() -> command_line.Parser:
   """Returns the parser of the command line."""
-  result = command_line.Parser(
-    prog='python -m launch.predict',
-    description=__doc__,
-    epilog=command_line.EXIT_CODES,
-  )
+  result = command_line.Parser('python -m launch.predict', __doc__)
   command_line.add_run_flags(result)
   add = result.add_argument
   add('--serve', default='', metavar='KEY=VALUE,...',

@@ -96,9 +96,7 @@ _FLAGS: list[tuple[str, str, str, dict[str, Any]]] = [
 def parser() -> command_line.Parser:
   """Returns the command line."""
   result = command_line.Parser(
-    prog='python -m launch.prepare_corpus',
-    description=__doc__,
-    epilog=EXIT_CODES,
+    'python -m launch.prepare_corpus', __doc__, EXIT_CODES
   )
   for name, metavar, text, options in _FLAGS:
     named: dict[str, Any] = {'metavar': metavar} if metavar else {}

@@ -57,11 +57,7 @@ class Run(NamedTuple):
 
 def parser() -> command_line.Parser:
   """The command line."""
-  result = command_line.Parser(
-    prog='python -m launch.sweep',
-    description=__doc__,
-    epilog=command_line.EXIT_CODES,
-  )
+  result = command_line.Parser('python -m launch.sweep', __doc__)
   add = result.add_argument
   add('--config', required=True, metavar='FILE.py[:argument]',
       help='the experiment')  # fmt: skip

@@ -260,6 +260,11 @@ class RestoredParams(NamedTuple):
   step: int
   extra: dict[str, Any]
 
+  @property
+  def variables(self) -> dict[str, Any]:
+    """The variables to evaluate."""
+    return {'params': self.params, 'model_state': self.model_state}
+
 
 def restore_params(
   directory: str | os.PathLike[str],

@@ -22,8 +22,7 @@ from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN, OneStage
 from serve_lib.decisions import ClassifierPolicy, check_no_options
 from serve_lib.image_items import ItemReader, images, token_rows
-from train_lib.models import complete_model, construct
-from train_lib.task import Batch, Task
+from train_lib.task import Batch, Task, complete_model, construct
 
 
 class Classification(Task):

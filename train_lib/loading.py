@@ -3,7 +3,7 @@
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import ml_collections
@@ -13,23 +13,15 @@ from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
 from serve_lib.chain import Loaded, ServedRun
 from train_lib import sharding, strict_json
-from train_lib.checkpoint import checkpoint_extra, restore_params
+from train_lib.checkpoint import (
+  RestoredParams,
+  checkpoint_extra,
+  restore_params,
+)
 from train_lib.checkpoint_io import steps_in
 from train_lib.run_directory import CHECKPOINTS, DATASET_INFO, TOKENIZER
 from train_lib.setup import build_task
 from train_lib.task import Task
-
-
-class LoadedParams(NamedTuple):
-  """Parameters of one checkpoint, on the devices of the mesh.
-
-  Attributes:
-    variables: `{'params': ..., 'model_state': ...}`.
-    step: of the checkpoint.
-  """
-
-  variables: dict[str, Any]
-  step: int
 
 
 def load_config(
@@ -129,7 +121,7 @@ def load_params(
   task: Task,
   mesh: jax.sharding.Mesh,
   step: int | str | None = None,
-) -> LoadedParams:
+) -> RestoredParams:
   """Parameters of a checkpoint (their average if the run kept one).
 
   Args:
@@ -143,23 +135,18 @@ def load_params(
   """
   boxed, _ = jax.eval_shape(task.init, jax.random.key(0))
   abstract = sharding.abstract(boxed, mesh)
-  restored = restore_params(workdir, step, abstract_params=abstract)
-  variables = {
-    'params': restored.params,
-    'model_state': restored.model_state,
-  }
-  return LoadedParams(variables, restored.step)
+  return restore_params(workdir, step, abstract_params=abstract)
 
 
 def load_params_on_one_device(
   workdir: str | os.PathLike[str], task: Task, step: int | str | None = None
-) -> LoadedParams:
+) -> RestoredParams:
   """Parameters for one device, the first, and no mesh; see `load_params`."""
   mesh = sharding.make_mesh({'data': 1})
   with jax.set_mesh(mesh):
     loaded = load_params(workdir, task, mesh, step)
   variables = jax.device_put(loaded.variables, jax.devices()[0])
-  return LoadedParams(variables, loaded.step)
+  return loaded._replace(**variables)
 
 
 def serve(

@@ -15,9 +15,6 @@ import optax
 from dataset_lib.errors import ConfigError
 from train_lib.stages import Config, Stage
 
-SCHEDULES = ('cosine', 'linear', 'rsqrt', 'constant')
-OPTIMIZERS = ('adamw', 'adam', 'sgd', 'lamb', 'adafactor')
-
 # Matrices that multiply are decayed. Biases, LayerNorm, single tokens,
 # positions and embeddings (a learnable bank is one) are not, except BERT's
 # embeddings: its recipe decays all but biases and LayerNorm.

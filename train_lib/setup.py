@@ -12,14 +12,13 @@ import ml_collections
 from dataset_lib import builder
 from eval_lib import evaluator
 from train_lib import sharding
-from train_lib.models import model_errors
 from train_lib.optimizers import (
   build_optimizer,
   build_schedule,
   check_trainable,
 )
 from train_lib.stages import Stage, build_stages
-from train_lib.task import Task, build_task
+from train_lib.task import Task, build_task, model_errors
 from train_lib.train_step import (
   TrainState,
   TrainSteps,

@@ -106,10 +106,6 @@ def _natural(name: str) -> list[Any]:
 
 def check_stage(key: str, entry: Config) -> None:
   """Raises `ConfigError` if the stage has no length or an unknown knob."""
-  if entry['steps'] < 0:
-    raise ConfigError(f'{key}.steps', entry['steps'], 'an integer >= 0')
-  if not math.isfinite(entry['epochs']) or entry['epochs'] < 0:
-    raise ConfigError(f'{key}.epochs', entry['epochs'], 'a number >= 0')
   if not entry['steps'] and not entry['epochs']:
     raise ConfigError(f'{key}.steps', 0, 'steps >= 1, or epochs > 0')
   for name, schedule in entry.get('knobs', {}).items():

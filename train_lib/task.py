@@ -6,17 +6,19 @@ loss: each is a `Task` and a config, never another loop.
 """
 
 import abc
+import contextlib
 import dataclasses
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+import flax.linen as nn
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, Shaped
 
 from dataset_lib import fields
 from dataset_lib.errors import ConfigError
-from dataset_lib.fields import locate
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Metric
 from serve_lib.chain import NO_RUN, Chain, Policy, ServedRun
@@ -25,6 +27,8 @@ from train_lib.stages import Config
 Batch = Mapping[str, Array]
 Tree = Any  # a pytree of arrays: parameters, statistics, a teacher
 Metrics = dict[str, Metric]
+# Fields of a module that the task sets.
+_SET_BY_TASK = ('num_classes', 'dtype')
 
 
 class Task(abc.ABC):
@@ -168,10 +172,62 @@ def build_task(
 ) -> Task:
   """Builds the configured task; a stage may change model keywords."""
   config = with_model(config, model_changes or {})
-  return locate(config['task'], 'task')(config, info)
+  return fields.locate(config['task'], 'task')(config, info)
 
 
 def with_model(config: Config, changes: Config) -> dict[str, Any]:
   """Returns the configuration as a dict, with model keywords of a stage."""
   plain = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
   return plain | {'model': {**plain['model'], **dict(changes)}}
+
+
+def complete_model(
+  model: Mapping[str, Any], kind: type[nn.Module] = nn.Module
+) -> dict[str, Any]:
+  """Returns `config.model` with all fields of the module.
+
+  Args:
+    model: `name` and fields of the module.
+    kind: class that the module must have.
+
+  Raises:
+    ConfigError: there is no such module, or it rejects a field.
+  """
+  given = dict(model)
+  name = given.pop('name', '')
+  module = fields.locate(name, 'model.name')
+  if not (isinstance(module, type) and issubclass(module, kind)):
+    legal = f'{kind.__module__}:{kind.__name__}'
+    expected = f"'{legal}' or a subclass"
+    if kind is nn.Module:
+      expected = "'module:Class' of a Linen module"
+    raise ConfigError('model.name', name, expected)
+  complete = fields.check(module, given, 'model', without=_SET_BY_TASK)
+  with model_errors(complete):
+    built: Any = module(num_classes=2, **complete)
+  # The module may have set sizes that its variant determines.
+  return {'name': name} | {field: getattr(built, field) for field in complete}
+
+
+def construct(config: Config, num_classes: int) -> Any:
+  """Returns the Linen module of a complete configuration."""
+  given = dict(config['model'])
+  module = fields.locate(given.pop('name'), 'model.name')
+  dtype = jnp.dtype(config['dtype'])
+  return module(num_classes=num_classes, dtype=dtype, **given)
+
+
+@contextlib.contextmanager
+def model_errors(model: Config) -> Iterator[None]:
+  """Turns the errors of a module into those of `config.model`.
+
+  Raises:
+    ConfigError: with the field that the module rejects, or with all of them.
+  """
+  try:
+    with fields.errors_under('model'):
+      yield
+  except ConfigError:
+    raise
+  except (TypeError, ValueError) as error:
+    raise ConfigError('model', dict(model), str(error)) from error

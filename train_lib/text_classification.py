@@ -7,7 +7,7 @@ class is a regression: squared error instead of cross-entropy.
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, ClassVar
 
 import jax.numpy as jnp
@@ -19,13 +19,13 @@ from dataset_lib.errors import ConfigError
 from dataset_lib.glue import num_texts
 from dataset_lib.tokenizer import MIN_LENGTH
 from eval_lib.metrics import Average
-from model_lib import sizes
+from model_lib import convert, sizes
 from serve_lib.chain import NO_RUN
 from serve_lib.text_items import TextReader
+from train_lib import strict_json
 from train_lib.classification import Classification, one_stage
-from train_lib.models import checkpoint_fields, model_errors
 from train_lib.run_directory import TOKENIZER
-from train_lib.task import Batch
+from train_lib.task import Batch, model_errors
 
 _INIT_LENGTH = 8
 
@@ -183,6 +183,35 @@ class TextClassification(Classification):
       num_texts(dataset),
       self.model.vocab_size,
     )
+
+
+def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
+  """Reads the fields of `model` that a checkpoint determines.
+
+  Args:
+    directory: of a Hugging Face model or of a run.
+    names: the fields.
+
+  Raises:
+    ConfigError: the directory is neither, or has an unsupported option.
+  """
+  field = 'model.from_checkpoint'
+  expected = 'the directory of a run or of a Hugging Face model'
+  try:
+    if convert.is_checkpoint(directory):
+      found = convert.read_sizes(directory)
+    else:
+      found = strict_json.loads(
+        (pathlib.Path(directory) / 'config.json').read_text()
+      )['model']
+      found = {name: found[name] for name in names if name in found}
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise ConfigError(field, directory, f'{expected} ({error})') from error
+  if set(found) != set(names):
+    expected = f'{expected} with the fields {", ".join(names)}'
+    given = f'{directory} with {", ".join(found)}'
+    raise ConfigError(field, given, expected)
+  return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -161,7 +161,7 @@ def test_lamb_does_not_scale_what_is_not_decayed(parameter):
   np.testing.assert_allclose(value, [-0.1], rtol=1e-4)
 
 
-@pytest.mark.parametrize('name', optimizers.OPTIMIZERS)
+@pytest.mark.parametrize('name', ['adamw', 'adam', 'sgd', 'lamb', 'adafactor'])
 def test_every_optimizer_goes_downhill(name):
   fields = config(name=name, lr=0.05, schedule='constant', warmup_steps=0.0)
   optimizer = optimizers.build_optimizer(

@@ -3,6 +3,7 @@
 import pytest
 
 from dataset_lib.errors import ConfigError
+from train_lib import run_config
 from train_lib.stages import build_stages, check_stage, knob_value
 
 
@@ -64,4 +65,5 @@ def test_schedules(schedule, expected):
 )
 def test_illegal_stages_name_their_key(fields, key):
   with pytest.raises(ConfigError, match=key):
-    check_stage('stages.s', entry(**fields))
+    stages = run_config.complete({'stages': {'s': fields}})['stages']
+    check_stage('stages.s', stages['s'])
