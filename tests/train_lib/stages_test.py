@@ -65,5 +65,6 @@ def test_schedules(schedule, expected):
 )
 def test_illegal_stages_name_their_key(fields, key):
   with pytest.raises(ConfigError, match=key):
-    stages = run_config.complete({'stages': {'s': fields}})['stages']
-    check_stage('stages.s', stages['s'])
+    check_stage(
+      'stages.s', run_config.complete({'stages': {'s': fields}})['stages']['s']
+    )
