@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from launch import command_line, json_lines, predict
+from launch import command_line, predict
 from serve_lib.chain import Failure, InputError
 from serve_lib.decisions import Prediction
 
@@ -26,8 +26,8 @@ class Echo:
 
 def answers(data, engine=None):
   written = []
-  lines = json_lines.read_lines(io.BytesIO(data))
-  json_lines.answer_all(engine or Echo(), lines, written.append, 4)
+  lines = predict.read_lines(io.BytesIO(data))
+  predict.answer_all(engine or Echo(), lines, written.append, 4)
   return [json.loads(line) for line in written]
 
 
@@ -90,7 +90,7 @@ def test_a_closed_stderr_loses_no_answer(monkeypatch):
 
 
 def test_a_huge_line_fails_alone(monkeypatch):
-  monkeypatch.setattr(json_lines, 'MAX_LINE', 16)
+  monkeypatch.setattr(predict, 'MAX_LINE', 16)
   wrong, last = answers(b'"' + b'x' * 1000 + b'"\n"two"\n')
   assert 'expected at most 16 bytes' in wrong['error']
   assert last['label'] == 'two'
@@ -98,11 +98,11 @@ def test_a_huge_line_fails_alone(monkeypatch):
 
 HEAD = """
 import itertools, sys
-from launch import json_lines
+from launch import predict
 from tests.launch.json_lines_test import Echo
 lines = ((number, 'text') for number in itertools.count())
 try:
-  json_lines.answer_all(Echo(), lines, json_lines.write_line, 4)
+  predict.answer_all(Echo(), lines, predict.write_line, 4)
 finally:
   print('left', file=sys.stderr)
 """

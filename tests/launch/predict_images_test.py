@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dataset_lib import builder
-from launch import config_flags, json_lines, predict
+from launch import config_flags, predict
 from train_lib import loading, trainer
 
 CHANGES = [
@@ -42,8 +42,8 @@ def test_a_run_on_images_answers_paths(tmp_path, repository):
   written = []
   flags = [f'--workdir={run}', '--batches=1,4', '--compilation_cache=none']
   with predict.build_engine(*predict.parse(flags)) as engine:
-    json_lines.answer_all(
-      engine, json_lines.read_lines(io.BytesIO(data)), written.append, 8
+    predict.answer_all(
+      engine, predict.read_lines(io.BytesIO(data)), written.append, 8
     )
   *answers, missing = map(json.loads, written)
   assert missing['id'] == 7
