@@ -5,8 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from eat import exits
 from eat.exits import Rule
 from serve_lib.chain import InputError
+from serve_lib.drift import Calibration, DriftCheck
+from serve_lib.monitor import Monitor
 from tests.eat.policies import CLASSES, SURE, UNSURE, a_row, decide, make
 
 
@@ -159,3 +162,57 @@ def test_a_regression_leaves_by_its_tolerance_whatever_the_rule(words):
   row = a_row(policy, 'w0', [[1.0], [1.05]])
   assert decide(policy, [row]) == [True]
   assert policy.answer(row).exit_reason == 'tolerance'
+
+
+# -- drift
+
+
+def test_drift_sends_everything_to_full_depth_and_ends(words):
+  draw = np.random.default_rng(0)
+
+  def sure():
+    return [draw.uniform(3.0, 9.0), 0.0, 0.0]
+
+  confidences = [
+    float(exits.softmax(np.array(sure(), np.float32)).max()) for _ in range(500)
+  ]
+  normal = Calibration(np.array(confidences), 0.9)
+  drift = DriftCheck(normal, window=50, every=10, confirm=1, recover=1)
+  policy = make(words, monitor=Monitor(drift=drift))
+
+  def serve(logits, count):
+    reasons = []
+    for _ in range(count):
+      row = a_row(policy, 'w0', [logits()])
+      if not decide(policy, [row])[0]:
+        row.outputs = row.outputs * 3
+      reasons.append(policy.answer(row).exit_reason)
+    return reasons
+
+  assert set(serve(sure, 100)) == {'confidence'}
+  serve(lambda: [3.2, 0.0, 0.0], 100)  # confident, but not as before
+  assert policy.monitor.full_depth
+  before = policy.monitor.snapshot()['depth']
+  assert serve(sure, 1) == ['full depth']
+  # What ran is counted, not what the rule would have asked for.
+  after = policy.monitor.snapshot()['depth']
+  assert after == before | {4: before.get(4, 0) + 1}
+  serve(sure, 200)
+  assert not policy.monitor.full_depth
+  assert serve(sure, 1) == ['confidence']
+
+
+def test_rows_that_keep_all_tokens_are_not_compared_with_those_that_do_not(
+  words,
+):
+  drift = DriftCheck(
+    Calibration(np.linspace(0.5, 1.0, 50), 0.9), window=20, every=1
+  )
+  policy = make(
+    words, monitor=Monitor(drift=drift), minimum_retention={'forum': 1.0}
+  )
+  for source in ('forum', ''):
+    item = {'text': 'w0 w1 w2 w3 w4 w5', 'source': source}
+    for share in np.linspace(0.0, 8.0, 40):
+      policy.answer(a_row(policy, item, [[share, 0.0, 0.0]] * 3))
+    assert (drift.report()['tests'] > 0) == (source == '')

@@ -20,15 +20,6 @@ from tests.eat.calibrated import LENGTH, SIZES, WORDS, build, change, task_of
 TEXTS = ['w0 w1 w2 w3 w4 w5 w6', 'w9 w8 w7 w6 w5', 'w1 w2 w3 w4']
 
 
-def last_head(model, variables, chain, policy, texts, **options):
-  """Probabilities `[B, C]` by a plain call of the model."""
-  rows = [policy.encode(text).inputs for text in texts]
-  batch = jax.tree.map(jnp.asarray, chain.pad(rows, LENGTH, len(rows)))
-  inputs = (batch[name] for name in ('tokens', 'token_types', 'length'))
-  logits, _ = jax.jit(model.apply)(variables, *inputs, **options)
-  return exits.softmax(np.asarray(logits))
-
-
 def test_the_guaranteed_threshold_of_a_real_file(finished):
   report = json.loads((finished[0] / 'calibration.json').read_text())
   chain, policy = build(finished, {'tau': 'guaranteed'})
@@ -68,7 +59,6 @@ FORUM = {'forum': 0.9}
     ({'tau': 'sure'}, 'tau', 'guaranteed'),
     ({'tau': 2.0}, 'tau', '[0, 1]'),
     ({'rule': 'margin', 'tau': 1.5}, 'tau', '[0, 1]'),
-    ({'patience': 0}, 'patience', '[1, 1000]'),
     ({'max_characters': 0}, 'max_characters', '[1, '),
     ({'tauu': 0.9}, 'tauu', 'did you mean tau?'),
     ({'rule': 'entropy'}, 'tau', 'nats in [0, 0.6931), the entropy of 2'),
@@ -154,30 +144,6 @@ def test_only_reachable_variants_are_compiled(finished):
   assert 'served without pruning (forum)' in policy.warnings[0]
 
 
-@pytest.mark.nightly
-def test_a_source_with_minimum_retention_gets_the_unpruned_model(finished):
-  _, task, variables = finished
-  options = {'rule': 'never', 'minimum_retention': {'forum': 0.95}}
-  chain, policy = build(finished, options)
-  items = [{'text': text, 'source': 'forum'} for text in TEXTS]
-  assert policy.encode(items[0]).variant == 'full'
-  with Engine(chain, policy, (LENGTH,), (1,)) as engine:
-    answers = {'unpruned': engine.predict(items), '': engine.predict(TEXTS)}
-  expected = {}
-  for name, scale in (('unpruned', 0.0), ('', 1.0)):
-    plain = last_head(
-      task.model, variables, chain, policy, TEXTS,
-      prune_scale=jnp.float32(scale),
-    )  # fmt: skip
-    expected[name] = exits.softmax(np.log(plain) / policy.temperatures[-1])
-    for row, answer in zip(expected[name], answers[name], strict=True):
-      got = list(answer.probabilities.values())
-      np.testing.assert_allclose(got, row, atol=1e-5)
-      assert (answer.retention == 1.0) == (name == 'unpruned')
-  # The two differ by far more than the tolerance.
-  assert np.abs(expected['unpruned'] - expected['']).max() > 1e-3
-
-
 def test_a_dense_run_is_served_as_one_stage(run):
   directory, task, _ = run
   (directory / 'calibration.json').unlink()
@@ -198,7 +164,11 @@ def test_a_dense_run_is_served_as_one_stage(run):
   assert 'the model has no head before its last layer' in policy.warnings[-1]
   with Engine(chain, policy, (LENGTH,), (1,)) as engine:
     answers = engine.predict(TEXTS)
-  expected = last_head(model, variables, chain, policy, TEXTS)
+  rows = [policy.encode(text).inputs for text in TEXTS]
+  batch = chain.pad(rows, LENGTH, len(rows))
+  inputs = (batch[name] for name in ('tokens', 'token_types', 'length'))
+  logits, _ = jax.jit(model.apply)(variables, *map(jnp.asarray, inputs))
+  expected = exits.softmax(np.asarray(logits))
   for row, answer in zip(expected, answers, strict=True):
     got = list(answer.probabilities.values())
     np.testing.assert_allclose(got, row, atol=1e-5)

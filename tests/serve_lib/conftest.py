@@ -5,7 +5,6 @@ import threading
 import pytest
 
 from tests.serve_lib import toy
-from tests.serve_lib.faulty import FaultyPolicy
 
 
 @pytest.fixture(scope='module')
@@ -13,7 +12,7 @@ def engines():
   toy.compiled()  # before the threads are counted
 
   def make(**settings):
-    return toy.make_engine(FaultyPolicy(), **settings)
+    return toy.make_engine(toy.FaultyPolicy(), **settings)
 
   return make
 

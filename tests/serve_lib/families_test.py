@@ -223,17 +223,40 @@ def test_in_any_bucket(served):
     check(family, index, answer)
 
 
-def test_from_threads(served):
+def ask(family, engine, requests, seed):
+  """Streams random items, some of them bad, and checks every answer."""
+  choice = np.random.default_rng(seed).integers(0, COUNT + 2, requests)
+  items = [*family.items, family.bad, None]
+  answers = engine.stream(items[index] for index in choice)
+  for index, answer in zip(choice, answers, strict=True):
+    if index < COUNT:
+      check(family, index, answer)
+    else:
+      assert answer.during == 'encode'
+
+
+@pytest.mark.parametrize(
+  'requests', [25, pytest.param(1250, marks=pytest.mark.slow)]
+)
+def test_mixed_requests_from_eight_threads(served, requests):
   family, engine = served
-  with concurrent.futures.ThreadPoolExecutor(4) as threads:
-    parts = [range(start, COUNT, 4) for start in range(4)]
+  if requests > 100 and 'retention' not in family.fields:
+    pytest.skip('EAT stands for all')
+  with (
+    with_programs_of(engine, max_pending=64) as other,
+    concurrent.futures.ThreadPoolExecutor(8) as threads,
+    compilations() as compiled,
+  ):
     jobs = [
-      threads.submit(engine.predict, [family.items[n] for n in part])
-      for part in parts
+      threads.submit(ask, family, other, requests, seed) for seed in range(8)
     ]
-    for part, job in zip(parts, jobs, strict=True):
-      for index, answer in zip(part, job.result(), strict=True):
-        check(family, index, answer)
+    for job in jobs:
+      job.result()
+  assert not compiled
+  status = other.status()
+  assert status['pending'] == status['pool_bytes'] == 0
+  assert status['peak_pending'] <= 64
+  assert status['peak_pool_bytes'] <= other.warm_up().worst_case_bytes
 
 
 def test_a_bad_item_fails_alone(served):

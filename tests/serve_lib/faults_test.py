@@ -10,7 +10,7 @@ from serve_lib.chain import ClosedError, Failure
 from serve_lib.engine import Engine
 from serve_lib.programs import MissingProgramError
 from tests.serve_lib import toy
-from tests.serve_lib.faulty import BREAKS, GOOD, VARIABLES, WAIT
+from tests.serve_lib.toy import BREAKS, GOOD, VARIABLES, WAIT
 
 pytestmark = pytest.mark.usefixtures('no_thread_stays')
 
@@ -50,26 +50,28 @@ def test_an_answer_that_raises_fails_its_row_alone(engines):
     toy.check(VARIABLES, item, answer)
 
 
-def test_a_copy_that_fails_fails_its_rows(engines):
+@pytest.mark.parametrize(
+  ('kind', 'rows'), [('open', 4), ('join', 8), ('cut', 4)]
+)
+def test_a_copy_that_fails_fails_its_rows(engines, kind, rows):
+  """Half of each batch of four goes on: opened, cut; a second one joins."""
+
+  def broken(*arguments):
+    raise MemoryError('no room for a copy')
+
   with engines(max_wait=60.0) as engine:
-
-    def broken(*arguments):
-      raise MemoryError('no room for a copy')
-
     table = engine._programs._table
-    for entry in table:
-      if entry[0] == 'join':
-        table[entry] = broken
-    # Half of each batch goes on: the second half-batch has to join the first.
-    items = [GOOD, ('full', [0]), GOOD, ('full', [0])] * 2
+    whole = dict(table)
+    table.update({entry: broken for entry in table if entry[0] == kind})
+    items = [GOOD, ('full', [0])] * (rows // 2)
     answers = engine.predict(items)
     assert not engine.status()['pooled_rows']
     failures = [a for a in answers if isinstance(a, Failure)]
-    assert [a.during for a in failures] == ['stage 1'] * 4
+    assert [a.during for a in failures] == ['stage 1'] * (rows // 2)
     assert all(isinstance(a.error, MemoryError) for a in failures)
-    for item, answer in zip(items, answers, strict=True):
-      if item != GOOD:
-        toy.check(VARIABLES, item, answer)
+    for answer in answers[1::2]:
+      toy.check(VARIABLES, ('full', [0]), answer)
+    table.update(whole)
     toy.check(VARIABLES, GOOD, engine.predict([GOOD])[0])
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from serve_lib.programs import Programs
 from serve_lib.schedule import Grid, Key
-from tests.serve_lib import toy
 
 GRID = Grid((4,), (1, 2))
 
@@ -62,34 +61,6 @@ def test_a_carry_of_the_same_shape_is_given_away():
   np.testing.assert_array_equal(second['old'], np.full((2, 4), 4.0))
   assert all(leaf.is_deleted() for leaf in jax.tree.leaves(carry))
   assert np.all(first['x'] == 8.0)
-
-
-def test_rows_are_opened_joined_and_cut():
-  grid = Grid((1,), (1, 2, 4))
-  loop = Loop()
-  programs = Programs(loop, grid)
-  programs.compile(progress=False)
-  key = Key(1, 'full', 1)
-
-  def carry(*values):
-    x = jnp.array(values, jnp.float32)[:, None]
-    return {'x': x, 'old': x + 100}
-
-  def index(*values):
-    return np.array(values, np.int32)
-
-  pool = programs.copy('open', key, 2, carry(1, 2), index(1, 1, 1, 1))
-  np.testing.assert_array_equal(pool['x'][:, 0], [2, 2, 2, 2])
-  joined = programs.copy(
-    'join', key, 4, pool, carry(5, 6, 7, 8), index(4, 1, 4, 2)
-  )
-  np.testing.assert_array_equal(joined['x'][:, 0], [2, 6, 8, 2])
-  np.testing.assert_array_equal(joined['old'][:, 0], [102, 106, 108, 102])
-  assert pool['x'].is_deleted()
-  np.testing.assert_array_equal(
-    programs.copy('cut', key, 2, joined)['old'][:, 0], [102, 106]
-  )
-  assert programs.copies == 3
 
 
 def test_it_runs_where_the_variables_are():
@@ -154,53 +125,22 @@ def test_a_second_process_finds_the_programs(tmp_path, repository):
   assert run() == ['11', '11', 'None']
 
 
-def test_the_toy_loses_tokens_between_stages():
-  assert [toy.static_length(s, 'pruned', 6) for s in range(3)] == [6, 5, 4]
-  assert toy.static_length(2, 'full', 6) == 6
+class Growing(Loop):
+  """Rows of another length read another variable."""
 
-
-class Chain(Loop):
-  """Stage i reads factor i of nine, the first stage through `x`."""
-
-  num_stages = 3
+  num_stages = 1
 
   def __init__(self):
     self.variables = {str(n): jnp.asarray(n + 2.0) for n in range(9)}
 
   def stage(self, index, variant, length):
     def run(variables, carry):
-      return carry, {'y': carry['x'] * variables[str(index)]}
+      return carry, {'y': carry['x'] * variables[str(length)]}
 
     return run
 
   def example(self, length, rows):
     return {'x': np.ones((rows, length), np.float32)}
-
-
-def test_a_stage_gets_only_the_variables_that_it_reads():
-  chain = Chain()
-  programs = Programs(chain, GRID)
-  programs.compile(progress=False)
-  carry = chain.example(4, 2)
-  for index in range(3):
-    key = Key(index, 'full', 4)
-    _, variables = programs._table['stage', key, 2]
-    assert variables == [chain.variables[str(index)]]
-    carry, outputs = programs.run(key, 2, carry)
-    np.testing.assert_array_equal(outputs['y'], np.full((2, 4), index + 2.0))
-  assert carry is None
-
-
-class Growing(Chain):
-  """A longer row reads another variable."""
-
-  num_stages = 1
-
-  def stage(self, index, variant, length):
-    def run(variables, carry):
-      return carry, {'y': carry['x'] * variables[str(length)]}
-
-    return run
 
 
 def test_what_a_stage_reads_may_depend_on_the_length():

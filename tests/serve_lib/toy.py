@@ -2,6 +2,7 @@
 
 import functools
 import math
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,9 @@ WIDTH = 8
 VOCABULARY = 50
 KEEP = 0.7  # share of the tokens that stay after each stage
 POISON = 49  # a token that breaks the host's part of a stage
+GOOD = ('full', [2, 0])  # runs through all stages
+BREAKS = [1, 0]  # leaves at stage 1, unless the policy breaks
+WAIT = 20.0
 
 
 def make_variables(seed=0):
@@ -108,6 +112,29 @@ class Policy:
     }
 
 
+class FaultyPolicy(Policy):
+  """Breaks, or holds the worker, for items that ask for it."""
+
+  def __init__(self):
+    super().__init__()
+    self.reached, self.open = threading.Event(), threading.Event()
+    self.broken_stage = None
+
+  def decide(self, stage, rows, outputs):
+    contexts = [row.encoded.context for row in rows]
+    if [5, 5] in contexts:
+      self.reached.set()
+      assert self.open.wait(WAIT)
+    if stage == self.broken_stage and BREAKS in contexts:
+      raise ZeroDivisionError('decide')
+    return super().decide(stage, rows, outputs)
+
+  def answer(self, row):
+    if row.encoded.context == [7]:
+      raise ZeroDivisionError('answer')
+    return super().answer(row)
+
+
 def reference(variables, item):
   """The answer to one item: a loop over stages, in float64."""
   variant, tokens = item
@@ -139,6 +166,9 @@ def random_items(seed, count, longest):
     )
     for _ in range(count)
   ]
+
+
+VARIABLES = make_variables()
 
 
 @functools.cache
