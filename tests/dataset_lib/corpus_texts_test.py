@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from dataset_lib import corpus_texts
-from dataset_lib.corpus import ACTIONS, SHOWN_PER_KIND, Faults
+from dataset_lib.corpus import ACTIONS, Faults
 from dataset_lib.errors import MissingDataError
 
 
@@ -30,19 +30,86 @@ def read(*files, max_line=corpus_texts.MAX_LINE, wrapped=False):
   return [d for d in documents if d], faults.summary(), sum(done)
 
 
-def first(faults, kind):
-  entry = faults.pop(kind)
-  assert entry['action'] == ACTIONS[kind]
-  return (
-    entry['count'],
-    entry['first'][0]['where'],
-    entry['first'][0]['message'],
-  )
-
-
 @pytest.fixture
 def file(tmp_path):
   return tmp_path / 'a.txt'
+
+
+LINES = '\n'.join(f'line {n} {n**7}' for n in range(3000)).encode()
+UTF16 = '\ufefftext\n'.encode('utf-16-be')
+# Bytes, documents, and {kind of fault: (count, line of the first or '')}.
+FAULTS = {
+  'broken': (
+    b'fine\ncaf\xe9 \xff\n\xe2\x82\nfine',
+    [['fine', 'caf\ufffd \ufffd', '\ufffd', 'fine']],
+    {'broken_bytes': (2, ', line 2')},
+  ),
+  # A line of NUL bytes alone is an empty one.
+  'nul and mark': (
+    b'\xef\xbb\xbfone\0two\n\0\0\n\xef\xbb\xbfx',
+    [['onetwo'], ['\ufeffx']],
+    {'nul_bytes': (2, ', line 1'), 'byte_order_mark': (1, ', line 1')},
+  ),
+  'empty': (b'', [], {'empty_file': (1, '')}),
+  'blank': (b'\n\n \n', [], {'empty_file': (1, '')}),
+  'nul only': (
+    b'\0\0', [], {'empty_file': (1, ''), 'nul_bytes': (1, ', line 1')}
+  ),
+  'utf-16': ('text\n'.encode('utf-16'), [], {'not_utf8_file': (1, '')}),
+  'utf-16-be': (UTF16, [], {'not_utf8_file': (1, '')}),
+  'utf-16.gz': (gzip.compress(UTF16), [], {'not_utf8_file': (1, '')}),
+  'not gzip.gz': (b'no gzip', [], {'damaged_gzip': (1, '')}),
+  'wrong sum.gz': (
+    gzip.compress(b'x' * 9)[:-6] + b'abcdef',
+    [],
+    {'damaged_gzip': (1, '')},
+  ),
+}  # fmt: skip
+
+
+def places(faults):
+  """{kind: (count, place of the first)}; each has its action."""
+  for kind, entry in faults.items():
+    assert entry['action'] == ACTIONS[kind]
+  return {
+    kind: (entry['count'], entry['first'][0]['where'])
+    for kind, entry in faults.items()
+  }
+
+
+@pytest.mark.parametrize('name', FAULTS)
+def test_damaged_text_is_repaired_or_left_out_and_named(tmp_path, name):
+  data, expected, kinds = FAULTS[name]
+  end = '.txt.gz' if name.endswith('gz') else '.txt'
+  file, good = tmp_path / f'a{end}', tmp_path / 'b.txt'
+  file.write_bytes(data)
+  good.write_text('good')
+  documents, faults, _ = read(file, good)
+  assert documents == [*expected, ['good']]
+  assert places(faults) == {
+    kind: (count, f'{file}{place}') for kind, (count, place) in kinds.items()
+  }
+
+
+def test_a_truncated_gzip_is_read_as_far_as_it_goes(tmp_path):
+  file = tmp_path / 'a.txt.gz'
+  data = gzip.compress(LINES)
+  file.write_bytes(data[: len(data) // 2])
+  (document,), faults, _ = read(file)
+  assert 500 < len(document) < 2500
+  # The last line may be cut.
+  lines = LINES.decode().split('\n')
+  assert document[:-1] == lines[: len(document) - 1]
+  assert places(faults) == {'truncated_gzip': (1, str(file))}
+
+
+def test_what_cannot_be_opened(tmp_path):
+  link, pipe = tmp_path / 'a.txt', tmp_path / 'b.txt'
+  link.symlink_to(tmp_path / 'nowhere')
+  os.mkfifo(pipe)
+  documents, faults, _ = read(link, pipe)
+  assert not documents
+  assert places(faults) == {'unreadable_file': (2, str(link))}
 
 
 @pytest.mark.parametrize('end', [b'\n', b'\r\n'])
@@ -66,78 +133,6 @@ def test_wrapped_lines_are_joined(file):
   assert whole == [['aaaa aaaa aaaa', 'aaaa aaaa']]
 
 
-def test_broken_bytes_are_replaced(file):
-  file.write_bytes(b'fine\ncaf\xe9 \xff\n\xe2\x82\nfine')
-  documents, faults, _ = read(file)
-  assert documents == [['fine', 'caf\ufffd \ufffd', '\ufffd', 'fine']]
-  count, where, message = first(faults, 'broken_bytes')
-  assert (count, where) == (2, f'{file}, line 2')
-  assert message.startswith('byte 3 of the line')
-  assert not faults
-
-
-def test_nul_bytes_and_the_mark_are_removed(file):
-  file.write_bytes(b'\xef\xbb\xbfone\0two\n\0\0\n\xef\xbb\xbfx')
-  documents, faults, _ = read(file)
-  # A line of NUL bytes alone is an empty one.
-  assert documents == [['onetwo'], ['\ufeffx']]
-  assert first(faults, 'nul_bytes')[:2] == (2, f'{file}, line 1')
-  assert first(faults, 'byte_order_mark')[:2] == (1, f'{file}, line 1')
-  assert not faults
-
-
-@pytest.mark.parametrize('data', [b'', b'\n\n \n', b'\0\0'])
-def test_a_file_without_text(file, data):
-  file.write_bytes(data)
-  documents, faults, _ = read(file)
-  assert not documents
-  assert first(faults, 'empty_file')[:2] == (1, str(file))
-
-
-@pytest.mark.parametrize('encoding', ['utf-16', 'utf-16-be'])
-@pytest.mark.parametrize('suffix', ['.txt', '.txt.gz'])
-def test_another_encoding(tmp_path, encoding, suffix):
-  file = tmp_path / f'a{suffix}'
-  data = ('' if encoding == 'utf-16' else '\ufeff') + 'text\n'
-  data = data.encode(encoding)
-  file.write_bytes(gzip.compress(data) if suffix == '.txt.gz' else data)
-  documents, faults, _ = read(file)
-  assert not documents
-  assert first(faults, 'not_utf8_file')[:2] == (1, str(file))
-  assert not faults
-
-
-def test_a_truncated_gzip_is_read_as_far_as_it_goes(tmp_path):
-  file = tmp_path / 'a.txt.gz'
-  lines = [f'line {number} {number**7}' for number in range(3000)]
-  data = gzip.compress('\n'.join(lines).encode())
-  file.write_bytes(data[: len(data) // 2])
-  (document,), faults, _ = read(file)
-  assert 500 < len(document) < 2500
-  # The last line may be cut.
-  assert document[:-1] == lines[: len(document) - 1]
-  assert first(faults, 'truncated_gzip')[:2] == (1, str(file))
-
-
-def test_a_damaged_gzip(tmp_path):
-  file, good = tmp_path / 'a.txt.gz', tmp_path / 'b.txt'
-  good.write_text('good')
-  for data in (b'no gzip', gzip.compress(b'x' * 9)[:-6] + b'abcdef'):
-    file.write_bytes(data)
-    documents, faults, _ = read(file, good)
-    assert documents[-1] == ['good']
-    assert first(faults, 'damaged_gzip')[:2] == (1, str(file))
-
-
-def test_what_cannot_be_opened(tmp_path):
-  link, pipe = tmp_path / 'a.txt', tmp_path / 'b.txt'
-  link.symlink_to(tmp_path / 'nowhere')
-  os.mkfifo(pipe)
-  documents, faults, _ = read(link, pipe)
-  assert not documents
-  assert first(faults, 'unreadable_file')[:2] == (2, str(link))
-
-
 def test_an_error_while_reading(file, monkeypatch):
   file.write_text('one\ntwo\n')
   pieces = corpus_texts.pieces
@@ -149,7 +144,8 @@ def test_an_error_while_reading(file, monkeypatch):
   monkeypatch.setattr(corpus_texts, 'pieces', breaking)
   documents, faults, _ = read(file)
   assert documents == [['one']]
-  assert 'Input/output error' in first(faults, 'unreadable_file')[2]
+  (shown,) = faults['unreadable_file']['first']
+  assert 'Input/output error' in shown['message']
 
 
 @pytest.mark.parametrize(
@@ -179,7 +175,7 @@ def test_a_long_line_is_one_document_and_counted_once(file):
   assert ' '.join(document) == ' '.join(['x', *words, 'last'])
   assert max(map(len, document)) <= 16
   # The line of spaces is a long one, too, and no empty one.
-  assert first(faults, 'long_line')[:2] == (2, f'{file}, line 2')
+  assert places(faults) == {'long_line': (2, f'{file}, line 2')}
 
 
 @pytest.mark.parametrize('size', [4, pytest.param(100, marks=pytest.mark.slow)])
@@ -227,21 +223,3 @@ def test_the_search_for_files(tmp_path):
   (tmp_path / 'empty').mkdir()
   with pytest.raises(MissingDataError, match='no text in'):
     corpus_texts.find([str(tmp_path / 'empty')], faults)
-
-
-def test_names_that_are_no_text():
-  assert (
-    corpus_texts.printable(b'/a/\xff.txt'.decode('utf-8', 'surrogateescape'))
-    == '/a/\ufffd.txt'
-  )
-
-
-def test_only_the_first_of_a_kind_are_named():
-  faults = Faults()
-  for number in range(100):
-    faults.add('long_line', f'line {number}')
-  entry = faults.summary()['long_line']
-  assert entry['count'] == 100
-  assert len(entry['first']) == SHOWN_PER_KIND
-  assert not faults.files
-  assert entry['first'][0]['where'] == 'line 0'

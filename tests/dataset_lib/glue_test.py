@@ -1,13 +1,14 @@
-"""GLUE: labels, splits, subsets, length buckets, the real files."""
+"""GLUE and probing: labels, splits, subsets, buckets, the real files."""
 
 import numpy as np
 import pytest
 
 from dataset_lib import builder, glue
+from dataset_lib import probing as probing_lib
 from dataset_lib.errors import ConfigError, InvalidDataError
 from eval_lib import calibration, frontier, predictions
 from tests.contexts import eval_context
-from tests.dataset_lib.word_rows import config
+from tests.dataset_lib.word_rows import WORDS, config, write
 
 
 def sst2(root, count=40, name='train.tsv'):
@@ -54,11 +55,11 @@ def test_parts_of_splits(root, count):
 
 def test_parts_that_overlap_are_not_apart(root):
   sst2(root, 40)
+  sst2(root, 40, 'dev.tsv')
+  data = config(root, 'sst2')
 
   def part(split):
-    return builder.build(
-      config(root, 'sst2'), split=split, train=False, seed=0, batch_size=8
-    )
+    return builder.build(data, split=split, train=False, seed=0, batch_size=8)
 
   half = part('train[:50%]')
   assert len(half.places()) == 20
@@ -66,51 +67,28 @@ def test_parts_that_overlap_are_not_apart(root):
   with pytest.raises(ConfigError, match=r'calibration_split: .* it shares 2'):
     predictions.check_apart(half, part('train[18:]'), 'train[18:]')
 
+  def check(evaluator, trained, split, calibration_split, **fields):
+    evaluator.Evaluator(
+      context=eval_context(data, train_split=trained), dataset=data,
+      split=split, calibration_split=calibration_split, **fields,
+    )  # fmt: skip
 
-def test_rows_of_the_training_are_not_held_out(root):
-  sst2(root, 40)
-  sst2(root, 40, 'dev.tsv')
-  data = config(root, 'sst2')
-
-  def build(train_split, calibration_split):
-    return frontier.Evaluator(
-      context=eval_context(data, train_split=train_split),
-      dataset=data,
-      split='train[:4]',
-      calibration_split=calibration_split,
-    )
-
-  build('train[:90%]', 'train[90%:]')
-  with pytest.raises(ConfigError, match='not trained on, it shares 4') as error:
-    build('train', 'train[90%:]')
-  assert error.value.field == 'calibration_split'
-  build('train', None)
-  # Two names of one split.
-  with pytest.raises(ConfigError, match='not trained on, it shares 3'):
-    build('train+dev', 'validation[:3]')
-
-
-def test_rows_that_certify_are_not_trained_on(root):
-  sst2(root, 40)
-  data = config(root, 'sst2')
-  fields = dict(
-    context=eval_context(data, train_split='train[:50%]'), dataset=data,
-    split='train[40%:60%]', calibration_split='train[60%:]', epsilon=0.02,
-  )  # fmt: skip
-  with pytest.raises(ConfigError, match='not trained on, it shares 4') as error:
-    calibration.Evaluator(**fields)
-  assert error.value.field == 'split'
-  calibration.Evaluator(**fields | {'epsilon': 0.0})
-
-
-@pytest.mark.parametrize(
-  'split',
-  ['trian', 'train[:', 'train[:101%]', 'train_matched', '', 'a+train', 'x/y'],
-)
-def test_illegal_splits(root, split):
-  with pytest.raises(ConfigError) as error:
-    builder.validate(config(root, 'sst2'), split)
-  assert error.value.field == 'split'
+  check(frontier, 'train[:90%]', 'train[:4]', 'train[90%:]')
+  check(frontier, 'train', 'train[:4]', None)
+  certify = calibration, 'train[:50%]', 'train[40%:60%]', 'train[60%:]'
+  check(*certify, epsilon=0.0)
+  for shared, field, arguments, fields in (
+    (4, 'calibration_split', (frontier, 'train', 'train[:4]', 'train[90%:]'),
+     {}),
+    # Two names of one split.
+    (3, 'calibration_split',
+     (frontier, 'train+dev', 'train[:4]', 'validation[:3]'), {}),
+    (4, 'split', certify, {'epsilon': 0.02}),
+  ):  # fmt: skip
+    with pytest.raises(ConfigError, match=f'trained on, it shares {shared}'
+                       ) as error:  # fmt: skip
+      check(*arguments, **fields)
+    assert error.value.field == field
 
 
 def test_a_subset_is_fixed_and_nested(root):
@@ -131,24 +109,6 @@ def test_a_subset_is_fixed_and_nested(root):
   assert len(places('validation', max_examples=10)) == 90
 
 
-def test_a_split_without_labels_is_refused(root):
-  (root / 'test.tsv').write_text('index\tsentence\n0\tw1\n')
-  with pytest.raises(ConfigError, match='a split with labels') as error:
-    builder.build_source(config(root, 'cola'), 'test')
-  assert error.value.field == 'split'
-  wanted = 'test.tsv: expected a column label or is_acceptable, got index, sent'
-  assert wanted in str(error.value)
-
-
-def test_a_file_without_its_label_column_says_what_it_has(root):
-  (root / 'train.tsv').write_text('index\tsentence\n0\tw1\n')
-  with pytest.raises(InvalidDataError) as error:
-    builder.build_source(config(root, 'sst2'), 'train')
-  assert str(error.value) == (
-    f'{root}/train.tsv: expected the columns label, got index, sentence'
-  )
-
-
 @pytest.mark.parametrize('end', ['\n', '\r\n', '  \n\n', '\r\n\r\n'])
 def test_blank_lines_at_the_end_are_no_rows(root, end):
   sst2(root, count=3, name='dev.tsv')
@@ -160,24 +120,46 @@ def test_blank_lines_at_the_end_are_no_rows(root, end):
   assert data.info.num_examples == 3
 
 
-@pytest.mark.parametrize(
-  ('changes', 'key'),
-  [
-    (dict(task='sst'), 'dataset.task'),
-    (dict(tokenizer=''), 'dataset.tokenizer'),
-    (dict(max_length=4), 'dataset.max_length'),
-    (dict(length_buckets=(64, 32)), 'dataset.length_buckets'),
-    (dict(length_buckets=(32, 32)), 'dataset.length_buckets'),
-    (dict(length_buckets=(2,)), 'dataset.length_buckets'),
-    (dict(length_buckets=32), 'dataset.length_buckets'),
-    (dict(max_examples=-1), 'dataset.max_examples'),
-    (dict(max_bad_share=0.9), 'dataset.max_bad_share'),
-    (dict(builder='../x'), 'dataset.builder'),
-  ],
-)
-def test_illegal_configurations(root, changes, key):
+BUCKETS = 'dataset.length_buckets'
+ILLEGAL = [
+  *(
+    ('glue', 'sst2', changes, 'train', key)
+    for changes, key in [
+      (dict(task='sst'), 'dataset.task'),
+      (dict(tokenizer=''), 'dataset.tokenizer'),
+      (dict(max_length=4), 'dataset.max_length'),
+      *(
+        (dict(length_buckets=given), BUCKETS)
+        for given in ((64, 32), (32, 32), (2,), 32)
+      ),
+      (dict(max_examples=-1), 'dataset.max_examples'),
+      (dict(max_bad_share=0.9), 'dataset.max_bad_share'),
+      (dict(builder='../x'), 'dataset.builder'),
+    ]
+  ),
+  *(
+    ('glue', 'sst2', {}, split, 'split')
+    for split in (
+      'trian', 'train[:', 'train[:101%]', 'train_matched', '', 'a+train', 'x/y'
+    )
+  ),
+  *(
+    ('probing', 'past_present', dict(task=task), 'train', 'dataset.task')
+    for task in ('', '../secret', 'a/b')
+  ),
+  ('probing', 'own', dict(directory=''), 'train', 'dataset.directory'),
+  ('probing', 'own', dict(max_length=4), 'train', 'dataset.max_length'),
+  *(
+    ('probing', 'own', {}, split, 'split')
+    for split in ('trian', 'train[:101%]', 'validation_matched')
+  ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('name', 'task', 'changes', 'split', 'key'), ILLEGAL)
+def test_illegal_configurations(root, name, task, changes, split, key):
   with pytest.raises(ConfigError) as error:
-    builder.validate(config(root, 'sst2') | changes)
+    builder.validate(config(root, task, name=name) | changes, split)
   assert error.value.field == key
 
 
@@ -196,6 +178,21 @@ def test_max_length_is_the_last_bucket(root, sizes, max_length, expected):
   info = builder.build_source(given, 'train').info
   assert info.length_buckets == expected
   assert info.input_shape == (max_length,)
+
+
+def test_batches_are_those_of_texts(root):
+  rows = [f'tr\t{n % 2}\t{" ".join(WORDS[: n + 1])}' for n in range(12)]
+  write(root / 'own.txt', rows)
+  data = builder.build(
+    config(root, 'own', name='probing', max_length=16, length_buckets=(8,)),
+    split='train', train=False, seed=0, batch_size=4,
+  )  # fmt: skip
+  batches = list(data.batches())
+  assert {batch['tokens'].shape for batch in batches} == {(4, 8), (4, 16)}
+  keys = {'tokens', 'token_types', 'length', 'label', 'mask', 'index'}
+  assert set(batches[0]) == keys
+  lengths = np.sort(np.concatenate([batch['length'] for batch in batches]))
+  assert lengths.tolist() == [n + 3 for n in range(12)]
 
 
 REAL = {  # rows of train and of validation in the shared data
@@ -239,3 +236,40 @@ def test_real_training_rows_are_all_good(shared_data, task):
   source = builder.build_source(real_config(shared_data, task), 'train')
   assert len(source) == REAL[task][0]
   assert source.bad_rows == ()
+
+
+PROBING = {  # rows of train and of test in the shared data, and classes
+  'past_present': (9879, 7459, 2), 'subj_number': (9939, 7459, 2),
+  'obj_number': (9903, 7474, 2), 'bigram_shift': (9944, 7476, 2),
+  'coordination_inversion': (9850, 7405, 2), 'tree_depth': (5000, 3652, 5),
+  'sentence_length': (4971, 3674, 6), 'word_content': (9911, 7443, 999),
+}  # fmt: skip
+
+
+# The default suite reads two of them, CI all.
+QUICK = ('sentence_length', 'tree_depth')
+
+
+@pytest.mark.parametrize(
+  'task',
+  [
+    pytest.param(task, marks=() if task in QUICK else pytest.mark.slow)
+    for task in PROBING
+  ],
+)
+def test_real_probing_rows_are_all_good(shared_data, task):
+  folder = shared_data / 'probing_xprobe_en'
+  vocabulary = shared_data / 'vocab' / 'bert_base_uncased_vocab.txt'
+  if not folder.is_dir() or not vocabulary.is_file():
+    pytest.skip(f'no {folder} or no {vocabulary}')
+  given = dict(
+    name='probing', task=task, directory=str(folder), tokenizer=str(vocabulary)
+  )
+  rows, tests, classes = PROBING[task]
+  for split, expected in (('train', rows), ('test', tests)):
+    source = builder.build_source(given, split)
+    assert source.info.num_classes == classes <= probing_lib.TASKS[task][0]
+    # Of word_content one word is only tested; its rows are bad ones.
+    unknown = (task, split) == ('word_content', 'test')
+    assert bool(source.bad_rows) is unknown
+    assert len(source) + len(source.bad_rows) == expected

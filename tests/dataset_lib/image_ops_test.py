@@ -109,12 +109,8 @@ def test_inception_boxes_of_extreme_shapes_fit(shape):
   for seed in range(50):
     rng = np.random.default_rng(seed)
     top, left, height, width = image_ops.inception_box(*shape, rng, 0.9)
-    assert height >= 1
-    assert width >= 1
-    assert top >= 0
-    assert left >= 0
-    assert top + height <= shape[0]
-    assert left + width <= shape[1]
+    assert 0 <= top < top + height <= shape[0]
+    assert 0 <= left < left + width <= shape[1]
 
 
 def test_an_inception_crop_of_pixels_is_its_box_resized():
@@ -176,15 +172,6 @@ def test_training_is_a_function_of_the_generator():
   )
   np.testing.assert_array_equal(first, again)
   assert np.any(first != other)
-
-
-def test_training_without_a_crop_frames_as_evaluation():
-  chosen = options(8, augment=('flip',))
-  expected = image_ops.evaluation_image(NOISE, chosen)
-  result = image_ops.training_image(NOISE, order.record_rng(0), chosen)
-  assert np.array_equal(result, expected) or np.array_equal(
-    result, expected[:, ::-1]
-  )
 
 
 def test_a_new_operation_is_a_function_and_an_entry(monkeypatch):

@@ -1,10 +1,14 @@
-"""Steps map to records: a permutation per epoch, rows split over hosts."""
+"""Steps map to records, by length or not; records are checked and counted."""
+
+import threading
 
 import numpy as np
 import pytest
 
-from dataset_lib import order
-from dataset_lib.errors import ConfigError
+from dataset_lib import order, reader
+from dataset_lib.errors import BadRecord, TooManyBadRecordsError
+from dataset_lib.reader import BadRecords
+from dataset_lib.source import DatasetInfo
 
 BUCKETS = (8, 16, 32)
 
@@ -15,16 +19,16 @@ def stream(num_examples, seed=0):
 
 @pytest.mark.parametrize('num_examples', [1, 2, 7, 1000])
 def test_each_epoch_is_another_permutation(num_examples):
-  places = stream(num_examples, seed=3)
-  epochs = []
+  epochs, others = [], []
   for epoch in range(3):
-    start = epoch * num_examples
-    read = [places.place(start + p) for p in range(num_examples)]
-    assert {e for e, _ in read} == {epoch}
-    epochs.append([index for _, index in read])
-    assert sorted(epochs[-1]) == list(range(num_examples))
+    positions = range(epoch * num_examples, (epoch + 1) * num_examples)
+    for seed, orders in ((3, epochs), (4, others)):
+      read = [stream(num_examples, seed).place(p) for p in positions]
+      assert {e for e, _ in read} == {epoch}
+      orders.append([index for _, index in read])
+      assert sorted(orders[-1]) == list(range(num_examples))
   if num_examples == 1000:
-    assert epochs[0] != epochs[1] != epochs[2]
+    assert len({tuple(read) for read in epochs + others}) == 6
     assert epochs[0] != list(range(num_examples))
 
 
@@ -34,26 +38,9 @@ def test_large_sets_are_permuted_without_a_table(monkeypatch):
   read = [order.permuted(p, 3000, 5, 1) for p in range(3000)]
   assert sorted(read) == list(range(3000))
   assert read != [order.permuted(p, 3000, 5, 2) for p in range(3000)]
-
-
-def test_a_set_beyond_the_table_uses_constant_memory():
-  places = stream(2**31 - 1)
-  read = {places.place(p)[1] for p in range(64)}
-  assert len(read) == 64
-  assert max(read) > 2**24
-
-
-def test_seeds_give_different_orders():
-  orders = [stream(100, seed) for seed in range(5)]
-  read = {tuple(o.place(p)[1] for p in range(100)) for o in orders}
-  assert len(read) == 5
-
-
-def test_positions_are_uniform_over_epochs():
-  first = [order.permuted(0, 10, 0, epoch) for epoch in range(1000)]
-  counts = np.bincount(first, minlength=10)
-  # 99.9 % quantile of chi-square with 9 degrees of freedom.
-  assert np.sum((counts - 100) ** 2 / 100) < 27.9
+  huge = {stream(2**31 - 1).place(p)[1] for p in range(64)}
+  assert len(huge) == 64
+  assert max(huge) > 2**24
 
 
 def test_rows_of_a_batch():
@@ -63,39 +50,6 @@ def test_rows_of_a_batch():
     [1, 2, 3], [5, 6, 7], [9], []
   ]  # fmt: skip
   assert {*batches[0].epochs.tolist()} == {0}
-  shuffled = stream(10).batch(1, range(2, 6))
-  expected = [stream(10).place(position) for position in range(10, 14)]
-  pairs = zip(shuffled.epochs, shuffled.indices, strict=True)
-  assert list(pairs) == expected
-
-
-def test_a_replacement_is_a_function_of_its_arguments():
-  draws = [stream(1000).replacement(2, 5, attempt) for attempt in range(20)]
-  again = [stream(1000).replacement(2, 5, attempt) for attempt in range(20)]
-  assert draws == again
-  assert len(set(draws)) > 15
-  assert all(0 <= draw < 1000 for draw in draws)
-
-
-def test_hosts_split_the_rows_in_order():
-  rows = [list(order.local_rows(8, host, 4)) for host in range(4)]
-  assert rows == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
-@pytest.mark.parametrize(
-  ('batch_size', 'host_index', 'host_count', 'key'),
-  [
-    (6, 0, 4, 'batch_size'),
-    (0, 0, 1, 'batch_size'),
-    (8, 4, 4, 'host_index'),
-    (8, -1, 4, 'host_index'),
-    (8, 0, 0, 'host_count'),
-  ],
-)
-def test_impossible_hosts(batch_size, host_index, host_count, key):
-  with pytest.raises(ConfigError) as error:
-    order.local_rows(batch_size, host_index, host_count)
-  assert error.value.field == key
 
 
 def by_length(lengths, batch_size=8, seed=0):
@@ -129,16 +83,6 @@ def test_an_epoch_by_length_loses_nothing_but_its_remainder(count, batch_size):
     assert not missing[0] & missing[1] & missing[2]
 
 
-def test_epochs_and_seeds_differ_by_length():
-  def read(seed, first):
-    records, _ = by_length(some_lengths(200), seed=seed)
-    return [records(first + step).tolist() for step in range(25)]
-
-  assert read(0, 0) == read(0, 0)
-  assert read(0, 0) != read(0, 25)
-  assert read(0, 0) != read(1, 0)
-
-
 def test_any_two_rows_of_a_bucket_meet():
   # 16 rows of one length in batches of 8: in 200 epochs each pair is together
   # about every second time.
@@ -158,24 +102,94 @@ def test_a_set_smaller_than_a_batch_is_repeated(count):
   records, steps = by_length([5] * count)
   assert steps == 1
   read = np.concatenate([records(step) for step in range(count)])
-  assert len(read) == 8 * count
   # Every run of `count` positions is a permutation.
   for start in range(0, len(read), count):
     assert sorted(read[start : start + count]) == list(range(count))
 
 
-def splitmix64_loop(counter):
-  """The published algorithm in Python integers."""
-  mask = 2**64 - 1
-  z = counter * 0x9E3779B97F4A7C15 & mask
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EB & mask
-  return z ^ (z >> 31)
+IMAGES = DatasetInfo('image', (2, 2, 3), 'uint8', 3, (), 10)
+TOKENS = DatasetInfo('tokens', (4,), 'int32', 2, (), 10, vocab_size=3)
+LEGAL = [
+  (reader.check_input, np.full((2, 2, 3), 255, np.uint8), IMAGES),
+  (reader.check_input, np.array([0, 1, 2, 0], np.int32), TOKENS),
+  *((reader.check_label, n, 3) for n in (0, 2, np.int64(1), np.uint8(2))),
+]
+ILLEGAL = [
+  (reader.check_input, value, info, kind)
+  for value, info, kind in [
+    (np.zeros((2, 2, 3), np.float32), IMAGES, 'wrong_dtype'),
+    (np.zeros((2, 3, 3), np.uint8), IMAGES, 'wrong_shape'),
+    (np.zeros(4, np.int64), TOKENS, 'wrong_dtype'),
+    (np.zeros(5, np.int32), TOKENS, 'wrong_shape'),
+    (np.array([0, 1, 2, 3], np.int32), TOKENS, 'token_out_of_range'),
+    (np.array([0, -1, 2, 1], np.int32), TOKENS, 'token_out_of_range'),
+  ]
+] + [
+  (reader.check_label, label, 3, kind)
+  for kind, labels in {
+    'label_out_of_range': (-1, 3, np.int64(10**12)),
+    'wrong_dtype': (1.0, '1', None, True),
+  }.items()
+  for label in labels
+]
 
 
-def test_splitmix64_known_values():
-  # The reference generator seeded with 0 begins with this number.
-  assert splitmix64_loop(1) == 0xE220A8397B1DCDAF
-  counters = np.array([1, 2, 12345, 2**64 - 1], np.uint64)
-  expected = [splitmix64_loop(int(counter)) for counter in counters]
-  assert order.splitmix64(counters).tolist() == expected
+@pytest.mark.parametrize(('check', 'value', 'legal'), LEGAL)
+def test_legal_values_pass(check, value, legal):
+  assert check(value, legal) in (None, value)
+
+
+@pytest.mark.parametrize(('check', 'value', 'legal', 'kind'), ILLEGAL)
+def test_illegal_values_have_a_kind(check, value, legal, kind):
+  with pytest.raises(BadRecord) as error:
+    check(value, legal)
+  assert error.value.kind == kind
+
+
+def test_bad_records_are_counted_once_by_kind_with_file_and_row():
+  records = BadRecords(num_examples=1000, max_share=0.01)
+  for _ in range(10):  # epochs
+    records.add(BadRecord('empty', '', 'no bytes'), 'a.jpg', 3)
+    records.add(BadRecord('empty', '', 'no bytes'), 'b.jpg', 4)
+    records.add(BadRecord('truncated', '', 'cut'), 'c.jpg', 9)
+  first = [
+    {'file': 'a.jpg', 'row': 3, 'message': 'no bytes'},
+    {'file': 'b.jpg', 'row': 4, 'message': 'no bytes'},
+    {'file': 'c.jpg', 'row': 9, 'message': 'cut'},
+  ]
+  assert records.summary() == {
+    'empty': {'count': 2, 'first': first[:2]},
+    'truncated': {'count': 1, 'first': first[2:]},
+  }
+
+
+@pytest.mark.parametrize(
+  ('num_examples', 'share', 'tolerated'),
+  [(1000, 0.001, 1), (999, 0.001, 0), (5000, 0.001, 5), (100, 0.0, 0)],
+)
+def test_the_tolerance_is_a_share_of_the_split(num_examples, share, tolerated):
+  records = BadRecords(num_examples, share)
+  for row in range(tolerated):
+    records.add(BadRecord('empty', '', 'no bytes'), f'{row}.jpg', row)
+  with pytest.raises(TooManyBadRecordsError) as error:
+    records.add(BadRecord('truncated', '', 'cut'), '/data/last.jpg', 77)
+  for words in (
+    '/data/last.jpg (row 77): cut', 'max_bad_share',
+    f'{tolerated + 1} of {num_examples} records are bad',
+  ):  # fmt: skip
+    assert words in str(error.value)
+
+
+def test_threads_lose_no_count():
+  records = BadRecords(num_examples=10**6, max_share=0.1)
+
+  def add(first):
+    for row in range(first, first + 500):
+      records.add(BadRecord('empty', '', ''), 'x', row)
+
+  threads = [threading.Thread(target=add, args=(500 * i,)) for i in range(8)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert records.summary()['empty']['count'] == 4000

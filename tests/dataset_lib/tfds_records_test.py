@@ -1,12 +1,19 @@
 """TFRecord files at random, against files written byte by byte here."""
 
 import dataclasses
+import os
+import pathlib
 import struct
 
 import pytest
 
-from dataset_lib import tfds
-from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
+from dataset_lib import builder, tfds
+from dataset_lib.errors import (
+  BadRecord,
+  ConfigError,
+  InvalidDataError,
+  MissingDataError,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,31 +61,28 @@ def test_parts_of_shards(shards):
   assert files.where(2) == f'{shards[1]}, record 2'
 
 
-@pytest.mark.parametrize('count', [2, 4])
-def test_another_number_of_records(shards, count):
-  with pytest.raises(InvalidDataError, match='shard-0 does not hold exactly'):
-    tfds.record_offsets(shards[0], count)
+def cut(by):
+  return lambda data: data[:-by]
 
 
-@pytest.mark.parametrize('cut', [1, 4, 5, 100, 110, 130])
-def test_a_shard_cut_short(shards, cut):
-  with open(shards[0], 'rb') as file:
-    data = file.read()
-  with open(shards[0], 'wb') as file:
-    file.write(data[:-cut])
+def flip(byte):
+  return lambda data: data[:byte] + bytes([data[byte] ^ 1]) + data[byte + 1 :]
+
+
+@pytest.mark.parametrize(
+  ('damage', 'count'),
+  [
+    (bytes, 2),
+    (bytes, 4),
+    *((cut(by), 3) for by in (1, 4, 5, 100, 110, 130)),
+    *((flip(byte), 3) for byte in range(8)),  # of a length
+  ],
+)
+def test_a_damaged_shard_is_named(shards, damage, count):
+  path = pathlib.Path(shards[0])
+  path.write_bytes(damage(path.read_bytes()))
   with pytest.raises(InvalidDataError, match='shard-0'):
-    tfds.record_offsets(shards[0], 3)
-
-
-@pytest.mark.parametrize('byte', range(8))
-def test_a_damaged_length(shards, byte):
-  with open(shards[1], 'r+b') as file:
-    file.seek(byte)
-    old = file.read(1)[0]
-    file.seek(byte)
-    file.write(bytes([old ^ 1]))
-  with pytest.raises(InvalidDataError, match='shard-1'):
-    tfds.record_offsets(shards[1], 4)
+    tfds.record_offsets(shards[0], count)
 
 
 def test_a_missing_shard(shards, tmp_path):
@@ -86,21 +90,34 @@ def test_a_missing_shard(shards, tmp_path):
     tfds.TFRecordFiles([Instruction(str(tmp_path / 'absent'), 0, 1, 1)])
 
 
-def test_a_shard_that_shrinks_later_is_a_bad_record(shards):
+@pytest.mark.parametrize(
+  ('change', 'kind'),
+  [
+    (lambda path: os.truncate(path, 40), 'truncated'),
+    (os.remove, 'unreadable'),
+  ],
+)
+def test_a_shard_that_changes_later_has_bad_records(shards, change, kind):
   files = tfds.TFRecordFiles([Instruction(shards[0], 0, 3, 3)])
-  with open(shards[0], 'r+b') as file:
-    file.truncate(40)
+  change(shards[0])
   with pytest.raises(BadRecord) as error:
     files[2]
-  assert error.value.kind == 'truncated'
+  assert error.value.kind == kind
   assert error.value.where == f'{shards[0]}, record 2'
 
 
-def test_a_shard_that_vanishes_later_is_a_bad_record(shards):
-  files = tfds.TFRecordFiles([Instruction(shards[0], 0, 3, 3)])
-  import os
+@pytest.mark.parametrize(
+  'name', ['huggingface:x', 'kaggle:x', '../x', 'x/a=1', 'X', 'x;y', 'x/..']
+)
+def test_names_that_lead_elsewhere(name):
+  with pytest.raises(ConfigError) as error:
+    builder.validate(dict(name='tfds', builder=name, image_size=8))
+  assert error.value.field == 'dataset.builder'
 
-  os.remove(shards[0])
-  with pytest.raises(BadRecord) as error:
-    files[0]
-  assert error.value.kind == 'unreadable'
+
+@pytest.mark.parametrize(
+  'name', ['cifar10', 'a_b/c-d.e', 'x:1.2.3', 'x/y:1.2.3']
+)
+def test_names_of_builders(name):
+  given = dict(name='tfds', builder=name, image_size=8)
+  assert builder.validate(given)['builder'] == name

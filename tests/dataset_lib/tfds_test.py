@@ -1,5 +1,9 @@
-"""TFDS directories in both formats, written here, read without TensorFlow."""
+"""TFDS directories in both formats, written here, read without TensorFlow.
 
+Images, texts of GLUE and of corpora; their splits; and what is damaged.
+"""
+
+import importlib.util
 import json
 import os
 import shutil
@@ -10,32 +14,54 @@ import cv2
 import numpy as np
 import pytest
 
-from dataset_lib import builder
+from dataset_lib import builder, corpus_texts, tfds
+from dataset_lib.corpus import Faults
 from dataset_lib.errors import (
+  BadRecord,
   ConfigError,
   InvalidDataError,
   MissingDataError,
   TooManyBadRecordsError,
 )
-from tests.dataset_lib import tfds_marks
+from tests.dataset_lib import corpora
 
 FORMATS = ('array_record', 'tfrecord')
-NAMES = ('ant', 'bee', 'cat')
 
-pytestmark = tfds_marks.MARKS
+pytestmark = [
+  pytest.mark.slow,
+  pytest.mark.skipif(
+    importlib.util.find_spec('tensorflow') is None
+    or importlib.util.find_spec('tensorflow_datasets') is None,
+    reason='writing TFDS files needs tensorflow and tensorflow_datasets',
+  ),
+]
 
 
 @pytest.fixture(scope='module')
-def prepared(tfds_data):
-  """{file format: data_dir} of a set 'tiny' of constant images."""
-  return {file_format: tfds_data / file_format for file_format in FORMATS}
+def data_dir(tmp_path_factory):
+  """A folder of the data sets of `tfds_files`, and a vocabulary."""
+  root = tmp_path_factory.mktemp('tfds')
+  words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', *(f'w{n}' for n in range(20))]
+  (root / 'vocab.txt').write_text('\n'.join([*words, 'e']))
+  subprocess.run(
+    [sys.executable, '-m', 'tests.dataset_lib.tfds_files', str(root)],
+    check=True,
+    capture_output=True,
+  )
+  return root
+
+
+@pytest.fixture(params=FORMATS)
+def images(request, data_dir):
+  """A data_dir of a set 'tiny' of constant images, in either format."""
+  return data_dir / request.param
 
 
 @pytest.fixture
-def copy(prepared, tmp_path):
+def copy(data_dir, tmp_path):
   """A TFRecord copy that a test may damage."""
   folder = tmp_path / 'copy'
-  shutil.copytree(prepared['tfrecord'] / 'tiny' / '1.0.0', folder)
+  shutil.copytree(data_dir / 'tfrecord' / 'tiny' / '1.0.0', folder)
   return folder
 
 
@@ -43,150 +69,90 @@ def config(data_dir, name='tiny'):
   return dict(name='tfds', builder=name, data_dir=str(data_dir), image_size=8)
 
 
-def values(source):
+def values(data_dir, split='train', name='tiny'):
   """The constant of every image; fails unless it is one."""
+  source = builder.build_source(config(data_dir, name), split)
+  assert source.info.num_classes == 3
+  assert source.info.class_names == ('ant', 'bee', 'cat')
+  assert source.info.num_examples == len(source)
   result = []
   for index in range(len(source)):
-    data = source.record(index)['image']
-    assert isinstance(data, bytes)
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    record = source.record(index)
+    data = np.frombuffer(record['image'], np.uint8)
+    image = cv2.imdecode(data, cv2.IMREAD_COLOR)
     assert image.shape == (9, 12, 3)
     assert image.min() == image.max()
     result.append(int(image[0, 0, 0]))
+    if split == 'train':
+      assert record['label'] == result[-1] % 3
   return result
 
 
-@pytest.mark.parametrize('file_format', FORMATS)
-def test_records_by_name(prepared, file_format):
-  source = builder.build_source(config(prepared[file_format]), 'train')
-  assert source.info.num_classes == 3
-  assert source.info.class_names == NAMES
-  assert source.info.num_examples == len(source) == 20
-  assert sorted(values(source)) == list(range(20))
-  for index, value in enumerate(values(source)):
-    assert source.record(index)['label'] == value % 3
-
-
-@pytest.mark.parametrize('file_format', FORMATS)
-def test_records_by_directory(prepared, file_format):
-  folder = prepared[file_format] / 'tiny' / '1.0.0'
-  by_directory = builder.build_source(config(folder, name=''), 'test')
-  by_name = builder.build_source(config(prepared[file_format]), 'test')
-  assert values(by_directory) == values(by_name) == list(range(100, 107))
-
-
-@pytest.mark.parametrize('file_format', FORMATS)
-def test_parts_of_splits(prepared, file_format):
-  def read(split):
-    return values(builder.build_source(config(prepared[file_format]), split))
-
-  whole = read('train')
-  assert read('train[:90%]') == whole[:18]
-  assert read('train[90%:]') == whole[18:]
-  assert read('train[5:11]') == whole[5:11]
-  assert read('train[15:]+test') == whole[15:] + read('test')
-
-
-def test_both_formats_hold_the_same(prepared):
-  one, other = (
-    builder.build_source(config(prepared[file_format]), 'train')
-    for file_format in FORMATS
-  )
-  assert values(one) == values(other)
-
-
-@pytest.mark.parametrize('file_format', FORMATS)
-def test_batches(prepared, file_format):
-  data = builder.build(
-    config(prepared[file_format]),
-    split='train',
-    train=True,
-    seed=0,
-    batch_size=10,
-    num_threads=2,
-  )
-  source = builder.build_source(config(prepared[file_format]), 'train')
-  known = values(source)
-  batches = data.batches()
-  for _ in range(4):
-    batch = next(batches)
-    for image, label, index in zip(
-      batch['image'], batch['label'], batch['index'], strict=True
-    ):
-      np.testing.assert_array_equal(image, np.full((8, 8, 3), known[index]))
-      assert label == known[index] % 3
-  batches.close()
-
-
-@pytest.mark.parametrize('file_format', FORMATS)
-def test_an_unlabelled_record_names_its_shard(prepared, file_format):
-  data = builder.build(
-    config(prepared[file_format]),
-    split='test',
-    train=False,
-    seed=0,
-    batch_size=4,
-  )
-  with pytest.raises(TooManyBadRecordsError) as error:
-    list(data.batches())
-  message = str(error.value)
-  assert f'tiny-test.{file_format}-00000' in message
-  assert 'record 5 (row 5): label -1 not in [0, 2]' in message
-
-
-@pytest.mark.parametrize('file_format', FORMATS)
-def test_nothing_is_written_beside_the_data(prepared, file_format):
-  folder = prepared[file_format] / 'tiny' / '1.0.0'
+def test_records_by_name_and_by_directory(images):
+  folder = images / 'tiny' / '1.0.0'
   before = sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir())
-  values(builder.build_source(config(prepared[file_format]), 'train'))
+  whole = values(images)
+  assert sorted(whole) == list(range(20))
+  assert whole == values(images.parent / 'tfrecord')
+  test = list(range(100, 107))
+  assert values(images, 'test') == values(folder, 'test', '') == test
+  for split, expected in {
+    'train[:90%]': whole[:18],
+    'train[90%:]': whole[18:],
+    'train[5:11]': whole[5:11],
+    'train[15:]+test': whole[15:] + test,
+  }.items():
+    assert values(images, split) == expected
+  # Nothing is written beside the data.
   after = sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir())
   assert before == after
 
 
-@pytest.mark.parametrize('file_format', FORMATS)
-def test_reading_does_not_import_tensorflow(prepared, file_format, repository):
+def load(given, split, train=False):
+  return builder.build(given, split=split, train=train, seed=0, batch_size=4)
+
+
+def test_batches(images):
+  data = load(config(images), 'train', train=True)
+  known = np.array(values(images))
+  batches = data.batches()
+  for _ in range(4):
+    batch = next(batches)
+    constants = known[batch['index']]
+    assert batch['image'].shape == (4, 8, 8, 3)
+    assert (constants == batch['image'].T).all()
+    assert (batch['label'] == constants % 3).all()
+  batches.close()
+
+
+def test_an_unlabelled_record_names_its_shard(images):
+  shard = rf'tiny-test\.{images.name}-00000'
+  words = rf'{shard}.*record 5 \(row 5\): label -1 not in \[0, 2\]'
+  with pytest.raises(TooManyBadRecordsError, match=words):
+    list(load(config(images), 'test').batches())
+
+
+def test_reading_does_not_import_tensorflow(images, repository):
   code = f"""
 import sys
 from dataset_lib import builder
-data = builder.build({config(prepared[file_format])!r}, split='train',
+data = builder.build({config(images)!r}, split='train',
                      train=True, seed=0, batch_size=4)
 next(data.batches())
 print('tensorflow' in sys.modules)
 """
-  result = subprocess.run(
-    [sys.executable, '-c', code],
-    cwd=repository,
-    check=True,
-    capture_output=True,
-    text=True,
+  out = subprocess.check_output(
+    [sys.executable, '-c', code], cwd=repository, text=True
   )
-  assert result.stdout.strip() == 'False'
+  assert out.strip() == 'False'
 
 
-@pytest.mark.parametrize(
-  ('name', 'split', 'kind', 'words'),
-  [
-    ('cifar10', 'train', MissingDataError,
-     'tfds build cifar10 --data_dir={data_dir} --file_format=array_record'),
-    ('cifar1o', 'train', ConfigError, 'dataset.builder: expected a TFDS data'),
-    ('', 'train', MissingDataError, 'holds no dataset_info'),
-    ('tiny', 'validation', MissingDataError, "split 'validation'; it has "),
-  ],
-)  # fmt: skip
-def test_what_is_not_prepared(prepared, tmp_path, name, split, kind, words):
-  data_dir = prepared['tfrecord'] if name == 'tiny' else tmp_path
-  with pytest.raises(kind) as error:
-    builder.build_source(config(data_dir, name=name), split)
-  assert words.format(data_dir=data_dir) in str(error.value)
-
-
-@pytest.mark.parametrize('file_format', FORMATS)
-def test_a_missing_shard(prepared, file_format, tmp_path):
+def test_a_missing_shard(images, tmp_path):
   folder = tmp_path / 'copy'
-  shutil.copytree(prepared[file_format] / 'tiny' / '1.0.0', folder)
-  os.remove(folder / f'tiny-train.{file_format}-00001')
+  shutil.copytree(images / 'tiny' / '1.0.0', folder)
+  os.remove(folder / f'tiny-train.{images.name}-00001')
   with pytest.raises(MissingDataError, match='train'):
-    builder.build_source(config(folder, name=''), 'train')
+    values(folder, name='')
 
 
 def test_a_damaged_record_is_counted(copy):
@@ -194,11 +160,8 @@ def test_a_damaged_record_is_counted(copy):
   data = bytearray(shard.read_bytes())
   data[12:60] = bytes(48)  # the first record, behind its length
   shard.write_bytes(data)
-  loader = builder.build(
-    config(copy, name=''), split='test', train=False, seed=0, batch_size=4
-  )
   with pytest.raises(TooManyBadRecordsError, match='record 0'):
-    list(loader.batches())
+    list(load(config(copy, ''), 'test').batches())
 
 
 def test_a_set_of_text_is_refused(copy):
@@ -207,14 +170,13 @@ def test_a_set_of_text_is_refused(copy):
   content['supervisedKeys']['tuple']['items'][1]['featureKey'] = 'note'
   info.write_text(json.dumps(content))
   with pytest.raises(InvalidDataError, match='Image to Text'):
-    builder.build_source(config(copy, name=''), 'train')
+    values(copy, name='')
 
 
 @pytest.mark.parametrize('nested', [False, True])
 def test_a_set_cannot_run_code(copy, monkeypatch, nested):
   trace = copy / 'trace'
-  module = copy / 'evil_module.py'
-  module.write_text(f"open({str(trace)!r}, 'w')")
+  (copy / 'evil_module.py').write_text(f"open({str(trace)!r}, 'w')")
   monkeypatch.syspath_prepend(str(copy))
   file = copy / 'features.json'
   content = json.loads(file.read_text())
@@ -226,29 +188,159 @@ def test_a_set_cannot_run_code(copy, monkeypatch, nested):
   else:
     label['pythonClassName'] = 'evil_module.Label'
   file.write_text(json.dumps(content))
-  with pytest.raises(
-    InvalidDataError, match=r'would import evil_module\.Label'
-  ):
-    builder.build_source(config(copy, name=''), 'train')
   by_name = copy.parent / 'sets' / 'tiny' / '1.0.0'
   shutil.copytree(copy, by_name)
-  with pytest.raises(InvalidDataError, match='would import'):
-    builder.build_source(config(by_name.parents[1]), 'train')
+  for folder, name in ((copy, ''), (by_name.parents[1], 'tiny')):
+    with pytest.raises(
+      InvalidDataError, match=r'would import evil_module\.Label'
+    ):
+      values(folder, name=name)
   assert not trace.exists()
   assert 'evil_module' not in sys.modules
 
 
-@pytest.mark.parametrize(
-  'name', ['huggingface:x', 'kaggle:x', '../x', 'x/a=1', 'X', 'x;y', 'x/..']
-)
-def test_names_that_lead_elsewhere(name):
-  with pytest.raises(ConfigError) as error:
-    builder.validate(config('/x', name=name))
-  assert error.value.field == 'dataset.builder'
+def glue(root, task, **others):
+  return {
+    'name': 'glue', 'task': task, 'data_dir': str(root),
+    'tokenizer': str(root), 'max_bad_share': 0.1, **others,
+  }  # fmt: skip
+
+
+def rows(root, task, split, **others):
+  source = builder.build_source(glue(root, task, **others), split)
+  records = [source.record(index) for index in range(len(source))]
+  return [(record['tokens'].tolist(), record['label']) for record in records]
+
+
+def single(number):
+  return [2, 4 + number, 24, 3]
+
+
+def pair(number):
+  return [*single(number), *single(number)[1:]]
+
+
+def test_tasks_of_glue(data_dir):
+  # Row 9 has an empty text.
+  expected = [(single(n), n % 2) for n in range(20) if n != 9]
+  assert rows(data_dir, 'sst2', 'train') == expected
+  validation = rows(data_dir, 'sst2', 'validation')
+  assert validation[0] == (single(0), 1)
+  folder = data_dir / 'glue' / 'sst2' / '2.0.0'
+  by_directory = rows(data_dir, 'sst2', 'validation', data_dir=str(folder))
+  assert by_directory == rows(data_dir, 'sst2', 'dev') == validation
+  assert rows(data_dir, 'mnli', 'train') == [(pair(0), 0), (pair(1), 1)]
+  for split, labels in (
+    ('validation', [2, 1]), ('validation_mismatched', [0, 2])
+  ):  # fmt: skip
+    assert [label for _, label in rows(data_dir, 'mnli', split)] == labels
+  assert rows(data_dir, 'stsb', 'train') == [(pair(0), 0.5), (pair(1), 4.25)]
+  source = builder.build_source(glue(data_dir, 'stsb'), 'train')
+  assert source.records(np.arange(2))['label'].dtype == np.float32
+
+
+def test_parts_of_splits_of_glue(data_dir):
+  whole = rows(data_dir, 'sst2', 'train')
+  first, rest = (rows(data_dir, 'sst2', f'train{p}') for p in ('[:6]', '[6:]'))
+  assert 5 <= len(first) <= 6  # row 9 has an empty text
+  assert first != whole[: len(first)]
+  assert rows(data_dir, 'sst2', 'train[:6]+train[6:]') == first + rest
+  assert sorted(map(repr, first + rest)) == sorted(map(repr, whole))
+  assert len(rows(data_dir, 'sst2', 'train', max_examples=5)) in (4, 5)
+
+
+def test_a_bad_row_of_glue_is_counted(data_dir, monkeypatch):
+  given = glue(data_dir, 'sst2')
+  entry = load(given, 'train', train=True).bad_records['empty_text']
+  assert entry['count'] == 1
+  assert entry['first'][0]['row'] == 9
+  assert 'glue-train.tfrecord-00001' in entry['first'][0]['file']
+  with pytest.raises(TooManyBadRecordsError, match='text 1 is empty'):
+    load(given, 'train')
+  whole = rows(data_dir, 'sst2', 'train')
+  damage(monkeypatch, 0)  # the first record is like any other
+  assert rows(data_dir, 'sst2', 'train') == whole[1:]
+
+
+def damage(monkeypatch, number):
+  read = tfds.Examples.__getitem__
+
+  def damaged(examples, row):
+    if row == number:
+      raise BadRecord('truncated', examples.where(row), 'cut short')
+    return read(examples, row)
+
+  monkeypatch.setattr(tfds.Examples, '__getitem__', damaged)
 
 
 @pytest.mark.parametrize(
-  'name', ['cifar10', 'a_b/c-d.e', 'x:1.2.3', 'x/y:1.2.3']
-)
-def test_names_of_builders(name):
-  assert builder.validate(config('/x', name=name))['builder'] == name
+  ('make', 'name', 'split', 'kind', 'words'),
+  [
+    (config, 'cifar10', 'train', MissingDataError,
+     'tfds build cifar10 --data_dir={} --file_format=array_record'),
+    (config, 'cifar1o', 'train', ConfigError, 'dataset.builder: expected a'),
+    (config, '', 'train', MissingDataError, 'holds no dataset_info'),
+    (config, 'tiny', 'dev', MissingDataError, "split 'dev'; it has "),
+    (glue, 'sst2', 'test', ConfigError, 'a split with labels'),
+    (glue, 'stsb', 'test', ConfigError, 'a split with labels'),
+    (glue, 'stsb', 'validation', MissingDataError, "no split 'validation'"),
+    (glue, 'qqp', 'train', MissingDataError, 'tfds build glue/qqp'),
+  ],
+)  # fmt: skip
+def test_what_is_no_split(data_dir, make, name, split, kind, words):
+  folder = data_dir if make is glue else data_dir / 'tfrecord'
+  with pytest.raises(kind) as error:
+    builder.build_source(make(folder, name), split)
+  assert words.format(folder) in str(error.value)
+  with pytest.raises(InvalidDataError, match='the features question'):
+    rows(data_dir, 'qnli', 'train', builder='glue/sst2')
+  folder = str(data_dir / 'glue' / 'rte' / '2.0.0')
+  with pytest.raises(InvalidDataError, match='expected the classes'):
+    rows(data_dir, 'rte', 'train', data_dir=folder)
+
+
+def texts_of(data_dir, name, **options):
+  texts = corpus_texts.TfdsTexts(name, str(data_dir))
+  faults, done = Faults(), []
+  stream = list(texts.paragraphs(faults, done.append, **options))
+  assert 0 < sum(done) <= texts.size
+  return [paragraph.text for paragraph in stream], stream, faults.summary()
+
+
+def test_a_record_is_a_document(data_dir, monkeypatch):
+  texts, stream, faults = texts_of(data_dir, 'wikipedia/tiny')
+  # An empty line is none of its ends, an empty record has no paragraphs.
+  assert texts[:6] == ['w0 w1.', 'W2 w3.', '', 'w1 w1.', 'W2 w3.', '']
+  assert len(texts) == 3 * 19 + 1
+  assert 'array_record' in stream[0].where
+  assert stream[0].where.endswith('record 0, line 1')
+  assert not faults
+  damage(monkeypatch, 4)
+  texts, _, faults = texts_of(data_dir, 'wikipedia/tiny')
+  assert len(texts) == 3 * 18 + 1
+  entry = faults['unreadable_record']
+  assert entry['count'] == 1
+  assert 'record 4' in entry['first'][0]['where']
+  assert 'truncated' in entry['first'][0]['message']
+
+
+def test_books_are_wrapped(data_dir):
+  texts, _, _ = texts_of(data_dir / 'pg19' / '1.0.0', '', wrapped=True)
+  assert texts == ['w1 w2.', 'W3 w4 w5.', '']
+
+
+def test_texts_that_are_not_prepared(data_dir, tmp_path):
+  with pytest.raises(MissingDataError, match='tfds build wikipedia'):
+    corpus_texts.TfdsTexts('wikipedia/20230601.en', str(tmp_path))
+  with pytest.raises(InvalidDataError, match="expected a feature 'text'"):
+    corpus_texts.TfdsTexts('other', str(data_dir))
+
+
+def test_a_corpus_of_it(data_dir, tmp_path):
+  _, manifest = corpora.prepare(
+    tmp_path, [], inputs=('tfds:wikipedia/tiny',), max_length=16,
+    data_dir=str(data_dir), validation_share=0.2,
+  )  # fmt: skip
+  splits = manifest['splits']
+  assert splits['train']['documents'] + splits['validation']['documents'] == 19
+  assert splits['train']['sentences'] == 2 * splits['train']['documents']

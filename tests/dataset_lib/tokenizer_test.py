@@ -80,9 +80,19 @@ def test_pairs_have_two_segments(directory):
 @pytest.mark.parametrize('saved', [False, True])
 def test_a_typed_special_token_is_text(directory, tmp_path, saved):
   given = tokenizer.load(directory)
+  texts = ['Playing Résumé', 'the [SEP] cat ' * 9, '', 'unaffable 北京']
+  expected = rows(given.encode(texts, texts))
   if saved:
-    given.save(tmp_path / 'tokenizer.json')
-    given = tokenizer.load(tmp_path / 'tokenizer.json')
+    ids(given, 'a', max_length=5)
+    path = tmp_path / 'saved' / 'tokenizer.json'
+    path.parent.mkdir()
+    given.save(path)
+    assert list(path.parent.iterdir()) == [path]
+    content = json.loads(path.read_text(encoding='utf-8'))
+    assert content['truncation'] is content['padding'] is None
+    given = tokenizer.load(path)
+  assert rows(given.encode(texts, texts)) == expected
+  assert (given.vocab_size, given.pad_id) == (len(VOCABULARY), 0)
   names = '[CLS] a [ sep ] b [ mask ] [ cls ] [SEP]'
   assert ids(given, 'a [SEP] b[MASK][CLS]') == by_name(names)
   # Also where the limit makes another copy of the library's object.
@@ -159,22 +169,6 @@ def test_other_names_of_special_tokens(tmp_path):
   given = tokenizer.load(tmp_path)
   assert ids(given, 'a x </s>') == [2, 4, 1, 6, 8, 5, 7, 3]
   assert (given.pad_id, given.vocab_size) == (0, len(names))
-
-
-def test_saving_keeps_the_ids_and_no_limit(directory, tmp_path):
-  given = tokenizer.load(directory)
-  given.encode(['a'], None, 5)
-  given.save(tmp_path / 'copy.json')
-  content = json.loads((tmp_path / 'copy.json').read_text(encoding='utf-8'))
-  assert content['truncation'] is content['padding'] is None
-  again = tokenizer.load(tmp_path / 'copy.json')
-  texts = ['Playing Résumé', 'the [SEP] cat ' * 9, '', 'unaffable 北京']
-  assert rows(given.encode(texts, texts)) == rows(again.encode(texts, texts))
-  assert (again.vocab_size, again.pad_id) == (given.vocab_size, given.pad_id)
-  assert sorted(path.name for path in tmp_path.iterdir()) == [
-    'copy.json',
-    'vocab.txt',
-  ]
 
 
 def test_a_missing_tokenizer(tmp_path):
@@ -260,31 +254,24 @@ def test_ids_are_those_of_hugging_face(real_vocabulary, tmp_path, lower):
       np.testing.assert_array_equal(encoded.token_types, types)
 
 
-@pytest.mark.parametrize(
-  ('name', 'begins'),
-  [
-    ('▁play', True), ('▁', True), ('ing', False), ('84', False), ('s', False),
-    ('é', False), ('мир', False), (',', True), ('."', True), ("'", True),
-    ('▁9,', True), ('北', True), ('東京', True), ('の', True), ('ไทย', True),
-    ('##ing', False), ('“', True),
-  ],
-)  # fmt: skip
-def test_pieces_of_sentencepiece(name, begins):
-  assert tokenizer.begins_word(name, is_word_piece=False) == begins
+SENTENCE_PIECES = {
+  True: ['▁play', '▁', ',', '."', "'", '▁9,', '北', '東京', 'の', 'ไทย', '“'],
+  False: ['ing', '84', 's', 'é', 'мир', '##ing'],
+}
+WORD_PIECES = {True: ['play', ',', '▁', '#'], False: ['##ing']}
 
 
 @pytest.mark.parametrize(
-  ('name', 'begins'),
-  [('play', True), ('##ing', False), (',', True), ('▁', True), ('#', True)],
+  ('names', 'is_word_piece'), [(SENTENCE_PIECES, False), (WORD_PIECES, True)]
 )
-def test_pieces_of_wordpiece(name, begins):
-  assert tokenizer.begins_word(name, is_word_piece=True) == begins
+def test_pieces_that_begin_a_word(names, is_word_piece):
+  for begins, those in names.items():
+    for name in those:
+      assert tokenizer.begins_word(name, is_word_piece) == begins, name
 
 
-def test_the_table_of_a_tokenizer(tmp_path):
-  names = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a', '##b', '.', '##c']
-  (tmp_path / 'vocab.txt').write_text('\n'.join(names))
-  given = tokenizer.load(tmp_path)
-  expected = [not name.startswith('##') for name in names]
+def test_the_table_of_a_tokenizer(directory):
+  given = tokenizer.load(directory)
+  expected = [not name.startswith('##') for name in VOCABULARY]
   np.testing.assert_array_equal(given.word_starts(), expected)
   assert given.special_ids == (0, 1, 2, 3, 4)
