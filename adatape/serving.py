@@ -11,8 +11,8 @@ from typing import Any
 
 from adatape.classifier import TapeClassifier
 from dataset_lib.errors import ConfigError
-from serve_lib.chain import Row, ServedRun
-from serve_lib.decisions import ClassifierPolicy, Prediction, check_no_options
+from serve_lib.chain import Row
+from serve_lib.decisions import ClassifierPolicy, Prediction
 
 VARIANT = 'tape'
 TAPE_READ = 'tape read'
@@ -108,27 +108,3 @@ def tape_lengths(
         f'numbers of tape tokens from 1 to {max_steps} (model.max_steps)',
       )
   return tuple(sorted({*lengths, max_steps}))
-
-
-def serve(
-  task: Any,
-  variables: Mapping[str, Any],
-  given: Mapping[str, Any],
-  run: ServedRun,
-) -> tuple[TapeChain, TapePolicy]:
-  """Returns chain and policy of a task; see `train_lib.task.Task.serve`.
-
-  Args:
-    task: `adatape.task.TapeClassification` of a `TapeClassifier`.
-    variables: its parameters.
-    given: no options.
-    run: `run.lengths` are tape buckets.
-
-  Raises:
-    ConfigError: an option or a bucket is illegal.
-  """
-  check_no_options(given)
-  lengths = tape_lengths(task.model.max_steps, run.lengths)
-  reader = task.item_reader(lengths[-1])
-  chain = TapeChain(task.model, variables, reader, task.inputs)
-  return chain, TapePolicy(chain, reader, task.label_names, lengths)

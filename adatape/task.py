@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Int
 
-from adatape import serving
+from adatape.serving import TapeChain, TapePolicy, tape_lengths
 from eval_lib.metrics import Average, Union
 from serve_lib.chain import NO_RUN
+from serve_lib.decisions import check_no_options
 from train_lib.classification import Classification
 from train_lib.losses import adaptive_loss, spread
 
@@ -47,8 +48,15 @@ class TapeClassification(Classification):
     return loss, metrics
 
   def serve(self, variables, options, run=NO_RUN):
-    """Read-then-encode in two stages, without options; see `Task.serve`."""
-    return serving.serve(self, variables, options, run)
+    """Read-then-encode in two stages; `run.lengths` are tape buckets.
+
+    There are no options; see `Task.serve`.
+    """
+    check_no_options(options)
+    lengths = tape_lengths(self.model.max_steps, run.lengths)
+    reader = self.item_reader(lengths[-1])
+    chain = TapeChain(self.model, variables, reader, self.inputs)
+    return chain, TapePolicy(chain, reader, self.label_names, lengths)
 
 
 class PonderClassification(Classification):

@@ -19,9 +19,8 @@ from jaxtyping import Bool, Int
 from albert_act import compaction, transposed_kernels
 from albert_act.compaction import Tokens
 from albert_act.model import AlbertClassifier
-from dataset_lib import fields
 from dataset_lib.errors import ConfigError
-from serve_lib.chain import Row, ServedRun
+from serve_lib.chain import Row
 from serve_lib.decisions import ClassifierPolicy, Prediction
 from serve_lib.text_items import padded
 
@@ -161,27 +160,3 @@ class AlbertPolicy(ClassifierPolicy):
     self.monitor.record_exit(
       depth, prediction.exit_reason, None, iterations / self.chain.limit
     )
-
-
-def serve(
-  task: Any,
-  variables: Mapping[str, Any],
-  given: Mapping[str, Any],
-  run: ServedRun,
-) -> tuple[AlbertChain, AlbertPolicy]:
-  """Returns chain and policy of a task; see `train_lib.task.Task.serve`.
-
-  Args:
-    task: `albert_act.task.FineTune`.
-    variables: its parameters.
-    given: see `Options`.
-    run: the run's directory.
-
-  Raises:
-    ConfigError: an option is illegal, or the model does not halt.
-  """
-  options = Options(**fields.check(Options, given, 'serve'))
-  lengths = task.served_lengths(run.lengths)
-  reader = task.text_reader(lengths[-1], options.max_characters)
-  chain = AlbertChain(task.model, variables, reader.pad_id, options.iterations)
-  return chain, AlbertPolicy(chain, reader, task.label_names, lengths)

@@ -10,8 +10,9 @@ from typing import Annotated, Any, ClassVar
 import jax.numpy as jnp
 from annotated_types import Interval
 
-from albert_act import serving
 from albert_act.model import AlbertClassifier
+from albert_act.serving import AlbertChain, AlbertPolicy, Options
+from dataset_lib import fields
 from eval_lib.metrics import Average
 from model_lib import sizes
 from serve_lib.chain import NO_RUN
@@ -43,7 +44,11 @@ class FineTune(TextClassification):
 
   def serve(self, variables, options, run=NO_RUN):
     """Halting with compaction; options: `albert_act.serving.Options`."""
-    return serving.serve(self, variables, options, run)
+    given = Options(**fields.check(Options, options, 'serve'))
+    lengths = self.served_lengths(run.lengths)
+    reader = self.text_reader(lengths[-1], given.max_characters)
+    chain = AlbertChain(self.model, variables, reader.pad_id, given.iterations)
+    return chain, AlbertPolicy(chain, reader, self.label_names, lengths)
 
 
 def ponder(ponder, batch, norm, config, knobs) -> tuple[Any, dict[str, Any]]:
