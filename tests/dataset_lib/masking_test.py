@@ -64,17 +64,6 @@ def test_the_number_of_tokens_is_the_share_rounded(length, expected):
   assert expected <= masking.slots(length, 0.2)
 
 
-def test_the_length_of_ngrams_by_hand():
-  rows = rows_of([[[1, 2, 1, 1], [1, 1, 1]]])
-  # 6/11, 9/11 are the bounds: lengths 1, 3, 2, 1, ... in words.
-  uniform = np.array([[0.5, 0.99, 0.7, 0.1, 0.1, 0.1, 0, 0, 0, 0, 0]])
-  numbers = masking.cut_into_ngrams(rows, 3, uniform)
-  #      [CLS] a  b  b  c  d [SEP] e  f  g [SEP]
-  # 'e' would go on in the n-gram 'e f', but a segment begins there; of the
-  # n-gram (b b, c, d) every token has one number.
-  assert numbers[rows.is_text].tolist() == [0, 1, 1, 1, 1, 2, 2, 3]
-
-
 def test_whole_words_that_fit_by_hand():
   rows = rows_of([[[2, 3, 1], [1, 1]]])
   ngrams = masking.cut_into_ngrams(rows, 1, np.zeros((1, 11)))
@@ -213,13 +202,3 @@ def test_ngrams_do_not_reach_over_the_border_of_segments():
   numbers = masking.cut_into_ngrams(rows, 3, draws.lengths)
   assert (numbers[:, 20] != numbers[:, 22]).all()
   assert (np.diff(numbers, axis=1) >= 0).all()
-
-
-def test_nothing_to_mask():
-  empty = Rows(
-    np.zeros((0, 8), np.int32), *(np.zeros((0, 8), bool) for _ in range(3))
-  )
-  got = masking.mask(
-    empty, np.zeros(0, np.int64), 3, VOCABULARY, draws_of((0, 8), 2)
-  )
-  assert got['mlm_positions'].shape == (0, 2)

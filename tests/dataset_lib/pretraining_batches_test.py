@@ -8,11 +8,11 @@ import pytest
 from dataset_lib import (
   builder,
   corpus,
-  pretraining,
   tokenizer,
 )
 from dataset_lib.errors import ConfigError, MissingDataError
-from tests.dataset_lib import corpora
+from tests.dataset_lib import batches, corpora
+from tests.dataset_lib.batches import assert_same, joined, take
 from tests.dataset_lib.corpora import (
   PRETRAINING_KEYS as KEYS,
 )
@@ -22,8 +22,6 @@ from tests.dataset_lib.corpora import (
   pretraining_source,
 )
 
-MASK = 4
-
 
 @pytest.fixture(scope='module')
 def directory(tmp_path_factory):
@@ -32,41 +30,20 @@ def directory(tmp_path_factory):
 
 
 def build(directory, train=True, host=0, hosts=1, **others):
-  return builder.build(
+  return batches.build(
     pretraining_config(directory, **others),
-    split='train' if train else 'validation',
-    train=train, seed=3, batch_size=24, host_index=host, host_count=hosts,
-    num_threads=2,
+    'train' if train else 'validation', train, 24, seed=3, host_index=host,
+    host_count=hosts,
   )  # fmt: skip
-
-
-def take(data, count, start=0):
-  batches = data.batches(start)
-  got = [next(batches) for _ in range(count)]
-  batches.close()
-  return got
-
-
-def assert_equal(left, right):
-  assert set(left) == set(right) == KEYS | {'mask', 'index'}
-  for name in left:
-    np.testing.assert_array_equal(left[name], right[name])
 
 
 def test_hosts_and_a_resumed_run_read_the_same(directory):
   whole = take(build(directory), 12)
+  assert set(whole[0]) == KEYS | {'mask', 'index'}
   assert len({tuple(batch['index']) for batch in whole}) == 12
-  for step, batch in zip(
-    range(7, 10), take(build(directory), 3, start=7), strict=True
-  ):
-    assert_equal(batch, whole[step])
+  assert_same(take(build(directory), 3, 7), whole[7:10])
   hosts = [take(build(directory, host=host, hosts=2), 12) for host in (0, 1)]
-  for step in range(12):
-    joined = {
-      name: np.concatenate([host[step][name] for host in hosts])
-      for name in whole[step]
-    }
-    assert_equal(joined, whole[step])
+  assert_same([joined(step) for step in zip(*hosts, strict=True)], whole)
 
 
 def test_masks_differ_between_epochs(directory):
@@ -84,15 +61,15 @@ def test_masks_differ_between_epochs(directory):
 
 def test_evaluation_is_epoch_0_in_order(directory):
   data = build(directory, train=False)
-  batches = list(data.batches())
+  read = list(data.batches())
   given = pretraining_source(directory, 'validation')
   expected = draw(given, epoch=0, seed=3)
-  real = sum(int(batch['mask'].sum()) for batch in batches)
+  real = sum(int(batch['mask'].sum()) for batch in read)
   assert real == len(given)
   rest = -len(given) % 24
   assert rest  # or the padding is not tested
   for name in KEYS:
-    got = np.concatenate([batch[name] for batch in batches])
+    got = np.concatenate([batch[name] for batch in read])
     np.testing.assert_array_equal(got[:real], expected[name])
     assert not got[real:].any()
 
@@ -136,32 +113,6 @@ def test_illegal_splits_and_directories(directory, tmp_path):
   assert error.value.field == 'split'
   with pytest.raises(MissingDataError, match=r'launch\.prepare_corpus'):
     pretraining_source(tmp_path)
-
-
-def test_random_tokens_are_ordinary(directory):
-  given = pretraining_source(directory)
-  ordinary = given._table.vocabulary.ordinary.tolist()
-  assert ordinary == list(range(5, len(corpora.VOCABULARY)))
-  assert given._table.vocabulary.mask_id == MASK
-  assert pretraining.CLASS_NAMES[0] == 'in_order'
-
-
-def test_no_random_number_is_used_twice(directory, monkeypatch):
-  drawn, original = [], pretraining.uniform
-
-  def uniform(*arguments):
-    drawn.append(original(*arguments))
-    return drawn[-1]
-
-  monkeypatch.setattr(pretraining, 'uniform', uniform)
-  draw(pretraining_source(directory))
-  numbers = np.concatenate(drawn, axis=1)
-  assert numbers.shape[1] == 5 + 2 * corpora.MAX_LENGTH + 2 * 7
-  assert len(np.unique(numbers)) == numbers.size
-  assert 0 <= numbers.min() < 0.01
-  assert 0.99 < numbers.max() < 1
-  # Their mean is 1/2, with a standard deviation of sqrt(1 / 12).
-  assert abs(numbers.mean() - 0.5) < 4 / np.sqrt(12 * numbers.size)
 
 
 def test_a_part_of_the_real_corpus(shared_data, tmp_path):
