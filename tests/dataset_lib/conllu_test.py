@@ -49,18 +49,13 @@ def test_words_of_the_tree(tmp_path, name, end):
   assert (second.sent_id, second.line) == ('', 11)
 
 
-def test_the_end_of_the_file_ends_a_sentence(tmp_path):
-  path = write(tmp_path / 'a.conllu', [*OTHER, *GOOD[:-1]])
+def test_what_the_format_allows(tmp_path):
+  # An empty node first; a file whose last line has no end.
+  empty = '0.1\tit' + '\t_' * 8
+  path = write(tmp_path / 'a.conllu', [*OTHER, empty, *GOOD[2:-1]])
   path.write_bytes(path.read_bytes().removesuffix(b'\n'))
   sentences, bad = conllu.read(path)
   assert [len(sentence.words) for sentence in sentences] == [1, 4]
-  assert bad == []
-
-
-def test_an_empty_node_may_stand_first(tmp_path):
-  rows = ['0.1\tit' + '\t_' * 8, *GOOD[2:]]
-  sentences, bad = conllu.read(write(tmp_path / 'a.conllu', rows))
-  assert len(sentences) == 1
   assert bad == []
 
 
@@ -100,15 +95,10 @@ def test_every_broken_line_of_a_sentence_is_named(tmp_path):
 @pytest.mark.parametrize(
   ('rows', 'kind', 'message'),
   [
-    (
-      [line(1, 'a', 0, 'root'), line(2, 'b', 3, 'dep')],
-      'illegal_head',
-      'got 3',
-    ),
-    (
-      [line(1, 'a', 0, 'root'), line(2, 'b', 2, 'dep')],
-      'illegal_head',
-      'got 2',
+    *(
+      (['1\ta\t_\tX\t_\t_\t0\troot\t_\t_', line(2, 'b', head, 'dep')],
+       'illegal_head', f'got {head}')
+      for head in (2, 3)
     ),
     ([line(1, 'a', LONG, 'root')], 'illegal_head', 'the number of a head'),
     ([line(1, 'a', '²', 'root')], 'illegal_head', 'the number of a head'),
@@ -127,7 +117,7 @@ def test_every_broken_line_of_a_sentence_is_named(tmp_path):
     (['3.1\tab' + '\t_' * 8], 'wrong_order', 'expected number 0, got 3.1'),
     (['# sent_id = nothing'], 'no_words', 'expected a word'),
   ],
-)
+)  # fmt: skip
 def test_what_makes_no_tree(tmp_path, rows, kind, message):
   path = write(tmp_path / 'a.conllu', [*rows, '', *OTHER])
   sentences, bad = conllu.read(path)
@@ -137,29 +127,27 @@ def test_what_makes_no_tree(tmp_path, rows, kind, message):
   assert bad[0].where.startswith(f'{path}, line ')
 
 
+DAMAGED = gzip.compress('\n'.join(GOOD * 20).encode())[:-20]
+
+
 @pytest.mark.parametrize(
-  ('content', 'message'),
+  ('name', 'content', 'message'),
   [
-    (b'', 'is empty'),
-    (b'\n\n', 'is empty'),
-    (b'Just some text.\n', 'none of its 1 can be used; the first: wrong_col'),
-    (b'\x00\xff\n\n\x80\n', 'none of its 2 can be used; the first: '),
+    ('a.conllu', b'', 'is empty'),
+    ('a.conllu', b'\n\n', 'is empty'),
+    ('a.conllu', b'Just some text.\n',
+     'none of its 1 can be used; the first: wrong_col'),
+    ('a.conllu', b'\x00\xff\n\n\x80\n',
+     'none of its 2 can be used; the first: '),
+    ('a.conllu.gz', DAMAGED, 'damaged or cut short'),
   ],
-)
-def test_files_that_are_no_treebank(tmp_path, content, message):
-  path = tmp_path / 'a.conllu'
-  path.write_bytes(content)
+)  # fmt: skip
+def test_files_that_are_no_treebank(tmp_path, name, content, message):
+  (tmp_path / name).write_bytes(content)
   with pytest.raises(InvalidDataError, match=message):
-    conllu.read(path)
-
-
-def test_a_damaged_archive_and_a_missing_file(tmp_path):
-  path = write(tmp_path / 'a.conllu.gz', GOOD * 20)
-  path.write_bytes(path.read_bytes()[:-20])
-  with pytest.raises(InvalidDataError, match='damaged or cut short'):
-    conllu.read(path)
+    conllu.read(tmp_path / name)
   with pytest.raises(FileNotFoundError):
-    conllu.read(tmp_path / 'b.conllu')
+    conllu.read(tmp_path / 'missing.conllu')
 
 
 def treebank(shared_data, name):

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from dataset_lib import image_ops, order
-from dataset_lib.errors import ConfigError
 from tests.dataset_lib.pictures import NOISE, encode, options, smooth
 
 
@@ -113,20 +112,6 @@ def test_inception_boxes_of_extreme_shapes_fit(shape):
     assert 0 <= left < left + width <= shape[1]
 
 
-def test_an_inception_crop_of_pixels_is_its_box_resized():
-  for index in range(20):
-    box = image_ops.inception_box(20, 30, order.record_rng(0, 0, index), 0.08)
-    top, left, height, width = box
-    expected = image_ops.resize(
-      NOISE[top : top + height, left : left + width], 8, 8
-    )
-    for value in (NOISE, encode(NOISE)):
-      crop = image_ops.inception_crop(
-        value, order.record_rng(0, 0, index), options()
-      )
-      np.testing.assert_array_equal(crop, expected)
-
-
 @pytest.mark.parametrize('shape', [(256, 384), (255, 381), (250, 390)])
 def test_reduced_decoding_shows_the_same_crop(monkeypatch, shape):
   data = encode(smooth(*shape), '.jpg', cv2.IMWRITE_JPEG_QUALITY, 95)
@@ -163,17 +148,6 @@ def test_flip_mirrors_half_of_the_images():
   assert 70 < flipped < 130
 
 
-def test_training_is_a_function_of_the_generator():
-  chosen = options(8, augment=('inception_crop', 'flip'))
-  data = encode(NOISE)
-  first, again, other = (
-    image_ops.training_image(data, order.record_rng(0, 1, key), chosen)
-    for key in (2, 2, 3)
-  )
-  np.testing.assert_array_equal(first, again)
-  assert np.any(first != other)
-
-
 def test_a_new_operation_is_a_function_and_an_entry(monkeypatch):
   def invert(image, rng, options):
     return 255 - image
@@ -183,18 +157,3 @@ def test_a_new_operation_is_a_function_and_an_entry(monkeypatch):
     NOISE, order.record_rng(0), options(20, 20, augment=('invert',))
   )
   np.testing.assert_array_equal(result, 255 - image_ops.central_crop(NOISE, 20))
-
-
-CONFIG = dict(
-  image_size=32, resize_small=0, min_crop_area=0.08, augment=('flip',)
-)
-
-
-@pytest.mark.parametrize(
-  ('key', 'value'),
-  [('resize_small', 31), ('augment', ('flip', 'inception_crop'))],
-)
-def test_values_that_do_not_fit_together(key, value):
-  with pytest.raises(ConfigError) as error:
-    image_ops.ImageOptions.check_fields({**CONFIG, key: value})
-  assert error.value.field == f'dataset.{key}'

@@ -50,19 +50,6 @@ def test_labels_of_parity_count_the_ones(length):
     assert source.record(row)['tokens'].tolist() == tokens.tolist()
 
 
-def test_symbols_of_parity_are_uniform_and_independent():
-  records = make('parity').records(np.arange(20000))
-  tokens = records['tokens']
-  counts = np.bincount(tokens.ravel(), minlength=3)
-  expected = tokens.size / 3
-  # 99.9 % quantiles of chi-square with 2 and 8 degrees of freedom.
-  assert np.sum((counts - expected) ** 2 / expected) < 13.8
-  pairs = np.bincount(tokens[:, 3] * 3 + tokens[:, 4], minlength=9)
-  expected = len(tokens) / 9
-  assert np.sum((pairs - expected) ** 2 / expected) < 26.1
-  assert abs(records['label'].mean() - 0.5) < 4 * 0.5 / np.sqrt(20000)
-
-
 def test_splits_and_seeds_of_parity_are_separate_streams():
   rows = {
     tuple(tokens)
@@ -156,23 +143,3 @@ def test_digits_are_the_table(split):
     expected = np.repeat(expected[..., None], 3, axis=2).astype(np.uint8)
     np.testing.assert_array_equal(record['image'], expected, strict=True)
     assert record['label'] == table.target[rows[index]]
-
-
-def test_digits_are_shown_whole_and_resized():
-  config = dict(name='digits', image_size=16)
-  data = builder.build(config, split='test', train=False, seed=0, batch_size=4)
-  batch = next(data.batches())
-  assert batch['image'].shape == (4, 16, 16, 3)
-  small = builder.build_source(config, 'test').record(0)['image']
-  expected = twice_as_large(twice_as_large(small.astype(float)).swapaxes(0, 1))
-  np.testing.assert_allclose(
-    batch['image'][0], expected.swapaxes(0, 1), atol=1.0
-  )
-
-
-def twice_as_large(rows):
-  """Bilinear: each half of a row leans a quarter towards its neighbour."""
-  before = np.concatenate([rows[:1], rows[:-1]])
-  after = np.concatenate([rows[1:], rows[-1:]])
-  halves = [0.75 * rows + 0.25 * before, 0.75 * rows + 0.25 * after]
-  return np.stack(halves, axis=1).reshape(-1, *rows.shape[1:])
