@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -19,18 +18,10 @@ from dataset_lib.glue import REPEATED_TEXTS
 from eat import cost, exits
 from eat.calibration_file import CalibrationFile
 from eat.model import EatClassifier
-from eat.policy import (
-  FULL,
-  GUARANTEED,
-  PRUNED,
-  EatPolicy,
-  read_options,
-)
+from eat.policy import FULL, GUARANTEED, PRUNED, EatPolicy
 from eat.pruning import Tokens
 from model_lib.attention import KeysValues
 from model_lib.bert import BertClassifier
-from serve_lib.chain import ServedRun
-from serve_lib.monitor import Monitor
 from serve_lib.text_items import padded
 
 
@@ -115,64 +106,6 @@ def _stage(
   return (tokens, keys_values), outputs
 
 
-def serve(
-  task: Any,
-  variables: Mapping[str, Any],
-  given: Mapping[str, Any],
-  run: ServedRun,
-) -> tuple[EatChain, EatPolicy]:
-  """Returns chain and policy of a task; see `train_lib.task.Task.serve`.
-
-  Temperatures, the guaranteed threshold and the reference of the drift check
-  come from the run's `calibration.json`. `policy.warnings` lists what could
-  not be checked and options without effect.
-
-  Args:
-    task: `eat.task.FineTune`.
-    variables: its parameters.
-    given: see `eat.policy.Options`.
-    run: the run's directory.
-
-  Raises:
-    ConfigError: the model is no BERT, an option is illegal or does not fit the
-      run, or the calibration is damaged or of another checkpoint.
-  """
-  file = CalibrationFile.read(run.directory, run.step)
-  options, rule = read_options(
-    given, file.values.get('guarantee'), len(task.label_names)
-  )
-  longest = task.info.input_shape[0]
-  lengths = task.served_lengths(run.lengths)
-  if options.tau == GUARANTEED and lengths[-1] < longest:
-    raise ConfigError(
-      'lengths',
-      lengths,
-      f'{longest} among them with tau={GUARANTEED}, which was certified for '
-      'texts of that length',
-    )
-  model = as_adaptive(task.model)
-  file.check_parameters(variables)
-  reader = task.text_reader(lengths[-1], options.max_characters)
-  chain = EatChain(
-    model,
-    jax.device_put(dict(variables)),
-    reader.pad_id,
-    with_full=any(options.minimum_retention.values()),
-  )
-  policy = EatPolicy(
-    chain,
-    reader,
-    task.label_names,
-    lengths,
-    rule,
-    temperatures=file.temperatures(chain.num_stages),
-    options=options,
-    monitor=Monitor(drift=file.drift_check(run.on_drift)),
-  )
-  policy.warnings = tuple(_warnings(file, policy, longest))
-  return chain, policy
-
-
 def as_adaptive(model: Any) -> EatClassifier:
   """Returns a dense BERT as an `EatClassifier` with the same parameters.
 
@@ -200,10 +133,16 @@ def as_adaptive(model: Any) -> EatClassifier:
   )
 
 
-def _warnings(
+def warnings_of(
   file: CalibrationFile, policy: EatPolicy, longest: int
 ) -> Iterator[str]:
-  """Yields what could not be checked and which options have no effect."""
+  """Yields what could not be checked and which options have no effect.
+
+  Args:
+    file: of the run.
+    policy: of the service.
+    longest: row that the run was trained on, in tokens.
+  """
   yield from _calibration_warnings(file, policy)
   if file.values and policy.lengths[-1] < longest:
     yield (

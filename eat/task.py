@@ -19,9 +19,12 @@ from jaxtyping import Array, Float
 
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
-from eat import serving
+from eat.calibration_file import CalibrationFile
+from eat.policy import GUARANTEED, EatPolicy, read_options
+from eat.serving import EatChain, as_adaptive, warnings_of
 from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN
+from serve_lib.monitor import Monitor
 from train_lib import loading
 from train_lib.run_directory import TOKENIZER
 from train_lib.task import construct
@@ -167,8 +170,50 @@ class FineTune(TextClassification):
     return self.head_metrics(exits, per_head, out, batch)
 
   def serve(self, variables, options, run=NO_RUN):
-    """Exits, pruning and calibration; options: `eat.policy.Options`."""
-    return serving.serve(self, variables, options, run)
+    """Serves with exits and pruning; see `Task.serve`, `eat.policy.Options`.
+
+    Temperatures, the guaranteed threshold and the reference of the drift check
+    come from the run's `calibration.json`. `policy.warnings` lists what could
+    not be checked and options without effect.
+
+    Raises:
+      ConfigError: the model is no BERT, an option is illegal or does not fit
+        the run, or the calibration is damaged or of another checkpoint.
+    """
+    file = CalibrationFile.read(run.directory, run.step)
+    given, rule = read_options(
+      options, file.values.get('guarantee'), len(self.label_names)
+    )
+    longest = self.info.input_shape[0]
+    lengths = self.served_lengths(run.lengths)
+    if given.tau == GUARANTEED and lengths[-1] < longest:
+      raise ConfigError(
+        'lengths',
+        lengths,
+        f'{longest} among them with tau={GUARANTEED}, which was certified for '
+        'texts of that length',
+      )
+    model = as_adaptive(self.model)
+    file.check_parameters(variables)
+    reader = self.text_reader(lengths[-1], given.max_characters)
+    chain = EatChain(
+      model,
+      jax.device_put(dict(variables)),
+      reader.pad_id,
+      with_full=any(given.minimum_retention.values()),
+    )
+    policy = EatPolicy(
+      chain,
+      reader,
+      self.label_names,
+      lengths,
+      rule,
+      temperatures=file.temperatures(chain.num_stages),
+      options=given,
+      monitor=Monitor(drift=file.drift_check(run.on_drift)),
+    )
+    policy.warnings = tuple(warnings_of(file, policy, longest))
+    return chain, policy
 
 
 def head_layers(model: Any) -> tuple[int, ...]:
