@@ -14,10 +14,9 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int, Int32, Int64, Shaped
+from jaxtyping import Bool, Int, Int64, Shaped
 
 from dataset_lib import tokenizer
 from dataset_lib.corpus import MIN_ROW, token_dtype
@@ -223,15 +222,6 @@ class Rows:
   faults: list[tuple[str, str, str]]
 
 
-class _Packed(NamedTuple):
-  """Tokens of a part, their division, and the fault of the part, if any."""
-
-  tokens: Int32[np.ndarray, ' M']
-  sentence_lengths: Int64[np.ndarray, ' S']
-  row_lengths: Int64[np.ndarray, ' R']
-  fault: tuple[str, str, str] | None
-
-
 class Encoder:
   """Turns blocks into rows; a process makes one and uses it for all.
 
@@ -248,39 +238,36 @@ class Encoder:
 
   def __call__(self, block: Block) -> Rows:
     """Returns the rows of a block."""
-    packed = [self._pack(part) for part in block.parts]
-    tokens = np.concatenate([part.tokens for part in packed])
+    faults: list[tuple[str, str, str]] = []
+    packed = [self._pack(part, faults) for part in block.parts]
+    tokens, sentences, rows = map(np.concatenate, zip(*packed, strict=True))
     counts = {
       'documents': sum(part.begins for part in block.parts),
       'characters': block.characters,
       'words': int(self._begins_word[tokens].sum()),
       'unknown_tokens': int((tokens == self._tokenizer.unk_id).sum()),
     }
-    return Rows(
-      block.split,
-      tokens.astype(self._dtype),
-      np.concatenate([part.sentence_lengths for part in packed]),
-      np.concatenate([part.row_lengths for part in packed]),
-      [
-        (part.document, len(own.row_lengths))
-        for part, own in zip(block.parts, packed, strict=True)
-        if len(own.row_lengths)
-      ],
-      counts,
-      [part.fault for part in packed if part.fault],
-    )
+    documents = [
+      (part.document, len(own[-1]))
+      for part, own in zip(block.parts, packed, strict=True)
+      if len(own[-1])
+    ]
+    tokens = tokens.astype(self._dtype)
+    return Rows(block.split, tokens, sentences, rows, documents, counts, faults)
 
-  def _pack(self, part: Part) -> _Packed:
+  def _pack(
+    self, part: Part, faults: list[tuple[str, str, str]]
+  ) -> tuple[np.ndarray, ...]:
+    """Returns the part's tokens, and lengths of its sentences and rows."""
     texts = [text for one in part.paragraphs for text in split_sentences(one)]
     tokens, lengths = self._tokenizer.encode_plain(texts)
     lengths = lengths[lengths > 0].astype(np.int64)
     ends = pack(lengths, self._begins_word[tokens], self._limit)
-    kept, fault = ends[-1] if ends else 0, None
+    kept = ends[-1] if ends else 0
     if not ends or kept < len(tokens):
-      fault = 'too_short', part.where, f'{len(tokens) - kept} tokens'
+      faults.append(('too_short', part.where, f'{len(tokens) - kept} tokens'))
       starts = np.cumsum(lengths) - lengths
       lengths = np.minimum(lengths, kept - starts)[starts < kept]
     elif len(lengths) == 1 and part.begins and part.ends:
-      fault = 'one_sentence_document', part.where, f'{kept} tokens'
-    rows = np.diff(np.array(ends, np.int64), prepend=0)
-    return _Packed(tokens[:kept], lengths, rows, fault)
+      faults.append(('one_sentence_document', part.where, f'{kept} tokens'))
+    return tokens[:kept], lengths, np.diff(np.array(ends, np.int64), prepend=0)

@@ -71,7 +71,18 @@ class Pretraining:
     self._rows = corpus.open_split(folder, manifest, self.split)
     self._name = f'{folder}, split {self.split}'
     self._slots = masking.slots(length, self.mask_share)
-    self._table = _table(given, manifest['vocab_size'])
+    vocab_size = manifest['vocab_size']
+    if given.vocab_size != vocab_size or given.mask_id is None:
+      raise InvalidDataError(
+        f'{corpus.TOKENIZER_FILE} of the prepared corpus: expected '
+        f'{vocab_size} tokens and [MASK], got {given.vocab_size} tokens; '
+        'prepare it again'
+      )
+    self._tokenizer, self._begins_word = given, given.word_starts()
+    ordinary = np.setdiff1d(np.arange(vocab_size), given.special_ids)
+    self._vocabulary = masking.Vocabulary(
+      given.mask_id, ordinary.astype(np.int32)
+    )
     rows = len(self._rows.rows) - 1
     if rows > source.MAX_EXAMPLES:
       raise InvalidDataError(
@@ -105,17 +116,17 @@ class Pretraining:
       swapped; and the 'mlm_...' arrays of `masking.mask`, [B, P] with P =
       ceil(mask_share * max_length)}.
     """
-    length, slots, table = self.max_length, self._slots, self._table
+    length, slots = self.max_length, self._slots
     keys = row_keys(seed, epochs, indices)
     given = segments(
       self._rows,
       indices,
       length - corpus.SPECIAL_IN_ROW,
       self.short_share,
-      table,
+      self._begins_word,
       uniform(keys, 0, DRAWS),
     )
-    text, types, lengths = framed(given, length, table)
+    text, types, lengths = framed(given, length, self._tokenizer)
     first = DRAWS
     draws = masking.Draws(
       lengths=uniform(keys, first, length),
@@ -124,7 +135,7 @@ class Pretraining:
       replacements=uniform(keys, first + 2 * length + slots, slots),
     )
     budget = masking.budget(lengths, self.mask_share)
-    masked = masking.mask(text, budget, self.max_ngram, table.vocabulary, draws)
+    masked = masking.mask(text, budget, self.max_ngram, self._vocabulary, draws)
     return {
       **masked,
       'token_types': types,
@@ -142,28 +153,6 @@ class Pretraining:
     """Returns the document of a row, counted from 0."""
     document = np.searchsorted(self._rows.documents, index, 'right') - 1
     return f'{self._name}, document {document}'
-
-
-class Table(NamedTuple):
-  """Special ids, and for each id whether the token begins a word."""
-
-  pad_id: int
-  cls_id: int
-  sep_id: int
-  begins_word: Bool[np.ndarray, ' V']
-  vocabulary: masking.Vocabulary
-
-
-def _table(given: tokenizer.Tokenizer, vocab_size: int) -> Table:
-  if given.vocab_size != vocab_size or given.mask_id is None:
-    raise InvalidDataError(
-      f'{corpus.TOKENIZER_FILE} of the prepared corpus: expected {vocab_size} '
-      f'tokens and [MASK], got {given.vocab_size} tokens; prepare it again'
-    )
-  ordinary = np.setdiff1d(np.arange(vocab_size), given.special_ids)
-  vocabulary = masking.Vocabulary(given.mask_id, ordinary.astype(np.int32))
-  starts = given.word_starts()
-  return Table(given.pad_id, given.cls_id, given.sep_id, starts, vocabulary)
 
 
 def row_keys(
@@ -202,7 +191,7 @@ def segments(
   indices: Int[np.ndarray, ' B'],
   limit: int,
   short_share: float,
-  table: Table,
+  begins_word: Bool[np.ndarray, ' V'],
   draws: Uniform,
 ) -> Segments:
   """Splits rows, and shortens some around the place of the split.
@@ -213,7 +202,7 @@ def segments(
   [2, limit]; a row no longer than that stays as it is. `draws` has `DRAWS`
   numbers for each row.
   """
-  vocab_size = len(table.begins_word)
+  vocab_size = len(begins_word)
   bounds = split.rows[indices[:, None] + np.arange(2)]
   lengths = bounds[:, 1] - bounds[:, 0]
   place = np.arange(limit)
@@ -225,7 +214,7 @@ def segments(
       f'tokens.npy: expected token ids below {vocab_size}, got '
       f'{tokens.min()} to {tokens.max()}; prepare the corpus again'
     )
-  word = table.begins_word[tokens] & inside
+  word = begins_word[tokens] & inside
   word[:, 0] = True
   sentence = _sentence_begins(split, bounds, limit)
   middle = _pick(_borders(sentence, word, inside), draws[:, 0])
@@ -312,7 +301,7 @@ def _last(flags: Flags) -> Numbers:
 
 
 def framed(
-  given: Segments, length: int, table: Table
+  given: Segments, length: int, special: tokenizer.Tokenizer
 ) -> tuple[Rows, Int32[np.ndarray, 'B L'], Int32[np.ndarray, ' B']]:
   """Frames segments as [CLS] a [SEP] b [SEP] and pads them to `length`.
 
@@ -336,9 +325,9 @@ def framed(
   tokens = np.where(
     is_text,
     np.take_along_axis(given.tokens, places, axis=1),
-    np.where(is_sep, table.sep_id, table.pad_id),
+    np.where(is_sep, special.sep_id, special.pad_id),
   ).astype(np.int32)
-  tokens[:, 0] = table.cls_id
+  tokens[:, 0] = special.cls_id
   begins_segment = is_text & ((column == 1) | (column == second_begin))
   begins_word = np.take_along_axis(given.begins_word, places, axis=1) & is_text
   types = in_second | (column == total[:, None] + 2)
