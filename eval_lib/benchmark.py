@@ -175,9 +175,8 @@ def rows(
       'share': speedup.median / limit if limit else None,
     }
     for column, name in (over or {}).items():
-      row[column] = None
-      if name in seconds:
-        row[column] = ratio(seconds, name, one.name)
+      known = name in seconds
+      row[column] = ratio(seconds, name, one.name) if known else None
     output = prepared[one.name]['output']
     if one.group and output is not None:
       reference = first.setdefault(one.group, output)

@@ -12,11 +12,16 @@ import jax
 import numpy as np
 
 from eat.model import EatClassifier
-from eval_lib import adaptive_plots, calibration, predictions, text_pages
+from eval_lib import (
+  adaptive_plots,
+  calibration,
+  predictions,
+  report,
+  text_pages,
+)
 from eval_lib.adaptive_plots import Curve
-from launch.eat_runs import Model
+from launch.eat_models import Model
 from launch.eat_settings import Setting
-from launch.eat_timing import Speed
 
 # Names of points that have little room.
 SHORT = {
@@ -24,7 +29,6 @@ SHORT = {
   'entropy': 'H≤',
   'margin': 'Δ≥',
   'patience': 'm=',
-  'combined': 'm=2, P≥',
   'tolerance': '±',
 }
 
@@ -33,7 +37,8 @@ def draw(
   out: pathlib.Path,
   settings: Sequence[Setting],
   default: Setting,
-  speed: Speed | None,
+  timings: report.Rows,
+  theirs: Mapping[str, Setting],
   count: int,
 ) -> None:
   """Writes all pictures; without matplotlib only the page of sentences.
@@ -42,11 +47,12 @@ def draw(
     out: the directory.
     settings: of all runs.
     default: the setting that the EAT is served with by default.
-    speed: of the timed settings; None without.
+    timings: of the timed settings; () without.
+    theirs: the settings that other libraries ran, by candidate.
     count: sentences.
   """
   model = default.model
-  title = f'{model.run.directory}, {default.name}'
+  title = f'{model.directory}, {default.name}'
   rows = pick(default, count)
   blocks = [
     text_pages.pruning_block(**one)
@@ -55,16 +61,15 @@ def draw(
   if blocks:
     text_pages.write_page(out / 'sentences', blocks, title=title)
   try:
-    _frontiers(out, settings, speed)
+    _frontiers(out, settings, timings, theirs)
     if blocks:
       text_pages.plot_page(out / 'sentences', blocks, title=title)
     shares = {
       one.name: one.point.shares
       for one in settings
-      if one.model is model
-      and one.rule.name in ('never', 'confidence', 'patience')
-      and not one.rule.veto_margin
-    }
+      if one.model is model and one.rule.name in ('never', 'confidence',
+                                                  'patience')
+    }  # fmt: skip
     adaptive_plots.plot_exits(out / 'exits', shares, model.heads)
     if model.kept.shape[1]:
       layers = model.module.prune_layers
@@ -72,83 +77,75 @@ def draw(
         out / 'retention', model.length, model.kept, layers
       )
     _reliability(out, model)
-    if speed is not None:
-      _ablation(out, settings, default, speed)
+    _ablation(out, settings, default, timings)
   except ImportError as error:
     print(f'no pictures: {error}')
 
 
 def _frontiers(
-  out: pathlib.Path, settings: Sequence[Setting], speed: Speed | None
+  out: pathlib.Path,
+  settings: Sequence[Setting],
+  timings: report.Rows,
+  theirs: Mapping[str, Setting],
 ) -> None:
   """Draws quality against FLOPs of all settings, against time of the timed."""
   flops = {one.name: 100 * one.point.flops for one in settings}
   label = 'FLOPs at own length (% of the dense model)'
   pictures = {'frontier_flops': (flops, label)}
-  if speed is not None:
-    for row in speed.table:
-      batch = row['batch']
-      name = 'frontier' if batch == 1 else 'frontier_batch'
-      label = f'median time of a row at batch {batch} (ms)'
-      if batch == 1:
-        label = 'mean latency at batch 1 (ms)'
-      seconds = row.get('latency_mean', row['seconds'].median)
-      cost, _ = pictures.setdefault(name, ({}, label))
-      cost[row['candidate']] = 1e3 * seconds
-  metric = settings[0].model.run.metric()[0]
+  for row in timings:
+    name, label = 'frontier', 'mean latency at batch 1 (ms)'
+    if row['batch'] > 1:
+      name = 'frontier_batch'
+      label = f'median time of a row at batch {row["batch"]} (ms)'
+    seconds = row.get('latency_mean', row['seconds'].median)
+    cost, _ = pictures.setdefault(name, ({}, label))
+    cost[row['candidate']] = 1e3 * seconds
   for name, (cost, label) in pictures.items():
-    curves = _curves(settings, cost)
-    for peer, one in (speed.peers if speed else {}).items():
+    curves: dict[str, list[tuple[float, float, str]]] = {}
+    for one in settings:
+      if one.name in cost:
+        variant = f', {one.model.variant}' if one.model.variant else ''
+        point = cost[one.name], 100 * one.point.quality, short(one)
+        curves.setdefault(one.model.name + variant, []).append(point)
+    for peer, one in theirs.items():
       if peer in cost:
-        point = np.array([cost[peer]]), np.array([100 * one.point.quality])
-        curves[peer] = Curve(*point)
+        curves[peer] = [(cost[peer], 100 * one.point.quality, '')]
     adaptive_plots.plot_frontier(
-      out / name, curves, cost=label, quality=f'{metric} (%)'
+      out / name,
+      {name: _curve(points) for name, points in curves.items()},
+      cost=label,
+      quality=f'{settings[0].model.metric} (%)',
     )
 
 
-def _curves(
-  settings: Sequence[Setting], cost: Mapping[str, float]
-) -> dict[str, Curve]:
-  """Returns a curve for each run and variant of settings that have a cost."""
-  groups: dict[str, list[Setting]] = {}
-  for one in settings:
-    if one.name in cost:
-      variant = f', {one.model.variant}' if one.model.variant else ''
-      groups.setdefault(one.model.run.name + variant, []).append(one)
-  return {
-    name: Curve(
-      np.array([cost[one.name] for one in group]),
-      np.array([100 * one.point.quality for one in group]),
-      [short(one) for one in group] if len(group) > 1 else (),
-    )
-    for name, group in groups.items()
-  }
+def _curve(points: Sequence[tuple[float, float, str]]) -> Curve:
+  """Returns the curve of points; a single one needs no label."""
+  cost, quality, labels = zip(*points, strict=True)
+  return Curve(
+    np.array(cost), np.array(quality), labels if len(labels) > 1 else ()
+  )
 
 
 def short(setting: Setting) -> str:
   """Returns a name for a point of a plot."""
-  if setting.value is None:
-    return setting.rule.name
-  text = f'{SHORT[setting.reason]}{setting.value:g}'
-  veto = setting.rule.veto_margin
-  return f'{text}, {SHORT["margin"]}{veto:g}' if veto else text
+  rule, value = setting.point.rule, setting.point.value
+  return rule if value is None else f'{SHORT[rule]}{value:g}'
 
 
 def _reliability(out: pathlib.Path, model: Model) -> None:
   """Draws each head before and after its temperature, of the judged rows."""
-  run, judged = model.run, ~model.run.fitted
-  if model.logits.shape[-1] == 1 or not judged.any():
+  judged = ~model.fitted
+  if model.classes == 1 or not judged.any():
     return
   after = predictions.probabilities(model.calibrated)
   before = predictions.probabilities(model.logits)
   for place, layer in enumerate(model.heads):
-    temperature = run.policy.temperatures[place]
+    temperature = model.policy.temperatures[place]
     heads = {'T = 1': before[place]}
     if temperature != 1.0:
       heads[f'T = {temperature:.2f}'] = after[place]
     tables = {
-      name: calibration.reliability(head, run.records['label'], mask=judged)
+      name: calibration.reliability(head, model.labels, mask=judged)
       for name, head in heads.items()
     }
     adaptive_plots.plot_reliability(
@@ -162,22 +159,20 @@ def _ablation(
   out: pathlib.Path,
   settings: Sequence[Setting],
   default: Setting,
-  speed: Speed,
+  timings: report.Rows,
 ) -> None:
   """Draws quality and time of the other runs and of the default setting."""
-  metric = default.model.run.metric()[0]
-  names = {
-    one.name: one.model.run.name
-    for one in settings
-    if one.model.run is not default.model.run or one is default
-  }
-  quality = {one.name: 100 * one.point.quality for one in settings}
   bars: dict[str, dict[str, Any]] = {}
-  for row in speed.table:
-    if row['candidate'] in names:
-      bar = bars.setdefault(
-        names[row['candidate']], {f'{metric} (%)': quality[row['candidate']]}
-      )
+  by_name = {
+    one.name: one
+    for one in settings
+    if one.model.name != default.model.name or one is default
+  }
+  for row in timings:
+    if row['candidate'] in by_name:
+      one = by_name[row['candidate']]
+      quality = {f'{one.model.metric} (%)': 100 * one.point.quality}
+      bar = bars.setdefault(one.model.name, quality)
       bar[f'speed-up at batch {row["batch"]}'] = row['speedup']
   if len(bars) > 1:
     adaptive_plots.plot_ablation(out / 'ablation', bars)
@@ -188,7 +183,7 @@ def pick(setting: Setting, count: int) -> list[int]:
 
   Those of median length come first, then shorter and longer ones.
   """
-  length, labels = setting.model.length, setting.model.run.records['label']
+  length, labels = setting.model.length, setting.model.labels
   wrong = np.zeros(len(length), bool)
   if setting.chosen.shape[1] > 1:
     wrong = setting.chosen.argmax(-1) != labels
@@ -209,16 +204,16 @@ def pick(setting: Setting, count: int) -> list[int]:
 
 def sentences(setting: Setting, rows: Sequence[int]) -> list[dict[str, Any]]:
   """Returns arguments of `pruning_block` for rows of the split."""
-  model, run = setting.model, setting.model.run
-  names, tokenizer = run.policy.class_names, run.policy.reader.tokenizer
+  model = setting.model
+  names, tokenizer = model.policy.class_names, model.policy.reader.tokenizer
   probabilities = model.calibrated
   if names:
     probabilities = predictions.probabilities(probabilities)
   result = []
   for row, places in zip(rows, positions(model, rows), strict=True):
     last = int(setting.exits[row])
-    layers, label = model.heads[: last + 1], run.records['label'][row]
-    tokens = run.source.record(int(row))['tokens'].tolist()
+    layers, label = model.heads[: last + 1], model.labels[row]
+    tokens = model.source.record(int(row))['tokens'].tolist()
     result.append(
       dict(
         names=tokenizer.names(tokens),
@@ -235,7 +230,7 @@ def sentences(setting: Setting, rows: Sequence[int]) -> list[dict[str, Any]]:
 def positions(model: Model, rows: Sequence[int]) -> list[dict[int, np.ndarray]]:
   """Returns positions of the tokens left after each pruning, for each row."""
   inputs = [
-    model.run.records[name][list(rows)]
+    model.records[name][list(rows)]
     for name in ('tokens', 'token_types', 'length')
   ]
 
@@ -248,7 +243,7 @@ def positions(model: Model, rows: Sequence[int]) -> list[dict[int, np.ndarray]]:
     return found
 
   apply = jax.jit(lambda v, *x: model.module.apply(v, *x, method=run))
-  found = jax.device_get(apply(model.run.chain.variables, *inputs))
+  found = jax.device_get(apply(model.chain.variables, *inputs))
   return [
     {layer: place[n, : length[n]] for layer, (place, length) in found.items()}
     for n in range(len(rows))

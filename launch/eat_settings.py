@@ -1,8 +1,7 @@
-"""Exit rules measured on recorded logits of a trained EAT.
+"""Settings of a trained EAT: a model with an exit rule, measured on a split.
 
-A setting is a model with an exit rule; its quality and cost follow from the
-logits row by row. It is called `rule=value`, with a veto margin
-`rule=value+veto=margin`, and of a changed model `variant/rule=value`.
+The quality and cost of a rule follow from recorded logits row by row. A setting
+is called `rule=value`, of a changed model `variant/rule=value`.
 """
 
 import dataclasses
@@ -17,17 +16,15 @@ from dataset_lib.errors import ConfigError, InvalidDataError
 from eat import exits
 from eat.exits import Rule
 from eval_lib import calibration, frontier, predictions, risk
-from launch.eat_runs import Model
+from launch.eat_models import Model
 
-CONFIDENCES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
-MARGINS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.98)
-ENTROPIES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)  # of the largest, log C
-TOLERANCES = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
-# The rule 'combined': this confidence, and the head before agrees.
-COMBINED, COMBINED_PATIENCE = (0.6, 0.7, 0.8, 0.9), 2
-# A row with confidence tau of two classes has a margin of 2 tau - 1; veto
-# margins as shares of the way from there to 1.
-VETOES = (0.25, 0.5, 0.75)
+# Values of each rule; those of the entropy are shares of the largest, log C.
+SWEPT: Mapping[str, Sequence[float]] = {
+  'confidence': (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99),
+  'entropy': (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9),
+  'margin': (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.98),
+  'tolerance': (0.05, 0.1, 0.2, 0.3, 0.5, 1.0),  # of a regression
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +33,8 @@ class Setting:
 
   Attributes:
     name: see the module.
-    model: the model.
+    model: the model, recorded.
     rule: when rows leave.
-    value: the rule's parameter, of 'combined' tau; None if it has none.
     point: quality, depth, FLOPs over the dense model's, and so on.
     exits: index of the head at which each row leaves, `[N]`.
   """
@@ -46,17 +42,17 @@ class Setting:
   name: str
   model: Model
   rule: Rule
-  value: float | None
   point: frontier.Point
   exits: np.ndarray
 
+  @property
+  def chosen(self) -> np.ndarray:
+    """The logits of the heads at which the rows leave, `[N, C]`."""
+    return self.model.logits[self.exits, np.arange(len(self.exits))]
+
   @functools.cached_property
   def rows(self) -> dict[str, np.ndarray]:
-    """Measures of each row, `[N]` each.
-
-    Tokens; where it leaves: layers run, share of the tokens left, FLOPs at its
-    own length and at its length bucket, as the engine runs it; answer, label.
-    """
+    """Measures of each row, `[N]` each, `retention` the share of its tokens."""
     model, chosen = self.model, self.chosen
     at = np.arange(len(chosen)), self.exits
     return {
@@ -66,112 +62,71 @@ class Setting:
       'flops': model.flops[at],
       'flops_served': model.flops_served[at],
       'answer': chosen.argmax(1) if chosen.shape[1] > 1 else chosen[:, 0],
-      'label': model.run.records['label'],
+      'label': model.labels,
     }
-
-  @property
-  def chosen(self) -> np.ndarray:
-    """The logits of the heads at which the rows leave, `[N, C]`."""
-    return self.model.logits[self.exits, np.arange(len(self.exits))]
-
-  @property
-  def reason(self) -> str:
-    """Name of the rule by which a row leaves early."""
-    return exits.reason(self.rule, self.model.logits.shape[-1] == 1)
-
-
-Rules = Mapping[str, tuple[Rule, float | None]]
-
-
-def rules(model: Model, tau: float) -> Rules:
-  """Returns all rules to sweep, with their parameters, by name.
-
-  Args:
-    model: with its logits.
-    tau: confidence of the default setting, which gets the veto margins.
-  """
-  heads, classes = len(model.heads), model.logits.shape[-1]
-  result: dict[str, tuple[Rule, Any]] = {'never': (Rule('never'), None)}
-  if heads == 1:
-    return result
-  if classes == 1:
-    return result | {
-      f'tolerance={one:g}': (Rule('patience', tolerance=one), one)
-      for one in TOLERANCES
-    }
-  entropies = [round(share * math.log(classes), 4) for share in ENTROPIES]
-  for name, values in (
-    ('confidence', sorted({*CONFIDENCES, tau})),
-    ('entropy', entropies),
-    ('margin', MARGINS),
-    # It needs heads that can agree before the last.
-    ('combined', COMBINED if heads > COMBINED_PATIENCE else ()),
-  ):
-    for one in values:
-      rule = Rule(name, tau=float(one), patience=COMBINED_PATIENCE)
-      result[f'{name}={one:g}'] = rule, float(one)
-  for one in range(1, heads):
-    result[f'patience={one}'] = Rule('patience', patience=one), float(one)
-  least = max(2.0 * tau - 1.0, 0.0)
-  for share in VETOES:
-    margin = round(least + share * (1.0 - least), 4)
-    rule = Rule('confidence', tau=tau, veto_margin=margin)
-    result[f'confidence={tau:g}+veto={margin:g}'] = rule, tau
-  return result
 
 
 def default_name(model: Model, tau: float) -> str:
   """Returns the name of the setting that a model is served with by default."""
   if len(model.heads) == 1:
     return 'never'
-  is_regression = model.logits.shape[-1] == 1
-  return 'tolerance=0.1' if is_regression else f'confidence={tau:g}'
+  return 'tolerance=0.1' if model.classes == 1 else f'confidence={tau:g}'
+
+
+def _rules(model: Model, tau: float) -> dict[tuple[str, float | None], Rule]:
+  """Returns the rules to sweep, by name and value."""
+  result: dict[tuple[str, float | None], Rule] = {
+    ('never', None): Rule('never')
+  }
+  heads = len(model.heads)
+  if heads == 1:
+    return result
+  if model.classes == 1:
+    for value in SWEPT['tolerance']:
+      result['tolerance', value] = Rule('patience', tolerance=value)
+    return result
+  for name in ('confidence', 'entropy', 'margin'):
+    for value in sorted({*SWEPT[name], *([tau] * (name == 'confidence'))}):
+      if name == 'entropy':
+        value = round(value * math.log(model.classes), 4)
+      result[name, value] = Rule(name, tau=value)
+  for count in range(1, heads):
+    result['patience', float(count)] = Rule('patience', patience=count)
+  return result
 
 
 def measure(
-  model: Model, chosen: Rules, full_flops: np.ndarray, prefix: str = ''
+  model: Model, full_flops: np.ndarray, tau: float, prefix: str = ''
 ) -> list[Setting]:
-  """Measures rules on the logits of a model.
+  """Measures all exit rules on the logits of a model.
 
   Args:
-    model: with its logits.
-    chosen: the rules by name.
+    model: recorded.
     full_flops: FLOPs of each row in the dense model.
+    tau: confidence of the default setting.
     prefix: of the names; '' for the variant's.
-
-  Raises:
-    InvalidDataError: the labels are hidden.
   """
-  labels, classes = model.run.records['label'], model.logits.shape[-1]
-  if classes > 1:
-    predictions.check_labels(labels, classes, model.run.split)
-  _, quality, agreement = model.run.metric()
   prefix = prefix or (f'{model.variant}/' if model.variant else '')
-  leave = {
-    name: np.asarray(exits.first_exit(rule, model.calibrated))
-    for name, (rule, _) in chosen.items()
-  }
-  points = frontier.sweep(
-    model.logits,
-    labels,
-    [
-      frontier.Setting(rule.name, value, functools.partial(_known, leave[name]))
-      for name, (rule, value) in chosen.items()
-    ],
-    layers=model.heads,
-    flops=model.flops,
-    full_flops=full_flops,
-    quality=quality,
-    agreement=agreement,
-  )
-  return [
-    Setting(prefix + name, model, *chosen[name], point, leave[name])
-    for name, point in zip(chosen, points, strict=True)
-  ]
+  result = []
+  for (name, value), rule in _rules(model, tau).items():
+    leave = np.asarray(exits.first_exit(rule, model.calibrated))
+    [point] = frontier.sweep(
+      model.logits,
+      model.labels,
+      [frontier.Setting(name, value, functools.partial(_known, leave))],
+      layers=model.heads,
+      flops=model.flops,
+      full_flops=full_flops,
+      quality=model.quality,
+      agreement=model.agreement,
+    )
+    title = prefix + (name if value is None else f'{name}={value:g}')
+    result.append(Setting(title, model, rule, point, leave))
+  return result
 
 
-def _known(value: Any, logits: Any) -> Any:
-  return value
+def _known(exits_of: np.ndarray, logits: Any) -> np.ndarray:
+  return exits_of
 
 
 def choose(
@@ -198,18 +153,16 @@ def choose(
       expected = f'auto, all, none or names: {", ".join(list(by_name)[:3])}'
       raise ConfigError('--time', text, expected)
     return [by_name[name] for name in names]
-  spent = np.array([setting.point.flops for setting in settings])
-  quality = np.array([setting.point.quality for setting in settings])
-  best = np.flatnonzero(frontier.pareto(spent, quality))
-  # Equal points once; those of the unchanged model come first.
-  _, first = np.unique(spent[best].round(12), return_index=True)
+  places = [(one.point.flops, one.point.quality) for one in settings]
   always = {name: by_name[name] for name in ('never', default)}
   known = {(one.point.flops, one.point.quality) for one in always.values()}
-  points = [
-    settings[index]
-    for index in best[first]
-    if (settings[index].point.flops, settings[index].point.quality) not in known
-  ]
+  # Equal points once; those of the unchanged model come first.
+  best: dict[Any, Setting] = {}
+  is_best = frontier.pareto(*np.array(places).T)
+  for index in np.flatnonzero(is_best).tolist():
+    if places[index] not in known:
+      best.setdefault(places[index], settings[index])
+  points = [best[place] for place in sorted(best)]
   spread = np.linspace(0, len(points) - 1, min(most, len(points))).round()
   return [*always.values(), *(points[int(index)] for index in spread)]
 
@@ -224,36 +177,37 @@ def guarantee(model: Model, given: Mapping[str, Any]) -> list[dict[str, Any]]:
   Raises:
     InvalidDataError: a regression, a model without exits, or no rows.
   """
-  judged = ~model.run.fitted
-  if model.logits.shape[-1] == 1 or len(model.heads) == 1 or not judged.any():
+  judged = ~model.fitted
+  if model.classes == 1 or len(model.heads) == 1 or not judged.any():
     raise InvalidDataError(
       '--guarantee: expected exits by confidence, and rows that no '
       f'temperature was fitted to, got {len(model.heads)} heads and '
       f'{int(judged.sum())} such rows; other rows are given as --split'
     )
-  epsilon, delta, draws = (given[k] for k in ('epsilon', 'delta', 'draws'))
-  logits = model.logits[:, judged]
-  labels = model.run.records['label'][judged]
+  logits, labels = model.logits[:, judged], model.labels[judged]
+  bounds, draws = (given['epsilon'], given['delta']), given['draws']
   heads = predictions.probabilities(model.calibrated[:, judged])
-  thresholds = risk.default_thresholds(heads.shape[-1])
+  thresholds = risk.default_thresholds(model.classes)
   leaves = risk.confidence_exits(heads, thresholds)
+  losses = {
+    'disagreement': risk.disagreement(logits, leaves),
+    'harm': risk.harm(logits, leaves, labels),
+  }
   result = []
-  for name, losses in (
-    ('disagreement', risk.disagreement(logits, leaves)),
-    ('harm', risk.harm(logits, leaves, labels)),
-  ):
+  for name, loss in losses.items():
     risks = risk.resampled_risk(
-      losses, thresholds, epsilon, delta, rows=len(labels), draws=draws
+      loss, thresholds, *bounds, rows=len(labels), draws=draws
     )
-    found = risk.guaranteed_threshold(losses, thresholds, epsilon, delta)
+    found = risk.guaranteed_threshold(loss, thresholds, *bounds)
     early = 0.0
     if found.threshold is not None:
       early = float((leaves[found.certified - 1] < len(heads) - 1).mean())
     result.append(
       dict(
-        loss=name, epsilon=epsilon, delta=delta, rows=len(labels), draws=draws,
-        exceeded=float((risks > epsilon).mean()), worst=float(risks.max()),
-        mean=float(risks.mean()), threshold=found.threshold, early=early,
+        loss=name, epsilon=bounds[0], delta=bounds[1], rows=len(labels),
+        draws=draws, exceeded=float((risks > bounds[0]).mean()),
+        worst=float(risks.max()), mean=float(risks.mean()),
+        threshold=found.threshold, early=early,
       )
     )  # fmt: skip
   return result
@@ -261,17 +215,16 @@ def guarantee(model: Model, given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def calibration_rows(model: Model) -> list[dict[str, Any]]:
   """Returns ECE and accuracy of each head; nothing without judged rows."""
-  judged = ~model.run.fitted
-  if model.logits.shape[-1] == 1 or not judged.any():
+  judged = ~model.fitted
+  if model.classes == 1 or not judged.any():
     return []
-  logits = model.logits[:, judged]
-  labels = model.run.records['label'][judged]
-  temperatures = model.run.policy.temperatures
+  logits, labels = model.logits[:, judged], model.labels[judged]
+  temperatures = model.policy.temperatures
   before = calibration.errors(logits, labels)
   after = calibration.errors(logits, labels, temperatures=temperatures)
   return [
     dict(
-      layer=layer, accuracy=float((head.argmax(-1) == labels).mean()),
+      layer=layer, accuracy=frontier.accuracy(head, labels),
       temperature=float(temperatures[place]), rows=len(labels),
       ece=before[place], ece_calibrated=after[place],
     )
@@ -279,3 +232,50 @@ def calibration_rows(model: Model) -> list[dict[str, Any]]:
       zip(model.heads, logits, strict=True)
     )
   ]  # fmt: skip
+
+
+def setting_row(setting: Setting) -> dict[str, Any]:
+  """Returns means over the rows; `agreement` is with the own last head."""
+  point, model = setting.point, setting.model
+  mean = {name: float(values.mean()) for name, values in setting.rows.items()}
+  return dict(
+    setting=setting.name, run=model.directory,
+    variant=model.variant or 'as trained', rule=point.rule, value=point.value,
+    quality=point.quality,
+    agreement=point.agreement if len(model.heads) > 1 else None,
+    depth=point.depth, retention=mean['retention'], flops=mean['flops'],
+    flops_share=point.flops, flops_served=mean['flops_served'],
+    early=1.0 - point.shares[-1],
+  ) | {
+    f'exit_{layer}': share
+    for layer, share in zip(model.heads, point.shares, strict=True)
+  }  # fmt: skip
+
+
+def example_rows(
+  setting: Setting, latency: Mapping[int, float]
+) -> list[dict[str, Any]]:
+  """Returns a line for each row of the split.
+
+  `kept_<layer>` are the tokens left after the pruning at that layer, None if
+  the row left before it.
+
+  Args:
+    setting: the setting.
+    latency: seconds of the rows that were timed.
+  """
+  model, result = setting.model, []
+  for row in range(len(setting.exits)):
+    line = {name: values[row].item() for name, values in setting.rows.items()}
+    is_last = setting.exits[row] == len(model.heads) - 1
+    right = int(line['answer'] == line['label'])
+    line |= {
+      'exit_reason': 'last layer' if is_last else setting.point.rule,
+      'correct': right if model.classes > 1 else None,
+      'latency': latency.get(row),
+    }
+    kept = zip(model.module.prune_layers, model.kept[row].tolist(), strict=True)
+    # The pruning at the layer of a head comes after the head.
+    line |= {f'kept_{at}': n if at < line['depth'] else None for at, n in kept}
+    result.append({'setting': setting.name, 'index': row, **line})
+  return result

@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import dataclasses
 import json
 import pathlib
 import types
@@ -14,16 +15,7 @@ from dataset_lib.errors import ConfigError, InvalidDataError
 from eat import cost
 from eat.model import EatClassifier
 from eval_lib import calibration
-from eval_lib.report import Estimate
-from launch import (
-  benchmark,
-  eat_pictures,
-  eat_report,
-  eat_runs,
-  eat_settings,
-  peers,
-)
-from launch.eat_timing import Speed
+from launch import benchmark, eat_models, eat_pictures, eat_settings, peers
 from model_lib import flops
 from tests.launch import toy_runs
 from tests.launch.toy_runs import TEMPERATURES, fake, measured
@@ -49,10 +41,8 @@ def test_a_setting_by_hand():
   assert one.rows['retention'].tolist() == [1.0, 0.7, 1.0]
   assert one.rows['flops'].tolist() == [20, 40, 20]
   assert one.point.flops == pytest.approx(80 / 240)
-  row = eat_report.setting_row(one)
-  assert (row['rule'], row['value'], row['patience']) == (
-    'confidence', 0.8, None,
-  )  # fmt: skip
+  row = eat_settings.setting_row(one)
+  assert (row['rule'], row['value']) == ('confidence', 0.8)
   assert row['flops_served'] == pytest.approx(40)
   assert (row['exit_2'], row['early']) == (pytest.approx(2 / 3),) * 2
   exits = {
@@ -62,14 +52,13 @@ def test_a_setting_by_hand():
     'margin=0.1': [0, 0, 0], 'margin=0.7': [0, 1, 0],
   }  # fmt: skip
   assert {k: settings[k].exits.tolist() for k in exits} == exits
-  assert not {'patience=2', 'combined=0.9'} & {*settings}
+  assert 'patience=2' not in settings
+  assert 'confidence=0.73' in measured(fake(LOGITS, LABELS), tau=0.73)
 
 
 def test_rows_of_a_setting_by_hand():
   one = measured(fake(LOGITS, LABELS))['confidence=0.8']
-  speed = Speed(np.array([0, 2]), {one.name: np.array([[1., 3.], [3., 5.]])},
-                (), {})  # fmt: skip
-  rows = eat_report.example_rows(one, speed)
+  rows = eat_settings.example_rows(one, {0: 2.0, 2: 4.0})
   assert [row['index'] for row in rows] == [0, 1, 2]
   assert [row['latency'] for row in rows] == [2.0, None, 4.0]
   assert [row['exit_reason'] for row in rows] == [
@@ -81,40 +70,21 @@ def test_rows_of_a_setting_by_hand():
   assert [row['correct'] for row in rows] == [1, 1, 1]
 
 
-def test_combined_and_vetoed_rules_by_hand():
-  # Three heads: the confidence of the first class, of three rows.
-  sure = np.array([[0.95, 0.95, 0.6], [0.92, 0.05, 0.85], [0.5, 0.5, 0.5]])
-  logits = np.log(np.stack([sure, 1.0 - sure], axis=-1))
-  settings = measured(fake(logits, LABELS, heads=(2, 3, 4)))
-  exits = {
-    # The second head is the first that can agree with one before it.
-    'combined=0.9': [1, 2, 2], 'combined=0.8': [1, 2, 1],
-    # 0.95 has a margin of 0.9; 0.92 has one of 0.84.
-    'confidence=0.9': [0, 0, 2], 'confidence=0.9+veto=0.85': [0, 0, 2],
-    'confidence=0.9+veto=0.95': [2, 2, 2],
-  }  # fmt: skip
-  assert {k: settings[k].exits.tolist() for k in exits} == exits
-  row = eat_report.setting_row(settings['confidence=0.9+veto=0.95'])
-  assert (row['rule'], row['veto_margin']) == ('confidence', 0.95)
-  assert eat_report.setting_row(settings['combined=0.9'])['patience'] == 2
-  assert eat_pictures.short(settings['combined=0.9']) == 'm=2, P≥0.9'
-  own = [k for k in measured(fake(LOGITS, LABELS), tau=0.7) if 'veto' in k]
-  assert own == [f'confidence=0.7+veto={m}' for m in ('0.55', '0.7', '0.85')]
-
-
 def test_rules_of_a_regression_and_of_one_head():
-  regression = fake(np.zeros((2, 3, 1)), LABELS)
-  rules = eat_settings.rules(regression, 0.9)
-  assert {rule.name for rule, _ in rules.values()} == {'patience', 'never'}
-  assert eat_settings.default_name(regression, 0.9) in rules
-  rule, value = rules['tolerance=0.1']
-  one = eat_settings.Setting('x', regression, rule, value, None, LABELS)
-  assert one.reason == 'tolerance'
+  regression = fake(np.array([[[1.0], [2.0], [3.0]], [[1.05], [2.5], [3.0]]]),
+                    LABELS)  # fmt: skip
+  settings = measured(regression)
+  assert {one.rule.name for one in settings.values()} == {'patience', 'never'}
+  assert eat_settings.default_name(regression, 0.9) in settings
+  one = settings['tolerance=0.1']
+  assert eat_settings.setting_row(one)['rule'] == 'tolerance'
+  assert eat_settings.setting_row(one)['agreement'] == pytest.approx(1)
   assert eat_pictures.short(one) == '±0.1'
   alone = fake(LOGITS[:1], LABELS, heads=(4,))
-  assert list(eat_settings.rules(alone, 0.9)) == ['never']
+  assert list(measured(alone)) == ['never']
   assert eat_settings.default_name(alone, 0.9) == 'never'
-  assert eat_report.setting_row(measured(alone)['never'])['agreement'] is None
+  row = eat_settings.setting_row(measured(alone)['never'])
+  assert row['agreement'] is None
 
 
 def test_choosing_settings_to_time():
@@ -141,27 +111,6 @@ def test_choosing_settings_to_time():
   with pytest.raises(ConfigError) as caught:
     names('never,x', 'never', 9)
   assert caught.value.field == '--time'
-
-
-def test_the_fastest_within_points_of_the_dense_run():
-  chosen = measured(fake(LOGITS, LABELS))
-  near, full = chosen['confidence=0.8'], chosen['never']  # 1 and 2/3 right
-  dense = measured(fake(LOGITS, LABELS))['confidence=0.8']
-  made = eat_report.Report([near, full], {'dense': dense}, near, [])
-  rows = eat_report.fastest(made, None)
-  assert [row['setting'] for row in rows] == ['confidence=0.8'] * 3
-  assert rows[0]['flops_served_share'] == 1.0
-
-  def row(batch, name, speedup):
-    one = Estimate(speedup, speedup, speedup)
-    return {'batch': batch, 'candidate': name, 'speedup': one}
-
-  speed = Speed(LABELS, {}, [row(1, 'never', 9.0)], {})
-  rows = eat_report.fastest(made, speed)
-  assert [row['setting'] for row in rows] == [None] * 3
-  table = [row(1, near.name, 1.5), row(8, near.name, 1.2), row(1, 'never', 9.0)]
-  best = eat_report.fastest(made, Speed(LABELS, {}, table, {}))[0]
-  assert (best['speedup_batch_1'], best['speedup_batch']) == (1.5, 1.2)
 
 
 def two_heads(noise):
@@ -219,11 +168,12 @@ def test_rows_are_served_at_their_length_bucket():
     prune_layers=(1,), prune_ratios=(0.5,), exit_layers=(1,), window=4,
     window_implementation='auto', max_positions=300,
   )  # fmt: skip
-  run = argparse.Namespace(
+  model = dataclasses.replace(
+    fake(LOGITS, LABELS),
+    chain=argparse.Namespace(model=module),
     policy=argparse.Namespace(lengths=(32, 256)),
     records={'length': np.array([17, 32, 33, 2])},
   )
-  model = eat_runs.Model(run, '', module, None, None)
   # 0.5 of 31 and of 255 others are kept, rounded up, and [CLS].
   table = {
     size: np.cumsum(cost.stage_flops(module, size, (1 + size // 2,), True))
@@ -264,7 +214,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def run(runs):
-  return eat_runs.load('EAT', runs['eat'], '', 0, '--workdir')
+  return eat_models.load('EAT', runs['eat'], '', 0, '--workdir')
 
 
 @pytest.fixture(scope='module')
@@ -435,7 +385,7 @@ def test_calibration_and_guarantee_leave_out_the_fitted_rows(made, run, direct):
 
 @pytest.mark.slow
 def test_sentences_show_the_positions_of_the_model(run, direct):
-  model = eat_runs.record(run, '', run.chain.model)
+  model = eat_models.record(run)
   np.testing.assert_allclose(model.logits, direct['exits'], atol=1e-4)
   never = measured(model)['never']
   [found] = eat_pictures.sentences(never, [3])
@@ -456,15 +406,15 @@ def test_sentences_show_the_positions_of_the_model(run, direct):
 @pytest.mark.slow
 def test_flags_that_do_not_fit_the_run(runs, run):
   with pytest.raises(ConfigError) as caught:
-    eat_runs.variants(run.chain.model, (0.0, 4.0))
+    eat_models.variants(run.chain.model, (0.0, 4.0))
   assert caught.value.field == '--prune_scales'
   with pytest.raises(ConfigError) as caught:
-    eat_runs.load('x', runs['eat'], 'validation[:9]', 3, '--workdir')
+    eat_models.load('x', runs['eat'], 'validation[:9]', 3, '--workdir')
   assert caught.value.field == '--limit'
-  other = eat_runs.load('x', runs['dense'], '', 5, '--dense')
+  other = eat_models.load('x', runs['dense'], '', 5, '--dense')
   assert len(other.fitted) == 5
   with pytest.raises(ConfigError, match='--dense: expected a run on the same'):
-    eat_runs.check_same_rows(run, other, '--dense')
+    eat_models.check_same_rows(run, other, '--dense')
   assert run.calibrated_by == 'calibration.json, fitted to validation[:25%]'
   assert run.fitted.sum() == 6
   assert other.calibrated_by == 'none'

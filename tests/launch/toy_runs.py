@@ -6,8 +6,8 @@ import random
 import numpy as np
 import scipy.stats
 
-from eval_lib import frontier, risk
-from launch import config_flags, eat_runs, eat_settings
+from eval_lib import risk
+from launch import config_flags, eat_models, eat_settings
 from train_lib import config_schema, trainer
 
 WORDS = [f'w{number}' for number in range(40)]
@@ -81,30 +81,29 @@ def fake(logits, labels, heads=(2, 4), variant='', fitted=None):
   """A model without a run: rows of 10 tokens, 7 of them left after layer 2."""
   logits = np.asarray(logits, np.float32)
   rows, classes = logits.shape[1:]
-  run = argparse.Namespace(
-    name='EAT', directory='/run', split='dev', records={
-      'label': np.asarray(labels), 'length': np.full(rows, 10),
-    },
+  model = eat_models.Model(
+    name='EAT', directory='/run', step=0, task='',
+    chain=argparse.Namespace(model=FakeModule(heads)),
     policy=argparse.Namespace(
       temperatures=np.ones(len(heads), np.float32),
       class_names=('a', 'b', 'c')[:classes] if classes > 1 else (),
     ),
-    fitted=np.zeros(rows, bool) if fitted is None else fitted,
-    metric=lambda: ('accuracy', frontier.accuracy, frontier.same_class),
+    source=None, records={
+      'label': np.asarray(labels), 'length': np.full(rows, 10),
+    },
+    split='dev', fitted=np.zeros(rows, bool) if fitted is None else fitted,
+    calibrated_by='none', variant=variant, logits=logits,
+    kept=np.full((rows, 1), 7),
   )  # fmt: skip
-  model = eat_runs.Model(
-    run, variant, FakeModule(heads), logits, np.full((rows, 1), 7)
-  )
   cost = np.tile(10.0 * np.array(heads), (rows, 1))
   model.__dict__.update(flops=cost, flops_served=1.5 * cost)
   return model
 
 
-def measured(model, rules=None, tau=0.9):
+def measured(model, tau=0.9):
   """Settings by name; a row of the dense model costs 80."""
-  rules = rules or eat_settings.rules(model, tau)
   full = np.full(model.logits.shape[1], 80.0)
-  return {one.name: one for one in eat_settings.measure(model, rules, full)}
+  return {one.name: one for one in eat_settings.measure(model, full, tau)}
 
 
 def exceeded_by_loop(confidence, lost, epsilon, delta, draws):

@@ -7,7 +7,7 @@ kept; `launch.eat_settings` measures exit rules on them.
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from eat.calibration_file import CalibrationFile
 from eat.model import EatClassifier
 from eat.policy import EatPolicy
 from eat.serving import EatChain
-from eval_lib import frontier, glue
+from eval_lib import frontier, glue, predictions
 from serve_lib.chain import ServedRun
 from train_lib import loading
 from train_lib.run_directory import TOKENIZER
@@ -31,69 +31,132 @@ BATCH = 64  # rows of a batch that is recorded
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-  """A finished run of a text task, with the rows of a split.
+class Model:
+  """A finished run of a text task, as trained or changed, with a split's rows.
 
   Attributes:
-    name: in tables.
+    name: of the run, in tables.
     directory: of the run.
     step: of the checkpoint.
-    dataset: configuration of its data set.
+    task: of GLUE; '' for another.
     chain: the model with its parameters, as it is served.
     policy: its policy, with the temperatures of its heads.
     source: the rows.
+    records: all rows, padded to the longest.
     split: their split.
     fitted: rows that the temperatures were fitted to, bool `[N]`.
     calibrated_by: where the temperatures come from.
+    variant: the change, '' for none.
+    logits: float32 `[E, N, C]` of all heads, not calibrated; see `record`.
+    kept: tokens left after each pruning, `[N, P]`; see `record`.
   """
 
   name: str
   directory: str
   step: int
-  dataset: Mapping[str, Any]
+  task: str
   chain: EatChain
   policy: EatPolicy
   source: Any
+  records: Mapping[str, np.ndarray]
   split: str
   fitted: np.ndarray
   calibrated_by: str
+  variant: str = ''
+  logits: Any = None
+  kept: Any = None
+
+  @property
+  def module(self) -> EatClassifier:
+    """The classifier."""
+    return self.chain.model
+
+  @property
+  def heads(self) -> tuple[int, ...]:
+    """The layers with a head."""
+    return self.module.heads()
+
+  @property
+  def classes(self) -> int:
+    """Logits of a head; 1 for a regression."""
+    return self.logits.shape[-1]
+
+  @property
+  def length(self) -> np.ndarray:
+    """Tokens of each row, `[N]`."""
+    return self.records['length']
+
+  @property
+  def labels(self) -> np.ndarray:
+    """The label of each row, `[N]`."""
+    return self.records['label']
+
+  @property
+  def metric(self) -> str:
+    """Name of the quality: the official one of the GLUE task."""
+    if not self.policy.class_names:
+      return 'pearson'
+    return glue.TASK_METRICS[self.task][0] if self.task else 'accuracy'
+
+  def quality(self, logits: np.ndarray, labels: np.ndarray) -> float:
+    """Returns the metric of logits `[N, C]` and labels."""
+    if self.metric == 'pearson':
+      return glue.pearson(logits[:, 0].astype(float), labels.astype(float))
+    if self.task:
+      return glue.compute(self.task, logits, labels)['score']
+    return frontier.accuracy(logits, labels)
+
+  def agreement(self, logits: np.ndarray, full: np.ndarray) -> float:
+    """Returns the share of equal answers; of regressions the correlation."""
+    if self.metric == 'pearson':
+      return self.quality(logits, full[:, 0])
+    return frontier.same_class(logits, full)
+
+  @property
+  def calibrated(self) -> np.ndarray:
+    """The logits over the temperatures, as the policy has them."""
+    return self.logits / self.policy.temperatures[:, None, None]
+
+  @property
+  def left(self) -> np.ndarray:
+    """Tokens left at each head, `[N, E]`; it comes before a pruning there."""
+    tokens = np.concatenate([self.length[:, None], self.kept], axis=1)
+    layers = self.module.prune_layers
+    return tokens[:, [sum(p < head for p in layers) for head in self.heads]]
 
   @functools.cached_property
-  def records(self) -> Mapping[str, np.ndarray]:
-    """All rows, padded to the longest."""
-    return self.source.records(np.arange(len(self.source)))
+  def flops(self) -> np.ndarray:
+    """FLOPs up to each head by formula, at the row's own length, `[N, E]`."""
+    return _flops(self.module, self.length)
 
-  def metric(self) -> tuple[str, Callable[[Any, Any], float], Any]:
-    """Returns (name, quality of logits and labels, agreement of logits).
+  @functools.cached_property
+  def flops_served(self) -> np.ndarray:
+    """As `flops`, at the row's length bucket; padding rows do not count."""
+    buckets = np.array(self.policy.lengths)
+    length = buckets[np.searchsorted(buckets, self.length)]
+    return _flops(self.module, length)
 
-    The quality is the official one of the GLUE task; two regressions agree by
-    their correlation.
-    """
-    if not self.policy.class_names:
-
-      def agreement(one: Any, full: Any) -> float:
-        return _correlation(one, full[:, 0])
-
-      return 'pearson', _correlation, agreement
-    task = glue.task_of('', self.dataset)
-    if not task:
-      return 'accuracy', frontier.accuracy, frontier.same_class
-
-    def quality(logits: Any, labels: Any) -> float:
-      return glue.compute(task, logits, labels)['score']
-
-    return glue.TASK_METRICS[task][0], quality, frontier.same_class
+  def dense_flops(self) -> np.ndarray:
+    """FLOPs of each row without pruning, window and exits, `[N]`."""
+    plain = self.module.clone(
+      prune_layers=(), prune_ratios=(), window=0, exit_layers=()
+    )
+    return _flops(plain, self.length)[:, -1]
 
 
-def _correlation(logits: Any, labels: Any) -> float:
-  values = logits[:, 0].astype(np.float64)
-  return glue.pearson(values, labels.astype(np.float64))
+def _flops(module: EatClassifier, length: np.ndarray) -> np.ndarray:
+  sizes, index = np.unique(length, return_inverse=True)
+  table = [
+    cost.stage_flops(module, size, cost.static_sizes(module, size), True)
+    for size in sizes.tolist()
+  ]
+  return np.cumsum(table, axis=1)[index]
 
 
 def load(
   name: str, directory: str, split: str, limit: int, flag: str, step: Any = None
-) -> Run:
-  """Reads a run and the rows of a split.
+) -> Model:
+  """Reads a run and the rows of a split; `record` adds the logits.
 
   Args:
     name: in tables.
@@ -106,6 +169,7 @@ def load(
   Raises:
     ConfigError: the directory has no run of a BERT, the calibration is that of
       another checkpoint, or the split cannot be limited.
+    InvalidDataError: the labels are hidden.
   """
   config = loading.load_own_config(directory, flag)
   task = loading.load_task(directory, config, step)
@@ -120,11 +184,15 @@ def load(
     expected = 'none for a split that is a part of one or a sum; give --split'
     raise ConfigError('--limit', limit, expected)
   split += f'[:{limit}]' if limit else ''
-  source = builder.build_source(config.dataset, split)
+  source: Any = builder.build_source(config.dataset, split)
+  records = source.records(np.arange(len(source)))
+  if policy.class_names:
+    predictions.check_labels(records['label'], len(policy.class_names), split)
   values = CalibrationFile.read(directory, loaded.step).values
-  return Run(
-    name, directory, loaded.step, config.dataset.to_dict(), chain, policy,
-    source, split, *_fitted(values, source, config.dataset, directory),
+  return Model(
+    name, directory, loaded.step, glue.task_of('', config.dataset.to_dict()),
+    chain, policy, source, records, split,
+    *_fitted(values, source, config.dataset, directory),
   )  # fmt: skip
 
 
@@ -150,109 +218,41 @@ def _fitted(
   return fitted, f'calibration.json, fitted to {split}'
 
 
-def check_same_rows(run: Run, other: Run, flag: str) -> None:
+def check_same_rows(model: Model, other: Model, flag: str) -> None:
   """Raises ConfigError unless two runs have the same rows and labels."""
-  ours, theirs = run.records['label'], other.records['label']
-  if len(ours) != len(theirs) or (ours != theirs).any():
+  if not np.array_equal(model.labels, other.labels):
     expected = (
-      f'a run on the same rows as {run.directory}: {len(ours)} of split '
-      f'{run.split!r}'
+      f'a run on the same rows as {model.directory}: {len(model.labels)} of '
+      f'split {model.split!r}'
     )
     raise ConfigError(flag, other.directory, expected)
 
 
-@dataclasses.dataclass(frozen=True)
-class Model:
-  """A run, as it is or changed, with its logits of every row.
-
-  Attributes:
-    run: of the parameters.
-    variant: the change, '' for none.
-    module: the classifier.
-    logits: float32 `[E, N, C]` of all heads, not calibrated.
-    kept: tokens left after each pruning, `[N, P]`.
-  """
-
-  run: Run
-  variant: str
-  module: EatClassifier
-  logits: np.ndarray
-  kept: np.ndarray
-
-  @property
-  def heads(self) -> tuple[int, ...]:
-    """The layers with a head."""
-    return self.module.heads()
-
-  @property
-  def length(self) -> np.ndarray:
-    """Tokens of each row, `[N]`."""
-    return self.run.records['length']
-
-  @property
-  def calibrated(self) -> np.ndarray:
-    """The logits over the temperatures, as the policy has them."""
-    return self.logits / self.run.policy.temperatures[:, None, None]
-
-  @property
-  def left(self) -> np.ndarray:
-    """Tokens left at each head, `[N, E]`; it comes before a pruning there."""
-    tokens = np.concatenate([self.length[:, None], self.kept], axis=1)
-    layers = self.module.prune_layers
-    return tokens[:, [sum(p < head for p in layers) for head in self.heads]]
-
-  @functools.cached_property
-  def flops(self) -> np.ndarray:
-    """FLOPs up to each head by formula, at the row's own length, `[N, E]`."""
-    return self._flops(self.length)
-
-  @functools.cached_property
-  def flops_served(self) -> np.ndarray:
-    """As `flops`, at the row's length bucket, as the engine runs it.
-
-    Rows that fill up a batch are not counted.
-    """
-    buckets = np.array(self.run.policy.lengths)
-    return self._flops(buckets[np.searchsorted(buckets, self.length)])
-
-  def _flops(self, length: np.ndarray) -> np.ndarray:
-    sizes, index = np.unique(length, return_inverse=True)
-    table = [
-      cost.stage_flops(
-        self.module, size, cost.static_sizes(self.module, size), True
-      )
-      for size in sizes.tolist()
-    ]
-    return np.cumsum(table, axis=1)[index]
-
-  def dense_flops(self) -> np.ndarray:
-    """FLOPs of each row without pruning, window and exits, `[N]`."""
-    plain = self.module.clone(
-      prune_layers=(), prune_ratios=(), window=0, exit_layers=()
-    )
-    return dataclasses.replace(self, module=plain).flops[:, -1]
-
-
-def record(run: Run, variant: str, module: EatClassifier) -> Model:
-  """Runs a model over all rows, in batches of rows of similar length."""
-  records, buckets = run.records, np.array(run.policy.lengths)
-  count = len(records['length'])
-  order = np.argsort(records['length'], kind='stable')
+def record(
+  model: Model, variant: str = '', module: EatClassifier | None = None
+) -> Model:
+  """Runs a model, or a variant of it, over all rows, sorted by length."""
+  module = module or model.module
+  records, buckets = model.records, np.array(model.policy.lengths)
+  count, variables = len(model.labels), model.chain.variables
+  order = np.argsort(model.length, kind='stable')
   heads, classes = len(module.heads()), module.num_classes
   logits = np.zeros((heads, count, classes), np.float32)
   kept = np.zeros((count, len(module.prune_layers)), np.int32)
-  variables = run.chain.variables
   apply = jax.jit(lambda v, *inputs: module.apply(v, *inputs)[1])
   for start in range(0, count, BATCH):
     rows = order[np.arange(start, start + BATCH).clip(max=count - 1)]
-    length = records['length'][rows]
+    length = model.length[rows]
     size = int(buckets[np.searchsorted(buckets, length.max())])
     inputs = (records[name][rows, :size] for name in ('tokens', 'token_types'))
     out = jax.device_get(apply(variables, *inputs, length))
     logits[:, rows], kept[rows] = out['exits'], out['kept'].T
   if not np.isfinite(logits).all():
-    raise FloatingPointError(f'{run.directory}: logits are not finite')
-  return Model(run, variant, module, logits, kept)
+    raise FloatingPointError(f'{model.directory}: logits are not finite')
+  chain = EatChain(module, variables, model.chain.pad_id, with_full=False)
+  return dataclasses.replace(
+    model, variant=variant, chain=chain, logits=logits, kept=kept
+  )
 
 
 def variants(
