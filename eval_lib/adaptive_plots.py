@@ -278,18 +278,13 @@ def _draw_bars(axes: Any, values: Mapping[str, Any], colour: str) -> None:
       for one in values.values()
     ]
   ).T
-  axes.barh(names, median, height=0.6, color=colour)
-  if (high > low).any():
-    axes.errorbar(
-      median, names, xerr=(median - low, high - median), fmt='none',
-      ecolor=GREY, elinewidth=1.2, capsize=2,
-    )  # fmt: skip
-  for place, value in enumerate(median):
-    # The number comes after the error bar.
-    axes.annotate(
-      f'{value:.4g}', (high[place], place), (4, 0),
-      textcoords='offset points', va='center', color=GREY, fontsize=9,
-    )  # fmt: skip
+  errors = (median - low, high - median) if (high > low).any() else None
+  bars = axes.barh(
+    names, median, height=0.6, color=colour, xerr=errors,
+    error_kw=dict(ecolor=GREY, elinewidth=1.2, capsize=2),
+  )  # fmt: skip
+  # The number comes after the error bar.
+  axes.bar_label(bars, fmt='{:.4g}', padding=4, color=GREY, fontsize=9)
   axes.set_xlim(0, 1.22 * max(high.max(), 1e-9))
 
 

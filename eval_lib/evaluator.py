@@ -141,9 +141,7 @@ class Classification(Evaluator):
     return metrics.compute(merged or {})
 
 
-def build(
-  name: str, config: ConfigLike, context: EvalContext
-) -> tuple[Evaluator, int]:
+def build(name: str, config: ConfigLike, context: EvalContext) -> Evaluator:
   """Builds one entry of `config.evals`.
 
   Args:
@@ -151,22 +149,18 @@ def build(
     config: its fields, at least `type`.
     context: of the run.
 
-  Returns:
-    (the evaluator, the number of steps between two runs).
-
   Raises:
     ConfigError: a field is unknown or illegal, or the data does not fit.
   """
   evaluator, complete = _complete(name, config, context.dataset)
   try:
-    built = evaluator(context=context, **complete)
+    return evaluator(context=context, **complete)
   except ConfigError as error:
     own = dict(config.items()).get('dataset') is not None
     if not own or error.field.partition('.')[0] != 'dataset':
       raise
     field = f'evals.{name}.{error.field}'
     raise ConfigError(field, error.given, error.expected) from error
-  return built, built.every_steps
 
 
 def validate(config: ConfigLike) -> None:

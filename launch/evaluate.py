@@ -89,7 +89,7 @@ def evaluate(
       task = loading.load_task(workdir, config, chosen)
       context = setup.eval_context(task, mesh, config, workdir)
       built = {
-        name: evaluator.build(name, config.evals[name], context)[0]
+        name: evaluator.build(name, config.evals[name], context)
         for name in names
       }
       loaded = loading.load_params(workdir, task, mesh, chosen)

@@ -33,13 +33,11 @@ class Restored(NamedTuple):
     state: with the structure that was asked for.
     extra: as it was given to `save`.
     step: of the checkpoint.
-    damaged: a line for each damaged file of newer, skipped checkpoints.
   """
 
   state: Any
   extra: dict[str, Any]
   step: int
-  damaged: tuple[str, ...]
 
 
 class Checkpointer(contextlib.AbstractContextManager):
@@ -175,13 +173,13 @@ class Checkpointer(contextlib.AbstractContextManager):
     steps = io.steps_in(self.directory)
     if not steps and step is None:
       return None
-    chosen, damaged = io.good_step(self.directory, step)
+    chosen = io.good_step(self.directory, step)
     path = self.directory / str(chosen)
     state = io.read_tree(path, abstract_state)
     extra = io.read_description(path)['extra']
     self._position = chosen
     self._later = [later for later in steps if later > chosen]
-    return Restored(state, extra, chosen, damaged)
+    return Restored(state, extra, chosen)
 
   def close(self) -> None:
     """Waits for the running save and ends all threads."""
@@ -316,4 +314,4 @@ def _find_step(
         f'{root} has no best checkpoint: no metric was recorded; set '
         'checkpoint.best_metric in the run, or give a step'
       )
-  return root / str(io.good_step(root, step)[0])
+  return root / str(io.good_step(root, step))

@@ -59,13 +59,10 @@ def steps_in(directory: pathlib.Path) -> list[int]:
   return sorted(int(p.name) for p in directory.glob('*') if p.name.isdecimal())
 
 
-def good_step(
-  root: pathlib.Path, exact: int | str | None = None
-) -> tuple[int, tuple[str, ...]]:
+def good_step(root: pathlib.Path, exact: int | str | None = None) -> int:
   """Returns the newest undamaged step, or the exact one if it is undamaged.
 
-  Returns:
-    (the step, a line per damaged file of newer steps).
+  Warns with a line for each damaged file of newer steps.
 
   Raises:
     CheckpointError: there is no such step.
@@ -100,7 +97,7 @@ def good_step(
       CheckpointWarning,
       stacklevel=3,
     )
-  return chosen, tuple(damaged)
+  return chosen
 
 
 def best_step(

@@ -113,7 +113,7 @@ def load_info(workdir: str | os.PathLike[str]) -> DatasetInfo | None:
 
 def checkpoint_steps(workdir: str | os.PathLike[str]) -> list[int]:
   """The steps that have a complete checkpoint, in order."""
-  return sorted(steps_in(pathlib.Path(workdir) / CHECKPOINTS))
+  return steps_in(pathlib.Path(workdir) / CHECKPOINTS)
 
 
 def load_params(

@@ -42,7 +42,7 @@ class Setup:
     frozen: arrays that the loss reads and never trains.
     steps: compiled train steps.
     put: places this process's rows of a batch on the devices.
-    evaluators: by stage and name, (evaluator, its period in steps).
+    evaluators: by stage and name.
   """
 
   config: Any
@@ -55,7 +55,7 @@ class Setup:
   frozen: Any
   steps: TrainSteps
   put: Callable[[Mapping[str, Any]], dict[str, Any]]
-  evaluators: Mapping[str, Mapping[str, tuple[evaluator.Evaluator, int]]]
+  evaluators: Mapping[str, Mapping[str, evaluator.Evaluator]]
 
   @property
   def task(self) -> Task:
@@ -149,7 +149,7 @@ def _build_evaluators(
   mesh: jax.sharding.Mesh,
   config: Any,
   workdir: str,
-) -> dict[str, dict[str, tuple[evaluator.Evaluator, int]]]:
+) -> dict[str, dict[str, evaluator.Evaluator]]:
   built = {}
   for stage, task in tasks.items():
     context = eval_context(task, mesh, config, workdir)

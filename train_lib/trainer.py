@@ -147,8 +147,8 @@ class _Loop:
     last = step == self.setup.total_steps
     evaluators = {
       name: evaluator
-      for name, (evaluator, every) in self.setup.evaluators[stage.name].items()
-      if last or _due(step, every)
+      for name, evaluator in self.setup.evaluators[stage.name].items()
+      if last or _due(step, evaluator.every_steps)
     }
     stop = self.guard.should_stop(step)
     best = self.config.checkpoint.best_metric.split('/')[0]

@@ -54,7 +54,7 @@ def calibrate(directory, dataset, model, variables, **entry):
     type='calibration', split='validation', calibration_split='train',
     layers=model.heads(), threshold=0.55, **entry,
   )  # fmt: skip
-  evaluator.build('calibration', entry, context)[0].run(variables)
+  evaluator.build('calibration', entry, context).run(variables)
 
 
 def task_of(model, info, dataset):

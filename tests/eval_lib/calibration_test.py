@@ -236,7 +236,7 @@ def outputs(variables, batch):
 def build(workdir='', **entry):
   context = eval_context(PARITY, jax.jit(outputs), 256, workdir)
   entry = dict(split='test', calibration_split='train') | entry
-  return evaluator.build('ece', dict(type='calibration') | entry, context)[0]
+  return evaluator.build('ece', dict(type='calibration') | entry, context)
 
 
 VARIABLES = {'scale': jnp.float32(1.0)}

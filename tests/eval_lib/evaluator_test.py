@@ -178,8 +178,8 @@ def run(batch_size, devices):
     put=contexts.rows_on(devices),
   )  # fmt: skip
   entry = dict(type='classification', split='test', every_steps=7)
-  built, every_steps = evaluator.build('test', entry, context)
-  assert every_steps == 7
+  built = evaluator.build('test', entry, context)
+  assert built.every_steps == 7
   result = built.run(variables())
   assert built.run(variables()) == result  # a second pass is a whole pass
   return result

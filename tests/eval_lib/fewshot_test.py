@@ -144,10 +144,8 @@ def context(batch_size, devices=1, features=pixels):
 
 
 def run(config, context, scale=1.0):
-  built, every = evaluator.build(
-    'fewshot', dict(type='fewshot', **config), context
-  )
-  assert every == 0
+  built = evaluator.build('fewshot', dict(type='fewshot', **config), context)
+  assert built.every_steps == 0
   return built.run({'scale': jnp.float32(scale)})
 
 

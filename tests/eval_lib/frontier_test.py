@@ -152,7 +152,7 @@ VARIABLES = {'scale': jnp.float32(1.0)}
 def build(workdir='', **entry):
   context = eval_context(PARITY, jax.jit(outputs), 128, workdir)
   entry = dict(type='frontier', split='test') | entry
-  return evaluator.build('tau', entry, context)[0]
+  return evaluator.build('tau', entry, context)
 
 
 def test_evaluator_sweeps_and_writes_a_csv(tmp_path):

@@ -117,8 +117,8 @@ def build(entry, dataset=PARITY, batch_size=16):
 @pytest.mark.parametrize('batch_size', [37, 16])
 def test_evaluator_judges_the_last_head(batch_size):
   entry = dict(split='test', task='qqp', every_steps=3)
-  built, every_steps = build(entry, batch_size=batch_size)
-  assert every_steps == 3
+  built = build(entry, batch_size=batch_size)
+  assert built.every_steps == 3
   tokens, labels = [], []
   for batch in built._data.batches():
     real = batch['mask'] > 0

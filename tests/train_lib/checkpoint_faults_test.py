@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import jax.numpy as jnp
 import numpy as np
@@ -92,7 +93,6 @@ def test_all_damage_is_found_named_and_survived(two_steps, tmp_path, count):
     ):
       restored = checkpointer.restore(make_state(0))
     assert restored.step == 1
-    assert str(path) in restored.damaged[0]
     assert str(path) in str(warned[0].message)
     np.testing.assert_array_equal(
       restored.state['params']['w'], make_state(1)['params']['w']
@@ -271,9 +271,9 @@ def test_every_kill_leaves_a_checkpoint_to_go_on_from(
   rng = random.Random(kills)
   for _ in range(kills):
     step = _kill_while_saving(tmp_path, repository, rng)
-    with Checkpointer(tmp_path) as checkpointer:
+    with Checkpointer(tmp_path) as checkpointer, warnings.catch_warnings():
+      warnings.simplefilter('error', CheckpointWarning)  # none is damaged
       restored = checkpointer.restore(make_state(0, KILL_SIZE))
-    assert not restored.damaged
     assert restored.step >= step - 1  # the one before was waited for
     expected = make_state(restored.step, KILL_SIZE)
     np.testing.assert_array_equal(
