@@ -1,9 +1,8 @@
-"""The command that answers lines: reading, order, errors, a whole run."""
+"""The command that answers lines: reading, order, flags, refusals."""
 
+import io
 import json
-import random
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -11,7 +10,129 @@ import threading
 import pytest
 
 from launch import command_line, predict
+from serve_lib.chain import Failure, InputError
+from serve_lib.decisions import Prediction
+from tests.albert_act import tiny_run as tiny_albert
 from tests.eat import tiny_run
+
+
+# -- lines in and out
+
+
+class Echo:
+  """An engine whose answer is the item's text."""
+
+  def stream(self, items, window):
+    for item in items:
+      if isinstance(item, InputError):
+        yield Failure(item, 'encode')
+      else:
+        text = item if isinstance(item, str) else item['text']
+        yield Prediction(text, {'a': 1.0}, 4, 0.5, 'confidence', False)
+
+
+def answers(data, engine=None):
+  written = []
+  lines = predict.read_lines(io.BytesIO(data))
+  predict.answer_all(engine or Echo(), lines, written.append, 4)
+  return [json.loads(line) for line in written]
+
+
+def test_answers_are_in_order_with_the_ids_of_the_lines():
+  lines = b'{"id": "x", "text": "one"}\n"two"\n{"text": "three"}'
+  assert [(a['id'], a['label']) for a in answers(lines)] == [
+    ('x', 'one'), (2, 'two'), (3, 'three'),
+  ]  # fmt: skip
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line():
+  assert answers(b'\xef\xbb\xbf"one"\n"two"')[0]['label'] == 'one'
+
+
+@pytest.mark.parametrize(
+  'bad',
+  [
+    b'',
+    b'{',
+    b'\xff\xfe',
+    b'[' * 100_000,
+    b'nonsense',
+    b'{"id": 1e999, "text": "b"}',
+    b'{"id": NaN, "text": "b"}',
+    b'{"id": 7, "text": "b", "source": -Infinity}',
+    b'{"id": ' + b'9' * 5000 + b', "text": "b"}',
+    b'-1e400',
+  ],
+)
+def test_a_bad_line_is_answered_by_its_error(bad):
+  first, wrong, last = answers(b'"one"\n' + bad + b'\n"two"\n')
+  assert (first['label'], last['label']) == ('one', 'two')
+  assert wrong['id'] == 2
+  assert 'expected one JSON value in UTF-8' in wrong['error']
+
+
+@pytest.mark.parametrize('depth', [1, 100, 900])
+def test_an_id_is_a_text_or_a_number(depth):
+  nested = b'[' * depth + b']' * depth
+  wrong, last = answers(b'{"id": ' + nested + b', "text": "a"}\n"two"')
+  assert wrong['id'] == 1
+  assert wrong['error'].startswith('line: expected ')
+  assert last['label'] == 'two'
+
+
+def test_a_closed_stderr_loses_no_answer(monkeypatch):
+  class Closed(io.StringIO):
+    def write(self, text):
+      raise BrokenPipeError
+
+  class Drifting(Echo):
+    def stream(self, items, window):
+      for answer in super().stream(items, window):
+        predict.log_drift(True, {'psi': 0.5})
+        yield answer
+
+  monkeypatch.setattr(sys, 'stderr', Closed())
+  written = answers(b'"one"\n"two"\n', Drifting())
+  assert [answer['label'] for answer in written] == ['one', 'two']
+
+
+def test_a_huge_line_fails_alone(monkeypatch):
+  monkeypatch.setattr(predict, 'MAX_LINE', 16)
+  wrong, last = answers(b'"' + b'x' * 1000 + b'"\n"two"\n')
+  assert 'expected at most 16 bytes' in wrong['error']
+  assert last['label'] == 'two'
+
+
+HEAD = """
+import itertools, sys
+from launch import predict
+from tests.launch.predict_test import Echo
+lines = ((number, 'text') for number in itertools.count())
+try:
+  predict.answer_all(Echo(), lines, predict.write_line, 4)
+finally:
+  print('left', file=sys.stderr)
+"""
+
+
+def test_a_closed_stdout_ends_the_command_quietly(repository):
+  with subprocess.Popen(
+    [sys.executable, '-c', HEAD],
+    stdin=subprocess.DEVNULL,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    cwd=repository,
+  ) as process:
+    try:
+      assert json.loads(process.stdout.readline())['id'] == 0
+      process.stdout.close()
+      assert process.wait(60.0) == command_line.OUTPUT_CLOSED == 141
+      assert process.stderr.read() == b'left\n'
+    finally:
+      process.kill()
+
+
+# -- the command
 
 
 def test_statistics_are_logged_regularly_and_drift_when_it_turns(capsys):
@@ -110,6 +231,16 @@ def test_where_compiled_programs_are_kept(tmp_path):
   assert predict.cache_directory('', str(tmp_path)) == made
 
 
+def refusal(capsys, *flags):
+  """The line on stderr of a command that is refused."""
+  capsys.readouterr()
+  with pytest.raises(SystemExit) as stop:
+    predict.main([*flags])
+  assert stop.value.code == command_line.USAGE
+  (line,) = capsys.readouterr().err.splitlines()
+  return line
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('flag', 'message'),
@@ -122,98 +253,16 @@ def test_where_compiled_programs_are_kept(tmp_path):
   ],
 )
 def test_options_that_do_not_fit_the_run(workdir, capsys, flag, message):
-  with pytest.raises(SystemExit) as stop:
-    predict.main([f'--workdir={workdir}', flag])
-  assert stop.value.code == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert message in line
+  assert message in refusal(capsys, f'--workdir={workdir}', flag)
 
 
 @pytest.mark.slow
-def test_train_evaluate_and_predict(tmp_path, repository):
-  """Two-stage training, calibration, then answers to a thousand lines."""
-  words = [f'w{number}' for number in range(40)]
-  vocabulary = tmp_path / 'vocab.txt'
-  vocabulary.write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', *words]))
-  draw = random.Random(0)
-
-  def row():
-    text = draw.choices(words, k=draw.randrange(3, 20))
-    return ' '.join(text) + f'\t{int(text[0] < "w2")}'
-
-  for name, count in (('train', 400), ('dev', 60)):
-    lines = ['sentence\tlabel', *(row() for _ in range(count))]
-    (tmp_path / f'{name}.tsv').write_text('\n'.join(lines))
-  workdir = tmp_path / 'run'
-
-  def run(module, *flags, **options):
-    command = [sys.executable, '-m', f'launch.{module}', *flags]
-    done = subprocess.run(
-      command, cwd=repository, capture_output=True, check=False, **options
-    )
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-    return done.stdout, done.stderr.decode()
-
-  config = f'configs/eat/glue.py:data={tmp_path},vocabulary={tmp_path},epochs=2'
-  sizes = dict(
-    width=16, depth=5, mlp_dim=32, num_heads=2, vocab_size=44, max_positions=16
-  )
-  run(
-    'train', f'--config={config}', f'--workdir={workdir}',
-    '--config.tensorboard=false', '--config.mesh.data=1',
-    '--config.batch_size=16', '--config.dataset.max_length=16',
-    '--config.optimizer.lr=3e-3', '--config.dataset.length_buckets=8,16',
-    *(f'--config.model.{name}={size}' for name, size in sizes.items()),
-  )  # fmt: skip
-  result = json.loads((workdir / 'result.json').read_text())
-  assert 'dev/accuracy' in result
-  assert (workdir / 'calibration.json').is_file()
-  # Serving needs neither the data nor the vocabulary.
-  for path in (vocabulary, tmp_path / 'train.tsv', tmp_path / 'dev.tsv'):
-    path.unlink()
-  lines, bad = [], {3, 77, 501}
-  for number in range(600):
-    text = json.dumps({'text': row().split('\t')[0]}).encode()
-    lines.append(b'\xff\x00' if number in bad else text)
-  out, log = run(
-    'predict', f'--workdir={workdir}', '--batches=1,8', '--serve=tau=0.7',
-    input=b'\n'.join(lines) + b'\n',
-  )  # fmt: skip
-  # The parameters that training calibrated are those of its last checkpoint.
-  assert 'warning' not in log
-  assert 'tests' in json.loads(log.splitlines()[-1])['drift']
-  given = [json.loads(line) for line in out.splitlines()]
-  assert [answer['id'] for answer in given] == list(range(1, 601))
-  failed = {n for n, answer in enumerate(given) if 'error' in answer}
-  assert failed == bad
-  good = [answer for answer in given if 'error' not in answer]
-  assert {answer['depth'] for answer in good} <= {4, 5}
-  assert all(answer['retention'] <= 1 for answer in good)
-  _interrupt_while_idle(workdir, repository)
-
-
-def _interrupt_while_idle(workdir, repository):
-  """Ctrl-C ends the command though its input stays open."""
-  program = (
-    'import signal, sys; from launch import predict; '
-    # Ignored where the tests run in the background of a shell.
-    'signal.signal(signal.SIGINT, signal.default_int_handler); '
-    'sys.exit(predict.main(sys.argv[1:]))'
-  )
-  flags = [f'--workdir={workdir}', '--batches=1']
-  with subprocess.Popen(
-    [sys.executable, '-c', program, *flags],
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    cwd=repository,
-  ) as process:
-    try:
-      process.stdin.write(b'{"text": "w1"}\n')
-      process.stdin.flush()
-      assert json.loads(process.stdout.readline())['id'] == 1
-      process.send_signal(signal.SIGINT)
-      assert process.wait(30.0) == command_line.INTERRUPTED
-      assert process.stderr.read().splitlines()[-1] == b'error: interrupted'
-    finally:
-      process.kill()
+def test_runs_that_are_not_served_are_refused(tmp_path_factory, capsys):
+  for arguments, words in (
+    (('glue', 'fixed'), ['model.halting', "'act' or 'straight_through'"]),
+    (('pretrain',), ['task: ', 'Pretraining', 'fine-tuned']),
+  ):
+    run = tiny_albert.made(tmp_path_factory, *arguments)
+    line = refusal(capsys, f'--workdir={run}')
+    assert all(word in line for word in words)
+    assert not (run / predict.CACHE).exists()

@@ -1,0 +1,256 @@
+"""Runs of three families answer lines, alone and by `loading.serve`."""
+
+import io
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+
+import cv2
+import jax
+import numpy as np
+import pytest
+
+from dataset_lib import builder, tokenizer
+from launch import command_line, config_flags, predict
+from serve_lib.engine import Engine
+from tests.albert_act import tiny_run as tiny_albert
+from tests.eat import tiny_run
+from train_lib import loading, trainer
+from train_lib.checkpoint import CheckpointError
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  return tiny_run.train(tmp_path_factory)
+
+
+# -- train_lib.loading.serve
+
+
+@pytest.mark.slow
+def test_a_run_is_served_without_what_it_started_from(workdir, tmp_path):
+  run = shutil.copytree(workdir, tmp_path / 'run')
+  config = json.loads((run / 'config.json').read_text())
+  gone = str(tmp_path / 'gone')
+  config['loss']['teacher'] = config['warm_start']['workdir'] = gone
+  config['dataset'] |= {'directory': gone, 'tokenizer': gone}
+  (run / 'config.json').write_text(json.dumps(config))
+  answers = []
+  for directory in (workdir, run):
+    loaded = loading.serve(directory, lengths=(8,), options={'tau': 0.7})
+    with Engine(*loaded, batches=(1,)) as engine:
+      answers += engine.predict(['good film'])
+  assert answers[0] == answers[1]
+
+
+@pytest.mark.slow
+def test_a_step_that_does_not_exist_is_not_served(workdir):
+  for step, message in ((99, '99'), ('best', 'best')):
+    with pytest.raises(CheckpointError, match=message):
+      loading.serve(workdir, step=step)
+
+
+# -- whole runs
+
+
+def answers_of(run, lines, *flags):
+  """Answers to lines by the command's engine, and its statistics."""
+  written = []
+  source = predict.read_lines(io.BytesIO(b'\n'.join(lines)))
+  flags = [f'--workdir={run}', '--compilation_cache=none', *flags]
+  with predict.build_engine(*predict.parse(flags)) as engine:
+    predict.answer_all(engine, source, written.append, 8)
+  return list(map(json.loads, written)), engine.monitor.snapshot()
+
+
+def masked_form(run, batch):
+  """(probabilities, out) by a plain call of the model."""
+  task = loading.load_task(run, loading.load_own_config(run))
+  variables = loading.load_params_on_one_device(run, task).variables
+  logits, out = jax.jit(task.apply)(variables['params'], {}, batch)
+  return np.asarray(jax.nn.softmax(logits)), jax.device_get(out)
+
+
+BAD = {
+  3: (b'{"text": ""}', 'text: expected at least one readable token'),
+  9: (b'\xff\x00', 'line: expected one JSON value'),
+  17: (b'{"text": "w1", "pair": "w2"}', 'pair: expected none'),
+  21: (b'{"txt": "w1"}', 'item: expected a text'),
+}
+
+
+@pytest.mark.slow
+def test_an_albert_from_raw_text_to_answers(tmp_path_factory):
+  run = tiny_albert.fine_tuned(tmp_path_factory)
+  texts = [tiny_albert.text(number)[0] for number in range(40)]
+  lines = [json.dumps({'text': text}).encode() for text in texts]
+  lines[5] = json.dumps(texts[5]).encode()  # just a string
+  for number, (line, _) in BAD.items():
+    lines[number] = line
+  answers, statistics = answers_of(
+    run, lines, '--lengths=32', '--batches=2', '--serve=iterations=5'
+  )
+  assert [answer['id'] for answer in answers] == list(range(1, 41))
+  rows = tokenizer.load(run / 'tokenizer.json').encode(texts, None, 32)
+  tokens = np.zeros((len(texts), 32), np.int32)
+  tokens[np.arange(32) < rows.lengths[:, None]] = rows.tokens
+  shares, out = masked_form(
+    run,
+    {'tokens': tokens, 'token_types': 0 * tokens,
+     'length': np.asarray(rows.lengths, np.int32)},
+  )  # fmt: skip
+  # Rows of different classes, tokens that halt at different times.
+  assert np.ptp(shares, 0).min() > 0.005
+  assert len(np.unique(out['ponder']['steps'])) > 2
+  for number, answer in enumerate(answers):
+    if number in BAD:
+      assert set(answer) == {'id', 'error'}
+      assert BAD[number][1] in answer['error']
+      continue
+    steps = out['ponder']['steps'][number, : rows.lengths[number]]
+    found = answer['probabilities']
+    assert list(found) == ['negative', 'positive']
+    np.testing.assert_allclose(list(found.values()), shares[number], atol=1e-4)
+    assert answer['label'] == max(found, key=found.get)
+    assert (answer['tokens'][0], answer['tokens'][-1]) == ('[CLS]', '[SEP]')
+    assert answer['token_iterations'] == steps.tolist()
+    assert answer['depth'] == steps.max()
+    assert answer['iterations'] == pytest.approx(steps.mean())
+    assert answer['exit_reason'] == (
+      'last iteration' if answer['depth'] == 6 else 'all tokens halted'
+    )
+    assert answer['truncated'] is False
+  assert statistics['answers'] == 40 - len(BAD)
+  assert statistics['failures'] == {'encode': len(BAD)}
+
+
+@pytest.mark.slow
+def test_an_adatape_answers_paths_of_images(tmp_path, repository):
+  config = config_flags.load_config(
+    f'{repository}/configs/adatape/digits.py:model=input',
+    ['mesh.data=1', 'tensorboard=false', 'loader.num_threads=1',
+     'model.width=16', 'model.depth=2', 'model.mlp_dim=16',
+     'model.num_heads=2', 'model.query_dim=8', 'batch_size=8'],
+  )  # fmt: skip
+  with config.unlocked():
+    config.stages = dict(stage1=dict(steps=2, epochs=0.0, trainable='.*'))
+    config.evals = {}
+  trainer.train(config, str(tmp_path / 'run'))
+  rows = builder.build(
+    config.dataset, split='test', train=False, seed=0, batch_size=6
+  )
+  source = builder.build_source(config.dataset, 'test')
+  lines = []
+  for number in range(6):
+    path = str(tmp_path / f'{number}.png')
+    image = np.repeat(source.record(number)['image'], 3, 2)
+    cv2.imwrite(path, image[..., :3][..., ::-1])
+    lines.append(path if number % 2 else {'id': f'no {number}', 'image': path})
+  lines = [json.dumps(line).encode() for line in lines]
+  (*answers, missing), _ = answers_of(
+    tmp_path / 'run', [*lines, b'{"image": "/nowhere.png"}'], '--batches=1,4'
+  )
+  assert missing['id'] == 7
+  assert missing['error'].startswith('image: expected a file')
+  shares, out = masked_form(
+    tmp_path / 'run', {'image': next(rows.batches())['image']}
+  )
+  assert [one['id'] for one in answers] == ['no 0', 2, 'no 2', 4, 'no 4', 6]
+  for index, answer in enumerate(answers):
+    found = list(answer['probabilities'].values())
+    np.testing.assert_allclose(found, shares[index], atol=1e-4)
+    assert answer['tape_length'] == out['tape']['length'][index]
+    assert answer['exit_reason'] == 'tape read'
+
+
+@pytest.mark.slow
+def test_train_evaluate_and_predict(tmp_path, repository):
+  """Two-stage training, calibration, then answers to a thousand lines."""
+  words = [f'w{number}' for number in range(40)]
+  vocabulary = tmp_path / 'vocab.txt'
+  vocabulary.write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', *words]))
+  draw = random.Random(0)
+
+  def row():
+    text = draw.choices(words, k=draw.randrange(3, 20))
+    return ' '.join(text) + f'\t{int(text[0] < "w2")}'
+
+  for name, count in (('train', 400), ('dev', 60)):
+    lines = ['sentence\tlabel', *(row() for _ in range(count))]
+    (tmp_path / f'{name}.tsv').write_text('\n'.join(lines))
+  workdir = tmp_path / 'run'
+
+  def run(module, *flags, **options):
+    command = [sys.executable, '-m', f'launch.{module}', *flags]
+    done = subprocess.run(
+      command, cwd=repository, capture_output=True, check=False, **options
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    return done.stdout, done.stderr.decode()
+
+  config = f'configs/eat/glue.py:data={tmp_path},vocabulary={tmp_path},epochs=2'
+  sizes = dict(
+    width=16, depth=5, mlp_dim=32, num_heads=2, vocab_size=44, max_positions=16
+  )
+  run(
+    'train', f'--config={config}', f'--workdir={workdir}',
+    '--config.tensorboard=false', '--config.mesh.data=1',
+    '--config.batch_size=16', '--config.dataset.max_length=16',
+    '--config.optimizer.lr=3e-3', '--config.dataset.length_buckets=8,16',
+    *(f'--config.model.{name}={size}' for name, size in sizes.items()),
+  )  # fmt: skip
+  result = json.loads((workdir / 'result.json').read_text())
+  assert 'dev/accuracy' in result
+  assert (workdir / 'calibration.json').is_file()
+  # Serving needs neither the data nor the vocabulary.
+  for path in (vocabulary, tmp_path / 'train.tsv', tmp_path / 'dev.tsv'):
+    path.unlink()
+  lines, bad = [], {3, 77, 501}
+  for number in range(600):
+    text = json.dumps({'text': row().split('\t')[0]}).encode()
+    lines.append(b'\xff\x00' if number in bad else text)
+  out, log = run(
+    'predict', f'--workdir={workdir}', '--batches=1,8', '--serve=tau=0.7',
+    input=b'\n'.join(lines) + b'\n',
+  )  # fmt: skip
+  # The parameters that training calibrated are those of its last checkpoint.
+  assert 'warning' not in log
+  assert 'tests' in json.loads(log.splitlines()[-1])['drift']
+  given = [json.loads(line) for line in out.splitlines()]
+  assert [answer['id'] for answer in given] == list(range(1, 601))
+  failed = {n for n, answer in enumerate(given) if 'error' in answer}
+  assert failed == bad
+  good = [answer for answer in given if 'error' not in answer]
+  assert {answer['depth'] for answer in good} <= {4, 5}
+  assert all(answer['retention'] <= 1 for answer in good)
+  _interrupt_while_idle(workdir, repository)
+
+
+def _interrupt_while_idle(workdir, repository):
+  """Ctrl-C ends the command though its input stays open."""
+  program = (
+    'import signal, sys; from launch import predict; '
+    # Ignored where the tests run in the background of a shell.
+    'signal.signal(signal.SIGINT, signal.default_int_handler); '
+    'sys.exit(predict.main(sys.argv[1:]))'
+  )
+  flags = [f'--workdir={workdir}', '--batches=1']
+  with subprocess.Popen(
+    [sys.executable, '-c', program, *flags],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    cwd=repository,
+  ) as process:
+    try:
+      process.stdin.write(b'{"text": "w1"}\n')
+      process.stdin.flush()
+      assert json.loads(process.stdout.readline())['id'] == 1
+      process.send_signal(signal.SIGINT)
+      assert process.wait(30.0) == command_line.INTERRUPTED
+      assert process.stderr.read().splitlines()[-1] == b'error: interrupted'
+    finally:
+      process.kill()
