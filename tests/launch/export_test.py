@@ -8,17 +8,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from albert_act.model import AlbertClassifier, AlbertPretraining
 from dataset_lib import tokenizer
 from launch import command_line, config_flags, export
 from model_lib import bert, convert
+from tests.albert_act import tiny_run
 from tests.eat import small
-from tests.launch.exported import encoded, exported, params_of
 from tests.peers import torch_and_transformers
-from train_lib import sharding, trainer
+from train_lib import config_schema, loading, sharding, trainer
 
 WORDS = ['good', 'bad', 'film', 'a', 'the', 'was', '##ly', 'un', '[', ']', '!']
-TEXTS = ['Good film!', 'the bad was unGOODly', 'a [SEP] the', '', 'Été bad']
-PAIRS = ['the', '', 'bad film was a', '[PAD]', 'un']
+TEXTS = {
+  'bert': (
+    ['Good film!', 'the bad was unGOODly', 'a [SEP] the', '', 'Été bad'],
+    ['the', '', 'bad film was a', '[PAD]', 'un'],
+  ),
+  'albert': (
+    ['W1 w2ab w3.', 'w4', 'w5 [SEP] w6 w7 unknown', '', 'w8 w9 w10a w11'],
+    ['w12', '', 'w13 w14 w15b', 'w16', '[MASK] w17'],
+  ),
+}
 SMALL = [
   'mesh.data=1', 'tensorboard=false', 'loader.num_threads=1',
   'model.width=16', 'model.mlp_dim=24', 'model.num_heads=2',
@@ -59,43 +68,93 @@ def runs(tmp_path_factory):
   }
 
 
-@pytest.fixture
-def distil(runs):
-  return train(
-    runs['dense'].parent, 'distil', 'model=dense', 'model.type_vocab_size=0',
-    'model.pooler_activation=relu',
-  )  # fmt: skip
+def run_of(name, runs, tmp_path_factory):
+  """The directory of a run; 'glue' and 'pretrain' are ALBERTs."""
+  if name == 'distil':
+    return train(
+      runs['dense'].parent, 'distil', 'model=dense', 'model.type_vocab_size=0',
+      'model.pooler_activation=relu',
+    )  # fmt: skip
+  if name in runs:
+    return runs[name]
+  return tiny_run.made(tmp_path_factory, *name.split())
 
 
-def logits_of(directory, rows):
-  """By our model, from the written directory alone."""
-  model = bert.BertClassifier(num_classes=2, **convert.read_sizes(directory))
-  params = jax.tree.map(jnp.asarray, convert.load_params(directory))
-  return model.apply({'params': params}, *rows)[0]
+def texts_of(name):
+  is_albert = name.split()[0] in ('glue', 'pretrain')
+  return TEXTS['albert' if is_albert else 'bert']
 
 
-@pytest.mark.slow
-def test_a_dense_run_is_written_as_it_is(runs, tmp_path, capsys):
-  out = exported(runs['dense'], tmp_path / 'out')
-  assert 'step 4, written' in capsys.readouterr().out
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    convert.load_params(out),
-    jax.device_get(params_of(runs['dense'])),
-  )
-  config = json.loads((out / 'config.json').read_text())
-  assert config['id2label'] == {'0': 'negative', '1': 'positive'}
-  vocabulary = (out / 'vocab.txt').read_text().split('\n')
-  assert vocabulary[:3] == ['[PAD]', '[UNK]', '[CLS]']
-  own = tokenizer.load(runs['dense'] / 'tokenizer.json').encode(TEXTS, PAIRS)
-  for path in (out, out / 'vocab.txt'):
-    again = tokenizer.load(path).encode(TEXTS, PAIRS)
+def exported(run, out, *flags):
+  assert export.main([f'--workdir={run}', f'--out={out}', *flags]) == 0
+  return out
+
+
+def params_of(run):
+  task = loading.load_task(run, loading.load_own_config(run))
+  mesh = sharding.make_mesh({'data': 1})
+  with jax.set_mesh(mesh):
+    return loading.load_params(run, task, mesh).variables['params']
+
+
+def encoded(run, texts, pairs):
+  """Padded rows as the run reads them."""
+  rows = tokenizer.load(run / 'tokenizer.json').encode(texts, pairs)
+  lengths = np.diff(rows.offsets)
+  shape = (len(texts), lengths.max())
+  tokens, types = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+  valid = np.arange(shape[1])[None] < lengths[:, None]
+  tokens[valid], types[valid] = rows.tokens, rows.token_types
+  return [jnp.asarray(x, jnp.int32) for x in (tokens, types, lengths)]
+
+
+def assert_equal(trees, others):
+  jax.tree.map(np.testing.assert_array_equal, trees, jax.device_get(others))
+
+
+def check_tokenizer(run, name, *paths):
+  texts, pairs = texts_of(name)
+  own = tokenizer.load(run / 'tokenizer.json').encode(texts, pairs)
+  for path in paths:
+    again = tokenizer.load(path).encode(texts, pairs)
     np.testing.assert_array_equal(again.tokens, own.tokens)
 
 
+@pytest.mark.parametrize(
+  ('name', 'heads', 'architecture'),
+  [
+    pytest.param('dense', 'classifier', 'BertForSequenceClassification',
+                 marks=pytest.mark.slow),
+    pytest.param('glue fixed', 'classifier', 'AlbertForSequenceClassification',
+                 marks=pytest.mark.nightly),
+    pytest.param('pretrain fixed', 'pretraining', 'AlbertForPreTraining',
+                 marks=pytest.mark.nightly),
+  ],
+)  # fmt: skip
+def test_a_run_of_fixed_depth_is_written_as_it_is(
+  runs, tmp_path_factory, tmp_path, capsys, name, heads, architecture
+):
+  run = run_of(name, runs, tmp_path_factory)
+  out = exported(run, tmp_path / 'out')
+  printed = capsys.readouterr().out
+  assert 'step 4, written' in printed
+  assert 'left out' not in printed
+  assert_equal(convert.load_params(out, heads), params_of(run))
+  config = json.loads((out / 'config.json').read_text())
+  assert config['architectures'] == [architecture]
+  labels = {'0': 'negative', '1': 'positive'}
+  assert config.get('id2label', labels) == labels
+  assert ('id2label' in config) == (heads == 'classifier')
+  check_tokenizer(run, name, out)
+  if name == 'dense':
+    vocabulary = (out / 'vocab.txt').read_text().split('\n')
+    assert vocabulary[:3] == ['[PAD]', '[UNK]', '[CLS]']
+    check_tokenizer(run, name, out / 'vocab.txt')
+
+
 @pytest.mark.nightly
-def test_what_is_written_can_be_trained_from(runs, tmp_path):
-  out = exported(runs['dense'], tmp_path / 'out')
+def test_what_is_written_can_be_trained_from(runs, tmp_path_factory, tmp_path):
+  out = exported(runs['dense'], tmp_path / 'bert')
   root = pathlib.Path(export.__file__).parents[1]
   config = config_flags.load_config(
     f'{root}/configs/eat/glue.py:pretrained={out},data={tmp_path}', []
@@ -103,30 +162,48 @@ def test_what_is_written_can_be_trained_from(runs, tmp_path):
   assert (config.model.depth, config.model.width) == (2, 16)
   assert config.model.exit_layers == (1,)
   assert config.dataset.tokenizer == str(out)
+  run = run_of('glue fixed', runs, tmp_path_factory)
+  out = exported(run, tmp_path / 'albert')
+  config = tiny_run.load('glue', task='rte', data='D', checkpoint=out,
+                         score='fresh')  # fmt: skip
+  config_schema.validate(config)
+  assert (config.model.width, config.model.max_iterations) == (16, 6)
+  check_tokenizer(run, 'glue', config.dataset.tokenizer)
+
+
+PARTS = {
+  'eat': ('exit_1', ['pruning after layers 1', 'exits at 1', 'window']),
+  'glue': ('score', ['halting by the rule act', "'score'"]),
+  'pretrain': ('score', ['halting by the rule act', "'score'"]),
+}
 
 
 @pytest.mark.slow
-def test_an_eat_is_refused_unless_it_may_lose_its_parts(runs, tmp_path, capsys):
+@pytest.mark.parametrize('name', PARTS)
+def test_an_adaptive_run_is_refused_unless_it_may_lose_its_parts(
+  runs, tmp_path_factory, tmp_path, capsys, name
+):
+  run = run_of(name, runs, tmp_path_factory)
+  part, words = PARTS[name]
+  capsys.readouterr()
   with pytest.raises(SystemExit) as stop:
-    export.main([f'--workdir={runs["eat"]}', f'--out={tmp_path}/out'])
+    export.main([f'--workdir={run}', f'--out={tmp_path}/out'])
   error = capsys.readouterr().err
   assert stop.value.code == command_line.USAGE
   assert len(error.strip().splitlines()) == 1
-  for word in ('pruning after layers 1', 'exits at 1', 'window', '--dense'):
+  for word in (*words, '--workdir', '--dense'):
     assert word in error
   assert not (tmp_path / 'out').exists()
 
-  out = exported(runs['eat'], tmp_path / 'out', '--dense')
+  out = exported(run, tmp_path / 'out', '--dense')
   printed = capsys.readouterr().out
-  assert printed.count('left out: ') == 3
-  params = params_of(runs['eat'])
-  assert 'exit_1' in params
-  del params['exit_1']
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    convert.load_params(out),
-    jax.device_get(params),
-  )
+  assert printed.count('left out: ') == (3 if name == 'eat' else 1)
+  says = 'runs all 6 iterations for every token'
+  assert (says in printed) == (name != 'eat')
+  params = params_of(run)
+  del params[part]
+  heads = 'pretraining' if name == 'pretrain' else 'classifier'
+  assert_equal(convert.load_params(out, heads), params)
 
 
 def test_heads_and_scorers_of_an_eat_are_left_out():
@@ -171,52 +248,13 @@ def test_bad_command_lines_are_answered_in_one_line(
   assert not (tmp_path / 'new').exists()
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_a_step_that_is_not_there_is_a_checkpoint_error(runs, tmp_path):
   flags = [f'--workdir={runs["dense"]}', f'--out={tmp_path}/new', '--step=3']
   with pytest.raises(SystemExit) as stop:
     export.main(flags)
   assert stop.value.code == command_line.CHECKPOINT
   assert not (tmp_path / 'new').exists()
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param('dense', marks=pytest.mark.nightly),
-    pytest.param('eat', marks=pytest.mark.slow),
-  ],
-)
-def test_transformers_reads_the_same(runs, tmp_path, name):
-  assert_read_by_transformers(runs[name], tmp_path / 'out')
-
-
-@pytest.mark.peers
-@pytest.mark.nightly
-def test_transformers_reads_a_distilbert(distil, tmp_path):
-  assert_read_by_transformers(distil, tmp_path / 'out')
-
-
-def assert_read_by_transformers(run, out):
-  torch, transformers = torch_and_transformers()
-  exported(run, out, '--dense')
-  auto = transformers.AutoModelForSequenceClassification
-  model, report = auto.from_pretrained(out, output_loading_info=True)
-  assert not any(report.values()), report
-  assert model.config.id2label == {0: 'negative', 1: 'positive'}
-  reader = transformers.AutoTokenizer.from_pretrained(out)
-  batch = reader(TEXTS, PAIRS, padding=True, return_tensors='pt')
-  rows = encoded(run, TEXTS, PAIRS)
-  np.testing.assert_array_equal(batch['input_ids'], rows[0])
-  if 'token_type_ids' in batch:
-    np.testing.assert_array_equal(batch['token_type_ids'], rows[1])
-  with torch.no_grad():
-    want = model.eval()(**batch).logits.numpy()
-  np.testing.assert_allclose(logits_of(out, rows), want, atol=1e-5)
-  # A model that is the same for all texts would not show what it reads.
-  assert np.abs(want).max() > 0.05
-  assert np.ptp(want, axis=0).min() > 0.001
 
 
 def test_a_broken_tokenizer_is_named_and_nothing_is_written(tmp_path):
@@ -232,3 +270,81 @@ def test_a_broken_tokenizer_is_named_and_nothing_is_written(tmp_path):
       tokenizer=path,
     )
   assert not (tmp_path / 'out').exists()
+
+
+# -- read by transformers
+
+
+def theirs(directory, run, name, auto):
+  """Outputs of transformers for the same texts by its own tokenizer, rows."""
+  torch, transformers = torch_and_transformers()
+  model, report = getattr(transformers, auto).from_pretrained(
+    directory, output_loading_info=True
+  )
+  assert not any(report.values()), report
+  if 'Sequence' in auto:
+    assert model.config.id2label == {0: 'negative', 1: 'positive'}
+  reader = transformers.AutoTokenizer.from_pretrained(directory)
+  texts, pairs = texts_of(name)
+  batch = reader(texts, pairs, padding=True, return_tensors='pt')
+  rows = encoded(run, texts, pairs)
+  np.testing.assert_array_equal(batch['input_ids'], rows[0])
+  if 'token_type_ids' in batch:
+    np.testing.assert_array_equal(batch['token_type_ids'], rows[1])
+  with torch.no_grad():
+    return model.eval()(**batch), rows
+
+
+def ours(kind, directory, rows, heads='classifier', **fields):
+  """Logits by our model, from the written directory alone."""
+  model = kind(**fields, **convert.read_sizes(directory))
+  params = jax.tree.map(jnp.asarray, convert.load_params(directory, heads))
+  return jax.jit(model.apply)({'params': params}, *rows)[0]
+
+
+def assert_close(found, want):
+  np.testing.assert_allclose(found, want, atol=1e-5)
+  # A model that is the same for all texts would not show what it reads.
+  assert np.abs(want).max() > 0.05
+  assert np.ptp(want, axis=0).min() > 0.001
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param('dense', marks=pytest.mark.nightly),
+    pytest.param('eat', marks=pytest.mark.slow),
+    pytest.param('distil', marks=pytest.mark.nightly),
+    pytest.param('glue fixed', marks=pytest.mark.nightly),
+    pytest.param('glue', marks=pytest.mark.slow),
+  ],
+)
+def test_transformers_reads_the_same_classifier(
+  runs, tmp_path_factory, tmp_path, name
+):
+  run = run_of(name, runs, tmp_path_factory)
+  out = exported(run, tmp_path / 'out', '--dense')
+  want, rows = theirs(out, run, name, 'AutoModelForSequenceClassification')
+  if 'glue' in name:
+    logits = ours(AlbertClassifier, out, rows, num_classes=2, halting='')
+  else:
+    logits = ours(bert.BertClassifier, out, rows, num_classes=2)
+  assert_close(logits, want.logits.numpy())
+
+
+@pytest.mark.peers
+@pytest.mark.nightly
+def test_transformers_reads_the_same_pretraining(tmp_path_factory, tmp_path):
+  run = tiny_run.made(tmp_path_factory, 'pretrain', 'fixed')
+  out = exported(run, tmp_path / 'out')
+  want, rows = theirs(out, run, 'pretrain', 'AutoModelForPreTraining')
+  places = jnp.arange(rows[0].shape[1])[None].repeat(len(rows[0]), 0)
+  logits = ours(
+    AlbertPretraining, out, [*rows, places], 'pretraining', halting=''
+  )
+  assert_close(logits['order'], want.sop_logits.numpy())
+  valid = np.asarray(places < rows[2][:, None])
+  assert_close(
+    np.asarray(logits['words'])[valid], want.prediction_logits.numpy()[valid]
+  )

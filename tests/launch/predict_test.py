@@ -15,7 +15,6 @@ from serve_lib.decisions import Prediction
 from tests.albert_act import tiny_run as tiny_albert
 from tests.eat import tiny_run
 
-
 # -- lines in and out
 
 
