@@ -23,7 +23,6 @@ from dataset_lib.reader import (
   ROWS_PER_BLOCK,
   BadRecords,
   Batch,
-  Blocks,
   Reader,
   Transform,
   concatenate,
@@ -165,7 +164,8 @@ def build(
     records,
     _transform(records, train),
     order,
-    Blocks(rows, block),
+    rows,
+    block,
     max_share,
     num_threads,
     prefetch,
@@ -189,12 +189,15 @@ class Dataset:
     info: shapes, classes and size.
     steps_per_epoch: full batches in the split for training (at least 1), all
       batches with the padded last one for evaluation.
+    rows: this host's rows of every global batch.
+    block: rows that are read at once; `blocks_per_batch` of them are `rows`.
   """
 
   records: Source
   transform: Transform
   order: Order | LengthOrder
-  blocks: Blocks
+  rows: range
+  block: int
   max_bad_share: float
   num_threads: int
   prefetch: int
@@ -202,6 +205,7 @@ class Dataset:
   def __post_init__(self) -> None:
     self.info: DatasetInfo = self.records.info
     self.steps_per_epoch = self.order.steps_per_epoch
+    self.blocks_per_batch = -(-len(self.rows) // self.block)
     # Rows of text are read, and found bad, before the first batch.
     bad_rows = getattr(self.records, 'bad_rows', ())
     self._bad_records = BadRecords(
@@ -238,7 +242,7 @@ class Dataset:
     """
     if not isinstance(start_step, numbers.Integral) or start_step < 0:
       raise ConfigError('start_step', start_step, 'an integer of at least 0')
-    per_batch, num_blocks = self.blocks.per_batch, None
+    per_batch, num_blocks = self.blocks_per_batch, None
     if not self.order.shuffle:
       num_blocks = max(0, self.steps_per_epoch - int(start_step)) * per_batch
     first = int(start_step) * per_batch
@@ -250,7 +254,7 @@ class Dataset:
 
     if not len(reader):
       return
-    per_batch = self.blocks.per_batch
+    per_batch = self.blocks_per_batch
     ahead = max(self.prefetch * per_batch, self.num_threads)
     blocks = grain.MapDataset.source(reader).to_iter_dataset(
       grain.ReadOptions(

@@ -91,13 +91,10 @@ class Probing(LabelledTexts):
     self._open(names, self._table)
 
   def _table(self, name: str) -> Table:
-    name = 'validation' if name == 'dev' else name
-    if not self._whole:
-      path, columns, lines = self._split_file(name)
+    path, columns, lines = self._read('validation' if name == 'dev' else name)
+    if path != self._whole:
       return tsv_table(path, columns, lines, self._task)
-    return file_table(
-      self._whole, self._rows_of(self._whole, name), self._marked
-    )
+    return file_table(path, lines, self._marked)
 
   def _marked(self, fields: list[str]) -> Example:
     """Returns an example of a line of SentEval's file."""
@@ -109,19 +106,20 @@ class Probing(LabelledTexts):
       raise BadRecord('unknown_split', '', f'{expected}, got {fields[0]!r:.40}')
     return labelled(fields[-1:], self._task.read_label, fields[1])
 
-  def _rows_of(self, path: pathlib.Path, split: str) -> list[Line]:
-    """Returns the lines of a split; lines of none are read as training."""
-    marks = {mark.encode(): name for mark, name in _MARKS.items()}
-    return [
-      (number, line)
-      for number, line in read_lines(path)
-      if marks.get(line.partition(b'\t')[0], 'train') == split
-    ]
+  def _read(self, split: str) -> tuple[pathlib.Path, list[str], list[Line]]:
+    """Returns path, columns and lines of a split.
 
-  def _split_file(
-    self, split: str
-  ) -> tuple[pathlib.Path, list[str], list[Line]]:
-    """Returns path, columns and rows of a TSV file of one split."""
+    SentEval's file has no names of columns; its lines of no split are read as
+    training.
+    """
+    if self._whole:
+      marks = {mark.encode(): name for mark, name in _MARKS.items()}
+      lines = [
+        (number, line)
+        for number, line in read_lines(self._whole)
+        if marks.get(line.partition(b'\t')[0], 'train') == split
+      ]
+      return self._whole, [], lines
     stems = _STEMS[split]
     names = [stem + suffix for stem in stems for suffix in SUFFIXES]
     path = first_file((self._folder / self.task, self._folder), names)
@@ -147,15 +145,11 @@ class Probing(LabelledTexts):
     Raises:
       InvalidDataError: there are fewer than two, or more than the task has.
     """
-    path = self._whole
-    if path:
-      rows = [line.split(b'\t') for _, line in self._rows_of(path, 'train')]
-      # Not of the lines that belong to no split.
-      rows = [row for row in rows if row[0] == b'tr' and len(row) > 2]
-      given = {row[1] for row in rows}
+    path, columns, lines = self._read('train')
+    rows = [line.split(b'\t') for _, line in lines]
+    if path == self._whole:  # not the lines that belong to no split
+      given = {row[1] for row in rows if row[0] == b'tr' and len(row) > 2}
     else:
-      path, columns, lines = self._split_file('train')
-      rows = [line.split(b'\t') for _, line in lines]
       column = columns.index('label')
       given = {row[column] for row in rows if len(row) == len(columns)}
     # A label that is not UTF-8 is counted as a bad row when it is read.

@@ -9,7 +9,6 @@ record counts once however often it is read: the verdict then does not depend on
 the number of epochs, of threads or of hosts.
 """
 
-import dataclasses
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -95,25 +94,6 @@ class BadRecords:
     return '\n'.join(lines)
 
 
-@dataclasses.dataclass(frozen=True)
-class Blocks:
-  """Division of a host's rows of every global batch into blocks."""
-
-  rows: range
-  rows_per_block: int
-
-  @property
-  def per_batch(self) -> int:
-    """Blocks in a host's part of a batch."""
-    return -(-len(self.rows) // self.rows_per_block)
-
-  def place(self, block: int) -> tuple[int, range]:
-    """Returns (step, rows of its batch) of block number `block`."""
-    step, part = divmod(block, self.per_batch)
-    start = part * self.rows_per_block
-    return step, self.rows[start : start + self.rows_per_block]
-
-
 class Reader:
   """Random access to blocks of rows; Grain calls it from its threads.
 
@@ -129,7 +109,8 @@ class Reader:
     num_blocks: int | None = None,
   ):
     self._source, self._transform = dataset.records, dataset.transform
-    self._order, self._blocks = dataset.order, dataset.blocks
+    self._order, self._rows = dataset.order, dataset.rows
+    self._block, self._per_batch = dataset.block, dataset.blocks_per_batch
     self._bad_records = bad_records
     self._first_block = first_block
     self._num_blocks = sys.maxsize if num_blocks is None else num_blocks
@@ -138,7 +119,9 @@ class Reader:
     return self._num_blocks
 
   def __getitem__(self, element: int) -> Batch:
-    step, rows = self._blocks.place(self._first_block + int(element))
+    number = self._first_block + int(element)
+    step, part = divmod(number, self._per_batch)
+    rows = self._rows[part * self._block : (part + 1) * self._block]
     places = self._order.batch(step, rows)
     indices, count = places.indices, len(rows)
     if isinstance(self._source, TokenSource):

@@ -73,20 +73,11 @@ def test_threads_and_prefetch_do_not_matter(arguments, reference):
   assert_same(take(build(config, **arguments), 20), expected[:20])
 
 
-@pytest.mark.parametrize(
-  ('config', 'method'), [(DIGITS, 'record'), (TEXT, 'padded')]
-)
-def test_seeking_reads_nothing_before(monkeypatch, config, method):
-  data = build(config, num_threads=0)
-  read, original = [], getattr(data.records, method)
-
-  def spy(indices, *size):
-    read.extend(np.atleast_1d(indices))
-    return original(indices, *size)
-
-  monkeypatch.setattr(data.records, method, spy)
-  batch = take(data, 1, start_step=10**9)[0]
-  assert read == batch['index'].tolist()
+@pytest.mark.parametrize('config', [DIGITS, PARITY, TEXT])
+def test_seeking_replays_nothing(config):
+  # To replay so many steps would take days.
+  batch = take(build(config, num_threads=0), 1, start_step=10**9)[0]
+  assert_same(take(build(config), 2, 10**9 - 1)[1:], [batch])
 
 
 def test_augmentation_differs_between_epochs_and_seeds(references):
@@ -207,24 +198,13 @@ def test_an_epoch_has_few_batches_of_mixed_buckets(texts):
   assert lengths not in (sorted(lengths), sorted(lengths, reverse=True))
 
 
-def test_records_take_the_smallest_bucket():
-  source = builder.build_source(TEXT, 'train')
-  short = np.flatnonzero(source.lengths <= 8)[:3]
-  long = np.flatnonzero(source.lengths > 16)[:1]
-  assert source.records(short)['tokens'].shape == (3, 8)
-  assert source.records(np.append(short, long))['tokens'].shape == (4, 32)
-
-
-@pytest.mark.parametrize('config', [PARITY, DIGITS])
-def test_closing_stops_the_threads(config):
-  batches = build(config, batch_size=64).batches()
-  next(batches)
-  assert grain_threads()
-  batches.close()
-  assert wait_for_no_threads()
-
-
-def test_a_finished_pass_and_garbage_leave_no_threads():
+def test_no_threads_are_left():
+  for config in (PARITY, DIGITS):
+    batches = build(config, batch_size=64).batches()
+    next(batches)
+    assert grain_threads()
+    batches.close()
+    assert wait_for_no_threads()
   assert len(list(build(PARITY, 'test', train=False).batches())) == 1
   batches = build().batches()
   next(batches)

@@ -8,7 +8,7 @@ from dataset_lib import probing as probing_lib
 from dataset_lib.errors import ConfigError, InvalidDataError
 from eval_lib import calibration, frontier, predictions
 from tests.contexts import eval_context
-from tests.dataset_lib.word_rows import WORDS, config, write
+from tests.dataset_lib.word_rows import config
 
 
 def sst2(root, count=40, name='train.tsv'):
@@ -178,21 +178,6 @@ def test_max_length_is_the_last_bucket(root, sizes, max_length, expected):
   info = builder.build_source(given, 'train').info
   assert info.length_buckets == expected
   assert info.input_shape == (max_length,)
-
-
-def test_batches_are_those_of_texts(root):
-  rows = [f'tr\t{n % 2}\t{" ".join(WORDS[: n + 1])}' for n in range(12)]
-  write(root / 'own.txt', rows)
-  data = builder.build(
-    config(root, 'own', name='probing', max_length=16, length_buckets=(8,)),
-    split='train', train=False, seed=0, batch_size=4,
-  )  # fmt: skip
-  batches = list(data.batches())
-  assert {batch['tokens'].shape for batch in batches} == {(4, 8), (4, 16)}
-  keys = {'tokens', 'token_types', 'length', 'label', 'mask', 'index'}
-  assert set(batches[0]) == keys
-  lengths = np.sort(np.concatenate([batch['length'] for batch in batches]))
-  assert lengths.tolist() == [n + 3 for n in range(12)]
 
 
 REAL = {  # rows of train and of validation in the shared data

@@ -112,6 +112,17 @@ def test_inception_boxes_of_extreme_shapes_fit(shape):
     assert 0 <= left < left + width <= shape[1]
 
 
+def test_an_inception_crop_of_pixels_is_its_box_resized():
+  for index in range(20):
+    key = 0, 0, index
+    box = image_ops.inception_box(20, 30, order.record_rng(*key), 0.08)
+    top, left, height, width = box
+    pixels = NOISE[top : top + height, left : left + width]
+    for value in (NOISE, encode(NOISE)):
+      crop = image_ops.inception_crop(value, order.record_rng(*key), options())
+      np.testing.assert_array_equal(crop, image_ops.resize(pixels, 8, 8))
+
+
 @pytest.mark.parametrize('shape', [(256, 384), (255, 381), (250, 390)])
 def test_reduced_decoding_shows_the_same_crop(monkeypatch, shape):
   data = encode(smooth(*shape), '.jpg', cv2.IMWRITE_JPEG_QUALITY, 95)

@@ -43,15 +43,6 @@ def test_large_sets_are_permuted_without_a_table(monkeypatch):
   assert max(huge) > 2**24
 
 
-def test_rows_of_a_batch():
-  places = order.Order(10, batch_size=4, seed=0, shuffle=False)
-  batches = [places.batch(step, range(1, 4)) for step in range(4)]
-  assert [batch.indices.tolist() for batch in batches] == [
-    [1, 2, 3], [5, 6, 7], [9], []
-  ]  # fmt: skip
-  assert {*batches[0].epochs.tolist()} == {0}
-
-
 def by_length(lengths, batch_size=8, seed=0):
   """A function from a step to the records of its batch, and steps an epoch."""
   lengths = np.array(lengths, np.int32)

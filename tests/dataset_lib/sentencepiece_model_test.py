@@ -90,16 +90,6 @@ def test_what_is_raised_while_texts_are_read_is_not_about_the_size(kind):
     sentencepiece_model.train(texts(), 80, 1000)
 
 
-def test_long_texts_are_trained_on_in_parts():
-  text = 'abc de ' * 1000
-  parts = list(sentencepiece_model.pieces_of(text, 100))
-  assert ''.join(parts) == text
-  assert all(len(part) <= 100 and part[-1] == ' ' for part in parts[:-1])
-  assert [*sentencepiece_model.pieces_of('x' * 250, 100)] == [
-    'x' * 100, 'x' * 100, 'x' * 50
-  ]  # fmt: skip
-
-
 def test_texts_that_grow_when_they_are_normalised_are_not_lost(tmp_path):
   # Each syllable becomes three letters of three bytes.
   path = tmp_path / 'spiece.model'
