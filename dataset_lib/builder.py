@@ -141,7 +141,6 @@ def build(
     InvalidDataError: its layout is not usable.
     TooManyBadRecordsError: more rows of a text file are bad than tolerated.
   """
-  validate(config, split)
   if num_threads is None:
     num_threads = default_num_threads()
   fields.check_value('seed', seed, source.Seed)

@@ -87,6 +87,8 @@ CASES = [
   ([DIGITS, '--config.dataset.augment=flop'], ['dataset.augment', 'flip']),
   ([DIGITS, '--config.model.patch_size=3'], ['patch_size', '3']),
   ([DIGITS, '--config.model.patch_size=0'], ['model.patch_size', '0']),
+  ([DIGITS + ':model=input', '--config.model.width=16',
+    '--config.model.query_dim=32'], ['model.query_dim', 'width 16', '32']),
   (['--config=configs/adatape/images.py'], ['root', 'tfds=NAME']),
   (['--config=configs/adatape/images.py:root=/a,tfds=b'], ['root', '/a', 'b']),
   ([FOLDER, '--workdir=../up'], ['--workdir', '..']),
