@@ -155,16 +155,12 @@ def build(
     order = LengthOrder(records.lengths, buckets, batch_size, seed, train)
   else:
     order = Order(len(records), batch_size, seed, train)
-  block = len(rows)
-  if not isinstance(records, VectorSource):
-    block = min(block, ROWS_PER_BLOCK)
   max_share = getattr(records, 'max_bad_share', 0.0) if train else 0.0
   return Dataset(
     records,
     _transform(records, train),
     order,
     rows,
-    block,
     max_share,
     num_threads,
     prefetch,
@@ -196,7 +192,6 @@ class Dataset:
   transform: Transform
   order: Order | LengthOrder
   rows: range
-  block: int
   max_bad_share: float
   num_threads: int
   prefetch: int
@@ -204,6 +199,9 @@ class Dataset:
   def __post_init__(self) -> None:
     self.info: DatasetInfo = self.records.info
     self.steps_per_epoch = self.order.steps_per_epoch
+    many_at_once = isinstance(self.records, VectorSource)
+    limit = len(self.rows) if many_at_once else ROWS_PER_BLOCK
+    self.block = min(len(self.rows), limit)
     self.blocks_per_batch = -(-len(self.rows) // self.block)
     # Rows of text are read, and found bad, before the first batch.
     bad_rows = getattr(self.records, 'bad_rows', ())

@@ -85,8 +85,8 @@ def test_parts_that_overlap_are_not_apart(root):
      (frontier, 'train+dev', 'train[:4]', 'validation[:3]'), {}),
     (4, 'split', certify, {'epsilon': 0.02}),
   ):  # fmt: skip
-    with pytest.raises(ConfigError, match=f'trained on, it shares {shared}'
-                       ) as error:  # fmt: skip
+    words = f'trained on, it shares {shared}'
+    with pytest.raises(ConfigError, match=words) as error:
       check(*arguments, **fields)
     assert error.value.field == field
 
