@@ -8,9 +8,8 @@ import pytest
 from adatape.task import TapeClassification
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
-from serve_lib.chain import Failure, InputError, ServedRun
+from serve_lib.chain import InputError, ServedRun
 from serve_lib.engine import Engine
-from serve_lib.pool import Pool
 
 IMAGE = dict(
   name='adatape.model:AdaTapeViT', width=16, depth=2, mlp_dim=16, num_heads=2,
@@ -26,7 +25,6 @@ DATA = {
   'image': dict(name='fake_images', image_size=16, num_classes=3),
   'tokens': dict(name='parity', length=8),
 }
-BATCHES = (1, 4, 8)
 
 
 def build(model, dataset, noise=0.3):
@@ -66,48 +64,31 @@ def served(request):
   return task, variables, items, np.asarray(logits), out['tape']['length']
 
 
-def test_logits_are_those_of_the_masked_form(served):
+def test_rows_are_batched_by_the_bucket_of_their_tape(served):
   # Invariant 4, second half: static and cropped encoders agree.
   task, variables, items, masked, tapes = served
   assert len(set(tapes.tolist())) > 1
-  chain, policy = task.serve(variables, {})
-  answer = policy.answer
-  policy.answer = lambda row: (row.outputs[-1]['logits'], answer(row))
-  with Engine(chain, policy, policy.lengths, BATCHES) as engine:
-    answers = engine.predict(items) + engine.predict(items[:1])
-    status = engine.status()
-  for index, (logits, prediction) in enumerate(answers):
-    index %= len(items)
-    np.testing.assert_allclose(logits, masked[index], atol=1e-4)
-    assert prediction.tape_length == tapes[index]
-    assert prediction.label == task.label_names[int(masked[index].argmax())]
-  assert status['peak_pool_bytes'] <= engine.warm_up().worst_case_bytes
-
-
-def test_rows_are_batched_by_the_bucket_of_their_tape(served, monkeypatch):
-  task, variables, items, _, tapes = served
-  most = task.model.max_steps
-  run = ServedRun(lengths=tuple(range(1, most + 1)))
+  run = ServedRun(lengths=tuple(range(1, task.model.max_steps + 1)))
   chain, policy = task.serve(variables, {}, run)
-  seen = []
-  add = Pool.add
+  buckets, answer = [], policy.answer
 
-  def spy(pool, batch):
-    seen.append((batch.key.length, len(batch.rows)))
-    return add(pool, batch)
+  def spy(row):
+    buckets.append((row.length, int(row.outputs[0]['length'])))
+    return row.outputs[-1]['logits'], answer(row)
 
-  monkeypatch.setattr(Pool, 'add', spy)
+  policy.answer = spy
   with Engine(chain, policy, policy.lengths, (8,)) as engine:
-    assert not any(isinstance(one, Failure) for one in engine.predict(items))
+    answers = engine.predict(items)
     snapshot = engine.monitor.snapshot()
-  counts = np.bincount(np.asarray(tapes))
-  moved = {length: 0 for length, _ in seen}
-  for length, rows in seen:
-    moved[length] += rows
-  assert moved == {n: counts[n] for n in moved}
-  assert snapshot['depth'] == {
-    length: count for length, count in enumerate(counts) if count
-  }
+  for (logits, prediction), expected, tape in zip(
+    answers, masked, tapes, strict=True
+  ):
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+    assert prediction.tape_length == tape
+    assert prediction.label == task.label_names[int(expected.argmax())]
+  assert all(bucket == max(tape, 1) for bucket, tape in buckets)
+  values, counts = np.unique(tapes, return_counts=True)
+  assert snapshot['depth'] == dict(zip(values, counts, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -137,35 +118,33 @@ def test_there_are_no_options():
 
 
 @pytest.mark.parametrize(
-  ('item', 'message'),
+  ('model', 'data', 'item', 'message'),
   [
-    ('/nowhere.jpg', 'image: expected a file'),
-    (b'no image', 'image: undecodable'),
-    (7, 'image: expected a path, the bytes of a file or an array, got int'),
-    (np.zeros((4, 4, 2), np.uint8), 'image: wrong_shape'),
-    ({'picture': b''}, "item: expected the key 'image', got picture"),
-    (InputError('line: not JSON'), 'line: not JSON'),
+    *(
+      (IMAGE, 'image', item, message)
+      for item, message in (
+        ('/nowhere.jpg', 'image: expected a file'),
+        (b'no image', 'image: undecodable'),
+        (7, 'image: expected a path, the bytes of a file or an array, got int'),
+        (np.zeros((4, 4, 2), np.uint8), 'image: wrong_shape'),
+        ({'picture': b''}, "item: expected the key 'image', got picture"),
+        (InputError('line: not JSON'), 'line: not JSON'),
+      )
+    ),
+    *(
+      (PARITY, 'tokens', item, message)
+      for item, message in (
+        ([0, 1], 'tokens: expected 8 ids, got 2'),
+        (list('abcdefgh'), 'tokens: expected a row of integers'),
+        ([[0]], 'tokens: expected a row of integers'),
+        ([-1] * 8, r'tokens: expected integers .*, got -1 to -1'),
+        ({'text': 'x'}, "item: expected the key 'tokens'"),
+      )
+    ),
   ],
 )
-def test_a_bad_image_is_named(item, message):
-  task, variables = build(IMAGE, DATA['image'])
-  _, policy = task.serve(variables, {})
-  with pytest.raises(InputError, match=message):
-    policy.encode(item)
-
-
-@pytest.mark.parametrize(
-  ('item', 'message'),
-  [
-    ([0, 1], 'tokens: expected 8 ids, got 2'),
-    (list('abcdefgh'), 'tokens: expected a row of integers'),
-    ([[0]], 'tokens: expected a row of integers'),
-    ([-1] * 8, r'tokens: expected integers .*, got -1 to -1'),
-    ({'text': 'x'}, "item: expected the key 'tokens'"),
-  ],
-)
-def test_bad_token_ids_are_named(item, message):
-  task, variables = build(PARITY, DATA['tokens'])
+def test_a_bad_item_is_named(model, data, item, message):
+  task, variables = build(model, DATA[data])
   _, policy = task.serve(variables, {})
   with pytest.raises(InputError, match=message):
     policy.encode(item)

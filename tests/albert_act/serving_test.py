@@ -1,4 +1,4 @@
-"""Compacted = masked = engine: the same logits and iterations for every row."""
+"""Compacted = masked: the same logits and iterations for every row."""
 
 import dataclasses
 import functools
@@ -7,33 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from albert_act import compaction, packed_attention, transposed_kernels
 from albert_act.serving import AlbertChain
-from serve_lib.chain import Encoded
-from serve_lib.engine import Engine
 from tests.albert_act import small
 
-LENGTHS = (8, 24)
 
-
-class Halted:
-  """The policy of the tests: rows of token ids in, outputs out."""
-
-  def encode(self, item):
-    types = np.arange(len(item)) >= len(item) // 2
-    inputs = {'tokens': item, 'token_types': types.astype(np.int32)}
-    return Encoded(inputs, len(item), 'compacted')
-
-  def decide(self, stage, rows, outputs):
-    return ~np.asarray(outputs['running'])
-
-  def answer(self, row):
-    outputs = row.outputs[-1]
-    length = len(row.encoded.inputs['tokens'])
-    return outputs['logits'], outputs['steps'][:length], len(row.outputs)
+def inputs_of(tokens):
+  types = np.arange(len(tokens)) >= len(tokens) // 2
+  return {'tokens': tokens, 'token_types': types.astype(np.int32)}
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -55,7 +37,7 @@ def rows(count, seed=0, low=1, high=24):
 def masked(model, variables, texts):
   """(logits, iterations of each token) of some rows, by the masked form."""
   chain = AlbertChain(model, variables)
-  encoded = [Halted().encode(row).inputs for row in texts]
+  encoded = [inputs_of(row) for row in texts]
   batch = chain.pad(encoded, 24, 8)
   logits, out = apply_of(model)(variables, *map(jnp.asarray, batch.values()))
   return np.asarray(logits), np.asarray(out['ponder']['steps'])
@@ -68,7 +50,7 @@ def apply_of(model):
 
 def run_stages(chain, texts, length):
   """(logits, iterations) when no row leaves before the last stage."""
-  encoded = [Halted().encode(row).inputs for row in texts]
+  encoded = [inputs_of(row) for row in texts]
   carry = chain.pad(encoded, length, len(texts) + 1)
   for index in range(chain.num_stages):
     stage = jax.jit(chain.stage(index, 'compacted', length))
@@ -128,31 +110,3 @@ def test_halted_tokens_are_not_computed():
   tokens = model.apply(transposed, small.batch(), method=run)
   finite = np.isfinite(np.asarray(tokens.x)).all(2)
   np.testing.assert_array_equal(finite, ~np.asarray(halted))
-
-
-@pytest.fixture(scope='module')
-def served():
-  model, variables = small.build()
-  params = dict(variables['params'])
-  # The last token of a row halts after three to six iterations then.
-  score = params['score']
-  params['score'] = score | {'bias': score['bias'] + 1.5}
-  variables = {'params': params}
-  chain = AlbertChain(model, variables, iterations=3)
-  with Engine(chain, Halted(), LENGTHS, (1, 4)) as engine:
-    yield model, variables, engine
-
-
-@pytest.mark.nightly
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 2**31), st.integers(1, 8))
-def test_engine_gives_what_the_masked_form_gives(served, seed, count):
-  model, variables, engine = served
-  texts = rows(count, seed)
-  answers = engine.predict(texts)
-  want, spent = masked(model, variables, texts)
-  for row, (logits, steps, stages) in enumerate(answers):
-    np.testing.assert_allclose(logits, want[row], atol=1e-5)
-    np.testing.assert_array_equal(steps, spent[row, : len(steps)])
-    # It left with the stage in which its last token halted.
-    assert stages == -(-int(steps.max()) // 3)

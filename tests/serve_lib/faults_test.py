@@ -149,13 +149,38 @@ def test_a_callback_that_exits_blocks_no_row(engines):
 
 
 def test_a_monitor_that_raises_blocks_no_row(engines, monkeypatch):
-  def broken(*arguments):
-    raise RuntimeError('a defect')
-
   with engines() as engine:
-    monkeypatch.setattr(engine.monitor, 'record_answer', broken)
+    monkeypatch.setattr(engine.monitor, 'record_answer', defect)
     answer = engine.submit(GOOD).result(WAIT)
   toy.check(VARIABLES, GOOD, answer)
+
+
+def defect(*arguments):
+  raise RuntimeError('a defect')
+
+
+def leave(*arguments):
+  sys.exit('a defect')
+
+
+@pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
+)
+@pytest.mark.parametrize(
+  ('part', 'method', 'broken'),
+  [('_worker', '_go_on', defect), ('_programs', 'run', leave)],
+)
+def test_a_defect_of_the_engine_leaves_nobody_waiting(
+  engines, monkeypatch, part, method, broken
+):
+  engine = engines()
+  monkeypatch.setattr(getattr(engine, part), method, broken)
+  answers = engine.predict([GOOD] * 3)
+  assert {answer.during for answer in answers} == {'engine'}
+  with pytest.raises(ClosedError):
+    engine.predict([GOOD])
+  engine.close()
+  assert engine.status()['pending'] == 0
 
 
 @pytest.mark.filterwarnings(
@@ -182,32 +207,3 @@ def test_a_defect_and_a_callback_that_exits_block_no_row(engines, monkeypatch):
   engine.close()
   status = engine.status()
   assert status['pending'] == status['pooled_rows'] == 0
-
-
-@pytest.mark.filterwarnings(
-  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
-)
-def test_an_exit_in_the_middle_of_a_batch_loses_no_row(engines, monkeypatch):
-  engine = engines()
-  monkeypatch.setattr(engine._programs, 'run', lambda *_: sys.exit('a defect'))
-  futures = engine._admit([GOOD] * 3)
-  assert {future.result(WAIT).during for future in futures} == {'engine'}
-  engine.close()
-  assert engine.status()['pending'] == 0
-
-
-@pytest.mark.filterwarnings(
-  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
-)
-def test_a_defect_of_the_engine_leaves_nobody_waiting(engines, monkeypatch):
-  engine = engines()
-
-  def broken(*arguments):
-    raise RuntimeError('a defect')
-
-  monkeypatch.setattr(engine._worker, '_go_on', broken)
-  answers = engine.predict([GOOD] * 3)
-  assert {answer.during for answer in answers} == {'engine'}
-  with pytest.raises(ClosedError):
-    engine.predict([GOOD])
-  engine.close()
