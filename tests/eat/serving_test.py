@@ -31,11 +31,12 @@ def chain_logits(chain, variant, texts, length):
 
 
 @pytest.mark.parametrize(
-  'changes',
+  ('changes', 'variant'),
   [
-    {},
+    ({}, 'pruned'),
+    pytest.param({}, 'full', marks=pytest.mark.slow),
     *(
-      pytest.param(changes, marks=pytest.mark.nightly)
+      pytest.param(changes, 'pruned', marks=pytest.mark.nightly)
       for changes in (
         dict(prune_scores='learned', merge=True),
         dict(prune_scores='attention', window=0),
@@ -45,28 +46,20 @@ def chain_logits(chain, variant, texts, length):
     ),
   ],
 )
-def test_gathered_form_equals_masked_form(changes):
+def test_gathered_form_equals_masked_form(changes, variant):
   model, variables = small.build(**changes)
   chain = serving.EatChain(model, variables)
   texts = small.rows(8, high=16)
-  _, out = jax.jit(model.apply)(variables, *small.batch(texts, 40))
-  for length in (16, 24):
-    logits, kept = chain_logits(chain, 'pruned', texts, length)
-    np.testing.assert_allclose(logits, out['exits'], atol=1e-5)
-    np.testing.assert_array_equal(kept, out['kept'][-1])
-
-
-@pytest.mark.slow
-def test_full_variant_is_the_model_without_pruning():
-  model, variables = small.build()
-  chain = serving.EatChain(model, variables)
-  texts = small.rows(4, high=16)
-  _, out = model.apply(
-    variables, *small.batch(texts, 16), prune_scale=jnp.float32(0.0)
+  scale = jnp.float32(variant == 'pruned')
+  _, out = jax.jit(model.apply)(
+    variables, *small.batch(texts, 40), prune_scale=scale
   )
-  logits, kept = chain_logits(chain, 'full', texts, 16)
-  np.testing.assert_allclose(logits, out['exits'], atol=1e-5)
-  np.testing.assert_array_equal(kept, [len(text) for text in texts])
+  full = [len(text) for text in texts]
+  for length in LENGTHS:
+    logits, kept = chain_logits(chain, variant, texts, length)
+    np.testing.assert_allclose(logits, out['exits'], atol=1e-5)
+    want = out['kept'][-1] if variant == 'pruned' else full
+    np.testing.assert_array_equal(kept, want)
 
 
 def test_shapes_really_shrink():

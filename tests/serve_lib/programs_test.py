@@ -85,13 +85,6 @@ def test_a_carry_without_rows_is_an_error():
     Programs(Wrong(), GRID).compile(progress=False)
 
 
-def test_progress_is_shown_on_stderr(capfd):
-  Programs(Loop(), Grid((4,), (1,))).compile(progress=True)
-  out, error = capfd.readouterr()
-  assert 'compiling' in error
-  assert not out
-
-
 CACHED = """
 import sys
 import jax
