@@ -1,0 +1,158 @@
+"""Every command of the README and of docs/ runs, at small size.
+
+Commands are taken from the fenced blocks and the tables as they are printed. A
+page is one test: its commands run in order, in one folder, so that a later one
+finds the runs of the earlier ones. Data sets are stand-ins (tests.golden).
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.golden import standin
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGES = ('README.md', *sorted(f'docs/{p.name}' for p in ROOT.glob('docs/*.md')))
+
+# What a command gets in addition, by what stands in it: fewer steps, smaller
+# models. None: not run here, with the reason.
+RUN = '--config.batch_size=8 --config.log_every=1 --config.mesh.data=1'
+STEPS = '--config.stages.stage1.steps=2'
+TEXT = '--config.dataset.max_length=32'
+FEW = '--config.dataset.max_examples=16'
+SMALLER = (
+  (r'^pip install', None),
+  (r'^pytest', None),
+  (r'launch\.train.*adatape/parity\.py', f'{RUN} {STEPS}'),
+  (
+    r'launch\.train.*parity_paper',
+    f'{RUN} {STEPS} --config.model.width=24 --config.model.mlp_dim=32 '
+    '--config.model.depth=2',
+  ),
+  (r'launch\.train.*digits', f'{RUN} --config.stages.stage1.epochs=0.02'),
+  (r'launch\.train.*tfds=', None),  # needs a prepared TFDS data set
+  (
+    r'launch\.train.*images\.py',
+    f'{RUN} --config.stages.stage1.epochs=1 --config.model.depth=2 '
+    '--config.model.bank_size=60 --config.dataset.image_size=32',
+  ),
+  (
+    r'launch\.train.*recurrent_act',
+    f'{RUN} {STEPS} --config.dataset.test_examples=16 --config.model.width=16',
+  ),
+  (r'launch\.train.*eat/glue', f'{RUN} {TEXT} {FEW}'),
+  (
+    r'launch\.train.*tau_from',
+    f'{RUN} --config.stages.stage1_free.steps=1 '
+    '--config.stages.stage2_ponder.steps=1',
+  ),
+  (r'launch\.train.*pretrain\.py', f'{RUN} {STEPS}'),
+  (r'launch\.train.*albert_act', f'{RUN} {TEXT} {FEW}'),
+  (r'launch\.prepare_corpus', '--vocab_size=60 --max_length=64 --processes=1'),
+  (r'launch\.analyze', '--rows=8'),
+  (r'benchmark adatape', '--variant=Ti/16 --batch=1 --rounds=1'),
+  (r'benchmark eat_speed', '--help'),
+  (r'benchmark eat ', '--help'),
+  (r'benchmark albert', '--help'),
+  (r'.', ''),
+)
+TREE = """\
+1\tA\ta\tDET\tDT\t_\t2\tdet\t_\t_
+2\tword\tword\tNOUN\tNN\t_\t0\troot\t_\t_
+"""
+
+
+def commands(text):
+  """Yields the shell commands of a page, continued lines joined."""
+  blocks = re.findall(r'^```\n(.*?)^```', text, re.M | re.S)
+  in_tables = re.findall(r'^\|.*?`(python -m [^`]+)`', text, re.M)
+  for block in ['\n'.join(in_tables), *blocks]:
+    for line in block.replace('\\\n', ' ').splitlines():
+      line = re.sub(r'\s+#.*$', '', line).strip()
+      if re.match(r'(python|pip|pytest|echo|[A-Z]+=)', line):
+        yield line
+
+
+def smaller(command):
+  """Returns the command at small size, or None if it is not run."""
+  extra = next(e for pattern, e in SMALLER if re.search(pattern, command))
+  return None if extra is None else f'{command} {extra}'
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+  """A folder with the configs, the data and a Hugging Face directory."""
+  root = tmp_path_factory.mktemp('docs')
+  (root / 'configs').symlink_to(ROOT / 'configs')
+  standin.write_all(root / 'data')
+  (root / 'FILE.conllu').write_text(f'{TREE}\n')
+  shutil.copy(root / 'FILE.conllu', root / 'en_ewt-ud-dev.conllu')
+  for name in ('train.txt', 'valid.txt'):
+    shutil.copy(root / 'data/texts/texts.txt', root / name)
+  shutil.copy(next((root / 'data/images').rglob('*.jpg')), root / 'photo.jpg')
+  dense = (
+    'configs/eat/glue.py:task=sst2,model=dense,variant=minilm,epochs=1,'
+    'data=data/glue,vocabulary=data/vocabulary'
+  )
+  narrow = '--config.model.width=24 --config.model.mlp_dim=32'
+  run(root, f'python -m launch.train --workdir=tiny --config={dense} {RUN} '
+      f'{TEXT} {FEW} {narrow} --config.model.num_heads=2')  # fmt: skip
+  run(root, 'python -m launch.export --workdir=tiny --out=minilm')
+  return root
+
+
+def run(root, command):
+  """Runs a command of the shell in the folder; fails with what it printed."""
+  environment = os.environ | {
+    'PATH': f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}',
+    'PYTHONPATH': str(ROOT),
+    'MINILM': 'minilm',
+    'XLA_FLAGS': '--xla_backend_optimization_level=0',
+  }
+  done = subprocess.run(
+    ['bash', '-c', f'set -o pipefail; {command}'],
+    cwd=root, env=environment, capture_output=True, text=True, timeout=600,
+  )  # fmt: skip
+  assert done.returncode == 0, f'{command}\n{done.stdout}\n{done.stderr}'
+  return done
+
+
+def local(command):
+  """Returns the command with the stand-ins' names."""
+  for name, place in (
+    ('/tmp/', ''), ('GLUE_DIRECTORY', 'data/glue'), ('=TEXTS', '=data/texts'),
+    ('PROBING_DIRECTORY', 'data/probing'), ('root=DIR', 'root=data/images'),
+    ('=train.txt.gz', '=train.txt'), ('=valid.txt.gz', '=valid.txt'),
+  ):  # fmt: skip
+    command = command.replace(name, place)
+  return command
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('page', PAGES)
+def test_commands_of_a_page_run(page, place):
+  found = [smaller(c) for c in commands((ROOT / page).read_text())]
+  for command in filter(None, found):
+    if re.match(r'[A-Z]+=', command) or 'FILE.py' in command:
+      continue  # a variable that is set above, and the form of a command
+    run(place, local(command))
+
+
+def test_every_page_with_commands_is_found():
+  counts = {p: len(list(commands((ROOT / p).read_text()))) for p in PAGES}
+  assert counts['README.md'] >= 5
+  assert all(counts[f'docs/{family}.md'] for family in (
+    'adatape', 'eat', 'albert_act', 'recurrent_act'
+  ))  # fmt: skip
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_links_of_a_page_lead_somewhere(page):
+  text = (ROOT / page).read_text()
+  for link in re.findall(r'\]\(([^)#]+)', text):
+    assert ((ROOT / page).parent / link).exists(), link
