@@ -53,7 +53,7 @@ SMALLER = (
   ),
   (r'launch\.train.*pretrain\.py', f'{RUN} {STEPS}'),
   (r'launch\.train.*albert_act', f'{RUN} {TEXT} {FEW}'),
-  (r'launch\.prepare_corpus', '--vocab_size=60 --max_length=64 --processes=1'),
+  (r'launch\.prepare_corpus', '--vocab_size=26 --processes=1'),
   (r'launch\.analyze', '--rows=8'),
   (r'benchmark adatape', '--variant=Ti/16 --batch=1 --rounds=1'),
   (r'benchmark eat_speed', '--help'),
@@ -85,7 +85,7 @@ def smaller(command):
 
 
 @pytest.fixture(scope='module')
-def place(tmp_path_factory):
+def stand_ins(tmp_path_factory):
   """A folder with the configs, the data and a Hugging Face directory."""
   root = tmp_path_factory.mktemp('docs')
   (root / 'configs').symlink_to(ROOT / 'configs')
@@ -104,6 +104,14 @@ def place(tmp_path_factory):
       f'{TEXT} {FEW} {narrow} --config.model.num_heads=2')  # fmt: skip
   run(root, 'python -m launch.export --workdir=tiny --out=minilm')
   return root
+
+
+@pytest.fixture
+def place(stand_ins, tmp_path):
+  """A folder of a page's own, with the stand-ins in it."""
+  for path in stand_ins.iterdir():
+    (tmp_path / path.name).symlink_to(path)
+  return tmp_path
 
 
 def run(root, command):
@@ -125,7 +133,8 @@ def run(root, command):
 def local(command):
   """Returns the command with the stand-ins' names."""
   for name, place in (
-    ('/tmp/', ''), ('GLUE_DIRECTORY', 'data/glue'), ('=TEXTS', '=data/texts'),
+    ('/tmp/', 'tmp_'), ('GLUE_DIRECTORY', 'data/glue'),
+    ('=TEXTS', '=data/texts'),
     ('PROBING_DIRECTORY', 'data/probing'), ('root=DIR', 'root=data/images'),
     ('=train.txt.gz', '=train.txt'), ('=valid.txt.gz', '=valid.txt'),
   ):  # fmt: skip
