@@ -81,7 +81,7 @@ class SharedNorm(nn.Module):
   """The LayerNorm that bank and query share, in float32 (section 2.4).
 
   Attributes:
-    initial_scale: scores start with its square.
+    initial_scale: initial scores are proportional to its square.
     epsilon: added to the variance.
   """
 
@@ -94,9 +94,8 @@ class SharedNorm(nn.Module):
   ) -> Float[Array, '*S h']:
     """Returns the leading `count` features of the normalised tokens.
 
-    Keys need few features; the others enter the statistics only. The variance
-    is the mean square minus the squared mean: one pass over the bank, which is
-    bound by memory.
+    Mean and variance are of all features, in one pass over the bank, which is
+    limited by memory bandwidth.
     """
     width = tokens.shape[-1]
     scale_init = nn.initializers.constant(self.initial_scale)

@@ -39,8 +39,7 @@ class AdaTapeViT(TapeClassifier):
       the valid tokens ('gap').
     positions: 'learned' or 'sincos2d'.
     bank: 'learnable' (trainable vectors), 'input' (finer patches) or 'none'
-      (`max_steps` trainable tokens for every row: Table 2 without adaptive
-      length and content).
+      (T trainable tokens, the same for all rows; ablation of Table 2).
     bank_size: tokens in a learnable bank, C.
     bank_patch_size: side of a patch of the input bank in pixels.
     tokens_per_step: bank tokens merged into a tape token, K.
@@ -49,13 +48,13 @@ class AdaTapeViT(TapeClassifier):
     query_dim: leading features compared between query and bank, h.
     query_update: 'average' or 'replace'.
     tape_loss: 'entropy' or 'max'.
-    fixed_length: read T tokens at once instead of until the threshold (Table
-      2 without adaptive length); `tokens_per_step` and `threshold` are unused.
+    fixed_length: append the top T tokens without halting (ablation of Table
+      2); `tokens_per_step` and `threshold` are unused.
     insert_after: number of blocks before the insertion.
     read_mlp: network applied once to the tape tokens when they are appended:
       '', 'mlp' or 'glu'. Tables 6 and 7 count a 'glu'.
     tape_mlp: network of the tape tokens in every block from the insertion on:
-      '' shares the input tokens', or 'mlp', or 'glu' (Table 7).
+      '' (the MLP of the input tokens), 'mlp' or 'glu' (Table 7).
     query_noise: scale of the noise on the query in training (A.7).
     bank_drop: rate of bank tokens hidden from a row in training (A.7).
     dropout: rate in the blocks.

@@ -39,8 +39,8 @@ class ParityModel(TapeClassifier):
     num_heads: attention heads.
     query_dim: leading features compared between query and bank, h.
     norm_scale: initial scale of the LayerNorm shared by bank and query.
-      Scores start with its square: from 1 on, a pair of unequal symbols is
-      merged with weights near 1 and 0, which hides one of the two.
+      Initial scores are proportional to its square. With 1 or more the softmax
+      over a pair of unequal symbols saturates and hides one of the two.
     vocab_size: number of symbols.
     dropout: rate in the blocks.
     dtype: compute dtype; parameters, the reading and logits are float32.

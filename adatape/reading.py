@@ -25,9 +25,8 @@ class Reading:
     tokens_per_step: bank tokens merged into one tape token, K >= 1. The paper
       takes K = max_steps / threshold.
     max_steps: most tape tokens of a row, T >= 1.
-    threshold: halting threshold tau > 0. With infinity the length is fixed:
-      the T best tokens are read at once and appended as they are (the paper's
-      ablation without adaptive length, Table 2), whatever K is.
+    threshold: halting threshold tau > 0. Infinity disables halting: the top T
+      tokens are appended unmerged, for any K (ablation of Table 2).
     query_dim: leading features of query and bank that are compared, h >= 1.
     query_update: 'average' of query and tape token, or 'replace' by the token.
     loss: what a step adds, 'entropy' (1 - sum w^2) or 'max' (1 - max w).
@@ -62,7 +61,7 @@ class Reading:
 
   @property
   def min_bank_size(self) -> int:
-    """The most bank tokens that one row can read, K * T."""
+    """Smallest legal bank: the most tokens that a row can read, K * T."""
     return self.picks_per_step * self.max_steps
 
   def check_bank(self, bank_size: int | None, width: int) -> None:

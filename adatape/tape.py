@@ -1,8 +1,9 @@
 """Adaptive Tape Reading (AdaTape, Algorithm 2): a tape of bank tokens per row.
 
-In each step a row's query picks the K best bank tokens and merges them into one
-tape token, and is averaged with that token. The row halts when the accumulated
-largest weights reach the threshold, or after T steps.
+At each step the query selects its top-K bank tokens. Their softmax-weighted sum
+is the tape token, and the query becomes the mean of itself and that token (or
+the token, with query_update='replace'). A row halts when the sum of the steps'
+largest weights reaches tau, or after T steps.
 
 Two passes make the gradient cheap: `select` finds the indices without a
 gradient, then `replay` computes weights, tokens and loss from the K * T chosen

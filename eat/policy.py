@@ -1,8 +1,8 @@
 """Policy that serves EAT: texts in, labels with depth and exit reason out.
 
 The host's side of the engine (EAT, sections 7.4 and 10). Thresholds, minimum
-retention and the switch to full depth act row by row on data, so none of them
-compiles a program.
+retention and the switch to full depth are data of each row; changing them never
+recompiles.
 """
 
 import dataclasses
@@ -51,13 +51,13 @@ class Options:
     patience: see `Rule`.
     tolerance: see `Rule`.
     veto_margin: see `Rule`.
-    ensemble_margin: an answer whose margin is below it is the mean of the
-      probabilities of all heads the row passed; 0 for never.
+    ensemble_margin: below this margin an answer is the mean of the
+      probabilities of all heads that the row passed; 0 for never.
     max_characters: of one text; a longer one is an error and not truncated.
     thresholds: by source, instead of `tau`.
-    minimum_retention: by source; a row whose source asks for more than the
-      model would keep is served without pruning. The drift check leaves such
-      rows out: the calibration split was measured with pruning.
+    minimum_retention: by source. Rows of a source that needs a higher share of
+      tokens than the model keeps are served without pruning, and the drift
+      check skips them.
   """
 
   rule: Literal[

@@ -68,9 +68,9 @@ def kept_count(
 def static_size(length: int, ratio: float, min_tokens: int = 1) -> int:
   """Returns the length of the gathered form of rows of `length` tokens.
 
-  It is `kept_count` of the longest row. A `ratio` within 0.002 steps of the
-  middle of two multiples of 1e-4, which float32 may round either way, counts as
-  the smaller one.
+  It is `kept_count` of the longest row. Ratios that float32 may round
+  either way (within 0.002 steps of the middle of two multiples of 1e-4) round
+  down.
 
   Args:
     length: most tokens of a row before the pruning.
@@ -92,9 +92,8 @@ def norm_scores(x: Float[Array, 'B S D']) -> Float[Array, 'B S']:
 class TokenScorer(nn.Module):
   """A learned score of every token, trained through a straight-through gate.
 
-  The gated token equals x in the forward pass. In the backward pass the score
-  has the gradient of `x * (1 + sigmoid(score))`: it rises where more of its
-  token would lower the loss. [CLS] is never pruned and has no gate.
+  Forward: the identity. Backward: as `x * (1 + sigmoid(score))`. [CLS] is never
+  pruned and has no gate.
   """
 
   @nn.compact
@@ -130,8 +129,8 @@ def prune(
 
   Args:
     tokens: the tokens so far.
-    scores: rank of each token, larger is better; the earlier of two equal ones
-      is better, NaN is best (pruning must not hide it).
+    scores: of each token, higher is kept; of equal ones the earlier; NaN is
+      always kept, so that pruning does not hide it.
     ratio: see `kept_count`; may be traced.
     size: returned tokens, and most that a row keeps: S keeps shapes (masked
       form), `static_size(S, ratio, min_tokens)` crops them (gathered form).
@@ -140,7 +139,7 @@ def prune(
       `merge_removed`.
 
   Returns:
-    The kept tokens, then some of the others up to `size`.
+    The kept tokens first; slots up to `size` hold discarded ones.
 
   Raises:
     FieldError: if `size` is not in [1, S].

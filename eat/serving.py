@@ -1,9 +1,9 @@
 """EAT as a chain of stages whose shapes shrink, and how a run is served.
 
-A stage ends at a head. Pruned tokens are cropped away at static sizes, and
-rows that the exit rule lets go leave before the next stage. Of the block under
-a head only [CLS] is computed, a sixth of the block; for the rows that stay the
-next stage computes the other tokens from the same keys and values.
+A stage ends at a head. Pruned tokens are cropped at static sizes, and rows that
+satisfy the exit rule leave before the next stage. At a head only [CLS] goes
+through the last block (about a sixth of it). Its keys and values are kept for
+the next stage, which computes the other tokens of the rows that continue.
 """
 
 import dataclasses

@@ -115,7 +115,7 @@ FLAGS: Mapping[str, tuple[str, list[Any]]] = {
     *_TIMING,
   ]),
   'albert': ('ALBERT whose tokens halt, against fixed depth', [
-    ('--variant', str, 'small', "micro, mini, or small, the paper's"),
+    ('--variant', str, 'small', 'micro, mini, tiny, small or base'),
     ('--length', positive, 128, 'tokens of a row'),
     ('--batch', sizes, '1,8', 'rows at a time'),
     ('--shares', shares, '0.42,0.25', 'mean over most iterations'),

@@ -71,7 +71,7 @@ class Encoded:
 
   Attributes:
     inputs: unpadded arrays of one row, for `Chain.pad`.
-    length: of the row, at most the longest length bucket; tokens, as a rule.
+    length: of the row, usually in tokens, at most the longest length bucket.
     variant: the chain's variant that serves the row.
     context: data for the policy's own use.
   """
@@ -128,10 +128,10 @@ class Chain(Protocol):
 
     It is jitted for every batch bucket. The carry is a pytree whose arrays
     have the rows first; that of the last stage is ignored. Outputs are small
-    arrays `[B, ...]` for the host. An output `'length'` int `[B]` moves each
-    row to the length bucket that holds it; the shapes of the carry must then
-    be those of all buckets. Equal stages should be the same function object,
-    which is compiled once.
+    arrays `[B, ...]` for the host. If a stage outputs `'length'` int
+    `[B]`, each row moves to the bucket that holds it; the shapes of the carry
+    must then not depend on the length. Equal stages should be the same
+    function object, which is compiled once.
 
     Args:
       index: the stage, from 0.

@@ -47,12 +47,10 @@ class Engine:
     batches: batch buckets, ascending.
     max_pending: limit of rows accepted and not answered; `submit` blocks while
       it is reached.
-    max_wait: seconds that rows wait at one stage for a fuller batch while
-      other work is left; without other work they run at once.
+    max_wait: seconds that a partial batch may wait while the device is busy.
     ahead: full batches dispatched before the outputs of the last are read.
-    max_pool_bytes: limit of the device memory of rows between stages; near it
-      partial batches run. One batch always fits. 0 for the worst case that
-      `WarmUp` gives.
+    max_pool_bytes: soft limit of the device memory of rows between stages;
+      near it partial batches run, and one batch always fits. 0 for no limit.
     cache_directory: of compiled programs for the next process; '' for none.
       Programs found there are run: keep it private.
     monitor: of the running statistics; None for `policy.monitor` if the policy

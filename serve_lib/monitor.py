@@ -81,11 +81,11 @@ class Monitor:
     """Records a row that left.
 
     Args:
-      depth: layers or iterations that ran.
+      depth: layers, iterations or tape tokens that ran.
       reason: one of a few names.
-      confidence: of the first head, in [0, 1], for the drift check: that of a
-        later head would depend on the fallback, which would never end. None
-        for a row that cannot be compared with the calibration split.
+      confidence: of the first head, in [0, 1], for the drift check. Later heads
+        see other rows during drift, so its end could not be detected there.
+        None for a row that is not compared with the calibration split.
       retention: share of the row's tokens that were left at the end.
     """
     with self._lock:

@@ -2,10 +2,9 @@
 
 `Intake` queues encoded rows on the host. `Pool` holds rows between stages on
 the device, compacted: for every key at most one open batch of the full size.
-Rows that continue are copied into its next free slots, once. When full it is
-the next batch without another copy; run earlier, its first rows are cut off as
-a smaller batch. Free slots hold a copy of another row, so the contents of
-padding are always legal.
+Rows that continue are copied into its next free slots, once. A full batch runs
+as it is; one that runs earlier is sliced to the next batch bucket. Free slots
+repeat another row, so that padding is always legal.
 """
 
 import collections

@@ -28,8 +28,8 @@ def keep_freed_memory() -> bool:
   the next run faults the same pages in again: for a BERT-base at batch 16 two
   million page faults became 0.4 million, and 0 to 13 % of the time was saved.
 
-  It cannot be undone, keeps resident memory at its peak, and threads that have
-  an arena already keep it: call it first, from a program and not a library.
+  Irreversible; resident memory stays at its peak. Call it at the start of a
+  program, before threads are created.
 
   Returns:
     True if the C library has all options; without glibc nothing happens.

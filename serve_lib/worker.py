@@ -147,8 +147,8 @@ class Worker:
   def _is_crowded(self) -> bool:
     """Returns True if another batch could exceed the limit of the pool.
 
-    The batches in flight have their room already. Only a batch that runs
-    while the pool is empty can exceed a limit, one below that batch.
+    Counts the memory that batches in flight may need. A single batch may
+    exceed a limit that is smaller than itself.
     """
     if not self._max_pool_bytes:
       return False
@@ -246,10 +246,10 @@ class Worker:
       self._move(Batch(key, batch.size, rows, batch.slots[numbers], carry))
 
   def _move(self, moved: Batch) -> None:
-    """Runs rows as they are if the bucket suits them, or adds them to the pool.
+    """Runs rows without a copy, or adds them to the pool.
 
-    The bucket suits if all its rows stay and it is full, or if no other rows
-    could join them.
+    They run if the batch is full, or if it has the smallest fitting size and no
+    other rows could join it.
     """
     key, rows = moved.key, moved.rows
     is_full = len(rows) == self._grid.capacity

@@ -1,4 +1,4 @@
-"""A finished or running run, read back from its directory for evaluation."""
+"""A finished or running run, read back from its directory."""
 
 import os
 import pathlib

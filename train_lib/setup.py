@@ -40,7 +40,7 @@ class Setup:
     abstract: shapes, dtypes and shardings of the state.
     init: returns a fresh state with these shardings.
     frozen: arrays that the loss reads and never trains.
-    steps: compiled train steps.
+    steps: train steps, compiled at their first use.
     put: places this process's rows of a batch on the devices.
     evaluators: by stage and name.
   """
@@ -71,7 +71,8 @@ class Setup:
 def build_setup(config: Any, workdir: str = '') -> Setup:
   """Builds data, stages, tasks, optimizer, mesh and evaluators.
 
-  Call it without a mesh set: unboxing would apply constraints.
+  Call it without a mesh set: unboxing under a mesh
+  applies sharding constraints.
 
   Args:
     config: a resolved and validated configuration.

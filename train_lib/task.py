@@ -57,8 +57,8 @@ class Task(abc.ABC):
     """Checks `loss` and `model` and adds their defaults, in place.
 
     Runs once, before any data is read and any device is touched, and again
-    for the `model` of each stage. What follows from files that the
-    configuration names is set here too, and is in the run's config.json.
+    for the `model` of each stage. Also fills in fields read from a
+    checkpoint that the configuration names.
 
     Raises:
       ConfigError: a field has an illegal value.

@@ -193,7 +193,7 @@ def _ema(average: Any, params: Any, decay: float) -> Any:
 
 
 class TrainSteps:
-  """Train steps compiled ahead of time, so that the loop never compiles.
+  """Train steps, each compiled once per stage and shape, at its first use.
 
   Args:
     make: returns the train step of a stage.
@@ -260,8 +260,8 @@ def first_culprit(
 ) -> str:
   """Names the first input, parameter or gradient that is not finite.
 
-  Called when a run ends, so it may compile and wait. Later steps may have
-  moved the parameters; then no culprit may be found. `step` is the number of
+  Recomputes the gradients after a failure. Later steps may have changed the
+  parameters; then the cause may not be found. `step` is the number of
   finished steps, including the failed one.
   """
   for kind, tree in (('input', batch), ('parameter', state.params)):

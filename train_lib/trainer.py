@@ -1,6 +1,6 @@
 """The training loop: steps, metrics, evaluation, checkpoints, in that order.
 
-`train` locks the directory, builds, restores, steps and finishes. A `Task`
+`train` builds, locks the directory, restores, steps and finishes. A `Task`
 computes the objective, `train_step.py` makes the step, `setup.py` builds the
 parts.
 """
