@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from dataset_lib import builder, corpus, tokenizer
+from dataset_lib import builder, corpus, pretraining, tokenizer
 from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
 from tests.dataset_lib import batches, corpora
 from tests.dataset_lib.batches import assert_same, joined, take
@@ -17,7 +17,7 @@ from tests.dataset_lib.corpora import (
   pretraining_source,
 )
 
-PAD, CLS, SEP = 0, 2, 3
+PAD, CLS, SEP, MASK = 0, 2, 3, 4
 LENGTH = 32
 
 
@@ -331,3 +331,29 @@ def test_a_part_of_the_real_corpus(shared_data, tmp_path):
   start = ''.join(names).replace('▁', ' ').strip()
   # The first document is of the validation split.
   assert start[:40] == lines[200].lower()[:40]
+
+
+def test_random_tokens_are_ordinary(directory):
+  batch = draw(pretraining_source(directory))
+  row, slot = np.nonzero(batch['mlm_weights'])
+  shown = batch['tokens'][row, batch['mlm_positions'][row, slot]]
+  label = batch['mlm_labels'][row, slot]
+  randomly = shown[(shown != MASK) & (shown != label)]
+  assert randomly.size
+  assert set(randomly) <= set(range(5, len(corpora.VOCABULARY)))
+
+
+def test_no_random_number_is_used_twice(directory, monkeypatch):
+  drawn, uniform = [], pretraining.uniform
+
+  def recorded(*arguments):
+    drawn.append(uniform(*arguments))
+    return drawn[-1]
+
+  monkeypatch.setattr(pretraining, 'uniform', recorded)
+  draw(pretraining_source(directory))
+  numbers = np.concatenate(drawn, axis=1)
+  assert numbers.shape[1] == 5 + 2 * LENGTH + 2 * 7
+  assert len(np.unique(numbers)) == numbers.size
+  # Their mean is 1/2, with a standard deviation of sqrt(1 / 12).
+  assert abs(numbers.mean() - 0.5) < 4 / np.sqrt(12 * numbers.size)
