@@ -11,6 +11,7 @@ from dataset_lib.errors import ConfigError
 from serve_lib.chain import Failure, InputError
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
+from serve_lib.schedule import doubling
 from tests.compilations import compilations
 from tests.serve_lib import toy
 
@@ -201,3 +202,9 @@ def test_one_item_is_not_taken_apart_as_several(engine, items):
     engine.predict(items)
   with pytest.raises(TypeError, match=f'engine.stream: {expected}'):
     engine.stream(items)  # before anything is read
+
+
+def test_doubling_ends_with_the_largest():
+  assert doubling(1) == (1,)
+  assert doubling(12) == (1, 2, 4, 8, 12)
+  assert doubling(16) == (1, 2, 4, 8, 16)

@@ -235,13 +235,7 @@ def ask(family, engine, requests, seed):
       assert answer.during == 'encode'
 
 
-@pytest.mark.parametrize(
-  'requests', [25, pytest.param(1250, marks=pytest.mark.slow)]
-)
-def test_mixed_requests_from_eight_threads(served, requests):
-  family, engine = served
-  if requests > 100 and 'retention' not in family.fields:
-    pytest.skip('EAT stands for all')
+def put_under_load(family, engine, requests):
   with (
     with_programs_of(engine, max_pending=64) as other,
     concurrent.futures.ThreadPoolExecutor(8) as threads,
@@ -257,6 +251,16 @@ def test_mixed_requests_from_eight_threads(served, requests):
   assert status['pending'] == status['pool_bytes'] == 0
   assert status['peak_pending'] <= 64
   assert status['peak_pool_bytes'] <= other.warm_up().worst_case_bytes
+
+
+def test_mixed_requests_from_eight_threads(served):
+  put_under_load(*served, 25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('served', ['eat'], indirect=True)
+def test_ten_thousand_mixed_requests_from_eight_threads(served):
+  put_under_load(*served, 1250)
 
 
 def test_a_bad_item_fails_alone(served):
