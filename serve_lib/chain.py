@@ -50,8 +50,16 @@ class Failure:
   details: str = dataclasses.field(default='', repr=False)
 
   @classmethod
-  def of(cls, error: BaseException, during: str) -> 'Failure':
-    """Returns the failure of a caught error, whose traceback it removes."""
+  def of(
+    cls,
+    error: BaseException,
+    during: str,
+    handled: BaseException | None = None,
+  ) -> 'Failure':
+    """Returns the failure of a caught error, whose traceback it removes.
+
+    `handled` is what the caller of the engine was handling: it is left alone.
+    """
     try:
       details = ''.join(traceback.format_exception(error))[-MAX_DETAILS:]
     except Exception:
@@ -59,8 +67,11 @@ class Failure:
     found: list[BaseException | None] = [error]
     while found:
       one = found.pop()
+      if one is handled:
+        continue
       if one is not None and (one.__traceback__ or one.__context__):
-        found += [one.__cause__, *getattr(one, 'exceptions', ())]
+        causes = (one.__cause__, one.__context__)
+        found += [*causes, *getattr(one, 'exceptions', ())]
         one.__traceback__ = one.__context__ = None
     return cls(error, during, details)
 

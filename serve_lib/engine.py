@@ -11,6 +11,7 @@ are compiled before the first request.
 
 import concurrent.futures
 import queue
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -285,7 +286,7 @@ class Engine:
 
   def _encode(self, item: Any, future: concurrent.futures.Future) -> Row | None:
     """Returns the row of an item; None if it is answered with a failure."""
-    now = time.monotonic()
+    now, handled = time.monotonic(), sys.exception()
     try:
       encoded = self._policy.encode(item)
       if encoded.variant not in self._chain.variants:
@@ -296,7 +297,7 @@ class Engine:
       length = self.grid.fit_length(encoded.length)
     except Exception as error:
       self.monitor.record_failure('encode')
-      future.set_result(Failure.of(error, 'encode'))
+      future.set_result(Failure.of(error, 'encode', handled))
       return None
     return Row(encoded, length, future, now, now)
 

@@ -60,6 +60,7 @@ FORUM = {'forum': 0.9}
     ({'tau': 2.0}, 'tau', '[0, 1]'),
     ({'rule': 'margin', 'tau': 1.5}, 'tau', '[0, 1]'),
     ({'max_characters': 0}, 'max_characters', '[1, '),
+    ({'patience': 0}, 'patience', '[1, '),
     ({'tauu': 0.9}, 'tauu', 'did you mean tau?'),
     ({'rule': 'entropy'}, 'tau', 'nats in [0, 0.6931), the entropy of 2'),
     ({'rule': 'combined'}, 'tau', 'a probability in [0, 1], where 0.5'),
