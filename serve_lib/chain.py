@@ -168,6 +168,9 @@ class Policy(Protocol):
 
   If it has an attribute `monitor`, a `serve_lib.monitor.Monitor`, the engine
   records its statistics there.
+
+  A policy of `Task.serve` also has `lengths`, the length buckets in ascending
+  order, and `warnings`, lines for the user who starts it.
   """
 
   def encode(self, item: Any) -> Encoded:
