@@ -44,6 +44,13 @@ INTENDED: list[tuple[str, str, str]] = [
     'help', 'predict',
     'CHANGELOG: AdaTape and plain models are served by the engine, images too',
   ),
-  ('help', 'export|analyze', 'rewritten in field English'),
+  (
+    'errors', '.*dataset.name=parety',
+    'CHANGELOG: data set graves -> recurrent_act.data:Graves',
+  ),
+  (
+    'help', 'train|evaluate|sweep|prepare_corpus|export|analyze',
+    'rewritten in field English',
+  ),
   ('help', 'benchmark.*', 'CHANGELOG: benchmarks share one measuring core'),
 ]  # fmt: skip
