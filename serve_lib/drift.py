@@ -14,13 +14,13 @@ enough rows any difference is significant.
 
 import collections
 import dataclasses
+import importlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy import stats
 
 from serve_lib.process import shielded
 
@@ -112,6 +112,8 @@ class DriftCheck:
     recover: int = 4,
     on_drift: Callable[[bool, dict[str, Any]], None] | None = None,
   ):
+    # Slow to import: not when a run trains, and not in the first check.
+    importlib.import_module('scipy.stats')
     if window < 20:
       raise ValueError(f'drift.window: expected at least 20, got {window}')
     if not 0.0 < significance < 0.1:
@@ -183,6 +185,8 @@ def confidence_test(
   The p-value is asymptotic; with ties, as in confidences of 1, it is too large
   rather than too small.
   """
+  from scipy import stats
+
   result = stats.ks_2samp(calibration, window, method='asymp')
   return float(result.statistic), float(result.pvalue)
 
@@ -204,4 +208,6 @@ def share_test(
   expected = table.sum(axis=1)[:, None] * table.sum(axis=0) / table.sum()
   if expected.min() < MIN_EXPECTED:
     return psi, 1.0
+  from scipy import stats
+
   return psi, float(stats.chi2_contingency(table, correction=False).pvalue)
