@@ -1,7 +1,6 @@
-"""Names that the golden records use of the program, before and after.
+"""Shipped configurations at a small size, and the program as records use it.
 
-Everything else goes through faces that stay: configuration files, `trainer`,
-the files of a run, and the commands.
+Names that were others when the records were made are translated here.
 """
 
 import contextlib
@@ -13,17 +12,7 @@ from typing import Any
 
 import numpy as np
 
-if __package__:
-  from tests.golden import before
-else:
-  import before
-
-BEFORE = pathlib.Path('configs/eat/sst2.py').exists()
 STEPS = 20
-
-# Pattern of a parameter's path -> its path before the redesign.
-RENAMED_PARAMETERS: dict[str, str] = {}
-
 SHRUNK = [
   'batch_size=8', 'mesh.data=1', 'log_every=1', 'tensorboard=false',
   'checkpoint.every_steps=0', 'loader.num_threads=1',
@@ -49,8 +38,6 @@ GLUE_TASKS = (
 
 def configs() -> dict[str, tuple[str, list[str]]]:
   """Flag and overrides of every shipped config, by the subject's name."""
-  if BEFORE:
-    return before.configs(EAT, ALBERT, FINE_TUNED, GLUE_TASKS)
   table: dict[str, tuple[str, list[str]]] = {}
   for model in ('adatape', 'transformer', 'ut'):
     flag = f'configs/adatape/parity.py:n=8,model={model}'
@@ -168,11 +155,7 @@ def fill(params: Any) -> Any:
 
 def parameter_name(path: Any) -> str:
   """The path of a parameter, such as 'block_0/mlp/kernel'."""
-  keys = [str(key.key) for key in path if hasattr(key, 'key')]
-  name = '/'.join(keys)
-  for pattern, before in RENAMED_PARAMETERS.items():
-    name = re.sub(pattern, before, name)
-  return name
+  return '/'.join(str(key.key) for key in path if hasattr(key, 'key'))
 
 
 def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -200,8 +183,6 @@ def parameter_shapes(params: Any) -> dict[str, list[int]]:
 
 def first_batch(config: Any) -> tuple[Any, dict[str, np.ndarray]]:
   """(task, first batch of training)."""
-  import contextlib
-
   from train_lib import setup
 
   dataset = setup.build_dataset(config)
@@ -293,8 +274,6 @@ RENAMED_ARGUMENTS = {
 
 def renamed(arguments: list[str]) -> list[str]:
   """Recorded arguments of a command with the names of this checkout."""
-  if BEFORE:
-    return arguments
   result = []
   for argument in arguments:
     for pattern, now in RENAMED_ARGUMENTS.items():
