@@ -42,12 +42,8 @@ Step = Callable[[State, Any], tuple[State, Any]]
 class Repetition(nn.Module):
   """One repetition: the cell, and the score of its hidden output (1), (3).
 
-  Attributes:
-    cell: 'rnn' (tanh), 'gru' or 'lstm'.
-    width: width of the hidden output, D.
-    has_score: False for a score of 0, without parameters.
-    halting_bias: initial bias of the score.
-    dtype: compute dtype of the cell; the score is float32.
+  Fields are those of `recurrent_act.model.RecurrentModel`; without `has_score`
+  the score is 0 and has no parameters. The score is float32.
   """
 
   cell: str
@@ -85,18 +81,10 @@ class Repetition(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Pondering:
-  """Options of pondering.
-
-  Attributes:
-    rule: one of `RULES`.
-    max_steps: most repetitions at an input; their number with 'fixed'.
-    epsilon: an item halts when its scores sum to `1 - epsilon`.
-    mu: of 'skip', the largest score (25), a positive integer.
-    dynamic: stop when every row has halted (inference; no gradient) instead of
-      masking `max_steps` repetitions.
+  """Options of pondering, fields of `recurrent_act.model.RecurrentModel`.
 
   Raises:
-    FieldError: at construction, for `mu` with another rule than 'skip'.
+    FieldError: at construction, for `mu` (25) with another rule than 'skip'.
   """
 
   rule: str
@@ -119,19 +107,11 @@ class Pondering:
 
 @struct.dataclass
 class Spent:
-  """Repetitions and cost of an input `[B]` or a sequence `[B, T]`.
+  """Of an input `[B]` or a sequence `[B, T]`; all are 0 for padding."""
 
-  All are 0 for padding.
-
-  Attributes:
-    steps: repetitions, N, int32.
-    cost: rho (8), (19), (30), float32.
-    skipped: True for a skipped input, bool.
-  """
-
-  steps: Any
-  cost: Any
-  skipped: Any
+  steps: Any  # repetitions, N, int32
+  cost: Any  # rho (8), (19), (30), float32
+  skipped: Any  # True for a skipped input
 
 
 def advance_fixed(
@@ -163,7 +143,7 @@ def ponder_input(
     carried: `h_t^0` of Skip-ACT, 0 at the first input.
     inputs: x_t.
     valid: False for padding, which changes and costs nothing.
-    options: options of pondering.
+    options: rule and limits.
 
   Returns:
     (s_t, `carried` of the next input, `Spent`).
@@ -179,13 +159,8 @@ def ponder_input(
   if skips:
     begun, skip = halting.start_carried(valid, carried, options.epsilon)
   ponder = pondering.ponder_while if options.dynamic else pondering.ponder_scan
-  result = ponder(
-    repeat,
-    state,
-    begun,
-    max_steps=options.max_steps,
-    rule=options.advance(),
-  )
+  rule = options.advance()
+  result = ponder(repeat, state, begun, max_steps=options.max_steps, rule=rule)
   after = jax.tree.map(
     lambda old, new: _after(old, new, skip, valid), state, result.output
   )
@@ -208,13 +183,6 @@ def ponder_sequence(
   options: Pondering,
 ) -> tuple[State, Float[Array, 'B T D'], Spent]:
   """Ponders over the inputs of each row, one after the other.
-
-  Args:
-    step: one repetition.
-    state: s_0, float32.
-    inputs: x_1 .. x_T.
-    valid: False for padding, which changes nothing.
-    options: options of pondering.
 
   Returns:
     (last state, hidden output after each input, `Spent` of each input).

@@ -29,7 +29,10 @@ NUM_DIGITS = 10
 BLANK = 10  # class of the places after the last digit of a sum
 SPLITS = ('train', 'test')
 
-Bits = UInt64[np.ndarray, 'B N']  # `num_draws` random numbers per record
+Bits = UInt64[np.ndarray, 'B N']
+
+# A task has `input_shape`, `num_classes`, `num_targets`; `records` makes arrays
+# from `num_draws` random numbers for each record.
 
 # Table 1 of the paper: values for (P, Q) = TT, TF, FT, FF of nor, xq, abj, xor,
 # nand, and, xnor, if/then, then/if, or; as GATES[gate, p, q].
@@ -76,7 +79,7 @@ def leading(count: np.ndarray, length: int) -> Bool[np.ndarray, '*S L']:
   return np.arange(length) < count[..., None]
 
 
-class Parity:
+class _Parity:
   """Section 3.1: one vector, of which some numbers are 1 or -1 and the rest 0.
 
   The target is 1 if the number of 1s is odd. The count of set numbers is
@@ -93,7 +96,6 @@ class Parity:
     self._scattered = placement == 'scattered'
 
   def records(self, bits: Bits) -> dict[str, np.ndarray]:
-    """Returns the arrays of records."""
     length = self.input_shape[1]
     count = integers(bits[:, :1], 1, length)
     order, signs = bits[:, 1 : length + 1], bits[:, length + 1 :]
@@ -109,7 +111,7 @@ class Parity:
     return arrays(numbers[:, None], everywhere, odd[:, None, None], everywhere)
 
 
-class Logic:
+class _Logic:
   """Section 3.2: chains of binary gates, each vector on the last one's result.
 
   A vector begins with the bits b0 and b1, then come one-hot indices into
@@ -127,7 +129,6 @@ class Logic:
     self.num_draws = 2 + length * (2 + gates)
 
   def records(self, bits: Bits) -> dict[str, np.ndarray]:
-    """Returns the arrays of records."""
     rows, (length, width) = len(bits), self.input_shape
     valid = leading(integers(bits[:, 0], 1, length), length)
     drawn = bits[:, 2:].reshape(rows, length, -1)
@@ -149,7 +150,7 @@ class Logic:
     return arrays(inputs, valid, targets, valid)
 
 
-class Addition:
+class _Addition:
   """Section 3.3: the running sum of numbers of 1 to `digits` decimal digits.
 
   A number is a one-hot vector per digit, the most significant first, then
@@ -166,7 +167,6 @@ class Addition:
     self.num_draws = 1 + length * (1 + digits)
 
   def records(self, bits: Bits) -> dict[str, np.ndarray]:
-    """Returns the arrays of records."""
     rows, (length, _) = len(bits), self.input_shape
     valid = leading(integers(bits[:, 0], 1, length), length)
     drawn = bits[:, 1:].reshape(rows, length, -1)
@@ -186,7 +186,7 @@ class Addition:
     )
 
 
-class Sort:
+class _Sort:
   """Section 3.4: the order of 2 to `length` standard normal numbers.
 
   An input is a number and a flag, which is 1 at the last number. As many
@@ -203,7 +203,6 @@ class Sort:
     self.num_draws = 1 + 2 * length
 
   def records(self, bits: Bits) -> dict[str, np.ndarray]:
-    """Returns the arrays of records."""
     rows, most = len(bits), self._length
     length = integers(bits[:, :1], 2, most)
     numbers = normals(bits[:, 1 : most + 1], bits[:, most + 1 :])
@@ -223,7 +222,7 @@ class Sort:
     return arrays(inputs, shown | asked, targets[..., None], asked)
 
 
-class SparseParity:
+class _SparseParity:
   """The parity of few marked bits; how far off the next one is, is announced.
 
   Not of Graves (2016): a task for Skip-ACT, which decides to skip an input
@@ -242,7 +241,6 @@ class SparseParity:
     self.num_draws = 2 * length
 
   def records(self, bits: Bits) -> dict[str, np.ndarray]:
-    """Returns the arrays of records."""
     rows, (length, width) = len(bits), self.input_shape
     gaps = integers(bits[:, :length], 0, self._max_gap)
     ones = integers(bits[:, length:], 0, 1)
@@ -276,11 +274,11 @@ def decimal_places(numbers: np.ndarray, places: int) -> np.ndarray:
 
 # Fields of each task with the paper's values, and the least value of `length`.
 TASKS: dict[str, tuple[type[Any], dict[str, Any], int]] = {
-  'parity': (Parity, {'length': 64, 'placement': 'scattered'}, 1),
-  'logic': (Logic, {'length': 10, 'gates': 10}, 1),
-  'addition': (Addition, {'length': 5, 'digits': 5}, 1),
-  'sort': (Sort, {'length': 15}, 2),
-  'sparse_parity': (SparseParity, {'length': 20, 'max_gap': 3}, 1),
+  'parity': (_Parity, {'length': 64, 'placement': 'scattered'}, 1),
+  'logic': (_Logic, {'length': 10, 'gates': 10}, 1),
+  'addition': (_Addition, {'length': 5, 'digits': 5}, 1),
+  'sort': (_Sort, {'length': 15}, 2),
+  'sparse_parity': (_SparseParity, {'length': 20, 'max_gap': 3}, 1),
 }
 
 
@@ -288,18 +286,18 @@ TASKS: dict[str, tuple[type[Any], dict[str, Any], int]] = {
 class Graves:
   """Sequences of one task and split, computed on demand.
 
-  Fields of the task that are 0 or '' have the paper's values. `data_seed`
+  Fields of the task that are not given have the paper's values. `data_seed`
   selects the streams, independent of the run's seed, so that runs with
   different seeds share one test set.
   """
 
   split: TrainTest
   task: Literal['parity', 'logic', 'addition', 'sort', 'sparse_parity']
-  length: Annotated[int, Interval(ge=0, le=4096)] = 0
-  gates: Annotated[int, Interval(ge=0, le=100)] = 0
-  digits: Annotated[int, Interval(ge=0, le=15)] = 0  # sums fit in 64 bits
-  max_gap: Annotated[int, Interval(ge=0, le=100)] = 0
-  placement: Literal['scattered', 'leading', ''] = ''
+  length: Annotated[int, Interval(ge=1, le=4096)] | None = None
+  gates: Annotated[int, Interval(ge=1, le=100)] | None = None
+  digits: Annotated[int, Interval(ge=1, le=15)] | None = None  # 64-bit sums
+  max_gap: Annotated[int, Interval(ge=0, le=100)] | None = None
+  placement: Literal['scattered', 'leading'] | None = None
   data_seed: Seed = 0
   train_examples: Size = 2**20
   test_examples: Size = 2048
@@ -310,19 +308,18 @@ class Graves:
     name = config['task']
     _, defaults, shortest = TASKS[name]
     for field in ('length', 'gates', 'digits', 'max_gap', 'placement'):
-      if config[field] and field not in defaults:
-        unset = '' if field == 'placement' else 0
-        expected = f'nothing ({unset!r}): task {name} has only '
-        expected += ', '.join(defaults)
+      if config[field] is not None and field not in defaults:
+        expected = f'nothing: task {name} has only {", ".join(defaults)}'
         raise ConfigError(f'dataset.{field}', config[field], expected)
-    if 0 < config['length'] < shortest:
+    if (config['length'] or shortest) < shortest:
       expected = f'at least {shortest} for task {name}'
       raise ConfigError('dataset.length', config['length'], expected)
 
   def __post_init__(self) -> None:
     kind, defaults, _ = TASKS[self.task]
-    given = {name: getattr(self, name) or defaults[name] for name in defaults}
-    self._task = kind(**given)
+    given = {name: getattr(self, name) for name in defaults}
+    set_ = {name: value for name, value in given.items() if value is not None}
+    self._task = kind(**defaults | set_)
     self.info = DatasetInfo(
       input_key='inputs',
       input_shape=self._task.input_shape,

@@ -4,6 +4,7 @@ Graves (2016), "Adaptive Computation Time for Recurrent Neural Networks", and
 Fojo's straight-through ACT, Skip-ACT and fixed repetitions in its place.
 """
 
+import dataclasses
 from typing import Annotated, Any, Literal
 
 import flax.linen as nn
@@ -27,14 +28,12 @@ class RecurrentModel(nn.Module):
     num_classes: classes of a target; 2 classes have a single output, whose
       sigmoid is the probability of class 1.
     num_targets: targets at each input, G.
-    cell: 'rnn' (tanh), 'gru' or 'lstm'.
+    cell: 'rnn' has tanh units.
     width: width of the cell, D.
-    rule: 'act', 'straight_through', 'skip', or 'fixed' for `max_steps`
-      repetitions.
+    rule: 'fixed' always repeats `max_steps` times.
     max_steps: most repetitions at an input.
     epsilon: a row halts when its scores sum to `1 - epsilon`.
-    mu: of 'skip', the largest score, a positive integer; an input can skip the
-      `mu - 1` after it.
+    mu: of 'skip', the largest score; an input can skip the `mu - 1` after it.
     halting_bias: initial bias of the score; Graves (2016) takes 1.
     dynamic: stop at every input when all rows of the batch have halted
       (inference; no gradient) instead of masking `max_steps` repetitions.
@@ -62,14 +61,9 @@ class RecurrentModel(nn.Module):
 
   @nn.nowrap
   def pondering(self) -> Pondering:
-    """Returns the options of pondering that the fields describe."""
-    return Pondering(
-      rule=self.rule,
-      max_steps=self.max_steps,
-      epsilon=self.epsilon,
-      mu=self.mu,
-      dynamic=self.dynamic,
-    )
+    """Returns the fields that describe pondering."""
+    names = (field.name for field in dataclasses.fields(Pondering))
+    return Pondering(**{name: getattr(self, name) for name in names})
 
   @nn.compact
   def __call__(
@@ -78,12 +72,9 @@ class RecurrentModel(nn.Module):
     valid: Bool[Array, 'B T'] | Num[Array, 'B T'] | None = None,
     row_keys: Key[Array, ' B'] | None = None,
   ) -> tuple[Float[Array, 'B T G K'], dict[str, Any]]:
-    """Predicts at every input.
+    """Predicts at every input; one whose `valid` is 0 changes nothing.
 
-    Args:
-      inputs: sequences of vectors.
-      valid: 0 for padding, which changes nothing; None without padding.
-      row_keys: not used; the model has no noise.
+    `row_keys` is not used, as the model has no noise.
 
     Returns:
       (logits float32, out): `out['features']` `[B, D]` is the hidden output
@@ -93,8 +84,8 @@ class RecurrentModel(nn.Module):
     """
     everywhere = jnp.ones(inputs.shape[:2], bool)
     step = cell.Repetition(
-      cell=self.cell,
-      width=self.width,
+      self.cell,
+      self.width,
       has_score=self.rule != 'fixed',
       halting_bias=self.halting_bias,
       dtype=self.dtype,
@@ -112,13 +103,8 @@ class RecurrentModel(nn.Module):
       everywhere if valid is None else valid.astype(bool),
       self.pondering(),
     )
-    ponder = {
-      'steps': spent.steps,
-      'cost': spent.cost,
-      'skipped': spent.skipped,
-    }
     features = cell.hidden_of(state)
-    return self._logits(hidden), {'features': features, 'ponder': ponder}
+    return self._logits(hidden), {'features': features, 'ponder': vars(spent)}
 
   def _logits(self, hidden: Float[Array, 'B T D']) -> Float[Array, 'B T G K']:
     """Computes equation (2)."""
@@ -141,11 +127,9 @@ class RecurrentModel(nn.Module):
   def flops(
     self, input_shape: tuple[int, ...], steps: float | None = None
   ) -> float:
-    """Returns the FLOPs of one sequence `[T, E]`.
+    """Returns the FLOPs of one sequence, `input_shape` (T, E).
 
-    Args:
-      input_shape: (T, E).
-      steps: mean repetitions at an input; None for `max_steps`.
+    `steps` is the mean of the repetitions at an input; None for `max_steps`.
     """
     length, size = input_shape
     repetition = MATRICES[self.cell] * flops.dense(

@@ -276,10 +276,10 @@ def test_batches_are_padded_with_nothing():
     (dict(task='parities'), 'dataset.task', 'one of parity, logic'),
     (dict(task='sort', length=1), 'dataset.length', 'at least 2'),
     (dict(task='sort', digits=3), 'dataset.digits', 'has only length'),
-    (dict(task='addition', digits=16), 'dataset.digits', r'\[0, 15\]'),
+    (dict(task='addition', digits=16), 'dataset.digits', r'\[1, 15\]'),
     (dict(task='logic', placement='leading'), 'dataset.placement', 'nothing'),
     (dict(task='parity', placement='left'), 'dataset.placement', 'scattered'),
-    (dict(task='parity', length=-1), 'dataset.length', r'\[0, 4096\]'),
+    (dict(task='parity', length=-1), 'dataset.length', r'\[1, 4096\]'),
     (dict(), 'dataset.task', 'got .nothing.'),
   ],
 )
