@@ -1,5 +1,6 @@
 """Errors of the input pipeline: configuration, missing data, bad records."""
 
+import copy
 from typing import Any
 
 
@@ -48,3 +49,23 @@ class BadRecord(ValueError):  # noqa: N818  one row, not the end of a run
 
 class TooManyBadRecordsError(RuntimeError):
   """More bad records than the configuration tolerates."""
+
+
+class FaultCounts:
+  """Counts faults by kind and keeps the places of the first few of each."""
+
+  SHOWN = 5
+
+  def __init__(self) -> None:
+    self._kinds: dict[str, dict[str, Any]] = {}
+
+  def add(self, kind: str, **place: Any) -> None:
+    """Counts one fault; `place` has its file, row, message."""
+    entry = self._kinds.setdefault(kind, {'count': 0, 'first': []})
+    entry['count'] += 1
+    if len(entry['first']) < self.SHOWN:
+      entry['first'].append(place)
+
+  def summary(self) -> dict[str, dict[str, Any]]:
+    """Returns {kind: {'count', 'first': [place]}}, kinds sorted."""
+    return copy.deepcopy(dict(sorted(self._kinds.items())))

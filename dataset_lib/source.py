@@ -127,6 +127,19 @@ class Encoded:
     return np.diff(self.offsets).astype(np.int32)
 
 
+def pad_rows(
+  rows: Sequence[Any],
+  shape: tuple[int, int],
+  fill: int = 0,
+  dtype: Any = np.int32,
+) -> Int[np.ndarray, 'R L']:
+  """Pads rows of numbers at their ends, and appends rows, up to `shape`."""
+  padded = np.full(shape, fill, dtype)
+  for target, row in zip(padded, rows, strict=False):
+    target[: len(row)] = row
+  return padded
+
+
 class TokenSource:
   """Records that are rows of token ids of different lengths; a VectorSource.
 
