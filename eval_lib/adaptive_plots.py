@@ -1,17 +1,10 @@
 """Plots of adaptive computation, each as a PNG and a PDF.
 
-Quality against cost, the reliability diagram, the shares of the exits, the
-tokens kept by length, an ablation, and curves over the iterations. All take
-measured numbers and a path, whose suffix is replaced by .png and .pdf; they
-return the path of the PNG. They raise ImportError without matplotlib (naming
-the command that installs it) and ValueError if there is nothing to draw.
+Functions take measured numbers and a path; see `plots.figure` for their errors.
 """
 
-import dataclasses
-import os
-import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -19,25 +12,16 @@ from jaxtyping import Float, Int
 from eval_lib import plots
 from eval_lib.calibration import Reliability
 from eval_lib.frontier import pareto
-from eval_lib.plots import COLOURS, GREY
+from eval_lib.plots import COLOURS, GREY, Path
 
 # Labels of points closer than this, in pixels of the figure, are left out.
 LABEL_DISTANCE = 34.0
 # Rows are averaged over this many groups of lengths with equally many rows.
 LENGTH_GROUPS = 12
 
-Path = str | os.PathLike[str]
 
-
-@dataclasses.dataclass(frozen=True)
-class Curve:
-  """One model's points, e.g. over thresholds.
-
-  Attributes:
-    cost: `[P]`, less is better.
-    quality: `[P]`, more is better.
-    labels: what to write at each point, or ().
-  """
+class Curve(NamedTuple):
+  """One model's points, e.g. over thresholds, and a label at each or ()."""
 
   cost: Float[np.ndarray, ' P']
   quality: Float[np.ndarray, ' P']
@@ -50,8 +34,7 @@ def plot_frontier(
   *,
   cost: str,
   quality: str,
-  title: str = 'Frontier',
-) -> pathlib.Path:
+) -> None:
   """Draws quality against cost; lines join the points of each Pareto set.
 
   Args:
@@ -59,10 +42,8 @@ def plot_frontier(
     cost: label of the axis with its unit, e.g. 'latency (ms)'.
     quality: label of the axis with its unit, e.g. 'accuracy (%)'.
   """
-  plots.check_data(path, curves)
-
-  def draw(figure):
-    axes = figure.add_subplot()
+  with plots.figure(path, curves, (6.4, 4.4)) as drawn:
+    axes = drawn.add_subplot()
     for number, (name, curve) in enumerate(curves.items()):
       colour, marker = plots.look(number)
       best = np.flatnonzero(pareto(curve.cost, curve.quality))
@@ -76,48 +57,37 @@ def plot_frontier(
     axes.set_xlabel(cost)
     axes.set_ylabel(quality)
     axes.margins(x=0.08, y=0.1)
-    plots.head(axes, title)
+    plots.head(axes, 'Frontier')
     # The places of the labels are known once the axes have their limits.
-    figure.draw_without_rendering()
+    drawn.draw_without_rendering()
     taken: list[Any] = []
     for curve in curves.values():
-      _label_points(axes, curve, taken)
-
-  return plots.save(path, draw, (6.4, 4.4))
-
-
-def _label_points(axes: Any, curve: Curve, taken: list[Any]) -> None:
-  """Writes labels below and right of the points, unless they collide."""
-  points = zip(curve.cost, curve.quality, curve.labels, strict=False)
-  for cost, quality, label in points:
-    place = axes.transData.transform((cost, quality))
-    if all(np.hypot(*(place - other)) > LABEL_DISTANCE for other in taken):
-      taken.append(place)
-      axes.annotate(
-        label, (cost, quality), (5, -3), textcoords='offset points',
-        ha='left', va='top', color=GREY, fontsize=8,
-      )  # fmt: skip
+      for x, y, label in zip(*curve, strict=False):
+        place = axes.transData.transform((x, y))
+        if all(np.hypot(*(place - other)) > LABEL_DISTANCE for other in taken):
+          taken.append(place)
+          axes.annotate(
+            label, (x, y), (5, -3), textcoords='offset points',
+            ha='left', va='top', color=GREY, fontsize=8,
+          )  # fmt: skip
 
 
 def plot_reliability(
-  path: Path, tables: Mapping[str, Reliability], *, title: str = 'Reliability'
-) -> pathlib.Path:
+  path: Path, tables: Mapping[str, Reliability], title: str = 'Reliability'
+) -> None:
   """Draws accuracy against confidence, above the share of the rows.
 
   Args:
     tables: by name, e.g. 'layer 4' and 'layer 4, T = 1.8'.
   """
-  plots.check_data(path, tables)
-
-  def draw(figure):
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+  with plots.figure(path, tables, (5.4, 5.8)) as drawn:
+    top, bottom = drawn.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     top.plot([0, 100], [0, 100], color=GREY, linestyle=':', linewidth=1.2)
     for number, (name, table) in enumerate(tables.items()):
       full = table.count > 0
-      plots.line(
-        top, 100 * table.confidence[full], 100 * table.accuracy[full], number,
-        f'{name}: ECE {100 * table.error:.1f} %',
-      )  # fmt: skip
+      x, y = 100 * table.confidence[full], 100 * table.accuracy[full]
+      label = f'{name}: ECE {100 * table.error:.1f} %'
+      plots.line(top, x, y, number, label)
       shares = 100 * table.count / table.count.sum()
       colour, _ = plots.look(number)
       bottom.stairs(shares, 100 * table.edges, color=colour, linewidth=1.6)
@@ -126,17 +96,13 @@ def plot_reliability(
     plots.finish(top, 'accuracy (%)', title=title)
     plots.finish(bottom, 'rows (%)', 'confidence max P (%)')
 
-  return plots.save(path, draw, (5.4, 5.8))
-
 
 def plot_retention(
   path: Path,
   length: Int[np.ndarray, ' N'],
   kept: Int[np.ndarray, 'N P'],
   layers: Sequence[int],
-  *,
-  title: str = 'Tokens kept',
-) -> pathlib.Path:
+) -> None:
   """Draws the share of the tokens left after each pruning, by length.
 
   Lines are medians over groups of rows of similar length, bands the quartiles.
@@ -146,12 +112,10 @@ def plot_retention(
     kept: of them, those left after each pruning layer.
     layers: the pruning layers, `[P]`.
   """
-  plots.check_data(path, length)
-  groups = length_groups(length)
-  middle = np.array([np.median(length[rows]) for rows in groups])
-
-  def draw(figure):
-    axes = figure.add_subplot()
+  with plots.figure(path, length, (6.0, 3.9)) as drawn:
+    axes = drawn.add_subplot()
+    groups = length_groups(length)
+    middle = np.array([np.median(length[rows]) for rows in groups])
     for number, layer in enumerate(layers):
       share = 100 * kept[:, number] / length
       low, median, high = np.array(
@@ -160,9 +124,7 @@ def plot_retention(
       label = f'after layer {layer}'
       plots.line(axes, middle, median, number, label, band=(low, high))
     axes.set_ylim(0, 101)
-    plots.finish(axes, 'tokens kept (%)', 'length (tokens)', title)
-
-  return plots.save(path, draw, (6.0, 3.9))
+    plots.finish(axes, 'tokens kept (%)', 'length (tokens)', 'Tokens kept')
 
 
 def length_groups(
@@ -180,49 +142,40 @@ def plot_iterations(
   path: Path,
   curves: Mapping[str, Mapping[str, Float[np.ndarray, ' N']]],
   title: str,
-) -> pathlib.Path:
+) -> None:
   """Draws curves over the iterations, in panels one above the other.
 
   Args:
     curves: by the name of a panel, which labels its axis, and the name of a
       kind of token; the same kinds in each. NaN is a gap.
   """
-  plots.check_data(path, [panel for panel in curves.values() if panel])
-
-  def draw(figure):
-    panels = figure.subplots(len(curves), sharex=True, squeeze=False)[:, 0]
-    for axes, (name, panel) in zip(panels, curves.items(), strict=True):
-      for number, (kind, values) in enumerate(panel.items()):
-        # One legend serves all panels.
-        label = kind if axes is panels[0] else ''
+  size = 6.4, 1.6 + 2.4 * len(curves)
+  with plots.figure(
+    path, [kinds for kinds in curves.values() if kinds], size
+  ) as drawn:
+    panels = drawn.subplots(len(curves), sharex=True, squeeze=False)[:, 0]
+    for axes, (name, kinds) in zip(panels, curves.items(), strict=True):
+      # One title and legend serve all panels.
+      is_first = axes is panels[0]
+      for number, (kind, values) in enumerate(kinds.items()):
         places = np.arange(1, len(values) + 1)
-        plots.line(axes, places, values, number, label)
-      plots.finish(
-        axes, name, title=title if axes is panels[0] else '', ticks=9
-      )
+        plots.line(axes, places, values, number, kind if is_first else '')
+      plots.finish(axes, name, title=title if is_first else '', ticks=9)
     panels[-1].set_xlabel('iteration')
-
-  return plots.save(path, draw, (6.4, 1.6 + 2.4 * len(curves)))
 
 
 def plot_exits(
-  path: Path,
-  shares: Mapping[str, Sequence[float]],
-  layers: Sequence[int],
-  *,
-  title: str = 'Where rows exit',
-) -> pathlib.Path:
+  path: Path, shares: Mapping[str, Sequence[float]], layers: Sequence[int]
+) -> None:
   """Draws a bar for each setting, divided by the layers at which rows exit.
 
   Args:
     shares: of the rows by head, `[E]` in [0, 1], by setting.
     layers: of the heads, `[E]`.
   """
-  plots.check_data(path, shares)
-  widths = 100 * np.array(list(shares.values()), np.float64)
-
-  def draw(figure):
-    axes = figure.add_subplot()
+  with plots.figure(path, shares, (6.4, 1.7 + 0.42 * len(shares))) as drawn:
+    axes = drawn.add_subplot()
+    widths = 100 * np.array(list(shares.values()), np.float64)
     starts = np.cumsum(widths, axis=1) - widths
     for place, layer in enumerate(layers):
       bars = axes.barh(
@@ -234,17 +187,14 @@ def plot_exits(
       axes.bar_label(bars, labels, label_type='center', color='white')
     axes.set_xlim(0, 100)
     _finish_bars(axes, 'rows (%)')
-    plots.head(axes, title)
-
-  return plots.save(path, draw, (6.4, 1.7 + 0.42 * len(shares)))
+    plots.head(axes, 'Where rows exit')
 
 
 def plot_ablation(
   path: Path,
   variants: Mapping[str, Mapping[str, Any]],
-  *,
   title: str = 'Ablation',
-) -> pathlib.Path:
+) -> None:
   """Draws a panel for each measure, a bar for each variant.
 
   Args:
@@ -252,26 +202,21 @@ def plot_ablation(
       'accuracy (%)' and 'latency (ms)'; numbers, or estimates with `median`,
       `low` and `high`, drawn as error bars.
   """
-  plots.check_data(path, variants)
-  measures = list(next(iter(variants.values())))
-
-  def draw(figure):
-    panels = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
+  measures = list(next(iter(variants.values()), ()))
+  size = 1.6 + 3.2 * len(measures), 1.5 + 0.38 * len(variants)
+  with plots.figure(path, variants, size) as drawn:
+    panels = drawn.subplots(1, len(measures), sharey=True, squeeze=False)[0]
     for number, (axes, measure) in enumerate(
       zip(panels, measures, strict=True)
     ):
       values = {name: row[measure] for name, row in variants.items()}
       _draw_bars(axes, values, COLOURS[number % len(COLOURS)])
       _finish_bars(axes, measure, invert=number == 0)
-    figure.suptitle(title, x=0.012, ha='left', weight='bold', fontsize=12)
-
-  size = 1.6 + 3.2 * len(measures), 1.5 + 0.38 * len(variants)
-  return plots.save(path, draw, size)
+    drawn.suptitle(title, x=0.012, ha='left', weight='bold', fontsize=12)
 
 
 def _draw_bars(axes: Any, values: Mapping[str, Any], colour: str) -> None:
   """Draws bars from 0, each with its number after it."""
-  names = list(values)
   low, median, high = np.array(
     [
       [getattr(one, end, one) for end in ('low', 'median', 'high')]
@@ -280,8 +225,8 @@ def _draw_bars(axes: Any, values: Mapping[str, Any], colour: str) -> None:
   ).T
   errors = (median - low, high - median) if (high > low).any() else None
   bars = axes.barh(
-    names, median, height=0.6, color=colour, xerr=errors,
-    error_kw=dict(ecolor=GREY, elinewidth=1.2, capsize=2),
+    list(values), median, height=0.6, color=colour, xerr=errors,
+    error_kw=dict(ecolor=GREY, elinewidth=1.2),
   )  # fmt: skip
   # The number comes after the error bar.
   axes.bar_label(bars, fmt='{:.4g}', padding=4, color=GREY, fontsize=9)

@@ -1,17 +1,15 @@
 """Calibration of exit heads: expected calibration error and temperature.
 
 An exit threshold on `max_c P` can be trusted only if the confidence equals the
-probability of being right. EAT, section 7.2, measures that by the expected
-calibration error (ECE) over 15 equal-width bins and, where it is above 2 %,
-scales the head's logits by a temperature (Guo, Pleiss, Sun and Weinberger,
-2017, "On Calibration of Modern Neural Networks") before thresholds are swept.
+probability of being right. EAT, section 7.2, measures that by the ECE over 15
+equal-width bins and, where it is above 2 %, scales the head's logits by a
+temperature (Guo, Pleiss, Sun and Weinberger, 2017) before sweeping thresholds.
 """
 
 import dataclasses
 import json
 import pathlib
 import zlib
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import jax
@@ -24,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 from dataset_lib import atomic_file, builder
 from dataset_lib.errors import ConfigError
 from eval_lib import evaluator, predictions, risk
+from eval_lib.predictions import Heads, Labels, PerHead
 
 FILE = 'calibration.json'  # in the directory of a run
 BINS = 15
@@ -41,14 +40,10 @@ class Reliability:
   """A reliability diagram in numbers: M equal-width bins of confidence.
 
   Bin b holds the confidences in (b / M, (b + 1) / M]; the first one also 0.
-
-  Attributes:
-    count: rows in each bin.
-    confidence: mean confidence of each bin, NaN where it is empty.
-    accuracy: share of right answers of each bin, NaN where it is empty.
+  Means of empty bins are NaN.
   """
 
-  count: Int[np.ndarray, ' M']
+  count: Int[np.ndarray, ' M']  # of rows
   confidence: Float[np.ndarray, ' M']
   accuracy: Float[np.ndarray, ' M']
 
@@ -67,17 +62,11 @@ class Reliability:
 
 def reliability(
   probabilities: Float[np.ndarray, 'N C'],
-  labels: Int[np.ndarray, ' N'],
+  labels: Labels,
   bins: int = BINS,
   mask: Float[np.ndarray, ' N'] | Bool[np.ndarray, ' N'] | None = None,
 ) -> Reliability:
-  """Sorts rows into bins of their confidence `max_c P`.
-
-  Args:
-    probabilities: of one head.
-    labels: the right classes.
-    bins: number of bins.
-    mask: rows with mask 0 never count, whatever they hold; None counts all.
+  """Sorts the rows of a head with mask > 0 into bins of confidence `max_c P`.
 
   Raises:
     ValueError: no row counts, or the confidences are not in [0, 1].
@@ -91,25 +80,24 @@ def reliability(
       'probabilities: expected at least one row, in [0, 1], got '
       f'{len(labels)} rows: {confidence}'
     )
-  right = probabilities.argmax(-1) == labels
+  right = (probabilities.argmax(-1) == labels).astype(np.float64)
   edges = np.linspace(0.0, 1.0, bins + 1)
   place = np.searchsorted(edges, confidence, side='left') - 1
   place = place.clip(0, bins - 1)
   count = np.bincount(place, minlength=bins)
-
-  def mean(values):
-    total = np.bincount(place, values, minlength=bins)
-    empty = np.full(bins, np.nan)
-    return np.divide(total, count, out=empty, where=count > 0)
-
-  return Reliability(count, mean(confidence), mean(right.astype(np.float64)))
+  with np.errstate(invalid='ignore'):
+    means = [
+      np.bincount(place, values, minlength=bins) / count
+      for values in (confidence, right)
+    ]
+  return Reliability(count, *means)
 
 
 def errors(
-  logits: Float[np.ndarray, 'E N C'],
-  labels: Int[np.ndarray, ' N'],
+  logits: Heads,
+  labels: Labels,
   bins: int = BINS,
-  temperatures: Float[np.ndarray, ' E'] | None = None,
+  temperatures: PerHead | None = None,
 ) -> list[float]:
   """Returns the ECE of each head."""
   heads = predictions.probabilities(logits, temperatures)
@@ -117,9 +105,7 @@ def errors(
 
 
 def negative_log_likelihood(
-  logits: Float[np.ndarray, 'N C'],
-  labels: Int[np.ndarray, ' N'],
-  temperature: float = 1.0,
+  logits: Float[np.ndarray, 'N C'], labels: Labels, temperature: float = 1.0
 ) -> float:
   """Averages `-log softmax(logits / temperature)[label]` over rows, in nats."""
   scaled = logits.astype(np.float64) / temperature
@@ -129,7 +115,7 @@ def negative_log_likelihood(
 
 def fit_temperature(
   logits: Float[np.ndarray, 'N C'],
-  labels: Int[np.ndarray, ' N'],
+  labels: Labels,
   bounds: tuple[float, float] = TEMPERATURES,
 ) -> float:
   """Returns the temperature in `bounds` of least negative log-likelihood.
@@ -137,25 +123,23 @@ def fit_temperature(
   That is convex in 1 / T, so a bounded search over log T finds the minimum. It
   is never worse than T = 1, which is kept where nothing is better.
   """
-  low, high = bounds
+
+  def loss(temperature):
+    return negative_log_likelihood(logits, labels, temperature)
+
   found = scipy.optimize.minimize_scalar(
-    lambda log: negative_log_likelihood(logits, labels, float(np.exp(log))),
-    bounds=(np.log(low), np.log(high)),
-    method='bounded',
-    options={'xatol': 1e-7},
-  )
-  candidates = (1.0, float(np.exp(found.x)), low, high)
-  return min(
-    candidates, key=lambda t: negative_log_likelihood(logits, labels, t)
-  )
+    lambda log: loss(float(np.exp(log))),
+    bounds=np.log(bounds), method='bounded', options={'xatol': 1e-7},
+  )  # fmt: skip
+  return min((1.0, float(np.exp(found.x)), *bounds), key=loss)
 
 
 def fit_temperatures(
-  logits: Float[np.ndarray, 'E N C'],
-  labels: Int[np.ndarray, ' N'],
+  logits: Heads,
+  labels: Labels,
   bins: int = BINS,
   only_above: float = ONLY_ABOVE,
-) -> Float[np.ndarray, ' E']:
+) -> PerHead:
   """Fits a temperature for each head; 1 where its ECE is <= `only_above`."""
   before = errors(logits, labels, bins)
   return np.array(
@@ -166,21 +150,13 @@ def fit_temperatures(
   )
 
 
-def drift_statistics(
-  probabilities: Float[np.ndarray, 'E N C'], threshold: float
-) -> dict[str, Any]:
+def drift_statistics(probabilities: Heads, threshold: float) -> dict[str, Any]:
   """Returns the numbers that a drift check compares live traffic with.
 
-  They are of the first head alone, which every row reaches.
-
-  Args:
-    probabilities: of all heads, calibrated.
-    threshold: of the confidence rule.
-
-  Returns:
-    `threshold` and `confidences` of the first head, sorted, as
-    `serve_lib.drift.Calibration.from_dict` takes them; of more than
-    `MAX_CONFIDENCES` an even sample.
+  They are of the first head alone, which every row reaches, as
+  `serve_lib.drift.Calibration.from_dict` takes them: the threshold of the
+  confidence rule, and the confidences, sorted; of more than `MAX_CONFIDENCES`
+  an even sample.
   """
   confidence = np.sort(probabilities[0].max(-1))
   count = min(MAX_CONFIDENCES, len(confidence))
@@ -189,12 +165,9 @@ def drift_statistics(
 
 
 def fingerprint(variables: Any) -> str:
-  """Returns a checksum of parameters, the ones that temperatures belong to.
+  """Returns a checksum of the parameters that temperatures belong to.
 
   Over all processes together; the same however the arrays are sharded.
-
-  Args:
-    variables: a pytree of arrays.
   """
   crc = 0
   for leaf in jax.tree.leaves(variables):
@@ -206,7 +179,7 @@ def fingerprint(variables: Any) -> str:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Evaluator(evaluator.Evaluator):
+class Evaluator(predictions.Evaluator):
   """ECE of each head before and after temperature; writes calibration.json.
 
   Temperatures are fitted on `calibration_split`; the ECEs that are reported are
@@ -215,16 +188,6 @@ class Evaluator(evaluator.Evaluator):
   probability 1 - `delta`, at most a share `epsilon` of the answers differ from
   the full model's. The file names the parameters and data, so that it is not
   used for another checkpoint.
-
-  Attributes:
-    calibration_split: for temperatures, without rows of `split` or training.
-    split: that is reported.
-    bins: of the ECE.
-    only_above: heads with a smaller ECE keep temperature 1.
-    threshold: at which statistics for the drift check are taken.
-    epsilon: bound of the guarantee; 0 for none.
-    delta: probability with which it may fail.
-    layers: of the heads; () for those of the model.
   """
 
   calibration_split: Annotated[
@@ -232,25 +195,21 @@ class Evaluator(evaluator.Evaluator):
     'the name of a split that neither training nor `split` uses, such as '
     "'validation[:50%]' with the split 'validation[50%:]'",
   ]
-  split: evaluator.Split = 'validation'
   bins: Annotated[int, Interval(ge=1, le=1000)] = BINS
-  only_above: Share = ONLY_ABOVE
-  threshold: Share = 0.9
-  epsilon: Annotated[float | int, Interval(ge=0.0, le=0.5)] = 0.0
+  only_above: Share = ONLY_ABOVE  # heads with a smaller ECE keep temperature 1
+  threshold: Share = 0.9  # at which the drift check is to compare
+  epsilon: Annotated[float | int, Interval(ge=0.0, le=0.5)] = 0.0  # 0 for none
   delta: Annotated[float | int, Interval(ge=1e-6, le=0.5)] = 0.1
-  layers: predictions.Layers = ()
 
   def __post_init__(self):
     if self.split == self.calibration_split:
-      raise ConfigError(
-        'calibration_split',
-        self.calibration_split,
-        'another split than `split`: what was fitted cannot judge itself',
+      expected = (
+        'another split than `split`: what was fitted cannot judge itself'
       )
-    self.layers = self.layers or self.context.layers
-    self._reported, self._fitted = predictions.open_splits(self)
+      raise ConfigError('calibration_split', self.calibration_split, expected)
+    super().__post_init__()
     if self.epsilon:
-      predictions.check_untrained(self._reported, 'split', self)
+      self.check_untrained('split')
 
   def run(self, variables: Any) -> dict[str, float]:
     """Fits, measures and writes `calibration.json` into the workdir.
@@ -261,13 +220,11 @@ class Evaluator(evaluator.Evaluator):
       `epsilon` also `guaranteed_early` (share of the rows that leave before
       the last head) and, if one was certified, `guaranteed_threshold`.
     """
-    logits, labels = predictions.labelled_logits(
-      self._fitted, self.calibration_split, variables, self.context
-    )
+    logits, labels = self.heads('calibration_split', variables)
     temperatures = fit_temperatures(logits, labels, self.bins, self.only_above)
-    report = {
+    report: dict[str, Any] = {
       'parameters': fingerprint(variables),
-      'dataset': builder.validate(self.dataset or self.context.dataset),
+      'dataset': builder.validate(self.data),
       'calibration_split': self.calibration_split,
       'calibration_rows': len(labels),
       'calibration_ece': errors(logits, labels, self.bins),
@@ -276,44 +233,36 @@ class Evaluator(evaluator.Evaluator):
         predictions.probabilities(logits, temperatures), float(self.threshold)
       ),
     }
-    logits, labels = predictions.labelled_logits(
-      self._reported, self.split, variables, self.context
-    )
-    heads = predictions.probabilities(logits, temperatures)
+    logits, labels = self.heads('split', variables)
+    names = predictions.head_layers(self.layers, len(logits))
     report |= {
       'split': self.split,
       'rows': len(labels),
-      'layers': predictions.layers_of(self.layers, len(logits)),
+      'layers': [*names.values()],
       'bins': self.bins,
       'ece': errors(logits, labels, self.bins),
       'ece_calibrated': errors(logits, labels, self.bins, temperatures),
-      'guarantee': self._certify(heads) if self.epsilon else None,
+      'guarantee': None,
     }
-    if self.context.workdir and jax.process_index() == 0:
-      path = pathlib.Path(self.context.workdir) / FILE
-      lines = json.dumps(report, indent=2, allow_nan=False)
-      atomic_file.write_text(path, lines + '\n')
-    return self._metrics(report)
-
-  def _certify(self, heads: Float[np.ndarray, 'E N C']) -> dict[str, Any]:
-    guarantee, early = risk.certify_confidence(
-      heads, float(self.epsilon), float(self.delta)
-    )
-    certified = dataclasses.asdict(guarantee)
-    return {'loss': 'disagreement', 'early': early} | certified
-
-  def _metrics(self, report: Mapping[str, Any]) -> dict[str, float]:
-    heads = len(report['temperatures'])
-    names = predictions.head_names(self.layers, heads)
     result: dict[str, float] = {}
     for place, name in enumerate(names):
-      result |= {
-        f'ece_{name}': report['ece'][place],
-        f'ece_calibrated_{name}': report['ece_calibrated'][place],
-        f'temperature_{name}': report['temperatures'][place],
-      }
-    if report['guarantee']:
-      result['guaranteed_early'] = report['guarantee']['early']
-      if report['guarantee']['threshold'] is not None:
-        result['guaranteed_threshold'] = report['guarantee']['threshold']
+      result[f'ece_{name}'] = report['ece'][place]
+      result[f'ece_calibrated_{name}'] = report['ece_calibrated'][place]
+      result[f'temperature_{name}'] = report['temperatures'][place]
+    if self.epsilon:
+      guarantee, early = risk.certify_confidence(
+        predictions.probabilities(logits, temperatures),
+        float(self.epsilon),
+        float(self.delta),
+      )
+      found = {'loss': 'disagreement', 'early': early}
+      report['guarantee'] = found | dataclasses.asdict(guarantee)
+      result['guaranteed_early'] = early
+      if guarantee.threshold is not None:
+        result['guaranteed_threshold'] = guarantee.threshold
+    if self.context.workdir and jax.process_index() == 0:
+      lines = json.dumps(report, indent=2, allow_nan=False)
+      atomic_file.write_text(
+        pathlib.Path(self.context.workdir) / FILE, lines + '\n'
+      )
     return result

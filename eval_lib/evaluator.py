@@ -1,13 +1,9 @@
-"""The evaluator contract, and the evaluators that a configuration names.
+"""Evaluators: dataclasses whose fields are their configuration.
 
-An evaluator is a dataclass whose fields are its configuration, built once per
-run and run every `every_steps` steps. The trainer runs those of `config.evals`
-and logs their results as `<entry>/<name>`:
+One is built for each entry of `config.evals` and run every `every_steps` steps;
+the trainer logs its results as `<entry>/<name>`:
 
-  config.evals = dict(
-      test=dict(type='classification', split='test', every_steps=200),
-      fewshot=dict(type='fewshot', shots=(1, 5, 10, 25)),
-  )
+  config.evals = dict(test=dict(type='classification', every_steps=200))
 """
 
 import dataclasses
@@ -15,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import jax
-import numpy as np
 from annotated_types import Interval, MinLen
+from jax.experimental import multihost_utils
 
 from dataset_lib import builder, fields
 from dataset_lib.errors import ConfigError
@@ -31,8 +27,6 @@ EVALUATORS = {
   'glue': 'eval_lib.glue:Evaluator',
 }
 
-MAX_STEPS = 2**31 - 1
-
 Split = Annotated[str, MinLen(1), 'the name of a split']
 DatasetConfig = Annotated[
   Mapping[str, Any] | None,
@@ -44,32 +38,21 @@ DatasetConfig = Annotated[
 class EvalContext:
   """The parts of a run that evaluators need.
 
-  Attributes:
-    measure: jitted `(variables, device batch) -> {name: Metric}`.
-    features: jitted `(variables, device batch) -> float [B, D]`.
-    outputs: jitted `(variables, device batch) -> {name: array [B, ...]}`, see
-      `Task.outputs`.
-    put: `host batch -> device batch`; takes this process's rows.
-    seed: of the run.
-    batch_size: rows of a global batch.
-    dataset: the run's data set configuration.
-    workdir: where a run writes its files.
-    num_classes: of the model; None is not checked.
-    train_split: what the run is trained on; '' is not checked.
-    layers: the layer of each head in `outputs`; () for one head without name.
+  The first three are jitted functions of variables and a batch on the devices;
+  see `Task.evaluate`, `Task.features` and `Task.outputs`.
   """
 
-  measure: Callable[[Any, Any], Mapping[str, Any]]
-  features: Callable[[Any, Any], Any]
-  outputs: Callable[[Any, Any], Mapping[str, Any]]
-  put: Callable[[Mapping[str, Any]], Any]
+  measure: Callable[[Any, Any], Mapping[str, Any]]  # metrics by name
+  features: Callable[[Any, Any], Any]  # float `[B, D]`
+  outputs: Callable[[Any, Any], Mapping[str, Any]]  # arrays `[B, ...]` by name
+  put: Callable[[Mapping[str, Any]], Any]  # this process's rows on the devices
   seed: int
-  batch_size: int
+  batch_size: int  # rows of a global batch
   dataset: ConfigLike
-  workdir: str
-  num_classes: int | None = None
-  train_split: str = ''
-  layers: tuple[int, ...] = ()
+  workdir: str  # '' to write no files
+  num_classes: int | None = None  # of the model; None is not checked
+  train_split: str = ''  # '' is not checked
+  layers: tuple[int, ...] = ()  # of the heads; () for one without a name
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -77,17 +60,18 @@ class Evaluator:
   """Measures variables on data that training does not see.
 
   Subclasses are dataclasses that add their fields; those named `...split` are
-  splits of `dataset`. `__post_init__` opens the data.
-
-  Attributes:
-    context: of the run, not part of the configuration.
-    dataset: None in a configuration for that of the run.
-    every_steps: training steps between two runs; 0 for one at the end.
+  splits of the data set. `__post_init__` opens the data. `context` is no part
+  of the configuration; `every_steps` is 0 for one run at the end.
   """
 
   context: EvalContext
   dataset: DatasetConfig = None
-  every_steps: Annotated[int, Interval(ge=0, le=MAX_STEPS)] = 0
+  every_steps: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
+
+  @property
+  def data(self) -> dict[str, Any]:
+    """The configuration of the data set that is read."""
+    return dict((self.dataset or self.context.dataset).items())
 
   def run(self, variables: Any) -> dict[str, float]:
     """Evaluates `{'params': ..., 'model_state': ...}`."""
@@ -96,7 +80,7 @@ class Evaluator:
   def open(self, split: str) -> builder.Dataset:
     """Opens a split for evaluation: this process's rows, in order."""
     return builder.build(
-      self.dataset or self.context.dataset,
+      self.data,
       split=split,
       train=False,
       seed=self.context.seed,
@@ -113,9 +97,6 @@ class Classification(Evaluator):
   Padding has mask 0 and never counts, so the result does not depend on the
   batch size or the number of devices (up to the order of float32 sums within
   a batch; batches merge in float64).
-
-  Attributes:
-    split: to evaluate.
   """
 
   split: Split = 'test'
@@ -142,32 +123,20 @@ class Classification(Evaluator):
 
 
 def build(name: str, config: ConfigLike, context: EvalContext) -> Evaluator:
-  """Builds one entry of `config.evals`.
-
-  Args:
-    name: the entry's name.
-    config: its fields, at least `type`.
-    context: of the run.
+  """Builds an entry of `config.evals` that `validate` accepts.
 
   Raises:
-    ConfigError: a field is unknown or illegal, or the data does not fit.
+    ConfigError: the data do not fit.
   """
-  evaluator, complete = _complete(name, config, context.dataset)
-  try:
-    return evaluator(context=context, **complete)
-  except ConfigError as error:
-    own = dict(config.items()).get('dataset') is not None
-    if not own or error.field.partition('.')[0] != 'dataset':
-      raise
-    field = f'evals.{name}.{error.field}'
-    raise ConfigError(field, error.given, error.expected) from error
+  field = f'evals.{name}'
+  given = dict(config.items())
+  kind = _locate(given.pop('type'), f'{field}.type')
+  with fields.errors_under(field):
+    return kind(context=context, **given)
 
 
 def validate(config: ConfigLike) -> None:
-  """Checks `config.evals` without reading data or touching a device.
-
-  Args:
-    config: the whole run's configuration: its `evals` and `dataset` are read.
+  """Checks the `evals` of a run's configuration without reading data.
 
   Raises:
     ConfigError: with a message such as
@@ -175,42 +144,27 @@ def validate(config: ConfigLike) -> None:
   """
   given = dict(config.items())
   for name, entry in given.get('evals', {}).items():
-    _complete(name, entry, given.get('dataset', {}))
+    _check_entry(f'evals.{name}', entry, given.get('dataset', {}))
 
 
-def _complete(
-  name: str, config: Any, dataset: ConfigLike
-) -> tuple[Any, dict[str, Any]]:
-  """Returns (the class, its fields with defaults); checks both."""
-  prefix = f'evals.{name}'
-  if not isinstance(config, ConfigLike):
-    raise ConfigError(prefix, config, "a dict such as dict(type='...')")
-  given = dict(config.items())
-  evaluator = locate(given.pop('type', None), f'{prefix}.type')
-  complete = fields.check(evaluator, given, prefix, without=('context',))
-  own = complete['dataset'] is not None
-  complete['dataset'] = dict((complete['dataset'] or dataset).items())
-  splits = {k: v for k, v in complete.items() if k.endswith('split')}
-  _check_dataset(complete['dataset'], splits, prefix, own)
-  if own:
-    _check_input_size(complete['dataset'], dataset, prefix)
-  return evaluator, complete
-
-
-def _check_dataset(
-  config: ConfigLike, splits: Mapping[str, str], prefix: str, own: bool
-) -> None:
-  """Checks an evaluator's data set and splits; names them by their place."""
-  for field, split in splits.items():
-    try:
-      builder.validate(config, split)
-    except ConfigError as error:
-      name = error.field
-      if name == 'split':
-        name = f'{prefix}.{field}'
-      elif own:
-        name = f'{prefix}.{name}'
-      raise ConfigError(name, error.given, error.expected) from error
+def _check_entry(prefix: str, entry: Any, runs: ConfigLike) -> None:
+  if not isinstance(entry, ConfigLike):
+    raise ConfigError(prefix, entry, "a dict such as dict(type='...')")
+  given = dict(entry.items())
+  kind = _locate(given.pop('type', None), f'{prefix}.type')
+  complete = fields.check(kind, given, prefix, without=('context',))
+  dataset = complete['dataset'] or runs
+  for field, split in complete.items():
+    if field.endswith('split'):
+      try:
+        builder.validate(dataset, split)
+      except ConfigError as error:
+        field = field if error.field == 'split' else error.field
+        raise ConfigError(
+          f'{prefix}.{field}', error.given, error.expected
+        ) from error
+  if complete['dataset'] is not None:
+    _check_input_size(dataset, runs, prefix)
 
 
 def _check_input_size(
@@ -230,25 +184,16 @@ def _check_input_size(
       )
 
 
-def locate(kind: Any, field: str) -> type[Evaluator]:
-  """Finds an evaluator class by type name or as `'module:Class'`.
-
-  Args:
-    kind: a name in `EVALUATORS` or the place of the class.
-    field: the configuration field, for the error.
-
-  Raises:
-    ConfigError: if there is no such evaluator.
-  """
+def _locate(kind: Any, field: str) -> type[Evaluator]:
+  """Finds an evaluator class by its name in `EVALUATORS` or 'module:Class'."""
   known = f'one of {", ".join(EVALUATORS)}'
-  place = EVALUATORS.get(kind, kind) if isinstance(kind, str) else kind
   try:
-    evaluator = fields.locate(place, field)
+    found = fields.locate(EVALUATORS.get(str(kind), kind), field)
   except ConfigError as error:
     raise ConfigError(field, kind, f'{known} or {error.expected}') from error
-  if not (isinstance(evaluator, type) and issubclass(evaluator, Evaluator)):
+  if not (isinstance(found, type) and issubclass(found, Evaluator)):
     raise ConfigError(field, kind, f'{known} or a subclass of {Evaluator}')
-  return evaluator
+  return found
 
 
 def one_late(results: Iterator[Any]) -> Iterator[Any]:
@@ -270,11 +215,4 @@ def gather(tree: Any) -> Any:
   """Fetches arrays that are spread over devices and processes."""
   if jax.process_count() == 1:
     return jax.device_get(tree)
-  from jax.experimental import multihost_utils
-
-  return jax.tree.map(
-    lambda leaf: np.asarray(
-      multihost_utils.process_allgather(leaf, tiled=True)
-    ),
-    tree,
-  )
+  return multihost_utils.process_allgather(tree, tiled=True)

@@ -47,11 +47,6 @@ class Regression:
   the weights are `X^T (X X^T + l2 I)^-1 Y = (X^T X + l2 I)^-1 X^T Y`; the
   smaller of the two matrices is decomposed as `Q diag(eigenvalues) Q^T`, and
   the weights are `left diag(1 / (eigenvalues + l2)) right`. All float64.
-
-  Args:
-    features: of the shots.
-    labels: in [0, num_classes).
-    num_classes: width of the output.
   """
 
   def __init__(
@@ -113,19 +108,12 @@ class Regression:
 
 
 class Draw(NamedTuple):
-  """Result of one draw of shots.
+  """The result of one draw of shots."""
 
-  Attributes:
-    accuracy: on the test split.
-    l2: the strength that was chosen.
-    held_out: number of training images it was chosen on.
-    short_classes: classes with fewer images than shots.
-  """
-
-  accuracy: float
-  l2: float
-  held_out: int
-  short_classes: int
+  accuracy: float  # on the test split
+  l2: float  # the strength that was chosen
+  held_out: int  # number of training images it was chosen on
+  short_classes: int  # classes with fewer images than shots
 
 
 def run_draw(
@@ -133,12 +121,8 @@ def run_draw(
 ) -> Draw:
   """Draws shots, fits, chooses the L2 strength, and only then tests.
 
-  Args:
-    train: features and labels to draw from.
-    test: features and labels to judge by.
-    num_classes: labels are in [0, num_classes).
-    shots: examples per class; a class with fewer gives what it has.
-    seed: of the draw; the k shots of a seed are among its k + 1 shots.
+  A class with fewer than `shots` examples gives what it has; the k shots of a
+  seed are among its k + 1 shots.
   """
   features, labels = train
   rng = np.random.default_rng(seed)
@@ -151,12 +135,9 @@ def run_draw(
   held_out = rng.permutation(rest)[:MAX_HELD_OUT]
   regression = Regression(features[chosen], labels[chosen], num_classes)
   l2 = regression.choose_l2(features[held_out], labels[held_out])
-  return Draw(
-    accuracy=regression.accuracies(*test, [l2])[0],
-    l2=l2,
-    held_out=len(held_out),
-    short_classes=sum(len(rows) < shots for rows in by_class),
-  )
+  [accuracy] = regression.accuracies(*test, [l2])
+  short_classes = sum(len(rows) < shots for rows in by_class)
+  return Draw(accuracy, l2, len(held_out), short_classes)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -165,36 +146,27 @@ class Evaluator(evaluator.Evaluator):
 
   Both splits are read with evaluation preprocessing. The draws do not depend on
   the run's seed, so runs are compared on the same shots.
-
-  Attributes:
-    train_split: to draw shots from.
-    test_split: to test on.
-    shots: numbers of examples per class.
-    seeds: number of draws.
   """
 
-  train_split: evaluator.Split = 'train'
+  train_split: evaluator.Split = 'train'  # to draw shots from
   test_split: evaluator.Split = 'test'
   shots: Annotated[
     tuple[Annotated[int, Interval(ge=1, le=MAX_SHOTS)], ...],
     MinLen(1), fields.Distinct,
     f'a tuple of distinct integers in [1, {MAX_SHOTS}]',
   ] = (1, 5, 10, 25)  # fmt: skip
-  seeds: Annotated[int, Interval(ge=1, le=1000)] = 3
+  seeds: Annotated[int, Interval(ge=1, le=1000)] = 3  # number of draws
 
   def __post_init__(self):
-    self._train = self.open(self.train_split)
-    self._test = self.open(self.test_split)
-    train, test = self._train.info, self._test.info
-    if (train.num_classes, train.class_names) != (
-      test.num_classes,
-      test.class_names,
-    ):
+    self._splits = [self.open(self.train_split), self.open(self.test_split)]
+    train, test = (
+      (data.info.num_classes, data.info.class_names) for data in self._splits
+    )
+    if train != test:
       raise InvalidDataError(
         f'few-shot: expected the same classes in {self.train_split!r} and '
-        f'{self.test_split!r}, got {train.num_classes} and '
-        f'{test.num_classes} classes: {train.class_names[:5]}... and '
-        f'{test.class_names[:5]}...'
+        f'{self.test_split!r}, got {train[0]} and {test[0]} classes: '
+        f'{train[1][:5]}... and {test[1][:5]}...'
       )
 
   def run(self, variables: Any) -> dict[str, float]:
@@ -207,10 +179,9 @@ class Evaluator(evaluator.Evaluator):
       `L2_WITHOUT_HELD_OUT`), `kshot_short_classes` (with fewer images than k).
     """
     train, test = (
-      extract_features(data, self.context, variables)
-      for data in (self._train, self._test)
+      extract_features(data, self.context, variables) for data in self._splits
     )
-    classes = self._train.info.num_classes
+    classes = self._splits[0].info.num_classes
     draws = {
       shots: [
         run_draw(train, test, classes, shots, seed)
@@ -218,56 +189,54 @@ class Evaluator(evaluator.Evaluator):
       ]
       for shots in self.shots
     }
+    metrics, rows = summary(draws)
     if jax.process_index() == 0:
-      name, images = (self.dataset or {}).get('name', ''), len(test[1])
-      title = f'few-shot, {name}: {self.seeds} draws, {images} test images'
-      print_table(title, table(draws))
-    return summary(draws)
+      title = f'few-shot, {self.data["name"]}: {self.seeds} draws, '
+      print_table(f'{title}{len(test[1])} test images', rows)
+    return metrics
 
 
 def extract_features(
   dataset: Any, context: evaluator.EvalContext, variables: Any
 ) -> Rows:
-  """Returns features and labels of a split; see `predictions.collect_rows`."""
+  """Returns features and labels of a split; see `predictions.collect`."""
 
-  def features(variables, batch):
+  def outputs(variables, batch):
     return {'features': context.features(variables, batch)}
 
-  rows = predictions.collect_rows(
-    dataset, variables, context, features, 'features'
-  )
+  context = dataclasses.replace(context, outputs=outputs)
+  rows = predictions.collect(dataset, variables, context, 'features')
   return rows['features'].astype(np.float64), rows['label'].astype(np.int64)
 
 
-def summary(draws: Mapping[int, Sequence[Draw]]) -> dict[str, float]:
-  """Returns the metrics of `Evaluator.run`."""
-  result: dict[str, float] = {}
+def summary(
+  draws: Mapping[int, Sequence[Draw]],
+) -> tuple[dict[str, float], list[dict[str, str]]]:
+  """Returns the metrics of `Evaluator.run`, and a row of texts for each shots.
+
+  Args:
+    draws: by the number of shots, one for each seed.
+  """
+  metrics: dict[str, float] = {}
+  rows = []
   for shots, runs in draws.items():
     accuracies = [run.accuracy for run in runs]
-    result |= {
-      f'{shots}shot': float(np.mean(accuracies)),
-      f'{shots}shot_std': float(np.std(accuracies)),
-      f'{shots}shot_log2_l2': float(np.mean([math.log2(r.l2) for r in runs])),
+    mean, std = float(np.mean(accuracies)), float(np.std(accuracies))
+    strengths = [math.log2(run.l2) for run in runs]
+    metrics |= {
+      f'{shots}shot': mean,
+      f'{shots}shot_std': std,
+      f'{shots}shot_log2_l2': float(np.mean(strengths)),
       f'{shots}shot_held_out': float(runs[0].held_out),
       f'{shots}shot_short_classes': float(runs[0].short_classes),
     }
-  return result
-
-
-def table(draws: Mapping[int, Sequence[Draw]]) -> list[dict[str, str]]:
-  """Returns a row of texts for each number of shots."""
-  rows = []
-  for shots, runs in draws.items():
-    accuracies = [100 * run.accuracy for run in runs]
-    mean, std = np.mean(accuracies), np.std(accuracies)
-    strengths = sorted({round(math.log2(run.l2)) for run in runs})
     rows.append(
       {
         'shots per class': str(shots),
-        'accuracy (mean ± std)': f'{mean:.2f} ± {std:.2f} %',
-        'log2 L2': ', '.join(map(str, strengths)),
+        'accuracy (mean ± std)': f'{100 * mean:.2f} ± {100 * std:.2f} %',
+        'log2 L2': ', '.join(str(round(l2)) for l2 in sorted({*strengths})),
         'images that chose it': str(runs[0].held_out),
         'classes with fewer images': str(runs[0].short_classes),
       }
     )
-  return rows
+  return metrics, rows

@@ -1,8 +1,7 @@
 """Accuracy against cost: exit rules and thresholds over recorded logits.
 
-The logits of all heads are recorded once; a rule selects the head at which each
-row leaves, so a sweep costs no run of the model. Rules are functions of the
-logits; the confidence rule of EAT, section 4, is here, others in `eat.exits`.
+A rule is a function of the logits of all heads, so a sweep costs no run of the
+model. The confidence rule of EAT, section 4, is here, others in `eat.exits`.
 """
 
 import dataclasses
@@ -14,10 +13,11 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import numpy as np
 from annotated_types import Interval
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Num
 
 from dataset_lib.errors import ConfigError
 from eval_lib import calibration, evaluator, glue, predictions, report
+from eval_lib.predictions import Heads, Labels, PerHead
 
 FILE = 'frontier.csv'
 
@@ -25,46 +25,30 @@ Number = Annotated[float | int, Interval(ge=0.0, le=1e30)]
 
 
 class Setting(NamedTuple):
-  """A rule with its parameter.
+  """An exit rule with its parameter.
 
-  Attributes:
-    rule: its name, e.g. 'confidence'.
-    value: its parameter, e.g. the threshold; None if it has none.
-    exit_of: `(logits [E, N, C]) -> int [N]`, the index of the head at which
-      each row leaves; NumPy or JAX.
+  `exit_of(logits [E, N, C]) -> int [N]` returns the index of the head at which
+  each row leaves; NumPy or JAX.
   """
 
-  rule: str
-  value: float | None
+  rule: str  # its name, e.g. 'confidence'
+  value: float | None  # e.g. the threshold; None if it has no parameter
   exit_of: Callable[[Any], Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Point:
-  """The measures of a setting over the rows of a split.
-
-  Attributes:
-    rule: as in the setting.
-    value: as in the setting.
-    quality: accuracy or another measure; more is better.
-    depth: mean number of layers executed.
-    flops: FLOPs spent over those of the full model on the same rows.
-    agreement: share of the rows with the answer of the full model.
-    shares: of the rows by the head they leave at, `[E]`.
-  """
+class Point(NamedTuple):
+  """The measures of a setting over the rows of a split."""
 
   rule: str
   value: float | None
-  quality: float
-  depth: float
-  flops: float
-  agreement: float
-  shares: tuple[float, ...]
+  quality: float  # accuracy or another measure; more is better
+  depth: float  # mean number of layers executed
+  flops: float  # FLOPs spent over those of the full model on the same rows
+  agreement: float  # share of the rows with the answer of the full model
+  shares: tuple[float, ...]  # of the rows by the head they leave at, `[E]`
 
 
-def accuracy(
-  logits: Float[np.ndarray, 'N C'], labels: Int[np.ndarray, ' N']
-) -> float:
+def accuracy(logits: Float[np.ndarray, 'N C'], labels: Labels) -> float:
   """Returns the share of right answers."""
   return float((logits.argmax(-1) == labels).mean())
 
@@ -73,7 +57,7 @@ def same_class(
   logits: Float[np.ndarray, 'N C'], full: Float[np.ndarray, 'N C']
 ) -> float:
   """Returns the share of the rows with the same answer."""
-  return float((logits.argmax(-1) == full.argmax(-1)).mean())
+  return accuracy(logits, full.argmax(-1))
 
 
 def never() -> Setting:
@@ -84,7 +68,7 @@ def never() -> Setting:
 
 
 def confidence(
-  threshold: float, temperatures: Float[np.ndarray, ' E'] | None = None
+  threshold: float, temperatures: PerHead | None = None
 ) -> Setting:
   """Returns the rule `max_c P >= threshold`, of logits over temperatures."""
 
@@ -96,7 +80,7 @@ def confidence(
 
 
 def sweep(
-  logits: Float[np.ndarray, 'E N C'],
+  logits: Heads,
   labels: Num[np.ndarray, ' N'],
   settings: Sequence[Setting],
   *,
@@ -111,7 +95,7 @@ def sweep(
   Args:
     logits: of all heads; the last is the full model.
     labels: classes, or numbers of a regression.
-    settings: what to measure.
+    settings: the rules to measure.
     layers: layers executed when a row leaves at each head, `[E]`.
     flops: FLOPs of a row that leaves at each head, `[E]`, or `[N, E]` where
       they differ from row to row; None takes `layers` for the cost.
@@ -126,13 +110,13 @@ def sweep(
   full = cost[:, -1] if full_flops is None else full_flops
   full = np.broadcast_to(np.asarray(full, np.float64), (rows,))
   points = []
-  for setting in settings:
-    exits = np.asarray(setting.exit_of(logits))
+  for rule, value, exit_of in settings:
+    exits = np.asarray(exit_of(logits))
     chosen = logits[exits, np.arange(rows)]
     points.append(
       Point(
-        rule=setting.rule,
-        value=setting.value,
+        rule,
+        value,
         quality=float(quality(chosen, labels)),
         depth=float(np.asarray(layers)[exits].mean()),
         flops=float(cost[np.arange(rows), exits].sum() / full.sum()),
@@ -156,66 +140,27 @@ def pareto(
   return finite & ~(as_good & better).any(0)
 
 
-def rows_of(
-  points: Sequence[Point], layers: Sequence[int], metric: str, cost: str
-) -> list[dict[str, str | None]]:
-  """Returns the lines of a CSV file: rule, value, numbers, shares.
-
-  Args:
-    points: of `sweep`.
-    layers: of the heads; the columns of their shares are `exit_<layer>`.
-    metric: name of the quality.
-    cost: name of the points' `flops`.
-  """
-  rows = []
-  for point in points:
-    numbers = {
-      metric: point.quality,
-      'depth': point.depth,
-      cost: point.flops,
-      'agreement': point.agreement,
-    }
-    for layer, share in zip(layers, point.shares, strict=True):
-      numbers[f'exit_{layer}'] = share
-    value = None if point.value is None else f'{point.value:g}'
-    row: dict[str, str | None] = {'rule': point.rule, 'value': value}
-    rows.append(row | {name: f'{one:.6g}' for name, one in numbers.items()})
-  return rows
-
-
 @dataclasses.dataclass(kw_only=True)
-class Evaluator(evaluator.Evaluator):
+class Evaluator(predictions.Evaluator):
   """Sweeps the confidence rule over thresholds; writes frontier.csv.
 
   The quality is the main number of the GLUE task, or accuracy without one.
-
-  Attributes:
-    split: to evaluate.
-    calibration_split: to fit temperatures on before; None for none.
-    thresholds: of the confidence.
-    layers: of the heads; () for those of the model.
-    flops: of a row that leaves at each head, in any unit; () counts the cost
-      in layers, `depth_share`.
-    full_flops: of a row in the model compared with; 0 for the last head.
-    task: '' for that of the data set.
+  `flops` are those of a row that leaves at each head, in any unit; () counts
+  the cost in layers, `depth_share`.
   """
 
-  split: evaluator.Split = 'validation'
   calibration_split: Annotated[
     evaluator.Split | None,
     'the name of a split that training does not use, or None',
   ] = None
   thresholds: tuple[calibration.Share, ...] = (0.80, 0.85, 0.90, 0.95)
-  layers: predictions.Layers = ()
   flops: tuple[Number, ...] = ()
-  full_flops: Number = 0.0
-  task: glue.TaskName = ''
+  full_flops: Number = 0.0  # of a row in the model compared with; 0 for own
+  task: glue.TaskName = ''  # '' for that of the data set
 
   def __post_init__(self):
-    self.layers = self.layers or self.context.layers
-    self._data, self._fitted = predictions.open_splits(self)
-    self._cost = 'flops' if self.flops else 'depth_share'
-    task = glue.task_of(self.task, self.dataset or {})
+    super().__post_init__()
+    task = glue.task_of(self.task, self.data)
     self._metric, self._quality = 'accuracy', accuracy
     if task:
       self._metric = glue.TASK_METRICS[task][0]
@@ -231,21 +176,17 @@ class Evaluator(evaluator.Evaluator):
       `<metric>_full` is that of the last head, and `<metric>_<head>` that of
       each (`layer_4`, or `head_1` without `layers`), were it the only one.
     """
-    logits, labels = predictions.labelled_logits(
-      self._data, self.split, variables, self.context
-    )
-    heads = len(logits)
-    if self.flops and len(self.flops) != heads:
-      expected = f'{heads} numbers, one for each head of the model'
+    logits, labels = self.heads('split', variables)
+    if self.flops and len(self.flops) != len(logits):
+      expected = f'{len(logits)} numbers, one for each head of the model'
       raise ConfigError('flops', self.flops, expected)
     temperatures = None
-    if self.calibration_split is not None:
-      fitted = predictions.labelled_logits(
-        self._fitted, self.calibration_split, variables, self.context
-      )
+    if self.calibration_split:
+      fitted = self.heads('calibration_split', variables)
       temperatures = calibration.fit_temperatures(*fitted)
     thresholds = sorted({float(t) for t in self.thresholds})
-    layers = predictions.layers_of(self.layers, heads)
+    names = predictions.head_layers(self.layers, len(logits))
+    layers = [*names.values()]
     points = sweep(
       logits,
       labels,
@@ -257,23 +198,32 @@ class Evaluator(evaluator.Evaluator):
     )
     if self.context.workdir and jax.process_index() == 0:
       path = pathlib.Path(self.context.workdir) / FILE
-      rows = rows_of(points, layers, self._metric, self._cost)
-      report.write_csv(path, rows)
+      report.write_csv(path, [self._line(point, layers) for point in points])
     result = {f'{self._metric}_full': points[-1].quality}
-    names = predictions.head_names(self.layers, heads)
     for name, head in zip(names, logits, strict=True):
       result[f'{self._metric}_{name}'] = float(self._quality(head, labels))
     for point in points[:-1]:
-      result |= {
-        f'{self._metric}_tau_{point.value:g}': point.quality,
-        f'depth_tau_{point.value:g}': point.depth,
-        f'{self._cost}_tau_{point.value:g}': point.flops,
-        f'agreement_tau_{point.value:g}': point.agreement,
-      }
+      for name, number in self._numbers(point).items():
+        result[f'{name}_tau_{point.value:g}'] = number
     return result
 
+  def _numbers(self, point: Point) -> dict[str, float]:
+    return {
+      self._metric: point.quality,
+      'depth': point.depth,
+      'flops' if self.flops else 'depth_share': point.flops,
+      'agreement': point.agreement,
+    }
 
-def _main_number(
-  task: str, logits: Float[np.ndarray, 'N C'], labels: Int[np.ndarray, ' N']
-) -> float:
+  def _line(self, point: Point, layers: Sequence[int]) -> dict[str, str | None]:
+    """Returns a line of the file: rule, value, numbers, shares by layer."""
+    shares = zip(layers, point.shares, strict=True)
+    numbers = self._numbers(point) | {f'exit_{n}': x for n, x in shares}
+    return {
+      'rule': point.rule,
+      'value': None if point.value is None else f'{point.value:g}',
+    } | {name: f'{number:.6g}' for name, number in numbers.items()}
+
+
+def _main_number(task: str, logits: np.ndarray, labels: np.ndarray) -> float:
   return glue.compute(task, logits, labels)['score']

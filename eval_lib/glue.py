@@ -20,38 +20,16 @@ from dataset_lib.glue import TASKS
 from dataset_lib.text_files import MAX_SCORE
 from eval_lib import evaluator, predictions
 
-# Names in `METRICS`. The leaderboard averages two for some; here, as in the
-# papers, the main number is the first: of MRPC and QQP F1, of STS-B Pearson's.
-TASK_METRICS = {
+# The leaderboard averages two for some; here, as in the papers, the main number
+# is the first: of MRPC and QQP F1, of STS-B Pearson's.
+TASK_METRICS = dict.fromkeys(TASKS, ('accuracy',)) | {
   'cola': ('matthews',),
-  'sst2': ('accuracy',),
   'mrpc': ('f1', 'accuracy'),
   'qqp': ('f1', 'accuracy'),
   'stsb': ('pearson', 'spearman'),
-  'mnli': ('accuracy',),
-  'qnli': ('accuracy',),
-  'rte': ('accuracy',),
-  'wnli': ('accuracy',),
 }
 # The field by which an evaluator learns the task; '' for the data set's own.
 TaskName = Literal['', *TASK_METRICS]
-
-
-def accuracy(
-  labels: Num[np.ndarray, ' N'], predicted: Num[np.ndarray, ' N']
-) -> float:
-  """Returns the share of right answers."""
-  return float(sklearn.metrics.accuracy_score(labels, predicted))
-
-
-def f1(
-  labels: Num[np.ndarray, ' N'], predicted: Num[np.ndarray, ' N']
-) -> float:
-  """Returns the harmonic mean of precision and recall of class 1."""
-  score = sklearn.metrics.f1_score(
-    labels, predicted, labels=[0, 1], pos_label=1, zero_division=0.0
-  )
-  return float(score)
 
 
 def _correlation(function: Callable[..., Any]) -> Callable[..., float]:
@@ -65,10 +43,18 @@ def _correlation(function: Callable[..., Any]) -> Callable[..., float]:
   return correlation
 
 
+def _f1(labels: Any, predicted: Any) -> float:
+  """Returns the harmonic mean of precision and recall of class 1."""
+  return sklearn.metrics.f1_score(
+    labels, predicted, labels=[0, 1], zero_division=0.0
+  )
+
+
 pearson = _correlation(lambda x, y: scipy.stats.pearsonr(x, y).statistic)
-METRICS: dict[str, Callable[..., float]] = {
-  'accuracy': accuracy,
-  'f1': f1,
+# `(labels [N], predicted [N]) -> float`
+_METRICS: dict[str, Callable[..., float]] = {
+  'accuracy': sklearn.metrics.accuracy_score,
+  'f1': _f1,
   'matthews': _correlation(sklearn.metrics.matthews_corrcoef),
   'pearson': pearson,
   'spearman': _correlation(lambda x, y: scipy.stats.spearmanr(x, y).statistic),
@@ -101,51 +87,43 @@ def compute(
     )
   if not len(labels):
     raise InvalidDataError(f'{task}: the split holds no example')
-  if kind.is_regression:
-    if not ((labels >= 0) & (labels <= MAX_SCORE)).all():
-      raise InvalidDataError(
-        f'{task}: expected labels in [0, {MAX_SCORE}], got '
-        f'{labels.min()} to {labels.max()}; labels that are hidden cannot be '
-        'evaluated against'
-      )
-    predicted = logits[:, 0].astype(np.float64)
-    labels = labels.astype(np.float64)
-  else:
+  if not kind.is_regression:
     predictions.check_labels(labels, kind.num_classes, task)
     predicted = logits.argmax(-1)
+  elif ((labels >= 0) & (labels <= MAX_SCORE)).all():
+    predicted, labels = (x.astype(np.float64) for x in (logits[:, 0], labels))
+  else:
+    raise InvalidDataError(
+      f'{task}: expected labels in [0, {MAX_SCORE}], got {labels.min()} to '
+      f'{labels.max()}; labels that are hidden cannot be evaluated against'
+    )
   names = TASK_METRICS[task]
-  values = {name: METRICS[name](labels, predicted) for name in names}
+  values = {name: float(_METRICS[name](labels, predicted)) for name in names}
   return values | {'score': values[names[0]]}
 
 
 def task_of(task: str, dataset: Mapping[str, Any]) -> str:
   """Returns the task if given, else the GLUE task of a data set, or ''."""
-  own = dict(dataset.items()).get('task', '')
+  own = dataset.get('task', '')
   return task or (own if own in TASKS else '')
 
 
 @dataclasses.dataclass(kw_only=True)
 class Evaluator(evaluator.Evaluator):
-  """The official metrics of the last head on a split; see `compute`.
-
-  Attributes:
-    split: to evaluate.
-    task: '' for that of the data set.
-  """
+  """The official metrics of the last head on a split; see `compute`."""
 
   split: evaluator.Split = 'validation'
-  task: TaskName = ''
+  task: TaskName = ''  # '' for that of the data set
 
   def __post_init__(self):
-    task = task_of(self.task, self.dataset or {})
-    if not task:
+    self._task = task_of(self.task, self.data)
+    if not self._task:
       raise ConfigError('task', self.task, f'one of {", ".join(TASKS)}')
-    self._task, self._data = task, self.open(self.split)
+    self._data = self.open(self.split)
     classes = self._data.info.num_classes
-    if classes != TASKS[task].num_classes:
-      raise ConfigError(
-        'task', task, f'a task with the {classes} classes of {self.split!r}'
-      )
+    if classes != TASKS[self._task].num_classes:
+      expected = f'a task with the {classes} classes of {self.split!r}'
+      raise ConfigError('task', self._task, expected)
 
   def run(self, variables: Any) -> dict[str, float]:
     """See `compute`."""

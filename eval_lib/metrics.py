@@ -1,13 +1,10 @@
 """Metrics of `clu.metrics` whose sums over batches and devices are exact.
 
-A metric is a small pytree, built inside a jitted step from the values and the
-mask of a batch. States merge in any order and grouping, so padding, unequal
-batches and micro-batches all count as in one pass over the concatenated data.
-Any `clu.metrics.Metric` can be used; those below reduce a stacked axis in one
-operation instead of a loop, and compute on the host: a division on the device
-would wait for the steps that are queued there. `clu.metrics.Std` is not used:
-its sum of squares in float32 has no digits left when the mean is large, and
-clu 0.0.12 calls a form of `jnp.clip` that JAX has removed.
+States are built inside a jitted step and merge in any order and grouping, so
+padding, unequal batches and micro-batches count as in one pass over the data.
+Any metric of clu can be used; those below reduce a stacked axis in one
+operation, and compute on the host: a division on the device would wait for
+queued steps. `clu.metrics.Std` loses all digits when the mean is large.
 """
 
 import math
@@ -27,7 +24,11 @@ Leaf = Any
 
 
 class Metric(clu.metrics.Metric):
-  """A metric defined by `reduce` along a leading axis."""
+  """A metric defined by `reduce` along a leading axis.
+
+  `from_values(values [B], mask [B])` counts the rows with mask 1; the others
+  may hold anything, even NaN. `compute` returns NaN without rows.
+  """
 
   def merge(self, other: 'Metric') -> 'Metric':
     """Returns the state of the data of both metrics."""
@@ -45,15 +46,15 @@ class Average(clu.metrics.Average):
   def from_values(
     cls, values: Float[Array, ' B'], mask: Float[Array, ' B']
   ) -> 'Average':
-    """Counts the rows with mask 1; the others may hold anything, even NaN."""
-    return cls(total=_kept(values, mask, 0.0).sum(), count=_count(mask))
+    """See `Metric`."""
+    return cls(_kept(values, mask, 0.0).sum(), _count(mask))
 
   def reduce(self) -> 'Average':
     """Merges the states stacked along a leading axis."""
-    return Average(total=self.total.sum(0), count=self.count.sum(0))
+    return Average(self.total.sum(0), self.count.sum(0))
 
   def compute(self) -> float:
-    """Returns the mean, or NaN without rows."""
+    """Returns the mean."""
     return _ratio(self.total, self.count)
 
 
@@ -78,23 +79,21 @@ class Variance(Metric):
   def from_values(
     cls, values: Float[Array, ' B'], mask: Float[Array, ' B']
   ) -> 'Variance':
-    """Counts the rows with mask 1; the others may hold anything, even NaN."""
+    """See `Metric`."""
     count = _count(mask)
     mean = _kept(values, mask, 0.0).sum() / count.clip(1.0)
-    deviations = _kept(jnp.square(values - mean[None]), mask, 0.0).sum()
-    return cls(count=count, mean=mean, deviations=deviations)
+    squares = _kept(jnp.square(values - mean[None]), mask, 0.0)
+    return cls(count, mean, squares.sum())
 
   def reduce(self) -> 'Variance':
     """Merges the states stacked along a leading axis."""
     count = self.count.sum(0)
     mean = (self.count * self.mean).sum(0) / count.clip(1.0)
     between = (self.count * (self.mean - mean[None]) ** 2).sum(0)
-    return Variance(
-      count=count, mean=mean, deviations=self.deviations.sum(0) + between
-    )
+    return Variance(count, mean, self.deviations.sum(0) + between)
 
   def compute(self) -> float:
-    """Returns the variance (divisor: count), or NaN without rows."""
+    """Returns the variance (divisor: count)."""
     return _ratio(self.deviations, self.count)
 
 
@@ -108,15 +107,15 @@ class Maximum(Metric):
   def from_values(
     cls, values: Float[Array, ' B'], mask: Float[Array, ' B']
   ) -> 'Maximum':
-    """Takes the rows with mask 1."""
-    return cls(value=_kept(values, mask, -math.inf).max(initial=-math.inf))
+    """See `Metric`."""
+    return cls(_kept(values, mask, -math.inf).max(initial=-math.inf))
 
   def reduce(self) -> 'Maximum':
     """Merges the states stacked along a leading axis."""
-    return type(self)(value=self.value.max(0))
+    return type(self)(self.value.max(0))
 
   def compute(self) -> float:
-    """Returns the value, or NaN without rows."""
+    """Returns the value."""
     value = float(self.value)
     return math.nan if value == -math.inf else value
 
@@ -129,11 +128,11 @@ class Minimum(Maximum):
   def from_values(
     cls, values: Float[Array, ' B'], mask: Float[Array, ' B']
   ) -> 'Minimum':
-    """Takes the rows with mask 1."""
+    """See `Metric`."""
     return super().from_values(-values, mask)
 
   def compute(self) -> float:
-    """Returns the value, or NaN without rows."""
+    """Returns the value."""
     return -super().compute()
 
 
@@ -147,12 +146,12 @@ class Union(Metric):
   def from_values(
     cls, values: Bool[Array, 'B C'], mask: Float[Array, ' B']
   ) -> 'Union':
-    """Takes the items seen by the rows with mask 1."""
-    return cls(flags=(values & (mask > 0)[:, None]).any(0))
+    """See `Metric`."""
+    return cls((values & (mask > 0)[:, None]).any(0))
 
   def reduce(self) -> 'Union':
     """Merges the states stacked along a leading axis."""
-    return Union(flags=self.flags.any(0))
+    return Union(self.flags.any(0))
 
   def compute(self) -> float:
     """Returns the share in [0, 1], or NaN if C = 0."""
@@ -169,12 +168,7 @@ def compute(metrics: Mapping[str, clu.metrics.Metric]) -> dict[str, float]:
 def merge_on_host(
   merged: dict[str, Any] | None, state: Mapping[str, clu.metrics.Metric]
 ) -> dict[str, Any]:
-  """Merges a batch's metrics with those of the batches before, in float64.
-
-  Args:
-    merged: the previous result, None for the first batch.
-    state: metrics of one batch, on the devices.
-  """
+  """Merges metrics of a batch, on the devices, with `merged`, in float64."""
   fetched = jax.tree.map(_widened, jax.device_get(dict(state)))
   if merged is None:
     return fetched
@@ -192,8 +186,7 @@ def _kept(
 ) -> Float[Array, ' B']:
   """Returns float32 values with those of padding rows replaced."""
   # where, not a product: 0 * NaN is NaN.
-  values = values.astype(jnp.float32)
-  return jnp.where(mask > 0, values, jnp.full_like(values, otherwise))
+  return jnp.where(mask > 0, values.astype(jnp.float32), otherwise)
 
 
 def _count(mask: Float[Array, ' B']) -> Float[Array, '']:

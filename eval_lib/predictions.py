@@ -1,13 +1,11 @@
-"""The outputs of a model for every row of a split, and splits without overlap.
+"""Logits of all heads for every row of a split, and splits without overlap.
 
-Metrics over a whole split, calibration, thresholds with a guarantee and
-frontiers all start from the logits of all heads: recorded once, they serve for
-every rule and threshold without running the model again. A model, a temperature
-and a threshold look better on the rows that they were chosen for than on
-others, hence `open_splits`.
+They are recorded once and serve every rule, temperature and threshold. What was
+fitted looks better on the rows it was fitted to, so these are kept apart.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,6 +15,12 @@ from jaxtyping import Float, Int, Num
 from dataset_lib import builder, source
 from dataset_lib.errors import ConfigError, InvalidDataError
 from eval_lib import evaluator
+from serve_lib import decisions
+
+# Logits or probabilities of all heads, and one number for each.
+Heads = Float[np.ndarray, 'E N C']
+PerHead = Float[np.ndarray, ' E']
+Labels = Int[np.ndarray, ' N']
 
 # The field by which an evaluator learns the layers of the heads.
 Layers = Annotated[
@@ -27,7 +31,10 @@ Layers = Annotated[
 
 
 def collect(
-  dataset: Any, variables: Any, context: evaluator.EvalContext
+  dataset: Any,
+  variables: Any,
+  context: evaluator.EvalContext,
+  finite: str = 'logits',
 ) -> dict[str, np.ndarray]:
   """Runs `context.outputs` over a split.
 
@@ -35,35 +42,21 @@ def collect(
     dataset: of `Evaluator.open`; its batches may differ in length.
     variables: `{'params': ..., 'model_state': ...}`.
     context: of the run.
+    finite: the output that may not hold NaN or infinity.
 
   Returns:
-    The arrays of `context.outputs`, `'logits'` `[N, E, C]` among them, with
-    `'label'` `[N]` and `'index'` `[N]`; by ascending index, without padding.
+    The outputs, e.g. 'logits' `[N, E, C]`, with 'label' `[N]` and 'index'
+    `[N]`; by ascending index, without padding.
 
   Raises:
     InvalidDataError: the split holds no example.
-    FloatingPointError: a logit is NaN or infinite.
-    ValueError: rows of different batches differ in shape.
-  """
-  return collect_rows(dataset, variables, context, context.outputs, 'logits')
-
-
-def collect_rows(
-  dataset: Any,
-  variables: Any,
-  context: evaluator.EvalContext,
-  function: Callable[[Any, Any], Mapping[str, Any]],
-  finite: str,
-) -> dict[str, np.ndarray]:
-  """Runs a function of variables and device batch; see `collect`.
-
-  The array `finite` of its results is checked for NaN and infinity.
+    FloatingPointError: the output `finite` is not finite.
   """
 
   def run(batch):
     batch = context.put(batch)
     rows = {name: batch[name] for name in ('index', 'label', 'mask')}
-    return {**function(variables, batch), **rows}
+    return {**context.outputs(variables, batch), **rows}
 
   parts: dict[str, list[np.ndarray]] = {}
   for rows in evaluator.one_late(map(run, dataset.batches())):
@@ -71,9 +64,9 @@ def collect_rows(
     is_real = np.asarray(fetched.pop('mask')) > 0
     for name, values in fetched.items():
       parts.setdefault(name, []).append(np.asarray(values)[is_real])
-  if not sum(map(len, parts.get('index', ()))):
-    raise InvalidDataError(f'{finite}: the split holds no example')
   whole = {name: np.concatenate(part) for name, part in parts.items()}
+  if not len(whole.get('index', ())):
+    raise InvalidDataError(f'{finite}: the split holds no example')
   if not np.isfinite(whole[finite]).all():
     raise FloatingPointError(
       f'{finite}: expected finite numbers, got NaN or infinity; the run has '
@@ -84,41 +77,21 @@ def collect_rows(
   return {name: values[order] for name, values in whole.items()}
 
 
-def labelled_logits(
-  dataset: Any, split: str, variables: Any, context: evaluator.EvalContext
-) -> tuple[Float[np.ndarray, 'E N C'], Int[np.ndarray, ' N']]:
-  """Returns the logits of all heads and the classes; see `collect`.
-
-  Raises:
-    InvalidDataError: the labels of the split are hidden.
-  """
-  rows = collect(dataset, variables, context)
-  logits = np.moveaxis(rows['logits'], 1, 0)
-  check_labels(rows['label'], logits.shape[-1], split)
-  return logits, rows['label']
-
-
-def probabilities(
-  logits: Float[np.ndarray, 'E N C'],
-  temperatures: Float[np.ndarray, ' E'] | None = None,
-) -> Float[np.ndarray, 'E N C']:
+def probabilities(logits: Heads, temperatures: PerHead | None = None) -> Heads:
   """Returns the softmax over the classes of logits over temperatures.
 
   In the dtype of the logits, float32 as recorded: a confidence may round to 1
   in serving, and a threshold must meet the same numbers here.
   """
   if temperatures is not None:
-    logits = logits / temperatures.astype(logits.dtype)[:, None, None]
-  powers = np.exp(logits - logits.max(-1, keepdims=True))
-  return powers / powers.sum(-1, keepdims=True)
+    logits = decisions.scale(logits, temperatures)
+  return decisions.softmax(logits)
 
 
-def confidence_exit(
-  probabilities: Float[np.ndarray, 'E N C'], threshold: float
-) -> Int[np.ndarray, ' N']:
-  """Returns the first head of each row with `max_c P >= threshold`.
+def confidence_exit(probabilities: Heads, threshold: float) -> Labels:
+  """Returns the first head with `max_c P >= threshold`, else the last one.
 
-  EAT, section 4. A row without such a head leaves at the last one.
+  Indices by the confidence rule of EAT, section 4.
   """
   confidence = probabilities.max(-1)
   leaves = confidence >= confidence.dtype.type(threshold)
@@ -139,8 +112,8 @@ def check_labels(
     )
 
 
-def layers_of(layers: Sequence[int], num_heads: int) -> tuple[int, ...]:
-  """Returns the layer of each head; without `layers` its number from 1.
+def head_layers(layers: Sequence[int], num_heads: int) -> dict[str, int]:
+  """Returns layers by name of the head: `layer_4: 4`, or `head_1: 1` without.
 
   Raises:
     ConfigError: there are more or fewer layers than heads.
@@ -148,87 +121,75 @@ def layers_of(layers: Sequence[int], num_heads: int) -> tuple[int, ...]:
   if layers and len(layers) != num_heads:
     expected = f'{num_heads} layers, one for each head of the model'
     raise ConfigError('layers', tuple(layers), expected)
-  return tuple(layers) or tuple(range(1, num_heads + 1))
+  if layers:
+    return {f'layer_{number}': number for number in layers}
+  return {f'head_{number}': number for number in range(1, num_heads + 1)}
 
 
-def head_names(layers: Sequence[int], num_heads: int) -> tuple[str, ...]:
-  """Returns names for metrics: `layer_4`, or `head_1` without `layers`."""
-  kind = 'layer' if layers else 'head'
-  return tuple(f'{kind}_{number}' for number in layers_of(layers, num_heads))
+@dataclasses.dataclass(kw_only=True)
+class Evaluator(evaluator.Evaluator):
+  """Base of evaluators of the heads of a classifier.
 
-
-def open_splits(
-  owner: Any,
-) -> tuple[builder.Dataset, builder.Dataset | None]:
-  """Opens the split that an evaluator reports, and the one it fits to.
-
-  Args:
-    owner: the evaluator; its fields `dataset`, `split`, `calibration_split`.
-
-  Returns:
-    (`split`, `calibration_split` or None).
-
-  Raises:
-    ConfigError: `calibration_split` has rows in common with `split` or with
-      the training split of the run, or the data have no classes.
+  Temperatures are fitted on `calibration_split`; it may share no row with
+  `split`, which is reported, or with the training split of the run.
   """
-  reported = owner.open(owner.split)
-  if reported.info.num_classes < 2:
-    raise ConfigError(
-      'dataset', 'a regression', 'classes: numbers have no confidence'
-    )
-  if not owner.calibration_split:
-    return reported, None
-  fitted = owner.open(owner.calibration_split)
-  check_apart(reported, fitted, owner.calibration_split)
-  check_untrained(fitted, 'calibration_split', owner)
-  return reported, fitted
+
+  split: evaluator.Split = 'validation'
+  calibration_split: Annotated[
+    evaluator.Split | None,
+    'the name of a split that training does not use, or None',
+  ]
+  layers: Layers = ()  # of the heads; () for those of the model
+
+  def __post_init__(self):
+    self.layers = self.layers or self.context.layers
+    self._data = {'split': self.open(self.split)}
+    if self._data['split'].info.num_classes < 2:
+      expected = 'classes: numbers have no confidence'
+      raise ConfigError('dataset', 'a regression', expected)
+    if self.calibration_split:
+      fitted = self.open(self.calibration_split)
+      check_apart(self._data['split'], fitted, self.calibration_split)
+      self._data['calibration_split'] = fitted
+      self.check_untrained('calibration_split')
+
+  def heads(self, field: str, variables: Any) -> tuple[Heads, Labels]:
+    """Returns logits and labels of the split that a field names."""
+    rows = collect(self._data[field], variables, self.context)
+    logits = np.moveaxis(rows['logits'], 1, 0)
+    check_labels(rows['label'], logits.shape[-1], getattr(self, field))
+    return logits, rows['label']
+
+  def check_untrained(self, field: str) -> None:
+    """Raises ConfigError if the run is trained on rows of a field's split."""
+    train_split, split = self.context.train_split, getattr(self, field)
+    # The training split is read only if names leave it open: other names than
+    # 'train' may mean the same rows, as dev and validation.
+    trained, given = _names(train_split), _names(split)
+    if not train_split or (trained == {'train'} and 'train' not in given):
+      return
+    rows = builder.build_source(self.context.dataset, train_split)
+    shared = len(self._data[field].places() & {*source.places(rows)})
+    if shared:
+      expected = (
+        f'rows that the run is not trained on, it shares {shared} with '
+        f"train_split={train_split!r}; hold some out, as 'train[95%:]' of "
+        "'train[:95%]'"
+      )
+      raise ConfigError(field, split, expected)
 
 
 def check_apart(
   reported: builder.Dataset, fitted: builder.Dataset, split: str
 ) -> None:
-  """Raises ConfigError if two parts of a data set have rows in common.
-
-  Args:
-    reported: rows that numbers are reported of.
-    fitted: rows that something was fitted to.
-    split: the value of `calibration_split`, the split of the second.
-  """
+  """Raises ConfigError if `fitted`, named by `split`, has reported rows."""
   shared = len(reported.places() & fitted.places())
   if shared:
-    raise ConfigError(
-      'calibration_split',
-      split,
+    expected = (
       f'rows that `split` does not have, it shares {shared}: what was fitted '
-      'cannot judge itself',
+      'cannot judge itself'
     )
-
-
-def check_untrained(dataset: builder.Dataset, field: str, owner: Any) -> None:
-  """Raises ConfigError if the run is trained on rows of a data set.
-
-  Args:
-    dataset: rows that must be new to the model.
-    field: of the evaluator, the name of their split.
-    owner: the evaluator.
-  """
-  train_split, split = owner.context.train_split, getattr(owner, field)
-  # The training split is read only if names leave it open: other names than
-  # 'train' may mean the same rows, as dev and validation.
-  trained, given = _names(train_split), _names(split)
-  if not train_split or (trained == {'train'} and 'train' not in given):
-    return
-  rows = builder.build_source(owner.context.dataset, train_split)
-  shared = len(dataset.places() & {*source.places(rows)})
-  if shared:
-    raise ConfigError(
-      field,
-      split,
-      f'rows that the run is not trained on, it shares {shared} with '
-      f"train_split={train_split!r}; hold some out, as 'train[95%:]' of "
-      "'train[:95%]'",
-    )
+    raise ConfigError('calibration_split', split, expected)
 
 
 def _names(split: str) -> set[str]:

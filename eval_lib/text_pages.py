@@ -1,12 +1,9 @@
 """Tokens as a page: one HTML file, and the same as PNG and PDF.
 
-A page is a list of blocks, each with a title and rows of pieces of text:
-`pruning_block` shows which tokens are pruned and the answer of each head,
-`depths_block` the iterations of each token.
+A page is a list of blocks, each with a title and rows of pieces of text.
 """
 
 import html
-import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from eval_lib.plots import COLOURS, GREY, check_data, save
+from eval_lib.plots import COLOURS, GREY, Path, check_data, figure
 
 WIDTH = 118  # letters of a line of tokens
 MAX_CLASSES = 3  # of a head; the most probable ones
@@ -24,8 +21,8 @@ _LETTER, _LINE = 8.0, 14.0  # points
 _ADVANCE = 0.602  # width of a monospaced letter over its size
 _MARK = '▁'  # SentencePiece's space
 _SPECIAL = re.compile(r'\[.+\]|<.+>')
-# From white to the sixth colour, light enough to read on.
-_LIGHT, _DARK = np.array([1.0, 1.0, 1.0]), np.array([0.34, 0.66, 0.88])
+# Blue at most iterations, light enough to read on; white at none.
+_DARK = np.array([0.34, 0.66, 0.88])
 
 # Colour, weight and whether struck out, by the name of a look.
 LOOKS = {
@@ -38,37 +35,27 @@ LOOKS = {
   'gone': ('#B8B8B8', 'normal', True),
 }
 _STYLE = """\
-body { font: 15px/1.55 system-ui, sans-serif; color: #1a1a1a;
-  background: #fff; max-width: 66em; margin: 2em auto; padding: 0 1em }
-h2 { font-size: 1em; margin: 2em 0 .4em }
-.row { display: flex; gap: 1em; align-items: baseline;
-  font: 13px/1.6 monospace; white-space: pre-wrap }
-.row > .name { flex: 0 0 15ch }
-.row > .name:empty { display: none }
-.fill { padding: .1em .15em; border-radius: .2em; line-height: 1.9 }
+body { color: #1a1a1a; background: #fff; margin: 2em }
+pre { font: 13px/1.7 monospace }
+.fill { border-radius: .2em; padding: .15em 0 }
 """ + '\n'.join(
   f'.{name} {{ color: {colour}; font-weight: {weight}'
   f'{"; text-decoration: line-through" if struck else ""} }}'
   for name, (colour, weight, struck) in LOOKS.items()
 )
 
+# Columns and pieces of a line of a page.
+_Placed = Sequence[tuple[int, 'Piece']]
+
 
 class Piece(NamedTuple):
-  """A piece of text.
-
-  Attributes:
-    text: what is written.
-    look: a name in `LOOKS`.
-    is_glued: continues the piece before it without a space.
-    fill: colour of the background, '' for none.
-    hint: shown by the HTML page when the piece is pointed at.
-  """
+  """A piece of text with its look."""
 
   text: str
-  look: str = 'kept'
-  is_glued: bool = False
-  fill: str = ''
-  hint: str = ''
+  look: str = 'kept'  # a name in `LOOKS`
+  is_glued: bool = False  # continues the piece before it without a space
+  fill: str = ''  # colour of the background
+  hint: str = ''  # shown by the HTML page when the piece is pointed at
 
 
 class Block(NamedTuple):
@@ -105,27 +92,23 @@ def pruning_block(
   if is_wrong or (truth and not class_names):
     title += f' (right: {truth})'
   texts = pieces(names)
-  before = set(range(len(texts)))
-  rows = [(0, 0, 'tokens', texts)]
-  for layer in sorted(pruned):
-    left = set(pruned[layer].tolist())
-    looks = [
-      'kept' if n in left else 'removed' if n in before else 'gone'
-      for n in range(len(texts))
-    ]
-    row = [
-      piece._replace(look=look)
-      for piece, look in zip(texts, looks, strict=True)
-    ]
-    rows.append((layer, 1, f'after layer {layer}', row))
-    before = left
-  for layer, values in heads.items():
-    look = 'head' if layer == exit_layer else 'name'
-    rows.append((layer, 0, f'head {layer}', _bars(values, class_names, look)))
-  # At one layer the head comes before the pruning.
-  ordered = sorted(rows, key=lambda row: row[:2])
-  look = 'wrong' if is_wrong else 'head'
-  return Block(title, [row[2:] for row in ordered], look)
+  rows, before = [('tokens', texts)], set(range(len(texts)))
+  for layer in sorted({*heads, *pruned}):
+    # At one layer the head comes before the pruning.
+    if layer in heads:
+      look = 'head' if layer == exit_layer else 'name'
+      rows.append((f'head {layer}', _bars(heads[layer], class_names, look)))
+    if layer in pruned:
+      left = set(pruned[layer].tolist())
+      row = [
+        piece._replace(look='removed' if n in before else 'gone')
+        if n not in left
+        else piece
+        for n, piece in enumerate(texts)
+      ]
+      rows.append((f'after layer {layer}', row))
+      before = left
+  return Block(title, rows, 'wrong' if is_wrong else 'head')
 
 
 def _bars(
@@ -149,14 +132,7 @@ def _bars(
 def depths_block(
   names: Sequence[str], iterations: Sequence[int], most: int, title: str
 ) -> Block:
-  """Returns tokens on the colours of their iterations.
-
-  Args:
-    names: of the tokens, see `pieces`.
-    iterations: of each token.
-    most: iterations of the darkest colour.
-    title: a line about the row.
-  """
+  """Returns tokens on the colours of their iterations, darkest at `most`."""
   tokens = zip(pieces(names), iterations, strict=True)
   row = [_filled(token, depth, most) for token, depth in tokens]
   return Block(title, [('', row)])
@@ -176,18 +152,15 @@ def _filled(piece: Piece, depth: int, most: int) -> Piece:
 def colour_of(depth: int, most: int) -> str:
   """Returns the colour of `depth` iterations, '#rrggbb'; darker for more."""
   share = min(max(depth / max(most, 1), 0.0), 1.0)
-  red, green, blue = 255 * ((1 - share) * _LIGHT + share * _DARK)
-  return f'#{round(red):02x}{round(green):02x}{round(blue):02x}'
+  channels = 255 * (1 - share + share * _DARK)
+  return '#' + ''.join(f'{round(channel):02x}' for channel in channels)
 
 
 def pieces(names: Sequence[str]) -> list[Piece]:
   """Returns a piece for each token of a row.
 
   In WordPiece a token that continues a word begins with '##'; in SentencePiece
-  one that begins a word has a '▁'.
-
-  Args:
-    names: of the tokens of a row, which tell the two apart.
+  one that begins a word has a '▁', which tells the two apart.
   """
   result = []
   is_sentencepiece = any(name.startswith(_MARK) for name in names)
@@ -202,128 +175,78 @@ def pieces(names: Sequence[str]) -> list[Piece]:
   return result
 
 
-def layout(
-  row: Sequence[Piece], width: int
-) -> tuple[list[tuple[int, int]], int]:
-  """Returns (line and column of each piece, number of lines).
-
-  Args:
-    row: of a block.
-    width: letters of a line; a longer piece has a line of its own.
-  """
-  places, line, column = [], 0, 0
-  for piece in row:
-    size = len(piece.text)
-    if column and not piece.is_glued:
-      column += 1
-    if column and column + size > width:
-      line, column = line + 1, 0
-    places.append((line, column))
-    column += size
-  return places, line + 1
-
-
-def write_page(
-  path: str | os.PathLike[str], blocks: Sequence[Block], *, title: str
-) -> pathlib.Path:
-  """Writes blocks as one HTML page without any other file.
-
-  Args:
-    path: of the page; its suffix is replaced by .html.
-    blocks: at least one; the texts are escaped.
-    title: of the page.
-
-  Returns:
-    Its path.
-
-  Raises:
-    ValueError: there is nothing to write.
-  """
-  check_data(path, blocks)
-  lines = []
+def layout(blocks: Sequence[Block], title: str) -> list[_Placed]:
+  """Returns the lines of a page; rows break where a piece does not fit."""
+  margin = 3 + max(
+    (len(name) for block in blocks for name, _ in block.rows), default=0
+  )
+  lines: list[_Placed] = [[(0, Piece(title, 'title'))], []]
   for block in blocks:
     if block.title:
-      lines.append(f'<h2 class="{block.look}">{html.escape(block.title)}</h2>')
+      lines.append([(0, Piece(block.title, block.look))])
     for name, row in block.rows:
-      spans = ''.join(
-        ('' if piece.is_glued or not n else ' ') + _span(piece)
-        for n, piece in enumerate(row)
-      )
-      lines.append(
-        f'<div class="row"><span class="name">{name}</span>'
-        f'<span>{spans}</span></div>'
-      )
-  name, body = html.escape(title), '\n'.join(lines)
-  path = pathlib.Path(path).with_suffix('.html')
-  path.write_text(
+      line, column = [(0, Piece(name, 'name'))], 0
+      for piece in row:
+        column += bool(column and not piece.is_glued)
+        if column and column + len(piece.text) > WIDTH:
+          lines.append(line)
+          line, column = [], 0
+        line.append((margin + column, piece))
+        column += len(piece.text)
+      lines.append(line)
+    lines.append([])
+  return lines
+
+
+def write_page(path: Path, blocks: Sequence[Block], *, title: str) -> None:
+  """Writes blocks as one HTML page; the suffix of `path` becomes .html.
+
+  Raises:
+    ValueError: there is no block.
+  """
+  check_data(path, blocks)
+  body = '\n'.join(map(_html, layout(blocks, title)))
+  pathlib.Path(path).with_suffix('.html').write_text(
     '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
-    f'<title>{name}</title>\n<style>\n{_STYLE}\n</style>\n'
-    f'<h1>{name}</h1>\n{body}\n</html>\n',
+    f'<title>{html.escape(title)}</title>\n<style>\n{_STYLE}\n</style>\n'
+    f'<pre>\n{body}\n</pre>\n</html>\n',
     encoding='utf-8',
     # A lone surrogate in a token cannot be written.
     errors='xmlcharrefreplace',
   )
-  return path
 
 
-def _span(piece: Piece) -> str:
-  text = html.escape(piece.text)
-  if piece.fill:
-    return (
-      f'<span class="fill" style="background:{piece.fill}" '
-      f'title="{html.escape(piece.hint)}">{text}</span>'
-    )
-  return f'<span class="{piece.look}">{text}</span>'
+def _html(line: _Placed) -> str:
+  text, end = '', 0
+  for column, piece in line:
+    look = f'class="{piece.look}"'
+    if piece.fill:
+      hint = html.escape(piece.hint)
+      look = f'class="fill" style="background:{piece.fill}" title="{hint}"'
+    text += ' ' * (column - end)
+    text += f'<span {look}>{html.escape(piece.text)}</span>'
+    end = column + len(piece.text)
+  return text
 
 
-def plot_page(
-  path: str | os.PathLike[str], blocks: Sequence[Block], *, title: str
-) -> pathlib.Path:
-  """Draws blocks below each other in monospaced text.
-
-  Args:
-    path: of the picture; its suffix is replaced by .png and .pdf.
-    blocks: at least one.
-    title: of the picture.
-
-  Returns:
-    The path of the PNG.
-
-  Raises:
-    ImportError: matplotlib is absent; names the command that installs it.
-    ValueError: there is nothing to draw.
-  """
-  check_data(path, blocks)
-  margin = 3.0 + max(len(name) for block in blocks for name, _ in block.rows)
-  texts, line = [(1.0, 1.0, Piece(title, 'title'))], 2.4
-  for block in blocks:
-    if block.title:
-      texts.append((1.0, line, Piece(block.title, block.look)))
-      line += 1.3
-    for name, row in block.rows:
-      texts.append((1.0, line, Piece(name, 'name')))
-      places, lines = layout(row, WIDTH)
-      texts += [
-        (margin + column, line + below, piece)
-        for piece, (below, column) in zip(row, places, strict=True)
-      ]
-      line += lines + 0.2
-    line += 1
-
-  def draw(figure):
-    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+def plot_page(path: Path, blocks: Sequence[Block], *, title: str) -> None:
+  """Draws blocks as `write_page` does; see `plots.figure`."""
+  lines = layout(blocks, title)
+  columns = 2 + max(
+    column + len(piece.text) for line in lines for column, piece in line
+  )
+  size = columns * _ADVANCE * _LETTER / 72, (len(lines) + 1) * _LINE / 72
+  with figure(path, blocks, size, layout=None) as drawn:
+    axes = drawn.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
-    axes.set_xlim(0, columns)
-    axes.set_ylim(line - 0.5, 0)
-    for x, y, piece in texts:
-      _draw_piece(axes, x, y, piece)
-
-  columns = margin + WIDTH + 1
-  size = columns * _ADVANCE * _LETTER / 72, (line - 0.5) * _LINE / 72
-  return save(path, draw, size, layout=None)
+    axes.set_xlim(-1, columns - 1)
+    axes.set_ylim(len(lines), -1)
+    for y, line in enumerate(lines):
+      for x, piece in line:
+        _draw_piece(axes, x, y, piece)
 
 
-def _draw_piece(axes: Any, x: float, y: float, piece: Piece) -> None:
+def _draw_piece(axes: Any, x: int, y: int, piece: Piece) -> None:
   colour, weight, is_struck = LOOKS[piece.look]
   text = piece.text
   if piece.fill:

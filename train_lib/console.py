@@ -155,10 +155,10 @@ class Console:
     self._console.print(_table(rows))
     workdir = self._run.workdir
     self.print(f'run directory: {workdir} (result.json, metrics.jsonl)')
-    from eval_lib import run_plot
+    from eval_lib import plots
 
     try:
-      self.print(f'plot: {run_plot.plot_run(workdir)}')
+      self.print(f'plot: {plots.plot_run(workdir)}')
     except (ImportError, ValueError) as error:
       self.print(f'no plot: {error}')
 

@@ -247,19 +247,18 @@ def test_evaluator_fits_on_one_split_and_reports_the_other(tmp_path):
   result = built.run(VARIABLES)
   report = json.loads((tmp_path / 'calibration.json').read_text())
   held_out, test = (
-    predictions.collect(d, VARIABLES, built.context)
-    for d in (built._fitted, built._reported)
+    built.heads(field, VARIABLES) for field in ('calibration_split', 'split')
   )
   for head, name in enumerate(('layer_4', 'layer_12')):
     temperature = 1.0
-    logits = held_out['logits'][:, head].astype(np.float64)
+    logits, labels = held_out[0][head].astype(np.float64), held_out[1]
     rows = predictions.probabilities(logits[None])[0]
-    if calibration.reliability(rows, held_out['label']).error > 0.02:
-      temperature = fit_temperature(logits, held_out['label'])
-    logits = test['logits'][:, head].astype(np.float64)
+    if calibration.reliability(rows, labels).error > 0.02:
+      temperature = fit_temperature(logits, labels)
+    logits, labels = test[0][head].astype(np.float64), test[1]
     for key, t in (('ece', 1.0), ('ece_calibrated', temperature)):
       rows = predictions.probabilities(logits[None] / t)[0]
-      expected = calibration.reliability(rows, test['label']).error
+      expected = calibration.reliability(rows, labels).error
       # In float64 here, in float32 there.
       assert result[f'{key}_{name}'] == pytest.approx(expected, abs=1e-6)
       assert report[key][head] == result[f'{key}_{name}']
@@ -305,7 +304,7 @@ def test_evaluator_writes_nothing_without_a_workdir(tmp_path, monkeypatch):
 
 def test_the_splits_must_differ():
   with pytest.raises(
-    ConfigError, match=r'^calibration_split: expected another'
+    ConfigError, match=r'^evals.ece.calibration_split: expected another'
   ):
     build(calibration_split='test')
 

@@ -10,7 +10,7 @@ import pytest
 
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
-from eval_lib import evaluator, fewshot
+from eval_lib import evaluator
 from eval_lib.metrics import Average, Maximum, Union, Variance
 from tests import contexts
 
@@ -25,9 +25,10 @@ def config(**entry):
 
 
 def test_type_names_and_module_names_find_the_same_class():
+  context = contexts.eval_context(DIGITS)
   for kind in ('classification', 'eval_lib.evaluator:Classification'):
-    assert evaluator.locate(kind, 'k') is evaluator.Classification
-  assert evaluator.locate('fewshot', 'k') is fewshot.Evaluator
+    built = evaluator.build('test', dict(type=kind), context)
+    assert type(built) is evaluator.Classification
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,7 @@ def test_type_names_and_module_names_find_the_same_class():
     None,
     ':',
     'math:sqrt',
+    {},
   ],
 )
 def test_unknown_types_are_named(kind):
@@ -142,7 +144,7 @@ def test_classes_must_be_those_of_the_model():
   with pytest.raises(ConfigError, match=r'^evals.far.dataset: .*10 classes'):
     evaluator.build('far', entry, context)
   one_more = dataclasses.replace(context, num_classes=11)
-  with pytest.raises(ConfigError, match=r'^dataset: .*11 classes'):
+  with pytest.raises(ConfigError, match=r'^evals.own.dataset: .*11 class'):
     evaluator.build('own', dict(type='classification'), one_more)
 
 

@@ -107,7 +107,7 @@ def test_classes_with_fewer_images_are_reported():
   assert draw.short_classes == 1
   assert draw.held_out == 0
   assert draw.l2 == 1024.0
-  [row] = fewshot.table({10: [draw]})
+  _, [row] = fewshot.summary({10: [draw]})
   assert row['classes with fewer images'] == '1'
   assert row['images that chose it'] == '0'
 
@@ -117,7 +117,8 @@ def test_summary_and_table_by_hand():
     fewshot.Draw(accuracy=0.5, l2=4.0, held_out=7, short_classes=0),
     fewshot.Draw(accuracy=0.7, l2=16.0, held_out=7, short_classes=0),
   ]
-  assert fewshot.summary({5: draws}) == pytest.approx(
+  metrics, [row] = fewshot.summary({5: draws})
+  assert metrics == pytest.approx(
     {
       '5shot': 0.6,
       '5shot_std': 0.1,
@@ -126,7 +127,6 @@ def test_summary_and_table_by_hand():
       '5shot_short_classes': 0.0,
     }
   )
-  [row] = fewshot.table({5: draws})
   assert list(row.values()) == ['5', '60.00 ± 10.00 %', '2, 4', '7', '0']
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dataset_lib.errors import ConfigError
-from eval_lib import evaluator, frontier, predictions
+from eval_lib import evaluator, frontier
 from eval_lib.calibration import fit_temperatures
 from tests.contexts import eval_context
 
@@ -159,16 +159,15 @@ def test_evaluator_sweeps_and_writes_a_csv(tmp_path):
   built = build(tmp_path, layers=LAYERS, flops=FLOPS)
   result = built.run(VARIABLES)
   assert len(result) == 4 * 4 + 1 + 3
-  rows = predictions.collect(built._data, VARIABLES, built.context)
-  logits = np.moveaxis(rows['logits'], 1, 0).astype(np.float64)
+  logits, labels = built.heads('split', VARIABLES)
+  logits = logits.astype(np.float64)
   for layer, head in zip(LAYERS, logits, strict=True):
     right = [
-      row.argmax() == label
-      for row, label in zip(head, rows['label'], strict=True)
+      row.argmax() == label for row, label in zip(head, labels, strict=True)
     ]
     assert result[f'accuracy_layer_{layer}'] == sum(right) / len(right)
   for threshold in (0.80, 0.85, 0.90, 0.95):
-    expected = loop(logits, rows['label'], threshold, (1.0,) * 3)
+    expected = loop(logits, labels, threshold, (1.0,) * 3)
     names = ('accuracy', 'depth', 'flops', 'agreement')
     found = [result[f'{name}_tau_{threshold:g}'] for name in names]
     assert found == pytest.approx(list(expected[:4]))
@@ -207,14 +206,10 @@ def test_evaluator_reports_the_main_number_of_the_task_and_sorts(tmp_path):
 def test_evaluator_fits_temperatures_on_another_split():
   plain = build(thresholds=(0.9,))
   scaled = build(thresholds=(0.9,), calibration_split='train')
-  held_out = predictions.labelled_logits(
-    scaled._fitted, 'train', VARIABLES, scaled.context
-  )
+  held_out = scaled.heads('calibration_split', VARIABLES)
   temperatures = fit_temperatures(*held_out)
   assert temperatures[0] > 1.2  # the first head is over-confident
-  logits, labels = predictions.labelled_logits(
-    scaled._data, 'test', VARIABLES, scaled.context
-  )
+  logits, labels = scaled.heads('split', VARIABLES)
   [expected] = frontier.sweep(
     logits,
     labels,

@@ -136,12 +136,11 @@ def test_evaluator_judges_the_last_head(batch_size):
 
 
 def test_task_must_be_known_and_fit_the_data():
-  with pytest.raises(ConfigError, match=r"^task: expected one of .*got ''"):
+  field = r'^evals.dev.task: expected'
+  with pytest.raises(ConfigError, match=rf"{field} one of .*got ''"):
     build(dict(split='test'))
-  with pytest.raises(ConfigError, match=r'^task: expected a task with the 2'):
+  with pytest.raises(ConfigError, match=f'{field} a task with the 2'):
     build(dict(split='test', task='mnli'))
-  with pytest.raises(ConfigError, match=r'^evals.dev.task: expected one of'):
-    build(dict(split='test', task='imdb'))
 
 
 def test_task_is_the_data_sets_own_unless_given():

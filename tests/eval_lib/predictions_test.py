@@ -146,11 +146,10 @@ def test_hidden_labels_are_refused():
 
 
 def test_heads_have_names_and_layers():
-  assert predictions.head_names((4, 12), 2) == ('layer_4', 'layer_12')
-  assert predictions.head_names((), 2) == ('head_1', 'head_2')
-  assert predictions.layers_of((), 3) == (1, 2, 3)
+  assert predictions.head_layers((4, 12), 2) == {'layer_4': 4, 'layer_12': 12}
+  assert predictions.head_layers((), 2) == {'head_1': 1, 'head_2': 2}
   with pytest.raises(ConfigError, match='layers: expected 3 layers'):
-    predictions.layers_of((4, 12), 3)
+    predictions.head_layers((4, 12), 3)
   for legal in ((), (4,), (2, 4, 12)):
     assert legal_values(predictions.Layers).accepts(legal)
   for illegal in ((4, 2), (0, 1), (2, 2), 4, ('4',), (1.0,)):

@@ -1,6 +1,5 @@
 """The guarantee by hand, against the textbook, and over 200 resamplings."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -36,14 +35,14 @@ def losses_of(logits, labels, kind='disagreement'):
 def uncorrected(losses, thresholds, epsilon, delta):
   """The usual mistake: the riskiest threshold that looks good enough."""
   good = np.flatnonzero(losses.mean(0) <= epsilon)
-  guarantee = risk.guaranteed_threshold(losses, thresholds, epsilon, delta)
-  return dataclasses.replace(guarantee, threshold=float(thresholds[good[-1]]))
+  threshold = float(thresholds[good[-1]])
+  return risk.Guarantee(threshold, epsilon, delta, len(losses), 0, 0.0, 0)
 
 
-def failures(losses, thresholds, epsilon, rows, **options):
+def failures(losses, thresholds, epsilon, rows):
   """In how many of 200 resamplings the risk exceeds epsilon."""
   risks = risk.resampled_risk(
-    losses, thresholds, epsilon, DELTA, rows=rows, draws=DRAWS, **options
+    losses, thresholds, epsilon, DELTA, rows=rows, draws=DRAWS
   )
   return int((risks > epsilon).sum()), risks
 
@@ -53,7 +52,7 @@ def failures(losses, thresholds, epsilon, rows, **options):
 @pytest.mark.parametrize(('epsilon', 'rows'), [(0.1, 200), (0.05, 500)])
 @pytest.mark.parametrize('classes', [2, 3])
 def test_risk_exceeds_epsilon_in_at_most_a_share_delta(
-  kind, epsilon, rows, classes
+  kind, epsilon, rows, classes, monkeypatch
 ):
   losses, thresholds = losses_of(*population(20_000, classes), kind)
   failed, risks = failures(losses, thresholds, epsilon, rows)
@@ -61,7 +60,8 @@ def test_risk_exceeds_epsilon_in_at_most_a_share_delta(
   # Not by never exiting: most of the allowance is used.
   assert np.median(risks) > epsilon / 3
   # The same test catches a method without correction.
-  wrong, _ = failures(losses, thresholds, epsilon, rows, choose=uncorrected)
+  monkeypatch.setattr(risk, 'guaranteed_threshold', uncorrected)
+  wrong, _ = failures(losses, thresholds, epsilon, rows)
   assert wrong > ALLOWED
 
 
@@ -85,24 +85,19 @@ def test_risk_on_test_rows_that_are_not_among_the_calibration_rows():
   assert failed <= ALLOWED < wrong
 
 
-def test_p_values_by_hand():
-  # P(Binomial(3, 1/4) <= 0, 1, 3) = 27/64, 27/64 + 27/64, 1.
-  found = risk.p_values(np.array([0, 1, 3]), 3, 0.25)
-  np.testing.assert_allclose(found, [27 / 64, 54 / 64, 1.0])
-
-
 @pytest.mark.parametrize('rows', [1, 7, 40])
 @pytest.mark.parametrize('delta', [0.05, 0.3])
-def test_bound_of_clopper_and_pearson_and_p_value_agree(rows, delta):
+def test_the_bound_is_that_of_clopper_and_pearson(rows, delta):
   for errors in range(rows + 1):
-    interval = scipy.stats.binomtest(errors, rows).proportion_ci(
+    high = scipy.stats.binomtest(errors, rows).proportion_ci(
       confidence_level=1 - 2 * delta, method='exact'
-    )
-    bound = risk.upper_bound(errors, rows, delta)
-    assert bound == pytest.approx(interval.high)
+    ).high  # fmt: skip
     for epsilon in (0.01, 0.1, 0.5, 0.9):
-      p = risk.p_values(np.array([errors]), rows, epsilon)[0]
-      assert (p <= delta) == (bound <= epsilon)
+      found = risk.guaranteed_threshold(
+        columns(errors, rows=rows), np.ones(1), epsilon, delta
+      )
+      assert (found.threshold is not None) == (high <= epsilon)
+      assert found.bound == pytest.approx(high if found.certified else 0.0)
 
 
 def columns(*errors, rows=100):
@@ -119,7 +114,7 @@ def test_stops_at_the_first_failure():
   found = risk.guaranteed_threshold(columns(0, 5, 6, 2), thresholds, 0.1, 0.1)
   assert (found.threshold, found.certified) == (0.9, 2)
   assert (found.errors, found.rows) == (5, 100)
-  assert found.bound == risk.upper_bound(5, 100, 0.1) <= 0.1
+  assert 0.09 < found.bound <= 0.1
   last = risk.guaranteed_threshold(columns(0, 1, 2, 5), thresholds, 0.1, 0.1)
   assert (last.threshold, last.certified) == (0.7, 4)
 

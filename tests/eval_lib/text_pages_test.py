@@ -57,14 +57,17 @@ def test_pieces_of_both_tokenizers(names, texts):
   assert [('+' if x.is_glued else '') + x.text for x in found] == [*texts]
 
 
-def test_lines_break_where_the_next_token_does_not_fit():
+def test_lines_break_where_the_next_token_does_not_fit(monkeypatch):
+  monkeypatch.setattr(text_pages, 'WIDTH', 8)
   texts = ['abc', '+de', 'fg', 'hi', 'jklmnopqrst', '+u', 'v']
   row = [Piece(x.lstrip('+'), is_glued=x.startswith('+')) for x in texts]
-  # abcde fg / hi / jklmnopqrst / u v
-  places, lines = text_pages.layout(row, 8)
-  assert places == [(0, 0), (0, 3), (0, 6), (1, 0), (2, 0), (3, 0), (3, 2)]
-  assert lines == 4
-  assert text_pages.layout([], 8) == ([], 1)
+  lines = text_pages.layout([Block('', [('name', row), ('', [])])], 'title')
+  # abcde fg / hi / jklmnopqrst / u v, after a name of 4 letters and 3 spaces
+  assert [[(x - 7, piece.text) for x, piece in line] for line in lines] == [
+    [(-7, 'title')], [],
+    [(-7, 'name'), (0, 'abc'), (3, 'de'), (6, 'fg')], [(0, 'hi')],
+    [(0, 'jklmnopqrst')], [(0, 'u'), (2, 'v')], [(-7, '')], [],
+  ]  # fmt: skip
 
 
 def test_a_token_is_kept_then_removed_then_gone():
@@ -189,55 +192,51 @@ def test_writes_png_and_pdf_also_of_letters_that_no_font_has(tmp_path):
   odd = text_pages.depths_block(
     ('[CLS]', '映画', '\U0001f600'), (1, 2, 3), MOST, ''
   )
-  path = text_pages.plot_page(tmp_path / 'x.csv', [odd], title='here')
-  assert path == tmp_path / 'x.png'
+  text_pages.plot_page(tmp_path / 'x.csv', [odd], title='here')
+  path = tmp_path / 'x.png'
   assert path.read_bytes().startswith(b'\x89PNG\r\n\x1a\n')
   assert path.with_suffix('.pdf').read_bytes().startswith(b'%PDF')
 
 
 class Page(html.parser.HTMLParser):
-  """(attributes, text) of the innermost spans, and all tags."""
+  """(attributes, text) of the spans, all tags, and the whole text."""
 
   def __init__(self, text):
     super().__init__()
-    self.spans, self.tags, self._open = [], [], []
+    self.spans, self.tags, self.text, self._open = [], [], '', None
     self.feed(text)
 
   def handle_starttag(self, tag, attrs):
     self.tags.append(tag)
-    if tag == 'span':
-      self._open.append(dict(attrs))
+    self._open = dict(attrs) if tag == 'span' else None
 
   def handle_endtag(self, tag):
-    if tag == 'span':
-      self._open.pop()
+    self._open = None
 
   def handle_data(self, data):
-    if self._open:
-      self.spans.append((self._open[-1], data))
+    self.text += data
+    if self._open is not None:
+      self.spans.append((self._open, data))
 
 
 def page(path, *blocks, title='here'):
-  found = text_pages.write_page(path / 'page.png', blocks, title=title)
-  assert found == path / 'page.html'
-  text = found.read_text(encoding='utf-8')
+  text_pages.write_page(path / 'page.png', blocks, title=title)
+  text = (path / 'page.html').read_text(encoding='utf-8')
   return text, Page(text)
 
 
 def test_the_page_shows_the_same_and_escapes_everything(tmp_path):
   one = sentence(names=(*NAMES[:-1], EVIL), class_names=(EVIL, 'positive'))
   text, found = page(tmp_path, one, title=EVIL)
-  assert set(found.tags) == {
-    'html', 'meta', 'title', 'style', 'h1', 'h2', 'div', 'span'
-  }  # fmt: skip
+  assert set(found.tags) == {'html', 'meta', 'title', 'style', 'pre', 'span'}
   spans = [(x.get('class'), data) for x, data in found.spans]
   for name, row in one.rows:
     start = spans.index(('name', name)) + 1
     wanted = [(piece.look, piece.text) for piece in row]
-    assert [x for x in spans[start:] if x[1] != ' '][: len(row)] == wanted
+    assert spans[start : start + len(row)] == wanted
   assert 'http' not in text
-  assert 'un</span><span' in text  # '##for' continues 'un'
-  assert '$</span> <span' in text
+  tokens = 'tokens          [CLS] an unforgettable $ film & <b> '
+  assert f'\n{tokens}{EVIL}\n' in found.text
 
 
 def test_the_page_has_the_numbers_behind_the_colours(tmp_path):

@@ -1,0 +1,188 @@
+"""Reading a run's metrics, also after kills and restarts, and drawing them."""
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from eval_lib import plots
+
+
+def write(path, rows, tail=''):
+  text = ''.join(json.dumps(row) + '\n' for row in rows) + tail
+  (path / 'metrics.jsonl').write_text(text)
+
+
+def full_run(steps):
+  for step in range(1, steps + 1):
+    row = {
+      'step': step, 'train/loss': 1 / step, 'train/cross_entropy': 0.9 / step,
+      'train/accuracy': 1 - 0.5 / step, 'train/learning_rate': 1e-3,
+      'train/tape_length_mean': 5.0, 'train/tape_length_min': 4.0,
+      'train/tape_length_max': 6.0,
+    }  # fmt: skip
+    if step == steps:
+      row |= {
+        'test/accuracy': 0.9, 'test/cross_entropy': 0.2,
+        'fewshot/5shot': 0.6, 'fewshot/5shot_std': 0.1,
+        'fewshot/10shot': 0.7, 'fewshot/10shot_std': 0.0,
+      }  # fmt: skip
+    yield row
+
+
+@pytest.mark.parametrize('steps', [1, 150])
+def test_draws_png_and_pdf(tmp_path, steps):
+  write(tmp_path, full_run(steps), tail='{"step": 4, "train/lo')
+  path = plots.plot_run(str(tmp_path))
+  assert path == tmp_path / 'run.png'
+  assert path.read_bytes().startswith(b'\x89PNG\r\n\x1a\n')
+  assert (tmp_path / 'run.pdf').read_bytes().startswith(b'%PDF')
+
+
+@pytest.fixture
+def panels_of(tmp_path, made):
+  """Draws rows of metrics and returns the axes by their titles."""
+
+  def draw(rows):
+    write(tmp_path, rows)
+    plots.plot_run(tmp_path)
+    return {axes.get_title(loc='left'): axes for axes in made[-1].axes}
+
+  return draw
+
+
+def labels(axes):
+  return axes.get_legend_handles_labels()[1]
+
+
+def test_panels_and_labels_of_a_tape_run(panels_of):
+  panels = panels_of(full_run(3))
+  assert {title: labels(axes) for title, axes in panels.items()} == {
+    'Loss': ['train', 'train, cross-entropy', 'test, cross-entropy'],
+    'Accuracy': ['train', 'test', 'fewshot, 5-shot', 'fewshot, 10-shot'],
+    'Tape length': ['train, min to max', 'train, mean'],
+    'Learning rate': [],
+  }
+  train, test = panels['Accuracy'].get_lines()[:2]
+  np.testing.assert_allclose(train.get_ydata(), [50.0, 75.0, 100 - 50 / 3])
+  np.testing.assert_allclose(test.get_xydata(), [[3, 90]])
+
+
+@pytest.mark.parametrize(
+  ('metrics', 'panels'),
+  [
+    # Equal curves are drawn once.
+    ({'train/cross_entropy': 1.0}, {'Loss': 1}),
+    ({'train/ponder_steps_mean': 2.0}, {'Loss': 1, 'Ponder steps': 1}),
+    ({'train/steps': 2.0, 'test/steps': 3.0}, {'Loss': 1, 'Repetitions': 2}),
+    ({'test/steps': 3.0}, {'Loss': 1}),
+  ],
+)
+def test_only_what_was_logged_is_drawn(panels_of, metrics, panels):
+  rows = [{'step': step, 'train/loss': 1.0} | metrics for step in (1, 2)]
+  found = panels_of(rows).items()
+  assert {name: len(axes.get_lines()) for name, axes in found} == panels
+  for _, axes in found:  # steps are whole numbers in short runs
+    np.testing.assert_array_equal(axes.get_xticks(), axes.get_xticks().round())
+
+
+def test_halting_is_drawn_with_its_depth(panels_of):
+  halting = {'iterations': 2.0, 'depth': 3.0, 'mlm_accuracy': 0.1}
+  rows = [
+    {'step': step, 'train/loss': 1.0}
+    | {f'train/{name}': value for name, value in halting.items()}
+    | {f'valid/{name}': value + 1 for name, value in halting.items()}
+    for step in (1, 2)
+  ]
+  panels = panels_of(rows)
+  assert list(panels) == ['Loss', 'Masked words, sentence order', 'Iterations']
+  iterations = panels['Iterations']
+  assert labels(iterations) == [
+    'train, mean of the tokens', 'valid, mean of the tokens',
+    'train, depth of the rows', 'valid, depth of the rows',
+  ]  # fmt: skip
+  lines = iterations.get_lines()
+  assert [line.get_ydata()[0] for line in lines] == [2, 3, 3, 4]
+  # A colour for each source, a kind of line for each metric.
+  assert lines[0].get_color() == lines[2].get_color() != lines[1].get_color()
+  assert lines[0].get_linestyle() != lines[2].get_linestyle()
+  masked = panels['Masked words, sentence order'].get_lines()
+  np.testing.assert_allclose(
+    [line.get_ydata()[0] for line in masked], [10, 110]
+  )
+
+
+def test_a_long_curve_is_smoothed_over_its_pale_values(panels_of):
+  panels = panels_of(full_run(150))
+  pale, line = panels['Loss'].get_lines()[:2]
+  assert pale.get_alpha() == 0.25
+  values = 1 / np.arange(1, 151)
+  np.testing.assert_allclose(pale.get_ydata(), values)
+  np.testing.assert_array_equal(line.get_ydata(), plots.smooth(values))
+  # A schedule is exact.
+  assert len(panels['Learning rate'].get_lines()) == 1
+
+
+@pytest.mark.parametrize(
+  ('text', 'error', 'match'),
+  [
+    ('{"step": 1}\nrubbish\n{"step": 2}\n', ValueError,
+     r"metrics.jsonl:2: .*'rubbish'"),
+    ('{"step": 1, "other": 1.0}\n', ValueError, 'other'),
+    (None, FileNotFoundError, 'metrics.jsonl'),
+  ],
+)  # fmt: skip
+def test_unusable_metrics_are_errors(tmp_path, text, error, match):
+  if text:
+    (tmp_path / 'metrics.jsonl').write_text(text)
+  with pytest.raises(error, match=match):
+    plots.plot_run(tmp_path)
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
+  write(tmp_path, full_run(2))
+  monkeypatch.setitem(sys.modules, 'matplotlib', None)
+  with pytest.raises(ImportError, match=r"pip install -e '\.\[plots\]'"):
+    plots.plot_run(tmp_path)
+
+
+def test_reading_resumed_and_nonfinite_rows(tmp_path):
+  rows = [
+    {'step': 1, 'a': 1.0},
+    {'step': 3, 'a': 'NaN'},
+    {'step': 2, 'a': 9.0},
+    {'step': 2, 'a': 2, 'b': 'Infinity'},
+  ]
+  write(tmp_path, rows, tail='{"step": 4, "a": ')
+  curves = plots.read_curves(tmp_path / 'metrics.jsonl')
+  np.testing.assert_array_equal(curves['a'], [[1, 2, 3], [1.0, 2.0, math.nan]])
+  np.testing.assert_array_equal(curves['b'], [[2], [math.inf]])
+
+
+def test_moving_average_by_a_plain_loop():
+  values = np.random.default_rng(0).normal(size=210)
+  values[50] = np.nan
+  half = 3  # 3 % of 210 is a window of 6: i - 3 ... i + 2
+  want = [
+    np.nan if np.isnan(v) else np.nanmean(values[max(0, i - half) : i + 3])
+    for i, v in enumerate(values)
+  ]
+  np.testing.assert_allclose(plots.smooth(values), want, rtol=1e-9)
+  np.testing.assert_array_equal(plots.smooth(values[:100]), values[:100])
+
+
+def test_the_band_holds_every_value(panels_of):
+  lengths = np.random.default_rng(0).integers(4, 20, (300, 3))
+  lengths.sort(axis=1)
+  names = [f'train/tape_length_{end}' for end in ('min', 'mean', 'max')]
+  axes = panels_of(
+    {'step': step} | dict(zip(names, row.tolist(), strict=True))
+    for step, row in enumerate(lengths, 1)
+  )['Tape length']
+  [band] = axes.collections
+  vertices = band.get_paths()[0].vertices
+  for step, (low, _, high) in enumerate(lengths, 1):
+    heights = vertices[np.abs(vertices[:, 0] - step) <= 0.5, 1]
+    assert heights.min() <= low <= high <= heights.max()
