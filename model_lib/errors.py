@@ -4,13 +4,7 @@ from typing import Any
 
 
 class FieldError(ValueError):
-  """A field with a value that is not legal.
-
-  Attributes:
-    field: name of the field.
-    given: value that was given.
-    expected: legal values, in words.
-  """
+  """A field with an illegal value; `expected` is the range in words."""
 
   def __init__(self, field: str, given: Any, expected: str) -> None:
     super().__init__(f'{field}: expected {expected}, got {given!r}')

@@ -19,24 +19,17 @@ else:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """The named variants of a kind of model.
+  """The named variants of a kind of model."""
 
-  Attributes:
-    variants: fields of the model by name of the variant.
-    defaults: every field that a checkpoint determines, with its default.
-    has_patch: whether a name may end in the patch size, as 'B/16'.
-  """
-
+  # Fields of the model by name of the variant.
   variants: Mapping[str, Mapping[str, Any]]
+  # Every field that a checkpoint determines, with its default.
   defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+  # A name may end in the patch size, as 'B/16'.
   has_patch: bool = False
 
   def fields(self, variant: str) -> dict[str, Any]:
-    """Returns the fields of a variant.
-
-    Raises:
-      FieldError: if the variant is unknown.
-    """
+    """Returns the fields of a variant; raises FieldError if it is unknown."""
     match = re.fullmatch(r'(.*)/([1-9][0-9]*)', variant)
     if self.has_patch and match:
       return self.fields(match[1]) | {'patch_size': int(match[2])}
@@ -47,12 +40,9 @@ class Sizes:
     return dict(self.variants[variant])
 
   def complete(self, model: Any) -> None:
-    """Sets the sizes of a module that are None to those of its variant.
+    """Sets the sizes of a module that are None to those of its `variant`.
 
     Called before the module's own `__post_init__`, while fields can be set.
-
-    Args:
-      model: a Linen module with the fields `variant` and those of a variant.
 
     Raises:
       FieldError: if a size is given neither by a field nor by the variant, or
@@ -60,19 +50,14 @@ class Sizes:
     """
     known = self.fields(model.variant) if model.variant else {}
     example = next(iter(self.variants))
-    for name in self.sizes:
+    names = [*self.variants[example], *['patch_size'] * self.has_patch]
+    for name in names:
       size = getattr(model, name) or known.get(name, 0)
       if size < 1:
         expected = f'a positive number, or a variant such as {example!r}'
         raise FieldError(name, size, expected)
       setattr(model, name, size)
     check_heads(model)
-
-  @property
-  def sizes(self) -> tuple[str, ...]:
-    """Names of the sizes, which a model cannot be without."""
-    names = tuple(next(iter(self.variants.values())))
-    return (*names, 'patch_size') if self.has_patch else names
 
 
 def check_heads(model: Any) -> None:
@@ -82,28 +67,29 @@ def check_heads(model: Any) -> None:
     raise FieldError('num_heads', model.num_heads, expected)
 
 
-def _bert(width: int, depth: int, num_heads: int) -> dict[str, Any]:
+def _table(names: str, **rows: tuple[int, ...]) -> dict[str, dict[str, Any]]:
+  """Returns the fields of each variant, `mlp_dim` being 4 times the width."""
   return {
-    'width': width,
-    'depth': depth,
-    'mlp_dim': 4 * width,
-    'num_heads': num_heads,
+    variant: dict(zip(names.split(), row, strict=True))
+    | {'mlp_dim': 4 * row[0]}
+    for variant, row in rows.items()
   }
 
 
 # Base and large: Devlin et al. 2019; distil: Sanh et al. 2019; tiny to medium:
 # Turc et al. 2019; minilm: Wang et al. 2020.
-_BERT = {
-  'tiny': _bert(128, 2, 2),
-  'mini': _bert(256, 4, 4),
-  'small': _bert(512, 4, 8),
-  'medium': _bert(512, 8, 8),
-  'minilm': _bert(384, 6, 12),
-  'distil': _bert(768, 6, 12)
-  | {'type_vocab_size': 0, 'pooler_activation': 'relu'},
-  'base': _bert(768, 12, 12),
-  'large': _bert(1024, 24, 16),
-}
+_BERT = _table(
+  'width depth num_heads',
+  tiny=(128, 2, 2),
+  mini=(256, 4, 4),
+  small=(512, 4, 8),
+  medium=(512, 8, 8),
+  minilm=(384, 6, 12),
+  distil=(768, 6, 12),
+  base=(768, 12, 12),
+  large=(1024, 24, 16),
+)
+_BERT['distil'] |= {'type_vocab_size': 0, 'pooler_activation': 'relu'}
 BERT = Sizes(
   _BERT,
   _BERT['base']
@@ -117,33 +103,21 @@ BERT = Sizes(
   },
 )
 
-
-def _albert(
-  width: int, max_iterations: int, num_heads: int, embedding_width: int = 128
-) -> dict[str, Any]:
-  return {
-    'width': width,
-    'embedding_width': embedding_width,
-    'max_iterations': max_iterations,
-    'mlp_dim': 4 * width,
-    'num_heads': num_heads,
-  }
-
-
 # tiny, small and base: Simoulin and Crabbe 2021, Table 1: ALBERT-base with up
 # to 6, 12 and 24 iterations; albert_*: Lan et al. 2020, Table 1; micro and mini
 # for a laptop.
-_ALBERT = {
-  'micro': _albert(128, 6, 4, embedding_width=64),
-  'mini': _albert(256, 12, 4),
-  'tiny': _albert(768, 6, 12),
-  'small': _albert(768, 12, 12),
-  'base': _albert(768, 24, 12),
-  'albert_base': _albert(768, 12, 12),
-  'albert_large': _albert(1024, 24, 16),
-  'albert_xlarge': _albert(2048, 24, 16),
-  'albert_xxlarge': _albert(4096, 12, 64),
-}
+_ALBERT = _table(
+  'width max_iterations num_heads embedding_width',
+  micro=(128, 6, 4, 64),
+  mini=(256, 12, 4, 128),
+  tiny=(768, 6, 12, 128),
+  small=(768, 12, 12, 128),
+  base=(768, 24, 12, 128),
+  albert_base=(768, 12, 12, 128),
+  albert_large=(1024, 24, 16, 128),
+  albert_xlarge=(2048, 24, 16, 128),
+  albert_xxlarge=(4096, 12, 64, 128),
+)
 ALBERT = Sizes(
   _ALBERT,
   _ALBERT['albert_base']
@@ -161,11 +135,12 @@ ALBERT = Sizes(
 # Table 1 of the ViT paper; Ti from DeiT (AdaTape's Table 3 prints a width of
 # 196, which 3 heads do not divide).
 VIT = Sizes(
-  {
-    'Ti': {'width': 192, 'depth': 12, 'mlp_dim': 768, 'num_heads': 3},
-    'S': {'width': 384, 'depth': 12, 'mlp_dim': 1536, 'num_heads': 6},
-    'B': {'width': 768, 'depth': 12, 'mlp_dim': 3072, 'num_heads': 12},
-    'L': {'width': 1024, 'depth': 24, 'mlp_dim': 4096, 'num_heads': 16},
-  },
+  _table(
+    'width depth num_heads',
+    Ti=(192, 12, 3),
+    S=(384, 12, 6),
+    B=(768, 12, 12),
+    L=(1024, 24, 16),
+  ),
   has_patch=True,
 )
