@@ -1,10 +1,9 @@
 """Multi-head self-attention with a key mask.
 
 Queries, keys and values have a 2-D kernel each, as in published checkpoints;
-one fused projection was no faster on a CPU (medians: 0.79 to 1.03 times the
-speed, widths 32 to 768). Heads precede the length (BHTD): at 206 tokens 1.2 to
-1.3 times as fast as BTHD forward and 1.05 to 1.16 times with the gradient, but
-0.8 times with the gradient at 9 tokens.
+one fused projection was no faster on a CPU. Heads precede the length (BHTD): at
+206 tokens 1.2 to 1.3 times as fast as BTHD, and with the gradient 1.05 to 1.16
+times (0.8 times at 9 tokens).
 """
 
 import functools
@@ -18,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Key, Num
 
 from model_lib import row_random
 from model_lib.errors import FieldError
-from model_lib.logical import constrain, partitioned
+from model_lib.logical import constrain, partitioned_dense
 
 # Below any score, and finite: a row without a valid key has a uniform softmax
 # and no NaN in its gradient.
@@ -49,11 +48,7 @@ def attend(
       keys are then of the same tokens.
 
   Returns:
-    (attended values, received): the mean weight on each key before dropout,
-    float32, see `mean_received`; or None.
-
-  Raises:
-    FieldError: `received` with other queries than keys.
+    (attended values, `mean_received` of the weights before dropout, or None).
   """
   scores = masked_scores(query, key, valid)
   if valid is not None:
@@ -93,10 +88,6 @@ def mean_received(
   The significance score of PoWER-BERT (Goyal et al. 2020, section 3.2) is the
   sum instead. Zero in a row without a valid token.
 
-  Args:
-    weights: attention weights, float32.
-    valid: True for valid tokens, as queries and as keys; None for all.
-
   Raises:
     FieldError: if there are not as many queries as keys.
   """
@@ -113,36 +104,21 @@ def mean_received(
 
 
 class Attended(NamedTuple):
-  """The output of attention, or of a block with it.
+  """The output of attention, or of a block with it."""
 
-  Attributes:
-    x: tokens `[B, Q, D]`.
-    received: mean attention on each key, float32 `[B, L]`; None unless asked
-      for. See `mean_received`.
-    keys_values: keys and values, for a later call.
-  """
-
-  x: Any
-  received: Any
-  keys_values: Any
+  x: Any  # tokens [B, Q, D]
+  received: Any  # `mean_received` [B, L] float32, None unless asked for
+  keys_values: Any  # for a later call
 
 
 class MultiHeadAttention(nn.Module):
-  """Self-attention ("Attention is all you need", section 3.2).
-
-  Attributes:
-    num_heads: number of heads; divides the width.
-    attend: attention of queries to keys; see `attend`.
-    dropout: rate on the attention weights.
-    kernel_init: initialiser of the four kernels.
-    dtype: compute dtype of the matrix products; the softmax is float32.
-  """
+  """Self-attention ("Attention is all you need", section 3.2)."""
 
   num_heads: int
   attend: Callable[..., Any] = attend
-  dropout: float = 0.0
+  dropout: float = 0.0  # of the attention weights
   kernel_init: Callable[..., Any] = nn.initializers.xavier_uniform()
-  dtype: Any = jnp.float32
+  dtype: Any = jnp.float32  # of the matrix products; the softmax is float32
 
   @nn.compact
   def __call__(
@@ -172,10 +148,14 @@ class MultiHeadAttention(nn.Module):
     if width % self.num_heads:
       expected = f'a divisor of the width {width}'
       raise FieldError('num_heads', self.num_heads, expected)
+    project = functools.partial(
+      partitioned_dense, kernel_init=self.kernel_init, dtype=self.dtype
+    )
     queries = x if num_queries is None else x[:, :num_queries]
-    query = self._split(self._project(width, 'query')(queries))
+    query = self._split(project(width, 'embed', 'heads', 'query')(queries))
     key, value = keys_values or (
-      self._split(self._project(width, name)(x)) for name in ('key', 'value')
+      self._split(project(width, 'embed', 'heads', name)(x))
+      for name in ('key', 'value')
     )
     attended, mean = self.attend(
       query,
@@ -186,24 +166,9 @@ class MultiHeadAttention(nn.Module):
       received=received,
     )
     merged = attended.transpose(0, 2, 1, 3).reshape(queries.shape)
-    out = nn.Dense(
-      width,
-      name='out',
-      dtype=self.dtype,
-      kernel_init=partitioned(self.kernel_init, 'heads', 'embed'),
-      bias_init=partitioned(nn.initializers.zeros, 'embed'),
-    )(merged)
+    out = project(width, 'heads', 'embed', 'out')(merged)
     out = constrain(out, 'batch', 'length', 'embed')
     return Attended(out, mean, (key, value))
-
-  def _project(self, width: int, name: str) -> nn.Dense:
-    return nn.Dense(
-      width,
-      name=name,
-      dtype=self.dtype,
-      kernel_init=partitioned(self.kernel_init, 'embed', 'heads'),
-      bias_init=partitioned(nn.initializers.zeros, 'heads'),
-    )
 
   def _split(self, x: Float[Array, 'B L D']) -> Float[Array, 'B N L H']:
     batch, length, width = x.shape
@@ -218,7 +183,5 @@ class MultiHeadAttention(nn.Module):
     if row_keys is None or not self.dropout:
       return None
     return functools.partial(
-      row_random.dropout,
-      rate=self.dropout,
-      row_keys=row_random.fold_rows(row_keys, 'weights'),
+      row_random.drop, rate=self.dropout, row_keys=row_keys, use='weights'
     )

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from model_lib import flops, row_random, sizes
 from model_lib.attention import attend
 from model_lib.bert_layers import BertBlock, BertEmbeddings, Pooler
-from model_lib.layers import ACTIVATIONS, classifier
+from model_lib.layers import ACTIVATIONS, build, classifier
 from model_lib.logical import constrain
 from model_lib.sizes import Rate, Size
 
@@ -30,42 +30,26 @@ Activation = Annotated[
 class TextEncoder(nn.Module, kw_only=True):
   """Fields and modules that BERT, EAT and ALBERT share.
 
-  Attributes:
-    num_classes: width of the logits; 1 for regression.
-    variant: name in `SIZES` of the sizes that are not given; '' if all are.
-    width: width of the tokens.
-    mlp_dim: hidden width of the feed-forward networks.
-    num_heads: attention heads.
-    vocab_size: number of token ids.
-    max_positions: longest sequence.
-    type_vocab_size: number of token types, 0 for none (DistilBERT).
-    activation: of the feed-forward networks.
-    norm_epsilon: epsilon of every LayerNorm.
-    dropout: rate on embeddings and after both halves of a block.
-    attention_dropout: rate on the attention weights.
-    classifier_dropout: rate before every classifier.
-    dtype: compute dtype; parameters and logits are float32.
-
-  Raises:
-    FieldError: at construction, for fields that contradict each other.
+  Fields that contradict each other raise FieldError at construction.
   """
 
   SIZES: ClassVar[sizes.Sizes] = sizes.BERT
 
-  num_classes: int
-  variant: str = ''
+  num_classes: int  # 1 for regression
+  variant: str = ''  # name in `SIZES` of the sizes that are None
   width: Size = None
-  mlp_dim: Size = None
+  mlp_dim: Size = None  # hidden width of the feed-forward networks
   num_heads: Size = None
   vocab_size: Annotated[int, Interval(ge=1, le=2**24)] = 30522
   max_positions: Annotated[int, Interval(ge=1, le=2**20)] = 512
+  # Number of token types, 0 for none (DistilBERT).
   type_vocab_size: Annotated[int, Interval(ge=0, le=2**20)] = 2
   activation: Activation = 'gelu'
   norm_epsilon: Annotated[float, Interval(ge=1e-30, le=0.1)] = 1e-12
-  dropout: Rate = 0.1
+  dropout: Rate = 0.1  # of embeddings and after both halves of a block
   attention_dropout: Rate = 0.1
-  classifier_dropout: Rate = 0.1
-  dtype: Any = jnp.float32
+  classifier_dropout: Rate = 0.1  # before every classifier
+  dtype: Any = jnp.float32  # of the computation; logits are float32
 
   def __post_init__(self):
     self.SIZES.complete(self)
@@ -74,34 +58,14 @@ class TextEncoder(nn.Module, kw_only=True):
   @nn.nowrap
   def make_embeddings(self, width: int) -> BertEmbeddings:
     """Returns the embeddings that the fields describe."""
-    return BertEmbeddings(
-      vocab_size=self.vocab_size,
-      width=width,
-      max_positions=self.max_positions,
-      type_vocab_size=self.type_vocab_size,
-      norm_epsilon=self.norm_epsilon,
-      dropout=self.dropout,
-      dtype=self.dtype,
-    )
+    return build(BertEmbeddings, self, width=width)
 
   @nn.nowrap
   def make_blocks(
     self, count: int, attend: Callable[..., Any] = attend
   ) -> list[BertBlock]:
     """Returns `count` blocks that the fields describe."""
-    return [
-      BertBlock(
-        num_heads=self.num_heads,
-        mlp_dim=self.mlp_dim,
-        activation=self.activation,
-        norm_epsilon=self.norm_epsilon,
-        dropout=self.dropout,
-        attention_dropout=self.attention_dropout,
-        attend=attend,
-        dtype=self.dtype,
-      )
-      for _ in range(count)
-    ]
+    return [build(BertBlock, self, attend=attend) for _ in range(count)]
 
   def classify(
     self, cls: Float[Array, 'B D'], row_keys: Key[Array, ' B'] | None = None
@@ -115,17 +79,11 @@ class TextEncoder(nn.Module, kw_only=True):
 
 
 class BertClassifier(TextEncoder, kw_only=True):
-  """BERT with a pooler and a classifier on [CLS]; see `TextEncoder`.
+  """BERT with a pooler and a classifier on [CLS]; see `TextEncoder`."""
 
-  Attributes:
-    depth: number of blocks.
-    pooler_activation: 'tanh' (BERT) or 'relu' (DistilBERT).
-    cls_only: compute only [CLS] in the last block: the same logits.
-  """
-
-  depth: Size = None
-  pooler_activation: Activation = 'tanh'
-  cls_only: bool = False
+  depth: Size = None  # number of blocks
+  pooler_activation: Activation = 'tanh'  # 'relu' in DistilBERT
+  cls_only: bool = False  # compute only [CLS] in the last block: same logits
 
   def setup(self):
     """Declares embeddings, blocks, pooler and head."""
@@ -141,17 +99,10 @@ class BertClassifier(TextEncoder, kw_only=True):
     length: Int[Array, ' B'],
     row_keys: Key[Array, ' B'] | None = None,
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies rows of token ids.
+    """Classifies rows of token ids, padded after `length`.
 
-    Args:
-      tokens: token ids, padded after `length`.
-      token_types: segment of each token.
-      length: valid tokens of each row, at least 1.
-      row_keys: one key per row turns dropout on.
-
-    Returns:
-      (logits, out) with the pooled [CLS] `out['features']` `[B, D]`, both
-      float32.
+    `row_keys`, one per row, turn dropout on. Returns (logits, out) with the
+    pooled [CLS] `out['features']` `[B, D]`, both float32.
     """
     states = self.encode(tokens, token_types, length, row_keys, self.cls_only)
     logits, features = self.classify(states[:, 0], row_keys)
@@ -165,10 +116,7 @@ class BertClassifier(TextEncoder, kw_only=True):
     row_keys: Key[Array, ' B'] | None = None,
     cls_only: bool = False,
   ) -> Float[Array, 'B Q D']:
-    """Returns the states after the last block, of [CLS] alone with `cls_only`.
-
-    Arguments are those of the call.
-    """
+    """Returns the states after the last block, with `cls_only` of [CLS]."""
     x = self.embeddings(tokens, token_types, row_keys)
     mask = valid_tokens(tokens, length)
     for index, block in enumerate(self.block):

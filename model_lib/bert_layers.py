@@ -22,12 +22,7 @@ INIT = nn.initializers.truncated_normal(0.02)
 
 
 class Embedding(nn.Module):
-  """A table of vectors, standard deviation 0.02.
-
-  Attributes:
-    size: number of vectors.
-    width: width of a vector.
-  """
+  """A table of `size` vectors, standard deviation 0.02."""
 
   size: int
   width: int
@@ -65,13 +60,8 @@ class BertEmbeddings(nn.Module):
   ) -> Float[Array, 'B L D']:
     """Embeds token ids; an unknown id or type gives NaN.
 
-    Args:
-      tokens: token ids.
-      token_types: segment of each token; not read without token types.
-      row_keys: one key per row turns dropout on.
-
-    Raises:
-      FieldError: if the sequence is longer than `max_positions`.
+    `row_keys` turn dropout on. Raises FieldError if the sequence is longer than
+    `max_positions`.
     """
     length = tokens.shape[1]
     if length > self.max_positions:
@@ -91,10 +81,7 @@ class BertEmbeddings(nn.Module):
 class BertBlock(nn.Module):
   """A Transformer block with LayerNorm after each residual (post-LN).
 
-  The other fields are those of `bert.TextEncoder`.
-
-  Attributes:
-    attend: attention of queries to keys; see `attention.attend`.
+  The fields are those of `bert.TextEncoder`, and the function that attends.
   """
 
   num_heads: int
@@ -119,20 +106,10 @@ class BertBlock(nn.Module):
   ) -> Attended:
     """Applies attention, then the feed-forward network.
 
-    Args:
-      x: tokens; with `keys_values`, the queries.
-      mask: non-zero for a valid key; None if all are. Other keys are never
-        read.
-      row_keys: one key per row turns dropout on.
-      received: also return the attention that each token received.
-      num_queries: compute the leading `num_queries` tokens alone, attending to
-        all tokens whatever `attend` is; None for all. One ([CLS]) costs a
-        sixth of the block, 0 computes keys and values alone. Their dropout
-        noise differs from that of a full block.
-      keys_values: of an earlier call; computed from `x` if None.
-
-    Raises:
-      FieldError: an illegal field, or `num_queries` with `received`.
+    The arguments are those of `MultiHeadAttention`. The leading `num_queries`
+    tokens attend to all tokens whatever `attend` is: one ([CLS]) costs a sixth
+    of the block, 0 computes keys and values alone. Their dropout noise differs
+    from that of a full block.
     """
     attended = MultiHeadAttention(
       num_heads=self.num_heads,
@@ -159,23 +136,14 @@ class BertBlock(nn.Module):
 
 
 class Pooler(nn.Module):
-  """BERT's pooler: a dense layer with an activation on [CLS].
-
-  Attributes:
-    activation: a name in `layers.ACTIVATIONS`.
-    dtype: compute dtype.
-  """
+  """BERT's pooler: a dense layer with an activation on [CLS]."""
 
   activation: str = 'tanh'
   dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, cls: Float[Array, 'B D']) -> Float[Array, 'B D']:
-    """Pools the state of [CLS].
-
-    Raises:
-      FieldError: if `activation` is unknown.
-    """
+    """Pools the state of [CLS]."""
     activate = activation_function(self.activation, 'pooler_activation')
     width = cls.shape[-1]
     kernel = self.param(

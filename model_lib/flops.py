@@ -1,9 +1,8 @@
 """FLOPs of a forward pass by formula: matrix products only, per example.
 
 A multiply-add counts as 2. Norms, softmax, activations, biases and residuals
-are left out (a few percent at width 192, less above). Reports use these
-formulas, as the compiler counts a scanned body once; tests compare them with
-the compiler on unrolled models.
+are left out (a few percent at width 192, less above). The compiler counts a
+scanned body once; tests compare the formulas with it on unrolled models.
 """
 
 
@@ -31,15 +30,7 @@ def block(
   tape_tokens: int | float = 0,
   tape_mlp: str = '',
 ) -> float:
-  """Returns those of an encoder block.
-
-  Args:
-    tokens: input tokens.
-    width: width of the tokens.
-    mlp_dim: hidden width of the feed-forward networks.
-    tape_tokens: tape tokens.
-    tape_mlp: '', 'mlp' or 'glu', as in `EncoderBlock`.
-  """
+  """Returns those of an `EncoderBlock`; `tokens` are without the tape."""
   return (
     attention(tokens + tape_tokens, width)
     + mlp(tokens, width, mlp_dim)

@@ -31,21 +31,16 @@ COMBINATIONS = ('accumulated', 'basic', 'fed_back')
 # Fields are Any because JAX also builds these trees of shapes and axis numbers.
 @struct.dataclass
 class Halting:
-  """The state of halting of each item.
+  """The state of halting of each item."""
 
-  Attributes:
-    total: ACT: sum of the scores before the last step. Straight-through: sum
-      over all steps, h, and the score carried over. `*S` float32.
-    remainder: ACT: R, 0 until the item has halted. Straight-through: 0, with
-      the gradient of the cost. `*S` float32.
-    steps: N so far, `*S` int32.
-    running: True until the item has halted, `*S` bool.
-  """
-
+  # Float32. ACT: sum of the scores before the last step. Straight-through: sum
+  # over all steps, h, and the score carried over.
   total: Any
+  # Float32. ACT: R, 0 until the item has halted. Straight-through: 0, with the
+  # gradient of the cost.
   remainder: Any
-  steps: Any
-  running: Any
+  steps: Any  # int32: N so far
+  running: Any  # bool: True until the item has halted
 
 
 # rule(halting, score, is_last) -> (halting after the step, weight `*S`).
@@ -69,8 +64,7 @@ def advance(
   Args:
     halting: before the step.
     score: `p^n`, in [0, 1].
-    is_last: True in the last step, where every item halts; for all items or for
-      each.
+    is_last: True in the last step, where every item halts.
     epsilon: an item halts when its scores sum to at least `1 - epsilon`.
 
   Returns:
@@ -108,9 +102,7 @@ def advance_straight_through(
   The weight of step n is `f_b(h^n)`: 1 at N, 0 at every other step. Its
   derivative by `h^n` is 1 at every step up to N, also at a forced halt. The
   cost is `1 + sum_{j=1}^N (1 - f_b(h^j))`, which is N (the sum that equation
-  (16) prints is N - 1); its derivative by each `h^j` is -1.
-
-  Arguments and result are those of `advance`.
+  (16) prints is N - 1); its derivative by each `h^j` is -1. See `advance`.
   """
   score = score.astype(jnp.float32)
   summed = halting.total + score
@@ -135,12 +127,7 @@ def start_carried(
   The state after the input is `skip * s_{t-1} + (1 - skip) * s`, where s
   accumulates the straight-through steps from here. The term j = 0 of the sum in
   equation (28) is 0 and left out: no `s^0` is defined. N of a skipped input is
-  0.
-
-  Args:
-    valid: False for padding.
-    carried: `h^0`, from `carry_over`; 0 at the first input.
-    epsilon: see `advance`.
+  0. `carried` is `h^0`, from `carry_over`, and 0 at the first input.
 
   Returns:
     (halting before the first step, skip `f_b(h^0)`).
@@ -154,10 +141,7 @@ def start_carried(
 
 
 def carry_over(halting: Halting, epsilon: float = 0.01) -> Float[Array, '*S']:
-  """Returns `h^0` of the next input, `h^N - 1` (24); 0 after a forced halt.
-
-  It would be negative after a forced halt otherwise.
-  """
+  """Returns `h^0` of the next input, `h^N - 1` (24); 0 after a forced halt."""
   reached = halting.total >= 1.0 - epsilon
   return jnp.where(reached, halting.total - 1.0, 0.0)
 
@@ -169,11 +153,7 @@ RULES: dict[str, Callable[..., Any]] = {
 
 
 def rule(name: str, epsilon: float = 0.01) -> Rule:
-  """Returns the rule of a name in `RULES`.
-
-  Raises:
-    FieldError: if the name is unknown or `epsilon` is not in [0, 1).
-  """
+  """Returns the rule of a name in `RULES`; `epsilon` is in [0, 1)."""
   check_option('rule', name, tuple(RULES))
   if not 0.0 <= epsilon < 1.0:
     raise FieldError('epsilon', epsilon, 'a number in [0, 1)')
@@ -201,12 +181,9 @@ def combine(
       give `weight * state + (1 - weight) * previous`; the next step reads the
       result of 'fed_back' (adaptive-depth ALBERT, equation 5). All keep the
       output of an item that has halted.
-    previous: the output so far; its leading axes are those of `weight`.
-    state: the step's state, in the same shape.
+    previous: the output so far.
+    state: the step's state; the leading axes of both are those of `weight`.
     weight: of the rule.
-
-  Raises:
-    FieldError: if `combination` is unknown.
   """
   check_option('combination', combination, COMBINATIONS)
   weight = align(weight, state)

@@ -1,7 +1,8 @@
 """Layers of a Transformer encoder: norm, MLP, pre-LN block, head."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
@@ -11,9 +12,23 @@ from jaxtyping import Array, Bool, Float, Key, Num
 from model_lib import row_random
 from model_lib.attention import MultiHeadAttention
 from model_lib.errors import FieldError, check_option
-from model_lib.logical import constrain, partitioned
+from model_lib.logical import constrain, partitioned, partitioned_dense
 
-TAPE_MLPS = ('', 'mlp', 'glu')
+Layer = TypeVar('Layer')
+
+
+def build(layer: type[Layer], model: Any, **others: Any) -> Layer:
+  """Constructs a layer with the fields of the same name in `model`.
+
+  Args:
+    layer: a Linen module or another dataclass.
+    model: a Linen module; its fields of other names are not used.
+    **others: fields that `model` lacks, or in which the layer differs.
+  """
+  names = {field.name for field in dataclasses.fields(layer)}  # type: ignore
+  names &= {field.name for field in dataclasses.fields(model)}
+  same = names - {'parent', 'name', *others}
+  return layer(**{name: getattr(model, name) for name in same}, **others)
 
 
 def gelu(x: Float[Array, '*S']) -> Float[Array, '*S']:
@@ -43,29 +58,16 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 def activation_function(
   name: str, field: str = 'activation'
 ) -> Callable[[Any], Any]:
-  """Returns the element-wise function of a name in `ACTIVATIONS`.
-
-  Args:
-    name: name of the activation.
-    field: field in an error message.
-
-  Raises:
-    FieldError: if the name is unknown.
-  """
+  """Returns the function of a name in `ACTIVATIONS`, or raises FieldError."""
   check_option(field, name, tuple(ACTIVATIONS))
   return ACTIVATIONS[name]
 
 
 class LayerNorm(nn.Module):
-  """Layer normalisation over the last axis, computed in float32.
+  """Layer normalisation over the last axis, computed in float32."""
 
-  Attributes:
-    dtype: dtype of the result.
-    epsilon: added to the variance.
-  """
-
-  dtype: Any = jnp.float32
-  epsilon: float = 1e-6
+  dtype: Any = jnp.float32  # of the result
+  epsilon: float = 1e-6  # added to the variance
 
   @nn.compact
   def __call__(self, x: Float[Array, '*S D']) -> Float[Array, '*S D']:
@@ -85,20 +87,11 @@ class LayerNorm(nn.Module):
 
 
 class Mlp(nn.Module):
-  """The feed-forward network of a block: two layers and an activation.
+  """The feed-forward network of a block: two layers and an activation."""
 
-  Attributes:
-    mlp_dim: width of the hidden layer.
-    dropout: rate on the hidden layer and on the result.
-    gated: multiply the activated hidden layer by a second one of the same width
-      (GLU variants, Shazeer 2020).
-    activation: a name in `ACTIVATIONS`.
-    kernel_init: initialiser of the kernels.
-    dtype: compute dtype.
-  """
-
-  mlp_dim: int
-  dropout: float = 0.0
+  mlp_dim: int  # width of the hidden layer
+  dropout: float = 0.0  # of the hidden layer and of the result
+  # Multiply the activated hidden layer by a second one (GLU, Shazeer 2020).
   gated: bool = False
   activation: str = 'gelu'
   kernel_init: Callable[..., Any] = nn.initializers.xavier_uniform()
@@ -120,47 +113,41 @@ class Mlp(nn.Module):
     if row_keys is not None and x.ndim < 3:
       raise FieldError('row_keys', 'keys', f'None for tokens {x.shape}')
     axes = ('batch', 'length')[-(x.ndim - 1) :]
-    hidden = activate(self._hidden('hidden')(x))
+    hidden = activate(self._dense('hidden')(x))
     if self.gated:
-      hidden = hidden * self._hidden('gated')(x)
+      hidden = hidden * self._dense('gated')(x)
     hidden = constrain(hidden, *axes, 'mlp')
     hidden = row_random.drop(hidden, self.dropout, row_keys, 'hidden')
-    out = nn.Dense(
+    out = partitioned_dense(
       x.shape[-1],
-      name='out',
+      'mlp',
+      'embed',
+      'out',
+      kernel_init=self.kernel_init,
       dtype=self.dtype,
-      kernel_init=partitioned(self.kernel_init, 'mlp', 'embed'),
-      bias_init=partitioned(nn.initializers.zeros, 'embed'),
     )(hidden)
     out = constrain(out, *axes, 'embed')
     return row_random.drop(out, self.dropout, row_keys, 'out')
 
-  def _hidden(self, name: str) -> nn.Dense:
-    return nn.Dense(
+  def _dense(self, name: str) -> nn.Dense:
+    return partitioned_dense(
       self.mlp_dim,
-      name=name,
+      'embed',
+      'mlp',
+      name,
+      kernel_init=self.kernel_init,
       dtype=self.dtype,
-      kernel_init=partitioned(self.kernel_init, 'embed', 'mlp'),
-      bias_init=partitioned(nn.initializers.zeros, 'mlp'),
     )
 
 
 class EncoderBlock(nn.Module):
-  """A pre-LN Transformer block with a second network for tape tokens.
-
-  Attributes:
-    num_heads: attention heads.
-    mlp_dim: hidden width of the feed-forward networks.
-    dropout: rate after attention and in the feed-forward networks.
-    tape_mlp: feed-forward network of the tokens after `num_input_tokens`: ''
-      for that of the input tokens, 'mlp' for another of the same form, 'glu'
-      for a gated one (AdaTape, section 2).
-    dtype: compute dtype.
-  """
+  """A pre-LN Transformer block with a second network for tape tokens."""
 
   num_heads: int
   mlp_dim: int
   dropout: float = 0.0
+  # Network of the tokens after `num_input_tokens`: '' for that of the input
+  # tokens, 'mlp' for another one, 'glu' for a gated one (AdaTape, section 2).
   tape_mlp: str = ''
   dtype: Any = jnp.float32
 
@@ -179,11 +166,8 @@ class EncoderBlock(nn.Module):
       mask: non-zero for a valid key; None if all are.
       row_keys: one key per row turns dropout on.
       num_input_tokens: number of input tokens, before the tape; None for all.
-
-    Raises:
-      FieldError: if `tape_mlp` is unknown.
     """
-    check_option('tape_mlp', self.tape_mlp, TAPE_MLPS)
+    check_option('tape_mlp', self.tape_mlp, ('', 'mlp', 'glu'))
     normed = LayerNorm(name='attention_norm', dtype=self.dtype)(x)
     attended: Any = MultiHeadAttention(
       num_heads=self.num_heads, name='attention', dtype=self.dtype
@@ -195,12 +179,7 @@ class EncoderBlock(nn.Module):
     return constrain(out, 'batch', 'length', 'embed')
 
   def _feed_forward(self, x, row_keys, num_input_tokens):
-    sizes = {
-      'mlp_dim': self.mlp_dim,
-      'dropout': self.dropout,
-      'dtype': self.dtype,
-    }
-    mlp = Mlp(name='mlp', **sizes)
+    mlp = build(Mlp, self, name='mlp')
     if not self.tape_mlp:
       return mlp(x, row_keys)
     count = x.shape[1] if num_input_tokens is None else num_input_tokens
@@ -208,37 +187,37 @@ class EncoderBlock(nn.Module):
     if tape_keys is not None:
       tape_keys = row_random.fold_rows(tape_keys, 'tape')
     # Also runs on zero tape tokens, so that its parameters always exist.
-    tape_mlp = Mlp(name='tape_mlp', gated=self.tape_mlp == 'glu', **sizes)
+    gated = self.tape_mlp == 'glu'
+    tape_mlp = build(Mlp, self, name='tape_mlp', gated=gated)
     parts = [mlp(x[:, :count], row_keys), tape_mlp(x[:, count:], tape_keys)]
     return jnp.concatenate(parts, axis=1)
 
 
 def classifier(num_classes: int, name: str = 'head') -> nn.Dense:
-  """Returns the linear layer from features to logits, in float32.
-
-  Its kernel starts small and not at zero: the first gradient reaches the
-  encoder.
-  """
-  return nn.Dense(
-    num_classes,
-    name=name,
-    dtype=jnp.float32,
-    kernel_init=partitioned(
-      nn.initializers.truncated_normal(0.02), 'embed', 'classes'
-    ),
-    bias_init=partitioned(nn.initializers.zeros, 'classes'),
+  """Returns the linear layer from features to logits, in float32."""
+  # Small and not zero: the first gradient reaches the encoder.
+  init = nn.initializers.truncated_normal(0.02)
+  return partitioned_dense(
+    num_classes, 'embed', 'classes', name, kernel_init=init
   )
+
+
+def pool_and_classify(
+  x: Float[Array, 'B L D'], pool: str, num_classes: int
+) -> tuple[Float[Array, 'B O'], Float[Array, 'B D']]:
+  """Returns (logits, features) of [CLS] ('cls') or of the mean ('gap')."""
+  features = masked_mean(x if pool == 'gap' else x[:, :1])
+  logits = classifier(num_classes)(features)
+  return constrain(logits, 'batch', 'classes'), features
 
 
 def masked_mean(
   x: Float[Array, 'B L D'],
   mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
 ) -> Float[Array, 'B D']:
-  """Averages the valid tokens in float32; zero for a row without any.
+  """Averages the tokens with mask > 0 in float32; others are never read.
 
-  Args:
-    x: tokens; those with mask 0 are never read.
-    mask: non-zero for a valid token; None if all are.
+  Zero for a row without a valid token. Without a mask all tokens are valid.
   """
   x = x.astype(jnp.float32)
   if mask is None:

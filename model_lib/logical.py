@@ -10,6 +10,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Shaped
 
@@ -29,15 +30,13 @@ AXES = (
   'patch',
 )
 
+LECUN = nn.initializers.lecun_normal()
+
 
 def partitioned(
   initializer: Callable[..., Any], *names: str | None
 ) -> Callable[..., Any]:
-  """Returns an initializer that attaches the logical names of the axes.
-
-  Args:
-    initializer: a Flax initializer `(key, shape, dtype) -> array`.
-    *names: one of `AXES`, or None, for every dimension.
+  """Returns a Flax initializer that attaches the logical names of the axes.
 
   Raises:
     FieldError: if a name is not in `AXES`.
@@ -46,18 +45,32 @@ def partitioned(
   return nn.with_logical_partitioning(initializer, names)
 
 
+def partitioned_dense(
+  features: int,
+  inputs: str | None,
+  outputs: str | None,
+  name: str,
+  *,
+  kernel_init: Callable[..., Any] = LECUN,
+  bias_init: Callable[..., Any] = nn.initializers.zeros,
+  dtype: Any = jnp.float32,
+) -> nn.Dense:
+  """Returns a dense layer; `inputs` and `outputs` name its logical axes."""
+  return nn.Dense(
+    features,
+    name=name,
+    dtype=dtype,
+    kernel_init=partitioned(kernel_init, inputs, outputs),
+    bias_init=partitioned(bias_init, outputs),
+  )
+
+
 def constrain(
   x: Shaped[Array, '*S'], *names: str | None
 ) -> Shaped[Array, '*S']:
   """Constrains the layout of an activation under `jax.set_mesh`.
 
-  Returns `x` unchanged without logical axis rules or without a mesh. A
-  dimension that the mesh does not divide is replicated: one row at
-  initialisation, or three heads on two devices.
-
-  Args:
-    x: the activation.
-    *names: one of `AXES`, or None, for every dimension of `x`.
+  Returns `x` unchanged without logical axis rules or without a mesh.
 
   Raises:
     FieldError: if a name is not in `AXES`, or their number is not the rank.
@@ -82,15 +95,12 @@ def over_rows(
   """Wraps a function that is independent per row in `jax.shard_map`.
 
   Without it XLA all-gathers the scores for top_k and runs it replicated on
-  every device.
+  every device. Returns the function itself if no mesh axis splits the rows.
 
   Args:
-    function: of arrays to arrays, all of which start with the rows.
+    function: its results all start with the rows.
     batch: number of rows.
-    by_row: for each argument, whether it starts with the rows.
-
-  Returns:
-    The function itself if no mesh axis splits the rows.
+    by_row: for each argument, True if it starts with the rows.
   """
   mesh = jax.sharding.get_abstract_mesh()
   axes = tuple(
@@ -98,7 +108,7 @@ def over_rows(
     for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
     if axis in BATCH_AXES and kind != AxisType.Manual
   )
-  parts = math.prod(mesh.shape[axis] for axis in axes)
+  parts = _parts(axes, mesh)
   if parts == 1 or batch % parts:
     return function
   rows = PartitionSpec(axes)
@@ -110,11 +120,9 @@ def over_rows(
   )
 
 
-def _parts(axis: Any, mesh: Any) -> int:
-  parts = 1
-  for name in (axis,) if isinstance(axis, str) else (axis or ()):
-    parts *= mesh.shape[name]
-  return parts
+def _parts(axes: Any, mesh: Any) -> int:
+  names = (axes,) if isinstance(axes, str) else axes or ()
+  return math.prod(mesh.shape[name] for name in names)
 
 
 def _check(names: tuple[str | None, ...]) -> None:

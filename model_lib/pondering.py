@@ -26,19 +26,12 @@ Trace = Callable[[Any, Any, Halting], Any]
 
 @struct.dataclass
 class Pondered:
-  """The result of pondering.
+  """The result of pondering."""
 
-  Attributes:
-    output: combination of the states, float32; 'fed_back': the last state.
-    halting: the final `Halting`.
-    depth: steps that were executed for the batch, int32 scalar.
-    trace: outputs of `trace`, stacked on a new first axis; or None.
-  """
-
-  output: Any
-  halting: Any
-  depth: Any
-  trace: Any = None
+  output: Any  # combination of the states, float32; 'fed_back': the last state
+  halting: Any  # the final `Halting`
+  depth: Any  # steps that were executed for the batch, int32 scalar
+  trace: Any = None  # outputs of `trace`, stacked on a new first axis
 
 
 def ponder_scan(
@@ -55,7 +48,7 @@ def ponder_scan(
   """Ponders for `max_steps` static steps, masked: for training.
 
   Args:
-    step: `(state, n) -> (next state, score [*S])`, n from 0.
+    step: see `Step`; the score is `[*S]`.
     state: before the first step, a pytree of arrays `[*S, ...]`.
     begin: False for padding `[*S]`, or the `Halting` to continue.
     max_steps: the limit, at least 1.
@@ -64,12 +57,8 @@ def ponder_scan(
     remat_chunk: 0 keeps all intermediates for the gradient; 1 keeps the state
       before every step and recomputes the step; a larger divisor of `max_steps`
       keeps one state per chunk of steps, and all states of the chunk that is
-      differentiated: N / chunk + chunk states, for two more forward passes. See
-      `balanced_chunk`.
+      differentiated: N / chunk + chunk states, for two more forward passes.
     trace: records each step.
-
-  Raises:
-    FieldError: if `max_steps` or `remat_chunk` is out of its range.
   """
   _check(max_steps)
 
@@ -94,7 +83,7 @@ def ponder_while(
 ) -> Pondered:
   """Ponders until every item has halted: for inference, no gradient.
 
-  Arguments and result are those of `ponder_scan`; only `depth` differs.
+  Only `depth` differs from `ponder_scan`.
   """
   _check(max_steps)
 
@@ -126,19 +115,16 @@ def scan_steps(
   max_steps: int,
   remat_chunk: int = 0,
 ) -> tuple[Any, Any]:
-  """Scans over the step numbers, rematerialised in chunks.
+  """Scans over the step numbers, rematerialised in chunks; see `ponder_scan`.
 
   Args:
     body: `(carry, n) -> (carry, traced)`, n from 0.
     carry: before the first step.
     max_steps: number of steps.
-    remat_chunk: see `ponder_scan`.
+    remat_chunk: 0 or a divisor of `max_steps`, or FieldError.
 
   Returns:
     (carry after the last step, traces stacked over the steps).
-
-  Raises:
-    FieldError: if `remat_chunk` does not divide `max_steps`.
   """
   steps = jnp.arange(max_steps)
   if not remat_chunk:

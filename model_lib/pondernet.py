@@ -20,11 +20,7 @@ from model_lib.halting import Halting
 def halting_distribution(
   lambdas: Float[Array, 'N ...'],
 ) -> Float[Array, 'N ...']:
-  """Returns `p_n` of each step (PonderNet, equation 1), which sum to 1.
-
-  Args:
-    lambdas: conditional probabilities in [0, 1]; the last counts as 1.
-  """
+  """Returns `p_n` of each step (equation 1); the last lambda counts as 1."""
   lambdas = lambdas.astype(jnp.float32).at[-1].set(1.0)
   survived = jnp.cumprod(1.0 - lambdas, axis=0)
   before = jnp.concatenate([jnp.ones_like(survived[:1]), survived[:-1]])
@@ -34,14 +30,8 @@ def halting_distribution(
 def geometric_log_prior(rate: float, max_steps: int) -> Float[Array, ' N']:
   """Returns the log of the geometric distribution truncated at `max_steps`.
 
-  The probabilities, renormalised, may be too small for float32.
-
-  Args:
-    rate: its lambda_p, in (0, 1); the mean is about 1 / rate.
-    max_steps: the step limit, N.
-
-  Raises:
-    FieldError: if an argument is out of its range.
+  The probabilities, renormalised, may be too small for float32. `rate` is
+  lambda_p, in (0, 1); the mean is about 1 / rate.
   """
   if not 0.0 < rate < 1.0:
     raise FieldError('rate', rate, 'a number in (0, 1)')
@@ -86,15 +76,11 @@ def advance_drawn(
   score: tuple[Float[Array, '...'], Float[Array, '...']],
   is_last: Array | bool,
 ) -> tuple[Halting, Float[Array, '...']]:
-  """Halts with probability `lambda_n`: a rule for `model_lib.pondering`.
+  """Halts with probability `lambda_n`: a `halting.Rule`.
 
-  Args:
-    halting: before the step; `total` is the probability of having halted.
-    score: (lambda_n, numbers drawn uniformly from [0, 1)).
-    is_last: True in the last step.
-
-  Returns:
-    (halting after the step, weight): 1 in the step that an item halts in.
+  `score` is (lambda_n, numbers drawn uniformly from [0, 1)); `halting.total`
+  the probability of having halted. The weight is 1 in the step that an item
+  halts in.
   """
   chance, drawn = score
   halts = halting.running & ((drawn < chance) | is_last)

@@ -16,12 +16,7 @@ from model_lib.errors import FieldError
 def fold_rows(
   row_keys: Key[Array, ' B'], use: str | int | Int[Array, '']
 ) -> Key[Array, ' B']:
-  """Returns the keys for one use.
-
-  Args:
-    row_keys: one typed key per row.
-    use: a name, or a number such as the step of a loop.
-  """
+  """Returns the keys for one use: a name, or a number such as a loop's step."""
   number = zlib.crc32(use.encode()) if isinstance(use, str) else use
   return jax.vmap(lambda key: jax.random.fold_in(key, number))(row_keys)
 
@@ -33,11 +28,8 @@ def dropout(
 
   Args:
     x: activations, rows first.
-    rate: probability of dropping an element, in [0, 1).
+    rate: probability of dropping an element, in [0, 1), or FieldError.
     row_keys: keys for this use, or None to return `x` (evaluation).
-
-  Raises:
-    FieldError: if `rate` is not in [0, 1).
   """
   if not 0.0 <= rate < 1.0:
     raise FieldError('dropout', rate, 'a rate in [0, 1)')

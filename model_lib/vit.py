@@ -2,7 +2,7 @@
 
 ViT (Dosovitskiy et al. 2021) with pre-LN blocks. Every model is called as
 `model(inputs, row_keys) -> (logits, out)`; `out['features']` is the input of
-the head. `row_keys` (one key per row) turn dropout on.
+the head, float32 as the logits. `row_keys` (one per row) turn dropout on.
 """
 
 from typing import Annotated, Any, Literal
@@ -13,8 +13,7 @@ from annotated_types import Ge, Interval
 from jaxtyping import Array, Bool, Float, Int, Key, Num
 
 from model_lib import flops, row_random, sizes
-from model_lib.layers import EncoderBlock, LayerNorm, classifier, masked_mean
-from model_lib.logical import constrain
+from model_lib.layers import EncoderBlock, LayerNorm, build, pool_and_classify
 from model_lib.sizes import Rate, Size
 from model_lib.tokens import ImageTokens, LearnedPositions, SymbolTokens
 
@@ -41,45 +40,24 @@ class Encoder(nn.Module):
       keys = row_keys
       if keys is not None:
         keys = row_random.fold_rows(keys, name)
-      x = EncoderBlock(
-        num_heads=self.num_heads,
-        mlp_dim=self.mlp_dim,
-        dropout=self.dropout,
-        dtype=self.dtype,
-        name=name,
-      )(x, mask, keys)
+      x = build(EncoderBlock, self, name=name)(x, mask, keys)
     return LayerNorm(name='norm', dtype=self.dtype)(x)
 
 
 class ViT(nn.Module):
-  """The Vision Transformer.
-
-  Attributes:
-    num_classes: number of classes.
-    variant: sizes that are not given, for example 'B/16'; '' if all are.
-    width: width of the tokens.
-    depth: number of blocks.
-    mlp_dim: hidden width of the feed-forward networks.
-    num_heads: attention heads.
-    patch_size: side of a patch in pixels.
-    pool: features are the [CLS] token ('cls') or the mean of all patches
-      ('gap').
-    positions: 'learned' or 'sincos2d'.
-    dropout: rate in the blocks.
-    dtype: compute dtype; parameters and logits are float32.
-  """
+  """The Vision Transformer."""
 
   num_classes: int
-  variant: str = ''
+  variant: str = ''  # sizes that are None, as 'B/16'
   width: Size = None
-  depth: Size = None
-  mlp_dim: Size = None
+  depth: Size = None  # number of blocks
+  mlp_dim: Size = None  # hidden width of the feed-forward networks
   num_heads: Size = None
-  patch_size: Size = None
-  pool: Literal['cls', 'gap'] = 'cls'
+  patch_size: Size = None  # in pixels
+  pool: Literal['cls', 'gap'] = 'cls'  # [CLS], or the mean of all patches
   positions: Literal['learned', 'sincos2d'] = 'learned'
-  dropout: Rate = 0.0
-  dtype: Any = jnp.float32
+  dropout: Rate = 0.0  # in the blocks
+  dtype: Any = jnp.float32  # of the computation
 
   def __post_init__(self):
     sizes.VIT.complete(self)
@@ -91,30 +69,11 @@ class ViT(nn.Module):
     images: Float[Array, 'B H W E'],
     row_keys: Key[Array, ' B'] | None = None,
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies images.
-
-    Returns:
-      (logits, out) with `out['features']` `[B, D]`, both float32.
-    """
-    x = ImageTokens(
-      width=self.width,
-      patch_size=self.patch_size,
-      pool=self.pool,
-      positions=self.positions,
-      dtype=self.dtype,
-      name='tokens',
-    )(images)
-    x = Encoder(
-      depth=self.depth,
-      num_heads=self.num_heads,
-      mlp_dim=self.mlp_dim,
-      dropout=self.dropout,
-      dtype=self.dtype,
-      name='encoder',
-    )(x, None, row_keys)
-    features = masked_mean(x if self.pool == 'gap' else x[:, :1])
-    logits = classifier(self.num_classes)(features)
-    return constrain(logits, 'batch', 'classes'), {'features': features}
+    """Classifies images."""
+    x = build(ImageTokens, self, name='tokens')(images)
+    x = build(Encoder, self, name='encoder')(x, None, row_keys)
+    logits, features = pool_and_classify(x, self.pool, self.num_classes)
+    return logits, {'features': features}
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`."""
@@ -128,18 +87,14 @@ class ViT(nn.Module):
 
 
 class TokenTransformer(nn.Module):
-  """A plain Transformer on symbol sequences, for parity; fields as in `ViT`.
-
-  Attributes:
-    vocab_size: number of symbols.
-  """
+  """A plain Transformer on symbol sequences, for parity."""
 
   num_classes: int
   depth: Annotated[int, Interval(ge=1, le=1000)]
   width: Annotated[int, Interval(ge=1, le=2**17)]
   mlp_dim: Annotated[int, Interval(ge=1, le=2**20)]
   num_heads: Annotated[int, Interval(ge=1, le=1024)]
-  vocab_size: Annotated[int, Ge(1)] = 3
+  vocab_size: Annotated[int, Ge(1)] = 3  # number of symbols
   dropout: Rate = 0.0
   dtype: Any = jnp.float32
 
@@ -153,29 +108,12 @@ class TokenTransformer(nn.Module):
     tokens: Int[Array, 'B N'],
     row_keys: Key[Array, ' B'] | None = None,
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies sequences by their [CLS] token.
-
-    Returns:
-      (logits, out) with `out['features']` `[B, D]`, both float32.
-    """
-    x = SymbolTokens(
-      width=self.width,
-      vocab_size=self.vocab_size,
-      dtype=self.dtype,
-      name='tokens',
-    )(tokens)
+    """Classifies sequences by their [CLS] token."""
+    x = build(SymbolTokens, self, name='tokens')(tokens)
     x = LearnedPositions(name='positions')(x)
-    x = Encoder(
-      depth=self.depth,
-      num_heads=self.num_heads,
-      mlp_dim=self.mlp_dim,
-      dropout=self.dropout,
-      dtype=self.dtype,
-      name='encoder',
-    )(x, None, row_keys)
-    features = x[:, 0].astype(jnp.float32)
-    logits = classifier(self.num_classes)(features)
-    return constrain(logits, 'batch', 'classes'), {'features': features}
+    x = build(Encoder, self, name='encoder')(x, None, row_keys)
+    logits, features = pool_and_classify(x, 'cls', self.num_classes)
+    return logits, {'features': features}
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one sequence `[N]` forward; see `flops`."""
