@@ -11,17 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from model_lib.logical import constrain, partitioned
+from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.tokens import LearnedPositions, PatchEmbed
 
 
 class LearnableBank(nn.Module):
-  """A set of trainable vectors: each row reads some of the parameters.
-
-  Attributes:
-    size: number of tokens, C.
-    width: width of the tokens, H.
-  """
+  """A set of trainable vectors: each row reads some of the parameters."""
 
   size: int
   width: int
@@ -34,13 +29,7 @@ class LearnableBank(nn.Module):
 
 
 class ImageBank(nn.Module):
-  """Finer patches of the image: `Z = h2(h1(X_p) + E_pos)` (appendix A.2).
-
-  Attributes:
-    width: width of the tokens, H; also that of `h1` and the positions.
-    patch_size: side of a patch in pixels, finer than the model's own.
-    dtype: compute dtype.
-  """
+  """Finer patches of the image: `Z = h2(h1(X_p) + E_pos)` (appendix A.2)."""
 
   width: int
   patch_size: int
@@ -53,18 +42,14 @@ class ImageBank(nn.Module):
       self.width, self.patch_size, dtype=self.dtype, name='patch_embed'
     )(images)
     x = LearnedPositions(name='positions')(x)
-    x = _dense(self.width, self.dtype)(x)
-    return constrain(x, 'batch', 'length', 'embed')
+    project = partitioned_dense(
+      self.width, None, 'embed', 'projection', dtype=self.dtype
+    )
+    return constrain(project(x), 'batch', 'length', 'embed')
 
 
 class SymbolBank(nn.Module):
-  """Embedded symbols without positions: equal symbols are equal tokens.
-
-  Attributes:
-    width: width of the tokens, H.
-    vocab_size: number of symbols.
-    dtype: compute dtype.
-  """
+  """Embedded symbols without positions: equal symbols are equal tokens."""
 
   width: int
   vocab_size: int = 3
@@ -74,19 +59,17 @@ class SymbolBank(nn.Module):
   def __call__(self, symbols: Int[Array, 'B C']) -> Float[Array, 'B C H']:
     """Returns one token per symbol."""
     one_hot = jax.nn.one_hot(symbols, self.vocab_size, dtype=self.dtype)
-    return _dense(self.width, self.dtype)(one_hot)
+    project = partitioned_dense(
+      self.width, None, 'embed', 'projection', dtype=self.dtype
+    )
+    return project(one_hot)
 
 
 class SharedNorm(nn.Module):
-  """The LayerNorm that bank and query share, in float32 (section 2.4).
+  """The LayerNorm that bank and query share, in float32 (section 2.4)."""
 
-  Attributes:
-    initial_scale: initial scores are proportional to its square.
-    epsilon: added to the variance.
-  """
-
-  initial_scale: float = 1.0
-  epsilon: float = 1e-6
+  initial_scale: float = 1.0  # initial scores are proportional to its square
+  epsilon: float = 1e-6  # added to the variance
 
   @nn.compact
   def __call__(
@@ -111,13 +94,3 @@ class SharedNorm(nn.Module):
     centred = tokens[..., :count] - mean
     normed = centred * jax.lax.rsqrt(variance + self.epsilon) * factor
     return normed + bias[:count].reshape(shape)
-
-
-def _dense(width: int, dtype: Any) -> nn.Dense:
-  return nn.Dense(
-    width,
-    name='projection',
-    dtype=dtype,
-    kernel_init=partitioned(nn.initializers.lecun_normal(), None, 'embed'),
-    bias_init=partitioned(nn.initializers.zeros, 'embed'),
-  )

@@ -15,39 +15,22 @@ from adatape.bank import SharedNorm
 from adatape.reading import Reading, bank_drop, query_noise
 from adatape.tape import Tape, read
 from model_lib import flops
-from model_lib.layers import EncoderBlock, LayerNorm, Mlp, masked_mean
+from model_lib.layers import EncoderBlock, LayerNorm, Mlp, build, masked_mean
 from model_lib.row_random import fold_rows
 
 
 class TapeEncoder(nn.Module):
   """Encoder blocks with a tape inserted between two of them.
 
-  Attributes:
-    depth: number of blocks.
-    num_heads: attention heads.
-    mlp_dim: hidden width of every feed-forward network.
-    pool: the query and the features are the first token ('cls') or the mean
-      of the valid tokens ('gap').
-    reading: settings of the reading; None appends the whole bank to every row
-      (Table 2, without adaptive length and content).
-    insert_after: blocks before the insertion.
-    read_mlp: network applied once to the tape tokens when they are appended:
-      '', 'mlp' or 'glu'.
-    tape_mlp: network of the tape tokens in every block after the insertion: ''
-      for that of the input tokens, 'mlp' or 'glu'.
-    query_noise: scale of the normal noise on the query in training (A.7).
-    bank_drop: rate of bank tokens hidden from a row in training (A.7).
-    norm_scale: initial scale of the LayerNorm that bank and query share;
-      scores start with its square.
-    dropout: rate in the blocks.
-    dtype: compute dtype; the reading is float32 whatever it is.
+  The fields are those of `AdaTapeViT` and `ParityModel`; the reading is float32
+  whatever `dtype` is.
   """
 
   depth: int
   num_heads: int
   mlp_dim: int
   pool: str
-  reading: Reading | None
+  reading: Reading | None  # None appends the whole bank to every row
   insert_after: int = 1
   read_mlp: str = ''
   tape_mlp: str = ''
@@ -61,13 +44,8 @@ class TapeEncoder(nn.Module):
     """Declares the submodules and parameters."""
     for index in range(self.depth):
       inserted = index >= self.insert_after
-      block = EncoderBlock(
-        num_heads=self.num_heads,
-        mlp_dim=self.mlp_dim,
-        dropout=self.dropout,
-        tape_mlp=self.tape_mlp if inserted else '',
-        dtype=self.dtype,
-      )
+      tape_mlp = self.tape_mlp if inserted else ''
+      block = build(EncoderBlock, self, tape_mlp=tape_mlp)
       # The names of the ViT: its parameters load without renaming.
       setattr(self, f'block_{index}', block)
     self.norm = LayerNorm(dtype=self.dtype)
@@ -125,16 +103,10 @@ class TapeEncoder(nn.Module):
     mask: Float[Array, 'B T'],
     row_keys: Key[Array, ' B'] | None = None,
   ) -> Float[Array, 'B H']:
-    """Appends the tape, runs the other blocks and pools.
+    """Appends the tape, runs the other blocks and pools, in float32.
 
-    Args:
-      x: input tokens after the blocks before the insertion.
-      tokens: tape tokens; T may be cropped to the longest tape.
-      mask: 1 for a tape token, 0 for an empty slot, which is never read.
-      row_keys: one key per row turns dropout on.
-
-    Returns:
-      Features in float32.
+    The tape may be cropped to the longest one; its slots with mask 0 are never
+    read.
     """
     tokens = tokens.astype(x.dtype)
     if self.read_mlp:
@@ -160,14 +132,7 @@ class TapeEncoder(nn.Module):
   def flops(
     self, tokens: int, bank_size: int, width: int, tape_length: int | float
   ) -> float:
-    """Returns the FLOPs of one row; see `model_lib.flops`.
-
-    Args:
-      tokens: input tokens, L.
-      bank_size: tokens in the bank, C.
-      width: width of the tokens, H.
-      tape_length: number of tape tokens, or its mean over rows.
-    """
+    """Returns the FLOPs of one row; `tape_length` may be a mean over rows."""
     total = self.insert_after * flops.block(tokens, width, self.mlp_dim)
     if self.reading is not None:
       steps = 1 if self.reading.fixed_length else tape_length

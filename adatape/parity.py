@@ -17,7 +17,7 @@ from adatape.classifier import TapeClassifier
 from adatape.encoder import TapeEncoder
 from adatape.reading import Reading
 from model_lib import flops
-from model_lib.layers import classifier
+from model_lib.layers import build, classifier
 from model_lib.sizes import Rate, check_heads
 from model_lib.tokens import class_token
 
@@ -27,26 +27,6 @@ class ParityModel(TapeClassifier):
 
   The paper takes K = 2, T = N / 2 and tau = N / 4 for N symbols. The tape is
   inserted before the first block, as [CLS] is the only input token.
-
-  Attributes:
-    num_classes: number of classes.
-    max_steps: most tape tokens, T.
-    threshold: halting threshold tau.
-    tokens_per_step: symbols merged into a tape token, K.
-    depth: number of blocks.
-    width: width of the tokens, H.
-    mlp_dim: hidden width of the feed-forward networks.
-    num_heads: attention heads.
-    query_dim: leading features compared between query and bank, h.
-    norm_scale: initial scale of the LayerNorm shared by bank and query.
-      Initial scores are proportional to its square. With 1 or more the softmax
-      over a pair of unequal symbols saturates and hides one of the two.
-    vocab_size: number of symbols.
-    dropout: rate in the blocks.
-    dtype: compute dtype; parameters, the reading and logits are float32.
-
-  Raises:
-    FieldError: at construction, for fields that contradict each other.
   """
 
   num_classes: int
@@ -58,6 +38,9 @@ class ParityModel(TapeClassifier):
   mlp_dim: Annotated[int, Interval(ge=1, le=2**20)] = 64
   num_heads: Annotated[int, Interval(ge=1, le=1024)] = 4
   query_dim: Annotated[int, Interval(ge=1, le=2**17)] = 16
+  # Initial scale of the LayerNorm shared by bank and query; initial scores are
+  # proportional to its square. With 1 or more the softmax over a pair of
+  # unequal symbols saturates and hides one of the two.
   norm_scale: Annotated[float, Interval(ge=-1e6, le=1e6)] = 0.5
   vocab_size: Annotated[int, Ge(1)] = 3
   dropout: Rate = 0.0
@@ -71,33 +54,19 @@ class ParityModel(TapeClassifier):
   @nn.nowrap
   def reading(self) -> Reading:
     """Returns the settings of the reading that the fields describe."""
-    return Reading(
-      tokens_per_step=self.tokens_per_step,
-      max_steps=self.max_steps,
-      threshold=self.threshold,
-      query_dim=self.query_dim,
-    )
+    return build(Reading, self)
 
   def setup(self):
     """Declares the submodules and parameters."""
-    self.tape_bank = SymbolBank(self.width, self.vocab_size, self.dtype)
+    self.tape_bank = build(SymbolBank, self)
     self.encoder = self._encoder()
     self.head = classifier(self.num_classes)
     self.token = class_token(self, 1, self.width)
 
   @nn.nowrap
   def _encoder(self) -> TapeEncoder:
-    return TapeEncoder(
-      depth=self.depth,
-      num_heads=self.num_heads,
-      mlp_dim=self.mlp_dim,
-      pool='cls',
-      reading=self.reading(),
-      insert_after=0,
-      norm_scale=self.norm_scale,
-      dropout=self.dropout,
-      dtype=self.dtype,
-    )
+    reading = self.reading()
+    return build(TapeEncoder, self, pool='cls', reading=reading, insert_after=0)
 
   def embed(
     self, inputs: Int[Array, 'B N']
@@ -110,12 +79,7 @@ class ParityModel(TapeClassifier):
   def flops(
     self, input_shape: tuple[int, ...], tape_length: int | float | None = None
   ) -> float:
-    """Returns the FLOPs of one sequence `[N]` forward.
-
-    Args:
-      input_shape: shape of a sequence.
-      tape_length: tape tokens; None for the most, T.
-    """
+    """Returns the FLOPs of one sequence `[N]`; `tape_length` None is T."""
     length = self.max_steps if tape_length is None else tape_length
     total = self._encoder().flops(1, input_shape[0], self.width, length)
     total += flops.dense(input_shape[0], self.vocab_size, self.width)

@@ -13,31 +13,21 @@ from jaxtyping import Array, Bool, Float, Key
 from model_lib.errors import FieldError, check_option
 from model_lib.logical import over_rows
 
-QUERY_UPDATES = ('average', 'replace')
-LOSSES = ('entropy', 'max')
-
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """Settings of Adaptive Tape Reading; illegal ones raise FieldError.
+  """Settings of Adaptive Tape Reading; illegal ones raise FieldError."""
 
-  Attributes:
-    tokens_per_step: bank tokens merged into one tape token, K >= 1. The paper
-      takes K = max_steps / threshold.
-    max_steps: most tape tokens of a row, T >= 1.
-    threshold: halting threshold tau > 0. Infinity disables halting: the top T
-      tokens are appended unmerged, for any K (ablation of Table 2).
-    query_dim: leading features of query and bank that are compared, h >= 1.
-    query_update: 'average' of query and tape token, or 'replace' by the token.
-    loss: what a step adds, 'entropy' (1 - sum w^2) or 'max' (1 - max w).
-  """
-
+  # Bank tokens merged into one tape token, K; max_steps / threshold in the
+  # paper.
   tokens_per_step: int
-  max_steps: int
+  max_steps: int  # most tape tokens of a row, T
+  # Halting threshold tau. Infinity disables halting: the top T tokens are
+  # appended unmerged, for any K (ablation of Table 2).
   threshold: int | float
-  query_dim: int
-  query_update: str = 'average'
-  loss: str = 'entropy'
+  query_dim: int  # leading features of query and bank that are compared, h
+  query_update: str = 'average'  # with the tape token, or 'replace' by it
+  loss: str = 'entropy'  # of a step: 1 - sum w^2, or 'max': 1 - max w
 
   def __post_init__(self):
     for name in ('tokens_per_step', 'max_steps', 'query_dim'):
@@ -46,8 +36,8 @@ class Reading:
         raise FieldError(name, value, 'an integer >= 1')
     if not self.threshold > 0:
       raise FieldError('threshold', self.threshold, '> 0')
-    check_option('query_update', self.query_update, QUERY_UPDATES)
-    check_option('loss', self.loss, LOSSES)
+    check_option('query_update', self.query_update, ('average', 'replace'))
+    check_option('loss', self.loss, ('entropy', 'max'))
 
   @property
   def fixed_length(self) -> bool:
@@ -67,9 +57,7 @@ class Reading:
   def check_bank(self, bank_size: int | None, width: int) -> None:
     """Raises FieldError unless the bank has enough tokens and features.
 
-    Args:
-      bank_size: number of tokens; None if it depends on the input.
-      width: of the tokens.
+    `bank_size` is None if it depends on the input.
     """
     if bank_size is not None and bank_size < self.min_bank_size:
       raise FieldError(
@@ -99,12 +87,8 @@ def bank_drop(
 ) -> Bool[Array, 'B C']:
   """Draws the bank tokens hidden from each row, Bernoulli (A.7: rate 0.1).
 
-  Args:
-    row_keys: one key per row.
-    rate: probability that a token is dropped.
-    bank_size: number of tokens in the bank, C.
-    keep: tokens that every row keeps, K * T, drawn uniformly if more would be
-      dropped.
+  Every row keeps `keep` tokens, K * T, drawn uniformly if more would be
+  dropped.
   """
   draws = jax.vmap(lambda key: jax.random.uniform(key, (bank_size,)))(row_keys)
 

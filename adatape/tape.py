@@ -36,41 +36,27 @@ Bank = (
 
 
 class Selection(NamedTuple):
-  """The picked bank tokens, without gradient.
+  """The picked bank tokens, without gradient."""
 
-  Attributes:
-    indices: bank positions, distinct in a row within its tape; 0 beyond it.
-    appended: True where the step's token is on the tape, a prefix.
-    continued: True where the step also adds to halting and loss; False in the
-      step that exceeds the threshold.
-    halting: accumulated largest weights, at most the threshold.
-  """
-
-  indices: Int[Array, 'B T K']
-  appended: Bool[Array, 'B T']
+  indices: Int[Array, 'B T K']  # distinct within a row's tape; 0 beyond it
+  appended: Bool[Array, 'B T']  # the step's token is on the tape, a prefix
+  # The step also adds to halting and loss; False in the step that exceeds the
+  # threshold.
   continued: Bool[Array, 'B T']
-  halting: Float[Array, ' B']
+  halting: Float[Array, ' B']  # accumulated largest weights
 
 
 class Tape(NamedTuple):
-  """The tape of every row.
+  """The tape of every row."""
 
-  Attributes:
-    tokens: tape tokens in float32, zero beyond a row's length.
-    mask: 1 for the steps whose token is on the tape, a prefix.
-    indices: bank positions merged into each token, 0 beyond the length; None
-      without a bank.
-    loss: the row's tape loss l, dimensionless.
-    halting: accumulated halting score.
-    length: number of tape tokens, n.
-  """
-
-  tokens: Float[Array, 'B T H']
-  mask: Float[Array, 'B T']
+  tokens: Float[Array, 'B T H']  # float32, zero beyond a row's length
+  mask: Float[Array, 'B T']  # 1 for the steps whose token is on the tape
+  # Bank positions merged into each token, 0 beyond the length; None without a
+  # bank.
   indices: Int[Array, 'B T K'] | None
-  loss: Float[Array, ' B']
-  halting: Float[Array, ' B']
-  length: Int[Array, ' B']
+  loss: Float[Array, ' B']  # l
+  halting: Float[Array, ' B']  # accumulated score
+  length: Int[Array, ' B']  # n
 
 
 def read(
@@ -138,14 +124,9 @@ def select(
   dropped: Bool[Array, 'B C'] | None = None,
   stop_early: bool = False,
 ) -> Selection:
-  """Picks the bank tokens of every row, without gradient.
+  """Picks the bank tokens of every row, without gradient; see `read`.
 
-  Args:
-    keys: leading features of the normalised bank.
-    query: leading features of the normalised queries.
-    reading: the settings.
-    dropped: bank tokens hidden from each row.
-    stop_early: see `read`.
+  `keys` and `query` are the leading features of the normalised bank and query.
   """
   keys, query = jax.lax.stop_gradient(
     (keys.astype(jnp.float32), query.astype(jnp.float32))
@@ -192,8 +173,8 @@ def replay(
 
   Args:
     rows: the chosen normalised tokens, `gather(bank, selection.indices)`.
-    query: leading features of the normalised queries.
-    selection: of `select` for the same queries.
+    query: of `select`.
+    selection: of `select`.
     reading: the settings.
 
   Returns:

@@ -85,13 +85,7 @@ class PonderClassification(Classification):
 def bank_flags(
   indices: Int[Array, 'B T K'], read: Bool[Array, 'B T'], bank_size: int
 ) -> Bool[Array, ' C']:
-  """Which bank tokens any row has read.
-
-  Args:
-    indices: picked bank positions.
-    read: whether the step's token was appended.
-    bank_size: number of tokens in the bank, C.
-  """
+  """Returns True for the bank tokens that any row has read."""
   # Unread picks point past the end, where the scatter drops them.
   places = jnp.where(read[..., None], indices, bank_size).reshape(-1)
   flags = jnp.zeros((bank_size,), bool)

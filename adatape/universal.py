@@ -15,8 +15,14 @@ from annotated_types import Ge, Interval
 from jaxtyping import Array, Bool, Float, Int, Key, Num
 
 from model_lib import flops, halting, pondering, row_random
-from model_lib.layers import EncoderBlock, LayerNorm, classifier, masked_mean
-from model_lib.logical import constrain, partitioned
+from model_lib.layers import (
+  EncoderBlock,
+  LayerNorm,
+  build,
+  masked_mean,
+  pool_and_classify,
+)
+from model_lib.logical import constrain, partitioned_dense
 from model_lib.sizes import Rate, check_heads
 from model_lib.tokens import ImageTokens, SymbolTokens, sincos1d
 
@@ -47,23 +53,12 @@ class UniversalStep(nn.Module):
     time = sincos1d(step.astype(jnp.float32)[None], width)
     x = state + (places + time)[None].astype(state.dtype)
     # A bias of 1 starts at about two steps, as in the authors' code.
-    score = nn.Dense(
-      1,
-      name='score',
-      dtype=jnp.float32,
-      kernel_init=partitioned(nn.initializers.lecun_normal(), 'embed', None),
-      bias_init=partitioned(nn.initializers.ones, None),
-    )(x)
+    ones = nn.initializers.ones
+    score = partitioned_dense(1, 'embed', None, 'score', bias_init=ones)(x)
     score = jax.nn.sigmoid(score)
     score = masked_mean(score, valid) if self.halting == 'example' else score
     keys = None if row_keys is None else row_random.fold_rows(row_keys, step)
-    x = EncoderBlock(
-      num_heads=self.num_heads,
-      mlp_dim=self.mlp_dim,
-      dropout=self.dropout,
-      dtype=self.dtype,
-      name='block',
-    )(x, valid, keys)
+    x = build(EncoderBlock, self, name='block')(x, valid, keys)
     return x, score[..., 0]
 
 
@@ -90,13 +85,7 @@ class UniversalEncoder(nn.Module):
     mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
     row_keys: Key[Array, ' B'] | None = None,
   ) -> tuple[Float[Array, 'B L D'], dict[str, Array]]:
-    """Encodes tokens.
-
-    Args:
-      x: tokens.
-      mask: non-zero for a valid token. Other tokens are never read, do not
-        prolong the loop and do not count.
-      row_keys: one key per row turns dropout on.
+    """Encodes tokens; those with mask 0 are never read and do not count.
 
     Returns:
       (tokens, ponder): `ponder['steps']` is N and `ponder['cost']` is N + R,
@@ -105,14 +94,7 @@ class UniversalEncoder(nn.Module):
     """
     everything = jnp.ones(x.shape[:2], bool)
     valid = everything if mask is None else mask.astype(bool)
-    step = UniversalStep(
-      num_heads=self.num_heads,
-      mlp_dim=self.mlp_dim,
-      halting=self.halting,
-      dropout=self.dropout,
-      dtype=self.dtype,
-      name='step',
-    )
+    step = build(UniversalStep, self, name='step')
     if self.is_initializing():
       step(x, jnp.zeros((), jnp.int32), valid)
     # Linen modules must not be called in a plain JAX loop.
@@ -149,32 +131,21 @@ def _spent(
 
 
 class UniversalModel(nn.Module):
-  """Base of the models below.
-
-  Attributes:
-    num_classes: number of classes.
-    max_steps: limit of the steps.
-    width: width of the tokens; even.
-    mlp_dim: hidden width of the feed-forward network.
-    num_heads: attention heads.
-    halting: 'token' for a score per token, 'example' for the mean score of a
-      row's valid tokens (AdaTape, Algorithm 1).
-    combination: one of `halting.COMBINATIONS`, see `halting.combine`.
-    epsilon: a token halts when its scores sum to `1 - epsilon`.
-    dynamic: stop when every token of the batch has halted (inference; no
-      gradient) instead of masking `max_steps` steps.
-    dropout: rate in the block.
-    dtype: compute dtype; parameters and logits are float32.
-  """
+  """Base of the models below."""
 
   num_classes: int
   max_steps: Annotated[int, Interval(ge=1, le=10_000)]
-  width: Annotated[int, Interval(ge=1, le=2**17)]
+  width: Annotated[int, Interval(ge=1, le=2**17)]  # even
   mlp_dim: Annotated[int, Interval(ge=1, le=2**20)]
   num_heads: Annotated[int, Interval(ge=1, le=1024)]
+  # A score per token, or its mean over the row (AdaTape, Algorithm 1).
   halting: Literal['token', 'example'] = 'token'
+  # See `model_lib.halting.combine`.
   combination: Literal['accumulated', 'basic', 'fed_back'] = 'accumulated'
+  # A token halts when its scores sum to `1 - epsilon`.
   epsilon: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.01
+  # Stop when every token of the batch has halted (inference; no gradient)
+  # instead of masking `max_steps` steps.
   dynamic: bool = False
   dropout: Rate = 0.0
   dtype: Any = jnp.float32
@@ -184,21 +155,9 @@ class UniversalModel(nn.Module):
     check_heads(self)
 
   def _classify(self, x, mask, row_keys, pool):
-    x, ponder = UniversalEncoder(
-      max_steps=self.max_steps,
-      num_heads=self.num_heads,
-      mlp_dim=self.mlp_dim,
-      halting=self.halting,
-      combination=self.combination,
-      epsilon=self.epsilon,
-      dynamic=self.dynamic,
-      dropout=self.dropout,
-      dtype=self.dtype,
-      name='encoder',
-    )(x, mask, row_keys)
-    features = masked_mean(x if pool == 'gap' else x[:, :1])
-    logits = classifier(self.num_classes)(features)
-    logits = constrain(logits, 'batch', 'classes')
+    encoder = build(UniversalEncoder, self, name='encoder')
+    x, ponder = encoder(x, mask, row_keys)
+    logits, features = pool_and_classify(x, pool, self.num_classes)
     return logits, {'features': features, 'ponder': ponder}
 
   def _encoder_flops(self, tokens: int) -> float:
@@ -209,11 +168,7 @@ class UniversalModel(nn.Module):
 
 
 class UniversalTransformer(UniversalModel):
-  """A Universal Transformer on symbol sequences, for parity.
-
-  Attributes:
-    vocab_size: number of symbols.
-  """
+  """A Universal Transformer on symbol sequences, for parity."""
 
   vocab_size: Annotated[int, Ge(1)] = 3
 
@@ -226,23 +181,12 @@ class UniversalTransformer(UniversalModel):
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies sequences by their [CLS] token.
 
-    Args:
-      tokens: symbols.
-      row_keys: one key per row turns dropout on.
-      mask: non-zero for a real symbol; None if all are.
-
-    Returns:
-      (logits, out) with `out['features']` `[B, D]` and `out['ponder']`, see
-      `UniversalEncoder`; [CLS] counts as a token.
+    `mask` is 0 for padding. Returns (logits, out) with `out['features']`
+    `[B, D]` and `out['ponder']`, see `UniversalEncoder`; [CLS] counts as a
+    token.
     """
     # Symbols start as large as the sines that are added to them.
-    x = SymbolTokens(
-      width=self.width,
-      vocab_size=self.vocab_size,
-      stddev=1.0,
-      dtype=self.dtype,
-      name='tokens',
-    )(tokens)
+    x = build(SymbolTokens, self, stddev=1.0, name='tokens')(tokens)
     if mask is not None:
       mask = jnp.pad(mask.astype(bool), ((0, 0), (1, 0)), constant_values=True)
     return self._classify(x, mask, row_keys, 'cls')
@@ -253,12 +197,7 @@ class UniversalTransformer(UniversalModel):
 
 
 class UniversalViT(UniversalModel):
-  """A Universal Transformer on image patches.
-
-  Attributes:
-    patch_size: side of a patch in pixels.
-    pool: 'cls' or 'gap'.
-  """
+  """A Universal Transformer on image patches."""
 
   patch_size: Annotated[int, Interval(ge=1, le=4096)] = 16
   pool: Literal['cls', 'gap'] = 'cls'
@@ -270,13 +209,7 @@ class UniversalViT(UniversalModel):
     row_keys: Key[Array, ' B'] | None = None,
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies images; the result is that of `UniversalTransformer`."""
-    x = ImageTokens(
-      width=self.width,
-      patch_size=self.patch_size,
-      pool=self.pool,
-      dtype=self.dtype,
-      name='tokens',
-    )(images)
+    x = build(ImageTokens, self, name='tokens')(images)
     return self._classify(x, None, row_keys, self.pool)
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
