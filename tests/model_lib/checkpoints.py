@@ -1,11 +1,11 @@
 """Tiny Hugging Face checkpoints made by hand, and parameters of our models."""
 
 import json
-import struct
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors.numpy
 from flax import linen as nn
 
 from albert_act.model import AlbertClassifier, AlbertPretraining
@@ -117,10 +117,8 @@ PRETRAINING = ENCODER | {
   **dense('predictions.dense', 6, 8),
   **dense('sop_classifier.classifier', 2, 8),
 }
-DTYPES = {
-  'float64': 'F64', 'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16',
-  'int64': 'I64',
-}  # fmt: skip
+DECODER = 'predictions.decoder.weight'
+TABLE = 'albert.embeddings.word_embeddings.weight'
 # Kind: (model type, heads, config.json, fields, shapes of the tensors).
 KINDS = {
   'bert': ('bert', 'classifier', CONFIG, FIELDS, SHAPES),
@@ -142,18 +140,8 @@ def random_tensors(shapes=SHAPES):
 
 
 def write_file(path, tensors):
-  """A safetensors file by hand: length of the header, header, data."""
-  header, data = {}, b''
-  for name, array in tensors.items():
-    raw = array.tobytes()
-    header[name] = {
-      'dtype': DTYPES[str(array.dtype)],
-      'shape': list(array.shape),
-      'data_offsets': [len(data), len(data) + len(raw)],
-    }
-    data += raw
-  text = json.dumps(header).encode()
-  path.write_bytes(struct.pack('<Q', len(text)) + text + data)
+  tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
+  path.write_bytes(safetensors.numpy.save(tensors, metadata={'format': 'pt'}))
 
 
 def write(directory, tensors=None, kind='bert', **config):
@@ -165,32 +153,45 @@ def write(directory, tensors=None, kind='bert', **config):
   return tensors
 
 
-def header(directory):
-  """Shapes of the tensors in the file, by name."""
-  raw = (directory / 'model.safetensors').read_bytes()
-  entries = json.loads(raw[8 : 8 + struct.unpack('<Q', raw[:8])[0]])
-  assert entries.pop('__metadata__') == {'format': 'pt'}
-  return {name: tuple(entry['shape']) for name, entry in entries.items()}
+def shard(directory, **weight_map):
+  """The hand-made checkpoint in two files with an index."""
+  tensors = write(directory)
+  (directory / 'model.safetensors').unlink()
+  names = list(tensors)
+  files = {
+    'model-00001-of-00002.safetensors': names[:9],
+    'model-00002-of-00002.safetensors': names[9:],
+  }
+  for file, part in files.items():
+    write_file(directory / file, {name: tensors[name] for name in part})
+  index = {name: file for file, part in files.items() for name in part}
+  text = json.dumps({'metadata': {}, 'weight_map': index | weight_map})
+  (directory / 'model.safetensors.index.json').write_text(text)
+
+
+def model_of(kind, num_classes, fields):
+  """Our model of a kind, and inputs of one row."""
+  row, length = jnp.zeros((1, 4), jnp.int32), jnp.full(1, 4)
+  if kind == 'pretraining':
+    model = AlbertPretraining(halting='', **fields)
+    return model, (row, row, length, row[:, :1])
+  if kind == 'albert':
+    fields = {'halting': ''} | fields
+  classifier = AlbertClassifier if kind == 'albert' else BertClassifier
+  return classifier(num_classes=num_classes, **fields), (row, row, length)
+
+
+def shapes_of(model, inputs):
+  shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)
+  return nn.unbox(shapes['params'])
 
 
 def fresh_params(kind='bert', num_classes=3, fields=None):
   """Random parameters of our model."""
-  model_type, heads, _, small, _ = KINDS[kind]
-  fields = fields or small
-  row, length = jnp.zeros((1, 4), jnp.int32), jnp.full(1, 4)
-  inputs = (row, row, length)
-  if model_type != 'albert':
-    model = BertClassifier(num_classes=num_classes, **fields)
-  elif heads == 'classifier':
-    model = AlbertClassifier(num_classes=num_classes, halting='', **fields)
-  else:
-    model = AlbertPretraining(halting='', **fields)
-    inputs = (*inputs, row[:, :1])
-  shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)
   generator = np.random.default_rng(1)
   return jax.tree.map(
     lambda leaf: 0.3 * generator.normal(size=leaf.shape).astype(np.float32),
-    nn.unbox(shapes['params']),
+    shapes_of(*model_of(kind, num_classes, fields or KINDS[kind][3])),
   )
 
 

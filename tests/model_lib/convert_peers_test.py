@@ -5,31 +5,56 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model_lib import bert, convert, sizes
+from model_lib import convert, convert_tables, sizes
 from tests.model_lib.checkpoints import (
-  DISTIL,
-  FIELDS,
+  KINDS,
   assert_trees_equal,
   fresh_params,
+  model_of,
+  shapes_of,
 )
 from tests.peers import torch_and_transformers
 
-BERT = {
-  'vocab_size': 40,
-  'hidden_size': 24,
-  'num_hidden_layers': 3,
-  'num_attention_heads': 4,
-  'intermediate_size': 36,
-  'max_position_embeddings': 20,
-}
-DISTILBERT = {
-  'vocab_size': 40,
-  'dim': 24,
-  'n_layers': 3,
-  'n_heads': 4,
-  'hidden_dim': 36,
-  'max_position_embeddings': 20,
-}
+pytestmark = pytest.mark.peers
+_SIZES = {
+  'vocab_size': 40, 'hidden_size': 24, 'num_attention_heads': 4,
+  'intermediate_size': 36, 'max_position_embeddings': 20,
+}  # fmt: skip
+# Kind: (prefix of the classes of transformers, options of a tiny model).
+TINY = {
+  'bert': ('Bert', _SIZES | {'num_hidden_layers': 3}),
+  'distilbert': ('DistilBert', {
+    'vocab_size': 40, 'dim': 24, 'n_layers': 3, 'n_heads': 4, 'hidden_dim': 36,
+    'max_position_embeddings': 20,
+  }),
+  'albert': ('Albert', _SIZES | {'embedding_size': 10, 'num_hidden_layers': 4}),
+}  # fmt: skip
+ALBERT_OPTIONS = [
+  {},
+  {'inner_group_num': 2, 'hidden_act': 'gelu', 'layer_norm_eps': 1e-5},
+  {'num_hidden_groups': 2, 'hidden_act': 'relu', 'type_vocab_size': 1},
+  {'num_hidden_groups': 2, 'inner_group_num': 2, 'hidden_act': 'silu'},
+  {'num_hidden_groups': 3, 'layer_norm_eps': 1e-3, 'hidden_act': 'tanh'},
+  {'embedding_size': 32, 'num_hidden_layers': 1, 'num_attention_heads': 1},
+]
+CLASSIFIERS = [
+  ('bert', {}),
+  ('bert', {'hidden_act': 'gelu_new', 'num_labels': 1}),
+  ('bert', {'hidden_act': 'relu', 'layer_norm_eps': 1e-3, 'num_labels': 3}),
+  ('bert', {'hidden_act': 'silu', 'type_vocab_size': 1, 'pad_token_id': 3}),
+  ('bert', {'hidden_act': 'gelu_pytorch_tanh', 'num_attention_heads': 1}),
+  ('bert', {'hidden_act': 'gelu_fast', 'chunk_size_feed_forward': 4}),
+  ('bert', {'hidden_act': 'gelu_python',
+            'problem_type': 'multi_label_classification'}),
+  ('bert', {'hidden_act': 'swish', 'max_position_embeddings': 12}),
+  ('bert', {'hidden_act': 'tanh', 'layer_norm_eps': 1e-5}),
+  ('distilbert', {}),
+  ('distilbert', {'activation': 'gelu_new', 'num_labels': 1}),
+  ('distilbert', {'activation': 'relu', 'num_labels': 3,
+                  'sinusoidal_pos_embds': True}),
+  ('distilbert', {'activation': 'silu', 'pad_token_id': 3, 'n_heads': 2}),
+  *[('albert', options | {'num_labels': 3}) for options in ALBERT_OPTIONS],
+]  # fmt: skip
 
 
 @pytest.fixture(scope='module')
@@ -48,171 +73,190 @@ def text_batch(vocab_size=40, types=2, longest=12):
   return tokens * valid, token_types * valid, length, valid
 
 
-def random_model(peers, name, config):
+def random_model(peers, kind, task, options=(), **arguments):
   """A model of transformers with all parameters drawn, norms too."""
   torch, transformers = peers
+  prefix, tiny = TINY[kind]
   torch.manual_seed(0)
-  model = getattr(transformers, name)(config).eval()
+  config = getattr(transformers, f'{prefix}Config')(**(tiny | dict(options)))
+  model = getattr(transformers, prefix + task)(config, **arguments).eval()
   with torch.no_grad():
     for parameter in model.parameters():
       parameter.add_(0.2 * torch.randn_like(parameter))
   return model
 
 
-def their_logits(peers, model, batch):
+def their_output(peers, model, batch):
   torch, _ = peers
   tokens, token_types, _, valid = (torch.as_tensor(array) for array in batch)
   inputs = {'input_ids': tokens, 'attention_mask': valid.long()}
-  if model.config.model_type == 'bert':
+  if model.config.model_type != 'distilbert':
     inputs['token_type_ids'] = token_types
   with torch.no_grad():
-    return model(**inputs).logits.numpy()
+    return model(**inputs)
 
 
-def our_logits(directory, batch, num_classes):
-  model = bert.BertClassifier(
-    num_classes=num_classes, **convert.read_sizes(directory)
+def our_output(directory, kind, batch, num_classes=2, method=None):
+  """(result of our module, parameters); absent parameters are zeros."""
+  params, fields, *_ = convert.load(directory, KINDS[kind][1])
+  model, inputs = model_of(kind, num_classes, fields)
+  zeros = jax.tree.map(
+    lambda leaf: np.zeros(leaf.shape, np.float32), shapes_of(model, inputs)
   )
-  tokens, token_types, length = (jnp.asarray(x, jnp.int32) for x in batch[:3])
-  params = jax.tree.map(jnp.asarray, convert.load_params(directory))
-  apply = jax.jit(model.apply)
-  return apply({'params': params}, tokens, token_types, length)[0]
+  arrays = [jnp.asarray(x, jnp.int32) for x in batch[:3]]
+  if kind == 'pretraining':
+    arrays.append(jnp.tile(jnp.arange(batch[0].shape[1])[None], (4, 1)))
+  variables = {'params': jax.tree.map(jnp.asarray, zeros | params)}
+  apply = jax.jit(lambda *args: model.apply(*args, method=method))
+  return apply(variables, *arrays), params
 
 
-@pytest.mark.peers
 @pytest.mark.parametrize(
-  'options',
-  [
-    {},
-    {'hidden_act': 'gelu_new', 'num_labels': 1},
-    {'hidden_act': 'relu', 'layer_norm_eps': 1e-3, 'num_labels': 3},
-    {'hidden_act': 'silu', 'type_vocab_size': 1, 'pad_token_id': 3},
-    {'hidden_act': 'gelu_pytorch_tanh', 'num_attention_heads': 1},
-    {'hidden_act': 'gelu_fast', 'chunk_size_feed_forward': 4},
-    {'hidden_act': 'gelu_python', 'problem_type': 'multi_label_classification'},
-    {'hidden_act': 'swish', 'max_position_embeddings': 12},
-    {'hidden_act': 'tanh', 'layer_norm_eps': 1e-5},
-  ],
-  ids=lambda options: '-'.join(map(str, options.values())) or 'default',
+  ('kind', 'options'), CLASSIFIERS, ids=lambda x: str(x).replace(' ', '')
 )
-def test_bert_has_the_logits_of_transformers(peers, tmp_path, options):
-  config = peers[1].BertConfig(**(BERT | options))
-  model = random_model(peers, 'BertForSequenceClassification', config)
-  model.save_pretrained(tmp_path)
-  batch = text_batch(types=config.type_vocab_size)
-  want = their_logits(peers, model, batch)
-  got = our_logits(tmp_path, batch, config.num_labels)
+def test_a_classifier_has_the_logits_of_transformers(
+  peers, tmp_path, kind, options
+):
+  theirs = random_model(peers, kind, 'ForSequenceClassification', options)
+  theirs.save_pretrained(tmp_path)
+  config = theirs.config
+  batch = text_batch(types=getattr(config, 'type_vocab_size', 2))
+  want = their_output(peers, theirs, batch).logits.numpy()
   assert np.abs(want).max() > 0.1
-  np.testing.assert_allclose(got, want, atol=1e-5)
+  (got, _), _ = our_output(tmp_path, kind, batch, config.num_labels)
+  tolerance = 1e-4 if kind == 'albert' else 1e-5
+  np.testing.assert_allclose(got, want, atol=tolerance)
 
 
-@pytest.mark.peers
-@pytest.mark.parametrize(
-  'options',
-  [
-    {},
-    {'activation': 'gelu_new', 'num_labels': 1},
-    {'activation': 'relu', 'num_labels': 3, 'sinusoidal_pos_embds': True},
-    {'activation': 'silu', 'pad_token_id': 3, 'n_heads': 2},
-  ],
-  ids=lambda options: '-'.join(map(str, options.values())) or 'default',
-)
-def test_distilbert_has_the_logits_of_transformers(peers, tmp_path, options):
-  config = peers[1].DistilBertConfig(**(DISTILBERT | options))
-  model = random_model(peers, 'DistilBertForSequenceClassification', config)
-  model.save_pretrained(tmp_path)
+@pytest.mark.parametrize('options', ALBERT_OPTIONS[:4], ids=str)
+def test_pretraining_has_the_logits_of_transformers(peers, tmp_path, options):
+  theirs = random_model(peers, 'albert', 'ForPreTraining', options)
+  theirs.save_pretrained(tmp_path)
+  batch = text_batch(types=theirs.config.type_vocab_size)
+  check_pretraining(peers, tmp_path, theirs, batch)
+  assert convert.load(tmp_path, 'pretraining').ignored == ()
+
+
+def check_pretraining(peers, directory, theirs, batch):
+  valid = batch[3]
+  output = their_output(peers, theirs, batch)
+  (logits, _), params = our_output(directory, 'pretraining', batch)
+  words = output.prediction_logits.numpy()[valid]
+  assert min(np.abs(words).max(), output.sop_logits.abs().max()) > 0.1
+  got = np.asarray(logits['words'])[valid]
+  np.testing.assert_allclose(got, words, atol=1e-4)
+  np.testing.assert_allclose(logits['order'], output.sop_logits, atol=1e-4)
+  return params
+
+
+def test_a_masked_language_model_has_no_order(peers, tmp_path):
+  theirs = random_model(peers, 'albert', 'ForMaskedLM')
+  theirs.save_pretrained(tmp_path)
   batch = text_batch()
-  want = their_logits(peers, model, batch)
-  got = our_logits(tmp_path, batch, config.num_labels)
-  assert np.abs(want).max() > 0.1
-  np.testing.assert_allclose(got, want, atol=1e-5)
+  (logits, _), params = our_output(tmp_path, 'pretraining', batch)
+  assert {'pooler', 'sop', 'head'}.isdisjoint(params)
+  want = their_output(peers, theirs, batch).logits.numpy()[batch[3]]
+  got = np.asarray(logits['words'])[batch[3]]
+  np.testing.assert_allclose(got, want, atol=1e-4)
 
 
-@pytest.mark.peers
 def test_shards_of_transformers(peers, tmp_path):
-  config = peers[1].BertConfig(**BERT)
-  model = random_model(peers, 'BertForSequenceClassification', config)
-  model.save_pretrained(tmp_path, max_shard_size='20KB')
+  theirs = random_model(peers, 'bert', 'ForSequenceClassification')
+  theirs.save_pretrained(tmp_path, max_shard_size='20KB')
   assert len(list(tmp_path.glob('*.safetensors'))) > 2
   batch = text_batch()
-  want = their_logits(peers, model, batch)
-  np.testing.assert_allclose(our_logits(tmp_path, batch, 2), want, atol=1e-5)
+  want = their_output(peers, theirs, batch).logits.numpy()
+  (got, _), _ = our_output(tmp_path, 'bert', batch)
+  np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-@pytest.mark.peers
+@pytest.mark.parametrize(
+  ('kind', 'options', 'atol'),
+  [('bert', {}, 1e-5), ('albert', {'num_hidden_groups': 2}, 1e-4)],
+)
 @pytest.mark.parametrize('pooler', [True, False])
-def test_a_bare_encoder_has_their_states(peers, tmp_path, pooler):
-  torch, transformers = peers
-  config = transformers.BertConfig(**BERT)
-  torch.manual_seed(0)
-  theirs = transformers.BertModel(config, add_pooling_layer=pooler).eval()
+def test_a_bare_encoder_has_their_states(
+  peers, tmp_path, kind, options, atol, pooler
+):
+  theirs = random_model(peers, kind, 'Model', options, add_pooling_layer=pooler)
   theirs.save_pretrained(tmp_path)
-  params = convert.load_params(tmp_path)
+  params = compare_encoders(peers, theirs, tmp_path, kind, text_batch(), atol)
   assert ('pooler' in params) is pooler
   assert 'head' not in params
-  compare_encoders(peers, theirs, tmp_path, text_batch(), atol=1e-5)
 
 
-def compare_encoders(peers, theirs, directory, batch, atol):
+def compare_encoders(peers, theirs, directory, kind, batch, atol):
   """All states of valid tokens, and the pooled ones if there is a pooler."""
-  torch, _ = peers
-  tokens, token_types, length, valid = batch
-  with torch.no_grad():
-    want = theirs(
-      input_ids=torch.as_tensor(tokens),
-      token_type_ids=torch.as_tensor(token_types),
-      attention_mask=torch.as_tensor(valid).long(),
-    )
-  fields = convert.read_sizes(directory)
-  params = convert.load_params(directory)
-  width = fields['width']
-  head = {'kernel': np.zeros((width, 2)), 'bias': np.zeros(2)}
-  absent = {'head': jax.tree.map(np.float32, head)}
-  if 'pooler' not in params:
-    square = {'kernel': np.zeros((width, width)), 'bias': np.zeros(width)}
-    absent['pooler'] = jax.tree.map(np.float32, square)
-  variables = {'params': jax.tree.map(jnp.asarray, params | absent)}
-  model = bert.BertClassifier(num_classes=2, **fields)
-  inputs = [jnp.asarray(x, jnp.int32) for x in (tokens, token_types, length)]
-  states = jax.jit(lambda v, *x: model.apply(v, *x, method='encode'))
-  got = np.asarray(states(variables, *inputs))
-  assert np.abs(want.last_hidden_state.numpy()[valid]).max() > 1
-  np.testing.assert_allclose(
-    got[valid], want.last_hidden_state.numpy()[valid], atol=atol
-  )
+  want, valid = their_output(peers, theirs, batch), batch[3]
+  states, params = our_output(directory, kind, batch, method='encode')
+  states = np.asarray(getattr(states, 'states', states))
+  theirs = want.last_hidden_state.numpy()
+  assert np.abs(theirs[valid]).max() > 1
+  np.testing.assert_allclose(states[valid], theirs[valid], atol=atol)
   if want.pooler_output is not None:
-    features = jax.jit(model.apply)(variables, *inputs)[1]['features']
-    np.testing.assert_allclose(features, want.pooler_output, atol=atol)
+    (_, out), _ = our_output(directory, kind, batch)
+    np.testing.assert_allclose(out['features'], want.pooler_output, atol=atol)
+  return params
 
 
-@pytest.mark.peers
-@pytest.mark.parametrize('model_type', ['bert', 'distilbert'])
+@pytest.mark.parametrize(
+  'task',
+  ['TokenClassification', 'QuestionAnswering', 'MultipleChoice', 'PreTraining'],
+)
+def test_heads_of_other_tasks_are_ignored_and_named(peers, tmp_path, task):
+  random_model(peers, 'albert', f'For{task}').save_pretrained(tmp_path)
+  checkpoint = convert.load(tmp_path)
+  assert 'head' not in checkpoint.params
+  begins = ('classifier.', 'qa_outputs.', 'predictions.', 'sop_classifier.')
+  assert checkpoint.ignored
+  assert all(tensor.startswith(begins) for tensor in checkpoint.ignored)
+
+
+@pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('num_classes', [1, 3])
-def test_transformers_loads_what_is_saved(
-  peers, tmp_path, model_type, num_classes
-):
-  _, transformers = peers
-  fields = FIELDS if model_type == 'bert' else DISTIL
+def test_transformers_loads_what_is_saved(peers, tmp_path, kind, num_classes):
+  model_type, heads, _, fields, _ = KINDS[kind]
   fields = fields | {'max_positions': 12, 'activation': 'gelu_new'}
-  params = fresh_params(model_type, num_classes, fields)
-  convert.save(tmp_path, model_type, fields, params)
-  model, report = (
-    transformers.AutoModelForSequenceClassification.from_pretrained(
-      tmp_path, output_loading_info=True
-    )
-  )
-  assert not any(report.values()), report
-  assert model.config.num_labels == num_classes
+  params = fresh_params(kind, num_classes, fields)
+  convert.save(tmp_path, model_type, fields, params, heads=heads)
   batch = text_batch(vocab_size=10)
-  want = their_logits(peers, model.eval(), batch)
-  got = our_logits(tmp_path, batch, num_classes)
-  np.testing.assert_allclose(got, want, atol=1e-5)
+  if kind == 'pretraining':
+    theirs = loaded(peers, tmp_path, 'PreTraining')
+    check_pretraining(peers, tmp_path, theirs, batch)
+    # A masked language model and a bare encoder can be loaded from it too.
+    loaded(peers, tmp_path, 'MaskedLM', ('missing_keys',))
+  else:
+    theirs = loaded(peers, tmp_path, 'SequenceClassification')
+    assert theirs.config.num_labels == num_classes
+    want = their_output(peers, theirs, batch).logits.numpy()
+    (got, _), _ = our_output(tmp_path, kind, batch, num_classes)
+    tolerance = 1e-4 if kind == 'albert' else 1e-5
+    np.testing.assert_allclose(got, want, atol=tolerance)
   # And what transformers writes of it is the same again.
-  model.save_pretrained(tmp_path / 'again')
-  assert_trees_equal(convert.load_params(tmp_path / 'again'), params)
+  theirs.save_pretrained(tmp_path / 'again')
+  assert_trees_equal(convert.load_params(tmp_path / 'again', heads), params)
 
 
-@pytest.mark.peers
+def loaded(peers, directory, task, checked=None):
+  auto = getattr(peers[1], f'AutoModelFor{task}')
+  theirs, report = auto.from_pretrained(directory, output_loading_info=True)
+  assert not any(report[name] for name in checked or report), report
+  return theirs.eval()
+
+
+def test_absent_options_have_the_defaults_of_transformers(peers, tmp_path):
+  defaults = peers[1].AlbertConfig().to_dict()
+  table = convert_tables.ALBERT
+  ours = {
+    option: table.defaults[name] for option, name in table.options.items()
+  }
+  assert set(table.options.values()) == set(table.defaults)
+  assert ours == {option: defaults[option] for option in table.options}
+  assert set(table.rates.values()) < set(defaults)
+  (tmp_path / 'config.json').write_text('{"model_type": "albert"}')
+  assert convert.read_sizes(tmp_path) == table.defaults
+
+
 def test_the_pretrained_minilm_has_the_states_of_transformers(peers):
   _, transformers = peers
   try:
@@ -222,8 +266,7 @@ def test_the_pretrained_minilm_has_the_states_of_transformers(peers):
   expected = sizes.BERT.defaults | sizes.BERT.fields('minilm')
   assert convert.read_sizes(directory) == expected
   theirs = transformers.AutoModel.from_pretrained(directory).eval()
-  tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-  encoded = tokenizer(
+  encoded = transformers.AutoTokenizer.from_pretrained(directory)(
     [
       'a gripping, funny and deeply humane film .',
       'Nope.',
@@ -237,4 +280,4 @@ def test_the_pretrained_minilm_has_the_states_of_transformers(peers):
   batch = (
     encoded['input_ids'], encoded['token_type_ids'], valid.sum(1), valid
   )  # fmt: skip
-  compare_encoders(peers, theirs, directory, batch, atol=1e-4)
+  compare_encoders(peers, theirs, directory, 'bert', batch, atol=1e-4)

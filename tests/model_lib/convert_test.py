@@ -6,23 +6,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors
 
 from model_lib import convert, sizes
 from tests.model_lib.checkpoints import (
+  DECODER,
   ENCODER,
   KINDS,
   LAYERS,
   PRETRAINING,
+  TABLE,
   assert_trees_equal,
   fresh_params,
-  header,
   random_tensors,
+  shard,
   write,
-  write_file,
 )
 
-DECODER = 'predictions.decoder.weight'
-TABLE = 'albert.embeddings.word_embeddings.weight'
 # Some parameters of each kind with their tensors.
 BLOCK, GROUP = 'bert.encoder.layer.1.', LAYERS.format(1, 0)
 PAIRS = {
@@ -65,6 +65,10 @@ def flat(params):
   }
 
 
+def without(tensors, *begins):
+  return {k: v for k, v in tensors.items() if not k.startswith(begins)}
+
+
 @pytest.mark.parametrize('kind', KINDS)
 def test_every_tensor_has_its_place(tmp_path, kind):
   tensors = write(tmp_path, kind=kind)
@@ -98,7 +102,10 @@ def test_saved_names_are_those_of_transformers(tmp_path, kind):
   )
   modes = {path.name: path.stat().st_mode for path in directory.iterdir()}
   assert modes['model.safetensors'] == modes['config.json']
-  assert header(directory) == shapes
+  with safetensors.safe_open(directory / 'model.safetensors', 'np') as file:
+    assert file.metadata() == {'format': 'pt'}
+    got = {name: file.get_tensor(name).shape for name in file.keys()}  # noqa: SIM118
+  assert got == shapes
   assert_trees_equal(convert.load_params(directory, heads), params)
   assert convert.read_sizes(directory) == fields
   config = json.loads((directory / 'config.json').read_text())
@@ -112,8 +119,7 @@ def test_saved_names_are_those_of_transformers(tmp_path, kind):
 
 
 def test_classes_without_names_are_numbered(tmp_path):
-  fields = KINDS['bert'][3]
-  convert.save(tmp_path, 'bert', fields, fresh_params())
+  convert.save(tmp_path, 'bert', KINDS['bert'][3], fresh_params())
   config = json.loads((tmp_path / 'config.json').read_text())
   assert list(config['label2id']) == ['LABEL_0', 'LABEL_1', 'LABEL_2']
 
@@ -133,8 +139,6 @@ def test_other_floats_are_cast_and_reported(tmp_path, dtype):
   np.testing.assert_array_equal(
     leaves['head/kernel'], tensors['classifier.weight'].T
   )
-  write(tmp_path, tensors)
-  assert convert.load(tmp_path).cast == ()
 
 
 def test_names_without_prefix_and_of_the_first_checkpoints(tmp_path):
@@ -151,17 +155,20 @@ def test_names_without_prefix_and_of_the_first_checkpoints(tmp_path):
   assert_trees_equal(convert.load_params(tmp_path), want)
 
 
-@pytest.mark.parametrize('tops', [('pooler', 'head'), ('head',)])
-def test_pooler_and_head_may_be_absent(tmp_path, tops):
-  theirs = {'pooler': 'bert.pooler.', 'head': 'classifier.'}
-  tensors = {
-    name: tensor
-    for name, tensor in random_tensors().items()
-    if not name.startswith(tuple(theirs[top] for top in tops))
-  }
-  write(tmp_path, tensors)
-  params = convert.load_params(tmp_path)
-  assert set(fresh_params()) - set(params) == set(tops)
+@pytest.mark.parametrize(
+  ('kind', 'begins', 'absent'),
+  [
+    ('bert', ('bert.pooler.', 'classifier.'), {'pooler', 'head'}),
+    ('bert', ('classifier.',), {'head'}),
+    ('pretraining', ('sop_classifier.',), {'sop'}),
+    ('pretraining', ('sop_classifier.', 'albert.pooler.'), {'sop', 'pooler'}),
+  ],
+)
+def test_modules_of_a_task_may_be_absent(tmp_path, kind, begins, absent):
+  _, heads, _, _, shapes = KINDS[kind]
+  write(tmp_path, without(random_tensors(shapes), *begins), kind)
+  params = convert.load_params(tmp_path, heads)
+  assert set(fresh_params(kind)) - set(params) == absent
 
 
 def test_tensors_of_other_tasks_are_ignored_and_listed(tmp_path):
@@ -178,42 +185,24 @@ def test_tensors_of_other_tasks_are_ignored_and_listed(tmp_path):
   assert_trees_equal(checkpoint.params, convert.load_params(tmp_path))
 
 
-def test_a_tagger_has_no_head_for_sentences(tmp_path):
+CLASSIFIER = {'classifier.weight', 'classifier.bias'}
+
+
+def test_heads_of_another_task_are_ignored_and_named(tmp_path):
   write(tmp_path, architectures=['BertForTokenClassification'])
   checkpoint = convert.load(tmp_path)
-  assert set(checkpoint.ignored) == {'classifier.weight', 'classifier.bias'}
+  assert set(checkpoint.ignored) == CLASSIFIER
   assert 'head' not in checkpoint.params
-
-
-def test_heads_of_pretraining_are_else_ignored_and_named(tmp_path):
-  # Also where the decoder is none that could be kept.
+  # Those of pretraining, also with a decoder that is not tied.
+  pretraining = random_tensors(PRETRAINING)
   decoder = {DECODER: np.ones((10, 6), np.float32)}
-  write(tmp_path, random_tensors(PRETRAINING) | decoder, 'albert')
+  write(tmp_path, pretraining | decoder, 'albert')
   checkpoint = convert.load(tmp_path)
-  others = set(PRETRAINING) - set(ENCODER) | {DECODER}
-  assert set(checkpoint.ignored) == others
+  assert set(checkpoint.ignored) == set(PRETRAINING) - set(ENCODER) | {DECODER}
   assert {'predictions', 'sop', 'head'}.isdisjoint(checkpoint.params)
-
-
-def test_a_classifier_is_no_head_of_pretraining(tmp_path):
-  both = random_tensors(PRETRAINING) | random_tensors(KINDS['albert'][4])
-  write(tmp_path, both, 'albert')
+  write(tmp_path, pretraining | random_tensors(KINDS['albert'][4]), 'albert')
   checkpoint = convert.load(tmp_path, heads='pretraining')
-  assert set(checkpoint.ignored) == {'classifier.weight', 'classifier.bias'}
-
-
-@pytest.mark.parametrize('absent', [('sop',), ('sop', 'pooler')])
-def test_the_order_of_sentences_may_be_absent(tmp_path, absent):
-  theirs = {'sop': 'sop_classifier.', 'pooler': 'albert.pooler.'}
-  begins = tuple(theirs[name] for name in absent)
-  tensors = {
-    name: tensor
-    for name, tensor in random_tensors(PRETRAINING).items()
-    if not name.startswith(begins)
-  }
-  write(tmp_path, tensors, 'albert')
-  params = convert.load_params(tmp_path, 'pretraining')
-  assert set(fresh_params('pretraining')) - set(params) == set(absent)
+  assert set(checkpoint.ignored) == CLASSIFIER
 
 
 @pytest.mark.parametrize('left', ['both', 'predictions.', 'decoder.'])
@@ -230,31 +219,6 @@ def test_tied_tensors_may_have_one_name_or_both(tmp_path, left):
   assert_trees_equal(convert.load_params(tmp_path, 'pretraining'), want)
 
 
-def test_an_encoder_has_no_heads_of_pretraining(tmp_path):
-  write(tmp_path, random_tensors(ENCODER), 'albert')
-  assert set(fresh_params('albert')) - set(convert.load_params(tmp_path)) == {
-    'head'
-  }
-  with pytest.raises(ValueError, match=r'predictions\.bias: expected shape'):
-    convert.load(tmp_path, heads='pretraining')
-
-
-def shard(directory, **weight_map):
-  """The hand-made checkpoint in two files with an index."""
-  tensors = write(directory)
-  (directory / 'model.safetensors').unlink()
-  names = list(tensors)
-  files = {
-    'model-00001-of-00002.safetensors': names[:9],
-    'model-00002-of-00002.safetensors': names[9:],
-  }
-  for file, part in files.items():
-    write_file(directory / file, {name: tensors[name] for name in part})
-  index = {name: file for file, part in files.items() for name in part}
-  text = json.dumps({'metadata': {}, 'weight_map': index | weight_map})
-  (directory / 'model.safetensors.index.json').write_text(text)
-
-
 def test_shards_are_one_checkpoint(tmp_path):
   write(tmp_path)
   want = convert.load_params(tmp_path)
@@ -262,7 +226,7 @@ def test_shards_are_one_checkpoint(tmp_path):
   assert_trees_equal(convert.load_params(tmp_path), want)
 
 
-def test_what_is_a_checkpoint(tmp_path):
+def test_a_checkpoint_is_recognised(tmp_path):
   assert not convert.is_checkpoint(tmp_path / 'absent')
   assert not convert.is_checkpoint(tmp_path)
   path = tmp_path / 'config.json'
@@ -285,41 +249,37 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
     convert.packaged_minilm()
 
 
-def test_a_published_configuration_is_read(tmp_path):
-  """That of albert-base-v2, as it is published."""
-  options = {
-    'architectures': ['AlbertForMaskedLM'], 'model_type': 'albert',
-    'attention_probs_dropout_prob': 0, 'bos_token_id': 2,
-    'classifier_dropout_prob': 0.1, 'down_scale_factor': 1,
-    'embedding_size': 128, 'eos_token_id': 3, 'gap_size': 0,
-    'hidden_act': 'gelu_new', 'hidden_dropout_prob': 0, 'hidden_size': 768,
-    'initializer_range': 0.02, 'inner_group_num': 1, 'intermediate_size': 3072,
-    'layer_norm_eps': 1e-12, 'max_position_embeddings': 512,
-    'net_structure_type': 0, 'num_attention_heads': 12, 'num_hidden_groups': 1,
-    'num_hidden_layers': 12, 'num_memory_blocks': 0, 'pad_token_id': 0,
-    'type_vocab_size': 2, 'vocab_size': 30000,
-  }  # fmt: skip
-  (tmp_path / 'config.json').write_text(json.dumps(options))
-  base = {'width': 768, 'mlp_dim': 3072, 'num_heads': 12}
-  assert (
-    convert.read_sizes(tmp_path)
-    == sizes.ALBERT.defaults | sizes.ALBERT.fields('albert_xxlarge') | base
-  )
+# The published configuration of albert-base-v2.
+ALBERT_BASE = {
+  'architectures': ['AlbertForMaskedLM'], 'model_type': 'albert',
+  'attention_probs_dropout_prob': 0, 'bos_token_id': 2,
+  'classifier_dropout_prob': 0.1, 'down_scale_factor': 1,
+  'embedding_size': 128, 'eos_token_id': 3, 'gap_size': 0,
+  'hidden_act': 'gelu_new', 'hidden_dropout_prob': 0, 'hidden_size': 768,
+  'initializer_range': 0.02, 'inner_group_num': 1, 'intermediate_size': 3072,
+  'layer_norm_eps': 1e-12, 'max_position_embeddings': 512,
+  'net_structure_type': 0, 'num_attention_heads': 12, 'num_hidden_groups': 1,
+  'num_hidden_layers': 12, 'num_memory_blocks': 0, 'pad_token_id': 0,
+  'type_vocab_size': 2, 'vocab_size': 30000,
+}  # fmt: skip
+# Options without consequence.
+ALLOWED = {
+  'position_embedding_type': 'absolute', 'is_decoder': False,
+  'pruned_heads': {}, 'quantization_config': None,
+  'problem_type': 'regression', 'chunk_size_feed_forward': 4,
+  'pad_token_id': 3, 'torch_dtype': 'float16',
+}  # fmt: skip
 
 
-def test_absent_options_have_the_defaults(tmp_path):
-  path = tmp_path / 'config.json'
-  path.write_text('{"model_type": "bert"}')
-  assert convert.read_sizes(tmp_path) == sizes.BERT.defaults
-  path.write_text('{"model_type": "distilbert"}')
-  expected = sizes.BERT.defaults | sizes.BERT.fields('distil')
-  assert convert.read_sizes(tmp_path) == expected
-
-
-def test_options_of_no_consequence_are_left_alone(tmp_path):
-  write(
-    tmp_path, position_embedding_type='absolute', is_decoder=False,
-    pruned_heads={}, quantization_config=None, problem_type='regression',
-    chunk_size_feed_forward=4, pad_token_id=3, torch_dtype='float16',
-  )  # fmt: skip
-  assert convert.read_sizes(tmp_path) == KINDS['bert'][3]
+@pytest.mark.parametrize(
+  ('config', 'fields'),
+  [
+    (ALBERT_BASE, sizes.ALBERT.defaults),
+    ({'model_type': 'bert'} | ALLOWED, sizes.BERT.defaults),
+    ({'model_type': 'distilbert'},
+     sizes.BERT.defaults | sizes.BERT.fields('distil')),
+  ],
+)  # fmt: skip
+def test_configurations_are_read(tmp_path, config, fields):
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  assert convert.read_sizes(tmp_path) == fields
