@@ -288,8 +288,8 @@ def _remove_tied(
       continue
     tensor = tensors.pop(name)
     wanted = tensors.setdefault(original, tensor)
-    pair = [array.astype(np.float32) for array in (wanted, tensor)]
-    if not np.array_equal(*pair, equal_nan=True):
+    ours, theirs = (x.astype(np.float32) for x in (wanted, tensor))
+    if not np.array_equal(ours, theirs, equal_nan=True):
       raise ValueError(
         f'{path}: {name}: expected the values of {original}, to which it is '
         'tied, got others; an untied decoder is not supported'
