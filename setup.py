@@ -54,6 +54,7 @@ setuptools.setup(
     'opencv-python-headless>=4.10',
     'optax>=0.2.8,<0.3',
     'orbax-checkpoint>=0.12.8,<0.13',
+    'pillow>=10',
     'protobuf>=6.31',
     'rich>=13',
     'safetensors>=0.4',

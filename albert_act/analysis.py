@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int, Num
 from albert_act import token_kinds
 from albert_act.encoder import Albert
 from dataset_lib.reader import padded
-from dataset_lib.source import DrawnSource, TokenSource
+from dataset_lib.source import TokenSource
 
 BATCH = 64
 INPUTS = ('tokens', 'token_types', 'length')
@@ -169,7 +169,7 @@ def batches(
   size = max(1, min(BATCH, count))
   for start in range(0, count, size):
     part = chosen[start : start + size]
-    if isinstance(records, DrawnSource):
+    if hasattr(records, 'draw'):
       arrays = records.draw(seed, np.zeros_like(part), part)
     else:
       arrays = records.records(part)

@@ -50,7 +50,9 @@ def table(
     ValueError: max_length is too small.
   """
   encoded, places = conllu.encode_words(
-    tokenizer, [sentence.forms for sentence in sentences], max_length
+    tokenizer,
+    [[word.form for word in words] for words in sentences],
+    max_length,
   )
   buckets = source.length_buckets(range(_STEP, max_length, _STEP), max_length)
   info = source.DatasetInfo(
@@ -66,7 +68,7 @@ def table(
   for batch, steps in analysis.token_iterations(model, variables, batches):
     for row in np.flatnonzero(batch['mask']):
       number = batch['index'][row]
-      own, spans = sentences[number].words, places[number]
+      own, spans = sentences[number], places[number]
       depth.add(steps[row].max(keepdims=True))
       left_out += len(own) - len(spans)
       words += [

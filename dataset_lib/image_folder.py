@@ -9,13 +9,11 @@ Everything that would silently give other data than meant is an error.
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
 from absl import logging
 from annotated_types import Len, Predicate
-from jaxtyping import Int32
 
 from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib.image_ops import ImageOptions
@@ -50,18 +48,24 @@ class ImageFolder(ImageOptions):
   max_bad_share: BadShare = DEFAULT_BAD_SHARE
 
   def __post_init__(self) -> None:
-    root, split = pathlib.Path(self.root).expanduser(), self.split
+    root = pathlib.Path(self.root).expanduser()
     if not root.is_dir():
       raise MissingDataError(f'dataset.root: no folder {root}; {LAYOUT}')
     self._root = root.resolve()
-    self._folder = self._root / split
+    self._folder, train = self._root / self.split, self._root / TRAIN
+    splits = self._folders(self._root)
     if not self._folder.is_dir():
-      others = ', '.join(self._folders(self._root)) or 'no folders'
+      others = ', '.join(splits) or 'no folders'
       raise MissingDataError(
-        f'no split {split!r} in {root}, which has {others}; {LAYOUT}'
+        f'no split {self.split!r} in {root}, which has {others}; {LAYOUT}'
       )
-    self._classes = self._class_names()
-    self._files, self._labels = self._scan()
+    of_classes = [train] if train.is_dir() else splits.values()
+    self._classes = sorted(set().union(*map(self._folders, of_classes)))
+    images = self._images()
+    self._files = [name for names in images for name in names]
+    self._labels = np.repeat(np.arange(len(images)), [*map(len, images)])
+    if not self._files:
+      raise InvalidDataError(f'no images in {self._folder}; {LAYOUT}')
     size = len(self._files)
     self.info = self.image_info(len(self._classes), self._classes, size)
 
@@ -83,81 +87,61 @@ class ImageFolder(ImageOptions):
     name = self._classes[self._labels[index]]
     return os.path.join(self._folder, name, self._files[index])
 
-  def _class_names(self) -> tuple[str, ...]:
-    if (self._root / TRAIN).is_dir():
-      return tuple(self._folders(self._root / TRAIN))
-    splits = self._folders(self._root)
-    found = [self._folders(self._root / split) for split in splits]
-    return tuple(sorted(set().union(*found)))
-
-  def _scan(self) -> tuple[list[str], Int32[np.ndarray, ' N']]:
-    """Returns file names and labels, sorted by class and name."""
+  def _images(self) -> list[list[str]]:
+    """Returns the sorted names of the images of each class."""
     present = self._folders(self._folder)
-    unknown = sorted(set(present) - set(self._classes))
+    unknown = sorted({*present} - {*self._classes})
     if unknown:
       raise InvalidDataError(
         f'{self._folder} has classes that {self._root / TRAIN} lacks: '
         f'{", ".join(unknown[:5])}; give both splits the same class folders'
       )
     for entry in self._entries(self._folder):
-      if _is_image_name(entry.name) and not entry.is_dir():
+      if _is_image(entry) and not entry.is_dir():
         raise InvalidDataError(
           f'{entry.path} lies in no class folder; {LAYOUT}'
         )
-    found = [
-      self._images(self._folder / name) if name in present else []
+    return [
+      self._images_of(present[name]) if name in present else []
       for name in self._classes
     ]
-    files = [name for images in found for name in images]
-    if not files:
-      raise InvalidDataError(f'no images in {self._folder}; {LAYOUT}')
-    labels = np.arange(len(found), dtype=np.int32)
-    return files, np.repeat(labels, [len(images) for images in found])
 
-  def _images(self, folder: pathlib.Path) -> list[str]:
-    """Returns the sorted names of the images in one class folder."""
-    images, others = [], 0
-    for entry in self._entries(folder):
-      if _is_image_name(entry.name):
-        images.append(entry.name)
-      elif entry.is_dir():
+  def _images_of(self, folder: str) -> list[str]:
+    entries = self._entries(folder)
+    others = [entry for entry in entries if not _is_image(entry)]
+    for entry in others:
+      if entry.is_dir():
         raise InvalidDataError(
           f'{entry.path} is a folder inside a class folder; {LAYOUT}'
         )
-      else:
-        others += 1
     if others:
-      logging.warning(
-        '%s: left out %d files that are no images', folder, others
-      )
-    if not images:
+      count = len(others)
+      logging.warning('%s: left out %d files that are no images', folder, count)
+    if len(others) == len(entries):
       raise InvalidDataError(
         f'class folder {folder} holds no images ({", ".join(EXTENSIONS)}); '
         'fill or remove it'
       )
-    return sorted(images)
+    return [entry.name for entry in entries if _is_image(entry)]
 
-  def _folders(self, folder: pathlib.Path) -> list[str]:
-    return sorted(e.name for e in self._entries(folder) if e.is_dir())
+  def _folders(self, folder: pathlib.Path | str) -> dict[str, str]:
+    entries = self._entries(folder)
+    return {entry.name: entry.path for entry in entries if entry.is_dir()}
 
-  def _entries(self, folder: pathlib.Path) -> Iterator[os.DirEntry[str]]:
-    """Yields visible entries; refuses links that lead out of the root."""
-    self._check_inside(folder)
-    with os.scandir(folder) as entries:
-      for entry in entries:
-        if not entry.name.startswith('.'):
-          if entry.is_symlink():
-            self._check_inside(entry.path)
-          yield entry
-
-  def _check_inside(self, path: str | pathlib.Path) -> None:
-    target = pathlib.Path(path).resolve()
-    if not target.is_relative_to(self._root):
-      raise InvalidDataError(
-        f'{path} links to {target}, outside of {self._root}; copy the data, or '
-        'give the folder it lies in as root'
-      )
+  def _entries(self, folder: pathlib.Path | str) -> list[os.DirEntry[str]]:
+    """Returns visible entries by name; refuses links out of the root."""
+    with os.scandir(folder) as found:
+      entries = [entry for entry in found if entry.name[0] != '.']
+    links = [entry.path for entry in entries if entry.is_symlink()]
+    for path in (folder, *links):
+      target = pathlib.Path(path).resolve()
+      if not target.is_relative_to(self._root):
+        raise InvalidDataError(
+          f'{path} links to {target}, outside of {self._root}; copy the data, '
+          'or give the folder it lies in as root'
+        )
+    return sorted(entries, key=lambda entry: entry.name)
 
 
-def _is_image_name(name: str) -> bool:
-  return name.lower().endswith(EXTENSIONS)
+def _is_image(entry: os.DirEntry[str]) -> bool:
+  return entry.name.lower().endswith(EXTENSIONS)

@@ -3,12 +3,8 @@
 Training is one infinite stream of positions. Position p is epoch p // N, and
 within the epoch the image of p % N under a random permutation of the N records.
 Global batch s holds positions [s B, (s + 1) B), host h of H its rows
-[h B / H, (h + 1) B / H). So the order follows from (seed, step) alone: it does
-not depend on the number of hosts and needs no replay on resume.
-
-Rows of tokens are grouped by length: an epoch is a random permutation of the
-records, sorted stably by length bucket, cut into global batches, which are then
-shuffled.
+[h B / H, (h + 1) B / H): the order follows from (seed, step) alone, for any
+number of hosts and without replay on resume.
 """
 
 import functools
@@ -17,8 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Int32, UInt64
-
-from dataset_lib.errors import ConfigError
 
 # Up to this size the permutation of an epoch is a table of at most 4 MiB;
 # beyond, Grain's index_shuffle computes it entry by entry in constant memory.
@@ -102,7 +96,7 @@ class Places(NamedTuple):
 
 
 class Order:
-  """Maps steps to the N records of a split, shuffled or one ordered pass.
+  """Maps steps to the records of a split, shuffled or one ordered pass.
 
   Attributes:
     steps_per_epoch: full batches for training, at least 1; all batches for an
@@ -139,13 +133,14 @@ class Order:
     return int(rng.integers(self._size))
 
 
-class LengthOrder:
+class LengthOrder(Order):
   """Maps steps to records of similar length and the length to pad them to.
 
-  An epoch of training leaves out N % B records, others each time. A set smaller
-  than a batch is repeated within it. Evaluation is one pass in ascending length
-  whose last batch may be short. `buckets` are ascending; the last one holds
-  every record.
+  An epoch of training is a random permutation of the records, sorted stably by
+  length bucket and cut into global batches, which are then shuffled. It leaves
+  out N % B records, others each time; a set smaller than a batch is repeated
+  within it. Evaluation is one pass in ascending length whose last batch may be
+  short. `buckets` are ascending; the last one holds every record.
   """
 
   def __init__(
@@ -156,14 +151,10 @@ class LengthOrder:
     seed: int,
     shuffle: bool,
   ):
-    self._stream = Order(len(lengths), batch_size, seed, shuffle)
-    self.steps_per_epoch = self._stream.steps_per_epoch
-    self.seed, self.shuffle = seed, shuffle
+    super().__init__(len(lengths), batch_size, seed, shuffle)
     self._buckets = np.array(buckets)
     # The smallest bucket that holds a row; bytes sort fast.
     self._bucket = np.searchsorted(self._buckets, lengths).astype(np.uint8)
-    self._lengths = lengths
-    self._batch_size = batch_size
     # Two: threads read across the border of an epoch.
     self._epoch: Any = functools.lru_cache(maxsize=2)(self._batches_of_epoch)
     self._ascending = functools.cache(
@@ -175,8 +166,8 @@ class LengthOrder:
     if not self.shuffle:
       start = step * self._batch_size
       records = self._ascending()[start : start + self._batch_size]
-    elif len(self._lengths) < self._batch_size:
-      records = self._stream.batch(step, range(self._batch_size)).indices
+    elif self._size < self._batch_size:
+      records = super().batch(step, range(self._batch_size)).indices
     else:
       epoch, number = divmod(step, self.steps_per_epoch)
       records = self._epoch(epoch)[number]
@@ -186,29 +177,9 @@ class LengthOrder:
     return Places(np.zeros_like(own), own, length)
 
   def _batches_of_epoch(self, epoch: int) -> Int32[np.ndarray, 'S B']:
-    permutation = record_rng(self.seed, epoch).permutation(len(self._lengths))
+    permutation = record_rng(self.seed, epoch).permutation(self._size)
     used = permutation[: self.steps_per_epoch * self._batch_size]
     by_bucket = used[np.argsort(self._bucket[used], kind='stable')]
     batches = by_bucket.reshape(self.steps_per_epoch, self._batch_size)
     order = record_rng(self.seed, epoch, _BATCHES)
     return order.permutation(batches).astype(np.int32)
-
-
-def local_rows(batch_size: int, host_index: int, host_count: int) -> range:
-  """Returns the rows of every global batch that one host reads.
-
-  Raises:
-    ConfigError: the batch does not divide by the hosts, or no such host.
-  """
-  if host_count < 1:
-    raise ConfigError('host_count', host_count, 'an integer of at least 1')
-  if not 0 <= host_index < host_count:
-    raise ConfigError(
-      'host_index', host_index, f'an integer in [0, {host_count - 1}]'
-    )
-  if batch_size < 1 or batch_size % host_count:
-    raise ConfigError(
-      'batch_size', batch_size, f'a positive multiple of {host_count} hosts'
-    )
-  rows = batch_size // host_count
-  return range(host_index * rows, (host_index + 1) * rows)

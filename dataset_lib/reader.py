@@ -1,38 +1,34 @@
-"""Fills batches from a source: checks records, pads rows, replaces bad records.
-
-A `Reader` is a random-access source for Grain whose element k is a block of
-rows of one global batch. Blocks rather than single rows keep Grain's cost per
-element off the rows; rows are written straight into the block's arrays.
+"""Batches of a source: checks records, pads rows, replaces bad records.
 
 The tolerance for bad records is a share of the records of the split, and a
 record counts once however often it is read: the verdict then does not depend on
 the number of epochs, of threads or of hosts.
 """
 
+import contextlib
+import numbers
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
 from dataset_lib import source
-from dataset_lib.errors import BadRecord, TooManyBadRecordsError
-from dataset_lib.order import Places
-from dataset_lib.source import (
-  DatasetInfo,
-  DrawnSource,
-  TokenSource,
-  VectorSource,
+from dataset_lib.errors import (
+  BadRecord,
+  ConfigError,
+  FaultCounts,
+  TooManyBadRecordsError,
 )
+from dataset_lib.order import Order, Places, record_rng
+from dataset_lib.source import DatasetInfo
 
 Batch = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
-# (raw input, (seed, epoch, index)) -> array of the input's shape
-Transform = Callable[[Any, tuple[int, int, int]], np.ndarray]
 
 ROWS_PER_BLOCK = 32
-SHOWN_PER_KIND = 5
 _MAX_REPLACEMENTS = 64
 
 
@@ -43,11 +39,10 @@ class BadRecords:
   """
 
   def __init__(self, num_examples: int, max_share: float):
-    self._num_examples = num_examples
-    self._max_share = max_share
+    self._num_examples, self._max_share = num_examples, max_share
     self._tolerated = int(num_examples * max_share)
     self._rows: set[int] = set()
-    self._kinds: dict[str, dict[str, Any]] = {}
+    self._counts = FaultCounts()
     self._lock = threading.Lock()
 
   def add(self, bad: BadRecord, where: str, row: int) -> None:
@@ -59,29 +54,21 @@ class BadRecords:
     with self._lock:
       if row not in self._rows:
         self._rows.add(row)
-        kind = self._kinds.setdefault(bad.kind, {'count': 0, 'first': []})
-        kind['count'] += 1
-        if len(kind['first']) < SHOWN_PER_KIND:
-          kind['first'].append(
-            {'file': where, 'row': row, 'message': bad.message}
-          )
+        self._counts.add(bad.kind, file=where, row=row, message=bad.message)
       if len(self._rows) > self._tolerated:
         raise TooManyBadRecordsError(self._complaint())
 
   def summary(self) -> dict[str, dict[str, Any]]:
     """Returns {kind: {'count', 'first': [{'file', 'row', 'message'}]}}."""
     with self._lock:
-      return {
-        kind: {'count': entry['count'], 'first': list(entry['first'])}
-        for kind, entry in self._kinds.items()
-      }
+      return self._counts.summary()
 
   def _complaint(self) -> str:
     lines = [
       f'{len(self._rows)} of {self._num_examples} records are bad, tolerated '
       f'are {self._tolerated} (share {self._max_share}):'
     ]
-    for kind, entry in self._kinds.items():
+    for kind, entry in self._counts.summary().items():
       lines.append(f'  {kind}: {entry["count"]}')
       lines += [
         f'    {first["file"]} (row {first["row"]}): {first["message"]}'
@@ -94,58 +81,120 @@ class BadRecords:
     return '\n'.join(lines)
 
 
-class Reader:
-  """Random access to blocks of rows; Grain calls it from its threads.
+class Dataset:
+  """Global batches of one split; made by `builder.build`.
 
-  `dataset` is a `builder.Dataset`. Element 0 is block number `first_block`;
-  `num_blocks` None is an infinite stream.
+  Grain's threads read blocks rather than single rows, which keeps its cost per
+  element off the rows.
+
+  Attributes:
+    records: the source.
+    info: shapes, classes and size.
+    steps_per_epoch: full batches in the split for training (at least 1), all
+      batches with the padded last one for evaluation.
   """
 
   def __init__(
     self,
-    dataset: Any,
-    bad_records: BadRecords,
-    first_block: int = 0,
-    num_blocks: int | None = None,
+    records: Any,
+    order: Order,
+    rows: range,
+    train: bool,
+    num_threads: int,
+    prefetch: int,
   ):
-    self._source, self._transform = dataset.records, dataset.transform
-    self._order, self._rows = dataset.order, dataset.rows
-    self._block, self._per_batch = dataset.block, dataset.blocks_per_batch
-    self._bad_records = bad_records
-    self._first_block = first_block
-    self._num_blocks = sys.maxsize if num_blocks is None else num_blocks
+    self.records = records
+    self.info: DatasetInfo = records.info
+    self.steps_per_epoch = order.steps_per_epoch
+    self._order, self._rows = order, rows
+    self._num_threads = num_threads
+    reads_many = hasattr(records, 'records') or hasattr(records, 'draw')
+    limit = len(rows) if reads_many else ROWS_PER_BLOCK
+    self._block_rows = min(len(rows), limit)
+    self._per_batch = -(-len(rows) // self._block_rows)
+    self._ahead = max(prefetch * self._per_batch, num_threads)
+    self._augments = train and getattr(records, 'augment', True)
+    # Rows of text are read, and found bad, before the first batch.
+    bad_rows = getattr(records, 'bad_rows', ())
+    max_share = getattr(records, 'max_bad_share', 0.0) if train else 0.0
+    self._bad_records = BadRecords(len(records) + len(bad_rows), max_share)
+    for row, bad in bad_rows:
+      self._bad_records.add(bad, bad.where, row)
 
-  def __len__(self) -> int:
-    return self._num_blocks
+  @property
+  def bad_records(self) -> dict[str, dict[str, Any]]:
+    """{kind: {'count': n, 'first': [{'file', 'row', 'message'}, ...]}}."""
+    return self._bad_records.summary()
 
-  def __getitem__(self, element: int) -> Batch:
-    number = self._first_block + int(element)
-    step, part = divmod(number, self._per_batch)
-    rows = self._rows[part * self._block : (part + 1) * self._block]
+  def places(self) -> set[str]:
+    """Returns file and line of each record; see `source.places`."""
+    return set(source.places(self.records))
+
+  def batches(self, start_step: int = 0) -> Iterator[Batch]:
+    """Yields this host's rows of every global batch from `start_step` on.
+
+    Args:
+      start_step: first global batch; reached at once, without replay.
+
+    Returns:
+      A generator of {input_key, 'label', 'mask', 'index'} with leading axis
+      batch_size / host_count: infinite for training, one pass for evaluation
+      with the last batch padded (mask 0, index -1). Rows of text also have
+      'token_types' and 'length', and batches differ in their padded length.
+      `close()` stops its threads, as does its end or garbage collection.
+
+    Raises:
+      ConfigError: start_step is not an integer of at least 0.
+      TooManyBadRecordsError: while iterating, when the tolerance is exceeded.
+    """
+    if not isinstance(start_step, numbers.Integral) or start_step < 0:
+      raise ConfigError('start_step', start_step, 'an integer of at least 0')
+    steps = sys.maxsize if self._order.shuffle else self.steps_per_epoch
+    blocks = range(start_step * self._per_batch, steps * self._per_batch)
+    return self._iterate(blocks.start, min(blocks.stop, sys.maxsize))
+
+  def _iterate(self, first: int, stop: int) -> Iterator[Batch]:
+    # Imported here so that validating a configuration stays cheap.
+    import grain
+
+    if first >= stop:
+      return
+    blocks = (
+      grain.MapDataset.range(first, stop)
+      .map(self._block)
+      .to_iter_dataset(grain.ReadOptions(self._num_threads, self._ahead))
+    )
+    if self._per_batch > 1:
+      blocks = blocks.batch(self._per_batch, batch_fn=_concatenate)
+    with contextlib.closing(iter(blocks)) as batches:
+      yield from batches
+
+  def _block(self, number: int) -> Batch:
+    """Returns a block of rows, counted from that of step 0 on."""
+    step, part = divmod(int(number), self._per_batch)
+    first = part * self._block_rows
+    rows = self._rows[first : first + self._block_rows]
     places = self._order.batch(step, rows)
-    indices, count = places.indices, len(rows)
-    if isinstance(self._source, TokenSource):
-      arrays = self._source.padded(indices, places.length, count)
-      return arrays | _mask_and_index(indices, count)
-    if isinstance(self._source, DrawnSource):
-      seed = self._order.seed
-      return padded(
-        self._source.draw(seed, places.epochs, indices), indices, count
-      )
-    if isinstance(self._source, VectorSource):
-      return padded(self._source.records(indices), indices, count)
-    return self._one_by_one(places, count)
+    records, indices = self.records, places.indices
+    if places.length:
+      arrays = records.records(indices, places.length)
+    elif hasattr(records, 'draw'):
+      arrays = records.draw(self._order.seed, places.epochs, indices)
+    elif hasattr(records, 'records'):
+      arrays = records.records(indices)
+    else:
+      indices, arrays = self._one_by_one(places)
+    return padded(arrays, indices, len(rows), getattr(records, 'padding', {}))
 
-  def _one_by_one(self, places: Places, count: int) -> Batch:
-    """Returns a block of checked records, bad ones replaced."""
-    info, indices = self._source.info, np.array(places.indices)
-    inputs = np.zeros((count, *info.input_shape), info.input_dtype)
-    labels = np.zeros(count, info.label_dtype)
+  def _one_by_one(self, places: Places) -> tuple[np.ndarray, Batch]:
+    """Returns checked records, bad ones replaced, and their indices."""
+    info, indices = self.info, np.array(places.indices)
+    inputs = np.zeros((len(indices), *info.input_shape), info.input_dtype)
+    labels = np.zeros(len(indices), info.label_dtype)
     for row, epoch in enumerate(places.epochs):
       key = int(epoch), int(indices[row])
       indices[row], inputs[row], labels[row] = self._good_record(*key)
-    arrays = {info.input_key: inputs, 'label': labels}
-    return arrays | _mask_and_index(indices, count)
+    return indices, {info.input_key: inputs, 'label': labels}
 
   def _good_record(self, epoch: int, index: int) -> tuple[int, Any, int]:
     """Returns the record, or for a bad one a deterministic other record."""
@@ -154,21 +203,23 @@ class Reader:
       try:
         return candidate, *self._read(epoch, candidate)
       except BadRecord as bad:
-        place = bad.where or source.where(self._source, candidate)
+        place = bad.where or source.where(self.records, candidate)
         self._bad_records.add(bad, place, candidate)
         candidate = self._order.replacement(epoch, index, attempt)
     raise TooManyBadRecordsError(
       f'{_MAX_REPLACEMENTS} records in a row were bad, in place of record '
-      f'{index}; the first of each kind: {self._bad_records.summary()}'
+      f'{index}; the first of each kind: {self.bad_records}'
     )
 
   def _read(self, epoch: int, index: int) -> tuple[np.ndarray, int]:
-    info = self._source.info
-    record = self._source.record(index)
-    label = check_label(record['label'], info.num_classes)
-    key = self._order.seed, epoch, index
-    value = self._transform(record[info.input_key], key)
-    check_input(value, info)
+    record = self.records.record(index)
+    label = check_label(record['label'], self.info.num_classes)
+    value = record[self.info.input_key]
+    if hasattr(self.records, 'transform'):
+      key = self._order.seed, epoch, index
+      rng = record_rng(*key) if self._augments else None
+      value = self.records.transform(value, rng)
+    check_input(value, self.info)
     return value, label
 
 
@@ -176,26 +227,24 @@ def padded(
   arrays: Mapping[str, np.ndarray],
   indices: Int[np.ndarray, ' R'],
   rows: int,
+  padding: Mapping[str, int] = types.MappingProxyType({}),
 ) -> Batch:
-  """Returns `rows` rows: the records, then zeros with mask 0, index -1."""
-  batch = {
-    key: np.zeros((rows, *values.shape[1:]), values.dtype)
-    for key, values in arrays.items()
-  }
-  for key, values in arrays.items():
-    batch[key][: len(indices)] = values
-  return batch | _mask_and_index(indices, rows)
+  """Returns `rows` rows: the records, then rows with mask 0 and index -1.
+
+  `padding` has what fills an array there, where it is not 0.
+  """
+  real = len(indices)
+  mask, index = np.ones(real, np.float32), indices.astype(np.int32)
+  batch = {**arrays, 'mask': mask, 'index': index}
+  fill = {**padding, 'index': -1}
+  for key, values in batch.items() if real < rows else ():
+    shape = rows, *values.shape[1:]
+    batch[key] = np.full(shape, fill.get(key, 0), values.dtype)
+    batch[key][:real] = values
+  return batch
 
 
-def _mask_and_index(indices: Int[np.ndarray, ' R'], rows: int) -> Batch:
-  mask, index = np.zeros(rows, np.float32), np.full(rows, -1, np.int32)
-  mask[: len(indices)] = 1
-  index[: len(indices)] = indices
-  return {'mask': mask, 'index': index}
-
-
-def concatenate(blocks: Sequence[Batch]) -> Batch:
-  """Joins blocks of rows to one batch."""
+def _concatenate(blocks: Sequence[Batch]) -> Batch:
   return {
     key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]
   }
@@ -214,14 +263,12 @@ def check_label(label: Any, num_classes: int) -> int:
 
 def check_input(value: np.ndarray, info: DatasetInfo) -> None:
   """Raises BadRecord for a wrong shape or dtype, or an unknown token id."""
-  if value.dtype != info.input_dtype:
-    raise BadRecord(
-      'wrong_dtype', '', f'expected {info.input_dtype}, got {value.dtype}'
-    )
-  if value.shape != info.input_shape:
-    raise BadRecord(
-      'wrong_shape', '', f'expected {info.input_shape}, got {value.shape}'
-    )
+  for kind, expected, given in (
+    ('wrong_dtype', info.input_dtype, value.dtype),
+    ('wrong_shape', info.input_shape, value.shape),
+  ):
+    if given != expected:
+      raise BadRecord(kind, '', f'expected {expected}, got {given}')
   low, high = (value.min(), value.max()) if info.vocab_size else (0, -1)
   if low < 0 or high >= info.vocab_size:
     message = f'token ids {low}..{high} not in [0, {info.vocab_size - 1}]'

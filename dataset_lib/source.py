@@ -16,8 +16,16 @@ A configuration names it as 'package.module:Squares', or by a short name in
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import (
+  Annotated,
+  Any,
+  Literal,
+  NamedTuple,
+  Protocol,
+  runtime_checkable,
+)
 
 import numpy as np
 from annotated_types import Interval
@@ -34,6 +42,8 @@ Seed = Annotated[int, Interval(ge=0, le=MAX_SEED)]
 Size = Annotated[int, Interval(ge=1, le=MAX_EXAMPLES)]
 BadShare = Annotated[float, Interval(ge=0.0, le=0.5)]
 DEFAULT_BAD_SHARE = 0.001
+PART_WORDS = 'or a part like train[:95%] or train[:2000]'
+_PART = re.compile(r'(\w+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +54,7 @@ class DatasetInfo:
     input_key: 'image' or 'tokens'.
     input_shape: shape of one example, (height, width, 3) or (length,).
     input_dtype: 'uint8' for images, 'int32' for tokens.
-    num_classes: number of labels; labels are 0 .. num_classes - 1. 1 for a
-      regression.
+    num_classes: labels are 0 .. num_classes - 1; 1 for a regression.
     class_names: name of each label, or ().
     num_examples: number of records in the split.
     vocab_size: number of token ids; 0 for images.
@@ -73,7 +82,11 @@ class Source(Protocol):
   bytes or a uint8 array [H, W, 3] or [H, W, 1], tokens are int32 [L]. It may
   raise BadRecord, and is called from several threads at once.
 
-  A source may also have `where(index)`, the file and line of a record;
+  A source whose records are never bad may have, instead of reading one by one,
+  `records(indices)`, or if they differ in each epoch
+  `draw(seed, epochs, indices)`: arrays with a leading axis [B], B may be 0.
+
+  It may also have `where(index)`, the file and line of a record;
   `transform(value, rng)`, which makes an input of a raw value, `rng` None
   without augmentation; `check_fields(config)`, a static check of fields against
   each other; and `max_bad_share`, the tolerated share in training.
@@ -86,27 +99,6 @@ class Source(Protocol):
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns the raw record number `index`."""
-
-
-@runtime_checkable
-class VectorSource(Protocol):
-  """A source that computes many records at once and has no bad ones."""
-
-  def records(self, indices: Int[np.ndarray, ' B']) -> dict[str, np.ndarray]:
-    """Returns records as arrays with a leading batch axis."""
-
-
-@runtime_checkable
-class DrawnSource(Protocol):
-  """A source that draws its records again in every epoch; none is bad."""
-
-  def draw(
-    self,
-    seed: int,
-    epochs: Int[np.ndarray, ' B'],
-    indices: Int[np.ndarray, ' B'],
-  ) -> dict[str, np.ndarray]:
-    """Returns arrays with a leading batch axis; B may be 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +133,7 @@ def pad_rows(
 
 
 class TokenSource:
-  """Records that are rows of token ids of different lengths; a VectorSource.
+  """Records that are rows of token ids of different lengths.
 
   Args:
     info: description; its last length bucket holds every row.
@@ -165,46 +157,38 @@ class TokenSource:
     self.bad_rows = tuple(bad_rows)
     self.lengths = encoded.lengths
     self.where = where
+    # What rows without a record hold, where it is not 0.
+    self.padding = {'tokens': pad_id, 'length': 1}
     self._encoded = encoded
     self._labels = labels.astype(info.label_dtype)
-    self._pad_id = pad_id
 
   def __len__(self) -> int:
     return self.info.num_examples
 
-  def records(self, indices: Int[np.ndarray, ' B']) -> dict[str, np.ndarray]:
-    """Returns the records padded to the smallest bucket that holds them."""
-    longest = self.lengths[indices].max(initial=1)
-    length = min(size for size in self.info.length_buckets if size >= longest)
-    return self.padded(indices, length, len(indices))
-
-  def padded(
-    self, indices: Int[np.ndarray, ' R'], length: int, rows: int
+  def records(
+    self, indices: Int[np.ndarray, ' B'], length: int | None = None
   ) -> dict[str, np.ndarray]:
-    """Returns a batch of `rows` rows padded to `length`, the records first.
+    """Returns records padded to `length`, or to the bucket that holds them.
 
     Returns:
-      {'tokens': int32 [rows, length], 'token_types': the same, 'length':
-      int32 [rows], 'label': `label_dtype` [rows]}; rows without a record have
-      length 1 and nothing but padding.
+      {'tokens', 'token_types': int32 [B, length], 'length': int32 [B],
+      'label': `label_dtype` [B]}.
     """
-    real = len(indices)
-    lengths = np.ones(rows, np.int32)
-    lengths[:real] = self.lengths[indices]
-    column = np.arange(length)
-    valid = column < lengths[:real, None]
-    places = (self._encoded.offsets[indices][:, None] + column)[valid]
-    tokens = np.full((rows, length), self._pad_id, np.int32)
-    tokens[:real][valid] = self._encoded.tokens[places]
-    token_types = np.zeros((rows, length), np.int32)
-    token_types[:real][valid] = self._encoded.token_types[places]
-    label = np.zeros(rows, self.info.label_dtype)
-    label[:real] = self._labels[indices]
+    lengths = self.lengths[indices]
+    if length is None:
+      longest = lengths.max(initial=1)
+      length = min(size for size in self.info.length_buckets if size >= longest)
+    valid = np.arange(length) < lengths[:, None]
+    places = self._encoded.offsets[indices][:, None] + np.arange(length)
+    tokens = np.full(valid.shape, self.padding['tokens'], np.int32)
+    tokens[valid] = self._encoded.tokens[places[valid]]
+    token_types = np.zeros(valid.shape, np.int32)
+    token_types[valid] = self._encoded.token_types[places[valid]]
     return {
       'tokens': tokens,
       'token_types': token_types,
       'length': lengths,
-      'label': label,
+      'label': self._labels[indices],
     }
 
   def record(self, index: int) -> dict[str, Any]:
@@ -232,3 +216,55 @@ def places(records: Source) -> list[str]:
 def length_buckets(sizes: Sequence[int], max_length: int) -> tuple[int, ...]:
   """Returns the sizes below `max_length`, and `max_length`."""
   return (*(size for size in sizes if size < max_length), max_length)
+
+
+def require(holds: Any, kind: str, message: str) -> None:
+  """Raises a BadRecord of this kind unless `holds` is true."""
+  if not holds:
+    raise BadRecord(kind, '', message)
+
+
+class Part(NamedTuple):
+  """A part of a split, such as 'train[5:90%]', and its bounds as written."""
+
+  name: str
+  first: str | None
+  last: str | None
+
+  def bounds(self, size: int) -> tuple[int, int]:
+    """Returns first row and end; percentages round to the nearest row."""
+    return _bound(self.first or '0', size), _bound(self.last or '100%', size)
+
+
+def parts(split: str) -> list[Part]:
+  """Returns the parts of a split such as 'train[:95%]+validation'.
+
+  Raises:
+    ValueError: it does not read like that.
+  """
+  matches = [_PART.fullmatch(part) for part in split.split('+')]
+  found = [Part(*match.groups()) for match in matches if match]
+  bounds = [bound for part in found for bound in part[1:] if bound]
+  shares = [int(bound[:-1]) for bound in bounds if bound.endswith('%')]
+  if len(found) < len(matches) or any(abs(share) > 100 for share in shares):
+    raise ValueError(split)
+  return found
+
+
+def is_split(split: str, names: str = r'\w+') -> bool:
+  """Returns whether a split is a sum of parts of splits.
+
+  Args:
+    split: like 'train[:95%]+validation'.
+    names: regular expression of the legal names.
+  """
+  try:
+    return all(re.fullmatch(names, part.name) for part in parts(split))
+  except ValueError:
+    return False
+
+
+def _bound(text: str, size: int) -> int:
+  is_share = text.endswith('%')
+  bound = round(int(text[:-1]) * size / 100) if is_share else int(text)
+  return min(max(bound + size if bound < 0 else bound, 0), size)

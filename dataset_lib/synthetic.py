@@ -1,18 +1,19 @@
-"""Computed data sets: parity, and fake images and texts for tests.
+"""Data sets that need no files: parity, digits, and fakes for tests.
 
-A record is a function of its index, so nothing is stored. The fakes are used
-only where named; no data set falls back to them.
+A computed record is a function of its index. The fakes are used only where
+named; no data set falls back to them.
 """
 
 import dataclasses
+import functools
 from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Interval
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 
 from dataset_lib import source
-from dataset_lib.image_ops import ImageOptions
+from dataset_lib.image_ops import ImageOptions, ImageSize
 from dataset_lib.order import record_bits
 from dataset_lib.source import (
   DatasetInfo,
@@ -31,6 +32,9 @@ NOISE = 64  # peak-to-peak noise of fake images, of 256
 CLS, SEP, FIRST_TOKEN = 1, 2, 3  # ids of fake texts; 0 is [PAD]
 MIN_LENGTH = 4
 SIGNAL = 0.5  # share of a fake text's tokens that depend on the class
+TEST_SHARE = 0.2  # of the digits of a class
+_MAX_PIXEL = 16  # digits have pixels 0 .. 16
+_SPLIT_SEED = 0
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -78,6 +82,63 @@ class Parity:
     """Returns tokens int32 [length] and label of record `index`."""
     batch = self.records(np.array([index]))
     return {'tokens': batch['tokens'][0], 'label': int(batch['label'][0])}
+
+
+@functools.cache
+def _load() -> tuple[UInt8[np.ndarray, 'N 8 8'], Int[np.ndarray, ' N']]:
+  """Returns pixels in [0, 255] and labels of all digits."""
+  # Imported here because it takes about a second.
+  from sklearn import datasets
+
+  digits = datasets.load_digits()
+  pixels = np.round(digits.images * (255 / _MAX_PIXEL)).astype(np.uint8)
+  return pixels, digits.target.astype(np.int32)
+
+
+def stratified_rows(
+  labels: Int[np.ndarray, ' N'], split: str
+) -> Int[np.ndarray, ' M']:
+  """Returns the rows of one split, ascending."""
+  rng = np.random.default_rng(_SPLIT_SEED)
+  chosen = []
+  for label in np.unique(labels):
+    rows = rng.permutation(np.flatnonzero(labels == label))
+    cut = round(len(rows) * TEST_SHARE)
+    chosen.append(rows[:cut] if split == 'test' else rows[cut:])
+  return np.sort(np.concatenate(chosen))
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Digits(ImageOptions):
+  """Scikit-learn's handwritten digits of one split, uint8 RGB [8, 8, 3].
+
+  1,797 real images without a download. They have no official split, so a fifth
+  of every class, chosen once by a fixed seed, is the test split.
+  """
+
+  split: TrainTest
+  image_size: ImageSize = 8
+  # Whole images are resized: a central crop would cut strokes off.
+  resize_small: int = dataclasses.field(init=False)
+
+  def __post_init__(self) -> None:
+    self.resize_small = self.image_size
+    pixels, labels = _load()
+    self._rows = stratified_rows(labels, self.split)
+    self._pixels, self._labels = pixels[self._rows], labels[self._rows]
+    self.info = self.image_info(10, tuple('0123456789'), len(self._rows))
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  def record(self, index: int) -> dict[str, Any]:
+    """Returns {'image': uint8 [8, 8, 3], 'label': int}."""
+    image = np.repeat(self._pixels[index][:, :, None], 3, axis=2)
+    return {'image': image, 'label': int(self._labels[index])}
+
+  def where(self, index: int) -> str:
+    """Returns the row in scikit-learn's table."""
+    return f'sklearn digits, row {self._rows[index]}'
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)

@@ -1,8 +1,5 @@
 """Data sets that TFDS prepared, read at random without TensorFlow.
 
-`TfdsImages` is any with an image and a class label (imagenet2012, cifar10,
-oxford_iiit_pet, caltech101), by name or from a directory that a builder
-prepared. `Examples` gives chosen features of the records of any builder.
 ArrayRecord files have an index; the record lengths of TFRecord files are walked
 once, on opening, and the offsets kept in memory (8 bytes a record).
 """
@@ -15,13 +12,14 @@ import os
 import pathlib
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Predicate
 from jaxtyping import Int64
 
+from dataset_lib import source
 from dataset_lib.errors import (
   BadRecord,
   ConfigError,
@@ -29,11 +27,7 @@ from dataset_lib.errors import (
   MissingDataError,
 )
 from dataset_lib.image_ops import ImageOptions
-from dataset_lib.source import DEFAULT_BAD_SHARE, BadShare
 
-# train, train[:90%], train[10%:]+validation
-_PART = r'\w+(\[(-?\d+%?)?:(-?\d+%?)?\])?'
-_SPLIT = re.compile(rf'{_PART}(\+{_PART})*')
 _INFO_FILE, _FEATURES_FILE = 'dataset_info.json', 'features.json'
 # name, name/config, name:1.2.3. No 'namespace:name': TFDS would fetch those
 # from the network and run their code.
@@ -41,6 +35,7 @@ _NAME = re.compile(r'[a-z]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?')
 _CLASS_KEYS = ('type', 'pythonClassName', 'python_class_name')
 _HEADER = struct.Struct('<QI')  # of TFRecord: length, checksum of the length
 _FOOTER_BYTES = 4  # checksum of the data
+_FORMATS = ('array_record', 'tfrecord')
 
 NAME = "a TFDS name such as 'cifar10'"
 BuilderName = Annotated[
@@ -56,7 +51,7 @@ def is_name(name: str) -> bool:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class TfdsImages(ImageOptions):
-  """Encoded images of one split of a prepared builder.
+  """Encoded images of one split of a prepared builder, and their classes.
 
   Raises:
     MissingDataError: the data is not prepared.
@@ -65,12 +60,12 @@ class TfdsImages(ImageOptions):
 
   split: Annotated[
     str,
-    Predicate(lambda split: bool(_SPLIT.fullmatch(split))),
+    Predicate(source.is_split),
     "a split or a part, like 'train[:90%]'",
   ]
   builder: BuilderName = ''
   data_dir: DataDir = ''
-  max_bad_share: BadShare = DEFAULT_BAD_SHARE
+  max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
   def __post_init__(self) -> None:
     builder = prepared_builder(self.builder, self.data_dir, "dataset 'tfds'")
@@ -118,40 +113,55 @@ class Examples:
   ):
     import tensorflow_datasets as tfds
 
-    features, name = builder.info.features, builder.info.full_name
+    info, name = builder.info, builder.info.full_name
     self._features = tfds.features.FeaturesDict(
-      {key: features[key] for key in keys}
+      {key: info.features[key] for key in keys}
     )
     self._decoders = {key: tfds.decode.SkipDecoding() for key in encoded}
-    splits = builder.info.splits
     try:
-      shards = list(splits[split].file_instructions)
+      self._shards = shards = list(info.splits[split].file_instructions)
     except (KeyError, ValueError) as error:
       raise MissingDataError(
-        f'{name} has no split {split!r}; it has {", ".join(splits)} and parts '
-        f'of them, like train[:90%] ({error})'
+        f'{name} has no split {split!r}; it has {", ".join(info.splits)} and '
+        f'parts of them, like train[:90%] ({error})'
       ) from error
-    kind = builder.info.file_format.value
-    if kind not in _FILES:
+    kind = info.file_format.value
+    if kind not in _FORMATS:
       raise InvalidDataError(
-        f'{name} is stored as {kind}; expected one of {", ".join(_FILES)}: '
+        f'{name} is stored as {kind}; expected one of {", ".join(_FORMATS)}: '
         'prepare it again with --file_format=array_record'
       )
-    self._size = sum(shard.take for shard in shards)
-    if not self._size:
+    self._starts = [0, *itertools.accumulate(shard.take for shard in shards)]
+    if not len(self):
       raise InvalidDataError(f'{name}: the split is empty')
-    self._records = _FILES[kind](shards)
-    self.where = self._records.where
     self.files = sorted({shard.filename for shard in shards})
+    for file in self.files:
+      if not os.path.exists(file):
+        raise MissingDataError(f'missing shard {file}; copy it again')
+    if kind == 'tfrecord':
+      self._offsets = [
+        record_offsets(shard.filename, shard.examples_in_shard)
+        for shard in shards
+      ]
+      self._read: Any = self._read_tfrecord
+    else:
+      from array_record.python.array_record_data_source import (
+        ArrayRecordDataSource,
+      )
+
+      self._read = ArrayRecordDataSource(shards).__getitem__
 
   def __len__(self) -> int:
-    return self._size
+    return self._starts[-1]
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     """Returns the features of a record; BadRecord if it is damaged."""
     from google.protobuf import message
 
-    serialized = self._records[index]
+    try:
+      serialized = self._read(index)
+    except (OSError, RuntimeError, ValueError, IndexError) as error:
+      raise BadRecord('unreadable', self.where(index), str(error)) from error
     try:
       return self._features.deserialize_example_np(
         serialized, decoders=self._decoders
@@ -159,86 +169,28 @@ class Examples:
     except (message.DecodeError, KeyError, ValueError) as error:
       raise BadRecord('unparsable', self.where(index), str(error)) from error
 
-
-class ArrayRecordFiles:
-  """Serialized records of shards.
-
-  Args:
-    shards: parts of files as TFDS describes them (`filename`, `skip`, `take`,
-      `examples_in_shard`), in order.
-
-  Raises:
-    MissingDataError: a file is missing.
-  """
-
-  def __init__(self, shards: Sequence[Any]):
-    self._shards = shards
-    takes = [shard.take for shard in shards]
-    self._starts = list(itertools.accumulate(takes, initial=0))
-    for shard in shards:
-      if not os.path.exists(shard.filename):
-        raise MissingDataError(f'missing shard {shard.filename}; copy it again')
-    self._open()
-
-  def _open(self) -> None:
-    from array_record.python import array_record_data_source
-
-    self._records = array_record_data_source.ArrayRecordDataSource(self._shards)
-
-  def locate(self, index: int) -> tuple[int, int]:
-    """Returns (number of the shard, row in its file) of record `index`."""
-    number = bisect.bisect_right(self._starts, index) - 1
-    row = index - self._starts[number] + self._shards[number].skip
-    return number, row
-
   def where(self, index: int) -> str:
     """Returns the file of a record and its row there."""
-    number, row = self.locate(index)
+    number, row = self._locate(index)
     return f'{self._shards[number].filename}, record {row}'
 
-  def __getitem__(self, index: int) -> bytes:
-    try:
-      return self._records[index]
-    except (OSError, RuntimeError, ValueError, IndexError) as error:
-      raise BadRecord('unreadable', self.where(index), str(error)) from error
+  def _locate(self, index: int) -> tuple[int, int]:
+    """Returns (number of the shard, row in its file) of a record."""
+    number = bisect.bisect_right(self._starts, index) - 1
+    return number, index - self._starts[number] + self._shards[number].skip
 
-
-class TFRecordFiles(ArrayRecordFiles):
-  """Serialized records of TFRecord shards, by offsets found once.
-
-  Raises:
-    InvalidDataError: a shard is cut short, or holds another number of records
-      than its data set's description says.
-  """
-
-  def _open(self) -> None:
-    self._offsets = [
-      record_offsets(shard.filename, shard.examples_in_shard)
-      for shard in self._shards
-    ]
-
-  def __getitem__(self, index: int) -> bytes:
-    number, row = self.locate(index)
+  def _read_tfrecord(self, index: int) -> bytes:
+    number, row = self._locate(index)
     start, end = self._offsets[number][row : row + 2]
     size = int(end - start) - _HEADER.size - _FOOTER_BYTES
-    try:
-      # Opened per read: a data set may have more shards than a process may
-      # have open files, and a file object's position is not thread-safe.
-      with open(self._shards[number].filename, 'rb', buffering=0) as file:
-        file.seek(int(start) + _HEADER.size)
-        data = file.read(size)
-    except OSError as error:
-      raise BadRecord('unreadable', self.where(index), str(error)) from error
+    # Opened per read: a data set may have more shards than a process may
+    # have open files, and a file object's position is not thread-safe.
+    with open(self._shards[number].filename, 'rb', buffering=0) as file:
+      file.seek(int(start) + _HEADER.size)
+      data = file.read(size)
     if len(data) != size:
-      message = f'expected {size} bytes, got {len(data)}'
-      raise BadRecord('truncated', self.where(index), message)
+      raise OSError(f'cut short: expected {size} bytes, got {len(data)}')
     return data
-
-
-_FILES: Mapping[str, type[ArrayRecordFiles]] = {
-  'array_record': ArrayRecordFiles,
-  'tfrecord': TFRecordFiles,
-}
 
 
 def record_offsets(filename: str, num_records: int) -> Int64[np.ndarray, ' M']:
@@ -281,7 +233,7 @@ def _class_names(value: Any) -> Iterator[str]:
       yield from _class_names(item)
 
 
-def refuse_foreign_code(file: pathlib.Path) -> None:
+def _refuse_foreign_code(file: pathlib.Path) -> None:
   """Raises InvalidDataError for a features.json that names a foreign class.
 
   TFDS imports the module of any class named there, so a data set could run
@@ -292,11 +244,8 @@ def refuse_foreign_code(file: pathlib.Path) -> None:
   except ValueError as error:
     raise InvalidDataError(f'{file} is damaged: {error}') from error
   # Names without a dot import nothing.
-  foreign = sorted(
-    name
-    for name in names
-    if '.' in name and not name.startswith('tensorflow_datasets.')
-  )
+  own = re.compile(r'[^.]*|tensorflow_datasets\..*', re.DOTALL)
+  foreign = sorted(name for name in names if not own.fullmatch(name))
   if foreign:
     raise InvalidDataError(
       f'{file} would import {", ".join(foreign)}; only features of '
@@ -305,7 +254,7 @@ def refuse_foreign_code(file: pathlib.Path) -> None:
 
 
 def prepared_builder(name: str, data_dir: str, user: str) -> Any:
-  """Returns the builder of a data set that is on disk.
+  """Returns the TFDS builder of a data set that is on disk.
 
   Args:
     name: of the data set; '' where `data_dir` holds one prepared version.
@@ -325,7 +274,7 @@ def prepared_builder(name: str, data_dir: str, user: str) -> Any:
     ) from error
   folder = pathlib.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
   if data_dir and (folder / _INFO_FILE).is_file():
-    refuse_foreign_code(folder / _FEATURES_FILE)
+    _refuse_foreign_code(folder / _FEATURES_FILE)
     return tfds.builder_from_directory(folder)
   if not name:
     raise MissingDataError(
@@ -335,7 +284,7 @@ def prepared_builder(name: str, data_dir: str, user: str) -> Any:
   if not is_name(name):
     raise ConfigError('dataset.builder', name, NAME)
   for file in (folder / re.split('[/:]', name)[0]).rglob(_FEATURES_FILE):
-    refuse_foreign_code(file)
+    _refuse_foreign_code(file)
   try:
     builder = tfds.builder(name, data_dir=folder)
   except tfds.core.DatasetNotFoundError as error:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from dataset_lib.errors import ConfigError
-from dataset_lib.glue import REPEATED_TEXTS
+from dataset_lib.text_tasks import REPEATED_TEXTS
 from eat import cost, exits
 from eat.calibration_file import CalibrationFile
 from eat.model import EatClassifier

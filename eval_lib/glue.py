@@ -16,8 +16,8 @@ import sklearn.metrics
 from jaxtyping import Float, Num
 
 from dataset_lib.errors import ConfigError, InvalidDataError
-from dataset_lib.glue import TASKS
-from dataset_lib.text_files import MAX_SCORE
+from dataset_lib.text_rows import MAX_SCORE
+from dataset_lib.text_tasks import GLUE as TASKS
 from eval_lib import evaluator, predictions
 
 # The leaderboard averages two for some; here, as in the papers, the main number

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from dataset_lib import fields, tokenizer
 from dataset_lib.errors import ConfigError
-from dataset_lib.glue import num_texts
+from dataset_lib.text_tasks import num_texts
 from dataset_lib.tokenizer import MIN_LENGTH
 from eval_lib.metrics import Average
 from model_lib import convert, sizes

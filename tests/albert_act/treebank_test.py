@@ -7,7 +7,7 @@ import pytest
 
 from albert_act import analysis, treebank
 from dataset_lib import tokenizer
-from dataset_lib.conllu import Sentence, Word
+from dataset_lib.conllu import Word
 from tests.albert_act import small
 
 SPECIAL = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
@@ -64,8 +64,8 @@ def sentence(rng, count):
   for _ in range(count):
     form = str(rng.choice(WORDS)) + str(rng.choice(['', 'a', 'ab']))
     label = f'{rng.choice(LABELS)}{rng.choice(["", ":sub"])}'
-    words.append(Word(form, '_', 0, label))
-  return Sentence(tuple(words), '', 1)
+    words.append(Word(form, 0, label))
+  return tuple(words)
 
 
 def pieces(form):
@@ -102,21 +102,21 @@ def test_a_treebank_by_plain_counting(words, monkeypatch, halting):
     variables = sooner(variables)
   rng = np.random.default_rng(0)
   given = [sentence(rng, count) for count in (3, 12, 1, 7, 2, 5)]
-  odd = Word(CONTROL, '_', 0, 'det')
-  given.append(Sentence((odd, *given[0].words), '', 1))
+  odd = Word(CONTROL, 0, 'det')
+  given.append((odd, *given[0]))
   limit = 16
   found = by_label(model, variables, words, given, limit)
   spent = collections.defaultdict(list)
   counts, depths, left_out = collections.Counter(), [], 0
   for one in given:
     row, spans = [VOCABULARY.index('[CLS]')], []
-    for word in one.words:
+    for word in one:
       ids = pieces(word.form)
       if len(row) + len(ids) > limit - 1:
         break
       spans.append((word.label.split(':')[0], len(row), len(row) + len(ids)))
       row += ids
-    left_out += len(one.words) - len(spans)
+    left_out += len(one) - len(spans)
     row = np.array([*row, VOCABULARY.index('[SEP]')])
     _, n, _, _ = small.encode_by_loop(
       variables['params'], row, np.zeros_like(row), model

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from dataset_lib import builder, glue
-from dataset_lib import probing as probing_lib
+from dataset_lib import builder, text_tasks
 from dataset_lib.errors import ConfigError, InvalidDataError
 from eval_lib import calibration, frontier, predictions
 from tests.contexts import eval_context
@@ -18,7 +17,7 @@ def sst2(root, count=40, name='train.tsv'):
 
 
 def test_class_names():
-  names = {task: entry.class_names for task, entry in glue.TASKS.items()}
+  names = {task: entry.class_names for task, entry in text_tasks.GLUE.items()}
   assert names['mnli'] == ('entailment', 'neutral', 'contradiction')
   assert names['rte'] == names['qnli'] == ('entailment', 'not_entailment')
   assert names['wnli'] == ('not_entailment', 'entailment')
@@ -253,7 +252,7 @@ def test_real_probing_rows_are_all_good(shared_data, task):
   rows, tests, classes = PROBING[task]
   for split, expected in (('train', rows), ('test', tests)):
     source = builder.build_source(given, split)
-    assert source.info.num_classes == classes <= probing_lib.TASKS[task][0]
+    assert source.info.num_classes == classes <= text_tasks.PROBING[task][0]
     # Of word_content one word is only tested; its rows are bad ones.
     unknown = (task, split) == ('word_content', 'test')
     assert bool(source.bad_rows) is unknown

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-from dataset_lib import builder, digits, synthetic
+from dataset_lib import builder, synthetic
 
 CONFIGS = {
   'parity': dict(name='parity', length=16),
@@ -112,7 +112,9 @@ def test_a_fake_regression_has_scores():
 
 def test_the_split_of_the_digits_is_disjoint_complete_and_stratified():
   target = datasets.load_digits().target
-  train, test = (digits.stratified_rows(target, s) for s in ('train', 'test'))
+  train, test = (
+    synthetic.stratified_rows(target, s) for s in ('train', 'test')
+  )
   assert sorted([*train, *test]) == list(range(1797))
   assert len(test) == 359
   for label in range(10):
@@ -124,7 +126,7 @@ def test_the_split_of_the_digits_is_disjoint_complete_and_stratified():
 def test_digits_are_the_table(split):
   table = datasets.load_digits()
   source = builder.build_source(dict(name='digits'), split)
-  rows = digits.stratified_rows(table.target, split)
+  rows = synthetic.stratified_rows(table.target, split)
   assert len(source) == len(rows)
   for index in (0, 1, len(rows) - 1):
     record = source.record(index)

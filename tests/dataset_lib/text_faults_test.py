@@ -62,10 +62,11 @@ def test_bad_rows_are_counted_by_kind_with_file_and_row(root, name):
   kinds = BAD_ROWS[name]
   path, first = write_bad(root, name, kinds)
   data = build(root, name, max_bad_share=0.06)
-  assert list(data.bad_records) == list(kinds)
-  for number, (kind, entry) in enumerate(data.bad_records.items()):
+  assert {*data.bad_records} == {*kinds}
+  for number, kind in enumerate(kinds):
+    entry = data.bad_records[kind]
     row = 10 * number + 5
-    assert (kind, entry['count']) == (list(kinds)[number], 1)
+    assert entry['count'] == 1
     assert entry['first'][0]['file'] == f'{path}, line {row + first}'
     if name == 'glue':
       assert entry['first'][0]['row'] == row
@@ -115,7 +116,7 @@ def test_a_class_that_was_never_trained_is_no_row_to_evaluate(root):
 
 
 HEADER = b'\xff\xfesentence\tlabel'
-COLUMNS = 'the columns sentence, label, got sentence, class'
+COLUMNS = 'the columns label, got sentence, class'
 UNUSABLE = [
   *(
     ('glue', 'sst2', {'train.tsv': rows}, words)
@@ -128,7 +129,7 @@ UNUSABLE = [
       (['sentence\tlabel', 'w1\t7'], 'none of its 1 rows can be used'),
     ]
   ),
-  ('glue', 'cola', {'train.tsv': ['w1\t1']}, 'a header, or the 4 columns'),
+  ('glue', 'cola', {'train.tsv': ['w1\t1']}, 'columns sentence, got w1, 1'),
   *(
     ('probing', task, {f'{task}.txt': rows}, words)
     for task, rows, words in [

@@ -157,7 +157,13 @@ def test_a_missing_shard(images, tmp_path):
 
 def test_a_damaged_record_is_counted(copy):
   shard = copy / 'tiny-test.tfrecord-00000'
-  data = bytearray(shard.read_bytes())
+  whole = shard.read_bytes()
+  opened = builder.build_source(config(copy, ''), 'test')
+  os.truncate(shard, len(whole) - 5)
+  with pytest.raises(BadRecord, match='cut short') as error:
+    opened.record(6)
+  assert error.value.where == f'{shard}, record 6'
+  data = bytearray(whole)
   data[12:60] = bytes(48)  # the first record, behind its length
   shard.write_bytes(data)
   with pytest.raises(TooManyBadRecordsError, match='record 0'):

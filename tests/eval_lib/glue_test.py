@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dataset_lib.errors import ConfigError, InvalidDataError
-from dataset_lib.glue import TASKS
+from dataset_lib.text_tasks import GLUE as TASKS
 from eval_lib import evaluator, glue
 from tests import contexts
 
