@@ -5,22 +5,22 @@ Sentences are split by rules, without losing a character. A sentence ends after
 space follows and then a word that does not begin with a small letter. None ends
 after an abbreviation ("Dr."), a single letter ("J."), letters with dots between
 ("e.g.") or a number's "No.". The full stop of Chinese and Japanese needs no
-space after it. Nothing else depends on the language, and a mistake costs
-little: rows of training are cut elsewhere too.
+space after it. A mistake costs little: rows of training are cut elsewhere too.
 """
 
 import bisect
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Int, Int64, Shaped
+from jaxtyping import Bool, Int, Int32, Int64
 
 from dataset_lib import tokenizer
-from dataset_lib.corpus import MIN_ROW, token_dtype
+from dataset_lib.corpus import MIN_ROW, TRAIN, VALIDATION
 from dataset_lib.corpus_texts import Paragraph
+from dataset_lib.order import splitmix64
 
 BLOCK_CHARACTERS = 2**18
 _CLOSING = '"\'”’»)\\]}」』'  # noqa: RUF001
@@ -106,11 +106,8 @@ def pack(
   - A single token cannot be two segments. Where one would be left at the end,
     the row before ends earlier. A document of one token is left out.
 
-  Args:
-    sentence_lengths: tokens of each sentence, at least 1.
-    begins_word: whether each token begins a word.
-    limit: most tokens in a row, at least `MIN_ROW`; if it is 2, a single token
-      may be left at the end.
+  Sentences have at least 1 token, rows at most `limit`, which is at least
+  `MIN_ROW`; if it is 2, a single token may be left at the end.
   """
   ends = np.cumsum(sentence_lengths).tolist()
   words = np.flatnonzero(begins_word).tolist()
@@ -130,11 +127,11 @@ def _row_end(
   ends: Sequence[int], words: Sequence[int], start: int, furthest: int
 ) -> int:
   """Returns the end of the row from `start`, at most `furthest`."""
-  first = bisect.bisect_right(ends, start)
+  if furthest == ends[-1]:
+    return furthest
   behind = bisect.bisect_right(ends, furthest)
-  whole_sentences = behind - first
-  if whole_sentences >= 2 or furthest == ends[-1]:
-    return furthest if furthest == ends[-1] else ends[behind - 1]
+  if behind - bisect.bisect_right(ends, start) >= 2:
+    return ends[behind - 1]
   cut = words[bisect.bisect_right(words, furthest) - 1]
   # No word may begin there; and two tokens are the least.
   return cut if cut >= start + MIN_ROW else furthest
@@ -144,77 +141,70 @@ def _row_end(
 class Part:
   """Paragraphs of one document, and whether it begins and ends with them."""
 
+  split: str
   document: int
   where: str
   begins: bool
-  paragraphs: list[str]
   ends: bool = False
-
-
-@dataclasses.dataclass
-class Block:
-  """Parts of documents of one split."""
-
-  split: str
-  parts: list[Part]
-  characters: int = 0
+  paragraphs: list[str] = dataclasses.field(default_factory=list)
 
 
 def blocks(
-  stream: Iterable[Paragraph],
-  split_of: Callable[[int], str],
-  size: int,
-) -> Iterator[Block]:
-  """Collects documents to blocks of about `size` characters.
+  stream: Iterable[Paragraph], validation_share: float
+) -> Iterator[list[Part]]:
+  """Collects parts of one split to blocks of about `BLOCK_CHARACTERS`.
 
   Borders of blocks follow from the text alone, so that the result does not
   depend on the number of processes. A document that is longer than a block goes
   on in the next one; only its rows end there.
-
-  Args:
-    stream: paragraphs; an empty one ends a document.
-    split_of: returns the split of a document, by its number from 0.
-    size: a block is full when it has this many characters.
   """
-  open_blocks: dict[str, Block] = {}
+  block: dict[str, list[Part]] = {VALIDATION: [], TRAIN: []}
+  characters = dict.fromkeys(block, 0)
   document, part = 0, None
-  for paragraph in stream:
-    if not paragraph.text:
+  for text, where in stream:
+    if not text:
       if part:
         part.ends = True
         document, part = document + 1, None
       continue
-    split = split_of(document)
-    block = open_blocks.setdefault(split, Block(split, []))
+    split = _split_of(document, validation_share)
     begins = part is None
-    if block.characters >= size:
-      yield block
-      block = open_blocks[split] = Block(split, [])
-      part = None
+    if characters[split] >= BLOCK_CHARACTERS:
+      yield block[split]
+      block[split], characters[split], part = [], 0, None
     if part is None:
-      part = Part(document, paragraph.where, begins, [])
-      block.parts.append(part)
-    part.paragraphs.append(paragraph.text)
-    block.characters += len(paragraph.text)
-  if part:
-    part.ends = True
-  yield from open_blocks.values()
+      part = Part(split, document, where, begins)
+      block[split].append(part)
+    part.paragraphs.append(text)
+    characters[split] += len(text)
+  yield from filter(None, block.values())
+
+
+def _split_of(document: int, validation_share: float) -> str:
+  """Returns the validation split for one document of every 1 / share.
+
+  The first of the corpus is one, so that a small corpus has one at all; of each
+  further group it is a random one.
+  """
+  if not validation_share:
+    return TRAIN
+  size = round(1 / validation_share)
+  group, place = divmod(document, size)
+  # 0 for group 0, which splitmix64 leaves as it is.
+  chosen = int(splitmix64(np.array([group], np.uint64))[0]) % size
+  return VALIDATION if place == chosen else TRAIN
 
 
 @dataclasses.dataclass
 class Rows:
-  """The rows of a block.
+  """The rows of a block, concatenated.
 
-  Attributes:
-    tokens: of all rows, concatenated.
-    documents: number of each document, and of its rows in this block.
-    counts: 'documents' that begin here, 'characters', 'words' and
-      'unknown_tokens'.
-    faults: kind, place and message of each; see `corpus.Faults`.
+  `documents` has the number of each document, and of its rows in this block,
+  `faults` the arguments of `corpus_texts.Faults.add`.
   """
 
   split: str
-  tokens: Shaped[np.ndarray, ' M']
+  tokens: Int32[np.ndarray, ' M']
   sentence_lengths: Int64[np.ndarray, ' S']
   row_lengths: Int64[np.ndarray, ' R']
   documents: list[tuple[int, int]]
@@ -223,37 +213,33 @@ class Rows:
 
 
 class Encoder:
-  """Turns blocks into rows; a process makes one and uses it for all.
-
-  Args:
-    path: the tokenizer.
-    limit: tokens that a row may have, without special tokens.
-  """
+  """Turns blocks into rows of at most `limit` tokens of a tokenizer's file."""
 
   def __init__(self, path: pathlib.Path, limit: int):
     self._tokenizer = tokenizer.load(path)
     self._begins_word = self._tokenizer.word_starts()
-    self._dtype = token_dtype(self._tokenizer.vocab_size)
     self._limit = limit
 
-  def __call__(self, block: Block) -> Rows:
+  def __call__(self, block: Sequence[Part]) -> Rows:
     """Returns the rows of a block."""
     faults: list[tuple[str, str, str]] = []
-    packed = [self._pack(part, faults) for part in block.parts]
+    packed = [self._pack(part, faults) for part in block]
     tokens, sentences, rows = map(np.concatenate, zip(*packed, strict=True))
+    documents = [
+      (part.document, len(row_lengths))
+      for part, (_, _, row_lengths) in zip(block, packed, strict=True)
+      if len(row_lengths)
+    ]
     counts = {
-      'documents': sum(part.begins for part in block.parts),
-      'characters': block.characters,
+      'documents': sum(part.begins for part in block),
+      'characters': sum(
+        len(text) for part in block for text in part.paragraphs
+      ),
       'words': int(self._begins_word[tokens].sum()),
       'unknown_tokens': int((tokens == self._tokenizer.unk_id).sum()),
     }
-    documents = [
-      (part.document, len(own[-1]))
-      for part, own in zip(block.parts, packed, strict=True)
-      if len(own[-1])
-    ]
-    tokens = tokens.astype(self._dtype)
-    return Rows(block.split, tokens, sentences, rows, documents, counts, faults)
+    split = block[0].split
+    return Rows(split, tokens, sentences, rows, documents, counts, faults)
 
   def _pack(
     self, part: Part, faults: list[tuple[str, str, str]]

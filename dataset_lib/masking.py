@@ -9,7 +9,6 @@ order until the row's number of tokens is reached. The last one is shortened to
 the words that still fit, and single words fill the rest.
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -18,70 +17,45 @@ from jaxtyping import Bool, Float64, Int, Int32
 MASKED, REPLACED, KEPT = 0, 1, 2  # the kinds of `mlm_kind`
 MASKED_SHARE, REPLACED_SHARE = 0.8, 0.1
 
-Tokens = Int32[np.ndarray, 'B L']
 Flags = Bool[np.ndarray, 'B L']
 Numbers = Int[np.ndarray, 'B L']
 Uniform = Float64[np.ndarray, 'B L']
 Budgets = Int[np.ndarray, ' B']
 
 
-class Vocabulary(NamedTuple):
-  """Id of [MASK], and the ids of text, which random tokens are drawn from."""
-
-  mask_id: int
-  ordinary: Int32[np.ndarray, ' O']
-
-
 class Rows(NamedTuple):
   """Rows to be masked, with special tokens and padding.
 
-  Attributes:
-    tokens: token ids.
-    is_text: tokens that may be chosen.
-    begins_word: those of them that begin a word.
-    begins_segment: tokens that no n-gram may continue to from the one before.
+  Only tokens in `is_text` are chosen. `begins_segment` marks tokens that no
+  n-gram may continue to from the one before.
   """
 
-  tokens: Tokens
+  tokens: Int32[np.ndarray, 'B L']
   is_text: Flags
   begins_word: Flags
   begins_segment: Flags
 
 
 class Draws(NamedTuple):
-  """Independent uniform numbers in [0, 1), each used once.
+  """Independent uniform numbers in [0, 1) for each random choice."""
 
-  Attributes:
-    lengths: for the lengths of n-grams.
-    order: for the order in which n-grams are taken.
-    kinds: for masking, replacing or keeping a chosen token.
-    replacements: for the token that replaces it.
-  """
-
-  lengths: Uniform
-  order: Uniform
+  lengths: Uniform  # of n-grams
+  order: Uniform  # in which n-grams are taken
   kinds: Float64[np.ndarray, 'B P']
   replacements: Float64[np.ndarray, 'B P']
-
-
-def budget(lengths: Budgets, share: float) -> Budgets:
-  """Returns the tokens to choose of rows: the rounded share, at least one."""
-  return np.maximum(1, np.round(share * lengths).astype(np.int64))
-
-
-def slots(max_length: int, share: float) -> int:
-  """Returns P, the most tokens that are chosen in a row."""
-  return math.ceil(share * max_length)
 
 
 def mask(
   rows: Rows,
   budgets: Budgets,
   max_ngram: int,
-  vocabulary: Vocabulary,
+  mask_id: int,
+  ordinary: Int32[np.ndarray, ' O'],
   draws: Draws,
 ) -> dict[str, np.ndarray]:
   """Masks `budgets` tokens of each row, in n-grams of up to `max_ngram` words.
+
+  Random tokens are drawn from the ids `ordinary`.
 
   Returns:
     {'tokens': int32 [B, L], with the chosen tokens masked or replaced;
@@ -96,12 +70,10 @@ def mask(
   positions = np.argsort(~chosen, axis=1, kind='stable')[:, :size]
   used = np.arange(size) < chosen.sum(axis=1)[:, None]
   labels = np.take_along_axis(rows.tokens, positions, axis=1)
-  kinds = np.digitize(
-    draws.kinds, [MASKED_SHARE, MASKED_SHARE + REPLACED_SHARE]
-  )
-  count = len(vocabulary.ordinary)
-  random = vocabulary.ordinary[(draws.replacements * count).astype(np.int64)]
-  shown = np.choose(kinds, [np.int32(vocabulary.mask_id), random, labels])
+  shares = [MASKED_SHARE, MASKED_SHARE + REPLACED_SHARE]
+  kinds = np.digitize(draws.kinds, shares)
+  random = ordinary[(draws.replacements * len(ordinary)).astype(np.int64)]
+  shown = np.choose(kinds, [np.int32(mask_id), random, labels])
   tokens = rows.tokens.copy()
   tokens[np.nonzero(used)[0], positions[used]] = shown[used]
   return {
@@ -147,42 +119,31 @@ def choose(
   order = np.argsort(keys, axis=1, kind='stable')
   # From here on tokens are in the order in which they are taken; those of an
   # n-gram, and so of a word, have stayed together.
-  text, begins = (
-    np.take_along_axis(flags, order, axis=1)
-    for flags in (rows.is_text, rows.begins_word)
-  )
+  text = np.take_along_axis(rows.is_text, order, axis=1)
+  begins = np.take_along_axis(rows.begins_word, order, axis=1)
   word = _number(begins)
+  sizes = np.zeros(text.shape, np.int64)
+  np.add.at(sizes, (np.nonzero(text)[0], word[text]), 1)
+  size = np.take_along_axis(sizes, word, axis=1)
   within = np.arange(text.shape[1]) < budgets[:, None]
   # The first tokens, without those of a word that the budget cuts.
   first_left = np.minimum(budgets, text.shape[1] - 1)[:, None]
   is_cut = np.take_along_axis(text & ~begins, first_left, axis=1)
   cut_word = np.take_along_axis(word, first_left, axis=1)
   taken = text & within & (~is_cut | (word != cut_word))
-  _fill(taken, text, begins, word, budgets)
+  while True:  # takes single words that still fit, the first ones first
+    left = budgets - taken.sum(axis=1)
+    fitting = begins & text & ~taken & (size <= left[:, None])
+    some = np.flatnonzero(fitting.any(axis=1))
+    if not len(some):
+      break
+    first = fitting[some].argmax(axis=1)
+    taken[some] |= text[some] & (word[some] == word[some, first][:, None])
   nothing = ~taken.any(axis=1)
   taken[nothing] = (text & within)[nothing]
   chosen = np.zeros_like(taken)
   np.put_along_axis(chosen, order, taken, axis=1)
   return chosen
-
-
-def _fill(
-  taken: Flags, text: Flags, begins: Flags, word: Numbers, budgets: Budgets
-) -> None:
-  """Takes single words that still fit, the first ones first, in place."""
-  sizes = np.zeros(text.shape, np.int64)
-  row, _ = np.nonzero(text)
-  np.add.at(sizes, (row, word[text]), 1)
-  size = np.take_along_axis(sizes, word, axis=1)
-  while True:
-    left = budgets - taken.sum(axis=1)
-    fitting = begins & text & ~taken & (size <= left[:, None])
-    rows = np.flatnonzero(fitting.any(axis=1))
-    if not len(rows):
-      return
-    first = fitting[rows].argmax(axis=1)
-    same = word[rows] == word[rows, first][:, None]
-    taken[rows] |= same & text[rows]
 
 
 def _number(begins: Flags) -> Numbers:

@@ -38,6 +38,8 @@ MAX_TRAINING_TEXT = 1024
 MAX_TRAINING_CHARACTERS = 10**8
 # Fixed: the sums of the trainer, and so the pieces, depend on it.
 _TRAINING_THREADS = 16
+# ALBERT's tokenizer cuts the comma off a number ("9,"); a piece that has both
+# is made too improbable to be used.
 _NUMBER_COMMA = re.compile(r'.*\d,', re.DOTALL)
 _NUMBER_COMMA_PENALTY = 100.0
 
@@ -48,9 +50,8 @@ def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
   Args:
     texts: paragraphs or sentences, as they are.
     vocab_size: pieces, the special ones included.
-    max_texts: a random sample of so many texts, but at most
-      `MAX_TRAINING_CHARACTERS` in all, is kept in memory; longer texts count
-      as several.
+    max_texts: size of the random sample that is kept in memory, at most
+      `MAX_TRAINING_CHARACTERS` in all; longer texts count as several.
 
   Returns:
     A model in the format of `spiece.model`.
@@ -64,11 +65,12 @@ def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
 
   # A list, not an iterator: the trainer makes a RuntimeError of everything that
   # is raised while it reads, of Ctrl-C too.
-  sample = _sample(
-    _training_texts(texts, normalizer_of()), max_texts, MAX_TRAINING_CHARACTERS
-  )
+  sample = _sample(_training_texts(texts), max_texts)
   if not sample:
-    raise InvalidDataError('no text to train a vocabulary from')
+    raise InvalidDataError(
+      'no text to train a vocabulary from; a corpus of one document needs '
+      '--validation_share=0'
+    )
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
@@ -87,21 +89,28 @@ def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
       minloglevel=2,  # errors only
     )
   except RuntimeError as error:
-    raise ConfigError('vocab_size', vocab_size, _explained(error)) from error
+    expected = f'a size that can be trained from the texts ({error})'
+    raise ConfigError('vocab_size', vocab_size, expected) from error
   return model.getvalue()
 
 
-def _training_texts(texts: Iterable[str], normalizer: Any) -> Iterator[str]:
+def _training_texts(texts: Iterable[str]) -> Iterator[str]:
+  """Normalises texts and cuts them after spaces."""
+  normalizer, size = normalizer_of(), MAX_TRAINING_TEXT
   for text in texts:
     # Normalised before it is cut: a character may become several.
-    for part in pieces_of(normalizer.normalize_str(text), MAX_TRAINING_TEXT):
-      if part.strip():
-        yield part.strip()
+    text = normalizer.normalize_str(text)
+    start = 0
+    while start < len(text):
+      space = text.rfind(' ', start, start + size) + 1
+      is_last = start + size >= len(text)
+      stop = start + size if is_last or not space else space
+      if part := text[start:stop].strip():
+        yield part
+      start = stop
 
 
-def _sample(
-  texts: Iterable[str], max_texts: int, max_characters: int
-) -> list[str]:
+def _sample(texts: Iterable[str], max_texts: int) -> list[str]:
   """Returns a random sample in the order of the texts, the same each time."""
   draws, limit, characters = random.Random(0), 1.0, 0
   kept: list[tuple[float, int, str]] = []  # a heap, the largest number first
@@ -111,32 +120,10 @@ def _sample(
       continue
     heapq.heappush(kept, (-draw, place, text))
     characters += len(text)
-    while len(kept) > max_texts or characters > max_characters:
+    while len(kept) > max_texts or characters > MAX_TRAINING_CHARACTERS:
       largest, _, dropped = heapq.heappop(kept)
       limit, characters = -largest, characters - len(dropped)
   return [text for _, _, text in sorted(kept, key=lambda entry: entry[1])]
-
-
-def pieces_of(text: str, size: int) -> Iterator[str]:
-  """Cuts a text after spaces into pieces of at most `size` characters."""
-  start = 0
-  while len(text) - start > size:
-    space = text.rfind(' ', start, start + size)
-    stop = space + 1 if space >= 0 else start + size
-    yield text[start:stop]
-    start = stop
-  yield text[start:]
-
-
-def _explained(error: RuntimeError) -> str:
-  """Returns the legal size of the vocabulary that the trainer's error gives."""
-  limit = re.search(r'too high.*<= (\d+)', str(error))
-  if limit:
-    return f'at most {limit[1]} for so few words'
-  limit = re.search(r'smaller than required_chars\. \d+ vs (\d+)', str(error))
-  if limit:
-    return f'at least {limit[1]} for so many different characters'
-  return f'a size that this text can be trained with ({error})'
 
 
 def normalizer_of(
@@ -149,29 +136,24 @@ def normalizer_of(
   import tokenizers
   from tokenizers import normalizers
 
-  steps: list[Any] = [
-    normalizers.Replace('``', '"'),
-    normalizers.Replace("''", '"'),
-  ]
-  if not keep_accents:
-    steps += [normalizers.NFKD(), normalizers.StripAccents()]
-  if lower:
-    steps.append(normalizers.Lowercase())
-  if charsmap:
-    steps.append(normalizers.Precompiled(charsmap))
-  steps.append(normalizers.Replace(tokenizers.Regex(' {2,}'), ' '))
-  return normalizers.Sequence(steps)
+  accents = [normalizers.NFKD(), normalizers.StripAccents()]
+  return normalizers.Sequence(
+    [
+      normalizers.Replace('``', '"'),
+      normalizers.Replace("''", '"'),
+      *([] if keep_accents else accents),
+      *([normalizers.Lowercase()] if lower else []),
+      *([normalizers.Precompiled(charsmap)] if charsmap else []),
+      normalizers.Replace(tokenizers.Regex(' {2,}'), ' '),
+    ]
+  )
 
 
-def read(
-  path: str | os.PathLike[str], config: Mapping[str, Any] | None = None
-) -> Any:
+def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
   """Converts a model to a `tokenizers.Tokenizer`, without a frame of [CLS].
 
-  Args:
-    path: the model's file.
-    config: `do_lower_case` (default True) and `keep_accents` (False), as
-      ALBERT's tokenizer_config.json has them.
+  `config` may have `do_lower_case` (default True) and `keep_accents` (False),
+  as ALBERT's tokenizer_config.json.
 
   Raises:
     InvalidDataError: the file is damaged, or another kind of model.
@@ -182,7 +164,7 @@ def read(
   from tokenizers import decoders, models, pre_tokenizers
 
   proto: Any = sentencepiece_model_pb2
-  config, model = config or {}, proto.ModelProto()
+  model = proto.ModelProto()
   try:
     model.ParseFromString(pathlib.Path(path).read_bytes())
   except DecodeError as error:
@@ -190,16 +172,23 @@ def read(
   # They follow the pieces: a file that was cut short lacks them.
   if not (model.HasField('trainer_spec') and model.HasField('normalizer_spec')):
     raise InvalidDataError(f'{path} is damaged: it ends early')
-  trainer = model.trainer_spec
+  trainer, pieces = model.trainer_spec, model.pieces
   kind = trainer.ModelType.Name(trainer.model_type)
   kind += ' with byte_fallback' * trainer.byte_fallback
-  if kind != 'UNIGRAM' or not model.pieces:
+  if kind != 'UNIGRAM' or not pieces:
     raise InvalidDataError(
       f'{path}: expected a SentencePiece model of type UNIGRAM, got {kind} '
-      f'with {len(model.pieces)} pieces'
+      f'with {len(pieces)} pieces'
     )
-  pieces = [(piece.piece, _score(piece)) for piece in model.pieces]
-  library = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=trainer.unk_id))
+  scores = [
+    (
+      piece.piece,
+      piece.score
+      - _NUMBER_COMMA_PENALTY * bool(_NUMBER_COMMA.fullmatch(piece.piece)),
+    )
+    for piece in pieces
+  ]
+  library = tokenizers.Tokenizer(models.Unigram(scores, unk_id=trainer.unk_id))
   library.normalizer = normalizer_of(
     bool(config.get('do_lower_case', True)),
     bool(config.get('keep_accents', False)),
@@ -212,23 +201,12 @@ def read(
     ]
   )
   library.decoder = decoders.Metaspace(SPACE, prepend_scheme='always')
-  piece_type = proto.ModelProto.SentencePiece.Type
-  special = piece_type.Value('UNKNOWN'), piece_type.Value('CONTROL')
+  kinds = proto.ModelProto.SentencePiece.Type
+  special = kinds.Value('UNKNOWN'), kinds.Value('CONTROL')
   library.add_special_tokens(
-    [piece.piece for piece in model.pieces if piece.type in special]
+    [piece.piece for piece in pieces if piece.type in special]
   )
   return library
-
-
-def _score(piece: Any) -> float:
-  """Returns the logarithm of the piece's probability.
-
-  ALBERT's tokenizer cuts the comma off a number ("9,"); a piece that has both
-  is made too improbable to be used.
-  """
-  if _NUMBER_COMMA.fullmatch(piece.piece):
-    return piece.score - _NUMBER_COMMA_PENALTY
-  return piece.score
 
 
 def keep_as_text(library: Any, names: Iterable[str]) -> None:
@@ -236,11 +214,7 @@ def keep_as_text(library: Any, names: Iterable[str]) -> None:
 
   A unigram model finds every piece of its vocabulary in a text, the special
   ones too: a typed "<pad>" would become padding. Cut after its first character
-  it is text like any other. Does nothing where this was done before.
-
-  Args:
-    library: a `tokenizers.Tokenizer` with a unigram model; changed in place.
-    names: the special tokens.
+  it is text like any other. Changes a `tokenizers.Tokenizer` in place, once.
   """
   import tokenizers
   from tokenizers import pre_tokenizers
@@ -251,10 +225,9 @@ def keep_as_text(library: Any, names: Iterable[str]) -> None:
     if len(name) > 1
   )
   given = library.pre_tokenizer
-  written = json.dumps({'Regex': pattern}, ensure_ascii=False)
-  if given and written.replace(' ', '', 1) in given.__getstate__().decode():
-    return
-  cut = pre_tokenizers.Split(tokenizers.Regex(pattern), 'merged_with_previous')
-  library.pre_tokenizer = pre_tokenizers.Sequence(
-    [given, cut] if given else [cut]
-  )
+  steps = [given] if given else []
+  written = json.dumps(pattern, ensure_ascii=False)
+  if not any(written in step.__getstate__().decode() for step in steps):
+    cut = tokenizers.Regex(pattern)
+    steps.append(pre_tokenizers.Split(cut, 'merged_with_previous'))
+    library.pre_tokenizer = pre_tokenizers.Sequence(steps)

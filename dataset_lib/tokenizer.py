@@ -7,11 +7,11 @@ Hugging Face's `BertTokenizer` with `split_special_tokens=True` and
 bracket, never the separator.
 """
 
+import functools
 import itertools
 import json
 import os
 import pathlib
-import threading
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -28,7 +28,6 @@ MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]
 # memory of the ids, so they are not kept for a whole data set.
 CHUNK = 4096
 JSON_FILE, VOCABULARY_FILE = 'tokenizer.json', 'vocab.txt'
-MODEL_FILE = sentencepiece_model.MODEL_FILE
 CONFIG_FILES = ('special_tokens_map.json', 'tokenizer_config.json')
 SPECIAL_TOKENS = {
   'unk_token': '[UNK]',
@@ -37,7 +36,7 @@ SPECIAL_TOKENS = {
   'cls_token': '[CLS]',
   'mask_token': '[MASK]',
 }
-# Names in tokenizer_config.json of the arguments of BertNormalizer.
+# Names in tokenizer_config.json of the attributes of BertNormalizer.
 _NORMALIZER = {
   'do_lower_case': 'lowercase',
   'strip_accents': 'strip_accents',
@@ -52,15 +51,14 @@ _WITHOUT_SPACES = (
 class Tokenizer:
   """A WordPiece or SentencePiece tokenizer; threads may share it.
 
+  `library` is a `tokenizers.Tokenizer` without truncation or padding, `special`
+  the names of its special tokens by the keys of `SPECIAL_TOKENS`.
+
   Attributes:
     vocab_size: number of token ids that a model must embed.
     pad_id: id of [PAD]; likewise cls_id, sep_id, unk_id, and mask_id, which is
       None if there is no [MASK].
     special_ids: all of these and other tokens that no text gives, ascending.
-
-  Args:
-    library: a `tokenizers.Tokenizer` without truncation and padding.
-    special: names of the special tokens, by the keys of `SPECIAL_TOKENS`.
   """
 
   def __init__(self, library: Any, special: Mapping[str, str]):
@@ -76,8 +74,7 @@ class Tokenizer:
     named = {number for number, token in added.items() if token.special}
     self.special_ids = tuple(sorted(named | {*ids.values()} - {None}))
     self._library = library
-    self._truncating: dict[int, Any] = {}
-    self._lock = threading.Lock()
+    self._truncating = functools.cache(self._truncating_at)
 
   def encode(
     self,
@@ -87,32 +84,25 @@ class Tokenizer:
   ) -> Encoded:
     """Returns token ids of texts, or of pairs, with [CLS] and [SEP].
 
-    Args:
-      texts: the texts, or the first of each pair.
-      pairs: the second of each pair, as many as `texts`.
-      max_length: longest row; a longer one loses tokens from the end of its
-        longer text first.
+    A row longer than `max_length` loses tokens from the end of its longer text
+    first.
 
     Raises:
       ValueError: a text cannot be encoded (a lone surrogate), the numbers of
         texts differ, or max_length has no room for the special tokens.
     """
-    library = self._truncated_at(max_length)
     items: Sequence[Any] = texts
     if pairs is not None:
       items = list(zip(texts, pairs, strict=True))
-    tokens, types, lengths = _encode(library, items, special=True)
+    rows = _encode(self._truncating(max_length), items, special=True)
+    tokens, types, lengths = rows
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return Encoded(tokens, types, offsets)
 
   def encode_plain(
     self, texts: Sequence[str]
   ) -> tuple[Int32[np.ndarray, ' M'], Int32[np.ndarray, ' N']]:
-    """Returns token ids of whole texts, without [CLS] and [SEP].
-
-    Returns:
-      The ids of all texts, concatenated, and the length of each.
-    """
+    """Returns the ids of all texts without [CLS] and [SEP], and the lengths."""
     tokens, _, lengths = _encode(self._library, texts, special=False)
     return tokens, lengths
 
@@ -140,40 +130,36 @@ class Tokenizer:
     """Writes one `tokenizer.json` from which `load` gives this tokenizer."""
     atomic_file.write_text(path, self._library.to_str(pretty=True) + '\n')
 
-  def _truncated_at(self, max_length: int) -> Any:
+  def _truncating_at(self, max_length: int) -> Any:
     import tokenizers
 
     if max_length < MIN_LENGTH:
       raise ValueError(
         f'max_length: expected at least {MIN_LENGTH}, got {max_length}'
       )
-    with self._lock:
-      if max_length not in self._truncating:
-        library = tokenizers.Tokenizer.from_str(self._library.to_str())
-        library.encode_special_tokens = True
-        library.enable_truncation(max_length, strategy='longest_first')
-        self._truncating[max_length] = library
-      return self._truncating[max_length]
+    library = tokenizers.Tokenizer.from_str(self._library.to_str())
+    library.encode_special_tokens = True
+    library.enable_truncation(max_length, strategy='longest_first')
+    return library
 
 
 def _encode(
   library: Any, items: Sequence[Any], special: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  parts: tuple[list[Any], ...] = [], [], []
+  """Returns ids and, with [CLS], types of all rows, and the rows' lengths."""
+  tokens, types, lengths = ([np.zeros(0, np.int32)] for _ in range(3))
   for start in range(0, len(items), CHUNK):
     chunk = list(items[start : start + CHUNK])
     try:
       rows = library.encode_batch_fast(chunk, add_special_tokens=special)
     except (TypeError, UnicodeError) as error:
-      culprit = _culprit(chunk)
+      culprit = _culprit(chunk) or error
       raise ValueError(f'a text cannot be encoded: {culprit}') from error
-    parts[0].append(_flat(row.ids for row in rows))
-    if isinstance(chunk[0], tuple):
-      parts[1].append(_flat(row.type_ids for row in rows))
-    parts[2].append(np.array([len(row) for row in rows], np.int32))
-  empty = np.zeros(0, np.int32)
-  tokens, types, lengths = (np.concatenate([empty, *part]) for part in parts)
-  return tokens, types if len(types) else np.zeros_like(tokens), lengths
+    tokens.append(_flat(row.ids for row in rows))
+    lengths.append(np.array([len(row) for row in rows], np.int32))
+    if special:
+      types.append(_flat(row.type_ids for row in rows))
+  return np.concatenate(tokens), np.concatenate(types), np.concatenate(lengths)
 
 
 def _culprit(items: list[Any]) -> str:
@@ -182,7 +168,7 @@ def _culprit(items: list[Any]) -> str:
       ''.join(item).encode()
     except (TypeError, UnicodeError) as error:
       return f'number {number} of {len(items)}: {error}'
-  return 'none of them alone'
+  return ''
 
 
 def _flat(rows: Iterable[list[int]]) -> Int32[np.ndarray, ' M']:
@@ -201,42 +187,56 @@ def begins_word(name: str, is_word_piece: bool) -> bool:
 
 
 def load(path: str | os.PathLike[str]) -> Tokenizer:
-  """Reads a tokenizer.
-
-  Args:
-    path: a directory with `tokenizer.json`, `vocab.txt` or `spiece.model`, or
-      such a file; `tokenizer_config.json` beside it is obeyed.
+  """Reads a tokenizer from its directory or file.
 
   Raises:
     MissingDataError: there is none.
     InvalidDataError: it is damaged, or no WordPiece tokenizer like BERT's and
       no SentencePiece tokenizer like ALBERT's.
   """
+  from tokenizers import processors
+
   folder = pathlib.Path(path).expanduser()
-  names = (JSON_FILE, VOCABULARY_FILE, MODEL_FILE)
+  names = JSON_FILE, VOCABULARY_FILE, sentencepiece_model.MODEL_FILE
   files = [folder, *(folder / name for name in names)]
   file = next((file for file in files if file.is_file()), None)
   if not file:
     raise MissingDataError(
-      f'no tokenizer at {folder}: expected a directory with {MODEL_FILE}, '
+      f'no tokenizer at {folder}: expected a directory with {names[2]}, '
       f'{JSON_FILE} or {VOCABULARY_FILE}, or such a file'
     )
-  try:
-    library, special = _read(file)
-  except UnicodeDecodeError as error:
-    raise InvalidDataError(f'{file} is not UTF-8: {error}') from error
-  library.no_truncation()
-  library.no_padding()
-  library.encode_special_tokens = True
+  config = _config(file)
+  library = _read(file, config)
+  defaults = sentencepiece_model.SPECIAL_TOKENS
+  if _is_word_piece(library):
+    defaults = SPECIAL_TOKENS
+  special = {
+    name: _content(config.get(name, token)) for name, token in defaults.items()
+  }
   ids = {name: library.token_to_id(token) for name, token in special.items()}
   missing = [special[name] for name in special if ids[name] is None]
   # Nothing here needs [MASK].
-  if set(missing) - {special['mask_token']}:
+  if {*missing} - {special['mask_token']}:
     raise InvalidDataError(
       f'{file}: expected the special tokens {", ".join(special.values())}, '
       f'got a vocabulary without {", ".join(missing)}; name its own in '
       'tokenizer_config.json'
     )
+  if file.suffix not in ('.model', '.json'):
+    known = [token for token in special.values() if token not in missing]
+    library.add_special_tokens(known)
+  if defaults is not SPECIAL_TOKENS:
+    sentencepiece_model.keep_as_text(library, special.values())
+  first, last = special['cls_token'], special['sep_token']
+  if library.post_processor is None:
+    library.post_processor = processors.TemplateProcessing(
+      single=f'{first} $A {last}',
+      pair=f'{first} $A {last} $B:1 {last}:1',
+      special_tokens=[(first, ids['cls_token']), (last, ids['sep_token'])],
+    )
+  library.no_truncation()
+  library.no_padding()
+  library.encode_special_tokens = True
   pair = library.encode('', '')
   if pair.ids != [ids['cls_token'], ids['sep_token'], ids['sep_token']]:
     raise InvalidDataError(
@@ -246,59 +246,51 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
   return Tokenizer(library, special)
 
 
-def _read(file: pathlib.Path) -> tuple[Any, dict[str, str]]:
-  """Returns the library's tokenizer and the names of its special tokens."""
-  from tokenizers import processors
-
-  config: dict[str, Any] = {}
-  for name in CONFIG_FILES:
-    path = file.with_name(name)
-    if path.is_file():
-      try:
-        config |= json.loads(path.read_text(encoding='utf-8'))
-      except (ValueError, TypeError) as error:
-        raise InvalidDataError(f'{path} is damaged: {error}') from error
-  if file.suffix == '.model':
-    library = sentencepiece_model.read(file, config)
-  elif file.suffix == '.json':
-    library = _from_json(file, config)
-  else:
-    library = _from_vocabulary(file, config)
-  is_word_piece = _is_word_piece(library)
-  special = dict(
-    SPECIAL_TOKENS if is_word_piece else sentencepiece_model.SPECIAL_TOKENS
-  )
-  for name in special:
-    # A string, or an object with the string in it.
-    given = config.get(name, special[name])
-    is_object = isinstance(given, Mapping)
-    special[name] = given['content'] if is_object else str(given)
-  vocabulary = library.get_vocab()
-  if file.suffix not in ('.model', '.json'):
-    known = [token for token in special.values() if token in vocabulary]
-    library.add_special_tokens(known)
-  if not is_word_piece:
-    sentencepiece_model.keep_as_text(library, special.values())
-  framing = special['cls_token'], special['sep_token']
-  if library.post_processor is None and {*framing} <= {*vocabulary}:
-    first, last = framing
-    library.post_processor = processors.TemplateProcessing(
-      single=f'{first} $A {last}',
-      pair=f'{first} $A {last} $B:1 {last}:1',
-      special_tokens=[(name, library.token_to_id(name)) for name in framing],
-    )
-  return library, special
-
-
 def _is_word_piece(library: Any) -> bool:
   from tokenizers import models
 
   return isinstance(library.model, models.WordPiece)
 
 
+def _config(file: pathlib.Path) -> dict[str, Any]:
+  """Returns the options in the files of `CONFIG_FILES` next to a tokenizer."""
+  config: dict[str, Any] = {}
+  for path in map(file.with_name, CONFIG_FILES):
+    if path.is_file():
+      try:
+        config |= json.loads(path.read_text(encoding='utf-8'))
+      except (ValueError, TypeError) as error:
+        raise InvalidDataError(f'{path} is damaged: {error}') from error
+  return config
+
+
+def _content(token: Any) -> str:
+  """Returns a special token, given as a string or an object with it."""
+  return str(token['content'] if isinstance(token, Mapping) else token)
+
+
+def _read(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
+  """Returns the library's tokenizer of a file, set as `config` has it."""
+  from tokenizers import normalizers
+
+  if file.suffix == '.model':
+    return sentencepiece_model.read(file, config)
+  read = _from_json if file.suffix == '.json' else _from_vocabulary
+  try:
+    library = read(file, config)
+  except UnicodeDecodeError as error:
+    raise InvalidDataError(f'{file} is not UTF-8: {error}') from error
+  normalizer = library.normalizer
+  if isinstance(normalizer, normalizers.BertNormalizer):
+    for name in _NORMALIZER.keys() & config.keys():
+      setattr(normalizer, _NORMALIZER[name], config[name])
+    library.normalizer = normalizer
+  return library
+
+
 def _from_json(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
   import tokenizers
-  from tokenizers import models, normalizers
+  from tokenizers import models
 
   text = file.read_text(encoding='utf-8')
   try:
@@ -307,16 +299,9 @@ def _from_json(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
     raise InvalidDataError(f'{file} is damaged: {error}') from error
   if not isinstance(library.model, (models.WordPiece, models.Unigram)):
     raise InvalidDataError(
-      f'{file}: expected a WordPiece tokenizer, got '
-      f'{type(library.model).__name__}; a Unigram one (SentencePiece) is read '
-      'too'
+      f'{file}: expected a WordPiece tokenizer, or a Unigram one '
+      f'(SentencePiece), got {type(library.model).__name__}'
     )
-  normalizer = library.normalizer
-  if isinstance(normalizer, normalizers.BertNormalizer):
-    for name, field in _NORMALIZER.items():
-      if name in config:
-        setattr(normalizer, field, config[name])
-    library.normalizer = normalizer
   return library
 
 
@@ -333,18 +318,11 @@ def _from_vocabulary(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
   with file.open(encoding='utf-8') as lines:
     # A line's number is the token's id; only '\n' ends a line.
     vocabulary = {line.rstrip('\n'): row for row, line in enumerate(lines)}
-  unknown = config.get('unk_token', SPECIAL_TOKENS['unk_token'])
-  if isinstance(unknown, Mapping):
-    unknown = unknown['content']
+  unknown = _content(config.get('unk_token', SPECIAL_TOKENS['unk_token']))
   library = tokenizers.Tokenizer(
     models.WordPiece(vocabulary, unk_token=unknown)
   )
-  library.normalizer = normalizers.BertNormalizer(
-    clean_text=True,
-    handle_chinese_chars=config.get('tokenize_chinese_chars', True),
-    strip_accents=config.get('strip_accents'),
-    lowercase=config.get('do_lower_case', True),
-  )
+  library.normalizer = normalizers.BertNormalizer()
   library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
   library.decoder = decoders.WordPiece()
   return library

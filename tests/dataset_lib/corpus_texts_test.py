@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from dataset_lib import corpus_texts
-from dataset_lib.corpus import ACTIONS, Faults
+from dataset_lib.corpus_texts import ACTIONS, Faults, Texts
 from dataset_lib.errors import MissingDataError
 
 
@@ -16,8 +16,8 @@ def read(*files, max_line=corpus_texts.MAX_LINE, wrapped=False):
   """(documents as lists of paragraphs, {kind: its entry}, bytes done)."""
   faults, done = Faults(), []
   stream = itertools.chain.from_iterable(
-    corpus_texts.Texts([str(file)], faults).paragraphs(
-      faults, done.append, wrapped, max_line
+    Texts([str(file)], faults, wrapped=wrapped, max_line=max_line).paragraphs(
+      faults, done.append
     )
     for file in files
   )
@@ -135,13 +135,13 @@ def test_wrapped_lines_are_joined(file):
 
 def test_an_error_while_reading(file, monkeypatch):
   file.write_text('one\ntwo\n')
-  pieces = corpus_texts.pieces
+  lines = Texts.lines
 
-  def breaking(stream, max_line):
-    yield next(pieces(stream, max_line))
+  def breaking(*arguments):
+    yield next(lines(*arguments))
     raise OSError(5, 'Input/output error')
 
-  monkeypatch.setattr(corpus_texts, 'pieces', breaking)
+  monkeypatch.setattr(Texts, 'lines', breaking)
   documents, faults, _ = read(file)
   assert documents == [['one']]
   (shown,) = faults['unreadable_file']['first']
@@ -151,21 +151,17 @@ def test_an_error_while_reading(file, monkeypatch):
 @pytest.mark.parametrize(
   ('data', 'expected'),
   [
-    (b'aaa bbb ccc ddd eee', [b'aaa bbb ', b'ccc ddd ', b'eee']),
-    (b'a' * 25, [b'a' * 9, b'a' * 9, b'a' * 7]),
+    (b'aaa bbb ccc ddd eee', ['aaa bbb', 'ccc ddd', 'eee']),
+    (b'a' * 25, ['a' * 9, 'a' * 9, 'a' * 7]),
     # 3 bytes a character: no cut inside of one.
-    ('€'.encode() * 8, ['€'.encode() * 3, '€'.encode() * 3, '€'.encode() * 2]),
-    (b'\x80' * 21, [b'\x80' * 10, b'\x80' * 10, b'\x80']),
-    (b'aaaaaaaaa\nb', [b'aaaaaaaaa\n', b'b']),
+    ('€'.encode() * 8, ['€€€', '€€€', '€€']),
+    (b'\x80' * 21, ['\ufffd' * 10, '\ufffd' * 10, '\ufffd']),
+    (b'aaaaaaaaa\nb', ['aaaaaaaaa', 'b']),
   ],
 )
-def test_long_lines_are_cut(data, expected, tmp_path):
-  file = tmp_path / 'a.txt'
+def test_long_lines_are_cut(data, expected, file):
   file.write_bytes(data)
-  with file.open('rb') as stream:
-    got = [piece.data for piece in corpus_texts.pieces(stream, 10)]
-  assert got == expected
-  assert b''.join(got) == data
+  assert read(file, max_line=10)[0] == [expected]
 
 
 def test_a_long_line_is_one_document_and_counted_once(file):
@@ -189,9 +185,8 @@ def test_a_line_of_many_megabytes_takes_little_memory(file, size, unit):
   try:
     length = faults = 0
     counts = Faults()
-    texts = corpus_texts.Texts([str(file)], counts)
-    stream = texts.paragraphs(counts, lambda done: None, max_line=2**18)
-    for paragraph in stream:
+    texts = Texts([str(file)], counts, max_line=2**18)
+    for paragraph in texts.paragraphs(counts, lambda done: None):
       length += len(paragraph.text)
     faults = counts.summary()
     _, peak = tracemalloc.get_traced_memory()

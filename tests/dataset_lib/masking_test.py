@@ -1,15 +1,17 @@
 """What is masked: by hand, as properties, and its statistics."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset_lib import masking
-from dataset_lib.masking import Draws, Rows, Vocabulary
+from dataset_lib.masking import Draws, Rows
 
 SIZE, MASK = 1000, 4
-VOCABULARY = Vocabulary(MASK, np.arange(5, SIZE, dtype=np.int32))
+ORDINARY = np.arange(5, SIZE, dtype=np.int32)
 
 
 def rows_of(words):
@@ -47,21 +49,12 @@ def draws_of(shape, slots, seed=0):
 def masked(words, share=0.2, max_ngram=3, seed=0):
   rows = rows_of(words)
   lengths = np.array([sum(map(sum, row)) + 3 for row in words], np.int32)
-  slots = masking.slots(rows.tokens.shape[1], share)
-  budgets = masking.budget(lengths, share)
+  slots = math.ceil(share * rows.tokens.shape[1])
+  budgets = np.maximum(1, np.round(share * lengths).astype(int))
   draws = draws_of(rows.tokens.shape, slots, seed)
   return rows, budgets, masking.mask(
-    rows, budgets, max_ngram, VOCABULARY, draws
+    rows, budgets, max_ngram, MASK, ORDINARY, draws
   )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-  ('length', 'expected'),
-  [(5, 1), (7, 1), (8, 2), (12, 2), (13, 3), (100, 20), (128, 26)],
-)
-def test_the_number_of_tokens_is_the_share_rounded(length, expected):
-  assert masking.budget(np.array([length]), 0.2).tolist() == [expected]
-  assert expected <= masking.slots(length, 0.2)
 
 
 def test_whole_words_that_fit_by_hand():

@@ -343,17 +343,11 @@ def test_random_tokens_are_ordinary(directory):
   assert set(randomly) <= set(range(5, len(corpora.VOCABULARY)))
 
 
-def test_no_random_number_is_used_twice(directory, monkeypatch):
-  drawn, uniform = [], pretraining.uniform
-
-  def recorded(*arguments):
-    drawn.append(uniform(*arguments))
-    return drawn[-1]
-
-  monkeypatch.setattr(pretraining, 'uniform', recorded)
-  draw(pretraining_source(directory))
-  numbers = np.concatenate(drawn, axis=1)
-  assert numbers.shape[1] == 5 + 2 * LENGTH + 2 * 7
+def test_no_random_number_is_used_twice():
+  epochs, indices = np.divmod(np.arange(400), 80)
+  numbers = pretraining.uniform(3, epochs, indices, 83)
+  assert numbers.shape == (400, 83)
   assert len(np.unique(numbers)) == numbers.size
+  assert 0 <= numbers.min() <= numbers.max() < 1
   # Their mean is 1/2, with a standard deviation of sqrt(1 / 12).
   assert abs(numbers.mean() - 0.5) < 4 / np.sqrt(12 * numbers.size)

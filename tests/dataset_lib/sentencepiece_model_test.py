@@ -72,7 +72,7 @@ def test_training_is_a_function_of_the_texts(max_texts):
 
 
 @pytest.mark.parametrize(
-  ('vocab_size', 'words'), [(5000, r'at most \d\d+'), (20, r'at least \d\d+')]
+  ('vocab_size', 'words'), [(5000, r'value <= \d\d+'), (20, r'20 vs \d\d+')]
 )
 def test_a_vocabulary_that_does_not_fit_the_texts(vocab_size, words):
   with pytest.raises(ConfigError, match=words) as error:

@@ -14,8 +14,8 @@ import cv2
 import numpy as np
 import pytest
 
-from dataset_lib import builder, corpus_texts, tfds
-from dataset_lib.corpus import Faults
+from dataset_lib import builder, tfds
+from dataset_lib.corpus_texts import Faults, Texts
 from dataset_lib.errors import (
   BadRecord,
   ConfigError,
@@ -306,9 +306,9 @@ def test_what_is_no_split(data_dir, make, name, split, kind, words):
 
 
 def texts_of(data_dir, name, **options):
-  texts = corpus_texts.TfdsTexts(name, str(data_dir))
   faults, done = Faults(), []
-  stream = list(texts.paragraphs(faults, done.append, **options))
+  texts = Texts([f'tfds:{name}'], faults, data_dir=str(data_dir), **options)
+  stream = list(texts.paragraphs(faults, done.append))
   assert 0 < sum(done) <= texts.size
   return [paragraph.text for paragraph in stream], stream, faults.summary()
 
@@ -337,9 +337,9 @@ def test_books_are_wrapped(data_dir):
 
 def test_texts_that_are_not_prepared(data_dir, tmp_path):
   with pytest.raises(MissingDataError, match='tfds build wikipedia'):
-    corpus_texts.TfdsTexts('wikipedia/20230601.en', str(tmp_path))
+    Texts(['tfds:wikipedia/20230601.en'], Faults(), (), str(tmp_path))
   with pytest.raises(InvalidDataError, match="expected a feature 'text'"):
-    corpus_texts.TfdsTexts('other', str(data_dir))
+    Texts(['tfds:other'], Faults(), (), str(data_dir))
 
 
 def test_a_corpus_of_it(data_dir, tmp_path):
