@@ -12,10 +12,7 @@ from typing import Any
 from adatape.classifier import TapeClassifier
 from dataset_lib.errors import ConfigError
 from serve_lib.chain import Row
-from serve_lib.decisions import ClassifierPolicy, Prediction
-
-VARIANT = 'tape'
-TAPE_READ = 'tape read'
+from serve_lib.decisions import ClassifierPolicy
 
 
 class TapeChain:
@@ -26,12 +23,12 @@ class TapeChain:
   Args:
     model: the classifier.
     variables: of the task, with `'params'`, on the device.
-    reader: makes batches; see `serve_lib.image_items`.
+    reader: makes batches; see `serve_lib.items`.
     inputs: from a batch to the model's inputs.
   """
 
   num_stages = 2
-  variants = (VARIANT,)
+  variants: tuple[str, ...] = ('tape',)
 
   def __init__(
     self,
@@ -74,16 +71,11 @@ class TapeChain:
 class TapePolicy(ClassifierPolicy):
   """`serve_lib.chain.Policy` for a `TapeChain`; every row runs both stages."""
 
-  def describe(self, row: Row) -> dict[str, Any]:
-    """Returns the length of the tape."""
+  def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
+    """Returns the length of the tape and its share of the longest."""
     length = int(row.outputs[0]['length'])
-    return {'tape_length': length, 'exit_reason': TAPE_READ}
-
-  def record(self, prediction: Prediction) -> None:
-    """Records the length of the tape as depth, and its share of the longest."""
-    length = prediction.tape_length or 0
-    share = length / self.lengths[-1]
-    self.monitor.record_exit(length, prediction.exit_reason, None, share)
+    fields = {'tape_length': length, 'exit_reason': 'tape read'}
+    return length, length / self.lengths[-1], fields
 
 
 def tape_lengths(

@@ -3,9 +3,8 @@
 Each stage runs a few iterations with exact compaction
 (`albert_act.compaction`); the first also embeds, the others are one program.
 After a stage the rows in which every token has halted are answered, and the
-others continue in a smaller batch (`serve_lib.engine`). With as many
-iterations in a stage as the model has there is one stage, in which halted rows
-cost nothing.
+others continue in a smaller batch. With as many iterations in a stage as the
+model has there is one stage, in which halted rows cost nothing.
 """
 
 import dataclasses
@@ -21,10 +20,9 @@ from albert_act.compaction import Tokens
 from albert_act.model import AlbertClassifier
 from dataset_lib.errors import ConfigError
 from serve_lib.chain import Row
-from serve_lib.decisions import ClassifierPolicy, Prediction
-from serve_lib.text_items import padded
+from serve_lib.decisions import ClassifierPolicy
+from serve_lib.items import MAX_CHARACTERS, padded
 
-ALL_HALTED, LAST_ITERATION = 'all tokens halted', 'last iteration'
 VARIANT = 'compacted'
 
 
@@ -38,25 +36,24 @@ class Options:
   """
 
   iterations: Annotated[int, Interval(ge=1, le=1000)] = 12
-  max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = 100_000
+  max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = MAX_CHARACTERS
 
 
 class AlbertChain:
   """An `AlbertClassifier` that halts, as `serve_lib.chain.Chain`.
 
   Attributes:
-    model: the classifier.
-    variables: its parameters as `transposed_kernels.transpose`, on the device.
+    variables: the parameters as `transposed_kernels.transpose`, on the device.
     iterations: iterations in a stage.
     limit: iterations of the model.
-    num_stages: number of stages.
-    variants: the one form it is served in.
     pad_id: token id of padding.
 
   Raises:
     ConfigError: the model does not halt, or has more than one shared block:
       tokens that have halted would have to be computed for the next one.
   """
+
+  variants: tuple[str, ...] = (VARIANT,)
 
   def __init__(
     self,
@@ -80,12 +77,10 @@ class AlbertChain:
     self.variables = {
       'params': transposed_kernels.transpose(variables['params'])
     }
-    self.iterations = iterations
-    self.limit = model.max_iterations
+    self.iterations, self.limit = iterations, model.max_iterations
     self.num_stages = -(-self.limit // iterations)
-    self.variants = (VARIANT,)
     # One object for all stages but the first: it is then compiled once.
-    self._later = self._applied(self._iterate)
+    self._first, self._later = map(self._applied, (self._begin, self._iterate))
 
   def stage(
     self, index: int, variant: str, length: int
@@ -95,13 +90,11 @@ class AlbertChain:
     Outputs are `'logits'` float32 `[B, O]`, `'running'` bool `[B]`, True
     while a token of the row has not halted, and `'steps'` int32 `[B, L]`.
     """
-    return self._later if index else self._applied(self._first_stage)
+    return self._later if index else self._first
 
-  def _first_stage(self, module: AlbertClassifier, carry: Any) -> Any:
-    tokens = compaction.begin(
-      module, carry['tokens'], carry['token_types'], carry['length']
-    )
-    return self._iterate(module, tokens)
+  def _begin(self, module: AlbertClassifier, carry: Any) -> Any:
+    inputs = (carry[name] for name in ('tokens', 'token_types', 'length'))
+    return self._iterate(module, compaction.begin(module, *inputs))
 
   def _iterate(self, module: AlbertClassifier, tokens: Tokens) -> Any:
     sizes = compaction.sizes_for(*tokens.valid.shape)
@@ -118,10 +111,7 @@ class AlbertChain:
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> dict[str, Int[np.ndarray, '...']]:
-    """Returns a batch; see `serve_lib.text_items.padded`.
-
-    Padding rows have no tokens, so they halt before the first iteration.
-    """
+    """Returns a batch; padding rows have no tokens and halt at once."""
     batch = padded(rows, length, size, self.pad_id)
     batch['length'][len(rows) :] = 0
     return batch
@@ -136,27 +126,18 @@ class AlbertPolicy(ClassifierPolicy):
     """Returns the rows in which every token has halted."""
     return ~np.asarray(outputs['running'])
 
-  def describe(self, row: Row) -> dict[str, Any]:
-    """Returns depth, and the tokens with their iterations."""
+  def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
+    """Returns iterations, their share, and the tokens with theirs."""
     tokens = row.encoded.inputs['tokens']
     steps = row.outputs[-1]['steps'][: len(tokens)]
-    depth = int(steps.max())
-    is_last = depth == self.chain.limit
+    depth, mean, limit = int(steps.max()), float(steps.mean()), self.chain.limit
     words = self.reader.tokenizer
-    return {
-      'depth': depth,
-      'iterations': float(steps.mean()),
-      'tokens': words and tuple(words.names(tokens.tolist())),
-      'token_iterations': tuple(steps.tolist()),
-      'exit_reason': LAST_ITERATION if is_last else ALL_HALTED,
-      'truncated': row.encoded.context['truncated'],
-    }
-
-  def record(self, prediction: Prediction) -> None:
-    """Records depth and the share of the iterations that were run."""
-    depth, iterations = prediction.depth, prediction.iterations
-    assert depth is not None
-    assert iterations is not None
-    self.monitor.record_exit(
-      depth, prediction.exit_reason, None, iterations / self.chain.limit
+    fields = dict(
+      depth=depth,
+      iterations=mean,
+      tokens=words and tuple(words.names(tokens.tolist())),
+      token_iterations=tuple(steps.tolist()),
+      exit_reason='last iteration' if depth == limit else 'all tokens halted',
+      truncated=row.encoded.context['truncated'],
     )
+    return depth, mean / limit, fields

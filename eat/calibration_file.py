@@ -22,7 +22,7 @@ Temperature = Annotated[float, annotated_types.Gt(0.0)]
 
 @dataclasses.dataclass(frozen=True)
 class CalibrationFile:
-  """Contents of a calibration; see `read`.
+  """Contents of a calibration; every error names the command that repairs it.
 
   Attributes:
     directory: of the run; '' for none.
@@ -36,11 +36,7 @@ class CalibrationFile:
 
   @classmethod
   def read(cls, directory: str, step: int | None = None) -> 'CalibrationFile':
-    """Reads the file of a run.
-
-    Raises:
-      ConfigError: the file is damaged.
-    """
+    """Reads the file of a run; raises ConfigError if it is damaged."""
     empty = cls(directory, step, {})
     if not directory or not empty.path.is_file():
       return empty
@@ -49,11 +45,7 @@ class CalibrationFile:
       if not isinstance(values, dict):
         raise ValueError(f'{type(values).__name__} at the top')
     except ValueError as error:
-      raise ConfigError(
-        str(empty.path),
-        str(error),
-        f'the JSON of a calibration; {empty.repair()}',
-      ) from error
+      raise empty._error('', str(error), 'the JSON of a calibration') from error
     return cls(directory, step, values)
 
   @property
@@ -62,23 +54,17 @@ class CalibrationFile:
     return pathlib.Path(self.directory) / FILE
 
   def check_parameters(self, variables: Mapping[str, Any]) -> None:
-    """Refuses a calibration of another checkpoint.
+    """Raises ConfigError for a calibration of another checkpoint.
 
     One without a fingerprint of its parameters passes.
-
-    Raises:
-      ConfigError: with the command that makes the right one.
     """
     known = self.values.get('parameters')
-    if known is None:
-      return
-    served = fingerprint(variables)
-    if served != known:
-      raise ConfigError(
-        str(self.path),
+    if known is not None and known != (served := fingerprint(variables)):
+      raise self._error(
+        '',
         f'that of the parameters {known}',
         'the calibration of the checkpoint that is served, whose parameters '
-        f'are {served}; {self.repair()}',
+        f'are {served}',
       )
 
   def temperatures(self, heads: int) -> tuple[float, ...]:
@@ -91,16 +77,13 @@ class CalibrationFile:
     name = f'{self.path}: temperatures'
     given = fields.check_value(name, given, tuple[Temperature, ...])
     if given and len(given) != heads:
-      raise ConfigError(name, given, f'{heads}, one for each head')
+      raise self._error(': temperatures', given, f'{heads}, one for each head')
     return given
 
   def drift_check(
     self, on_drift: Callable[[bool, dict[str, Any]], None] | None = None
   ) -> DriftCheck | None:
     """Returns a check against the calibration split; None without statistics.
-
-    Args:
-      on_drift: see `serve_lib.drift.DriftCheck`.
 
     Raises:
       ConfigError: the statistics are damaged.
@@ -111,11 +94,9 @@ class CalibrationFile:
     try:
       return DriftCheck(Calibration.from_dict(drift), on_drift=on_drift)
     except (KeyError, TypeError, ValueError) as error:
-      raise ConfigError(
-        f'{self.path}: drift',
-        f'{type(error).__name__}: {error}',
-        f'confidences and a threshold; {self.repair()}',
-      ) from error
+      given = f'{type(error).__name__}: {error}'
+      expected = 'confidences and a threshold'
+      raise self._error(': drift', given, expected) from error
 
   def repair(self) -> str:
     """Returns the command that writes the file, with its guarantee if any."""
@@ -130,3 +111,8 @@ class CalibrationFile:
       if name in guarantee:
         command += f' --config.evals.calibration.{name}={guarantee[name]}'
     return command
+
+  def _error(self, part: str, given: Any, expected: str) -> ConfigError:
+    return ConfigError(
+      f'{self.path}{part}', given, f'{expected}; {self.repair()}'
+    )

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Interval
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 
 from dataset_lib import fields
 from dataset_lib.errors import ConfigError
@@ -20,18 +20,9 @@ from eat import exits
 from eat.exits import RULES_WITH_TAU, Rule
 from model_lib.errors import FieldError
 from serve_lib.chain import Encoded, Row
-from serve_lib.decisions import (
-  ClassifierPolicy,
-  Prediction,
-  check_finite,
-  confidence,
-  margin,
-  named,
-  scale,
-  softmax,
-)
+from serve_lib.decisions import ClassifierPolicy, margin, scale
+from serve_lib.items import MAX_CHARACTERS, TextReader
 from serve_lib.monitor import Monitor
-from serve_lib.text_items import TextReader
 
 PRUNED, FULL = 'pruned', 'full'
 GUARANTEED = 'guaranteed'
@@ -42,15 +33,11 @@ Share = Annotated[float, Interval(ge=0.0, le=1.0)]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Options of serving an EAT; see `eat.exits.Rule` for the first five.
+  """Options of serving an EAT; `eat.exits.Rule` describes the first five.
 
   Attributes:
-    rule: when a row leaves.
-    tau: threshold of the rule, or 'guaranteed' for the one that calibration
-      certified; None for 0.9 with rule=confidence.
-    patience: see `Rule`.
-    tolerance: see `Rule`.
-    veto_margin: see `Rule`.
+    tau: also 'guaranteed' for the threshold that calibration certified; None
+      for 0.9 with rule=confidence.
     ensemble_margin: below this margin an answer is the mean of the
       probabilities of all heads that the row passed; 0 for never.
     max_characters: of one text; a longer one is an error and not truncated.
@@ -70,7 +57,7 @@ class Options:
   tolerance: Annotated[float, Interval(ge=0.0, le=1e6)] = 0.1
   veto_margin: Share = 0.0
   ensemble_margin: Share = 0.0
-  max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = 100_000
+  max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = MAX_CHARACTERS
   thresholds: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   minimum_retention: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -92,104 +79,77 @@ def read_options(
   options = Options(**fields.check(Options, given, 'serve'))
   for source, share in options.minimum_retention.items():
     fields.check_value(f'serve.minimum_retention.{source}', share, Share)
-  rule = _rule(options, guarantee, classes)
-  _check_thresholds(options, rule, classes)
-  for name in ('veto_margin', 'ensemble_margin'):
-    if not classes and getattr(options, name):
-      raise ConfigError(
-        f'serve.{name}', getattr(options, name),
-        '0 for a regression: its heads give a number, which has no margin',
-      )  # fmt: skip
+  if not classes:
+    why = 'for a regression, whose heads give a number: rows leave by tolerance'
+    for name in ('veto_margin', 'ensemble_margin', 'thresholds'):
+      _refuse_if_given(options, name, f'nothing {why}')
+  rule = _read_rule(options, guarantee, classes)
+  if rule.name not in RULES_WITH_TAU:
+    _refuse_if_given(
+      options, 'thresholds',
+      f'none with the rule {rule.name!r}: rules with a threshold are '
+      f'{", ".join(RULES_WITH_TAU)}',
+    )  # fmt: skip
+  taus = {f'thresholds.{name}': t for name, t in options.thresholds.items()}
+  for name, tau in {'tau': rule.tau, **taus}.items():
+    try:
+      dataclasses.replace(rule, tau=tau)
+    except FieldError as error:
+      raise ConfigError(f'serve.{name}', tau, error.expected) from error
+    if rule.name == 'entropy' and classes and tau >= math.log(classes):
+      expected = f'{_legal_taus("entropy", classes)}: every row would leave'
+      raise ConfigError(f'serve.{name}', tau, expected)
   return options, rule
 
 
-def _rule(
+def _refuse_if_given(options: Options, name: str, expected: str) -> None:
+  if value := getattr(options, name):
+    raise ConfigError(f'serve.{name}', value, expected)
+
+
+def _read_rule(
   options: Options, guarantee: Mapping[str, Any] | None, classes: int
 ) -> Rule:
-  tau: Any = options.tau
+  name, tau = options.rule, options.tau
   if tau == GUARANTEED:
-    _check_certified(options, guarantee)
-    tau = (guarantee or {})['threshold']
+    if guarantee is None or name != 'confidence':
+      raise ConfigError(
+        'serve.tau',
+        GUARANTEED,
+        'rule=confidence and a calibration.json with a guarantee: run python '
+        '-m launch.evaluate --workdir=... --evals=calibration '
+        '--config.evals.calibration.epsilon=0.02',
+      )
+    # It is of the plain rule on the model as it was evaluated: with a veto a
+    # row would leave at a later head than was certified.
+    for other in (
+      'ensemble_margin', 'veto_margin', 'thresholds', 'minimum_retention'
+    ):  # fmt: skip
+      expected = f'nothing beside tau={GUARANTEED}, certified without it'
+      _refuse_if_given(options, other, expected)
+    tau = guarantee['threshold']
     if tau is None:  # no threshold could be certified
       return Rule('never')
-  if tau is None and options.rule in RULES_WITH_TAU:
+  if name not in RULES_WITH_TAU:
+    tau = None
+  elif tau is None:
     # A regression leaves by its tolerance, whatever the rule.
-    if options.rule != 'confidence' and classes:
+    if name != 'confidence' and classes:
       raise ConfigError(
         'serve.tau',
         'nothing',
-        f'{legal_taus(options.rule, classes)}: rule={options.rule} has no '
-        'default, add tau=...',
+        f'{_legal_taus(name, classes)}: rule={name} has no default, add '
+        'tau=...',
       )
     tau = DEFAULT_TAU
   with fields.errors_under('serve'):
     return Rule(
-      options.rule,
-      tau=float(tau) if options.rule in RULES_WITH_TAU else None,
-      patience=options.patience,
-      tolerance=float(options.tolerance),
-      veto_margin=float(options.veto_margin),
+      name, tau, options.patience, options.tolerance, options.veto_margin
     )
 
 
-def _check_certified(
-  options: Options, guarantee: Mapping[str, Any] | None
-) -> None:
-  """The guarantee is of the plain rule on the model as it was evaluated."""
-  if guarantee is None or options.rule != 'confidence':
-    raise ConfigError(
-      'serve.tau',
-      GUARANTEED,
-      'rule=confidence and a calibration.json with a guarantee: run python '
-      '-m launch.evaluate --workdir=... --evals=calibration '
-      '--config.evals.calibration.epsilon=0.02',
-    )
-  # A veto lets a row leave at a later head than was certified.
-  for name in (
-    'ensemble_margin', 'veto_margin', 'thresholds', 'minimum_retention'
-  ):  # fmt: skip
-    if value := getattr(options, name):
-      raise ConfigError(
-        f'serve.{name}', value,
-        f'nothing beside tau={GUARANTEED}, which was certified without it',
-      )  # fmt: skip
-
-
-def _check_thresholds(options: Options, rule: Rule, classes: int) -> None:
-  taus = dict(options.thresholds)
-  if taus and not classes:
-    raise ConfigError(
-      'serve.thresholds', taus,
-      'none for a regression, whose rows leave by `tolerance`',
-    )  # fmt: skip
-  if taus and rule.name not in RULES_WITH_TAU:
-    raise ConfigError(
-      'serve.thresholds',
-      taus,
-      f'none with the rule {rule.name!r}: rules with a threshold are '
-      f'{", ".join(RULES_WITH_TAU)}',
-    )
-  for source, tau in taus.items():
-    try:
-      dataclasses.replace(rule, tau=tau)
-    except FieldError as error:
-      field = f'serve.thresholds.{source}'
-      raise ConfigError(field, tau, error.expected) from error
-  if rule.name == 'entropy' and classes:
-    named_taus = {f'thresholds.{source}': tau for source, tau in taus.items()}
-    for name, tau in {'tau': rule.tau, **named_taus}.items():
-      if tau >= math.log(classes):
-        expected = f'{legal_taus("entropy", classes)}: every row would leave'
-        raise ConfigError(f'serve.{name}', tau, expected)
-
-
-def legal_taus(rule: str, classes: int) -> str:
-  """Describes the thresholds that make sense for a rule.
-
-  Args:
-    rule: one of `RULES_WITH_TAU`.
-    classes: number of classes.
-  """
+def _legal_taus(rule: str, classes: int) -> str:
+  """Describes the thresholds that make sense for a rule."""
   if rule == 'entropy':
     return (
       f'nats in [0, {math.log(classes):.4f}), the entropy of {classes} classes '
@@ -213,7 +173,7 @@ class EatPolicy(ClassifierPolicy):
     reader: of texts.
     class_names: of the labels; () for a regression.
     lengths: length buckets, ascending; texts are cut off at the longest.
-    rule: when a row leaves.
+    rule: when a row leaves; the attribute may be set between batches.
     temperatures: of each head; () for 1.
     options: see `Options`; what `rule` has is taken from there.
     monitor: records every exit; None for a new one.
@@ -236,14 +196,12 @@ class EatPolicy(ClassifierPolicy):
     self.options = options or Options()
     given = list(temperatures) or [1.0] * chain.num_stages
     self.temperatures = np.asarray(given, np.float32)
-    # The variant that the calibration split was measured with.
-    self._usual = PRUNED if PRUNED in chain.variants else FULL
 
   def encode(self, item: Any) -> Encoded:
-    """Tokenises an item; see `serve_lib.text_items.TextReader.read`."""
-    encoded = self.reader.read(item, self._usual)
+    """Tokenises an item; see `serve_lib.items.TextReader`."""
+    encoded = super().encode(item)
     least = self.options.minimum_retention.get(encoded.context['source'], 0.0)
-    if least and self._usual == PRUNED:
+    if least and encoded.variant == PRUNED:
       kept = self.chain.sizes(PRUNED, encoded.length)[-1] / encoded.length
       if kept < least:
         return dataclasses.replace(encoded, variant=FULL)
@@ -266,51 +224,36 @@ class EatPolicy(ClassifierPolicy):
     # The rule is evaluated during drift too, as its end must be seen.
     return np.zeros(len(rows), bool) if self.monitor.full_depth else willing
 
-  def _calibrated(self, rows: Sequence[Row]) -> np.ndarray:
-    """Logits `[E, b, O]` of the heads so far, divided by temperatures."""
-    heads = len(rows[0].outputs)
+  def _calibrated(self, rows: Sequence[Row]) -> Float[np.ndarray, 'E b O']:
+    """Returns the heads so far, divided by temperatures."""
     logits = np.stack(
       [
         np.stack([row.outputs[head]['logits'] for row in rows])
-        for head in range(heads)
+        for head in range(len(rows[0].outputs))
       ]
     )
-    return scale(logits, self.temperatures[:heads])
+    return scale(logits, self.temperatures[: len(logits)])
 
-  def answer(self, row: Row) -> Prediction:
-    """Returns the prediction of the last head that the row passed.
+  def logits(self, row: Row) -> Float[np.ndarray, 'E O']:
+    """Returns the calibrated logits of all heads that the row passed."""
+    return self._calibrated([row])[:, 0]
 
-    Raises:
-      FloatingPointError: a head gave NaN or infinity.
-    """
-    logits = self._calibrated([row])[:, 0]
-    if not np.isfinite(logits).all():
-      for head, one in zip(self.chain.heads, logits, strict=False):
-        check_finite(one, f' at the head of layer {head}')
-    stage, context = len(logits) - 1, row.encoded.context
-    label: Any = float(logits[-1, 0])
-    shares: dict[str, float] = {}
-    first = None
-    if self.class_names:
-      heads = softmax(logits)
-      label, shares = named(self._combined(heads), self.class_names)
-      if row.encoded.variant == self._usual:
-        first = float(confidence(heads[0]))
+  def combine(self, heads: Float[np.ndarray, 'E C']) -> Float[np.ndarray, ' C']:
+    """Returns the last head, or the mean of all if its margin is low."""
+    least = self.options.ensemble_margin
+    return heads.mean(0) if least and margin(heads[-1]) < least else heads[-1]
+
+  def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
+    """Returns layers, retention, and why the row left where it did."""
+    stage, context = len(row.outputs) - 1, row.encoded.context
     if stage < self.chain.num_stages - 1:
       reason = exits.reason(self.rule, not self.class_names)
     else:
       reason = 'full depth' if 'exit_stage' in context else 'last layer'
     depth = self.chain.heads[stage]
     retention = int(row.outputs[-1]['kept']) / row.encoded.length
-    self.monitor.record_exit(depth, reason, first, retention)
-    return Prediction(
-      label, shares, depth, retention, exit_reason=reason,
+    fields = dict(
+      depth=depth, retention=retention, exit_reason=reason,
       truncated=context['truncated'],
     )  # fmt: skip
-
-  def _combined(self, heads: np.ndarray) -> np.ndarray:
-    """Probabilities `[C]` of the last head, or the mean at a low margin."""
-    least = self.options.ensemble_margin
-    if least and margin(heads[-1]) < least:
-      return heads.mean(0)
-    return heads[-1]
+    return depth, retention, fields

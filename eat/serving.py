@@ -22,20 +22,18 @@ from eat.policy import FULL, GUARANTEED, PRUNED, EatPolicy
 from eat.pruning import Tokens
 from model_lib.attention import KeysValues
 from model_lib.bert import BertClassifier
-from serve_lib.text_items import padded
+from serve_lib.items import padded
 
 
 class EatChain:
   """An `EatClassifier` as `serve_lib.chain.Chain`.
 
+  The variants are 'pruned' as the model is configured, and 'full', which keeps
+  all tokens: for sources that must not lose any, and for models that prune
+  nothing. `with_full=False` compiles only the first.
+
   Attributes:
-    model: the classifier.
-    variables: its variables, on the device.
     heads: the layer at which each stage ends.
-    num_stages: number of stages.
-    variants: 'pruned' as the model is configured, and 'full', which keeps all
-      tokens (for sources that must not lose any; `with_full=False` compiles
-      it only for models that prune nothing).
     pad_id: token id of padding.
   """
 
@@ -46,14 +44,12 @@ class EatChain:
     pad_id: int = 0,
     with_full: bool = True,
   ):
-    self.model = model
-    self.variables = variables
+    self.model, self.variables, self.pad_id = model, variables, pad_id
     self.heads = model.heads()
     self.num_stages = len(self.heads)
     self.variants: tuple[str, ...] = (FULL,)
     if any(model.prune_ratios):
       self.variants = (PRUNED, FULL) if with_full else (PRUNED,)
-    self.pad_id = pad_id
 
   def stage(
     self, index: int, variant: str, length: int
@@ -75,14 +71,12 @@ class EatChain:
 
   def sizes(self, variant: str, length: int) -> tuple[int, ...]:
     """Returns the static lengths after each pruning; none for 'full'."""
-    if variant == FULL:
-      return ()
-    return cost.static_sizes(self.model, length)
+    return () if variant == FULL else cost.static_sizes(self.model, length)
 
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> dict[str, Int[np.ndarray, '...']]:
-    """Returns a batch; see `serve_lib.text_items.padded`."""
+    """Returns a batch; see `serve_lib.items.padded`."""
     return padded(rows, length, size, self.pad_id)
 
 
@@ -90,14 +84,13 @@ def _stage(
   module: EatClassifier, carry: Any, index: int, sizes: tuple[int, ...]
 ) -> tuple[tuple[Tokens, KeysValues], dict[str, Any]]:
   heads = module.heads()
+  layer, first, keys_values = heads[index], 1, None
   if index == 0:
     tokens = module.embed(
       carry['tokens'], carry['token_types'], carry['length']
     )
-    first, keys_values = 1, None
   else:
     (tokens, keys_values), first = carry, heads[index - 1]
-  layer = heads[index]
   tokens = module.encode(
     tokens, first, layer - 1, sizes=sizes, keys_values=keys_values
   ).tokens
@@ -143,47 +136,40 @@ def warnings_of(
     policy: of the service.
     longest: row that the run was trained on, in tokens.
   """
-  yield from _calibration_warnings(file, policy)
-  if file.values and policy.lengths[-1] < longest:
-    yield (
-      f'texts are cut off after {policy.lengths[-1]} tokens, those of the '
-      f'calibration after {longest}: temperatures and drift check may not fit'
-    )
-  yield from _rule_warnings(policy)
-  if policy.options.tau == GUARANTEED:
-    if policy.rule.name == 'never':
-      yield (
-        'no row will leave early: calibration could certify no threshold; '
-        'give it more rows, or a larger epsilon'
-      )
-    if file.values.get('dataset', {}).get('task') in REPEATED_TEXTS:
-      yield (
-        'the rows that the threshold was certified on share texts, and the '
-        'certificate assumes independent rows: the bound may fail more often '
-        'than its delta says'
-      )
-
-
-def _calibration_warnings(
-  file: CalibrationFile, policy: EatPolicy
-) -> Iterator[str]:
-  if file.values and 'parameters' not in file.values:
+  values, repair = file.values, file.repair()
+  if values and 'parameters' not in values:
     yield (
       f'{file.path} does not say of which checkpoint it is: if not of this '
-      f'one, temperatures and thresholds are wrong; {file.repair()}'
+      f'one, temperatures and thresholds are wrong; {repair}'
     )
-  if policy.monitor.drift is None:
-    what = 'has no statistics for it' if file.values else 'does not exist'
-    yield (
-      'no drift check: a regression has no confidences'
-      if not policy.class_names
-      else f'no drift check: {file.path} {what}; {file.repair()}'
-    )
+  if not policy.class_names:
+    yield 'no drift check: a regression has no confidences'
+  elif policy.monitor.drift is None:
+    what = 'has no statistics for it' if values else 'does not exist'
+    yield f'no drift check: {file.path} {what}; {repair}'
   elif len(policy.chain.variants) > 1:
     sources = ', '.join(sorted(policy.options.minimum_retention))
     yield (
       f'no drift check of rows that are served without pruning ({sources}): '
       'the calibration split was measured with it'
+    )
+  if values and policy.lengths[-1] < longest:
+    yield (
+      f'texts are cut off after {policy.lengths[-1]} tokens, those of the '
+      f'calibration after {longest}: temperatures and drift check may not fit'
+    )
+  yield from _rule_warnings(policy)
+  if policy.options.tau == GUARANTEED and policy.rule.name == 'never':
+    yield (
+      'no row will leave early: calibration could certify no threshold; '
+      'give it more rows, or a larger epsilon'
+    )
+  task = values.get('dataset', {}).get('task')
+  if policy.options.tau == GUARANTEED and task in REPEATED_TEXTS:
+    yield (
+      'the rows that the threshold was certified on share texts, and the '
+      'certificate assumes independent rows: the bound may fail more often '
+      'than its delta says'
     )
 
 
@@ -193,13 +179,12 @@ def _rule_warnings(policy: EatPolicy) -> Iterator[str]:
   early = chain.num_stages - 1
   if needed is None or needed <= early:
     return
-  if early == 0:
-    why = 'the model has no head before its last layer'
-  else:
+  why = 'the model has no head before its last layer'
+  if early:
     who = f'rule={rule.name}' if policy.class_names else 'a regression'
+    heads = ', '.join(map(str, chain.heads[:-1]))
     why = (
       f'{who} with patience={rule.patience} needs {needed} heads, and {early} '
-      'are before the last layer (at '
-      f'{", ".join(map(str, chain.heads[:-1]))})'
+      f'are before the last layer (at {heads})'
     )
   yield f'no row will ever leave early: {why}'

@@ -26,9 +26,9 @@ from launch import peers
 from model_lib.bert import BertClassifier
 from serve_lib.chain import Failure
 from serve_lib.engine import Engine
+from serve_lib.grid import doubling
+from serve_lib.items import TextReader
 from serve_lib.process import keep_freed_memory
-from serve_lib.schedule import doubling
-from serve_lib.text_items import TextReader
 
 PRUNE_LAYERS, PRUNE_RATIOS, EXIT_LAYER = (2, 4), (0.3, 0.3), 4
 CLASS_NAMES = ('first', 'second')

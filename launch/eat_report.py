@@ -36,8 +36,8 @@ from launch.eat_calls import check_answers
 from launch.eat_models import Model
 from launch.eat_settings import Setting
 from serve_lib.engine import Engine
+from serve_lib.grid import doubling
 from serve_lib.process import keep_freed_memory
-from serve_lib.schedule import doubling
 from train_lib import strict_json
 
 CHUNK = 25  # rows of a turn

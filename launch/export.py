@@ -14,6 +14,7 @@ ALBERT. --dense leaves them out: an EAT becomes a BERT with the last head, an
 ALBERT runs all iterations for every token. The answers differ from the run's.
 """
 
+import os
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,13 @@ from typing import Any
 from launch import command_line
 
 RATES = ('dropout', 'attention_dropout', 'classifier_dropout')
+# Fields of a model that Hugging Face does not have.
+PARTS = {
+  'prune_layers': 'pruning after layers {}',
+  'exit_layers': 'exits at {}',
+  'window': 'a window of {}',
+  'halting': "halting by the rule {} with the parameters 'score'",
+}
 
 
 def parser() -> command_line.Parser:
@@ -38,30 +46,25 @@ def parser() -> command_line.Parser:
 
 
 def parse(argv: Sequence[str]) -> tuple[Any, Any]:
-  """Returns (arguments, the run's config); touches no device."""
+  """Returns (arguments, the run's config); touches no device.
+
+  Raises:
+    UsageError: Hugging Face has no such model.
+  """
   arguments = command_line.parse_arguments(parser(), argv)
   command_line.check_new_directory('--out', arguments.out)
+  from model_lib.bert import TextEncoder
   from train_lib import loading
-
-  config = loading.load_own_config(arguments.workdir)
-  _check_model(config, arguments)
-  return arguments, config
-
-
-def _check_model(config: Any, arguments: Any) -> None:
-  """Raises `UsageError` unless Hugging Face has such a model."""
-  from albert_act.encoder import Albert
-  from eat.model import EatClassifier
-  from model_lib.bert import BertClassifier
   from train_lib.task import construct
 
+  config = loading.load_own_config(arguments.workdir)
   model = construct(config, num_classes=2)
-  if not isinstance(model, (Albert, BertClassifier, EatClassifier)):
+  if not isinstance(model, TextEncoder):
     raise command_line.UsageError(
       '--workdir: expected the run of a BertClassifier, an EatClassifier or an '
       f'ALBERT of albert_act, got one of {config.model.name}'
     )
-  dropped = parts(model)
+  dropped = adaptive_parts(model)
   if dropped and not arguments.dense:
     raise command_line.UsageError(
       f'--workdir: expected a dense run, got one with {", ".join(dropped)}; '
@@ -70,18 +73,13 @@ def _check_model(config: Any, arguments: Any) -> None:
   command_line.check_texts(
     arguments.workdir, 'a run on token ids cannot be exported'
   )
+  return arguments, config
 
 
-def parts(model: Any) -> list[str]:
+def adaptive_parts(model: Any) -> list[str]:
   """Describes the parts of a model that Hugging Face does not have."""
-  words = {
-    'prune_layers': 'pruning after layers {}',
-    'exit_layers': 'exits at {}',
-    'window': 'a window of {}',
-    'halting': "halting by the rule {} with the parameters 'score'",
-  }
   found = []
-  for name, text in words.items():
+  for name, text in PARTS.items():
     if value := getattr(model, name, ()):
       listed = ', '.join(map(str, value)) if type(value) is tuple else value
       found.append(text.format(listed))
@@ -101,19 +99,18 @@ def run(arguments: Any, config: Any) -> int:
   step = arguments.step
   task = loading.load_task(arguments.workdir, config, step)
   loaded = loading.load_params_on_one_device(arguments.workdir, task, step)
-  is_classifier = heads_of(task.model) == 'classifier'
   try:
     save(
       arguments.out,
       task.model,
       loaded.variables['params'],
-      class_names=task.info.class_names if is_classifier else (),
+      class_names=task.info.class_names,
       tokenizer=pathlib.Path(arguments.workdir) / TOKENIZER,
     )
   except ValueError as error:
     command_line.fail(f'--workdir: Hugging Face has no such model: {error}')
   print(f'step {loaded.step}, written: {arguments.out}')
-  for part in parts(task.model):
+  for part in adaptive_parts(task.model):
     print(f'left out: {part}')
   if getattr(task.model, 'halting', ''):
     iterations = task.model.max_iterations
@@ -122,45 +119,34 @@ def run(arguments: Any, config: Any) -> int:
 
 
 def save(
-  directory: str, model: Any, params: Mapping[str, Any], **options: Any
+  directory: str,
+  model: Any,
+  params: Mapping[str, Any],
+  class_names: Sequence[str] = (),
+  tokenizer: str | os.PathLike[str] = '',
 ) -> None:
   """Writes the encoder of a model, and its last head or those of pretraining.
-
-  Args:
-    directory: see `model_lib.convert.save`.
-    model: a `BertClassifier`, an `EatClassifier` or an `Albert`.
-    params: its parameters.
-    **options: class names and tokenizer of `model_lib.convert.save`.
 
   Raises:
     ValueError: Hugging Face has no such model.
   """
   import jax
 
+  from albert_act.encoder import Albert
+  from albert_act.model import AlbertPretraining
   from model_lib import convert
 
-  arrays = jax.device_get(dense_params(params))
-  convert.save(
-    directory, type_of(model), encoder_fields(model), arrays,
-    heads=heads_of(model), **options,
-  )  # fmt: skip
-
-
-def type_of(model: Any) -> str:
-  """Returns the `model_type` of a model in its config.json."""
-  from albert_act.encoder import Albert
-
-  if isinstance(model, Albert):
-    return 'albert'
-  return 'bert' if model.type_vocab_size else 'distilbert'
-
-
-def heads_of(model: Any) -> str:
-  """The heads of a model, as `model_lib.convert` names them."""
-  from albert_act.model import AlbertPretraining
-
+  kind = 'bert' if model.type_vocab_size else 'distilbert'
   is_pretraining = isinstance(model, AlbertPretraining)
-  return 'pretraining' if is_pretraining else 'classifier'
+  convert.save(
+    directory,
+    'albert' if isinstance(model, Albert) else kind,
+    encoder_fields(model),
+    jax.device_get(dense_params(params)),
+    heads='pretraining' if is_pretraining else 'classifier',
+    class_names=() if is_pretraining else class_names,
+    tokenizer=tokenizer,
+  )
 
 
 def encoder_fields(model: Any) -> dict[str, Any]:

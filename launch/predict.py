@@ -34,6 +34,7 @@ import itertools
 import json
 import math
 import os
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -41,16 +42,12 @@ from typing import Any, BinaryIO
 
 from launch import command_line, config_flags
 
-BATCHES = '1,2,4,8,16,32'
-LOG_EVERY = 60.0  # seconds
-MAX_PENDING = 256  # lines
 MAX_LINE = 2**24  # bytes
 CACHE = 'compilation_cache'  # in the workdir
 MAX_THREADS = 16  # programs compiled at a time; each takes memory
 
 
 def _period(text: str) -> float:
-  """A flag: seconds, or 0 for never."""
   value = float(text)
   if not 0.0 <= value <= 1e6:  # False for NaN
     raise ValueError(text)
@@ -76,12 +73,17 @@ def parser() -> command_line.Parser:
       help='length buckets; longer texts are cut off at the longest and '
       "answered with truncated=true (default: the run's); of an AdaTape, "
       'lengths of the tape')  # fmt: skip
-  add('--batches', type=command_line.sizes, default=BATCHES, metavar='ROWS,...',
-      help=f'batch buckets (default: {BATCHES})')  # fmt: skip
-  add('--max_pending', type=command_line.positive, default=MAX_PENDING,
-      metavar='LINES',
-      help='lines read ahead of the answer that is written; a multiple of the '
-      f'largest batch keeps batches full (default: {MAX_PENDING})')  # fmt: skip
+  add(
+    '--batches',
+    type=command_line.sizes,
+    default='1,2,4,8,16,32',
+    metavar='ROWS,...',
+    help='batch buckets (default: %(default)s)',
+  )
+  add('--max_pending', type=command_line.positive, default=256, metavar='LINES',
+      help='lines read ahead of the answer that is written, which are all in '
+      'the engine; a multiple of the largest batch keeps batches full '
+      '(default: %(default)s)')  # fmt: skip
   add('--max_pool_bytes', type=command_line.count, default=0, metavar='BYTES',
       help='device memory of the rows that wait between stages; 0 (default) '
       'for no limit')  # fmt: skip
@@ -89,9 +91,9 @@ def parser() -> command_line.Parser:
       help='keeps compiled programs for the next start, which runs them: only '
       'you should be able to write there; none for nowhere '
       f'(default: {CACHE} in the workdir, if it can be written)')  # fmt: skip
-  add('--log_every', type=_period, default=LOG_EVERY, metavar='SECONDS',
+  add('--log_every', type=_period, default=60.0, metavar='SECONDS',
       help='running statistics on stderr; 0 for only at the end (default: '
-      f'{LOG_EVERY:g})')  # fmt: skip
+      '%(default)g)')  # fmt: skip
   return result
 
 
@@ -113,15 +115,11 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _values(flag: str, text: str) -> dict[str, Any]:
-  given = config_flags.parse_fields(flag, text) if text else {}
-  return {name: _number(value) for name, value in given.items()}
-
-
-def _number(value: Any) -> Any:
-  try:
-    return value if isinstance(value, int) else float(value)
-  except ValueError:
-    return value
+  given: dict[str, Any] = config_flags.parse_fields(flag, text) if text else {}
+  for name, value in given.items():
+    with contextlib.suppress(ValueError):
+      given[name] = value if isinstance(value, int) else float(value)
+  return given
 
 
 def main(argv: Sequence[str]) -> int:
@@ -146,147 +144,6 @@ def run(arguments: Any, options: dict[str, Any]) -> int:
       answer_all(engine, lines, write_line, arguments.max_pending)
     log_statistics()
   return command_line.OK
-
-
-def read_lines(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
-  """Yields (id, item) of every line; an `InputError` for an illegal line."""
-  for number in itertools.count(1):
-    line = file.readline(MAX_LINE)
-    if not line:
-      return
-    if len(line) == MAX_LINE and not line.endswith(b'\n'):
-      while line and not line.endswith(b'\n'):
-        line = file.readline(MAX_LINE)
-      yield number, _unreadable(f'at most {MAX_LINE} bytes', 'more')
-      continue
-    yield _read_line(line, number)
-
-
-def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
-  """Returns the line's id, by default its number, and its item."""
-  try:
-    # Editors on Windows write a byte order mark first.
-    encoding = 'utf-8-sig' if number == 1 else 'utf-8'
-    item = json.loads(
-      line.decode(encoding), parse_constant=_finite, parse_float=_finite
-    )
-  except (ValueError, RecursionError) as error:
-    return number, _unreadable('one JSON value in UTF-8', str(error))
-  if not isinstance(item, dict):
-    return number, item
-  name = item.pop('id', number)
-  # The answer repeats it; nested ids could be too deep to write.
-  if isinstance(name, (dict, list)):
-    kind = type(name).__name__
-    return number, _unreadable('an id that is a text or a number', kind)
-  return name, item
-
-
-def _finite(text: str) -> float:
-  """Returns a number; JSON has no NaN and no infinity."""
-  value = float(text)
-  if not math.isfinite(value):
-    raise ValueError(f'{text}, which is no finite number')
-  return value
-
-
-def _unreadable(expected: str, given: str) -> Exception:
-  from serve_lib.chain import InputError
-
-  return InputError(f'line: expected {expected}, got {given}')
-
-
-def answer_all(
-  engine: Any,
-  lines: Iterator[tuple[Any, Any]],
-  write: Callable[[str], None],
-  window: int,
-) -> None:
-  """Writes one answer per line, in the order of the lines.
-
-  Args:
-    engine: answers the items.
-    lines: (id, item) pairs.
-    write: called with every answer's JSON.
-    window: lines read ahead of the answer that is written.
-  """
-  from serve_lib.chain import Failure
-
-  ids: collections.deque[Any] = collections.deque()
-
-  def items():
-    for name, item in lines:
-      ids.append(name)
-      yield item
-
-  with contextlib.closing(engine.stream(items(), window)) as answers:
-    for answer in answers:
-      if isinstance(answer, Failure):
-        fields = {'error': str(answer.error)}
-      else:
-        fields = answer.as_dict()
-      write(json.dumps({'id': ids.popleft()} | fields, allow_nan=False))
-
-
-def write_line(text: str) -> None:
-  """Prints a line on stdout at once.
-
-  Raises:
-    SystemExit: stdout is closed, as by `| head`; without a message.
-  """
-  try:
-    print(text, flush=True)
-  except BrokenPipeError:
-    # Python flushes stdout once more at its end, which would print an error.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    raise SystemExit(command_line.OUTPUT_CLOSED) from None
-
-
-def _log(line: str) -> None:
-  with contextlib.suppress(OSError):  # stderr may be closed
-    print(line, file=sys.stderr, flush=True)
-
-
-def log_drift(drifted: bool, report: dict[str, Any]) -> None:
-  """Logs that drift begins or ends."""
-  what = (
-    'the traffic differs from the calibration split; every row runs to full '
-    'depth'
-    if drifted
-    else 'over; rows leave early again'
-  )
-  _log(f'drift: {what}: {json.dumps(report)}')
-
-
-@contextlib.contextmanager
-def regularly(
-  seconds: float,
-  action: Callable[[], None],
-  done: threading.Event | None = None,
-) -> Iterator[None]:
-  """Calls `action` every `seconds` seconds in a thread within the context.
-
-  Args:
-    seconds: 0 for never.
-    action: the function.
-    done: set at the end; its `wait` is the clock.
-  """
-  done = done or threading.Event()
-
-  def repeat():
-    while not done.wait(seconds):
-      action()
-
-  if not seconds:
-    yield
-    return
-  thread = threading.Thread(target=repeat, name='launch.predict statistics')
-  thread.start()
-  try:
-    yield
-  finally:
-    done.set()
-    thread.join()
 
 
 def build_engine(arguments: Any, options: dict[str, Any]) -> Any:
@@ -322,16 +179,149 @@ def build_engine(arguments: Any, options: dict[str, Any]) -> Any:
 def cache_directory(flag: str, workdir: str) -> str:
   """Returns the directory of the compiled programs; '' for none.
 
-  Args:
-    flag: --compilation_cache: a directory, 'none', or '' for one in the
-      workdir if that can be written and is private.
-    workdir: of the run.
+  `flag` is a directory, 'none', or '' for one in the workdir. That one is taken
+  only if it is a directory of this user that nobody else can write to, as what
+  is in it will be run.
   """
-  from serve_lib.process import private_directory
-
-  if flag == 'none':
+  if flag:
+    return '' if flag == 'none' else flag
+  path = os.path.join(workdir, CACHE)
+  try:
+    os.makedirs(path, 0o700, exist_ok=True)
+    found = os.lstat(path)
+  except OSError:
     return ''
-  return flag or private_directory(os.path.join(workdir, CACHE))
+  is_private = (
+    stat.S_ISDIR(found.st_mode)
+    and found.st_uid == os.getuid()
+    and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+  )
+  return path if is_private and os.access(path, os.W_OK | os.X_OK) else ''
+
+
+def read_lines(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
+  """Yields (id, item) of every line; an `InputError` for an illegal line."""
+  from serve_lib.chain import InputError
+
+  for number in itertools.count(1):
+    if not (line := file.readline(MAX_LINE)):
+      return
+    is_whole = len(line) < MAX_LINE or line.endswith(b'\n')
+    try:
+      if not is_whole:
+        while line and not line.endswith(b'\n'):
+          line = file.readline(MAX_LINE)
+        raise ValueError(f'expected at most {MAX_LINE} bytes, got more')
+      yield _read_line(line, number)
+    except ValueError as error:
+      yield number, InputError(f'line: {error}')
+
+
+def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
+  """Returns the line's id, by default its number, and its item."""
+  try:
+    # Editors on Windows write a byte order mark first.
+    text = line.decode('utf-8-sig' if number == 1 else 'utf-8')
+    item = json.loads(text, parse_constant=_finite, parse_float=_finite)
+  except (ValueError, RecursionError) as error:
+    message = f'expected one JSON value in UTF-8, got {error}'
+    raise ValueError(message) from error
+  if not isinstance(item, dict):
+    return number, item
+  name = item.pop('id', number)
+  # The answer repeats it; nested ids could be too deep to write.
+  if isinstance(name, (dict, list)):
+    kind = type(name).__name__
+    raise ValueError(f'expected an id that is a text or a number, got {kind}')
+  return name, item
+
+
+def _finite(text: str) -> float:
+  """Returns a number; JSON has no NaN and no infinity."""
+  value = float(text)
+  if not math.isfinite(value):
+    raise ValueError(f'{text}, which is no finite number')
+  return value
+
+
+def answer_all(
+  engine: Any,
+  lines: Iterator[tuple[Any, Any]],
+  write: Callable[[str], None],
+  window: int,
+) -> None:
+  """Writes the JSON of one answer per line, in the order of the lines.
+
+  Args:
+    engine: answers the items.
+    lines: (id, item) pairs.
+    write: called with every answer's JSON.
+    window: lines read ahead of the answer that is written.
+  """
+  from serve_lib.chain import Failure
+
+  ids: collections.deque[Any] = collections.deque()
+
+  def items():
+    for name, item in lines:
+      ids.append(name)
+      yield item
+
+  with contextlib.closing(engine.stream(items(), window)) as answers:
+    for answer in answers:
+      is_bad = isinstance(answer, Failure)
+      fields = {'error': str(answer.error)} if is_bad else answer.as_dict()
+      write(json.dumps({'id': ids.popleft()} | fields, allow_nan=False))
+
+
+def write_line(text: str) -> None:
+  """Prints a line on stdout at once.
+
+  Raises:
+    SystemExit: stdout is closed, as by `| head`; without a message.
+  """
+  try:
+    print(text, flush=True)
+  except BrokenPipeError:
+    # Python flushes stdout once more at its end, which would print an error.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(command_line.OUTPUT_CLOSED) from None
+
+
+def _log(line: str) -> None:
+  with contextlib.suppress(OSError):  # stderr may be closed
+    print(line, file=sys.stderr, flush=True)
+
+
+def log_drift(drifted: bool, report: dict[str, Any]) -> None:
+  """Logs that drift begins or ends."""
+  what = 'over; rows leave early again'
+  if drifted:
+    what = (
+      'the traffic differs from the calibration split; every row runs to full '
+      'depth'
+    )
+  _log(f'drift: {what}: {json.dumps(report)}')
+
+
+@contextlib.contextmanager
+def regularly(seconds: float, action: Callable[[], None]) -> Iterator[None]:
+  """Calls `action` every `seconds` seconds within the context; 0 for never."""
+  done = threading.Event()
+
+  def repeat():
+    while not done.wait(seconds):
+      action()
+
+  thread = threading.Thread(target=repeat, name='launch.predict statistics')
+  if seconds:
+    thread.start()
+  try:
+    yield
+  finally:
+    done.set()
+    if seconds:
+      thread.join()
 
 
 if __name__ == '__main__':

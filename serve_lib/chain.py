@@ -1,9 +1,7 @@
 """The two halves of a served model: a `Chain` of stages and a `Policy`.
 
 A `Chain` runs on the device: pure functions with static shapes, each taking a
-batch from one possible exit to the next. A `Policy` runs on the host: it turns
-an item into arrays, decides after every stage which rows leave, and builds the
-answer. Early exits, halting and tapes of different lengths are all chains.
+batch from one possible exit to the next. A `Policy` runs on the host.
 """
 
 import concurrent.futures
@@ -78,13 +76,10 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-  """An item as the chain takes it.
+  """An item as the chain takes it: unpadded arrays of one row.
 
-  Attributes:
-    inputs: unpadded arrays of one row, for `Chain.pad`.
-    length: of the row, usually in tokens, at most the longest length bucket.
-    variant: the chain's variant that serves the row.
-    context: data for the policy's own use.
+  `length` is usually in tokens, `variant` one of the chain's, `context` for the
+  policy's own use.
   """
 
   inputs: Mapping[str, Any]
@@ -98,11 +93,10 @@ class Row:
   """One item on its way through the chain.
 
   Attributes:
-    encoded: the result of `Policy.encode`.
     length: its length bucket.
-    future: receives the answer.
     submitted: time of acceptance, seconds of a monotonic clock.
     since: time at which it began to wait for its next stage.
+    bytes: host memory of its inputs.
     outputs: of each stage so far for this row, `{name: array [...]}`.
   """
 
@@ -111,6 +105,7 @@ class Row:
   future: concurrent.futures.Future
   submitted: float
   since: float
+  bytes: int = 0
   outputs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
@@ -120,22 +115,20 @@ class Chain(Protocol):
 
   The result of a row must not depend on the other rows of its batch, which
   are padding and rows of other callers in any order.
+
+  Attributes:
+    num_stages: every row leaves after the last one.
+    variants: names of the forms it is served in, like 'pruned' and 'full'; the
+      first is the usual one.
+    variables: the parameters, a pytree of arrays.
   """
 
-  @property
-  def num_stages(self) -> int:
-    """Number of stages; every row leaves after the last one."""
-
-  @property
-  def variants(self) -> tuple[str, ...]:
-    """Names of the forms it is served in, like 'pruned' and 'full'."""
-
-  @property
-  def variables(self) -> Any:
-    """The parameters, a pytree of arrays."""
+  num_stages: int
+  variants: tuple[str, ...]
+  variables: Any
 
   def stage(self, index: int, variant: str, length: int) -> Stage:
-    """Returns the function of one stage for one length bucket.
+    """Returns the function of a stage, from 0, for one length bucket.
 
     It is jitted for every batch bucket. The carry is a pytree whose arrays
     have the rows first; that of the last stage is ignored. Outputs are small
@@ -143,22 +136,14 @@ class Chain(Protocol):
     `[B]`, each row moves to the bucket that holds it; the shapes of the carry
     must then not depend on the length. Equal stages should be the same
     function object, which is compiled once.
-
-    Args:
-      index: the stage, from 0.
-      variant: one of `variants`.
-      length: the length bucket; shapes may depend on it.
     """
 
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> Mapping[str, Any]:
-    """Returns NumPy inputs of stage 0, of padding alone if there are no rows.
+    """Returns NumPy inputs of stage 0 with `size` rows, the last of padding.
 
-    Args:
-      rows: `Encoded.inputs` of the rows.
-      length: the length bucket.
-      size: the batch bucket, at least `len(rows)`; appended rows are padding.
+    `rows` are `Encoded.inputs`, at most `size`.
     """
 
 
@@ -167,55 +152,24 @@ class Policy(Protocol):
   """Encodes items, decides which rows leave, builds answers.
 
   If it has an attribute `monitor`, a `serve_lib.monitor.Monitor`, the engine
-  records its statistics there.
-
-  A policy of `Task.serve` also has `lengths`, the length buckets in ascending
-  order, and `warnings`, lines for the user who starts it.
+  records its statistics there. A policy of `Task.serve` also has `lengths`, the
+  length buckets in ascending order, and `warnings`, lines for the user.
   """
 
   def encode(self, item: Any) -> Encoded:
-    """Turns an item into arrays; called from the threads of the callers.
-
-    Raises:
-      InputError: the item cannot be served.
-    """
+    """Turns an item into arrays in the caller's thread; raises InputError."""
 
   def decide(
     self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
   ) -> Bool[np.ndarray, ' b']:
     """Returns True for the rows that leave; not called after the last stage.
 
-    Args:
-      stage: the stage that has just run.
-      rows: of the batch, without padding; `row.outputs` includes this stage.
-      outputs: of this stage for all rows, NumPy arrays `[b, ...]`.
+    `outputs` are those of `stage`, arrays `[b, ...]` of the rows; `row.outputs`
+    includes them.
     """
 
   def answer(self, row: Row) -> Any:
     """Returns the answer to a row that has left."""
-
-
-class OneStage:
-  """A `Chain` of one stage, for a model without exits.
-
-  Args:
-    apply: (variables, batch) -> logits `[B, O]`.
-    variables: a pytree of arrays on one device.
-    reader: its `pad` makes batches; see `image_items` and `text_items`.
-  """
-
-  num_stages = 1
-  variants = ('whole',)
-
-  def __init__(
-    self, apply: Callable[[Any, Any], Any], variables: Any, reader: Any
-  ):
-    self.variables, self.pad = variables, reader.pad
-    self._stage = lambda *inputs: ((), {'logits': apply(*inputs)})
-
-  def stage(self, index: int, variant: str, length: int) -> Stage:
-    """Returns the whole model."""
-    return self._stage
 
 
 class ServedRun(NamedTuple):
@@ -238,13 +192,7 @@ NO_RUN = ServedRun()
 
 
 class Loaded(NamedTuple):
-  """A run read for serving: the first arguments of `serve_lib.engine.Engine`.
-
-  Attributes:
-    chain: the model, with its parameters on the first device.
-    policy: encodes, decides, answers; its `warnings` are lines to print.
-    lengths: length buckets, ascending.
-  """
+  """A run read for serving: the first arguments of an `Engine`."""
 
   chain: Any
   policy: Any

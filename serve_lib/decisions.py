@@ -1,11 +1,11 @@
-"""From logits to answers: probabilities, confidence, and the `Prediction`.
+"""From logits to answers: probabilities, `Prediction`, the usual policy.
 
 The functions take NumPy and JAX arrays alike, with the classes on the last
 axis, and act on every row by itself.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,10 +14,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dataset_lib.errors import ConfigError
-from serve_lib.chain import Chain, Encoded, Row
+from serve_lib.chain import Chain, Encoded, Row, Stage
 from serve_lib.monitor import Monitor
-
-WHOLE = 'whole model'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +25,10 @@ class Prediction:
   Attributes:
     label: name of the class, or the predicted number of a regression.
     probabilities: by class name; empty for a regression.
-    depth: layers (EAT) or iterations (ALBERT) that were run; None for a model
-      without exits.
+    depth: layers (EAT) or iterations (ALBERT) that were run.
     retention: share of the tokens that were kept to the end (EAT).
     exit_reason: name of the rule by which the row left.
-    truncated: True if the text was longer than the longest length bucket;
-      None for inputs of fixed size.
+    truncated: True if the text was longer than the longest length bucket.
     iterations: mean number of iterations of a token (ALBERT).
     tokens: of the text as the model read it, [CLS] and [SEP] included.
     token_iterations: iterations of each of `tokens` (ALBERT).
@@ -43,7 +39,7 @@ class Prediction:
   probabilities: Mapping[str, float]
   depth: int | None = None
   retention: float | None = None
-  exit_reason: str = WHOLE
+  exit_reason: str = 'whole model'
   truncated: bool | None = None
   iterations: float | None = None
   tokens: tuple[str, ...] | None = None
@@ -72,11 +68,6 @@ def entropy(logits: Float[Any, '*B C']) -> Float[Any, '*B']:
   return xp.log(total) - (powers * shifted).sum(-1) / total
 
 
-def confidence(probabilities: Float[Any, '*B C']) -> Float[Any, '*B']:
-  """Returns the largest probability of each row."""
-  return probabilities.max(-1)
-
-
 def margin(probabilities: Float[Any, '*B C']) -> Float[Any, '*B']:
   """Returns the difference of the two largest probabilities of each row."""
   ordered = _module(probabilities).sort(probabilities, axis=-1)
@@ -92,52 +83,29 @@ def scale(
   return logits / xp.asarray(temperatures, logits.dtype).reshape(shape)
 
 
-def named(
-  probabilities: Float[np.ndarray, ' C'], class_names: Sequence[str]
-) -> tuple[str, dict[str, float]]:
-  """Returns the most probable class and all probabilities by class name."""
-  pairs = zip(class_names, probabilities.tolist(), strict=True)
-  return class_names[int(probabilities.argmax())], dict(pairs)
-
-
-def check_finite(logits: Float[Any, ' C'], head: str = '') -> None:
-  """Raises FloatingPointError if a logit is NaN or infinite.
-
-  Args:
-    logits: of one row.
-    head: name of the head for the error, like ' at the head of layer 4'.
-  """
-  if not np.isfinite(logits).all():
-    raise FloatingPointError(
-      f'logits: expected finite numbers, got {np.asarray(logits).tolist()}'
-      f'{head}; the parameters are not finite, or the model overflows in its '
-      'compute dtype'
-    )
-
-
 def check_no_options(given: Mapping[str, Any]) -> None:
   """Raises ConfigError if there is an option; the model has none."""
   for name, value in given.items():
     raise ConfigError(f'serve.{name}', value, 'no options for this model')
 
 
-class ClassifierPolicy:
-  """Policy of a classifier whose rows all run to the last stage.
+def _module(array: Any) -> Any:
+  return jnp if isinstance(array, jax.Array) else np
 
-  Families with exits override `decide` and `describe`.
+
+class ClassifierPolicy:
+  """`serve_lib.chain.Policy` of a classifier; by default no row leaves early.
+
+  Families with exits override `decide`, `logits`, `combine` and `describe`.
 
   Args:
-    chain: the model; its last stage has the output `'logits'` `[B, O]`.
-    reader: turns items into arrays; see `text_items.TextReader` and
-      `image_items`.
+    chain: the last output of a row has `'logits'` `[O]`.
+    reader: turns items into arrays; see `serve_lib.items`.
     class_names: of the labels; () for a regression.
     lengths: length buckets, ascending.
     monitor: records the exits; None for a new one.
 
   Attributes:
-    lengths: as given.
-    class_names: as given.
-    monitor: as given.
     warnings: lines to print before a service starts.
   """
 
@@ -162,34 +130,69 @@ class ClassifierPolicy:
   def decide(
     self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
   ) -> Bool[np.ndarray, ' b']:
-    """Lets no row leave early."""
+    """Returns True for the rows that leave."""
     return np.zeros(len(rows), bool)
 
-  def describe(self, row: Row) -> dict[str, Any]:
-    """Returns the fields of `Prediction` that only this family has."""
-    return {'truncated': row.encoded.context.get('truncated')}
+  def logits(self, row: Row) -> Float[np.ndarray, 'E O']:
+    """Returns the logits of the heads that count for the answer."""
+    return np.asarray(row.outputs[-1]['logits'], np.float64)[None]
+
+  def combine(self, heads: Float[np.ndarray, 'E C']) -> Float[np.ndarray, ' C']:
+    """Returns the probabilities of the answer from those of the heads."""
+    return heads[-1]
+
+  def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
+    """Returns depth and share for the monitor, and fields of `Prediction`."""
+    return 1, 1.0, {'truncated': row.encoded.context.get('truncated')}
 
   def answer(self, row: Row) -> Prediction:
-    """Returns the prediction of the last head that the row passed.
+    """Returns the prediction for a row and records its exit in `monitor`.
 
     Raises:
       FloatingPointError: a logit is NaN or infinite.
     """
-    logits = row.outputs[-1]['logits']
-    check_finite(logits)
-    label: Any = float(logits[0])
+    logits = self.logits(row)
+    if not np.isfinite(logits).all():
+      raise FloatingPointError(
+        f'logits: expected finite numbers, got {logits.tolist()} at the heads '
+        'that the row passed; the parameters are not finite, or the model '
+        'overflows in its compute dtype'
+      )
+    label: Any = float(logits[-1, 0])
     probabilities: dict[str, float] = {}
+    first = None  # the confidence that the drift check compares
     if self.class_names:
-      shares = softmax(np.asarray(logits, np.float64))
-      label, probabilities = named(shares, self.class_names)
-    prediction = Prediction(label, probabilities, **self.describe(row))
-    self.record(prediction)
+      heads = softmax(logits)
+      shares = self.combine(heads)
+      label = self.class_names[int(shares.argmax())]
+      pairs = zip(self.class_names, shares.tolist(), strict=True)
+      probabilities = dict(pairs)
+      if row.encoded.variant == self.chain.variants[0]:
+        first = float(heads[0].max())
+    depth, share, fields = self.describe(row)
+    prediction = Prediction(label, probabilities, **fields)
+    self.monitor.record_exit(depth, prediction.exit_reason, first, share)
     return prediction
 
-  def record(self, prediction: Prediction) -> None:
-    """Records the exit of a row in `monitor`."""
-    self.monitor.record_exit(1, prediction.exit_reason, None)
 
+class OneStage:
+  """A `Chain` of one stage, for a model without exits.
 
-def _module(array: Any) -> Any:
-  return jnp if isinstance(array, jax.Array) else np
+  Args:
+    apply: (variables, batch) -> logits `[B, O]`.
+    variables: a pytree of arrays on one device.
+    reader: its `pad` makes batches; see `serve_lib.items`.
+  """
+
+  num_stages = 1
+  variants: tuple[str, ...] = ('whole',)
+
+  def __init__(
+    self, apply: Callable[[Any, Any], Any], variables: Any, reader: Any
+  ):
+    self.variables, self.pad = variables, reader.pad
+    self._stage = lambda *inputs: ((), {'logits': apply(*inputs)})
+
+  def stage(self, index: int, variant: str, length: int) -> Stage:
+    """Returns the whole model."""
+    return self._stage

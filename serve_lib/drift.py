@@ -4,12 +4,10 @@ Thresholds hold for data like the calibration data. The confidence of the first
 head is compared: every row passes it, whatever the exit rule, the threshold of
 its source, and also while all rows run to full depth.
 
-Two tests compare a sliding window of the traffic with the calibration split:
-Kolmogorov-Smirnov on the confidences, and chi-square on the share of them that
-reaches the calibration's threshold, each at half the significance
-(Bonferroni). A rejection counts only if the difference is large as well (by
-the Kolmogorov-Smirnov distance, by the population stability index): with
-enough rows any difference is significant.
+Two tests compare a sliding window of the traffic with the calibration split,
+each at half the significance (Bonferroni): Kolmogorov-Smirnov on the
+confidences, chi-square on the share of sure ones. A rejection counts only if
+the difference is large as well: with enough rows any one is significant.
 """
 
 import collections
@@ -29,41 +27,23 @@ MIN_EXPECTED = 5.0  # rows per cell from which on chi-square is accurate
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-  """Statistics of the calibration split.
-
-  Attributes:
-    confidences: of the first head, of all rows or an even sample.
-    threshold: rows with at least this confidence count as sure.
-
-  Raises:
-    ValueError: there are no confidences, or a value is not in [0, 1].
-  """
+  """Confidences of the first head on the calibration split, and a threshold."""
 
   confidences: Float[np.ndarray, ' N']
   threshold: float
 
   def __post_init__(self):
-    given = self.confidences
+    given = np.append(self.confidences, self.threshold)
     # In float32 a softmax may exceed 1 by rounding.
-    if not len(given) or not ((given >= 0) & (given < 1.001)).all():
+    if len(given) < 2 or not ((given >= 0) & (given < 1.001)).all():
       raise ValueError(
-        f'calibration.confidences: expected at least one, all in [0, 1], got '
-        f'{given}'
-      )
-    if not 0.0 <= self.threshold <= 1.0:
-      raise ValueError(
-        'calibration.threshold: expected a number in [0, 1], got '
-        f'{self.threshold}'
+        'calibration: expected at least one confidence and a threshold, all in '
+        f'[0, 1], got {self.confidences} and {self.threshold}'
       )
 
   @classmethod
   def from_dict(cls, values: Mapping[str, Any]) -> 'Calibration':
-    """Reads the result of `eval_lib.calibration.drift_statistics`.
-
-    Raises:
-      KeyError: a field is missing.
-      ValueError: a value is illegal.
-    """
+    """Reads the result of `eval_lib.calibration.drift_statistics`."""
     confidences = np.array(values['confidences'], np.float64)
     return cls(confidences, float(values['threshold']))
 
@@ -94,9 +74,6 @@ class DriftCheck:
     recover: tests in a row that end it.
     on_drift: called with (drifted, report) when drift begins or ends, without
       a lock, in the thread that added the row; its errors are logged.
-
-  Raises:
-    ValueError: `window` or `significance` is out of range.
   """
 
   def __init__(
@@ -121,10 +98,10 @@ class DriftCheck:
         f'drift.significance: expected a number in (0, 0.1), got {significance}'
       )
     self.calibration = calibration
-    self.significance, self.every = significance, every
-    self.min_distance, self.min_psi = min_distance, min_psi
-    self.confirm, self.recover = confirm, recover
     self.drifted = False
+    self._every, self._significance = every, significance
+    self._min_distance, self._min_psi = min_distance, min_psi
+    self._confirm, self._recover = confirm, recover
     self._on_drift = on_drift
     self._lock = threading.Lock()
     self._rows: collections.deque[float] = collections.deque(maxlen=window)
@@ -137,7 +114,7 @@ class DriftCheck:
       self._rows.append(confidence)
       self._since_test += 1
       is_full = len(self._rows) == self._rows.maxlen
-      if not is_full or self._since_test < self.every:
+      if not is_full or self._since_test < self._every:
         return
       self._since_test = 0
       turned = self._test()
@@ -166,12 +143,12 @@ class DriftCheck:
       'share_p': share_p,
     }
     # Ends only when the evidence is ten times weaker than at the beginning.
-    level = self.significance / 2 * (10 if self.drifted else 1)
-    found = (confidence_p < level and distance >= self.min_distance) or (
-      share_p < level and psi >= self.min_psi
+    level = self._significance / 2 * (10 if self.drifted else 1)
+    found = (confidence_p < level and distance >= self._min_distance) or (
+      share_p < level and psi >= self._min_psi
     )
     self._in_a_row = self._in_a_row + 1 if found != self.drifted else 0
-    if self._in_a_row < (self.recover if self.drifted else self.confirm):
+    if self._in_a_row < (self._recover if self.drifted else self._confirm):
       return False
     self.drifted, self._in_a_row = found, 0
     return True
@@ -180,11 +157,7 @@ class DriftCheck:
 def confidence_test(
   calibration: Float[np.ndarray, ' N'], window: Float[np.ndarray, ' W']
 ) -> tuple[float, float]:
-  """Returns (distance, p-value) of the Kolmogorov-Smirnov test.
-
-  The p-value is asymptotic; with ties, as in confidences of 1, it is too large
-  rather than too small.
-  """
+  """Returns (distance, asymptotic p-value) of the Kolmogorov-Smirnov test."""
   from scipy import stats
 
   result = stats.ks_2samp(calibration, window, method='asymp')
@@ -196,18 +169,13 @@ def share_test(
 ) -> tuple[float, float]:
   """Returns (population stability index, p-value) of the chi-square test.
 
-  The p-value is 1 where there are too few rows of one kind for the test.
+  The p-value is 1 if there are too few rows of a kind.
   """
-  table = np.array(
-    [[sure.sum(), len(sure) - sure.sum()] for sure in (calibration, window)],
-    np.float64,
-  )
-  smoothed = table + 0.5
-  first, second = smoothed / smoothed.sum(axis=1, keepdims=True)
-  psi = float(((second - first) * np.log(second / first)).sum())
-  expected = table.sum(axis=1)[:, None] * table.sum(axis=0) / table.sum()
-  if expected.min() < MIN_EXPECTED:
-    return psi, 1.0
   from scipy import stats
 
+  table = np.array([[x.sum(), (~x).sum()] for x in (calibration, window)])
+  first, second = (table + 0.5) / (table + 0.5).sum(axis=1, keepdims=True)
+  psi = float(((second - first) * np.log(second / first)).sum())
+  if stats.contingency.expected_freq(table).min() < MIN_EXPECTED:
+    return psi, 1.0
   return psi, float(stats.chi2_contingency(table, correction=False).pvalue)

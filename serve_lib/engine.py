@@ -5,8 +5,8 @@
 
 A row leaves after the first stage whose outputs satisfy the policy. The other
 rows are compacted on the device into a batch with rows of other batches
-(`serve_lib.pool`); `serve_lib.schedule` chooses the next batch. All programs
-are compiled before the first request.
+(`serve_lib.pool`); `serve_lib.worker` chooses the next batch. All programs are
+compiled before the first request.
 """
 
 import concurrent.futures
@@ -21,11 +21,10 @@ from annotated_types import Interval
 
 from dataset_lib import fields
 from serve_lib.chain import Chain, Failure, InputError, Policy, Row
+from serve_lib.grid import Grid
 from serve_lib.monitor import Monitor
-from serve_lib.pool import Intake
-from serve_lib.process import persistent_cache
+from serve_lib.pool import RequestQueue
 from serve_lib.programs import Programs, WarmUp
-from serve_lib.schedule import Grid
 from serve_lib.worker import Worker
 
 LEGAL = {
@@ -45,21 +44,17 @@ class Engine:
     chain: the model; its variables are on one device.
     policy: encodes, decides, answers.
     lengths: length buckets, ascending; longer rows are refused.
-    batches: batch buckets, ascending.
-    max_pending: limit of rows accepted and not answered; `submit` blocks while
-      it is reached.
+    batches: batch buckets, ascending. Close sizes (1, 2, 3, 4, 6, 8) waste less
+      padding, few compile faster.
+    max_pending: rows accepted and not answered, at which `submit` blocks.
     max_wait: seconds that a partial batch may wait while the device is busy.
     ahead: full batches dispatched before the outputs of the last are read.
     max_pool_bytes: soft limit of the device memory of rows between stages;
       near it partial batches run, and one batch always fits. 0 for no limit.
     cache_directory: of compiled programs for the next process; '' for none.
       Programs found there are run: keep it private.
-    monitor: of the running statistics; None for `policy.monitor` if the policy
-      has one, or a new one.
+    monitor: None for `policy.monitor` if the policy has one, or a new one.
     device: to run on; None for the device of the variables.
-
-  Raises:
-    ConfigError: an argument is out of range.
   """
 
   def __init__(
@@ -84,14 +79,12 @@ class Engine:
       fields.check_value(f'engine.{name}', value, LEGAL[name])
     self.grid = Grid(tuple(lengths), tuple(batches))
     self.monitor = monitor or getattr(policy, 'monitor', None) or Monitor()
-    self._chain, self._policy = chain, policy
-    self._cache_directory = cache_directory
+    self._policy, self._cache_directory = policy, cache_directory
     self._programs = Programs(chain, self.grid, device)
-    self._intake = Intake(max_pending)
+    self._requests = RequestQueue(max_pending)
     self._worker = Worker(
-      chain, policy, self.grid, self._programs, self._intake, self.monitor,
-      **limits,
-    )  # fmt: skip
+      policy, self._programs, self._requests, self.monitor, **limits
+    )
     self._thread: threading.Thread | None = None
     self._warm_up: WarmUp | None = None
 
@@ -103,27 +96,22 @@ class Engine:
     self.close(drain=error_type is None)
 
   def warm_up(self, progress: bool = False, threads: int = 1) -> WarmUp:
-    """Compiles every program at the first call.
+    """Compiles every program at the first call, `threads` at a time.
 
-    Args:
-      progress: show a bar on stderr.
-      threads: programs compiled at a time.
+    `progress` shows a bar on stderr.
     """
     if self._warm_up is None:
-      with persistent_cache(self._cache_directory):
-        self._warm_up = self._programs.compile(progress, threads)
+      self._warm_up = self._programs.compile(
+        progress, threads, self._cache_directory
+      )
     return self._warm_up
 
   def predict(self, items: Iterable[Any]) -> list[Any]:
     """Returns the answers in the order of the items, a `Failure` for bad ones.
 
-    Raises:
-      ClosedError: the engine was closed before all items were accepted.
-      RuntimeError: called in a callback, by the engine's own thread.
-      TypeError: `items` is a text or a mapping, which is one item.
+    Raises ClosedError if the engine is closed before all items are accepted.
     """
-    _check_several('predict', items)
-    self._refuse_callback('predict')
+    self._check_call('predict', items)
     return [future.result() for future in self._admit(list(items))]
 
   def submit(
@@ -131,13 +119,8 @@ class Engine:
   ) -> concurrent.futures.Future:
     """Accepts one item; its future gives the answer or a `Failure`.
 
-    Args:
-      item: encoded by the policy in this thread.
-      timeout: seconds to block while `max_pending` rows are pending; None for
-        any time.
-
     Raises:
-      OverloadedError: there was no room in time.
+      OverloadedError: `max_pending` rows were pending for `timeout` seconds.
       ClosedError: the engine is closed.
     """
     return self._admit([item], timeout)[0]
@@ -145,24 +128,15 @@ class Engine:
   def stream(self, items: Iterable[Any], window: int = 256) -> Iterator[Any]:
     """Yields the answers in the order of the items while these arrive.
 
-    A daemon thread reads and submits the items, so a source that blocks does
-    not keep the program from ending; after an early exit of the caller it may
-    read one more item, which is dropped. (Standard input is read from a file
-    of its own, `open(0, 'rb', closefd=False)`: Python aborts if the lock of
+    A daemon thread reads and submits at most `window` items ahead, so a source
+    that blocks does not keep the program from ending; after an early exit of
+    the caller it may read one more item, which is dropped. Exceptions of the
+    source are raised after the answers to the items before. (Read standard
+    input from `open(0, 'rb', closefd=False)`: Python aborts if the lock of
     `sys.stdin` is taken at its end.)
-
-    Args:
-      items: a list, a file, a queue; read from the first `next` on. Its
-        exceptions are raised after the answers to the items before.
-      window: items read ahead of the answer that is yielded.
-
-    Raises:
-      RuntimeError: at once, if called in a callback.
-      TypeError: at once, if `items` is a text or a mapping.
     """
-    _check_several('stream', items)
     fields.check_value('stream.window', window, LEGAL['window'])
-    self._refuse_callback('stream')
+    self._check_call('stream', items)
     return self._stream(items, window)
 
   def _stream(self, items: Iterable[Any], window: int) -> Iterator[Any]:
@@ -173,14 +147,13 @@ class Engine:
     def read() -> None:
       try:
         source = iter(items)
-        while True:
-          room.acquire()
-          item = _END if left.is_set() else next(source, _END)
+        while room.acquire() and not left.is_set():
+          item = next(source, _END)
           if item is _END or left.is_set():
-            futures.put(_END)
-            return
+            break
           futures.put(self.submit(item))
           del item  # frees it while the next is awaited
+        futures.put(_END)
       except BaseException as error:
         futures.put(error)
 
@@ -202,34 +175,40 @@ class Engine:
   def close(self, drain: bool = True) -> None:
     """Ends the engine; may be called again, and from any thread.
 
-    Args:
-      drain: answer all accepted items; otherwise they fail with `ClosedError`,
-        except those of batches in flight that leave now.
+    With `drain` all accepted items are answered; otherwise they fail with
+    `ClosedError`, except those of batches in flight that leave now.
     """
-    self._intake.close(cancel=not drain)
-    with self._intake.lock:
+    self._requests.close(cancel=not drain)
+    with self._requests.lock:
       thread = self._thread
     if thread is not None and thread is not threading.current_thread():
       thread.join()
 
   def status(self) -> dict[str, int]:
     """Returns the rows and bytes that the engine holds, and their maxima."""
-    intake, pool = self._intake, self._worker.pool
-    with intake.lock:
-      return {
-        'pending': intake.pending,
-        'peak_pending': intake.peak_pending,
-        'queued_rows': intake.rows,
-        'queue_bytes': intake.queue_bytes,
-        'pooled_rows': pool.rows,
-        'pool_bytes': pool.bytes,
-        'peak_pool_bytes': pool.peak_bytes,
-        'copies': self._programs.copies,
-      }
+    requests, pool = self._requests, self._worker.pool
+    queued = requests.rows()
+    return {
+      'pending': requests.pending,
+      'peak_pending': requests.peak_pending,
+      'queued_rows': len(queued),
+      'queue_bytes': sum(row.bytes for row in queued),
+      'pooled_rows': sum(map(len, pool.groups.values())),
+      'pool_bytes': pool.bytes,
+      'peak_pool_bytes': pool.peak_bytes,
+      'copies': self._programs.copies,
+    }
 
   # -- accepting -------------------------------------------------------------
 
-  def _refuse_callback(self, method: str) -> None:
+  def _check_call(self, method: str, items: Any) -> None:
+    """Refuses one item, which would be split, and calls that would block."""
+    if isinstance(items, (str, bytes, bytearray, Mapping)):
+      raise TypeError(
+        f'engine.{method}: expected several items, as in a list, got one '
+        f'{type(items).__name__}; one item is predict([item])[0] or '
+        'submit(item)'
+      )
     if threading.current_thread() is self._thread:
       raise RuntimeError(
         f'engine.{method}: called in a callback, by the thread that answers; '
@@ -245,43 +224,38 @@ class Engine:
         'the engine has not compiled its programs: call warm_up() first, or '
         "use it as a context ('with Engine(...) as engine')"
       )
+    if threading.current_thread() is self._thread:
+      timeout = 0.0  # a callback: only this thread frees room
     futures: list[concurrent.futures.Future] = []
-    # In a callback it must not block, as only this thread frees room.
-    block = threading.current_thread() is not self._thread
     announced = 0
     try:
-      while len(futures) < len(items):
-        wanted = min(len(items) - len(futures), self.grid.capacity)
-        room = self._intake.reserve(wanted, timeout, block)
-        start, stop = len(futures), len(futures) + room
-        left = len(items) - stop
-        futures += self._enqueue(items[start:stop], left - announced)
-        announced = left
+      while wanted := len(items) - len(futures):
+        room = self._requests.reserve(min(wanted, self.grid.capacity), timeout)
+        some = items[len(futures) :][:room]
+        # The worker waits for the rest before it runs a partial batch.
+        futures += self._enqueue(some, wanted - room - announced)
+        announced = wanted - room
     finally:
-      self._intake.expect(-announced)
+      self._requests.expect(-announced)
     return futures
 
   def _enqueue(
     self, items: Sequence[Any], expected: int
   ) -> list[concurrent.futures.Future]:
-    """Encodes and queues items whose room is reserved.
-
-    `expected` is the change in the number of items that will follow: the
-    worker waits for them before it runs a partial batch.
-    """
+    """Encodes and queues items; `expected` changes how many will follow."""
     queued = 0
     try:
       futures = [_future() for _ in items]
       encoded = map(self._encode, items, futures)
       rows = [row for row in encoded if row is not None]
-      with self._intake.lock:
+      with self._requests.lock:
         if rows:
           self._start()
-        self._intake.put(rows)
-        self._intake.expect(expected)
+        self._requests.put(rows)
+        self._requests.expect(expected)
       queued = len(rows)
     finally:
-      self._intake.release(len(items) - queued)
+      self._requests.release(len(items) - queued)
     return futures
 
   def _encode(self, item: Any, future: concurrent.futures.Future) -> Row | None:
@@ -289,17 +263,19 @@ class Engine:
     now, handled = time.monotonic(), sys.exception()
     try:
       encoded = self._policy.encode(item)
-      if encoded.variant not in self._chain.variants:
+      variants = self._programs.chain.variants
+      if encoded.variant not in variants:
         raise InputError(
-          f'variant: expected one of {self._chain.variants}, got '
-          f'{encoded.variant!r}'
+          f'variant: expected one of {variants}, got {encoded.variant!r}'
         )
       length = self.grid.fit_length(encoded.length)
+      arrays = encoded.inputs.values()
+      count = sum(getattr(array, 'nbytes', 0) for array in arrays)
+      return Row(encoded, length, future, now, now, count)
     except Exception as error:
       self.monitor.record_failure('encode')
       future.set_result(Failure.of(error, 'encode', handled))
       return None
-    return Row(encoded, length, future, now, now)
 
   def _start(self) -> None:
     """Starts the worker's thread if none runs; call it with the lock held."""
@@ -313,15 +289,6 @@ class Engine:
       self._worker.is_active = False
       raise
     self._thread = thread
-
-
-def _check_several(method: str, items: Any) -> None:
-  """Raises TypeError for one item, which would be split."""
-  if isinstance(items, (str, bytes, bytearray, Mapping)):
-    raise TypeError(
-      f'engine.{method}: expected several items, as in a list, got one '
-      f'{type(items).__name__}; one item is predict([item])[0] or submit(item)'
-    )
 
 
 def _future() -> concurrent.futures.Future:

@@ -36,17 +36,12 @@ class Monitor:
     if window < 2:
       raise ValueError(f'monitor.window: expected at least 2, got {window}')
     self.drift = drift
-    self._clock = clock
-    self._lock = threading.Lock()
-    self._depths: collections.Counter[int] = collections.Counter()
-    self._reasons: collections.Counter[str] = collections.Counter()
-    self._failures: collections.Counter[str] = collections.Counter()
-    self._rows: collections.Counter[int] = collections.Counter()
-    self._slots: collections.Counter[int] = collections.Counter()
-    self._answers = 0
-    self._answered: collections.deque[float] = collections.deque(maxlen=window)
-    self._seconds: collections.deque[float] = collections.deque(maxlen=window)
-    self._retention: collections.deque[float] = collections.deque(maxlen=window)
+    self._clock, self._lock, self._answers = clock, threading.Lock(), 0
+    counters = [collections.Counter[Any]() for _ in range(5)]
+    self._depths, self._reasons, self._failures, *counts = counters
+    self._rows, self._slots = counts
+    latest = [collections.deque[float](maxlen=window) for _ in range(3)]
+    self._answered, self._seconds, self._retention = latest
 
   @property
   def full_depth(self) -> bool:
@@ -83,9 +78,8 @@ class Monitor:
     Args:
       depth: layers, iterations or tape tokens that ran.
       reason: one of a few names.
-      confidence: of the first head, in [0, 1], for the drift check. Later heads
-        see other rows during drift, so its end could not be detected there.
-        None for a row that is not compared with the calibration split.
+      confidence: of the first head, for the drift check: later heads see other
+        rows during drift. None for a row that is not to be compared.
       retention: share of the row's tokens that were left at the end.
     """
     with self._lock:
@@ -135,7 +129,5 @@ def _percentiles(
   values: Iterable[float], which: tuple[int, ...]
 ) -> dict[str, float | None]:
   array = np.array([*values])
-  if not array.size:
-    return {f'p{percent}': None for percent in which}
-  names = [f'p{percent}' for percent in which]
-  return dict(zip(names, np.percentile(array, which).tolist(), strict=True))
+  found = np.percentile(array, which).tolist() if array.size else [None] * 3
+  return {f'p{p}': value for p, value in zip(which, found, strict=True)}

@@ -1,41 +1,26 @@
-"""Rows that wait: accepted ones for stage 0, others between two stages.
-
-`Intake` queues encoded rows on the host. `Pool` holds rows between stages on
-the device, compacted: for every key at most one open batch of the full size.
-Rows that continue are copied into its next free slots, once. A full batch runs
-as it is; one that runs earlier is sliced to the next batch bucket. Free slots
-repeat another row, so that padding is always legal.
-"""
+"""Rows that wait: accepted ones on the host, others between two stages."""
 
 import collections
 import dataclasses
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from serve_lib.chain import ClosedError, OverloadedError, Row
+from serve_lib.grid import Group
 from serve_lib.programs import Programs
-from serve_lib.schedule import Grid, Key, Waiting
 
 
-class Intake:
-  """Queues of accepted rows, bounded and thread-safe.
+class RequestQueue:
+  """Accepted rows by group, bounded and thread-safe.
 
-  A row is pending from `reserve`, before it is encoded, until it is answered.
+  A row is `pending` from `reserve`, before it is encoded, until it is answered.
   Callers that wait for room are served in order, so that a long list does not
-  keep a single request out.
-
-  Attributes:
-    lock: reentrant; guards all state that callers and worker share.
-    arrived: notified when the worker may have work.
-    pending: rows accepted and not answered.
-    peak_pending: largest value of `pending`.
-    queue_bytes: host memory of the queued inputs.
-    coming: rows that callers in the middle of a list will still add.
-    is_closed: no more rows are accepted.
-    is_cancelled: pending rows are to be dropped.
+  keep a single request out. The reentrant `lock` guards all state that callers
+  and worker share; `arrived` is notified when the worker may have work.
   """
 
   def __init__(self, max_pending: int):
@@ -43,40 +28,29 @@ class Intake:
     self.arrived = threading.Condition(self.lock)
     self._freed = threading.Condition(self.lock)
     self._line: collections.deque[object] = collections.deque()
-    self._queues: dict[Key, collections.deque[Row]] = {}
-    self._max_pending = max_pending
-    self.pending = self.peak_pending = self.queue_bytes = self.coming = 0
+    self._max_pending, self._coming = max_pending, 0
+    self.groups: dict[Group, collections.deque[Row]] = {}
+    self.pending = self.peak_pending = 0
     self.is_closed = self.is_cancelled = False
 
-  @property
-  def rows(self) -> int:
-    """Rows that wait for stage 0."""
+  def rows(self) -> list[Row]:
+    """Returns all rows."""
     with self.lock:
-      return sum(map(len, self._queues.values()))
+      return [row for queue in self.groups.values() for row in queue]
 
   @property
   def is_expecting(self) -> bool:
     """True if a caller is about to add rows and there is room for them."""
-    return self.coming > 0 and self.pending < self._max_pending
+    return self._coming > 0 and self.pending < self._max_pending
 
   def expect(self, change: int) -> None:
-    """Changes the number of rows that are about to be added."""
+    """Changes the number of rows that callers amid a list will still add."""
     with self.lock:
-      self.coming += change
-      if change < 0:
-        self.arrived.notify_all()
+      self._coming += change
+      self.arrived.notify_all()
 
-  def reserve(
-    self, wanted: int, timeout: float | None = None, block: bool = True
-  ) -> int:
-    """Reserves room for up to `wanted` rows; returns for how many, at least 1.
-
-    Waits at most `timeout` seconds, not at all if `block` is False.
-
-    Raises:
-      OverloadedError: there was no room in time.
-      ClosedError: the engine is or was closed meanwhile.
-    """
+  def reserve(self, wanted: int, timeout: float | None) -> int:
+    """Reserves room for 1 to `wanted` rows; returns for how many."""
     ticket = object()
 
     def admitted() -> bool:
@@ -86,7 +60,7 @@ class Intake:
     with self.lock:
       self._line.append(ticket)
       try:
-        if not self._freed.wait_for(admitted, timeout if block else 0):
+        if not self._freed.wait_for(admitted, timeout):
           raise OverloadedError(
             f'engine.max_pending: {self._max_pending} rows are pending and '
             f'none was answered in time (timeout={timeout}); send fewer at a '
@@ -108,43 +82,31 @@ class Intake:
       self.pending -= rows
       self._freed.notify_all()
 
-  def put(self, rows: list[Row]) -> None:
-    """Queues encoded rows.
-
-    Raises:
-      ClosedError: the engine was closed after room was reserved for them.
-    """
+  def put(self, rows: Sequence[Row]) -> None:
+    """Queues encoded rows, unless the engine was closed meanwhile."""
     with self.lock:
       if self.is_closed:
         raise ClosedError('the engine was closed while the item was encoded')
-      # First, as it fails on inputs that are no arrays.
-      self.queue_bytes += sum(map(_input_bytes, rows))
       for row in rows:
-        key = Key(0, row.encoded.variant, row.length)
-        self._queues.setdefault(key, collections.deque()).append(row)
+        group = Group(0, row.encoded.variant, row.length)
+        self.groups.setdefault(group, collections.deque()).append(row)
       self.arrived.notify_all()
 
-  def waiting(self) -> list[Waiting]:
-    """Returns the queues for `schedule.choose`; call it with the lock held."""
-    return [
-      Waiting(key, len(queue), queue[0].since)
-      for key, queue in self._queues.items()
-      if queue
-    ]
-
-  def take(self, key: Key, rows: int) -> list[Row]:
-    """Removes and returns up to `rows` rows, oldest first."""
+  def take(self, group: Group, limit: int) -> list[Row]:
+    """Removes and returns up to `limit` rows."""
     with self.lock:
-      queue = self._queues[key]
-      taken = [queue.popleft() for _ in range(min(rows, len(queue)))]
-      self.queue_bytes -= sum(map(_input_bytes, taken))
+      queue = self.groups[group]
+      taken = [queue.popleft() for _ in range(min(limit, len(queue)))]
+      if not queue:
+        del self.groups[group]
       return taken
 
   def clear(self) -> list[Row]:
     """Removes and returns all rows."""
     with self.lock:
-      queues = [(key, len(queue)) for key, queue in self._queues.items()]
-      return [row for key, count in queues for row in self.take(key, count)]
+      rows = self.rows()
+      self.groups.clear()
+      return rows
 
   def close(self, cancel: bool) -> None:
     """Accepts no rows from now on; wakes all waiting threads."""
@@ -155,118 +117,94 @@ class Intake:
       self._freed.notify_all()
 
 
-def _input_bytes(row: Row) -> int:
-  arrays = row.encoded.inputs.values()
-  return sum(int(getattr(array, 'nbytes', 0)) for array in arrays)
-
-
 @dataclasses.dataclass
 class Batch:
-  """Rows that are, or will be, run together.
+  """Rows that are, or will be, run together in a batch bucket of `size`.
 
-  Attributes:
-    key: their next stage, its variant and length.
-    size: the batch bucket.
-    rows: the rows, without padding.
-    slots: index of each row in the batch.
-    carry: device arrays, rows first; None before stage 0.
+  Row i is in slot `slots[i]` of the carry; the other slots repeat a row, so
+  that padding is always legal. Outputs are those of the stage while it runs.
   """
 
-  key: Key
+  group: Group
   size: int
   rows: list[Row]
   slots: Int[np.ndarray, ' b']
   carry: Any = None
-
-
-@dataclasses.dataclass
-class _Open:
-  """The open batch of a key, filled from slot 0 on."""
-
-  carry: Any
-  rows: list[Row]
+  outputs: Any = None
 
 
 class Pool:
-  """The open batches of all keys; used by one thread.
+  """Rows between stages, on the device, compacted; used by one thread.
 
-  Attributes:
-    peak_bytes: largest value of `bytes`.
+  Every group has at most one open batch, of the full size. Rows that continue
+  are copied into its next free slots, once. Batches in `ready` run as they are:
+  at most a full one for each batch in flight, which bounds the memory.
   """
 
-  def __init__(self, programs: Programs, grid: Grid):
-    self._programs = programs
-    self._grid = grid
-    self._open: dict[Key, _Open] = {}
+  def __init__(self, programs: Programs):
+    self._programs, self._grid = programs, programs.grid
+    self._open: dict[Group, Batch] = {}
+    self.ready: collections.deque[Batch] = collections.deque()
     self.peak_bytes = 0
 
   @property
-  def rows(self) -> int:
-    """Rows in the pool."""
-    return sum(len(one.rows) for one in list(self._open.values()))
+  def groups(self) -> dict[Group, list[Row]]:
+    """Rows in open batches, oldest first."""
+    return {group: one.rows for group, one in list(self._open.items())}
 
   @property
   def bytes(self) -> int:
     """Device memory of the open batches, free slots included."""
     return sum(map(self._programs.batch_bytes, list(self._open)))
 
-  def waiting(self) -> list[Waiting]:
-    """Returns the open batches for `schedule.choose`."""
-    return [
-      Waiting(key, len(one.rows), one.rows[0].since)
-      for key, one in self._open.items()
-    ]
+  def add(self, batch: Batch, is_alone: bool) -> None:
+    """Adds the rows of a batch that continue.
 
-  def __contains__(self, key: Key) -> bool:
-    return key in self._open
-
-  def add(self, batch: Batch) -> Batch | None:
-    """Copies the rows of a batch into the open batch of its key.
-
-    Returns:
-      The open batch if it is full now, removed from the pool.
+    Without a copy if they fill the batch, or if no smaller one holds them and
+    no other rows could join (`is_alone`).
     """
-    key, capacity = batch.key, self._grid.capacity
-    one, rest = self._open.get(key), None
+    group, count, capacity = batch.group, len(batch.rows), self._grid.capacity
+    one, rest = self._open.get(group), None
     if one is None:
-      self._open[key] = one = self._start(batch, 0)
+      is_smallest = self._grid.fit_rows(count) == batch.size
+      if count == capacity or (is_alone and is_smallest):
+        self.ready.append(batch)
+        return
+      self._open[group] = one = self._start(batch, 0)
     else:
       room = capacity - len(one.rows)
       one.carry = self._join(batch, one, room)
-      # Before the rows are added: if it fails, `discard` still finds them all.
-      rest = self._start(batch, room) if len(batch.rows) > room else None
+      # Before the rows are added: if it fails, `take` still finds them all.
+      rest = self._start(batch, room) if count > room else None
       one.rows = one.rows + batch.rows[:room]
+      one.slots = np.arange(len(one.rows), dtype=np.int32)
     self.peak_bytes = max(self.peak_bytes, self.bytes)
-    if len(one.rows) < capacity:
-      return None
-    del self._open[key]
+    if len(one.rows) == capacity:
+      self.ready.append(self._open.pop(group))
     if rest is not None:
-      self._open[key] = rest
-    return self._whole(key, one)
+      self._open[group] = rest
 
-  def take(self, key: Key) -> Batch:
-    """Removes the rows of a key, as the smallest batch that holds them."""
-    one = self._open[key]
-    batch = self._whole(key, one)
-    size = self._grid.fit_rows(len(one.rows))
+  def take(self, group: Group) -> Batch:
+    """Removes and returns the open batch of a group, for `shrink`."""
+    return self._open.pop(group)
+
+  def shrink(self, batch: Batch) -> None:
+    """Slices a batch to the smallest size that holds its rows."""
+    size = self._grid.fit_rows(len(batch.rows))
     if size < batch.size:
-      batch.carry = self._programs.copy('cut', key, size, one.carry)
+      batch.carry = self._programs.copy('cut', batch.group, size, batch.carry)
       batch.size = size
-    del self._open[key]
-    return batch
-
-  def discard(self, key: Key) -> list[Row]:
-    """Removes and returns the rows of a key."""
-    one = self._open.pop(key, None)
-    return [] if one is None else one.rows
 
   def clear(self) -> list[Row]:
     """Removes and returns all rows."""
-    return [row for key in list(self._open) for row in self.discard(key)]
+    batches = [*self._open.values(), *self.ready]
+    self._open.clear()
+    self.ready.clear()
+    return [row for batch in batches for row in batch.rows]
 
-  def _start(self, batch: Batch, first: int) -> _Open:
+  def _start(self, batch: Batch, first: int) -> Batch:
     """Starts an open batch with the rows of `batch` from `first` on."""
-    slots = batch.slots[first:]
+    slots, rows = batch.slots[first:], batch.rows[first:]
     # Free slots hold a row that has left, if there is one: a chain may stop
     # early when all rows are done.
     done = np.setdiff1d(np.arange(batch.size), batch.slots)
@@ -274,21 +212,17 @@ class Pool:
     source = np.full(self._grid.capacity, filler, np.int32)
     source[: len(slots)] = slots
     carry = self._programs.copy(
-      'open', batch.key, batch.size, batch.carry, source
+      'open', batch.group, batch.size, batch.carry, source
     )
-    return _Open(carry, batch.rows[first:])
+    places = np.arange(len(rows), dtype=np.int32)
+    return Batch(batch.group, self._grid.capacity, rows, places, carry)
 
-  def _join(self, batch: Batch, one: _Open, room: int) -> Any:
+  def _join(self, batch: Batch, one: Batch, room: int) -> Any:
     """Returns the carry of `one` with up to `room` rows of `batch` added."""
     slots = batch.slots[:room]
     # The program drops rows whose place is outside of the open batch.
     places = np.full(batch.size, self._grid.capacity, np.int32)
-    start = len(one.rows)
-    places[slots] = np.arange(start, start + len(slots))
+    places[slots] = len(one.rows) + np.arange(len(slots))
     return self._programs.copy(
-      'join', batch.key, batch.size, one.carry, batch.carry, places
+      'join', batch.group, batch.size, one.carry, batch.carry, places
     )
-
-  def _whole(self, key: Key, one: _Open) -> Batch:
-    slots = np.arange(len(one.rows), dtype=np.int32)
-    return Batch(key, self._grid.capacity, one.rows, slots, one.carry)

@@ -1,4 +1,4 @@
-"""The thread that runs batches on the device.
+"""The thread that chooses batches and runs them on the device.
 
 It dispatches batches without waiting for them and reads back the small outputs
 of the oldest one in flight while the device computes the next. It ends after
@@ -7,65 +7,50 @@ that does not close its engine still ends.
 """
 
 import collections
-import dataclasses
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Bool
 
-from serve_lib import schedule
-from serve_lib.chain import Chain, ClosedError, Failure, Policy, Row
+from serve_lib.chain import ClosedError, Failure, Policy, Row
+from serve_lib.grid import Group
 from serve_lib.monitor import Monitor
-from serve_lib.pool import Batch, Intake, Pool
+from serve_lib.pool import Batch, Pool, RequestQueue
 from serve_lib.process import shielded
 from serve_lib.programs import Programs
-from serve_lib.schedule import Grid, Key
 
 LINGER_SECONDS = 1.0
-
-
-@dataclasses.dataclass
-class _Flight:
-  """A dispatched batch, whose arrays may not be computed yet."""
-
-  batch: Batch
-  carry: Any
-  outputs: Any
 
 
 class Worker:
   """Runs rows through the chain; see `Engine` for the arguments.
 
-  Attributes:
-    is_active: a thread runs `run` or has been started to; guarded by the lock
-      of the intake. The thread that clears it uses nothing here afterwards.
-    pool: the rows between stages.
+  While `is_active`, guarded by the lock of the requests, a thread runs `run`.
+  The one that clears it uses nothing here afterwards.
   """
 
   def __init__(
     self,
-    chain: Chain,
     policy: Policy,
-    grid: Grid,
     programs: Programs,
-    intake: Intake,
+    requests: RequestQueue,
     monitor: Monitor,
     *,
     max_wait: float,
     ahead: int,
     max_pool_bytes: int,
   ):
-    self._chain, self._policy, self._grid = chain, policy, grid
-    self._programs, self._intake, self._monitor = programs, intake, monitor
+    self._policy, self._programs = policy, programs
+    self._chain, self._grid = programs.chain, programs.grid
+    self._requests, self._monitor = requests, monitor
     self._max_wait, self._ahead = max_wait, ahead
     self._max_pool_bytes = max_pool_bytes
-    self._ready: collections.deque[Batch] = collections.deque()
-    self._flights: collections.deque[_Flight] = collections.deque()
-    self.pool = Pool(programs, grid)
+    self._flights: collections.deque[Batch] = collections.deque()
+    self.pool = Pool(programs)
     self.is_active = False
 
   def run(self) -> None:
@@ -81,10 +66,11 @@ class Worker:
     """Fails all rows after a defect of the engine itself."""
     frames = error.__traceback__
     # Closed first: no row comes any more, and so no other thread starts.
-    self._intake.close(cancel=True)
-    self._drop_all(error, 'engine', [f.batch for f in self._flights])
+    self._requests.close(cancel=True)
+    in_flight = [row for batch in self._flights for row in batch.rows]
     self._flights.clear()
-    with self._intake.lock:
+    self._drop_waiting(error, 'engine', in_flight)
+    with self._requests.lock:
       self.is_active = False
     # The traceback is printed by `threading`, its frames free their rows.
     traceback.clear_frames(frames)
@@ -95,8 +81,8 @@ class Worker:
 
     Nothing of a batch is held from one step to the next.
     """
-    busy = bool(self._flights)
-    batch = self._next(busy)
+    busy = bool(self._flights)  # before another thread may use them
+    batch = self._next()
     if batch is not None:
       self._dispatch(batch)
     elif not busy:
@@ -108,41 +94,67 @@ class Worker:
 
   # -- the next batch --------------------------------------------------------
 
-  def _next(self, busy: bool) -> Batch | None:
+  def _next(self) -> Batch | None:
     """Returns the next batch; None to finish the one in flight, or to end."""
-    if self._intake.is_cancelled:
-      error = ClosedError('the engine was closed before the answer')
-      self._drop_all(error, 'close')
-    if self._ready:
-      return self._ready.popleft()
-    with self._intake.lock:
-      while (key := self._choose(busy)) is None:
-        if busy or not self._wait():
+    if self._requests.is_cancelled:
+      closed = ClosedError('the engine was closed before the answer')
+      self._drop_waiting(closed, 'close')
+    if self.pool.ready:
+      return self.pool.ready.popleft()
+    with self._requests.lock:
+      while (group := self._choose(waiting := self._waiting())) is None:
+        if self._flights or not self._wait(waiting):
           return None
-      if key.stage == 0:
-        rows = self._intake.take(key, self._grid.capacity)
-        size = self._grid.fit_rows(len(rows))
-        slots = np.arange(len(rows), dtype=np.int32)
-        return Batch(key, size, rows, slots)
-    try:
-      return self.pool.take(key)
-    except Exception as error:
-      self.fail(self.pool.discard(key), error, f'stage {key.stage}')
-    return self._next(busy)
+      if group.stage > 0:
+        return self.pool.take(group)
+      rows = self._requests.take(group, self._grid.capacity)
+    slots = np.arange(len(rows), dtype=np.int32)
+    return Batch(group, self._grid.fit_rows(len(rows)), rows, slots)
 
-  def _waiting(self) -> list[schedule.Waiting]:
-    return [*self._intake.waiting(), *self.pool.waiting()]
+  def _waiting(self) -> dict[Group, Sequence[Row]]:
+    return {**self._requests.groups, **self.pool.groups}
 
-  def _choose(self, busy: bool) -> Key | None:
-    return schedule.choose(
-      self._waiting(),
-      capacity=self._grid.capacity,
-      now=time.monotonic(),
-      max_wait=self._max_wait,
-      busy=busy,
-      expecting=self._intake.is_expecting,
-      crowded=self._is_crowded(),
-    )
+  def _choose(self, waiting: Mapping[Group, Sequence[Row]]) -> Group | None:
+    """Returns the group whose rows run next, or None to wait.
+
+    The first rule that applies:
+
+    1. Near the limit of the pool: the pooled rows that have waited longest;
+       without any, the batch in flight finishes first.
+    2. Rows that have waited in one group longer than `max_wait`, oldest first.
+       Waiting counts per group and not since the request: pooled rows are
+       always older than queued ones, and in a backlog every pool would run with
+       one or two rows. A pooled row runs after the rows queued before it came
+       there, so no row starves.
+    3. A full batch of the latest stage: it frees memory.
+    4. None while a caller is adding rows; else the oldest partial batch of the
+       earliest stage. Its survivors fill the later pools, so a single request
+       runs at once and the end of a list in few batches.
+
+    A partial batch waits while another is in flight, as the rows that stay in
+    that one may join it.
+    """
+    if not waiting:
+      return None
+    deadline = time.monotonic() - self._max_wait
+    pooled = [group for group in waiting if group.stage > 0]
+    late = [group for group in waiting if waiting[group][0].since < deadline]
+    full = [
+      group for group in waiting if len(waiting[group]) >= self._grid.capacity
+    ]
+    if (pooled or self._flights) and self._is_crowded():
+      found = pooled
+    elif late:
+      found = late
+    elif full:
+      found = [group for group in full if group.stage == max(full).stage]
+    elif self._requests.is_expecting:
+      found = []
+    else:
+      found = [group for group in waiting if group.stage == min(waiting).stage]
+    # The group makes equal ages deterministic.
+    oldest = min(found, key=lambda g: (waiting[g][0].since, g), default=None)
+    return None if self._flights and oldest not in full else oldest
 
   def _is_crowded(self) -> bool:
     """Returns True if another batch could exceed the limit of the pool.
@@ -153,19 +165,20 @@ class Worker:
     if not self._max_pool_bytes:
       return False
     claimed = self.pool.bytes + sum(
-      self._programs.next_bytes(flight.batch.key) for flight in self._flights
+      self._programs.next_bytes(batch.group) for batch in self._flights
     )
     return claimed + self._programs.widest_bytes > self._max_pool_bytes
 
-  def _wait(self) -> bool:
+  def _wait(self, waiting: Mapping[Group, Sequence[Row]]) -> bool:
     """Waits for rows, with the lock held; False if the thread has to end."""
-    oldest = min((entry.since for entry in self._waiting()), default=None)
-    if oldest is not None:  # rows are expected, for at most `max_wait`
+    arrived = self._requests.arrived
+    if waiting:  # more rows are expected, for at most `max_wait`
+      oldest = min(rows[0].since for rows in waiting.values())
       late = oldest + self._max_wait - time.monotonic()
-      self._intake.arrived.wait(max(late, 0.0) + 1e-3)
+      arrived.wait(max(late, 0.0) + 1e-3)
       return True
-    if not self._intake.is_closed and (
-      self._intake.arrived.wait(LINGER_SECONDS) or self._intake.rows
+    if not self._requests.is_closed and (
+      arrived.wait(LINGER_SECONDS) or self._requests.groups
     ):
       return True
     self.is_active = False
@@ -174,40 +187,41 @@ class Worker:
   # -- one batch -------------------------------------------------------------
 
   def _dispatch(self, batch: Batch) -> None:
-    key, carry = batch.key, batch.carry
+    group = batch.group
+    self._flights.append(batch)  # so that `_give_up` finds its rows
     try:
-      if key.stage == 0:
+      if group.stage == 0:
         inputs = [row.encoded.inputs for row in batch.rows]
-        carry = self._chain.pad(inputs, key.length, batch.size)
-      carry, outputs = self._programs.run(key, batch.size, carry)
-      for leaf in jax.tree.leaves(outputs):
+        batch.carry = self._chain.pad(inputs, group.length, batch.size)
+      else:
+        self.pool.shrink(batch)
+      # Frees the memory of the old carry.
+      batch.carry, batch.outputs = self._programs.run(
+        group, batch.size, batch.carry
+      )
+      for leaf in jax.tree.leaves(batch.outputs):
         leaf.copy_to_host_async()
     except Exception as error:
-      self.fail(batch.rows, error, f'stage {key.stage}')
+      self._flights.pop()
+      self._fail(batch.rows, error, group)
       return
-    except BaseException:
-      self._ready.append(batch)  # `_give_up` fails its rows
-      raise
-    batch.carry = None  # frees the memory of the old carry
-    self._flights.append(_Flight(batch, carry, outputs))
-    self._monitor.record_batch(key.stage, len(batch.rows), batch.size)
+    self._monitor.record_batch(group.stage, len(batch.rows), batch.size)
 
-  def _finish(self, flight: _Flight) -> None:
+  def _finish(self, batch: Batch) -> None:
     """Waits for a batch, moves the rows that stay and answers the others."""
-    batch = flight.batch
     try:
-      stays = self._undecided(batch, jax.device_get(flight.outputs))
+      stays = self._stays(batch, jax.device_get(batch.outputs))
     except Exception as error:
-      self.fail(batch.rows, error, f'stage {batch.key.stage}')
+      self._fail(batch.rows, error, batch.group)
       return
     if stays.any():
-      self._go_on(batch, flight.carry, stays)
+      self._go_on(batch, stays)
     leaving = [
       row for row, stay in zip(batch.rows, stays, strict=True) if not stay
     ]
     self._resolve([(row, self._answer(row)) for row in leaving])
 
-  def _undecided(self, batch: Batch, outputs: Any) -> Bool[np.ndarray, ' b']:
+  def _stays(self, batch: Batch, outputs: Any) -> Bool[np.ndarray, ' b']:
     """Returns True for the rows that stay; sets their length buckets."""
     values = {
       name: np.asarray(array)[batch.slots] for name, array in outputs.items()
@@ -216,9 +230,9 @@ class Worker:
       row.outputs.append(
         {name: array[number] for name, array in values.items()}
       )
-    if batch.key.stage == self._chain.num_stages - 1:
+    if batch.group.stage == self._chain.num_stages - 1:
       return np.zeros(len(batch.rows), bool)
-    leaves = self._policy.decide(batch.key.stage, batch.rows, values)
+    leaves = self._policy.decide(batch.group.stage, batch.rows, values)
     leaves = np.asarray(leaves, bool)
     if leaves.shape != (len(batch.rows),):
       raise ValueError(
@@ -230,51 +244,35 @@ class Worker:
         row.length = self._grid.fit_length(int(length))
     return ~leaves
 
-  def _go_on(
-    self, batch: Batch, carry: Any, stays: Bool[np.ndarray, ' b']
-  ) -> None:
+  def _go_on(self, batch: Batch, stays: Bool[np.ndarray, ' b']) -> None:
     """Moves the rows that stay to the next stage, by length bucket."""
     now = time.monotonic()
-    groups: dict[int, list[int]] = {}
+    lengths: dict[int, list[int]] = {}
     for number in np.flatnonzero(stays).tolist():
       row = batch.rows[number]
       row.since = now
-      groups.setdefault(row.length, []).append(number)
-    for length, numbers in sorted(groups.items()):
-      key = Key(batch.key.stage + 1, batch.key.variant, length)
+      lengths.setdefault(row.length, []).append(number)
+    for length, numbers in sorted(lengths.items()):
+      group = Group(batch.group.stage + 1, batch.group.variant, length)
       rows = [batch.rows[number] for number in numbers]
-      self._move(Batch(key, batch.size, rows, batch.slots[numbers], carry))
-
-  def _move(self, moved: Batch) -> None:
-    """Runs rows without a copy, or adds them to the pool.
-
-    They run if the batch is full, or if it has the smallest fitting size and no
-    other rows could join it.
-    """
-    key, rows = moved.key, moved.rows
-    is_full = len(rows) == self._grid.capacity
-    fits = self._grid.fit_rows(len(rows)) == moved.size
-    if key not in self.pool and (is_full or (fits and self._is_alone())):
-      self._ready.append(moved)
-      return
-    try:
-      full = self.pool.add(moved)
-    except Exception as error:
-      # A failed 'join' has consumed the open batch of the key.
-      lost = {id(row): row for row in [*rows, *self.pool.discard(key)]}
-      self.fail([*lost.values()], error, f'stage {key.stage}')
-      return
-    if full is not None:
-      self._ready.append(full)
+      slots = batch.slots[numbers]
+      moved = Batch(group, batch.size, rows, slots, batch.carry)
+      try:
+        self.pool.add(moved, self._is_alone())
+      except Exception as error:
+        # A failed 'join' has consumed the open batch of the group.
+        if group in self.pool.groups:
+          rows += self.pool.take(group).rows
+        self._fail(rows, error, group)
 
   def _is_alone(self) -> bool:
     """Returns True if there are no rows but those of one batch."""
     return not (
-      self._ready
-      or self._intake.is_expecting
+      self.pool.ready
+      or self._requests.is_expecting
       or len(self._flights) > 1
-      or self.pool.rows
-      or self._intake.rows
+      or self._requests.groups
+      or self.pool.groups
     )
 
   # -- answers ---------------------------------------------------------------
@@ -285,15 +283,25 @@ class Worker:
     except Exception as error:
       return Failure.of(error, 'answer')
 
-  def fail(
-    self, rows: Sequence[Row], error: BaseException, during: str
+  def _fail(
+    self, rows: Sequence[Row], error: BaseException, group: Group
   ) -> None:
-    """Answers rows with a failure, in any thread; see `Failure`."""
+    failure = Failure.of(error, f'stage {group.stage}')
+    self._resolve([(row, failure) for row in rows])
+
+  def _drop_waiting(
+    self, error: BaseException, during: str, others: Sequence[Row] = ()
+  ) -> None:
+    """Fails all waiting rows and `others`."""
     failure = Failure.of(error, during)
+    rows = [*self._requests.clear(), *self.pool.clear(), *others]
     self._resolve([(row, failure) for row in rows])
 
   def _resolve(self, answers: Sequence[tuple[Row, Any]]) -> None:
-    """Answers the rows that have no answer yet and frees their room."""
+    """Answers the rows that have no answer yet and frees their room.
+
+    After a defect a row may be there twice.
+    """
     now = time.monotonic()
     resolved = 0
     for row, answer in answers:
@@ -302,21 +310,10 @@ class Worker:
         shielded(self._record, answer, now - row.submitted)
         # A future logs errors of its callbacks, but only an `Exception`.
         shielded(row.future.set_result, answer)
-    self._intake.release(resolved)
+    self._requests.release(resolved)
 
   def _record(self, answer: Any, seconds: float) -> None:
     if isinstance(answer, Failure):
       self._monitor.record_failure(answer.during)
     else:
       self._monitor.record_answer(seconds)
-
-  def _drop_all(
-    self, error: BaseException, during: str, batches: Sequence[Batch] = ()
-  ) -> None:
-    """Fails all waiting rows, and those of `batches`."""
-    rows = [*self._intake.clear(), *self.pool.clear()]
-    for batch in [*self._ready, *batches]:
-      rows += batch.rows
-    self._ready.clear()
-    # After a defect a row may be in two places.
-    self.fail([*{id(row): row for row in rows}.values()], error, during)

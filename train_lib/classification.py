@@ -19,9 +19,9 @@ from jaxtyping import Array, Float
 from dataset_lib import builder, image_ops
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import Average
-from serve_lib.chain import NO_RUN, OneStage
-from serve_lib.decisions import ClassifierPolicy, check_no_options
-from serve_lib.image_items import ItemReader, images, token_rows
+from serve_lib.chain import NO_RUN
+from serve_lib.decisions import ClassifierPolicy, OneStage, check_no_options
+from serve_lib.items import ItemReader, images, token_rows
 from train_lib.task import Batch, Task, complete_model, construct
 
 
@@ -143,7 +143,7 @@ class Classification(Task):
     return one_stage(self, variables, reader, lengths=(1,))
 
   def item_reader(self, length: int = 1) -> ItemReader:
-    """Returns the reader of the items of a service; see `image_items`.
+    """Returns the reader of the items of a service; see `serve_lib.items`.
 
     Args:
       length: the length bucket of every item.

@@ -21,7 +21,7 @@ from dataset_lib.tokenizer import MIN_LENGTH
 from eval_lib.metrics import Average
 from model_lib import convert, sizes
 from serve_lib.chain import NO_RUN
-from serve_lib.text_items import TextReader
+from serve_lib.items import MAX_CHARACTERS, TextReader
 from train_lib import strict_json
 from train_lib.classification import Classification, one_stage
 from train_lib.run_directory import TOKENIZER
@@ -222,4 +222,4 @@ class TextOptions:
     max_characters: of one text; a longer one is an error and not truncated.
   """
 
-  max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = 100_000
+  max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = MAX_CHARACTERS

@@ -13,7 +13,7 @@ from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from serve_lib.chain import InputError, Row, ServedRun
-from serve_lib.text_items import TextReader
+from serve_lib.items import TextReader
 from tests.albert_act import small
 
 WORDS = [f'w{number}' for number in range(30)]

@@ -7,7 +7,7 @@ import numpy as np
 from eat.policy import EatPolicy, Options
 from eat.serving import EatChain
 from serve_lib.chain import Row
-from serve_lib.text_items import TextReader
+from serve_lib.items import TextReader
 from tests.eat import small
 
 WORDS = [f'w{number}' for number in range(40)]

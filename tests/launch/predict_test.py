@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -135,26 +137,19 @@ def test_a_closed_stdout_ends_the_command_quietly(repository):
 
 
 def test_statistics_are_logged_regularly_and_drift_when_it_turns(capsys):
-  class Ticks(threading.Event):
-    """Passes three periods and then waits for the end."""
+  calls, ended = [], threading.Event()
 
-    periods = 3
+  def tick():
+    calls.append(1)
+    if len(calls) == 3:
+      ended.set()
 
-    def wait(self, timeout=None):
-      assert timeout == 60.0
-      self.periods -= 1
-      if self.periods < 0:
-        ended.set()
-        return super().wait(10.0)
-      return False
-
-  ended, calls = threading.Event(), []
-  with predict.regularly(60.0, lambda: calls.append(1), Ticks()):
+  with predict.regularly(0.001, tick):
     assert ended.wait(10.0)
-  assert len(calls) == 3
-  with predict.regularly(0.0, lambda: calls.append(1)):
+  count = len(calls)
+  with predict.regularly(0.0, tick):
     pass
-  assert len(calls) == 3
+  assert len(calls) == count
   predict.log_drift(True, {'psi': 0.5})
   predict.log_drift(False, {'psi': 0.0})
   began, over = capsys.readouterr().err.splitlines()
@@ -204,7 +199,7 @@ def test_the_flags_reach_the_engine(workdir, capsys):
   )  # fmt: skip
   with engine:
     assert engine.grid.lengths == (12,)
-    assert engine._intake._max_pending == 7
+    assert engine._requests._max_pending == 7
     assert engine._policy.rule.tau == 0.25
     (answer,) = engine.predict([' '.join(['film'] * 14)])
   assert answer.truncated
@@ -222,12 +217,30 @@ def test_a_workdir_that_cannot_be_written_is_served(workdir, tmp_path, capsys):
   assert 'not kept for the next start' in capsys.readouterr().err
 
 
-def test_where_compiled_programs_are_kept(tmp_path):
-  assert predict.cache_directory('none', str(tmp_path)) == ''
-  assert predict.cache_directory('/elsewhere', str(tmp_path)) == '/elsewhere'
+def test_where_compiled_programs_are_kept(tmp_path, monkeypatch):
+  workdir, path = str(tmp_path), tmp_path / predict.CACHE
+  assert predict.cache_directory('none', workdir) == ''
+  assert predict.cache_directory('/elsewhere', workdir) == '/elsewhere'
   assert not any(tmp_path.iterdir())
-  made = str(tmp_path / predict.CACHE)
-  assert predict.cache_directory('', str(tmp_path)) == made
+  assert predict.cache_directory('', workdir) == str(path)
+  assert stat.S_IMODE(path.stat().st_mode) == 0o700
+  assert predict.cache_directory('', workdir) == str(path)  # it is there
+  monkeypatch.setattr(os, 'access', lambda *_: False)
+  assert predict.cache_directory('', workdir) == ''
+  monkeypatch.undo()
+  monkeypatch.setattr(os, 'getuid', lambda: os.geteuid() + 1)
+  assert predict.cache_directory('', workdir) == ''  # of another user
+  monkeypatch.undo()
+  for mode in (0o770, 0o702, 0o777):
+    path.chmod(mode)
+    assert predict.cache_directory('', workdir) == ''
+  path.rmdir()
+  path.symlink_to(tmp_path)
+  assert predict.cache_directory('', workdir) == ''
+  path.unlink()
+  path.touch()
+  assert predict.cache_directory('', workdir) == ''
+  assert predict.cache_directory('', str(path)) == ''  # cannot be made
 
 
 def refusal(capsys, *flags):

@@ -10,8 +10,8 @@ import pytest
 from dataset_lib.errors import ConfigError
 from serve_lib.chain import Failure, InputError
 from serve_lib.engine import Engine
+from serve_lib.grid import doubling
 from serve_lib.monitor import Monitor
-from serve_lib.schedule import doubling
 from tests.compilations import compilations
 from tests.serve_lib import toy
 

@@ -29,7 +29,7 @@ from serve_lib.chain import Failure
 from serve_lib.decisions import Prediction
 from serve_lib.drift import Calibration, DriftCheck
 from serve_lib.engine import Engine
-from serve_lib.image_items import ItemReader
+from serve_lib.items import ItemReader
 from tests.adatape import serving_test as tapes
 from tests.albert_act import small as small_albert
 from tests.compilations import compilations
@@ -182,7 +182,7 @@ def served(request):
 def with_programs_of(engine, policy=None, **settings):
   """Another engine with the compiled programs of one."""
   other = Engine(
-    engine._chain, policy or engine._policy, engine.grid.lengths,
+    engine._programs.chain, policy or engine._policy, engine.grid.lengths,
     engine.grid.batches, **settings,
   )  # fmt: skip
   other._programs.__dict__ = engine._programs.__dict__

@@ -229,7 +229,7 @@ def test_closing_while_busy_drains_or_cancels(engines, drain):
   engine = engines(max_pending=64)
   futures = [hold(engine), *(engine.submit(GOOD) for _ in range(20))]
   closer = started(engine.close, drain=drain)
-  while not engine._intake.is_closed:
+  while not engine._requests.is_closed:
     time.sleep(0.001)
   with pytest.raises(ClosedError):
     engine.submit(GOOD)

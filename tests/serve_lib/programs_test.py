@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from serve_lib.grid import Grid, Group
 from serve_lib.programs import Programs
-from serve_lib.schedule import Grid, Key
 
 GRID = Grid((4,), (1, 2))
 
@@ -55,8 +55,8 @@ def test_a_carry_of_the_same_shape_is_given_away():
   programs = Programs(Loop(), GRID)
   programs.compile(progress=False)
   first = {name: np.full((2, 4), 8.0, np.float32) for name in ('x', 'old')}
-  carry, outputs = programs.run(Key(0, 'full', 4), 2, first)
-  second, outputs = programs.run(Key(1, 'full', 4), 2, carry)
+  carry, outputs = programs.run(Group(0, 'full', 4), 2, first)
+  second, outputs = programs.run(Group(1, 'full', 4), 2, carry)
   np.testing.assert_array_equal(outputs['sum'], [40.0, 40.0])  # 4 (2 + 8)
   np.testing.assert_array_equal(second['old'], np.full((2, 4), 4.0))
   assert all(leaf.is_deleted() for leaf in jax.tree.leaves(carry))
@@ -69,9 +69,9 @@ def test_it_runs_where_the_variables_are():
   loop.variables = jax.device_put(loop.variables, device)
   programs = Programs(loop, GRID)
   programs.compile(progress=False)
-  carry, _ = programs.run(Key(0, 'full', 4), 1, loop.example(4, 1))
+  carry, _ = programs.run(Group(0, 'full', 4), 1, loop.example(4, 1))
   source = np.zeros(2, np.int32)
-  pool = programs.copy('open', Key(1, 'full', 4), 1, carry, source)
+  pool = programs.copy('open', Group(1, 'full', 4), 1, carry, source)
   assert pool['x'].devices() == {device}
 
 
@@ -142,7 +142,7 @@ def test_what_a_stage_reads_may_depend_on_the_length():
   programs.compile(progress=False)
   for length in grid.lengths:
     carry = chain.example(length, 2)
-    _, outputs = programs.run(Key(0, 'full', length), 2, carry)
+    _, outputs = programs.run(Group(0, 'full', length), 2, carry)
     np.testing.assert_array_equal(
       outputs['y'], np.full((2, length), length + 2.0)
     )

@@ -187,6 +187,6 @@ def make_engine(policy=None, lengths=(3, 6), batches=(1, 2, 4), **settings):
   """An engine with the programs of `compiled`: capacity 4, or 1."""
   engine = Engine(Chain(), policy or Policy(), lengths, batches, **settings)
   engine._programs._table = dict(compiled()._programs._table)
-  engine._programs.row_bytes = compiled()._programs.row_bytes
+  engine._programs._row_bytes = compiled()._programs._row_bytes
   engine._warm_up = compiled()._warm_up
   return engine

@@ -1,0 +1,291 @@
+"""Readers of items: texts, images, rows of token ids.
+
+A reader turns one item into arrays (`read`) and rows of arrays into a batch
+(`pad`). An item that is an `InputError` stands for one that could not be read.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, UInt8
+
+from dataset_lib.errors import BadRecord
+from dataset_lib.source import pad_rows
+from dataset_lib.tokenizer import Tokenizer
+from serve_lib.chain import Encoded, InputError
+
+MAX_FILE = 2**28  # bytes of an image file
+MAX_CHARACTERS = 100_000  # of a text, unless an option says otherwise
+_TEXT_KEYS = ('text', 'pair', 'source')
+_TOKEN_KEYS = ('tokens', 'token_types', 'source')
+
+
+class ItemReader:
+  """Reads items that become one array each; see `images` and `token_rows`.
+
+  Args:
+    name: of the array; an item is a value or `{name: value}`.
+    convert: turns a value into an array; raises InputError.
+    example: an array of zeros.
+    length: of every row, one of the engine's length buckets.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    convert: Callable[[Any], np.ndarray],
+    example: np.ndarray,
+    length: int,
+  ):
+    self._name, self._convert = name, convert
+    self._example, self._length = example, length
+
+  def read(self, item: Any, variant: str) -> Encoded:
+    """Reads an item; raises InputError if it is illegal."""
+    if isinstance(item, InputError):
+      raise item
+    if isinstance(item, Mapping):
+      if set(item) != {self._name}:
+        keys = ', '.join(sorted(map(str, item)))
+        raise InputError(f'item: expected the key {self._name!r}, got {keys}')
+      item = item[self._name]
+    array = self._convert(item)
+    return Encoded({self._name: array}, self._length, variant, {})
+
+  def pad(
+    self, rows: Sequence[Mapping[str, Any]], length: int, size: int
+  ) -> dict[str, np.ndarray]:
+    """Stacks rows to a batch; padding repeats the first row.
+
+    A row of zeros could read a longer tape than all others, and a batch ends
+    with its slowest row.
+    """
+    arrays = [row[self._name] for row in rows] or [self._example]
+    arrays += arrays[:1] * (size - len(arrays))
+    return {self._name: np.stack(arrays)}
+
+
+def images(
+  shape: Sequence[int],
+  prepare: Callable[[Any], UInt8[np.ndarray, 'Y X 3']],
+  length: int,
+) -> ItemReader:
+  """Returns a reader of images: paths, bytes of files, or uint8 `[Y, X, 1|3]`.
+
+  `shape` is that of the model's input; `prepare` frames bytes or pixels as the
+  evaluation does.
+  """
+
+  def convert(value: Any) -> np.ndarray:
+    if isinstance(value, (str, os.PathLike)):
+      value = _contents(value)
+    if not isinstance(value, (bytes, np.ndarray)):
+      raise InputError(
+        'image: expected a path, the bytes of a file or an array, got '
+        f'{type(value).__name__}'
+      )
+    try:
+      return prepare(value)
+    except BadRecord as error:
+      raise InputError(f'image: {error.kind}: {error.message}') from error
+
+  return ItemReader('image', convert, np.zeros(tuple(shape), np.uint8), length)
+
+
+def _contents(path: str | os.PathLike[str]) -> bytes:
+  try:
+    if os.path.getsize(path) > MAX_FILE:
+      raise InputError(f'image: expected a file of at most {MAX_FILE} bytes')
+    with open(path, 'rb') as file:
+      return file.read()
+  except (OSError, ValueError) as error:
+    raise InputError(f'image: expected a file, got {error}') from error
+
+
+def token_rows(count: int, vocab_size: int, length: int) -> ItemReader:
+  """Returns a reader of rows of `count` token ids in [0, vocab_size)."""
+
+  def convert(value: Any) -> np.ndarray:
+    tokens = _token_ids(value, vocab_size)
+    if len(tokens) != count:
+      raise InputError(f'tokens: expected {count} ids, got {len(tokens)}')
+    return tokens
+
+  return ItemReader('tokens', convert, np.zeros(count, np.int32), length)
+
+
+def _token_ids(value: Any, vocab_size: int) -> Int[np.ndarray, ' T']:
+  """Returns ids below `vocab_size` as int32; 0 for no limit."""
+  legal = f'integers in [0, {vocab_size})' if vocab_size else 'integers >= 0'
+  try:
+    array = np.asarray(value)
+  except ValueError as error:
+    raise InputError(f'tokens: expected {legal}, got {error}') from error
+  if array.ndim != 1 or not array.size or array.dtype.kind not in 'iu':
+    raise InputError(
+      f'tokens: expected a row of {legal}, got shape {array.shape} and dtype '
+      f'{array.dtype}'
+    )
+  if array.min() < 0 or (vocab_size and array.max() >= vocab_size):
+    raise InputError(
+      f'tokens: expected {legal}, got {array.min()} to {array.max()}'
+    )
+  return array.astype(np.int32)
+
+
+class TextReader:
+  """Turns texts into token ids; thread-safe.
+
+  An item is a text, a pair of texts, or a mapping with 'text' and optionally
+  'pair' and 'source'; texts may be UTF-8 bytes. A mapping with 'tokens' and
+  optionally 'token_types' and 'source' is a text that is tokenised already.
+
+  Args:
+    tokenizer: of the model; None for a model that is served token ids only.
+    max_length: in tokens; longer texts are truncated.
+    max_characters: of one text; a longer one is an error and not truncated.
+    num_texts: texts that the task has, 1 or 2; None takes both.
+    vocab_size: of the model, for items of token ids; 0 to check nothing.
+  """
+
+  def __init__(
+    self,
+    tokenizer: Tokenizer | None,
+    max_length: int,
+    max_characters: int = MAX_CHARACTERS,
+    num_texts: int | None = None,
+    vocab_size: int = 0,
+  ):
+    self.tokenizer = tokenizer
+    self.pad_id = 0 if tokenizer is None else tokenizer.pad_id
+    self._max_length, self._max_characters = max_length, max_characters
+    self._num_texts, self._vocab_size = num_texts, vocab_size
+
+  def read(self, item: Any, variant: str) -> Encoded:
+    """Reads an item; the context has 'source' and 'truncated'."""
+    fields = _item_fields(item)
+    tokens, types = (
+      self._given(fields) if 'tokens' in fields else self._encode(fields)
+    )
+    limit = self._max_length
+    truncated = len(tokens) > limit
+    if truncated and 'text' in fields:  # again, as it ends with [SEP]
+      tokens, types = self._encode(fields, limit)
+    return Encoded(
+      inputs={'tokens': tokens[:limit], 'token_types': types[:limit]},
+      length=min(len(tokens), limit),
+      variant=variant,
+      context={'source': fields.get('source', ''), 'truncated': truncated},
+    )
+
+  def pad(
+    self, rows: Sequence[Mapping[str, Any]], length: int, size: int
+  ) -> dict[str, Int[np.ndarray, '...']]:
+    """Returns a batch; see `padded`."""
+    return padded(rows, length, size, self.pad_id)
+
+  def _encode(self, fields: Mapping[str, Any], limit: int = 0) -> Any:
+    """Returns tokens and types, by default one more than the longest row."""
+    text, pair = self._text(fields['text'], 'text'), fields.get('pair')
+    if self._num_texts == 2 and pair is None:
+      raise InputError(
+        'pair: expected a second text, got none; the model was trained on '
+        "pairs: {'text': ..., 'pair': ...}"
+      )
+    if self._num_texts == 1 and pair is not None:
+      raise InputError(
+        'pair: expected none, got a second text; the model was trained on '
+        'single texts'
+      )
+    if self.tokenizer is None:
+      raise InputError(
+        "item: expected token ids, {'tokens': [...]}, got a text; the model "
+        'has no tokenizer'
+      )
+    pairs = None if pair is None else [self._text(pair, 'pair')]
+    try:
+      encoded = self.tokenizer.encode(
+        [text], pairs, limit or self._max_length + 1
+      )
+    except ValueError as error:
+      raise InputError(f'text: {error}') from error
+    _check_readable(encoded.tokens, pair is not None)
+    return encoded.tokens, encoded.token_types
+
+  def _text(self, value: Any, key: str) -> str:
+    if isinstance(value, bytes):
+      try:
+        value = value.decode('utf-8')
+      except UnicodeDecodeError as error:
+        raise InputError(f'{key}: expected UTF-8, got {error}') from error
+    if not isinstance(value, str):
+      raise InputError(f'{key}: expected a text, got {type(value).__name__}')
+    if len(value) > self._max_characters:
+      raise InputError(
+        f'{key}: expected at most {self._max_characters} characters, '
+        f'got {len(value)}'
+      )
+    return value
+
+  def _given(self, fields: Mapping[str, Any]) -> Any:
+    tokens = _token_ids(fields['tokens'], self._vocab_size)
+    types = _token_ids(fields.get('token_types', np.zeros_like(tokens)), 0)
+    if len(types) != len(tokens):
+      raise InputError(
+        f'token_types: expected {len(tokens)}, one for each token, got '
+        f'{len(types)}'
+      )
+    return tokens, types
+
+
+def padded(
+  rows: Sequence[Mapping[str, Any]], length: int, size: int, pad_id: int
+) -> dict[str, Int[np.ndarray, '...']]:
+  """Pads rows of tokens to one batch; padding rows have one token.
+
+  Returns `'tokens'` and `'token_types'` int32 `[size, length]` of rows with the
+  same fields, and `'length'` int32 `[size]`.
+  """
+  tokens, types = [[row[k] for row in rows] for k in ('tokens', 'token_types')]
+  lengths = np.ones(size, np.int32)
+  lengths[: len(rows)] = list(map(len, tokens))
+  shape = size, length
+  return {
+    'tokens': pad_rows(tokens, shape, pad_id),
+    'token_types': pad_rows(types, shape),
+    'length': lengths,
+  }
+
+
+def _check_readable(tokens: Int[np.ndarray, ' T'], has_pair: bool) -> None:
+  """Raises InputError if a text has no tokens: [CLS] a [SEP] b [SEP]."""
+  # A "[SEP]" in the text itself is tokenised as plain characters.
+  first = int((tokens == tokens[-1]).argmax())
+  if first == 1 or (has_pair and first == len(tokens) - 2):
+    key = 'text' if first == 1 else 'pair'
+    raise InputError(f'{key}: expected at least one readable token, got none')
+
+
+def _item_fields(item: Any) -> dict[str, Any]:
+  """Returns an item as a mapping with some of the legal keys."""
+  if isinstance(item, InputError):
+    raise item
+  if isinstance(item, (str, bytes)):
+    return {'text': item}
+  if isinstance(item, (tuple, list)) and len(item) == 2:
+    return {'text': item[0], 'pair': item[1]}
+  if not isinstance(item, Mapping) or not {'text', 'tokens'} & set(item):
+    raise InputError(
+      "item: expected a text, a pair of texts, or a mapping with 'text' and "
+      f"optionally 'pair' and 'source', got {type(item).__name__}"
+    )
+  legal = _TEXT_KEYS if 'text' in item else _TOKEN_KEYS
+  unknown = sorted(str(key) for key in item if key not in legal)
+  if unknown:
+    raise InputError(f'item: expected the keys {legal}, got also {unknown}')
+  source = item.get('source', '')
+  if not isinstance(source, str):
+    raise InputError(f'source: expected a name, got {type(source).__name__}')
+  return dict(item)
