@@ -1,15 +1,10 @@
-"""Iterations of tokens, and the convergence of their states.
+"""Iterations by kind of token, and the convergence of their states.
 
-Simoulin and Crabbe (2021), section 4.1: mean iterations by kind of token (Table
-1), and the cosine of a token's states before and after each iteration (Figures
-2 to 4); `albert_act.treebank` has the other tables. The depth executed for a
-row is reported too: its last token determines the time.
-
-A token that has halted keeps its state, so its cosine is 1 and the mean over
-all tokens goes to 1 for any parameters. Only the mean over the running tokens
-says something about a fixed point, with two cautions: halting selects these
-tokens, so their share is reported too, and a small weight `lambda^n` also
-brings two states together.
+Simoulin and Crabbe (2021), section 4.1. A halted token keeps its state, so its
+cosine is 1 and the mean over all tokens goes to 1 for any parameters. Only that
+of the running tokens says something about a fixed point: halting selects them,
+so their share is reported too, and a small `lambda^n` also brings states
+together.
 """
 
 import dataclasses
@@ -19,31 +14,73 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
-from albert_act import token_kinds
 from albert_act.encoder import Albert
 from dataset_lib.reader import padded
 from dataset_lib.source import TokenSource
+from eval_lib.metrics import Average
+from train_lib.losses import average
+from train_lib.task import Batch
 
 BATCH = 64
 INPUTS = ('tokens', 'token_types', 'length')
-_TINY = 1e-12
+# Replacements of a word to predict, in the order of `mlm_kind` in a batch of
+# `dataset_lib.pretraining`.
+MASKED = ('mask', 'random', 'original')
+# The kinds of tokens of the paper's Table 1.
+KINDS = ('all', 'unmasked', *MASKED, 'cls', 'sep')
+
+
+def masks(batch: Batch) -> dict[str, Bool[Array, 'B L']]:
+  """Returns a mask of the tokens of each of `KINDS`, False in padding rows.
+
+  'all' are the real tokens, 'unmasked' those of the text that are not to be
+  predicted; a row is [CLS] x1 [SEP] x2 [SEP], or [CLS] x1 [SEP].
+
+  Args:
+    batch: with `tokens`, `token_types`, `length`, `mask`, and in pretraining
+      `mlm_positions`, `mlm_kind` and `mlm_weights` `[B, P]`.
+  """
+  rows, size = batch['tokens'].shape
+  place, length = jnp.arange(size)[None], batch['length'][:, None]
+  real = (place < length) & (batch['mask'] > 0)[:, None]
+  # The tokens of the first segment come first, its [SEP] at their end.
+  first = ((batch['token_types'] == 0) & real).sum(1, keepdims=True)
+  found = {
+    'all': real,
+    'cls': real & (place == 0),
+    'sep': real & ((place == first - 1) | (place == length - 1)),
+  }
+  predicted = jnp.full((rows, size), -1)
+  if 'mlm_kind' in batch:
+    places = jnp.where(batch['mlm_weights'] > 0, batch['mlm_positions'], size)
+    at = predicted.at[jnp.arange(rows)[:, None], places]
+    predicted = at.set(batch['mlm_kind'], mode='drop')
+  for number, kind in enumerate(MASKED):
+    found[kind] = real & (predicted == number)
+  special = found['cls'] | found['sep']
+  found['unmasked'] = real & ~special & (predicted < 0)
+  return {kind: found[kind] for kind in KINDS}
+
+
+def means(
+  name: str, values: Num[Array, 'B L'], batch: Batch
+) -> dict[str, Average]:
+  """Returns the mean of a value per token, for each of `KINDS`."""
+  return {
+    f'{name}_{kind}': average(values, tokens.astype(jnp.float32))
+    for kind, tokens in masks(batch).items()
+  }
 
 
 @dataclasses.dataclass
 class Moments:
-  """Mean and standard deviation of numbers that are added in parts.
+  """Mean and standard deviation of numbers that are added in parts."""
 
-  Attributes:
-    count: of the numbers, `[...]`.
-    total: their sum, `[...]`.
-    squares: the sum of their squares, `[...]`.
-  """
-
-  count: Any = 0
-  total: Any = 0.0
-  squares: Any = 0.0
+  count: Any = 0  # `[...]`
+  total: Any = 0.0  # `[...]`
+  squares: Any = 0.0  # `[...]`
 
   def add(self, values: Num[np.ndarray, '...']) -> None:
     """Adds numbers along the first axis; NaN is skipped."""
@@ -68,19 +105,14 @@ class Moments:
 
 @dataclasses.dataclass
 class Analysis:
-  """The result of a pass over some rows; N is the limit of the iterations.
+  """The result of a pass over rows, by kind of token, of N iterations at most.
 
-  Attributes:
-    iterations: by kind of token.
-    depth: of the rows: iterations until the last token has halted.
-    similarity: by kind of token, `[N]`: cosine of the states before and after
-      each iteration; 1 for a token that has halted.
-    running: the same of the tokens that had not halted before the iteration.
-    max_iterations: N.
+  `similarity` `[N]` is the cosine of the states before and after each
+  iteration, 1 for a halted token; `running` the same without halted tokens.
   """
 
   iterations: dict[str, Moments]
-  depth: Moments
+  depth: Moments  # of the rows: iterations until the last token has halted
   similarity: dict[str, Moments]
   running: dict[str, Moments]
   max_iterations: int
@@ -104,38 +136,31 @@ def cosine(
   x, y = x.astype(jnp.float32), y.astype(jnp.float32)
   product = (x * y).sum(-1)
   lengths = jnp.square(x).sum(-1) * jnp.square(y).sum(-1)
-  return product * jax.lax.rsqrt(jnp.maximum(lengths, _TINY))
+  return product * jax.lax.rsqrt(jnp.maximum(lengths, 1e-12))
 
 
 def analyse(
   model: Albert, variables: Any, rows: Iterable[Mapping[str, Any]]
 ) -> Analysis:
-  """Analyses batches of `dataset_lib`, with or without masked words.
-
-  Args:
-    model: its masked form; a `dynamic` one has no trace.
-    variables: its variables.
-    rows: batches, see `token_kinds.masks`.
-  """
+  """Analyses batches, see `masks`; a `dynamic` model has no trace."""
   limit = model.max_iterations
-
-  def by_kind():
-    return {kind: Moments() for kind in token_kinds.KINDS}
-
-  found = Analysis(by_kind(), Moments(), by_kind(), by_kind(), limit)
+  iterations, similarity, running = (
+    {kind: Moments() for kind in KINDS} for _ in range(3)
+  )
+  depth = Moments()
   run = jax.jit(lambda variables, batch: traced(model, variables, batch))
-  masks = jax.jit(token_kinds.masks)
+  find = jax.jit(masks)
   for batch in rows:
     arrays = {name: jnp.asarray(value) for name, value in batch.items()}
-    steps, similarity = jax.device_get(run(variables, arrays))
+    steps, cosines = jax.device_get(run(variables, arrays))
     is_running = np.arange(limit)[:, None, None] < steps
-    running = np.where(is_running, similarity, np.nan)
-    for kind, mask in jax.device_get(masks(arrays)).items():
-      found.iterations[kind].add(steps[mask])
-      found.similarity[kind].add(similarity[:, mask].T)
-      found.running[kind].add(running[:, mask].T)
-    found.depth.add(steps.max(1)[np.asarray(batch['mask']) > 0])
-  return found
+    still = np.where(is_running, cosines, np.nan)
+    for kind, mask in jax.device_get(find(arrays)).items():
+      iterations[kind].add(steps[mask])
+      similarity[kind].add(cosines[:, mask].T)
+      running[kind].add(still[:, mask].T)
+    depth.add(steps.max(1)[np.asarray(batch['mask']) > 0])
+  return Analysis(iterations, depth, similarity, running, limit)
 
 
 def token_iterations(
@@ -153,8 +178,8 @@ def batches(
 ) -> Iterator[dict[str, np.ndarray]]:
   """Yields batches of rows of similar length, from all parts of a split.
 
-  Rows of different lengths are evaluated from the shortest, and rows of a
-  corpus are in the order of its documents: the first ones are no sample.
+  The first rows are no sample: those of a corpus are in the order of its
+  documents.
 
   Args:
     records: a source of rows of tokens.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from annotated_types import Interval
 from jaxtyping import Array
 
-from albert_act import token_kinds
+from albert_act import analysis
 from albert_act.model import AlbertPretraining
 from albert_act.task import ponder
 from dataset_lib import tokenizer
@@ -113,7 +113,7 @@ class Pretraining(Task):
     logits, out = self.apply(params, batch)
     _, metrics = self._losses(logits, out, batch, self.normalizers(batch), {})
     steps = out['encoded'].ponder['steps']
-    return metrics | token_kinds.means('iterations', steps, batch)
+    return metrics | analysis.means('iterations', steps, batch)
 
   def features(self, params, model_state, batch):
     """The pooled [CLS]."""

@@ -3,21 +3,17 @@
   python -m launch.analyze --workdir=/tmp/albert
   python -m launch.analyze --workdir=/tmp/tense --treebank=en_ewt-ud-dev.conllu
 
-From a checkpoint of pretraining or fine-tuning, into --out:
+From a checkpoint of pretraining or fine-tuning, into --out and printed:
 
-  iterations.csv   mean iterations by kind of token (of pretraining: masked,
-                   random, kept words too), and the depth of the rows
-  similarity.csv   cosine of states before and after each iteration, by kind:
-                   of all tokens, where a halted one counts as 1, of those that
-                   still run, and their share; .png, .pdf
-  labels.csv       iterations by dependency label, from a treebank in CoNLL-U,
-                   and the depth of its sentences
-  sentences.html   sentences coloured by iterations; sentences.png, .pdf
+  iterations.csv   mean iterations by kind of token, and the depth of the rows
+  similarity.csv   cosine of states before and after each iteration, by kind,
+                   of all tokens and of the running ones; .png, .pdf
+  labels.csv       iterations by dependency label, from a treebank in CoNLL-U
+  sentences.html   sentences coloured by iterations; .png, .pdf
 
-The tables are printed, too. A label is marked whose mean is above the mean of
-all labels by more than their standard deviation. The cosine of all tokens goes
-to 1 as they halt; only that of the running ones shows convergence. In a run of
-a fixed depth all tokens take all iterations; compare its similarities.
+A label is marked whose mean is above the mean of all labels by more than their
+standard deviation. The cosine of a halted token is 1; only that of the running
+ones shows convergence.
 """
 
 import dataclasses
@@ -65,20 +61,15 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any]:
   arguments = command_line.parse_arguments(parser(), argv)
   config = loading.load_own_config(arguments.workdir)
   if not isinstance(construct(config, num_classes=2), Albert):
-    raise command_line.UsageError(
-      '--workdir: expected a run of an ALBERT of albert_act, got one of '
-      f'{config.model.name}'
-    )
+    expected = 'a run of an ALBERT of albert_act'
+    raise ConfigError('--workdir', config.model.name, expected)
   command_line.check_texts(arguments.workdir)
   try:
     builder.validate(config.dataset, arguments.split)
   except ConfigError as error:
-    prefix = '--' if error.field == 'split' else ''
-    raise command_line.UsageError(f'{prefix}{error}') from error
+    raise ConfigError('--split', error.given, error.expected) from error
   if arguments.treebank and not os.path.isfile(arguments.treebank):
-    raise command_line.UsageError(
-      f'--treebank: expected a CoNLL-U file, got {arguments.treebank!r}'
-    )
+    raise ConfigError('--treebank', arguments.treebank, 'a CoNLL-U file')
   arguments.out = arguments.out or os.path.join(arguments.workdir, 'analysis')
   command_line.check_place('--out', arguments.out)
   return arguments, config
@@ -91,33 +82,31 @@ def main(argv: Sequence[str]) -> int:
 
 def run(arguments: Any, config: Any) -> int:
   """Reads everything, then computes, then writes and prints."""
-  from albert_act import analysis, analysis_report, treebank
+  from albert_act import analysis, analysis_report
   from dataset_lib import builder, tokenizer
   from eval_lib.report import print_table
   from train_lib import loading
   from train_lib.run_directory import TOKENIZER
 
+  workdir, step = arguments.workdir, arguments.step
   labelled = read_treebank(arguments.treebank)
   records = builder.build_source(config.dataset, arguments.split)
-  words = tokenizer.load(pathlib.Path(arguments.workdir) / TOKENIZER)
-  task = loading.load_task(arguments.workdir, config, arguments.step)
-  loaded = loading.load_params_on_one_device(
-    arguments.workdir, task, arguments.step
-  )
+  words = tokenizer.load(pathlib.Path(workdir) / TOKENIZER)
+  task = loading.load_task(workdir, config, step)
+  loaded = loading.load_params_on_one_device(workdir, task, step)
   model = dataclasses.replace(task.model, dynamic=False, remat_chunk=0)
-  variables = loaded.variables
   rows = analysis.batches(records, config.seed, arguments.rows)
-  found = analysis.analyse(model, variables, rows)
+  found = analysis.analyse(model, loaded.variables, rows)
   tables = analysis_report.tables(found)
   if labelled:
-    length = records.info.input_shape[0]
+    length, least = records.info.input_shape[0], arguments.label_words
     tables.append(
-      treebank.table(
-        model, variables, words, labelled, length, arguments.label_words
+      analysis_report.label_table(
+        model, loaded.variables, words, labelled, length, least
       )
     )
   rows = analysis.batches(records, config.seed, arguments.sentences)
-  shown = analysis.token_iterations(model, variables, rows)
+  shown = analysis.token_iterations(model, loaded.variables, rows)
   page = analysis_report.blocks(shown, words, found.max_iterations)
   out = pathlib.Path(arguments.out)
   missing = analysis_report.write(out, found, tables, page)
@@ -133,9 +122,7 @@ def read_treebank(file: str) -> list[Any]:
   """Returns the sentences of a file, [] of none; prints the faults in it."""
   from dataset_lib import conllu
 
-  if not file:
-    return []
-  sentences, bad = conllu.read(file)
+  sentences, bad = conllu.read(file) if file else ([], [])
   if bad:
     print(
       f'{len(bad)} faults in {file}, whose sentences are left out; the first: '

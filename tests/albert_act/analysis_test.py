@@ -6,13 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from albert_act import analysis, token_kinds
+from albert_act import analysis
 from albert_act.model import AlbertPretraining
 from dataset_lib import builder
 from tests.albert_act import small
 from tests.dataset_lib import corpora
-
-KINDS = ('mask', 'random', 'original')
 
 
 def batch():
@@ -54,22 +52,23 @@ def kinds_by_hand():
   return np.array(rows)
 
 
-def test_kinds_of_tokens():
-  found = token_kinds.masks(on_device(batch()))
-  want = kinds_by_hand()
-  assert set(found) == set(token_kinds.KINDS)
-  for kind in token_kinds.KINDS:
-    expected = want != '' if kind == 'all' else want == kind
-    np.testing.assert_array_equal(found[kind], expected, err_msg=kind)
-
-
-def test_without_masked_words_all_of_the_text_is_unmasked():
-  rows = {k: v for k, v in batch().items() if not k.startswith('mlm')}
-  found = token_kinds.masks(on_device(rows))
-  assert not any(np.asarray(found[kind]).any() for kind in KINDS)
+def test_kinds_of_tokens_and_their_means():
   want = kinds_by_hand()
   text = (want != '') & (want != 'cls') & (want != 'sep')
-  np.testing.assert_array_equal(found['unmasked'], text)
+  rows = on_device(batch())
+  plain = {k: v for k, v in rows.items() if not k.startswith('mlm')}
+  values = jnp.arange(36).reshape(4, 9)
+  for arrays, masked in ((rows, True), (plain, False)):
+    found = analysis.masks(arrays)
+    means = analysis.means('n', values, arrays)
+    assert tuple(found) == analysis.KINDS
+    for kind in analysis.KINDS:
+      expected = want != '' if kind == 'all' else want == kind
+      if not masked and kind not in ('all', 'cls', 'sep'):
+        expected = text if kind == 'unmasked' else np.zeros_like(text)
+      np.testing.assert_array_equal(found[kind], expected, err_msg=kind)
+      mean = np.mean(values[expected]) if expected.any() else np.nan
+      assert means[f'n_{kind}'].compute() == pytest.approx(mean, nan_ok=True)
 
 
 def test_means_are_those_of_a_plain_loop():
@@ -78,8 +77,8 @@ def test_means_are_those_of_a_plain_loop():
   # Twice, in batches of different rows: moments add up.
   found = analysis.analyse(model, variables, [rows, rows])
   want = kinds_by_hand()
-  steps = {kind: [] for kind in token_kinds.KINDS}
-  angles = {kind: [] for kind in token_kinds.KINDS}
+  steps = {kind: [] for kind in analysis.KINDS}
+  angles = {kind: [] for kind in analysis.KINDS}
   depths = []
   for row in range(3):
     length = rows['length'][row]
@@ -96,24 +95,20 @@ def test_means_are_those_of_a_plain_loop():
       for kind in ('all', want[row, token]):
         steps[kind].append(spent[token])
         angles[kind].append(cosines)
-  for kind in token_kinds.KINDS:
-    assert found.iterations[kind].count == 2 * len(steps[kind])
-    np.testing.assert_allclose(
-      found.iterations[kind].mean, np.mean(steps[kind]), atol=1e-6
-    )
-    np.testing.assert_allclose(
-      found.iterations[kind].std, np.std(steps[kind]), atol=1e-6
-    )
+  for kind in analysis.KINDS:
+    iterations = found.iterations[kind]
+    assert iterations.count == 2 * len(steps[kind])
+    expected = np.mean(steps[kind]), np.std(steps[kind])
+    assert (iterations.mean, iterations.std) == pytest.approx(expected)
     np.testing.assert_allclose(
       found.similarity[kind].mean, np.mean(angles[kind], 0), atol=1e-5
     )
     running = found.running[kind]
-    for n in range(6):
-      ran = np.array(steps[kind]) > n
-      assert running.count[n] == 2 * ran.sum()
-      if ran.any():
-        want_mean = np.array(angles[kind])[ran, n].mean()
-        np.testing.assert_allclose(running.mean[n], want_mean, atol=1e-5)
+    ran = np.array(steps[kind])[:, None] > np.arange(6)
+    np.testing.assert_array_equal(running.count, 2 * ran.sum(0))
+    with np.errstate(invalid='ignore'):
+      mean = (np.array(angles[kind]) * ran).sum(0) / ran.sum(0)
+    np.testing.assert_allclose(running.mean, mean, atol=1e-5)
   # The halted ones pull the mean of all tokens to 1.
   running, everything = found.running['all'], found.similarity['all']
   last = np.flatnonzero(running.count)[-1]
