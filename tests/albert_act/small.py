@@ -9,7 +9,7 @@ import numpy as np
 from flax import linen as nn
 
 from albert_act.model import AlbertClassifier, AlbertPretraining
-from tests.model_lib.plain_bert import block_by_loop, dense, layer_norm
+from tests.model_lib.plain import block_by_loop, dense, layer_norm
 
 FIELDS = dict(
   width=16, embedding_width=8, max_iterations=6, mlp_dim=24, num_heads=4,

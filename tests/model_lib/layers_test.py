@@ -1,4 +1,4 @@
-"""Layers against formulas written plainly in float64."""
+"""Layers, tokens and noise per row against formulas written plainly."""
 
 import math
 
@@ -6,106 +6,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 from jax import lax
 
-from model_lib import bert_layers, layers, tokens
-from model_lib.attention import MultiHeadAttention
-
-
-def noise(module, *inputs):
-  """Parameters of the module, biases and scales too, drawn at random."""
-  generator = np.random.default_rng(5)
-  params = jax.eval_shape(module.init, jax.random.key(0), *inputs)['params']
-  return jax.tree.map(
-    lambda leaf: 0.4 * generator.normal(size=leaf.shape).astype(np.float32),
-    nn.unbox(params),
-  )
-
-
-def normal(*shape):
-  values = np.random.default_rng(0).normal(size=shape)
-  return jnp.asarray(values, jnp.float32)
-
-
-def gelu(x):
-  return x * 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
-
-
-def dense(params, x):
-  return x @ np.asarray(params['kernel'], np.float64) + np.asarray(
-    params['bias']
-  )
-
-
-def layer_norm(params, x):
-  mean = x.mean(-1, keepdims=True)
-  deviation = np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-6)
-  normed = (x - mean) / deviation
-  return normed * np.asarray(params['scale']) + np.asarray(params['bias'])
-
-
-def mlp(params, x):
-  hidden = gelu(dense(params['hidden'], x))
-  if 'gated' in params:
-    hidden = hidden * dense(params['gated'], x)
-  return dense(params['out'], hidden)
-
-
-def test_gelu_is_exact():
-  x = np.linspace(-6, 6, 101)
-  np.testing.assert_allclose(
-    layers.gelu(jnp.asarray(x, jnp.float32)), gelu(x), atol=1e-6
-  )
-
-
-def test_layer_norm_is_stable_for_a_large_mean():
-  # E[x^2] - E[x]^2 in float32 would lose the variance here.
-  x = np.array([[1000.0, 1000.5, 1001.0, 999.5]])
-  model = layers.LayerNorm()
-  params = model.init(jax.random.key(0), jnp.asarray(x, jnp.float32))
-  got = model.apply(params, jnp.asarray(x, jnp.float32))
-  want = layer_norm({'scale': np.ones(4), 'bias': np.zeros(4)}, x)
-  np.testing.assert_allclose(got, want, atol=1e-5)
-
-
-def test_layer_norm_of_bfloat16_is_computed_in_float32():
-  x = jnp.full((1, 512), 3.0, jnp.bfloat16).at[0, 0].set(3.0625)
-  model = layers.LayerNorm(dtype=jnp.bfloat16)
-  got = model.apply(model.init(jax.random.key(0), x), x)
-  assert got.dtype == jnp.bfloat16
-  want = layer_norm(
-    {'scale': np.ones(512), 'bias': np.zeros(512)}, np.asarray(x, np.float64)
-  )
-  np.testing.assert_allclose(
-    got.astype(jnp.float32), want, rtol=0.01, atol=0.01
-  )
-
-
-@pytest.mark.parametrize('gated', [False, True])
-def test_mlp_equals_formula(gated):
-  x = normal(2, 3, 6)
-  model = layers.Mlp(mlp_dim=10, gated=gated)
-  params = noise(model, x)
-  want = mlp(params, np.asarray(x, np.float64))
-  np.testing.assert_allclose(
-    model.apply({'params': params}, x), want, atol=1e-5
-  )
-
-
-def test_mlp_of_tokens_that_stand_in_no_rows():
-  x = normal(2, 3, 6)
-  model = layers.Mlp(mlp_dim=10, dropout=0.5)
-  variables = {'params': noise(model, x)}
-  np.testing.assert_allclose(
-    model.apply(variables, x[0]), model.apply(variables, x)[0], atol=1e-6
-  )
-  with pytest.raises(ValueError, match='row_keys: expected None'):
-    model.apply(variables, x[0], jax.random.split(jax.random.key(0), 3))
+from model_lib import bert_layers, layers, row_random, tokens
+from tests.model_lib.plain import (
+  attention_by_loop,
+  dense,
+  float64,
+  gelu,
+  layer_norm,
+  mlp,
+  noise,
+  normal,
+)
 
 
 def gelu_tanh(x):
   return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+def silu(x):
+  return x / (1.0 + np.exp(-x))
 
 
 FORMULAS = {
@@ -115,8 +36,8 @@ FORMULAS = {
   'gelu_pytorch_tanh': gelu_tanh,
   'gelu_fast': gelu_tanh,
   'relu': lambda x: np.maximum(x, 0.0),
-  'silu': lambda x: x / (1.0 + np.exp(-x)),
-  'swish': lambda x: x / (1.0 + np.exp(-x)),
+  'silu': silu,
+  'swish': silu,
   'tanh': np.tanh,
 }
 
@@ -131,21 +52,61 @@ def test_every_activation_equals_its_formula():
   assert np.abs(gelu(x) - gelu_tanh(x)).max() > 1e-4
 
 
-def test_mlp_uses_its_activation():
-  x = normal(2, 3, 6)
-  model = layers.Mlp(mlp_dim=10, activation='relu')
-  params = noise(model, x)
-  hidden = np.maximum(dense(params['hidden'], np.asarray(x, np.float64)), 0.0)
+@pytest.mark.parametrize(
+  ('dtype', 'x'),
+  [
+    # E[x^2] - E[x]^2 in float32 would lose the variance here.
+    ('float32', [[1000.0, 1000.5, 1001.0, 999.5]]),
+    ('bfloat16', [[3.0625] + [3.0] * 511]),
+  ],
+)
+def test_layer_norm_is_computed_in_float32(dtype, x):
+  x, dtype = np.array(x), jnp.dtype(dtype)
+  model = layers.LayerNorm(dtype)
+  inputs = jnp.asarray(x, dtype)
+  got = model.apply(model.init(jax.random.key(0), inputs), inputs)
+  assert got.dtype == dtype
+  want = layer_norm({'scale': 1.0, 'bias': 0.0}, x)
+  tolerance = 1e-5 if dtype == jnp.float32 else 0.01
   np.testing.assert_allclose(
-    model.apply({'params': params}, x), dense(params['out'], hidden), atol=1e-5
+    np.asarray(got, np.float64), want, rtol=tolerance, atol=tolerance
   )
 
 
-def test_unknown_activation_names_the_field():
-  with pytest.raises(ValueError, match=r"activation: expected one of.*'gleu'"):
-    layers.Mlp(mlp_dim=10, activation='gleu').init(
-      jax.random.key(0), normal(2, 3, 6)
-    )
+@pytest.mark.parametrize(
+  'fields', [{}, {'gated': True}, {'activation': 'relu'}], ids=str
+)
+def test_mlp_equals_formula(fields):
+  x = normal(2, 3, 6)
+  model = layers.Mlp(mlp_dim=10, **fields)
+  params = noise(model, x)
+  activation = FORMULAS[fields.get('activation', 'gelu')]
+  want = mlp(params, np.asarray(x, np.float64), activation)
+  got = model.apply({'params': params}, x)
+  np.testing.assert_allclose(got, want, atol=1e-5)
+  flat = model.apply({'params': params}, x[0])
+  np.testing.assert_allclose(flat, got[0], atol=1e-6)
+  keys = jax.random.split(jax.random.key(0), 3)
+  with pytest.raises(ValueError, match='row_keys: expected None'):
+    model.apply({'params': params}, x[0], keys)
+
+
+@pytest.mark.parametrize(
+  ('module', 'shape', 'message'),
+  [
+    (layers.Mlp(mlp_dim=10, activation='gleu'), (2, 3, 6),
+     r"activation: expected one of.*'gleu'"),
+    (bert_layers.Pooler('none'), (3, 6),
+     'pooler_activation: expected one of'),
+    (layers.EncoderBlock(num_heads=2, mlp_dim=12, tape_mlp='gelu'), (1, 3, 8),
+     r"tape_mlp: expected one of.*'gelu'"),
+    (tokens.PatchEmbed(4, patch_size=3), (1, 8, 9, 3),
+     r'patch_size: expected a divisor.*got 3'),
+  ],
+)  # fmt: skip
+def test_illegal_fields_are_named(module, shape, message):
+  with pytest.raises(ValueError, match=message):
+    module.init(jax.random.key(0), jnp.ones(shape))
 
 
 def test_embedding_looks_up_and_is_nan_outside():
@@ -163,16 +124,9 @@ def test_pooler_equals_formula(activation):
   cls = normal(3, 6)
   model = bert_layers.Pooler(activation)
   params = noise(model, cls)
-  assert set(params) == {'kernel', 'bias'}
   want = FORMULAS[activation](dense(params, np.asarray(cls, np.float64)))
-  np.testing.assert_allclose(
-    model.apply({'params': params}, cls), want, atol=1e-5
-  )
-
-
-def test_pooler_of_unknown_activation_names_the_field():
-  with pytest.raises(ValueError, match='pooler_activation: expected one of'):
-    bert_layers.Pooler('none').init(jax.random.key(0), normal(3, 6))
+  got = model.apply({'params': params}, cls)
+  np.testing.assert_allclose(got, want, atol=1e-5)
 
 
 @pytest.mark.parametrize('tape_mlp', ['', 'mlp', 'glu'])
@@ -181,24 +135,18 @@ def test_block_equals_formula(tape_mlp):
   mask = jnp.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]])
   block = layers.EncoderBlock(num_heads=2, mlp_dim=12, tape_mlp=tape_mlp)
   params = noise(block, x)
-  got = jax.jit(block.apply, static_argnums=4)(
-    {'params': params}, x, mask, None, 3
-  )
-  rows = np.asarray(x, np.float64)
-  normed = layer_norm(params['attention_norm'], rows)
-  attended = (
-    MultiHeadAttention(num_heads=2)
-    .apply(
-      {'params': params['attention']}, jnp.asarray(normed, jnp.float32), mask
-    )
-    .x
-  )
-  rows = rows + np.asarray(attended, np.float64)
-  normed = layer_norm(params['mlp_norm'], rows)
-  tape = params['tape_mlp' if tape_mlp else 'mlp']
-  rows[:, :3] += mlp(params['mlp'], normed[:, :3])
-  rows[:, 3:] += mlp(tape, normed[:, 3:])
-  np.testing.assert_allclose(got, rows, atol=2e-5)
+  got = block.apply({'params': params}, x, mask, None, 3)
+  params = float64(params)
+  for row in range(2):
+    want = np.asarray(x[row], np.float64)
+    normed = layer_norm(params['attention_norm'], want)
+    valid = np.asarray(mask[row]) > 0
+    want += attention_by_loop(params['attention'], normed, 2, valid)[0]
+    normed = layer_norm(params['mlp_norm'], want)
+    tape = params['tape_mlp' if tape_mlp else 'mlp']
+    want[:3] += mlp(params['mlp'], normed[:3])
+    want[3:] += mlp(tape, normed[3:])
+    np.testing.assert_allclose(got[row], want, atol=2e-5)
 
 
 def test_tape_network_exists_without_tape_tokens():
@@ -210,12 +158,6 @@ def test_tape_network_exists_without_tape_tokens():
   np.testing.assert_array_equal(got, block.apply({'params': params}, x))
 
 
-def test_block_of_unknown_tape_network_names_the_field():
-  block = layers.EncoderBlock(num_heads=2, mlp_dim=12, tape_mlp='gelu')
-  with pytest.raises(ValueError, match=r"tape_mlp: expected one of.*'gelu'"):
-    block.init(jax.random.key(0), jnp.ones((1, 3, 8)))
-
-
 def test_block_rows_and_noise_do_not_depend_on_the_batch():
   block = layers.EncoderBlock(
     num_heads=2, mlp_dim=12, dropout=0.3, tape_mlp='mlp'
@@ -225,11 +167,9 @@ def test_block_rows_and_noise_do_not_depend_on_the_batch():
   params = {'params': noise(block, x)}
   apply = jax.jit(block.apply, static_argnums=4)
   whole = apply(params, x, None, keys, 3)
-  part = apply(params, x[2:3], None, keys[2:3], 3)
-  np.testing.assert_allclose(whole[2:3], part, atol=1e-6)
-  order = jnp.array([2, 0, 3, 1])
-  moved = apply(params, x[order], None, keys[order], 3)
-  np.testing.assert_allclose(moved, whole[order], atol=1e-6)
+  for rows in (jnp.array([2]), jnp.array([2, 0, 3, 1])):
+    part = apply(params, x[rows], None, keys[rows], 3)
+    np.testing.assert_allclose(part, whole[rows], atol=1e-6)
   assert float(jnp.abs(whole - apply(params, x, None, None, 3)).max()) > 0.1
 
 
@@ -244,35 +184,92 @@ def test_patch_embedding_equals_convolution():
     images, kernel, (4, 4), 'VALID', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
   ).reshape(2, 6, 5)
   np.testing.assert_allclose(got, want + bias[None, None], atol=1e-4)
-
-
-def test_patches_are_cut_row_by_row():
-  image = jnp.arange(16.0).reshape(1, 4, 4, 1)
-  got = tokens.patches(image, 2)
+  got = tokens.patches(jnp.arange(16.0).reshape(1, 4, 4, 1), 2)
   want = [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
   np.testing.assert_array_equal(got[0], want)
-
-
-def test_patch_size_must_divide_the_image():
-  with pytest.raises(
-    ValueError, match=r'patch_size: expected a divisor.*got 3'
-  ):
-    tokens.patches(jnp.ones((1, 8, 9, 3)), 3)
 
 
 def test_masked_mean():
   x = jnp.array([[[1.0], [2.0], [9.0]], [[4.0], [jnp.nan], [6.0]], [[7.0]] * 3])
   mask = jnp.array([[1, 1, 0], [1, 0, 1], [0, 0, 0]])
-  np.testing.assert_array_equal(
-    layers.masked_mean(x, mask), [[1.5], [5.0], [0.0]]
-  )
+  got = layers.masked_mean(x, mask)
+  np.testing.assert_array_equal(got, [[1.5], [5.0], [0.0]])
   np.testing.assert_array_equal(layers.masked_mean(x[:1]), [[4.0]])
+  slopes = jax.grad(lambda x: layers.masked_mean(x, mask).sum())(x)
+  want = np.array([[0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0, 0]])
+  np.testing.assert_array_equal(slopes[:, :, 0], want)
 
 
-def test_masked_mean_has_a_finite_gradient():
-  x = jnp.ones((2, 3, 2))
-  mask = jnp.array([[1, 1, 0], [0, 0, 0]])
-  gradient = jax.grad(lambda x: layers.masked_mean(x, mask).sum())(x)
-  want = np.zeros((2, 3, 2))
-  want[0, :2] = 0.5
-  np.testing.assert_array_equal(gradient, want)
+def test_sincos1d_equals_loop():
+  got = tokens.sincos1d(np.array([0.0, 1.0, 7.0], np.float32), 8)
+  for row, position in zip(got, (0, 1, 7), strict=True):
+    for i in range(4):
+      angle = position * 10_000 ** (-i / 3)
+      np.testing.assert_allclose(row[i], math.sin(angle), atol=1e-5)
+      np.testing.assert_allclose(row[4 + i], math.cos(angle), atol=1e-5)
+
+
+def test_sincos2d_numbers_patches_row_by_row():
+  got = tokens.sincos2d(2, 3, 16)
+  assert got.shape == (6, 16)
+  columns = tokens.sincos1d(np.arange(3, dtype=np.float32), 8)
+  rows = tokens.sincos1d(np.arange(2, dtype=np.float32), 8)
+  np.testing.assert_array_equal(got[5, :8], columns[2])
+  np.testing.assert_array_equal(got[5, 8:], rows[1])
+  assert len(np.unique(np.asarray(got).round(4), axis=0)) == 6
+
+
+@pytest.mark.parametrize(
+  ('call', 'message'),
+  [
+    (lambda: tokens.sincos1d(np.zeros(1, 'f'), 2), 'an even number'),
+    (lambda: tokens.sincos1d(np.zeros(1, 'f'), 7), 'an even number'),
+    (lambda: tokens.sincos2d(2, 2, 10), 'a multiple of 4'),
+  ],
+)
+def test_illegal_widths_of_sines_are_named(call, message):
+  with pytest.raises(ValueError, match=f'width: expected {message}'):
+    call()
+
+
+def test_learned_positions_add_one_vector_each():
+  x = jnp.ones((2, 3, 4))
+  model = tokens.LearnedPositions()
+  params = model.init(jax.random.key(1), x)
+  added = model.apply(params, x) - x
+  np.testing.assert_allclose(added[0], added[1], atol=1e-6)
+  spread = jax.jit(model.init)(jax.random.key(1), jnp.ones((1, 100, 100)))
+  assert abs(float(jax.tree.leaves(spread)[0].std()) - 0.02) < 0.001
+
+
+KEYS = jax.random.split(jax.random.key(3), 6)
+
+
+def test_noise_of_a_row_depends_on_its_key_alone():
+  x = jnp.ones((6, 4, 5))
+  whole = row_random.dropout(x, 0.5, KEYS)
+  halves = [row_random.dropout(x[:3], 0.5, k) for k in (KEYS[:3], KEYS[3:])]
+  np.testing.assert_array_equal(whole, jnp.concatenate(halves))
+  assert row_random.dropout(x, 0.5, None) is x
+  assert row_random.dropout(x, 0.0, KEYS) is x
+  for rate in (-0.1, 1.0):
+    with pytest.raises(ValueError, match='dropout: expected a rate'):
+      row_random.dropout(x, rate, KEYS)
+
+
+def test_dropout_keeps_the_expectation_and_the_rate():
+  got = row_random.dropout(jnp.ones((6, 100, 50)), 0.2, KEYS)
+  # 30,000 draws: the standard error of the mean is 0.003.
+  assert abs(float(got.mean()) - 1.0) < 0.012
+  np.testing.assert_allclose(np.unique(got), [0.0, 1.25], rtol=1e-6)
+
+
+def test_uses_are_distinct_and_the_same_in_every_process():
+  drawn = [
+    float(jax.random.uniform(row_random.fold_rows(KEYS, use)[0]))
+    for use in ('a', 'b', 0, jnp.asarray(1))
+  ]
+  assert len(set(drawn)) == 4
+  # crc32('a'), not Python's hash, which differs between processes.
+  same = jax.random.fold_in(KEYS[0], 0xE8B7BE43)
+  assert drawn[0] == float(jax.random.uniform(same))

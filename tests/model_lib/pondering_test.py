@@ -36,23 +36,32 @@ def test_scan_and_while_loop_agree(combination, max_steps, rule):
   np.testing.assert_array_equal(masked.output, looped.output)
 
 
-def test_scan_equals_loop_over_items():
+@pytest.mark.parametrize('combination', ['accumulated', 'fed_back'])
+def test_scan_equals_loop_over_items(combination):
   state = np.asarray(jax.random.normal(jax.random.key(0), (5, 2))) - 0.5
   got = pondering.ponder_scan(
-    contraction, jnp.asarray(state), jnp.ones((5,), bool), max_steps=6
+    contraction,
+    jnp.asarray(state),
+    jnp.ones((5,), bool),
+    max_steps=6,
+    combination=combination,
   )
   for i, item in enumerate(state):
     s, total, output, steps = item[None], np.float32(0), 0.0, 0
     for n in range(6):
-      s, p = contraction(jnp.asarray(s), jnp.asarray(n))
+      new, p = contraction(jnp.asarray(s), jnp.asarray(n))
       steps += 1
       halts = total + p[0] >= 0.99 or n == 5
-      output = output + (1 - total if halts else p[0]) * s[0]
+      weight = 1 - total if halts else p[0]
+      if combination == 'fed_back':
+        output = s = weight * np.asarray(new) + (1 - weight) * s
+      else:
+        output, s = output + weight * new, new
       total += p[0]
       if halts:
         break
     assert int(got.halting.steps[i]) == steps
-    np.testing.assert_allclose(got.output[i], output, atol=1e-5)
+    np.testing.assert_allclose(got.output[i], output[0], atol=1e-5)
 
 
 def test_padding_never_prolongs_the_loop():
@@ -61,30 +70,6 @@ def test_padding_never_prolongs_the_loop():
   result = pondering.ponder_while(contraction, state, valid, max_steps=50)
   assert int(result.depth) == 1
   np.testing.assert_array_equal(result.output[1], 0.0)
-
-
-def test_fed_back_state_equals_loop_over_items():
-  state = np.asarray(jax.random.normal(jax.random.key(0), (5, 2))) - 0.5
-  got = pondering.ponder_scan(
-    contraction,
-    jnp.asarray(state),
-    jnp.ones((5,), bool),
-    max_steps=6,
-    combination='fed_back',
-  )
-  for i, item in enumerate(state):
-    s, total, steps = item[None], np.float32(0), 0
-    for n in range(6):
-      new, p = contraction(jnp.asarray(s), jnp.asarray(n))
-      steps += 1
-      halts = total + p[0] >= 0.99 or n == 5
-      weight = 1 - total if halts else p[0]
-      s = weight * np.asarray(new) + (1 - weight) * s
-      total += p[0]
-      if halts:
-        break
-    assert int(got.halting.steps[i]) == steps
-    np.testing.assert_allclose(got.output[i], s[0], atol=1e-5)
 
 
 def test_states_of_several_arrays():
@@ -203,21 +188,18 @@ def test_one_goes_on_from_a_halting():
   np.testing.assert_array_equal(result.output[:, 0], [2.0, 1.0, 0.0])
 
 
-def test_limits_out_of_range():
-  with pytest.raises(ValueError, match='max_steps: expected at least 1'):
-    pondering.ponder_scan(
-      contraction, jnp.zeros((1, 2)), jnp.ones((1,), bool), max_steps=0
-    )
-  with pytest.raises(
-    ValueError, match=r'remat_chunk: expected 0 or a divisor.*as 2'
-  ):
-    pondering.ponder_scan(
-      contraction,
-      jnp.zeros((1, 2)),
-      jnp.ones((1,), bool),
-      max_steps=4,
-      remat_chunk=3,
-    )
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'max_steps': 0}, 'max_steps: expected at least 1'),
+    ({'max_steps': 4, 'remat_chunk': 3},
+     r'remat_chunk: expected 0 or a divisor.*as 2'),
+  ],
+)  # fmt: skip
+def test_limits_out_of_range(options, message):
+  state, valid = jnp.zeros((1, 2)), jnp.ones((1,), bool)
+  with pytest.raises(ValueError, match=message):
+    pondering.ponder_scan(contraction, state, valid, **options)
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,6 @@ def plain(lambdas):
   return result
 
 
-def test_distribution_by_hand():
-  got = pondernet.halting_distribution(jnp.array([0.5, 0.5, 0.1]))
-  np.testing.assert_allclose(got, [0.5, 0.25, 0.25], atol=1e-7)
-
-
 def test_distribution_equals_a_plain_loop_and_sums_to_one():
   lambdas = np.random.default_rng(0).uniform(size=(7, 5, 3)).astype(np.float32)
   lambdas[0, 0, 0], lambdas[1, 1, 1] = 1.0, 0.0

@@ -1,0 +1,102 @@
+"""Layers and BERT once more in plain NumPy, and rows to compare them on."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from model_lib import bert
+
+TINY = {'width': 16, 'depth': 2, 'mlp_dim': 24, 'num_heads': 4}
+TOKENS = jnp.array([[7, 3, 9, 4, 1], [7, 5, 2, 0, 0], [7, 0, 0, 0, 0]])
+TYPES = jnp.array([[0, 0, 0, 1, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
+LENGTH = jnp.array([5, 3, 1])
+BATCH = (TOKENS, TYPES, LENGTH)
+
+
+def classifier(**fields):
+  fields = {'vocab_size': 11, 'max_positions': 6, **TINY, **fields}
+  return bert.BertClassifier(num_classes=3, **fields)
+
+
+def noise(module, *inputs, scale=0.4, **options):
+  """Parameters of the module, biases and scales too, drawn at random."""
+  generator = np.random.default_rng(5)
+  shapes = jax.eval_shape(
+    lambda key: module.init(key, *inputs, **options), jax.random.key(0)
+  )
+  return jax.tree.map(
+    lambda leaf: scale * generator.normal(size=leaf.shape).astype(np.float32),
+    nn.unbox(shapes['params']),
+  )
+
+
+def normal(*shape):
+  values = np.random.default_rng(0).normal(size=shape)
+  return jnp.asarray(values, jnp.float32)
+
+
+def float64(tree):
+  return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
+
+
+def dense(params, x):
+  return x @ params['kernel'] + params['bias']
+
+
+def layer_norm(params, x, epsilon=1e-6):
+  deviation = np.sqrt(x.var(-1, keepdims=True) + epsilon)
+  normed = (x - x.mean(-1, keepdims=True)) / deviation
+  return normed * params['scale'] + params['bias']
+
+
+def gelu(x):
+  return x * 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
+
+
+def mlp(params, x, activation=gelu):
+  hidden = activation(dense(params['hidden'], x))
+  if 'gated' in params:
+    hidden = hidden * dense(params['gated'], x)
+  return dense(params['out'], hidden)
+
+
+def attention_by_loop(params, x, num_heads, valid=slice(None)):
+  """One row, one query at a time; (output, mean attention on each token)."""
+  keys = np.arange(len(x))[valid]
+  head = x.shape[-1] // num_heads
+  q, k, v = (dense(params[name], x) for name in ('query', 'key', 'value'))
+  merged, received = np.zeros(x.shape), np.zeros(len(x))
+  for h in range(num_heads if len(keys) else 0):
+    part = slice(h * head, (h + 1) * head)
+    for i in range(len(x)):
+      weights = np.exp(k[keys, part] @ q[i, part] / math.sqrt(head))
+      weights /= weights.sum()
+      merged[i, part] = weights @ v[keys, part]
+      if i in keys:
+        received[keys] += weights / (num_heads * len(keys))
+  return dense(params['out'], merged), received
+
+
+def block_by_loop(params, x, num_heads, epsilon, activation=gelu):
+  """One row of valid tokens through a post-LN block; also what it received."""
+  attended, received = attention_by_loop(params['attention'], x, num_heads)
+  x = layer_norm(params['attention_norm'], x + attended, epsilon)
+  out = mlp(params['mlp'], x, activation)
+  return layer_norm(params['mlp_norm'], x + out, epsilon), received
+
+
+def classifier_by_loop(params, tokens, types, epsilon=1e-12):
+  """Logits of one row without padding, in float64."""
+  params = float64(params)
+  tables = params['embeddings']
+  x = tables['word']['embedding'][tokens]
+  if 'token_type' in tables:
+    x = x + tables['token_type']['embedding'][types]
+  x = x + tables['position']['embedding'][: len(tokens)]
+  x = layer_norm(tables['norm'], x, epsilon)
+  for index in range(TINY['depth']):
+    x, _ = block_by_loop(params[f'block_{index}'], x, 4, epsilon)
+  return dense(params['head'], np.tanh(dense(params['pooler'], x[0])))
