@@ -11,6 +11,23 @@ from typing import Any
 
 import ml_collections
 
+GLUE = (
+  'sst2', 'cola', 'mrpc', 'qqp', 'stsb', 'mnli', 'qnli', 'rte', 'wnli'
+)  # fmt: skip
+
+
+def glue(a: ml_collections.ConfigDict, **fields: Any) -> dict[str, Any]:
+  """Returns the data set of a GLUE task; a.data is a folder, '' for TFDS."""
+  builder = '' if a.data else f'glue/{a.task}'
+  return dict(
+    name='glue', task=a.task, directory=a.data, builder=builder, **fields
+  )
+
+
+def glue_split(task: str) -> str:
+  """Returns the name of the split to evaluate on."""
+  return 'validation_matched' if task == 'mnli' else 'validation'
+
 
 def parse_arg(arg: str, **defaults: Any) -> ml_collections.ConfigDict:
   """Reads the argument of a configuration file.

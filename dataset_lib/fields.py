@@ -1,20 +1,17 @@
-"""Legal fields of a configuration, declared where the fields are.
-
-A dataclass or Linen module annotates its fields with types, `Literal`s and the
-ranges of `annotated_types`; `check` compares a mapping with them:
+"""Legal fields of a configuration, annotated where the fields are declared.
 
   @dataclasses.dataclass(frozen=True)
   class Source:
     length: Annotated[int, Interval(ge=1, le=65536)]
     split: Annotated[str, Predicate(is_split), "a split such as 'train[:95%]'"]
     kind: Literal['leading', 'scattered'] = 'leading'
-    layers: Annotated[tuple[Annotated[int, Ge(1)], ...], Distinct] = ()
 
-  fields.check(Source, {'length': 16}, 'dataset')
+  fields.check(Source, {'length': 16, 'split': 'test'}, 'dataset')
 
 A plain string in an annotation describes the legal values in words.
 """
 
+import ast
 import contextlib
 import dataclasses
 import difflib
@@ -25,17 +22,33 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
-import annotated_types
+from annotated_types import BaseMetadata, GroupedMetadata, Predicate
 
 from dataset_lib.errors import ConfigError
 
+Distinct = Predicate(lambda items: len(set(items)) == len(items))
+
+# Words for one value and for several.
+_WORDS = {
+  bool: ('True or False', 'booleans'),
+  int: ('an integer', 'integers'),
+  float: ('a number', 'numbers'),
+  str: ('a string', 'strings'),
+  types.NoneType: ('None', 'None'),
+  Any: ('any value', 'any values'),
+  dict: ('a group of fields', 'groups'),
+  Mapping: ('a group of fields', 'groups'),
+}
+_UNIONS = (typing.Union, types.UnionType)
 _SIGNS = {'ge': '>=', 'gt': '>', 'le': '<=', 'lt': '<'}
-Distinct = annotated_types.Predicate(
-  lambda items: len(set(items)) == len(items)
-)
+_TESTS = {name: getattr(operator, name) for name in _SIGNS} | {
+  'min_length': lambda value, least: len(value) >= least,
+  'max_length': lambda value, most: len(value) <= most,
+  'func': lambda value, test: test(value),
+}
 
 
 @runtime_checkable
@@ -44,6 +57,13 @@ class ConfigLike(Protocol):
 
   def items(self) -> Iterable[tuple[str, Any]]:
     """Returns pairs of field name and value."""
+
+
+class Unread(str):
+  """Text of a command line; `check` reads it as its field's type.
+
+  `1e3` is an integer where one is expected, `a,b` a tuple of strings.
+  """
 
 
 def check(
@@ -63,26 +83,33 @@ def check(
     ConfigError: a field is unknown, missing or has an illegal value.
   """
   if not isinstance(given, ConfigLike):
-    raise ConfigError(prefix, given, 'a group of fields')
-  # Linen gives every module the fields `parent` and `name`.
-  without = (*without, *(('parent', 'name') if hasattr(cls, 'apply') else ()))
+    raise ConfigError(prefix, given, describe(dict))
+  if hasattr(cls, 'apply'):  # Linen gives every module these fields.
+    without = (*without, 'parent', 'name')
   legal = {
     field.name: field
     for field in dataclasses.fields(cls)
     if field.init and field.name not in without
   }
+  hints = typing.get_type_hints(cls, include_extras=True)
   path = f'{prefix}.' if prefix else ''
   values = dict(given.items())
   for name in values:
     if name not in legal:
-      raise ConfigError(f'{path}{name}', values[name], _suggest(name, legal))
-  hints = typing.get_type_hints(cls, include_extras=True)
-  return {
-    name: check_value(f'{path}{name}', values[name], hints[name])
-    if name in values
-    else _default(f'{path}{name}', field, hints[name])
-    for name, field in legal.items()
-  }
+      raise ConfigError(path + name, values[name], unknown(name, legal))
+  complete = {}
+  for name, field in legal.items():
+    hint = hints[name]
+    if name in values or dataclasses.is_dataclass(hint):
+      value = check_value(path + name, values.get(name, {}), hint)
+    elif field.default is not dataclasses.MISSING:
+      value = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+      value = field.default_factory()
+    else:
+      raise ConfigError(path + name, 'nothing', describe(hint))
+    complete[name] = value
+  return complete
 
 
 def check_value(field: str, value: Any, hint: Any) -> Any:
@@ -91,168 +118,101 @@ def check_value(field: str, value: Any, hint: Any) -> Any:
   Raises:
     ConfigError: the value is not legal.
   """
+  if isinstance(value, Unread):
+    readings = list(_readings(str(value)))
+    accepted = (item for item in readings if accepts(hint, item))
+    value = next(accepted, readings[0])
   if dataclasses.is_dataclass(hint):
     return check(typing.cast(type, hint), value, field)
-  legal = legal_values(hint)
-  if not legal.accepts(value):
-    raise ConfigError(field, value, legal.words)
-  kind = (typing.get_args(hint) or (None,))[-1]
-  if typing.get_origin(hint) is dict and dataclasses.is_dataclass(kind):
+  if not accepts(hint, value):
+    raise ConfigError(field, value, describe(hint))
+  if typing.get_origin(hint) is dict:
+    kind = typing.get_args(hint)[1]
     return {k: check_value(f'{field}.{k}', v, kind) for k, v in value.items()}
   if isinstance(value, ConfigLike):
     return dict(value.items())
-  if legal.is_float and isinstance(value, numbers.Integral):
+  is_float = hint is float or getattr(hint, '__origin__', None) is float
+  if is_float and isinstance(value, numbers.Integral):
     return float(value)
   return tuple(value) if isinstance(value, list) else value
 
 
-def _default(name: str, field: dataclasses.Field, hint: Any) -> Any:
-  if field.default is not dataclasses.MISSING:
-    value = field.default
-  elif field.default_factory is not dataclasses.MISSING:
-    value = field.default_factory()
-  else:
-    raise ConfigError(name, 'nothing', legal_values(hint).words)
-  return dataclasses.asdict(value) if dataclasses.is_dataclass(hint) else value
+def _readings(text: str) -> Iterator[Any]:
+  """Yields the possible meanings of a command line's text, best first."""
+  with contextlib.suppress(ValueError, SyntaxError):
+    value = ast.literal_eval(text)
+    yield value
+    if isinstance(value, float) and value.is_integer():
+      yield int(value)
+    yield (value,)
+  if text.lower() in ('true', 'false', '1', '0'):
+    yield text.lower() in ('true', '1')
+  yield text
+  yield tuple(filter(None, text.split(',')))
 
 
-@contextlib.contextmanager
-def errors_under(prefix: str) -> Iterator[None]:
-  """Puts a prefix before the field of an error, also of those of model_lib.
-
-  Raises:
-    ConfigError: a ValueError with `field`, `given` and `expected` was raised.
-  """
-  try:
-    yield
-  except ValueError as error:
-    parts = [getattr(error, name, None) for name in ('field', 'given')]
-    expected = getattr(error, 'expected', None)
-    if expected is None:
-      raise
-    raise ConfigError(f'{prefix}.{parts[0]}', parts[1], expected) from error
-
-
-class Legal(NamedTuple):
-  """Legal values of an annotation.
-
-  Attributes:
-    words: description, 'an integer in [1, 5]'.
-    plural: description of several, 'integers in [1, 5]'.
-    accepts: returns True for a legal value.
-    is_float: whether an integer is to become a float.
-  """
-
-  words: str
-  plural: str
-  accepts: Callable[[Any], bool]
-  is_float: bool = False
-
-
-def _is_number(value: Any) -> bool:
-  is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-  return is_real and math.isfinite(value)
-
-
-_GROUP = Legal(
-  'a group of fields', 'groups', lambda value: isinstance(value, ConfigLike)
-)
-_KINDS: dict[Any, Legal] = {
-  bool: Legal(
-    'True or False', 'booleans', lambda value: isinstance(value, bool)
-  ),
-  int: Legal(
-    'an integer',
-    'integers',
-    lambda value: _is_number(value) and isinstance(value, numbers.Integral),
-  ),
-  float: Legal('a number', 'numbers', _is_number, is_float=True),
-  str: Legal('a string', 'strings', lambda value: isinstance(value, str)),
-  types.NoneType: Legal('None', 'None', lambda value: value is None),
-  Any: Legal('any value', 'any values', lambda value: True),
-  dict: _GROUP,
-  Mapping: _GROUP,
-}
-
-
-def legal_values(hint: Any) -> Legal:
-  """Returns the legal values of a type or an annotation."""
+def accepts(hint: Any, value: Any) -> bool:
+  """Whether a value is legal for an annotation."""
   origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-  if origin is typing.Annotated:
-    return _narrowed(legal_values(arguments[0]), arguments[1:])
-  if origin is typing.Literal:
-    listed = ', '.join(str(item) or "''" for item in arguments)
-    return Legal(
-      f'one of {listed}',
-      f'names out of {listed}',
-      lambda value: any(
-        type(value) is type(item) and value == item for item in arguments
-      ),
+  if origin is Annotated:
+    return accepts(arguments[0], value) and all(
+      _TESTS[name](value, bound) for name, bound in _limits(arguments[1:])
     )
-  if origin in (typing.Union, types.UnionType):
-    kinds = [
-      legal_values(item)
-      for item in arguments
-      if not (item is int and float in arguments)
-    ]
-    return Legal(
-      ' or '.join(kind.words for kind in kinds),
-      ' or '.join(kind.plural for kind in kinds),
-      lambda value: any(kind.accepts(value) for kind in kinds),
-    )
+  if origin is Literal:
+    return any(type(value) is type(a) and value == a for a in arguments)
+  if origin in _UNIONS:
+    return any(accepts(argument, value) for argument in arguments)
   if origin in (tuple, Sequence):
-    return _tuple(arguments)
+    if not isinstance(value, (tuple, list)):
+      return False
+    if origin is Sequence or arguments[-1] is ...:
+      arguments = arguments[:1] * len(value)
+    return len(value) == len(arguments) and all(map(accepts, arguments, value))
   kind = origin or hint
-  return _KINDS.get(kind) or Legal(
-    kind.__name__, kind.__name__, lambda value: isinstance(value, kind)
-  )
+  if kind in (int, float):
+    kind = numbers.Integral if kind is int else numbers.Real
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
+  if kind in (dict, Mapping) or dataclasses.is_dataclass(kind):
+    return isinstance(value, ConfigLike)
+  return kind is Any or isinstance(value, kind)
 
 
-def _tuple(arguments: tuple[Any, ...]) -> Legal:
-  """Legal values of `Sequence[A]`, `tuple[A, ...]` or `tuple[A, A]`."""
-  kind = legal_values(arguments[0])
-  is_fixed = len(arguments) == 2 and arguments[1] is not ...
-  length = 'two ' if is_fixed else ''
-  return Legal(
-    f'a tuple of {length}{kind.plural}',
-    f'tuples of {length}{kind.plural}',
-    lambda value: (
-      isinstance(value, (tuple, list))
-      and (not is_fixed or len(value) == len(arguments))
-      and all(map(kind.accepts, value))
-    ),
-  )
-
-
-def _narrowed(kind: Legal, constraints: Iterable[Any]) -> Legal:
-  """Legal values of an `Annotated` type."""
-  limits: list[Any] = []
-  for item in constraints:
-    is_group = isinstance(item, annotated_types.GroupedMetadata)
-    limits += item if is_group else [item]
-  described = [item for item in limits if isinstance(item, str)]
-  if described:
-    words = plural = described[0]
-  else:
-    words, plural = (text + _range(limits) for text in kind[:2])
+def describe(hint: Any, several: bool = False) -> str:
+  """Returns the legal values in words: 'an integer in [1, 5]'."""
+  origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+  if origin is Annotated:
+    kind, *limits = arguments
+    for item in limits:
+      if isinstance(item, str):
+        return item
+    words = describe(kind, several) + _range(dict(_limits(limits)))
     if Distinct in limits:
-      words = words.replace('tuple of', 'tuple of distinct')
-  return Legal(
-    words,
-    plural,
-    lambda value: (
-      kind.accepts(value) and all(_keeps(limit, value) for limit in limits)
-    ),
-    kind.is_float,
-  )
+      words = words.replace('a tuple of', 'a tuple of distinct')
+    return words
+  if origin is Literal:
+    listed = ', '.join(str(item) or "''" for item in arguments)
+    return f'names out of {listed}' if several else f'one of {listed}'
+  if origin in _UNIONS:
+    kinds = [a for a in arguments if a is not int or float not in arguments]
+    return ' or '.join(describe(kind, several) for kind in kinds)
+  if origin in (tuple, Sequence):
+    is_pair = len(arguments) == 2 and arguments[1] is not ...
+    kind = 'two ' * is_pair + describe(arguments[0], several=True)
+    return f'{"tuples" if several else "a tuple"} of {kind}'
+  kind = origin or hint
+  return _WORDS[kind][several] if kind in _WORDS else kind.__name__
 
 
-def _range(limits: Iterable[Any]) -> str:
-  """Describes bounds: ' in [1, 5]', ' >= 1' or ', not empty'."""
-  bound: dict[str, Any] = {}
-  for limit in limits:
-    if isinstance(limit, annotated_types.BaseMetadata):
-      bound |= _bounds(limit)
+def _limits(metadata: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+  """Yields name and bound of each constraint: ('ge', 1)."""
+  for item in metadata:
+    for part in item if isinstance(item, GroupedMetadata) else [item]:
+      if isinstance(part, BaseMetadata):
+        yield from dataclasses.asdict(part).items()
+
+
+def _range(bound: Mapping[str, Any]) -> str:
   found = [(sign, bound[key]) for key, sign in _SIGNS.items() if key in bound]
   if len(found) == 2:
     (low, least), (high, most) = found
@@ -265,40 +225,36 @@ def _range(limits: Iterable[Any]) -> str:
   return ', not empty' if bound.get('min_length') else ''
 
 
-def _bounds(limit: Any) -> dict[str, Any]:
-  return dataclasses.asdict(limit)
-
-
-def _keeps(limit: Any, value: Any) -> bool:
-  match limit:
-    case annotated_types.Predicate(test):
-      return bool(test(value))
-    case annotated_types.MinLen(least):
-      return len(value) >= least
-    case annotated_types.MaxLen(most):
-      return len(value) <= most
-    case annotated_types.BaseMetadata():
-      ((name, bound),) = _bounds(limit).items()
-      return bool(getattr(operator, name)(value, bound))
-  return True
-
-
-def _suggest(name: str, legal: Iterable[str]) -> str:
+def unknown(name: Any, legal: Iterable[str]) -> str:
+  """Returns the expectation of an error about a name that is not legal."""
   names = list(legal)
-  expected = f'no such field; legal fields are {", ".join(names)}'
-  close = difflib.get_close_matches(str(name), names, n=1)
-  return expected + (f' (did you mean {close[0]}?)' if close else '')
+  close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+  hint = f' (did you mean {close[0]}?)' if close else ''
+  return f'no such field; legal fields are {", ".join(names)}{hint}'
+
+
+@contextlib.contextmanager
+def errors_under(prefix: str) -> Iterator[None]:
+  """Puts a prefix before the field of an error, also of those of model_lib.
+
+  Raises:
+    ConfigError: a ValueError with `field`, `given` and `expected` was raised.
+  """
+  try:
+    yield
+  except ValueError as error:
+    found: Any = error
+    if not hasattr(found, 'expected'):
+      raise
+    field = f'{prefix}.{found.field}'
+    raise ConfigError(field, found.given, found.expected) from error
 
 
 def locate(name: Any, field: str) -> Any:
   """Returns the object that a configuration names as `'package.module:Name'`.
 
-  Args:
-    name: module and name of the object.
-    field: the configuration field that holds the name, for the error.
-
   Raises:
-    ConfigError: there is no such module or no such name in it.
+    ConfigError: of `field`; there is no such module or no such name in it.
   """
   expected = "'package.module:Name' of something that can be imported"
   if not (isinstance(name, str) and re.fullmatch(r'\w+(\.\w+)*:\w+', name)):

@@ -58,8 +58,8 @@ class Options:
   veto_margin: Share = 0.0
   ensemble_margin: Share = 0.0
   max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = MAX_CHARACTERS
-  thresholds: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  minimum_retention: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  thresholds: dict[str, Any] = dataclasses.field(default_factory=dict)
+  minimum_retention: dict[str, Share] = dataclasses.field(default_factory=dict)
 
 
 def read_options(
@@ -77,8 +77,6 @@ def read_options(
       or needs a calibration that is missing.
   """
   options = Options(**fields.check(Options, given, 'serve'))
-  for source, share in options.minimum_retention.items():
-    fields.check_value(f'serve.minimum_retention.{source}', share, Share)
   if not classes:
     why = 'for a regression, whose heads give a number: rows leave by tolerance'
     for name in ('veto_margin', 'ensemble_margin', 'thresholds'):

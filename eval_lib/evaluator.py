@@ -135,36 +135,42 @@ def build(name: str, config: ConfigLike, context: EvalContext) -> Evaluator:
     return kind(context=context, **given)
 
 
-def validate(config: ConfigLike) -> None:
-  """Checks the `evals` of a run's configuration without reading data.
+def validate(config: ConfigLike) -> dict[str, Any]:
+  """Returns the `evals` of a run's configuration, complete; reads no data.
 
   Raises:
     ConfigError: with a message such as
       `evals.fewshot.shots: expected ..., got ...`.
   """
   given = dict(config.items())
-  for name, entry in given.get('evals', {}).items():
-    _check_entry(f'evals.{name}', entry, given.get('dataset', {}))
+  return {
+    name: _complete(f'evals.{name}', entry, given.get('dataset', {}))
+    for name, entry in given.get('evals', {}).items()
+  }
 
 
-def _check_entry(prefix: str, entry: Any, runs: ConfigLike) -> None:
+def _complete(prefix: str, entry: Any, runs: ConfigLike) -> dict[str, Any]:
   if not isinstance(entry, ConfigLike):
     raise ConfigError(prefix, entry, "a dict such as dict(type='...')")
   given = dict(entry.items())
-  kind = _locate(given.pop('type', None), f'{prefix}.type')
+  name = given.pop('type', None)
+  kind = _locate(name, f'{prefix}.type')
   complete = fields.check(kind, given, prefix, without=('context',))
-  dataset = complete['dataset'] or runs
+  own = complete['dataset'] is not None
+  dataset = complete['dataset'] if own else runs
   for field, split in complete.items():
     if field.endswith('split'):
       try:
-        builder.validate(dataset, split)
+        dataset = builder.validate(dataset, split)
       except ConfigError as error:
         field = field if error.field == 'split' else error.field
         raise ConfigError(
           f'{prefix}.{field}', error.given, error.expected
         ) from error
-  if complete['dataset'] is not None:
+  if own:
     _check_input_size(dataset, runs, prefix)
+    complete['dataset'] = dataset
+  return {'type': name, **complete}
 
 
 def _check_input_size(

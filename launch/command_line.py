@@ -8,17 +8,21 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
+
+from annotated_types import Ge, Interval, MinLen
+
+from dataset_lib import errors, fields
 
 OK = 0
-USAGE = 2  # the command line or the configuration is wrong
-NOT_FINITE = 3  # the loss became NaN or infinite
-DATA = 4  # a data set is missing or damaged
-LOCKED = 5  # another run is using the workdir
-CHECKPOINT = 6  # a checkpoint could not be written or read
-PREEMPTED = 75  # asked to stop; saved, start again to go on
-INTERRUPTED = 130  # Ctrl-C, as a shell reports it
-OUTPUT_CLOSED = 141  # stdout was closed; SIGPIPE, as a shell reports it
+USAGE = 2
+NOT_FINITE = 3
+DATA = 4
+LOCKED = 5
+CHECKPOINT = 6
+PREEMPTED = 75
+INTERRUPTED = 130  # as a shell reports SIGINT
+OUTPUT_CLOSED = 141  # as a shell reports SIGPIPE
 
 EXIT_CODES = """\
 exit codes:
@@ -57,68 +61,8 @@ class Parser(argparse.ArgumentParser):
     raise UsageError(f'{message}; see --help')
 
 
-def fail(message: object, code: int = USAGE) -> NoReturn:
-  """Prints one line on stderr and exits with the code."""
-  text = ' '.join(str(message).split())
-  print(f'error: {text}', file=sys.stderr)
-  raise SystemExit(code)
-
-
-def failures() -> dict[type[Exception], int]:
-  """Returns the exit code of each expected error of a command.
-
-  Imported late: a wrong command line is answered without them.
-  """
-  from dataset_lib import errors
-  from train_lib.checkpoint_io import CheckpointError, CheckpointMismatchError
-  from train_lib.run_directory import ConfigChangedError, RunLockedError
-  from train_lib.train_step import NonFiniteError
-
-  return {
-    errors.ConfigError: USAGE,
-    ConfigChangedError: USAGE,
-    CheckpointMismatchError: CHECKPOINT,
-    errors.MissingDataError: DATA,
-    errors.InvalidDataError: DATA,
-    errors.TooManyBadRecordsError: DATA,
-    NonFiniteError: NOT_FINITE,
-    RunLockedError: LOCKED,
-    CheckpointError: CHECKPOINT,
-  }
-
-
-def run(command: Callable[[], int]) -> int:
-  """Runs a command; a known failure becomes one line and its exit code."""
-  known = failures()
-  try:
-    return command()
-  except tuple(known) as error:
-    fail(error, next(c for kind, c in known.items() if isinstance(error, kind)))
-  except KeyboardInterrupt:
-    fail('interrupted', INTERRUPTED)
-
-
-def main(
-  parse: Callable[[Sequence[str]], tuple[Any, ...]],
-  command: Callable[..., int],
-  argv: Sequence[str],
-) -> int:
-  """Runs `command(*parse(argv))`; returns its exit code.
-
-  Whatever is wrong with the command line or the configuration becomes one line
-  and exit code 2, before the command has begun.
-  """
-  from dataset_lib.errors import ConfigError
-
-  try:
-    parsed = parse(argv)
-  except (UsageError, ConfigError) as error:
-    fail(error)
-  return run(lambda: command(*parsed))
-
-
 def parse_arguments(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
-  """`parser.parse_args`, with the nearest name for a mistyped flag.
+  """Returns `parser.parse_args`; names the flag nearest to an unknown one.
 
   Raises:
     UsageError: one line about what is wrong.
@@ -126,9 +70,8 @@ def parse_arguments(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
   arguments, unknown = parser.parse_known_args(list(argv))
   if not unknown:
     return arguments
-  flags = list(_flags(parser, arguments))
   name = unknown[0].partition('=')[0]
-  near = difflib.get_close_matches(name, flags, 1)
+  near = difflib.get_close_matches(name, list(_flags(parser, arguments)), 1)
   hint = f'did you mean {near[0]}? ' if near else ''
   raise UsageError(f'{name}: no such flag; {hint}see --help')
 
@@ -144,69 +87,101 @@ def _flags(
       yield from _flags(action.choices[given], arguments) if given else ()
 
 
-# Types of flags: each reads a text or raises ValueError. argparse prints their
-# names when they refuse a text.
+def main(
+  parse: Callable[[Sequence[str]], tuple[Any, ...]],
+  command: Callable[..., int],
+  argv: Sequence[str],
+) -> int:
+  """Runs `command(*parse(argv))`; returns its exit code.
+
+  An error of the command line or the configuration becomes one line and exit
+  code 2.
+  """
+  try:
+    parsed = parse(argv)
+  except (UsageError, errors.ConfigError) as error:
+    fail(error)
+  return run(lambda: command(*parsed))
 
 
-def positive(text: str) -> int:
-  """An integer above 0."""
-  if not text.isdecimal() or int(text) < 1:
-    # The type argparse turns into a message that names the flag.
-    raise ValueError(text)
-  return int(text)
+def run(command: Callable[[], int]) -> int:
+  """Runs a command; an expected error becomes one line and its exit code."""
+  from train_lib.checkpoint_io import CheckpointError, CheckpointMismatchError
+  from train_lib.run_directory import ConfigChangedError, RunLockedError
+  from train_lib.train_step import NonFiniteError
+
+  codes: dict[type[Exception], int] = {
+    errors.ConfigError: USAGE,
+    ConfigChangedError: USAGE,
+    CheckpointMismatchError: CHECKPOINT,
+    errors.MissingDataError: DATA,
+    errors.InvalidDataError: DATA,
+    errors.TooManyBadRecordsError: DATA,
+    NonFiniteError: NOT_FINITE,
+    RunLockedError: LOCKED,
+    CheckpointError: CHECKPOINT,
+  }
+  try:
+    return command()
+  except tuple(codes) as error:
+    fail(error, next(c for kind, c in codes.items() if isinstance(error, kind)))
+  except KeyboardInterrupt:
+    fail('interrupted', INTERRUPTED)
 
 
-def count(text: str) -> int:
-  """An integer, 0 or more."""
-  return 0 if text == '0' else positive(text)
+def fail(message: object, code: int = USAGE) -> NoReturn:
+  """Prints one line on stderr and exits with the code."""
+  print('error:', ' '.join(str(message).split()), file=sys.stderr)
+  raise SystemExit(code)
 
 
-def sizes(text: str) -> tuple[int, ...]:
-  """`1,16` as ascending integers above 0."""
-  return tuple(sorted({positive(size) for size in text.split(',')}))
+def _type(
+  words: str, hint: Any, convert: Callable[[Any], Any] = lambda value: value
+) -> Callable[[str], Any]:
+  """Returns the type of a flag, described in words, from an annotation."""
+
+  def read(text: str) -> Any:
+    return convert(fields.check_value('', fields.Unread(text), hint))
+
+  # argparse prints it when the type refuses a text.
+  read.__name__ = words
+  return read
 
 
-def sizes_or_none(text: str) -> tuple[int, ...]:
-  """As `sizes`, or () for `none`."""
-  return () if text == 'none' else sizes(text)
+def _ascending(values: tuple[int, ...] | str) -> tuple[int, ...]:
+  return () if values == 'none' else tuple(sorted(set(values)))
 
 
-def percents(text: str) -> tuple[int, ...]:
-  """`0,80` as ascending integers from 0 to 100."""
-  rates = sorted({count(rate) for rate in text.split(',')})
-  if rates[-1] > 100:
-    raise ValueError(text)
-  return tuple(rates)
+_Sizes = Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)]
+_Percents = Annotated[tuple[Annotated[int, Interval(ge=0, le=100)], ...],
+                      MinLen(1)]  # fmt: skip
+_Step = Annotated[int, Ge(0)] | Literal['latest', 'best']
+_SIZES = 'list of positive integers such as 1,16'
 
-
-def seconds(text: str) -> float:
-  """A finite number above 0."""
-  value = float(text)
-  if not 0.0 < value < 1e9:
-    raise ValueError(text)
-  return value
-
-
-def checkpoint(text: str) -> int | str | None:
-  """A step's number, 'best', or None for `latest`."""
-  if text == 'latest':
-    return None
-  return 'best' if text == 'best' else count(text)
-
-
-def checkpoints(text: str) -> int | str | None:
-  """As `checkpoint`, or 'all'."""
-  return 'all' if text == 'all' else checkpoint(text)
-
-
-positive.__name__ = 'positive integer'
-count.__name__ = 'integer of 0 or more'
-sizes.__name__ = 'list of positive integers such as 1,16'
-sizes_or_none.__name__ = "list of positive integers such as 1,16, or 'none'"
-percents.__name__ = 'list of integers from 0 to 100 such as 0,80'
-checkpoint.__name__ = "step: 'latest', 'best' or a number"
-checkpoints.__name__ = "step: 'latest', 'best', 'all' or a number"
-seconds.__name__ = 'positive number of seconds'
+positive = _type('positive integer', Annotated[int, Ge(1)])
+count = _type('integer of 0 or more', Annotated[int, Ge(0)])
+seconds = _type(
+  'positive number of seconds', Annotated[float, Interval(gt=0, lt=1e9)]
+)
+# Tuples of ascending integers; `none` is the empty one.
+sizes = _type(_SIZES, _Sizes, _ascending)
+sizes_or_none = _type(
+  f"{_SIZES}, or 'none'", _Sizes | Literal['none'], _ascending
+)
+percents = _type(
+  'list of integers from 0 to 100 such as 0,80', _Percents, _ascending
+)
+# None for the latest.
+checkpoint = _type(
+  "step: 'latest', 'best' or a number",
+  _Step,
+  lambda step: None if step == 'latest' else step,
+)
+checkpoints = _type(
+  "step: 'latest', 'best', 'all' or a number",
+  _Step | Literal['all'],
+  lambda step: None if step == 'latest' else step,
+)
 
 
 def add_run_flags(parser: Parser) -> None:
@@ -219,12 +194,7 @@ def add_run_flags(parser: Parser) -> None:
 
 
 def check_texts(workdir: str, why: str = '') -> None:
-  """Raises `UsageError` unless a run is one on texts, with its tokenizer.
-
-  Args:
-    workdir: of the run.
-    why: what a run on token ids cannot do, ends the message.
-  """
+  """Raises `UsageError`, which ends with `why`, if a run has no tokenizer."""
   from train_lib.run_directory import TOKENIZER
 
   if not os.path.isfile(os.path.join(workdir, TOKENIZER)):

@@ -1,21 +1,18 @@
 """Configurations on the command line: --config=file.py, --config.key=value."""
 
-import ast
+import copy
 import difflib
-import importlib.util
 import os
-import re
-from collections.abc import Callable, Sequence
+import pathlib
+import runpy
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
 
-from launch import command_line
-from train_lib import run_config
-
-# Groups whose fields the data set, model or evaluator declares: one with a
-# default need not be in the file to be overridden.
-OPEN = ('dataset', 'evals', 'loss', 'model', 'stages')
+from dataset_lib import fields
+from dataset_lib.errors import ConfigError
+from launch.command_line import UsageError
 
 
 def load_config(
@@ -25,185 +22,89 @@ def load_config(
 
   Args:
     flag: path of a Python file with `get_config`, and its argument.
-    overrides: `'optimizer.lr=1e-3'`, read with the type of the default.
+    overrides: such as 'optimizer.lr=1e-3'.
 
   Raises:
-    UsageError: with the flag, the nearest legal name or the expected type.
-    ConfigError: a field has an illegal value.
+    UsageError: there is no such file, or it has no configuration.
+    ConfigError: a field is unknown or has an illegal value.
   """
-  path, _, argument = flag.partition(':')
-  if not path.endswith('.py') or not os.path.isfile(path):
-    raise command_line.UsageError(
-      f'--config: expected a Python file such as '
-      f'configs/adatape/parity.py, got {path!r}{_near_file(path)}'
-    )
-  get_config = _get_config(path)
-  try:
-    page = get_config(argument) if argument else get_config()
-  except Exception as error:  # the file is the user's
-    name = '' if type(error) is ValueError else f'{type(error).__name__}: '
-    raise command_line.UsageError(f'--config={flag}: {name}{error}') from error
-  if not isinstance(page, (dict, ml_collections.ConfigDict)):
-    raise command_line.UsageError(
-      f'--config={flag}: expected get_config to return a ConfigDict, got '
-      f'{page!r}'
-    )
-  given = page.to_dict() if hasattr(page, 'to_dict') else page
-  config = ml_collections.ConfigDict(run_config.complete(given))
-  apply_overrides(config, overrides)
+  page = _read_page(flag)
   # Imported late: it imports jax, and a wrong flag is answered without.
   from train_lib import config_schema
 
-  return config_schema.validate(config)
+  config = config_schema.complete(page)
+  return config_schema.validate(override(config, overrides))
 
 
-def apply_overrides(
-  config: ml_collections.ConfigDict, overrides: Sequence[str]
-) -> None:
-  """Applies `key=value` overrides in place; see `load_config`."""
-  config.lock()
-  for override in overrides:
-    _override(config, override)
-
-
-def parse_fields(flag: str, text: str) -> dict[str, object]:
-  """Reads `name=folder,root=/data,image_size=64` into a dictionary."""
-  fields: dict[str, object] = {}
-  for item in text.split(','):
-    name, separator, value = item.partition('=')
-    if not separator:
-      raise command_line.UsageError(f'{flag}: expected key=value, got {item!r}')
-    fields[name] = int(value) if re.fullmatch(r'-?\d+', value) else value
-  return fields
-
-
-def _get_config(path: str) -> Callable[..., Any]:
-  spec = importlib.util.spec_from_file_location('experiment_config', path)
-  assert spec is not None
-  assert spec.loader is not None
-  module = importlib.util.module_from_spec(spec)
+def _read_page(flag: str) -> Any:
+  path, _, argument = flag.partition(':')
+  if not path.endswith('.py') or not os.path.isfile(path):
+    files = [str(p) for p in pathlib.Path('configs').rglob('[!_]*.py')]
+    near = difflib.get_close_matches(path, files, 1)
+    hint = f'; did you mean {near[0]!r}?' if near else ''
+    raise UsageError(
+      f'--config: expected a Python file such as configs/adatape/parity.py, '
+      f'got {path!r}{hint}'
+    )
   try:
-    spec.loader.exec_module(module)
-    return module.get_config
+    get_config = runpy.run_path(path)['get_config']
   except Exception as error:  # the file is the user's
-    raise command_line.UsageError(
+    raise UsageError(
       f'--config: {path} is no configuration, expected a file that defines '
       f'get_config: {error}'
     ) from error
-
-
-def _near_file(path: str) -> str:
-  names = [
-    os.path.join(folder, name)
-    for folder, _, names in os.walk('configs')
-    for name in names
-    if name.endswith('.py') and not name.startswith('_')
-  ]
-  near = difflib.get_close_matches(path, names, 1)
-  return f'; did you mean {near[0]!r}?' if near else ''
-
-
-def _override(config: ml_collections.ConfigDict, override: str) -> None:
-  key, separator, text = override.partition('=')
-  if not separator:
-    raise command_line.UsageError(
-      f'--config.{key}: expected --config.{key}=value'
-    )
-  *parents, name = key.split('.')
-  node = config
-  for depth, parent in enumerate(parents):
-    node = _child(node, parent, '.'.join(parents[:depth]))
-    if not isinstance(node, ml_collections.ConfigDict):
-      raise command_line.UsageError(
-        f'--config.{key}: {parent!r} is a value, not a group of fields'
-      )
-  is_open = bool(parents) and parents[0] in OPEN
-  is_group = is_open and isinstance(_literal(text), dict)
-  if (is_open and name not in node) or is_group:
-    with config.unlocked():
-      node[name] = _literal(text)
-    return
-  current = _child(node, name, '.'.join(parents))
-  with config.ignore_type():
-    node[name] = read_value(key, text, current)
-
-
-def _literal(text: str) -> object:
-  if text.lower() in ('true', 'false'):
-    return text.lower() == 'true'
   try:
-    return ast.literal_eval(text)
-  except (ValueError, SyntaxError):
-    return text
+    page = get_config(argument) if argument else get_config()
+  except Exception as error:  # the file is the user's
+    is_explained = type(error) in (ValueError, ConfigError)
+    name = '' if is_explained else f'{type(error).__name__}: '
+    raise UsageError(f'--config={flag}: {name}{error}') from error
+  if not isinstance(page, (dict, ml_collections.ConfigDict)):
+    raise UsageError(
+      f'--config={flag}: expected get_config to return a ConfigDict, got '
+      f'{page!r}'
+    )
+  return page
 
 
-def _child(node: ml_collections.ConfigDict, name: str, prefix: str) -> Any:
-  if name in node:
-    return node[name]
-  key = f'{prefix}.{name}' if prefix else name
-  near = difflib.get_close_matches(name, list(node), 1, cutoff=0.5)
-  hint = f'did you mean {near[0]!r}? ' if near else ''
-  raise command_line.UsageError(
-    f'--config.{key}: no such field; {hint}legal here: {sorted(node)}'
-  )
-
-
-def read_value(key: str, text: str, current: object) -> object:
-  """Reads an override with the type of the value that it replaces.
-
-  `1e3` is an integer where one is expected, `(1, 2)` and `1,2` are tuples.
+def override(
+  config: dict[str, Any], overrides: Sequence[str]
+) -> dict[str, Any]:
+  """Returns a configuration with other values, read when it is validated.
 
   Raises:
-    UsageError: the text is not of that type.
+    UsageError: an override is not 'group.field=value'.
+    ConfigError: there is no such group.
   """
-  if isinstance(current, ml_collections.ConfigDict):
-    raise command_line.UsageError(
-      f'--config.{key}: a group of fields cannot be replaced from the command '
-      'line; override its fields, or edit the file'
-    )
-  try:
-    match current:
-      case bool():
-        legal = {'true': True, '1': True, 'false': False, '0': False}
-        return legal[text.lower()]
-      case int():
-        return _integer(text)
-      case float():
-        return float(text)
-      case str():
-        return text
-      case tuple():
-        return _tuple(text, current)
-      case _:  # None has no type
-        return _literal(text)
-  except (ValueError, KeyError, SyntaxError):
-    raise command_line.UsageError(
-      f'--config.{key}: expected {type(current).__name__}, got {text!r}'
-    ) from None
+  config = copy.deepcopy(config)
+  for text in overrides:
+    key, separator, value = text.partition('=')
+    if not separator:
+      raise UsageError(f'--config.{key}: expected --config.{key}=value')
+    *groups, name = key.split('.')
+    node = config
+    for depth, group in enumerate(groups, 1):
+      if group not in node:
+        place = '.'.join(groups[:depth])
+        raise ConfigError(place, value, fields.unknown(group, node))
+      node = node[group]
+      if not isinstance(node, dict):
+        raise UsageError(
+          f'--config.{key}: {group!r} is a value, not a group of fields'
+        )
+    node[name] = fields.Unread(value)
+  return config
 
 
-def _integer(text: str) -> int:
-  if re.fullmatch(r'[+-]?\d+', text):
-    return int(text)
-  number = float(text)
-  if not number.is_integer():
-    raise ValueError(text)
-  return int(number)
-
-
-def _tuple(text: str, current: tuple) -> tuple:
-  try:
-    value = ast.literal_eval(text)
-  except (ValueError, SyntaxError):
-    if text.startswith(('(', '[')):
-      raise
-    # Bare words: --config.dataset.augment=inception_crop,flip
-    value = tuple(filter(None, text.split(',')))
-  value = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-  kinds = {type(item) for item in current}
-  if kinds and not all(type(item) in kinds | {int} for item in value):
-    raise ValueError(text)
-  return value
+def parse_fields(flag: str, text: str) -> dict[str, Any]:
+  """Splits `name=folder,root=/data,image_size=64` into unread values."""
+  values: dict[str, Any] = {}
+  for item in text.split(','):
+    name, separator, value = item.partition('=')
+    if not separator:
+      raise UsageError(f'{flag}: expected key=value, got {item!r}')
+    values[name] = fields.Unread(value)
+  return values
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -215,7 +116,5 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
       rest.append(item)
       continue
     body = item.removeprefix('--config.')
-    if '=' not in body:
-      body = f'{body}={next(items, "")}'
-    overrides.append(body)
+    overrides.append(body if '=' in body else f'{body}={next(items, "")}')
   return rest, overrides

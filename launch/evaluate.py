@@ -22,6 +22,8 @@ from typing import Any
 
 from launch import command_line, config_flags
 
+FEWSHOT = dict(type='fewshot', shots=(1, 5, 10, 25), seeds=3)
+
 
 def parser() -> command_line.Parser:
   """The command line, apart from the --config.key=value overrides."""
@@ -46,32 +48,54 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any, list[str]]:
   arguments = command_line.parse_arguments(parser(), rest)
   from train_lib import config_schema, loading
 
-  config = loading.load_own_config(arguments.workdir)
-  names = sorted(config.evals)
+  config = loading.load_own_config(arguments.workdir).to_dict()
+  evals = config['evals']
+  names = sorted(evals)
   if arguments.evals is not None:
     names = arguments.evals.split(',')
-  if 'fewshot' in names and 'fewshot' not in config.evals:
-    config.evals.fewshot = dict(type='fewshot', shots=(1, 5, 10, 25), seeds=3)
+  if 'fewshot' in names:
+    evals.setdefault('fewshot', FEWSHOT)
   for name in names:
-    if name not in config.evals:
+    if name not in evals:
       raise command_line.UsageError(
-        f'--evals: expected names of {sorted(config.evals)} or fewshot, got '
-        f'{name!r}'
+        f'--evals: expected names of {sorted(evals)} or fewshot, got {name!r}'
       )
-  if arguments.dataset is not None:
-    other = config_flags.parse_fields('--dataset', arguments.dataset)
-    for name in names:
-      config.evals[name].dataset = other
+    if arguments.dataset is not None:
+      dataset = config_flags.parse_fields('--dataset', arguments.dataset)
+      evals[name] = evals[name] | {'dataset': dataset}
   if arguments.batch_size is not None:
-    config.batch_size = arguments.batch_size
-  config_flags.apply_overrides(config, overrides)
-  config = config_schema.validate(config)
+    config['batch_size'] = arguments.batch_size
+  config = config_schema.validate(config_flags.override(config, overrides))
   return arguments, config, names
 
 
-def evaluate(
+def main(argv: Sequence[str]) -> int:
+  """Runs the command; returns its exit code."""
+  return command_line.main(parse, run, argv)
+
+
+def run(arguments: Any, config: Any, names: list[str]) -> int:
+  """Evaluates, prints a table, writes evaluation.json."""
+  from eval_lib.report import print_table
+  from train_lib import strict_json
+
+  rows = _evaluate(arguments.workdir, config, names, arguments.step)
+  shown = [
+    {'metric': name} | {f'step {row["step"]}': f'{row[name]:.4f}'
+                        for row in rows}
+    for name in rows[0]
+    if name != 'step'
+  ]  # fmt: skip
+  print_table(arguments.workdir, shown)
+  path = pathlib.Path(arguments.workdir) / 'evaluation.json'
+  strict_json.write(path, rows)
+  print(f'written: {path}')
+  return command_line.OK
+
+
+def _evaluate(
   workdir: str, config: Any, names: list[str], step: int | str | None
-):
+) -> list[dict[str, float]]:
   """Returns a row `{'step': ..., '<eval>/<metric>': ...}` per checkpoint."""
   import jax
 
@@ -99,30 +123,6 @@ def evaluate(
         row |= {f'{name}/{key}': value for key, value in values.items()}
       rows.append(row)
   return rows
-
-
-def main(argv: Sequence[str]) -> int:
-  """Runs the command; returns its exit code."""
-  return command_line.main(parse, run, argv)
-
-
-def run(arguments: Any, config: Any, names: list[str]) -> int:
-  """Evaluates, prints a table, writes evaluation.json."""
-  from eval_lib.report import print_table
-  from train_lib import strict_json
-
-  rows = evaluate(arguments.workdir, config, names, arguments.step)
-  steps = {f'step {row["step"]}': row for row in rows}
-  shown = [
-    {'metric': name} | {step: f'{row[name]:.4f}' for step, row in steps.items()}
-    for name in rows[0]
-    if name != 'step'
-  ]
-  print_table(arguments.workdir, shown)
-  path = pathlib.Path(arguments.workdir) / 'evaluation.json'
-  strict_json.write(path, rows)
-  print(f'written: {path}')
-  return command_line.OK
 
 
 if __name__ == '__main__':

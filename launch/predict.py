@@ -100,10 +100,12 @@ def parser() -> command_line.Parser:
 def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
   """Returns (arguments, options of `Task.serve`); touches no device."""
   arguments = command_line.parse_arguments(parser(), argv)
-  options = _values('--serve', arguments.serve)
+  options: dict[str, Any] = {}
+  if arguments.serve:
+    options = config_flags.parse_fields('--serve', arguments.serve)
   for name in ('thresholds', 'minimum_retention'):
     if text := getattr(arguments, name):
-      options[name] = _values(f'--{name}', text)
+      options[name] = config_flags.parse_fields(f'--{name}', text)
   from dataset_lib.fields import check_value
   from serve_lib.engine import LEGAL
   from train_lib import loading
@@ -112,14 +114,6 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     check_value(f'--{name}', getattr(arguments, name), LEGAL[name])
   loading.load_config(arguments.workdir)  # raises if there is no run
   return arguments, options
-
-
-def _values(flag: str, text: str) -> dict[str, Any]:
-  given: dict[str, Any] = config_flags.parse_fields(flag, text) if text else {}
-  for name, value in given.items():
-    with contextlib.suppress(ValueError):
-      given[name] = value if isinstance(value, int) else float(value)
-  return given
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,14 +7,15 @@
 A line holds overrides as on the command line of launch.train, without
 `--config.`: `optimizer.lr=3e-5 batch_size=16`; what follows a # is a comment.
 All lines are checked before the first run. Each run has a directory of its own
-in --workdir, named after its line; the same command goes on where it was
-interrupted and skips what has finished. A run that fails is named, and the
-others go on. At the end a table, best first, and sweep.csv. Ctrl-C and SIGTERM
-stop the run that is going on, which saves its step.
+in --workdir, named after its line and configuration; the same command goes on
+where it was interrupted and skips what has finished. A run that fails is named,
+and the others go on. At the end a table, best first, and sweep.csv. Ctrl-C and
+SIGTERM stop the run that is going on, which saves its step.
 """
 
 import hashlib
 import pathlib
+import re
 import shlex
 import signal
 import subprocess
@@ -30,22 +31,11 @@ STOPPED = (command_line.PREEMPTED, command_line.INTERRUPTED)
 
 
 class Run(NamedTuple):
-  """One line of the list.
+  """A line of the list and the directory of its run."""
 
-  Attributes:
-    number: of the line in the file.
-    overrides: 'key=value' each.
-    workdir: of the run.
-  """
-
-  number: int
-  overrides: tuple[str, ...]
+  name: str
+  overrides: list[str]
   workdir: pathlib.Path
-
-  @property
-  def name(self) -> str:
-    """The overrides of the line."""
-    return ' '.join(self.overrides)
 
   def result(self) -> dict[str, Any] | None:
     """Reads result.json; None if the run has not finished."""
@@ -78,73 +68,42 @@ def parse(argv: Sequence[str]) -> tuple[Any, list[Run]]:
   Raises:
     UsageError: with the number of the wrong line.
   """
-  from dataset_lib.errors import ConfigError
-
   arguments = command_line.parse_arguments(parser(), argv)
-  runs = read_runs(arguments.overrides, pathlib.Path(arguments.workdir))
   command_line.check_workdir(arguments.workdir)
-  lines: dict[str, int] = {}
-  for run in runs:
-    try:
-      earlier = lines.setdefault(_checked(arguments, run), run.number)
-      if earlier != run.number:
-        raise UsageError(
-          f'expected another run than in line {earlier}, got the same'
-        )
-    except (UsageError, ConfigError) as error:
-      place = f'{arguments.overrides}, line {run.number}'
-      raise UsageError(f'{place}: {error}') from error
-  return arguments, runs
-
-
-def read_runs(path: str, workdir: pathlib.Path) -> list[Run]:
-  """Reads the list of overrides.
-
-  Raises:
-    UsageError: the file cannot be read or has no line.
-  """
+  path = arguments.overrides
   try:
     lines = pathlib.Path(path).read_text(encoding='utf-8').splitlines()
   except (OSError, UnicodeDecodeError) as error:
     raise UsageError(f'--overrides: {error}') from error
-  runs = []
+  runs: list[Run] = []
+  numbers: dict[str, int] = {}
   for number, line in enumerate(lines, 1):
     try:
-      overrides = tuple(shlex.split(line, comments=True))
+      overrides = shlex.split(line, comments=True)
+      if not overrides:
+        continue
+      digest = _digest(arguments, overrides)
+      earlier = numbers.setdefault(digest, number)
+      if earlier != number:
+        raise UsageError(
+          f'expected another run than in line {earlier}, got the same'
+        )
     except ValueError as error:
       raise UsageError(f'{path}, line {number}: {error}') from error
-    if overrides:
-      runs.append(Run(number, overrides, workdir / directory(overrides)))
+    workdir = pathlib.Path(arguments.workdir, _directory(overrides, digest))
+    runs.append(Run(' '.join(overrides), overrides, workdir))
   if not runs:
     raise UsageError(
       f'--overrides: expected at least one line in {path}, got none'
     )
-  return runs
+  return arguments, runs
 
 
-def directory(overrides: Sequence[str]) -> str:
-  """Returns a readable, short and unique name of a run's directory."""
-  words = []
-  for override in overrides:
-    key, separator, value = override.partition('=')
-    words.append(key.rpartition('.')[2] + separator + value)
-  text = ','.join(words)
-  safe = ''.join(c if c.isalnum() or c in '=,.-_' else '_' for c in text)
-  digest = hashlib.sha256('\n'.join(overrides).encode()).hexdigest()[:8]
-  return f'{safe[:80]}-{digest}'
+def _digest(arguments: Any, overrides: Sequence[str]) -> str:
+  """Returns a short hash of a run's configuration; checks it."""
+  from train_lib import strict_json
 
-
-def _checked(arguments: Any, run: Run) -> str:
-  """Returns the configuration of a run as text.
-
-  Raises:
-    ConfigError: it is not legal.
-    UsageError: it lacks the metric, or a run in this directory has finished
-      with another configuration.
-  """
-  from train_lib import run_directory, strict_json
-
-  config = config_flags.load_config(arguments.config, run.overrides)
+  config = config_flags.load_config(arguments.config, overrides)
   name, _, metric = arguments.metric.partition('/')
   if not metric or name not in config.evals:
     raise UsageError(
@@ -152,17 +111,13 @@ def _checked(arguments: Any, run: Run) -> str:
       f'{arguments.metric!r}'
     )
   text = strict_json.dumps(config.to_dict())
-  saved = run.workdir / 'config.json'
-  if run.result() is not None and saved.is_file():
-    changed = run_directory.changes(
-      strict_json.loads(saved.read_text()), strict_json.loads(text)
-    )
-    if changed:
-      raise UsageError(
-        f'a run of another configuration has finished in {run.workdir} '
-        f'({"; ".join(changed)}); use another --workdir'
-      )
-  return text
+  return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _directory(overrides: Sequence[str], digest: str) -> str:
+  """Returns `lr=3e-5,batch_size=16-1a2b3c4d`: readable, and of one config."""
+  words = ','.join(re.sub(r'^[\w.]*\.', '', word) for word in overrides)
+  return f'{re.sub("[^a-zA-Z0-9_=,.-]", "_", words)[:80]}-{digest}'
 
 
 def main(argv: Sequence[str]) -> int:
@@ -178,7 +133,10 @@ def sweep(arguments: Any, runs: Sequence[Run]) -> int:
       print(f'[{place}/{len(runs)}] finished before: {run.name}', flush=True)
       continue
     print(f'[{place}/{len(runs)}] {run.name}', flush=True)
-    code = train(train_command(arguments.config, run))
+    code = train([
+      sys.executable, '-m', 'launch.train', f'--config={arguments.config}',
+      f'--workdir={run.workdir}', *(f'--config.{o}' for o in run.overrides),
+    ])  # fmt: skip
     if code in STOPPED:
       print('stopped; the same command goes on', file=sys.stderr)
       return command_line.PREEMPTED
@@ -188,17 +146,8 @@ def sweep(arguments: Any, runs: Sequence[Run]) -> int:
     result = run.result()
     if result is not None and arguments.metric not in result:
       break  # the results of other runs will not have it either
-  report(arguments, runs)
+  _report(arguments, runs)
   return failure
-
-
-def train_command(config: str, run: Run) -> list[str]:
-  """Returns the command line of one run."""
-  return [
-    sys.executable, '-m', 'launch.train', f'--config={config}',
-    f'--workdir={run.workdir}',
-    *(f'--config.{override}' for override in run.overrides),
-  ]  # fmt: skip
 
 
 def train(command: Sequence[str]) -> int:
@@ -227,40 +176,33 @@ def train(command: Sequence[str]) -> int:
   return code if code >= 0 else 128 - code
 
 
-def report(arguments: Any, runs: Sequence[Run]) -> None:
+def _report(arguments: Any, runs: Sequence[Run]) -> None:
   """Prints the table, best first, and writes sweep.csv."""
   from eval_lib.report import print_table, write_csv
 
   metric, sign = arguments.metric, -1 if arguments.mode == 'max' else 1
-  results = [run.result() for run in runs]
-  finished = [result for result in results if result is not None]
-  # Numbers that are not finite are texts in result.json.
-  values = [
-    value if isinstance(value, (int, float)) else None
-    for value in ((result or {}).get(metric) for result in results)
-  ]
-  if finished and not any(metric in result for result in finished):
-    known = sorted(name for name in finished[0] if '/' in name)
+  results = [run.result() or {} for run in runs]
+  known = sorted({name for row in results for name in row if '/' in name})
+  if known and metric not in known:
     command_line.fail(
       f'--metric: expected one of {", ".join(known)}, got {metric!r}; what '
       'is finished stays, the same command with another goes on'
     )
-  order = sorted(
-    range(len(runs)),
-    key=lambda i: (values[i] is None, sign * (values[i] or 0.0)),
-  )
-  rows = [
-    {'run': runs[i].name, metric: values[i], 'workdir': str(runs[i].workdir)}
-    for i in order
-  ]
+  rows = []
+  for run, result in zip(runs, results, strict=True):
+    value = result.get(metric)
+    if isinstance(value, str):  # a number that is not finite
+      value = None
+    rows.append({'run': run.name, metric: value, 'workdir': str(run.workdir)})
+  rows.sort(key=lambda row: (row[metric] is None, sign * (row[metric] or 0.0)))
   workdir = pathlib.Path(arguments.workdir)
   workdir.mkdir(parents=True, exist_ok=True)
   write_csv(workdir / 'sweep.csv', rows)
-  for row in rows:
-    value = row[metric]
-    row[metric] = '-' if value is None else f'{value:.4f}'
-    del row['workdir']
-  print_table(f'best first, {workdir}/sweep.csv', rows)
+  shown = [
+    {'run': row['run'], metric: '-' if row[metric] is None
+     else f'{row[metric]:.4f}'} for row in rows
+  ]  # fmt: skip
+  print_table(f'best first, {workdir}/sweep.csv', shown)
 
 
 if __name__ == '__main__':

@@ -18,12 +18,14 @@ import sys
 import time
 from collections.abc import Sequence
 
+from dataset_lib.errors import ConfigError
 from launch import command_line, config_flags
+from launch.command_line import UsageError
 
 STARTED = time.time()
 
 MULTI_PROCESS = """\
-several processes (a TPU pod finds its own peers: --distributed is enough):
+several processes (--distributed is enough on a TPU pod or under SLURM):
   python -m launch.train ... --distributed --coordinator=host:port \\
       --num_processes=2 --process_id=0     # and 1 on the other
 """
@@ -48,67 +50,35 @@ def parser() -> command_line.Parser:
       'and input shapes, write nothing and stop')  # fmt: skip
   add('--distributed', action='store_true',
       help='join the other processes of the run first')  # fmt: skip
-  add('--coordinator', metavar='HOST:PORT', default=None)
-  add('--num_processes', type=int, default=None)
-  add('--process_id', type=int, default=None)
+  add('--coordinator', metavar='HOST:PORT')
+  add('--num_processes', type=command_line.positive, metavar='COUNT')
+  add('--process_id', type=command_line.count, metavar='NUMBER')
   return result
 
 
 def parse(argv: Sequence[str]):
-  """Returns (arguments, validated config); touches no device.
-
-  Raises:
-    command_line.UsageError: or `ConfigError`, for anything wrong.
-  """
+  """Returns (arguments, validated config); touches no device."""
   rest, overrides = config_flags.split(argv)
   arguments = command_line.parse_arguments(parser(), rest)
   config = config_flags.load_config(arguments.config, overrides)
-  _check_peers(arguments)
+  peers = (arguments.coordinator, arguments.num_processes, arguments.process_id)
+  if peers != (None, None, None) and not arguments.distributed:
+    raise UsageError(
+      '--coordinator, --num_processes, --process_id: expected only with '
+      '--distributed'
+    )
   if not arguments.dry_run:
     if not arguments.workdir:
-      raise command_line.UsageError(
+      raise UsageError(
         '--workdir: expected a directory for the run (or use --dry_run)'
       )
     command_line.check_workdir(arguments.workdir)
   return arguments, config
 
 
-def _check_peers(arguments) -> None:
-  """Raises UsageError unless the flags about processes fit together."""
-  count, place = arguments.num_processes, arguments.process_id
-  peers = (arguments.coordinator, count, place)
-  given = [peer is not None for peer in peers]
-  if any(given) and not (arguments.distributed and arguments.coordinator):
-    raise command_line.UsageError(
-      '--coordinator, --num_processes, --process_id: expected together, with '
-      '--distributed'
-    )
-  if count is not None and count < 1:
-    raise command_line.UsageError(
-      f'--num_processes: expected an integer of at least 1, got {count}'
-    )
-  if place is not None and count is not None and not 0 <= place < count:
-    raise command_line.UsageError(
-      f'--process_id: expected an integer in [0, {count - 1}], got {place}'
-    )
-
-
 def main(argv: Sequence[str]) -> int:
   """Runs the command; returns its exit code."""
   return command_line.main(parse, run, argv)
-
-
-def join(arguments) -> None:
-  """Joins the other processes; a dead one ends us all in 30 s and not 300."""
-  import jax
-
-  jax.distributed.initialize(
-    arguments.coordinator,
-    arguments.num_processes,
-    arguments.process_id,
-    heartbeat_timeout_seconds=20,
-    shutdown_timeout_seconds=20,
-  )
 
 
 def run(arguments, config) -> int:
@@ -117,7 +87,7 @@ def run(arguments, config) -> int:
   from train_lib.preemption import Preempted
 
   if arguments.distributed:
-    join(arguments)
+    _join(arguments)
   workdir = os.path.abspath(arguments.workdir or '')
   try:
     trainer.train(config, workdir, STARTED, arguments.dry_run)
@@ -125,6 +95,28 @@ def run(arguments, config) -> int:
     print(stop, file=sys.stderr)
     return command_line.PREEMPTED
   return command_line.OK
+
+
+def _join(arguments) -> None:
+  """Joins the other processes; JAX finds what is not given, as on a cluster."""
+  import jax
+
+  try:
+    jax.distributed.initialize(
+      arguments.coordinator,
+      arguments.num_processes,
+      arguments.process_id,
+      # A process that died ends the others in 30 s and not 300.
+      heartbeat_timeout_seconds=20,
+      shutdown_timeout_seconds=20,
+    )
+  except ValueError as error:
+    raise ConfigError(
+      '--coordinator',
+      arguments.coordinator,
+      'the address of process 0, --num_processes and --process_id below it, '
+      f'or a cluster on which JAX finds them ({error})',
+    ) from error
 
 
 if __name__ == '__main__':

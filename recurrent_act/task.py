@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from annotated_types import Interval
 from jaxtyping import Array, Float
 
+from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import Maximum
 from train_lib.classification import Classification
@@ -43,6 +44,15 @@ class SequenceTask(Classification):
     ponder_weight: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.0
 
   KNOBS = ('ponder_weight',)
+
+  @classmethod
+  def complete(cls, config):
+    """Also sets `model.num_targets`, if it is not given, to the data's."""
+    if 'num_targets' not in config['model']:
+      source: Any = builder.build_source(config['dataset'], 'train')
+      targets = {'num_targets': getattr(source, 'num_targets', 1)}
+      config['model'] = targets | dict(config['model'])
+    super().complete(config)
 
   def init(self, rng):
     """Initialises with a batch of one; see `Task.init`."""

@@ -28,12 +28,12 @@ FEW = '--config.dataset.max_examples=16'
 SMALLER = (
   (r'^pip install', None),
   (r'^pytest', None),
-  (r'launch\.train.*adatape/parity\.py', f'{RUN} {STEPS}'),
   (
-    r'launch\.train.*parity_paper',
+    r'launch\.train.*size=paper',
     f'{RUN} {STEPS} --config.model.width=24 --config.model.mlp_dim=32 '
     '--config.model.depth=2',
   ),
+  (r'launch\.train.*adatape/parity\.py', f'{RUN} {STEPS}'),
   (r'launch\.train.*digits', f'{RUN} --config.stages.stage1.epochs=0.02'),
   (r'launch\.train.*tfds=', None),  # needs a prepared TFDS data set
   (

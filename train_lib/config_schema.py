@@ -1,23 +1,197 @@
-"""Validates a configuration: read once, checked once, complete.
+"""The schema of a run: fields, defaults and legal ranges, validated once.
 
-Legal ranges are declared where fields are: of a run in `train_lib.run_config`,
-of data sets, evaluators, models and losses on their classes.
+A configuration file sets its experiment; everything else has its default here.
+Fields of data sets, models, losses and evaluators are declared on their
+classes.
 """
 
+import dataclasses
 import inspect
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import ml_collections
+from annotated_types import Interval, MinLen, Predicate
 
 from dataset_lib import builder, fields
 from dataset_lib.errors import ConfigError
 from eval_lib import evaluator
-from train_lib import run_config
-from train_lib.stages import check_stage
 from train_lib.task import Task, with_model
+
+
+def _is_pattern(text: str) -> bool:
+  try:
+    re.compile(text)
+  except re.error:
+    return False
+  return True
+
+
+def _is_rename(text: str) -> bool:
+  old, arrow, _ = text.partition('->')
+  return bool(arrow) and _is_pattern(old)
+
+
+Steps = Annotated[int, Interval(ge=0, le=2**31 - 1)]
+AxisSize = Annotated[
+  int,
+  Predicate(lambda size: size == -1 or 1 <= size <= 2**20),
+  'a size >= 1, or -1 for the rest',
+]
+Pattern = Annotated[
+  str,
+  MinLen(1),
+  Predicate(_is_pattern),
+  'a regular expression of parameter paths',
+]
+Knob = Annotated[
+  float | tuple[Literal['constant', 'linear', 'cosine'], float, float],
+  'a finite number or (shape, first, last), shape one of constant, linear, '
+  'cosine',
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+  """Devices along each axis."""
+
+  data: AxisSize = -1
+  fsdp: AxisSize = 1
+  tensor: AxisSize = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Loader:
+  """Reading threads (-1: one for each core) and batches read ahead."""
+
+  num_threads: Annotated[int, Interval(ge=-1, le=1024)] = -1
+  prefetch: Annotated[int, Interval(ge=1, le=1024)] = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+  """Method and learning rate; see `train_lib.optimizers`.
+
+  Attributes:
+    warmup_steps: a share of all steps if below 1.
+    end_lr: learning rate at the end of 'cosine' and 'linear'.
+    weight_decay: decoupled; of matrices only.
+    clip_norm: largest norm of the gradient, 0 for no limit.
+  """
+
+  name: Literal['adamw', 'adam', 'sgd', 'lamb', 'adafactor'] = 'adamw'
+  lr: Annotated[float, Interval(ge=1e-12, le=1e3)] = 1e-3
+  schedule: Literal['cosine', 'linear', 'rsqrt', 'constant'] = 'cosine'
+  warmup_steps: Annotated[float, Interval(ge=0.0, le=float(2**31 - 1))] = 100.0
+  end_lr: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.0
+  weight_decay: Annotated[float, Interval(ge=0.0, le=10.0)] = 0.0
+  clip_norm: Annotated[float, Interval(ge=0.0, le=1e6)] = 1.0
+  b1: Annotated[float, Interval(ge=0.0, le=0.999999)] = 0.9
+  b2: Annotated[float, Interval(ge=0.0, le=0.999999)] = 0.999
+  eps: Annotated[float, Interval(ge=1e-20, le=1.0)] = 1e-8
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+  """A part of the run; see `train_lib.stages`.
+
+  Attributes:
+    steps: length in steps; or else
+    epochs: length in passes over the training data.
+    trainable: pattern of the parameters that train.
+    knobs: schedules of loss weights and the like, by name.
+    model: fields of the model that differ in this stage.
+  """
+
+  steps: Steps = 0
+  epochs: Annotated[float, Interval(ge=0.0, le=1e6)] = 0.0
+  trainable: Pattern = '.*'
+  knobs: dict[str, Knob] = dataclasses.field(default_factory=dict)
+  model: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  """When to save, how many to keep, and which metric is the best one's."""
+
+  every_steps: Steps = 1000
+  keep: Annotated[int, Interval(ge=1, le=1000)] = 2
+  best_metric: Annotated[str, "a metric such as 'test/accuracy', or ''"] = ''
+  best_mode: Literal['max', 'min'] = 'max'
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+  """Parameters from another run; see `train_lib.warm_start`."""
+
+  workdir: Annotated[
+    str,
+    Predicate(lambda path: not path or os.path.isdir(path)),
+    "the directory of another run, or ''",
+  ] = ''
+  renames: Annotated[
+    tuple[Annotated[str, Predicate(_is_rename)], ...],
+    "a tuple of 'old->new', old a regular expression",
+  ] = ()
+  skip: Annotated[tuple[Pattern, ...], 'a tuple of regular expressions'] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+  """A trace of some steps for TensorBoard; 0 steps for none."""
+
+  start_step: Steps = 10
+  steps: Annotated[int, Interval(ge=0, le=10_000)] = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+  """All fields of a configuration.
+
+  Attributes:
+    dtype: of the computation; parameters are always float32.
+    batch_size: rows of the global batch.
+    num_micro: micro-batches a step (gradient accumulation).
+    ema_decay: of the average of the parameters, 0 for no average.
+    max_nonfinite_steps: skipped in a row before the run stops.
+    log_every: steps between two rows of metrics.
+    stages: by name, run in the order of the names.
+    evals: evaluators by name.
+  """
+
+  seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
+  task: Annotated[str, MinLen(1), "'package.module:Class' of a Task"] = (
+    'train_lib.classification:Classification'
+  )
+  dtype: Literal['float32', 'bfloat16'] = 'float32'
+  batch_size: Annotated[int, Interval(ge=1, le=2**24)] = 128
+  num_micro: Annotated[int, Interval(ge=1, le=2**16)] = 1
+  ema_decay: Annotated[float, Interval(ge=0.0, le=0.999999)] = 0.0
+  max_nonfinite_steps: Annotated[int, Interval(ge=0, le=10_000)] = 0
+  log_every: Annotated[int, Interval(ge=1, le=2**31 - 1)] = 50
+  tensorboard: bool = True
+  train_split: Annotated[
+    str, MinLen(1), "the name of a split, e.g. 'train'"
+  ] = 'train'
+  mesh: Mesh
+  model: dict = dataclasses.field(default_factory=dict)
+  loss: dict = dataclasses.field(default_factory=dict)
+  dataset: dict = dataclasses.field(default_factory=dict)
+  loader: Loader
+  optimizer: Optimizer
+  stages: dict[str, Stage] = dataclasses.field(default_factory=dict)
+  evals: dict = dataclasses.field(default_factory=dict)
+  checkpoint: Checkpoint
+  warm_start: WarmStart
+  profile: Profile
+
+
+def complete(config: Any) -> dict[str, Any]:
+  """Returns the fields of a run with their defaults, those of `Run` checked."""
+  given = config.to_dict() if hasattr(config, 'to_dict') else config
+  return fields.check(Run, given, '')
 
 
 def validate(config: Any) -> ml_collections.ConfigDict:
@@ -32,78 +206,53 @@ def validate(config: Any) -> ml_collections.ConfigDict:
   Raises:
     ConfigError: with the first illegal field, the legal and the given value.
   """
-  given = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
-  run = run_config.complete(given)
+  run = complete(config)
   if run['batch_size'] % run['num_micro']:
-    raise ConfigError(
-      'num_micro', run['num_micro'], f'a divisor of {run["batch_size"]} rows'
-    )
+    expected = f'a divisor of {run["batch_size"]} rows'
+    raise ConfigError('num_micro', run['num_micro'], expected)
   if [*run['mesh'].values()].count(-1) > 1:
     raise ConfigError('mesh', run['mesh'], 'at most one size of -1')
   run['dataset'] = builder.validate(run['dataset'], run['train_split'])
-  evaluator.validate(run)
-  _check_best_metric(run)
-  task = fields.locate(run['task'], 'task')
-  if not _is_task(task):
-    raise ConfigError('task', run['task'], 'a subclass of train_lib.task.Task')
-  task.complete(run)
-  _check_stages(run, task)
-  _check_warm_start(run['warm_start'])
-  return ml_collections.ConfigDict(run).lock()
-
-
-def _is_task(task: Any) -> bool:
-  is_class = inspect.isclass(task) and issubclass(task, Task)
-  return is_class and not inspect.isabstract(task)
-
-
-def _check_stages(run: Mapping[str, Any], task: type[Task]) -> None:
-  if not run['stages']:
-    raise ConfigError('stages', {}, 'at least one stage')
-  for name, stage in run['stages'].items():
-    place = f'stages.{name}'
-    check_stage(place, stage)
-    if stage['steps'] and stage['epochs']:
-      expected = f'0 beside steps={stage["steps"]}; set one of them'
-      raise ConfigError(f'{place}.epochs', stage['epochs'], expected)
-    _check_pattern(f'{place}.trainable', stage['trainable'])
-    for knob in stage['knobs']:
-      if knob not in task.KNOBS:
-        expected = f'a knob of {run["task"]}: {_listed(task.KNOBS)}'
-        raise ConfigError(f'{place}.knobs', knob, expected)
-    if stage['model']:
-      with fields.errors_under(place):
-        task.complete(with_model(run, stage['model']))
-
-
-def _check_warm_start(warm_start: Mapping[str, Any]) -> None:
-  workdir = warm_start['workdir']
-  if workdir and not os.path.isdir(workdir):
-    expected = "the directory of another run, or ''"
-    raise ConfigError('warm_start.workdir', workdir, expected)
-  for rename in warm_start['renames']:
-    old, arrow, _ = rename.partition('->')
-    if not arrow:
-      raise ConfigError('warm_start.renames', rename, "'old->new'")
-    _check_pattern('warm_start.renames', old)
-  for pattern in warm_start['skip']:
-    _check_pattern('warm_start.skip', pattern)
-
-
-def _check_best_metric(run: Mapping[str, Any]) -> None:
+  run['evals'] = evaluator.validate(run)
   metric = run['checkpoint']['best_metric']
   if metric and metric.partition('/')[0] not in run['evals']:
     expected = f"'<evaluation>/<metric>' of one of {_listed(run['evals'])}"
     raise ConfigError('checkpoint.best_metric', metric, expected)
+  task = fields.locate(run['task'], 'task')
+  is_task = inspect.isclass(task) and issubclass(task, Task)
+  if not is_task or inspect.isabstract(task):
+    raise ConfigError('task', run['task'], 'a subclass of train_lib.task.Task')
+  task.complete(run)
+  if not run['stages']:
+    raise ConfigError('stages', {}, 'at least one stage')
+  for name, stage in run['stages'].items():
+    _check_stage(f'stages.{name}', stage, run, task)
+  return ml_collections.ConfigDict(_plain(run)).lock()
+
+
+def _check_stage(
+  place: str, stage: Mapping[str, Any], run: dict[str, Any], task: type[Task]
+) -> None:
+  if not stage['steps'] and not stage['epochs']:
+    raise ConfigError(f'{place}.steps', 0, 'steps >= 1, or epochs > 0')
+  if stage['steps'] and stage['epochs']:
+    expected = f'0 beside steps={stage["steps"]}; set one of them'
+    raise ConfigError(f'{place}.epochs', stage['epochs'], expected)
+  for knob in stage['knobs']:
+    if knob not in task.KNOBS:
+      expected = f'a knob of {run["task"]}: {_listed(task.KNOBS)}'
+      raise ConfigError(f'{place}.knobs', knob, expected)
+  if stage['model']:
+    with fields.errors_under(place):
+      task.complete(with_model(run, stage['model']))
 
 
 def _listed(names: Iterable[str]) -> str:
   return ', '.join(sorted(names)) or 'there is none'
 
 
-def _check_pattern(field: str, pattern: str) -> None:
-  try:
-    re.compile(pattern)
-  except re.error as error:
-    expected = f'a regular expression: {error}'
-    raise ConfigError(field, pattern, expected) from error
+def _plain(value: Any) -> Any:
+  # Names of classes were looked up as the texts of the command line.
+  if isinstance(value, dict):
+    return {key: _plain(item) for key, item in value.items()}
+  return str(value) if isinstance(value, fields.Unread) else value

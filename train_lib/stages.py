@@ -14,11 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dataset_lib.errors import ConfigError
-
 # An ml_collections.ConfigDict, or a mapping like it.
 Config = Any
-SHAPES = ('constant', 'linear', 'cosine')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +23,6 @@ class Stage:
   """Consecutive steps with one compiled train step.
 
   Attributes:
-    name: its key in `config.stages`; stages run in the order of their names,
-      stage2 before stage10.
     start: first step.
     stop: one past the last step.
     knobs: schedule of each knob.
@@ -55,78 +50,34 @@ class Stage:
 def knob_value(schedule: Any, progress: float) -> float:
   """Returns the value of a schedule at `progress` in [0, 1] of its stage.
 
-  A number is constant, and so is `(number,)`, the form of a command line's
-  override; `('linear', a, b)` and `('cosine', a, b)` go from a at the first
-  step to b at the last.
+  A number is constant; `('linear', a, b)` and `('cosine', a, b)` go from a at
+  the first step to b at the last.
   """
-  schedule = _without_brackets(schedule)
   if isinstance(schedule, (int, float)):
     return float(schedule)
   shape, first, last = schedule
-  if shape == 'cosine':
-    progress = (1 - math.cos(math.pi * progress)) / 2
   if shape == 'constant':
     return float(first)
+  if shape == 'cosine':
+    progress = (1 - math.cos(math.pi * progress)) / 2
   return first + (last - first) * progress
 
 
-def _without_brackets(schedule: Any) -> Any:
-  single = isinstance(schedule, (tuple, list)) and len(schedule) == 1
-  return schedule[0] if single else schedule
-
-
 def build_stages(config: Config, steps_per_epoch: int) -> tuple[Stage, ...]:
-  """Lays the stages of `config.stages` end to end.
-
-  Each has `steps`, or `epochs` if steps is 0.
-  """
-  stages = []
+  """Lays the stages of `config.stages` end to end, stage2 before stage10."""
+  stages: list[Stage] = []
   start = 0
   for name in sorted(config, key=_natural):
     entry = config[name]
     steps = int(entry['steps'] or round(entry['epochs'] * steps_per_epoch))
-    stages.append(
-      Stage(
-        name=name,
-        start=start,
-        stop=start + max(steps, 1),
-        knobs=dict(entry.get('knobs', {})),
-        trainable=entry.get('trainable', '.*'),
-        model=dict(entry.get('model', {})),
-      )
-    )
-    start = stages[-1].stop
+    knobs, model = (dict(entry.get(key, {})) for key in ('knobs', 'model'))
+    stop = start + max(steps, 1)
+    trainable = entry.get('trainable', '.*')
+    stages.append(Stage(name, start, stop, knobs, trainable, model))
+    start = stop
   return tuple(stages)
 
 
 def _natural(name: str) -> list[Any]:
   parts = re.split(r'(\d+)', name)
   return [int(part) if part.isdigit() else part for part in parts]
-
-
-def check_stage(key: str, entry: Config) -> None:
-  """Raises `ConfigError` if the stage has no length or an unknown knob."""
-  if not entry['steps'] and not entry['epochs']:
-    raise ConfigError(f'{key}.steps', 0, 'steps >= 1, or epochs > 0')
-  for name, schedule in entry.get('knobs', {}).items():
-    if not _is_schedule(schedule):
-      raise ConfigError(
-        f'{key}.knobs.{name}',
-        schedule,
-        f'a finite number or (shape, first, last), shape one of {SHAPES}',
-      )
-
-
-def _is_schedule(schedule: Any) -> bool:
-  schedule = _without_brackets(schedule)
-  if isinstance(schedule, (int, float)):
-    return math.isfinite(schedule)
-  return (
-    isinstance(schedule, (tuple, list))
-    and len(schedule) == 3
-    and schedule[0] in SHAPES
-    and all(
-      isinstance(value, (int, float)) and math.isfinite(value)
-      for value in schedule[1:]
-    )
-  )

@@ -17,11 +17,11 @@ in 59 s (60 epochs), input 96.9 % in 113 s (80 epochs).
 import ml_collections
 
 from configs import common
-from configs.adatape.common import image_model
+from configs.adatape.images import MODELS, image_model
 
 
 def get_config(arg=''):
-  arg = common.parse_arg(arg, model=('learn', 'input', 'vit'))
+  arg = common.parse_arg(arg, model=MODELS)
   c = ml_collections.ConfigDict()
   c.batch_size = 128
   c.dataset = dict(
@@ -31,13 +31,15 @@ def get_config(arg=''):
     min_crop_area=0.6,
   )
   c.loss = dict(label_smoothing=0.1)
-  tape = dict(max_steps=6, threshold=2.0, tokens_per_step=3, query_dim=32)
   image_model(
     c,
     arg.model,
     dict(width=64, depth=4, mlp_dim=128, num_heads=4, patch_size=4),
-    learn=dict(bank_size=256, **tape),
-    finer=dict(bank_patch_size=2, **tape),
+    max_steps=6,
+    threshold=2.0,
+    tokens_per_step=3,
+    query_dim=32,
+    bank=256 if arg.model == 'learn' else 2,
   )
   c.optimizer = dict(
     name='adamw', lr=2e-3, schedule='cosine', warmup_steps=0.1,

@@ -25,12 +25,13 @@ Result: Caltech-101 photographs (100 classes of 25-30 images), size=64, batch
 import ml_collections
 
 from configs import common
-from configs.adatape.common import image_model
+
+MODELS = ('learn', 'input', 'vit')
 
 
 def get_config(arg=''):
   arg = common.parse_arg(
-    arg, root='', tfds='', model=('learn', 'input', 'vit'), variant='Ti/16',
+    arg, root='', tfds='', model=MODELS, variant='Ti/16',
     size=224,
   )  # fmt: skip
   if bool(arg.root) == bool(arg.tfds):
@@ -46,20 +47,15 @@ def get_config(arg=''):
   else:
     c.dataset.update(name='tfds', builder=arg.tfds)
   c.loss = dict(label_smoothing=0.0)
-  is_large = arg.variant.startswith('L/')
+  is_large = arg.variant.startswith('L/') and arg.model == 'input'
   image_model(
     c,
     arg.model,
     dict(variant=arg.variant),
-    learn=dict(
-      max_steps=10, threshold=2.0, tokens_per_step=5, bank_size=10_000
-    ),
-    finer=dict(
-      max_steps=10,
-      threshold=1.0 if is_large else 2.0,
-      tokens_per_step=10 if is_large else 5,
-      bank_patch_size=8,
-    ),
+    max_steps=10,
+    threshold=1.0 if is_large else 2.0,
+    tokens_per_step=10 if is_large else 5,
+    bank=10_000 if arg.model == 'learn' else 8,
   )
   c.optimizer = dict(
     name='adamw', lr=1e-3, schedule='cosine', warmup_steps=0.1,
@@ -71,3 +67,28 @@ def get_config(arg=''):
   )
   c.checkpoint = dict(every_steps=500)
   return c
+
+
+def image_model(c, model, size, bank, **tape):
+  """Sets task and model of an image experiment, and the tape loss.
+
+  `bank` is the number of tokens of a learnable bank, or the size of the finer
+  patches of the input. Table 4: a learnable bank needs no tape loss. Noise and
+  drop (A.7) are for that bank only.
+  """
+  if model == 'vit':
+    c.task = 'train_lib.classification:Classification'
+    c.model = dict(name='model_lib.vit:ViT', **size)
+    return
+  c.task = 'adatape.task:TapeClassification'
+  c.model = dict(name='adatape.model:AdaTapeViT', **size, **tape)
+  if model == 'learn':
+    c.model.update(
+      bank='learnable', bank_size=bank, query_noise=0.01, bank_drop=0.1
+    )
+    c.loss.tape_weight = 0.0
+  else:
+    c.model.update(
+      bank='input', bank_patch_size=bank, query_noise=0.0, bank_drop=0.0
+    )
+    c.loss.tape_weight = 0.01

@@ -3,27 +3,81 @@ r"""ALBERT with halting on GLUE.
   python -m launch.train --workdir=/tmp/albert_sst2 \
       --config=configs/albert_act/glue.py:task=sst2,checkpoint=/tmp/albert,data=D
 
-Arguments: see `configs.albert_act.common`.
+Arguments, also of probing.py:
+
+  task        its name
+  data        folder of the task's files; of GLUE empty for TFDS
+  checkpoint  a finished run of configs/albert_act/pretrain.py, or a Hugging
+              Face ALBERT: its sizes, parameters and tokenizer
+  halting     act (default), straight_through, or fixed
+  score       kept (default) or fresh: whether the halting score begins as the
+              checkpoint has it; one of Hugging Face has none
+
+The paper's grids, for python -m launch.sweep: of GLUE grid.txt, of the probing
+tasks grid_probing.txt.
 """
 
-from configs.albert_act import common
+import ml_collections
 
-TASKS = (
-  'sst2', 'cola', 'mrpc', 'qqp', 'stsb', 'mnli', 'qnli', 'rte', 'wnli'
-)  # fmt: skip
+from configs import common
 
 
 def get_config(arg=''):
-  a = common.arguments(arg, TASKS)
-  c = common.fine_tuning(a, lr=3e-5)
-  c.dataset = dict(
-    name='glue', task=a.task, directory=a.data,
-    builder='' if a.data else f'glue/{a.task}', tokenizer=a.checkpoint,
-    max_length=128, length_buckets=(16, 32, 64, 128),
-  )  # fmt: skip
-  split = 'validation_matched' if a.task == 'mnli' else 'validation'
+  a = arguments(arg, common.GLUE)
+  c = fine_tuning(a, lr=3e-5)
+  c.dataset = common.glue(a, **rows(a))
+  split = common.glue_split(a.task)
   c.evals = dict(
     dev=dict(type='glue', split=split),
     depth=dict(type='classification', split=split),
   )
+  return c
+
+
+def arguments(arg, tasks):
+  """Reads the arguments of the module."""
+  halting = ('act', 'straight_through', 'fixed')
+  return common.parse_arg(
+    arg, task=tasks, data='', checkpoint='', halting=halting,
+    score=('kept', 'fresh'),
+  )  # fmt: skip
+
+
+def rows(a):
+  """Returns the fields of data sets of texts."""
+  buckets = (16, 32, 64, 128)
+  return dict(tokenizer=a.checkpoint, max_length=128, length_buckets=buckets)
+
+
+def fine_tuning(a, lr):
+  """Returns a run without data and evaluators: AdamW, linear decay."""
+  c = ml_collections.ConfigDict()
+  c.task = 'albert_act.task:FineTune'
+  c.batch_size = 32
+  c.model = dict(
+    name='albert_act.model:AlbertClassifier',
+    halting='' if a.halting == 'fixed' else a.halting,
+    epsilon=0.01,
+    halting_bias=-2.0,
+    dropout=0.1,
+    attention_dropout=0.0,
+    classifier_dropout=0.1,
+  )
+  if a.checkpoint:
+    c.model.from_checkpoint = a.checkpoint
+  else:
+    c.model.variant = 'albert_base'
+  c.loss = dict(ponder_weight=0.0)  # tau; the paper fine-tunes without
+  c.optimizer = dict(
+    name='adamw', lr=lr, schedule='linear', warmup_steps=0.1,
+    weight_decay=0.01, eps=1e-6,
+  )  # fmt: skip
+  # The heads of pretraining or of another task; one pattern, since each has to
+  # match something.
+  fresh = 'predictions|sop|head'
+  if a.halting == 'fixed' or a.score == 'fresh':
+    fresh += '|score'
+  c.warm_start = dict(workdir=a.checkpoint, skip=(f'^({fresh})/',))
+  c.stages = dict(stage1=dict(epochs=3))
+  c.checkpoint = dict(every_steps=500, keep=1)
   return c

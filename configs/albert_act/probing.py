@@ -3,11 +3,11 @@ r"""ALBERT with halting on a probing task of SentEval.
   python -m launch.train --workdir=/tmp/albert_tense --config=\
       configs/albert_act/probing.py:task=past_present,checkpoint=/tmp/albert,data=D
 
-Arguments: see `configs.albert_act.common`. The files may be those of SentEval,
-or TSV files with named columns. A tenth of train is held out.
+Arguments: see `configs.albert_act.glue`. The files may be those of SentEval, or
+TSV files with named columns. A tenth of train is held out.
 """
 
-from configs.albert_act import common
+from configs.albert_act.glue import arguments, fine_tuning, rows
 
 TASKS = (
   'past_present', 'subj_number', 'obj_number', 'top_constituents',
@@ -17,12 +17,9 @@ TASKS = (
 
 
 def get_config(arg=''):
-  a = common.arguments(arg, TASKS)
-  c = common.fine_tuning(a, lr=5e-5)
-  c.dataset = dict(
-    name='probing', task=a.task, directory=a.data, tokenizer=a.checkpoint,
-    max_length=128, length_buckets=(16, 32, 64, 128),
-  )  # fmt: skip
+  a = arguments(arg, TASKS)
+  c = fine_tuning(a, lr=5e-5)
+  c.dataset = dict(name='probing', task=a.task, directory=a.data, **rows(a))
   c.train_split = 'train[:90%]'
   c.evals = dict(
     dev=dict(type='classification', split='train[90%:]'),

@@ -29,9 +29,10 @@ Arguments:
   exits       layers with a head besides the last one, such as 2-3-4
   prunes      layers after each of which 30 % of the tokens go, such as 2-4
 
-Without exits and prunes the layers follow from the depth, see `exits_at` and
-`prunes_at`. Regressions have exits at 3 and 4, because they exit where two
-consecutive heads agree; patience has the same need: exits=3-4.
+Without exits and prunes the exit is the paper's, 4, or the middle of a model of
+4 or fewer layers, and pruning follows it and the layer half way to it.
+Regressions have exits at 3 and 4, because they exit where two consecutive heads
+agree; patience has the same need: exits=3-4.
 
 Stages and losses are those of EAT, section 5: one epoch without pruning, then
 the ratios annealed; AdamW, weight decay 0.01, warm-up over 10 % of the steps,
@@ -54,12 +55,9 @@ import ml_collections
 
 from configs import common
 
-# Task: (peak learning rate, longest row in tokens).
-TASKS = {
-  'sst2': (2e-5, 256), 'cola': (2e-5, 128), 'mrpc': (2e-5, 128),
-  'qqp': (2e-5, 256), 'stsb': (2e-5, 128), 'mnli': (3e-5, 320),
-  'qnli': (2e-5, 256), 'rte': (2e-5, 256), 'wnli': (2e-5, 128),
-}  # fmt: skip
+# Peak learning rate 2e-5 and rows of 128 tokens but for these tasks.
+RATES = {'mnli': 3e-5}
+LENGTHS = {'sst2': 256, 'qqp': 256, 'mnli': 320, 'qnli': 256, 'rte': 256}
 # Nine in ten rows of SST-2 are phrases of another row, and rows of the others
 # share a premise, a question or an article: part of the training split is not
 # new to the model. They are calibrated on half of the validation split.
@@ -72,40 +70,39 @@ DEPTHS = {
 
 def get_config(arg=''):
   a = common.parse_arg(
-    arg, task=tuple(TASKS), model=('eat', 'dense', 'student'), data='',
+    arg, task=common.GLUE, model=('eat', 'dense', 'student'), data='',
     pretrained='', teacher='', vocabulary='', variant=tuple(DEPTHS), epochs=3,
     parts='pwe', exits='', prunes='',
   )  # fmt: skip
   check(a)
   checkpoint = a.teacher or a.pretrained
   depth = depth_of(checkpoint) if checkpoint else DEPTHS[a.variant]
-  lr, max_length = TASKS[a.task]
-  split = 'validation_matched' if a.task == 'mnli' else 'validation'
   c = ml_collections.ConfigDict()
   c.task = 'eat.task:FineTune'
   c.batch_size = 32
-  c.dataset = dict(
-    name='glue',
-    task=a.task,
-    directory=a.data,
-    builder='' if a.data else f'glue/{a.task}',
+  c.dataset = common.glue(
+    a,
     tokenizer=a.vocabulary or checkpoint,
-    max_length=max_length,
+    max_length=LENGTHS.get(a.task, 128),
     length_buckets=(16, 32, 64, 128, 256),
   )
-  size = (
-    dict(from_checkpoint=checkpoint) if checkpoint else dict(variant=a.variant)
-  )
   c.model = dict(
-    dropout=0.1, attention_dropout=0.1, classifier_dropout=0.1, **size
+    name='model_lib.bert:BertClassifier',
+    dropout=0.1,
+    attention_dropout=0.1,
+    classifier_dropout=0.1,
   )
+  if checkpoint:
+    c.model.from_checkpoint = checkpoint
+  else:
+    c.model.variant = a.variant
   c.loss = dict(
     temperature=2.0, teacher=a.teacher, distill_weight=0.5,
     self_distill_weight=0.0,
   )  # fmt: skip
   c.optimizer = dict(
-    name='adamw', lr=lr, schedule='linear', warmup_steps=0.1,
-    weight_decay=0.01, eps=1e-6,
+    name='adamw', lr=RATES.get(a.task, 2e-5), schedule='linear',
+    warmup_steps=0.1, weight_decay=0.01, eps=1e-6,
   )  # fmt: skip
   # The head of a pretrained model is for another task.
   fresh = ('^head/',) if a.pretrained else ()
@@ -113,13 +110,12 @@ def get_config(arg=''):
   c.stages = dict(stage1=dict(epochs=float(a.epochs)))
   if a.model == 'eat':
     eat(c, a, depth)
-  else:
-    c.model.name = 'model_lib.bert:BertClassifier'
   if a.model == 'student':
     c.model.depth = (depth + 1) // 2
     if checkpoint:
       c.warm_start.renames = every_second_layer(depth)
       c.warm_start.skip = (*fresh, *['^dropped_'] * (depth > 1))
+  split = common.glue_split(a.task)
   c.evals = dict(dev=dict(type='glue', split=split))
   if a.task != 'stsb':  # a regression has no confidence
     calibrate(c, split, shares_texts=a.task in SHARES_TEXTS)
@@ -130,14 +126,16 @@ def get_config(arg=''):
 def eat(c, a, depth):
   """Sets exits, pruning and window, and the stages of pruning."""
   exits, prunes = (), ()
+  last = 4 if depth > 4 else depth // 2  # the paper's exit, or the middle
   if 'e' in a.parts:
-    exits = layers('exits', a.exits) or exits_at(
-      depth, count=2 if a.task == 'stsb' else 1
-    )
+    # Rules that compare heads can exit at the second of two neighbours.
+    first = max(1, last - (a.task == 'stsb'))
+    exits = layers('exits', a.exits) or tuple(range(first, last + 1))
     if exits:
       c.warm_start.skip = (*c.warm_start.skip, '^exit_')
   if 'p' in a.parts:
-    prunes = layers('prunes', a.prunes) or prunes_at(depth)
+    halfway = -(-last // 2)
+    prunes = layers('prunes', a.prunes) or tuple(sorted({halfway, last} - {0}))
     warm = a.epochs > 1
     annealed = dict(prune_scale=('linear', 0.0, 1.0))
     c.stages = dict(
@@ -146,15 +144,10 @@ def eat(c, a, depth):
     if warm:
       c.stages.stage1_warm = dict(epochs=1.0, knobs=dict(prune_scale=0.0))
   c.model.update(
-    name='eat.model:EatClassifier',
-    exit_layers=exits,
-    prune_layers=prunes,
-    prune_ratios=(0.3,) * len(prunes),
-    prune_scores='norm',
-    min_tokens=1,
-    merge=False,
-    window=32 if 'w' in a.parts else 0,
-  )
+    name='eat.model:EatClassifier', exit_layers=exits, prune_layers=prunes,
+    prune_ratios=(0.3,) * len(prunes), prune_scores='norm', min_tokens=1,
+    merge=False, window=32 if 'w' in a.parts else 0,
+  )  # fmt: skip
 
 
 def calibrate(c, split, shares_texts):
@@ -168,22 +161,6 @@ def calibrate(c, split, shares_texts):
     type='calibration', threshold=0.9, epsilon=0.0, **splits
   )
   c.evals.frontier = dict(type='frontier', **splits)
-
-
-def exits_at(depth, count=1):
-  """Returns the paper's exit, 4, or the middle of a model of 4 or fewer layers.
-
-  Several exits are neighbours, 3 and 4: rules that compare heads can then exit
-  at the second.
-  """
-  last = 4 if depth > 4 else depth // 2
-  return tuple(range(max(1, last - count + 1), last + 1))
-
-
-def prunes_at(depth):
-  """Returns the paper's pruning layers, 2 and 4, or half way to the exit."""
-  last = 4 if depth > 4 else depth // 2
-  return tuple(sorted({-(-last // 2), last} - {0}))
 
 
 def every_second_layer(depth):

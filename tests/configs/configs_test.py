@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from configs.adatape.common import parity_model
 from dataset_lib import tokenizer
 from launch import command_line, config_flags
 
@@ -76,14 +75,12 @@ def test_images_come_from_a_folder_or_from_tfds(load):
 
 
 def test_parity_of_the_paper(load):
-  config = load('adatape/parity_paper.py')
+  config = load('adatape/parity.py:size=paper,n=64')
   assert config.dataset.length == 64
   model, optimizer = config.model, config.optimizer
   assert (model.max_steps, model.threshold) == (32, 16.0)
   assert (model.depth, model.width, model.num_heads) == (12, 192, 3)
   assert (optimizer.lr, optimizer.warmup_steps) == (3e-5, 1000)
-  with pytest.raises(ValueError, match='n: expected an integer >= 4, got 3'):
-    parity_model(config, 'adatape', 3, {})
 
 
 def test_a_page_gets_the_defaults_of_the_run_and_of_its_classes(load):

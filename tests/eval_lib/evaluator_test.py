@@ -62,7 +62,7 @@ def test_legal_entries_pass(entry):
 
 
 def test_a_run_may_have_no_evaluators():
-  assert evaluator.validate(dict(dataset=DIGITS, evals={})) is None
+  assert evaluator.validate(dict(dataset=DIGITS, evals={})) == {}
 
 
 def key_of(**entry):

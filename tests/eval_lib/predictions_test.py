@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dataset_lib.errors import ConfigError, InvalidDataError
-from dataset_lib.fields import legal_values
+from dataset_lib.fields import accepts
 from eval_lib import predictions
 from tests.contexts import eval_context
 
@@ -151,6 +151,6 @@ def test_heads_have_names_and_layers():
   with pytest.raises(ConfigError, match='layers: expected 3 layers'):
     predictions.head_layers((4, 12), 3)
   for legal in ((), (4,), (2, 4, 12)):
-    assert legal_values(predictions.Layers).accepts(legal)
+    assert accepts(predictions.Layers, legal)
   for illegal in ((4, 2), (0, 1), (2, 2), 4, ('4',), (1.0,)):
-    assert not legal_values(predictions.Layers).accepts(illegal)
+    assert not accepts(predictions.Layers, illegal)

@@ -44,7 +44,7 @@ def configs() -> dict[str, tuple[str, list[str]]]:
     table[f'parity {model}'] = flag, []
     size = ['model.width=24', 'model.mlp_dim=32']
     size.append('model.max_steps=6' if model == 'ut' else 'model.depth=2')
-    flag = f'configs/adatape/parity_paper.py:n=8,model={model}'
+    flag = f'configs/adatape/parity.py:size=paper,n=8,model={model}'
     table[f'parity_paper {model}'] = flag, size
   folder = 'configs/adatape/images.py:root={images},size=32,variant=Ti/16'
   for model in ('learn', 'input', 'vit'):
@@ -55,13 +55,13 @@ def configs() -> dict[str, tuple[str, list[str]]]:
     table[f'image_folder {model}'] = f'{folder},model={model}', small
   for name, arguments, overrides in (
     ('parity', '', []), ('logic', 'rule=straight_through', []),
-    ('addition', 'digits=2,rule=skip', []),
+    ('addition', 'rule=skip', ['dataset.digits=2']),
     ('sort', 'rule=fixed,cell=gru', ['dataset.length=3']),
     ('sparse_parity', '', []),
     ('parity', 'cell=lstm', ['dataset.placement=scattered']),
   ):  # fmt: skip
     cell = ' lstm' if 'lstm' in arguments else ''
-    flag = f'configs/recurrent_act/{name}.py:{arguments}'
+    flag = f'configs/recurrent_act/graves.py:task={name},{arguments}'
     small = ['dataset.test_examples=16', 'model.width=16', *overrides]
     table[f'recurrent {name}{cell}'] = flag, small
   common = (

@@ -38,7 +38,14 @@ INTENDED: list[tuple[str, str, str]] = [
   ),
   (
     'errors', '.*--coordinator=host:1',
-    'fixed: --num_processes=0 and --process_id=5 of 2 are refused',
+    'fixed: processes that JAX finds itself need no --coordinator',
+  ),
+  (
+    'errors',
+    r'.*(parity|digits)\.py --config\.(optim|batch|seed|dtype|tensor|log|'
+    r'stages|warm|loss|dataset\.aug).*',
+    'CHANGELOG: an override is read as the type of its field; errors name the '
+    'legal range instead of the type, and the field as on the command line',
   ),
   (
     'help', 'predict',

@@ -14,17 +14,10 @@ import pytest
 from launch import command_line, config_flags, sweep
 from tests.albert_act import tiny_run
 from tests.dataset_lib import corpora
-from train_lib import config_schema, strict_json
+from train_lib import strict_json
 
 PARITY = 'configs/adatape/parity.py:n=8'
-LINES = """\
-# learning rates
-
-optimizer.lr=0.001 batch_size=16  # the first
-optimizer.lr=1e-4 batch_size=16
-\t
-optimizer.lr=0.01 'model.pool=a b'
-"""
+RATES = 'optimizer.lr=0.01\noptimizer.lr=0.03\noptimizer.lr=0.02\n'
 
 
 @pytest.fixture(autouse=True)
@@ -32,49 +25,64 @@ def in_the_checkout(repository, monkeypatch):
   monkeypatch.chdir(repository)
 
 
-def write(tmp_path, text):
-  path = tmp_path / 'list.txt'
-  path.write_text(text)
-  return path
-
-
 def flags(tmp_path, text, metric='test/accuracy', config=PARITY, **others):
+  path = tmp_path / 'list.txt'
+  path.write_bytes(text if isinstance(text, bytes) else text.encode())
   return [
-    f'--config={config}', f'--overrides={write(tmp_path, text)}',
-    f'--workdir={tmp_path}/runs', f'--metric={metric}',
-    *(f'--{name}={value}' for name, value in others.items()),
+    f'--config={config}', f'--overrides={path}', f'--workdir={tmp_path}/runs',
+    f'--metric={metric}', *(f'--{name}={v}' for name, v in others.items()),
   ]  # fmt: skip
 
 
-def test_lines_and_comments(tmp_path):
-  runs = sweep.read_runs(str(write(tmp_path, LINES)), tmp_path)
-  assert [run.number for run in runs] == [3, 4, 6]
-  assert runs[0].overrides == ('optimizer.lr=0.001', 'batch_size=16')
-  assert runs[2].overrides == ('optimizer.lr=0.01', 'model.pool=a b')
-  assert runs[1].name == 'optimizer.lr=1e-4 batch_size=16'
+def refused(given, capsys):
+  """Returns the one line that a command ends with."""
+  with pytest.raises(SystemExit) as stop:
+    sweep.main(given)
+  (error,) = capsys.readouterr().err.splitlines()
+  assert stop.value.code == command_line.USAGE
+  return error
 
 
-def test_directories_are_readable_and_their_own(tmp_path):
-  runs = sweep.read_runs(str(write(tmp_path, LINES)), tmp_path)
+def test_lines_and_their_directories(tmp_path):
+  lines = """\
+# learning rates
+
+optimizer.lr=0.001 batch_size=16  # the first
+optimizer.lr=1e-4 batch_size=16
+\t
+optimizer.lr=0.01 'checkpoint.best_metric=test/a b'
+"""
+  _, runs = sweep.parse(flags(tmp_path, lines))
+  assert [run.name for run in runs] == [
+    'optimizer.lr=0.001 batch_size=16', 'optimizer.lr=1e-4 batch_size=16',
+    'optimizer.lr=0.01 checkpoint.best_metric=test/a b',
+  ]  # fmt: skip
+  assert runs[2].overrides[1] == 'checkpoint.best_metric=test/a b'
   names = [run.workdir.name for run in runs]
   assert names[0].startswith('lr=0.001,batch_size=16-')
-  assert names[2].startswith('lr=0.01,pool=a_b-')
-  assert len(set(names)) == 3
-  assert {run.workdir.parent for run in runs} == {tmp_path}
-  # Names that are cut or replaced alike are told apart all the same.
-  assert sweep.directory(['a.x=1']) != sweep.directory(['b.x=1'])
-  assert sweep.directory(['x=a/b']) != sweep.directory(['x=a b'])
-  long = [sweep.directory([f'x={"y" * 300}{n}']) for n in range(2)]
-  assert long[0] != long[1]
-  assert max(map(len, long)) < 100
-  assert '/' not in sweep.directory(['warm_start.workdir=/tmp/../x'])
+  assert names[2].startswith('lr=0.01,best_metric=test_a_b-')
+  assert {run.workdir.parent for run in runs} == {tmp_path / 'runs'}
+  # The name is that of the configuration, too.
+  other = flags(tmp_path, lines, config='configs/adatape/parity.py:n=10')
+  names += [run.workdir.name for run in sweep.parse(other)[1]]
+  assert len(set(names)) == 6
+
+
+def test_names_of_directories_are_short():
+  names = [
+    sweep._directory([f'x={"y" * 300}', 'warm_start.workdir=/tmp/../x'], digest)
+    for digest in ('1a2b', '3c4d')
+  ]
+  assert len(set(names)) == 2
+  assert max(map(len, names)) < 100
+  assert '/' not in ''.join(names)
 
 
 @pytest.mark.parametrize(
   ('text', 'words'),
   [
-    ('batch_size=8\n\noptimizer.lrr=1', ['line 3', 'optimizer.lrr', "'lr'"]),
-    ('batch_size=8\noptimizer.lr=fast', ['line 2', 'float', 'fast']),
+    ('batch_size=8\n\noptimizer.lrr=1', ['line 3', 'optimizer.lrr', 'mean lr']),
+    ('batch_size=8\noptimizer.lr=fast', ['line 2', 'a number in', 'fast']),
     ('batch_size=0', ['line 1', 'batch_size', '[1, ']),
     ('batch_size', ['line 1', 'batch_size=value']),
     ('batch_size=8\n"batch', ['line 2', 'quotation']),
@@ -82,15 +90,16 @@ def test_directories_are_readable_and_their_own(tmp_path):
      ['line 3', 'another run than in line 1']),
     ('optimizer.lr=1e-3\noptimizer.lr=0.001', ['line 2', 'line 1']),
     ('# nothing\n\n', ['--overrides', 'at least one line']),
+    (b'batch_size=\xff', ['--overrides', 'utf-8']),
   ],
 )  # fmt: skip
 def test_a_wrong_line_is_named_before_anything_runs(
   text, words, tmp_path, capsys, monkeypatch
 ):
   monkeypatch.setattr(sweep, 'train', None)
-  with pytest.raises(SystemExit) as stop:
-    sweep.main(flags(tmp_path, text))
-  assert_refused(stop, capsys, words, tmp_path)
+  error = refused(flags(tmp_path, text), capsys)
+  assert all(word in error for word in words), error
+  assert not (tmp_path / 'runs').exists()
 
 
 @pytest.mark.parametrize(
@@ -100,6 +109,7 @@ def test_a_wrong_line_is_named_before_anything_runs(
     (dict(metric='accuracy'), ['--metric', 'EVAL/METRIC', "'accuracy'"]),
     (dict(metric='test'), ['--metric', 'EVAL/METRIC', "'test'"]),
     (dict(config='nowhere.py'), ['line 1', '--config', 'nowhere.py']),
+    (dict(overrides='nowhere.txt'), ['--overrides', 'nowhere.txt']),
     (dict(mode='least'), ['--mode', 'min', 'least']),
     (dict(metrc='x'), ['--metrc', '--metric']),
   ],
@@ -107,52 +117,26 @@ def test_a_wrong_line_is_named_before_anything_runs(
 def test_bad_command_lines_are_answered_in_one_line(
   changes, words, tmp_path, capsys
 ):
-  with pytest.raises(SystemExit) as stop:
-    sweep.main(flags(tmp_path, 'batch_size=8', **changes))
-  assert_refused(stop, capsys, words, tmp_path)
-
-
-@pytest.mark.parametrize('content', [None, b'batch_size=\xff'])
-def test_a_list_that_cannot_be_read(content, tmp_path, capsys):
-  given = flags(tmp_path, '')
-  (tmp_path / 'list.txt').unlink()
-  if content:
-    (tmp_path / 'list.txt').write_bytes(content)
-  with pytest.raises(SystemExit) as stop:
-    sweep.main(given)
-  assert_refused(stop, capsys, ['--overrides'], tmp_path)
-
-
-def assert_refused(stop, capsys, words, tmp_path):
-  error = capsys.readouterr().err
-  assert stop.value.code == command_line.USAGE
-  assert len(error.strip().splitlines()) == 1
-  for word in words:
-    assert word in error
+  error = refused(flags(tmp_path, 'batch_size=8', **changes), capsys)
+  assert all(word in error for word in words), error
   assert not (tmp_path / 'runs').exists()
 
 
 @pytest.fixture
 def trained(monkeypatch):
-  """Trainings that end at once; by learning rate what they give."""
+  """Trainings that end at once: (rates trained, outcome of each rate)."""
   calls, outcomes = [], {}
 
   def train(command):
-    fields = dict(item.split('=', 1) for item in command[3:])
-    rate = fields['--config.optimizer.lr']
+    assert command[1:3] == ['-m', 'launch.train']
+    given = dict(item.split('=', 1) for item in command[3:])
+    rate = given['--config.optimizer.lr']
     calls.append(rate)
     outcome = outcomes.get(rate, {'test/accuracy': float(rate)})
     if isinstance(outcome, int):
       return outcome
-    workdir = pathlib.Path(fields['--workdir'])
+    workdir = pathlib.Path(given['--workdir'])
     workdir.mkdir(parents=True)
-    overrides = [
-      f'{key.removeprefix("--config.")}={value}'
-      for key, value in fields.items()
-      if key.startswith('--config.')
-    ]
-    config = config_flags.load_config(fields['--config'], overrides)
-    strict_json.write(workdir / 'config.json', config.to_dict())
     strict_json.write(workdir / 'result.json', outcome)
     return 0
 
@@ -160,21 +144,12 @@ def trained(monkeypatch):
   return calls, outcomes
 
 
-RATES = 'optimizer.lr=0.01\noptimizer.lr=0.03\noptimizer.lr=0.02\n'
-
-
 def table(tmp_path):
   with (tmp_path / 'runs' / 'sweep.csv').open(newline='') as file:
-    return [(row['run'][13:], row['test/accuracy'], row['workdir'])
-            for row in csv.DictReader(file)]  # fmt: skip
-
-
-def test_the_command_of_a_run():
-  run = sweep.Run(1, ('a=1', 'b.c=x y'), pathlib.Path('/tmp/w'))
-  assert sweep.train_command('c.py:n=8', run)[1:] == [
-    '-m', 'launch.train', '--config=c.py:n=8', '--workdir=/tmp/w',
-    '--config.a=1', '--config.b.c=x y',
-  ]  # fmt: skip
+    rows = list(csv.DictReader(file))
+  for row in rows:
+    assert pathlib.Path(row['workdir']).parent == tmp_path / 'runs'
+  return [(row['run'][13:], row['test/accuracy']) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -184,13 +159,7 @@ def test_the_command_of_a_run():
 def test_the_table_is_ordered(mode, order, tmp_path, trained, capsys):
   assert sweep.main(flags(tmp_path, RATES, mode=mode)) == 0
   assert trained[0] == ['0.01', '0.03', '0.02']
-  rows = table(tmp_path)
-  assert [row[0] for row in rows] == [row[1] for row in rows] == order
-  for rate, _, workdir in rows:
-    result = strict_json.loads(
-      (pathlib.Path(workdir) / 'result.json').read_text()
-    )
-    assert result == {'test/accuracy': float(rate)}
+  assert table(tmp_path) == [(rate, rate) for rate in order]
   printed = capsys.readouterr().out
   assert '[2/3] optimizer.lr=0.03' in printed
   places = [printed.rindex(f'optimizer.lr={rate}') for rate in order]
@@ -207,9 +176,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(
   error = capsys.readouterr().err.splitlines()
   assert error == ['exit code 3: optimizer.lr=0.01',
                    'exit code 137: optimizer.lr=0.03']  # fmt: skip
-  assert [row[:2] for row in table(tmp_path)] == [
-    ('0.02', '0.02'), ('0.01', ''), ('0.03', '')
-  ]  # fmt: skip
+  assert table(tmp_path) == [('0.02', '0.02'), ('0.01', ''), ('0.03', '')]
   # The same command skips what has finished.
   calls.clear()
   outcomes.clear()
@@ -219,15 +186,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(
   assert [row[0] for row in table(tmp_path)] == ['0.03', '0.02', '0.01']
 
 
-def test_all_failed(tmp_path, trained):
-  trained[1].update({'0.01': 4, '0.03': 4, '0.02': 4})
-  assert sweep.main(flags(tmp_path, RATES)) == 4
-  assert [row[1] for row in table(tmp_path)] == ['', '', '']
-
-
-@pytest.mark.parametrize(
-  'code', [command_line.PREEMPTED, command_line.INTERRUPTED]
-)
+@pytest.mark.parametrize('code', sweep.STOPPED)
 def test_a_run_that_was_stopped_stops_the_others(
   code, tmp_path, trained, capsys
 ):
@@ -239,40 +198,31 @@ def test_a_run_that_was_stopped_stops_the_others(
   assert not (tmp_path / 'runs' / 'sweep.csv').exists()
 
 
-def test_what_has_finished_with_another_configuration_is_not_taken(
-  tmp_path, trained, capsys
-):
+def test_another_configuration_is_another_run(tmp_path, trained):
   assert sweep.main(flags(tmp_path, RATES)) == 0
-  capsys.readouterr()
   other = flags(tmp_path, RATES, config='configs/adatape/parity.py:n=10')
-  with pytest.raises(SystemExit) as stop:
-    sweep.main(other)
-  error = capsys.readouterr().err
-  assert stop.value.code == command_line.USAGE
-  assert len(error.strip().splitlines()) == 1
-  for word in ('line 1', 'dataset.length: saved 8, given 10', '--workdir'):
-    assert word in error
-  assert len(trained[0]) == 3
+  assert sweep.main(other) == 0
+  assert trained[0] == 2 * ['0.01', '0.03', '0.02']
 
 
 def test_a_metric_that_no_run_has_is_named(tmp_path, trained, capsys):
-  with pytest.raises(SystemExit) as stop:
-    sweep.main(flags(tmp_path, RATES, metric='test/acuracy'))
-  assert stop.value.code == command_line.USAGE
-  (error,) = capsys.readouterr().err.splitlines()
+  error = refused(flags(tmp_path, RATES, metric='test/acuracy'), capsys)
   assert '--metric: expected one of test/accuracy, got' in error
   # It is seen after the first run, which is not lost.
-  (first,) = trained[0]
-  trained[0].clear()
+  assert trained[0] == ['0.01']
   assert sweep.main(flags(tmp_path, RATES)) == 0
-  assert len(trained[0]) == 2
-  assert first not in trained[0]
+  assert trained[0] == ['0.01', '0.03', '0.02']
 
 
-def test_numbers_that_are_not_finite_come_last(tmp_path, trained):
-  trained[1]['0.03'] = {'test/accuracy': float('nan')}
+def test_results_that_are_missing_or_not_finite_come_last(tmp_path, trained):
+  outcomes = trained[1]
+  outcomes['0.03'] = {'test/accuracy': float('nan')}
   assert sweep.main(flags(tmp_path, RATES)) == 0
-  assert [row[:2] for row in table(tmp_path)][2] == ('0.03', '')
+  assert table(tmp_path)[2] == ('0.03', '')
+  lines = RATES.replace('=0', '=1')
+  outcomes.update({'1.01': 4, '1.02': 4, '1.03': 4})
+  assert sweep.main(flags(tmp_path, lines)) == 4
+  assert [value for _, value in table(tmp_path)] == ['', '', '']
 
 
 CHILD = """
@@ -320,27 +270,22 @@ def test_exit_codes_are_those_of_a_shell(program, code):
 
 
 @pytest.mark.parametrize(
-  ('file', 'list_of', 'rates', 'batches', 'epochs'),
+  ('file', 'grid', 'rates', 'batches', 'epochs'),
   [
     ('glue.py:task=rte', 'grid', (5e-5, 3e-5, 2e-5), (16, 32), (2, 3, 4)),
     ('probing.py:task=past_present', 'grid_probing', (5e-5,), (32,),
      (1, 2, 3, 4, 5)),
   ],
 )  # fmt: skip
-def test_the_grids_of_the_paper(
-  tmp_path, file, list_of, rates, batches, epochs
-):
+def test_the_grids_of_the_paper(tmp_path, file, grid, rates, batches, epochs):
   start = tiny_run.bare(tmp_path / 'run', corpora.tokenizer(tmp_path / 'words'))
-  config = f'configs/albert_act/{file},data=D,checkpoint={start}'
-  _, runs = sweep.parse(
-    [f'--config={config}', f'--overrides=configs/albert_act/{list_of}.txt',
-     f'--workdir={tmp_path}/runs', '--metric=dev/accuracy']
-  )  # fmt: skip
+  flag = f'configs/albert_act/{file},data=D,checkpoint={start}'
+  text = pathlib.Path(f'configs/albert_act/{grid}.txt').read_text()
+  _, runs = sweep.parse(flags(tmp_path, text, 'dev/accuracy', flag))
   found = set()
   for run in runs:
-    loaded = config_flags.load_config(config, run.overrides)
-    config_schema.validate(loaded)
-    (stage,) = loaded.stages.values()
-    found.add((loaded.optimizer.lr, loaded.batch_size, stage.epochs))
+    config = config_flags.load_config(flag, run.overrides)
+    (stage,) = config.stages.values()
+    found.add((config.optimizer.lr, config.batch_size, stage.epochs))
   assert len(runs) == len(found)
   assert found == set(itertools.product(rates, batches, epochs))

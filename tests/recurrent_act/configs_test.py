@@ -13,9 +13,9 @@ def in_the_checkout(repository, monkeypatch):
   monkeypatch.chdir(repository)
 
 
-def load(task, arguments=''):
-  flag = f'configs/recurrent_act/{task}.py:{arguments}'
-  return config_flags.load_config(flag, [])
+def load(task, arguments='', *overrides):
+  flag = f'configs/recurrent_act/graves.py:task={task},{arguments}'
+  return config_flags.load_config(flag, overrides)
 
 
 # (task, cell, width, rows of a batch): Graves (2016), sections 3.1 to 3.4.
@@ -53,7 +53,8 @@ def test_rules_bring_their_settings(task):
   ('length', 'digits', 'places'), [(5, 5, 6), (2, 1, 2), (9, 5, 6), (11, 2, 4)]
 )
 def test_places_of_a_sum(length, digits, places):
-  config = load('addition', f'length={length},digits={digits}')
+  sizes = f'dataset.length={length}', f'dataset.digits={digits}'
+  config = load('addition', '', *sizes)
   assert config.model.num_targets == places
   source = builder.build_source(config.dataset, 'train')
   assert source.num_targets == places

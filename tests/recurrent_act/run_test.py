@@ -23,7 +23,7 @@ SMALL = [
   'stages.stage1_read.steps=3',
   'stages.stage2_skip.steps=3',
 ]
-FLAG = 'configs/recurrent_act/sparse_parity.py'
+FLAG = 'configs/recurrent_act/graves.py:task=sparse_parity'
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_resumed_and_sharded_runs_are_the_same_run(tmp_path):
 @pytest.mark.parametrize('rule', ['act', 'straight_through', 'fixed'])
 def test_a_run_learns_parity(rule, tmp_path):
   # Fojo's thesis at a size for a test: vectors of 12 numbers.
-  flag = f'configs/recurrent_act/parity.py:rule={rule}'
+  flag = f'configs/recurrent_act/graves.py:task=parity,rule={rule}'
   result = run(
     tmp_path / 'run', flag, 'tensorboard=false', 'mesh.data=1',
     'loader.num_threads=0', 'dataset.length=12', 'model.max_steps=3',
