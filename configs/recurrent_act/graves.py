@@ -5,11 +5,11 @@ r"""Tasks of Graves (2016) by a recurrent cell that ponders, ACT or Skip-ACT.
 
 Arguments:
 
-  task  parity (is the number of 1s in a vector odd?, section 3.1), logic (chains
-        of binary gates, 3.2), addition (running sums of decimals, 3.3), sort
-        (the order of real numbers, 3.4), or sparse_parity: of few marked inputs,
-        each of which announces how many unmarked ones follow; Skip-ACT can
-        learn to spend nothing on those
+  task  parity (is the number of 1s in a vector odd?, section 3.1), logic
+        (chains of binary gates, 3.2), addition (running sums of decimals, 3.3),
+        sort (the order of real numbers, 3.4), or sparse_parity: of few marked
+        inputs, each of which announces how many unmarked ones follow; Skip-ACT
+        can learn to spend nothing on those
   rule  act (default), straight_through, skip (Skip-ACT, default of
         sparse_parity), or fixed: always `model.max_steps` repetitions of the
         cell, the baseline of Fojo's thesis
