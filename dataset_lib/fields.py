@@ -208,7 +208,7 @@ def _limits(metadata: Iterable[Any]) -> Iterator[tuple[str, Any]]:
   """Yields name and bound of each constraint: ('ge', 1)."""
   for item in metadata:
     for part in item if isinstance(item, GroupedMetadata) else [item]:
-      if isinstance(part, BaseMetadata):
+      if dataclasses.is_dataclass(part) and isinstance(part, BaseMetadata):
         yield from dataclasses.asdict(part).items()
 
 

@@ -148,7 +148,7 @@ def _type(
   return read
 
 
-def _ascending(values: tuple[int, ...] | str) -> tuple[int, ...]:
+def _ascending(values: Any) -> tuple[int, ...]:
   return () if values == 'none' else tuple(sorted(set(values)))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from configs.eat.glue import every_second_layer, exits_at, prunes_at
+from configs.eat import glue
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
@@ -164,7 +164,7 @@ def test_a_weight_for_each_head_is_asked_for():
 
 
 def test_student_takes_every_second_layer():
-  assert every_second_layer(4) == (
+  assert glue.every_second_layer(4) == (
     '^block_0/->block_0/',
     '^block_1/->dropped_1/',
     '^block_2/->block_1/',
@@ -173,9 +173,13 @@ def test_student_takes_every_second_layer():
 
 
 @pytest.mark.parametrize('depth', range(1, 26))
-@pytest.mark.parametrize('count', [1, 2, 3])
-def test_layers_are_placed_where_the_model_has_them(depth, count):
-  exits, prunes = exits_at(depth, count), prunes_at(depth)
+@pytest.mark.parametrize(('task', 'count'), [('sst2', 1), ('stsb', 2)])
+def test_layers_are_placed_where_the_model_has_them(
+  depth, task, count, tmp_path
+):
+  (tmp_path / 'config.json').write_text(f'{{"depth": {depth}}}')
+  page = glue.get_config(f'task={task},pretrained={tmp_path}').model
+  exits, prunes = page.exit_layers, page.prune_layers
   fields = small.FIELDS | dict(
     depth=depth, exit_layers=exits, prune_layers=prunes,
     prune_ratios=(0.3,) * len(prunes),
@@ -185,7 +189,7 @@ def test_layers_are_placed_where_the_model_has_them(depth, count):
   assert model.heads() == (*exits, depth)
   assert bool(exits) == bool(prunes) == (depth > 1)
   if depth > 4:
-    assert exits == (2, 3, 4)[3 - count :]
+    assert exits == (3, 4)[2 - count :]
     assert prunes == (2, 4)
 
 
