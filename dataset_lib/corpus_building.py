@@ -23,20 +23,16 @@ from typing import Any
 
 from dataset_lib import atomic_file, corpus, sentencepiece_model, tokenizer
 from dataset_lib.corpus_rows import Encoder, Part, Rows, blocks
-from dataset_lib.corpus_texts import Advance, Faults, Texts
+from dataset_lib.corpus_texts import ACTIONS, Faults, Texts
 from dataset_lib.errors import InvalidDataError
 
 # (name of a stage, its bytes) -> called with the bytes that are done
-Progress = Callable[[str, int], Advance]
+Progress = Callable[[str, int], Callable[[int], object]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The flags of `launch.prepare_corpus`.
-
-  `validation` () takes a share of the documents of `inputs`, `tokenizer` ''
-  trains a vocabulary.
-  """
+  """The flags of `launch.prepare_corpus`; `tokenizer` '' trains one."""
 
   inputs: tuple[str, ...]
   validation: tuple[str, ...] = ()
@@ -51,12 +47,7 @@ class Options:
 
 
 def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
-  """Prepares a corpus.
-
-  Args:
-    out: the directory to make; it is not there, or empty.
-    options: names of the texts, and how to prepare them.
-    progress: called at the begin of each stage.
+  """Prepares a corpus in the new or empty directory `out`.
 
   Returns:
     The content of `corpus.json`.
@@ -71,7 +62,6 @@ def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
   held_out = Texts(options.validation, faults, (), *given)
   texts = Texts(options.inputs, faults, held_out.names, *given)
   share = 0.0 if options.validation else options.validation_share
-  has_validation = options.validation or share
 
   def read(stage: str, faults: Faults) -> Iterator[list[Part]]:
     advance = progress(stage, texts.size + held_out.size)
@@ -79,21 +69,19 @@ def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
     yield from blocks(held_out.paragraphs(faults, advance), 1.0)
 
   with complete_or_absent(out) as folder, contextlib.ExitStack() as stack:
-    path = folder / corpus.TOKENIZER_FILE
     # Faults of the texts are counted when they are encoded.
-    stage = read('vocabulary: reading, then training', Faults())
-    vocabulary = _tokenizer(stage, folder, options)
-    vocabulary.save(path)
+    training = read('vocabulary: reading, then training', Faults())
+    vocab_size = _save_tokenizer(training, folder, options)
+    splits = corpus.SPLITS if options.validation or share else [corpus.TRAIN]
     writers = {
-      split: corpus.SplitWriter(folder / split, vocabulary.vocab_size, stack)
-      for split in corpus.SPLITS[: 2 if has_validation else 1]
+      split: corpus.SplitWriter(folder / split, vocab_size, stack)
+      for split in splits
     }
-    limit = options.max_length - corpus.SPECIAL_IN_ROW
-    blocks_read = read('encoding', faults)
-    for rows in encoded(blocks_read, path, limit, options.processes):
+    encoder = folder / corpus.TOKENIZER_FILE, options.max_length
+    for rows in encoded(read('encoding', faults), encoder, options.processes):
       writers[rows.split].add(rows)
       for fault in rows.faults:
-        faults.add(*fault)
+        faults.count(*fault)
     counts = {split: writer.finish() for split, writer in writers.items()}
     for split, written in counts.items():
       if not written['rows']:
@@ -109,9 +97,12 @@ def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
       'tokenizer': options.tokenizer,
       'wrapped': options.wrapped,
       'max_length': options.max_length,
-      'vocab_size': vocabulary.vocab_size,
+      'vocab_size': vocab_size,
       'splits': counts,
-      'faults': faults.summary(),
+      'faults': {
+        kind: {'count': fault['count'], 'action': ACTIONS[kind]} | fault
+        for kind, fault in faults.summary().items()
+      },
     }
     atomic_file.write_text(
       folder / corpus.MANIFEST_FILE, json.dumps(manifest, indent=2) + '\n'
@@ -122,42 +113,42 @@ def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
   return manifest
 
 
-def _tokenizer(
+def _save_tokenizer(
   blocks: Iterable[list[Part]], folder: pathlib.Path, options: Options
-) -> tokenizer.Tokenizer:
-  """Returns the given tokenizer, or one trained from the training split."""
-  if options.tokenizer:
-    given = tokenizer.load(options.tokenizer)
-    if given.mask_id is None:
-      raise InvalidDataError(
-        f'{options.tokenizer}: expected a tokenizer with [MASK], got none'
-      )
-    return given
-  texts = (
-    text
-    for block in blocks
-    for part in block
-    if part.split == corpus.TRAIN
-    for text in part.paragraphs
-  )
-  model = folder / sentencepiece_model.MODEL_FILE
-  model.write_bytes(
-    sentencepiece_model.train(texts, options.vocab_size, options.vocab_texts)
-  )
-  given = tokenizer.load(model)
-  model.unlink()  # tokenizer.json has all of it
-  return given
+) -> int:
+  """Saves the given tokenizer, or one that it trains; returns its size."""
+  path = pathlib.Path(options.tokenizer)
+  if not options.tokenizer:
+    texts = (
+      text
+      for block in blocks
+      for part in block
+      if part.split == corpus.TRAIN
+      for text in part.paragraphs
+    )
+    path = folder / sentencepiece_model.MODEL_FILE
+    path.write_bytes(
+      sentencepiece_model.train(texts, options.vocab_size, options.vocab_texts)
+    )
+  given = tokenizer.load(path)
+  if given.mask_id is None:
+    raise InvalidDataError(f'{path}: expected a tokenizer with [MASK]')
+  given.save(folder / corpus.TOKENIZER_FILE)
+  if not options.tokenizer:
+    path.unlink()  # tokenizer.json has all of it
+  return given.vocab_size
 
 
 def encoded(
-  blocks: Iterable[list[Part]], path: pathlib.Path, limit: int, processes: int
+  blocks: Iterable[list[Part]], encoder: tuple[Any, ...], processes: int
 ) -> Iterator[Rows]:
-  """Yields the rows of the blocks, in their order, of at most `limit` tokens.
+  """Yields the rows of the blocks, in their order.
 
   A few more blocks are read than are being encoded; one process is this one.
+  `encoder` has the arguments of an `Encoder`.
   """
   if processes == 1:
-    yield from map(Encoder(path, limit), blocks)
+    yield from map(Encoder(*encoder), blocks)
     return
   pool = concurrent.futures.ProcessPoolExecutor(
     processes,
@@ -168,7 +159,7 @@ def encoded(
   pending: collections.deque[Any] = collections.deque()
   try:
     for block in blocks:
-      pending.append(pool.submit(_encode, path, limit, block))
+      pending.append(pool.submit(_encode, encoder, block))
       if len(pending) > 2 * processes:
         yield pending.popleft().result()
     while pending:
@@ -183,11 +174,11 @@ def _start_worker() -> None:
   os.environ['TOKENIZERS_PARALLELISM'] = 'false'
 
 
-_encoder = functools.cache(Encoder)  # one in each worker
+_worker_encoder = functools.cache(Encoder)
 
 
-def _encode(path: pathlib.Path, limit: int, block: list[Part]) -> Rows:
-  return _encoder(path, limit)(block)
+def _encode(encoder: tuple[Any, ...], block: list[Part]) -> Rows:
+  return _worker_encoder(*encoder)(block)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Int32, Int64
 
 from dataset_lib import tokenizer
-from dataset_lib.corpus import MIN_ROW, TRAIN, VALIDATION
+from dataset_lib.corpus import MIN_ROW, SPECIAL_IN_ROW, TRAIN, VALIDATION
 from dataset_lib.corpus_texts import Paragraph
 from dataset_lib.order import splitmix64
 
@@ -200,7 +200,7 @@ class Rows:
   """The rows of a block, concatenated.
 
   `documents` has the number of each document, and of its rows in this block,
-  `faults` the arguments of `corpus_texts.Faults.add`.
+  `faults` the arguments of `corpus_texts.Faults.count`.
   """
 
   split: str
@@ -213,12 +213,12 @@ class Rows:
 
 
 class Encoder:
-  """Turns blocks into rows of at most `limit` tokens of a tokenizer's file."""
+  """Turns blocks into rows for `max_length`, by a tokenizer's file."""
 
-  def __init__(self, path: pathlib.Path, limit: int):
+  def __init__(self, path: pathlib.Path, max_length: int):
     self._tokenizer = tokenizer.load(path)
     self._begins_word = self._tokenizer.word_starts()
-    self._limit = limit
+    self._limit = max_length - SPECIAL_IN_ROW
 
   def __call__(self, block: Sequence[Part]) -> Rows:
     """Returns the rows of a block."""

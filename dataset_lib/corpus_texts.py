@@ -25,9 +25,8 @@ from dataset_lib.errors import (
 )
 
 SUFFIXES = ('.txt', '.txt.gz')
-TFDS = 'tfds:'
 MAX_LINE = 2**20  # bytes
-_TEXT = 'text'
+_TFDS, _TEXT = 'tfds:', 'text'
 _LONGEST_CHARACTER = 4  # bytes in UTF-8
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -52,41 +51,24 @@ ACTIONS = FILE_ACTIONS | {
   'too_short': 'left out: less than two tokens cannot be two segments',
 }
 
-Advance = Callable[[int], object]  # called with bytes on disk that are done
 
-
-class Faults:
-  """Counts faults of texts, the keys of `ACTIONS`; not thread-safe.
-
-  Attributes:
-    files: {'kind', 'where', 'message'} of every fault of a whole file.
-  """
+class Faults(FaultCounts):
+  """Counts faults of texts; `files` lists those of whole files."""
 
   def __init__(self) -> None:
-    self._counts = FaultCounts()
+    super().__init__()
     self.files: list[dict[str, str]] = []
 
-  def add(self, kind: str, where: Any, message: str = '') -> None:
-    """Counts one fault at a file name, which may not be UTF-8, or a line."""
+  def count(self, kind: str, where: Any, message: str = '') -> None:
+    """Counts a fault, a key of `ACTIONS`; a file name may be no UTF-8."""
     where = os.fsencode(where).decode('utf-8', errors='replace')
-    self._counts.add(kind, where=where, message=message)
+    self.add(kind, where=where, message=message)
     if kind in FILE_ACTIONS:
       self.files.append({'kind': kind, 'where': where, 'message': message})
 
-  def summary(self) -> dict[str, dict[str, Any]]:
-    """Returns {kind: {'count', 'action', 'first': [{'where', 'message'}]}}."""
-    return {
-      kind: {'count': fault['count'], 'action': ACTIONS[kind],
-             'first': fault['first']}
-      for kind, fault in self._counts.summary().items()
-    }  # fmt: skip
-
 
 class Paragraph(NamedTuple):
-  """Text without white space around it, and its file and line.
-
-  An empty text ends the document.
-  """
+  """Text without white space around it, '' to end a document, and its place."""
 
   text: str
   where: str
@@ -110,31 +92,39 @@ class Texts:
     max_line: int = MAX_LINE,
   ):
     self._wrapped, self._max_line = wrapped, max_line
-    names = [name for name in inputs if not name.startswith(TFDS)]
-    kept: dict[str, pathlib.Path] = {}
-    for file in find(names, faults) if names else []:
-      path = os.path.realpath(file)
-      if path not in without and kept.setdefault(path, file) is not file:
-        faults.add('repeated_file', file)
-    self._files = list(kept.values())
-    prepared = [
-      name
-      for name in dict.fromkeys(inputs)
-      if name.startswith(TFDS) and name not in without
+    self.names: dict[str, Any] = {}
+    for text in (text for name in inputs for text in _find(name, faults)):
+      path = os.path.realpath(text)
+      if path in self.names:
+        faults.count('repeated_file', text)
+      elif path not in without:
+        self.names[path] = text
+    if inputs and not self.names and not without:
+      expected = ' or '.join(SUFFIXES)
+      raise MissingDataError(
+        f'no text in {", ".join(inputs)}: expected files {expected}'
+      )
+    texts = self.names.values()
+    self._files = [text for text in texts if isinstance(text, pathlib.Path)]
+    self._prepared = [
+      _prepared(text, data_dir) for text in texts if isinstance(text, str)
     ]
-    self._records = [_prepared(name, data_dir) for name in prepared]
-    self.names = [*kept, *prepared]
     on_disk = [file for file in self._files if file.is_file()]
-    on_disk += [file for records, _ in self._records for file in records.files]
+    on_disk += [path for records, _ in self._prepared for path in records.files]
     self.size = sum(map(os.path.getsize, on_disk))
 
-  def paragraphs(self, faults: Faults, advance: Advance) -> Iterator[Paragraph]:
-    """Yields the paragraphs, with an empty one at the end of each document."""
+  def paragraphs(
+    self, faults: Faults, advance: Callable[[int], object]
+  ) -> Iterator[Paragraph]:
+    """Yields paragraphs, and an empty one at the end of each document.
+
+    `advance` is called with bytes on disk that are done.
+    """
     for file in self._files:
       lines = self._file_lines(file, faults, advance)
       yield from self._joined(lines) if self._wrapped else lines
       yield Paragraph('', '')
-    for records, key in self._records:
+    for records, key in self._prepared:
       size = sum(map(os.path.getsize, records.files))
       for number in range(len(records)):
         advance(size // len(records))
@@ -142,12 +132,12 @@ class Texts:
         try:
           stream = io.BytesIO(records[number][key])
         except BadRecord as bad:
-          faults.add('unreadable_record', where, f'{bad.kind}: {bad.message}')
+          faults.count('unreadable_record', where, f'{bad.kind}: {bad.message}')
           continue
         lines = self.lines(stream, where, faults)
+        lines = self._joined(lines) if self._wrapped else lines
         # An empty line does not end a record.
-        joined = self._joined(lines) if self._wrapped else lines
-        yield from (line for line in joined if line.text)
+        yield from (line for line in lines if line.text)
         yield Paragraph('', '')
 
   def _joined(self, lines: Iterable[Paragraph]) -> Iterator[Paragraph]:
@@ -166,9 +156,11 @@ class Texts:
       yield Paragraph(' '.join(parts), where)
 
   def _file_lines(
-    self, file: pathlib.Path, faults: Faults, advance: Advance
+    self,
+    file: pathlib.Path,
+    faults: Faults,
+    advance: Callable[[int], object],
   ) -> Iterator[Paragraph]:
-    """Yields the lines of one file; white space alone is an empty line."""
     has_text, done = False, 0
     try:
       status = file.stat()
@@ -178,7 +170,7 @@ class Texts:
         is_gzip = file.suffix == '.gz'
         stream: Any = gzip.GzipFile(fileobj=raw) if is_gzip else raw
         if stream.peek(2)[:2] in _UTF16:
-          faults.add('not_utf8_file', file, 'it begins like UTF-16')
+          faults.count('not_utf8_file', file, 'it begins like UTF-16')
           return
         for line in self.lines(stream, file, faults):
           has_text = has_text or bool(line.text)
@@ -187,14 +179,15 @@ class Texts:
           done = raw.tell()
       advance(status.st_size - done)
     except EOFError as error:
-      faults.add('truncated_gzip', file, str(error))
+      faults.count('truncated_gzip', file, str(error))
     except (gzip.BadGzipFile, zlib.error) as error:
-      faults.add('damaged_gzip', file, str(error))
+      faults.count('damaged_gzip', file, str(error))
     except OSError as error:
-      faults.add('unreadable_file', file, str(error))
+      faults.count('unreadable_file', file, str(error))
     else:
       if not has_text:
-        faults.add('empty_file', file, f'{status.st_size} bytes without text')
+        message = f'{status.st_size} bytes without text'
+        faults.count('empty_file', file, message)
 
   def lines(
     self, stream: Any, where: Any, faults: Faults
@@ -208,20 +201,51 @@ class Texts:
       data, rest = data[:cut], data[cut:]
       if is_part and number != long_line:
         long_line = number
-        faults.add('long_line', place, f'more than {len(data)} bytes')
+        faults.count('long_line', place, f'more than {len(data)} bytes')
       if is_first and data.startswith(codecs.BOM_UTF8):
-        faults.add('byte_order_mark', place)
+        faults.count('byte_order_mark', place)
         data = data.removeprefix(codecs.BOM_UTF8)
-      text = _decoded(data, place, faults)
+      if nuls := data.count(0):
+        faults.count('nul_bytes', place, f'{nuls} of {len(data)} bytes')
+        data = data.replace(b'\0', b'')
+      try:
+        text = data.decode('utf-8')
+      except UnicodeDecodeError as error:
+        message = f'byte {error.start} of the line: {error.reason}'
+        faults.count('broken_bytes', place, message)
+        text = data.decode('utf-8', errors='replace')
+      text = text.strip()
       # A part of a long line that is white space is no empty line.
       if text or number != long_line:
         yield Paragraph(text, place)
       number, is_first = number + (not is_part), False
 
 
+def _find(name: str, faults: Faults) -> list[Any]:
+  """Returns 'tfds:NAME', a file, or the text files of a folder, sorted."""
+  path, files = pathlib.Path(name), []
+  if name.startswith(_TFDS):
+    return [name]
+  if not os.path.lexists(path):
+    raise MissingDataError(f'no file or folder {path}')
+  if not path.is_dir():
+    return [path]
+  for found in sorted(path.rglob('*')):
+    if not os.path.isdir(found):
+      if found.name.endswith(SUFFIXES):
+        files.append(found)
+      else:
+        faults.count('other_file', found)
+    elif found.is_symlink():
+      faults.count('linked_folder', found)
+    elif not os.access(found, os.R_OK | os.X_OK):
+      faults.count('unreadable_file', found, 'no permission')
+  return files
+
+
 def _prepared(name: str, data_dir: str) -> tuple[tfds.Examples, str]:
   """Returns the training split of 'tfds:NAME', and its text's key."""
-  builder = tfds.prepared_builder(name.removeprefix(TFDS), data_dir, name)
+  builder = tfds.prepared_builder(name.removeprefix(_TFDS), data_dir, name)
   features = list(builder.info.features)
   keys = [key for key in features if key.endswith(_TEXT)]  # pg19: book_text
   if _TEXT not in features and len(keys) != 1:
@@ -233,44 +257,6 @@ def _prepared(name: str, data_dir: str) -> tuple[tfds.Examples, str]:
   return tfds.Examples(builder, 'train', (key,)), key
 
 
-def find(inputs: Sequence[str], faults: Faults) -> list[pathlib.Path]:
-  """Returns files, and the text files in folders, sorted by their path.
-
-  Raises:
-    MissingDataError: there is no such path, or no text file.
-  """
-  files: list[pathlib.Path] = []
-  for path in map(pathlib.Path, inputs):
-    if not os.path.lexists(path):
-      raise MissingDataError(f'no file or folder {path}')
-    files += _in_folder(path, faults) if path.is_dir() else [path]
-  if not files:
-    raise MissingDataError(
-      f'no text in {", ".join(inputs)}: expected files {" or ".join(SUFFIXES)}'
-    )
-  return files
-
-
-def _in_folder(folder: pathlib.Path, faults: Faults) -> list[pathlib.Path]:
-  def unreadable(error: OSError) -> None:
-    faults.add('unreadable_file', error.filename, str(error))
-
-  files: list[pathlib.Path] = []
-  left_out: list[tuple[str, pathlib.Path]] = []
-  for place, folders, names in os.walk(folder, onerror=unreadable):
-    inside = pathlib.Path(place)
-    links = [inside / name for name in folders if (inside / name).is_symlink()]
-    left_out += [('linked_folder', link) for link in links]
-    for name in names:
-      if name.endswith(SUFFIXES):
-        files.append(inside / name)
-      else:
-        left_out.append(('other_file', inside / name))
-  for kind, path in sorted(left_out):
-    faults.add(kind, path)
-  return sorted(files)
-
-
 def _cut(data: bytes) -> int:
   """Returns the place after the last space, or before the last character."""
   if (space := data.rfind(b' ')) >= 0:
@@ -279,15 +265,3 @@ def _cut(data: bytes) -> int:
     if data[-back] & 0xC0 != 0x80:  # not inside of a character
       return len(data) - back
   return len(data)
-
-
-def _decoded(data: bytes, place: str, faults: Faults) -> str:
-  if b'\0' in data:
-    faults.add('nul_bytes', place, f'{data.count(0)} of {len(data)} bytes')
-    data = data.replace(b'\0', b'')
-  try:
-    return data.decode('utf-8').strip()
-  except UnicodeDecodeError as error:
-    message = f'byte {error.start} of the line: {error.reason}'
-    faults.add('broken_bytes', place, message)
-    return data.decode('utf-8', errors='replace').strip()

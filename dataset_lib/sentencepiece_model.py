@@ -21,13 +21,7 @@ from dataset_lib.errors import ConfigError, InvalidDataError
 MODEL_FILE = 'spiece.model'
 SPACE = '▁'  # U+2581, SentencePiece's space before a word
 # ALBERT's names, and the first ids of its vocabulary in this order.
-SPECIAL_TOKENS = {
-  'pad_token': '<pad>',
-  'unk_token': '<unk>',
-  'cls_token': '[CLS]',
-  'sep_token': '[SEP]',
-  'mask_token': '[MASK]',
-}
+SPECIAL_TOKENS = ('<pad>', '<unk>', '[CLS]', '[SEP]', '[MASK]')
 # Always pieces of their own, as in ALBERT's vocabulary.
 OWN_PIECES = ('(', ')', '"', '-', '.', '–', '£', '€')  # noqa: RUF001
 CHARACTER_COVERAGE = 0.99995
@@ -83,7 +77,7 @@ def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
       unk_id=1,
       bos_id=-1,
       eos_id=-1,
-      control_symbols=list(SPECIAL_TOKENS.values())[2:],
+      control_symbols=list(SPECIAL_TOKENS[2:]),
       user_defined_symbols=list(OWN_PIECES),
       num_threads=_TRAINING_THREADS,
       minloglevel=2,  # errors only

@@ -29,13 +29,7 @@ MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]
 CHUNK = 4096
 JSON_FILE, VOCABULARY_FILE = 'tokenizer.json', 'vocab.txt'
 CONFIG_FILES = ('special_tokens_map.json', 'tokenizer_config.json')
-SPECIAL_TOKENS = {
-  'unk_token': '[UNK]',
-  'sep_token': '[SEP]',
-  'pad_token': '[PAD]',
-  'cls_token': '[CLS]',
-  'mask_token': '[MASK]',
-}
+SPECIAL_TOKENS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
 # Names in tokenizer_config.json of the attributes of BertNormalizer.
 _NORMALIZER = {
   'do_lower_case': 'lowercase',
@@ -52,28 +46,23 @@ class Tokenizer:
   """A WordPiece or SentencePiece tokenizer; threads may share it.
 
   `library` is a `tokenizers.Tokenizer` without truncation or padding, `special`
-  the names of its special tokens by the keys of `SPECIAL_TOKENS`.
+  the ids of `SPECIAL_TOKENS`; mask_id is None if there is no [MASK].
 
   Attributes:
     vocab_size: number of token ids that a model must embed.
-    pad_id: id of [PAD]; likewise cls_id, sep_id, unk_id, and mask_id, which is
-      None if there is no [MASK].
-    special_ids: all of these and other tokens that no text gives, ascending.
+    special_ids: `special` and other tokens that no text gives, ascending.
   """
 
-  def __init__(self, library: Any, special: Mapping[str, str]):
-    vocabulary = library.get_vocab(with_added_tokens=True)
-    self.vocab_size = max(vocabulary.values()) + 1
-    ids = {name: vocabulary.get(token) for name, token in special.items()}
-    self.pad_id: int = ids['pad_token']
-    self.cls_id: int = ids['cls_token']
-    self.sep_id: int = ids['sep_token']
-    self.unk_id: int = ids['unk_token']
-    self.mask_id: int | None = ids['mask_token']
+  def __init__(self, library: Any, special: Sequence[Any]):
+    self.vocab_size = max(library.get_vocab().values()) + 1
+    self.pad_id: int
+    self.mask_id: int | None
+    self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
     added = library.get_added_tokens_decoder()
     named = {number for number, token in added.items() if token.special}
-    self.special_ids = tuple(sorted(named | {*ids.values()} - {None}))
+    self.special_ids = tuple(sorted(named | {*special} - {None}))
     self._library = library
+    self._is_word_piece = _is_word_piece(library)
     self._truncating = functools.cache(self._truncating_at)
 
   def encode(
@@ -91,11 +80,8 @@ class Tokenizer:
       ValueError: a text cannot be encoded (a lone surrogate), the numbers of
         texts differ, or max_length has no room for the special tokens.
     """
-    items: Sequence[Any] = texts
-    if pairs is not None:
-      items = list(zip(texts, pairs, strict=True))
-    rows = _encode(self._truncating(max_length), items, special=True)
-    tokens, types, lengths = rows
+    items = texts if pairs is None else [*zip(texts, pairs, strict=True)]
+    tokens, types, lengths = _encode(self._truncating(max_length), items, True)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return Encoded(tokens, types, offsets)
 
@@ -103,7 +89,7 @@ class Tokenizer:
     self, texts: Sequence[str]
   ) -> tuple[Int32[np.ndarray, ' M'], Int32[np.ndarray, ' N']]:
     """Returns the ids of all texts without [CLS] and [SEP], and the lengths."""
-    tokens, _, lengths = _encode(self._library, texts, special=False)
+    tokens, _, lengths = _encode(self._library, texts, False)
     return tokens, lengths
 
   def word_starts(self) -> Bool[np.ndarray, ' V']:
@@ -115,9 +101,8 @@ class Tokenizer:
     of its own, and so does text of a script without spaces between words.
     """
     names = [self._library.id_to_token(n) for n in range(self.vocab_size)]
-    is_word_piece = _is_word_piece(self._library)
     result = np.array(
-      [name is None or begins_word(name, is_word_piece) for name in names]
+      [name is None or begins_word(name, self._is_word_piece) for name in names]
     )
     result[list(self.special_ids)] = True
     return result
@@ -153,22 +138,14 @@ def _encode(
     try:
       rows = library.encode_batch_fast(chunk, add_special_tokens=special)
     except (TypeError, UnicodeError) as error:
-      culprit = _culprit(chunk) or error
-      raise ValueError(f'a text cannot be encoded: {culprit}') from error
+      raise ValueError(
+        f'a text cannot be encoded, such as a lone surrogate: {error}'
+      ) from error
     tokens.append(_flat(row.ids for row in rows))
     lengths.append(np.array([len(row) for row in rows], np.int32))
     if special:
       types.append(_flat(row.type_ids for row in rows))
   return np.concatenate(tokens), np.concatenate(types), np.concatenate(lengths)
-
-
-def _culprit(items: list[Any]) -> str:
-  for number, item in enumerate(items):
-    try:
-      ''.join(item).encode()
-    except (TypeError, UnicodeError) as error:
-      return f'number {number} of {len(items)}: {error}'
-  return ''
 
 
 def _flat(rows: Iterable[list[int]]) -> Int32[np.ndarray, ' M']:
@@ -207,43 +184,44 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     )
   config = _config(file)
   library = _read(file, config)
-  defaults = sentencepiece_model.SPECIAL_TOKENS
-  if _is_word_piece(library):
-    defaults = SPECIAL_TOKENS
-  special = {
-    name: _content(config.get(name, token)) for name, token in defaults.items()
-  }
-  ids = {name: library.token_to_id(token) for name, token in special.items()}
-  missing = [special[name] for name in special if ids[name] is None]
-  # Nothing here needs [MASK].
-  if {*missing} - {special['mask_token']}:
+  is_word_piece = _is_word_piece(library)
+  special = [
+    _content(config.get(f'{key}_token', default))
+    for key, default in zip(
+      ('pad', 'unk', 'cls', 'sep', 'mask'),
+      SPECIAL_TOKENS if is_word_piece else sentencepiece_model.SPECIAL_TOKENS,
+      strict=True,
+    )
+  ]
+  ids = [library.token_to_id(token) for token in special]
+  if None in ids[:-1]:  # nothing here needs [MASK]
+    missing = [name for name in special if library.token_to_id(name) is None]
     raise InvalidDataError(
-      f'{file}: expected the special tokens {", ".join(special.values())}, '
-      f'got a vocabulary without {", ".join(missing)}; name its own in '
+      f'{file}: expected the special tokens {", ".join(special)}, got a '
+      f'vocabulary without {", ".join(missing)}; name its own in '
       'tokenizer_config.json'
     )
   if file.suffix not in ('.model', '.json'):
-    known = [token for token in special.values() if token not in missing]
-    library.add_special_tokens(known)
-  if defaults is not SPECIAL_TOKENS:
-    sentencepiece_model.keep_as_text(library, special.values())
-  first, last = special['cls_token'], special['sep_token']
+    library.add_special_tokens(special if ids[-1] is not None else special[:-1])
+  if not is_word_piece:
+    sentencepiece_model.keep_as_text(library, special)
+  _, _, first, last, _ = special
   if library.post_processor is None:
     library.post_processor = processors.TemplateProcessing(
       single=f'{first} $A {last}',
       pair=f'{first} $A {last} $B:1 {last}:1',
-      special_tokens=[(first, ids['cls_token']), (last, ids['sep_token'])],
+      special_tokens=[*zip(special[2:4], ids[2:4], strict=True)],
     )
   library.no_truncation()
   library.no_padding()
   library.encode_special_tokens = True
   pair = library.encode('', '')
-  if pair.ids != [ids['cls_token'], ids['sep_token'], ids['sep_token']]:
+  if pair.ids != [ids[2], ids[3], ids[3]]:
     raise InvalidDataError(
       f'{file}: expected a pair framed as [CLS] a [SEP] b [SEP], got '
       f'{pair.tokens}'
     )
-  return Tokenizer(library, special)
+  return Tokenizer(library, ids)
 
 
 def _is_word_piece(library: Any) -> bool:
@@ -318,7 +296,7 @@ def _from_vocabulary(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
   with file.open(encoding='utf-8') as lines:
     # A line's number is the token's id; only '\n' ends a line.
     vocabulary = {line.rstrip('\n'): row for row, line in enumerate(lines)}
-  unknown = _content(config.get('unk_token', SPECIAL_TOKENS['unk_token']))
+  unknown = _content(config.get('unk_token', SPECIAL_TOKENS[1]))
   library = tokenizers.Tokenizer(
     models.WordPiece(vocabulary, unk_token=unknown)
   )
