@@ -168,11 +168,10 @@ def _read_manifest(path: pathlib.Path) -> tuple[int, int, list[str]]:
   try:
     manifest = json.loads(path.read_text(encoding='utf-8'))
     if manifest['format'] == FORMAT:
-      return (
-        operator.index(manifest['max_length']),
-        operator.index(manifest['vocab_size']),
-        list(manifest['splits']),
+      max_length, vocab_size = map(
+        operator.index, (manifest['max_length'], manifest['vocab_size'])
       )
+      return max_length, vocab_size, [*manifest['splits']]
   except FileNotFoundError as error:
     raise MissingDataError(
       f'no prepared corpus in {path.parent} ({path.name} is not there): '

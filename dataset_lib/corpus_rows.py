@@ -33,23 +33,16 @@ _END = re.compile(
 _WORD = re.compile(r'(?<!\w)[^\W\d_]+(?:\.[^\W\d_]+)*\Z')
 _LOOK_BACK = 16  # characters before a full stop that may be an abbreviation
 
-
-def _set(names: str) -> frozenset[str]:
-  return frozenset(names.split())
-
-
 # Before names, and where a sentence hardly ends.
-ABBREVIATIONS = _set(
-  'mr mrs ms messrs mme mlle dr drs prof rev revd hon sen rep gov gen col maj '
+_ABBREVIATIONS = (
+  ' mr mrs ms messrs mme mlle dr drs prof rev revd hon sen rep gov gen col maj '
   'capt cpt lt sgt cmdr adm st ste sr jr esq bros co corp inc ltd mt ft '
   'vs viz cf eg ie al approx dept est univ assn ave blvd rd '
   'jan feb mar apr jun jul aug sep sept oct nov dec mon tue wed thu fri sat '
-  'sun hr hrn fr bzw usw ca evtl vgl nr str sig dott sra mm'
+  'sun hr hrn fr bzw usw ca evtl vgl nr str sig dott sra mm '
 )
 # Before numbers: "No. 5", but "No. He went."
-NUMBERED = _set(
-  'no nos nr num fig figs p pp vol vols ch chap art sec par op ver'
-)
+_NUMBERED = ' no nos nr num fig figs p pp vol vols ch chap art sec par op ver '
 
 
 def split_sentences(text: str) -> list[str]:
@@ -81,10 +74,11 @@ def _ends_here(text: str, match: re.Match[str]) -> bool:
   name = word[0]
   if len(name) == 1:
     return name == 'I'  # the initial of a name, or the pronoun
-  if name.lower() in NUMBERED:
+  lower = f' {name.lower()} '
+  if lower in _NUMBERED:
     return not following.isdigit()
   letters_with_dots = all(len(part) == 1 for part in name.split('.'))
-  return not letters_with_dots and name.lower() not in ABBREVIATIONS
+  return not letters_with_dots and lower not in _ABBREVIATIONS
 
 
 def pack(
@@ -94,20 +88,12 @@ def pack(
 ) -> list[int]:
   """Returns the end of each row of a part of a document, ascending.
 
-  A row is consecutive sentences and becomes two segments. Rows follow each
-  other without a gap:
-
-  - A row takes whole sentences as long as they fit.
-  - Where only one whole sentence fits, the row is filled with the beginning of
-    the next, cut at a word, so that there is a sentence border to split it at;
-    the rest of that sentence begins the next row.
-  - A sentence that is longer than a row is cut at words, or inside of a word
-    that fills a row.
-  - A single token cannot be two segments. Where one would be left at the end,
-    the row before ends earlier. A document of one token is left out.
-
-  Sentences have at least 1 token, rows at most `limit`, which is at least
-  `MIN_ROW`; if it is 2, a single token may be left at the end.
+  A row becomes two segments, so it has two tokens or more. It takes whole
+  sentences as long as they fit in `limit`. Where only one fits, the beginning
+  of the next fills the row, cut at a word, so that there is a sentence border
+  to split it at. A sentence that is longer than a row is cut at words, or
+  inside of a word that fills a row. Where a single token would be left at the
+  end, the row before ends earlier, if the limit is above 2.
   """
   ends = np.cumsum(sentence_lengths).tolist()
   words = np.flatnonzero(begins_word).tolist()

@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int, Int32
 
 MASKED, REPLACED, KEPT = 0, 1, 2  # the kinds of `mlm_kind`
-MASKED_SHARE, REPLACED_SHARE = 0.8, 0.1
 
 Flags = Bool[np.ndarray, 'B L']
 Numbers = Int[np.ndarray, 'B L']
@@ -50,12 +49,10 @@ def mask(
   budgets: Budgets,
   max_ngram: int,
   mask_id: int,
-  ordinary: Int32[np.ndarray, ' O'],
+  ordinary: Int32[np.ndarray, ' O'],  # ids that random tokens are drawn from
   draws: Draws,
 ) -> dict[str, np.ndarray]:
   """Masks `budgets` tokens of each row, in n-grams of up to `max_ngram` words.
-
-  Random tokens are drawn from the ids `ordinary`.
 
   Returns:
     {'tokens': int32 [B, L], with the chosen tokens masked or replaced;
@@ -70,8 +67,7 @@ def mask(
   positions = np.argsort(~chosen, axis=1, kind='stable')[:, :size]
   used = np.arange(size) < chosen.sum(axis=1)[:, None]
   labels = np.take_along_axis(rows.tokens, positions, axis=1)
-  shares = [MASKED_SHARE, MASKED_SHARE + REPLACED_SHARE]
-  kinds = np.digitize(draws.kinds, shares)
+  kinds = np.digitize(draws.kinds, [0.8, 0.9])
   random = ordinary[(draws.replacements * len(ordinary)).astype(np.int64)]
   shown = np.choose(kinds, [np.int32(mask_id), random, labels])
   tokens = rows.tokens.copy()

@@ -18,19 +18,18 @@ epoch 0.
 import dataclasses
 import math
 import pathlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Interval, Len
 from jaxtyping import Bool, Float64, Int, Int32
 
-from dataset_lib import corpus, masking, source, tokenizer
+from dataset_lib import corpus, masking, tokenizer
 from dataset_lib.corpus import Split
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.order import splitmix64
 from dataset_lib.source import DatasetInfo
 
-CLASS_NAMES = ('in_order', 'swapped')
 _DRAWS = 5  # random numbers of a row, besides those for masking
 _SHORTEST = 2  # row to shorten to: a token in each segment
 
@@ -79,21 +78,10 @@ class Pretraining:
     self._begins_word = given.word_starts()
     ordinary = np.setdiff1d(np.arange(vocab_size), given.special_ids)
     self._ordinary = ordinary.astype(np.int32)
-    rows = len(self._rows.rows) - 1
-    if rows > source.MAX_EXAMPLES:
-      raise InvalidDataError(
-        f'{self._name}: expected at most {source.MAX_EXAMPLES} rows, got '
-        f'{rows}; prepare it in parts, or with a larger --max_length'
-      )
     self.info = DatasetInfo(
-      input_key='tokens',
-      input_shape=(length,),
-      input_dtype='int32',
-      num_classes=len(CLASS_NAMES),
-      class_names=CLASS_NAMES,
-      num_examples=rows,
-      vocab_size=vocab_size,
-    )
+      'tokens', (length,), 'int32', 2, ('in_order', 'swapped'),
+      num_examples=len(self._rows.rows) - 1, vocab_size=vocab_size,
+    )  # fmt: skip
 
   def __len__(self) -> int:
     return self.info.num_examples
@@ -117,22 +105,16 @@ class Pretraining:
     sizes = _DRAWS, length, length, slots, slots
     numbers = uniform(seed, epochs, indices, sum(sizes))
     draws, *rest = np.split(numbers, np.cumsum(sizes)[:-1], axis=1)
-    tokens, word, sentence, lengths = _gather(
-      self._rows, indices, self._begins_word
-    )
-    spans = _segments(word, sentence, lengths, self.short_share, draws)
     swapped = draws[:, 4] < 0.5
+    given = _gather(self._rows, indices, self._begins_word)
+    spans = _segments(given, self.short_share, draws)
     rows, types, lengths = _framed(
-      tokens, word, spans, swapped, length, self._tokenizer
+      given, spans, swapped, length, self._tokenizer
     )
     budgets = np.round(self.mask_share * lengths).astype(np.int64)
+    budgets, ids = np.maximum(budgets, 1), (self._mask_id, self._ordinary)
     masked = masking.mask(
-      rows,
-      np.maximum(budgets, 1),
-      self.max_ngram,
-      self._mask_id,
-      self._ordinary,
-      masking.Draws(*rest),
+      rows, budgets, self.max_ngram, *ids, masking.Draws(*rest)
     )
     return {
       **masked,
@@ -167,14 +149,18 @@ def uniform(
   return (splitmix64(counters) >> np.uint64(11)) * 2.0**-53
 
 
-def _gather(
-  split: Split, indices: Int[np.ndarray, ' B'], begins_word: np.ndarray
-) -> tuple[Int32[np.ndarray, 'B L'], Flags, Flags, Numbers]:
-  """Returns tokens of rows, flags of those that begin a word or a sentence.
+class _Given(NamedTuple):
+  """Rows in document order; the first token begins a word, no sentence."""
 
-  The first token of a row begins a word, but no sentence. The last array is the
-  lengths of the rows.
-  """
+  tokens: Int32[np.ndarray, 'B L']
+  begins_word: Flags
+  begins_sentence: Flags
+  lengths: Numbers
+
+
+def _gather(
+  split: Split, indices: Numbers, begins_word: Bool[np.ndarray, ' V']
+) -> _Given:
   vocab_size = len(begins_word)
   bounds = split.rows[indices[:, None] + np.arange(2)]
   lengths = bounds[:, 1] - bounds[:, 0]
@@ -195,15 +181,11 @@ def _gather(
     sentence, bounds[:, 0], found, strict=True
   ):
     row[split.sentences[first:behind] - start] = True
-  return tokens, word, sentence, lengths
+  return _Given(tokens, word, sentence, lengths)
 
 
 def _segments(
-  word: Flags,
-  sentence: Flags,
-  lengths: Numbers,
-  short_share: float,
-  draws: Float64[np.ndarray, 'B D'],
+  given: _Given, short_share: float, draws: Float64[np.ndarray, 'B D']
 ) -> tuple[Numbers, Numbers, Numbers]:
   """Returns the begin of each row, of its second segment, and its end.
 
@@ -213,6 +195,7 @@ def _segments(
   such a row moves towards the split to a sentence border, or if there is none,
   outwards to the border of the word it is in.
   """
+  _, word, sentence, lengths = given
   place, limit = np.arange(word.shape[1]), word.shape[1]
   inner = (place > 0) & (place < lengths[:, None])
   borders = np.where(
@@ -253,8 +236,7 @@ def _last(flags: Flags, default: Numbers) -> Numbers:
 
 
 def _framed(
-  tokens: Int32[np.ndarray, 'B W'],
-  begins_word: Bool[np.ndarray, 'B W'],
+  given: _Given,
   spans: tuple[Numbers, Numbers, Numbers],
   swapped: Bool[np.ndarray, ' B'],
   length: int,
@@ -262,9 +244,7 @@ def _framed(
 ) -> tuple[masking.Rows, Int32[np.ndarray, 'B L'], Int32[np.ndarray, ' B']]:
   """Frames segments as [CLS] a [SEP] b [SEP] and pads them to `length`.
 
-  Returns:
-    (tokens and which of them may be masked; token types, 0 for the first
-    segment with its [SEP] and padding, else 1; tokens of each row).
+  Returns the rows, their token types, and their lengths.
   """
   start, middle, stop = spans
   begins = np.where(swapped, [middle, start], [start, middle])[..., None]
@@ -280,12 +260,12 @@ def _framed(
   is_sep = (column == first + 1) | (column == total + 2)
   framed = np.where(
     is_text,
-    np.take_along_axis(tokens, places, axis=1),
+    np.take_along_axis(given.tokens, places, axis=1),
     np.where(is_sep, special.sep_id, special.pad_id),
   ).astype(np.int32)
   framed[:, 0] = special.cls_id
   begins_segment = is_text & ((column == 1) | (column == first + 2))
-  word = np.take_along_axis(begins_word, places, axis=1) & is_text
+  word = np.take_along_axis(given.begins_word, places, axis=1) & is_text
   types = (in_second | (column == total + 2)).astype(np.int32)
   rows = masking.Rows(framed, is_text, word | begins_segment, begins_segment)
   return rows, types, (total[:, 0] + 3).astype(np.int32)

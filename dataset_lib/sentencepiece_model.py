@@ -24,31 +24,19 @@ SPACE = '▁'  # U+2581, SentencePiece's space before a word
 SPECIAL_TOKENS = ('<pad>', '<unk>', '[CLS]', '[SEP]', '[MASK]')
 # Always pieces of their own, as in ALBERT's vocabulary.
 OWN_PIECES = ('(', ')', '"', '-', '.', '–', '£', '€')  # noqa: RUF001
-CHARACTER_COVERAGE = 0.99995
 # The largest text given to the trainer at once, in characters; it would leave
 # out what is longer than 4,192 bytes.
 MAX_TRAINING_TEXT = 1024
 # Of all texts together: the trainer takes about 20 bytes for each.
 MAX_TRAINING_CHARACTERS = 10**8
-# Fixed: the sums of the trainer, and so the pieces, depend on it.
-_TRAINING_THREADS = 16
-# ALBERT's tokenizer cuts the comma off a number ("9,"); a piece that has both
-# is made too improbable to be used.
 _NUMBER_COMMA = re.compile(r'.*\d,', re.DOTALL)
-_NUMBER_COMMA_PENALTY = 100.0
 
 
 def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
   """Trains a lower-case unigram vocabulary; the same texts give the same bytes.
 
-  Args:
-    texts: paragraphs or sentences, as they are.
-    vocab_size: pieces, the special ones included.
-    max_texts: size of the random sample that is kept in memory, at most
-      `MAX_TRAINING_CHARACTERS` in all; longer texts count as several.
-
-  Returns:
-    A model in the format of `spiece.model`.
+  A random sample of at most `max_texts` texts, and of
+  `MAX_TRAINING_CHARACTERS`, is kept in memory; longer texts count as several.
 
   Raises:
     ConfigError: the texts have too few words for so many pieces, or more
@@ -72,14 +60,14 @@ def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
       model_writer=model,
       model_type='unigram',
       vocab_size=vocab_size,
-      character_coverage=CHARACTER_COVERAGE,
+      character_coverage=0.99995,
       pad_id=0,
       unk_id=1,
       bos_id=-1,
       eos_id=-1,
       control_symbols=list(SPECIAL_TOKENS[2:]),
       user_defined_symbols=list(OWN_PIECES),
-      num_threads=_TRAINING_THREADS,
+      num_threads=16,  # the trainer's sums, and so the pieces, depend on it
       minloglevel=2,  # errors only
     )
   except RuntimeError as error:
@@ -130,17 +118,18 @@ def normalizer_of(
   import tokenizers
   from tokenizers import normalizers
 
-  accents = [normalizers.NFKD(), normalizers.StripAccents()]
-  return normalizers.Sequence(
-    [
-      normalizers.Replace('``', '"'),
-      normalizers.Replace("''", '"'),
-      *([] if keep_accents else accents),
-      *([normalizers.Lowercase()] if lower else []),
-      *([normalizers.Precompiled(charsmap)] if charsmap else []),
-      normalizers.Replace(tokenizers.Regex(' {2,}'), ' '),
-    ]
-  )
+  steps: list[Any] = [
+    normalizers.Replace('``', '"'),
+    normalizers.Replace("''", '"'),
+  ]
+  if not keep_accents:
+    steps += [normalizers.NFKD(), normalizers.StripAccents()]
+  if lower:
+    steps.append(normalizers.Lowercase())
+  if charsmap:
+    steps.append(normalizers.Precompiled(charsmap))
+  spaces = normalizers.Replace(tokenizers.Regex(' {2,}'), ' ')
+  return normalizers.Sequence([*steps, spaces])
 
 
 def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
@@ -174,26 +163,21 @@ def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
       f'{path}: expected a SentencePiece model of type UNIGRAM, got {kind} '
       f'with {len(pieces)} pieces'
     )
+  # ALBERT's tokenizer cuts the comma off a number ("9,"); a piece that has both
+  # is made too improbable to be used.
   scores = [
-    (
-      piece.piece,
-      piece.score
-      - _NUMBER_COMMA_PENALTY * bool(_NUMBER_COMMA.fullmatch(piece.piece)),
-    )
-    for piece in pieces
+    (one.piece, one.score - 100.0 * bool(_NUMBER_COMMA.fullmatch(one.piece)))
+    for one in pieces
   ]
   library = tokenizers.Tokenizer(models.Unigram(scores, unk_id=trainer.unk_id))
   library.normalizer = normalizer_of(
-    bool(config.get('do_lower_case', True)),
-    bool(config.get('keep_accents', False)),
+    config.get('do_lower_case', True),
+    config.get('keep_accents', False),
     model.normalizer_spec.precompiled_charsmap,
   )
-  library.pre_tokenizer = pre_tokenizers.Sequence(
-    [
-      pre_tokenizers.WhitespaceSplit(),
-      pre_tokenizers.Metaspace(SPACE, prepend_scheme='always'),
-    ]
-  )
+  words = pre_tokenizers.WhitespaceSplit()
+  spaces = pre_tokenizers.Metaspace(SPACE, prepend_scheme='always')
+  library.pre_tokenizer = pre_tokenizers.Sequence([words, spaces])
   library.decoder = decoders.Metaspace(SPACE, prepend_scheme='always')
   kinds = proto.ModelProto.SentencePiece.Type
   special = kinds.Value('UNKNOWN'), kinds.Value('CONTROL')

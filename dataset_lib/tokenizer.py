@@ -21,6 +21,7 @@ from jaxtyping import Bool, Int32
 
 from dataset_lib import atomic_file, sentencepiece_model
 from dataset_lib.errors import InvalidDataError, MissingDataError
+from dataset_lib.sentencepiece_model import SPACE
 from dataset_lib.source import Encoded
 
 MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]
@@ -156,11 +157,10 @@ def begins_word(name: str, is_word_piece: bool) -> bool:
   """Returns whether a token begins a word; see `Tokenizer.word_starts`."""
   if is_word_piece:
     return not name.startswith('##')
-  if name.startswith(sentencepiece_model.SPACE):
+  if name.startswith(SPACE) or not any(map(str.isalnum, name)):
     return True
-  scripts = [unicodedata.name(letter, '') for letter in name]
-  stands_alone = any(name.startswith(_WITHOUT_SPACES) for name in scripts)
-  return stands_alone or not any(map(str.isalnum, name))
+  letters = (unicodedata.name(letter, '') for letter in name)
+  return any(letter.startswith(_WITHOUT_SPACES) for letter in letters)
 
 
 def load(path: str | os.PathLike[str]) -> Tokenizer:

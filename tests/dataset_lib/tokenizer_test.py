@@ -157,7 +157,7 @@ def test_the_configuration_is_obeyed(directory, tmp_path, form):
 def test_other_names_of_special_tokens(tmp_path):
   names = ['<pad>', '<unk>', '<s>', '</s>', 'a', 's', '<', '>', '/']
   (tmp_path / 'vocab.txt').write_text('\n'.join(names))
-  with pytest.raises(InvalidDataError, match=r'without \[UNK\], \[SEP\]'):
+  with pytest.raises(InvalidDataError, match=r'without \[PAD\], \[UNK\]'):
     tokenizer.load(tmp_path)
   special = {
     'pad_token': '<pad>',
@@ -186,7 +186,7 @@ def test_a_missing_tokenizer(tmp_path):
       json.dumps({'model': {'type': 'BPE', 'vocab': {}, 'merges': []}}),
       r'expected a WordPiece tokenizer, or .* got BPE',
     ),
-    ('vocab.txt', '[PAD]\n[UNK]\nthe\n', r'without \[SEP\], \[CLS\]'),
+    ('vocab.txt', '[PAD]\n[UNK]\nthe\n', r'without \[CLS\], \[SEP\]'),
     ('vocab.txt', b'[PAD]\n\xff\xfe\n', 'is not UTF-8'),
     ('tokenizer_config.json', '{', r'tokenizer_config\.json is damaged'),
     ('added_tokens.json', '{"x": 99}', r'added_tokens\.json are not supported'),
@@ -202,7 +202,7 @@ def test_damaged_files_are_named(directory, name, content, words):
 
 def test_what_cannot_be_encoded(directory):
   given = tokenizer.load(directory)
-  with pytest.raises(ValueError, match=r'number 1 of 2.*surrogates'):
+  with pytest.raises(ValueError, match='lone surrogate'):
     given.encode(['a', '\ud800'])
   with pytest.raises(ValueError, match='max_length: expected at least 5'):
     given.encode(['a'], None, 4)
