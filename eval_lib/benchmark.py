@@ -1,27 +1,177 @@
 """Times candidates against each other in interleaved rounds.
 
-A benchmark is a list of cases (labels such as the batch size) and of
-candidates. Machines drift, so candidates are timed in rounds, in alternating
-directions (A B, then B A), after a warm-up that compiles; a ratio is taken
-within each round, where both sides met the same machine.
+Machines drift, so candidates take turns, in alternating directions (A B, then
+B A), after a warm-up that compiles; a ratio is taken within each round. In its
+own process a library cannot slow down another, and a process that dies or
+hangs loses its own results only. jax is not imported here, because its settings
+in the environment of such a process are read at its import.
 """
 
-import contextlib
+import concurrent.futures
+import dataclasses
+import functools
+import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import pathlib
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from eval_lib import report
-from eval_lib.hosts import Candidate, Case, Hosts, Timer
 from eval_lib.report import Estimate
 
+# Seconds `[calls]` of each of `calls` calls; None if they could not be timed.
+Timer = Callable[[int], Float[np.ndarray, ' C'] | None]
 # Seconds of each call, a row for each round.
 Samples = Mapping[str, Float[np.ndarray, 'R C']]
 
 BUSY_LOAD = 0.5  # average number of running threads
+SETTLE_SECONDS = 0.02  # thread pools spin for some milliseconds after work
+_ERROR_LINES = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+  """A prepared candidate.
+
+  Attributes:
+    run: is timed; arrays of jax that it returns are waited for.
+    rows: examples that one call processes; seconds are divided by it.
+    output: compared with those of the candidates of the same group, or None.
+    columns: further columns of the candidate's row.
+  """
+
+  run: Any
+  rows: int = 1
+  output: Any = None
+  columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+  """Something to time.
+
+  Attributes:
+    name: unique in the benchmark.
+    make: prepares a call; can be pickled where `process` is given.
+    process: name of the process to run in, which candidates may share; '' for
+      this process.
+    is_baseline: may be the baseline; of several, the one with the smallest
+      median is.
+    baseline: name of the candidate to compare with instead; '' for none.
+    flops: (every block once and in full, computed) per example by formula; the
+      first gives the limit of the speed-up. None without a formula.
+    group: candidates of a group compute the same output; '' for none.
+  """
+
+  name: str
+  make: Callable[[], Call]
+  process: str = ''
+  is_baseline: bool = False
+  baseline: str = ''
+  flops: tuple[float, float] | None = None
+  group: str = ''
+
+
+# -- processes -----------------------------------------------------------------
+
+_calls: dict[str, Call] = {}  # prepared in this process, by candidate
+
+
+def _prepare(name: str, make: Callable[[], Call]) -> Call:
+  """Makes a call and runs it once; returns it without its function."""
+  call = _calls[name] = make()
+  _take(name, 1)
+  output = None if call.output is None else np.asarray(call.output)
+  return dataclasses.replace(call, run=None, output=output)
+
+
+def _take(name: str, calls: int) -> Float[np.ndarray, ' C']:
+  """Times calls."""
+  time.sleep(SETTLE_SECONDS)
+  seconds = []
+  for _ in range(calls):
+    started = time.perf_counter()
+    result = _calls[name].run()
+    if 'jax' in sys.modules:
+      sys.modules['jax'].block_until_ready(result)
+    seconds.append(time.perf_counter() - started)
+  return np.array(seconds)
+
+
+def _start(log: pathlib.Path, environment: Mapping[str, str]) -> None:
+  """Begins a process: its output goes to a file, it ends with its parent."""
+  os.environ.update(environment)
+  with log.open('wb') as file:
+    for stream in (1, 2):
+      os.dup2(file.fileno(), stream)
+  parent: Any = multiprocessing.parent_process()
+  end = threading.Thread(target=lambda: os._exit(parent.join() or 1))
+  end.daemon = True
+  end.start()
+
+
+class Hosts:
+  """The processes of a benchmark by name; a context that ends them.
+
+  Args:
+    timeout: seconds within which each answer must come.
+    environment: variables of the processes.
+  """
+
+  def __init__(
+    self, timeout: float = 1800.0, environment: Mapping[str, str] | None = None
+  ):
+    self._timeout, self._environment = timeout, dict(environment or {})
+    self._pools: dict[str, concurrent.futures.ProcessPoolExecutor] = {}
+    self._pids: dict[str, int] = {}
+    self._lost: set[str] = set()
+    self._folder = tempfile.TemporaryDirectory(prefix='benchmark_')
+
+  def __enter__(self) -> 'Hosts':
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    for pool in self._pools.values():
+      pool.shutdown()
+    self._folder.cleanup()
+
+  def ask(self, name: str, function: Callable[..., Any], *given: Any) -> Any:
+    """Calls a function in a process; returns None once the process is lost."""
+    if not name:
+      return function(*given)
+    if name in self._lost:
+      return None
+    log = pathlib.Path(self._folder.name, f'{name}.log')
+    try:
+      if name not in self._pools:
+        self._pools[name] = concurrent.futures.ProcessPoolExecutor(
+          1, multiprocessing.get_context('spawn'), _start,
+          (log, self._environment),
+        )  # fmt: skip
+        self._pids[name] = self._pools[name].submit(os.getpid).result()
+      return self._pools[name].submit(function, *given).result(self._timeout)
+    except Exception as error:
+      self._lost.add(name)
+      what = f'{type(error).__name__}: {error}'
+      if isinstance(error, TimeoutError):
+        what = f'no answer in {self._timeout:.0f} s'
+        os.kill(self._pids[name], signal.SIGKILL)
+      printed = log.read_text(errors='replace') if log.exists() else ''
+      # The cause is the traceback of the process.
+      lines = f'{printed}\n{error.__cause__ or ""}'.strip().splitlines()
+      print(f'left out: {name}: {what}', *lines[-_ERROR_LINES:], sep='\n')
+      return None
+
+
+# -- times ---------------------------------------------------------------------
 
 
 def measure(
@@ -33,19 +183,17 @@ def measure(
   min_seconds: float = 0.0,
   advance: Callable[[float], None] = lambda share: None,
 ) -> dict[str, Float[np.ndarray, 'R C']]:
-  """Times functions against each other, in interleaved rounds.
+  """Returns the seconds of calls, timed in interleaved rounds.
 
   Args:
-    timers: by name; odd rounds take them in reversed order.
+    timers: by name; odd rounds take them in reversed order. One that returns
+      None is left out of the result.
     rounds: rounds that count.
     warmup: rounds before them.
     calls: calls of each function in a round.
     min_seconds: more calls are made to take about as long in each round, by
       the last round of the warm-up.
     advance: called with the finished share of all rounds.
-
-  Returns:
-    Seconds of the calls, of the timers that never returned None.
   """
   seconds: dict[str, list[Any]] = {name: [] for name in timers}
   wanted = dict.fromkeys(timers, calls)
@@ -66,140 +214,113 @@ def measure(
   }
 
 
+def run(
+  candidates: Sequence[Candidate],
+  case: Mapping[str, Any],
+  hosts: Hosts,
+  over: Mapping[str, str] | None = None,
+  **timing: Any,
+) -> tuple[list[dict[str, Any]], Samples]:
+  """Prepares and times candidates, with a bar on stderr.
+
+  Args:
+    candidates: in the order of the first round.
+    case: labels such as the batch size, by column.
+    hosts: where they run.
+    over: see `rows`.
+    **timing: `rounds` and further arguments of `measure`.
+
+  Returns:
+    (see `rows`, seconds of the calls), without those of lost processes.
+  """
+  import rich.console
+  import rich.progress
+
+  found = {
+    one.name: hosts.ask(one.process, _prepare, one.name, one.make)
+    for one in candidates
+  }
+  timers = {
+    one.name: functools.partial(hosts.ask, one.process, _take, one.name)
+    for one in candidates
+    if found[one.name] is not None
+  }
+  label = ', '.join(f'{name} {value}' for name, value in case.items())
+  console = rich.console.Console(stderr=True)
+  with rich.progress.Progress(console=console) as bar:
+    task = bar.add_task(label, total=1.0)
+    samples = measure(
+      timers, advance=lambda share: bar.update(task, completed=share), **timing
+    )
+  return rows(case, candidates, samples, found, over), samples
+
+
 def ratio(samples: Samples, slow: str, fast: str) -> Estimate:
   """Returns how many times as fast as `slow` `fast` is, round by round."""
   return Estimate.of(samples[slow].mean(1) / samples[fast].mean(1))
 
 
-def run(
-  candidates: Sequence[Candidate],
-  cases: Sequence[Case],
-  hosts: Hosts,
-  over: Mapping[str, str] | None = None,
-  **timing: Any,
-) -> list[dict[str, Any]]:
-  """Times all candidates in all cases, a case after the other.
-
-  Args:
-    candidates: in the order of the rows.
-    cases: labels, which become columns.
-    hosts: where they run.
-    over: further columns: speed-ups over the candidates named.
-    **timing: `rounds` and further arguments of `measure`.
-
-  Returns:
-    See `rows`.
-  """
-  table = []
-  for case in cases:
-    prepared, samples = time_case(candidates, case, hosts, **timing)
-    table += rows(case, candidates, samples, prepared, over)
-  return table
-
-
-def time_case(
-  candidates: Sequence[Candidate], case: Case, hosts: Hosts, **timing: Any
-) -> tuple[dict[str, Any], dict[str, Float[np.ndarray, 'R C']]]:
-  """Prepares and times all candidates in a case.
-
-  Args:
-    candidates: in the order of the first round.
-    case: labels.
-    hosts: where they run.
-    **timing: `rounds` and further arguments of `measure`.
-
-  Returns:
-    (the answers of `Host.prepare` by name, see `measure`).
-  """
-  prepared = {one.name: hosts.prepare(one, case) for one in candidates}
-  timers = {
-    one.name: hosts.timer(one, case)
-    for one in candidates
-    if prepared[one.name] is not None
-  }
-  label = ', '.join(f'{name} {value}' for name, value in case.items())
-  with _progress(label) as advance:
-    samples = measure(timers, advance=advance, **timing)
-  return prepared, samples
-
-
 def rows(
-  case: Case,
+  case: Mapping[str, Any],
   candidates: Sequence[Candidate],
   samples: Samples,
-  prepared: Mapping[str, Any],
+  calls: Mapping[str, Call],
   over: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
   """Returns a row for each candidate that was timed.
 
-  Args:
-    case: labels.
-    candidates: in the order of the rows.
-    samples: see `measure`.
-    prepared: of `Host.prepare`, by name.
-    over: see `run`.
-
-  Returns:
-    The columns of the case, `candidate`, its `baseline`, `seconds` of an
-    example and `speedup` over the baseline as `Estimate`, `flops` that are
-    computed, the `limit` of the speed-up by FLOPs and the reached `share` of
-    it, those of `over`, the largest `difference` of the output to that of the
-    first of the group, and those of the call.
+  Columns: those of the case, `candidate`, its `baseline`, `seconds` of an
+  example and `speedup` over the baseline as `Estimate`, `flops` that are
+  computed, the `limit` of the speed-up by FLOPs and the reached `share` of it,
+  speed-ups over the candidates that `over` names by column, the largest
+  `difference` of the output to that of the first of the group, and those of
+  the call.
 
   Raises:
     ValueError: no baseline was timed.
   """
-  timed = [one for one in candidates if one.name in samples]
-  seconds = {
-    one.name: samples[one.name] / prepared[one.name]['rows'] for one in timed
-  }
-  best = _best([one for one in timed if one.is_baseline], seconds)
-  flops = {
-    one.name: prepared[one.name].get('flops') or one.flops for one in timed
-  }
+  timed = {one.name: one for one in candidates if one.name in samples}
+  seconds = {name: samples[name] / calls[name].rows for name in timed}
+  medians = {name: np.median(seconds[name].mean(1)) for name in timed}
+  legal = [name for name, one in timed.items() if one.is_baseline]
+  if not legal:
+    raise ValueError('no baseline was timed; there is nothing to compare with')
+  best = min(legal, key=medians.__getitem__)
   first: dict[str, Any] = {}
   table = []
-  for one in timed:
-    baseline = one.baseline if one.baseline in seconds else best
-    speedup = ratio(seconds, baseline, one.name)
-    cost, other = flops[one.name], flops[baseline]
+  for name, one in timed.items():
+    call = calls[name]
+    baseline = one.baseline if one.baseline in timed else best
+    cost, other = one.flops, timed[baseline].flops
+    speedup = ratio(seconds, baseline, name)
     limit = other[0] / cost[0] if cost and other else None
     row = {
       **case,
-      'candidate': one.name,
+      'candidate': name,
       'baseline': baseline,
-      'seconds': Estimate.of(seconds[one.name].mean(1)),
+      'seconds': Estimate.of(seconds[name].mean(1)),
       'flops': cost[1] if cost else None,
       'speedup': speedup,
       'limit': limit,
       'share': speedup.median / limit if limit else None,
     }
-    for column, name in (over or {}).items():
-      known = name in seconds
-      row[column] = ratio(seconds, name, one.name) if known else None
-    output = prepared[one.name]['output']
-    if one.group and output is not None:
-      reference = first.setdefault(one.group, output)
-      row['difference'] = float(np.abs(output - reference).max())
-    table.append(row | prepared[one.name]['columns'])
+    for column, slow in (over or {}).items():
+      row[column] = ratio(seconds, slow, name) if slow in timed else None
+    if one.group and call.output is not None:
+      reference = first.setdefault(one.group, call.output)
+      row['difference'] = float(np.abs(call.output - reference).max())
+    table.append(row | dict(call.columns))
   return table
 
 
-def _best(baselines: Sequence[Candidate], seconds: Samples) -> str:
-  if not baselines:
-    raise ValueError('no baseline was timed; there is nothing to compare with')
-  return min(
-    (one.name for one in baselines),
-    key=lambda name: np.median(seconds[name].mean(1)),
-  )
+# -- what is shown -------------------------------------------------------------
 
 
 def busy() -> str:
   """Returns a warning line if other programs load the machine, else ''."""
   load = os.getloadavg()[0]
-  if load <= BUSY_LOAD:
-    return ''
-  return f'busy machine: load {load:.1f} before the start; compare nothing\n'
+  warning = f'busy machine: load {load:.1f} before the start; compare nothing\n'
+  return warning if load > BUSY_LOAD else ''
 
 
 def show(table: report.Rows, tolerance: float) -> None:
@@ -209,22 +330,19 @@ def show(table: report.Rows, tolerance: float) -> None:
     table: see `rows`.
     tolerance: larger differences of outputs within a group are reported.
   """
-  cases: dict[str, list[Mapping[str, Any]]] = {}
-  for row in table:
-    cases.setdefault(_case(row), []).append(row)
-  for case, same in cases.items():
-    baselines = dict.fromkeys(row['baseline'] for row in same)
-    names = list(dict.fromkeys(name for row in same for name in row))
-    names = names[names.index('candidate') :]
-    hidden = {'baseline'} if len(baselines) == 1 else set()
-    names = [
+  for case in dict.fromkeys(map(_case, table)):
+    same = [row for row in table if _case(row) == case]
+    baselines = {row['baseline'] for row in same}
+    columns = list(dict.fromkeys(name for row in same for name in row))
+    shown = [
       name
-      for name in names
-      if name not in hidden and any(row.get(name) is not None for row in same)
+      for name in columns[columns.index('candidate') :]
+      if any(row.get(name) is not None for row in same)
+      and (name != 'baseline' or len(baselines) > 1)
     ]
     report.print_table(
-      f'{case}; baseline: {next(iter(baselines))}',
-      [report.readable(row, names) for row in same],
+      f'{case}; baseline: {same[0]["baseline"]}',
+      [report.readable(row, shown) for row in same],
       'median [quartiles] of the rounds',
     )
   for row in table:
@@ -236,7 +354,7 @@ def show(table: report.Rows, tolerance: float) -> None:
 
 
 def draw(path: str | os.PathLike[str], table: report.Rows) -> None:
-  """Draws the speed-ups of the candidates that have a part in all cases."""
+  """Draws the speed-ups of the candidates that were timed in all cases."""
   from eval_lib import adaptive_plots
 
   bars: dict[str, dict[str, Any]] = {}
@@ -255,15 +373,3 @@ def _case(row: Mapping[str, Any]) -> str:
   """Returns the labels of a row: its columns before the candidate."""
   names = list(row)[: list(row).index('candidate')]
   return ', '.join(f'{name} {row[name]}' for name in names)
-
-
-@contextlib.contextmanager
-def _progress(label: str) -> Iterator[Callable[[float], None]]:
-  """Shows a bar on stderr."""
-  import rich.console
-  import rich.progress
-
-  console = rich.console.Console(stderr=True)
-  with rich.progress.Progress(console=console) as bar:
-    task = bar.add_task(label, total=1.0)
-    yield lambda share: bar.update(task, completed=share)

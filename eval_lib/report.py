@@ -1,8 +1,8 @@
 """Tables of measured numbers: estimates with quartiles, CSV, the terminal.
 
-A table is a list of rows, and a row maps names of columns to values. Rows may
-lack columns of other rows. An `Estimate` takes three columns of a CSV file:
-`seconds`, `seconds_low` and `seconds_high`.
+A table is a list of rows, and a row maps names of columns to values; None and
+what a row lacks are empty cells. An `Estimate` takes three columns of a CSV
+file: `seconds`, `seconds_low` and `seconds_high`.
 """
 
 import csv
@@ -22,18 +22,11 @@ Rows = Sequence[Mapping[str, Any]]
 
 # How columns are printed: heading, unit, digits.
 _PERCENT = {
-  'quality': 'quality %',
-  'agreement': 'as own last head %',
-  'retention': 'kept %',
-  'flops_share': 'of dense %',
-  'early': 'early %',
-  'accuracy': 'accuracy %',
-  'ece': 'ECE %',
-  'ece_calibrated': 'ECE % after',
-  'exceeded': 'exceeded %',
-  'mean': 'mean %',
-  'worst': 'worst %',
-}
+  'quality': 'quality %', 'agreement': 'as own last head %',
+  'retention': 'kept %', 'flops_share': 'of dense %', 'early': 'early %',
+  'accuracy': 'accuracy %', 'ece': 'ECE %', 'ece_calibrated': 'ECE % after',
+  'exceeded': 'exceeded %', 'mean': 'mean %', 'worst': 'worst %',
+}  # fmt: skip
 COLUMNS: Mapping[str, tuple[str, float, str]] = {
   'seconds': ('ms', 1e3, '.3g'),
   'latency_mean': ('mean ms', 1e3, '.3g'),
@@ -52,13 +45,7 @@ COLUMNS: Mapping[str, tuple[str, float, str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """A median with its quartiles.
-
-  Attributes:
-    median: the estimate.
-    low: first quartile.
-    high: third quartile.
-  """
+  """A median with its first and third quartile."""
 
   median: float
   low: float
@@ -67,8 +54,8 @@ class Estimate:
   @classmethod
   def of(cls, samples: Float[np.ndarray, ' R']) -> 'Estimate':
     """Summarises repeated measurements."""
-    low, median, high = np.quantile(samples, (0.25, 0.5, 0.75))
-    return cls(float(median), float(low), float(high))
+    low, median, high = np.quantile(samples, (0.25, 0.5, 0.75)).tolist()
+    return cls(median, low, high)
 
   def text(self, scale: float = 1.0, digits: int = 3) -> str:
     """Formats `median [low, high]`, times `scale`, in significant digits."""
@@ -86,18 +73,14 @@ def write_csv(
 ) -> None:
   """Writes rows below a line of column names; replaces the file atomically.
 
-  Args:
-    path: the file.
-    rows: see the module. The columns are in the order of their first use; what
-      a row lacks, and None, is an empty cell.
-    constants: columns with the same value in all rows that lack them,
-      appended.
+  Columns are in the order of their first use, then `constants`: those with the
+  same value in all rows that lack them.
   """
-  lines = [flat(row) for row in rows]
   same = dict(constants or {})
-  names = dict.fromkeys(name for line in [*lines, same] for name in line)
+  lines = [*map(flat, rows)]
+  names = list(dict.fromkeys(name for line in [*lines, same] for name in line))
   file = io.StringIO()
-  writer = csv.DictWriter(file, list(names), lineterminator='\n')
+  writer = csv.DictWriter(file, names, lineterminator='\n')
   writer.writeheader()
   writer.writerows(same | line for line in lines)
   atomic_file.write_text(path, file.getvalue())
@@ -108,17 +91,14 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
   line: dict[str, Any] = {}
   for name, value in row.items():
     if isinstance(value, Estimate):
-      line |= {
-        name: value.median,
-        f'{name}_low': value.low,
-        f'{name}_high': value.high,
-      }
+      ends = {f'{name}_low': value.low, f'{name}_high': value.high}
+      line |= {name: value.median, **ends}
     else:
       line[name] = value
   return line
 
 
-def readable(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
+def readable(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
   """Formats some columns of a row by `COLUMNS`, for `print_table`."""
   result = {}
   for name in names:
@@ -130,18 +110,15 @@ def readable(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
       value = f'{value.median:.2f}' if is_further else value.text(unit)
     elif isinstance(value, float) or (name in COLUMNS and value is not None):
       value = f'{unit * value:{digits}}'
-    result[heading] = _cell(value)
+    result[heading] = value
   return result
 
 
 def print_table(title: str, rows: Rows, note: str = '') -> None:
-  """Prints rows on the terminal, never cutting off a cell.
+  """Prints at least one row below a title and above a note.
 
-  Args:
-    title: printed above the table; may be empty.
-    rows: see the module; at least one. Cells are printed as `str` does, an
-      `Estimate` by its `text`, None as nothing.
-    note: printed below the table; may be empty.
+  Cells are printed as `str` does, an `Estimate` by its `text`. A narrow
+  terminal wraps the lines, and none is cut off.
   """
   import rich.box
   import rich.console
@@ -151,23 +128,13 @@ def print_table(title: str, rows: Rows, note: str = '') -> None:
   table = rich.table.Table(box=rich.box.SIMPLE, collapse_padding=True)
   names = list(dict.fromkeys(name for row in rows for name in row))
   for place, name in enumerate(names):
-    side: Any = 'right' if place else 'left'
-    table.add_column(name, justify=side, no_wrap=True)
+    table.add_column(name, justify='right' if place else 'left', no_wrap=True)
   for row in rows:
+    cells = [row.get(name) for name in names]
+    texts = [c.text() if isinstance(c, Estimate) else c for c in cells]
     # Brackets in a value are a range, not markup.
-    table.add_row(*(rich.text.Text(_cell(row.get(name))) for name in names))
-  console = rich.console.Console(highlight=False)
-  # A narrow terminal wraps the lines of a table, but shows all of them.
-  width = console.measure(
-    table, options=console.options.update(width=10_000)
-  ).maximum
-  console.width = max(console.width, width)
+    table.add_row(*(rich.text.Text('' if t is None else f'{t}') for t in texts))
+  console = rich.console.Console(highlight=False, width=100_000)
   for text in (title, table, note):
     if text:
-      console.print(text, markup=False, soft_wrap=isinstance(text, str))
-
-
-def _cell(value: Any) -> str:
-  if isinstance(value, Estimate):
-    return value.text()
-  return '' if value is None else str(value)
+      console.print(text, markup=False)

@@ -36,15 +36,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launch import command_line
-from launch.command_line import (
-  checkpoint,
-  count,
-  percents,
-  positive,
-  seconds,
-  sizes,
-  sizes_or_none,
-)
+from launch.command_line import checkpoint, count, positive, sizes
 
 MODULES = {
   'adatape': 'launch.candidates_adatape',
@@ -53,55 +45,59 @@ MODULES = {
   'eat': 'launch.eat_report',
 }
 TOLERANCE = {'float32': 1e-4, 'bfloat16': 5e-2}  # of outputs of a group
+GROUPS = 'dense,eat,torch,onnx'
 
 
-def _listed(
-  name: str, one: Callable[[str], Any], legal: Callable[[Any], bool]
-) -> Callable[[str], tuple[Any, ...]]:
-  """Returns the type of a flag with values separated by commas."""
-
-  def read(text: str) -> tuple[Any, ...]:
-    values = tuple(map(one, text.split(',')))
-    if not legal(values):
-      raise ValueError(text)
-    return values
-
-  read.__name__ = f'list of {name}'  # argparse prints it
-  return read
+def _words(text: str) -> tuple[str, ...]:
+  return () if text == 'none' else tuple(text.split(','))
 
 
-_LIBRARIES = ('torch', 'onnx')  # of launch.peers, which imports jax
-_GROUPS = ('dense', 'eat', 'distil', *_LIBRARIES)
-shares = _listed(
-  'shares between 0 and 1', float, lambda v: all(0.0 < x < 1.0 for x in v)
-)
-scales = _listed(
-  'numbers >= 0', float, lambda v: all(0.0 <= x < 1e3 for x in v)
-)
-groups = _listed(
-  f'{", ".join(_GROUPS)}, with dense among them',
-  str,
-  lambda v: {'dense'} <= {*v} <= {*_GROUPS},
-)
-libraries = _listed(
-  f'{", ".join(_LIBRARIES)}, or none',
-  str,
-  lambda v: v == ('none',) or {*v} <= {*_LIBRARIES},
-)
-runs = _listed(
-  'NAME=DIRECTORY with new, different names',
-  lambda item: tuple(item.split('=', 1)),
-  lambda v: (
-    all(len(pair) == 2 and all(pair) for pair in v)
-    and len(dict(v)) == len(v)
-    and not {'EAT', 'dense', 'student'} & {*dict(v)}
-  ),
-)
+def _numbers(text: str) -> tuple[float, ...]:
+  return tuple(map(float, text.split(',')))
+
+
+def _runs(text: str) -> tuple[Any, ...]:
+  return tuple(tuple(item.split('=', 1)) for item in text.split(','))
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+  return () if text == 'none' else sizes(text)
+
+
+def _is_writable(text: str) -> bool:
+  path = pathlib.Path(text).absolute()
+  return not text or (not path.is_dir() and os.access(path.parent, os.W_OK))
+
+
+# Types of flags: what argparse says of them, reader, whether a value is legal.
+TYPES: Mapping[str, tuple[str, Callable[[str], Any], Callable[[Any], Any]]] = {
+  'seconds': ('number above 0', float, lambda v: 0.0 < v < 1e9),
+  'share': ('number between 0 and 1', float, lambda v: 0.0 < v < 1.0),
+  'shares': ('list of numbers between 0 and 1', _numbers,
+             lambda v: all(0.0 < x < 1.0 for x in v)),
+  'scales': ('list of numbers >= 0', _numbers,
+             lambda v: all(0.0 <= x < 1e3 for x in v)),
+  'percents': ('list of integers from 0 to 100',
+               lambda text: tuple(sorted({*map(count, text.split(','))})),
+               lambda v: v[-1] <= 100),
+  'even': ('even integer of 0 or more', count, lambda v: v % 2 == 0),
+  'length': ('integer from 1 to 512', positive, lambda v: v <= 512),
+  'lengths': ("list of integers from 1 to 512, or 'none'", _sizes,
+              lambda v: max(v, default=0) <= 512),
+  'groups': (f'list of {GROUPS}, with dense among them', _words,
+             lambda v: {'dense'} <= {*v} <= {*GROUPS.split(',')}),
+  'libraries': ("list of torch, onnx, or 'none'", _words,
+                lambda v: {*v} <= {'torch', 'onnx'}),
+  'runs': ('list of NAME=DIRECTORY with new, different names', _runs,
+           lambda v: all(len(run) == 2 and all(run) for run in v) and
+           len({'EAT', 'dense', 'student', *dict(v)}) == 3 + len(v)),
+  'file': ('file in a directory that is writable', str, _is_writable),
+}  # fmt: skip
 # Names, type or choices, default, help. `None` as default: the flag is needed.
 _TIMING: list[Any] = [
   ('--warmup', count, 2, 'rounds before those that count'),
   ('--dtype', ('float32', 'bfloat16'), 'float32', 'compute dtype'),
-  ('--out', str, '', 'FILE.csv: writes the rows here, a picture beside it'),
+  ('--out', 'file', '', 'FILE.csv: writes the rows here, a picture beside it'),
 ]
 FLAGS: Mapping[str, tuple[str, list[Any]]] = {
   'adatape': ('AdaTape against ViT, and the cost of reading the tape', [
@@ -116,9 +112,9 @@ FLAGS: Mapping[str, tuple[str, list[Any]]] = {
   ]),
   'albert': ('ALBERT whose tokens halt, against fixed depth', [
     ('--variant', str, 'small', 'micro, mini, tiny, small or base'),
-    ('--length', positive, 128, 'tokens of a row'),
+    ('--length', 'length', 128, 'tokens of a row'),
     ('--batch', sizes, '1,8', 'rows at a time'),
-    ('--shares', shares, '0.42,0.25', 'mean over most iterations'),
+    ('--shares', 'shares', '0.42,0.25', 'mean over most iterations'),
     ('--iterations', positive, 12, 'in a stage of the engine'),
     ('--train_batch', count, 0, 'rows: also times the training step'),
     ('--rounds --repeats', positive, 10, 'that count'),
@@ -127,16 +123,14 @@ FLAGS: Mapping[str, tuple[str, list[Any]]] = {
   'eat_speed': ('EAT in the engine, against dense BERTs of three libraries', [
     ('--variant', str, 'base', 'of BERT: tiny, mini, small, medium, base, ...'),
     ('--depth', count, 0, "layers, even, 6 or more; 0 for the variant's"),
-    ('--length', positive, 128, 'tokens of every row'),
+    ('--length', 'length', 128, 'tokens of every row'),
     ('--batch', sizes, '1,16,32', 'rows; at 1 requests come one by one'),
-    ('--exit_rates', percents, '0,50,80,95', 'of rows that leave at layer 4'),
-    ('--window', count, 0, 'tokens of the attention of EAT, even; 0 for none'),
-    ('--platform', str, '', 'of jax: cpu, cuda, tpu; empty for its choice'),
-    ('--candidates --contenders', groups, ','.join(_GROUPS), 'dense is needed'),
-    ('--min_seconds', seconds, 0.5, 'of the calls of a round'),
+    ('--exit_rates', 'percents', '0,50,80,95', 'of rows that leave at layer 4'),
+    ('--window', 'even', 0, 'tokens of the attention of EAT, even; 0 for none'),
+    ('--candidates --contenders', 'groups', GROUPS, 'dense is needed'),
+    ('--min_seconds', 'seconds', 0.5, 'of the calls of a round'),
     ('--fill', positive, 8, 'batches that a call of the engine fills'),
-    ('--timeout', seconds, 1800.0, 'after which a process counts as hung'),
-    ('--length_buckets', sizes_or_none, '16,32,64,128,256',
+    ('--length_buckets', 'lengths', '16,32,64,128,256',
      'compared with padding all rows to the last; none for no such table'),
     ('--length_rows', positive, 64, 'of that table'),
     ('--lengths_from', str, '', 'DIRECTORY of a GLUE task: takes their lengths '
@@ -150,30 +144,44 @@ FLAGS: Mapping[str, tuple[str, list[Any]]] = {
     ('--workdir', str, None, 'the EAT run'),
     ('--dense', str, '', 'a dense run on the same data'),
     ('--student', str, '', 'a run of a smaller dense model'),
-    ('--ablation', runs, (), 'NAME=DIRECTORY,...: runs for the ablation'),
+    ('--ablation', 'runs', (), 'NAME=DIRECTORY,...: runs for the ablation'),
     ('--out', str, None, 'DIRECTORY: where to write'),
     ('--step', checkpoint, 'latest', 'of the EAT run: latest, best, a number'),
     ('--split', str, '', "instead of that of the run's evaluation dev"),
     ('--limit', count, 0, 'rows of the split, the first; 0 for all'),
-    ('--prune_scales', scales, '0,0.5,1', 'of the prune ratios'),
-    ('--tau', float, 0.9, 'of the default setting, confidence'),
+    ('--prune_scales', 'scales', '0,0.5,1', 'of the prune ratios'),
+    ('--tau', 'share', 0.9, 'of the default setting, confidence'),
     ('--time', str, 'auto', 'auto (never, the default and the frontier), all, '
      'none, or names such as confidence=0.9,prune_0.5/never'),
-    ('--most', positive, 6, 'points of the frontier to time with auto'),
     ('--rows', positive, 1000, 'to time, at most'),
     ('--warmup', count, 50, 'calls of each setting before those that count'),
     ('--rounds --repeats', positive, 3, 'that count'),
     ('--batch_size', positive, 32, 'rows of a full batch'),
     ('--guarantee', bool, False, 'resamples the rows: how often does it fail?'),
-    ('--epsilon', float, 0.02, 'bound on the risk'),
-    ('--delta', float, 0.1, 'how often the bound may fail'),
+    ('--epsilon', 'share', 0.02, 'bound on the risk'),
+    ('--delta', 'share', 0.1, 'how often the bound may fail'),
     ('--draws', positive, 200, 'resamplings'),
     ('--sentences', count, 8, 'rows to draw'),
-    ('--peers', libraries, 'torch,onnx', 'also run the dense run and the '
+    ('--peers', 'libraries', 'torch,onnx', 'also run the dense run and the '
      'student, as far as installed; or none'),
-    ('--compilation_cache', str, '', 'keeps programs for the next start'),
   ]),
 }  # fmt: skip
+
+
+def _type(kind: Any) -> Callable[[str], Any]:
+  """Returns a type of argparse, which prints its name."""
+  if callable(kind):
+    return kind
+  name, read, is_legal = TYPES[kind]
+
+  def parse(text: str) -> Any:
+    value = read(text)
+    if not is_legal(value):
+      raise ValueError(text)
+    return value
+
+  parse.__name__ = name
+  return parse
 
 
 def parser() -> command_line.Parser:
@@ -189,59 +197,35 @@ def parser() -> command_line.Parser:
       name, help=text, description=text, epilog=command_line.EXIT_CODES
     )
     for names, kind, default, words in flags:
-      options: dict[str, Any] = dict(default=default)
+      options = {'default': default, 'help': words}
+      if default:
+        options['help'] += ' (default: %(default)s)'
       if kind is bool:
         options['action'] = 'store_true'
       elif isinstance(kind, tuple):
         options['choices'] = kind
       else:
-        options['type'] = kind
-      if default is None:
-        options = dict(required=True)
-      elif default:
-        words += ' (default: %(default)s)'
-      command.add_argument(*names.split(), help=words, **options)
+        options |= {'type': _type(kind), 'required': default is None}
+      command.add_argument(*names.split(), **options)
   return result
 
 
-def check(arguments: Any) -> None:
-  """Checks what no single flag can.
+def parse(argv: Sequence[str]) -> tuple[Any]:
+  """Returns the arguments.
 
   Raises:
     UsageError: names the flag.
   """
-
-  def expect(is_legal: Any, name: str, expected: str) -> None:
-    if not is_legal:
-      given = getattr(arguments, name)
-      raise command_line.UsageError(
-        f'--{name}: expected {expected}, got {given!r}'
-      )
-
+  arguments = command_line.parse_arguments(parser(), argv)
   if arguments.command == 'eat':
     command_line.check_place('--out', arguments.out)
-    for name in ('tau', 'epsilon', 'delta'):
-      value = getattr(arguments, name)
-      expect(0.0 < value < 1.0, name, 'a number between 0 and 1')
-    return
-  out = pathlib.Path(arguments.out).absolute()
-  writable = not out.is_dir() and os.access(out.parent, os.W_OK)
-  expected = 'a file in a directory that exists and is writable'
-  expect(not arguments.out or writable, 'out', expected)
-  if arguments.command == 'eat_speed':
-    expect(arguments.window % 2 == 0, 'window', 'an even number')
-    both = bool(arguments.lengths_from) == bool(arguments.vocabulary)
-    expect(both, 'vocabulary', 'it with --lengths_from, and only then')
-
-
-def main(argv: Sequence[str]) -> int:
-  """Runs the command; returns its exit code."""
-  try:
-    arguments = command_line.parse_arguments(parser(), argv)
-    check(arguments)
-  except command_line.UsageError as error:
-    command_line.fail(error)
-  return command_line.run(lambda: run(arguments))
+  elif arguments.command == 'eat_speed':
+    vocabulary = arguments.vocabulary
+    if bool(arguments.lengths_from) != bool(vocabulary):
+      expected = 'it with --lengths_from, and only then'
+      message = f'--vocabulary: expected {expected}, got {vocabulary!r}'
+      raise command_line.UsageError(message)
+  return (arguments,)
 
 
 def run(arguments: Any) -> int:
@@ -249,17 +233,13 @@ def run(arguments: Any) -> int:
   # Imported once the command line is known to be right.
   family = importlib.import_module(MODULES[arguments.command])
   settings = dict(vars(arguments))
-  command = settings.pop('command')
-  if command == 'eat':
+  if settings.pop('command') == 'eat':
     family.write(settings)
     return command_line.OK
-  try:
-    family.check(settings)
-  except ValueError as error:
-    command_line.fail(f'--{error}')
   import jax
 
   from eval_lib import benchmark, report
+  from model_lib.errors import FieldError
 
   print(benchmark.busy(), end='')
   constants = {'device': jax.devices()[0].device_kind, 'jax': jax.__version__}
@@ -267,16 +247,23 @@ def run(arguments: Any) -> int:
     if isinstance(value, (int, float, str)) and value and name != 'out':
       constants[name] = value
   print(', '.join(f'{name} {value}' for name, value in constants.items()))
-  tolerance = TOLERANCE[settings['dtype']]
-  for name, rows in family.tables(settings).items():
-    benchmark.show(rows, tolerance)
-    if arguments.out:
-      path = pathlib.Path(arguments.out)
-      path = path.with_stem(f'{path.stem}_{name}') if name else path
-      report.write_csv(path, rows, constants)
-      benchmark.draw(path, rows)
-      print(f'written: {path}')
+  try:
+    for name, rows in family.tables(settings):
+      benchmark.show(rows, TOLERANCE[settings['dtype']])
+      if arguments.out:
+        path = pathlib.Path(arguments.out)
+        path = path.with_stem(f'{path.stem}_{name}') if name else path
+        report.write_csv(path, rows, constants)
+        benchmark.draw(path, rows)
+        print(f'written: {path}')
+  except FieldError as error:
+    command_line.fail(f'--{error}')
   return command_line.OK
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the command line; returns its exit code."""
+  return command_line.main(parse, run, argv)
 
 
 if __name__ == '__main__':

@@ -1,206 +1,336 @@
 """Candidates of `launch.benchmark eat_speed`: EAT, dense BERTs, DistilBERTs.
 
-All run the same random weights and token ids, each in a process of its own.
+All run the same random weights and token ids, each in a process of its own. EAT
+prunes 30 % after layers 2 and 4 and has an exit at 4 (EAT, section 4), where a
+planned share of the rows leaves.
 """
 
+import functools
+import itertools
+import math
 import pathlib
 import tempfile
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-import scipy.stats
+from flax import linen as nn
+from jaxtyping import Int
 
 from dataset_lib import builder
 from eat import cost
+from eat.model import EatClassifier
+from eat.policy import EatPolicy, Options
+from eat.serving import FULL, EatChain
 from eval_lib import benchmark
-from eval_lib.hosts import Candidate, Hosts
-from launch import eat_calls, export, peers
-from launch.eat_calls import EXIT_LAYER, Shape
+from eval_lib.benchmark import Call, Candidate
+from launch import export, peers
 from model_lib.bert import BertClassifier
 from model_lib.errors import FieldError
+from serve_lib.chain import Failure
+from serve_lib.engine import Engine
+from serve_lib.process import keep_freed_memory
+from serve_lib.schedule import doubling
+from serve_lib.text_items import TextReader
 
-FORMS = ('unrolled', 'scanned', 'chunked', 'by layer', 'engine chain')
-DISTIL_FORMS = ('scanned', 'chunked')
+EXIT_LAYER, VOCAB_SIZE = 4, 30522
+FORMS = ('unrolled', 'engine chain')
+TITLES = {'dense': 'BERT', 'distil': 'DistilBERT'}
 OVER = {'over_torch': 'PyTorch BERT', 'over_torch_distil': 'PyTorch DistilBERT'}
-MAX_LENGTH = 512
-NAMES = {'bert': 'BERT', 'distil': 'DistilBERT'}
-# Tokens of the synthetic rows: about those of SST-2's sentences.
-MEDIAN_LENGTH, LENGTH_SPREAD = 24, 0.5
+ENVIRONMENT = {
+  'XLA_PYTHON_CLIENT_PREALLOCATE': 'false',  # processes share a GPU
+  'HF_HUB_OFFLINE': '1',
+  'TF_CPP_MIN_LOG_LEVEL': '3',
+}
+CLASS_NAMES = ('first', 'second')
+LEAVE, STAY = 'leave', 'stay'  # sources of rows, with thresholds
+MEDIAN_LENGTH, LENGTH_SPREAD = 24, 0.5  # log-normal, about as in SST-2
 
 
-def check(settings: Mapping[str, Any]) -> None:
-  """Raises ValueError, naming the field, for sizes that cannot be timed."""
-  depth = _shape(settings).fields()['depth']
+def tables(
+  settings: Mapping[str, Any],
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+  """Yields names and tables of the benchmark; see `launch.benchmark`."""
+  names = ('rounds', 'warmup', 'min_seconds')
+  timing = {name: settings[name] for name in names}
+  dense_model(settings)  # raises for a wrong flag before anything is timed
+  libraries = [*peers.usable(settings['candidates'], settings['dtype'])]
+  lengths = row_lengths(settings) if settings['length_buckets'] else ()
+  rows = []
+  with (
+    tempfile.TemporaryDirectory() as folder,
+    benchmark.Hosts(environment=ENVIRONMENT) as hosts,
+  ):
+    for batch in settings['batch']:
+      found = candidates(batch, settings, libraries, pathlib.Path(folder))
+      rows += benchmark.run(found, {'batch': batch}, hosts, OVER, **timing)[0]
+    yield '', rows
+    if lengths:
+      found, case = length_candidates(settings, lengths), {'rows': len(lengths)}
+      yield 'lengths', benchmark.run(found, case, hosts, **timing)[0]
+
+
+def dense_model(settings: Mapping[str, Any], kind: str = 'dense') -> Any:
+  """Returns a BERT as an EAT without anything adaptive.
+
+  Of the kind 'distil' it has half the layers, no token types and the pooler of
+  DistilBERT.
+
+  Raises:
+    FieldError: the depth cannot be timed.
+  """
+  dtype, variant = jnp.dtype(settings['dtype']), settings['variant']
+  depth = (
+    settings['depth'] or BertClassifier(variant=variant, num_classes=2).depth
+  )
   if depth <= EXIT_LAYER or depth % 2:
     expected = f'an even number above {EXIT_LAYER}, where rows exit'
     raise FieldError('depth', depth, expected)
-  for name in ('length', 'length_buckets'):
-    longest = max((0, *np.atleast_1d(settings[name])))
-    if longest > MAX_LENGTH:
-      raise FieldError(name, longest, f'at most {MAX_LENGTH}')
-
-
-def tables(settings: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-  """Runs the benchmark; see `launch.benchmark`.
-
-  Args:
-    settings: the flags of the command.
-  """
-  environment = {
-    'XLA_PYTHON_CLIENT_PREALLOCATE': 'false',  # processes share a GPU
-    'HF_HUB_OFFLINE': '1',
-    'TF_CPP_MIN_LOG_LEVEL': '3',
-  }
-  if settings['platform']:
-    environment['JAX_PLATFORMS'] = settings['platform']
-  timing = {
-    name: settings[name] for name in ('rounds', 'warmup', 'min_seconds')
-  }
-  result = {}
-  with (
-    tempfile.TemporaryDirectory() as directory,
-    Hosts(print, settings['timeout'], environment) as hosts,
-  ):
-    result[''] = benchmark.run(
-      candidates(settings, directory),
-      [{'batch': batch} for batch in settings['batch']],
-      hosts,
-      over=OVER,
-      **timing,
+  fields: dict[str, Any] = dict(variant=variant, depth=depth)
+  if kind == 'distil':
+    fields |= dict(
+      depth=depth // 2, type_vocab_size=0, pooler_activation='relu'
     )
-    if settings['length_buckets']:
-      compared = length_candidates(settings)
-      result['lengths'] = benchmark.run(
-        compared, [{'rows': settings['length_rows']}], hosts, **timing
-      )
-  return result
+  fields |= dict(prune_layers=(), prune_ratios=(), window=0, exit_layers=())
+  return EatClassifier(num_classes=2, dtype=dtype, **fields)
 
 
-def candidates(settings: Mapping[str, Any], directory: str) -> list[Candidate]:
-  """Returns the candidates of all groups, in the order of the table.
+def adaptive_model(settings: Mapping[str, Any]) -> EatClassifier:
+  """Returns the EAT of the benchmark."""
+  pruning = {'prune_layers': (2, 4), 'prune_ratios': (0.3, 0.3)}
+  exits = {'exit_layers': (EXIT_LAYER,), 'window': settings['window']}
+  return dense_model(settings).clone(**pruning, **exits)
+
+
+def candidates(
+  batch: int,
+  settings: Mapping[str, Any],
+  libraries: Iterable[str] = (),
+  folder: pathlib.Path = pathlib.Path(),
+) -> list[Candidate]:
+  """Returns the candidates of a batch size, in the order of the table.
 
   Args:
+    batch: rows of a full batch.
     settings: the flags of the command.
-    directory: where weights for other libraries are written.
+    libraries: others that run the dense model and a DistilBERT.
+    folder: where weights are written for them.
   """
-  shape, length = _shape(settings), settings['length']
-  distil = shape._replace(weights='distil')
-  groups = settings['candidates']
+  model, length = dense_model(settings), settings['length']
+  tokens = token_rows(batch, length)
   found = []
-  if 'dense' in groups:
-    found += [_dense(form, shape, length) for form in FORMS]
-  if 'eat' in groups:
-    found += [_eat(rate, settings) for rate in settings['exit_rates']]
-  if 'distil' in groups:
-    found += [_dense(form, distil, length) for form in DISTIL_FORMS]
-  for library in peers.PACKAGES:
-    reason = peers.missing(library, settings['dtype'])
-    if library in groups and reason:
-      print(f'left out: {library}: {reason}')
-    elif library in groups:
-      found += [
-        _peer(library, one, length, directory) for one in (shape, distil)
-      ]
+
+  def add(
+    name: str, flops: Any, prepare: Any, *given: Any, **more: Any
+  ) -> None:
+    make = functools.partial(prepare, *given)
+    process = more.pop('process', name)
+    found.append(Candidate(name, make, process, flops=flops, **more))
+
+  full, computed = model_flops(model, length)
+  for form in FORMS:
+    flops = full, computed if form == 'engine chain' else full
+    more = {'is_baseline': True, 'group': 'dense'}
+    add(f'dense {form}', flops, prepare_dense, form, model, tokens, **more)
+  rates, eat = settings['exit_rates'], adaptive_model(settings)
+  rows = rows_per_call(batch, rates, settings['fill'])
+  for rate in rates if 'eat' in settings['candidates'] else ():
+    flops = model_flops(eat, length, (1.0, 1.0 - rate / 100))
+    given = eat, length, batch, rate, rows
+    add(f'EAT {rate} %', flops, prepare_eat, *given, process='EAT engine')
+  items = [{'tokens': row, 'token_types': 0 * row} for row in tokens]
+  for library, kind in itertools.product(libraries, TITLES):
+    model, weights = dense_model(settings, kind), folder / kind
+    if not weights.exists():
+      export.save(str(weights), model, random_params(model))
+    name, (full, _) = (
+      f'{peers.TITLES[library]} {TITLES[kind]}',
+      model_flops(model, length),
+    )
+    given = library, str(weights), items, batch, settings['dtype']
+    add(name, (full, full), peers.make, *given, group=kind)
   return found
 
 
-def _shape(settings: Mapping[str, Any]) -> Shape:
-  return Shape(settings['variant'], settings['depth'], settings['dtype'])
+def model_flops(
+  model: EatClassifier, length: int, stay: Sequence[float] = (1.0,)
+) -> tuple[float, float]:
+  """Returns the FLOPs of a row: every block in full, and as computed.
 
-
-def _dense(form: str, shape: Shape, length: int) -> Candidate:
-  is_bert = shape.weights == 'bert'
-  name = f'dense {form}' if is_bert else f'distil {form}'
-  model = BertClassifier(**shape.fields())
-  full = model.flops((length,))
-  computed = model.clone(cls_only=form == 'engine chain').flops((length,))
-  return Candidate(
-    name, eat_calls.make_dense, dict(form=form, shape=shape, length=length),
-    process=name, is_baseline=is_bert, flops=(full, computed),
-    group=shape.weights,
-  )  # fmt: skip
-
-
-def _eat(rate: int, settings: Mapping[str, Any]) -> Candidate:
-  shape, length = _shape(settings), settings['length']
-  model = eat_calls.adaptive_model(shape, settings['window'])
-  stay = (1.0, 1.0 - rate / 100)
+  `stay` is the share of the rows that reach each stage.
+  """
+  sizes = cost.static_sizes(model, length)
   full, computed = (
     float(np.dot(cost.stage_flops(model, length, sizes, count_cls), stay))
-    for sizes in [cost.static_sizes(model, length)]
     for count_cls in (False, True)
   )
-  options = dict(
-    rate=rate, rates=settings['exit_rates'], fill=settings['fill'],
-    shape=shape, length=length, window=settings['window'],
-  )  # fmt: skip
-  return Candidate(
-    f'EAT {rate} %', eat_calls.make_engine, options, process='EAT engine',
-    flops=(full, computed), group='eat',
-  )  # fmt: skip
+  return full, computed
 
 
-def _peer(library: str, shape: Shape, length: int, directory: str) -> Candidate:
-  weights = pathlib.Path(directory) / shape.weights
-  if not weights.exists():
-    model = BertClassifier(**shape.fields())
-    export.save(str(weights), model, eat_calls.random_params(model))
-  full = BertClassifier(**shape.fields()).flops((length,))
-  name = f'{peers.TITLES[library]} {NAMES[shape.weights]}'
-  options = dict(
-    library=library, weights=str(weights), length=length, dtype=shape.dtype
+def token_rows(count: int, length: int) -> Int[np.ndarray, 'B L']:
+  """Returns random token ids; the first rows are the same for any count."""
+  rng = np.random.default_rng(1)
+  return rng.integers(VOCAB_SIZE, size=(count, length), dtype=np.int32)
+
+
+def inputs(tokens: Int[np.ndarray, 'B L']) -> dict[str, np.ndarray]:
+  """Returns the inputs of a model for full rows."""
+  length = np.full(len(tokens), tokens.shape[1], np.int32)
+  return {'tokens': tokens, 'token_types': 0 * tokens, 'length': length}
+
+
+def random_params(model: Any) -> dict[str, Any]:
+  """Returns nested parameters, the same for the same path and shape.
+
+  They are float32, those of the blocks' matrices in the compute dtype, to
+  which every call would round them: half the memory traffic in bfloat16.
+  """
+  shapes = jax.eval_shape(
+    lambda x: nn.unbox(model.init(jax.random.key(0), **x)['params']),
+    inputs(token_rows(1, 2)),
   )
-  return Candidate(
-    name, peers.make_classifier, options, process=name,
-    flops=(full, full), group=shape.weights,
-  )  # fmt: skip
+
+  def draw(path: Any, leaf: Any) -> np.ndarray:
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    # Scales of exactly 1 would give all tokens one norm, and rounding would
+    # choose which of them are pruned.
+    noise = np.float32(0.02) * rng.standard_normal(leaf.shape, np.float32)
+    narrow = name.startswith('block_') and name.endswith('/kernel')
+    value = noise + np.float32(name.endswith('scale'))
+    return value.astype(model.dtype if narrow else np.float32)
+
+  return jax.tree.map_with_path(draw, shapes)
 
 
-def length_candidates(settings: Mapping[str, Any]) -> list[Candidate]:
-  """Returns the dense model with all rows padded, and in length buckets."""
-  shape, buckets = _shape(settings), settings['length_buckets']
-  model = BertClassifier(**shape.fields(), cls_only=True)
-  lengths = row_lengths(settings)
-  flops = np.array([model.flops((size,)) for size in buckets])
-  served = flops[np.searchsorted(buckets, lengths)].mean()
+def prepare_dense(form: str, model: EatClassifier, tokens: Any) -> Call:
+  """Prepares a form of the dense model for full rows."""
+  keep_freed_memory()
+  stage = EatChain(model, {}).stage(0, FULL, 0)
+  function: Any = jax.jit(lambda v, x: stage(v, x)[1]['logits'])
+  if form == 'unrolled':
+    function = jax.jit(lambda v, x: model.apply(v, **x)[0])
+  variables = {'params': jax.device_put(random_params(model))}
 
-  def candidate(name: str, sizes: Sequence[int], cost: float) -> Candidate:
-    options = dict(
-      shape=shape, buckets=sizes, lengths=lengths,
-      capacity=min(16, max(settings['batch'])),
-    )  # fmt: skip
-    return Candidate(
-      name, eat_calls.make_lengths, options, process='length buckets',
-      is_baseline=name == 'padded', flops=(cost, cost),
-    )  # fmt: skip
+  def run() -> np.ndarray:
+    return np.asarray(function(variables, inputs(tokens)))
 
-  return [
-    candidate('padded', buckets[-1:], float(flops[-1])),
-    candidate('buckets', buckets, float(served)),
+  return Call(run, len(tokens), peers.scores(run()))
+
+
+def leaves(count: int, rate: int) -> list[bool]:
+  """Returns which of `count` rows leave: `rate` percent, spread evenly."""
+  return [(n + 1) * rate // 100 > n * rate // 100 for n in range(count)]
+
+
+def rows_per_call(batch: int, rates: Sequence[int], fill: int) -> int:
+  """Returns the rows of one call of the engine: whole batches, exact rates.
+
+  They fill `fill` batches at least. At batch 1 requests come one by one, and
+  only the rates count.
+  """
+  unit = math.lcm(batch, *(100 // math.gcd(rate, 100) for rate in rates))
+  return unit * math.ceil((fill if batch > 1 else 1) * batch / unit)
+
+
+@functools.lru_cache(maxsize=1)
+def _engine(
+  model: EatClassifier, lengths: tuple[int, ...], batches: tuple[int, ...]
+) -> Engine:
+  """Returns an engine of random parameters, warm."""
+  keep_freed_memory()
+  variables = {'params': jax.device_put(random_params(model))}
+  chain = EatChain(model, variables, with_full=False)
+  # The rule is asked about every row, as in service.
+  options = Options(thresholds={LEAVE: 0.0, STAY: math.inf})
+  reader = TextReader(None, lengths[-1])
+  policy = EatPolicy(chain, reader, CLASS_NAMES, lengths, options=options)
+  engine = Engine(chain, policy, lengths, batches)
+  engine.warm_up()
+  return engine
+
+
+def prepare_eat(
+  model: EatClassifier, length: int, batch: int, rate: int, rows: int
+) -> Call:
+  """Prepares EAT in the engine with a planned share of exits.
+
+  At batch 1 a request is sent when the one before has been answered.
+  """
+  engine = _engine(model, (length,), doubling(batch))
+  tokens = token_rows(max(batch, peers.CHECKED_ROWS), length)
+  items = [
+    {'tokens': tokens[n % len(tokens)], 'source': LEAVE if leave else STAY}
+    for n, leave in enumerate(leaves(rows, rate))
   ]
+
+  def run() -> None:
+    if batch == 1:
+      answers = [engine.submit(item).result() for item in items]
+    else:
+      answers = engine.predict(items)
+    left = sum(answer.depth == EXIT_LAYER for answer in checked(answers))
+    if left * 100 != rate * rows:
+      raise RuntimeError(f'{left} of {rows} rows left, expected {rate} %')
+
+  first = tokens[: peers.CHECKED_ROWS]
+  full = engine.predict([{'tokens': row, 'source': STAY} for row in first])
+  shares = [list(one.probabilities.values()) for one in checked(full)]
+  return Call(run, rows, peers.scores(np.log(shares)))
+
+
+def checked(answers: Sequence[Any]) -> Sequence[Any]:
+  """Returns the answers; raises RuntimeError if one is a `Failure`."""
+  for answer in answers:
+    if isinstance(answer, Failure):
+      raise RuntimeError(f'no answer: {answer.during}') from answer.error
+  return answers
+
+
+def length_candidates(
+  settings: Mapping[str, Any], lengths: Sequence[int]
+) -> list[Candidate]:
+  """Returns the dense model with all rows padded, and in length buckets."""
+  model, buckets = dense_model(settings), settings['length_buckets']
+  capacity = min(16, max(settings['batch']))
+  # Fewer batch sizes than in service: each is compiled at every length.
+  batches = tuple(sorted({*doubling(capacity)[::2], capacity}))
+  found = []
+  for name, sizes in (('padded', buckets[-1:]), ('buckets', buckets)):
+    costs = np.array([model_flops(model, size)[1] for size in sizes])
+    flops = 2 * (float(costs[np.searchsorted(sizes, lengths)].mean()),)
+    make = functools.partial(_prepare_lengths, model, sizes, batches, lengths)
+    is_first = name == 'padded'
+    found.append(Candidate(name, make, 'lengths', is_first, flops=flops))
+  return found
+
+
+def _prepare_lengths(
+  model: Any, buckets: Any, batches: Any, lengths: Sequence[int]
+) -> Call:
+  engine, tokens = _engine(model, buckets, batches), token_rows(1, buckets[-1])
+  items = [{'tokens': tokens[0, :length]} for length in lengths]
+  return Call(lambda: checked(engine.predict(items)), len(items))
 
 
 def row_lengths(settings: Mapping[str, Any]) -> tuple[int, ...]:
   """Returns the tokens of `length_rows` rows, in random order.
 
-  Of rows evenly spaced over the validation split of a GLUE task, or evenly
-  spaced quantiles of a log-normal law.
+  Of rows evenly spaced over the validation split of a GLUE task, or drawn.
   """
   count, longest = settings['length_rows'], settings['length_buckets'][-1]
+  rng = np.random.default_rng(0)
   if settings['lengths_from']:
-    directory = pathlib.Path(settings['lengths_from']).expanduser()
-    source: Any = builder.build_source(
-      dict(
-        name='glue', task=settings['task'], directory=str(directory),
-        tokenizer=settings['vocabulary'], max_length=longest,
-      ),
-      'validation',
-    )  # fmt: skip
+    directory = str(pathlib.Path(settings['lengths_from']).expanduser())
+    config = {'name': 'glue', 'task': settings['task'], 'directory': directory}
+    own = {'tokenizer': settings['vocabulary'], 'max_length': longest}
+    source: Any = builder.build_source(config | own, 'validation')
     picked = np.linspace(0, len(source) - 1, min(count, len(source)))
     lengths = source.records(picked.astype(int))['length']
   else:
-    places = (np.arange(count) + 0.5) / count
-    quantiles = scipy.stats.lognorm(LENGTH_SPREAD, scale=MEDIAN_LENGTH)
-    lengths = np.clip(np.rint(quantiles.ppf(places)), 3, longest).astype(int)
-  return tuple(map(int, np.random.default_rng(0).permutation(lengths)))
+    drawn = rng.lognormal(np.log(MEDIAN_LENGTH), LENGTH_SPREAD, count)
+    lengths = np.clip(np.rint(drawn), 3, longest).astype(int)
+  return tuple(rng.permutation(lengths).tolist())

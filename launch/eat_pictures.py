@@ -1,17 +1,13 @@
-"""Pictures of the report of a trained EAT, from its measured numbers.
+"""Pictures of the report of a trained EAT, from its measured numbers."""
 
-frontier_flops, frontier and frontier_batch (quality against FLOPs and time),
-exits, retention, reliability_<layer>, ablation, and sentences (also as a page).
-"""
-
+import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from eat.model import EatClassifier
 from eval_lib import (
   adaptive_plots,
   calibration,
@@ -19,23 +15,16 @@ from eval_lib import (
   report,
   text_pages,
 )
-from eval_lib.adaptive_plots import Curve
-from launch.eat_models import Model
-from launch.eat_settings import Setting
+from launch.eat_runs import Model, Setting
 
 # Names of points that have little room.
-SHORT = {
-  'confidence': 'P≥',
-  'entropy': 'H≤',
-  'margin': 'Δ≥',
-  'patience': 'm=',
-  'tolerance': '±',
-}
+SHORT = {'confidence': 'P≥', 'entropy': 'H≤', 'margin': 'Δ≥', 'patience': 'm=',
+         'tolerance': '±'}  # fmt: skip
 
 
 def draw(
   out: pathlib.Path,
-  settings: Sequence[Setting],
+  settings: Mapping[str, Setting],
   default: Setting,
   timings: report.Rows,
   theirs: Mapping[str, Setting],
@@ -45,85 +34,72 @@ def draw(
 
   Args:
     out: the directory.
-    settings: of all runs.
+    settings: of all runs, by name.
     default: the setting that the EAT is served with by default.
     timings: of the timed settings; () without.
     theirs: the settings that other libraries ran, by candidate.
     count: sentences.
   """
-  model = default.model
-  title = f'{model.directory}, {default.name}'
-  rows = pick(default, count)
-  blocks = [
-    text_pages.pruning_block(**one)
-    for one in (sentences(default, rows) if rows else ())
+  title = {'title': f'{default.model.directory}, {default.name}'}
+  blocks = sentences(default, pick(default, count)) if count else []
+  plots = [
+    *_frontiers(settings, timings, theirs),
+    *_of_model(settings, default),
   ]
+  plots += _ablation(settings, default, timings)
   if blocks:
-    text_pages.write_page(out / 'sentences', blocks, title=title)
+    text_pages.write_page(out / 'sentences', blocks, **title)
+    plots.append(('sentences', text_pages.plot_page, (blocks,), title))
   try:
-    _frontiers(out, settings, timings, theirs)
-    if blocks:
-      text_pages.plot_page(out / 'sentences', blocks, title=title)
-    shares = {
-      one.name: one.point.shares
-      for one in settings
-      if one.model is model and one.rule.name in ('never', 'confidence',
-                                                  'patience')
-    }  # fmt: skip
-    adaptive_plots.plot_exits(out / 'exits', shares, model.heads)
-    if model.kept.shape[1]:
-      layers = model.module.prune_layers
-      adaptive_plots.plot_retention(
-        out / 'retention', model.length, model.kept, layers
-      )
-    _reliability(out, model)
-    _ablation(out, settings, default, timings)
+    for name, plot, data, options in plots:
+      plot(out / name, *data, **options)
   except ImportError as error:
     print(f'no pictures: {error}')
 
 
+Plot = tuple[str, Any, tuple[Any, ...], dict[str, Any]]  # file, function, data
+
+
 def _frontiers(
-  out: pathlib.Path,
-  settings: Sequence[Setting],
+  settings: Mapping[str, Setting],
   timings: report.Rows,
   theirs: Mapping[str, Setting],
-) -> None:
-  """Draws quality against FLOPs of all settings, against time of the timed."""
-  flops = {one.name: 100 * one.point.flops for one in settings}
-  label = 'FLOPs at own length (% of the dense model)'
-  pictures = {'frontier_flops': (flops, label)}
+) -> Iterator[Plot]:
+  """Yields quality against FLOPs of all settings, against time of the timed."""
+  named = {
+    name: (_curve_name(one.model), one) for name, one in settings.items()
+  }
+  named |= {name: (name, one) for name, one in theirs.items()}
+  costs = {name: 100 * one.point.flops for name, one in settings.items()}
+  pictures = {'frontier_flops': (costs, 'FLOPs at own length (% of dense)')}
   for row in timings:
     name, label = 'frontier', 'mean latency at batch 1 (ms)'
     if row['batch'] > 1:
       name = 'frontier_batch'
       label = f'median time of a row at batch {row["batch"]} (ms)'
     seconds = row.get('latency_mean', row['seconds'].median)
-    cost, _ = pictures.setdefault(name, ({}, label))
-    cost[row['candidate']] = 1e3 * seconds
-  for name, (cost, label) in pictures.items():
-    curves: dict[str, list[tuple[float, float, str]]] = {}
-    for one in settings:
-      if one.name in cost:
-        variant = f', {one.model.variant}' if one.model.variant else ''
-        point = cost[one.name], 100 * one.point.quality, short(one)
-        curves.setdefault(one.model.name + variant, []).append(point)
-    for peer, one in theirs.items():
-      if peer in cost:
-        curves[peer] = [(cost[peer], 100 * one.point.quality, '')]
-    adaptive_plots.plot_frontier(
-      out / name,
-      {name: _curve(points) for name, points in curves.items()},
-      cost=label,
-      quality=f'{settings[0].model.metric} (%)',
-    )
+    pictures.setdefault(name, ({}, label))[0][row['candidate']] = 1e3 * seconds
+  metric = next(iter(settings.values())).model.metric
+  for name, (costs, label) in pictures.items():
+    curves: dict[str, list[Any]] = {}
+    for key, cost in costs.items():
+      curve, one = named[key]
+      point = cost, 100 * one.point.quality, short(one)
+      curves.setdefault(curve, []).append(point)
+    data = {curve: _curve(points) for curve, points in curves.items()}
+    options = {'cost': label, 'quality': f'{metric} (%)'}
+    yield name, adaptive_plots.plot_frontier, (data,), options
 
 
-def _curve(points: Sequence[tuple[float, float, str]]) -> Curve:
+def _curve_name(model: Model) -> str:
+  return f'{model.name}, {model.variant}' if model.variant else model.name
+
+
+def _curve(points: Sequence[Any]) -> adaptive_plots.Curve:
   """Returns the curve of points; a single one needs no label."""
   cost, quality, labels = zip(*points, strict=True)
-  return Curve(
-    np.array(cost), np.array(quality), labels if len(labels) > 1 else ()
-  )
+  labels = labels if len(labels) > 1 else ()
+  return adaptive_plots.Curve(np.array(cost), np.array(quality), labels)
 
 
 def short(setting: Setting) -> str:
@@ -132,50 +108,53 @@ def short(setting: Setting) -> str:
   return rule if value is None else f'{SHORT[rule]}{value:g}'
 
 
-def _reliability(out: pathlib.Path, model: Model) -> None:
-  """Draws each head before and after its temperature, of the judged rows."""
-  judged = ~model.fitted
-  if model.classes == 1 or not judged.any():
+def _of_model(
+  settings: Mapping[str, Setting], default: Setting
+) -> Iterator[Plot]:
+  """Yields exits, retention by length, and the reliability of each head."""
+  model = default.model
+  shares = {
+    name: one.point.shares
+    for name, one in settings.items()
+    if one.model is model
+    and one.rule.name in ('never', 'confidence', 'patience')
+  }
+  yield 'exits', adaptive_plots.plot_exits, (shares, model.heads), {}
+  if layers := model.chain.model.prune_layers:
+    data = model.records['length'], model.kept, layers
+    yield 'retention', adaptive_plots.plot_retention, data, {}
+  if not model.judged.any():
     return
-  after = predictions.probabilities(model.calibrated)
+  reliability = functools.partial(
+    calibration.reliability, labels=model.records['label'], mask=model.judged
+  )
   before = predictions.probabilities(model.logits)
+  after = predictions.probabilities(model.calibrated)
   for place, layer in enumerate(model.heads):
-    temperature = model.policy.temperatures[place]
-    heads = {'T = 1': before[place]}
-    if temperature != 1.0:
-      heads[f'T = {temperature:.2f}'] = after[place]
-    tables = {
-      name: calibration.reliability(head, model.labels, mask=judged)
-      for name, head in heads.items()
-    }
-    adaptive_plots.plot_reliability(
-      out / f'reliability_{layer}',
-      tables,
-      title=f'Head at layer {layer}, {int(judged.sum())} rows',
-    )
+    scale = model.policy.temperatures[place]
+    tables = {'T = 1': reliability(before[place])}
+    if scale != 1.0:
+      tables[f'T = {scale:.2f}'] = reliability(after[place])
+    title = f'Head at layer {layer}, {int(model.judged.sum())} rows'
+    plot = adaptive_plots.plot_reliability
+    yield f'reliability_{layer}', plot, (tables,), {'title': title}
 
 
 def _ablation(
-  out: pathlib.Path,
-  settings: Sequence[Setting],
-  default: Setting,
-  timings: report.Rows,
-) -> None:
-  """Draws quality and time of the other runs and of the default setting."""
+  settings: Mapping[str, Setting], default: Setting, timings: report.Rows
+) -> Iterator[Plot]:
+  """Yields quality and time of the other runs and of the default setting."""
   bars: dict[str, dict[str, Any]] = {}
-  by_name = {
-    one.name: one
-    for one in settings
-    if one.model.name != default.model.name or one is default
-  }
   for row in timings:
-    if row['candidate'] in by_name:
-      one = by_name[row['candidate']]
+    one = settings.get(row['candidate'], default)
+    if one.name != row['candidate']:
+      continue  # of another library
+    if one is default or one.model.name != default.model.name:
       quality = {f'{one.model.metric} (%)': 100 * one.point.quality}
       bar = bars.setdefault(one.model.name, quality)
       bar[f'speed-up at batch {row["batch"]}'] = row['speedup']
   if len(bars) > 1:
-    adaptive_plots.plot_ablation(out / 'ablation', bars)
+    yield 'ablation', adaptive_plots.plot_ablation, (bars,), {}
 
 
 def pick(setting: Setting, count: int) -> list[int]:
@@ -183,58 +162,49 @@ def pick(setting: Setting, count: int) -> list[int]:
 
   Those of median length come first, then shorter and longer ones.
   """
-  length, labels = setting.model.length, setting.model.labels
-  wrong = np.zeros(len(length), bool)
-  if setting.chosen.shape[1] > 1:
-    wrong = setting.chosen.argmax(-1) != labels
-  groups = [
-    np.flatnonzero((setting.exits == head) & (wrong == is_wrong))
-    for is_wrong in (False, True)
-    for head in range(len(setting.model.heads))
-  ]
-  ranked = [rows[np.argsort(length[rows], kind='stable')] for rows in groups]
+  rows = setting.rows()
+  order = np.argsort(rows['length'], kind='stable')
+  wrong = (rows['answer'] != rows['label']) & (setting.model.classes > 1)
+  group = (wrong * 100 + setting.exits)[order]
+  ranked = [order[group == one] for one in np.unique(group)]
   chosen = [
     int(rows[int(share * (len(rows) - 1))])
     for share in (0.5, 0.2, 0.8, 0.35, 0.65)
     for rows in ranked
-    if len(rows)
   ]
   return list(dict.fromkeys(chosen))[:count]
 
 
-def sentences(setting: Setting, rows: Sequence[int]) -> list[dict[str, Any]]:
-  """Returns arguments of `pruning_block` for rows of the split."""
+def sentences(setting: Setting, rows: Sequence[int]) -> list[text_pages.Block]:
+  """Returns a block for each of some rows of the split."""
   model = setting.model
   names, tokenizer = model.policy.class_names, model.policy.reader.tokenizer
-  probabilities = model.calibrated
+  heads = model.calibrated
   if names:
-    probabilities = predictions.probabilities(probabilities)
-  result = []
+    heads = predictions.probabilities(heads)
+  blocks = []
   for row, places in zip(rows, positions(model, rows), strict=True):
-    last = int(setting.exits[row])
-    layers, label = model.heads[: last + 1], model.labels[row]
+    last, label = int(setting.exits[row]), model.records['label'][row]
+    layers = model.heads[: last + 1]
     tokens = model.source.record(int(row))['tokens'].tolist()
-    result.append(
-      dict(
-        names=tokenizer.names(tokens),
-        # No pruning at the exit or after it was run.
-        pruned={k: v for k, v in places.items() if k < layers[-1]},
-        heads=dict(zip(layers, probabilities[: last + 1, row], strict=True)),
-        class_names=names,
-        truth=names[int(label)] if names else f'{float(label):.2f}',
-      )
+    block = text_pages.pruning_block(
+      names=tokenizer.names(tokens),
+      # No pruning at the exit or after it was run.
+      pruned={k: v for k, v in places.items() if k < layers[-1]},
+      heads=dict(zip(layers, heads[: last + 1, row], strict=True)),
+      class_names=names,
+      truth=names[int(label)] if names else f'{float(label):.2f}',
     )
-  return result
+    blocks.append(block)
+  return blocks
 
 
 def positions(model: Model, rows: Sequence[int]) -> list[dict[int, np.ndarray]]:
   """Returns positions of the tokens left after each pruning, for each row."""
-  inputs = [
-    model.records[name][list(rows)]
-    for name in ('tokens', 'token_types', 'length')
-  ]
+  names = ('tokens', 'token_types', 'length')
+  inputs = [model.records[name][list(rows)] for name in names]
 
-  def run(module: EatClassifier, *inputs: Any) -> Any:
+  def run(module: Any, *inputs: Any) -> Any:
     state, found, first = module.embed(*inputs), {}, 1
     for layer in module.prune_layers:
       state = module.encode(state, first, layer).tokens
@@ -242,7 +212,7 @@ def positions(model: Model, rows: Sequence[int]) -> list[dict[int, np.ndarray]]:
       first = layer + 1
     return found
 
-  apply = jax.jit(lambda v, *x: model.module.apply(v, *x, method=run))
+  apply = jax.jit(functools.partial(model.chain.model.apply, method=run))
   found = jax.device_get(apply(model.chain.variables, *inputs))
   return [
     {layer: place[n, : length[n]] for layer, (place, length) in found.items()}

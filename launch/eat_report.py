@@ -14,33 +14,37 @@ the rows that the temperatures were not fitted to. Written into `--out`:
   calibration.csv  ECE of each head before and after its temperature
   guarantee.csv    with --guarantee: how often the guaranteed threshold fails
   result.json      the main numbers
-  *.png, *.pdf     see `launch.eat_pictures`
+  *.png, *.pdf     frontier_flops, frontier and frontier_batch (quality against
+                   FLOPs and time), exits, retention, reliability_<layer>,
+                   ablation, and sentences (also as a page)
 """
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import pathlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
+from dataset_lib.errors import ConfigError
 from eat.policy import EatPolicy
 from eval_lib import benchmark, report
-from eval_lib.hosts import Call, Candidate, Case, Hosts
-from launch import eat_models, eat_pictures, eat_settings, export, peers
-from launch.eat_calls import check_answers
-from launch.eat_models import Model
-from launch.eat_settings import Setting
+from eval_lib.benchmark import Call, Candidate, Hosts
+from launch import eat_pictures, eat_runs, export, peers
+from launch.candidates_eat import checked
+from launch.eat_runs import Model, Setting
 from serve_lib.engine import Engine
 from serve_lib.grid import doubling
 from serve_lib.process import keep_freed_memory
 from train_lib import strict_json
 
 CHUNK = 25  # rows of a turn
+DENSE = ('dense', 'student')  # runs that other libraries can run too
 # Columns and note of the tables that are printed.
 SHOWN = {
   'settings': (
@@ -64,22 +68,6 @@ SHOWN = {
 }
 
 
-class Sweep(NamedTuple):
-  """All measured settings.
-
-  Attributes:
-    settings: those of all runs; the other runs have one each, `run/rule`.
-    default: the setting that the EAT is served with by default.
-    chosen: the settings to time, the reference of the speed-ups first.
-    dense: those of dense runs, which other libraries run too.
-  """
-
-  settings: list[Setting]
-  default: Setting
-  chosen: list[Setting]
-  dense: list[Setting]
-
-
 def write(given: Mapping[str, Any]) -> None:
   """Writes and prints the report.
 
@@ -91,95 +79,98 @@ def write(given: Mapping[str, Any]) -> None:
     InvalidDataError: the labels are hidden, or a guarantee is impossible.
   """
   keep_freed_memory()
-  made = sweep(given)
-  model, out = made.default.model, pathlib.Path(given['out'])
-  out.mkdir(parents=True, exist_ok=True)
-  tables = {
-    'settings': [eat_settings.setting_row(one) for one in made.settings],
-    'calibration': eat_settings.calibration_rows(model),
+  settings, default, shown = sweep(given)
+  model, out = default.model, pathlib.Path(given['out'])
+  tables: dict[str, Any] = {
+    'settings': [eat_runs.setting_row(one) for one in settings.values()],
+    'calibration': eat_runs.calibration_rows(model),
   }
   if given['guarantee']:  # before the long part: it can refuse the model
-    tables['guarantee'] = eat_settings.guarantee(model, given)
-  shown = made.chosen
+    tables['guarantee'] = eat_runs.guarantee(model, given)
   latency: dict[str, Any] = {}
   theirs: dict[str, Setting] = {}
   if given['time'] != 'none':
     print(f'timing {len(shown)} settings', flush=True)
-    tables['timings'], latency, theirs = time(shown, made.dense, given)
-  examples = [
+    tables['timings'], latency, theirs = time(shown, given)
+  tables['examples'] = [
     row
     for one in shown
-    for row in eat_settings.example_rows(one, latency.get(one.name, {}))
+    for row in eat_runs.example_rows(one, latency.get(one.name, {}))
   ]
-  for name, rows in {**tables, 'examples': examples}.items():
+  out.mkdir(parents=True, exist_ok=True)
+  for name, rows in tables.items():
     if rows:
       report.write_csv(out / f'{name}.csv', rows)
+  del tables['examples']
   names = {one.name for one in shown}
-  tables['settings'] = [
-    row for row in tables['settings'] if row['setting'] in names
-  ]
-  facts = _facts(made.default.model)
-  facts['reference'] = shown[0].name if 'timings' in tables else None
+  tables['settings'] = [r for r in tables['settings'] if r['setting'] in names]
+  facts = _facts(model) | {'reference': shown[0].name if latency else None}
   plain = {name: list(map(report.flat, rows)) for name, rows in tables.items()}
   strict_json.write(out / 'result.json', facts | plain)
   for name, (columns, note) in SHOWN.items():
     if tables.get(name):
       rows = [report.readable(row, columns.split()) for row in tables[name]]
       report.print_table(f'{name}: {note.format(**facts)}', rows)
-  eat_pictures.draw(
-    out, made.settings, made.default, tables.get('timings', ()), theirs,
-    given['sentences'],
-  )  # fmt: skip
+  timings = tables.get('timings', ())
+  count = given['sentences']
+  eat_pictures.draw(out, settings, default, timings, theirs, count)
   print(f'written: {out}')
 
 
-def sweep(given: Mapping[str, Any]) -> Sweep:
-  """Records all models and measures all settings on their logits."""
-  tau, where = given['tau'], (given['split'], given['limit'])
-  eat = eat_models.load(
-    'EAT', given['workdir'], *where, '--workdir', given['step']
+def sweep(
+  given: Mapping[str, Any],
+) -> tuple[dict[str, Setting], Setting, list[Setting]]:
+  """Records all models and measures all settings on their logits.
+
+  Returns:
+    (settings of all runs by name, the one that the EAT is served with by
+    default, those to time: the reference of the speed-ups first).
+  """
+  tau = given['tau']
+  eat = eat_runs.load(
+    'EAT', given['workdir'], given, '--workdir', given['step']
   )
-  print(f'{eat.directory}, step {eat.step}: {len(eat.labels)} rows of split '
-        f'{eat.split}, {jax.devices()[0].device_kind}')  # fmt: skip
-  others: dict[str, Model] = {}
-  compared = [(name, given[name]) for name in ('dense', 'student')]
+  compared = [(name, given[name]) for name in DENSE]
+  others = {}
   for name, directory in (*compared, *given['ablation']):
-    if directory:
-      flag = f'--{name}' if name in ('dense', 'student') else '--ablation'
-      others[name] = eat_models.load(name, directory, *where, flag)
-      eat_models.check_same_rows(eat, others[name], flag)
-  changed = eat_models.variants(eat.module, given['prune_scales'])
-  recorded = [eat_models.record(eat, *one) for one in changed.items()]
-  others = {name: eat_models.record(one) for name, one in others.items()}
+    if not directory:
+      continue
+    flag = f'--{name}' if name in DENSE else '--ablation'
+    run = eat_runs.load(name, directory, given, flag)
+    labels = eat.records['label']
+    if not np.array_equal(run.records['label'], labels):
+      expected = f'a run on the same {len(labels)} rows as {eat.directory}'
+      raise ConfigError(flag, directory, expected)
+    others[name] = eat_runs.record(run)
+  changed = eat_runs.variants(eat.chain.model, given['prune_scales'])
+  recorded = [eat_runs.record(eat, *one) for one in changed.items()]
   full = others.get('dense', recorded[0]).dense_flops()
-  own = [
-    one for model in recorded for one in eat_settings.measure(model, full, tau)
-  ]
-  single = {}
-  for name, model in others.items():
-    settings = eat_settings.measure(model, full, tau, f'{name}/')
-    served = f'{name}/{eat_settings.default_name(model, tau)}'
-    single[name] = {one.name: one for one in settings}[served]
-  names = {one.name: one for one in own}
-  default = names[eat_settings.default_name(recorded[0], tau)]
-  how = given['time'] if given['time'] != 'none' else 'auto'
-  timed = eat_settings.choose(own, how, default.name, given['most'])
+  single: dict[str, Setting] = {}
+  own: dict[str, Setting] = {}
+  for name, model in others.items():  # one setting of each
+    served = f'{name}/{eat_runs.default_name(model, tau)}'
+    single[served] = eat_runs.measure(model, full, tau, f'{name}/')[served]
+  for model in recorded:
+    own |= eat_runs.measure(model, full, tau)
+  default = own[eat_runs.default_name(recorded[0], tau)]
+  how = 'auto' if given['time'] == 'none' else given['time']
+  timed = eat_runs.choose(own, how, default.name)
   extra = [default] if given['ablation'] else []
-  reference = single.get('dense', names['never'])
+  reference = single.get('dense/never', own['never'])
   every = [reference, *single.values(), *extra, *timed]
-  dense = [single[name] for name in ('dense', 'student') if name in single]
   chosen = list({one.name: one for one in every}.values())
-  return Sweep([*single.values(), *own], default, chosen, dense)
+  return single | own, default, chosen
 
 
 def _facts(model: Model) -> dict[str, Any]:
-  low, middle, high = np.quantile(model.length, (0.05, 0.5, 0.95)).tolist()
-  mean = float(model.length.mean())
+  length = model.records['length']
+  low, middle, high = np.quantile(length, (0.05, 0.5, 0.95)).tolist()
+  mean = float(length.mean())
   return {
     'workdir': model.directory,
     'step': model.step,
     'split': model.split,
-    'rows': len(model.length),
+    'rows': len(length),
     'temperatures': model.calibrated_by,
     'rows_fitted': int(model.fitted.sum()),
     'device': jax.devices()[0].device_kind,
@@ -192,9 +183,7 @@ def _facts(model: Model) -> dict[str, Any]:
 
 
 def time(
-  settings: Sequence[Setting],
-  dense: Sequence[Setting],
-  given: Mapping[str, Any],
+  settings: Sequence[Setting], given: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Setting]]:
   """Times settings on the same rows: alone, and in full batches.
 
@@ -203,7 +192,6 @@ def time(
 
   Args:
     settings: of any models; the first is the reference.
-    dense: of dense models, which other libraries run too.
     given: the flags of the command.
 
   Returns:
@@ -211,74 +199,65 @@ def time(
     the latency; mean seconds by row of the split, by candidate; the settings
     that other libraries ran, by candidate).
   """
-  total = len(settings[0].exits)
+  total, rounds = len(settings[0].exits), given['rounds']
   count = min(given['rows'], total)
   rows = np.linspace(0, total - 1, count).round().astype(int)
   calls = min(CHUNK, count)
   turns, warmup = -(-count // calls), -(-given['warmup'] // calls)
-  alone, full = {'batch': 1}, {'batch': given['batch_size']}
+  theirs = {
+    f'{peers.TITLES[library]} {one.model.name}': (library, one)
+    for library in peers.usable(given['peers'])
+    for one in settings
+    if one.model.name in DENSE
+  }
   with contextlib.ExitStack() as stack:
     hosts = stack.enter_context(Hosts(environment={'HF_HUB_OFFLINE': '1'}))
-    ours = _candidates(settings, rows, given, stack)
-    theirs = list(_peers(dense, rows, given, stack))
-    candidates = [*ours, *(candidate for candidate, _ in theirs)]
-    prepared, samples = benchmark.time_case(
-      candidates, alone, hosts, rounds=given['rounds'] * turns, warmup=warmup,
-      calls=calls,
-    )  # fmt: skip
-    table = benchmark.rows(alone, candidates, samples, prepared)
-    in_batches = benchmark.run(
-      candidates, [full], hosts, rounds=given['rounds'], warmup=1
-    )
-  # `Host.prepare` calls once; then the rows follow each other.
+    folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    engines = _engines(settings, given['batch_size'], stack)
+
+    def run(batch: int, **timing: Any) -> Any:
+      found = [_candidate(one, rows, batch, engines) for one in settings]
+      found[0] = dataclasses.replace(found[0], is_baseline=True)
+      for name, (library, one) in theirs.items():
+        make = _make_peer(library, one, rows, batch, folder)
+        found.append(Candidate(name, make, process=name))
+      return benchmark.run(found, {'batch': batch}, hosts, **timing)
+
+    table, samples = run(1, rounds=rounds * turns, warmup=warmup, calls=calls)
+    in_batches, _ = run(given['batch_size'], rounds=rounds, warmup=1)
+  # A call is made once when prepared; then the rows follow each other.
   first, latency = 1 + warmup * calls, {}
   for row in table:
-    seconds = samples[row['candidate']].ravel()[: given['rounds'] * count]
+    seconds = samples[row['candidate']].ravel()[: rounds * count]
     row['latency_mean'] = float(seconds.mean())
-    for percent in (50, 95):
-      row[f'latency_p{percent}'] = float(np.percentile(seconds, percent))
+    row['latency_p50'], row['latency_p95'] = np.percentile(
+      seconds, (50, 95)
+    ).tolist()
     means = np.roll(seconds.reshape(-1, count).mean(0), first % count)
     latency[row['candidate']] = dict(
       zip(rows.tolist(), means.tolist(), strict=True)
     )
-  of_peers = {candidate.name: one for candidate, one in theirs}
-  return table + in_batches, latency, of_peers
+  return table + in_batches, latency, {n: one for n, (_, one) in theirs.items()}
 
 
-def _candidates(
-  settings: Sequence[Setting],
-  rows: np.ndarray,
-  given: Mapping[str, Any],
-  stack: contextlib.ExitStack,
-) -> list[Candidate]:
-  """Serves each model with an engine; settings of a model share it."""
+def _engines(
+  settings: Sequence[Setting], batch: int, stack: contextlib.ExitStack
+) -> dict[int, tuple[Engine, EatPolicy]]:
+  """Returns a warm engine with its policy for each model."""
   engines: dict[int, tuple[Engine, EatPolicy]] = {}
-  found: list[Candidate] = []
-  for setting in settings:
-    model, old = setting.model, setting.model.policy
-    if id(model) not in engines:
-      policy = EatPolicy(
-        model.chain, old.reader, old.class_names, old.lengths,
-        temperatures=old.temperatures.tolist(),
-      )  # fmt: skip
-      # The length buckets up to that of the longest row.
-      last = int(np.searchsorted(old.lengths, model.length.max()))
-      engine = Engine(
-        model.chain, policy, old.lengths[: last + 1],
-        doubling(given['batch_size']),
-        cache_directory=given['compilation_cache'],
-      )  # fmt: skip
-      engine.warm_up(progress=True)
-      engines[id(model)] = stack.enter_context(engine), policy
-    flops = float(setting.rows['flops_served'][rows].mean())
-    options = dict(setting=setting, rows=rows, served=engines[id(model)])
-    found.append(
-      Candidate(
-        setting.name, _make, options, is_baseline=not found,
-        flops=(flops, flops),
-      )
+  for model in (one.model for one in settings):
+    if id(model) in engines:
+      continue
+    old, longest = model.policy, model.records['length'].max()
+    policy = EatPolicy(
+      model.chain, old.reader, old.class_names, old.lengths,
+      temperatures=old.temperatures.tolist(),
     )  # fmt: skip
-  return found
+    lengths = old.lengths[: np.searchsorted(old.lengths, longest) + 1]
+    engine = Engine(model.chain, policy, lengths, doubling(batch))
+    engine.warm_up(progress=True)
+    engines[id(model)] = stack.enter_context(engine), policy
+  return engines
 
 
 def _items(setting: Setting, rows: np.ndarray) -> list[dict[str, Any]]:
@@ -286,61 +265,45 @@ def _items(setting: Setting, rows: np.ndarray) -> list[dict[str, Any]]:
   return [{k: one[k] for k in ('tokens', 'token_types')} for one in records]
 
 
-def _make(
-  case: Case,
-  setting: Setting,
-  rows: np.ndarray,
-  served: tuple[Engine, EatPolicy],
-) -> Call:
-  """Prepares a setting: the next row in each call, or all rows."""
-  engine, policy = served
+def _candidate(
+  setting: Setting, rows: np.ndarray, batch: int, engines: Mapping[int, Any]
+) -> Candidate:
+  """Returns a setting: the next row in each call at batch 1, or all rows."""
+  measures, (engine, policy) = setting.rows(), engines[id(setting.model)]
   items = _items(setting, rows)
+  turns = itertools.cycle(items)
 
   def predict(some: Sequence[Any]) -> Sequence[Any]:
     policy.rule = setting.rule  # settings of a model share the policy
-    return check_answers(engine.predict(some))
+    return checked(engine.predict(some))
 
-  def is_same(label: Any, logits: np.ndarray) -> bool:
+  def differs(row: int, answer: Any) -> bool:
+    # The forms agree to rounding, so a row at a threshold may differ.
+    if answer.depth != measures['depth'][row]:
+      return True
     if policy.class_names:
-      return label == policy.class_names[int(logits.argmax())]
-    return bool(np.isclose(label, logits[0], rtol=1e-3, atol=1e-3))
+      return answer.label != policy.class_names[measures['answer'][row]]
+    return not np.isclose(answer.label, measures['answer'][row], 1e-3, 1e-3)
 
-  # The forms agree to rounding, so a row at a threshold may differ.
-  differing = sum(
-    answer.depth != setting.rows['depth'][row]
-    or not is_same(answer.label, setting.chosen[row])
-    for row, answer in zip(rows.tolist(), predict(items), strict=True)
-  )
-  columns = {'differing_rows': int(differing)}
-  if case['batch'] > 1:
+  def make() -> Call:
+    answers = predict(items)
+    wrong = sum(map(differs, rows.tolist(), answers))
+    columns = {'differing_rows': wrong}
+    if batch == 1:
+      return Call(lambda: predict([next(turns)]), columns=columns)
     return Call(lambda: predict(items), len(items), columns=columns)
-  turns = itertools.cycle(items)
-  return Call(lambda: predict([next(turns)]), columns=columns)
+
+  flops = float(measures['flops_served'][rows].mean())
+  return Candidate(setting.name, make, flops=(flops, flops))
 
 
-def _peers(
-  dense: Sequence[Setting],
-  rows: np.ndarray,
-  given: Mapping[str, Any],
-  stack: contextlib.ExitStack,
-) -> Iterator[tuple[Candidate, Setting]]:
-  """Yields dense models of other libraries, as far as those are installed."""
-  folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-  for library in given['peers'] if dense else ():
-    if library == 'none':
-      continue
-    if reason := peers.missing(library):
-      print(f'left out: {peers.TITLES[library]}: {reason}')
-      continue
-    for setting in dense:
-      model = setting.model
-      weights = folder / model.name
-      if not weights.exists():
-        params = model.chain.variables['params']
-        export.save(str(weights), model.module, params)
-      name = f'{peers.TITLES[library]} {model.name}'
-      make = functools.partial(
-        peers.make_rows, library=library, weights=str(weights),
-        items=_items(setting, rows), expected=setting.chosen[rows],
-      )  # fmt: skip
-      yield Candidate(name, make, process=name), setting
+def _make_peer(
+  library: str, setting: Setting, rows: np.ndarray, batch: int, folder: Any
+) -> Any:
+  """Returns the function that prepares a dense model in another library."""
+  model, weights = setting.model, folder / setting.model.name
+  if not weights.exists():
+    params = model.chain.variables['params']
+    export.save(str(weights), model.chain.model, params)
+  given = library, str(weights), _items(setting, rows), batch
+  return functools.partial(peers.make, *given, expected=setting.chosen[rows])

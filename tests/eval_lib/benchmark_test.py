@@ -1,4 +1,4 @@
-"""The measuring core, with a clock that the test turns and processes that die.
+"""The measuring core: a clock that the test turns, processes that die.
 
 No test asserts a measured time.
 """
@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from eval_lib import benchmark, hosts
-from eval_lib.hosts import Call, Candidate, Hosts
+from eval_lib import benchmark
+from eval_lib.benchmark import Call, Candidate, Hosts
 from eval_lib.report import Estimate
 
 
@@ -19,16 +19,18 @@ class Clock:
   """Every call of `work` takes `seconds`, times a drift of the machine."""
 
   def __init__(self):
-    self.now, self.drift, self.calls = 0.0, 1.0, []
+    self.drift, self.calls = 1.0, []
 
   def work(self, name, seconds):
-    def call():
+    def take(calls):
+      assert calls == 1
       self.calls.append(name)
-      self.now += seconds * self.drift
+      taken = seconds * self.drift
       if len(self.calls) % 2 == 0:
         self.drift *= 1.5
+      return np.array([taken])
 
-    return hosts.timer(call, clock=lambda: self.now)
+    return take
 
 
 def test_rounds_are_interleaved_in_alternating_directions():
@@ -69,7 +71,7 @@ def test_a_timer_that_fails_once_has_no_samples():
 
 
 def candidate(name, **fields):
-  return Candidate(name, lambda case: Call(lambda: None), **fields)
+  return Candidate(name, lambda: Call(lambda: None), **fields)
 
 
 CANDIDATES = [
@@ -77,7 +79,7 @@ CANDIDATES = [
             group='same'),
   candidate('scanned', is_baseline=True, flops=(12.0, 12.0),
             group='same'),
-  candidate('engine'),
+  candidate('engine', flops=(6.0, 5.0)),
   candidate('reading', baseline='engine'),
   candidate('torch'),
 ]  # fmt: skip
@@ -92,16 +94,12 @@ SAMPLES = {
 
 
 def test_rows_by_hand():
-  info = {'rows': 1, 'output': None, 'columns': {}}
-  prepared = {one.name: info for one in CANDIDATES}
-  own = {'rows': 4, 'columns': {'device': 'cpu'}, 'flops': (6.0, 5.0)}
-  prepared['engine'] = info | own
-  prepared['unrolled'] = info | {'output': np.array([1.0, 2.0])}
-  prepared['scanned'] = info | {'output': np.array([1.0, 2.5])}
-  table = benchmark.rows(
-    {'batch': 4}, CANDIDATES, SAMPLES, prepared,
-    {'over_torch': 'torch', 'over_unrolled': 'unrolled'},
-  )  # fmt: skip
+  calls = {one.name: Call(None) for one in CANDIDATES}
+  calls['engine'] = Call(None, rows=4, columns={'device': 'cpu'})
+  calls['unrolled'] = Call(None, output=np.array([1.0, 2.0]))
+  calls['scanned'] = Call(None, output=np.array([1.0, 2.5]))
+  over = {'over_torch': 'torch', 'over_unrolled': 'unrolled'}
+  table = benchmark.rows({'batch': 4}, CANDIDATES, SAMPLES, calls, over)
   unrolled, scanned, engine, reading = table
   assert [row['candidate'] for row in table] == list(SAMPLES)
   assert {row['batch'] for row in table} == {4}
@@ -124,48 +122,34 @@ def test_rows_by_hand():
   assert reading['flops'] is reading['limit'] is None
   assert (unrolled['difference'], scanned['difference']) == (0.0, 0.5)
   with pytest.raises(ValueError, match='no baseline'):
-    benchmark.rows({}, CANDIDATES[2:], SAMPLES, prepared)
-
-
-def test_candidates_without_a_part_in_a_case_are_left_out():
-  def make(case, name):
-    if name == 'b' and case['phase'] == 'train':
-      return None
-    return Call(lambda: None, rows=2)
-
-  candidates = [
-    Candidate(name, make, {'name': name}, is_baseline=name == 'a')
-    for name in 'ab'
-  ]
-  cases = [{'phase': 'forward'}, {'phase': 'train'}]
-  with Hosts() as places:
-    table = benchmark.run(candidates, cases, places, rounds=2, warmup=1)
-  assert [(row['phase'], row['candidate']) for row in table] == [
-    ('forward', 'a'), ('forward', 'b'), ('train', 'a'),
-  ]  # fmt: skip
+    benchmark.rows({}, CANDIDATES[2:], SAMPLES, calls)
 
 
 # -- processes; what they run must be a function of a module ----------------
 
 
-def work(case, behaviour=''):
+def work(behaviour=''):
   """A call that says which process it is in, and dies or hangs on demand."""
-  print('a library says hello')
+  print('a library says hello', flush=True)
   asked = []
 
   def run():
     asked.append(None)
-    if behaviour == 'dies' and len(asked) == 3:
+    if len(asked) < 3:
+      return
+    if behaviour == 'fails':
       raise MemoryError('out of memory')
-    if behaviour == 'hangs' and len(asked) == 3:
+    if behaviour == 'dies':
+      os._exit(1)
+    if behaviour == 'hangs':
       time.sleep(1000)
 
   columns = {'pid': os.getpid(), 'variable': os.environ.get('A_VARIABLE')}
-  return Call(run, rows=case['batch'], output=[1.0], columns=columns)
+  return Call(run, rows=2, output=[1.0], columns=columns)
 
 
 def in_process(name, process, behaviour='', **fields):
-  make = functools.partial(work, behaviour=behaviour)
+  make = functools.partial(work, behaviour)
   return Candidate(name, make, process=process, **fields)
 
 
@@ -176,9 +160,8 @@ def test_processes_are_shared_by_name_and_end(capfd):
     in_process('c', 'two'),
     candidate('here'),
   ]
-  lines = []
-  with Hosts(lines.append, environment={'A_VARIABLE': 'x'}) as places:
-    table = benchmark.run(candidates, [{'batch': 2}], places, rounds=1)
+  with Hosts(environment={'A_VARIABLE': 'x'}) as hosts:
+    table, _ = benchmark.run(candidates, {'batch': 2}, hosts, rounds=1)
     first, second, third = (row['pid'] for row in table[:3])
     assert first == second != third != os.getpid()
     assert exists(first)
@@ -186,37 +169,37 @@ def test_processes_are_shared_by_name_and_end(capfd):
   assert not exists(third)
   assert table[0]['variable'] == 'x'
   assert os.environ.get('A_VARIABLE') is None
-  assert not lines
-  assert 'hello' not in capfd.readouterr().out
+  assert not {'hello', 'left out'} & {*capfd.readouterr().out.split()}
 
 
-def test_a_process_that_dies_loses_only_its_own_results():
+@pytest.mark.parametrize(
+  ('behaviour', 'message'),
+  [
+    ('fails', 'left out: two: MemoryError: out of memory'),
+    ('dies', 'left out: two: BrokenProcessPool'),
+    ('hangs', 'left out: two: no answer in 3 s'),
+  ],
+)
+def test_a_lost_process_loses_only_its_own_results(behaviour, message, capsys):
   candidates = [
     in_process('a', 'one', is_baseline=True),
-    in_process('b', 'two', 'dies'),
+    in_process('b', 'two', behaviour),
     in_process('c', 'two'),
   ]
-  lines = []
-  with Hosts(lines.append) as places:
-    cases = [{'batch': 1}, {'batch': 2}]
-    table = benchmark.run(candidates, cases, places, rounds=3, warmup=1)
-  assert [row['candidate'] for row in table] == ['a', 'a']
-  assert places.lost == {'two'}
-  (line,) = lines
-  assert 'left out: two died (exit code 1)' in line
-  assert 'MemoryError: out of memory' in line
-
-
-def test_a_process_that_hangs_is_ended(monkeypatch):
-  monkeypatch.setattr(hosts, 'CLOSE_SECONDS', 0.1)
-  lines = []
-  with Hosts(lines.append) as places:
-    one = in_process('a', 'one', 'hangs')
-    info = places.prepare(one, {'batch': 1})
-    places._hosts['one']._timeout = 0.1
-    assert places.timer(one, {'batch': 1})(2) is None
-    assert not exists(info['columns']['pid'])
-  assert 'one gave no answer in 0 s' in lines[-1]
+  with Hosts() as hosts:
+    # Once both have begun.
+    for one in candidates:
+      assert hosts.ask(one.process, os.getpid)
+    hosts._timeout = 3.0
+    for batch in (1, 2):
+      table, _ = benchmark.run(
+        candidates, {'batch': batch}, hosts, rounds=3, warmup=1
+      )
+      assert [row['candidate'] for row in table] == ['a']
+  printed = capsys.readouterr().out
+  assert message in printed
+  assert 'a library says hello' in printed or behaviour == 'fails'
+  assert printed.count('left out') == 1
 
 
 def exists(pid):

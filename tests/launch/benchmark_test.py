@@ -18,7 +18,6 @@ from launch import (
   candidates_albert,
   candidates_eat,
   command_line,
-  eat_calls,
   peers,
 )
 from tests.launch import toy_runs
@@ -26,8 +25,7 @@ from tests.launch import toy_runs
 
 def settings_of(*argv):
   """The settings of a command line, as the candidates get them."""
-  arguments = benchmark.parser().parse_args(argv)
-  benchmark.check(arguments)
+  (arguments,) = benchmark.parse(argv)
   return vars(arguments)
 
 
@@ -45,11 +43,11 @@ def read(path):
     ('adatape --bank_size=3', '--bank_size: .*at least'),
     ('adatape --repeats=0', '--rounds/--repeats: .*positive integer'),
     ('adatape --batch_sise=3', '--batch_sise: no such flag'),
-    ('adatape --out=/no/such/folder/a.csv', '--out: .*exists'),
+    ('adatape --out=/no/such/folder/a.csv', '--out: .*writable'),
     ('albert --variant=huge', '--variant: .*micro'),
-    ('albert --shares=1.5', '--shares: .*list of shares between 0 and 1'),
+    ('albert --shares=1.5', '--shares: .*list of numbers between 0 and 1'),
     ('albert --batch=0', '--batch: .*list of positive'),
-    ('albert --out=/', '--out: expected a file'),
+    ('albert --out=/', '--out: .*file'),
     ('eat_speed --variant=huge', "--variant: .*base.*'huge'"),
     ('eat_speed --variant=tiny', '--depth: .*even number above 4.*got 2'),
     ('eat_speed --depth=7', '--depth: .*even'),
@@ -57,7 +55,7 @@ def read(path):
     ('eat_speed --window=3', '--window: .*even'),
     ('eat_speed --exit_rates=50,101', '--exit_rates: .*0 to 100'),
     ('eat_speed --candidates=eat', '--candidates.*: .*dense'),
-    ('eat_speed --min_seconds=0', '--min_seconds: .*positive'),
+    ('eat_speed --min_seconds=0', '--min_seconds: .*above 0'),
     ('eat_speed --lengths_from=a', '--vocabulary: '),
     ('eat_speed --length_buckets=16,1024', '--length_buckets: .*512'),
     ('eat', '--workdir'),
@@ -112,12 +110,10 @@ HEAD = 2 * 768 * (768 + 2)
 
 
 def test_flops_of_eat_and_dense_models_by_hand():
-  settings = settings_of('eat_speed', '--candidates=dense,eat,distil')
-  found = candidates_eat.candidates(settings, '')
+  found = candidates_eat.candidates(1, settings_of('eat_speed'))
   flops = {one.name: one.flops for one in found}
   dense = 12 * block(128) + HEAD
   assert flops['dense unrolled'] == (dense, dense)
-  assert flops['distil chunked'] == (6 * block(128) + HEAD,) * 2
   # 1 + ceil(.7 * 127) = 90, 1 + ceil(.7 * 89) = 64
   first = 2 * block(128) + 2 * block(90) + HEAD
   last = 8 * block(64) + HEAD
@@ -130,43 +126,40 @@ def test_flops_of_eat_and_dense_models_by_hand():
   assert 11 * block(128) < computed < 11.3 * block(128)
   limits = [dense / flops[f'EAT {rate} %'][0] for rate in (0, 50, 80, 95)]
   np.testing.assert_allclose(limits, [1.63, 2.24, 2.87, 3.34], atol=0.005)
-  assert [one.name for one in found if one.is_baseline] == [
-    f'dense {form}' for form in candidates_eat.FORMS
-  ]
+  baselines = [one.name for one in found if one.is_baseline]
+  assert baselines == ['dense unrolled', 'dense engine chain']
 
 
-def test_flops_of_length_buckets_by_hand(monkeypatch):
+def test_flops_of_length_buckets_by_hand():
   settings = settings_of('eat_speed', '--length_buckets=64,128')
-  lengths = (3, 64, 65, 128)
-  monkeypatch.setattr(candidates_eat, 'row_lengths', lambda _: lengths)
-  padded, buckets = candidates_eat.length_candidates(settings)
-  limit = padded.flops[0] / buckets.flops[0]
+  found = candidates_eat.length_candidates(settings, (3, 64, 65, 128))
+  padded, buckets = (one.flops[0] for one in found)
   # Half of the rows take a little less than half the time.
   half = block(64) / block(128)
-  assert limit == pytest.approx(2 / (1 + half), rel=1e-2)
+  assert padded / buckets == pytest.approx(2 / (1 + half), rel=1e-2)
 
 
-def test_lengths_of_made_up_and_of_real_rows(tmp_path):
+def test_lengths_of_drawn_and_of_real_rows(tmp_path):
   flags = ['eat_speed', '--length_buckets=8,64']
-  settings = settings_of(*flags, '--length_rows=1000')
-  lengths = candidates_eat.row_lengths(settings)
-  assert (len(lengths), max(lengths)) == (1000, 64)
-  assert np.median(lengths) == candidates_eat.MEDIAN_LENGTH
-  assert min(lengths) >= 3
-  assert sorted(lengths) != list(lengths)
+  lengths = candidates_eat.row_lengths(
+    settings_of(*flags, '--length_rows=1000')
+  )
+  assert (len(lengths), min(lengths), max(lengths)) == (1000, 3, 64)
+  assert np.median(lengths) == pytest.approx(24, abs=1)
   toy_runs.write_data(tmp_path)
   where = [f'--lengths_from={tmp_path}', f'--vocabulary={tmp_path}/vocab.txt']
   settings = settings_of(*flags, *where, '--length_rows=100')
   texts = [row.split('\t')[0] for row in
            (tmp_path / 'dev.tsv').read_text().splitlines()[1:]]  # fmt: skip
-  wanted = sorted(2 + len(text.split()) for text in texts)
-  assert sorted(candidates_eat.row_lengths(settings)) == wanted
+  wanted = [2 + len(text.split()) for text in texts]
+  lengths = list(candidates_eat.row_lengths(settings))
+  assert sorted(lengths) == sorted(wanted) != lengths
 
 
 @pytest.mark.parametrize('rate', [0, 5, 50, 80, 95, 100])
 def test_exits_are_exact_and_spread(rate):
-  left = eat_calls.leaves(np.arange(200), rate)
-  assert left.sum() == 2 * rate
+  left = candidates_eat.leaves(200, rate)
+  assert sum(left) == 2 * rate
   # The same share of any 20 rows in a row, up to one row.
   windows = np.convolve(left, np.ones(20), 'valid')
   assert abs(windows - rate / 5).max() <= 1
@@ -185,38 +178,32 @@ def test_exits_are_exact_and_spread(rate):
   ],
 )
 def test_rows_of_a_call(batch, rates, fill, rows):
-  assert eat_calls.rows_per_call(batch, rates, fill) == rows
-  assert all(rows * rate % 100 == 0 for rate in rates)
-  assert rows % batch == 0
+  assert candidates_eat.rows_per_call(batch, rates, fill) == rows
 
 
 def test_missing_libraries_are_reported(monkeypatch, capsys):
-  monkeypatch.setattr(
-    peers.importlib.util, 'find_spec', lambda name: name != 'onnx' or None
-  )
-  assert peers.missing('torch') == ''
-  assert re.search(r'onnx not.*pip install .*\[peers\]', peers.missing('onnx'))
-  settings = settings_of('eat_speed', '--candidates=dense,onnx')
-  names = [one.name for one in candidates_eat.candidates(settings, '')]
-  assert not any('ONNX' in name for name in names)
-  assert 'left out: onnx: ' in capsys.readouterr().out
-  monkeypatch.setattr(peers.importlib.util, 'find_spec', lambda name: True)
-  assert 'float32' in peers.missing('onnx', 'bfloat16')
+  find = peers.importlib.util
+  monkeypatch.setattr(find, 'find_spec', lambda name: name != 'onnx' or None)
+  assert list(peers.usable(['torch', 'onnx'])) == ['torch']
+  message = r'left out: ONNX Runtime: onnx not.*pip install .*\[peers\]'
+  assert re.search(message, capsys.readouterr().out)
+  assert list(peers.usable(['onnx'], 'bfloat16')) == []
+  monkeypatch.setattr(find, 'find_spec', lambda name: True)
+  assert list(peers.usable(['onnx'], 'bfloat16')) == []
+  assert 'float32' in capsys.readouterr().out
 
 
 def test_flops_of_adatape():
   settings = settings_of('adatape', '--variant=Ti/16', '--image_size=32')
-  found = candidates_adatape.candidates(settings)
-  flops = {one.name: one.flops for one in found if one.flops}
-  assert list(flops) == ['ViT', 'AdaTape learnable', 'AdaTape input']
-  for bank, name in zip(('ViT', 'learnable', 'input'), flops, strict=True):
-    model = candidates_adatape.build_model(bank, settings)
-    assert flops[name] == (model.flops((32, 32, 3)),) * 2
-  assert flops['ViT'] < flops['AdaTape learnable']
+  found = candidates_adatape.candidates('forward', settings)
+  flops = [one.flops for one in found if one.flops]
+  for bank, counted in zip(('', 'learnable', 'input'), flops, strict=True):
+    model = candidates_adatape.build_task(bank, settings).model
+    assert counted == (model.flops((32, 32, 3)),) * 2
+  assert flops[0] < flops[1]
   readings = {one.name: one.baseline for one in found if one.baseline}
-  assert readings == {
-    f'reading {bank}': f'AdaTape {bank}' for bank in ('learnable', 'input')
-  }
+  banks = ('learnable', 'input')
+  assert readings == {f'reading {b}': f'AdaTape {b}' for b in banks}
 
 
 # -- tiny runs ----------------------------------------------------------------
@@ -231,16 +218,16 @@ def test_adatape(tmp_path, capsys):
   rows = read(out)
   models = ['ViT', 'AdaTape learnable', 'AdaTape input']
   readings = ['reading learnable', 'reading input']
-  assert [(row['phase'], row['candidate']) for row in rows] == [
+  names = [(row['phase'], row['candidate']) for row in rows]
+  assert set(names) == {
     *(('forward', name) for name in models + readings),
     *(('train step', name) for name in models),
-  ]
+  }
   for row in rows:
     is_model = row['candidate'] in models
     assert bool(row['limit']) == bool(row['flops']) == is_model
-    assert row['baseline'] == (
-      'ViT' if is_model else f'AdaTape {row["candidate"].split()[1]}'
-    )
+    reading = row['candidate'].replace('reading', 'AdaTape')
+    assert row['baseline'] == ('ViT' if is_model else reading)
     assert row['variant'] == 'Ti/16'
   text = capsys.readouterr().out
   assert 'phase train step; baseline: ViT' in text
@@ -249,9 +236,9 @@ def test_adatape(tmp_path, capsys):
 
 @pytest.mark.nightly
 def test_a_timed_train_step_trains():
-  flags = ['--variant=micro', '--length=12']
-  one = candidates_albert.train_candidates(settings_of('albert', *flags))[1]
-  call = one.make({'batch': 4, 'remat_chunk': 0}, **one.options)
+  settings = settings_of('albert', '--variant=micro', '--length=12')
+  case = {'batch': 4, 'remat_chunk': 0}
+  call = candidates_albert.train_candidates(case, settings)[1].make()
   losses = [call.run()[1]['loss'].compute() for _ in range(20)]
   assert losses[-1] < losses[0]
   assert call.columns['iterations'] == 6
@@ -269,7 +256,10 @@ def test_albert(tmp_path, capsys, monkeypatch):
   printed = capsys.readouterr().out
   assert 'WARNING' not in printed
   rows = read(out)
-  assert [row['candidate'] for row in rows] == list(candidates_albert.FORMS)
+  assert [row['candidate'] for row in rows] == [
+    'fixed, scanned', 'fixed, unrolled', "fixed, engine's forms", 'masked',
+    'while_loop', 'engine',
+  ]  # fmt: skip
   for row in rows:
     assert row['candidate'] in printed
     assert 0.3 < float(row['mean_share']) < 0.7
@@ -285,14 +275,15 @@ def test_albert(tmp_path, capsys, monkeypatch):
 
 
 def test_the_score_gives_the_share_that_is_asked_for():
-  setup = candidates_albert.prepare(2, 0.5, 'micro', 16, 'float32')
-  assert setup.steps.mean() / 6 == pytest.approx(0.5, abs=0.06)
-  assert len(set(setup.steps.reshape(-1).tolist())) > 2
+  settings = settings_of('albert', '--variant=micro', '--length=16')
+  *_, steps = candidates_albert.prepare(2, 0.5, settings)
+  assert steps.mean() / 6 == pytest.approx(0.5, abs=0.06)
+  assert len(set(steps.reshape(-1).tolist())) > 2
 
 
 TINY = ['eat_speed', '--variant=tiny', '--depth=6', '--length=8', '--batch=2',
         '--exit_rates=0,50', '--rounds=2', '--warmup=1', '--min_seconds=0.01',
-        '--fill=1', '--timeout=300']  # fmt: skip
+        '--fill=1']  # fmt: skip
 
 
 @pytest.mark.slow
@@ -304,8 +295,7 @@ def test_eat_speed(tmp_path, capsys):
   assert 'left out' not in text
   assert 'WARNING' not in text  # all dense forms compute the same
   assert 'batch 2; baseline: dense' in text
-  names = [f'dense {form}' for form in candidates_eat.FORMS]
-  names += ['EAT 0 %', 'EAT 50 %']
+  names = ['dense unrolled', 'dense engine chain', 'EAT 0 %', 'EAT 50 %']
   rows = read(out)
   assert [row['candidate'] for row in rows] == names
   assert all(float(row['seconds']) > 0 for row in rows)
@@ -315,11 +305,10 @@ def test_eat_speed(tmp_path, capsys):
 
 @pytest.mark.nightly
 def test_the_engine_computes_what_the_masked_model_does():
-  shape = eat_calls.Shape('tiny', 6, 'float32')
-  call = eat_calls.make_engine({'batch': 2}, 50, (0, 50), 1, shape, 8, 0)
-  model = eat_calls.adaptive_model(shape)
-  batch = jax.device_put(eat_calls.inputs(peers.token_rows(4, 8)))
-  params = eat_calls.random_params(model)
+  model = candidates_eat.adaptive_model(settings_of(*TINY))
+  call = candidates_eat.prepare_eat(model, 8, 2, 50, 2)
+  batch = jax.device_put(candidates_eat.inputs(candidates_eat.token_rows(4, 8)))
+  params = candidates_eat.random_params(model)
   logits, _ = model.apply({'params': params}, **batch)
   expected = peers.scores(np.asarray(logits))
   assert expected.std() > 1e-3  # the rows differ
@@ -330,10 +319,9 @@ def test_the_engine_computes_what_the_masked_model_does():
 @pytest.mark.nightly
 @pytest.mark.peers
 def test_other_libraries_compute_the_same(capsys):
-  for name in peers.PACKAGES:
-    if peers.missing(name):
-      pytest.skip(peers.missing(name))
-  flags = ['--candidates=dense,distil,torch,onnx', '--length_buckets=none']
+  if [*peers.usable(peers.PACKAGES)] != [*peers.PACKAGES]:
+    pytest.skip('needs the extra [peers]')
+  flags = ['--candidates=dense,torch,onnx', '--length_buckets=none']
   assert benchmark.main([*TINY, *flags]) == 0
   text = capsys.readouterr().out
   assert 'left out' not in text
