@@ -150,8 +150,8 @@ def candidates(
       f'{peers.TITLES[library]} {TITLES[kind]}',
       model_flops(model, length),
     )
-    given = library, str(weights), items, batch, settings['dtype']
-    add(name, (full, full), peers.make, *given, group=kind)
+    own = library, str(weights), items, batch, settings['dtype']
+    add(name, (full, full), peers.make, *own, group=kind)
   return found
 
 
