@@ -32,9 +32,9 @@ from model_lib.bert import BertClassifier
 from model_lib.errors import FieldError
 from serve_lib.chain import Failure
 from serve_lib.engine import Engine
+from serve_lib.grid import doubling
+from serve_lib.items import TextReader
 from serve_lib.process import keep_freed_memory
-from serve_lib.schedule import doubling
-from serve_lib.text_items import TextReader
 
 EXIT_LAYER, VOCAB_SIZE = 4, 30522
 FORMS = ('unrolled', 'engine chain')
