@@ -21,8 +21,6 @@ SOURCES = {
   'tfds': 'dataset_lib.tfds:TfdsImages',
   'glue': 'dataset_lib.text_tasks:Glue',
   'probing': 'dataset_lib.text_tasks:Probing',
-  'fake_images': 'dataset_lib.synthetic:FakeImages',
-  'fake_text': 'dataset_lib.synthetic:FakeText',
   'pretraining': 'dataset_lib.pretraining:Pretraining',
 }
 
@@ -33,12 +31,8 @@ DEFAULT_PREFETCH = 2
 def validate(config: Any, split: Any = None) -> dict[str, Any]:
   """Returns a configuration completed with defaults, without reading data.
 
-  Args:
-    config: the `dataset` part of a run's configuration.
-    split: name of a split, to be checked as well.
-
   Raises:
-    ConfigError: a field or the split is not legal.
+    ConfigError: a field, or the split if one is given, is not legal.
   """
   if not isinstance(config, ConfigLike):
     raise ConfigError('dataset', config, "a mapping with a field 'name'")
@@ -81,9 +75,9 @@ def build_source(config: ConfigLike, split: str) -> Source:
 
 def default_num_threads() -> int:
   """Returns one thread for each core that this process may use."""
-  if hasattr(os, 'sched_getaffinity'):
-    return min(len(os.sched_getaffinity(0)), MAX_THREADS)
-  return min(os.cpu_count() or 1, MAX_THREADS)
+  affinity = getattr(os, 'sched_getaffinity', None)
+  cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+  return min(cores, MAX_THREADS)
 
 
 def build(

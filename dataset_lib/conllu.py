@@ -1,9 +1,9 @@
 """CoNLL-U: sentences whose words have a head and a dependency label.
 
 The format of Universal Dependencies (universaldependencies.org/format.html).
-Lines of multiword tokens (`1-2`) and of empty nodes (`1.1`) are checked and
-left out. A sentence with a broken line is left out as a whole, since its tree
-would lack a word, and every broken line is named.
+Lines of multiword tokens (`1-2`) and of empty nodes (`1.1`) are left out. A
+sentence with a broken line is left out as a whole, since its tree would lack a
+word, and every broken line is named.
 """
 
 import itertools
@@ -18,30 +18,21 @@ from jaxtyping import Int32
 
 from dataset_lib.errors import BadRecord, InvalidDataError
 from dataset_lib.source import Encoded, require
-from dataset_lib.text_rows import Line, read_lines
+from dataset_lib.text_rows import Line, decoded, read_lines
 from dataset_lib.tokenizer import MIN_LENGTH, Tokenizer
 
 _COLUMNS = 10
-# A word, several of them as one token, and an empty node after a word.
-_ID = re.compile(
-  r'([1-9]\d{,8})|([1-9]\d{,8})-([1-9]\d{,8})|(0|[1-9]\d{,8})\.[1-9]\d*',
-  re.ASCII,
-)
-_HEAD = re.compile(r'\d{1,9}', re.ASCII)
+# A word, or several of them as one token, or an empty node after a word.
+_ID = re.compile(r'[1-9]\d{,8}|[1-9]\d{,8}-[1-9]\d{,8}|\d{1,9}\.[1-9]\d*', re.A)
+_HEAD = re.compile(r'\d{1,9}', re.A)
 
 
 class Word(NamedTuple):
-  """One word of a sentence.
+  """One word of a sentence."""
 
-  Attributes:
-    form: the word as written; it may have spaces inside.
-    head: number of its head in the sentence, from 1; 0 for the root.
-    label: of the dependency on the head, such as 'nmod:poss'.
-  """
-
-  form: str
-  head: int
-  label: str
+  form: str  # as written; it may have spaces inside
+  head: int  # number of its head in the sentence, from 1; 0 for the root
+  label: str  # of the dependency on the head, such as 'nmod:poss'
 
   @property
   def universal_label(self) -> str:
@@ -88,33 +79,30 @@ def read(
 
 def _sentence(block: Sequence[Line]) -> tuple[Sentence, list[_Fault]]:
   words: list[tuple[int, Word]] = []  # with the numbers of their lines
-  ranges: list[tuple[int, int]] = []
   faults: list[_Fault] = []
   for number, line in block:
     try:
-      text = line.decode('utf-8')
-      if text.startswith('#'):
+      columns = decoded(line).split('\t')
+      if columns[0].startswith('#'):
         continue
-      columns = text.split('\t')
       message = f'expected {_COLUMNS} columns, got {len(columns)}'
       require(len(columns) == _COLUMNS, 'wrong_columns', message)
-      # After a broken line the numbers are not checked.
-      last = _last_word(columns[0], None if faults else len(words))
-      ranges.append((number, last))
+      message = f'expected a number like 1, 1-2 or 1.1, got {columns[0]!r:.40}'
+      require(_ID.fullmatch(columns[0]), 'illegal_id', message)
       if columns[0].isdigit():
+        message = f'expected number {len(words) + 1}, got {columns[0]}'
+        # After a broken line the numbers are not checked.
+        is_next = faults or int(columns[0]) == len(words) + 1
+        require(is_next, 'wrong_order', message)
         words.append((number, _word(columns)))
-    except UnicodeDecodeError as error:
-      faults.append((number, BadRecord('not_utf8', '', str(error))))
     except BadRecord as fault:
       faults.append((number, fault))
-  faults = faults or _faults_of_tree(block[0][0], words, ranges)
+  faults = faults or _faults_of_tree(block[0][0], words)
   return tuple(word for _, word in words), faults
 
 
 def _faults_of_tree(
-  first: int,
-  words: Sequence[tuple[int, Word]],
-  ranges: Sequence[tuple[int, int]],
+  first: int, words: Sequence[tuple[int, Word]]
 ) -> list[_Fault]:
   count, roots = len(words), sum(word.head == 0 for _, word in words)
   expected = f'expected another word of the {count} as the head, or 0'
@@ -123,11 +111,6 @@ def _faults_of_tree(
     for number, (place, word) in enumerate(words, 1)
     if word.head > count or word.head == number
   ]
-  found += [
-    (place, 'illegal_id', f'expected a range up to {count}, got {last}')
-    for place, last in ranges
-    if last > count
-  ]
   if not words:
     found.append((first, 'no_words', 'expected a word, got none'))
   elif not found and roots != 1:
@@ -135,34 +118,14 @@ def _faults_of_tree(
   return [(place, BadRecord(kind, '', text)) for place, kind, text in found]
 
 
-def _last_word(number: str, before: int | None) -> int:
-  """Returns the last word of a multiword token, which must exist; else 0.
-
-  `number` is the first column, `before` the words in the lines before, None if
-  that is not known.
-  """
-  match = _ID.fullmatch(number)
-  if not match:
-    message = f'expected a number like 1, 1-2 or 1.1, got {number!r:.40}'
-    raise BadRecord('illegal_id', '', message)
-  word, first, last, empty = match.groups()
-  if before is not None:
-    expected = before if empty else before + 1
-    message = f'expected number {expected}, got {number}'
-    require(int(word or first or empty) == expected, 'wrong_order', message)
-  message = f'expected an ascending range, got {number}'
-  require(not last or int(last) >= int(first), 'illegal_id', message)
-  return int(last or 0)
-
-
 def _word(columns: Sequence[str]) -> Word:
-  form, head, label = columns[1], columns[6], columns[7]
+  form, head, label = columns[1], columns[6], columns[7].strip()
   require(form.strip(), 'empty_form', 'expected a form, got nothing')
   message = f'expected the number of a head, got {head!r:.40}'
   require(_HEAD.fullmatch(head), 'illegal_head', message)
   message = f'expected a dependency label, got {label!r:.40}'
-  require(label.strip() not in ('', '_'), 'no_label', message)
-  return Word(form, int(head), label.strip())
+  require(label not in ('', '_'), 'no_label', message)
+  return Word(form, int(head), label)
 
 
 def encode_words(

@@ -9,6 +9,7 @@ Everything that would silently give other data than meant is an error.
 import dataclasses
 import os
 import pathlib
+import re
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,8 +27,7 @@ LAYOUT = 'images lie in root/split/class/, like root/train/cat/1.jpg'
 
 def is_folder_name(split: str) -> bool:
   """Returns whether a split is a single folder: a path would leave the root."""
-  is_path = split.startswith('.') or bool(set(split) & set('/\\\0'))
-  return bool(split) and not is_path
+  return bool(re.fullmatch(r'[^./\\\0][^/\\\0]*', split))
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -108,21 +108,21 @@ class ImageFolder(ImageOptions):
 
   def _images_of(self, folder: str) -> list[str]:
     entries = self._entries(folder)
-    others = [entry for entry in entries if not _is_image(entry)]
-    for entry in others:
-      if entry.is_dir():
+    images = [entry.name for entry in entries if _is_image(entry)]
+    for entry in entries:
+      if entry.is_dir() and not _is_image(entry):
         raise InvalidDataError(
           f'{entry.path} is a folder inside a class folder; {LAYOUT}'
         )
-    if others:
-      count = len(others)
-      logging.warning('%s: left out %d files that are no images', folder, count)
-    if len(others) == len(entries):
+    if not images:
       raise InvalidDataError(
         f'class folder {folder} holds no images ({", ".join(EXTENSIONS)}); '
         'fill or remove it'
       )
-    return [entry.name for entry in entries if _is_image(entry)]
+    if len(images) < len(entries):
+      count = len(entries) - len(images)
+      logging.warning('%s: left out %d files that are no images', folder, count)
+    return images
 
   def _folders(self, folder: pathlib.Path | str) -> dict[str, str]:
     entries = self._entries(folder)

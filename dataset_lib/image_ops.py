@@ -47,18 +47,12 @@ ImageSize = Annotated[int, Interval(ge=1, le=4096)]
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class ImageOptions:
-  """Fields of every source of images.
+  """Fields of every source of images."""
 
-  Attributes:
-    image_size: height and width of the result.
-    resize_small: short side before the central crop; 0 means
-      image_size * 256 / 224.
-    min_crop_area: smallest share of the image an inception crop may cover.
-    augment: training operations, a crop before the flip.
-  """
-
-  image_size: ImageSize
+  image_size: ImageSize  # height and width of the result
+  # Short side before the central crop; 0 means image_size * 256 / 224.
   resize_small: Annotated[int, Interval(ge=0, le=8192)] = 0
+  # Smallest share of the image that an inception crop may cover.
   min_crop_area: Annotated[float, Interval(ge=0.0001, le=1.0)] = 0.08
   augment: Annotated[
     tuple[Literal['inception_crop', 'flip'], ...], Distinct
@@ -80,13 +74,10 @@ class ImageOptions:
     self, num_classes: int, class_names: Sequence[str], num_examples: int
   ) -> DatasetInfo:
     """Returns the description of a source of RGB images."""
+    shape = self.image_size, self.image_size, 3
+    names = tuple(class_names)
     return DatasetInfo(
-      input_key='image',
-      input_shape=(self.image_size, self.image_size, 3),
-      input_dtype='uint8',
-      num_classes=num_classes,
-      class_names=tuple(class_names),
-      num_examples=num_examples,
+      'image', shape, 'uint8', num_classes, names, num_examples
     )
 
   def transform(
@@ -166,13 +157,9 @@ def resize(image: Image, height: int, width: int) -> Reframed:
 
 def resize_small(image: Image, short_side: int) -> Reframed:
   """Resizes so that the short side is `short_side`, keeping the ratio."""
-  height, width = image.shape[:2]
-  scale = short_side / min(height, width)
-  return resize(
-    image,
-    max(short_side, round(height * scale)),
-    max(short_side, round(width * scale)),
-  )
+  scale = short_side / min(image.shape[:2])
+  sides = (max(short_side, round(side * scale)) for side in image.shape[:2])
+  return resize(image, *sides)
 
 
 def central_crop(image: Image, height: int, width: int) -> Reframed:

@@ -22,7 +22,10 @@ _TABLE_EXAMPLES = 2**20
 _SHUFFLE_ROUNDS = 4  # Grain's own choice
 _BATCHES = 1  # separates the order of the batches from that of the records
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
+# The wrap-around of uint64 is intended.
 _MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+Bits = UInt64[np.ndarray, '...']
 
 
 def record_rng(*key: int) -> np.random.Generator:
@@ -30,14 +33,8 @@ def record_rng(*key: int) -> np.random.Generator:
   return np.random.default_rng(key)
 
 
-def splitmix64(
-  counters: UInt64[np.ndarray, '...'],
-) -> UInt64[np.ndarray, '...']:
-  """Returns random bits of each counter (Steele et al., 2014, figure 16).
-
-  A counter-based generator gives record i without drawing the records before
-  it and works on whole arrays; the wrap-around of uint64 is intended.
-  """
+def splitmix64(counters: Bits) -> Bits:
+  """Returns random bits of each counter (Steele et al., 2014, figure 16)."""
   bits = counters * _INCREMENT
   bits = (bits ^ (bits >> np.uint64(30))) * _MULTIPLIERS[0]
   bits = (bits ^ (bits >> np.uint64(27))) * _MULTIPLIERS[1]
@@ -75,32 +72,22 @@ def permuted(offset: int, num_examples: int, seed: int, epoch: int) -> int:
   # Imported here: Grain takes most of a second, and few sets are this large.
   from grain.experimental import index_shuffle
 
-  return index_shuffle(
-    offset,
-    max_index=num_examples - 1,
-    seed=_epoch_seed(seed, epoch),
-    rounds=_SHUFFLE_ROUNDS,
-  )
+  key = _epoch_seed(seed, epoch)
+  return index_shuffle(offset, num_examples - 1, key, _SHUFFLE_ROUNDS)
 
 
 class Places(NamedTuple):
-  """Epochs and records of some rows of a global batch.
-
-  At the end of an ordered pass there are fewer than rows. `length` is that of
-  the padded batch, 0 where all records have one shape.
-  """
+  """Epochs and records of some rows; fewer at the end of an ordered pass."""
 
   epochs: Int[np.ndarray, ' R']
   indices: Int[np.ndarray, ' R']
-  length: int = 0
+  length: int = 0  # of the padded batch; 0 where all records have one shape
 
 
 class Order:
   """Maps steps to the records of a split, shuffled or one ordered pass.
 
-  Attributes:
-    steps_per_epoch: full batches for training, at least 1; all batches for an
-      ordered pass.
+  `steps_per_epoch` are full batches for training, at least 1, else all batches.
   """
 
   def __init__(
@@ -140,7 +127,7 @@ class LengthOrder(Order):
   length bucket and cut into global batches, which are then shuffled. It leaves
   out N % B records, others each time; a set smaller than a batch is repeated
   within it. Evaluation is one pass in ascending length whose last batch may be
-  short. `buckets` are ascending; the last one holds every record.
+  short.
   """
 
   def __init__(

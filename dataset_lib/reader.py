@@ -1,9 +1,4 @@
-"""Batches of a source: checks records, pads rows, replaces bad records.
-
-The tolerance for bad records is a share of the records of the split, and a
-record counts once however often it is read: the verdict then does not depend on
-the number of epochs, of threads or of hosts.
-"""
+"""Batches of a source: checks records, pads rows, replaces bad records."""
 
 import contextlib
 import numbers
@@ -24,23 +19,28 @@ from dataset_lib.errors import (
   TooManyBadRecordsError,
 )
 from dataset_lib.order import Order, Places, record_rng
-from dataset_lib.source import DatasetInfo
+from dataset_lib.source import DatasetInfo, require
 
 Batch = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
 
 ROWS_PER_BLOCK = 32
 _MAX_REPLACEMENTS = 64
+_ADVICE = (
+  'Repair or remove these records; for training, dataset.max_bad_share sets '
+  'the tolerated share. Evaluation tolerates none.'
+)
 
 
 class BadRecords:
   """Thread-safe count of distinct bad records by kind.
 
-  A share `max_share` of `num_examples` is tolerated; 0 stops at the first one.
+  A share of the records of the split is tolerated, and a record counts once
+  however often it is read: the verdict then does not depend on the number of
+  epochs, of threads or of hosts. Share 0 stops at the first one.
   """
 
   def __init__(self, num_examples: int, max_share: float):
     self._num_examples, self._max_share = num_examples, max_share
-    self._tolerated = int(num_examples * max_share)
     self._rows: set[int] = set()
     self._counts = FaultCounts()
     self._lock = threading.Lock()
@@ -51,34 +51,28 @@ class BadRecords:
     Raises:
       TooManyBadRecordsError: the tolerated share is exceeded.
     """
+    tolerated = int(self._num_examples * self._max_share)
     with self._lock:
       if row not in self._rows:
         self._rows.add(row)
         self._counts.add(bad.kind, file=where, row=row, message=bad.message)
-      if len(self._rows) > self._tolerated:
-        raise TooManyBadRecordsError(self._complaint())
+      if len(self._rows) <= tolerated:
+        return
+    lines = [
+      f'{len(self._rows)} of {self._num_examples} records are bad, tolerated '
+      f'are {tolerated} (share {self._max_share}):'
+    ]
+    for kind, entry in self.summary().items():
+      lines.append(f'  {kind}: {entry["count"]}')
+      for first in entry['first']:
+        place = f'{first["file"]} (row {first["row"]})'
+        lines.append(f'    {place}: {first["message"]}')
+    raise TooManyBadRecordsError('\n'.join([*lines, _ADVICE]))
 
   def summary(self) -> dict[str, dict[str, Any]]:
     """Returns {kind: {'count', 'first': [{'file', 'row', 'message'}]}}."""
     with self._lock:
       return self._counts.summary()
-
-  def _complaint(self) -> str:
-    lines = [
-      f'{len(self._rows)} of {self._num_examples} records are bad, tolerated '
-      f'are {self._tolerated} (share {self._max_share}):'
-    ]
-    for kind, entry in self._counts.summary().items():
-      lines.append(f'  {kind}: {entry["count"]}')
-      lines += [
-        f'    {first["file"]} (row {first["row"]}): {first["message"]}'
-        for first in entry['first']
-      ]
-    lines.append(
-      'Repair or remove these records; for training, dataset.max_bad_share '
-      'sets the tolerated share. Evaluation tolerates none.'
-    )
-    return '\n'.join(lines)
 
 
 class Dataset:
@@ -89,7 +83,7 @@ class Dataset:
 
   Attributes:
     records: the source.
-    info: shapes, classes and size.
+    info: its shapes, classes and size.
     steps_per_epoch: full batches in the split for training (at least 1), all
       batches with the padded last one for evaluation.
   """
@@ -107,12 +101,12 @@ class Dataset:
     self.info: DatasetInfo = records.info
     self.steps_per_epoch = order.steps_per_epoch
     self._order, self._rows = order, rows
-    self._num_threads = num_threads
     reads_many = hasattr(records, 'records') or hasattr(records, 'draw')
     limit = len(rows) if reads_many else ROWS_PER_BLOCK
     self._block_rows = min(len(rows), limit)
     self._per_batch = -(-len(rows) // self._block_rows)
-    self._ahead = max(prefetch * self._per_batch, num_threads)
+    ahead = max(prefetch * self._per_batch, num_threads)
+    self._reading = dict(num_threads=num_threads, prefetch_buffer_size=ahead)
     self._augments = train and getattr(records, 'augment', True)
     # Rows of text are read, and found bad, before the first batch.
     bad_rows = getattr(records, 'bad_rows', ())
@@ -133,8 +127,7 @@ class Dataset:
   def batches(self, start_step: int = 0) -> Iterator[Batch]:
     """Yields this host's rows of every global batch from `start_step` on.
 
-    Args:
-      start_step: first global batch; reached at once, without replay.
+    Any step is reached at once, without replay.
 
     Returns:
       A generator of {input_key, 'label', 'mask', 'index'} with leading axis
@@ -149,9 +142,10 @@ class Dataset:
     """
     if not isinstance(start_step, numbers.Integral) or start_step < 0:
       raise ConfigError('start_step', start_step, 'an integer of at least 0')
-    steps = sys.maxsize if self._order.shuffle else self.steps_per_epoch
-    blocks = range(start_step * self._per_batch, steps * self._per_batch)
-    return self._iterate(blocks.start, min(blocks.stop, sys.maxsize))
+    stop = sys.maxsize
+    if not self._order.shuffle:
+      stop = self.steps_per_epoch * self._per_batch
+    return self._iterate(int(start_step) * self._per_batch, stop)
 
   def _iterate(self, first: int, stop: int) -> Iterator[Batch]:
     # Imported here so that validating a configuration stays cheap.
@@ -159,14 +153,11 @@ class Dataset:
 
     if first >= stop:
       return
-    blocks = (
-      grain.MapDataset.range(first, stop)
-      .map(self._block)
-      .to_iter_dataset(grain.ReadOptions(self._num_threads, self._ahead))
-    )
+    blocks = grain.MapDataset.range(first, stop).map(self._block)
+    stream = blocks.to_iter_dataset(grain.ReadOptions(**self._reading))
     if self._per_batch > 1:
-      blocks = blocks.batch(self._per_batch, batch_fn=_concatenate)
-    with contextlib.closing(iter(blocks)) as batches:
+      stream = stream.batch(self._per_batch, batch_fn=_concatenate)
+    with contextlib.closing(iter(stream)) as batches:
       yield from batches
 
   def _block(self, number: int) -> Batch:
@@ -252,12 +243,11 @@ def _concatenate(blocks: Sequence[Batch]) -> Batch:
 
 def check_label(label: Any, num_classes: int) -> int:
   """Returns the label; BadRecord if not an integer in [0, num_classes - 1]."""
-  if not isinstance(label, (int, np.integer)) or isinstance(label, bool):
-    raise BadRecord('wrong_dtype', '', f'label {label!r} is not an integer')
-  if not 0 <= label < num_classes:
-    raise BadRecord(
-      'label_out_of_range', '', f'label {label} not in [0, {num_classes - 1}]'
-    )
+  is_integer = isinstance(label, (int, np.integer))
+  is_integer = is_integer and not isinstance(label, bool)
+  require(is_integer, 'wrong_dtype', f'label {label!r} is not an integer')
+  message = f'label {label} not in [0, {num_classes - 1}]'
+  require(0 <= label < num_classes, 'label_out_of_range', message)
   return int(label)
 
 
@@ -267,9 +257,8 @@ def check_input(value: np.ndarray, info: DatasetInfo) -> None:
     ('wrong_dtype', info.input_dtype, value.dtype),
     ('wrong_shape', info.input_shape, value.shape),
   ):
-    if given != expected:
-      raise BadRecord(kind, '', f'expected {expected}, got {given}')
-  low, high = (value.min(), value.max()) if info.vocab_size else (0, -1)
-  if low < 0 or high >= info.vocab_size:
-    message = f'token ids {low}..{high} not in [0, {info.vocab_size - 1}]'
-    raise BadRecord('token_out_of_range', '', message)
+    require(given == expected, kind, f'expected {expected}, got {given}')
+  if info.vocab_size:
+    low, high, limit = value.min(), value.max(), info.vocab_size - 1
+    message = f'token ids {low}..{high} not in [0, {limit}]'
+    require(0 <= low <= high <= limit, 'token_out_of_range', message)

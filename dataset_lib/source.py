@@ -34,43 +34,32 @@ from jaxtyping import Int, Int32, Int64, Shaped
 from dataset_lib.errors import BadRecord
 
 MAX_EXAMPLES = 2**31 - 1  # record indices are int32
-MAX_SEED = 2**32 - 1
 
 # Types of fields that several data sets have.
 TrainTest = Literal['train', 'test']
-Seed = Annotated[int, Interval(ge=0, le=MAX_SEED)]
+Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
 Size = Annotated[int, Interval(ge=1, le=MAX_EXAMPLES)]
 BadShare = Annotated[float, Interval(ge=0.0, le=0.5)]
 DEFAULT_BAD_SHARE = 0.001
 PART_WORDS = 'or a part like train[:95%] or train[:2000]'
-_PART = re.compile(r'(\w+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?')
+_BOUND = r'(-?(?:\d+|(?:100|\d\d?)%))?'
+_PART = re.compile(rf'(\w+)(?:\[{_BOUND}:{_BOUND}\])?')
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-  """Shapes and classes that a task builds its model from.
+  """Shapes and classes that a task builds its model from."""
 
-  Attributes:
-    input_key: 'image' or 'tokens'.
-    input_shape: shape of one example, (height, width, 3) or (length,).
-    input_dtype: 'uint8' for images, 'int32' for tokens.
-    num_classes: labels are 0 .. num_classes - 1; 1 for a regression.
-    class_names: name of each label, or ().
-    num_examples: number of records in the split.
-    vocab_size: number of token ids; 0 for images.
-    label_dtype: 'int32', or 'float32' for a regression.
-    length_buckets: lengths that batches are padded to, ascending, the last
-      one being that of `input_shape`; () where all examples have one shape.
-  """
-
-  input_key: str
-  input_shape: tuple[int, ...]
-  input_dtype: str
-  num_classes: int
-  class_names: tuple[str, ...]
+  input_key: str  # 'image' or 'tokens'
+  input_shape: tuple[int, ...]  # of one example: (height, width, 3), (length,)
+  input_dtype: str  # 'uint8' for images, 'int32' for tokens
+  num_classes: int  # labels are 0 .. num_classes - 1; 1 for a regression
+  class_names: tuple[str, ...]  # of each label, or ()
   num_examples: int
-  vocab_size: int = 0
-  label_dtype: str = 'int32'
+  vocab_size: int = 0  # token ids; 0 for images
+  label_dtype: str = 'int32'  # 'float32' for a regression
+  # Lengths that batches are padded to, ascending, the last one being that of
+  # `input_shape`; () where all examples have one shape.
   length_buckets: tuple[int, ...] = ()
 
 
@@ -153,14 +142,11 @@ class TokenSource:
     where: Callable[[int], str],
     bad_rows: Sequence[tuple[int, BadRecord]] = (),
   ):
-    self.info = info
-    self.bad_rows = tuple(bad_rows)
+    self.info, self.where, self.bad_rows = info, where, tuple(bad_rows)
     self.lengths = encoded.lengths
-    self.where = where
     # What rows without a record hold, where it is not 0.
     self.padding = {'tokens': pad_id, 'length': 1}
-    self._encoded = encoded
-    self._labels = labels.astype(info.label_dtype)
+    self._encoded, self._labels = encoded, labels.astype(info.label_dtype)
 
   def __len__(self) -> int:
     return self.info.num_examples
@@ -178,25 +164,22 @@ class TokenSource:
     if length is None:
       longest = lengths.max(initial=1)
       length = min(size for size in self.info.length_buckets if size >= longest)
-    valid = np.arange(length) < lengths[:, None]
-    places = self._encoded.offsets[indices][:, None] + np.arange(length)
+    column = np.arange(length)
+    valid = column < lengths[:, None]
+    places = (self._encoded.offsets[indices][:, None] + column)[valid]
     tokens = np.full(valid.shape, self.padding['tokens'], np.int32)
-    tokens[valid] = self._encoded.tokens[places[valid]]
-    token_types = np.zeros(valid.shape, np.int32)
-    token_types[valid] = self._encoded.token_types[places[valid]]
-    return {
-      'tokens': tokens,
-      'token_types': token_types,
-      'length': lengths,
-      'label': self._labels[indices],
-    }
+    tokens[valid] = self._encoded.tokens[places]
+    types = np.zeros(valid.shape, np.int32)
+    types[valid] = self._encoded.token_types[places]
+    label = self._labels[indices]
+    return dict(tokens=tokens, token_types=types, length=lengths, label=label)
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns one record without padding: tokens and types int32 [L], label."""
-    start, stop = self._encoded.offsets[index : index + 2]
+    row = slice(*self._encoded.offsets[index : index + 2])
     return {
-      'tokens': self._encoded.tokens[start:stop],
-      'token_types': self._encoded.token_types[start:stop],
+      'tokens': self._encoded.tokens[row],
+      'token_types': self._encoded.token_types[row],
       'label': self._labels[index].item(),
     }
 
@@ -236,6 +219,12 @@ class Part(NamedTuple):
     return _bound(self.first or '0', size), _bound(self.last or '100%', size)
 
 
+def _bound(text: str, size: int) -> int:
+  is_share = text.endswith('%')
+  bound = round(int(text[:-1]) * size / 100) if is_share else int(text)
+  return min(max(bound + size if bound < 0 else bound, 0), size)
+
+
 def parts(split: str) -> list[Part]:
   """Returns the parts of a split such as 'train[:95%]+validation'.
 
@@ -243,28 +232,14 @@ def parts(split: str) -> list[Part]:
     ValueError: it does not read like that.
   """
   matches = [_PART.fullmatch(part) for part in split.split('+')]
-  found = [Part(*match.groups()) for match in matches if match]
-  bounds = [bound for part in found for bound in part[1:] if bound]
-  shares = [int(bound[:-1]) for bound in bounds if bound.endswith('%')]
-  if len(found) < len(matches) or any(abs(share) > 100 for share in shares):
+  if None in matches:
     raise ValueError(split)
-  return found
+  return [Part(*match.groups()) for match in matches if match]
 
 
 def is_split(split: str, names: str = r'\w+') -> bool:
-  """Returns whether a split is a sum of parts of splits.
-
-  Args:
-    split: like 'train[:95%]+validation'.
-    names: regular expression of the legal names.
-  """
+  """Returns whether a split is a sum of parts with names like this pattern."""
   try:
     return all(re.fullmatch(names, part.name) for part in parts(split))
   except ValueError:
     return False
-
-
-def _bound(text: str, size: int) -> int:
-  is_share = text.endswith('%')
-  bound = round(int(text[:-1]) * size / 100) if is_share else int(text)
-  return min(max(bound + size if bound < 0 else bound, 0), size)

@@ -12,7 +12,7 @@ import math
 import pathlib
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Interval, Len, Predicate
@@ -22,11 +22,9 @@ from dataset_lib.errors import BadRecord, InvalidDataError
 from dataset_lib.order import record_rng
 from dataset_lib.source import DatasetInfo, TokenSource, require
 
-SUFFIXES = ('.tsv', '.tsv.gz')
 MAX_SCORE = 5.0  # of STS-B
 DEFAULT_BUCKETS = (32, 64, 128)
 MIN_LENGTH, MAX_LENGTH = tokenizer.MIN_LENGTH, 65536
-_BOM = b'\xef\xbb\xbf'
 _SUBSET_SEED = 0
 
 Line = tuple[int, bytes]  # its number in the file, from 1
@@ -36,42 +34,29 @@ class Example(NamedTuple):
   """One or two texts, and a class or a score."""
 
   texts: tuple[str, ...]
-  label: int | float
+  label: int | float | str
 
 
 class Table(NamedTuple):
-  """The rows of one split.
-
-  Attributes:
-    size: number of rows, bad ones included.
-    example: returns a row; raises BadRecord if it cannot be used.
-    where: returns the file of a row and its line or record there.
-  """
+  """The rows of one split, bad ones included."""
 
   size: int
-  example: Callable[[int], Example]
-  where: Callable[[int], str]
+  example: Callable[[int], Example]  # raises BadRecord
+  where: Callable[[int], str]  # file of a row and its line or record there
 
 
 @dataclasses.dataclass(frozen=True)
 class TextTask:
-  """Columns and labels of a task.
+  """Columns and labels of a task; alternatives of columns are best first."""
 
-  Attributes:
-    folder: its folder among GLUE's official files.
-    texts: names of the one or two text columns; alternatives, best first.
-    label: names of the label's column; alternatives, best first.
-    class_names: name of each label id; () for a regression.
-    headless: the columns of official files that have no header.
-    ids_are_labels: files may have the label id instead of the name.
-  """
-
-  folder: str
-  texts: tuple[tuple[str, ...], ...]
-  label: tuple[str, ...]
-  class_names: tuple[str, ...]
-  headless: tuple[str, ...] = ()
-  ids_are_labels: bool = True
+  folder: str  # among GLUE's official files
+  texts: tuple[tuple[str, ...], ...]  # names of the one or two text columns
+  label: tuple[str, ...]  # name of the label's column
+  class_names: tuple[str, ...]  # of each label id; () for a regression
+  headless: tuple[str, ...] = ()  # columns of official files without a header
+  # Files have the id or the name of a class, or only the name; 'text' leaves
+  # labels as they are.
+  labels: Literal['id', 'name', 'text'] = 'id'
 
   @property
   def is_regression(self) -> bool:
@@ -101,22 +86,49 @@ class TextTask:
     """
     for number, text in enumerate(texts, 1):
       require(text.strip(), 'empty_text', f'text {number} is empty')
-    label = label.strip()
+    return Example(tuple(texts), self._read_label(label.strip()))
+
+  def _read_label(self, label: str) -> int | float | str:
+    if self.labels == 'text':
+      require(label, 'illegal_label', 'expected a label, got nothing')
+      return label
     if self.is_regression:
-      return Example(tuple(texts), _score(label))
+      return _score(label)
     if label not in self._ids:
-      named = enumerate(self.class_names)
-      legal = ', '.join(f'{number} {name}' for number, name in named)
-      legal = legal if self.ids_are_labels else 'the train split'
+      legal = ', '.join(
+        f'{n} {name}' for n, name in enumerate(self.class_names)
+      )
+      legal = legal if self.labels == 'id' else 'the train split'
       message = f'label {label!r:.40} is none of {legal}'
       raise BadRecord('illegal_label', '', message)
-    return Example(tuple(texts), self._ids[label])
+    return self._ids[label]
 
   @functools.cached_property
   def _ids(self) -> dict[str, int]:
     names = {name: number for number, name in enumerate(self.class_names)}
     ids = {str(number): number for number in names.values()}
-    return ids | names if self.ids_are_labels else names
+    return ids | names if self.labels == 'id' else names
+
+
+def table(
+  path: pathlib.Path,
+  lines: Sequence[Line],
+  read: Callable[[list[str]], Example],
+) -> Table:
+  """Returns the rows of a file; `read` makes examples of their columns."""
+
+  def example(row: int) -> Example:
+    return read(decoded(lines[row][1]).split('\t'))
+
+  return Table(len(lines), example, lambda row: f'{path}, line {lines[row][0]}')
+
+
+def decoded(text: bytes) -> str:
+  """Returns a text; raises BadRecord if it is not UTF-8."""
+  try:
+    return text.decode('utf-8')
+  except UnicodeDecodeError as error:
+    raise BadRecord('not_utf8', '', str(error)) from error
 
 
 def _score(text: str) -> float:
@@ -145,75 +157,12 @@ def read_lines(path: pathlib.Path) -> list[Line]:
       ) from error
   if not data.strip():
     raise InvalidDataError(f'{path} is empty; copy it again')
-  lines = data.removeprefix(_BOM).split(b'\n')
+  lines = data.removeprefix(b'\xef\xbb\xbf').split(b'\n')
   while not lines[-1].strip(b'\r '):
     lines.pop()
   return [
     (number, line.removesuffix(b'\r')) for number, line in enumerate(lines, 1)
   ]
-
-
-def read_columns(path: pathlib.Path, lines: Sequence[Line]) -> list[str]:
-  """Returns the names of the columns in the first line of a file.
-
-  Raises:
-    InvalidDataError: the line is not UTF-8.
-  """
-  try:
-    return lines[0][1].decode('utf-8').split('\t')
-  except UnicodeDecodeError as error:
-    raise InvalidDataError(f'{path}: line 1 is not UTF-8: {error}') from error
-
-
-def file_table(
-  path: pathlib.Path,
-  lines: Sequence[Line],
-  read: Callable[[list[str]], Example],
-) -> Table:
-  """Returns the rows of a file; `read` makes examples of their columns."""
-
-  def example(row: int) -> Example:
-    try:
-      return read(lines[row][1].decode('utf-8').split('\t'))
-    except UnicodeDecodeError as error:
-      raise BadRecord('not_utf8', '', str(error)) from error
-
-  return Table(len(lines), example, lambda row: f'{path}, line {lines[row][0]}')
-
-
-def tsv_table(
-  path: pathlib.Path,
-  columns: Sequence[str],
-  lines: Sequence[Line],
-  task: TextTask,
-) -> Table:
-  """Returns the rows of a TSV file with these columns.
-
-  Raises:
-    InvalidDataError: it has no column of the texts, or of the label.
-  """
-  texts = [columns.index(name) for name in task.columns(columns)]
-  labels = [columns.index(name) for name in task.label if name in columns]
-  if not texts or not labels:
-    expected = ' or '.join(task.label) if texts else task.expected
-    raise InvalidDataError(
-      f'{path}: expected the columns {expected}, got {", ".join(columns)}'
-    )
-
-  def read(fields: list[str]) -> Example:
-    message = f'expected {len(columns)} columns, got {len(fields)}'
-    require(len(fields) == len(columns), 'wrong_columns', message)
-    return task.example([fields[place] for place in texts], fields[labels[0]])
-
-  return file_table(path, lines, read)
-
-
-def first_file(
-  folders: Iterable[pathlib.Path], names: Sequence[str]
-) -> pathlib.Path | None:
-  """Returns the first of the files in the first of the folders that exists."""
-  paths = [folder / name for folder in folders for name in names]
-  return next((path for path in paths if path.is_file()), None)
 
 
 def _are_buckets(sizes: Sequence[int]) -> bool:
@@ -255,13 +204,9 @@ class LabelledTexts(TokenSource):
   max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
   def _open(
-    self, class_names: tuple[str, ...], open_table: Callable[[str], Table]
+    self, text_task: TextTask, open_table: Callable[[str], Table]
   ) -> None:
-    """Reads and tokenises the rows of the split.
-
-    Args:
-      class_names: a name for each label; () for a regression.
-      open_table: opens a split by its name.
+    """Reads and tokenises the rows; `open_table` opens a split by its name.
 
     Raises:
       InvalidDataError: no row can be used.
@@ -277,30 +222,29 @@ class LabelledTexts(TokenSource):
         placed = bad.kind, bad.where or table.where(row), bad.message
         bad_rows.append((number, BadRecord(*placed)))
     if not examples:
-      raise InvalidDataError(
-        f'split {self.split!r} of {self.task}: none of its {len(rows)} rows '
-        f'can be used; the first: {bad_rows[0][1]}'
-      )
-    good, texts = list(examples), [row.texts for row in examples.values()]
+      found = f'has {len(rows)} rows, of which none can be used; the first: '
+      found = found + str(bad_rows[0][1]) if rows else 'is empty'
+      raise InvalidDataError(f'split {self.split!r} of {self.task} {found}')
+    good = [rows[number] for number in examples]
+    texts, labels = zip(*examples.values(), strict=True)
     first, *second = zip(*texts, strict=True)
+    info = DatasetInfo(
+      'tokens',
+      (self.max_length,),
+      'int32',
+      text_task.num_classes,
+      text_task.class_names,
+      len(good),
+      given.vocab_size,
+      'float32' if text_task.is_regression else 'int32',
+      source.length_buckets(self.length_buckets, self.max_length),
+    )
     super().__init__(
-      DatasetInfo(
-        input_key='tokens',
-        input_shape=(self.max_length,),
-        input_dtype='int32',
-        num_classes=max(len(class_names), 1),
-        class_names=class_names,
-        num_examples=len(good),
-        vocab_size=given.vocab_size,
-        label_dtype='int32' if class_names else 'float32',
-        length_buckets=source.length_buckets(
-          self.length_buckets, self.max_length
-        ),
-      ),
+      info,
       given.encode(first, second[0] if second else None, self.max_length),
-      np.array([example.label for example in examples.values()]),
+      np.array(labels),
       given.pad_id,
-      lambda index: rows[good[index]][0].where(rows[good[index]][1]),
+      lambda index: good[index][0].where(good[index][1]),
       bad_rows,
     )
 
@@ -311,13 +255,13 @@ class LabelledTexts(TokenSource):
     rows: list[tuple[Table, int]] = []
     for part in source.parts(self.split):
       table = open_table(part.name)
-      start, stop = part.bounds(table.size)
-      chosen = record_rng(_SUBSET_SEED).permutation(table.size)[start:stop]
+      chosen = _permuted(table.size)[slice(*part.bounds(table.size))]
       rows += [(table, row) for row in np.sort(chosen).tolist()]
-    limit = self.max_examples
-    if limit and self.split.startswith('train') and limit < len(rows):
-      chosen = record_rng(_SUBSET_SEED).permutation(len(rows))[:limit]
+    if self.max_examples and self.split.startswith('train'):
+      chosen = _permuted(len(rows))[: self.max_examples]
       rows = [rows[row] for row in np.sort(chosen)]
-    if not rows:
-      raise InvalidDataError(f'split {self.split!r} of {self.task} is empty')
     return rows
+
+
+def _permuted(count: int) -> np.ndarray:
+  return record_rng(_SUBSET_SEED).permutation(count)

@@ -5,6 +5,7 @@ Splits are 'train', 'validation' ('dev') and 'test', of MNLI also
 'train[:95%]+validation'.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 import re
@@ -22,17 +23,14 @@ from dataset_lib.errors import (
 )
 from dataset_lib.source import PART_WORDS, is_split, require
 from dataset_lib.text_rows import (
-  SUFFIXES,
   Example,
   LabelledTexts,
   Line,
   Table,
   TextTask,
-  file_table,
-  first_file,
-  read_columns,
+  decoded,
   read_lines,
-  tsv_table,
+  table,
 )
 
 _SINGLE, _PAIR = ('sentence',), ('sentence1', 'sentence2')
@@ -84,12 +82,110 @@ _MSR_DEV_IDS, _MSR_IDS = 'dev_ids.tsv', ('#1 ID', '#2 ID')
 _UNLABELLED = -1  # label of TFDS's test sets
 _MARKS = {'tr': 'train', 'va': 'validation', 'te': 'test'}
 _MARK_COLUMNS = 3  # split, class, sentence; perhaps others before the last
-_STEMS = {
-  'train': ('train', 'tr'),
-  'validation': ('dev', 'validation', 'va'),
-  'test': ('test', 'te'),
-}
 _SHOWN_CLASSES = 10
+
+
+def _file_table(
+  name: str, task: TextTask, split: str, folders: Sequence[pathlib.Path]
+) -> Table:
+  """Returns the rows of a split in a TSV file of one of the folders."""
+  short = () if name in GLUE else (split[:2],)
+  stems = dict.fromkeys((split.replace('validation', 'dev'), split, *short))
+  names = [stem + end for stem in stems for end in ('.tsv', '.tsv.gz')]
+  if name == 'mrpc':
+    # Microsoft's test file has labels, the official test.tsv has none.
+    names = [_MSR_TEST, *names] if split == 'test' else [*names, _MSR_TRAIN]
+  files = [folder / file for folder in folders for file in names]
+  path = next(filter(pathlib.Path.is_file, files), None)
+  if not path:
+    names = names if name in GLUE else [f'{name}.txt', *names]
+    raise MissingDataError(
+      f'no split {split!r} of {name}: expected {", ".join(names)} in '
+      f'{" or ".join(map(str, folders))}; without a validation split take '
+      'parts, train[:90%] and train[90%:]'
+    )
+  lines = read_lines(path)
+  try:
+    columns = lines[0][1].decode('utf-8').split('\t')
+  except UnicodeDecodeError as error:
+    raise InvalidDataError(f'{path}: line 1 is not UTF-8: {error}') from error
+  if len(columns) == len(task.headless) and not task.columns(columns):
+    columns = list(task.headless)
+  else:
+    lines = lines[1:]
+  if path.name == _MSR_TRAIN:
+    lines = _msr_rows(path, columns, lines, split)
+  texts = [columns.index(column) for column in task.columns(columns)]
+  labels = [columns.index(column) for column in task.label if column in columns]
+  if not texts or not labels:
+    expected = ' or '.join(task.label) if texts else task.expected
+    found = f'{path}: expected the columns {expected}, got {", ".join(columns)}'
+    if name in GLUE and split.startswith('test') and not labels:
+      raise _unlabelled(split, found)
+    raise InvalidDataError(found)
+
+  def read(fields: list[str]) -> Example:
+    message = f'expected {len(columns)} columns, got {len(fields)}'
+    require(len(fields) == len(columns), 'wrong_columns', message)
+    return task.example([fields[n] for n in texts], fields[labels[0]])
+
+  return table(path, lines, read)
+
+
+def _unlabelled(split: str, found: str) -> ConfigError:
+  expected = (
+    f"a split with labels, which GLUE's test sets do not have ({found}); "
+    'train and evaluate on train and validation'
+  )
+  return ConfigError('split', split, expected)
+
+
+def _msr_rows(
+  path: pathlib.Path, columns: Sequence[str], lines: Sequence[Line], split: str
+) -> list[Line]:
+  """Returns the rows of MRPC's train or dev split of Microsoft's one file."""
+  ids_file = path.with_name(_MSR_DEV_IDS)
+  if not ids_file.is_file() or not {*_MSR_IDS} <= {*columns}:
+    raise MissingDataError(
+      f"{path} holds MRPC train and dev together: put GLUE's list of the dev "
+      f'pairs beside it as {_MSR_DEV_IDS}'
+    )
+  dev = {tuple(line.split(b'\t')[:2]) for _, line in read_lines(ids_file)}
+  first, second = (columns.index(name) for name in _MSR_IDS)
+
+  def is_dev(line: bytes) -> bool:
+    # A row with too few columns is bad; it is counted with the training ones.
+    fields = line.split(b'\t') + [b''] * len(columns)
+    return (fields[first], fields[second]) in dev
+
+  wants_dev = split == 'validation'
+  return [entry for entry in lines if is_dev(entry[1]) == wants_dev]
+
+
+def _tfds_table(split: str, task: TextTask, builder: Any) -> Table:
+  features, name = builder.info.features, builder.info.full_name
+  columns = task.columns(features)
+  if not columns or 'label' not in features:
+    raise InvalidDataError(
+      f'{name}: expected the features {task.expected} and label, got '
+      f'{", ".join(features)}'
+    )
+  classes = tuple(getattr(features['label'], 'names', None) or ())
+  if classes != task.class_names:
+    raise InvalidDataError(
+      f'{name}: expected the classes {task.class_names}, got {classes}'
+    )
+  records = tfds.Examples(builder, split, (*columns, 'label'))
+
+  def example(row: int) -> Example:
+    parsed = records[row]
+    # All of a split has labels or none of it has.
+    if parsed['label'] == _UNLABELLED:
+      raise _unlabelled(split, records.where(row))
+    texts = [decoded(parsed[column]) for column in columns]
+    return task.example(texts, str(parsed['label']))
+
+  return Table(len(records), example, records.where)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -125,7 +221,7 @@ class Glue(LabelledTexts):
   data_dir: tfds.DataDir = ''
 
   def __post_init__(self) -> None:
-    self._open(GLUE[self.task].class_names, self._table)
+    self._open(GLUE[self.task], self._table)
 
   def _table(self, name: str) -> Table:
     first, underscore, kind = name.partition('_')
@@ -135,99 +231,17 @@ class Glue(LabelledTexts):
     if kind and self.task != 'mnli':
       expected = f'train, validation or test: {self.task} has no {name}'
       raise ConfigError('split', name, expected)
-    read = self._of_files if self.directory else self._of_tfds
-    return read(name, GLUE[self.task])
-
-  def _of_files(self, split: str, task: TextTask) -> Table:
-    folder = pathlib.Path(self.directory).expanduser()
-    stems = dict.fromkeys((split.replace('validation', 'dev'), split))
-    names = [stem + suffix for stem in stems for suffix in SUFFIXES]
-    if self.task == 'mrpc':
-      # Microsoft's test file has labels, the official test.tsv has none.
-      names = [_MSR_TEST, *names] if split == 'test' else [*names, _MSR_TRAIN]
-    folders = folder, folder / self.task, folder / task.folder
-    path = first_file(folders, names)
-    if not path:
-      raise MissingDataError(
-        f'no split {split!r} of {self.task} in {folder}: expected '
-        f'{", ".join(names)} there, in {self.task}/ or in {task.folder}/'
-      )
-    lines = read_lines(path)
-    columns: Sequence[str] = read_columns(path, lines)
-    if len(columns) == len(task.headless) and not task.columns(columns):
-      columns = task.headless
-    else:
-      lines = lines[1:]
-    if path.name == _MSR_TRAIN:
-      lines = _msr_rows(path, columns, lines, split)
-    if split.startswith('test') and not {*task.label} & {*columns}:
-      wanted = ' or '.join(task.label)
-      found = f'{path}: expected a column {wanted}, got {", ".join(columns)}'
-      raise _unlabelled(split, found)
-    return tsv_table(path, columns, lines, task)
-
-  def _of_tfds(self, split: str, task: TextTask) -> Table:
+    task = GLUE[self.task]
+    if self.directory:
+      folder = pathlib.Path(self.directory).expanduser()
+      folders = folder, folder / self.task, folder / task.folder
+      return _file_table(self.task, task, name, folders)
     builder = tfds.prepared_builder(
       self.builder or f'glue/{self.task}',
       self.data_dir,
       "dataset 'glue' without dataset.directory",
     )
-    features, name = builder.info.features, builder.info.full_name
-    columns = task.columns(features)
-    if not columns or 'label' not in features:
-      raise InvalidDataError(
-        f'{name}: expected the features {task.expected} and label, got '
-        f'{", ".join(features)}'
-      )
-    classes = tuple(getattr(features['label'], 'names', None) or ())
-    if classes != task.class_names:
-      raise InvalidDataError(
-        f'{name}: expected the classes {task.class_names}, got {classes}'
-      )
-    records = tfds.Examples(builder, split, (*columns, 'label'))
-
-    def example(row: int) -> Example:
-      parsed = records[row]
-      # All of a split has labels or none of it has.
-      if parsed['label'] == _UNLABELLED:
-        raise _unlabelled(split, records.where(row))
-      try:
-        texts = [parsed[column].decode('utf-8') for column in columns]
-      except UnicodeDecodeError as error:
-        raise BadRecord('not_utf8', '', str(error)) from error
-      return task.example(texts, str(parsed['label']))
-
-    return Table(len(records), example, records.where)
-
-
-def _unlabelled(split: str, found: str) -> ConfigError:
-  expected = (
-    f"a split with labels, which GLUE's test sets do not have ({found}); "
-    'train and evaluate on train and validation'
-  )
-  return ConfigError('split', split, expected)
-
-
-def _msr_rows(
-  path: pathlib.Path, columns: Sequence[str], lines: Sequence[Line], split: str
-) -> list[Line]:
-  """Returns the rows of MRPC's train or dev split of Microsoft's one file."""
-  ids_file = path.with_name(_MSR_DEV_IDS)
-  if not ids_file.is_file() or not {*_MSR_IDS} <= {*columns}:
-    raise MissingDataError(
-      f"{path} holds MRPC train and dev together: put GLUE's list of the dev "
-      f'pairs beside it as {_MSR_DEV_IDS}'
-    )
-  dev = {tuple(line.split(b'\t')[:2]) for _, line in read_lines(ids_file)}
-  first, second = (columns.index(name) for name in _MSR_IDS)
-
-  def is_dev(line: bytes) -> bool:
-    # A row with too few columns is bad; it is counted with the training ones.
-    fields = line.split(b'\t') + [b''] * len(columns)
-    return (fields[first], fields[second]) in dev
-
-  wants_dev = split == 'validation'
-  return [entry for entry in lines if is_dev(entry[1]) == wants_dev]
+    return _tfds_table(name, task, builder)
 
 
 def num_texts(dataset: Mapping[str, Any]) -> int | None:
@@ -272,20 +286,29 @@ class Probing(LabelledTexts):
   ]
 
   def __post_init__(self) -> None:
-    self._folder = pathlib.Path(self.directory).expanduser()
-    # SentEval's file of all splits, if there is one.
-    files = [f'{self.task}{suffix}' for suffix in ('.txt', '.txt.gz')]
-    self._whole = first_file([self._folder], files)
-    task = TextTask('', (_SINGLE,), ('label',), (), ids_are_labels=False)
-    names = self._class_names(task)
-    self._task = dataclasses.replace(task, class_names=names)
-    self._open(names, self._table)
+    self._task = TextTask('', (_SINGLE,), ('label',), (), labels='text')
+    known = self._class_names()
+    self._task = dataclasses.replace(
+      self._task, class_names=known, labels='name'
+    )
+    self._open(self._task, self._table)
 
   def _table(self, name: str) -> Table:
-    path, columns, lines = self._read('validation' if name == 'dev' else name)
-    if columns:
-      return tsv_table(path, columns, lines, self._task)
-    return file_table(path, lines, self._marked)
+    split = 'validation' if name == 'dev' else name
+    folder = pathlib.Path(self.directory).expanduser()
+    files = [folder / (self.task + end) for end in ('.txt', '.txt.gz')]
+    whole = next(filter(pathlib.Path.is_file, files), None)
+    if not whole:
+      folders = folder / self.task, folder
+      return _file_table(self.task, self._task, split, folders)
+    marks = {mark.encode(): name for mark, name in _MARKS.items()}
+    # Lines of no split are read, and found bad, as training.
+    lines = [
+      (number, line)
+      for number, line in read_lines(whole)
+      if marks.get(line.partition(b'\t')[0], 'train') == split
+    ]
+    return table(whole, lines, self._marked)
 
   def _marked(self, fields: list[str]) -> Example:
     """Returns an example of a line of SentEval's file."""
@@ -295,55 +318,17 @@ class Probing(LabelledTexts):
     require(fields[0] in _MARKS, 'unknown_split', expected)
     return self._task.example(fields[-1:], fields[1])
 
-  def _read(self, split: str) -> tuple[pathlib.Path, list[str], list[Line]]:
-    """Returns path, columns and lines of a split.
-
-    SentEval's file has no names of columns; its lines of no split are read as
-    training.
-    """
-    if self._whole:
-      marks = {mark.encode(): name for mark, name in _MARKS.items()}
-      lines = [
-        (number, line)
-        for number, line in read_lines(self._whole)
-        if marks.get(line.partition(b'\t')[0], 'train') == split
-      ]
-      return self._whole, [], lines
-    names = [stem + suffix for stem in _STEMS[split] for suffix in SUFFIXES]
-    path = first_file((self._folder / self.task, self._folder), names)
-    if not path:
-      raise MissingDataError(
-        f'no split {split!r} of {self.task} in {self._folder}: expected '
-        f'{self.task}.txt or {self.task}.txt.gz there, or {", ".join(names)} '
-        f'there or in {self.task}/; without a validation split take parts, '
-        'train[:90%] and train[90%:]'
-      )
-    lines = read_lines(path)
-    return path, read_columns(path, lines), lines[1:]
-
-  def _class_names(self, task: TextTask) -> tuple[str, ...]:
-    """Returns the sorted labels of the train split.
-
-    Raises:
-      InvalidDataError: there are fewer than two, or more than the task has;
-        or there is no column of them, or of the sentences.
-    """
-    path, columns, lines = self._read('train')
-    rows = [line.split(b'\t') for _, line in lines]
-    if columns:
-      tsv_table(path, columns, lines, task)
-      column = columns.index('label')
-      given = {row[column] for row in rows if len(row) == len(columns)}
-    else:  # not the lines that belong to no split
-      given = {row[1] for row in rows if row[0] == b'tr' and len(row) > 2}
-    # A label that is not UTF-8 is counted as a bad row when it is read.
-    names = {label.decode('utf-8', errors='replace').strip() for label in given}
-    labels = sorted(name for name in names if name and '\ufffd' not in name)
-    limit, known = PROBING.get(self.task, (max(len(labels), 2), 'any'))
-    if not 2 <= len(labels) <= limit:
-      shown = ', '.join(labels[:_SHOWN_CLASSES])
+  def _class_names(self) -> tuple[str, ...]:
+    """Returns the sorted labels of the good rows of the train split."""
+    rows, names = self._table('train'), set()
+    for row in range(rows.size):
+      with contextlib.suppress(BadRecord):
+        names.add(str(rows.example(row).label))
+    limit, known = PROBING.get(self.task, (max(len(names), 2), 'any'))
+    if not 2 <= len(names) <= limit:
+      shown = ', '.join(sorted(names)[:_SHOWN_CLASSES])
       raise InvalidDataError(
-        f'{path}: expected at least 2 and at most {limit} classes of '
-        f'{self.task} ({known}), got {len(labels)}: {shown}'
+        f'{self.directory}: expected at least 2 and at most {limit} classes of '
+        f'{self.task} ({known}), got {len(names)}: {shown}'
       )
-    return tuple(labels)
+    return tuple(sorted(names))

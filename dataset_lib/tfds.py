@@ -12,7 +12,7 @@ import os
 import pathlib
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -199,48 +199,44 @@ def record_offsets(filename: str, num_records: int) -> Int64[np.ndarray, ' M']:
   Raises:
     InvalidDataError: the file does not hold exactly `num_records` records.
   """
-  size = os.path.getsize(filename)
-  offsets = np.zeros(num_records + 1, np.int64)
+  size, offsets = os.path.getsize(filename), [0]
   with open(filename, 'rb') as file:
-    for row in range(num_records):
-      file.seek(offsets[row])
+    while len(offsets) <= num_records and offsets[-1] < size:
+      file.seek(offsets[-1])
       header = file.read(_HEADER.size)
       if len(header) < _HEADER.size:
         break
-      step = _HEADER.size + _HEADER.unpack(header)[0] + _FOOTER_BYTES
-      if int(offsets[row]) + step > size:  # a damaged length
-        break
-      offsets[row + 1] = offsets[row] + step
-  if offsets[-1] == size:
-    return offsets
-  raise InvalidDataError(
-    f'{filename} does not hold exactly {num_records} records in its {size} '
-    'bytes; it is damaged or cut short, copy or prepare it again'
-  )
-
-
-def _class_names(value: Any) -> Iterator[str]:
-  """Yields names of classes in a decoded features.json, JSON in it included."""
-  if isinstance(value, str) and value.lstrip()[:1] in ('{', '['):
-    value = json.loads(value)
-  if isinstance(value, list):
-    for item in value:
-      yield from _class_names(item)
-  if isinstance(value, dict):
-    for key, item in value.items():
-      if key in _CLASS_KEYS and isinstance(item, str):
-        yield item
-      yield from _class_names(item)
+      length, _ = _HEADER.unpack(header)
+      offsets.append(offsets[-1] + _HEADER.size + length + _FOOTER_BYTES)
+  if len(offsets) <= num_records or offsets[-1] != size:
+    raise InvalidDataError(
+      f'{filename} does not hold exactly {num_records} records in its {size} '
+      'bytes; it is damaged or cut short, copy or prepare it again'
+    )
+  return np.array(offsets, np.int64)
 
 
 def _refuse_foreign_code(file: pathlib.Path) -> None:
   """Raises InvalidDataError for a features.json that names a foreign class.
 
-  TFDS imports the module of any class named there, so a data set could run
-  code of its choice.
+  TFDS imports the module of any class named there, also in JSON within its
+  strings, so a data set could run code of its choice.
   """
+  names: set[str] = set()
+
+  def look(value: Any, key: str = '') -> None:
+    if isinstance(value, str) and value.lstrip()[:1] in ('{', '['):
+      value = json.loads(value)
+    elif isinstance(value, str) and key in _CLASS_KEYS:
+      names.add(value)
+    items: Any = ()
+    if isinstance(value, (dict, list)):
+      items = value.items() if isinstance(value, dict) else enumerate(value)
+    for name, item in items:
+      look(item, str(name))
+
   try:
-    names = set(_class_names(json.loads(file.read_text())))
+    look(json.loads(file.read_text()))
   except ValueError as error:
     raise InvalidDataError(f'{file} is damaged: {error}') from error
   # Names without a dot import nothing.
@@ -263,7 +259,7 @@ def prepared_builder(name: str, data_dir: str, user: str) -> Any:
 
   Raises:
     ConfigError: no such data set.
-    MissingDataError: it is not there; the message has the command.
+    MissingDataError: it is not prepared, or TFDS is not installed.
   """
   try:
     import tensorflow_datasets as tfds

@@ -20,7 +20,7 @@ MODEL = dict(
   num_heads=3, patch_size=16, pool='gap', bank='input', bank_patch_size=4,
   tokens_per_step=10, max_steps=STEPS, threshold=2.0, query_dim=64,
 )  # fmt: skip
-DATA = dict(name='fake_images', image_size=64, num_classes=10)
+DATA = dict(name='tests.fakes:FakeImages', image_size=64, num_classes=10)
 
 
 def images():

@@ -22,7 +22,7 @@ PARITY = dict(
   norm_scale=2.0,
 )  # fmt: skip
 DATA = {
-  'image': dict(name='fake_images', image_size=16, num_classes=3),
+  'image': dict(name='tests.fakes:FakeImages', image_size=16, num_classes=3),
   'tokens': dict(name='parity', length=8),
 }
 

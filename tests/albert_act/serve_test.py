@@ -44,7 +44,9 @@ def serve(vocabulary, options=None, lengths=None, **fields):
   model, variables = small.build(num_classes=3, **fields)
   task = FineTune.__new__(FineTune)
   task.model, task.info = model, INFO
-  task.config = {'dataset': {'name': 'fake_text', 'tokenizer': vocabulary}}
+  task.config = {
+    'dataset': {'name': 'tests.fakes:FakeText', 'tokenizer': vocabulary}
+  }
   return task.serve(variables, options or {}, ServedRun(lengths=lengths))
 
 

@@ -40,7 +40,7 @@ SQUARES = f'{__name__}:Squares'
 
 FOLDER = dict(name='folder', root='/x', image_size=8)
 TFDS = dict(name='tfds', builder='x', image_size=8)
-IMAGES = dict(name='fake_images', image_size=8)
+IMAGES = dict(name='tests.fakes:FakeImages', image_size=8)
 ILLEGAL = [
   (dict(name='parity'), 'dataset.length'),
   (PARITY | dict(length=0), 'dataset.length'),

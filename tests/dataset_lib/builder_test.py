@@ -25,8 +25,8 @@ STEPS = 200  # more than two epochs of the digits, three of the texts
 def references():
   """{name: (configuration, 200 global batches of one host)}."""
   return {
-    config['name']: (config, take(build(config), STEPS))
-    for config in (DIGITS, TEXT)
+    name: (config, take(build(config), STEPS))
+    for name, config in (('digits', DIGITS), ('fake_text', TEXT))
   }
 
 

@@ -5,11 +5,14 @@ import pytest
 from sklearn import datasets
 
 from dataset_lib import builder, synthetic
+from tests import fakes
 
 CONFIGS = {
   'parity': dict(name='parity', length=16),
-  'images': dict(name='fake_images', image_size=8, num_classes=3),
-  'text': dict(name='fake_text', max_length=24, length_buckets=(8, 16)),
+  'images': dict(name='tests.fakes:FakeImages', image_size=8, num_classes=3),
+  'text': dict(
+    name='tests.fakes:FakeText', max_length=24, length_buckets=(8, 16)
+  ),
 }
 
 
@@ -74,8 +77,8 @@ def test_fake_rows_look_like_rows_of_a_tokenizer():
   for index in range(50):
     record = source.record(index)
     tokens, types = record['tokens'], record['token_types'].tolist()
-    assert (tokens[0], tokens[-1]) == (synthetic.CLS, synthetic.SEP)
-    assert tokens[1:-1].min() >= synthetic.FIRST_TOKEN
+    assert (tokens[0], tokens[-1]) == (fakes.CLS, fakes.SEP)
+    assert tokens[1:-1].min() >= fakes.FIRST_TOKEN
     assert tokens.max() < info.vocab_size
     assert types == sorted(types)
     assert set(types) == {0, 1}
@@ -84,11 +87,11 @@ def test_fake_rows_look_like_rows_of_a_tokenizer():
 @pytest.mark.parametrize('classes', [2, 3])
 def test_the_part_of_the_vocabulary_tells_the_class(classes):
   source = make('text', num_classes=classes)
-  part = (source.info.vocab_size - synthetic.FIRST_TOKEN) // classes
+  part = (source.info.vocab_size - fakes.FIRST_TOKEN) // classes
   correct = []
   for index in range(300):
     record = source.record(index)
-    tokens = record['tokens'][1:-1] - synthetic.FIRST_TOKEN
+    tokens = record['tokens'][1:-1] - fakes.FIRST_TOKEN
     counts = np.bincount(tokens // part, minlength=classes)[:classes]
     correct.append(counts.argmax() == record['label'])
   assert np.mean(correct) > 0.7
@@ -102,9 +105,9 @@ def test_a_fake_regression_has_scores():
   labels = source.records(np.arange(500))['label']
   assert labels.dtype == np.float32
   assert 0.0 <= labels.min() < 0.5 < 4.5 < labels.max() <= 5.0
-  middle = (info.vocab_size - synthetic.FIRST_TOKEN) // 2
+  middle = (info.vocab_size - fakes.FIRST_TOKEN) // 2
   upper = [
-    np.mean(source.record(i)['tokens'][1:-1] - synthetic.FIRST_TOKEN >= middle)
+    np.mean(source.record(i)['tokens'][1:-1] - fakes.FIRST_TOKEN >= middle)
     for i in range(500)
   ]
   assert np.corrcoef(upper, labels)[0, 1] > 0.5

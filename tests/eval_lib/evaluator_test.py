@@ -54,7 +54,9 @@ def test_unknown_types_are_named(kind):
   [
     dict(type='classification', every_steps=200),
     dict(type='fewshot', shots=(1, 5)),
-    dict(type='fewshot', dataset=dict(name='fake_images', image_size=8)),
+    dict(
+      type='fewshot', dataset=dict(name='tests.fakes:FakeImages', image_size=8)
+    ),
   ],
 )
 def test_legal_entries_pass(entry):
@@ -137,7 +139,7 @@ def test_images_do_not_fit_a_model_of_tokens(runs, other):
 
 def test_classes_must_be_those_of_the_model():
   context = contexts.eval_context(DIGITS, num_classes=10)
-  other = dict(name='fake_images', image_size=8, num_classes=7)
+  other = dict(name='tests.fakes:FakeImages', image_size=8, num_classes=7)
   evaluator.build('own', dict(type='classification'), context)
   evaluator.build('few', dict(type='fewshot', dataset=other), context)
   entry = dict(type='classification', dataset=other)

@@ -74,7 +74,7 @@ def test_all_checkpoints_and_the_best(workdir):
     (['--batch_size=-1'], ['batch_size', '[1, ']),
     (['--config.seeed=1'], ['seeed', "'seed'"]),
     (
-      ['--dataset=name=fake_images,image_size=16,num_classes=7'],
+      ['--dataset=name=tests.fakes:FakeImages,image_size=16,num_classes=7'],
       ['evals.test.dataset', '7 classes'],
     ),
     (['--batch_size=3', '--config.mesh.data=2'], ['batch_size', 'of 2', '3']),

@@ -78,7 +78,7 @@ class Family:
 def text_task(kind, model):
   task = kind.__new__(kind)
   task.config, task.info, task.model = (
-    {'dataset': {'name': 'fake_text'}}, TEXTS, model,
+    {'dataset': {'name': 'tests.fakes:FakeText'}}, TEXTS, model,
   )  # fmt: skip
   return task
 
