@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 
 from dataset_lib import corpus, corpus_building, corpus_rows, tokenizer
-from dataset_lib.errors import (
-  ConfigError,
-  InvalidDataError,
-  MissingDataError,
-)
+from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
 from tests.dataset_lib import corpora
 
 
@@ -20,13 +16,9 @@ def names_of(directory, split):
   """The tokens of each document, by name, and the split's arrays."""
   arrays = corpus.open_split(directory, split)
   given = tokenizer.load(directory)
-  documents = []
-  for first, behind in zip(
-    arrays.documents[:-1], arrays.documents[1:], strict=True
-  ):
-    start, stop = arrays.rows[first], arrays.rows[behind]
-    documents.append(given.names(arrays.tokens[start:stop].tolist()))
-  return documents, arrays
+  borders = arrays.rows[arrays.documents[1:-1]]
+  documents = np.split(arrays.tokens, borders)
+  return [given.names(one.tolist()) for one in documents], arrays
 
 
 def pieces(paragraphs):
@@ -93,22 +85,19 @@ def test_blocks_do_not_show_but_in_their_rows(tmp_path, size, monkeypatch):
     np.testing.assert_array_equal(*sentences)
 
 
-def files_of(directory):
-  return {
-    str(path.relative_to(directory)): path.read_bytes()
-    for path in sorted(directory.rglob('*'))
-    if path.is_file()
-  }
-
-
 def test_the_same_bytes_whatever_the_number_of_processes(tmp_path, monkeypatch):
   monkeypatch.setattr(corpus_rows, 'BLOCK_CHARACTERS', 500)
   texts = corpora.documents(40, seed=2)
   options = {'tokenizer': '', 'vocab_size': 60, 'vocab_texts': 500}
-  one, _ = corpora.prepare(tmp_path, texts, 'one', **options)
-  two, _ = corpora.prepare(tmp_path, texts, 'two', processes=2, **options)
-  assert files_of(one) == files_of(two)
-  assert len(files_of(one)) == 10
+  one, two = (
+    corpora.prepare(tmp_path, texts, str(n), processes=n, **options)[0]
+    for n in (1, 2)
+  )
+  files = [path.relative_to(one) for path in one.rglob('*.*')]
+  assert len(files) == 10
+  assert len(list(two.rglob('*.*'))) == 10
+  for file in files:
+    assert (one / file).read_bytes() == (two / file).read_bytes(), file
 
 
 def test_the_vocabulary_is_trained_from_the_training_split(tmp_path):

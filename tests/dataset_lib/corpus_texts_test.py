@@ -7,27 +7,18 @@ import tracemalloc
 
 import pytest
 
-from dataset_lib import corpus_texts
 from dataset_lib.corpus_texts import ACTIONS, Faults, Texts
 from dataset_lib.errors import MissingDataError
 
 
-def read(*files, max_line=corpus_texts.MAX_LINE, wrapped=False):
+def read(*files, **options):
   """(documents as lists of paragraphs, {kind: its entry}, bytes done)."""
   faults, done = Faults(), []
-  stream = itertools.chain.from_iterable(
-    Texts([str(file)], faults, wrapped=wrapped, max_line=max_line).paragraphs(
-      faults, done.append
-    )
-    for file in files
-  )
-  documents = [[]]
-  for paragraph in stream:
-    if paragraph.text:
-      documents[-1].append(paragraph.text)
-    else:
-      documents.append([])
-  return [d for d in documents if d], faults.summary(), sum(done)
+  texts = Texts([str(file) for file in files], faults, **options)
+  stream = [p.text for p in texts.paragraphs(faults, done.append)]
+  groups = itertools.groupby(stream, bool)
+  documents = [list(group) for is_text, group in groups if is_text]
+  return documents, faults.summary(), sum(done)
 
 
 @pytest.fixture
@@ -106,7 +97,7 @@ def test_what_cannot_be_opened(tmp_path):
   link, pipe = tmp_path / 'a.txt', tmp_path / 'b.txt'
   link.symlink_to(tmp_path / 'nowhere')
   os.mkfifo(pipe)
-  documents, faults, _ = read(link, pipe)
+  documents, faults, _ = read(tmp_path)
   assert not documents
   assert places(faults) == {'unreadable_file': (2, str(link))}
 
@@ -117,10 +108,10 @@ def test_paragraphs_and_documents(tmp_path, end, suffix):
   file = tmp_path / f'a{suffix}'
   data = end.join([b'', b'One.  Two.', b' three', b' \t', b'', 'é'.encode()])
   file.write_bytes(gzip.compress(data) if suffix == '.txt.gz' else data)
-  documents, faults, done = read(file, file)
-  assert documents == [['One.  Two.', 'three'], ['é']] * 2
+  documents, faults, done = read(file)
+  assert documents == [['One.  Two.', 'three'], ['é']]
   assert not faults
-  assert done == 2 * file.stat().st_size
+  assert done == file.stat().st_size
 
 
 def test_wrapped_lines_are_joined(file):
@@ -180,20 +171,18 @@ def test_a_line_of_many_megabytes_takes_little_memory(file, size, unit):
   with file.open('wb') as out:
     for _ in range(size):
       out.write(chunk)
+  faults = Faults()
   tracemalloc.start()
   try:
-    length = faults = 0
-    counts = Faults()
-    texts = Texts([str(file)], counts, max_line=2**18)
-    for paragraph in texts.paragraphs(counts, lambda done: None):
-      length += len(paragraph.text)
-    faults = counts.summary()
+    texts = Texts([str(file)], faults, max_line=2**18)
+    stream = texts.paragraphs(faults, lambda done: None)
+    length = sum(len(paragraph.text) for paragraph in stream)
     _, peak = tracemalloc.get_traced_memory()
   finally:
     tracemalloc.stop()
   # A few copies of a piece of 256 KiB, as characters of up to 4 bytes.
   assert peak < 4 * 2**20
-  assert faults['long_line']['count'] == 1
+  assert faults.summary()['long_line']['count'] == 1
   if unit != b'\0':
     assert length > 0.75 * size * 2**20
 

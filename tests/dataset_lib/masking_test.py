@@ -114,79 +114,61 @@ def test_unmasking_gives_the_tokens(words, share, max_ngram, seed):
   np.testing.assert_array_equal(back, rows.tokens)
 
 
-def chosen_words(rows, got):
-  """Of each row the tokens of each word, and how many of them are chosen."""
-  for row in range(len(rows.tokens)):
-    word = np.cumsum(rows.begins_word[row]) - 1
-    places = got['mlm_positions'][row][got['mlm_weights'][row] == 1]
-    sizes = np.bincount(word[rows.is_text[row]])
-    yield sizes, np.bincount(word[places], minlength=len(sizes))
+def used_tokens(got):
+  """(rows, places) of the chosen tokens, as indices."""
+  used = got['mlm_weights'] == 1
+  return np.nonzero(used)[0], got['mlm_positions'][used]
 
 
 def test_words_are_whole_and_the_share_is_kept():
   rng = np.random.default_rng(2)
   words = [
-    [rng.integers(1, 4, 30).tolist(), rng.integers(1, 4, 25).tolist()]
-    for _ in range(300)
+    [rng.integers(1, 4, size).tolist() for size in (30, 25)] for _ in range(300)
   ]
   rows, budgets, got = masked(words)
-  missing = 0
-  for row, (sizes, chosen) in enumerate(chosen_words(rows, got)):
-    assert set(np.where(chosen > 0, chosen == sizes, True)) == {True}
-    missing += budgets[row] - chosen.sum()
-  # Only where every other word is too long for what is left.
-  assert missing == 0
+  chosen = np.zeros(rows.tokens.shape, bool)
+  chosen[used_tokens(got)] = True
+  # Here a word of one token is always left to fill a row.
+  np.testing.assert_array_equal(chosen.sum(axis=1), budgets)
+  same_word = rows.is_text[:, 1:] & ~rows.begins_word[:, 1:]
+  assert (chosen[:, 1:] == chosen[:, :-1])[same_word].all()
 
 
-def test_each_token_is_as_likely_as_any_other():
+def test_tokens_and_kinds_are_drawn_with_their_shares():
   rows, budgets, got = masked([[[1] * 40, [1] * 40]] * 4000)
-  counts = np.zeros(rows.tokens.shape[1])
-  np.add.at(counts, got['mlm_positions'][got['mlm_weights'] == 1], 1)
-  counts = counts[rows.is_text[0]]
+  row, place = used_tokens(got)
+  counts = np.bincount(place, minlength=rows.tokens.shape[1])[rows.is_text[0]]
   expected = budgets.sum() / len(counts)
   # 4.5 standard deviations of independent choices of 21 % of the tokens.
   assert abs(counts - expected).max() < 4.5 * np.sqrt(0.79 * expected)
-
-
-def test_kinds_are_80_10_10():
-  _, _, got = masked([[[1] * 60, [1] * 60]] * 2000, seed=3)
-  used = got['mlm_weights'] == 1
-  counts = np.bincount(got['mlm_kind'][used], minlength=3)
-  total = counts.sum()
-  for count, share in zip(counts, (0.8, 0.1, 0.1), strict=True):
-    spread = np.sqrt(total * share * (1 - share))
-    assert abs(count - total * share) < 4 * spread
+  kinds = got['mlm_kind'][got['mlm_weights'] == 1]
+  for kind, share in enumerate((0.8, 0.1, 0.1)):
+    spread = np.sqrt(len(kinds) * share * (1 - share))
+    assert abs((kinds == kind).sum() - len(kinds) * share) < 4 * spread
   # Random tokens are uniform over the ordinary ones.
-  rows = np.nonzero(used & (got['mlm_kind'] == masking.REPLACED))[0]
-  places = got['mlm_positions'][used & (got['mlm_kind'] == masking.REPLACED)]
-  random = got['tokens'][rows, places]
-  assert random.min() >= 5
-  assert random.max() < SIZE
-  middle = (5 + SIZE - 1) / 2
+  random = got['tokens'][row, place][kinds == masking.REPLACED]
+  assert 5 <= random.min() <= random.max() < SIZE
   spread = (SIZE - 5) / np.sqrt(12 * len(random))
-  assert abs(random.mean() - middle) < 4 * spread
+  assert abs(random.mean() - (5 + SIZE - 1) / 2) < 4 * spread
 
 
-@pytest.mark.parametrize('max_ngram', [1, 2, 3, 5])
+@pytest.mark.parametrize('max_ngram', [1, 3, 5])
 def test_the_lengths_of_chosen_ngrams(max_ngram):
   # One segment of many words: few n-grams are shortened by an end.
   rows = rows_of([[[1] * 600, [1]]] * 300)
   draws = draws_of(rows.tokens.shape, 1, seed=4)
   ngrams = masking.cut_into_ngrams(rows, max_ngram, draws.lengths)
-  budgets = np.full(300, 120)
-  chosen = masking.choose(rows, ngrams, budgets, draws.order)
+  chosen = masking.choose(rows, ngrams, np.full(300, 120), draws.order)
   assert chosen.sum(axis=1).tolist() == [120] * 300
-  counts = np.zeros(max_ngram + 1)
-  for row in range(300):
-    sizes = np.bincount(ngrams[row][chosen[row]])
-    np.add.at(counts, sizes[sizes > 0], 1)
-  assert counts[0] == 0
+  sizes = np.concatenate(
+    [np.bincount(ngrams[row][chosen[row]]) for row in range(300)]
+  )
+  counts = np.bincount(sizes[sizes > 0], minlength=max_ngram + 1)[1:]
   weights = 1 / np.arange(1, max_ngram + 1)
-  expected = weights / weights.sum()
-  total = counts.sum()
   # The last n-gram of a row may be shortened: 1 of about 120 / mean length.
-  slack = 300 / total + 4 * np.sqrt(0.25 / total)
-  np.testing.assert_allclose(counts[1:] / total, expected, atol=slack)
+  slack = 300 / counts.sum() + 4 * np.sqrt(0.25 / counts.sum())
+  shares = counts / counts.sum()
+  np.testing.assert_allclose(shares, weights / weights.sum(), atol=slack)
 
 
 def test_ngrams_do_not_reach_over_the_border_of_segments():

@@ -70,33 +70,25 @@ def test_shapes_and_dtypes(directory):
 
 def test_undone_the_segments_are_the_document(directory):
   given = pretraining_source(directory, short_share=0.0)
-  for epoch in range(3):
-    parts = list(segments_of(draw(given, epoch)))
-    for index, (first, second) in enumerate(parts):
-      assert first + second == given.record(index)['tokens'].tolist()
-  # The rows of a document, concatenated, are the document.
-  arrays = given._rows
-  joined = np.concatenate([np.array(first + second) for first, second in parts])
-  np.testing.assert_array_equal(joined, arrays.tokens)
-
-
-def test_segments_meet_at_the_end_of_a_sentence(directory):
-  given = pretraining_source(directory, short_share=0.0)
   borders = set(given._rows.sentences.tolist())
   starts = given._rows.rows.tolist()
   taken: list[set[int]] = [set() for _ in range(len(given))]
   for epoch in range(25):
-    for index, (first, _) in enumerate(segments_of(draw(given, epoch))):
+    parts = list(segments_of(draw(given, epoch)))
+    for index, (first, second) in enumerate(parts):
       taken[index].add(starts[index] + len(first))
+      assert first + second == given.record(index)['tokens'].tolist()
+  # The rows of a document, concatenated, are the document.
+  joined = np.concatenate([first + second for first, second in parts])
+  np.testing.assert_array_equal(joined, given._rows.tokens)
+  # Segments meet at the ends of sentences; where there are several, at all.
   several = complete = 0
   for index, places in enumerate(taken):
     start, stop = starts[index : index + 2]
     inside = {place for place in borders if start < place < stop}
-    if inside:
-      assert places <= inside
-      several += len(inside) > 1
-      complete += len(inside) > 1 and places == inside
-  # Where there are several borders, all are taken.
+    assert not inside or places <= inside
+    several += len(inside) > 1
+    complete += len(inside) > 1 and places == inside
   assert several > 20
   assert complete > 0.95 * several
 
@@ -109,7 +101,8 @@ def test_whole_words_are_masked(directory):
     batch = draw(given, epoch)
     chosen = np.zeros(batch['tokens'].shape, bool)
     row, slot = np.nonzero(batch['mlm_weights'])
-    chosen[row, batch['mlm_positions'][row, slot]] = True
+    places = batch['mlm_positions'][row, slot]
+    chosen[row, places] = True
     for tokens, own in zip(unmasked(batch), chosen, strict=True):
       is_text = ~np.isin(tokens, (PAD, CLS, SEP))
       assert not own[~is_text].any()
@@ -117,6 +110,10 @@ def test_whole_words_are_masked(directory):
       sizes, masked = np.bincount(word), np.bincount(word, own[is_text])
       assert ((masked == 0) | (masked == sizes)).all()
       several += ((masked > 1) & (masked == sizes)).sum()
+    shown, label = batch['tokens'][row, places], batch['mlm_labels'][row, slot]
+    randomly = shown[(shown != MASK) & (shown != label)]
+    assert randomly.size
+    assert set(randomly) <= set(range(5, len(corpora.VOCABULARY)))
   assert several > 50
 
 
@@ -130,35 +127,29 @@ def test_a_token_that_is_not_in_the_vocabulary(directory, tmp_path):
     draw(pretraining_source(copy))
 
 
-def test_half_of_the_rows_are_swapped(directory):
-  given = pretraining_source(directory)
-  labels = np.concatenate([draw(given, e)['label'] for e in range(12)])
-  assert abs(labels.mean() - 0.5) < 4 * 0.5 / np.sqrt(len(labels))
-
-
-def test_some_rows_are_shorter(directory):
-  whole = pretraining_source(directory, short_share=0.0)
+def test_some_rows_are_swapped_or_shorter(directory):
+  whole, all_short, some_short = (
+    pretraining_source(directory, short_share=share) for share in (0, 1, 0.1)
+  )
   lengths = draw(whole)['length']
-  expected = np.diff(whole._rows.rows) + 3
-  np.testing.assert_array_equal(lengths, expected)
-  shorter = 0
-  given = pretraining_source(directory, short_share=1.0)
+  np.testing.assert_array_equal(lengths, np.diff(whole._rows.rows) + 3)
+  shorter, labels = 0, []
   for epoch in range(4):
-    batch = draw(given, epoch)
+    batch = draw(all_short, epoch)
     shorter += (batch['length'] < lengths).mean() / 4
     for index, (first, second) in enumerate(segments_of(batch)):
-      row = given.record(index)['tokens'].tolist()
+      row = all_short.record(index)['tokens'].tolist()
       text = first + second
       starts = range(len(row) - len(text) + 1)
       assert any(row[at : at + len(text)] == text for at in starts)
   # Targets are uniform in [2, 29], rows mostly of 20 to 29 tokens.
   assert shorter > 0.6
-  some = np.concatenate(
-    [draw(pretraining_source(directory), e)['length'] for e in range(9)]
-  )
-  share = (some < np.tile(lengths, 9)).mean()
-  wanted = 0.1 * shorter
-  assert abs(share - wanted) < 4 * np.sqrt(wanted / len(some)) + 0.01
+  drawn = [draw(some_short, epoch) for epoch in range(12)]
+  share = np.mean([batch['length'] < lengths for batch in drawn])
+  wanted, count = 0.1 * shorter, 12 * len(lengths)
+  assert abs(share - wanted) < 4 * np.sqrt(wanted / count) + 0.01
+  labels = np.concatenate([batch['label'] for batch in drawn])
+  assert abs(labels.mean() - 0.5) < 4 * 0.5 / np.sqrt(count)
 
 
 def test_shortened_rows_are_whole_sentences_or_words(tmp_path):
@@ -297,23 +288,19 @@ def test_illegal_configurations(directory, changes, key):
 
 
 def test_illegal_splits_and_directories(directory, tmp_path):
-  with pytest.raises(ConfigError) as error:
+  with pytest.raises(ConfigError, match='split'):
     builder.validate(pretraining_config(directory), 'test')
-  assert error.value.field == 'split'
   with pytest.raises(MissingDataError, match=r'launch\.prepare_corpus'):
     pretraining_source(tmp_path)
 
 
 def test_a_part_of_the_real_corpus(shared_data, tmp_path):
   path = shared_data / 'corpus_eltec_eng' / 'valid.txt.gz'
-  if not path.is_file():
-    pytest.skip(f'no {path}')
   with gzip.open(path, 'rt', encoding='utf-8') as file:
     lines = [next(file).strip() for _ in range(400)]
-  texts = [lines[:200], lines[200:]]
   out, manifest = corpora.prepare(
-    tmp_path, texts, tokenizer='', vocab_size=1000, max_length=128,
-    validation_share=0.5,
+    tmp_path, [lines[:200], lines[200:]], tokenizer='', vocab_size=1000,
+    max_length=128, validation_share=0.5,
   )  # fmt: skip
   assert not manifest['faults']
   counts = manifest['splits']['train']
@@ -321,9 +308,7 @@ def test_a_part_of_the_real_corpus(shared_data, tmp_path):
   # Rows are mostly full, and words are of 1.6 tokens.
   assert counts['tokens'] / counts['rows'] > 100
   assert 1.2 < counts['tokens'] / counts['words'] < 2.0
-  given = builder.build_source(
-    dict(name='pretraining', directory=str(out)), 'train'
-  )
+  given = pretraining_source(out, max_length=128)
   batch = draw(given, indices=range(64))
   masked = batch['mlm_weights'].sum(axis=1)
   assert abs(masked / batch['length'] - 0.2).mean() < 0.01
@@ -331,16 +316,6 @@ def test_a_part_of_the_real_corpus(shared_data, tmp_path):
   start = ''.join(names).replace('▁', ' ').strip()
   # The first document is of the validation split.
   assert start[:40] == lines[200].lower()[:40]
-
-
-def test_random_tokens_are_ordinary(directory):
-  batch = draw(pretraining_source(directory))
-  row, slot = np.nonzero(batch['mlm_weights'])
-  shown = batch['tokens'][row, batch['mlm_positions'][row, slot]]
-  label = batch['mlm_labels'][row, slot]
-  randomly = shown[(shown != MASK) & (shown != label)]
-  assert randomly.size
-  assert set(randomly) <= set(range(5, len(corpora.VOCABULARY)))
 
 
 def test_no_random_number_is_used_twice():

@@ -10,6 +10,8 @@ import sentencepiece
 
 from dataset_lib import sentencepiece_model, tokenizer
 from dataset_lib.errors import ConfigError, InvalidDataError
+from tests.dataset_lib import tokenizer_test
+from tests.dataset_lib.tokenizer_test import ids
 
 TEXT = (
   'the cat sat on a mat and played with 12 balls, resting (often) on "it". '
@@ -37,14 +39,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def albert(shared_data):
-  path = shared_data / 'vocab' / 'albert_30k_spiece.model'
-  if not path.is_file():
-    pytest.skip(f'no {path}')
-  return path
-
-
-def ids(given, text, pair=None):
-  return given.encode([text], None if pair is None else [pair]).tokens.tolist()
+  return shared_data / 'vocab' / 'albert_30k_spiece.model'
 
 
 def test_training_gives_alberts_special_tokens_and_no_others(trained):
@@ -63,12 +58,11 @@ def test_training_gives_alberts_special_tokens_and_no_others(trained):
 
 @pytest.mark.parametrize('max_texts', [10_000, 101])
 def test_training_is_a_function_of_the_texts(max_texts):
-  texts = text_of(120)
-  first, second = (
-    sentencepiece_model.train(texts, 70, max_texts) for _ in range(2)
+  first, second, other = (
+    sentencepiece_model.train(text_of(120, seed), 70, max_texts)
+    for seed in (0, 0, 1)
   )
-  assert first == second
-  assert first != sentencepiece_model.train(text_of(120, 1), 70, max_texts)
+  assert first == second != other
 
 
 @pytest.mark.parametrize(
@@ -117,15 +111,14 @@ def test_ids_are_those_of_the_library(which, request, shared_data):
   np.testing.assert_array_equal(tokens, np.concatenate(expected))
 
 
-@pytest.mark.parametrize('saved', [False, True])
-def test_typed_special_tokens_are_text(trained, tmp_path, saved):
-  given = tokenizer.load(trained)
-  if saved:
-    given.save(tmp_path / 'tokenizer.json')
-    given = tokenizer.load(tmp_path / 'tokenizer.json')
+def test_typed_special_tokens_are_text(trained, tmp_path):
+  given, path = tokenizer.load(trained), tmp_path / 'tokenizer.json'
+  given.save(path)
+  again = tokenizer.load(path)
   for text in ('<pad>', 'a<unk>b', '[SEP]', '[MASK][CLS] <pad>', '[cls]'):
     tokens, _ = given.encode_plain([text])
     assert not {0, 2, 3, 4} & set(tokens.tolist()), text
+    np.testing.assert_array_equal(tokens, again.encode_plain([text])[0])
   # "<" is not in the vocabulary, and so unknown; "pad" is.
   names = given.names(given.encode_plain(['<pad>'])[0].tolist())
   assert names == ['▁', '<unk>', *names[2:-1], '<unk>']
@@ -140,12 +133,15 @@ def test_saving_keeps_the_ids(trained, tmp_path):
   np.testing.assert_array_equal(one.tokens, other.tokens)
   np.testing.assert_array_equal(one.token_types, other.token_types)
   row = one.tokens[: one.offsets[1]]
-  assert given.names(row[[0, -1]].tolist()) == ['[CLS]', '[SEP]']
+  assert row[[0, -1]].tolist() == [given.cls_id, given.sep_id]
   assert (row == given.sep_id).sum() == 2
   # Saved again and again, it does not grow.
   again.save(tmp_path / 'again.json')
-  steps = json.loads((tmp_path / 'again.json').read_text())['pre_tokenizer']
-  assert steps == json.loads(path.read_text())['pre_tokenizer']
+  steps = [
+    json.loads(file.read_text())['pre_tokenizer']
+    for file in (path, tmp_path / 'again.json')
+  ]
+  assert steps[0] == steps[1]
 
 
 def test_the_configuration_is_obeyed(trained, tmp_path):
@@ -157,7 +153,7 @@ def test_the_configuration_is_obeyed(trained, tmp_path):
   assert given.unk_id not in ids(tokenizer.load(trained), 'Thé')
 
 
-def test_a_model_that_was_cut_short(trained, tmp_path):
+def test_a_model_that_was_cut_short_or_is_of_another_type(trained, tmp_path):
   path, data = tmp_path / 'spiece.model', trained.read_bytes()
   # Between two pieces: each begins with the key of field 1 and its length.
   end = 0
@@ -170,9 +166,6 @@ def test_a_model_that_was_cut_short(trained, tmp_path):
     with pytest.raises(InvalidDataError, match='is damaged'):
       tokenizer.load(path)
 
-
-def test_a_model_of_another_type(tmp_path):
-  path = tmp_path / 'spiece.model'
   with path.open('wb') as file:
     sentencepiece.SentencePieceTrainer.train(
       sentence_iterator=iter(text_of(50)), model_writer=file,
@@ -195,17 +188,6 @@ def test_the_vocabulary_of_albert(albert):
   assert names[4] == '▁2,000'
 
 
-STRANGE = (
-  'Naïve café — “quotes” … 3.14 €5 e-mail@x.org',
-  '日本語 tokyo 서울 Ωmega straße ﬁne İstanbul',
-  'Hello, (world)! "x" 99, 1,000, £5-€6 –',  # noqa: RUF001
-  'a\u00a0z\u3000w\x07 \t tab  \u200btwo \ufeff',
-  "don't can't I'M ``quoted''",
-  '👍🏽 emoji 🇩🇪 \u202eRTL',
-  '', ' ', 'the cat_sat ▁x [SEP] [MASK]',
-)  # fmt: skip
-
-
 @pytest.mark.peers
 @pytest.mark.parametrize('which', ['albert', 'trained'])
 def test_ids_are_those_of_hugging_face(which, request, tmp_path):
@@ -215,7 +197,7 @@ def test_ids_are_those_of_hugging_face(which, request, tmp_path):
   given = tokenizer.load(path)
   given.save(tmp_path / 'tokenizer.json')
   peer = transformers.AlbertTokenizer.from_pretrained(tmp_path)
-  texts = [*STRANGE, *text_of(20)]
+  texts = [*tokenizer_test.STRANGE, '', ' ', 'the cat_sat ▁x', *text_of(20)]
   for text, pair in zip(
     texts, [text or 'a' for text in texts[::-1]], strict=True
   ):

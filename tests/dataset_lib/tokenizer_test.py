@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -22,14 +23,6 @@ def directory(tmp_path):
   text = ''.join(f'{token}\n' for token in VOCABULARY)
   (tmp_path / 'vocab.txt').write_text(text, encoding='utf-8')
   return tmp_path
-
-
-@pytest.fixture
-def real_vocabulary(shared_data):
-  path = shared_data / 'vocab' / 'bert_base_uncased_vocab.txt'
-  if not path.is_file():
-    pytest.skip(f'no {path}')
-  return path
 
 
 def rows(encoded):
@@ -102,8 +95,7 @@ def test_a_typed_special_token_is_text(directory, tmp_path, saved):
 @pytest.mark.parametrize('max_length', range(5, 15))
 def test_truncation_takes_from_the_longer_text(directory, max_length):
   given = tokenizer.load(directory)
-  first, second = list('abcdef'), list('abc')
-  for one, other in ((first, second), (second, first), (first, first)):
+  for one, other in (('abcdef', 'abc'), ('abc', 'abcdef'), ('abcd', 'abcd')):
     kept = [list(one), list(other)]
     while len(kept[0]) + len(kept[1]) + 3 > max_length:
       # Where both have as many left, the text that was longer (or the second
@@ -114,8 +106,7 @@ def test_truncation_takes_from_the_longer_text(directory, max_length):
     got = ids(given, ' '.join(one), ' '.join(other), max_length)
     assert given.names(got) == names
   single = ids(given, 'a b c d e f ' * 3, None, max_length)
-  assert len(single) == max_length
-  assert single[-1] == ID['[SEP]']
+  assert (len(single), single[-1]) == (max_length, ID['[SEP]'])
 
 
 def test_chunks_do_not_show(directory, monkeypatch):
@@ -124,8 +115,9 @@ def test_chunks_do_not_show(directory, monkeypatch):
   whole = given.encode(texts, texts[::-1], 10)
   monkeypatch.setattr(tokenizer, 'CHUNK', 4)
   parts = given.encode(texts, texts[::-1], 10)
-  for field in ('tokens', 'token_types', 'offsets'):
-    left, right = getattr(whole, field), getattr(parts, field)
+  for left, right in zip(
+    vars(whole).values(), vars(parts).values(), strict=True
+  ):
     np.testing.assert_array_equal(left, right)
   assert given.encode([], None, 10).offsets.tolist() == [0]
 
@@ -155,25 +147,18 @@ def test_the_configuration_is_obeyed(directory, tmp_path, form):
 
 
 def test_other_names_of_special_tokens(tmp_path):
+  with pytest.raises(MissingDataError, match=r'tokenizer\.json or vocab\.txt'):
+    tokenizer.load(tmp_path)
   names = ['<pad>', '<unk>', '<s>', '</s>', 'a', 's', '<', '>', '/']
   (tmp_path / 'vocab.txt').write_text('\n'.join(names))
   with pytest.raises(InvalidDataError, match=r'without \[PAD\], \[UNK\]'):
     tokenizer.load(tmp_path)
-  special = {
-    'pad_token': '<pad>',
-    'unk_token': {'content': '<unk>', 'lstrip': False},
-    'cls_token': '<s>',
-    'sep_token': '</s>',
-  }
+  special = {'pad_token': '<pad>', 'cls_token': '<s>', 'sep_token': '</s>',
+             'unk_token': {'content': '<unk>', 'lstrip': False}}  # fmt: skip
   (tmp_path / 'special_tokens_map.json').write_text(json.dumps(special))
   given = tokenizer.load(tmp_path)
   assert ids(given, 'a x </s>') == [2, 4, 1, 6, 8, 5, 7, 3]
   assert (given.pad_id, given.vocab_size) == (0, len(names))
-
-
-def test_a_missing_tokenizer(tmp_path):
-  with pytest.raises(MissingDataError, match=r'tokenizer\.json or vocab\.txt'):
-    tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -181,17 +166,14 @@ def test_a_missing_tokenizer(tmp_path):
   [
     ('tokenizer.json', '{"model": ', 'is damaged'),
     ('tokenizer.json', '{}', 'is damaged'),
-    (
-      'tokenizer.json',
-      json.dumps({'model': {'type': 'BPE', 'vocab': {}, 'merges': []}}),
-      r'expected a WordPiece tokenizer, or .* got BPE',
-    ),
+    ('tokenizer.json', '{"model": {"type": "BPE", "vocab": {}, "merges": []}}',
+     r'expected a WordPiece tokenizer, or .* got BPE'),
     ('vocab.txt', '[PAD]\n[UNK]\nthe\n', r'without \[CLS\], \[SEP\]'),
     ('vocab.txt', b'[PAD]\n\xff\xfe\n', 'is not UTF-8'),
     ('tokenizer_config.json', '{', r'tokenizer_config\.json is damaged'),
     ('added_tokens.json', '{"x": 99}', r'added_tokens\.json are not supported'),
   ],
-)
+)  # fmt: skip
 def test_damaged_files_are_named(directory, name, content, words):
   data = content if isinstance(content, bytes) else content.encode()
   (directory / name).write_bytes(data)
@@ -210,8 +192,8 @@ def test_what_cannot_be_encoded(directory):
     given.encode(['a', 'b'], ['a'])
 
 
-def test_the_vocabulary_of_bert(real_vocabulary):
-  given = tokenizer.load(real_vocabulary)
+def test_the_vocabulary_of_bert(shared_data):
+  given = tokenizer.load(shared_data / 'vocab' / 'bert_base_uncased_vocab.txt')
   assert (given.vocab_size, given.pad_id) == (30522, 0)
   # From the documentation of BERT's tokenizer.
   assert ids(given, 'hello world!') == [101, 7592, 2088, 999, 102]
@@ -231,43 +213,40 @@ STRANGE = (
 
 @pytest.mark.peers
 @pytest.mark.parametrize('lower', [True, False])
-def test_ids_are_those_of_hugging_face(real_vocabulary, tmp_path, lower):
+def test_ids_are_those_of_hugging_face(shared_data, tmp_path, lower):
   transformers = pytest.importorskip('transformers')
-  text = real_vocabulary.read_text(encoding='utf-8')
-  (tmp_path / 'vocab.txt').write_text(text, encoding='utf-8')
+  shutil.copy(
+    shared_data / 'vocab' / 'bert_base_uncased_vocab.txt',
+    tmp_path / 'vocab.txt',
+  )
   config = {'do_lower_case': lower, 'tokenizer_class': 'BertTokenizer'}
   (tmp_path / 'tokenizer_config.json').write_text(json.dumps(config))
   peer = transformers.BertTokenizer.from_pretrained(tmp_path)
   given = tokenizer.load(tmp_path)
-  for texts, pairs in ((STRANGE, None), (STRANGE, STRANGE[::-1])):
+  for pairs in (None, list(STRANGE[::-1])):
     for max_length in (8, 13, 128):
       expected = peer(
-        list(texts),
-        None if pairs is None else list(pairs),
-        max_length=max_length,
-        truncation='longest_first',
+        list(STRANGE), pairs, max_length=max_length, truncation='longest_first',
         split_special_tokens=True,
-      )
-      encoded = given.encode(texts, pairs, max_length)
+      )  # fmt: skip
+      encoded = given.encode(STRANGE, pairs, max_length)
       assert rows(encoded) == expected['input_ids']
       types = np.concatenate(expected['token_type_ids'])
       np.testing.assert_array_equal(encoded.token_types, types)
 
 
-SENTENCE_PIECES = {
-  True: ['▁play', '▁', ',', '."', "'", '▁9,', '北', '東京', 'の', 'ไทย', '“'],
-  False: ['ing', '84', 's', 'é', 'мир', '##ing'],
-}
-WORD_PIECES = {True: ['play', ',', '▁', '#'], False: ['##ing']}
-
-
 @pytest.mark.parametrize(
-  ('names', 'is_word_piece'), [(SENTENCE_PIECES, False), (WORD_PIECES, True)]
+  ('is_word_piece', 'begins', 'names'),
+  [
+    (False, True, '▁play ▁ , ." \' ▁9, 北 東京 の ไทย “'),
+    (False, False, 'ing 84 s é мир ##ing'),
+    (True, True, 'play , ▁ #'),
+    (True, False, '##ing'),
+  ],
 )
-def test_pieces_that_begin_a_word(names, is_word_piece):
-  for begins, those in names.items():
-    for name in those:
-      assert tokenizer.begins_word(name, is_word_piece) == begins, name
+def test_pieces_that_begin_a_word(is_word_piece, begins, names):
+  for name in names.split():
+    assert tokenizer.begins_word(name, is_word_piece) == begins, name
 
 
 def test_the_table_of_a_tokenizer(directory):

@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
-from dataset_lib import builder, corpus_building, corpus_rows
+from dataset_lib import builder, corpus_building
 from launch import command_line, prepare_corpus
 
 SENTENCES = [f'The cat number {n} sat on mat {n * n}.' for n in range(40)]
@@ -120,44 +120,30 @@ def test_bad_command_lines_are_answered_in_one_line(
 
 
 @pytest.mark.parametrize(
-  ('name', 'content', 'words'),
+  ('flags', 'words'),
   [
-    ('empty.txt', b'', 'no text for the split'),
-    ('note.md', b'text', 'no text in'),
+    (['--input=/nowhere'], 'no file or folder /nowhere'),
+    (['--input={in}', '--validation=/nowhere'], 'no file or folder /nowhere'),
+    (['--input={in}', '--tokenizer=/nowhere'], 'no tokenizer at /nowhere'),
+    (['--input={in}/empty.txt'], 'no text'),
+    (['--input={in}/empty.txt', '--tokenizer={in}/vocab.txt'],
+     'no text for the split'),
+    (['--input={in}/notes'], 'no text in'),
   ],
-)
-def test_texts_without_text_are_a_data_error(
-  tmp_path, name, content, words, capsys
+)  # fmt: skip
+def test_what_is_no_text_or_tokenizer_is_a_data_error(
+  flags, words, texts, tmp_path, capsys
 ):
-  folder = tmp_path / 'texts'
-  folder.mkdir()
-  (folder / name).write_bytes(content)
-  vocabulary = tmp_path / 'vocab.txt'
-  vocabulary.write_text('[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na')
+  (texts / 'empty.txt').touch()
+  (texts / 'notes').mkdir()
+  (texts / 'notes' / 'note.md').touch()
+  (texts / 'vocab.txt').write_text('[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na')
+  flags = [flag.format(**{'in': texts}) for flag in flags]
   with pytest.raises(SystemExit) as stop:
-    run(f'--input={folder}', f'--out={tmp_path}/out', '--processes=1',
-        f'--tokenizer={vocabulary}')  # fmt: skip
+    run(*flags, f'--out={tmp_path}/out', '--processes=1')
   assert stop.value.code == command_line.DATA
   assert words in capsys.readouterr().err
-  with pytest.raises(SystemExit) as stop:
-    run(f'--input={folder}', f'--out={tmp_path}/out')
-  assert stop.value.code == command_line.DATA
-  assert 'no text' in capsys.readouterr().err
   assert not (tmp_path / 'out').exists()
-
-
-def test_a_stop_leaves_nothing(texts, tmp_path, monkeypatch, capsys):
-  def stopped(self, block):
-    signal.raise_signal(signal.SIGTERM)
-    raise AssertionError('the signal comes first')
-
-  monkeypatch.setattr(corpus_rows.Encoder, '__call__', stopped)
-  with pytest.raises(SystemExit) as stop:
-    run(f'--input={texts}', f'--out={tmp_path}/out', '--processes=1',
-        '--vocab_size=50')  # fmt: skip
-  assert stop.value.code == command_line.INTERRUPTED
-  assert 'error: interrupted' in capsys.readouterr().err
-  assert [path.name for path in tmp_path.iterdir()] == ['texts']
 
 
 @pytest.fixture
@@ -168,18 +154,18 @@ def heard():
   signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.parametrize('stage', ['blocks', 'encoded'])
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.usefixtures('heard')
-def test_a_stop_while_the_vocabulary_is_made(
-  number, texts, tmp_path, monkeypatch, capsys
+def test_a_stop_leaves_nothing(
+  number, stage, texts, tmp_path, monkeypatch, capsys
 ):
   def stopped(*arguments):
-    yield from blocks_of(*arguments)
     signal.raise_signal(number)
     raise AssertionError('the signal comes first')
+    yield
 
-  blocks_of = corpus_building.blocks
-  monkeypatch.setattr(corpus_building, 'blocks', stopped)
+  monkeypatch.setattr(corpus_building, stage, stopped)
   with pytest.raises(SystemExit) as stop:
     run(f'--input={texts}', f'--out={tmp_path}/out', '--vocab_size=50')
   assert stop.value.code == command_line.INTERRUPTED
