@@ -22,7 +22,6 @@ from annotated_types import Interval, MinLen
 from jaxtyping import Float, Int
 
 from dataset_lib import fields
-from dataset_lib.errors import InvalidDataError
 from eval_lib import evaluator, predictions
 from eval_lib.report import print_table
 
@@ -159,15 +158,6 @@ class Evaluator(evaluator.Evaluator):
 
   def __post_init__(self):
     self._splits = [self.open(self.train_split), self.open(self.test_split)]
-    train, test = (
-      (data.info.num_classes, data.info.class_names) for data in self._splits
-    )
-    if train != test:
-      raise InvalidDataError(
-        f'few-shot: expected the same classes in {self.train_split!r} and '
-        f'{self.test_split!r}, got {train[0]} and {test[0]} classes: '
-        f'{train[1][:5]}... and {test[1][:5]}...'
-      )
 
   def run(self, variables: Any) -> dict[str, float]:
     """Extracts features, regresses, prints a table.

@@ -16,74 +16,56 @@ CURVES = {
   'DistilBERT-shaped': Curve(np.array([91.0]), np.array([90.2])),
   'dense': Curve(np.array([156.0]), np.array([92.2])),
 }
-CLOSE = {
-  'one': Curve(
-    np.array([1.0, 1.001, 2.0]), np.array([1.0, 1.001, 2.0]), ('a', 'b', 'c')
-  )
-}
+DIAGONAL = np.array([1.0, 1.001, 2.0])
 LENGTH = np.repeat(np.arange(2, 62), 20)
 KEPT = np.stack([1 + np.ceil(0.7 * (LENGTH - 1)).astype(int), LENGTH // 2], 1)
 SHARES = {'tau = 0.8': (0.7, 0.27, 0.03), 'never': (0.0, 0.0, 1.0)}
+ACCURACY, LATENCY = 'accuracy (%)', 'latency (ms)'
 VARIANTS = {
-  'dense': {
-    'accuracy (%)': 92.2,
-    'latency (ms)': Estimate(156.0, 150.0, 170.0),
-  },
-  'all': {'accuracy (%)': 91.4, 'latency (ms)': Estimate(61.0, 60.0, 63.0)},
+  'dense': {ACCURACY: 92.2, LATENCY: Estimate(156.0, 150.0, 170.0)},
+  'all': {ACCURACY: 91.4, LATENCY: Estimate(61.0, 60.0, 63.0)},
 }
 TABLE = calibration.reliability(
   np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.2, 0.8]]),
   np.array([0, 1, 0, 1]),
 )
+NAN = np.nan
 COSINES = {
-  'cosine': {
-    'mask': np.array([0.2, 0.6, 1.0]),
-    'cls': np.array([0.1, -0.3, 0.9]),
-  },
-  'share': {
-    'mask': np.array([1.0, 0.5, 0.0]),
-    'cls': np.array([1.0, np.nan, np.nan]),
-  },
+  'cosine': {'mask': np.array([0.2, 0.6, 1]), 'cls': np.array([0.1, -0.3, 1])},
+  'share': {'mask': np.array([1, 0.5, 0]), 'cls': np.array([1, NAN, NAN])},
 }
-
-
-def frontier(path, curves=CURVES):
-  adaptive_plots.plot_frontier(
-    path, curves, cost='latency (ms)', quality='accuracy (%)'
-  )
-
-
+LABELS = dict(cost=LATENCY, quality=ACCURACY)
+CLOSE = {'one': Curve(DIAGONAL, DIAGONAL, ('a', 'b', 'c'))}
 PLOTS = {
-  'frontier': frontier,
-  'close': lambda path: frontier(path, CLOSE),
-  'reliability': lambda path: adaptive_plots.plot_reliability(
-    path, {'layer 4': TABLE}
-  ),
-  'exits': lambda path: adaptive_plots.plot_exits(path, SHARES, (4, 8, 12)),
-  'retention': lambda path: adaptive_plots.plot_retention(
-    path, LENGTH, KEPT, (2, 4)
-  ),
-  'ablation': lambda path: adaptive_plots.plot_ablation(path, VARIANTS),
-  'iterations': lambda path: adaptive_plots.plot_iterations(
-    path, COSINES, 'here'
-  ),
+  'frontier': (adaptive_plots.plot_frontier, (CURVES,), LABELS),
+  'close': (adaptive_plots.plot_frontier, (CLOSE,), LABELS),
+  'reliability': (adaptive_plots.plot_reliability, ({'layer 4': TABLE},), {}),
+  'exits': (adaptive_plots.plot_exits, (SHARES, (4, 8, 12)), {}),
+  'retention': (adaptive_plots.plot_retention, (LENGTH, KEPT, (2, 4)), {}),
+  'ablation': (adaptive_plots.plot_ablation, (VARIANTS,), {}),
+  'iterations': (adaptive_plots.plot_iterations, (COSINES, 'here'), {}),
 }
+
+
+def draw(name, path):
+  plot, arguments, labels = PLOTS[name]
+  plot(path, *arguments, **labels)
 
 
 @pytest.fixture
 def drawn(tmp_path, made):
   """Draws a plot by name and gives its axes."""
 
-  def draw(name):
-    PLOTS[name](tmp_path / name)
+  def draw_axes(name):
+    draw(name, tmp_path / name)
     return made[-1].axes
 
-  return draw
+  return draw_axes
 
 
 @pytest.mark.parametrize('name', ['frontier', 'iterations'])
 def test_writes_png_and_pdf(name, tmp_path):
-  PLOTS[name](tmp_path / f'{name}.csv')
+  draw(name, tmp_path / f'{name}.csv')
   path = tmp_path / f'{name}.png'
   assert path.read_bytes().startswith(b'\x89PNG\r\n\x1a\n')
   assert path.with_suffix('.pdf').read_bytes().startswith(b'%PDF')
@@ -107,13 +89,12 @@ def labels(axes):
 
 def test_frontier_joins_the_points_that_nothing_dominates(drawn):
   [axes] = drawn('frontier')
-  assert labels(axes) == ['EAT', 'DistilBERT-shaped', 'dense']
+  assert labels(axes) == list(CURVES)
   joined, points, *_ = axes.get_lines()
   # (60, 91.4) costs more than (40, 91.5) and is worse.
   np.testing.assert_array_equal(joined.get_xdata(), [31.0, 34.0, 40.0, 60.5])
   assert len(points.get_xdata()) == 5
-  assert axes.get_xlabel() == 'latency (ms)'
-  assert axes.get_ylabel() == 'accuracy (%)'
+  assert (axes.get_xlabel(), axes.get_ylabel()) == (LATENCY, ACCURACY)
 
 
 def test_frontier_leaves_out_labels_that_would_collide(drawn):
@@ -130,9 +111,9 @@ def test_reliability_shows_the_error_and_skips_empty_bins(drawn):
   assert labels(top) == [f'layer 4: ECE {100 * TABLE.error:.1f} %']
   diagonal, line = top.get_lines()
   np.testing.assert_array_equal(diagonal.get_xdata(), diagonal.get_ydata())
-  np.testing.assert_allclose(line.get_xdata(), [60.0, 80.0, 90.0])
-  np.testing.assert_allclose(line.get_ydata(), [100.0, 100.0, 50.0])
-  assert bottom.get_xlabel() == 'confidence max P (%)'
+  np.testing.assert_allclose(
+    line.get_xydata().T, [[60, 80, 90], [100, 100, 50]]
+  )
   [stairs] = bottom.patches
   assert stairs.get_data().values.sum() == pytest.approx(100)
 
@@ -151,8 +132,8 @@ def test_exits_add_up_and_small_parts_have_no_number(drawn):
 def test_retention_is_the_median_over_lengths(drawn):
   [axes] = drawn('retention')
   assert labels(axes) == ['after layer 2', 'after layer 4']
+  groups = adaptive_plots.length_groups(LENGTH)
   for line, kept in zip(axes.get_lines(), KEPT.T, strict=True):
-    groups = adaptive_plots.length_groups(LENGTH)
     expected = [np.median(100 * kept[g] / LENGTH[g]) for g in groups]
     np.testing.assert_allclose(line.get_ydata(), expected)
     assert (np.diff(line.get_xdata()) > 0).all()
@@ -173,8 +154,9 @@ def test_length_groups_hold_every_row_once_and_never_cut_a_length(length):
 
 def test_ablation_has_a_panel_for_each_measure(drawn):
   accuracy, latency = drawn('ablation')
-  assert accuracy.get_xlabel() == 'accuracy (%)'
-  assert latency.get_xlabel() == 'latency (ms)'
+  assert [axes.get_xlabel() for axes in (accuracy, latency)] == [
+    ACCURACY, LATENCY
+  ]  # fmt: skip
   bars = next(bars for bars in latency.containers if hasattr(bars, 'patches'))
   assert [bar.get_width() for bar in bars.patches] == [156.0, 61.0]
   assert [text.get_text() for text in accuracy.texts] == ['92.2', '91.4']
@@ -185,22 +167,26 @@ def test_ablation_has_a_panel_for_each_measure(drawn):
 def test_every_kind_of_token_has_its_curve(drawn):
   panels = drawn('iterations')
   assert labels(panels[0]) == ['mask', 'cls']
+  colours = []
   for axes, (name, curves) in zip(panels, COSINES.items(), strict=True):
     assert axes.get_ylabel() == name
     for line, values in zip(axes.get_lines(), curves.values(), strict=True):
       np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3])
       np.testing.assert_array_equal(line.get_ydata(), values)
-  for first, second in zip(*(axes.get_lines() for axes in panels), strict=True):
-    assert first.get_color() == second.get_color()
+    colours.append([line.get_color() for line in axes.get_lines()])
+  assert colours[0] == colours[1]
   assert panels[0].get_title(loc='left') == 'here'
   assert panels[-1].get_xlabel() == 'iteration'
   ticks = panels[-1].get_xticks()
   np.testing.assert_array_equal(ticks, np.round(ticks))
 
 
-def test_nothing_to_draw_is_an_error(tmp_path):
+@pytest.mark.parametrize(
+  ('name', 'data'),
+  [('frontier', {}), ('ablation', {}), ('iterations', {'x': {}})],
+)
+def test_nothing_to_draw_is_an_error(name, data, tmp_path):
+  plot, (_, *arguments), options = PLOTS[name]
   with pytest.raises(ValueError, match='something to draw'):
-    frontier(tmp_path / 'f', {})
-  with pytest.raises(ValueError, match='something to draw'):
-    adaptive_plots.plot_iterations(tmp_path / 'x', {'cosine': {}}, 'here')
+    plot(tmp_path / 'x', data, *arguments, **options)
   assert not any(tmp_path.iterdir())

@@ -16,6 +16,7 @@ from tests import contexts
 
 DIGITS = dict(name='digits', image_size=8)
 PARITY = dict(name='parity', length=8)
+FAKE = dict(name='tests.fakes:FakeImages', image_size=8)
 
 
 def config(**entry):
@@ -24,53 +25,43 @@ def config(**entry):
   ).lock()
 
 
-def test_type_names_and_module_names_find_the_same_class():
-  context = contexts.eval_context(DIGITS)
-  for kind in ('classification', 'eval_lib.evaluator:Classification'):
-    built = evaluator.build('test', dict(type=kind), context)
-    assert type(built) is evaluator.Classification
+@pytest.mark.parametrize(
+  'kind', ['classification', 'eval_lib.evaluator:Classification']
+)
+def test_type_names_and_module_names_find_the_same_class(kind):
+  built = evaluator.build('x', dict(type=kind), contexts.eval_context(DIGITS))
+  assert type(built) is evaluator.Classification
 
 
 @pytest.mark.parametrize(
   'kind',
   [
-    'clasification',
-    'no_such_module:Evaluator',
-    'eval_lib.fewshot:No',
-    3,
-    None,
-    ':',
-    'math:sqrt',
-    {},
+    'clasification', 'no_such_module:Evaluator', 'eval_lib.fewshot:No', 3, None,
+    ':', 'math:sqrt', {},
   ],
-)
+)  # fmt: skip
 def test_unknown_types_are_named(kind):
   with pytest.raises(ConfigError, match=r'^evals.test.type: expected one of'):
     evaluator.validate(config(type=kind))
 
 
 @pytest.mark.parametrize(
-  'entry',
+  'evals',
   [
-    dict(type='classification', every_steps=200),
-    dict(type='fewshot', shots=(1, 5)),
+    {},
+    dict(test=dict(type='classification', every_steps=200)),
+    dict(test=dict(type='fewshot', shots=(1, 5))),
     dict(
-      type='fewshot', dataset=dict(name='tests.fakes:FakeImages', image_size=8)
+      x=dict(type='fewshot', dataset=FAKE)
     ),
   ],
 )
-def test_legal_entries_pass(entry):
-  evaluator.validate(config(**entry))
-
-
-def test_a_run_may_have_no_evaluators():
-  assert evaluator.validate(dict(dataset=DIGITS, evals={})) == {}
-
-
-def key_of(**entry):
-  with pytest.raises(ConfigError) as caught:
-    evaluator.validate(config(**entry))
-  return caught.value.field
+def test_legal_entries_pass(evals):
+  complete = evaluator.validate(dict(dataset=DIGITS, evals=evals))
+  assert complete.keys() == evals.keys()
+  for name, entry in complete.items():
+    assert {'type', 'dataset', 'every_steps'} <= entry.keys()
+    assert entry['type'] == evals[name]['type']
 
 
 LEGAL = {
@@ -112,34 +103,32 @@ def test_illegal_fields_are_named(kind, field, value):
   assert repr(value) in str(caught.value)
 
 
-def test_missing_fields_are_named():
-  assert key_of() == 'evals.test.type'
-  entry = dict(type='calibration', split='test')
-  with pytest.raises(ConfigError, match=r'calibration_split: .*got .nothing'):
-    evaluator.validate(config(**entry))
-
-
-def test_own_data_set_is_checked_at_its_place():
-  kind = dict(type='fewshot')
-  unknown = dict(name='no_such')
-  assert key_of(**kind, dataset=unknown) == 'evals.test.dataset.name'
-  other_size = dict(name='digits', image_size=16)
-  assert key_of(**kind, dataset=other_size) == 'evals.test.dataset.image_size'
-
-
 @pytest.mark.parametrize(
-  ('runs', 'other'),
-  [(DIGITS, PARITY), (PARITY, DIGITS)],
-)
-def test_images_do_not_fit_a_model_of_tokens(runs, other):
-  entry = dict(type='classification', dataset=other)
-  with pytest.raises(ConfigError, match=r'^evals.test.dataset.name: expected'):
+  ('runs', 'entry', 'match'),
+  [
+    (DIGITS, {}, r'\.type: expected'),
+    (DIGITS, dict(type='calibration', split='test'),
+     r'\.calibration_split: .*got .nothing'),
+    (DIGITS, dict(type='fewshot', dataset=dict(name='no_such')),
+     r'\.dataset\.name: expected'),
+    (DIGITS, dict(type='fewshot', dataset=dict(name='digits', image_size=16)),
+     r'\.dataset\.image_size: expected 8'),
+    # Images do not fit a model of tokens.
+    (DIGITS, dict(type='classification', dataset=PARITY),
+     r'\.dataset\.name: expected'),
+    (PARITY, dict(type='classification', dataset=DIGITS),
+     r'\.dataset\.name: expected'),
+    (DIGITS, 'fewshot', ': expected a dict'),
+  ],
+)  # fmt: skip
+def test_wrong_entries_are_named(runs, entry, match):
+  with pytest.raises(ConfigError, match=f'^evals.test{match}'):
     evaluator.validate(dict(dataset=runs, evals=dict(test=entry)))
 
 
 def test_classes_must_be_those_of_the_model():
   context = contexts.eval_context(DIGITS, num_classes=10)
-  other = dict(name='tests.fakes:FakeImages', image_size=8, num_classes=7)
+  other = FAKE | dict(num_classes=7)
   evaluator.build('own', dict(type='classification'), context)
   evaluator.build('few', dict(type='fewshot', dataset=other), context)
   entry = dict(type='classification', dataset=other)
@@ -148,11 +137,6 @@ def test_classes_must_be_those_of_the_model():
   one_more = dataclasses.replace(context, num_classes=11)
   with pytest.raises(ConfigError, match=r'^evals.own.dataset: .*11 class'):
     evaluator.build('own', dict(type='classification'), one_more)
-
-
-def test_an_entry_must_be_a_mapping():
-  with pytest.raises(ConfigError, match=r'^evals.test: expected a dict'):
-    evaluator.validate(dict(dataset=DIGITS, evals=dict(test='fewshot')))
 
 
 def measure(variables, batch):

@@ -26,28 +26,19 @@ def recorded(rows=200, classes=3, seed=0):
 
 
 def loop(logits, labels, threshold, temperatures):
-  """The confidence rule and its measures, row by row."""
-  right = depth = spent = agree = 0
-  shares = [0, 0, 0]
+  """The confidence rule and its measures, row by row: a `Point`."""
+  table = []
   for row, label in enumerate(labels):
     for head in range(3):
       z = np.exp(logits[head, row] / temperatures[head])
       if max(z) / sum(z) >= threshold or head == 2:
         break
-    answer = logits[head, row].argmax()
-    right += answer == label
-    agree += answer == logits[2, row].argmax()
-    depth += LAYERS[head]
-    spent += FLOPS[head]
-    shares[head] += 1
-  n = len(labels)
-  return (
-    right / n,
-    depth / n,
-    spent / (n * FLOPS[-1]),
-    agree / n,
-    *(share / n for share in shares),
-  )
+    answer, full = logits[head, row].argmax(), logits[2, row].argmax()
+    left = (head == 0, head == 1, head == 2)
+    cost = FLOPS[head] / FLOPS[-1]
+    table.append((answer == label, LAYERS[head], cost, answer == full, *left))
+  quality, depth, flops, agreement, *shares = np.mean(table, axis=0)
+  return quality, depth, flops, agreement, pytest.approx(tuple(shares))
 
 
 @pytest.mark.parametrize('temperatures', [None, (1.5, 0.8, 2.0)])
@@ -59,10 +50,10 @@ def test_confidence_sweep_equals_a_loop(threshold, temperatures):
   [point] = frontier.sweep(
     logits, labels, [setting], layers=LAYERS, flops=FLOPS
   )
-  expected = loop(logits, labels, threshold, temperatures or (1.0,) * 3)
-  found = point.quality, point.depth, point.flops, point.agreement
-  assert (*found, *point.shares) == pytest.approx(expected)
-  assert (point.rule, point.value) == ('confidence', threshold)
+  *numbers, shares = loop(logits, labels, threshold, temperatures or (1.0,) * 3)
+  assert point[:2] == ('confidence', threshold)
+  assert point[2:6] == pytest.approx(tuple(numbers))
+  assert point.shares == shares
 
 
 def test_any_rule_of_the_logits_numpy_or_jax():
@@ -85,52 +76,55 @@ def test_any_rule_of_the_logits_numpy_or_jax():
   assert early.shares == pytest.approx(
     (0.0, np.mean(leaves == 1), np.mean(leaves == 2))
   )
-  assert (full.depth, full.flops, full.agreement) == (12.0, 1.0, 1.0)
-  assert full.shares == (0.0, 0.0, 1.0)
-  assert full.quality == np.mean(answers[2] == labels)
+  quality = np.mean(answers[2] == labels)
+  assert full == ('never', None, quality, 12.0, 1.0, 1.0, (0.0, 0.0, 1.0))
 
 
-def test_flops_may_differ_from_row_to_row_and_against_another_model():
-  logits, labels = recorded(rows=2)
-  setting = frontier.Setting('fixed', None, lambda logits: np.array([0, 2]))
+def fixed(*exits):
+  return frontier.Setting('fixed', None, lambda logits: np.array(exits))
+
+
+@pytest.mark.parametrize(
+  ('full_flops', 'expected'),
+  [(None, 31 / 33), (np.array([6.0, 56.0]), 31 / 62), (62.0, 31 / 124)],
+)
+def test_flops_may_differ_from_row_to_row_and_against_another_model(
+  full_flops, expected
+):
   table = np.array([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])
-  options = dict(layers=LAYERS, flops=table)
-  [own] = frontier.sweep(logits, labels, [setting], **options)
-  assert own.flops == pytest.approx((1 + 30) / (3 + 30))
-  [dense] = frontier.sweep(
-    logits, labels, [setting], full_flops=np.array([6.0, 56.0]), **options
-  )
-  assert dense.flops == pytest.approx(31 / 62)
-  [number] = frontier.sweep(
-    logits, labels, [setting], full_flops=62.0, **options
-  )
-  assert number.flops == pytest.approx(31 / 124)
+  [point] = frontier.sweep(
+    *recorded(rows=2), [fixed(0, 2)], layers=LAYERS, flops=table,
+    full_flops=full_flops,
+  )  # fmt: skip
+  assert point.flops == pytest.approx(expected)
 
 
 def test_regression_needs_its_own_measures():
   logits = np.array([[[1.0], [2.0]], [[1.5], [2.0]]])
-  labels = np.array([1.5, 2.5], np.float32)
-  options = dict(layers=(1, 2))
-  options['quality'] = lambda z, y: -float(np.square(z[:, 0] - y).mean())
   [point] = frontier.sweep(
     logits,
-    labels,
-    [frontier.Setting('fixed', None, lambda logits: np.array([0, 0]))],
+    np.array([1.5, 2.5], np.float32),
+    [fixed(0, 0)],
+    layers=(1, 2),
+    quality=lambda z, y: -float(np.square(z[:, 0] - y).mean()),
     agreement=lambda z, full: float((np.abs(z - full) < 0.1).mean()),
-    **options,
   )
   assert point.quality == pytest.approx(-0.25)
   assert point.agreement == 0.5
 
 
-def test_pareto_by_hand():
-  cost = np.array([1.0, 2.0, 2.0, 3.0, 3.0, 4.0, np.nan])
-  quality = np.array([0.5, 0.7, 0.6, 0.7, 0.9, 0.8, 1.0])
-  expected = [True, True, False, False, True, False, False]
-  np.testing.assert_array_equal(frontier.pareto(cost, quality), expected)
-  same = frontier.pareto(np.ones(2), np.ones(2))
-  np.testing.assert_array_equal(same, [True, True])
-  assert frontier.pareto(np.zeros(0), np.zeros(0)).shape == (0,)
+@pytest.mark.parametrize(
+  ('cost', 'quality', 'expected'),
+  [
+    ((1, 2, 2, 3, 3, 4, np.nan), (0.5, 0.7, 0.6, 0.7, 0.9, 0.8, 1.0),
+     [True, True, False, False, True, False, False]),
+    ((1, 1), (1, 1), [True, True]),
+    ((), (), []),
+  ],
+)  # fmt: skip
+def test_pareto_by_hand(cost, quality, expected):
+  found = frontier.pareto(np.array(cost, float), np.array(quality, float))
+  assert found.tolist() == expected
 
 
 def outputs(variables, batch):
@@ -158,31 +152,32 @@ def build(workdir='', **entry):
 def test_evaluator_sweeps_and_writes_a_csv(tmp_path):
   built = build(tmp_path, layers=LAYERS, flops=FLOPS)
   result = built.run(VARIABLES)
-  assert len(result) == 4 * 4 + 1 + 3
   logits, labels = built.heads('split', VARIABLES)
-  logits = logits.astype(np.float64)
-  for layer, head in zip(LAYERS, logits, strict=True):
-    right = [
-      row.argmax() == label for row, label in zip(head, labels, strict=True)
-    ]
-    assert result[f'accuracy_layer_{layer}'] == sum(right) / len(right)
-  for threshold in (0.80, 0.85, 0.90, 0.95):
-    expected = loop(logits, labels, threshold, (1.0,) * 3)
-    names = ('accuracy', 'depth', 'flops', 'agreement')
-    found = [result[f'{name}_tau_{threshold:g}'] for name in names]
-    assert found == pytest.approx(list(expected[:4]))
   with (tmp_path / 'frontier.csv').open(newline='') as file:
-    table = list(csv.DictReader(file))
-  assert [row['rule'] for row in table] == ['confidence'] * 4 + ['never']
-  assert [row['value'] for row in table] == ['0.8', '0.85', '0.9', '0.95', '']
-  assert list(table[0]) == [
-    'rule', 'value', 'accuracy', 'depth', 'flops', 'agreement',
-    'exit_4', 'exit_8', 'exit_12',
-  ]  # fmt: skip
-  for row in table[:-1]:
-    key = f'depth_tau_{row["value"]}'
-    assert float(row['depth']) == pytest.approx(result[key], rel=1e-5)
-  assert float(table[-1]['accuracy']) == result['accuracy_full'] == 1.0
+    *table, never = csv.DictReader(file)
+  names = ['accuracy', 'depth', 'flops', 'agreement']
+  shares = ['exit_4', 'exit_8', 'exit_12']
+  expected = {}
+  for threshold, row in zip(('0.8', '0.85', '0.9', '0.95'), table, strict=True):
+    *numbers, _ = loop(
+      logits.astype(np.float64), labels, float(threshold), (1.0,) * 3
+    )
+    found = dict(zip(names, numbers, strict=True))
+    expected |= {f'{name}_tau_{threshold}': x for name, x in found.items()}
+    assert list(row) == ['rule', 'value', *names, *shares]
+    assert (row['rule'], row['value']) == ('confidence', threshold)
+    assert {name: float(row[name]) for name in names} == pytest.approx(
+      found, rel=1e-5
+    )
+  for layer, head in zip(LAYERS, logits, strict=True):
+    right = np.mean(head.argmax(-1) == labels)
+    expected[f'accuracy_layer_{layer}'] = right
+  assert result == pytest.approx(expected | {'accuracy_full': 1.0})
+  assert (never['rule'], never['value'], never['accuracy']) == (
+    'never',
+    '',
+    '1',
+  )
   assert 4.0 < result['depth_tau_0.9'] < 12.0
 
 
@@ -203,22 +198,18 @@ def test_evaluator_reports_the_main_number_of_the_task_and_sorts(tmp_path):
   assert header.startswith('rule,value,f1,depth,depth_share,agreement,')
 
 
-def test_evaluator_fits_temperatures_on_another_split():
+def test_evaluator_fits_temperatures_on_another_split(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
   plain = build(thresholds=(0.9,))
   scaled = build(thresholds=(0.9,), calibration_split='train')
-  held_out = scaled.heads('calibration_split', VARIABLES)
-  temperatures = fit_temperatures(*held_out)
+  temperatures = fit_temperatures(*scaled.heads('calibration_split', VARIABLES))
   assert temperatures[0] > 1.2  # the first head is over-confident
-  logits, labels = scaled.heads('split', VARIABLES)
-  [expected] = frontier.sweep(
-    logits,
-    labels,
-    [frontier.confidence(0.9, temperatures)],
-    layers=(1, 2, 3),
-  )
-  result = scaled.run(VARIABLES)
-  assert result['depth_tau_0.9'] == expected.depth
-  assert result['depth_tau_0.9'] > plain.run(VARIABLES)['depth_tau_0.9']
+  rule = frontier.confidence(0.9, temperatures)
+  heads = scaled.heads('split', VARIABLES)
+  [expected] = frontier.sweep(*heads, [rule], layers=(1, 2, 3))
+  depth = scaled.run(VARIABLES)['depth_tau_0.9']
+  assert depth == expected.depth > plain.run(VARIABLES)['depth_tau_0.9']
+  assert not list(tmp_path.iterdir())  # nothing is written without a workdir
 
 
 def test_dense_flops_scale_the_share():
@@ -227,14 +218,13 @@ def test_dense_flops_scale_the_share():
   assert dense['flops_tau_0.9'] == pytest.approx(own['flops_tau_0.9'] / 2)
 
 
-def test_tables_must_fit_the_heads():
-  with pytest.raises(ConfigError, match='flops: expected 3 numbers'):
-    build(flops=(1.0, 2.0)).run(VARIABLES)
-  with pytest.raises(ConfigError, match='layers: expected 3 layers'):
-    build(layers=(4, 12)).run(VARIABLES)
-
-
-def test_evaluator_writes_nothing_without_a_workdir(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  build().run(VARIABLES)
-  assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+  ('fields', 'match'),
+  [
+    (dict(flops=(1.0, 2.0)), 'flops: expected 3 numbers'),
+    (dict(layers=(4, 12)), 'layers: expected 3 layers'),
+  ],
+)
+def test_tables_must_fit_the_heads(fields, match):
+  with pytest.raises(ConfigError, match=match):
+    build(**fields).run(VARIABLES)

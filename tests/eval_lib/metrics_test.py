@@ -18,7 +18,9 @@ REFERENCES = {
   metrics.Minimum: np.min,
   metrics.Maximum: np.max,
 }
-KINDS = sorted(REFERENCES, key=lambda kind: kind.__name__)
+each_kind = pytest.mark.parametrize(
+  'kind', sorted(REFERENCES, key=lambda kind: kind.__name__)
+)
 
 
 def batches(sizes, width=6, offset=3.0):
@@ -33,26 +35,25 @@ def batches(sizes, width=6, offset=3.0):
     yield jnp.asarray(values), jnp.asarray(mask)
 
 
-def real_values(data):
-  return np.concatenate(
-    [np.asarray(v, np.float64)[np.asarray(m) > 0] for v, m in data]
-  )
+def expected(kind, data):
+  """The metric of the real rows of batches, in float64."""
+  rows = [np.asarray(v, np.float64)[np.asarray(m) > 0] for v, m in data]
+  return REFERENCES[kind](np.concatenate(rows))
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@each_kind
 def test_every_merge_order_equals_numpy(kind):
   data = list(batches([6, 1, 0, 4]))
-  want = REFERENCES[kind](real_values(data))
   states = [kind.from_values(*pair) for pair in data]
-  for order in itertools.permutations(states):
-    a, b, c, d = order
+  for a, b, c, d in itertools.permutations(states):
     chain = a.merge(b).merge(c).merge(d).compute()
     tree = a.merge(b).merge(c.merge(d)).compute()
+    want = expected(kind, data)
     np.testing.assert_allclose([chain, tree], want, rtol=1e-5)
 
 
-@pytest.mark.parametrize('kind', KINDS)
-def test_scan_over_micro_batches_equals_numpy(kind):
+@each_kind
+def test_scan_and_host_reduction_equal_numpy(kind):
   data = list(batches([3, 6, 0, 2]))
   stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *data)
 
@@ -61,42 +62,33 @@ def test_scan_over_micro_batches_equals_numpy(kind):
     _, states = jax.lax.scan(
       lambda carry, pair: (carry, kind.from_values(*pair)), 0, stacked
     )
-    return states.reduce()
+    return states, states.reduce()
 
-  want = REFERENCES[kind](real_values(data))
-  np.testing.assert_allclose(run(stacked).compute(), want, rtol=1e-5)
-
-
-@pytest.mark.parametrize('kind', KINDS)
-def test_host_reduction_in_float64(kind):
-  data = list(batches([5, 6, 1]))
-  states = jax.device_get([kind.from_values(*pair) for pair in data])
-  stacked = jax.tree.map(lambda *x: np.stack(x).astype(np.float64), *states)
-  want = REFERENCES[kind](real_values(data))
-  np.testing.assert_allclose(stacked.reduce().compute(), want, rtol=1e-6)
+  states, reduced = run(stacked)
+  want = expected(kind, data)
+  np.testing.assert_allclose(reduced.compute(), want, rtol=1e-5)
+  wide = jax.tree.map(lambda x: np.asarray(x, np.float64), states)
+  np.testing.assert_allclose(wide.reduce().compute(), want, rtol=1e-6)
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@each_kind
 def test_nothing_counted_is_nan(kind):
   (empty,) = batches([0])
   state = kind.from_values(*empty)
-  assert math.isnan(state.compute())
-  assert math.isnan(state.merge(state).compute())
   nothing = kind.from_values(jnp.zeros((0,)), jnp.zeros((0,)))
-  assert math.isnan(nothing.compute())
+  for one in (state, state.merge(state), nothing):
+    assert math.isnan(one.compute())
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@each_kind
 def test_sharded_rows_equal_numpy(kind):
   mesh = jax.make_mesh(
     (8,), ('data',), axis_types=(jax.sharding.AxisType.Auto,)
   )
-  rows = NamedSharding(mesh, PartitionSpec('data'))
   data = list(batches([11], width=16))
-  values, mask = jax.device_put(data[0], rows)
-  state = jax.jit(kind.from_values)(values, mask)
-  want = REFERENCES[kind](real_values(data))
-  np.testing.assert_allclose(state.compute(), want, rtol=1e-5)
+  rows = NamedSharding(mesh, PartitionSpec('data'))
+  state = jax.jit(kind.from_values)(*jax.device_put(data[0], rows))
+  np.testing.assert_allclose(state.compute(), expected(kind, data), rtol=1e-5)
 
 
 def test_half_precision_values_are_summed_in_float32():
@@ -111,27 +103,19 @@ def test_variance_keeps_its_digits_far_from_zero():
   data = list(batches([50, 50, 50, 50], width=50, offset=10_000.0))
   states = [metrics.Variance.from_values(*pair) for pair in data]
   got = jax.tree.map(lambda *x: jnp.stack(x), *states).reduce().compute()
-  np.testing.assert_allclose(got, np.var(real_values(data)), rtol=1e-5)
-
-
-def test_variance_of_equal_lengths_is_zero():
-  state = metrics.Variance.from_values(jnp.full((7,), 8.0), jnp.ones((7,)))
-  assert state.merge(state).compute() == 0.0
+  want = expected(metrics.Variance, data)
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+  same = metrics.Variance.from_values(jnp.full((7,), 8.0), jnp.ones((7,)))
+  assert same.merge(same).compute() == 0.0
 
 
 def test_union_is_the_share_of_flags_seen_by_real_rows():
   flags = jnp.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1]], bool)
   first = metrics.Union.from_values(flags, jnp.array([1.0, 1.0, 0.0]))
-  again = metrics.Union(flags[0])
   assert first.compute() == 0.5
-  assert first.merge(again).compute() == 0.5
+  assert first.merge(metrics.Union(flags[0])).compute() == 0.5
   assert first.merge(metrics.Union(flags[2])).compute() == 1.0
   assert metrics.Union(flags).reduce().compute() == 1.0
-
-
-def test_compute_fetches_a_dictionary():
-  state = metrics.Average.from_values(jnp.array([1.0, 3.0]), jnp.ones((2,)))
-  assert metrics.compute({'a': state}) == {'a': 2.0}
 
 
 def test_metrics_of_clu_merge_too():

@@ -39,14 +39,6 @@ def uncorrected(losses, thresholds, epsilon, delta):
   return risk.Guarantee(threshold, epsilon, delta, len(losses), 0, 0.0, 0)
 
 
-def failures(losses, thresholds, epsilon, rows):
-  """In how many of 200 resamplings the risk exceeds epsilon."""
-  risks = risk.resampled_risk(
-    losses, thresholds, epsilon, DELTA, rows=rows, draws=DRAWS
-  )
-  return int((risks > epsilon).sum()), risks
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['disagreement', 'harm'])
 @pytest.mark.parametrize(('epsilon', 'rows'), [(0.1, 200), (0.05, 500)])
@@ -55,14 +47,19 @@ def test_risk_exceeds_epsilon_in_at_most_a_share_delta(
   kind, epsilon, rows, classes, monkeypatch
 ):
   losses, thresholds = losses_of(*population(20_000, classes), kind)
-  failed, risks = failures(losses, thresholds, epsilon, rows)
-  assert failed <= ALLOWED
+
+  def resample():
+    return risk.resampled_risk(
+      losses, thresholds, epsilon, DELTA, rows=rows, draws=DRAWS
+    )
+
+  risks = resample()
+  assert (risks > epsilon).sum() <= ALLOWED
   # Not by never exiting: most of the allowance is used.
   assert np.median(risks) > epsilon / 3
   # The same test catches a method without correction.
   monkeypatch.setattr(risk, 'guaranteed_threshold', uncorrected)
-  wrong, _ = failures(losses, thresholds, epsilon, rows)
-  assert wrong > ALLOWED
+  assert (resample() > epsilon).sum() > ALLOWED
 
 
 def test_risk_on_test_rows_that_are_not_among_the_calibration_rows():
@@ -70,28 +67,28 @@ def test_risk_on_test_rows_that_are_not_among_the_calibration_rows():
   epsilon, rows = 0.05, 500
   losses, thresholds = losses_of(*population(20_000, seed=1))
   rng = np.random.default_rng(0)
-  failed = wrong = 0
-  total = losses.sum(0)
+  failed = {risk.guaranteed_threshold: 0, uncorrected: 0}
   for _ in range(DRAWS):
-    calibration = losses[rng.permutation(len(losses))[:rows]]
-    test = (total - calibration.sum(0)) / (len(losses) - rows)
-    for choose in (risk.guaranteed_threshold, uncorrected):
-      chosen = choose(calibration, thresholds, epsilon, DELTA).threshold
-      missed = test[thresholds == chosen][0] > epsilon
-      if choose is uncorrected:
-        wrong += missed
-      else:
-        failed += missed
-  assert failed <= ALLOWED < wrong
+    sample = losses[rng.permutation(len(losses))[:rows]]
+    test = (losses.sum(0) - sample.sum(0)) / (len(losses) - rows)
+    for choose in failed:
+      chosen = choose(sample, thresholds, epsilon, DELTA).threshold
+      failed[choose] += test[thresholds == chosen][0] > epsilon
+  corrected, wrong = failed.values()
+  assert corrected <= ALLOWED < wrong
+
+
+def columns(*errors, rows=100):
+  """Losses `[rows, K]` with so many errors in each column."""
+  return np.arange(rows)[:, None] < np.array(errors)
 
 
 @pytest.mark.parametrize('rows', [1, 7, 40])
 @pytest.mark.parametrize('delta', [0.05, 0.3])
 def test_the_bound_is_that_of_clopper_and_pearson(rows, delta):
   for errors in range(rows + 1):
-    high = scipy.stats.binomtest(errors, rows).proportion_ci(
-      confidence_level=1 - 2 * delta, method='exact'
-    ).high  # fmt: skip
+    test = scipy.stats.binomtest(errors, rows)
+    high = test.proportion_ci(1 - 2 * delta, method='exact').high
     for epsilon in (0.01, 0.1, 0.5, 0.9):
       found = risk.guaranteed_threshold(
         columns(errors, rows=rows), np.ones(1), epsilon, delta
@@ -100,34 +97,31 @@ def test_the_bound_is_that_of_clopper_and_pearson(rows, delta):
       assert found.bound == pytest.approx(high if found.certified else 0.0)
 
 
-def columns(*errors, rows=100):
-  """Losses `[rows, K]` with so many errors in each column."""
-  return np.arange(rows)[:, None] < np.array(errors)
-
-
-def test_stops_at_the_first_failure():
+@pytest.mark.parametrize(
+  ('errors', 'threshold', 'certified'),
+  [
+    # Of 100 rows, 5 errors are the most with p <= 0.1 at epsilon 0.1.
+    ((0, 5, 6, 2), 0.9, 2),
+    ((0, 1, 2, 5), 0.7, 4),
+    ((50, 0, 0, 0), None, 0),
+  ],
+)
+def test_stops_at_the_first_failure(errors, threshold, certified):
   thresholds = np.array([1.0, 0.9, 0.8, 0.7])
-  # Of 100 rows, 5 errors are the most with p <= 0.1 at epsilon 0.1.
-  assert scipy.stats.binom.cdf([5, 6], 100, 0.1) == pytest.approx(
-    [0.0576, 0.1172], abs=1e-4
+  found = risk.guaranteed_threshold(columns(*errors), thresholds, 0.1, 0.1)
+  lost = errors[certified - 1] if certified else 0
+  assert found == risk.Guarantee(
+    threshold, 0.1, 0.1, 100, lost, found.bound, certified
   )
-  found = risk.guaranteed_threshold(columns(0, 5, 6, 2), thresholds, 0.1, 0.1)
-  assert (found.threshold, found.certified) == (0.9, 2)
-  assert (found.errors, found.rows) == (5, 100)
-  assert 0.09 < found.bound <= 0.1
-  last = risk.guaranteed_threshold(columns(0, 1, 2, 5), thresholds, 0.1, 0.1)
-  assert (last.threshold, last.certified) == (0.7, 4)
+  assert 0.0 <= found.bound <= 0.1
 
 
-def test_never_exits_when_nothing_can_be_certified():
-  thresholds = np.array([1.0, 0.5])
-  bad = risk.guaranteed_threshold(columns(50, 0), thresholds, 0.1, 0.1)
-  assert bad == risk.Guarantee(None, 0.1, 0.1, 100, 0, 0.0, 0)
-  # Without any error it still takes log(delta) / log(1 - epsilon) rows.
+def test_without_any_error_it_still_takes_rows():
   needed = math.ceil(math.log(0.1) / math.log(0.9))
   for rows, threshold in ((needed - 1, None), (needed, 0.5)):
-    losses = np.zeros((rows, 2), bool)
-    found = risk.guaranteed_threshold(losses, thresholds, 0.1, 0.1)
+    found = risk.guaranteed_threshold(
+      np.zeros((rows, 2), bool), np.array([1.0, 0.5]), 0.1, 0.1
+    )
     assert found.threshold == threshold
 
 
@@ -137,13 +131,10 @@ def test_losses_by_hand():
   logits, labels = np.array([early, full]), np.array([0, 1, 1, 1])
   exits = np.array([[1, 1, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0]])
   # Rows 1 and 2 change their answer; only at row 1 was the full model right.
+  differ, harmed = [[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0]], [0, 1, 0, 0]
+  np.testing.assert_array_equal(risk.disagreement(logits, exits).T, differ)
   np.testing.assert_array_equal(
-    risk.disagreement(logits, exits).T,
-    [[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0]],
-  )
-  np.testing.assert_array_equal(
-    risk.harm(logits, exits, labels).T,
-    [[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]],
+    risk.harm(logits, exits, labels).T, [[0, 0, 0, 0], harmed, harmed]
   )
 
 
@@ -151,19 +142,16 @@ def test_harm_bounds_the_loss_of_accuracy():
   logits, labels = population(2000, classes=3)
   losses, thresholds = losses_of(logits, labels, 'harm')
   exits = risk.confidence_exits(predictions.probabilities(logits), thresholds)
-  answers = logits.argmax(-1)
-  full = (answers[-1] == labels).mean()
-  for k in range(0, len(thresholds), 20):
-    early = (answers[exits[k], np.arange(2000)] == labels).mean()
-    assert full - early <= losses[:, k].mean() + 1e-12
+  right = logits.argmax(-1) == labels
+  early = np.take_along_axis(right, exits, axis=0).mean(1)
+  assert (right[-1].mean() - early <= losses.mean(0) + 1e-12).all()
 
 
 @pytest.mark.parametrize('classes', [2, 3])
 def test_thresholds_go_from_safest_to_riskiest(classes):
   thresholds = risk.default_thresholds(classes, 50)
   assert len(thresholds) == 50
-  assert thresholds[0] == 1.0
-  assert thresholds[-1] == pytest.approx(1 / classes)
+  assert thresholds[[0, -1]] == pytest.approx([1.0, 1 / classes])
   assert (np.diff(thresholds) < 0).all()
 
 
@@ -173,7 +161,7 @@ def test_certify_confidence_reports_how_many_leave_early():
   guarantee, early = risk.certify_confidence(heads, 0.05, 0.1)
   exits = predictions.confidence_exit(heads, guarantee.threshold)
   assert early == (exits < 2).mean() > 0.1
-  assert (
-    logits.argmax(-1)[exits, np.arange(3000)] != logits[-1].argmax(-1)
-  ).sum() == guarantee.errors
+  answers = logits.argmax(-1)
+  differ = answers[exits, np.arange(3000)] != answers[-1]
+  assert differ.sum() == guarantee.errors
   assert risk.certify_confidence(heads[:, :10], 0.05, 0.1)[1] == 0.0

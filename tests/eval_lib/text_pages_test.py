@@ -40,6 +40,11 @@ def words():
   )  # fmt: skip
 
 
+def row_of(texts):
+  """Pieces; a plus says that one continues the piece before."""
+  return [Piece(x.lstrip('+'), is_glued=x.startswith('+')) for x in texts]
+
+
 @pytest.mark.parametrize(
   ('names', 'texts'),
   [
@@ -52,15 +57,12 @@ def words():
   ],
 )  # fmt: skip
 def test_pieces_of_both_tokenizers(names, texts):
-  """A plus says that a token continues the one before."""
-  found = text_pages.pieces(names)
-  assert [('+' if x.is_glued else '') + x.text for x in found] == [*texts]
+  assert text_pages.pieces(names) == row_of(texts)
 
 
 def test_lines_break_where_the_next_token_does_not_fit(monkeypatch):
   monkeypatch.setattr(text_pages, 'WIDTH', 8)
-  texts = ['abc', '+de', 'fg', 'hi', 'jklmnopqrst', '+u', 'v']
-  row = [Piece(x.lstrip('+'), is_glued=x.startswith('+')) for x in texts]
+  row = row_of(['abc', '+de', 'fg', 'hi', 'jklmnopqrst', '+u', 'v'])
   lines = text_pages.layout([Block('', [('name', row), ('', [])])], 'title')
   # abcde fg / hi / jklmnopqrst / u v, after a name of 4 letters and 3 spaces
   assert [[(x - 7, piece.text) for x, piece in line] for line in lines] == [
@@ -71,28 +73,38 @@ def test_lines_break_where_the_next_token_does_not_fit(monkeypatch):
 
 
 def test_a_token_is_kept_then_removed_then_gone():
-  rows = sentence().rows
+  looks = {
+    name: ''.join(piece.look[0] for piece in row)
+    for name, row in sentence().rows
+    if 'head' not in name
+  }
+  assert looks == {
+    'tokens': 'k' * 11,
+    'after layer 2': 'krkrkrrkkkr',
+    'after layer 4': 'kgrgkggkrrg',
+  }
   # The head at layer 4 is asked before the pruning after layer 4.
-  assert [name for name, _ in rows] == [
+  assert [name for name, _ in sentence().rows] == [
     'tokens', 'after layer 2', 'head 4', 'after layer 4', 'head 6',
   ]  # fmt: skip
-  looks = {name: [piece.look for piece in row] for name, row in rows}
-  assert set(looks['tokens']) == {'kept'}
-  for place in range(len(NAMES)):
-    two, four = place in (0, 2, 4, 7, 8, 9), place in (0, 4, 7)
-    assert looks['after layer 2'][place] == ('kept' if two else 'removed')
-    expected = 'kept' if four else 'removed' if two else 'gone'
-    assert looks['after layer 4'][place] == expected
 
 
-def test_it_exits_at_the_last_head_reached():
-  early = sentence(heads={4: shares(0.7, 0.3)}, pruned={2: np.array([0, 1])})
-  title, _, look = early
-  assert title == 'negative, exit at layer 4 (right: positive)'
-  assert look == 'wrong'
-  title, _, look = sentence()
-  assert (title, look) == ('positive, exit at layer 6', 'head')
-  assert sentence(truth='').look == 'head'
+@pytest.mark.parametrize(
+  ('changes', 'title', 'look'),
+  [
+    ({}, 'positive, exit at layer 6', 'head'),
+    ({'truth': ''}, 'positive, exit at layer 6', 'head'),
+    ({'heads': {4: shares(0.7, 0.3)}, 'pruned': {2: np.array([0, 1])}},
+     'negative, exit at layer 4 (right: positive)', 'wrong'),
+    ({'heads': {4: shares(3.25), 6: shares(3.5)}, 'class_names': (),
+      'truth': '4.0'}, '3.50, exit at layer 6 (right: 4.0)', 'head'),
+  ],
+)  # fmt: skip
+def test_the_title_has_the_answer_of_the_last_head(changes, title, look):
+  block = sentence(**changes)
+  assert (block.title, block.look) == (title, look)
+  if changes.get('class_names') == ():  # a regression has no bars
+    assert dict(block.rows)['head 4'] == [Piece('3.25')]
 
 
 def test_a_head_shows_its_classes_with_bars():
@@ -110,23 +122,19 @@ def test_a_head_shows_its_classes_with_bars():
   assert shown == ['b', 'd', 'c']
 
 
-def test_a_regression_has_a_number_and_no_bars():
-  block = sentence(
-    heads={4: shares(3.25), 6: shares(3.5)}, class_names=(), truth='4.0'
-  )
-  assert block.title == '3.50, exit at layer 6 (right: 4.0)'
-  assert dict(block.rows)['head 4'] == [Piece('3.25')]
-
-
-def test_colours_of_iterations_by_hand():
-  assert text_pages.colour_of(0, 6) == '#ffffff'
-  assert text_pages.colour_of(6, 6) == '#57a8e0'
-  assert text_pages.colour_of(9, 6) == '#57a8e0'
-  # 255 (1 - x / 2) with x = 0.66, 0.34, 0.12: 170.85, 211.65, 239.7.
-  assert text_pages.colour_of(3, 6) == '#abd4f0'
-  assert text_pages.colour_of(0, 0) == '#ffffff'
-  different = {text_pages.colour_of(depth, 24) for depth in range(25)}
-  assert len(different) == 25
+@pytest.mark.parametrize(
+  ('depth', 'most', 'colour'),
+  [
+    (0, 6, '#ffffff'),
+    # 255 (1 - x / 2) with x = 0.66, 0.34, 0.12: 170.85, 211.65, 239.7.
+    (3, 6, '#abd4f0'),
+    (6, 6, '#57a8e0'),
+    (9, 6, '#57a8e0'),
+    (0, 0, '#ffffff'),
+  ],
+)
+def test_colours_of_iterations_by_hand(depth, most, colour):
+  assert text_pages.colour_of(depth, most) == colour
 
 
 def drawn(tmp_path, made, *blocks):
@@ -150,26 +158,22 @@ def test_the_picture_strikes_what_is_removed(tmp_path, made):
 
 def test_tokens_have_the_colour_of_their_iterations(tmp_path, made):
   axes = drawn(tmp_path, made, text_pages.scale(MOST), words())
-  behind = {}
-  for bar in axes.patches:
-    x, y = bar.get_x() + 0.25, bar.get_y() + bar.get_height() / 2
-    colour = colors.to_hex(bar.get_facecolor()), bar.get_width()
-    behind[round(x, 3), round(y, 3)] = colour
-  found = [
-    (text.get_text(), behind.get(tuple(np.round(text.get_position(), 3))))
-    for text in axes.texts
-    if text.get_text()
-  ]
-
-  def on_colour(name, depth):
-    return name, (text_pages.colour_of(depth, MOST), len(name) + 0.5)
-
+  bars = {
+    (round(bar.get_x() + 0.25), round(bar.get_y() + bar.get_height() / 2)): bar
+    for bar in axes.patches
+  }
+  found = []
+  for text in axes.texts:
+    bar = bars.get(text.get_position())
+    if bar:
+      assert bar.get_width() == len(text.get_text()) + 0.5
+      found.append((text.get_text(), colors.to_hex(bar.get_facecolor())))
+  scale = [(str(n), n) for n in range(1, MOST + 1)]
   names = ['[CLS]', 'un', 'do', '$', '<b>', '[SEP]']
+  tokens = zip(names, (6, 1, 3, 2, 5, 4), strict=True)
   assert found == [
-    ('here', None),
-    *(on_colour(str(n), n) for n in range(1, MOST + 1)), ('iterations', None),
-    ('mean 3.5', None), *map(on_colour, names, (6, 1, 3, 2, 5, 4)),
-  ]  # fmt: skip
+    (name, text_pages.colour_of(n, MOST)) for name, n in [*scale, *tokens]
+  ]
 
 
 def test_no_two_texts_overlap_and_none_leaves_the_picture(
@@ -188,14 +192,12 @@ def test_no_two_texts_overlap_and_none_leaves_the_picture(
   assert_readable(axes.figure, axes.texts, 250)
 
 
-def test_writes_png_and_pdf_also_of_letters_that_no_font_has(tmp_path):
-  odd = text_pages.depths_block(
-    ('[CLS]', '映画', '\U0001f600'), (1, 2, 3), MOST, ''
-  )
+def test_letters_that_no_font_has_are_drawn(tmp_path):
+  names = '[CLS]', '映画', '\U0001f600'
+  odd = text_pages.depths_block(names, (1, 2, 3), MOST, '')
   text_pages.plot_page(tmp_path / 'x.csv', [odd], title='here')
-  path = tmp_path / 'x.png'
-  assert path.read_bytes().startswith(b'\x89PNG\r\n\x1a\n')
-  assert path.with_suffix('.pdf').read_bytes().startswith(b'%PDF')
+  assert (tmp_path / 'x.png').is_file()
+  assert (tmp_path / 'x.pdf').is_file()
 
 
 class Page(html.parser.HTMLParser):
@@ -230,10 +232,12 @@ def test_the_page_shows_the_same_and_escapes_everything(tmp_path):
   text, found = page(tmp_path, one, title=EVIL)
   assert set(found.tags) == {'html', 'meta', 'title', 'style', 'pre', 'span'}
   spans = [(x.get('class'), data) for x, data in found.spans]
-  for name, row in one.rows:
-    start = spans.index(('name', name)) + 1
-    wanted = [(piece.look, piece.text) for piece in row]
-    assert spans[start : start + len(row)] == wanted
+  pieces = [
+    (piece.look, piece.text)
+    for name, row in one.rows
+    for piece in [Piece(name, 'name'), *row]
+  ]
+  assert spans == [('title', EVIL), (one.look, one.title), *pieces]
   assert 'http' not in text
   tokens = 'tokens          [CLS] an unforgettable $ film & <b> '
   assert f'\n{tokens}{EVIL}\n' in found.text
@@ -255,10 +259,10 @@ def test_the_page_has_the_numbers_behind_the_colours(tmp_path):
   assert 'script' not in found.tags
 
 
-def test_nothing_to_show_is_an_error(tmp_path):
-  for write in (text_pages.plot_page, text_pages.write_page):
-    with pytest.raises(ValueError, match='expected something to draw'):
-      write(tmp_path / 'x', [], title='')
+@pytest.mark.parametrize('write', [text_pages.plot_page, text_pages.write_page])
+def test_nothing_to_show_is_an_error(tmp_path, write):
+  with pytest.raises(ValueError, match='expected something to draw'):
+    write(tmp_path / 'x', [], title='')
   assert not any(tmp_path.iterdir())
 
 
