@@ -20,7 +20,6 @@ from annotated_types import Interval
 from jaxtyping import Bool, Float, Int
 
 from dataset_lib import atomic_file, builder
-from dataset_lib.errors import ConfigError
 from eval_lib import evaluator, predictions, risk
 from eval_lib.predictions import Heads, Labels, PerHead
 
@@ -202,11 +201,6 @@ class Evaluator(predictions.Evaluator):
   delta: Annotated[float | int, Interval(ge=1e-6, le=0.5)] = 0.1
 
   def __post_init__(self):
-    if self.split == self.calibration_split:
-      expected = (
-        'another split than `split`: what was fitted cannot judge itself'
-      )
-      raise ConfigError('calibration_split', self.calibration_split, expected)
     super().__post_init__()
     if self.epsilon:
       self.check_untrained('split')

@@ -1,7 +1,6 @@
 """The files of the analysis by hand, and a treebank by plain counting."""
 
 import collections
-import csv
 import sys
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 
 from albert_act import analysis, analysis_report
 from albert_act.analysis import Analysis, Moments
-from albert_act.analysis_report import Table
 from dataset_lib import tokenizer
 from dataset_lib.conllu import Word
 from eval_lib import text_pages
@@ -48,68 +46,48 @@ def found():
   )
 
 
-LABEL_TABLE = Table('labels', '', [{'label': 'det', 'count': 4}], '', [])
+def write(out, **arguments):
+  tables = analysis_report.tables(found())
+  missing = analysis_report.write(out, found(), tables, **arguments)
+  return missing, {path.name for path in out.iterdir()}
+
+
+TABLES = {'iterations.csv', 'similarity.csv'}
+PICTURES = {'similarity.png', 'similarity.pdf'}
 PAGE = [text_pages.depths_block(('[CLS]', 'a'), (2, 1), 2, 'one')]
 
 
-def write(out, tables=(), page=()):
-  all_tables = [*analysis_report.tables(found()), *tables]
-  return analysis_report.write(out, found(), all_tables, page)
-
-
-def read(path):
-  with path.open(newline='') as file:
-    return list(csv.reader(file))
-
-
 def test_tables_by_hand(tmp_path):
-  assert write(tmp_path / 'new') == ''
-  assert read(tmp_path / 'new' / 'iterations.csv') == [
-    ['tokens', 'count', 'mean', 'std'],
-    ['all', '3', '3.0', '0.8165'],
-    ['cls', '2', '6.0', '0.0'],
-    ['executed depth of a row', '2', '5.5', '0.5'],
+  assert write(tmp_path / 'new') == ('', TABLES | PICTURES)
+  assert (tmp_path / 'new' / 'iterations.csv').read_text().split('\n') == [
+    'tokens,count,mean,std',
+    'all,3,3.0,0.8165',
+    'cls,2,6.0,0.0',
+    'executed depth of a row,2,5.5,0.5',
+    '',
   ]
-  assert read(tmp_path / 'new' / 'similarity.csv') == [
-    ['iteration', 'all', 'all running', 'all share', 'cls', 'cls running',
-     'cls share'],
-    ['1', '0.75', '0.75', '1.0', '0.0', '0.0', '1.0'],
-    ['2', '0.875', '0.75', '0.5', '1.0', '', '0.0'],
-  ]  # fmt: skip
-
-
-def test_the_printed_similarity_is_that_of_all_tokens():
+  assert (tmp_path / 'new' / 'similarity.csv').read_text().split('\n') == [
+    'iteration,all,all running,all share,cls,cls running,cls share',
+    '1,0.75,0.75,1.0,0.0,0.0,1.0',
+    '2,0.875,0.75,0.5,1.0,,0.0',
+    '',
+  ]
   iterations, similarity = analysis_report.tables(found())
   columns = {'iteration', 'all', 'all running', 'all share'}
   assert set(similarity.shown[0]) == columns
-  assert iterations.shown == iterations.rows
   # 3 of 2 and 5.5 of 2, as the numbers above are made up.
   assert '150%' in iterations.note
   assert '275%' in iterations.note
 
 
-@pytest.mark.parametrize(
-  ('arguments', 'names'),
-  [
-    ({}, set()),
-    ({'tables': [LABEL_TABLE]}, {'labels.csv'}),
-    ({'page': PAGE}, {'sentences.html', 'sentences.png', 'sentences.pdf'}),
-  ],
-)
-def test_files_are_there_for_what_there_is(arguments, names, tmp_path):
-  write(tmp_path, **arguments)
-  always = {'iterations.csv', 'similarity.csv', 'similarity.png',
-            'similarity.pdf'}  # fmt: skip
-  assert {path.name for path in tmp_path.iterdir()} == always | names
-
-
 def test_without_matplotlib_the_tables_are_there(tmp_path, monkeypatch):
+  page = {f'sentences.{kind}' for kind in ('html', 'png', 'pdf')}
+  _, names = write(tmp_path / 'with', page=PAGE)
+  assert names == TABLES | PICTURES | page
   monkeypatch.setitem(sys.modules, 'matplotlib', None)
-  missing = write(tmp_path, page=PAGE)
+  missing, names = write(tmp_path / 'without', page=PAGE)
   assert "pip install -e '.[plots]'" in missing
-  assert {path.name for path in tmp_path.iterdir()} == {
-    'iterations.csv', 'similarity.csv', 'sentences.html'
-  }  # fmt: skip
+  assert names == TABLES | {'sentences.html'}
 
 
 def test_sentences_are_the_real_rows(words):

@@ -83,55 +83,62 @@ def test_axes_have_units_and_no_two_texts_overlap(name, drawn, assert_readable):
   assert_readable(found[0].figure, texts, 3)
 
 
-def labels(axes):
-  return axes.get_legend_handles_labels()[1]
+# Of each panel: labels of axes and legend, y of lines, bars, written numbers.
+SHOWN = {
+  'frontier': [dict(
+    x=LATENCY, y=ACCURACY, labels=list(CURVES),
+    # (60, 91.4) costs more than (40, 91.5) and is worse.
+    lines=[[89.4, 90.8, 91.5, 91.9], CURVES['EAT'].quality, [90.2], [92.2]],
+    # 0.94 and 0.95 cost the same, but are far enough apart in accuracy.
+    texts=['0.90', '0.80', '0.85', '0.94', '0.95'],
+  )],
+  'close': [dict(labels=['one'], texts=['a', 'c'])],
+  'reliability': [
+    # Bins without rows are left out.
+    dict(y=ACCURACY, labels=[f'layer 4: ECE {100 * TABLE.error:.1f} %'],
+         lines=[[0, 100], [100, 100, 50]]),
+    dict(x='confidence max P (%)', y='rows (%)'),
+  ],
+  'exits': [dict(
+    x='rows (%)', labels=['layer 4', 'layer 8', 'layer 12'],
+    bars=[(0, 70), (0, 0), (70, 27), (0, 0), (97, 3), (0, 100)],
+    # Small parts have no number.
+    texts=['70', '27', '100'],
+  )],
+  'ablation': [
+    dict(x=ACCURACY, bars=[(0, 92.2), (0, 91.4)], texts=['92.2', '91.4']),
+    dict(x=LATENCY, bars=[(0, 156), (0, 61)], texts=['156', '61']),
+  ],
+  'iterations': [
+    dict(y='cosine', labels=['mask', 'cls'],
+         lines=[*COSINES['cosine'].values()]),
+    dict(x='iteration', y='share', lines=[*COSINES['share'].values()]),
+  ],
+}  # fmt: skip
 
 
-def test_frontier_joins_the_points_that_nothing_dominates(drawn):
-  [axes] = drawn('frontier')
-  assert labels(axes) == list(CURVES)
-  joined, points, *_ = axes.get_lines()
-  # (60, 91.4) costs more than (40, 91.5) and is worse.
-  np.testing.assert_array_equal(joined.get_xdata(), [31.0, 34.0, 40.0, 60.5])
-  assert len(points.get_xdata()) == 5
-  assert (axes.get_xlabel(), axes.get_ylabel()) == (LATENCY, ACCURACY)
-
-
-def test_frontier_leaves_out_labels_that_would_collide(drawn):
-  [axes] = drawn('frontier')
-  written = {text.get_text() for text in axes.texts}
-  # 0.94 and 0.95 cost the same, but are far enough apart in accuracy.
-  assert {'0.80', '0.94', '0.95'} <= written
-  [axes] = drawn('close')
-  assert [text.get_text() for text in axes.texts] == ['a', 'c']
-
-
-def test_reliability_shows_the_error_and_skips_empty_bins(drawn):
-  top, bottom = drawn('reliability')
-  assert labels(top) == [f'layer 4: ECE {100 * TABLE.error:.1f} %']
-  diagonal, line = top.get_lines()
-  np.testing.assert_array_equal(diagonal.get_xdata(), diagonal.get_ydata())
-  np.testing.assert_allclose(
-    line.get_xydata().T, [[60, 80, 90], [100, 100, 50]]
-  )
-  [stairs] = bottom.patches
-  assert stairs.get_data().values.sum() == pytest.approx(100)
-
-
-def test_exits_add_up_and_small_parts_have_no_number(drawn):
-  [axes] = drawn('exits')
-  assert labels(axes) == ['layer 4', 'layer 8', 'layer 12']
-  first = [bars.patches[0] for bars in axes.containers]
-  assert [bar.get_x() for bar in first] == pytest.approx([0, 70, 97])
-  assert [bar.get_width() for bar in first] == pytest.approx([70, 27, 3])
-  written = [text.get_text() for text in axes.texts if text.get_text()]
-  assert sorted(written) == ['100', '27', '70']
-  assert axes.yaxis_inverted()
+@pytest.mark.parametrize('name', SHOWN)
+def test_shows(name, drawn):
+  for axes, shown in zip(drawn(name), SHOWN[name], strict=True):
+    texts = [text.get_text() for text in axes.texts]
+    bars = [
+      (bar.get_x(), bar.get_width())
+      for bar in axes.patches
+      if hasattr(bar, 'get_width')
+    ]
+    assert axes.get_xlabel() == shown.get('x', axes.get_xlabel())
+    assert axes.get_ylabel() == shown.get('y', axes.get_ylabel())
+    assert axes.get_legend_handles_labels()[1] == shown.get('labels', [])
+    assert [text for text in texts if text] == shown.get('texts', [])
+    assert bars == [pytest.approx(bar) for bar in shown.get('bars', [])]
+    if 'lines' in shown:
+      for line, y in zip(axes.get_lines(), shown['lines'], strict=True):
+        np.testing.assert_allclose(line.get_ydata(), y)
+    assert axes.yaxis_inverted() == bool(bars)
 
 
 def test_retention_is_the_median_over_lengths(drawn):
   [axes] = drawn('retention')
-  assert labels(axes) == ['after layer 2', 'after layer 4']
   groups = adaptive_plots.length_groups(LENGTH)
   for line, kept in zip(axes.get_lines(), KEPT.T, strict=True):
     expected = [np.median(100 * kept[g] / LENGTH[g]) for g in groups]
@@ -150,35 +157,6 @@ def test_length_groups_hold_every_row_once_and_never_cut_a_length(length):
   seen = [set(length[rows]) for rows in groups]
   assert sum(map(len, seen)) == len(set(length))
   assert len(groups) <= adaptive_plots.LENGTH_GROUPS
-
-
-def test_ablation_has_a_panel_for_each_measure(drawn):
-  accuracy, latency = drawn('ablation')
-  assert [axes.get_xlabel() for axes in (accuracy, latency)] == [
-    ACCURACY, LATENCY
-  ]  # fmt: skip
-  bars = next(bars for bars in latency.containers if hasattr(bars, 'patches'))
-  assert [bar.get_width() for bar in bars.patches] == [156.0, 61.0]
-  assert [text.get_text() for text in accuracy.texts] == ['92.2', '91.4']
-  assert latency.get_xlim()[1] > 170
-  assert accuracy.yaxis_inverted()
-
-
-def test_every_kind_of_token_has_its_curve(drawn):
-  panels = drawn('iterations')
-  assert labels(panels[0]) == ['mask', 'cls']
-  colours = []
-  for axes, (name, curves) in zip(panels, COSINES.items(), strict=True):
-    assert axes.get_ylabel() == name
-    for line, values in zip(axes.get_lines(), curves.values(), strict=True):
-      np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3])
-      np.testing.assert_array_equal(line.get_ydata(), values)
-    colours.append([line.get_color() for line in axes.get_lines()])
-  assert colours[0] == colours[1]
-  assert panels[0].get_title(loc='left') == 'here'
-  assert panels[-1].get_xlabel() == 'iteration'
-  ticks = panels[-1].get_xticks()
-  np.testing.assert_array_equal(ticks, np.round(ticks))
 
 
 @pytest.mark.parametrize(

@@ -25,23 +25,21 @@ class Buckets:
     self.batch_size = batch_size
 
   def batches(self):
-    for start in range(0, len(self.order), self.batch_size):
-      index = self.order[start : start + self.batch_size]
-      longest = max(len(self.tokens[i]) for i in index)
-      batch = {
-        'tokens': np.zeros((self.batch_size, longest), np.int32),
-        'length': np.ones(self.batch_size, np.int32),
-        'label': np.zeros(self.batch_size, np.int32),
-        'mask': np.zeros(self.batch_size, np.float32),
-        'index': np.full(self.batch_size, -1, np.int32),
+    size = self.batch_size
+    for start in range(0, len(self.order), size):
+      index = self.order[start : start + size]
+      rows, padding = len(index), (0, size - len(index))
+      tokens = [self.tokens[i] for i in index]
+      batch = np.zeros((size, max(map(len, tokens))), np.int32)
+      for row, ids in enumerate(tokens):
+        batch[row, : len(ids)] = ids
+      yield {
+        'tokens': batch,
+        'length': np.pad([len(ids) for ids in tokens], padding),
+        'label': np.pad(self.label[index], padding),
+        'mask': np.pad(np.ones(rows, np.float32), padding),
+        'index': np.pad(index, padding, constant_values=-1),
       }
-      for row, i in enumerate(index):
-        batch['tokens'][row, : len(self.tokens[i])] = self.tokens[i]
-        batch['length'][row] = len(self.tokens[i])
-        batch['label'][row] = self.label[i]
-        batch['mask'][row] = 1.0
-        batch['index'][row] = i
-      yield batch
 
 
 def outputs(variables, batch):

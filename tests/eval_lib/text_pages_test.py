@@ -18,31 +18,28 @@ EVIL = '<script>alert("1")</script>&'
 MOST = 6
 
 
-def shares(*values):
-  return np.array(values, np.float32)
-
-
 def sentence(**changes):
   fields = dict(
     names=NAMES,
     pruned={2: np.array([0, 2, 4, 7, 8, 9]), 4: np.array([0, 4, 7])},
-    heads={4: shares(0.4, 0.6), 6: shares(0.1, 0.9)},
+    heads={4: np.array([0.4, 0.6]), 6: np.array([0.1, 0.9])},
     class_names=('negative', 'positive'),
     truth='positive',
   )
   return text_pages.pruning_block(**(fields | changes))
 
 
-def words():
-  return text_pages.depths_block(
-    ('[CLS]', 'un', '##do', '$', '<b>', '[SEP]'), (6, 1, 3, 2, 5, 4), MOST,
-    'mean 3.5',
-  )  # fmt: skip
+def words(names=('[CLS]', 'un', '##do', '$', '<b>', '[SEP]')):
+  return text_pages.depths_block(names, (6, 1, 3, 2, 5, 4), MOST, 'mean 3.5')
 
 
 def row_of(texts):
   """Pieces; a plus says that one continues the piece before."""
   return [Piece(x.lstrip('+'), is_glued=x.startswith('+')) for x in texts]
+
+
+def lines_of(*blocks, title='here'):
+  return text_pages.layout(blocks, title)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +60,7 @@ def test_pieces_of_both_tokenizers(names, texts):
 def test_lines_break_where_the_next_token_does_not_fit(monkeypatch):
   monkeypatch.setattr(text_pages, 'WIDTH', 8)
   row = row_of(['abc', '+de', 'fg', 'hi', 'jklmnopqrst', '+u', 'v'])
-  lines = text_pages.layout([Block('', [('name', row), ('', [])])], 'title')
+  lines = lines_of(Block('', [('name', row), ('', [])]), title='title')
   # abcde fg / hi / jklmnopqrst / u v, after a name of 4 letters and 3 spaces
   assert [[(x - 7, piece.text) for x, piece in line] for line in lines] == [
     [(-7, 'title')], [],
@@ -94,9 +91,9 @@ def test_a_token_is_kept_then_removed_then_gone():
   [
     ({}, 'positive, exit at layer 6', 'head'),
     ({'truth': ''}, 'positive, exit at layer 6', 'head'),
-    ({'heads': {4: shares(0.7, 0.3)}, 'pruned': {2: np.array([0, 1])}},
+    ({'heads': {4: np.array([0.7, 0.3])}, 'pruned': {2: np.array([0, 1])}},
      'negative, exit at layer 4 (right: positive)', 'wrong'),
-    ({'heads': {4: shares(3.25), 6: shares(3.5)}, 'class_names': (),
+    ({'heads': {4: np.array([3.25]), 6: np.array([3.5])}, 'class_names': (),
       'truth': '4.0'}, '3.50, exit at layer 6 (right: 4.0)', 'head'),
   ],
 )  # fmt: skip
@@ -116,7 +113,7 @@ def test_a_head_shows_its_classes_with_bars():
   ]
   assert {piece.look for piece in rows['head 4']} == {'name'}
   many = sentence(
-    heads={4: shares(0.1, 0.4, 0.2, 0.3)}, class_names=('a', 'b', 'c', 'd')
+    heads={4: np.array([0.1, 0.4, 0.2, 0.3])}, class_names=('a', 'b', 'c', 'd')
   )
   shown = [piece.text.split()[0] for piece in dict(many.rows)['head 4']]
   assert shown == ['b', 'd', 'c']
@@ -145,10 +142,11 @@ def drawn(tmp_path, made, *blocks):
 
 def test_the_picture_strikes_what_is_removed(tmp_path, made):
   axes = drawn(tmp_path, made, sentence())
-  texts = [text.get_text() for text in axes.texts]
-  # Three rows of tokens; '$' is not mathematics.
-  for name in NAMES:
-    assert texts.count(name.removeprefix('##')) == 3
+  placed = [one for line in lines_of(sentence()) for one in line]
+  assert [(text.get_position()[0], text.get_text()) for text in axes.texts] == [
+    (x, piece.text.rstrip()) for x, piece in placed
+  ]
+  # '$' is not mathematics.
   assert not any(text.get_parse_math() for text in axes.texts)
   assert len(axes.get_lines()) == 5 + 8
   bold = {x.get_text() for x in axes.texts if x.get_weight() == 'bold'}
@@ -157,22 +155,15 @@ def test_the_picture_strikes_what_is_removed(tmp_path, made):
 
 
 def test_tokens_have_the_colour_of_their_iterations(tmp_path, made):
-  axes = drawn(tmp_path, made, text_pages.scale(MOST), words())
-  bars = {
-    (round(bar.get_x() + 0.25), round(bar.get_y() + bar.get_height() / 2)): bar
-    for bar in axes.patches
-  }
-  found = []
-  for text in axes.texts:
-    bar = bars.get(text.get_position())
-    if bar:
-      assert bar.get_width() == len(text.get_text()) + 0.5
-      found.append((text.get_text(), colors.to_hex(bar.get_facecolor())))
-  scale = [(str(n), n) for n in range(1, MOST + 1)]
-  names = ['[CLS]', 'un', 'do', '$', '<b>', '[SEP]']
-  tokens = zip(names, (6, 1, 3, 2, 5, 4), strict=True)
-  assert found == [
-    (name, text_pages.colour_of(n, MOST)) for name, n in [*scale, *tokens]
+  axes = drawn(tmp_path, made, words())
+  bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
+  tokens = axes.texts[-6:]
+  assert bars == [
+    (text.get_position()[0] - 0.25, len(text.get_text()) + 0.5)
+    for text in tokens
+  ]
+  assert [colors.to_hex(bar.get_facecolor()) for bar in axes.patches] == [
+    text_pages.colour_of(n, MOST) for n in (6, 1, 3, 2, 5, 4)
   ]
 
 
@@ -181,35 +172,25 @@ def test_no_two_texts_overlap_and_none_leaves_the_picture(
 ):
   names = [f'word{n}' if n % 3 else f'##piece{n}' for n in range(60)]
   many = sentence(
-    names=names,
-    pruned={2: np.arange(0, 60, 2)},
-    heads={4: shares(0.5, 0.2, 0.2, 0.1)},
-    class_names=('a' * 40, 'b', 'c', 'd'),
-    truth='',
-  )
+    names=names, pruned={2: np.arange(0, 60, 2)},
+    heads={4: np.array([0.5, 0.2, 0.2, 0.1])},
+    class_names=('a' * 40, 'b', 'c', 'd'), truth='',
+  )  # fmt: skip
   long = text_pages.depths_block(names, range(1, 61), 60, 'long')
   axes = drawn(tmp_path, made, text_pages.scale(60), sentence(), many, long)
   assert_readable(axes.figure, axes.texts, 250)
 
 
-def test_letters_that_no_font_has_are_drawn(tmp_path):
-  names = '[CLS]', '映画', '\U0001f600'
-  odd = text_pages.depths_block(names, (1, 2, 3), MOST, '')
-  text_pages.plot_page(tmp_path / 'x.csv', [odd], title='here')
-  assert (tmp_path / 'x.png').is_file()
-  assert (tmp_path / 'x.pdf').is_file()
-
-
 class Page(html.parser.HTMLParser):
-  """(attributes, text) of the spans, all tags, and the whole text."""
+  """(attributes, text) of the spans, and the whole text."""
 
-  def __init__(self, text):
+  def __init__(self, path):
     super().__init__()
-    self.spans, self.tags, self.text, self._open = [], [], '', None
-    self.feed(text)
+    self.spans, self.text, self._open = [], '', None
+    self.feed(path.read_text(encoding='utf-8'))
 
   def handle_starttag(self, tag, attrs):
-    self.tags.append(tag)
+    assert tag in {'html', 'meta', 'title', 'style', 'pre', 'span'}
     self._open = dict(attrs) if tag == 'span' else None
 
   def handle_endtag(self, tag):
@@ -221,42 +202,31 @@ class Page(html.parser.HTMLParser):
       self.spans.append((self._open, data))
 
 
-def page(path, *blocks, title='here'):
-  text_pages.write_page(path / 'page.png', blocks, title=title)
-  text = (path / 'page.html').read_text(encoding='utf-8')
-  return text, Page(text)
-
-
 def test_the_page_shows_the_same_and_escapes_everything(tmp_path):
-  one = sentence(names=(*NAMES[:-1], EVIL), class_names=(EVIL, 'positive'))
-  text, found = page(tmp_path, one, title=EVIL)
-  assert set(found.tags) == {'html', 'meta', 'title', 'style', 'pre', 'span'}
-  spans = [(x.get('class'), data) for x, data in found.spans]
-  pieces = [
-    (piece.look, piece.text)
-    for name, row in one.rows
-    for piece in [Piece(name, 'name'), *row]
+  block = sentence(names=(*NAMES[:-1], EVIL), class_names=(EVIL, 'positive'))
+  odd = Block(
+    '<i>', [('', [Piece('\ud800'), Piece('x', fill='#1', hint=EVIL)])]
+  )
+  blocks = block, text_pages.scale(2), odd
+  text_pages.write_page(tmp_path / 'page.png', blocks, title=EVIL)
+  found = Page(tmp_path / 'page.html')
+  written = [
+    piece
+    for line in lines_of(*blocks, title=EVIL)
+    for _, piece in line
+    if piece.text
   ]
-  assert spans == [('title', EVIL), (one.look, one.title), *pieces]
-  assert 'http' not in text
+  for (attributes, text), piece in zip(found.spans, written, strict=True):
+    # A browser shows a lone surrogate as a replacement character.
+    assert text == piece.text.replace('\ud800', '\ufffd')
+    expected = {'class': piece.look}
+    if piece.fill:
+      colour = f'background:{piece.fill}'
+      expected = {'class': 'fill', 'style': colour, 'title': piece.hint}
+    assert attributes == expected
+  assert ('1', '1 of 2 iterations') in [(x.text, x.hint) for x in written]
   tokens = 'tokens          [CLS] an unforgettable $ film & <b> '
   assert f'\n{tokens}{EVIL}\n' in found.text
-
-
-def test_the_page_has_the_numbers_behind_the_colours(tmp_path):
-  odd = Block('<i>', [('', [Piece('\ud800'), Piece(EVIL, hint=EVIL)])])
-  text, found = page(tmp_path, text_pages.scale(2), words(), odd)
-  filled = [
-    (data, x['style'], x['title']) for x, data in found.spans if 'style' in x
-  ]
-  assert filled[:3] == [
-    (name, f'background:{text_pages.colour_of(n, most)}',
-     f'{n} of {most} iterations')
-    for name, n, most in (('1', 1, 2), ('2', 2, 2), ('[CLS]', 6, MOST))
-  ]  # fmt: skip
-  assert len(filled) == 2 + 6
-  assert '&lt;i&gt;' in text
-  assert 'script' not in found.tags
 
 
 @pytest.mark.parametrize('write', [text_pages.plot_page, text_pages.write_page])
@@ -267,7 +237,11 @@ def test_nothing_to_show_is_an_error(tmp_path, write):
 
 
 def test_only_the_picture_needs_matplotlib(tmp_path, monkeypatch):
+  odd = words(('[CLS]', '映画', '\U0001f600', '', 'a', 'b'))  # no font has them
+  text_pages.plot_page(tmp_path / 'x.csv', [odd], title='here')
   monkeypatch.setitem(sys.modules, 'matplotlib', None)
   with pytest.raises(ImportError, match=r"pip install -e '\.\[plots\]'"):
-    text_pages.plot_page(tmp_path / 'x', [words()], title='')
-  text_pages.write_page(tmp_path / 'x', [words()], title='')
+    text_pages.plot_page(tmp_path / 'y', [words()], title='')
+  text_pages.write_page(tmp_path / 'y', [words()], title='')
+  names = {path.name for path in tmp_path.iterdir()}
+  assert names == {'x.png', 'x.pdf', 'y.html'}
