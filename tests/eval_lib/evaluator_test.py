@@ -51,9 +51,7 @@ def test_unknown_types_are_named(kind):
     {},
     dict(test=dict(type='classification', every_steps=200)),
     dict(test=dict(type='fewshot', shots=(1, 5))),
-    dict(
-      x=dict(type='fewshot', dataset=FAKE)
-    ),
+    dict(x=dict(type='fewshot', dataset=FAKE)),
   ],
 )
 def test_legal_entries_pass(evals):
