@@ -1,14 +1,10 @@
 """Legal fields of a configuration, annotated where the fields are declared.
 
-  @dataclasses.dataclass(frozen=True)
-  class Source:
-    length: Annotated[int, Interval(ge=1, le=65536)]
-    split: Annotated[str, Predicate(is_split), "a split such as 'train[:95%]'"]
-    kind: Literal['leading', 'scattered'] = 'leading'
+A dataclass or Linen module annotates its fields with types, `Literal`s, the
+ranges of `annotated_types`, and a plain string for legal values in words:
 
-  fields.check(Source, {'length': 16, 'split': 'test'}, 'dataset')
-
-A plain string in an annotation describes the legal values in words.
+  length: Annotated[int, Interval(ge=1, le=65536)]
+  split: Annotated[str, Predicate(is_split), "a split such as 'train[:95%]'"]
 """
 
 import ast
@@ -31,16 +27,15 @@ from dataset_lib.errors import ConfigError
 
 Distinct = Predicate(lambda items: len(set(items)) == len(items))
 
-# Words for one value and for several.
 _WORDS = {
-  bool: ('True or False', 'booleans'),
-  int: ('an integer', 'integers'),
-  float: ('a number', 'numbers'),
-  str: ('a string', 'strings'),
-  types.NoneType: ('None', 'None'),
-  Any: ('any value', 'any values'),
-  dict: ('a group of fields', 'groups'),
-  Mapping: ('a group of fields', 'groups'),
+  bool: 'True or False',
+  int: 'an integer',
+  float: 'a number',
+  str: 'a string',
+  types.NoneType: 'None',
+  Any: 'any value',
+  dict: 'a group of fields',
+  Mapping: 'a group of fields',
 }
 _UNIONS = (typing.Union, types.UnionType)
 _SIGNS = {'ge': '>=', 'gt': '>', 'le': '<=', 'lt': '<'}
@@ -60,10 +55,7 @@ class ConfigLike(Protocol):
 
 
 class Unread(str):
-  """Text of a command line; `check` reads it as its field's type.
-
-  `1e3` is an integer where one is expected, `a,b` a tuple of strings.
-  """
+  """Text of a command line; `check` reads it as the type of its field."""
 
 
 def check(
@@ -75,8 +67,8 @@ def check(
 
   Args:
     cls: a dataclass or a Linen module.
-    given: field names and values, a mapping or a ConfigDict.
-    prefix: dotted path before the field names in messages, like 'dataset'.
+    given: a mapping or a ConfigDict.
+    prefix: path before the field names in messages, like 'dataset'.
     without: fields that a configuration cannot set.
 
   Raises:
@@ -178,30 +170,24 @@ def accepts(hint: Any, value: Any) -> bool:
   return kind is Any or isinstance(value, kind)
 
 
-def describe(hint: Any, several: bool = False) -> str:
+def describe(hint: Any) -> str:
   """Returns the legal values in words: 'an integer in [1, 5]'."""
   origin, arguments = typing.get_origin(hint), typing.get_args(hint)
   if origin is Annotated:
     kind, *limits = arguments
-    for item in limits:
-      if isinstance(item, str):
-        return item
-    words = describe(kind, several) + _range(dict(_limits(limits)))
-    if Distinct in limits:
-      words = words.replace('a tuple of', 'a tuple of distinct')
-    return words
+    words = [item for item in limits if isinstance(item, str)]
+    return words[0] if words else describe(kind) + _range(dict(_limits(limits)))
   if origin is Literal:
-    listed = ', '.join(str(item) or "''" for item in arguments)
-    return f'names out of {listed}' if several else f'one of {listed}'
+    return 'one of ' + ', '.join(str(item) or "''" for item in arguments)
   if origin in _UNIONS:
     kinds = [a for a in arguments if a is not int or float not in arguments]
-    return ' or '.join(describe(kind, several) for kind in kinds)
+    return ' or '.join(map(describe, kinds))
   if origin in (tuple, Sequence):
-    is_pair = len(arguments) == 2 and arguments[1] is not ...
-    kind = 'two ' * is_pair + describe(arguments[0], several=True)
-    return f'{"tuples" if several else "a tuple"} of {kind}'
+    is_open = origin is Sequence or arguments[-1] is ...
+    size = '' if is_open else f' of {len(arguments)}'
+    return f'a tuple{size}, each {describe(arguments[0])}'
   kind = origin or hint
-  return _WORDS[kind][several] if kind in _WORDS else kind.__name__
+  return _WORDS.get(kind) or kind.__name__
 
 
 def _limits(metadata: Iterable[Any]) -> Iterator[tuple[str, Any]]:
@@ -222,6 +208,8 @@ def _range(bound: Mapping[str, Any]) -> str:
     return f' {found[0][0]} {found[0][1]}'
   if 'max_length' in bound:
     return f', at most {bound["max_length"]} of them'
+  if bound.get('func') is Distinct.func:
+    return ', all distinct'
   return ', not empty' if bound.get('min_length') else ''
 
 

@@ -29,7 +29,7 @@ EVALUATORS = {
 
 Split = Annotated[str, MinLen(1), 'the name of a split']
 DatasetConfig = Annotated[
-  Mapping[str, Any] | None,
+  ConfigLike | None,
   "a data set configuration, or None for the run's own",
 ]
 

@@ -7,22 +7,15 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NoReturn
 
 from annotated_types import Ge, Interval, MinLen
 
 from dataset_lib import errors, fields
 
-OK = 0
-USAGE = 2
-NOT_FINITE = 3
-DATA = 4
-LOCKED = 5
-CHECKPOINT = 6
-PREEMPTED = 75
-INTERRUPTED = 130  # as a shell reports SIGINT
-OUTPUT_CLOSED = 141  # as a shell reports SIGPIPE
+OK, USAGE, NOT_FINITE, DATA, LOCKED, CHECKPOINT = 0, 2, 3, 4, 5, 6
+PREEMPTED, INTERRUPTED, OUTPUT_CLOSED = 75, 130, 141
 
 EXIT_CODES = """\
 exit codes:
@@ -62,11 +55,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse_arguments(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
-  """Returns `parser.parse_args`; names the flag nearest to an unknown one.
-
-  Raises:
-    UsageError: one line about what is wrong.
-  """
+  """Returns `parser.parse_args`; names the flag nearest to an unknown one."""
   arguments, unknown = parser.parse_known_args(list(argv))
   if not unknown:
     return arguments
@@ -92,11 +81,7 @@ def main(
   command: Callable[..., int],
   argv: Sequence[str],
 ) -> int:
-  """Runs `command(*parse(argv))`; returns its exit code.
-
-  An error of the command line or the configuration becomes one line and exit
-  code 2.
-  """
+  """Runs `command(*parse(argv))`; an error of `parse` becomes exit code 2."""
   try:
     parsed = parse(argv)
   except (UsageError, errors.ConfigError) as error:
@@ -136,51 +121,44 @@ def fail(message: object, code: int = USAGE) -> NoReturn:
 
 
 def _type(
-  words: str, hint: Any, convert: Callable[[Any], Any] = lambda value: value
+  words: str, hint: Any, names: Mapping[str, Any] | None = None
 ) -> Callable[[str], Any]:
-  """Returns the type of a flag, described in words, from an annotation."""
+  """Returns the type of a flag: an annotation's, or one of some names.
+
+  Tuples are ascending.
+  """
 
   def read(text: str) -> Any:
-    return convert(fields.check_value('', fields.Unread(text), hint))
+    if names and text in names:
+      return names[text]
+    value = fields.check_value('', fields.Unread(text), hint)
+    return tuple(sorted(set(value))) if isinstance(value, tuple) else value
 
   # argparse prints it when the type refuses a text.
   read.__name__ = words
   return read
 
 
-def _ascending(values: Any) -> tuple[int, ...]:
-  return () if values == 'none' else tuple(sorted(set(values)))
-
-
-_Sizes = Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)]
-_Percents = Annotated[tuple[Annotated[int, Interval(ge=0, le=100)], ...],
-                      MinLen(1)]  # fmt: skip
-_Step = Annotated[int, Ge(0)] | Literal['latest', 'best']
+_Positive, _Count = Annotated[int, Ge(1)], Annotated[int, Ge(0)]
+_Sizes = Annotated[tuple[_Positive, ...], MinLen(1)]
+_Percent = Annotated[int, Interval(ge=0, le=100)]
 _SIZES = 'list of positive integers such as 1,16'
+_STEPS = {'latest': None, 'best': 'best'}
 
-positive = _type('positive integer', Annotated[int, Ge(1)])
-count = _type('integer of 0 or more', Annotated[int, Ge(0)])
+positive = _type('positive integer', _Positive)
+count = _type('integer of 0 or more', _Count)
 seconds = _type(
   'positive number of seconds', Annotated[float, Interval(gt=0, lt=1e9)]
 )
-# Tuples of ascending integers; `none` is the empty one.
-sizes = _type(_SIZES, _Sizes, _ascending)
-sizes_or_none = _type(
-  f"{_SIZES}, or 'none'", _Sizes | Literal['none'], _ascending
-)
+sizes = _type(_SIZES, _Sizes)
+sizes_or_none = _type(f"{_SIZES}, or 'none'", _Sizes, {'none': ()})
 percents = _type(
-  'list of integers from 0 to 100 such as 0,80', _Percents, _ascending
+  'list of integers from 0 to 100 such as 0,80',
+  Annotated[tuple[_Percent, ...], MinLen(1)],
 )
-# None for the latest.
-checkpoint = _type(
-  "step: 'latest', 'best' or a number",
-  _Step,
-  lambda step: None if step == 'latest' else step,
-)
+checkpoint = _type("step: 'latest', 'best' or a number", _Count, _STEPS)
 checkpoints = _type(
-  "step: 'latest', 'best', 'all' or a number",
-  _Step | Literal['all'],
-  lambda step: None if step == 'latest' else step,
+  "step: 'latest', 'best', 'all' or a number", _Count, _STEPS | {'all': 'all'}
 )
 
 

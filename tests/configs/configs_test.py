@@ -8,10 +8,9 @@ import json
 import pytest
 
 from dataset_lib import tokenizer
-from launch import command_line, config_flags
+from launch import config_flags
 
 GLUE = ('cola', 'sst2', 'mrpc', 'qqp', 'stsb', 'mnli', 'qnli', 'rte', 'wnli')
-WORDS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', 'a')
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +21,11 @@ def in_the_checkout(repository, monkeypatch):
 @pytest.fixture
 def vocabulary(tmp_path):
   """A directory with a tokenizer."""
+  words = tmp_path / 'vocab.txt'
+  words.write_text('\n'.join(('[PAD]', '[UNK]', '[CLS]', '[SEP]', 'a')))
   directory = tmp_path / 'vocabulary'
   directory.mkdir()
-  (directory / 'vocab.txt').write_text('\n'.join(WORDS))
-  tokenizer.load(directory / 'vocab.txt').save(directory / 'tokenizer.json')
+  tokenizer.load(words).save(directory / 'tokenizer.json')
   return directory
 
 
@@ -34,8 +34,8 @@ def load(vocabulary):
   """Loads `folder/file.py:arguments` with a tokenizer."""
 
   def loaded(flag, *overrides):
-    words = [f'dataset.tokenizer={vocabulary}'] * ('glue' in flag)
-    words += [f'dataset.tokenizer={vocabulary}'] * ('probing' in flag)
+    is_text = 'glue' in flag or 'probing' in flag
+    words = [f'dataset.tokenizer={vocabulary}'] * is_text
     return config_flags.load_config(f'configs/{flag}', [*words, *overrides])
 
   return loaded
@@ -45,7 +45,7 @@ def eat(load, arguments, task='sst2', *overrides):
   return load(f'eat/glue.py:task={task},data=/glue,{arguments}', *overrides)
 
 
-# (arguments of images.py, fields): AdaTape, Tables 4 and 5.
+# (arguments of images.py, fields, decay): AdaTape, Tables 4 and 5.
 IMAGES = [
   ('variant=Ti/16', dict(threshold=2.0, tokens_per_step=5), 1e-4),
   ('variant=S/16', dict(threshold=2.0, bank_size=10_000), 8e-5),
@@ -69,18 +69,19 @@ def test_images_have_the_tape_of_table_4(arguments, fields, weight_decay, load):
 
 
 def test_images_come_from_a_folder_or_from_tfds(load):
-  config = load('adatape/images.py:tfds=cifar10,size=32')
-  assert (config.dataset.name, config.dataset.builder) == ('tfds', 'cifar10')
-  assert config.dataset.image_size == 32
+  dataset = load('adatape/images.py:tfds=cifar10,size=32').dataset
+  assert (dataset.name, dataset.builder) == ('tfds', 'cifar10')
+  assert dataset.image_size == 32
 
 
 def test_parity_of_the_paper(load):
   config = load('adatape/parity.py:size=paper,n=64')
-  assert config.dataset.length == 64
   model, optimizer = config.model, config.optimizer
+  assert config.dataset.length == 64
   assert (model.max_steps, model.threshold) == (32, 16.0)
   assert (model.depth, model.width, model.num_heads) == (12, 192, 3)
   assert (optimizer.lr, optimizer.warmup_steps) == (3e-5, 1000)
+  assert config.stages.stage1.steps == 10_000
 
 
 def test_a_page_gets_the_defaults_of_the_run_and_of_its_classes(load):
@@ -91,32 +92,20 @@ def test_a_page_gets_the_defaults_of_the_run_and_of_its_classes(load):
   assert config.model.vocab_size == 3
   assert config.loss.label_smoothing == 0.0
   assert config.dataset.test_examples == 4096
+  assert config.evals.test.dataset is None
 
 
 @pytest.mark.parametrize('task', GLUE)
-def test_tasks_of_albert(task, load):
-  config = load(f'albert_act/glue.py:task={task},data=/glue')
+def test_tasks_of_glue(task, load):
+  albert = load(f'albert_act/glue.py:task={task},data=/glue')
   # Sizes of ALBERT-base, as there is no checkpoint.
-  assert (config.model.width, config.model.max_iterations) == (768, 12)
-  assert (config.model.activation, config.dataset.task) == ('gelu_new', task)
-  assert (config.optimizer.lr, config.loss.ponder_weight) == (3e-5, 0.0)
-
-
-def test_probing_and_a_fixed_depth(load):
-  config = load('albert_act/probing.py:task=tree_depth,data=/x,halting=fixed')
-  assert (config.optimizer.lr, config.model.halting) == (5e-5, '')
-  assert config.warm_start.skip == ('^(predictions|sop|head|score)/',)
-  assert config.evals.dev.split == 'train[90%:]'
-
-
-@pytest.mark.parametrize('task', GLUE)
-def test_tasks_of_eat(task, load):
+  assert (albert.model.width, albert.model.max_iterations) == (768, 12)
+  assert (albert.model.activation, albert.dataset.task) == ('gelu_new', task)
+  assert (albert.optimizer.lr, albert.loss.ponder_weight) == (3e-5, 0.0)
   config = eat(load, '', task)
   split = 'validation_matched' if task == 'mnli' else 'validation'
-  assert (config.dataset.task, config.evals.dev.split) == (task, split)
-  # Sizes of BERT-base; the heads are where the paper has them.
-  exits = (3, 4) if task == 'stsb' else (4,)
-  assert (config.model.depth, config.model.exit_layers) == (12, exits)
+  for one in (albert, config):
+    assert (one.dataset.task, one.evals.dev.split) == (task, split)
   shares = task in ('sst2', 'mnli', 'qqp', 'qnli', 'wnli')
   if task == 'stsb':
     assert 'calibration' not in config.evals
@@ -124,6 +113,13 @@ def test_tasks_of_eat(task, load):
     assert config.train_split == ('train' if shares else 'train[:95%]')
     unseen = config.evals.frontier.calibration_split
     assert unseen == (f'{split}[:50%]' if shares else 'train[95%:]')
+
+
+def test_probing_and_a_fixed_depth(load):
+  config = load('albert_act/probing.py:task=tree_depth,data=/x,halting=fixed')
+  assert (config.optimizer.lr, config.model.halting) == (5e-5, '')
+  assert config.warm_start.skip == ('^(predictions|sop|head|score)/',)
+  assert config.evals.dev.split == 'train[90%:]'
 
 
 # (arguments, layers pruned after, exits, exits of a regression)
@@ -205,12 +201,6 @@ def test_sizes_of_a_teacher(tmp_path, load, vocabulary):
 def test_a_student_without_a_teacher_has_half_the_layers(load):
   config = eat(load, 'model=student,variant=tiny')
   assert (config.model.depth, config.warm_start.renames) == (1, ())
-
-
-@pytest.mark.parametrize('model', ['dense', 'student'])
-def test_parts_are_for_eat(model, load):
-  with pytest.raises(command_line.UsageError, match='argument parts: expected'):
-    eat(load, f'model={model},parts=p')
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,12 @@ import pytest
 
 from launch import command_line, train
 
+SMALL = (
+  '--config=configs/adatape/parity.py', '--config.batch_size=8',
+  '--config.mesh.data=1', '--config.checkpoint.every_steps=0',
+  '--config.stages.stage1.steps=2', '--config.log_every=1',
+)  # fmt: skip
+
 
 @pytest.fixture(autouse=True)
 def in_the_checkout(repository, monkeypatch):
@@ -17,19 +23,19 @@ def in_the_checkout(repository, monkeypatch):
   monkeypatch.delenv('XLA_FLAGS', raising=False)
 
 
-def launch(command, *arguments):
+def launch(command, workdir, *arguments):
+  """Runs a command; returns what it printed."""
   done = subprocess.run(
-    [sys.executable, '-m', f'launch.{command}', *arguments],
-    capture_output=True,
-    text=True,
-    timeout=900,
-  )
+    [sys.executable, '-m', f'launch.{command}', f'--workdir={workdir}',
+     *arguments],
+    capture_output=True, text=True, timeout=900,
+  )  # fmt: skip
   assert done.returncode == 0, done.stderr
   return done.stdout
 
 
-def result(workdir):
-  return json.loads((workdir / 'result.json').read_text())
+def accuracy(workdir):
+  return json.loads((workdir / 'result.json').read_text())['accuracy']
 
 
 @pytest.mark.parametrize(
@@ -40,11 +46,9 @@ def result(workdir):
   ],
 )
 def test_quick_start_solves_parity(seed, tmp_path):
-  text = launch(
-    'train', '--config=configs/adatape/parity.py', f'--config.seed={seed}',
-    f'--workdir={tmp_path}',
-  )  # fmt: skip
-  assert result(tmp_path)['accuracy'] >= 0.99
+  config = '--config=configs/adatape/parity.py'
+  text = launch('train', tmp_path, config, f'--config.seed={seed}')
+  assert accuracy(tmp_path) >= 0.99
   for shown in ('accuracy', 'seconds', f'plot: {tmp_path}/run.png'):
     assert shown in text
 
@@ -53,61 +57,41 @@ def test_quick_start_solves_parity(seed, tmp_path):
 @pytest.mark.parametrize('model', ['learn', 'input', 'vit'])
 def test_digits_and_the_few_shot_table_of_its_checkpoint(model, tmp_path):
   config = f'--config=configs/adatape/digits.py:model={model}'
-  launch('train', config, f'--workdir={tmp_path}')
-  assert result(tmp_path)['accuracy'] >= 0.96
-  text = launch('evaluate', f'--workdir={tmp_path}', '--evals=test,fewshot')
+  launch('train', tmp_path, config)
+  assert accuracy(tmp_path) >= 0.96
+  text = launch('evaluate', tmp_path, '--evals=test,fewshot')
   row = json.loads((tmp_path / 'evaluation.json').read_text())[0]
-  assert row['test/accuracy'] == pytest.approx(result(tmp_path)['accuracy'])
+  assert row['test/accuracy'] == pytest.approx(accuracy(tmp_path))
   assert 'fewshot/10shot' in text
   # Features of a model that saw all labels: far above the chance of 0.1.
   assert row['fewshot/10shot'] > 0.9
 
 
-@pytest.fixture
-def photographs(shared_data, tmp_path):
-  with tarfile.open(shared_data / 'images' / 'caltech101_folders.tar') as tar:
-    tar.extractall(tmp_path, filter='data')
-  return tmp_path / 'caltech101'
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize('model', ['learn', 'input', 'vit'])
-def test_trains_on_real_photographs(model, photographs, tmp_path):
+def test_trains_on_real_photographs(model, shared_data, tmp_path):
+  with tarfile.open(shared_data / 'images' / 'caltech101_folders.tar') as tar:
+    tar.extractall(tmp_path, filter='data')
   workdir = tmp_path / 'run'
   launch(
-    'train',
-    f'--config=configs/adatape/images.py:root={photographs},'
-    f'model={model},size=64',
-    '--config.batch_size=64',
-    '--config.stages.stage1.epochs=2',
-    '--config.model.depth=3',
-    '--config.log_every=10',
-    f'--workdir={workdir}',
-  )
-  rows = (workdir / 'metrics.jsonl').read_text().splitlines()
-  losses = [
-    row['train/cross_entropy']
-    for row in map(json.loads, rows)
-    if 'train/cross_entropy' in row
-  ]
+    'train', workdir, '--config=configs/adatape/images.py:'
+    f'root={tmp_path}/caltech101,model={model},size=64',
+    '--config.batch_size=64', '--config.stages.stage1.epochs=2',
+    '--config.model.depth=3', '--config.log_every=10',
+  )  # fmt: skip
+  rows = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
+  name = 'train/cross_entropy'
+  losses = [row[name] for row in rows if name in row]
   assert sum(losses[-3:]) / 3 < losses[0]
-  # 100 classes: chance is 0.01.
-  assert result(workdir)['accuracy'] > 0.03
+  assert accuracy(workdir) > 0.03  # of 100 classes
   shots = '--config.evals.fewshot.shots=5,'
-  text = launch('evaluate', f'--workdir={workdir}', '--evals=fewshot', shots)
+  text = launch('evaluate', workdir, '--evals=fewshot', shots)
   assert 'fewshot/5shot' in text
-
-
-SMALL = (
-  '--config=configs/adatape/parity.py', '--config.batch_size=8',
-  '--config.mesh.data=1', '--config.checkpoint.every_steps=0',
-  '--config.stages.stage1.steps=2', '--config.log_every=1',
-)  # fmt: skip
 
 
 @pytest.mark.slow
 def test_a_dry_run_prints_sizes_and_writes_nothing(tmp_path):
-  text = launch('train', *SMALL, '--dry_run', f'--workdir={tmp_path}/run')
+  text = launch('train', tmp_path / 'run', *SMALL, '--dry_run')
   for word in ('parameters', 'FLOPs', 'memory', 'tokens [8, 16] int32'):
     assert word in text
   assert not list(tmp_path.iterdir())
@@ -129,10 +113,8 @@ def test_a_run_with_tensorboard_imports_no_tensorflow(tmp_path):
 
 @pytest.mark.slow
 def test_a_pattern_that_trains_nothing_is_refused(tmp_path):
+  nothing = '--config.stages.stage1.trainable=nomatch'
   with pytest.raises(SystemExit) as stop:
-    train.main(
-      [*SMALL, f'--workdir={tmp_path}/run',
-       '--config.stages.stage1.trainable=nomatch']
-    )  # fmt: skip
+    train.main([*SMALL, f'--workdir={tmp_path}/run', nothing])
   assert stop.value.code == command_line.USAGE
   assert not (tmp_path / 'run').exists()
