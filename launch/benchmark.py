@@ -33,10 +33,20 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from annotated_types import Interval, Predicate
+
+from dataset_lib import fields
 from launch import command_line
-from launch.command_line import checkpoint, count, positive, sizes
+from launch.command_line import (
+  checkpoint,
+  count,
+  percents,
+  positive,
+  seconds,
+  sizes,
+)
 
 MODULES = {
   'adatape': 'launch.candidates_adatape',
@@ -45,23 +55,6 @@ MODULES = {
   'eat': 'launch.eat_report',
 }
 TOLERANCE = {'float32': 1e-4, 'bfloat16': 5e-2}  # of outputs of a group
-GROUPS = 'dense,eat,torch,onnx'
-
-
-def _words(text: str) -> tuple[str, ...]:
-  return () if text == 'none' else tuple(text.split(','))
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-  return tuple(map(float, text.split(',')))
-
-
-def _runs(text: str) -> tuple[Any, ...]:
-  return tuple(tuple(item.split('=', 1)) for item in text.split(','))
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-  return () if text == 'none' else sizes(text)
 
 
 def _is_writable(text: str) -> bool:
@@ -69,35 +62,37 @@ def _is_writable(text: str) -> bool:
   return not text or (not path.is_dir() and os.access(path.parent, os.W_OK))
 
 
-# Types of flags: what argparse says of them, reader, whether a value is legal.
-TYPES: Mapping[str, tuple[str, Callable[[str], Any], Callable[[Any], Any]]] = {
-  'seconds': ('number above 0', float, lambda v: 0.0 < v < 1e9),
-  'share': ('number between 0 and 1', float, lambda v: 0.0 < v < 1.0),
-  'shares': ('list of numbers between 0 and 1', _numbers,
-             lambda v: all(0.0 < x < 1.0 for x in v)),
-  'scales': ('list of numbers >= 0', _numbers,
-             lambda v: all(0.0 <= x < 1e3 for x in v)),
-  'percents': ('list of integers from 0 to 100',
-               lambda text: tuple(sorted({*map(count, text.split(','))})),
-               lambda v: v[-1] <= 100),
-  'even': ('even integer of 0 or more', count, lambda v: v % 2 == 0),
-  'length': ('integer from 1 to 512', positive, lambda v: v <= 512),
-  'lengths': ("list of integers from 1 to 512, or 'none'", _sizes,
-              lambda v: max(v, default=0) <= 512),
-  'groups': (f'list of {GROUPS}, with dense among them', _words,
-             lambda v: {'dense'} <= {*v} <= {*GROUPS.split(',')}),
-  'libraries': ("list of torch, onnx, or 'none'", _words,
-                lambda v: {*v} <= {'torch', 'onnx'}),
-  'runs': ('list of NAME=DIRECTORY with new, different names', _runs,
-           lambda v: all(len(run) == 2 and all(run) for run in v) and
-           len({'EAT', 'dense', 'student', *dict(v)}) == 3 + len(v)),
-  'file': ('file in a directory that is writable', str, _is_writable),
-}  # fmt: skip
-# Names, type or choices, default, help. `None` as default: the flag is needed.
+def _are_runs(items: Sequence[str]) -> bool:
+  pairs = [item.partition('=')[::2] for item in items]
+  names = {'EAT', 'dense', 'student', *dict(pairs)}
+  return all(map(all, pairs)) and len(names) == 3 + len(pairs)
+
+
+Share = Annotated[float, Interval(gt=0.0, lt=1.0)]
+Scale = Annotated[float, Interval(ge=0.0, lt=1e3)]
+Length = Annotated[int, Interval(ge=1, le=512)]  # tokens of a BERT
+Even = Annotated[
+  int, Predicate(lambda n: n >= 0 and n % 2 == 0), 'even integer'
+]
+Lengths = tuple[Length, ...] | Literal['none']
+Libraries = tuple[Literal['torch', 'onnx'], ...] | Literal['none']
+Phases = Literal['all', 'forward']
+Groups = Annotated[
+  tuple[Literal['dense', 'eat', 'torch', 'onnx'], ...],
+  Predicate(lambda names: 'dense' in names),
+  'list of dense, eat, torch, onnx, with dense among them',
+]
+Runs = Annotated[
+  tuple[str, ...], Predicate(_are_runs), 'list of NAME=DIRECTORY with new names'
+]
+File = Annotated[
+  str, Predicate(_is_writable), 'file in a directory that is writable'
+]
+# Names, type, default, help. `None` as default: the flag is needed.
 _TIMING: list[Any] = [
   ('--warmup', count, 2, 'rounds before those that count'),
-  ('--dtype', ('float32', 'bfloat16'), 'float32', 'compute dtype'),
-  ('--out', 'file', '', 'FILE.csv: writes the rows here, a picture beside it'),
+  ('--dtype', Literal['float32', 'bfloat16'], 'float32', 'compute dtype'),
+  ('--out', File, '', 'FILE.csv: writes the rows here, a picture beside it'),
 ]
 FLAGS: Mapping[str, tuple[str, list[Any]]] = {
   'adatape': ('AdaTape against ViT, and the cost of reading the tape', [
@@ -106,15 +101,15 @@ FLAGS: Mapping[str, tuple[str, list[Any]]] = {
     ('--image_size', positive, 224, 'side of the square images, in pixels'),
     ('--bank_size', positive, 10_000, 'tokens in the learnable bank'),
     ('--num_classes', positive, 1000, 'of the head'),
-    ('--phases', ('all', 'forward'), 'all', 'forward: no training steps'),
+    ('--phases', Phases, 'all', 'forward: no training steps'),
     ('--rounds --repeats', positive, 10, 'that count'),
     *_TIMING,
   ]),
   'albert': ('ALBERT whose tokens halt, against fixed depth', [
     ('--variant', str, 'small', 'micro, mini, tiny, small or base'),
-    ('--length', 'length', 128, 'tokens of a row'),
+    ('--length', Length, 128, 'tokens of a row'),
     ('--batch', sizes, '1,8', 'rows at a time'),
-    ('--shares', 'shares', '0.42,0.25', 'mean over most iterations'),
+    ('--shares', tuple[Share, ...], '0.42,0.25', 'mean over most iterations'),
     ('--iterations', positive, 12, 'in a stage of the engine'),
     ('--train_batch', count, 0, 'rows: also times the training step'),
     ('--rounds --repeats', positive, 10, 'that count'),
@@ -123,14 +118,15 @@ FLAGS: Mapping[str, tuple[str, list[Any]]] = {
   'eat_speed': ('EAT in the engine, against dense BERTs of three libraries', [
     ('--variant', str, 'base', 'of BERT: tiny, mini, small, medium, base, ...'),
     ('--depth', count, 0, "layers, even, 6 or more; 0 for the variant's"),
-    ('--length', 'length', 128, 'tokens of every row'),
+    ('--length', Length, 128, 'tokens of every row'),
     ('--batch', sizes, '1,16,32', 'rows; at 1 requests come one by one'),
-    ('--exit_rates', 'percents', '0,50,80,95', 'of rows that leave at layer 4'),
-    ('--window', 'even', 0, 'tokens of the attention of EAT, even; 0 for none'),
-    ('--candidates --contenders', 'groups', GROUPS, 'dense is needed'),
-    ('--min_seconds', 'seconds', 0.5, 'of the calls of a round'),
+    ('--exit_rates', percents, '0,50,80,95', 'of rows that leave at layer 4'),
+    ('--window', Even, 0, 'tokens of the attention of EAT, even; 0 for none'),
+    ('--candidates --contenders', Groups, 'dense,eat,torch,onnx',
+     'dense is needed'),
+    ('--min_seconds', seconds, 0.5, 'of the calls of a round'),
     ('--fill', positive, 8, 'batches that a call of the engine fills'),
-    ('--length_buckets', 'lengths', '16,32,64,128,256',
+    ('--length_buckets', Lengths, '16,32,64,128,256',
      'compared with padding all rows to the last; none for no such table'),
     ('--length_rows', positive, 64, 'of that table'),
     ('--lengths_from', str, '', 'DIRECTORY of a GLUE task: takes their lengths '
@@ -144,13 +140,13 @@ FLAGS: Mapping[str, tuple[str, list[Any]]] = {
     ('--workdir', str, None, 'the EAT run'),
     ('--dense', str, '', 'a dense run on the same data'),
     ('--student', str, '', 'a run of a smaller dense model'),
-    ('--ablation', 'runs', (), 'NAME=DIRECTORY,...: runs for the ablation'),
+    ('--ablation', Runs, (), 'NAME=DIRECTORY,...: runs for the ablation'),
     ('--out', str, None, 'DIRECTORY: where to write'),
     ('--step', checkpoint, 'latest', 'of the EAT run: latest, best, a number'),
     ('--split', str, '', "instead of that of the run's evaluation dev"),
     ('--limit', count, 0, 'rows of the split, the first; 0 for all'),
-    ('--prune_scales', 'scales', '0,0.5,1', 'of the prune ratios'),
-    ('--tau', 'share', 0.9, 'of the default setting, confidence'),
+    ('--prune_scales', tuple[Scale, ...], '0,0.5,1', 'of the prune ratios'),
+    ('--tau', Share, 0.9, 'of the default setting, confidence'),
     ('--time', str, 'auto', 'auto (never, the default and the frontier), all, '
      'none, or names such as confidence=0.9,prune_0.5/never'),
     ('--rows', positive, 1000, 'to time, at most'),
@@ -158,30 +154,27 @@ FLAGS: Mapping[str, tuple[str, list[Any]]] = {
     ('--rounds --repeats', positive, 3, 'that count'),
     ('--batch_size', positive, 32, 'rows of a full batch'),
     ('--guarantee', bool, False, 'resamples the rows: how often does it fail?'),
-    ('--epsilon', 'share', 0.02, 'bound on the risk'),
-    ('--delta', 'share', 0.1, 'how often the bound may fail'),
+    ('--epsilon', Share, 0.02, 'bound on the risk'),
+    ('--delta', Share, 0.1, 'how often the bound may fail'),
     ('--draws', positive, 200, 'resamplings'),
     ('--sentences', count, 8, 'rows to draw'),
-    ('--peers', 'libraries', 'torch,onnx', 'also run the dense run and the '
+    ('--peers', Libraries, 'torch,onnx', 'also run the dense run and the '
      'student, as far as installed; or none'),
   ]),
 }  # fmt: skip
 
 
-def _type(kind: Any) -> Callable[[str], Any]:
+def _type(hint: Any) -> Callable[[str], Any]:
   """Returns a type of argparse, which prints its name."""
-  if callable(kind):
-    return kind
-  name, read, is_legal = TYPES[kind]
+  if hint in vars(command_line).values():
+    return hint
 
-  def parse(text: str) -> Any:
-    value = read(text)
-    if not is_legal(value):
-      raise ValueError(text)
-    return value
+  def read(text: str) -> Any:
+    value = fields.check_value('', fields.Unread(text), hint)
+    return () if value == 'none' else value
 
-  parse.__name__ = name
-  return parse
+  read.__name__ = fields.describe(hint)
+  return read
 
 
 def parser() -> command_line.Parser:
@@ -202,8 +195,6 @@ def parser() -> command_line.Parser:
         options['help'] += ' (default: %(default)s)'
       if kind is bool:
         options['action'] = 'store_true'
-      elif isinstance(kind, tuple):
-        options['choices'] = kind
       else:
         options |= {'type': _type(kind), 'required': default is None}
       command.add_argument(*names.split(), **options)

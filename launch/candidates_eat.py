@@ -294,7 +294,10 @@ def length_candidates(
   settings: Mapping[str, Any], lengths: Sequence[int]
 ) -> list[Candidate]:
   """Returns the dense model with all rows padded, and in length buckets."""
-  model, buckets = dense_model(settings), settings['length_buckets']
+  model, buckets = (
+    dense_model(settings),
+    tuple(sorted(settings['length_buckets'])),
+  )
   capacity = min(16, max(settings['batch']))
   # Fewer batch sizes than in service: each is compiled at every length.
   batches = tuple(sorted({*doubling(capacity)[::2], capacity}))
@@ -321,7 +324,7 @@ def row_lengths(settings: Mapping[str, Any]) -> tuple[int, ...]:
 
   Of rows evenly spaced over the validation split of a GLUE task, or drawn.
   """
-  count, longest = settings['length_rows'], settings['length_buckets'][-1]
+  count, longest = settings['length_rows'], max(settings['length_buckets'])
   rng = np.random.default_rng(0)
   if settings['lengths_from']:
     directory = str(pathlib.Path(settings['lengths_from']).expanduser())

@@ -1,6 +1,5 @@
 """Pictures of the report of a trained EAT, from its measured numbers."""
 
-import functools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,11 +14,13 @@ from eval_lib import (
   report,
   text_pages,
 )
+from eval_lib.adaptive_plots import Curve
 from launch.eat_runs import Model, Setting
 
 # Names of points that have little room.
 SHORT = {'confidence': 'P≥', 'entropy': 'H≤', 'margin': 'Δ≥', 'patience': 'm=',
          'tolerance': '±'}  # fmt: skip
+Plot = tuple[str, Any, tuple[Any, ...], dict[str, Any]]  # file, function, data
 
 
 def draw(
@@ -41,13 +42,12 @@ def draw(
     count: sentences.
   """
   title = {'title': f'{default.model.directory}, {default.name}'}
-  blocks = sentences(default, pick(default, count)) if count else []
   plots = [
     *_frontiers(settings, timings, theirs),
     *_of_model(settings, default),
   ]
   plots += _ablation(settings, default, timings)
-  if blocks:
+  if blocks := sentences(default, pick(default, count)):
     text_pages.write_page(out / 'sentences', blocks, **title)
     plots.append(('sentences', text_pages.plot_page, (blocks,), title))
   try:
@@ -57,19 +57,12 @@ def draw(
     print(f'no pictures: {error}')
 
 
-Plot = tuple[str, Any, tuple[Any, ...], dict[str, Any]]  # file, function, data
-
-
 def _frontiers(
   settings: Mapping[str, Setting],
   timings: report.Rows,
   theirs: Mapping[str, Setting],
 ) -> Iterator[Plot]:
   """Yields quality against FLOPs of all settings, against time of the timed."""
-  named = {
-    name: (_curve_name(one.model), one) for name, one in settings.items()
-  }
-  named |= {name: (name, one) for name, one in theirs.items()}
   costs = {name: 100 * one.point.flops for name, one in settings.items()}
   pictures = {'frontier_flops': (costs, 'FLOPs at own length (% of dense)')}
   for row in timings:
@@ -79,27 +72,21 @@ def _frontiers(
       label = f'median time of a row at batch {row["batch"]} (ms)'
     seconds = row.get('latency_mean', row['seconds'].median)
     pictures.setdefault(name, ({}, label))[0][row['candidate']] = 1e3 * seconds
-  metric = next(iter(settings.values())).model.metric
   for name, (costs, label) in pictures.items():
     curves: dict[str, list[Any]] = {}
     for key, cost in costs.items():
-      curve, one = named[key]
-      point = cost, 100 * one.point.quality, short(one)
-      curves.setdefault(curve, []).append(point)
-    data = {curve: _curve(points) for curve, points in curves.items()}
+      one = theirs.get(key) or settings[key]
+      own = [one.model.name, *filter(None, [one.model.variant])]
+      points = curves.setdefault(key if key in theirs else ', '.join(own), [])
+      points.append((cost, 100 * one.point.quality, short(one)))
+    data = {}
+    for curve, points in curves.items():
+      x, y, labels = zip(*points, strict=True)
+      labels = labels if len(labels) > 1 else ()
+      data[curve] = Curve(np.array(x), np.array(y), labels)
+    metric = next(iter(settings.values())).model.metric
     options = {'cost': label, 'quality': f'{metric} (%)'}
     yield name, adaptive_plots.plot_frontier, (data,), options
-
-
-def _curve_name(model: Model) -> str:
-  return f'{model.name}, {model.variant}' if model.variant else model.name
-
-
-def _curve(points: Sequence[Any]) -> adaptive_plots.Curve:
-  """Returns the curve of points; a single one needs no label."""
-  cost, quality, labels = zip(*points, strict=True)
-  labels = labels if len(labels) > 1 else ()
-  return adaptive_plots.Curve(np.array(cost), np.array(quality), labels)
 
 
 def short(setting: Setting) -> str:
@@ -112,32 +99,27 @@ def _of_model(
   settings: Mapping[str, Setting], default: Setting
 ) -> Iterator[Plot]:
   """Yields exits, retention by length, and the reliability of each head."""
-  model = default.model
+  model, rules = default.model, ('never', 'confidence', 'patience')
   shares = {
     name: one.point.shares
     for name, one in settings.items()
-    if one.model is model
-    and one.rule.name in ('never', 'confidence', 'patience')
+    if one.model is model and one.rule.name in rules
   }
   yield 'exits', adaptive_plots.plot_exits, (shares, model.heads), {}
   if layers := model.chain.model.prune_layers:
     data = model.records['length'], model.kept, layers
     yield 'retention', adaptive_plots.plot_retention, data, {}
-  if not model.judged.any():
-    return
-  reliability = functools.partial(
-    calibration.reliability, labels=model.records['label'], mask=model.judged
-  )
-  before = predictions.probabilities(model.logits)
-  after = predictions.probabilities(model.calibrated)
-  for place, layer in enumerate(model.heads):
-    scale = model.policy.temperatures[place]
-    tables = {'T = 1': reliability(before[place])}
-    if scale != 1.0:
-      tables[f'T = {scale:.2f}'] = reliability(after[place])
-    title = f'Head at layer {layer}, {int(model.judged.sum())} rows'
+  count = int(model.judged.sum())
+  for place, layer in enumerate(model.heads if count else ()):
+    tables = {}
+    for scale in dict.fromkeys((1.0, model.policy.temperatures[place])):
+      heads = predictions.probabilities(model.logits / scale)
+      tables[f'T = {scale:.3g}'] = calibration.reliability(
+        heads[place], model.records['label'], mask=model.judged
+      )
+    title = {'title': f'Head at layer {layer}, {count} rows'}
     plot = adaptive_plots.plot_reliability
-    yield f'reliability_{layer}', plot, (tables,), {'title': title}
+    yield f'reliability_{layer}', plot, (tables,), title
 
 
 def _ablation(
@@ -146,10 +128,8 @@ def _ablation(
   """Yields quality and time of the other runs and of the default setting."""
   bars: dict[str, dict[str, Any]] = {}
   for row in timings:
-    one = settings.get(row['candidate'], default)
-    if one.name != row['candidate']:
-      continue  # of another library
-    if one is default or one.model.name != default.model.name:
+    one = settings.get(row['candidate'])
+    if one and (one is default or one.model.name != default.model.name):
       quality = {f'{one.model.metric} (%)': 100 * one.point.quality}
       bar = bars.setdefault(one.model.name, quality)
       bar[f'speed-up at batch {row["batch"]}'] = row['speedup']
@@ -162,7 +142,7 @@ def pick(setting: Setting, count: int) -> list[int]:
 
   Those of median length come first, then shorter and longer ones.
   """
-  rows = setting.rows()
+  rows = setting.rows
   order = np.argsort(rows['length'], kind='stable')
   wrong = (rows['answer'] != rows['label']) & (setting.model.classes > 1)
   group = (wrong * 100 + setting.exits)[order]
@@ -177,20 +157,21 @@ def pick(setting: Setting, count: int) -> list[int]:
 
 def sentences(setting: Setting, rows: Sequence[int]) -> list[text_pages.Block]:
   """Returns a block for each of some rows of the split."""
-  model = setting.model
+  model, blocks = setting.model, []
   names, tokenizer = model.policy.class_names, model.policy.reader.tokenizer
   heads = model.calibrated
   if names:
     heads = predictions.probabilities(heads)
-  blocks = []
-  for row, places in zip(rows, positions(model, rows), strict=True):
+  left = positions(model, rows)
+  for place, row in enumerate(rows):
     last, label = int(setting.exits[row]), model.records['label'][row]
     layers = model.heads[: last + 1]
-    tokens = model.source.record(int(row))['tokens'].tolist()
+    tokens = model.source.record(row)['tokens'].tolist()
+    # No pruning at the exit or after it was run.
+    pruned = {k: v[place] for k, v in left.items() if k < layers[-1]}
     block = text_pages.pruning_block(
       names=tokenizer.names(tokens),
-      # No pruning at the exit or after it was run.
-      pruned={k: v for k, v in places.items() if k < layers[-1]},
+      pruned=pruned,
       heads=dict(zip(layers, heads[: last + 1, row], strict=True)),
       class_names=names,
       truth=names[int(label)] if names else f'{float(label):.2f}',
@@ -199,22 +180,15 @@ def sentences(setting: Setting, rows: Sequence[int]) -> list[text_pages.Block]:
   return blocks
 
 
-def positions(model: Model, rows: Sequence[int]) -> list[dict[int, np.ndarray]]:
-  """Returns positions of the tokens left after each pruning, for each row."""
+def positions(model: Model, rows: Sequence[int]) -> dict[int, list[np.ndarray]]:
+  """Returns positions of the tokens of rows left after each pruning."""
   names = ('tokens', 'token_types', 'length')
   inputs = [model.records[name][list(rows)] for name in names]
-
-  def run(module: Any, *inputs: Any) -> Any:
-    state, found, first = module.embed(*inputs), {}, 1
-    for layer in module.prune_layers:
-      state = module.encode(state, first, layer).tokens
-      found[layer] = state.positions, state.length
-      first = layer + 1
-    return found
-
-  apply = jax.jit(functools.partial(model.chain.model.apply, method=run))
-  found = jax.device_get(apply(model.chain.variables, *inputs))
-  return [
-    {layer: place[n, : length[n]] for layer, (place, length) in found.items()}
-    for n in range(len(rows))
-  ]
+  module, found = model.chain.model, {}
+  for count, layer in enumerate(module.prune_layers, 1):
+    layers, ratios = module.prune_layers[:count], module.prune_ratios[:count]
+    part = module.clone(prune_layers=layers, prune_ratios=ratios)
+    _, out = jax.jit(part.apply)(model.chain.variables, *inputs)
+    pairs = zip(*jax.device_get((out['positions'], out['length'])), strict=True)
+    found[layer] = [places[:length] for places, length in pairs]
+  return found

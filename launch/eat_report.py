@@ -19,53 +19,31 @@ the rows that the temperatures were not fitted to. Written into `--out`:
                    ablation, and sentences (also as a page)
 """
 
-import contextlib
-import dataclasses
-import functools
-import itertools
 import pathlib
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from dataset_lib.errors import ConfigError
-from eat.policy import EatPolicy
-from eval_lib import benchmark, report
-from eval_lib.benchmark import Call, Candidate, Hosts
-from launch import eat_pictures, eat_runs, export, peers
-from launch.candidates_eat import checked
+from dataset_lib.errors import ConfigError, InvalidDataError
+from eval_lib import calibration, frontier, predictions, report, risk
+from launch import eat_pictures, eat_runs, eat_times
 from launch.eat_runs import Model, Setting
-from serve_lib.engine import Engine
-from serve_lib.grid import doubling
+from launch.eat_times import DENSE
 from serve_lib.process import keep_freed_memory
 from train_lib import strict_json
 
-CHUNK = 25  # rows of a turn
-DENSE = ('dense', 'student')  # runs that other libraries can run too
-# Columns and note of the tables that are printed.
+# Columns of the tables that are printed.
 SHOWN = {
-  'settings': (
-    'setting quality agreement depth retention flops flops_share flops_served '
-    'early',
-    '{metric}; {rows_fitted} of {rows} rows also fitted the temperatures',
-  ),
-  'timings': (
-    'batch candidate seconds latency_mean latency_p50 latency_p95 speedup '
-    'limit share differing_rows',
-    'speed-up over {reference}; median [quartiles] of the turns',
-  ),
-  'calibration': (
-    'layer accuracy temperature ece ece_calibrated rows',
-    'temperatures: {temperatures}; of the other rows',
-  ),
-  'guarantee': (
-    'loss epsilon exceeded delta mean worst threshold early draws rows',
-    'risk <= epsilon with probability 1 - delta, resampled',
-  ),
-}
+  'settings': 'setting quality agreement depth retention flops flops_share '
+              'flops_served early',
+  'timings': 'batch candidate seconds latency_mean latency_p50 latency_p95 '
+             'speedup limit share differing_rows',
+  'calibration': 'layer accuracy temperature ece ece_calibrated rows',
+  'guarantee': 'loss epsilon exceeded delta mean worst threshold early draws '
+               'rows',
+}  # fmt: skip
 
 
 def write(given: Mapping[str, Any]) -> None:
@@ -82,20 +60,18 @@ def write(given: Mapping[str, Any]) -> None:
   settings, default, shown = sweep(given)
   model, out = default.model, pathlib.Path(given['out'])
   tables: dict[str, Any] = {
-    'settings': [eat_runs.setting_row(one) for one in settings.values()],
-    'calibration': eat_runs.calibration_rows(model),
+    'settings': [setting_row(one) for one in settings.values()],
+    'calibration': calibration_rows(model),
   }
   if given['guarantee']:  # before the long part: it can refuse the model
-    tables['guarantee'] = eat_runs.guarantee(model, given)
+    tables['guarantee'] = guarantee(model, given)
   latency: dict[str, Any] = {}
   theirs: dict[str, Setting] = {}
   if given['time'] != 'none':
     print(f'timing {len(shown)} settings', flush=True)
-    tables['timings'], latency, theirs = time(shown, given)
+    tables['timings'], latency, theirs = eat_times.time(shown, given)
   tables['examples'] = [
-    row
-    for one in shown
-    for row in eat_runs.example_rows(one, latency.get(one.name, {}))
+    row for one in shown for row in example_rows(one, latency.get(one.name, {}))
   ]
   out.mkdir(parents=True, exist_ok=True)
   for name, rows in tables.items():
@@ -107,10 +83,11 @@ def write(given: Mapping[str, Any]) -> None:
   facts = _facts(model) | {'reference': shown[0].name if latency else None}
   plain = {name: list(map(report.flat, rows)) for name, rows in tables.items()}
   strict_json.write(out / 'result.json', facts | plain)
-  for name, (columns, note) in SHOWN.items():
+  for name, columns in SHOWN.items():
     if tables.get(name):
       rows = [report.readable(row, columns.split()) for row in tables[name]]
-      report.print_table(f'{name}: {note.format(**facts)}', rows)
+      report.print_table(name, rows)
+  print(', '.join(f'{name}: {value}' for name, value in facts.items()))
   timings = tables.get('timings', ())
   count = given['sentences']
   eat_pictures.draw(out, settings, default, timings, theirs, count)
@@ -126,37 +103,40 @@ def sweep(
     (settings of all runs by name, the one that the EAT is served with by
     default, those to time: the reference of the speed-ups first).
   """
-  tau = given['tau']
-  eat = eat_runs.load(
-    'EAT', given['workdir'], given, '--workdir', given['step']
-  )
-  compared = [(name, given[name]) for name in DENSE]
-  others = {}
-  for name, directory in (*compared, *given['ablation']):
-    if not directory:
-      continue
-    flag = f'--{name}' if name in DENSE else '--ablation'
+  tau, step = given['tau'], given['step']
+  eat = eat_runs.load('EAT', given['workdir'], given, '--workdir', step)
+  labels, others = eat.records['label'], []
+  runs = {name: (given[name], f'--{name}') for name in DENSE if given[name]}
+  for item in given['ablation']:
+    name, directory = item.split('=', 1)
+    runs[name] = directory, '--ablation'
+  for name, (directory, flag) in runs.items():
     run = eat_runs.load(name, directory, given, flag)
-    labels = eat.records['label']
     if not np.array_equal(run.records['label'], labels):
       expected = f'a run on the same {len(labels)} rows as {eat.directory}'
       raise ConfigError(flag, directory, expected)
-    others[name] = eat_runs.record(run)
-  changed = eat_runs.variants(eat.chain.model, given['prune_scales'])
-  recorded = [eat_runs.record(eat, *one) for one in changed.items()]
-  full = others.get('dense', recorded[0]).dense_flops()
+    others.append(eat_runs.record(run, '', run.chain.model))
+  recorded = list(eat_runs.variants(eat, given['prune_scales']))
+  dense = others[0] if given['dense'] else recorded[0]
+  off: dict[str, Any] = dict(
+    prune_layers=(), prune_ratios=(), window=0, exit_layers=()
+  )
+  plain = dense.chain.model.clone(**off)
+  full = eat_runs.flops(plain, eat.records['length'])[:, -1]
   single: dict[str, Setting] = {}
+  for model in others:  # one setting of each
+    served = f'{model.name}/{eat_runs.default_name(model, tau)}'
+    found = eat_runs.measure(model, full, tau, f'{model.name}/')
+    single[served] = found[served]
   own: dict[str, Setting] = {}
-  for name, model in others.items():  # one setting of each
-    served = f'{name}/{eat_runs.default_name(model, tau)}'
-    single[served] = eat_runs.measure(model, full, tau, f'{name}/')[served]
   for model in recorded:
-    own |= eat_runs.measure(model, full, tau)
+    prefix = f'{model.variant}/' if model.variant else ''
+    own |= eat_runs.measure(model, full, tau, prefix)
   default = own[eat_runs.default_name(recorded[0], tau)]
   how = 'auto' if given['time'] == 'none' else given['time']
-  timed = eat_runs.choose(own, how, default.name)
   extra = [default] if given['ablation'] else []
   reference = single.get('dense/never', own['never'])
+  timed = eat_runs.choose(own, how, default.name)
   every = [reference, *single.values(), *extra, *timed]
   chosen = list({one.name: one for one in every}.values())
   return single | own, default, chosen
@@ -179,131 +159,105 @@ def _facts(model: Model) -> dict[str, Any]:
   }
 
 
-# -- times ---------------------------------------------------------------------
+# -- tables --------------------------------------------------------------------
 
 
-def time(
-  settings: Sequence[Setting], given: Mapping[str, Any]
-) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Setting]]:
-  """Times settings on the same rows: alone, and in full batches.
-
-  A turn is a few rows in a row, the same ones for every candidate. Ours run in
-  the engine in this process, other libraries in their own.
-
-  Args:
-    settings: of any models; the first is the reference.
-    given: the flags of the command.
-
-  Returns:
-    (rows of `eval_lib.benchmark`, at batch 1 with the mean and percentiles of
-    the latency; mean seconds by row of the split, by candidate; the settings
-    that other libraries ran, by candidate).
-  """
-  total, rounds = len(settings[0].exits), given['rounds']
-  count = min(given['rows'], total)
-  rows = np.linspace(0, total - 1, count).round().astype(int)
-  calls = min(CHUNK, count)
-  turns, warmup = -(-count // calls), -(-given['warmup'] // calls)
-  theirs = {
-    f'{peers.TITLES[library]} {one.model.name}': (library, one)
-    for library in peers.usable(given['peers'])
-    for one in settings
-    if one.model.name in DENSE
+def setting_row(setting: Setting) -> dict[str, Any]:
+  """Returns means over the rows; `agreement` is with the own last head."""
+  point, model = setting.point, setting.model
+  mean = {name: float(v.mean()) for name, v in setting.rows.items()}
+  shares = zip(model.heads, point.shares, strict=True)
+  return {
+    'setting': setting.name,
+    'run': model.directory,
+    'variant': model.variant or 'as trained',
+    'rule': point.rule,
+    'value': point.value,
+    'quality': point.quality,
+    'agreement': point.agreement if len(model.heads) > 1 else None,
+    'depth': point.depth,
+    'retention': mean['retention'],
+    'flops': mean['flops'],
+    'flops_share': point.flops,
+    'flops_served': mean['flops_served'],
+    'early': 1.0 - point.shares[-1],
+    **{f'exit_{layer}': share for layer, share in shares},
   }
-  with contextlib.ExitStack() as stack:
-    hosts = stack.enter_context(Hosts(environment={'HF_HUB_OFFLINE': '1'}))
-    folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    engines = _engines(settings, given['batch_size'], stack)
 
-    def run(batch: int, **timing: Any) -> Any:
-      found = [_candidate(one, rows, batch, engines) for one in settings]
-      found[0] = dataclasses.replace(found[0], is_baseline=True)
-      for name, (library, one) in theirs.items():
-        make = _make_peer(library, one, rows, batch, folder)
-        found.append(Candidate(name, make, process=name))
-      return benchmark.run(found, {'batch': batch}, hosts, **timing)
 
-    table, samples = run(1, rounds=rounds * turns, warmup=warmup, calls=calls)
-    in_batches, _ = run(given['batch_size'], rounds=rounds, warmup=1)
-  # A call is made once when prepared; then the rows follow each other.
-  first, latency = 1 + warmup * calls, {}
-  for row in table:
-    seconds = samples[row['candidate']].ravel()[: rounds * count]
-    row['latency_mean'] = float(seconds.mean())
-    row['latency_p50'], row['latency_p95'] = np.percentile(
-      seconds, (50, 95)
-    ).tolist()
-    means = np.roll(seconds.reshape(-1, count).mean(0), first % count)
-    latency[row['candidate']] = dict(
-      zip(rows.tolist(), means.tolist(), strict=True)
+def example_rows(
+  setting: Setting, latency: Mapping[int, float]
+) -> Iterator[dict[str, Any]]:
+  """Yields a line for each row of the split.
+
+  `kept_<layer>` are the tokens left after the pruning at that layer, None if
+  the row left before it; `latency` are seconds of the rows that were timed.
+  """
+  model, values = setting.model, setting.rows
+  layers = model.chain.model.prune_layers
+  for row, leave in enumerate(setting.exits):
+    line = {name: value[row].item() for name, value in values.items()}
+    is_last = leave == len(model.heads) - 1
+    right = int(line['answer'] == line['label'])
+    line['exit_reason'] = 'last layer' if is_last else setting.point.rule
+    line['correct'] = right if model.classes > 1 else None
+    line['latency'] = latency.get(row)
+    for at, kept in zip(layers, model.kept[row].tolist(), strict=True):
+      # The pruning at the layer of a head comes after the head.
+      line[f'kept_{at}'] = kept if at < line['depth'] else None
+    yield {'setting': setting.name, 'index': row, **line}
+
+
+def calibration_rows(model: Model) -> list[dict[str, Any]]:
+  """Returns ECE and accuracy of each head; nothing without judged rows."""
+  labels = model.records['label'][model.judged]
+  scales, rows = model.policy.temperatures, []
+  for place, layer in enumerate(model.heads if len(labels) else ()):
+    head = model.logits[place : place + 1, model.judged]
+    row = {'layer': layer, 'accuracy': frontier.accuracy(head[0], labels)}
+    row |= {'temperature': float(scales[place]), 'rows': len(labels)}
+    row['ece'] = calibration.errors(head, labels)[0]
+    row['ece_calibrated'] = calibration.errors(head / scales[place], labels)[0]
+    rows.append(row)
+  return rows
+
+
+def guarantee(model: Model, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+  """Resamples the rows: how often do guaranteed thresholds fail?
+
+  Once for the disagreement with the full model and once for the harm, rows
+  that it has right and the early exit wrong. Only rows count that no
+  temperature was fitted to.
+
+  Raises:
+    InvalidDataError: a regression, a model without exits, or no rows.
+  """
+  logits = model.logits[:, model.judged]
+  labels, last = model.records['label'][model.judged], len(logits) - 1
+  if not last or not len(labels):
+    raise InvalidDataError(
+      '--guarantee: expected exits by confidence, and rows that no '
+      f'temperature was fitted to, got {last + 1} heads and {len(labels)} such '
+      'rows; other rows are given as --split'
     )
-  return table + in_batches, latency, {n: one for n, (_, one) in theirs.items()}
-
-
-def _engines(
-  settings: Sequence[Setting], batch: int, stack: contextlib.ExitStack
-) -> dict[int, tuple[Engine, EatPolicy]]:
-  """Returns a warm engine with its policy for each model."""
-  engines: dict[int, tuple[Engine, EatPolicy]] = {}
-  for model in (one.model for one in settings):
-    if id(model) in engines:
-      continue
-    old, longest = model.policy, model.records['length'].max()
-    policy = EatPolicy(
-      model.chain, old.reader, old.class_names, old.lengths,
-      temperatures=old.temperatures.tolist(),
-    )  # fmt: skip
-    lengths = old.lengths[: np.searchsorted(old.lengths, longest) + 1]
-    engine = Engine(model.chain, policy, lengths, doubling(batch))
-    engine.warm_up(progress=True)
-    engines[id(model)] = stack.enter_context(engine), policy
-  return engines
-
-
-def _items(setting: Setting, rows: np.ndarray) -> list[dict[str, Any]]:
-  records = [setting.model.source.record(int(row)) for row in rows]
-  return [{k: one[k] for k in ('tokens', 'token_types')} for one in records]
-
-
-def _candidate(
-  setting: Setting, rows: np.ndarray, batch: int, engines: Mapping[int, Any]
-) -> Candidate:
-  """Returns a setting: the next row in each call at batch 1, or all rows."""
-  measures, (engine, policy) = setting.rows(), engines[id(setting.model)]
-  items = _items(setting, rows)
-  turns = itertools.cycle(items)
-
-  def predict(some: Sequence[Any]) -> Sequence[Any]:
-    policy.rule = setting.rule  # settings of a model share the policy
-    return checked(engine.predict(some))
-
-  def differs(row: int, answer: Any) -> bool:
-    # The forms agree to rounding, so a row at a threshold may differ.
-    if answer.depth != measures['depth'][row]:
-      return True
-    if policy.class_names:
-      return answer.label != policy.class_names[measures['answer'][row]]
-    return not np.isclose(answer.label, measures['answer'][row], 1e-3, 1e-3)
-
-  def make() -> Call:
-    answers = predict(items)
-    wrong = sum(map(differs, rows.tolist(), answers))
-    columns = {'differing_rows': wrong}
-    if batch == 1:
-      return Call(lambda: predict([next(turns)]), columns=columns)
-    return Call(lambda: predict(items), len(items), columns=columns)
-
-  flops = float(measures['flops_served'][rows].mean())
-  return Candidate(setting.name, make, flops=(flops, flops))
-
-
-def _make_peer(
-  library: str, setting: Setting, rows: np.ndarray, batch: int, folder: Any
-) -> Any:
-  """Returns the function that prepares a dense model in another library."""
-  model, weights = setting.model, folder / setting.model.name
-  if not weights.exists():
-    params = model.chain.variables['params']
-    export.save(str(weights), model.chain.model, params)
-  given = library, str(weights), _items(setting, rows), batch
-  return functools.partial(peers.make, *given, expected=setting.chosen[rows])
+  same = {name: given[name] for name in ('epsilon', 'delta', 'draws')}
+  epsilon, delta, draws = same.values()
+  heads = predictions.probabilities(model.calibrated[:, model.judged])
+  thresholds = risk.default_thresholds(model.classes)
+  leaves = risk.confidence_exits(heads, thresholds)
+  losses = {
+    'disagreement': risk.disagreement(logits, leaves),
+    'harm': risk.harm(logits, leaves, labels),
+  }
+  result = []
+  for name, loss in losses.items():
+    limits = loss, thresholds, epsilon, delta
+    risks = risk.resampled_risk(*limits, rows=len(labels), draws=draws)
+    found = risk.guaranteed_threshold(*limits)
+    early = leaves[found.certified - 1] < last if found.certified else 0.0
+    row = {'loss': name, **same, 'rows': len(labels)}
+    row |= {'exceeded': float((risks > epsilon).mean())}
+    row |= {'worst': float(risks.max()), 'mean': float(risks.mean())}
+    row |= {'threshold': found.threshold, 'early': float(np.mean(early))}
+    result.append(row)
+  return result

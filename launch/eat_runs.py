@@ -14,13 +14,13 @@ import jax
 import numpy as np
 
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError, InvalidDataError
+from dataset_lib.errors import ConfigError
 from dataset_lib.source import places
 from eat import cost, exits
 from eat.calibration_file import CalibrationFile
 from eat.model import EatClassifier
 from eat.serving import EatChain
-from eval_lib import calibration, frontier, glue, predictions, risk
+from eval_lib import frontier, glue, predictions
 from serve_lib.chain import ServedRun
 from train_lib import loading
 
@@ -79,24 +79,11 @@ class Model:
     """Name of the quality: the official one of the GLUE task."""
     return glue.TASK_METRICS[self.task][0] if self.task else 'accuracy'
 
-  def quality(self, logits: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the metric of logits `[N, C]` and labels."""
-    if self.task:
-      return glue.compute(self.task, logits, labels)['score']
-    return frontier.accuracy(logits, labels)
-
-  def agreement(self, logits: np.ndarray, full: np.ndarray) -> float:
-    """Returns the share of equal answers; of regressions the correlation."""
-    if self.classes == 1:
-      return float(np.corrcoef(logits[:, 0], full[:, 0])[0, 1])
-    return frontier.same_class(logits, full)
-
   @functools.cached_property
   def kept(self) -> np.ndarray:
     """Tokens of each row that each pruning leaves, `[N, P]`."""
-    return _by_length(
-      self.records['length'], self.chain.model, cost.static_sizes
-    )
+    module, length = self.chain.model, self.records['length']
+    return _by_length(functools.partial(cost.static_sizes, module), length)
 
   @functools.cached_property
   def cost(self) -> dict[str, np.ndarray]:
@@ -110,32 +97,28 @@ class Model:
     passed = [sum(p < head for p in module.prune_layers) for head in self.heads]
     tokens = np.concatenate([length[:, None], self.kept], axis=1)
     buckets = np.array(self.policy.lengths)
-    served = buckets[np.searchsorted(buckets, length)]
     return {
       'depth': np.tile(self.heads, (len(length), 1)),
       'retention': tokens[:, passed] / length[:, None],
-      'flops': _by_length(length, module, _flops),
-      'flops_served': _by_length(served, module, _flops),
+      'flops': flops(module, length),
+      'flops_served': flops(module, buckets[np.searchsorted(buckets, length)]),
     }
 
-  def dense_flops(self) -> np.ndarray:
-    """Returns FLOPs of each row without pruning, window and exits, `[N]`."""
-    plain = self.chain.model.clone(
-      prune_layers=(), prune_ratios=(), window=0, exit_layers=()
-    )
-    return _by_length(self.records['length'], plain, _flops)[:, -1]
+
+def flops(module: EatClassifier, length: np.ndarray) -> np.ndarray:
+  """Returns the FLOPs of rows up to each head, `[N, E]`."""
+
+  def count(length: int) -> Any:
+    sizes = cost.static_sizes(module, length)
+    return np.cumsum(cost.stage_flops(module, length, sizes, count_cls=True))
+
+  return _by_length(count, length)
 
 
-def _flops(module: EatClassifier, length: int) -> Any:
-  """Returns the FLOPs of a row up to each head."""
-  sizes = cost.static_sizes(module, length)
-  return np.cumsum(cost.stage_flops(module, length, sizes, count_cls=True))
-
-
-def _by_length(length: np.ndarray, module: Any, function: Any) -> np.ndarray:
-  """Returns `function(module, length)` of each row, computed once a length."""
+def _by_length(function: Any, length: np.ndarray) -> np.ndarray:
+  """Returns a function of the length of each row, computed once a length."""
   sizes, index = np.unique(length, return_inverse=True)
-  return np.array([function(module, size) for size in sizes.tolist()])[index]
+  return np.array([function(size) for size in sizes.tolist()])[index]
 
 
 def load(
@@ -150,21 +133,21 @@ def load(
   Args:
     name: in tables.
     directory: of the run.
-    given: the flags of the command.
+    given: the flags `split` and `limit`.
     flag: that named the directory, for errors.
     step: a step, 'best', or None for the newest.
 
   Raises:
-    ConfigError: the directory has no run of a BERT, or the calibration is that
-      of another checkpoint.
+    ConfigError: the directory has no run of a BERT.
     InvalidDataError: the labels are hidden.
   """
   config = loading.load_own_config(directory, flag)
   task = loading.load_task(directory, config, step)
   loaded = loading.load_params_on_one_device(directory, task, step)
-  run = ServedRun(directory, loaded.step)
   policy: Any
-  chain, policy = task.serve(loaded.variables, {'rule': 'never'}, run)
+  chain, policy = task.serve(
+    loaded.variables, {'rule': 'never'}, ServedRun(directory, loaded.step)
+  )
   if not isinstance(chain, EatChain):
     raise ConfigError(flag, directory, 'a run of an EAT or of a dense BERT')
   own = config.evals.get('dev', {}).get('split', 'validation')
@@ -203,11 +186,8 @@ def _fitted(
   return fitted, f'calibration.json, fitted to {split}'
 
 
-def record(
-  model: Model, variant: str = '', module: EatClassifier | None = None
-) -> Model:
-  """Runs a model, or a variant of it, over all rows, sorted by length."""
-  module = module or model.chain.model
+def record(model: Model, variant: str, module: EatClassifier) -> Model:
+  """Runs a variant of a model over all rows, sorted by length."""
   records, buckets = model.records, np.array(model.policy.lengths)
   lengths, variables = records['length'], model.chain.variables
   count, order = len(lengths), np.argsort(lengths, kind='stable')
@@ -225,25 +205,25 @@ def record(
   return dataclasses.replace(model, variant=variant, chain=chain, logits=logits)
 
 
-def variants(
-  module: EatClassifier, scales: Sequence[float]
-) -> dict[str, EatClassifier]:
-  """Returns the model as trained, '', with other prune ratios, and window.
+def variants(model: Model, scales: Sequence[float]) -> Iterator[Model]:
+  """Yields the model as trained, with other prune ratios, and other window.
 
   Raises:
     ConfigError: a scaled ratio is not below 1.
   """
-  result = {'': module}
+  yield record(model, '', model.chain.model)
+  module = model.chain.model
   for scale in scales if any(module.prune_ratios) else ():
     ratios = tuple(round(scale * ratio, 4) for ratio in module.prune_ratios)
     if max(ratios) >= 1.0:
       expected = f'scales of {tuple(module.prune_ratios)} that leave tokens'
       raise ConfigError('--prune_scales', scale, expected)
     if scale != 1.0:
-      result[f'prune_{scale:g}'] = module.clone(prune_ratios=ratios)
+      changed = module.clone(prune_ratios=ratios)
+      yield record(model, f'prune_{scale:g}', changed)
   window = 0 if module.window else WINDOW
   name = f'window_{window}' if window else 'no_window'
-  return result | {name: module.clone(window=window)}
+  yield record(model, name, module.clone(window=window))
 
 
 # -- exit rules ----------------------------------------------------------------
@@ -257,22 +237,7 @@ class Setting(NamedTuple):
   rule: exits.Rule
   point: frontier.Point  # means over the rows
   exits: np.ndarray  # index of the head at which each row leaves, `[N]`
-
-  @property
-  def chosen(self) -> np.ndarray:
-    """Logits of the heads at which the rows leave, `[N, C]`."""
-    return self.model.logits[self.exits, np.arange(len(self.exits))]
-
-  def rows(self) -> dict[str, np.ndarray]:
-    """Returns measures of each row, `[N]` each; see `Model.cost`."""
-    at, chosen = (np.arange(len(self.exits)), self.exits), self.chosen
-    records, is_class = self.model.records, self.model.classes > 1
-    return {
-      'length': records['length'],
-      **{name: table[at] for name, table in self.model.cost.items()},
-      'answer': chosen.argmax(1) if is_class else chosen[:, 0],
-      'label': records['label'],
-    }
+  rows: dict[str, np.ndarray]  # measures of each row, see `Model.cost`
 
 
 def default_name(model: Model, tau: float) -> str:
@@ -309,21 +274,39 @@ def measure(
     model: recorded.
     full_flops: FLOPs of each row in the dense model.
     tau: confidence of the default setting.
-    prefix: of the names; '' for the variant's.
+    prefix: of the names.
   """
-  prefix = prefix or (f'{model.variant}/' if model.variant else '')
-  result = {}
+
+  def quality(logits: np.ndarray, labels: np.ndarray) -> float:
+    if model.task:
+      return glue.compute(model.task, logits, labels)['score']
+    return frontier.accuracy(logits, labels)
+
+  def agreement(logits: np.ndarray, full: np.ndarray) -> float:
+    if model.classes == 1:
+      return float(np.corrcoef(logits[:, 0], full[:, 0])[0, 1])
+    return frontier.same_class(logits, full)
+
+  labels, result = model.records['label'], {}
   for name, value, rule in _rules(model, tau):
     found = np.asarray(exits.first_exit(rule, model.calibrated))
     known = functools.partial(lambda found, logits: found, found)
-    setting = frontier.Setting(name, value, known)
     [point] = frontier.sweep(
-      model.logits, model.records['label'], [setting], layers=model.heads,
-      flops=model.cost['flops'], full_flops=full_flops, quality=model.quality,
-      agreement=model.agreement,
+      model.logits, labels, [frontier.Setting(name, value, known)],
+      layers=model.heads, flops=model.cost['flops'], full_flops=full_flops,
+      quality=quality, agreement=agreement,
     )  # fmt: skip
+    at = np.arange(len(found)), found
+    chosen = model.logits[found, at[0]]
+    answer = chosen.argmax(1) if model.classes > 1 else chosen[:, 0]
+    rows = {
+      'length': model.records['length'],
+      'answer': answer,
+      'label': labels,
+    }
+    rows |= {measure: table[at] for measure, table in model.cost.items()}
     title = prefix + (name if value is None else f'{name}={value:g}')
-    result[title] = Setting(title, model, rule, point, found)
+    result[title] = Setting(title, model, rule, point, found, rows)
   return result
 
 
@@ -332,11 +315,8 @@ def choose(
 ) -> list[Setting]:
   """Returns the settings to time.
 
-  Args:
-    settings: all of them, by name.
-    text: 'auto' for the full model, the default and points of the frontier of
-      quality against FLOPs, spread evenly; 'all', 'none', or names.
-    default: name of the default setting.
+  `text` is 'auto' for the full model, the default and points of the frontier
+  of quality against FLOPs, spread evenly; 'all', 'none', or names.
 
   Raises:
     ConfigError: there is no such setting.
@@ -361,109 +341,3 @@ def choose(
   )
   spread = np.linspace(0, len(best) - 1, min(MOST, len(best))).round()
   return [*always.values(), *(by_place[best[int(n)]] for n in spread)]
-
-
-# -- tables --------------------------------------------------------------------
-
-
-def setting_row(setting: Setting) -> dict[str, Any]:
-  """Returns means over the rows; `agreement` is with the own last head."""
-  point, model = setting.point, setting.model
-  mean = {name: float(v.mean()) for name, v in setting.rows().items()}
-  names = ('depth', 'retention', 'flops')
-  row = {
-    'setting': setting.name,
-    'run': model.directory,
-    'variant': model.variant or 'as trained',
-    'rule': point.rule,
-    'value': point.value,
-    'quality': point.quality,
-    'agreement': point.agreement if len(model.heads) > 1 else None,
-    **{name: mean[name] for name in names},
-    'flops_share': point.flops,
-    'flops_served': mean['flops_served'],
-    'early': 1.0 - point.shares[-1],
-  }
-  shares = zip(model.heads, point.shares, strict=True)
-  return row | {f'exit_{layer}': share for layer, share in shares}
-
-
-def example_rows(
-  setting: Setting, latency: Mapping[int, float]
-) -> Iterator[dict[str, Any]]:
-  """Yields a line for each row of the split.
-
-  `kept_<layer>` are the tokens left after the pruning at that layer, None if
-  the row left before it; `latency` are seconds of the rows that were timed.
-  """
-  model, values = setting.model, setting.rows()
-  layers = model.chain.model.prune_layers
-  for row, leave in enumerate(setting.exits):
-    line = {name: value[row].item() for name, value in values.items()}
-    is_last = leave == len(model.heads) - 1
-    right = int(line['answer'] == line['label'])
-    line['exit_reason'] = 'last layer' if is_last else setting.point.rule
-    line['correct'] = right if model.classes > 1 else None
-    line['latency'] = latency.get(row)
-    for at, kept in zip(layers, model.kept[row].tolist(), strict=True):
-      # The pruning at the layer of a head comes after the head.
-      line[f'kept_{at}'] = kept if at < line['depth'] else None
-    yield {'setting': setting.name, 'index': row, **line}
-
-
-def calibration_rows(model: Model) -> list[dict[str, Any]]:
-  """Returns ECE and accuracy of each head; nothing without judged rows."""
-  logits = model.logits[:, model.judged]
-  labels = model.records['label'][model.judged]
-  if not len(labels):
-    return []
-  scales = model.policy.temperatures
-  before = calibration.errors(logits, labels)
-  after = calibration.errors(logits, labels, temperatures=scales)
-  columns = ('layer', 'temperature', 'ece', 'ece_calibrated')
-  numbers = zip(model.heads, scales.tolist(), before, after, strict=True)
-  return [
-    {'accuracy': frontier.accuracy(head, labels), 'rows': len(labels)}
-    | dict(zip(columns, row, strict=True))
-    for head, row in zip(logits, numbers, strict=True)
-  ]
-
-
-def guarantee(model: Model, given: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Resamples the rows: how often do guaranteed thresholds fail?
-
-  Once for the disagreement with the full model and once for the harm, rows
-  that it has right and the early exit wrong. Only rows count that no
-  temperature was fitted to.
-
-  Raises:
-    InvalidDataError: a regression, a model without exits, or no rows.
-  """
-  logits = model.logits[:, model.judged]
-  labels, last = model.records['label'][model.judged], len(logits) - 1
-  if not last or not len(labels):
-    raise InvalidDataError(
-      '--guarantee: expected exits by confidence, and rows that no '
-      f'temperature was fitted to, got {last + 1} heads and {len(labels)} such '
-      'rows; other rows are given as --split'
-    )
-  epsilon, delta, draws = (given[n] for n in ('epsilon', 'delta', 'draws'))
-  heads = predictions.probabilities(model.calibrated[:, model.judged])
-  thresholds = risk.default_thresholds(model.classes)
-  leaves = risk.confidence_exits(heads, thresholds)
-  losses = {
-    'disagreement': risk.disagreement(logits, leaves),
-    'harm': risk.harm(logits, leaves, labels),
-  }
-  result = []
-  for name, loss in losses.items():
-    limits = loss, thresholds, epsilon, delta
-    risks = risk.resampled_risk(*limits, rows=len(labels), draws=draws)
-    found = risk.guaranteed_threshold(*limits)
-    early = leaves[found.certified - 1] < last if found.certified else 0.0
-    row = {'loss': name, 'epsilon': epsilon, 'delta': delta, 'draws': draws}
-    row |= {'rows': len(labels), 'exceeded': float((risks > epsilon).mean())}
-    row |= {'worst': float(risks.max()), 'mean': float(risks.mean())}
-    row |= {'threshold': found.threshold, 'early': float(np.mean(early))}
-    result.append(row)
-  return result
