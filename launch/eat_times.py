@@ -46,11 +46,11 @@ def time(
   rows = np.linspace(0, total - 1, count).round().astype(int)
   calls = min(CHUNK, count)
   turns, warmup = -(-count // calls), -(-given['warmup'] // calls)
+  dense = [one for one in settings if one.model.name in DENSE]
   theirs = {
     f'{peers.TITLES[library]} {one.model.name}': (library, one)
-    for library in peers.usable(given['peers'])
-    for one in settings
-    if one.model.name in DENSE
+    for library in peers.usable(given['peers'] if dense else ())
+    for one in dense
   }
   with contextlib.ExitStack() as stack:
     hosts = stack.enter_context(Hosts(environment={'HF_HUB_OFFLINE': '1'}))
@@ -72,13 +72,10 @@ def time(
   for row in table:
     seconds = samples[row['candidate']].ravel()[: rounds * count]
     row['latency_mean'] = float(seconds.mean())
-    row['latency_p50'], row['latency_p95'] = np.percentile(
-      seconds, (50, 95)
-    ).tolist()
-    means = np.roll(seconds.reshape(-1, count).mean(0), first % count)
-    latency[row['candidate']] = dict(
-      zip(rows.tolist(), means.tolist(), strict=True)
-    )
+    for percent in (50, 95):
+      row[f'latency_p{percent}'] = float(np.percentile(seconds, percent))
+    means = np.roll(seconds.reshape(-1, count).mean(0), first % count).tolist()
+    latency[row['candidate']] = dict(zip(rows.tolist(), means, strict=True))
   return table + in_batches, latency, {n: one for n, (_, one) in theirs.items()}
 
 
