@@ -13,7 +13,8 @@ class TapeClassifier(nn.Module):
   """Base of the classifiers; `__call__` is `read`, then `classify`.
 
   A subclass has a field `max_steps` (the most tape tokens, T), sets up
-  `encoder` (a `TapeEncoder`) and `head`, and defines `embed`.
+  `encoder` (a `TapeEncoder`) and `head`, and defines `embed`. `row_keys`, one
+  for each row, turn on training's noise.
   """
 
   def embed(self, inputs: Num[Array, 'B ...']) -> tuple[Array, Array]:
@@ -26,16 +27,9 @@ class TapeClassifier(nn.Module):
     row_keys: Key[Array, ' B'] | None = None,
     stop_early: bool = False,
   ) -> tuple[Float[Array, 'B L H'], Tape, int]:
-    """Everything up to the insertion.
+    """Everything up to the insertion: tokens, the tape, size of the bank.
 
-    Args:
-      inputs: images or symbols.
-      row_keys: one key per row turns on training's noise; None is
-        deterministic.
-      stop_early: stop reading when every row has halted.
-
-    Returns:
-      Tokens at the insertion, the tape, and the number of tokens in the bank.
+    With `stop_early` reading stops when every row has halted.
     """
     x, bank = self.embed(inputs)
     x, tape = self.encoder.read(x, bank, row_keys, stop_early)
@@ -48,10 +42,9 @@ class TapeClassifier(nn.Module):
     mask: Float[Array, 'B T'],
     row_keys: Key[Array, ' B'] | None = None,
   ) -> tuple[Float[Array, 'B O'], Float[Array, 'B H']]:
-    """Everything from the insertion on; the tape may be cropped.
+    """Everything from the insertion on: logits and features, both float32.
 
-    Returns:
-      Logits and features, both float32.
+    The tape may be cropped.
     """
     features = self.encoder.finish(x, tokens, mask, row_keys)
     return constrain(self.head(features), 'batch', 'classes'), features

@@ -3,7 +3,6 @@
 The first stage runs up to the insertion and reads the tapes; its while_loop
 stops when every row of the batch has halted. Each row then continues at the
 length bucket that holds its tape, in a batch with other rows of that bucket.
-Logits equal those of the masked form to float32 rounding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +18,7 @@ class TapeChain:
   """A `TapeClassifier` as `serve_lib.chain.Chain` of two stages.
 
   Length buckets are tape lengths; the longest is the model's `max_steps`.
-
-  Args:
-    model: the classifier.
-    variables: of the task, with `'params'`, on the device.
-    reader: makes batches; see `serve_lib.items`.
-    inputs: from a batch to the model's inputs.
+  `inputs` maps a batch of the reader to the model's inputs.
   """
 
   num_stages = 2
@@ -83,12 +77,7 @@ def tape_lengths(
 ) -> tuple[int, ...]:
   """Returns the tape buckets, ascending up to `max_steps`.
 
-  Args:
-    max_steps: most tape tokens of a row, T.
-    lengths: wanted buckets; None for every second length.
-
-  Raises:
-    ConfigError: a bucket is not an integer in [1, T].
+  `lengths` are wanted buckets; None for every second length.
   """
   if lengths is None:
     lengths = range(2, max_steps, 2)

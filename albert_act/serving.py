@@ -28,12 +28,7 @@ VARIANT = 'compacted'
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Options of serving an ALBERT.
-
-  Attributes:
-    iterations: in a stage, after which rows can leave.
-    max_characters: of one text; a longer one is an error and not truncated.
-  """
+  """Options of serving an ALBERT: iterations in a stage; longest legal text."""
 
   iterations: Annotated[int, Interval(ge=1, le=1000)] = 12
   max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = MAX_CHARACTERS
@@ -42,11 +37,7 @@ class Options:
 class AlbertChain:
   """An `AlbertClassifier` that halts, as `serve_lib.chain.Chain`.
 
-  Attributes:
-    variables: the parameters as `transposed_kernels.transpose`, on the device.
-    iterations: iterations in a stage.
-    limit: iterations of the model.
-    pad_id: token id of padding.
+  A stage has `iterations`, the model `limit` of them.
 
   Raises:
     ConfigError: the model does not halt, or has more than one shared block:

@@ -71,10 +71,6 @@ def read_options(
     given: see `Options`.
     guarantee: of the run's calibration, with 'threshold'; None for none.
     classes: number of classes, 0 for a regression.
-
-  Raises:
-    ConfigError: an option is illegal, does not fit the others or the model,
-      or needs a calibration that is missing.
   """
   options = Options(**fields.check(Options, given, 'serve'))
   if not classes:
@@ -170,7 +166,7 @@ class EatPolicy(ClassifierPolicy):
     chain: the model.
     reader: of texts.
     class_names: of the labels; () for a regression.
-    lengths: length buckets, ascending; texts are cut off at the longest.
+    lengths: length buckets, ascending.
     rule: when a row leaves; the attribute may be set between batches.
     temperatures: of each head; () for 1.
     options: see `Options`; what `rule` has is taken from there.

@@ -22,7 +22,6 @@ from typing import Any
 
 from launch import command_line
 
-RATES = ('dropout', 'attention_dropout', 'classifier_dropout')
 # Fields of a model that Hugging Face does not have.
 PARTS = {
   'prune_layers': 'pruning after layers {}',
@@ -138,31 +137,25 @@ def save(
 
   kind = 'bert' if model.type_vocab_size else 'distilbert'
   is_pretraining = isinstance(model, AlbertPretraining)
-  convert.save(
-    directory,
-    'albert' if isinstance(model, Albert) else kind,
-    encoder_fields(model),
-    jax.device_get(dense_params(params)),
-    heads='pretraining' if is_pretraining else 'classifier',
-    class_names=() if is_pretraining else class_names,
-    tokenizer=tokenizer,
+  names = (
+    *type(model).SIZES.defaults,
+    *('dropout', 'attention_dropout', 'classifier_dropout'),
   )
-
-
-def encoder_fields(model: Any) -> dict[str, Any]:
-  """Returns the fields of `model_lib.convert.save` as a model has them."""
-  return {
-    name: getattr(model, name) for name in (*type(model).SIZES.defaults, *RATES)
-  }
-
-
-def dense_params(params: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns parameters without early heads, token scorers and halting."""
-  return {
+  # Without early heads, token scorers and halting.
+  dense = {
     name: value
     for name, value in params.items()
     if not name.startswith(('exit_', 'scorer_')) and name != 'score'
   }
+  convert.save(
+    directory,
+    'albert' if isinstance(model, Albert) else kind,
+    {name: getattr(model, name) for name in names},
+    jax.device_get(dense),
+    heads='pretraining' if is_pretraining else 'classifier',
+    class_names=() if is_pretraining else class_names,
+    tokenizer=tokenizer,
+  )
 
 
 if __name__ == '__main__':

@@ -114,13 +114,8 @@ class Chain(Protocol):
   """A model cut into pure stages.
 
   The result of a row must not depend on the other rows of its batch, which
-  are padding and rows of other callers in any order.
-
-  Attributes:
-    num_stages: every row leaves after the last one.
-    variants: names of the forms it is served in, like 'pruned' and 'full'; the
-      first is the usual one.
-    variables: the parameters, a pytree of arrays.
+  are padding and rows of other callers in any order. The first of `variants` is
+  the form that most rows are served in.
   """
 
   num_stages: int
@@ -130,12 +125,10 @@ class Chain(Protocol):
   def stage(self, index: int, variant: str, length: int) -> Stage:
     """Returns the function of a stage, from 0, for one length bucket.
 
-    It is jitted for every batch bucket. The carry is a pytree whose arrays
-    have the rows first; that of the last stage is ignored. Outputs are small
-    arrays `[B, ...]` for the host. If a stage outputs `'length'` int
-    `[B]`, each row moves to the bucket that holds it; the shapes of the carry
-    must then not depend on the length. Equal stages should be the same
-    function object, which is compiled once.
+    It is jitted for every batch bucket; equal stages should be the same
+    function object, which is compiled once. Outputs are small arrays `[B, ...]`
+    for the host. If one is `'length'` int `[B]`, each row moves to the bucket
+    that holds it; the shapes of the carry must then not depend on the length.
     """
 
   def pad(

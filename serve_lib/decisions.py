@@ -1,7 +1,6 @@
 """From logits to answers: probabilities, `Prediction`, the usual policy.
 
-The functions take NumPy and JAX arrays alike, with the classes on the last
-axis, and act on every row by itself.
+The functions take NumPy and JAX arrays, with the classes on the last axis.
 """
 
 import dataclasses
@@ -96,17 +95,14 @@ def _module(array: Any) -> Any:
 class ClassifierPolicy:
   """`serve_lib.chain.Policy` of a classifier; by default no row leaves early.
 
-  Families with exits override `decide`, `logits`, `combine` and `describe`.
+  Families override `decide`, `logits`, `combine` and `describe`.
 
   Args:
     chain: the last output of a row has `'logits'` `[O]`.
-    reader: turns items into arrays; see `serve_lib.items`.
+    reader: of items; see `serve_lib.items`.
     class_names: of the labels; () for a regression.
     lengths: length buckets, ascending.
     monitor: records the exits; None for a new one.
-
-  Attributes:
-    warnings: lines to print before a service starts.
   """
 
   def __init__(
@@ -146,11 +142,7 @@ class ClassifierPolicy:
     return 1, 1.0, {'truncated': row.encoded.context.get('truncated')}
 
   def answer(self, row: Row) -> Prediction:
-    """Returns the prediction for a row and records its exit in `monitor`.
-
-    Raises:
-      FloatingPointError: a logit is NaN or infinite.
-    """
+    """Returns the prediction for a row and records its exit in `monitor`."""
     logits = self.logits(row)
     if not np.isfinite(logits).all():
       raise FloatingPointError(
@@ -178,10 +170,7 @@ class ClassifierPolicy:
 class OneStage:
   """A `Chain` of one stage, for a model without exits.
 
-  Args:
-    apply: (variables, batch) -> logits `[B, O]`.
-    variables: a pytree of arrays on one device.
-    reader: its `pad` makes batches; see `serve_lib.items`.
+  `apply` maps variables and a batch of the reader to logits `[B, O]`.
   """
 
   num_stages = 1

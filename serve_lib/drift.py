@@ -3,11 +3,6 @@
 Thresholds hold for data like the calibration data. The confidence of the first
 head is compared: every row passes it, whatever the exit rule, the threshold of
 its source, and also while all rows run to full depth.
-
-Two tests compare a sliding window of the traffic with the calibration split,
-each at half the significance (Bonferroni): Kolmogorov-Smirnov on the
-confidences, chi-square on the share of sure ones. A rejection counts only if
-the difference is large as well: with enough rows any one is significant.
 """
 
 import collections
@@ -54,57 +49,46 @@ class Calibration:
     return confidences.astype(np.float32) >= np.float32(self.threshold)
 
 
+@dataclasses.dataclass(eq=False)
 class DriftCheck:
   """Compares traffic with a calibration, with hysteresis. Thread-safe.
 
-  Every `every` rows a full window is tested. Drift begins after `confirm`
-  tests in a row found it, and ends after `recover` tests in a row in which
-  neither test rejects at ten times the significance or both differences are
-  small.
+  Two tests compare a sliding window of the traffic with the calibration split,
+  each at half the significance (Bonferroni): Kolmogorov-Smirnov on the
+  confidences, chi-square on the share of sure ones. A rejection counts only if
+  the difference is large as well: with enough rows any one is significant.
+  Drift ends when neither test rejects at ten times the significance or both
+  differences are small.
 
-  Args:
-    calibration: the reference.
-    window: rows that are compared, at least 20.
-    every: rows from one test to the next.
-    significance: probability of a false alarm in one test, in (0, 0.1).
-    min_distance: smallest relevant Kolmogorov-Smirnov distance.
-    min_psi: smallest relevant population stability index; by convention .1 is
-      a small shift and .25 a large one.
-    confirm: tests in a row that begin drift.
-    recover: tests in a row that end it.
-    on_drift: called with (drifted, report) when drift begins or ends, without
-      a lock, in the thread that added the row; its errors are logged.
+  `on_drift` is called with (drifted, report) when drift begins or ends, without
+  a lock, in the thread that added the row; its errors are logged.
   """
 
-  def __init__(
-    self,
-    calibration: Calibration,
-    *,
-    window: int = 512,
-    every: int = 128,
-    significance: float = 1e-4,
-    min_distance: float = 0.1,
-    min_psi: float = 0.1,
-    confirm: int = 2,
-    recover: int = 4,
-    on_drift: Callable[[bool, dict[str, Any]], None] | None = None,
-  ):
+  calibration: Calibration
+  window: int = 512  # rows that are compared, at least 20
+  every: int = 128  # rows from one test of a full window to the next
+  significance: float = 1e-4  # probability of a false alarm, in (0, 0.1)
+  min_distance: float = 0.1  # smallest relevant Kolmogorov-Smirnov distance
+  # Smallest relevant population stability index: .1 is a small shift by
+  # convention, .25 a large one.
+  min_psi: float = 0.1
+  confirm: int = 2  # tests in a row that begin drift
+  recover: int = 4  # tests in a row that end it
+  on_drift: Callable[[bool, dict[str, Any]], None] | None = None
+  drifted: bool = dataclasses.field(default=False, init=False)
+
+  def __post_init__(self):
     # Slow to import: not when a run trains, and not in the first check.
     importlib.import_module('scipy.stats')
-    if window < 20:
-      raise ValueError(f'drift.window: expected at least 20, got {window}')
-    if not 0.0 < significance < 0.1:
+    if self.window < 20:
+      raise ValueError(f'drift.window: expected at least 20, got {self.window}')
+    if not 0.0 < self.significance < 0.1:
       raise ValueError(
-        f'drift.significance: expected a number in (0, 0.1), got {significance}'
+        'drift.significance: expected a number in (0, 0.1), got '
+        f'{self.significance}'
       )
-    self.calibration = calibration
-    self.drifted = False
-    self._every, self._significance = every, significance
-    self._min_distance, self._min_psi = min_distance, min_psi
-    self._confirm, self._recover = confirm, recover
-    self._on_drift = on_drift
     self._lock = threading.Lock()
-    self._rows: collections.deque[float] = collections.deque(maxlen=window)
+    self._rows = collections.deque[float](maxlen=self.window)
     self._since_test = self._in_a_row = 0
     self._report: dict[str, Any] = {'tests': 0}
 
@@ -113,14 +97,13 @@ class DriftCheck:
     with self._lock:
       self._rows.append(confidence)
       self._since_test += 1
-      is_full = len(self._rows) == self._rows.maxlen
-      if not is_full or self._since_test < self._every:
+      if len(self._rows) < self.window or self._since_test < self.every:
         return
       self._since_test = 0
       turned = self._test()
       report = dict(self._report)
-    if turned and self._on_drift is not None:
-      shielded(self._on_drift, self.drifted, report)
+    if turned and self.on_drift is not None:
+      shielded(self.on_drift, self.drifted, report)
 
   def report(self) -> dict[str, Any]:
     """Returns the numbers of the last test, and `drifted`."""
@@ -142,13 +125,12 @@ class DriftCheck:
       'psi': psi,
       'share_p': share_p,
     }
-    # Ends only when the evidence is ten times weaker than at the beginning.
-    level = self._significance / 2 * (10 if self.drifted else 1)
-    found = (confidence_p < level and distance >= self._min_distance) or (
-      share_p < level and psi >= self._min_psi
+    level = self.significance / 2 * (10 if self.drifted else 1)
+    found = (confidence_p < level and distance >= self.min_distance) or (
+      share_p < level and psi >= self.min_psi
     )
     self._in_a_row = self._in_a_row + 1 if found != self.drifted else 0
-    if self._in_a_row < (self._recover if self.drifted else self._confirm):
+    if self._in_a_row < (self.recover if self.drifted else self.confirm):
       return False
     self.drifted, self._in_a_row = found, 0
     return True

@@ -5,6 +5,7 @@ A reader turns one item into arrays (`read`) and rows of arrays into a batch
 """
 
 import os
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,11 @@ from serve_lib.chain import Encoded, InputError
 
 MAX_FILE = 2**28  # bytes of an image file
 MAX_CHARACTERS = 100_000  # of a text, unless an option says otherwise
+_WRONG_NUMBER = {
+  1: 'none, got a second text; the model was trained on single texts',
+  2: 'a second text, got none; the model was trained on pairs: '
+  "{'text': ..., 'pair': ...}",
+}
 _TEXT_KEYS = ('text', 'pair', 'source')
 _TOKEN_KEYS = ('tokens', 'token_types', 'source')
 
@@ -25,11 +31,8 @@ _TOKEN_KEYS = ('tokens', 'token_types', 'source')
 class ItemReader:
   """Reads items that become one array each; see `images` and `token_rows`.
 
-  Args:
-    name: of the array; an item is a value or `{name: value}`.
-    convert: turns a value into an array; raises InputError.
-    example: an array of zeros.
-    length: of every row, one of the engine's length buckets.
+  An item is a value or `{name: value}`; `convert` turns a value into an array
+  like `example`, or raises InputError. All rows are of one length bucket.
   """
 
   def __init__(
@@ -79,8 +82,13 @@ def images(
   """
 
   def convert(value: Any) -> np.ndarray:
-    if isinstance(value, (str, os.PathLike)):
-      value = _contents(value)
+    try:
+      if isinstance(value, (str, os.PathLike)):
+        if os.path.getsize(value) > MAX_FILE:
+          raise ValueError(f'more than {MAX_FILE} bytes')
+        value = pathlib.Path(value).read_bytes()
+    except (OSError, ValueError) as error:
+      raise InputError(f'image: expected a file, got {error}') from error
     if not isinstance(value, (bytes, np.ndarray)):
       raise InputError(
         'image: expected a path, the bytes of a file or an array, got '
@@ -92,16 +100,6 @@ def images(
       raise InputError(f'image: {error.kind}: {error.message}') from error
 
   return ItemReader('image', convert, np.zeros(tuple(shape), np.uint8), length)
-
-
-def _contents(path: str | os.PathLike[str]) -> bytes:
-  try:
-    if os.path.getsize(path) > MAX_FILE:
-      raise InputError(f'image: expected a file of at most {MAX_FILE} bytes')
-    with open(path, 'rb') as file:
-      return file.read()
-  except (OSError, ValueError) as error:
-    raise InputError(f'image: expected a file, got {error}') from error
 
 
 def token_rows(count: int, vocab_size: int, length: int) -> ItemReader:
@@ -118,20 +116,16 @@ def token_rows(count: int, vocab_size: int, length: int) -> ItemReader:
 
 def _token_ids(value: Any, vocab_size: int) -> Int[np.ndarray, ' T']:
   """Returns ids below `vocab_size` as int32; 0 for no limit."""
-  legal = f'integers in [0, {vocab_size})' if vocab_size else 'integers >= 0'
   try:
     array = np.asarray(value)
+    if array.ndim != 1 or not array.size or array.dtype.kind not in 'iu':
+      raise ValueError(f'shape {array.shape} and dtype {array.dtype}')
+    if array.min() < 0 or array.max() >= (vocab_size or np.inf):
+      raise ValueError(f'{array.min()} to {array.max()}')
   except ValueError as error:
-    raise InputError(f'tokens: expected {legal}, got {error}') from error
-  if array.ndim != 1 or not array.size or array.dtype.kind not in 'iu':
-    raise InputError(
-      f'tokens: expected a row of {legal}, got shape {array.shape} and dtype '
-      f'{array.dtype}'
-    )
-  if array.min() < 0 or (vocab_size and array.max() >= vocab_size):
-    raise InputError(
-      f'tokens: expected {legal}, got {array.min()} to {array.max()}'
-    )
+    legal = f'in [0, {vocab_size})' if vocab_size else '>= 0'
+    expected = f'tokens: expected a row of integers {legal}'
+    raise InputError(f'{expected}, got {error}') from error
   return array.astype(np.int32)
 
 
@@ -189,16 +183,8 @@ class TextReader:
   def _encode(self, fields: Mapping[str, Any], limit: int = 0) -> Any:
     """Returns tokens and types, by default one more than the longest row."""
     text, pair = self._text(fields['text'], 'text'), fields.get('pair')
-    if self._num_texts == 2 and pair is None:
-      raise InputError(
-        'pair: expected a second text, got none; the model was trained on '
-        "pairs: {'text': ..., 'pair': ...}"
-      )
-    if self._num_texts == 1 and pair is not None:
-      raise InputError(
-        'pair: expected none, got a second text; the model was trained on '
-        'single texts'
-      )
+    if self._num_texts and (pair is None) == (self._num_texts == 2):
+      raise InputError(f'pair: expected {_WRONG_NUMBER[self._num_texts]}')
     if self.tokenizer is None:
       raise InputError(
         "item: expected token ids, {'tokens': [...]}, got a text; the model "

@@ -8,7 +8,7 @@ last `window` records.
 import collections
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,11 +37,10 @@ class Monitor:
       raise ValueError(f'monitor.window: expected at least 2, got {window}')
     self.drift = drift
     self._clock, self._lock, self._answers = clock, threading.Lock(), 0
-    counters = [collections.Counter[Any]() for _ in range(5)]
-    self._depths, self._reasons, self._failures, *counts = counters
-    self._rows, self._slots = counts
-    latest = [collections.deque[float](maxlen=window) for _ in range(3)]
-    self._answered, self._seconds, self._retention = latest
+    self._counts = collections.defaultdict[str, Any](collections.Counter)
+    self._latest = collections.defaultdict[str, Any](
+      lambda: collections.deque(maxlen=window)
+    )
 
   @property
   def full_depth(self) -> bool:
@@ -51,20 +50,20 @@ class Monitor:
   def record_batch(self, stage: int, rows: int, size: int) -> None:
     """Records a batch of `rows` rows in a bucket of `size`."""
     with self._lock:
-      self._rows[stage] += rows
-      self._slots[stage] += size
+      self._counts['rows'][stage] += rows
+      self._counts['slots'][stage] += size
 
   def record_answer(self, seconds: float) -> None:
     """Records an answer and its latency in seconds."""
     with self._lock:
       self._answers += 1
-      self._seconds.append(seconds)
-      self._answered.append(self._clock())
+      self._latest['seconds'].append(seconds)
+      self._latest['answered'].append(self._clock())
 
   def record_failure(self, during: str) -> None:
     """Records a `Failure`."""
     with self._lock:
-      self._failures[during] += 1
+      self._counts['failures'][during] += 1
 
   def record_exit(
     self,
@@ -83,10 +82,11 @@ class Monitor:
       retention: share of the row's tokens that were left at the end.
     """
     with self._lock:
-      known = reason in self._reasons or len(self._reasons) < MAX_REASONS
-      self._depths[depth] += 1
-      self._reasons[reason if known else 'other'] += 1
-      self._retention.append(retention)
+      reasons = self._counts['reasons']
+      known = reason in reasons or len(reasons) < MAX_REASONS
+      reasons[reason if known else 'other'] += 1
+      self._counts['depth'][depth] += 1
+      self._latest['retention'].append(retention)
     if self.drift is not None and confidence is not None:
       self.drift.add(confidence)
 
@@ -97,20 +97,21 @@ class Monitor:
     rows by stage, `latency` in seconds; None without records.
     """
     with self._lock:
-      exits = sum(self._depths.values())
-      total = sum(depth * count for depth, count in self._depths.items())
+      counts, depths = self._counts, dict(sorted(self._counts['depth'].items()))
+      exits = sum(depths.values())
+      total = sum(depth * count for depth, count in depths.items())
       result = {
         'answers': self._answers,
-        'failures': dict(self._failures),
+        'failures': dict(counts['failures']),
         'rows_per_second': self._rate(),
-        'latency': _percentiles(self._seconds, (50, 95, 99)),
-        'depth': dict(sorted(self._depths.items())),
+        'latency': self._percentiles('seconds', (50, 95, 99)),
+        'depth': depths,
         'mean_depth': total / exits if exits else None,
-        'reasons': dict(self._reasons),
-        'retention': _percentiles(self._retention, (5, 50, 95)),
+        'reasons': dict(counts['reasons']),
+        'retention': self._percentiles('retention', (5, 50, 95)),
         'fill': {
-          stage: self._rows[stage] / slots
-          for stage, slots in sorted(self._slots.items())
+          stage: counts['rows'][stage] / slots
+          for stage, slots in sorted(counts['slots'].items())
         },
       }
     if self.drift is not None:
@@ -118,16 +119,16 @@ class Monitor:
     return result
 
   def _rate(self) -> float:
-    if len(self._answered) < 2:
+    answered = self._latest['answered']
+    if len(answered) < 2:
       return 0.0
     # Until now and not the last answer, so that the rate falls without answers.
-    passed = self._clock() - self._answered[0]
-    return (len(self._answered) - 1) / passed if passed > 0 else 0.0
+    passed = self._clock() - answered[0]
+    return (len(answered) - 1) / passed if passed > 0 else 0.0
 
-
-def _percentiles(
-  values: Iterable[float], which: tuple[int, ...]
-) -> dict[str, float | None]:
-  array = np.array([*values])
-  found = np.percentile(array, which).tolist() if array.size else [None] * 3
-  return {f'p{p}': value for p, value in zip(which, found, strict=True)}
+  def _percentiles(
+    self, name: str, which: tuple[int, ...]
+  ) -> dict[str, float | None]:
+    values = np.array(self._latest[name])
+    found = np.percentile(values, which).tolist() if values.size else [None] * 3
+    return {f'p{p}': value for p, value in zip(which, found, strict=True)}

@@ -47,7 +47,8 @@ class RequestQueue:
     """Changes the number of rows that callers amid a list will still add."""
     with self.lock:
       self._coming += change
-      self.arrived.notify_all()
+      if change < 0:
+        self.arrived.notify_all()
 
   def reserve(self, wanted: int, timeout: float | None) -> int:
     """Reserves room for 1 to `wanted` rows; returns for how many."""
@@ -207,9 +208,8 @@ class Pool:
     slots, rows = batch.slots[first:], batch.rows[first:]
     # Free slots hold a row that has left, if there is one: a chain may stop
     # early when all rows are done.
-    done = np.setdiff1d(np.arange(batch.size), batch.slots)
-    filler = done[0] if len(done) else slots[0]
-    source = np.full(self._grid.capacity, filler, np.int32)
+    left = np.setdiff1d(np.arange(batch.size), batch.slots)
+    source = np.full(self._grid.capacity, (*left, *slots)[0], np.int32)
     source[: len(slots)] = slots
     carry = self._programs.copy(
       'open', batch.group, batch.size, batch.carry, source

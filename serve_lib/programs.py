@@ -5,6 +5,7 @@ that copy rows between batches. A program that is missing in the table is an
 error and never a compilation.
 """
 
+import collections
 import concurrent.futures
 import contextlib
 import functools
@@ -59,14 +60,7 @@ class Programs:
     return program(variables, carry)
 
   def copy(self, kind: str, group: Group, size: int, *arrays: Any) -> Any:
-    """Copies rows between batches; returns the new carry.
-
-    - 'open', carry, source `[B]`: row i is row `source[i]` of the carry.
-    - 'join', pool, carry, places `[b]`: writes row i of the carry to row
-      `places[i]` of the pool, whose memory is reused; places outside of the
-      pool are dropped.
-    - 'cut', pool: the first `size` rows.
-    """
+    """Copies rows between batches with `_open`, `_join` or `_cut`."""
     self.copies += 1
     return self._find(kind, group, size)(*arrays)
 
@@ -80,23 +74,17 @@ class Programs:
       ) from None
 
   def batch_bytes(self, group: Group) -> int:
-    """Returns the device memory of one open batch; 0 after the last stage."""
+    """Returns the device memory of one open batch."""
     return self.grid.capacity * self._row_bytes.get(group, 0)
-
-  def next_bytes(self, group: Group) -> int:
-    """Returns the device memory of the batches that a batch may open."""
-    stage, variant, length = group
-    moves = (stage, variant) in self._moving
-    return sum(
-      self.batch_bytes(Group(stage + 1, variant, one))
-      for one in (self.grid.lengths if moves else (length,))
-    )
 
   @property
   def widest_bytes(self) -> int:
-    """The largest value of `next_bytes`."""
-    before = {one._replace(stage=one.stage - 1) for one in self._row_bytes}
-    return max(map(self.next_bytes, before), default=0)
+    """The largest device memory of the batches that one batch may open."""
+    sizes: collections.Counter[Any] = collections.Counter()
+    for group in self._row_bytes:
+      moved = (group.stage - 1, group.variant) in self._moving
+      sizes[group[:2] if moved else group] += self.batch_bytes(group)
+    return max(sizes.values(), default=0)
 
   # -- ahead of time ---------------------------------------------------------
 
@@ -228,8 +216,8 @@ class Programs:
     expected = self._moving.get((group.stage - 1, group.variant), found)
     if found != expected:
       raise ValueError(
-        f'carry into {group}: expected the shapes {expected} of every length, '
-        f"as the stage before has an output 'length', got {found}"
+        f'carry into {group}: expected shapes {expected} at every length, as a '
+        f"stage has an output 'length', got {found}"
       )
 
 
@@ -243,16 +231,15 @@ def _persistent_cache(directory: str) -> Iterator[None]:
     'jax_persistent_cache_min_entry_size_bytes': -1,
   }
 
-  def configure(options: Mapping[str, Any]) -> None:
-    for name, value in options.items():
-      jax.config.update(name, value)
-    # JAX reads these options once in a process, or after a reset.
-    compilation_cache.reset_cache()
-
-  if not directory:
-    yield
-    return
   before = {name: getattr(jax.config, name) for name in options}
+
+  def configure(settings: Mapping[str, Any]) -> None:
+    if directory:
+      for item in settings.items():
+        jax.config.update(*item)
+      # JAX reads these options once in a process, or after a reset.
+      compilation_cache.reset_cache()
+
   configure(options)
   try:
     yield
@@ -261,12 +248,14 @@ def _persistent_cache(directory: str) -> Iterator[None]:
 
 
 def _open(carry: Any, source: Any) -> Any:
+  """Returns a full batch whose row i is row `source[i]` of a carry."""
   return jax.tree.map(
     lambda leaf: jnp.take(leaf, source, axis=0, mode='clip'), carry
   )
 
 
 def _join(pool: Any, carry: Any, places: Any) -> Any:
+  """Writes row i to row `places[i]` of the pool, unless that is outside."""
   return jax.tree.map(
     lambda old, new: old.at[places].set(new, mode='drop'), pool, carry
   )

@@ -102,7 +102,10 @@ class Worker:
     if self.pool.ready:
       return self.pool.ready.popleft()
     with self._requests.lock:
-      while (group := self._choose(waiting := self._waiting())) is None:
+      while True:
+        waiting = {**self._requests.groups, **self.pool.groups}
+        if group := self._choose(waiting):
+          break
         if self._flights or not self._wait(waiting):
           return None
       if group.stage > 0:
@@ -110,9 +113,6 @@ class Worker:
       rows = self._requests.take(group, self._grid.capacity)
     slots = np.arange(len(rows), dtype=np.int32)
     return Batch(group, self._grid.fit_rows(len(rows)), rows, slots)
-
-  def _waiting(self) -> dict[Group, Sequence[Row]]:
-    return {**self._requests.groups, **self.pool.groups}
 
   def _choose(self, waiting: Mapping[Group, Sequence[Row]]) -> Group | None:
     """Returns the group whose rows run next, or None to wait.
@@ -122,14 +122,11 @@ class Worker:
     1. Near the limit of the pool: the pooled rows that have waited longest;
        without any, the batch in flight finishes first.
     2. Rows that have waited in one group longer than `max_wait`, oldest first.
-       Waiting counts per group and not since the request: pooled rows are
-       always older than queued ones, and in a backlog every pool would run with
-       one or two rows. A pooled row runs after the rows queued before it came
-       there, so no row starves.
+       (Since the request, pooled rows have always waited longer than queued
+       ones: in a backlog every pool would run with one or two rows.)
     3. A full batch of the latest stage: it frees memory.
     4. None while a caller is adding rows; else the oldest partial batch of the
-       earliest stage. Its survivors fill the later pools, so a single request
-       runs at once and the end of a list in few batches.
+       earliest stage, as its survivors fill the later pools.
 
     A partial batch waits while another is in flight, as the rows that stay in
     that one may join it.
@@ -157,17 +154,11 @@ class Worker:
     return None if self._flights and oldest not in full else oldest
 
   def _is_crowded(self) -> bool:
-    """Returns True if another batch could exceed the limit of the pool.
-
-    Counts the memory that batches in flight may need. A single batch may
-    exceed a limit that is smaller than itself.
-    """
+    """Returns True if the batches in flight and another could need too much."""
     if not self._max_pool_bytes:
       return False
-    claimed = self.pool.bytes + sum(
-      self._programs.next_bytes(batch.group) for batch in self._flights
-    )
-    return claimed + self._programs.widest_bytes > self._max_pool_bytes
+    opened = (len(self._flights) + 1) * self._programs.widest_bytes
+    return self.pool.bytes + opened > self._max_pool_bytes
 
   def _wait(self, waiting: Mapping[Group, Sequence[Row]]) -> bool:
     """Waits for rows, with the lock held; False if the thread has to end."""
@@ -233,12 +224,7 @@ class Worker:
     if batch.group.stage == self._chain.num_stages - 1:
       return np.zeros(len(batch.rows), bool)
     leaves = self._policy.decide(batch.group.stage, batch.rows, values)
-    leaves = np.asarray(leaves, bool)
-    if leaves.shape != (len(batch.rows),):
-      raise ValueError(
-        f'policy.decide: expected bool [{len(batch.rows)}], got shape '
-        f'{leaves.shape}'
-      )
+    leaves = np.broadcast_to(np.asarray(leaves, bool), len(batch.rows))
     if 'length' in values:
       for row, length in zip(batch.rows, values['length'], strict=True):
         row.length = self._grid.fit_length(int(length))
@@ -298,22 +284,16 @@ class Worker:
     self._resolve([(row, failure) for row in rows])
 
   def _resolve(self, answers: Sequence[tuple[Row, Any]]) -> None:
-    """Answers the rows that have no answer yet and frees their room.
-
-    After a defect a row may be there twice.
-    """
+    """Answers the rows that have no answer yet (after a defect), frees room."""
     now = time.monotonic()
     resolved = 0
     for row, answer in answers:
       if not row.future.done():
         resolved += 1
-        shielded(self._record, answer, now - row.submitted)
+        if isinstance(answer, Failure):
+          shielded(self._monitor.record_failure, answer.during)
+        else:
+          shielded(self._monitor.record_answer, now - row.submitted)
         # A future logs errors of its callbacks, but only an `Exception`.
         shielded(row.future.set_result, answer)
     self._requests.release(resolved)
-
-  def _record(self, answer: Any, seconds: float) -> None:
-    if isinstance(answer, Failure):
-      self._monitor.record_failure(answer.during)
-    else:
-      self._monitor.record_answer(seconds)

@@ -137,7 +137,7 @@ def test_there_are_no_options():
         ([0, 1], 'tokens: expected 8 ids, got 2'),
         (list('abcdefgh'), 'tokens: expected a row of integers'),
         ([[0]], 'tokens: expected a row of integers'),
-        ([-1] * 8, r'tokens: expected integers .*, got -1 to -1'),
+        ([-1] * 8, r'tokens: expected a row of integers .*, got -1 to -1'),
         ({'text': 'x'}, "item: expected the key 'tokens'"),
       )
     ),

@@ -59,37 +59,31 @@ def test_the_number_of_texts_is_that_of_the_task(words):
     singles.encode(('w0', 'w1'))
 
 
-def test_a_typed_separator_is_no_separator(words):
-  assert make(words).encode('[SEP] w0').length > 3
-
-
-def test_a_long_text_is_truncated_and_says_so(words):
+def test_long_texts_and_typed_separators(words):
   policy = make(words)
-  long = policy.encode(' '.join(['w0'] * 20))
-  assert long.length == 16
-  assert long.context['truncated']
-  assert not policy.encode(' '.join(['w0'] * 14)).context['truncated']
+  assert policy.encode('[SEP] w0').length > 3
+  for count, truncated in ((20, True), (14, False)):
+    encoded = policy.encode(' '.join(['w0'] * count))
+    assert encoded.length == 16
+    assert encoded.context['truncated'] is truncated
+    assert encoded.inputs['tokens'][-1] == 3  # [SEP]
 
 
-def test_rows_leave_by_their_own_source(words):
-  policy = make(
-    words, rule=Rule('confidence', tau=0.9), thresholds={'forum': 1.0}
-  )
-  rows = [
-    a_row(policy, {'text': 'w0', 'source': source}, [logits])
-    for source, logits in (('', SURE), ('', UNSURE), ('forum', SURE))
-  ]
-  assert decide(policy, rows) == [True, False, False]
-
-
-def test_entropies_above_1_are_thresholds_like_others(words):
-  rule = Rule('entropy', tau=0.01)
-  policy = make(words, rule=rule, thresholds={'forum': 1.09})
-  rows = [
-    a_row(policy, {'text': 'w0', 'source': source}, [[1.0, 0.5, 0.0]])
-    for source in ('', 'forum')
-  ]
-  assert decide(policy, rows) == [False, True]
+@pytest.mark.parametrize(
+  ('rule', 'threshold', 'logits', 'expected'),
+  [
+    (Rule('confidence', tau=0.9), 1.0, SURE, [True, False]),
+    # Entropies above 1 are thresholds like others.
+    (Rule('entropy', tau=0.01), 1.09, [1.0, 0.5, 0.0], [False, True]),
+  ],
+)
+def test_rows_leave_by_their_own_source(
+  words, rule, threshold, logits, expected
+):
+  policy = make(words, rule=rule, thresholds={'forum': threshold})
+  items = [{'text': 'w0', 'source': source} for source in ('', 'forum')]
+  rows = [a_row(policy, item, [logits]) for item in items]
+  assert decide(policy, rows) == expected
 
 
 @pytest.mark.parametrize('bad', [math.nan, math.inf])
@@ -141,8 +135,9 @@ def test_low_margin_answers_average_the_heads(words):
   assert ensemble.answer(a_row(ensemble, 'w0', logits)).label == 'maybe'
 
 
-def test_a_regression_answers_a_number(words):
-  policy = make(words, classes=(), rule=Rule('patience', tolerance=0.5))
+@pytest.mark.parametrize('rule', ['patience', 'confidence'])
+def test_a_regression_answers_a_number(words, rule):
+  policy = make(words, classes=(), rule=Rule(rule, tau=0.9, tolerance=0.5))
   row = a_row(policy, 'w0', [[1.0], [1.2]])
   assert decide(policy, [row]) == [True]
   answer = policy.answer(row)
@@ -155,13 +150,6 @@ def test_a_regression_answers_a_number(words):
     'tolerance': 1,
     'last layer': 1,
   }
-
-
-def test_a_regression_leaves_by_its_tolerance_whatever_the_rule(words):
-  policy = make(words, classes=(), rule=Rule('confidence', tau=0.9))
-  row = a_row(policy, 'w0', [[1.0], [1.05]])
-  assert decide(policy, [row]) == [True]
-  assert policy.answer(row).exit_reason == 'tolerance'
 
 
 # -- drift

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dataset_lib.errors import ConfigError
-from eat import exits, serving
+from eat import serving
 from eat.exits import Rule
 from model_lib.bert import BertClassifier
 from serve_lib.chain import InputError
@@ -17,7 +17,7 @@ from serve_lib.engine import Engine
 from tests.eat import small
 from tests.eat.calibrated import LENGTH, SIZES, WORDS, build, change, task_of
 
-TEXTS = ['w0 w1 w2 w3 w4 w5 w6', 'w9 w8 w7 w6 w5', 'w1 w2 w3 w4']
+TEXT = 'w0 w1 w2 w3 w4 w5 w6'
 
 
 def test_the_guaranteed_threshold_of_a_real_file(finished):
@@ -85,9 +85,13 @@ FORUM = {'forum': 0.9}
   ],
 )  # fmt: skip
 def test_illegal_options_are_refused(finished, options, field, expected):
+  refused(finished, options, f'serve.{field}', expected)
+
+
+def refused(run, options, field, expected, lengths=None):
   with pytest.raises(ConfigError) as error:
-    build(finished, options)
-  assert error.value.field == f'serve.{field}'
+    build(run, options, lengths)
+  assert error.value.field == field
   assert expected in error.value.expected
 
 
@@ -102,10 +106,7 @@ def test_illegal_options_are_refused(finished, options, field, expected):
   ],
 )
 def test_illegal_lengths_are_refused(finished, lengths, tau, expected):
-  with pytest.raises(ConfigError) as error:
-    build(finished, {'tau': tau}, lengths)
-  assert error.value.field == 'lengths'
-  assert expected in error.value.expected
+  refused(finished, {'tau': tau}, 'lengths', expected, lengths)
 
 
 def regression(run):
@@ -116,18 +117,13 @@ def regression(run):
 
 
 @pytest.mark.parametrize(
-  ('options', 'field'),
-  [
-    ({'veto_margin': 0.1}, 'veto_margin'),
-    ({'ensemble_margin': 0.1}, 'ensemble_margin'),
-    ({'thresholds': FORUM}, 'thresholds'),
-  ],
+  ('field', 'value'),
+  [('veto_margin', 0.1), ('ensemble_margin', 0.1), ('thresholds', FORUM)],
 )
-def test_a_regression_has_no_margins_and_thresholds(run, options, field):
-  with pytest.raises(ConfigError, match='for a regression') as error:
-    build(regression(run), options)
-  assert error.value.field == f'serve.{field}'
-  build(regression(run), {'rule': 'entropy'})
+def test_a_regression_has_no_margins_and_thresholds(run, field, value):
+  number = regression(run)
+  refused(number, {field: value}, f'serve.{field}', 'for a regression')
+  build(number, {'rule': 'entropy'})
 
 
 def test_only_reachable_variants_are_compiled(finished):
@@ -143,44 +139,36 @@ def test_only_reachable_variants_are_compiled(finished):
 
 def test_a_dense_run_is_served_as_one_stage(run):
   directory, task, _ = run
-  (directory / 'calibration.json').unlink()
   skip = ('prune_layers', 'prune_ratios', 'window', 'exit_layers')
-  fields = {
-    name: value
-    for name, value in (small.FIELDS | SIZES).items()
-    if name not in skip
-  }
-  model = BertClassifier(**fields)
+  fields = small.FIELDS | SIZES
+  model = BertClassifier(**{k: fields[k] for k in fields if k not in skip})
   row = jnp.ones((1, 8), jnp.int32)
   variables = small.randomised(
     jax.eval_shape(model.init, jax.random.key(0), row, row, jnp.full(1, 8))
   )
+  (directory / 'calibration.json').unlink()
   dense = task_of(model, task.info, task.config['dataset'])
   chain, policy = build((directory, dense, variables))
   assert (chain.heads, chain.variants) == ((4,), ('full',))
   assert 'the model has no head before its last layer' in policy.warnings[-1]
   with Engine(chain, policy, (LENGTH,), (1,)) as engine:
-    answers = engine.predict(TEXTS)
-  rows = [policy.encode(text).inputs for text in TEXTS]
-  batch = chain.pad(rows, LENGTH, len(rows))
-  inputs = (batch[name] for name in ('tokens', 'token_types', 'length'))
-  logits, _ = jax.jit(model.apply)(variables, *map(jnp.asarray, inputs))
-  expected = exits.softmax(np.asarray(logits))
-  for row, answer in zip(expected, answers, strict=True):
-    got = list(answer.probabilities.values())
-    np.testing.assert_allclose(got, row, atol=1e-5)
-    assert (answer.depth, answer.exit_reason) == (4, 'last layer')
-    assert answer.retention == 1.0
-
-
-def test_another_model_is_refused():
+    (answer,) = engine.predict([TEXT])
+  batch = chain.pad([policy.encode(TEXT).inputs], LENGTH, 1)
+  logits, _ = jax.jit(model.apply)(variables, *map(jnp.asarray, batch.values()))
+  got = list(answer.probabilities.values())
+  np.testing.assert_allclose(got, jax.nn.softmax(logits[0]), atol=1e-5)
+  assert (answer.depth, answer.exit_reason) == (4, 'last layer')
+  assert answer.retention == 1.0
   with pytest.raises(ConfigError, match=r'expected eat\.model:EatC'):
     serving.as_adaptive(object())
 
 
-def test_the_number_of_texts_comes_from_the_data_set(finished):
+def test_the_run_says_how_texts_are_read(finished):
+  _, policy = build(finished, lengths=(8, 6))
+  assert policy.lengths == (6, 8)
+  assert policy.encode(' '.join(WORDS[:10])).length == 8
   with pytest.raises(InputError, match='pair: expected none'):
-    build(finished)[1].encode(('w0', 'w1'))
+    policy.encode(('w0', 'w1'))
 
 
 # -- warnings
@@ -227,12 +215,6 @@ def test_warnings_without_a_calibration(run):
   drift, early = build(regression(run))[1].warnings
   assert drift == 'no drift check: a regression has no confidences'
   assert 'a regression with patience=2 needs 2 heads, and 1 are' in early
-
-
-def test_texts_are_cut_off_at_the_longest_bucket(finished):
-  _, policy = build(finished, lengths=(8, 6))
-  assert policy.lengths == (6, 8)
-  assert policy.encode(' '.join(WORDS[:10])).length == 8
 
 
 # -- calibration.json

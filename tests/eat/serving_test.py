@@ -11,17 +11,21 @@ import pytest
 
 from eat import exits, serving, window_attention
 from eat.exits import Rule
+from serve_lib.chain import Encoded
 from serve_lib.engine import Engine
 from tests.eat import small
-from tests.eat.rule_policy import RulePolicy, types_of
 
 LENGTHS = (16, 24)
 
 
+def inputs_of(row):
+  types = (np.arange(len(row)) >= len(row) // 2).astype(np.int32)
+  return {'tokens': row, 'token_types': types}
+
+
 def chain_logits(chain, variant, texts, length):
   """All heads' logits `[E, B, O]` of rows that never leave, and kept."""
-  padded = [{'tokens': row, 'token_types': types_of(row)} for row in texts]
-  carry = chain.pad(padded, length, len(texts) + 1)
+  carry = chain.pad([inputs_of(row) for row in texts], length, len(texts) + 1)
   logits = []
   for index in range(chain.num_stages):
     stage = jax.jit(chain.stage(index, variant, length))
@@ -77,106 +81,78 @@ def test_shapes_really_shrink():
   assert 'tensor<2x13x16xf32>' in text
 
 
-@pytest.mark.nightly
-def test_a_row_is_the_same_where_its_bucket_changes_the_computation():
-  """Window attention is in blocks at 256, and masked densely at 128."""
-  model, variables = small.build(
-    window=32, max_positions=256, depth=3, prune_layers=(1, 2), exit_layers=(2,)
-  )
-  assert 128 < window_attention.BLOCK_FROM <= 256
-  chain = serving.EatChain(model, variables)
-  chain.variants = ('pruned',)
-  assert chain.sizes('pruned', 256)[0] >= window_attention.BLOCK_FROM
-  texts = small.rows(4, low=90, high=110)
-  apply = jax.jit(model.apply)
-  alone = np.concatenate(
-    [apply(variables, *small.batch([text], 128))[1]['exits'] for text in texts],
-    axis=1,
-  )
-  assert np.ptp(alone, axis=1).min() > 0.01  # rows differ
-  for length in (128, 256):
-    _, out = apply(variables, *small.batch(texts, length))
-    np.testing.assert_allclose(out['exits'], alone, atol=1e-4)
-    gathered, kept = chain_logits(chain, 'pruned', texts, length)
-    np.testing.assert_allclose(gathered, alone, atol=1e-5)
-    np.testing.assert_array_equal(kept, out['kept'][-1])
-    assert (kept < [len(text) for text in texts]).all()  # pruned
-  first = exits.probabilities(alone, [1.0] * 2)[0].max(-1)
-  rule = Rule('confidence', tau=float(np.median(first)))
-  heads = exits.first_exit(rule, alone)
-  assert set(heads.tolist()) == {0, 1}
-  with Engine(chain, RulePolicy(rule), (256,), (4,)) as engine:
-    answers = engine.predict(texts) + engine.predict(texts[:1])
-  for index, (head, logits) in enumerate(answers):
-    assert head == heads[index % 4]
-    np.testing.assert_allclose(logits, alone[head, index % 4], atol=1e-4)
+class RulePolicy:
+  """Exits by a rule; the answer is (head, logits)."""
 
+  def __init__(self, rule):
+    self.rule = rule
 
-REAL_SIZE = """
-from tests.eat import serving_test
-serving_test.compare_at_real_size()
-"""
+  def encode(self, item):
+    return Encoded(inputs_of(item), len(item), 'pruned')
+
+  def decide(self, stage, rows, outputs):
+    logits = [
+      np.stack([row.outputs[head]['logits'] for row in rows])
+      for head in range(stage + 1)
+    ]
+    return exits.should_exit(self.rule, np.stack(logits))
+
+  def answer(self, row):
+    return len(row.outputs) - 1, row.outputs[-1]['logits']
 
 
 def compare_at_real_size():
-  """Compares masked, gathered and engine, alone and in batches."""
+  """Compares masked, gathered and engine, alone and in batches.
+
+  Window attention is in blocks at 256, and masked densely at 64.
+  """
   assert '--xla_backend_optimization_level=3' in os.environ['XLA_FLAGS']
   model, variables = small.build(
-    width=384, depth=6, mlp_dim=1536, num_heads=12, max_positions=128,
-    prune_layers=(2, 4), exit_layers=(4,), window=32,
+    width=384, depth=4, mlp_dim=768, num_heads=12, max_positions=256,
+    prune_layers=(1, 3), exit_layers=(3,), window=32,
   )  # fmt: skip
-  variables = scaled(variables, 0.2)
-  chain = serving.EatChain(model, variables)
-  texts = small.rows(8, low=20, high=128)
-  texts[0], texts[1] = texts[0][:32], texts[1][:20]
+  assert 64 < window_attention.BLOCK_FROM <= 256
+  # The weights of `small` would saturate a model of this width.
+  variables = jax.tree_util.tree_map_with_path(
+    lambda path, leaf: leaf * (0.2 if 'kernel' in str(path) else 1.0),
+    variables,
+  )
+  chain = serving.EatChain(model, variables, with_full=False)
+  assert chain.sizes('pruned', 256)[0] >= window_attention.BLOCK_FROM
+  texts = small.rows(6, low=20, high=256)
+  texts[0], texts[1] = texts[0][:64], texts[1][:20]
   apply = jax.jit(model.apply)
-  _, out = apply(variables, *small.batch(texts, 128))
-  masked = np.asarray(out['exits'])
+  masked = np.asarray(apply(variables, *small.batch(texts, 256))[1]['exits'])
   assert np.abs(masked).max() > 0.5
   assert np.ptp(masked, axis=1).min() > 0.01  # rows differ
-  gathered, _ = chain_logits(chain, 'pruned', texts, 128)
+  gathered, kept = chain_logits(chain, 'pruned', texts, 256)
   np.testing.assert_allclose(gathered, masked, atol=1e-4)
+  assert (kept < [len(text) for text in texts]).all()  # pruned
   for index, text in enumerate(texts):
-    length = 32 if len(text) <= 32 else 128
+    length = 64 if len(text) <= 64 else 256
     _, alone = apply(variables, *small.batch([text], length))
     np.testing.assert_allclose(
       alone['exits'][:, 0], masked[:, index], atol=1e-4
     )
-  for index in (0, 1, 2):  # each compiles
-    length = 128 if index == 2 else 32
-    alone, _ = chain_logits(chain, 'pruned', [texts[index]], length)
-    np.testing.assert_allclose(alone[:, 0], masked[:, index], atol=1e-4)
   tau = float(np.median(exits.probabilities(masked, [1.0] * 2)[0].max(-1)))
   rule = Rule('confidence', tau=tau)
   heads = exits.first_exit(rule, masked)
-  chain.variants = ('pruned',)
-  with Engine(chain, RulePolicy(rule), (32, 128), (1, 8)) as engine:
-    for answers in (
-      engine.predict(texts),
-      [engine.predict([text])[0] for text in texts],
-    ):
+  assert set(heads.tolist()) == {0, 1}
+  with Engine(chain, RulePolicy(rule), (64, 256), (1, 4)) as engine:
+    alone = [engine.predict([text])[0] for text in texts]
+    for answers in (engine.predict(texts), alone):
       for index, (head, logits) in enumerate(answers):
         assert head == heads[index]
-        expected = masked[head, index]
-        np.testing.assert_allclose(logits, expected, atol=1e-4)
-
-
-def scaled(variables, factor):
-  """Smaller weights: those of `small` would saturate a model of this width."""
-
-  def leaf(path, value):
-    is_kernel = 'kernel' in jax.tree_util.keystr(path)
-    return value * factor if is_kernel else value
-
-  return jax.tree_util.tree_map_with_path(leaf, variables)
+        np.testing.assert_allclose(logits, masked[head, index], atol=1e-4)
 
 
 @pytest.mark.nightly
 def test_the_forms_agree_at_a_real_size_and_optimised(repository):
   """The suite compiles at level 0, and its model is 16 wide."""
   flags = '--xla_backend_optimization_level=3'
+  program = 'from tests.eat import serving_test as t; t.compare_at_real_size()'
   done = subprocess.run(
-    [sys.executable, '-c', REAL_SIZE],
+    [sys.executable, '-c', program],
     cwd=repository,
     env=os.environ | {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'},
     capture_output=True,

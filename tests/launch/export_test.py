@@ -10,6 +10,7 @@ import pytest
 
 from albert_act.model import AlbertClassifier, AlbertPretraining
 from dataset_lib import tokenizer
+from dataset_lib.source import pad_rows
 from launch import command_line, config_flags, export
 from model_lib import bert, convert
 from tests.albert_act import tiny_run
@@ -32,57 +33,52 @@ SMALL = [
   'mesh.data=1', 'tensorboard=false', 'loader.num_threads=1',
   'model.width=16', 'model.mlp_dim=24', 'model.num_heads=2',
   'model.vocab_size=20', 'model.max_positions=24', 'optimizer.lr=0.1',
+  'batch_size=4', 'dataset.max_length=16',
 ]  # fmt: skip
-
-
-def train(directory, name, argument, *changes):
-  """Four steps of a tiny model."""
-  root = pathlib.Path(__file__).resolve().parents[2]
-  config = config_flags.load_config(
-    f'{root}/configs/eat/glue.py:data={directory},vocabulary={directory},'
-    f'variant=tiny,{argument}',
-    [*SMALL, 'batch_size=4', 'dataset.max_length=16', *changes],
-  )
-  with config.unlocked():
-    config.dataset.length_buckets = ()
-    config.stages = dict(stage1=dict(steps=4, epochs=0.0, trainable='.*'))
-    config.evals = {}
-    config.checkpoint.best_metric = ''
-  trainer.train(config, str(directory / name))
-  return directory / name
+RUNS = {
+  'dense': ('model=dense', []),
+  'distil': (
+    'model=dense', ['model.type_vocab_size=0', 'model.pooler_activation=relu']
+  ),
+  'eat': ('model=eat', ['model.window=4']),
+}  # fmt: skip
 
 
 @pytest.fixture(scope='module')
-def runs(tmp_path_factory):
+def run_of(tmp_path_factory):
+  """Returns the directory of a run of four steps; other names are ALBERTs."""
   directory = tmp_path_factory.mktemp('runs')
   special = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
   (directory / 'vocab.txt').write_text('\n'.join([*special, *WORDS]) + '\n')
   rows = [f'{WORDS[n % 2]} film\t{n % 2}' for n in range(16)]
   for name in ('train', 'dev'):
-    (directory / f'{name}.tsv').write_text(
-      '\n'.join(['sentence\tlabel', *rows])
-    )
-  return {
-    'dense': train(directory, 'dense', 'model=dense'),
-    'eat': train(directory, 'eat', 'model=eat', 'model.window=4'),
-  }
+    lines = ['sentence\tlabel', *rows]
+    (directory / f'{name}.tsv').write_text('\n'.join(lines))
+  root = pathlib.Path(__file__).resolve().parents[2]
 
+  def make(name):
+    if name not in RUNS:
+      return tiny_run.made(tmp_path_factory, *name.split())
+    argument, changes = RUNS[name]
+    if not (directory / name).exists():
+      config = config_flags.load_config(
+        f'{root}/configs/eat/glue.py:data={directory},vocabulary={directory},'
+        f'variant=tiny,{argument}',
+        [*SMALL, *changes],
+      )
+      with config.unlocked():
+        config.dataset.length_buckets = ()
+        config.stages = dict(stage1=dict(steps=4, epochs=0.0, trainable='.*'))
+        config.evals = {}
+        config.checkpoint.best_metric = ''
+      trainer.train(config, str(directory / name))
+    return directory / name
 
-def run_of(name, runs, tmp_path_factory):
-  """The directory of a run; 'glue' and 'pretrain' are ALBERTs."""
-  if name == 'distil':
-    return train(
-      runs['dense'].parent, 'distil', 'model=dense', 'model.type_vocab_size=0',
-      'model.pooler_activation=relu',
-    )  # fmt: skip
-  if name in runs:
-    return runs[name]
-  return tiny_run.made(tmp_path_factory, *name.split())
+  return make
 
 
 def texts_of(name):
-  is_albert = name.split()[0] in ('glue', 'pretrain')
-  return TEXTS['albert' if is_albert else 'bert']
+  return TEXTS['bert' if name in RUNS else 'albert']
 
 
 def exported(run, out, *flags):
@@ -92,32 +88,30 @@ def exported(run, out, *flags):
 
 def params_of(run):
   task = loading.load_task(run, loading.load_own_config(run))
-  mesh = sharding.make_mesh({'data': 1})
-  with jax.set_mesh(mesh):
-    return loading.load_params(run, task, mesh).variables['params']
+  return loading.load_params_on_one_device(run, task).variables['params']
 
 
 def encoded(run, texts, pairs):
   """Padded rows as the run reads them."""
   rows = tokenizer.load(run / 'tokenizer.json').encode(texts, pairs)
-  lengths = np.diff(rows.offsets)
-  shape = (len(texts), lengths.max())
-  tokens, types = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-  valid = np.arange(shape[1])[None] < lengths[:, None]
-  tokens[valid], types[valid] = rows.tokens, rows.token_types
-  return [jnp.asarray(x, jnp.int32) for x in (tokens, types, lengths)]
+  cuts, shape = rows.offsets[1:-1], (len(texts), int(rows.lengths.max()))
+  tokens, types = (
+    pad_rows(np.split(flat, cuts), shape)
+    for flat in (rows.tokens, rows.token_types)
+  )
+  return [jnp.asarray(x, jnp.int32) for x in (tokens, types, rows.lengths)]
 
 
 def assert_equal(trees, others):
   jax.tree.map(np.testing.assert_array_equal, trees, jax.device_get(others))
 
 
-def check_tokenizer(run, name, *paths):
-  texts, pairs = texts_of(name)
-  own = tokenizer.load(run / 'tokenizer.json').encode(texts, pairs)
-  for path in paths:
-    again = tokenizer.load(path).encode(texts, pairs)
-    np.testing.assert_array_equal(again.tokens, own.tokens)
+def check_tokenizer(run, name, path):
+  own, again = (
+    tokenizer.load(one).encode(*texts_of(name))
+    for one in (run / 'tokenizer.json', path)
+  )
+  np.testing.assert_array_equal(again.tokens, own.tokens)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +126,9 @@ def check_tokenizer(run, name, *paths):
   ],
 )  # fmt: skip
 def test_a_run_of_fixed_depth_is_written_as_it_is(
-  runs, tmp_path_factory, tmp_path, capsys, name, heads, architecture
+  run_of, tmp_path, capsys, name, heads, architecture
 ):
-  run = run_of(name, runs, tmp_path_factory)
+  run = run_of(name)
   out = exported(run, tmp_path / 'out')
   printed = capsys.readouterr().out
   assert 'step 4, written' in printed
@@ -153,8 +147,8 @@ def test_a_run_of_fixed_depth_is_written_as_it_is(
 
 
 @pytest.mark.nightly
-def test_what_is_written_can_be_trained_from(runs, tmp_path_factory, tmp_path):
-  out = exported(runs['dense'], tmp_path / 'bert')
+def test_what_is_written_can_be_trained_from(run_of, tmp_path):
+  out = exported(run_of('dense'), tmp_path / 'bert')
   root = pathlib.Path(export.__file__).parents[1]
   config = config_flags.load_config(
     f'{root}/configs/eat/glue.py:pretrained={out},data={tmp_path}', []
@@ -162,7 +156,7 @@ def test_what_is_written_can_be_trained_from(runs, tmp_path_factory, tmp_path):
   assert (config.model.depth, config.model.width) == (2, 16)
   assert config.model.exit_layers == (1,)
   assert config.dataset.tokenizer == str(out)
-  run = run_of('glue fixed', runs, tmp_path_factory)
+  run = run_of('glue fixed')
   out = exported(run, tmp_path / 'albert')
   config = tiny_run.load('glue', task='rte', data='D', checkpoint=out,
                          score='fresh')  # fmt: skip
@@ -171,30 +165,35 @@ def test_what_is_written_can_be_trained_from(runs, tmp_path_factory, tmp_path):
   check_tokenizer(run, 'glue', config.dataset.tokenizer)
 
 
+HALTS = ['halting by the rule act', "'score'"]
 PARTS = {
   'eat': ('exit_1', ['pruning after layers 1', 'exits at 1', 'window']),
-  'glue': ('score', ['halting by the rule act', "'score'"]),
-  'pretrain': ('score', ['halting by the rule act', "'score'"]),
+  'glue': ('score', HALTS),
+  'pretrain': ('score', HALTS),
 }
+
+
+def refusal(capsys, flags, code=command_line.USAGE):
+  """The line on stderr of a command that is refused."""
+  capsys.readouterr()
+  with pytest.raises(SystemExit) as stop:
+    export.main(flags)
+  assert stop.value.code == code
+  (line,) = capsys.readouterr().err.strip().splitlines()
+  return line
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', PARTS)
 def test_an_adaptive_run_is_refused_unless_it_may_lose_its_parts(
-  runs, tmp_path_factory, tmp_path, capsys, name
+  run_of, tmp_path, capsys, name
 ):
-  run = run_of(name, runs, tmp_path_factory)
+  run = run_of(name)
   part, words = PARTS[name]
-  capsys.readouterr()
-  with pytest.raises(SystemExit) as stop:
-    export.main([f'--workdir={run}', f'--out={tmp_path}/out'])
-  error = capsys.readouterr().err
-  assert stop.value.code == command_line.USAGE
-  assert len(error.strip().splitlines()) == 1
+  line = refusal(capsys, [f'--workdir={run}', f'--out={tmp_path}/out'])
   for word in (*words, '--workdir', '--dense'):
-    assert word in error
+    assert word in line
   assert not (tmp_path / 'out').exists()
-
   out = exported(run, tmp_path / 'out', '--dense')
   printed = capsys.readouterr().out
   assert printed.count('left out: ') == (3 if name == 'eat' else 1)
@@ -204,18 +203,6 @@ def test_an_adaptive_run_is_refused_unless_it_may_lose_its_parts(
   del params[part]
   heads = 'pretraining' if name == 'pretrain' else 'classifier'
   assert_equal(convert.load_params(out, heads), params)
-
-
-def test_heads_and_scorers_of_an_eat_are_left_out():
-  model, variables = small.build(prune_scores='learned')
-  fields = export.encoder_fields(model)
-  plain = bert.BertClassifier(num_classes=3, **fields)
-  rows = small.batch(small.rows(2), 20)
-  expected = jax.eval_shape(plain.init, jax.random.key(0), *rows)['params']
-  params = export.dense_params(variables['params'])
-  assert jax.tree.structure(params) == jax.tree.structure(
-    sharding.unbox(expected)
-  )
 
 
 @pytest.mark.parametrize(
@@ -231,45 +218,42 @@ def test_heads_and_scorers_of_an_eat_are_left_out():
   ],
 )
 def test_bad_command_lines_are_answered_in_one_line(
-  flags, words, runs, tmp_path, capsys
+  flags, words, run_of, tmp_path, capsys
 ):
-  copy = tmp_path / 'copy'
+  copy, dense = tmp_path / 'copy', run_of('dense')
   copy.mkdir()
-  text = (runs['dense'] / 'config.json').read_text()
-  (copy / 'config.json').write_text(text)
-  places = {'dense': runs['dense'], 'new': tmp_path / 'new', 'copy': copy}
-  with pytest.raises(SystemExit) as stop:
-    export.main([flag.format(**places) for flag in flags])
-  error = capsys.readouterr().err
-  assert stop.value.code == command_line.USAGE
-  assert len(error.strip().splitlines()) == 1
+  (copy / 'config.json').write_text((dense / 'config.json').read_text())
+  places = {'dense': dense, 'new': tmp_path / 'new', 'copy': copy}
+  line = refusal(capsys, [flag.format(**places) for flag in flags])
   for word in words:
-    assert word in error
+    assert word in line
   assert not (tmp_path / 'new').exists()
 
 
 @pytest.mark.slow
-def test_a_step_that_is_not_there_is_a_checkpoint_error(runs, tmp_path):
-  flags = [f'--workdir={runs["dense"]}', f'--out={tmp_path}/new', '--step=3']
-  with pytest.raises(SystemExit) as stop:
-    export.main(flags)
-  assert stop.value.code == command_line.CHECKPOINT
-  assert not (tmp_path / 'new').exists()
+def test_a_step_that_is_not_there_is_a_checkpoint_error(
+  run_of, tmp_path, capsys
+):
+  out = tmp_path / 'new'
+  flags = [f'--workdir={run_of("dense")}', f'--out={out}', '--step=3']
+  refusal(capsys, flags, command_line.CHECKPOINT)
+  assert not out.exists()
 
 
-def test_a_broken_tokenizer_is_named_and_nothing_is_written(tmp_path):
+def test_learned_scorers_are_left_out_and_a_broken_tokenizer_is_named(tmp_path):
   model, variables = small.build(prune_scores='learned')
-  path = tmp_path / 'tokenizer.json'
+  path, out = tmp_path / 'tokenizer.json', tmp_path / 'out'
   path.write_text('{"model": 3}')
   with pytest.raises(ValueError, match=r'expected a tokenizer\.json'):
-    convert.save(
-      tmp_path / 'out',
-      'bert',
-      export.encoder_fields(model),
-      export.dense_params(variables['params']),
-      tokenizer=path,
-    )
-  assert not (tmp_path / 'out').exists()
+    export.save(str(out), model, variables['params'], tokenizer=path)
+  assert not out.exists()
+  export.save(str(out), model, variables['params'])
+  plain = bert.BertClassifier(num_classes=3, **convert.read_sizes(out))
+  rows = small.batch(small.rows(2), 20)
+  expected = jax.eval_shape(plain.init, jax.random.key(0), *rows)['params']
+  assert jax.tree.structure(convert.load_params(out, 'classifier')) == (
+    jax.tree.structure(sharding.unbox(expected))
+  )
 
 
 # -- read by transformers
@@ -322,23 +306,21 @@ def assert_close(found, want):
     pytest.param('glue', marks=pytest.mark.slow),
   ],
 )
-def test_transformers_reads_the_same_classifier(
-  runs, tmp_path_factory, tmp_path, name
-):
-  run = run_of(name, runs, tmp_path_factory)
+def test_transformers_reads_the_same_classifier(run_of, tmp_path, name):
+  run = run_of(name)
   out = exported(run, tmp_path / 'out', '--dense')
   want, rows = theirs(out, run, name, 'AutoModelForSequenceClassification')
+  kind, halting = bert.BertClassifier, {}
   if 'glue' in name:
-    logits = ours(AlbertClassifier, out, rows, num_classes=2, halting='')
-  else:
-    logits = ours(bert.BertClassifier, out, rows, num_classes=2)
+    kind, halting = AlbertClassifier, {'halting': ''}
+  logits = ours(kind, out, rows, num_classes=2, **halting)
   assert_close(logits, want.logits.numpy())
 
 
 @pytest.mark.peers
 @pytest.mark.nightly
-def test_transformers_reads_the_same_pretraining(tmp_path_factory, tmp_path):
-  run = tiny_run.made(tmp_path_factory, 'pretrain', 'fixed')
+def test_transformers_reads_the_same_pretraining(run_of, tmp_path):
+  run = run_of('pretrain fixed')
   out = exported(run, tmp_path / 'out')
   want, rows = theirs(out, run, 'pretrain', 'AutoModelForPreTraining')
   places = jnp.arange(rows[0].shape[1])[None].repeat(len(rows[0]), 0)

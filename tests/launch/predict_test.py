@@ -40,14 +40,11 @@ def answers(data, engine=None):
 
 
 def test_answers_are_in_order_with_the_ids_of_the_lines():
-  lines = b'{"id": "x", "text": "one"}\n"two"\n{"text": "three"}'
+  # Editors on Windows begin a file with a byte order mark.
+  lines = b'\xef\xbb\xbf{"id": "x", "text": "one"}\n"two"\n{"text": "three"}'
   assert [(a['id'], a['label']) for a in answers(lines)] == [
     ('x', 'one'), (2, 'two'), (3, 'three'),
   ]  # fmt: skip
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_line():
-  assert answers(b'\xef\xbb\xbf"one"\n"two"')[0]['label'] == 'one'
 
 
 @pytest.mark.parametrize(
@@ -72,7 +69,7 @@ def test_a_bad_line_is_answered_by_its_error(bad):
   assert 'expected one JSON value in UTF-8' in wrong['error']
 
 
-@pytest.mark.parametrize('depth', [1, 100, 900])
+@pytest.mark.parametrize('depth', [1, 900])
 def test_an_id_is_a_text_or_a_number(depth):
   nested = b'[' * depth + b']' * depth
   wrong, last = answers(b'{"id": ' + nested + b', "text": "a"}\n"two"')

@@ -1,7 +1,7 @@
 """The engine against plain NumPy, row by row, in any batch."""
 
+import concurrent.futures
 import random
-import threading
 
 import jax
 import numpy as np
@@ -16,7 +16,16 @@ from tests.compilations import compilations
 from tests.serve_lib import toy
 
 LIMIT = 1024  # bytes between stages, hardly more than one batch
-VARIABLES = toy.make_variables()
+BAD = [
+  ('pruned', []),
+  ('full', [1] * 7),  # longer than the longest bucket
+  ('pruned', [1] * 10_000),
+  ('nonsense', [1]),
+  ('pruned', b'\xff\xfe'),
+  ('pruned', 'text'),
+  None,
+  17,
+]
 
 
 @pytest.fixture(scope='module')
@@ -25,26 +34,19 @@ def engine():
     yield engine
 
 
-def serve_from_threads(engine, items, threads):
-  """Answers of `predict`, called from several threads with a part each."""
+def serve_and_check(engine, items, threads):
+  """Calls `predict` from several threads with a part each."""
   parts = [items[start::threads] for start in range(threads)]
-  answers = [None] * threads
-
-  def call(number):
-    answers[number] = engine.predict(parts[number])
-
-  workers = [
-    threading.Thread(target=call, args=(number,)) for number in range(threads)
-  ]
-  for worker in workers:
-    worker.start()
-  for worker in workers:
-    worker.join()
-  return [
-    pair
-    for part, some in zip(parts, answers, strict=True)
-    for pair in zip(part, some, strict=True)
-  ]
+  with concurrent.futures.ThreadPoolExecutor(threads) as executor:
+    answers = list(executor.map(engine.predict, parts))
+  for part, some in zip(parts, answers, strict=True):
+    for item, answer in zip(part, some, strict=True):
+      if item in BAD:
+        assert isinstance(answer, Failure)
+        assert answer.during == 'encode'
+      else:
+        toy.check(toy.VARIABLES, item, answer)
+        assert isinstance(answer['logits'], np.ndarray)  # on the host
 
 
 # Not hypothesis: beartype draws from `random` in the engine's thread, which
@@ -53,51 +55,19 @@ def serve_from_threads(engine, items, threads):
 def test_a_row_gets_the_same_answer_in_any_batch(engine, seed):
   rng = np.random.default_rng(seed)
   items = toy.random_items(seed, int(rng.integers(1, 41)), 6)
-  threads = int(rng.integers(1, 5))
-  pairs = serve_from_threads(engine, items, threads)
-  assert sorted(item for item, _ in pairs) == sorted(items)
-  for item, answer in pairs:
-    toy.check(VARIABLES, item, answer)
-    assert isinstance(answer['logits'], np.ndarray)  # on the host
-
-
-def bad_items():
-  return [
-    ('pruned', []),
-    ('full', [1] * 7),  # longer than the longest bucket
-    ('pruned', [1] * 10_000),
-    ('nonsense', [1]),
-    ('pruned', b'\xff\xfe'),
-    ('pruned', 'text'),
-    None,
-    17,
-  ]
-
-
-def mixed(count):
-  """Items of which one in eight is bad."""
-  items, rng = toy.random_items(0, count, 6), random.Random(0)
-  for place in rng.sample(range(count), count // 8):
-    items[place] = rng.choice(bad_items())
-  return items
+  serve_and_check(engine, items, int(rng.integers(1, 5)))
 
 
 def test_a_thousand_mixed_requests_from_threads(engine):
-  count, threads = 1000, 4
+  items, rng = toy.random_items(0, 1000, 6), random.Random(0)
+  for place in rng.sample(range(1000), 125):
+    items[place] = rng.choice(BAD)
   with compilations() as compiled:
-    pairs = serve_from_threads(engine, mixed(count), threads)
-  assert len(pairs) == count
-  for item, answer in pairs:
-    if item in bad_items():
-      assert isinstance(answer, Failure)
-      assert answer.during == 'encode'
-    else:
-      toy.check(VARIABLES, item, answer)
+    serve_and_check(engine, items, 4)
   assert not compiled
   status = engine.status()
-  assert (
-    status['pending'] == status['queued_rows'] == status['pooled_rows'] == 0
-  )
+  for name in ('pending', 'queued_rows', 'pooled_rows'):
+    assert status[name] == 0
   assert status['queue_bytes'] == status['pool_bytes'] == 0
   assert status['peak_pending'] <= 16
   assert 0 < status['peak_pool_bytes'] <= LIMIT
@@ -110,7 +80,7 @@ def test_a_compilation_would_be_counted():
 
 
 def test_what_is_wrong_with_an_item_is_said(engine):
-  empty, longer, _, variant, *_ = engine.predict(bad_items()[:4])
+  empty, longer, _, variant = engine.predict(BAD[:4])
   assert isinstance(empty.error, InputError)
   assert 'at least one' in str(empty.error)
   assert 'expected 1 to 6, the longest bucket, got 7' in str(longer.error)
@@ -141,12 +111,17 @@ def test_batches_are_full_at_every_stage(stays, first, later):
 def test_a_lone_request_is_never_copied_and_never_waits():
   with toy.make_engine(max_wait=3600.0) as engine:
     for item in toy.random_items(1, 20, 6):
-      toy.check(VARIABLES, item, engine.submit(item).result(timeout=10))
+      toy.check(toy.VARIABLES, item, engine.submit(item).result(timeout=10))
   assert engine.status()['copies'] == 0
 
 
+@pytest.mark.parametrize('ahead', [0, 2])
+def test_numbers_do_not_depend_on_dispatching_ahead(ahead):
+  with toy.make_engine(ahead=ahead) as engine:
+    serve_and_check(engine, toy.random_items(5, 60, 3), 1)
+
+
 def test_the_monitor_is_the_one_of_the_policy_unless_another_is_given():
-  assert isinstance(toy.make_engine().monitor, Monitor)
   policy, other = toy.Policy(), Monitor()
   policy.monitor = Monitor()
   assert toy.make_engine(policy, monitor=other).monitor is other
@@ -164,30 +139,16 @@ def test_serving_before_warming_up_is_an_error():
 
 
 @pytest.mark.parametrize(
-  ('field', 'arguments'),
+  ('name', 'value'),
   [
-    ('engine.lengths', dict(lengths=())),
-    ('engine.lengths', dict(lengths=(8, 4))),
-    ('engine.batches', dict(batches=(0, 1))),
-    ('engine.batches', dict(batches=(1, 1))),
-    ('engine.max_pending', dict(max_pending=0)),
-    ('engine.max_wait', dict(max_wait=-1.0)),
-    ('engine.ahead', dict(ahead=9)),
-    ('engine.max_pool_bytes', dict(max_pool_bytes=-1)),
+    ('lengths', ()), ('lengths', (8, 4)), ('batches', (0, 1)),
+    ('batches', (1, 1)), ('max_pending', 0), ('max_wait', -1.0), ('ahead', 9),
+    ('max_pool_bytes', -1),
   ],
-)
-def test_illegal_arguments_are_named(field, arguments):
-  with pytest.raises(ConfigError, match=f'{field}: expected'):
-    Engine(toy.Chain(), toy.Policy(), **dict(lengths=(4,)) | arguments)
-
-
-def test_numbers_do_not_depend_on_dispatching_ahead():
-  items = toy.random_items(5, 60, 3)
-  for ahead in (0, 2):
-    with toy.make_engine(ahead=ahead) as engine:
-      answers = engine.predict(items)
-    for item, answer in zip(items, answers, strict=True):
-      toy.check(VARIABLES, item, answer)
+)  # fmt: skip
+def test_illegal_arguments_are_named(name, value):
+  with pytest.raises(ConfigError, match=f'engine.{name}: expected'):
+    Engine(toy.Chain(), toy.Policy(), **dict(lengths=(4,)) | {name: value})
 
 
 def test_predicting_nothing(engine):

@@ -27,7 +27,6 @@ from eat.task import FineTune as EatTask
 from model_lib.bert import BertClassifier
 from serve_lib.chain import Failure
 from serve_lib.decisions import Prediction
-from serve_lib.drift import Calibration, DriftCheck
 from serve_lib.engine import Engine
 from serve_lib.items import ItemReader
 from tests.adatape import serving_test as tapes
@@ -58,13 +57,9 @@ VIT = dict(
 class Family:
   """A model, and the same by a plain call of the masked form.
 
-  Attributes:
-    serve: returns (chain, policy), new every time.
-    items: of the engine.
-    logits: of the items by all heads, `[E, B, O]`.
-    heads: index into the first axis for a prediction.
-    fields: those of `Prediction.as_dict`, beside the common ones.
-    bad: an item that cannot be served.
+  `serve` returns (chain, policy), new every time; `logits` are `[E, B, O]` of
+  the items by all heads, `heads` the head of a prediction; `fields` are those
+  of `Prediction.as_dict` beside the common ones.
   """
 
   serve: Any
@@ -179,10 +174,10 @@ def served(request):
       yield family, engine
 
 
-def with_programs_of(engine, policy=None, **settings):
+def with_programs_of(engine, **settings):
   """Another engine with the compiled programs of one."""
   other = Engine(
-    engine._programs.chain, policy or engine._policy, engine.grid.lengths,
+    engine._programs.chain, engine._policy, engine.grid.lengths,
     engine.grid.batches, **settings,
   )  # fmt: skip
   other._programs.__dict__ = engine._programs.__dict__
@@ -282,22 +277,6 @@ def test_an_answer_becomes_json(served):
   assert set(fields) == common | set(family.fields)
 
 
-@pytest.mark.parametrize('drain', [True, False])
-def test_closing_answers_or_cancels(served, drain):
-  family, engine = served
-  other = with_programs_of(engine)
-  futures = [other.submit(item) for item in family.items]
-  other.close(drain)
-  for index, future in enumerate(futures):
-    answer = future.result(0)
-    if isinstance(answer, Failure):
-      assert not drain
-      assert answer.during == 'close'
-    else:
-      check(family, index, answer)
-  assert other.status()['pending'] == other.status()['pool_bytes'] == 0
-
-
 def test_memory_between_stages_is_bounded(served):
   family, engine = served
   worst = engine.warm_up().worst_case_bytes
@@ -309,29 +288,8 @@ def test_memory_between_stages_is_bounded(served):
     assert other.status()['peak_pool_bytes'] <= (widest if limit else worst)
 
 
-def test_drift_of_the_traffic_sends_rows_to_full_depth(served):
-  family, engine = served
-  _, policy = family.serve()
-  calibration = Calibration(np.linspace(0.5, 1.0, 100), 0.9)
-  policy.monitor.drift = DriftCheck(calibration, window=20, every=1)
-  policy.monitor.drift.drifted = True
-  with with_programs_of(engine, policy) as other:
-    reasons = {one.exit_reason for one in other.predict(family.items)}
-  before = {one.exit_reason for one in engine.predict(family.items)}
-  if 'retention' in family.fields:  # EAT, the one with exits
-    assert reasons == {'full depth', 'last layer'}
-    assert before == {'confidence', 'last layer'}
-  else:
-    assert reasons == before
-
-
 def test_padding_of_items_is_a_copy_of_a_row():
-  reader = ItemReader('tokens', np.asarray, np.zeros(2, np.int32), 1)
-  rows = [{'tokens': np.full(2, n, np.int32)} for n in (5, 6)]
-  assert reader.pad(rows, 1, 4)['tokens'].tolist() == [
-    [5] * 2,
-    [6] * 2,
-    [5] * 2,
-    [5] * 2,
-  ]
-  assert reader.pad([], 1, 2)['tokens'].tolist() == [[0, 0], [0, 0]]
+  reader = ItemReader('tokens', np.asarray, np.zeros(1, np.int32), 1)
+  rows = [{'tokens': np.full(1, n, np.int32)} for n in (5, 6)]
+  assert reader.pad(rows, 1, 4)['tokens'].tolist() == [[5], [6], [5], [5]]
+  assert reader.pad([], 1, 2)['tokens'].tolist() == [[0], [0]]

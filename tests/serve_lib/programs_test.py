@@ -32,17 +32,19 @@ class Loop:
     x = carry['x'] * variables['step']
     return {'x': x, 'old': carry['x']}, {'sum': (x + carry['old']).sum(1)}
 
-  def example(self, length, rows):
-    zeros = np.zeros((rows, length), np.float32)
+  def pad(self, rows, length, size):
+    zeros = np.zeros((size, length), np.float32)
     return {'x': zeros, 'old': zeros}
 
-  def pad(self, rows, length, size):
-    return self.example(length, size)
+
+def compiled(chain, grid=GRID):
+  programs = Programs(chain, grid)
+  report = programs.compile(progress=False)
+  return programs, report
 
 
 def test_stages_that_are_the_same_function_compile_once():
-  programs = Programs(Loop(), GRID)
-  report = programs.compile(progress=False)
+  _, report = compiled(Loop())
   # Per batch size the first, the inner and the last stage; open and join at
   # two sizes, one cut.
   assert report.programs == 2 * 3 + 2 * 2 + 1
@@ -52,8 +54,7 @@ def test_stages_that_are_the_same_function_compile_once():
 
 
 def test_a_carry_of_the_same_shape_is_given_away():
-  programs = Programs(Loop(), GRID)
-  programs.compile(progress=False)
+  programs, _ = compiled(Loop())
   first = {name: np.full((2, 4), 8.0, np.float32) for name in ('x', 'old')}
   carry, outputs = programs.run(Group(0, 'full', 4), 2, first)
   second, outputs = programs.run(Group(1, 'full', 4), 2, carry)
@@ -67,9 +68,8 @@ def test_it_runs_where_the_variables_are():
   loop = Loop()
   device = jax.devices()[3]
   loop.variables = jax.device_put(loop.variables, device)
-  programs = Programs(loop, GRID)
-  programs.compile(progress=False)
-  carry, _ = programs.run(Group(0, 'full', 4), 1, loop.example(4, 1))
+  programs, _ = compiled(loop)
+  carry, _ = programs.run(Group(0, 'full', 4), 1, loop.pad([], 4, 1))
   source = np.zeros(2, np.int32)
   pool = programs.copy('open', Group(1, 'full', 4), 1, carry, source)
   assert pool['x'].devices() == {device}
@@ -82,7 +82,30 @@ def test_a_carry_without_rows_is_an_error():
       return {'x': carry['x'].sum(0), 'old': carry['old']}, {}
 
   with pytest.raises(ValueError, match=r"carry\['x'\] into .*expected 1 rows"):
-    Programs(Wrong(), GRID).compile(progress=False)
+    compiled(Wrong())
+
+
+def test_what_a_stage_reads_may_depend_on_the_length():
+  class Growing(Loop):
+    num_stages = 1
+
+    def __init__(self):
+      self.variables = {str(n): jnp.asarray(n + 2.0) for n in range(9)}
+
+    def stage(self, index, variant, length):
+      def run(variables, carry):
+        return carry, {'y': carry['x'] + variables[str(length)]}
+
+      return run
+
+  chain, grid = Growing(), Grid((4, 8), (2,))
+  programs, _ = compiled(chain, grid)
+  for length in grid.lengths:
+    carry = chain.pad([], length, 2)
+    _, outputs = programs.run(Group(0, 'full', length), 2, carry)
+    np.testing.assert_array_equal(
+      outputs['y'], np.full((2, length), length + 2)
+    )
 
 
 CACHED = """
@@ -103,46 +126,11 @@ print(programs, len(hits), jax.config.jax_compilation_cache_dir)
 
 @pytest.mark.slow
 def test_a_second_process_finds_the_programs(tmp_path, repository):
-  def run():
-    done = subprocess.run(
+  for hits in ('0', '11'):
+    output = subprocess.check_output(
       [sys.executable, '-c', CACHED, str(tmp_path / 'cache')],
       cwd=repository,
       env=os.environ | {'XLA_FLAGS': ''},
-      capture_output=True,
       text=True,
-      check=True,
     )
-    return done.stdout.split()
-
-  assert run() == ['11', '0', 'None']  # and the setting is put back
-  assert run() == ['11', '11', 'None']
-
-
-class Growing(Loop):
-  """Rows of another length read another variable."""
-
-  num_stages = 1
-
-  def __init__(self):
-    self.variables = {str(n): jnp.asarray(n + 2.0) for n in range(9)}
-
-  def stage(self, index, variant, length):
-    def run(variables, carry):
-      return carry, {'y': carry['x'] * variables[str(length)]}
-
-    return run
-
-  def example(self, length, rows):
-    return {'x': np.ones((rows, length), np.float32)}
-
-
-def test_what_a_stage_reads_may_depend_on_the_length():
-  chain, grid = Growing(), Grid((4, 8), (2,))
-  programs = Programs(chain, grid)
-  programs.compile(progress=False)
-  for length in grid.lengths:
-    carry = chain.example(length, 2)
-    _, outputs = programs.run(Group(0, 'full', length), 2, carry)
-    np.testing.assert_array_equal(
-      outputs['y'], np.full((2, length), length + 2.0)
-    )
+    assert output.split() == ['11', hits, 'None']  # the setting is put back
