@@ -33,25 +33,15 @@ FEW_TOKENS = (8, 16, 24, 32, 64)
 
 @struct.dataclass
 class Tokens:
-  """The tokens of a batch between two iterations.
+  """The tokens of a batch between two iterations."""
 
-  Fields are Any because JAX builds these trees of other things than arrays.
-
-  Attributes:
-    x: states, `[B, L, D]`.
-    keys: `[B, N, L, H]`, of the states `x`.
-    values: the same; zero for padding.
-    valid: False for padding, `[B, L]`.
-    halting: `halting.Halting` of each token, `[B, L]`.
-    iteration: iterations so far, int32 `[B]`.
-  """
-
-  x: Any
-  keys: Any
-  values: Any
-  valid: Any
-  halting: Any
-  iteration: Any
+  # Any because JAX builds these trees of other things than arrays.
+  x: Any  # states, `[B, L, D]`
+  keys: Any  # of the states, `[B, N, L, H]`
+  values: Any  # the same; zero for padding
+  valid: Any  # False for padding, `[B, L]`
+  halting: Any  # `halting.Halting` of each token, `[B, L]`
+  iteration: Any  # iterations so far, int32 `[B]`
 
 
 def sizes_for(rows: int, length: int) -> tuple[int, ...]:
@@ -75,11 +65,8 @@ def begin(
 ) -> Tokens:
   """Embeds rows and projects the first keys and values.
 
-  Args:
-    model: bound to `transposed_kernels.transpose` parameters.
-    tokens: token ids, padded after `length`.
-    token_types: segment of each token.
-    length: valid tokens of each row; 0 for a row of padding.
+  The model is bound to `transposed_kernels.transpose` parameters, in all
+  functions here; `length` is 0 for a row of padding.
   """
   x = model.embed(tokens, token_types)
   block, variables = model.block[0].unbind()
@@ -101,13 +88,9 @@ def begin(
 def step(
   model: Albert, size: int, least: int = 1
 ) -> Callable[[Tokens], Tokens]:
-  """Returns one iteration of `least` to `size` running tokens, in plain JAX.
+  """Returns one iteration of `least` to `size` running tokens of all rows.
 
-  Args:
-    model: bound to `transposed_kernels.transpose` parameters; one group of one
-      block.
-    size: most running tokens of all rows.
-    least: least running tokens of all rows.
+  The model has one group of one block. The iteration is plain JAX.
   """
   block, variables = model.block[0].unbind()
   score, score_variables = model.score.unbind()
@@ -153,12 +136,7 @@ def iterate(
 ) -> Tokens:
   """Runs up to `count` iterations, until every token has halted.
 
-  Args:
-    model: bound to `transposed_kernels.transpose` parameters; one group of one
-      block.
-    tokens: before the iterations.
-    count: limit of the iterations.
-    sizes: see `sizes_for`; the last holds all tokens.
+  `sizes` are those of `sizes_for`; the last holds all tokens.
   """
   loop = tokens, jnp.zeros((), int)
   # Tokens only halt, so each size gets one loop, the largest first. A

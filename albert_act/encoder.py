@@ -24,7 +24,7 @@ from model_lib import flops, halting, pondering, row_random, sizes
 from model_lib.bert import Activation, TextEncoder, valid_tokens
 from model_lib.bert_layers import INIT
 from model_lib.errors import FieldError
-from model_lib.logical import constrain, partitioned
+from model_lib.logical import constrain, partitioned_dense
 from model_lib.sizes import Rate, Size
 
 # The weight of the straight-through rule is 0 until a token halts: a state
@@ -34,52 +34,39 @@ COMBINATIONS = {'act': 'fed_back', 'straight_through': 'accumulated'}
 
 @struct.dataclass
 class Encoded:
-  """The output of the encoder.
+  """The output of the encoder."""
 
-  Attributes:
-    states: of all tokens after the last iteration, `[B, L, D]`.
-    ponder: by token `[B, L]`: `steps` N, int32, and `cost` N + R, float32; both
-      0 for padding. At a fixed depth both are that depth.
-    depth: iterations that were executed for the batch, int32 scalar.
-    trace: outputs of `trace`, stacked over the iterations; or None.
-  """
-
-  states: Any
+  states: Any  # of all tokens after the last iteration, `[B, L, D]`
+  # By token `[B, L]`: `steps` N, int32, and `cost` N + R, float32; both 0 for
+  # padding. At a fixed depth both are that depth.
   ponder: dict[str, Any]
-  depth: Any
-  trace: Any = None
+  depth: Any  # iterations that were executed for the batch, int32 scalar
+  trace: Any = None  # outputs of `trace`, stacked over the iterations
 
 
 class Albert(TextEncoder, kw_only=True):
-  """Base of ALBERT's models; see `TextEncoder`.
-
-  Attributes:
-    embedding_width: width of the embeddings.
-    max_iterations: applications of the shared layer; the limit with halting.
-    num_groups: layers with their own weights, each for an equal share of the
-      iterations, by Hugging Face's formula.
-    inner_group: blocks in a layer.
-    halting: '' for a fixed depth, or the rule of `halting.RULES` by which each
-      token halts.
-    epsilon: a token halts when its scores sum to `1 - epsilon`.
-    halting_bias: initial bias of the score: -2 gives about 9 iterations.
-    dynamic: stop when every token has halted (no gradient).
-    remat_chunk: see `pondering.ponder_scan`.
-  """
+  """Base of ALBERT's models; see `TextEncoder`."""
 
   SIZES: ClassVar[sizes.Sizes] = sizes.ALBERT
 
   num_classes: int = 2
   embedding_width: Size = None
+  # Applications of the shared layer; the limit with halting.
   max_iterations: Size = None
+  # Layers with their own weights, each for an equal share of the iterations.
   num_groups: Annotated[int, Interval(ge=1, le=1000)] = 1
+  # Blocks in a layer.
   inner_group: Annotated[int, Interval(ge=1, le=1000)] = 1
   vocab_size: Annotated[int, Interval(ge=1, le=2**24)] = 30000
   activation: Activation = 'gelu_new'
+  # '' for a fixed depth, or the rule by which each token halts.
   halting: Literal['', 'act', 'straight_through'] = 'act'
+  # A token halts when its scores sum to `1 - epsilon`.
   epsilon: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.01
+  # Initial bias of the score: -2 gives about 9 iterations.
   halting_bias: Annotated[float, Interval(ge=-1e3, le=1e3)] = -2.0
-  dynamic: bool = False
+  dynamic: bool = False  # stop when every token has halted (no gradient)
+  # See `pondering.ponder_scan`.
   remat_chunk: Annotated[int, Interval(ge=0, le=1000)] = 0
   dropout: Rate = 0.0
   attention_dropout: Rate = 0.0
@@ -97,21 +84,14 @@ class Albert(TextEncoder, kw_only=True):
   def setup(self):
     """Declares the parameters of the encoder."""
     self.embeddings = self.make_embeddings(self.embedding_width)
-    self.projection = nn.Dense(
-      self.width,
-      dtype=self.dtype,
-      kernel_init=partitioned(INIT, None, 'embed'),
-      bias_init=partitioned(nn.initializers.zeros, 'embed'),
+    self.projection = partitioned_dense(
+      self.width, None, 'embed', kernel_init=INIT, dtype=self.dtype
     )
     self.block = self.make_blocks(self.num_groups * self.inner_group)
     if self.halting:
-      self.score = nn.Dense(
-        1,
-        dtype=jnp.float32,
-        kernel_init=partitioned(INIT, 'embed', None),
-        bias_init=partitioned(
-          nn.initializers.constant(self.halting_bias), None
-        ),
+      bias = nn.initializers.constant(self.halting_bias)
+      self.score = partitioned_dense(
+        1, 'embed', None, kernel_init=INIT, bias_init=bias
       )
 
   def embed(
@@ -132,17 +112,10 @@ class Albert(TextEncoder, kw_only=True):
     row_keys: Key[Array, ' B'] | None = None,
     trace: pondering.Trace | None = None,
   ) -> Encoded:
-    """Embeds tokens and applies the shared layer.
+    """Embeds tokens, padded after `length`, and applies the shared layer.
 
-    Args:
-      tokens: token ids, padded after `length`.
-      token_types: segment of each token.
-      length: valid tokens of each row, at least 1.
-      row_keys: one key per row turns dropout on.
-      trace: recorded in every iteration, see `pondering.ponder_scan`.
-
-    Raises:
-      FieldError: a trace of the dynamic form.
+    `row_keys` turn dropout on; `trace` is recorded in every iteration of the
+    static form, see `pondering.ponder_scan`.
     """
     x = self.embed(tokens, token_types, row_keys)
     valid = valid_tokens(tokens, length)
@@ -256,9 +229,7 @@ class Albert(TextEncoder, kw_only=True):
   ) -> float:
     """Returns the FLOPs of the encoder for one row; see `flops`.
 
-    Args:
-      tokens: of the row.
-      iterations: mean over the tokens; None for `max_iterations`.
+    `iterations` is the mean over the tokens; None for `max_iterations`.
     """
     block = flops.block(tokens, self.width, self.mlp_dim)
     step = self.inner_group * block

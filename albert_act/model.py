@@ -9,8 +9,13 @@ from jaxtyping import Array, Float, Int, Key
 from albert_act.encoder import Albert, Encoded
 from model_lib import flops, row_random
 from model_lib.bert_layers import INIT, Pooler
-from model_lib.layers import LayerNorm, activation_function, classifier
-from model_lib.logical import constrain, partitioned
+from model_lib.layers import (
+  LayerNorm,
+  activation_function,
+  build,
+  classifier,
+)
+from model_lib.logical import constrain, partitioned, partitioned_dense
 
 
 class AlbertClassifier(Albert):
@@ -49,13 +54,7 @@ class AlbertClassifier(Albert):
 
 
 class MaskedWords(nn.Module):
-  """ALBERT's head for masked words, tied to the word embeddings.
-
-  Attributes:
-    activation: a name in `layers.ACTIVATIONS`.
-    norm_epsilon: of the LayerNorm.
-    dtype: compute dtype; logits are float32.
-  """
+  """ALBERT's head for masked words, tied to the word embeddings."""
 
   activation: str
   norm_epsilon: float
@@ -65,21 +64,12 @@ class MaskedWords(nn.Module):
   def __call__(
     self, states: Float[Array, 'B P D'], table: Float[Array, 'V E']
   ) -> Float[Array, 'B P V']:
-    """Returns the logits of the words.
-
-    Args:
-      states: of the masked tokens.
-      table: word embeddings.
-    """
+    """Returns float32 logits of the masked tokens for a table of words."""
     vocab_size, width = table.shape
-    x = nn.Dense(
-      width,
-      name='hidden',
-      dtype=self.dtype,
-      kernel_init=partitioned(INIT, 'embed', None),
-      bias_init=partitioned(nn.initializers.zeros, None),
-    )(states)
-    x = activation_function(self.activation)(x)
+    hidden = partitioned_dense(
+      width, 'embed', None, 'hidden', kernel_init=INIT, dtype=self.dtype
+    )
+    x = activation_function(self.activation)(hidden(states))
     x = LayerNorm(self.dtype, self.norm_epsilon, name='norm')(x)
     bias = self.param(
       'bias', partitioned(nn.initializers.zeros, 'classes'), (vocab_size,)
@@ -100,9 +90,7 @@ class AlbertPretraining(Albert):
     """Declares encoder, pooler and both heads."""
     super().setup()
     self.pooler = Pooler('tanh', dtype=self.dtype)
-    self.predictions = MaskedWords(
-      self.activation, self.norm_epsilon, self.dtype
-    )
+    self.predictions = build(MaskedWords, self)
     self.sop = classifier(2, 'sop')
 
   def __call__(
@@ -114,15 +102,9 @@ class AlbertPretraining(Albert):
     row_keys: Key[Array, ' B'] | None = None,
     trace: Any = None,
   ) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Predicts masked words and the order of the two segments.
+    """Predicts the words at `positions` and the order of the two segments.
 
-    Args:
-      tokens: token ids, padded after `length`.
-      token_types: segment of each token.
-      length: valid tokens of each row.
-      positions: positions of the words to predict.
-      row_keys: one key per row turns dropout on.
-      trace: see `Albert.encode`.
+    The other arguments are those of `Albert.encode`.
 
     Returns:
       (logits, out): `logits['words']` `[B, P, V]` and `logits['order']`
@@ -143,7 +125,6 @@ class AlbertPretraining(Albert):
     return logits, {'features': features, 'encoded': encoded}
 
   def _table(self) -> Float[Array, 'V E']:
-    """Returns the word embeddings."""
     table: Any = self.embeddings.get_variable('params', 'word')['embedding']
     return nn.meta.unbox(table)
 

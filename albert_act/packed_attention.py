@@ -24,15 +24,11 @@ SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-  """The indices of the running tokens of a batch.
-
-  Attributes:
-    running: True for running tokens, `[B, L]`.
-    index: index of each packed token among all, int32 `[M]`; after the last
-      running token unique indices past the end.
-  """
+  """The indices of the running tokens of a batch."""
 
   running: Bool[Array, 'B L']
+  # Index of each packed token among all; after the last running token unique
+  # indices past the end.
   index: Int[Array, ' M']
 
   @classmethod
@@ -96,11 +92,7 @@ class Packed:
 def query_sizes(rows: int, length: int, least: int, most: int) -> list[int]:
   """Returns the static numbers of queries of a row, ascending.
 
-  Args:
-    rows: of a batch.
-    length: tokens of a row.
-    least: least tokens that run in all rows together.
-    most: most of them; one row may have them all.
+  From `least` to `most` tokens run in all rows together; one row may have all.
   """
   most = min(length, most)
   if rows == 1:
@@ -112,21 +104,13 @@ def query_sizes(rows: int, length: int, least: int, most: int) -> list[int]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedAttention:
-  """Attention of packed tokens to their rows, for `MultiHeadAttention.attend`.
+  """Attention of packed tokens to their rows: `MultiHeadAttention.attend`."""
 
-  Attributes:
-    packed: the tokens that attend.
-    keys: of all tokens, `[B, N, L, H]`.
-    values: of all tokens; zero for invalid ones, whose states may be NaN.
-    valid: True for tokens that are attended to, `[B, L]`.
-    least: least number of running tokens.
-  """
-
-  packed: Packed
-  keys: Any
-  values: Any
-  valid: Any
-  least: int
+  packed: Packed  # the tokens that attend
+  keys: Any  # of all tokens, `[B, N, L, H]`
+  values: Any  # zero for invalid tokens, whose states may be NaN
+  valid: Any  # True for tokens that are attended to, `[B, L]`
+  least: int  # least number of running tokens
 
   def __call__(
     self,
@@ -138,12 +122,9 @@ class PackedAttention:
     drop: Any = None,
     received: bool = False,
   ) -> tuple[Float[Array, '1 N M H'], None]:
-    """Attends with the queries of M packed tokens to the keys and values.
+    """Attends with the queries of M packed tokens to the fields' keys.
 
     `key`, `value` and `valid` are not read.
-
-    Raises:
-      FieldError: for dropout or received attention.
     """
     del key, value, valid
     if drop is not None or received:
@@ -189,13 +170,8 @@ def weighted_values(
   """Computes `model_lib.attention.attend`, dividing by the sum at the end.
 
   That divides H numbers for a query instead of L, with one pass less over the
-  weights; docs/albert_act.md has the time it saves on a CPU.
-
-  Args:
-    query: queries.
-    keys: keys.
-    values: zero where not valid: a weight of 0 does not remove a NaN.
-    valid: True for keys that are read.
+  weights; docs/albert_act.md has the time it saves on a CPU. Values are zero
+  where not valid: a weight of 0 does not remove a NaN.
   """
   scores = masked_scores(query, keys, valid)
   weights = jnp.exp(scores - scores.max(-1, keepdims=True))

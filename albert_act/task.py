@@ -52,19 +52,11 @@ class FineTune(TextClassification):
 
 
 def ponder(ponder, batch, norm, config, knobs) -> tuple[Any, dict[str, Any]]:
-  """Returns the weighted ponder loss (7) and metrics of depth.
+  """Returns the weighted ponder loss (7) of `Encoded.ponder`, and metrics.
 
-  Args:
-    ponder: of `encoder.Encoded`.
-    batch: the rows.
-    norm: `examples` in the whole batch.
-    config: of the run; `loss.ponder_weight` unless `knobs` has it.
-    knobs: traced scalars of the stage.
-
-  Returns:
-    The metrics are `ponder_cost`, the mean of the sum over a row's tokens;
-    `iterations`, the mean over real tokens; `depth`, the mean over rows of the
-    largest: the executed depth without compaction.
+  The metrics are `ponder_cost`, the mean of the sum over a row's tokens;
+  `iterations`, the mean over real tokens; `depth`, the mean over rows of the
+  largest: the executed depth without compaction.
   """
   mask = batch['mask']
   row_cost = ponder['cost'].sum(1)

@@ -24,8 +24,7 @@ KERNEL_LEFT = (1, 2, 4, 8, 16, 24, 32, 64, 128)
 def transpose(params: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the parameters with every matrix of the layer as `[out, in]`.
 
-  Args:
-    params: of the model, by name; partitioned ones lose their axis names.
+  Partitioned parameters lose their axis names.
   """
   return {
     name: jax.tree.map(_transposed, leaf) if name.startswith('block') else leaf
@@ -40,16 +39,9 @@ def _transposed(leaf: Any) -> Any:
 def apply(
   module: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any
 ) -> Any:
-  """Calls `module.apply` with variables whose kernels are `[out, in]`.
+  """Calls `module.apply` with variables of `transpose`, without dropout.
 
-  Args:
-    module: all its matrices are kernels of `nn.Dense` of default precision.
-    variables: see `transpose`.
-    *args: for the module.
-    **kwargs: for the module.
-
-  Raises:
-    FieldError: an `Mlp` in the module is given keys for dropout.
+  All matrices of the module are kernels of `nn.Dense` of default precision.
   """
   with nn.intercept_methods(_layer):
     return module.apply(variables, *args, **kwargs)

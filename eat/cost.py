@@ -9,12 +9,7 @@ from model_lib import flops
 
 
 def static_sizes(model: Any, length: int) -> tuple[int, ...]:
-  """Returns the static sequence lengths after each of `model.prune_layers`.
-
-  Args:
-    model: an `EatClassifier`.
-    length: tokens of a row before the first pruning.
-  """
+  """Returns the static sequence lengths after each of `model.prune_layers`."""
   sizes = []
   for ratio in model.prune_ratios:
     length = pruning.static_size(length, float(ratio), model.min_tokens)

@@ -17,15 +17,8 @@ from jaxtyping import Bool, Float, Int
 from model_lib.errors import FieldError
 from serve_lib.decisions import entropy, scale, softmax
 
-RULES = (
-  'confidence',
-  'entropy',
-  'margin',
-  'patience',
-  'combined',
-  'never',
-)
 RULES_WITH_TAU = ('confidence', 'entropy', 'margin', 'combined')
+RULES = (*RULES_WITH_TAU, 'patience', 'never')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,25 +34,17 @@ class Rule:
 
   A regression (one logit) exits, unless 'never', when each of the last
   `max(2, patience)` predictions differs by less than `tolerance` from the one
-  before. The three thresholds may be arrays `[B]`, one for each row.
-
-  Attributes:
-    name: one of `RULES`.
-    tau: threshold: a probability, a difference of two, or nats >= 0. Infinity,
-      for entropy minus infinity, is never met.
-    patience: number of heads, at least 1.
-    tolerance: of a regression, in the unit of the label, >= 0.
-    veto_margin: rows with a smaller margin never exit early; not for a
-      regression.
-
-  Raises:
-    FieldError: at construction, for an illegal value.
+  before. The three thresholds may be arrays `[B]`, one for each row. Illegal
+  values raise FieldError.
   """
 
   name: str
+  # A probability, a difference of two, or nats. Infinity, for entropy minus
+  # infinity, is never met.
   tau: Any = None
-  patience: Any = 2
-  tolerance: Any = 0.1
+  patience: Any = 2  # number of heads
+  tolerance: Any = 0.1  # of a regression, in the unit of the label
+  # Rows with a smaller margin never exit early; not for a regression.
   veto_margin: Any = 0.0
 
   def __post_init__(self):
@@ -85,13 +70,10 @@ def should_exit(
   rule: Rule,
   logits: Float[Any, 'E B C'] | Sequence[Float[Any, 'B C']],
 ) -> Bool[Any, ' B']:
-  """Returns True for rows that exit at the last of the heads so far.
+  """Returns True for rows that exit at the last of the E heads so far.
 
-  Rows with logits that are not finite do not exit.
-
-  Args:
-    rule: the rule.
-    logits: of all heads so far, E >= 1, calibrated; C = 1 is a regression.
+  Logits are calibrated; C = 1 is a regression. Rows with logits that are not
+  finite do not exit.
   """
   xp, heads = _stacked(logits)
   if rule.name == 'never':
@@ -108,12 +90,7 @@ def reason(rule: Rule, is_regression: bool) -> str:
 
 
 def heads_needed(rule: Rule, is_regression: bool) -> int | None:
-  """Returns the number of heads before a row can exit; None for 'never'.
-
-  Args:
-    rule: the rule.
-    is_regression: True if the heads have one logit.
-  """
+  """Returns the number of heads before a row can exit; None for 'never'."""
   if rule.name == 'never':
     return None
   if is_regression:
@@ -125,12 +102,7 @@ def first_exit(
   rule: Rule,
   logits: Float[Any, 'E B C'] | Sequence[Float[Any, 'B C']],
 ) -> Int[Any, ' B']:
-  """Returns the index of the head at which each row exits.
-
-  Args:
-    rule: the rule.
-    logits: of all heads; see `should_exit`.
-  """
+  """Returns the index of the head at which each row exits, of all heads."""
   xp, heads = _stacked(logits)
   decided = [
     should_exit(rule, heads[: count + 1]) for count in range(len(heads) - 1)
@@ -143,10 +115,6 @@ def calibrate(
   logits: Float[Any, 'E B C'], temperatures: Float[Any, ' E'] | Sequence[float]
 ) -> Float[Any, 'E B C']:
   """Divides the logits of each head by its temperature (Guo et al. 2017).
-
-  Args:
-    logits: of all heads.
-    temperatures: one for each head, > 0.
 
   Raises:
     FieldError: if there is not one for each head, or one is not positive.
@@ -166,11 +134,7 @@ def calibrate(
 def probabilities(
   logits: Float[Any, 'E B C'], temperatures: Float[Any, ' E'] | Sequence[float]
 ) -> Float[Any, 'E B C']:
-  """Returns the calibrated class probabilities of all heads.
-
-  Raises:
-    FieldError: for a regression, or as `calibrate`.
-  """
+  """Returns the class probabilities of all heads; see `calibrate`."""
   heads = calibrate(logits, temperatures)
   if heads.shape[2] < 2:
     raise FieldError('logits', 1, 'at least 2 classes')

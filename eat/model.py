@@ -23,25 +23,18 @@ from model_lib.attention import KeysValues, attend
 from model_lib.bert import Activation, TextEncoder, valid_tokens
 from model_lib.bert_layers import Pooler
 from model_lib.errors import FieldError
-from model_lib.layers import classifier
+from model_lib.layers import build, classifier
 from model_lib.sizes import Size
 
 Layers = Annotated[Sequence[int], 'a tuple of ascending layers, from 1']
 
 
 class Head(nn.Module):
-  """A pooler and a classifier on [CLS].
-
-  Attributes:
-    num_classes: width of the logits.
-    activation: of the pooler.
-    dropout: rate before the classifier.
-    dtype: compute dtype of the pooler.
-  """
+  """A pooler and a classifier on [CLS]; fields of `EatClassifier`."""
 
   num_classes: int
-  activation: str = 'tanh'
-  dropout: float = 0.0
+  pooler_activation: str = 'tanh'
+  classifier_dropout: float = 0.0
   dtype: Any = jnp.float32
 
   @nn.compact
@@ -49,28 +42,21 @@ class Head(nn.Module):
     self, cls: Float[Array, 'B D'], row_keys: Key[Array, ' B'] | None = None
   ) -> Float[Array, 'B O']:
     """Returns the logits of the rows, float32."""
-    pooled = Pooler(self.activation, name='pooler', dtype=self.dtype)(cls)
+    pooler = Pooler(self.pooler_activation, name='pooler', dtype=self.dtype)
+    pooled = pooler(cls).astype(jnp.float32)
+    rate = self.classifier_dropout
     return classifier(self.num_classes)(
-      row_random.drop(
-        pooled.astype(jnp.float32), self.dropout, row_keys, 'classifier'
-      )
+      row_random.drop(pooled, rate, row_keys, 'classifier')
     )
 
 
 class Encoded(NamedTuple):
-  """The output of a run of blocks.
+  """The output of a run of blocks."""
 
-  Attributes:
-    tokens: the tokens after the last block, pruned if it prunes.
-    cls: `[B, D]` of [CLS] after each requested layer, by layer.
-    kept: tokens left in each row after each pruning, `[B]` each.
-    full: `[B, L, D]` states at the original positions, or None.
-  """
-
-  tokens: Tokens
-  cls: dict[int, Any]
-  kept: tuple[Any, ...]
-  full: Any
+  tokens: Tokens  # after the last block, pruned if it prunes
+  cls: dict[int, Any]  # [CLS] `[B, D]` after each requested layer
+  kept: tuple[Any, ...]  # tokens left in each row `[B]` after each pruning
+  full: Any  # states `[B, L, D]` at the original positions, or None
 
 
 class EatClassifier(TextEncoder, kw_only=True):
@@ -78,40 +64,29 @@ class EatClassifier(TextEncoder, kw_only=True):
 
   Layers are counted from 1, as in the paper: pruning "after layer 2" happens
   between the second block and the third.
-
-  Attributes:
-    depth: number of blocks.
-    pooler_activation: 'tanh' (BERT) or 'relu' (DistilBERT).
-    prune_layers: layers after which tokens are pruned.
-    prune_ratios: share of the tokens that each of them prunes.
-    prune_scores: ranks the tokens: 'norm', 'attention' or 'learned'.
-    min_tokens: least tokens that pruning leaves in a row.
-    merge: average a pruned token into the most similar kept one.
-    window: width k of the attention window (k / 2 on each side), 0 for none.
-    window_implementation: 'auto', 'block' or 'dense'; same numbers.
-    exit_layers: layers with a head; the last layer always has one.
-    restore: also return the states of all tokens at their original positions,
-      for token-level tasks.
   """
 
-  depth: Size = None
-  pooler_activation: Activation = 'tanh'
-  prune_layers: Layers = (2, 4)
+  depth: Size = None  # number of blocks
+  pooler_activation: Activation = 'tanh'  # 'relu' in DistilBERT
+  prune_layers: Layers = (2, 4)  # layers after which tokens are pruned
   prune_ratios: Annotated[
     Sequence[float],
     Predicate(lambda ratios: all(0.0 <= ratio < 1.0 for ratio in ratios)),
     'a tuple of shares in [0, 1)',
   ] = (0.3, 0.3)
   prune_scores: Literal['norm', 'attention', 'learned'] = 'norm'
+  # Least tokens that pruning leaves in a row.
   min_tokens: Annotated[int, Interval(ge=1, le=2**20)] = 1
-  merge: bool = False
+  merge: bool = False  # average a pruned token into the most similar kept one
+  # Width k of the attention window, k / 2 on each side.
   window: Annotated[
     int,
     Predicate(lambda k: k >= 0 and k % 2 == 0),
     'an even number, 0 for none',
   ] = 32
   window_implementation: Literal['auto', 'block', 'dense'] = 'auto'
-  exit_layers: Layers = (4,)
+  exit_layers: Layers = (4,)  # with a head; the last layer always has one
+  # Also return all tokens at their original positions, for token-level tasks.
   restore: bool = False
 
   def __post_init__(self):
@@ -132,7 +107,7 @@ class EatClassifier(TextEncoder, kw_only=True):
     """Declares the modules under BERT's names, and `exit_<layer>`."""
     self.embeddings = self.make_embeddings(self.width)
     self.block = self.make_blocks(self.depth, self._attend())
-    self.exit = {str(layer): self._head() for layer in self.heads()[:-1]}
+    self.exit = {str(layer): build(Head, self) for layer in self.heads()[:-1]}
     self.pooler = Pooler(self.pooler_activation, dtype=self.dtype)
     self.head = classifier(self.num_classes)
     if self.prune_scores == 'learned':
@@ -149,14 +124,6 @@ class EatClassifier(TextEncoder, kw_only=True):
       implementation=self.window_implementation,
     )
 
-  def _head(self) -> Head:
-    return Head(
-      num_classes=self.num_classes,
-      activation=self.pooler_activation,
-      dropout=self.classifier_dropout,
-      dtype=self.dtype,
-    )
-
   def __call__(
     self,
     tokens: Int[Array, 'B L'],
@@ -165,14 +132,10 @@ class EatClassifier(TextEncoder, kw_only=True):
     row_keys: Key[Array, ' B'] | None = None,
     prune_scale: Float[Array, ''] | float = 1.0,
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies rows of token ids with all heads.
+    """Classifies rows of token ids, padded after `length`, with all heads.
 
-    Args:
-      tokens: token ids, padded after `length`.
-      token_types: segment of each token.
-      length: valid tokens of each row, at least 1.
-      row_keys: one key per row turns dropout on.
-      prune_scale: multiplies `prune_ratios`, in [0, 1]; may be traced.
+    `row_keys` turn dropout on; `prune_scale` in [0, 1] multiplies
+    `prune_ratios` and may be traced.
 
     Returns:
       (logits of the last head, out), with float32 `out['exits']` `[E, B, O]`
@@ -237,8 +200,8 @@ class EatClassifier(TextEncoder, kw_only=True):
       first: first layer, from 1.
       last: last layer.
       heads: layers whose [CLS] is returned.
-      row_keys: one key per row turns dropout on.
-      prune_scale: multiplies `prune_ratios`.
+      row_keys: see the call.
+      prune_scale: see the call.
       sizes: static sequence lengths after each of `prune_layers` (the
         gathered form); None keeps shapes (the masked form), `()` turns pruning
         off.
@@ -290,11 +253,7 @@ class EatClassifier(TextEncoder, kw_only=True):
   def cls_after(
     self, tokens: Tokens, layer: int
   ) -> tuple[Float[Array, 'B D'], KeysValues]:
-    """Computes only [CLS] in a block, a sixth of the work.
-
-    Returns:
-      ([CLS], keys and values of the block, to compute the other tokens later).
-    """
+    """Returns (only [CLS] of a block, its keys and values for the others)."""
     mask = valid_tokens(tokens.x, tokens.length)
     out = self.block[layer - 1](tokens.x, mask, num_queries=1)
     return out.x[:, 0], out.keys_values

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from model_lib.errors import FieldError
-from model_lib.logical import partitioned
+from model_lib.logical import partitioned_dense
 
 # Ratios are multiples of 1e-4, so that counts are exact: in floats, 30 % of 10
 # tokens would leave 8.
@@ -27,19 +27,13 @@ _PRECISION = jax.lax.Precision.HIGHEST
 
 # Fields are Any because JAX builds these trees of other things than arrays.
 class Tokens(NamedTuple):
-  """The tokens that are not pruned.
+  """The tokens that are not pruned."""
 
-  Attributes:
-    x: states, `[B, S, D]`; those after `length` are never read.
-    length: valid tokens of each row, int32 `[B]`; they come first.
-    positions: position of each token in the unpruned sequence, int32 `[B, S]`.
-    sizes: number of original tokens merged into each, float32 `[B, S]`; None
-      before the first merge.
-  """
-
-  x: Any
-  length: Any
-  positions: Any
+  x: Any  # states `[B, S, D]`; those after `length` are never read
+  length: Any  # valid tokens of each row, int32 `[B]`; they come first
+  positions: Any  # in the unpruned sequence, int32 `[B, S]`
+  # Number of original tokens merged into each, float32 `[B, S]`; None before
+  # the first merge.
   sizes: Any = None
 
 
@@ -50,10 +44,10 @@ def kept_count(
 ) -> Int[Array, ' B']:
   """Returns the tokens that a row keeps, `1 + ceil((1 - p) (t - 1))`.
 
-  Computed in integers.
+  Computed in integers, for t of at most 200,000.
 
   Args:
-    length: valid tokens of each row, t; at most 200,000.
+    length: valid tokens of each row, t.
     ratio: share p of the tokens except [CLS] that is pruned, rounded to 1e-4
       and clipped to [0, 1]; may be traced.
     min_tokens: least tokens that a row keeps, if it has them.
@@ -71,11 +65,6 @@ def static_size(length: int, ratio: float, min_tokens: int = 1) -> int:
   It is `kept_count` of the longest row. Ratios that float32 may round
   either way (within 0.002 steps of the middle of two multiples of 1e-4) round
   down.
-
-  Args:
-    length: most tokens of a row before the pruning.
-    ratio: share of the tokens except [CLS] that is pruned.
-    min_tokens: see `kept_count`.
   """
   steps = math.ceil(ratio * _RATIO_STEPS - 0.502)
   removed = min(max(steps, 0), _RATIO_STEPS)
@@ -101,12 +90,8 @@ class TokenScorer(nn.Module):
     self, x: Float[Array, 'B S D']
   ) -> tuple[Float[Array, 'B S D'], Float[Array, 'B S']]:
     """Returns `x` with the gradient of the gates, and float32 scores."""
-    scores = nn.Dense(
-      1,
-      name='score',
-      kernel_init=partitioned(nn.initializers.lecun_normal(), 'embed', None),
-      bias_init=partitioned(nn.initializers.zeros, None),
-    )(x.astype(jnp.float32))[..., 0]
+    score = partitioned_dense(1, 'embed', None, 'score')
+    scores = score(x.astype(jnp.float32))[..., 0]
     gate = jax.nn.sigmoid(scores)
     gate = jnp.where(jnp.arange(x.shape[1])[None] > 0, gate, 0.0)
     factor = 1.0 + (gate - jax.lax.stop_gradient(gate))
@@ -131,18 +116,15 @@ def prune(
     tokens: the tokens so far.
     scores: of each token, higher is kept; of equal ones the earlier; NaN is
       always kept, so that pruning does not hide it.
-    ratio: see `kept_count`; may be traced.
-    size: returned tokens, and most that a row keeps: S keeps shapes (masked
-      form), `static_size(S, ratio, min_tokens)` crops them (gathered form).
+    ratio: see `kept_count`.
+    size: returned tokens, and most that a row keeps, in [1, S]: S keeps shapes
+      (masked form), `static_size(S, ratio, min_tokens)` crops them (gathered
+      form).
     min_tokens: see `kept_count`.
-    merge: average each removed token into the most similar kept one, see
-      `merge_removed`.
+    merge: see `merge_removed`.
 
   Returns:
     The kept tokens first; slots up to `size` hold discarded ones.
-
-  Raises:
-    FieldError: if `size` is not in [1, S].
   """
   if not 1 <= size <= tokens.x.shape[1]:
     expected = f'an integer in [1, {tokens.x.shape[1]}]'
@@ -212,10 +194,6 @@ def restore(
 
   Called before each pruning and at the end, it gives every pruned token its
   last state, for token-level tasks.
-
-  Args:
-    full: states of the unpruned sequence.
-    tokens: the kept tokens, at most L.
   """
   slot = jnp.arange(tokens.x.shape[1], dtype=jnp.int32)[None]
   # Others get unique indices past the end, where the scatter drops them.
@@ -239,16 +217,11 @@ def merge_removed(
 
   The most similar token has the largest cosine, the first of equal ones. [CLS]
   is a candidate only where no other token is kept. The mean is weighted by
-  `sizes`. Other tokens are unchanged, bit for bit.
-
-  Args:
-    x: states.
-    sizes: number of original tokens merged into each; None for one each.
-    length: valid tokens of each row, which come first.
-    keep: True for kept tokens, [CLS] among them.
+  `sizes` (None: one each) and computed in float32. Other tokens are unchanged,
+  bit for bit. `keep` includes [CLS].
 
   Returns:
-    States and sizes at unchanged positions, computed in float32.
+    States and sizes at unchanged positions.
   """
   place = jnp.arange(x.shape[1])
   valid = place[None] < length[:, None]

@@ -103,12 +103,9 @@ class FineTune(TextClassification):
 
   def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
     """Returns the joint loss of the real rows; see the module."""
-    options = (
-      {'prune_scale': knobs['prune_scale']} if 'prune_scale' in knobs else {}
-    )
+    options = {k: knobs[k] for k in ('prune_scale',) if k in knobs}
     logits, out = self.apply(params, model_state, batch, row_keys, **options)
-    exits = out['exits'] if 'exits' in out else logits[None]
-    per_head = jax.vmap(lambda one: self.cross_entropy(one, batch))(exits)
+    exits, per_head = self._per_head(logits, out, batch)
     weights = jnp.asarray(self.config['loss']['exit_weights'], jnp.float32)
     rows = (weights[:, None] * per_head).sum(0)
     metrics = self.head_metrics(exits, per_head, out, batch)
@@ -125,6 +122,11 @@ class FineTune(TextClassification):
       ).sum(0)
     loss = (rows * batch['mask']).sum() / norm['examples']
     return loss, (metrics, model_state)
+
+  def _per_head(self, logits, out, batch) -> tuple[Array, Array]:
+    """Returns logits `[E, B, O]` and cross-entropies `[E, B]` of all heads."""
+    exits = out['exits'] if 'exits' in out else logits[None]
+    return exits, jax.vmap(lambda one: self.cross_entropy(one, batch))(exits)
 
   def _weight(self, name: str, knobs) -> Any:
     return knobs.get(name, self.config['loss'][name])
@@ -165,8 +167,7 @@ class FineTune(TextClassification):
   def evaluate(self, params, model_state, batch):
     """Returns metrics without noise, with the model's full prune ratios."""
     logits, out = self.apply(params, model_state, batch)
-    exits = out['exits'] if 'exits' in out else logits[None]
-    per_head = jax.vmap(lambda one: self.cross_entropy(one, batch))(exits)
+    exits, per_head = self._per_head(logits, out, batch)
     return self.head_metrics(exits, per_head, out, batch)
 
   def serve(self, variables, options, run=NO_RUN):
@@ -175,10 +176,6 @@ class FineTune(TextClassification):
     Temperatures, the guaranteed threshold and the reference of the drift check
     come from the run's `calibration.json`. `policy.warnings` lists what could
     not be checked and options without effect.
-
-    Raises:
-      ConfigError: the model is no BERT, an option is illegal or does not fit
-        the run, or the calibration is damaged or of another checkpoint.
     """
     file = CalibrationFile.read(run.directory, run.step)
     given, rule = read_options(
@@ -222,15 +219,10 @@ def head_layers(model: Any) -> tuple[int, ...]:
 
 
 def load_teacher(directory: str, info: Any, own: str) -> Any:
-  """Loads the task of a teacher's run.
-
-  Args:
-    directory: of the teacher's run.
-    info: of the student's data set.
-    own: the student's tokenizer; '' if its data are token ids.
+  """Loads the task of a teacher's run for the data set `info`.
 
   Raises:
-    ConfigError: the teacher has another tokenizer or other classes.
+    ConfigError: the teacher has other classes, or another tokenizer than `own`.
   """
   config = loading.load_config(directory, key=TEACHER)
   check_tokenizer(directory, own)
@@ -251,9 +243,7 @@ def load_teacher(directory: str, info: Any, own: str) -> Any:
 def check_tokenizer(teacher: str, own: str) -> None:
   """Raises ConfigError if the teacher's tokenizer gives other token ids.
 
-  Args:
-    teacher: directory of the teacher's run.
-    own: the student's tokenizer; '' if its data are token ids.
+  `own` is the student's tokenizer; '' if its data are token ids.
   """
   path = os.path.join(teacher, TOKENIZER)
   if not own or os.path.realpath(own) in map(os.path.realpath, (teacher, path)):

@@ -39,26 +39,21 @@ def window_attend(
   window: int,
   implementation: str = 'auto',
 ) -> tuple[Float[Array, 'B N L H'], Float[Array, 'B L'] | None]:
-  """Computes scaled dot-product attention within a window.
+  """Computes `model_lib.attention.attend` within a window.
+
+  Queries, keys and values are of the same tokens; queries without a valid key
+  get zeros. The noise of `drop` depends on the implementation.
 
   Args:
     query: queries.
-    key: keys of the same tokens.
+    key: keys.
     value: values.
-    valid: True for keys that are read; None for all. Queries without one get
-      zeros.
-    drop: dropout of the weights `[B, ...]`, called once; its noise depends on
-      the implementation.
+    valid: see `attend`, as `drop` and `received`.
+    drop: called once.
     received: also return the attention that each token received.
     window: width k: k / 2 neighbours on each side.
     implementation: 'block', 'dense', or 'auto' for blocks from `BLOCK_FROM`
       tokens.
-
-  Returns:
-    (attended values, received) as of `model_lib.attention.attend`.
-
-  Raises:
-    FieldError: if `window` or `implementation` is not legal.
   """
   if window < 2 or window % 2:
     raise FieldError('window', window, 'an even number >= 2')
@@ -79,11 +74,6 @@ def window_scores(tokens: int, window: int, implementation: str) -> int:
 
   Blocks compute more than the window has: all scores of a block's span, also
   masked ones, and a padded last block.
-
-  Args:
-    tokens: number of tokens.
-    window: width k, not 0.
-    implementation: 'auto', 'block' or 'dense'.
   """
   if not _is_in_blocks(tokens, implementation):
     return tokens**2

@@ -49,7 +49,7 @@ def partitioned_dense(
   features: int,
   inputs: str | None,
   outputs: str | None,
-  name: str,
+  name: str | None = None,
   *,
   kernel_init: Callable[..., Any] = LECUN,
   bias_init: Callable[..., Any] = nn.initializers.zeros,

@@ -81,11 +81,7 @@ class Repetition(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Pondering:
-  """Options of pondering, fields of `recurrent_act.model.RecurrentModel`.
-
-  Raises:
-    FieldError: at construction, for `mu` (25) with another rule than 'skip'.
-  """
+  """Options of pondering, fields of `recurrent_act.model.RecurrentModel`."""
 
   rule: str
   max_steps: int
@@ -143,7 +139,7 @@ def ponder_input(
     carried: `h_t^0` of Skip-ACT, 0 at the first input.
     inputs: x_t.
     valid: False for padding, which changes and costs nothing.
-    options: rule and limits.
+    options: of pondering.
 
   Returns:
     (s_t, `carried` of the next input, `Spent`).

@@ -4,7 +4,6 @@ Graves (2016), "Adaptive Computation Time for Recurrent Neural Networks", and
 Fojo's straight-through ACT, Skip-ACT and fixed repetitions in its place.
 """
 
-import dataclasses
 from typing import Annotated, Any, Literal
 
 import flax.linen as nn
@@ -13,6 +12,7 @@ from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Key, Num
 
 from model_lib import flops
+from model_lib.layers import build
 from model_lib.logical import constrain, partitioned
 from recurrent_act import cell
 from recurrent_act.cell import Pondering
@@ -24,34 +24,27 @@ MATRICES = {'rnn': 1, 'gru': 3, 'lstm': 4}
 class RecurrentModel(nn.Module):
   """One pondering cell and a linear layer on its state.
 
-  Attributes:
-    num_classes: classes of a target; 2 classes have a single output, whose
-      sigmoid is the probability of class 1.
-    num_targets: targets at each input, G.
-    cell: 'rnn' has tanh units.
-    width: width of the cell, D.
-    rule: 'fixed' always repeats `max_steps` times.
-    max_steps: most repetitions at an input.
-    epsilon: a row halts when its scores sum to `1 - epsilon`.
-    mu: of 'skip', the largest score; an input can skip the `mu - 1` after it.
-    halting_bias: initial bias of the score; Graves (2016) takes 1.
-    dynamic: stop at every input when all rows of the batch have halted
-      (inference; no gradient) instead of masking `max_steps` repetitions.
-    dtype: compute dtype; parameters, halting and logits are float32.
-
-  Raises:
-    FieldError: at construction, for fields that contradict each other.
+  Two classes have a single output, whose sigmoid is the probability of class 1.
+  Halting and logits are float32.
   """
 
   num_classes: int
+  # Targets at each input, G.
   num_targets: Annotated[int, Interval(ge=1, le=2**20)] = 1
   cell: Literal['rnn', 'gru', 'lstm'] = 'lstm'
   width: Annotated[int, Interval(ge=1, le=2**17)] = 128
+  # 'fixed' always repeats `max_steps` times.
   rule: Literal['act', 'straight_through', 'skip', 'fixed'] = 'act'
+  # Most repetitions at an input.
   max_steps: Annotated[int, Interval(ge=1, le=10_000)] = 20
+  # A row halts when its scores sum to `1 - epsilon`.
   epsilon: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.01
+  # Of 'skip', the largest score; an input can skip the `mu - 1` after it.
   mu: Annotated[int, Interval(ge=1, le=10_000)] = 1
+  # Initial bias of the score, that of Graves (2016).
   halting_bias: Annotated[float, Interval(ge=-1e3, le=1e3)] = 1.0
+  # Stop at every input when all rows of the batch have halted (inference; no
+  # gradient) instead of masking `max_steps` repetitions.
   dynamic: bool = False
   dtype: Any = jnp.float32
 
@@ -62,8 +55,7 @@ class RecurrentModel(nn.Module):
   @nn.nowrap
   def pondering(self) -> Pondering:
     """Returns the fields that describe pondering."""
-    names = (field.name for field in dataclasses.fields(Pondering))
-    return Pondering(**{name: getattr(self, name) for name in names})
+    return build(Pondering, self)
 
   @nn.compact
   def __call__(
@@ -83,14 +75,8 @@ class RecurrentModel(nn.Module):
       padding.
     """
     everywhere = jnp.ones(inputs.shape[:2], bool)
-    step = cell.Repetition(
-      self.cell,
-      self.width,
-      has_score=self.rule != 'fixed',
-      halting_bias=self.halting_bias,
-      dtype=self.dtype,
-      name='repetition',
-    )
+    has_score = self.rule != 'fixed'
+    step = build(cell.Repetition, self, has_score=has_score, name='repetition')
     state = cell.start_state(self.cell, inputs.shape[0], self.width)
     if self.is_initializing():
       step(state, jnp.pad(inputs[:, 0], ((0, 0), (0, 1))))
