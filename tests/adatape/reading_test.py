@@ -11,16 +11,11 @@ from adatape.reading import Reading, bank_drop, query_noise
 @pytest.mark.parametrize(
   ('field', 'value'),
   [
-    ('tokens_per_step', 0),
-    ('max_steps', 0),
-    ('query_dim', 0),
-    ('max_steps', True),
-    ('threshold', 0.0),
-    ('threshold', float('nan')),
-    ('query_update', 'mean'),
-    ('loss', 'act'),
+    ('tokens_per_step', 0), ('max_steps', 0), ('query_dim', 0),
+    ('max_steps', True), ('threshold', 0.0), ('threshold', float('nan')),
+    ('query_update', 'mean'), ('loss', 'act'),
   ],
-)
+)  # fmt: skip
 def test_errors_name_the_field(field, value):
   legal = dict(tokens_per_step=2, max_steps=4, threshold=2.0, query_dim=8)
   with pytest.raises(ValueError, match=f'{field}: expected'):

@@ -121,11 +121,3 @@ def test_query_has_a_gradient_from_two_tokens_per_step_on(k):
     )
   )(query)
   assert (np.abs(got).max() > 1e-4) == (k == 2)
-
-
-def test_only_chosen_tokens_of_a_bank_have_a_gradient():
-  bank, scale, query = case(2)
-  got = jax.jit(jax.grad(of_two_passes))(bank, scale, query)
-  read = jax.jit(two_passes)(bank, scale, query)
-  chosen = np.unique(np.asarray(read.indices)[np.asarray(read.mask) > 0])
-  assert set(np.flatnonzero(np.abs(got).max(-1))) == set(chosen)

@@ -150,14 +150,8 @@ def test_rows_do_not_depend_on_the_batch(dynamic, noise):
   np.testing.assert_allclose(moved, whole[order], atol=1e-5)
   one = run(model, TOKENS[:1], keys[:1] if noise else None)[0]
   np.testing.assert_allclose(one, whole[:1], atol=1e-5)
-
-
-def test_noise_differs_between_keys_and_steps():
-  model = token_model(dropout=0.2)
-  keys = jax.random.split(jax.random.key(2), 4)
-  a = run(model, TOKENS, keys)[0]
-  b = run(model, TOKENS, jax.random.split(jax.random.key(3), 4))[0]
-  assert float(jnp.abs(a - b).max()) > 1e-3
+  other = run(model, TOKENS, jax.random.split(jax.random.key(3), 4))[0]
+  assert float(jnp.abs(other - whole).max()) > 1e-3
 
 
 def test_cost_trains_the_score_and_not_the_head():
@@ -191,12 +185,6 @@ def test_loss_gradient_equals_finite_difference():
   np.testing.assert_allclose(got, want, rtol=0.02)
 
 
-def test_step_limit_of_one_is_one_block_of_weight_one():
-  out = run(token_model(max_steps=1), TOKENS)[1]['ponder']
-  np.testing.assert_array_equal(out['steps'], 1.0)
-  np.testing.assert_array_equal(out['cost'], 2.0)
-
-
 def test_bfloat16_halts_in_float32():
   logits, out = run(token_model(dtype=jnp.bfloat16), TOKENS)
   want, _ = run(token_model(), TOKENS)
@@ -225,14 +213,9 @@ def test_width_too_small_for_sines_is_named():
 
 @pytest.mark.parametrize(
   ('field', 'value'),
-  [
-    ('halting', 'layer'),
-    ('combination', 'sum'),
-    ('max_steps', 0),
-    ('epsilon', 1.0),
-    ('dropout', 1.0),
-  ],
-)
+  [('halting', 'layer'), ('combination', 'sum'), ('max_steps', 0),
+   ('epsilon', 1.0), ('dropout', 1.0)],
+)  # fmt: skip
 def test_annotations_declare_the_legal_values(field, value):
   given = {'max_steps': 5, **SIZES, field: value}
   with pytest.raises(ConfigError, match=f'^model.{field}: expected'):

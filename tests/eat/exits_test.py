@@ -45,19 +45,15 @@ def leaves(rule, heads, row):
     if earlier != classes[-1]:
       break
     agreed += 1
-  confident = rule.name in ('confidence', 'combined') and ordered[-1] >= pick(
-    rule.tau, row
-  )
-  if rule.name == 'confidence':
-    return confident
-  if rule.name == 'entropy':
-    entropy = -sum(p * math.log(p) for p in ordered if p)
-    return entropy <= pick(rule.tau, row)
-  if rule.name == 'margin':
-    return margin >= pick(rule.tau, row)
   if rule.name == 'patience':
     return agreed >= rule.patience
-  return confident and agreed >= rule.patience
+  tau = pick(rule.tau, row)
+  if rule.name == 'entropy':
+    return -sum(p * math.log(p) for p in ordered if p) <= tau
+  if rule.name == 'margin':
+    return margin >= tau
+  patience = rule.patience if rule.name == 'combined' else 1
+  return ordered[-1] >= tau and agreed >= patience
 
 
 def random_logits(classes, seed=0, scale=1.5):
@@ -98,6 +94,7 @@ def check(rule, logits, as_array):
     got = exits.should_exit(rule, as_array(logits[:count]))
     assert got.dtype == bool
     assert got.tolist() == want
+    assert isinstance(got, jax.Array) == (as_array is jnp.asarray)
     heads = [as_array(head) for head in logits[:count]]
     assert exits.should_exit(rule, heads).tolist() == want
   first = [
@@ -142,14 +139,6 @@ def test_regression_equals_a_plain_loop(rule, as_array):
   assert rule.name == 'never' or len(set(first)) > 1
 
 
-def test_result_stays_where_the_logits_are():
-  logits = random_logits(2)
-  for rule in RULES:
-    assert isinstance(exits.first_exit(rule, logits), np.ndarray)
-    assert isinstance(exits.should_exit(rule, logits), np.ndarray)
-    assert isinstance(exits.first_exit(rule, jnp.asarray(logits)), jax.Array)
-
-
 def test_under_jit_with_traced_thresholds():
   logits = random_logits(3)
 
@@ -162,26 +151,26 @@ def test_under_jit_with_traced_thresholds():
     np.testing.assert_array_equal(run(jnp.asarray(logits), tau), want)
 
 
-def test_a_threshold_that_is_met_exactly_lets_go():
-  logits = np.zeros((1, 1, 2), np.float32)
-  assert exits.should_exit(Rule('confidence', 0.5), logits).tolist() == [True]
-  assert exits.should_exit(Rule('margin', 0.0), logits).tolist() == [True]
-  tolerance = np.array([[[1.0]], [[1.5]]], np.float32)
-  assert not exits.should_exit(Rule('patience', tolerance=0.5), tolerance)[0]
-
-
-def test_entropy_is_in_nats():
-  logits = np.log(np.array([[[0.7, 0.2, 0.1]]], np.float32))
-  entropy = 0.8018185525433373  # -sum p ln p
-  for shift, want in ((-1e-4, False), (1e-4, True)):
-    got = exits.should_exit(Rule('entropy', entropy + shift), logits)
-    assert got.tolist() == [want]
-
-
-def test_large_logits_do_not_overflow():
-  logits = np.array([[[2e4, 0.0], [-2e4, -2e4]]], np.float32)
-  for rule in (Rule('confidence', 0.9), Rule('entropy', 0.1)):
-    assert exits.should_exit(rule, logits).tolist() == [True, False]
+@pytest.mark.parametrize(
+  ('rule', 'logits', 'want'),
+  [
+    # A threshold that is met exactly.
+    (Rule('confidence', 0.5), [[0, 0]], True),
+    (Rule('margin', 0.0), [[0, 0]], True),
+    (Rule('patience', tolerance=0.5), [[1.0], [1.5]], False),
+    # -sum p ln p = 0.80182 nats.
+    (Rule('entropy', 0.8017), np.log([[0.7, 0.2, 0.1]]), False),
+    (Rule('entropy', 0.8019), np.log([[0.7, 0.2, 0.1]]), True),
+    # Large logits do not overflow.
+    (Rule('confidence', 0.9), [[2e4, 0]], True),
+    (Rule('confidence', 0.9), [[-2e4, -2e4]], False),
+    (Rule('entropy', 0.1), [[2e4, 0]], True),
+    (Rule('entropy', 0.1), [[-2e4, -2e4]], False),
+  ],
+)
+def test_by_hand(rule, logits, want):
+  heads = np.array(logits, np.float32)[:, None]
+  assert exits.should_exit(rule, heads).tolist() == [want]
 
 
 @pytest.mark.parametrize('as_array', [np.asarray, jnp.asarray])
@@ -227,22 +216,19 @@ def test_probabilities_use_the_temperature_of_each_head(as_array):
 
 
 @pytest.mark.parametrize(
-  ('temperatures', 'message'),
+  ('classes', 'temperatures', 'message'),
   [
-    ([1.0, 1.0], 'temperatures: expected 4, one for each head, got 2'),
-    ([1.0, 0.0, 1.0, 1.0], 'temperatures: expected finite numbers > 0'),
-    ([1.0, math.nan, 1.0, 1.0], 'temperatures: expected finite numbers > 0'),
-    ([1.0, math.inf, 1.0, 1.0], 'temperatures: expected finite numbers > 0'),
+    (2, [1.0, 1.0], 'temperatures: expected 4, one for each head, got 2'),
+    *[
+      (2, [1.0, bad, 1.0, 1.0], 'temperatures: expected finite numbers > 0')
+      for bad in (0.0, math.nan, math.inf)
+    ],
+    (1, [1.0] * E, 'logits: expected at least 2 classes'),
   ],
 )
-def test_illegal_temperatures(temperatures, message):
+def test_probabilities_that_cannot_be(classes, temperatures, message):
   with pytest.raises(ValueError, match=message):
-    exits.probabilities(random_logits(2), temperatures)
-
-
-def test_a_regression_has_no_probabilities():
-  with pytest.raises(ValueError, match='logits: expected at least 2 classes'):
-    exits.probabilities(random_logits(1), [1.0] * E)
+    exits.probabilities(random_logits(classes), temperatures)
 
 
 @pytest.mark.parametrize(

@@ -83,15 +83,20 @@ def reference(model, variables, text):
 
 
 def test_masked_form_equals_removing_tokens_row_by_row():
-  model, variables = small.build(window=0)
+  model, variables = small.build(window=0, restore=True)
   texts = small.rows(3)
   _, out = jax.jit(model.apply)(variables, *small.batch(texts, 24))
+  assert out['tokens'].shape == (3, 24, 16)
   for index, text in enumerate(texts):
-    logits, kept, positions, _ = reference(model, variables, text)
+    logits, kept, positions, full = reference(model, variables, text)
     np.testing.assert_allclose(out['exits'][:, index], logits, atol=1e-4)
     np.testing.assert_array_equal(out['kept'][:, index], kept)
     left = int(out['length'][index])
+    assert left < len(text)
     np.testing.assert_array_equal(out['positions'][index, :left], positions)
+    # A removed token has the state of the layer after which it went.
+    got = out['tokens'][index, : len(text)]
+    np.testing.assert_allclose(got, full, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -153,20 +158,6 @@ def test_dropout_belongs_to_the_row():
   np.testing.assert_allclose(noisy[2:], part, atol=1e-5)
 
 
-def test_restore_returns_every_token_at_its_place():
-  model, variables = small.build(restore=True, window=0)
-  texts = small.rows(3)
-  _, out = jax.jit(model.apply)(variables, *small.batch(texts, 20))
-  assert out['tokens'].shape == (3, 20, 16)
-  for index, text in enumerate(texts):
-    # A removed token has the state of the layer after which it went.
-    *_, positions, full = reference(model, variables, text)
-    assert len(positions) < len(text)
-    np.testing.assert_allclose(
-      out['tokens'][index, : len(text)], full, atol=1e-4
-    )
-
-
 def test_gradients_are_finite_and_reach_every_parameter():
   model, variables = small.build(prune_scores='learned')
   inputs = small.batch(small.rows(4), 20)
@@ -184,34 +175,24 @@ def test_gradients_are_finite_and_reach_every_parameter():
       assert np.abs(leaf).max() > 0, name
 
 
-@pytest.mark.parametrize(
-  ('field', 'value'),
-  [
-    ('prune_layers', (4, 2)),
-    ('prune_layers', (2, 4)),
-    ('prune_ratios', (0.3,)),
-    ('exit_layers', (0,)),
-    ('exit_layers', (5,)),
-    ('num_heads', 3),
-  ],
-)
+CONTRADICTING = [
+  ('prune_layers', (4, 2)), ('prune_layers', (2, 4)), ('prune_ratios', (0.3,)),
+  ('exit_layers', (0,)), ('exit_layers', (5,)), ('num_heads', 3),
+]  # fmt: skip
+ILLEGAL = [
+  ('prune_ratios', (0.3, 1.0)), ('prune_scores', 'size'), ('window', 7),
+  ('window', -2), ('window_implementation', 'blok'), ('min_tokens', 0),
+  ('pooler_activation', 'foo'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('field', 'value'), CONTRADICTING)
 def test_contradicting_fields_are_named_at_construction(field, value):
   with pytest.raises(ValueError, match=f'^{field}: expected'):
     EatClassifier(**(small.FIELDS | {field: value}))
 
 
-@pytest.mark.parametrize(
-  ('field', 'value'),
-  [
-    ('prune_ratios', (0.3, 1.0)),
-    ('prune_scores', 'size'),
-    ('window', 7),
-    ('window', -2),
-    ('window_implementation', 'blok'),
-    ('min_tokens', 0),
-    ('pooler_activation', 'foo'),
-  ],
-)
+@pytest.mark.parametrize(('field', 'value'), ILLEGAL)
 def test_annotations_declare_the_legal_values(field, value):
   given = small.FIELDS | {field: value}
   with pytest.raises(ConfigError, match=f'^model.{field}: expected'):

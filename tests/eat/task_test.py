@@ -81,10 +81,8 @@ def test_joint_loss_is_the_weighted_sum_over_heads():
   batch, params = a_batch(), params_of()
   loss, (metrics, _) = loss_of(task, params, batch)
   _, out = out_of(task, params, batch)
-  exits, label = (
-    np.asarray(out['exits'], np.float64),
-    np.asarray(batch['label']),
-  )
+  exits = np.asarray(out['exits'], np.float64)
+  label = np.asarray(batch['label'])
   expected = 0.0
   for weight, logits in zip(WEIGHTS, exits, strict=True):
     rows = -log_softmax(logits, -1)[np.arange(8), label]
@@ -92,6 +90,9 @@ def test_joint_loss_is_the_weighted_sum_over_heads():
   np.testing.assert_allclose(loss, expected, rtol=1e-5)
   correct = (exits[0].argmax(-1) == label)[:6].mean()
   np.testing.assert_allclose(metrics['accuracy_exit_1'].compute(), correct)
+  # Padding rows change nothing.
+  other = batch | {'tokens': batch['tokens'].at[6:].set(7)}
+  np.testing.assert_array_equal(loss_of(task, params, other)[0], loss)
 
 
 @pytest.mark.nightly
@@ -139,15 +140,6 @@ def test_regression_is_a_squared_error():
   assert 'accuracy' not in metrics
 
 
-def test_padding_rows_change_nothing():
-  task = FineTune(config(), info())
-  batch, params = a_batch(), params_of()
-  other = batch | {'tokens': batch['tokens'].at[6:].set(7)}
-  np.testing.assert_array_equal(
-    loss_of(task, params, batch)[0], loss_of(task, params, other)[0]
-  )
-
-
 @pytest.mark.nightly
 def test_outputs_are_by_row():
   task = FineTune(config(), info())
@@ -157,19 +149,11 @@ def test_outputs_are_by_row():
   assert outputs['kept'].shape == (8, 2)
 
 
-def test_a_weight_for_each_head_is_asked_for():
-  wrong = config(exit_weights=(0.3, 1.0))
-  with pytest.raises(ConfigError, match=r'loss.exit_weights: expected 3'):
-    FineTune.complete(wrong)
-
-
-def test_student_takes_every_second_layer():
+def test_a_student_takes_every_second_layer():
   assert glue.every_second_layer(4) == (
-    '^block_0/->block_0/',
-    '^block_1/->dropped_1/',
-    '^block_2/->block_1/',
-    '^block_3/->dropped_3/',
-  )
+    '^block_0/->block_0/', '^block_1/->dropped_1/',
+    '^block_2/->block_1/', '^block_3/->dropped_3/',
+  )  # fmt: skip
 
 
 @pytest.mark.parametrize('depth', range(1, 26))
@@ -193,12 +177,19 @@ def test_layers_are_placed_where_the_model_has_them(
     assert prunes == (2, 4)
 
 
-def test_a_model_that_is_not_legal_is_named_by_its_field():
-  for field, value in (('exit_layers', (9,)), ('num_heads', 3)):
-    wrong = config()
-    wrong['model'][field] = value
-    with pytest.raises(ConfigError, match=rf'model\.{field}: expected'):
-      FineTune.complete(wrong)
+@pytest.mark.parametrize(
+  ('part', 'field', 'value'),
+  [
+    ('loss', 'exit_weights', (0.3, 1.0)),
+    ('model', 'exit_layers', (9,)),
+    ('model', 'num_heads', 3),
+  ],
+)
+def test_illegal_fields_are_named(part, field, value):
+  wrong = config()
+  wrong[part][field] = value
+  with pytest.raises(ConfigError, match=rf'{part}\.{field}: expected'):
+    FineTune.complete(wrong)
 
 
 WORDS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', 'a', 'b', '##b')
