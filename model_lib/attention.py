@@ -38,17 +38,12 @@ def attend(
 ) -> tuple[Float[Array, 'B N L H'], Float[Array, 'B S'] | None]:
   """Computes scaled dot-product attention with the softmax in float32.
 
-  Args:
-    query: queries.
-    key: keys.
-    value: values.
-    valid: True for keys that are read; None for all.
-    drop: dropout of the weights `[B, ...]`; None for none.
-    received: also return the attention that each token received; queries and
-      keys are then of the same tokens.
+  Only keys whose `valid` is True are read; `drop` is dropout of the weights
+  `[B, ...]`.
 
   Returns:
-    (attended values, `mean_received` of the weights before dropout, or None).
+    (attended values, with `received` the `mean_received` of the weights before
+    dropout, else None).
   """
   scores = masked_scores(query, key, valid)
   if valid is not None:
@@ -69,12 +64,8 @@ def masked_scores(
 ) -> Float[Array, 'B N L S']:
   """Returns scaled float32 scores, `MASKED_SCORE` for invalid keys."""
   scale = jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-  scores = jnp.einsum(
-    'bnlh,bnsh->bnls',
-    query * scale,
-    key,
-    preferred_element_type=jnp.float32,
-  )
+  float32 = dict(preferred_element_type=jnp.float32)
+  scores = jnp.einsum('bnlh,bnsh->bnls', query * scale, key, **float32)
   if valid is None:
     return scores
   return jnp.where(valid[:, None, None, :], scores, MASKED_SCORE)
@@ -157,13 +148,10 @@ class MultiHeadAttention(nn.Module):
       self._split(project(width, 'embed', 'heads', name)(x))
       for name in ('key', 'value')
     )
+    valid = None if mask is None else mask.astype(bool)
+    drop = self._drop(row_keys)
     attended, mean = self.attend(
-      query,
-      key,
-      value,
-      None if mask is None else mask.astype(bool),
-      drop=self._drop(row_keys),
-      received=received,
+      query, key, value, valid, drop=drop, received=received
     )
     merged = attended.transpose(0, 2, 1, 3).reshape(queries.shape)
     out = project(width, 'heads', 'embed', 'out')(merged)

@@ -15,7 +15,7 @@ from model_lib.attention import (
   attend,
 )
 from model_lib.errors import FieldError
-from model_lib.layers import LayerNorm, Mlp, activation_function
+from model_lib.layers import LayerNorm, Mlp, activation_function, build
 from model_lib.logical import constrain, partitioned
 
 INIT = nn.initializers.truncated_normal(0.02)
@@ -122,13 +122,9 @@ class BertBlock(nn.Module):
     x = x[:, :num_queries].astype(self.dtype)
     x = x + row_random.drop(attended.x, self.dropout, row_keys, 'attention')
     x = LayerNorm(self.dtype, self.norm_epsilon, name='attention_norm')(x)
-    out = Mlp(
-      mlp_dim=self.mlp_dim,
-      activation=self.activation,
-      kernel_init=INIT,
-      dtype=self.dtype,
-      name='mlp',
-    )(x)
+    # Dropout is applied to the result alone.
+    mlp = build(Mlp, self, dropout=0.0, kernel_init=INIT, name='mlp')
+    out = mlp(x)
     x = x + row_random.drop(out, self.dropout, row_keys, 'mlp')
     x = LayerNorm(self.dtype, self.norm_epsilon, name='mlp_norm')(x)
     x = constrain(x, 'batch', 'length', 'embed')
@@ -146,11 +142,9 @@ class Pooler(nn.Module):
     """Pools the state of [CLS]."""
     activate = activation_function(self.activation, 'pooler_activation')
     width = cls.shape[-1]
-    kernel = self.param(
-      'kernel', partitioned(INIT, 'embed', 'mlp'), (width, width)
-    )
-    bias = self.param(
-      'bias', partitioned(nn.initializers.zeros, 'mlp'), (width,)
-    )
+    init = partitioned(INIT, 'embed', 'mlp')
+    zeros = partitioned(nn.initializers.zeros, 'mlp')
+    kernel = self.param('kernel', init, (width, width))
+    bias = self.param('bias', zeros, (width,))
     pooled = cls.astype(self.dtype) @ kernel.astype(self.dtype)
     return activate(pooled + bias.astype(self.dtype)[None])

@@ -52,19 +52,12 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 
 
 class Checkpoint(NamedTuple):
-  """A loaded checkpoint.
+  """A loaded checkpoint."""
 
-  Attributes:
-    params: nested float32 arrays, named as in our models.
-    fields: of the model, see `read_sizes`.
-    ignored: tensors of other tasks.
-    cast: dtypes other than float32 that were cast to it.
-  """
-
-  params: dict[str, Any]
-  fields: dict[str, Any]
-  ignored: tuple[str, ...]
-  cast: tuple[str, ...]
+  params: dict[str, Any]  # nested float32 arrays, named as in our models
+  fields: dict[str, Any]  # of the model, see `read_sizes`
+  ignored: tuple[str, ...]  # tensors of other tasks
+  cast: tuple[str, ...]  # other dtypes that were cast to float32
 
 
 def is_checkpoint(directory: Directory) -> bool:
@@ -83,12 +76,8 @@ def is_checkpoint(directory: Directory) -> bool:
 def read_sizes(directory: Directory) -> dict[str, Any]:
   """Returns the fields of the model that config.json describes.
 
-  They are those of `sizes.BERT.defaults`, or of `sizes.ALBERT.defaults`. The
-  model checks their ranges at construction.
-
-  Raises:
-    ValueError: if config.json is missing or broken, or has an unsupported
-      option, which the message names.
+  They are those of `sizes.BERT.defaults`, or of `sizes.ALBERT.defaults`; the
+  model checks their ranges. An unsupported option is a ValueError.
   """
   path = pathlib.Path(directory) / CONFIG
   config = read_config(path)
@@ -123,9 +112,8 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
 
   Args:
     directory: with config.json and one or several safetensors files.
-    heads: 'classifier' of sentences, or 'pretraining' (ALBERT): masked words,
-      and sentence order if the checkpoint has it. Tensors of other heads are
-      ignored.
+    heads: 'classifier' of sentences, or 'pretraining' (ALBERT): masked words
+      and sentence order. Tensors of other heads are ignored.
 
   Raises:
     ValueError: a file is missing, damaged or pickled, an option is not
@@ -173,15 +161,13 @@ def save(
     directory: created if missing; a model in it is replaced.
     model_type: 'bert', 'distilbert' or 'albert'.
     fields: those of `read_sizes`, and optionally the dropout rates.
-    params: nested parameters, exactly those of the model; see `Checkpoint`.
-    class_names: a name for each logit of a classifier; () numbers them.
-    tokenizer: a tokenizer.json with the special tokens of BERT or ALBERT; ''
-      writes none.
+    params: exactly those of the model; see `Checkpoint`.
+    class_names: of the logits; () numbers them.
+    tokenizer: a tokenizer.json of WordPiece or unigrams; '' writes none.
     heads: see `load`.
 
   Raises:
-    ValueError: `model_type` lacks such a field or value, parameters are
-      missing, unknown or of another shape, or the tokenizer is unusable.
+    ValueError: an argument is not of such a model.
   """
   architecture = find(model_type, heads)
   config = _to_config(architecture, fields, heads)
@@ -257,10 +243,7 @@ def _to_config(
 def _named_as(
   places: Mapping[str, Place], found: Mapping[str, Any], prefix: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-  """Returns tensors under their full names, and the names of ignored ones.
-
-  Constants and tensors outside the modules of `places` are ignored.
-  """
+  """Returns tensors under their full names, and the names of ignored ones."""
   full_names = {name.removeprefix(prefix): name for name in places}
   modules = {name.partition('.')[0] for name in full_names}
   tensors: dict[str, Any] = {}
@@ -270,6 +253,7 @@ def _named_as(
     # The first checkpoints' names of LayerNorm's parameters.
     short = re.sub(r'\.gamma$', '.weight', re.sub(r'\.beta$', '.bias', short))
     full = full_names.get(short, name)
+    # Constants, and tensors of other tasks.
     if short.partition('.')[0] not in modules or short.endswith('_ids'):
       ignored.append(name)
     elif full in tensors:

@@ -97,12 +97,7 @@ def tokenizer_files(
 ) -> dict[str, str]:
   """Returns the files of a tokenizer by name, with their contents.
 
-  Args:
-    file: a tokenizer.json of WordPiece, or of a SentencePiece unigram model.
-    fields: of the model; see `read_sizes`.
-
-  Raises:
-    ValueError: the file is no such tokenizer.
+  `file` is a tokenizer.json, or a ValueError; `fields` are those of the model.
   """
   import tokenizers
 

@@ -1,6 +1,7 @@
 """Layers of a Transformer encoder: norm, MLP, pre-LN block, head."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,10 +21,8 @@ Layer = TypeVar('Layer')
 def build(layer: type[Layer], model: Any, **others: Any) -> Layer:
   """Constructs a layer with the fields of the same name in `model`.
 
-  Args:
-    layer: a Linen module or another dataclass.
-    model: a Linen module; its fields of other names are not used.
-    **others: fields that `model` lacks, or in which the layer differs.
+  `others` are fields that the model lacks, or in which the layer differs. Both
+  are Linen modules or other dataclasses.
   """
   names = {field.name for field in dataclasses.fields(layer)}  # type: ignore
   names &= {field.name for field in dataclasses.fields(model)}
@@ -73,12 +72,10 @@ class LayerNorm(nn.Module):
   def __call__(self, x: Float[Array, '*S D']) -> Float[Array, '*S D']:
     """Normalises `x`, then scales and shifts every feature."""
     shape = (1,) * (x.ndim - 1) + (x.shape[-1],)
-    scale = self.param(
-      'scale', partitioned(nn.initializers.ones, 'embed'), shape[-1:]
-    )
-    bias = self.param(
-      'bias', partitioned(nn.initializers.zeros, 'embed'), shape[-1:]
-    )
+    ones = partitioned(nn.initializers.ones, 'embed')
+    zeros = partitioned(nn.initializers.zeros, 'embed')
+    scale = self.param('scale', ones, shape[-1:])
+    bias = self.param('bias', zeros, shape[-1:])
     x = x.astype(jnp.float32)
     x = x - x.mean(-1, keepdims=True)
     variance = jnp.square(x).mean(-1, keepdims=True)
@@ -110,34 +107,20 @@ class Mlp(nn.Module):
         `[L, D]`.
     """
     activate = activation_function(self.activation)
+    dense = functools.partial(
+      partitioned_dense, kernel_init=self.kernel_init, dtype=self.dtype
+    )
     if row_keys is not None and x.ndim < 3:
       raise FieldError('row_keys', 'keys', f'None for tokens {x.shape}')
     axes = ('batch', 'length')[-(x.ndim - 1) :]
-    hidden = activate(self._dense('hidden')(x))
+    hidden = activate(dense(self.mlp_dim, 'embed', 'mlp', 'hidden')(x))
     if self.gated:
-      hidden = hidden * self._dense('gated')(x)
+      hidden = hidden * dense(self.mlp_dim, 'embed', 'mlp', 'gated')(x)
     hidden = constrain(hidden, *axes, 'mlp')
     hidden = row_random.drop(hidden, self.dropout, row_keys, 'hidden')
-    out = partitioned_dense(
-      x.shape[-1],
-      'mlp',
-      'embed',
-      'out',
-      kernel_init=self.kernel_init,
-      dtype=self.dtype,
-    )(hidden)
+    out = dense(x.shape[-1], 'mlp', 'embed', 'out')(hidden)
     out = constrain(out, *axes, 'embed')
     return row_random.drop(out, self.dropout, row_keys, 'out')
-
-  def _dense(self, name: str) -> nn.Dense:
-    return partitioned_dense(
-      self.mlp_dim,
-      'embed',
-      'mlp',
-      name,
-      kernel_init=self.kernel_init,
-      dtype=self.dtype,
-    )
 
 
 class EncoderBlock(nn.Module):
@@ -161,11 +144,8 @@ class EncoderBlock(nn.Module):
   ) -> Float[Array, 'B L D']:
     """Applies attention, then the feed-forward networks, both residual.
 
-    Args:
-      x: tokens, input tokens first.
-      mask: non-zero for a valid key; None if all are.
-      row_keys: one key per row turns dropout on.
-      num_input_tokens: number of input tokens, before the tape; None for all.
+    Keys with mask 0 are not read; `row_keys` turn dropout on. The first
+    `num_input_tokens` are input tokens, None for all; the others are the tape.
     """
     check_option('tape_mlp', self.tape_mlp, ('', 'mlp', 'glu'))
     normed = LayerNorm(name='attention_norm', dtype=self.dtype)(x)

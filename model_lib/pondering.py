@@ -95,11 +95,8 @@ def ponder_while(
     carry, _ = _ponder(step, carry, n, max_steps, rule, combination, None)
     return carry, n + 1
 
-  carry, depth = jax.lax.while_loop(
-    running,
-    body,
-    (_begin(state, begin, combination), jnp.zeros((), jnp.int32)),
-  )
+  start = _begin(state, begin, combination), jnp.zeros((), jnp.int32)
+  carry, depth = jax.lax.while_loop(running, body, start)
   return Pondered(_output(carry), carry[2], depth)
 
 
@@ -139,11 +136,8 @@ def scan_steps(
   def chunk(carry: Any, steps: Any) -> Any:
     return jax.lax.scan(body, carry, steps)
 
-  carry, traced = jax.lax.scan(
-    jax.checkpoint(chunk, prevent_cse=False),
-    carry,
-    steps.reshape(-1, remat_chunk),
-  )
+  chunk = jax.checkpoint(chunk, prevent_cse=False)
+  carry, traced = jax.lax.scan(chunk, carry, steps.reshape(-1, remat_chunk))
   flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), traced)
   return carry, flat
 
@@ -180,26 +174,21 @@ def _ponder(
   new_state, score = step(state, n)
   after, weight = rule(before, score, n == max_steps - 1)
 
-  def combined(previous: Any, new: Any) -> Any:
-    return jax.tree.map(
-      lambda old, leaf: halting.combine(combination, old, leaf, weight),
-      previous,
-      new,
-    )
+  def combined(previous: Array, new: Array) -> Array:
+    return halting.combine(combination, previous, new, weight)
 
   if output is None:
-    new_state = combined(state, new_state)
+    new_state = jax.tree.map(combined, state, new_state)
   else:
-    output = combined(output, new_state)
+    output = jax.tree.map(combined, output, new_state)
+
   # A halted item keeps its state ("its state is simply copied to the next
   # step", Universal Transformer, section 2.2).
-  new_state = jax.tree.map(
-    lambda old, new: jnp.where(
-      halting.align(before.running, old), new.astype(old.dtype), old
-    ),
-    state,
-    new_state,
-  )
+  def kept(old: Array, new: Array) -> Array:
+    running = halting.align(before.running, old)
+    return jnp.where(running, new.astype(old.dtype), old)
+
+  new_state = jax.tree.map(kept, state, new_state)
   traced = None if trace is None else trace(state, new_state, after)
   return (new_state, output, after), traced
 
