@@ -19,9 +19,12 @@ import pathlib
 import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, Interval, MinLen
 
 from dataset_lib import atomic_file, corpus, sentencepiece_model, tokenizer
+from dataset_lib.builder import default_num_threads
 from dataset_lib.corpus_rows import Encoder, Part, Rows, blocks
 from dataset_lib.corpus_texts import ACTIONS, Faults, Texts
 from dataset_lib.errors import InvalidDataError
@@ -34,14 +37,18 @@ Progress = Callable[[str, int], Callable[[int], object]]
 class Options:
   """The flags of `launch.prepare_corpus`; `tokenizer` '' trains one."""
 
-  inputs: tuple[str, ...]
+  input: Annotated[
+    tuple[str, ...], MinLen(1), 'files, folders and tfds:NAME, with commas'
+  ]
   validation: tuple[str, ...] = ()
-  validation_share: float = 0.01
+  validation_share: Annotated[float, Interval(ge=0.0, le=0.5)] = 0.01
   tokenizer: str = ''
-  vocab_size: int = 30_000
-  vocab_texts: int = 2_000_000
-  max_length: int = 128
-  processes: int = 1
+  vocab_size: Annotated[int, Ge(1)] = 30_000
+  vocab_texts: Annotated[int, Ge(1000)] = 2_000_000
+  max_length: Annotated[int, Interval(ge=8, le=65536)] = 128
+  processes: Annotated[int, Ge(1)] = dataclasses.field(
+    default_factory=default_num_threads
+  )
   data_dir: str = ''
   wrapped: bool = False
 
@@ -60,7 +67,7 @@ def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
   faults = Faults()
   given = options.data_dir, options.wrapped
   held_out = Texts(options.validation, faults, (), *given)
-  texts = Texts(options.inputs, faults, held_out.names, *given)
+  texts = Texts(options.input, faults, held_out.names, *given)
   share = 0.0 if options.validation else options.validation_share
 
   def read(stage: str, faults: Faults) -> Iterator[list[Part]]:
@@ -91,7 +98,7 @@ def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
         )
     manifest = {
       'format': corpus.FORMAT,
-      'inputs': options.inputs,
+      'inputs': options.input,
       'validation': options.validation,
       'validation_share': share,
       'tokenizer': options.tokenizer,

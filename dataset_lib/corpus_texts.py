@@ -223,7 +223,7 @@ class Texts:
 
 def _find(name: str, faults: Faults) -> list[Any]:
   """Returns 'tfds:NAME', a file, or the text files of a folder, sorted."""
-  path, files = pathlib.Path(name), []
+  path, files = pathlib.Path(name).expanduser(), []
   if name.startswith(_TFDS):
     return [name]
   if not os.path.lexists(path):

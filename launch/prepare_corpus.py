@@ -42,85 +42,71 @@ exit codes:
 """
 
 
-def _number(kind: Any, least: float, most: float) -> Callable[[str], Any]:
-  def read(text: str) -> Any:
-    if not least <= (value := kind(text)) <= most:  # true for NaN
-      raise ValueError(text)
-    return value
-
-  read.__name__ = f'{kind.__name__} in [{least}, {most}]'
-  return read
-
-
-def _paths(text: str) -> tuple[str, ...]:
-  names = tuple(os.path.expanduser(name) for name in text.split(',') if name)
-  if not names:
-    raise ValueError(text)
-  return names
-
-
-_paths.__name__ = 'list of files, folders and tfds:NAME'
-
-# Flags: name, metavar, type, help.
-_FLAGS: list[tuple[str, str, Callable[[str], Any], str]] = [
-  ('--input', 'PATH,...', _paths, 'files, folders, tfds:NAME'),
-  ('--out', 'DIRECTORY', os.path.expanduser, 'where to write; new or empty'),
-  ('--validation', 'PATH,...', _paths, 'the texts of the validation split'),
-  ('--validation_share', 'SHARE', _number(float, 0, 0.5),
-   'or the share of the documents that it takes, 0 for none (default 0.01)'),
-  ('--tokenizer', 'PATH', os.path.expanduser,
-   'spiece.model, tokenizer.json, vocab.txt, or a directory with one (default: '
-   'train a vocabulary)'),
-  ('--vocab_size', 'PIECES', command_line.positive,
-   'of the trained vocabulary (default 30000)'),
-  ('--vocab_texts', 'TEXTS', _number(int, 1000, 10**9),
-   'train it from a random sample of at most this many texts of at most 1,024 '
-   'characters, 100 million in all; a character takes about 20 bytes of memory '
-   '(default 2000000)'),
-  ('--max_length', 'TOKENS', _number(int, 8, 65536),
-   'longest row, special tokens included (default 128)'),
-  ('--processes', 'N', command_line.positive,
-   'that encode (default: one for each core)'),
-  ('--data_dir', 'DIRECTORY', os.path.expanduser,
-   'of TFDS (default ~/tensorflow_datasets)'),
+# Flags: name, metavar, help; their values are those of `Options`.
+_FLAGS = [
+  ('input', 'PATH,...', 'files, folders, tfds:NAME'),
+  ('out', 'DIRECTORY', 'where to write; new or empty'),
+  ('validation', 'PATH,...', 'the texts of the validation split'),
+  ('validation_share', 'SHARE', 'or the share of the documents that it takes, '
+   '0 for none (default 0.01)'),
+  ('tokenizer', 'PATH', 'spiece.model, tokenizer.json, vocab.txt, or a '
+   'directory with one (default: train a vocabulary)'),
+  ('vocab_size', 'PIECES', 'of the trained vocabulary (default 30000)'),
+  ('vocab_texts', 'TEXTS', 'train it from a random sample of at most this many '
+   'texts of at most 1,024 characters, 100 million in all; a character takes '
+   'about 20 bytes of memory (default 2000000)'),
+  ('max_length', 'TOKENS', 'longest row, special tokens included (default '
+   '128)'),
+  ('processes', 'N', 'that encode (default: one for each core)'),
+  ('data_dir', 'DIRECTORY', 'of TFDS (default ~/tensorflow_datasets)'),
 ]  # fmt: skip
+_EXCLUSIVE = [
+  ('validation', 'validation_share'),
+  ('tokenizer', 'vocab_size'),
+  ('tokenizer', 'vocab_texts'),
+]
 
 
-def parse(argv: Sequence[str]) -> tuple[dict[str, Any]]:
-  """Returns the flags that were given; reads no text."""
+def parse(argv: Sequence[str]) -> tuple[str, Any]:
+  """Returns the directory to write and the `Options`; reads no text."""
+  from dataset_lib import fields
+  from dataset_lib.corpus_building import Options
+  from dataset_lib.errors import ConfigError
+
   parser = command_line.Parser(
     'python -m launch.prepare_corpus', __doc__, EXIT_CODES
   )
-  for name, metavar, kind, text in _FLAGS:
+  unset = argparse.SUPPRESS
+  for name, metavar, text in _FLAGS:
     parser.add_argument(
-      name,
-      metavar=metavar,
-      type=kind,
-      help=text,
-      default=argparse.SUPPRESS,
-      required=name in ('--input', '--out'),
-    )
+      f'--{name}', metavar=metavar, type=fields.Unread, help=text,
+      default=unset, required=name in ('input', 'out'),
+    )  # fmt: skip
   text = 'lines are broken to a width, see above'
-  parser.add_argument('--wrapped', action='store_true', help=text)
+  parser.add_argument(
+    '--wrapped', action='store_true', help=text, default=unset
+  )
   given = vars(command_line.parse_arguments(parser, argv))
-  for flag, other in (('validation', 'validation_share'),
-                      ('tokenizer', 'vocab_size'),
-                      ('tokenizer', 'vocab_texts')):  # fmt: skip
+  for flag, other in _EXCLUSIVE:
     if {flag, other} <= given.keys():
       raise command_line.UsageError(
         f'--{other}: expected nothing beside --{flag}, got {given[other]}; '
         'leave one out'
       )
-  out = os.path.realpath(given['out'])
+  out = os.path.realpath(os.path.expanduser(given.pop('out')))
+  try:
+    options = Options(**fields.check(Options, given, ''))
+  except ConfigError as error:
+    raise command_line.UsageError(f'--{error}') from error
   if os.path.ismount(out):
     raise command_line.UsageError(
-      '--out: expected a directory that can be replaced, got '
-      f'{given["out"]!r}, where a disk is mounted; name one in it'
+      f'--out: expected a directory that can be replaced, got {out!r}, where '
+      'a disk is mounted; name one in it'
     )
   command_line.check_new_directory('--out', out)
   # The directory is made under another name next to it, and then renamed.
   command_line.check_place('--out', os.path.dirname(out))
-  return (given,)
+  return out, options
 
 
 def main(argv: Sequence[str]) -> int:
@@ -133,19 +119,17 @@ def _terminated(signum: int, frame: Any) -> NoReturn:
   raise KeyboardInterrupt
 
 
-def run(given: dict[str, Any]) -> int:
+def run(directory: str, options: Any) -> int:
   """Prepares the corpus and prints its counts."""
   from concurrent.futures.process import BrokenProcessPool
 
   import rich.console
   from rich import progress
 
-  from dataset_lib import builder, corpus_building
+  from dataset_lib import corpus_building
   from dataset_lib.errors import MissingDataError
 
-  out = pathlib.Path(given.pop('out'))
-  given['inputs'] = given.pop('input')
-  processes = given.setdefault('processes', builder.default_num_threads())
+  out = pathlib.Path(directory)
   for path in corpus_building.leftovers(out):
     print(
       f'note: {path} is of a run that goes on, or was killed; then remove it',
@@ -162,7 +146,6 @@ def run(given: dict[str, Any]) -> int:
       def start(stage: str, size: int) -> Callable[[int], None]:
         return functools.partial(bar.advance, bar.add_task(stage, total=size))
 
-      options = corpus_building.Options(**given)
       manifest = corpus_building.prepare(out, options, start)
   except MissingDataError:
     raise  # an OSError too
@@ -171,8 +154,8 @@ def run(given: dict[str, Any]) -> int:
     command_line.fail(f'{error.filename or out}: {reason}', NOT_WRITTEN)
   except BrokenProcessPool:
     command_line.fail(
-      f'--processes={processes}: one of them was killed, as it happens where '
-      'memory is short; fewer take less',
+      f'--processes={options.processes}: one of them was killed, as it happens '
+      'where memory is short; fewer take less',
       NOT_WRITTEN,
     )
   finally:

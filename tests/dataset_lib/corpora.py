@@ -62,10 +62,11 @@ def write(folder, texts):
 def prepare(root, texts, name='out', **options):
   """Prepares documents; returns the directory and its manifest."""
   given = {
-    'inputs': (str(write(root / 'in', texts)),),
+    'input': (str(write(root / 'in', texts)),),
     'tokenizer': str(tokenizer(root / 'vocabulary')),
     'max_length': MAX_LENGTH,
     'validation_share': 0.1,
+    'processes': 1,
   }
   manifest = corpus_building.prepare(
     root / name, Options(**given | options), no_progress

@@ -171,8 +171,8 @@ def test_a_file_that_is_named_twice_is_read_once(tmp_path):
   folder = corpora.write(tmp_path / 'in', texts)
   link = tmp_path / 'link'
   link.symlink_to(folder)
-  inputs = str(folder), str(folder / 'texts.txt'), str(link)
-  _, manifest = corpora.prepare(tmp_path, texts, inputs=inputs)
+  given = str(folder), str(folder / 'texts.txt'), str(link)
+  _, manifest = corpora.prepare(tmp_path, texts, input=given)
   counts = [split['documents'] for split in manifest['splits'].values()]
   assert sum(counts) == 10
   entry = manifest['faults']['repeated_file']

@@ -344,7 +344,7 @@ def test_texts_that_are_not_prepared(data_dir, tmp_path):
 
 def test_a_corpus_of_it(data_dir, tmp_path):
   _, manifest = corpora.prepare(
-    tmp_path, [], inputs=('tfds:wikipedia/tiny',), max_length=16,
+    tmp_path, [], input=('tfds:wikipedia/tiny',), max_length=16,
     data_dir=str(data_dir), validation_share=0.2,
   )  # fmt: skip
   splits = manifest['splits']

@@ -52,69 +52,64 @@ def test_from_texts_to_batches(texts, tmp_path, capsys):
   assert next(data.batches())['tokens'].shape == (8, 128)
 
 
-def test_a_given_tokenizer_and_validation(texts, tmp_path, capsys):
-  out = tmp_path / 'out'
-  first = f'--input={texts}', '--processes=1', '--max_length=64'
-  assert run(*first, f'--out={out}', '--vocab_size=50') == 0
-  again = tmp_path / 'again'
-  flags = f'--tokenizer={out}', f'--validation={texts}/b.txt'
-  assert run(*first, f'--out={again}', *flags) == 0
+def test_a_given_tokenizer_and_validation_at_home(texts, monkeypatch, capsys):
+  monkeypatch.setenv('HOME', str(texts))
+  first = '--input=~/a.txt,~/b.txt,~/c.txt', '--processes=1', '--max_length=64'
+  assert run(*first, '--out=~/one', '--vocab_size=50') == 0
+  flags = '--tokenizer=~/one', '--validation=~/b.txt'
+  assert run(*first, '--out=~/two', *flags) == 0
   assert 'no faults in the text' in capsys.readouterr().out
-  names = [path / 'tokenizer.json' for path in (out, again)]
-  scores = [json.loads(name.read_text())['model'] for name in names]
-  assert [p for p, _ in scores[0]['vocab']] == [
-    p for p, _ in scores[1]['vocab']
-  ]
-  counts = json.loads((again / 'corpus.json').read_text())['splits']
+  one, two = (
+    json.loads((texts / name / 'tokenizer.json').read_text())['model']['vocab']
+    for name in ('one', 'two')
+  )
+  assert [piece for piece, _ in one] == [piece for piece, _ in two]
+  counts = json.loads((texts / 'two' / 'corpus.json').read_text())['splits']
   assert counts['validation']['documents'] == 30
   assert counts['train']['documents'] == 60
+  with pytest.raises(SystemExit):
+    run('--input=tfds:x', '--out=~/three', '--data_dir=~/tfds')
+  assert f'{texts}/tfds' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
   ('flags', 'words'),
   [
-    (['--out={out}'], ['--input', 'required']),
-    (['--input={in}'], ['--out', 'required']),
-    (['--input=', '--out={out}'], ['--input', 'list of files']),
-    (['--input={in}', '--out={in}'], ['--out', 'new or empty']),
-    (['--input={in}', '--out={in}/a.txt'], ['--out', 'a file']),
-    (['--input={in}', '--out={in}/a.txt/x'], ['--out', 'not writable']),
-    (['--input={in}', '--out=/proc'], ['--out', 'disk is mounted']),
-    (['--input=tfds:../../x', '--out={out}'], ['a TFDS name', '../../x']),
-    (['--input={in}', '--out={out}', '--max_length=7'],
-     ['--max_length', '[8, 65536]', '7']),
-    (['--input={in}', '--out={out}', '--max_length=x'], ['--max_length']),
-    (['--input={in}', '--out={out}', '--vocab_size=0'],
-     ['--vocab_size', 'positive integer']),
-    (['--input={in}', '--out={out}', '--vocab_texts=9'],
-     ['--vocab_texts', '1000']),
-    (['--input={in}', '--out={out}', '--processes=0'], ['--processes']),
-    (['--input={in}', '--out={out}', '--validation_share=0.7'],
-     ['--validation_share', '0.5']),
-    (['--input={in}', '--out={out}', '--validation_share=nan'],
-     ['--validation_share']),
-    (['--input={in}', '--out={out}', '--validation={in}/a.txt',
-      '--validation_share=0.1'], ['--validation_share', 'leave one out']),
-    (['--input={in}', '--out={out}', '--tokenizer={in}', '--vocab_size=50'],
-     ['--vocab_size', 'leave one out']),
-    (['--input={in}', '--out={out}', '--tokeniser=x'],
-     ['--tokeniser', '--tokenizer']),
-    (['--input={in}', '--out={out}', '--vocab_size=100000', '--processes=1'],
-     ['vocab_size', 'value <=', '100000']),
+    ('', '--input required'),
+    ('--input={in}', '--out required'),
+    ('--input= --out={out}', '--input: files, folders'),
+    ('--input={in} --out={in}', '--out new or empty'),
+    ('--input={in} --out={in}/a.txt', '--out a file'),
+    ('--input={in} --out={in}/a.txt/x', '--out not writable'),
+    ('--input={in} --out=/proc', '--out disk is mounted'),
+    ('--input=tfds:../../x --out={out}', 'a TFDS name ../../x'),
+    ('{good} --max_length=7', '--max_length: integer in [8, 65536] 7'),
+    ('{good} --max_length=x', '--max_length: integer x'),
+    ('{good} --vocab_size=0', '--vocab_size: integer >= 1'),
+    ('{good} --vocab_texts=9', '--vocab_texts: >= 1000'),
+    ('{good} --processes=0', '--processes: >= 1'),
+    ('{good} --validation_share=0.7', '--validation_share: [0.0, 0.5]'),
+    ('{good} --validation_share=nan', '--validation_share: number nan'),
+    ('{good} --validation={in}/a.txt --validation_share=0.1',
+     '--validation_share leave one out'),
+    ('{good} --tokenizer={in} --vocab_size=50', '--vocab_size leave one out'),
+    ('{good} --tokeniser=x', '--tokeniser --tokenizer'),
+    ('{good} --vocab_size=100000 --processes=1', 'vocab_size: <= 100000'),
   ],
 )  # fmt: skip
 def test_bad_command_lines_are_answered_in_one_line(
   flags, words, texts, tmp_path, capsys
 ):
-  places = {'in': texts, 'out': tmp_path / 'out'}
+  out = tmp_path / 'out'
+  places = {'in': texts, 'out': out, 'good': f'--input={texts} --out={out}'}
   with pytest.raises(SystemExit) as stop:
-    run(*(flag.format(**places) for flag in flags))
+    run(*flags.format(**places).split())
   errors = capsys.readouterr().err.strip().splitlines()
   assert stop.value.code == command_line.USAGE
   # A bar may stand before the error that only the texts show.
   assert [line.startswith('error: ') for line in errors].count(True) == 1
   assert errors[-1].startswith('error: ')
-  for word in words:
+  for word in words.split():
     assert word in errors[-1]
   assert [path.name for path in tmp_path.iterdir()] == ['texts']
 
@@ -122,15 +117,14 @@ def test_bad_command_lines_are_answered_in_one_line(
 @pytest.mark.parametrize(
   ('flags', 'words'),
   [
-    (['--input=/nowhere'], 'no file or folder /nowhere'),
-    (['--input={in}', '--validation=/nowhere'], 'no file or folder /nowhere'),
-    (['--input={in}', '--tokenizer=/nowhere'], 'no tokenizer at /nowhere'),
-    (['--input={in}/empty.txt'], 'no text'),
-    (['--input={in}/empty.txt', '--tokenizer={in}/vocab.txt'],
-     'no text for the split'),
-    (['--input={in}/notes'], 'no text in'),
+    ('--input=/nowhere', 'no file or folder /nowhere'),
+    ('--input={in} --validation=/nowhere', 'no file or folder /nowhere'),
+    ('--input={in} --tokenizer=/nowhere', 'no tokenizer at /nowhere'),
+    ('--input={in}/empty.txt', 'no text'),
+    ('--input={in}/empty.txt --tokenizer={in}/vocab.txt', 'no text for the'),
+    ('--input={in}/notes', 'no text in'),
   ],
-)  # fmt: skip
+)
 def test_what_is_no_text_or_tokenizer_is_a_data_error(
   flags, words, texts, tmp_path, capsys
 ):
@@ -138,9 +132,9 @@ def test_what_is_no_text_or_tokenizer_is_a_data_error(
   (texts / 'notes').mkdir()
   (texts / 'notes' / 'note.md').touch()
   (texts / 'vocab.txt').write_text('[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na')
-  flags = [flag.format(**{'in': texts}) for flag in flags]
+  given = flags.format(**{'in': texts}).split()
   with pytest.raises(SystemExit) as stop:
-    run(*flags, f'--out={tmp_path}/out', '--processes=1')
+    run(*given, f'--out={tmp_path}/out', '--processes=1')
   assert stop.value.code == command_line.DATA
   assert words in capsys.readouterr().err
   assert not (tmp_path / 'out').exists()
@@ -205,22 +199,6 @@ def test_what_a_killed_run_left_is_named(texts, tmp_path, capsys):
   assert left.exists()
 
 
-def test_the_home_directory_is_meant_in_every_path(texts, monkeypatch):
-  monkeypatch.setenv('HOME', str(texts))
-  (given,) = prepare_corpus.parse(
-    ['--input=~/a.txt,tfds:x', '--validation=~/b.txt', '--out=~/out',
-     '--tokenizer=~', '--data_dir=~/tfds']
-  )  # fmt: skip
-  assert given == {
-    'input': (f'{texts}/a.txt', 'tfds:x'),
-    'validation': (f'{texts}/b.txt',),
-    'out': f'{texts}/out',
-    'tokenizer': str(texts),
-    'data_dir': f'{texts}/tfds',
-    'wrapped': False,
-  }
-
-
 def test_help_teaches(capsys):
   with pytest.raises(SystemExit):
     run('--help')
@@ -231,18 +209,17 @@ def test_help_teaches(capsys):
   assert '75' not in printed  # nothing goes on where it was stopped
 
 
-MEASURE = """
-import resource, sys
-from launch import prepare_corpus
-prepare_corpus.main(sys.argv[1:])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-
-
 def peak_memory(repository, *flags):
   """MiB that a process took at most to prepare a corpus."""
+  measure = """if True:
+    import resource, sys
+    from launch import prepare_corpus
+    prepare_corpus.main(sys.argv[1:])
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+  """
   done = subprocess.run(
-    [sys.executable, '-c', MEASURE, *flags],
+    [sys.executable, '-c', measure, '--validation_share=0', '--processes=1',
+     *flags],
     cwd=repository, capture_output=True, text=True, check=True,
     env=os.environ | {'TOKENIZERS_PARALLELISM': 'false'},
   )  # fmt: skip
@@ -251,28 +228,21 @@ def peak_memory(repository, *flags):
 
 @pytest.mark.nightly
 def test_a_line_of_100_megabytes(texts, tmp_path, repository):
-  vocabulary = tmp_path / 'vocabulary'
-  flags = '--processes=1', '--validation_share=0', f'--tokenizer={vocabulary}'
+  vocabulary, out = tmp_path / 'vocabulary', tmp_path / 'out'
   run(f'--input={texts}', f'--out={vocabulary}', '--vocab_size=50',
       '--processes=1')  # fmt: skip
-  small = peak_memory(
-    repository, f'--input={texts}', f'--out={tmp_path}/small', *flags
-  )
+  flags = f'--input={texts}', f'--tokenizer={vocabulary}'
+  small = peak_memory(repository, *flags, f'--out={tmp_path}/small')
   with (texts / 'long.txt').open('w') as file:
     for unit in ('The cat sat on mats ', 'x'):
       for _ in range(50):
         file.write(unit * (10**6 // len(unit)))
-  out = tmp_path / 'out'
-  large = peak_memory(repository, f'--input={texts}', f'--out={out}', *flags)
+  # A block and its encoding take some memory; the line would take all.
+  assert peak_memory(repository, *flags, f'--out={out}') - small < 400
   manifest = json.loads((out / 'corpus.json').read_text())
   assert manifest['faults']['long_line']['count'] == 1
   assert manifest['splits']['train']['characters'] > 0.99e8
-  # A block and its encoding take some of it; the line would take all.
-  assert large - small < 400
   # A sample for the vocabulary takes about 20 bytes for each character.
   # There are few words in it.
-  flags = '--processes=1', '--validation_share=0', '--vocab_size=28'
-  large = peak_memory(
-    repository, f'--input={texts}', f'--out={tmp_path}/trained', *flags
-  )
-  assert large - small < 2400
+  trained = flags[0], f'--out={tmp_path}/trained', '--vocab_size=28'
+  assert peak_memory(repository, *trained) - small < 2400
