@@ -18,7 +18,7 @@ from eval_lib.metrics import Average, Union
 from serve_lib.chain import NO_RUN
 from serve_lib.decisions import check_no_options
 from train_lib.classification import Classification
-from train_lib.losses import adaptive_loss, spread
+from train_lib.losses import adaptive_loss, row_statistics
 
 
 class TapeClassification(Classification):
@@ -38,7 +38,7 @@ class TapeClassification(Classification):
     loss = adaptive_loss(
       'tape_weight', tape['loss'], mask, norm['examples'], self.config, knobs
     )
-    metrics = spread('tape_length', tape['length'], mask)
+    metrics = row_statistics('tape_length', tape['length'], mask)
     metrics['tape_loss'] = Average.from_values(tape['loss'], mask)
     if tape['indices'] is not None:
       read = (tape['mask'] * mask[:, None]) > 0
@@ -52,11 +52,15 @@ class TapeClassification(Classification):
 
     There are no options; see `Task.serve`.
     """
-    check_no_options(options)
-    lengths = tape_lengths(self.model.max_steps, run.lengths)
+    lengths = self.check_options(options, run)
     reader = self.item_reader(lengths[-1])
     chain = TapeChain(self.model, variables, reader, self.inputs)
     return chain, TapePolicy(chain, reader, self.label_names, lengths)
+
+  def check_options(self, options, run=NO_RUN):
+    """Returns the tape buckets; see `Task.check_options`."""
+    check_no_options(options)
+    return tape_lengths(self.model.max_steps, run.lengths)
 
 
 class PonderClassification(Classification):
@@ -77,7 +81,7 @@ class PonderClassification(Classification):
     loss = adaptive_loss(
       'ponder_weight', cost, mask, examples, self.config, knobs
     )
-    metrics = spread('ponder_steps', ponder['steps'], mask)
+    metrics = row_statistics('ponder_steps', ponder['steps'], mask)
     metrics['ponder_cost'] = Average.from_values(ponder['cost'], mask)
     return loss, metrics
 

@@ -12,7 +12,6 @@ from annotated_types import Interval
 
 from albert_act.model import AlbertClassifier
 from albert_act.serving import AlbertChain, AlbertPolicy, Options
-from dataset_lib import fields
 from eval_lib.metrics import Average
 from model_lib import sizes
 from serve_lib.chain import NO_RUN
@@ -37,6 +36,7 @@ class FineTune(TextClassification):
   KNOBS = ('ponder_weight',)
   MODEL: ClassVar[Any] = AlbertClassifier
   SIZES: ClassVar[sizes.Sizes] = sizes.ALBERT
+  OPTIONS: ClassVar[Any] = Options
 
   def extra_loss(self, out, batch, norm, knobs):
     """The ponder cost of the real rows; see `Classification.extra_loss`."""
@@ -44,8 +44,7 @@ class FineTune(TextClassification):
 
   def serve(self, variables, options, run=NO_RUN):
     """Halting with compaction; options: `albert_act.serving.Options`."""
-    given = Options(**fields.check(Options, options, 'serve'))
-    lengths = self.served_lengths(run.lengths)
+    given, lengths = self.check_options(options, run)
     reader = self.text_reader(lengths[-1], given.max_characters)
     chain = AlbertChain(self.model, variables, reader.pad_id, given.iterations)
     return chain, AlbertPolicy(chain, reader, self.label_names, lengths)

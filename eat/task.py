@@ -96,10 +96,10 @@ class FineTune(TextClassification):
     """Returns the teacher's parameters, if there is one."""
     if self.teacher is None:
       return {}
-    loaded = loading.load_params(
-      self.config['loss']['teacher'], self.teacher, jax.sharding.get_mesh()
-    )
-    return loaded.variables
+    directory = self.config['loss']['teacher']
+    config = loading.load_config(directory, key=TEACHER)
+    mesh = jax.sharding.get_mesh()
+    return loading.restore(directory, config, mesh=mesh).variables
 
   def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
     """Returns the joint loss of the real rows; see the module."""
@@ -177,19 +177,7 @@ class FineTune(TextClassification):
     come from the run's `calibration.json`. `policy.warnings` lists what could
     not be checked and options without effect.
     """
-    file = CalibrationFile.read(run.directory, run.step)
-    given, rule = read_options(
-      options, file.values.get('guarantee'), len(self.label_names)
-    )
-    longest = self.info.input_shape[0]
-    lengths = self.served_lengths(run.lengths)
-    if given.tau == GUARANTEED and lengths[-1] < longest:
-      raise ConfigError(
-        'lengths',
-        lengths,
-        f'{longest} among them with tau={GUARANTEED}, which was certified for '
-        'texts of that length',
-      )
+    file, given, rule, lengths = self.check_options(options, run)
     model = as_adaptive(self.model)
     file.check_parameters(variables)
     reader = self.text_reader(lengths[-1], given.max_characters)
@@ -209,8 +197,26 @@ class FineTune(TextClassification):
       options=given,
       monitor=Monitor(drift=file.drift_check(run.on_drift)),
     )
+    longest = self.info.input_shape[0]
     policy.warnings = tuple(warnings_of(file, policy, longest))
     return chain, policy
+
+  def check_options(self, options, run=NO_RUN):
+    """Returns (calibration, options, exit rule, length buckets)."""
+    file = CalibrationFile.read(run.directory, run.step)
+    given, rule = read_options(
+      options, file.values.get('guarantee'), len(self.label_names)
+    )
+    longest = self.info.input_shape[0]
+    lengths = self.served_lengths(run.lengths)
+    if given.tau == GUARANTEED and lengths[-1] < longest:
+      raise ConfigError(
+        'lengths',
+        lengths,
+        f'{longest} among them with tau={GUARANTEED}, which was certified for '
+        'texts of that length',
+      )
+    return file, given, rule, lengths
 
 
 def head_layers(model: Any) -> tuple[int, ...]:

@@ -59,7 +59,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any]:
   from train_lib.task import construct
 
   arguments = command_line.parse_arguments(parser(), argv)
-  config = loading.load_own_config(arguments.workdir)
+  config = loading.load_config(arguments.workdir)
   if not isinstance(construct(config, num_classes=2), Albert):
     expected = 'a run of an ALBERT of albert_act'
     raise ConfigError('--workdir', config.model.name, expected)
@@ -92,9 +92,8 @@ def run(arguments: Any, config: Any) -> int:
   labelled = read_treebank(arguments.treebank)
   records = builder.build_source(config.dataset, arguments.split)
   words = tokenizer.load(pathlib.Path(workdir) / TOKENIZER)
-  task = loading.load_task(workdir, config, step)
-  loaded = loading.load_params_on_one_device(workdir, task, step)
-  model = dataclasses.replace(task.model, dynamic=False, remat_chunk=0)
+  loaded = loading.restore(workdir, config, step)
+  model = dataclasses.replace(loaded.task.model, dynamic=False, remat_chunk=0)
   rows = analysis.batches(records, config.seed, arguments.rows)
   found = analysis.analyse(model, loaded.variables, rows)
   tables = analysis_report.tables(found)

@@ -141,11 +141,10 @@ def load(
     ConfigError: the directory has no run of a BERT.
     InvalidDataError: the labels are hidden.
   """
-  config = loading.load_own_config(directory, flag)
-  task = loading.load_task(directory, config, step)
-  loaded = loading.load_params_on_one_device(directory, task, step)
+  config = loading.load_config(directory, flag)
+  loaded = loading.restore(directory, config, step)
   policy: Any
-  chain, policy = task.serve(
+  chain, policy = loaded.task.serve(
     loaded.variables, {'rule': 'never'}, ServedRun(directory, loaded.step)
   )
   if not isinstance(chain, EatChain):

@@ -48,7 +48,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any, list[str]]:
   arguments = command_line.parse_arguments(parser(), rest)
   from train_lib import config_schema, loading
 
-  config = loading.load_own_config(arguments.workdir).to_dict()
+  config = loading.load_config(arguments.workdir).to_dict()
   evals = config['evals']
   names = sorted(evals)
   if arguments.evals is not None:
@@ -99,24 +99,21 @@ def _evaluate(
   """Returns a row `{'step': ..., '<eval>/<metric>': ...}` per checkpoint."""
   import jax
 
-  from eval_lib import evaluator
-  from train_lib import loading, setup, sharding
+  from train_lib import build, loading, sharding
+  from train_lib.run_directory import CHECKPOINTS, steps_in
 
   mesh = sharding.make_mesh(config.mesh)
   sharding.check_batch_size(config, mesh)
   steps: list[Any] = [step]
   if step == 'all':  # the newest of none is an error that says so
-    steps = loading.checkpoint_steps(workdir) or [None]
+    steps = steps_in(pathlib.Path(workdir) / CHECKPOINTS) or [None]
+  entries = {name: config.evals[name] for name in names}
   rows = []
   with jax.set_mesh(mesh):
     for chosen in steps:
-      task = loading.load_task(workdir, config, chosen)
-      context = setup.eval_context(task, mesh, config, workdir)
-      built = {
-        name: evaluator.build(name, config.evals[name], context)
-        for name in names
-      }
-      loaded = loading.load_params(workdir, task, mesh, chosen)
+      loaded = loading.restore(workdir, config, chosen, mesh)
+      task = loaded.task
+      built = build.build_evaluators(entries, task, mesh, config, workdir)
       row: dict[str, float] = {'step': loaded.step}
       for name, one in built.items():
         values = one.run(loaded.variables)

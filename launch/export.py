@@ -56,7 +56,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any]:
   from train_lib import loading
   from train_lib.task import construct
 
-  config = loading.load_own_config(arguments.workdir)
+  config = loading.load_config(arguments.workdir)
   model = construct(config, num_classes=2)
   if not isinstance(model, TextEncoder):
     raise command_line.UsageError(
@@ -95,9 +95,8 @@ def run(arguments: Any, config: Any) -> int:
   from train_lib import loading
   from train_lib.run_directory import TOKENIZER
 
-  step = arguments.step
-  task = loading.load_task(arguments.workdir, config, step)
-  loaded = loading.load_params_on_one_device(arguments.workdir, task, step)
+  loaded = loading.restore(arguments.workdir, config, arguments.step)
+  task = loaded.task
   try:
     save(
       arguments.out,

@@ -1,18 +1,20 @@
 """Checkpoints that survive crashes, full disks and flipped bits.
 
-`Checkpointer` uses orbax for atomic, sharded, asynchronous writes and adds a
-checksum manifest that is verified before reading, the fallback to the previous
-good step, strict comparison of shapes and dtypes, retention of the newest and
-the best, and errors that are raised at the next call instead of one save late.
+orbax writes atomically, sharded and in the background. `Checkpointer` adds the
+checksums of `checkpoint_io` and the fallback to the previous good step, strict
+comparison of shapes and dtypes, retention of the newest and the best, and
+errors that are raised at the next call instead of one save late.
 """
 
 import concurrent.futures
 import contextlib
+import math
 import os
 import pathlib
 import shutil
+import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -20,24 +22,10 @@ import orbax.checkpoint as ocp
 from train_lib import checkpoint_io as io
 from train_lib import strict_json
 from train_lib.checkpoint_io import CheckpointError
-from train_lib.run_directory import CHECKPOINTS
+from train_lib.run_directory import steps_in
 
 TEMPORARY = '.orbax-checkpoint-tmp'
 SET_ASIDE = 'set_aside'
-
-
-class Restored(NamedTuple):
-  """The result of `Checkpointer.restore`.
-
-  Attributes:
-    state: with the structure that was asked for.
-    extra: as it was given to `save`.
-    step: of the checkpoint.
-  """
-
-  state: Any
-  extra: dict[str, Any]
-  step: int
 
 
 class Checkpointer(contextlib.AbstractContextManager):
@@ -64,9 +52,7 @@ class Checkpointer(contextlib.AbstractContextManager):
     self._keep = keep
     self._best = {'metric': best_metric, 'mode': best_mode}
     self._description: dict[str, Any] = {}
-    # The last step saved or restored, and the checkpoints of later steps.
-    self._position: int | None = None
-    self._later: list[int] = []
+    self._restored = math.inf  # the step; later ones are not of this run
     self._orbax = ocp.AsyncCheckpointer(
       ocp.StandardCheckpointHandler(),
       async_options=ocp.options.AsyncOptions(
@@ -107,7 +93,6 @@ class Checkpointer(contextlib.AbstractContextManager):
         try again later, one of several has to be restarted.
     """
     self.wait()
-    self._check_position(step)
     flat = io.flatten(state)
     self._description = {
       'step': step,
@@ -118,14 +103,13 @@ class Checkpointer(contextlib.AbstractContextManager):
     }
     strict_json.dumps(self._description)  # an error here, not in a thread
     self._remove_temporary()
-    self._set_aside_later()
+    self._set_later_aside()
+    arrays = ocp.args.StandardSave(io.nest(flat))
     try:
-      self._orbax.save(
-        self.directory / str(step), args=ocp.args.StandardSave(io.nest(flat))
-      )
+      self._orbax.save(self.directory / str(step), args=arrays)
     except Exception as error:
       raise self._failed(error) from error
-    self._saving, self._position = self._thread.submit(self._complete), step
+    self._saving = self._thread.submit(self._complete)
 
   def check(self) -> None:
     """Raises the error of a finished save; never waits for one.
@@ -136,50 +120,37 @@ class Checkpointer(contextlib.AbstractContextManager):
       self.wait()
 
   def wait(self) -> None:
-    """Waits for the running save.
-
-    Raises:
-      CheckpointError: if it failed; see `save`.
-    """
-    if self._saving is None:
-      return
+    """Waits for the running save; raises `CheckpointError` if it failed."""
+    saving, self._saving = self._saving, None
     try:
-      self._saving.result()
+      if saving is not None:
+        saving.result()
     except Exception as error:
       raise self._failed(error) from error
-    self._saving = None
 
-  def restore(
-    self, abstract_state: Any, step: int | None = None
-  ) -> Restored | None:
-    """Restores a step, or the newest one that is not damaged.
+  def restore(self, abstract_state: Any) -> tuple[Any, io.Saved] | None:
+    """Restores the newest checkpoint that is not damaged.
 
     Nothing is deleted, moved or cast; the number of devices may differ.
 
     Args:
       abstract_state: the wanted structure; leaves have shape, dtype and
         sharding. A leaf without sharding becomes a NumPy array.
-      step: an exact step, which must then be good.
 
     Returns:
-      The restored state; None if there is no checkpoint at all.
+      (the state, its checkpoint); None if there is no checkpoint at all.
 
     Raises:
       CheckpointMismatchError: the checkpoint is of another structure.
-      CorruptCheckpointError: the step, or every step, is damaged.
-      CheckpointError: there is no such step.
+      CorruptCheckpointError: every checkpoint is damaged.
     """
     self.wait()
-    steps = io.steps_in(self.directory)
-    if not steps and step is None:
+    if not steps_in(self.directory):
       return None
-    chosen = io.good_step(self.directory, step)
-    path = self.directory / str(chosen)
-    state = io.read_tree(path, abstract_state)
-    extra = io.read_description(path)['extra']
-    self._position = chosen
-    self._later = [later for later in steps if later > chosen]
-    return Restored(state, extra, chosen)
+    saved = io.find(self.directory)
+    state = saved.read(abstract=abstract_state)
+    self._restored = saved.step
+    return state, saved
 
   def close(self) -> None:
     """Waits for the running save and ends all threads."""
@@ -197,17 +168,14 @@ class Checkpointer(contextlib.AbstractContextManager):
     """Waits until a checkpoint is complete, then removes superseded ones."""
     self._orbax.wait_until_finished()
     if jax.process_index() == 0:
-      steps = io.steps_in(self.directory)
-      best = io.best_step(self.directory, self._best)
-      for step in set(steps[: -self._keep]) - {best}:
+      best = io.best_step(self.directory)
+      for step in {*steps_in(self.directory)[: -self._keep]} - {best}:
         # Renamed first: a kill must not leave half a checkpoint.
         path = self.directory / str(step)
         shutil.rmtree(path.rename(f'{path}{TEMPORARY}'), ignore_errors=True)
 
   def _failed(self, error: Exception) -> CheckpointError:
-    self._saving = None
     self._remove_temporary()
-    self._position = max(io.steps_in(self.directory), default=None)
     return CheckpointError(
       f'saving step {self._description["step"]} to {self.directory} failed: '
       f'{type(error).__name__}: {error}'
@@ -221,97 +189,12 @@ class Checkpointer(contextlib.AbstractContextManager):
         # them.
         shutil.rmtree(path, ignore_errors=True)
 
-  def _check_position(self, step: int) -> None:
-    steps = io.steps_in(self.directory)
-    if self._position is None and steps:
-      raise CheckpointError(
-        f'{self.directory} has checkpoints of steps {steps} that were not '
-        'restored; restore one, or save to another directory'
-      )
-    if self._position is not None and step <= self._position:
-      raise ValueError(
-        f'step: expected more than {self._position}, the last one saved or '
-        f'restored, got {step}'
-      )
-
-  def _set_aside_later(self) -> None:
+  def _set_later_aside(self) -> None:
     if jax.process_index() == 0:
-      for step in self._later:
-        _move_into(self.directory / str(step), self.directory / SET_ASIDE)
-    self._later = []
-
-
-def _move_into(path: pathlib.Path, folder: pathlib.Path) -> None:
-  folder.mkdir(exist_ok=True)
-  target, count = folder / path.name, 0
-  while target.exists():
-    count += 1
-    target = folder / f'{path.name}.{count}'
-  path.rename(target)
-
-
-class RestoredParams(NamedTuple):
-  """The result of `restore_params`; params and model_state are dictionaries."""
-
-  params: Any
-  model_state: Any
-  step: int
-  extra: dict[str, Any]
-
-  @property
-  def variables(self) -> dict[str, Any]:
-    """The variables to evaluate."""
-    return {'params': self.params, 'model_state': self.model_state}
-
-
-def restore_params(
-  directory: str | os.PathLike[str],
-  step: int | str | None = None,
-  average: bool = True,
-  abstract_params: Any = None,
-) -> RestoredParams:
-  """Reads parameters and model state of a run, and not its optimizer.
-
-  Args:
-    directory: the run's workdir, or its folder of checkpoints.
-    step: a step, 'best', or None for the newest that is not damaged.
-    average: take the average of the parameters if the run kept one.
-    abstract_params: the wanted parameters with shardings, or None.
-
-  Raises:
-    CheckpointError: there is no such checkpoint.
-    CorruptCheckpointError: the step, or every step, is damaged.
-    CheckpointMismatchError: the parameters are not the wanted ones.
-  """
-  path = _find_step(directory, step)
-  description = io.read_description(path)
-  names = description['arrays']
-  has_average = any(name.startswith('ema_params/') for name in names)
-  prefix = 'ema_params/' if average and has_average else 'params/'
-  params = io.read_tree(path, abstract_params, prefix)
-  model_state = io.read_tree(path, None, 'model_state/')
-  extra = description['extra']
-  return RestoredParams(params, model_state, int(path.name), extra)
-
-
-def checkpoint_extra(
-  directory: str | os.PathLike[str], step: int | str | None = None
-) -> dict[str, Any]:
-  """Reads the JSON values saved with a checkpoint; see `restore_params`."""
-  return io.read_description(_find_step(directory, step))['extra']
-
-
-def _find_step(
-  directory: str | os.PathLike[str], step: int | str | None
-) -> pathlib.Path:
-  """Returns the folder of a good checkpoint; see `restore_params`."""
-  root = pathlib.Path(directory).absolute()
-  root = root / CHECKPOINTS if (root / CHECKPOINTS).is_dir() else root
-  if step == 'best':
-    step = io.best_step(root)
-    if step is None:
-      raise CheckpointError(
-        f'{root} has no best checkpoint: no metric was recorded; set '
-        'checkpoint.best_metric in the run, or give a step'
-      )
-  return root / str(io.good_step(root, step))
+      for step in steps_in(self.directory):
+        if step > self._restored:
+          folder = self.directory / SET_ASIDE
+          folder.mkdir(exist_ok=True)
+          path = self.directory / str(step)
+          path.rename(folder / f'{step}.{time.time_ns()}')
+    self._restored = math.inf

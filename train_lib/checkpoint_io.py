@@ -5,33 +5,35 @@
                                        of every array
     <directory>/<step>/manifest.json   size and CRC-32 of all these files
 
-A state is stored as nested dictionaries named by its paths, such as
-`params/encoder/kernel` or `opt_state/0/mu/encoder/kernel`, so a checkpoint
-does not depend on the Python classes that made it. orbax reads flipped bits
-without complaint; the manifest is verified before anything is read.
+Arrays are named by their paths, such as `opt_state/0/mu/encoder/kernel`, so a
+checkpoint does not depend on Python classes. orbax reads flipped bits without
+complaint; the manifest is verified before anything is read.
 """
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import json
+import math
+import os
 import pathlib
 import warnings
 import zlib
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from flax import traverse_util
 from jax.experimental import multihost_utils
 
 from train_lib import strict_json
+from train_lib.run_directory import CHECKPOINTS, steps_in
 
 DESCRIPTION = 'checkpoint.json'
 MANIFEST = 'manifest.json'
-MODES = {'max': 1.0, 'min': -1.0}
 # orbax writes these after the manifest. Restoring does not need them.
 WRITTEN_LATER = ('_CHECKPOINT_METADATA', 'commit_success.txt')
 _CHUNK = 1 << 20  # bytes
@@ -54,77 +56,131 @@ class CheckpointWarning(UserWarning):
   """A damaged checkpoint was skipped."""
 
 
-def steps_in(directory: pathlib.Path) -> list[int]:
-  """Returns the steps that have a complete checkpoint, ascending."""
-  return sorted(int(p.name) for p in directory.glob('*') if p.name.isdecimal())
+@dataclasses.dataclass(frozen=True)
+class Saved:
+  """A complete checkpoint: its folder, and the content of `checkpoint.json`.
+
+  Attributes:
+    path: its folder.
+    step: number of finished steps.
+    extra: JSON values given to `Checkpointer.save`.
+    metrics: of the state.
+    best: `metric` and `mode` that decide which checkpoint is the best.
+    arrays: dtype and shape by name.
+  """
+
+  path: pathlib.Path
+  step: int
+  extra: dict[str, Any]
+  metrics: Mapping[str, Any]
+  best: Mapping[str, str]
+  arrays: Mapping[str, Any]
+
+  def read(self, prefix: str = '', abstract: Any = None) -> Any:
+    """Reads the arrays whose name starts with a prefix.
+
+    Args:
+      prefix: of the names.
+      abstract: the wanted structure, with shardings (a leaf without one
+        becomes a NumPy array); None for nested dictionaries of NumPy arrays.
+
+    Raises:
+      CheckpointMismatchError: the arrays are not the wanted ones.
+    """
+    saved = {n: x for n, x in self.arrays.items() if n.startswith(prefix)}
+    if abstract is None:
+      wanted = {n: jax.ShapeDtypeStruct(x[1], x[0]) for n, x in saved.items()}
+      found = read_arrays(self.path, wanted)
+      return nest({n.removeprefix(prefix): x for n, x in found.items()})
+    wanted = flatten(abstract, prefix)
+    check_layout(self.path, saved, layout(wanted))
+    found = read_arrays(self.path, wanted)
+    structure = jax.tree.structure(abstract)
+    return structure.unflatten(found[name] for name in wanted)
+
+  def params(self, abstract: Any = None, average: bool = True) -> Any:
+    """Reads the parameters; their average unless the run kept none."""
+    kept = any(name.startswith('ema_params/') for name in self.arrays)
+    return self.read('ema_params/' if average and kept else 'params/', abstract)
 
 
-def good_step(root: pathlib.Path, exact: int | str | None = None) -> int:
-  """Returns the newest undamaged step, or the exact one if it is undamaged.
+def find(
+  directory: str | os.PathLike[str], step: int | str | None = None
+) -> Saved:
+  """Returns the newest undamaged checkpoint, or the one that is asked for.
 
-  Warns with a line for each damaged file of newer steps.
+  Warns with a line for each damaged file of newer steps; deletes nothing.
+
+  Args:
+    directory: the run's workdir, or its folder of checkpoints.
+    step: a step, 'best', or None for the newest.
 
   Raises:
-    CheckpointError: there is no such step.
+    CheckpointError: there is no such checkpoint.
     CorruptCheckpointError: the step, or every step, is damaged.
   """
+  root = pathlib.Path(directory).absolute()
+  root = root / CHECKPOINTS if (root / CHECKPOINTS).is_dir() else root
   steps = steps_in(root)
-  if not steps or (exact is not None and exact not in steps):
+  wanted = best_step(root) if step == 'best' else step
+  if step == 'best' and wanted is None:
     raise CheckpointError(
-      f'{root} has no checkpoint{"" if exact is None else f" of step {exact}"}'
-      f'; it has {steps or "none"}'
+      f'{root} has no best checkpoint: no metric was recorded; set '
+      'checkpoint.best_metric in the run, or give a step'
     )
-  candidates = steps[::-1] if exact is None else [int(exact)]
-  chosen = -1
-  damaged: list[str] = []
+  if not steps or wanted not in (None, *steps):
+    name = '' if wanted is None else f' of step {wanted}'
+    raise CheckpointError(
+      f'{root} has no checkpoint{name}; it has {steps or "none"}'
+    )
+  return _first_good(root, steps[::-1] if wanted is None else [int(wanted)])
+
+
+def _first_good(root: pathlib.Path, steps: list[int]) -> Saved:
+  """Returns the first undamaged checkpoint; one process verifies for all."""
+  chosen, damaged = -1, []
   if jax.process_index() == 0:
-    for step in candidates:
+    for step in steps:
       problems = verify(root / str(step))
       if not problems:
         chosen = step
         break
-      damaged.extend(problems)
-  if jax.process_count() > 1:  # one process verifies for all
+      damaged += problems
+  if jax.process_count() > 1:
     chosen = int(multihost_utils.broadcast_one_to_all(np.int32(chosen)))
   lines = shortened(damaged)
   if chosen < 0:
     raise CorruptCheckpointError(
-      f'no good checkpoint among steps {candidates} of {root}:\n  {lines}'
+      f'no good checkpoint among steps {steps} of {root}:\n  {lines}'
     )
   if damaged:
-    warnings.warn(
-      f'DAMAGED CHECKPOINT, going back to step {chosen}:\n  {lines}',
-      CheckpointWarning,
-      stacklevel=3,
-    )
-  return chosen
+    message = f'DAMAGED CHECKPOINT, going back to step {chosen}:\n  {lines}'
+    warnings.warn(message, CheckpointWarning, stacklevel=4)
+  return _describe(root / str(chosen))
 
 
-def best_step(
-  root: pathlib.Path, rule: Mapping[str, str] | None = None
-) -> int | None:
+def _describe(path: pathlib.Path) -> Saved:
+  text = (path / DESCRIPTION).read_text(encoding='utf-8')
+  return Saved(path, **json.loads(text))
+
+
+def best_step(root: pathlib.Path) -> int | None:
   """Returns the step with the best finite value, the first of equal ones.
 
-  Args:
-    root: the folder of checkpoints.
-    rule: `metric`, its name, and `mode`, 'max' or 'min'; None for the rule
-      that the newest checkpoint recorded.
+  Which metric and whether it grows is what the newest checkpoint recorded.
   """
-  found = {}
+  found = []
   for step in steps_in(root):
-    # `restore` reports damaged files.
-    with contextlib.suppress(OSError, ValueError):
-      found[step] = read_description(root / str(step))
-  if not found:
-    return None
-  rule = rule or found[max(found)]['best']
-  values = {
-    step: MODES[rule['mode']] * float(description['metrics'][rule['metric']])
-    for step, description in found.items()
-    if rule['metric'] in description['metrics']
-  }
-  finite = {step: value for step, value in values.items() if isfinite(value)}
-  return max(finite, key=lambda step: (finite[step], -step), default=None)
+    # `find` reports damaged files.
+    with contextlib.suppress(OSError, ValueError, TypeError):
+      found.append(_describe(root / str(step)))
+  values = {}
+  for saved in found:
+    rule = found[-1].best
+    value = float(saved.metrics.get(rule['metric'], 'nan'))
+    if math.isfinite(value):
+      values[saved.step] = -value if rule['mode'] == 'min' else value
+  return max(values, key=values.__getitem__, default=None)
 
 
 def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
@@ -135,33 +191,20 @@ def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
   """
   flat = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-    name = prefix + '/'.join(map(_part, path))
-    if not hasattr(leaf, 'dtype') or not hasattr(leaf, 'shape'):
+    name = prefix + jax.tree_util.keystr(path, simple=True, separator='/')
+    dtype = getattr(leaf, 'dtype', None)
+    if dtype is None or jnp.issubdtype(dtype, jax.dtypes.prng_key):
       raise TypeError(
-        f'{name}: expected an array, got {type(leaf).__name__}; pass other '
-        'values as `extra`'
-      )
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-      raise TypeError(
-        f'{name}: expected a plain array, got typed PRNG keys; store '
-        'jax.random.key_data of them'
+        f'{name}: expected an array, got {dtype or type(leaf).__name__}; pass '
+        'other values as `extra`, and jax.random.key_data of PRNG keys'
       )
     flat[name] = leaf
   return flat
 
 
-def nest(flat: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """Returns nested dictionaries of the leaves whose name has the prefix."""
-  nested: dict[str, Any] = {}
-  for name, leaf in flat.items():
-    if not name.startswith(prefix):
-      continue
-    *parents, last = name[len(prefix) :].split('/')
-    node = nested
-    for parent in parents:
-      node = node.setdefault(parent, {})
-    node[last] = leaf
-  return nested
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the nested dictionaries of named leaves."""
+  return traverse_util.unflatten_dict(dict(flat), sep='/')
 
 
 def layout(flat: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -195,69 +238,32 @@ def check_layout(
     )
 
 
+def _words(entry: list[Any] | None) -> str:
+  return 'nothing' if entry is None else f'{entry[0]}{entry[1]}'
+
+
 def shortened(lines: list[str]) -> str:
   """Joins at most 20 lines, and counts the rest."""
   rest = [f'and {len(lines) - 20} more'] if len(lines) > 20 else []
   return '\n  '.join(lines[:20] + rest)
 
 
-def read_description(path: pathlib.Path) -> dict[str, Any]:
-  """Reads `checkpoint.json`: step, extra, metrics, best, arrays."""
-  with (path / DESCRIPTION).open(encoding='utf-8') as file:
-    return json.load(file)
-
-
-def read_tree(path: pathlib.Path, abstract: Any, prefix: str = '') -> Any:
-  """Reads the arrays whose name starts with a prefix.
-
-  Args:
-    path: the folder of the step.
-    abstract: the wanted structure, with shardings; None for nested
-      dictionaries of NumPy arrays.
-    prefix: of the names.
-
-  Raises:
-    CheckpointMismatchError: the arrays are not the wanted ones.
-  """
-  saved = {
-    name: entry
-    for name, entry in read_description(path)['arrays'].items()
-    if name.startswith(prefix)
-  }
-  if abstract is None:
-    wanted = {n: jax.ShapeDtypeStruct(x[1], x[0]) for n, x in saved.items()}
-    return nest(read_arrays(path, wanted), prefix)
-  wanted = flatten(abstract, prefix)
-  check_layout(path, saved, layout(wanted))
-  arrays = read_arrays(path, wanted)
-  leaves = [arrays[name] for name in wanted]
-  return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
-
-
 def read_arrays(
   path: pathlib.Path, wanted: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Reads the named arrays of a checkpoint whose layout has been checked.
-
-  Args:
-    path: the folder of the step.
-    wanted: by name, a leaf with a shape, a dtype and optionally a sharding.
-
-  Returns:
-    By name, an array with that sharding, or a NumPy array without one.
-  """
+  """Reads named arrays, each with the wanted sharding, into NumPy without."""
   if not wanted:
     return {}
-  structure, arguments = {}, {}
+  shapes, arguments = {}, {}
   for name, leaf in wanted.items():
-    structure[name] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    shapes[name] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     arguments[name] = ocp.RestoreArgs(restore_type=np.ndarray)
     if getattr(leaf, 'sharding', None) is not None:
       arguments[name] = ocp.ArrayRestoreArgs(
         sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype
       )
   options = ocp.args.PyTreeRestore(
-    nest(structure), restore_args=nest(arguments), partial_restore=True
+    nest(shapes), restore_args=nest(arguments), partial_restore=True
   )
   with ocp.PyTreeCheckpointer() as checkpointer:
     return flatten(checkpointer.restore(path, args=options))
@@ -266,77 +272,47 @@ def read_arrays(
 def finish(path: pathlib.Path, description: Mapping[str, Any]) -> None:
   """Writes description and manifest into a folder of written arrays."""
   (path / DESCRIPTION).write_text(strict_json.dumps(description))
-  names = (
-    file.relative_to(path).as_posix()
-    for file in path.rglob('*')
-    if file.is_file()
-  )
-  listed = sorted(set(names) - {MANIFEST, *WRITTEN_LATER})
-  (path / MANIFEST).write_text(_encode(_measure_all(path, listed)))
-
-
-def verify(path: pathlib.Path) -> tuple[str, ...]:
-  """Compares the files of a checkpoint with its manifest.
-
-  Unlisted files are ignored.
-
-  Returns:
-    One line per damaged file, with its path.
-  """
-  manifest = path / MANIFEST
-  try:
-    text = manifest.read_text(encoding='utf-8')
-    listed = json.loads(text)['files']
-    inside = all(
-      not pathlib.PurePosixPath(name).is_absolute()
-      and '..' not in pathlib.PurePosixPath(name).parts
-      for name in listed
-    )
-    # Any change of the manifest itself counts, even of its white space.
-    if text != _encode(listed) or not inside:
-      return (f'{manifest}: differs from the one written',)
-  except FileNotFoundError:
-    return (f'{manifest}: is missing',)
-  except (OSError, ValueError, TypeError, LookupError) as error:
-    return (f'{manifest}: cannot be read ({error})',)
-  found = _measure_all(path, sorted(listed))
-  return tuple(
-    f'{path / name}: expected {listed[name]}, got {found[name]}'
-    for name in found
-    if found[name] != listed[name]
-  )
-
-
-def _measure_all(path: pathlib.Path, names: list[str]) -> dict[str, Any]:
-  with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-    measured = pool.map(_measure, [path / name for name in names])
-    return dict(zip(names, measured, strict=True))
-
-
-def _measure(file: pathlib.Path) -> dict[str, Any] | str:
-  """Returns size in bytes and CRC-32 of a file."""
-  crc = size = 0
-  try:
-    with file.open('rb') as opened:
-      while chunk := opened.read(_CHUNK):
-        crc = zlib.crc32(chunk, crc)
-        size += len(chunk)
-  except OSError:
-    return 'no readable file'
-  return {'crc32': f'{crc:08x}', 'size': size}
+  (path / MANIFEST).write_text(_encode(_measure_all(path)))
 
 
 def _encode(files: Mapping[str, Any]) -> str:
+  """Returns the text of a manifest, with a CRC-32 of its own."""
   body = json.dumps(files, sort_keys=True)
   crc = zlib.crc32(body.encode())
   return json.dumps({'crc32': f'{crc:08x}', 'files': files}, sort_keys=True)
 
 
-def _part(key: Any) -> str:
-  return str(
-    getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key)))
-  )
+def verify(path: pathlib.Path) -> list[str]:
+  """Returns a line for each file that differs from the manifest."""
+  manifest = path / MANIFEST
+  try:
+    listed = strict_json.read_object(manifest).get('files', {})
+    # Any change of the manifest itself counts, even of its white space.
+    if manifest.read_text() != _encode(listed) or DESCRIPTION not in listed:
+      return [f'{manifest}: differs from the one written']
+    found = _measure_all(path)
+  except (OSError, ValueError, TypeError) as error:
+    return [f'{manifest}: {error}']
+  return [
+    f'{path / name}: expected {entry}, got {found.get(name, "no such file")}'
+    for name, entry in listed.items()
+    if found.get(name) != entry
+  ]
 
 
-def _words(entry: list[Any] | None) -> str:
-  return 'nothing' if entry is None else f'{entry[0]}{entry[1]}'
+def _measure_all(path: pathlib.Path) -> dict[str, Any]:
+  """Returns size in bytes and CRC-32 of the files of a checkpoint by name."""
+  later = (MANIFEST, *WRITTEN_LATER)
+  files = [f for f in path.rglob('*') if f.is_file() and f.name not in later]
+  with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+    names = [file.relative_to(path).as_posix() for file in files]
+    return dict(zip(names, pool.map(_measure, files), strict=True))
+
+
+def _measure(path: pathlib.Path) -> dict[str, Any]:
+  crc = size = 0
+  with path.open('rb') as file:
+    while chunk := file.read(_CHUNK):
+      crc = zlib.crc32(chunk, crc)
+      size += len(chunk)
+  return {'crc32': f'{crc:08x}', 'size': size}

@@ -1,7 +1,7 @@
 """Classification of images or token sequences by any model.
 
-The model is called as `model(inputs, row_keys) -> (logits, out)`; subclasses
-add the losses of an adaptive mechanism from `out` (see `extra_loss`).
+The model is called as `model(inputs, row_keys=...) -> (logits, out)`;
+subclasses add the losses of an adaptive mechanism from `out`.
 """
 
 import dataclasses
@@ -51,13 +51,10 @@ class Classification(Task):
     """Returns the module of `config.model`."""
     return construct(self.config, self.info.num_classes)
 
-  def init(self, rng):
-    """Initializes with a batch of one; see `Task.init`."""
+  def example(self) -> dict[str, Array]:
+    """Returns a batch of one row, to initialize the model with."""
     shape = (1, *self.info.input_shape)
-    batch = {self.info.input_key: jnp.zeros(shape, self.info.input_dtype)}
-    variables = self.model.init(rng, self.inputs(batch))
-    model_state = {k: v for k, v in variables.items() if k != 'params'}
-    return variables['params'], model_state
+    return {self.info.input_key: jnp.zeros(shape, self.info.input_dtype)}
 
   def inputs(self, batch: Batch) -> Array:
     """Returns the model's input: symbols, or pixels scaled to [-1, 1]."""
@@ -67,11 +64,21 @@ class Classification(Task):
     # The conversion runs on the device: bytes are a quarter of the transfer.
     return inputs.astype(jnp.float32) / 127.5 - 1.0
 
-  def apply(self, params, model_state, batch, row_keys=None):
+  def arguments(self, batch: Batch) -> tuple[Array, ...]:
+    """Returns the positional arguments of the model."""
+    return (self.inputs(batch),)
+
+  def init(self, rng):
+    """Initializes with a batch of one; see `Task.init`."""
+    variables = self.model.init(rng, *self.arguments(self.example()))
+    model_state = {k: v for k, v in variables.items() if k != 'params'}
+    return variables['params'], model_state
+
+  def apply(self, params, model_state, batch, row_keys=None, **options):
     """Runs the model; returns (logits `[B, num_classes]`, out)."""
-    return self.model.apply(
-      {'params': params, **model_state}, self.inputs(batch), row_keys=row_keys
-    )
+    variables = {'params': params, **model_state}
+    inputs = self.arguments(batch)
+    return self.model.apply(variables, *inputs, row_keys=row_keys, **options)
 
   def normalizers(self, batch):
     """Counts the rows of the whole batch without padding."""
@@ -136,11 +143,26 @@ class Classification(Task):
 
   def serve(self, variables, options, run=NO_RUN):
     """Serves the model as one stage, without options; see `Task.serve`."""
+    self.check_options(options, run)
+    return self.one_stage(variables, self.item_reader(), lengths=(1,))
+
+  def check_options(self, options, run=NO_RUN):
+    """Raises `ConfigError` if there is an option."""
     check_no_options(options)
     if run.lengths is not None:
       raise ConfigError('lengths', run.lengths, 'none for inputs of one size')
-    reader = self.item_reader()
-    return one_stage(self, variables, reader, lengths=(1,))
+
+  def one_stage(
+    self, variables: Any, reader: Any, lengths: Sequence[int]
+  ) -> tuple[OneStage, ClassifierPolicy]:
+    """Returns chain and policy of a model without exits."""
+
+    def apply(variables: Any, batch: Batch) -> Array:
+      model_state = variables.get('model_state', {})
+      return self.apply(variables['params'], model_state, batch)[0]
+
+    chain = OneStage(apply, variables, reader)
+    return chain, ClassifierPolicy(chain, reader, self.label_names, lengths)
 
   def item_reader(self, length: int = 1) -> ItemReader:
     """Returns the reader of the items of a service; see `serve_lib.items`.
@@ -164,23 +186,3 @@ class Classification(Task):
     if info.input_key != 'tokens':
       raise ConfigError('task', info.input_key, 'images, tokens or texts')
     return token_rows(info.input_shape[0], info.vocab_size, length)
-
-
-def one_stage(
-  task: Classification, variables: Any, reader: Any, lengths: Sequence[int]
-) -> tuple[OneStage, ClassifierPolicy]:
-  """Returns chain and policy of a model without exits.
-
-  Args:
-    task: its `apply` returns logits first.
-    variables: see `Task.serve`.
-    reader: of its items.
-    lengths: length buckets.
-  """
-
-  def apply(variables: Any, batch: Batch) -> Array:
-    model_state = variables.get('model_state', {})
-    return task.apply(variables['params'], model_state, batch)[0]
-
-  chain = OneStage(apply, variables, reader)
-  return chain, ClassifierPolicy(chain, reader, task.label_names, lengths)

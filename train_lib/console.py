@@ -16,8 +16,8 @@ import rich.progress
 import rich.table
 from clu import parameter_overview
 
+from train_lib.build import Setup
 from train_lib.run_directory import RunDirectory
-from train_lib.setup import Setup
 
 # The metrics of a step that its line in the terminal shows.
 HEADLINE = (
@@ -42,10 +42,8 @@ class Console:
   def __init__(self, setup: Setup, run: RunDirectory, start: int):
     self._setup, self._run = setup, run
     self._total = setup.total_steps
-    primary = jax.process_index() == 0
-    self._console = rich.console.Console(
-      highlight=False, soft_wrap=True, quiet=not primary
-    )
+    self._primary = primary = jax.process_index() == 0
+    self._console = _new_console()
     self._rows: dict[int, dict[str, float]] = {}
     self._waited = self.waited_in_all = 0.0
     # (time, step): the starts of the current and the overall speed.
@@ -55,7 +53,7 @@ class Console:
     if primary and setup.config.tensorboard:
       import tensorboardX
 
-      directory = str(run.path('tensorboard'))
+      directory = str(run.workdir / 'tensorboard')
       self._tensorboard = tensorboardX.SummaryWriter(directory)
     self._bar = rich.progress.Progress(
       '[progress.description]{task.description}',
@@ -65,19 +63,20 @@ class Console:
       console=self._console,
       disable=not (primary and self._console.is_terminal),
     )
-    self._bar.add_task('training', total=self._total, completed=start)
+    self._task = self._bar.add_task('training', total=self._total)
+    self._bar.update(self._task, completed=start)
     self._bar.start()
-    print_start(self._console, setup, start)
+    if primary:
+      print_start(self._console, setup, start)
 
   def print(self, line: str) -> None:
     """Prints a line."""
-    self._console.print(line, markup=False)
+    if self._primary:
+      self._console.print(line, markup=False)
 
   def warn(self, error: Exception) -> None:
     """Prints a warning, in every process."""
-    quiet, self._console.quiet = self._console.quiet, False
-    self._console.print(f'[red]warning: {rich.markup.escape(str(error))}')
-    self._console.quiet = quiet
+    self._console.print(f'warning: {error}', style='red', markup=False)
 
   def waited(self, seconds: float) -> None:
     """Counts time in which the device waited for data."""
@@ -88,10 +87,15 @@ class Console:
     """Traces `profile.steps` steps from `profile.start_step` on."""
     profile = self._setup.config.profile
     if profile.steps and step == profile.start_step:
-      jax.profiler.start_trace(str(self._run.path('profile')))
+      jax.profiler.start_trace(str(self._run.workdir / 'profile'))
       self._tracing = True
     if step == profile.start_step + profile.steps:
       self._stop_trace()
+
+  def _stop_trace(self) -> None:
+    if self._tracing:
+      jax.profiler.stop_trace()
+      self._tracing = False
 
   def advance(self, step: int) -> None:
     """Moves the bar; `step` is the number of finished steps."""
@@ -99,54 +103,65 @@ class Console:
       # Speed and ETA leave out the compilation of the first step.
       self._compiled, self._waited = True, 0.0
       self._last = self._first = (time.monotonic(), step)
-    self._bar.update(self._bar.task_ids[0], completed=step)
+    self._bar.update(self._task, completed=step)
 
   def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
     """Logs the metrics of a train step, its speed and the ETA."""
-    self._rows.setdefault(step, {}).update(
-      {f'train/{name}': value for name, value in metrics.items()}
-    )
+    self._row(step).update({f'train/{k}': v for k, v in metrics.items()})
     now = time.monotonic()
     seconds = max(now - self._last[0], 1e-9)
     speed = (step - self._last[1]) / seconds
-    examples = speed * self._setup.config.batch_size
     overall = (step - self._first[1]) / max(now - self._first[0], 1e-9)
-    # Unknown until a step was timed.
-    eta = (self._total - step) / overall if overall else math.nan
-    waiting = self._waited / seconds
+    times = {
+      'steps_per_second': speed,
+      'examples_per_second': speed * self._setup.config.batch_size,
+      # Unknown until a step was timed.
+      'eta_seconds': (self._total - step) / overall if overall else math.nan,
+      'waiting_for_data': self._waited / seconds,
+    }
     self._last, self._waited = (now, step), 0.0
+    eta = '-'
+    if overall:
+      eta = str(datetime.timedelta(0, int(times['eta_seconds'])))
     texts = {k: f'{metrics[k]:.4g}' for k in HEADLINE if k in metrics} | {
       'steps/s': f'{speed:.4g}',
-      'examples/s': f'{examples:.4g}',
-      'waiting for data': f'{100 * waiting:.1f} %',
-      'ETA': '-' if math.isnan(eta) else str(datetime.timedelta(0, int(eta))),
+      'examples/s': f'{times["examples_per_second"]:.4g}',
+      'waiting for data': f'{times["waiting_for_data"]:.1%}',
+      'ETA': eta,
     }
     self._line(step, texts)
-    times = {
-      'time/steps_per_second': speed,
-      'time/examples_per_second': examples,
-      'time/eta_seconds': eta,
-      'time/waiting_for_data': waiting,
-    }
-    self._points(step, times)
+    self._points(step, {f'time/{k}': v for k, v in times.items()})
 
   def log_evaluation(self, step: int, measured: Mapping[str, float]) -> None:
     """Logs the metrics of evaluators."""
     if measured:
-      self._rows.setdefault(step, {}).update(measured)
+      self._row(step).update(measured)
       self._line(step, {k: f'{value:.4g}' for k, value in measured.items()})
+
+  def _row(self, step: int) -> dict[str, float]:
+    return self._rows.setdefault(step, {})
+
+  def _line(self, step: int, texts: Mapping[str, str]) -> None:
+    line = '  '.join(f'{name} {text}' for name, text in texts.items())
+    self.print(f'step {step:{len(str(self._total))}d}/{self._total}  {line}')
+
+  def _points(self, step: int, scalars: Mapping[str, float]) -> None:
+    if self._tensorboard is not None:
+      for name, value in scalars.items():
+        self._tensorboard.add_scalar(name, value, step)
+      self._tensorboard.flush()
 
   def flush(self) -> None:
     """Writes one object per step to metrics.jsonl, and to TensorBoard."""
     for step, scalars in self._rows.items():
-      self._run.metrics.write(step, scalars)
+      self._run.log(step, scalars)
       self._points(step, scalars)
     self._rows.clear()
 
   def finish(self, result: Mapping[str, Any]) -> None:
     """Prints the final metrics, the time and the path of the plot."""
     self._bar.stop()
-    if self._console.quiet:
+    if not self._primary:
       return
     rows = {
       name: f'{value:.4f}' if isinstance(value, float) else str(value)
@@ -170,20 +185,16 @@ class Console:
     if self._tensorboard is not None:
       self._tensorboard.close()
 
-  def _line(self, step: int, texts: Mapping[str, str]) -> None:
-    line = '  '.join(f'{name} {text}' for name, text in texts.items())
-    self.print(f'step {step:{len(str(self._total))}d}/{self._total}  {line}')
 
-  def _points(self, step: int, scalars: Mapping[str, float]) -> None:
-    if self._tensorboard is not None:
-      for name, value in scalars.items():
-        self._tensorboard.add_scalar(name, value, step)
-      self._tensorboard.flush()
+def _new_console() -> rich.console.Console:
+  return rich.console.Console(highlight=False, soft_wrap=True)
 
-  def _stop_trace(self) -> None:
-    if self._tracing:
-      jax.profiler.stop_trace()
-      self._tracing = False
+
+def _table(rows: Mapping[str, str]) -> rich.table.Table:
+  table = rich.table.Table(show_header=False, box=None)
+  for row in rows.items():
+    table.add_row(*row)
+  return table
 
 
 def print_start(console: rich.console.Console, setup: Setup, step: int) -> None:
@@ -218,18 +229,17 @@ def parameter_counts(params: Mapping[str, Any]) -> dict[str, int]:
   """Counts parameters per top-level module; numbered modules share a row."""
   groups = collections.defaultdict(list)
   for name, module in params.items():
-    groups[re.sub(r'_\d+$', '_*', name)].append(module)
+    sizes = [int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(module)]
+    groups[re.sub(r'_\d+$', '_*', name)].append(sum(sizes))
   return {
-    f'{name} ({len(modules)})' if name.endswith('_*') else name: sum(
-      int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(modules)
-    )
-    for name, modules in groups.items()
+    f'{name} ({len(sizes)})' if name.endswith('_*') else name: sum(sizes)
+    for name, sizes in groups.items()
   }
 
 
 def print_dry_run(setup: Setup) -> None:
   """Compiles all steps; prints all arrays, sizes, FLOPs and memory."""
-  console = rich.console.Console(highlight=False, soft_wrap=True)
+  console = _new_console()
   overview = parameter_overview.get_parameter_overview(
     setup.abstract.params, include_stats=False
   )
@@ -239,12 +249,13 @@ def print_dry_run(setup: Setup) -> None:
   for stage in setup.stages:
     compiled, _ = setup.steps.get(stage, batch)
   memory = compiled.memory_analysis()
-  cost = compiled.cost_analysis() or {}
-  state, temporary = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+  sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+  state, temporary = (f'{size / 2**20:,.1f} MiB' for size in sizes)
+  flops = (compiled.cost_analysis() or {}).get('flops', 0)
   rows = {
-    'memory per device: state and batch': f'{state / 2**20:,.1f} MiB',
-    'memory per device: temporary': f'{temporary / 2**20:,.1f} MiB',
-    'step FLOPs per device, compiler': f'{cost.get("flops", 0):.3g}',
+    'memory per device: state and batch': state,
+    'memory per device: temporary': temporary,
+    'step FLOPs per device, compiler': f'{flops:.3g}',
   }
   console.print(_table(rows))
   console.print('dry run: everything was built and compiled; nothing written')
@@ -258,20 +269,11 @@ def _longest_batch(setup: Setup) -> dict[str, Any]:
   batches.close()
   # Arrays of the input's shape are padded to a length that differs between
   # batches.
-  shape = batch[info.input_key].shape[1:]
-  return {
-    name: jax.ShapeDtypeStruct(
-      leaf.shape[:1]
-      + (info.input_shape if leaf.shape[1:] == shape else leaf.shape[1:]),
-      leaf.dtype,
-      sharding=leaf.sharding,
-    )
-    for name, leaf in batch.items()
-  }
+  padded = batch[info.input_key].shape[1:]
 
+  def longest(leaf):
+    row = info.input_shape if leaf.shape[1:] == padded else leaf.shape[1:]
+    shape = (leaf.shape[0], *row)
+    return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding)
 
-def _table(rows: Mapping[str, str]) -> rich.table.Table:
-  table = rich.table.Table(show_header=False, box=None)
-  for name, value in rows.items():
-    table.add_row(name, value)
-  return table
+  return jax.tree.map(longest, batch)

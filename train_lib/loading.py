@@ -3,68 +3,79 @@
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
 
-from dataset_lib import builder
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
 from serve_lib.chain import Loaded, ServedRun
-from train_lib import sharding, strict_json
-from train_lib.checkpoint import (
-  RestoredParams,
-  checkpoint_extra,
-  restore_params,
-)
-from train_lib.checkpoint_io import steps_in
-from train_lib.run_directory import CHECKPOINTS, DATASET_INFO, TOKENIZER
-from train_lib.setup import build_task
-from train_lib.task import Task
+from train_lib import checkpoint_io, sharding, strict_json
+from train_lib.checkpoint_io import Saved
+from train_lib.run_directory import CONFIG, DATASET_INFO, TOKENIZER
+from train_lib.task import Task, build_task
+
+
+class Trained(NamedTuple):
+  """A task with the variables of a checkpoint.
+
+  Attributes:
+    task: with the model of the checkpoint's stage.
+    variables: `{'params': ..., 'model_state': ...}`.
+    step: of the checkpoint.
+  """
+
+  task: Task
+  variables: dict[str, Any]
+  step: int
 
 
 def load_config(
   workdir: str | os.PathLike[str], key: str = '--workdir'
 ) -> ml_collections.ConfigDict:
-  """The resolved configuration that a run left in its directory.
+  """Returns the resolved configuration of a run, as its directory alone needs.
+
+  What a finished run started from may be gone, or on another machine: its
+  teacher, its warm start, the directory of its tokenizer.
 
   Args:
     workdir: directory of the run.
     key: the flag or field that names the directory, for the error.
 
   Raises:
-    ConfigError: if there is none.
-    InvalidDataError: it is damaged.
+    ConfigError: the directory has no run.
+    InvalidDataError: the configuration is damaged.
   """
-  path = pathlib.Path(workdir) / 'config.json'
+  path = pathlib.Path(workdir) / CONFIG
   if not path.is_file():
-    raise ConfigError(
-      key, str(workdir), 'the directory of a run, with a config.json'
-    )
+    expected = f'the directory of a run, with a {CONFIG}'
+    raise ConfigError(key, str(workdir), expected)
+  fields = _with_tuples(strict_json.read_object(path))
   try:
-    config = _with_tuples(strict_json.loads(path.read_text()))
-    return ml_collections.ConfigDict(dict(**config))
-  except (ValueError, TypeError) as error:
+    config = ml_collections.ConfigDict(fields)
+    config.warm_start.workdir = ''
+    if 'teacher' in config.loss:
+      config.loss.teacher = ''
+    own = path.with_name(TOKENIZER)
+    if 'tokenizer' in config.dataset and own.is_file():
+      config.dataset.tokenizer = str(own)
+  except (ValueError, TypeError, AttributeError) as error:
     raise InvalidDataError(f'{path} is damaged ({error})') from error
-
-
-def load_own_config(
-  workdir: str | os.PathLike[str], key: str = '--workdir'
-) -> ml_collections.ConfigDict:
-  """The configuration of a run that needs nothing but its own directory.
-
-  What a finished run started from may be gone, or on another machine: its
-  teacher, its warm start, the directory of its tokenizer. See `load_config`.
-  """
-  config = load_config(workdir, key)
-  config.warm_start.workdir = ''
-  if 'teacher' in config.loss:
-    config.loss.teacher = ''
-  own = pathlib.Path(workdir) / TOKENIZER
-  if 'tokenizer' in config.dataset and own.is_file():
-    config.dataset.tokenizer = str(own)
   return config
+
+
+def load_info(workdir: str | os.PathLike[str]) -> DatasetInfo:
+  """Returns the shapes and classes of the training data of a run.
+
+  Raises:
+    InvalidDataError: the file is missing or damaged.
+  """
+  path = pathlib.Path(workdir) / DATASET_INFO
+  try:
+    return DatasetInfo(**_with_tuples(strict_json.read_object(path)))
+  except (OSError, TypeError) as error:
+    raise InvalidDataError(f'{path} is damaged ({error})') from error
 
 
 def _with_tuples(value: Any) -> Any:
@@ -78,75 +89,47 @@ def _with_tuples(value: Any) -> Any:
 
 def load_task(
   workdir: str | os.PathLike[str],
-  config: ml_collections.ConfigDict,
+  config: Any,
   step: int | str | None = None,
 ) -> Task:
-  """The run's task as it was at a checkpoint; see `load_params` for `step`.
-
-  What the data set is (input shape, classes) the run has written down; only
-  for a run that has not is it read from the data itself.
-  """
-  info = load_info(workdir)
-  if info is None:
-    info = builder.build_source(config.dataset, config.train_split).info
-  stage = config.stages[checkpoint_extra(workdir, step)['stage']]
-  return build_task(config, info, dict(stage.get('model', {})))
+  """Returns the task of a checkpoint without its variables; see `restore`."""
+  return _open(workdir, config, step)[1]
 
 
-def load_info(workdir: str | os.PathLike[str]) -> DatasetInfo | None:
-  """What the training data of a run was; None if the run did not write it.
-
-  Raises:
-    InvalidDataError: the file is damaged.
-  """
-  path = pathlib.Path(workdir) / DATASET_INFO
-  if not path.is_file():
-    return None
-  try:
-    return DatasetInfo(**_with_tuples(strict_json.loads(path.read_text())))
-  except (ValueError, TypeError) as error:
-    raise InvalidDataError(
-      f'{path} is damaged ({error}); remove it, and the data set itself is '
-      'read instead'
-    ) from error
-
-
-def checkpoint_steps(workdir: str | os.PathLike[str]) -> list[int]:
-  """The steps that have a complete checkpoint, in order."""
-  return steps_in(pathlib.Path(workdir) / CHECKPOINTS)
-
-
-def load_params(
+def restore(
   workdir: str | os.PathLike[str],
-  task: Task,
-  mesh: jax.sharding.Mesh,
+  config: Any,
   step: int | str | None = None,
-) -> RestoredParams:
-  """Parameters of a checkpoint (their average if the run kept one).
+  mesh: jax.sharding.Mesh | None = None,
+) -> Trained:
+  """Restores a checkpoint: the average of the parameters if the run kept one.
 
   Args:
     workdir: directory of the run.
-    task: the run's task.
-    mesh: devices to put the parameters on.
+    config: of the run; see `load_config`.
     step: a step, 'best', or None for the newest good one.
+    mesh: devices to split the parameters over; None for the first device.
 
   Raises:
-    CheckpointError: if there is no such good checkpoint.
+    CheckpointError: there is no such good checkpoint.
   """
+  saved, task = _open(workdir, config, step)
+  return Trained(task, _variables(saved, task, mesh), saved.step)
+
+
+def _open(workdir: Any, config: Any, step: Any) -> tuple[Saved, Task]:
+  saved = checkpoint_io.find(workdir, step)
+  changes = config.stages[saved.extra['stage']].get('model', {})
+  return saved, build_task(config, load_info(workdir), changes)
+
+
+def _variables(saved: Saved, task: Task, mesh: Any) -> dict[str, Any]:
   boxed, _ = jax.eval_shape(task.init, jax.random.key(0))
-  abstract = sharding.abstract(boxed, mesh)
-  return restore_params(workdir, step, abstract_params=abstract)
-
-
-def load_params_on_one_device(
-  workdir: str | os.PathLike[str], task: Task, step: int | str | None = None
-) -> RestoredParams:
-  """Parameters for one device, the first, and no mesh; see `load_params`."""
-  mesh = sharding.make_mesh({'data': 1})
-  with jax.set_mesh(mesh):
-    loaded = load_params(workdir, task, mesh, step)
-  variables = jax.device_put(loaded.variables, jax.devices()[0])
-  return loaded._replace(**variables)
+  params = saved.params(sharding.abstract(boxed, mesh))
+  model_state = saved.read('model_state/')
+  if mesh is None:
+    model_state = jax.device_put(model_state, jax.devices()[0])
+  return {'params': params, 'model_state': model_state}
 
 
 def serve(
@@ -175,15 +158,11 @@ def serve(
     CheckpointError: there is no such good checkpoint.
   """
   directory = os.fspath(workdir)
-  config = load_own_config(directory, 'workdir')
-  task = load_task(directory, config, step)
-  loaded = load_params_on_one_device(directory, task, step)
-  run = ServedRun(
-    directory,
-    loaded.step,
-    None if lengths is None else tuple(lengths),
-    on_drift,
-  )
+  saved, task = _open(directory, load_config(directory, 'workdir'), step)
+  wanted = None if lengths is None else tuple(lengths)
+  run = ServedRun(directory, saved.step, wanted, on_drift)
+  task.check_options(options or {}, run)
+  variables = _variables(saved, task, None)
   policy: Any
-  chain, policy = task.serve(loaded.variables, options or {}, run)
+  chain, policy = task.serve(variables, options or {}, run)
   return Loaded(chain, policy, policy.lengths)

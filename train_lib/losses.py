@@ -52,14 +52,13 @@ def average(
   return Average.from_values(values.astype(jnp.float32).ravel(), mask.ravel())
 
 
-def spread(
+def row_statistics(
   name: str, values: Shaped[Array, ' B'], mask: Float[Array, ' B']
 ) -> dict[str, Any]:
   """Returns mean, variance, minimum and maximum of a value per row."""
+  kinds = dict(mean=Average, variance=Variance, min=Minimum, max=Maximum)
   values = values.astype(jnp.float32)
   return {
-    f'{name}_mean': Average.from_values(values, mask),
-    f'{name}_variance': Variance.from_values(values, mask),
-    f'{name}_min': Minimum.from_values(values, mask),
-    f'{name}_max': Maximum.from_values(values, mask),
+    f'{name}_{key}': kind.from_values(values, mask)
+    for key, kind in kinds.items()
   }

@@ -1,8 +1,4 @@
-"""Optimizers from the configuration, as one optax chain.
-
-The chain clips the global gradient norm, preconditions, decays the weights of
-matrices only, and scales by the learning rate of the step.
-"""
+"""Optimizers from the configuration, as one optax chain."""
 
 import re
 from collections.abc import Sequence
@@ -27,10 +23,7 @@ ADAFACTOR_DECAY = 0.8
 def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
   """Returns a linear warm-up to `lr`, then `config.schedule` to `end_lr`.
 
-  Args:
-    config: `lr`, `schedule`, `warmup_steps` (a share of all steps if below
-      1) and `end_lr`.
-    total_steps: steps of the whole run, over all stages.
+  `warmup_steps` is a share of `total_steps`, those of all stages, if below 1.
   """
   peak, end = config['lr'], config['end_lr']
   warmup = config['warmup_steps']
@@ -58,7 +51,7 @@ def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
 def build_optimizer(
   config: Config, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
-  """Returns the chain described at the top; `config.name` picks the method.
+  """Returns a chain that clips, preconditions, decays weights, and scales.
 
   Weight decay is decoupled for every method, so `adam` with weight decay is
   `adamw`. LAMB's trust ratio applies where weight decay does (You et al.,
@@ -95,9 +88,8 @@ def path_name(path: Any) -> str:
   # Boxed parameters add one level, the attribute that holds the array; the
   # values of an attention are a dictionary's entry and keep their name.
   box = jax.tree_util.GetAttrKey('value')
-  return jax.tree_util.keystr(
-    tuple(key for key in path if key != box), simple=True, separator='/'
-  )
+  names = tuple(key for key in path if key != box)
+  return jax.tree_util.keystr(names, simple=True, separator='/')
 
 
 def decay_mask(params: Any) -> Any:

@@ -45,31 +45,22 @@ class PreemptionGuard:
     signals = (signal.SIGINT,) if self._distributed else SIGNALS
     # Python lets only the main thread set handlers.
     if threading.current_thread() is threading.main_thread():
-      self._previous = {
-        number: signal.signal(number, self._handle) for number in signals
-      }
+      self._previous = {s: signal.signal(s, self._handle) for s in signals}
     return self
 
   def __exit__(self, *exception: object) -> None:
-    self._restore()
+    for number, handler in self._previous.items():
+      signal.signal(number, handler)
+    self._previous = {}
 
   def should_stop(self, step: int) -> bool:
-    """Returns whether to save `step` and stop; call it in every step.
-
-    All processes of a run get the same answer.
-    """
+    """Returns whether to save `step` and stop; equal in all processes."""
     if self._distributed:
       return multihost_utils.reached_preemption_sync_point(step)
     return self._requested
 
   def _handle(self, number: int, frame: FrameType | None) -> None:
-    del frame
     self._requested = True
-    self._restore()  # a second signal has its default effect
+    self.__exit__()  # a second signal has its default effect
     if self._distributed:
       os.kill(os.getpid(), signal.SIGTERM)
-
-  def _restore(self) -> None:
-    for number, handler in self._previous.items():
-      signal.signal(number, handler)
-    self._previous = {}

@@ -15,23 +15,27 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Collection, Mapping
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import filelock
 
+from dataset_lib import atomic_file
 from dataset_lib.errors import InvalidDataError
 from train_lib import strict_json
 
 CHECKPOINTS = 'checkpoints'
+CONFIG = 'config.json'
 DATASET_INFO = 'dataset_info.json'
+METRICS = 'metrics.jsonl'
 TOKENIZER = 'tokenizer.json'  # of a run on texts
 # Fields that may differ when a run is resumed: they change where, how fast
 # and how often, but not what is computed.
-HARMLESS = (
-  'log_every', 'tensorboard', 'num_micro', 'max_nonfinite_steps',
-  r'(loader|checkpoint|evals|mesh|profile)\..*',
-)  # fmt: skip
+HARMLESS = re.compile(
+  r'log_every|tensorboard|num_micro|max_nonfinite_steps|'
+  r'(loader|checkpoint|evals|mesh|profile)\..*'
+)
 # A lock of another host counts as held while its run wrote something within
 # this time: some file systems do not lock across hosts.
 FOREIGN_LOCK_SECONDS = 120.0
@@ -47,10 +51,6 @@ class ConfigChangedError(ValueError):
 
 class RunDirectory:
   """A context in which a run owns its directory.
-
-  Attributes:
-    workdir: the directory, absolute.
-    metrics: writer of `metrics.jsonl`.
 
   Args:
     workdir: the directory of all files of the run; it is created.
@@ -71,11 +71,10 @@ class RunDirectory:
     primary: bool = True,
   ):
     self.workdir = pathlib.Path(workdir).absolute()
-    self.metrics = strict_json.Metrics(self.path('metrics.jsonl'), primary)
     self._config, self._primary = config, primary
     # The kernel releases the lock of a killed process; the JSON content only
     # names the holder.
-    self._lock = filelock.FileLock(self.path('run.lock'), timeout=0)
+    self._lock = filelock.FileLock(self.workdir / 'run.lock', timeout=0)
 
   def __enter__(self) -> 'RunDirectory':
     self.workdir.mkdir(parents=True, exist_ok=True)
@@ -83,7 +82,7 @@ class RunDirectory:
       self._acquire()
       try:
         self._write_config()
-        strict_json.write(self.path('versions.json'), versions())
+        self.write('versions.json', versions())
       except BaseException:
         self._lock.release()
         raise
@@ -92,30 +91,45 @@ class RunDirectory:
   def __exit__(self, *exception: object) -> None:
     if self._primary:
       with contextlib.suppress(OSError):
-        self.path('run.lock').write_text('')
+        pathlib.Path(self._lock.lock_file).write_text('')
       self._lock.release()
-
-  def path(self, name: str) -> pathlib.Path:
-    """Returns the path of a file or folder of the run.
-
-    Raises:
-      ValueError: if the name leads out of the directory.
-    """
-    path = self.workdir / name
-    if not path.resolve().is_relative_to(self.workdir.resolve()):
-      raise ValueError(
-        f'{name!r} leads out of the run directory {self.workdir}; give a '
-        'relative name without ..'
-      )
-    return path
 
   def write(self, name: str, value: Mapping[str, Any]) -> None:
     """Writes a JSON file of the run atomically."""
     if self._primary:
-      strict_json.write(self.path(name), value)
+      strict_json.write(self.workdir / name, value)
+
+  def log(self, step: int, values: Mapping[str, Any]) -> None:
+    """Appends a line of metrics; it is in the file when this returns."""
+    if self._primary:
+      line = strict_json.dumps({'step': step, **values}) + '\n'
+      # One write call: a kill tears this line at most.
+      with (self.workdir / METRICS).open('ab', buffering=0) as file:
+        file.write(line.encode())
+
+  def truncate_log(self, step: int) -> None:
+    """Removes the lines of later steps, which will be written again.
+
+    A torn last line, left by a kill, is removed; any other line that is not
+    JSON is removed with a warning.
+    """
+    path = self.workdir / METRICS
+    if not self._primary or not path.exists():
+      return
+    # Without its newline the last line may be a torn, shorter number.
+    *lines, _ = path.read_bytes().split(b'\n')
+    kept = []
+    for number, line in enumerate(lines, 1):
+      try:
+        if strict_json.loads(line.decode())['step'] <= step:
+          kept.append(line.decode() + '\n')
+      except (ValueError, TypeError, LookupError):
+        lost = f'{path}: line {number} is damaged and was dropped'
+        warnings.warn(lost, stacklevel=2)
+    atomic_file.write_text(path, ''.join(kept))
 
   def _acquire(self) -> None:
-    path, host = self.path('run.lock'), socket.gethostname()
+    path, host = pathlib.Path(self._lock.lock_file), socket.gethostname()
     try:
       self._lock.acquire()
     except filelock.Timeout:
@@ -123,11 +137,8 @@ class RunDirectory:
     except OSError as error:
       raise InvalidDataError(f'{path} cannot be locked ({error})') from error
     holder = _holder(path)
-    written = [
-      file.stat().st_mtime for file in (path, self.metrics.path)
-      if file.exists()
-    ]  # fmt: skip
-    age = time.time() - max(written)
+    files = [path, self.workdir / METRICS]
+    age = time.time() - max(f.stat().st_mtime for f in files if f.exists())
     if holder.get('host', host) != host and age < FOREIGN_LOCK_SECONDS:
       self._lock.release()
       raise RunLockedError(
@@ -136,15 +147,14 @@ class RunDirectory:
         f'delete {path}.'
       )
     started = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
-    fields = {'pid': os.getpid(), 'host': host, 'started': started}
-    path.write_text(strict_json.dumps(fields))
+    holder = {'pid': os.getpid(), 'host': host, 'started': started}
+    path.write_text(strict_json.dumps(holder))
 
   def _in_use(self, holder: Mapping[str, Any]) -> str:
     name = 'a process that is just starting'
     if holder:
-      name = (
-        f'process {holder.get("pid")} on host {holder.get("host")}, started '
-        f'{holder.get("started")}'
+      name = 'process {} on host {}, started {}'.format(
+        *map(holder.get, ('pid', 'host', 'started'))
       )
     return (
       f'{self.workdir} is in use by {name}. Two runs in one directory '
@@ -152,10 +162,11 @@ class RunDirectory:
     )
 
   def _write_config(self) -> None:
-    path = self.path('config.json')
-    config = strict_json.loads(strict_json.dumps(self._config))
-    if has_checkpoints(self.workdir) and path.exists():
-      changed = changes(strict_json.read_object(path), config)
+    path = self.workdir / CONFIG
+    if path.is_dir():
+      raise InvalidDataError(f'{path} is damaged (it is a directory)')
+    if steps_in(self.workdir / CHECKPOINTS) and path.exists():
+      changed = changes(strict_json.read_object(path), self._config)
       if changed:
         raise ConfigChangedError(
           f'{self.workdir} has checkpoints of a run with another '
@@ -163,24 +174,24 @@ class RunDirectory:
           f'values, use another workdir, or edit {path} to resume with the '
           'new ones deliberately.'
         )
-    if path.is_dir():
-      raise InvalidDataError(f'{path} is damaged (it is a directory)')
-    strict_json.write(path, config)
+    self.write(CONFIG, self._config)
 
 
-def has_checkpoints(workdir: str | os.PathLike[str]) -> bool:
-  """Returns whether a run in this directory has saved a step."""
-  directory = pathlib.Path(workdir) / CHECKPOINTS
-  return directory.is_dir() and any(
-    path.name.isdecimal() for path in directory.iterdir()
-  )
+def _holder(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the fields of a lock file, empty if it holds no such text."""
+  try:
+    return strict_json.read_object(path)
+  except (OSError, InvalidDataError):
+    return {}
 
 
-def changes(
-  saved: Mapping[str, Any],
-  given: Mapping[str, Any],
-  harmless: Collection[str] = HARMLESS,
-) -> list[str]:
+def steps_in(checkpoints: pathlib.Path) -> list[int]:
+  """Returns the steps that have a complete checkpoint, ascending."""
+  names = (path.name for path in checkpoints.glob('*'))
+  return sorted(int(name) for name in names if name.isdecimal())
+
+
+def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
   """Lists the differences of two configurations, except harmless fields.
 
   Returns:
@@ -191,8 +202,7 @@ def changes(
   return [
     f'{key}: saved {before.get(key, absent)}, given {after.get(key, absent)}'
     for key in sorted(before.keys() | after.keys())
-    if before.get(key, absent) != after.get(key, absent)
-    and not any(re.fullmatch(pattern, key) for pattern in harmless)
+    if before.get(key) != after.get(key) and not HARMLESS.fullmatch(key)
   ]
 
 
@@ -230,21 +240,10 @@ def versions() -> dict[str, Any]:
 def _git(*arguments: str) -> str | None:
   """Runs git in this checkout; None if that fails."""
   root = str(pathlib.Path(__file__).resolve().parents[1])
+  command = ('git', '-C', root, *arguments)
   try:
     return subprocess.run(
-      ('git', '-C', root, *arguments),
-      capture_output=True,
-      check=True,
-      text=True,
-      timeout=10,
+      command, capture_output=True, check=True, text=True, timeout=10
     ).stdout.strip()
   except (OSError, subprocess.SubprocessError):
     return None
-
-
-def _holder(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the fields of a lock file, empty if it holds no such text."""
-  try:
-    return strict_json.read_object(path)
-  except (OSError, InvalidDataError):
-    return {}

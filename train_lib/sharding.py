@@ -6,13 +6,20 @@ of their arrays logically; `RULES` maps those names to the mesh. The same code
 runs on one CPU, on fake devices and on a pod.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+  SingleDeviceSharding,
+)
 
 from dataset_lib.errors import ConfigError
 
@@ -45,9 +52,9 @@ def make_mesh(sizes: Any) -> Mesh:
   shape = [int(sizes.get(axis, 1)) for axis in AXES]
   count = jax.device_count()
   if shape.count(-1) == 1:
-    rest = -int(np.prod(shape))
+    rest = -math.prod(shape)
     shape[shape.index(-1)] = count // rest if count % rest == 0 else 0
-  size = int(np.prod(shape))
+  size = math.prod(shape)
   fits = size == count or (size < count and jax.process_count() == 1)
   if min(shape) < 1 or not fits:
     raise ConfigError(
@@ -58,61 +65,65 @@ def make_mesh(sizes: Any) -> Mesh:
     )
   # Linen's logical partitioning needs Auto axes; make_mesh defaults to
   # Explicit ones.
-  return jax.make_mesh(
-    shape,
-    AXES,
-    axis_types=(AxisType.Auto,) * len(AXES),
-    devices=jax.devices()[:size],
-  )
+  types = (AxisType.Auto,) * len(AXES)
+  devices = jax.devices()[:size]
+  return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
 
 
 def _is_boxed(leaf: Any) -> bool:
   return isinstance(leaf, nn.meta.AxisMetadata)
 
 
+def _unbox(leaf: Any) -> Any:
+  return leaf.value if _is_boxed(leaf) else leaf
+
+
 def unbox(tree: Any) -> Any:
   """Removes the logical names from a tree of boxed arrays."""
-  return jax.tree.map(
-    lambda leaf: leaf.value if _is_boxed(leaf) else leaf,
-    tree,
-    is_leaf=_is_boxed,
-  )
+  return jax.tree.map(_unbox, tree, is_leaf=_is_boxed)
 
 
-def tree_sharding(boxed: Any, mesh: Mesh) -> Any:
-  """Returns shardings for a tree of boxed arrays, in unboxed structure.
+def abstract(boxed: Any, mesh: Mesh | None) -> Any:
+  """Returns shapes, dtypes and shardings of a tree of boxed arrays, unboxed.
 
   A dimension that the mesh does not divide is not split: a head of 10 classes
-  on 4 devices, for instance.
+  on 4 devices, for instance. Without a mesh all are on the first device.
 
   Raises:
     ValueError: if an array names a logical axis that no rule maps.
   """
 
-  def leaf_sharding(leaf: Any) -> NamedSharding:
-    if not _is_boxed(leaf):
-      return replicated(mesh)
-    unknown = {*leaf.names} - {None, *(name for name, _ in RULES)}
-    if unknown:
-      raise ValueError(
-        f'{sorted(unknown)}: expected logical axes of sharding.RULES; others '
-        'would silently be replicated'
-      )
-    spec = nn.logical_to_mesh_axes(leaf.names, RULES)
-    return NamedSharding(mesh, _divisible(spec, leaf.value.shape, mesh))
+  def place(leaf: Any) -> jax.ShapeDtypeStruct:
+    value = _unbox(leaf)
+    where = (
+      SingleDeviceSharding(jax.devices()[0])
+      if mesh is None
+      else NamedSharding(mesh, _split(leaf, mesh))
+    )
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=where)
 
-  return jax.tree.map(leaf_sharding, boxed, is_leaf=_is_boxed)
+  return jax.tree.map(place, boxed, is_leaf=_is_boxed)
 
 
-def abstract(boxed: Any, mesh: Mesh) -> Any:
-  """Returns shapes, dtypes and shardings of a tree of boxed arrays."""
-  return jax.tree.map(
-    lambda leaf, where: jax.ShapeDtypeStruct(
-      leaf.shape, leaf.dtype, sharding=where
-    ),
-    unbox(boxed),
-    tree_sharding(boxed, mesh),
-  )
+def _split(leaf: Any, mesh: Mesh) -> PartitionSpec:
+  names = leaf.names if _is_boxed(leaf) else ()
+  unknown = {*names} - {None, *(name for name, _ in RULES)}
+  if unknown:
+    raise ValueError(
+      f'{sorted(unknown)}: expected logical axes of sharding.RULES; others '
+      'would silently be replicated'
+    )
+  shape, spec = _unbox(leaf).shape, nn.logical_to_mesh_axes(names, RULES)
+  # Factored optimizer statistics keep the names of a parameter but not its
+  # rank: such an array is replicated.
+  if spec is None or len(spec) > len(shape):
+    return PartitionSpec()
+  axes = []
+  for size, axis in zip(shape, spec, strict=False):
+    parts = (axis,) if isinstance(axis, str) else (axis or ())
+    divides = size % math.prod(mesh.shape[part] for part in parts) == 0
+    axes.append(axis if divides else None)
+  return PartitionSpec(*axes)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -121,10 +132,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
-  """Assembles this process's rows into the global batch on the devices.
-
-  Rows are split over `data` and `fsdp`.
-  """
+  """Splits this process's rows over `data` and `fsdp`, as a global batch."""
   rows = NamedSharding(mesh, BATCH)
   return {
     name: jax.make_array_from_process_local_data(rows, value)
@@ -143,18 +151,3 @@ def check_batch_size(config: Any, mesh: Mesh) -> None:
       f'a multiple of {unit}: {devices} devices along data x fsdp times '
       f'num_micro={config.num_micro}',
     )
-
-
-def _divisible(
-  spec: PartitionSpec | None, shape: tuple[int, ...], mesh: Mesh
-) -> PartitionSpec:
-  # Factored optimizer statistics keep the names of a parameter but not its
-  # rank: such an array is replicated.
-  if spec is None or len(spec) > len(shape):
-    return PartitionSpec()
-  axes = []
-  for size, axis in zip(shape, spec, strict=False):
-    names = (axis,) if isinstance(axis, str) else (axis or ())
-    parts = int(np.prod([mesh.shape[name] for name in names]))
-    axes.append(axis if size % parts == 0 else None)
-  return PartitionSpec(*axes)

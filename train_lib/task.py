@@ -148,6 +148,15 @@ class Task(abc.ABC):
     Raises:
       ConfigError: the task is not served, or an option is illegal.
     """
+    return self.check_options(options, run)
+
+  def check_options(
+    self, options: Mapping[str, Any], run: ServedRun = NO_RUN
+  ) -> Any:
+    """Returns what `serve` takes from its options; raises `ConfigError`.
+
+    It is called before the parameters are read.
+    """
     raise ConfigError(
       'task',
       f'{type(self).__module__}:{type(self).__name__}',
@@ -197,8 +206,7 @@ def complete_model(
   name = given.pop('name', '')
   module = fields.locate(name, 'model.name')
   if not (isinstance(module, type) and issubclass(module, kind)):
-    legal = f'{kind.__module__}:{kind.__name__}'
-    expected = f"'{legal}' or a subclass"
+    expected = f"'{kind.__module__}:{kind.__name__}' or a subclass"
     if kind is nn.Module:
       expected = "'module:Class' of a Linen module"
     raise ConfigError('model.name', name, expected)
@@ -219,11 +227,7 @@ def construct(config: Config, num_classes: int) -> Any:
 
 @contextlib.contextmanager
 def model_errors(model: Config) -> Iterator[None]:
-  """Turns the errors of a module into those of `config.model`.
-
-  Raises:
-    ConfigError: with the field that the module rejects, or with all of them.
-  """
+  """Turns the errors of a module into `ConfigError` of `config.model`."""
   try:
     with fields.errors_under('model'):
       yield

@@ -1,8 +1,7 @@
 """Classification and regression of sentences and pairs of sentences.
 
-The model is called as `model(tokens, token_types, length, row_keys)` and may
-return logits of several heads, `out['exits']` `[E, B, O]`. A data set with one
-class is a regression: squared error instead of cross-entropy.
+The model is called as `model(tokens, token_types, length, row_keys=...)` and
+may return logits of several heads, `out['exits']` `[E, B, O]`.
 """
 
 import dataclasses
@@ -23,33 +22,41 @@ from model_lib import convert, sizes
 from serve_lib.chain import NO_RUN
 from serve_lib.items import MAX_CHARACTERS, TextReader
 from train_lib import strict_json
-from train_lib.classification import Classification, one_stage
-from train_lib.run_directory import TOKENIZER
+from train_lib.classification import Classification
+from train_lib.run_directory import CONFIG, TOKENIZER
 from train_lib.task import Batch, model_errors
 
 _INIT_LENGTH = 8
 
 
-class TextClassification(Classification):
-  """Cross-entropy or squared error of the last head.
-
-  A data set with one class is a regression: squared error instead of
-  cross-entropy. `model.from_checkpoint` is the directory of a run or of a
-  Hugging Face model: the fields that it determines are those of its model
-  unless they are given.
+@dataclasses.dataclass(frozen=True)
+class TextOptions:
+  """Options of serving a model of texts without exits.
 
   Attributes:
-    SIZES: variants and defaults of the fields that a checkpoint determines.
+    max_characters: of one text; a longer one is an error and not truncated.
   """
 
+  max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = MAX_CHARACTERS
+
+
+class TextClassification(Classification):
+  """Cross-entropy of the last head; squared error if there is one class.
+
+  `model.from_checkpoint` is the directory of a run or of a Hugging Face model:
+  the fields that it determines are those of its model unless they are given.
+  """
+
+  # Options of serving.
+  OPTIONS: ClassVar[Any] = TextOptions
+  # Variants, and defaults of the fields that a checkpoint determines.
   SIZES: ClassVar[sizes.Sizes] = sizes.BERT
 
   @classmethod
   def complete(cls, config: dict[str, Any]) -> None:
     """Also asks the checkpoint or variant; see `Classification.complete`."""
-    model = dict(config['model'])
+    model, known = dict(config['model']), {}
     directory = model.pop('from_checkpoint', '')
-    known: dict[str, Any] = {}
     if model.get('variant'):
       with model_errors(model):
         known = cls.SIZES.fields(model['variant'])
@@ -59,24 +66,14 @@ class TextClassification(Classification):
     super().complete(config)
 
   def build_model(self) -> Any:
-    """Returns the module, large enough for the data set.
-
-    Raises:
-      ConfigError: the tokenizer or the longest row does not fit the model.
-    """
-    model = super().build_model()
+    """Returns the module; raises `ConfigError` if a row does not fit it."""
+    model, longest = super().build_model(), self.info.input_shape[0]
     if self.info.vocab_size > model.vocab_size:
-      raise ConfigError(
-        'model.vocab_size',
-        model.vocab_size,
-        f'at least the {self.info.vocab_size} ids of the tokenizer',
-      )
-    if self.info.input_shape[0] > model.max_positions:
-      raise ConfigError(
-        'dataset.max_length',
-        self.info.input_shape[0],
-        f'at most the {model.max_positions} positions of the model',
-      )
+      expected = f'at least the {self.info.vocab_size} ids of the tokenizer'
+      raise ConfigError('model.vocab_size', model.vocab_size, expected)
+    if longest > model.max_positions:
+      expected = f'at most the {model.max_positions} positions of the model'
+      raise ConfigError('dataset.max_length', longest, expected)
     return model
 
   def save_assets(self, directory: pathlib.Path) -> None:
@@ -90,26 +87,15 @@ class TextClassification(Classification):
     """True if the label is a number instead of a class."""
     return self.info.num_classes == 1
 
-  def init(self, rng):
-    """Initializes with one short row; see `Task.init`."""
+  def example(self) -> dict[str, Array]:
+    """Returns one short row."""
     row = jnp.zeros((1, _INIT_LENGTH), jnp.int32)
     length = jnp.full((1,), _INIT_LENGTH, jnp.int32)
-    variables = self.model.init(rng, row, row, length)
-    model_state = {k: v for k, v in variables.items() if k != 'params'}
-    return variables['params'], model_state
+    return {'tokens': row, 'token_types': row, 'length': length}
 
-  def apply(
-    self, params, model_state, batch, row_keys=None, **options
-  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Runs the model; `options` are its further keywords, such as knobs."""
-    return self.model.apply(
-      {'params': params, **model_state},
-      batch['tokens'],
-      batch['token_types'],
-      batch['length'],
-      row_keys,
-      **options,
-    )
+  def arguments(self, batch: Batch) -> tuple[Array, ...]:
+    """Returns the positional arguments of the model."""
+    return batch['tokens'], batch['token_types'], batch['length']
 
   def cross_entropy(
     self, logits: Float[Array, 'B O'], batch: Batch
@@ -135,11 +121,15 @@ class TextClassification(Classification):
     return result
 
   def serve(self, variables, options, run=NO_RUN):
-    """Serves the model as one stage; the option is 'max_characters'."""
-    given = fields.check(TextOptions, options, 'serve')
-    lengths = self.served_lengths(run.lengths)
-    reader = self.text_reader(lengths[-1], given['max_characters'])
-    return one_stage(self, variables, reader, lengths)
+    """Serves the model as one stage; see `TextOptions`."""
+    given, lengths = self.check_options(options, run)
+    reader = self.text_reader(lengths[-1], given.max_characters)
+    return self.one_stage(variables, reader, lengths)
+
+  def check_options(self, options, run=NO_RUN):
+    """Returns (options, length buckets); see `Task.check_options`."""
+    given = fields.check(self.OPTIONS, options, 'serve')
+    return self.OPTIONS(**given), self.served_lengths(run.lengths)
 
   def served_lengths(self, lengths: Sequence[int] | None) -> tuple[int, ...]:
     """Returns the length buckets of a service, in tokens, ascending.
@@ -168,12 +158,7 @@ class TextClassification(Classification):
     return buckets
 
   def text_reader(self, max_length: int, max_characters: int) -> TextReader:
-    """Returns the reader of texts; of token ids if there is no tokenizer.
-
-    Args:
-      max_length: in tokens; longer texts are cut off.
-      max_characters: longest legal text.
-    """
+    """Returns the reader of texts; of token ids if there is no tokenizer."""
     dataset = self.config['dataset']
     path = dataset.get('tokenizer', '')
     return TextReader(
@@ -201,10 +186,9 @@ def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
     if convert.is_checkpoint(directory):
       found = convert.read_sizes(directory)
     else:
-      found = strict_json.loads(
-        (pathlib.Path(directory) / 'config.json').read_text()
-      )['model']
-      found = {name: found[name] for name in names if name in found}
+      path = pathlib.Path(directory) / CONFIG
+      model = strict_json.read_object(path)['model']
+      found = {name: model[name] for name in names if name in model}
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise ConfigError(field, directory, f'{expected} ({error})') from error
   if set(found) != set(names):
@@ -212,14 +196,3 @@ def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
     given = f'{directory} with {", ".join(found)}'
     raise ConfigError(field, given, expected)
   return found
-
-
-@dataclasses.dataclass(frozen=True)
-class TextOptions:
-  """Options of serving a model of texts without exits.
-
-  Attributes:
-    max_characters: of one text; a longer one is an error and not truncated.
-  """
-
-  max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = MAX_CHARACTERS

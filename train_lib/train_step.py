@@ -83,6 +83,8 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
   """Builds `train_step(state, frozen, batch, knobs) -> (state, metrics)`.
 
+  It is pure, and to be jitted with the state donated.
+
   Args:
     task: the model and its loss.
     optimizer: an optax chain that includes the learning rate.
@@ -90,9 +92,6 @@ def make_train_step(
     num_micro: micro-batches per step; it must divide the rows of a batch.
     ema_decay: decay of the parameter average, 0 for none.
     trainable: regular expression of the parameters that change.
-
-  Returns:
-    A pure function to be jitted with the state donated.
   """
 
   def train_step(state, frozen, batch, knobs):
@@ -117,10 +116,10 @@ def make_train_step(
       lambda new, old: jnp.where(finite, new, old), changed, skipped
     ).replace(step=state.step + 1)
     metrics |= {
-      'loss': scalar(loss),
-      'grad_norm': scalar(grad_norm),
-      'learning_rate': scalar(jnp.asarray(schedule(state.step - 1))),
-      'nonfinite': scalar(state.nonfinite),
+      'loss': _scalar(loss),
+      'grad_norm': _scalar(grad_norm),
+      'learning_rate': _scalar(jnp.asarray(schedule(state.step - 1))),
+      'nonfinite': _scalar(state.nonfinite),
     }
     return state, metrics
 
@@ -130,7 +129,7 @@ def make_train_step(
 def _accumulate(task: Task, num_micro: int, state, frozen, batch, knobs):
   """Returns (loss, gradients, metrics, model_state) of a whole batch."""
   norm = task.normalizers(batch)
-  keys = row_keys(state.rng, state.step, batch)
+  keys = _row_keys(state.rng, state.step, batch)
   micro = split_rows((dict(batch), keys), num_micro)
 
   def body(carry, rows):
@@ -151,8 +150,7 @@ def _accumulate(task: Task, num_micro: int, state, frozen, batch, knobs):
   return loss, grads, metrics, model_state
 
 
-def row_keys(rng: Leaf, step: Leaf, batch: Any) -> Key[Array, ' B']:
-  """Returns one key per row of the batch of a step."""
+def _row_keys(rng: Leaf, step: Leaf, batch: Any) -> Key[Array, ' B']:
   key = jax.random.fold_in(jax.random.wrap_key_data(rng), step)
   return jax.random.split(key, batch['mask'].shape[0])
 
@@ -171,11 +169,9 @@ def split_rows(tree: Any, num_micro: int) -> Any:
   return jax.tree.map(split, tree)
 
 
-def scalar(value: Float[Array, ''] | Int[Array, '']) -> Average:
-  """Returns a metric of one value per step."""
-  return Average(
-    total=jnp.asarray(value, jnp.float32), count=jnp.ones((), jnp.float32)
-  )
+def _scalar(value: Float[Array, ''] | Int[Array, '']) -> Average:
+  one = jnp.ones((), jnp.float32)
+  return Average(total=jnp.asarray(value, jnp.float32), count=one)
 
 
 def _zero_unless(mask: Any, tree: Any) -> Any:
@@ -208,16 +204,10 @@ class TrainSteps:
     self._compiled: dict[Any, Any] = {}
 
   def get(self, stage: Stage, batch: Any) -> tuple[Any, float]:
-    """Returns the step of a stage for batches of this shape.
+    """Returns the compiled step of a stage, and seconds of compiling it now.
 
     Stages with equal static parts and batches of equal shapes share a step.
-
-    Args:
-      stage: of the run.
-      batch: arrays, or their shapes, dtypes and shardings.
-
-    Returns:
-      (the compiled step, seconds that it was compiled now).
+    `batch` may be shapes, dtypes and shardings.
     """
     begin = time.monotonic()
     shapes = sorted((k, x.shape, str(x.dtype)) for k, x in batch.items())
@@ -260,33 +250,22 @@ def first_culprit(
 ) -> str:
   """Names the first input, parameter or gradient that is not finite.
 
-  Recomputes the gradients after a failure. Later steps may have changed the
-  parameters; then the cause may not be found. `step` is the number of
-  finished steps, including the failed one.
+  Recomputes the gradients of step number `step`, counted from 1. Later steps
+  may have changed the parameters; then the cause may not be found.
   """
-  for kind, tree in (('input', batch), ('parameter', state.params)):
-    name = first_nonfinite(tree)
-    if name:
-      return f'{kind} {name!r}'
 
   @jax.jit
-  def gradient(params):
-    keys = row_keys(state.rng, step - 1, batch)
-    norm = task.normalizers(batch)
-    return jax.grad(
-      lambda params: task.loss(
-        params, state.model_state, frozen, batch, norm, keys, knobs
-      )[0]
-    )(params)
+  def gradients(state):
+    return _accumulate(task, 1, state, frozen, batch, knobs)[1]
 
-  name = first_nonfinite(gradient(state.params))
-  return f'gradient of {name!r}' if name else 'the loss, and not again now'
-
-
-def first_nonfinite(tree: Any) -> str | None:
-  """Returns the path of the first float array with NaN or infinity."""
-  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-    floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-    if floating and not bool(jnp.all(jnp.isfinite(leaf))):
-      return path_name(path)
-  return None
+  begun = state.replace(step=jnp.int32(step - 1))
+  for kind, trees in (
+    ('input', lambda: batch),
+    ('parameter', lambda: state.params),
+    ('gradient of', lambda: gradients(begun)),
+  ):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(trees()):
+      floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+      if floating and not bool(jnp.isfinite(leaf).all()):
+        return f'{kind} {path_name(path)!r}'
+  return 'the loss, and not again now'

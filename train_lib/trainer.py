@@ -1,31 +1,28 @@
-"""The training loop: steps, metrics, evaluation, checkpoints, in that order.
-
-`train` builds, locks the directory, restores, steps and finishes. A `Task`
-computes the objective, `train_step.py` makes the step, `setup.py` builds the
-parts.
-"""
+"""The training loop: steps, metrics, evaluation, checkpoints, in that order."""
 
 import collections
 import contextlib
 import dataclasses
+import pathlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import compute
-from train_lib import console
+from train_lib.build import Setup, build_setup
 from train_lib.checkpoint import Checkpointer
 from train_lib.checkpoint_io import CheckpointError
+from train_lib.console import Console, print_dry_run
 from train_lib.preemption import Preempted, PreemptionGuard
 from train_lib.run_directory import (
   CHECKPOINTS,
   DATASET_INFO,
   RunDirectory,
-  has_checkpoints,
+  steps_in,
 )
-from train_lib.setup import Setup, build_setup
 from train_lib.stages import Stage
 from train_lib.train_step import NonFiniteError, first_culprit
 from train_lib.warm_start import start_from
@@ -61,117 +58,118 @@ def train(
     # Nothing is written before everything is built.
     setup = build_setup(config, workdir)
     stack.enter_context(jax.set_mesh(setup.mesh))
-    if dry_run or not has_checkpoints(workdir):
-      fresh = start_from(setup.init(), setup.config.warm_start)
-    else:
-      fresh = None
+    checkpoints = pathlib.Path(workdir, CHECKPOINTS).absolute()
+    state = None
+    if dry_run or not steps_in(checkpoints):
+      state = start_from(setup.init(), setup.config.warm_start)
     if dry_run:
-      console.print_dry_run(setup)
+      print_dry_run(setup)
       return {}
-    is_main = jax.process_index() == 0
-    run = RunDirectory(workdir, setup.config.to_dict(), primary=is_main)
-    stack.enter_context(run)
+    primary = jax.process_index() == 0
+    run = stack.enter_context(
+      RunDirectory(workdir, setup.config.to_dict(), primary)
+    )
     run.write(DATASET_INFO, dataclasses.asdict(setup.dataset.info))
-    if is_main:
+    if primary:
       setup.task.save_assets(run.workdir)
     guard = stack.enter_context(PreemptionGuard())
-    loop = stack.enter_context(
-      contextlib.closing(_Loop(setup, run, guard, started, fresh))
+    kept = setup.config.checkpoint
+    checkpointer = stack.enter_context(
+      Checkpointer(checkpoints, kept.keep, kept.best_metric, kept.best_mode)
     )
-    return loop.run_to_end()
-
-
-class _Loop:
-  """The state of a running loop; see `train`."""
-
-  def __init__(
-    self,
-    setup: Setup,
-    run: RunDirectory,
-    guard: PreemptionGuard,
-    started: float,
-    fresh: Any,
-  ):
-    self.setup, self.config = setup, setup.config
-    self.run, self.guard, self.started = run, guard, started
-    self.fresh = fresh  # None if the run has checkpoints
-    # Steps whose metrics are unread: (step, stage, metrics, batch).
-    self.pending: collections.deque[Any] = collections.deque()
-    self.results: dict[str, float] = {}
-    self.first_step_seconds: float | None = None
-    self.seconds_before = 0.0  # of earlier processes of this run
-    self.parts = contextlib.ExitStack()  # closed in reverse order
-
-  def run_to_end(self) -> dict[str, Any]:
-    """Restores, steps through all stages, evaluates, writes the result."""
-    kept = self.config.checkpoint
-    self.checkpointer = self.parts.enter_context(
-      Checkpointer(
-        self.run.path(CHECKPOINTS), kept.keep, kept.best_metric, kept.best_mode
-      )
-    )
-    state, self.fresh = self.fresh, None
-    restored = self.checkpointer.restore(self.setup.abstract)
+    before: dict[str, Any] = {'results': {}, 'seconds': 0.0}
+    restored = checkpointer.restore(setup.abstract)
     if restored is not None:
-      state = restored.state
-      self.results = dict(restored.extra['results'])
-      self.seconds_before = restored.extra['seconds']
-    start = step = int(state.step)
-    self.run.metrics.truncate_after(start)
-    batches: Any = self.setup.dataset.batches(start_step=start)
-    self.batches = self.parts.enter_context(contextlib.closing(batches))
-    self.console = self.parts.enter_context(
-      contextlib.closing(console.Console(self.setup, self.run, start))
+      state, saved = restored
+      before = saved.extra
+    start = int(state.step)
+    run.truncate_log(start)
+    batches: Any = setup.dataset.batches(start_step=start)
+    stack.enter_context(contextlib.closing(batches))
+    console = stack.enter_context(
+      contextlib.closing(Console(setup, run, start))
     )
-    for stage in self.setup.stages:
-      while step < stage.stop:
-        state, step = self._one_step(stage, state, step)
-    return self._finish(state, start)
+    loop = _Loop(
+      setup, run, guard, checkpointer, batches, console, started, start,
+      seconds_before=before['seconds'], results=dict(before['results']),
+    )  # fmt: skip
+    for stage in setup.stages:
+      while loop.done < stage.stop:
+        state = loop.step(stage, state)
+    return loop.finish()
 
-  def _one_step(self, stage: Stage, state, step: int):
+
+@dataclasses.dataclass
+class _Loop:
+  """A running loop.
+
+  Attributes:
+    done: number of finished steps.
+    seconds_before: of earlier processes of this run.
+    results: the newest value of each metric of the evaluators.
+    pending: steps whose metrics are unread: (step, stage, metrics, batch).
+  """
+
+  setup: Setup
+  run: RunDirectory
+  guard: PreemptionGuard
+  checkpointer: Checkpointer
+  batches: Iterator[Any]
+  console: Console
+  started: float
+  done: int
+  seconds_before: float
+  results: dict[str, float]
+  first_step_seconds: float | None = None
+  pending: collections.deque[Any] = dataclasses.field(
+    default_factory=collections.deque
+  )
+
+  def __post_init__(self):
+    self.config, self.start = self.setup.config, self.done
+
+  def step(self, stage: Stage, state: Any) -> Any:
     """Runs one step and everything due after it, in this order."""
     batch = self._next_batch()
-    train_step, seconds = self.setup.steps.get(stage, batch)
-    if seconds:
-      info = self.setup.dataset.info
-      shape = ', '.join(map(str, batch[info.input_key].shape))
-      self.console.print(
-        f'compiled the step of {stage.name} for {info.input_key} [{shape}] in '
-        f'{seconds:.1f} s'
-      )
-    self.console.trace(step)
-    knobs = stage.knob_values(step)
+    train_step = self._compiled(stage, batch)
+    self.console.trace(self.done)
+    knobs = stage.knob_values(self.done)
     state, metrics = train_step(state, self.setup.frozen, batch, knobs)
-    step += 1
+    self.done = step = self.done + 1
     self.pending.append((step, stage, metrics, batch))
-    last = step == self.setup.total_steps
+    last, kept = step == self.setup.total_steps, self.config.checkpoint
     evaluators = {
       name: evaluator
       for name, evaluator in self.setup.evaluators[stage.name].items()
       if last or _due(step, evaluator.every_steps)
     }
     stop = self.guard.should_stop(step)
-    best = self.config.checkpoint.best_metric.split('/')[0]
-    every = self.config.checkpoint.every_steps
-    save = last or stop or _due(step, every) or best in evaluators
+    is_best = kept.best_metric.partition('/')[0] in evaluators
+    save = last or stop or is_best or _due(step, kept.every_steps)
     # 1. Nothing is evaluated or saved before all steps so far are known to
     #    be finite.
     self._settle(0 if save or evaluators else LAG, state)
     # 2. Evaluation before saving: the checkpoint carries its metrics.
-    measured = self._evaluate(evaluators, state, step)
+    measured = self._evaluate(evaluators, state)
     self.console.flush()
-    # 3. Saving before stopping.
-    if save:
-      self._save(state, step, stage, measured, must=last or stop)
-    if stop and not last:
-      raise Preempted(step)
-    self.console.advance(step)
+    # 3. Saving before stopping. A failure is fatal only if this save must
+    #    succeed: a full disk may have space when the next one is due.
+    must = last or stop
     try:
+      if save:
+        self._save(state, stage, measured)
+      if must:
+        self.checkpointer.wait()
       # A failed save is reported in the step after it failed.
       self.checkpointer.check()
     except CheckpointError as error:
+      if must:
+        raise
       self.console.warn(error)
-    return state, step
+    if stop and not last:
+      raise Preempted(step)
+    self.console.advance(step)
+    return state
 
   def _next_batch(self) -> dict[str, Any]:
     begin = time.monotonic()
@@ -181,7 +179,18 @@ class _Loop:
       self.console.waited(time.monotonic() - begin)
     return batch
 
-  def _settle(self, leave: int, state) -> None:
+  def _compiled(self, stage: Stage, batch: dict[str, Any]) -> Any:
+    train_step, seconds = self.setup.steps.get(stage, batch)
+    if seconds:
+      key = self.setup.dataset.info.input_key
+      shape = ', '.join(map(str, batch[key].shape))
+      self.console.print(
+        f'compiled the step of {stage.name} for {key} [{shape}] in '
+        f'{seconds:.1f} s'
+      )
+    return train_step
+
+  def _settle(self, leave: int, state: Any) -> None:
     """Reads metrics of past steps until `leave` of them are unread."""
     while len(self.pending) > leave:
       step, stage, metrics, batch = self.pending.popleft()
@@ -197,7 +206,7 @@ class _Loop:
       if last or skipped or _due(step, self.config.log_every):
         self.console.log_step(step, compute(metrics))
 
-  def _evaluate(self, evaluators, state, step: int) -> dict[str, float]:
+  def _evaluate(self, evaluators: Any, state: Any) -> dict[str, float]:
     measured = {
       f'{name}/{key}': value
       for name, evaluator in evaluators.items()
@@ -208,42 +217,31 @@ class _Loop:
       expected = f'one of {", ".join(sorted(measured))}'
       raise ConfigError('checkpoint.best_metric', best, expected)
     self.results |= measured
-    self.console.log_evaluation(step, measured)
+    self.console.log_evaluation(self.done, measured)
     return measured
 
-  def _save(self, state, step: int, stage: Stage, metrics, must: bool) -> None:
-    """Saves; a failure is fatal only if this save `must` succeed.
-
-    A full disk may have space again when the next checkpoint is due.
-    """
+  def _save(self, state: Any, stage: Stage, metrics: dict[str, float]) -> None:
     extra = {
       'stage': stage.name,
       'results': self.results,
       'seconds': self._seconds(),
     }
-    try:
-      self.checkpointer.save(step, state, extra, metrics)
-      if must:
-        self.checkpointer.wait()
-    except CheckpointError as error:
-      if must:
-        raise
-      self.console.warn(error)
+    self.checkpointer.save(self.done, state, extra, metrics)
 
   def _seconds(self) -> float:
     return self.seconds_before + time.time() - self.started
 
-  def _finish(self, state, start: int) -> dict[str, Any]:
+  def finish(self) -> dict[str, Any]:
     """Writes the result; `seconds` counts all processes of the run."""
     result: dict[str, Any] = dict(self.results)
     # 'test' if there is one, else the first evaluation with an accuracy.
     for name in sorted(self.results, key=lambda name: name != 'test/accuracy'):
       if name.endswith('/accuracy'):
         result.setdefault('accuracy', self.results[name])
-    steps = int(state.step) - start
+    steps = self.done - self.start
     elapsed = time.time() - self.started
     result |= {
-      'steps': int(state.step),
+      'steps': self.done,
       'steps_this_process': steps,
       'seconds': self._seconds() if steps else self.seconds_before,
       'seconds_to_first_step': self.first_step_seconds,
@@ -254,10 +252,6 @@ class _Loop:
     self.run.write('result.json', result)
     self.console.finish(result)
     return result
-
-  def close(self) -> None:
-    """Writes remaining metrics and ends threads."""
-    self.parts.close()
 
 
 def _due(step: int, every: int) -> bool:

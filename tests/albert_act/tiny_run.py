@@ -16,7 +16,7 @@ from launch import config_flags
 from model_lib import convert, convert_tables
 from tests.albert_act import small
 from tests.dataset_lib import corpora
-from train_lib import config_schema, setup, strict_json, trainer
+from train_lib import build, config_schema, strict_json, trainer
 from train_lib.checkpoint import Checkpointer
 from train_lib.run_directory import RunDirectory
 
@@ -148,7 +148,7 @@ def made(tmp_path_factory, name, halting='act'):
     info = builder.build_source(config.dataset, 'train').info
     with RunDirectory(directory, config.to_dict()) as run:
       run.write('dataset_info.json', dataclasses.asdict(info))
-      setup.build_task(config, info).save_assets(run.workdir)
+      build.build_task(config, info).save_assets(run.workdir)
     with Checkpointer(directory / 'checkpoints') as checkpointer:
       state = {'params': parameters(kind, halting)}
       checkpointer.save(STEP, state, {'stage': 'stage1'})

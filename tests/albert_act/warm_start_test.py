@@ -8,13 +8,13 @@ from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from model_lib import convert
 from tests.albert_act import tiny_run
-from train_lib import config_schema, setup, warm_start
+from train_lib import build, config_schema, warm_start
 
 
 def begun(config):
   """Returns the parameters at step 0 by top-level module."""
   config = config_schema.validate(config)
-  built = setup.build_setup(config)
+  built = build.build_setup(config)
   with jax.set_mesh(built.mesh):
     state = warm_start.start_from(built.init(), config.warm_start)
     return jax.device_get(state.params)

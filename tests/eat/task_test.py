@@ -206,7 +206,8 @@ def vocabulary(path, words=WORDS, **options):
 def run_of(path, source):
   """The directory of a run that read its data with this tokenizer."""
   path.mkdir()
-  strict_json.write(path / 'config.json', {'model': {}})
+  groups = ('model', 'loss', 'dataset', 'warm_start')
+  strict_json.write(path / 'config.json', {name: {} for name in groups})
   tokenizer.load(source).save(path / 'tokenizer.json')
   return str(path)
 

@@ -183,10 +183,10 @@ def parameter_shapes(params: Any) -> dict[str, list[int]]:
 
 def first_batch(config: Any) -> tuple[Any, dict[str, np.ndarray]]:
   """(task, first batch of training)."""
-  from train_lib import setup
+  from train_lib import build
 
-  dataset = setup.build_dataset(config)
-  task = setup.build_task(config, dataset.info)
+  dataset = build.build_dataset(config)
+  task = build.build_task(config, dataset.info)
   with contextlib.closing(dataset.batches()) as batches:
     return task, {k: np.asarray(v) for k, v in next(batches).items()}
 

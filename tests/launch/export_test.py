@@ -87,8 +87,7 @@ def exported(run, out, *flags):
 
 
 def params_of(run):
-  task = loading.load_task(run, loading.load_own_config(run))
-  return loading.load_params_on_one_device(run, task).variables['params']
+  return loading.restore(run, loading.load_config(run)).variables['params']
 
 
 def encoded(run, texts, pairs):

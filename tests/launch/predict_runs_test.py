@@ -69,8 +69,7 @@ def answers_of(run, lines, *flags):
 
 def masked_form(run, batch):
   """(probabilities, out) by a plain call of the model."""
-  task = loading.load_task(run, loading.load_own_config(run))
-  variables = loading.load_params_on_one_device(run, task).variables
+  task, variables, _ = loading.restore(run, loading.load_config(run))
   logits, out = jax.jit(task.apply)(variables['params'], {}, batch)
   return np.asarray(jax.nn.softmax(logits)), jax.device_get(out)
 

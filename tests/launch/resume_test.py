@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from train_lib.checkpoint import restore_params
+from train_lib.checkpoint_io import find
 
 STEPS = 60
 SMALL = (
@@ -125,7 +125,7 @@ def result(workdir):
 
 
 def flat_params(workdir):
-  return jax.tree.leaves(jax.device_get(restore_params(workdir).params))
+  return jax.tree.leaves(jax.device_get(find(workdir).params()))
 
 
 def assert_same_run(workdir, other):
@@ -248,4 +248,4 @@ def test_a_run_that_is_not_finite_stops_and_names_the_step(tmp_path):
   assert 'not finite' in error
   bad_step = int(error.split('step ')[1].split(':')[0])
   assert all(np.isfinite(leaf).all() for leaf in flat_params(tmp_path))
-  assert restore_params(tmp_path).step < bad_step
+  assert find(tmp_path).step < bad_step

@@ -9,7 +9,8 @@ import pytest
 
 from launch import config_flags
 from train_lib import config_schema, loading, trainer
-from train_lib.checkpoint import restore_params
+from train_lib.checkpoint_io import find
+from train_lib.run_directory import steps_in
 
 SMALL = [
   'checkpoint.every_steps=3',
@@ -47,15 +48,14 @@ def test_resumed_and_sharded_runs_are_the_same_run(tmp_path):
   whole, resumed, sharded = (tmp_path / name for name in ('a', 'b', 'c'))
   run(whole, FLAG, *SMALL, 'mesh.data=1')
   shutil.copytree(whole, resumed)
-  assert loading.checkpoint_steps(resumed) == [3, 6]
+  assert steps_in(resumed / 'checkpoints') == [3, 6]
   (newest,) = (resumed / 'checkpoints').glob('*6')
   shutil.rmtree(newest)
   (resumed / 'result.json').unlink()
   assert run(resumed, FLAG, *SMALL, 'mesh.data=1')['steps_this_process'] == 3
   assert losses(resumed) == losses(whole)
   pairs = [
-    jax.tree.leaves(restore_params(workdir).params)
-    for workdir in (whole, resumed)
+    jax.tree.leaves(find(workdir).params()) for workdir in (whole, resumed)
   ]
   for a, b in zip(*pairs, strict=True):
     np.testing.assert_array_equal(a, b)

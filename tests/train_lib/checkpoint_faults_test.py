@@ -2,8 +2,8 @@
 
 import errno
 import hashlib
+import json
 import os
-import pathlib
 import random
 import resource
 import shutil
@@ -12,11 +12,11 @@ import subprocess
 import sys
 import time
 import warnings
+import zlib
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
+from tests.train_lib.states import folders, noise, restored_step, save_all
 from train_lib import checkpoint_io
 from train_lib.checkpoint import Checkpointer
 from train_lib.checkpoint_io import (
@@ -26,24 +26,20 @@ from train_lib.checkpoint_io import (
 )
 
 
-def make_state(step, size=256):
-  noise = np.random.default_rng(step).normal(size=size)
-  return {
-    'params': {'w': jnp.asarray(noise, jnp.float32)},
-    'step': jnp.int32(step),
-  }
-
-
 @pytest.fixture(scope='module')
-def two_steps(tmp_path_factory):
+def good(tmp_path_factory):
   directory = tmp_path_factory.mktemp('good')
-  with Checkpointer(directory) as checkpointer:
-    checkpointer.save(1, make_state(1))
-    checkpointer.save(2, make_state(2))
+  save_all(directory, [1, 2], noise)
   return directory
 
 
-def _contents(directory):
+@pytest.fixture
+def two_steps(good, tmp_path):
+  """A copy of a run with the steps 1 and 2."""
+  return shutil.copytree(good, tmp_path / 'run')
+
+
+def hashes(directory):
   return {
     path.relative_to(directory): hashlib.sha256(path.read_bytes()).hexdigest()
     for path in directory.rglob('*')
@@ -51,104 +47,136 @@ def _contents(directory):
   }
 
 
-def _damage(path: pathlib.Path, kind: str, rng: random.Random) -> None:
-  """Changes at least one bit of a file, or its size, or its being there."""
-  data = bytearray(path.read_bytes())
-  position = rng.randrange(len(data))
-  if kind == 'delete':
-    path.unlink()
-    return
-  if kind == 'truncate':
-    del data[position:]
-  elif kind == 'flip':
-    data[position] ^= 1 << rng.randrange(8)
-  else:
-    while not any(data[position : position + 16]):
-      position = rng.randrange(len(data))
-    end = min(position + 16, len(data))
-    data[position:end] = bytes(end - position)
-  path.write_bytes(data)
+def flipped(data, rng):
+  data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+  return data
+
+
+def zeroed(data, rng):
+  start = 0
+  while not any(data[start : start + 16]):
+    start = rng.randrange(len(data))
+  return (
+    data[:start] + bytes(len(data[start : start + 16])) + data[start + 16 :]
+  )
+
+
+def replaced(path, change, rng):
+  path.write_bytes(change(bytearray(path.read_bytes()), rng))
+
+
+DAMAGES = {
+  'flip': lambda path, rng: replaced(path, flipped, rng),
+  'zero': lambda path, rng: replaced(path, zeroed, rng),
+  'truncate': lambda path, rng: os.truncate(
+    path, rng.randrange(path.stat().st_size)
+  ),
+  'delete': lambda path, rng: path.unlink(),
+  'replace': lambda path, rng: (path.unlink(), path.mkdir()),
+}
+LATER = checkpoint_io.WRITTEN_LATER
 
 
 @pytest.mark.parametrize(
   'count', [40, pytest.param(200, marks=pytest.mark.nightly)]
 )
-def test_all_damage_is_found_named_and_survived(two_steps, tmp_path, count):
+def test_all_damage_is_found_named_and_survived(good, tmp_path, count):
   rng = random.Random(count)
   files = [
-    path.relative_to(two_steps)
-    for path in sorted((two_steps / '2').rglob('*'))
-    if path.is_file() and path.parent / path.name not in _later(two_steps)
+    path.relative_to(good)
+    for path in sorted((good / '2').rglob('*'))
+    if path.is_file() and path.name not in LATER
   ]
-  kinds = ('flip', 'truncate', 'delete', 'zero')
+  damages = list(DAMAGES.values())
   for case in range(count):
-    directory = tmp_path / str(case)
-    shutil.copytree(two_steps, directory)
+    directory = shutil.copytree(good, tmp_path / str(case))
     path = directory / rng.choice(files)
-    _damage(path, kinds[case % 4], rng)
-    before = _contents(directory)
-    with (
-      Checkpointer(directory) as checkpointer,
-      pytest.warns(CheckpointWarning, match='step 1') as warned,
-    ):
-      restored = checkpointer.restore(make_state(0))
-    assert restored.step == 1
+    damages[case % len(damages)](path, rng)
+    before = hashes(directory)
+    with pytest.warns(CheckpointWarning, match='step 1') as warned:
+      assert restored_step(directory) == 1
     assert str(path) in str(warned[0].message)
-    np.testing.assert_array_equal(
-      restored.state['params']['w'], make_state(1)['params']['w']
-    )
-    assert _contents(directory) == before
+    assert hashes(directory) == before
     shutil.rmtree(directory)
 
 
-def _later(directory):
-  names = checkpoint_io.WRITTEN_LATER
-  return [directory / '2' / name for name in names]
+@pytest.mark.parametrize('damage', DAMAGES.values(), ids=DAMAGES)
+def test_files_written_after_the_manifest_are_not_needed(two_steps, damage):
+  for name in LATER:
+    if (two_steps / '2' / name).exists():
+      damage(two_steps / '2' / name, random.Random(0))
+  assert restored_step(two_steps) == 2
 
 
-def copy_of(two_steps, tmp_path):
-  directory = tmp_path / 'run'
-  shutil.copytree(two_steps, directory)
-  return directory
+def test_every_bit_of_a_manifest_counts(two_steps):
+  path = two_steps / '2' / checkpoint_io.MANIFEST
+  text = path.read_bytes()
+  for position in range(len(text)):
+    damaged = bytearray(text)
+    damaged[position] ^= 1 << position % 8
+    path.write_bytes(damaged)
+    assert checkpoint_io.verify(path.parent), position
+    path.write_bytes(text[:position])
+    assert checkpoint_io.verify(path.parent), position
 
 
-@pytest.mark.parametrize('kind', ['flip', 'truncate', 'delete', 'zero'])
-def test_files_written_after_the_manifest_are_not_needed(
-  two_steps, tmp_path, kind
-):
-  directory = copy_of(two_steps, tmp_path)
-  for path in _later(directory):
-    _damage(path, kind, random.Random(0))
-  with Checkpointer(directory) as checkpointer:
-    assert checkpointer.restore(make_state(0)).step == 2
+@pytest.mark.parametrize(
+  'change',
+  [
+    lambda files: 3,
+    lambda files: {},
+    lambda files: files | {'_METADATA': 1},
+    lambda files: {f'../2/{name}': entry for name, entry in files.items()},
+  ],
+)
+@pytest.mark.parametrize('consistent', [False, True])
+def test_a_foreign_manifest_is_damage(two_steps, change, consistent):
+  path = two_steps / '2' / checkpoint_io.MANIFEST
+  content = json.loads(path.read_text())
+  content['files'] = change(content['files'])
+  if consistent:
+    body = json.dumps(content['files'], sort_keys=True)
+    content['crc32'] = f'{zlib.crc32(body.encode()):08x}'
+  path.write_text(json.dumps(content, sort_keys=True))
+  with pytest.warns(CheckpointWarning, match='step 1'):
+    assert restored_step(two_steps) == 1
 
 
-def test_no_good_checkpoint_is_an_error_that_names_all(two_steps, tmp_path):
-  directory = copy_of(two_steps, tmp_path)
-  damaged = directory / '2' / '_METADATA'
-  missing = directory / '1' / checkpoint_io.MANIFEST
+def test_a_manifest_lists_size_and_crc(two_steps):
+  path = two_steps / '2' / checkpoint_io.DESCRIPTION
+  data = path.read_bytes()
+  manifest = json.loads((path.parent / checkpoint_io.MANIFEST).read_text())
+  assert manifest['files'][path.name] == {
+    'crc32': f'{zlib.crc32(data):08x}',
+    'size': len(data),
+  }
+  (path.parent / 'new').write_bytes(b'a file that is not listed')
+  assert restored_step(two_steps) == 2
+
+
+def test_no_good_checkpoint_is_an_error_that_names_all(two_steps):
+  damaged = two_steps / '2' / '_METADATA'
+  missing = two_steps / '1' / checkpoint_io.MANIFEST
   missing.unlink()
   os.truncate(damaged, 3)
-  with (
-    Checkpointer(directory) as checkpointer,
-    pytest.raises(CorruptCheckpointError) as error,
-  ):
-    checkpointer.restore(make_state(0))
+  with pytest.raises(CorruptCheckpointError) as error:
+    restored_step(two_steps)
   assert str(missing) in str(error.value)
   assert str(damaged) in str(error.value)
 
 
-def test_a_run_continues_over_a_damaged_step(two_steps, tmp_path):
-  directory = copy_of(two_steps, tmp_path)
-  os.truncate(directory / '2' / '_METADATA', 3)
-  with Checkpointer(directory) as checkpointer:
-    with pytest.warns(CheckpointWarning):
-      checkpointer.restore(make_state(0))
-    checkpointer.save(2, make_state(2))
-    checkpointer.wait()
-    assert checkpointer.restore(make_state(0)).step == 2
-  assert (directory / 'set_aside' / '2' / checkpoint_io.MANIFEST).exists()
-  assert (directory / '1').exists()
+def test_a_run_sets_a_damaged_step_aside(two_steps):
+  for _ in range(2):
+    os.truncate(two_steps / '2' / '_METADATA', 3)
+    with Checkpointer(two_steps) as checkpointer:
+      with pytest.warns(CheckpointWarning):
+        checkpointer.restore(noise(0))
+      assert folders(two_steps)[:2] == ['1', '2']
+      checkpointer.save(2, noise(2))
+      checkpointer.wait()
+      assert checkpointer.restore(noise(0))[1].step == 2
+  assert folders(two_steps) == ['1', '2', 'set_aside']
+  assert len(folders(two_steps / 'set_aside')) == 2
 
 
 # Of several failing writes orbax awaits one; the others end without a loop.
@@ -158,25 +186,24 @@ def test_a_full_disk_is_a_clear_error_and_saving_resumes(tmp_path):
   size = 1 << 18  # 1 MiB of noise, which cannot be compressed
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
   with Checkpointer(tmp_path) as checkpointer:
-    checkpointer.save(1, make_state(1, size))
+    checkpointer.save(1, noise(1, size))
     checkpointer.wait()
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
     try:
-      checkpointer.save(2, make_state(2, size))
+      checkpointer.save(2, noise(2, size))
       with pytest.raises(CheckpointError, match=r'saving step 2 to .* failed'):
-        _steps_until_error(checkpointer)
-      assert list(tmp_path.iterdir()) == [tmp_path / '1']
+        steps_until_error(checkpointer)
+      assert folders(tmp_path) == ['1']
     finally:
       resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert checkpointer.restore(make_state(0, size)).step == 1
-    checkpointer.save(2, make_state(2, size))
-    checkpointer.save(3, make_state(3, size))
-    checkpointer.wait()
-    assert checkpointer.restore(make_state(0, size)).step == 3
-  assert sorted(path.name for path in tmp_path.iterdir()) == ['2', '3']
+    assert checkpointer.restore(noise(0, size))[1].step == 1
+    checkpointer.save(2, noise(2, size))
+    checkpointer.save(3, noise(3, size))
+  assert restored_step(tmp_path, noise(0, size)) == 3
+  assert folders(tmp_path) == ['2', '3']
 
 
-def _steps_until_error(checkpointer):
+def steps_until_error(checkpointer):
   for _ in range(200):
     time.sleep(0.05)  # a training step
     checkpointer.check()
@@ -185,11 +212,11 @@ def _steps_until_error(checkpointer):
 @pytest.mark.parametrize(
   'surface',
   [
-    lambda checkpointer: _steps_until_error(checkpointer),
-    lambda checkpointer: checkpointer.save(3, make_state(3)),
-    lambda checkpointer: checkpointer.wait(),
-    lambda checkpointer: checkpointer.restore(make_state(0)),
-    lambda checkpointer: checkpointer.close(),
+    steps_until_error,
+    lambda checkpointer: checkpointer.save(3, noise(3)),
+    Checkpointer.wait,
+    lambda checkpointer: checkpointer.restore(noise(0)),
+    Checkpointer.close,
   ],
 )
 def test_a_failed_save_surfaces_at_the_next_call(
@@ -200,55 +227,52 @@ def test_a_failed_save_surfaces_at_the_next_call(
     raise OSError(errno.ENOSPC, 'No space left on device')
 
   checkpointer = Checkpointer(tmp_path, keep=1)
-  checkpointer.save(1, make_state(1))
+  checkpointer.save(1, noise(1))
   checkpointer.wait()
   with monkeypatch.context() as patch:
     patch.setattr(checkpoint_io, 'finish', full)
-    checkpointer.save(2, make_state(2))
+    checkpointer.save(2, noise(2))
     with pytest.raises(CheckpointError, match=r'step 2 .*No space left'):
       surface(checkpointer)
   # The step that failed may be tried again, and the old one then goes.
-  with Checkpointer(tmp_path, keep=1) as checkpointer:
-    assert checkpointer.restore(make_state(0)).step == 1
-    checkpointer.save(2, make_state(2))
-  assert [path.name for path in tmp_path.iterdir()] == ['2']
+  assert restored_step(tmp_path) == 1
+  save_all(tmp_path, [2], noise, keep=1)
+  assert folders(tmp_path) == ['2']
 
 
-def test_leftovers_of_a_killed_save_are_removed(two_steps, tmp_path):
-  directory = copy_of(two_steps, tmp_path)
-  leftover = directory / '3.orbax-checkpoint-tmp'
-  shutil.copytree(directory / '2', leftover)
-  with Checkpointer(directory) as checkpointer:
+def test_leftovers_of_a_killed_save_are_removed(two_steps):
+  leftover = two_steps / '3.orbax-checkpoint-tmp'
+  shutil.copytree(two_steps / '2', leftover)
+  with Checkpointer(two_steps) as checkpointer:
     assert not leftover.exists()
-    assert checkpointer.restore(make_state(0)).step == 2
     # Or what a failed save wrote after its end.
-    shutil.copytree(directory / '2', leftover)
-    checkpointer.save(3, make_state(3))
-    checkpointer.wait()
-    assert checkpointer.restore(make_state(0)).step == 3
+    shutil.copytree(two_steps / '2', leftover)
+    checkpointer.save(3, noise(3))
+  assert restored_step(two_steps) == 3
   assert not leftover.exists()
 
 
 ENDLESS_SAVING = """
 import sys
-from tests.train_lib import checkpoint_faults_test as test
+from tests.train_lib.states import noise
 from train_lib.checkpoint import Checkpointer
 
-checkpointer = Checkpointer(sys.argv[1])
-restored = checkpointer.restore(test.make_state(0, test.KILL_SIZE))
-step = restored.step if restored else 0
+directory, size = sys.argv[1], int(sys.argv[2])
+checkpointer = Checkpointer(directory)
+restored = checkpointer.restore(noise(0, size))
+step = restored[1].step if restored else 0
 while True:
   step += 1
-  checkpointer.save(step, test.make_state(step, test.KILL_SIZE))
+  checkpointer.save(step, noise(step, size))
   print(step, flush=True)
 """
 KILL_SIZE = 1 << 18
 
 
-def _kill_while_saving(directory, repository, rng) -> int:
+def kill_while_saving(directory, repository, rng):
   """Runs a process that saves all the time, and kills it; the last step."""
   process = subprocess.Popen(
-    [sys.executable, '-c', ENDLESS_SAVING, str(directory)],
+    [sys.executable, '-c', ENDLESS_SAVING, str(directory), str(KILL_SIZE)],
     cwd=repository,
     env=os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(repository)},
     stdout=subprocess.PIPE,
@@ -270,12 +294,8 @@ def test_every_kill_leaves_a_checkpoint_to_go_on_from(
 ):
   rng = random.Random(kills)
   for _ in range(kills):
-    step = _kill_while_saving(tmp_path, repository, rng)
-    with Checkpointer(tmp_path) as checkpointer, warnings.catch_warnings():
+    step = kill_while_saving(tmp_path, repository, rng)
+    with warnings.catch_warnings():
       warnings.simplefilter('error', CheckpointWarning)  # none is damaged
-      restored = checkpointer.restore(make_state(0, KILL_SIZE))
-    assert restored.step >= step - 1  # the one before was waited for
-    expected = make_state(restored.step, KILL_SIZE)
-    np.testing.assert_array_equal(
-      restored.state['params']['w'], expected['params']['w']
-    )
+      # The save before was waited for.
+      assert restored_step(tmp_path, noise(0, KILL_SIZE)) >= step - 1

@@ -37,11 +37,11 @@ with Checkpointer(directory, best_metric='a') as checkpointer:
     os.truncate(os.path.join(directory, '2', '_METADATA'), 3)
   multihost_utils.sync_global_devices('damaged')
 with Checkpointer(directory) as checkpointer:
-  restored = checkpointer.restore(abstract)
-  print('restored', restored.step, flush=True)
-  for shard in restored.state['w'].addressable_shards:
+  state, saved = checkpointer.restore(abstract)
+  print('restored', saved.step, flush=True)
+  for shard in state['w'].addressable_shards:
     np.testing.assert_array_equal(
-      shard.data, np.arange(16)[shard.index] + restored.step
+      shard.data, np.arange(16)[shard.index] + saved.step
     )
   for step in (2, 3, 4):
     checkpointer.save(step, make_state(step))
@@ -76,5 +76,5 @@ def test_two_processes_fall_back_to_the_same_step_and_go_on(
   names = sorted(path.name for path in tmp_path.iterdir())
   assert names == ['3', '4', 'set_aside']
   with Checkpointer(tmp_path) as checkpointer:
-    restored = checkpointer.restore({'w': jnp.zeros(16)})
-  np.testing.assert_array_equal(restored.state['w'], np.arange(16) + 4)
+    state, _ = checkpointer.restore({'w': jnp.zeros(16)})
+  np.testing.assert_array_equal(state['w'], np.arange(16) + 4)

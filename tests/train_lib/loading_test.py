@@ -17,30 +17,40 @@ def test_info_survives_the_file(tmp_path):
   assert loading.load_info(tmp_path) == INFO
 
 
-def test_only_the_primary_process_writes_it(tmp_path):
-  with run_directory.RunDirectory(tmp_path, {}, primary=False) as directory:
-    directory.write('dataset_info.json', dataclasses.asdict(INFO))
-  assert loading.load_info(tmp_path) is None
-
-
-@pytest.mark.parametrize('content', ['{', '{"input_key": 1}', '[]', '{"a": 1}'])
-def test_a_damaged_file_is_named(tmp_path, content):
-  (tmp_path / 'dataset_info.json').write_text(content)
+@pytest.mark.parametrize(
+  'content', [None, '{', '{"input_key": 1}', '[]', '{"a": 1}']
+)
+def test_damaged_info_is_named(tmp_path, content):
+  if content is not None:
+    (tmp_path / 'dataset_info.json').write_text(content)
   with pytest.raises(InvalidDataError, match=r'dataset_info\.json is damaged'):
     loading.load_info(tmp_path)
 
 
-def test_a_missing_run_names_who_asked(tmp_path):
+@pytest.mark.parametrize('key', ['--workdir', 'loss.teacher'])
+def test_a_missing_run_names_the_field_that_has_it(tmp_path, key):
   with pytest.raises(ConfigError) as error:
-    loading.load_config(tmp_path)
-  assert error.value.field == '--workdir'
-  with pytest.raises(ConfigError) as error:
-    loading.load_config(tmp_path, key='loss.teacher')
-  assert error.value.field == 'loss.teacher'
+    loading.load_config(tmp_path, key)
+  assert error.value.field == key
 
 
-@pytest.mark.parametrize('content', ['', '{', '[]', 'null', '{"task": NaN}'])
+@pytest.mark.parametrize(
+  'content', ['', '{', '[]', 'null', '{"task": NaN}', '{"task": "x"}']
+)
 def test_a_damaged_configuration_is_named(tmp_path, content):
   (tmp_path / 'config.json').write_text(content)
   with pytest.raises(InvalidDataError, match=r'config\.json is damaged'):
     loading.load_config(tmp_path)
+
+
+def test_a_run_needs_its_own_directory_only(tmp_path):
+  """The files that it started from may be gone."""
+  (tmp_path / 'config.json').write_text(
+    '{"warm_start": {"workdir": "/gone"}, "loss": {"teacher": "/gone"}, '
+    '"dataset": {"tokenizer": "/gone", "length_buckets": [1, 2]}}'
+  )
+  (tmp_path / 'tokenizer.json').write_text('')
+  config = loading.load_config(tmp_path)
+  assert (config.warm_start.workdir, config.loss.teacher) == ('', '')
+  assert config.dataset.tokenizer == str(tmp_path / 'tokenizer.json')
+  assert config.dataset.length_buckets == (1, 2)

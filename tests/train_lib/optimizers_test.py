@@ -1,5 +1,7 @@
 """Schedules and optimizers against values computed by hand."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,25 +10,12 @@ import pytest
 from adatape.model import AdaTapeViT
 from model_lib.bert import BertClassifier
 from model_lib.vit import ViT
-from train_lib import optimizers
+from train_lib import optimizers, run_config
 
 
 def config(**fields):
-  return (
-    dict(
-      name='adamw',
-      lr=1.0,
-      schedule='cosine',
-      warmup_steps=10.0,
-      end_lr=0.0,
-      weight_decay=0.0,
-      clip_norm=0.0,
-      b1=0.9,
-      b2=0.999,
-      eps=1e-8,
-    )
-    | fields
-  )
+  defaults = dict(lr=1.0, warmup_steps=10.0, clip_norm=0.0)
+  return dataclasses.asdict(run_config.Optimizer(**defaults | fields))
 
 
 def rates(steps, **fields):
@@ -126,11 +115,16 @@ def test_trainable_matches_paths():
   }
 
 
-def update(gradient, weights=(3.0, 4.0), parameter='kernel', **fields):
-  """The first update of one parameter."""
+def constant(**fields):
+  """An optimizer whose learning rate is the same in every step."""
   fields = config(schedule='constant', warmup_steps=0.0, **fields)
   schedule = optimizers.build_schedule(fields, 10)
-  optimizer = optimizers.build_optimizer(fields, schedule)
+  return optimizers.build_optimizer(fields, schedule)
+
+
+def update(gradient, weights=(3.0, 4.0), parameter='kernel', **fields):
+  """The first update of one parameter."""
+  optimizer = constant(**fields)
   params = {parameter: jnp.asarray(weights)}
   updates, _ = optimizer.update(
     {parameter: jnp.asarray(gradient)}, optimizer.init(params), params
@@ -138,20 +132,22 @@ def update(gradient, weights=(3.0, 4.0), parameter='kernel', **fields):
   return np.asarray(updates[parameter])
 
 
-def test_updates_by_hand():
-  # Clipped to norm 1: (.6, .8); decay adds .1 * (3, 4); times -.5.
-  fields = dict(name='sgd', b1=0.0, lr=0.5, clip_norm=1.0, weight_decay=0.1)
-  np.testing.assert_allclose(
-    update([6.0, 8.0], **fields), [-0.45, -0.6], rtol=1e-6
-  )
-  # Adam's first update has the size of the learning rate.
-  np.testing.assert_allclose(
-    update([6.0, -8.0], name='adam', lr=0.1), [-0.1, 0.1], rtol=1e-4
-  )
-  # LAMB: the direction is (1, 1), its norm sqrt(2); weights have norm 5.
-  np.testing.assert_allclose(
-    update([1.0, 1.0], name='lamb', lr=0.1), [-0.5 / 2**0.5] * 2, rtol=1e-4
-  )
+SGD = dict(name='sgd', b1=0.0, lr=0.5, clip_norm=1.0, weight_decay=0.1)
+
+
+@pytest.mark.parametrize(
+  ('gradient', 'fields', 'expected', 'rtol'),
+  [
+    # Clipped to norm 1: (.6, .8); decay adds .1 * (3, 4); times -.5.
+    ([6.0, 8.0], SGD, [-0.45, -0.6], 1e-6),
+    # Adam's first update has the size of the learning rate.
+    ([6.0, -8.0], dict(name='adam', lr=0.1), [-0.1, 0.1], 1e-4),
+    # LAMB: the direction is (1, 1), its norm sqrt(2); weights have norm 5.
+    ([1.0, 1.0], dict(name='lamb', lr=0.1), [-0.5 / 2**0.5] * 2, 1e-4),
+  ],
+)
+def test_updates_by_hand(gradient, fields, expected, rtol):
+  np.testing.assert_allclose(update(gradient, **fields), expected, rtol=rtol)
 
 
 @pytest.mark.parametrize('parameter', ['bias', 'scale', 'cls', 'embedding'])
@@ -163,20 +159,19 @@ def test_lamb_does_not_scale_what_is_not_decayed(parameter):
 
 @pytest.mark.parametrize('name', ['adamw', 'adam', 'sgd', 'lamb', 'adafactor'])
 def test_every_optimizer_goes_downhill(name):
-  fields = config(name=name, lr=0.05, schedule='constant', warmup_steps=0.0)
-  optimizer = optimizers.build_optimizer(
-    fields, optimizers.build_schedule(fields, 100)
-  )
+  optimizer = constant(name=name, lr=0.05)
   weights = {'kernel': jnp.full((4, 4), 2.0)}
   state = optimizer.init(weights)
-  loss = lambda w: jnp.square(w['kernel'] - 1.0).mean()  # noqa: E731
-  start = loss(weights)
+
+  def loss(weights):
+    return jnp.square(weights['kernel'] - 1.0).mean()
 
   @jax.jit
   def step(weights, state):
     updates, state = optimizer.update(jax.grad(loss)(weights), state, weights)
     return jax.tree.map(jnp.add, weights, updates), state
 
+  start = loss(weights)
   for _ in range(20):
     weights, state = step(weights, state)
   assert float(loss(weights)) < float(start)

@@ -42,13 +42,10 @@ except Preempted as event:
 
 def start(repository, *arguments):
   return subprocess.Popen(
-    [sys.executable, '-c', LOOP, *arguments],
-    cwd=repository,
-    env=os.environ | {'XLA_FLAGS': ''},
-    stdout=subprocess.PIPE,
+    [sys.executable, '-c', LOOP, *arguments], cwd=repository, text=True,
+    env=os.environ | {'XLA_FLAGS': ''}, stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
-    text=True,
-  )
+  )  # fmt: skip
 
 
 def wait_for_step(process, step):
@@ -85,26 +82,28 @@ def test_a_second_signal_ends_a_process_that_hangs(repository):
   assert process.returncode == -signal.SIGTERM
 
 
+def handlers():
+  return [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+
+
 def test_handlers_come_back():
-  before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+  before = handlers()
   with PreemptionGuard() as guard:
     assert not guard.should_stop(1)
     os.kill(os.getpid(), signal.SIGTERM)
     assert guard.should_stop(2)
     assert guard.should_stop(3)
-  assert before == [
-    signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)
-  ]
+  assert before == handlers()
   assert not PreemptionGuard().should_stop(1)
   assert Preempted(7).step == 7
 
 
 def test_a_guard_in_another_thread_leaves_signals_alone():
-  before = signal.getsignal(signal.SIGTERM)
+  before = handlers()
   with concurrent.futures.ThreadPoolExecutor(1) as pool:
     guard = pool.submit(PreemptionGuard().__enter__).result()
   assert not guard.should_stop(1)
-  assert signal.getsignal(signal.SIGTERM) is before
+  assert before == handlers()
 
 
 @pytest.mark.nightly

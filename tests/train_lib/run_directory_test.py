@@ -1,4 +1,4 @@
-"""Run directories: what is written, refused, locked and confined."""
+"""Run directories: what is written, refused and locked; strict JSON."""
 
 import json
 import math
@@ -10,12 +10,15 @@ import sys
 import time
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from dataset_lib.errors import InvalidDataError
 from launch import command_line
-from train_lib import run_directory
+from train_lib import run_directory, strict_json
 from train_lib.run_directory import (
+  METRICS,
   ConfigChangedError,
   RunDirectory,
   RunLockedError,
@@ -31,37 +34,25 @@ CONFIG = {
 }
 
 
-def changed(**changes):
-  return {**CONFIG, **changes}
-
-
-def enter(workdir, config=None):
-  with RunDirectory(workdir, config or CONFIG) as run:
+def enter(workdir, **changes):
+  with RunDirectory(workdir, CONFIG | changes) as run:
     return run
 
 
-def saved_config(workdir):
-  return json.loads((workdir / 'config.json').read_text())
+def read(path):
+  return json.loads(path.read_text())
 
 
 def begin(tmp_path):
+  """A run that has saved a step."""
   enter(tmp_path)
   (tmp_path / 'checkpoints' / '10').mkdir(parents=True)
 
 
-def python(repository, code, *arguments):
-  return subprocess.Popen(
-    [sys.executable, '-c', code, *arguments],
-    cwd=repository,
-    stdout=subprocess.PIPE,
-    text=True,
-  )
-
-
 def test_writes_configuration_and_versions(tmp_path, repository):
-  run = enter(tmp_path / 'a' / 'run')
-  assert saved_config(run.workdir) == {**CONFIG, 'sizes': [1, 2]}
-  versions = json.loads(run.path('versions.json').read_text())
+  workdir = enter(tmp_path / 'a' / 'run').workdir
+  assert read(workdir / 'config.json') == {**CONFIG, 'sizes': [1, 2]}
+  versions = read(workdir / 'versions.json')
   assert versions['python'] == sys.version.split()[0]
   assert versions['packages']['jax'] == jax.__version__
   revision = subprocess.run(
@@ -71,18 +62,18 @@ def test_writes_configuration_and_versions(tmp_path, repository):
   assert versions['git']['dirty'] in (True, False, None)
 
 
-def test_results_are_written_atomically_by_the_primary_process(tmp_path):
+def test_only_the_primary_process_writes(tmp_path):
   with RunDirectory(tmp_path, CONFIG) as run:
     run.write('result.json', {'accuracy': 0.5, 'loss': math.inf})
     # Other processes of the same run are not refused.
-    with RunDirectory(tmp_path, changed(seed=1), primary=False) as other:
+    with RunDirectory(tmp_path, {'seed': 1}, primary=False) as other:
       other.write('never.json', {})
-      other.metrics.write(1, {})
-  text = (tmp_path / 'result.json').read_text()
-  assert json.loads(text) == {'accuracy': 0.5, 'loss': 'Infinity'}
+      other.log(1, {})
+      other.truncate_log(0)
+  assert read(tmp_path / 'result.json') == {'accuracy': 0.5, 'loss': 'Infinity'}
   names = {path.name for path in tmp_path.iterdir()}
   assert names == {'config.json', 'result.json', 'run.lock', 'versions.json'}
-  assert saved_config(tmp_path)['seed'] == 0
+  assert read(tmp_path / 'config.json')['seed'] == 0
 
 
 HOLD = """
@@ -98,12 +89,16 @@ with RunDirectory(sys.argv[1], {}):
 def test_a_second_process_is_refused_until_the_first_is_killed(
   tmp_path, repository
 ):
-  with python(repository, HOLD, str(tmp_path)) as process:
+  lock = tmp_path / 'run.lock'
+  command = [sys.executable, '-c', HOLD, str(tmp_path)]
+  with subprocess.Popen(
+    command, cwd=repository, stdout=subprocess.PIPE, text=True
+  ) as process:
     # No device is touched for a lock and the versions.
     assert process.stdout.readline() == 'False\n'
     with pytest.raises(RunLockedError) as error:
       enter(tmp_path)
-    fields = json.loads((tmp_path / 'run.lock').read_text())
+    fields = read(lock)
     assert fields['pid'] == process.pid
     for part in (
       str(tmp_path),
@@ -113,25 +108,25 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
       assert part in str(error.value)
     os.kill(process.pid, signal.SIGKILL)
   # The content of the killed process remains, and does not lock.
-  assert json.loads((tmp_path / 'run.lock').read_text()) == fields
+  assert read(lock) == fields
   with RunDirectory(tmp_path, CONFIG):
-    assert json.loads((tmp_path / 'run.lock').read_text())['pid'] == os.getpid()
+    assert read(lock)['pid'] == os.getpid()
     with pytest.raises(RunLockedError, match=f'process {os.getpid()}'):
       enter(tmp_path)
-  assert (tmp_path / 'run.lock').read_text() == ''
+  assert lock.read_text() == ''
   enter(tmp_path)
 
 
 def test_a_recent_lock_of_another_host_is_respected(tmp_path):
-  path, metrics = tmp_path / 'run.lock', tmp_path / 'metrics.jsonl'
-  path.write_text('{"pid": 1, "host": "elsewhere", "started": "then"}')
-  metrics.write_text('')
+  files = tmp_path / 'run.lock', tmp_path / METRICS
+  files[0].write_text('{"pid": 1, "host": "elsewhere", "started": "then"}')
+  files[1].write_text('')
   old = time.time() - 1000
-  os.utime(path, (old, old))
+  os.utime(files[0], (old, old))
   with pytest.raises(RunLockedError, match='process 1 on host elsewhere'):
     enter(tmp_path)
-  os.utime(path, (old, old))
-  os.utime(metrics, (old, old))
+  for file in files:
+    os.utime(file, (old, old))
   enter(tmp_path)
 
 
@@ -139,7 +134,7 @@ def test_a_recent_lock_of_another_host_is_respected(tmp_path):
 def test_a_damaged_lock_does_not_lock(tmp_path, content):
   (tmp_path / 'run.lock').write_bytes(content)
   with RunDirectory(tmp_path, CONFIG):
-    assert json.loads((tmp_path / 'run.lock').read_text())['pid'] == os.getpid()
+    assert read(tmp_path / 'run.lock')['pid'] == os.getpid()
 
 
 @pytest.mark.parametrize('name', ['run.lock', 'config.json'])
@@ -168,45 +163,132 @@ def test_a_damaged_configuration_is_named_and_kept(tmp_path, content, capsys):
 
 def test_resuming_with_another_configuration_is_refused(tmp_path):
   begin(tmp_path)
-  other = changed(
-    seed=1, optimizer={'name': 'adamw', 'lr': 2e-3, 'b1': 0.9}, stages={'a': 1}
-  )
+  optimizer = {'name': 'adamw', 'lr': 2e-3, 'b1': 0.9}
   with pytest.raises(ConfigChangedError) as error:
-    enter(tmp_path, other)
+    enter(tmp_path, seed=1, optimizer=optimizer, stages={'a': 1})
   message = str(error.value)
   assert 'seed: saved 0, given 1' in message
   assert 'optimizer.lr: saved 0.001, given 0.002' in message
   assert 'optimizer.b1: saved nothing, given 0.9' in message
   assert 'optimizer.name' not in message
-  assert saved_config(tmp_path)['seed'] == 0
+  assert read(tmp_path / 'config.json')['seed'] == 0
   # The lock was released, and harmless changes are taken over.
-  enter(tmp_path, changed(log_every=1, mesh={'data': 2}))
-  config = saved_config(tmp_path)
+  enter(tmp_path, log_every=1, mesh={'data': 2})
+  config = read(tmp_path / 'config.json')
   assert (config['log_every'], config['mesh']) == (1, {'data': 2})
 
 
 def test_without_checkpoints_any_configuration_may_start(tmp_path):
   enter(tmp_path)
   (tmp_path / 'checkpoints' / '10.orbax-checkpoint-tmp').mkdir(parents=True)
-  enter(tmp_path, changed(seed=1))
-  assert saved_config(tmp_path)['seed'] == 1
+  enter(tmp_path, seed=1)
+  assert read(tmp_path / 'config.json')['seed'] == 1
 
 
-def test_changes_compares_leaf_by_leaf():
-  assert run_directory.changes({'a': {}}, {'a': {'b': math.nan}}, ()) == [
-    'a: saved {}, given nothing',
-    'a.b: saved nothing, given "NaN"',
+@pytest.mark.parametrize(
+  ('saved', 'given', 'lines'),
+  [
+    (
+      {'a': {}},
+      {'a': {'b': math.nan}},
+      ['a: saved {}, given nothing', 'a.b: saved nothing, given "NaN"'],
+    ),
+    ({'a': [1, None]}, {'a': (1, None)}, []),
+    ({'mesh': {'data': 1}}, {}, []),
+  ],
+)
+def test_changes_compares_leaf_by_leaf(saved, given, lines):
+  assert run_directory.changes(saved, given) == lines
+
+
+def logged(tmp_path, steps=(1, 2, 3)):
+  """(run, its file of metrics) after some steps."""
+  run = RunDirectory(tmp_path, CONFIG)
+  for step in steps:
+    run.log(step, {'loss': step / 2})
+  return run, tmp_path / METRICS
+
+
+def steps_of(path):
+  return [json.loads(line)['step'] for line in path.read_text().splitlines()]
+
+
+def test_metrics_are_one_object_per_line(tmp_path):
+  run, path = logged(tmp_path, (1,))
+  run.log(2, {'loss': math.nan, 'best': -math.inf})
+  assert [json.loads(line) for line in path.read_text().splitlines()] == [
+    {'step': 1, 'loss': 0.5},
+    {'step': 2, 'loss': 'NaN', 'best': '-Infinity'},
   ]
-  assert not run_directory.changes({'a': [1, None]}, {'a': (1, None)}, ())
-  assert not run_directory.changes({'x': {'y': 1}}, {}, (r'x\..*',))
 
 
-@pytest.mark.parametrize('name', ['../x', '/etc/x', 'a/../../x', 'link/x'])
-def test_names_that_lead_out_are_refused(tmp_path, name):
-  workdir = tmp_path / 'run'
-  workdir.mkdir()
-  (workdir / 'link').symlink_to(tmp_path)
-  run = RunDirectory(workdir, CONFIG)
-  assert run.path('profile/x') == workdir / 'profile' / 'x'
-  with pytest.raises(ValueError, match='leads out of the run directory'):
-    run.path(name)
+def test_truncation_removes_later_steps_only(tmp_path):
+  RunDirectory(tmp_path, CONFIG).truncate_log(5)
+  assert list(tmp_path.iterdir()) == []
+  run, path = logged(tmp_path)
+  for step, left in ((2, [1, 2]), (0, [])):
+    run.truncate_log(step)
+    assert steps_of(path) == left
+
+
+def test_a_line_torn_anywhere_is_removed(tmp_path):
+  run, path = logged(tmp_path, (1, 2, 30))
+  good = path.read_bytes()
+  for end in range(good.rindex(b'{'), len(good)):
+    path.write_bytes(good[:end])
+    run.truncate_log(30)
+    assert steps_of(path) == [1, 2], end
+
+
+@pytest.mark.parametrize('damaged', ['{"step": 2, ', '[2]', '{"a": 1}', '\xff'])
+def test_a_damaged_line_inside_is_removed_with_a_warning(tmp_path, damaged):
+  run, path = logged(tmp_path)
+  lines = path.read_text().splitlines()
+  lines[1] = damaged
+  path.write_bytes(('\n'.join(lines) + '\n').encode('latin-1'))
+  with pytest.warns(UserWarning, match='line 2 is damaged'):
+    run.truncate_log(3)
+  assert steps_of(path) == [1, 3]
+
+
+def test_values_become_strict_json():
+  value = {
+    'a': (np.int64(3), jnp.float32(0.5)),
+    4: [{'b': None}, math.nan, math.inf, -math.inf, np.float32('nan')],
+  }
+  assert strict_json.loads(strict_json.dumps(value)) == {
+    'a': [3, 0.5],
+    '4': [{'b': None}, 'NaN', 'Infinity', '-Infinity', 'NaN'],
+  }
+  with pytest.raises(TypeError):
+    strict_json.dumps({'a': np.zeros(2)})
+
+
+@pytest.mark.parametrize('text', ['NaN', '[Infinity]', '{"a": -Infinity}', '{'])
+def test_other_text_is_no_strict_json(text):
+  with pytest.raises(ValueError):
+    strict_json.loads(text)
+
+
+@pytest.mark.parametrize('content', [b'', b'{', b'[]', b'null', b'\xff', None])
+def test_a_damaged_object_is_named(tmp_path, content):
+  path = tmp_path / 'x.json'
+  with pytest.raises(FileNotFoundError):
+    strict_json.read_object(path)
+  path.mkdir() if content is None else path.write_bytes(content)
+  with pytest.raises(InvalidDataError, match=r'x\.json is damaged'):
+    strict_json.read_object(path)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+  path = tmp_path / 'x.json'
+  strict_json.write(path, {'a': 1})
+
+  def full(fd):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(os, 'fsync', full)
+  with pytest.raises(OSError, match='No space'):
+    strict_json.write(path, {'a': 2})
+  assert strict_json.read_object(path) == {'a': 1}
+  assert list(tmp_path.iterdir()) == [path]

@@ -5,20 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
 
 from dataset_lib.errors import ConfigError
 from train_lib import sharding
-
-
-def boxed(shape, *names):
-  return nn.LogicallyPartitioned(
-    jax.ShapeDtypeStruct(shape, jnp.float32), names
-  )
-
-
-def spec_of(array, mesh):
-  return sharding.tree_sharding({'x': array}, mesh)['x'].spec
 
 
 @pytest.mark.parametrize(
@@ -44,29 +33,33 @@ def test_impossible_mesh_names_the_key(sizes):
     sharding.make_mesh(sizes)
 
 
-def test_parameters_follow_their_logical_names():
-  mesh = sharding.make_mesh(dict(data=2, fsdp=2, tensor=2))
-  assert spec_of(boxed((4, 8), 'embed', 'mlp'), mesh) == PartitionSpec(
-    'fsdp', 'tensor'
-  )
+def split(sizes, shape, *names):
+  """How an array with these axes is split over a mesh."""
+  array = jax.ShapeDtypeStruct(shape, jnp.float32)
+  boxed = {'x': nn.LogicallyPartitioned(array, names)}
+  found = sharding.abstract(boxed, sharding.make_mesh(sizes))['x']
+  assert (found.shape, found.dtype) == (shape, jnp.float32)
+  return tuple(found.sharding.spec)
 
 
-def test_a_dimension_the_mesh_does_not_divide_stays_whole():
-  mesh = sharding.make_mesh(dict(fsdp=2, tensor=4))
-  assert spec_of(boxed((6, 10), 'embed', 'classes'), mesh) == PartitionSpec(
-    'fsdp', None
-  )
+@pytest.mark.parametrize(
+  ('sizes', 'shape', 'names', 'expected'),
+  [
+    (dict(data=2, fsdp=2, tensor=2), (4, 8), ('embed', 'mlp'),
+     ('fsdp', 'tensor')),
+    # A dimension that the mesh does not divide.
+    (dict(fsdp=2, tensor=4), (6, 10), ('embed', 'classes'), ('fsdp', None)),
+    # Factored statistics have another rank than their parameter.
+    (dict(fsdp=8), (8,), ('embed', 'mlp'), ()),
+  ],
+)  # fmt: skip
+def test_arrays_follow_their_logical_names(sizes, shape, names, expected):
+  assert split(sizes, shape, *names) == expected
 
 
 def test_a_misspelt_axis_is_an_error_and_not_replicated():
-  mesh = sharding.make_mesh(dict(data=8))
   with pytest.raises(ValueError, match='embde'):
-    spec_of(boxed((4,), 'embde'), mesh)
-
-
-def test_factored_statistics_of_another_rank_are_replicated():
-  mesh = sharding.make_mesh(dict(fsdp=8))
-  assert spec_of(boxed((8,), 'embed', 'mlp'), mesh) == PartitionSpec()
+    split(dict(data=8), (4,), 'embde')
 
 
 def test_rows_keep_their_order_over_devices():
@@ -74,3 +67,9 @@ def test_rows_keep_their_order_over_devices():
   batch = sharding.put_batch({'x': np.arange(16)}, mesh)
   assert len(batch['x'].addressable_shards) == 8
   np.testing.assert_array_equal(batch['x'], np.arange(16))
+
+
+def test_without_a_mesh_arrays_are_on_the_first_device():
+  params = {'x': nn.LogicallyPartitioned(jnp.zeros(4), ('embed',))}
+  found = sharding.abstract(params, None)['x'].sharding
+  assert found.device_set == {jax.devices()[0]}

@@ -55,6 +55,15 @@ def make_state(seed=0, devices=1, ema=False, dtype=jnp.float32, width=8):
   )
 
 
+def noise(step, size=256):
+  """A state of one array."""
+  values = np.random.default_rng(step).normal(size=size)
+  return {
+    'params': {'w': jnp.asarray(values, jnp.float32)},
+    'step': jnp.int32(step),
+  }
+
+
 def abstract(state):
   return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
@@ -69,8 +78,23 @@ def assert_identical(a, b):
     assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
-def save_all(directory, steps, **options):
+def save_all(directory, steps, make=make_state, metrics=None, **options):
+  """Saves the steps; `metrics` are by step."""
   with Checkpointer(directory, **options) as checkpointer:
     for step in steps:
-      checkpointer.save(step, make_state(step), {'stage': f's{step}'})
+      values = (metrics or {}).get(step)
+      checkpointer.save(step, make(step), {'stage': f's{step}'}, values)
       checkpointer.wait()
+
+
+def restored_step(directory, state=None):
+  """The step that is restored, whose state must be that of `noise`."""
+  with Checkpointer(directory) as checkpointer:
+    found, saved = checkpointer.restore(noise(0) if state is None else state)
+  size = found['params']['w'].size
+  assert_identical(found, noise(saved.step, size))
+  return saved.step
+
+
+def folders(directory):
+  return sorted(path.name for path in directory.iterdir())

@@ -6,8 +6,9 @@ import random
 import pytest
 
 from dataset_lib import tokenizer
+from dataset_lib.errors import ConfigError
 from launch import config_flags
-from train_lib import config_schema, loading, trainer
+from train_lib import checkpoint_io, config_schema, loading, trainer
 
 WORDS = [f'w{number}' for number in range(40)]
 
@@ -49,7 +50,7 @@ def config(tmp_path, repository, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_compiles_each_bucket_once(config, tmp_path, capsys):
+def test_a_run_compiles_each_bucket_once(config, tmp_path, capsys, monkeypatch):
   workdir = tmp_path / 'run'
   trainer.train(config, str(workdir))
   printed = capsys.readouterr().out
@@ -75,8 +76,18 @@ def test_a_run_compiles_each_bucket_once(config, tmp_path, capsys):
   # Without the data the run is read back all the same.
   for name in ('train.tsv', 'dev.tsv', 'vocab.txt'):
     (tmp_path / name).unlink()
-  config = loading.load_config(workdir)
-  assert loading.load_task(workdir, config).info == info
+  trained = loading.restore(workdir, loading.load_config(workdir))
+  assert trained.task.info == info
+  # A wrong option is reported before the parameters are read.
+  monkeypatch.setattr(checkpoint_io, 'read_arrays', None)
+  for arguments, field in (
+    (dict(options={'tau': 0.5}), 'serve.tau'),
+    (dict(options={'max_characters': 0}), 'serve.max_characters'),
+    (dict(lengths=(31,)), 'lengths'),
+  ):
+    with pytest.raises(ConfigError) as error:
+      loading.serve(workdir, **arguments)
+    assert error.value.field == field
 
 
 @pytest.mark.nightly

@@ -10,6 +10,7 @@ import jax
 import ml_collections
 
 from dataset_lib import builder
+from dataset_lib.fields import ConfigLike
 from eval_lib import evaluator
 from train_lib import sharding
 from train_lib.optimizers import (
@@ -41,7 +42,6 @@ class Setup:
     init: returns a fresh state with these shardings.
     frozen: arrays that the loss reads and never trains.
     steps: train steps, compiled at their first use.
-    put: places this process's rows of a batch on the devices.
     evaluators: by stage and name.
   """
 
@@ -54,7 +54,6 @@ class Setup:
   init: Callable[[], TrainState]
   frozen: Any
   steps: TrainSteps
-  put: Callable[[Mapping[str, Any]], dict[str, Any]]
   evaluators: Mapping[str, Mapping[str, evaluator.Evaluator]]
 
   @property
@@ -67,12 +66,13 @@ class Setup:
     """Number of steps of the whole run."""
     return self.stages[-1].stop
 
+  def put(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Places this process's rows of a batch on the devices."""
+    return sharding.put_batch(batch, self.mesh)
+
 
 def build_setup(config: Any, workdir: str = '') -> Setup:
   """Builds data, stages, tasks, optimizer, mesh and evaluators.
-
-  Call it without a mesh set: unboxing under a mesh
-  applies sharding constraints.
 
   Args:
     config: a resolved and validated configuration.
@@ -88,11 +88,11 @@ def build_setup(config: Any, workdir: str = '') -> Setup:
     stage.name: build_task(config, dataset.info, stage.model)
     for stage in stages
   }
+  task = tasks[stages[0].name]
   schedule = build_schedule(config.optimizer, stages[-1].stop)
   optimizer = build_optimizer(config.optimizer, schedule)
 
   def initial():
-    task = tasks[stages[0].name]
     return init_state(task, optimizer, config.seed, config.ema_decay)
 
   def make_step(stage):
@@ -108,10 +108,12 @@ def build_setup(config: Any, workdir: str = '') -> Setup:
   sharding.check_batch_size(config, mesh)
   abstract = sharding.abstract(boxed, mesh)
   shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-  task = tasks[stages[0].name]
   with jax.set_mesh(mesh):
     frozen = jax.device_put(task.init_frozen(), sharding.replicated(mesh))
-    evaluators = _build_evaluators(tasks, mesh, config, workdir)
+    evaluators = {
+      stage: build_evaluators(config.evals, task, mesh, config, workdir)
+      for stage, task in tasks.items()
+    }
   return Setup(
     config=config,
     dataset=dataset,
@@ -122,7 +124,6 @@ def build_setup(config: Any, workdir: str = '') -> Setup:
     init=jax.jit(lambda: sharding.unbox(initial()), out_shardings=shardings),
     frozen=frozen,
     steps=TrainSteps(make_step, abstract, frozen),
-    put=functools.partial(sharding.put_batch, mesh=mesh),
     evaluators=evaluators,
   )
 
@@ -145,38 +146,31 @@ def build_dataset(config: Any) -> builder.Dataset:
   )
 
 
-def _build_evaluators(
-  tasks: Mapping[str, Task],
+def build_evaluators(
+  entries: ConfigLike,
+  task: Task,
   mesh: jax.sharding.Mesh,
   config: Any,
   workdir: str,
-) -> dict[str, dict[str, evaluator.Evaluator]]:
-  built = {}
-  for stage, task in tasks.items():
-    context = eval_context(task, mesh, config, workdir)
-    built[stage] = {
-      name: evaluator.build(name, entry, context)
-      for name, entry in config.evals.items()
-    }
-  return built
+) -> dict[str, evaluator.Evaluator]:
+  """Builds evaluators by name, in training and for a checkpoint alone.
 
-
-def eval_context(
-  task: Task, mesh: jax.sharding.Mesh, config: Any, workdir: str
-) -> evaluator.EvalContext:
-  """Jits the task's evaluation, in training and for a checkpoint alone.
-
-  Variables are `{'params': ..., 'model_state': ...}`.
+  Args:
+    entries: of `config.evals`, by name.
+    task: its evaluation is jitted, with variables
+      `{'params': ..., 'model_state': ...}`.
+    mesh: devices that batches are split over.
+    config: of the run.
+    workdir: directory of the files that evaluators write.
   """
-  # Replicated, so that every process can read the whole result.
-  everywhere = sharding.replicated(mesh)
 
   def jitted(method):
     compiled = jax.jit(
       lambda variables, batch: method(
         variables['params'], variables['model_state'], batch
       ),
-      out_shardings=everywhere,
+      # Replicated, so that every process can read the whole result.
+      out_shardings=sharding.replicated(mesh),
     )
 
     def call(variables, batch):
@@ -185,7 +179,7 @@ def eval_context(
 
     return call
 
-  return evaluator.EvalContext(
+  context = evaluator.EvalContext(
     measure=jitted(task.evaluate),
     features=jitted(task.features),
     outputs=jitted(task.outputs),
@@ -198,3 +192,7 @@ def eval_context(
     train_split=config.train_split,
     layers=task.head_layers,
   )
+  return {
+    name: evaluator.build(name, entry, context)
+    for name, entry in entries.items()
+  }

@@ -12,7 +12,7 @@ import rich.console
 from dataset_lib.errors import ConfigError
 from launch import config_flags
 from train_lib import console, sharding
-from train_lib.setup import build_setup
+from train_lib.build import build_setup
 from train_lib.stages import Stage
 from train_lib.train_step import TrainState, TrainSteps
 
@@ -41,27 +41,31 @@ def test_the_configuration_is_immutable(setup):
     setup.config = {}
 
 
-def test_a_stage_that_trains_nothing_is_an_error(repository):
-  config = load(repository, 'stages.stage1.trainable=nomatch')
-  with pytest.raises(ConfigError) as error:
-    build_setup(config)
-  assert error.value.field == 'stages.stage1.trainable'
-  assert error.value.given == 'nomatch'
-
-
-def test_rows_divide_over_devices_and_micro_batches(repository):
-  with pytest.raises(ConfigError, match='batch_size: expected a multiple of 6'):
-    build_setup(load(repository, 'mesh.data=3', 'num_micro=2'))
-
-
-def printed(function, *arguments):
-  file = io.StringIO()
-  function(rich.console.Console(file=file, width=80), *arguments)
-  return file.getvalue()
+@pytest.mark.parametrize(
+  ('overrides', 'message'),
+  [
+    (
+      ['stages.stage1.trainable=nomatch'],
+      r"stages\.stage1\.trainable: .*got 'nomatch'",
+    ),
+    (
+      ['mesh.data=3', 'num_micro=2'],
+      'batch_size: expected a multiple of 6',
+    ),
+    (['mesh.data=16'], 'mesh: .*the 8 devices here'),
+  ],
+)
+def test_what_does_not_fit_the_data_or_the_devices(
+  repository, overrides, message
+):
+  with pytest.raises(ConfigError, match=message):
+    build_setup(load(repository, *overrides))
 
 
 def test_the_start_fits_on_one_screen(setup):
-  text = printed(console.print_start, setup, 3)
+  file = io.StringIO()
+  console.print_start(rich.console.Console(file=file, width=80), setup, 3)
+  text = file.getvalue()
   assert len(text.splitlines()) <= 24
   for word in ('parameters', 'encoder', 'tokens [8, 4] int32', 'at step 3'):
     assert word in text
