@@ -74,6 +74,9 @@ class Setup:
 def build_setup(config: Any, workdir: str = '') -> Setup:
   """Builds data, stages, tasks, optimizer, mesh and evaluators.
 
+  Call it without a mesh set: unboxing under a mesh would apply sharding
+  constraints.
+
   Args:
     config: a resolved and validated configuration.
     workdir: directory of the files that evaluators write.
@@ -88,12 +91,12 @@ def build_setup(config: Any, workdir: str = '') -> Setup:
     stage.name: build_task(config, dataset.info, stage.model)
     for stage in stages
   }
-  task = tasks[stages[0].name]
+  first = tasks[stages[0].name]
   schedule = build_schedule(config.optimizer, stages[-1].stop)
   optimizer = build_optimizer(config.optimizer, schedule)
 
   def initial():
-    return init_state(task, optimizer, config.seed, config.ema_decay)
+    return init_state(first, optimizer, config.seed, config.ema_decay)
 
   def make_step(stage):
     options = config.num_micro, config.ema_decay, stage.trainable
@@ -109,23 +112,16 @@ def build_setup(config: Any, workdir: str = '') -> Setup:
   abstract = sharding.abstract(boxed, mesh)
   shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
   with jax.set_mesh(mesh):
-    frozen = jax.device_put(task.init_frozen(), sharding.replicated(mesh))
+    frozen = jax.device_put(first.init_frozen(), sharding.replicated(mesh))
     evaluators = {
-      stage: build_evaluators(config.evals, task, mesh, config, workdir)
-      for stage, task in tasks.items()
+      name: build_evaluators(config.evals, task, mesh, config, workdir)
+      for name, task in tasks.items()
     }
   return Setup(
-    config=config,
-    dataset=dataset,
-    stages=stages,
-    tasks=tasks,
-    mesh=mesh,
-    abstract=abstract,
-    init=jax.jit(lambda: sharding.unbox(initial()), out_shardings=shardings),
-    frozen=frozen,
-    steps=TrainSteps(make_step, abstract, frozen),
-    evaluators=evaluators,
-  )
+    config, dataset, stages, tasks, mesh, abstract,
+    jax.jit(lambda: sharding.unbox(initial()), out_shardings=shardings),
+    frozen, TrainSteps(make_step, abstract, frozen), evaluators,
+  )  # fmt: skip
 
 
 def build_dataset(config: Any) -> builder.Dataset:
@@ -153,12 +149,11 @@ def build_evaluators(
   config: Any,
   workdir: str,
 ) -> dict[str, evaluator.Evaluator]:
-  """Builds evaluators by name, in training and for a checkpoint alone.
+  """Builds evaluators of a task, in training and for a checkpoint alone.
 
   Args:
     entries: of `config.evals`, by name.
-    task: its evaluation is jitted, with variables
-      `{'params': ..., 'model_state': ...}`.
+    task: its evaluation is jitted.
     mesh: devices that batches are split over.
     config: of the run.
     workdir: directory of the files that evaluators write.

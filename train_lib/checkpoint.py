@@ -1,9 +1,8 @@
 """Checkpoints that survive crashes, full disks and flipped bits.
 
-orbax writes atomically, sharded and in the background. `Checkpointer` adds the
-checksums of `checkpoint_io` and the fallback to the previous good step, strict
-comparison of shapes and dtypes, retention of the newest and the best, and
-errors that are raised at the next call instead of one save late.
+orbax writes atomically, sharded and in the background. `Checkpointer` adds
+checksums and the fallback of `checkpoint_io`, retention of the newest and the
+best, and errors that are raised at the next call instead of one save late.
 """
 
 import concurrent.futures
@@ -84,7 +83,7 @@ class Checkpointer(contextlib.AbstractContextManager):
     Args:
       step: of the state; it must grow from save to save.
       state: a pytree of arrays.
-      extra: JSON values that `restore` returns.
+      extra: JSON values that are saved with it.
       metrics: of this state; they decide which checkpoint is the best.
 
     Raises:
@@ -112,10 +111,7 @@ class Checkpointer(contextlib.AbstractContextManager):
     self._saving = self._thread.submit(self._complete)
 
   def check(self) -> None:
-    """Raises the error of a finished save; never waits for one.
-
-    Call it in every step, so that a failed save is known one step later.
-    """
+    """Raises the error of a finished save; never waits for one."""
     if self._saving is not None and self._saving.done():
       self.wait()
 
@@ -133,15 +129,12 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     Nothing is deleted, moved or cast; the number of devices may differ.
 
-    Args:
-      abstract_state: the wanted structure; leaves have shape, dtype and
-        sharding. A leaf without sharding becomes a NumPy array.
-
     Returns:
       (the state, its checkpoint); None if there is no checkpoint at all.
 
     Raises:
-      CheckpointMismatchError: the checkpoint is of another structure.
+      CheckpointMismatchError: it differs from `abstract_state`, the wanted
+        structure with shapes, dtypes and shardings.
       CorruptCheckpointError: every checkpoint is damaged.
     """
     self.wait()

@@ -60,13 +60,8 @@ class CheckpointWarning(UserWarning):
 class Saved:
   """A complete checkpoint: its folder, and the content of `checkpoint.json`.
 
-  Attributes:
-    path: its folder.
-    step: number of finished steps.
-    extra: JSON values given to `Checkpointer.save`.
-    metrics: of the state.
-    best: `metric` and `mode` that decide which checkpoint is the best.
-    arrays: dtype and shape by name.
+  `best` has the `metric` and `mode` that decide which checkpoint is the best,
+  `arrays` dtype and shape by name.
   """
 
   path: pathlib.Path
@@ -79,10 +74,8 @@ class Saved:
   def read(self, prefix: str = '', abstract: Any = None) -> Any:
     """Reads the arrays whose name starts with a prefix.
 
-    Args:
-      prefix: of the names.
-      abstract: the wanted structure, with shardings (a leaf without one
-        becomes a NumPy array); None for nested dictionaries of NumPy arrays.
+    `abstract` is the wanted structure, with shardings (a leaf without one
+    becomes a NumPy array); None for nested dictionaries of NumPy arrays.
 
     Raises:
       CheckpointMismatchError: the arrays are not the wanted ones.
@@ -184,11 +177,7 @@ def best_step(root: pathlib.Path) -> int | None:
 
 
 def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
-  """Returns the leaves of a pytree by name.
-
-  Raises:
-    TypeError: if a leaf is not an array, or an array of typed PRNG keys.
-  """
+  """Returns the leaves of a pytree by name; raises TypeError if not arrays."""
   flat = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     name = prefix + jax.tree_util.keystr(path, simple=True, separator='/')
@@ -217,12 +206,7 @@ def layout(flat: Mapping[str, Any]) -> dict[str, list[Any]]:
 def check_layout(
   where: object, saved: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> None:
-  """Compares two layouts; nothing is ever cast.
-
-  Raises:
-    CheckpointMismatchError: if a name is missing from one of them, or a
-      shape or dtype differs.
-  """
+  """Raises `CheckpointMismatchError` if names, shapes or dtypes differ."""
   lines = [
     f'{name}: expected {_words(wanted.get(name))}, got '
     f'{_words(saved.get(name))}'

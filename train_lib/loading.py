@@ -18,13 +18,7 @@ from train_lib.task import Task, build_task
 
 
 class Trained(NamedTuple):
-  """A task with the variables of a checkpoint.
-
-  Attributes:
-    task: with the model of the checkpoint's stage.
-    variables: `{'params': ..., 'model_state': ...}`.
-    step: of the checkpoint.
-  """
+  """The task of a checkpoint, `{'params': ..., 'model_state': ...}`, its step."""
 
   task: Task
   variables: dict[str, Any]
@@ -34,17 +28,13 @@ class Trained(NamedTuple):
 def load_config(
   workdir: str | os.PathLike[str], key: str = '--workdir'
 ) -> ml_collections.ConfigDict:
-  """Returns the resolved configuration of a run, as its directory alone needs.
+  """Returns the configuration of a run, which needs its directory alone.
 
   What a finished run started from may be gone, or on another machine: its
   teacher, its warm start, the directory of its tokenizer.
 
-  Args:
-    workdir: directory of the run.
-    key: the flag or field that names the directory, for the error.
-
   Raises:
-    ConfigError: the directory has no run.
+    ConfigError: of the field `key`; the directory has no run.
     InvalidDataError: the configuration is damaged.
   """
   path = pathlib.Path(workdir) / CONFIG
@@ -68,8 +58,7 @@ def load_config(
 def load_info(workdir: str | os.PathLike[str]) -> DatasetInfo:
   """Returns the shapes and classes of the training data of a run.
 
-  Raises:
-    InvalidDataError: the file is missing or damaged.
+  Raises `InvalidDataError` if the file is missing or damaged.
   """
   path = pathlib.Path(workdir) / DATASET_INFO
   try:

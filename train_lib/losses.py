@@ -30,7 +30,7 @@ def adaptive_loss(
     mask: 1 where a cost counts; it broadcasts to `cost`.
     denominator: over the whole batch, so that micro-batches add exactly.
     config: of the run.
-    knobs: traced scalars of the stage.
+    knobs: of the stage.
   """
   weight = knobs.get(name, config['loss'][name])
   return weight * (cost * mask).sum() / denominator

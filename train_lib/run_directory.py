@@ -53,14 +53,13 @@ class RunDirectory:
   """A context in which a run owns its directory.
 
   Args:
-    workdir: the directory of all files of the run; it is created.
-    config: the resolved configuration. It is written to `config.json`, and
-      compared with the saved one if the directory has checkpoints.
+    workdir: it is created.
+    config: the resolved configuration, written to `config.json`; it must not
+      differ from the saved one if the directory has checkpoints.
     primary: False in all processes of a run but one; they write nothing.
 
   Raises (on entering):
-    RunLockedError: another run is using the directory.
-    ConfigChangedError: the directory has checkpoints of another run.
+    RunLockedError, ConfigChangedError: see there.
     InvalidDataError: the saved configuration is damaged.
   """
 
@@ -110,8 +109,8 @@ class RunDirectory:
   def truncate_log(self, step: int) -> None:
     """Removes the lines of later steps, which will be written again.
 
-    A torn last line, left by a kill, is removed; any other line that is not
-    JSON is removed with a warning.
+    A torn last line, left by a kill, is removed; any other damaged line is
+    removed with a warning.
     """
     path = self.workdir / METRICS
     if not self._primary or not path.exists():
@@ -192,10 +191,9 @@ def steps_in(checkpoints: pathlib.Path) -> list[int]:
 
 
 def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-  """Lists the differences of two configurations, except harmless fields.
+  """Lists differences of two configurations, but of `HARMLESS` fields.
 
-  Returns:
-    Lines like 'optimizer.lr: saved 0.1, given 0.2', sorted.
+  Lines are like 'optimizer.lr: saved 0.1, given 0.2'.
   """
   before, after = _flat(saved), _flat(given)
   absent = 'nothing'
@@ -216,10 +214,7 @@ def _flat(tree: Any, prefix: str = '') -> dict[str, str]:
 
 
 def versions() -> dict[str, Any]:
-  """Returns versions of packages, Python, system and this code.
-
-  Imports none of the packages, so no device is touched.
-  """
+  """Returns versions of packages, Python, system and code; imports nothing."""
   packages = {
     distribution.name: distribution.version
     for distribution in importlib.metadata.distributions()

@@ -25,25 +25,15 @@ from train_lib.task import Task
 
 @flax.struct.dataclass
 class TrainState:
-  """All that a checkpoint stores.
+  """All that a checkpoint stores."""
 
-  Attributes:
-    step: finished steps, also the position in the data stream, int32 `[]`.
-    params: trained parameters, float32.
-    model_state: state that the model carries from step to step.
-    opt_state: state of the optax chain.
-    rng: key data, uint32 `[2]`.
-    ema_params: exponential moving average of `params`, or None.
-    nonfinite: consecutive steps skipped as not finite, int32 `[]`.
-  """
-
-  step: Leaf
-  params: Any
-  model_state: Any
+  step: Leaf  # finished steps: the position in the data stream, int32
+  params: Any  # float32
+  model_state: Any  # that the model carries from step to step
   opt_state: Any
-  rng: Leaf
-  ema_params: Any
-  nonfinite: Leaf
+  rng: Leaf  # key data, uint32 [2]
+  ema_params: Any  # moving average of `params`, or None
+  nonfinite: Leaf  # steps in a row that were skipped as not finite, int32
 
   @property
   def variables(self) -> dict[str, Any]:
@@ -87,8 +77,8 @@ def make_train_step(
 
   Args:
     task: the model and its loss.
-    optimizer: an optax chain that includes the learning rate.
-    schedule: the learning rate, to be logged.
+    optimizer: includes the learning rate, `schedule`, which is logged.
+    schedule: of the learning rate.
     num_micro: micro-batches per step; it must divide the rows of a batch.
     ema_decay: decay of the parameter average, 0 for none.
     trainable: regular expression of the parameters that change.
@@ -189,13 +179,7 @@ def _ema(average: Any, params: Any, decay: float) -> Any:
 
 
 class TrainSteps:
-  """Train steps, each compiled once per stage and shape, at its first use.
-
-  Args:
-    make: returns the train step of a stage.
-    abstract: shapes, dtypes and shardings of the state.
-    frozen: the result of `Task.init_frozen`, on the devices.
-  """
+  """Train steps, each compiled once per stage and shape, at its first use."""
 
   def __init__(
     self, make: Callable[[Stage], Any], abstract: TrainState, frozen: Any
@@ -216,11 +200,8 @@ class TrainSteps:
       return self._compiled[key], 0.0
     shardings = jax.tree.map(lambda leaf: leaf.sharding, self._abstract)
     everywhere = sharding.replicated(shardings.step.mesh)
-    step = jax.jit(
-      self._make(stage),
-      donate_argnums=0,
-      out_shardings=(shardings, everywhere),
-    )
+    outputs = shardings, everywhere
+    step = jax.jit(self._make(stage), donate_argnums=0, out_shardings=outputs)
     knobs = dict.fromkeys(stage.knobs, jax.ShapeDtypeStruct((), jnp.float32))
     with nn.logical_axis_rules(sharding.RULES):
       lowered = step.lower(self._abstract, self._frozen, batch, knobs)
@@ -229,10 +210,7 @@ class TrainSteps:
 
 
 class NonFiniteError(RuntimeError):
-  """The loss or its gradient was NaN or infinite too many steps in a row.
-
-  Those steps did not change the parameters, and no such state was saved.
-  """
+  """The loss or its gradient was NaN or infinite too many steps in a row."""
 
   def __init__(self, step: int, skipped: int, culprit: str):
     super().__init__(
@@ -241,8 +219,6 @@ class NonFiniteError(RuntimeError):
       'No bad state was saved: lower optimizer.lr, lengthen '
       'optimizer.warmup_steps or set optimizer.clip_norm, and start again.'
     )
-    self.step = step
-    self.culprit = culprit
 
 
 def first_culprit(

@@ -86,9 +86,7 @@ def train(
     run.truncate_log(start)
     batches: Any = setup.dataset.batches(start_step=start)
     stack.enter_context(contextlib.closing(batches))
-    console = stack.enter_context(
-      contextlib.closing(Console(setup, run, start))
-    )
+    console = stack.enter_context(Console(setup, run, start))
     loop = _Loop(
       setup, run, guard, checkpointer, batches, console, started, start,
       seconds_before=before['seconds'], results=dict(before['results']),

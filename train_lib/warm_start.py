@@ -22,12 +22,7 @@ from train_lib import checkpoint_io as io
 def start_from(state: Any, config: Any) -> Any:
   """Returns a fresh state with the parameters of `config.warm_start`, if any.
 
-  Args:
-    state: a fresh `TrainState`.
-    config: `workdir`, '' for none, `renames` and `skip`; see `warm_start`.
-
-  Raises:
-    ConfigError: if the other run does not fit.
+  Raises `ConfigError` if the other run does not fit; see `warm_start`.
   """
   if not config.workdir:
     return state
@@ -51,10 +46,10 @@ def warm_start(
 ) -> Any:
   """Replaces parameters by those of another run's newest good checkpoint.
 
-  The average of the other run's parameters is taken if it kept one.
+  Those are averages if the run kept some.
 
   Args:
-    params: parameters of a fresh model; their shardings are kept.
+    params: of a fresh model; their structure and shardings are kept.
     directory: workdir of the other run, its folder of checkpoints, or a
       Hugging Face directory.
     renames: 'old->new', applied in turn to the names of the checkpoint by
@@ -62,9 +57,6 @@ def warm_start(
     skip: regular expressions searched in the names of both sides (those of
       the checkpoint after renaming): such parameters keep their fresh values.
       `^head/` skips the head of another task.
-
-  Returns:
-    The parameters, in the structure of `params`.
 
   Raises:
     ValueError: a rename is malformed, a rename or a skip matches nothing,

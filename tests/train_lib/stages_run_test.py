@@ -10,7 +10,6 @@ from dataset_lib import builder
 from launch import config_flags
 from train_lib import checkpoint_io as form
 from train_lib import config_schema, loading, trainer
-from train_lib.checkpoint import restore_params
 from train_lib.task import Task
 
 pytestmark = pytest.mark.slow
@@ -43,7 +42,7 @@ def train(workdir, *overrides, **stages):
 
 
 def params(workdir, step, average=False):
-  return form.flatten(restore_params(workdir, step, average=average).params)
+  return form.flatten(form.find(workdir, step).params(average=average))
 
 
 def stage(**fields):
@@ -136,13 +135,6 @@ def test_a_run_says_what_its_data_was(run, monkeypatch):
   # The task is then rebuilt without the data.
   monkeypatch.setattr(builder, 'build_source', None)
   assert loading.load_task(run[0], config).info == info
-
-
-def test_runs_that_said_nothing_are_read_from_the_data(run, monkeypatch):
-  monkeypatch.setattr(loading, 'DATASET_INFO', 'nothing.json')
-  assert loading.load_info(run[0]) is None
-  config = loading.load_config(run[0])
-  assert loading.load_task(run[0], config).info.input_shape == (4,)
 
 
 def test_a_trace_is_written(run):
