@@ -88,8 +88,8 @@ class Saved:
     wanted = flatten(abstract, prefix)
     check_layout(self.path, saved, layout(wanted))
     found = read_arrays(self.path, wanted)
-    structure = jax.tree.structure(abstract)
-    return structure.unflatten(found[name] for name in wanted)
+    leaves = [found[name] for name in wanted]
+    return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
   def params(self, abstract: Any = None, average: bool = True) -> Any:
     """Reads the parameters; their average unless the run kept none."""

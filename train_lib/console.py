@@ -17,6 +17,7 @@ from clu import parameter_overview
 
 from train_lib.build import Setup
 from train_lib.run_directory import RunDirectory
+from train_lib.stages import Stage
 
 # The metrics of a step that its line in the terminal shows.
 HEADLINE = (
@@ -71,6 +72,14 @@ class Console(contextlib.ExitStack):
     """Prints a line."""
     if self._primary:
       self._console.print(line, markup=False)
+
+  def print_compiled(self, stage: Stage, batch: Any, seconds: float) -> None:
+    """Prints that the step of a stage was compiled, and its input."""
+    key = self._setup.dataset.info.input_key
+    shape = f'{key} [{", ".join(map(str, batch[key].shape))}]'
+    self.print(
+      f'compiled the step of {stage.name} for {shape} in {seconds:.1f} s'
+    )
 
   def warn(self, error: Exception) -> None:
     """Prints a warning, in every process."""

@@ -18,10 +18,10 @@ from train_lib.task import Task, build_task
 
 
 class Trained(NamedTuple):
-  """The task of a checkpoint, `{'params': ..., 'model_state': ...}`, its step."""
+  """The task of a checkpoint, with its variables."""
 
   task: Task
-  variables: dict[str, Any]
+  variables: dict[str, Any]  # {'params': ..., 'model_state': ...}
   step: int
 
 

@@ -73,7 +73,8 @@ class RunDirectory:
     self._config, self._primary = config, primary
     # The kernel releases the lock of a killed process; the JSON content only
     # names the holder.
-    self._lock = filelock.FileLock(self.workdir / 'run.lock', timeout=0)
+    self._lock_file = self.workdir / 'run.lock'
+    self._lock = filelock.FileLock(self._lock_file, timeout=0)
 
   def __enter__(self) -> 'RunDirectory':
     self.workdir.mkdir(parents=True, exist_ok=True)
@@ -90,7 +91,7 @@ class RunDirectory:
   def __exit__(self, *exception: object) -> None:
     if self._primary:
       with contextlib.suppress(OSError):
-        pathlib.Path(self._lock.lock_file).write_text('')
+        self._lock_file.write_text('')
       self._lock.release()
 
   def write(self, name: str, value: Mapping[str, Any]) -> None:
@@ -128,33 +129,31 @@ class RunDirectory:
     atomic_file.write_text(path, ''.join(kept))
 
   def _acquire(self) -> None:
-    path, host = pathlib.Path(self._lock.lock_file), socket.gethostname()
+    path, host = self._lock_file, socket.gethostname()
     try:
       self._lock.acquire()
     except filelock.Timeout:
-      raise RunLockedError(self._in_use(_holder(path))) from None
+      raise RunLockedError(self._in_use()) from None
     except OSError as error:
       raise InvalidDataError(f'{path} cannot be locked ({error})') from error
-    holder = _holder(path)
     files = [path, self.workdir / METRICS]
     age = time.time() - max(f.stat().st_mtime for f in files if f.exists())
-    if holder.get('host', host) != host and age < FOREIGN_LOCK_SECONDS:
+    elsewhere = _holder(path).get('host', host) != host
+    if elsewhere and age < FOREIGN_LOCK_SECONDS:
       self._lock.release()
       raise RunLockedError(
-        f'{self._in_use(holder)} It wrote its last file {age:.0f} s ago; if '
-        f'it has ended, start again after {FOREIGN_LOCK_SECONDS:.0f} s, or '
-        f'delete {path}.'
+        f'{self._in_use()} It wrote its last file {age:.0f} s ago; if it has '
+        f'ended, start again after {FOREIGN_LOCK_SECONDS:.0f} s, or delete '
+        f'{path}.'
       )
     started = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
-    holder = {'pid': os.getpid(), 'host': host, 'started': started}
-    path.write_text(strict_json.dumps(holder))
+    fields = {'pid': os.getpid(), 'host': host, 'started': started}
+    path.write_text(strict_json.dumps(fields))
 
-  def _in_use(self, holder: Mapping[str, Any]) -> str:
-    name = 'a process that is just starting'
+  def _in_use(self) -> str:
+    name, holder = 'a process that is just starting', _holder(self._lock_file)
     if holder:
-      name = 'process {} on host {}, started {}'.format(
-        *map(holder.get, ('pid', 'host', 'started'))
-      )
+      name = 'process {pid} on host {host}, started {started}'.format(**holder)
     return (
       f'{self.workdir} is in use by {name}. Two runs in one directory '
       'overwrite each other: stop that run or use another workdir.'
@@ -179,7 +178,8 @@ class RunDirectory:
 def _holder(path: pathlib.Path) -> dict[str, Any]:
   """Returns the fields of a lock file, empty if it holds no such text."""
   try:
-    return strict_json.read_object(path)
+    fields = strict_json.read_object(path)
+    return fields if {'pid', 'host', 'started'} <= fields.keys() else {}
   except (OSError, InvalidDataError):
     return {}
 
@@ -215,11 +215,9 @@ def _flat(tree: Any, prefix: str = '') -> dict[str, str]:
 
 def versions() -> dict[str, Any]:
   """Returns versions of packages, Python, system and code; imports nothing."""
-  packages = {
-    distribution.name: distribution.version
-    for distribution in importlib.metadata.distributions()
-    if distribution.name  # None in a damaged installation
-  }
+  distributions = importlib.metadata.distributions()
+  # The name is None in a damaged installation.
+  packages = {d.name: d.version for d in distributions if d.name}
   status = _git('status', '--porcelain', '--untracked-files=no')
   return {
     'python': platform.python_version(),
@@ -234,8 +232,7 @@ def versions() -> dict[str, Any]:
 
 def _git(*arguments: str) -> str | None:
   """Runs git in this checkout; None if that fails."""
-  root = str(pathlib.Path(__file__).resolve().parents[1])
-  command = ('git', '-C', root, *arguments)
+  command = ('git', '-C', str(pathlib.Path(__file__).parents[1]), *arguments)
   try:
     return subprocess.run(
       command, capture_output=True, check=True, text=True, timeout=10

@@ -2,8 +2,7 @@
 
 The mesh has three axes: `data` (replicas of the parameters), `fsdp` (batch
 and parameters both split) and `tensor` (matrices split). Models name the axes
-of their arrays logically; `RULES` maps those names to the mesh. The same code
-runs on one CPU, on fake devices and on a pod.
+of their arrays logically; `RULES` maps those names to the mesh.
 """
 
 import math
@@ -13,13 +12,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.sharding import (
-  AxisType,
-  Mesh,
-  NamedSharding,
-  PartitionSpec,
-  SingleDeviceSharding,
-)
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dataset_lib.errors import ConfigError
 
@@ -44,10 +37,7 @@ def make_mesh(sizes: Any) -> Mesh:
   """Builds the mesh; one axis may be -1 and takes the remaining devices.
 
   A product below the number of devices uses the first ones; with several
-  processes every device must be used.
-
-  Raises:
-    ConfigError: if the sizes do not fit the devices here.
+  processes every device must be used. Raises `ConfigError` for other sizes.
   """
   shape = [int(sizes.get(axis, 1)) for axis in AXES]
   count = jax.device_count()
@@ -57,12 +47,8 @@ def make_mesh(sizes: Any) -> Mesh:
   size = math.prod(shape)
   fits = size == count or (size < count and jax.process_count() == 1)
   if min(shape) < 1 or not fits:
-    raise ConfigError(
-      'mesh',
-      dict(sizes),
-      f'sizes of {AXES}, at most one of them -1, that multiply to at most '
-      f'the {count} devices here',
-    )
+    expected = f'sizes of {AXES}, at most one -1, for the {count} devices here'
+    raise ConfigError('mesh', dict(sizes), expected)
   # Linen's logical partitioning needs Auto axes; make_mesh defaults to
   # Explicit ones.
   types = (AxisType.Auto,) * len(AXES)
@@ -94,12 +80,10 @@ def abstract(boxed: Any, mesh: Mesh | None) -> Any:
   """
 
   def place(leaf: Any) -> jax.ShapeDtypeStruct:
+    where: Any = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    if mesh is not None:
+      where = NamedSharding(mesh, _split(leaf, mesh))
     value = _unbox(leaf)
-    where = (
-      SingleDeviceSharding(jax.devices()[0])
-      if mesh is None
-      else NamedSharding(mesh, _split(leaf, mesh))
-    )
     return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=where)
 
   return jax.tree.map(place, boxed, is_leaf=_is_boxed)
@@ -145,9 +129,6 @@ def check_batch_size(config: Any, mesh: Mesh) -> None:
   devices = mesh.shape['data'] * mesh.shape['fsdp']
   unit = devices * config.num_micro
   if config.batch_size % unit:
-    raise ConfigError(
-      'batch_size',
-      config.batch_size,
-      f'a multiple of {unit}: {devices} devices along data x fsdp times '
-      f'num_micro={config.num_micro}',
-    )
+    product = f'{devices} devices along data x fsdp times num_micro'
+    expected = f'a multiple of {unit}: {product}={config.num_micro}'
+    raise ConfigError('batch_size', config.batch_size, expected)

@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Key
 
 from eval_lib.metrics import Average, Leaf
 from train_lib import sharding
@@ -105,12 +105,15 @@ def make_train_step(
     state = jax.tree.map(
       lambda new, old: jnp.where(finite, new, old), changed, skipped
     ).replace(step=state.step + 1)
-    metrics |= {
-      'loss': _scalar(loss),
-      'grad_norm': _scalar(grad_norm),
-      'learning_rate': _scalar(jnp.asarray(schedule(state.step - 1))),
-      'nonfinite': _scalar(state.nonfinite),
+    scalars = {
+      'loss': loss,
+      'grad_norm': grad_norm,
+      'learning_rate': schedule(state.step - 1),
+      'nonfinite': state.nonfinite,
     }
+    one = jnp.ones((), jnp.float32)
+    for name, value in scalars.items():
+      metrics[name] = Average(jnp.asarray(value, jnp.float32), one)
     return state, metrics
 
   return train_step
@@ -159,11 +162,6 @@ def split_rows(tree: Any, num_micro: int) -> Any:
   return jax.tree.map(split, tree)
 
 
-def _scalar(value: Float[Array, ''] | Int[Array, '']) -> Average:
-  one = jnp.ones((), jnp.float32)
-  return Average(total=jnp.asarray(value, jnp.float32), count=one)
-
-
 def _zero_unless(mask: Any, tree: Any) -> Any:
   return jax.tree.map(
     lambda keep, leaf: leaf if keep else jnp.zeros_like(leaf), mask, tree
@@ -188,10 +186,9 @@ class TrainSteps:
     self._compiled: dict[Any, Any] = {}
 
   def get(self, stage: Stage, batch: Any) -> tuple[Any, float]:
-    """Returns the compiled step of a stage, and seconds of compiling it now.
+    """Returns the compiled step, and the seconds of compiling it now.
 
     Stages with equal static parts and batches of equal shapes share a step.
-    `batch` may be shapes, dtypes and shardings.
     """
     begin = time.monotonic()
     shapes = sorted((k, x.shape, str(x.dtype)) for k, x in batch.items())

@@ -59,7 +59,7 @@ def train(
     setup = build_setup(config, workdir)
     stack.enter_context(jax.set_mesh(setup.mesh))
     checkpoints = pathlib.Path(workdir, CHECKPOINTS).absolute()
-    state = None
+    state: Any = None
     if dry_run or not steps_in(checkpoints):
       state = start_from(setup.init(), setup.config.warm_start)
     if dry_run:
@@ -88,9 +88,8 @@ def train(
     stack.enter_context(contextlib.closing(batches))
     console = stack.enter_context(Console(setup, run, start))
     loop = _Loop(
-      setup, run, guard, checkpointer, batches, console, started, start,
-      seconds_before=before['seconds'], results=dict(before['results']),
-    )  # fmt: skip
+      setup, run, guard, checkpointer, batches, console, started, before, start
+    )
     for stage in setup.stages:
       while loop.done < stage.stop:
         state = loop.step(stage, state)
@@ -102,9 +101,8 @@ class _Loop:
   """A running loop.
 
   Attributes:
+    before: results and seconds of earlier processes of this run.
     done: number of finished steps.
-    seconds_before: of earlier processes of this run.
-    results: the newest value of each metric of the evaluators.
     pending: steps whose metrics are unread: (step, stage, metrics, batch).
   """
 
@@ -115,21 +113,21 @@ class _Loop:
   batches: Iterator[Any]
   console: Console
   started: float
+  before: dict[str, Any]
   done: int
-  seconds_before: float
-  results: dict[str, float]
-  first_step_seconds: float | None = None
-  pending: collections.deque[Any] = dataclasses.field(
-    default_factory=collections.deque
-  )
 
   def __post_init__(self):
     self.config, self.start = self.setup.config, self.done
+    self.results: dict[str, float] = dict(self.before['results'])
+    self.first_step_seconds: float | None = None
+    self.pending: collections.deque[Any] = collections.deque()
 
   def step(self, stage: Stage, state: Any) -> Any:
     """Runs one step and everything due after it, in this order."""
     batch = self._next_batch()
-    train_step = self._compiled(stage, batch)
+    train_step, seconds = self.setup.steps.get(stage, batch)
+    if seconds:
+      self.console.print_compiled(stage, batch, seconds)
     self.console.trace(self.done)
     knobs = stage.knob_values(self.done)
     state, metrics = train_step(state, self.setup.frozen, batch, knobs)
@@ -150,20 +148,8 @@ class _Loop:
     # 2. Evaluation before saving: the checkpoint carries its metrics.
     measured = self._evaluate(evaluators, state)
     self.console.flush()
-    # 3. Saving before stopping. A failure is fatal only if this save must
-    #    succeed: a full disk may have space when the next one is due.
-    must = last or stop
-    try:
-      if save:
-        self._save(state, stage, measured)
-      if must:
-        self.checkpointer.wait()
-      # A failed save is reported in the step after it failed.
-      self.checkpointer.check()
-    except CheckpointError as error:
-      if must:
-        raise
-      self.console.warn(error)
+    # 3. Saving before stopping.
+    self._save(save, last or stop, stage, state, measured)
     if stop and not last:
       raise Preempted(step)
     self.console.advance(step)
@@ -176,17 +162,6 @@ class _Loop:
     if not self.pending or self.pending[-1][2]['loss'].total.is_ready():
       self.console.waited(time.monotonic() - begin)
     return batch
-
-  def _compiled(self, stage: Stage, batch: dict[str, Any]) -> Any:
-    train_step, seconds = self.setup.steps.get(stage, batch)
-    if seconds:
-      key = self.setup.dataset.info.input_key
-      shape = ', '.join(map(str, batch[key].shape))
-      self.console.print(
-        f'compiled the step of {stage.name} for {key} [{shape}] in '
-        f'{seconds:.1f} s'
-      )
-    return train_step
 
   def _settle(self, leave: int, state: Any) -> None:
     """Reads metrics of past steps until `leave` of them are unread."""
@@ -218,16 +193,32 @@ class _Loop:
     self.console.log_evaluation(self.done, measured)
     return measured
 
-  def _save(self, state: Any, stage: Stage, metrics: dict[str, float]) -> None:
+  def _save(
+    self, save: bool, must: bool, stage: Stage, state: Any, metrics: Any
+  ) -> None:
+    """Saves if wanted; a failure is fatal only if this save `must` succeed.
+
+    A full disk may have space again when the next checkpoint is due.
+    """
     extra = {
       'stage': stage.name,
       'results': self.results,
       'seconds': self._seconds(),
     }
-    self.checkpointer.save(self.done, state, extra, metrics)
+    try:
+      if save:
+        self.checkpointer.save(self.done, state, extra, metrics)
+      if must:
+        self.checkpointer.wait()
+      # A failed save is reported in the step after it failed.
+      self.checkpointer.check()
+    except CheckpointError as error:
+      if must:
+        raise
+      self.console.warn(error)
 
   def _seconds(self) -> float:
-    return self.seconds_before + time.time() - self.started
+    return self.before['seconds'] + time.time() - self.started
 
   def finish(self) -> dict[str, Any]:
     """Writes the result; `seconds` counts all processes of the run."""
@@ -236,12 +227,11 @@ class _Loop:
     for name in sorted(self.results, key=lambda name: name != 'test/accuracy'):
       if name.endswith('/accuracy'):
         result.setdefault('accuracy', self.results[name])
-    steps = self.done - self.start
-    elapsed = time.time() - self.started
+    steps, elapsed = self.done - self.start, time.time() - self.started
     result |= {
       'steps': self.done,
       'steps_this_process': steps,
-      'seconds': self._seconds() if steps else self.seconds_before,
+      'seconds': self._seconds() if steps else self.before['seconds'],
       'seconds_to_first_step': self.first_step_seconds,
       'share_waiting_for_data': self.console.waited_in_all / elapsed,
     }
