@@ -10,12 +10,12 @@ import pytest
 from adatape.model import AdaTapeViT
 from model_lib.bert import BertClassifier
 from model_lib.vit import ViT
-from train_lib import optimizers, run_config
+from train_lib import config_schema, optimizers
 
 
 def config(**fields):
   defaults = dict(lr=1.0, warmup_steps=10.0, clip_norm=0.0)
-  return dataclasses.asdict(run_config.Optimizer(**defaults | fields))
+  return dataclasses.asdict(config_schema.Optimizer(**defaults | fields))
 
 
 def rates(steps, **fields):
