@@ -3,7 +3,7 @@
 Arguments choose what changes the shape of a configuration: model, task, size,
 data, checkpoint. Every other field is overridden by `--config.field=value`.
 Fields that a configuration does not set have their defaults in
-`train_lib.run_config` and in the classes that it names.
+`train_lib.config_schema` and in the classes that it names.
 """
 
 import difflib

@@ -188,6 +188,6 @@ def build_evaluators(
     layers=task.head_layers,
   )
   return {
-    name: evaluator.build(name, entry, context)
+    name: evaluator.build(name, entry.to_dict(), context)
     for name, entry in entries.items()
   }

@@ -81,7 +81,7 @@ def test_a_run_compiles_each_bucket_once(config, tmp_path, capsys, monkeypatch):
   # A wrong option is reported before the parameters are read.
   monkeypatch.setattr(checkpoint_io, 'read_arrays', None)
   for arguments, field in (
-    (dict(options={'tau': 0.5}), 'serve.tau'),
+    (dict(options={'tau': 2.0}), 'serve.tau'),
     (dict(options={'max_characters': 0}), 'serve.max_characters'),
     (dict(lengths=(31,)), 'lengths'),
   ):
