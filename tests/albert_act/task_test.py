@@ -10,26 +10,13 @@ from scipy.special import log_softmax
 
 from albert_act.task import FineTune
 from dataset_lib.errors import ConfigError
-from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import compute
 from model_lib import sizes
 from tests.albert_act import small
+from tests.eat.small import info
 from train_lib import strict_json
 
 TAU = 0.25
-
-
-def info(num_classes=3):
-  return DatasetInfo(
-    input_key='tokens',
-    input_shape=(20,),
-    input_dtype='int32',
-    num_classes=num_classes,
-    class_names=tuple('abc'[:num_classes]) if num_classes > 1 else (),
-    num_examples=8,
-    vocab_size=40,
-    label_dtype='int32' if num_classes > 1 else 'float32',
-  )
 
 
 def config(tau=TAU, **model):
@@ -59,7 +46,7 @@ def a_batch(num_classes=3):
 @functools.cache
 def build(num_classes=3, **model):
   """(task, its jitted loss)."""
-  task = FineTune(config(**model), info(num_classes))
+  task = FineTune(config(**model), info(num_classes, vocab_size=40))
 
   def loss(params, batch, knobs):
     norm = task.normalizers(batch)
@@ -101,6 +88,9 @@ def test_the_ponder_weight_adds_tau_times_the_mean_cost_of_a_row():
   values = compute(metrics)
   assert values['cross_entropy'] == pytest.approx(entropy, rel=1e-5)
   assert values['ponder_cost'] == pytest.approx(costs.mean(), rel=1e-5)
+  # Padding rows change nothing.
+  padded = batch | {'tokens': batch['tokens'].at[3:].set(7)}
+  assert loss_of(run, params, padded)[0] == loss
   # A knob overrides the configuration.
   for tau in (0.0, 2.0):
     other, _ = loss_of(run, params, batch, ponder_weight=tau)
@@ -118,14 +108,6 @@ def test_metrics_of_depth_are_of_real_tokens_and_rows():
   assert values['depth'] == pytest.approx(np.mean([n.max() for n in steps]))
   assert values['ponder_cost'] == pytest.approx(costs.mean(), rel=1e-5)
   assert 'accuracy' in values
-
-
-def test_padding_rows_change_nothing():
-  batch = a_batch()
-  params = small.build()[1]['params']
-  _, run = build()
-  other = batch | {'tokens': batch['tokens'].at[3:].set(7)}
-  assert loss_of(run, params, other)[0] == loss_of(run, params, batch)[0]
 
 
 def test_a_regression_is_a_squared_error_and_its_ponder_cost():

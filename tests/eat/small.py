@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dataset_lib.source import DatasetInfo
 from eat.model import EatClassifier
 from train_lib.sharding import unbox
 
@@ -69,3 +70,18 @@ def batch(texts, length, size=None):
     types[index, len(text) // 2 : len(text)] = 1
     lengths[index] = len(text)
   return jnp.asarray(tokens), jnp.asarray(types), jnp.asarray(lengths)
+
+
+def info(num_classes=3, vocab_size=50):
+  """The description of rows of up to 20 token ids."""
+  is_regression = num_classes == 1
+  return DatasetInfo(
+    input_key='tokens',
+    input_shape=(20,),
+    input_dtype='int32',
+    num_classes=num_classes,
+    class_names=() if is_regression else tuple('abc'[:num_classes]),
+    num_examples=8,
+    vocab_size=vocab_size,
+    label_dtype='float32' if is_regression else 'int32',
+  )

@@ -12,26 +12,13 @@ from scipy.special import log_softmax
 from configs.eat import glue
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
-from dataset_lib.source import DatasetInfo
 from eat.model import EatClassifier
 from eat.task import FineTune, check_tokenizer
 from tests.eat import small
+from tests.eat.small import info
 from train_lib import loading, strict_json
 
 WEIGHTS = (0.2, 0.3, 1.0)
-
-
-def info(num_classes=3):
-  return DatasetInfo(
-    input_key='tokens',
-    input_shape=(20,),
-    input_dtype='int32',
-    num_classes=num_classes,
-    class_names=tuple('abc'[:num_classes]) if num_classes > 1 else (),
-    num_examples=8,
-    vocab_size=50,
-    label_dtype='int32' if num_classes > 1 else 'float32',
-  )
 
 
 def config(**loss):

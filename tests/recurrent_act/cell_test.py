@@ -48,13 +48,8 @@ BY_HAND = [
   (dict(rule='act', max_steps=2), 0.4, 0.0, 0.0, (1.6, 2, 2.6, 0.0)),
   (dict(rule='act'), 0.995, 0.0, 5.0, (6.0, 1, 2.0, 0.0)),
   (dict(rule='straight_through'), 0.4, 0.0, 0.0, (3.0, 3, 3.0, 0.0)),
-  (
-    dict(rule='straight_through', max_steps=2),
-    0.4,
-    0.0,
-    0.0,
-    (2.0, 2, 2.0, 0.0),
-  ),
+  (dict(rule='straight_through', max_steps=2), 0.4, 0.0, 0.0,
+   (2.0, 2, 2.0, 0.0)),
   (dict(rule='fixed', max_steps=4), 0.9, 0.0, 0.0, (4.0, 4, 4.0, 0.0)),
   # h = .8, 1.4: two repetitions, and .4 is carried over.
   (dict(rule='skip', mu=2), 0.3, 0.2, 5.0, (7.0, 2, 2.0, 0.4)),
@@ -64,7 +59,7 @@ BY_HAND = [
   (dict(rule='skip', mu=5), 0.9, 0.995, 5.0, (5.0, 0, 0.0, -0.005)),
   # A forced halt leaves no debt.
   (dict(rule='skip', mu=1, max_steps=2), 0.1, 0.3, 5.0, (7.0, 2, 2.0, 0.0)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize('dynamic', [False, True])
@@ -91,55 +86,44 @@ def test_nothing_happens_without_an_input():
     assert not spent.skipped[0]
 
 
-def gradient(function, score, *arguments, argument=0, **options):
-  return float(
-    jax.grad(lambda *a: function(*a, **options), argument)(score, *arguments)
-  )
-
-
-def test_act_gradients_by_hand():
+ACT, STRAIGHT = dict(rule='act'), dict(rule='straight_through')
+SKIP = dict(rule='skip', mu=2, state=5.0)
+TWO = dict(max_steps=2)
+# (function, options, (score, h^0), argument) -> derivative
+GRADIENTS = [
   # s = p + 2 p + 3 (1 - 2 p); rho = 3 + 1 - 2 p.
-  assert gradient(state_of, 0.4, rule='act') == pytest.approx(-3.0, abs=1e-5)
-  assert gradient(cost_of, 0.4, rule='act') == pytest.approx(-2.0, abs=1e-5)
+  (state_of, ACT, (0.4, 0.0), 0, -3.0),
+  (cost_of, ACT, (0.4, 0.0), 0, -2.0),
   # Forced at 2: s = p + 2 (1 - p); rho = 2 + 1 - p.
-  options = dict(rule='act', max_steps=2)
-  assert gradient(state_of, 0.4, **options) == pytest.approx(-1.0, abs=1e-5)
-  assert gradient(cost_of, 0.4, **options) == pytest.approx(-1.0, abs=1e-5)
-
-
-def test_straight_through_gradients_by_hand():
+  (state_of, ACT | TWO, (0.4, 0.0), 0, -1.0),
+  (cost_of, ACT | TWO, (0.4, 0.0), 0, -1.0),
   # h^n = n p, s^n = n: sum_n s^n dh^n/dp = 1 + 4 + 9; of the cost -(1 + 2 + 3).
-  options = dict(rule='straight_through')
-  assert gradient(state_of, 0.4, **options) == pytest.approx(14.0, abs=1e-4)
-  assert gradient(cost_of, 0.4, **options) == pytest.approx(-6.0, abs=1e-4)
-  options['max_steps'] = 2
-  assert gradient(state_of, 0.4, **options) == pytest.approx(5.0, abs=1e-4)
-  assert gradient(cost_of, 0.4, **options) == pytest.approx(-3.0, abs=1e-4)
-
-
-def test_skip_gradients_by_hand():
+  (state_of, STRAIGHT, (0.4, 0.0), 0, 14.0),
+  (cost_of, STRAIGHT, (0.4, 0.0), 0, -6.0),
+  (state_of, STRAIGHT | TWO, (0.4, 0.0), 0, 5.0),
+  (cost_of, STRAIGHT | TWO, (0.4, 0.0), 0, -3.0),
   # h^n = c + 2 n p: N = 2, s = (1 - f(c)) (f(h^1) 6 + f(h^2) 7) + f(c) 5.
-  options = dict(rule='skip', mu=2, state=5.0)
-  both = (0.3, 0.2)
-  assert gradient(state_of, *both, **options) == pytest.approx(40.0, abs=1e-4)
-  got = gradient(state_of, *both, argument=1, **options)
-  assert got == pytest.approx(5.0 - 7.0 + 6.0 + 7.0, abs=1e-4)
+  (state_of, SKIP, (0.3, 0.2), 0, 40.0),
+  (state_of, SKIP, (0.3, 0.2), 1, 5.0 - 7.0 + 6.0 + 7.0),
   # rho = 2 + (1 - f(c)) + ... in slope: -1 by each of h^0, h^1, h^2.
-  got = gradient(cost_of, *both, argument=1, **options)
-  assert got == pytest.approx(-3.0, abs=1e-4)
-  assert gradient(cost_of, *both, **options) == pytest.approx(-6.0, abs=1e-4)
+  (cost_of, SKIP, (0.3, 0.2), 0, -6.0),
+  (cost_of, SKIP, (0.3, 0.2), 1, -3.0),
   # h^2 - 1
-  got = gradient(carried_of, *both, argument=1, **options)
-  assert got == pytest.approx(1.0, abs=1e-4)
-  assert gradient(carried_of, *both, **options) == pytest.approx(4.0, abs=1e-4)
+  (carried_of, SKIP, (0.3, 0.2), 0, 4.0),
+  (carried_of, SKIP, (0.3, 0.2), 1, 1.0),
+  # A skipped input: s = f(c) 5 + (1 - f(c)) 0, the sum over no steps.
+  (state_of, SKIP, (0.3, 1.3), 1, 5.0),
+  (cost_of, SKIP, (0.3, 1.3), 1, -1.0),
+  (carried_of, SKIP, (0.3, 1.3), 1, 1.0),
+]
 
 
-def test_a_skipped_input_still_teaches_what_carried_too_much():
-  # s = f(c) 5 + (1 - f(c)) 0, the sum over no steps.
-  options = dict(rule='skip', mu=2, state=5.0, argument=1)
-  assert gradient(state_of, 0.3, 1.3, **options) == pytest.approx(5.0)
-  assert gradient(cost_of, 0.3, 1.3, **options) == pytest.approx(-1.0)
-  assert gradient(carried_of, 0.3, 1.3, **options) == pytest.approx(1.0)
+@pytest.mark.parametrize(
+  ('function', 'options', 'given', 'argument', 'want'), GRADIENTS
+)
+def test_gradients_by_hand(function, options, given, argument, want):
+  slope = jax.grad(lambda *a: function(*a, **options), argument)(*given)
+  assert float(slope) == pytest.approx(want, abs=1e-4)
 
 
 def test_the_flag_is_1_in_the_first_repetition_only():

@@ -18,24 +18,22 @@ def load(task, arguments='', *overrides):
   return config_flags.load_config(flag, overrides)
 
 
-# (task, cell, width, rows of a batch): Graves (2016), sections 3.1 to 3.4.
-SIZES = [
-  ('parity', 'rnn', 128, 128),
-  ('logic', 'lstm', 128, 16),
-  ('addition', 'lstm', 512, 32),
-  ('sort', 'lstm', 512, 16),
-  ('sparse_parity', 'gru', 64, 32),
-]
-
-
-@pytest.mark.parametrize(('task', 'cell', 'width', 'batch'), SIZES)
-def test_defaults(task, cell, width, batch):
+@pytest.mark.parametrize(
+  ('task', 'cell', 'width', 'batch', 'rule', 'tau'),
+  [
+    # Graves (2016), sections 3.1 to 3.4.
+    ('parity', 'rnn', 128, 128, 'act', 1e-3),
+    ('logic', 'lstm', 128, 16, 'act', 1e-3),
+    ('addition', 'lstm', 512, 32, 'act', 1e-3),
+    ('sort', 'lstm', 512, 16, 'act', 1e-3),
+    ('sparse_parity', 'gru', 64, 32, 'skip', 1e-2),
+  ],
+)
+def test_defaults(task, cell, width, batch, rule, tau):
   config = load(task)
   model = config.model
-  assert (model.cell, model.width, config.batch_size) == (cell, width, batch)
-  assert model.rule == ('skip' if task == 'sparse_parity' else 'act')
-  sparse = task == 'sparse_parity'
-  assert config.loss.ponder_weight == (1e-2 if sparse else 1e-3)
+  assert (model.cell, model.width, model.rule) == (cell, width, rule)
+  assert (config.batch_size, config.loss.ponder_weight) == (batch, tau)
   source = builder.build_source(config.dataset, 'train')
   assert model.num_targets == source.num_targets
 

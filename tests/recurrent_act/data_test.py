@@ -65,17 +65,12 @@ def test_parity_sets_any_numbers_to_any_sign():
 
 
 PLAIN_GATES = (
-  lambda p, q: not (p or q),
-  lambda p, q: not p and q,
-  lambda p, q: p and not q,
-  lambda p, q: p != q,
-  lambda p, q: not (p and q),
-  lambda p, q: p and q,
-  lambda p, q: p == q,
-  lambda p, q: not p or q,
-  lambda p, q: p or not q,
-  lambda p, q: p or q,
-)
+  lambda p, q: not (p or q), lambda p, q: not p and q,
+  lambda p, q: p and not q, lambda p, q: p != q,
+  lambda p, q: not (p and q), lambda p, q: p and q,
+  lambda p, q: p == q, lambda p, q: not p or q,
+  lambda p, q: p or not q, lambda p, q: p or q,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize('fields', [{}, {'length': 3, 'gates': 2}])
@@ -120,15 +115,6 @@ def test_addition_sums_so_far(fields):
     lengths.add(len(inputs))
   assert lengths == set(range(1, fields.get('length', 5) + 1))
   assert sizes == set(range(1, fields.get('digits', 5) + 1))
-
-
-def test_digits_of_numbers():
-  numbers = np.array([0, 7, 10, 999, 1000, 499995])
-  got = data.decimal_places(numbers, 6)
-  for number, digits in zip(numbers, got, strict=True):
-    text = ''.join(str(d) if d < 10 else '' for d in digits)
-    assert text == str(number)
-    assert (digits[len(text) :] == data.BLANK).all()
 
 
 @pytest.mark.parametrize('length', [2, 15])
@@ -216,10 +202,9 @@ def test_a_record_is_a_function_of_its_index(task):
 @pytest.mark.parametrize('task', TASKS)
 def test_splits_and_seeds_are_separate_streams(task):
   streams = [
-    make(task, 'train'),
-    make(task, 'test'),
-    make(task, 'train', data_seed=1),
-    make(task, 'test', data_seed=1),
+    make(task, split, data_seed=seed)
+    for seed in (0, 1)
+    for split in ('train', 'test')
   ]
   inputs = [stream.records(np.arange(20))['inputs'] for stream in streams]
   for i in range(4):
@@ -230,23 +215,18 @@ def test_splits_and_seeds_are_separate_streams(task):
 @pytest.mark.parametrize(
   ('task', 'shape', 'classes', 'targets'),
   [
-    ('parity', (1, 64), 2, 1),
-    ('logic', (10, 102), 2, 1),
-    ('addition', (5, 50), 11, 6),
-    ('sort', (30, 2), 15, 1),
+    ('parity', (1, 64), 2, 1), ('logic', (10, 102), 2, 1),
+    ('addition', (5, 50), 11, 6), ('sort', (30, 2), 15, 1),
     ('sparse_parity', (20, 6), 2, 1),
   ],
-)
+)  # fmt: skip
 def test_sizes_are_those_of_the_paper(task, shape, classes, targets):
   source = make(task, 'test')
-  assert (source.info.input_key, source.info.input_dtype) == (
-    'inputs',
-    'float32',
-  )
-  assert source.info.input_shape == shape
-  assert source.info.num_classes == classes
+  info = source.info
+  assert (info.input_key, info.input_dtype) == ('inputs', 'float32')
+  assert (info.input_shape, info.num_classes) == (shape, classes)
   assert source.num_targets == targets
-  assert len(source) == source.info.num_examples == 2048
+  assert len(source) == info.num_examples == 2048
   batch = source.records(MANY)
   assert batch['inputs'].shape == (300, *shape)
   assert batch['targets'].shape == (300, shape[0], targets)

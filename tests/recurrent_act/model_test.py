@@ -86,17 +86,12 @@ def test_equals_plain_loop(kind, rule):
     for value in spent.values():
       assert not value[~here].any()
     seen |= set(steps.tolist())
+  dynamic, looped = run(kind, rule, dynamic=True)
+  np.testing.assert_allclose(logits, dynamic, atol=1e-6)
+  for name, value in out['ponder'].items():
+    np.testing.assert_allclose(value, looped['ponder'][name], atol=1e-6)
   # The case has early and forced halts, or it would prove little.
   assert seen >= {'fixed': {3}, 'skip': {0, 1, 3}}.get(rule, {2, 3})
-
-
-@pytest.mark.parametrize(('kind', 'rule'), CASES)
-def test_loop_form_has_the_same_numbers(kind, rule):
-  masked, spent = run(kind, rule)
-  dynamic, looped = run(kind, rule, dynamic=True)
-  np.testing.assert_allclose(masked, dynamic, atol=1e-6)
-  for name, value in spent['ponder'].items():
-    np.testing.assert_allclose(value, looped['ponder'][name], atol=1e-6)
 
 
 @pytest.mark.parametrize('rule', ['act', 'skip'])
@@ -109,6 +104,9 @@ def test_what_is_not_valid_changes_nothing(rule):
     other['ponder']['cost'], spent['ponder']['cost']
   )
   np.testing.assert_array_equal(other['features'], spent['features'])
+  everything, _ = run('gru', rule, valid=np.ones((B, T)))
+  default, _ = compiled('gru', rule)(variables_of('gru', rule), INPUTS)
+  np.testing.assert_array_equal(default, everything)
   # The answer stays that of the input before.
   np.testing.assert_array_equal(got[1, 3:], np.tile(got[1, 2], (3, 1, 1)))
 
@@ -128,12 +126,6 @@ def test_rows_do_not_depend_on_the_batch(rule):
     np.testing.assert_allclose(
       cost['ponder']['cost'][0], spent['ponder']['cost'][row], atol=1e-6
     )
-
-
-def test_everything_is_valid_by_default():
-  want, _ = run(valid=np.ones((B, T)))
-  got, _ = compiled('rnn', 'act')(variables_of(), jnp.asarray(INPUTS))
-  np.testing.assert_array_equal(got, want)
 
 
 @functools.cache
@@ -203,14 +195,6 @@ def test_two_classes_are_one_sigmoid():
   assert float(jnp.abs(logits[..., 1]).max()) > 0.1
 
 
-def test_the_bias_is_that_of_the_field():
-  model = model_of(halting_bias=-2.5)
-  variables = jax.jit(model.init)(jax.random.key(0), jnp.asarray(INPUTS))
-  score = nn.unbox(variables)['params']['repetition']['score']
-  np.testing.assert_array_equal(score['bias'], [-2.5])
-  assert model_of().halting_bias == 1.0  # Graves (2016), section 3
-
-
 def test_bfloat16_halts_in_float32():
   logits, out = run('rnn', 'act', dtype=jnp.bfloat16)
   assert logits.dtype == out['ponder']['cost'].dtype == jnp.float32
@@ -227,16 +211,9 @@ def test_a_larger_score_needs_the_rule_skip():
 
 @pytest.mark.parametrize(
   ('field', 'value'),
-  [
-    ('cell', 'tanh'),
-    ('rule', 'ponder'),
-    ('max_steps', 0),
-    ('epsilon', 1.0),
-    ('mu', 0),
-    ('width', 0),
-    ('num_targets', 0),
-  ],
-)
+  [('cell', 'tanh'), ('rule', 'ponder'), ('max_steps', 0), ('epsilon', 1.0),
+   ('mu', 0), ('width', 0), ('num_targets', 0)],
+)  # fmt: skip
 def test_annotations_declare_the_legal_values(field, value):
   given = {'num_classes': 2, field: value}
   with pytest.raises(ConfigError, match=f'^model.{field}: expected'):
