@@ -13,9 +13,6 @@ from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 
-PARITY = dict(name='parity', length=4)
-DIGITS = dict(name='digits')
-
 
 @dataclasses.dataclass(kw_only=True)
 class Squares:
@@ -36,43 +33,74 @@ class Squares:
 
 
 SQUARES = f'{__name__}:Squares'
-
-
+PARITY = dict(name='parity', length=4)
+DIGITS = dict(name='digits')
 FOLDER = dict(name='folder', root='/x', image_size=8)
 TFDS = dict(name='tfds', builder='x', image_size=8)
 IMAGES = dict(name='tests.fakes:FakeImages', image_size=8)
-ILLEGAL = [
-  (dict(name='parity'), 'dataset.length'),
-  (PARITY | dict(length=0), 'dataset.length'),
-  (PARITY | dict(lenght=8), 'dataset.lenght'),
-  (PARITY | dict(data_seed=-1), 'dataset.data_seed'),
-  (DIGITS | dict(image_size=-3), 'dataset.image_size'),
-  (DIGITS | dict(image_size=8.0), 'dataset.image_size'),
-  (DIGITS | dict(augment=('flop',)), 'dataset.augment'),
-  (DIGITS | dict(augment=('flip', 'inception_crop')), 'dataset.augment'),
-  (dict(name='folder', image_size=8), 'dataset.root'),
-  (FOLDER | dict(root=''), 'dataset.root'),
-  (dict(name='folder', root='/x'), 'dataset.image_size'),
-  (FOLDER | dict(max_bad_share=2.0), 'dataset.max_bad_share'),
-  (FOLDER | dict(resize_small=7), 'dataset.resize_small'),
-  (FOLDER | dict(min_crop_area=0.0), 'dataset.min_crop_area'),
-  (TFDS | dict(builder=3), 'dataset.builder'),
-  (IMAGES | dict(num_classes=1), 'dataset.num_classes'),
-  (dict(name=SQUARES, size=0), 'dataset.size'),
-  (dict(name=SQUARES, sise=1), 'dataset.sise'),
-  (dict(name=SQUARES, split='train'), 'dataset.split'),
-  *(
-    (dict(name=name), 'dataset.name')
-    for name in ('imagenet', None, f'{__name__}:PARITY',
-                 'no.such.module:Squares', '../x:Squares')
-  ),
-  (dict(), 'dataset.name'),
-  ('digits', 'dataset'),
-  (None, 'dataset'),
-]  # fmt: skip
+GLUE = dict(name='glue', task='sst2', directory='/x', tokenizer='/x')
+PROBING = GLUE | dict(name='probing', task='past_present')
+ILLEGAL = {
+  'dataset': ['digits', None],
+  'dataset.name': [
+    dict(),
+    *(
+      dict(name=name)
+      for name in ('imagenet', None, f'{__name__}:PARITY',
+                   'no.such.module:Squares', '../x:Squares')
+    ),
+  ],
+  'dataset.length': [dict(name='parity'), PARITY | dict(length=0)],
+  'dataset.lenght': [PARITY | dict(lenght=8)],
+  'dataset.data_seed': [PARITY | dict(data_seed=-1)],
+  'dataset.image_size': [
+    DIGITS | dict(image_size=-3), DIGITS | dict(image_size=8.0),
+    dict(name='folder', root='/x'),
+  ],
+  'dataset.augment': [
+    DIGITS | dict(augment=('flop',)),
+    DIGITS | dict(augment=('flip', 'flip')),
+    DIGITS | dict(augment=('flip', 'inception_crop')),
+  ],
+  'dataset.root': [dict(name='folder', image_size=8), FOLDER | dict(root='')],
+  'dataset.max_bad_share': [
+    FOLDER | dict(max_bad_share=2.0), GLUE | dict(max_bad_share=0.9)
+  ],
+  'dataset.resize_small': [FOLDER | dict(resize_small=7)],
+  'dataset.min_crop_area': [FOLDER | dict(min_crop_area=0.0)],
+  'dataset.num_classes': [IMAGES | dict(num_classes=1)],
+  'dataset.size': [dict(name=SQUARES, size=0)],
+  'dataset.sise': [dict(name=SQUARES, sise=1)],
+  'dataset.split': [dict(name=SQUARES, split='train')],
+  'dataset.builder': [
+    TFDS | dict(builder=3), GLUE | dict(builder='../x'),
+    *(
+      TFDS | dict(builder=name)
+      for name in ('huggingface:x', 'kaggle:x', '../x', 'x/a=1', 'X', 'x;y',
+                   'x/..')
+    ),
+  ],
+  'dataset.task': [
+    GLUE | dict(task='sst'),
+    *(PROBING | dict(task=task) for task in ('', '../secret', 'a/b')),
+  ],
+  'dataset.directory': [PROBING | dict(directory='')],
+  'dataset.tokenizer': [GLUE | dict(tokenizer='')],
+  'dataset.max_length': [
+    GLUE | dict(max_length=4), PROBING | dict(max_length=4)
+  ],
+  'dataset.length_buckets': [
+    GLUE | dict(length_buckets=given)
+    for given in ((64, 32), (32, 32), (2,), 32)
+  ],
+  'dataset.max_examples': [GLUE | dict(max_examples=-1)],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(('config', 'key'), ILLEGAL)
+@pytest.mark.parametrize(
+  ('config', 'key'),
+  [(config, key) for key, configs in ILLEGAL.items() for config in configs],
+)
 def test_illegal_configurations_name_the_key(config, key):
   with pytest.raises(ConfigError) as error:
     builder.validate(config, 'train')
@@ -80,31 +108,33 @@ def test_illegal_configurations_name_the_key(config, key):
   assert str(error.value).startswith(f'{key}: expected ')
 
 
-@pytest.mark.parametrize(
-  ('config', 'split'),
-  [
-    *((PARITY, split) for split in ('validation', '', 3)),
-    (DIGITS, 'tset'),
-    (FOLDER, '../x'),
-    (TFDS, 'train[:'),
-    (TFDS, 'train; rm'),
-    (dict(name=SQUARES), 'dev'),
-  ],
-)
-def test_illegal_splits(config, split):
-  with pytest.raises(ConfigError) as error:
-    builder.validate(config, split)
-  assert error.value.field == 'split'
+SPLITS = [  # legal ones, and others
+  (PARITY, ('train',), ('validation', '', 3)),
+  (DIGITS, ('test',), ('tset',)),
+  (FOLDER, ('a b',), ('..', '../x', 'a/b', '.', '/etc', '', 'a\\b')),
+  (dict(name=SQUARES), ('test',), ('dev',)),
+  (
+    TFDS,
+    ('train', 'train[:90%]', 'train[90%:]', 'train[5:-10]+test'),
+    ('train[:', 'train; rm', 'train[:101%]'),
+  ),
+  (
+    GLUE,
+    ('dev', 'test', 'validation_mismatched', 'train[:5]+train[-95%:]'),
+    ('trian', 'train[:', 'train[:101%]', 'train_matched', '', 'a+train', 'x/y'),
+  ),
+  (PROBING, ('dev',), ('trian', 'train[:101%]', 'validation_matched')),
+]
 
 
-@pytest.mark.parametrize(
-  'split', ['train', 'train[:90%]', 'train[90%:]', 'train[5:10]+test', 'test']
-)
-def test_parts_of_tfds_splits(split):
-  complete = builder.validate(
-    dict(name='tfds', builder='x', image_size=8), split
-  )
-  assert complete['builder'] == 'x'
+@pytest.mark.parametrize(('config', 'legal', 'illegal'), SPLITS)
+def test_splits(config, legal, illegal):
+  for split in legal:
+    assert builder.validate(config, split)['name'] == config['name']
+  for split in illegal:
+    with pytest.raises(ConfigError) as error:
+      builder.validate(config, split)
+    assert error.value.field == 'split'
 
 
 @pytest.mark.parametrize(
@@ -135,6 +165,8 @@ def test_validation_completes_the_configuration():
   assert builder.validate(PARITY) == PARITY | dict(
     data_seed=0, train_examples=2**20, test_examples=4096
   )
+  for name in ('cifar10', 'a_b/c-d.e', 'x:1.2.3', 'x/y:1.2.3'):
+    assert builder.validate(TFDS | dict(builder=name))['builder'] == name
 
 
 def test_validation_imports_no_heavy_library(repository):
@@ -144,14 +176,10 @@ def test_validation_imports_no_heavy_library(repository):
     "heavy = {'tensorflow', 'tensorflow_datasets', 'sklearn', 'grain', 'jax'};"
     'print(sorted(heavy & set(sys.modules)))'
   )
-  result = subprocess.run(
-    [sys.executable, '-c', code],
-    cwd=repository,
-    capture_output=True,
-    text=True,
-    check=True,
+  out = subprocess.check_output(
+    [sys.executable, '-c', code], cwd=repository, text=True
   )
-  assert result.stdout.strip() == '[]'
+  assert out.strip() == '[]'
 
 
 def test_a_data_set_is_named_by_its_class():

@@ -1,11 +1,11 @@
-"""Damaged TFRecord files, and names that are paths; without TFDS."""
+"""Damaged TFRecord files, without TFDS."""
 
 import struct
 
 import pytest
 
-from dataset_lib import builder, tfds
-from dataset_lib.errors import ConfigError, InvalidDataError
+from dataset_lib import tfds
+from dataset_lib.errors import InvalidDataError
 
 # The TFRecord framing; the checksums are not read.
 SHARD = b''.join(
@@ -34,22 +34,3 @@ def test_a_damaged_shard_is_named(tmp_path, data, count):
   path.write_bytes(data)
   with pytest.raises(InvalidDataError, match='shard-0'):
     tfds.record_offsets(str(path), count)
-
-
-@pytest.mark.parametrize(
-  ('name', 'is_legal'),
-  [
-    *((name, False) for name in ('huggingface:x', 'kaggle:x', '../x', 'x/a=1')),
-    *((name, False) for name in ('X', 'x;y', 'x/..')),
-    *((name, True) for name in ('cifar10', 'a_b/c-d.e', 'x:1.2.3')),
-    ('x/y:1.2.3', True),
-  ],
-)
-def test_names_of_builders(name, is_legal):
-  given = dict(name='tfds', builder=name, image_size=8)
-  if is_legal:
-    assert builder.validate(given)['builder'] == name
-    return
-  with pytest.raises(ConfigError) as error:
-    builder.validate(given)
-  assert error.value.field == 'dataset.builder'

@@ -1,0 +1,335 @@
+"""Files of texts and labels of GLUE and SentEval: layouts, bad rows, damage."""
+
+import numpy as np
+import pytest
+
+from dataset_lib import builder
+from dataset_lib.errors import (
+  ConfigError,
+  InvalidDataError,
+  MissingDataError,
+  TooManyBadRecordsError,
+)
+from tests.dataset_lib.word_rows import (
+  OFFICIAL,
+  SENTEVAL,
+  VOCABULARY,
+  config,
+  opened,
+  probing,
+  read,
+  read_classes,
+  write,
+)
+
+FOLDERS = {'sst2': 'SST-2', 'cola': 'CoLA', 'stsb': 'STS-B'}
+PAIR = ['w1 [SEP] w2', 'w3 [SEP] w4']
+SINGLE = ['w1 w2', 'w3']
+
+
+@pytest.mark.parametrize('end', ['\n', '\r\n'])
+@pytest.mark.parametrize('task', OFFICIAL)
+def test_the_official_files(root, task, end):
+  header, rows, labels = OFFICIAL[task]
+  folder = root / FOLDERS.get(task, task.upper())
+  dev = 'dev_matched.tsv' if task == 'mnli' else 'dev.tsv'
+  head = [] if header is None else [header]
+  write(folder / 'train.tsv', [*head, *rows], end)
+  write(folder / dev, [*head, *rows[::-1]], end)
+  texts = SINGLE if task in ('cola', 'sst2') else PAIR
+  expected = list(zip(texts, labels, strict=True))
+  given = config(root, task)
+  assert read(opened(given)) == expected
+  assert read(opened(given | dict(directory=str(folder)))) == expected
+  for split in ('validation', 'dev'):
+    source = opened(given, split)
+    assert read(source) == expected[::-1]
+  info = source.info
+  assert info.num_classes == max(1, len(info.class_names))
+  assert info.vocab_size == len(VOCABULARY)
+
+
+@pytest.mark.parametrize('name', ['train.tsv', 'train.tsv.gz'])
+def test_named_columns(root, name):
+  write(
+    root / 'mnli' / name,
+    ['idx\tpremise\thypothesis\tlabel\tgenre', '0\tw1\tw2\t1\tx'],
+  )
+  source = opened(config(root, 'mnli'))
+  assert read(source) == [('w1 [SEP] w2', 1)]
+  assert source.where(0) == f'{root}/mnli/{name}, line 2'
+  assert source.record(0)['token_types'].tolist() == [0, 0, 0, 1, 1]
+
+
+def test_mnli_has_two_validation_splits(root):
+  header, rows, _ = OFFICIAL['mnli']
+  write(root / 'MNLI' / 'dev_matched.tsv', [header, rows[0]])
+  write(root / 'MNLI' / 'dev_mismatched.tsv', [header, rows[1]])
+  for split, labels in {
+    'validation': [2],
+    'validation_matched': [2],
+    'validation_mismatched': [0],
+    'dev_mismatched': [0],
+    'validation+validation_mismatched': [2, 0],
+  }.items():
+    source = opened(config(root, 'mnli'), split)
+    assert [label for _, label in read(source)] == labels
+  with pytest.raises(ConfigError, match='sst2 has no validation_matched'):
+    opened(config(root, 'sst2'), 'validation_matched')
+
+
+def test_mrpc_as_microsoft_gives_it(root):
+  header = '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String'
+  folder, given = root / 'MRPC', config(root, 'mrpc')
+  rows = ['1\t1\t2\tw1\tw2', '0\t3\t4\tw3\tw4', '1\t3\t2\tw5\tw6']
+  write(folder / 'msr_paraphrase_train.txt', [header, *rows], '\r\n')
+  write(folder / 'msr_paraphrase_test.txt', [header, '0\t5\t6\tw7\tw8'], '\r\n')
+  with pytest.raises(MissingDataError, match=r'dev_ids\.tsv'):
+    opened(given)
+  write(folder / 'dev_ids.tsv', ['3\t4'])
+  # GLUE's own test file is there too, without labels.
+  write(folder / 'test.tsv', ['index\t#1 String\t#2 String', '0\tw7\tw8'])
+  train = [('w1 [SEP] w2', 1), ('w5 [SEP] w6', 1)]
+  assert read(opened(given)) == train
+  assert read(opened(given, 'validation')) == [('w3 [SEP] w4', 0)]
+  assert read(opened(given, 'test')) == [('w7 [SEP] w8', 0)]
+
+
+@pytest.mark.parametrize('end', ['\n', '  \n\n', '\r\n\r\n'])
+def test_quotes_and_blank_last_lines_lose_and_add_no_row(root, end):
+  rows = ['"w1\t1', 'w2" w3\t0', '""w4\t1', 'w5\t0', 'w6 "" "\t1']
+  path = write(root / 'train.tsv', ['sentence\tlabel', *rows])
+  path.write_bytes(path.read_bytes() + end.encode())
+  source = opened(config(root, 'sst2'))
+  texts = ['" w1', 'w2 " w3', '" " w4', 'w5', 'w6 " " "']
+  assert read(source) == list(zip(texts, [1, 0, 1, 0, 1], strict=True))
+  assert source.bad_rows == ()
+
+
+@pytest.mark.parametrize('end', ['\n', '\r\n'])
+@pytest.mark.parametrize('name', ['past_present.txt', 'past_present.txt.gz'])
+def test_a_file_of_senteval(root, name, end):
+  path = write(root / name, ['\ufeff' + SENTEVAL[0], *SENTEVAL[1:]], end)
+  train = opened(probing(root))
+  assert read_classes(train) == [
+    ('w1 w2', 'PRES'),
+    ('w3 " w4', 'PAST'),
+    ('w5', 'PRES'),
+  ]
+  assert train.where(1) == f'{path}, line 2'
+  assert train.info.class_names == ('PAST', 'PRES')
+  assert train.info.vocab_size == len(VOCABULARY)
+  for split in ('validation', 'dev'):
+    assert read_classes(opened(probing(root), split)) == [('w6', 'PAST')]
+  test = opened(probing(root), 'test')
+  assert read_classes(test) == [('w7', 'PRES'), ('w8 w9', 'PAST')]
+  assert test.where(0) == f'{path}, line 5'
+  assert len(opened(probing(root), 'validation+test[:1]')) == 2
+
+
+@pytest.mark.parametrize('suffix', ['.tsv', '.tsv.gz'])
+@pytest.mark.parametrize('folder', ['subj_number', '.'])
+def test_files_with_named_columns(root, folder, suffix):
+  header = 'idx\tsentence\tlabel'
+  rows = [header, '0\tw1 w2\tSing', '3\tw3\tPlur']
+  write(root / folder / f'train{suffix}', rows)
+  path = write(root / folder / f'te{suffix}', [header, '7\tw4\tPlur'])
+  given = probing(root, 'subj_number')
+  assert read_classes(opened(given)) == [('w1 w2', 'Sing'), ('w3', 'Plur')]
+  test = opened(given, 'test')
+  assert read_classes(test) == [('w4', 'Plur')]
+  assert test.where(0) == f'{path}, line 2'
+  with pytest.raises(
+    MissingDataError, match=r"'validation' of subj_number.*90"
+  ):
+    opened(given, 'validation')
+
+
+def test_classes_are_those_of_the_whole_train_split(root):
+  rows = [f'tr\t{n % 4 + 9}\tw{n}' for n in range(12)]
+  write(root / 'own.txt', [*rows, 'te\t9\tw1', 'te\t11\tw2', 'te\tc\tw3'])
+  for split in ('train', 'train[:2]', 'test'):
+    source = opened(probing(root, 'own'), split)
+    # Sorted as text, as SentEval does.
+    assert source.info.class_names == ('10', '11', '12', '9')
+  assert source.records(np.arange(2))['label'].tolist() == [3, 1]
+  # A class that was never trained is no row to evaluate.
+  assert [bad.kind for _, bad in source.bad_rows] == ['illegal_label']
+  assert "'c' is none of the train" in str(source.bad_rows[0][1])
+  source = opened(probing(root, 'own', max_examples=1))
+  assert (source.info.num_classes, len(source)) == (4, 1)
+
+
+@pytest.mark.parametrize(
+  ('score', 'legal'),
+  [
+    ('5.000', True), ('0', True), ('5.01', False), ('-0.1', False),
+    ('nan', False), ('inf', False), ('', False), ('four', False),
+  ],
+)  # fmt: skip
+def test_scores(root, score, legal):
+  header, rows, _ = OFFICIAL['stsb']
+  row = rows[1].removesuffix('0') + score
+  write(root / 'train.tsv', [header, rows[0], row])
+  source = opened(config(root, 'stsb'))
+  assert len(source) == 1 + legal
+  kinds = [bad.kind for _, bad in source.bad_rows]
+  assert kinds == ([] if legal else ['illegal_label'])
+  assert source.records(np.array([0]))['label'].tolist() == [4.75]
+  assert source.info.label_dtype == 'float32'
+
+
+BAD_ROWS = {
+  'sst2': {
+    'wrong_columns': 'w1\tw2\t1',
+    'empty_text': ' \u00a0 \t1',
+    'illegal_label': 'w1\t2',
+    'not_utf8': b'w1 \xff\t1',
+  },
+  'past_present': {
+    'wrong_columns': 'tr\tPRES',
+    'empty_text': 'tr\tPRES\t \u00a0',
+    'illegal_label': 'tr\t\tw1',
+    'not_utf8': b'tr\tPRES\tw1 \xff',
+    'unknown_split': 'xx\tFUT\tw1',
+  },
+}
+
+
+def write_bad(root, task, kinds):
+  """96 rows and bad ones, row 5, 15, ...: the data, the file, its first row."""
+  if task == 'sst2':
+    rows = [f'w{n % 30}\t{n % 2}' for n in range(96)]
+  else:
+    rows = [f'tr\t{("PRES", "PAST")[n % 2]}\tw{n % 30}' for n in range(96)]
+  for place, kind in enumerate(kinds):
+    rows.insert(10 * place + 5, BAD_ROWS[task][kind])
+  if task == 'sst2':
+    path = write(root / 'train.tsv', ['sentence\tlabel', *rows])
+    return config(root, task), path, 2
+  return probing(root, task), write(root / 'past_present.txt', rows), 1
+
+
+def build(given, train=True):
+  return builder.build(given, split='train', train=train, seed=0, batch_size=8)
+
+
+@pytest.mark.parametrize('task', BAD_ROWS)
+def test_bad_rows_are_counted_by_kind_with_file_and_row(root, task):
+  kinds = BAD_ROWS[task]
+  given, path, first = write_bad(root, task, kinds)
+  data = build(given | dict(max_bad_share=0.06))
+  assert {*data.bad_records} == {*kinds}
+  for number, kind in enumerate(kinds):
+    entry, row = data.bad_records[kind], 10 * number + 5
+    assert entry['count'] == 1
+    assert entry['first'][0]['file'] == f'{path}, line {row + first}'
+    assert entry['first'][0]['row'] == row
+  # All the good rows are there, and know their lines.
+  source = data.records
+  assert len(source) == data.info.num_examples == 96
+  assert [text for text, _ in read(source)] == [f'w{n % 30}' for n in range(96)]
+  assert source.where(5).endswith(f'line {6 + first}')
+  assert source.where(95).endswith(f'line {95 + len(kinds) + first}')
+  with pytest.raises(TooManyBadRecordsError, match='tolerated are 0'):
+    build(given | dict(max_bad_share=0.5), train=False)
+
+
+@pytest.mark.parametrize(
+  ('task', 'kind'),
+  [(task, kind) for task, kinds in BAD_ROWS.items() for kind in kinds],
+)
+def test_too_many_bad_rows_are_an_error(root, task, kind):
+  given, path, first = write_bad(root, task, [kind])
+  with pytest.raises(TooManyBadRecordsError) as error:
+    build(given)  # one in 97 is more than one in a thousand
+  for words in (
+    '1 of 97 records are bad', f'{kind}: 1', f'{path}, line {5 + first}',
+    'max_bad_share',
+  ):  # fmt: skip
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize('line', [b'\xff\xfe', b'\t\t', b'tr'])
+def test_lines_of_no_split_are_bad_training_rows(root, line):
+  write(root / 'past_present.txt', [*SENTEVAL, line])
+  source = opened(probing(root))
+  assert (len(source), len(source.bad_rows)) == (3, 1)
+  assert len(opened(probing(root), 'test')) == 2
+
+
+HEADER = b'\xff\xfesentence\tlabel'
+TRAIN = ['sentence\tlabel', 'w1\ta', 'w2\tb']
+UNUSABLE = [
+  *(
+    ('sst2', {'train.tsv': rows}, words)
+    for rows, words in [
+      ([], 'is empty'),
+      (['sentence\tlabel'], 'is empty'),
+      (['text\tlabel', 'w1\t1'], 'expected the columns sentence, got text'),
+      (['index\tsentence', '0\tw1'], 'the columns label, got index, sentence'),
+      ([HEADER], 'line 1 is not UTF-8'),
+      (['sentence\tlabel', 'w1\t7'], 'has 1 rows, of which none can be used'),
+    ]
+  ),
+  ('cola', {'train.tsv': ['w1\t1']}, 'columns sentence, got w1, 1'),
+  *(
+    (task, {f'{task}.txt': rows}, words)
+    for task, rows, words in [
+      ('past_present', [], 'is empty'),
+      ('past_present', ['te\tPRES\tw1'], 'at least 2 .* classes .* got 0'),
+      ('own', ['tr\ta\tw1'], 'expected at least 2 .* got 1: a'),
+      ('past_present', [*SENTEVAL, 'tr\tPRESS\tw1'],
+       'at most 2 classes .*got 3: PAST, PRES, PRESS'),
+    ]
+  ),
+  *(
+    ('own', {'train.tsv': [header, 'w1\ta', 'w2\tb']}, words)
+    for header, words in [
+      ('sentence\tclass', 'the columns label, got sentence, class'),
+      ('text\tlabel', 'the columns sentence, got text, label'),
+      (HEADER, 'line 1 is not UTF-8'),
+    ]
+  ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('task', 'files', 'words'), UNUSABLE)
+def test_files_that_are_not_usable(root, task, files, words):
+  for file, rows in files.items():
+    write(root / file, rows)
+  given = config if task in ('sst2', 'cola') else probing
+  with pytest.raises(InvalidDataError, match=words):
+    opened(given(root, task))
+
+
+def test_test_files_that_are_not_usable(root):
+  write(root / 'own' / 'train.tsv', TRAIN)
+  write(root / 'own' / 'test.tsv', ['sentence\tclass', 'w1\ta', 'w2\tb'])
+  with pytest.raises(InvalidDataError, match='label, got sentence, class'):
+    opened(probing(root, 'own'), 'test')
+  write(root / 'past_present.txt', SENTEVAL[:3])
+  with pytest.raises(InvalidDataError, match="'test' of past_present is empty"):
+    opened(probing(root), 'test')
+  write(root / 'test.tsv', ['index\tsentence', '0\tw1'])
+  words = 'a split with labels.*test.tsv: expected the columns label or is_acc'
+  with pytest.raises(ConfigError, match=words) as error:
+    opened(config(root, 'cola'), 'test')
+  assert error.value.field == 'split'
+
+
+def test_damaged_and_missing_files(root):
+  rows = [f'w{n % 30}\t1' for n in range(100)]
+  path = write(root / 'train.tsv.gz', ['sentence\tlabel', *rows])
+  path.write_bytes(path.read_bytes()[:-20])
+  with pytest.raises(InvalidDataError, match=r'train\.tsv\.gz is damaged'):
+    opened(config(root, 'sst2'))
+  path.unlink()
+  for given, names in (
+    (config(root, 'sst2'), ['dev.tsv', 'dev.tsv.gz', '/sst2', '/SST-2']),
+    (probing(root), ['past_present.txt', 'train.tsv', 'tr.tsv.gz']),
+  ):
+    with pytest.raises(MissingDataError) as error:
+      opened(given, 'validation')
+    for place in (*names, str(root)):
+      assert place in str(error.value)

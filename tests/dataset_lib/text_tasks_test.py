@@ -1,0 +1,187 @@
+"""GLUE and probing: labels, parts of splits, buckets, the real files."""
+
+import numpy as np
+import pytest
+
+from dataset_lib import builder, text_tasks
+from dataset_lib.errors import ConfigError, InvalidDataError
+from eval_lib import calibration, frontier, predictions
+from tests.contexts import eval_context
+from tests.dataset_lib.word_rows import config, opened, write
+
+
+@pytest.fixture
+def sst2(root):
+  """A configuration of 90 rows of train and of dev."""
+  rows = ['sentence\tlabel', *(f'w{n % 30}\t{n % 2}' for n in range(90))]
+  for name in ('train', 'dev'):
+    write(root / 'SST-2' / f'{name}.tsv', rows)
+  return config(root, 'sst2')
+
+
+def rows_of(given, split='train', **fields):
+  source = opened(given | fields, split)
+  lines = [source.where(index) for index in range(len(source))]
+  return [int(line.split('line ')[1]) - 2 for line in lines]
+
+
+def test_class_names():
+  names = {task: entry.class_names for task, entry in text_tasks.GLUE.items()}
+  assert names['mnli'] == ('entailment', 'neutral', 'contradiction')
+  assert names['rte'] == names['qnli'] == ('entailment', 'not_entailment')
+  assert names['wnli'] == ('not_entailment', 'entailment')
+  assert names['sst2'] == ('negative', 'positive')
+  assert names['stsb'] == ()
+  assert len(names) == 9
+
+
+def test_parts_of_splits(sst2):
+  whole = list(range(90))
+  assert rows_of(sst2) == whole
+  mixed = [rows_of(sst2, f'train[{n}:{n + 1}]')[0] for n in whole]
+  assert sorted(mixed) == whole
+  assert mixed not in (whole, whole[::-1])
+  for part, rows in {
+    '[:7]': mixed[:7],
+    '[7:]': mixed[7:],
+    '[-3:]': mixed[-3:],
+    '[2:-2]': mixed[2:-2],
+    '[:95%]': mixed[:86],  # of 85.5
+    '[95%:]': mixed[86:],
+    '[10%:20%]': mixed[9:18],
+  }.items():
+    assert rows_of(sst2, f'train{part}') == sorted(rows)
+  total = [*sorted(mixed[:2]), mixed[5]]
+  assert rows_of(sst2, 'train[:2]+train[5:6]') == total
+  with pytest.raises(InvalidDataError, match='is empty'):
+    rows_of(sst2, 'train[3:3]')
+
+
+def test_a_subset_is_fixed_and_nested(sst2):
+  few, more = (rows_of(sst2, max_examples=count) for count in (10, 40))
+  assert (len(few), len(more)) == (10, 40)
+  assert set(few) < set(more)
+  assert few == rows_of(sst2, max_examples=10) != list(range(10))
+  assert rows_of(sst2, max_examples=1000) == rows_of(sst2)
+  # Evaluation sees all of its split.
+  assert len(rows_of(sst2, 'validation', max_examples=10)) == 90
+
+
+def test_parts_that_overlap_are_not_apart(sst2):
+  def part(split):
+    return builder.build(sst2, split=split, train=False, seed=0, batch_size=8)
+
+  half = part('train[:50%]')
+  assert len(half.places()) == 45
+  predictions.check_apart(half, part('train[50%:]'), 'train[50%:]')
+  with pytest.raises(ConfigError, match=r'calibration_split: .* it shares 2'):
+    predictions.check_apart(half, part('train[43:]'), 'train[43:]')
+
+  def check(evaluator, trained, split, calibration_split, **fields):
+    evaluator.Evaluator(
+      context=eval_context(sst2, train_split=trained), dataset=sst2,
+      split=split, calibration_split=calibration_split, **fields,
+    )  # fmt: skip
+
+  check(frontier, 'train[:90%]', 'train[:4]', 'train[90%:]')
+  check(frontier, 'train', 'train[:4]', None)
+  certify = calibration, 'train[:50%]', 'train[40%:60%]', 'train[60%:]'
+  check(*certify, epsilon=0.0)
+  for shared, field, arguments, fields in (
+    (9, 'calibration_split', (frontier, 'train', 'train[:4]', 'train[90%:]'),
+     {}),
+    # Two names of one split.
+    (3, 'calibration_split',
+     (frontier, 'train+dev', 'train[:4]', 'validation[:3]'), {}),
+    (9, 'split', certify, {'epsilon': 0.02}),
+  ):  # fmt: skip
+    words = f'trained on, it shares {shared}'
+    with pytest.raises(ConfigError, match=words) as error:
+      check(*arguments, **fields)
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize(
+  ('sizes', 'max_length', 'expected'),
+  [
+    ((32, 64, 128), 128, (32, 64, 128)),
+    ((32, 64, 128), 100, (32, 64, 100)),
+    ((32, 64, 128), 256, (32, 64, 128, 256)),
+    ((), 64, (64,)),
+  ],
+)
+def test_max_length_is_the_last_bucket(sst2, sizes, max_length, expected):
+  info = opened(sst2 | dict(length_buckets=sizes, max_length=max_length)).info
+  assert info.length_buckets == expected
+  assert info.input_shape == (max_length,)
+
+
+def real(shared_data, folder, task, name='glue'):
+  path = shared_data / folder
+  vocabulary = shared_data / 'vocab' / 'bert_base_uncased_vocab.txt'
+  if not path.is_dir() or not vocabulary.is_file():
+    pytest.skip(f'no {path} or no {vocabulary}')
+  return dict(
+    name=name, task=task, directory=str(path), tokenizer=str(vocabulary)
+  )
+
+
+REAL = {  # rows of train and of validation in the shared data
+  'cola': (8551, 782), 'sst2': (67349, 654), 'mrpc': (3668, 306),
+  'stsb': (5749, 1125), 'mnli': (22560, 7361), 'rte': (2490, 208),
+  'wnli': (635, 53), 'qqp': (9997, 7500), 'qnli': (0, 4097),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ('task', 'split', 'count'),
+  [
+    pytest.param(task, split, count, marks=mark)
+    for task, counts in REAL.items()
+    for split, count, mark in zip(
+      ('train', 'validation'),
+      counts,
+      (pytest.mark.nightly, pytest.mark.slow),
+      strict=True,
+    )
+    if count
+  ],
+)
+def test_real_rows_are_all_good(shared_data, task, split, count):
+  folder = 'qqp_part' if task == 'qqp' else 'glue'
+  source = opened(real(shared_data, folder, task), split)
+  assert len(source) == count
+  assert source.bad_rows == ()
+  # Every row begins with [CLS] and ends with [SEP].
+  batch = source.records(np.arange(count))
+  assert set(batch['tokens'][:, 0]) == {101}
+  assert set(batch['tokens'][np.arange(count), batch['length'] - 1]) == {102}
+
+
+PROBING = {  # rows of train and of test in the shared data, and classes
+  'past_present': (9879, 7459, 2), 'subj_number': (9939, 7459, 2),
+  'obj_number': (9903, 7474, 2), 'bigram_shift': (9944, 7476, 2),
+  'coordination_inversion': (9850, 7405, 2), 'tree_depth': (5000, 3652, 5),
+  'sentence_length': (4971, 3674, 6), 'word_content': (9911, 7443, 999),
+}  # fmt: skip
+# The default suite reads two of them, CI all.
+QUICK = ('sentence_length', 'tree_depth')
+
+
+@pytest.mark.parametrize(
+  'task',
+  [
+    pytest.param(task, marks=() if task in QUICK else pytest.mark.slow)
+    for task in PROBING
+  ],
+)
+def test_real_probing_rows_are_all_good(shared_data, task):
+  given = real(shared_data, 'probing_xprobe_en', task, 'probing')
+  rows, tests, classes = PROBING[task]
+  for split, expected in (('train', rows), ('test', tests)):
+    source = opened(given, split)
+    assert source.info.num_classes == classes <= text_tasks.PROBING[task][0]
+    # Of word_content one word is only tested; its rows are bad ones.
+    unknown = (task, split) == ('word_content', 'test')
+    assert bool(source.bad_rows) is unknown
+    assert len(source) + len(source.bad_rows) == expected
