@@ -39,18 +39,11 @@ _ERROR_LINES = 12
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-  """A prepared candidate.
+  """A prepared candidate."""
 
-  Attributes:
-    run: is timed; arrays of jax that it returns are waited for.
-    rows: examples that one call processes; seconds are divided by it.
-    output: compared with those of the candidates of the same group, or None.
-    columns: further columns of the candidate's row.
-  """
-
-  run: Any
-  rows: int = 1
-  output: Any = None
+  run: Any  # is timed; arrays of jax that it returns are waited for
+  rows: int = 1  # examples that one call processes; seconds are divided by it
+  output: Any = None  # compared with those of the group, or None
   columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -58,26 +51,17 @@ class Call:
 class Candidate:
   """Something to time.
 
-  Attributes:
-    name: unique in the benchmark.
-    make: prepares a call; can be pickled where `process` is given.
-    process: name of the process to run in, which candidates may share; '' for
-      this process.
-    is_baseline: may be the baseline; of several, the one with the smallest
-      median is.
-    baseline: name of the candidate to compare with instead; '' for none.
-    flops: (every block once and in full, computed) per example by formula; the
-      first gives the limit of the speed-up. None without a formula.
-    group: candidates of a group compute the same output; '' for none.
+  `flops` are (every block once and in full, computed) per example by formula;
+  the first gives the limit of the speed-up. None without a formula.
   """
 
-  name: str
-  make: Callable[[], Call]
-  process: str = ''
-  is_baseline: bool = False
-  baseline: str = ''
+  name: str  # unique in the benchmark
+  make: Callable[[], Call]  # can be pickled where `process` is given
+  process: str = ''  # to run in, which candidates may share; '' for this one
+  is_baseline: bool = False  # of several, the one with the smallest median is
+  baseline: str = ''  # name of the candidate to compare with instead
   flops: tuple[float, float] | None = None
-  group: str = ''
+  group: str = ''  # of candidates that compute the same output; '' for none
 
 
 # -- processes -----------------------------------------------------------------
@@ -188,11 +172,11 @@ def measure(
   Args:
     timers: by name; odd rounds take them in reversed order. One that returns
       None is left out of the result.
-    rounds: rounds that count.
-    warmup: rounds before them.
-    calls: calls of each function in a round.
-    min_seconds: more calls are made to take about as long in each round, by
-      the last round of the warm-up.
+    rounds: that count, after those of `warmup`.
+    warmup: rounds.
+    calls: of each function in a round.
+    min_seconds: that the calls of a round take at least; how many calls that
+      are is known from the last round of the warm-up.
     advance: called with the finished share of all rounds.
   """
   seconds: dict[str, list[Any]] = {name: [] for name in timers}
@@ -326,9 +310,7 @@ def busy() -> str:
 def show(table: report.Rows, tolerance: float) -> None:
   """Prints a table for each case, empty columns left out.
 
-  Args:
-    table: see `rows`.
-    tolerance: larger differences of outputs within a group are reported.
+  Differences of outputs above `tolerance` within a group are reported.
   """
   for case in dict.fromkeys(map(_case, table)):
     same = [row for row in table if _case(row) == case]
@@ -340,17 +322,15 @@ def show(table: report.Rows, tolerance: float) -> None:
       if any(row.get(name) is not None for row in same)
       and (name != 'baseline' or len(baselines) > 1)
     ]
-    report.print_table(
-      f'{case}; baseline: {same[0]["baseline"]}',
-      [report.readable(row, shown) for row in same],
-      'median [quartiles] of the rounds',
-    )
-  for row in table:
-    if not (row.get('difference') or 0.0) <= tolerance:
-      print(
-        f'WARNING: {row["candidate"]}: output {row["difference"]:.2g} from '
-        f'that of the same weights; expected at most {tolerance:.2g}'
-      )
+    cells = [report.readable(row, shown) for row in same]
+    title = f'{case}; baseline: {same[0]["baseline"]}'
+    report.print_table(title, cells, 'median [quartiles] of the rounds')
+    for row in same:
+      if not (row.get('difference') or 0.0) <= tolerance:
+        print(
+          f'WARNING: {row["candidate"]}: output {row["difference"]:.2g} from '
+          f'that of the same weights; expected at most {tolerance:.2g}'
+        )
 
 
 def draw(path: str | os.PathLike[str], table: report.Rows) -> None:
@@ -362,9 +342,8 @@ def draw(path: str | os.PathLike[str], table: report.Rows) -> None:
     bars.setdefault(row['candidate'], {})[_case(row)] = row['speedup']
   panels = max(map(len, bars.values()))
   bars = {name: one for name, one in bars.items() if len(one) == panels}
-  title = 'Speed-up over the baseline'
   try:
-    adaptive_plots.plot_ablation(path, bars, title=title)
+    adaptive_plots.plot_ablation(path, bars, title='Speed-up over the baseline')
   except ImportError as error:
     print(f'no picture: {error}')
 

@@ -140,7 +140,8 @@ def candidates(
   for rate in rates if 'eat' in settings['candidates'] else ():
     flops = model_flops(eat, length, (1.0, 1.0 - rate / 100))
     given = eat, length, batch, rate, rows
-    add(f'EAT {rate} %', flops, prepare_eat, *given, process='EAT engine')
+    more = {'process': 'EAT engine', 'group': 'eat'}
+    add(f'EAT {rate} %', flops, prepare_eat, *given, **more)
   items = [{'tokens': row, 'token_types': 0 * row} for row in tokens]
   for library, kind in itertools.product(libraries, TITLES):
     model, weights = dense_model(settings, kind), folder / kind

@@ -82,8 +82,8 @@ class Model:
   @functools.cached_property
   def kept(self) -> np.ndarray:
     """Tokens of each row that each pruning leaves, `[N, P]`."""
-    module, length = self.chain.model, self.records['length']
-    return _by_length(functools.partial(cost.static_sizes, module), length)
+    module, length = self.chain.model, self.records['length'].tolist()
+    return np.array([cost.static_sizes(module, size) for size in length])
 
   @functools.cached_property
   def cost(self) -> dict[str, np.ndarray]:
@@ -108,17 +108,12 @@ class Model:
 def flops(module: EatClassifier, length: np.ndarray) -> np.ndarray:
   """Returns the FLOPs of rows up to each head, `[N, E]`."""
 
+  @functools.cache
   def count(length: int) -> Any:
     sizes = cost.static_sizes(module, length)
     return np.cumsum(cost.stage_flops(module, length, sizes, count_cls=True))
 
-  return _by_length(count, length)
-
-
-def _by_length(function: Any, length: np.ndarray) -> np.ndarray:
-  """Returns a function of the length of each row, computed once a length."""
-  sizes, index = np.unique(length, return_inverse=True)
-  return np.array([function(size) for size in sizes.tolist()])[index]
+  return np.array([count(size) for size in length.tolist()])
 
 
 def load(

@@ -66,8 +66,7 @@ def make(
     items: with 'tokens' and 'token_types'.
     batch: rows of a batch.
     dtype: of the computation; 'onnx' has float32 only.
-    expected: our logits of the rows, for the columns `difference` and
-      `differing_rows`.
+    expected: our logits of the rows, for columns that compare with them.
   """
   keep_freed_memory()
   classify, device = _load(library, weights, dtype)
@@ -81,16 +80,16 @@ def make(
   columns: dict[str, Any] = {'device': device}
   if expected is not None:
     differs = logits.argmax(1) != expected.argmax(1)
-    columns = {
-      'difference': float(np.abs(logits - expected).max()),
-      'differing_rows': int(differs.sum()),
-    }
-  output = scores(logits)
-  if batch == 1:
-    turns = itertools.cycle(batches)
-    return Call(lambda: classify(next(turns)), 1, output, columns)
-  run = lambda: [classify(one) for one in batches]  # noqa: E731
-  return Call(run, len(items), output, columns)
+    columns['difference'] = float(np.abs(logits - expected).max())
+    columns['differing_rows'] = int(differs.sum())
+  turns = itertools.cycle(batches)
+
+  def run() -> Any:
+    if batch == 1:
+      return classify(next(turns))
+    return [classify(one) for one in batches]
+
+  return Call(run, 1 if batch == 1 else len(items), scores(logits), columns)
 
 
 def scores(logits: Float[np.ndarray, 'B C']) -> Float[np.ndarray, 'R 1']:
@@ -114,10 +113,11 @@ def _padded(items: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 @functools.lru_cache(maxsize=1)
 def _load(library: str, weights: str, dtype: str) -> tuple[Any, str]:
   """Returns (function of the inputs to logits, device)."""
-  loader = _load_torch if library == 'torch' else _load_onnx
   has_affinity = hasattr(os, 'sched_getaffinity')
-  cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
-  return loader(weights, dtype, cores or 1)
+  cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+  if library == 'torch':
+    return _load_torch(weights, dtype, cores)
+  return _load_onnx(weights, cores)
 
 
 def _wants_gpu() -> bool:
@@ -144,7 +144,7 @@ def _load_torch(weights: str, dtype: str, cores: int) -> tuple[Any, str]:
   return classify, torch.cuda.get_device_name() if cuda else 'cpu'
 
 
-def _load_onnx(weights: str, dtype: str, cores: int) -> tuple[Any, str]:
+def _load_onnx(weights: str, cores: int) -> tuple[Any, str]:
   import onnxruntime
 
   options = onnxruntime.SessionOptions()

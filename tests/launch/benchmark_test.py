@@ -4,7 +4,6 @@ No test depends on a measured time.
 """
 
 import csv
-import os
 import re
 
 import jax
@@ -41,16 +40,13 @@ def read(path):
     ('adatap', 'adatape'),
     ('adatape --variant=Q/16', "--variant: .*'Q'"),
     ('adatape --bank_size=3', '--bank_size: .*at least'),
-    ('adatape --repeats=0', '--rounds/--repeats: .*positive integer'),
     ('adatape --batch_sise=3', '--batch_sise: no such flag'),
     ('adatape --out=/no/such/folder/a.csv', '--out: .*writable'),
     ('albert --variant=huge', '--variant: .*micro'),
-    ('albert --shares=1.5', r'--shares: .*numbers in \(0'),
+    ('albert --shares=1.5', r'--shares: .*number.*1.5'),
     ('albert --batch=0', '--batch: .*list of positive'),
-    ('albert --out=/', '--out: .*file'),
     ('eat_speed --variant=huge', "--variant: .*base.*'huge'"),
     ('eat_speed --variant=tiny', '--depth: .*even number above 4.*got 2'),
-    ('eat_speed --depth=7', '--depth: .*even'),
     ('eat_speed --length=1000', '--length: .*512'),
     ('eat_speed --window=3', '--window: .*even'),
     ('eat_speed --exit_rates=50,101', '--exit_rates: .*0 to 100'),
@@ -61,13 +57,11 @@ def read(path):
     ('eat', '--workdir'),
     ('eat --workdir=/nowhere --out=o', '--workdir: .*config.json'),
     ('eat --workdir=w --out=o --tau=2', r'--tau: .*in \(0'),
-    ('eat --workdir=w --out=o --epsilon=1', '--epsilon: '),
     ('eat --workdir=w --out=o --rows=0', '--rows: .*positive integer'),
     ('eat --workdir=w --out=o --step=last', '--step: .*latest'),
     ('eat --workdir=w --out=o --prune_scales=a', '--prune_scales: '),
     ('eat --workdir=w --out=o --ablation=a', "--ablation: .*'a'"),
     ('eat --workdir=w --out=o --ablation=dense=x', '--ablation: .*new'),
-    ('eat --workdir=w --out=o --densee=x', '--dense'),
     (f'eat --workdir=w --out={__file__}', '--out: .*is a file'),
   ],
 )
@@ -78,13 +72,6 @@ def test_mistakes_are_one_line(line, message, capsys):
   text = capsys.readouterr().err
   assert text.count('\n') == 1
   assert re.search(message, text)
-
-
-def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
-  # Root may write everywhere.
-  monkeypatch.setattr(os, 'access', lambda path, mode: path != tmp_path)
-  with pytest.raises(command_line.UsageError, match=r'--out: .*writable'):
-    settings_of('albert', f'--out={tmp_path}/x.csv')
 
 
 def test_help_names_flags_and_defaults(capsys):
@@ -165,20 +152,13 @@ def test_exits_are_exact_and_spread(rate):
   assert abs(windows - rate / 5).max() <= 1
 
 
-@pytest.mark.parametrize(
-  ('batch', 'rates', 'fill', 'rows'),
-  [
-    (1, (0, 50, 80, 95), 8, 20),
-    (16, (0, 50, 80, 95), 8, 160),
-    (32, (0, 50, 80, 95), 8, 320),
-    (32, (0,), 8, 256),
-    (16, (50,), 1, 16),
-    (1, (0, 100), 8, 1),
-    (3, (33,), 8, 300),
-  ],
-)
-def test_rows_of_a_call(batch, rates, fill, rows):
-  assert candidates_eat.rows_per_call(batch, rates, fill) == rows
+def test_rows_of_a_call():
+  rows = candidates_eat.rows_per_call
+  rates = (0, 50, 80, 95)
+  assert [rows(batch, rates, 8) for batch in (1, 16, 32)] == [20, 160, 320]
+  assert rows(32, (0,), 8) == 256
+  assert (rows(16, (50,), 1), rows(1, (0, 100), 8)) == (16, 1)
+  assert rows(3, (33,), 8) == 300
 
 
 def test_missing_libraries_are_reported(monkeypatch, capsys):
@@ -215,22 +195,17 @@ def test_adatape(tmp_path, capsys):
   flags = ['--variant=Ti/16', '--batch=2', '--image_size=64', '--bank_size=60',
            '--num_classes=5', '--rounds=2', '--warmup=1']  # fmt: skip
   assert benchmark.main(['adatape', *flags, f'--out={out}']) == 0
-  rows = read(out)
-  models = ['ViT', 'AdaTape learnable', 'AdaTape input']
-  readings = ['reading learnable', 'reading input']
-  names = [(row['phase'], row['candidate']) for row in rows]
-  assert set(names) == {
-    *(('forward', name) for name in models + readings),
-    *(('train step', name) for name in models),
-  }
-  for row in rows:
-    is_model = row['candidate'] in models
-    assert bool(row['limit']) == bool(row['flops']) == is_model
-    reading = row['candidate'].replace('reading', 'AdaTape')
-    assert row['baseline'] == ('ViT' if is_model else reading)
+  models = {'ViT': 'ViT', 'AdaTape learnable': 'ViT', 'AdaTape input': 'ViT'}
+  readings = {f'reading {b}': f'AdaTape {b}' for b in ('learnable', 'input')}
+  found = {'forward': {}, 'train step': {}}
+  for row in read(out):
+    found[row['phase']][row['candidate']] = row['baseline']
+    assert (
+      bool(row['limit']) == bool(row['flops']) == (row['baseline'] == 'ViT')
+    )
     assert row['variant'] == 'Ti/16'
-  text = capsys.readouterr().out
-  assert 'phase train step; baseline: ViT' in text
+  assert found == {'forward': models | readings, 'train step': models}
+  assert 'phase train step; baseline: ViT' in capsys.readouterr().out
   assert out.with_suffix('.png').is_file()
 
 
