@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dataset_lib import corpus, corpus_building, corpus_rows, tokenizer
-from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
+from dataset_lib.errors import InvalidDataError, MissingDataError
 from tests.dataset_lib import corpora
 
 
@@ -199,31 +199,6 @@ def test_a_directory_is_complete_or_absent(tmp_path, is_link):
   assert not place.exists()
   (tmp_path / 'made').mkdir()
   assert out.stat().st_mode == (tmp_path / 'made').stat().st_mode
-
-
-@pytest.mark.parametrize(
-  ('text', 'options', 'error', 'words'),
-  [
-    ('w1', {}, InvalidDataError, "no text for the split 'train'"),
-    ('w1 w2. W3.', {}, InvalidDataError, '--validation_share=0'),
-    ('w1 w2. W3.', {'tokenizer': ''}, InvalidDataError,
-     '--validation_share=0'),
-    ('w1 w2. W3.', {'tokenizer': '', 'vocab_size': 900,
-                    'validation_share': 0.0}, ConfigError, 'vocab_size'),
-  ],
-)  # fmt: skip
-def test_texts_that_are_too_few(tmp_path, text, options, error, words):
-  with pytest.raises(error, match=words):
-    corpora.prepare(tmp_path, [[text]], **options)
-  assert not (tmp_path / 'out').exists()
-
-
-def test_a_tokenizer_without_a_mask(tmp_path):
-  folder = corpora.tokenizer(tmp_path / 'other')
-  text = (folder / 'vocab.txt').read_text().replace('[MASK]', 'mask')
-  (folder / 'vocab.txt').write_text(text)
-  with pytest.raises(InvalidDataError, match=r'with \[MASK\]'):
-    corpora.prepare(tmp_path, corpora.documents(3), tokenizer=str(folder))
 
 
 @pytest.mark.parametrize(

@@ -220,17 +220,12 @@ def build(directory, train=True, host=0, hosts=1, **others):
 def test_hosts_and_a_resumed_run_read_the_same(directory):
   whole = take(build(directory), 12)
   assert set(whole[0]) == KEYS | {'mask', 'index'}
-  assert len({tuple(batch['index']) for batch in whole}) == 12
   assert_same(take(build(directory), 3, 7), whole[7:10])
   hosts = [take(build(directory, host=host, hosts=2), 12) for host in (0, 1)]
   assert_same([joined(step) for step in zip(*hosts, strict=True)], whole)
-
-
-def test_masks_differ_between_epochs(directory):
-  data = build(directory)
-  steps = data.info.num_examples // 24 * 2
-  seen: dict[int, list[bytes]] = {}
-  for batch in take(data, steps + 2):
+  # Most records that come again in the second epoch have other masks.
+  data, seen = build(directory), {}
+  for batch in take(data, data.info.num_examples // 24 * 2 + 2):
     for row, index in enumerate(batch['index']):
       masks = batch['mlm_positions'][row].tobytes()
       seen.setdefault(int(index), []).append(masks)

@@ -123,6 +123,12 @@ def test_bad_command_lines_are_answered_in_one_line(
     ('--input={in}/empty.txt', 'no text'),
     ('--input={in}/empty.txt --tokenizer={in}/vocab.txt', 'no text for the'),
     ('--input={in}/notes', 'no text in'),
+    ('--input={in}/one.txt', '--validation_share=0'),
+    (
+      '--input={in}/one.txt --tokenizer={in}/vocab.txt',
+      "no text for the split 'train'",
+    ),
+    ('--input={in} --tokenizer={in}/unmasked.txt', 'with [MASK]'),
   ],
 )
 def test_what_is_no_text_or_tokenizer_is_a_data_error(
@@ -131,7 +137,10 @@ def test_what_is_no_text_or_tokenizer_is_a_data_error(
   (texts / 'empty.txt').touch()
   (texts / 'notes').mkdir()
   (texts / 'notes' / 'note.md').touch()
-  (texts / 'vocab.txt').write_text('[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na')
+  (texts / 'one.txt').write_text('a a. A a.')
+  special = '[PAD]\n[UNK]\n[CLS]\n[SEP]\n'
+  (texts / 'vocab.txt').write_text(f'{special}[MASK]\na')
+  (texts / 'unmasked.txt').write_text(f'{special}a')
   given = flags.format(**{'in': texts}).split()
   with pytest.raises(SystemExit) as stop:
     run(*given, f'--out={tmp_path}/out', '--processes=1')
