@@ -212,9 +212,9 @@ class Encoder:
     packed = [self._pack(part, faults) for part in block]
     tokens, sentences, rows = map(np.concatenate, zip(*packed, strict=True))
     documents = [
-      (part.document, len(row_lengths))
-      for part, (_, _, row_lengths) in zip(block, packed, strict=True)
-      if len(row_lengths)
+      (part.document, len(own[-1]))
+      for part, own in zip(block, packed, strict=True)
+      if len(own[-1])
     ]
     counts = {
       'documents': sum(part.begins for part in block),

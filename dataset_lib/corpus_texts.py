@@ -156,10 +156,7 @@ class Texts:
       yield Paragraph(' '.join(parts), where)
 
   def _file_lines(
-    self,
-    file: pathlib.Path,
-    faults: Faults,
-    advance: Callable[[int], object],
+    self, file: pathlib.Path, faults: Faults, advance: Callable[[int], object]
   ) -> Iterator[Paragraph]:
     has_text, done = False, 0
     try:

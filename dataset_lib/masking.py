@@ -35,24 +35,21 @@ class Rows(NamedTuple):
   begins_segment: Flags
 
 
-class Draws(NamedTuple):
-  """Independent uniform numbers in [0, 1) for each random choice."""
-
-  lengths: Uniform  # of n-grams
-  order: Uniform  # in which n-grams are taken
-  kinds: Float64[np.ndarray, 'B P']
-  replacements: Float64[np.ndarray, 'B P']
-
-
 def mask(
   rows: Rows,
   budgets: Budgets,
   max_ngram: int,
   mask_id: int,
   ordinary: Int32[np.ndarray, ' O'],  # ids that random tokens are drawn from
-  draws: Draws,
+  lengths: Uniform,
+  order: Uniform,
+  kinds: Float64[np.ndarray, 'B P'],
+  replacements: Float64[np.ndarray, 'B P'],
 ) -> dict[str, np.ndarray]:
   """Masks `budgets` tokens of each row, in n-grams of up to `max_ngram` words.
+
+  The last four are independent uniform numbers in [0, 1): for the lengths of
+  n-grams, their order, and the kinds and replacements of tokens.
 
   Returns:
     {'tokens': int32 [B, L], with the chosen tokens masked or replaced;
@@ -61,15 +58,15 @@ def mask(
     KEPT; 'mlm_weights': float32 [B, P], 1 for a chosen token and 0 for an
     unused slot, whose other values are 0}.
   """
-  ngrams = cut_into_ngrams(rows, max_ngram, draws.lengths)
-  chosen = choose(rows, ngrams, budgets, draws.order)
-  size = draws.kinds.shape[1]
+  ngrams = cut_into_ngrams(rows, max_ngram, lengths)
+  chosen = choose(rows, ngrams, budgets, order)
+  size = kinds.shape[1]
   positions = np.argsort(~chosen, axis=1, kind='stable')[:, :size]
   used = np.arange(size) < chosen.sum(axis=1)[:, None]
   labels = np.take_along_axis(rows.tokens, positions, axis=1)
-  kinds = np.digitize(draws.kinds, [0.8, 0.9])
-  random = ordinary[(draws.replacements * len(ordinary)).astype(np.int64)]
-  shown = np.choose(kinds, [np.int32(mask_id), random, labels])
+  kind = np.digitize(kinds, [0.8, 0.9])
+  random = ordinary[(replacements * len(ordinary)).astype(np.int64)]
+  shown = np.choose(kind, [np.int32(mask_id), random, labels])
   tokens = rows.tokens.copy()
   tokens[np.nonzero(used)[0], positions[used]] = shown[used]
   return {
@@ -77,7 +74,7 @@ def mask(
     'mlm_positions': np.where(used, positions, 0).astype(np.int32),
     'mlm_labels': np.where(used, labels, 0).astype(np.int32),
     'mlm_weights': used.astype(np.float32),
-    'mlm_kind': np.where(used, kinds, 0).astype(np.int32),
+    'mlm_kind': np.where(used, kind, 0).astype(np.int32),
   }
 
 

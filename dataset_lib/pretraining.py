@@ -113,9 +113,7 @@ class Pretraining:
     )
     budgets = np.round(self.mask_share * lengths).astype(np.int64)
     budgets, ids = np.maximum(budgets, 1), (self._mask_id, self._ordinary)
-    masked = masking.mask(
-      rows, budgets, self.max_ngram, *ids, masking.Draws(*rest)
-    )
+    masked = masking.mask(rows, budgets, self.max_ngram, *ids, *rest)
     return {
       **masked,
       'token_types': types,

@@ -30,6 +30,8 @@ MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]
 CHUNK = 4096
 JSON_FILE, VOCABULARY_FILE = 'tokenizer.json', 'vocab.txt'
 CONFIG_FILES = ('special_tokens_map.json', 'tokenizer_config.json')
+WORD_PIECE, UNIGRAM = 'WordPiece', 'Unigram'
+_SPECIAL_KEYS = ('pad', 'unk', 'cls', 'sep', 'mask')
 SPECIAL_TOKENS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
 # Names in tokenizer_config.json of the attributes of BertNormalizer.
 _NORMALIZER = {
@@ -63,7 +65,7 @@ class Tokenizer:
     named = {number for number, token in added.items() if token.special}
     self.special_ids = tuple(sorted(named | {*special} - {None}))
     self._library = library
-    self._is_word_piece = _is_word_piece(library)
+    self._is_word_piece = _kind(library) == WORD_PIECE
     self._truncating = functools.cache(self._truncating_at)
 
   def encode(
@@ -184,14 +186,13 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     )
   config = _config(file)
   library = _read(file, config)
-  is_word_piece = _is_word_piece(library)
+  is_word_piece = _kind(library) == WORD_PIECE
+  defaults = sentencepiece_model.SPECIAL_TOKENS
+  if is_word_piece:
+    defaults = SPECIAL_TOKENS
   special = [
     _content(config.get(f'{key}_token', default))
-    for key, default in zip(
-      ('pad', 'unk', 'cls', 'sep', 'mask'),
-      SPECIAL_TOKENS if is_word_piece else sentencepiece_model.SPECIAL_TOKENS,
-      strict=True,
-    )
+    for key, default in zip(_SPECIAL_KEYS, defaults, strict=True)
   ]
   ids = [library.token_to_id(token) for token in special]
   if None in ids[:-1]:  # nothing here needs [MASK]
@@ -205,8 +206,8 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     library.add_special_tokens(special if ids[-1] is not None else special[:-1])
   if not is_word_piece:
     sentencepiece_model.keep_as_text(library, special)
-  _, _, first, last, _ = special
   if library.post_processor is None:
+    first, last = special[2:4]
     library.post_processor = processors.TemplateProcessing(
       single=f'{first} $A {last}',
       pair=f'{first} $A {last} $B:1 {last}:1',
@@ -224,10 +225,8 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
   return Tokenizer(library, ids)
 
 
-def _is_word_piece(library: Any) -> bool:
-  from tokenizers import models
-
-  return isinstance(library.model, models.WordPiece)
+def _kind(library: Any) -> str:
+  return type(library.model).__name__
 
 
 def _config(file: pathlib.Path) -> dict[str, Any]:
@@ -268,17 +267,16 @@ def _read(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
 
 def _from_json(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
   import tokenizers
-  from tokenizers import models
 
   text = file.read_text(encoding='utf-8')
   try:
     library = tokenizers.Tokenizer.from_str(text)
   except Exception as error:  # the library raises nothing narrower
     raise InvalidDataError(f'{file} is damaged: {error}') from error
-  if not isinstance(library.model, (models.WordPiece, models.Unigram)):
+  if _kind(library) not in (WORD_PIECE, UNIGRAM):
     raise InvalidDataError(
       f'{file}: expected a WordPiece tokenizer, or a Unigram one '
-      f'(SentencePiece), got {type(library.model).__name__}'
+      f'(SentencePiece), got {_kind(library)}'
     )
   return library
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset_lib import masking
-from dataset_lib.masking import Draws, Rows
+from dataset_lib.masking import Rows
 
 SIZE, MASK = 1000, 4
 ORDINARY = np.arange(5, SIZE, dtype=np.int32)
@@ -43,7 +43,7 @@ def rows_of(words):
 def draws_of(shape, slots, seed=0):
   rng = np.random.default_rng(seed)
   sizes = [shape, shape, (shape[0], slots), (shape[0], slots)]
-  return Draws(*(rng.random(size) for size in sizes))
+  return [rng.random(size) for size in sizes]
 
 
 def masked(words, share=0.2, max_ngram=3, seed=0):
@@ -53,7 +53,7 @@ def masked(words, share=0.2, max_ngram=3, seed=0):
   budgets = np.maximum(1, np.round(share * lengths).astype(int))
   draws = draws_of(rows.tokens.shape, slots, seed)
   return rows, budgets, masking.mask(
-    rows, budgets, max_ngram, MASK, ORDINARY, draws
+    rows, budgets, max_ngram, MASK, ORDINARY, *draws
   )  # fmt: skip
 
 
@@ -157,8 +157,8 @@ def test_the_lengths_of_chosen_ngrams(max_ngram):
   # One segment of many words: few n-grams are shortened by an end.
   rows = rows_of([[[1] * 600, [1]]] * 300)
   draws = draws_of(rows.tokens.shape, 1, seed=4)
-  ngrams = masking.cut_into_ngrams(rows, max_ngram, draws.lengths)
-  chosen = masking.choose(rows, ngrams, np.full(300, 120), draws.order)
+  ngrams = masking.cut_into_ngrams(rows, max_ngram, draws[0])
+  chosen = masking.choose(rows, ngrams, np.full(300, 120), draws[1])
   assert chosen.sum(axis=1).tolist() == [120] * 300
   sizes = np.concatenate(
     [np.bincount(ngrams[row][chosen[row]]) for row in range(300)]
@@ -174,6 +174,6 @@ def test_the_lengths_of_chosen_ngrams(max_ngram):
 def test_ngrams_do_not_reach_over_the_border_of_segments():
   rows = rows_of([[[1] * 20, [1] * 20]] * 100)
   draws = draws_of(rows.tokens.shape, 1, seed=5)
-  numbers = masking.cut_into_ngrams(rows, 3, draws.lengths)
+  numbers = masking.cut_into_ngrams(rows, 3, draws[0])
   assert (numbers[:, 20] != numbers[:, 22]).all()
   assert (np.diff(numbers, axis=1) >= 0).all()
