@@ -64,15 +64,10 @@ def check(
   """Returns the fields of `cls` as given, completed with their defaults.
 
   Lists become tuples, nested dataclasses dicts. Defaults are not checked.
-
-  Args:
-    cls: a dataclass or a Linen module.
-    given: a mapping or a ConfigDict.
-    prefix: path before the field names in messages, like 'dataset'.
-    without: fields that a configuration cannot set.
+  Fields in `without` cannot be given.
 
   Raises:
-    ConfigError: a field is unknown, missing or has an illegal value.
+    ConfigError: `prefix.field` is unknown, missing or has an illegal value.
   """
   if not isinstance(given, ConfigLike):
     raise ConfigError(prefix, given, describe(dict))

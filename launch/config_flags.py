@@ -20,9 +20,7 @@ def load_config(
 ) -> ml_collections.ConfigDict:
   """Returns the complete configuration of `file.py[:argument]`.
 
-  Args:
-    flag: path of a Python file with `get_config`, and its argument.
-    overrides: such as 'optimizer.lr=1e-3'.
+  Overrides are texts such as 'optimizer.lr=1e-3'.
 
   Raises:
     UsageError: there is no such file, or it has no configuration.
@@ -70,12 +68,7 @@ def _read_page(flag: str) -> Any:
 def override(
   config: dict[str, Any], overrides: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns a configuration with other values, read when it is validated.
-
-  Raises:
-    UsageError: an override is not 'group.field=value'.
-    ConfigError: there is no such group.
-  """
+  """Returns a configuration with other values, read when it is validated."""
   config = copy.deepcopy(config)
   for text in overrides:
     key, separator, value = text.partition('=')

@@ -15,6 +15,7 @@ workdir. Fields of the run's configuration that concern evaluation can be
 overridden as in training.
 """
 
+import functools
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -69,30 +70,6 @@ def parse(argv: Sequence[str]) -> tuple[Any, Any, list[str]]:
   return arguments, config, names
 
 
-def main(argv: Sequence[str]) -> int:
-  """Runs the command; returns its exit code."""
-  return command_line.main(parse, run, argv)
-
-
-def run(arguments: Any, config: Any, names: list[str]) -> int:
-  """Evaluates, prints a table, writes evaluation.json."""
-  from eval_lib.report import print_table
-  from train_lib import strict_json
-
-  rows = _evaluate(arguments.workdir, config, names, arguments.step)
-  shown = [
-    {'metric': name} | {f'step {row["step"]}': f'{row[name]:.4f}'
-                        for row in rows}
-    for name in rows[0]
-    if name != 'step'
-  ]  # fmt: skip
-  print_table(arguments.workdir, shown)
-  path = pathlib.Path(arguments.workdir) / 'evaluation.json'
-  strict_json.write(path, rows)
-  print(f'written: {path}')
-  return command_line.OK
-
-
 def _evaluate(
   workdir: str, config: Any, names: list[str], step: int | str | None
 ) -> list[dict[str, float]]:
@@ -104,13 +81,12 @@ def _evaluate(
 
   mesh = sharding.make_mesh(config.mesh)
   sharding.check_batch_size(config, mesh)
-  steps: list[Any] = [step]
-  if step == 'all':  # the newest of none is an error that says so
-    steps = steps_in(pathlib.Path(workdir) / CHECKPOINTS) or [None]
+  every = steps_in(pathlib.Path(workdir) / CHECKPOINTS)
   entries = {name: config.evals[name] for name in names}
   rows = []
   with jax.set_mesh(mesh):
-    for chosen in steps:
+    # The newest of none is an error that says so.
+    for chosen in (every or [None]) if step == 'all' else [step]:
       loaded = loading.restore(workdir, config, chosen, mesh)
       task = loaded.task
       built = build.build_evaluators(entries, task, mesh, config, workdir)
@@ -121,6 +97,26 @@ def _evaluate(
       rows.append(row)
   return rows
 
+
+def run(arguments: Any, config: Any, names: list[str]) -> int:
+  """Evaluates, prints a table, writes evaluation.json."""
+  from eval_lib.report import print_table
+  from train_lib import strict_json
+
+  rows = _evaluate(arguments.workdir, config, names, arguments.step)
+  names = [name for name in rows[0] if name != 'step']
+  columns = {f'step {row["step"]}': row for row in rows}
+  print_table(arguments.workdir, [
+    {'metric': name} | {k: f'{row[name]:.4f}' for k, row in columns.items()}
+    for name in names
+  ])  # fmt: skip
+  path = pathlib.Path(arguments.workdir, 'evaluation.json')
+  strict_json.write(path, rows)
+  print(f'written: {path}')
+  return command_line.OK
+
+
+main = functools.partial(command_line.main, parse, run)
 
 if __name__ == '__main__':
   sys.exit(main(sys.argv[1:]))

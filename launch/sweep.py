@@ -13,6 +13,7 @@ and the others go on. At the end a table, best first, and sweep.csv. Ctrl-C and
 SIGTERM stop the run that is going on, which saves its step.
 """
 
+import functools
 import hashlib
 import pathlib
 import re
@@ -120,11 +121,6 @@ def _directory(overrides: Sequence[str], digest: str) -> str:
   return f'{re.sub("[^a-zA-Z0-9_=,.-]", "_", words)[:80]}-{digest}'
 
 
-def main(argv: Sequence[str]) -> int:
-  """Runs the command; returns its exit code."""
-  return command_line.main(parse, sweep, argv)
-
-
 def sweep(arguments: Any, runs: Sequence[Run]) -> int:
   """Trains all runs; returns the exit code of the first that fails, or 0."""
   failure = command_line.OK
@@ -151,13 +147,10 @@ def sweep(arguments: Any, runs: Sequence[Run]) -> int:
 
 
 def train(command: Sequence[str]) -> int:
-  """Runs one training; returns its exit code as a shell would.
-
-  Signals that ask to stop are passed on, and the training saves its step. It
-  has its own process group: a Ctrl-C of the terminal would reach it a second
-  time, which stops it at once.
-  """
+  """Runs one training, passes signals on; returns its exit code as a shell."""
   asked = False
+  # A group of its own: a Ctrl-C of the terminal would reach it a second time,
+  # which stops it before it has saved its step.
   with subprocess.Popen(command, process_group=0) as process:
 
     def pass_on(number: int, frame: Any) -> None:
@@ -204,6 +197,8 @@ def _report(arguments: Any, runs: Sequence[Run]) -> None:
   ]  # fmt: skip
   print_table(f'best first, {workdir}/sweep.csv', shown)
 
+
+main = functools.partial(command_line.main, parse, sweep)
 
 if __name__ == '__main__':
   sys.exit(main(sys.argv[1:]))

@@ -2,8 +2,7 @@
 
   python -m launch.train --config=configs/adatape/parity.py --workdir=/tmp/run
 
-Any field of the configuration can be overridden, and a file may take an
-argument after a colon:
+Any field can be overridden, and a file may take an argument after a colon:
 
   python -m launch.train --config=configs/adatape/parity.py:n=32,model=ut \\
       --workdir=/tmp/run --config.optimizer.lr=3e-4 --config.seed=1
@@ -13,6 +12,7 @@ workdir then holds config.json, versions.json, metrics.jsonl, checkpoints,
 TensorBoard files, run.png and, at the end, result.json.
 """
 
+import functools
 import os
 import sys
 import time
@@ -61,8 +61,7 @@ def parse(argv: Sequence[str]):
   rest, overrides = config_flags.split(argv)
   arguments = command_line.parse_arguments(parser(), rest)
   config = config_flags.load_config(arguments.config, overrides)
-  peers = (arguments.coordinator, arguments.num_processes, arguments.process_id)
-  if peers != (None, None, None) and not arguments.distributed:
+  if set(_peers(arguments)) != {None} and not arguments.distributed:
     raise UsageError(
       '--coordinator, --num_processes, --process_id: expected only with '
       '--distributed'
@@ -76,9 +75,25 @@ def parse(argv: Sequence[str]):
   return arguments, config
 
 
-def main(argv: Sequence[str]) -> int:
-  """Runs the command; returns its exit code."""
-  return command_line.main(parse, run, argv)
+def _peers(arguments):
+  return arguments.coordinator, arguments.num_processes, arguments.process_id
+
+
+def _join(arguments) -> None:
+  """Joins the other processes; JAX finds what is not given, as on a cluster."""
+  import jax
+
+  # A process that died ends the others in 30 s and not 300.
+  timeouts = dict(heartbeat_timeout_seconds=20, shutdown_timeout_seconds=20)
+  try:
+    jax.distributed.initialize(*_peers(arguments), **timeouts)
+  except ValueError as error:
+    raise ConfigError(
+      '--coordinator',
+      arguments.coordinator,
+      'the address of process 0, --num_processes and --process_id below it, '
+      f'or a cluster on which JAX finds them ({error})',
+    ) from error
 
 
 def run(arguments, config) -> int:
@@ -97,27 +112,7 @@ def run(arguments, config) -> int:
   return command_line.OK
 
 
-def _join(arguments) -> None:
-  """Joins the other processes; JAX finds what is not given, as on a cluster."""
-  import jax
-
-  try:
-    jax.distributed.initialize(
-      arguments.coordinator,
-      arguments.num_processes,
-      arguments.process_id,
-      # A process that died ends the others in 30 s and not 300.
-      heartbeat_timeout_seconds=20,
-      shutdown_timeout_seconds=20,
-    )
-  except ValueError as error:
-    raise ConfigError(
-      '--coordinator',
-      arguments.coordinator,
-      'the address of process 0, --num_processes and --process_id below it, '
-      f'or a cluster on which JAX finds them ({error})',
-    ) from error
-
+main = functools.partial(command_line.main, parse, run)
 
 if __name__ == '__main__':
   sys.exit(main(sys.argv[1:]))

@@ -95,15 +95,7 @@ class Optimizer:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-  """A part of the run; see `train_lib.stages`.
-
-  Attributes:
-    steps: length in steps; or else
-    epochs: length in passes over the training data.
-    trainable: pattern of the parameters that train.
-    knobs: schedules of loss weights and the like, by name.
-    model: fields of the model that differ in this stage.
-  """
+  """A part of the run of some steps or else epochs; see `train_lib.stages`."""
 
   steps: Steps = 0
   epochs: Annotated[float, Interval(ge=0.0, le=1e6)] = 0.0
@@ -152,13 +144,10 @@ class Run:
 
   Attributes:
     dtype: of the computation; parameters are always float32.
-    batch_size: rows of the global batch.
-    num_micro: micro-batches a step (gradient accumulation).
+    batch_size: rows of the global batch, in `num_micro` micro-batches.
     ema_decay: of the average of the parameters, 0 for no average.
     max_nonfinite_steps: skipped in a row before the run stops.
-    log_every: steps between two rows of metrics.
     stages: by name, run in the order of the names.
-    evals: evaluators by name.
   """
 
   seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
@@ -195,13 +184,10 @@ def complete(config: Any) -> dict[str, Any]:
 
 
 def validate(config: Any) -> ml_collections.ConfigDict:
-  """Returns the configuration with every field of the run, its data and model.
+  """Returns a configuration with every field of the run, its data and model.
 
   Reads the configurations of checkpoints that are named, but no data, and
   touches no device.
-
-  Args:
-    config: a ConfigDict or mapping, which stays as it is.
 
   Raises:
     ConfigError: with the first illegal field, the legal and the given value.

@@ -38,15 +38,7 @@ Stages and losses are those of EAT, section 5: one epoch without pruning, then
 the ratios annealed; AdamW, weight decay 0.01, warm-up over 10 % of the steps,
 then linear decay. A head's loss weighs 0.3, that of the last one 1.
 
-Results (6-layer MiniLM, dev; recipes and times: docs/eat.md):
-
-  sst2  full data: dense 90.5 %, ECE 3.2 %; EAT with exits at 2, 3 and 4 89.8 %
-        at full depth, 89.4 % at confidence 0.8 and 32 % of the FLOPs; student
-        of 3 layers 89.0 %
-  mnli  22,560 rows, one epoch, matched: dense 66.2 %; EAT without window
-        66.7 %, and 66.9 % at confidence 0.5 with 60 % of the FLOPs
-  qqp   9,497 rows, two epochs, F1: dense 84.0; EAT without window 83.5, at
-        confidence 0.8 too with 63 % of the FLOPs
+Results, recipes and times: docs/eat.md.
 """
 
 import json

@@ -52,30 +52,22 @@ optimizer.lr=1e-4 batch_size=16
 \t
 optimizer.lr=0.01 'checkpoint.best_metric=test/a b'
 """
+  lines += f'checkpoint.best_metric=test/../{"y" * 300}'
   _, runs = sweep.parse(flags(tmp_path, lines))
-  assert [run.name for run in runs] == [
+  assert [run.name for run in runs[:3]] == [
     'optimizer.lr=0.001 batch_size=16', 'optimizer.lr=1e-4 batch_size=16',
     'optimizer.lr=0.01 checkpoint.best_metric=test/a b',
   ]  # fmt: skip
   assert runs[2].overrides[1] == 'checkpoint.best_metric=test/a b'
+  assert {run.workdir.parent for run in runs} == {tmp_path / 'runs'}
   names = [run.workdir.name for run in runs]
   assert names[0].startswith('lr=0.001,batch_size=16-')
   assert names[2].startswith('lr=0.01,best_metric=test_a_b-')
-  assert {run.workdir.parent for run in runs} == {tmp_path / 'runs'}
-  # The name is that of the configuration, too.
+  assert max(map(len, names)) < 100
+  # Another configuration is another run.
   other = flags(tmp_path, lines, config='configs/adatape/parity.py:n=10')
   names += [run.workdir.name for run in sweep.parse(other)[1]]
-  assert len(set(names)) == 6
-
-
-def test_names_of_directories_are_short():
-  names = [
-    sweep._directory([f'x={"y" * 300}', 'warm_start.workdir=/tmp/../x'], digest)
-    for digest in ('1a2b', '3c4d')
-  ]
-  assert len(set(names)) == 2
-  assert max(map(len, names)) < 100
-  assert '/' not in ''.join(names)
+  assert len(set(names)) == 8
 
 
 @pytest.mark.parametrize(
@@ -91,20 +83,6 @@ def test_names_of_directories_are_short():
     ('optimizer.lr=1e-3\noptimizer.lr=0.001', ['line 2', 'line 1']),
     ('# nothing\n\n', ['--overrides', 'at least one line']),
     (b'batch_size=\xff', ['--overrides', 'utf-8']),
-  ],
-)  # fmt: skip
-def test_a_wrong_line_is_named_before_anything_runs(
-  text, words, tmp_path, capsys, monkeypatch
-):
-  monkeypatch.setattr(sweep, 'train', None)
-  error = refused(flags(tmp_path, text), capsys)
-  assert all(word in error for word in words), error
-  assert not (tmp_path / 'runs').exists()
-
-
-@pytest.mark.parametrize(
-  ('changes', 'words'),
-  [
     (dict(metric='dev/accuracy'), ['--metric', "['test']", 'dev/accuracy']),
     (dict(metric='accuracy'), ['--metric', 'EVAL/METRIC', "'accuracy'"]),
     (dict(metric='test'), ['--metric', 'EVAL/METRIC', "'test'"]),
@@ -113,11 +91,15 @@ def test_a_wrong_line_is_named_before_anything_runs(
     (dict(mode='least'), ['--mode', 'min', 'least']),
     (dict(metrc='x'), ['--metrc', '--metric']),
   ],
-)
-def test_bad_command_lines_are_answered_in_one_line(
-  changes, words, tmp_path, capsys
+)  # fmt: skip
+def test_a_wrong_line_or_flag_is_named_before_anything_runs(
+  text, words, tmp_path, capsys, monkeypatch
 ):
-  error = refused(flags(tmp_path, 'batch_size=8', **changes), capsys)
+  monkeypatch.setattr(sweep, 'train', None)
+  changes = {}
+  if isinstance(text, dict):
+    text, changes = 'batch_size=8', text
+  error = refused(flags(tmp_path, text, **changes), capsys)
   assert all(word in error for word in words), error
   assert not (tmp_path / 'runs').exists()
 
@@ -196,13 +178,6 @@ def test_a_run_that_was_stopped_stops_the_others(
   assert calls == ['0.01', '0.03']
   assert 'the same command goes on' in capsys.readouterr().err
   assert not (tmp_path / 'runs' / 'sweep.csv').exists()
-
-
-def test_another_configuration_is_another_run(tmp_path, trained):
-  assert sweep.main(flags(tmp_path, RATES)) == 0
-  other = flags(tmp_path, RATES, config='configs/adatape/parity.py:n=10')
-  assert sweep.main(other) == 0
-  assert trained[0] == 2 * ['0.01', '0.03', '0.02']
 
 
 def test_a_metric_that_no_run_has_is_named(tmp_path, trained, capsys):
