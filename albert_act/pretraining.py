@@ -42,9 +42,9 @@ class Pretraining(Task):
   KNOBS = ('ponder_weight',)
 
   @classmethod
-  def complete(cls, config) -> None:
+  def validate_config(cls, config) -> None:
     """Also reads `model.vocab_size` from the tokenizer of the corpus."""
-    super().complete(config)
+    super().validate_config(config)
     model = dict(config['model'])
     if 'vocab_size' not in model:
       directory = config['dataset'].get('directory', '')

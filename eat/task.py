@@ -62,13 +62,13 @@ class FineTune(TextClassification):
   KNOBS = ('prune_scale', 'distill_weight', 'self_distill_weight')
 
   @classmethod
-  def complete(cls, config) -> None:
+  def validate_config(cls, config) -> None:
     """Also checks the teacher, and that there is a weight for each head."""
     teacher = config['loss'].get('teacher')
     if teacher:
       loading.load_config(teacher, key=TEACHER)
       check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
-    super().complete(config)
+    super().validate_config(config)
     heads = len(head_layers(construct(config, num_classes=2)))
     weights = config['loss']['exit_weights']
     if weights is None:

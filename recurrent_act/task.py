@@ -46,13 +46,13 @@ class SequenceTask(Classification):
   KNOBS = ('ponder_weight',)
 
   @classmethod
-  def complete(cls, config):
+  def validate_config(cls, config):
     """Also sets `model.num_targets`, if it is not given, to the data's."""
     if 'num_targets' not in config['model']:
       source: Any = builder.build_source(config['dataset'], 'train')
       targets = {'num_targets': getattr(source, 'num_targets', 1)}
       config['model'] = targets | dict(config['model'])
-    super().complete(config)
+    super().validate_config(config)
 
   def init(self, rng):
     """Initialises with a batch of one; see `Task.init`."""

@@ -42,9 +42,9 @@ class Classification(Task):
     label_smoothing: Annotated[float, Interval(ge=0.0, le=0.999)] = 0.0
 
   @classmethod
-  def complete(cls, config: dict[str, Any]) -> None:
-    """Checks `loss` and `model`; see `Task.complete`."""
-    super().complete(config)
+  def validate_config(cls, config: dict[str, Any]) -> None:
+    """Checks `loss` and `model`; see `Task.validate_config`."""
+    super().validate_config(config)
     config['model'] = complete_model(config['model'], cls.MODEL)
 
   def build_model(self) -> Any:

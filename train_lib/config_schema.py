@@ -208,7 +208,7 @@ def validate(config: Any) -> ml_collections.ConfigDict:
   is_task = inspect.isclass(task) and issubclass(task, Task)
   if not is_task or inspect.isabstract(task):
     raise ConfigError('task', run['task'], 'a subclass of train_lib.task.Task')
-  task.complete(run)
+  task.validate_config(run)
   if not run['stages']:
     raise ConfigError('stages', {}, 'at least one stage')
   for name, stage in run['stages'].items():
@@ -230,7 +230,7 @@ def _check_stage(
       raise ConfigError(f'{place}.knobs', knob, expected)
   if stage['model']:
     with fields.errors_under(place):
-      task.complete(with_model(run, stage['model']))
+      task.validate_config(with_model(run, stage['model']))
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -53,7 +53,7 @@ class Task(abc.ABC):
     """Legal fields of `loss`, with their defaults; see `dataset_lib.fields`."""
 
   @classmethod
-  def complete(cls, config: dict[str, Any]) -> None:
+  def validate_config(cls, config: dict[str, Any]) -> None:
     """Checks `loss` and `model` and adds their defaults, in place.
 
     Runs once, before any data is read and any device is touched, and again

@@ -53,8 +53,8 @@ class TextClassification(Classification):
   SIZES: ClassVar[sizes.Sizes] = sizes.BERT
 
   @classmethod
-  def complete(cls, config: dict[str, Any]) -> None:
-    """Also asks the checkpoint or variant; see `Classification.complete`."""
+  def validate_config(cls, config: dict[str, Any]) -> None:
+    """Also takes sizes from the checkpoint or the variant."""
     model, known = dict(config['model']), {}
     directory = model.pop('from_checkpoint', '')
     if model.get('variant'):
@@ -63,7 +63,7 @@ class TextClassification(Classification):
     if directory:
       known |= checkpoint_fields(directory, cls.SIZES.defaults)
     config['model'] = known | model
-    super().complete(config)
+    super().validate_config(config)
 
   def build_model(self) -> Any:
     """Returns the module; raises `ConfigError` if a row does not fit it."""

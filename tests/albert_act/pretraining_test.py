@@ -162,7 +162,7 @@ def test_micro_batches_add_exactly(task, batch):
 )  # fmt: skip
 def test_illegal_fields_are_named(corpus, changes, key):
   with pytest.raises(ConfigError) as caught:
-    Pretraining.complete(config_of(corpus, **changes))
+    Pretraining.validate_config(config_of(corpus, **changes))
   assert caught.value.field == key
 
 

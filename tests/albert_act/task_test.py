@@ -171,7 +171,7 @@ def test_the_ponder_cost_pulls_the_score_to_halt_sooner():
 )  # fmt: skip
 def test_illegal_fields_are_named(changes, key):
   with pytest.raises(ConfigError) as error:
-    FineTune.complete(config() | changes)
+    FineTune.validate_config(config() | changes)
   assert error.value.field == key
 
 
@@ -180,7 +180,7 @@ def resolved(start, **model):
   name = 'albert_act.model:AlbertClassifier'
   model = {'name': name, 'from_checkpoint': str(start)} | model
   given = config() | {'model': model}
-  FineTune.complete(given)
+  FineTune.validate_config(given)
   return given['model']
 
 

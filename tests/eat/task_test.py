@@ -176,7 +176,7 @@ def test_illegal_fields_are_named(part, field, value):
   wrong = config()
   wrong[part][field] = value
   with pytest.raises(ConfigError, match=rf'{part}\.{field}: expected'):
-    FineTune.complete(wrong)
+    FineTune.validate_config(wrong)
 
 
 WORDS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', 'a', 'b', '##b')
@@ -230,7 +230,7 @@ def test_a_foreign_teacher_is_refused_before_training(tmp_path):
     given | {'warm_start': {'workdir': ''}, 'evals': {}}
   )
   with pytest.raises(ConfigError, match=r'loss\.teacher'):
-    FineTune.complete(resolved)
+    FineTune.validate_config(resolved)
   with pytest.raises(ConfigError, match=r'loss\.teacher'):
     FineTune(given, info()).init_frozen()
 

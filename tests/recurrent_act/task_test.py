@@ -41,7 +41,7 @@ def task_of(data, ponder_weight=0.1, num_targets=2, **model):
     'model': {'name': 'recurrent_act.model:RecurrentModel', **fields, **model},
     'loss': {'ponder_weight': ponder_weight},
   }
-  SequenceTask.complete(config)
+  SequenceTask.validate_config(config)
   return SequenceTask(config, data.info)
 
 
