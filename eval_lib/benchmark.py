@@ -10,6 +10,7 @@ in the environment of such a process are read at its import.
 import concurrent.futures
 import dataclasses
 import functools
+import itertools
 import multiprocessing
 import os
 import pathlib
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -237,6 +238,27 @@ def run(
       timers, advance=lambda share: bar.update(task, completed=share), **timing
     )
   return rows(case, candidates, samples, found, over), samples
+
+
+def tables(
+  cases: Iterable[tuple[Mapping[str, Any], Sequence[Candidate]]],
+  settings: Mapping[str, Any],
+  over: Mapping[str, str] | None = None,
+  environment: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+  """Returns the rows of cases, one after the other.
+
+  Args:
+    cases: labels and candidates; see `run`.
+    settings: with some of 'rounds', 'warmup' and 'min_seconds'.
+    over: see `rows`.
+    environment: see `Hosts`.
+  """
+  names = {'rounds', 'warmup', 'min_seconds'} & {*settings}
+  timing = {name: settings[name] for name in names}
+  with Hosts(environment=environment) as hosts:
+    found = [run(some, case, hosts, over, **timing)[0] for case, some in cases]
+  return list(itertools.chain.from_iterable(found))
 
 
 def ratio(samples: Samples, slow: str, fast: str) -> Estimate:

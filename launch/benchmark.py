@@ -1,24 +1,15 @@
 """Times models against each other.
 
   python -m launch.benchmark adatape --variant=B/16 --batch=8
-
-compares AdaTape with ViT, forward and training step, and gives the cost of
-reading the tape.
-
   python -m launch.benchmark albert --variant=small --batch=1,8
-
-compares the engine with exact compaction to fixed depth, at given mean shares
-of the iterations; --train_batch adds the step of pretraining.
-
   python -m launch.benchmark eat_speed --variant=base --batch=1,16,32
-
-compares EAT in the engine, at given shares of rows that exit, with dense BERTs
-of ours, of PyTorch and of ONNX Runtime on the same weights.
-
   python -m launch.benchmark eat --workdir=/tmp/sst2_eat --dense=/tmp/sst2 \\
       --out=/tmp/report
 
-reports quality and speed of a trained EAT on the rows of its task.
+`adatape` compares AdaTape with ViT and gives the cost of reading the tape,
+`albert` the engine with exact compaction to fixed depth, `eat_speed` EAT in the
+engine with dense BERTs of ours, of PyTorch and of ONNX Runtime; `eat` reports
+quality and speed of a trained EAT on the rows of its task.
 
 Candidates take turns, so that a machine that slows down slows all of them.
 Values are `median [first quartile, third quartile]` of the rounds; ratios are

@@ -29,18 +29,11 @@ BANKS = ('learnable', 'input')
 FORWARD, TRAIN = 'forward', 'train step'
 
 
-def tables(
-  settings: Mapping[str, Any],
-) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def tables(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
   """Yields names and tables of the benchmark; see `launch.benchmark`."""
-  timing = {name: settings[name] for name in ('rounds', 'warmup')}
   phases = (FORWARD, TRAIN) if settings['phases'] == 'all' else (FORWARD,)
-  rows = []
-  with benchmark.Hosts() as hosts:
-    for phase in phases:
-      found = candidates(phase, settings)
-      rows += benchmark.run(found, {'phase': phase}, hosts, **timing)[0]
-  yield '', rows
+  cases = (({'phase': phase}, candidates(phase, settings)) for phase in phases)
+  yield '', benchmark.tables(cases, settings)
 
 
 def candidates(phase: str, settings: Mapping[str, Any]) -> list[Candidate]:

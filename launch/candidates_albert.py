@@ -7,6 +7,7 @@ on which tokens halt when, not on why.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -32,27 +33,20 @@ SPREAD = 2.0  # standard deviation of the first scores' logits
 BASELINES = ('fixed, scanned', 'fixed, unrolled')
 
 
-def tables(
-  settings: Mapping[str, Any],
-) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def tables(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
   """Yields names and tables of the benchmark; see `launch.benchmark`."""
-  timing = {name: settings[name] for name in ('rounds', 'warmup')}
-  rows, most = [], AlbertPretraining(variant=settings['variant']).max_iterations
-  with benchmark.Hosts() as hosts:
-    for batch in settings['batch']:
-      for share in settings['shares']:
-        found = candidates(batch, share, settings)
-        case = {'batch': batch, 'mean': share}
-        rows += benchmark.run(found, case, hosts, **timing)[0]
-    yield '', rows
-    if not settings['train_batch']:
-      return
-    rows = []
-    for chunk in (0, pondering.balanced_chunk(most)):
-      case = {'batch': settings['train_batch'], 'remat_chunk': chunk}
-      found = train_candidates(case, settings)
-      rows += benchmark.run(found, case, hosts, **timing)[0]
-    yield 'train', rows
+  most = AlbertPretraining(variant=settings['variant']).max_iterations
+  pairs = itertools.product(settings['batch'], settings['shares'])
+  cases = (
+    ({'batch': batch, 'mean': mean}, candidates(batch, mean, settings))
+    for batch, mean in pairs
+  )
+  yield '', benchmark.tables(cases, settings)
+  if rows := settings['train_batch']:
+    chunks = (0, pondering.balanced_chunk(most))
+    labels = ({'batch': rows, 'remat_chunk': chunk} for chunk in chunks)
+    cases = ((case, train_candidates(case, settings)) for case in labels)
+    yield 'train', benchmark.tables(cases, settings)
 
 
 def prepare(batch: int, mean: float, settings: Mapping[str, Any]) -> Any:

@@ -28,7 +28,6 @@ from eat.serving import FULL, EatChain
 from eval_lib import benchmark
 from eval_lib.benchmark import Call, Candidate
 from launch import export, peers
-from model_lib.bert import BertClassifier
 from model_lib.errors import FieldError
 from serve_lib.chain import Failure
 from serve_lib.engine import Engine
@@ -50,27 +49,18 @@ LEAVE, STAY = 'leave', 'stay'  # sources of rows, with thresholds
 MEDIAN_LENGTH, LENGTH_SPREAD = 24, 0.5  # log-normal, about as in SST-2
 
 
-def tables(
-  settings: Mapping[str, Any],
-) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def tables(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
   """Yields names and tables of the benchmark; see `launch.benchmark`."""
-  names = ('rounds', 'warmup', 'min_seconds')
-  timing = {name: settings[name] for name in names}
   dense_model(settings)  # raises for a wrong flag before anything is timed
   libraries = [*peers.usable(settings['candidates'], settings['dtype'])]
   lengths = row_lengths(settings) if settings['length_buckets'] else ()
-  rows = []
-  with (
-    tempfile.TemporaryDirectory() as folder,
-    benchmark.Hosts(environment=ENVIRONMENT) as hosts,
-  ):
-    for batch in settings['batch']:
-      found = candidates(batch, settings, libraries, pathlib.Path(folder))
-      rows += benchmark.run(found, {'batch': batch}, hosts, OVER, **timing)[0]
-    yield '', rows
-    if lengths:
-      found, case = length_candidates(settings, lengths), {'rows': len(lengths)}
-      yield 'lengths', benchmark.run(found, case, hosts, **timing)[0]
+  with tempfile.TemporaryDirectory() as folder:
+    given = settings, libraries, pathlib.Path(folder)
+    cases = (({'batch': n}, candidates(n, *given)) for n in settings['batch'])
+    yield '', benchmark.tables(cases, settings, OVER, ENVIRONMENT)
+  if lengths:
+    case = {'rows': len(lengths)}, length_candidates(settings, lengths)
+    yield 'lengths', benchmark.tables([case], settings, None, ENVIRONMENT)
 
 
 def dense_model(settings: Mapping[str, Any], kind: str = 'dense') -> Any:
@@ -83,19 +73,17 @@ def dense_model(settings: Mapping[str, Any], kind: str = 'dense') -> Any:
     FieldError: the depth cannot be timed.
   """
   dtype, variant = jnp.dtype(settings['dtype']), settings['variant']
-  depth = (
-    settings['depth'] or BertClassifier(variant=variant, num_classes=2).depth
-  )
+  fields: dict[str, Any] = dict(prune_layers=(), prune_ratios=(), window=0)
+  fields |= dict(exit_layers=(), depth=settings['depth'] or None)
+  model = EatClassifier(variant=variant, num_classes=2, dtype=dtype, **fields)
+  depth: Any = model.depth
   if depth <= EXIT_LAYER or depth % 2:
     expected = f'an even number above {EXIT_LAYER}, where rows exit'
     raise FieldError('depth', depth, expected)
-  fields: dict[str, Any] = dict(variant=variant, depth=depth)
-  if kind == 'distil':
-    fields |= dict(
-      depth=depth // 2, type_vocab_size=0, pooler_activation='relu'
-    )
-  fields |= dict(prune_layers=(), prune_ratios=(), window=0, exit_layers=())
-  return EatClassifier(num_classes=2, dtype=dtype, **fields)
+  if kind == 'dense':
+    return model
+  fields = {'type_vocab_size': 0, 'pooler_activation': 'relu'}
+  return model.clone(depth=depth // 2, **fields)
 
 
 def adaptive_model(settings: Mapping[str, Any]) -> EatClassifier:
@@ -147,10 +135,8 @@ def candidates(
     model, weights = dense_model(settings, kind), folder / kind
     if not weights.exists():
       export.save(str(weights), model, random_params(model))
-    name, (full, _) = (
-      f'{peers.TITLES[library]} {TITLES[kind]}',
-      model_flops(model, length),
-    )
+    name = f'{peers.TITLES[library]} {TITLES[kind]}'
+    full, _ = model_flops(model, length)
     own = library, str(weights), items, batch, settings['dtype']
     add(name, (full, full), peers.make, *own, group=kind)
   return found

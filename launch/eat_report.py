@@ -117,21 +117,15 @@ def sweep(
       raise ConfigError(flag, directory, expected)
     others.append(eat_runs.record(run, '', run.chain.model))
   recorded = list(eat_runs.variants(eat, given['prune_scales']))
-  dense = others[0] if given['dense'] else recorded[0]
-  off: dict[str, Any] = dict(
-    prune_layers=(), prune_ratios=(), window=0, exit_layers=()
-  )
-  plain = dense.chain.model.clone(**off)
+  plain = eat_runs.plain((others if given['dense'] else recorded)[0])
   full = eat_runs.flops(plain, eat.records['length'])[:, -1]
   single: dict[str, Setting] = {}
   for model in others:  # one setting of each
     served = f'{model.name}/{eat_runs.default_name(model, tau)}'
-    found = eat_runs.measure(model, full, tau, f'{model.name}/')
-    single[served] = found[served]
+    single[served] = eat_runs.measure(model, full, tau)[served]
   own: dict[str, Setting] = {}
   for model in recorded:
-    prefix = f'{model.variant}/' if model.variant else ''
-    own |= eat_runs.measure(model, full, tau, prefix)
+    own |= eat_runs.measure(model, full, tau)
   default = own[eat_runs.default_name(recorded[0], tau)]
   how = 'auto' if given['time'] == 'none' else given['time']
   extra = [default] if given['ablation'] else []

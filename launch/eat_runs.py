@@ -105,6 +105,13 @@ class Model:
     }
 
 
+def plain(model: Model) -> EatClassifier:
+  """Returns the classifier without pruning, window and exits."""
+  return model.chain.model.clone(
+    prune_layers=(), prune_ratios=(), window=0, exit_layers=()
+  )
+
+
 def flops(module: EatClassifier, length: np.ndarray) -> np.ndarray:
   """Returns the FLOPs of rows up to each head, `[N, E]`."""
 
@@ -226,7 +233,7 @@ def variants(model: Model, scales: Sequence[float]) -> Iterator[Model]:
 class Setting(NamedTuple):
   """A model with an exit rule, measured on the rows of the split."""
 
-  name: str  # `rule=value`, of a changed model `variant/rule=value`
+  name: str  # `rule=value`, of another model `variant/rule=value`
   model: Model  # recorded
   rule: exits.Rule
   point: frontier.Point  # means over the rows
@@ -260,7 +267,7 @@ def _rules(model: Model, tau: float) -> Iterator[tuple[str, Any, exits.Rule]]:
 
 
 def measure(
-  model: Model, full_flops: np.ndarray, tau: float, prefix: str = ''
+  model: Model, full_flops: np.ndarray, tau: float
 ) -> dict[str, Setting]:
   """Measures all exit rules on the logits of a model; returns them by name.
 
@@ -268,8 +275,8 @@ def measure(
     model: recorded.
     full_flops: FLOPs of each row in the dense model.
     tau: confidence of the default setting.
-    prefix: of the names.
   """
+  prefix = model.variant if model.name == 'EAT' else model.name
 
   def quality(logits: np.ndarray, labels: np.ndarray) -> float:
     if model.task:
@@ -299,7 +306,8 @@ def measure(
       'label': labels,
     }
     rows |= {measure: table[at] for measure, table in model.cost.items()}
-    title = prefix + (name if value is None else f'{name}={value:g}')
+    title = name if value is None else f'{name}={value:g}'
+    title = f'{prefix}/{title}' if prefix else title
     result[title] = Setting(title, model, rule, point, found, rows)
   return result
 

@@ -6,7 +6,6 @@ No test depends on a measured time.
 import csv
 import re
 
-import jax
 import numpy as np
 import pytest
 
@@ -72,15 +71,6 @@ def test_mistakes_are_one_line(line, message, capsys):
   text = capsys.readouterr().err
   assert text.count('\n') == 1
   assert re.search(message, text)
-
-
-def test_help_names_flags_and_defaults(capsys):
-  with pytest.raises(SystemExit) as caught:
-    benchmark.main(['eat_speed', '--help'])
-  assert caught.value.code == 0
-  text = capsys.readouterr().out
-  for words in ('--batch', '--exit_rates', '--contenders', 'default: 1,16,32'):
-    assert words in text
 
 
 # -- limits by hand -----------------------------------------------------------
@@ -209,16 +199,6 @@ def test_adatape(tmp_path, capsys):
   assert out.with_suffix('.png').is_file()
 
 
-@pytest.mark.nightly
-def test_a_timed_train_step_trains():
-  settings = settings_of('albert', '--variant=micro', '--length=12')
-  case = {'batch': 4, 'remat_chunk': 0}
-  call = candidates_albert.train_candidates(case, settings)[1].make()
-  losses = [call.run()[1]['loss'].compute() for _ in range(20)]
-  assert losses[-1] < losses[0]
-  assert call.columns['iterations'] == 6
-
-
 @pytest.mark.slow
 def test_albert(tmp_path, capsys, monkeypatch):
   # Fewer sizes compile faster.
@@ -276,19 +256,6 @@ def test_eat_speed(tmp_path, capsys):
   assert all(float(row['seconds']) > 0 for row in rows)
   lengths = read(tmp_path / 'rows_lengths.csv')
   assert [row['candidate'] for row in lengths] == ['padded', 'buckets']
-
-
-@pytest.mark.nightly
-def test_the_engine_computes_what_the_masked_model_does():
-  model = candidates_eat.adaptive_model(settings_of(*TINY))
-  call = candidates_eat.prepare_eat(model, 8, 2, 50, 2)
-  batch = jax.device_put(candidates_eat.inputs(candidates_eat.token_rows(4, 8)))
-  params = candidates_eat.random_params(model)
-  logits, _ = model.apply({'params': params}, **batch)
-  expected = peers.scores(np.asarray(logits))
-  assert expected.std() > 1e-3  # the rows differ
-  np.testing.assert_allclose(call.output, expected, atol=1e-4)
-  assert call.rows == 2
 
 
 @pytest.mark.nightly

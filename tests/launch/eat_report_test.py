@@ -2,7 +2,6 @@
 
 import argparse
 import csv
-import dataclasses
 import json
 import pathlib
 
@@ -11,8 +10,6 @@ import numpy as np
 import pytest
 
 from dataset_lib.errors import ConfigError, InvalidDataError
-from eat import cost
-from eat.model import EatClassifier
 from eval_lib import calibration, text_pages
 from launch import benchmark, eat_pictures, eat_report, eat_runs, peers
 from model_lib import flops
@@ -132,28 +129,6 @@ def test_the_guarantee_counts_judged_rows_only():
   ):
     with pytest.raises(InvalidDataError, match='--guarantee: expected exits'):
       eat_report.guarantee(model, GIVEN)
-
-
-def test_rows_are_served_at_their_length_bucket():
-  module = EatClassifier(
-    width=8, depth=2, mlp_dim=16, num_heads=2, vocab_size=30, num_classes=2,
-    prune_layers=(1,), prune_ratios=(0.5,), exit_layers=(1,), window=4,
-    window_implementation='auto', max_positions=300,
-  )  # fmt: skip
-  model = dataclasses.replace(
-    fake(LOGITS, LABELS),
-    chain=argparse.Namespace(model=module),
-    policy=argparse.Namespace(lengths=(32, 256)),
-    records={'length': np.array([17, 32, 33, 2])},
-  )
-  # 0.5 of 31 and of 255 others are kept, rounded up, and [CLS].
-  short, long = (
-    np.cumsum(cost.stage_flops(module, size, (1 + size // 2,), True))
-    for size in (32, 256)
-  )
-  served = model.cost['flops_served']
-  np.testing.assert_array_equal(served, [short, short, long, short])
-  assert (model.cost['flops'] <= served).all()
 
 
 # -- whole reports of tiny runs ------------------------------------------------

@@ -96,8 +96,7 @@ def fake(logits, labels, heads=(2, 4), variant='', fitted=None):
 def measured(model, tau=0.9):
   """Settings by name; a row of the dense model costs 80."""
   full = np.full(model.logits.shape[1], 80.0)
-  prefix = f'{model.variant}/' if model.variant else ''
-  return eat_runs.measure(model, full, tau, prefix)
+  return eat_runs.measure(model, full, tau)
 
 
 def exceeded_by_loop(confidence, lost, epsilon, delta, draws):
