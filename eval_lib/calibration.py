@@ -8,7 +8,6 @@ temperature (Guo, Pleiss, Sun and Weinberger, 2017) before sweeping thresholds.
 
 import dataclasses
 import json
-import pathlib
 import zlib
 from typing import Annotated, Any
 
@@ -254,9 +253,7 @@ class Evaluator(predictions.Evaluator):
       result['guaranteed_early'] = early
       if guarantee.threshold is not None:
         result['guaranteed_threshold'] = guarantee.threshold
-    if self.context.workdir and jax.process_index() == 0:
+    if path := self.file(FILE):
       lines = json.dumps(report, indent=2, allow_nan=False)
-      atomic_file.write_text(
-        pathlib.Path(self.context.workdir) / FILE, lines + '\n'
-      )
+      atomic_file.write_text(path, lines + '\n')
     return result

@@ -7,6 +7,7 @@ the trainer logs its results as `<entry>/<name>`:
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
@@ -76,6 +77,12 @@ class Evaluator:
   def run(self, variables: Any) -> dict[str, float]:
     """Evaluates `{'params': ..., 'model_state': ...}`."""
     raise NotImplementedError
+
+  def file(self, name: str) -> pathlib.Path | None:
+    """Returns a file in the workdir, None if this process writes none."""
+    if not self.context.workdir or jax.process_index():
+      return None
+    return pathlib.Path(self.context.workdir) / name
 
   def open(self, split: str) -> builder.Dataset:
     """Opens a split for evaluation: this process's rows, in order."""

@@ -6,11 +6,9 @@ model. The confidence rule of EAT, section 4, is here, others in `eat.exits`.
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
-import jax
 import numpy as np
 from annotated_types import Interval
 from jaxtyping import Bool, Float, Num
@@ -196,8 +194,7 @@ class Evaluator(predictions.Evaluator):
       full_flops=self.full_flops or None,
       quality=self._quality,
     )
-    if self.context.workdir and jax.process_index() == 0:
-      path = pathlib.Path(self.context.workdir) / FILE
+    if path := self.file(FILE):
       report.write_csv(path, [self._line(point, layers) for point in points])
     result = {f'{self._metric}_full': points[-1].quality}
     for name, head in zip(names, logits, strict=True):

@@ -68,17 +68,13 @@ def figure(
   size: tuple[float, float],
   layout: Any = 'constrained',
 ) -> Iterator[Any]:
-  """Yields a matplotlib figure to draw on; writes it as PNG and PDF.
+  """Yields a matplotlib figure to draw data on; writes it as PNG and PDF.
 
-  Args:
-    path: its suffix is replaced by .png and .pdf.
-    data: that are drawn.
-    size: in inches.
-    layout: of the figure, as matplotlib names them.
+  The suffix of `path` is replaced by .png and .pdf; `size` is in inches.
 
   Raises:
     ImportError: matplotlib is absent; names the command that installs it.
-    ValueError: there are no data.
+    ValueError: the data are empty.
   """
   check_data(path, data)
   try:
@@ -119,31 +115,27 @@ def line(
   number: int = 0,
   label: str = '',
   *,
-  style: str = '-',
-  marked: bool = True,
   band: tuple[Any, Any] | None = None,
+  **style: Any,
 ) -> None:
   """Draws a line through points `[P]`; NaN is a gap.
 
-  `number` is that of `look`, `label` '' for none in the legend, `style` '-' or
-  ':', and `band` lower and upper ends `[P]`; a single point has an error bar,
-  and its marker also without `marked`.
+  `number` is that of `look`, `band` lower and upper ends `[P]`, an error bar of
+  a single point, and `style` replaces options of matplotlib.
   """
   colour, marker = look(number)
-  points = len(x)
-  if band is not None and points > 1:
+  if band is not None and len(x) > 1:
     axes.fill_between(x, *band, color=colour, alpha=0.15, linewidth=0)
   elif band is not None:
     axes.errorbar(x, y, (y - band[0], band[1] - y), fmt='none', ecolor=colour)
-  axes.plot(
-    x, y, color=colour, label=label or None, linewidth=1.8,
-    linestyle=style if points > 1 else '',
-    marker=marker if marked or points < 2 else '',
-    markersize=5 if points <= 40 else 3,
-    markevery=1 if points <= 40 else points // 20,
+  is_dense = len(x) > 40
+  options = dict(
+    color=colour, label=label or None, linewidth=1.8, marker=marker,
+    markersize=3 if is_dense else 5, markevery=len(x) // 20 if is_dense else 1,
     # The last point is on the edge of the panel.
     clip_on=False,
   )  # fmt: skip
+  axes.plot(x, y, **(options | style))
 
 
 def finish(
@@ -260,10 +252,9 @@ def _draw(
   number: int,
   style: str,
 ) -> None:
-  """Draws a metric; one of training (number 0) is smoothed.
+  """Draws a metric, smoothed if it is one of training (number 0).
 
-  A `name_std` gives a band around it, `name_min` and `name_max` of `name_mean`
-  another one.
+  `x_std` gives a band around `x`, `x_min` and `x_max` around `x_mean`.
   """
   steps, values = found[name][0], scale * found[name][1]
   band, window = None, _window(len(values))
@@ -282,10 +273,9 @@ def _draw(
   if number == 0 and window > 1 and name != _RATE:
     axes.plot(steps, values, color=COLOURS[0], alpha=0.25, linewidth=0.8)
     values = smooth(values)
-  marked = number > 0
-  line(
-    axes, steps, values, number, label, style=style, marked=marked, band=band
-  )
+  # A line through a single point is drawn by its marker.
+  plain = {'marker': ''} if number == 0 and len(values) > 1 else {}
+  line(axes, steps, values, number, label, band=band, linestyle=style, **plain)
 
 
 def _run_panels(

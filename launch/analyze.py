@@ -17,6 +17,7 @@ ones shows convergence.
 """
 
 import dataclasses
+import functools
 import os
 import pathlib
 import sys
@@ -25,28 +26,25 @@ from typing import Any
 
 from launch import command_line
 
-ROWS, SENTENCES = 2000, 8
-LABEL_WORDS = 20  # a mean over fewer words is noise
-
 
 def parser() -> command_line.Parser:
   """Returns the command line."""
   result = command_line.Parser('python -m launch.analyze', __doc__)
   command_line.add_run_flags(result)
-  add = result.add_argument
-  add('--split', default='validation', metavar='NAME',
-      help='of the data set of the run (default: validation)')  # fmt: skip
-  add('--rows', type=command_line.positive, default=ROWS, metavar='ROWS',
-      help=f'rows from all of the split (default: {ROWS})')  # fmt: skip
-  add('--treebank', default='', metavar='FILE',
-      help='sentences with dependency labels: CoNLL-U or .gz')  # fmt: skip
-  add('--label_words', type=command_line.positive, default=LABEL_WORDS,
-      metavar='WORDS', help='words that a label must have to be counted '
-      f'(default: {LABEL_WORDS})')  # fmt: skip
-  add('--sentences', type=command_line.count, default=SENTENCES, metavar='ROWS',
-      help=f'number of rows as pictures (default: {SENTENCES})')  # fmt: skip
-  add('--out', default='', metavar='DIRECTORY',
-      help='default: analysis/ in the workdir')  # fmt: skip
+  positive, count = command_line.positive, command_line.count
+  for name, default, kind, metavar, words in (
+    ('split', 'validation', str, 'NAME', 'of the data set of the run'),
+    ('rows', 2000, positive, 'ROWS', 'rows from all of the split'),
+    ('treebank', '', str, 'FILE', 'with dependency labels: CoNLL-U or .gz'),
+    # A mean over fewer words is noise.
+    ('label_words', 20, positive, 'WORDS', 'least words of a label'),
+    ('sentences', 8, count, 'ROWS', 'number of rows as pictures'),
+    ('out', '', str, 'DIRECTORY', 'default: analysis/ in the workdir'),
+  ):
+    words += f' (default: {default})' if default else ''
+    result.add_argument(
+      f'--{name}', default=default, type=kind, metavar=metavar, help=words
+    )
   return result
 
 
@@ -94,8 +92,8 @@ def run(arguments: Any, config: Any) -> int:
   words = tokenizer.load(pathlib.Path(workdir) / TOKENIZER)
   loaded = loading.restore(workdir, config, step)
   model = dataclasses.replace(loaded.task.model, dynamic=False, remat_chunk=0)
-  rows = analysis.batches(records, config.seed, arguments.rows)
-  found = analysis.analyse(model, loaded.variables, rows)
+  sample = functools.partial(analysis.batches, records, config.seed)
+  found = analysis.analyse(model, loaded.variables, sample(arguments.rows))
   tables = analysis_report.tables(found)
   if labelled:
     length, least = records.info.input_shape[0], arguments.label_words
@@ -104,8 +102,9 @@ def run(arguments: Any, config: Any) -> int:
         model, loaded.variables, words, labelled, length, least
       )
     )
-  rows = analysis.batches(records, config.seed, arguments.sentences)
-  shown = analysis.token_iterations(model, loaded.variables, rows)
+  shown = analysis.token_iterations(
+    model, loaded.variables, sample(arguments.sentences)
+  )
   page = analysis_report.blocks(shown, words, found.max_iterations)
   out = pathlib.Path(arguments.out)
   missing = analysis_report.write(out, found, tables, page)

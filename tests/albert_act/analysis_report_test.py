@@ -1,6 +1,5 @@
 """The files of the analysis by hand, and a treebank by plain counting."""
 
-import collections
 import sys
 
 import numpy as np
@@ -16,7 +15,6 @@ from tests.albert_act import small
 SPECIAL = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
 WORDS = [f'w{number}' for number in range(30)]
 VOCABULARY = [*SPECIAL, *WORDS, '##a', '##b']
-LABELS = ('det', 'nsubj', 'root', 'obl')
 CONTROL = '\u0085'  # nothing is left of it
 
 
@@ -142,94 +140,50 @@ def test_equal_means_are_not_high_and_nothing_has_no_mean(words, means):
   assert [row['high'] for row in labels] == [''] * len(words)
 
 
-def sentence(rng, count):
-  words = []
-  for _ in range(count):
-    form = str(rng.choice(WORDS)) + str(rng.choice(['', 'a', 'ab']))
-    label = f'{rng.choice(LABELS)}{rng.choice(["", ":sub"])}'
-    words.append(Word(form, 0, label))
-  return tuple(words)
+def test_a_treebank_by_hand(words, monkeypatch):
+  # Two batches, and rows rounded up to different lengths.
+  monkeypatch.setattr(analysis, 'BATCH', 2)
+  monkeypatch.setattr(analysis_report, '_STEP', 4)
+  shapes = []
 
+  def token_iterations(model, variables, batches):
+    """Yields the number of each token in its row, from 0."""
+    for batch in batches:
+      shapes.append(batch['tokens'].shape)
+      length = batch['length'][:, None]
+      place = np.arange(batch['tokens'].shape[1])
+      yield batch, np.where(place < length, place, 0)
 
-def pieces(form):
-  """Ids of a word by hand: of those above, or none of what is left out."""
-  if form == CONTROL:
-    return []
-  stem = form.rstrip('ab')
-  tails = [f'##{letter}' for letter in form[len(stem) :]]
-  return [VOCABULARY.index(name) for name in (stem, *tails)]
-
-
-def sooner(variables):
-  """Tokens halt after one to six iterations then."""
-  params = dict(variables['params'])
-  bias = params['score']['bias'] + 1.5
-  params['score'] = params['score'] | {'bias': bias}
-  return {'params': params}
-
-
-def by_label(*arguments):
-  """The rows of the table by their label."""
+  monkeypatch.setattr(analysis, 'token_iterations', token_iterations)
+  given = [
+    # [CLS] w1 ##a [SEP]
+    [('w1a', 'nsubj:pass')],
+    # [CLS] w3 [SEP]; nothing is left of the other word.
+    [(CONTROL, 'det'), ('w3', 'root')],
+    # [CLS] w4 w5 ##a w6 w7 w8 [SEP], and no room for the others
+    [('w4', 'obj'), ('w5a', 'obj'), ('w6', 'det'), ('w7', 'det'),
+     ('w8', 'root'), ('w9ab', 'obj'), ('w1', 'obj')],
+  ]  # fmt: skip
+  sentences = [
+    tuple(Word(form, 0, label) for form, label in one) for one in given
+  ]
+  arguments = (*small.build(), words, sentences, 8)
   table = analysis_report.label_table(*arguments)
   assert table.rows == table.shown
-  return {row['label']: row for row in table.rows}
-
-
-@pytest.mark.parametrize('halting', ['act', ''])
-def test_a_treebank_by_plain_counting(words, monkeypatch, halting):
-  # Two batches, and rows rounded up to different lengths.
-  monkeypatch.setattr(analysis, 'BATCH', 4)
-  monkeypatch.setattr(analysis_report, '_STEP', 8)
-  model, variables = small.build(halting=halting)
-  if halting:
-    variables = sooner(variables)
-  rng = np.random.default_rng(0)
-  given = [sentence(rng, count) for count in (3, 12, 1, 7, 2, 5)]
-  odd = Word(CONTROL, 0, 'det')
-  given.append((odd, *given[0]))
-  limit = 16
-  found = by_label(model, variables, words, given, limit)
-  spent = collections.defaultdict(list)
-  counts, depths, left_out = collections.Counter(), [], 0
-  for one in given:
-    row, spans = [VOCABULARY.index('[CLS]')], []
-    for word in one:
-      ids = pieces(word.form)
-      if len(row) + len(ids) > limit - 1:
-        break
-      spans.append((word.label.split(':')[0], len(row), len(row) + len(ids)))
-      row += ids
-    left_out += len(one) - len(spans)
-    row = np.array([*row, VOCABULARY.index('[SEP]')])
-    _, n, _, _ = small.encode_by_loop(
-      variables['params'], row, np.zeros_like(row), model
-    )
-    depths.append(n.max())
-    for label, start, stop in spans:
-      spent[label] += n[start:stop].tolist()
-      counts[label] += stop > start
-  assert left_out > 0
-  assert found.pop('words left out')['count'] == left_out
-  assert found.pop('words of rarer labels')['count'] == 0
-  mean, std, depth = (found.pop(name) for name in (
-    'mean of the labels', 'standard deviation of the labels',
-    'executed depth of a row',
-  ))  # fmt: skip
-  assert {name: row['count'] for name, row in found.items()} == dict(counts)
-  for name, row in found.items():
-    assert row['mean'] == pytest.approx(np.mean(spent[name]), abs=1e-4)
-  means = [np.mean(values) for values in spent.values()]
-  assert mean['mean'] == pytest.approx(np.mean(means), abs=1e-4)
-  assert std['mean'] == pytest.approx(np.std(means), abs=1e-4)
-  assert depth['count'] == len(given)
-  assert depth['mean'] == pytest.approx(np.mean(depths), abs=1e-4)
-  if halting:
-    assert std['mean'] > 0.1
-  else:
-    assert (mean['mean'], depth['mean']) == (6.0, 6.0)
-  few = min(counts.values())
-  found = by_label(model, variables, words, given, limit, few + 1)
-  rare = sum(n for n in counts.values() if n == few)
-  assert found['words of rarer labels']['count'] == rare > 0
-  often = {name for name, count in counts.items() if count > few}
-  assert set(found) & set(counts) == often
+  means = [1.5, 3.5, 2.0, 4.5]
+  assert [tuple(row.values()) for row in table.rows] == [
+    ('det', 2, 4.5, '*'),
+    ('obj', 2, 2.0, ''),
+    ('root', 2, 3.5, ''),
+    ('nsubj', 1, 1.5, ''),
+    ('mean of the labels', 4, np.mean(means), ''),
+    ('standard deviation of the labels', 4, np.std(means).round(4), ''),
+    ('words of rarer labels', 0, None, ''),
+    ('words left out', 2, None, ''),
+    ('executed depth of a row', 3, (3 + 2 + 7) / 3, ''),
+  ]
+  assert shapes == [(2, 4), (2, 8)]
+  table = analysis_report.label_table(*arguments, at_least=2)
+  rows = {row['label']: row['count'] for row in table.rows}
+  assert rows['words of rarer labels'] == 1
+  assert 'nsubj' not in rows

@@ -76,11 +76,8 @@ def test_means_are_those_of_a_plain_loop():
   rows = batch()
   # Twice, in batches of different rows: moments add up.
   found = analysis.analyse(model, variables, [rows, rows])
-  want = kinds_by_hand()
-  steps = {kind: [] for kind in analysis.KINDS}
-  angles = {kind: [] for kind in analysis.KINDS}
-  depths = []
-  for row in range(3):
+  tokens, depths = [], []  # (kind, iterations, cosines) of each token
+  for row, kinds in enumerate(kinds_by_hand()[:3]):
     length = rows['length'][row]
     _, spent, _, history = small.encode_by_loop(
       variables['params'], rows['tokens'][row, :length],
@@ -88,34 +85,49 @@ def test_means_are_those_of_a_plain_loop():
     )  # fmt: skip
     depths.append(spent.max())
     for token in range(length):
-      x = [state[token] for state in history]
       cosines = [
-        a @ b / np.sqrt(a @ a * (b @ b)) for a, b in itertools.pairwise(x)
+        a[token]
+        @ b[token]
+        / np.linalg.norm(a[token])
+        / np.linalg.norm(b[token])
+        for a, b in itertools.pairwise(history)
       ]
-      for kind in ('all', want[row, token]):
-        steps[kind].append(spent[token])
-        angles[kind].append(cosines)
+      tokens.append((kinds[token], spent[token], cosines))
+  [(_, found_steps)] = analysis.token_iterations(model, variables, [rows])
+  np.testing.assert_array_equal(
+    found_steps[kinds_by_hand() != ''], [spent for _, spent, _ in tokens]
+  )
+  kinds, steps, cosines = map(np.array, zip(*tokens, strict=True))
+  still = steps[:, None] > np.arange(6)
+  running = np.where(still, cosines, np.nan)
   for kind in analysis.KINDS:
-    iterations = found.iterations[kind]
-    assert iterations.count == 2 * len(steps[kind])
-    expected = np.mean(steps[kind]), np.std(steps[kind])
-    assert (iterations.mean, iterations.std) == pytest.approx(expected)
-    np.testing.assert_allclose(
-      found.similarity[kind].mean, np.mean(angles[kind], 0), atol=1e-5
-    )
-    running = found.running[kind]
-    ran = np.array(steps[kind])[:, None] > np.arange(6)
-    np.testing.assert_array_equal(running.count, 2 * ran.sum(0))
-    with np.errstate(invalid='ignore'):
-      mean = (np.array(angles[kind]) * ran).sum(0) / ran.sum(0)
-    np.testing.assert_allclose(running.mean, mean, atol=1e-5)
+    own = (kinds == kind) | (kind == 'all')
+    for moments, values in (
+      (found.iterations, steps), (found.similarity, cosines),
+      (found.running, running),
+    ):  # fmt: skip
+      expected = analysis.Moments()
+      expected.add(np.concatenate([values[own]] * 2))
+      one = moments[kind]
+      np.testing.assert_array_equal(one.count, expected.count)
+      np.testing.assert_allclose(one.mean, expected.mean, atol=1e-5)
+      np.testing.assert_allclose(one.std, expected.std, atol=1e-4)
   # The halted ones pull the mean of all tokens to 1.
-  running, everything = found.running['all'], found.similarity['all']
-  last = np.flatnonzero(running.count)[-1]
-  assert running.count[last] < everything.count[last]
-  assert running.mean[last] < everything.mean[last] - 1e-4
+  halted, everything = found.running['all'], found.similarity['all']
+  last = np.flatnonzero(halted.count)[-1]
+  assert halted.count[last] < everything.count[last]
+  assert halted.mean[last] < everything.mean[last] - 1e-4
   np.testing.assert_allclose(found.depth.mean, np.mean(depths), atol=1e-6)
   assert found.max_iterations == 6
+
+
+def test_moments_by_numpy():
+  values = np.random.default_rng(0).normal(size=(9, 2))
+  found = analysis.Moments()
+  for part in np.split(values, [2, 5]):
+    found.add(part)
+  np.testing.assert_allclose(found.mean, values.mean(0))
+  np.testing.assert_allclose(found.std, values.std(0))
 
 
 def test_moments_skip_nan_and_nothing_has_no_mean():
@@ -127,14 +139,8 @@ def test_moments_skip_nan_and_nothing_has_no_mean():
   np.testing.assert_array_equal(found.std, [1.0, np.nan])
 
 
-class Numbers:
+class Numbers(list):
   """A source of rows that are their own numbers."""
-
-  def __init__(self, count):
-    self.count = count
-
-  def __len__(self):
-    return self.count
 
   def records(self, rows):
     return {'row': rows}
@@ -143,16 +149,12 @@ class Numbers:
 @pytest.mark.parametrize(
   ('rows', 'count', 'expected'),
   [
-    (10, 5, [0, 2, 4, 6, 8]),
-    (7, 3, [0, 2, 4]),
-    (3, 8, [0, 1, 2]),
-    (5, 5, [0, 1, 2, 3, 4]),
-    (5, 0, []),
-    (0, 4, []),
+    (10, 5, [0, 2, 4, 6, 8]), (7, 3, [0, 2, 4]), (3, 8, [0, 1, 2]),
+    (5, 5, [0, 1, 2, 3, 4]), (5, 0, []), (0, 4, []),
   ],
-)
+)  # fmt: skip
 def test_rows_have_even_distances(rows, count, expected):
-  batches = list(analysis.batches(Numbers(rows), 0, count))
+  batches = list(analysis.batches(Numbers(range(rows)), 0, count))
   assert [row for batch in batches for row in batch['row']] == expected
 
 

@@ -267,12 +267,6 @@ def test_evaluator_certifies_on_the_split_that_nothing_was_fitted_to(tmp_path):
   assert 'guaranteed_threshold' not in result
 
 
-def test_evaluator_writes_nothing_without_a_workdir(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  assert 'ece_head_1' in build().run(VARIABLES)
-  assert not list(tmp_path.iterdir())
-
-
 def test_splits_must_differ_and_layers_fit_the_heads():
   field = r'^evals.ece.calibration_split'
   with pytest.raises(ConfigError, match=f'{field}: .* it shares'):

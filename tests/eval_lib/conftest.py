@@ -2,6 +2,7 @@
 
 import matplotlib.figure
 import pytest
+from matplotlib.transforms import Bbox
 
 
 @pytest.fixture
@@ -24,17 +25,14 @@ def assert_readable():
 
   def check(figure, texts, least):
     figure.draw_without_rendering()
-    texts = [text for text in texts if text.get_text()]
-    boxes = [text.get_window_extent() for text in texts]
+    boxes = [text.get_window_extent() for text in texts if text.get_text()]
     assert len(boxes) >= least
     for number, box in enumerate(boxes):
-      text = texts[number]
-      assert figure.bbox.contains(box.x0, box.y0), text
-      assert figure.bbox.contains(box.x1, box.y1), text
+      assert figure.bbox.contains(box.x0, box.y0), box
+      assert figure.bbox.contains(box.x1, box.y1), box
       # Boxes of lines that touch may share a pixel, letters do not.
       for other in boxes[:number]:
-        width = min(box.x1, other.x1) - max(box.x0, other.x0)
-        height = min(box.y1, other.y1) - max(box.y0, other.y0)
-        assert width < 3 or height < 3, text
+        shared = Bbox.intersection(box, other)
+        assert shared is None or min(shared.size) < 3, (box, other)
 
   return check

@@ -12,12 +12,12 @@ from tests import contexts
 DIGITS = dict(name='digits', image_size=8)
 
 
-def toy(per_class, spread=0.01, seed=0, width=6, signal=1.0):
+def toy(per_class, spread=0.01, seed=0, width=6):
   """Features of four classes, each around a corner, and their labels."""
   rng = np.random.default_rng(seed)
   labels = np.repeat(np.arange(4), per_class)
   noise = spread * rng.normal(size=(len(labels), width))
-  return signal * np.eye(4, width)[labels] + noise, labels
+  return np.eye(4, width)[labels] + noise, labels
 
 
 @pytest.mark.parametrize('shots', [1, 5, 10])
@@ -25,18 +25,6 @@ def test_separable_features_reach_all(shots):
   train, test = toy(20, width=4), toy(30, width=4, seed=1)
   draw = fewshot.run_draw(train, test, 4, shots, seed=0)
   assert draw == (1.0, draw.l2, 4 * (20 - shots), 0)
-
-
-def test_random_features_are_at_chance():
-  train, test = (
-    toy(rows, spread=1.0, signal=0.0, seed=seed)
-    for seed, rows in enumerate((60, 500))
-  )
-  for shots in (1, 10):
-    draws = [fewshot.run_draw(train, test, 4, shots, s) for s in range(3)]
-    # 6,000 guesses at 1/4: four standard deviations are 0.022, and the
-    # guesses of one draw share their weights, hence twice that.
-    assert abs(np.mean([d.accuracy for d in draws]) - 0.25) < 0.045
 
 
 def test_same_seed_same_shots_other_seed_others():

@@ -1,6 +1,7 @@
 """Pages of tokens: pruning and heads, iterations, as HTML and as pictures."""
 
-import html.parser
+import html
+import re
 import sys
 
 import numpy as np
@@ -33,13 +34,19 @@ def words(names=('[CLS]', 'un', '##do', '$', '<b>', '[SEP]')):
   return text_pages.depths_block(names, (6, 1, 3, 2, 5, 4), MOST, 'mean 3.5')
 
 
-def row_of(texts):
-  """Pieces; a plus says that one continues the piece before."""
-  return [Piece(x.lstrip('+'), is_glued=x.startswith('+')) for x in texts]
+def pieces_of(*blocks, title='here'):
+  return [one for line in text_pages.layout(blocks, title) for one in line]
 
 
-def lines_of(*blocks, title='here'):
-  return text_pages.layout(blocks, title)
+def text_of(*blocks):
+  """The lines of a page after its title, as a terminal would show them."""
+  lines = []
+  for line in text_pages.layout(blocks, '')[2:]:
+    text = ''
+    for column, piece in line:
+      text += ' ' * (column - len(text)) + piece.text
+    lines.append(text.rstrip())
+  return lines
 
 
 @pytest.mark.parametrize(
@@ -54,82 +61,81 @@ def lines_of(*blocks, title='here'):
   ],
 )  # fmt: skip
 def test_pieces_of_both_tokenizers(names, texts):
-  assert text_pages.pieces(names) == row_of(texts)
+  """A plus says that a token continues the one before."""
+  found = text_pages.pieces(names)
+  assert [('+' if x.is_glued else '') + x.text for x in found] == [*texts]
 
 
 def test_lines_break_where_the_next_token_does_not_fit(monkeypatch):
   monkeypatch.setattr(text_pages, 'WIDTH', 8)
-  row = row_of(['abc', '+de', 'fg', 'hi', 'jklmnopqrst', '+u', 'v'])
-  lines = lines_of(Block('', [('name', row), ('', [])]), title='title')
-  # abcde fg / hi / jklmnopqrst / u v, after a name of 4 letters and 3 spaces
-  assert [[(x - 7, piece.text) for x, piece in line] for line in lines] == [
-    [(-7, 'title')], [],
-    [(-7, 'name'), (0, 'abc'), (3, 'de'), (6, 'fg')], [(0, 'hi')],
-    [(0, 'jklmnopqrst')], [(0, 'u'), (2, 'v')], [(-7, '')], [],
-  ]  # fmt: skip
+  names = ['abc', '##de', 'fg', 'hi', 'jklmnopqrst', '##u', 'v']
+  row = text_pages.pieces(names)
+  assert text_of(Block('', [('name', row), ('', [])])) == [
+    'name   abcde fg',
+    '       hi',
+    '       jklmnopqrst',
+    '       u v',
+    '',
+    '',
+  ]
+
+
+# The head at layer 4 is asked before the pruning after it.
+PAGE = """\
+positive, exit at layer 6
+tokens          [CLS] an unforgettable $ film & <b> [SEP]
+after layer 2   [CLS] an unforgettable $ film & <b> [SEP]
+head 4          negative  40.0 % █████         positive  60.0 % ███████
+after layer 4   [CLS] an unforgettable $ film & <b> [SEP]
+head 6          negative  10.0 % █             positive  90.0 % ███████████
+
+b, exit at layer 4
+tokens          one
+head 4          b  40.0 % █████         d  30.0 % ████          c  20.0 % ██
+
+positive, exit at layer 6 (right: negative)
+tokens          one
+head 6          negative  10.0 % █             positive  90.0 % ███████████
+
+3.50, exit at layer 4 (right: 4.0)
+tokens          one
+head 4          3.50
+"""
+
+
+def test_a_sentence_has_its_heads_and_prunings():
+  one = dict(names=['one'], pruned={})
+  heads = {4: np.array([0.1, 0.4, 0.2, 0.3])}
+  blocks = [
+    sentence(),
+    sentence(**one, truth='', heads=heads, class_names='abcd'),
+    sentence(**one, truth='negative', heads={6: np.array([0.1, 0.9])}),
+    sentence(**one, truth='4.0', heads={4: np.array([3.5])}, class_names=()),
+  ]
+  assert text_of(*blocks) == PAGE.split('\n')
+  assert [block.look for block in blocks] == ['head', 'head', 'wrong', 'head']
 
 
 def test_a_token_is_kept_then_removed_then_gone():
   looks = {
     name: ''.join(piece.look[0] for piece in row)
     for name, row in sentence().rows
-    if 'head' not in name
   }
   assert looks == {
     'tokens': 'k' * 11,
     'after layer 2': 'krkrkrrkkkr',
+    'head 4': 'nn',
     'after layer 4': 'kgrgkggkrrg',
+    'head 6': 'hh',
   }
-  # The head at layer 4 is asked before the pruning after layer 4.
-  assert [name for name, _ in sentence().rows] == [
-    'tokens', 'after layer 2', 'head 4', 'after layer 4', 'head 6',
-  ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-  ('changes', 'title', 'look'),
-  [
-    ({}, 'positive, exit at layer 6', 'head'),
-    ({'truth': ''}, 'positive, exit at layer 6', 'head'),
-    ({'heads': {4: np.array([0.7, 0.3])}, 'pruned': {2: np.array([0, 1])}},
-     'negative, exit at layer 4 (right: positive)', 'wrong'),
-    ({'heads': {4: np.array([3.25]), 6: np.array([3.5])}, 'class_names': (),
-      'truth': '4.0'}, '3.50, exit at layer 6 (right: 4.0)', 'head'),
-  ],
-)  # fmt: skip
-def test_the_title_has_the_answer_of_the_last_head(changes, title, look):
-  block = sentence(**changes)
-  assert (block.title, block.look) == (title, look)
-  if changes.get('class_names') == ():  # a regression has no bars
-    assert dict(block.rows)['head 4'] == [Piece('3.25')]
-
-
-def test_a_head_shows_its_classes_with_bars():
-  rows = dict(sentence().rows)
-  texts = [(piece.text.split(), piece.look) for piece in rows['head 6']]
-  assert texts == [
-    (['negative', '10.0', '%', '█'], 'head'),
-    (['positive', '90.0', '%', '█' * 11], 'head'),
-  ]
-  assert {piece.look for piece in rows['head 4']} == {'name'}
-  many = sentence(
-    heads={4: np.array([0.1, 0.4, 0.2, 0.3])}, class_names=('a', 'b', 'c', 'd')
-  )
-  shown = [piece.text.split()[0] for piece in dict(many.rows)['head 4']]
-  assert shown == ['b', 'd', 'c']
 
 
 @pytest.mark.parametrize(
   ('depth', 'most', 'colour'),
-  [
-    (0, 6, '#ffffff'),
-    # 255 (1 - x / 2) with x = 0.66, 0.34, 0.12: 170.85, 211.65, 239.7.
-    (3, 6, '#abd4f0'),
-    (6, 6, '#57a8e0'),
-    (9, 6, '#57a8e0'),
-    (0, 0, '#ffffff'),
-  ],
-)
+  # 255 (1 - x / 2) with x = 0.66, 0.34, 0.12: 170.85, 211.65, 239.7.
+  [(0, 6, '#ffffff'), (3, 6, '#abd4f0'), (6, 6, '#57a8e0'), (9, 6, '#57a8e0'),
+   (0, 0, '#ffffff')],
+)  # fmt: skip
 def test_colours_of_iterations_by_hand(depth, most, colour):
   assert text_pages.colour_of(depth, most) == colour
 
@@ -142,9 +148,8 @@ def drawn(tmp_path, made, *blocks):
 
 def test_the_picture_strikes_what_is_removed(tmp_path, made):
   axes = drawn(tmp_path, made, sentence())
-  placed = [one for line in lines_of(sentence()) for one in line]
   assert [(text.get_position()[0], text.get_text()) for text in axes.texts] == [
-    (x, piece.text.rstrip()) for x, piece in placed
+    (x, piece.text.rstrip()) for x, piece in pieces_of(sentence())
   ]
   # '$' is not mathematics.
   assert not any(text.get_parse_math() for text in axes.texts)
@@ -181,27 +186,6 @@ def test_no_two_texts_overlap_and_none_leaves_the_picture(
   assert_readable(axes.figure, axes.texts, 250)
 
 
-class Page(html.parser.HTMLParser):
-  """(attributes, text) of the spans, and the whole text."""
-
-  def __init__(self, path):
-    super().__init__()
-    self.spans, self.text, self._open = [], '', None
-    self.feed(path.read_text(encoding='utf-8'))
-
-  def handle_starttag(self, tag, attrs):
-    assert tag in {'html', 'meta', 'title', 'style', 'pre', 'span'}
-    self._open = dict(attrs) if tag == 'span' else None
-
-  def handle_endtag(self, tag):
-    self._open = None
-
-  def handle_data(self, data):
-    self.text += data
-    if self._open is not None:
-      self.spans.append((self._open, data))
-
-
 def test_the_page_shows_the_same_and_escapes_everything(tmp_path):
   block = sentence(names=(*NAMES[:-1], EVIL), class_names=(EVIL, 'positive'))
   odd = Block(
@@ -209,24 +193,22 @@ def test_the_page_shows_the_same_and_escapes_everything(tmp_path):
   )
   blocks = block, text_pages.scale(2), odd
   text_pages.write_page(tmp_path / 'page.png', blocks, title=EVIL)
-  found = Page(tmp_path / 'page.html')
-  written = [
-    piece
-    for line in lines_of(*blocks, title=EVIL)
-    for _, piece in line
-    if piece.text
-  ]
-  for (attributes, text), piece in zip(found.spans, written, strict=True):
+  text = (tmp_path / 'page.html').read_text(encoding='utf-8')
+  tags = set(re.findall(r'<(\w+)', text))
+  assert tags == {'html', 'meta', 'title', 'style', 'pre', 'span'}
+  spans = re.findall('<span ([^>]*)>([^<]*)</span>', text)
+  pieces = [piece for _, piece in pieces_of(*blocks, title=EVIL)]
+  for (look, shown), piece in zip(spans, pieces, strict=True):
     # A browser shows a lone surrogate as a replacement character.
-    assert text == piece.text.replace('\ud800', '\ufffd')
-    expected = {'class': piece.look}
+    assert html.unescape(shown) == piece.text.replace('\ud800', '\ufffd')
+    expected = f'class="{piece.look}"'
     if piece.fill:
-      colour = f'background:{piece.fill}'
-      expected = {'class': 'fill', 'style': colour, 'title': piece.hint}
-    assert attributes == expected
-  assert ('1', '1 of 2 iterations') in [(x.text, x.hint) for x in written]
-  tokens = 'tokens          [CLS] an unforgettable $ film & <b> '
-  assert f'\n{tokens}{EVIL}\n' in found.text
+      hint = html.escape(piece.hint)
+      style = f'style="background:{piece.fill}" title="{hint}"'
+      expected = f'class="fill" {style}'
+    assert look == expected
+  body = html.unescape(re.sub('<[^>]*>', '', text))
+  assert PAGE.split('\n')[1].replace('[SEP]', EVIL) in body
 
 
 @pytest.mark.parametrize('write', [text_pages.plot_page, text_pages.write_page])
