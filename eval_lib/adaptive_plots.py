@@ -29,11 +29,7 @@ class Curve(NamedTuple):
 
 
 def plot_frontier(
-  path: Path,
-  curves: Mapping[str, Curve],
-  *,
-  cost: str,
-  quality: str,
+  path: Path, curves: Mapping[str, Curve], *, cost: str, quality: str
 ) -> None:
   """Draws quality against cost; lines join the points of each Pareto set.
 
@@ -127,9 +123,7 @@ def plot_retention(
     plots.finish(axes, 'tokens kept (%)', 'length (tokens)', 'Tokens kept')
 
 
-def length_groups(
-  length: Int[np.ndarray, ' N'],
-) -> list[Int[np.ndarray, ' M']]:
+def length_groups(length: Int[np.ndarray, ' N']) -> list[Int[np.ndarray, ' M']]:
   """Returns rows by length, in groups of similar size; no length is split."""
   order = np.argsort(length, kind='stable')
   edges = np.linspace(0, len(order), LENGTH_GROUPS + 1)[1:-1].astype(int)
@@ -191,9 +185,7 @@ def plot_exits(
 
 
 def plot_ablation(
-  path: Path,
-  variants: Mapping[str, Mapping[str, Any]],
-  title: str = 'Ablation',
+  path: Path, variants: Mapping[str, Mapping[str, Any]], title: str = 'Ablation'
 ) -> None:
   """Draws a panel for each measure, a bar for each variant.
 

@@ -30,8 +30,7 @@ EVALUATORS = {
 
 Split = Annotated[str, MinLen(1), 'the name of a split']
 DatasetConfig = Annotated[
-  ConfigLike | None,
-  "a data set configuration, or None for the run's own",
+  ConfigLike | None, "a data set configuration, or None for the run's own"
 ]
 
 

@@ -63,10 +63,7 @@ _Line = tuple[str, str, int, str]
 
 @contextlib.contextmanager
 def figure(
-  path: Path,
-  data: Any,
-  size: tuple[float, float],
-  layout: Any = 'constrained',
+  path: Path, data: Any, size: tuple[float, float], layout: Any = 'constrained'
 ) -> Iterator[Any]:
   """Yields a matplotlib figure to draw data on; writes it as PNG and PDF.
 
@@ -278,9 +275,7 @@ def _draw(
   line(axes, steps, values, number, label, band=band, linestyle=style, **plain)
 
 
-def _run_panels(
-  found: Curves,
-) -> Iterator[tuple[str, str, float, list[_Line]]]:
+def _run_panels(found: Curves) -> Iterator[tuple[str, str, float, list[_Line]]]:
   """Yields title, unit, scale and lines of each panel."""
   if 'train/loss' in found:
     yield 'Loss', 'nats per example', 1.0, _loss(found)

@@ -53,13 +53,63 @@ def panels_of(tmp_path, made):
   return draw
 
 
-def labels(axes):
-  return axes.get_legend_handles_labels()[1]
+BOTH = {f'{name}/{metric}': value + (name == 'valid')
+        for metric, value in dict(iterations=2.0, depth=3.0, mlm_accuracy=0.25,
+                                  sop_accuracy=0.5).items()
+        for name in ('train', 'valid')}  # fmt: skip
+LOSS = {'train': [1, 1]}
+
+
+@pytest.mark.parametrize(
+  ('metrics', 'panels'),
+  [
+    # Equal curves are drawn once.
+    ({'train/cross_entropy': 1.0}, {'Loss': LOSS}),
+    ({'train/cross_entropy': 0.5, 'test/loss': 2.0},
+     {'Loss': LOSS | {'train, cross-entropy': [0.5, 0.5], 'test': [2, 2]}}),
+    ({'train/ponder_steps_mean': 2.0},
+     {'Loss': LOSS, 'Ponder steps': {'train, mean': [2, 2]}}),
+    ({'train/steps': 2.0, 'test/steps': 3.0},
+     {'Loss': LOSS,
+      'Repetitions': {'train, mean': [2, 2], 'test, mean': [3, 3]}}),
+    ({'test/steps': 3.0}, {'Loss': LOSS}),
+    (BOTH,
+     {'Loss': LOSS,
+      'Masked words, sentence order': {
+        'train, masked words': [25, 25], 'valid, masked words': [125, 125],
+        'train, sentence order': [50, 50], 'valid, sentence order': [150, 150],
+      },
+      'Iterations': {
+        'train, mean of the tokens': [2, 2],
+        'valid, mean of the tokens': [3, 3],
+        'train, depth of the rows': [3, 3], 'valid, depth of the rows': [4, 4],
+      }}),
+  ],
+)  # fmt: skip
+def test_only_what_was_logged_is_drawn(panels_of, metrics, panels):
+  rows = [{'step': step, 'train/loss': 1.0} | metrics for step in (1, 2)]
+  found = panels_of(rows)
+  assert {
+    name: {
+      line.get_label(): list(line.get_ydata()) for line in axes.get_lines()
+    }
+    for name, axes in found.items()
+  } == panels
+  for axes in found.values():  # steps are whole numbers in short runs
+    np.testing.assert_array_equal(axes.get_xticks(), axes.get_xticks().round())
+  if 'Iterations' in found:
+    # A colour for each source, a kind of line for each metric.
+    mean, other, depth, _ = found['Iterations'].get_lines()
+    assert mean.get_color() == depth.get_color() != other.get_color()
+    assert mean.get_linestyle() != depth.get_linestyle()
 
 
 def test_panels_and_labels_of_a_tape_run(panels_of):
   panels = panels_of(full_run(3))
-  assert {title: labels(axes) for title, axes in panels.items()} == {
+  labels = {
+    title: axes.get_legend_handles_labels()[1] for title, axes in panels.items()
+  }
+  assert labels == {
     'Loss': ['train', 'train, cross-entropy', 'test, cross-entropy'],
     'Accuracy': ['train', 'test', 'fewshot, 5-shot', 'fewshot, 10-shot'],
     'Tape length': ['train, min to max', 'train, mean'],
@@ -68,50 +118,6 @@ def test_panels_and_labels_of_a_tape_run(panels_of):
   train, test = panels['Accuracy'].get_lines()[:2]
   np.testing.assert_allclose(train.get_ydata(), [50.0, 75.0, 100 - 50 / 3])
   np.testing.assert_allclose(test.get_xydata(), [[3, 90]])
-
-
-@pytest.mark.parametrize(
-  ('metrics', 'panels'),
-  [
-    # Equal curves are drawn once.
-    ({'train/cross_entropy': 1.0}, {'Loss': 1}),
-    ({'train/ponder_steps_mean': 2.0}, {'Loss': 1, 'Ponder steps': 1}),
-    ({'train/steps': 2.0, 'test/steps': 3.0}, {'Loss': 1, 'Repetitions': 2}),
-    ({'test/steps': 3.0}, {'Loss': 1}),
-  ],
-)
-def test_only_what_was_logged_is_drawn(panels_of, metrics, panels):
-  rows = [{'step': step, 'train/loss': 1.0} | metrics for step in (1, 2)]
-  found = panels_of(rows).items()
-  assert {name: len(axes.get_lines()) for name, axes in found} == panels
-  for _, axes in found:  # steps are whole numbers in short runs
-    np.testing.assert_array_equal(axes.get_xticks(), axes.get_xticks().round())
-
-
-def test_halting_is_drawn_with_its_depth(panels_of):
-  halting = {'iterations': 2.0, 'depth': 3.0, 'mlm_accuracy': 0.1}
-  rows = [
-    {'step': step, 'train/loss': 1.0}
-    | {f'train/{name}': value for name, value in halting.items()}
-    | {f'valid/{name}': value + 1 for name, value in halting.items()}
-    for step in (1, 2)
-  ]
-  panels = panels_of(rows)
-  assert list(panels) == ['Loss', 'Masked words, sentence order', 'Iterations']
-  iterations = panels['Iterations']
-  assert labels(iterations) == [
-    'train, mean of the tokens', 'valid, mean of the tokens',
-    'train, depth of the rows', 'valid, depth of the rows',
-  ]  # fmt: skip
-  lines = iterations.get_lines()
-  assert [line.get_ydata()[0] for line in lines] == [2, 3, 3, 4]
-  # A colour for each source, a kind of line for each metric.
-  assert lines[0].get_color() == lines[2].get_color() != lines[1].get_color()
-  assert lines[0].get_linestyle() != lines[2].get_linestyle()
-  masked = panels['Masked words, sentence order'].get_lines()
-  np.testing.assert_allclose(
-    [line.get_ydata()[0] for line in masked], [10, 110]
-  )
 
 
 def test_a_long_curve_is_smoothed_over_its_pale_values(panels_of):

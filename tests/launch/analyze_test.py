@@ -12,19 +12,19 @@ from tests.dataset_lib import corpora
 from train_lib import strict_json
 
 # Words of the made corpus; 'w1ab' is three tokens, '%' is unknown.
-TREEBANK = [
-  [('w1ab', 'nsubj:pass', 2), ('w7', 'root', 0), ('w30a', 'obj', 2),
-   ('.', 'punct', 2)],
-  [('w2', 'det', 2), ('w3b', 'nsubj', 3), ('w4ab', 'root', 0), ('%', 'obj', 3),
-   ('.', 'punct', 3)],
-  [('w5', 'root', 0), ('w6', 'obj', 1)],
-]  # fmt: skip
+TREEBANK = (
+  'w1ab:nsubj:pass:2 w7:root:0 w30a:obj:2 .:punct:2',
+  'w2:det:2 w3b:nsubj:3 w4ab:root:0 %:obj:3 .:punct:3',
+  'w5:root:0 w6:obj:1',
+)
 
 
 def write_treebank(path):
-  for words in TREEBANK:
-    with path.open('a') as file:
-      for n, (form, label, head) in enumerate(words, 1):
+  with path.open('w') as file:
+    for words in TREEBANK:
+      for n, word in enumerate(words.split(), 1):
+        form, _, rest = word.partition(':')
+        label, _, head = rest.rpartition(':')
         file.write(f'{n}\t{form}\t_\t_\t_\t_\t{head}\t{label}\t_\t_\n')
       file.write('\n')
   return path
