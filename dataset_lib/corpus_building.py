@@ -75,27 +75,14 @@ def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
     yield from blocks(texts.paragraphs(faults, advance), share)
     yield from blocks(held_out.paragraphs(faults, advance), 1.0)
 
-  with complete_or_absent(out) as folder, contextlib.ExitStack() as stack:
+  with complete_or_absent(out) as folder:
     # Faults of the texts are counted when they are encoded.
     training = read('vocabulary: reading, then training', Faults())
     vocab_size = _save_tokenizer(training, folder, options)
     splits = corpus.SPLITS if options.validation or share else [corpus.TRAIN]
-    writers = {
-      split: corpus.SplitWriter(folder / split, vocab_size, stack)
-      for split in splits
-    }
     encoder = folder / corpus.TOKENIZER_FILE, options.max_length
-    for rows in encoded(read('encoding', faults), encoder, options.processes):
-      writers[rows.split].add(rows)
-      for fault in rows.faults:
-        faults.count(*fault)
-    counts = {split: writer.finish() for split, writer in writers.items()}
-    for split, written in counts.items():
-      if not written['rows']:
-        raise InvalidDataError(
-          f'no text for the split {split!r}: expected documents of two tokens '
-          'or more, in a corpus of one document give --validation_share=0'
-        )
+    rows = encoded(read('encoding', faults), encoder, options.processes)
+    counts = _write(folder, splits, vocab_size, rows, faults)
     manifest = {
       'format': corpus.FORMAT,
       'inputs': options.input,
@@ -118,6 +105,33 @@ def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
       lines = [json.dumps(file) + '\n' for file in faults.files]
       atomic_file.write_text(folder / corpus.FAULTS_FILE, ''.join(lines))
   return manifest
+
+
+def _write(
+  folder: pathlib.Path,
+  splits: Iterable[str],
+  vocab_size: int,
+  encoded_rows: Iterable[Rows],
+  faults: Faults,
+) -> dict[str, dict[str, int]]:
+  """Writes the arrays of the splits; returns the counts of each."""
+  with contextlib.ExitStack() as stack:
+    writers = {
+      split: corpus.SplitWriter(folder / split, vocab_size, stack)
+      for split in splits
+    }
+    for rows in encoded_rows:
+      writers[rows.split].add(rows)
+      for fault in rows.faults:
+        faults.count(*fault)
+    counts = {split: writer.finish() for split, writer in writers.items()}
+  for split, written in counts.items():
+    if not written['rows']:
+      raise InvalidDataError(
+        f'no text for the split {split!r}: expected documents of two tokens '
+        'or more, in a corpus of one document give --validation_share=0'
+      )
+  return counts
 
 
 def _save_tokenizer(
