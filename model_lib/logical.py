@@ -19,16 +19,8 @@ from model_lib.errors import FieldError
 # Axes of the mesh that the rows of a batch are split over.
 BATCH_AXES = ('data', 'fsdp')
 AXES = (
-  'batch',
-  'length',
-  'embed',
-  'mlp',
-  'heads',
-  'kv',
-  'bank',
-  'classes',
-  'patch',
-)
+  'batch', 'length', 'embed', 'mlp', 'heads', 'kv', 'bank', 'classes', 'patch',
+)  # fmt: skip
 
 LECUN = nn.initializers.lecun_normal()
 

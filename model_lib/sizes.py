@@ -80,28 +80,18 @@ def _table(names: str, **rows: tuple[int, ...]) -> dict[str, dict[str, Any]]:
 # Turc et al. 2019; minilm: Wang et al. 2020.
 _BERT = _table(
   'width depth num_heads',
-  tiny=(128, 2, 2),
-  mini=(256, 4, 4),
-  small=(512, 4, 8),
-  medium=(512, 8, 8),
-  minilm=(384, 6, 12),
-  distil=(768, 6, 12),
-  base=(768, 12, 12),
+  tiny=(128, 2, 2), mini=(256, 4, 4), small=(512, 4, 8), medium=(512, 8, 8),
+  minilm=(384, 6, 12), distil=(768, 6, 12), base=(768, 12, 12),
   large=(1024, 24, 16),
-)
+)  # fmt: skip
 _BERT['distil'] |= {'type_vocab_size': 0, 'pooler_activation': 'relu'}
 BERT = Sizes(
   _BERT,
-  _BERT['base']
-  | {
-    'vocab_size': 30522,
-    'max_positions': 512,
-    'type_vocab_size': 2,
-    'activation': 'gelu',
-    'norm_epsilon': 1e-12,
-    'pooler_activation': 'tanh',
+  _BERT['base'] | {
+    'vocab_size': 30522, 'max_positions': 512, 'type_vocab_size': 2,
+    'activation': 'gelu', 'norm_epsilon': 1e-12, 'pooler_activation': 'tanh',
   },
-)
+)  # fmt: skip
 
 # tiny, small and base: Simoulin and Crabbe 2021, Table 1: ALBERT-base with up
 # to 6, 12 and 24 iterations; albert_*: Lan et al. 2020, Table 1; micro and mini
@@ -120,27 +110,19 @@ _ALBERT = _table(
 )
 ALBERT = Sizes(
   _ALBERT,
-  _ALBERT['albert_base']
-  | {
-    'num_groups': 1,
-    'inner_group': 1,
-    'vocab_size': 30000,
-    'max_positions': 512,
-    'type_vocab_size': 2,
-    'activation': 'gelu_new',
+  _ALBERT['albert_base'] | {
+    'num_groups': 1, 'inner_group': 1, 'vocab_size': 30000,
+    'max_positions': 512, 'type_vocab_size': 2, 'activation': 'gelu_new',
     'norm_epsilon': 1e-12,
   },
-)
+)  # fmt: skip
 
 # Table 1 of the ViT paper; Ti from DeiT (AdaTape's Table 3 prints a width of
 # 196, which 3 heads do not divide).
 VIT = Sizes(
   _table(
     'width depth num_heads',
-    Ti=(192, 12, 3),
-    S=(384, 12, 6),
-    B=(768, 12, 12),
-    L=(1024, 24, 16),
+    Ti=(192, 12, 3), S=(384, 12, 6), B=(768, 12, 12), L=(1024, 24, 16),
   ),
   has_patch=True,
-)
+)  # fmt: skip
