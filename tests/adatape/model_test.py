@@ -40,20 +40,6 @@ def run(model, variables, inputs, row_keys=None):
   return jax.jit(model.apply)(variables, inputs, row_keys)
 
 
-@pytest.mark.parametrize(
-  'bank', [pytest.param('input', marks=pytest.mark.slow), 'learnable']
-)
-def test_logits_of_a_row_do_not_depend_on_the_others(bank):
-  # Invariant 5.
-  model, variables = initialised(bank=bank, bank_size=24)
-  first, out = run(model, variables, images())
-  mixed = jnp.concatenate([images()[:2], images(seed=9)[2:]])
-  second, _ = run(model, variables, mixed)
-  np.testing.assert_allclose(first[:2], second[:2], atol=1e-6)
-  assert np.abs(first[2:] - second[2:]).max() > 1e-3
-  assert out['tape']['length'].min() < model.max_steps
-
-
 def slots(model, variables):
   """Logits with empty tape slots as they are, and filled with noise."""
   x, tape, _ = jax.jit(lambda *args: model.apply(*args, method='read'))(
@@ -107,36 +93,18 @@ def test_tape_loss_trains_what_comes_before_the_insertion():
   assert set(largest) - untouched == trained
 
 
-def test_logits_train_all_parameters_and_the_bank_where_it_is_read():
-  model, variables = initialised(bank='learnable', bank_size=24, tape_mlp='mlp')
+def test_a_learnable_bank_is_trained_where_it_is_read():
+  model, variables = initialised(bank='learnable', bank_size=24)
 
   def loss(variables):
     logits, out = model.apply(variables, images())
     return (logits**2).sum(), out['tape']
 
   gradient, tape = jax.jit(jax.grad(loss, has_aux=True))(variables)
-  for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
-    name = jax.tree_util.keystr(path)
-    # A softmax does not change with the bias of its keys.
-    assert "['key']['bias']" in name or np.abs(leaf).max() > 1e-7, name
   rows = np.abs(gradient['params']['tape_bank']['tokens']).max(-1) > 0
   read = np.unique(np.asarray(tape['indices'])[np.asarray(tape['mask']) > 0])
   assert set(np.flatnonzero(rows)) == set(read)
   assert 0 < len(read) < 24
-
-
-@pytest.mark.nightly
-def test_training_noise_belongs_to_its_row():
-  model, variables = initialised(
-    bank_drop=0.3, query_noise=0.5, dropout=0.1, bank='learnable', bank_size=40
-  )
-  keys = jax.random.split(jax.random.key(3), B)
-  noisy, _ = run(model, variables, images(), keys)
-  calm, _ = run(model, variables, images())
-  some = jnp.array([4, 1])
-  alone, _ = run(model, variables, images()[some], keys[some])
-  np.testing.assert_allclose(noisy[some], alone, atol=1e-5)
-  assert np.abs(noisy - calm).max() > 1e-3
 
 
 @pytest.mark.nightly
@@ -151,16 +119,6 @@ def test_ablations_without_adaptive_length_and_without_bank():
   assert (out['tape']['length'] == 5).all()
   assert logits.shape == (B, 3)
   assert 'tape_norm' not in variables['params']['encoder']
-
-
-@pytest.mark.nightly
-def test_bfloat16_keeps_reading_and_logits_in_float32():
-  model, variables = initialised(dtype=jnp.bfloat16)
-  logits, out = run(model, variables, images())
-  assert logits.dtype == out['features'].dtype == jnp.float32
-  assert out['tape']['loss'].dtype == jnp.float32
-  want, _ = run(*initialised(), images())
-  np.testing.assert_allclose(logits, want, atol=0.1)
 
 
 def count(model):

@@ -132,28 +132,6 @@ def test_padding_is_never_read_and_never_counts():
   )
 
 
-@pytest.mark.parametrize(
-  ('dynamic', 'noise'),
-  [
-    (False, True),
-    (True, False),
-    pytest.param(False, False, marks=pytest.mark.nightly),
-    pytest.param(True, True, marks=pytest.mark.slow),
-  ],
-)
-def test_rows_do_not_depend_on_the_batch(dynamic, noise):
-  model = token_model(dynamic=dynamic, dropout=0.2)
-  keys = jax.random.split(jax.random.key(2), 4) if noise else None
-  whole = run(model, TOKENS, keys)[0]
-  order = np.array([2, 0, 3, 1])
-  moved = run(model, TOKENS[order], keys[order] if noise else None)[0]
-  np.testing.assert_allclose(moved, whole[order], atol=1e-5)
-  one = run(model, TOKENS[:1], keys[:1] if noise else None)[0]
-  np.testing.assert_allclose(one, whole[:1], atol=1e-5)
-  other = run(model, TOKENS, jax.random.split(jax.random.key(3), 4))[0]
-  assert float(jnp.abs(other - whole).max()) > 1e-3
-
-
 def test_cost_trains_the_score_and_not_the_head():
   model = token_model()
   keys = jax.random.split(jax.random.key(2), 4)
@@ -183,14 +161,6 @@ def test_loss_gradient_equals_finite_difference():
   step = 2e-3
   want = (evaluate(bias + step) - evaluate(bias - step)) / (2 * step)
   np.testing.assert_allclose(got, want, rtol=0.02)
-
-
-def test_bfloat16_halts_in_float32():
-  logits, out = run(token_model(dtype=jnp.bfloat16), TOKENS)
-  want, _ = run(token_model(), TOKENS)
-  assert logits.dtype == out['ponder']['cost'].dtype == jnp.float32
-  assert bool(jnp.isfinite(logits).all())
-  assert logits.shape == want.shape
 
 
 @pytest.mark.parametrize('pool', ['cls', 'gap'])

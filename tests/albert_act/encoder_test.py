@@ -149,22 +149,6 @@ def test_gradient_of_the_score_equals_finite_differences():
   np.testing.assert_allclose(slope, (above - below) / 0.02, rtol=0.02)
 
 
-@pytest.mark.nightly
-def test_dropout_belongs_to_the_row():
-  model, variables = small.build(dropout=0.2, attention_dropout=0.2)
-  tokens, types, lengths = small.batch((6, 6, 6, 6), 6)
-  keys = jax.random.split(jax.random.key(0), 4)
-  apply = jax.jit(model.apply)
-  want, _ = apply(variables, tokens, types, lengths, keys)
-  clean, _ = apply(variables, tokens, types, lengths)
-  assert float(jnp.abs(want - clean).min()) > 1e-6
-  some = jnp.array([2, 0])
-  got, _ = apply(
-    variables, tokens[some], types[some], lengths[some], keys[some]
-  )
-  np.testing.assert_allclose(got, want[some], atol=1e-5)
-
-
 def test_a_trace_sees_the_states_of_every_iteration():
   model, variables = small.build()
   tokens, types, lengths = small.batch((7,), 7)

@@ -145,36 +145,6 @@ def test_prune_scale_is_traced_and_zero_keeps_everything():
   np.testing.assert_allclose(none['exits'][-1], expected, atol=1e-6)
 
 
-@pytest.mark.nightly
-def test_dropout_belongs_to_the_row():
-  model, variables = small.build()
-  tokens, types, lengths = small.batch(small.rows(4), 20)
-  keys = jax.random.split(jax.random.key(1), 4)
-  apply = jax.jit(model.apply)
-  noisy, _ = apply(variables, tokens, types, lengths, keys)
-  clean, _ = apply(variables, tokens, types, lengths)
-  assert np.abs(noisy - clean).max() > 1e-3
-  part, _ = apply(variables, tokens[2:], types[2:], lengths[2:], keys[2:])
-  np.testing.assert_allclose(noisy[2:], part, atol=1e-5)
-
-
-def test_gradients_are_finite_and_reach_every_parameter():
-  model, variables = small.build(prune_scores='learned')
-  inputs = small.batch(small.rows(4), 20)
-
-  def loss(params):
-    _, out = model.apply({'params': params}, *inputs)
-    return jnp.square(out['exits']).sum()
-
-  grads = jax.jit(jax.grad(loss))(variables['params'])
-  for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
-    name = jax.tree_util.keystr(path)
-    assert np.isfinite(leaf).all(), name
-    # Adding a constant to all keys changes no attention weight.
-    if "['key']['bias']" not in name:
-      assert np.abs(leaf).max() > 0, name
-
-
 CONTRADICTING = [
   ('prune_layers', (4, 2)), ('prune_layers', (2, 4)), ('prune_ratios', (0.3,)),
   ('exit_layers', (0,)), ('exit_layers', (5,)), ('num_heads', 3),

@@ -30,22 +30,6 @@ def test_unknown_options_are_named(field):
     model.init(jax.random.key(0), IMAGES)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize('pool', ['cls', 'gap'])
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-def test_logits_and_parameters_are_float32(pool, dtype):
-  model = image_model(pool=pool, dtype=dtype, positions='sincos2d')
-  params = jax.jit(model.init)(jax.random.key(1), IMAGES)
-  logits, out = jax.jit(model.apply)(params, IMAGES)
-  assert logits.dtype == out['features'].dtype == jnp.float32
-  assert out['features'].shape == (4, 16)
-  assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {
-    jnp.dtype('float32')
-  }
-  want = image_model(pool=pool, positions='sincos2d').apply(params, IMAGES)[0]
-  np.testing.assert_allclose(logits, want, atol=0.02)
-
-
 @pytest.mark.parametrize('pool', ['cls', 'gap'])
 def test_logits_are_the_head_of_the_features(pool):
   model = image_model(pool=pool)
@@ -55,20 +39,6 @@ def test_logits_are_the_head_of_the_features(pool):
   want = np.asarray(out['features']) @ head['kernel'] + head['bias']
   np.testing.assert_allclose(logits, want, atol=1e-5)
   assert float(jnp.abs(logits).max()) > 0
-
-
-@pytest.mark.parametrize('noise', [False, True])
-def test_rows_do_not_depend_on_the_batch(noise):
-  model = image_model(dropout=0.2)
-  keys = jax.random.split(jax.random.key(2), 4) if noise else None
-  params = jax.jit(model.init)(jax.random.key(1), IMAGES)
-  apply = jax.jit(lambda images, keys: model.apply(params, images, keys)[0])
-  whole = apply(IMAGES, keys)
-  for rows in (jnp.array([3, 1, 0, 2]), jnp.array([1])):
-    some = apply(IMAGES[rows], keys[rows] if noise else None)
-    np.testing.assert_allclose(some, whole[rows], atol=1e-5)
-  other = apply(IMAGES, jax.random.split(jax.random.key(9), 4))
-  assert float(jnp.abs(other - whole).max()) > 1e-3
 
 
 def token_model(tokens):

@@ -1,0 +1,142 @@
+"""Properties of every model: rows, noise, dtypes, gradients.
+
+A new model is a row of `MODELS`.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adatape.model import AdaTapeViT
+from adatape.parity import ParityModel
+from adatape.universal import UniversalTransformer, UniversalViT
+from albert_act.model import AlbertClassifier
+from eat.model import EatClassifier
+from model_lib.bert import BertClassifier
+from model_lib.vit import TokenTransformer, ViT
+from recurrent_act.model import RecurrentModel
+from tests.albert_act import small as small_albert
+from tests.eat import small as small_eat
+from tests.model_lib import plain
+
+SIZES = dict(num_classes=3, width=16, mlp_dim=32, num_heads=4, dropout=0.2)
+TEXTS = dict(num_classes=3, dropout=0.2, attention_dropout=0.2)
+IMAGES = jax.random.normal(jax.random.key(0), (4, 8, 8, 3))
+SYMBOLS = jnp.asarray(np.random.default_rng(0).integers(0, 3, (4, 6)))
+WORDS = small_eat.batch(small_eat.rows(4, vocab_size=11), 20)
+SEQUENCES = (IMAGES[:, :6, 0], jnp.arange(6)[None] < jnp.array([[6], [2]] * 2))
+VIT = SIZES | dict(depth=2, patch_size=4)
+TAPE = dict(
+  bank_size=24, tokens_per_step=2, max_steps=5, threshold=1.7, query_dim=8,
+  bank_drop=0.3, query_noise=0.5,
+)  # fmt: skip
+BERT = TEXTS | plain.TINY | dict(vocab_size=11, max_positions=20)
+# (model, inputs of four rows)
+MODELS = {
+  'vit': (ViT(**VIT), [IMAGES]),
+  'vit gap': (ViT(**VIT, pool='gap', positions='sincos2d'), [IMAGES]),
+  'transformer': (TokenTransformer(**SIZES, depth=2), [SYMBOLS]),
+  'adatape': (
+    AdaTapeViT(**VIT, **TAPE, tape_mlp='mlp', pool='gap'), [IMAGES]
+  ),
+  'adatape input': (
+    AdaTapeViT(**VIT, **TAPE, bank='input', bank_patch_size=1), [IMAGES]
+  ),
+  'parity': (
+    ParityModel(**SIZES, max_steps=3, threshold=1.5, query_dim=8), [SYMBOLS]
+  ),
+  'universal': (UniversalTransformer(**SIZES, max_steps=5), [SYMBOLS]),
+  'universal dynamic': (
+    UniversalTransformer(**SIZES, max_steps=5, dynamic=True), [SYMBOLS]
+  ),
+  'universal vit': (UniversalViT(**SIZES, max_steps=3, patch_size=4), [IMAGES]),
+  'bert': (BertClassifier(**BERT), WORDS),
+  'eat': (EatClassifier(**(small_eat.FIELDS | TEXTS)), WORDS),
+  'albert': (AlbertClassifier(**(small_albert.FIELDS | TEXTS)), WORDS),
+  'recurrent': (RecurrentModel(num_classes=3, width=8, max_steps=3), SEQUENCES),
+}  # fmt: skip
+KEYS = jax.random.split(jax.random.key(2), 4)
+
+
+def models(*default, without=()):
+  """All models, of which those that are not `default` run at night."""
+  return pytest.mark.parametrize(
+    'name',
+    [
+      pytest.param(name, marks=() if name in default else pytest.mark.nightly)
+      for name in MODELS
+      if name not in without
+    ],
+  )
+
+
+@functools.cache
+def variables_of(name):
+  """Random parameters, norms and biases too."""
+  model, inputs = MODELS[name]
+  shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)
+  return small_eat.randomised(shapes)
+
+
+@functools.cache
+def compiled(name):
+  return jax.jit(
+    lambda variables, inputs, keys: MODELS[name][0].apply(
+      variables, *inputs, row_keys=keys
+    )
+  )
+
+
+def logits_of(name, keys=None, rows=slice(None)):
+  inputs = [array[rows] for array in MODELS[name][1]]
+  keys = None if keys is None else keys[rows]
+  return compiled(name)(variables_of(name), inputs, keys)[0]
+
+
+@models('vit', 'bert', 'adatape', 'universal dynamic', 'recurrent')
+@pytest.mark.parametrize(
+  'noise', [True, pytest.param(False, marks=pytest.mark.nightly)]
+)
+def test_a_row_and_its_noise_do_not_depend_on_the_batch(name, noise):
+  keys = KEYS if noise else None
+  whole = logits_of(name, keys)
+  for rows in (jnp.array([3, 1, 0, 2]), jnp.array([1] * 4)):
+    some = logits_of(name, keys, rows)
+    np.testing.assert_allclose(some, whole[rows], atol=1e-5)
+  if noise and hasattr(MODELS[name][0], 'dropout'):
+    other = jax.random.split(jax.random.key(9), 4)
+    for others in (None, other):
+      assert np.abs(logits_of(name, others) - whole).max() > 1e-3
+
+
+@models('vit', 'bert', 'universal', 'recurrent')
+def test_parameters_logits_and_features_are_float32(name):
+  model, inputs = MODELS[name]
+  model = dataclasses.replace(model, dtype=jnp.bfloat16)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)
+  assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {
+    jnp.dtype('float32')
+  }
+  logits, out = jax.jit(model.apply)(variables_of(name), *inputs)
+  assert logits.dtype == out['features'].dtype == jnp.float32
+  assert np.isfinite(logits).all()
+
+
+@models('bert', 'eat', without=['universal dynamic'])
+def test_logits_train_every_parameter(name):
+  model, inputs = MODELS[name]
+
+  def loss(variables):
+    logits, out = model.apply(variables, *inputs)
+    return jnp.square(out.get('exits', logits)).sum()
+
+  gradient = jax.jit(jax.grad(loss))(variables_of(name))
+  for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+    assert np.isfinite(leaf).all(), path
+    # A softmax does not change with the bias of its keys.
+    if [key.key for key in path[-2:]] != ['key', 'bias']:
+      assert np.abs(leaf).max() > 1e-7, jax.tree_util.keystr(path)
