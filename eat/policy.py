@@ -21,8 +21,7 @@ from eat.exits import RULES_WITH_TAU, Rule
 from model_lib.errors import FieldError
 from serve_lib.chain import Encoded, Row
 from serve_lib.decisions import ClassifierPolicy, margin, scale
-from serve_lib.items import MAX_CHARACTERS, TextReader
-from serve_lib.monitor import Monitor
+from serve_lib.items import MAX_CHARACTERS
 
 PRUNED, FULL = 'pruned', 'full'
 GUARANTEED = 'guaranteed'
@@ -33,32 +32,28 @@ Share = Annotated[float, Interval(ge=0.0, le=1.0)]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Options of serving an EAT; `eat.exits.Rule` describes the first five.
-
-  Attributes:
-    tau: also 'guaranteed' for the threshold that calibration certified; None
-      for 0.9 with rule=confidence.
-    ensemble_margin: below this margin an answer is the mean of the
-      probabilities of all heads that the row passed; 0 for never.
-    max_characters: of one text; a longer one is an error and not truncated.
-    thresholds: by source, instead of `tau`.
-    minimum_retention: by source. Rows of a source that needs a higher share of
-      tokens than the model keeps are served without pruning, and the drift
-      check skips them.
-  """
+  """Options of serving an EAT; `eat.exits.Rule` describes the first five."""
 
   rule: Literal[
     'confidence', 'entropy', 'margin', 'patience', 'combined', 'never'
   ] = 'confidence'
+  # 'guaranteed' is the threshold that calibration certified; None is 0.9 with
+  # rule=confidence.
   tau: (
     Annotated[float, Interval(ge=0.0, le=100.0)] | Literal['guaranteed'] | None
   ) = None
   patience: Annotated[int, Interval(ge=1, le=1000)] = 2
   tolerance: Annotated[float, Interval(ge=0.0, le=1e6)] = 0.1
   veto_margin: Share = 0.0
+  # Below this margin an answer is the mean of the probabilities of all heads
+  # that the row passed; 0 for never.
   ensemble_margin: Share = 0.0
+  # Of one text; a longer one is an error and not truncated.
   max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = MAX_CHARACTERS
+  # By source, instead of `tau`.
   thresholds: dict[str, Any] = dataclasses.field(default_factory=dict)
+  # By source. Rows that need a higher share of tokens than the model keeps are
+  # served without pruning, and the drift check skips them.
   minimum_retention: dict[str, Share] = dataclasses.field(default_factory=dict)
 
 
@@ -157,38 +152,23 @@ def _legal_taus(rule: str, classes: int) -> str:
   )
 
 
+@dataclasses.dataclass(eq=False)
 class EatPolicy(ClassifierPolicy):
   """`serve_lib.chain.Policy` for an `eat.serving.EatChain`.
 
-  While the monitor finds drift, all rows run to full depth.
-
-  Args:
-    chain: the model.
-    reader: of texts.
-    class_names: of the labels; () for a regression.
-    lengths: length buckets, ascending.
-    rule: when a row leaves; the attribute may be set between batches.
-    temperatures: of each head; () for 1.
-    options: see `Options`; what `rule` has is taken from there.
-    monitor: records every exit; None for a new one.
+  While the monitor finds drift, all rows run to full depth. The rule may be set
+  between batches; what it has is not taken from the options.
   """
 
-  def __init__(
-    self,
-    chain: Any,
-    reader: TextReader,
-    class_names: Sequence[str],
-    lengths: Sequence[int],
-    rule: Rule | None = None,
-    *,
-    temperatures: Sequence[float] = (),
-    options: Options | None = None,
-    monitor: Monitor | None = None,
-  ):
-    super().__init__(chain, reader, class_names, lengths, monitor)
-    self.rule = rule or Rule('confidence', tau=DEFAULT_TAU)
-    self.options = options or Options()
-    given = list(temperatures) or [1.0] * chain.num_stages
+  rule: Rule = dataclasses.field(
+    default_factory=lambda: Rule('confidence', tau=DEFAULT_TAU)
+  )
+  _: dataclasses.KW_ONLY
+  temperatures: Any = ()  # of each head, float32 [E]; () for 1
+  options: Options = dataclasses.field(default_factory=Options)
+
+  def __post_init__(self):
+    given = list(self.temperatures) or [1.0] * self.chain.num_stages
     self.temperatures = np.asarray(given, np.float32)
 
   def encode(self, item: Any) -> Encoded:

@@ -35,17 +35,15 @@ class OverloadedError(TimeoutError):
 class Failure:
   """The answer to an item that failed.
 
-  Attributes:
-    error: of this item or of its batch. It has no traceback and no context:
-      their frames would keep the item and its arrays in memory.
-    during: 'encode', 'stage 0', 'stage 1', ..., 'answer', 'close', or
-      'engine' for a defect of the engine itself.
-    details: the end of the error's traceback as text.
+  The error has no traceback and no context: their frames would keep the item
+  and its arrays in memory.
   """
 
-  error: BaseException
+  error: BaseException  # of this item or of its batch
+  # 'encode', 'stage 0', 'stage 1', ..., 'answer', 'close', or 'engine' for a
+  # defect of the engine itself.
   during: str
-  details: str = dataclasses.field(default='', repr=False)
+  details: str = dataclasses.field(default='', repr=False)  # the traceback
 
   @classmethod
   def of(
@@ -76,36 +74,25 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-  """An item as the chain takes it: unpadded arrays of one row.
-
-  `length` is usually in tokens, `variant` one of the chain's, `context` for the
-  policy's own use.
-  """
+  """An item as the chain takes it: unpadded arrays of one row."""
 
   inputs: Mapping[str, Any]
-  length: int
-  variant: str
-  context: Any = None
+  length: int  # usually in tokens
+  variant: str  # of the chain
+  context: Any = None  # for the policy's own use
 
 
 @dataclasses.dataclass(eq=False)
 class Row:
-  """One item on its way through the chain.
-
-  Attributes:
-    length: its length bucket.
-    submitted: time of acceptance, seconds of a monotonic clock.
-    since: time at which it began to wait for its next stage.
-    bytes: host memory of its inputs.
-    outputs: of each stage so far for this row, `{name: array [...]}`.
-  """
+  """One item on its way through the chain."""
 
   encoded: Encoded
-  length: int
+  length: int  # its length bucket
   future: concurrent.futures.Future
-  submitted: float
-  since: float
-  bytes: int = 0
+  submitted: float  # seconds of a monotonic clock
+  since: float  # when it began to wait for its next stage
+  bytes: int = 0  # host memory of its inputs
+  # Of each stage so far for this row, {name: array [...]}.
   outputs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
@@ -166,18 +153,11 @@ class Policy(Protocol):
 
 
 class ServedRun(NamedTuple):
-  """The run that a task is served from; the default is a task without files.
+  """The run that a task is served from; the default is a task without files."""
 
-  Attributes:
-    directory: of the run, with its tokenizer and calibration; '' for none.
-    step: of the checkpoint, for messages.
-    lengths: wanted length buckets; None for those of the model or its data.
-    on_drift: see `serve_lib.drift.DriftCheck`.
-  """
-
-  directory: str = ''
-  step: int | None = None
-  lengths: tuple[int, ...] | None = None
+  directory: str = ''  # with its tokenizer and calibration
+  step: int | None = None  # of the checkpoint, for messages
+  lengths: tuple[int, ...] | None = None  # None for those of the model or data
   on_drift: Callable[[bool, dict[str, Any]], None] | None = None
 
 

@@ -13,37 +13,24 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dataset_lib.errors import ConfigError
-from serve_lib.chain import Chain, Encoded, Row, Stage
+from serve_lib.chain import Encoded, Row, Stage
 from serve_lib.monitor import Monitor
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """The answer to one item; fields that a family does not have are None.
+  """The answer to one item; fields that a family does not have are None."""
 
-  Attributes:
-    label: name of the class, or the predicted number of a regression.
-    probabilities: by class name; empty for a regression.
-    depth: layers (EAT) or iterations (ALBERT) that were run.
-    retention: share of the tokens that were kept to the end (EAT).
-    exit_reason: name of the rule by which the row left.
-    truncated: True if the text was longer than the longest length bucket.
-    iterations: mean number of iterations of a token (ALBERT).
-    tokens: of the text as the model read it, [CLS] and [SEP] included.
-    token_iterations: iterations of each of `tokens` (ALBERT).
-    tape_length: tape tokens that were read (AdaTape).
-  """
-
-  label: Any
-  probabilities: Mapping[str, float]
-  depth: int | None = None
-  retention: float | None = None
-  exit_reason: str = 'whole model'
-  truncated: bool | None = None
-  iterations: float | None = None
-  tokens: tuple[str, ...] | None = None
-  token_iterations: tuple[int, ...] | None = None
-  tape_length: int | None = None
+  label: Any  # name of the class, or the predicted number of a regression
+  probabilities: Mapping[str, float]  # by class name; empty for a regression
+  depth: int | None = None  # layers (EAT) or iterations (ALBERT) that were run
+  retention: float | None = None  # share of tokens kept to the end (EAT)
+  exit_reason: str = 'whole model'  # name of the rule by which the row left
+  truncated: bool | None = None  # longer than the longest length bucket
+  iterations: float | None = None  # mean of the tokens (ALBERT)
+  tokens: tuple[str, ...] | None = None  # with [CLS] and [SEP] (ALBERT)
+  token_iterations: tuple[int, ...] | None = None  # of each of `tokens`
+  tape_length: int | None = None  # tape tokens that were read (AdaTape)
 
   def as_dict(self) -> dict[str, Any]:
     """Returns the fields that are not None, for JSON."""
@@ -92,32 +79,20 @@ def _module(array: Any) -> Any:
   return jnp if isinstance(array, jax.Array) else np
 
 
+@dataclasses.dataclass(eq=False)
 class ClassifierPolicy:
   """`serve_lib.chain.Policy` of a classifier; by default no row leaves early.
 
   Families override `decide`, `logits`, `combine` and `describe`.
-
-  Args:
-    chain: the last output of a row has `'logits'` `[O]`.
-    reader: of items; see `serve_lib.items`.
-    class_names: of the labels; () for a regression.
-    lengths: length buckets, ascending.
-    monitor: records the exits; None for a new one.
   """
 
-  def __init__(
-    self,
-    chain: Chain,
-    reader: Any,
-    class_names: Sequence[str],
-    lengths: Sequence[int],
-    monitor: Monitor | None = None,
-  ):
-    self.chain: Any = chain
-    self.reader = reader
-    self.class_names, self.lengths = tuple(class_names), tuple(lengths)
-    self.monitor = monitor or Monitor()
-    self.warnings: tuple[str, ...] = ()
+  chain: Any  # the last output of a row has 'logits' [O]
+  reader: Any  # of items; see `serve_lib.items`
+  class_names: Sequence[str]  # of the labels; () for a regression
+  lengths: Sequence[int]  # length buckets, ascending
+  _: dataclasses.KW_ONLY
+  monitor: Monitor = dataclasses.field(default_factory=Monitor)
+  warnings: Sequence[str] = ()  # lines for the user
 
   def encode(self, item: Any) -> Encoded:
     """Reads an item; see `serve_lib.chain.Policy`."""

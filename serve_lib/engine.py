@@ -3,10 +3,9 @@
   with Engine(chain, policy, lengths=(32, 64, 128)) as engine:
     answers = engine.predict(items)
 
-A row leaves after the first stage whose outputs satisfy the policy. The other
-rows are compacted on the device into a batch with rows of other batches
-(`serve_lib.pool`); `serve_lib.worker` chooses the next batch. All programs are
-compiled before the first request.
+A row leaves after the first stage whose outputs satisfy the policy. The others
+are compacted on the device into a batch with rows of other batches
+(`serve_lib.pool`); `serve_lib.worker` chooses the next batch.
 """
 
 import concurrent.futures

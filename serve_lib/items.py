@@ -4,6 +4,7 @@ A reader turns one item into arrays (`read`) and rows of arrays into a batch
 (`pad`). An item that is an `InputError` stands for one that could not be read.
 """
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -28,34 +29,29 @@ _TEXT_KEYS = ('text', 'pair', 'source')
 _TOKEN_KEYS = ('tokens', 'token_types', 'source')
 
 
+@dataclasses.dataclass(frozen=True)
 class ItemReader:
   """Reads items that become one array each; see `images` and `token_rows`.
 
-  An item is a value or `{name: value}`; `convert` turns a value into an array
-  like `example`, or raises InputError. All rows are of one length bucket.
+  An item is a value or `{name: value}`.
   """
 
-  def __init__(
-    self,
-    name: str,
-    convert: Callable[[Any], np.ndarray],
-    example: np.ndarray,
-    length: int,
-  ):
-    self._name, self._convert = name, convert
-    self._example, self._length = example, length
+  name: str
+  convert: Callable[[Any], np.ndarray]  # of a value; raises InputError
+  example: np.ndarray  # zeros
+  length: int  # the length bucket of all rows
 
   def read(self, item: Any, variant: str) -> Encoded:
     """Reads an item; raises InputError if it is illegal."""
     if isinstance(item, InputError):
       raise item
     if isinstance(item, Mapping):
-      if set(item) != {self._name}:
+      if set(item) != {self.name}:
         keys = ', '.join(sorted(map(str, item)))
-        raise InputError(f'item: expected the key {self._name!r}, got {keys}')
-      item = item[self._name]
-    array = self._convert(item)
-    return Encoded({self._name: array}, self._length, variant, {})
+        raise InputError(f'item: expected the key {self.name!r}, got {keys}')
+      item = item[self.name]
+    array = self.convert(item)
+    return Encoded({self.name: array}, self.length, variant, {})
 
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
@@ -65,9 +61,9 @@ class ItemReader:
     A row of zeros could read a longer tape than all others, and a batch ends
     with its slowest row.
     """
-    arrays = [row[self._name] for row in rows] or [self._example]
+    arrays = [row[self.name] for row in rows] or [self.example]
     arrays += arrays[:1] * (size - len(arrays))
-    return {self._name: np.stack(arrays)}
+    return {self.name: np.stack(arrays)}
 
 
 def images(
@@ -129,33 +125,25 @@ def _token_ids(value: Any, vocab_size: int) -> Int[np.ndarray, ' T']:
   return array.astype(np.int32)
 
 
+@dataclasses.dataclass(frozen=True)
 class TextReader:
   """Turns texts into token ids; thread-safe.
 
   An item is a text, a pair of texts, or a mapping with 'text' and optionally
   'pair' and 'source'; texts may be UTF-8 bytes. A mapping with 'tokens' and
   optionally 'token_types' and 'source' is a text that is tokenised already.
-
-  Args:
-    tokenizer: of the model; None for a model that is served token ids only.
-    max_length: in tokens; longer texts are truncated.
-    max_characters: of one text; a longer one is an error and not truncated.
-    num_texts: texts that the task has, 1 or 2; None takes both.
-    vocab_size: of the model, for items of token ids; 0 to check nothing.
   """
 
-  def __init__(
-    self,
-    tokenizer: Tokenizer | None,
-    max_length: int,
-    max_characters: int = MAX_CHARACTERS,
-    num_texts: int | None = None,
-    vocab_size: int = 0,
-  ):
-    self.tokenizer = tokenizer
-    self.pad_id = 0 if tokenizer is None else tokenizer.pad_id
-    self._max_length, self._max_characters = max_length, max_characters
-    self._num_texts, self._vocab_size = num_texts, vocab_size
+  tokenizer: Tokenizer | None  # None if only token ids are served
+  max_length: int  # in tokens; longer texts are truncated
+  max_characters: int = MAX_CHARACTERS  # of a text; a longer one is an error
+  num_texts: int | None = None  # texts that the task has; None takes 1 and 2
+  vocab_size: int = 0  # for items of token ids; 0 to check nothing
+
+  @property
+  def pad_id(self) -> int:
+    """Token id of padding."""
+    return 0 if self.tokenizer is None else self.tokenizer.pad_id
 
   def read(self, item: Any, variant: str) -> Encoded:
     """Reads an item; the context has 'source' and 'truncated'."""
@@ -163,7 +151,7 @@ class TextReader:
     tokens, types = (
       self._given(fields) if 'tokens' in fields else self._encode(fields)
     )
-    limit = self._max_length
+    limit = self.max_length
     truncated = len(tokens) > limit
     if truncated and 'text' in fields:  # again, as it ends with [SEP]
       tokens, types = self._encode(fields, limit)
@@ -183,8 +171,8 @@ class TextReader:
   def _encode(self, fields: Mapping[str, Any], limit: int = 0) -> Any:
     """Returns tokens and types, by default one more than the longest row."""
     text, pair = self._text(fields['text'], 'text'), fields.get('pair')
-    if self._num_texts and (pair is None) == (self._num_texts == 2):
-      raise InputError(f'pair: expected {_WRONG_NUMBER[self._num_texts]}')
+    if self.num_texts and (pair is None) == (self.num_texts == 2):
+      raise InputError(f'pair: expected {_WRONG_NUMBER[self.num_texts]}')
     if self.tokenizer is None:
       raise InputError(
         "item: expected token ids, {'tokens': [...]}, got a text; the model "
@@ -193,7 +181,7 @@ class TextReader:
     pairs = None if pair is None else [self._text(pair, 'pair')]
     try:
       encoded = self.tokenizer.encode(
-        [text], pairs, limit or self._max_length + 1
+        [text], pairs, limit or self.max_length + 1
       )
     except ValueError as error:
       raise InputError(f'text: {error}') from error
@@ -208,15 +196,15 @@ class TextReader:
         raise InputError(f'{key}: expected UTF-8, got {error}') from error
     if not isinstance(value, str):
       raise InputError(f'{key}: expected a text, got {type(value).__name__}')
-    if len(value) > self._max_characters:
+    if len(value) > self.max_characters:
       raise InputError(
-        f'{key}: expected at most {self._max_characters} characters, '
+        f'{key}: expected at most {self.max_characters} characters, '
         f'got {len(value)}'
       )
     return value
 
   def _given(self, fields: Mapping[str, Any]) -> Any:
-    tokens = _token_ids(fields['tokens'], self._vocab_size)
+    tokens = _token_ids(fields['tokens'], self.vocab_size)
     types = _token_ids(fields.get('token_types', np.zeros_like(tokens)), 0)
     if len(types) != len(tokens):
       raise InputError(

@@ -72,14 +72,10 @@ class Monitor:
     confidence: float | None,
     retention: float = 1.0,
   ) -> None:
-    """Records a row that left.
+    """Records a row that left, and the share of its tokens left at the end.
 
-    Args:
-      depth: layers, iterations or tape tokens that ran.
-      reason: one of a few names.
-      confidence: of the first head, for the drift check: later heads see other
-        rows during drift. None for a row that is not to be compared.
-      retention: share of the row's tokens that were left at the end.
+    The confidence is that of the first head, as later heads see other rows
+    during drift; None for a row that the drift check is not to compare.
     """
     with self._lock:
       reasons = self._counts['reasons']

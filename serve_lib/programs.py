@@ -94,16 +94,16 @@ class Programs:
     """Compiles the whole grid; see `Engine`."""
     started, grid = time.perf_counter(), self.grid
     columns = itertools.product(self.chain.variants, grid.lengths, grid.batches)
-    console = rich.console.Console(stderr=True)
     with (
       _persistent_cache(cache_directory),
-      rich.progress.Progress(console=console, disable=not progress) as bar,
       concurrent.futures.ThreadPoolExecutor(threads) as executor,
     ):
       jobs = [executor.submit(self._compile_column, *one) for one in columns]
-      done = concurrent.futures.as_completed(jobs)
       try:
-        for job in bar.track(done, len(jobs), description='compiling'):
+        for job in rich.progress.track(
+          concurrent.futures.as_completed(jobs), 'compiling', len(jobs),
+          console=rich.console.Console(stderr=True), disable=not progress,
+        ):  # fmt: skip
           job.result()
       finally:
         executor.shutdown(cancel_futures=True)

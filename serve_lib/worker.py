@@ -67,9 +67,10 @@ class Worker:
     frames = error.__traceback__
     # Closed first: no row comes any more, and so no other thread starts.
     self._requests.close(cancel=True)
-    in_flight = [row for batch in self._flights for row in batch.rows]
-    self._flights.clear()
-    self._drop_waiting(error, 'engine', in_flight)
+    rows = [*self._requests.clear(), *self.pool.clear()]
+    while self._flights:
+      rows += self._flights.popleft().rows
+    self._fail(rows, error, 'engine')
     with self._requests.lock:
       self.is_active = False
     # The traceback is printed by `threading`, its frames free their rows.
@@ -98,7 +99,7 @@ class Worker:
     """Returns the next batch; None to finish the one in flight, or to end."""
     if self._requests.is_cancelled:
       closed = ClosedError('the engine was closed before the answer')
-      self._drop_waiting(closed, 'close')
+      self._fail([*self._requests.clear(), *self.pool.clear()], closed, 'close')
     if self.pool.ready:
       return self.pool.ready.popleft()
     with self._requests.lock:
@@ -270,17 +271,12 @@ class Worker:
       return Failure.of(error, 'answer')
 
   def _fail(
-    self, rows: Sequence[Row], error: BaseException, group: Group
+    self, rows: Sequence[Row], error: BaseException, during: str | Group
   ) -> None:
-    failure = Failure.of(error, f'stage {group.stage}')
-    self._resolve([(row, failure) for row in rows])
-
-  def _drop_waiting(
-    self, error: BaseException, during: str, others: Sequence[Row] = ()
-  ) -> None:
-    """Fails all waiting rows and `others`."""
+    """Answers rows with a failure, by default at the stage of their group."""
+    if isinstance(during, Group):
+      during = f'stage {during.stage}'
     failure = Failure.of(error, during)
-    rows = [*self._requests.clear(), *self.pool.clear(), *others]
     self._resolve([(row, failure) for row in rows])
 
   def _resolve(self, answers: Sequence[tuple[Row, Any]]) -> None:

@@ -15,17 +15,12 @@ CLASSES = ('no', 'maybe', 'yes')
 SURE, UNSURE = [9.0, 0.0, 0.0], [0.1, 0.0, 0.0]
 
 
-def make(
-  words, monitor=None, classes=CLASSES, num_texts=None, rule=None,
-  temperatures=(), max_characters=100, **options
-):  # fmt: skip
+def make(words, classes=CLASSES, num_texts=None, options=None, **fields):
   model, variables = small.build(num_classes=max(len(classes), 1))
-  return EatPolicy(
-    EatChain(model, variables),
-    TextReader(words, 16, max_characters, num_texts),
-    classes, (16,), rule, temperatures=temperatures,
-    options=Options(**options), monitor=monitor,
-  )  # fmt: skip
+  reader = TextReader(words, 16, 100, num_texts)
+  options = Options(**options or {})
+  chain = EatChain(model, variables)
+  return EatPolicy(chain, reader, classes, (16,), options=options, **fields)
 
 
 def a_row(policy, item, logits):

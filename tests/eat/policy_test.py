@@ -80,7 +80,7 @@ def test_long_texts_and_typed_separators(words):
 def test_rows_leave_by_their_own_source(
   words, rule, threshold, logits, expected
 ):
-  policy = make(words, rule=rule, thresholds={'forum': threshold})
+  policy = make(words, rule=rule, options={'thresholds': {'forum': threshold}})
   items = [{'text': 'w0', 'source': source} for source in ('', 'forum')]
   rows = [a_row(policy, item, [logits]) for item in items]
   assert decide(policy, rows) == expected
@@ -104,7 +104,9 @@ def test_temperature_is_applied_before_the_threshold(words):
 
 
 def test_suspicious_sources_keep_their_tokens(words):
-  policy = make(words, minimum_retention={'forum': 0.9, 'news': 0.1})
+  policy = make(
+    words, options={'minimum_retention': {'forum': 0.9, 'news': 0.1}}
+  )
   variants = [
     policy.encode({'text': 'w0 w1 w2 w3 w4 w5', 'source': s}).variant
     for s in ('forum', 'news', '')
@@ -130,7 +132,7 @@ def test_the_answer_names_depth_label_and_reason(words):
 
 def test_low_margin_answers_average_the_heads(words):
   logits = [[0.0, 2.0, 0.0], [0.0, 2.0, 0.0], [0.1, 0.0, 0.0]]
-  plain, ensemble = make(words), make(words, ensemble_margin=0.2)
+  plain, ensemble = make(words), make(words, options={'ensemble_margin': 0.2})
   assert plain.answer(a_row(plain, 'w0', logits)).label == 'no'
   assert ensemble.answer(a_row(ensemble, 'w0', logits)).label == 'maybe'
 
@@ -197,7 +199,9 @@ def test_rows_that_keep_all_tokens_are_not_compared_with_those_that_do_not(
     Calibration(np.linspace(0.5, 1.0, 50), 0.9), window=20, every=1
   )
   policy = make(
-    words, monitor=Monitor(drift=drift), minimum_retention={'forum': 1.0}
+    words,
+    monitor=Monitor(drift=drift),
+    options={'minimum_retention': {'forum': 1.0}},
   )
   for source in ('forum', ''):
     item = {'text': 'w0 w1 w2 w3 w4 w5', 'source': source}
