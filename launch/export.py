@@ -45,11 +45,7 @@ def parser() -> command_line.Parser:
 
 
 def parse(argv: Sequence[str]) -> tuple[Any, Any]:
-  """Returns (arguments, the run's config); touches no device.
-
-  Raises:
-    UsageError: Hugging Face has no such model.
-  """
+  """Returns (arguments, the run's config); touches no device."""
   arguments = command_line.parse_arguments(parser(), argv)
   command_line.check_new_directory('--out', arguments.out)
   from model_lib.bert import TextEncoder
@@ -125,8 +121,7 @@ def save(
 ) -> None:
   """Writes the encoder of a model, and its last head or those of pretraining.
 
-  Raises:
-    ValueError: Hugging Face has no such model.
+  Raises ValueError if Hugging Face has no such model.
   """
   import jax
 

@@ -173,8 +173,7 @@ def build_engine(arguments: Any, options: dict[str, Any]) -> Any:
 def cache_directory(flag: str, workdir: str) -> str:
   """Returns the directory of the compiled programs; '' for none.
 
-  `flag` is a directory, 'none', or '' for one in the workdir. That one is taken
-  only if it is a directory of this user that nobody else can write to, as what
+  The one in the workdir is taken only if no other user can write to it, as what
   is in it will be run.
   """
   if flag:
@@ -231,7 +230,6 @@ def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
 
 
 def _finite(text: str) -> float:
-  """Returns a number; JSON has no NaN and no infinity."""
   value = float(text)
   if not math.isfinite(value):
     raise ValueError(f'{text}, which is no finite number')
@@ -244,14 +242,7 @@ def answer_all(
   write: Callable[[str], None],
   window: int,
 ) -> None:
-  """Writes the JSON of one answer per line, in the order of the lines.
-
-  Args:
-    engine: answers the items.
-    lines: (id, item) pairs.
-    write: called with every answer's JSON.
-    window: lines read ahead of the answer that is written.
-  """
+  """Writes the JSON of one answer for each (id, item), in their order."""
   from serve_lib.chain import Failure
 
   ids: collections.deque[Any] = collections.deque()
@@ -269,11 +260,7 @@ def answer_all(
 
 
 def write_line(text: str) -> None:
-  """Prints a line on stdout at once.
-
-  Raises:
-    SystemExit: stdout is closed, as by `| head`; without a message.
-  """
+  """Prints a line on stdout at once; exits if it is closed, as by `| head`."""
   try:
     print(text, flush=True)
   except BrokenPipeError:

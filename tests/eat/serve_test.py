@@ -224,9 +224,6 @@ def test_warnings_without_a_calibration(run):
   'options',
   [
     {'tau': 0.55},
-    {'tau': 'guaranteed'},
-    {'rule': 'entropy', 'tau': 0.65},
-    {'rule': 'patience', 'veto_margin': 0.5},
     {'rule': 'never'},
   ],
 )

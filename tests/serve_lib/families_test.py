@@ -2,7 +2,7 @@
 
 | family        | stages                  | rows leave or move by       |
 |---------------|-------------------------|-----------------------------|
-| bert, vit     | one                     | -                           |
+| bert          | one                     | -                           |
 | eat           | one for each head       | exit rule, pruned on device |
 | albert        | a few iterations each   | halting of all tokens       |
 | adatape (two) | read, encode            | tape bucket                 |
@@ -21,7 +21,6 @@ import pytest
 
 from albert_act import compaction, packed_attention
 from albert_act.task import FineTune as AlbertTask
-from dataset_lib import builder
 from dataset_lib.source import DatasetInfo
 from eat.task import FineTune as EatTask
 from model_lib.bert import BertClassifier
@@ -33,7 +32,6 @@ from tests.adatape import serving_test as tapes
 from tests.albert_act import small as small_albert
 from tests.compilations import compilations
 from tests.eat import small as small_eat
-from train_lib.classification import Classification
 from train_lib.text_classification import TextClassification
 
 COUNT = 12
@@ -46,10 +44,6 @@ TEXTS = DatasetInfo(
 BERT = dict(
   num_classes=3, width=16, depth=2, mlp_dim=32, num_heads=2, vocab_size=40,
   max_positions=64,
-)  # fmt: skip
-VIT = dict(
-  name='model_lib.vit:ViT', width=16, depth=1, mlp_dim=16, num_heads=2,
-  patch_size=8,
 )  # fmt: skip
 
 
@@ -70,31 +64,20 @@ class Family:
   bad: Any = dataclasses.field(default_factory=lambda: {'tokens': [-1]})
 
 
-def text_task(kind, model):
+def text_family(kind, model, variables, options, exits, **more):
   task = kind.__new__(kind)
   task.config, task.info, task.model = (
-    {'dataset': {'name': 'tests.fakes:FakeText'}}, TEXTS, model,
+    {'dataset': {'name': 'fake_text'}}, TEXTS, model,
   )  # fmt: skip
-  return task
-
-
-def text_rows():
   rows = small_eat.rows(COUNT, low=2, high=LENGTH, vocab_size=40)
-  return rows, [{'tokens': row.tolist()} for row in rows]
-
-
-def text_family(kind, model, variables, options, exits, **more):
-  task = text_task(kind, model)
-  rows, items = text_rows()
-  tokens = np.zeros((COUNT, LENGTH), np.int32)
-  for place, row in zip(tokens, rows, strict=True):
-    place[: len(row)] = row
-  lengths = jnp.asarray([len(row) for row in rows])
-  call = jax.jit(model.apply)
-  logits, out = call(variables, tokens, np.zeros_like(tokens), lengths)
-  logits = np.asarray(exits(logits, out))
-  serve = functools.partial(task.serve, variables, options)
-  return Family(serve, items, logits, **more)
+  tokens, types, lengths = small_eat.batch(rows, LENGTH)
+  logits, out = jax.jit(model.apply)(variables, tokens, 0 * types, lengths)
+  return Family(
+    functools.partial(task.serve, variables, options),
+    [{'tokens': row.tolist()} for row in rows],
+    np.asarray(exits(logits, out)),
+    **more,
+  )
 
 
 def bert():
@@ -126,34 +109,18 @@ def albert():
   )  # fmt: skip
 
 
-def item_family(task, variables, **more):
-  items = tapes.items_of(task, COUNT)
-  key = task.info.input_key
-  logits, _ = jax.jit(task.apply)(
-    variables['params'], {}, {key: np.stack(items)}
-  )
-  serve = functools.partial(task.serve, variables, {})
-  return Family(serve, items, np.asarray(logits)[None], bad=7, **more)
-
-
 def adatape(model, data):
   task, variables = tapes.build(model, tapes.DATA[data])
-  return item_family(task, variables, fields=('tape_length',))
-
-
-def vit():
-  dataset = tapes.DATA['image']
-  info = builder.build_source(dataset, 'train').info
-  loss = {'label_smoothing': 0.0}
-  config = dict(model=VIT, dataset=dataset, dtype='float32', loss=loss)
-  task = Classification(config, info)
-  params = small_eat.randomised(task.init(jax.random.key(0))[0])
-  return item_family(task, {'params': params, 'model_state': {}})
+  items = tapes.items_of(task, COUNT)
+  batch = {task.info.input_key: np.stack(items)}
+  logits, _ = jax.jit(task.apply)(variables['params'], {}, batch)
+  serve = functools.partial(task.serve, variables, {})
+  logits = np.asarray(logits)[None]
+  return Family(serve, items, logits, bad=7, fields=('tape_length',))
 
 
 FAMILIES = {
   'bert': bert,
-  'vit': vit,
   'eat': eat,
   'albert': albert,
   'adatape': functools.partial(adatape, tapes.IMAGE, 'image'),
