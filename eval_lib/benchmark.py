@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from eval_lib import report
 from eval_lib.report import Estimate
 
 # Seconds `[calls]` of each of `calls` calls; None if they could not be timed.
@@ -33,7 +32,6 @@ Timer = Callable[[int], Float[np.ndarray, ' C'] | None]
 # Seconds of each call, a row for each round.
 Samples = Mapping[str, Float[np.ndarray, 'R C']]
 
-BUSY_LOAD = 0.5  # average number of running threads
 SETTLE_SECONDS = 0.02  # thread pools spin for some milliseconds after work
 _ERROR_LINES = 12
 
@@ -106,9 +104,8 @@ def _start(log: pathlib.Path, environment: Mapping[str, str]) -> None:
 class Hosts:
   """The processes of a benchmark by name; a context that ends them.
 
-  Args:
-    timeout: seconds within which each answer must come.
-    environment: variables of the processes.
+  Each answer must come within `timeout` seconds. `environment` are variables of
+  the processes.
   """
 
   def __init__(
@@ -170,14 +167,16 @@ def measure(
 ) -> dict[str, Float[np.ndarray, 'R C']]:
   """Returns the seconds of calls, timed in interleaved rounds.
 
+  Odd rounds take the timers in reversed order. A timer that returns None is
+  left out of the result.
+
   Args:
-    timers: by name; odd rounds take them in reversed order. One that returns
-      None is left out of the result.
+    timers: by name.
     rounds: that count, after those of `warmup`.
     warmup: rounds.
     calls: of each function in a round.
-    min_seconds: that the calls of a round take at least; how many calls that
-      are is known from the last round of the warm-up.
+    min_seconds: of a round; the last round of the warm-up tells how many calls
+      take as long.
     advance: called with the finished share of all rounds.
   """
   seconds: dict[str, list[Any]] = {name: [] for name in timers}
@@ -213,7 +212,7 @@ def run(
     case: labels such as the batch size, by column.
     hosts: where they run.
     over: see `rows`.
-    **timing: `rounds` and further arguments of `measure`.
+    **timing: arguments of `measure`.
 
   Returns:
     (see `rows`, seconds of the calls), without those of lost processes.
@@ -246,13 +245,9 @@ def tables(
   over: Mapping[str, str] | None = None,
   environment: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-  """Returns the rows of cases, one after the other.
+  """Returns the rows of cases: (labels, candidates); see `run`.
 
-  Args:
-    cases: labels and candidates; see `run`.
-    settings: with some of 'rounds', 'warmup' and 'min_seconds'.
-    over: see `rows`.
-    environment: see `Hosts`.
+  `settings` has some of 'rounds', 'warmup' and 'min_seconds'.
   """
   names = {'rounds', 'warmup', 'min_seconds'} & {*settings}
   timing = {name: settings[name] for name in names}
@@ -280,10 +275,7 @@ def rows(
   computed, the `limit` of the speed-up by FLOPs and the reached `share` of it,
   speed-ups over the candidates that `over` names by column, the largest
   `difference` of the output to that of the first of the group, and those of
-  the call.
-
-  Raises:
-    ValueError: no baseline was timed.
+  the call. Raises ValueError if no baseline was timed.
   """
   timed = {one.name: one for one in candidates if one.name in samples}
   seconds = {name: samples[name] / calls[name].rows for name in timed}
@@ -317,60 +309,3 @@ def rows(
       row['difference'] = float(np.abs(call.output - reference).max())
     table.append(row | dict(call.columns))
   return table
-
-
-# -- what is shown -------------------------------------------------------------
-
-
-def busy() -> str:
-  """Returns a warning line if other programs load the machine, else ''."""
-  load = os.getloadavg()[0]
-  warning = f'busy machine: load {load:.1f} before the start; compare nothing\n'
-  return warning if load > BUSY_LOAD else ''
-
-
-def show(table: report.Rows, tolerance: float) -> None:
-  """Prints a table for each case, empty columns left out.
-
-  Differences of outputs above `tolerance` within a group are reported.
-  """
-  for case in dict.fromkeys(map(_case, table)):
-    same = [row for row in table if _case(row) == case]
-    baselines = {row['baseline'] for row in same}
-    columns = list(dict.fromkeys(name for row in same for name in row))
-    shown = [
-      name
-      for name in columns[columns.index('candidate') :]
-      if any(row.get(name) is not None for row in same)
-      and (name != 'baseline' or len(baselines) > 1)
-    ]
-    cells = [report.readable(row, shown) for row in same]
-    title = f'{case}; baseline: {same[0]["baseline"]}'
-    report.print_table(title, cells, 'median [quartiles] of the rounds')
-    for row in same:
-      if not (row.get('difference') or 0.0) <= tolerance:
-        print(
-          f'WARNING: {row["candidate"]}: output {row["difference"]:.2g} from '
-          f'that of the same weights; expected at most {tolerance:.2g}'
-        )
-
-
-def draw(path: str | os.PathLike[str], table: report.Rows) -> None:
-  """Draws the speed-ups of the candidates that were timed in all cases."""
-  from eval_lib import adaptive_plots
-
-  bars: dict[str, dict[str, Any]] = {}
-  for row in table:
-    bars.setdefault(row['candidate'], {})[_case(row)] = row['speedup']
-  panels = max(map(len, bars.values()))
-  bars = {name: one for name, one in bars.items() if len(one) == panels}
-  try:
-    adaptive_plots.plot_ablation(path, bars, title='Speed-up over the baseline')
-  except ImportError as error:
-    print(f'no picture: {error}')
-
-
-def _case(row: Mapping[str, Any]) -> str:
-  """Returns the labels of a row: its columns before the candidate."""
-  names = list(row)[: list(row).index('candidate')]
-  return ', '.join(f'{name} {row[name]}' for name in names)

@@ -29,6 +29,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Interval, Predicate
 
 from dataset_lib import fields
+from eval_lib import report
+from eval_lib.report import Rows
 from launch import command_line
 from launch.command_line import (
   checkpoint,
@@ -45,6 +47,7 @@ MODULES = {
   'eat_speed': 'launch.candidates_eat',
   'eat': 'launch.eat_report',
 }
+BUSY_LOAD = 0.5  # average number of running threads
 TOLERANCE = {'float32': 1e-4, 'bfloat16': 5e-2}  # of outputs of a group
 
 
@@ -220,10 +223,10 @@ def run(arguments: Any) -> int:
     return command_line.OK
   import jax
 
-  from eval_lib import benchmark, report
   from model_lib.errors import FieldError
 
-  print(benchmark.busy(), end='')
+  if (load := os.getloadavg()[0]) > BUSY_LOAD:
+    print(f'busy machine: load {load:.1f} before the start; compare nothing')
   constants = {'device': jax.devices()[0].device_kind, 'jax': jax.__version__}
   for name, value in settings.items():
     if isinstance(value, (int, float, str)) and value and name != 'out':
@@ -231,16 +234,63 @@ def run(arguments: Any) -> int:
   print(', '.join(f'{name} {value}' for name, value in constants.items()))
   try:
     for name, rows in family.tables(settings):
-      benchmark.show(rows, TOLERANCE[settings['dtype']])
+      show(rows, TOLERANCE[settings['dtype']])
       if arguments.out:
         path = pathlib.Path(arguments.out)
         path = path.with_stem(f'{path.stem}_{name}') if name else path
         report.write_csv(path, rows, constants)
-        benchmark.draw(path, rows)
+        draw(path, rows)
         print(f'written: {path}')
   except FieldError as error:
     command_line.fail(f'--{error}')
   return command_line.OK
+
+
+def show(table: Rows, tolerance: float) -> None:
+  """Prints a table for each case, empty columns left out.
+
+  Differences of outputs above `tolerance` within a group are reported.
+  """
+  for case in dict.fromkeys(map(_case, table)):
+    same = [row for row in table if _case(row) == case]
+    baselines = {row['baseline'] for row in same}
+    columns = list(dict.fromkeys(name for row in same for name in row))
+    shown = [
+      name
+      for name in columns[columns.index('candidate') :]
+      if any(row.get(name) is not None for row in same)
+      and (name != 'baseline' or len(baselines) > 1)
+    ]
+    cells = [report.readable(row, shown) for row in same]
+    title = f'{case}; baseline: {same[0]["baseline"]}'
+    report.print_table(title, cells, 'median [quartiles] of the rounds')
+    for row in same:
+      if not (row.get('difference') or 0.0) <= tolerance:
+        print(
+          f'WARNING: {row["candidate"]}: output {row["difference"]:.2g} from '
+          f'that of the same weights; expected at most {tolerance:.2g}'
+        )
+
+
+def draw(path: pathlib.Path, table: Rows) -> None:
+  """Draws the speed-ups of the candidates that were timed in all cases."""
+  from eval_lib import adaptive_plots
+
+  bars: dict[str, dict[str, Any]] = {}
+  for row in table:
+    bars.setdefault(row['candidate'], {})[_case(row)] = row['speedup']
+  panels = max(map(len, bars.values()))
+  bars = {name: one for name, one in bars.items() if len(one) == panels}
+  try:
+    adaptive_plots.plot_ablation(path, bars, title='Speed-up over the baseline')
+  except ImportError as error:
+    print(f'no picture: {error}')
+
+
+def _case(row: Mapping[str, Any]) -> str:
+  """Returns the labels of a row: its columns before the candidate."""
+  names = list(row)[: list(row).index('candidate')]
+  return ', '.join(f'{name} {row[name]}' for name in names)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -234,8 +234,8 @@ def guarantee(model: Model, given: Mapping[str, Any]) -> list[dict[str, Any]]:
       f'temperature was fitted to, got {last + 1} heads and {len(labels)} such '
       'rows; other rows are given as --split'
     )
-  same = {name: given[name] for name in ('epsilon', 'delta', 'draws')}
-  epsilon, delta, draws = same.values()
+  epsilon, delta, draws = (given[n] for n in ('epsilon', 'delta', 'draws'))
+  rows = len(labels)
   heads = predictions.probabilities(model.calibrated[:, model.judged])
   thresholds = risk.default_thresholds(model.classes)
   leaves = risk.confidence_exits(heads, thresholds)
@@ -246,11 +246,11 @@ def guarantee(model: Model, given: Mapping[str, Any]) -> list[dict[str, Any]]:
   result = []
   for name, loss in losses.items():
     limits = loss, thresholds, epsilon, delta
-    risks = risk.resampled_risk(*limits, rows=len(labels), draws=draws)
+    risks = risk.resampled_risk(*limits, rows=rows, draws=draws)
     found = risk.guaranteed_threshold(*limits)
     early = leaves[found.certified - 1] < last if found.certified else 0.0
-    row = {'loss': name, **same, 'rows': len(labels)}
-    row |= {'exceeded': float((risks > epsilon).mean())}
+    row = {'loss': name, 'epsilon': epsilon, 'delta': delta, 'rows': rows}
+    row |= {'draws': draws, 'exceeded': float((risks > epsilon).mean())}
     row |= {'worst': float(risks.max()), 'mean': float(risks.mean())}
     row |= {'threshold': found.threshold, 'early': float(np.mean(early))}
     result.append(row)

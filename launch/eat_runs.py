@@ -300,12 +300,9 @@ def measure(
     at = np.arange(len(found)), found
     chosen = model.logits[found, at[0]]
     answer = chosen.argmax(1) if model.classes > 1 else chosen[:, 0]
-    rows = {
-      'length': model.records['length'],
-      'answer': answer,
-      'label': labels,
-    }
+    rows = {'length': model.records['length']}
     rows |= {measure: table[at] for measure, table in model.cost.items()}
+    rows |= {'answer': answer, 'label': labels}
     title = name if value is None else f'{name}={value:g}'
     title = f'{prefix}/{title}' if prefix else title
     result[title] = Setting(title, model, rule, point, found, rows)

@@ -107,7 +107,7 @@ def _items(setting: Setting, rows: np.ndarray) -> list[dict[str, Any]]:
 def _candidate(
   setting: Setting, rows: np.ndarray, batch: int, engines: Mapping[int, Any]
 ) -> Candidate:
-  """Returns a setting: the next row in each call at batch 1, or all rows."""
+  """Returns a candidate that answers the next row, or all in full batches."""
   measures, (engine, policy) = setting.rows, engines[id(setting.model)]
   items = _items(setting, rows)
   turns = itertools.cycle(items)
