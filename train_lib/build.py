@@ -12,49 +12,26 @@ import ml_collections
 from dataset_lib import builder
 from dataset_lib.fields import ConfigLike
 from eval_lib import evaluator
-from train_lib import sharding
-from train_lib.optimizers import (
-  build_optimizer,
-  build_schedule,
-  check_trainable,
-)
+from train_lib import optimizers, sharding, train_step
 from train_lib.stages import Stage, build_stages
 from train_lib.task import Task, build_task, model_errors
-from train_lib.train_step import (
-  TrainState,
-  TrainSteps,
-  init_state,
-  make_train_step,
-)
+from train_lib.train_step import TrainState, TrainSteps
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-  """The parts of a run. Use it under `jax.set_mesh(mesh)`.
+  """The parts of a run. Use it under `jax.set_mesh(mesh)`."""
 
-  Attributes:
-    config: the resolved configuration, immutable.
-    dataset: the training data.
-    stages: laid end to end over the steps of the run.
-    tasks: by stage, the task with the model of that stage.
-    mesh: devices by (data, fsdp, tensor).
-    abstract: shapes, dtypes and shardings of the state.
-    init: returns a fresh state with these shardings.
-    frozen: arrays that the loss reads and never trains.
-    steps: train steps, compiled at their first use.
-    evaluators: by stage and name.
-  """
-
-  config: Any
+  config: Any  # the resolved configuration, immutable
   dataset: builder.Dataset
   stages: tuple[Stage, ...]
-  tasks: Mapping[str, Task]
+  tasks: Mapping[str, Task]  # by stage, with the model of that stage
   mesh: jax.sharding.Mesh
-  abstract: TrainState
-  init: Callable[[], TrainState]
-  frozen: Any
+  abstract: TrainState  # shapes, dtypes and shardings
+  init: Callable[[], TrainState]  # returns a fresh state
+  frozen: Any  # arrays that the loss reads and never trains
   steps: TrainSteps
-  evaluators: Mapping[str, Mapping[str, evaluator.Evaluator]]
+  evaluators: Mapping[str, Mapping[str, evaluator.Evaluator]]  # by stage, name
 
   @property
   def task(self) -> Task:
@@ -87,26 +64,26 @@ def build_setup(config: Any, workdir: str = '') -> Setup:
   config = ml_collections.FrozenConfigDict(config)
   dataset = build_dataset(config)
   stages = build_stages(config.stages, dataset.steps_per_epoch)
-  tasks = {
-    stage.name: build_task(config, dataset.info, stage.model)
-    for stage in stages
-  }
+  info = dataset.info
+  tasks = {one.name: build_task(config, info, one.model) for one in stages}
   first = tasks[stages[0].name]
-  schedule = build_schedule(config.optimizer, stages[-1].stop)
-  optimizer = build_optimizer(config.optimizer, schedule)
+  schedule = optimizers.build_schedule(config.optimizer, stages[-1].stop)
+  optimizer = optimizers.build_optimizer(config.optimizer, schedule)
 
   def initial():
-    return init_state(first, optimizer, config.seed, config.ema_decay)
+    seed, decay = config.seed, config.ema_decay
+    return train_step.init_state(first, optimizer, seed, decay)
 
   def make_step(stage):
+    parts = tasks[stage.name], optimizer, schedule
     options = config.num_micro, config.ema_decay, stage.trainable
-    return make_train_step(tasks[stage.name], optimizer, schedule, *options)
+    return train_step.make_train_step(*parts, *options)
 
   # Before devices are started. Some fields can only be checked with an input:
   # patches that do not divide the image, heads that do not divide the width.
   with model_errors(config.model):
     boxed = jax.eval_shape(initial)
-  check_trainable(stages, boxed.params)
+  optimizers.check_trainable(stages, boxed.params)
   mesh = sharding.make_mesh(config.mesh)
   sharding.check_batch_size(config, mesh)
   abstract = sharding.abstract(boxed, mesh)
@@ -149,14 +126,9 @@ def build_evaluators(
   config: Any,
   workdir: str,
 ) -> dict[str, evaluator.Evaluator]:
-  """Builds evaluators of a task, in training and for a checkpoint alone.
+  """Builds entries of `config.evals`, in training and for a checkpoint alone.
 
-  Args:
-    entries: of `config.evals`, by name.
-    task: its evaluation is jitted.
-    mesh: devices that batches are split over.
-    config: of the run.
-    workdir: directory of the files that evaluators write.
+  The evaluation of the task is jitted; evaluators write to the workdir.
   """
 
   def jitted(method):

@@ -8,7 +8,6 @@ best, and errors that are raised at the next call instead of one save late.
 import concurrent.futures
 import contextlib
 import math
-import os
 import pathlib
 import shutil
 import time
@@ -21,7 +20,7 @@ import orbax.checkpoint as ocp
 from train_lib import checkpoint_io as io
 from train_lib import strict_json
 from train_lib.checkpoint_io import CheckpointError
-from train_lib.run_directory import steps_in
+from train_lib.run_directory import Path, steps_in
 
 TEMPORARY = '.orbax-checkpoint-tmp'
 SET_ASIDE = 'set_aside'
@@ -30,21 +29,12 @@ SET_ASIDE = 'set_aside'
 class Checkpointer(contextlib.AbstractContextManager):
   """Saves and restores the state of one run; all processes call it alike.
 
-  Args:
-    directory: the folder of the checkpoints, one folder per step.
-    keep: number of newest checkpoints to keep. A run survives a damaged newest
-      checkpoint only with 2 or more.
-    best_metric: a name in `metrics`; the checkpoint with its best value is
-      kept too. Empty: none is.
-    best_mode: 'max' or 'min'.
+  It keeps the `keep` newest checkpoints, and the best by `best_metric` if that
+  is not empty. A run survives a damaged newest checkpoint only with 2 or more.
   """
 
   def __init__(
-    self,
-    directory: str | os.PathLike[str],
-    keep: int = 2,
-    best_metric: str = '',
-    best_mode: str = 'max',
+    self, directory: Path, keep: int = 2, best_metric='', best_mode='max'
   ):
     self.directory = pathlib.Path(directory).absolute()
     self.directory.mkdir(parents=True, exist_ok=True)
@@ -78,13 +68,8 @@ class Checkpointer(contextlib.AbstractContextManager):
     """Starts saving; the state may be donated as soon as this returns.
 
     Checkpoints of later steps than the restored one are first moved to
-    `set_aside/`.
-
-    Args:
-      step: of the state; it must grow from save to save.
-      state: a pytree of arrays.
-      extra: JSON values that are saved with it.
-      metrics: of this state; they decide which checkpoint is the best.
+    `set_aside/`. `extra` are JSON values, `metrics` decide which checkpoint is
+    the best. The step must grow from save to save.
 
     Raises:
       CheckpointError: this or the previous save failed. Its temporary files
@@ -183,11 +168,10 @@ class Checkpointer(contextlib.AbstractContextManager):
         shutil.rmtree(path, ignore_errors=True)
 
   def _set_later_aside(self) -> None:
-    if jax.process_index() == 0:
-      for step in steps_in(self.directory):
-        if step > self._restored:
-          folder = self.directory / SET_ASIDE
-          folder.mkdir(exist_ok=True)
-          path = self.directory / str(step)
-          path.rename(folder / f'{step}.{time.time_ns()}')
+    folder = self.directory / SET_ASIDE
+    for step in steps_in(self.directory):
+      if step > self._restored and jax.process_index() == 0:
+        folder.mkdir(exist_ok=True)
+        path = self.directory / str(step)
+        path.rename(folder / f'{step}.{time.time_ns()}')
     self._restored = math.inf

@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import pathlib
 import warnings
 import zlib
@@ -30,7 +29,7 @@ from flax import traverse_util
 from jax.experimental import multihost_utils
 
 from train_lib import strict_json
-from train_lib.run_directory import CHECKPOINTS, steps_in
+from train_lib.run_directory import CHECKPOINTS, Path, steps_in
 
 DESCRIPTION = 'checkpoint.json'
 MANIFEST = 'manifest.json'
@@ -58,18 +57,14 @@ class CheckpointWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-  """A complete checkpoint: its folder, and the content of `checkpoint.json`.
-
-  `best` has the `metric` and `mode` that decide which checkpoint is the best,
-  `arrays` dtype and shape by name.
-  """
+  """A complete checkpoint: its folder, and the content of `checkpoint.json`."""
 
   path: pathlib.Path
   step: int
   extra: dict[str, Any]
   metrics: Mapping[str, Any]
-  best: Mapping[str, str]
-  arrays: Mapping[str, Any]
+  best: Mapping[str, str]  # `metric` and `mode` of the best checkpoint
+  arrays: Mapping[str, Any]  # dtype and shape by name
 
   def read(self, prefix: str = '', abstract: Any = None) -> Any:
     """Reads the arrays whose name starts with a prefix.
@@ -97,16 +92,12 @@ class Saved:
     return self.read('ema_params/' if average and kept else 'params/', abstract)
 
 
-def find(
-  directory: str | os.PathLike[str], step: int | str | None = None
-) -> Saved:
+def find(directory: Path, step: int | str | None = None) -> Saved:
   """Returns the newest undamaged checkpoint, or the one that is asked for.
 
-  Warns with a line for each damaged file of newer steps; deletes nothing.
-
-  Args:
-    directory: the run's workdir, or its folder of checkpoints.
-    step: a step, 'best', or None for the newest.
+  Warns with a line for each damaged file of newer steps; deletes nothing. The
+  directory is a run's workdir or its folder of checkpoints, `step` a number,
+  'best', or None for the newest.
 
   Raises:
     CheckpointError: there is no such checkpoint.
@@ -218,7 +209,7 @@ def check_layout(
       f'{where} does not hold the arrays of this model:\n  '
       + shortened(lines)
       + '\nUse the configuration it was written with, or a warm start with '
-      'explicit renames.'
+      'warm_start.renames=("old->new",) or warm_start.skip=("regex",).'
     )
 
 
@@ -232,10 +223,8 @@ def shortened(lines: list[str]) -> str:
   return '\n  '.join(lines[:20] + rest)
 
 
-def read_arrays(
-  path: pathlib.Path, wanted: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Reads named arrays, each with the wanted sharding, into NumPy without."""
+def read_arrays(path: pathlib.Path, wanted: Mapping[str, Any]) -> Any:
+  """Reads arrays by name, each with the wanted sharding, into NumPy without."""
   if not wanted:
     return {}
   shapes, arguments = {}, {}

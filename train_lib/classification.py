@@ -32,8 +32,7 @@ class Classification(Task):
   `model` are the module's.
   """
 
-  # Class of the models that the task trains.
-  MODEL: ClassVar[type[nn.Module]] = nn.Module
+  MODEL: ClassVar[type[nn.Module]] = nn.Module  # that the task trains
 
   @dataclasses.dataclass(frozen=True)
   class Loss:
@@ -96,11 +95,7 @@ class Classification(Task):
   def extra_loss(self, out, batch, norm, knobs) -> tuple[Array, dict[str, Any]]:
     """Returns losses and metrics of an adaptive mechanism; none here.
 
-    Args:
-      out: the model's second output.
-      batch: the rows, for their mask.
-      norm: denominators over the whole batch.
-      knobs: traced scalars of the stage.
+    `out` is the model's second output; see `Task.loss` for the others.
     """
     return jnp.zeros(()), {}
 
@@ -165,24 +160,16 @@ class Classification(Task):
     return chain, ClassifierPolicy(chain, reader, self.label_names, lengths)
 
   def item_reader(self, length: int = 1) -> ItemReader:
-    """Returns the reader of the items of a service; see `serve_lib.items`.
-
-    Args:
-      length: the length bucket of every item.
-
-    Raises:
-      ConfigError: the inputs are neither images nor token ids.
-    """
+    """Returns the reader of items, images or token ids of one length bucket."""
     info = self.info
-    if info.input_key == 'image':
-      dataset = builder.validate(self.config['dataset'])
-      size = dataset['image_size']
-      # A data set without the field shows whole images.
-      options = image_ops.ImageOptions(
-        image_size=size, resize_small=dataset.get('resize_small', size)
-      )
-      prepare = functools.partial(image_ops.evaluation_image, options=options)
-      return images(info.input_shape, prepare, length)
-    if info.input_key != 'tokens':
+    if info.input_key == 'tokens':
+      return token_rows(info.input_shape[0], info.vocab_size, length)
+    if info.input_key != 'image':
       raise ConfigError('task', info.input_key, 'images, tokens or texts')
-    return token_rows(info.input_shape[0], info.vocab_size, length)
+    dataset = builder.validate(self.config['dataset'])
+    size = dataset['image_size']
+    # A data set without the field shows whole images.
+    resize = dataset.get('resize_small', size)
+    options = image_ops.ImageOptions(image_size=size, resize_small=resize)
+    prepare = functools.partial(image_ops.evaluation_image, options=options)
+    return images(info.input_shape, prepare, length)

@@ -31,7 +31,7 @@ def _is_pattern(text: str) -> bool:
 
 def _is_rename(text: str) -> bool:
   old, arrow, _ = text.partition('->')
-  return bool(arrow) and _is_pattern(old)
+  return bool(old and arrow) and _is_pattern(old)
 
 
 Steps = Annotated[int, Interval(ge=0, le=2**31 - 1)]

@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 import rich.console
-import rich.progress
 import rich.table
 from clu import parameter_overview
+from rich.progress import MofNCompleteColumn, Progress
 
 from train_lib.build import Setup
 from train_lib.run_directory import RunDirectory
@@ -40,7 +40,7 @@ class Console(contextlib.ExitStack):
     self._setup, self._run, self._total = setup, run, setup.total_steps
     self._primary = jax.process_index() == 0
     self._console = _new_console()
-    self._rows: dict[int, dict[str, float]] = {}
+    self._rows = collections.defaultdict[int, dict[str, float]](dict)
     # (time, step): the starts of the current and the overall speed.
     self._last = self._first = (time.monotonic(), start)
     self._waited = self.waited_in_all = 0.0
@@ -52,17 +52,12 @@ class Console(contextlib.ExitStack):
       directory = str(run.workdir / 'tensorboard')
       self._tensorboard = tensorboardX.SummaryWriter(directory)
       self.callback(self._tensorboard.close)
-    self._bar = rich.progress.Progress(
-      '[progress.description]{task.description}',
-      rich.progress.BarColumn(),
-      rich.progress.MofNCompleteColumn(),
-      rich.progress.TimeRemainingColumn(),
-      console=self._console,
-      disable=not (self._primary and self._console.is_terminal),
+    terminal = self._primary and self._console.is_terminal
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    self._bar = self.enter_context(
+      Progress(*columns, console=self._console, disable=not terminal)
     )
-    self._task = self._bar.add_task('training', total=self._total)
-    self._bar.update(self._task, completed=start)
-    self.enter_context(self._bar)
+    self._task = self._bar.add_task('training', True, self._total, start)
     self.callback(self.flush)
     self._trace = self.enter_context(contextlib.ExitStack())
     if self._primary:
@@ -123,23 +118,18 @@ class Console(contextlib.ExitStack):
     left = str(datetime.timedelta(0, int(eta))) if overall else '-'
     end = f'  waiting for data {100 * waiting:.1f} %  ETA {left}'
     self._line(step, shown, end)
-    self._row(step).update({f'train/{k}': v for k, v in metrics.items()})
-    times = {
-      'time/steps_per_second': speed,
-      'time/examples_per_second': examples,
-      'time/eta_seconds': eta,
-      'time/waiting_for_data': waiting,
-    }
-    self._points(step, times)
+    self._rows[step].update({f'train/{k}': v for k, v in metrics.items()})
+    times = dict(
+      steps_per_second=speed, examples_per_second=examples, eta_seconds=eta,
+      waiting_for_data=waiting,
+    )  # fmt: skip
+    self._points(step, {f'time/{k}': v for k, v in times.items()})
 
   def log_evaluation(self, step: int, measured: Mapping[str, float]) -> None:
     """Logs the metrics of evaluators."""
     if measured:
-      self._row(step).update(measured)
+      self._rows[step].update(measured)
       self._line(step, measured)
-
-  def _row(self, step: int) -> dict[str, float]:
-    return self._rows.setdefault(step, {})
 
   def _line(self, step: int, shown: Mapping[str, float], end: str = '') -> None:
     line = ''.join(f'  {name} {value:.4g}' for name, value in shown.items())
@@ -230,23 +220,21 @@ def parameter_counts(params: Mapping[str, Any]) -> dict[str, int]:
 def print_dry_run(setup: Setup) -> None:
   """Compiles all steps; prints all arrays, sizes, FLOPs and memory."""
   console = _new_console()
-  overview = parameter_overview.get_parameter_overview(
-    setup.abstract.params, include_stats=False
-  )
-  console.print(overview, markup=False)
+  params = setup.abstract.params
+  overview = parameter_overview.get_parameter_overview
+  console.print(overview(params, include_stats=False), markup=False)
   batch = _longest_batch(setup)
   print_start(console, setup, 0)
   for stage in setup.stages:
     compiled, _ = setup.steps.get(stage, batch)
-  memory = compiled.memory_analysis()
-  flops = (compiled.cost_analysis() or {}).get('flops', 0)
+  memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
+  state, temporary = memory.argument_size_in_bytes, memory.temp_size_in_bytes
   rows = {
-    'memory per device: state and batch': memory.argument_size_in_bytes,
-    'memory per device: temporary': memory.temp_size_in_bytes,
+    'memory per device: state and batch': f'{state / 2**20:,.1f} MiB',
+    'memory per device: temporary': f'{temporary / 2**20:,.1f} MiB',
+    'step FLOPs per device, compiler': f'{cost.get("flops", 0):.3g}',
   }
-  table = {name: f'{size / 2**20:,.1f} MiB' for name, size in rows.items()}
-  table['step FLOPs per device, compiler'] = f'{flops:.3g}'
-  console.print(_table(table))
+  console.print(_table(rows))
   console.print('dry run: everything was built and compiled; nothing written')
 
 

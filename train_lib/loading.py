@@ -13,7 +13,7 @@ from dataset_lib.source import DatasetInfo
 from serve_lib.chain import Loaded, ServedRun
 from train_lib import checkpoint_io, sharding, strict_json
 from train_lib.checkpoint_io import Saved
-from train_lib.run_directory import CONFIG, DATASET_INFO, TOKENIZER
+from train_lib.run_directory import CONFIG, DATASET_INFO, TOKENIZER, Path
 from train_lib.task import Task, build_task
 
 
@@ -26,7 +26,7 @@ class Trained(NamedTuple):
 
 
 def load_config(
-  workdir: str | os.PathLike[str], key: str = '--workdir'
+  workdir: Path, key: str = '--workdir'
 ) -> ml_collections.ConfigDict:
   """Returns the configuration of a run, which needs its directory alone.
 
@@ -55,7 +55,7 @@ def load_config(
   return config
 
 
-def load_info(workdir: str | os.PathLike[str]) -> DatasetInfo:
+def load_info(workdir: Path) -> DatasetInfo:
   """Returns the shapes and classes of the training data of a run.
 
   Raises `InvalidDataError` if the file is missing or damaged.
@@ -77,27 +77,22 @@ def _with_tuples(value: Any) -> Any:
 
 
 def load_task(
-  workdir: str | os.PathLike[str],
-  config: Any,
-  step: int | str | None = None,
+  workdir: Path, config: Any, step: int | str | None = None
 ) -> Task:
   """Returns the task of a checkpoint without its variables; see `restore`."""
   return _open(workdir, config, step)[1]
 
 
 def restore(
-  workdir: str | os.PathLike[str],
+  workdir: Path,
   config: Any,
   step: int | str | None = None,
   mesh: jax.sharding.Mesh | None = None,
 ) -> Trained:
   """Restores a checkpoint: the average of the parameters if the run kept one.
 
-  Args:
-    workdir: directory of the run.
-    config: of the run; see `load_config`.
-    step: a step, 'best', or None for the newest good one.
-    mesh: devices to split the parameters over; None for the first device.
+  `step` is a number, 'best', or None for the newest good one. Parameters are
+  split over the `mesh`, or put on the first device.
 
   Raises:
     CheckpointError: there is no such good checkpoint.
@@ -122,7 +117,7 @@ def _variables(saved: Saved, task: Task, mesh: Any) -> dict[str, Any]:
 
 
 def serve(
-  workdir: str | os.PathLike[str],
+  workdir: Path,
   *,
   step: int | str | None = None,
   lengths: Sequence[int] | None = None,
@@ -138,8 +133,7 @@ def serve(
       tokens of AdaTape; None for those of the training data or the model.
     options: of the model's family, as {'tau': 0.8}; see `eat.policy.Options`
       and `albert_act.serving.Options`.
-    on_drift: called when drift begins or ends; see
-      `serve_lib.drift.DriftCheck`.
+    on_drift: called when drift begins or ends.
 
   Raises:
     ConfigError: the directory has no run, or one that is not served, or an

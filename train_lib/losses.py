@@ -24,13 +24,9 @@ def adaptive_loss(
   The ponder loss of Graves (2016), equation (14), of the Universal Transformer
   and of ALBERT with halting, and the tape loss of AdaTape (Algorithm 2).
 
-  Args:
-    name: of the weight, a field of `config.loss` that a knob may override.
-    cost: per row, or per input of a row.
-    mask: 1 where a cost counts; it broadcasts to `cost`.
-    denominator: over the whole batch, so that micro-batches add exactly.
-    config: of the run.
-    knobs: of the stage.
+  `name` is the weight's in `config.loss`, which a knob may override. Costs are
+  per row, or per input of a row; the denominator is over the whole batch, so
+  that micro-batches add exactly.
   """
   weight = knobs.get(name, config['loss'][name])
   return weight * (cost * mask).sum() / denominator

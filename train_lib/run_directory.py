@@ -36,6 +36,7 @@ HARMLESS = re.compile(
   r'log_every|tensorboard|num_micro|max_nonfinite_steps|'
   r'(loader|checkpoint|evals|mesh|profile)\..*'
 )
+Path = str | os.PathLike[str]
 # A lock of another host counts as held while its run wrote something within
 # this time: some file systems do not lock across hosts.
 FOREIGN_LOCK_SECONDS = 120.0
@@ -52,11 +53,8 @@ class ConfigChangedError(ValueError):
 class RunDirectory:
   """A context in which a run owns its directory.
 
-  Args:
-    workdir: it is created.
-    config: the resolved configuration, written to `config.json`; it must not
-      differ from the saved one if the directory has checkpoints.
-    primary: False in all processes of a run but one; they write nothing.
+  The configuration is written to `config.json`; it must not differ from the
+  saved one if the directory has checkpoints. Only one process is `primary`.
 
   Raises (on entering):
     RunLockedError, ConfigChangedError: see there.
@@ -64,10 +62,7 @@ class RunDirectory:
   """
 
   def __init__(
-    self,
-    workdir: str | os.PathLike[str],
-    config: Mapping[str, Any],
-    primary: bool = True,
+    self, workdir: Path, config: Mapping[str, Any], primary: bool = True
   ):
     self.workdir = pathlib.Path(workdir).absolute()
     self._config, self._primary = config, primary
@@ -166,11 +161,11 @@ class RunDirectory:
     if steps_in(self.workdir / CHECKPOINTS) and path.exists():
       changed = changes(strict_json.read_object(path), self._config)
       if changed:
+        lines = '\n  '.join(changed)
         raise ConfigChangedError(
           f'{self.workdir} has checkpoints of a run with another '
-          'configuration:\n  ' + '\n  '.join(changed) + '\nUse the saved '
-          f'values, use another workdir, or edit {path} to resume with the '
-          'new ones deliberately.'
+          f'configuration:\n  {lines}\nUse the saved values, use another '
+          f'workdir, or edit {path} to resume with the new ones deliberately.'
         )
     self.write(CONFIG, self._config)
 
@@ -195,12 +190,11 @@ def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 
   Lines are like 'optimizer.lr: saved 0.1, given 0.2'.
   """
-  before, after = _flat(saved), _flat(given)
-  absent = 'nothing'
+  old, new = _flat(saved), _flat(given)
   return [
-    f'{key}: saved {before.get(key, absent)}, given {after.get(key, absent)}'
-    for key in sorted(before.keys() | after.keys())
-    if before.get(key) != after.get(key) and not HARMLESS.fullmatch(key)
+    f'{k}: saved {old.get(k, "nothing")}, given {new.get(k, "nothing")}'
+    for k in sorted(old.keys() | new.keys())
+    if old.get(k) != new.get(k) and not HARMLESS.fullmatch(k)
   ]
 
 

@@ -25,10 +25,7 @@ RULES: tuple[tuple[str, Any], ...] = (
   ('mlp', 'tensor'),
   ('heads', 'tensor'),
   ('classes', 'tensor'),
-  ('kv', None),
-  ('length', None),
-  ('bank', None),
-  ('patch', None),
+  *((name, None) for name in ('kv', 'length', 'bank', 'patch')),
 )
 BATCH = PartitionSpec(('data', 'fsdp'))
 

@@ -32,21 +32,15 @@ _SET_BY_TASK = ('num_classes', 'dtype')
 
 
 class Task(abc.ABC):
-  """A model with its losses and metrics.
+  """A model with its losses and metrics: `config`, `info` and `model`."""
 
-  Attributes:
-    config: the resolved configuration (read-only), or any mapping like it.
-    info: input shape, classes and sizes of the data set.
-    model: the Flax Linen module that is trained.
-  """
+  # Names of the knobs that `loss` reads; a stage may schedule no others.
+  KNOBS: ClassVar[tuple[str, ...]] = ()
 
   def __init__(self, config: Config, info: DatasetInfo):
     self.config = config
     self.info = info
     self.model = self.build_model()
-
-  # Names of the knobs that `loss` reads; a stage may schedule no others.
-  KNOBS: ClassVar[tuple[str, ...]] = ()
 
   @dataclasses.dataclass(frozen=True)
   class Loss:
@@ -54,14 +48,10 @@ class Task(abc.ABC):
 
   @classmethod
   def validate_config(cls, config: dict[str, Any]) -> None:
-    """Checks `loss` and `model` and adds their defaults, in place.
+    """Checks `loss` and `model`, and adds their defaults in place.
 
-    Runs once, before any data is read and any device is touched, and again
-    for the `model` of each stage. Also fills in fields read from a
-    checkpoint that the configuration names.
-
-    Raises:
-      ConfigError: a field has an illegal value.
+    Runs before any data is read and any device is touched, and again for the
+    `model` of each stage. Also fills in fields of a checkpoint that is named.
     """
     config['loss'] = fields.check(cls.Loss, config['loss'], 'loss')
 
@@ -92,20 +82,18 @@ class Task(abc.ABC):
     row_keys: Key[Array, ' B'],
     knobs: Mapping[str, Float[Array, '']],
   ) -> tuple[Float[Array, ''], tuple[Metrics, Tree]]:
-    """Returns the share of the loss of these rows, and metrics.
+    """Returns (loss, (metrics, model_state)) of a micro-batch.
+
+    The losses of micro-batches add up to the loss of the step; metrics merge.
 
     Args:
       params: trained parameters, float32.
       model_state: state that the model carries between steps; may be empty.
       frozen: the result of `init_frozen`.
-      batch: a micro-batch: some rows of the step's batch.
+      batch: some rows of the step's batch.
       norm: the result of `normalizers` on the whole batch.
-      row_keys: one key per row; all noise of the row comes from its key.
+      row_keys: all noise of a row comes from its key.
       knobs: traced scalars from the stage's schedules.
-
-    Returns:
-      (loss, (metrics, model_state)); losses of micro-batches add up to the
-      loss of the step, metrics merge.
     """
 
   @abc.abstractmethod
@@ -115,10 +103,9 @@ class Task(abc.ABC):
   def outputs(
     self, params: Tree, model_state: Tree, batch: Batch
   ) -> dict[str, Shaped[Array, 'B ...']]:
-    """Returns the model's outputs of each row, for metrics of all rows.
+    """Returns the outputs of each row, such as `'logits'` `[B, E, O]`.
 
-    `'logits'` is `[B, E, O]` with the heads of the model in order; the last
-    one is its answer.
+    The last of the E heads is the model's answer.
     """
     raise NotImplementedError(f'{type(self).__name__} has no outputs of rows')
 
@@ -142,20 +129,18 @@ class Task(abc.ABC):
 
     Args:
       variables: `{'params': ..., 'model_state': ...}`, on one device.
-      options: of the model's family.
+      options: of the model's family; see `check_options`.
       run: directory of the run, wanted length buckets, drift callback.
-
-    Raises:
-      ConfigError: the task is not served, or an option is illegal.
     """
     return self.check_options(options, run)
 
   def check_options(
     self, options: Mapping[str, Any], run: ServedRun = NO_RUN
   ) -> Any:
-    """Returns what `serve` takes from its options; raises `ConfigError`.
+    """Returns what `serve` needs of its options, before parameters are read.
 
-    It is called before the parameters are read.
+    Raises:
+      ConfigError: the task is not served, or an option is illegal.
     """
     raise ConfigError(
       'task',
@@ -168,10 +153,7 @@ class Task(abc.ABC):
     """Writes files that serving needs, such as a tokenizer."""
 
   def flops(self) -> float:
-    """Returns FLOPs of one example's forward pass (2 per multiply-add).
-
-    NaN for a model without the method `flops`.
-    """
+    """Returns FLOPs of a forward pass (2 per multiply-add), NaN if unknown."""
     formula = getattr(self.model, 'flops', None)
     return formula(self.info.input_shape) if formula else math.nan
 
@@ -193,11 +175,7 @@ def with_model(config: Config, changes: Config) -> dict[str, Any]:
 def complete_model(
   model: Mapping[str, Any], kind: type[nn.Module] = nn.Module
 ) -> dict[str, Any]:
-  """Returns `config.model` with all fields of the module.
-
-  Args:
-    model: `name` and fields of the module.
-    kind: class that the module must have.
+  """Returns `config.model` with all fields of its module, a `kind`.
 
   Raises:
     ConfigError: there is no such module, or it rejects a field.

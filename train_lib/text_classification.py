@@ -31,12 +31,9 @@ _INIT_LENGTH = 8
 
 @dataclasses.dataclass(frozen=True)
 class TextOptions:
-  """Options of serving a model of texts without exits.
+  """Options of serving a model of texts without exits."""
 
-  Attributes:
-    max_characters: of one text; a longer one is an error and not truncated.
-  """
-
+  # Of one text; a longer one is an error and not truncated.
   max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = MAX_CHARACTERS
 
 
@@ -47,8 +44,7 @@ class TextClassification(Classification):
   the fields that it determines are those of its model unless they are given.
   """
 
-  # Options of serving.
-  OPTIONS: ClassVar[Any] = TextOptions
+  OPTIONS: ClassVar[Any] = TextOptions  # of serving
   # Variants, and defaults of the fields that a checkpoint determines.
   SIZES: ClassVar[sizes.Sizes] = sizes.BERT
 
@@ -132,10 +128,7 @@ class TextClassification(Classification):
     return self.OPTIONS(**given), self.served_lengths(run.lengths)
 
   def served_lengths(self, lengths: Sequence[int] | None) -> tuple[int, ...]:
-    """Returns the length buckets of a service, in tokens, ascending.
-
-    Args:
-      lengths: wanted buckets; None for those of the training data.
+    """Returns length buckets, ascending: the wanted ones, or those of the data.
 
     Raises:
       ConfigError: one is longer than the rows that the model was trained on,
@@ -144,10 +137,8 @@ class TextClassification(Classification):
     longest = self.info.input_shape[0]
     if lengths is None:
       return self.info.length_buckets or (longest,)
-    buckets = tuple(sorted({*lengths}))
-    if not (
-      buckets and buckets[0] >= 1 and MIN_LENGTH <= buckets[-1] <= longest
-    ):
+    buckets = sorted({*lengths}) or [0]
+    if buckets[0] < 1 or not MIN_LENGTH <= buckets[-1] <= longest:
       raise ConfigError(
         'lengths',
         tuple(lengths),
@@ -155,27 +146,19 @@ class TextClassification(Classification):
         f'was trained on (dataset.max_length), and the longest at least '
         f'{MIN_LENGTH}',
       )
-    return buckets
+    return tuple(buckets)
 
   def text_reader(self, max_length: int, max_characters: int) -> TextReader:
     """Returns the reader of texts; of token ids if there is no tokenizer."""
     dataset = self.config['dataset']
     path = dataset.get('tokenizer', '')
-    return TextReader(
-      tokenizer.load(path) if path else None,
-      max_length,
-      max_characters,
-      num_texts(dataset),
-      self.model.vocab_size,
-    )
+    words = tokenizer.load(path) if path else None
+    limits = max_length, max_characters
+    return TextReader(words, *limits, num_texts(dataset), self.model.vocab_size)
 
 
 def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
-  """Reads the fields of `model` that a checkpoint determines.
-
-  Args:
-    directory: of a Hugging Face model or of a run.
-    names: the fields.
+  """Reads the named fields of the model of Hugging Face or of a run.
 
   Raises:
     ConfigError: the directory is neither, or has an unsupported option.

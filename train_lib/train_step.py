@@ -73,15 +73,16 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
   """Builds `train_step(state, frozen, batch, knobs) -> (state, metrics)`.
 
-  It is pure, and to be jitted with the state donated.
+  It is pure, and to be jitted with the state donated. Parameters change whose
+  name has a match of `trainable`.
 
   Args:
     task: the model and its loss.
-    optimizer: includes the learning rate, `schedule`, which is logged.
-    schedule: of the learning rate.
+    optimizer: includes the learning rate.
+    schedule: the learning rate, to be logged.
     num_micro: micro-batches per step; it must divide the rows of a batch.
     ema_decay: decay of the parameter average, 0 for none.
-    trainable: regular expression of the parameters that change.
+    trainable: regular expression.
   """
 
   def train_step(state, frozen, batch, knobs):
@@ -97,7 +98,11 @@ def make_train_step(
       params=params,
       model_state=model_state,
       opt_state=opt_state,
-      ema_params=_ema(state.ema_params, params, ema_decay),
+      ema_params=jax.tree.map(
+        lambda old, new: ema_decay * old + (1 - ema_decay) * new,
+        state.ema_params,
+        None if state.ema_params is None else params,
+      ),
       nonfinite=jnp.zeros((), jnp.int32),
     )
     skipped = state.replace(nonfinite=state.nonfinite + 1)
@@ -165,14 +170,6 @@ def split_rows(tree: Any, num_micro: int) -> Any:
 def _zero_unless(mask: Any, tree: Any) -> Any:
   return jax.tree.map(
     lambda keep, leaf: leaf if keep else jnp.zeros_like(leaf), mask, tree
-  )
-
-
-def _ema(average: Any, params: Any, decay: float) -> Any:
-  if average is None:
-    return None
-  return jax.tree.map(
-    lambda old, new: decay * old + (1 - decay) * new, average, params
   )
 
 

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -24,7 +23,7 @@ from train_lib.run_directory import (
   steps_in,
 )
 from train_lib.stages import Stage
-from train_lib.train_step import NonFiniteError, first_culprit
+from train_lib.train_step import NonFiniteError, TrainState, first_culprit
 from train_lib.warm_start import start_from
 
 # Metrics are read this many steps late: reading them at once would make the
@@ -54,73 +53,65 @@ def train(
     Preempted: asked to stop; the current step is saved.
   """
   started = started or time.time()
-  with contextlib.ExitStack() as stack:
-    # Nothing is written before everything is built.
-    setup = build_setup(config, workdir)
-    stack.enter_context(jax.set_mesh(setup.mesh))
-    checkpoints = pathlib.Path(workdir, CHECKPOINTS).absolute()
+  # Nothing is written before everything is built.
+  setup = build_setup(config, workdir)
+  with jax.set_mesh(setup.mesh), _Loop(setup, started) as loop:
+    checkpoints = pathlib.Path(workdir, CHECKPOINTS)
     state: Any = None
     if dry_run or not steps_in(checkpoints):
       state = start_from(setup.init(), setup.config.warm_start)
     if dry_run:
       print_dry_run(setup)
       return {}
-    primary = jax.process_index() == 0
-    run = stack.enter_context(
-      RunDirectory(workdir, setup.config.to_dict(), primary)
-    )
-    run.write(DATASET_INFO, dataclasses.asdict(setup.dataset.info))
-    if primary:
-      setup.task.save_assets(run.workdir)
-    guard = stack.enter_context(PreemptionGuard())
-    kept = setup.config.checkpoint
-    checkpointer = stack.enter_context(
-      Checkpointer(checkpoints, kept.keep, kept.best_metric, kept.best_mode)
-    )
-    before: dict[str, Any] = {'results': {}, 'seconds': 0.0}
-    restored = checkpointer.restore(setup.abstract)
-    if restored is not None:
-      state, saved = restored
-      before = saved.extra
-    start = int(state.step)
-    run.truncate_log(start)
-    batches: Any = setup.dataset.batches(start_step=start)
-    stack.enter_context(contextlib.closing(batches))
-    console = stack.enter_context(Console(setup, run, start))
-    loop = _Loop(
-      setup, run, guard, checkpointer, batches, console, started, before, start
-    )
+    state = loop.begin(workdir, checkpoints, state)
     for stage in setup.stages:
       while loop.done < stage.stop:
         state = loop.step(stage, state)
     return loop.finish()
 
 
-@dataclasses.dataclass
-class _Loop:
-  """A running loop.
+class _Loop(contextlib.ExitStack):
+  """A running loop; its parts are closed in reverse order."""
 
-  Attributes:
-    before: results and seconds of earlier processes of this run.
-    done: number of finished steps.
-    pending: steps whose metrics are unread: (step, stage, metrics, batch).
-  """
-
-  setup: Setup
-  run: RunDirectory
-  guard: PreemptionGuard
-  checkpointer: Checkpointer
-  batches: Iterator[Any]
-  console: Console
-  started: float
-  before: dict[str, Any]
-  done: int
-
-  def __post_init__(self):
-    self.config, self.start = self.setup.config, self.done
-    self.results: dict[str, float] = dict(self.before['results'])
-    self.first_step_seconds: float | None = None
+  def __init__(self, setup: Setup, started: float):
+    super().__init__()
+    self.setup, self.config, self.started = setup, setup.config, started
+    # Steps whose metrics are unread: (step, stage, metrics, batch).
     self.pending: collections.deque[Any] = collections.deque()
+    self.first_step_seconds: float | None = None
+    self.results: dict[str, float] = {}
+    self.seconds_before = 0.0  # of earlier processes of this run
+
+  def begin(
+    self, workdir: str, checkpoints: pathlib.Path, state: Any
+  ) -> TrainState:
+    """Locks the directory, opens everything, returns the state to start from.
+
+    `state` is a fresh one, None if there are checkpoints.
+    """
+    setup, kept = self.setup, self.config.checkpoint
+    primary = jax.process_index() == 0
+    self.run = self.enter_context(
+      RunDirectory(workdir, self.config.to_dict(), primary)
+    )
+    self.run.write(DATASET_INFO, dataclasses.asdict(setup.dataset.info))
+    if primary:
+      setup.task.save_assets(self.run.workdir)
+    self.guard = self.enter_context(PreemptionGuard())
+    self.checkpointer = self.enter_context(
+      Checkpointer(checkpoints, kept.keep, kept.best_metric, kept.best_mode)
+    )
+    restored = self.checkpointer.restore(setup.abstract)
+    if restored is not None:
+      state, saved = restored
+      self.results = dict(saved.extra['results'])
+      self.seconds_before = saved.extra['seconds']
+    self.start = self.done = int(state.step)  # number of finished steps
+    self.run.truncate_log(self.start)
+    batches: Any = setup.dataset.batches(start_step=self.start)
+    self.batches = self.enter_context(contextlib.closing(batches))
+    self.console = self.enter_context(Console(setup, self.run, self.start))
+    return state
 
   def step(self, stage: Stage, state: Any) -> Any:
     """Runs one step and everything due after it, in this order."""
@@ -218,7 +209,7 @@ class _Loop:
       self.console.warn(error)
 
   def _seconds(self) -> float:
-    return self.before['seconds'] + time.time() - self.started
+    return self.seconds_before + time.time() - self.started
 
   def finish(self) -> dict[str, Any]:
     """Writes the result; `seconds` counts all processes of the run."""
@@ -231,7 +222,7 @@ class _Loop:
     result |= {
       'steps': self.done,
       'steps_this_process': steps,
-      'seconds': self._seconds() if steps else self.before['seconds'],
+      'seconds': self._seconds() if steps else self.seconds_before,
       'seconds_to_first_step': self.first_step_seconds,
       'share_waiting_for_data': self.console.waited_in_all / elapsed,
     }

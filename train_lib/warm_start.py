@@ -6,7 +6,6 @@ checkpoint must be used; exceptions are explicit. Names are paths such as
 in half or double precision, which is logged.
 """
 
-import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 from dataset_lib.errors import ConfigError
 from model_lib import convert
 from train_lib import checkpoint_io as io
+from train_lib.run_directory import Path
 
 
 def start_from(state: Any, config: Any) -> Any:
@@ -40,7 +40,7 @@ def start_from(state: Any, config: Any) -> Any:
 
 def warm_start(
   params: Any,
-  directory: str | os.PathLike[str],
+  directory: Path,
   renames: Sequence[str] = (),
   skip: Sequence[str] = (),
 ) -> Any:
@@ -59,9 +59,9 @@ def warm_start(
       `^head/` skips the head of another task.
 
   Raises:
-    ValueError: a rename is malformed, a rename or a skip matches nothing,
-      parameters are left over on either side or differ in shape or dtype,
-      all of which are listed; or a Hugging Face directory is unusable.
+    ValueError: a rename or a skip matches nothing, parameters are left over on
+      either side or differ in shape or dtype, all of which are listed; or a
+      Hugging Face directory is unusable.
   """
   if convert.is_checkpoint(directory):
     heads = 'pretraining' if 'predictions' in params else 'classifier'
@@ -85,13 +85,7 @@ def warm_start(
     )
   found = {n: leaf for n, leaf in found.items() if n not in skipped}
   wanted = {n: leaf for n, leaf in fresh.items() if n not in skipped}
-  try:
-    io.check_layout(directory, io.layout(found), io.layout(wanted))
-  except io.CheckpointMismatchError as error:
-    raise ValueError(
-      f'warm_start: {error}\nRename with warm_start.renames=("old->new",), or '
-      'keep fresh values with warm_start.skip=("regex",).'
-    ) from None
+  io.check_layout(directory, io.layout(found), io.layout(wanted))
   for name, leaf in wanted.items():
     fresh[name] = jax.device_put(found[name], leaf.sharding)
   return jax.tree.unflatten(jax.tree.structure(params), list(fresh.values()))
@@ -99,9 +93,7 @@ def warm_start(
 
 def _renamed(found: dict[str, Any], rename: str) -> tuple[dict[str, Any], int]:
   """Applies a rename to all names; returns the number of matches, too."""
-  old, arrow, new = rename.partition('->')
-  if not arrow or not old:
-    raise ValueError(f"warm_start.renames: expected 'old->new', got {rename!r}")
+  old, _, new = rename.partition('->')
   renamed: dict[str, Any] = {}
   total = 0
   for name, leaf in found.items():

@@ -67,6 +67,7 @@ CASES = [
    ['stages.stage1.knobs', 'tape_weight']),
   ([PARITY, '--config.warm_start.skip=(,'], ['warm_start.skip', 'tuple']),
   ([PARITY, '--config.warm_start.renames=a'], ["'old->new'"]),
+  ([PARITY, '--config.warm_start.renames=->a'], ["'old->new'"]),
   ([PARITY, '--config.warm_start.workdir=/nowhere'], ['warm_start.workdir']),
   ([PARITY, '--coordinator=host:1'], ['--distributed']),
   ([PARITY, '--num_processes=2'], ['--distributed']),
