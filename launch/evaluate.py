@@ -81,7 +81,7 @@ def _evaluate(
 
   mesh = sharding.make_mesh(config.mesh)
   sharding.check_batch_size(config, mesh)
-  every = steps_in(pathlib.Path(workdir) / CHECKPOINTS)
+  every: list[Any] = steps_in(pathlib.Path(workdir) / CHECKPOINTS)
   entries = {name: config.evals[name] for name in names}
   rows = []
   with jax.set_mesh(mesh):

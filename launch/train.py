@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from dataset_lib.errors import ConfigError
 from launch import command_line, config_flags
@@ -84,7 +85,9 @@ def _join(arguments) -> None:
   import jax
 
   # A process that died ends the others in 30 s and not 300.
-  timeouts = dict(heartbeat_timeout_seconds=20, shutdown_timeout_seconds=20)
+  timeouts: Any = dict(
+    heartbeat_timeout_seconds=20, shutdown_timeout_seconds=20
+  )
   try:
     jax.distributed.initialize(*_peers(arguments), **timeouts)
   except ValueError as error:
