@@ -29,20 +29,6 @@ SMALL = (
   '--config.evals.test.every_steps=20',
   '--config.dataset.test_examples=32',
 )
-DIGITS = (
-  '--config=configs/adatape/digits.py',
-  '--config.batch_size=32',
-  '--config.stages.stage1.steps=6',
-  '--config.stages.stage1.epochs=0',
-  '--config.model.width=16',
-  '--config.model.mlp_dim=32',
-  '--config.model.depth=2',
-  '--config.model.query_dim=8',
-  '--config.model.query_noise=0.1',
-  '--config.model.bank_drop=0.3',
-  '--config.log_every=1',
-  '--config.tensorboard=false',
-)
 EVERY_7 = '--config.checkpoint.every_steps=7'
 NEVER = '--config.checkpoint.every_steps=0'
 CUBE = (
@@ -55,7 +41,7 @@ def in_the_checkout(repository, monkeypatch):
   monkeypatch.chdir(repository)
 
 
-def start(workdir, *extra, devices=1, base=SMALL):
+def start(workdir, *extra, devices=1):
   # Compiled quickly, as the tests themselves (see conftest.py): small steps run
   # in less time than they take to compile.
   flags = (
@@ -63,7 +49,7 @@ def start(workdir, *extra, devices=1, base=SMALL):
     '--xla_backend_optimization_level=0'
   )
   return subprocess.Popen(
-    [sys.executable, '-m', 'launch.train', *base, f'--workdir={workdir}',
+    [sys.executable, '-m', 'launch.train', *SMALL, f'--workdir={workdir}',
      *extra],
     env=os.environ | {'XLA_FLAGS': flags}, stdout=subprocess.DEVNULL,
     stderr=subprocess.PIPE, text=True,
@@ -116,8 +102,11 @@ def rows(workdir):
   return [json.loads(line) for line in text.splitlines()]
 
 
-def losses(workdir, name='train/loss'):
-  return [row[name] for row in rows(workdir)]
+def assert_same_losses(workdir, other):
+  for name in ('train/loss', 'train/tape_length_mean'):
+    losses = [[row[name] for row in rows(w)] for w in (workdir, other)]
+    assert len(losses[0]) == STEPS
+    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def result(workdir):
@@ -198,26 +187,13 @@ def test_devices_and_accumulation_give_the_same_losses(
   uninterrupted, tmp_path, devices, num_micro, extra
 ):
   run(tmp_path, f'--config.num_micro={num_micro}', *extra, devices=devices)
-  np.testing.assert_allclose(losses(uninterrupted), losses(tmp_path), rtol=1e-5)
-
-
-@pytest.mark.nightly
-def test_noise_of_a_learnable_bank_does_not_depend_on_the_devices(tmp_path):
-  one, eight = tmp_path / 'one', tmp_path / 'eight'
-  run(one, base=DIGITS)
-  run(eight, '--config.num_micro=4', devices=8, base=DIGITS)
-  assert len(losses(one)) == 6
-  np.testing.assert_allclose(losses(one), losses(eight), rtol=1e-5)
+  assert_same_losses(uninterrupted, tmp_path)
 
 
 @pytest.mark.slow
 def test_two_processes_equal_one(uninterrupted, tmp_path):
   finish(*start_two(tmp_path))
-  assert [row['step'] for row in rows(tmp_path)] == list(range(1, STEPS + 1))
-  for name in ('train/loss', 'train/tape_length_mean'):
-    np.testing.assert_allclose(
-      losses(uninterrupted, name), losses(tmp_path, name), rtol=1e-5
-    )
+  assert_same_losses(uninterrupted, tmp_path)
   assert sum('test/accuracy' in row for row in rows(tmp_path)) == 3
 
 
