@@ -60,14 +60,13 @@ class SequenceTask(Classification):
     variables = self.model.init(rng, inputs)
     return variables['params'], {}
 
-  def apply(self, params, model_state, batch, row_keys=None):
+  def arguments(self, batch):
+    """Returns the inputs and which of them are no padding."""
+    return self.inputs(batch), batch['valid']
+
+  def apply(self, params, model_state, batch, row_keys=None, **options):
     """Runs the model; returns (logits `[B, T, G, K]`, out)."""
-    logits, out = self.model.apply(
-      {'params': params, **model_state},
-      self.inputs(batch),
-      batch['valid'],
-      row_keys=row_keys,
-    )
+    logits, out = super().apply(params, model_state, batch, row_keys, **options)
     if logits.shape[:-1] != batch['targets'].shape:
       raise ConfigError(
         'model.num_targets',
