@@ -142,7 +142,6 @@ def _type(
 _Positive, _Count = Annotated[int, Ge(1)], Annotated[int, Ge(0)]
 _Sizes = Annotated[tuple[_Positive, ...], MinLen(1)]
 _Percent = Annotated[int, Interval(ge=0, le=100)]
-_SIZES = 'list of positive integers such as 1,16'
 _STEPS = {'latest': None, 'best': 'best'}
 
 positive = _type('positive integer', _Positive)
@@ -150,8 +149,7 @@ count = _type('integer of 0 or more', _Count)
 seconds = _type(
   'positive number of seconds', Annotated[float, Interval(gt=0, lt=1e9)]
 )
-sizes = _type(_SIZES, _Sizes)
-sizes_or_none = _type(f"{_SIZES}, or 'none'", _Sizes, {'none': ()})
+sizes = _type('list of positive integers such as 1,16', _Sizes)
 percents = _type(
   'list of integers from 0 to 100 such as 0,80',
   Annotated[tuple[_Percent, ...], MinLen(1)],
