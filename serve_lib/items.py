@@ -116,7 +116,7 @@ def _token_ids(value: Any, vocab_size: int) -> Int[np.ndarray, ' T']:
     array = np.asarray(value)
     if array.ndim != 1 or not array.size or array.dtype.kind not in 'iu':
       raise ValueError(f'shape {array.shape} and dtype {array.dtype}')
-    if array.min() < 0 or array.max() >= (vocab_size or np.inf):
+    if array.min() < 0 or (vocab_size and array.max() >= vocab_size):
       raise ValueError(f'{array.min()} to {array.max()}')
   except ValueError as error:
     legal = f'in [0, {vocab_size})' if vocab_size else '>= 0'
@@ -205,7 +205,9 @@ class TextReader:
 
   def _given(self, fields: Mapping[str, Any]) -> Any:
     tokens = _token_ids(fields['tokens'], self.vocab_size)
-    types = _token_ids(fields.get('token_types', np.zeros_like(tokens)), 0)
+    types = np.zeros_like(tokens)
+    if 'token_types' in fields:
+      types = _token_ids(fields['token_types'], 0)
     if len(types) != len(tokens):
       raise InputError(
         f'token_types: expected {len(tokens)}, one for each token, got '

@@ -225,7 +225,11 @@ class Worker:
     if batch.group.stage == self._chain.num_stages - 1:
       return np.zeros(len(batch.rows), bool)
     leaves = self._policy.decide(batch.group.stage, batch.rows, values)
-    leaves = np.broadcast_to(np.asarray(leaves, bool), len(batch.rows))
+    leaves = np.asarray(leaves, bool)
+    if leaves.shape != batch.slots.shape:
+      raise ValueError(
+        f'policy.decide: expected one for each row, got {leaves}'
+      )
     if 'length' in values:
       for row, length in zip(batch.rows, values['length'], strict=True):
         row.length = self._grid.fit_length(int(length))
