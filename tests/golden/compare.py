@@ -2,20 +2,18 @@
 
   python tests/golden/compare.py BEFORE AFTER [--lines]
 
-prints one table: subject, quantity, largest difference, and the reason where
+prints one table: subject, largest difference, quantity, and the reason where
 the difference is intended. `--lines` adds the lines of texts that differ.
 """
 
 import argparse
-import dataclasses
 import difflib
 import json
 import math
 import pathlib
 import re
 import sys
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 if __package__:
   from tests.golden.intended import INTENDED
@@ -25,24 +23,14 @@ else:
 TOLERANCE = 1e-6
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-  """The difference of one quantity.
-
-  Attributes:
-    subject: name of the record.
-    quantity: name in the record.
-    difference: largest relative difference; infinite for texts, names and
-      shapes that differ, and for what one side lacks.
-    note: why the difference is intended, or ''.
-    lines: the lines that differ, for texts.
-  """
+class Row(NamedTuple):
+  """The difference of one quantity of a record."""
 
   subject: str
   quantity: str
-  difference: float
-  note: str = ''
-  lines: tuple[str, ...] = ()
+  difference: float  # largest, relative; infinite for texts, names and shapes
+  note: str = ''  # why it is intended
+  lines: tuple[str, ...] = ()  # of texts that differ
 
   @property
   def is_unexplained(self) -> bool:
@@ -55,80 +43,74 @@ def compare(before: pathlib.Path, after: pathlib.Path) -> list[Row]:
   rows = []
   for path in sorted(before.glob('*.json')):
     other = after / path.name
-    old = json.loads(path.read_text())
     new = json.loads(other.read_text()) if other.exists() else {}
-    rows += compare_records(path.stem, old, new)
+    rows += compare_records(path.stem, json.loads(path.read_text()), new)
   return rows
 
 
 def compare_records(subject: str, old: Any, new: Any) -> list[Row]:
   """Rows of one record."""
-  old, new = (
-    dict(named_lines(subject, item)) if isinstance(item, list) else item
-    for item in (old, new)
-  )
+  old, new = (named(subject, item) for item in (old, new))
   rows = []
-  for quantity in [*old, *(name for name in new if name not in old)]:
-    given, expected = new.get(quantity), old.get(quantity)
-    lines: tuple[str, ...] = ()
+  for quantity in dict.fromkeys([*old, *new]):
+    expected, given = old.get(quantity), new.get(quantity)
     largest = difference(expected, given)
-    if math.isinf(largest):
-      lines = tuple(text_difference(expected, given))
+    lines = text_difference(expected, given) if math.isinf(largest) else ()
     note = reason(subject, quantity) if largest > TOLERANCE else ''
-    rows.append(Row(subject, quantity, largest, note, lines))
+    rows.append(Row(subject, quantity, largest, note, tuple(lines)))
   return rows
 
 
-def named_lines(subject: str, items: list[Any]) -> Iterator[tuple[str, Any]]:
-  """Names for the items of a list: command lines, or answers by number."""
-  for number, item in enumerate(items):
-    if subject == 'errors':
-      yield ' '.join(item[0]) or '(none)', item[1]
-    else:
-      yield f'answer {number}', item
+def named(subject: str, record: Any) -> dict[str, Any]:
+  """A record by name: error lines by their command, answers by number."""
+  if isinstance(record, dict):
+    return record
+  if subject == 'errors':
+    return {' '.join(arguments) or '(none)': line for arguments, line in record}
+  return {f'answer {number}': item for number, item in enumerate(record)}
 
 
 def difference(old: Any, new: Any) -> float:
   """The largest difference of numbers, relative to those above 1."""
-  if isinstance(old, dict) and isinstance(new, dict):
-    if set(old) != set(new):
-      return math.inf
-    return max((difference(old[key], new[key]) for key in old), default=0.0)
-  if isinstance(old, list) and isinstance(new, list):
-    if len(old) != len(new):
-      return math.inf
-    pairs = zip(old, new, strict=True)
-    return max((difference(*pair) for pair in pairs), default=0.0)
-  if isinstance(old, float) and isinstance(new, float):
+  if type(old) is not type(new):
+    return math.inf
+  if isinstance(old, dict):
+    same, pairs = old.keys() == new.keys(), ((old[k], new.get(k)) for k in old)
+  elif isinstance(old, list):
+    same, pairs = len(old) == len(new), zip(old, new, strict=False)
+  elif isinstance(old, float):
     return abs(old - new) / max(1.0, abs(old)) if old != new else 0.0
-  return 0.0 if old == new else math.inf
+  else:
+    return 0.0 if old == new else math.inf
+  if not same:
+    return math.inf
+  return max((difference(*pair) for pair in pairs), default=0.0)
 
 
-def text_difference(old: Any, new: Any) -> Iterator[str]:
+def text_difference(old: Any, new: Any) -> list[str]:
   """Lines that only one of two values has."""
-  for line in difflib.unified_diff(
-    as_lines(old), as_lines(new), lineterm='', n=0
-  ):
-    if not line.startswith(('---', '+++', '@@')):
-      yield line
+  lines = difflib.unified_diff(as_lines(old), as_lines(new), lineterm='', n=0)
+  return [line for line in lines if not line.startswith(('---', '+++', '@@'))]
 
 
 def as_lines(value: Any) -> list[str]:
   """A value as lines of text."""
   if isinstance(value, dict):
     return [f'{key}: {json.dumps(item)}' for key, item in value.items()]
-  if isinstance(value, list):
-    return [item if isinstance(item, str) else json.dumps(item)
-            for item in value]  # fmt: skip
-  return [] if value is None else [str(value)]
+  items = value if isinstance(value, list) else [value] * (value is not None)
+  return [x if isinstance(x, str) else json.dumps(x) for x in items]
+
+
+def explains(entry: tuple[str, str, str], subject: str, quantity: str) -> bool:
+  """Whether a row of `INTENDED` is about a quantity."""
+  names = zip(entry, (subject, quantity), strict=False)
+  return all(re.fullmatch(pattern, name) for pattern, name in names)
 
 
 def reason(subject: str, quantity: str) -> str:
   """Why a difference is intended; '' if it is not."""
-  for subjects, quantities, why in INTENDED:
-    if re.fullmatch(subjects, subject) and re.fullmatch(quantities, quantity):
-      return why
-  return ''
+  found = (row[2] for row in INTENDED if explains(row, subject, quantity))
+  return next(found, '')
 
 
 def out_of_date(rows: list[Row]) -> list[tuple[str, str, str]]:
@@ -137,11 +119,7 @@ def out_of_date(rows: list[Row]) -> list[tuple[str, str, str]]:
   return [
     entry
     for entry in INTENDED
-    if not any(
-      re.fullmatch(entry[0], row.subject)
-      and re.fullmatch(entry[1], row.quantity)
-      for row in different
-    )
+    if not any(explains(entry, row.subject, row.quantity) for row in different)
   ]
 
 
@@ -157,12 +135,12 @@ def format_rows(rows: list[Row], lines: bool = False) -> str:
       names += f' and {len(equal) - 7} more' if len(equal) > 7 else ''
       texts.append(f'{subject:28} {largest:9.1e}  {names}')
     for row in of_subject:
-      if row.difference <= TOLERANCE:
-        continue
-      shown = 'text' if math.isinf(row.difference) else f'{row.difference:.1e}'
-      note = row.note or 'UNEXPLAINED'
-      texts.append(f'{subject:28} {shown:>9}  {row.quantity}: {note}')
-      texts += [f'{"":40}{line}' for line in row.lines * lines]
+      if not row.difference <= TOLERANCE:
+        is_text = math.isinf(row.difference)
+        shown = 'text' if is_text else f'{row.difference:.1e}'
+        note = row.note or 'UNEXPLAINED'
+        texts.append(f'{subject:28} {shown:>9}  {row.quantity}: {note}')
+        texts += [f'{"":40}{line}' for line in row.lines * lines]
   return '\n'.join(texts)
 
 
