@@ -22,26 +22,17 @@ from dataset_lib.source import DEFAULT_BAD_SHARE, BadShare
 
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
 TRAIN = 'train'
+_FOLDER_NAME = re.compile(r'[^./\\\0][^/\\\0]*')  # a path would leave root
 LAYOUT = 'images lie in root/split/class/, like root/train/cat/1.jpg'
-
-
-def is_folder_name(split: str) -> bool:
-  """Returns whether a split is a single folder: a path would leave the root."""
-  return bool(re.fullmatch(r'[^./\\\0][^/\\\0]*', split))
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class ImageFolder(ImageOptions):
-  """Encoded images of one split; `root` is the folder of the splits.
-
-  Raises:
-    MissingDataError: no such folder.
-    InvalidDataError: its layout is not usable.
-  """
+  """Encoded images of one split."""
 
   split: Annotated[
     str,
-    Predicate(is_folder_name),
+    Predicate(lambda split: bool(_FOLDER_NAME.fullmatch(split))),
     'the name of a folder in dataset.root, not a path',
   ]
   root: Annotated[str, Len(1), 'the folder that holds the splits']

@@ -1,8 +1,7 @@
 """Image decoding and augmentation with OpenCV: uint8 RGB in, uint8 RGB out.
 
-Values stay in [0, 255]; the task normalises them on the device. Every random
-number comes from a generator that is a function of (seed, epoch, index), so an
-augmented image is the same on every run, host and thread.
+Every random number comes from a generator that is a function of (seed, epoch,
+index), so an augmented image is the same on every run, host and thread.
 """
 
 import dataclasses

@@ -206,11 +206,7 @@ class LabelledTexts(TokenSource):
   def _open(
     self, text_task: TextTask, open_table: Callable[[str], Table]
   ) -> None:
-    """Reads and tokenises the rows; `open_table` opens a split by its name.
-
-    Raises:
-      InvalidDataError: no row can be used.
-    """
+    """Reads and tokenises the rows; `open_table` opens a split by its name."""
     given = tokenizer.load(self.tokenizer)
     rows = self._rows(functools.cache(open_table))
     examples: dict[int, Example] = {}

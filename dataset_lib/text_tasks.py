@@ -133,10 +133,8 @@ def _file_table(
 
 
 def _unlabelled(split: str, found: str) -> ConfigError:
-  expected = (
-    f"a split with labels, which GLUE's test sets do not have ({found}); "
-    'train and evaluate on train and validation'
-  )
+  expected = "a split with labels, which GLUE's test sets do not have "
+  expected += f'({found}); train and evaluate on train and validation'
   return ConfigError('split', split, expected)
 
 
@@ -194,11 +192,6 @@ class Glue(LabelledTexts):
 
   Reads the official TSV files, TSV files with named columns (plain or gzip), or
   TFDS's `glue/<task>`.
-
-  Raises:
-    ConfigError: the split has no labels, or the task no such split.
-    MissingDataError: the files or the tokenizer are not there.
-    InvalidDataError: they are not usable, or no row is.
   """
 
   split: Annotated[
@@ -245,11 +238,7 @@ class Glue(LabelledTexts):
 
 
 def num_texts(dataset: Mapping[str, Any]) -> int | None:
-  """Returns the number of texts in a row of a run's data; None if unknown.
-
-  Args:
-    dataset: the run's configuration of its data.
-  """
+  """Returns the number of texts in a row of a run's data; None if unknown."""
   if dataset.get('name') == 'probing':
     return 1
   is_glue = dataset.get('name') == 'glue'
@@ -265,10 +254,6 @@ class Probing(LabelledTexts):
   split with a header (`<task>/train.tsv`, columns 'sentence' and 'label'); both
   plain or gzip. The classes are the sorted labels of the whole train split,
   whatever part of it is read; a row with another label is a bad one.
-
-  Raises:
-    MissingDataError: the files or the tokenizer are not there.
-    InvalidDataError: they are not usable, or no row is.
   """
 
   split: Annotated[

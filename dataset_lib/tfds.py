@@ -51,12 +51,7 @@ def is_name(name: str) -> bool:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class TfdsImages(ImageOptions):
-  """Encoded images of one split of a prepared builder, and their classes.
-
-  Raises:
-    MissingDataError: the data is not prepared.
-    InvalidDataError: it has no images with labels, or is damaged.
-  """
+  """Encoded images of one split of a prepared builder, and their classes."""
 
   split: Annotated[
     str,
@@ -252,10 +247,8 @@ def _refuse_foreign_code(file: pathlib.Path) -> None:
 def prepared_builder(name: str, data_dir: str, user: str) -> Any:
   """Returns the TFDS builder of a data set that is on disk.
 
-  Args:
-    name: of the data set; '' where `data_dir` holds one prepared version.
-    data_dir: of TFDS, '' for its default; or a folder of one version.
-    user: what needs TFDS, for the message where it is not installed.
+  `data_dir` is that of TFDS, '' for its default, or the folder of one version;
+  `user` says what needs TFDS, for the message where it is not installed.
 
   Raises:
     ConfigError: no such data set.
