@@ -64,17 +64,6 @@ class SequenceTask(Classification):
     """Returns the inputs and which of them are no padding."""
     return self.inputs(batch), batch['valid']
 
-  def apply(self, params, model_state, batch, row_keys=None, **options):
-    """Runs the model; returns (logits `[B, T, G, K]`, out)."""
-    logits, out = super().apply(params, model_state, batch, row_keys, **options)
-    if logits.shape[:-1] != batch['targets'].shape:
-      raise ConfigError(
-        'model.num_targets',
-        logits.shape[2],
-        f"the data's number of targets, {batch['targets'].shape[2]}",
-      )
-    return logits, out
-
   def normalizers(self, batch):
     """Steps of the whole batch that have a target."""
     return {'steps': jnp.maximum(_steps_with_target(batch).sum(), 1.0)}
@@ -92,6 +81,10 @@ class SequenceTask(Classification):
     self, logits: Float[Array, 'B T G K'], batch: Batch
   ) -> Float[Array, 'B T']:
     """Cross-entropy of each step in nats, summed over its targets."""
+    wanted, given = batch['targets'].shape[2], logits.shape[2]
+    if given != wanted:
+      expected = f"the data's number of targets, {wanted}"
+      raise ConfigError('model.num_targets', given, expected)
     return cross_entropy(logits, batch['targets']).sum(-1)
 
   def quality(self, logits, entropy, batch) -> dict[str, Any]:

@@ -26,7 +26,7 @@ TEMPORARY = '.orbax-checkpoint-tmp'
 SET_ASIDE = 'set_aside'
 
 
-class Checkpointer(contextlib.AbstractContextManager):
+class Checkpointer(contextlib.ExitStack):
   """Saves and restores the state of one run; all processes call it alike.
 
   It keeps the `keep` newest checkpoints, and the best by `best_metric` if that
@@ -36,6 +36,7 @@ class Checkpointer(contextlib.AbstractContextManager):
   def __init__(
     self, directory: Path, keep: int = 2, best_metric='', best_mode='max'
   ):
+    super().__init__()
     self.directory = pathlib.Path(directory).absolute()
     self.directory.mkdir(parents=True, exist_ok=True)
     self._keep = keep
@@ -51,12 +52,11 @@ class Checkpointer(contextlib.AbstractContextManager):
         create_directories_asynchronously=False,
       ),
     )
-    self._thread = concurrent.futures.ThreadPoolExecutor(1)
+    self.callback(self._orbax.close)
+    self._thread = self.enter_context(concurrent.futures.ThreadPoolExecutor(1))
     self._saving: concurrent.futures.Future[None] | None = None
+    self.callback(self.wait)
     self._remove_temporary()
-
-  def __exit__(self, *exception: object) -> None:
-    self.close()
 
   def save(
     self,
@@ -68,8 +68,7 @@ class Checkpointer(contextlib.AbstractContextManager):
     """Starts saving; the state may be donated as soon as this returns.
 
     Checkpoints of later steps than the restored one are first moved to
-    `set_aside/`. `extra` are JSON values, `metrics` decide which checkpoint is
-    the best. The step must grow from save to save.
+    `set_aside/`. `extra` are JSON values. The step must grow from save to save.
 
     Raises:
       CheckpointError: this or the previous save failed. Its temporary files
@@ -78,13 +77,10 @@ class Checkpointer(contextlib.AbstractContextManager):
     """
     self.wait()
     flat = io.flatten(state)
-    self._description = {
-      'step': step,
-      'extra': dict(extra or {}),
-      'metrics': dict(metrics or {}),
-      'best': self._best,
-      'arrays': io.layout(flat),
-    }
+    self._description = dict(
+      step=step, extra=dict(extra or {}), metrics=dict(metrics or {}),
+      best=self._best, arrays=io.layout(flat),
+    )  # fmt: skip
     strict_json.dumps(self._description)  # an error here, not in a thread
     self._remove_temporary()
     self._set_later_aside()
@@ -112,15 +108,9 @@ class Checkpointer(contextlib.AbstractContextManager):
   def restore(self, abstract_state: Any) -> tuple[Any, io.Saved] | None:
     """Restores the newest checkpoint that is not damaged.
 
-    Nothing is deleted, moved or cast; the number of devices may differ.
-
-    Returns:
-      (the state, its checkpoint); None if there is no checkpoint at all.
-
-    Raises:
-      CheckpointMismatchError: it differs from `abstract_state`, the wanted
-        structure with shapes, dtypes and shardings.
-      CorruptCheckpointError: every checkpoint is damaged.
+    Nothing is deleted, moved or cast; the number of devices may differ. Returns
+    (state, checkpoint), None if there is no checkpoint at all; see `find` and
+    `Saved.read` for errors.
     """
     self.wait()
     if not steps_in(self.directory):
@@ -130,14 +120,6 @@ class Checkpointer(contextlib.AbstractContextManager):
     self._restored = saved.step
     return state, saved
 
-  def close(self) -> None:
-    """Waits for the running save and ends all threads."""
-    try:
-      self.wait()
-    finally:
-      self._thread.shutdown()
-      self._orbax.close()
-
   def _finish(self) -> None:
     name = f'{self._description["step"]}{TEMPORARY}'
     io.finish(self.directory / name, self._description)
@@ -145,12 +127,13 @@ class Checkpointer(contextlib.AbstractContextManager):
   def _complete(self) -> None:
     """Waits until a checkpoint is complete, then removes superseded ones."""
     self._orbax.wait_until_finished()
-    if jax.process_index() == 0:
-      best = io.best_step(self.directory)
-      for step in {*steps_in(self.directory)[: -self._keep]} - {best}:
-        # Renamed first: a kill must not leave half a checkpoint.
-        path = self.directory / str(step)
-        shutil.rmtree(path.rename(f'{path}{TEMPORARY}'), ignore_errors=True)
+    if jax.process_index() > 0:
+      return
+    best = io.best_step(self.directory)
+    for step in {*steps_in(self.directory)[: -self._keep]} - {best}:
+      # Renamed first: a kill must not leave half a checkpoint.
+      path = self.directory / str(step)
+      shutil.rmtree(path.rename(f'{path}{TEMPORARY}'), ignore_errors=True)
 
   def _failed(self, error: Exception) -> CheckpointError:
     self._remove_temporary()
@@ -163,8 +146,7 @@ class Checkpointer(contextlib.AbstractContextManager):
     """Removes the files of failed or killed saves; none may be running."""
     if jax.process_index() == 0:
       for path in self.directory.glob(f'*{TEMPORARY}*'):
-        # A write that failed late may still add files; the next save removes
-        # them.
+        # The next save removes what a late write may still add.
         shutil.rmtree(path, ignore_errors=True)
 
   def _set_later_aside(self) -> None:

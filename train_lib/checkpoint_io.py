@@ -1,8 +1,7 @@
 """The files of a checkpoint: named arrays, a description and a manifest.
 
     <directory>/<step>/                arrays, written by orbax
-    <directory>/<step>/checkpoint.json step, extra, metrics, shape and dtype
-                                       of every array
+    <directory>/<step>/checkpoint.json the other fields of `Saved`
     <directory>/<step>/manifest.json   size and CRC-32 of all these files
 
 Arrays are named by their paths, such as `opt_state/0/mu/encoder/kernel`, so a
@@ -77,9 +76,12 @@ class Saved:
     """
     saved = {n: x for n, x in self.arrays.items() if n.startswith(prefix)}
     if abstract is None:
-      wanted = {n: jax.ShapeDtypeStruct(x[1], x[0]) for n, x in saved.items()}
-      found = read_arrays(self.path, wanted)
-      return nest({n.removeprefix(prefix): x for n, x in found.items()})
+      abstract = nest(
+        {
+          name.removeprefix(prefix): jax.ShapeDtypeStruct(shape, dtype)
+          for name, (dtype, shape) in saved.items()
+        }
+      )
     wanted = flatten(abstract, prefix)
     check_layout(self.path, saved, layout(wanted))
     found = read_arrays(self.path, wanted)
@@ -123,13 +125,12 @@ def find(directory: Path, step: int | str | None = None) -> Saved:
 def _first_good(root: pathlib.Path, steps: list[int]) -> Saved:
   """Returns the first undamaged checkpoint; one process verifies for all."""
   chosen, damaged = -1, []
-  if jax.process_index() == 0:
-    for step in steps:
-      problems = verify(root / str(step))
-      if not problems:
-        chosen = step
-        break
-      damaged += problems
+  for step in steps if jax.process_index() == 0 else []:
+    problems = verify(root / str(step))
+    if not problems:
+      chosen = step
+      break
+    damaged += problems
   if jax.process_count() > 1:
     chosen = int(multihost_utils.broadcast_one_to_all(np.int32(chosen)))
   lines = shortened(damaged)
@@ -153,12 +154,11 @@ def best_step(root: pathlib.Path) -> int | None:
 
   Which metric and whether it grows is what the newest checkpoint recorded.
   """
-  found = []
+  found, values = [], {}
   for step in steps_in(root):
     # `find` reports damaged files.
     with contextlib.suppress(OSError, ValueError, TypeError):
       found.append(_describe(root / str(step)))
-  values = {}
   for saved in found:
     rule = found[-1].best
     value = float(saved.metrics.get(rule['metric'], 'nan'))
@@ -189,9 +189,7 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def layout(flat: Mapping[str, Any]) -> dict[str, list[Any]]:
   """Returns dtype and shape by name, as the description stores them."""
-  return {
-    name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in flat.items()
-  }
+  return {name: [str(x.dtype), list(x.shape)] for name, x in flat.items()}
 
 
 def check_layout(
@@ -227,16 +225,17 @@ def read_arrays(path: pathlib.Path, wanted: Mapping[str, Any]) -> Any:
   """Reads arrays by name, each with the wanted sharding, into NumPy without."""
   if not wanted:
     return {}
-  shapes, arguments = {}, {}
-  for name, leaf in wanted.items():
-    shapes[name] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    arguments[name] = ocp.RestoreArgs(restore_type=np.ndarray)
-    if getattr(leaf, 'sharding', None) is not None:
-      arguments[name] = ocp.ArrayRestoreArgs(
-        sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype
-      )
+
+  def argument(leaf: Any) -> ocp.RestoreArgs:
+    if getattr(leaf, 'sharding', None) is None:
+      return ocp.RestoreArgs(restore_type=np.ndarray)
+    return ocp.ArrayRestoreArgs(
+      sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype
+    )
+
+  tree = nest(wanted)
   options = ocp.args.PyTreeRestore(
-    nest(shapes), restore_args=nest(arguments), partial_restore=True
+    tree, restore_args=jax.tree.map(argument, tree), partial_restore=True
   )
   with ocp.PyTreeCheckpointer() as checkpointer:
     return flatten(checkpointer.restore(path, args=options))
@@ -250,8 +249,7 @@ def finish(path: pathlib.Path, description: Mapping[str, Any]) -> None:
 
 def _encode(files: Mapping[str, Any]) -> str:
   """Returns the text of a manifest, with a CRC-32 of its own."""
-  body = json.dumps(files, sort_keys=True)
-  crc = zlib.crc32(body.encode())
+  crc = zlib.crc32(json.dumps(files, sort_keys=True).encode())
   return json.dumps({'crc32': f'{crc:08x}', 'files': files}, sort_keys=True)
 
 
@@ -277,15 +275,14 @@ def _measure_all(path: pathlib.Path) -> dict[str, Any]:
   """Returns size in bytes and CRC-32 of the files of a checkpoint by name."""
   later = (MANIFEST, *WRITTEN_LATER)
   files = [f for f in path.rglob('*') if f.is_file() and f.name not in later]
+  names = [file.relative_to(path).as_posix() for file in files]
   with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-    names = [file.relative_to(path).as_posix() for file in files]
     return dict(zip(names, pool.map(_measure, files), strict=True))
 
 
 def _measure(path: pathlib.Path) -> dict[str, Any]:
-  crc = size = 0
+  crc = 0
   with path.open('rb') as file:
     while chunk := file.read(_CHUNK):
       crc = zlib.crc32(chunk, crc)
-      size += len(chunk)
-  return {'crc32': f'{crc:08x}', 'size': size}
+    return {'crc32': f'{crc:08x}', 'size': file.tell()}

@@ -18,10 +18,10 @@ from jaxtyping import Array, Float
 
 from dataset_lib import builder, image_ops
 from dataset_lib.errors import ConfigError
-from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN
 from serve_lib.decisions import ClassifierPolicy, OneStage, check_no_options
 from serve_lib.items import ItemReader, images, token_rows
+from train_lib.losses import average
 from train_lib.task import Batch, Task, complete_model, construct
 
 
@@ -58,10 +58,9 @@ class Classification(Task):
   def inputs(self, batch: Batch) -> Array:
     """Returns the model's input: symbols, or pixels scaled to [-1, 1]."""
     inputs = batch[self.info.input_key]
-    if inputs.dtype != jnp.uint8:
-      return inputs
-    # The conversion runs on the device: bytes are a quarter of the transfer.
-    return inputs.astype(jnp.float32) / 127.5 - 1.0
+    # Bytes are a quarter of the transfer to the device.
+    pixels = inputs.dtype == jnp.uint8
+    return inputs.astype(jnp.float32) / 127.5 - 1.0 if pixels else inputs
 
   def arguments(self, batch: Batch) -> tuple[Array, ...]:
     """Returns the positional arguments of the model."""
@@ -93,10 +92,7 @@ class Classification(Task):
     return loss + extra, (metrics, model_state)
 
   def extra_loss(self, out, batch, norm, knobs) -> tuple[Array, dict[str, Any]]:
-    """Returns losses and metrics of an adaptive mechanism; none here.
-
-    `out` is the model's second output; see `Task.loss` for the others.
-    """
+    """Returns loss and metrics of an adaptive mechanism, from `out`; none."""
     return jnp.zeros(()), {}
 
   def cross_entropy(
@@ -111,10 +107,10 @@ class Classification(Task):
 
   def quality(self, logits, entropy, batch) -> dict[str, Any]:
     """Returns accuracy and cross-entropy of the real rows."""
-    correct = (logits.argmax(-1) == batch['label']).astype(jnp.float32)
+    correct = logits.argmax(-1) == batch['label']
     return {
-      'accuracy': Average.from_values(correct, batch['mask']),
-      'cross_entropy': Average.from_values(entropy, batch['mask']),
+      'accuracy': average(correct, batch['mask']),
+      'cross_entropy': average(entropy, batch['mask']),
     }
 
   def evaluate(self, params, model_state, batch):
@@ -131,10 +127,9 @@ class Classification(Task):
   @property
   def label_names(self) -> tuple[str, ...]:
     """Names of the classes, their numbers without names; () for regression."""
-    if self.info.num_classes == 1:
-      return ()
-    numbers = tuple(map(str, range(self.info.num_classes)))
-    return tuple(self.info.class_names) or numbers
+    count = self.info.num_classes
+    names = tuple(self.info.class_names) or tuple(map(str, range(count)))
+    return names if count > 1 else ()
 
   def serve(self, variables, options, run=NO_RUN):
     """Serves the model as one stage, without options; see `Task.serve`."""

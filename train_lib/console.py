@@ -17,7 +17,6 @@ from rich.progress import MofNCompleteColumn, Progress
 
 from train_lib.build import Setup
 from train_lib.run_directory import RunDirectory
-from train_lib.stages import Stage
 
 # The metrics of a step that its line in the terminal shows.
 HEADLINE = (
@@ -29,22 +28,21 @@ HEADLINE = (
 class Console(contextlib.ExitStack):
   """A context that prints a run, writes its metrics and traces its steps.
 
-  In a terminal a progress bar stays at the bottom; in a file or a pipe only
-  the lines appear, each with the speed and the ETA. Only the primary process
+  In a terminal a progress bar stays at the bottom. Only the primary process
   prints and writes, but every process prints warnings. `start` is the number of
   steps finished before.
   """
 
   def __init__(self, setup: Setup, run: RunDirectory, start: int):
     super().__init__()
-    self._setup, self._run, self._total = setup, run, setup.total_steps
+    self._setup, self._run, self._start = setup, run, start
+    self._total = setup.total_steps
     self._primary = jax.process_index() == 0
     self._console = _new_console()
     self._rows = collections.defaultdict[int, dict[str, float]](dict)
     # (time, step): the starts of the current and the overall speed.
     self._last = self._first = (time.monotonic(), start)
     self._waited = self.waited_in_all = 0.0
-    self._compiled = False
     self._tensorboard: Any = None
     if self._primary and setup.config.tensorboard:
       import tensorboardX
@@ -68,14 +66,6 @@ class Console(contextlib.ExitStack):
     if self._primary:
       self._console.print(line, markup=False)
 
-  def print_compiled(self, stage: Stage, batch: Any, seconds: float) -> None:
-    """Prints that the step of a stage was compiled, and its input."""
-    key = self._setup.dataset.info.input_key
-    shape = f'{key} [{", ".join(map(str, batch[key].shape))}]'
-    self.print(
-      f'compiled the step of {stage.name} for {shape} in {seconds:.1f} s'
-    )
-
   def warn(self, error: Exception) -> None:
     """Prints a warning, in every process."""
     self._console.print(f'warning: {error}', style='red', markup=False)
@@ -96,34 +86,34 @@ class Console(contextlib.ExitStack):
 
   def advance(self, step: int) -> None:
     """Moves the bar; `step` is the number of finished steps."""
-    if not self._compiled:
+    if step == self._start + 1:
       # Speed and ETA leave out the compilation of the first step.
-      self._compiled, self._waited = True, 0.0
+      self._waited = 0.0
       self._last = self._first = (time.monotonic(), step)
     self._bar.update(self._task, completed=step)
 
   def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
     """Logs the metrics of a train step, its speed and the ETA."""
     now = time.monotonic()
-    seconds = max(now - self._last[0], 1e-9)
-    speed = (step - self._last[1]) / seconds
+    (last, before), (first, start) = self._last, self._first
+    speed = (step - before) / max(now - last, 1e-9)
     examples = speed * self._setup.config.batch_size
-    waiting = self._waited / seconds
+    waiting = self._waited / max(now - last, 1e-9)
     self._last, self._waited = (now, step), 0.0
-    overall = (step - self._first[1]) / max(now - self._first[0], 1e-9)
     # Unknown until a step was timed.
-    eta = (self._total - step) / overall if overall else math.nan
+    left, eta = '-', math.nan
+    if step > start:
+      eta = (self._total - step) / (step - start) * (now - first)
+      left = str(datetime.timedelta(0, int(eta)))
     shown = {name: metrics[name] for name in HEADLINE if name in metrics}
     shown |= {'steps/s': speed, 'examples/s': examples}
-    left = str(datetime.timedelta(0, int(eta))) if overall else '-'
     end = f'  waiting for data {100 * waiting:.1f} %  ETA {left}'
     self._line(step, shown, end)
     self._rows[step].update({f'train/{k}': v for k, v in metrics.items()})
-    times = dict(
-      steps_per_second=speed, examples_per_second=examples, eta_seconds=eta,
-      waiting_for_data=waiting,
-    )  # fmt: skip
-    self._points(step, {f'time/{k}': v for k, v in times.items()})
+    self._points(step, {
+      'time/steps_per_second': speed, 'time/examples_per_second': examples,
+      'time/eta_seconds': eta, 'time/waiting_for_data': waiting,
+    })  # fmt: skip
 
   def log_evaluation(self, step: int, measured: Mapping[str, float]) -> None:
     """Logs the metrics of evaluators."""
@@ -171,17 +161,16 @@ def _new_console() -> rich.console.Console:
 def _table(rows: Mapping[str, Any]) -> rich.table.Table:
   table = rich.table.Table(show_header=False, box=None)
   for name, value in rows.items():
-    number = isinstance(value, float)
-    table.add_row(name, f'{value:.4f}' if number else str(value))
+    text = f'{value:.4f}' if isinstance(value, float) else str(value)
+    table.add_row(name, text)
   return table
 
 
 def print_start(console: rich.console.Console, setup: Setup, step: int) -> None:
   """Prints parameters per module, sizes and FLOPs, on one screen."""
-  config, info = setup.config, setup.dataset.info
+  config, info, flops = setup.config, setup.dataset.info, setup.task.flops()
   parameters = parameter_counts(setup.abstract.params)
   shape = ', '.join(map(str, (config.batch_size, *info.input_shape)))
-  flops = setup.task.flops()
   classes = info.num_classes
   rows = {
     'parameters': f'{sum(parameters.values()):,}',
@@ -229,12 +218,11 @@ def print_dry_run(setup: Setup) -> None:
     compiled, _ = setup.steps.get(stage, batch)
   memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
   state, temporary = memory.argument_size_in_bytes, memory.temp_size_in_bytes
-  rows = {
+  console.print(_table({
     'memory per device: state and batch': f'{state / 2**20:,.1f} MiB',
     'memory per device: temporary': f'{temporary / 2**20:,.1f} MiB',
     'step FLOPs per device, compiler': f'{cost.get("flops", 0):.3g}',
-  }
-  console.print(_table(rows))
+  }))  # fmt: skip
   console.print('dry run: everything was built and compiled; nothing written')
 
 
@@ -244,13 +232,12 @@ def _longest_batch(setup: Setup) -> dict[str, Any]:
   batches: Any = setup.dataset.batches()
   with contextlib.closing(batches):
     batch = setup.put(next(batches))
-  # Arrays of the input's shape are padded to a length that differs between
-  # batches.
+  # Of arrays that are padded to a length that differs between batches.
   padded = batch[info.input_key].shape[1:]
 
   def longest(leaf):
-    row = info.input_shape if leaf.shape[1:] == padded else leaf.shape[1:]
-    shape = (leaf.shape[0], *row)
+    count, *row = leaf.shape
+    shape = (count, *(info.input_shape if (*row,) == padded else row))
     return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding)
 
   return jax.tree.map(longest, batch)

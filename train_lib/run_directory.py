@@ -1,9 +1,8 @@
 """The directory of a run: its lock, its configuration and its results.
 
-`run.lock` keeps a second run out, `config.json` and `versions.json` record
-what ran, `dataset_info.json` the shapes and classes of its data,
-`metrics.jsonl` one JSON object per logged step, `result.json` the final
-metrics. Only the primary process of a run holds the lock and writes.
+`config.json` and `versions.json` record what ran, `metrics.jsonl` one JSON
+object per logged step, `result.json` the final metrics. Only the primary
+process of a run holds the lock and writes.
 """
 
 import contextlib
@@ -53,8 +52,8 @@ class ConfigChangedError(ValueError):
 class RunDirectory:
   """A context in which a run owns its directory.
 
-  The configuration is written to `config.json`; it must not differ from the
-  saved one if the directory has checkpoints. Only one process is `primary`.
+  If the directory has checkpoints, the configuration must not differ from the
+  saved one. Only one process is `primary`.
 
   Raises (on entering):
     RunLockedError, ConfigChangedError: see there.
@@ -103,15 +102,11 @@ class RunDirectory:
         file.write(line.encode())
 
   def truncate_log(self, step: int) -> None:
-    """Removes the lines of later steps, which will be written again.
-
-    A torn last line, left by a kill, is removed; any other damaged line is
-    removed with a warning.
-    """
+    """Removes the lines of later steps, and damaged lines with a warning."""
     path = self.workdir / METRICS
     if not self._primary or not path.exists():
       return
-    # Without its newline the last line may be a torn, shorter number.
+    # A kill may tear the last line, even to a shorter number.
     *lines, _ = path.read_bytes().split(b'\n')
     kept = []
     for number, line in enumerate(lines, 1):
@@ -119,8 +114,9 @@ class RunDirectory:
         if strict_json.loads(line.decode())['step'] <= step:
           kept.append(line.decode() + '\n')
       except (ValueError, TypeError, LookupError):
-        lost = f'{path}: line {number} is damaged and was dropped'
-        warnings.warn(lost, stacklevel=2)
+        warnings.warn(
+          f'{path}: line {number} is damaged, dropped', stacklevel=2
+        )
     atomic_file.write_text(path, ''.join(kept))
 
   def _acquire(self) -> None:
@@ -172,11 +168,10 @@ class RunDirectory:
 
 def _holder(path: pathlib.Path) -> dict[str, Any]:
   """Returns the fields of a lock file, empty if it holds no such text."""
-  try:
+  with contextlib.suppress(OSError, InvalidDataError):
     fields = strict_json.read_object(path)
     return fields if {'pid', 'host', 'started'} <= fields.keys() else {}
-  except (OSError, InvalidDataError):
-    return {}
+  return {}
 
 
 def steps_in(checkpoints: pathlib.Path) -> list[int]:
@@ -186,10 +181,7 @@ def steps_in(checkpoints: pathlib.Path) -> list[int]:
 
 
 def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-  """Lists differences of two configurations, but of `HARMLESS` fields.
-
-  Lines are like 'optimizer.lr: saved 0.1, given 0.2'.
-  """
+  """Lists differences of two configurations, but of `HARMLESS` fields."""
   old, new = _flat(saved), _flat(given)
   return [
     f'{k}: saved {old.get(k, "nothing")}, given {new.get(k, "nothing")}'
@@ -209,17 +201,17 @@ def _flat(tree: Any, prefix: str = '') -> dict[str, str]:
 
 def versions() -> dict[str, Any]:
   """Returns versions of packages, Python, system and code; imports nothing."""
-  distributions = importlib.metadata.distributions()
+  found = importlib.metadata.distributions()
   # The name is None in a damaged installation.
-  packages = {d.name: d.version for d in distributions if d.name}
-  status = _git('status', '--porcelain', '--untracked-files=no')
+  packages = sorted((d.name, d.version) for d in found if d.name)
+  dirty = _git('status', '--porcelain', '--untracked-files=no')
   return {
     'python': platform.python_version(),
     'platform': platform.platform(),
-    'packages': dict(sorted(packages.items())),
+    'packages': dict(packages),
     'git': {
       'revision': _git('rev-parse', 'HEAD'),
-      'dirty': None if status is None else bool(status),
+      'dirty': None if dirty is None else bool(dirty),
     },
   }
 

@@ -16,11 +16,7 @@ from dataset_lib.errors import InvalidDataError
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
-  """Serialises mappings, sequences, numbers, arrays [], strings and None.
-
-  Raises:
-    TypeError: if the value holds anything else.
-  """
+  """Serialises mappings, sequences, numbers, arrays [], strings and None."""
   return json.dumps(_plain(value), indent=indent, allow_nan=False)
 
 
@@ -53,9 +49,8 @@ def write(path: str | os.PathLike[str], value: Any) -> None:
 def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
   """Reads a file that holds one JSON object.
 
-  Raises:
-    FileNotFoundError: if there is no such file.
-    InvalidDataError: if it is unreadable, or holds something else.
+  Raises FileNotFoundError without a file, InvalidDataError if it is unreadable
+  or holds something else.
   """
   try:
     value = loads(pathlib.Path(path).read_text(encoding='utf-8'))

@@ -51,7 +51,7 @@ class Task(abc.ABC):
     """Checks `loss` and `model`, and adds their defaults in place.
 
     Runs before any data is read and any device is touched, and again for the
-    `model` of each stage. Also fills in fields of a checkpoint that is named.
+    `model` of each stage.
     """
     config['loss'] = fields.check(cls.Loss, config['loss'], 'loss')
 
@@ -85,15 +85,8 @@ class Task(abc.ABC):
     """Returns (loss, (metrics, model_state)) of a micro-batch.
 
     The losses of micro-batches add up to the loss of the step; metrics merge.
-
-    Args:
-      params: trained parameters, float32.
-      model_state: state that the model carries between steps; may be empty.
-      frozen: the result of `init_frozen`.
-      batch: some rows of the step's batch.
-      norm: the result of `normalizers` on the whole batch.
-      row_keys: all noise of a row comes from its key.
-      knobs: traced scalars from the stage's schedules.
+    `norm` are the `normalizers` of the whole batch, all noise of a row comes
+    from its key, `knobs` are traced scalars from the stage's schedules.
     """
 
   @abc.abstractmethod
@@ -103,10 +96,7 @@ class Task(abc.ABC):
   def outputs(
     self, params: Tree, model_state: Tree, batch: Batch
   ) -> dict[str, Shaped[Array, 'B ...']]:
-    """Returns the outputs of each row, such as `'logits'` `[B, E, O]`.
-
-    The last of the E heads is the model's answer.
-    """
+    """Returns row outputs, as `logits` `[B, E, O]`; the last head counts."""
     raise NotImplementedError(f'{type(self).__name__} has no outputs of rows')
 
   @property
@@ -123,14 +113,10 @@ class Task(abc.ABC):
   def serve(
     self, variables: Tree, options: Mapping[str, Any], run: ServedRun = NO_RUN
   ) -> tuple[Chain, Policy]:
-    """Returns the first two arguments of `serve_lib.engine.Engine`.
+    """Returns the first arguments of an engine; the third is `policy.lengths`.
 
-    The third is `policy.lengths`, the length buckets.
-
-    Args:
-      variables: `{'params': ..., 'model_state': ...}`, on one device.
-      options: of the model's family; see `check_options`.
-      run: directory of the run, wanted length buckets, drift callback.
+    `variables` are `{'params': ..., 'model_state': ...}` on one device,
+    `options` those of the model's family; see `check_options`.
     """
     return self.check_options(options, run)
 
@@ -175,11 +161,7 @@ def with_model(config: Config, changes: Config) -> dict[str, Any]:
 def complete_model(
   model: Mapping[str, Any], kind: type[nn.Module] = nn.Module
 ) -> dict[str, Any]:
-  """Returns `config.model` with all fields of its module, a `kind`.
-
-  Raises:
-    ConfigError: there is no such module, or it rejects a field.
-  """
+  """Returns `config.model` with all fields of its module, a `kind`."""
   given = dict(model)
   name = given.pop('name', '')
   module = fields.locate(name, 'model.name')

@@ -17,12 +17,12 @@ from dataset_lib import fields, tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.text_tasks import num_texts
 from dataset_lib.tokenizer import MIN_LENGTH
-from eval_lib.metrics import Average
 from model_lib import convert, sizes
 from serve_lib.chain import NO_RUN
 from serve_lib.items import MAX_CHARACTERS, TextReader
 from train_lib import strict_json
 from train_lib.classification import Classification
+from train_lib.losses import average
 from train_lib.run_directory import CONFIG, TOKENIZER
 from train_lib.task import Batch, model_errors
 
@@ -74,8 +74,7 @@ class TextClassification(Classification):
 
   def save_assets(self, directory: pathlib.Path) -> None:
     """Writes the tokenizer to the directory of the run."""
-    path = self.config['dataset'].get('tokenizer', '')
-    if path:
+    if path := self.config['dataset'].get('tokenizer', ''):
       tokenizer.load(path).save(directory / TOKENIZER)
 
   @property
@@ -104,7 +103,7 @@ class TextClassification(Classification):
   def quality(self, logits, entropy, batch) -> dict[str, Any]:
     """Returns accuracy and cross-entropy, or the squared error."""
     if self.is_regression:
-      return {'squared_error': Average.from_values(entropy, batch['mask'])}
+      return {'squared_error': average(entropy, batch['mask'])}
     return super().quality(logits, entropy, batch)
 
   def outputs(self, params, model_state, batch):
@@ -124,16 +123,11 @@ class TextClassification(Classification):
 
   def check_options(self, options, run=NO_RUN):
     """Returns (options, length buckets); see `Task.check_options`."""
-    given = fields.check(self.OPTIONS, options, 'serve')
-    return self.OPTIONS(**given), self.served_lengths(run.lengths)
+    given = self.OPTIONS(**fields.check(self.OPTIONS, options, 'serve'))
+    return given, self.served_lengths(run.lengths)
 
   def served_lengths(self, lengths: Sequence[int] | None) -> tuple[int, ...]:
-    """Returns length buckets, ascending: the wanted ones, or those of the data.
-
-    Raises:
-      ConfigError: one is longer than the rows that the model was trained on,
-        or the longest has no room for a pair of texts.
-    """
+    """Returns the length buckets, ascending: the wanted, or the data's."""
     longest = self.info.input_shape[0]
     if lengths is None:
       return self.info.length_buckets or (longest,)
@@ -158,11 +152,7 @@ class TextClassification(Classification):
 
 
 def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
-  """Reads the named fields of the model of Hugging Face or of a run.
-
-  Raises:
-    ConfigError: the directory is neither, or has an unsupported option.
-  """
+  """Reads the named fields of the model of Hugging Face or of a run."""
   field = 'model.from_checkpoint'
   expected = 'the directory of a run or of a Hugging Face model'
   try:
@@ -175,7 +165,7 @@ def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise ConfigError(field, directory, f'{expected} ({error})') from error
   if set(found) != set(names):
-    expected = f'{expected} with the fields {", ".join(names)}'
+    expected += f' with the fields {", ".join(names)}'
     given = f'{directory} with {", ".join(found)}'
     raise ConfigError(field, given, expected)
   return found

@@ -118,7 +118,10 @@ class _Loop(contextlib.ExitStack):
     batch = self._next_batch()
     train_step, seconds = self.setup.steps.get(stage, batch)
     if seconds:
-      self.console.print_compiled(stage, batch, seconds)
+      key = self.setup.dataset.info.input_key
+      shape = f'{key} {list(batch[key].shape)}'
+      compiled = f'compiled the step of {stage.name} for {shape}'
+      self.console.print(f'{compiled} in {seconds:.1f} s')
     self.console.trace(self.done)
     knobs = stage.knob_values(self.done)
     state, metrics = train_step(state, self.setup.frozen, batch, knobs)

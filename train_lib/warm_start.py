@@ -20,10 +20,7 @@ from train_lib.run_directory import Path
 
 
 def start_from(state: Any, config: Any) -> Any:
-  """Returns a fresh state with the parameters of `config.warm_start`, if any.
-
-  Raises `ConfigError` if the other run does not fit; see `warm_start`.
-  """
+  """Replaces parameters of a fresh state by those of `config.warm_start`."""
   if not config.workdir:
     return state
   try:
@@ -44,24 +41,20 @@ def warm_start(
   renames: Sequence[str] = (),
   skip: Sequence[str] = (),
 ) -> Any:
-  """Replaces parameters by those of another run's newest good checkpoint.
-
-  Those are averages if the run kept some.
+  """Replaces fresh parameters by (averaged) ones of another run's checkpoint.
 
   Args:
-    params: of a fresh model; their structure and shardings are kept.
+    params: their structure and shardings are kept.
     directory: workdir of the other run, its folder of checkpoints, or a
       Hugging Face directory.
     renames: 'old->new', applied in turn to the names of the checkpoint by
       `re.sub`.
-    skip: regular expressions searched in the names of both sides (those of
-      the checkpoint after renaming): such parameters keep their fresh values.
-      `^head/` skips the head of another task.
+    skip: regular expressions searched in the names of both sides, after
+      renaming: such parameters keep their fresh values, as with `^head/`.
 
   Raises:
     ValueError: a rename or a skip matches nothing, parameters are left over on
-      either side or differ in shape or dtype, all of which are listed; or a
-      Hugging Face directory is unusable.
+      either side or differ in shape or dtype; or the directory is unusable.
   """
   if convert.is_checkpoint(directory):
     heads = 'pretraining' if 'predictions' in params else 'classifier'
