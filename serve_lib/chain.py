@@ -112,19 +112,16 @@ class Chain(Protocol):
   def stage(self, index: int, variant: str, length: int) -> Stage:
     """Returns the function of a stage, from 0, for one length bucket.
 
-    It is jitted for every batch bucket; equal stages should be the same
-    function object, which is compiled once. Outputs are small arrays `[B, ...]`
-    for the host. If one is `'length'` int `[B]`, each row moves to the bucket
-    that holds it; the shapes of the carry must then not depend on the length.
+    Equal stages should be the same function object, which is compiled once.
+    Outputs are small arrays `[B, ...]` for the host. If one is `'length'` int
+    `[B]`, each row moves to the bucket that holds it; the shapes of the carry
+    must then not depend on the length.
     """
 
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> Mapping[str, Any]:
-    """Returns NumPy inputs of stage 0 with `size` rows, the last of padding.
-
-    `rows` are `Encoded.inputs`, at most `size`.
-    """
+    """Returns inputs of stage 0: up to `size` `Encoded.inputs`, and padding."""
 
 
 @runtime_checkable
@@ -144,8 +141,7 @@ class Policy(Protocol):
   ) -> Bool[np.ndarray, ' b']:
     """Returns True for the rows that leave; not called after the last stage.
 
-    `outputs` are those of `stage`, arrays `[b, ...]` of the rows; `row.outputs`
-    includes them.
+    `outputs` `[b, ...]` are those of `stage`; `row.outputs` includes them.
     """
 
   def answer(self, row: Row) -> Any:

@@ -40,8 +40,7 @@ class Prediction:
 
 def softmax(logits: Float[Any, '*B C']) -> Float[Any, '*B C']:
   """Computes class probabilities."""
-  xp = _module(logits)
-  powers = xp.exp(logits - logits.max(-1, keepdims=True))
+  powers = _module(logits).exp(logits - logits.max(-1, keepdims=True))
   return powers / powers.sum(-1, keepdims=True)
 
 
@@ -64,9 +63,9 @@ def scale(
   logits: Float[Any, 'E *B C'], temperatures: Float[Any, ' E'] | Sequence[float]
 ) -> Float[Any, 'E *B C']:
   """Divides the logits of each head by its temperature (Guo et al. 2017)."""
-  xp = _module(logits)
   shape = (-1,) + (1,) * (logits.ndim - 1)
-  return logits / xp.asarray(temperatures, logits.dtype).reshape(shape)
+  divisors = _module(logits).asarray(temperatures, logits.dtype)
+  return logits / divisors.reshape(shape)
 
 
 def check_no_options(given: Mapping[str, Any]) -> None:
@@ -128,12 +127,11 @@ class ClassifierPolicy:
     label: Any = float(logits[-1, 0])
     probabilities: dict[str, float] = {}
     first = None  # the confidence that the drift check compares
-    if self.class_names:
+    if names := self.class_names:
       heads = softmax(logits)
       shares = self.combine(heads)
-      label = self.class_names[int(shares.argmax())]
-      pairs = zip(self.class_names, shares.tolist(), strict=True)
-      probabilities = dict(pairs)
+      label = names[int(shares.argmax())]
+      probabilities = dict(zip(names, shares.tolist(), strict=True))
       if row.encoded.variant == self.chain.variants[0]:
         first = float(heads[0].max())
     depth, share, fields = self.describe(row)

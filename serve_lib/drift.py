@@ -1,8 +1,7 @@
 """Drift of the traffic away from the calibration split.
 
 Thresholds hold for data like the calibration data. The confidence of the first
-head is compared: every row passes it, whatever the exit rule, the threshold of
-its source, and also while all rows run to full depth.
+head is compared: every row passes it, also while all rows run to full depth.
 """
 
 import collections

@@ -95,10 +95,7 @@ class Engine:
     self.close(drain=error_type is None)
 
   def warm_up(self, progress: bool = False, threads: int = 1) -> WarmUp:
-    """Compiles every program at the first call, `threads` at a time.
-
-    `progress` shows a bar on stderr.
-    """
+    """Compiles every program at the first call; `progress` goes to stderr."""
     if self._warm_up is None:
       self._warm_up = self._programs.compile(
         progress, threads, self._cache_directory
@@ -106,10 +103,7 @@ class Engine:
     return self._warm_up
 
   def predict(self, items: Iterable[Any]) -> list[Any]:
-    """Returns the answers in the order of the items, a `Failure` for bad ones.
-
-    Raises ClosedError if the engine is closed before all items are accepted.
-    """
+    """Returns the answers in the order of items; a `Failure` for bad ones."""
     self._check_call('predict', items)
     return [future.result() for future in self._admit(list(items))]
 
@@ -127,12 +121,11 @@ class Engine:
   def stream(self, items: Iterable[Any], window: int = 256) -> Iterator[Any]:
     """Yields the answers in the order of the items while these arrive.
 
-    A daemon thread reads and submits at most `window` items ahead, so a source
-    that blocks does not keep the program from ending; after an early exit of
-    the caller it may read one more item, which is dropped. Exceptions of the
-    source are raised after the answers to the items before. (Read standard
-    input from `open(0, 'rb', closefd=False)`: Python aborts if the lock of
-    `sys.stdin` is taken at its end.)
+    A daemon thread reads and submits at most `window` items ahead; after an
+    early exit of the caller it may read one more item, which is dropped.
+    Exceptions of the source are raised after the answers to the items before.
+    (Read standard input from `open(0, 'rb', closefd=False)`: Python aborts if
+    the lock of `sys.stdin` is taken at its end.)
     """
     fields.check_value('stream.window', window, LEGAL['window'])
     self._check_call('stream', items)
@@ -174,8 +167,8 @@ class Engine:
   def close(self, drain: bool = True) -> None:
     """Ends the engine; may be called again, and from any thread.
 
-    With `drain` all accepted items are answered; otherwise they fail with
-    `ClosedError`, except those of batches in flight that leave now.
+    Without `drain` accepted items fail with `ClosedError`, except those of
+    batches in flight that leave now.
     """
     self._requests.close(cancel=not drain)
     with self._requests.lock:
@@ -245,8 +238,7 @@ class Engine:
     queued = 0
     try:
       futures = [_future() for _ in items]
-      encoded = map(self._encode, items, futures)
-      rows = [row for row in encoded if row is not None]
+      rows = [row for row in map(self._encode, items, futures) if row]
       with self._requests.lock:
         if rows:
           self._start()
@@ -268,8 +260,7 @@ class Engine:
           f'variant: expected one of {variants}, got {encoded.variant!r}'
         )
       length = self.grid.fit_length(encoded.length)
-      arrays = encoded.inputs.values()
-      count = sum(getattr(array, 'nbytes', 0) for array in arrays)
+      count = sum(getattr(x, 'nbytes', 0) for x in encoded.inputs.values())
       return Row(encoded, length, future, now, now, count)
     except Exception as error:
       self.monitor.record_failure('encode')

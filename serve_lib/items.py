@@ -73,8 +73,7 @@ def images(
 ) -> ItemReader:
   """Returns a reader of images: paths, bytes of files, or uint8 `[Y, X, 1|3]`.
 
-  `shape` is that of the model's input; `prepare` frames bytes or pixels as the
-  evaluation does.
+  `shape` is the model's input; `prepare` frames bytes or pixels for it.
   """
 
   def convert(value: Any) -> np.ndarray:
@@ -148,10 +147,9 @@ class TextReader:
   def read(self, item: Any, variant: str) -> Encoded:
     """Reads an item; the context has 'source' and 'truncated'."""
     fields = _item_fields(item)
-    tokens, types = (
-      self._given(fields) if 'tokens' in fields else self._encode(fields)
-    )
     limit = self.max_length
+    read = self._given if 'tokens' in fields else self._encode
+    tokens, types = read(fields)
     truncated = len(tokens) > limit
     if truncated and 'text' in fields:  # again, as it ends with [SEP]
       tokens, types = self._encode(fields, limit)
@@ -179,28 +177,24 @@ class TextReader:
         'has no tokenizer'
       )
     pairs = None if pair is None else [self._text(pair, 'pair')]
+    limit = limit or self.max_length + 1
     try:
-      encoded = self.tokenizer.encode(
-        [text], pairs, limit or self.max_length + 1
-      )
+      encoded = self.tokenizer.encode([text], pairs, limit)
     except ValueError as error:
       raise InputError(f'text: {error}') from error
     _check_readable(encoded.tokens, pair is not None)
     return encoded.tokens, encoded.token_types
 
   def _text(self, value: Any, key: str) -> str:
-    if isinstance(value, bytes):
-      try:
-        value = value.decode('utf-8')
-      except UnicodeDecodeError as error:
-        raise InputError(f'{key}: expected UTF-8, got {error}') from error
+    try:
+      value = value.decode('utf-8') if isinstance(value, bytes) else value
+    except UnicodeDecodeError as error:
+      raise InputError(f'{key}: expected UTF-8, got {error}') from error
     if not isinstance(value, str):
       raise InputError(f'{key}: expected a text, got {type(value).__name__}')
     if len(value) > self.max_characters:
-      raise InputError(
-        f'{key}: expected at most {self.max_characters} characters, '
-        f'got {len(value)}'
-      )
+      limit = f'at most {self.max_characters} characters'
+      raise InputError(f'{key}: expected {limit}, got {len(value)}')
     return value
 
   def _given(self, fields: Mapping[str, Any]) -> Any:
@@ -209,10 +203,8 @@ class TextReader:
     if 'token_types' in fields:
       types = _token_ids(fields['token_types'], 0)
     if len(types) != len(tokens):
-      raise InputError(
-        f'token_types: expected {len(tokens)}, one for each token, got '
-        f'{len(types)}'
-      )
+      expected = f'{len(tokens)}, one for each token'
+      raise InputError(f'token_types: expected {expected}, got {len(types)}')
     return tokens, types
 
 

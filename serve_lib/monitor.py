@@ -74,8 +74,8 @@ class Monitor:
   ) -> None:
     """Records a row that left, and the share of its tokens left at the end.
 
-    The confidence is that of the first head, as later heads see other rows
-    during drift; None for a row that the drift check is not to compare.
+    The confidence is that of the first head; None for a row that the drift
+    check is not to compare.
     """
     with self._lock:
       reasons = self._counts['reasons']

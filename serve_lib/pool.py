@@ -205,17 +205,16 @@ class Pool:
 
   def _start(self, batch: Batch, first: int) -> Batch:
     """Starts an open batch with the rows of `batch` from `first` on."""
+    group, capacity = batch.group, self._grid.capacity
     slots, rows = batch.slots[first:], batch.rows[first:]
     # Free slots hold a row that has left, if there is one: a chain may stop
     # early when all rows are done.
     left = np.setdiff1d(np.arange(batch.size), batch.slots)
-    source = np.full(self._grid.capacity, (*left, *slots)[0], np.int32)
+    source = np.full(capacity, (*left, *slots)[0], np.int32)
     source[: len(slots)] = slots
-    carry = self._programs.copy(
-      'open', batch.group, batch.size, batch.carry, source
-    )
+    carry = self._programs.copy('open', group, batch.size, batch.carry, source)
     places = np.arange(len(rows), dtype=np.int32)
-    return Batch(batch.group, self._grid.capacity, rows, places, carry)
+    return Batch(group, capacity, rows, places, carry)
 
   def _join(self, batch: Batch, one: Batch, room: int) -> Any:
     """Returns the carry of `one` with up to `room` rows of `batch` added."""

@@ -45,7 +45,9 @@ class Programs:
 
   def __init__(self, chain: Chain, grid: Grid, device: Any = None):
     self.chain, self.grid, self.copies = chain, grid, 0
-    device = device or _device_of(chain.variables)
+    leaves = jax.tree.leaves(chain.variables)
+    found = [d for x in leaves if isinstance(x, jax.Array) for d in x.devices()]
+    device = device or (found or jax.devices())[0]
     self._variables = jax.device_put(chain.variables, device)
     self._sharding = jax.sharding.SingleDeviceSharding(device)
     self._table: dict[tuple[str, Group, int], Any] = {}
@@ -163,19 +165,17 @@ class Programs:
     capacity = self.grid.capacity
     if capacity == 1:
       return  # batches of one row are never joined
-    whole, part = (
-      self._abstract(np.zeros(n, np.int32)) for n in (capacity, size)
+    table, build = self._table, self._build
+    whole, part = self._abstract(
+      [np.zeros(n, np.int32) for n in (capacity, size)]
     )
     pool = self._abstract(jax.eval_shape(_open, carry, whole))
-    table, build = self._table, self._build
     table['open', group, size] = build('open', _open, carry, whole)
-    table['join', group, size] = build(
-      'join', _join, pool, carry, part, donate=(0,)
-    )
+    join = build('join', _join, pool, carry, part, donate=(0,))
+    table['join', group, size] = join
     if size < capacity:
-      table['cut', group, size] = build(
-        ('cut', size), functools.partial(_cut, size), pool
-      )
+      cut = functools.partial(_cut, size)
+      table['cut', group, size] = build(('cut', size), cut, pool)
 
   def _build(
     self,
@@ -230,7 +230,6 @@ def _persistent_cache(directory: str) -> Iterator[None]:
     'jax_persistent_cache_min_compile_time_secs': 0.0,
     'jax_persistent_cache_min_entry_size_bytes': -1,
   }
-
   before = {name: getattr(jax.config, name) for name in options}
 
   def configure(settings: Mapping[str, Any]) -> None:
@@ -263,13 +262,6 @@ def _join(pool: Any, carry: Any, places: Any) -> Any:
 
 def _cut(size: int, pool: Any) -> Any:
   return jax.tree.map(lambda leaf: leaf[:size], pool)
-
-
-def _device_of(variables: Any) -> Any:
-  for leaf in jax.tree.leaves(variables):
-    if isinstance(leaf, jax.Array):
-      return next(iter(leaf.devices()))
-  return jax.devices()[0]
 
 
 def _shapes(tree: Any) -> list[tuple[Any, str]]:

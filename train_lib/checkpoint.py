@@ -91,9 +91,9 @@ class Checkpointer(contextlib.ExitStack):
       raise self._failed(error) from error
     self._saving = self._thread.submit(self._complete)
 
-  def check(self) -> None:
-    """Raises the error of a finished save; never waits for one."""
-    if self._saving is not None and self._saving.done():
+  def check(self, wait: bool = False) -> None:
+    """Raises the error of a finished save, or waits for the running one."""
+    if wait or (self._saving is not None and self._saving.done()):
       self.wait()
 
   def wait(self) -> None:

@@ -30,8 +30,7 @@ def load_config(
 ) -> ml_collections.ConfigDict:
   """Returns the configuration of a run, which needs its directory alone.
 
-  What a finished run started from may be gone, or on another machine: its
-  teacher, its warm start, the directory of its tokenizer.
+  Its teacher, its warm start, the directory of its tokenizer may be gone.
 
   Raises:
     ConfigError: of the field `key`; the directory has no run.
@@ -56,10 +55,7 @@ def load_config(
 
 
 def load_info(workdir: Path) -> DatasetInfo:
-  """Returns the shapes and classes of the training data of a run.
-
-  Raises `InvalidDataError` if the file is missing or damaged.
-  """
+  """Returns the shapes and classes of the training data of a run."""
   path = pathlib.Path(workdir) / DATASET_INFO
   try:
     return DatasetInfo(**_with_tuples(strict_json.read_object(path)))
@@ -91,11 +87,8 @@ def restore(
 ) -> Trained:
   """Restores a checkpoint: the average of the parameters if the run kept one.
 
-  `step` is a number, 'best', or None for the newest good one. Parameters are
-  split over the `mesh`, or put on the first device.
-
-  Raises:
-    CheckpointError: there is no such good checkpoint.
+  Parameters are split over the `mesh`, or put on the first device; see
+  `checkpoint_io.find` for `step` and errors.
   """
   saved, task = _open(workdir, config, step)
   return Trained(task, _variables(saved, task, mesh), saved.step)

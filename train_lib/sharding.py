@@ -34,7 +34,7 @@ def make_mesh(sizes: Any) -> Mesh:
   """Builds the mesh; one axis may be -1 and takes the remaining devices.
 
   A product below the number of devices uses the first ones; with several
-  processes every device must be used. Raises `ConfigError` for other sizes.
+  processes every device must be used.
   """
   shape = [int(sizes.get(axis, 1)) for axis in AXES]
   count = jax.device_count()
@@ -57,30 +57,28 @@ def _is_boxed(leaf: Any) -> bool:
   return isinstance(leaf, nn.meta.AxisMetadata)
 
 
-def _unbox(leaf: Any) -> Any:
-  return leaf.value if _is_boxed(leaf) else leaf
-
-
 def unbox(tree: Any) -> Any:
   """Removes the logical names from a tree of boxed arrays."""
-  return jax.tree.map(_unbox, tree, is_leaf=_is_boxed)
+  # Unlike `nn.meta.unbox`, this adds no sharding constraints under a mesh.
+  return jax.tree.map(
+    lambda leaf: leaf.value if _is_boxed(leaf) else leaf,
+    tree,
+    is_leaf=_is_boxed,
+  )
 
 
 def abstract(boxed: Any, mesh: Mesh | None) -> Any:
   """Returns shapes, dtypes and shardings of a tree of boxed arrays, unboxed.
 
-  A dimension that the mesh does not divide is not split: a head of 10 classes
-  on 4 devices, for instance. Without a mesh all are on the first device.
-
-  Raises:
-    ValueError: if an array names a logical axis that no rule maps.
+  A dimension that the mesh does not divide is not split, as a head of 10
+  classes on 4 devices. Without a mesh all are on the first device.
   """
 
   def place(leaf: Any) -> jax.ShapeDtypeStruct:
     where: Any = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     if mesh is not None:
       where = NamedSharding(mesh, _split(leaf, mesh))
-    value = _unbox(leaf)
+    value = unbox(leaf)
     return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=where)
 
   return jax.tree.map(place, boxed, is_leaf=_is_boxed)
@@ -94,7 +92,7 @@ def _split(leaf: Any, mesh: Mesh) -> PartitionSpec:
       f'{sorted(unknown)}: expected logical axes of sharding.RULES; others '
       'would silently be replicated'
     )
-  shape, spec = _unbox(leaf).shape, nn.logical_to_mesh_axes(names, RULES)
+  shape, spec = unbox(leaf).shape, nn.logical_to_mesh_axes(names, RULES)
   # Factored optimizer statistics keep the names of a parameter but not its
   # rank: such an array is replicated.
   if spec is None or len(spec) > len(shape):

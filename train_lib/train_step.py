@@ -14,7 +14,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Key
 
 from eval_lib.metrics import Average, Leaf
 from train_lib import sharding
@@ -73,8 +72,7 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
   """Builds `train_step(state, frozen, batch, knobs) -> (state, metrics)`.
 
-  It is pure, and to be jitted with the state donated. Parameters change whose
-  name has a match of `trainable`.
+  It is pure, and to be jitted with the state donated.
 
   Args:
     task: the model and its loss.
@@ -82,7 +80,7 @@ def make_train_step(
     schedule: the learning rate, to be logged.
     num_micro: micro-batches per step; it must divide the rows of a batch.
     ema_decay: decay of the parameter average, 0 for none.
-    trainable: regular expression.
+    trainable: regular expression found in the names of trained parameters.
   """
 
   def train_step(state, frozen, batch, knobs):
@@ -110,12 +108,10 @@ def make_train_step(
     state = jax.tree.map(
       lambda new, old: jnp.where(finite, new, old), changed, skipped
     ).replace(step=state.step + 1)
-    scalars = {
-      'loss': loss,
-      'grad_norm': grad_norm,
-      'learning_rate': schedule(state.step - 1),
-      'nonfinite': state.nonfinite,
-    }
+    scalars = dict(
+      loss=loss, grad_norm=grad_norm,
+      learning_rate=schedule(state.step - 1), nonfinite=state.nonfinite,
+    )  # fmt: skip
     one = jnp.ones((), jnp.float32)
     for name, value in scalars.items():
       metrics[name] = Average(jnp.asarray(value, jnp.float32), one)
@@ -127,7 +123,8 @@ def make_train_step(
 def _accumulate(task: Task, num_micro: int, state, frozen, batch, knobs):
   """Returns (loss, gradients, metrics, model_state) of a whole batch."""
   norm = task.normalizers(batch)
-  keys = _row_keys(state.rng, state.step, batch)
+  key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
+  keys = jax.random.split(key, batch['mask'].shape[0])  # of the rows
   micro = split_rows((dict(batch), keys), num_micro)
 
   def body(carry, rows):
@@ -146,11 +143,6 @@ def _accumulate(task: Task, num_micro: int, state, frozen, batch, knobs):
   )
   metrics = {name: stacked.reduce() for name, stacked in metrics.items()}
   return loss, grads, metrics, model_state
-
-
-def _row_keys(rng: Leaf, step: Leaf, batch: Any) -> Key[Array, ' B']:
-  key = jax.random.fold_in(jax.random.wrap_key_data(rng), step)
-  return jax.random.split(key, batch['mask'].shape[0])
 
 
 def split_rows(tree: Any, num_micro: int) -> Any:
@@ -220,8 +212,8 @@ def first_culprit(
 ) -> str:
   """Names the first input, parameter or gradient that is not finite.
 
-  Recomputes the gradients of step number `step`, counted from 1. Later steps
-  may have changed the parameters; then the cause may not be found.
+  Recomputes the gradients of step number `step`, counted from 1, with the
+  parameters of a later one: the cause may not be found.
   """
 
   @jax.jit

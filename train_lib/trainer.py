@@ -39,14 +39,13 @@ def train(
 ) -> dict[str, Any]:
   """Trains to the last step, from the newest good checkpoint if there is one.
 
+  Returns the content of `result.json`.
+
   Args:
     config: a resolved and validated configuration.
     workdir: the run's directory; it is created, and locked while it runs.
     started: `time.time()` of the process start, for `seconds_to_first_step`.
     dry_run: build and compile everything and print it; write nothing.
-
-  Returns:
-    The content of `result.json`.
 
   Raises:
     NonFiniteError: the loss was not finite; names the step.
@@ -85,10 +84,7 @@ class _Loop(contextlib.ExitStack):
   def begin(
     self, workdir: str, checkpoints: pathlib.Path, state: Any
   ) -> TrainState:
-    """Locks the directory, opens everything, returns the state to start from.
-
-    `state` is a fresh one, None if there are checkpoints.
-    """
+    """Locks the directory, opens all; returns the `state` or the restored."""
     setup, kept = self.setup, self.config.checkpoint
     primary = jax.process_index() == 0
     self.run = self.enter_context(
@@ -129,9 +125,9 @@ class _Loop(contextlib.ExitStack):
     self.pending.append((step, stage, metrics, batch))
     last, kept = step == self.setup.total_steps, self.config.checkpoint
     evaluators = {
-      name: evaluator
-      for name, evaluator in self.setup.evaluators[stage.name].items()
-      if last or _due(step, evaluator.every_steps)
+      name: one
+      for name, one in self.setup.evaluators[stage.name].items()
+      if last or _due(step, one.every_steps)
     }
     stop = self.guard.should_stop(step)
     is_best = kept.best_metric.partition('/')[0] in evaluators
@@ -194,18 +190,14 @@ class _Loop(contextlib.ExitStack):
 
     A full disk may have space again when the next checkpoint is due.
     """
-    extra = {
-      'stage': stage.name,
-      'results': self.results,
-      'seconds': self._seconds(),
-    }
+    extra = dict(
+      stage=stage.name, results=self.results, seconds=self._seconds()
+    )
     try:
       if save:
         self.checkpointer.save(self.done, state, extra, metrics)
-      if must:
-        self.checkpointer.wait()
       # A failed save is reported in the step after it failed.
-      self.checkpointer.check()
+      self.checkpointer.check(wait=must)
     except CheckpointError as error:
       if must:
         raise
@@ -229,8 +221,8 @@ class _Loop(contextlib.ExitStack):
       'seconds_to_first_step': self.first_step_seconds,
       'share_waiting_for_data': self.console.waited_in_all / elapsed,
     }
-    if self.setup.dataset.bad_records:
-      result['bad_records'] = self.setup.dataset.bad_records
+    if bad := self.setup.dataset.bad_records:
+      result['bad_records'] = bad
     self.run.write('result.json', result)
     self.console.finish(result)
     return result
