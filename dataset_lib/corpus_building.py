@@ -28,29 +28,51 @@ from dataset_lib.builder import default_num_threads
 from dataset_lib.corpus_rows import Encoder, Part, Rows, blocks
 from dataset_lib.corpus_texts import ACTIONS, Faults, Texts
 from dataset_lib.errors import InvalidDataError
+from dataset_lib.fields import flag
 
 # (name of a stage, its bytes) -> called with the bytes that are done
 Progress = Callable[[str, int], Callable[[int], object]]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
   """The flags of `launch.prepare_corpus`; `tokenizer` '' trains one."""
 
   input: Annotated[
     tuple[str, ...], MinLen(1), 'files, folders and tfds:NAME, with commas'
-  ]
-  validation: tuple[str, ...] = ()
-  validation_share: Annotated[float, Interval(ge=0.0, le=0.5)] = 0.01
-  tokenizer: str = ''
-  vocab_size: Annotated[int, Ge(1)] = 30_000
-  vocab_texts: Annotated[int, Ge(1000)] = 2_000_000
-  max_length: Annotated[int, Interval(ge=8, le=65536)] = 128
-  processes: Annotated[int, Ge(1)] = dataclasses.field(
-    default_factory=default_num_threads
+  ] = flag('files, folders, tfds:NAME', metavar='PATH,...')
+  validation: tuple[str, ...] = flag(
+    'the texts of the validation split', (), 'PATH,...'
   )
-  data_dir: str = ''
-  wrapped: bool = False
+  validation_share: Annotated[float, Interval(ge=0.0, le=0.5)] = flag(
+    'or the share of the documents that it takes, 0 for none', 0.01, 'SHARE'
+  )
+  tokenizer: str = flag(
+    'spiece.model, tokenizer.json, vocab.txt, or a directory with one '
+    '(default: train a vocabulary)',
+    '',
+    'PATH',
+  )
+  vocab_size: Annotated[int, Ge(1)] = flag(
+    'of the trained vocabulary', 30_000, 'PIECES'
+  )
+  vocab_texts: Annotated[int, Ge(1000)] = flag(
+    'train it from a random sample of at most this many texts of at most 1,024 '
+    'characters, 100 million in all; a character takes about 20 bytes of '
+    'memory',
+    2_000_000,
+    'TEXTS',
+  )
+  max_length: Annotated[int, Interval(ge=8, le=65536)] = flag(
+    'longest row, special tokens included', 128, 'TOKENS'
+  )
+  processes: Annotated[int, Ge(1)] | None = flag(
+    'that encode (default: one for each core)', None, 'N'
+  )
+  data_dir: str = flag(
+    'of TFDS (default ~/tensorflow_datasets)', '', 'DIRECTORY'
+  )
+  wrapped: bool = flag('lines are broken to a width, see above', False)
 
 
 def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
@@ -81,7 +103,8 @@ def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
     vocab_size = _save_tokenizer(training, folder, options)
     splits = corpus.SPLITS if options.validation or share else [corpus.TRAIN]
     encoder = folder / corpus.TOKENIZER_FILE, options.max_length
-    rows = encoded(read('encoding', faults), encoder, options.processes)
+    processes = options.processes or default_num_threads()
+    rows = encoded(read('encoding', faults), encoder, processes)
     counts = _write(folder, splits, vocab_size, rows, faults)
     manifest = {
       'format': corpus.FORMAT,

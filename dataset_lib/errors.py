@@ -11,7 +11,10 @@ class ConfigError(ValueError):
     field: dotted name of the field, for example 'dataset.image_size'.
     given: the rejected value.
     expected: the legal range in words.
+    exit_code: of a command that ends with the error.
   """
+
+  exit_code = 2
 
   def __init__(self, field: str, given: Any, expected: str):
     super().__init__(f'{field}: expected {expected}, got {given!r}')
@@ -26,9 +29,13 @@ class ConfigError(ValueError):
 class MissingDataError(FileNotFoundError):
   """The data set, or one of its splits, is not where it should be."""
 
+  exit_code = 4
+
 
 class InvalidDataError(ValueError):
   """The data set as a whole is not usable: its layout, index or class list."""
+
+  exit_code = 4
 
 
 class BadRecord(ValueError):  # noqa: N818  one row, not the end of a run
@@ -49,6 +56,8 @@ class BadRecord(ValueError):  # noqa: N818  one row, not the end of a run
 
 class TooManyBadRecordsError(RuntimeError):
   """More bad records than the configuration tolerates."""
+
+  exit_code = 4
 
 
 class FaultCounts:

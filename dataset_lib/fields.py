@@ -58,6 +58,24 @@ class Unread(str):
   """Text of a command line; `check` reads it as the type of its field."""
 
 
+def flag(
+  words: str,
+  default: Any = dataclasses.MISSING,
+  metavar: str | None = None,
+  names: str = '',
+) -> Any:
+  """Declares a flag; the field's annotation is its type.
+
+  Args:
+    words: of the help page.
+    default: that of the field; without one the flag is needed.
+    metavar: the value in the help page.
+    names: other names than `--` and the name of the field.
+  """
+  about = {'words': words, 'metavar': metavar, 'names': names}
+  return dataclasses.field(default=default, metadata=about)
+
+
 def check(
   cls: type, given: Any, prefix: str, without: Sequence[str] = ()
 ) -> dict[str, Any]:

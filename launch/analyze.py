@@ -21,92 +21,73 @@ import functools
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Predicate
+
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import flag
 from launch import command_line
+from launch.command_line import Count, Positive
 
 
-def parser() -> command_line.Parser:
-  """Returns the command line."""
-  result = command_line.Parser('python -m launch.analyze', __doc__)
-  command_line.add_run_flags(result)
-  positive, count = command_line.positive, command_line.count
-  for name, default, kind, metavar, words in (
-    ('split', 'validation', str, 'NAME', 'of the data set of the run'),
-    ('rows', 2000, positive, 'ROWS', 'rows from all of the split'),
-    ('treebank', '', str, 'FILE', 'with dependency labels: CoNLL-U or .gz'),
-    # A mean over fewer words is noise.
-    ('label_words', 20, positive, 'WORDS', 'least words of a label'),
-    ('sentences', 8, count, 'ROWS', 'number of rows as pictures'),
-    ('out', '', str, 'DIRECTORY', 'default: analysis/ in the workdir'),
-  ):
-    words += f' (default: {default})' if default else ''
-    result.add_argument(
-      f'--{name}', default=default, type=kind, metavar=metavar, help=words
-    )
-  return result
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(command_line.RunFlags):
+  """Flags of an analysis."""
+
+  split: str = flag('of the data set of the run', 'validation')
+  rows: Positive = flag('rows from all of the split', 2000)
+  treebank: Annotated[
+    str,
+    Predicate(lambda path: not path or os.path.isfile(path)),
+    'a CoNLL-U file',
+  ] = flag('with dependency labels: CoNLL-U or .gz', '', 'FILE')
+  # A mean over fewer words is noise.
+  label_words: Positive = flag('least words of a label', 20, 'WORDS')
+  sentences: Count = flag('number of rows as pictures', 8, 'ROWS')
+  out: str = flag('default: analysis/ in the workdir', '', 'DIRECTORY')
 
 
-def parse(argv: Sequence[str]) -> tuple[Any, Any]:
-  """Returns (arguments, the run's configuration); touches no device."""
-  from albert_act.encoder import Albert
-  from dataset_lib import builder
-  from dataset_lib.errors import ConfigError
-  from train_lib import loading
-  from train_lib.task import construct
-
-  arguments = command_line.parse_arguments(parser(), argv)
-  config = loading.load_config(arguments.workdir)
-  if not isinstance(construct(config, num_classes=2), Albert):
-    expected = 'a run of an ALBERT of albert_act'
-    raise ConfigError('--workdir', config.model.name, expected)
-  command_line.check_texts(arguments.workdir)
-  try:
-    builder.validate(config.dataset, arguments.split)
-  except ConfigError as error:
-    raise ConfigError('--split', error.given, error.expected) from error
-  if arguments.treebank and not os.path.isfile(arguments.treebank):
-    raise ConfigError('--treebank', arguments.treebank, 'a CoNLL-U file')
-  arguments.out = arguments.out or os.path.join(arguments.workdir, 'analysis')
-  command_line.check_place('--out', arguments.out)
-  return arguments, config
-
-
-def main(argv: Sequence[str]) -> int:
-  """Runs the command; returns its exit code."""
-  return command_line.main(parse, run, argv)
-
-
-def run(arguments: Any, config: Any) -> int:
+def run(flags: Flags) -> int:
   """Reads everything, then computes, then writes and prints."""
   from albert_act import analysis, analysis_report
+  from albert_act.encoder import Albert
   from dataset_lib import builder, tokenizer
   from eval_lib.report import print_table
   from train_lib import loading
   from train_lib.run_directory import TOKENIZER
+  from train_lib.task import construct
 
-  workdir, step = arguments.workdir, arguments.step
-  labelled = read_treebank(arguments.treebank)
-  records = builder.build_source(config.dataset, arguments.split)
-  words = tokenizer.load(pathlib.Path(workdir) / TOKENIZER)
-  loaded = loading.restore(workdir, config, step)
+  config = loading.load_config(flags.workdir)
+  if not isinstance(construct(config, num_classes=2), Albert):
+    expected = 'a run of an ALBERT of albert_act'
+    raise ConfigError('--workdir', config.model.name, expected)
+  command_line.check_texts(flags.workdir)
+  try:
+    builder.validate(config.dataset, flags.split)
+  except ConfigError as error:
+    raise ConfigError('--split', error.given, error.expected) from error
+  out = pathlib.Path(flags.out or os.path.join(flags.workdir, 'analysis'))
+  command_line.check_place('--out', str(out))
+  labelled = read_treebank(flags.treebank)
+  records = builder.build_source(config.dataset, flags.split)
+  words = tokenizer.load(pathlib.Path(flags.workdir) / TOKENIZER)
+  loaded = loading.restore(flags.workdir, config, flags.step)
   model = dataclasses.replace(loaded.task.model, dynamic=False, remat_chunk=0)
   sample = functools.partial(analysis.batches, records, config.seed)
-  found = analysis.analyse(model, loaded.variables, sample(arguments.rows))
+  found = analysis.analyse(model, loaded.variables, sample(flags.rows))
   tables = analysis_report.tables(found)
   if labelled:
-    length, least = records.info.input_shape[0], arguments.label_words
+    length, least = records.info.input_shape[0], flags.label_words
     tables.append(
       analysis_report.label_table(
         model, loaded.variables, words, labelled, length, least
       )
     )
   shown = analysis.token_iterations(
-    model, loaded.variables, sample(arguments.sentences)
+    model, loaded.variables, sample(flags.sentences)
   )
   page = analysis_report.blocks(shown, words, found.max_iterations)
-  out = pathlib.Path(arguments.out)
   missing = analysis_report.write(out, found, tables, page)
   for table in tables:
     print_table(table.title, table.shown, table.note)
@@ -130,5 +111,7 @@ def read_treebank(file: str) -> list[Any]:
   return sentences
 
 
+main = command_line.Command('analyze', __doc__, Flags, run)
+
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  sys.exit(main())

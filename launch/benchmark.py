@@ -19,34 +19,25 @@ with `adatape --variant=Ti/16 --batch=4` or `eat_speed --variant=mini
 --depth=6`. All cores are used: restrict them with taskset.
 """
 
+import dataclasses
 import importlib
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from annotated_types import Interval, Predicate
+from annotated_types import Interval, MinLen, Predicate
 
-from dataset_lib import fields
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import flag
 from eval_lib import report
 from eval_lib.report import Rows
 from launch import command_line
-from launch.command_line import (
-  checkpoint,
-  count,
-  percents,
-  positive,
-  seconds,
-  sizes,
-)
+from launch.command_line import Count, Positive, Sizes
 
-MODULES = {
-  'adatape': 'launch.candidates_adatape',
-  'albert': 'launch.candidates_albert',
-  'eat_speed': 'launch.candidates_eat',
-  'eat': 'launch.eat_report',
-}
+EPILOG = 'python -m launch.benchmark COMMAND --help lists the settings'
+ROUNDS = '--rounds --repeats'
 BUSY_LOAD = 0.5  # average number of running threads
 TOLERANCE = {'float32': 1e-4, 'bfloat16': 5e-2}  # of outputs of a group
 
@@ -82,143 +73,143 @@ Runs = Annotated[
 File = Annotated[
   str, Predicate(_is_writable), 'file in a directory that is writable'
 ]
-# Names, type, default, help. `None` as default: the flag is needed.
-_TIMING: list[Any] = [
-  ('--warmup', count, 2, 'rounds before those that count'),
-  ('--dtype', Literal['float32', 'bfloat16'], 'float32', 'compute dtype'),
-  ('--out', File, '', 'FILE.csv: writes the rows here, a picture beside it'),
+Percents = Annotated[
+  tuple[Annotated[int, Interval(ge=0, le=100)], ...],
+  MinLen(1),
+  'a list of integers from 0 to 100 such as 0,80',
 ]
-FLAGS: Mapping[str, tuple[str, list[Any]]] = {
-  'adatape': ('AdaTape against ViT, and the cost of reading the tape', [
-    ('--variant', str, 'B/16', 'Ti, S, B or L, and pixels of a patch'),
-    ('--batch --batch_size', positive, 8, 'images per call'),
-    ('--image_size', positive, 224, 'side of the square images, in pixels'),
-    ('--bank_size', positive, 10_000, 'tokens in the learnable bank'),
-    ('--num_classes', positive, 1000, 'of the head'),
-    ('--phases', Phases, 'all', 'forward: no training steps'),
-    ('--rounds --repeats', positive, 10, 'that count'),
-    *_TIMING,
-  ]),
-  'albert': ('ALBERT whose tokens halt, against fixed depth', [
-    ('--variant', str, 'small', 'micro, mini, tiny, small or base'),
-    ('--length', Length, 128, 'tokens of a row'),
-    ('--batch', sizes, '1,8', 'rows at a time'),
-    ('--shares', tuple[Share, ...], '0.42,0.25', 'mean over most iterations'),
-    ('--iterations', positive, 12, 'in a stage of the engine'),
-    ('--train_batch', count, 0, 'rows: also times the training step'),
-    ('--rounds --repeats', positive, 10, 'that count'),
-    *_TIMING,
-  ]),
-  'eat_speed': ('EAT in the engine, against dense BERTs of three libraries', [
-    ('--variant', str, 'base', 'of BERT: tiny, mini, small, medium, base, ...'),
-    ('--depth', count, 0, "layers, even, 6 or more; 0 for the variant's"),
-    ('--length', Length, 128, 'tokens of every row'),
-    ('--batch', sizes, '1,16,32', 'rows; at 1 requests come one by one'),
-    ('--exit_rates', percents, '0,50,80,95', 'of rows that leave at layer 4'),
-    ('--window', Even, 0, 'tokens of the attention of EAT, even; 0 for none'),
-    ('--candidates --contenders', Groups, 'dense,eat,torch,onnx',
-     'dense is needed'),
-    ('--min_seconds', seconds, 0.5, 'of the calls of a round'),
-    ('--fill', positive, 8, 'batches that a call of the engine fills'),
-    ('--length_buckets', Lengths, '16,32,64,128,256',
-     'compared with padding all rows to the last; none for no such table'),
-    ('--length_rows', positive, 64, 'of that table'),
-    ('--lengths_from', str, '', 'DIRECTORY of a GLUE task: takes their lengths '
-     'from its validation split, instead of a log-normal law'),
-    ('--task', str, 'sst2', 'the GLUE task'),
-    ('--vocabulary', str, '', 'for its texts: a tokenizer, or vocab.txt'),
-    ('--rounds --repeats', positive, 7, 'that count'),
-    *_TIMING,
-  ]),
-  'eat': ('quality and speed of a trained EAT, from its checkpoint', [
-    ('--workdir', str, None, 'the EAT run'),
-    ('--dense', str, '', 'a dense run on the same data'),
-    ('--student', str, '', 'a run of a smaller dense model'),
-    ('--ablation', Runs, (), 'NAME=DIRECTORY,...: runs for the ablation'),
-    ('--out', str, None, 'DIRECTORY: where to write'),
-    ('--step', checkpoint, 'latest', 'of the EAT run: latest, best, a number'),
-    ('--split', str, '', "instead of that of the run's evaluation dev"),
-    ('--limit', count, 0, 'rows of the split, the first; 0 for all'),
-    ('--prune_scales', tuple[Scale, ...], '0,0.5,1', 'of the prune ratios'),
-    ('--tau', Share, 0.9, 'of the default setting, confidence'),
-    ('--time', str, 'auto', 'auto (never, the default and the frontier), all, '
-     'none, or names such as confidence=0.9,prune_0.5/never'),
-    ('--rows', positive, 1000, 'to time, at most'),
-    ('--warmup', count, 50, 'calls of each setting before those that count'),
-    ('--rounds --repeats', positive, 3, 'that count'),
-    ('--batch_size', positive, 32, 'rows of a full batch'),
-    ('--guarantee', bool, False, 'resamples the rows: how often does it fail?'),
-    ('--epsilon', Share, 0.02, 'bound on the risk'),
-    ('--delta', Share, 0.1, 'how often the bound may fail'),
-    ('--draws', positive, 200, 'resamplings'),
-    ('--sentences', count, 8, 'rows to draw'),
-    ('--peers', Libraries, 'torch,onnx', 'also run the dense run and the '
-     'student, as far as installed; or none'),
-  ]),
-}  # fmt: skip
+Seconds = Annotated[
+  float, Interval(gt=0, lt=1e9), 'a positive number of seconds'
+]
 
 
-def _type(hint: Any) -> Callable[[str], Any]:
-  """Returns a type of argparse, which prints its name."""
-  if hint in vars(command_line).values():
-    return hint
-
-  def read(text: str) -> Any:
-    value = fields.check_value('', fields.Unread(text), hint)
-    return () if value == 'none' else value
-
-  read.__name__ = fields.describe(hint)
-  return read
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Timing:
+  warmup: Count = flag('rounds before those that count', 2)
+  dtype: Literal['float32', 'bfloat16'] = flag('compute dtype', 'float32')
+  out: File = flag('writes the rows here, a picture beside it', '', 'FILE.csv')
 
 
-def parser() -> command_line.Parser:
-  """Returns the parser of the command line."""
-  result = command_line.Parser(
-    prog='python -m launch.benchmark',
-    description=__doc__,
-    epilog='python -m launch.benchmark COMMAND --help lists the settings',
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adatape(_Timing):
+  """AdaTape against ViT, and the cost of reading the tape."""
+
+  variant: str = flag('Ti, S, B or L, and pixels of a patch', 'B/16')
+  batch: Positive = flag('images per call', 8, names='--batch --batch_size')
+  image_size: Positive = flag('side of the square images, in pixels', 224)
+  bank_size: Positive = flag('tokens in the learnable bank', 10_000)
+  num_classes: Positive = flag('of the head', 1000)
+  phases: Phases = flag('forward: no training steps', 'all')
+  rounds: Positive = flag('that count', 10, names=ROUNDS)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Albert(_Timing):
+  """ALBERT whose tokens halt, against fixed depth."""
+
+  variant: str = flag('micro, mini, tiny, small or base', 'small')
+  length: Length = flag('tokens of a row', 128)
+  batch: Sizes = flag('rows at a time', (1, 8))
+  shares: tuple[Share, ...] = flag('mean over most iterations', (0.42, 0.25))
+  iterations: Positive = flag('in a stage of the engine', 12)
+  train_batch: Count = flag('rows: also times the training step', 0)
+  rounds: Positive = flag('that count', 10, names=ROUNDS)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EatSpeed(_Timing):
+  """EAT in the engine, against dense BERTs of three libraries."""
+
+  variant: str = flag('of BERT: tiny, mini, small, medium, base, ...', 'base')
+  depth: Count = flag("layers, even, 6 or more; 0 for the variant's", 0)
+  length: Length = flag('tokens of every row', 128)
+  batch: Sizes = flag('rows; at 1 requests come one by one', (1, 16, 32))
+  exit_rates: Percents = flag('of rows that leave at layer 4', (0, 50, 80, 95))
+  window: Even = flag('tokens of the attention of EAT, even; 0 for none', 0)
+  candidates: Groups = flag(
+    'dense is needed',
+    ('dense', 'eat', 'torch', 'onnx'),
+    names='--candidates --contenders',
   )
-  commands = result.add_subparsers(dest='command', required=True)
-  for name, (text, flags) in FLAGS.items():
-    command = commands.add_parser(
-      name, help=text, description=text, epilog=command_line.EXIT_CODES
-    )
-    for names, kind, default, words in flags:
-      options = {'default': default, 'help': words}
-      if default:
-        options['help'] += ' (default: %(default)s)'
-      if kind is bool:
-        options['action'] = 'store_true'
-      else:
-        options |= {'type': _type(kind), 'required': default is None}
-      command.add_argument(*names.split(), **options)
-  return result
+  min_seconds: Seconds = flag('of the calls of a round', 0.5)
+  fill: Positive = flag('batches that a call of the engine fills', 8)
+  length_buckets: Lengths = flag(
+    'compared with padding all rows to the last; none for no such table',
+    (16, 32, 64, 128, 256),
+  )
+  length_rows: Positive = flag('of that table', 64)
+  lengths_from: str = flag(
+    'of a GLUE task: takes their lengths from its validation split, instead of '
+    'a log-normal law',
+    '',
+    'DIRECTORY',
+  )
+  task: str = flag('the GLUE task', 'sst2')
+  vocabulary: str = flag('for its texts: a tokenizer, or vocab.txt', '')
+  rounds: Positive = flag('that count', 7, names=ROUNDS)
 
 
-def parse(argv: Sequence[str]) -> tuple[Any]:
-  """Returns the arguments.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eat(command_line.RunFlags):
+  """Quality and speed of a trained EAT, from its checkpoint."""
 
-  Raises:
-    UsageError: names the flag.
-  """
-  arguments = command_line.parse_arguments(parser(), argv)
-  if arguments.command == 'eat':
-    command_line.check_place('--out', arguments.out)
-  elif arguments.command == 'eat_speed':
-    vocabulary = arguments.vocabulary
-    if bool(arguments.lengths_from) != bool(vocabulary):
-      expected = 'it with --lengths_from, and only then'
-      message = f'--vocabulary: expected {expected}, got {vocabulary!r}'
-      raise command_line.UsageError(message)
-  return (arguments,)
+  dense: str = flag('a dense run on the same data', '')
+  student: str = flag('a run of a smaller dense model', '')
+  ablation: Runs = flag('runs for the ablation', (), 'NAME=DIRECTORY,...')
+  out: str = flag('where to write', metavar='DIRECTORY')
+  split: str = flag("instead of that of the run's evaluation dev", '')
+  limit: Count = flag('rows of the split, the first; 0 for all', 0)
+  prune_scales: tuple[Scale, ...] = flag('of the prune ratios', (0.0, 0.5, 1.0))
+  tau: Share = flag('of the default setting, confidence', 0.9)
+  time: str = flag(
+    'auto (never, the default and the frontier), all, none, or names such as '
+    'confidence=0.9,prune_0.5/never',
+    'auto',
+  )
+  rows: Positive = flag('to time, at most', 1000)
+  warmup: Count = flag('calls of each setting before those that count', 50)
+  rounds: Positive = flag('that count', 3, names=ROUNDS)
+  batch_size: Positive = flag('rows of a full batch', 32)
+  guarantee: bool = flag('resamples the rows: how often does it fail?', False)
+  epsilon: Share = flag('bound on the risk', 0.02)
+  delta: Share = flag('how often the bound may fail', 0.1)
+  draws: Positive = flag('resamplings', 200)
+  sentences: Count = flag('rows to draw', 8)
+  peers: Libraries = flag(
+    'also run the dense run and the student, as far as installed; or none',
+    ('torch', 'onnx'),
+  )
 
 
-def run(arguments: Any) -> int:
+MODULES = {
+  Adatape: 'launch.candidates_adatape',
+  Albert: 'launch.candidates_albert',
+  EatSpeed: 'launch.candidates_eat',
+  Eat: 'launch.eat_report',
+}
+FLAGS = {
+  'adatape': Adatape,
+  'albert': Albert,
+  'eat_speed': EatSpeed,
+  'eat': Eat,
+}
+
+
+def run(flags: Any) -> int:
   """Times the candidates; prints and writes the tables."""
+  settings = dict(vars(flags))
+  for name in ('length_buckets', 'peers'):
+    if settings.get(name) == 'none':
+      settings[name] = ()
+  if isinstance(flags, EatSpeed):
+    if bool(flags.lengths_from) != bool(flags.vocabulary):
+      expected = 'it with --lengths_from, and only then'
+      raise ConfigError('--vocabulary', flags.vocabulary, expected)
+  elif isinstance(flags, Eat):
+    command_line.check_place('--out', flags.out)
   # Imported once the command line is known to be right.
-  family = importlib.import_module(MODULES[arguments.command])
-  settings = dict(vars(arguments))
-  if settings.pop('command') == 'eat':
+  family = importlib.import_module(MODULES[type(flags)])
+  if isinstance(flags, Eat):
     family.write(settings)
     return command_line.OK
   import jax
@@ -235,8 +226,8 @@ def run(arguments: Any) -> int:
   try:
     for name, rows in family.tables(settings):
       show(rows, TOLERANCE[settings['dtype']])
-      if arguments.out:
-        path = pathlib.Path(arguments.out)
+      if flags.out:
+        path = pathlib.Path(flags.out)
         path = path.with_stem(f'{path.stem}_{name}') if name else path
         report.write_csv(path, rows, constants)
         draw(path, rows)
@@ -293,11 +284,8 @@ def _case(row: Mapping[str, Any]) -> str:
   return ', '.join(f'{name} {row[name]}' for name in names)
 
 
-def main(argv: Sequence[str]) -> int:
-  """Runs the command line; returns its exit code."""
-  return command_line.main(parse, run, argv)
-
+main = command_line.Command('benchmark', __doc__, FLAGS, run, EPILOG)
 
 if __name__ == '__main__':
   # A process of a candidate imports this module under another name.
-  sys.exit(main(sys.argv[1:]))
+  sys.exit(main())

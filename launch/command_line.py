@@ -1,21 +1,28 @@
-"""Errors of one line, exit codes, flags and their types of all command lines.
+"""Flags, errors of one line and exit codes of all command lines.
 
-Nothing here imports jax, so that a wrong command line is answered at once.
+A command declares its flags as a dataclass of `flag`s; `Command` reads and runs
+it. Nothing here imports jax, so that a wrong flag is answered at once.
 """
 
 import argparse
+import dataclasses
 import difflib
 import os
+import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal, NoReturn
 
-from annotated_types import Ge, Interval, MinLen
+from annotated_types import Ge, MinLen, Predicate
 
-from dataset_lib import errors, fields
+from dataset_lib import fields
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import flag
 
 OK, USAGE, NOT_FINITE, DATA, LOCKED, CHECKPOINT = 0, 2, 3, 4, 5, 6
 PREEMPTED, INTERRUPTED, OUTPUT_CLOSED = 75, 130, 141
+
+OVERRIDE = '--config.KEY'
 
 EXIT_CODES = """\
 exit codes:
@@ -30,14 +37,100 @@ exit codes:
   141 stdout was closed, as by `| head`; nothing is wrong
 """
 
+Positive = Annotated[int, Ge(1), 'a positive integer']
+Count = Annotated[int, Ge(0), 'an integer of 0 or more']
+Sizes = Annotated[
+  tuple[Positive, ...], MinLen(1), 'a list of positive integers such as 1,16'
+]
+Step = Literal['latest', 'best'] | Count
+Workdir = Annotated[
+  str,
+  Predicate(lambda path: '..' not in path.split(os.sep)),
+  "a path without '..'",
+]
+
 
 class UsageError(ValueError):
   """The command line is wrong; the message says what is expected."""
 
+  exit_code = USAGE
 
-class Parser(argparse.ArgumentParser):
-  """An argparse parser whose errors are `UsageError`s of one line."""
 
+def overrides_flag() -> Any:
+  """Declares `--config.KEY=VALUE`, any number of times, as 'KEY=VALUE's."""
+  words = 'overrides a field, e.g. --config.optimizer.lr=3e-4'
+  return flag(words, (), 'VALUE', OVERRIDE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFlags:
+  """Flags of a command that reads a run."""
+
+  workdir: str = flag('directory of the run', metavar='DIRECTORY')
+  step: Step = flag('latest, best, or a number', 'latest')
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+  """A command line; call it to run the command.
+
+  Attributes:
+    page: help text.
+    flags: a dataclass of flags, or one for each subcommand.
+    run: gets an instance of it and returns the exit code.
+  """
+
+  name: str
+  page: str | None
+  flags: Any
+  run: Callable[[Any], int]
+  epilog: str = EXIT_CODES
+
+  def __call__(self, argv: Sequence[str] | None = None) -> int:
+    """Runs the command; an expected error becomes a line and its exit code."""
+    try:
+      return self.run(self.parse(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+      fail('interrupted', INTERRUPTED)
+    except Exception as error:
+      if not hasattr(error, 'exit_code'):
+        raise
+      fail(error, error.exit_code)
+
+  def parse(self, argv: Sequence[str]) -> Any:
+    """Returns the flags, checked against their annotations.
+
+    Raises:
+      UsageError, ConfigError: names the flag.
+    """
+    parser = _Parser(f'python -m launch.{self.name}', self.page, self.epilog)
+    if isinstance(self.flags, dict):
+      commands = parser.add_subparsers(dest='command', required=True)
+      for name, kind in self.flags.items():
+        words = kind.__doc__
+        _declare(commands.add_parser(name, description=words, help=words), kind)
+    else:
+      _declare(parser, self.flags)
+      if hasattr(self.flags, 'overrides'):
+        argv = list(_with_overrides(argv))
+    arguments, unknown = parser.parse_known_args(argv)
+    given = vars(arguments)
+    command = given.pop('command', None)
+    kind = self.flags[command] if command else self.flags
+    if unknown:
+      name = unknown[0].partition('=')[0]
+      legal = [word for f in dataclasses.fields(kind) for word in _names(f)]
+      near = difflib.get_close_matches(name, legal, 1)
+      hint = f'did you mean {near[0]}? ' if near else ''
+      raise UsageError(f'{name}: no such flag; {hint}see --help')
+    try:
+      return kind(**fields.check(kind, given, ''))
+    except ConfigError as error:
+      name = f'--{error.field}'
+      raise ConfigError(name, error.given, error.expected) from error
+
+
+class _Parser(argparse.ArgumentParser):
   def __init__(
     self, prog: str, description: str | None, epilog: str = EXIT_CODES
   ):
@@ -50,68 +143,41 @@ class Parser(argparse.ArgumentParser):
     )
 
   def error(self, message: str) -> NoReturn:
-    """Raises instead of printing the usage and exiting."""
     raise UsageError(f'{message}; see --help')
 
 
-def parse_arguments(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
-  """Returns `parser.parse_args`; names the flag nearest to an unknown one."""
-  arguments, unknown = parser.parse_known_args(list(argv))
-  if not unknown:
-    return arguments
-  name = unknown[0].partition('=')[0]
-  near = difflib.get_close_matches(name, list(_flags(parser, arguments)), 1)
-  hint = f'did you mean {near[0]}? ' if near else ''
-  raise UsageError(f'{name}: no such flag; {hint}see --help')
+def _names(field: dataclasses.Field) -> list[str]:
+  return (field.metadata['names'] or f'--{field.name}').split()
 
 
-def _flags(
-  parser: argparse.ArgumentParser, arguments: argparse.Namespace
-) -> Iterator[str]:
-  """Yields the flags of a parser, and of the subcommand that was given."""
-  for action in parser._actions:
-    yield from action.option_strings
-    if isinstance(action, argparse._SubParsersAction):
-      given = getattr(arguments, action.dest, None)
-      yield from _flags(action.choices[given], arguments) if given else ()
+def _declare(parser: argparse.ArgumentParser, kind: Any) -> None:
+  """Adds the flags of a dataclass, whose values stay unread."""
+  for field in dataclasses.fields(kind):
+    default, words = field.default, field.metadata['words']
+    options: dict[str, Any] = {'dest': field.name, 'default': argparse.SUPPRESS}
+    if field.type is bool:
+      options['action'] = 'store_true'
+    else:
+      options['metavar'] = field.metadata['metavar']
+      options['type'] = fields.Unread
+      options['required'] = default is dataclasses.MISSING
+      if _names(field) == [OVERRIDE]:
+        options |= {'action': 'append', 'type': str}
+      if default and not options['required']:
+        shown = default if isinstance(default, tuple) else (default,)
+        words += f' (default: {",".join(map(str, shown))})'
+    parser.add_argument(*_names(field), help=words, **options)
 
 
-def main(
-  parse: Callable[[Sequence[str]], tuple[Any, ...]],
-  command: Callable[..., int],
-  argv: Sequence[str],
-) -> int:
-  """Runs `command(*parse(argv))`; an error of `parse` becomes exit code 2."""
-  try:
-    parsed = parse(argv)
-  except (UsageError, errors.ConfigError) as error:
-    fail(error)
-  return run(lambda: command(*parsed))
-
-
-def run(command: Callable[[], int]) -> int:
-  """Runs a command; an expected error becomes one line and its exit code."""
-  from train_lib.checkpoint_io import CheckpointError, CheckpointMismatchError
-  from train_lib.run_directory import ConfigChangedError, RunLockedError
-  from train_lib.train_step import NonFiniteError
-
-  codes: dict[type[Exception], int] = {
-    errors.ConfigError: USAGE,
-    ConfigChangedError: USAGE,
-    CheckpointMismatchError: CHECKPOINT,
-    errors.MissingDataError: DATA,
-    errors.InvalidDataError: DATA,
-    errors.TooManyBadRecordsError: DATA,
-    NonFiniteError: NOT_FINITE,
-    RunLockedError: LOCKED,
-    CheckpointError: CHECKPOINT,
-  }
-  try:
-    return command()
-  except tuple(codes) as error:
-    fail(error, next(c for kind, c in codes.items() if isinstance(error, kind)))
-  except KeyboardInterrupt:
-    fail('interrupted', INTERRUPTED)
+def _with_overrides(argv: Sequence[str]) -> Iterator[str]:
+  """Rewrites `--config.a=1` and `--config.a 1` as `--config.KEY=a=1`."""
+  items = iter(argv)
+  for item in items:
+    if item.startswith('--config.'):
+      body = item.removeprefix('--config.')
+      body = body if '=' in body else f'{body}={next(items, "")}'
+      item = f'{OVERRIDE}={body}'
+    yield item
 
 
 def fail(message: object, code: int = USAGE) -> NoReturn:
@@ -120,93 +186,25 @@ def fail(message: object, code: int = USAGE) -> NoReturn:
   raise SystemExit(code)
 
 
-def _type(
-  words: str, hint: Any, names: Mapping[str, Any] | None = None
-) -> Callable[[str], Any]:
-  """Returns the type of a flag: an annotation's, or one of some names.
-
-  Tuples are ascending.
-  """
-
-  def read(text: str) -> Any:
-    if names and text in names:
-      return names[text]
-    value = fields.check_value('', fields.Unread(text), hint)
-    return tuple(sorted(set(value))) if isinstance(value, tuple) else value
-
-  # argparse prints it when the type refuses a text.
-  read.__name__ = words
-  return read
-
-
-_Positive, _Count = Annotated[int, Ge(1)], Annotated[int, Ge(0)]
-_Sizes = Annotated[tuple[_Positive, ...], MinLen(1)]
-_Percent = Annotated[int, Interval(ge=0, le=100)]
-_STEPS = {'latest': None, 'best': 'best'}
-
-positive = _type('positive integer', _Positive)
-count = _type('integer of 0 or more', _Count)
-seconds = _type(
-  'positive number of seconds', Annotated[float, Interval(gt=0, lt=1e9)]
-)
-sizes = _type('list of positive integers such as 1,16', _Sizes)
-percents = _type(
-  'list of integers from 0 to 100 such as 0,80',
-  Annotated[tuple[_Percent, ...], MinLen(1)],
-)
-checkpoint = _type("step: 'latest', 'best' or a number", _Count, _STEPS)
-checkpoints = _type(
-  "step: 'latest', 'best', 'all' or a number", _Count, _STEPS | {'all': 'all'}
-)
-
-
-def add_run_flags(parser: Parser) -> None:
-  """Adds --workdir and --step of a command that reads a run."""
-  add = parser.add_argument
-  add('--workdir', required=True, metavar='DIRECTORY',
-      help='directory of the run')  # fmt: skip
-  add('--step', type=checkpoint, default='latest', metavar='STEP',
-      help='latest (default), best, or a number')  # fmt: skip
-
-
-def check_texts(workdir: str, why: str = '') -> None:
-  """Raises `UsageError`, which ends with `why`, if a run has no tokenizer."""
+def check_texts(workdir: str) -> None:
+  """Raises `ConfigError` if a run has no tokenizer, as one on token ids."""
   from train_lib.run_directory import TOKENIZER
 
   if not os.path.isfile(os.path.join(workdir, TOKENIZER)):
-    raise UsageError(
-      f'--workdir: expected a run with its {TOKENIZER}, there is none in '
-      f'{workdir!r}{why and "; " + why}'
-    )
+    raise ConfigError('--workdir', workdir, f'a run with its {TOKENIZER}')
 
 
-def check_workdir(workdir: str) -> None:
-  """Raises `UsageError` unless the directory is there or can be made."""
-  if '..' in workdir.split(os.sep):
-    raise UsageError(
-      f"--workdir: expected a path without '..', got {workdir!r}"
-    )
-  check_place('--workdir', workdir)
+def check_place(name: str, directory: str, is_new: bool = False) -> None:
+  """Raises `ConfigError` unless the directory of a flag can be written.
 
-
-def check_new_directory(flag: str, directory: str) -> None:
-  """Raises `UsageError` unless a directory can be made, or is there, empty."""
-  check_place(flag, directory)
-  if os.path.isdir(directory) and os.listdir(directory):
-    raise UsageError(
-      f'{flag}: expected a new or empty directory, got {directory!r} with '
-      f'{sorted(os.listdir(directory))[0]!r} in it; name another'
-    )
-
-
-def check_place(flag: str, directory: str) -> None:
-  """Raises `UsageError` unless the directory of a flag is or can be there."""
-  path = os.path.abspath(directory)
-  if os.path.exists(path) and not os.path.isdir(path):
-    raise UsageError(f'{flag}: expected a directory, {path!r} is a file')
-  while not os.path.exists(path):
-    path = os.path.dirname(path)
-  if not os.path.isdir(path) or not os.access(path, os.W_OK):
-    raise UsageError(
-      f'{flag}: expected a place to write, {path!r} is not writable'
-    )
+  It need not exist; if it `is_new`, it is empty.
+  """
+  path = pathlib.Path(directory).absolute()
+  found = next(place for place in (path, *path.parents) if place.exists())
+  if not found.is_dir() or not os.access(found, os.W_OK):
+    problem = 'not writable' if found.is_dir() else 'a file'
+    expected = f'a directory to write, where {str(found)!r} is {problem}'
+    raise ConfigError(name, directory, expected)
+  if is_new and found == path and (inside := sorted(os.listdir(path))):
+    expected = f'a new or empty directory, without {inside[0]!r}'
+    raise ConfigError(name, directory, expected)

@@ -39,29 +39,20 @@ def _read_page(flag: str) -> Any:
   if not path.endswith('.py') or not os.path.isfile(path):
     files = [str(p) for p in pathlib.Path('configs').rglob('[!_]*.py')]
     near = difflib.get_close_matches(path, files, 1)
-    hint = f'; did you mean {near[0]!r}?' if near else ''
-    raise UsageError(
-      f'--config: expected a Python file such as configs/adatape/parity.py, '
-      f'got {path!r}{hint}'
-    )
+    example = near[0] if near else 'configs/adatape/parity.py'
+    raise ConfigError('--config', path, f'a Python file such as {example}')
   try:
     get_config = runpy.run_path(path)['get_config']
-  except Exception as error:  # the file is the user's
-    raise UsageError(
-      f'--config: {path} is no configuration, expected a file that defines '
-      f'get_config: {error}'
-    ) from error
-  try:
     page = get_config(argument) if argument else get_config()
+    if not isinstance(page, (dict, ml_collections.ConfigDict)):
+      raise TypeError(repr(page))
+  except ValueError as error:
+    raise UsageError(f'--config={flag}: {error}') from error
   except Exception as error:  # the file is the user's
-    is_explained = type(error) in (ValueError, ConfigError)
-    name = '' if is_explained else f'{type(error).__name__}: '
-    raise UsageError(f'--config={flag}: {name}{error}') from error
-  if not isinstance(page, (dict, ml_collections.ConfigDict)):
     raise UsageError(
-      f'--config={flag}: expected get_config to return a ConfigDict, got '
-      f'{page!r}'
-    )
+      f'--config={flag}: expected a file whose get_config returns a '
+      f'ConfigDict, got {type(error).__name__}: {error}'
+    ) from error
   return page
 
 
@@ -95,19 +86,6 @@ def parse_fields(flag: str, text: str) -> dict[str, Any]:
   for item in text.split(','):
     name, separator, value = item.partition('=')
     if not separator:
-      raise UsageError(f'{flag}: expected key=value, got {item!r}')
+      raise ConfigError(flag, item, 'key=value')
     values[name] = fields.Unread(value)
   return values
-
-
-def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-  """Separates `--config.key=value` (or `--config.key value`) from the rest."""
-  rest, overrides = [], []
-  items = iter(argv)
-  for item in items:
-    if not item.startswith('--config.'):
-      rest.append(item)
-      continue
-    body = item.removeprefix('--config.')
-    overrides.append(body if '=' in body else f'{body}={next(items, "")}')
-  return rest, overrides

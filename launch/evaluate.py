@@ -15,63 +15,61 @@ workdir. Fields of the run's configuration that concern evaluation can be
 overridden as in training.
 """
 
-import functools
+import dataclasses
 import pathlib
 import sys
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import flag
 from launch import command_line, config_flags
+from launch.command_line import Count
 
 FEWSHOT = dict(type='fewshot', shots=(1, 5, 10, 25), seeds=3)
 
 
-def parser() -> command_line.Parser:
-  """The command line, apart from the --config.key=value overrides."""
-  result = command_line.Parser('python -m launch.evaluate', __doc__)
-  add = result.add_argument
-  add('--workdir', required=True, metavar='DIRECTORY',
-      help='directory of the run')  # fmt: skip
-  add('--evals', metavar='NAMES',
-      help="entries of config.evals or 'fewshot'; default: all")  # fmt: skip
-  add('--step', type=command_line.checkpoints, metavar='STEP', default='latest',
-      help='latest (default), best, all, or a number')  # fmt: skip
-  add('--dataset', metavar='name=...,key=value',
-      help='another data set, e.g. name=digits,image_size=8')  # fmt: skip
-  add('--batch_size', type=int, metavar='ROWS',
-      help="rows of a batch; default: the run's")  # fmt: skip
-  return result
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(command_line.RunFlags):
+  """Flags of an evaluation."""
+
+  step: Literal['latest', 'best', 'all'] | Count = flag(
+    'latest, best, all, or a number', 'latest'
+  )
+  evals: str | None = flag(
+    "entries of config.evals or 'fewshot'; default: all", None, 'NAMES'
+  )
+  dataset: str | None = flag(
+    'another data set, e.g. name=digits,image_size=8', None, 'name=...,KEY=...'
+  )
+  batch_size: str = flag("rows of a batch; default: the run's", '', 'ROWS')
+  overrides: tuple[str, ...] = command_line.overrides_flag()
 
 
-def parse(argv: Sequence[str]) -> tuple[Any, Any, list[str]]:
-  """Returns (arguments, validated config, evaluators); touches no device."""
-  rest, overrides = config_flags.split(argv)
-  arguments = command_line.parse_arguments(parser(), rest)
+def _config(flags: Flags) -> tuple[Any, list[str]]:
+  """Returns the validated configuration and the names of its evaluators."""
   from train_lib import config_schema, loading
 
-  config = loading.load_config(arguments.workdir).to_dict()
+  config = loading.load_config(flags.workdir).to_dict()
   evals = config['evals']
-  names = sorted(evals)
-  if arguments.evals is not None:
-    names = arguments.evals.split(',')
+  names = sorted(evals) if flags.evals is None else flags.evals.split(',')
   if 'fewshot' in names:
     evals.setdefault('fewshot', FEWSHOT)
   for name in names:
     if name not in evals:
-      raise command_line.UsageError(
-        f'--evals: expected names of {sorted(evals)} or fewshot, got {name!r}'
-      )
-    if arguments.dataset is not None:
-      dataset = config_flags.parse_fields('--dataset', arguments.dataset)
+      expected = f'names of {sorted(evals)} or fewshot'
+      raise ConfigError('--evals', name, expected)
+    if flags.dataset is not None:
+      dataset = config_flags.parse_fields('--dataset', flags.dataset)
       evals[name] = evals[name] | {'dataset': dataset}
-  if arguments.batch_size is not None:
-    config['batch_size'] = arguments.batch_size
-  config = config_schema.validate(config_flags.override(config, overrides))
-  return arguments, config, names
+  overrides = list(flags.overrides)
+  if flags.batch_size:
+    overrides.append(f'batch_size={flags.batch_size}')
+  config = config_flags.override(config, overrides)
+  return config_schema.validate(config), names
 
 
 def _evaluate(
-  workdir: str, config: Any, names: list[str], step: int | str | None
+  workdir: str, config: Any, names: list[str], step: int | str
 ) -> list[dict[str, float]]:
   """Returns a row `{'step': ..., '<eval>/<metric>': ...}` per checkpoint."""
   import jax
@@ -86,10 +84,11 @@ def _evaluate(
   rows = []
   with jax.set_mesh(mesh):
     # The newest of none is an error that says so.
-    for chosen in (every or [None]) if step == 'all' else [step]:
+    for chosen in (every or ['latest']) if step == 'all' else [step]:
       loaded = loading.restore(workdir, config, chosen, mesh)
-      task = loaded.task
-      built = build.build_evaluators(entries, task, mesh, config, workdir)
+      built = build.build_evaluators(
+        entries, loaded.task, mesh, config, workdir
+      )
       row: dict[str, float] = {'step': loaded.step}
       for name, one in built.items():
         values = one.run(loaded.variables)
@@ -98,25 +97,26 @@ def _evaluate(
   return rows
 
 
-def run(arguments: Any, config: Any, names: list[str]) -> int:
+def run(flags: Flags) -> int:
   """Evaluates, prints a table, writes evaluation.json."""
+  config, evals = _config(flags)
   from eval_lib.report import print_table
   from train_lib import strict_json
 
-  rows = _evaluate(arguments.workdir, config, names, arguments.step)
+  rows = _evaluate(flags.workdir, config, evals, flags.step)
   names = [name for name in rows[0] if name != 'step']
   columns = {f'step {row["step"]}': row for row in rows}
-  print_table(arguments.workdir, [
+  print_table(flags.workdir, [
     {'metric': name} | {k: f'{row[name]:.4f}' for k, row in columns.items()}
     for name in names
   ])  # fmt: skip
-  path = pathlib.Path(arguments.workdir, 'evaluation.json')
+  path = pathlib.Path(flags.workdir, 'evaluation.json')
   strict_json.write(path, rows)
   print(f'written: {path}')
   return command_line.OK
 
 
-main = functools.partial(command_line.main, parse, run)
+main = command_line.Command('evaluate', __doc__, Flags, run)
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  sys.exit(main())

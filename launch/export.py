@@ -14,12 +14,15 @@ ALBERT. --dense leaves them out: an EAT becomes a BERT with the last head, an
 ALBERT runs all iterations for every token. The answers differ from the run's.
 """
 
+import dataclasses
 import os
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import flag
 from launch import command_line
 
 # Fields of a model that Hugging Face does not have.
@@ -31,44 +34,55 @@ PARTS = {
 }
 
 
-def parser() -> command_line.Parser:
-  """The command line."""
-  result = command_line.Parser('python -m launch.export', __doc__)
-  command_line.add_run_flags(result)
-  add = result.add_argument
-  add('--out', required=True, metavar='DIRECTORY',
-      help='where to write; new or empty')  # fmt: skip
-  add('--dense', action='store_true',
-      help='without exits, pruning and window of an EAT, halting of an '
-      'ALBERT')  # fmt: skip
-  return result
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(command_line.RunFlags):
+  """Flags of an export."""
+
+  out: str = flag('where to write; new or empty', metavar='DIRECTORY')
+  dense: bool = flag(
+    'without exits, pruning and window of an EAT, halting of an ALBERT', False
+  )
 
 
-def parse(argv: Sequence[str]) -> tuple[Any, Any]:
-  """Returns (arguments, the run's config); touches no device."""
-  arguments = command_line.parse_arguments(parser(), argv)
-  command_line.check_new_directory('--out', arguments.out)
+def run(flags: Flags) -> int:
+  """Reads the checkpoint, writes the directory, prints what was left out."""
+  command_line.check_place('--out', flags.out, is_new=True)
   from model_lib.bert import TextEncoder
   from train_lib import loading
+  from train_lib.run_directory import TOKENIZER
   from train_lib.task import construct
 
-  config = loading.load_config(arguments.workdir)
+  config = loading.load_config(flags.workdir)
   model = construct(config, num_classes=2)
   if not isinstance(model, TextEncoder):
-    raise command_line.UsageError(
-      '--workdir: expected the run of a BertClassifier, an EatClassifier or an '
-      f'ALBERT of albert_act, got one of {config.model.name}'
+    expected = (
+      'the run of a BertClassifier, an EatClassifier or an ALBERT of albert_act'
     )
+    raise ConfigError('--workdir', config.model.name, expected)
   dropped = adaptive_parts(model)
-  if dropped and not arguments.dense:
-    raise command_line.UsageError(
-      f'--workdir: expected a dense run, got one with {", ".join(dropped)}; '
-      'Hugging Face does not have that, --dense exports it without'
+  if dropped and not flags.dense:
+    expected = 'a dense run as Hugging Face has (--dense exports it as one)'
+    raise ConfigError('--workdir', ', '.join(dropped), expected)
+  command_line.check_texts(flags.workdir)
+  loaded = loading.restore(flags.workdir, config, flags.step)
+  task = loaded.task
+  try:
+    save(
+      flags.out,
+      task.model,
+      loaded.variables['params'],
+      class_names=task.info.class_names,
+      tokenizer=pathlib.Path(flags.workdir) / TOKENIZER,
     )
-  command_line.check_texts(
-    arguments.workdir, 'a run on token ids cannot be exported'
-  )
-  return arguments, config
+  except ValueError as error:
+    command_line.fail(f'--workdir: Hugging Face has no such model: {error}')
+  print(f'step {loaded.step}, written: {flags.out}')
+  for part in adaptive_parts(task.model):
+    print(f'left out: {part}')
+  if getattr(task.model, 'halting', ''):
+    iterations = task.model.max_iterations
+    print(f'the model runs all {iterations} iterations for every token')
+  return command_line.OK
 
 
 def adaptive_parts(model: Any) -> list[str]:
@@ -79,37 +93,6 @@ def adaptive_parts(model: Any) -> list[str]:
       listed = ', '.join(map(str, value)) if type(value) is tuple else value
       found.append(text.format(listed))
   return found
-
-
-def main(argv: Sequence[str]) -> int:
-  """Runs the command; returns its exit code."""
-  return command_line.main(parse, run, argv)
-
-
-def run(arguments: Any, config: Any) -> int:
-  """Reads the checkpoint, writes the directory, prints what was left out."""
-  from train_lib import loading
-  from train_lib.run_directory import TOKENIZER
-
-  loaded = loading.restore(arguments.workdir, config, arguments.step)
-  task = loaded.task
-  try:
-    save(
-      arguments.out,
-      task.model,
-      loaded.variables['params'],
-      class_names=task.info.class_names,
-      tokenizer=pathlib.Path(arguments.workdir) / TOKENIZER,
-    )
-  except ValueError as error:
-    command_line.fail(f'--workdir: Hugging Face has no such model: {error}')
-  print(f'step {loaded.step}, written: {arguments.out}')
-  for part in adaptive_parts(task.model):
-    print(f'left out: {part}')
-  if getattr(task.model, 'halting', ''):
-    iterations = task.model.max_iterations
-    print(f'the model runs all {iterations} iterations for every token')
-  return command_line.OK
 
 
 def save(
@@ -152,5 +135,7 @@ def save(
   )
 
 
+main = command_line.Command('export', __doc__, Flags, run)
+
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  sys.exit(main())

@@ -30,6 +30,7 @@ running statistics as one JSON line, every --log_every seconds and at the end.
 
 import collections
 import contextlib
+import dataclasses
 import itertools
 import json
 import math
@@ -37,96 +38,71 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, BinaryIO
 
+from annotated_types import Interval
+
+from dataset_lib.fields import flag
 from launch import command_line, config_flags
+from launch.command_line import Count, Positive, Sizes
 
 MAX_LINE = 2**24  # bytes
 CACHE = 'compilation_cache'  # in the workdir
 MAX_THREADS = 16  # programs compiled at a time; each takes memory
 
 
-def _period(text: str) -> float:
-  value = float(text)
-  if not 0.0 <= value <= 1e6:  # False for NaN
-    raise ValueError(text)
-  return value
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(command_line.RunFlags):
+  """Flags of serving."""
 
-
-_period.__name__ = 'number of seconds from 0 to 1e6'
-
-
-def parser() -> command_line.Parser:
-  """Returns the parser of the command line."""
-  result = command_line.Parser('python -m launch.predict', __doc__)
-  command_line.add_run_flags(result)
-  add = result.add_argument
-  add('--serve', default='', metavar='KEY=VALUE,...',
-      help='of an EAT: rule, tau, patience, tolerance, veto_margin, '
-      'ensemble_margin, max_characters; tau is 0.9 for rule=confidence, the '
-      'default, and must be given for entropy, margin and combined. Of an '
-      'ALBERT: iterations in a stage, max_characters')  # fmt: skip
-  add('--thresholds', default='', metavar='SOURCE=TAU,...')
-  add('--minimum_retention', default='', metavar='SOURCE=SHARE,...')
-  add('--lengths', type=command_line.sizes, metavar='TOKENS,...',
-      help='length buckets; longer texts are cut off at the longest and '
-      "answered with truncated=true (default: the run's); of an AdaTape, "
-      'lengths of the tape')  # fmt: skip
-  add(
-    '--batches',
-    type=command_line.sizes,
-    default='1,2,4,8,16,32',
-    metavar='ROWS,...',
-    help='batch buckets (default: %(default)s)',
+  serve: str = flag(
+    'of an EAT: rule, tau, patience, tolerance, veto_margin, ensemble_margin, '
+    'max_characters; tau is 0.9 for rule=confidence, the default, and must be '
+    'given for entropy, margin and combined. Of an ALBERT: iterations in a '
+    'stage, max_characters',
+    '',
+    'KEY=VALUE,...',
   )
-  add('--max_pending', type=command_line.positive, default=256, metavar='LINES',
-      help='lines read ahead of the answer that is written, which are all in '
-      'the engine; a multiple of the largest batch keeps batches full '
-      '(default: %(default)s)')  # fmt: skip
-  add('--max_pool_bytes', type=command_line.count, default=0, metavar='BYTES',
-      help='device memory of the rows that wait between stages; 0 (default) '
-      'for no limit')  # fmt: skip
-  add('--compilation_cache', default='', metavar='DIRECTORY',
-      help='keeps compiled programs for the next start, which runs them: only '
-      'you should be able to write there; none for nowhere '
-      f'(default: {CACHE} in the workdir, if it can be written)')  # fmt: skip
-  add('--log_every', type=_period, default=60.0, metavar='SECONDS',
-      help='running statistics on stderr; 0 for only at the end (default: '
-      '%(default)g)')  # fmt: skip
-  return result
+  thresholds: str = flag('see above', '', 'SOURCE=TAU,...')
+  minimum_retention: str = flag('see above', '', 'SOURCE=SHARE,...')
+  lengths: Sizes | None = flag(
+    'length buckets; longer texts are cut off at the longest and answered with '
+    "truncated=true (default: the run's); of an AdaTape, lengths of the tape",
+    None,
+    'TOKENS,...',
+  )
+  batches: Sizes = flag('batch buckets', (1, 2, 4, 8, 16, 32), 'ROWS,...')
+  max_pending: Positive = flag(
+    'lines read ahead of the answer that is written, which are all in the '
+    'engine; a multiple of the largest batch keeps batches full',
+    256,
+    'LINES',
+  )
+  max_pool_bytes: Count = flag(
+    'device memory of the rows that wait between stages; 0 (default) for no '
+    'limit',
+    0,
+    'BYTES',
+  )
+  compilation_cache: str = flag(
+    'keeps compiled programs for the next start, which runs them: only you '
+    'should be able to write there; none for nowhere '
+    f'(default: {CACHE} in the workdir, if it can be written)',
+    '',
+    'DIRECTORY',
+  )
+  log_every: Annotated[float, Interval(ge=0.0, le=1e6)] = flag(
+    'running statistics on stderr; 0 for only at the end', 60.0, 'SECONDS'
+  )
 
 
-def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-  """Returns (arguments, options of `Task.serve`); touches no device."""
-  arguments = command_line.parse_arguments(parser(), argv)
-  options: dict[str, Any] = {}
-  if arguments.serve:
-    options = config_flags.parse_fields('--serve', arguments.serve)
-  for name in ('thresholds', 'minimum_retention'):
-    if text := getattr(arguments, name):
-      options[name] = config_flags.parse_fields(f'--{name}', text)
-  from dataset_lib.fields import check_value
-  from serve_lib.engine import LEGAL
-  from train_lib import loading
-
-  for name in ('max_pending', 'max_pool_bytes'):
-    check_value(f'--{name}', getattr(arguments, name), LEGAL[name])
-  loading.load_config(arguments.workdir)  # raises if there is no run
-  return arguments, options
-
-
-def main(argv: Sequence[str]) -> int:
-  """Runs the command; returns its exit code."""
-  return command_line.main(parse, run, argv)
-
-
-def run(arguments: Any, options: dict[str, Any]) -> int:
+def run(flags: Flags) -> int:
   """Loads the model, compiles it, answers the lines of stdin on stdout."""
   from serve_lib.process import keep_freed_memory
 
   keep_freed_memory()
-  with build_engine(arguments, options) as engine:
+  with build_engine(flags) as engine:
 
     def log_statistics() -> None:
       _log(json.dumps(engine.monitor.snapshot()))
@@ -134,33 +110,39 @@ def run(arguments: Any, options: dict[str, Any]) -> int:
     # Not `sys.stdin`: Python takes its lock at the end, which a thread that
     # waits for a line holds.
     lines = read_lines(os.fdopen(0, 'rb', closefd=False))
-    with regularly(arguments.log_every, log_statistics):
-      answer_all(engine, lines, write_line, arguments.max_pending)
+    with regularly(flags.log_every, log_statistics):
+      answer_all(engine, lines, write_line, flags.max_pending)
     log_statistics()
   return command_line.OK
 
 
-def build_engine(arguments: Any, options: dict[str, Any]) -> Any:
+def build_engine(flags: Flags) -> Any:
   """Returns the engine of a run, compiled."""
+  options: dict[str, Any] = {}
+  if flags.serve:
+    options = config_flags.parse_fields('--serve', flags.serve)
+  for name in ('thresholds', 'minimum_retention'):
+    if text := getattr(flags, name):
+      options[name] = config_flags.parse_fields(f'--{name}', text)
   from dataset_lib.builder import default_num_threads
   from serve_lib.engine import Engine
   from train_lib import loading
 
   loaded = loading.serve(
-    arguments.workdir,
-    step=arguments.step,
-    lengths=arguments.lengths,
+    flags.workdir,
+    step=flags.step,
+    lengths=flags.lengths and sorted(set(flags.lengths)),
     options=options,
     on_drift=log_drift,
   )
   for warning in loaded.policy.warnings:
     _log(f'warning: {warning}')
-  cache = cache_directory(arguments.compilation_cache, arguments.workdir)
+  cache = cache_directory(flags.compilation_cache, flags.workdir)
   engine = Engine(
     *loaded,
-    arguments.batches,
-    max_pending=arguments.max_pending,
-    max_pool_bytes=arguments.max_pool_bytes,
+    sorted(set(flags.batches)),
+    max_pending=flags.max_pending,
+    max_pool_bytes=flags.max_pool_bytes,
     cache_directory=cache,
   )
   threads = min(default_num_threads(), MAX_THREADS)
@@ -305,5 +287,7 @@ def regularly(seconds: float, action: Callable[[], None]) -> Iterator[None]:
       thread.join()
 
 
+main = command_line.Command('predict', __doc__, Flags, run)
+
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  sys.exit(main())

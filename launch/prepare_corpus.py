@@ -20,15 +20,19 @@ file that was left out is listed in faults.jsonl. The directory appears when it
 is complete.
 """
 
-import argparse
+import dataclasses
 import functools
 import os
 import pathlib
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
+from dataset_lib import corpus_building
+from dataset_lib.corpus_building import Options
+from dataset_lib.errors import ConfigError, MissingDataError
+from dataset_lib.fields import flag
 from launch import command_line
 
 NOT_WRITTEN = 6
@@ -41,25 +45,6 @@ exit codes:
   130 interrupted (Ctrl-C, SIGTERM); nothing is left, start again
 """
 
-
-# Flags: name, metavar, help; their values are those of `Options`.
-_FLAGS = [
-  ('input', 'PATH,...', 'files, folders, tfds:NAME'),
-  ('out', 'DIRECTORY', 'where to write; new or empty'),
-  ('validation', 'PATH,...', 'the texts of the validation split'),
-  ('validation_share', 'SHARE', 'or the share of the documents that it takes, '
-   '0 for none (default 0.01)'),
-  ('tokenizer', 'PATH', 'spiece.model, tokenizer.json, vocab.txt, or a '
-   'directory with one (default: train a vocabulary)'),
-  ('vocab_size', 'PIECES', 'of the trained vocabulary (default 30000)'),
-  ('vocab_texts', 'TEXTS', 'train it from a random sample of at most this many '
-   'texts of at most 1,024 characters, 100 million in all; a character takes '
-   'about 20 bytes of memory (default 2000000)'),
-  ('max_length', 'TOKENS', 'longest row, special tokens included (default '
-   '128)'),
-  ('processes', 'N', 'that encode (default: one for each core)'),
-  ('data_dir', 'DIRECTORY', 'of TFDS (default ~/tensorflow_datasets)'),
-]  # fmt: skip
 _EXCLUSIVE = [
   ('validation', 'validation_share'),
   ('tokenizer', 'vocab_size'),
@@ -67,51 +52,26 @@ _EXCLUSIVE = [
 ]
 
 
-def parse(argv: Sequence[str]) -> tuple[str, Any]:
-  """Returns the directory to write and the `Options`; reads no text."""
-  from dataset_lib import fields
-  from dataset_lib.corpus_building import Options
-  from dataset_lib.errors import ConfigError
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(Options):
+  """Flags of the preparation."""
 
-  parser = command_line.Parser(
-    'python -m launch.prepare_corpus', __doc__, EXIT_CODES
-  )
-  unset = argparse.SUPPRESS
-  for name, metavar, text in _FLAGS:
-    parser.add_argument(
-      f'--{name}', metavar=metavar, type=fields.Unread, help=text,
-      default=unset, required=name in ('input', 'out'),
-    )  # fmt: skip
-  text = 'lines are broken to a width, see above'
-  parser.add_argument(
-    '--wrapped', action='store_true', help=text, default=unset
-  )
-  given = vars(command_line.parse_arguments(parser, argv))
-  for flag, other in _EXCLUSIVE:
-    if {flag, other} <= given.keys():
-      raise command_line.UsageError(
-        f'--{other}: expected nothing beside --{flag}, got {given[other]}; '
-        'leave one out'
-      )
-  out = os.path.realpath(os.path.expanduser(given.pop('out')))
-  try:
-    options = Options(**fields.check(Options, given, ''))
-  except ConfigError as error:
-    raise command_line.UsageError(f'--{error}') from error
+  out: str = flag('where to write; new or empty', metavar='DIRECTORY')
+
+
+def _check(flags: Flags, out: str) -> None:
+  default = {field.name: field.default for field in dataclasses.fields(flags)}
+  for name, other in _EXCLUSIVE:
+    value = getattr(flags, other)
+    if getattr(flags, name) and value != default[other]:
+      expected = f'nothing beside --{name} (leave one out)'
+      raise ConfigError(f'--{other}', value, expected)
   if os.path.ismount(out):
-    raise command_line.UsageError(
-      f'--out: expected a directory that can be replaced, got {out!r}, where '
-      'a disk is mounted; name one in it'
-    )
-  command_line.check_new_directory('--out', out)
+    expected = 'a directory that can be replaced (name one on this disk)'
+    raise ConfigError('--out', out, expected)
+  command_line.check_place('--out', out, is_new=True)
   # The directory is made under another name next to it, and then renamed.
   command_line.check_place('--out', os.path.dirname(out))
-  return out, options
-
-
-def main(argv: Sequence[str]) -> int:
-  """Runs the command; returns its exit code."""
-  return command_line.main(parse, run, argv)
 
 
 def _terminated(signum: int, frame: Any) -> NoReturn:
@@ -119,15 +79,14 @@ def _terminated(signum: int, frame: Any) -> NoReturn:
   raise KeyboardInterrupt
 
 
-def run(directory: str, options: Any) -> int:
+def run(flags: Flags) -> int:
   """Prepares the corpus and prints its counts."""
+  directory = os.path.realpath(os.path.expanduser(flags.out))
+  _check(flags, directory)
   from concurrent.futures.process import BrokenProcessPool
 
   import rich.console
   from rich import progress
-
-  from dataset_lib import corpus_building
-  from dataset_lib.errors import MissingDataError
 
   out = pathlib.Path(directory)
   for path in corpus_building.leftovers(out):
@@ -146,7 +105,7 @@ def run(directory: str, options: Any) -> int:
       def start(stage: str, size: int) -> Callable[[int], None]:
         return functools.partial(bar.advance, bar.add_task(stage, total=size))
 
-      manifest = corpus_building.prepare(out, options, start)
+      manifest = corpus_building.prepare(out, flags, start)
   except MissingDataError:
     raise  # an OSError too
   except OSError as error:
@@ -154,7 +113,7 @@ def run(directory: str, options: Any) -> int:
     command_line.fail(f'{error.filename or out}: {reason}', NOT_WRITTEN)
   except BrokenProcessPool:
     command_line.fail(
-      f'--processes={options.processes}: one of them was killed, as it happens '
+      f'--processes={flags.processes}: one of them was killed, as it happens '
       'where memory is short; fewer take less',
       NOT_WRITTEN,
     )
@@ -190,5 +149,7 @@ def report(manifest: dict[str, Any], out: pathlib.Path) -> None:
   )
 
 
+main = command_line.Command('prepare_corpus', __doc__, Flags, run, EXIT_CODES)
+
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  sys.exit(main())

@@ -13,7 +13,7 @@ and the others go on. At the end a table, best first, and sweep.csv. Ctrl-C and
 SIGTERM stop the run that is going on, which saves its step.
 """
 
-import functools
+import dataclasses
 import hashlib
 import pathlib
 import re
@@ -22,10 +22,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import flag
 from launch import command_line, config_flags
-from launch.command_line import UsageError
+from launch.command_line import UsageError, Workdir
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOPPED = (command_line.PREEMPTED, command_line.INTERRUPTED)
@@ -46,32 +48,28 @@ class Run(NamedTuple):
     return strict_json.loads(path.read_text()) if path.is_file() else None
 
 
-def parser() -> command_line.Parser:
-  """The command line."""
-  result = command_line.Parser('python -m launch.sweep', __doc__)
-  add = result.add_argument
-  add('--config', required=True, metavar='FILE.py[:argument]',
-      help='the experiment')  # fmt: skip
-  add('--overrides', required=True, metavar='FILE',
-      help='a line for each run')  # fmt: skip
-  add('--workdir', required=True, metavar='DIRECTORY',
-      help='holds the directories of the runs')  # fmt: skip
-  add('--metric', required=True, metavar='EVAL/METRIC',
-      help='of result.json, to order the runs by')  # fmt: skip
-  add('--mode', choices=('max', 'min'), default='max',
-      help='which is better (default: max)')  # fmt: skip
-  return result
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  """Flags of a sweep."""
+
+  config: str = flag('the experiment', metavar='FILE.py[:argument]')
+  overrides: str = flag('a line for each run', metavar='FILE')
+  workdir: Workdir = flag(
+    'holds the directories of the runs', metavar='DIRECTORY'
+  )
+  metric: str = flag(
+    'of result.json, to order the runs by', metavar='EVAL/METRIC'
+  )
+  mode: Literal['max', 'min'] = flag('max or min: which is better', 'max')
 
 
-def parse(argv: Sequence[str]) -> tuple[Any, list[Run]]:
-  """Returns (arguments, runs); every configuration has been checked.
+def read_runs(flags: Flags) -> list[Run]:
+  """Returns the runs of a list; every configuration has been checked.
 
   Raises:
     UsageError: with the number of the wrong line.
   """
-  arguments = command_line.parse_arguments(parser(), argv)
-  command_line.check_workdir(arguments.workdir)
-  path = arguments.overrides
+  path = flags.overrides
   try:
     lines = pathlib.Path(path).read_text(encoding='utf-8').splitlines()
   except (OSError, UnicodeDecodeError) as error:
@@ -83,34 +81,28 @@ def parse(argv: Sequence[str]) -> tuple[Any, list[Run]]:
       overrides = shlex.split(line, comments=True)
       if not overrides:
         continue
-      digest = _digest(arguments, overrides)
+      digest = _digest(flags, overrides)
       earlier = numbers.setdefault(digest, number)
       if earlier != number:
-        raise UsageError(
-          f'expected another run than in line {earlier}, got the same'
-        )
+        raise UsageError(f'the same run as in line {earlier}')
     except ValueError as error:
       raise UsageError(f'{path}, line {number}: {error}') from error
-    workdir = pathlib.Path(arguments.workdir, _directory(overrides, digest))
+    workdir = pathlib.Path(flags.workdir, _directory(overrides, digest))
     runs.append(Run(' '.join(overrides), overrides, workdir))
   if not runs:
-    raise UsageError(
-      f'--overrides: expected at least one line in {path}, got none'
-    )
-  return arguments, runs
+    raise ConfigError('--overrides', path, 'a file with at least one line')
+  return runs
 
 
-def _digest(arguments: Any, overrides: Sequence[str]) -> str:
+def _digest(flags: Flags, overrides: Sequence[str]) -> str:
   """Returns a short hash of a run's configuration; checks it."""
   from train_lib import strict_json
 
-  config = config_flags.load_config(arguments.config, overrides)
-  name, _, metric = arguments.metric.partition('/')
+  config = config_flags.load_config(flags.config, overrides)
+  name, _, metric = flags.metric.partition('/')
   if not metric or name not in config.evals:
-    raise UsageError(
-      f'--metric: expected EVAL/METRIC of one of {sorted(config.evals)}, got '
-      f'{arguments.metric!r}'
-    )
+    expected = f'EVAL/METRIC of one of {sorted(config.evals)}'
+    raise ConfigError('--metric', flags.metric, expected)
   text = strict_json.dumps(config.to_dict())
   return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -121,8 +113,10 @@ def _directory(overrides: Sequence[str], digest: str) -> str:
   return f'{re.sub("[^a-zA-Z0-9_=,.-]", "_", words)[:80]}-{digest}'
 
 
-def sweep(arguments: Any, runs: Sequence[Run]) -> int:
+def sweep(flags: Flags) -> int:
   """Trains all runs; returns the exit code of the first that fails, or 0."""
+  command_line.check_place('--workdir', flags.workdir)
+  runs = read_runs(flags)
   failure = command_line.OK
   for place, run in enumerate(runs, 1):
     if run.result() is not None:
@@ -130,7 +124,7 @@ def sweep(arguments: Any, runs: Sequence[Run]) -> int:
       continue
     print(f'[{place}/{len(runs)}] {run.name}', flush=True)
     code = train([
-      sys.executable, '-m', 'launch.train', f'--config={arguments.config}',
+      sys.executable, '-m', 'launch.train', f'--config={flags.config}',
       f'--workdir={run.workdir}', *(f'--config.{o}' for o in run.overrides),
     ])  # fmt: skip
     if code in STOPPED:
@@ -140,9 +134,9 @@ def sweep(arguments: Any, runs: Sequence[Run]) -> int:
       print(f'exit code {code}: {run.name}', file=sys.stderr, flush=True)
     failure = failure or code
     result = run.result()
-    if result is not None and arguments.metric not in result:
+    if result is not None and flags.metric not in result:
       break  # the results of other runs will not have it either
-  _report(arguments, runs)
+  _report(flags, runs)
   return failure
 
 
@@ -169,11 +163,11 @@ def train(command: Sequence[str]) -> int:
   return code if code >= 0 else 128 - code
 
 
-def _report(arguments: Any, runs: Sequence[Run]) -> None:
+def _report(flags: Flags, runs: Sequence[Run]) -> None:
   """Prints the table, best first, and writes sweep.csv."""
   from eval_lib.report import print_table, write_csv
 
-  metric, sign = arguments.metric, -1 if arguments.mode == 'max' else 1
+  metric, sign = flags.metric, -1 if flags.mode == 'max' else 1
   results = [run.result() or {} for run in runs]
   known = sorted({name for row in results for name in row if '/' in name})
   if known and metric not in known:
@@ -188,7 +182,7 @@ def _report(arguments: Any, runs: Sequence[Run]) -> None:
       value = None
     rows.append({'run': run.name, metric: value, 'workdir': str(run.workdir)})
   rows.sort(key=lambda row: (row[metric] is None, sign * (row[metric] or 0.0)))
-  workdir = pathlib.Path(arguments.workdir)
+  workdir = pathlib.Path(flags.workdir)
   workdir.mkdir(parents=True, exist_ok=True)
   write_csv(workdir / 'sweep.csv', rows)
   shown = [
@@ -198,7 +192,7 @@ def _report(arguments: Any, runs: Sequence[Run]) -> None:
   print_table(f'best first, {workdir}/sweep.csv', shown)
 
 
-main = functools.partial(command_line.main, parse, sweep)
+main = command_line.Command('sweep', __doc__, Flags, sweep)
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  sys.exit(main())

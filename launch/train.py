@@ -12,16 +12,16 @@ workdir then holds config.json, versions.json, metrics.jsonl, checkpoints,
 TensorBoard files, run.png and, at the end, result.json.
 """
 
-import functools
+import dataclasses
 import os
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from dataset_lib.errors import ConfigError
+from dataset_lib.fields import flag
 from launch import command_line, config_flags
-from launch.command_line import UsageError
+from launch.command_line import Count, Positive, Workdir
 
 STARTED = time.time()
 
@@ -32,55 +32,56 @@ several processes (--distributed is enough on a TPU pod or under SLURM):
 """
 
 
-def parser() -> command_line.Parser:
-  """The command line, apart from the --config.key=value overrides."""
-  result = command_line.Parser(
-    prog='python -m launch.train',
-    description=__doc__,
-    epilog=MULTI_PROCESS + '\n' + command_line.EXIT_CODES,
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  """Flags of a training."""
+
+  config: str = flag('the experiment', metavar='FILE.py[:argument]')
+  overrides: tuple[str, ...] = command_line.overrides_flag()
+  workdir: Workdir = flag(
+    'where the run is written; not needed for --dry_run', '', 'DIRECTORY'
   )
-  add = result.add_argument
-  add('--config', required=True, metavar='FILE.py[:argument]',
-      help='the experiment, e.g. configs/adatape/digits.py')  # fmt: skip
-  add('--config.KEY', dest='unused', metavar='VALUE',
-      help='overrides a field, e.g. --config.optimizer.lr=3e-4')  # fmt: skip
-  add('--workdir', metavar='DIRECTORY',
-      help='where the run is written; not needed for --dry_run')  # fmt: skip
-  add('--dry_run', action='store_true',
-      help='build and compile everything, print parameters, FLOPs, memory '
-      'and input shapes, write nothing and stop')  # fmt: skip
-  add('--distributed', action='store_true',
-      help='join the other processes of the run first')  # fmt: skip
-  add('--coordinator', metavar='HOST:PORT')
-  add('--num_processes', type=command_line.positive, metavar='COUNT')
-  add('--process_id', type=command_line.count, metavar='NUMBER')
-  return result
+  dry_run: bool = flag(
+    'build and compile everything, print parameters, FLOPs, memory and input '
+    'shapes, write nothing and stop',
+    False,
+  )
+  distributed: bool = flag('join the other processes of the run first', False)
+  coordinator: str | None = flag('address of process 0', None, 'HOST:PORT')
+  num_processes: Positive | None = flag('of the run', None, 'COUNT')
+  process_id: Count | None = flag('of this one', None, 'NUMBER')
+
+  def peers(self) -> tuple[Any, ...]:
+    """Returns what was given of the other processes."""
+    return self.coordinator, self.num_processes, self.process_id
 
 
-def parse(argv: Sequence[str]):
-  """Returns (arguments, validated config); touches no device."""
-  rest, overrides = config_flags.split(argv)
-  arguments = command_line.parse_arguments(parser(), rest)
-  config = config_flags.load_config(arguments.config, overrides)
-  if set(_peers(arguments)) != {None} and not arguments.distributed:
-    raise UsageError(
-      '--coordinator, --num_processes, --process_id: expected only with '
-      '--distributed'
-    )
-  if not arguments.dry_run:
-    if not arguments.workdir:
-      raise UsageError(
-        '--workdir: expected a directory for the run (or use --dry_run)'
-      )
-    command_line.check_workdir(arguments.workdir)
-  return arguments, config
+def run(flags: Flags) -> int:
+  """Trains, or builds and compiles."""
+  config = config_flags.load_config(flags.config, flags.overrides)
+  if set(flags.peers()) != {None} and not flags.distributed:
+    names = '--coordinator, --num_processes, --process_id'
+    raise ConfigError(names, flags.peers(), 'none without --distributed')
+  if not flags.dry_run:
+    if not flags.workdir:
+      expected = 'a directory for the run (or use --dry_run)'
+      raise ConfigError('--workdir', flags.workdir, expected)
+    command_line.check_place('--workdir', flags.workdir)
+  from train_lib import trainer
+  from train_lib.preemption import Preempted
+
+  if flags.distributed:
+    _join(flags)
+  workdir = os.path.abspath(flags.workdir)
+  try:
+    trainer.train(config, workdir, STARTED, flags.dry_run)
+  except Preempted as stop:
+    print(stop, file=sys.stderr)
+    return command_line.PREEMPTED
+  return command_line.OK
 
 
-def _peers(arguments):
-  return arguments.coordinator, arguments.num_processes, arguments.process_id
-
-
-def _join(arguments) -> None:
+def _join(flags: Flags) -> None:
   """Joins the other processes; JAX finds what is not given, as on a cluster."""
   import jax
 
@@ -89,33 +90,19 @@ def _join(arguments) -> None:
     heartbeat_timeout_seconds=20, shutdown_timeout_seconds=20
   )
   try:
-    jax.distributed.initialize(*_peers(arguments), **timeouts)
+    jax.distributed.initialize(*flags.peers(), **timeouts)
   except ValueError as error:
     raise ConfigError(
       '--coordinator',
-      arguments.coordinator,
+      flags.coordinator,
       'the address of process 0, --num_processes and --process_id below it, '
       f'or a cluster on which JAX finds them ({error})',
     ) from error
 
 
-def run(arguments, config) -> int:
-  """Trains, or builds and compiles."""
-  from train_lib import trainer
-  from train_lib.preemption import Preempted
-
-  if arguments.distributed:
-    _join(arguments)
-  workdir = os.path.abspath(arguments.workdir or '')
-  try:
-    trainer.train(config, workdir, STARTED, arguments.dry_run)
-  except Preempted as stop:
-    print(stop, file=sys.stderr)
-    return command_line.PREEMPTED
-  return command_line.OK
-
-
-main = functools.partial(command_line.main, parse, run)
+main = command_line.Command(
+  'train', __doc__, Flags, run, f'{MULTI_PROCESS}\n{command_line.EXIT_CODES}'
+)
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  sys.exit(main())

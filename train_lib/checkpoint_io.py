@@ -41,6 +41,8 @@ _THREADS = 4  # zlib and reading both release the interpreter lock
 class CheckpointError(RuntimeError):
   """A checkpoint could not be written, or none can be read."""
 
+  exit_code = 6
+
 
 class CorruptCheckpointError(CheckpointError):
   """Files differ from those written; the message names them."""
@@ -48,6 +50,8 @@ class CorruptCheckpointError(CheckpointError):
 
 class CheckpointMismatchError(ValueError):
   """The checkpoint holds other arrays than asked for; names their paths."""
+
+  exit_code = 6
 
 
 class CheckpointWarning(UserWarning):
@@ -99,7 +103,7 @@ def find(directory: Path, step: int | str | None = None) -> Saved:
 
   Warns with a line for each damaged file of newer steps; deletes nothing. The
   directory is a run's workdir or its folder of checkpoints, `step` a number,
-  'best', or None for the newest.
+  'best', or None or 'latest' for the newest.
 
   Raises:
     CheckpointError: there is no such checkpoint.
@@ -108,8 +112,8 @@ def find(directory: Path, step: int | str | None = None) -> Saved:
   root = pathlib.Path(directory).absolute()
   root = root / CHECKPOINTS if (root / CHECKPOINTS).is_dir() else root
   steps = steps_in(root)
-  wanted = best_step(root) if step == 'best' else step
-  if step == 'best' and wanted is None:
+  wanted = None if step == 'latest' else step
+  if step == 'best' and (wanted := best_step(root)) is None:
     raise CheckpointError(
       f'{root} has no best checkpoint: no metric was recorded; set '
       'checkpoint.best_metric in the run, or give a step'

@@ -44,9 +44,13 @@ FOREIGN_LOCK_SECONDS = 120.0
 class RunLockedError(RuntimeError):
   """Another run works in the directory; names its pid, host and start."""
 
+  exit_code = 5
+
 
 class ConfigChangedError(ValueError):
   """The directory belongs to a run of another configuration; names the keys."""
+
+  exit_code = 2
 
 
 class RunDirectory:

@@ -198,6 +198,8 @@ class TrainSteps:
 class NonFiniteError(RuntimeError):
   """The loss or its gradient was NaN or infinite too many steps in a row."""
 
+  exit_code = 3
+
   def __init__(self, step: int, skipped: int, culprit: str):
     super().__init__(
       f'step {step}: the loss or its gradient is not finite ({skipped} in a '

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from launch import command_line, train
+from launch import command_line, config_flags, train
 
 PARITY = '--config=configs/adatape/parity.py'
 DIGITS = '--config=configs/adatape/digits.py'
@@ -164,7 +164,7 @@ def test_one_line_names_key_and_legal_range(arguments, words, refused):
     ('return {}["x"]', ['KeyError', 'x']),
     ('return dict(sed=1)', ['sed: ', 'mean seed']),
     ('return dict(optimizer=3)', ['optimizer', 'group of fields', '3']),
-    ('return +', ['config.py is no configuration', 'invalid syntax']),
+    ('return +', ['config.py: expected a file', 'invalid syntax']),
   ],
 )
 def test_a_wrong_file_is_explained_in_one_line(body, words, tmp_path, refused):
@@ -192,12 +192,13 @@ def test_jax_finds_the_processes_that_are_not_given(given, peers, monkeypatch):
 
 
 def test_a_good_command_line_passes(tmp_path):
-  arguments, config = train.parse(
+  flags = train.main.parse(
     ['--config.optimizer.lr=3e-4', PARITY + ':n=8', f'--workdir={tmp_path}/run',
      '--config.batch_size', '1e2', '--config.warm_start.skip=head,cls',
      '--config.evals.test.every_steps=7', '--config.dataset.name=parity']
   )  # fmt: skip
-  assert not arguments.dry_run
+  assert not flags.dry_run
+  config = config_flags.load_config(flags.config, flags.overrides)
   assert config.optimizer.lr == 3e-4
   assert (config.batch_size, config.dataset.length) == (100, 8)
   assert config.warm_start.skip == ('head', 'cls')

@@ -23,8 +23,7 @@ from tests.launch import toy_runs
 
 def settings_of(*argv):
   """The settings of a command line, as the candidates get them."""
-  (arguments,) = benchmark.parse(argv)
-  return vars(arguments)
+  return vars(benchmark.main.parse(argv))
 
 
 def read(path):

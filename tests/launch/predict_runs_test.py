@@ -50,7 +50,7 @@ def answers_of(run, lines, *flags):
   written = []
   source = predict.read_lines(io.BytesIO(b'\n'.join(lines)))
   flags = [f'--workdir={run}', '--compilation_cache=none', *flags]
-  with predict.build_engine(*predict.parse(flags)) as engine:
+  with predict.build_engine(predict.main.parse(flags)) as engine:
     predict.answer_all(engine, source, written.append, 8)
   return list(map(json.loads, written)), engine.monitor.snapshot()
 

@@ -34,6 +34,10 @@ def flags(tmp_path, text, metric='test/accuracy', config=PARITY, **others):
   ]  # fmt: skip
 
 
+def read_runs(given):
+  return sweep.read_runs(sweep.main.parse(given))
+
+
 def refused(given, capsys):
   """Returns the one line that a command ends with."""
   with pytest.raises(SystemExit) as stop:
@@ -53,7 +57,7 @@ optimizer.lr=1e-4 batch_size=16
 optimizer.lr=0.01 'checkpoint.best_metric=test/a b'
 """
   lines += f'checkpoint.best_metric=test/../{"y" * 300}'
-  _, runs = sweep.parse(flags(tmp_path, lines))
+  runs = read_runs(flags(tmp_path, lines))
   assert [run.name for run in runs[:3]] == [
     'optimizer.lr=0.001 batch_size=16', 'optimizer.lr=1e-4 batch_size=16',
     'optimizer.lr=0.01 checkpoint.best_metric=test/a b',
@@ -66,7 +70,7 @@ optimizer.lr=0.01 'checkpoint.best_metric=test/a b'
   assert max(map(len, names)) < 100
   # Another configuration is another run.
   other = flags(tmp_path, lines, config='configs/adatape/parity.py:n=10')
-  names += [run.workdir.name for run in sweep.parse(other)[1]]
+  names += [run.workdir.name for run in read_runs(other)]
   assert len(set(names)) == 8
 
 
@@ -79,7 +83,7 @@ optimizer.lr=0.01 'checkpoint.best_metric=test/a b'
     ('batch_size', ['line 1', 'batch_size=value']),
     ('batch_size=8\n"batch', ['line 2', 'quotation']),
     ('batch_size=8 seed=1\nseed=2\nseed=1 batch_size=8',
-     ['line 3', 'another run than in line 1']),
+     ['line 3', 'the same run as in line 1']),
     ('optimizer.lr=1e-3\noptimizer.lr=0.001', ['line 2', 'line 1']),
     ('# nothing\n\n', ['--overrides', 'at least one line']),
     (b'batch_size=\xff', ['--overrides', 'utf-8']),
@@ -256,7 +260,7 @@ def test_the_grids_of_the_paper(tmp_path, file, grid, rates, batches, epochs):
   start = tiny_run.bare(tmp_path / 'run', corpora.tokenizer(tmp_path / 'words'))
   flag = f'configs/albert_act/{file},data=D,checkpoint={start}'
   text = pathlib.Path(f'configs/albert_act/{grid}.txt').read_text()
-  _, runs = sweep.parse(flags(tmp_path, text, 'dev/accuracy', flag))
+  runs = read_runs(flags(tmp_path, text, 'dev/accuracy', flag))
   found = set()
   for run in runs:
     config = config_flags.load_config(flag, run.overrides)
