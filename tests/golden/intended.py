@@ -47,6 +47,7 @@ INTENDED: list[tuple[str, str, str]] = [
     'CHANGELOG: an override is read as the type of its field; errors name the '
     'legal range instead of the type, and the field as on the command line',
   ),
+  ('errors', '.*adatape/parety.py', 'the example is the nearest file'),
   (
     'help', 'predict',
     'CHANGELOG: AdaTape and plain models are served by the engine, images too',
