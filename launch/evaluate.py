@@ -29,9 +29,10 @@ FEWSHOT = dict(type='fewshot', shots=(1, 5, 10, 25), seeds=3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(command_line.RunFlags):
+class Flags:
   """Flags of an evaluation."""
 
+  workdir: str = flag('directory of the run', metavar='DIRECTORY')
   step: Literal['latest', 'best', 'all'] | Count = flag(
     'latest, best, all, or a number', 'latest'
   )

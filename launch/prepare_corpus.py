@@ -67,7 +67,7 @@ def _check(flags: Flags, out: str) -> None:
       expected = f'nothing beside --{name} (leave one out)'
       raise ConfigError(f'--{other}', value, expected)
   if os.path.ismount(out):
-    expected = 'a directory in it: a disk is mounted there'
+    expected = 'a directory to replace: a disk is mounted there'
     raise ConfigError('--out', out, expected)
   command_line.check_place('--out', out, is_new=True)
   # The directory is made under another name next to it, and then renamed.
