@@ -10,7 +10,6 @@ in the environment of such a process are read at its import.
 import concurrent.futures
 import dataclasses
 import functools
-import itertools
 import multiprocessing
 import os
 import pathlib
@@ -77,7 +76,6 @@ def _prepare(name: str, make: Callable[[], Call]) -> Call:
 
 
 def _take(name: str, calls: int) -> Float[np.ndarray, ' C']:
-  """Times calls."""
   time.sleep(SETTLE_SECONDS)
   seconds = []
   for _ in range(calls):
@@ -115,9 +113,9 @@ class Hosts:
     self._pools: dict[str, concurrent.futures.ProcessPoolExecutor] = {}
     self._pids: dict[str, int] = {}
     self._lost: set[str] = set()
-    self._folder = tempfile.TemporaryDirectory(prefix='benchmark_')
 
   def __enter__(self) -> 'Hosts':
+    self._folder = tempfile.TemporaryDirectory(prefix='benchmark_')
     return self
 
   def __exit__(self, *error: object) -> None:
@@ -174,7 +172,7 @@ def measure(
     timers: by name.
     rounds: that count, after those of `warmup`.
     warmup: rounds.
-    calls: of each function in a round.
+    calls: of each timer in a round.
     min_seconds: of a round; the last round of the warm-up tells how many calls
       take as long.
     advance: called with the finished share of all rounds.
@@ -191,11 +189,8 @@ def measure(
         enough = np.ceil(min_seconds / max(taken.mean(), 1e-6))
         wanted[name] = max(calls, int(enough))
     advance((index + 1) / (warmup + rounds))
-  return {
-    name: np.array(values)
-    for name, values in seconds.items()
-    if len(values) == rounds
-  }
+  complete = {n: taken for n, taken in seconds.items() if len(taken) == rounds}
+  return {name: np.array(taken) for name, taken in complete.items()}
 
 
 def run(
@@ -207,28 +202,18 @@ def run(
 ) -> tuple[list[dict[str, Any]], Samples]:
   """Prepares and times candidates, with a bar on stderr.
 
-  Args:
-    candidates: in the order of the first round.
-    case: labels such as the batch size, by column.
-    hosts: where they run.
-    over: see `rows`.
-    **timing: arguments of `measure`.
-
-  Returns:
-    (see `rows`, seconds of the calls), without those of lost processes.
+  `case` are labels such as the batch size, by column; `timing` are arguments of
+  `measure`. Returns (see `rows`, seconds of the calls), without those of lost
+  processes.
   """
   import rich.console
   import rich.progress
 
-  found = {
-    one.name: hosts.ask(one.process, _prepare, one.name, one.make)
-    for one in candidates
-  }
-  timers = {
-    one.name: functools.partial(hosts.ask, one.process, _take, one.name)
-    for one in candidates
-    if found[one.name] is not None
-  }
+  calls, timers = {}, {}
+  for name, process, make in ((c.name, c.process, c.make) for c in candidates):
+    calls[name] = hosts.ask(process, _prepare, name, make)
+    if calls[name] is not None:
+      timers[name] = functools.partial(hosts.ask, process, _take, name)
   label = ', '.join(f'{name} {value}' for name, value in case.items())
   console = rich.console.Console(stderr=True)
   with rich.progress.Progress(console=console) as bar:
@@ -236,7 +221,7 @@ def run(
     samples = measure(
       timers, advance=lambda share: bar.update(task, completed=share), **timing
     )
-  return rows(case, candidates, samples, found, over), samples
+  return rows(case, candidates, samples, calls, over), samples
 
 
 def tables(
@@ -250,10 +235,11 @@ def tables(
   `settings` has some of 'rounds', 'warmup' and 'min_seconds'.
   """
   names = {'rounds', 'warmup', 'min_seconds'} & {*settings}
-  timing = {name: settings[name] for name in names}
+  timing, table = {name: settings[name] for name in names}, []
   with Hosts(environment=environment) as hosts:
-    found = [run(some, case, hosts, over, **timing)[0] for case, some in cases]
-  return list(itertools.chain.from_iterable(found))
+    for case, candidates in cases:
+      table += run(candidates, case, hosts, over, **timing)[0]
+  return table
 
 
 def ratio(samples: Samples, slow: str, fast: str) -> Estimate:
@@ -279,18 +265,16 @@ def rows(
   """
   timed = {one.name: one for one in candidates if one.name in samples}
   seconds = {name: samples[name] / calls[name].rows for name in timed}
-  medians = {name: np.median(seconds[name].mean(1)) for name in timed}
   legal = [name for name, one in timed.items() if one.is_baseline]
   if not legal:
     raise ValueError('no baseline was timed; there is nothing to compare with')
-  best = min(legal, key=medians.__getitem__)
+  best = min(legal, key=lambda name: np.median(seconds[name].mean(1)))
   first: dict[str, Any] = {}
   table = []
   for name, one in timed.items():
-    call = calls[name]
+    call, cost = calls[name], one.flops
     baseline = one.baseline if one.baseline in timed else best
-    cost, other = one.flops, timed[baseline].flops
-    speedup = ratio(seconds, baseline, name)
+    other, speedup = timed[baseline].flops, ratio(seconds, baseline, name)
     limit = other[0] / cost[0] if cost and other else None
     row = {
       **case,

@@ -5,7 +5,6 @@ model. The confidence rule of EAT, section 4, is here, others in `eat.exits`.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -42,8 +41,11 @@ class Point(NamedTuple):
   quality: float  # accuracy or another measure; more is better
   depth: float  # mean number of layers executed
   flops: float  # FLOPs spent over those of the full model on the same rows
-  agreement: float  # share of the rows with the answer of the full model
+  # Share of the rows with the answer of the full model; of a regression the
+  # correlation with it.
+  agreement: float
   shares: tuple[float, ...]  # of the rows by the head they leave at, `[E]`
+  exits: Labels  # index of the head at which each row leaves
 
 
 def accuracy(logits: Float[np.ndarray, 'N C'], labels: Labels) -> float:
@@ -51,10 +53,25 @@ def accuracy(logits: Float[np.ndarray, 'N C'], labels: Labels) -> float:
   return float((logits.argmax(-1) == labels).mean())
 
 
-def same_class(
+def main_number(task: str) -> tuple[str, Callable[[Any, Any], float]]:
+  """Returns the name and the function of the quality in a GLUE task.
+
+  That is the task's first metric, or the accuracy for ''.
+  """
+  if not task:
+    return 'accuracy', accuracy
+
+  def quality(logits, labels):
+    return glue.compute(task, logits, labels)['score']
+
+  return glue.TASK_METRICS[task][0], quality
+
+
+def _agreement(
   logits: Float[np.ndarray, 'N C'], full: Float[np.ndarray, 'N C']
 ) -> float:
-  """Returns the share of the rows with the same answer."""
+  if full.shape[1] == 1:
+    return glue.pearson(full[:, 0], logits[:, 0])
   return accuracy(logits, full.argmax(-1))
 
 
@@ -86,7 +103,6 @@ def sweep(
   flops: Any = None,
   full_flops: Any = None,
   quality: Callable[[Any, Any], float] = accuracy,
-  agreement: Callable[[Any, Any], float] = same_class,
 ) -> list[Point]:
   """Measures settings on the same rows.
 
@@ -100,7 +116,6 @@ def sweep(
     full_flops: FLOPs of a row in the model compared with, a number or `[N]`;
       None for the last column of `flops`.
     quality: `(logits [N, C], labels [N]) -> float`.
-    agreement: `(logits [N, C], logits of the last head [N, C]) -> float`.
   """
   heads, rows = logits.shape[:2]
   costs = np.asarray(layers if flops is None else flops, np.float64)
@@ -118,8 +133,9 @@ def sweep(
         quality=float(quality(chosen, labels)),
         depth=float(np.asarray(layers)[exits].mean()),
         flops=float(cost[np.arange(rows), exits].sum() / full.sum()),
-        agreement=float(agreement(chosen, logits[-1])),
+        agreement=_agreement(chosen, logits[-1]),
         shares=tuple((np.bincount(exits, minlength=heads) / rows).tolist()),
+        exits=exits,
       )
     )
   return points
@@ -159,10 +175,7 @@ class Evaluator(predictions.Evaluator):
   def __post_init__(self):
     super().__post_init__()
     task = glue.task_of(self.task, self.data)
-    self._metric, self._quality = 'accuracy', accuracy
-    if task:
-      self._metric = glue.TASK_METRICS[task][0]
-      self._quality = functools.partial(_main_number, task)
+    self._metric, self._quality = main_number(task)
 
   def run(self, variables: Any) -> dict[str, float]:
     """Sweeps and writes `frontier.csv` into the workdir.
@@ -220,7 +233,3 @@ class Evaluator(predictions.Evaluator):
       'rule': point.rule,
       'value': None if point.value is None else f'{point.value:g}',
     } | {name: f'{number:.6g}' for name, number in numbers.items()}
-
-
-def _main_number(task: str, logits: np.ndarray, labels: np.ndarray) -> float:
-  return glue.compute(task, logits, labels)['score']

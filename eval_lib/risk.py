@@ -5,6 +5,7 @@ Predictive Algorithms to Achieve Risk Control", section 2.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -104,10 +105,13 @@ def certify_confidence(
   exits = confidence_exits(probabilities, thresholds)
   losses = disagreement(probabilities, exits)
   guarantee = guaranteed_threshold(losses, thresholds, epsilon, delta)
-  if guarantee.threshold is None:
-    return guarantee, 0.0
+  return guarantee, _early(exits, guarantee, len(probabilities) - 1)
+
+
+def _early(exits: Exits, guarantee: Guarantee, last: int) -> float:
+  """Returns the share of the rows that leave before the last head."""
   chosen = exits[guarantee.certified - 1]
-  return guarantee, float((chosen < len(probabilities) - 1).mean())
+  return float((chosen < last).mean()) if guarantee.certified else 0.0
 
 
 def resampled_risk(
@@ -134,4 +138,33 @@ def resampled_risk(
     chosen = guaranteed_threshold(sample, thresholds, epsilon, delta).threshold
     if chosen is not None:
       result[draw] = risk[thresholds == chosen][0]
+  return result
+
+
+def resample_confidence(
+  probabilities: Heads, labels: Labels, epsilon: float, delta: float, draws: int
+) -> list[dict[str, Any]]:
+  """Returns how often guaranteed thresholds fail, a row for each loss.
+
+  `exceeded` is the share of the draws with a risk above epsilon, `mean` and
+  `worst` are of their risks; `threshold` and the share `early` are of the
+  guarantee on all rows.
+  """
+  rows, thresholds = len(labels), default_thresholds(probabilities.shape[-1])
+  exits = confidence_exits(probabilities, thresholds)
+  losses = {
+    'disagreement': disagreement(probabilities, exits),
+    'harm': harm(probabilities, exits, labels),
+  }
+  result = []
+  for name, loss in losses.items():
+    limits = loss, thresholds, epsilon, delta
+    risks = resampled_risk(*limits, rows=rows, draws=draws)
+    found = guaranteed_threshold(*limits)
+    row = dict(loss=name, epsilon=epsilon, delta=delta, rows=rows, draws=draws)
+    row |= {'exceeded': float((risks > epsilon).mean())}
+    row |= {'worst': float(risks.max()), 'mean': float(risks.mean())}
+    row |= {'threshold': found.threshold}
+    early = _early(exits, found, len(probabilities) - 1)
+    result.append(row | {'early': early})
   return result

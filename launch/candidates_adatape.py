@@ -37,23 +37,17 @@ def tables(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def candidates(phase: str, settings: Mapping[str, Any]) -> list[Candidate]:
-  """Returns the models, and the reading of each bank alone.
-
-  Raises:
-    FieldError: a model cannot be built.
-  """
-  found = []
+  """Returns the models, and the reading of each bank alone."""
+  found, rows = [], settings['batch']
+  prepare = _prepare_train_step if phase == TRAIN else _prepare_forward
   for bank in ('', *BANKS):
     task = build_task(bank, settings)
-    cost = task.model.flops(task.info.input_shape)
-    prepare = _prepare_train_step if phase == TRAIN else _prepare_forward
-    make = functools.partial(prepare, task, settings['batch'])
+    flops = 2 * (task.model.flops(task.info.input_shape),)
+    make = functools.partial(prepare, task, rows)
     name = f'AdaTape {bank}' if bank else 'ViT'
-    found.append(
-      Candidate(name, make, is_baseline=not bank, flops=(cost, cost))
-    )
+    found.append(Candidate(name, make, is_baseline=not bank, flops=flops))
     if bank and phase == FORWARD:
-      make = functools.partial(_prepare_reading, task, settings['batch'])
+      make = functools.partial(_prepare_reading, task, rows)
       found.append(Candidate(f'reading {bank}', make, baseline=name))
   return found
 
@@ -64,16 +58,14 @@ def build_task(bank: str, settings: Mapping[str, Any]) -> Classification:
   info = DatasetInfo('image', (side, side, 3), 'uint8', classes, (), 0)
   model = {'name': 'model_lib.vit:ViT', 'variant': settings['variant']}
   if bank:
-    size = settings['bank_size']
-    name = 'adatape.model:AdaTapeViT'
-    model |= {'name': name, 'bank': bank, 'bank_size': size}
+    model |= {'name': 'adatape.model:AdaTapeViT', 'bank': bank}
+    model |= {'bank_size': settings['bank_size']}
   loss = {'label_smoothing': 0.0, 'tape_weight': 0.01}
   config: Any = dict(dtype=settings['dtype'], model=model, loss=loss)
   return (TapeClassification if bank else Classification)(config, info)
 
 
 def _prepare_forward(task: Any, rows: int) -> Call:
-  """Prepares a forward pass on random images in [-1, 1]."""
   model, shape = task.model, (rows, *task.info.input_shape)
   images = jax.random.uniform(jax.random.key(0), shape, minval=-1.0)
   variables = nn.unbox(jax.jit(model.init)(jax.random.key(1), images[:1]))
@@ -82,7 +74,6 @@ def _prepare_forward(task: Any, rows: int) -> Call:
 
 
 def _prepare_reading(task: Any, rows: int) -> Call:
-  """Prepares the reading of random bank and query tokens."""
   model = task.model
   width, reading = model.width, model.reading()
   shape: tuple[int, ...] = (model.bank_size,)
@@ -100,7 +91,6 @@ def _prepare_reading(task: Any, rows: int) -> Call:
 
 
 def _prepare_train_step(task: Any, rows: int) -> Call:
-  """Prepares a training step on random images."""
   rng, shape = np.random.default_rng(0), (rows, *task.info.input_shape)
   batch = {
     'image': rng.integers(256, size=shape, dtype=np.uint8),

@@ -35,16 +35,16 @@ BASELINES = ('fixed, scanned', 'fixed, unrolled')
 
 def tables(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
   """Yields names and tables of the benchmark; see `launch.benchmark`."""
-  most = AlbertPretraining(variant=settings['variant']).max_iterations
   pairs = itertools.product(settings['batch'], settings['shares'])
   cases = (
     ({'batch': batch, 'mean': mean}, candidates(batch, mean, settings))
     for batch, mean in pairs
   )
   yield '', benchmark.tables(cases, settings)
+  most = AlbertPretraining(variant=settings['variant']).max_iterations
+  chunks = (0, pondering.balanced_chunk(most))
   if rows := settings['train_batch']:
-    chunks = (0, pondering.balanced_chunk(most))
-    labels = ({'batch': rows, 'remat_chunk': chunk} for chunk in chunks)
+    labels = [{'batch': rows, 'remat_chunk': chunk} for chunk in chunks]
     cases = ((case, train_candidates(case, settings)) for case in labels)
     yield 'train', benchmark.tables(cases, settings)
 
@@ -75,10 +75,6 @@ def _ids(rng: np.random.Generator, *shape: int) -> np.ndarray:
   return rng.integers(1, VOCAB_SIZE, shape, dtype=np.int32)
 
 
-def _without_score(params: Mapping[str, Any]) -> dict[str, Any]:
-  return {name: leaf for name, leaf in params.items() if name != 'score'}
-
-
 def _score_for(
   model: Any, params: Mapping[str, Any], inputs: tuple[Any, ...], share: float
 ) -> dict[str, Any]:
@@ -87,11 +83,10 @@ def _score_for(
   Its direction is random, its spread over the first states fixed; the bias is
   found by bisection.
   """
-  fixed = dataclasses.replace(model, halting='')
-  encode = functools.partial(fixed.apply, {'params': _without_score(params)})
-  encoded: Any = encode(
-    *inputs, method='encode', trace=lambda before, after, spent: after
-  )
+  encoded: Any = dataclasses.replace(model, halting='').apply(
+    {'params': _without_score(params)}, *inputs,
+    method='encode', trace=lambda before, after, spent: after,
+  )  # fmt: skip
   first = encoded.trace[0].astype(jnp.float32)
   states = first.reshape(-1, first.shape[-1])
   kernel = jax.random.normal(jax.random.key(1), (states.shape[-1], 1))
@@ -105,11 +100,15 @@ def _score_for(
     return out['ponder']['steps'].mean()
 
   low, high = -12.0, 12.0
-  wanted = share * model.max_iterations
   for _ in range(12):
     middle = (low + high) / 2
-    low, high = (middle, high) if taken(middle) > wanted else (low, middle)
+    is_more = taken(middle) > share * model.max_iterations
+    low, high = (middle, high) if is_more else (low, middle)
   return {'kernel': kernel, 'bias': (low + high) / 2 - center}
+
+
+def _without_score(params: Mapping[str, Any]) -> dict[str, Any]:
+  return {name: leaf for name, leaf in params.items() if name != 'score'}
 
 
 def candidates(
@@ -208,18 +207,15 @@ def train_candidates(
 
   The masked form takes the same time whichever tokens halt.
   """
+  make = functools.partial(_prepare_train_step, case, settings)
   return [
-    Candidate(
-      'halting' if halting else 'fixed',
-      functools.partial(_prepare_train_step, case, halting, settings),
-      is_baseline=not halting,
-    )
-    for halting in ('', 'act')
+    Candidate('fixed', functools.partial(make, ''), is_baseline=True),
+    Candidate('halting', functools.partial(make, 'act')),
   ]
 
 
 def _prepare_train_step(
-  case: Mapping[str, Any], halting: str, settings: Mapping[str, Any]
+  case: Mapping[str, Any], settings: Mapping[str, Any], halting: str
 ) -> Call:
   rows, length, variant = case['batch'], settings['length'], settings['variant']
   words = length // 5
@@ -229,11 +225,10 @@ def _prepare_train_step(
     vocab_size=VOCAB_SIZE, max_positions=length, halting=halting,
     remat_chunk=case['remat_chunk'],
   )  # fmt: skip
+  loss = dict(ponder_weight=5e-4, sop_weight=1.0)
+  dataset = dict(mask_share=0.2)
   config = dict(
-    dtype=settings['dtype'],
-    model=model,
-    loss=dict(ponder_weight=5e-4, sop_weight=1.0),
-    dataset=dict(mask_share=0.2),
+    dtype=settings['dtype'], model=model, loss=loss, dataset=dataset
   )
   rng = np.random.default_rng(0)
   batch = {

@@ -67,30 +67,22 @@ def dense_model(settings: Mapping[str, Any], kind: str = 'dense') -> Any:
   """Returns a BERT as an EAT without anything adaptive.
 
   Of the kind 'distil' it has half the layers, no token types and the pooler of
-  DistilBERT.
-
-  Raises:
-    FieldError: the depth cannot be timed.
+  DistilBERT. Raises FieldError if the depth cannot be timed.
   """
-  dtype, variant = jnp.dtype(settings['dtype']), settings['variant']
-  fields: dict[str, Any] = dict(prune_layers=(), prune_ratios=(), window=0)
-  fields |= dict(exit_layers=(), depth=settings['depth'] or None)
-  model = EatClassifier(variant=variant, num_classes=2, dtype=dtype, **fields)
+  model = EatClassifier(
+    variant=settings['variant'], depth=settings['depth'] or None,
+    num_classes=2, dtype=jnp.dtype(settings['dtype']),
+    prune_layers=(), prune_ratios=(), window=0, exit_layers=(),
+  )  # fmt: skip
   depth: Any = model.depth
   if depth <= EXIT_LAYER or depth % 2:
     expected = f'an even number above {EXIT_LAYER}, where rows exit'
     raise FieldError('depth', depth, expected)
   if kind == 'dense':
     return model
-  fields = {'type_vocab_size': 0, 'pooler_activation': 'relu'}
-  return model.clone(depth=depth // 2, **fields)
-
-
-def adaptive_model(settings: Mapping[str, Any]) -> EatClassifier:
-  """Returns the EAT of the benchmark."""
-  pruning = {'prune_layers': (2, 4), 'prune_ratios': (0.3, 0.3)}
-  exits = {'exit_layers': (EXIT_LAYER,), 'window': settings['window']}
-  return dense_model(settings).clone(**pruning, **exits)
+  return model.clone(
+    depth=depth // 2, type_vocab_size=0, pooler_activation='relu'
+  )
 
 
 def candidates(
@@ -101,44 +93,38 @@ def candidates(
 ) -> list[Candidate]:
   """Returns the candidates of a batch size, in the order of the table.
 
-  Args:
-    batch: rows of a full batch.
-    settings: the flags of the command.
-    libraries: others that run the dense model and a DistilBERT.
-    folder: where weights are written for them.
+  The `libraries` run the dense model and a DistilBERT, whose weights are
+  written into the folder.
   """
   model, length = dense_model(settings), settings['length']
-  tokens = token_rows(batch, length)
-  found = []
-
-  def add(
-    name: str, flops: Any, prepare: Any, *given: Any, **more: Any
-  ) -> None:
-    make = functools.partial(prepare, *given)
-    process = more.pop('process', name)
-    found.append(Candidate(name, make, process, flops=flops, **more))
-
+  tokens, found = token_rows(batch, length), []
   full, computed = model_flops(model, length)
   for form in FORMS:
     flops = full, computed if form == 'engine chain' else full
-    more = {'is_baseline': True, 'group': 'dense'}
-    add(f'dense {form}', flops, prepare_dense, form, model, tokens, **more)
-  rates, eat = settings['exit_rates'], adaptive_model(settings)
+    make = functools.partial(_prepare_dense, form, model, tokens)
+    name = f'dense {form}'
+    found.append(Candidate(name, make, name, True, flops=flops, group='dense'))
+  rates = settings['exit_rates']
   rows = rows_per_call(batch, rates, settings['fill'])
+  eat = model.clone(
+    prune_layers=(2, 4), prune_ratios=(0.3, 0.3), exit_layers=(EXIT_LAYER,),
+    window=settings['window'],
+  )  # fmt: skip
   for rate in rates if 'eat' in settings['candidates'] else ():
     flops = model_flops(eat, length, (1.0, 1.0 - rate / 100))
-    given = eat, length, batch, rate, rows
-    more = {'process': 'EAT engine', 'group': 'eat'}
-    add(f'EAT {rate} %', flops, prepare_eat, *given, **more)
+    make = functools.partial(_prepare_eat, eat, length, batch, rate, rows)
+    name, process = f'EAT {rate} %', 'EAT engine'
+    found.append(Candidate(name, make, process, flops=flops, group='eat'))
   items = [{'tokens': row, 'token_types': 0 * row} for row in tokens]
   for library, kind in itertools.product(libraries, TITLES):
     model, weights = dense_model(settings, kind), folder / kind
     if not weights.exists():
       export.save(str(weights), model, random_params(model))
+    given = library, str(weights), items, batch, settings['dtype']
+    flops = 2 * model_flops(model, length)[:1]
+    make = functools.partial(peers.make, *given)
     name = f'{peers.TITLES[library]} {TITLES[kind]}'
-    full, _ = model_flops(model, length)
-    own = library, str(weights), items, batch, settings['dtype']
-    add(name, (full, full), peers.make, *own, group=kind)
+    found.append(Candidate(name, make, name, flops=flops, group=kind))
   return found
 
 
@@ -163,8 +149,7 @@ def token_rows(count: int, length: int) -> Int[np.ndarray, 'B L']:
   return rng.integers(VOCAB_SIZE, size=(count, length), dtype=np.int32)
 
 
-def inputs(tokens: Int[np.ndarray, 'B L']) -> dict[str, np.ndarray]:
-  """Returns the inputs of a model for full rows."""
+def _inputs(tokens: Int[np.ndarray, 'B L']) -> dict[str, np.ndarray]:
   length = np.full(len(tokens), tokens.shape[1], np.int32)
   return {'tokens': tokens, 'token_types': 0 * tokens, 'length': length}
 
@@ -177,7 +162,7 @@ def random_params(model: Any) -> dict[str, Any]:
   """
   shapes = jax.eval_shape(
     lambda x: nn.unbox(model.init(jax.random.key(0), **x)['params']),
-    inputs(token_rows(1, 2)),
+    _inputs(token_rows(1, 2)),
   )
 
   def draw(path: Any, leaf: Any) -> np.ndarray:
@@ -193,8 +178,7 @@ def random_params(model: Any) -> dict[str, Any]:
   return jax.tree.map_with_path(draw, shapes)
 
 
-def prepare_dense(form: str, model: EatClassifier, tokens: Any) -> Call:
-  """Prepares a form of the dense model for full rows."""
+def _prepare_dense(form: str, model: EatClassifier, tokens: Any) -> Call:
   keep_freed_memory()
   stage = EatChain(model, {}).stage(0, FULL, 0)
   function: Any = jax.jit(lambda v, x: stage(v, x)[1]['logits'])
@@ -203,7 +187,7 @@ def prepare_dense(form: str, model: EatClassifier, tokens: Any) -> Call:
   variables = {'params': jax.device_put(random_params(model))}
 
   def run() -> np.ndarray:
-    return np.asarray(function(variables, inputs(tokens)))
+    return np.asarray(function(variables, _inputs(tokens)))
 
   return Call(run, len(tokens), peers.scores(run()))
 
@@ -216,8 +200,7 @@ def leaves(count: int, rate: int) -> list[bool]:
 def rows_per_call(batch: int, rates: Sequence[int], fill: int) -> int:
   """Returns the rows of one call of the engine: whole batches, exact rates.
 
-  They fill `fill` batches at least. At batch 1 requests come one by one, and
-  only the rates count.
+  They fill `fill` batches at least; at batch 1, one by one, only rates count.
   """
   unit = math.lcm(batch, *(100 // math.gcd(rate, 100) for rate in rates))
   return unit * math.ceil((fill if batch > 1 else 1) * batch / unit)
@@ -240,13 +223,10 @@ def _engine(
   return engine
 
 
-def prepare_eat(
+def _prepare_eat(
   model: EatClassifier, length: int, batch: int, rate: int, rows: int
 ) -> Call:
-  """Prepares EAT in the engine with a planned share of exits.
-
-  At batch 1 a request is sent when the one before has been answered.
-  """
+  """Prepares EAT in the engine with a planned share of exits."""
   engine = _engine(model, (length,), doubling(batch))
   tokens = token_rows(max(batch, peers.CHECKED_ROWS), length)
   items = [
@@ -255,7 +235,7 @@ def prepare_eat(
   ]
 
   def run() -> None:
-    if batch == 1:
+    if batch == 1:  # a request is sent when the one before was answered
       answers = [engine.submit(item).result() for item in items]
     else:
       answers = engine.predict(items)
@@ -281,11 +261,8 @@ def length_candidates(
   settings: Mapping[str, Any], lengths: Sequence[int]
 ) -> list[Candidate]:
   """Returns the dense model with all rows padded, and in length buckets."""
-  model, buckets = (
-    dense_model(settings),
-    tuple(sorted(settings['length_buckets'])),
-  )
-  capacity = min(16, max(settings['batch']))
+  model, capacity = dense_model(settings), min(16, max(settings['batch']))
+  buckets = tuple(sorted(settings['length_buckets']))
   # Fewer batch sizes than in service: each is compiled at every length.
   batches = tuple(sorted({*doubling(capacity)[::2], capacity}))
   found = []
@@ -293,8 +270,8 @@ def length_candidates(
     costs = np.array([model_flops(model, size)[1] for size in sizes])
     flops = 2 * (float(costs[np.searchsorted(sizes, lengths)].mean()),)
     make = functools.partial(_prepare_lengths, model, sizes, batches, lengths)
-    is_first = name == 'padded'
-    found.append(Candidate(name, make, 'lengths', is_first, flops=flops))
+    baseline = name == 'padded'
+    found.append(Candidate(name, make, 'lengths', baseline, flops=flops))
   return found
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from eval_lib import (
   adaptive_plots,
   calibration,
+  frontier,
   predictions,
   report,
   text_pages,
 )
-from eval_lib.adaptive_plots import Curve
 from launch.eat_runs import Model, Setting
 
 # Names of points that have little room.
@@ -33,20 +33,15 @@ def draw(
 ) -> None:
   """Writes all pictures; without matplotlib only the page of sentences.
 
-  Args:
-    out: the directory.
-    settings: of all runs, by name.
-    default: the setting that the EAT is served with by default.
-    timings: of the timed settings; () without.
-    theirs: the settings that other libraries ran, by candidate.
-    count: sentences.
+  `theirs` are the settings that other libraries ran, by candidate; `count`
+  sentences are drawn as the default setting serves them.
   """
   title = {'title': f'{default.model.directory}, {default.name}'}
   plots = [
     *_frontiers(settings, timings, theirs),
     *_of_model(settings, default),
+    *_ablation(settings, default, timings),
   ]
-  plots += _ablation(settings, default, timings)
   if blocks := sentences(default, pick(default, count)):
     text_pages.write_page(out / 'sentences', blocks, **title)
     plots.append(('sentences', text_pages.plot_page, (blocks,), title))
@@ -73,20 +68,21 @@ def _frontiers(
     seconds = row.get('latency_mean', row['seconds'].median)
     pictures.setdefault(name, ({}, label))[0][row['candidate']] = 1e3 * seconds
   for name, (costs, label) in pictures.items():
-    curves: dict[str, list[Any]] = {}
+    points: dict[str, dict[str, tuple[float, float]]] = {}
     for key, cost in costs.items():
       one = theirs.get(key) or settings[key]
-      own = [one.model.name, *filter(None, [one.model.variant])]
-      points = curves.setdefault(key if key in theirs else ', '.join(own), [])
-      points.append((cost, 100 * one.point.quality, short(one)))
-    data = {}
-    for curve, points in curves.items():
-      x, y, labels = zip(*points, strict=True)
-      labels = labels if len(labels) > 1 else ()
-      data[curve] = Curve(np.array(x), np.array(y), labels)
-    metric = next(iter(settings.values())).model.metric
+      own = ', '.join(filter(None, [one.model.name, one.model.variant]))
+      curve = points.setdefault(key if key in theirs else own, {})
+      curve[short(one)] = cost, 100 * one.point.quality
+    curves = {
+      curve: adaptive_plots.Curve(
+        *np.array([*places.values()]).T, [*places] if len(places) > 1 else ()
+      )
+      for curve, places in points.items()
+    }
+    metric, _ = frontier.main_number(next(iter(settings.values())).model.task)
     options = {'cost': label, 'quality': f'{metric} (%)'}
-    yield name, adaptive_plots.plot_frontier, (data,), options
+    yield name, adaptive_plots.plot_frontier, (curves,), options
 
 
 def short(setting: Setting) -> str:
@@ -106,18 +102,18 @@ def _of_model(
     if one.model is model and one.rule.name in rules
   }
   yield 'exits', adaptive_plots.plot_exits, (shares, model.heads), {}
-  if layers := model.chain.model.prune_layers:
+  if layers := model.module.prune_layers:
     data = model.records['length'], model.kept, layers
     yield 'retention', adaptive_plots.plot_retention, data, {}
-  count = int(model.judged.sum())
-  for place, layer in enumerate(model.heads if count else ()):
+  judged, labels = model.judged, model.records['label']
+  for place, layer in enumerate(model.heads if judged.any() else ()):
+    scales = dict.fromkeys((1.0, model.policy.temperatures[place]))
     tables = {}
-    for scale in dict.fromkeys((1.0, model.policy.temperatures[place])):
-      heads = predictions.probabilities(model.logits / scale)
-      tables[f'T = {scale:.3g}'] = calibration.reliability(
-        heads[place], model.records['label'], mask=model.judged
-      )
-    title = {'title': f'Head at layer {layer}, {count} rows'}
+    for scale in scales:
+      head = predictions.probabilities(model.logits / scale)[place]
+      table = calibration.reliability(head, labels, mask=judged)
+      tables[f'T = {scale:.3g}'] = table
+    title = {'title': f'Head at layer {layer}, {judged.sum()} rows'}
     plot = adaptive_plots.plot_reliability
     yield f'reliability_{layer}', plot, (tables,), title
 
@@ -130,8 +126,9 @@ def _ablation(
   for row in timings:
     one = settings.get(row['candidate'])
     if one and (one is default or one.model.name != default.model.name):
-      quality = {f'{one.model.metric} (%)': 100 * one.point.quality}
-      bar = bars.setdefault(one.model.name, quality)
+      metric, _ = frontier.main_number(one.model.task)
+      bar = bars.setdefault(one.model.name, {})
+      bar[f'{metric} (%)'] = 100 * one.point.quality
       bar[f'speed-up at batch {row["batch"]}'] = row['speedup']
   if len(bars) > 1:
     yield 'ablation', adaptive_plots.plot_ablation, (bars,), {}
@@ -145,7 +142,7 @@ def pick(setting: Setting, count: int) -> list[int]:
   rows = setting.rows
   order = np.argsort(rows['length'], kind='stable')
   wrong = (rows['answer'] != rows['label']) & (setting.model.classes > 1)
-  group = (wrong * 100 + setting.exits)[order]
+  group = (wrong * 100 + setting.point.exits)[order]
   ranked = [order[group == one] for one in np.unique(group)]
   chosen = [
     int(rows[int(share * (len(rows) - 1))])
@@ -162,16 +159,14 @@ def sentences(setting: Setting, rows: Sequence[int]) -> list[text_pages.Block]:
   heads = model.calibrated
   if names:
     heads = predictions.probabilities(heads)
-  left = positions(model, rows)
+  left = _positions(model, rows)
   for place, row in enumerate(rows):
-    last, label = int(setting.exits[row]), model.records['label'][row]
+    last, label = setting.point.exits[row], model.records['label'][row]
     layers = model.heads[: last + 1]
-    tokens = model.source.record(row)['tokens'].tolist()
-    # No pruning at the exit or after it was run.
-    pruned = {k: v[place] for k, v in left.items() if k < layers[-1]}
     block = text_pages.pruning_block(
-      names=tokenizer.names(tokens),
-      pruned=pruned,
+      names=tokenizer.names(model.source.record(row)['tokens'].tolist()),
+      # No pruning at the exit or after it was run.
+      pruned={k: v[place] for k, v in left.items() if k < layers[-1]},
       heads=dict(zip(layers, heads[: last + 1, row], strict=True)),
       class_names=names,
       truth=names[int(label)] if names else f'{float(label):.2f}',
@@ -180,15 +175,17 @@ def sentences(setting: Setting, rows: Sequence[int]) -> list[text_pages.Block]:
   return blocks
 
 
-def positions(model: Model, rows: Sequence[int]) -> dict[int, list[np.ndarray]]:
+def _positions(
+  model: Model, rows: Sequence[int]
+) -> dict[int, list[np.ndarray]]:
   """Returns positions of the tokens of rows left after each pruning."""
-  names = ('tokens', 'token_types', 'length')
+  names, module = ('tokens', 'token_types', 'length'), model.module
   inputs = [model.records[name][list(rows)] for name in names]
-  module, found = model.chain.model, {}
+  found = {}
   for count, layer in enumerate(module.prune_layers, 1):
     layers, ratios = module.prune_layers[:count], module.prune_ratios[:count]
     part = module.clone(prune_layers=layers, prune_ratios=ratios)
-    _, out = jax.jit(part.apply)(model.chain.variables, *inputs)
+    _, out = jax.jit(part.apply)(model.policy.chain.variables, *inputs)
     pairs = zip(*jax.device_get((out['positions'], out['length'])), strict=True)
     found[layer] = [places[:length] for places, length in pairs]
   return found

@@ -19,21 +19,31 @@ the rows that the temperatures were not fitted to. Written into `--out`:
                    ablation, and sentences (also as a page)
 """
 
+import contextlib
+import dataclasses
+import functools
+import itertools
 import pathlib
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from dataset_lib.errors import ConfigError, InvalidDataError
-from eval_lib import calibration, frontier, predictions, report, risk
-from launch import eat_pictures, eat_runs, eat_times
+from eval_lib import benchmark, calibration, frontier, predictions, report, risk
+from eval_lib.benchmark import Call, Candidate, Hosts
+from launch import eat_pictures, eat_runs, export, peers
+from launch.candidates_eat import checked
 from launch.eat_runs import Model, Setting
-from launch.eat_times import DENSE
+from serve_lib.engine import Engine
+from serve_lib.grid import doubling
 from serve_lib.process import keep_freed_memory
 from train_lib import strict_json
 
+CHUNK = 25  # rows of a turn
+DENSE = ('dense', 'student')  # runs that other libraries can run too
 # Columns of the tables that are printed.
 SHOWN = {
   'settings': 'setting quality agreement depth retention flops flops_share '
@@ -47,54 +57,46 @@ SHOWN = {
 
 
 def write(given: Mapping[str, Any]) -> None:
-  """Writes and prints the report.
-
-  Args:
-    given: the flags of the command.
+  """Writes and prints the report that the flags of the command describe.
 
   Raises:
     ConfigError: a flag does not fit the run, or a run has other rows.
     InvalidDataError: the labels are hidden, or a guarantee is impossible.
   """
   keep_freed_memory()
-  settings, default, shown = sweep(given)
+  settings, default, shown = _sweep(given)
   model, out = default.model, pathlib.Path(given['out'])
-  tables: dict[str, Any] = {
-    'settings': [setting_row(one) for one in settings.values()],
-    'calibration': calibration_rows(model),
-  }
+  tables: dict[str, Any] = {'calibration': calibration_rows(model)}
   if given['guarantee']:  # before the long part: it can refuse the model
     tables['guarantee'] = guarantee(model, given)
   latency: dict[str, Any] = {}
   theirs: dict[str, Setting] = {}
   if given['time'] != 'none':
     print(f'timing {len(shown)} settings', flush=True)
-    tables['timings'], latency, theirs = eat_times.time(shown, given)
-  tables['examples'] = [
-    row for one in shown for row in example_rows(one, latency.get(one.name, {}))
-  ]
+    tables['timings'], latency, theirs = _time(shown, given)
+  found = (example_rows(one, latency.get(one.name, {})) for one in shown)
+  whole = tables | {'examples': [*itertools.chain.from_iterable(found)]}
+  whole['settings'] = [setting_row(one) for one in settings.values()]
   out.mkdir(parents=True, exist_ok=True)
-  for name, rows in tables.items():
+  for name, rows in whole.items():
     if rows:
       report.write_csv(out / f'{name}.csv', rows)
-  del tables['examples']
   names = {one.name for one in shown}
-  tables['settings'] = [r for r in tables['settings'] if r['setting'] in names]
+  tables['settings'] = [r for r in whole['settings'] if r['setting'] in names]
   facts = _facts(model) | {'reference': shown[0].name if latency else None}
   plain = {name: list(map(report.flat, rows)) for name, rows in tables.items()}
   strict_json.write(out / 'result.json', facts | plain)
   for name, columns in SHOWN.items():
-    if tables.get(name):
-      rows = [report.readable(row, columns.split()) for row in tables[name]]
-      report.print_table(name, rows)
+    if rows := tables.get(name):
+      cells = [report.readable(row, columns.split()) for row in rows]
+      report.print_table(name, cells)
   print(', '.join(f'{name}: {value}' for name, value in facts.items()))
-  timings = tables.get('timings', ())
-  count = given['sentences']
-  eat_pictures.draw(out, settings, default, timings, theirs, count)
+  measured = tables.get('timings', ()), theirs
+  eat_pictures.draw(out, settings, default, *measured, given['sentences'])
   print(f'written: {out}')
 
 
-def sweep(
+def _sweep(
   given: Mapping[str, Any],
 ) -> tuple[dict[str, Setting], Setting, list[Setting]]:
   """Records all models and measures all settings on their logits.
@@ -103,43 +105,42 @@ def sweep(
     (settings of all runs by name, the one that the EAT is served with by
     default, those to time: the reference of the speed-ups first).
   """
-  tau, step = given['tau'], given['step']
+  tau, how, step = given['tau'], given['time'], given['step']
   eat = eat_runs.load('EAT', given['workdir'], given, '--workdir', step)
-  labels, others = eat.records['label'], []
-  runs = {name: (given[name], f'--{name}') for name in DENSE if given[name]}
-  for item in given['ablation']:
-    name, directory = item.split('=', 1)
-    runs[name] = directory, '--ablation'
-  for name, (directory, flag) in runs.items():
-    run = eat_runs.load(name, directory, given, flag)
+  runs = [(name, given[name], f'--{name}') for name in DENSE if given[name]]
+  pairs = (item.split('=', 1) for item in given['ablation'])
+  runs += [(name, directory, '--ablation') for name, directory in pairs]
+  others, labels = [], eat.records['label']
+  for name, directory, flag in runs:
+    run = eat_runs.load(name, directory, given, flag, None)
     if not np.array_equal(run.records['label'], labels):
       expected = f'a run on the same {len(labels)} rows as {eat.directory}'
       raise ConfigError(flag, directory, expected)
-    others.append(eat_runs.record(run, '', run.chain.model))
-  recorded = list(eat_runs.variants(eat, given['prune_scales']))
-  plain = eat_runs.plain((others if given['dense'] else recorded)[0])
-  full = eat_runs.flops(plain, eat.records['length'])[:, -1]
-  single: dict[str, Setting] = {}
+    others.append(eat_runs.record(run))
+  recorded = [*eat_runs.variants(eat, given['prune_scales'])]
+  dense = (others if given['dense'] else recorded)[0].module.clone(
+    prune_layers=(), prune_ratios=(), window=0, exit_layers=()
+  )
+  full = eat_runs.flops(dense, eat.records['length'])[:, -1]
+  settings: dict[str, Setting] = {}
   for model in others:  # one setting of each
     served = f'{model.name}/{eat_runs.default_name(model, tau)}'
-    single[served] = eat_runs.measure(model, full, tau)[served]
+    settings[served] = eat_runs.measure(model, full, tau)[served]
   own: dict[str, Setting] = {}
   for model in recorded:
     own |= eat_runs.measure(model, full, tau)
   default = own[eat_runs.default_name(recorded[0], tau)]
-  how = 'auto' if given['time'] == 'none' else given['time']
-  extra = [default] if given['ablation'] else []
-  reference = single.get('dense/never', own['never'])
-  timed = eat_runs.choose(own, how, default.name)
-  every = [reference, *single.values(), *extra, *timed]
-  chosen = list({one.name: one for one in every}.values())
-  return single | own, default, chosen
+  timed = eat_runs.choose(own, 'auto' if how == 'none' else how, default.name)
+  timed = [default] * bool(given['ablation']) + timed
+  reference = settings.get('dense/never', own['never'])
+  every = {one.name: one for one in (reference, *settings.values(), *timed)}
+  return settings | own, default, [*every.values()]
 
 
 def _facts(model: Model) -> dict[str, Any]:
   length = model.records['length']
-  low, middle, high = np.quantile(length, (0.05, 0.5, 0.95)).tolist()
-  mean = float(length.mean())
+  names, shares = ('p5', 'p50', 'p95'), (0.05, 0.5, 0.95)
+  quantiles = zip(names, np.quantile(length, shares).tolist(), strict=True)
   return {
     'workdir': model.directory,
     'step': model.step,
@@ -148,8 +149,8 @@ def _facts(model: Model) -> dict[str, Any]:
     'temperatures': model.calibrated_by,
     'rows_fitted': int(model.fitted.sum()),
     'device': jax.devices()[0].device_kind,
-    'metric': model.metric,
-    'length': dict(mean=mean, p5=low, p50=middle, p95=high),
+    'metric': frontier.main_number(model.task)[0],
+    'length': {'mean': float(length.mean()), **dict(quantiles)},
   }
 
 
@@ -187,13 +188,13 @@ def example_rows(
   `kept_<layer>` are the tokens left after the pruning at that layer, None if
   the row left before it; `latency` are seconds of the rows that were timed.
   """
-  model, values = setting.model, setting.rows
-  layers = model.chain.model.prune_layers
-  for row, leave in enumerate(setting.exits):
-    line = {name: value[row].item() for name, value in values.items()}
+  model, point = setting.model, setting.point
+  layers = model.module.prune_layers
+  for row, leave in enumerate(point.exits):
+    line = {name: value[row].item() for name, value in setting.rows.items()}
     is_last = leave == len(model.heads) - 1
     right = int(line['answer'] == line['label'])
-    line['exit_reason'] = 'last layer' if is_last else setting.point.rule
+    line['exit_reason'] = 'last layer' if is_last else point.rule
     line['correct'] = right if model.classes > 1 else None
     line['latency'] = latency.get(row)
     for at, kept in zip(layers, model.kept[row].tolist(), strict=True):
@@ -204,54 +205,146 @@ def example_rows(
 
 def calibration_rows(model: Model) -> list[dict[str, Any]]:
   """Returns ECE and accuracy of each head; nothing without judged rows."""
-  labels = model.records['label'][model.judged]
-  scales, rows = model.policy.temperatures, []
-  for place, layer in enumerate(model.heads if len(labels) else ()):
-    head = model.logits[place : place + 1, model.judged]
-    row = {'layer': layer, 'accuracy': frontier.accuracy(head[0], labels)}
-    row |= {'temperature': float(scales[place]), 'rows': len(labels)}
-    row['ece'] = calibration.errors(head, labels)[0]
-    row['ece_calibrated'] = calibration.errors(head / scales[place], labels)[0]
-    rows.append(row)
-  return rows
+  labels, scales = (
+    model.records['label'][model.judged],
+    model.policy.temperatures,
+  )
+  logits = model.logits[:, model.judged]
+  if not len(labels):
+    return []
+  columns = {
+    'layer': model.heads,
+    'accuracy': [frontier.accuracy(head, labels) for head in logits],
+    'temperature': scales.tolist(),
+    'rows': itertools.repeat(len(labels), len(logits)),
+    'ece': calibration.errors(logits, labels),
+    'ece_calibrated': calibration.errors(logits, labels, temperatures=scales),
+  }
+  rows = zip(*columns.values(), strict=True)
+  return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def guarantee(model: Model, given: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Resamples the rows: how often do guaranteed thresholds fail?
-
-  Once for the disagreement with the full model and once for the harm, rows
-  that it has right and the early exit wrong. Only rows count that no
-  temperature was fitted to.
+  """Resamples the rows that no temperature was fitted to; see `eval_lib.risk`.
 
   Raises:
     InvalidDataError: a regression, a model without exits, or no rows.
   """
-  logits = model.logits[:, model.judged]
-  labels, last = model.records['label'][model.judged], len(logits) - 1
-  if not last or not len(labels):
+  judged, labels = model.judged, model.records['label'][model.judged]
+  if len(model.heads) == 1 or not len(labels):
     raise InvalidDataError(
-      '--guarantee: expected exits by confidence, and rows that no '
-      f'temperature was fitted to, got {last + 1} heads and {len(labels)} such '
+      '--guarantee: expected exits by confidence, and rows that no temperature '
+      f'was fitted to, got {len(model.heads)} heads and {len(labels)} such '
       'rows; other rows are given as --split'
     )
-  epsilon, delta, draws = (given[n] for n in ('epsilon', 'delta', 'draws'))
-  rows = len(labels)
-  heads = predictions.probabilities(model.calibrated[:, model.judged])
-  thresholds = risk.default_thresholds(model.classes)
-  leaves = risk.confidence_exits(heads, thresholds)
-  losses = {
-    'disagreement': risk.disagreement(logits, leaves),
-    'harm': risk.harm(logits, leaves, labels),
+  heads = predictions.probabilities(model.calibrated[:, judged])
+  limits = (given[name] for name in ('epsilon', 'delta', 'draws'))
+  return risk.resample_confidence(heads, labels, *limits)
+
+
+# -- times ---------------------------------------------------------------------
+
+
+def _time(
+  settings: Sequence[Setting], given: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Setting]]:
+  """Times settings on the same rows: alone, and in full batches.
+
+  The first is the reference. A turn is a few rows, the same ones for every
+  candidate. Other libraries run in processes of their own.
+
+  Returns:
+    (rows of `eval_lib.benchmark`, at batch 1 with the mean and percentiles of
+    the latency; mean seconds by row of the split, by candidate; the settings
+    that other libraries ran, by candidate).
+  """
+  total, rounds = len(settings[0].point.exits), given['rounds']
+  count, size = min(given['rows'], total), given['batch_size']
+  rows = np.linspace(0, total - 1, count).round().astype(int)
+  calls = min(CHUNK, count)
+  turns, warmup = -(-count // calls), -(-given['warmup'] // calls)
+  dense = [one for one in settings if one.model.name in DENSE]
+  theirs = {
+    f'{peers.TITLES[library]} {one.model.name}': (library, one)
+    for library in peers.usable(given['peers'] if dense else ())
+    for one in dense
   }
-  result = []
-  for name, loss in losses.items():
-    limits = loss, thresholds, epsilon, delta
-    risks = risk.resampled_risk(*limits, rows=rows, draws=draws)
-    found = risk.guaranteed_threshold(*limits)
-    early = leaves[found.certified - 1] < last if found.certified else 0.0
-    row = {'loss': name, 'epsilon': epsilon, 'delta': delta, 'rows': rows}
-    row |= {'draws': draws, 'exceeded': float((risks > epsilon).mean())}
-    row |= {'worst': float(risks.max()), 'mean': float(risks.mean())}
-    row |= {'threshold': found.threshold, 'early': float(np.mean(early))}
-    result.append(row)
-  return result
+  with contextlib.ExitStack() as stack:
+    hosts = stack.enter_context(Hosts(environment={'HF_HUB_OFFLINE': '1'}))
+    folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    models = {id(one.model): one.model for one in settings}
+    engines = {key: _engine(one, size, stack) for key, one in models.items()}
+
+    def run(batch: int, **timing: Any) -> Any:
+      found = [
+        _candidate(one, rows, batch, engines[id(one.model)]) for one in settings
+      ]
+      found[0] = dataclasses.replace(found[0], is_baseline=True)
+      for name, (library, one) in theirs.items():
+        model, weights = one.model, folder / one.model.name
+        if not weights.exists():
+          params = model.policy.chain.variables['params']
+          export.save(str(weights), model.module, params)
+        given = library, str(weights), _items(one, rows), batch
+        expected = {'expected': model.logits[-1, rows]}
+        make = functools.partial(peers.make, *given, **expected)
+        found.append(Candidate(name, make, process=name))
+      return benchmark.run(found, {'batch': batch}, hosts, **timing)
+
+    table, samples = run(1, rounds=rounds * turns, warmup=warmup, calls=calls)
+    in_batches, _ = run(size, rounds=rounds, warmup=1)
+  # A call is made once when prepared; then the rows follow each other.
+  first, latency = 1 + warmup * calls, {}
+  for row in table:
+    seconds = samples[row['candidate']].ravel()[: rounds * count]
+    row['latency_mean'] = float(seconds.mean())
+    for percent in (50, 95):
+      row[f'latency_p{percent}'] = float(np.percentile(seconds, percent))
+    means = np.roll(seconds.reshape(-1, count).mean(0), first % count).tolist()
+    latency[row['candidate']] = dict(zip(rows.tolist(), means, strict=True))
+  return table + in_batches, latency, {n: one for n, (_, one) in theirs.items()}
+
+
+def _engine(model: Model, batch: int, stack: contextlib.ExitStack) -> Engine:
+  policy, longest = model.policy, model.records['length'].max()
+  lengths = policy.lengths[: np.searchsorted(policy.lengths, longest) + 1]
+  engine = Engine(policy.chain, policy, lengths, doubling(batch))
+  engine.warm_up(progress=True)
+  return stack.enter_context(engine)
+
+
+def _items(setting: Setting, rows: np.ndarray) -> list[dict[str, Any]]:
+  records = [setting.model.source.record(int(row)) for row in rows]
+  return [{k: one[k] for k in ('tokens', 'token_types')} for one in records]
+
+
+def _candidate(
+  setting: Setting, rows: np.ndarray, batch: int, engine: Engine
+) -> Candidate:
+  """Returns a candidate that answers the next row, or all in full batches."""
+  policy, items = setting.model.policy, _items(setting, rows)
+  names, turns = policy.class_names, itertools.cycle(items)
+  depths, answers, served = (
+    setting.rows[name][rows] for name in ('depth', 'answer', 'flops_served')
+  )
+
+  def predict(some: Sequence[Any]) -> Sequence[Any]:
+    policy.rule = setting.rule  # settings of a model share the policy
+    return checked(engine.predict(some))
+
+  def differs(answer: Any, depth: int, wanted: Any) -> bool:
+    # The forms agree to rounding, so a row at a threshold may differ.
+    if names:
+      return (answer.depth, answer.label) != (depth, names[wanted])
+    is_close = np.isclose(answer.label, wanted, 1e-3, 1e-3)
+    return answer.depth != depth or not is_close
+
+  def make() -> Call:
+    wrong = sum(map(differs, predict(items), depths, answers))
+    columns = {'differing_rows': wrong}
+    if batch == 1:
+      return Call(lambda: predict([next(turns)]), columns=columns)
+    return Call(lambda: predict(items), len(items), columns=columns)
+
+  flops = 2 * (float(served.mean()),)
+  return Candidate(setting.name, make, flops=flops)

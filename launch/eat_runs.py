@@ -19,9 +19,11 @@ from dataset_lib.source import places
 from eat import cost, exits
 from eat.calibration_file import CalibrationFile
 from eat.model import EatClassifier
+from eat.policy import EatPolicy
 from eat.serving import EatChain
 from eval_lib import frontier, glue, predictions
 from serve_lib.chain import ServedRun
+from serve_lib.monitor import Monitor
 from train_lib import loading
 
 BATCH = 64  # rows of a batch that is recorded
@@ -44,8 +46,7 @@ class Model:
   directory: str
   step: int
   task: str  # of GLUE; '' for another
-  chain: EatChain  # the model with its parameters, as it is served
-  policy: Any  # with the temperatures of the heads
+  policy: EatPolicy  # with the chain and the temperatures of its heads
   split: str
   source: Any  # the split
   records: Mapping[str, np.ndarray]  # its rows, padded to the longest
@@ -55,9 +56,14 @@ class Model:
   logits: Any = None  # of all heads `[E, N, C]`, not calibrated; see `record`
 
   @property
+  def module(self) -> EatClassifier:
+    """The classifier; a dense one prunes nothing and has one head."""
+    return self.policy.chain.model
+
+  @property
   def heads(self) -> tuple[int, ...]:
     """Layers with a head."""
-    return self.chain.model.heads()
+    return self.module.heads()
 
   @property
   def classes(self) -> int:
@@ -74,16 +80,11 @@ class Model:
     """Rows for calibration errors: none of a regression, no fitted ones."""
     return ~self.fitted & (self.classes > 1)
 
-  @property
-  def metric(self) -> str:
-    """Name of the quality: the official one of the GLUE task."""
-    return glue.TASK_METRICS[self.task][0] if self.task else 'accuracy'
-
   @functools.cached_property
   def kept(self) -> np.ndarray:
     """Tokens of each row that each pruning leaves, `[N, P]`."""
-    module, length = self.chain.model, self.records['length'].tolist()
-    return np.array([cost.static_sizes(module, size) for size in length])
+    length = self.records['length'].tolist()
+    return np.array([cost.static_sizes(self.module, size) for size in length])
 
   @functools.cached_property
   def cost(self) -> dict[str, np.ndarray]:
@@ -92,7 +93,7 @@ class Model:
     `retention` is the share of the tokens that is left; `flops` are by formula
     at the row's own length, `flops_served` at its length bucket.
     """
-    module, length = self.chain.model, self.records['length']
+    module, length = self.module, self.records['length']
     # A head comes before a pruning at its layer.
     passed = [sum(p < head for p in module.prune_layers) for head in self.heads]
     tokens = np.concatenate([length[:, None], self.kept], axis=1)
@@ -103,13 +104,6 @@ class Model:
       'flops': flops(module, length),
       'flops_served': flops(module, buckets[np.searchsorted(buckets, length)]),
     }
-
-
-def plain(model: Model) -> EatClassifier:
-  """Returns the classifier without pruning, window and exits."""
-  return model.chain.model.clone(
-    prune_layers=(), prune_ratios=(), window=0, exit_layers=()
-  )
 
 
 def flops(module: EatClassifier, length: np.ndarray) -> np.ndarray:
@@ -124,31 +118,18 @@ def flops(module: EatClassifier, length: np.ndarray) -> np.ndarray:
 
 
 def load(
-  name: str,
-  directory: str,
-  given: Mapping[str, Any],
-  flag: str,
-  step: Any = None,
+  name: str, directory: str, given: Mapping[str, Any], flag: str, step: Any
 ) -> Model:
   """Reads a run and the rows of a split; `record` adds the logits.
 
-  Args:
-    name: in tables.
-    directory: of the run.
-    given: the flags `split` and `limit`.
-    flag: that named the directory, for errors.
-    step: a step, 'best', or None for the newest.
-
-  Raises:
-    ConfigError: the directory has no run of a BERT.
-    InvalidDataError: the labels are hidden.
+  Raises ConfigError, of the flag, if the directory has no run of a BERT, and
+  InvalidDataError if the labels are hidden.
   """
   config = loading.load_config(directory, flag)
   loaded = loading.restore(directory, config, step)
+  run = ServedRun(directory, loaded.step)
   policy: Any
-  chain, policy = loaded.task.serve(
-    loaded.variables, {'rule': 'never'}, ServedRun(directory, loaded.step)
-  )
+  chain, policy = loaded.task.serve(loaded.variables, {'rule': 'never'}, run)
   if not isinstance(chain, EatChain):
     raise ConfigError(flag, directory, 'a run of an EAT or of a dense BERT')
   own = config.evals.get('dev', {}).get('split', 'validation')
@@ -162,35 +143,36 @@ def load(
   fitted, calibrated_by = _fitted(values, source, dataset)
   print(f'{name}: {directory}, step {loaded.step}, {len(rows)} rows of {split}')
   return Model(
-    name, directory, loaded.step, glue.task_of('', dataset), chain, policy,
-    split, source, records, fitted[rows], calibrated_by,
+    name, directory, loaded.step, glue.task_of('', dataset), policy, split,
+    source, records, fitted[rows], calibrated_by,
   )  # fmt: skip
 
 
 def _fitted(
   values: Mapping[str, Any], source: Any, dataset: Mapping[str, Any]
 ) -> tuple[np.ndarray, str]:
-  """Returns which rows a calibration was fitted to, and where it comes from.
+  """Returns the rows that a calibration was fitted to, and its origin.
 
   Rows are the same if they have the same place in the same file.
   """
-  split, none = values.get('calibration_split', ''), np.zeros(len(source), bool)
+  split, used = values.get('calibration_split', ''), set()
+  origin = 'calibration.json, which does not name the rows'
   if not values.get('temperatures'):
-    return none, 'none'
-  if not split:
-    return none, 'calibration.json, which does not name the rows'
-  given = dict(values.get('dataset', dataset))
-  if 'tokenizer' in given:  # that of the calibration may have been moved
-    given['tokenizer'] = dataset['tokenizer']
-  used = set(places(builder.build_source(given, split)))
-  fitted = np.array([place in used for place in places(source)])
-  return fitted, f'calibration.json, fitted to {split}'
+    origin = 'none'
+  elif split:
+    origin = f'calibration.json, fitted to {split}'
+    given = dict(values.get('dataset', dataset))
+    if 'tokenizer' in given:  # that of the calibration may have been moved
+      given['tokenizer'] = dataset['tokenizer']
+    used = {*places(builder.build_source(given, split))}
+  return np.array([place in used for place in places(source)]), origin
 
 
-def record(model: Model, variant: str, module: EatClassifier) -> Model:
-  """Runs a variant of a model over all rows, sorted by length."""
-  records, buckets = model.records, np.array(model.policy.lengths)
-  lengths, variables = records['length'], model.chain.variables
+def record(model: Model, variant: str = '', **changes: Any) -> Model:
+  """Runs a model with changed fields over all rows, sorted by length."""
+  records, chain = model.records, model.policy.chain
+  module = model.module.clone(**changes)
+  lengths, buckets = records['length'], np.array(model.policy.lengths)
   count, order = len(lengths), np.argsort(lengths, kind='stable')
   shape = len(module.heads()), count, module.num_classes
   logits = np.zeros(shape, np.float32)
@@ -199,32 +181,34 @@ def record(model: Model, variant: str, module: EatClassifier) -> Model:
     rows = order[np.arange(start, start + BATCH).clip(max=count - 1)]
     size = buckets[np.searchsorted(buckets, lengths[rows].max())]
     inputs = (records[name][rows, :size] for name in ('tokens', 'token_types'))
-    logits[:, rows] = apply(variables, *inputs, lengths[rows])
+    logits[:, rows] = apply(chain.variables, *inputs, lengths[rows])
   if not np.isfinite(logits).all():
     raise FloatingPointError(f'{model.directory}: logits are not finite')
-  chain = EatChain(module, variables, model.chain.pad_id, with_full=False)
-  return dataclasses.replace(model, variant=variant, chain=chain, logits=logits)
+  chain = EatChain(module, chain.variables, chain.pad_id, with_full=False)
+  # A drift check would send rows to full depth.
+  policy = dataclasses.replace(model.policy, chain=chain, monitor=Monitor())
+  return dataclasses.replace(
+    model, variant=variant, policy=policy, logits=logits
+  )
 
 
 def variants(model: Model, scales: Sequence[float]) -> Iterator[Model]:
   """Yields the model as trained, with other prune ratios, and other window.
 
-  Raises:
-    ConfigError: a scaled ratio is not below 1.
+  Raises ConfigError if a scaled ratio is not below 1.
   """
-  yield record(model, '', model.chain.model)
-  module = model.chain.model
+  yield record(model)
+  module = model.module
   for scale in scales if any(module.prune_ratios) else ():
     ratios = tuple(round(scale * ratio, 4) for ratio in module.prune_ratios)
     if max(ratios) >= 1.0:
       expected = f'scales of {tuple(module.prune_ratios)} that leave tokens'
       raise ConfigError('--prune_scales', scale, expected)
     if scale != 1.0:
-      changed = module.clone(prune_ratios=ratios)
-      yield record(model, f'prune_{scale:g}', changed)
+      yield record(model, f'prune_{scale:g}', prune_ratios=ratios)
   window = 0 if module.window else WINDOW
   name = f'window_{window}' if window else 'no_window'
-  yield record(model, name, module.clone(window=window))
+  yield record(model, name, window=window)
 
 
 # -- exit rules ----------------------------------------------------------------
@@ -237,7 +221,6 @@ class Setting(NamedTuple):
   model: Model  # recorded
   rule: exits.Rule
   point: frontier.Point  # means over the rows
-  exits: np.ndarray  # index of the head at which each row leaves, `[N]`
   rows: dict[str, np.ndarray]  # measures of each row, see `Model.cost`
 
 
@@ -251,16 +234,16 @@ def default_name(model: Model, tau: float) -> str:
 def _rules(model: Model, tau: float) -> Iterator[tuple[str, Any, exits.Rule]]:
   """Yields (name, value, rule) to sweep."""
   yield 'never', None, exits.Rule('never')
-  early = len(model.heads) - 1
+  early, swept = len(model.heads) - 1, dict(SWEPT)
+  numbers = swept.pop('tolerance')
   if model.classes == 1:
-    for value in SWEPT['tolerance'] if early else ():
+    for value in numbers if early else ():
       yield 'tolerance', value, exits.Rule('patience', tolerance=value)
     return
-  for name in ('confidence', 'entropy', 'margin') if early else ():
+  swept['confidence'] = {*swept['confidence'], tau}
+  for name, values in swept.items() if early else ():
     unit = math.log(model.classes) if name == 'entropy' else 1.0
-    own = [tau] if name == 'confidence' else []
-    for value in sorted({*SWEPT[name], *own}):
-      value = round(value * unit, 4)
+    for value in sorted(round(value * unit, 4) for value in values):
       yield name, value, exits.Rule(name, tau=value)
   for count in range(1, early + 1):
     yield 'patience', float(count), exits.Rule('patience', patience=count)
@@ -269,56 +252,47 @@ def _rules(model: Model, tau: float) -> Iterator[tuple[str, Any, exits.Rule]]:
 def measure(
   model: Model, full_flops: np.ndarray, tau: float
 ) -> dict[str, Setting]:
-  """Measures all exit rules on the logits of a model; returns them by name.
+  """Measures all exit rules on recorded logits; returns them by name.
 
-  Args:
-    model: recorded.
-    full_flops: FLOPs of each row in the dense model.
-    tau: confidence of the default setting.
+  `full_flops` `[N]` are of the rows in the dense model.
   """
+  rules, logits = [*_rules(model, tau)], model.calibrated
+  points = frontier.sweep(
+    logits,
+    model.records['label'],
+    [
+      frontier.Setting(name, value, functools.partial(exits.first_exit, rule))
+      for name, value, rule in rules
+    ],
+    layers=model.heads,
+    flops=model.cost['flops'],
+    full_flops=full_flops,
+    quality=frontier.main_number(model.task)[1],
+  )
   prefix = model.variant if model.name == 'EAT' else model.name
-
-  def quality(logits: np.ndarray, labels: np.ndarray) -> float:
-    if model.task:
-      return glue.compute(model.task, logits, labels)['score']
-    return frontier.accuracy(logits, labels)
-
-  def agreement(logits: np.ndarray, full: np.ndarray) -> float:
-    if model.classes == 1:
-      return float(np.corrcoef(logits[:, 0], full[:, 0])[0, 1])
-    return frontier.same_class(logits, full)
-
-  labels, result = model.records['label'], {}
-  for name, value, rule in _rules(model, tau):
-    found = np.asarray(exits.first_exit(rule, model.calibrated))
-    known = functools.partial(lambda found, logits: found, found)
-    [point] = frontier.sweep(
-      model.logits, labels, [frontier.Setting(name, value, known)],
-      layers=model.heads, flops=model.cost['flops'], full_flops=full_flops,
-      quality=quality, agreement=agreement,
-    )  # fmt: skip
-    at = np.arange(len(found)), found
-    chosen = model.logits[found, at[0]]
-    answer = chosen.argmax(1) if model.classes > 1 else chosen[:, 0]
-    rows = {'length': model.records['length']}
-    rows |= {measure: table[at] for measure, table in model.cost.items()}
-    rows |= {'answer': answer, 'label': labels}
+  result = {}
+  for (name, value, rule), point in zip(rules, points, strict=True):
+    at = np.arange(len(point.exits)), point.exits
+    chosen = logits[point.exits, at[0]]
+    rows = {
+      'length': model.records['length'],
+      **{measure: table[at] for measure, table in model.cost.items()},
+      'answer': chosen.argmax(1) if model.classes > 1 else chosen[:, 0],
+      'label': model.records['label'],
+    }
     title = name if value is None else f'{name}={value:g}'
-    title = f'{prefix}/{title}' if prefix else title
-    result[title] = Setting(title, model, rule, point, found, rows)
+    title = '/'.join(filter(None, [prefix, title]))
+    result[title] = Setting(title, model, rule, point, rows)
   return result
 
 
 def choose(
   settings: Mapping[str, Setting], text: str, default: str
 ) -> list[Setting]:
-  """Returns the settings to time.
+  """Returns the settings to time; raises ConfigError for unknown names.
 
   `text` is 'auto' for the full model, the default and points of the frontier
   of quality against FLOPs, spread evenly; 'all', 'none', or names.
-
-  Raises:
-    ConfigError: there is no such setting.
   """
   if text in ('all', 'none'):
     return list(settings.values()) if text == 'all' else []
@@ -334,9 +308,10 @@ def choose(
   for one in (*always.values(), *settings.values()):
     by_place.setdefault((one.point.flops, one.point.quality), one)
   is_best = frontier.pareto(*np.array(list(by_place)).T)
-  pairs = zip(by_place.items(), is_best, strict=True)
   best = sorted(
-    p for (p, one), good in pairs if good and one.name not in always
+    place
+    for (place, one), good in zip(by_place.items(), is_best, strict=True)
+    if good and one.name not in always
   )
   spread = np.linspace(0, len(best) - 1, min(MOST, len(best))).round()
   return [*always.values(), *(by_place[best[int(n)]] for n in spread)]

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from eval_lib.benchmark import Call
+from serve_lib.items import padded
 from serve_lib.process import keep_freed_memory
 
 # By the name of the library, the packages that it needs.
@@ -55,18 +56,14 @@ def make(
   dtype: str = 'float32',
   expected: Float[np.ndarray, 'N C'] | None = None,
 ) -> Call:
-  """Prepares a library for rows of token ids.
+  """Prepares a library of `PACKAGES` for rows with 'tokens' and 'token_types'.
 
   At batch 1 a call classifies the next row. In larger batches a call classifies
-  all rows, sorted by length and padded to the longest of their batch.
+  all rows, sorted by length and padded to the longest of their batch. ONNX
+  Runtime computes in float32 only.
 
-  Args:
-    library: a key of `PACKAGES`.
-    weights: a directory in Hugging Face's layout.
-    items: with 'tokens' and 'token_types'.
-    batch: rows of a batch.
-    dtype: of the computation; 'onnx' has float32 only.
-    expected: our logits of the rows, for columns that compare with them.
+  `weights` is a directory in Hugging Face's layout; `expected` are our logits
+  of the rows, for columns that compare with them.
   """
   keep_freed_memory()
   classify, device = _load(library, weights, dtype)
@@ -99,40 +96,37 @@ def scores(logits: Float[np.ndarray, 'B C']) -> Float[np.ndarray, 'R 1']:
 
 def _padded(items: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
   """Returns the inputs of a batch by Hugging Face's names."""
-  shape = len(items), max(len(item['tokens']) for item in items)
-  names = ('input_ids', 'token_type_ids', 'attention_mask')
-  arrays = {name: np.zeros(shape, np.int64) for name in names}
-  for row, item in enumerate(items):
-    length = len(item['tokens'])
-    values = item['tokens'], item['token_types'], 1
-    for array, value in zip(arrays.values(), values, strict=True):
-      array[row, :length] = value
-  return arrays
+  longest = max(len(item['tokens']) for item in items)
+  batch = padded(items, longest, len(items), pad_id=0)
+  return {
+    'input_ids': batch['tokens'].astype(np.int64),
+    'token_type_ids': batch['token_types'].astype(np.int64),
+    'attention_mask': np.int64(np.arange(longest) < batch['length'][:, None]),
+  }
 
 
 @functools.lru_cache(maxsize=1)
 def _load(library: str, weights: str, dtype: str) -> tuple[Any, str]:
   """Returns (function of the inputs to logits, device)."""
-  has_affinity = hasattr(os, 'sched_getaffinity')
-  cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+  cores = os.cpu_count() or 1
+  if hasattr(os, 'sched_getaffinity'):
+    cores = len(os.sched_getaffinity(0))
+  wants_gpu = os.environ.get('JAX_PLATFORMS') != 'cpu'
   if library == 'torch':
-    return _load_torch(weights, dtype, cores)
-  return _load_onnx(weights, cores)
+    return _load_torch(weights, dtype, cores, wants_gpu)
+  return _load_onnx(weights, cores, wants_gpu)
 
 
-def _wants_gpu() -> bool:
-  return os.environ.get('JAX_PLATFORMS') != 'cpu'
-
-
-def _load_torch(weights: str, dtype: str, cores: int) -> tuple[Any, str]:
+def _load_torch(
+  weights: str, dtype: str, cores: int, wants_gpu: bool
+) -> tuple[Any, str]:
   import torch
 
   torch.set_num_threads(cores)
-  cuda = torch.cuda.is_available() and _wants_gpu()
-  if cuda:
-    # As jax computes float32 there by default.
-    torch.set_float32_matmul_precision('high')
+  cuda = torch.cuda.is_available() and wants_gpu
   device = torch.device('cuda' if cuda else 'cpu')
+  if cuda:  # as jax computes float32 there by default
+    torch.set_float32_matmul_precision('high')
   model = _pretrained(weights, dtype=getattr(torch, dtype)).to(device)
   names = _input_names(model)
 
@@ -144,24 +138,25 @@ def _load_torch(weights: str, dtype: str, cores: int) -> tuple[Any, str]:
   return classify, torch.cuda.get_device_name() if cuda else 'cpu'
 
 
-def _load_onnx(weights: str, cores: int) -> tuple[Any, str]:
+def _load_onnx(weights: str, cores: int, wants_gpu: bool) -> tuple[Any, str]:
   import onnxruntime
 
   options = onnxruntime.SessionOptions()
   options.intra_op_num_threads = cores
   cuda, wanted = 'CUDAExecutionProvider', ['CPUExecutionProvider']
-  if cuda in onnxruntime.get_available_providers() and _wants_gpu():
+  if cuda in onnxruntime.get_available_providers() and wants_gpu:
     wanted.insert(0, cuda)
   with tempfile.TemporaryDirectory() as folder:
     path = _export(weights, pathlib.Path(folder))
     session = onnxruntime.InferenceSession(path, options, providers=wanted)
-  kinds = {one.name: one.type for one in session.get_inputs()}
+  # The optimizer makes some inputs int32.
+  dtypes = {
+    one.name: np.int32 if 'int32' in one.type else np.int64
+    for one in session.get_inputs()
+  }
 
   def classify(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    feeds = {
-      name: arrays[name].astype(np.int32 if 'int32' in kind else np.int64)
-      for name, kind in kinds.items()
-    }
+    feeds = {n: arrays[n].astype(dtype) for n, dtype in dtypes.items()}
     return session.run(None, feeds)[0]
 
   return classify, 'cuda' if session.get_providers()[0] == cuda else 'cpu'

@@ -77,7 +77,7 @@ def test_any_rule_of_the_logits_numpy_or_jax():
     (0.0, np.mean(leaves == 1), np.mean(leaves == 2))
   )
   quality = np.mean(answers[2] == labels)
-  assert full == ('never', None, quality, 12.0, 1.0, 1.0, (0.0, 0.0, 1.0))
+  assert full[:7] == ('never', None, quality, 12.0, 1.0, 1.0, (0.0, 0.0, 1.0))
 
 
 def fixed(*exits):
@@ -99,7 +99,7 @@ def test_flops_may_differ_from_row_to_row_and_against_another_model(
   assert point.flops == pytest.approx(expected)
 
 
-def test_regression_needs_its_own_measures():
+def test_regression_needs_its_own_quality():
   logits = np.array([[[1.0], [2.0]], [[1.5], [2.0]]])
   [point] = frontier.sweep(
     logits,
@@ -107,10 +107,9 @@ def test_regression_needs_its_own_measures():
     [fixed(0, 0)],
     layers=(1, 2),
     quality=lambda z, y: -float(np.square(z[:, 0] - y).mean()),
-    agreement=lambda z, full: float((np.abs(z - full) < 0.1).mean()),
   )
   assert point.quality == pytest.approx(-0.25)
-  assert point.agreement == 0.5
+  assert point.agreement == pytest.approx(1)  # correlated
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def test_a_setting_by_hand():
   settings = measured(fake(LOGITS, LABELS))
   one = settings['confidence=0.8']
-  assert one.exits.tolist() == [0, 1, 0]
+  assert one.point.exits.tolist() == [0, 1, 0]
   # Right, right, and right where the full model is wrong.
   assert one.point.quality == 1
   assert one.point.agreement == pytest.approx(2 / 3)
@@ -59,7 +59,7 @@ def test_rules_by_hand():
     'entropy=0.3466': [0, 1, 0], 'entropy=0.2079': [1, 1, 1],
     'margin=0.1': [0, 0, 0], 'margin=0.7': [0, 1, 0],
   }  # fmt: skip
-  assert {k: settings[k].exits.tolist() for k in exits} == exits
+  assert {k: settings[k].point.exits.tolist() for k in exits} == exits
   assert 'patience=2' not in settings
 
 
@@ -156,15 +156,17 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def run(runs):
-  return eat_runs.load('EAT', runs['eat'], FLAGS, '--workdir')
+  return eat_runs.load('EAT', runs['eat'], FLAGS, '--workdir', None)
 
 
 @pytest.fixture(scope='module')
 def direct(run):
   """What the model says of all rows in one call."""
   names = ('tokens', 'token_types', 'length')
-  apply = jax.jit(run.chain.model.apply)
-  _, out = apply(run.chain.variables, *(run.records[name] for name in names))
+  apply = jax.jit(run.module.apply)
+  _, out = apply(
+    run.policy.chain.variables, *(run.records[name] for name in names)
+  )
   return jax.device_get(out)
 
 
@@ -312,7 +314,7 @@ def test_calibration_and_guarantee_leave_out_the_fitted_rows(made, run, direct):
 
 @pytest.mark.slow
 def test_sentences_show_the_positions_of_the_model(run, direct, monkeypatch):
-  model = eat_runs.record(run, '', run.chain.model)
+  model = eat_runs.record(run)
   np.testing.assert_allclose(model.logits, direct['exits'], atol=1e-4)
   monkeypatch.setattr(text_pages, 'pruning_block', argparse.Namespace)
   [one] = eat_pictures.sentences(measured(model)['never'], [3])
@@ -335,7 +337,7 @@ def test_flags_that_do_not_fit_the_run(runs, run, tmp_path, capsys):
     list(eat_runs.variants(run, (4.0,)))
   assert caught.value.field == '--prune_scales'
   few = {'split': '', 'limit': 5}
-  other = eat_runs.load('x', runs['dense'], few, '--dense')
+  other = eat_runs.load('x', runs['dense'], few, '--dense', None)
   assert (len(other.fitted), other.calibrated_by) == (5, 'none')
   assert run.calibrated_by == 'calibration.json, fitted to validation[:25%]'
   assert run.fitted.sum() == 6

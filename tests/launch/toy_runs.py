@@ -74,8 +74,8 @@ def fake(logits, labels, heads=(2, 4), variant='', fitted=None):
   module = argparse.Namespace(prune_layers=(2,), heads=lambda: heads)
   model = eat_runs.Model(
     name='EAT', directory='/run', step=0, task='',
-    chain=argparse.Namespace(model=module),
     policy=argparse.Namespace(
+      chain=argparse.Namespace(model=module),
       temperatures=np.ones(len(heads), np.float32),
       class_names=('a', 'b', 'c')[:classes] if classes > 1 else (),
     ),
