@@ -15,6 +15,8 @@ from adatape.model import AdaTapeViT
 from adatape.parity import ParityModel
 from adatape.universal import UniversalTransformer, UniversalViT
 from albert_act.model import AlbertClassifier
+from dataset_lib import fields
+from dataset_lib.errors import ConfigError
 from eat.model import EatClassifier
 from model_lib.bert import BertClassifier
 from model_lib.vit import TokenTransformer, ViT
@@ -58,6 +60,12 @@ MODELS = {
   'eat': (EatClassifier(**(small_eat.FIELDS | TEXTS)), WORDS),
   'albert': (AlbertClassifier(**(small_albert.FIELDS | TEXTS)), WORDS),
   'recurrent': (RecurrentModel(num_classes=3, width=8, max_steps=3), SEQUENCES),
+  'recurrent skip': (
+    RecurrentModel(
+      num_classes=3, width=8, max_steps=3, cell='gru', rule='skip', mu=3
+    ),
+    SEQUENCES,
+  ),
 }  # fmt: skip
 KEYS = jax.random.split(jax.random.key(2), 4)
 
@@ -124,6 +132,8 @@ def test_parameters_logits_and_features_are_float32(name):
   logits, out = jax.jit(model.apply)(variables_of(name), *inputs)
   assert logits.dtype == out['features'].dtype == jnp.float32
   assert np.isfinite(logits).all()
+  if 'ponder' in out:
+    assert out['ponder']['cost'].dtype == jnp.float32
 
 
 @models('bert', 'eat', without=['universal dynamic'])
@@ -140,3 +150,61 @@ def test_logits_train_every_parameter(name):
     # A softmax does not change with the bias of its keys.
     if [key.key for key in path[-2:]] != ['key', 'bias']:
       assert np.abs(leaf).max() > 1e-7, jax.tree_util.keystr(path)
+
+
+EAT = (EatClassifier, small_eat.FIELDS)
+ALBERT = (AlbertClassifier, small_albert.FIELDS)
+RECURRENT = (RecurrentModel, dict(num_classes=2, rule='act'))
+# (model and its fields, values out of the range of a field)
+ILLEGAL = [
+  (EAT, dict(
+    prune_ratios=(0.3, 1.0), prune_scores='size', window_implementation='blok',
+    min_tokens=0, pooler_activation='foo', window=7,
+  )),
+  (EAT, dict(window=-2)),
+  (ALBERT, dict(
+    width=0, num_groups=0, inner_group=0, vocab_size=0, max_positions=-4,
+    type_vocab_size=-1, activation='foo', norm_epsilon=-1.0, halting='always',
+    epsilon=1.5, halting_bias=float('nan'), remat_chunk=-3, dropout=1.0,
+    attention_dropout=1.5, classifier_dropout=-0.5,
+  )),
+  (ALBERT, dict(norm_epsilon=0.0, epsilon=-0.5)),
+  (RECURRENT, dict(
+    cell='tanh', rule='ponder', max_steps=0, epsilon=1.0, mu=0, width=0,
+    num_targets=0,
+  )),
+]  # fmt: skip
+# (model and its fields, values that contradict another field)
+CONTRADICTING = [
+  (EAT, dict(
+    prune_layers=(4, 2), prune_ratios=(0.3,), exit_layers=(0,), num_heads=3,
+  )),
+  (EAT, dict(prune_layers=(2, 4), exit_layers=(5,))),
+  (ALBERT, dict(
+    num_groups=7, remat_chunk=5, variant='huge', width=-1, num_heads=3,
+  )),
+  (RECURRENT, dict(mu=2)),
+]  # fmt: skip
+
+
+def one_by_one(table):
+  return pytest.mark.parametrize(
+    ('kind', 'given', 'field'),
+    [
+      (kind, given | {field: value}, field)
+      for (kind, given), values in table
+      for field, value in values.items()
+    ],
+  )
+
+
+@one_by_one(ILLEGAL)
+def test_annotations_declare_the_legal_values(kind, given, field):
+  with pytest.raises(ConfigError, match=f'^model.{field}: expected'):
+    fields.check(kind, given, 'model', without=('dtype',))
+
+
+@one_by_one(CONTRADICTING)
+def test_contradicting_fields_are_named_at_construction(kind, given, field):
+  with pytest.raises(ValueError, match=f'^{field}: expected'):
+    kind(**given)

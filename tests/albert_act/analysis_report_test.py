@@ -12,9 +12,10 @@ from dataset_lib.conllu import Word
 from eval_lib import text_pages
 from tests.albert_act import small
 
-SPECIAL = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
-WORDS = [f'w{number}' for number in range(30)]
-VOCABULARY = [*SPECIAL, *WORDS, '##a', '##b']
+VOCABULARY = [
+  '[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *(f'w{n}' for n in range(30)),
+  '##a', '##b',
+]  # fmt: skip
 CONTROL = '\u0085'  # nothing is left of it
 
 
@@ -33,13 +34,15 @@ def moments(*values):
 
 def found():
   nothing = {kind: Moments() for kind in analysis.KINDS}
+
+  def of_all_and_cls(all_tokens, cls):
+    return nothing | {'all': moments(*all_tokens), 'cls': moments(*cls)}
+
   return Analysis(
-    iterations=nothing | {'all': moments(2, 4, 3), 'cls': moments(6, 6)},
+    iterations=of_all_and_cls((2, 4, 3), (6, 6)),
     depth=moments(6, 5),
-    similarity=nothing
-    | {'all': moments((0.5, 0.75), (1, 1)), 'cls': moments((0, 1))},
-    running=nothing
-    | {'all': moments((0.5, 0.75), (1, np.nan)), 'cls': moments((0, np.nan))},
+    similarity=of_all_and_cls([(0.5, 0.75), (1, 1)], [(0, 1)]),
+    running=of_all_and_cls([(0.5, 0.75), (1, np.nan)], [(0, np.nan)]),
     max_iterations=2,
   )
 
@@ -95,14 +98,13 @@ def test_sentences_are_the_real_rows(words):
     'mask': np.array([1.0, 1.0, 0.0]),
   }
   steps = np.array([[6, 1, 2, 1], [5, 3, 1, 0], [0, 0, 0, 0]], np.int32)
+  rows = [
+    (['[CLS]', 'w0', '##a', '[SEP]'], [6, 1, 2, 1], 'mean 2.5, executed 6'),
+    (['[CLS]', 'w0', '[SEP]'], [5, 3, 1], 'mean 3.0, executed 5'),
+  ]
   assert analysis_report.blocks([(batch, steps)], words, 6) == [
     text_pages.scale(6),
-    text_pages.depths_block(
-      ['[CLS]', 'w0', '##a', '[SEP]'], [6, 1, 2, 1], 6, 'mean 2.5, executed 6'
-    ),
-    text_pages.depths_block(
-      ['[CLS]', 'w0', '[SEP]'], [5, 3, 1], 6, 'mean 3.0, executed 5'
-    ),
+    *(text_pages.depths_block(*row[:2], 6, row[2]) for row in rows),
   ]
   assert analysis_report.blocks([], words, 6) == []
 
@@ -111,21 +113,24 @@ def steps(*values):
   return np.array(values, np.int32)
 
 
+def values(rows):
+  return [tuple(row.values()) for row in rows]
+
+
 def test_labels_are_ranked_and_marked():
   words = [('det', steps(2))] * 4 + [('nsubj', steps(3))] * 3
   words += [('root', steps(6, 6)), ('root', steps(3))]
   words += [('rare', steps(20)), ('root', steps())]
   labels, below = analysis_report.label_rows(words, at_least=2)
   # Every token counts, so that of root is (6 + 6 + 3) / 3 = 5.
-  assert [tuple(row.values()) for row in labels] == [
+  assert values(labels) == [
     ('det', 4, 2.0, ''),
     ('nsubj', 3, 3.0, ''),
     ('root', 2, 5.0, '*'),  # 5 > 3.33 + 1.25
   ]
-  mean, std = 10 / 3, np.sqrt((16 / 9 + 1 / 9 + 25 / 9) / 3)
-  assert [tuple(row.values()) for row in below] == [
-    ('mean of the labels', 3, round(mean, 4), ''),
-    ('standard deviation of the labels', 3, round(std, 4), ''),
+  assert values(below) == [
+    ('mean of the labels', 3, 3.3333, ''),
+    ('standard deviation of the labels', 3, 1.2472, ''),
     ('words of rarer labels', 1, None, ''),
   ]
 
@@ -171,7 +176,7 @@ def test_a_treebank_by_hand(words, monkeypatch):
   table = analysis_report.label_table(*arguments)
   assert table.rows == table.shown
   means = [1.5, 3.5, 2.0, 4.5]
-  assert [tuple(row.values()) for row in table.rows] == [
+  assert values(table.rows) == [
     ('det', 2, 4.5, '*'),
     ('obj', 2, 2.0, ''),
     ('root', 2, 3.5, ''),

@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,27 +16,19 @@ from tests.dataset_lib import corpora
 
 def batch():
   """Four rows, the last of them padding, with words to predict."""
-  tokens, types, length = small.batch((9, 6, 7, 1), 9)
-  types = np.asarray(types).copy()
+  tokens, types, length = map(np.array, small.batch((9, 6, 7, 1), 9))
   # [CLS] x x x [SEP] y y y [SEP]; [CLS] x x [SEP] y [SEP]; [CLS] ... [SEP]
-  types[0] = [0] * 5 + [1] * 4
-  types[1] = [0] * 4 + [1] * 2 + [0] * 3
-  types[2] = 0
+  types[:3] = [[0] * 5 + [1] * 4, [0] * 4 + [1] * 2 + [0] * 3, [0] * 9]
+  weights = [[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 0]]
   return {
-    'tokens': np.asarray(tokens),
+    'tokens': tokens,
     'token_types': types,
-    'length': np.asarray(length),
+    'length': length,
     'mask': np.array([1, 1, 1, 0], np.float32),
     'mlm_positions': np.array([[1, 6, 7], [2, 0, 0], [3, 4, 0], [0, 0, 0]]),
     'mlm_kind': np.array([[0, 1, 2], [2, 0, 0], [0, 0, 0], [0, 0, 0]]),
-    'mlm_weights': np.array(
-      [[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 0]], np.float32
-    ),
+    'mlm_weights': np.array(weights, np.float32),
   }
-
-
-def on_device(rows):
-  return {name: jnp.asarray(values) for name, values in rows.items()}
 
 
 def kinds_by_hand():
@@ -55,7 +48,7 @@ def kinds_by_hand():
 def test_kinds_of_tokens_and_their_means():
   want = kinds_by_hand()
   text = (want != '') & (want != 'cls') & (want != 'sep')
-  rows = on_device(batch())
+  rows = jax.tree.map(jnp.asarray, batch())
   plain = {k: v for k, v in rows.items() if not k.startswith('mlm')}
   values = jnp.arange(36).reshape(4, 9)
   for arrays, masked in ((rows, True), (plain, False)):
@@ -85,13 +78,8 @@ def test_means_are_those_of_a_plain_loop():
     )  # fmt: skip
     depths.append(spent.max())
     for token in range(length):
-      cosines = [
-        a[token]
-        @ b[token]
-        / np.linalg.norm(a[token])
-        / np.linalg.norm(b[token])
-        for a, b in itertools.pairwise(history)
-      ]
+      units = [x[token] / np.linalg.norm(x[token]) for x in history]
+      cosines = [a @ b for a, b in itertools.pairwise(units)]
       tokens.append((kinds[token], spent[token], cosines))
   [(_, found_steps)] = analysis.token_iterations(model, variables, [rows])
   np.testing.assert_array_equal(
@@ -122,21 +110,16 @@ def test_means_are_those_of_a_plain_loop():
 
 
 def test_moments_by_numpy():
-  values = np.random.default_rng(0).normal(size=(9, 2))
-  found = analysis.Moments()
-  for part in np.split(values, [2, 5]):
-    found.add(part)
-  np.testing.assert_allclose(found.mean, values.mean(0))
-  np.testing.assert_allclose(found.std, values.std(0))
-
-
-def test_moments_skip_nan_and_nothing_has_no_mean():
   found = analysis.Moments()
   assert np.isnan([found.mean, found.std]).all()
-  found.add(np.array([[1.0, np.nan], [3.0, np.nan]]))
-  np.testing.assert_array_equal(found.count, [2, 0])
-  np.testing.assert_array_equal(found.mean, [2.0, np.nan])
-  np.testing.assert_array_equal(found.std, [1.0, np.nan])
+  values = np.random.default_rng(0).normal(size=(9, 3))
+  values[2:, 1] = values[:, 2] = np.nan
+  for part in np.split(values, [2, 5]):
+    found.add(part)
+  np.testing.assert_array_equal(found.count, [9, 2, 0])
+  for moment, function in ((found.mean, np.mean), (found.std, np.std)):
+    want = [function(values[:, 0]), function(values[:2, 1]), np.nan]
+    np.testing.assert_allclose(moment, want)
 
 
 class Numbers(list):

@@ -1,11 +1,8 @@
-"""The pretraining objective against plain sums; a run from raw text."""
-
-import json
+"""The pretraining objective against plain sums."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import scipy.special
 from flax import linen as nn
@@ -17,8 +14,7 @@ from eval_lib.metrics import compute
 from launch import command_line, config_flags
 from tests.albert_act import small
 from tests.dataset_lib import corpora
-from train_lib import config_schema, trainer
-from train_lib.train_step import init_state, make_train_step
+from train_lib import config_schema
 
 FIELDS = {k: v for k, v in small.FIELDS.items() if k != 'vocab_size'}
 MODEL = dict(
@@ -47,40 +43,34 @@ def config_of(corpus, **changes):
 
 
 @pytest.fixture(scope='module')
-def task(corpus):
-  info = corpora.pretraining_source(corpus).info
-  return Pretraining(config_of(corpus), info)
-
-
-@pytest.fixture(scope='module')
-def batch(corpus):
+def case(corpus):
+  """(task, batch with a row of padding, parameters)."""
   data = builder.build(
     corpora.pretraining_config(corpus), split='train', train=True, seed=3,
     batch_size=8, num_threads=0,
   )  # fmt: skip
   batch = dict(next(data.batches()))
   batch['mask'] = np.array([1, 1, 1, 1, 1, 1, 0, 1], np.float32)
-  return {name: jnp.asarray(values) for name, values in batch.items()}
-
-
-@pytest.fixture(scope='module')
-def params(task):
+  batch = {name: jnp.asarray(values) for name, values in batch.items()}
+  task = Pretraining(config_of(corpus), corpora.pretraining_source(corpus).info)
   shapes = jax.eval_shape(task.init, jax.random.key(0))[0]
-  return small.randomised(nn.unbox(shapes))
+  return task, batch, small.randomised(nn.unbox(shapes))
 
 
-def keys(rows):
-  return jax.random.split(jax.random.key(0), rows)
+def test_loss_is_that_of_equation_8(case):
+  task, batch, params = case
+  norm, keys = task.normalizers(batch), jax.random.split(jax.random.key(0), 8)
 
+  @jax.jit
+  def loss_of(batch, keys, knobs):
+    return task.loss(params, {}, {}, batch, norm, keys, knobs)
 
-def test_loss_is_that_of_equation_8(task, batch, params):
-  norm = task.normalizers(batch)
-  loss, (metrics, _) = jax.jit(task.loss)(
-    params, {}, {}, batch, norm, keys(8), {}
+  loss, (metrics, _) = loss_of(batch, keys, {})
+  logits, out = task.apply(params, batch, keys)
+  words, order = (
+    scipy.special.log_softmax(np.asarray(logits[name], np.float64), -1)
+    for name in ('words', 'order')
   )
-  logits, out = task.apply(params, batch, keys(8))
-  words = scipy.special.log_softmax(np.asarray(logits['words'], np.float64), -1)
-  order = scipy.special.log_softmax(np.asarray(logits['order'], np.float64), -1)
   cost = np.asarray(out['encoded'].ponder['cost'], np.float64)
   mlm, count, hits, sop, ponder = 0.0, 0, 0, 0.0, 0.0
   rows = np.flatnonzero(batch['mask'])
@@ -92,29 +82,26 @@ def test_loss_is_that_of_equation_8(task, batch, params):
       count += 1
     sop -= order[row, int(batch['label'][row])]
     ponder += cost[row].sum()
-  want = mlm / count + 0.5 * sop / len(rows) + TAU * ponder / len(rows)
+  mlm, sop, ponder = mlm / count, sop / len(rows), ponder / len(rows)
+  want = mlm + 0.5 * sop + TAU * ponder
   np.testing.assert_allclose(loss, want, rtol=1e-5)
   values = compute(metrics)
-  assert values['mlm_loss'] == pytest.approx(mlm / count, rel=1e-5)
+  assert values['mlm_loss'] == pytest.approx(mlm, rel=1e-5)
   assert values['mlm_accuracy'] == pytest.approx(hits / count, abs=1e-6)
-  assert values['sop_loss'] == pytest.approx(sop / len(rows), rel=1e-5)
-  assert values['ponder_cost'] == pytest.approx(ponder / len(rows), rel=1e-5)
+  assert values['sop_loss'] == pytest.approx(sop, rel=1e-5)
+  assert values['ponder_cost'] == pytest.approx(ponder, rel=1e-5)
+  other, _ = loss_of(batch, keys, {'ponder_weight': jnp.float32(1.0)})
+  np.testing.assert_allclose(other, want + (1 - TAU) * ponder, rtol=1e-5)
+  # Micro batches with different numbers of masked words add exactly.
+  parts = [
+    loss_of({k: v[part] for k, v in batch.items()}, keys[part], {})[0]
+    for part in np.split(np.arange(8), 4)
+  ]
+  np.testing.assert_allclose(sum(parts), want, rtol=1e-5)
 
 
-@pytest.mark.nightly
-def test_a_knob_overrides_tau(task, batch, params):
-  norm = task.normalizers(batch)
-
-  def loss(**knobs):
-    knobs = {name: jnp.float32(value) for name, value in knobs.items()}
-    return task.loss(params, {}, {}, batch, norm, keys(8), knobs)[0]
-
-  cost = (loss(ponder_weight=1.0) - loss(ponder_weight=0.0)).item()
-  np.testing.assert_allclose(loss() - loss(ponder_weight=0.0), TAU * cost,
-                             rtol=1e-3)  # fmt: skip
-
-
-def test_metrics_of_depth_are_those_of_the_real_tokens(task, batch, params):
+def test_metrics_of_depth_are_those_of_the_real_tokens(case):
+  task, batch, params = case
   metrics = compute(task.evaluate(params, {}, batch))
   _, out = task.apply(params, batch)
   steps = np.asarray(out['encoded'].ponder['steps'])[
@@ -124,30 +111,6 @@ def test_metrics_of_depth_are_those_of_the_real_tokens(task, batch, params):
   assert metrics['iterations_all'] == pytest.approx(steps[steps > 0].mean())
   assert metrics['depth'] == pytest.approx(steps.max(1).mean())
   assert metrics['iterations_cls'] == pytest.approx(steps[:, 0].mean())
-
-
-@pytest.mark.slow
-def test_micro_batches_add_exactly(task, batch):
-  # Rows have different numbers of masked words: a mean of means would differ.
-  def train(num_micro):
-    optimizer = optax.sgd(0.1)
-    step = jax.jit(
-      make_train_step(
-        task, optimizer, optax.constant_schedule(0.1), num_micro=num_micro
-      )
-    )
-    state = nn.unbox(init_state(task, optimizer, 0, 0.0))
-    return step(state, {}, batch, {})
-
-  (state, metrics), (other, others) = train(1), train(4)
-  np.testing.assert_allclose(
-    metrics['loss'].total, others['loss'].total, rtol=1e-5
-  )
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
-    state.params,
-    other.params,
-  )
 
 
 @pytest.mark.parametrize(
@@ -212,30 +175,10 @@ def test_the_corpus_is_found(tmp_path, corpus, repository, monkeypatch):
   assert config.model.vocab_size == len(corpora.VOCABULARY)
 
 
-@pytest.mark.parametrize('arguments', ['steps=20,tau_from=0.01',
-                                       'steps=20,tau_from=0.99'])  # fmt: skip
-def test_no_stage_is_empty(repository, arguments):
-  path = f'{repository}/configs/albert_act/pretrain.py:{arguments}'
+@pytest.mark.parametrize('share', [0.01, 0.99])
+def test_no_stage_is_empty(repository, share):
+  path = (
+    f'{repository}/configs/albert_act/pretrain.py:steps=20,tau_from={share}'
+  )
   with pytest.raises(command_line.UsageError, match='tau_from: expected a sha'):
     config_flags.load_config(path, [])
-
-
-@pytest.mark.slow
-def test_a_run_from_raw_text(corpus, repository, tmp_path):
-  config = load(
-    corpus, repository, 'tensorboard=false', 'loader.num_threads=1',
-    'model.width=16', 'model.embedding_width=8', 'model.mlp_dim=24',
-    'model.num_heads=2', 'evals.dev.every_steps=0', 'log_every=1',
-    'optimizer.name=adamw', 'optimizer.lr=0.01', steps=60,
-  )  # fmt: skip
-  config_schema.validate(config)
-  with jax.numpy_dtype_promotion('standard'):  # optax casts
-    trainer.train(config, str(tmp_path / 'run'))
-  result = json.loads((tmp_path / 'run' / 'result.json').read_text())
-  for name in ('mlm_accuracy', 'sop_accuracy', 'iterations_cls', 'depth'):
-    assert f'dev/{name}' in result
-  lines = (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()
-  losses = [json.loads(line).get('train/mlm_loss') for line in lines]
-  losses = [loss for loss in losses if loss is not None]
-  assert losses[-1] < losses[0] - 0.2
-  assert (tmp_path / 'run' / 'tokenizer.json').is_file()

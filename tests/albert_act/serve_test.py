@@ -13,8 +13,8 @@ from dataset_lib.source import DatasetInfo
 from serve_lib.chain import InputError, Row, ServedRun
 from serve_lib.items import TextReader
 from tests.albert_act import small
+from tests.eat.calibrated import VOCABULARY
 
-WORDS = [f'w{number}' for number in range(30)]
 CLASSES = ('no', 'maybe', 'yes')
 LOGITS = [2.0, 0.0, 1.0]
 LENGTH = 16
@@ -23,17 +23,12 @@ LENGTH = 16
 @pytest.fixture(scope='module')
 def vocabulary(tmp_path_factory):
   path = tmp_path_factory.mktemp('words') / 'vocab.txt'
-  path.write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', *WORDS]))
+  path.write_text(VOCABULARY)
   return str(path)
 
 
-@pytest.fixture(scope='module')
-def words(vocabulary):
-  return tokenizer.load(vocabulary)
-
-
 INFO = DatasetInfo(
-  'tokens', (LENGTH,), 'int32', 3, CLASSES, 8, vocab_size=34,
+  'tokens', (LENGTH,), 'int32', 3, CLASSES, 8, vocab_size=40,
   length_buckets=(8, LENGTH),
 )  # fmt: skip
 
@@ -66,9 +61,7 @@ def test_options_and_lengths_reach_chain_and_policy(vocabulary):
     ({'iterations': 0}, None, {}, 'serve.iterations', '[1, 1000]'),
     ({'iterations': 'x'}, None, {}, 'serve.iterations', 'an integer'),
     ({'max_characters': 0}, None, {}, 'serve.max_characters', '[1, '),
-    ({'thresholds': {'a': 0.9}}, None, {}, 'serve.thresholds', 'no such field'),
     ({}, (8, 64), {}, 'lengths', 'from 1 to 16'),
-    ({}, (4,), {}, 'lengths', 'the longest at least 5'),
     ({}, None, {'halting': ''}, 'model.halting', 'saves nothing'),
     ({}, None, {'num_groups': 2}, 'model.num_groups', '1 to be served'),
     ({}, None, {'inner_group': 2}, 'model.inner_group', '1 to be served'),
@@ -81,6 +74,11 @@ def test_illegal_arguments_are_refused(
     serve(vocabulary, options, lengths, **fields)
   assert error.value.field == field
   assert expected in error.value.expected
+
+
+@pytest.fixture(scope='module')
+def words(vocabulary):
+  return tokenizer.load(vocabulary)
 
 
 def make(words, classes=CLASSES):

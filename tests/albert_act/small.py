@@ -9,7 +9,8 @@ import numpy as np
 from flax import linen as nn
 
 from albert_act.model import AlbertClassifier, AlbertPretraining
-from tests.model_lib.plain import block_by_loop, dense, layer_norm
+from tests.eat import small
+from tests.model_lib.plain import block_by_loop, dense, float64, layer_norm
 
 FIELDS = dict(
   width=16, embedding_width=8, max_iterations=6, mlp_dim=24, num_heads=4,
@@ -33,14 +34,7 @@ def build(kind=AlbertClassifier, **changes):
 
 
 def spread_score(model, variables, inputs=None, center=-1.5):
-  """A score that tokens differ in: at first logits of -1.5, plus or minus 2.
-
-  Args:
-    model: that halts.
-    variables: of it.
-    inputs: rows of which that shall be so; None for `batch`.
-    center: mean of the logits.
-  """
+  """A score that tokens of `inputs` differ in: at first `center`, +- 2."""
   params = {k: v for k, v in variables['params'].items() if k != 'score'}
   first = dataclasses.replace(
     model, halting='', max_iterations=model.num_groups, remat_chunk=0
@@ -61,15 +55,7 @@ def spread_score(model, variables, inputs=None, center=-1.5):
   return {'kernel': kernel, 'bias': center - (states @ kernel).mean(0)}
 
 
-def randomised(variables, seed=3):
-  rng = np.random.default_rng(seed)
-
-  def leaf(path, value):
-    name = jax.tree_util.keystr(path)
-    noise = 0.4 * rng.standard_normal(value.shape).astype(np.float32)
-    return jnp.asarray(noise + (1.0 if 'scale' in name else 0.0))
-
-  return jax.tree_util.tree_map_with_path(leaf, variables)
+randomised = functools.partial(small.randomised, seed=3, scale=0.4)
 
 
 def batch(lengths=(9, 5, 1, 7), length=9, seed=0, vocab_size=40):
@@ -99,7 +85,7 @@ def embed_by_loop(params, tokens, types):
 
 def encode_by_loop(params, tokens, types, model):
   """One row without padding in float64: states, N, R, states by iteration."""
-  params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+  params = float64(params)
   state = embed_by_loop(params, tokens, types)
   count = len(tokens)
   total, rest, steps = np.zeros(count), np.zeros(count), np.zeros(count, int)
@@ -135,5 +121,5 @@ def encode_by_loop(params, tokens, types, model):
 
 
 def classify_by_loop(params, state):
-  params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+  params = float64(params)
   return dense(params['head'], np.tanh(dense(params['pooler'], state[0])))

@@ -20,11 +20,12 @@ from train_lib import build, config_schema, strict_json, trainer
 from train_lib.checkpoint import Checkpointer
 from train_lib.run_directory import RunDirectory
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+CONFIGS = pathlib.Path(__file__).resolve().parents[2] / 'configs' / 'albert_act'
 LENGTH = corpora.MAX_LENGTH
 SIZES = small.FIELDS | dict(
   vocab_size=len(corpora.VOCABULARY), max_positions=64
 )  # fmt: skip
+MODEL = [f'model.{name}={size}' for name, size in SIZES.items()]
 OVERRIDES = [
   'mesh.data=1', 'tensorboard=false', 'loader.num_threads=1', 'log_every=1',
   'optimizer.name=adamw', 'optimizer.lr=0.001', 'optimizer.warmup_steps=0',
@@ -36,9 +37,9 @@ STEP = 4  # of every run
 def load(name, overrides=(), batch=32, **arguments):
   """A configuration of configs/albert_act, without evaluation."""
   text = ','.join(f'{key}={value}' for key, value in arguments.items())
-  path = ROOT / 'configs' / 'albert_act' / f'{name}.py'
   config = config_flags.load_config(
-    f'{path}:{text}', [f'batch_size={batch}', *OVERRIDES, *overrides]
+    f'{CONFIGS / name}.py:{text}',
+    [f'batch_size={batch}', *OVERRIDES, *overrides],
   )
   with config.unlocked():
     config.stages = dict(stage1=dict(steps=STEP, epochs=0.0, trainable='.*'))
@@ -46,12 +47,8 @@ def load(name, overrides=(), batch=32, **arguments):
   return config
 
 
-def _sizes():
-  return [f'model.{name}={size}' for name, size in SIZES.items()]
-
-
 def _once(tmp_path_factory, name, make):
-  """The directory of this name, which `make` makes."""
+  """The directory of this name; `make(directory)` writes it."""
   root = tmp_path_factory.getbasetemp() / 'tiny_albert'
   root.mkdir(exist_ok=True)
   if not (root / name).exists():
@@ -62,10 +59,8 @@ def _once(tmp_path_factory, name, make):
 def corpus(tmp_path_factory):
   """The directory of a prepared corpus."""
 
-  def make(directory):
-    corpora.prepare(
-      directory.parent, corpora.documents(20), name=directory.name
-    )
+  def make(path):
+    corpora.prepare(path.parent, corpora.documents(20), name=path.name)
 
   return _once(tmp_path_factory, 'corpus', make)
 
@@ -73,13 +68,11 @@ def corpus(tmp_path_factory):
 def texts(tmp_path_factory):
   """The folder of TSV files of `text`."""
 
-  def make(directory):
-    directory.mkdir()
-    lines = ['{}\t{}'.format(*text(number)) for number in range(40)]
+  def make(path):
+    path.mkdir()
+    rows = ['{}\t{}'.format(*text(number)) for number in range(40)]
     for name in ('train', 'dev'):
-      (directory / f'{name}.tsv').write_text(
-        '\n'.join(['sentence\tlabel', *lines])
-      )
+      (path / f'{name}.tsv').write_text('\n'.join(['sentence\tlabel', *rows]))
 
   return _once(tmp_path_factory, 'texts', make)
 
@@ -93,8 +86,7 @@ def text(number):
 def parameters(kind, halting='act'):
   """Random parameters; tokens halt after one to six iterations."""
   rule = '' if halting == 'fixed' else halting
-  fields = SIZES | {'num_classes': 2, 'halting': rule}
-  model, variables = small.build(kind, **fields)
+  model, variables = small.build(kind, **SIZES, num_classes=2, halting=rule)
   params = jax.tree_util.tree_map_with_path(_livelier, variables['params'])
   if rule:
     tokens, types, length = small.batch(
@@ -119,11 +111,11 @@ def _livelier(path, leaf):
   return 2.0 * leaf if 'query' in name or 'key' in name else leaf
 
 
-def _pretraining(tmp_path_factory, halting, overrides):
-  overrides = ['loss.ponder_weight=0.0', *overrides]
+def _pretraining(tmp_path_factory, halting, overrides=()):
   return load(
-    'pretrain', overrides, corpus=corpus(tmp_path_factory), variant='micro',
-    length=LENGTH, batch=8, halting=halting,
+    'pretrain', ['loss.ponder_weight=0.0', *MODEL, *overrides],
+    corpus=corpus(tmp_path_factory), variant='micro', length=LENGTH, batch=8,
+    halting=halting,
   )  # fmt: skip
 
 
@@ -136,20 +128,19 @@ def _glue(tmp_path_factory, overrides, **arguments):
 def made(tmp_path_factory, name, halting='act'):
   """The directory of a run 'pretrain' or 'glue' with `parameters`."""
   if name == 'pretrain':
-    config = _pretraining(tmp_path_factory, halting, _sizes())
-    kind = AlbertPretraining
+    config, kind = _pretraining(tmp_path_factory, halting), AlbertPretraining
   else:
     words = corpus(tmp_path_factory) / 'tokenizer.json'
-    overrides = [*_sizes(), f'dataset.tokenizer={words}']
+    overrides = [*MODEL, f'dataset.tokenizer={words}']
     config = _glue(tmp_path_factory, overrides, halting=halting)
     kind = AlbertClassifier
 
-  def make(directory):
+  def make(path):
     info = builder.build_source(config.dataset, 'train').info
-    with RunDirectory(directory, config.to_dict()) as run:
+    with RunDirectory(path, config.to_dict()) as run:
       run.write('dataset_info.json', dataclasses.asdict(info))
       build.build_task(config, info).save_assets(run.workdir)
-    with Checkpointer(directory / 'checkpoints') as checkpointer:
+    with Checkpointer(path / 'checkpoints') as checkpointer:
       state = {'params': parameters(kind, halting)}
       checkpointer.save(STEP, state, {'stage': 'stage1'})
 
@@ -163,30 +154,24 @@ def train(config, workdir):
   return workdir
 
 
-def pretrained(tmp_path_factory):
-  """The directory of a pretraining run, which went on from one made."""
-  start = made(tmp_path_factory, 'pretrain')
-  overrides = [*_sizes(), f'warm_start.workdir={start}']
-  config = _pretraining(tmp_path_factory, 'act', overrides)
-  return _once(tmp_path_factory, 'pretrained', lambda to: train(config, to))
-
-
 def fine_tuned(tmp_path_factory):
-  """The directory of a run on `texts` from `pretrained`, as users do it."""
-  start = pretrained(tmp_path_factory)
+  """A run on `texts` that went on from a pretraining run, as users do it."""
+  start = f'warm_start.workdir={made(tmp_path_factory, "pretrain")}'
+  config = _pretraining(tmp_path_factory, 'act', [start])
+  first = _once(tmp_path_factory, 'pretrained', lambda to: train(config, to))
   # The head is new: it has to learn something.
   overrides = ['optimizer.lr=0.03']
-  config = _glue(tmp_path_factory, overrides, checkpoint=start)
-  return _once(tmp_path_factory, 'fine_tuned', lambda to: train(config, to))
+  tuning = _glue(tmp_path_factory, overrides, checkpoint=first)
+  return _once(tmp_path_factory, 'fine_tuned', lambda to: train(tuning, to))
 
 
 def hugging_face(tmp_path_factory):
   """The directory of a Hugging Face ALBERT with the words of the corpus."""
 
-  def make(directory):
+  def make(path):
     words = corpus(tmp_path_factory) / 'tokenizer.json'
     convert.save(
-      directory, 'albert', convert_tables.ALBERT.defaults | SIZES,
+      path, 'albert', convert_tables.ALBERT.defaults | SIZES,
       parameters(AlbertPretraining, 'fixed'), tokenizer=words,
       heads='pretraining',
     )  # fmt: skip

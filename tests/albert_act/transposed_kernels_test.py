@@ -10,6 +10,7 @@ from flax import linen as nn
 
 from albert_act import compaction, transposed_kernels
 from model_lib.layers import Mlp
+from tests.eat import small
 
 
 def arrays(*shapes):
@@ -43,20 +44,23 @@ def test_the_kernel_is_the_left_factor_for_few_tokens(count, result):
   assert f' = {result}' in dots[0]
 
 
+def mlp(x, width=12, **options):
+  """(module, its parameters, those with transposed kernels)."""
+  module = Mlp(width, **options)
+  params = small.randomised(module.init(jax.random.key(0), x))['params']
+  own = transposed_kernels.transpose({'block_0': params, 'pooler': params})
+  jax.tree.map(np.testing.assert_array_equal, own['pooler'], params)
+  assert own['block_0']['hidden']['kernel'].shape == (width, x.shape[-1])
+  return module, {'params': params}, {'params': own['block_0']}
+
+
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('length', [4, 9])
 def test_a_module_with_transposed_kernels_equals_flax(length, dtype):
-  x, hidden_bias, out_bias = arrays((2, length, 6), (12,), (6,))
-  x = jnp.asarray(x)
-  module = Mlp(12, dtype=jnp.dtype(dtype))
-  params = nn.unbox(module.init(jax.random.key(0), x))['params']
-  params['hidden']['bias'], params['out']['bias'] = hidden_bias, out_bias
-  want = module.apply({'params': params}, x)
-  own = transposed_kernels.transpose({'block_0': params})['block_0']
-  assert own['hidden']['kernel'].shape == (12, 6)
-  others = transposed_kernels.transpose({'pooler': params})['pooler']
-  assert others['hidden']['kernel'].shape == (6, 12)
-  got = transposed_kernels.apply(module, {'params': own}, x)
+  x = jnp.asarray(arrays((2, length, 6))[0])
+  module, params, own = mlp(x, dtype=jnp.dtype(dtype))
+  want = module.apply(params, x)
+  got = transposed_kernels.apply(module, own, x)
   assert got.dtype == want.dtype
   tolerance = 1e-5 if dtype == 'float32' else 0.05
   np.testing.assert_allclose(
@@ -83,12 +87,10 @@ def test_a_layer_without_bias_and_with_named_axes():
 
 def test_the_activation_takes_no_memory_beside_the_hidden_layer():
   x = jnp.zeros((1, 256, 64))
-  module = Mlp(4096, activation='gelu_new')
-  params = nn.unbox(module.init(jax.random.key(0), x))['params']
-  own = transposed_kernels.transpose({'block_0': params})['block_0']
+  module, params, own = mlp(x, 4096, activation='gelu_new')
 
   def hidden_layers(apply, params):
-    compiled = jax.jit(apply).lower({'params': params}, x).compile()
+    compiled = jax.jit(apply).lower(params, x).compile()
     return compiled.memory_analysis().temp_size_in_bytes / (256 * 4096 * 4)
 
   own_apply = functools.partial(transposed_kernels.apply, module)
@@ -99,9 +101,7 @@ def test_the_activation_takes_no_memory_beside_the_hidden_layer():
 
 def test_dropout_is_refused():
   x = jnp.zeros((2, 4, 6))
-  module = Mlp(12)
-  params = nn.unbox(module.init(jax.random.key(0), x))['params']
-  own = transposed_kernels.transpose({'block_0': params})['block_0']
+  module, _, own = mlp(x)
   keys = jax.random.split(jax.random.key(0), 2)
   with pytest.raises(ValueError, match='row_keys: expected None'):
-    transposed_kernels.apply(module, {'params': own}, x, keys)
+    transposed_kernels.apply(module, own, x, keys)

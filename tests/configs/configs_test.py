@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from dataset_lib import tokenizer
-from launch import config_flags
+from dataset_lib import builder, tokenizer
+from launch import command_line, config_flags
 
 GLUE = ('cola', 'sst2', 'mrpc', 'qqp', 'stsb', 'mnli', 'qnli', 'rte', 'wnli')
 
@@ -19,24 +19,22 @@ def in_the_checkout(repository, monkeypatch):
 
 
 @pytest.fixture
-def vocabulary(tmp_path):
-  """A directory with a tokenizer."""
-  words = tmp_path / 'vocab.txt'
-  words.write_text('\n'.join(('[PAD]', '[UNK]', '[CLS]', '[SEP]', 'a')))
-  directory = tmp_path / 'vocabulary'
-  directory.mkdir()
-  tokenizer.load(words).save(directory / 'tokenizer.json')
-  return directory
+def words(tmp_path):
+  """The file of a tokenizer."""
+  (tmp_path / 'vocab.txt').write_text('[PAD]\n[UNK]\n[CLS]\n[SEP]\na')
+  path = tmp_path / 'tokenizer.json'
+  tokenizer.load(tmp_path / 'vocab.txt').save(path)
+  return path
 
 
 @pytest.fixture
-def load(vocabulary):
+def load(words):
   """Loads `folder/file.py:arguments` with a tokenizer."""
 
   def loaded(flag, *overrides):
     is_text = 'glue' in flag or 'probing' in flag
-    words = [f'dataset.tokenizer={vocabulary}'] * is_text
-    return config_flags.load_config(f'configs/{flag}', [*words, *overrides])
+    given = [f'dataset.tokenizer={words}'] * is_text
+    return config_flags.load_config(f'configs/{flag}', [*given, *overrides])
 
   return loaded
 
@@ -68,23 +66,18 @@ def test_images_have_the_tape_of_table_4(arguments, fields, weight_decay, load):
   assert optimizer.weight_decay == weight_decay
 
 
-def test_images_come_from_a_folder_or_from_tfds(load):
+def test_adatape(load):
   dataset = load('adatape/images.py:tfds=cifar10,size=32').dataset
   assert (dataset.name, dataset.builder) == ('tfds', 'cifar10')
   assert dataset.image_size == 32
-
-
-def test_parity_of_the_paper(load):
-  config = load('adatape/parity.py:size=paper,n=64')
-  model, optimizer = config.model, config.optimizer
-  assert config.dataset.length == 64
+  paper = load('adatape/parity.py:size=paper,n=64')
+  model, optimizer = paper.model, paper.optimizer
+  assert paper.dataset.length == 64
   assert (model.max_steps, model.threshold) == (32, 16.0)
   assert (model.depth, model.width, model.num_heads) == (12, 192, 3)
   assert (optimizer.lr, optimizer.warmup_steps) == (3e-5, 1000)
-  assert config.stages.stage1.steps == 10_000
-
-
-def test_a_page_gets_the_defaults_of_the_run_and_of_its_classes(load):
+  assert paper.stages.stage1.steps == 10_000
+  # Defaults of the run and of the classes.
   config = load('adatape/parity.py')
   assert (config.seed, config.dtype, config.num_micro) == (0, 'float32', 1)
   assert config.optimizer.clip_norm == 1.0
@@ -153,7 +146,7 @@ def test_given_layers_and_weights_are_kept(load):
   assert config.loss.exit_weights == (0.1, 2.0)
 
 
-def checkpoint(directory, content):
+def checkpoint(directory, **content):
   """A directory, as far as a configuration reads it."""
   directory.mkdir()
   (directory / 'config.json').write_text(json.dumps(content))
@@ -161,16 +154,16 @@ def checkpoint(directory, content):
 
 
 @pytest.mark.parametrize(
-  ('depth', 'exits', 'student'), [(6, (4,), 3), (5, (4,), 3), (3, (1,), 2)]
+  ('depth', 'exits', 'student'),
+  [(24, (4,), 12), (6, (4,), 3), (5, (4,), 3), (3, (1,), 2), (1, (), 1)],
 )
 @pytest.mark.parametrize('model_type', ['bert', 'distilbert'])
 def test_sizes_of_a_checkpoint(
   depth, exits, student, model_type, tmp_path, load
 ):
-  name = 'num_hidden_layers' if model_type == 'bert' else 'n_layers'
-  directory = checkpoint(
-    tmp_path / 'model', {'model_type': model_type, name: depth}
-  )
+  layers = 'num_hidden_layers' if model_type == 'bert' else 'n_layers'
+  content = {'model_type': model_type, layers: depth}
+  directory = checkpoint(tmp_path / 'model', **content)
   config = eat(load, f'pretrained={directory}')
   assert (config.model.depth, config.model.exit_layers) == (depth, exits)
   assert config.model.type_vocab_size == (2 if model_type == 'bert' else 0)
@@ -178,24 +171,24 @@ def test_sizes_of_a_checkpoint(
   assert 'from_checkpoint' not in config.model
   config = eat(load, f'pretrained={directory},model=student')
   assert config.model.depth == student
-  assert len(config.warm_start.renames) == depth
-  assert config.warm_start.renames[1] == '^block_1/->dropped_1/'
-  assert config.warm_start.skip == ('^head/', '^dropped_')
+  assert config.warm_start.renames == tuple(
+    f'^block_{n}/->{"dropped_" if n % 2 else "block_"}{n if n % 2 else n // 2}/'
+    for n in range(depth)
+  )
+  assert config.warm_start.skip == ('^head/', '^dropped_')[: min(depth, 2)]
 
 
-def test_sizes_of_a_teacher(tmp_path, load, vocabulary):
+def test_sizes_of_a_teacher(tmp_path, load, words):
   dense = eat(load, 'variant=minilm,model=dense').to_dict()
-  directory = checkpoint(tmp_path / 'run', dense)
-  words = (vocabulary / 'tokenizer.json').read_text()
-  (directory / 'tokenizer.json').write_text(words)
+  directory = checkpoint(tmp_path / 'run', **dense)
+  (directory / 'tokenizer.json').write_text(words.read_text())
   config = eat(load, f'teacher={directory},model=student')
   assert (config.model.depth, config.model.width) == (3, 384)
   assert config.warm_start.renames[4] == '^block_4/->block_2/'
   config = eat(load, f'teacher={directory}')
   assert (config.model.prune_layers, config.model.exit_layers) == ((2, 4), (4,))
-  assert (config.loss.teacher, config.warm_start.skip) == (
-    str(directory), ('^exit_',),
-  )  # fmt: skip
+  assert config.loss.teacher == str(directory)
+  assert config.warm_start.skip == ('^exit_',)
 
 
 def test_a_student_without_a_teacher_has_half_the_layers(load):
@@ -206,11 +199,56 @@ def test_a_student_without_a_teacher_has_half_the_layers(load):
 @pytest.mark.parametrize(
   ('epochs', 'warm', 'annealed'), [(1, 0, 1), (2, 1, 1), (3, 1, 2), (5, 1, 4)]
 )
-def test_pruning_is_annealed_after_the_first_epoch(
-  epochs, warm, annealed, load
-):
-  config = eat(load, f'epochs={epochs}')
-  stages = [config.stages[name] for name in sorted(config.stages)]
-  given = [(stage.epochs, stage.knobs.prune_scale) for stage in stages]
+def test_pruning_is_annealed_after_one_epoch(epochs, warm, annealed, load):
+  stages = eat(load, f'epochs={epochs}').stages
+  given = [
+    (stages[name].epochs, stages[name].knobs.prune_scale)
+    for name in sorted(stages)
+  ]
   expected = [(warm, 0.0), (annealed, ('linear', 0.0, 1.0))]
   assert given == expected[0 if warm else 1 :]
+
+
+def graves(load, task, arguments='', *overrides):
+  return load(f'recurrent_act/graves.py:task={task},{arguments}', *overrides)
+
+
+@pytest.mark.parametrize(
+  ('task', 'cell', 'width', 'batch', 'rule', 'tau'),
+  [
+    # Graves (2016), sections 3.1 to 3.4.
+    ('parity', 'rnn', 128, 128, 'act', 1e-3),
+    ('logic', 'lstm', 128, 16, 'act', 1e-3),
+    ('addition', 'lstm', 512, 32, 'act', 1e-3),
+    ('sort', 'lstm', 512, 16, 'act', 1e-3),
+    ('sparse_parity', 'gru', 64, 32, 'skip', 1e-2),
+  ],
+)
+def test_tasks_of_graves(task, cell, width, batch, rule, tau, load):
+  config = graves(load, task)
+  model = config.model
+  assert (model.cell, model.width, model.rule) == (cell, width, rule)
+  assert (config.batch_size, config.loss.ponder_weight) == (batch, tau)
+  source = builder.build_source(config.dataset, 'train')
+  assert model.num_targets == source.num_targets
+  for rule, steps, mu in (('act', 10, 1), ('fixed', 2, 1), ('skip', 10, 5)):
+    model = graves(load, task, f'rule={rule},cell=lstm').model
+    steps = 2 if task == 'sparse_parity' else steps
+    assert (model.max_steps, model.mu, model.cell) == (steps, mu, 'lstm')
+
+
+@pytest.mark.parametrize(
+  ('length', 'digits', 'places'), [(5, 5, 6), (2, 1, 2), (9, 5, 6), (11, 2, 4)]
+)
+def test_places_of_a_sum(length, digits, places, load):
+  sizes = f'dataset.length={length}', f'dataset.digits={digits}'
+  config = graves(load, 'addition', '', *sizes)
+  source = builder.build_source(config.dataset, 'train')
+  assert config.model.num_targets == source.num_targets == places
+
+
+@pytest.mark.parametrize('argument', ['rule=never', 'cell=elman', 'gates=3'])
+def test_an_illegal_argument_is_named(argument, load):
+  name = argument.partition('=')[0]
+  with pytest.raises(command_line.UsageError, match=f'argument .?{name}'):
+    graves(load, 'parity', argument)

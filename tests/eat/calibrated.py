@@ -1,18 +1,19 @@
-"""A run of a small EAT with a real calibration, and services of it."""
-
-import json
+"""A run of a small EAT with a real calibration, and policies of it."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dataset_lib import builder, tokenizer
 from eat import serving
 from eat.task import FineTune
 from eval_lib import evaluator
 from serve_lib.chain import ServedRun
 from tests.contexts import eval_context
+from tests.eat import small
 
 WORDS = [f'w{number}' for number in range(40)]
+VOCABULARY = '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', *WORDS])
 LENGTH = 16
 SIZES = dict(
   num_classes=2, vocab_size=44, max_positions=LENGTH, window=0,
@@ -21,9 +22,9 @@ SIZES = dict(
 
 
 def write_data(directory):
-  """A vocabulary and SST-2 of random words; returns `config.dataset`."""
+  """Writes SST-2 of random words; returns `config.dataset`."""
   vocabulary = directory / 'vocab.txt'
-  vocabulary.write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', *WORDS]))
+  vocabulary.write_text(VOCABULARY)
   rng = np.random.default_rng(0)
   for name, count in (('train', 200), ('dev', 150)):
     rows = [
@@ -38,23 +39,26 @@ def write_data(directory):
   )  # fmt: skip
 
 
-def outputs(model):
-  def call(variables, batch):
+def make(directory):
+  """(directory, task, variables) of a run with a calibration."""
+  dataset = write_data(directory)
+  tokenizer.load(dataset['tokenizer']).save(directory / 'tokenizer.json')
+  model, variables = small.build(**SIZES)
+
+  @jax.jit
+  def outputs(variables, batch):
     inputs = (batch[name] for name in ('tokens', 'token_types', 'length'))
     _, out = model.apply(variables, *inputs)
     return {'logits': jnp.swapaxes(out['exits'], 0, 1)}
 
-  return jax.jit(call)
-
-
-def calibrate(directory, dataset, model, variables, **entry):
-  """Writes calibration.json as `launch.evaluate` does."""
-  context = eval_context(dataset, outputs(model), 50, directory)
+  context = eval_context(dataset, outputs, 50, directory)
   entry = dict(
     type='calibration', split='validation', calibration_split='train',
-    layers=model.heads(), threshold=0.55, **entry,
+    layers=model.heads(), threshold=0.55, epsilon=0.2, delta=0.1,
   )  # fmt: skip
   evaluator.build('calibration', entry, context).run(variables)
+  info = builder.build_source(dataset, 'train').info
+  return directory, task_of(model, info, dataset), variables
 
 
 def task_of(model, info, dataset):
@@ -74,12 +78,3 @@ def build(run, options=None, lengths=None, **rest):
   directory, task, variables = run
   context = ServedRun(str(directory), lengths=lengths, **rest)
   return task.serve(variables, options or {}, context)
-
-
-def change(directory, **fields):
-  """Replaces fields of calibration.json; None removes one."""
-  path = directory / 'calibration.json'
-  report = json.loads(path.read_text()) | fields
-  kept = {key: value for key, value in report.items() if value is not None}
-  path.write_text(json.dumps(kept))
-  return report

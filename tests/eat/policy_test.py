@@ -1,16 +1,51 @@
 """Policy of EAT: inputs, thresholds, labels, exit reasons."""
 
+import concurrent.futures
 import math
+import types
 
 import numpy as np
 import pytest
 
-from eat import exits
+from dataset_lib import tokenizer
 from eat.exits import Rule
-from serve_lib.chain import InputError
-from serve_lib.drift import Calibration, DriftCheck
-from serve_lib.monitor import Monitor
-from tests.eat.policies import CLASSES, SURE, UNSURE, a_row, decide, make
+from eat.policy import EatPolicy, Options
+from eat.serving import EatChain
+from serve_lib.chain import InputError, Row
+from serve_lib.items import TextReader
+from tests.eat import small
+from tests.eat.calibrated import VOCABULARY
+
+CLASSES = ('no', 'maybe', 'yes')
+SURE, UNSURE = [9.0, 0.0, 0.0], [0.1, 0.0, 0.0]
+
+
+@pytest.fixture(scope='module')
+def words(tmp_path_factory):
+  path = tmp_path_factory.mktemp('words') / 'vocab.txt'
+  path.write_text(VOCABULARY)
+  return tokenizer.load(path)
+
+
+def make(words, classes=CLASSES, num_texts=None, options=None, **fields):
+  model, variables = small.build(num_classes=max(len(classes), 1))
+  reader = TextReader(words, 16, 100, num_texts)
+  options = Options(**options or {})
+  chain = EatChain(model, variables)
+  return EatPolicy(chain, reader, classes, (16,), options=options, **fields)
+
+
+def a_row(policy, item, logits):
+  """A row that has passed as many heads as there are logits."""
+  row = Row(policy.encode(item), 16, concurrent.futures.Future(), 0.0, 0.0)
+  row.outputs = [
+    {'logits': np.array(one, np.float32), 'kept': np.int32(3)} for one in logits
+  ]
+  return row
+
+
+def decide(policy, rows):
+  return policy.decide(len(rows[0].outputs) - 1, rows, {}).tolist()
 
 
 def test_a_text_a_pair_and_a_mapping(words):
@@ -77,9 +112,7 @@ def test_long_texts_and_typed_separators(words):
     (Rule('entropy', tau=0.01), 1.09, [1.0, 0.5, 0.0], [False, True]),
   ],
 )
-def test_rows_leave_by_their_own_source(
-  words, rule, threshold, logits, expected
-):
+def test_rows_leave_by_their_source(words, rule, threshold, logits, expected):
   policy = make(words, rule=rule, options={'thresholds': {'forum': threshold}})
   items = [{'text': 'w0', 'source': source} for source in ('', 'forum')]
   rows = [a_row(policy, item, [logits]) for item in items]
@@ -103,29 +136,15 @@ def test_temperature_is_applied_before_the_threshold(words):
   assert decide(policy, [a_row(policy, 'w0', [SURE, SURE])]) == [True]
 
 
-def test_suspicious_sources_keep_their_tokens(words):
-  policy = make(
-    words, options={'minimum_retention': {'forum': 0.9, 'news': 0.1}}
-  )
-  variants = [
-    policy.encode({'text': 'w0 w1 w2 w3 w4 w5', 'source': s}).variant
-    for s in ('forum', 'news', '')
-  ]
-  assert variants == ['full', 'pruned', 'pruned']
-
-
 def test_the_answer_names_depth_label_and_reason(words):
   policy = make(words)
   early = a_row(policy, 'w0 w1 w2 w3', [SURE])
   decide(policy, [early])
   answer = policy.answer(early)
-  assert (answer.label, answer.depth, answer.exit_reason) == (
-    'no', 1, 'confidence',
-  )  # fmt: skip
-  assert answer.retention == 3 / 6
-  np.testing.assert_allclose(
-    answer.probabilities['no'], np.exp(9) / (np.exp(9) + 2), rtol=1e-6
-  )
+  assert (answer.label, answer.depth) == ('no', 1)
+  assert (answer.exit_reason, answer.retention) == ('confidence', 3 / 6)
+  share = np.exp(9) / (np.exp(9) + 2)
+  np.testing.assert_allclose(answer.probabilities['no'], share, rtol=1e-6)
   late = policy.answer(a_row(policy, 'w0', [UNSURE, UNSURE, UNSURE]))
   assert (late.depth, late.exit_reason) == (4, 'last layer')
 
@@ -148,63 +167,25 @@ def test_a_regression_answers_a_number(words, rule):
   assert answer.exit_reason == 'tolerance'
   last = policy.answer(a_row(policy, 'w0', [[1.0], [2.0], [3.0]]))
   assert last.exit_reason == 'last layer'
-  assert policy.monitor.snapshot()['reasons'] == {
-    'tolerance': 1,
-    'last layer': 1,
-  }
+  reasons = policy.monitor.snapshot()['reasons']
+  assert reasons == {'tolerance': 1, 'last layer': 1}
 
 
-# -- drift
-
-
-def test_drift_sends_everything_to_full_depth_and_ends(words):
-  draw = np.random.default_rng(0)
-
-  def sure():
-    return [draw.uniform(3.0, 9.0), 0.0, 0.0]
-
-  confidences = [
-    float(exits.softmax(np.array(sure(), np.float32)).max()) for _ in range(500)
-  ]
-  normal = Calibration(np.array(confidences), 0.9)
-  drift = DriftCheck(normal, window=50, every=10, confirm=1, recover=1)
-  policy = make(words, monitor=Monitor(drift=drift))
-
-  def serve(logits, count):
-    reasons = []
-    for _ in range(count):
-      row = a_row(policy, 'w0', [logits()])
-      if not decide(policy, [row])[0]:
-        row.outputs = row.outputs * 3
-      reasons.append(policy.answer(row).exit_reason)
-    return reasons
-
-  assert set(serve(sure, 100)) == {'confidence'}
-  serve(lambda: [3.2, 0.0, 0.0], 100)  # confident, but not as before
-  assert policy.monitor.full_depth
-  before = policy.monitor.snapshot()['depth']
-  assert serve(sure, 1) == ['full depth']
-  # What ran is counted, not what the rule would have asked for.
-  after = policy.monitor.snapshot()['depth']
-  assert after == before | {4: before.get(4, 0) + 1}
-  serve(sure, 200)
-  assert not policy.monitor.full_depth
-  assert serve(sure, 1) == ['confidence']
-
-
-def test_rows_that_keep_all_tokens_are_not_compared_with_those_that_do_not(
-  words,
-):
-  drift = DriftCheck(
-    Calibration(np.linspace(0.5, 1.0, 50), 0.9), window=20, every=1
-  )
-  policy = make(
-    words,
-    monitor=Monitor(drift=drift),
-    options={'minimum_retention': {'forum': 1.0}},
-  )
-  for source in ('forum', ''):
-    item = {'text': 'w0 w1 w2 w3 w4 w5', 'source': source}
-    for share in np.linspace(0.0, 8.0, 40):
-      policy.answer(a_row(policy, item, [[share, 0.0, 0.0]] * 3))
-    assert (drift.report()['tests'] > 0) == (source == '')
+def test_during_drift_rows_run_to_full_depth(words):
+  compared = []
+  drift = types.SimpleNamespace(drifted=True, add=compared.append)
+  policy = make(words, options={'minimum_retention': {'forum': 1.0}})
+  policy.monitor.drift = drift
+  row = a_row(policy, 'w0', [SURE])
+  assert decide(policy, [row]) == [False]
+  row.outputs = row.outputs * 3
+  assert policy.answer(row).exit_reason == 'full depth'
+  # The depth that ran is counted, not that of the rule.
+  assert policy.monitor.snapshot()['depth'] == {4: 1}
+  assert len(compared) == 1
+  # A row that keeps all tokens is not compared with those that do not.
+  kept = {'text': 'w0 w1 w2 w3 w4 w5', 'source': 'forum'}
+  policy.answer(a_row(policy, kept, [SURE] * 3))
+  assert len(compared) == 1
+  drift.drifted = False
+  assert decide(policy, [a_row(policy, 'w0', [SURE])]) == [True]

@@ -1,4 +1,4 @@
-"""Pruning of random tokens, jitted, and what a plain loop keeps of them."""
+"""Pruning of random tokens, jitted, and the same by sorting."""
 
 import functools
 import math
@@ -11,15 +11,14 @@ from eat import pruning
 from eat.pruning import Tokens
 
 
-def exact_count(length, ratio, min_tokens=1):
+def exact_count(length, ratio):
   """`1 + ceil((1 - p) (t - 1))` in rational numbers."""
-  count = 1 + math.ceil((1 - ratio) * (length - 1))
-  return min(max(count, min_tokens), length)
+  return min(1 + math.ceil((1 - ratio) * (length - 1)), length)
 
 
-def kept_places(scores, length, ratio, min_tokens=1):
-  """What Algorithm 1 keeps of one row, by sorting."""
-  count = exact_count(length, ratio, min_tokens)
+def kept_places(scores, length, ratio):
+  """Places of one row that Algorithm 1 keeps, by sorting."""
+  count = exact_count(length, ratio)
   order = sorted(range(1, length), key=lambda place: (-scores[place], place))
   return [0, *sorted(order[: count - 1])]
 
@@ -33,19 +32,15 @@ def start(x, length):
   )
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5))
-def _prune(tokens, scores, ratio, size, min_tokens, merge):
-  return pruning.prune(
-    tokens, scores, ratio, size, min_tokens=min_tokens, merge=merge
-  )
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _prune(tokens, scores, ratio, size, merge):
+  placed = jnp.take_along_axis(scores, tokens.positions, axis=1)
+  return pruning.prune(tokens, placed, ratio, size, merge=merge)
 
 
-def prune(tokens, scores, ratio, size, min_tokens=1, merge=False):
+def prune(tokens, scores, ratio, size, merge=False):
   """Jitted, to NumPy, of scores `[B, L]` by original place."""
-  places = np.asarray(tokens.positions)
-  placed = jnp.asarray(np.take_along_axis(scores, places, axis=1))
-  ratio = jnp.float32(ratio)
-  got = _prune(tokens, placed, ratio, size, min_tokens, merge)
+  got = _prune(tokens, scores, jnp.float32(ratio), size, merge)
   return jax.tree.map(np.asarray, got)
 
 

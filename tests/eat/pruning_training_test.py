@@ -1,13 +1,13 @@
-"""Pruning in training: gradients, restored tokens, scores, many devices."""
+"""Pruning in training: gradients, merging, restored tokens, many devices."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from eat import pruning
+from tests.contexts import rows_on
 from tests.eat.pruned import case, prune, start
 
 
@@ -66,17 +66,14 @@ def test_gradient_of_restore_reaches_tokens_and_the_rest():
     restored = pruning.restore(full, tokens._replace(x=states))
     return (restored * jnp.asarray(x)).sum()
 
-  by_full, by_states = jax.tree.map(
-    np.asarray, jax.jit(jax.grad(total, (0, 1)))(jnp.asarray(x), tokens.x)
-  )
-  for row in range(2):
-    count = int(tokens.length[row])
-    places = np.asarray(tokens.positions[row, :count])
-    np.testing.assert_array_equal(by_states[row, :count], x[row, places])
-    np.testing.assert_array_equal(by_states[row, count:], 0.0)
-    np.testing.assert_array_equal(by_full[row, places], 0.0)
-    rest = np.setdiff1d(np.arange(6), places)
-    np.testing.assert_array_equal(by_full[row, rest], x[row, rest])
+  by_full, by_states = jax.jit(jax.grad(total, (0, 1)))(x, tokens.x)
+  want_full, want_states = x.copy(), np.zeros_like(tokens.x)
+  for row, count in enumerate(tokens.length):
+    places = tokens.positions[row, :count]
+    want_states[row, :count] = x[row, places]
+    want_full[row, places] = 0.0
+  np.testing.assert_array_equal(by_states, want_states)
+  np.testing.assert_array_equal(by_full, want_full)
 
 
 def test_norm_scores():
@@ -118,25 +115,80 @@ def test_learned_scores_train_through_gates_of_one(dtype):
 
 @pytest.mark.parametrize('merge', [False, True])
 def test_rows_on_many_devices_do_not_communicate(merge):
-  mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
-  rows = NamedSharding(mesh, PartitionSpec('data'))
   x, scores = case(16, 12, 8, 1000)
-  lengths = np.arange(16) % 12 + 1
 
   def total(x, scores, ratio):
-    tokens = start(x, lengths)
+    tokens = start(x, np.arange(16) % 12 + 1)
     got = pruning.prune(tokens, scores, ratio, 9, merge=merge)
     return jnp.square(got.x).sum((1, 2)), pruning.restore(x, got)
 
-  def gradient(*args):
-    return jax.grad(lambda *args: total(*args)[0].sum())(*args)
-
-  args = (*jax.device_put((x, scores), rows), jnp.float32(0.4))
+  gradient = jax.grad(lambda *args: total(*args)[0].sum())
+  args = (*rows_on(8)((x, scores)), jnp.float32(0.4))
   for function in (total, gradient):
-    compiled = jax.jit(function).lower(*args).compile()
-    text = compiled.as_text()
+    text = jax.jit(function).lower(*args).compile().as_text()
     for word in ('all-gather', 'all-to-all', 'collective', 'all-reduce('):
       assert word not in text, word
   want = jax.jit(total)(x, scores, jnp.float32(0.4))
   for one, other in zip(jax.jit(total)(*args), want, strict=True):
     np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def merged_by_loop(x, sizes, length, keep):
+  """(states, sizes, kept places) of one row, token by token, in float64."""
+  x = np.asarray(x, np.float64)
+  units = x / np.linalg.norm(x, axis=-1, keepdims=True)
+  kept = np.flatnonzero(keep[:length])
+  hosts = kept[1:] if len(kept) > 1 else kept
+  totals, counts = x * sizes[:, None], np.array(sizes, np.float64)
+  for i in np.setdiff1d(np.arange(length), kept):
+    host = hosts[np.argmax(units[hosts] @ units[i])]
+    totals[host] += sizes[i] * x[i]
+    counts[host] += sizes[i]
+  return totals / counts[:, None], counts, kept
+
+
+def test_merge_equals_a_plain_loop():
+  lengths = [1, 2, 6, 9, 12]
+  x, _ = case(5, 12, 6, 1)
+  generator = np.random.default_rng(1)
+  keep = generator.random((5, 12)) < 0.5
+  keep[:, 0] = True
+  keep[2, 1:] = False  # only [CLS] is kept
+  sizes = generator.integers(1, 5, size=(5, 12)).astype(np.float32)
+  got, got_sizes = jax.tree.map(
+    np.asarray,
+    jax.jit(pruning.merge_removed)(x, sizes, jnp.asarray(lengths), keep),
+  )
+  joined = 0
+  for row, length in enumerate(lengths):
+    want, counts, kept = merged_by_loop(x[row], sizes[row], length, keep[row])
+    np.testing.assert_allclose(got[row, kept], want[kept], atol=1e-5)
+    np.testing.assert_array_equal(got_sizes[row, kept], counts[kept])
+    joined += (counts[kept] > sizes[row, kept]).sum()
+    if len(kept) > 1:
+      np.testing.assert_array_equal(got[row, 0], x[row, 0])
+    for place in set(range(12)) - set(kept):
+      np.testing.assert_array_equal(got[row, place], x[row, place])
+  assert joined >= 6
+  assert float(got_sizes[2, 0]) == sizes[2, :6].sum()
+
+
+def test_repeated_merging_is_the_mean_of_the_originals():
+  x, scores = case(2, 12, 4, 1000)
+  tokens, twin = start(x, [12, 9]), start(x, [12, 9])
+  for size in (7, 4):
+    tokens = prune(tokens, scores, 0.5, size, merge=True)
+    twin = prune(twin, scores, 0.5, 12, merge=True)
+  assert list(tokens.length) == [4, 3]
+  for row, length in enumerate([12, 9]):
+    count = int(tokens.length[row])
+    sizes = np.asarray(tokens.sizes[row, :count])
+    assert sizes[0] == 1
+    assert sizes.sum() == length
+    total = (np.asarray(tokens.x[row, :count]) * sizes[:, None]).sum(0)
+    np.testing.assert_allclose(total, x[row, :length].sum(0), atol=1e-5)
+    # The masked form adds in another order.
+    np.testing.assert_allclose(
+      twin.x[row, :count], tokens.x[row, :count], atol=1e-5
+    )
+    np.testing.assert_array_equal(twin.sizes[row, :count], sizes)

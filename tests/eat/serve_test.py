@@ -14,10 +14,24 @@ from eat.exits import Rule
 from model_lib.bert import BertClassifier
 from serve_lib.chain import InputError
 from serve_lib.engine import Engine
-from tests.eat import small
-from tests.eat.calibrated import LENGTH, SIZES, WORDS, build, change, task_of
+from tests.eat import calibrated, small
+from tests.eat.calibrated import LENGTH, SIZES, WORDS, build, task_of
 
 TEXT = 'w0 w1 w2 w3 w4 w5 w6'
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  return calibrated.make(tmp_path_factory.mktemp('run'))
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+  """The same with a directory that a test may change."""
+  directory, task, variables = finished
+  for name in ('calibration.json', 'tokenizer.json'):
+    (tmp_path / name).write_text((directory / name).read_text())
+  return tmp_path, task, variables
 
 
 def test_the_guaranteed_threshold_of_a_real_file(finished):
@@ -49,6 +63,13 @@ def test_options_describe_a_rule(finished, options, rule):
 
 
 FORUM = {'forum': 0.9}
+
+
+def refused(run, options, field, expected, lengths=None):
+  with pytest.raises(ConfigError) as error:
+    build(run, options, lengths)
+  assert error.value.field == field
+  assert expected in error.value.expected
 
 
 @pytest.mark.parametrize(
@@ -88,23 +109,14 @@ def test_illegal_options_are_refused(finished, options, field, expected):
   refused(finished, options, f'serve.{field}', expected)
 
 
-def refused(run, options, field, expected, lengths=None):
-  with pytest.raises(ConfigError) as error:
-    build(run, options, lengths)
-  assert error.value.field == field
-  assert expected in error.value.expected
-
-
 @pytest.mark.parametrize(
   ('lengths', 'tau', 'expected'),
   [
     ((8, 32), 0.9, 'from 1 to 16, the longest row'),
-    ((4,), 0.9, 'the longest at least 5'),
-    ((0, 16), 0.9, 'from 1 to 16'),
-    ((), 0.9, 'from 1 to 16'),
-    ((8,), 'guaranteed', '16 among them'),
+    ((4,), 0.9, 'the longest at least 5'), ((0, 16), 0.9, 'from 1 to 16'),
+    ((), 0.9, 'from 1 to 16'), ((8,), 'guaranteed', '16 among them'),
   ],
-)
+)  # fmt: skip
 def test_illegal_lengths_are_refused(finished, lengths, tau, expected):
   refused(finished, {'tau': tau}, 'lengths', expected, lengths)
 
@@ -132,16 +144,22 @@ def test_only_reachable_variants_are_compiled(finished):
   chain, policy = build(finished, options)
   assert chain.variants == ('pruned',)
   assert policy.encode({'text': 'w0', 'source': 'forum'}).variant == 'pruned'
-  chain, policy = build(finished, {'minimum_retention': FORUM})
+  options = {'minimum_retention': FORUM | {'news': 0.1}}
+  chain, policy = build(finished, options)
   assert chain.variants == ('pruned', 'full')
+  variants = [
+    policy.encode({'text': TEXT, 'source': source}).variant
+    for source in ('forum', 'news', '')
+  ]
+  assert variants == ['full', 'pruned', 'pruned']
   assert 'served without pruning (forum)' in policy.warnings[0]
 
 
 def test_a_dense_run_is_served_as_one_stage(run):
   directory, task, _ = run
-  skip = ('prune_layers', 'prune_ratios', 'window', 'exit_layers')
-  fields = small.FIELDS | SIZES
-  model = BertClassifier(**{k: fields[k] for k in fields if k not in skip})
+  names = {field.name for field in dataclasses.fields(BertClassifier)}
+  fields = (small.FIELDS | SIZES).items()
+  model = BertClassifier(**{k: v for k, v in fields if k in names})
   row = jnp.ones((1, 8), jnp.int32)
   variables = small.randomised(
     jax.eval_shape(model.init, jax.random.key(0), row, row, jnp.full(1, 8))
@@ -171,9 +189,6 @@ def test_the_run_says_how_texts_are_read(finished):
     policy.encode(('w0', 'w1'))
 
 
-# -- warnings
-
-
 @pytest.mark.parametrize(
   ('changes', 'options', 'lengths', 'warnings'),
   [
@@ -197,8 +212,10 @@ def test_the_run_says_how_texts_are_read(finished):
   ],
 )  # fmt: skip
 def test_warnings(run, changes, options, lengths, warnings):
-  if changes:
-    change(run[0], **changes)
+  path = run[0] / 'calibration.json'
+  report = json.loads(path.read_text()) | changes
+  kept = {key: value for key, value in report.items() if value is not None}
+  path.write_text(json.dumps(kept))
   _, policy = build(run, options, lengths)
   assert len(policy.warnings) == len(warnings)
   for found, expected in zip(policy.warnings, warnings, strict=True):
@@ -217,22 +234,15 @@ def test_warnings_without_a_calibration(run):
   assert 'a regression with patience=2 needs 2 heads, and 1 are' in early
 
 
-# -- calibration.json
-
-
-@pytest.mark.parametrize(
-  'options',
-  [
-    {'tau': 0.55},
-    {'rule': 'never'},
-  ],
-)
+@pytest.mark.parametrize('options', [{'tau': 0.55}, {'rule': 'never'}])
 def test_drift_is_checked_with_every_rule(finished, options):
   report = json.loads((finished[0] / 'calibration.json').read_text())
   turns = []
-  _, policy = build(
-    finished, options, on_drift=lambda *turn: turns.append(turn)
-  )
+
+  def on_drift(drifted, report):
+    turns.append(drifted)
+
+  _, policy = build(finished, options, on_drift=on_drift)
   check = policy.monitor.drift
   assert check.calibration.threshold == report['drift']['threshold'] == 0.55
   for confidence in 3 * report['drift']['confidences']:
@@ -241,7 +251,7 @@ def test_drift_is_checked_with_every_rule(finished, options):
   assert check.report()['tests'] > 0
   for _ in range(1000):
     policy.monitor.record_exit(3, 'confidence', 1.0)
-  assert [drifted for drifted, _ in turns] == [True]
+  assert turns == [True]
   assert policy.monitor.full_depth
 
 
@@ -274,17 +284,13 @@ def test_a_calibration_of_other_parameters_is_refused(finished):
 @pytest.mark.parametrize(
   'text',
   [
-    '{',
-    '[]',
-    '{"drift": {"confidences": []}}',
+    '{', '[]', '{"drift": {"confidences": []}}', '{"drift": 3}',
     '{"drift": {"confidences": [], "threshold": 0.9}}',
     '{"drift": {"confidences": [0.5], "threshold": "x"}}',
-    '{"drift": 3}',
-    '{"temperatures": [1.0, 2.0, 3.0]}',
-    '{"temperatures": [1.0, -2.0]}',
+    '{"temperatures": [1.0, 2.0, 3.0]}', '{"temperatures": [1.0, -2.0]}',
     '{"temperatures": 1.0}',
   ],
-)
+)  # fmt: skip
 def test_a_damaged_calibration_is_a_readable_error(run, text):
   (run[0] / 'calibration.json').write_text(text)
   with pytest.raises(ConfigError, match=r'calibration\.json'):

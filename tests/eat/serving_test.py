@@ -1,18 +1,11 @@
-"""The gathered form and the engine give what the masked form gives."""
-
-import os
-import subprocess
-import sys
+"""The gathered form gives what the masked form gives."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eat import exits, serving, window_attention
-from eat.exits import Rule
-from serve_lib.chain import Encoded
-from serve_lib.engine import Engine
+from eat import serving, window_attention
 from tests.eat import small
 
 LENGTHS = (16, 24)
@@ -38,11 +31,13 @@ def chain_logits(chain, variant, texts, length):
   ('changes', 'variant'),
   [
     ({}, 'pruned'),
+    (dict(merge=True), 'pruned'),
     pytest.param({}, 'full', marks=pytest.mark.slow),
     *(
       pytest.param(changes, 'pruned', marks=pytest.mark.nightly)
       for changes in (
         dict(prune_scores='learned', merge=True),
+        dict(prune_scores='attention', merge=True),
         dict(prune_scores='attention', window=0),
         dict(prune_layers=(2, 3), exit_layers=(1, 2, 3, 4), min_tokens=4),
         dict(exit_layers=()),
@@ -66,47 +61,9 @@ def test_gathered_form_equals_masked_form(changes, variant):
     np.testing.assert_array_equal(kept, want)
 
 
-def test_shapes_really_shrink():
-  model, variables = small.build(window=0)
-  chain = serving.EatChain(model, variables)
-  assert chain.sizes('pruned', 24) == (18, 13)
-  tokens = serving.Tokens(
-    np.zeros((2, 18, 16), np.float32),
-    np.ones(2, np.int32),
-    np.zeros((2, 18), np.int32),
-  )
-  keys = values = np.zeros((2, 2, 18, 8), np.float32)
-  stage = jax.jit(chain.stage(2, 'pruned', 24))
-  text = stage.lower(chain.variables, (tokens, (keys, values))).as_text()
-  assert 'tensor<2x13x16xf32>' in text
-
-
-class RulePolicy:
-  """Exits by a rule; the answer is (head, logits)."""
-
-  def __init__(self, rule):
-    self.rule = rule
-
-  def encode(self, item):
-    return Encoded(inputs_of(item), len(item), 'pruned')
-
-  def decide(self, stage, rows, outputs):
-    logits = [
-      np.stack([row.outputs[head]['logits'] for row in rows])
-      for head in range(stage + 1)
-    ]
-    return exits.should_exit(self.rule, np.stack(logits))
-
-  def answer(self, row):
-    return len(row.outputs) - 1, row.outputs[-1]['logits']
-
-
-def compare_at_real_size():
-  """Compares masked, gathered and engine, alone and in batches.
-
-  Window attention is in blocks at 256, and masked densely at 64.
-  """
-  assert '--xla_backend_optimization_level=3' in os.environ['XLA_FLAGS']
+@pytest.mark.nightly
+def test_the_forms_agree_at_a_real_size():
+  # Window attention is in blocks at 256, and masked densely at 64.
   model, variables = small.build(
     width=384, depth=4, mlp_dim=768, num_heads=12, max_positions=256,
     prune_layers=(1, 3), exit_layers=(3,), window=32,
@@ -130,33 +87,8 @@ def compare_at_real_size():
   assert (kept < [len(text) for text in texts]).all()  # pruned
   for index, text in enumerate(texts):
     length = 64 if len(text) <= 64 else 256
+    want = masked[:, index : index + 1]
     _, alone = apply(variables, *small.batch([text], length))
-    np.testing.assert_allclose(
-      alone['exits'][:, 0], masked[:, index], atol=1e-4
-    )
-  tau = float(np.median(exits.probabilities(masked, [1.0] * 2)[0].max(-1)))
-  rule = Rule('confidence', tau=tau)
-  heads = exits.first_exit(rule, masked)
-  assert set(heads.tolist()) == {0, 1}
-  with Engine(chain, RulePolicy(rule), (64, 256), (1, 4)) as engine:
-    alone = [engine.predict([text])[0] for text in texts]
-    for answers in (engine.predict(texts), alone):
-      for index, (head, logits) in enumerate(answers):
-        assert head == heads[index]
-        np.testing.assert_allclose(logits, masked[head, index], atol=1e-4)
-
-
-@pytest.mark.nightly
-def test_the_forms_agree_at_a_real_size_and_optimised(repository):
-  """The suite compiles at level 0, and its model is 16 wide."""
-  flags = '--xla_backend_optimization_level=3'
-  program = 'from tests.eat import serving_test as t; t.compare_at_real_size()'
-  done = subprocess.run(
-    [sys.executable, '-c', program],
-    cwd=repository,
-    env=os.environ | {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'},
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 0, done.stderr[-3000:]
+    np.testing.assert_allclose(alone['exits'], want, atol=1e-4)
+    alone, _ = chain_logits(chain, 'pruned', [text], length)
+    np.testing.assert_allclose(alone, want, atol=1e-4)

@@ -11,18 +11,10 @@ from eat.model import EatClassifier
 from train_lib.sharding import unbox
 
 FIELDS = dict(
-  num_classes=3,
-  width=16,
-  depth=4,
-  mlp_dim=32,
-  num_heads=2,
-  vocab_size=50,
-  max_positions=64,
-  prune_layers=(1, 3),
-  prune_ratios=(0.3, 0.3),
-  window=8,
+  num_classes=3, width=16, depth=4, mlp_dim=32, num_heads=2, vocab_size=50,
+  max_positions=64, prune_layers=(1, 3), prune_ratios=(0.3, 0.3), window=8,
   exit_layers=(1, 3),
-)
+)  # fmt: skip
 
 
 @functools.cache
@@ -39,13 +31,13 @@ def build(**changes):
   return model, randomised(abstract)
 
 
-def randomised(variables, seed=0):
+def randomised(variables, seed=0, scale=0.3):
   rng = np.random.default_rng(seed)
 
   def leaf(path, value):
     noise = rng.standard_normal(value.shape).astype(np.float32)
     around = 1.0 if 'scale' in jax.tree_util.keystr(path) else 0.0
-    return jnp.asarray(around + 0.3 * noise)
+    return jnp.asarray(around + scale * noise)
 
   return jax.tree_util.tree_map_with_path(leaf, unbox(variables))
 

@@ -1,4 +1,4 @@
-"""The joint loss of EAT against NumPy; distillation; a run from end to end."""
+"""The joint loss of EAT against NumPy; distillation; teachers."""
 
 import dataclasses
 
@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from configs.eat import glue
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
-from eat.model import EatClassifier
 from eat.task import FineTune, check_tokenizer
 from tests.eat import small
 from tests.eat.small import info
@@ -33,18 +31,20 @@ def config(**loss):
   }  # fmt: skip
 
 
-def a_batch(num_classes=3, rows=8):
-  tokens, types, lengths = small.batch(small.rows(rows), 20)
-  rng = np.random.default_rng(0)
-  label = rng.integers(0, max(num_classes, 2), rows)
-  return {
+def case(num_classes=3, **loss):
+  """(task, batch with two rows of padding, parameters)."""
+  tokens, types, lengths = small.batch(small.rows(8), 20)
+  label = np.random.default_rng(0).integers(0, max(num_classes, 2), 8)
+  batch = {
     'tokens': tokens,
     'token_types': types,
     'length': lengths,
     'label': jnp.asarray(label, 'int32' if num_classes > 1 else 'float32'),
-    'mask': jnp.asarray([1.0] * (rows - 2) + [0.0] * 2, jnp.float32),
-    'index': jnp.arange(rows, dtype=jnp.int32),
+    'mask': jnp.asarray([1.0] * 6 + [0.0] * 2, jnp.float32),
+    'index': jnp.arange(8, dtype=jnp.int32),
   }
+  params = small.build(num_classes=num_classes)[1]['params']
+  return FineTune(config(**loss), info(num_classes)), batch, params
 
 
 def loss_of(task, params, batch, knobs=None, frozen=None):
@@ -55,25 +55,18 @@ def loss_of(task, params, batch, knobs=None, frozen=None):
   return jax.jit(loss)(params, batch, knobs or {}, frozen or {})
 
 
-def out_of(task, params, batch):
-  return jax.jit(lambda p, b: task.apply(p, {}, b))(params, batch)
-
-
-def params_of(num_classes=3):
-  return small.build(num_classes=num_classes)[1]['params']
+def logits_of(task, params, batch):
+  """Those of all heads `[E, B, O]` in float64."""
+  _, out = jax.jit(lambda p, b: task.apply(p, {}, b))(params, batch)
+  return np.asarray(out['exits'], np.float64)
 
 
 def test_joint_loss_is_the_weighted_sum_over_heads():
-  task = FineTune(config(), info())
-  batch, params = a_batch(), params_of()
+  task, batch, params = case()
   loss, (metrics, _) = loss_of(task, params, batch)
-  _, out = out_of(task, params, batch)
-  exits = np.asarray(out['exits'], np.float64)
-  label = np.asarray(batch['label'])
-  expected = 0.0
-  for weight, logits in zip(WEIGHTS, exits, strict=True):
-    rows = -log_softmax(logits, -1)[np.arange(8), label]
-    expected += weight * rows[:6].mean()
+  exits, label = logits_of(task, params, batch), np.asarray(batch['label'])
+  rows = -log_softmax(exits, -1)[:, np.arange(8), label]
+  expected = np.array(WEIGHTS) @ rows[:, :6].mean(1)
   np.testing.assert_allclose(loss, expected, rtol=1e-5)
   correct = (exits[0].argmax(-1) == label)[:6].mean()
   np.testing.assert_allclose(metrics['accuracy_exit_1'].compute(), correct)
@@ -82,17 +75,24 @@ def test_joint_loss_is_the_weighted_sum_over_heads():
   np.testing.assert_array_equal(loss_of(task, params, other)[0], loss)
 
 
+def test_regression_is_a_squared_error():
+  task, batch, params = case(1)
+  loss, (metrics, _) = loss_of(task, params, batch)
+  errors = logits_of(task, params, batch)[..., 0] - np.asarray(batch['label'])
+  expected = np.array(WEIGHTS) @ np.square(errors)[:, :6].mean(1)
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+  assert 'accuracy' not in metrics
+
+
 @pytest.mark.nightly
 def test_self_distillation_pulls_exits_to_the_last_head():
-  task = FineTune(config(exit_weights=(0.0, 0.0, 0.0)), info())
-  batch, params = a_batch(), params_of()
-  loss, _ = loss_of(task, params, batch, {'self_distill_weight': 0.7})
-  _, out = out_of(task, params, batch)
-  scaled = log_softmax(np.asarray(out['exits'], np.float64) / 2.0, -1)
+  task, batch, params = case(exit_weights=(0.0, 0.0, 0.0))
+  knobs = {'self_distill_weight': 0.7}
+  loss, _ = loss_of(task, params, batch, knobs)
+  scaled = log_softmax(logits_of(task, params, batch) / 2.0, -1)
   kl = (np.exp(scaled[-1]) * (scaled[-1] - scaled[:-1])).sum(-1).sum(0)
   np.testing.assert_allclose(loss, 0.7 * 4.0 * kl[:6].mean(), rtol=1e-4)
-  grads = jax.grad(lambda p: loss_of(task, p, batch, {
-    'self_distill_weight': 0.7})[0])(params)  # fmt: skip
+  grads = jax.grad(lambda p: loss_of(task, p, batch, knobs)[0])(params)
   # The target is not pulled to the exits.
   assert np.abs(grads['head']['kernel']).max() == 0
   assert np.abs(grads['exit_1']['head']['kernel']).max() > 0
@@ -100,68 +100,17 @@ def test_self_distillation_pulls_exits_to_the_last_head():
 
 @pytest.mark.slow
 def test_distillation_from_a_teacher():
-  task = FineTune(config(exit_weights=(0.0, 0.0, 0.0)), info())
-  task.teacher = FineTune(config(), info())
-  batch, params = a_batch(), params_of()
-  frozen = {'params': small.randomised({'params': params}, 1)['params'],
-            'model_state': {}}  # fmt: skip
+  task, batch, params = case(exit_weights=(0.0, 0.0, 0.0))
+  task.teacher, *_ = case()
+  theirs = small.randomised({'params': params}, 1)['params']
+  frozen = {'params': theirs, 'model_state': {}}
   loss, _ = loss_of(task, params, batch, frozen=frozen)
-  target = log_softmax(
-    np.asarray(out_of(task.teacher, frozen['params'], batch)[0]) / 2.0, -1
+  target, own = (
+    log_softmax(logits_of(one, given, batch)[-1] / 2.0, -1)
+    for one, given in ((task.teacher, theirs), (task, params))
   )
-  own = log_softmax(np.asarray(out_of(task, params, batch)[0]) / 2.0, -1)
   kl = (np.exp(target) * (target - own)).sum(-1)
   np.testing.assert_allclose(loss, 0.5 * 4.0 * kl[:6].mean(), rtol=1e-4)
-
-
-def test_regression_is_a_squared_error():
-  task = FineTune(config(), info(1))
-  batch, params = a_batch(1), params_of(1)
-  loss, (metrics, _) = loss_of(task, params, batch)
-  _, out = out_of(task, params, batch)
-  squares = np.square(
-    np.asarray(out['exits'])[..., 0] - np.asarray(batch['label'])
-  )
-  expected = (np.array(WEIGHTS) * squares[:, :6].mean(1)).sum()
-  np.testing.assert_allclose(loss, expected, rtol=1e-5)
-  assert 'accuracy' not in metrics
-
-
-@pytest.mark.nightly
-def test_outputs_are_by_row():
-  task = FineTune(config(), info())
-  batch, params = a_batch(), params_of()
-  outputs = task.outputs(params, {}, batch)
-  assert outputs['logits'].shape == (8, 3, 3)
-  assert outputs['kept'].shape == (8, 2)
-
-
-def test_a_student_takes_every_second_layer():
-  assert glue.every_second_layer(4) == (
-    '^block_0/->block_0/', '^block_1/->dropped_1/',
-    '^block_2/->block_1/', '^block_3/->dropped_3/',
-  )  # fmt: skip
-
-
-@pytest.mark.parametrize('depth', range(1, 26))
-@pytest.mark.parametrize(('task', 'count'), [('sst2', 1), ('stsb', 2)])
-def test_layers_are_placed_where_the_model_has_them(
-  depth, task, count, tmp_path
-):
-  (tmp_path / 'config.json').write_text(f'{{"depth": {depth}}}')
-  page = glue.get_config(f'task={task},pretrained={tmp_path}').model
-  exits, prunes = page.exit_layers, page.prune_layers
-  fields = small.FIELDS | dict(
-    depth=depth, exit_layers=exits, prune_layers=prunes,
-    prune_ratios=(0.3,) * len(prunes),
-  )  # fmt: skip
-  model = EatClassifier(**fields)
-  # None at the last layer, which has a head anyway; one as soon as it fits.
-  assert model.heads() == (*exits, depth)
-  assert bool(exits) == bool(prunes) == (depth > 1)
-  if depth > 4:
-    assert exits == (3, 4)[2 - count :]
-    assert prunes == (2, 4)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +129,7 @@ def test_illegal_fields_are_named(part, field, value):
 
 
 WORDS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', 'a', 'b', '##b')
+OTHER_ORDER = (*WORDS[:4], 'b', 'a', '##b')
 
 
 def vocabulary(path, words=WORDS, **options):
@@ -202,30 +152,26 @@ def run_of(path, source):
 def test_a_teacher_reads_the_ids_that_it_learned(tmp_path):
   own = vocabulary(tmp_path / 'own')
   same = run_of(tmp_path / 'same', vocabulary(tmp_path / 'copy'))
-  check_tokenizer(same, own)
-  check_tokenizer(same, f'{same}/tokenizer.json')
-  check_tokenizer(same, '')
+  for source in (own, f'{same}/tokenizer.json', ''):
+    check_tokenizer(same, source)
   others = {
-    'order': dict(words=(*WORDS[:4], 'b', 'a', '##b')),
+    'order': dict(words=OTHER_ORDER),
     'longer': dict(words=(*WORDS, 'c')),
     'case': dict(do_lower_case=False),
   }
   for name, changes in others.items():
-    other = run_of(
-      tmp_path / name, vocabulary(tmp_path / f'{name}_own', **changes)
-    )
+    words = vocabulary(tmp_path / f'{name}_own', **changes)
     with pytest.raises(ConfigError, match=r'loss\.teacher: expected a run'):
-      check_tokenizer(other, own)
+      check_tokenizer(run_of(tmp_path / name, words), own)
   (tmp_path / 'case' / 'tokenizer.json').unlink()
   with pytest.raises(ConfigError, match=r'loss\.teacher.*no tokenizer'):
     check_tokenizer(str(tmp_path / 'case'), own)
 
 
 def test_a_foreign_teacher_is_refused_before_training(tmp_path):
-  other = vocabulary(tmp_path / 'other', (*WORDS[:4], 'b', 'a', '##b'))
+  other = vocabulary(tmp_path / 'other', OTHER_ORDER)
   given = config(teacher=run_of(tmp_path / 'run', other))
   given |= {'dataset': {'tokenizer': vocabulary(tmp_path / 'own')}}
-  # From the command line, and by whoever builds the task otherwise.
   resolved = ml_collections.ConfigDict(
     given | {'warm_start': {'workdir': ''}, 'evals': {}}
   )
@@ -239,12 +185,10 @@ def test_a_foreign_teacher_is_refused_before_training(tmp_path):
   ('theirs', 'message'),
   [
     (info(2), 'expected a run with the 3 classes'),
-    (
-      dataclasses.replace(info(), class_names=('x', 'y', 'z')),
-      'expected a run with the classes of the data set, a, b, c',
-    ),
+    (dataclasses.replace(info(), class_names=('x', 'y', 'z')),
+     'expected a run with the classes of the data set, a, b, c'),
   ],
-)
+)  # fmt: skip
 def test_a_teacher_has_the_classes_of_the_data(theirs, message, monkeypatch):
   given = config(teacher='there') | {'dataset': {}}
   monkeypatch.setattr(loading, 'load_config', lambda *_, **__: given)

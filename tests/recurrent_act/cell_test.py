@@ -18,26 +18,22 @@ def once(score, carried=0.0, state=0.0, valid=VALID, **options):
   def step(state, inputs):
     return state + 1.0, jnp.broadcast_to(score, state.shape[:1])
 
-  return ponder_input(
-    step,
-    jnp.full((1, 1), state),
-    jnp.broadcast_to(jnp.asarray(carried, jnp.float32), (1,)),
-    NO_INPUT,
-    valid,
-    Pondering(**{'max_steps': 10} | options),
-  )
+  carried = jnp.broadcast_to(jnp.asarray(carried, jnp.float32), (1,))
+  options = Pondering(**{'max_steps': 10} | options)
+  state = jnp.full((1, 1), state)
+  return ponder_input(step, state, carried, NO_INPUT, valid, options)
 
 
-def state_of(score, carried=0.0, **options):
-  return once(score, carried, **options)[0][0, 0]
+def state_of(*args, **options):
+  return once(*args, **options)[0][0, 0]
 
 
-def cost_of(score, carried=0.0, **options):
-  return once(score, carried, **options)[2].cost[0]
+def carried_of(*args, **options):
+  return once(*args, **options)[1][0]
 
 
-def carried_of(score, carried=0.0, **options):
-  return once(score, carried, **options)[1][0]
+def cost_of(*args, **options):
+  return once(*args, **options)[2].cost[0]
 
 
 # (options, score, h^0, s_{t-1}) -> (s_t, N, rho, h^0 of the next input)
@@ -75,15 +71,12 @@ def test_by_hand(options, score, carried, state, want, dynamic):
   np.testing.assert_allclose(rest[0], want[3], atol=1e-6)
 
 
-def test_nothing_happens_without_an_input():
-  for options in (dict(rule='act'), dict(rule='skip', mu=3)):
-    after, rest, spent = once(
-      0.4, 1.7, 5.0, valid=jnp.array([False]), **options
-    )
-    assert float(after[0, 0]) == 5.0
-    assert float(rest[0]) == np.float32(1.7)
-    assert float(spent.cost[0]) == int(spent.steps[0]) == 0
-    assert not spent.skipped[0]
+@pytest.mark.parametrize('options', [dict(rule='act'), dict(rule='skip', mu=3)])
+def test_nothing_happens_without_an_input(options):
+  after, rest, spent = once(0.4, 1.7, 5.0, jnp.array([False]), **options)
+  assert (float(after[0, 0]), float(rest[0])) == (5.0, np.float32(1.7))
+  assert float(spent.cost[0]) == int(spent.steps[0]) == 0
+  assert not spent.skipped[0]
 
 
 ACT, STRAIGHT = dict(rule='act'), dict(rule='straight_through')
@@ -131,14 +124,10 @@ def test_the_flag_is_1_in_the_first_repetition_only():
     # The state counts in binary where the flag was 1; the input is 7.
     return 2.0 * state + inputs[:, 1:] + 0.0 * inputs[:, :1], ONE * 0.4
 
-  options = Pondering('straight_through', 10)
   state, hidden, _ = ponder_sequence(
-    step,
-    jnp.zeros((1, 1)),
-    jnp.full((1, 2, 1), 7.0),
-    jnp.ones((1, 2), bool),
-    options,
-  )
+    step, jnp.zeros((1, 1)), jnp.full((1, 2, 1), 7.0), jnp.ones((1, 2), bool),
+    Pondering('straight_through', 10),
+  )  # fmt: skip
   # 100, then 100 100.
   np.testing.assert_array_equal(hidden[0, :, 0], [4.0, 36.0])
   np.testing.assert_array_equal(state[0, 0], 36.0)
@@ -163,12 +152,9 @@ def test_what_is_carried_lasts_for_several_inputs():
     return state + 1.0, jnp.broadcast_to(0.9, state.shape[:1])
 
   valid = jnp.array([[1, 1, 0, 1, 1, 1, 1, 1]], bool)
+  options = Pondering('skip', 5, mu=4)
   state, hidden, spent = ponder_sequence(
-    step,
-    jnp.zeros((1, 1)),
-    jnp.zeros((1, 8, 1)),
-    valid,
-    Pondering('skip', 5, mu=4),
+    step, jnp.zeros((1, 1)), jnp.zeros((1, 8, 1)), valid, options
   )
   np.testing.assert_array_equal(spent.steps[0], [1, 0, 0, 0, 1, 0, 0, 0])
   np.testing.assert_array_equal(spent.skipped[0], [0, 1, 0, 1, 0, 1, 1, 1])

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dataset_lib import fields
-from dataset_lib.errors import ConfigError
 from recurrent_act import cell
 from recurrent_act.model import RecurrentModel
 from tests.recurrent_act import plain_cells
@@ -20,13 +18,6 @@ INPUTS = np.random.default_rng(0).normal(size=(B, T, E)).astype(np.float32)
 VALID = np.array(
   [[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [0, 1, 0, 1, 1, 0], [1] + [0] * 5]
 )
-CASES = [
-  ('rnn', 'act'),
-  ('lstm', 'act'),
-  ('lstm', 'straight_through'),
-  ('gru', 'skip'),
-  ('rnn', 'fixed'),
-]
 
 
 def model_of(kind='rnn', rule='act', **given):
@@ -65,7 +56,13 @@ def run(kind='rnn', rule='act', inputs=INPUTS, valid=VALID, **fields):
   )
 
 
-@pytest.mark.parametrize(('kind', 'rule'), CASES)
+@pytest.mark.parametrize(
+  ('kind', 'rule'),
+  [
+    ('rnn', 'act'), ('lstm', 'act'), ('lstm', 'straight_through'),
+    ('gru', 'skip'), ('rnn', 'fixed'),
+  ],
+)  # fmt: skip
 def test_equals_plain_loop(kind, rule):
   model, variables = model_of(kind, rule), variables_of(kind, rule)
   logits, out = run(kind, rule)
@@ -111,58 +108,28 @@ def test_what_is_not_valid_changes_nothing(rule):
   np.testing.assert_array_equal(got[1, 3:], np.tile(got[1, 2], (3, 1, 1)))
 
 
-@functools.cache
-def loss_of(kind, rule):
-  """A loss of answers and cost: `(parameters, weights) -> number`, compiled."""
-
-  def loss(params, weights):
-    logits, out = model_of(kind, rule).apply(
-      {'params': params}, jnp.asarray(INPUTS), jnp.asarray(VALID)
-    )
-    return (logits * weights).sum() + 0.3 * out['ponder']['cost'].sum()
-
-  return jax.jit(jax.value_and_grad(loss))
-
-
 @pytest.mark.parametrize('kind', ['rnn', 'lstm'])
 def test_act_gradients_equal_finite_differences(kind):
   params = jax.tree.map(jnp.asarray, variables_of(kind)['params'])
   generator = np.random.default_rng(1)
   weights = generator.normal(size=(B, T, 2, 3)).astype(np.float32)
-  loss = loss_of(kind, 'act')
-  gradient = jax.tree.leaves(loss(params, weights)[1])
-  leaves, structure = jax.tree.flatten(params)
-  direction = [generator.normal(size=x.shape) for x in leaves]
+  direction = jax.tree.map(
+    lambda x: generator.normal(size=x.shape).astype(np.float32), params
+  )
 
+  @jax.jit
   def moved(step):
     # N is constant under the gradient, so it must not change on the way.
-    steps = [np.float32(step) * d.astype(np.float32) for d in direction]
-    new = [x + s for x, s in zip(leaves, steps, strict=True)]
-    return float(loss(structure.unflatten(new), weights)[0])
+    moved = jax.tree.map(lambda x, d: x + step * d, params, direction)
+    logits, out = model_of(kind).apply(
+      {'params': moved}, jnp.asarray(INPUTS), jnp.asarray(VALID)
+    )
+    return (logits * weights).sum() + 0.3 * out['ponder']['cost'].sum()
 
   step = 1e-3
   want = (moved(step) - moved(-step)) / (2 * step)
-  got = sum((g * d).sum() for g, d in zip(gradient, direction, strict=True))
-  np.testing.assert_allclose(got, want, rtol=0.01)
+  np.testing.assert_allclose(jax.grad(moved)(0.0), want, rtol=0.01)
   assert abs(want) > 1.0
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(('kind', 'rule'), CASES)
-def test_every_parameter_is_trained_and_the_cost_trains_the_score(kind, rule):
-  params = jax.tree.map(jnp.asarray, variables_of(kind, rule)['params'])
-  weights = np.ones((B, T, 2, 3), np.float32)
-  gradient = loss_of(kind, rule)(params, weights)[1]
-  for leaf in jax.tree.leaves(gradient):
-    assert np.isfinite(leaf).all()
-    assert np.abs(leaf).max() > 0
-  of_cost = loss_of(kind, rule)(params, 0 * weights)[1]
-  np.testing.assert_array_equal(of_cost['head']['kernel'], 0.0)
-  if rule == 'fixed':
-    assert 'score' not in params['repetition']
-  else:
-    # More score, less cost.
-    assert float(of_cost['repetition']['score']['bias'][0]) < 0
 
 
 def test_two_classes_are_one_sigmoid():
@@ -178,29 +145,11 @@ def test_two_classes_are_one_sigmoid():
   assert float(jnp.abs(logits[..., 1]).max()) > 0.1
 
 
-def test_bfloat16_halts_in_float32():
-  _, out = run('rnn', 'act', dtype=jnp.bfloat16)
-  assert out['ponder']['cost'].dtype == jnp.float32
+def test_bfloat16_is_near_float32():
   want, _ = run('rnn', 'fixed')
   got, _ = run('rnn', 'fixed', dtype=jnp.bfloat16)
   np.testing.assert_allclose(got, want, atol=0.05)
   assert float(jnp.abs(got - want).max()) > 1e-5
-
-
-def test_a_larger_score_needs_the_rule_skip():
-  with pytest.raises(ValueError, match=r'^mu: expected 1'):
-    RecurrentModel(num_classes=2, mu=2, rule='act')
-
-
-@pytest.mark.parametrize(
-  ('field', 'value'),
-  [('cell', 'tanh'), ('rule', 'ponder'), ('max_steps', 0), ('epsilon', 1.0),
-   ('mu', 0), ('width', 0), ('num_targets', 0)],
-)  # fmt: skip
-def test_annotations_declare_the_legal_values(field, value):
-  given = {'num_classes': 2, field: value}
-  with pytest.raises(ConfigError, match=f'^model.{field}: expected'):
-    fields.check(RecurrentModel, given, 'model')
 
 
 @pytest.mark.parametrize('kind', cell.CELLS)

@@ -41,15 +41,7 @@ CELLS = {'rnn': rnn, 'gru': gru, 'lstm': lstm}
 
 
 def weights(rule, scores, carried, limit, epsilon):
-  """(weights of the repetitions, R, h^0 of the next input); one score a time.
-
-  Args:
-    rule: 'act', 'straight_through', 'skip' or 'fixed'.
-    scores: function of n = 1, 2, ... that takes a repetition.
-    carried: h^0.
-    limit: most repetitions.
-    epsilon: of the rule.
-  """
+  """(weights of the repetitions, R, h^0 of the next); `scores(n)` is p^n."""
   if rule == 'skip' and carried >= 1 - epsilon:
     return [], 0.0, carried - 1
   if rule == 'act':
@@ -69,21 +61,9 @@ def weights(rule, scores, carried, limit, epsilon):
 
 
 def ponder(params, model, inputs):
-  """One row of valid inputs `[T, E]`.
-
-  Args:
-    params: of a RecurrentModel.
-    model: it, for its fields.
-    inputs: the sequence.
-
-  Returns:
-    (outputs `[T, O]`, hidden outputs, N, rho) of each input.
-  """
+  """(outputs `[T, O]`, hidden, N, rho) of one row of valid inputs `[T, E]`."""
   p, head = params['repetition'], params['head']
-  rows = 2 if model.cell == 'lstm' else 1
-  state = np.zeros((rows, model.width)).squeeze()
-  if model.cell == 'lstm':
-    state = np.zeros((2, model.width))
+  state = np.zeros((2, model.width) if model.cell == 'lstm' else model.width)
   output, carried, answers = None, 0.0, []
   for x in inputs:
     states, outputs = [], []

@@ -1,11 +1,10 @@
-"""The loss and the metrics of sequences, against NumPy; a step of training."""
+"""The loss and the metrics of sequences, against NumPy."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from scipy.special import log_softmax
 
@@ -14,7 +13,6 @@ from dataset_lib.errors import ConfigError
 from eval_lib import metrics
 from recurrent_act.task import SequenceTask
 from train_lib import sharding
-from train_lib.train_step import init_state, make_train_step
 
 ROWS = 8
 
@@ -24,11 +22,9 @@ def dataset(task='addition', **fields):
   if task == 'addition':
     fields['digits'] = 1
   config = dict(
-    name='recurrent_act.data:Graves',
-    task=task,
-    test_examples=ROWS - 2,
+    name='recurrent_act.data:Graves', task=task, test_examples=ROWS - 2,
     **fields,
-  )
+  )  # fmt: skip
   return builder.build(
     config, split='test', train=False, seed=0, batch_size=ROWS, num_threads=0
   )
@@ -65,14 +61,6 @@ def answers():
   return np.asarray(logits, np.float64), jax.device_get(out['ponder'])
 
 
-def loss_of(task, params, batch, knobs=None):
-  def loss(params, batch, knobs):
-    norm = task.normalizers(batch)
-    return task.loss(params, {}, {}, batch, norm, None, knobs)
-
-  return jax.jit(loss)(params, batch, knobs or {})
-
-
 def test_loss_is_that_of_the_paper_per_step_with_a_target():
   task, batch, params = case()
   logits, ponder = answers()
@@ -88,13 +76,24 @@ def test_loss_is_that_of_the_paper_per_step_with_a_target():
           entropy -= scores[row, t, place, digit]
   # Rows differ in length and some have no target, or it would prove little.
   assert 0 < targets < (ROWS - 2) * 2
-  loss, (got, state) = loss_of(task, params, batch)
+
+  norm = task.normalizers(batch)
+
+  @jax.jit
+  def loss_of(batch, knobs):
+    return task.loss(params, {}, {}, batch, norm, None, knobs)
+
+  loss, (got, state) = loss_of(batch, {})
   np.testing.assert_allclose(loss, (entropy + 0.1 * cost) / targets, rtol=1e-5)
   assert state == {}
   got = metrics.compute(got)
   assert got['cross_entropy'] == pytest.approx(entropy / targets, rel=1e-5)
-  loss, _ = loss_of(task, params, batch, {'ponder_weight': 0.7})
+  loss, _ = loss_of(batch, {'ponder_weight': 0.7})
   np.testing.assert_allclose(loss, (entropy + 0.7 * cost) / targets, rtol=1e-5)
+  # Micro batches add exactly.
+  parts = [{k: v[half::2] for k, v in batch.items()} for half in (0, 1)]
+  total = sum(loss_of(part, {})[0] for part in parts)
+  np.testing.assert_allclose(total, (entropy + 0.1 * cost) / targets, rtol=1e-5)
 
 
 def test_metrics_count_real_inputs_and_targets():
@@ -153,40 +152,6 @@ def test_skipped_inputs_are_told_apart_by_their_kind():
   for name, kind in (('marked', marked), ('unmarked', 1 - marked)):
     want = (skipped * kind).sum() / kind.sum()
     assert got[f'skipped_{name}'] == pytest.approx(want)
-
-
-def train(num_micro=1, mesh=None):
-  task, batch, params = case()
-  optimizer = optax.adam(1e-2)
-  state = jax.eval_shape(lambda: init_state(task, optimizer, 0, 0.0))
-  state = jax.tree.map(
-    lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sharding.unbox(state)
-  ).replace(params=params)
-  step = jax.jit(
-    make_train_step(task, optimizer, optax.constant_schedule(1e-2), num_micro)
-  )
-  if mesh is not None:
-    batch = sharding.put_batch(batch, mesh)
-  losses = []
-  for _ in range(3):
-    state, got = step(state, {}, batch, {})
-    losses.append(got['loss'].compute())
-  return losses, metrics.compute(got), state.params
-
-
-@pytest.mark.nightly
-def test_micro_batches_and_devices_change_nothing():
-  losses, got, params = train()
-  assert losses[2] < losses[0]
-  mesh = sharding.make_mesh(dict(data=2, fsdp=2))
-  with jax.set_mesh(mesh):
-    others, measured, changed = train(2, mesh)
-  np.testing.assert_allclose(others, losses, rtol=1e-5)
-  for name in ('accuracy', 'steps', 'cost'):
-    assert measured[name] == pytest.approx(got[name], rel=1e-5)
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), changed, params
-  )
 
 
 def test_the_number_of_targets_is_that_of_the_data():
