@@ -29,10 +29,9 @@ def take_steps(rule, scores):
 def check_act(rule):
   weights, state = take_steps(rule, [0.25, 0.125, 0.5, 0.5])
   np.testing.assert_array_equal(weights, [0.25, 0.125, 0.625, 0.0])
-  assert int(state.steps[0]) == 3
-  assert float(state.remainder[0]) == 0.625
+  assert (int(state.steps[0]), float(state.remainder[0])) == (3, 0.625)
   # The threshold is reached by equality.
-  weights, state = take_steps(rule, [0.5, 0.25, 0.5])
+  weights, _ = take_steps(rule, [0.5, 0.25, 0.5])
   np.testing.assert_array_equal(weights, [0.5, 0.5, 0.0])
   # At the limit the rest is taken, so that weights sum to 1.
   weights, state = take_steps(rule, [0.125, 0.125])
@@ -77,31 +76,27 @@ def equation_16_as_printed(state, score, is_last, epsilon):
 
 def check_gradient_of_cost(cost):
   def of_scores(scores):
-    _, state = take_steps(halting.advance, scores)
-    return cost(state)[0]
+    return cost(take_steps(halting.advance, scores)[1])[0]
 
   gradient = jax.grad(of_scores)(jnp.array([0.25, 0.25, 0.5, 0.5]))
   np.testing.assert_array_equal(gradient, [-1.0, -1.0, 0.0, 0.0])
 
 
 def cost_without_gradient(state):
-  remainder = jax.lax.stop_gradient(state.remainder)
-  return state.steps.astype(jnp.float32) + remainder
+  return jax.lax.stop_gradient(halting.ponder_cost(state))
 
 
 def check_combine(combine):
-  previous, state = jnp.array([[8.0]]), jnp.array([[4.0]])
-  weight = jnp.array([0.25])
-  assert float(combine('basic', previous, state, weight)[0, 0]) == 7.0
-  assert float(combine('accumulated', previous, state, weight)[0, 0]) == 9.0
+  arrays = jnp.array([[8.0]]), jnp.array([[4.0]]), jnp.array([0.25])
+  assert float(combine('basic', *arrays)[0, 0]) == 7.0
+  assert float(combine('accumulated', *arrays)[0, 0]) == 9.0
 
 
 def wrong_precedence(combination, previous, state, weight):
   """`previous * 1 - w` of a public Universal Transformer."""
-  share = weight[:, None] * state
   if combination == 'accumulated':
-    return previous + share
-  return previous * 1 - weight[:, None] + share
+    return halting.combine(combination, previous, state, weight)
+  return previous * 1 - weight[:, None] + weight[:, None] * state
 
 
 def check_padding(start):
@@ -116,10 +111,9 @@ def padding_ponders(valid):
 
 
 def check_carry_over(carry_over):
-  _, state = take_steps(halting.advance_straight_through, [0.5, 1.5])
-  np.testing.assert_allclose(carry_over(state, EPSILON), [1.0])
-  _, state = take_steps(halting.advance_straight_through, [0.25, 0.25])
-  np.testing.assert_array_equal(carry_over(state, EPSILON), [0.0])
+  for scores, want in (([0.5, 1.5], 1.0), ([0.25, 0.25], 0.0)):
+    _, state = take_steps(halting.advance_straight_through, scores)
+    np.testing.assert_array_equal(carry_over(state, EPSILON), [want])
 
 
 def carry_nothing_over(state, epsilon):

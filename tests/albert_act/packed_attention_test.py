@@ -48,12 +48,6 @@ def test_sizes_go_from_one_for_each_row_to_all_tokens(rows, length):
   assert list(sizes) == sorted(set(sizes))
 
 
-def test_few_tokens_have_sizes_of_their_own():
-  assert compaction.sizes_for(1, 128) == (1, 8, 16, 24, 32, 64, 80, 96, 128)
-  sizes = compaction.sizes_for(8, 128)
-  assert sizes[:7] == (8, 16, 24, 32, 64, 96, 128)
-
-
 @pytest.mark.parametrize(
   ('rows', 'least', 'most', 'expected'),
   [
@@ -127,15 +121,6 @@ def test_packed_tokens_attend_to_all_of_their_row(counts, size, least):
   got = out[0].transpose(1, 0, 2)
   real = running.reshape(-1) if packed.whole else slice(sum(counts))
   np.testing.assert_allclose(got[real], by_token(expected)[real], atol=1e-5)
-
-
-def test_packed_attention_refuses_what_it_does_not_do():
-  packed = Packed.of(jnp.ones((1, 8), bool), 8)
-  heads = jnp.ones((1, 2, 8, 4))
-  attention = PackedAttention(packed, heads, heads, jnp.ones((1, 8), bool), 1)
-  for options in (dict(drop=lambda weights: weights), dict(received=True)):
-    with pytest.raises(ValueError, match='drop, received: expected none'):
-      attention(heads, heads, heads, None, **options)
 
 
 def test_large_scores_do_not_overflow():

@@ -13,7 +13,7 @@ from dataset_lib.errors import ConfigError
 from eval_lib.metrics import compute
 from model_lib import sizes
 from tests.albert_act import small
-from tests.eat.small import info
+from tests.eat.small import info, labelled
 from train_lib import strict_json
 
 TAU = 0.25
@@ -30,16 +30,7 @@ def config(**model):
 
 def a_batch(num_classes=3):
   """Five rows, of which the last two are padding."""
-  tokens, types, length = small.batch((9, 5, 7, 1, 4))
-  label = np.array([1, 0, 2, 1, 0])
-  return {
-    'tokens': tokens,
-    'token_types': types,
-    'length': length,
-    'label': jnp.asarray(label, 'int32' if num_classes > 1 else 'float32'),
-    'mask': jnp.array([1, 1, 1, 0, 0], jnp.float32),
-    'index': jnp.arange(5, dtype=jnp.int32),
-  }
+  return labelled(small.batch((9, 5, 7, 1, 4)), num_classes, 3)
 
 
 @functools.cache

@@ -1,6 +1,5 @@
 """Pruning: exact counts, the tokens of a plain loop, and two equal forms."""
 
-import functools
 from fractions import Fraction
 
 import hypothesis
@@ -91,18 +90,6 @@ def test_ratio_zero_is_the_identity(merge, dtype):
   for name, want in tokens._asdict().items():
     np.testing.assert_array_equal(getattr(got, name), want)
   assert got.x.dtype == dtype
-
-
-@pytest.mark.parametrize('merge', [False, True])
-def test_the_ratio_does_not_recompile(merge):
-  run = jax.jit(functools.partial(pruning.prune, size=7, merge=merge))
-  x, scores = case(3, 7, 5, 4)
-  kept = [
-    int(run(start(x, [7, 7, 7]), jnp.asarray(scores), ratio).length[0])
-    for ratio in jnp.linspace(0, 0.9, 7)
-  ]
-  assert kept == [7, 7, 6, 5, 4, 3, 2]
-  assert run._cache_size() == 1
 
 
 # Bucket and rows of it: together, alone, and together with more padding.

@@ -64,6 +64,17 @@ def batch(texts, length, size=None):
   return jnp.asarray(tokens), jnp.asarray(types), jnp.asarray(lengths)
 
 
+def labelled(inputs, num_classes, real, seed=0):
+  """A batch of (tokens, token_types, length), of which `real` rows count."""
+  rows = len(inputs[2])
+  label = np.random.default_rng(seed).integers(0, max(num_classes, 2), rows)
+  return dict(zip(('tokens', 'token_types', 'length'), inputs, strict=True)) | {
+    'label': jnp.asarray(label, 'int32' if num_classes > 1 else 'float32'),
+    'mask': (jnp.arange(rows) < real).astype(jnp.float32),
+    'index': jnp.arange(rows, dtype=jnp.int32),
+  }
+
+
 def info(num_classes=3, vocab_size=50):
   """The description of rows of up to 20 token ids."""
   is_regression = num_classes == 1

@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
@@ -33,16 +32,7 @@ def config(**loss):
 
 def case(num_classes=3, **loss):
   """(task, batch with two rows of padding, parameters)."""
-  tokens, types, lengths = small.batch(small.rows(8), 20)
-  label = np.random.default_rng(0).integers(0, max(num_classes, 2), 8)
-  batch = {
-    'tokens': tokens,
-    'token_types': types,
-    'length': lengths,
-    'label': jnp.asarray(label, 'int32' if num_classes > 1 else 'float32'),
-    'mask': jnp.asarray([1.0] * 6 + [0.0] * 2, jnp.float32),
-    'index': jnp.arange(8, dtype=jnp.int32),
-  }
+  batch = small.labelled(small.batch(small.rows(8), 20), num_classes, 6)
   params = small.build(num_classes=num_classes)[1]['params']
   return FineTune(config(**loss), info(num_classes)), batch, params
 

@@ -5,14 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from recurrent_act.cell import Pondering, ponder_input, ponder_sequence
-
-ONE = jnp.ones((1,))
-NO_INPUT = jnp.zeros((1, 1))
-VALID = jnp.array([True])
+from recurrent_act.cell import Pondering, ponder_input
 
 
-def once(score, carried=0.0, state=0.0, valid=VALID, **options):
+def once(score, carried=0.0, state=0.0, **options):
   """One input of a cell that adds 1 to its state: s^n = s_{t-1} + n."""
 
   def step(state, inputs):
@@ -20,8 +16,8 @@ def once(score, carried=0.0, state=0.0, valid=VALID, **options):
 
   carried = jnp.broadcast_to(jnp.asarray(carried, jnp.float32), (1,))
   options = Pondering(**{'max_steps': 10} | options)
-  state = jnp.full((1, 1), state)
-  return ponder_input(step, state, carried, NO_INPUT, valid, options)
+  state, inputs = jnp.full((1, 1), state), jnp.zeros((1, 1))
+  return ponder_input(step, state, carried, inputs, jnp.array([True]), options)
 
 
 def state_of(*args, **options):
@@ -71,14 +67,6 @@ def test_by_hand(options, score, carried, state, want, dynamic):
   np.testing.assert_allclose(rest[0], want[3], atol=1e-6)
 
 
-@pytest.mark.parametrize('options', [dict(rule='act'), dict(rule='skip', mu=3)])
-def test_nothing_happens_without_an_input(options):
-  after, rest, spent = once(0.4, 1.7, 5.0, jnp.array([False]), **options)
-  assert (float(after[0, 0]), float(rest[0])) == (5.0, np.float32(1.7))
-  assert float(spent.cost[0]) == int(spent.steps[0]) == 0
-  assert not spent.skipped[0]
-
-
 ACT, STRAIGHT = dict(rule='act'), dict(rule='straight_through')
 SKIP = dict(rule='skip', mu=2, state=5.0)
 TWO = dict(max_steps=2)
@@ -117,46 +105,3 @@ GRADIENTS = [
 def test_gradients_by_hand(function, options, given, argument, want):
   slope = jax.grad(lambda *a: function(*a, **options), argument)(*given)
   assert float(slope) == pytest.approx(want, abs=1e-4)
-
-
-def test_the_flag_is_1_in_the_first_repetition_only():
-  def step(state, inputs):
-    # The state counts in binary where the flag was 1; the input is 7.
-    return 2.0 * state + inputs[:, 1:] + 0.0 * inputs[:, :1], ONE * 0.4
-
-  state, hidden, _ = ponder_sequence(
-    step, jnp.zeros((1, 1)), jnp.full((1, 2, 1), 7.0), jnp.ones((1, 2), bool),
-    Pondering('straight_through', 10),
-  )  # fmt: skip
-  # 100, then 100 100.
-  np.testing.assert_array_equal(hidden[0, :, 0], [4.0, 36.0])
-  np.testing.assert_array_equal(state[0, 0], 36.0)
-
-
-def test_both_arrays_of_a_state_are_combined():
-  def step(state, inputs):
-    cell, hidden = state
-    return (cell + 1.0, hidden + 10.0), ONE * 0.4
-
-  zeros = jnp.zeros((1, 1))
-  state, _, _ = ponder_input(
-    step, (zeros, zeros), ONE * 0, NO_INPUT, VALID, Pondering('act', 10)
-  )
-  np.testing.assert_allclose(state[0], 1.8, atol=1e-6)
-  np.testing.assert_allclose(state[1], 18.0, atol=1e-5)
-
-
-def test_what_is_carried_lasts_for_several_inputs():
-  # A score of 3.6: one input read, two skipped; then 3.6 + .6 = 4.2: three.
-  def step(state, inputs):
-    return state + 1.0, jnp.broadcast_to(0.9, state.shape[:1])
-
-  valid = jnp.array([[1, 1, 0, 1, 1, 1, 1, 1]], bool)
-  options = Pondering('skip', 5, mu=4)
-  state, hidden, spent = ponder_sequence(
-    step, jnp.zeros((1, 1)), jnp.zeros((1, 8, 1)), valid, options
-  )
-  np.testing.assert_array_equal(spent.steps[0], [1, 0, 0, 0, 1, 0, 0, 0])
-  np.testing.assert_array_equal(spent.skipped[0], [0, 1, 0, 1, 0, 1, 1, 1])
-  np.testing.assert_array_equal(hidden[0, :, 0], [1, 1, 1, 1, 2, 2, 2, 2])
-  np.testing.assert_array_equal(state[0, 0], 2.0)

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import expit
 
 from recurrent_act import cell
 from recurrent_act.model import RecurrentModel
-from tests.recurrent_act import plain_cells
+from tests.model_lib import plain
 
 B, T, E = 4, 6, 3
 INPUTS = np.random.default_rng(0).normal(size=(B, T, E)).astype(np.float32)
@@ -56,6 +57,68 @@ def run(kind='rnn', rule='act', inputs=INPUTS, valid=VALID, **fields):
   )
 
 
+PLAIN_CELLS = {'rnn': nn.SimpleCell, 'gru': nn.GRUCell, 'lstm': nn.LSTMCell}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def run_cell(kind, params, state, x):
+  """(state, hidden output) of one row; an LSTM's state is `[2, D]`."""
+  state = jnp.float32(state)
+  cell = PLAIN_CELLS[kind](features=state.shape[-1])
+  given = tuple(state) if kind == 'lstm' else state
+  new, hidden = cell.apply({'params': params}, given, x)
+  return jnp.stack(new) if kind == 'lstm' else new, hidden
+
+
+def weights(rule, scores, carried, limit, epsilon):
+  """(weights of the repetitions, R, h^0 of the next); `scores(n)` is p^n."""
+  if rule == 'skip' and carried >= 1 - epsilon:
+    return [], 0.0, carried - 1
+  if rule == 'act':
+    taken = []
+    for n in range(1, limit + 1):
+      taken.append(scores(n))
+      if sum(taken) >= 1 - epsilon:
+        break
+    remainder = 1 - sum(taken[:-1])
+    return [*taken[:-1], remainder], remainder, 0.0
+  total, n = carried if rule == 'skip' else 0.0, 0
+  while n < limit and (rule == 'fixed' or total < 1 - epsilon):
+    n += 1
+    total += scores(n)
+  rest = total - 1 if total >= 1 - epsilon else 0.0
+  return [*[0.0] * (n - 1), 1.0], 0.0, rest
+
+
+def ponder(params, model, inputs):
+  """(outputs `[T, O]`, hidden, N, rho) of one row of valid inputs `[T, E]`."""
+  p, head = params['repetition'], params['head']
+  state = np.zeros((2, model.width) if model.cell == 'lstm' else model.width)
+  output, carried, answers = None, 0.0, []
+  for x in inputs:
+    states, outputs = [], []
+
+    def score(n, x=x, states=states, outputs=outputs, before=state):
+      seen = np.append(x, np.float32(n == 1))
+      given = states[-1] if states else before
+      new, hidden = run_cell(model.cell, p['cell'], given, seen)
+      states.append(np.float64(new))
+      outputs.append(plain.dense(head, hidden))
+      if 'score' not in p:
+        return 0.0
+      return model.mu * expit(plain.dense(p['score'], hidden)[0])
+
+    w, remainder, carried = weights(
+      model.rule, score, carried, model.max_steps, model.epsilon
+    )
+    if w:
+      state = sum(a * s for a, s in zip(w, states, strict=True))
+      output = sum(a * y for a, y in zip(w, outputs, strict=True))
+    hidden = state[1] if model.cell == 'lstm' else state
+    answers.append((output, hidden, len(w), len(w) + remainder))
+  return [np.array(values) for values in zip(*answers, strict=True)]
+
+
 @pytest.mark.parametrize(
   ('kind', 'rule'),
   [
@@ -70,8 +133,8 @@ def test_equals_plain_loop(kind, rule):
   seen = set()
   for row in range(B):
     here = VALID[row] > 0
-    outputs, hidden, steps, cost = plain_cells.ponder(
-      variables['params'], model, INPUTS[row][here].astype(np.float64)
+    outputs, hidden, steps, cost = ponder(
+      variables['params'], model, INPUTS[row][here]
     )
     got = np.asarray(logits[row])[here].reshape(len(outputs), -1)
     np.testing.assert_allclose(got, outputs, atol=1e-5)
