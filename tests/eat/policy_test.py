@@ -173,7 +173,7 @@ def test_a_regression_answers_a_number(words, rule):
 
 def test_during_drift_rows_run_to_full_depth(words):
   compared = []
-  drift = types.SimpleNamespace(drifted=True, add=compared.append)
+  drift = types.SimpleNamespace(drifted=True, add=compared.append, report=dict)
   policy = make(words, options={'minimum_retention': {'forum': 1.0}})
   policy.monitor.drift = drift
   row = a_row(policy, 'w0', [SURE])

@@ -152,7 +152,7 @@ def test_only_reachable_variants_are_compiled(finished):
     for source in ('forum', 'news', '')
   ]
   assert variants == ['full', 'pruned', 'pruned']
-  assert 'served without pruning (forum)' in policy.warnings[0]
+  assert 'served without pruning (forum, news)' in policy.warnings[0]
 
 
 def test_a_dense_run_is_served_as_one_stage(run):

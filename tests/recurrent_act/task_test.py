@@ -77,7 +77,7 @@ def test_loss_is_that_of_the_paper_per_step_with_a_target():
   # Rows differ in length and some have no target, or it would prove little.
   assert 0 < targets < (ROWS - 2) * 2
 
-  norm = task.normalizers(batch)
+  norm = jax.jit(task.normalizers)(batch)
 
   @jax.jit
   def loss_of(batch, knobs):
