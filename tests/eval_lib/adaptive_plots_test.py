@@ -63,12 +63,10 @@ def drawn(tmp_path, made):
   return draw_axes
 
 
-@pytest.mark.parametrize('name', ['frontier', 'iterations'])
-def test_writes_png_and_pdf(name, tmp_path):
-  draw(name, tmp_path / f'{name}.csv')
-  path = tmp_path / f'{name}.png'
-  assert path.read_bytes().startswith(b'\x89PNG\r\n\x1a\n')
-  assert path.with_suffix('.pdf').read_bytes().startswith(b'%PDF')
+def test_writes_png_and_pdf(tmp_path):
+  draw('iterations', tmp_path / 'x.csv')
+  assert (tmp_path / 'x.png').read_bytes().startswith(b'\x89PNG\r\n\x1a\n')
+  assert (tmp_path / 'x.pdf').read_bytes().startswith(b'%PDF')
 
 
 @pytest.mark.parametrize('name', PLOTS)
@@ -152,10 +150,8 @@ def test_retention_is_the_median_over_lengths(drawn):
 )
 def test_length_groups_hold_every_row_once_and_never_cut_a_length(length):
   groups = adaptive_plots.length_groups(length)
-  everything = np.sort(np.concatenate(groups))
-  np.testing.assert_array_equal(everything, np.arange(len(length)))
-  seen = [set(length[rows]) for rows in groups]
-  assert sum(map(len, seen)) == len(set(length))
+  assert sorted(np.concatenate(groups)) == [*range(len(length))]
+  assert sum(len(set(length[rows])) for rows in groups) == len(set(length))
   assert len(groups) <= adaptive_plots.LENGTH_GROUPS
 
 

@@ -1,7 +1,4 @@
-"""The measuring core: a clock that the test turns, processes that die.
-
-No test asserts a measured time.
-"""
+"""The measuring core: a clock that the test turns, processes that die."""
 
 import functools
 import os
@@ -15,36 +12,31 @@ from eval_lib.benchmark import Call, Candidate, Hosts
 from eval_lib.report import Estimate
 
 
-class Clock:
-  """Every call of `work` takes `seconds`, times a drift of the machine."""
+def drifting():
+  """(timers, names called): a machine that is slower every second call."""
+  called = []
 
-  def __init__(self):
-    self.drift, self.calls = 1.0, []
-
-  def work(self, name, seconds):
+  def timer(name, seconds):
     def take(calls):
       assert calls == 1
-      self.calls.append(name)
-      taken = seconds * self.drift
-      if len(self.calls) % 2 == 0:
-        self.drift *= 1.5
-      return np.array([taken])
+      called.append(name)
+      return np.array([seconds * 1.5 ** ((len(called) - 1) // 2)])
 
     return take
 
+  return {'a': timer('a', 2.0), 'b': timer('b', 1.0)}, called
+
 
 def test_rounds_are_interleaved_in_alternating_directions():
-  clock, shares = Clock(), []
-  timers = {'a': clock.work('a', 2.0), 'b': clock.work('b', 1.0)}
+  timers, called = drifting()
+  shares = []
   benchmark.measure(timers, rounds=3, warmup=1, advance=shares.append)
-  assert ''.join(clock.calls) == 'abba' * 2
+  assert ''.join(called) == 'abba' * 2
   assert shares == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_ratio_survives_drift_and_warmup_does_not_count():
-  clock = Clock()
-  timers = {'a': clock.work('a', 2.0), 'b': clock.work('b', 1.0)}
-  samples = benchmark.measure(timers, rounds=6, warmup=2)
+  samples = benchmark.measure(drifting()[0], rounds=6, warmup=2)
   np.testing.assert_allclose(samples['a'][:, 0], 2.0 * 1.5 ** np.arange(2, 8))
   found = benchmark.ratio(samples, 'a', 'b')
   assert (found.low, found.median, found.high) == pytest.approx((2, 2, 2))
@@ -74,15 +66,14 @@ def candidate(name, **fields):
   return Candidate(name, lambda: Call(lambda: None), **fields)
 
 
+BASELINE = dict(is_baseline=True, flops=(12.0, 12.0), group='same')
 CANDIDATES = [
-  candidate('unrolled', is_baseline=True, flops=(12.0, 12.0),
-            group='same'),
-  candidate('scanned', is_baseline=True, flops=(12.0, 12.0),
-            group='same'),
+  candidate('unrolled', **BASELINE),
+  candidate('scanned', **BASELINE),
   candidate('engine', flops=(6.0, 5.0)),
   candidate('reading', baseline='engine'),
   candidate('torch'),
-]  # fmt: skip
+]
 SAMPLES = {
   'unrolled': np.array([[0.3], [0.3], [0.3]]),
   # The best by median, though not in every round.
@@ -105,18 +96,15 @@ def test_rows_by_hand():
   assert {row['batch'] for row in table} == {4}
   assert unrolled['baseline'] == engine['baseline'] == 'scanned'
   assert scanned['speedup'] == Estimate(1.0, 1.0, 1.0)
-  assert engine['seconds'].median == pytest.approx(0.1)
-  assert engine['seconds'].high == pytest.approx(0.25)
   # 2, 1 and 2 in the rounds; a ratio of the medians would not be an estimate.
-  speedup = engine['speedup']
-  assert speedup.median == pytest.approx(2.0)
-  assert speedup.low == pytest.approx(1.5)
-  assert (engine['flops'], engine['limit']) == (5.0, 2.0)
+  speedup, seconds = engine.pop('speedup'), engine.pop('seconds')
+  assert (seconds.median, seconds.high) == pytest.approx((0.1, 0.25))
+  assert (speedup.median, speedup.low) == pytest.approx((2.0, 1.5))
   assert engine['share'] == pytest.approx(1.0)
-  assert engine['device'] == 'cpu'
+  fields = [engine[name] for name in ('flops', 'limit', 'device', 'over_torch')]
+  assert fields == [5.0, 2.0, 'cpu', None]
   # 3, 0.75 and 3.
   assert engine['over_unrolled'].median == pytest.approx(3.0)
-  assert engine['over_torch'] is None
   assert reading['baseline'] == 'engine'
   assert reading['speedup'].median == pytest.approx(10.0)
   assert reading['flops'] is reading['limit'] is None
@@ -141,8 +129,7 @@ def work(behaviour=''):
       raise MemoryError('out of memory')
     if behaviour == 'dies':
       os._exit(1)
-    if behaviour == 'hangs':
-      time.sleep(1000)
+    time.sleep(1000 if behaviour == 'hangs' else 0)
 
   columns = {'pid': os.getpid(), 'variable': os.environ.get('A_VARIABLE')}
   return Call(run, rows=2, output=[1.0], columns=columns)
@@ -154,12 +141,9 @@ def in_process(name, process, behaviour='', **fields):
 
 
 def test_processes_are_shared_by_name_and_end(capfd):
-  candidates = [
-    in_process('a', 'one', is_baseline=True),
-    in_process('b', 'one'),
-    in_process('c', 'two'),
-    candidate('here'),
-  ]
+  names = (('a', 'one'), ('b', 'one'), ('c', 'two'))
+  candidates = [in_process(*given, is_baseline=True) for given in names]
+  candidates.append(candidate('here'))
   with Hosts(environment={'A_VARIABLE': 'x'}) as hosts:
     table, _ = benchmark.run(candidates, {'batch': 2}, hosts, rounds=1)
     first, second, third = (row['pid'] for row in table[:3])

@@ -35,34 +35,10 @@ def test_reliability_by_hand():
   np.testing.assert_allclose(table.accuracy, [*nothing, 0.5, 1.0])
   np.testing.assert_allclose(table.confidence, [*nothing, 0.825, 0.95])
   np.testing.assert_allclose(table.edges, np.arange(11) / 10)
-
-
-@pytest.mark.parametrize(
-  ('rows', 'labels', 'error'),
-  [
-    (confident(0.75, 0.75, 0.75, 0.75), [0, 0, 0, 1], 0.0),
-    (confident(0.75, 0.75, 0.75, 0.75), [1, 1, 1, 1], 0.75),
-    # Right with confidence 0 is off by 1, right with confidence 1 by nothing.
-    (np.array([[0.0, 0.0], [1.0, 0.0]]), [0, 0], 0.5),
-    (np.array([[1.0000001, 0.0]], np.float32), [0], 0.0),  # a float32 softmax
-  ],
-)
-def test_ece_by_hand(rows, labels, error):
-  assert ece(rows, np.array(labels)) == pytest.approx(error, abs=1e-6)
-
-
-def loop_ece(probabilities, labels, bins):
-  error, edges = 0.0, np.linspace(0, 1, bins + 1)
-  for low, high in itertools.pairwise(edges):
-    inside = [
-      (max(row), row.argmax() == label)
-      for row, label in zip(probabilities, labels, strict=True)
-      if low < max(row) <= high
-    ]
-    if inside:
-      confidence, right = np.mean(np.array(inside, float), axis=0)
-      error += len(inside) / len(labels) * abs(right - confidence)
-  return error
+  # Right with confidence 0 is off by 1, right with confidence 1 by nothing.
+  assert ece(np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([0, 0])) == 0.5
+  softmax = np.array([[1.0000001, 0.0]], np.float32)
+  assert ece(softmax, np.array([0])) == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize('bins', [1, 4, 15])
@@ -75,7 +51,16 @@ def test_ece_equals_a_loop(bins, classes):
   rows[np.arange(20), 0] = np.linspace(0, 1, 16)[rng.integers(8, 16, 20)]
   rows[:20, 1] = 1 - rows[:20, 0]
   labels = rng.integers(0, classes, 200)
-  expected = loop_ece(rows, labels, bins)
+  expected = 0.0
+  for low, high in itertools.pairwise(np.linspace(0, 1, bins + 1)):
+    inside = [
+      (max(row), row.argmax() == label)
+      for row, label in zip(rows, labels, strict=True)
+      if low < max(row) <= high
+    ]
+    if inside:
+      confidence, right = np.mean(np.array(inside, float), axis=0)
+      expected += len(inside) / 200 * abs(right - confidence)
   assert ece(rows, labels, bins) == pytest.approx(expected, abs=1e-12)
 
 
@@ -134,12 +119,12 @@ def test_never_worse_than_no_temperature(seed):
   found = fit_temperature(logits, labels)
   low, high = calibration.TEMPERATURES
   assert low <= found <= high
-  best, one, *grid = (
-    negative_log_likelihood(logits, labels, t)
-    for t in (found, 1.0, *np.geomspace(low, high, 200))
+  others = [1.0, *np.geomspace(low, high, 200)]
+  best, *losses = (
+    negative_log_likelihood(logits, labels, t) for t in (found, *others)
   )
-  assert best <= one
-  assert best <= min(grid) + 1e-9
+  assert best <= losses[0]
+  assert best <= min(losses) + 1e-9
 
 
 def test_separable_and_constant_data_stay_bounded():
@@ -170,11 +155,8 @@ def test_drift_statistics_are_those_of_the_first_head():
   normal = drift.Calibration.from_dict(json.loads(json.dumps(found)))
   np.testing.assert_array_equal(normal.confidences, [0.5, 0.6, 0.9, 0.95])
   assert normal.sure(normal.confidences).tolist() == [False, False, True, True]
-
-
-def test_of_many_confidences_an_even_sample_is_kept():
-  rng = np.random.default_rng(0)
-  heads = confident(*rng.uniform(0.5, 1.0, 10_000))[None]
+  # Of many confidences an even sample is kept.
+  heads = confident(*np.random.default_rng(0).uniform(0.5, 1.0, 10_000))[None]
   normal = drift.Calibration.from_dict(calibration.drift_statistics(heads, 0.9))
   assert len(normal.confidences) == calibration.MAX_CONFIDENCES
   distance, _ = drift.confidence_test(normal.confidences, heads[0].max(-1))
@@ -222,20 +204,16 @@ def test_evaluator_fits_on_one_split_and_reports_the_other(tmp_path):
   built = build(tmp_path, layers=(4, 12))
   result = built.run(VARIABLES)
   report = json.loads((tmp_path / 'calibration.json').read_text())
-  fitted, known = built.heads('calibration_split', VARIABLES)
-  logits, labels = built.heads('split', VARIABLES)
-  temperatures = calibration.fit_temperatures(fitted, known)
-  expected = {
-    'ece': calibration.errors(logits, labels),
-    'ece_calibrated': calibration.errors(
-      logits, labels, temperatures=temperatures
-    ),
-    'temperature': temperatures.tolist(),
-  }
+  fitted = built.heads('calibration_split', VARIABLES)
+  other = built.heads('split', VARIABLES)
+  scales = calibration.fit_temperatures(*fitted)
+  errors = calibration.errors(*other)
+  scaled = calibration.errors(*other, temperatures=scales)
+  expected = [('ece', errors), ('ece_calibrated', scaled)]
   assert result == {
-    f'{key}_{name}': values[head]
-    for key, values in expected.items()
-    for head, name in enumerate(('layer_4', 'layer_12'))
+    f'{key}_layer_{layer}': values[head]
+    for key, values in (*expected, ('temperature', scales.tolist()))
+    for head, layer in enumerate((4, 12))
   }
   # The first head guesses, with confidence; the last one knows.
   assert result['temperature_layer_4'] > 5
@@ -243,16 +221,13 @@ def test_evaluator_fits_on_one_split_and_reports_the_other(tmp_path):
   assert result['temperature_layer_12'] == 1.0
   assert len(report['drift'].pop('confidences')) == 900
   assert report.pop('dataset')['train_examples'] == 900
-  assert report == {
-    'parameters': calibration.fingerprint(VARIABLES),
-    'calibration_split': 'train', 'calibration_rows': 900,
-    'calibration_ece': calibration.errors(fitted, known),
-    'temperatures': expected['temperature'],
-    'drift': {'threshold': 0.9},
-    'split': 'test', 'rows': 700, 'layers': [4, 12], 'bins': 15,
-    'ece': expected['ece'], 'ece_calibrated': expected['ece_calibrated'],
-    'guarantee': None,
-  }  # fmt: skip
+  assert report == dict(
+    expected, parameters=calibration.fingerprint(VARIABLES),
+    calibration_split='train', calibration_rows=900,
+    calibration_ece=calibration.errors(*fitted), temperatures=scales.tolist(),
+    drift={'threshold': 0.9}, split='test', rows=700, layers=[4, 12], bins=15,
+    guarantee=None,
+  )  # fmt: skip
 
 
 def test_evaluator_certifies_on_the_split_that_nothing_was_fitted_to(tmp_path):

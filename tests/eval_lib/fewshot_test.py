@@ -34,42 +34,37 @@ def test_same_seed_same_shots_other_seed_others():
   assert len({draw.accuracy for draw in draws}) > 1
 
 
-@pytest.fixture
-def spied(monkeypatch):
-  """The rows of each fit, and of each choice of the L2 strength."""
-  found = {'shots': [], 'held_out': []}
+def test_shots_are_nested_and_l2_depends_on_images_outside_them(monkeypatch):
+  shots, held_out = [], []
 
   class Spy(fewshot.Regression):
     def __init__(self, features, labels, num_classes):
-      found['shots'].append({tuple(row) for row in features})
+      shots.append({tuple(row) for row in features})
       super().__init__(features, labels, num_classes)
 
     def choose_l2(self, features, labels):
-      found['held_out'].append({tuple(row) for row in features})
+      held_out.append({tuple(row) for row in features})
       return super().choose_l2(features, labels)
 
   monkeypatch.setattr(fewshot, 'Regression', Spy)
-  return found
-
-
-def test_shots_are_nested_and_l2_depends_on_images_outside_them(spied):
   train, test = toy(10), toy(5, seed=1)
-  for shots in (1, 3):
-    fewshot.run_draw(train, test, 4, shots, seed=0)
-  few, many = spied['shots']
+  for number in (1, 3):
+    fewshot.run_draw(train, test, 4, number, seed=0)
+  few, many = shots
   assert (len(few), len(many)) == (4, 12)
   assert few < many
   rows = {tuple(row) for row in train[0]}
-  assert spied['held_out'] == [rows - few, rows - many]
+  assert held_out == [rows - few, rows - many]
 
 
 def test_l2_never_depends_on_the_test_split():
-  """Other test labels change the accuracy, not the choice."""
+  # Other test labels change the accuracy, not the choice.
   train, test = toy(20, spread=1.0), toy(50, spread=1.0, seed=1)
   wrong = (test[0], (test[1] + 1) % 4)
   for seed in range(4):
-    honest = fewshot.run_draw(train, test, 4, 5, seed)
-    lied_to = fewshot.run_draw(train, wrong, 4, 5, seed)
+    honest, lied_to = (
+      fewshot.run_draw(train, split, 4, 5, seed) for split in (test, wrong)
+    )
     assert honest.l2 == lied_to.l2
     assert honest.accuracy != lied_to.accuracy
 
@@ -85,15 +80,9 @@ def test_classes_with_fewer_images_are_reported():
 def test_summary_by_hand():
   draws = [fewshot.Draw(0.5, 4.0, 7, 1), fewshot.Draw(0.7, 16.0, 7, 1)]
   metrics, [row] = fewshot.summary({5: draws})
-  assert metrics == pytest.approx(
-    {
-      '5shot': 0.6,
-      '5shot_std': 0.1,
-      '5shot_log2_l2': 3.0,
-      '5shot_held_out': 7.0,
-      '5shot_short_classes': 1.0,
-    }
-  )
+  names = ('', '_std', '_log2_l2', '_held_out', '_short_classes')
+  values = dict(zip(names, (0.6, 0.1, 3.0, 7.0, 1.0), strict=True))
+  assert metrics == pytest.approx({f'5shot{k}': v for k, v in values.items()})
   assert list(row.values()) == ['5', '60.00 ± 10.00 %', '2, 4', '7', '1']
 
 
@@ -145,13 +134,10 @@ def problem(rows, width, classes=3, seed=0):
   return features, labels
 
 
-def standardised(others, features):
-  """Features by the moments of the shots, with the bias, by a plain loop."""
-  columns = [
-    (column - shots.mean()) / shots.std()
-    for column, shots in zip(others.T, features.T, strict=True)
-  ]
-  return np.stack([*columns, np.full(len(others), 100.0)], axis=1)
+def standardised(others, shots):
+  """Features by the moments of the shots, with the bias."""
+  columns = (others - shots.mean(0)) / shots.std(0)
+  return np.pad(columns, [(0, 0), (0, 1)], constant_values=100.0)
 
 
 @pytest.mark.parametrize(('rows', 'width'), [(40, 5), (6, 6), (7, 6), (4, 30)])
@@ -161,9 +147,8 @@ def test_equals_normal_equations(rows, width):
   regression = fewshot.Regression(features, labels, 3)
   for l2 in fewshot.L2_GRID:
     want = np.linalg.solve(x.T @ x + l2 * np.eye(width + 1), x.T @ y)
-    np.testing.assert_allclose(
-      regression.weights(l2), want, rtol=1e-5, atol=1e-7
-    )
+    found = regression.weights(l2)
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7)
 
 
 def test_the_choice_is_the_held_out_optimum_and_of_equals_the_strongest():
@@ -176,24 +161,26 @@ def test_the_choice_is_the_held_out_optimum_and_of_equals_the_strongest():
     scores[l2] = np.mean(outputs.argmax(-1) == other_labels)
   found = regression.accuracies(others, other_labels, fewshot.L2_GRID)
   assert found == list(scores.values())
-  best = max(found)
-  chosen = regression.choose_l2(others, other_labels)
-  assert chosen == max(l2 for l2, score in scores.items() if score == best)
-  assert min(found) < best  # else the choice would not matter here
+  best = [l2 for l2, score in scores.items() if score == max(found)]
+  assert regression.choose_l2(others, other_labels) == max(best)
+  assert min(found) < max(found)  # else the choice would not matter here
 
 
 def test_a_feature_constant_over_the_shots_counts_for_nothing():
   features, labels = problem(12, 4)
-  dead = np.concatenate([features, np.full((12, 1), 0.3)], axis=1)
+  dead = np.pad(features, [(0, 0), (0, 1)], constant_values=0.3)
   regression = fewshot.Regression(dead, labels, 3)
   for l2 in (2.0**-10, 1.0):
-    with_dead = regression.weights(l2)
+    *alive, zero, bias = regression.weights(l2)
     without = fewshot.Regression(features, labels, 3).weights(l2)
-    np.testing.assert_allclose(with_dead[4], 0.0, atol=1e-12)
-    np.testing.assert_allclose(np.delete(with_dead, 4, 0), without, atol=1e-9)
-  others = np.random.default_rng(2).normal(size=(20, 5)) * 100
-  changed = others * [1, 1, 1, 1, -1]
-  zeros = np.zeros(20, int)
-  assert regression.accuracies(others, zeros, [1.0]) == (
-    regression.accuracies(changed, zeros, [1.0])
+    np.testing.assert_allclose(zero, 0.0, atol=1e-12)
+    np.testing.assert_allclose([*alive, bias], without, atol=1e-9)
+  others, zeros = (
+    np.random.default_rng(2).normal(size=(20, 5)),
+    np.zeros(20, int),
   )
+  first, second = (
+    regression.accuracies(others * [100, 100, 100, 100, sign], zeros, [1.0])
+    for sign in (100, -100)
+  )
+  assert first == second

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from eval_lib import metrics
+from tests import contexts
 
 REFERENCES = {
   metrics.Average: np.mean,
@@ -18,9 +18,7 @@ REFERENCES = {
   metrics.Minimum: np.min,
   metrics.Maximum: np.max,
 }
-each_kind = pytest.mark.parametrize(
-  'kind', sorted(REFERENCES, key=lambda kind: kind.__name__)
-)
+each_kind = pytest.mark.parametrize('kind', REFERENCES)
 
 
 def batches(sizes, width=6, offset=3.0):
@@ -82,24 +80,19 @@ def test_nothing_counted_is_nan(kind):
 
 @each_kind
 def test_sharded_rows_equal_numpy(kind):
-  mesh = jax.make_mesh(
-    (8,), ('data',), axis_types=(jax.sharding.AxisType.Auto,)
-  )
   data = list(batches([11], width=16))
-  rows = NamedSharding(mesh, PartitionSpec('data'))
-  state = jax.jit(kind.from_values)(*jax.device_put(data[0], rows))
+  state = jax.jit(kind.from_values)(*contexts.rows_on(8)(data[0]))
   np.testing.assert_allclose(state.compute(), expected(kind, data), rtol=1e-5)
 
 
 def test_half_precision_values_are_summed_in_float32():
   values = jnp.full((4096,), 1.0, jnp.bfloat16)
   state = metrics.Average.from_values(values, jnp.ones((4096,)))
-  assert state.total.dtype == jnp.float32
-  assert float(state.total) == 4096.0
+  assert (state.total.dtype, state.total) == (jnp.float32, 4096.0)
 
 
 def test_variance_keeps_its_digits_far_from_zero():
-  """float32 sums of squares would give 0 or a negative number here."""
+  # float32 sums of squares would give 0 or a negative number here.
   data = list(batches([50, 50, 50, 50], width=50, offset=10_000.0))
   states = [metrics.Variance.from_values(*pair) for pair in data]
   got = jax.tree.map(lambda *x: jnp.stack(x), *states).reduce().compute()
@@ -119,12 +112,10 @@ def test_union_is_the_share_of_flags_seen_by_real_rows():
 
 
 def test_metrics_of_clu_merge_too():
-  labels = np.array([0, 1, 1])
-  logits = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], np.float32)
   merged = None
-  for rows in (slice(0, 2), slice(2, 3)):
+  for labels, logits in (([0, 1], [[1.0, 0], [0, 1]]), ([1], [[1.0, 0]])):
     state = clu.metrics.Accuracy.from_model_output(
-      logits=jnp.asarray(logits[rows]), labels=jnp.asarray(labels[rows])
+      logits=jnp.array(logits), labels=jnp.array(labels)
     )
     merged = metrics.merge_on_host(merged, {'accuracy': state})
   assert metrics.compute(merged) == pytest.approx({'accuracy': 2 / 3})

@@ -25,9 +25,9 @@ def full_run(steps):
     }  # fmt: skip
     if step == steps:
       row |= {
-        'test/accuracy': 0.9, 'test/cross_entropy': 0.2,
-        'fewshot/5shot': 0.6, 'fewshot/5shot_std': 0.1,
-        'fewshot/10shot': 0.7, 'fewshot/10shot_std': 0.0,
+        'test/accuracy': 0.9, 'test/cross_entropy': 0.2, 'fewshot/5shot': 0.6,
+        'fewshot/5shot_std': 0.1, 'fewshot/10shot': 0.7,
+        'fewshot/10shot_std': 0.0,
       }  # fmt: skip
     yield row
 
@@ -53,10 +53,11 @@ def panels_of(tmp_path, made):
   return draw
 
 
-BOTH = {f'{name}/{metric}': value + (name == 'valid')
-        for metric, value in dict(iterations=2.0, depth=3.0, mlm_accuracy=0.25,
-                                  sop_accuracy=0.5).items()
-        for name in ('train', 'valid')}  # fmt: skip
+BOTH = {
+  'train/iterations': 2.0, 'valid/iterations': 3.0, 'train/depth': 3.0,
+  'valid/depth': 4.0, 'train/mlm_accuracy': 0.25, 'valid/mlm_accuracy': 1.25,
+  'train/sop_accuracy': 0.5, 'valid/sop_accuracy': 1.5,
+}  # fmt: skip
 LOSS = {'train': [1, 1]}
 
 
@@ -89,12 +90,11 @@ LOSS = {'train': [1, 1]}
 def test_only_what_was_logged_is_drawn(panels_of, metrics, panels):
   rows = [{'step': step, 'train/loss': 1.0} | metrics for step in (1, 2)]
   found = panels_of(rows)
-  assert {
-    name: {
-      line.get_label(): list(line.get_ydata()) for line in axes.get_lines()
-    }
+  drawn = {
+    name: {line.get_label(): [*line.get_ydata()] for line in axes.get_lines()}
     for name, axes in found.items()
-  } == panels
+  }
+  assert drawn == panels
   for axes in found.values():  # steps are whole numbers in short runs
     np.testing.assert_array_equal(axes.get_xticks(), axes.get_xticks().round())
   if 'Iterations' in found:
@@ -106,10 +106,9 @@ def test_only_what_was_logged_is_drawn(panels_of, metrics, panels):
 
 def test_panels_and_labels_of_a_tape_run(panels_of):
   panels = panels_of(full_run(3))
-  labels = {
+  assert {
     title: axes.get_legend_handles_labels()[1] for title, axes in panels.items()
-  }
-  assert labels == {
+  } == {
     'Loss': ['train', 'train, cross-entropy', 'test, cross-entropy'],
     'Accuracy': ['train', 'test', 'fewshot, 5-shot', 'fewshot, 10-shot'],
     'Tape length': ['train, min to max', 'train, mean'],
@@ -155,12 +154,9 @@ def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
 
 
 def test_reading_resumed_and_nonfinite_rows(tmp_path):
-  rows = [
-    {'step': 1, 'a': 1.0},
-    {'step': 3, 'a': 'NaN'},
-    {'step': 2, 'a': 9.0},
-    {'step': 2, 'a': 2, 'b': 'Infinity'},
-  ]
+  keys = ('step', 'a', 'b')
+  rows = [(1, 1.0), (3, 'NaN'), (2, 9.0), (2, 2, 'Infinity')]
+  rows = [dict(zip(keys, row, strict=False)) for row in rows]
   write(tmp_path, rows, tail='{"step": 4, "a": ')
   curves = plots.read_curves(tmp_path / 'metrics.jsonl')
   np.testing.assert_array_equal(curves['a'], [[1, 2, 3], [1.0, 2.0, math.nan]])
@@ -170,11 +166,9 @@ def test_reading_resumed_and_nonfinite_rows(tmp_path):
 def test_moving_average_by_a_plain_loop():
   values = np.random.default_rng(0).normal(size=210)
   values[50] = np.nan
-  half = 3  # 3 % of 210 is a window of 6: i - 3 ... i + 2
-  want = [
-    np.nan if np.isnan(v) else np.nanmean(values[max(0, i - half) : i + 3])
-    for i, v in enumerate(values)
-  ]
+  # 3 % of 210 is a window of 6: i - 3 ... i + 2
+  want = [np.nanmean(values[max(0, i - 3) : i + 3]) for i in range(210)]
+  want[50] = np.nan
   np.testing.assert_allclose(plots.smooth(values), want, rtol=1e-9)
   np.testing.assert_array_equal(plots.smooth(values[:100]), values[:100])
 

@@ -18,38 +18,34 @@ class Buckets:
 
   def __init__(self, rows, batch_size=4):
     rng = np.random.default_rng(0)
-    lengths = rng.integers(1, 9, rows)
-    self.tokens = [rng.integers(1, 50, n) for n in lengths]
+    self.length = rng.integers(1, 9, rows)
+    self.tokens = [rng.integers(1, 50, n) for n in self.length]
     self.label = rng.integers(0, CLASSES, rows)
-    self.order = np.argsort(lengths, kind='stable')
     self.batch_size = batch_size
 
   def batches(self):
-    size = self.batch_size
-    for start in range(0, len(self.order), size):
-      index = self.order[start : start + size]
-      rows, padding = len(index), (0, size - len(index))
-      tokens = [self.tokens[i] for i in index]
-      batch = np.zeros((size, max(map(len, tokens))), np.int32)
-      for row, ids in enumerate(tokens):
-        batch[row, : len(ids)] = ids
-      yield {
-        'tokens': batch,
-        'length': np.pad([len(ids) for ids in tokens], padding),
-        'label': np.pad(self.label[index], padding),
-        'mask': np.pad(np.ones(rows, np.float32), padding),
-        'index': np.pad(index, padding, constant_values=-1),
-      }
+    order, size = np.argsort(self.length, kind='stable'), self.batch_size
+    for index in np.split(order, range(size, len(order), size)):
+      padding = (0, size - len(index))
+      tokens = np.zeros((size, max(self.length[index], default=0)), np.int32)
+      for row, place in zip(tokens, index, strict=False):
+        row[: self.length[place]] = self.tokens[place]
+      if len(index):
+        yield {
+          'tokens': tokens,
+          'length': np.pad(self.length[index], padding),
+          'label': np.pad(self.label[index], padding),
+          'mask': np.pad(np.ones(len(index), np.float32), padding),
+          'index': np.pad(index, padding, constant_values=-1),
+        }
 
 
 def outputs(variables, batch):
   """Logits that depend on the row alone; NaN for a row without tokens."""
-  total = batch['tokens'].sum(1).astype(jnp.float32)
+  total = batch['tokens'].sum(1).astype(jnp.float32)[:, None, None]
   scale = total / jnp.where(total > 0, total, 0.0) * variables['scale']
-  logits = total[:, None, None] * jnp.arange(6, dtype=jnp.float32).reshape(
-    1, HEADS, CLASSES
-  )
-  return {'logits': logits * scale[:, None, None], 'length': batch['length']}
+  heads = jnp.arange(6, dtype=jnp.float32).reshape(1, HEADS, CLASSES)
+  return {'logits': total * heads * scale, 'length': batch['length']}
 
 
 def collect(dataset, scale=1.0, function=outputs):
@@ -62,16 +58,12 @@ def collect(dataset, scale=1.0, function=outputs):
 def test_rows_come_back_in_the_order_of_the_records(rows, batch_size):
   dataset = Buckets(rows, batch_size)
   result = collect(dataset)
-  assert set(result) == {'logits', 'length', 'label', 'index'}
-  np.testing.assert_array_equal(result['index'], np.arange(rows))
-  np.testing.assert_array_equal(result['label'], dataset.label)
-  np.testing.assert_array_equal(
-    result['length'], [len(tokens) for tokens in dataset.tokens]
-  )
   total = np.array([tokens.sum() for tokens in dataset.tokens])
-  expected = total[:, None] * np.arange(6)
-  np.testing.assert_allclose(
-    result['logits'].reshape(rows, 6), expected, rtol=1e-6
+  expected = (total[:, None] * np.arange(6)).reshape(rows, HEADS, CLASSES)
+  np.testing.assert_allclose(result.pop('logits'), expected, rtol=1e-6)
+  np.testing.assert_equal(
+    result,
+    dict(index=np.arange(rows), label=dataset.label, length=dataset.length),
   )
 
 
@@ -118,21 +110,19 @@ def test_confidence_exit_equals_a_loop(threshold):
 
 def test_threshold_is_inclusive_and_the_last_head_takes_the_rest():
   heads = np.array([[[0.8, 0.2], [0.79, 0.21]], [[0.5, 0.5], [0.6, 0.4]]])
-  exits = predictions.confidence_exit(heads, 0.8)
-  np.testing.assert_array_equal(exits, [0, 1])
+  assert predictions.confidence_exit(heads, 0.8).tolist() == [0, 1]
 
 
 def test_confidence_rounds_as_it_does_when_serving():
-  """A margin of 17 nats is a probability of 1 in float32, not in float64."""
+  # A margin of 17 nats is a probability of 1 in float32, not in float64.
   logits = np.array([[[17.0, 0.0]], [[0.0, 0.0]]])
   for dtype, expected in ((np.float32, 0), (np.float64, 1)):
     heads = predictions.probabilities(logits.astype(dtype), np.ones(2))
     assert heads.dtype == dtype
-    exits = predictions.confidence_exit(heads, 1.0)
-    np.testing.assert_array_equal(exits, [expected])
+    assert predictions.confidence_exit(heads, 1.0) == [expected]
   # A threshold that float32 cannot hold is met by its nearest number.
   tenth = np.array([[[0.9, 0.1]], [[0.5, 0.5]]], np.float32)
-  np.testing.assert_array_equal(predictions.confidence_exit(tenth, 0.9), [0])
+  assert predictions.confidence_exit(tenth, 0.9) == [0]
 
 
 def test_hidden_labels_are_refused():

@@ -51,20 +51,16 @@ def uncorrected(losses, thresholds, epsilon, delta):
 def test_risk_exceeds_epsilon_in_at_most_a_share_delta(
   kind, epsilon, rows, classes, monkeypatch
 ):
-  losses, thresholds = losses_of(*population(20_000, classes), kind)
-
-  def resample():
-    return risk.resampled_risk(
-      losses, thresholds, epsilon, DELTA, rows=rows, draws=DRAWS
-    )
-
-  risks = resample()
+  losses = losses_of(*population(20_000, classes), kind)
+  options = dict(rows=rows, draws=DRAWS)
+  risks = risk.resampled_risk(*losses, epsilon, DELTA, **options)
   assert (risks > epsilon).sum() <= ALLOWED
   # Not by never exiting: most of the allowance is used.
   assert np.median(risks) > epsilon / 3
   # The same test catches a method without correction.
   monkeypatch.setattr(risk, 'guaranteed_threshold', uncorrected)
-  assert (resample() > epsilon).sum() > ALLOWED
+  risks = risk.resampled_risk(*losses, epsilon, DELTA, **options)
+  assert (risks > epsilon).sum() > ALLOWED
 
 
 def columns(*errors, rows=100):
@@ -78,10 +74,9 @@ def test_the_bound_is_that_of_clopper_and_pearson(rows, delta):
   for errors in range(rows + 1):
     test = scipy.stats.binomtest(errors, rows)
     high = test.proportion_ci(1 - 2 * delta, method='exact').high
+    losses = columns(errors, rows=rows)
     for epsilon in (0.01, 0.1, 0.5, 0.9):
-      found = risk.guaranteed_threshold(
-        columns(errors, rows=rows), np.ones(1), epsilon, delta
-      )
+      found = risk.guaranteed_threshold(losses, np.ones(1), epsilon, delta)
       assert (found.threshold is not None) == (high <= epsilon)
       assert found.bound == pytest.approx(high if found.certified else 0.0)
 
@@ -99,18 +94,16 @@ def test_stops_at_the_first_failure(errors, threshold, certified):
   thresholds = np.array([1.0, 0.9, 0.8, 0.7])
   found = risk.guaranteed_threshold(columns(*errors), thresholds, 0.1, 0.1)
   lost = errors[certified - 1] if certified else 0
-  assert found == risk.Guarantee(
-    threshold, 0.1, 0.1, 100, lost, found.bound, certified
-  )
+  expected = (threshold, 0.1, 0.1, 100, lost, found.bound, certified)
+  assert found == risk.Guarantee(*expected)
   assert 0.0 <= found.bound <= 0.1
 
 
 def test_without_any_error_it_still_takes_rows():
   needed = math.ceil(math.log(0.1) / math.log(0.9))
   for rows, threshold in ((needed - 1, None), (needed, 0.5)):
-    found = risk.guaranteed_threshold(
-      np.zeros((rows, 2), bool), np.array([1.0, 0.5]), 0.1, 0.1
-    )
+    losses, thresholds = np.zeros((rows, 2), bool), np.array([1.0, 0.5])
+    found = risk.guaranteed_threshold(losses, thresholds, 0.1, 0.1)
     assert found.threshold == threshold
 
 

@@ -11,22 +11,18 @@ from matplotlib import colors
 from eval_lib import text_pages
 from eval_lib.text_pages import Block, Piece
 
-NAMES = (
-  '[CLS]', 'an', 'un', '##for', '##get', '##table', '$', 'film', '&', '<b>',
-  '[SEP]',
-)  # fmt: skip
+NAMES = ('[CLS]', 'an', 'un', '##for', '##get', '##table', '$', 'film', '&',
+         '<b>', '[SEP]')  # fmt: skip
 EVIL = '<script>alert("1")</script>&'
 MOST = 6
 
 
 def sentence(**changes):
   fields = dict(
-    names=NAMES,
+    names=NAMES, truth='positive', class_names=('negative', 'positive'),
     pruned={2: np.array([0, 2, 4, 7, 8, 9]), 4: np.array([0, 4, 7])},
     heads={4: np.array([0.4, 0.6]), 6: np.array([0.1, 0.9])},
-    class_names=('negative', 'positive'),
-    truth='positive',
-  )
+  )  # fmt: skip
   return text_pages.pruning_block(**(fields | changes))
 
 
@@ -69,15 +65,10 @@ def test_pieces_of_both_tokenizers(names, texts):
 def test_lines_break_where_the_next_token_does_not_fit(monkeypatch):
   monkeypatch.setattr(text_pages, 'WIDTH', 8)
   names = ['abc', '##de', 'fg', 'hi', 'jklmnopqrst', '##u', 'v']
-  row = text_pages.pieces(names)
-  assert text_of(Block('', [('name', row), ('', [])])) == [
-    'name   abcde fg',
-    '       hi',
-    '       jklmnopqrst',
-    '       u v',
-    '',
-    '',
-  ]
+  block = Block('', [('name', text_pages.pieces(names)), ('', [])])
+  rows = ('hi', 'jklmnopqrst', 'u v')
+  indented = [' ' * 7 + row for row in rows]
+  assert text_of(block) == ['name   abcde fg', *indented, '', '']
 
 
 # The head at layer 4 is asked before the pruning after it.
@@ -117,17 +108,8 @@ def test_a_sentence_has_its_heads_and_prunings():
 
 
 def test_a_token_is_kept_then_removed_then_gone():
-  looks = {
-    name: ''.join(piece.look[0] for piece in row)
-    for name, row in sentence().rows
-  }
-  assert looks == {
-    'tokens': 'k' * 11,
-    'after layer 2': 'krkrkrrkkkr',
-    'head 4': 'nn',
-    'after layer 4': 'kgrgkggkrrg',
-    'head 6': 'hh',
-  }
+  rows = [''.join(x.look[0] for x in row) for _, row in sentence().rows]
+  assert rows == ['k' * 11, 'krkrkrrkkkr', 'nn', 'kgrgkggkrrg', 'hh']
 
 
 @pytest.mark.parametrize(
@@ -148,9 +130,9 @@ def drawn(tmp_path, made, *blocks):
 
 def test_the_picture_strikes_what_is_removed(tmp_path, made):
   axes = drawn(tmp_path, made, sentence())
-  assert [(text.get_position()[0], text.get_text()) for text in axes.texts] == [
-    (x, piece.text.rstrip()) for x, piece in pieces_of(sentence())
-  ]
+  shown = [(text.get_position()[0], text.get_text()) for text in axes.texts]
+  pieces = pieces_of(sentence())
+  assert shown == [(x, piece.text.rstrip()) for x, piece in pieces]
   # '$' is not mathematics.
   assert not any(text.get_parse_math() for text in axes.texts)
   assert len(axes.get_lines()) == 5 + 8
@@ -161,15 +143,14 @@ def test_the_picture_strikes_what_is_removed(tmp_path, made):
 
 def test_tokens_have_the_colour_of_their_iterations(tmp_path, made):
   axes = drawn(tmp_path, made, words())
-  bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
   tokens = axes.texts[-6:]
-  assert bars == [
-    (text.get_position()[0] - 0.25, len(text.get_text()) + 0.5)
-    for text in tokens
-  ]
-  assert [colors.to_hex(bar.get_facecolor()) for bar in axes.patches] == [
-    text_pages.colour_of(n, MOST) for n in (6, 1, 3, 2, 5, 4)
-  ]
+  for bar, text, n in zip(
+    axes.patches, tokens, (6, 1, 3, 2, 5, 4), strict=True
+  ):
+    assert bar.get_x() == text.get_position()[0] - 0.25
+    assert bar.get_width() == len(text.get_text()) + 0.5
+    colour = colors.to_hex(bar.get_facecolor())
+    assert colour == text_pages.colour_of(n, MOST)
 
 
 def test_no_two_texts_overlap_and_none_leaves_the_picture(
@@ -188,10 +169,8 @@ def test_no_two_texts_overlap_and_none_leaves_the_picture(
 
 def test_the_page_shows_the_same_and_escapes_everything(tmp_path):
   block = sentence(names=(*NAMES[:-1], EVIL), class_names=(EVIL, 'positive'))
-  odd = Block(
-    '<i>', [('', [Piece('\ud800'), Piece('x', fill='#1', hint=EVIL)])]
-  )
-  blocks = block, text_pages.scale(2), odd
+  odd = [Piece('\ud800'), Piece('x', fill='#1', hint=EVIL)]
+  blocks = block, text_pages.scale(2), Block('<i>', [('', odd)])
   text_pages.write_page(tmp_path / 'page.png', blocks, title=EVIL)
   text = (tmp_path / 'page.html').read_text(encoding='utf-8')
   tags = set(re.findall(r'<(\w+)', text))
@@ -201,12 +180,9 @@ def test_the_page_shows_the_same_and_escapes_everything(tmp_path):
   for (look, shown), piece in zip(spans, pieces, strict=True):
     # A browser shows a lone surrogate as a replacement character.
     assert html.unescape(shown) == piece.text.replace('\ud800', '\ufffd')
-    expected = f'class="{piece.look}"'
-    if piece.fill:
-      hint = html.escape(piece.hint)
-      style = f'style="background:{piece.fill}" title="{hint}"'
-      expected = f'class="fill" {style}'
-    assert look == expected
+    style = f'background:{piece.fill}" title="{html.escape(piece.hint)}'
+    filled = f'class="fill" style="{style}"'
+    assert look == (filled if piece.fill else f'class="{piece.look}"')
   body = html.unescape(re.sub('<[^>]*>', '', text))
   assert PAGE.split('\n')[1].replace('[SEP]', EVIL) in body
 

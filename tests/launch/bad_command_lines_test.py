@@ -1,8 +1,4 @@
-"""Bad command lines: one line that names the key and the legal range.
-
-Each is refused before any device is touched, with exit code 2, and nothing is
-written.
-"""
+"""Bad command lines: one line that names the key and the legal range."""
 
 import subprocess
 import sys
@@ -15,6 +11,7 @@ PARITY = '--config=configs/adatape/parity.py'
 DIGITS = '--config=configs/adatape/digits.py'
 FOLDER = '--config=configs/adatape/images.py:root=/nowhere'
 EAT = '--config=configs/eat/glue.py:data=/nowhere,vocabulary=/nowhere'
+KNOB = "--config.stages.stage1.knobs={'tape_weight': "
 PEERS = ('--distributed', '--coordinator=localhost:1')
 
 # (arguments, what the line must say)
@@ -43,13 +40,11 @@ CASES = [
   ([PARITY, '--config.dtype=float16'], ['dtype', 'bfloat16', 'float16']),
   ([PARITY, '--config.tensorboard=perhaps'], ['tensorboard', 'True or False']),
   ([PARITY, '--config.stages.stage1.steps=0'], ['stages.stage1.steps', '>= 1']),
-  ([DIGITS, '--config.stages.stage1.steps=9'],
-   ['stages.stage1.epochs', '0 beside steps=9', '80']),
+  ([DIGITS, '--config.stages.stage1.steps=9'], ['0 beside steps=9', '80']),
   ([PARITY, '--config.stages.stage1.trainable=('], ['trainable', 'regular']),
   ([PARITY, '--config.mesh.data=0'], ['mesh.data', '-1', '0']),
   ([PARITY, '--config.mesh.tensor=-1'], ['mesh', 'at most one']),
-  ([PARITY, '--config.checkpoint.best_metric=dev/accuracy'],
-   ['checkpoint.best_metric', 'test']),
+  ([PARITY, '--config.checkpoint.best_metric=dev/x'], ['best_metric', 'test']),
   ([PARITY, '--config.task=adatape.task:Tape'], ['task', 'adatape.task:Tape']),
   ([PARITY, '--config.task=pathlib:Path'], ['task', 'subclass']),
   ([PARITY, '--config.task=../x:y'], ['task', 'package.module', '../x:y']),
@@ -63,8 +58,11 @@ CASES = [
   ([PARITY, '--config.model.dropot=1'], ['model.dropot', 'dropout']),
   ([PARITY + ':model=ut', '--config.model.epsilon=abc'], ['epsilon', 'number']),
   ([PARITY, '--config.stages.foo=5'], ['stages.foo', 'group of fields']),
-  ([PARITY, "--config.stages.stage1.knobs={'tape': 1}"],
-   ['stages.stage1.knobs', 'tape_weight']),
+  ([PARITY, '--config.stages.stage1.epochs=nan'], ['stage1.epochs', 'nan']),
+  ([PARITY, "--config.stages.stage1.knobs={'tape': 1}"], ['knobs', 'tape_w']),
+  ([PARITY, KNOB + "('bent', 0, 1)}"], ['knobs.tape_weight', 'linear']),
+  ([PARITY, KNOB + "('linear', 0)}"], ['knobs.tape_weight', 'linear']),
+  ([PARITY, KNOB + '1e999}'], ['knobs.tape_weight', 'inf']),
   ([PARITY, '--config.warm_start.skip=(,'], ['warm_start.skip', 'tuple']),
   ([PARITY, '--config.warm_start.renames=a'], ["'old->new'"]),
   ([PARITY, '--config.warm_start.renames=->a'], ["'old->new'"]),
@@ -74,7 +72,7 @@ CASES = [
   ([PARITY, *PEERS, '--num_processes=0'], ['--num_processes', 'positive', '0']),
   ([PARITY, *PEERS, '--num_processes=2', '--process_id=5'],
    ['--coordinator', '--process_id', 'process_id=5, num_processes=2']),
-  ([PARITY, '--distributed', '--num_processes=2', '--process_id=0'],
+  ([PARITY, PEERS[0], '--num_processes=2', '--process_id=0'],
    ['--coordinator', 'address of process 0', 'None']),
   ([PARITY, *PEERS, '--process_id=-1'], ['--process_id', '0 or more', '-1']),
   ([PARITY, '--config.dataset.name=parety'], ['dataset.name', 'parity']),
@@ -88,19 +86,16 @@ CASES = [
   (['--config=configs/adatape/images.py'], ['root', 'tfds=NAME']),
   (['--config=configs/adatape/images.py:root=/a,tfds=b'], ['root', '/a', 'b']),
   ([FOLDER, '--workdir=../up'], ['--workdir', '..']),
-  ([EAT, '--config.model.exit_layers=(40,)'],
-   ['model.exit_layers', '[1, 12]', '40']),
+  ([EAT, '--config.model.exit_layers=(40,)'], ['exit_layers', '[1, 12]', '40']),
   ([EAT + ',variant=mini', '--config.model.exit_layers=(2,9)'],
    ['model.exit_layers', '[1, 4]', '9']),
-  ([EAT, '--config.model.prune_layers=(2,)'],
-   ['model.prune_ratios', 'prune_layers=(2,)']),
+  ([EAT, '--config.model.prune_layers=(2,)'], ['model.prune_ratios', '(2,)']),
   ([EAT, '--config.model.num_heads=5'], ['model.num_heads', '768', '5']),
   ([EAT + ',model=dense', '--config.model.num_heads=5'],
    ['model.num_heads', '768', '5']),
   ([EAT, "--config.stages.stage1_warm.model={'exit_layers': (50,)}"],
    ['stages.stage1_warm.model.exit_layers', '[1, 12]', '50']),
-  ([EAT, '--config.loss.exit_weights=(1.0,)'],
-   ['loss.exit_weights', '2 weights']),
+  ([EAT, '--config.loss.exit_weights=(1.0,)'], ['exit_weights', '2 weights']),
   ([EAT + ',variant=nope'], ['variant', 'minilm', 'nope']),
   ([EAT + ',epochs=0'], ['stages.stage2_anneal', '0']),
   ([EAT + ',exits=4-2'], ['model.exit_layers', 'ascending', '(4, 2)']),
@@ -120,14 +115,9 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def in_the_checkout(repository, monkeypatch):
-  monkeypatch.chdir(repository)
-
-
 @pytest.fixture
-def refused(tmp_path, capsys, monkeypatch):
-  """Runs training, which ends with one line and touches no device."""
+def refused_early(tmp_path, refused, monkeypatch):
+  """Runs training, which touches no device and writes nothing."""
   from jax._src import xla_bridge
 
   def touched(*_, **__):
@@ -138,21 +128,15 @@ def refused(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(xla_bridge, 'backends_are_initialized', lambda: False)
 
   def run(arguments, words):
-    workdir = tmp_path / 'run'
-    with pytest.raises(SystemExit) as stop:
-      train.main([f'--workdir={workdir}', *arguments])
-    (message,) = capsys.readouterr().err.splitlines()
-    assert stop.value.code == command_line.USAGE
-    assert message.startswith('error: ')
-    assert all(word in message for word in words), message
-    assert not workdir.exists()
+    refused(train.main, [f'--workdir={tmp_path}/run', *arguments], words)
+    assert not (tmp_path / 'run').exists()
 
   return run
 
 
 @pytest.mark.parametrize(('arguments', 'words'), CASES)
-def test_one_line_names_key_and_legal_range(arguments, words, refused):
-  refused(arguments, words)
+def test_one_line_names_key_and_legal_range(arguments, words, refused_early):
+  refused_early(arguments, words)
 
 
 @pytest.mark.parametrize(
@@ -167,10 +151,12 @@ def test_one_line_names_key_and_legal_range(arguments, words, refused):
     ('return +', ['config.py: expected a file', 'invalid syntax']),
   ],
 )
-def test_a_wrong_file_is_explained_in_one_line(body, words, tmp_path, refused):
+def test_a_wrong_file_is_explained_in_one_line(
+  body, words, tmp_path, refused_early
+):
   path = tmp_path / 'config.py'
   path.write_text(f'def get_config():\n  {body}\n')
-  refused([f'--config={path}'], words)
+  refused_early([f'--config={path}'], words)
 
 
 @pytest.mark.parametrize(
@@ -204,15 +190,6 @@ def test_a_good_command_line_passes(tmp_path):
   assert config.warm_start.skip == ('head', 'cls')
   assert config.evals.test.every_steps == 7
   assert type(config.dataset.name) is str
-
-
-def test_help_teaches(capsys):
-  with pytest.raises(SystemExit) as stop:
-    train.main(['--help'])
-  text = capsys.readouterr().out
-  assert stop.value.code == 0
-  for word in ('configs/adatape/parity.py', '--config.optimizer.lr', '75'):
-    assert word in text
 
 
 def test_from_the_shell_within_seconds_and_without_traceback(tmp_path):

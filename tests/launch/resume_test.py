@@ -20,25 +20,20 @@ from train_lib.checkpoint_io import find
 
 STEPS = 60
 SMALL = (
-  '--config=configs/adatape/parity.py:n=8',
-  f'--config.stages.stage1.steps={STEPS}',
-  '--config.batch_size=32',
-  '--config.model.width=16',
-  '--config.log_every=1',
-  '--config.tensorboard=false',
-  '--config.evals.test.every_steps=20',
-  '--config.dataset.test_examples=32',
-)
+  '--config=configs/adatape/parity.py:n=8', '--config.batch_size=32',
+  f'--config.stages.stage1.steps={STEPS}', '--config.model.width=16',
+  '--config.log_every=1', '--config.tensorboard=false',
+  '--config.evals.test.every_steps=20', '--config.dataset.test_examples=32',
+)  # fmt: skip
 EVERY_7 = '--config.checkpoint.every_steps=7'
 NEVER = '--config.checkpoint.every_steps=0'
-CUBE = (
-  '--config.mesh.data=2', '--config.mesh.fsdp=2', '--config.mesh.tensor=2'
+FSDP = '--config.mesh.fsdp=2'
+CUBE = ('--config.mesh.data=2', FSDP, '--config.mesh.tensor=2')
+DIVERGING = (
+  '--config.optimizer.lr=1000', '--config.optimizer.name=sgd',
+  '--config.optimizer.clip_norm=0', '--config.optimizer.warmup_steps=0',
+  '--config.checkpoint.every_steps=1',
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def in_the_checkout(repository, monkeypatch):
-  monkeypatch.chdir(repository)
 
 
 def start(workdir, *extra, devices=1):
@@ -48,9 +43,9 @@ def start(workdir, *extra, devices=1):
     f'--xla_force_host_platform_device_count={devices} '
     '--xla_backend_optimization_level=0'
   )
+  command = [sys.executable, '-m', 'launch.train', *SMALL]
   return subprocess.Popen(
-    [sys.executable, '-m', 'launch.train', *SMALL, f'--workdir={workdir}',
-     *extra],
+    [*command, f'--workdir={workdir}', *extra],
     env=os.environ | {'XLA_FLAGS': flags}, stdout=subprocess.DEVNULL,
     stderr=subprocess.PIPE, text=True,
   )  # fmt: skip
@@ -61,13 +56,11 @@ def start_two(workdir, *extra):
   with socket.socket() as listener:
     listener.bind(('localhost', 0))
     peers = f'--coordinator=localhost:{listener.getsockname()[1]}'
+  flags = ('--distributed', peers, '--num_processes=2', *extra)
   return [
-    start(
-      workdir, '--distributed', peers, '--num_processes=2',
-      f'--process_id={number}', *extra, devices=2,
-    )
+    start(workdir, *flags, f'--process_id={number}', devices=2)
     for number in range(2)
-  ]  # fmt: skip
+  ]
 
 
 def finish(*processes, code=0):
@@ -77,9 +70,7 @@ def finish(*processes, code=0):
   finally:
     for process in processes:
       process.kill()
-  assert [process.returncode for process in processes] == [
-    code for _ in processes
-  ], errors
+  assert {process.returncode for process in processes} == {code}, errors
   return errors[0]
 
 
@@ -87,13 +78,13 @@ def run(workdir, *extra, **options):
   finish(start(workdir, *extra, **options))
 
 
-def stop_at(workdir, step, number, code, *processes):
-  """Sends a signal to the last process after a step of the run."""
+def stop_at(workdir, step, number, code, *processes, hit=0):
+  """Sends a signal to a process after a step of the run."""
   path = workdir / 'metrics.jsonl'
   while not path.exists() or f'"step": {step},' not in path.read_text():
     assert all(process.poll() is None for process in processes)
     time.sleep(0.02)
-  processes[-1].send_signal(number)
+  processes[hit].send_signal(number)
   finish(*processes, code=code)
 
 
@@ -102,19 +93,19 @@ def rows(workdir):
   return [json.loads(line) for line in text.splitlines()]
 
 
-def assert_same_losses(workdir, other):
-  for name in ('train/loss', 'train/tape_length_mean'):
-    losses = [[row[name] for row in rows(w)] for w in (workdir, other)]
-    assert len(losses[0]) == STEPS
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-
-
 def result(workdir):
   return json.loads((workdir / 'result.json').read_text())
 
 
 def flat_params(workdir):
   return jax.tree.leaves(jax.device_get(find(workdir).params()))
+
+
+def assert_same_losses(workdir, other):
+  for name in ('train/loss', 'train/tape_length_mean'):
+    losses = [[row[name] for row in rows(w)] for w in (workdir, other)]
+    assert len(losses[0]) == STEPS
+    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def assert_same_run(workdir, other):
@@ -133,12 +124,17 @@ def uninterrupted(tmp_path_factory, request):
   return workdir
 
 
+def first_is_slow(*rows):
+  """All cases but the first run at night."""
+  marks = [pytest.mark.slow, *[pytest.mark.nightly] * (len(rows) - 1)]
+  return [
+    pytest.param(*row, marks=mark)
+    for row, mark in zip(rows, marks, strict=True)
+  ]
+
+
 @pytest.mark.parametrize(
-  'step',
-  [
-    pytest.param(31, marks=pytest.mark.slow),
-    *(pytest.param(n, marks=pytest.mark.nightly) for n in (3, 12, 22, 45, 58)),
-  ],
+  'step', first_is_slow((31,), (3,), (12,), (22,), (45,), (58,))
 )
 def test_kill_9_and_restart_is_bit_identical(step, uninterrupted, tmp_path):
   kill = signal.SIGKILL
@@ -170,19 +166,13 @@ def test_a_finished_run_is_not_run_again(uninterrupted):
   assert result(uninterrupted)['accuracy'] >= 0.0
 
 
-MESHES = [
-  (2, 1, ()), (1, 4, ()), (8, 1, ()), (2, 4, ()), (4, 1, ()), (4, 4, ()),
-  (8, 1, CUBE),
-]  # fmt: skip
-
-
 @pytest.mark.parametrize(
   ('devices', 'num_micro', 'extra'),
-  [
-    pytest.param(8, 4, ('--config.mesh.fsdp=2',), marks=pytest.mark.slow),
-    *(pytest.param(*mesh, marks=pytest.mark.nightly) for mesh in MESHES),
-  ],
-)
+  first_is_slow(
+    (8, 4, [FSDP]), (2, 1, ()), (1, 4, ()), (8, 1, ()), (2, 4, ()), (4, 1, ()),
+    (4, 4, ()), (8, 1, CUBE),
+  ),
+)  # fmt: skip
 def test_devices_and_accumulation_give_the_same_losses(
   uninterrupted, tmp_path, devices, num_micro, extra
 ):
@@ -198,16 +188,13 @@ def test_two_processes_equal_one(uninterrupted, tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_to_one_stops_both_at_one_step_and_they_go_on(tmp_path):
-  endless = (
-    NEVER,
-    '--config.stages.stage1.steps=1000000',
-    '--config.evals.test.every_steps=0',
-  )
+def test_a_signal_to_one_stops_both_at_one_step_and_they_go_on(tmp_path):
+  endless = ('stages.stage1.steps=1000000', 'evals.test.every_steps=0')
+  flags = (NEVER, *(f'--config.{field}' for field in endless))
   last = 0
-  for _ in range(2):
-    step = last + 5
-    stop_at(tmp_path, step, signal.SIGTERM, 75, *start_two(tmp_path, *endless))
+  for number, hit in ((signal.SIGTERM, 1), (signal.SIGINT, 0)):
+    step, two = last + 5, start_two(tmp_path, *flags)
+    stop_at(tmp_path, step, number, 75, *two, hit=hit)
     last = rows(tmp_path)[-1]['step']
     assert last >= step
   assert [row['step'] for row in rows(tmp_path)] == list(range(1, last + 1))
@@ -215,12 +202,7 @@ def test_sigterm_to_one_stops_both_at_one_step_and_they_go_on(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_is_not_finite_stops_and_names_the_step(tmp_path):
-  process = start(
-    tmp_path, '--config.optimizer.lr=1000', '--config.optimizer.name=sgd',
-    '--config.optimizer.clip_norm=0', '--config.optimizer.warmup_steps=0',
-    '--config.checkpoint.every_steps=1',
-  )  # fmt: skip
-  error = finish(process, code=3)
+  error = finish(start(tmp_path, *DIVERGING), code=3)
   assert 'not finite' in error
   bad_step = int(error.split('step ')[1].split(':')[0])
   assert all(np.isfinite(leaf).all() for leaf in flat_params(tmp_path))

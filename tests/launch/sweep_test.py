@@ -20,11 +20,6 @@ PARITY = 'configs/adatape/parity.py:n=8'
 RATES = 'optimizer.lr=0.01\noptimizer.lr=0.03\noptimizer.lr=0.02\n'
 
 
-@pytest.fixture(autouse=True)
-def in_the_checkout(repository, monkeypatch):
-  monkeypatch.chdir(repository)
-
-
 def flags(tmp_path, text, metric='test/accuracy', config=PARITY, **others):
   path = tmp_path / 'list.txt'
   path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -38,25 +33,13 @@ def read_runs(given):
   return sweep.read_runs(sweep.main.parse(given))
 
 
-def refused(given, capsys):
-  """Returns the one line that a command ends with."""
-  with pytest.raises(SystemExit) as stop:
-    sweep.main(given)
-  (error,) = capsys.readouterr().err.splitlines()
-  assert stop.value.code == command_line.USAGE
-  return error
-
-
 def test_lines_and_their_directories(tmp_path):
-  lines = """\
-# learning rates
-
-optimizer.lr=0.001 batch_size=16  # the first
-optimizer.lr=1e-4 batch_size=16
-\t
-optimizer.lr=0.01 'checkpoint.best_metric=test/a b'
-"""
-  lines += f'checkpoint.best_metric=test/../{"y" * 300}'
+  lines = (
+    '# learning rates\n\noptimizer.lr=0.001 batch_size=16  # the first\n'
+    'optimizer.lr=1e-4 batch_size=16\n\t\n'
+    "optimizer.lr=0.01 'checkpoint.best_metric=test/a b'\n"
+    f'checkpoint.best_metric=test/../{"y" * 300}'
+  )
   runs = read_runs(flags(tmp_path, lines))
   assert [run.name for run in runs[:3]] == [
     'optimizer.lr=0.001 batch_size=16', 'optimizer.lr=1e-4 batch_size=16',
@@ -97,14 +80,12 @@ optimizer.lr=0.01 'checkpoint.best_metric=test/a b'
   ],
 )  # fmt: skip
 def test_a_wrong_line_or_flag_is_named_before_anything_runs(
-  text, words, tmp_path, capsys, monkeypatch
+  text, words, tmp_path, refused, monkeypatch
 ):
   monkeypatch.setattr(sweep, 'train', None)
-  changes = {}
-  if isinstance(text, dict):
-    text, changes = 'batch_size=8', text
-  error = refused(flags(tmp_path, text, **changes), capsys)
-  assert all(word in error for word in words), error
+  is_flag = isinstance(text, dict)
+  text, changes = ('batch_size=8', text) if is_flag else (text, {})
+  refused(sweep.main, flags(tmp_path, text, **changes), words)
   assert not (tmp_path / 'runs').exists()
 
 
@@ -184,9 +165,9 @@ def test_a_run_that_was_stopped_stops_the_others(
   assert not (tmp_path / 'runs' / 'sweep.csv').exists()
 
 
-def test_a_metric_that_no_run_has_is_named(tmp_path, trained, capsys):
-  error = refused(flags(tmp_path, RATES, metric='test/acuracy'), capsys)
-  assert '--metric: expected one of test/accuracy, got' in error
+def test_a_metric_that_no_run_has_is_named(tmp_path, trained, refused):
+  expected = '--metric: expected one of test/accuracy, got'
+  refused(sweep.main, flags(tmp_path, RATES, 'test/acuracy'), [expected])
   # It is seen after the first run, which is not lost.
   assert trained[0] == ['0.01']
   assert sweep.main(flags(tmp_path, RATES)) == 0
@@ -237,15 +218,11 @@ def test_a_signal_reaches_the_training_once(number, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('program', 'code'),
-  [
-    ('import sys; sys.exit(3)', 3),
-    ('pass', 0),
-    ('import os; os.kill(os.getpid(), 9)', 137),
-  ],
+  ('end', 'code'),
+  [('sys.exit(3)', 3), ('0', 0), ('os.kill(os.getpid(), 9)', 137)],
 )
-def test_exit_codes_are_those_of_a_shell(program, code):
-  assert sweep.train([sys.executable, '-c', program]) == code
+def test_exit_codes_are_those_of_a_shell(end, code):
+  assert sweep.train([sys.executable, '-c', f'import os, sys; {end}']) == code
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,19 @@ import os
 import random
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 import time
 import warnings
 import zlib
 
 import pytest
 
-from tests.train_lib.states import folders, noise, restored_step, save_all
+from tests.train_lib.states import (
+  folders,
+  noise,
+  restored_step,
+  save_all,
+  start_python,
+)
 from train_lib import checkpoint_io
 from train_lib.checkpoint import Checkpointer
 from train_lib.checkpoint_io import (
@@ -47,33 +50,25 @@ def hashes(directory):
   }
 
 
-def flipped(data, rng):
-  data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-  return data
+def damage(path, kind, rng):
+  data = bytearray(path.read_bytes())
+  start = rng.randrange(len(data))
+  if kind == 'flip':
+    data[start] ^= 1 << rng.randrange(8)
+  elif kind == 'zero':
+    while not any(data[start : start + 16]):
+      start = rng.randrange(len(data))
+    data[start : start + 16] = bytes(len(data[start : start + 16]))
+  elif kind == 'truncate':
+    del data[start:]
+  path.unlink()
+  if kind == 'replace':
+    path.mkdir()
+  elif kind != 'delete':
+    path.write_bytes(data)
 
 
-def zeroed(data, rng):
-  start = 0
-  while not any(data[start : start + 16]):
-    start = rng.randrange(len(data))
-  return (
-    data[:start] + bytes(len(data[start : start + 16])) + data[start + 16 :]
-  )
-
-
-def replaced(path, change, rng):
-  path.write_bytes(change(bytearray(path.read_bytes()), rng))
-
-
-DAMAGES = {
-  'flip': lambda path, rng: replaced(path, flipped, rng),
-  'zero': lambda path, rng: replaced(path, zeroed, rng),
-  'truncate': lambda path, rng: os.truncate(
-    path, rng.randrange(path.stat().st_size)
-  ),
-  'delete': lambda path, rng: path.unlink(),
-  'replace': lambda path, rng: (path.unlink(), path.mkdir()),
-}
+DAMAGES = ('flip', 'zero', 'truncate', 'delete', 'replace')
 LATER = checkpoint_io.WRITTEN_LATER
 
 
@@ -87,11 +82,10 @@ def test_all_damage_is_found_named_and_survived(good, tmp_path, count):
     for path in sorted((good / '2').rglob('*'))
     if path.is_file() and path.name not in LATER
   ]
-  damages = list(DAMAGES.values())
   for case in range(count):
     directory = shutil.copytree(good, tmp_path / str(case))
     path = directory / rng.choice(files)
-    damages[case % len(damages)](path, rng)
+    damage(path, DAMAGES[case % len(DAMAGES)], rng)
     before = hashes(directory)
     with pytest.warns(CheckpointWarning, match='step 1') as warned:
       assert restored_step(directory) == 1
@@ -100,12 +94,12 @@ def test_all_damage_is_found_named_and_survived(good, tmp_path, count):
     shutil.rmtree(directory)
 
 
-@pytest.mark.parametrize('damage', DAMAGES.values(), ids=DAMAGES)
-def test_files_written_after_the_manifest_are_not_needed(two_steps, damage):
+@pytest.mark.parametrize('kind', DAMAGES)
+def test_files_written_after_the_manifest_are_not_needed(two_steps, kind):
   (two_steps / '2' / 'new').write_bytes(b'a file that is not listed')
   for name in LATER:
     if (two_steps / '2' / name).exists():
-      damage(two_steps / '2' / name, random.Random(0))
+      damage(two_steps / '2' / name, kind, random.Random(0))
   assert restored_step(two_steps) == 2
 
 
@@ -113,32 +107,28 @@ def test_every_bit_of_a_manifest_counts(two_steps):
   path = two_steps / '2' / checkpoint_io.MANIFEST
   text = path.read_bytes()
   for position in range(len(text)):
-    damaged = bytearray(text)
-    damaged[position] ^= 1 << position % 8
-    path.write_bytes(damaged)
-    assert checkpoint_io.verify(path.parent), position
-    path.write_bytes(text[:position])
-    assert checkpoint_io.verify(path.parent), position
+    flipped = bytearray(text)
+    flipped[position] ^= 1 << position % 8
+    for damaged in (flipped, text[:position]):
+      path.write_bytes(damaged)
+      assert checkpoint_io.verify(path.parent), position
 
 
-@pytest.mark.parametrize(
-  'change',
-  [
-    lambda files: 3,
-    lambda files: {},
-    lambda files: files | {'_METADATA': 1},
-    lambda files: {f'../2/{name}': entry for name, entry in files.items()},
-  ],
-)
+@pytest.mark.parametrize('content', [3, {}, 'a number', 'elsewhere'])
 @pytest.mark.parametrize('consistent', [False, True])
-def test_a_foreign_manifest_is_damage(two_steps, change, consistent):
+def test_a_foreign_manifest_is_damage(two_steps, content, consistent):
   path = two_steps / '2' / checkpoint_io.MANIFEST
-  content = json.loads(path.read_text())
-  content['files'] = change(content['files'])
+  manifest = json.loads(path.read_text())
+  files = manifest['files']
+  changed = {
+    'a number': files | {'_METADATA': 1},
+    'elsewhere': {f'../2/{name}': entry for name, entry in files.items()},
+  }
+  manifest['files'] = changed.get(str(content), content)
   if consistent:
-    body = json.dumps(content['files'], sort_keys=True)
-    content['crc32'] = f'{zlib.crc32(body.encode()):08x}'
-  path.write_text(json.dumps(content, sort_keys=True))
+    body = json.dumps(manifest['files'], sort_keys=True)
+    manifest['crc32'] = f'{zlib.crc32(body.encode()):08x}'
+  path.write_text(json.dumps(manifest, sort_keys=True))
   with pytest.warns(CheckpointWarning, match='step 1'):
     assert restored_step(two_steps) == 1
 
@@ -171,7 +161,6 @@ def test_a_run_sets_a_damaged_step_aside(two_steps):
 # Of several failing writes orbax awaits one; the others end without a loop.
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 def test_a_full_disk_is_a_clear_error_and_saving_resumes(tmp_path):
-  """The kernel refuses to let a file grow, as it does on a full disk."""
   size = 1 << 18  # 1 MiB of noise, which cannot be compressed
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
   with Checkpointer(tmp_path) as checkpointer:
@@ -241,38 +230,20 @@ def test_leftovers_of_a_killed_save_are_removed(two_steps):
   assert not leftover.exists()
 
 
-ENDLESS_SAVING = """
+KILL_SIZE = 1 << 18
+ENDLESS_SAVING = f"""
 import sys
 from tests.train_lib.states import noise
 from train_lib.checkpoint import Checkpointer
 
-directory, size = sys.argv[1], int(sys.argv[2])
-checkpointer = Checkpointer(directory)
-restored = checkpointer.restore(noise(0, size))
+checkpointer = Checkpointer(sys.argv[1])
+restored = checkpointer.restore(noise(0, {KILL_SIZE}))
 step = restored[1].step if restored else 0
 while True:
   step += 1
-  checkpointer.save(step, noise(step, size))
+  checkpointer.save(step, noise(step, {KILL_SIZE}))
   print(step, flush=True)
 """
-KILL_SIZE = 1 << 18
-
-
-def kill_while_saving(directory, repository, rng):
-  """Runs a process that saves all the time, and kills it; the last step."""
-  process = subprocess.Popen(
-    [sys.executable, '-c', ENDLESS_SAVING, str(directory), str(KILL_SIZE)],
-    cwd=repository,
-    env=os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(repository)},
-    stdout=subprocess.PIPE,
-    text=True,
-  )
-  with process:
-    for _ in range(rng.randint(2, 4)):
-      step = int(process.stdout.readline())
-    time.sleep(rng.uniform(0, 0.3))
-    os.kill(process.pid, signal.SIGKILL)
-  return step
 
 
 @pytest.mark.parametrize(
@@ -283,7 +254,11 @@ def test_every_kill_leaves_a_checkpoint_to_go_on_from(
 ):
   rng = random.Random(kills)
   for _ in range(kills):
-    step = kill_while_saving(tmp_path, repository, rng)
+    with start_python(ENDLESS_SAVING, repository, tmp_path) as process:
+      for _ in range(rng.randint(2, 4)):
+        step = int(process.stdout.readline())
+      time.sleep(rng.uniform(0, 0.3))
+      process.kill()
     with warnings.catch_warnings():
       warnings.simplefilter('error', CheckpointWarning)  # none is damaged
       # The save before was waited for.

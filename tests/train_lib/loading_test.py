@@ -18,13 +18,20 @@ def test_info_survives_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'content', [None, '{', '{"input_key": 1}', '[]', '{"a": 1}']
-)
-def test_damaged_info_is_named(tmp_path, content):
-  if content is not None:
-    (tmp_path / 'dataset_info.json').write_text(content)
-  with pytest.raises(InvalidDataError, match=r'dataset_info\.json is damaged'):
-    loading.load_info(tmp_path)
+  ('file', 'load', 'contents'),
+  [
+    ('dataset_info.json', loading.load_info,
+     (None, '{', '{"input_key": 1}', '[]', '{"a": 1}')),
+    ('config.json', loading.load_config,
+     ('', '{', '[]', 'null', '{"task": NaN}', '{"task": "x"}')),
+  ],
+)  # fmt: skip
+def test_a_damaged_file_is_named(tmp_path, file, load, contents):
+  for content in contents:
+    if content is not None:
+      (tmp_path / file).write_text(content)
+    with pytest.raises(InvalidDataError, match=f'{file} is damaged'):
+      load(tmp_path)
 
 
 @pytest.mark.parametrize('key', ['--workdir', 'loss.teacher'])
@@ -34,17 +41,7 @@ def test_a_missing_run_names_the_field_that_has_it(tmp_path, key):
   assert error.value.field == key
 
 
-@pytest.mark.parametrize(
-  'content', ['', '{', '[]', 'null', '{"task": NaN}', '{"task": "x"}']
-)
-def test_a_damaged_configuration_is_named(tmp_path, content):
-  (tmp_path / 'config.json').write_text(content)
-  with pytest.raises(InvalidDataError, match=r'config\.json is damaged'):
-    loading.load_config(tmp_path)
-
-
 def test_a_run_needs_its_own_directory_only(tmp_path):
-  """The files that it started from may be gone."""
   (tmp_path / 'config.json').write_text(
     '{"warm_start": {"workdir": "/gone"}, "loss": {"teacher": "/gone"}, '
     '"dataset": {"tokenizer": "/gone", "length_buckets": [1, 2]}}'

@@ -1,5 +1,9 @@
 """States of a trainer, small and random, and checkpoints of them."""
 
+import os
+import subprocess
+import sys
+
 import flax
 import jax
 import jax.numpy as jnp
@@ -47,27 +51,21 @@ def make_state(seed=0, devices=1, ema=False, dtype=jnp.float32, width=8):
     rng=jax.random.key_data(jax.random.key(seed)),
     ema_params=jax.tree.map(lambda x: 2 * x, params) if ema else None,
   )
+  split, whole = (NamedSharding(mesh, PartitionSpec(*d)) for d in ('d', ''))
   return jax.tree.map(
-    lambda x: jax.device_put(
-      x, NamedSharding(mesh, PartitionSpec(*(['d'] if x.ndim == 2 else [])))
-    ),
-    state,
+    lambda x: jax.device_put(x, split if x.ndim == 2 else whole), state
   )
 
 
 def noise(step, size=256):
   """A state of one array."""
-  values = np.random.default_rng(step).normal(size=size)
-  return {
-    'params': {'w': jnp.asarray(values, jnp.float32)},
-    'step': jnp.int32(step),
-  }
+  values = np.random.default_rng(step).normal(size=size).astype(np.float32)
+  return {'params': {'w': jnp.asarray(values)}, 'step': jnp.int32(step)}
 
 
 def abstract(state):
   return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-    state,
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
   )
 
 
@@ -98,3 +96,12 @@ def restored_step(directory, state=None):
 
 def folders(directory):
   return sorted(path.name for path in directory.iterdir())
+
+
+def start_python(code, repository, *arguments, flags='', **options):
+  """Starts a process with its own devices, whose stdout is read."""
+  return subprocess.Popen(
+    [sys.executable, '-c', code, *map(str, arguments)], cwd=repository,
+    env=os.environ | {'XLA_FLAGS': flags, 'PYTHONPATH': str(repository)},
+    stdout=subprocess.PIPE, text=True, **options,
+  )  # fmt: skip
