@@ -108,11 +108,6 @@ def test_confidence_exit_equals_a_loop(threshold):
   np.testing.assert_array_equal(exits, expected)
 
 
-def test_threshold_is_inclusive_and_the_last_head_takes_the_rest():
-  heads = np.array([[[0.8, 0.2], [0.79, 0.21]], [[0.5, 0.5], [0.6, 0.4]]])
-  assert predictions.confidence_exit(heads, 0.8).tolist() == [0, 1]
-
-
 def test_confidence_rounds_as_it_does_when_serving():
   # A margin of 17 nats is a probability of 1 in float32, not in float64.
   logits = np.array([[[17.0, 0.0]], [[0.0, 0.0]]])

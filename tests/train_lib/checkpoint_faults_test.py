@@ -1,7 +1,6 @@
 """Faults are injected: damaged files, a full disk, kill -9."""
 
 import errno
-import hashlib
 import json
 import os
 import random
@@ -42,12 +41,9 @@ def two_steps(good, tmp_path):
   return shutil.copytree(good, tmp_path / 'run')
 
 
-def hashes(directory):
-  return {
-    path.relative_to(directory): hashlib.sha256(path.read_bytes()).hexdigest()
-    for path in directory.rglob('*')
-    if path.is_file()
-  }
+def contents(directory):
+  files = [path for path in sorted(directory.rglob('*')) if path.is_file()]
+  return {path.relative_to(directory): path.read_bytes() for path in files}
 
 
 def damage(path, kind, rng):
@@ -77,20 +73,16 @@ LATER = checkpoint_io.WRITTEN_LATER
 )
 def test_all_damage_is_found_named_and_survived(good, tmp_path, count):
   rng = random.Random(count)
-  files = [
-    path.relative_to(good)
-    for path in sorted((good / '2').rglob('*'))
-    if path.is_file() and path.name not in LATER
-  ]
+  files = [path for path in contents(good / '2') if path.name not in LATER]
   for case in range(count):
     directory = shutil.copytree(good, tmp_path / str(case))
-    path = directory / rng.choice(files)
+    path = directory / '2' / rng.choice(files)
     damage(path, DAMAGES[case % len(DAMAGES)], rng)
-    before = hashes(directory)
+    before = contents(directory)
     with pytest.warns(CheckpointWarning, match='step 1') as warned:
       assert restored_step(directory) == 1
     assert str(path) in str(warned[0].message)
-    assert hashes(directory) == before
+    assert contents(directory) == before
     shutil.rmtree(directory)
 
 
@@ -114,23 +106,18 @@ def test_every_bit_of_a_manifest_counts(two_steps):
       assert checkpoint_io.verify(path.parent), position
 
 
-@pytest.mark.parametrize('content', [3, {}, 'a number', 'elsewhere'])
-@pytest.mark.parametrize('consistent', [False, True])
-def test_a_foreign_manifest_is_damage(two_steps, content, consistent):
+def test_a_foreign_manifest_is_damage(two_steps):
   path = two_steps / '2' / checkpoint_io.MANIFEST
   manifest = json.loads(path.read_text())
   files = manifest['files']
-  changed = {
-    'a number': files | {'_METADATA': 1},
-    'elsewhere': {f'../2/{name}': entry for name, entry in files.items()},
-  }
-  manifest['files'] = changed.get(str(content), content)
-  if consistent:
-    body = json.dumps(manifest['files'], sort_keys=True)
-    manifest['crc32'] = f'{zlib.crc32(body.encode()):08x}'
-  path.write_text(json.dumps(manifest, sort_keys=True))
-  with pytest.warns(CheckpointWarning, match='step 1'):
-    assert restored_step(two_steps) == 1
+  elsewhere = {f'../2/{name}': entry for name, entry in files.items()}
+  for given in (3, {}, files | {'_METADATA': 1}, elsewhere):
+    body = json.dumps(given, sort_keys=True)
+    for crc in (manifest['crc32'], f'{zlib.crc32(body.encode()):08x}'):
+      changed = manifest | {'files': given, 'crc32': crc}
+      path.write_text(json.dumps(changed, sort_keys=True))
+      with pytest.warns(CheckpointWarning, match='step 1'):
+        assert restored_step(two_steps) == 1
 
 
 def test_no_good_checkpoint_is_an_error_that_names_all(two_steps):
@@ -140,8 +127,7 @@ def test_no_good_checkpoint_is_an_error_that_names_all(two_steps):
   os.truncate(damaged, 3)
   with pytest.raises(CorruptCheckpointError) as error:
     restored_step(two_steps)
-  assert str(missing) in str(error.value)
-  assert str(damaged) in str(error.value)
+  assert all(str(path) in str(error.value) for path in (missing, damaged))
 
 
 def test_a_run_sets_a_damaged_step_aside(two_steps):

@@ -97,15 +97,6 @@ def test_decay_on_bert_spares_only_biases_and_norms():
   assert mask['embeddings/token_type/embedding']
 
 
-def test_trainable_matches_paths():
-  params = {'mlp': {'kernel': 0, 'bias': 0}, 'cls': 0, 'norm': {'scale': 0}}
-  assert optimizers.trainable_mask(params, '^mlp/bias|cls') == {
-    'mlp': {'kernel': False, 'bias': True},
-    'cls': True,
-    'norm': {'scale': False},
-  }
-
-
 def constant(**fields):
   """An optimizer whose learning rate is the same in every step."""
   fields = config(schedule='constant', warmup_steps=0.0, **fields)

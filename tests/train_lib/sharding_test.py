@@ -32,13 +32,12 @@ def test_mesh_sizes(sizes, expected):
   assert tuple(mesh.shape[axis] for axis in sharding.AXES) == expected
 
 
-def split(sizes, shape, *names):
-  """How an array with these axes is split over a mesh."""
+def placed(shape, names, sizes=None):
+  """An array with these axes on a mesh."""
   array = jax.ShapeDtypeStruct(shape, jnp.float32)
   boxed = {'x': nn.LogicallyPartitioned(array, names)}
-  found = sharding.abstract(boxed, sharding.make_mesh(sizes))['x']
-  assert (found.shape, found.dtype) == (shape, jnp.float32)
-  return tuple(found.sharding.spec)
+  mesh = sizes and sharding.make_mesh(sizes)
+  return sharding.abstract(boxed, mesh)['x']
 
 
 @pytest.mark.parametrize(
@@ -53,12 +52,14 @@ def split(sizes, shape, *names):
   ],
 )  # fmt: skip
 def test_arrays_follow_their_logical_names(sizes, shape, names, expected):
-  assert split(sizes, shape, *names) == expected
+  found = placed(shape, names, sizes)
+  assert (found.shape, found.dtype) == (shape, jnp.float32)
+  assert tuple(found.sharding.spec) == expected
 
 
 def test_a_misspelt_axis_is_an_error_and_not_replicated():
   with pytest.raises(ValueError, match='embde'):
-    split(dict(data=8), (4,), 'embde')
+    placed((4,), ('embde',), dict(data=8))
 
 
 def test_rows_keep_their_order_over_devices():
@@ -69,6 +70,5 @@ def test_rows_keep_their_order_over_devices():
 
 
 def test_without_a_mesh_arrays_are_on_the_first_device():
-  params = {'x': nn.LogicallyPartitioned(jnp.zeros(4), ('embed',))}
-  found = sharding.abstract(params, None)['x'].sharding
-  assert found.device_set == {jax.devices()[0]}
+  devices = placed((4,), ('embed',)).sharding.device_set
+  assert devices == {jax.devices()[0]}

@@ -7,10 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from dataset_lib import builder
 from launch import config_flags
 from train_lib import checkpoint_io as form
-from train_lib import config_schema, loading, trainer
+from train_lib import config_schema, trainer
 from train_lib.task import Task
 
 pytestmark = pytest.mark.slow
@@ -107,17 +106,6 @@ def test_restored_parameters_are_the_average(run):
 def test_assets_are_saved_once_and_a_trace(run):
   assert (run[0] / 'asset').read_text() == 'TapeClassification'
   assert list((run[0] / 'profile').rglob('*.xplane.pb'))
-
-
-def test_a_run_says_what_its_data_was(run, monkeypatch):
-  config = loading.load_config(run[0])
-  info = builder.build_source(config.dataset, 'train').info
-  assert loading.load_info(run[0]) == info
-  content = json.loads((run[0] / 'dataset_info.json').read_text())
-  assert content['input_shape'] == [4]
-  # The task is then rebuilt without the data.
-  monkeypatch.setattr(builder, 'build_source', None)
-  assert loading.load_task(run[0], config).info == info
 
 
 def test_a_warm_start_begins_with_the_other_average(run, tmp_path):

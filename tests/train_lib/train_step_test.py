@@ -9,7 +9,7 @@ import pytest
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Average
 from train_lib.task import Task
-from train_lib.train_step import init_state, make_train_step, split_rows
+from train_lib.train_step import init_state, make_train_step
 
 INFO = DatasetInfo('x', (3,), 'float32', 2, (), 16)
 
@@ -135,8 +135,3 @@ def test_a_step_that_is_not_finite_changes_nothing_but_counters():
     )
   again, _ = step(bad, {}, make_batch(), knobs)
   assert int(again.nonfinite) == 0
-
-
-def test_micro_batches_are_interleaved_rows():
-  rows = split_rows(jnp.arange(6), 3)
-  np.testing.assert_array_equal(rows, [[0, 3], [1, 4], [2, 5]])

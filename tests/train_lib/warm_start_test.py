@@ -1,12 +1,9 @@
 """Warm start: explicit renames, and every leftover is listed."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
 from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -52,12 +49,6 @@ def test_replaces_all_parameters_and_keeps_the_sharding(workdir, folder):
   started = warm_start(params, workdir / folder)
   assert_trees_equal(started, SAVED)
   assert all(leaf.sharding == where for leaf in jax.tree.leaves(started))
-
-
-def test_takes_the_average_if_there_is_one(tmp_path):
-  state = {'params': SAVED, 'ema_params': jax.tree.map(jnp.cos, SAVED)}
-  save_all(tmp_path, [1], lambda _: state)
-  assert_trees_equal(warm_start(fresh(), tmp_path), state['ema_params'])
 
 
 def test_renames_are_applied_in_turn_to_the_names_of_the_checkpoint(workdir):
@@ -126,14 +117,6 @@ def pretrained(tmp_path_factory):
   return directory, params
 
 
-def rewrite(directory, target, change=dict, **fields):
-  """A copy of the checkpoint with other tensors and fields."""
-  tensors = safetensors.numpy.load_file(directory / convert.WEIGHTS)
-  safetensors.numpy.save_file(change(tensors), target / convert.WEIGHTS)
-  config = json.loads((directory / 'config.json').read_text())
-  (target / 'config.json').write_text(json.dumps(config | fields))
-
-
 def test_replaces_by_a_hugging_face_model_and_keeps_the_sharding(pretrained):
   directory, params = pretrained
   begun, where = placed(bert_params(1), 2)
@@ -156,43 +139,3 @@ def test_a_head_of_another_task_is_skipped_explicitly(pretrained):
   started = warm_start(fresh, directory, skip=('^head/', '^exit_'))
   same = {name: fresh[name] for name in ('head', 'exit_1')}
   assert_trees_equal(started, params | same)
-
-
-def encoder_alone(tensors):
-  return {
-    name.removeprefix('bert.'): tensor
-    for name, tensor in tensors.items()
-    if 'pooler' not in name and 'classifier' not in name
-  }
-
-
-def test_a_bare_encoder_lacks_pooler_and_head(pretrained, tmp_path):
-  directory, params = pretrained
-  rewrite(directory, tmp_path, encoder_alone)
-  fresh = bert_params(1)
-  with pytest.raises(ValueError, match=r'pooler/bias: expected.*got nothing'):
-    warm_start(fresh, tmp_path, skip=('^head/',))
-  started = warm_start(fresh, tmp_path, skip=('^head/', '^pooler/'))
-  assert_trees_equal(started['pooler'], fresh['pooler'])
-  assert_trees_equal(started['block_0'], params['block_0'])
-
-
-def test_half_precision_is_cast_and_said(pretrained, tmp_path, caplog):
-  directory, params = pretrained
-
-  def half(tree):
-    return jax.tree.map(lambda x: np.asarray(x).astype(np.float16), tree)
-
-  rewrite(directory, tmp_path, half)
-  with caplog.at_level('INFO', logger='absl'):
-    started = warm_start(bert_params(1), tmp_path)
-  assert "cast: ('float16',)" in caplog.text
-  assert_trees_equal(started, half(params))
-  dtypes = {leaf.dtype for leaf in jax.tree.leaves(started)}
-  assert dtypes == {jnp.dtype('float32')}
-
-
-def test_an_unusable_hugging_face_model_is_explained(pretrained, tmp_path):
-  rewrite(pretrained[0], tmp_path, is_decoder=True)
-  with pytest.raises(ValueError, match='is_decoder: expected False'):
-    warm_start(bert_params(1), tmp_path)
