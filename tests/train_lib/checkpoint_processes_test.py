@@ -1,14 +1,13 @@
 """Two processes share a run: they must take the same decisions."""
 
-import os
 import socket
 import subprocess
-import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.train_lib.states import folders, start_python
 from train_lib.checkpoint import Checkpointer
 
 RUN = """
@@ -19,6 +18,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from train_lib.checkpoint import Checkpointer
 
 directory, address, index = sys.argv[1], sys.argv[2], int(sys.argv[3])
+warnings.simplefilter('default')
 jax.distributed.initialize(address, 2, index)
 mesh = jax.make_mesh((4,), ('d',), axis_types=(AxisType.Auto,))
 split = NamedSharding(mesh, PartitionSpec('d'))
@@ -55,26 +55,20 @@ def test_two_processes_fall_back_to_the_same_step_and_go_on(
 ):
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
-    address = f'127.0.0.1:{free.getsockname()[1]}'
+    given = tmp_path, f'127.0.0.1:{free.getsockname()[1]}'
   flags = '--xla_force_host_platform_device_count=2'
+  options = dict(flags=flags, stderr=subprocess.PIPE)
   processes = [
-    subprocess.Popen(
-      [sys.executable, '-c', RUN, str(tmp_path), address, str(index)],
-      cwd=repository,
-      env=os.environ | {'XLA_FLAGS': flags, 'PYTHONWARNINGS': 'default'},
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-    )
+    start_python(RUN, repository, *given, index, **options)
     for index in range(2)
   ]
   results = [process.communicate(timeout=120) for process in processes]
   assert [process.returncode for process in processes] == [0, 0], results
-  last = [output.splitlines()[-1] for output, _ in results]
-  assert last == ['restored 1'] * 2
+  assert [output.splitlines()[-1] for output, _ in results] == [
+    'restored 1', 'restored 1'
+  ]  # fmt: skip
   assert 'DAMAGED CHECKPOINT' in results[0][1]
-  names = sorted(path.name for path in tmp_path.iterdir())
-  assert names == ['3', '4', 'set_aside']
+  assert folders(tmp_path) == ['3', '4', 'set_aside']
   with Checkpointer(tmp_path) as checkpointer:
     state, _ = checkpointer.restore({'w': jnp.zeros(16)})
   np.testing.assert_array_equal(state['w'], np.arange(16) + 4)

@@ -1,15 +1,15 @@
 """Whole runs: frozen stages, knobs, averages, bfloat16, warm start, traces."""
 
 import json
+import pathlib
 import sys
 
 import numpy as np
 import pytest
 
-from dataset_lib import builder
 from launch import config_flags
 from train_lib import checkpoint_io as form
-from train_lib import config_schema, loading, trainer
+from train_lib import config_schema, trainer
 from train_lib.task import Task
 
 pytestmark = pytest.mark.slow
@@ -18,13 +18,9 @@ DECAY = 0.5
 STEPS = 2  # of each stage
 
 
-@pytest.fixture(autouse=True)
-def in_the_checkout(repository, monkeypatch):
-  monkeypatch.chdir(repository)
-
-
 def train(workdir, *overrides, **stages):
-  config = config_flags.load_config('configs/adatape/parity.py:n=4', [
+  file = pathlib.Path(__file__).parents[2] / 'configs/adatape/parity.py'
+  config = config_flags.load_config(f'{file}:n=4', [
     'batch_size=8', 'mesh.data=1', 'log_every=1', 'tensorboard=false',
     'loader.num_threads=1', 'model.depth=2', 'model.width=16',
     'model.mlp_dim=16', 'model.num_heads=2', 'optimizer.warmup_steps=0',
@@ -51,29 +47,20 @@ def save_asset(task, directory):
 
 
 @pytest.fixture(scope='module')
-def run(tmp_path_factory, request):
+def run(tmp_path_factory):
   """A run of two stages, the second of the head alone; (workdir, rows)."""
   workdir = tmp_path_factory.mktemp('runs') / 'staged'
+  knobs = {'tape_weight': ('linear', 0, 9)}
   with pytest.MonkeyPatch.context() as patch:
-    patch.chdir(request.config.rootpath)
     # The profiler need not look for TensorFlow here.
     patch.setitem(sys.modules, 'tensorflow', None)
     patch.setattr(Task, 'save_assets', save_asset)
     rows = train(
-      workdir,
-      'dtype=bfloat16',
-      f'ema_decay={DECAY}',
-      'checkpoint.every_steps=1',
-      'checkpoint.keep=10',
-      'profile.start_step=1',
-      'profile.steps=1',
-      stage1=dict(steps=STEPS),
-      stage2=dict(
-        steps=STEPS,
-        trainable='^head/',
-        knobs={'tape_weight': ('linear', 0, 9)},
-      ),
-    )
+      workdir, 'dtype=bfloat16', f'ema_decay={DECAY}',
+      'checkpoint.every_steps=1', 'checkpoint.keep=10', 'profile.start_step=1',
+      'profile.steps=1', stage1=dict(steps=STEPS),
+      stage2=dict(steps=STEPS, trainable='^head/', knobs=knobs),
+    )  # fmt: skip
   return workdir, rows
 
 
@@ -116,33 +103,14 @@ def test_restored_parameters_are_the_average(run):
   assert not np.array_equal(restored['head/kernel'], new['head/kernel'])
 
 
-def test_assets_are_saved_once(run):
+def test_assets_are_saved_once_and_a_trace(run):
   assert (run[0] / 'asset').read_text() == 'TapeClassification'
-
-
-def test_a_run_says_what_its_data_was(run, monkeypatch):
-  config = loading.load_config(run[0])
-  info = builder.build_source(config.dataset, 'train').info
-  assert loading.load_info(run[0]) == info
-  content = json.loads((run[0] / 'dataset_info.json').read_text())
-  assert content['input_shape'] == [4]
-  # The task is then rebuilt without the data.
-  monkeypatch.setattr(builder, 'build_source', None)
-  assert loading.load_task(run[0], config).info == info
-
-
-def test_a_trace_is_written(run):
   assert list((run[0] / 'profile').rglob('*.xplane.pb'))
 
 
 def test_a_warm_start_begins_with_the_other_average(run, tmp_path):
-  workdir, other = tmp_path / 'warm', run[0]
-  train(
-    workdir,
-    f'warm_start.workdir={other}',
-    'seed=7',
-    stage1=dict(steps=1, trainable='^head/bias$'),
-  )
-  source, started = params(other, None, average=True), params(workdir, 1)
+  stage = dict(steps=1, trainable='^head/bias$')
+  train(tmp_path, f'warm_start.workdir={run[0]}', 'seed=7', stage1=stage)
+  source, started = params(run[0], None, average=True), params(tmp_path, 1)
   assert started.keys() == source.keys()
   assert changed(source, started) == {'head/bias'}
