@@ -1,22 +1,18 @@
 """A prepared corpus on disk: arrays that are mapped into memory.
 
   DIRECTORY/tokenizer.json
-  DIRECTORY/corpus.json             counts, and faults of the texts
-  DIRECTORY/faults.jsonl            each file that was left out, if any
-  DIRECTORY/SPLIT/tokens.npy        uint16 or int32 [M], all rows concatenated,
-                                    without special tokens
-  DIRECTORY/SPLIT/sentences.npy     int64 [S + 1], begin of each sentence in
-                                    the tokens, and their end
-  DIRECTORY/SPLIT/rows.npy          int64 [R + 1], begin of each row, and end
-  DIRECTORY/SPLIT/documents.npy     int64 [D + 1], first row of each document,
-                                    and the number of rows
+  DIRECTORY/corpus.json          counts, and faults of the texts
+  DIRECTORY/faults.jsonl         each file that was left out, if any
+  DIRECTORY/SPLIT/tokens.npy     uint16 or int32 [M], without special tokens
+  DIRECTORY/SPLIT/sentences.npy  int64 [S + 1], first token of each, then M
+  DIRECTORY/SPLIT/rows.npy       int64 [R + 1], first token of each, then M
+  DIRECTORY/SPLIT/documents.npy  int64 [D + 1], first row of each, then R
 
-SPLIT is train or validation; no file and no record is in both. Opening reads
-rows.npy, and of the other arrays only their ends.
+SPLIT is train or validation. Opening reads rows.npy, and of the other arrays
+only their ends.
 """
 
 import collections
-import contextlib
 import json
 import operator
 import os
@@ -57,37 +53,33 @@ def _dtypes(vocab_size: int) -> dict[str, np.dtype[Any]]:
 
 
 class SplitWriter:
-  """Writes the arrays of one split to a new folder; `stack` closes them."""
+  """Writes the arrays of one split to a new folder."""
 
-  def __init__(
-    self, folder: pathlib.Path, vocab_size: int, stack: contextlib.ExitStack
-  ):
+  def __init__(self, folder: pathlib.Path, vocab_size: int):
     folder.mkdir()
-    self._dtypes = _dtypes(vocab_size)
+    self._folder, self._dtypes = folder, _dtypes(vocab_size)
     self._sizes = dict.fromkeys(self._dtypes, 0)
-    self._files = {
-      name: stack.enter_context((folder / f'{name}.npy').open('xb'))
-      for name in self._dtypes
-    }
-    for file in self._files.values():
-      file.seek(_HEADER_BYTES)
+    for name in self._dtypes:
+      (folder / f'{name}.npy').write_bytes(bytes(_HEADER_BYTES))
     self._counts: collections.Counter[str] = collections.Counter()
     self._document = -1
 
   def add(self, block: Any) -> None:
-    """Appends the rows of a block, a `corpus_building.Rows`."""
+    """Appends the rows of a block, a `corpus_rows.Rows`."""
     first_token, row = self._sizes['tokens'], self._sizes['rows']
+    first_rows = []
+    for document, rows in block.documents:
+      if document != self._document:  # else it continues the last block's
+        first_rows.append(row)
+      self._document = document
+      row += rows
     self._append('tokens', block.tokens)
     for name, lengths in (
       ('sentences', block.sentence_lengths),
       ('rows', block.row_lengths),
     ):
       self._append(name, np.cumsum(lengths) - lengths + first_token)
-    for document, rows in block.documents:
-      if document != self._document:  # else it continues the last block's
-        self._append('documents', [row])
-      self._document = document
-      row += rows
+    self._append('documents', first_rows)
     self._counts.update(block.counts)
 
   def finish(self) -> dict[str, int]:
@@ -97,21 +89,19 @@ class SplitWriter:
     self._append('sentences', [counts['tokens']])
     self._append('rows', [counts['tokens']])
     self._append('documents', [counts['rows']])
-    for name, file in self._files.items():
-      header = {
-        'descr': np.lib.format.dtype_to_descr(self._dtypes[name]),
-        'fortran_order': False,
-        'shape': (self._sizes[name],),
-      }
-      file.seek(0)
-      np.lib.format.write_array_header_1_0(file, header)
-      assert file.tell() == _HEADER_BYTES
-      file.flush()
-      os.fsync(file.fileno())
+    for name, dtype in self._dtypes.items():
+      shape = (self._sizes[name],)
+      header = {'descr': dtype.str, 'fortran_order': False, 'shape': shape}
+      with (self._folder / f'{name}.npy').open('r+b') as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        assert file.tell() == _HEADER_BYTES
+        file.flush()
+        os.fsync(file.fileno())
     return {**self._counts, **counts, 'documents_with_rows': documents}
 
   def _append(self, name: str, values: Sequence[int] | np.ndarray) -> None:
-    self._files[name].write(np.asarray(values, self._dtypes[name]).tobytes())
+    with (self._folder / f'{name}.npy').open('ab') as file:
+      file.write(np.asarray(values, self._dtypes[name]).tobytes())
     self._sizes[name] += len(values)
 
 
@@ -122,37 +112,46 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
     MissingDataError: there is no corpus, or it was prepared without that split.
     InvalidDataError: a file is damaged or not the one that was written.
   """
-  max_length, vocab_size, splits = _read_manifest(directory / MANIFEST_FILE)
+  path = directory / MANIFEST_FILE
+  if not path.exists():
+    raise MissingDataError(
+      f'no prepared corpus in {directory} ({path.name} is not there): '
+      'python -m launch.prepare_corpus --input=TEXTS --out=DIRECTORY makes one'
+    )
+  try:
+    manifest = json.loads(path.read_text(encoding='utf-8'))
+    if manifest['format'] == FORMAT:
+      max_length = operator.index(manifest['max_length'])
+      vocab_size = operator.index(manifest['vocab_size'])
+      splits = [*manifest['splits']]
+  except (KeyError, TypeError, ValueError) as error:
+    raise _damaged(path, 'a manifest', repr(error)) from error
+  if manifest['format'] != FORMAT:
+    raise _damaged(path, f'format {FORMAT}', manifest['format'])
   if name not in splits:
     raise MissingDataError(
       f'no split {name!r} in {directory}, it was prepared without; '
       'launch.prepare_corpus makes one with --validation_share or --validation'
     )
-  arrays = {
-    array: _map(directory / name / f'{array}.npy', dtype)
-    for array, dtype in _dtypes(vocab_size).items()
-  }
-  split = Split(**arrays, max_length=max_length, vocab_size=vocab_size)
-  num_rows, limit = len(split.rows) - 1, max_length - SPECIAL_IN_ROW
-  for array, last in (
-    ('sentences', len(split.tokens)),
-    ('rows', len(split.tokens)),
-    ('documents', num_rows),
-  ):
+  arrays: dict[str, np.ndarray] = {}
+  for array, dtype in _dtypes(vocab_size).items():
+    path = directory / name / f'{array}.npy'
+    arrays[array] = _map(path, dtype)
+    owner = 'rows' if array == 'documents' else 'tokens'
+    last = len(arrays[owner]) - (owner == 'rows')
     first, end = arrays[array][[0, -1]].tolist()
-    if (first, end) != (0, last):
-      path = directory / name / f'{array}.npy'
+    if array != 'tokens' and (first, end) != (0, last):
       got = f'numbers from {first} to {end}'
       raise _damaged(path, f'numbers from 0 to {last}', got)
-  lengths = np.diff(split.rows)
-  if num_rows and not MIN_ROW <= lengths.min() <= lengths.max() <= limit:
+  lengths, limit = np.diff(arrays['rows']), max_length - SPECIAL_IN_ROW
+  if len(lengths) and not MIN_ROW <= lengths.min() <= lengths.max() <= limit:
     expected = f'rows of {MIN_ROW} to {limit} tokens'
     got = f'{lengths.min()} to {lengths.max()}'
     raise _damaged(directory / name / 'rows.npy', expected, got)
-  return split
+  return Split(**arrays, max_length=max_length, vocab_size=vocab_size)
 
 
-def _map(path: pathlib.Path, dtype: np.dtype[Any]) -> Shaped[np.ndarray, ' N']:
+def _map(path: pathlib.Path, dtype: np.dtype[Any]) -> np.ndarray:
   try:
     array = np.load(path, mmap_mode='r', allow_pickle=False)
   except (EOFError, OSError, ValueError) as error:
@@ -161,25 +160,6 @@ def _map(path: pathlib.Path, dtype: np.dtype[Any]) -> Shaped[np.ndarray, ' N']:
     got = f'an array of shape {array.shape} and type {array.dtype}'
     raise _damaged(path, f'numbers of type {dtype}', got)
   return np.asarray(array)
-
-
-def _read_manifest(path: pathlib.Path) -> tuple[int, int, list[str]]:
-  """Returns the length of rows, the vocabulary's size, names of splits."""
-  try:
-    manifest = json.loads(path.read_text(encoding='utf-8'))
-    if manifest['format'] == FORMAT:
-      max_length, vocab_size = map(
-        operator.index, (manifest['max_length'], manifest['vocab_size'])
-      )
-      return max_length, vocab_size, [*manifest['splits']]
-  except FileNotFoundError as error:
-    raise MissingDataError(
-      f'no prepared corpus in {path.parent} ({path.name} is not there): '
-      'python -m launch.prepare_corpus --input=TEXTS --out=DIRECTORY makes one'
-    ) from error
-  except (KeyError, TypeError, ValueError) as error:
-    raise _damaged(path, 'a manifest', repr(error)) from error
-  raise _damaged(path, f'format {FORMAT}', manifest['format'])
 
 
 def _damaged(path: pathlib.Path, expected: str, got: Any) -> InvalidDataError:

@@ -1,9 +1,7 @@
 """Prepares a corpus once: texts in, the directory of `corpus` out.
 
-The texts are read twice if a vocabulary is to be trained, else once. Reading is
-done here; sentences, token ids and rows are made by worker processes, block by
-block, and written in the order of the blocks: the same bytes whatever the
-number of processes. The directory gets its name when it is complete.
+The texts are read twice if a vocabulary is to be trained, else once. Worker
+processes encode them in blocks: the same bytes whatever their number.
 """
 
 import collections
@@ -23,15 +21,18 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Interval, MinLen
 
-from dataset_lib import atomic_file, corpus, sentencepiece_model, tokenizer
+from dataset_lib import (
+  atomic_file,
+  corpus,
+  corpus_rows,
+  sentencepiece_model,
+  tokenizer,
+)
 from dataset_lib.builder import default_num_threads
-from dataset_lib.corpus_rows import Encoder, Part, Rows, blocks
+from dataset_lib.corpus_rows import Part, Rows, blocks
 from dataset_lib.corpus_texts import ACTIONS, Faults, Texts
 from dataset_lib.errors import InvalidDataError
 from dataset_lib.fields import flag
-
-# (name of a stage, its bytes) -> called with the bytes that are done
-Progress = Callable[[str, int], Callable[[int], object]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,11 +76,10 @@ class Options:
   wrapped: bool = flag('lines are broken to a width, see above', False)
 
 
-def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
+def prepare(out: pathlib.Path, options: Options, bar: Any) -> Any:
   """Prepares a corpus in the new or empty directory `out`.
 
-  Returns:
-    The content of `corpus.json`.
+  Returns the content of `corpus.json`; `bar` is a `rich.progress.Progress`.
 
   Raises:
     ConfigError: no vocabulary of that size can be trained.
@@ -93,7 +93,8 @@ def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
   share = 0.0 if options.validation else options.validation_share
 
   def read(stage: str, faults: Faults) -> Iterator[list[Part]]:
-    advance = progress(stage, texts.size + held_out.size)
+    task = bar.add_task(stage, total=texts.size + held_out.size)
+    advance = functools.partial(bar.advance, task)
     yield from blocks(texts.paragraphs(faults, advance), share)
     yield from blocks(held_out.paragraphs(faults, advance), 1.0)
 
@@ -102,9 +103,10 @@ def prepare(out: pathlib.Path, options: Options, progress: Progress) -> Any:
     training = read('vocabulary: reading, then training', Faults())
     vocab_size = _save_tokenizer(training, folder, options)
     splits = corpus.SPLITS if options.validation or share else [corpus.TRAIN]
-    encoder = folder / corpus.TOKENIZER_FILE, options.max_length
+    path = folder / corpus.TOKENIZER_FILE
+    encode = functools.partial(corpus_rows.encode, path, options.max_length)
     processes = options.processes or default_num_threads()
-    rows = encoded(read('encoding', faults), encoder, processes)
+    rows = encoded(read('encoding', faults), encode, processes)
     counts = _write(folder, splits, vocab_size, rows, faults)
     manifest = {
       'format': corpus.FORMAT,
@@ -138,16 +140,14 @@ def _write(
   faults: Faults,
 ) -> dict[str, dict[str, int]]:
   """Writes the arrays of the splits; returns the counts of each."""
-  with contextlib.ExitStack() as stack:
-    writers = {
-      split: corpus.SplitWriter(folder / split, vocab_size, stack)
-      for split in splits
-    }
-    for rows in encoded_rows:
-      writers[rows.split].add(rows)
-      for fault in rows.faults:
-        faults.count(*fault)
-    counts = {split: writer.finish() for split, writer in writers.items()}
+  writers = {
+    split: corpus.SplitWriter(folder / split, vocab_size) for split in splits
+  }
+  for rows in encoded_rows:
+    writers[rows.split].add(rows)
+    for fault in rows.faults:
+      faults.count(*fault)
+  counts = {split: writer.finish() for split, writer in writers.items()}
   for split, written in counts.items():
     if not written['rows']:
       raise InvalidDataError(
@@ -184,15 +184,13 @@ def _save_tokenizer(
 
 
 def encoded(
-  blocks: Iterable[list[Part]], encoder: tuple[Any, ...], processes: int
+  blocks: Iterable[list[Part]],
+  encode: Callable[[list[Part]], Rows],
+  processes: int,
 ) -> Iterator[Rows]:
-  """Yields the rows of the blocks, in their order.
-
-  A few more blocks are read than are being encoded; one process is this one.
-  `encoder` has the arguments of an `Encoder`.
-  """
+  """Yields `encode(block)` in the order of the blocks, a few of them ahead."""
   if processes == 1:
-    yield from map(Encoder(*encoder), blocks)
+    yield from map(encode, blocks)
     return
   pool = concurrent.futures.ProcessPoolExecutor(
     processes,
@@ -203,7 +201,7 @@ def encoded(
   pending: collections.deque[Any] = collections.deque()
   try:
     for block in blocks:
-      pending.append(pool.submit(_encode, encoder, block))
+      pending.append(pool.submit(encode, block))
       if len(pending) > 2 * processes:
         yield pending.popleft().result()
     while pending:
@@ -218,19 +216,11 @@ def _start_worker() -> None:
   os.environ['TOKENIZERS_PARALLELISM'] = 'false'
 
 
-_worker_encoder = functools.cache(Encoder)
-
-
-def _encode(encoder: tuple[Any, ...], block: list[Part]) -> Rows:
-  return _worker_encoder(*encoder)(block)
-
-
 @contextlib.contextmanager
 def complete_or_absent(out: pathlib.Path) -> Iterator[pathlib.Path]:
   """Makes a folder that is named `out` at the end, and removed on an error.
 
-  A process that is killed leaves it behind; see `leftovers`. `out` is not
-  there, or an empty directory, or a link to one of these.
+  `out` is not there, or an empty directory, or a link to one of these.
   """
   out = out.resolve()
   out.parent.mkdir(parents=True, exist_ok=True)

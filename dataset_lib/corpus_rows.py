@@ -1,15 +1,15 @@
 """Texts of a corpus as rows of token ids: sentences, packing, encoding.
 
-Sentences are split by rules, without losing a character. A sentence ends after
-".", "!", "?" or "…" and the quotes and brackets that close there, if white
-space follows and then a word that does not begin with a small letter. None ends
-after an abbreviation ("Dr."), a single letter ("J."), letters with dots between
-("e.g.") or a number's "No.". The full stop of Chinese and Japanese needs no
-space after it. A mistake costs little: rows of training are cut elsewhere too.
+A sentence ends after ".", "!", "?" or "…" and the quotes and brackets that
+close there, if white space follows and then a word that does not begin with a
+small letter; but not after an abbreviation ("Dr."), a single letter ("J."),
+letters with dots between ("e.g.") or a number's "No.". The full stop of Chinese
+and Japanese needs no space after it.
 """
 
 import bisect
 import dataclasses
+import functools
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,11 +46,7 @@ _NUMBERED = ' no nos nr num fig figs p pp vol vols ch chap art sec par op ver '
 
 
 def split_sentences(text: str) -> list[str]:
-  """Returns the sentences of a paragraph; joined, they are the paragraph.
-
-  The end of a line is white space like any other, and part of the sentence
-  before it.
-  """
+  """Returns the sentences of a paragraph; joined, they are the paragraph."""
   sentences, start = [], 0
   for match in _END.finditer(text):
     if match[1] is None or _ends_here(text, match):
@@ -88,10 +84,9 @@ def pack(
 ) -> list[int]:
   """Returns the end of each row of a part of a document, ascending.
 
-  A row becomes two segments, so it has two tokens or more. It takes whole
-  sentences as long as they fit in `limit`. Where only one fits, the beginning
-  of the next fills the row, cut at a word, so that there is a sentence border
-  to split it at. A sentence that is longer than a row is cut at words, or
+  A row takes whole sentences as long as they fit in `limit`. Where only one
+  fits, the beginning of the next fills the row, cut at a word, so that there is
+  a sentence border to split the row at. A longer sentence is cut at words, or
   inside of a word that fills a row. Where a single token would be left at the
   end, the row before ends earlier, if the limit is above 2.
   """
@@ -140,9 +135,8 @@ def blocks(
 ) -> Iterator[list[Part]]:
   """Collects parts of one split to blocks of about `BLOCK_CHARACTERS`.
 
-  Borders of blocks follow from the text alone, so that the result does not
-  depend on the number of processes. A document that is longer than a block goes
-  on in the next one; only its rows end there.
+  A document that is longer than a block goes on in the next one; only its rows
+  end there.
   """
   block: dict[str, list[Part]] = {VALIDATION: [], TRAIN: []}
   characters = dict.fromkeys(block, 0)
@@ -169,8 +163,8 @@ def blocks(
 def _split_of(document: int, validation_share: float) -> str:
   """Returns the validation split for one document of every 1 / share.
 
-  The first of the corpus is one, so that a small corpus has one at all; of each
-  further group it is a random one.
+  Of the first group it is the first, so that a small corpus has one at all, of
+  the others a random one.
   """
   if not validation_share:
     return TRAIN
@@ -198,43 +192,23 @@ class Rows:
   faults: list[tuple[str, str, str]]
 
 
-class Encoder:
-  """Turns blocks into rows for `max_length`, by a tokenizer's file."""
+@functools.lru_cache(1)
+def _loaded(
+  path: pathlib.Path,
+) -> tuple[tokenizer.Tokenizer, Bool[np.ndarray, ' V']]:
+  given = tokenizer.load(path)
+  return given, given.word_starts()
 
-  def __init__(self, path: pathlib.Path, max_length: int):
-    self._tokenizer = tokenizer.load(path)
-    self._begins_word = self._tokenizer.word_starts()
-    self._limit = max_length - SPECIAL_IN_ROW
 
-  def __call__(self, block: Sequence[Part]) -> Rows:
-    """Returns the rows of a block."""
-    faults: list[tuple[str, str, str]] = []
-    packed = [self._pack(part, faults) for part in block]
-    tokens, sentences, rows = map(np.concatenate, zip(*packed, strict=True))
-    documents = [
-      (part.document, len(own[-1]))
-      for part, own in zip(block, packed, strict=True)
-      if len(own[-1])
-    ]
-    counts = {
-      'documents': sum(part.begins for part in block),
-      'characters': sum(
-        len(text) for part in block for text in part.paragraphs
-      ),
-      'words': int(self._begins_word[tokens].sum()),
-      'unknown_tokens': int((tokens == self._tokenizer.unk_id).sum()),
-    }
-    split = block[0].split
-    return Rows(split, tokens, sentences, rows, documents, counts, faults)
-
-  def _pack(
-    self, part: Part, faults: list[tuple[str, str, str]]
-  ) -> tuple[np.ndarray, ...]:
-    """Returns the part's tokens, and lengths of its sentences and rows."""
+def encode(path: pathlib.Path, max_length: int, block: Sequence[Part]) -> Rows:
+  """Returns the rows of a block, by a tokenizer's file."""
+  given, begins_word = _loaded(path)
+  packed, documents, faults, characters = [], [], [], 0
+  for part in block:
     texts = [text for one in part.paragraphs for text in split_sentences(one)]
-    tokens, lengths = self._tokenizer.encode_plain(texts)
+    tokens, lengths = given.encode_plain(texts)
     lengths = lengths[lengths > 0].astype(np.int64)
-    ends = pack(lengths, self._begins_word[tokens], self._limit)
+    ends = pack(lengths, begins_word[tokens], max_length - SPECIAL_IN_ROW)
     kept = ends[-1] if ends else 0
     if not ends or kept < len(tokens):
       faults.append(('too_short', part.where, f'{len(tokens) - kept} tokens'))
@@ -242,4 +216,16 @@ class Encoder:
       lengths = np.minimum(lengths, kept - starts)[starts < kept]
     elif len(lengths) == 1 and part.begins and part.ends:
       faults.append(('one_sentence_document', part.where, f'{kept} tokens'))
-    return tokens[:kept], lengths, np.diff(np.array(ends, np.int64), prepend=0)
+    if ends:
+      documents.append((part.document, len(ends)))
+    rows = np.diff(np.array(ends, np.int64), prepend=0)
+    packed.append((tokens[:kept], lengths, rows))
+    characters += sum(map(len, texts))
+  tokens, lengths, rows = map(np.concatenate, zip(*packed, strict=True))
+  counts = {
+    'documents': sum(part.begins for part in block),
+    'characters': characters,
+    'words': int(begins_word[tokens].sum()),
+    'unknown_tokens': int((tokens == given.unk_id).sum()),
+  }
+  return Rows(block[0].split, tokens, lengths, rows, documents, counts, faults)

@@ -1,9 +1,9 @@
 """Texts of a corpus as a stream of paragraphs, in bounded memory.
 
 A line is a paragraph; an empty line, or the end of a file, ends a document. In
-`wrapped` text, where lines are broken to a width, the lines up to an empty one
-are a paragraph, and only the end of a file ends a document. A record of TFDS is
-a document. Damaged text is repaired or left out, and counted; see `ACTIONS`.
+`wrapped` text the lines up to an empty one are a paragraph, and only the end of
+a file ends a document. A record of TFDS is a document. Damaged text is repaired
+or left out, and counted; see `ACTIONS`.
 """
 
 import codecs
@@ -78,8 +78,7 @@ class Texts:
   """Texts of files, of folders and of 'tfds:NAME', each once.
 
   `faults` counts files and links that are not read; the `names` in `without`
-  are left out silently. Lines longer than `max_line` bytes are cut at spaces: a
-  file of any size takes a few MiB. `size` is the bytes on disk.
+  are left out silently. Lines longer than `max_line` bytes are cut at spaces.
   """
 
   def __init__(
@@ -109,9 +108,10 @@ class Texts:
     self._prepared = [
       _prepared(text, data_dir) for text in texts if isinstance(text, str)
     ]
-    on_disk = [file for file in self._files if file.is_file()]
-    on_disk += [path for records, _ in self._prepared for path in records.files]
-    self.size = sum(map(os.path.getsize, on_disk))
+    self.size = sum(
+      file.stat().st_size for file in self._files if file.is_file()
+    )
+    self.size += sum(size for _, _, size in self._prepared)  # bytes on disk
 
   def paragraphs(
     self, faults: Faults, advance: Callable[[int], object]
@@ -121,11 +121,9 @@ class Texts:
     `advance` is called with bytes on disk that are done.
     """
     for file in self._files:
-      lines = self._file_lines(file, faults, advance)
-      yield from self._joined(lines) if self._wrapped else lines
+      yield from self._joined(self._file_lines(file, faults, advance))
       yield Paragraph('', '')
-    for records, key in self._prepared:
-      size = sum(map(os.path.getsize, records.files))
+    for records, key, size in self._prepared:
       for number in range(len(records)):
         advance(size // len(records))
         where = records.where(number)
@@ -134,14 +132,16 @@ class Texts:
         except BadRecord as bad:
           faults.count('unreadable_record', where, f'{bad.kind}: {bad.message}')
           continue
-        lines = self.lines(stream, where, faults)
-        lines = self._joined(lines) if self._wrapped else lines
+        lines = self._joined(self.lines(stream, where, faults))
         # An empty line does not end a record.
         yield from (line for line in lines if line.text)
         yield Paragraph('', '')
 
   def _joined(self, lines: Iterable[Paragraph]) -> Iterator[Paragraph]:
-    """Joins lines up to an empty one, or to `max_line` characters."""
+    """Joins `wrapped` lines up to an empty one, or to `max_line` characters."""
+    if not self._wrapped:
+      yield from lines
+      return
     parts: list[str] = []
     where, length = '', 0
     for line in lines:
@@ -240,8 +240,8 @@ def _find(name: str, faults: Faults) -> list[Any]:
   return files
 
 
-def _prepared(name: str, data_dir: str) -> tuple[tfds.Examples, str]:
-  """Returns the training split of 'tfds:NAME', and its text's key."""
+def _prepared(name: str, data_dir: str) -> tuple[tfds.Examples, str, int]:
+  """Returns the training split of 'tfds:NAME', its text's key, its bytes."""
   builder = tfds.prepared_builder(name.removeprefix(_TFDS), data_dir, name)
   features = list(builder.info.features)
   keys = [key for key in features if key.endswith(_TEXT)]  # pg19: book_text
@@ -251,14 +251,14 @@ def _prepared(name: str, data_dir: str) -> tuple[tfds.Examples, str]:
       f'{", ".join(features)}'
     )
   key = _TEXT if _TEXT in features else keys[0]
-  return tfds.Examples(builder, 'train', (key,)), key
+  records = tfds.Examples(builder, 'train', (key,))
+  return records, key, sum(map(os.path.getsize, records.files))
 
 
 def _cut(data: bytes) -> int:
   """Returns the place after the last space, or before the last character."""
   if (space := data.rfind(b' ')) >= 0:
     return space + 1
-  for back in range(1, min(_LONGEST_CHARACTER, len(data) - 1) + 1):
-    if data[-back] & 0xC0 != 0x80:  # not inside of a character
-      return len(data) - back
-  return len(data)
+  starts = range(len(data) - 1, max(0, len(data) - 1 - _LONGEST_CHARACTER), -1)
+  # Not inside of a character.
+  return next((at for at in starts if data[at] & 0xC0 != 0x80), len(data))

@@ -1,12 +1,12 @@
 """Masks n-grams of whole words, for masked language modelling.
 
-ALBERT (Lan et al., 2020), section 4.1: n-grams with p(n) proportional to 1 / n
-for n up to 3, 20 % of the tokens here. Of the chosen tokens 80 % become [MASK],
-10 % a random token and 10 % stay (BERT; Devlin et al., 2019, section 3.1).
+ALBERT (Lan et al., 2020), section 4.1: n-grams of n words with p(n)
+proportional to 1 / n. Of the chosen tokens 80 % become [MASK], 10 % a random
+token and 10 % stay (BERT; Devlin et al., 2019, section 3.1).
 
-Each row is cut into n-grams of random lengths, and n-grams are taken in random
-order until the row's number of tokens is reached. The last one is shortened to
-the words that still fit, and single words fill the rest.
+Each row is cut into n-grams of random lengths, taken in random order until the
+row's number of tokens is reached. The last one is shortened to the words that
+still fit, and single words fill the rest.
 """
 
 from typing import NamedTuple
@@ -23,16 +23,12 @@ Budgets = Int[np.ndarray, ' B']
 
 
 class Rows(NamedTuple):
-  """Rows to be masked, with special tokens and padding.
-
-  Only tokens in `is_text` are chosen. `begins_segment` marks tokens that no
-  n-gram may continue to from the one before.
-  """
+  """Rows to be masked, with special tokens and padding."""
 
   tokens: Int32[np.ndarray, 'B L']
-  is_text: Flags
+  is_text: Flags  # only these are chosen
   begins_word: Flags
-  begins_segment: Flags
+  begins_segment: Flags  # no n-gram goes on here
 
 
 def mask(
@@ -41,15 +37,11 @@ def mask(
   max_ngram: int,
   mask_id: int,
   ordinary: Int32[np.ndarray, ' O'],  # ids that random tokens are drawn from
-  lengths: Uniform,
-  order: Uniform,
-  kinds: Float64[np.ndarray, 'B P'],
-  replacements: Float64[np.ndarray, 'B P'],
+  uniform: Float64[np.ndarray, 'B U'],
 ) -> dict[str, np.ndarray]:
   """Masks `budgets` tokens of each row, in n-grams of up to `max_ngram` words.
 
-  The last four are independent uniform numbers in [0, 1): for the lengths of
-  n-grams, their order, and the kinds and replacements of tokens.
+  `uniform` are independent numbers in [0, 1), 2 (L + P) for each row.
 
   Returns:
     {'tokens': int32 [B, L], with the chosen tokens masked or replaced;
@@ -58,9 +50,13 @@ def mask(
     KEPT; 'mlm_weights': float32 [B, P], 1 for a chosen token and 0 for an
     unused slot, whose other values are 0}.
   """
+  length = rows.tokens.shape[1]
+  size = uniform.shape[1] // 2 - length
+  lengths, order, kinds, replacements = np.split(
+    uniform, np.cumsum([length, length, size]), axis=1
+  )
   ngrams = cut_into_ngrams(rows, max_ngram, lengths)
   chosen = choose(rows, ngrams, budgets, order)
-  size = kinds.shape[1]
   positions = np.argsort(~chosen, axis=1, kind='stable')[:, :size]
   used = np.arange(size) < chosen.sum(axis=1)[:, None]
   labels = np.take_along_axis(rows.tokens, positions, axis=1)
@@ -81,8 +77,7 @@ def mask(
 def cut_into_ngrams(rows: Rows, max_ngram: int, uniform: Uniform) -> Numbers:
   """Returns the number of each token's n-gram, counted from 0 in its row.
 
-  A segment begins a new n-gram. Special tokens have the number of the n-gram
-  before them, which is never used.
+  Special tokens have the number of the n-gram before them.
   """
   size = rows.tokens.shape[1]
   weights = 1.0 / np.arange(1, max_ngram + 1)
@@ -103,9 +98,8 @@ def choose(
 ) -> Flags:
   """Chooses whole words, at most `budgets` tokens of each row.
 
-  A row has fewer only where no other word fits. Where none fits at all, a part
-  of a word is chosen, so that every row has a label. N-gram n of a row is
-  ordered by the n-th number of `uniform`.
+  Where no word fits, a part of one is chosen, so that every row has a label.
+  N-gram n of a row is ordered by the n-th number of `uniform`.
   """
   keys = np.take_along_axis(uniform, ngrams, axis=1)
   keys[~rows.is_text] = 2.0  # after all others
@@ -118,12 +112,10 @@ def choose(
   sizes = np.zeros(text.shape, np.int64)
   np.add.at(sizes, (np.nonzero(text)[0], word[text]), 1)
   size = np.take_along_axis(sizes, word, axis=1)
-  within = np.arange(text.shape[1]) < budgets[:, None]
-  # The first tokens, without those of a word that the budget cuts.
-  first_left = np.minimum(budgets, text.shape[1] - 1)[:, None]
-  is_cut = np.take_along_axis(text & ~begins, first_left, axis=1)
-  cut_word = np.take_along_axis(word, first_left, axis=1)
-  taken = text & within & (~is_cut | (word != cut_word))
+  place = np.arange(text.shape[1])
+  # The first words whose ends are within the budget.
+  end = np.maximum.accumulate(np.where(begins, place, 0), axis=1) + size
+  taken = text & (end <= budgets[:, None])
   while True:  # takes single words that still fit, the first ones first
     left = budgets - taken.sum(axis=1)
     fitting = begins & text & ~taken & (size <= left[:, None])
@@ -132,8 +124,8 @@ def choose(
       break
     first = fitting[some].argmax(axis=1)
     taken[some] |= text[some] & (word[some] == word[some, first][:, None])
-  nothing = ~taken.any(axis=1)
-  taken[nothing] = (text & within)[nothing]
+  nothing = ~taken.any(axis=1, keepdims=True)
+  taken |= nothing & text & (place < budgets[:, None])
   chosen = np.zeros_like(taken)
   np.put_along_axis(chosen, order, taken, axis=1)
   return chosen

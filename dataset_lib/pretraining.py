@@ -1,18 +1,16 @@
 """Pretraining as ALBERT's: masked n-grams, and the order of two segments.
 
-Reads a corpus that `launch.prepare_corpus` wrote. A record is a row of
-consecutive sentences of one document. Each time it is read it is
+A record is a row of consecutive sentences of one document, from a corpus that
+`launch.prepare_corpus` wrote. Each time it is read it is
 
 - shortened, with probability `short_share`, to about a random length;
 - split in two segments at a random sentence border (at a word where there is
   none), swapped with probability 0.5 (label 1): the sentence-order prediction
   of Lan et al. (2020), section 3.1;
-- framed as [CLS] a [SEP] b [SEP] and padded;
-- masked, see `masking`.
+- framed as [CLS] a [SEP] b [SEP], padded, and masked, see `masking`.
 
-All of this is a function of (seed, epoch, index) and computed for many rows at
-once; the random numbers of a row come from a counter. One ordered pass is
-epoch 0.
+All of this is a function of (seed, epoch, index), computed for many rows at
+once. One ordered pass is epoch 0.
 """
 
 import dataclasses
@@ -31,7 +29,6 @@ from dataset_lib.order import splitmix64
 from dataset_lib.source import DatasetInfo
 
 _DRAWS = 5  # random numbers of a row, besides those for masking
-_SHORTEST = 2  # row to shorten to: a token in each segment
 
 Flags = Bool[np.ndarray, 'B L']
 Numbers = Int[np.ndarray, ' B']
@@ -87,24 +84,20 @@ class Pretraining:
     return self.info.num_examples
 
   def draw(
-    self,
-    seed: int,
-    epochs: Int[np.ndarray, ' B'],
-    indices: Int[np.ndarray, ' B'],
+    self, seed: int, epochs: Numbers, indices: Numbers
   ) -> dict[str, np.ndarray]:
     """Returns rows as they are in the given epochs.
 
     Returns:
-      {'tokens', 'token_types': int32 [B, L], masked and padded; 'length',
-      'label': int32 [B], the tokens of each row and 1 where its segments are
-      swapped; and the 'mlm_...' arrays of `masking.mask`, [B, P] with P =
-      ceil(mask_share * max_length)}.
+      {'tokens', 'token_types': int32 [B, L]; 'length', 'label': int32 [B], the
+      label 1 where segments are swapped; and the arrays of `masking.mask`,
+      [B, P] with P = ceil(mask_share * max_length)}.
     """
     length = self.max_length
     slots = math.ceil(self.mask_share * length)
-    sizes = _DRAWS, length, length, slots, slots
-    numbers = uniform(seed, epochs, indices, sum(sizes))
-    draws, *rest = np.split(numbers, np.cumsum(sizes)[:-1], axis=1)
+    count = _DRAWS + 2 * (length + slots)
+    numbers = uniform(seed, epochs, indices, count)
+    draws = numbers[:, :_DRAWS]
     swapped = draws[:, 4] < 0.5
     given = _gather(self._rows, indices, self._begins_word)
     spans = _segments(given, self.short_share, draws)
@@ -112,8 +105,10 @@ class Pretraining:
       given, spans, swapped, length, self._tokenizer
     )
     budgets = np.round(self.mask_share * lengths).astype(np.int64)
-    budgets, ids = np.maximum(budgets, 1), (self._mask_id, self._ordinary)
-    masked = masking.mask(rows, budgets, self.max_ngram, *ids, *rest)
+    masked = masking.mask(
+      rows, np.maximum(budgets, 1), self.max_ngram, self._mask_id,
+      self._ordinary, numbers[:, _DRAWS:],
+    )  # fmt: skip
     return {
       **masked,
       'token_types': types,
@@ -134,10 +129,7 @@ class Pretraining:
 
 
 def uniform(
-  seed: int,
-  epochs: Int[np.ndarray, ' B'],
-  indices: Int[np.ndarray, ' B'],
-  count: int,
+  seed: int, epochs: Numbers, indices: Numbers, count: int
 ) -> Float64[np.ndarray, 'B C']:
   """Returns `count` numbers in [0, 1) for each row, by counters."""
   key = splitmix64(np.array([seed], np.uint64))
@@ -175,10 +167,9 @@ def _gather(
   word[:, 0] = True
   sentence = np.zeros(inside.shape, bool)
   found = np.searchsorted(split.sentences, bounds + np.array([1, 0]))
-  for row, start, (first, behind) in zip(
-    sentence, bounds[:, 0], found, strict=True
-  ):
-    row[split.sentences[first:behind] - start] = True
+  starts = bounds[:, 0]
+  for row, start, (first, last) in zip(sentence, starts, found, strict=True):
+    row[split.sentences[first:last] - start] = True
   return _Given(tokens, word, sentence, lengths)
 
 
@@ -187,11 +178,9 @@ def _segments(
 ) -> tuple[Numbers, Numbers, Numbers]:
   """Returns the begin of each row, of its second segment, and its end.
 
-  A row is split at a sentence border; one that has none, at a word border.
   Share `short_share` of the rows is shortened to about a length uniform in [2,
-  L], around the place of the split; shorter rows stay as they are. Each end of
-  such a row moves towards the split to a sentence border, or if there is none,
-  outwards to the border of the word it is in.
+  L], around the split. Each end of such a row moves towards the split to a
+  sentence border, or if there is none, outwards to the border of its word.
   """
   _, word, sentence, lengths = given
   place, limit = np.arange(word.shape[1]), word.shape[1]
@@ -203,7 +192,9 @@ def _segments(
   )
   chosen = (draws[:, 0] * borders.sum(axis=1)).astype(np.int64)
   middle = (np.cumsum(borders, axis=1) > chosen[:, None]).argmax(axis=1)
-  wanted = _SHORTEST + (draws[:, 1] * (limit - _SHORTEST + 1)).astype(np.int64)
+  wanted = corpus.MIN_ROW + (draws[:, 1] * (limit - corpus.MIN_ROW + 1)).astype(
+    np.int64
+  )
   is_short = draws[:, 2] < short_share
   wanted = np.where(is_short, np.minimum(wanted, lengths), lengths)
   lowest = np.maximum(0, middle + 1 - wanted)
@@ -222,15 +213,12 @@ def _segments(
 
 
 def _first(flags: Flags, default: Numbers) -> Numbers:
-  """Returns the first set place of each row."""
   return np.where(flags.any(axis=1), flags.argmax(axis=1), default)
 
 
 def _last(flags: Flags, default: Numbers) -> Numbers:
-  """Returns the last set place of each row."""
-  return (
-    flags.shape[1] - 1 - _first(flags[:, ::-1], flags.shape[1] - 1 - default)
-  )
+  end = flags.shape[1] - 1
+  return end - _first(flags[:, ::-1], end - default)
 
 
 def _framed(
@@ -240,10 +228,7 @@ def _framed(
   length: int,
   special: tokenizer.Tokenizer,
 ) -> tuple[masking.Rows, Int32[np.ndarray, 'B L'], Int32[np.ndarray, ' B']]:
-  """Frames segments as [CLS] a [SEP] b [SEP] and pads them to `length`.
-
-  Returns the rows, their token types, and their lengths.
-  """
+  """Returns framed and padded rows, their token types, and their lengths."""
   start, middle, stop = spans
   begins = np.where(swapped, [middle, start], [start, middle])[..., None]
   first = np.where(swapped, stop - middle, middle - start)[:, None]

@@ -1,9 +1,7 @@
 """SentencePiece unigram models: trained from text, read by `tokenizers`.
 
-A `spiece.model` becomes a `tokenizers.Tokenizer` that gives the same ids, so
-that GLUE, serving and export see one kind of tokenizer, saved as one
-`tokenizer.json`. Text is normalised as ALBERT's was: quotes, accents and case
-first, then by the rules in the model.
+Text is normalised as ALBERT's was: quotes, accents and case first, then by the
+rules in the model.
 """
 
 import heapq
@@ -24,8 +22,7 @@ SPACE = '▁'  # U+2581, SentencePiece's space before a word
 SPECIAL_TOKENS = ('<pad>', '<unk>', '[CLS]', '[SEP]', '[MASK]')
 # Always pieces of their own, as in ALBERT's vocabulary.
 OWN_PIECES = ('(', ')', '"', '-', '.', '–', '£', '€')  # noqa: RUF001
-# The largest text given to the trainer at once, in characters; it would leave
-# out what is longer than 4,192 bytes.
+# In characters; the trainer leaves out texts longer than 4,192 bytes.
 MAX_TRAINING_TEXT = 1024
 # Of all texts together: the trainer takes about 20 bytes for each.
 MAX_TRAINING_CHARACTERS = 10**8
@@ -39,8 +36,7 @@ def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
   `MAX_TRAINING_CHARACTERS`, is kept in memory; longer texts count as several.
 
   Raises:
-    ConfigError: the texts have too few words for so many pieces, or more
-      characters than that.
+    ConfigError: no vocabulary of that size can be trained from the texts.
     InvalidDataError: there is no text.
   """
   import sentencepiece
@@ -111,17 +107,11 @@ def _sample(texts: Iterable[str], max_texts: int) -> list[str]:
 def normalizer_of(
   lower: bool = True, keep_accents: bool = False, charsmap: bytes = b''
 ) -> Any:
-  """Returns a `tokenizers` normalizer, as Hugging Face converts ALBERT's.
-
-  `charsmap` holds the model's own rules, compiled.
-  """
+  """Returns ALBERT's normalizer; `charsmap` has the model's rules, compiled."""
   import tokenizers
   from tokenizers import normalizers
 
-  steps: list[Any] = [
-    normalizers.Replace('``', '"'),
-    normalizers.Replace("''", '"'),
-  ]
+  steps: list[Any] = [normalizers.Replace(old, '"') for old in ('``', "''")]
   if not keep_accents:
     steps += [normalizers.NFKD(), normalizers.StripAccents()]
   if lower:
@@ -135,8 +125,7 @@ def normalizer_of(
 def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
   """Converts a model to a `tokenizers.Tokenizer`, without a frame of [CLS].
 
-  `config` may have `do_lower_case` (default True) and `keep_accents` (False),
-  as ALBERT's tokenizer_config.json.
+  `config` is that of ALBERT's tokenizer_config.json.
 
   Raises:
     InvalidDataError: the file is damaged, or another kind of model.
@@ -179,20 +168,20 @@ def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
   spaces = pre_tokenizers.Metaspace(SPACE, prepend_scheme='always')
   library.pre_tokenizer = pre_tokenizers.Sequence([words, spaces])
   library.decoder = decoders.Metaspace(SPACE, prepend_scheme='always')
-  kinds = proto.ModelProto.SentencePiece.Type
-  special = kinds.Value('UNKNOWN'), kinds.Value('CONTROL')
-  library.add_special_tokens(
-    [piece.piece for piece in pieces if piece.type in special]
-  )
+  kinds = proto.ModelProto.SentencePiece
+  special = [
+    p.piece for p in pieces if p.type in (kinds.UNKNOWN, kinds.CONTROL)
+  ]
+  library.add_special_tokens(special)
   return library
 
 
 def keep_as_text(library: Any, names: Iterable[str]) -> None:
   """Cuts special tokens typed in a text, so that none is read as one piece.
 
-  A unigram model finds every piece of its vocabulary in a text, the special
-  ones too: a typed "<pad>" would become padding. Cut after its first character
-  it is text like any other. Changes a `tokenizers.Tokenizer` in place, once.
+  A unigram model finds every piece of its vocabulary in a text: a typed "<pad>"
+  would become padding, but not when it is cut after its first character.
+  Changes a `tokenizers.Tokenizer` in place, once.
   """
   import tokenizers
   from tokenizers import pre_tokenizers

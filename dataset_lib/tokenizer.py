@@ -1,10 +1,8 @@
 """WordPiece and SentencePiece tokenizers, by the `tokenizers` library.
 
-Read from a checkpoint's directory: `tokenizer.json`, or `vocab.txt` (BERT) or
-`spiece.model` (ALBERT) with its `tokenizer_config.json`. Ids equal those of
-Hugging Face's `BertTokenizer` with `split_special_tokens=True` and
-`AlbertTokenizer`: text is data, so a typed "[SEP]" is a bracket, a word and a
-bracket, never the separator.
+Ids equal those of Hugging Face's `BertTokenizer` and `AlbertTokenizer` with
+`split_special_tokens=True`: text is data, so a typed "[SEP]" is a bracket, a
+word and a bracket, never the separator.
 """
 
 import functools
@@ -40,20 +38,15 @@ _NORMALIZER = {
   'tokenize_chinese_chars': 'handle_chinese_chars',
 }
 _WITHOUT_SPACES = (
-  *('CJK', 'HIRAGANA', 'KATAKANA', 'KHMER', 'LAO', 'MYANMAR', 'THAI'),
-  'TIBETAN',
-)
+  'CJK', 'HIRAGANA', 'KATAKANA', 'KHMER', 'LAO', 'MYANMAR', 'THAI', 'TIBETAN'
+)  # fmt: skip
 
 
 class Tokenizer:
   """A WordPiece or SentencePiece tokenizer; threads may share it.
 
   `library` is a `tokenizers.Tokenizer` without truncation or padding, `special`
-  the ids of `SPECIAL_TOKENS`; mask_id is None if there is no [MASK].
-
-  Attributes:
-    vocab_size: number of token ids that a model must embed.
-    special_ids: `special` and other tokens that no text gives, ascending.
+  the ids of `SPECIAL_TOKENS`, the last one None if there is no [MASK].
   """
 
   def __init__(self, library: Any, special: Sequence[Any]):
@@ -63,9 +56,9 @@ class Tokenizer:
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
     added = library.get_added_tokens_decoder()
     named = {number for number, token in added.items() if token.special}
+    # Tokens that no text gives, ascending.
     self.special_ids = tuple(sorted(named | {*special} - {None}))
     self._library = library
-    self._is_word_piece = _kind(library) == WORD_PIECE
     self._truncating = functools.cache(self._truncating_at)
 
   def encode(
@@ -98,14 +91,14 @@ class Tokenizer:
   def word_starts(self) -> Bool[np.ndarray, ' V']:
     """Returns for each id whether the token begins a word.
 
-    A word of WordPiece is a token and the "##" tokens after it. A word of
-    SentencePiece is a token that begins with a space and those after it with
-    letters or digits; as in ALBERT's data generator, punctuation begins a word
-    of its own, and so does text of a script without spaces between words.
+    Of WordPiece all but "##" tokens do. Of SentencePiece those that begin with
+    a space do, and as in ALBERT's data generator punctuation, and text of a
+    script without spaces between words.
     """
     names = [self._library.id_to_token(n) for n in range(self.vocab_size)]
+    is_word_piece = _kind(self._library) == WORD_PIECE
     result = np.array(
-      [name is None or begins_word(name, self._is_word_piece) for name in names]
+      [name is None or begins_word(name, is_word_piece) for name in names]
     )
     result[list(self.special_ids)] = True
     return result
@@ -144,15 +137,13 @@ def _encode(
       raise ValueError(
         f'a text cannot be encoded, such as a lone surrogate: {error}'
       ) from error
-    tokens.append(_flat(row.ids for row in rows))
-    lengths.append(np.array([len(row) for row in rows], np.int32))
-    if special:
-      types.append(_flat(row.type_ids for row in rows))
+    for column, parts in (
+      (tokens, (row.ids for row in rows)),
+      (types, (row.type_ids for row in rows if special)),
+      (lengths, ([len(row)] for row in rows)),
+    ):
+      column.append(np.fromiter(itertools.chain.from_iterable(parts), np.int32))
   return np.concatenate(tokens), np.concatenate(types), np.concatenate(lengths)
-
-
-def _flat(rows: Iterable[list[int]]) -> Int32[np.ndarray, ' M']:
-  return np.fromiter(itertools.chain.from_iterable(rows), np.int32)
 
 
 def begins_word(name: str, is_word_piece: bool) -> bool:
@@ -187,12 +178,10 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
   config = _config(file)
   library = _read(file, config)
   is_word_piece = _kind(library) == WORD_PIECE
-  defaults = sentencepiece_model.SPECIAL_TOKENS
-  if is_word_piece:
-    defaults = SPECIAL_TOKENS
+  own = SPECIAL_TOKENS if is_word_piece else sentencepiece_model.SPECIAL_TOKENS
   special = [
     _content(config.get(f'{key}_token', default))
-    for key, default in zip(_SPECIAL_KEYS, defaults, strict=True)
+    for key, default in zip(_SPECIAL_KEYS, own, strict=True)
   ]
   ids = [library.token_to_id(token) for token in special]
   if None in ids[:-1]:  # nothing here needs [MASK]
@@ -248,15 +237,27 @@ def _content(token: Any) -> str:
 
 def _read(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
   """Returns the library's tokenizer of a file, set as `config` has it."""
+  import tokenizers
   from tokenizers import normalizers
 
   if file.suffix == '.model':
     return sentencepiece_model.read(file, config)
-  read = _from_json if file.suffix == '.json' else _from_vocabulary
   try:
-    library = read(file, config)
+    text = file.read_text(encoding='utf-8')
   except UnicodeDecodeError as error:
     raise InvalidDataError(f'{file} is not UTF-8: {error}') from error
+  if file.suffix == '.json':
+    try:
+      library = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing narrower
+      raise InvalidDataError(f'{file} is damaged: {error}') from error
+    if _kind(library) not in (WORD_PIECE, UNIGRAM):
+      raise InvalidDataError(
+        f'{file}: expected a WordPiece tokenizer, or a Unigram one '
+        f'(SentencePiece), got {_kind(library)}'
+      )
+  else:
+    library = _word_piece(file, text, config)
   normalizer = library.normalizer
   if isinstance(normalizer, normalizers.BertNormalizer):
     for name in _NORMALIZER.keys() & config.keys():
@@ -265,23 +266,9 @@ def _read(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
   return library
 
 
-def _from_json(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
-  import tokenizers
-
-  text = file.read_text(encoding='utf-8')
-  try:
-    library = tokenizers.Tokenizer.from_str(text)
-  except Exception as error:  # the library raises nothing narrower
-    raise InvalidDataError(f'{file} is damaged: {error}') from error
-  if _kind(library) not in (WORD_PIECE, UNIGRAM):
-    raise InvalidDataError(
-      f'{file}: expected a WordPiece tokenizer, or a Unigram one '
-      f'(SentencePiece), got {_kind(library)}'
-    )
-  return library
-
-
-def _from_vocabulary(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
+def _word_piece(
+  file: pathlib.Path, text: str, config: Mapping[str, Any]
+) -> Any:
   import tokenizers
   from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -291,9 +278,9 @@ def _from_vocabulary(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
       f'{file}: do_basic_tokenize=false and added_tokens.json are not '
       f'supported with {VOCABULARY_FILE}; save the tokenizer as {JSON_FILE}'
     )
-  with file.open(encoding='utf-8') as lines:
-    # A line's number is the token's id; only '\n' ends a line.
-    vocabulary = {line.rstrip('\n'): row for row, line in enumerate(lines)}
+  # A line's number is the token's id; `splitlines` would know more ends.
+  lines = text.removesuffix('\n').split('\n')
+  vocabulary = {line: row for row, line in enumerate(lines)}
   unknown = _content(config.get('unk_token', SPECIAL_TOKENS[1]))
   library = tokenizers.Tokenizer(
     models.WordPiece(vocabulary, unk_token=unknown)

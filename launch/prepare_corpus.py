@@ -21,13 +21,11 @@ is complete.
 """
 
 import dataclasses
-import functools
 import os
 import pathlib
 import signal
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from dataset_lib import corpus_building
 from dataset_lib.corpus_building import Options
@@ -74,11 +72,6 @@ def _check(flags: Flags, out: str) -> None:
   command_line.check_place('--out', os.path.dirname(out))
 
 
-def _terminated(signum: int, frame: Any) -> NoReturn:
-  """Handles SIGTERM like Ctrl-C, which leaves no file."""
-  raise KeyboardInterrupt
-
-
 def run(flags: Flags) -> int:
   """Prepares the corpus and prints its counts."""
   directory = os.path.realpath(os.path.expanduser(flags.out))
@@ -94,18 +87,15 @@ def run(flags: Flags) -> int:
       f'note: {path} is of a run that goes on, or was killed; then remove it',
       file=sys.stderr,
     )
-  before = signal.signal(signal.SIGTERM, _terminated)
+  # Like Ctrl-C, which leaves no file.
+  before = signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     with progress.Progress(
       *progress.Progress.get_default_columns(),
       progress.TimeElapsedColumn(),
       console=rich.console.Console(stderr=True),
     ) as bar:
-
-      def start(stage: str, size: int) -> Callable[[int], None]:
-        return functools.partial(bar.advance, bar.add_task(stage, total=size))
-
-      manifest = corpus_building.prepare(out, flags, start)
+      manifest = corpus_building.prepare(out, flags, bar)
   except MissingDataError:
     raise  # an OSError too
   except OSError as error:

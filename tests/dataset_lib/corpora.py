@@ -1,6 +1,7 @@
 """Small corpora, prepared, for the tests of what reads them."""
 
 import numpy as np
+import rich.progress
 
 from dataset_lib import builder, corpus_building
 from dataset_lib.corpus_building import Options
@@ -14,10 +15,6 @@ PRETRAINING_KEYS = {
   'tokens', 'token_types', 'length', 'label', 'mlm_positions', 'mlm_labels',
   'mlm_weights', 'mlm_kind',
 }  # fmt: skip
-
-
-def no_progress(stage, total):
-  return lambda done: None
 
 
 def tokenizer(folder):
@@ -68,8 +65,9 @@ def prepare(root, texts, name='out', **options):
     'validation_share': 0.1,
     'processes': 1,
   }
+  bar = rich.progress.Progress(disable=True)
   manifest = corpus_building.prepare(
-    root / name, Options(**given | options), no_progress
+    root / name, Options(**given | options), bar
   )
   return root / name, manifest
 

@@ -53,7 +53,7 @@ def masked(words, share=0.2, max_ngram=3, seed=0):
   budgets = np.maximum(1, np.round(share * lengths).astype(int))
   draws = draws_of(rows.tokens.shape, slots, seed)
   return rows, budgets, masking.mask(
-    rows, budgets, max_ngram, MASK, ORDINARY, *draws
+    rows, budgets, max_ngram, MASK, ORDINARY, np.concatenate(draws, axis=1)
   )  # fmt: skip
 
 
