@@ -5,6 +5,7 @@ batch from one possible exit to the next. A `Policy` runs on the host.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -33,13 +34,11 @@ class OverloadedError(TimeoutError):
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-  """The answer to an item that failed.
+  """The answer to an item that failed."""
 
-  The error has no traceback and no context: their frames would keep the item
-  and its arrays in memory.
-  """
-
-  error: BaseException  # of this item or of its batch
+  # Of this item or of its batch, without traceback and context: their frames
+  # would keep the item and its arrays in memory.
+  error: BaseException
   # 'encode', 'stage 0', 'stage 1', ..., 'answer', 'close', or 'engine' for a
   # defect of the engine itself.
   during: str
@@ -56,16 +55,15 @@ class Failure:
 
     `handled` is what the caller of the engine was handling: it is left alone.
     """
-    try:
+    details = ''
+    with contextlib.suppress(Exception):
       details = ''.join(traceback.format_exception(error))[-MAX_DETAILS:]
-    except Exception:
-      details = ''
     found: list[BaseException | None] = [error]
     while found:
       one = found.pop()
-      if one is handled:
+      if one is None or one is handled:
         continue
-      if one is not None and (one.__traceback__ or one.__context__):
+      if one.__traceback__ or one.__context__:
         causes = (one.__cause__, one.__context__)
         found += [*causes, *getattr(one, 'exceptions', ())]
         one.__traceback__ = one.__context__ = None

@@ -50,8 +50,8 @@ class Engine:
     ahead: full batches dispatched before the outputs of the last are read.
     max_pool_bytes: soft limit of the device memory of rows between stages;
       near it partial batches run, and one batch always fits. 0 for no limit.
-    cache_directory: of compiled programs for the next process; '' for none.
-      Programs found there are run: keep it private.
+    cache_directory: of compiled programs, which are run: keep it private; ''
+      for none.
     monitor: None for `policy.monitor` if the policy has one, or a new one.
     device: to run on; None for the device of the variables.
   """
@@ -198,8 +198,7 @@ class Engine:
     if isinstance(items, (str, bytes, bytearray, Mapping)):
       raise TypeError(
         f'engine.{method}: expected several items, as in a list, got one '
-        f'{type(items).__name__}; one item is predict([item])[0] or '
-        'submit(item)'
+        f'{type(items).__name__}; submit(item) takes one'
       )
     if threading.current_thread() is self._thread:
       raise RuntimeError(

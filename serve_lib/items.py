@@ -31,10 +31,7 @@ _TOKEN_KEYS = ('tokens', 'token_types', 'source')
 
 @dataclasses.dataclass(frozen=True)
 class ItemReader:
-  """Reads items that become one array each; see `images` and `token_rows`.
-
-  An item is a value or `{name: value}`.
-  """
+  """Reads items, a value or `{name: value}`, that become one array each."""
 
   name: str
   convert: Callable[[Any], np.ndarray]  # of a value; raises InputError
@@ -50,8 +47,8 @@ class ItemReader:
         keys = ', '.join(sorted(map(str, item)))
         raise InputError(f'item: expected the key {self.name!r}, got {keys}')
       item = item[self.name]
-    array = self.convert(item)
-    return Encoded({self.name: array}, self.length, variant, {})
+    inputs = {self.name: self.convert(item)}
+    return Encoded(inputs, self.length, variant, {})
 
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
@@ -82,13 +79,11 @@ def images(
         if os.path.getsize(value) > MAX_FILE:
           raise ValueError(f'more than {MAX_FILE} bytes')
         value = pathlib.Path(value).read_bytes()
+      if not isinstance(value, (bytes, np.ndarray)):
+        raise ValueError(type(value).__name__)
     except (OSError, ValueError) as error:
-      raise InputError(f'image: expected a file, got {error}') from error
-    if not isinstance(value, (bytes, np.ndarray)):
-      raise InputError(
-        'image: expected a path, the bytes of a file or an array, got '
-        f'{type(value).__name__}'
-      )
+      legal = 'the path of a file, its bytes or an array'
+      raise InputError(f'image: expected {legal}, got {error}') from error
     try:
       return prepare(value)
     except BadRecord as error:
@@ -172,10 +167,8 @@ class TextReader:
     if self.num_texts and (pair is None) == (self.num_texts == 2):
       raise InputError(f'pair: expected {_WRONG_NUMBER[self.num_texts]}')
     if self.tokenizer is None:
-      raise InputError(
-        "item: expected token ids, {'tokens': [...]}, got a text; the model "
-        'has no tokenizer'
-      )
+      legal = "token ids, {'tokens': [...]}, as the model has no tokenizer"
+      raise InputError(f'item: expected {legal}, got a text')
     pairs = None if pair is None else [self._text(pair, 'pair')]
     limit = limit or self.max_length + 1
     try:

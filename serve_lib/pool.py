@@ -18,9 +18,8 @@ class RequestQueue:
   """Accepted rows by group, bounded and thread-safe.
 
   A row is `pending` from `reserve`, before it is encoded, until it is answered.
-  Callers that wait for room are served in order, so that a long list does not
-  keep a single request out. The reentrant `lock` guards all state that callers
-  and worker share; `arrived` is notified when the worker may have work.
+  Callers that wait for room are served in order. The reentrant `lock` guards
+  all that callers and worker share; `arrived` tells the worker of work.
   """
 
   def __init__(self, max_pending: int):
@@ -120,26 +119,22 @@ class RequestQueue:
 
 @dataclasses.dataclass
 class Batch:
-  """Rows that are, or will be, run together in a batch bucket of `size`.
-
-  Row i is in slot `slots[i]` of the carry; the other slots repeat a row, so
-  that padding is always legal. Outputs are those of the stage while it runs.
-  """
+  """Rows that are, or will be, run together."""
 
   group: Group
-  size: int
+  size: int  # batch bucket
   rows: list[Row]
-  slots: Int[np.ndarray, ' b']
+  slots: Int[np.ndarray, ' b']  # of the rows in the carry; others repeat a row
   carry: Any = None
-  outputs: Any = None
+  outputs: Any = None  # of the stage while it runs
 
 
 class Pool:
   """Rows between stages, on the device, compacted; used by one thread.
 
   Every group has at most one open batch, of the full size. Rows that continue
-  are copied into its next free slots, once. Batches in `ready` run as they are:
-  at most a full one for each batch in flight, which bounds the memory.
+  are copied into its next free slots, once. `ready` has at most a full batch
+  for each batch in flight, which bounds the memory.
   """
 
   def __init__(self, programs: Programs):
@@ -218,10 +213,10 @@ class Pool:
 
   def _join(self, batch: Batch, one: Batch, room: int) -> Any:
     """Returns the carry of `one` with up to `room` rows of `batch` added."""
-    slots = batch.slots[:room]
+    slots, carries = batch.slots[:room], (one.carry, batch.carry)
     # The program drops rows whose place is outside of the open batch.
     places = np.full(batch.size, self._grid.capacity, np.int32)
     places[slots] = len(one.rows) + np.arange(len(slots))
     return self._programs.copy(
-      'join', batch.group, batch.size, one.carry, batch.carry, places
+      'join', batch.group, batch.size, *carries, places
     )

@@ -215,10 +215,8 @@ class Programs:
     found = _row_shapes(carry)
     expected = self._moving.get((group.stage - 1, group.variant), found)
     if found != expected:
-      raise ValueError(
-        f'carry into {group}: expected shapes {expected} at every length, as a '
-        f"stage has an output 'length', got {found}"
-      )
+      legal = f"shapes {expected} at every length, as a stage outputs 'length'"
+      raise ValueError(f'carry into {group}: expected {legal}, got {found}')
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ that does not close its engine still ends.
 """
 
 import collections
+import dataclasses
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from serve_lib.programs import Programs
 LINGER_SECONDS = 1.0
 
 
+@dataclasses.dataclass(eq=False)
 class Worker:
   """Runs rows through the chain; see `Engine` for the arguments.
 
@@ -33,25 +35,18 @@ class Worker:
   The one that clears it uses nothing here afterwards.
   """
 
-  def __init__(
-    self,
-    policy: Policy,
-    programs: Programs,
-    requests: RequestQueue,
-    monitor: Monitor,
-    *,
-    max_wait: float,
-    ahead: int,
-    max_pool_bytes: int,
-  ):
-    self._policy, self._programs = policy, programs
-    self._chain, self._grid = programs.chain, programs.grid
-    self._requests, self._monitor = requests, monitor
-    self._max_wait, self._ahead = max_wait, ahead
-    self._max_pool_bytes = max_pool_bytes
+  policy: Policy
+  programs: Programs
+  requests: RequestQueue
+  monitor: Monitor
+  max_wait: float
+  ahead: int
+  max_pool_bytes: int
+  is_active: bool = False
+
+  def __post_init__(self):
+    self.pool = Pool(self.programs)
     self._flights: collections.deque[Batch] = collections.deque()
-    self.pool = Pool(programs)
-    self.is_active = False
 
   def run(self) -> None:
     """Serves until the engine is closed or no row came for a while."""
@@ -66,12 +61,12 @@ class Worker:
     """Fails all rows after a defect of the engine itself."""
     frames = error.__traceback__
     # Closed first: no row comes any more, and so no other thread starts.
-    self._requests.close(cancel=True)
-    rows = [*self._requests.clear(), *self.pool.clear()]
+    self.requests.close(cancel=True)
+    rows = [*self.requests.clear(), *self.pool.clear()]
     while self._flights:
       rows += self._flights.popleft().rows
     self._fail(rows, error, 'engine')
-    with self._requests.lock:
+    with self.requests.lock:
       self.is_active = False
     # The traceback is printed by `threading`, its frames free their rows.
     traceback.clear_frames(frames)
@@ -88,7 +83,7 @@ class Worker:
       self._dispatch(batch)
     elif not busy:
       return False
-    if self._flights and (batch is None or len(self._flights) > self._ahead):
+    if self._flights and (batch is None or len(self._flights) > self.ahead):
       self._finish(self._flights[0])
       self._flights.popleft()
     return True
@@ -97,23 +92,23 @@ class Worker:
 
   def _next(self) -> Batch | None:
     """Returns the next batch; None to finish the one in flight, or to end."""
-    if self._requests.is_cancelled:
+    if self.requests.is_cancelled:
       closed = ClosedError('the engine was closed before the answer')
-      self._fail([*self._requests.clear(), *self.pool.clear()], closed, 'close')
+      self._fail([*self.requests.clear(), *self.pool.clear()], closed, 'close')
     if self.pool.ready:
       return self.pool.ready.popleft()
-    with self._requests.lock:
+    with self.requests.lock:
       while True:
-        waiting = {**self._requests.groups, **self.pool.groups}
+        waiting = {**self.requests.groups, **self.pool.groups}
         if group := self._choose(waiting):
           break
         if self._flights or not self._wait(waiting):
           return None
       if group.stage > 0:
         return self.pool.take(group)
-      rows = self._requests.take(group, self._grid.capacity)
+      rows = self.requests.take(group, self.programs.grid.capacity)
     slots = np.arange(len(rows), dtype=np.int32)
-    return Batch(group, self._grid.fit_rows(len(rows)), rows, slots)
+    return Batch(group, self.programs.grid.fit_rows(len(rows)), rows, slots)
 
   def _choose(self, waiting: Mapping[Group, Sequence[Row]]) -> Group | None:
     """Returns the group whose rows run next, or None to wait.
@@ -134,19 +129,18 @@ class Worker:
     """
     if not waiting:
       return None
-    deadline = time.monotonic() - self._max_wait
+    deadline = time.monotonic() - self.max_wait
+    capacity = self.programs.grid.capacity
     pooled = [group for group in waiting if group.stage > 0]
     late = [group for group in waiting if waiting[group][0].since < deadline]
-    full = [
-      group for group in waiting if len(waiting[group]) >= self._grid.capacity
-    ]
+    full = [group for group in waiting if len(waiting[group]) >= capacity]
     if (pooled or self._flights) and self._is_crowded():
       found = pooled
     elif late:
       found = late
     elif full:
       found = [group for group in full if group.stage == max(full).stage]
-    elif self._requests.is_expecting:
+    elif self.requests.is_expecting:
       found = []
     else:
       found = [group for group in waiting if group.stage == min(waiting).stage]
@@ -156,21 +150,21 @@ class Worker:
 
   def _is_crowded(self) -> bool:
     """Returns True if the batches in flight and another could need too much."""
-    if not self._max_pool_bytes:
+    if not self.max_pool_bytes:
       return False
-    opened = (len(self._flights) + 1) * self._programs.widest_bytes
-    return self.pool.bytes + opened > self._max_pool_bytes
+    opened = (len(self._flights) + 1) * self.programs.widest_bytes
+    return self.pool.bytes + opened > self.max_pool_bytes
 
   def _wait(self, waiting: Mapping[Group, Sequence[Row]]) -> bool:
     """Waits for rows, with the lock held; False if the thread has to end."""
-    arrived = self._requests.arrived
+    arrived = self.requests.arrived
     if waiting:  # more rows are expected, for at most `max_wait`
       oldest = min(rows[0].since for rows in waiting.values())
-      late = oldest + self._max_wait - time.monotonic()
+      late = oldest + self.max_wait - time.monotonic()
       arrived.wait(max(late, 0.0) + 1e-3)
       return True
-    if not self._requests.is_closed and (
-      arrived.wait(LINGER_SECONDS) or self._requests.groups
+    if not self.requests.is_closed and (
+      arrived.wait(LINGER_SECONDS) or self.requests.groups
     ):
       return True
     self.is_active = False
@@ -184,11 +178,11 @@ class Worker:
     try:
       if group.stage == 0:
         inputs = [row.encoded.inputs for row in batch.rows]
-        batch.carry = self._chain.pad(inputs, group.length, batch.size)
+        batch.carry = self.programs.chain.pad(inputs, group.length, batch.size)
       else:
         self.pool.shrink(batch)
       # Frees the memory of the old carry.
-      batch.carry, batch.outputs = self._programs.run(
+      batch.carry, batch.outputs = self.programs.run(
         group, batch.size, batch.carry
       )
       for leaf in jax.tree.leaves(batch.outputs):
@@ -197,7 +191,7 @@ class Worker:
       self._flights.pop()
       self._fail(batch.rows, error, group)
       return
-    self._monitor.record_batch(group.stage, len(batch.rows), batch.size)
+    self.monitor.record_batch(group.stage, len(batch.rows), batch.size)
 
   def _finish(self, batch: Batch) -> None:
     """Waits for a batch, moves the rows that stay and answers the others."""
@@ -208,31 +202,24 @@ class Worker:
       return
     if stays.any():
       self._go_on(batch, stays)
-    leaving = [
-      row for row, stay in zip(batch.rows, stays, strict=True) if not stay
-    ]
-    self._resolve([(row, self._answer(row)) for row in leaving])
+    pairs = zip(batch.rows, stays, strict=True)
+    self._resolve([(row, self._answer(row)) for row, stay in pairs if not stay])
 
   def _stays(self, batch: Batch, outputs: Any) -> Bool[np.ndarray, ' b']:
     """Returns True for the rows that stay; sets their length buckets."""
-    values = {
-      name: np.asarray(array)[batch.slots] for name, array in outputs.items()
-    }
+    values = {k: np.asarray(array)[batch.slots] for k, array in outputs.items()}
     for number, row in enumerate(batch.rows):
-      row.outputs.append(
-        {name: array[number] for name, array in values.items()}
-      )
-    if batch.group.stage == self._chain.num_stages - 1:
+      row.outputs.append({k: array[number] for k, array in values.items()})
+    if batch.group.stage == self.programs.chain.num_stages - 1:
       return np.zeros(len(batch.rows), bool)
-    leaves = self._policy.decide(batch.group.stage, batch.rows, values)
+    leaves = self.policy.decide(batch.group.stage, batch.rows, values)
     leaves = np.asarray(leaves, bool)
     if leaves.shape != batch.slots.shape:
-      raise ValueError(
-        f'policy.decide: expected one for each row, got {leaves}'
-      )
+      expected = 'policy.decide: expected one for each row'
+      raise ValueError(f'{expected}, got {leaves}')
     if 'length' in values:
       for row, length in zip(batch.rows, values['length'], strict=True):
-        row.length = self._grid.fit_length(int(length))
+        row.length = self.programs.grid.fit_length(int(length))
     return ~leaves
 
   def _go_on(self, batch: Batch, stays: Bool[np.ndarray, ' b']) -> None:
@@ -260,9 +247,9 @@ class Worker:
     """Returns True if there are no rows but those of one batch."""
     return not (
       self.pool.ready
-      or self._requests.is_expecting
+      or self.requests.is_expecting
       or len(self._flights) > 1
-      or self._requests.groups
+      or self.requests.groups
       or self.pool.groups
     )
 
@@ -270,14 +257,14 @@ class Worker:
 
   def _answer(self, row: Row) -> Any:
     try:
-      return self._policy.answer(row)
+      return self.policy.answer(row)
     except Exception as error:
       return Failure.of(error, 'answer')
 
   def _fail(
     self, rows: Sequence[Row], error: BaseException, during: str | Group
   ) -> None:
-    """Answers rows with a failure, by default at the stage of their group."""
+    """Answers rows with a failure; the stage is that of a group."""
     if isinstance(during, Group):
       during = f'stage {during.stage}'
     failure = Failure.of(error, during)
@@ -291,9 +278,9 @@ class Worker:
       if not row.future.done():
         resolved += 1
         if isinstance(answer, Failure):
-          shielded(self._monitor.record_failure, answer.during)
+          shielded(self.monitor.record_failure, answer.during)
         else:
-          shielded(self._monitor.record_answer, now - row.submitted)
+          shielded(self.monitor.record_answer, now - row.submitted)
         # A future logs errors of its callbacks, but only an `Exception`.
         shielded(row.future.set_result, answer)
-    self._requests.release(resolved)
+    self.requests.release(resolved)

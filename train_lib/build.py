@@ -49,10 +49,7 @@ class Setup:
 
 
 def build_setup(config: Any, workdir: str = '') -> Setup:
-  """Builds data, stages, tasks, optimizer, mesh and evaluators.
-
-  Call it without a mesh set: unboxing under a mesh would apply sharding
-  constraints.
+  """Builds the parts of a run; call it without a mesh set.
 
   Args:
     config: a resolved and validated configuration.
@@ -70,13 +67,14 @@ def build_setup(config: Any, workdir: str = '') -> Setup:
   schedule = optimizers.build_schedule(config.optimizer, stages[-1].stop)
   optimizer = optimizers.build_optimizer(config.optimizer, schedule)
 
+  decay = config.ema_decay
+
   def initial():
-    seed, decay = config.seed, config.ema_decay
-    return train_step.init_state(first, optimizer, seed, decay)
+    return train_step.init_state(first, optimizer, config.seed, decay)
 
   def make_step(stage):
     parts = tasks[stage.name], optimizer, schedule
-    options = config.num_micro, config.ema_decay, stage.trainable
+    options = config.num_micro, decay, stage.trainable
     return train_step.make_train_step(*parts, *options)
 
   # Before devices are started. Some fields can only be checked with an input:
@@ -132,19 +130,12 @@ def build_evaluators(
   """
 
   def jitted(method):
-    compiled = jax.jit(
-      lambda variables, batch: method(
-        variables['params'], variables['model_state'], batch
-      ),
-      # Replicated, so that every process can read the whole result.
-      out_shardings=sharding.replicated(mesh),
-    )
-
     def call(variables, batch):
       with nn.logical_axis_rules(sharding.RULES):
-        return compiled(variables, batch)
+        return method(variables['params'], variables['model_state'], batch)
 
-    return call
+    # Replicated, so that every process can read the whole result.
+    return jax.jit(call, out_shardings=sharding.replicated(mesh))
 
   context = evaluator.EvalContext(
     measure=jitted(task.evaluate),
@@ -159,7 +150,5 @@ def build_evaluators(
     train_split=config.train_split,
     layers=task.head_layers,
   )
-  return {
-    name: evaluator.build(name, entry.to_dict(), context)
-    for name, entry in entries.items()
-  }
+  build = evaluator.build
+  return {k: build(k, entry.to_dict(), context) for k, entry in entries.items()}

@@ -136,9 +136,7 @@ def serve(
   directory = os.fspath(workdir)
   saved, task = _open(directory, load_config(directory, 'workdir'), step)
   wanted = None if lengths is None else tuple(lengths)
-  run = ServedRun(directory, saved.step, wanted, on_drift)
-  task.check_options(options or {}, run)
-  variables = _variables(saved, task, None)
-  policy: Any
-  chain, policy = task.serve(variables, options or {}, run)
-  return Loaded(chain, policy, policy.lengths)
+  run, given = ServedRun(directory, saved.step, wanted, on_drift), options or {}
+  task.check_options(given, run)  # before the parameters are read
+  served: Any = task.serve(_variables(saved, task, None), given, run)
+  return Loaded(*served, served[1].lengths)

@@ -21,12 +21,9 @@ def adaptive_loss(
 ) -> Float[Array, '']:
   """Returns a weight times the masked sum of costs over a denominator.
 
-  The ponder loss of Graves (2016), equation (14), of the Universal Transformer
-  and of ALBERT with halting, and the tape loss of AdaTape (Algorithm 2).
-
-  `name` is the weight's in `config.loss`, which a knob may override. Costs are
-  per row, or per input of a row; the denominator is over the whole batch, so
-  that micro-batches add exactly.
+  The ponder loss of Graves (2016), equation (14), and the tape loss of AdaTape
+  (Algorithm 2). `name` is the weight's in `config.loss`, which a knob may
+  override; costs are per row, or per input of a row.
   """
   weight = knobs.get(name, config['loss'][name])
   return weight * (cost * mask).sum() / denominator

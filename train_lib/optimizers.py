@@ -11,13 +11,10 @@ import optax
 from dataset_lib.errors import ConfigError
 from train_lib.stages import Config, Stage
 
-# Matrices that multiply are decayed. Biases, LayerNorm, single tokens,
-# positions and embeddings (a learnable bank is one) are not, except BERT's
-# embeddings: its recipe decays all but biases and LayerNorm.
+# Matrices that multiply are decayed, and BERT's embeddings: its recipe decays
+# all but biases and LayerNorm.
 DECAY = r'(^|/)kernel$|(^|/)embeddings/(word|position|token_type)/embedding$'
-# The exponent of the decay of second moments (Shazeer and Stern, 2018); b2 is
-# Adam's and has another meaning.
-ADAFACTOR_DECAY = 0.8
+ADAFACTOR_DECAY = 0.8  # exponent, not b2 (Shazeer and Stern, 2018)
 
 
 def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
@@ -57,14 +54,12 @@ def build_optimizer(
   `adamw`. LAMB's trust ratio applies where weight decay does (You et al.,
   2020): a bias of one element would otherwise only be multiplied by 1 +- lr.
   """
-  parts = []
+  parts, decay = [], config['weight_decay']
   if config['clip_norm'] > 0:
     parts.append(optax.clip_by_global_norm(config['clip_norm']))
   parts.append(_preconditioner(config))
-  if config['weight_decay'] > 0:
-    parts.append(
-      optax.add_decayed_weights(config['weight_decay'], mask=decay_mask)
-    )
+  if decay > 0:
+    parts.append(optax.add_decayed_weights(decay, mask=decay_mask))
   if config['name'] == 'lamb':
     parts.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
   parts.append(optax.scale_by_learning_rate(schedule))
@@ -108,8 +103,6 @@ def check_trainable(stages: Sequence[Stage], params: Any) -> None:
   """Raises `ConfigError` if a stage trains no parameter."""
   for stage in stages:
     if not any(jax.tree.leaves(trainable_mask(params, stage.trainable))):
-      raise ConfigError(
-        f'stages.{stage.name}.trainable',
-        stage.trainable,
-        'a regular expression that matches a parameter',
-      )
+      field = f'stages.{stage.name}.trainable'
+      expected = 'a regular expression that matches a parameter'
+      raise ConfigError(field, stage.trainable, expected)

@@ -1,8 +1,4 @@
-"""Stops a run on SIGTERM or Ctrl-C after the current step.
-
-The loop saves that step and exits with a code of its own; a second signal ends
-a process that hangs.
-"""
+"""Stops a run on SIGTERM or Ctrl-C, after saving the current step."""
 
 import os
 import signal
@@ -54,7 +50,7 @@ class PreemptionGuard:
     self._previous = {}
 
   def should_stop(self, step: int) -> bool:
-    """Returns whether to save `step` and stop; equal in all processes."""
+    """Returns True to save `step` and stop; equal in all processes."""
     if self._distributed:
       return multihost_utils.reached_preemption_sync_point(step)
     return self._requested

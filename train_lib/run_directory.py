@@ -69,8 +69,7 @@ class RunDirectory:
   ):
     self.workdir = pathlib.Path(workdir).absolute()
     self._config, self._primary = config, primary
-    # The kernel releases the lock of a killed process; the JSON content only
-    # names the holder.
+    # The kernel frees the lock of a killed process; its text names the holder.
     self._lock_file = self.workdir / 'run.lock'
     self._lock = filelock.FileLock(self._lock_file, timeout=0)
 
@@ -138,8 +137,7 @@ class RunDirectory:
       self._lock.release()
       raise RunLockedError(
         f'{self._in_use()} It wrote its last file {age:.0f} s ago; if it has '
-        f'ended, start again after {FOREIGN_LOCK_SECONDS:.0f} s, or delete '
-        f'{path}.'
+        f'ended, wait {FOREIGN_LOCK_SECONDS:.0f} s, or delete {path}.'
       )
     started = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
     fields = {'pid': os.getpid(), 'host': host, 'started': started}
@@ -196,15 +194,13 @@ def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 
 def _flat(tree: Any, prefix: str = '') -> dict[str, str]:
   if not isinstance(tree, Mapping) or (prefix and not tree):
-    return {prefix.rstrip('.'): strict_json.dumps(tree)}
-  flat: dict[str, str] = {}
-  for key, value in tree.items():
-    flat |= _flat(value, f'{prefix}{key}.')
-  return flat
+    return {prefix[:-1]: strict_json.dumps(tree)}
+  parts = [_flat(value, f'{prefix}{key}.') for key, value in tree.items()]
+  return {key: text for part in parts for key, text in part.items()}
 
 
 def versions() -> dict[str, Any]:
-  """Returns versions of packages, Python, system and code; imports nothing."""
+  """Returns versions of packages, Python, system and code."""
   found = importlib.metadata.distributions()
   # The name is None in a damaged installation.
   packages = sorted((d.name, d.version) for d in found if d.name)

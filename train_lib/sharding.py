@@ -36,8 +36,7 @@ def make_mesh(sizes: Any) -> Mesh:
   A product below the number of devices uses the first ones; with several
   processes every device must be used.
   """
-  shape = [int(sizes.get(axis, 1)) for axis in AXES]
-  count = jax.device_count()
+  shape, count = [int(sizes.get(a, 1)) for a in AXES], jax.device_count()
   if shape.count(-1) == 1:
     rest = -math.prod(shape)
     shape[shape.index(-1)] = count // rest if count % rest == 0 else 0
@@ -46,10 +45,8 @@ def make_mesh(sizes: Any) -> Mesh:
   if min(shape) < 1 or not fits:
     expected = f'sizes of {AXES}, at most one -1, for the {count} devices here'
     raise ConfigError('mesh', dict(sizes), expected)
-  # Linen's logical partitioning needs Auto axes; make_mesh defaults to
-  # Explicit ones.
-  types = (AxisType.Auto,) * len(AXES)
-  devices = jax.devices()[:size]
+  # Linen's logical partitioning needs Auto axes, not the default.
+  types, devices = (AxisType.Auto,) * len(AXES), jax.devices()[:size]
   return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
 
 
@@ -121,9 +118,8 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
 
 def check_batch_size(config: Any, mesh: Mesh) -> None:
   """Raises `ConfigError` unless rows divide over devices and micro-batches."""
-  devices = mesh.shape['data'] * mesh.shape['fsdp']
-  unit = devices * config.num_micro
-  if config.batch_size % unit:
-    product = f'{devices} devices along data x fsdp times num_micro'
-    expected = f'a multiple of {unit}: {product}={config.num_micro}'
+  micro, devices = config.num_micro, mesh.shape['data'] * mesh.shape['fsdp']
+  if config.batch_size % (devices * micro):
+    product = f'{devices} devices along data x fsdp times num_micro={micro}'
+    expected = f'a multiple of {devices * micro}: {product}'
     raise ConfigError('batch_size', config.batch_size, expected)

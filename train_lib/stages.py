@@ -20,22 +20,14 @@ Config = Any
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-  """Consecutive steps with one compiled train step.
-
-  Attributes:
-    start: first step.
-    stop: one past the last step.
-    knobs: schedule of each knob.
-    trainable: regular expression; parameters whose path it matches train.
-    model: model keywords that differ in this stage.
-  """
+  """Consecutive steps with one compiled train step."""
 
   name: str
   start: int
-  stop: int
-  knobs: Mapping[str, Any]
-  trainable: str
-  model: Mapping[str, Any]
+  stop: int  # one past the last step
+  knobs: Mapping[str, Any]  # their schedules
+  trainable: str  # regular expression; parameters whose path it matches train
+  model: Mapping[str, Any]  # keywords that differ in this stage
 
   def knob_values(self, step: int) -> dict[str, np.ndarray]:
     """Returns the knobs at a step, float32 scalars."""
@@ -50,8 +42,7 @@ class Stage:
 def knob_value(schedule: Any, progress: float) -> float:
   """Returns the value of a schedule at `progress` in [0, 1] of its stage.
 
-  A number is constant; `('linear', a, b)` and `('cosine', a, b)` go from a at
-  the first step to b at the last.
+  A number is constant, `('linear' or 'cosine', a, b)` goes from a to b.
   """
   if isinstance(schedule, (int, float)):
     return float(schedule)

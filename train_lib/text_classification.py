@@ -40,8 +40,8 @@ class TextOptions:
 class TextClassification(Classification):
   """Cross-entropy of the last head; squared error if there is one class.
 
-  `model.from_checkpoint` is the directory of a run or of a Hugging Face model:
-  the fields that it determines are those of its model unless they are given.
+  `model.from_checkpoint` is the directory of a run or of a Hugging Face model,
+  whose fields are the defaults.
   """
 
   OPTIONS: ClassVar[Any] = TextOptions  # of serving
@@ -133,13 +133,11 @@ class TextClassification(Classification):
       return self.info.length_buckets or (longest,)
     buckets = sorted({*lengths}) or [0]
     if buckets[0] < 1 or not MIN_LENGTH <= buckets[-1] <= longest:
-      raise ConfigError(
-        'lengths',
-        tuple(lengths),
+      expected = (
         f'numbers of tokens from 1 to {longest}, the longest row that the run '
-        f'was trained on (dataset.max_length), and the longest at least '
-        f'{MIN_LENGTH}',
+        f'was trained on (dataset.max_length), one of them >= {MIN_LENGTH}'
       )
+      raise ConfigError('lengths', tuple(lengths), expected)
     return tuple(buckets)
 
   def text_reader(self, max_length: int, max_characters: int) -> TextReader:

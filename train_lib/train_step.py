@@ -5,6 +5,7 @@ over the whole batch and all noise of a row comes from its own key. A step
 whose loss or gradient is not finite changes only the counters.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -148,15 +149,11 @@ def _accumulate(task: Task, num_micro: int, state, frozen, batch, knobs):
 def split_rows(tree: Any, num_micro: int) -> Any:
   """Reshapes `[B, ...]` to `[num_micro, B / num_micro, ...]`, interleaved.
 
-  Micro-batch i takes rows i, i + num_micro, ...: every device keeps its rows,
-  whereas contiguous micro-batches would each be on a few devices.
+  Micro-batch i takes rows i, i + num_micro, ...: every device keeps its rows.
   """
-
-  def split(rows):
-    shape = (rows.shape[0] // num_micro, num_micro, *rows.shape[1:])
-    return jnp.moveaxis(rows.reshape(shape), 1, 0)
-
-  return jax.tree.map(split, tree)
+  return jax.tree.map(
+    lambda x: x.reshape(-1, num_micro, *x.shape[1:]).swapaxes(0, 1), tree
+  )
 
 
 def _zero_unless(mask: Any, tree: Any) -> Any:
@@ -165,14 +162,14 @@ def _zero_unless(mask: Any, tree: Any) -> Any:
   )
 
 
+@dataclasses.dataclass(eq=False)
 class TrainSteps:
   """Train steps, each compiled once per stage and shape, at its first use."""
 
-  def __init__(
-    self, make: Callable[[Stage], Any], abstract: TrainState, frozen: Any
-  ):
-    self._make, self._abstract, self._frozen = make, abstract, frozen
-    self._compiled: dict[Any, Any] = {}
+  make: Callable[[Stage], Any]  # returns the step of a stage
+  abstract: TrainState
+  frozen: Any
+  _compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
   def get(self, stage: Stage, batch: Any) -> tuple[Any, float]:
     """Returns the compiled step, and the seconds of compiling it now.
@@ -184,13 +181,12 @@ class TrainSteps:
     key = (stage.trainable, str(stage.model), *stage.knobs, *shapes)
     if key in self._compiled:
       return self._compiled[key], 0.0
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, self._abstract)
-    everywhere = sharding.replicated(shardings.step.mesh)
-    outputs = shardings, everywhere
-    step = jax.jit(self._make(stage), donate_argnums=0, out_shardings=outputs)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+    outputs = shardings, sharding.replicated(shardings.step.mesh)
+    step = jax.jit(self.make(stage), donate_argnums=0, out_shardings=outputs)
     knobs = dict.fromkeys(stage.knobs, jax.ShapeDtypeStruct((), jnp.float32))
     with nn.logical_axis_rules(sharding.RULES):
-      lowered = step.lower(self._abstract, self._frozen, batch, knobs)
+      lowered = step.lower(self.abstract, self.frozen, batch, knobs)
     self._compiled[key] = lowered.compile()
     return self._compiled[key], time.monotonic() - begin
 

@@ -6,6 +6,7 @@ checkpoint must be used; exceptions are explicit. Names are paths such as
 in half or double precision, which is logged.
 """
 
+import collections
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -62,11 +63,18 @@ def warm_start(
   else:
     source = io.find(directory).params()
   found, fresh = io.flatten(source), io.flatten(params)
-  unmatched = []
+  unmatched, skipped = [], set()
   for rename in renames:
-    found, count = _renamed(found, rename)
-    unmatched += [] if count else [rename]
-  skipped = set()
+    old, _, new = rename.partition('->')
+    unmatched += [] if any(re.search(old, name) for name in found) else [rename]
+    names = collections.Counter(re.sub(old, new, name) for name in found)
+    name, count = names.most_common(1)[0] if names else ('', 0)
+    if count > 1:
+      raise ValueError(
+        f'warm_start.renames: {count} parameters of the checkpoint become '
+        f'{name!r}'
+      )
+    found = dict(zip(names, found.values(), strict=True))
   for pattern in skip:
     hits = {name for name in {*found, *fresh} if re.search(pattern, name)}
     unmatched += [] if hits else [pattern]
@@ -82,20 +90,3 @@ def warm_start(
   for name, leaf in wanted.items():
     fresh[name] = jax.device_put(found[name], leaf.sharding)
   return jax.tree.unflatten(jax.tree.structure(params), list(fresh.values()))
-
-
-def _renamed(found: dict[str, Any], rename: str) -> tuple[dict[str, Any], int]:
-  """Applies a rename to all names; returns the number of matches, too."""
-  old, _, new = rename.partition('->')
-  renamed: dict[str, Any] = {}
-  total = 0
-  for name, leaf in found.items():
-    new_name, count = re.subn(old, new, name)
-    total += count
-    if new_name in renamed:
-      raise ValueError(
-        'warm_start.renames: two parameters of the checkpoint become '
-        f'{new_name!r}, one of them {name!r}'
-      )
-    renamed[new_name] = leaf
-  return renamed, total
