@@ -112,18 +112,16 @@ def find(directory: Path, step: int | str | None = None) -> Saved:
   root = pathlib.Path(directory).absolute()
   root = root / CHECKPOINTS if (root / CHECKPOINTS).is_dir() else root
   steps = steps_in(root)
-  wanted = None if step == 'latest' else step
-  if step == 'best' and (wanted := best_step(root)) is None:
-    raise CheckpointError(
-      f'{root} has no best checkpoint: no metric was recorded; set '
-      'checkpoint.best_metric in the run, or give a step'
-    )
-  if not steps or wanted not in (None, *steps):
-    name = '' if wanted is None else f' of step {wanted}'
-    raise CheckpointError(
-      f'{root} has no checkpoint{name}; it has {steps or "none"}'
-    )
-  return _first_good(root, steps[::-1] if wanted is None else [int(wanted)])
+  wanted = best_step(root) if step == 'best' else step
+  newest = step in (None, 'latest')
+  found = steps[::-1] if newest else [s for s in steps if s == wanted]
+  if not found:
+    name = '' if newest else f' of step {step}'
+    message = f'{root} has no checkpoint{name}; it has {steps or "none"}'
+    if step == 'best':
+      message += '; set checkpoint.best_metric in the run, or give a step'
+    raise CheckpointError(message)
+  return _first_good(root, found)
 
 
 def _first_good(root: pathlib.Path, steps: list[int]) -> Saved:
