@@ -54,28 +54,18 @@ class SequenceTask(Classification):
       config['model'] = targets | dict(config['model'])
     super().validate_config(config)
 
-  def init(self, rng):
-    """Initialises with a batch of one; see `Task.init`."""
-    inputs = jnp.zeros((1, *self.info.input_shape), jnp.float32)
-    variables = self.model.init(rng, inputs)
-    return variables['params'], {}
+  def example(self):
+    """Returns a sequence whose steps are all valid."""
+    valid = jnp.ones((1, self.info.input_shape[0]), jnp.float32)
+    return super().example() | {'valid': valid}
 
   def arguments(self, batch):
     """Returns the inputs and which of them are no padding."""
     return self.inputs(batch), batch['valid']
 
-  def normalizers(self, batch):
-    """Steps of the whole batch that have a target."""
-    return {'steps': jnp.maximum(_steps_with_target(batch).sum(), 1.0)}
-
-  def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
-    """Mean cross-entropy of the steps with a target plus the ponder cost."""
-    logits, out = self.apply(params, model_state, batch, row_keys)
-    entropy = self.cross_entropy(logits, batch)
-    loss = (entropy * _steps_with_target(batch)).sum() / norm['steps']
-    extra, metrics = self.extra_loss(out, batch, norm, knobs)
-    metrics |= self.quality(logits, entropy, batch)
-    return loss + extra, (metrics, model_state)
+  def weights(self, batch):
+    """Returns 1 for the steps of real rows that have a target."""
+    return batch['target_mask'] * batch['mask'][:, None]
 
   def cross_entropy(
     self, logits: Float[Array, 'B T G K'], batch: Batch
@@ -89,7 +79,7 @@ class SequenceTask(Classification):
 
   def quality(self, logits, entropy, batch) -> dict[str, Any]:
     """How right the answers are; see the class."""
-    here = _steps_with_target(batch)
+    here = self.weights(batch)
     correct = logits.argmax(-1) == batch['targets']
     of_targets = jnp.broadcast_to(here[..., None], correct.shape)
     right = jnp.all(correct | (of_targets == 0), axis=(1, 2))
@@ -103,21 +93,15 @@ class SequenceTask(Classification):
     """The ponder cost; see `Classification.extra_loss`."""
     ponder = out['ponder']
     inputs = batch['valid'] * batch['mask'][:, None]
-    loss = adaptive_loss(
-      'ponder_weight', ponder['cost'], inputs, norm['steps'], self.config, knobs
-    )
-    steps = ponder['steps'].astype(jnp.float32)
+    terms = ponder['cost'], inputs, norm['examples']
+    loss = adaptive_loss('ponder_weight', *terms, self.config, knobs)
     metrics: dict[str, Any] = {
-      name: average(ponder[name], inputs)
-      for name in ('steps', 'cost', 'skipped')
+      k: average(ponder[k], inputs) for k in ('steps', 'cost', 'skipped')
     }
-    metrics['steps_max'] = Maximum.from_values(steps.ravel(), inputs.ravel())
+    steps = ponder['steps'].astype(jnp.float32).ravel()
+    metrics['steps_max'] = Maximum.from_values(steps, inputs.ravel())
     if 'marked' in batch:
       marked = batch['marked']
       for name, kind in (('marked', marked), ('unmarked', 1.0 - marked)):
         metrics[f'skipped_{name}'] = average(ponder['skipped'], inputs * kind)
     return loss, metrics
-
-
-def _steps_with_target(batch: Batch) -> Float[Array, 'B T']:
-  return batch['target_mask'] * batch['mask'][:, None]

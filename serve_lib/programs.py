@@ -136,8 +136,8 @@ class Programs:
     traced, (new, outputs) = jax.make_jaxpr(stage, return_shape=True)(
       self._variables, carry
     )
-    # An argument of a call takes 0.3 microseconds, so only the variables that
-    # the stage reads are passed. Which ones may depend on its shapes.
+    # An argument of a call takes 0.3 microseconds: only the variables that the
+    # stage reads, which may depend on its shapes, are passed.
     used = {id(one) for eqn in traced.jaxpr.eqns for one in eqn.invars}
     used |= set(map(id, traced.jaxpr.outvars))
     inputs = traced.jaxpr.invars[: len(leaves)]
@@ -153,9 +153,8 @@ class Programs:
     # XLA reuses the memory of a carry for a new one of the same shapes.
     reused = group.stage > 0 and not is_last and _shapes(carry) == _shapes(new)
     variables = [leaves[number] for number in read]
-    program = self._build(
-      (stage, is_last, *read), run, variables, carry, donate=(1,) * reused
-    )
+    name, donate = (stage, is_last, *read), (1,) * reused
+    program = self._build(name, run, variables, carry, donate=donate)
     self._table['stage', group, size] = program, variables
     if 'length' in outputs and not is_last:
       self._moving.setdefault(group[:2], _row_shapes(new))
@@ -166,9 +165,8 @@ class Programs:
     if capacity == 1:
       return  # batches of one row are never joined
     table, build = self._table, self._build
-    whole, part = self._abstract(
-      [np.zeros(n, np.int32) for n in (capacity, size)]
-    )
+    places = [np.zeros(n, np.int32) for n in (capacity, size)]
+    whole, part = self._abstract(places)
     pool = self._abstract(jax.eval_shape(_open, carry, whole))
     table['open', group, size] = build('open', _open, carry, whole)
     join = build('join', _join, pool, carry, part, donate=(0,))

@@ -137,10 +137,8 @@ class Checkpointer(contextlib.ExitStack):
 
   def _failed(self, error: Exception) -> CheckpointError:
     self._remove_temporary()
-    return CheckpointError(
-      f'saving step {self._description["step"]} to {self.directory} failed: '
-      f'{type(error).__name__}: {error}'
-    )
+    what = f'saving step {self._description["step"]} to {self.directory}'
+    return CheckpointError(f'{what} failed: {type(error).__name__}: {error}')
 
   def _remove_temporary(self) -> None:
     """Removes the files of failed or killed saves; none may be running."""

@@ -78,15 +78,19 @@ class Classification(Task):
     inputs = self.arguments(batch)
     return self.model.apply(variables, *inputs, row_keys=row_keys, **options)
 
+  def weights(self, batch: Batch) -> Float[Array, 'B ...']:
+    """Returns the weights of the cross-entropies: 1 for rows, 0 for padding."""
+    return batch['mask']
+
   def normalizers(self, batch):
-    """Counts the rows of the whole batch without padding."""
-    return {'examples': jnp.maximum(batch['mask'].sum(), 1.0)}
+    """Returns the sum of the weights of the whole batch, at least 1."""
+    return {'examples': jnp.maximum(self.weights(batch).sum(), 1.0)}
 
   def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
-    """Returns the mean cross-entropy of the real rows plus `extra_loss`."""
+    """Returns the weighted mean cross-entropy plus `extra_loss`."""
     logits, out = self.apply(params, model_state, batch, row_keys)
     entropy = self.cross_entropy(logits, batch)
-    loss = (entropy * batch['mask']).sum() / norm['examples']
+    loss = (entropy * self.weights(batch)).sum() / norm['examples']
     extra, metrics = self.extra_loss(out, batch, norm, knobs)
     metrics |= self.quality(logits, entropy, batch)
     return loss + extra, (metrics, model_state)
@@ -115,10 +119,8 @@ class Classification(Task):
 
   def evaluate(self, params, model_state, batch):
     """Returns quality and the mechanism's metrics, without noise."""
-    logits, out = self.apply(params, model_state, batch)
-    _, metrics = self.extra_loss(out, batch, self.normalizers(batch), {})
-    entropy = self.cross_entropy(logits, batch)
-    return metrics | self.quality(logits, entropy, batch)
+    norm = self.normalizers(batch)
+    return self.loss(params, model_state, {}, batch, norm, None, {})[1][0]
 
   def features(self, params, model_state, batch):
     """Returns `out['features']` of the model."""

@@ -45,16 +45,14 @@ class Console(contextlib.ExitStack):
     self._waited = self.waited_in_all = 0.0
     self._tensorboard: Any = None
     if self._primary and setup.config.tensorboard:
-      import tensorboardX
+      from tensorboardX import SummaryWriter
 
-      directory = str(run.workdir / 'tensorboard')
-      self._tensorboard = tensorboardX.SummaryWriter(directory)
+      self._tensorboard = SummaryWriter(str(run.workdir / 'tensorboard'))
       self.callback(self._tensorboard.close)
-    terminal = self._primary and self._console.is_terminal
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    self._bar = self.enter_context(
-      Progress(*columns, console=self._console, disable=not terminal)
-    )
+    hidden = not (self._primary and self._console.is_terminal)
+    bar = Progress(*columns, console=self._console, disable=hidden)
+    self._bar = self.enter_context(bar)
     self._task = self._bar.add_task('training', True, self._total, start)
     self.callback(self.flush)
     self._trace = self.enter_context(contextlib.ExitStack())
@@ -198,8 +196,8 @@ def parameter_counts(params: Mapping[str, Any]) -> dict[str, int]:
   """Counts parameters per top-level module; numbered modules share a row."""
   groups = collections.defaultdict(list)
   for name, module in params.items():
-    sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(module)]
-    groups[re.sub(r'_\d+$', '_*', name)].append(sum(sizes))
+    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(module))
+    groups[re.sub(r'_\d+$', '_*', name)].append(size)
   return {
     f'{name} ({len(sizes)})' if name.endswith('_*') else name: sum(sizes)
     for name, sizes in groups.items()

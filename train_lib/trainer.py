@@ -26,8 +26,7 @@ from train_lib.stages import Stage
 from train_lib.train_step import NonFiniteError, TrainState, first_culprit
 from train_lib.warm_start import start_from
 
-# Metrics are read this many steps late: reading them at once would make the
-# host wait for the device in every step.
+# Metrics are read this many steps late: the host must not wait for the device.
 LAG = 2
 
 
@@ -85,18 +84,15 @@ class _Loop(contextlib.ExitStack):
     self, workdir: str, checkpoints: pathlib.Path, state: Any
   ) -> TrainState:
     """Locks the directory, opens all; returns the `state` or the restored."""
-    setup, kept = self.setup, self.config.checkpoint
+    setup, kept, enter = self.setup, self.config.checkpoint, self.enter_context
     primary = jax.process_index() == 0
-    self.run = self.enter_context(
-      RunDirectory(workdir, self.config.to_dict(), primary)
-    )
+    self.run = enter(RunDirectory(workdir, self.config.to_dict(), primary))
     self.run.write(DATASET_INFO, dataclasses.asdict(setup.dataset.info))
     if primary:
       setup.task.save_assets(self.run.workdir)
-    self.guard = self.enter_context(PreemptionGuard())
-    self.checkpointer = self.enter_context(
-      Checkpointer(checkpoints, kept.keep, kept.best_metric, kept.best_mode)
-    )
+    self.guard = enter(PreemptionGuard())
+    best = kept.best_metric, kept.best_mode
+    self.checkpointer = enter(Checkpointer(checkpoints, kept.keep, *best))
     restored = self.checkpointer.restore(setup.abstract)
     if restored is not None:
       state, saved = restored
@@ -105,8 +101,8 @@ class _Loop(contextlib.ExitStack):
     self.start = self.done = int(state.step)  # number of finished steps
     self.run.truncate_log(self.start)
     batches: Any = setup.dataset.batches(start_step=self.start)
-    self.batches = self.enter_context(contextlib.closing(batches))
-    self.console = self.enter_context(Console(setup, self.run, self.start))
+    self.batches = enter(contextlib.closing(batches))
+    self.console = enter(Console(setup, self.run, self.start))
     return state
 
   def step(self, stage: Stage, state: Any) -> Any:
@@ -132,8 +128,7 @@ class _Loop(contextlib.ExitStack):
     stop = self.guard.should_stop(step)
     is_best = kept.best_metric.partition('/')[0] in evaluators
     save = last or stop or is_best or _due(step, kept.every_steps)
-    # 1. Nothing is evaluated or saved before all steps so far are known to
-    #    be finite.
+    # 1. All that is evaluated or saved is known to be finite.
     self._settle(0 if save or evaluators else LAG, state)
     # 2. Evaluation before saving: the checkpoint carries its metrics.
     measured = self._evaluate(evaluators, state)
