@@ -8,8 +8,9 @@ that does not close its engine still ends.
 
 import collections
 import dataclasses
+import sys
+import threading
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,12 +55,14 @@ class Worker:
       while self._step():
         pass
     except BaseException as error:
+      # Printed first: a failure has no traceback.
+      thrown = (*sys.exc_info(), threading.current_thread())
+      shielded(threading.excepthook, threading.ExceptHookArgs(thrown))
+      del thrown
       self._give_up(error)
-      raise
 
   def _give_up(self, error: BaseException) -> None:
     """Fails all rows after a defect of the engine itself."""
-    frames = error.__traceback__
     # Closed first: no row comes any more, and so no other thread starts.
     self.requests.close(cancel=True)
     rows = [*self.requests.clear(), *self.pool.clear()]
@@ -68,9 +71,6 @@ class Worker:
     self._fail(rows, error, 'engine')
     with self.requests.lock:
       self.is_active = False
-    # The traceback is printed by `threading`, its frames free their rows.
-    traceback.clear_frames(frames)
-    error.__traceback__ = frames
 
   def _step(self) -> bool:
     """Dispatches or finishes a batch; returns False if the thread is to end.
