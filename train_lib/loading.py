@@ -138,5 +138,7 @@ def serve(
   wanted = None if lengths is None else tuple(lengths)
   run, given = ServedRun(directory, saved.step, wanted, on_drift), options or {}
   task.check_options(given, run)  # before the parameters are read
-  served: Any = task.serve(_variables(saved, task, None), given, run)
+  served: tuple[Any, Any] = task.serve(
+    _variables(saved, task, None), given, run
+  )
   return Loaded(*served, served[1].lengths)
