@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from albert_act.encoder import Albert
-from dataset_lib.reader import padded
+from dataset_lib.builder import padded
 from dataset_lib.source import TokenSource
 from eval_lib.metrics import Average
 from train_lib.losses import average

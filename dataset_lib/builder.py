@@ -1,17 +1,28 @@
 """From a configuration to global batches, sharded over hosts and resumable."""
 
+import contextlib
 import os
+import sys
+import threading
+import types
 import typing
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from annotated_types import Ge, Interval
+from jaxtyping import Int, Shaped
 
 from dataset_lib import fields, source
-from dataset_lib.errors import ConfigError
+from dataset_lib.errors import (
+  BadRecord,
+  ConfigError,
+  FaultCounts,
+  TooManyBadRecordsError,
+)
 from dataset_lib.fields import ConfigLike
-from dataset_lib.order import LengthOrder, Order
-from dataset_lib.reader import Dataset
-from dataset_lib.source import Source
+from dataset_lib.order import LengthOrder, Order, Places, record_rng
+from dataset_lib.source import DatasetInfo, Source
 
 # Short names of data sets; a configuration may name any other as module:Class.
 SOURCES = {
@@ -24,8 +35,15 @@ SOURCES = {
   'pretraining': 'dataset_lib.pretraining:Pretraining',
 }
 
-MAX_THREADS = 32  # beyond this Python's lock, not the cores, is the limit
-DEFAULT_PREFETCH = 2
+Batch = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
+
+_MAX_THREADS = 32  # beyond this Python's lock, not the cores, is the limit
+_ROWS_PER_BLOCK = 32
+_MAX_REPLACEMENTS = 64
+_ADVICE = (
+  'Repair or remove these records; for training, dataset.max_bad_share sets '
+  'the tolerated share. Evaluation tolerates none.'
+)
 
 
 def validate(config: Any, split: Any = None) -> dict[str, Any]:
@@ -77,7 +95,7 @@ def default_num_threads() -> int:
   """Returns one thread for each core that this process may use."""
   affinity = getattr(os, 'sched_getaffinity', None)
   cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-  return min(cores, MAX_THREADS)
+  return min(cores, _MAX_THREADS)
 
 
 def build(
@@ -90,50 +108,241 @@ def build(
   host_index: int = 0,
   host_count: int = 1,
   num_threads: int | None = None,
-  prefetch: int = DEFAULT_PREFETCH,
-) -> Dataset:
+  prefetch: int = 2,
+) -> 'Dataset':
   """Builds the data set of one split.
 
   Args:
-    train: True for the infinite shuffled stream with augmentation and
-      tolerance for bad records, False for one ordered pass.
-    seed: decides order and augmentation.
+    train: True for the infinite shuffled stream with augmentation by
+      `seed` and tolerance for bad records, False for one ordered pass.
     batch_size: rows of the GLOBAL batch, a multiple of host_count.
     num_threads: reading threads; None for one per core, 0 reads in the caller.
     prefetch: batches read ahead.
 
   Raises:
-    ConfigError: an argument or field is not legal.
-    MissingDataError: the data is not there.
-    InvalidDataError: its layout is not usable.
+    ConfigError, MissingDataError, InvalidDataError: as of `build_source`.
     TooManyBadRecordsError: more rows of a text file are bad than tolerated.
   """
   threads = default_num_threads() if num_threads is None else num_threads
+  hosts = Interval(ge=0, le=host_count - 1)
   for name, value, legal in (
     ('seed', seed, source.Seed),
     ('batch_size', batch_size, source.Size),
     ('num_threads', threads, Annotated[int, Interval(ge=0, le=1024)]),
     ('prefetch', prefetch, Annotated[int, Interval(ge=1, le=1024)]),
     ('host_count', host_count, Annotated[int, Ge(1)]),
-    (
-      'host_index',
-      host_index,
-      Annotated[int, Interval(ge=0, le=host_count - 1)],
-    ),
+    ('host_index', host_index, Annotated[int, hosts]),
   ):
     fields.check_value(name, value, legal)
-  if batch_size % host_count:
-    raise ConfigError(
-      'batch_size', batch_size, f'a positive multiple of {host_count} hosts'
-    )
-  size = batch_size // host_count
+  size, rest = divmod(batch_size, host_count)
+  if rest:
+    expected = f'a positive multiple of {host_count} hosts'
+    raise ConfigError('batch_size', batch_size, expected)
   rows = range(host_index * size, (host_index + 1) * size)
   records: Any = build_source(config, split)
-  buckets = records.info.length_buckets
-  if buckets:
-    order: Order = LengthOrder(
-      records.lengths, buckets, batch_size, seed, train
-    )
+  given = batch_size, seed, train
+  if buckets := records.info.length_buckets:
+    order: Order = LengthOrder(records.lengths, buckets, *given)
   else:
-    order = Order(len(records), batch_size, seed, train)
-  return Dataset(records, order, rows, train, threads, prefetch)
+    order = Order(len(records), *given)
+  return Dataset(records, order, rows, threads, prefetch)
+
+
+class BadRecords(FaultCounts):
+  """Thread-safe count of distinct bad records by kind.
+
+  A share of the records of the split is tolerated, and a record counts once
+  however often it is read: the verdict then does not depend on the number of
+  epochs, of threads or of hosts. Share 0 stops at the first one.
+  """
+
+  def __init__(self, num_examples: int, max_share: float):
+    super().__init__()
+    self._num_examples, self._max_share = num_examples, max_share
+    self._rows: set[int] = set()
+    self._lock = threading.Lock()
+
+  def count(self, bad: BadRecord, where: str, row: int) -> None:
+    """Counts record `row` of file `where`.
+
+    Raises:
+      TooManyBadRecordsError: the tolerated share is exceeded.
+    """
+    tolerated = int(self._num_examples * self._max_share)
+    with self._lock:
+      if row not in self._rows:
+        self._rows.add(row)
+        self.add(bad.kind, file=where, row=row, message=bad.message)
+      if len(self._rows) <= tolerated:
+        return
+    lines = [
+      f'{len(self._rows)} of {self._num_examples} records are bad, tolerated '
+      f'are {tolerated} (share {self._max_share}):'
+    ]
+    for kind, entry in self.summary().items():
+      lines.append(f'  {kind}: {entry["count"]}')
+      for first in entry['first']:
+        place = f'{first["file"]} (row {first["row"]})'
+        lines.append(f'    {place}: {first["message"]}')
+    raise TooManyBadRecordsError('\n'.join([*lines, _ADVICE]))
+
+  def summary(self) -> dict[str, dict[str, Any]]:
+    """Returns {kind: {'count', 'first': [{'file', 'row', 'message'}]}}."""
+    with self._lock:
+      return super().summary()
+
+
+class Dataset:
+  """Global batches of one split; made by `build`.
+
+  `steps_per_epoch` are those of `Order`. Grain's threads read blocks rather
+  than single rows, which keeps its cost per element off the rows.
+  """
+
+  def __init__(
+    self,
+    records: Any,
+    order: Order,
+    rows: range,
+    num_threads: int,
+    prefetch: int,
+  ):
+    self.records, self._order, self._rows = records, order, rows
+    self.info: DatasetInfo = records.info
+    self.steps_per_epoch = order.steps_per_epoch
+    reads_many = hasattr(records, 'records') or hasattr(records, 'draw')
+    limit = len(rows) if reads_many else _ROWS_PER_BLOCK
+    self._block_rows = min(len(rows), limit)
+    self._per_batch = -(-len(rows) // self._block_rows)
+    ahead = max(prefetch * self._per_batch, num_threads)
+    self._reading = dict(num_threads=num_threads, prefetch_buffer_size=ahead)
+    self._augments = order.shuffle and getattr(records, 'augment', True)
+    # Rows of text are read, and found bad, before the first batch.
+    bad_rows = getattr(records, 'bad_rows', ())
+    max_share = getattr(records, 'max_bad_share', 0.0) if order.shuffle else 0.0
+    self._bad_records = BadRecords(len(records) + len(bad_rows), max_share)
+    for row, bad in bad_rows:
+      self._bad_records.count(bad, bad.where, row)
+
+  @property
+  def bad_records(self) -> dict[str, dict[str, Any]]:
+    """{kind: {'count': n, 'first': [{'file', 'row', 'message'}, ...]}}."""
+    return self._bad_records.summary()
+
+  def places(self) -> set[str]:
+    """Returns file and line of each record; see `source.places`."""
+    return set(source.places(self.records))
+
+  def batches(self, start_step: int = 0) -> Iterator[Batch]:
+    """Yields this host's rows of every global batch from `start_step` on.
+
+    Any step is reached at once, without replay.
+
+    Returns:
+      A generator of {input_key, 'label', 'mask', 'index'} with leading axis
+      batch_size / host_count: infinite for training, one pass for evaluation
+      with the last batch padded (mask 0, index -1). Rows of text also have
+      'token_types' and 'length', and batches differ in their padded length.
+      `close()` stops its threads, as does its end or garbage collection.
+
+    Raises:
+      ConfigError: start_step is not an integer of at least 0.
+      TooManyBadRecordsError: while iterating, when the tolerance is exceeded.
+    """
+    fields.check_value('start_step', start_step, Annotated[int, Ge(0)])
+    stop = self.steps_per_epoch * self._per_batch
+    stop = sys.maxsize if self._order.shuffle else stop
+    return self._iterate(int(start_step) * self._per_batch, stop)
+
+  def _iterate(self, first: int, stop: int) -> Iterator[Batch]:
+    # Imported here so that validating a configuration stays cheap.
+    import grain
+
+    if first >= stop:
+      return
+    blocks = grain.MapDataset.range(first, stop).map(self._block)
+    stream = blocks.to_iter_dataset(grain.ReadOptions(**self._reading))
+    if self._per_batch > 1:
+      stream = stream.batch(self._per_batch, batch_fn=_concatenate)
+    with contextlib.closing(iter(stream)) as batches:
+      yield from batches
+
+  def _block(self, number: int) -> Batch:
+    """Returns a block of rows, counted from that of step 0 on."""
+    step, part = divmod(int(number), self._per_batch)
+    first = part * self._block_rows
+    rows = self._rows[first : first + self._block_rows]
+    places = self._order.batch(step, rows)
+    records, indices = self.records, places.indices
+    if places.length:
+      arrays = records.records(indices, places.length)
+    elif hasattr(records, 'draw'):
+      arrays = records.draw(self._order.seed, places.epochs, indices)
+    elif hasattr(records, 'records'):
+      arrays = records.records(indices)
+    else:
+      indices, arrays = self._one_by_one(places)
+    return padded(arrays, indices, len(rows), getattr(records, 'padding', {}))
+
+  def _one_by_one(self, places: Places) -> tuple[np.ndarray, Batch]:
+    """Returns checked records, bad ones replaced, and their indices."""
+    info, indices = self.info, np.array(places.indices)
+    inputs = np.zeros((len(indices), *info.input_shape), info.input_dtype)
+    labels = np.zeros(len(indices), info.label_dtype)
+    for row, epoch in enumerate(places.epochs):
+      key = int(epoch), int(indices[row])
+      indices[row], inputs[row], labels[row] = self._good_record(*key)
+    return indices, {info.input_key: inputs, 'label': labels}
+
+  def _good_record(self, epoch: int, index: int) -> tuple[int, Any, int]:
+    """Returns the record, or for a bad one a deterministic other record."""
+    candidate = index
+    for attempt in range(_MAX_REPLACEMENTS):
+      try:
+        return candidate, *self._read(epoch, candidate)
+      except BadRecord as bad:
+        place = bad.where or source.where(self.records, candidate)
+        self._bad_records.count(bad, place, candidate)
+        candidate = self._order.replacement(epoch, index, attempt)
+    raise TooManyBadRecordsError(
+      f'{_MAX_REPLACEMENTS} records in a row were bad, in place of record '
+      f'{index}; the first of each kind: {self.bad_records}'
+    )
+
+  def _read(self, epoch: int, index: int) -> tuple[np.ndarray, int]:
+    record = self.records.record(index)
+    label = source.check_label(record['label'], self.info.num_classes)
+    value = record[self.info.input_key]
+    if hasattr(self.records, 'transform'):
+      key = self._order.seed, epoch, index
+      rng = record_rng(*key) if self._augments else None
+      value = self.records.transform(value, rng)
+    source.check_input(value, self.info)
+    return value, label
+
+
+def padded(
+  arrays: Mapping[str, np.ndarray],
+  indices: Int[np.ndarray, ' R'],
+  rows: int,
+  padding: Mapping[str, int] = types.MappingProxyType({}),
+) -> Batch:
+  """Returns `rows` rows: the records, then rows with mask 0 and index -1.
+
+  `padding` has what fills an array there, where it is not 0.
+  """
+  real = len(indices)
+  mask, index = np.ones(real, np.float32), indices.astype(np.int32)
+  batch = {**arrays, 'mask': mask, 'index': index}
+  fill = {**padding, 'index': -1}
+  for key, values in batch.items() if real < rows else ():
+    shape = rows, *values.shape[1:]
+    batch[key] = np.full(shape, fill.get(key, 0), values.dtype)
+    batch[key][:real] = values
+  return batch
+
+
+def _concatenate(blocks: Sequence[Batch]) -> Batch:
+  return {
+    key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]
+  }

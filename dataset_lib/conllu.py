@@ -1,9 +1,8 @@
 """CoNLL-U: sentences whose words have a head and a dependency label.
 
 The format of Universal Dependencies (universaldependencies.org/format.html).
-Lines of multiword tokens (`1-2`) and of empty nodes (`1.1`) are left out. A
-sentence with a broken line is left out as a whole, since its tree would lack a
-word, and every broken line is named.
+Lines of multiword tokens (`1-2`) and of empty nodes (`1.1`) are left out, and
+sentences with a broken line as a whole, since their trees would lack a word.
 """
 
 import itertools
@@ -47,11 +46,7 @@ _Fault = tuple[int, BadRecord]  # with the number of its line
 def read(
   path: str | os.PathLike[str],
 ) -> tuple[list[Sentence], list[BadRecord]]:
-  """Reads a file, plain or gzip.
-
-  Returns:
-    The good sentences, and the faults in the lines of the others, each with
-    its file and line.
+  """Reads good sentences, and the faults of the others with file and line.
 
   Raises:
     InvalidDataError: the file is empty or damaged, or has no good sentence.
@@ -131,16 +126,15 @@ def _word(columns: Sequence[str]) -> Word:
 def encode_words(
   tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int
 ) -> tuple[Encoded, list[Int32[np.ndarray, '_ 2']]]:
-  """Returns token ids of sentences given as words, and the tokens of each word.
+  """Encodes sentences given as words to rows `[CLS] words [SEP]`.
 
   Words are encoded one by one, which gives the tokens of the text with spaces
   between all words, since the tokenizers split at spaces first.
 
   Returns:
-    The rows, each `[CLS] words [SEP]` of at most `max_length` tokens; and for
-    each sentence the place of its words in its row, (first token, one after the
-    last). A word may have no tokens. Words after the first one that does not
-    fit are left out: there are then fewer places than words.
+    The rows, and for each sentence the first token and the end of each word in
+    its row, which may be none. Words after the first one that does not fit in
+    `max_length` tokens are left out, and so are their places.
 
   Raises:
     ValueError: a word cannot be encoded, or max_length is too small.

@@ -32,7 +32,7 @@ class ImageFolder(ImageOptions):
 
   split: Annotated[
     str,
-    Predicate(lambda split: bool(_FOLDER_NAME.fullmatch(split))),
+    Predicate(_FOLDER_NAME.fullmatch),
     'the name of a folder in dataset.root, not a path',
   ]
   root: Annotated[str, Len(1), 'the folder that holds the splits']
@@ -43,16 +43,31 @@ class ImageFolder(ImageOptions):
     if not root.is_dir():
       raise MissingDataError(f'dataset.root: no folder {root}; {LAYOUT}')
     self._root = root.resolve()
-    self._folder, train = self._root / self.split, self._root / TRAIN
     splits = self._folders(self._root)
-    if not self._folder.is_dir():
+    if self.split not in splits:
       others = ', '.join(splits) or 'no folders'
       raise MissingDataError(
         f'no split {self.split!r} in {root}, which has {others}; {LAYOUT}'
       )
-    of_classes = [train] if train.is_dir() else splits.values()
+    self._folder = splits[self.split]
+    of_classes = [splits[TRAIN]] if TRAIN in splits else splits.values()
     self._classes = sorted(set().union(*map(self._folders, of_classes)))
-    images = self._images()
+    present = self._folders(self._folder)
+    unknown = sorted({*present} - {*self._classes})
+    if unknown:
+      raise InvalidDataError(
+        f'{self._folder} has classes that {splits[TRAIN]} lacks: '
+        f'{", ".join(unknown[:5])}; give both splits the same class folders'
+      )
+    for entry in self._entries(self._folder):
+      if _is_image(entry) and not entry.is_dir():
+        raise InvalidDataError(
+          f'{entry.path} lies in no class folder; {LAYOUT}'
+        )
+    images = [
+      self._images(present[name]) if name in present else []
+      for name in self._classes
+    ]
     self._files = [name for names in images for name in names]
     self._labels = np.repeat(np.arange(len(images)), [*map(len, images)])
     if not self._files:
@@ -65,12 +80,11 @@ class ImageFolder(ImageOptions):
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': file contents, 'label'}; BadRecord if unreadable."""
-    path = self.where(index)
+    path = pathlib.Path(self.where(index))
     try:
-      with open(path, 'rb') as file:
-        image = file.read()
+      image = path.read_bytes()
     except OSError as error:
-      raise BadRecord('unreadable', path, str(error)) from error
+      raise BadRecord('unreadable', str(path), str(error)) from error
     return {'image': image, 'label': int(self._labels[index])}
 
   def where(self, index: int) -> str:
@@ -78,26 +92,8 @@ class ImageFolder(ImageOptions):
     name = self._classes[self._labels[index]]
     return os.path.join(self._folder, name, self._files[index])
 
-  def _images(self) -> list[list[str]]:
-    """Returns the sorted names of the images of each class."""
-    present = self._folders(self._folder)
-    unknown = sorted({*present} - {*self._classes})
-    if unknown:
-      raise InvalidDataError(
-        f'{self._folder} has classes that {self._root / TRAIN} lacks: '
-        f'{", ".join(unknown[:5])}; give both splits the same class folders'
-      )
-    for entry in self._entries(self._folder):
-      if _is_image(entry) and not entry.is_dir():
-        raise InvalidDataError(
-          f'{entry.path} lies in no class folder; {LAYOUT}'
-        )
-    return [
-      self._images_of(present[name]) if name in present else []
-      for name in self._classes
-    ]
-
-  def _images_of(self, folder: str) -> list[str]:
+  def _images(self, folder: str) -> list[str]:
+    """Returns the sorted names of the images of a class."""
     entries = self._entries(folder)
     images = [entry.name for entry in entries if _is_image(entry)]
     for entry in entries:

@@ -46,7 +46,7 @@ ImageSize = Annotated[int, Interval(ge=1, le=4096)]
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class ImageOptions:
-  """Fields of every source of images."""
+  """Fields and preparation of every source of images."""
 
   image_size: ImageSize  # height and width of the result
   # Short side before the central crop; 0 means image_size * 256 / 224.
@@ -73,19 +73,60 @@ class ImageOptions:
     self, num_classes: int, class_names: Sequence[str], num_examples: int
   ) -> DatasetInfo:
     """Returns the description of a source of RGB images."""
-    shape = self.image_size, self.image_size, 3
-    names = tuple(class_names)
+    shape, names = (self.image_size, self.image_size, 3), tuple(class_names)
     return DatasetInfo(
       'image', shape, 'uint8', num_classes, names, num_examples
     )
 
   def transform(
-    self, value: Encoded, rng: np.random.Generator | None
+    self, value: Encoded, rng: np.random.Generator | None = None
   ) -> Reframed:
-    """Returns the image as trained on, or as evaluated without `rng`."""
-    if rng is None:
-      return evaluation_image(value, self)
-    return training_image(value, rng, self)
+    """Returns the image as trained on, or as evaluated without `rng`.
+
+    For evaluation the short side is resized and the centre cropped, as for
+    training without an inception crop. A flip mirrors left and right with
+    probability one half.
+    """
+    if rng and 'inception_crop' in self.augment:
+      image = self._inception_crop(value, rng)
+    else:
+      image = self._central_crop(to_rgb(value))
+    is_flipped = rng and 'flip' in self.augment and rng.random() < 0.5
+    return cv2.flip(image, 1) if is_flipped else image
+
+  def _central_crop(self, image: Image) -> Reframed:
+    # The ends of a very long image would be cropped away anyway, and enlarging
+    # a line of one pixel to the full short side would take gigabytes.
+    longest, size = 4 * min(image.shape[:2]), self.image_size
+    height, width = (min(side, longest) for side in image.shape[:2])
+    short_side = self.resize_small or round(size / CENTRAL_SHARE)
+    image = resize_small(central_crop(image, height, width), short_side)
+    return central_crop(image, size, size)
+
+  def _inception_crop(
+    self, image: Encoded, rng: np.random.Generator
+  ) -> Reframed:
+    """Crops a box of random size and ratio, resized to image_size squared.
+
+    A JPEG much larger than that is decoded at 1/2, 1/4 or 1/8 of its size.
+    """
+    size = jpeg_size(image) if isinstance(image, bytes) else None
+    if size is None:
+      image = to_rgb(image)
+      size = image.shape[:2]
+    top, left, height, width = inception_box(*size, rng, self.min_crop_area)
+    if isinstance(image, bytes):
+      by = _reduction(height, width, self.image_size)
+      image = decode(image, by)
+      expected = -(-size[0] // by), -(-size[1] // by)
+      message = 'JPEG header and pixels disagree'
+      require(image.shape[:2] == expected, 'undecodable', message)
+      # To the nearest edges: at most half a pixel of the reduced image off.
+      bottom, right = round((top + height) / by), round((left + width) / by)
+      top, left = round(top / by), round(left / by)
+      height, width = bottom - top, right - left
+    crop = image[top : top + height, left : left + width]
+    return resize(crop, self.image_size, self.image_size)
 
 
 def decode(data: bytes, reduction: int = 1) -> Image:
@@ -197,57 +238,3 @@ def _reduction(box_height: int, box_width: int, size: int) -> int:
   """Returns the strongest JPEG reduction that keeps the box >= `size`."""
   fitting = min(box_height, box_width) // size
   return max(by for by in _FLAGS if by <= max(fitting, 1))
-
-
-def inception_crop(
-  image: Encoded, rng: np.random.Generator, options: ImageOptions
-) -> Reframed:
-  """Crops a box of random size and ratio, resized to image_size squared.
-
-  A JPEG much larger than the target is decoded at 1/2, 1/4 or 1/8 of its size.
-  """
-  size = jpeg_size(image) if isinstance(image, bytes) else None
-  if size is None:
-    image = to_rgb(image)
-    size = image.shape[:2]
-  top, left, height, width = inception_box(*size, rng, options.min_crop_area)
-  if isinstance(image, bytes):
-    by = _reduction(height, width, options.image_size)
-    image = decode(image, by)
-    expected = -(-size[0] // by), -(-size[1] // by)
-    message = 'JPEG header and pixels disagree'
-    require(image.shape[:2] == expected, 'undecodable', message)
-    # To the nearest edges: at most half a pixel of the reduced image off.
-    bottom, right = round((top + height) / by), round((left + width) / by)
-    top, left = round(top / by), round(left / by)
-    height, width = bottom - top, right - left
-  crop = image[top : top + height, left : left + width]
-  return resize(crop, options.image_size, options.image_size)
-
-
-def evaluation_image(value: Encoded, options: ImageOptions) -> Reframed:
-  """Decodes, resizes the short side, takes the central crop."""
-  image, size = to_rgb(value), options.image_size
-  # The ends of a very long image would be cropped away anyway, and enlarging a
-  # line of one pixel to the full short side would take gigabytes.
-  longest = 4 * min(image.shape[:2])
-  height, width = (min(side, longest) for side in image.shape[:2])
-  short_side = options.resize_small or round(size / CENTRAL_SHARE)
-  image = resize_small(central_crop(image, height, width), short_side)
-  return central_crop(image, size, size)
-
-
-def training_image(
-  value: Encoded, rng: np.random.Generator, options: ImageOptions
-) -> Reframed:
-  """Applies the operations of `options.augment`.
-
-  Without an inception crop the image is framed as for evaluation. A flip
-  mirrors left and right with probability one half.
-  """
-  if 'inception_crop' in options.augment:
-    image = inception_crop(value, rng, options)
-  else:
-    image = evaluation_image(value, options)
-  is_flipped = 'flip' in options.augment and rng.random() < 0.5
-  return cv2.flip(image, 1) if is_flipped else image

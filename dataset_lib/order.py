@@ -65,17 +65,6 @@ def _epoch_seed(seed: int, epoch: int) -> int:
   return int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
 
 
-def permuted(offset: int, num_examples: int, seed: int, epoch: int) -> int:
-  """Returns entry `offset` of the epoch's permutation of the records."""
-  if num_examples <= _TABLE_EXAMPLES:
-    return int(_table(num_examples, seed, epoch)[offset])
-  # Imported here: Grain takes most of a second, and few sets are this large.
-  from grain.experimental import index_shuffle
-
-  key = _epoch_seed(seed, epoch)
-  return index_shuffle(offset, num_examples - 1, key, _SHUFFLE_ROUNDS)
-
-
 class Places(NamedTuple):
   """Epochs and records of some rows; fewer at the end of an ordered pass."""
 
@@ -112,7 +101,13 @@ class Order:
   def place(self, position: int) -> tuple[int, int]:
     """Returns (epoch, index) of a position of the training stream."""
     epoch, offset = divmod(position, self._size)
-    return epoch, permuted(offset, self._size, self.seed, epoch)
+    if self._size <= _TABLE_EXAMPLES:
+      return epoch, int(_table(self._size, self.seed, epoch)[offset])
+    # Imported here: Grain takes most of a second, and few sets are this large.
+    from grain.experimental import index_shuffle
+
+    key = _epoch_seed(self.seed, epoch)
+    return epoch, index_shuffle(offset, self._size - 1, key, _SHUFFLE_ROUNDS)
 
   def replacement(self, epoch: int, index: int, attempt: int) -> int:
     """Returns the record read for a bad one, the same on all hosts."""
@@ -144,15 +139,14 @@ class LengthOrder(Order):
     self._bucket = np.searchsorted(self._buckets, lengths).astype(np.uint8)
     # Two: threads read across the border of an epoch.
     self._epoch: Any = functools.lru_cache(maxsize=2)(self._batches_of_epoch)
-    self._ascending = functools.cache(
-      lambda: np.argsort(lengths, kind='stable').astype(np.int32)
-    )
+    if not shuffle:
+      self._ascending = np.argsort(lengths, kind='stable').astype(np.int32)
 
   def batch(self, step: int, rows: range) -> Places:
     """Returns the records of some rows of global batch number `step`."""
     if not self.shuffle:
       start = step * self._batch_size
-      records = self._ascending()[start : start + self._batch_size]
+      records = self._ascending[start : start + self._batch_size]
     elif self._size < self._batch_size:
       records = super().batch(step, range(self._batch_size)).indices
     else:

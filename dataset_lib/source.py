@@ -43,7 +43,7 @@ BadShare = Annotated[float, Interval(ge=0.0, le=0.5)]
 DEFAULT_BAD_SHARE = 0.001
 PART_WORDS = 'or a part like train[:95%] or train[:2000]'
 _BOUND = r'(-?(?:\d+|(?:100|\d\d?)%))?'
-_PART = re.compile(rf'(\w+)(?:\[{_BOUND}:{_BOUND}\])?')
+_PART = rf'(?:\[{_BOUND}:{_BOUND}\])?'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +65,7 @@ class DatasetInfo:
 
 @runtime_checkable
 class Source(Protocol):
-  """Random access to the raw records of one split.
-
-  `record` returns {input_key: value, 'label': int}; an image is either encoded
-  bytes or a uint8 array [H, W, 3] or [H, W, 1], tokens are int32 [L]. It may
-  raise BadRecord, and is called from several threads at once.
+  """Random access to the raw records of one split, from several threads.
 
   A source whose records are never bad may have, instead of reading one by one,
   `records(indices)`, or if they differ in each epoch
@@ -87,7 +83,10 @@ class Source(Protocol):
     """Returns the number of records."""
 
   def record(self, index: int) -> dict[str, Any]:
-    """Returns the raw record number `index`."""
+    """Returns {input_key: value, 'label': int}; may raise BadRecord.
+
+    An image is encoded bytes or uint8 [H, W, 3 or 1], tokens are int32 [L].
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,15 +121,10 @@ def pad_rows(
 
 
 class TokenSource:
-  """Records that are rows of token ids of different lengths.
+  """Records that are rows of token ids, kept without padding.
 
-  Args:
-    info: description; its last length bucket holds every row.
-    encoded: the rows, kept without padding: a record takes 8 bytes a token.
-    labels: class or number of each row.
-    pad_id: token id of padding.
-    where: returns the place of a record, for error messages.
-    bad_rows: (number, error) of rows of the split that are not records.
+  The last length bucket of `info` holds every row. `where` returns the place of
+  a record; `bad_rows` are (number, error) of rows of the split that are none.
   """
 
   def __init__(
@@ -156,9 +150,8 @@ class TokenSource:
   ) -> dict[str, np.ndarray]:
     """Returns records padded to `length`, or to the bucket that holds them.
 
-    Returns:
-      {'tokens', 'token_types': int32 [B, length], 'length': int32 [B],
-      'label': `label_dtype` [B]}.
+    They are {'tokens', 'token_types': int32 [B, length], 'length': int32 [B],
+    'label': `label_dtype` [B]}.
     """
     lengths = self.lengths[indices]
     if length is None:
@@ -175,7 +168,7 @@ class TokenSource:
     return dict(tokens=tokens, token_types=types, length=lengths, label=label)
 
   def record(self, index: int) -> dict[str, Any]:
-    """Returns one record without padding: tokens and types int32 [L], label."""
+    """Returns tokens and types int32 [L] without padding, and the label."""
     row = slice(*self._encoded.offsets[index : index + 2])
     return {
       'tokens': self._encoded.tokens[row],
@@ -207,6 +200,29 @@ def require(holds: Any, kind: str, message: str) -> None:
     raise BadRecord(kind, '', message)
 
 
+def check_label(label: Any, num_classes: int) -> int:
+  """Returns the label; BadRecord if not an integer in [0, num_classes - 1]."""
+  is_integer = isinstance(label, (int, np.integer))
+  is_integer = is_integer and not isinstance(label, bool)
+  require(is_integer, 'wrong_dtype', f'label {label!r} is not an integer')
+  message = f'label {label} not in [0, {num_classes - 1}]'
+  require(0 <= label < num_classes, 'label_out_of_range', message)
+  return int(label)
+
+
+def check_input(value: np.ndarray, info: DatasetInfo) -> None:
+  """Raises BadRecord for a wrong shape or dtype, or an unknown token id."""
+  for kind, expected, given in (
+    ('wrong_dtype', info.input_dtype, value.dtype),
+    ('wrong_shape', info.input_shape, value.shape),
+  ):
+    require(given == expected, kind, f'expected {expected}, got {given}')
+  if info.vocab_size:
+    low, high, limit = value.min(), value.max(), info.vocab_size - 1
+    message = f'token ids {low}..{high} not in [0, {limit}]'
+    require(0 <= low <= high <= limit, 'token_out_of_range', message)
+
+
 class Part(NamedTuple):
   """A part of a split, such as 'train[5:90%]', and its bounds as written."""
 
@@ -214,32 +230,22 @@ class Part(NamedTuple):
   first: str | None
   last: str | None
 
-  def bounds(self, size: int) -> tuple[int, int]:
-    """Returns first row and end; percentages round to the nearest row."""
-    return _bound(self.first or '0', size), _bound(self.last or '100%', size)
+  def rows(self, size: int) -> slice:
+    """Returns its rows of `size`; percentages round to the nearest row."""
+    return slice(_bound(self.first, size), _bound(self.last, size))
 
 
-def _bound(text: str, size: int) -> int:
-  is_share = text.endswith('%')
-  bound = round(int(text[:-1]) * size / 100) if is_share else int(text)
-  return min(max(bound + size if bound < 0 else bound, 0), size)
+def _bound(text: str | None, size: int) -> int | None:
+  if text and text.endswith('%'):
+    return round(int(text[:-1]) * size / 100)
+  return int(text) if text else None
 
 
-def parts(split: str) -> list[Part]:
-  """Returns the parts of a split such as 'train[:95%]+validation'.
+def parts(split: str, names: str = r'\w+') -> list[Part]:
+  """Returns the parts of 'train[:95%]+validation'; [] if it is no such split.
 
-  Raises:
-    ValueError: it does not read like that.
+  `names` is a pattern, without groups, of the legal names.
   """
-  matches = [_PART.fullmatch(part) for part in split.split('+')]
-  if None in matches:
-    raise ValueError(split)
-  return [Part(*match.groups()) for match in matches if match]
-
-
-def is_split(split: str, names: str = r'\w+') -> bool:
-  """Returns whether a split is a sum of parts with names like this pattern."""
-  try:
-    return all(re.fullmatch(names, part.name) for part in parts(split))
-  except ValueError:
-    return False
+  part = re.compile(f'({names}){_PART}')
+  matches = [part.fullmatch(text) for text in split.split('+')]
+  return [Part(*match.groups()) for match in matches if match and all(matches)]

@@ -23,10 +23,9 @@ _SPLIT_SEED = 0
 class Parity:
   """Parity of the number of 1s in a sequence (AdaTape, section 3.2).
 
-  Symbols are drawn uniformly from {1, -1, 0}, as token ids: id 0 is the symbol
-  1, id 1 is -1, id 2 is 0. The label is the number of 1s modulo 2. Train and
-  test draw from separate streams; short sequences recur by chance, as there are
-  only 3 ** length of them. `data_seed` selects the streams, independent of the
+  Symbols are drawn uniformly, as ids in `SYMBOLS`; the label is the number of
+  1s modulo 2. Train and test draw from separate streams, in which short
+  sequences recur by chance. `data_seed` selects the streams, independent of the
   run's seed, so that runs with different seeds share one test set.
   """
 

@@ -5,10 +5,10 @@ would join rows between two of them. A line is a row, a tab ends a column, and
 every line is decoded by itself, so that a bad row spoils no other.
 """
 
+import contextlib
 import dataclasses
 import functools
 import gzip
-import math
 import pathlib
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -60,12 +60,12 @@ class TextTask:
 
   @property
   def is_regression(self) -> bool:
-    """Whether the label is a number and not a class."""
+    """True where the label is a number, not a class."""
     return not self.class_names
 
   @property
   def num_classes(self) -> int:
-    """Of a classification; 1 for a regression."""
+    """Number of outputs: 1 for a regression."""
     return max(len(self.class_names), 1)
 
   @property
@@ -79,11 +79,7 @@ class TextTask:
     return fitting[0] if fitting else ()
 
   def example(self, texts: Sequence[str], label: str) -> Example:
-    """Returns an example.
-
-    Raises:
-      BadRecord: a text is empty, or the task has no such label.
-    """
+    """Returns an example; BadRecord if a text or the label is not legal."""
     for number, text in enumerate(texts, 1):
       require(text.strip(), 'empty_text', f'text {number} is empty')
     return Example(tuple(texts), self._read_label(label.strip()))
@@ -93,7 +89,11 @@ class TextTask:
       require(label, 'illegal_label', 'expected a label, got nothing')
       return label
     if self.is_regression:
-      return _score(label)
+      with contextlib.suppress(ValueError):
+        if 0.0 <= float(label) <= MAX_SCORE:  # not NaN
+          return float(label)
+      message = f'score {label!r:.40} not in [0, {MAX_SCORE}]'
+      raise BadRecord('illegal_label', '', message)
     if label not in self._ids:
       legal = ', '.join(
         f'{n} {name}' for n, name in enumerate(self.class_names)
@@ -116,11 +116,11 @@ def table(
   read: Callable[[list[str]], Example],
 ) -> Table:
   """Returns the rows of a file; `read` makes examples of their columns."""
-
-  def example(row: int) -> Example:
-    return read(decoded(lines[row][1]).split('\t'))
-
-  return Table(len(lines), example, lambda row: f'{path}, line {lines[row][0]}')
+  return Table(
+    len(lines),
+    lambda row: read(decoded(lines[row][1]).split('\t')),
+    lambda row: f'{path}, line {lines[row][0]}',
+  )
 
 
 def decoded(text: bytes) -> str:
@@ -129,16 +129,6 @@ def decoded(text: bytes) -> str:
     return text.decode('utf-8')
   except UnicodeDecodeError as error:
     raise BadRecord('not_utf8', '', str(error)) from error
-
-
-def _score(text: str) -> float:
-  try:
-    score = float(text)
-  except ValueError:
-    score = math.nan
-  is_legal = 0.0 <= score <= MAX_SCORE  # False for NaN
-  require(is_legal, 'illegal_label', f'score {score} not in [0, {MAX_SCORE}]')
-  return score
 
 
 def read_lines(path: pathlib.Path) -> list[Line]:
@@ -152,9 +142,8 @@ def read_lines(path: pathlib.Path) -> list[Line]:
     try:
       data = gzip.decompress(data)
     except (EOFError, OSError, zlib.error) as error:
-      raise InvalidDataError(
-        f'{path} is damaged or cut short, copy it again: {error}'
-      ) from error
+      message = f'{path} is damaged or cut short, copy it again: {error}'
+      raise InvalidDataError(message) from error
   if not data.strip():
     raise InvalidDataError(f'{path} is empty; copy it again')
   lines = data.removeprefix(b'\xef\xbb\xbf').split(b'\n')
@@ -184,10 +173,9 @@ class LabelledTexts(TokenSource):
   """Fields and reading of every source of labelled texts.
 
   All rows are tokenised when the split is opened. Parts of a split such as
-  'train[:95%]' are slices of one fixed permutation, the same for every run:
-  files are ordered (CoLA's by source), so that their ends are no samples.
-  `max_examples` limits splits that begin with 'train', 0 takes all: the first
-  rows of such a permutation, so that a larger subset contains a smaller one.
+  'train[:95%]' are slices of one fixed permutation: files are ordered (CoLA's
+  by source), so that their ends are no samples. `max_examples` takes the first
+  rows of such a permutation of a split that begins with 'train', 0 all of them.
   """
 
   split: str
@@ -209,20 +197,19 @@ class LabelledTexts(TokenSource):
     """Reads and tokenises the rows; `open_table` opens a split by its name."""
     given = tokenizer.load(self.tokenizer)
     rows = self._rows(functools.cache(open_table))
-    examples: dict[int, Example] = {}
-    bad_rows = []
+    examples, good, bad_rows = [], [], []
     for number, (table, row) in enumerate(rows):
       try:
-        examples[number] = table.example(row)
+        examples.append(table.example(row))
+        good.append((table, row))
       except BadRecord as bad:
         placed = bad.kind, bad.where or table.where(row), bad.message
         bad_rows.append((number, BadRecord(*placed)))
-    if not examples:
+    if not good:
       found = f'has {len(rows)} rows, of which none can be used; the first: '
       found = found + str(bad_rows[0][1]) if rows else 'is empty'
       raise InvalidDataError(f'split {self.split!r} of {self.task} {found}')
-    good = [rows[number] for number in examples]
-    texts, labels = zip(*examples.values(), strict=True)
+    texts, labels = zip(*examples, strict=True)
     first, *second = zip(*texts, strict=True)
     info = DatasetInfo(
       'tokens',
@@ -247,11 +234,10 @@ class LabelledTexts(TokenSource):
   def _rows(
     self, open_table: Callable[[str], Table]
   ) -> list[tuple[Table, int]]:
-    """Returns the rows of the split's parts, at most `max_examples`."""
     rows: list[tuple[Table, int]] = []
     for part in source.parts(self.split):
       table = open_table(part.name)
-      chosen = _permuted(table.size)[slice(*part.bounds(table.size))]
+      chosen = _permuted(table.size)[part.rows(table.size)]
       rows += [(table, row) for row in np.sort(chosen).tolist()]
     if self.max_examples and self.split.startswith('train'):
       chosen = _permuted(len(rows))[: self.max_examples]

@@ -7,6 +7,7 @@ Splits are 'train', 'validation' ('dev') and 'test', of MNLI also
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from dataset_lib.errors import (
   InvalidDataError,
   MissingDataError,
 )
-from dataset_lib.source import PART_WORDS, is_split, require
+from dataset_lib.source import PART_WORDS, parts, require
 from dataset_lib.text_rows import (
   Example,
   LabelledTexts,
@@ -76,6 +77,7 @@ PROBING = {
   'coordination_inversion': (2, 'I: two clauses swapped; O: original'),
 }
 
+_GLUE_SPLIT = '(?:validation|dev|test)(?:_matched|_mismatched)?|train'
 # MRPC as Microsoft gives it: train and dev in one file, told apart by a list.
 _MSR_TRAIN, _MSR_TEST = 'msr_paraphrase_train.txt', 'msr_paraphrase_test.txt'
 _MSR_DEV_IDS, _MSR_IDS = 'dev_ids.tsv', ('#1 ID', '#2 ID')
@@ -106,8 +108,8 @@ def _file_table(
     )
   lines = read_lines(path)
   try:
-    columns = lines[0][1].decode('utf-8').split('\t')
-  except UnicodeDecodeError as error:
+    columns = decoded(lines[0][1]).split('\t')
+  except BadRecord as error:
     raise InvalidDataError(f'{path}: line 1 is not UTF-8: {error}') from error
   if len(columns) == len(task.headless) and not task.columns(columns):
     columns = list(task.headless)
@@ -164,15 +166,13 @@ def _tfds_table(split: str, task: TextTask, builder: Any) -> Table:
   features, name = builder.info.features, builder.info.full_name
   columns = task.columns(features)
   if not columns or 'label' not in features:
-    raise InvalidDataError(
-      f'{name}: expected the features {task.expected} and label, got '
-      f'{", ".join(features)}'
-    )
+    expected = f'the features {task.expected} and label'
+    found = ', '.join(features)
+    raise InvalidDataError(f'{name}: expected {expected}, got {found}')
   classes = tuple(getattr(features['label'], 'names', None) or ())
   if classes != task.class_names:
-    raise InvalidDataError(
-      f'{name}: expected the classes {task.class_names}, got {classes}'
-    )
+    expected = f'the classes {task.class_names}'
+    raise InvalidDataError(f'{name}: expected {expected}, got {classes}')
   records = tfds.Examples(builder, split, (*columns, 'label'))
 
   def example(row: int) -> Example:
@@ -190,22 +190,18 @@ def _tfds_table(split: str, task: TextTask, builder: Any) -> Table:
 class Glue(LabelledTexts):
   """Rows of a GLUE task.
 
-  Reads the official TSV files, TSV files with named columns (plain or gzip), or
+  Reads official TSV files, others with named columns (both plain or gzip), or
   TFDS's `glue/<task>`.
   """
 
   split: Annotated[
     str,
-    Predicate(
-      lambda split: is_split(
-        split, '(validation|dev|test)(_matched|_mismatched)?|train'
-      )
-    ),
+    Predicate(functools.partial(parts, names=_GLUE_SPLIT)),
     'train, validation, test, of mnli also validation_matched and '
     f'validation_mismatched, {PART_WORDS}',
   ]
   task: Annotated[
-    str, Predicate(lambda task: task in GLUE), f'one of {", ".join(GLUE)}'
+    str, Predicate(GLUE.__contains__), f'one of {", ".join(GLUE)}'
   ]
   directory: Annotated[
     str, "a folder of TSV files or of a folder <task>/ of them, or '' for TFDS"
@@ -217,14 +213,12 @@ class Glue(LabelledTexts):
     self._open(GLUE[self.task], self._table)
 
   def _table(self, name: str) -> Table:
-    first, underscore, kind = name.partition('_')
-    name = ('validation' if first == 'dev' else first) + underscore + kind
-    if self.task == 'mnli' and first != 'train' and not kind:
+    name, task = re.sub('^dev', 'validation', name), GLUE[self.task]
+    if self.task == 'mnli' and name in ('validation', 'test'):
       name += '_matched'
-    if kind and self.task != 'mnli':
+    elif self.task != 'mnli' and '_' in name:
       expected = f'train, validation or test: {self.task} has no {name}'
       raise ConfigError('split', name, expected)
-    task = GLUE[self.task]
     if self.directory:
       folder = pathlib.Path(self.directory).expanduser()
       folders = folder, folder / self.task, folder / task.folder
@@ -239,10 +233,9 @@ class Glue(LabelledTexts):
 
 def num_texts(dataset: Mapping[str, Any]) -> int | None:
   """Returns the number of texts in a row of a run's data; None if unknown."""
-  if dataset.get('name') == 'probing':
-    return 1
-  is_glue = dataset.get('name') == 'glue'
-  return len(GLUE[dataset['task']].texts[0]) if is_glue else None
+  if dataset.get('name') == 'glue':
+    return len(GLUE[dataset['task']].texts[0])
+  return 1 if dataset.get('name') == 'probing' else None
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -258,12 +251,12 @@ class Probing(LabelledTexts):
 
   split: Annotated[
     str,
-    Predicate(lambda split: is_split(split, 'train|validation|dev|test')),
+    Predicate(functools.partial(parts, names='train|validation|dev|test')),
     f'train, validation, test, {PART_WORDS}',
   ]
   task: Annotated[
     str,
-    Predicate(lambda task: bool(re.fullmatch(r'[A-Za-z0-9][\w-]*', task))),
+    Predicate(re.compile(r'[A-Za-z0-9][\w-]*').fullmatch),
     f'the name of a file or folder, of SentEval one of {", ".join(PROBING)}',
   ]
   directory: Annotated[
@@ -271,21 +264,19 @@ class Probing(LabelledTexts):
   ]
 
   def __post_init__(self) -> None:
-    self._task = TextTask('', (_SINGLE,), ('label',), (), labels='text')
-    known = self._class_names()
-    self._task = dataclasses.replace(
-      self._task, class_names=known, labels='name'
-    )
-    self._open(self._task, self._table)
+    task = TextTask('', (_SINGLE,), ('label',), (), labels='text')
+    known = self._class_names(self._table('train', task))
+    task = dataclasses.replace(task, class_names=known, labels='name')
+    self._open(task, functools.partial(self._table, task=task))
 
-  def _table(self, name: str) -> Table:
+  def _table(self, name: str, task: TextTask) -> Table:
     split = 'validation' if name == 'dev' else name
     folder = pathlib.Path(self.directory).expanduser()
     files = [folder / (self.task + end) for end in ('.txt', '.txt.gz')]
     whole = next(filter(pathlib.Path.is_file, files), None)
     if not whole:
       folders = folder / self.task, folder
-      return _file_table(self.task, self._task, split, folders)
+      return _file_table(self.task, task, split, folders)
     marks = {mark.encode(): name for mark, name in _MARKS.items()}
     # Lines of no split are read, and found bad, as training.
     lines = [
@@ -293,19 +284,19 @@ class Probing(LabelledTexts):
       for number, line in read_lines(whole)
       if marks.get(line.partition(b'\t')[0], 'train') == split
     ]
-    return table(whole, lines, self._marked)
 
-  def _marked(self, fields: list[str]) -> Example:
-    """Returns an example of a line of SentEval's file."""
-    expected = f'expected {_MARK_COLUMNS} columns or more, got {len(fields)}'
-    require(len(fields) >= _MARK_COLUMNS, 'wrong_columns', expected)
-    expected = f'expected {", ".join(_MARKS)} first, got {fields[0]!r:.40}'
-    require(fields[0] in _MARKS, 'unknown_split', expected)
-    return self._task.example(fields[-1:], fields[1])
+    def read(fields: list[str]) -> Example:
+      message = f'expected {_MARK_COLUMNS} columns or more, got {len(fields)}'
+      require(len(fields) >= _MARK_COLUMNS, 'wrong_columns', message)
+      message = f'expected {", ".join(_MARKS)} first, got {fields[0]!r:.40}'
+      require(fields[0] in _MARKS, 'unknown_split', message)
+      return task.example(fields[-1:], fields[1])
 
-  def _class_names(self) -> tuple[str, ...]:
-    """Returns the sorted labels of the good rows of the train split."""
-    rows, names = self._table('train'), set()
+    return table(whole, lines, read)
+
+  def _class_names(self, rows: Table) -> tuple[str, ...]:
+    """Returns the sorted labels of the good rows."""
+    names = set()
     for row in range(rows.size):
       with contextlib.suppress(BadRecord):
         names.add(str(rows.example(row).label))

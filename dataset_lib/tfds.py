@@ -12,14 +12,14 @@ import os
 import pathlib
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Predicate
 from jaxtyping import Int64
 
-from dataset_lib import source
+from dataset_lib import fields, source
 from dataset_lib.errors import (
   BadRecord,
   ConfigError,
@@ -31,22 +31,18 @@ from dataset_lib.image_ops import ImageOptions
 _INFO_FILE, _FEATURES_FILE = 'dataset_info.json', 'features.json'
 # name, name/config, name:1.2.3. No 'namespace:name': TFDS would fetch those
 # from the network and run their code.
-_NAME = re.compile(r'[a-z]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?')
+_NAME = re.compile(r'([a-z]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?)?')
 _CLASS_KEYS = ('type', 'pythonClassName', 'python_class_name')
+# Names without a dot import nothing.
+_OWN_CLASS = re.compile(r'[^.]*|tensorflow_datasets\..*', re.DOTALL)
 _HEADER = struct.Struct('<QI')  # of TFRecord: length, checksum of the length
 _FOOTER_BYTES = 4  # checksum of the data
 _FORMATS = ('array_record', 'tfrecord')
 
-NAME = "a TFDS name such as 'cifar10'"
 BuilderName = Annotated[
-  str, Predicate(lambda name: not name or is_name(name)), NAME
+  str, Predicate(_NAME.fullmatch), "a TFDS name such as 'cifar10'"
 ]
 DataDir = Annotated[str, "a folder, or '' for ~/tensorflow_datasets"]
-
-
-def is_name(name: str) -> bool:
-  """Returns whether a text is the name of a data set, and no path."""
-  return bool(_NAME.fullmatch(name))
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -54,9 +50,7 @@ class TfdsImages(ImageOptions):
   """Encoded images of one split of a prepared builder, and their classes."""
 
   split: Annotated[
-    str,
-    Predicate(source.is_split),
-    "a split or a part, like 'train[:90%]'",
+    str, Predicate(source.parts), "a split or a part, like 'train[:90%]'"
   ]
   builder: BuilderName = ''
   data_dir: DataDir = ''
@@ -74,7 +68,7 @@ class TfdsImages(ImageOptions):
         f'{name} maps {kinds[0]} to {kinds[1]}; expected Image to ClassLabel'
       )
     self._keys = keys
-    self._examples = Examples(builder, self.split, keys, encoded=keys[:1])
+    self._examples = Examples(builder, self.split, keys)
     self.where = self._examples.where
     names = label.names or ()
     self.info = self.image_info(label.num_classes, names, len(self._examples))
@@ -90,29 +84,24 @@ class TfdsImages(ImageOptions):
 
 
 class Examples:
-  """Features `keys` of the records of one split, by index.
-
-  Other features are not parsed; those in `encoded` are left encoded.
+  """Features `keys` of the records of one split, by index; images encoded.
 
   Raises:
     MissingDataError: no such split, or a shard is missing.
     InvalidDataError: the split is empty, damaged, or in another format.
   """
 
-  def __init__(
-    self,
-    builder: Any,
-    split: str,
-    keys: Sequence[str],
-    encoded: Sequence[str] = (),
-  ):
+  def __init__(self, builder: Any, split: str, keys: Sequence[str]):
     import tensorflow_datasets as tfds
 
     info, name = builder.info, builder.info.full_name
-    self._features = tfds.features.FeaturesDict(
-      {key: info.features[key] for key in keys}
-    )
-    self._decoders = {key: tfds.decode.SkipDecoding() for key in encoded}
+    features = {key: info.features[key] for key in keys}
+    self._features = tfds.features.FeaturesDict(features)
+    self._decoders = {
+      key: tfds.decode.SkipDecoding()
+      for key, feature in features.items()
+      if isinstance(feature, tfds.features.Image)
+    }
     try:
       self._shards = shards = list(info.splits[split].file_instructions)
     except (KeyError, ValueError) as error:
@@ -140,11 +129,9 @@ class Examples:
       ]
       self._read: Any = self._read_tfrecord
     else:
-      from array_record.python.array_record_data_source import (
-        ArrayRecordDataSource,
-      )
+      from array_record.python import array_record_data_source as array_record
 
-      self._read = ArrayRecordDataSource(shards).__getitem__
+      self._read = array_record.ArrayRecordDataSource(shards).__getitem__
 
   def __len__(self) -> int:
     return self._starts[-1]
@@ -154,12 +141,12 @@ class Examples:
     from google.protobuf import message
 
     try:
-      serialized = self._read(index)
+      data = self._read(index)
     except (OSError, RuntimeError, ValueError, IndexError) as error:
       raise BadRecord('unreadable', self.where(index), str(error)) from error
     try:
       return self._features.deserialize_example_np(
-        serialized, decoders=self._decoders
+        data, decoders=self._decoders
       )
     except (message.DecodeError, KeyError, ValueError) as error:
       raise BadRecord('unparsable', self.where(index), str(error)) from error
@@ -211,32 +198,31 @@ def record_offsets(filename: str, num_records: int) -> Int64[np.ndarray, ' M']:
   return np.array(offsets, np.int64)
 
 
+def _class_names(value: Any, key: str = '') -> Iterator[str]:
+  """Yields the classes named in JSON, also in JSON within its strings."""
+  if isinstance(value, str) and value.lstrip()[:1] in ('{', '['):
+    value = json.loads(value)
+  if isinstance(value, dict):
+    for name, item in value.items():
+      yield from _class_names(item, name)
+  elif isinstance(value, list):
+    for item in value:
+      yield from _class_names(item)
+  elif isinstance(value, str) and key in _CLASS_KEYS:
+    yield value
+
+
 def _refuse_foreign_code(file: pathlib.Path) -> None:
   """Raises InvalidDataError for a features.json that names a foreign class.
 
-  TFDS imports the module of any class named there, also in JSON within its
-  strings, so a data set could run code of its choice.
+  TFDS imports the module of any class named there, so a data set could run code
+  of its choice.
   """
-  names: set[str] = set()
-
-  def look(value: Any, key: str = '') -> None:
-    if isinstance(value, str) and value.lstrip()[:1] in ('{', '['):
-      value = json.loads(value)
-    elif isinstance(value, str) and key in _CLASS_KEYS:
-      names.add(value)
-    items: Any = ()
-    if isinstance(value, (dict, list)):
-      items = value.items() if isinstance(value, dict) else enumerate(value)
-    for name, item in items:
-      look(item, str(name))
-
   try:
-    look(json.loads(file.read_text()))
+    names = set(_class_names(json.loads(file.read_text())))
   except ValueError as error:
     raise InvalidDataError(f'{file} is damaged: {error}') from error
-  # Names without a dot import nothing.
-  own = re.compile(r'[^.]*|tensorflow_datasets\..*', re.DOTALL)
-  foreign = sorted(name for name in names if not own.fullmatch(name))
+  foreign = sorted(name for name in names if not _OWN_CLASS.fullmatch(name))
   if foreign:
     raise InvalidDataError(
       f'{file} would import {", ".join(foreign)}; only features of '
@@ -270,16 +256,14 @@ def prepared_builder(name: str, data_dir: str, user: str) -> Any:
       f'{folder} holds no {_INFO_FILE}: give dataset.builder a name, or '
       'dataset.data_dir the folder of one prepared version'
     )
-  if not is_name(name):
-    raise ConfigError('dataset.builder', name, NAME)
+  fields.check_value('dataset.builder', name, BuilderName)
   for file in (folder / re.split('[/:]', name)[0]).rglob(_FEATURES_FILE):
     _refuse_foreign_code(file)
   try:
     builder = tfds.builder(name, data_dir=folder)
   except tfds.core.DatasetNotFoundError as error:
-    raise ConfigError(
-      'dataset.builder', name, f'a TFDS data set, or one prepared in {folder}'
-    ) from error
+    expected = f'a TFDS data set, or one prepared in {folder}'
+    raise ConfigError('dataset.builder', name, expected) from error
   if not (pathlib.Path(builder.data_dir) / _INFO_FILE).is_file():
     raise MissingDataError(
       f'{name} is not prepared in {folder}; run\n'

@@ -5,7 +5,6 @@ subclasses add the losses of an adaptive mechanism from `out`.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -168,5 +167,4 @@ class Classification(Task):
     # A data set without the field shows whole images.
     resize = dataset.get('resize_small', size)
     options = image_ops.ImageOptions(image_size=size, resize_small=resize)
-    prepare = functools.partial(image_ops.evaluation_image, options=options)
-    return images(info.input_shape, prepare, length)
+    return images(info.input_shape, options.transform, length)

@@ -9,7 +9,7 @@ import pytest
 
 from dataset_lib import image_ops
 from dataset_lib.errors import BadRecord
-from tests.dataset_lib.pictures import NOISE, RNG, encode, options, smooth
+from tests.dataset_lib.pictures import NOISE, RNG, cropping, encode, smooth
 
 GREY = np.repeat(NOISE[..., :1], 3, axis=2)
 ALPHA = np.dstack([NOISE, np.full((20, 30), 7, np.uint8)])
@@ -67,7 +67,7 @@ def test_what_is_no_image(data, kind):
   assert error.value.kind == kind
   if isinstance(data, bytes):
     with pytest.raises(BadRecord):
-      image_ops.inception_crop(data, RNG, options())
+      cropping().transform(data, RNG)
 
 
 UPRIGHT = {
@@ -91,7 +91,7 @@ def test_exif_orientation_is_applied(orientation):
   np.testing.assert_array_equal(image_ops.decode(data), expected)
   assert image_ops.jpeg_size(data) == expected.shape[:2]
   # The crop decodes by the same path: whole image, its own size.
-  cropped = image_ops.inception_crop(data, RNG, options(min_crop_area=1.0))
+  cropped = cropping(min_crop_area=1.0).transform(data, RNG)
   assert cropped.shape == (8, 8, 3)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dataset_lib import image_ops, order
-from tests.dataset_lib.pictures import NOISE, encode, options, smooth
+from tests.dataset_lib.pictures import NOISE, cropping, encode, options, smooth
 
 
 def bilinear_loop(image, height, width):
@@ -55,17 +55,17 @@ def test_resize_small_keeps_the_ratio(shape, expected):
 @pytest.mark.parametrize('shape', [(1, 3000), (3000, 1), (1, 1), (64, 300)])
 def test_evaluation_of_extreme_shapes(shape):
   image = np.full((*shape, 3), 9, np.uint8)
-  result = image_ops.evaluation_image(image, options(image_size=32))
+  result = options(image_size=32).transform(image)
   np.testing.assert_array_equal(result, np.full((32, 32, 3), 9))
 
 
 def test_evaluation_frames_the_centre():
   image = np.zeros((64, 192, 3), np.uint8)
   image[:, 64:128] = 200
-  result = image_ops.evaluation_image(encode(image), options(28))
+  result = options(28).transform(encode(image))
   assert result.shape == (28, 28, 3)
   np.testing.assert_array_equal(result, np.full((28, 28, 3), 200))
-  whole = image_ops.evaluation_image(encode(image), options(28, 40))
+  whole = options(28, 40).transform(encode(image))
   assert whole.min() == 200
 
 
@@ -108,7 +108,7 @@ def test_an_inception_crop_of_pixels_is_its_box_resized():
     top, left, height, width = box
     pixels = NOISE[top : top + height, left : left + width]
     for value in (NOISE, encode(NOISE)):
-      crop = image_ops.inception_crop(value, order.record_rng(*key), options())
+      crop = cropping().transform(value, order.record_rng(*key))
       np.testing.assert_array_equal(crop, image_ops.resize(pixels, 8, 8))
 
 
@@ -124,13 +124,9 @@ def test_reduced_decoding_shows_the_same_crop(monkeypatch, shape):
 
   for index in range(20):
     monkeypatch.setattr(image_ops, '_reduction', spy)
-    reduced = image_ops.inception_crop(
-      data, order.record_rng(0, 0, index), options(24)
-    )
+    reduced = cropping(24).transform(data, order.record_rng(0, 0, index))
     monkeypatch.setattr(image_ops, '_reduction', lambda *sizes: 1)
-    full = image_ops.inception_crop(
-      data, order.record_rng(0, 0, index), options(24)
-    )
+    full = cropping(24).transform(data, order.record_rng(0, 0, index))
     # Half a pixel at 1/8 of the size is 4 pixels, about 4 values of the ramp.
     assert np.abs(reduced.astype(int) - full).max() <= 8
     assert np.abs(reduced.astype(int) - full).mean() <= 3
@@ -139,11 +135,10 @@ def test_reduced_decoding_shows_the_same_crop(monkeypatch, shape):
 
 def test_flip_mirrors_half_of_the_images():
   flipped = 0
-  plain = image_ops.evaluation_image(NOISE, options(30, 30))
+  plain = options(30, 30).transform(NOISE)
   for index in range(200):
-    result = image_ops.training_image(
-      NOISE, order.record_rng(0, 0, index), options(30, 30, augment=('flip',))
-    )
+    given = options(30, 30, augment=('flip',))
+    result = given.transform(NOISE, order.record_rng(0, 0, index))
     if np.array_equal(result, plain[:, ::-1]):
       flipped += 1
     else:

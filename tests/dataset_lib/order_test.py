@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dataset_lib import order, reader
+from dataset_lib import builder, order, source
 from dataset_lib.errors import BadRecord, TooManyBadRecordsError
 from dataset_lib.source import DatasetInfo
 
@@ -31,9 +31,12 @@ def test_each_epoch_is_another_permutation(num_examples):
 def test_large_sets_are_permuted_without_a_table(monkeypatch):
   monkeypatch.setattr(order, '_TABLE_EXAMPLES', 0)
   monkeypatch.setattr(order, '_table', None)
-  read = [order.permuted(p, 3000, 5, 1) for p in range(3000)]
-  assert sorted(read) == list(range(3000))
-  assert read != [order.permuted(p, 3000, 5, 2) for p in range(3000)]
+  first, second = (
+    [stream(3000).place(3000 * epoch + p)[1] for p in range(3000)]
+    for epoch in (1, 2)
+  )
+  assert sorted(first) == sorted(second) == list(range(3000))
+  assert first != second
   huge = {stream(2**31 - 1).place(p)[1] for p in range(64)}
   assert len(huge) == 64
   assert max(huge) > 2**24
@@ -110,7 +113,7 @@ VALUES = [
 @pytest.mark.parametrize(('value', 'legal', 'kind'), VALUES)
 def test_values_of_records_are_checked(value, legal, kind):
   is_input = isinstance(legal, DatasetInfo)
-  check = reader.check_input if is_input else reader.check_label
+  check = source.check_input if is_input else source.check_label
   if kind is None:
     assert check(value, legal) in (None, value)
     return
@@ -119,31 +122,16 @@ def test_values_of_records_are_checked(value, legal, kind):
   assert error.value.kind == kind
 
 
-def test_bad_records_are_counted_once_by_kind_with_file_and_row():
-  records = reader.BadRecords(num_examples=1000, max_share=0.01)
-  for _ in range(10):  # epochs
-    for row, kind in ((3, 'empty'), (4, 'empty'), (9, 'cut')):
-      records.add(BadRecord(kind, '', kind), f'{row}.jpg', row)
-  summary = records.summary()
-  assert {kind: entry['count'] for kind, entry in summary.items()} == {
-    'empty': 2,
-    'cut': 1,
-  }
-  assert summary['cut']['first'] == [
-    {'file': '9.jpg', 'row': 9, 'message': 'cut'}
-  ]
-
-
 @pytest.mark.parametrize(
   ('num_examples', 'share', 'tolerated'),
   [(1000, 0.001, 1), (999, 0.001, 0), (5000, 0.001, 5), (100, 0.0, 0)],
 )
 def test_the_tolerance_is_a_share_of_the_split(num_examples, share, tolerated):
-  records = reader.BadRecords(num_examples, share)
-  for row in range(tolerated):
-    records.add(BadRecord('empty', '', 'no bytes'), f'{row}.jpg', row)
+  records = builder.BadRecords(num_examples, share)
+  for row in [*range(tolerated)] * 3:  # a record counts once
+    records.count(BadRecord('empty', '', 'no bytes'), f'{row}.jpg', row)
   with pytest.raises(TooManyBadRecordsError) as error:
-    records.add(BadRecord('truncated', '', 'cut'), '/data/last.jpg', 77)
+    records.count(BadRecord('truncated', '', 'cut'), '/data/last.jpg', 77)
   for words in (
     '/data/last.jpg (row 77): cut', 'max_bad_share',
     f'{tolerated + 1} of {num_examples} records are bad',

@@ -9,13 +9,14 @@ RNG = np.random.default_rng(0)
 NOISE = RNG.integers(256, size=(20, 30, 3)).astype(np.uint8)  # RGB
 
 
-def options(image_size=8, resize_small=0, min_crop_area=0.08, augment=()):
+def options(image_size=8, resize_small=0, **fields):
   return image_ops.ImageOptions(
-    image_size=image_size,
-    resize_small=resize_small,
-    min_crop_area=min_crop_area,
-    augment=augment,
+    image_size=image_size, resize_small=resize_small, **fields
   )
+
+
+def cropping(image_size=8, **fields):
+  return options(image_size, augment=('inception_crop',), **fields)
 
 
 def smooth(height, width):

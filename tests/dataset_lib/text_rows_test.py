@@ -231,23 +231,11 @@ def test_bad_rows_are_counted_by_kind_with_file_and_row(root, task):
   assert [text for text, _ in read(source)] == [f'w{n % 30}' for n in range(96)]
   assert source.where(5).endswith(f'line {6 + first}')
   assert source.where(95).endswith(f'line {95 + len(kinds) + first}')
-  with pytest.raises(TooManyBadRecordsError, match='tolerated are 0'):
+  with pytest.raises(TooManyBadRecordsError, match='tolerated are 0') as error:
     build(given | dict(max_bad_share=0.5), train=False)
-
-
-@pytest.mark.parametrize(
-  ('task', 'kind'),
-  [(task, kind) for task, kinds in BAD_ROWS.items() for kind in kinds],
-)
-def test_too_many_bad_rows_are_an_error(root, task, kind):
-  given, path, first = write_bad(root, task, [kind])
-  with pytest.raises(TooManyBadRecordsError) as error:
-    build(given)  # one in 97 is more than one in a thousand
-  for words in (
-    '1 of 97 records are bad', f'{kind}: 1', f'{path}, line {5 + first}',
-    'max_bad_share',
-  ):  # fmt: skip
-    assert words in str(error.value)
+  assert f'{path}, line {5 + first}' in str(error.value)
+  with pytest.raises(TooManyBadRecordsError, match='max_bad_share'):
+    build(given)  # more than one in a thousand
 
 
 @pytest.mark.parametrize('line', [b'\xff\xfe', b'\t\t', b'tr'])
