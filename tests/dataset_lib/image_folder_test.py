@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dataset_lib import builder
-from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
+from dataset_lib.errors import InvalidDataError, MissingDataError
 
 
 def write_image(path, value=100):
@@ -114,18 +114,6 @@ def test_links_inside_the_root_are_followed(root, tmp_path):
   assert len(source(root)) == 7
   os.symlink(root, tmp_path / 'link')
   assert len(source(tmp_path / 'link')) == 7
-
-
-@pytest.mark.parametrize('fault', ['a folder', 'vanished'])
-def test_what_cannot_be_read_is_a_bad_record(root, fault):
-  path = root / 'train' / 'cat' / 'x.jpg'
-  path.mkdir()
-  given = source(root)
-  if fault == 'vanished':
-    path.rmdir()
-  with pytest.raises(BadRecord) as error:
-    given.record(3)
-  assert (error.value.kind, error.value.where) == ('unreadable', str(path))
 
 
 def test_caltech_folders(shared_data, tmp_path):
