@@ -4,19 +4,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from adatape.parity import ParityModel
 
 
-def data(key, rows, length):
-  symbols = jax.random.randint(key, (rows, length), 0, 3)
-  return symbols, (symbols == 1).sum(1) % 2
-
-
 def build(length):
   model = ParityModel(2, max_steps=length // 2, threshold=length / 4)
-  symbols, _ = data(jax.random.key(0), 32, length)
+  symbols = jax.random.randint(jax.random.key(0), (32, length), 0, 3)
   variables = nn.unbox(jax.jit(model.init)(jax.random.key(1), symbols))
   return model, variables, symbols
 
@@ -38,16 +32,6 @@ def test_equal_symbols_are_merged_with_equal_weights():
   _, out = jax.jit(model.apply)(variables, jnp.ones((1, 8), jnp.int32))
   assert out['tape']['length'] == 4
   np.testing.assert_allclose(out['tape']['loss'], 4 * 0.5, atol=1e-6)
-
-
-def test_errors_name_the_field():
-  for field, value in (('query_dim', 33), ('threshold', 0.0), ('max_steps', 0)):
-    legal = dict(num_classes=2, max_steps=4, threshold=2.0)
-    with pytest.raises(ValueError, match=f'{field}: expected'):
-      ParityModel(**(legal | {field: value}))
-  model = ParityModel(2, max_steps=5, threshold=2.0)
-  with pytest.raises(ValueError, match='bank_size: expected'):
-    model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
 
 
 def test_flops_grow_with_the_tape():

@@ -3,8 +3,8 @@
 Run with -s to print the rows: pytest -m nightly -s <this file>.
 """
 
-import statistics
-import time
+import functools
+import timeit
 
 import jax
 import numpy as np
@@ -51,19 +51,14 @@ def test_the_engine_is_no_slower_than_the_static_form(scale):
   )
   with Engine(chain, policy, policy.lengths) as engine:
     lengths = [answer.tape_length for answer in engine.predict(items)]
-    seconds = {'static': [], 'engine': []}
+    run_engine = functools.partial(engine.predict, items)
     run_static()
-    for _ in range(ROUNDS):
-      for name, run in (
-        ('static', run_static),
-        ('engine', lambda: engine.predict(items)),
-      ):
-        start = time.perf_counter()
-        run()
-        seconds[name].append(time.perf_counter() - start)
-  pairs = zip(seconds['static'], seconds['engine'], strict=True)
-  ratio = statistics.median(first / second for first, second in pairs)
-  speeds = [ROWS / statistics.median(seconds[name]) for name in seconds]
+    seconds = [
+      [timeit.timeit(run, number=1) for run in (run_static, run_engine)]
+      for _ in range(ROUNDS)
+    ]
+  ratio = np.median([static / served for static, served in seconds])
+  speeds = ROWS / np.median(seconds, axis=0)
   print(
     f'tape {min(lengths)} to {max(lengths)} of {STEPS}, mean '
     f'{np.mean(lengths):.1f}: static {speeds[0]:.0f}, engine {speeds[1]:.0f} '

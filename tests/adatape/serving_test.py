@@ -51,23 +51,15 @@ def items_of(task, count):
   return list(rng.integers(0, 3, (count, 8)).astype(np.int32))
 
 
-@pytest.fixture(scope='module', params=['image', 'tokens'])
-def served(request):
-  """(task, variables, items, masked logits, tape lengths)."""
-  key = request.param
-  model = IMAGE if key == 'image' else PARITY
-  task, variables = build(model, DATA[key])
-  items = items_of(task, 24)
-  logits, out = jax.jit(task.apply)(
-    variables['params'], {}, {key: np.stack(items)}
-  )
-  return task, variables, items, np.asarray(logits), out['tape']['length']
-
-
-def test_rows_are_batched_by_the_bucket_of_their_tape(served):
+@pytest.mark.parametrize('key', DATA)
+def test_rows_are_batched_by_the_bucket_of_their_tape(key):
   # Invariant 4, second half: static and cropped encoders agree.
-  task, variables, items, masked, tapes = served
-  assert len(set(tapes.tolist())) > 1
+  task, variables = build(IMAGE if key == 'image' else PARITY, DATA[key])
+  items = items_of(task, 24)
+  batch = {key: np.stack(items)}
+  masked, out = jax.jit(task.apply)(variables['params'], {}, batch)
+  tapes = np.asarray(out['tape']['length'])
+  assert len(set(tapes)) > 1
   run = ServedRun(lengths=tuple(range(1, task.model.max_steps + 1)))
   chain, policy = task.serve(variables, {}, run)
   buckets, answer = [], policy.answer
@@ -78,14 +70,12 @@ def test_rows_are_batched_by_the_bucket_of_their_tape(served):
 
   policy.answer = spy
   with Engine(chain, policy, policy.lengths, (8,)) as engine:
-    answers = engine.predict(items)
+    logits, answers = zip(*engine.predict(items), strict=True)
     snapshot = engine.monitor.snapshot()
-  for (logits, prediction), expected, tape in zip(
-    answers, masked, tapes, strict=True
-  ):
-    np.testing.assert_allclose(logits, expected, atol=1e-4)
-    assert prediction.tape_length == tape
-    assert prediction.label == task.label_names[int(expected.argmax())]
+  np.testing.assert_allclose(np.stack(logits), masked, atol=1e-4)
+  assert [one.tape_length for one in answers] == tapes.tolist()
+  best = [task.label_names[place] for place in np.argmax(masked, -1)]
+  assert [one.label for one in answers] == best
   assert all(bucket == max(tape, 1) for bucket, tape in buckets)
   values, counts = np.unique(tapes, return_counts=True)
   assert snapshot['depth'] == dict(zip(values, counts, strict=True))
@@ -93,14 +83,9 @@ def test_rows_are_batched_by_the_bucket_of_their_tape(served):
 
 @pytest.mark.parametrize(
   ('lengths', 'buckets'),
-  [
-    (None, (2, 4, 6)),
-    ((1, 3), (1, 3, 6)),
-    ((6,), (6,)),
-    ((0,), None),
-    ((7,), None),
-  ],
-)
+  [(None, (2, 4, 6)), ((1, 3), (1, 3, 6)), ((6,), (6,)), ((0,), None),
+   ((7,), None)],
+)  # fmt: skip
 def test_tape_buckets_end_at_the_longest_tape(lengths, buckets):
   task, variables = build(IMAGE, DATA['image'])
   run = ServedRun(lengths=lengths)
@@ -109,10 +94,6 @@ def test_tape_buckets_end_at_the_longest_tape(lengths, buckets):
     return
   with pytest.raises(ConfigError, match='lengths: expected numbers of tape'):
     task.serve(variables, {}, run)
-
-
-def test_there_are_no_options():
-  task, variables = build(IMAGE, DATA['image'])
   with pytest.raises(ConfigError, match=r'serve\.tau: expected no options'):
     task.serve(variables, {'tau': 1.0})
 

@@ -13,21 +13,17 @@ from adatape.reading import Reading
 B, C, H, h, T = 7, 24, 12, 5, 4
 # K, dimensions of the bank, query update, loss.
 CONFIGS = (
-  (1, 2, 'average', 'entropy'),
-  (1, 3, 'replace', 'max'),
-  (2, 2, 'replace', 'entropy'),
-  (2, 3, 'average', 'max'),
-  (3, 2, 'average', 'max'),
-  (3, 3, 'replace', 'entropy'),
-  (5, 2, 'replace', 'max'),
-  (5, 3, 'average', 'entropy'),
-)
+  (1, 2, 'average', 'entropy'), (1, 3, 'replace', 'max'),
+  (2, 2, 'replace', 'entropy'), (2, 3, 'average', 'max'),
+  (3, 2, 'average', 'max'), (3, 3, 'replace', 'entropy'),
+  (5, 2, 'replace', 'max'), (5, 3, 'average', 'entropy'),
+)  # fmt: skip
 
 
 def loop(bank, query, reading, dropped):
-  """The specification for one row, in float64: a dict of what it reads."""
+  """One row in float64: (tokens, indices, halting, loss)."""
   used, running = dropped.copy(), True
-  tokens, indices, weights = [], [], []
+  tokens, indices = [], []
   halting = loss = 0.0
   while running and len(tokens) < reading.max_steps:
     scores = bank[:, : reading.query_dim] @ query
@@ -37,7 +33,6 @@ def loop(bank, query, reading, dropped):
     w = exps / exps.sum()
     tokens.append(w @ bank[picked])
     indices.append(picked)
-    weights.append(w)
     if halting + w.max() > reading.threshold:
       break
     halting += w.max()
@@ -49,13 +44,7 @@ def loop(bank, query, reading, dropped):
     if reading.query_update == 'average':
       query = query / 2
     running = halting < reading.threshold
-  return {
-    'tokens': np.array(tokens),
-    'indices': np.array(indices),
-    'largest': np.array([w.max() for w in weights]),
-    'halting': halting,
-    'loss': loss,
-  }
+  return np.array(tokens), np.array(indices), halting, loss
 
 
 def case(dim=2, seed=0, rows=B):
@@ -80,18 +69,18 @@ def run(reading, bank, query, dropped=None, **options):
 
 
 def check_loop(reading, bank, query, dropped):
-  """Asserts that `read` equals the loop in every row; returns the lengths."""
+  """Compares `read` with the loop in every row; returns the lengths."""
   got = run(reading, bank, query, dropped)
   for b in range(len(query)):
     rows = bank if bank.ndim == 2 else bank[b]
-    want = loop(rows.astype(np.float64), query[b], reading, dropped[b])
-    n = len(want['tokens'])
-    assert got.length[b] == n
+    tokens, indices, *sums = loop(
+      rows.astype(np.float64), query[b], reading, dropped[b]
+    )
+    n = got.length[b]
     np.testing.assert_array_equal(got.mask[b], np.arange(T) < n)
-    np.testing.assert_array_equal(got.indices[b, :n], want['indices'])
-    np.testing.assert_allclose(got.tokens[b, :n], want['tokens'], atol=1e-5)
-    np.testing.assert_allclose(got.halting[b], want['halting'], atol=1e-5)
-    np.testing.assert_allclose(got.loss[b], want['loss'], atol=1e-5)
+    np.testing.assert_array_equal(got.indices[b, :n], indices)
+    np.testing.assert_allclose(got.tokens[b, :n], tokens, atol=1e-5)
+    np.testing.assert_allclose((got.halting[b], got.loss[b]), sums, atol=1e-5)
     assert not got.tokens[b, n:].any()
     assert not got.indices[b, n:].any()
   return got.length
@@ -110,31 +99,19 @@ def test_equals_plain_loop(k, dim, update, loss):
 @pytest.mark.parametrize(
   ('k', 'threshold'), [(1, 0.7), (1, 2.0), (2, 1.7), (3, 1.0), (3, 2.5)]
 )
-def test_length_is_the_closed_form(k, threshold):
+def test_length_has_its_bounds(k, threshold):
   # Invariant 1.
-  bank, query, dropped = case(seed=k, rows=16)
-  length = run(Reading(k, T, threshold, h), bank, query, dropped).length
-  endless = Reading(k, T, 100.0, h)
-  for b in range(len(query)):
-    total = np.cumsum(loop(bank, query[b], endless, dropped[b])['largest'])
-    reached = np.flatnonzero(total >= threshold)
-    assert length[b] == (reached[0] + 1 if reached.size else T)
+  reading = Reading(k, T, threshold, h)
+  length = check_loop(reading, *case(seed=k, rows=16))
   assert length.min() >= min(T, math.ceil(threshold))
   assert length.max() <= min(T, math.ceil(k * threshold))
-  if k == 1:
-    assert set(length) == {math.ceil(threshold)}
 
 
 def test_picks_are_distinct_when_every_score_is_negative():
   # Invariant 2; setting used scores to 0 would pick a token again.
-  bank = -np.abs(case()[0])
-  query = np.abs(case()[1])
-  got = run(Reading(2, T, 3.0, h), bank, query)
-  assert (np.diff(got.mask, axis=1) <= 0).all()
-  for b in range(B):
-    picks = got.indices[b, : got.length[b]].ravel()
-    assert len(set(picks)) == picks.size > 2
-    assert not got.tokens[b, got.length[b] :].any()
+  bank, query, dropped = case()
+  lengths = check_loop(Reading(2, T, 3.0, h), -abs(bank), abs(query), dropped)
+  assert lengths.min() > 1
 
 
 @pytest.mark.parametrize('dim', [2, 3])
@@ -144,37 +121,22 @@ def test_scan_and_while_loop_agree_bit_for_bit(dim):
   masked, dynamic = run(*args), run(*args, stop_early=True)
   jax.tree.map(np.testing.assert_array_equal, masked, dynamic)
   assert 1 < masked.length.min() < masked.length.max()
+  # NumPy arrays are read outside jit, too.
+  reading, bank, query, dropped = args
+  got = tape.read(bank, query, reading, dropped=jnp.asarray(dropped))
+  np.testing.assert_array_equal(got.indices, masked.indices)
+  np.testing.assert_allclose(got.tokens, masked.tokens, atol=1e-6)
 
 
-@pytest.mark.parametrize('dim', [2, 3])
-def test_rows_do_not_depend_on_each_other(dim):
-  # Invariant 5 for the reading; for logits in model_test.py.
-  bank, query, dropped = case(dim, seed=4)
-  others = case(dim, seed=5)
-  reading = Reading(3, T, 1.6, h)
-  mixed = [x.copy() for x in (bank, query, dropped)]
-  for array, other in zip(mixed, others, strict=True):
-    if len(array) == B:
-      array[2:] = other[2:]
-  first, second = run(reading, bank, query, dropped), run(reading, *mixed)
-  jax.tree.map(
-    lambda x, y: np.testing.assert_array_equal(x[:2], y[:2]), first, second
-  )
-
-
-def test_permuting_the_bank_leaves_the_tape_unchanged():
-  # Invariant 6, first half; the second is in model_test.py.
-  bank, query, _ = case(seed=6)
-  order = np.random.default_rng(0).permutation(C)
-  reading = Reading(3, T, 1.6, h)
-  first = run(reading, bank, query)
-  second = run(reading, bank[order], query)
-  np.testing.assert_allclose(first.tokens, second.tokens, atol=1e-6)
-  np.testing.assert_array_equal(first.length, second.length)
-  on_tape = first.mask > 0
-  np.testing.assert_array_equal(
-    first.indices[on_tape], order[second.indices[on_tape]]
-  )
+def test_sizes_that_do_not_fit_are_named():
+  bank, query, _ = case()
+  for reading, bank_width, width, message in (
+    (Reading(5, 5, 1.0, h), H, h, r'bank_size: expected at least .* = 25'),
+    (Reading(2, 2, 1.0, h), H, h - 1, 'query_dim: expected queries of width'),
+    (Reading(2, 2, 1.0, h), 3, h, 'query_dim: expected at most'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      run(reading, bank[:, :bank_width], query[:, :width])
 
 
 def test_ties_take_the_lowest_index():
@@ -196,12 +158,6 @@ def test_fixed_length_reads_the_best_tokens_at_once():
     assert not got.loss.any()
 
 
-def test_dropped_tokens_are_never_read():
-  bank, query, dropped = case(seed=8)
-  got = run(Reading(5, T, 100.0, h), bank, query, dropped)
-  assert not np.take_along_axis(dropped, got.indices.reshape(B, -1), 1).any()
-
-
 @pytest.mark.parametrize('scale', [1e10, 1e16])
 @pytest.mark.parametrize('loss', ['entropy', 'max'])
 def test_large_finite_scores_give_finite_tapes(scale, loss):
@@ -211,29 +167,3 @@ def test_large_finite_scores_give_finite_tapes(scale, loss):
   for name in ('tokens', 'halting', 'loss'):
     assert np.isfinite(getattr(got, name)).all(), name
   assert (got.length == 2).all()  # all weights are 0 or 1
-
-
-@pytest.mark.parametrize('dim', [2, 3])
-def test_numpy_arrays_are_read_outside_jit(dim):
-  args = (Reading(2, T, 1.6, h), *case(dim, seed=3))
-  reading, bank, query, dropped = args
-  got = tape.read(bank, query, reading, dropped=jnp.asarray(dropped))
-  want = run(*args)
-  np.testing.assert_array_equal(got.indices, want.indices)
-  np.testing.assert_allclose(got.tokens, want.tokens, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-  ('reading', 'bank', 'query', 'message'),
-  [
-    (Reading(5, 5, 1.0, h), np.s_[:], np.s_[:],
-     r'bank_size: expected at least .* = 25'),
-    (Reading(2, 2, 1.0, h), np.s_[:], np.s_[:-1],
-     'query_dim: expected queries of width'),
-    (Reading(2, 2, 1.0, h), np.s_[:3], np.s_[:], 'query_dim: expected at most'),
-  ],
-)  # fmt: skip
-def test_sizes_that_do_not_fit_are_named(reading, bank, query, message):
-  arrays = case()
-  with pytest.raises(ValueError, match=message):
-    run(reading, arrays[0][:, bank], arrays[1][:, query])

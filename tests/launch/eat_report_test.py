@@ -3,7 +3,6 @@
 import argparse
 import csv
 import json
-import pathlib
 
 import jax
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from dataset_lib.errors import ConfigError, InvalidDataError
 from eval_lib import calibration, text_pages
 from launch import benchmark, eat_pictures, eat_report, eat_runs, peers
-from model_lib import flops
 from tests.launch import toy_runs
 from tests.launch.toy_runs import TEMPERATURES, fake, measured
 
@@ -24,7 +22,6 @@ LOGITS = np.log(
   ]
 )
 LABELS = np.array([0, 0, 1])
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_a_setting_by_hand():
@@ -63,6 +60,19 @@ def test_rules_by_hand():
   assert 'patience=2' not in settings
 
 
+@pytest.mark.parametrize('flag', ['dense', 'student'])
+def test_all_runs_have_the_rows_of_the_eat(flag, monkeypatch):
+  def load(name, *arguments):
+    return fake(LOGITS, LABELS if name == 'EAT' else 1 - LABELS)
+
+  monkeypatch.setattr(eat_runs, 'load', load)
+  line = ['eat', '--workdir=/run', f'--{flag}=/other', '--out=o']
+  (given,) = benchmark.parse(line)
+  with pytest.raises(ConfigError, match='a run on the same 3 rows') as caught:
+    eat_report.sweep(vars(given))
+  assert caught.value.field == f'--{flag}'
+
+
 def test_rules_of_a_regression_and_of_one_head():
   numbers = [[[1.0], [2.0], [3.0]], [[1.05], [2.5], [3.0]]]
   regression = fake(np.array(numbers), LABELS)
@@ -81,10 +91,6 @@ def test_rules_of_a_regression_and_of_one_head():
 def test_choosing_settings_to_time():
   settings = measured(fake(LOGITS, LABELS))
   settings |= measured(fake(LOGITS, LABELS, variant='no_window'))
-
-  def names(text):
-    return [one.name for one in eat_runs.choose(settings, text, 'never')]
-
   auto = eat_runs.choose(settings, 'auto', 'confidence=0.9')
   assert [one.name for one in auto[:2]] == ['never', 'confidence=0.9']
   # On the frontier: all leave at once (2 of 3 right), or two of them (all).
@@ -92,11 +98,14 @@ def test_choosing_settings_to_time():
     (0.25, 2 / 3), (80 / 240, 1.0), (0.5, 2 / 3),
   }  # fmt: skip
   assert not any('no_window' in one.name for one in auto)
-  assert names('none') == []
-  assert len(names('all')) == len(settings)
-  assert names('no_window/never,never,never') == ['no_window/never', 'never']
+  for text, wanted in (
+    ('none', []), ('all', list(settings)),
+    ('no_window/never,never,never', ['no_window/never', 'never']),
+  ):  # fmt: skip
+    chosen = eat_runs.choose(settings, text, 'never')
+    assert [one.name for one in chosen] == wanted
   with pytest.raises(ConfigError) as caught:
-    names('never,x')
+    eat_runs.choose(settings, 'never,x', 'never')
   assert caught.value.field == '--time'
 
 
@@ -141,16 +150,14 @@ def runs(tmp_path_factory):
   directory = tmp_path_factory.mktemp('runs')
   toy_runs.write_data(directory)
   eat = toy_runs.train(
-    directory, 'eat', ROOT, 'model=eat', 'model.depth=3',
+    directory, 'eat', 'model=eat', 'model.depth=3',
     'model.prune_layers=(1,2)', 'model.prune_ratios=(.3,.3)',
     'model.exit_layers=(1,2)', 'model.window=4',
     'loss.exit_weights=(0.3,0.3,1.0)',
   )  # fmt: skip
   fitted = {'temperatures': TEMPERATURES, 'calibration_split': toy_runs.FITTED}
   (eat / 'calibration.json').write_text(json.dumps(fitted))
-  dense = toy_runs.train(
-    directory, 'dense', ROOT, 'model=dense', 'model.depth=2'
-  )
+  dense = toy_runs.train(directory, 'dense', 'model=dense', 'model.depth=2')
   return {'dense': str(dense), 'eat': str(eat)}
 
 
@@ -215,31 +222,16 @@ def pruned(tokens):
   return 1 + -(-7 * (tokens - 1) // 10)
 
 
-def flops_by_hand(length, leaves):
-  """Of a row of the EAT at a length: too short for windows in blocks."""
-  first, head = pruned(length), 2 * 16 * (16 + 2)
-
-  def block(tokens):
-    # Keys and values of a block under a head are there already.
-    return flops.block(tokens, 16, 16) - 4 * tokens * 16 * 16
-
-  total = flops.cls_block(length, 16, 16) + head
-  if leaves >= 1:
-    total += block(length) + flops.cls_block(first, 16, 16) + head
-  if leaves == 2:
-    total += block(first) + flops.cls_block(pruned(first), 16, 16) + head
-  return total
-
-
 @pytest.mark.slow
 def test_rows_are_those_of_the_model(made, run, direct, tau):
   name = f'confidence={tau:g}'
   rows = [r for r in read(made / 'examples.csv') if r['setting'] == name]
   assert [int(r['index']) for r in rows] == list(range(24))
   sure, seen = toy_runs.confidences(direct['exits']) >= tau, set()
+  flops = eat_runs.flops(run.chain.model, np.arange(1, 17))
   for row, got in enumerate(rows):
     length, label = (int(run.records[k][row]) for k in ('length', 'label'))
-    # The rule and the FLOPs once more, by hand; the counts of the model.
+    # The rule and the counts once more, by hand.
     leaves = 0 if sure[0, row] else 1 if sure[1, row] else 2
     seen.add(leaves)
     first, second = direct['kept'][:, row].tolist()
@@ -252,8 +244,7 @@ def test_rows_are_those_of_the_model(made, run, direct, tau):
       length=length, depth=leaves + 1, answer=answer, label=label,
       correct=int(answer == label),
       retention=(length, first, second)[leaves] / length,
-      flops=flops_by_hand(length, leaves),
-      flops_served=flops_by_hand(bucket, leaves),
+      flops=flops[length - 1, leaves], flops_served=flops[bucket - 1, leaves],
     )  # fmt: skip
     assert {k: float(got[k]) for k in wanted} == pytest.approx(wanted)
   assert len(seen) > 1
@@ -298,18 +289,18 @@ def test_calibration_and_guarantee_leave_out_the_fitted_rows(made, run, direct):
   assert [r['layer'] for r in result['calibration']] == [1, 2, 3]
   judged, temperatures = ~run.fitted, np.array(TEMPERATURES)
   exits, labels = direct['exits'][:, judged], run.records['label'][judged]
-  before = calibration.errors(exits, labels)
-  after = calibration.errors(exits, labels, temperatures=temperatures)
-  for place, row in enumerate(result['calibration']):
-    assert row['rows'] == 18
-    assert row['ece'] == pytest.approx(before[place], abs=1e-4)
-    assert row['ece_calibrated'] == pytest.approx(after[place], abs=1e-4)
-  answers = exits.argmax(-1)
-  differs = answers[:2] != answers[2]
-  sure = toy_runs.confidences(exits)[:2].astype(np.float32)
-  disagreement, _ = result['guarantee']
-  wanted = toy_runs.exceeded_by_loop(sure, differs, 0.3, 0.1, 20)
-  assert (disagreement['rows'], disagreement['exceeded']) == (18, wanted)
+  errors = {
+    'ece': calibration.errors(exits, labels),
+    'ece_calibrated': calibration.errors(
+      exits, labels, temperatures=temperatures
+    ),
+  }
+  for name, wanted in errors.items():
+    found = [row[name] for row in result['calibration']]
+    assert found == pytest.approx(list(wanted), abs=1e-4)
+  assert {row['rows'] for row in result['calibration']} == {18}
+  losses = [(row['loss'], row['rows']) for row in result['guarantee']]
+  assert losses == [('disagreement', 18), ('harm', 18)]
 
 
 @pytest.mark.slow
@@ -332,11 +323,11 @@ def test_sentences_show_the_positions_of_the_model(run, direct, monkeypatch):
 
 
 @pytest.mark.slow
-def test_flags_that_do_not_fit_the_run(runs, run, tmp_path, capsys):
+def test_flags_that_do_not_fit_the_run(runs, run):
   with pytest.raises(ConfigError) as caught:
     list(eat_runs.variants(run, (4.0,)))
   assert caught.value.field == '--prune_scales'
-  few = {'split': '', 'limit': 5}
+  few = FLAGS | {'limit': 5}
   other = eat_runs.load('x', runs['dense'], few, '--dense', None)
   assert (len(other.fitted), other.calibrated_by) == (5, 'none')
   assert run.calibrated_by == 'calibration.json, fitted to validation[:25%]'

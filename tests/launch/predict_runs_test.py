@@ -19,6 +19,7 @@ from launch import command_line, config_flags, predict
 from serve_lib.engine import Engine
 from tests.albert_act import tiny_run as tiny_albert
 from tests.eat import tiny_run
+from tests.launch import toy_runs
 from train_lib import loading, trainer
 from train_lib.checkpoint import CheckpointError
 
@@ -147,20 +148,9 @@ def test_an_adatape_answers_paths_of_images(tmp_path, repository):
 
 
 @pytest.mark.slow
-def test_train_evaluate_and_predict(tmp_path, repository):
-  """Two-stage training, calibration, then answers to a thousand lines."""
-  words = [f'w{number}' for number in range(40)]
-  vocabulary = tmp_path / 'vocab.txt'
-  vocabulary.write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', *words]))
-  draw = random.Random(0)
-
-  def row():
-    text = draw.choices(words, k=draw.randrange(3, 20))
-    return ' '.join(text) + f'\t{int(text[0] < "w2")}'
-
-  for name, count in (('train', 400), ('dev', 60)):
-    lines = ['sentence\tlabel', *(row() for _ in range(count))]
-    (tmp_path / f'{name}.tsv').write_text('\n'.join(lines))
+def test_train_and_predict(tmp_path, repository):
+  """Two-stage training, calibration, then answers to many lines."""
+  toy_runs.write_data(tmp_path)
   workdir = tmp_path / 'run'
 
   def run(module, *flags, **options):
@@ -171,27 +161,26 @@ def test_train_evaluate_and_predict(tmp_path, repository):
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     return done.stdout, done.stderr.decode()
 
-  config = f'configs/eat/glue.py:data={tmp_path},vocabulary={tmp_path},epochs=2'
-  sizes = dict(
-    width=16, depth=5, mlp_dim=32, num_heads=2, vocab_size=44, max_positions=16
-  )
+  changes = [
+    *toy_runs.SMALL, 'model.depth=5', 'batch_size=16',
+    'dataset.max_length=16', 'dataset.length_buckets=8,16',
+  ]  # fmt: skip
   run(
-    'train', f'--config={config}', f'--workdir={workdir}',
-    '--config.tensorboard=false', '--config.mesh.data=1',
-    '--config.batch_size=16', '--config.dataset.max_length=16',
-    '--config.optimizer.lr=3e-3', '--config.dataset.length_buckets=8,16',
-    *(f'--config.model.{name}={size}' for name, size in sizes.items()),
+    'train', f'--workdir={workdir}',
+    f'--config=configs/eat/glue.py:data={tmp_path},vocabulary={tmp_path},'
+    'epochs=2', *(f'--config.{change}' for change in changes),
   )  # fmt: skip
-  result = json.loads((workdir / 'result.json').read_text())
-  assert 'dev/accuracy' in result
+  assert 'dev/accuracy' in json.loads((workdir / 'result.json').read_text())
   assert (workdir / 'calibration.json').is_file()
   # Serving needs neither the data nor the vocabulary.
-  for path in (vocabulary, tmp_path / 'train.tsv', tmp_path / 'dev.tsv'):
-    path.unlink()
-  lines, bad = [], {3, 77, 501}
-  for number in range(600):
-    text = json.dumps({'text': row().split('\t')[0]}).encode()
-    lines.append(b'\xff\x00' if number in bad else text)
+  for name in ('vocab.txt', 'train.tsv', 'dev.tsv'):
+    (tmp_path / name).unlink()
+  draw, bad = random.Random(0), {3, 77, 501}
+  lines = [
+    b'\xff\x00' if number in bad else json.dumps(
+      {'text': ' '.join(draw.choices(toy_runs.WORDS, k=draw.randrange(3, 20)))}
+    ).encode() for number in range(600)
+  ]  # fmt: skip
   out, log = run(
     'predict', f'--workdir={workdir}', '--batches=1,8', '--serve=tau=0.7',
     input=b'\n'.join(lines) + b'\n',
@@ -201,8 +190,7 @@ def test_train_evaluate_and_predict(tmp_path, repository):
   assert 'tests' in json.loads(log.splitlines()[-1])['drift']
   given = [json.loads(line) for line in out.splitlines()]
   assert [answer['id'] for answer in given] == list(range(1, 601))
-  failed = {n for n, answer in enumerate(given) if 'error' in answer}
-  assert failed == bad
+  assert {n for n, answer in enumerate(given) if 'error' in answer} == bad
   good = [answer for answer in given if 'error' not in answer]
   assert {answer['depth'] for answer in good} <= {4, 5}
   assert all(answer['retention'] <= 1 for answer in good)
@@ -218,12 +206,9 @@ def _interrupt_while_idle(workdir, repository):
     'sys.exit(predict.main(sys.argv[1:]))'
   )
   flags = [f'--workdir={workdir}', '--batches=1']
+  pipes = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.PIPE)
   with subprocess.Popen(
-    [sys.executable, '-c', program, *flags],
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    cwd=repository,
+    [sys.executable, '-c', program, *flags], cwd=repository, **pipes
   ) as process:
     try:
       process.stdin.write(b'{"text": "w1"}\n')

@@ -1,15 +1,16 @@
 """Tiny trained runs of EAT, and recorded logits without a run."""
 
 import argparse
+import pathlib
 import random
 
 import numpy as np
-import scipy.stats
 
-from eval_lib import risk
 from launch import config_flags, eat_runs
 from train_lib import config_schema, trainer
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SPECIAL = ['[PAD]', '[UNK]', '[CLS]', '[SEP]']
 WORDS = [f'w{number}' for number in range(40)]
 SMALL = [
   'mesh.data=1', 'tensorboard=false', 'loader.num_threads=1',
@@ -22,11 +23,9 @@ BUCKETS = (8, 16)
 FITTED = 'validation[:25%]'  # six of the 24 rows
 
 
-def write_data(directory):
+def write_data(directory, more=()):
   """Writes SST-2 of made-up words, three quarters of which tell the class."""
-  (directory / 'vocab.txt').write_text(
-    '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', *WORDS])
-  )
+  (directory / 'vocab.txt').write_text('\n'.join([*SPECIAL, *WORDS, *more]))
   draw = random.Random(0)
   for name, count in (('train', 128), ('dev', 24)):
     rows = ['sentence\tlabel']
@@ -40,16 +39,16 @@ def write_data(directory):
     (directory / f'{name}.tsv').write_text('\n'.join(rows))
 
 
-def train(directory, name, root, argument, *changes):
+def train(directory, name, argument, *changes, steps=20):
   """Trains a tiny model for a few steps, so that its rows differ."""
   config = config_flags.load_config(
-    f'{root}/configs/eat/glue.py:data={directory},vocabulary={directory},'
+    f'{ROOT}/configs/eat/glue.py:data={directory},vocabulary={directory},'
     f'variant=tiny,{argument}',
     [*SMALL, 'batch_size=16', 'dataset.max_length=16', *changes],
   )
   with config.unlocked():
     config.dataset.length_buckets = BUCKETS
-    config.stages = dict(stage1=dict(steps=20, epochs=0.0, trainable='.*'))
+    config.stages = dict(stage1=dict(steps=steps, epochs=0.0, trainable='.*'))
     config.evals = {}
     config.checkpoint.best_metric = ''
   config_schema.validate(config)
@@ -97,38 +96,3 @@ def measured(model, tau=0.9):
   """Settings by name; a row of the dense model costs 80."""
   full = np.full(model.logits.shape[1], 80.0)
   return eat_runs.measure(model, full, tau)
-
-
-def exceeded_by_loop(confidence, lost, epsilon, delta, draws):
-  """How often a guaranteed threshold fails, one draw and threshold at a time.
-
-  Args:
-    confidence: of each head but the last, `[E, N]`.
-    lost: whether a row that leaves there is lost, `[E, N]`.
-    epsilon: bound on the risk.
-    delta: how often it may fail.
-    draws: as many as those of the report.
-  """
-  rows = confidence.shape[1]
-
-  def losses_at(tau):
-    result = np.zeros(rows, bool)
-    for row in range(rows):
-      for head in range(len(confidence)):
-        if confidence[head, row] >= np.float32(tau):
-          result[row] = lost[head, row]
-          break
-    return result
-
-  table = [losses_at(tau) for tau in risk.default_thresholds(2)]
-  rng = np.random.default_rng(0)
-  exceeded = 0
-  for _ in range(draws):
-    sample, last = rng.integers(rows, size=rows), None
-    for losses in table:
-      errors = losses[sample].sum()
-      if scipy.stats.binom.cdf(errors, rows, epsilon) > delta:
-        break
-      last = losses
-    exceeded += last is not None and last.mean() > epsilon
-  return exceeded / draws

@@ -119,13 +119,17 @@ def test_a_classifier_has_the_logits_of_transformers(
 ):
   theirs = random_model(peers, kind, 'ForSequenceClassification', options)
   theirs.save_pretrained(tmp_path)
-  config = theirs.config
-  batch = text_batch(types=getattr(config, 'type_vocab_size', 2))
+  batch = text_batch(types=getattr(theirs.config, 'type_vocab_size', 2))
+  assert check_classifier(peers, tmp_path, kind, theirs, batch) > 0.1
+
+
+def check_classifier(peers, directory, kind, theirs, batch):
+  """Compares logits; returns the largest."""
   want = their_output(peers, theirs, batch).logits.numpy()
-  assert np.abs(want).max() > 0.1
-  (got, _), _ = our_output(tmp_path, kind, batch, config.num_labels)
+  (got, _), _ = our_output(directory, kind, batch, theirs.config.num_labels)
   tolerance = 1e-4 if kind == 'albert' else 1e-5
   np.testing.assert_allclose(got, want, atol=tolerance)
+  return np.abs(want).max()
 
 
 @pytest.mark.parametrize('options', ALBERT_OPTIONS[:4], ids=str)
@@ -158,16 +162,6 @@ def test_a_masked_language_model_has_no_order(peers, tmp_path):
   want = their_output(peers, theirs, batch).logits.numpy()[batch[3]]
   got = np.asarray(logits['words'])[batch[3]]
   np.testing.assert_allclose(got, want, atol=1e-4)
-
-
-def test_shards_of_transformers(peers, tmp_path):
-  theirs = random_model(peers, 'bert', 'ForSequenceClassification')
-  theirs.save_pretrained(tmp_path, max_shard_size='20KB')
-  assert len(list(tmp_path.glob('*.safetensors'))) > 2
-  batch = text_batch()
-  want = their_output(peers, theirs, batch).logits.numpy()
-  (got, _), _ = our_output(tmp_path, 'bert', batch)
-  np.testing.assert_allclose(got, want, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -219,29 +213,25 @@ def test_transformers_loads_what_is_saved(peers, tmp_path, kind, num_classes):
   fields = fields | {'max_positions': 12, 'activation': 'gelu_new'}
   params = fresh_params(kind, num_classes, fields)
   convert.save(tmp_path, model_type, fields, params, heads=heads)
+
+  def loaded(task, checked=None):
+    auto = getattr(peers[1], f'AutoModelFor{task}')
+    theirs, report = auto.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report[name] for name in checked or report), report
+    return theirs.eval()
+
   batch = text_batch(vocab_size=10)
   if kind == 'pretraining':
-    theirs = loaded(peers, tmp_path, 'PreTraining')
+    theirs = loaded('PreTraining')
     check_pretraining(peers, tmp_path, theirs, batch)
-    # A masked language model and a bare encoder can be loaded from it too.
-    loaded(peers, tmp_path, 'MaskedLM', ('missing_keys',))
+    loaded('MaskedLM', ('missing_keys',))
   else:
-    theirs = loaded(peers, tmp_path, 'SequenceClassification')
+    theirs = loaded('SequenceClassification')
     assert theirs.config.num_labels == num_classes
-    want = their_output(peers, theirs, batch).logits.numpy()
-    (got, _), _ = our_output(tmp_path, kind, batch, num_classes)
-    tolerance = 1e-4 if kind == 'albert' else 1e-5
-    np.testing.assert_allclose(got, want, atol=tolerance)
+    check_classifier(peers, tmp_path, kind, theirs, batch)
   # And what transformers writes of it is the same again.
   theirs.save_pretrained(tmp_path / 'again')
   assert_trees_equal(convert.load_params(tmp_path / 'again', heads), params)
-
-
-def loaded(peers, directory, task, checked=None):
-  auto = getattr(peers[1], f'AutoModelFor{task}')
-  theirs, report = auto.from_pretrained(directory, output_loading_info=True)
-  assert not any(report[name] for name in checked or report), report
-  return theirs.eval()
 
 
 def test_absent_options_have_the_defaults_of_transformers(peers, tmp_path):
@@ -267,15 +257,11 @@ def test_the_pretrained_minilm_has_the_states_of_transformers(peers):
   assert convert.read_sizes(directory) == expected
   theirs = transformers.AutoModel.from_pretrained(directory).eval()
   encoded = transformers.AutoTokenizer.from_pretrained(directory)(
-    [
-      'a gripping, funny and deeply humane film .',
-      'Nope.',
-      'How do I read a book and a map at the same time, in the rain?',
-    ],
+    ['a gripping, funny and deeply humane film .', 'Nope.',
+     'How do I read a book and a map at the same time, in the rain?'],
     ['the plot is thin', '', 'Is it possible to read two things at once?'],
-    padding=True,
-    return_tensors='np',
-  )
+    padding=True, return_tensors='np',
+  )  # fmt: skip
   valid = encoded['attention_mask'].astype(bool)
   batch = (
     encoded['input_ids'], encoded['token_type_ids'], valid.sum(1), valid

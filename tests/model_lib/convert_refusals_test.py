@@ -35,27 +35,24 @@ SECOND = 'model-00001-of-00002.safetensors'
   ],
 )
 def test_a_wrong_index_is_explained(tmp_path, weight_map, message):
-  if isinstance(weight_map, str):
-    shard(tmp_path)
+  is_text = isinstance(weight_map, str)
+  shard(tmp_path, **({} if is_text else weight_map))
+  if is_text:
     (tmp_path / 'model.safetensors.index.json').write_text(weight_map)
-  else:
-    shard(tmp_path, **weight_map)
   with pytest.raises(ValueError, match=message):
     convert.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-  ('name', 'message'),
-  [
+def test_weights_in_other_files_are_not_read(tmp_path):
+  write(tmp_path)
+  path = tmp_path / 'model.safetensors'
+  for name, message in (
     ('other.bin', r'neither model\.safetensors nor'),
     ('pytorch_model.bin', r'pickled.*not read.*save_pretrained'),
-  ],
-)
-def test_weights_in_other_files_are_not_read(tmp_path, name, message):
-  write(tmp_path)
-  (tmp_path / 'model.safetensors').rename(tmp_path / name)
-  with pytest.raises(ValueError, match=message):
-    convert.load(tmp_path)
+  ):
+    path = path.rename(tmp_path / name)
+    with pytest.raises(ValueError, match=message):
+      convert.load(tmp_path)
 
 
 @pytest.mark.parametrize('length', [0, 4, 100, 2000, -1])
@@ -191,37 +188,30 @@ def test_unsupported_options_are_named(tmp_path, kind, options, message):
       read(tmp_path)
 
 
-@pytest.mark.parametrize(
-  ('text', 'message'),
-  [
-    (None, r'config\.json is missing'),
-    ('{"model_type": ', r'config\.json is not JSON'),
-    ('[1]', 'expected a JSON object'),
-    ('{}', 'model_type: expected one of .*, got None'),
-  ],
-)
-def test_a_broken_config_is_explained(tmp_path, text, message):
+def test_a_broken_config_is_explained(tmp_path):
   write(tmp_path)
   path = tmp_path / 'config.json'
   path.unlink()
-  if text is not None:
-    path.write_text(text)
-  with pytest.raises(ValueError, match=message):
-    convert.read_sizes(tmp_path)
-  assert convert.is_checkpoint(tmp_path)
+  for text, message in (
+    ('', r'config\.json is missing'),
+    ('{"model_type": ', r'config\.json is not JSON'),
+    ('[1]', 'expected a JSON object'),
+    ('{}', 'model_type: expected one of .*, got None'),
+  ):
+    if text:
+      path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+      convert.read_sizes(tmp_path)
+    assert convert.is_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize(
-  ('kind', 'heads'),
-  [('albert', 'masked'), ('albert', ''), ('bert', 'pretraining')],
-)
-def test_unknown_heads_are_named(tmp_path, kind, heads):
-  write(tmp_path, kind=kind)
-  with pytest.raises(ValueError, match=r"^heads: expected one of \('classifie"):
-    convert.load(tmp_path, heads)
-
-
-def test_an_encoder_has_no_heads_of_pretraining(tmp_path):
+def test_heads_that_are_not_there_are_named(tmp_path):
+  for kind, heads in (
+    ('albert', 'masked'), ('albert', ''), ('bert', 'pretraining'),
+  ):  # fmt: skip
+    write(tmp_path, kind=kind)
+    with pytest.raises(ValueError, match=r"^heads: expected one of \('classi"):
+      convert.load(tmp_path, heads)
   encoder = {name: x for name, x in PRETRAINING.items() if 'albert.' in name}
   write(tmp_path, random_tensors(encoder), 'albert')
   assert 'head' not in convert.load_params(tmp_path)

@@ -38,11 +38,8 @@ def of_pieces():
 
 def of_words():
   words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'the', 'cat', '##s']
-  library = tokenizers.Tokenizer(
-    models.WordPiece(
-      {word: row for row, word in enumerate(words)}, unk_token='[UNK]'
-    )
-  )
+  rows = {word: row for row, word in enumerate(words)}
+  library = tokenizers.Tokenizer(models.WordPiece(rows, unk_token='[UNK]'))
   library.normalizer = normalizers.BertNormalizer(lowercase=True)
   library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
   library.add_special_tokens(words[:5])
@@ -87,19 +84,15 @@ def test_words_have_their_list_and_normalizer(tmp_path):
 @pytest.mark.parametrize(
   'text',
   [
-    '{',
-    '[]',
-    '{"model": {"vocab": {}}}',
+    '{', '[]', '{"model": {"vocab": {}}}',
     '{"model": {"vocab": [1]}, "added_tokens": [], "normalizer": null}',
     '{"model": {"vocab": 3}, "added_tokens": [], "normalizer": null}',
   ],
-)
+)  # fmt: skip
 def test_something_else_is_refused(tmp_path, text):
   path = tmp_path / 'own.json'
   path.write_text(text)
-  with pytest.raises(
-    ValueError, match=r'own\.json: expected a tokenizer\.json'
-  ):
+  with pytest.raises(ValueError, match=r'own\.json: expected a tokenizer'):
     tokenizer_files(path, FIELDS)
 
 

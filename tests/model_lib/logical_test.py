@@ -12,21 +12,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from model_lib import logical, vit
 
 RULES = (
-  ('batch', ('data', 'fsdp')),
-  ('embed', 'fsdp'),
-  ('mlp', 'tensor'),
-  ('heads', 'tensor'),
-  ('classes', 'tensor'),
-)
+  ('batch', ('data', 'fsdp')), ('embed', 'fsdp'), ('mlp', 'tensor'),
+  ('heads', 'tensor'), ('classes', 'tensor'),
+)  # fmt: skip
 MODEL = vit.ViT(
-  num_classes=4,
-  patch_size=4,
-  width=16,
-  depth=2,
-  mlp_dim=32,
-  num_heads=2,
+  num_classes=4, patch_size=4, width=16, depth=2, mlp_dim=32, num_heads=2,
   pool='gap',
-)
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -50,16 +42,15 @@ def case():
   return jax.tree.map(np.asarray, boxed), images, np.asarray(want)
 
 
-def test_misspelt_name_is_refused():
+def test_wrong_names_are_refused():
   with pytest.raises(ValueError, match=r"logical axis: expected.*'embedd'"):
     logical.partitioned(nn.initializers.zeros, 'embedd')
-  with pytest.raises(ValueError, match=r"logical axis: expected.*'bach'"):
-    logical.constrain(jnp.zeros((2, 2)), 'bach', None)
-
-
-def test_names_for_every_dimension():
-  with pytest.raises(ValueError, match='names: expected one per dimension'):
-    logical.constrain(jnp.zeros((2, 2)), 'batch')
+  for names, message in (
+    (['bach', None], r"logical axis: expected.*'bach'"),
+    (['batch'], 'names: expected one per dimension'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      logical.constrain(jnp.zeros((2, 2)), *names)
 
 
 def test_is_the_identity_without_mesh_or_rules(mesh):
@@ -89,12 +80,8 @@ def test_constraints_are_in_the_lowered_text(case, mesh):
 def test_sharded_result_equals_a_single_device(case, mesh):
   boxed, images, want = case
   variables = nn.unbox(boxed)
-  shardings = jax.tree.map(
-    lambda leaf: NamedSharding(
-      mesh, nn.logical_to_mesh_axes(leaf.names, RULES)
-    ),
-    boxed,
-    is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned),
+  shardings = nn.logical_to_mesh_sharding(
+    nn.get_partition_spec(boxed), mesh, RULES
   )
   rows = NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
   with nn.logical_axis_rules(RULES):

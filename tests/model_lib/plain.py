@@ -88,7 +88,7 @@ def block_by_loop(params, x, num_heads, epsilon, activation=gelu):
   return layer_norm(params['mlp_norm'], x + out, epsilon), received
 
 
-def classifier_by_loop(params, tokens, types, epsilon=1e-12):
+def classifier_by_loop(params, tokens, types, epsilon=1e-12, pool=np.tanh):
   """Logits of one row without padding, in float64."""
   params = float64(params)
   tables = params['embeddings']
@@ -99,4 +99,4 @@ def classifier_by_loop(params, tokens, types, epsilon=1e-12):
   x = layer_norm(tables['norm'], x, epsilon)
   for index in range(TINY['depth']):
     x, _ = block_by_loop(params[f'block_{index}'], x, 4, epsilon)
-  return dense(params['head'], np.tanh(dense(params['pooler'], x[0])))
+  return dense(params['head'], pool(dense(params['pooler'], x[0])))

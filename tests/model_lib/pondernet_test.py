@@ -41,12 +41,12 @@ def test_divergence_equals_scipy_and_has_a_gradient_at_zero():
   p = pondernet.halting_distribution(lambdas)
   want = scipy.special.rel_entr(p, np.exp(prior)[:, None]).sum(0)
   np.testing.assert_allclose(pondernet.divergence(p, prior), want, atol=1e-6)
-  slopes = jax.grad(
-    lambda x: pondernet.divergence(
-      pondernet.halting_distribution(x), prior
-    ).sum()
-  )(lambdas)
-  assert np.isfinite(slopes).all()
+
+  def total(lambdas):
+    p = pondernet.halting_distribution(lambdas)
+    return pondernet.divergence(p, prior).sum()
+
+  assert np.isfinite(jax.grad(total)(lambdas)).all()
 
 
 def test_a_prior_too_small_for_float32_has_a_finite_divergence():
@@ -92,10 +92,9 @@ def test_drawn_steps_follow_the_distribution():
   np.testing.assert_array_equal(looped.halting.steps, steps)
 
 
-@pytest.mark.parametrize(
-  ('field', 'arguments'),
-  [('rate', (0.0, 3)), ('rate', (1.0, 3)), ('max_steps', (0.5, 0))],
-)
-def test_a_prior_out_of_range(field, arguments):
-  with pytest.raises(ValueError, match=f'^{field}: expected'):
-    pondernet.geometric_log_prior(*arguments)
+def test_a_prior_out_of_range():
+  for field, arguments in (
+    ('rate', (0.0, 3)), ('rate', (1.0, 3)), ('max_steps', (0.5, 0)),
+  ):  # fmt: skip
+    with pytest.raises(ValueError, match=f'^{field}: expected'):
+      pondernet.geometric_log_prior(*arguments)

@@ -5,12 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from serve_lib.drift import (
-  Calibration,
-  DriftCheck,
-  confidence_test,
-  share_test,
-)
+from serve_lib.drift import Calibration, DriftCheck, confidence_test, share_test
 
 THRESHOLD = 0.9
 
@@ -27,6 +22,7 @@ def calibration(seed=0):
 
 
 def feed(check, confidences):
+  """Whether drift was found, after each row."""
   states = []
   for confidence in confidences:
     check.add(float(confidence))

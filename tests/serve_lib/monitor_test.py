@@ -42,15 +42,11 @@ def test_statistics_by_hand():
   json.dumps(snapshot)
   for name, values in percentiles.items():
     assert snapshot.pop(name) == pytest.approx(values)
-  assert snapshot == {
-    'answers': 100,
-    'failures': {'encode': 1},
-    'rows_per_second': pytest.approx(1.0),
-    'depth': {4: 2, 12: 1},
-    'mean_depth': pytest.approx(20 / 3),
-    'reasons': {'confidence': 2, 'last': 1},
-    'fill': {0: 7 / 8, 1: 0.5},
-  }
+  assert snapshot == dict(
+    answers=100, failures={'encode': 1}, rows_per_second=pytest.approx(1.0),
+    depth={4: 2, 12: 1}, mean_depth=pytest.approx(20 / 3),
+    reasons={'confidence': 2, 'last': 1}, fill={0: 7 / 8, 1: 0.5},
+  )  # fmt: skip
   clock.now = 991.0  # the rate falls when nothing is answered
   assert monitor.snapshot()['rows_per_second'] == pytest.approx(0.1)
 
