@@ -66,10 +66,10 @@ def test_all_runs_have_the_rows_of_the_eat(flag, monkeypatch):
     return fake(LOGITS, LABELS if name == 'EAT' else 1 - LABELS)
 
   monkeypatch.setattr(eat_runs, 'load', load)
-  line = ['eat', '--workdir=/run', f'--{flag}=/other', '--out=o']
-  (given,) = benchmark.parse(line)
+  given = dict(tau=0.9, time='auto', step=None, ablation=[], workdir='/run')
+  given |= {'dense': '', 'student': ''} | {flag: '/other'}
   with pytest.raises(ConfigError, match='a run on the same 3 rows') as caught:
-    eat_report.sweep(vars(given))
+    eat_report.sweep(given)
   assert caught.value.field == f'--{flag}'
 
 
