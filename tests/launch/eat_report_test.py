@@ -69,7 +69,7 @@ def test_all_runs_have_the_rows_of_the_eat(flag, monkeypatch):
   given = dict(tau=0.9, time='auto', step=None, ablation=[], workdir='/run')
   given |= {'dense': '', 'student': ''} | {flag: '/other'}
   with pytest.raises(ConfigError, match='a run on the same 3 rows') as caught:
-    eat_report.sweep(given)
+    eat_report._sweep(given)
   assert caught.value.field == f'--{flag}'
 
 
