@@ -23,9 +23,9 @@ BUCKETS = (8, 16)
 FITTED = 'validation[:25%]'  # six of the 24 rows
 
 
-def write_data(directory, more=()):
+def write_data(directory):
   """Writes SST-2 of made-up words, three quarters of which tell the class."""
-  (directory / 'vocab.txt').write_text('\n'.join([*SPECIAL, *WORDS, *more]))
+  (directory / 'vocab.txt').write_text('\n'.join([*SPECIAL, *WORDS]))
   draw = random.Random(0)
   for name, count in (('train', 128), ('dev', 24)):
     rows = ['sentence\tlabel']

@@ -1,6 +1,10 @@
 """An item is freed with its answer, whatever became of it; see `Failure`."""
 
 import gc
+import json
+import pathlib
+import subprocess
+import sys
 import time
 import weakref
 
@@ -107,3 +111,59 @@ def test_details_are_bounded_and_never_in_the_way():
   assert Failure.of(UnreadableError(), 'encode').during == 'encode'
   group = ExceptionGroup('several', [ValueError('one'), KeyError('two')])
   assert 'KeyError' in Failure.of(group, 'encode').details
+
+
+PROGRAM = """
+import collections, dataclasses, gc, json, os
+import numpy as np
+from serve_lib.engine import Engine
+from tests.serve_lib import toy
+
+class Chain(toy.Chain):
+  variants = ('full',)
+
+class Policy(toy.Policy):
+  def encode(self, item):
+    return dataclasses.replace(super().encode(item[:2]), context=item)
+
+  def answer(self, row):
+    variant, tokens, payload = row.encoded.context
+    if tokens == [7]:
+      raise ZeroDivisionError('answer')
+    return int(payload[-1])
+
+KINDS = [[2, 0], [1] * 4, [0], [], [7], [toy.POISON]]
+
+def items(count):
+  for number in range(count):
+    yield 'full', KINDS[number % 6], np.ones(4 * 2**20, np.uint8)
+
+def resident():
+  with open('/proc/self/statm') as file:
+    return int(file.read().split()[1]) * os.sysconf('SC_PAGESIZE') / 2**20
+
+with Engine(Chain(), Policy(), (3,), (1, 2)) as engine:
+  list(engine.stream(items(60), window=8))
+  gc.collect()
+  gc.disable()
+  before, growth, kinds = resident(), 0, collections.Counter()
+  for answer in engine.stream(items(360), window=8):
+    growth = max(growth, resident() - before)
+    kinds[getattr(answer, 'during', 'good')] += 1
+print(json.dumps([growth, kinds]))
+"""
+
+
+def test_memory_is_bounded_whatever_streams_in(repository):
+  """1.4 GB of items, two in three bad, and no garbage collection."""
+  if not pathlib.Path('/proc/self/statm').exists():
+    pytest.skip('resident memory is read from /proc/self/statm')
+  output = subprocess.check_output(
+    [sys.executable, '-c', PROGRAM], cwd=repository, text=True
+  )
+  growth, kinds = json.loads(output)
+  assert growth < 150  # MB; the window alone holds 32
+  assert kinds['encode'] == 120
+  assert kinds['stage 0'] >= 60
+  assert kinds['answer'] > 0
+  assert kinds['good'] > 60
