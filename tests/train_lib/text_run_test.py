@@ -12,11 +12,9 @@ from train_lib import checkpoint_io, loading, trainer
 
 
 @pytest.mark.slow
-def test_a_run_compiles_each_bucket_once(
-  tmp_path, repository, capsys, monkeypatch
-):
+def test_a_run_compiles_each_bucket_once(tmp_path, capsys, monkeypatch):
   toy_runs.write_data(tmp_path)
-  workdir = toy_runs.train(tmp_path, 'run', repository, 'model=dense')
+  workdir = toy_runs.train(tmp_path, 'run', 'model=dense')
   printed = capsys.readouterr().out
   # The 20 steps have batches of every bucket.
   assert len(re.findall('^compiled', printed, re.MULTILINE)) == 2
