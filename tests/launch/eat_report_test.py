@@ -228,7 +228,7 @@ def test_rows_are_those_of_the_model(made, run, direct, tau):
   rows = [r for r in read(made / 'examples.csv') if r['setting'] == name]
   assert [int(r['index']) for r in rows] == list(range(24))
   sure, seen = toy_runs.confidences(direct['exits']) >= tau, set()
-  flops = eat_runs.flops(run.chain.model, np.arange(1, 17))
+  flops = eat_runs.flops(run.module, np.arange(1, 17))
   for row, got in enumerate(rows):
     length, label = (int(run.records[k][row]) for k in ('length', 'label'))
     # The rule and the counts once more, by hand.

@@ -139,7 +139,7 @@ def test_an_adatape_answers_paths_of_images(tmp_path, repository):
     tmp_path / 'run', [*lines, b'{"image": "/nowhere.png"}'], '--batches=1,4'
   )
   assert missing['id'] == 7
-  assert missing['error'].startswith('image: expected a file')
+  assert missing['error'].startswith('image: expected the path of a file')
   batch = {'image': next(rows.batches())['image']}
   out = check_shares(tmp_path / 'run', batch, answers)
   assert [one['id'] for one in answers] == ['no 0', 2, 'no 2', 4, 'no 4', 6]
