@@ -100,7 +100,7 @@ def test_tape_buckets_end_at_the_longest_tape(lengths, buckets):
 
 BAD = {
   'image': [
-    ('/nowhere.jpg', 'image: expected a file'),
+    ('/nowhere.jpg', 'image: expected the path of a file'),
     (b'no image', 'image: undecodable'),
     (7, 'image: expected a path, the bytes of a file or an array, got int'),
     (np.zeros((4, 4, 2), np.uint8), 'image: wrong_shape'),

@@ -113,7 +113,7 @@ def test_illegal_options_are_refused(finished, options, field, expected):
   ('lengths', 'tau', 'expected'),
   [
     ((8, 32), 0.9, 'from 1 to 16, the longest row'),
-    ((4,), 0.9, 'the longest at least 5'), ((0, 16), 0.9, 'from 1 to 16'),
+    ((4,), 0.9, 'one of them >= 5'), ((0, 16), 0.9, 'from 1 to 16'),
     ((), 0.9, 'from 1 to 16'), ((8,), 'guaranteed', '16 among them'),
   ],
 )  # fmt: skip
