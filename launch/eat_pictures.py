@@ -74,12 +74,11 @@ def _frontiers(
       own = ', '.join(filter(None, [one.model.name, one.model.variant]))
       curve = points.setdefault(key if key in theirs else own, {})
       curve[short(one)] = cost, 100 * one.point.quality
-    curves = {
-      curve: adaptive_plots.Curve(
-        *np.array([*places.values()]).T, [*places] if len(places) > 1 else ()
-      )
-      for curve, places in points.items()
-    }
+    curves = {}
+    for title, places in points.items():
+      x, y = np.array([*places.values()]).T
+      labels = [*places] if len(places) > 1 else ()
+      curves[title] = adaptive_plots.Curve(x, y, labels)
     metric, _ = frontier.main_number(next(iter(settings.values())).model.task)
     options = {'cost': label, 'quality': f'{metric} (%)'}
     yield name, adaptive_plots.plot_frontier, (curves,), options

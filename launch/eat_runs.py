@@ -240,7 +240,7 @@ def _rules(model: Model, tau: float) -> Iterator[tuple[str, Any, exits.Rule]]:
     for value in numbers if early else ():
       yield 'tolerance', value, exits.Rule('patience', tolerance=value)
     return
-  swept['confidence'] = {*swept['confidence'], tau}
+  swept['confidence'] = list({*swept['confidence'], tau})
   for name, values in swept.items() if early else ():
     unit = math.log(model.classes) if name == 'entropy' else 1.0
     for value in sorted(round(value * unit, 4) for value in values):

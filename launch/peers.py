@@ -98,10 +98,11 @@ def _padded(items: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
   """Returns the inputs of a batch by Hugging Face's names."""
   longest = max(len(item['tokens']) for item in items)
   batch = padded(items, longest, len(items), pad_id=0)
+  is_token = np.arange(longest) < batch['length'][:, None]
   return {
     'input_ids': batch['tokens'].astype(np.int64),
     'token_type_ids': batch['token_types'].astype(np.int64),
-    'attention_mask': np.int64(np.arange(longest) < batch['length'][:, None]),
+    'attention_mask': is_token.astype(np.int64),
   }
 
 
