@@ -102,7 +102,7 @@ BAD = {
   'image': [
     ('/nowhere.jpg', 'image: expected the path of a file'),
     (b'no image', 'image: undecodable'),
-    (7, 'image: expected a path, the bytes of a file or an array, got int'),
+    (7, 'image: expected the path of a file, its bytes or an array, got int'),
     (np.zeros((4, 4, 2), np.uint8), 'image: wrong_shape'),
     ({'picture': b''}, "item: expected the key 'image', got picture"),
     (InputError('line: not JSON'), 'line: not JSON'),
