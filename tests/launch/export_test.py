@@ -288,7 +288,7 @@ def ours(kind, directory, rows, heads='classifier', **fields):
 
 
 def assert_close(found, want):
-  np.testing.assert_allclose(found, want, rtol=0, atol=1e-4)
+  np.testing.assert_allclose(found, want, rtol=0, atol=1e-5)
   # A model that is the same for all texts would not show what it reads.
   assert np.abs(want).max() > 0.05
   assert np.ptp(want, axis=0).min() > 0.001

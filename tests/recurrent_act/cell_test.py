@@ -104,4 +104,4 @@ GRADIENTS = [
 )
 def test_gradients_by_hand(function, options, given, argument, want):
   slope = jax.grad(lambda *a: function(*a, **options), argument)(*given)
-  assert float(slope) == pytest.approx(want, abs=1e-4)
+  assert float(slope) == pytest.approx(want, abs=1e-6)
