@@ -9,10 +9,10 @@ import contextlib
 import dataclasses
 import functools
 import gzip
-import pathlib
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Interval, Len, Predicate
@@ -30,33 +30,38 @@ _SUBSET_SEED = 0
 Line = tuple[int, bytes]  # its number in the file, from 1
 
 
-class Example(NamedTuple):
-  """One or two texts, and a class or a score."""
+@dataclasses.dataclass(frozen=True)
+class TextFile:
+  """Lines of a file as rows of named columns."""
 
-  texts: tuple[str, ...]
-  label: int | float | str
+  path: Path
+  lines: Sequence[Line]
+  columns: Sequence[str]
 
+  def __len__(self) -> int:
+    return len(self.lines)
 
-class Table(NamedTuple):
-  """The rows of one split, bad ones included."""
+  def __getitem__(self, row: int) -> dict[str, str]:
+    fields = decoded(self.lines[row][1]).split('\t')
+    message = f'expected {len(self.columns)} columns, got {len(fields)}'
+    require(len(fields) == len(self.columns), 'wrong_columns', message)
+    return dict(zip(self.columns, fields, strict=True))
 
-  size: int
-  example: Callable[[int], Example]  # raises BadRecord
-  where: Callable[[int], str]  # file of a row and its line or record there
+  def where(self, row: int) -> str:
+    """Returns the file of a row and its line there."""
+    return f'{self.path}, line {self.lines[row][0]}'
 
 
 @dataclasses.dataclass(frozen=True)
 class TextTask:
   """Columns and labels of a task; alternatives of columns are best first."""
 
-  folder: str  # among GLUE's official files
   texts: tuple[tuple[str, ...], ...]  # names of the one or two text columns
   label: tuple[str, ...]  # name of the label's column
   class_names: tuple[str, ...]  # of each label id; () for a regression
+  folder: str = ''  # among GLUE's official files
   headless: tuple[str, ...] = ()  # columns of official files without a header
-  # Files have the id or the name of a class, or only the name; 'text' leaves
-  # labels as they are.
-  labels: Literal['id', 'name', 'text'] = 'id'
+  by_name: bool = False  # files have the names of classes and not their ids
 
   @property
   def is_regression(self) -> bool:
@@ -68,59 +73,49 @@ class TextTask:
     """Number of outputs: 1 for a regression."""
     return max(len(self.class_names), 1)
 
-  @property
-  def expected(self) -> str:
-    """The legal text columns in words."""
-    return ' or '.join(', '.join(names) for names in self.texts)
+  def columns(self, given: Collection[str], where: str = '') -> tuple[str, ...]:
+    """Returns the columns of the texts and of the label.
 
-  def columns(self, given: Iterable[str]) -> tuple[str, ...]:
-    """Returns the text columns that a file has, the best ones; () if none."""
-    fitting = [names for names in self.texts if {*names} <= {*given}]
-    return fitting[0] if fitting else ()
+    Raises:
+      InvalidDataError: the data set `where` lacks them.
+    """
+    texts = [names for names in self.texts if {*names} <= {*given}]
+    labels = [name for name in self.label if name in given]
+    if not texts or not labels:
+      wanted = self.label if texts else map(', '.join, self.texts)
+      found = f'columns {" or ".join(wanted)}, got {", ".join(given)}'
+      raise InvalidDataError(f'{where}: expected the {found}')
+    return *texts[0], labels[0]
 
-  def example(self, texts: Sequence[str], label: str) -> Example:
-    """Returns an example; BadRecord if a text or the label is not legal."""
+  def read(self, fields: Mapping[str, Any]) -> tuple[list[str], str]:
+    """Returns the texts and the label of a row; BadRecord of a bad one."""
+    values = (fields[name] for name in self.columns(fields))
+    *texts, label = (
+      decoded(one) if isinstance(one, bytes) else str(one) for one in values
+    )
     for number, text in enumerate(texts, 1):
       require(text.strip(), 'empty_text', f'text {number} is empty')
-    return Example(tuple(texts), self._read_label(label.strip()))
+    return texts, label.strip()
 
-  def _read_label(self, label: str) -> int | float | str:
-    if self.labels == 'text':
-      require(label, 'illegal_label', 'expected a label, got nothing')
-      return label
+  def read_label(self, label: str) -> int | float:
+    """Returns the id of a class, or a score; BadRecord if it is not legal."""
     if self.is_regression:
       with contextlib.suppress(ValueError):
         if 0.0 <= float(label) <= MAX_SCORE:  # not NaN
           return float(label)
       message = f'score {label!r:.40} not in [0, {MAX_SCORE}]'
-      raise BadRecord('illegal_label', '', message)
-    if label not in self._ids:
-      legal = ', '.join(
-        f'{n} {name}' for n, name in enumerate(self.class_names)
-      )
-      legal = legal if self.labels == 'id' else 'the train split'
+    elif label in self._ids:
+      return self._ids[label]
+    else:
+      names = map('{} {}'.format, range(self.num_classes), self.class_names)
+      legal = 'the train split' if self.by_name else ', '.join(names)
       message = f'label {label!r:.40} is none of {legal}'
-      raise BadRecord('illegal_label', '', message)
-    return self._ids[label]
+    raise BadRecord('illegal_label', '', message)
 
   @functools.cached_property
   def _ids(self) -> dict[str, int]:
-    names = {name: number for number, name in enumerate(self.class_names)}
-    ids = {str(number): number for number in names.values()}
-    return ids | names if self.labels == 'id' else names
-
-
-def table(
-  path: pathlib.Path,
-  lines: Sequence[Line],
-  read: Callable[[list[str]], Example],
-) -> Table:
-  """Returns the rows of a file; `read` makes examples of their columns."""
-  return Table(
-    len(lines),
-    lambda row: read(decoded(lines[row][1]).split('\t')),
-    lambda row: f'{path}, line {lines[row][0]}',
-  )
+    ids = {name: number for number, name in enumerate(self.class_names)}
+    return ids if self.by_name else {str(n): n for n in ids.values()} | ids
 
 
 def decoded(text: bytes) -> str:
@@ -131,7 +126,7 @@ def decoded(text: bytes) -> str:
     raise BadRecord('not_utf8', '', str(error)) from error
 
 
-def read_lines(path: pathlib.Path) -> list[Line]:
+def read_lines(path: Path) -> list[Line]:
   """Reads the lines of a file, plain or gzip, without blank ones at its end.
 
   Raises:
@@ -191,59 +186,60 @@ class LabelledTexts(TokenSource):
   max_examples: Annotated[int, Interval(ge=0, le=source.MAX_EXAMPLES)] = 0
   max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
-  def _open(
-    self, text_task: TextTask, open_table: Callable[[str], Table]
-  ) -> None:
-    """Reads and tokenises the rows; `open_table` opens a split by its name."""
-    given = tokenizer.load(self.tokenizer)
-    rows = self._rows(functools.cache(open_table))
-    examples, good, bad_rows = [], [], []
-    for number, (table, row) in enumerate(rows):
+  def _open(self, task: TextTask, open_split: Callable[[str], Any]) -> None:
+    """Reads and tokenises the rows.
+
+    `open_split` returns the rows of a split by its name: a `TextFile`, or
+    records with the same methods.
+    """
+    words = tokenizer.load(self.tokenizer)
+    rows = self._rows(functools.cache(open_split))
+    texts, labels, good, bad_rows = [], [], [], []
+    for number, (records, row) in enumerate(rows):
       try:
-        examples.append(table.example(row))
-        good.append((table, row))
+        given, label = task.read(records[row])
+        labels.append(task.read_label(label))
+        texts.append(given)
+        good.append((records, row))
       except BadRecord as bad:
-        placed = bad.kind, bad.where or table.where(row), bad.message
+        placed = bad.kind, bad.where or records.where(row), bad.message
         bad_rows.append((number, BadRecord(*placed)))
     if not good:
       found = f'has {len(rows)} rows, of which none can be used; the first: '
       found = found + str(bad_rows[0][1]) if rows else 'is empty'
       raise InvalidDataError(f'split {self.split!r} of {self.task} {found}')
-    texts, labels = zip(*examples, strict=True)
     first, *second = zip(*texts, strict=True)
     info = DatasetInfo(
       'tokens',
       (self.max_length,),
       'int32',
-      text_task.num_classes,
-      text_task.class_names,
+      task.num_classes,
+      task.class_names,
       len(good),
-      given.vocab_size,
-      'float32' if text_task.is_regression else 'int32',
+      words.vocab_size,
+      'float32' if task.is_regression else 'int32',
       source.length_buckets(self.length_buckets, self.max_length),
     )
     super().__init__(
       info,
-      given.encode(first, second[0] if second else None, self.max_length),
+      words.encode(first, *second, max_length=self.max_length),
       np.array(labels),
-      given.pad_id,
+      words.pad_id,
       lambda index: good[index][0].where(good[index][1]),
       bad_rows,
     )
 
-  def _rows(
-    self, open_table: Callable[[str], Table]
-  ) -> list[tuple[Table, int]]:
-    rows: list[tuple[Table, int]] = []
+  def _rows(self, open_split: Callable[[str], Any]) -> list[tuple[Any, int]]:
+    rows: list[tuple[Any, int]] = []
     for part in source.parts(self.split):
-      table = open_table(part.name)
-      chosen = _permuted(table.size)[part.rows(table.size)]
-      rows += [(table, row) for row in np.sort(chosen).tolist()]
+      records = open_split(part.name)
+      size = len(records)
+      rows += [(records, row) for row in _subset(size, part.rows(size))]
     if self.max_examples and self.split.startswith('train'):
-      chosen = _permuted(len(rows))[: self.max_examples]
-      rows = [rows[row] for row in np.sort(chosen)]
+      rows = [rows[row] for row in _subset(len(rows), slice(self.max_examples))]
     return rows
 
 
-def _permuted(count: int) -> np.ndarray:
-  return record_rng(_SUBSET_SEED).permutation(count)
+def _subset(size: int, part: slice) -> list[int]:
+  """Returns a part of a fixed permutation, in ascending order."""
+  return np.sort(record_rng(_SUBSET_SEED).permutation(size)[part]).tolist()

@@ -8,9 +8,9 @@ Splits are 'train', 'validation' ('dev') and 'test', of MNLI also
 import contextlib
 import dataclasses
 import functools
-import pathlib
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Len, Predicate
@@ -24,16 +24,15 @@ from dataset_lib.errors import (
 )
 from dataset_lib.source import PART_WORDS, parts, require
 from dataset_lib.text_rows import (
-  Example,
   LabelledTexts,
   Line,
-  Table,
+  TextFile,
   TextTask,
   decoded,
   read_lines,
-  table,
 )
 
+_ENDS = '', '.gz'
 _SINGLE, _PAIR = ('sentence',), ('sentence1', 'sentence2')
 _ENTAILMENT = ('entailment', 'not_entailment')
 
@@ -41,24 +40,23 @@ _ENTAILMENT = ('entailment', 'not_entailment')
 # for each layout in use.
 GLUE = {
   'cola': TextTask(
-    'CoLA', (_SINGLE,), ('label', 'is_acceptable'),
-    ('unacceptable', 'acceptable'), ('source', 'label', 'mark', 'sentence')),
-  'sst2': TextTask(
-    'SST-2', (_SINGLE,), ('label',), ('negative', 'positive')),
+    (_SINGLE,), ('label', 'is_acceptable'), ('unacceptable', 'acceptable'),
+    'CoLA', ('source', 'label', 'mark', 'sentence')),
+  'sst2': TextTask((_SINGLE,), ('label',), ('negative', 'positive'), 'SST-2'),
   'mrpc': TextTask(
-    'MRPC', (_PAIR, ('#1 String', '#2 String')), ('label', 'Quality'),
-    ('not_equivalent', 'equivalent')),
+    (_PAIR, ('#1 String', '#2 String')), ('label', 'Quality'),
+    ('not_equivalent', 'equivalent'), 'MRPC'),
   'qqp': TextTask(
-    'QQP', (('question1', 'question2'),), ('is_duplicate', 'label'),
-    ('not_duplicate', 'duplicate')),
-  'stsb': TextTask('STS-B', (_PAIR,), ('score', 'label'), ()),
+    (('question1', 'question2'),), ('is_duplicate', 'label'),
+    ('not_duplicate', 'duplicate'), 'QQP'),
+  'stsb': TextTask((_PAIR,), ('score', 'label'), (), 'STS-B'),
   'mnli': TextTask(
-    'MNLI', (('premise', 'hypothesis'), _PAIR), ('gold_label', 'label'),
-    ('entailment', 'neutral', 'contradiction')),
+    (('premise', 'hypothesis'), _PAIR), ('gold_label', 'label'),
+    ('entailment', 'neutral', 'contradiction'), 'MNLI'),
   'qnli': TextTask(
-    'QNLI', (('question', 'sentence'),), ('label',), _ENTAILMENT),
-  'rte': TextTask('RTE', (_PAIR,), ('label',), _ENTAILMENT),
-  'wnli': TextTask('WNLI', (_PAIR,), ('label',), _ENTAILMENT[::-1]),
+    (('question', 'sentence'),), ('label',), _ENTAILMENT, 'QNLI'),
+  'rte': TextTask((_PAIR,), ('label',), _ENTAILMENT, 'RTE'),
+  'wnli': TextTask((_PAIR,), ('label',), _ENTAILMENT[::-1], 'WNLI'),
 }  # fmt: skip
 # Rows of one split share a premise, a question or an article, so they are not
 # independent: several hypotheses to a premise, a question in several pairs.
@@ -76,114 +74,116 @@ PROBING = {
   'odd_man_out': (2, 'C: a noun or verb replaced; O: original'),
   'coordination_inversion': (2, 'I: two clauses swapped; O: original'),
 }
+_PROBING = TextTask((_SINGLE,), ('label',), (), by_name=True)
 
 _GLUE_SPLIT = '(?:validation|dev|test)(?:_matched|_mismatched)?|train'
 # MRPC as Microsoft gives it: train and dev in one file, told apart by a list.
 _MSR_TRAIN, _MSR_TEST = 'msr_paraphrase_train.txt', 'msr_paraphrase_test.txt'
-_MSR_DEV_IDS, _MSR_IDS = 'dev_ids.tsv', ('#1 ID', '#2 ID')
+_MSR_DEV_IDS = 'dev_ids.tsv'
 _UNLABELLED = -1  # label of TFDS's test sets
 _MARKS = {'tr': 'train', 'va': 'validation', 'te': 'test'}
-_MARK_COLUMNS = 3  # split, class, sentence; perhaps others before the last
+# Of a line of split, class, perhaps other columns, and sentence.
+_MORE_COLUMNS = re.compile(rb'^([^\t]*\t[^\t]*)\t.*\t')
 _SHOWN_CLASSES = 10
 
 
-def _file_table(
-  name: str, task: TextTask, split: str, folders: Sequence[pathlib.Path]
-) -> Table:
-  """Returns the rows of a split in a TSV file of one of the folders."""
-  short = () if name in GLUE else (split[:2],)
-  stems = dict.fromkeys((split.replace('validation', 'dev'), split, *short))
-  names = [stem + end for stem in stems for end in ('.tsv', '.tsv.gz')]
-  if name == 'mrpc':
-    # Microsoft's test file has labels, the official test.tsv has none.
-    names = [_MSR_TEST, *names] if split == 'test' else [*names, _MSR_TRAIN]
-  files = [folder / file for folder in folders for file in names]
-  path = next(filter(pathlib.Path.is_file, files), None)
+def num_texts(dataset: Mapping[str, Any]) -> int | None:
+  """Returns the number of texts in a row of a run's data; None if unknown."""
+  if dataset.get('name') == 'glue':
+    return len(GLUE[dataset['task']].texts[0])
+  return 1 if dataset.get('name') == 'probing' else None
+
+
+def _find(
+  task: str, split: str, folders: Sequence[Path], names: Sequence[str]
+) -> Path:
+  """Returns the first file that is there."""
+  files = [folder / name for name in names for folder in folders]
+  path = next(filter(Path.is_file, files), None)
   if not path:
-    names = names if name in GLUE else [f'{name}.txt', *names]
     raise MissingDataError(
-      f'no split {split!r} of {name}: expected {", ".join(names)} in '
+      f'no split {split!r} of {task}: expected {", ".join(names)} in '
       f'{" or ".join(map(str, folders))}; without a validation split take '
       'parts, train[:90%] and train[90%:]'
     )
+  return path
+
+
+def _tsv_names(*stems: str) -> list[str]:
+  return [f'{stem}.tsv{end}' for stem in dict.fromkeys(stems) for end in _ENDS]
+
+
+def _tsv_file(path: Path, task: TextTask, split: str) -> TextFile:
   lines = read_lines(path)
   try:
     columns = decoded(lines[0][1]).split('\t')
   except BadRecord as error:
     raise InvalidDataError(f'{path}: line 1 is not UTF-8: {error}') from error
-  if len(columns) == len(task.headless) and not task.columns(columns):
+  if len(columns) == len(task.headless) and not {*columns} & {*task.headless}:
     columns = list(task.headless)
   else:
     lines = lines[1:]
   if path.name == _MSR_TRAIN:
-    lines = _msr_rows(path, columns, lines, split)
-  texts = [columns.index(column) for column in task.columns(columns)]
-  labels = [columns.index(column) for column in task.label if column in columns]
-  if not texts or not labels:
-    expected = ' or '.join(task.label) if texts else task.expected
-    found = f'{path}: expected the columns {expected}, got {", ".join(columns)}'
-    if name in GLUE and split.startswith('test') and not labels:
-      raise _unlabelled(split, found)
-    raise InvalidDataError(found)
-
-  def read(fields: list[str]) -> Example:
-    message = f'expected {len(columns)} columns, got {len(fields)}'
-    require(len(fields) == len(columns), 'wrong_columns', message)
-    return task.example([fields[n] for n in texts], fields[labels[0]])
-
-  return table(path, lines, read)
+    lines = _msr_rows(path, lines, split)
+  try:
+    task.columns(columns, str(path))
+  except InvalidDataError as error:
+    is_test = task.folder and split.startswith('test')
+    if not is_test or {*columns} & {*task.label}:
+      raise
+    raise _unlabelled(split, error) from error
+  return TextFile(path, lines, columns)
 
 
-def _unlabelled(split: str, found: str) -> ConfigError:
+def _unlabelled(split: str, found: object) -> ConfigError:
   expected = "a split with labels, which GLUE's test sets do not have "
   expected += f'({found}); train and evaluate on train and validation'
   return ConfigError('split', split, expected)
 
 
-def _msr_rows(
-  path: pathlib.Path, columns: Sequence[str], lines: Sequence[Line], split: str
-) -> list[Line]:
+def _msr_rows(path: Path, lines: Sequence[Line], split: str) -> list[Line]:
   """Returns the rows of MRPC's train or dev split of Microsoft's one file."""
   ids_file = path.with_name(_MSR_DEV_IDS)
-  if not ids_file.is_file() or not {*_MSR_IDS} <= {*columns}:
+  if not ids_file.is_file():
     raise MissingDataError(
       f"{path} holds MRPC train and dev together: put GLUE's list of the dev "
       f'pairs beside it as {_MSR_DEV_IDS}'
     )
   dev = {tuple(line.split(b'\t')[:2]) for _, line in read_lines(ids_file)}
-  first, second = (columns.index(name) for name in _MSR_IDS)
-
-  def is_dev(line: bytes) -> bool:
-    # A row with too few columns is bad; it is counted with the training ones.
-    fields = line.split(b'\t') + [b''] * len(columns)
-    return (fields[first], fields[second]) in dev
-
-  wants_dev = split == 'validation'
-  return [entry for entry in lines if is_dev(entry[1]) == wants_dev]
+  # The second and third column are the ids of the two texts. A row without
+  # them is bad; it is counted with the training ones.
+  return [
+    (number, line)
+    for number, line in lines
+    if (tuple(line.split(b'\t')[1:3]) in dev) == (split == 'validation')
+  ]
 
 
-def _tfds_table(split: str, task: TextTask, builder: Any) -> Table:
-  features, name = builder.info.features, builder.info.full_name
-  columns = task.columns(features)
-  if not columns or 'label' not in features:
-    expected = f'the features {task.expected} and label'
-    found = ', '.join(features)
-    raise InvalidDataError(f'{name}: expected {expected}, got {found}')
-  classes = tuple(getattr(features['label'], 'names', None) or ())
-  if classes != task.class_names:
-    expected = f'the classes {task.class_names}'
-    raise InvalidDataError(f'{name}: expected {expected}, got {classes}')
-  records = tfds.Examples(builder, split, (*columns, 'label'))
+class _TfdsRows(tfds.Examples):
+  def __init__(self, builder: Any, task: TextTask, split: str):
+    features, name = builder.info.features, builder.info.full_name
+    columns = task.columns([*features], name)
+    classes = tuple(getattr(features[columns[-1]], 'names', None) or ())
+    if classes != task.class_names:
+      expected = f'the classes {task.class_names}'
+      raise InvalidDataError(f'{name}: expected {expected}, got {classes}')
+    super().__init__(builder, split, columns)
+    self._split, self._label = split, columns[-1]
 
-  def example(row: int) -> Example:
-    parsed = records[row]
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    row = super().__getitem__(index)
     # All of a split has labels or none of it has.
-    if parsed['label'] == _UNLABELLED:
-      raise _unlabelled(split, records.where(row))
-    texts = [decoded(parsed[column]) for column in columns]
-    return task.example(texts, str(parsed['label']))
+    if row[self._label] == _UNLABELLED:
+      raise _unlabelled(self._split, self.where(index))
+    return row
 
-  return Table(len(records), example, records.where)
+
+class _SentEvalRows(TextFile):
+  def __getitem__(self, row: int) -> dict[str, str]:
+    fields = super().__getitem__(row)
+    message = f'expected {", ".join(_MARKS)} first, got {fields["split"]!r:.40}'
+    require(fields['split'] in _MARKS, 'unknown_split', message)
+    return fields
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -210,32 +210,29 @@ class Glue(LabelledTexts):
   data_dir: tfds.DataDir = ''
 
   def __post_init__(self) -> None:
-    self._open(GLUE[self.task], self._table)
+    self._open(GLUE[self.task], self._rows_of)
 
-  def _table(self, name: str) -> Table:
-    name, task = re.sub('^dev', 'validation', name), GLUE[self.task]
-    if self.task == 'mnli' and name in ('validation', 'test'):
-      name += '_matched'
-    elif self.task != 'mnli' and '_' in name:
-      expected = f'train, validation or test: {self.task} has no {name}'
-      raise ConfigError('split', name, expected)
-    if self.directory:
-      folder = pathlib.Path(self.directory).expanduser()
-      folders = folder, folder / self.task, folder / task.folder
-      return _file_table(self.task, task, name, folders)
-    builder = tfds.prepared_builder(
-      self.builder or f'glue/{self.task}',
-      self.data_dir,
-      "dataset 'glue' without dataset.directory",
-    )
-    return _tfds_table(name, task, builder)
-
-
-def num_texts(dataset: Mapping[str, Any]) -> int | None:
-  """Returns the number of texts in a row of a run's data; None if unknown."""
-  if dataset.get('name') == 'glue':
-    return len(GLUE[dataset['task']].texts[0])
-  return 1 if dataset.get('name') == 'probing' else None
+  def _rows_of(self, name: str) -> Any:
+    split, task = re.sub('^dev', 'validation', name), GLUE[self.task]
+    if self.task == 'mnli' and split in ('validation', 'test'):
+      split += '_matched'
+    elif self.task != 'mnli' and '_' in split:
+      expected = f'train, validation or test: {self.task} has no {split}'
+      raise ConfigError('split', split, expected)
+    if not self.directory:
+      builder = tfds.prepared_builder(
+        self.builder or f'glue/{self.task}',
+        self.data_dir,
+        "dataset 'glue' without dataset.directory",
+      )
+      return _TfdsRows(builder, task, split)
+    names = _tsv_names(split.replace('validation', 'dev'), split)
+    if self.task == 'mrpc':
+      # Microsoft's test file has labels, the official test.tsv has none.
+      names = [_MSR_TEST, *names] if split == 'test' else [*names, _MSR_TRAIN]
+    folder = Path(self.directory).expanduser()
+    folders = folder, folder / self.task, folder / task.folder
+    return _tsv_file(_find(self.task, split, folders, names), task, split)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -264,42 +261,35 @@ class Probing(LabelledTexts):
   ]
 
   def __post_init__(self) -> None:
-    task = TextTask('', (_SINGLE,), ('label',), (), labels='text')
-    known = self._class_names(self._table('train', task))
-    task = dataclasses.replace(task, class_names=known, labels='name')
-    self._open(task, functools.partial(self._table, task=task))
+    names = self._class_names(self._rows_of('train'))
+    task = dataclasses.replace(_PROBING, class_names=names)
+    self._open(task, self._rows_of)
 
-  def _table(self, name: str, task: TextTask) -> Table:
+  def _rows_of(self, name: str) -> Any:
     split = 'validation' if name == 'dev' else name
-    folder = pathlib.Path(self.directory).expanduser()
-    files = [folder / (self.task + end) for end in ('.txt', '.txt.gz')]
-    whole = next(filter(pathlib.Path.is_file, files), None)
-    if not whole:
-      folders = folder / self.task, folder
-      return _file_table(self.task, task, split, folders)
+    whole = [f'{self.task}.txt{end}' for end in _ENDS]
+    stems = split.replace('validation', 'dev'), split, split[:2]
+    folder = Path(self.directory).expanduser()
+    folders, names = (folder / self.task, folder), _tsv_names(*stems)
+    path = _find(self.task, split, folders, [*whole, *names])
+    if path.name not in whole:
+      return _tsv_file(path, _PROBING, split)
     marks = {mark.encode(): name for mark, name in _MARKS.items()}
     # Lines of no split are read, and found bad, as training.
     lines = [
-      (number, line)
-      for number, line in read_lines(whole)
+      (number, _MORE_COLUMNS.sub(rb'\1\t', line))
+      for number, line in read_lines(path)
       if marks.get(line.partition(b'\t')[0], 'train') == split
     ]
+    return _SentEvalRows(path, lines, ('split', 'label', 'sentence'))
 
-    def read(fields: list[str]) -> Example:
-      message = f'expected {_MARK_COLUMNS} columns or more, got {len(fields)}'
-      require(len(fields) >= _MARK_COLUMNS, 'wrong_columns', message)
-      message = f'expected {", ".join(_MARKS)} first, got {fields[0]!r:.40}'
-      require(fields[0] in _MARKS, 'unknown_split', message)
-      return task.example(fields[-1:], fields[1])
-
-    return table(whole, lines, read)
-
-  def _class_names(self, rows: Table) -> tuple[str, ...]:
+  def _class_names(self, rows: TextFile) -> tuple[str, ...]:
     """Returns the sorted labels of the good rows."""
     names = set()
-    for row in range(rows.size):
+    for row in range(len(rows)):
       with contextlib.suppress(BadRecord):
-        names.add(str(rows.example(row).label))
+        names.add(_PROBING.read(rows[row])[1])
+    names -= {''}
     limit, known = PROBING.get(self.task, (max(len(names), 2), 'any'))
     if not 2 <= len(names) <= limit:
       shown = ', '.join(sorted(names)[:_SHOWN_CLASSES])

@@ -295,7 +295,7 @@ def test_what_is_no_split(data_dir, make, name, split, kind, words):
   with pytest.raises(kind) as error:
     builder.build_source(make(folder, name), split)
   assert words.format(folder) in str(error.value)
-  with pytest.raises(InvalidDataError, match='the features question'):
+  with pytest.raises(InvalidDataError, match='the columns question'):
     rows(data_dir, 'qnli', 'train', builder='glue/sst2')
   folder = str(data_dir / 'glue' / 'rte' / '2.0.0')
   with pytest.raises(InvalidDataError, match='expected the classes'):
