@@ -56,9 +56,19 @@ SMALLER = (
   (r'launch\.prepare_corpus', '--vocab_size=26 --processes=1'),
   (r'launch\.analyze', '--rows=8'),
   (r'benchmark adatape', '--variant=Ti/16 --batch=1 --rounds=1'),
-  (r'benchmark eat_speed', '--help'),
-  (r'benchmark eat ', '--help'),
-  (r'benchmark albert', '--help'),
+  (
+    r'benchmark eat_speed',
+    '--variant=tiny --depth=6 --length=16 --batch=2 --rounds=1 --fill=1 '
+    '--candidates=dense,eat',
+  ),
+  (
+    r'benchmark eat ',
+    '--time=never --rows=8 --rounds=1 --batch_size=4 --peers=none --draws=10',
+  ),
+  (
+    r'benchmark albert',
+    '--variant=micro --length=16 --batch=2 --iterations=6 --repeats=1',
+  ),
   (r'.', ''),
 )
 TREE = """\

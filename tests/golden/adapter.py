@@ -117,18 +117,12 @@ def train(config: Any, workdir: pathlib.Path) -> dict[str, Any]:
   return trainer.train(config, str(workdir))
 
 
-def task_class(config: Any) -> type:
-  """The class that `config.task` names."""
-  import importlib
-
-  module, _, name = config.task.partition(':')
-  return getattr(importlib.import_module(module), name)
-
-
 @contextlib.contextmanager
 def fixed_parameters(config: Any) -> Iterator[None]:
   """Lets the task begin with parameters that follow from names and shapes."""
-  kind = task_class(config)
+  from dataset_lib import fields
+
+  kind = fields.locate(config.task, 'task')
   original = kind.init
 
   def init(self, rng):
