@@ -57,11 +57,11 @@ class Estimate:
     low, median, high = np.quantile(samples, (0.25, 0.5, 0.75)).tolist()
     return cls(median, low, high)
 
-  def text(self, scale: float = 1.0, digits: int = 3) -> str:
-    """Formats `median [low, high]`, times `scale`, in significant digits."""
+  def text(self, scale: float = 1.0) -> str:
+    """Formats `median [low, high]`, times `scale`, the median in 3 digits."""
     median = scale * self.median
     magnitude = math.floor(math.log10(abs(median))) if median else 0
-    decimals = max(0, digits - 1 - magnitude)
+    decimals = max(0, 2 - magnitude)
     low, high = (f'{scale * v:.{decimals}f}' for v in (self.low, self.high))
     return f'{median:.{decimals}f} [{low}, {high}]'
 
@@ -98,43 +98,46 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
   return line
 
 
-def readable(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-  """Formats some columns of a row by `COLUMNS`, for `print_table`."""
-  result = {}
-  for name in names:
-    heading, unit, digits = COLUMNS.get(name, (name, 1.0, '.3g'))
-    value = row.get(name)
-    if isinstance(value, Estimate):
-      # Columns like `over_torch` have many neighbours.
-      is_further = name.startswith('over_')
-      value = f'{value.median:.2f}' if is_further else value.text(unit)
-    elif isinstance(value, float) or (name in COLUMNS and value is not None):
-      value = f'{unit * value:{digits}}'
-    result[heading] = value
-  return result
-
-
-def print_table(title: str, rows: Rows, note: str = '') -> None:
+def print_table(
+  title: str, rows: Rows, note: str = '', columns: Sequence[str] = ()
+) -> None:
   """Prints at least one row below a title and above a note.
 
-  Cells are printed as `str` does, an `Estimate` by its `text`. A narrow
-  terminal wraps the lines, and none is cut off.
+  Cells are printed as `str` does; `columns` are selected, those without a value
+  left out, and formatted by `COLUMNS`. A narrow terminal wraps the lines, and
+  none is cut off.
   """
   import rich.box
   import rich.console
   import rich.table
   import rich.text
 
+  if columns:
+    used = [c for c in columns if any(row.get(c) is not None for row in rows)]
+    rows = [
+      dict(_readable(name, row.get(name)) for name in used) for row in rows
+    ]
   table = rich.table.Table(box=rich.box.SIMPLE, collapse_padding=True)
   names = list(dict.fromkeys(name for row in rows for name in row))
   for place, name in enumerate(names):
     table.add_column(name, justify='right' if place else 'left', no_wrap=True)
   for row in rows:
-    cells = [row.get(name) for name in names]
-    texts = [c.text() if isinstance(c, Estimate) else c for c in cells]
+    cells = ['' if row.get(name) is None else f'{row[name]}' for name in names]
     # Brackets in a value are a range, not markup.
-    table.add_row(*(rich.text.Text('' if t is None else f'{t}') for t in texts))
+    table.add_row(*map(rich.text.Text, cells))
   console = rich.console.Console(highlight=False, width=100_000)
   for text in (title, table, note):
     if text:
       console.print(text, markup=False)
+
+
+def _readable(name: str, value: Any) -> tuple[str, Any]:
+  """Returns the heading and the text of a cell by `COLUMNS`."""
+  heading, unit, digits = COLUMNS.get(name, (name, 1.0, '.3g'))
+  if isinstance(value, Estimate):
+    # Columns like `over_torch` have many neighbours.
+    is_further = name.startswith('over_')
+    value = f'{value.median:.2f}' if is_further else value.text(unit)
+  elif isinstance(value, float) or (name in COLUMNS and value is not None):
+    value = f'{unit * value:{digits}}'
+  return heading, value

@@ -14,8 +14,8 @@ quality and speed of a trained EAT on the rows of its task.
 Candidates take turns, so that a machine that slows down slows all of them.
 Values are `median [first quartile, third quartile]` of the rounds; ratios are
 taken within each round. `limit` is the speed-up that FLOPs allow. `--out` also
-writes CSV files and a picture. Models of full size take minutes on a CPU; begin
-with `adatape --variant=Ti/16 --batch=4` or `eat_speed --variant=mini
+writes a CSV file and a picture. Models of full size take minutes on a CPU;
+begin with `adatape --variant=Ti/16 --batch=4` or `eat_speed --variant=mini
 --depth=6`. All cores are used: restrict them with taskset.
 """
 
@@ -24,12 +24,11 @@ import importlib
 import os
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Interval, MinLen, Predicate
 
-from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
 from eval_lib import report
 from eval_lib.report import Rows
@@ -59,9 +58,7 @@ Length = Annotated[int, Interval(ge=1, le=512)]  # tokens of a BERT
 Even = Annotated[
   int, Predicate(lambda n: n >= 0 and n % 2 == 0), 'even integer'
 ]
-Lengths = tuple[Length, ...] | Literal['none']
-Libraries = tuple[Literal['torch', 'onnx'], ...] | Literal['none']
-Phases = Literal['all', 'forward']
+Libraries = tuple[Literal['torch', 'onnx', 'none'], ...]
 Groups = Annotated[
   tuple[Literal['dense', 'eat', 'torch', 'onnx'], ...],
   Predicate(lambda names: 'dense' in names),
@@ -85,6 +82,8 @@ Seconds = Annotated[
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Timing:
+  module: ClassVar[str]  # has the candidates
+  rounds: Positive = flag('that count', 10, names=ROUNDS)
   warmup: Count = flag('rounds before those that count', 2)
   dtype: Literal['float32', 'bfloat16'] = flag('compute dtype', 'float32')
   out: File = flag('writes the rows here, a picture beside it', '', 'FILE.csv')
@@ -94,32 +93,32 @@ class _Timing:
 class Adatape(_Timing):
   """AdaTape against ViT, and the cost of reading the tape."""
 
+  module = 'launch.candidates_adatape'
   variant: str = flag('Ti, S, B or L, and pixels of a patch', 'B/16')
   batch: Positive = flag('images per call', 8, names='--batch --batch_size')
   image_size: Positive = flag('side of the square images, in pixels', 224)
   bank_size: Positive = flag('tokens in the learnable bank', 10_000)
   num_classes: Positive = flag('of the head', 1000)
-  phases: Phases = flag('forward: no training steps', 'all')
-  rounds: Positive = flag('that count', 10, names=ROUNDS)
+  phases: Literal['all', 'forward'] = flag('forward: no training steps', 'all')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Albert(_Timing):
   """ALBERT whose tokens halt, against fixed depth."""
 
+  module = 'launch.candidates_albert'
   variant: str = flag('micro, mini, tiny, small or base', 'small')
   length: Length = flag('tokens of a row', 128)
   batch: Sizes = flag('rows at a time', (1, 8))
   shares: tuple[Share, ...] = flag('mean over most iterations', (0.42, 0.25))
   iterations: Positive = flag('in a stage of the engine', 12)
-  train_batch: Count = flag('rows: also times the training step', 0)
-  rounds: Positive = flag('that count', 10, names=ROUNDS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EatSpeed(_Timing):
   """EAT in the engine, against dense BERTs of three libraries."""
 
+  module = 'launch.candidates_eat'
   variant: str = flag('of BERT: tiny, mini, small, medium, base, ...', 'base')
   depth: Count = flag("layers, even, 6 or more; 0 for the variant's", 0)
   length: Length = flag('tokens of every row', 128)
@@ -133,19 +132,6 @@ class EatSpeed(_Timing):
   )
   min_seconds: Seconds = flag('of the calls of a round', 0.5)
   fill: Positive = flag('batches that a call of the engine fills', 8)
-  length_buckets: Lengths = flag(
-    'compared with padding all rows to the last; none for no such table',
-    (16, 32, 64, 128, 256),
-  )
-  length_rows: Positive = flag('of that table', 64)
-  lengths_from: str = flag(
-    'of a GLUE task: takes their lengths from its validation split, instead of '
-    'a log-normal law',
-    '',
-    'DIRECTORY',
-  )
-  task: str = flag('the GLUE task', 'sst2')
-  vocabulary: str = flag('for its texts: a tokenizer, or vocab.txt', '')
   rounds: Positive = flag('that count', 7, names=ROUNDS)
 
 
@@ -181,12 +167,6 @@ class Eat(command_line.RunFlags):
   )
 
 
-MODULES = {
-  Adatape: 'launch.candidates_adatape',
-  Albert: 'launch.candidates_albert',
-  EatSpeed: 'launch.candidates_eat',
-  Eat: 'launch.eat_report',
-}
 FLAGS = {
   'adatape': Adatape,
   'albert': Albert,
@@ -196,92 +176,73 @@ FLAGS = {
 
 
 def run(flags: Any) -> int:
-  """Times the candidates; prints and writes the tables."""
-  settings = dict(vars(flags))
-  for name in ('length_buckets', 'peers'):
-    if settings.get(name) == 'none':
-      settings[name] = ()
-  if isinstance(flags, EatSpeed):
-    if bool(flags.lengths_from) != bool(flags.vocabulary):
-      expected = 'it with --lengths_from, and only then'
-      raise ConfigError('--vocabulary', flags.vocabulary, expected)
-  elif isinstance(flags, Eat):
-    command_line.check_place('--out', flags.out)
-  # Imported once the command line is known to be right.
-  family = importlib.import_module(MODULES[type(flags)])
+  """Times the candidates, or writes the report of an EAT."""
+  # jax is imported once the command line is known to be right.
   if isinstance(flags, Eat):
-    family.write(settings)
-    return command_line.OK
-  import jax
+    command_line.check_place('--out', flags.out)
+    from launch import eat_report
 
+    eat_report.write(vars(flags))
+    return command_line.OK
   from model_lib.errors import FieldError
 
-  if (load := os.getloadavg()[0]) > BUSY_LOAD:
-    print(f'busy machine: load {load:.1f} before the start; compare nothing')
-  constants = {'device': jax.devices()[0].device_kind, 'jax': jax.__version__}
-  for name, value in settings.items():
-    if isinstance(value, (int, float, str)) and value and name != 'out':
-      constants[name] = value
-  print(', '.join(f'{name} {value}' for name, value in constants.items()))
   try:
-    for name, rows in family.tables(settings):
-      show(rows, TOLERANCE[settings['dtype']])
-      if flags.out:
-        path = pathlib.Path(flags.out)
-        path = path.with_stem(f'{path.stem}_{name}') if name else path
-        report.write_csv(path, rows, constants)
-        draw(path, rows)
-        print(f'written: {path}')
+    time_candidates(flags)
   except FieldError as error:
     command_line.fail(f'--{error}')
   return command_line.OK
 
 
-def show(table: Rows, tolerance: float) -> None:
-  """Prints a table for each case, empty columns left out.
+def time_candidates(flags: _Timing) -> None:
+  """Times the candidates of each case; prints, writes and draws the rows."""
+  import jax
 
-  Differences of outputs above `tolerance` within a group are reported.
-  """
-  for case in dict.fromkeys(map(_case, table)):
-    same = [row for row in table if _case(row) == case]
-    baselines = {row['baseline'] for row in same}
-    columns = list(dict.fromkeys(name for row in same for name in row))
-    shown = [
-      name
-      for name in columns[columns.index('candidate') :]
-      if any(row.get(name) is not None for row in same)
-      and (name != 'baseline' or len(baselines) > 1)
-    ]
-    cells = [report.readable(row, shown) for row in same]
-    title = f'{case}; baseline: {same[0]["baseline"]}'
-    report.print_table(title, cells, 'median [quartiles] of the rounds')
-    for row in same:
-      if not (row.get('difference') or 0.0) <= tolerance:
-        print(
-          f'WARNING: {row["candidate"]}: output {row["difference"]:.2g} from '
-          f'that of the same weights; expected at most {tolerance:.2g}'
-        )
+  from eval_lib import adaptive_plots, benchmark
 
-
-def draw(path: pathlib.Path, table: Rows) -> None:
-  """Draws the speed-ups of the candidates that were timed in all cases."""
-  from eval_lib import adaptive_plots
-
+  if (load := os.getloadavg()[0]) > BUSY_LOAD:
+    print(f'busy machine: load {load:.1f} before the start; compare nothing')
+  settings, table = vars(flags), []
+  constants = {'device': jax.devices()[0].device_kind, 'jax': jax.__version__}
+  for name, value in settings.items():
+    if isinstance(value, (int, float, str)) and value and name != 'out':
+      constants[name] = value
+  print(benchmark.label(constants))
+  names = {'rounds', 'warmup', 'min_seconds'} & {*settings}
+  timing = {name: settings[name] for name in names}
   bars: dict[str, dict[str, Any]] = {}
-  for row in table:
-    bars.setdefault(row['candidate'], {})[_case(row)] = row['speedup']
-  panels = max(map(len, bars.values()))
-  bars = {name: one for name, one in bars.items() if len(one) == panels}
+  with benchmark.Hosts() as hosts:
+    for case, candidates in importlib.import_module(flags.module).cases(flags):
+      rows, _ = benchmark.run(candidates, case, hosts, **timing)
+      _show(benchmark.label(case), rows, TOLERANCE[flags.dtype])
+      table += rows
+      for row in rows:
+        speedups = bars.setdefault(row['candidate'], {})
+        speedups[benchmark.label(case)] = row['speedup']
+  if not flags.out:
+    return
+  report.write_csv(flags.out, table, constants)
+  # Of the candidates that were timed in all cases.
+  most = max(map(len, bars.values()))
+  bars = {name: one for name, one in bars.items() if len(one) == most}
   try:
-    adaptive_plots.plot_ablation(path, bars, title='Speed-up over the baseline')
+    title = 'Speed-up over the baseline'
+    adaptive_plots.plot_ablation(flags.out, bars, title=title)
   except ImportError as error:
     print(f'no picture: {error}')
+  print(f'written: {flags.out}')
 
 
-def _case(row: Mapping[str, Any]) -> str:
-  """Returns the labels of a row: its columns before the candidate."""
-  names = list(row)[: list(row).index('candidate')]
-  return ', '.join(f'{name} {row[name]}' for name in names)
+def _show(title: str, rows: Rows, tolerance: float) -> None:
+  """Prints a table, and the rows whose output differs from their group's."""
+  names = list(dict.fromkeys(name for row in rows for name in row))
+  columns = names[names.index('candidate') :]
+  report.print_table(title, rows, 'median [quartiles] of the rounds', columns)
+  for row in rows:
+    if not (row.get('difference') or 0.0) <= tolerance:
+      print(
+        f'WARNING: {row["candidate"]}: output {row["difference"]:.2g} from '
+        f'that of the same weights; expected at most {tolerance:.2g}'
+      )
 
 
 main = command_line.Command('benchmark', __doc__, FLAGS, run, EPILOG)

@@ -6,7 +6,7 @@ make the bank from the image belong to the bank.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,50 +18,43 @@ from adatape.bank import SharedNorm
 from adatape.tape import read
 from adatape.task import TapeClassification
 from dataset_lib.source import DatasetInfo
-from eval_lib import benchmark
 from eval_lib.benchmark import Call, Candidate
 from model_lib import flops
 from train_lib.classification import Classification
 from train_lib.sharding import unbox
 from train_lib.train_step import init_state, make_train_step
 
-BANKS = ('learnable', 'input')
 FORWARD, TRAIN = 'forward', 'train step'
 
 
-def tables(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-  """Yields names and tables of the benchmark; see `launch.benchmark`."""
-  phases = (FORWARD, TRAIN) if settings['phases'] == 'all' else (FORWARD,)
-  cases = (({'phase': phase}, candidates(phase, settings)) for phase in phases)
-  yield '', benchmark.tables(cases, settings)
+def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
+  """Yields labels and candidates: the models, and the reading of each bank."""
+  phases = (FORWARD, TRAIN) if flags.phases == 'all' else (FORWARD,)
+  for phase in phases:
+    found, rows = [], flags.batch
+    prepare = _prepare_train_step if phase == TRAIN else _prepare_forward
+    for bank in ('', 'learnable', 'input'):
+      task = build_task(bank, flags)
+      cost = task.model.flops(task.info.input_shape)
+      make = functools.partial(prepare, task, rows)
+      name = f'AdaTape {bank}' if bank else 'ViT'
+      found.append(Candidate(name, make, is_baseline=not bank, flops=cost))
+      if bank and phase == FORWARD:
+        make = functools.partial(_prepare_reading, task, rows)
+        found.append(Candidate(f'reading {bank}', make, baseline=name))
+    yield {'phase': phase}, found
 
 
-def candidates(phase: str, settings: Mapping[str, Any]) -> list[Candidate]:
-  """Returns the models, and the reading of each bank alone."""
-  found, rows = [], settings['batch']
-  prepare = _prepare_train_step if phase == TRAIN else _prepare_forward
-  for bank in ('', *BANKS):
-    task = build_task(bank, settings)
-    flops = 2 * (task.model.flops(task.info.input_shape),)
-    make = functools.partial(prepare, task, rows)
-    name = f'AdaTape {bank}' if bank else 'ViT'
-    found.append(Candidate(name, make, is_baseline=not bank, flops=flops))
-    if bank and phase == FORWARD:
-      make = functools.partial(_prepare_reading, task, rows)
-      found.append(Candidate(f'reading {bank}', make, baseline=name))
-  return found
-
-
-def build_task(bank: str, settings: Mapping[str, Any]) -> Classification:
+def build_task(bank: str, flags: Any) -> Classification:
   """Returns the task of an AdaTape with a bank, or of a ViT for ''."""
-  side, classes = settings['image_size'], settings['num_classes']
+  side, classes = flags.image_size, flags.num_classes
   info = DatasetInfo('image', (side, side, 3), 'uint8', classes, (), 0)
-  model = {'name': 'model_lib.vit:ViT', 'variant': settings['variant']}
+  model = {'name': 'model_lib.vit:ViT', 'variant': flags.variant}
   if bank:
     model |= {'name': 'adatape.model:AdaTapeViT', 'bank': bank}
-    model |= {'bank_size': settings['bank_size']}
+    model |= {'bank_size': flags.bank_size}
   loss = {'label_smoothing': 0.0, 'tape_weight': 0.01}
-  config: Any = dict(dtype=settings['dtype'], model=model, loss=loss)
+  config: Any = dict(dtype=flags.dtype, model=model, loss=loss)
   return (TapeClassification if bank else Classification)(config, info)
 
 
@@ -91,21 +84,16 @@ def _prepare_reading(task: Any, rows: int) -> Call:
 
 
 def _prepare_train_step(task: Any, rows: int) -> Call:
+  """Prepares the library's training step with AdamW, the state donated."""
   rng, shape = np.random.default_rng(0), (rows, *task.info.input_shape)
   batch = {
     'image': rng.integers(256, size=shape, dtype=np.uint8),
     'label': rng.integers(task.info.num_classes, size=rows, dtype=np.int32),
     'mask': np.ones(rows, np.float32),
   }
-  return train_step(task, batch)
-
-
-def train_step(task: Any, batch: Mapping[str, Any], **columns: Any) -> Call:
-  """Prepares the library's training step with AdamW, the state donated."""
-  optimizer = optax.adamw(1e-3)
+  batch, optimizer = jax.device_put(batch), optax.adamw(1e-3)
   state = jax.jit(lambda: unbox(init_state(task, optimizer, 0, 0.0)))()
   step = make_train_step(task, optimizer, optax.constant_schedule(1e-3))
-  batch = jax.device_put(dict(batch))
   lowered = jax.jit(step, donate_argnums=0).lower(state, {}, batch, {})
   compiled = lowered.compile()
 
@@ -115,5 +103,4 @@ def train_step(task: Any, batch: Mapping[str, Any], **columns: Any) -> Call:
     return state.step, metrics
 
   memory: Any = compiled.memory_analysis()
-  columns |= {'temporary_bytes': memory.temp_size_in_bytes}
-  return Call(run, columns=columns)
+  return Call(run, columns={'temporary_bytes': memory.temp_size_in_bytes})

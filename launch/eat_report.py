@@ -88,8 +88,7 @@ def write(given: Mapping[str, Any]) -> None:
   strict_json.write(out / 'result.json', facts | plain)
   for name, columns in SHOWN.items():
     if rows := tables.get(name):
-      cells = [report.readable(row, columns.split()) for row in rows]
-      report.print_table(name, cells)
+      report.print_table(name, rows, columns=columns.split())
   print(', '.join(f'{name}: {value}' for name, value in facts.items()))
   measured = tables.get('timings', ()), theirs
   eat_pictures.draw(out, settings, default, *measured, given['sentences'])
@@ -270,7 +269,7 @@ def _time(
     for one in dense
   }
   with contextlib.ExitStack() as stack:
-    hosts = stack.enter_context(Hosts(environment={'HF_HUB_OFFLINE': '1'}))
+    hosts = stack.enter_context(Hosts())
     folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
     models = {id(one.model): one.model for one in settings}
     engines = {key: _engine(one, size, stack) for key, one in models.items()}
@@ -346,5 +345,4 @@ def _candidate(
       return Call(lambda: predict([next(turns)]), columns=columns)
     return Call(lambda: predict(items), len(items), columns=columns)
 
-  flops = 2 * (float(served.mean()),)
-  return Candidate(setting.name, make, flops=flops)
+  return Candidate(setting.name, make, flops=float(served.mean()))

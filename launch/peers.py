@@ -9,7 +9,6 @@ import functools
 import importlib.util
 import itertools
 import os
-import pathlib
 import tempfile
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,7 +19,6 @@ from jaxtyping import Float
 
 from eval_lib.benchmark import Call
 from serve_lib.items import padded
-from serve_lib.process import keep_freed_memory
 
 # By the name of the library, the packages that it needs.
 PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -33,17 +31,16 @@ CHECKED_ROWS = 4  # rows whose logits are compared between candidates
 
 def usable(wanted: Collection[str], dtype: str = 'float32') -> Iterator[str]:
   """Yields the wanted libraries that can be timed; prints why others cannot."""
-  for library, packages in PACKAGES.items():
-    if library not in wanted:
-      continue
+  for library in [name for name in PACKAGES if name in wanted]:
+    packages, title = PACKAGES[library], TITLES[library]
     absent = [p for p in packages if importlib.util.find_spec(p) is None]
     if absent:
       print(
-        f'left out: {TITLES[library]}: {", ".join(absent)} not installed: pip '
+        f'left out: {title}: {", ".join(absent)} not installed: pip '
         "install 'adaptive-computation[peers]'"
       )
     elif library == 'onnx' and dtype != 'float32':
-      print(f'left out: {TITLES[library]}: runs float32 here, not {dtype}')
+      print(f'left out: {title}: runs float32 here, not {dtype}')
     else:
       yield library
 
@@ -65,7 +62,6 @@ def make(
   `weights` is a directory in Hugging Face's layout; `expected` are our logits
   of the rows, for columns that compare with them.
   """
-  keep_freed_memory()
   classify, device = _load(library, weights, dtype)
   lengths = [len(item['tokens']) for item in items]
   order = np.argsort(lengths, kind='stable') if batch > 1 else range(len(items))
@@ -99,57 +95,82 @@ def _padded(items: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
   longest = max(len(item['tokens']) for item in items)
   batch = padded(items, longest, len(items), pad_id=0)
   is_token = np.arange(longest) < batch['length'][:, None]
-  return {
-    'input_ids': batch['tokens'].astype(np.int64),
-    'token_type_ids': batch['token_types'].astype(np.int64),
-    'attention_mask': is_token.astype(np.int64),
+  inputs = {
+    'input_ids': batch['tokens'],
+    'attention_mask': is_token,
+    'token_type_ids': batch['token_types'],
   }
+  return {name: array.astype(np.int64) for name, array in inputs.items()}
 
 
 @functools.lru_cache(maxsize=1)
 def _load(library: str, weights: str, dtype: str) -> tuple[Any, str]:
   """Returns (function of the inputs to logits, device)."""
+  import torch
+  import transformers
+
+  # The optimizer of ONNX Runtime fuses attention that is written out.
+  written_out: Any = {'attn_implementation': 'eager', 'return_dict': False}
+  model = transformers.AutoModelForSequenceClassification.from_pretrained(
+    weights, local_files_only=True, dtype=getattr(torch, dtype),
+    **(written_out if library == 'onnx' else {}),
+  ).eval()  # fmt: skip
+  names = ['input_ids', 'attention_mask', 'token_type_ids']
+  if not getattr(model.config, 'type_vocab_size', 0):  # as in DistilBERT
+    names.pop()
   cores = os.cpu_count() or 1
   if hasattr(os, 'sched_getaffinity'):
     cores = len(os.sched_getaffinity(0))
   wants_gpu = os.environ.get('JAX_PLATFORMS') != 'cpu'
-  if library == 'torch':
-    return _load_torch(weights, dtype, cores, wants_gpu)
-  return _load_onnx(weights, cores, wants_gpu)
+  run = _run_torch if library == 'torch' else _run_onnx
+  return run(model, names, cores, wants_gpu)
 
 
-def _load_torch(
-  weights: str, dtype: str, cores: int, wants_gpu: bool
+def _run_torch(
+  model: Any, names: Sequence[str], cores: int, wants_gpu: bool
 ) -> tuple[Any, str]:
   import torch
 
   torch.set_num_threads(cores)
   cuda = torch.cuda.is_available() and wants_gpu
-  device = torch.device('cuda' if cuda else 'cpu')
   if cuda:  # as jax computes float32 there by default
     torch.set_float32_matmul_precision('high')
-  model = _pretrained(weights, dtype=getattr(torch, dtype)).to(device)
-  names = _input_names(model)
+    model = model.cuda()
 
   @torch.inference_mode()
   def classify(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    tensors = {n: torch.from_numpy(arrays[n]).to(device) for n in names}
+    tensors = {n: torch.from_numpy(arrays[n]).to(model.device) for n in names}
     return model(**tensors).logits.float().cpu().numpy()
 
   return classify, torch.cuda.get_device_name() if cuda else 'cpu'
 
 
-def _load_onnx(weights: str, cores: int, wants_gpu: bool) -> tuple[Any, str]:
+def _run_onnx(
+  model: Any, names: Sequence[str], cores: int, wants_gpu: bool
+) -> tuple[Any, str]:
+  """Runs the optimized graph for any batch and length."""
   import onnxruntime
+  import torch
+  from onnxruntime.transformers import optimizer
 
-  options = onnxruntime.SessionOptions()
+  options, cuda = onnxruntime.SessionOptions(), 'CUDAExecutionProvider'
   options.intra_op_num_threads = cores
-  cuda, wanted = 'CUDAExecutionProvider', ['CPUExecutionProvider']
-  if cuda in onnxruntime.get_available_providers() and wants_gpu:
-    wanted.insert(0, cuda)
-  with tempfile.TemporaryDirectory() as folder:
-    path = _export(weights, pathlib.Path(folder))
-    session = onnxruntime.InferenceSession(path, options, providers=wanted)
+  tokens = torch.ones((2, 8), dtype=torch.int64)
+  axes = {name: {0: 'batch', 1: 'length'} for name in names}
+  with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+    # The newer exporter needs one more package and warns at every call.
+    warnings.simplefilter('ignore')
+    torch.onnx.export(
+      model, (tokens,) * len(names), f'{folder}/plain.onnx',
+      input_names=names, output_names=['logits'], dynamic_axes=axes,
+      opset_version=17, dynamo=False,
+    )  # fmt: skip
+    graph = optimizer.optimize_model(f'{folder}/plain.onnx').model
+    # A provider that is not available is left out with a warning.
+    session = onnxruntime.InferenceSession(
+      graph.SerializeToString(), options,
+      providers=[cuda] * wants_gpu + ['CPUExecutionProvider'],
+    )  # fmt: skip
   # The optimizer makes some inputs int32.
   dtypes = {
     one.name: np.int32 if 'int32' in one.type else np.int64
@@ -161,45 +182,3 @@ def _load_onnx(weights: str, cores: int, wants_gpu: bool) -> tuple[Any, str]:
     return session.run(None, feeds)[0]
 
   return classify, 'cuda' if session.get_providers()[0] == cuda else 'cpu'
-
-
-def _export(weights: str, folder: pathlib.Path) -> str:
-  """Writes the optimized graph for any batch and length; returns its path."""
-  import torch
-  from onnxruntime.transformers import optimizer
-
-  # The optimizer fuses attention that is written out.
-  model = _pretrained(weights, attn_implementation='eager', return_dict=False)
-  names = _input_names(model)
-  tokens = torch.ones((2, 8), dtype=torch.int64)
-  plain, fused = str(folder / 'plain.onnx'), str(folder / 'fused.onnx')
-  axes = {name: {0: 'batch', 1: 'length'} for name in names}
-  with warnings.catch_warnings():
-    # The newer exporter needs one more package and warns at every call.
-    warnings.simplefilter('ignore')
-    torch.onnx.export(
-      model, (tokens,) * len(names), plain, input_names=names,
-      output_names=['logits'], dynamic_axes=axes, opset_version=17,
-      dynamo=False,
-    )  # fmt: skip
-  heads, width = model.config.num_attention_heads, model.config.hidden_size
-  optimized = optimizer.optimize_model(
-    plain, model_type='bert', num_heads=heads, hidden_size=width, opt_level=1
-  )
-  optimized.save_model_to_file(fused)
-  return fused
-
-
-def _input_names(model: Any) -> list[str]:
-  """Returns the inputs of a model; DistilBERT has no token types."""
-  names = ['input_ids', 'attention_mask']
-  has_types = getattr(model.config, 'type_vocab_size', 0)
-  return [*names, 'token_type_ids'] if has_types else names
-
-
-def _pretrained(weights: str, **options: Any) -> Any:
-  import transformers
-
-  loader = transformers.AutoModelForSequenceClassification
-  model = loader.from_pretrained(weights, local_files_only=True, **options)
-  return model.eval()

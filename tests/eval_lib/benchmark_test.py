@@ -13,61 +13,75 @@ from eval_lib.benchmark import Call, Candidate, Hosts
 from eval_lib.report import Estimate
 
 
-def drifting():
-  """(timers, names called): a machine that is slower every second call."""
-  called = []
+class Clock:
+  """A machine that is slower every second call, in a process that is lost."""
 
-  def timer(name, seconds):
-    def take(calls):
-      assert calls == 1
-      called.append(name)
-      return np.array([seconds * 1.5 ** ((len(called) - 1) // 2)])
+  def __init__(self, monkeypatch):
+    self.now, self.called = 0.0, []
+    monkeypatch.setattr(benchmark.time, 'perf_counter', lambda: self.now)
+    monkeypatch.setattr(benchmark.time, 'sleep', lambda seconds: None)
 
-    return take
+  def candidate(self, name, seconds, drift=1.0, **fields):
+    """A candidate that takes these seconds, times the drift."""
 
-  return {'a': timer('a', 2.0), 'b': timer('b', 1.0)}, called
+    def run():
+      self.now += seconds * drift ** (len(self.called) // 2)
+      self.called.append(name)
 
-
-def test_rounds_are_interleaved_in_alternating_directions():
-  timers, called = drifting()
-  shares = []
-  benchmark.measure(timers, rounds=3, warmup=1, advance=shares.append)
-  assert ''.join(called) == 'abba' * 2
-  assert shares == [0.25, 0.5, 0.75, 1.0]
+    return Candidate(name, lambda: Call(run), **fields)
 
 
-def test_ratio_survives_drift_and_warmup_does_not_count():
-  samples = benchmark.measure(drifting()[0], rounds=6, warmup=2)
-  np.testing.assert_allclose(samples['a'][:, 0], 2.0 * 1.5 ** np.arange(2, 8))
-  found = benchmark.ratio(samples, 'a', 'b')
+@pytest.fixture
+def clock(monkeypatch):
+  return Clock(monkeypatch)
+
+
+def timed(candidates, **timing):
+  """Rows by name, and samples."""
+  with Hosts() as hosts:
+    rows, samples = benchmark.run(candidates, {}, hosts, **timing)
+  return {row['candidate']: row for row in rows}, samples
+
+
+def test_rounds_alternate_and_ratios_survive_drift(clock):
+  pair = [
+    clock.candidate('a', 2.0, 1.5, is_baseline=True),
+    clock.candidate('b', 1.0, 1.5),
+  ]
+  rows, samples = timed(pair, rounds=6, warmup=2)
+  # Each is called once when it is prepared.
+  assert ''.join(clock.called) == 'ab' + 'abba' * 4
+  # The warm-up does not count.
+  np.testing.assert_allclose(samples['a'][:, 0], 2.0 * 1.5 ** np.arange(3, 9))
+  found = rows['b']['speedup']
   assert (found.low, found.median, found.high) == pytest.approx((2, 2, 2))
 
 
-def test_calls_are_repeated_for_as_long_as_asked():
-  asked = []
-
-  def take(calls):
-    asked.append(calls)
-    return np.full(calls, 0.5)
-
-  samples = benchmark.measure({'a': take}, rounds=2, warmup=1, min_seconds=1.4)
-  assert asked == [1, 3, 3]
-  assert samples['a'].tolist() == [[0.5] * 3] * 2
-  benchmark.measure({'a': take}, rounds=2, calls=4)
-  assert asked[3:] == [4, 4]
+@pytest.mark.parametrize(
+  ('timing', 'counts'),
+  [
+    ({'warmup': 1, 'min_seconds': 1.4}, [1, 1, 3, 3]),
+    ({'calls': 4}, [1, 4, 4]),
+  ],
+)
+def test_calls_are_repeated_for_as_long_as_asked(clock, timing, counts):
+  one = clock.candidate('a', 0.5, is_baseline=True)
+  samples = timed([one], rounds=2, **timing)[1]
+  assert samples['a'].tolist() == [[0.5] * counts[-1]] * 2
+  assert len(clock.called) == sum(counts)
 
 
 def candidate(name, **fields):
   return Candidate(name, lambda: Call(lambda: None), **fields)
 
 
-BASELINE = dict(is_baseline=True, flops=(12.0, 12.0), group='same')
+BASELINE = dict(is_baseline=True, flops=12.0, group='same')
 CANDIDATES = [
-  candidate('unrolled', **BASELINE),
+  candidate('unrolled', over='over_unrolled', **BASELINE),
   candidate('scanned', **BASELINE),
-  candidate('engine', flops=(6.0, 5.0)),
+  candidate('engine', flops=6.0, flops_computed=5.0),
   candidate('reading', baseline='engine'),
-  candidate('torch'),
+  candidate('torch', over='over_torch'),
 ]
 SAMPLES = {
   'unrolled': np.array([[0.3], [0.3], [0.3]]),
@@ -84,8 +98,7 @@ def test_rows_by_hand():
   calls['engine'] = Call(None, rows=4, columns={'device': 'cpu'})
   calls['unrolled'] = Call(None, output=np.array([1.0, 2.0]))
   calls['scanned'] = Call(None, output=np.array([1.0, 2.5]))
-  over = {'over_torch': 'torch', 'over_unrolled': 'unrolled'}
-  table = benchmark.rows({'batch': 4}, CANDIDATES, SAMPLES, calls, over)
+  table = benchmark.rows({'batch': 4}, CANDIDATES, SAMPLES, calls)
   unrolled, scanned, engine, reading = table
   assert [row['candidate'] for row in table] == list(SAMPLES)
   assert {row['batch'] for row in table} == {4}
@@ -96,8 +109,9 @@ def test_rows_by_hand():
   assert (seconds.median, seconds.high) == pytest.approx((0.1, 0.25))
   assert (speedup.median, speedup.low) == pytest.approx((2.0, 1.5))
   assert engine['share'] == pytest.approx(1.0)
-  fields = [engine[name] for name in ('flops', 'limit', 'device', 'over_torch')]
-  assert fields == [5.0, 2.0, 'cpu', None]
+  fields = [engine[name] for name in ('flops', 'limit', 'device')]
+  assert fields == [5.0, 2.0, 'cpu']
+  assert 'over_torch' not in engine
   # 3, 0.75 and 3.
   assert engine['over_unrolled'].median == pytest.approx(3.0)
   assert reading['baseline'] == 'engine'
@@ -122,7 +136,7 @@ def work(behaviour=''):
       os._exit(1)
     time.sleep(1000 if behaviour == 'hangs' else 0)
 
-  columns = {'pid': os.getpid(), 'variable': os.environ.get('A_VARIABLE')}
+  columns = {'pid': os.getpid(), 'hub': os.environ.get('HF_HUB_OFFLINE')}
   return Call(run, rows=2, output=[1.0], columns=columns)
 
 
@@ -131,19 +145,20 @@ def in_process(name, process, behaviour='', **fields):
   return Candidate(name, make, process=process, **fields)
 
 
-def test_processes_are_shared_by_name_and_end(capfd):
+def test_processes_are_shared_by_name_and_end(capfd, monkeypatch):
+  monkeypatch.delenv('HF_HUB_OFFLINE', raising=False)
   names = (('a', 'one'), ('b', 'one'), ('c', 'two'))
   candidates = [in_process(*given, is_baseline=True) for given in names]
   candidates.append(candidate('here'))
-  with Hosts(environment={'A_VARIABLE': 'x'}) as hosts:
+  with Hosts() as hosts:
     table, _ = benchmark.run(candidates, {'batch': 2}, hosts, rounds=1)
     first, second, third = (row['pid'] for row in table[:3])
     assert first == second != third != os.getpid()
     assert exists(first)
   assert not exists(first)
   assert not exists(third)
-  assert table[0]['variable'] == 'x'
-  assert os.environ.get('A_VARIABLE') is None
+  assert [row['hub'] for row in table[:3]] == ['1'] * 3
+  assert 'HF_HUB_OFFLINE' not in os.environ
   assert not {'hello', 'left out'} & {*capfd.readouterr().out.split()}
 
 
@@ -152,7 +167,7 @@ def test_processes_are_shared_by_name_and_end(capfd):
   [
     ('fails', 'left out: two: MemoryError: out of memory'),
     ('dies', 'left out: two: BrokenProcessPool'),
-    ('hangs', 'left out: two: no answer in 3 s'),
+    ('hangs', 'Timeout (0:00:03)!'),
   ],
 )
 def test_a_lost_process_loses_only_its_own_results(behaviour, message, capsys):

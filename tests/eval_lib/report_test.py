@@ -43,9 +43,17 @@ def test_csv_reads_back(tmp_path):
 def test_tables_are_never_cut_off(columns, capsys, monkeypatch):
   monkeypatch.setenv('COLUMNS', columns)
   long = 'a long name of a candidate [with brackets] ' * 2
-  rows = [{'name': long, 'ms': Estimate(12.345, 10.0, 20.0)}, {'x': None}]
-  report.print_table('a title [b]', rows, 'a note [c]')
+  rows = [
+    {'name': long, 'seconds': Estimate(0.012345, 0.01, 0.02), 'hidden': 5},
+    {'name': 'other', 'empty': None, 'quality': 0.5, 'rows': 3},
+  ]
+  names = ('name', 'seconds', 'empty', 'quality', 'rows')
+  report.print_table('a title [b]', rows, 'a note [c]', names)
   text = capsys.readouterr().out
-  assert '…' not in text
-  for cell in (long.strip(), '12.3 [10.0, 20.0]', 'a title [b]', 'a note [c]'):
+  cells = (long.strip(), '12.3 [10.0, 20.0]', 'a title [b]', 'a note [c]')
+  for cell in (*cells, 'ms', 'quality %', '50.0', 'rows', ' 3'):
     assert cell in text
+  for word in ('…', 'hidden', 'empty', 'None'):
+    assert word not in text
+  report.print_table('', [{'as it is': 0.25, 'other': None}])
+  assert '0.25' in capsys.readouterr().out

@@ -246,7 +246,7 @@ BENCHMARKS = {
   ],
   'albert': [
     'albert', '--variant=micro', '--length=16', '--batch=2', '--shares=0.5',
-    '--iterations=6', '--repeats=1', '--train_batch=2',
+    '--iterations=6', '--repeats=1',
   ],
   'eat_speed': [
     'eat_speed', '--variant=tiny', '--depth=6', '--batch=2', '--rounds=1',
