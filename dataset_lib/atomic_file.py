@@ -5,10 +5,7 @@ import pathlib
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-  """Replaces a file: the old content or the new, whatever happens meanwhile.
-
-  The content is on disk before the name is.
-  """
+  """Replaces a file: it has the old content or, all on disk, the new."""
   path = pathlib.Path(path)
   temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
   try:

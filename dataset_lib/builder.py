@@ -4,7 +4,6 @@ import contextlib
 import os
 import sys
 import threading
-import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -13,15 +12,10 @@ import numpy as np
 from annotated_types import Ge, Interval
 from jaxtyping import Int, Shaped
 
-from dataset_lib import fields, source
-from dataset_lib.errors import (
-  BadRecord,
-  ConfigError,
-  FaultCounts,
-  TooManyBadRecordsError,
-)
+from dataset_lib import errors, fields, source
+from dataset_lib.errors import BadRecord, ConfigError, TooManyBadRecordsError
 from dataset_lib.fields import ConfigLike
-from dataset_lib.order import LengthOrder, Order, Places, record_rng
+from dataset_lib.order import Order, Places, record_rng
 from dataset_lib.source import DatasetInfo, Source
 
 # Short names of data sets; a configuration may name any other as module:Class.
@@ -49,8 +43,7 @@ _ADVICE = (
 def validate(config: Any, split: Any = None) -> dict[str, Any]:
   """Returns a configuration completed with defaults, without reading data.
 
-  Raises:
-    ConfigError: a field, or the split if one is given, is not legal.
+  Raises ConfigError if a field, or the split where given, is not legal.
   """
   if not isinstance(config, ConfigLike):
     raise ConfigError('dataset', config, "a mapping with a field 'name'")
@@ -63,29 +56,26 @@ def validate(config: Any, split: Any = None) -> dict[str, Any]:
   if split is not None:
     legal = typing.get_type_hints(kind, include_extras=True)['split']
     fields.check_value('split', split, legal)
-  return {'name': name, **complete}
+  return {'name': str(name), **complete}
 
 
 def _find(name: Any) -> type:
   """Returns the class of a data set."""
-  if isinstance(name, str) and ':' in name:
-    kind = fields.locate(name, 'dataset.name')
-    legal = getattr(kind, '__dataclass_fields__', {})
-    if 'split' not in legal or not hasattr(kind, 'record'):
-      expected = 'a dataclass with a field split and a method record'
-      raise ConfigError('dataset.name', name, expected)
-    return kind
-  fields.check_value('dataset.name', name, Literal[tuple(SOURCES)])
-  return fields.locate(SOURCES[name], 'dataset.name')
+  if not (isinstance(name, str) and ':' in name):
+    fields.check_value('dataset.name', name, Literal[tuple(SOURCES)])
+  kind = fields.locate(SOURCES.get(name, name), 'dataset.name')
+  legal = getattr(kind, '__dataclass_fields__', {})
+  if 'split' not in legal or not hasattr(kind, 'record'):
+    expected = 'a dataclass with a field split and a method record'
+    raise ConfigError('dataset.name', name, expected)
+  return kind
 
 
 def build_source(config: ConfigLike, split: str) -> Source:
   """Opens the raw records of a split.
 
-  Raises:
-    ConfigError: the configuration or the split's name is not legal.
-    MissingDataError: the data is not there; the message says how to get it.
-    InvalidDataError: its layout is not usable.
+  Raises ConfigError, MissingDataError if the data is not there, or
+  InvalidDataError if its layout is not usable.
   """
   complete = validate(config, split)
   return _find(complete.pop('name'))(split=split, **complete)
@@ -110,7 +100,7 @@ def build(
   num_threads: int | None = None,
   prefetch: int = 2,
 ) -> 'Dataset':
-  """Builds the data set of one split.
+  """Builds the data set of one split; raises the errors of `build_source`.
 
   Args:
     train: True for the infinite shuffled stream with augmentation by
@@ -118,10 +108,6 @@ def build(
     batch_size: rows of the GLOBAL batch, a multiple of host_count.
     num_threads: reading threads; None for one per core, 0 reads in the caller.
     prefetch: batches read ahead.
-
-  Raises:
-    ConfigError, MissingDataError, InvalidDataError: as of `build_source`.
-    TooManyBadRecordsError: more rows of a text file are bad than tolerated.
   """
   threads = default_num_threads() if num_threads is None else num_threads
   hosts = Interval(ge=0, le=host_count - 1)
@@ -140,15 +126,14 @@ def build(
     raise ConfigError('batch_size', batch_size, expected)
   rows = range(host_index * size, (host_index + 1) * size)
   records: Any = build_source(config, split)
-  given = batch_size, seed, train
-  if buckets := records.info.length_buckets:
-    order: Order = LengthOrder(records.lengths, buckets, *given)
-  else:
-    order = Order(len(records), *given)
+  order = Order(
+    len(records), batch_size, seed, train,
+    getattr(records, 'lengths', None), records.info.length_buckets,
+  )  # fmt: skip
   return Dataset(records, order, rows, threads, prefetch)
 
 
-class BadRecords(FaultCounts):
+class BadRecords(errors.FaultCounts):
   """Thread-safe count of distinct bad records by kind.
 
   A share of the records of the split is tolerated, and a record counts once
@@ -163,11 +148,7 @@ class BadRecords(FaultCounts):
     self._lock = threading.Lock()
 
   def count(self, bad: BadRecord, where: str, row: int) -> None:
-    """Counts record `row` of file `where`.
-
-    Raises:
-      TooManyBadRecordsError: the tolerated share is exceeded.
-    """
+    """Counts record `row` of file `where`; raises TooManyBadRecordsError."""
     tolerated = int(self._num_examples * self._max_share)
     with self._lock:
       if row not in self._rows:
@@ -181,9 +162,10 @@ class BadRecords(FaultCounts):
     ]
     for kind, entry in self.summary().items():
       lines.append(f'  {kind}: {entry["count"]}')
-      for first in entry['first']:
-        place = f'{first["file"]} (row {first["row"]})'
-        lines.append(f'    {place}: {first["message"]}')
+      lines += [
+        '    {file} (row {row}): {message}'.format(**first)
+        for first in entry['first']
+      ]
     raise TooManyBadRecordsError('\n'.join([*lines, _ADVICE]))
 
   def summary(self) -> dict[str, dict[str, Any]]:
@@ -229,10 +211,6 @@ class Dataset:
     """{kind: {'count': n, 'first': [{'file', 'row', 'message'}, ...]}}."""
     return self._bad_records.summary()
 
-  def places(self) -> set[str]:
-    """Returns file and line of each record; see `source.places`."""
-    return set(source.places(self.records))
-
   def batches(self, start_step: int = 0) -> Iterator[Batch]:
     """Yields this host's rows of every global batch from `start_step` on.
 
@@ -244,10 +222,7 @@ class Dataset:
       with the last batch padded (mask 0, index -1). Rows of text also have
       'token_types' and 'length', and batches differ in their padded length.
       `close()` stops its threads, as does its end or garbage collection.
-
-    Raises:
-      ConfigError: start_step is not an integer of at least 0.
-      TooManyBadRecordsError: while iterating, when the tolerance is exceeded.
+      It raises TooManyBadRecordsError when the tolerance is exceeded.
     """
     fields.check_value('start_step', start_step, Annotated[int, Ge(0)])
     stop = self.steps_per_epoch * self._per_batch
@@ -270,8 +245,7 @@ class Dataset:
   def _block(self, number: int) -> Batch:
     """Returns a block of rows, counted from that of step 0 on."""
     step, part = divmod(int(number), self._per_batch)
-    first = part * self._block_rows
-    rows = self._rows[first : first + self._block_rows]
+    rows = self._rows[part * self._block_rows :][: self._block_rows]
     places = self._order.batch(step, rows)
     records, indices = self.records, places.indices
     if places.length:
@@ -282,15 +256,16 @@ class Dataset:
       arrays = records.records(indices)
     else:
       indices, arrays = self._one_by_one(places)
-    return padded(arrays, indices, len(rows), getattr(records, 'padding', {}))
+    padding = getattr(records, 'padding', None)
+    return padded(arrays, indices, len(rows), padding)
 
   def _one_by_one(self, places: Places) -> tuple[np.ndarray, Batch]:
     """Returns checked records, bad ones replaced, and their indices."""
     info, indices = self.info, np.array(places.indices)
     inputs = np.zeros((len(indices), *info.input_shape), info.input_dtype)
     labels = np.zeros(len(indices), info.label_dtype)
-    for row, epoch in enumerate(places.epochs):
-      key = int(epoch), int(indices[row])
+    keys = zip(places.epochs.tolist(), indices.tolist(), strict=True)
+    for row, key in enumerate(keys):
       indices[row], inputs[row], labels[row] = self._good_record(*key)
     return indices, {info.input_key: inputs, 'label': labels}
 
@@ -325,20 +300,15 @@ def padded(
   arrays: Mapping[str, np.ndarray],
   indices: Int[np.ndarray, ' R'],
   rows: int,
-  padding: Mapping[str, int] = types.MappingProxyType({}),
+  padding: Mapping[str, int] | None = None,
 ) -> Batch:
-  """Returns `rows` rows: the records, then rows with mask 0 and index -1.
-
-  `padding` has what fills an array there, where it is not 0.
-  """
-  real = len(indices)
+  """Appends rows up to `rows`: mask 0, index -1, else `padding` or 0."""
+  real, fill = len(indices), {**(padding or {}), 'index': -1}
   mask, index = np.ones(real, np.float32), indices.astype(np.int32)
   batch = {**arrays, 'mask': mask, 'index': index}
-  fill = {**padding, 'index': -1}
   for key, values in batch.items() if real < rows else ():
-    shape = rows, *values.shape[1:]
-    batch[key] = np.full(shape, fill.get(key, 0), values.dtype)
-    batch[key][:real] = values
+    widths = [(0, rows - real)] + [(0, 0)] * (values.ndim - 1)
+    batch[key] = np.pad(values, widths, constant_values=fill.get(key, 0))
   return batch
 
 

@@ -7,20 +7,15 @@ from typing import Any
 class ConfigError(ValueError):
   """A configuration value that is unknown, of the wrong type or out of range.
 
-  Attributes:
-    field: dotted name of the field, for example 'dataset.image_size'.
-    given: the rejected value.
-    expected: the legal range in words.
-    exit_code: of a command that ends with the error.
+  `field` is dotted, as 'dataset.image_size'; `expected` is the legal range in
+  words.
   """
 
-  exit_code = 2
+  exit_code = 2  # of a command that ends with the error
 
   def __init__(self, field: str, given: Any, expected: str):
     super().__init__(f'{field}: expected {expected}, got {given!r}')
-    self.field = field
-    self.given = given
-    self.expected = expected
+    self.field, self.given, self.expected = field, given, expected
 
   def __reduce__(self) -> tuple[Any, ...]:
     return type(self), (self.field, self.given, self.expected)
@@ -41,17 +36,13 @@ class InvalidDataError(ValueError):
 class BadRecord(ValueError):  # noqa: N818  one row, not the end of a run
   """One record that cannot be used; the reader counts and replaces it.
 
-  Attributes:
-    kind: short name under which such records are counted, like 'truncated'.
-    where: file of the record; '' lets the reader ask its source.
-    message: what is wrong with it.
+  `kind` is the short name that it is counted under, like 'truncated'; `where`
+  its file, '' if its source knows.
   """
 
   def __init__(self, kind: str, where: str, message: str):
     super().__init__(f'{kind}: {where}: {message}' if where else message)
-    self.kind = kind
-    self.where = where
-    self.message = message
+    self.kind, self.where, self.message = kind, where, message
 
 
 class TooManyBadRecordsError(RuntimeError):

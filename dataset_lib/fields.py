@@ -19,12 +19,14 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal
 
 from annotated_types import BaseMetadata, GroupedMetadata, Predicate
+from ml_collections import ConfigDict
 
 from dataset_lib.errors import ConfigError
 
+ConfigLike = Mapping | ConfigDict  # with string keys
 Distinct = Predicate(lambda items: len(set(items)) == len(items))
 
 _WORDS = {
@@ -46,14 +48,6 @@ _TESTS = {name: getattr(operator, name) for name in _SIGNS} | {
 }
 
 
-@runtime_checkable
-class ConfigLike(Protocol):
-  """A mapping with string keys, or an ml_collections ConfigDict."""
-
-  def items(self) -> Iterable[tuple[str, Any]]:
-    """Returns pairs of field name and value."""
-
-
 class Unread(str):
   """Text of a command line; `check` reads it as the type of its field."""
 
@@ -64,20 +58,16 @@ def flag(
   metavar: str | None = None,
   names: str = '',
 ) -> Any:
-  """Declares a flag; the field's annotation is its type.
+  """Declares a flag, needed without a default; its annotation is its type.
 
-  Args:
-    words: of the help page.
-    default: that of the field; without one the flag is needed.
-    metavar: the value in the help page.
-    names: other names than `--` and the name of the field.
+  `words` and `metavar` are of the help page, `names` replace `--field`.
   """
   about = {'words': words, 'metavar': metavar, 'names': names}
   return dataclasses.field(default=default, metadata=about)
 
 
 def check(
-  cls: type, given: Any, prefix: str, without: Sequence[str] = ()
+  cls: Any, given: Any, prefix: str, without: Sequence[str] = ()
 ) -> dict[str, Any]:
   """Returns the fields of `cls` as given, completed with their defaults.
 
@@ -104,14 +94,12 @@ def check(
       raise ConfigError(path + name, values[name], unknown(name, legal))
   complete = {}
   for name, field in legal.items():
-    hint = hints[name]
+    hint, value = hints[name], field.default
     if name in values or dataclasses.is_dataclass(hint):
       value = check_value(path + name, values.get(name, {}), hint)
-    elif field.default is not dataclasses.MISSING:
-      value = field.default
     elif field.default_factory is not dataclasses.MISSING:
       value = field.default_factory()
-    else:
+    if value is dataclasses.MISSING:
       raise ConfigError(path + name, 'nothing', describe(hint))
     complete[name] = value
   return complete
@@ -128,7 +116,7 @@ def check_value(field: str, value: Any, hint: Any) -> Any:
     accepted = (item for item in readings if accepts(hint, item))
     value = next(accepted, readings[0])
   if dataclasses.is_dataclass(hint):
-    return check(typing.cast(type, hint), value, field)
+    return check(hint, value, field)
   if not accepts(hint, value):
     raise ConfigError(field, value, describe(hint))
   if typing.get_origin(hint) is dict:
@@ -136,7 +124,7 @@ def check_value(field: str, value: Any, hint: Any) -> Any:
     return {k: check_value(f'{field}.{k}', v, kind) for k, v in value.items()}
   if isinstance(value, ConfigLike):
     return dict(value.items())
-  is_float = hint is float or getattr(hint, '__origin__', None) is float
+  is_float = float in (hint, getattr(hint, '__origin__', None))
   if is_float and isinstance(value, numbers.Integral):
     return float(value)
   return tuple(value) if isinstance(value, list) else value
@@ -212,13 +200,12 @@ def _limits(metadata: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _range(bound: Mapping[str, Any]) -> str:
-  found = [(sign, bound[key]) for key, sign in _SIGNS.items() if key in bound]
-  if len(found) == 2:
-    (low, least), (high, most) = found
-    start, end = '[' if low == '>=' else '(', ']' if high == '<=' else ')'
-    return f' in {start}{least}, {most}{end}'
-  if found:
-    return f' {found[0][0]} {found[0][1]}'
+  signs = [key for key in _SIGNS if key in bound]
+  if len(signs) == 2:
+    start, end = '[' if 'ge' in bound else '(', ']' if 'le' in bound else ')'
+    return f' in {start}{bound[signs[0]]}, {bound[signs[1]]}{end}'
+  if signs:
+    return f' {_SIGNS[signs[0]]} {bound[signs[0]]}'
   if 'max_length' in bound:
     return f', at most {bound["max_length"]} of them'
   if bound.get('func') is Distinct.func:
@@ -236,27 +223,19 @@ def unknown(name: Any, legal: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def errors_under(prefix: str) -> Iterator[None]:
-  """Puts a prefix before the field of an error, also of those of model_lib.
-
-  Raises:
-    ConfigError: a ValueError with `field`, `given` and `expected` was raised.
-  """
+  """Puts a prefix before the field of an error, also of those of model_lib."""
   try:
     yield
   except ValueError as error:
-    found: Any = error
-    if not hasattr(found, 'expected'):
+    if not hasattr(error, 'expected'):
       raise
+    found: Any = error
     field = f'{prefix}.{found.field}'
     raise ConfigError(field, found.given, found.expected) from error
 
 
 def locate(name: Any, field: str) -> Any:
-  """Returns the object that a configuration names as `'package.module:Name'`.
-
-  Raises:
-    ConfigError: of `field`; there is no such module or no such name in it.
-  """
+  """Returns the object that `field` names as `'package.module:Name'`."""
   expected = "'package.module:Name' of something that can be imported"
   if not (isinstance(name, str) and re.fullmatch(r'\w+(\.\w+)*:\w+', name)):
     raise ConfigError(field, name, expected)

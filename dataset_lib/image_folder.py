@@ -64,12 +64,10 @@ class ImageFolder(ImageOptions):
         raise InvalidDataError(
           f'{entry.path} lies in no class folder; {LAYOUT}'
         )
-    images = [
-      self._images(present[name]) if name in present else []
-      for name in self._classes
-    ]
-    self._files = [name for names in images for name in names]
-    self._labels = np.repeat(np.arange(len(images)), [*map(len, images)])
+    images = {name: self._images(path) for name, path in present.items()}
+    counts = [len(images.get(name, ())) for name in self._classes]
+    self._labels = np.repeat(np.arange(len(counts)), counts)
+    self._files = [name for names in images.values() for name in names]
     if not self._files:
       raise InvalidDataError(f'no images in {self._folder}; {LAYOUT}')
     size = len(self._files)

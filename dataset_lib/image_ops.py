@@ -74,18 +74,16 @@ class ImageOptions:
   ) -> DatasetInfo:
     """Returns the description of a source of RGB images."""
     shape, names = (self.image_size, self.image_size, 3), tuple(class_names)
-    return DatasetInfo(
-      'image', shape, 'uint8', num_classes, names, num_examples
-    )
+    given = num_classes, names, num_examples
+    return DatasetInfo('image', shape, 'uint8', *given)
 
   def transform(
     self, value: Encoded, rng: np.random.Generator | None = None
   ) -> Reframed:
     """Returns the image as trained on, or as evaluated without `rng`.
 
-    For evaluation the short side is resized and the centre cropped, as for
-    training without an inception crop. A flip mirrors left and right with
-    probability one half.
+    Without an inception crop the short side is resized and the centre cropped.
+    A flip mirrors left and right with probability one half.
     """
     if rng and 'inception_crop' in self.augment:
       image = self._inception_crop(value, rng)
@@ -134,9 +132,7 @@ def decode(data: bytes, reduction: int = 1) -> Image:
 
   Greyscale is repeated over the channels, CMYK converted, 16 bits scaled to 8,
   an alpha channel dropped. A JPEG is decoded at 1 / `reduction` of its size.
-
-  Raises:
-    BadRecord: empty, truncated, or not an image.
+  Raises BadRecord if it is empty, truncated, or not an image.
   """
   require(data, 'empty', 'the file has no bytes')
   # Bytes after the end are legal, and an embedded thumbnail has an end of its
@@ -166,11 +162,7 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 def to_rgb(value: Any) -> Image:
-  """Decodes bytes; checks an array and repeats a single channel.
-
-  Raises:
-    BadRecord: not decodable, or not a uint8 array [H, W, 1 or 3].
-  """
+  """Decodes bytes, repeats a single channel; else BadRecord if no image."""
   if isinstance(value, bytes):
     return decode(value)
   dtype = getattr(value, 'dtype', type(value).__name__)
@@ -183,13 +175,10 @@ def to_rgb(value: Any) -> Image:
 
 
 def resize(image: Image, height: int, width: int) -> Reframed:
-  """Resizes: bilinear, or by area averaging when it shrinks twice or more.
-
-  Bilinear reads 2 x 2 source pixels, so it aliases beyond a factor of 2; up to
-  there it is several times faster than averaging.
-  """
+  """Resizes: bilinear, or by area averaging when it shrinks twice or more."""
   if image.shape[:2] == (height, width):
     return image
+  # Bilinear reads 2 x 2 pixels: faster, but it aliases beyond a factor of 2.
   shrinks = image.shape[0] >= 2 * height and image.shape[1] >= 2 * width
   method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
   return cv2.resize(image, (width, height), interpolation=method)
@@ -218,10 +207,9 @@ def inception_box(
   4/3 (uniform in the logarithm). After 10 boxes that do not fit: the largest
   central box of a legal ratio.
   """
-  low, high = (math.log(ratio) for ratio in CROP_RATIOS)
   for _ in range(CROP_ATTEMPTS):
     area = height * width * rng.uniform(min_area, 1.0)
-    ratio = math.exp(rng.uniform(low, high))
+    ratio = math.exp(rng.uniform(*map(math.log, CROP_RATIOS)))
     box_width = round(math.sqrt(area * ratio))
     box_height = round(math.sqrt(area / ratio))
     if 0 < box_width <= width and 0 < box_height <= height:

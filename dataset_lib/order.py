@@ -15,9 +15,8 @@ import numpy as np
 from jaxtyping import Int, Int32, UInt64
 
 # Up to this size the permutation of an epoch is a table of at most 4 MiB;
-# beyond, Grain's index_shuffle computes it entry by entry in constant memory.
-# That takes 4 microseconds an entry for a million records, but milliseconds for
-# ten: it walks a cycle of at least 2**16 numbers until it meets a legal one.
+# beyond, Grain's index_shuffle computes it entry by entry in constant memory,
+# which takes 4 us an entry for a million records, but milliseconds for ten.
 _TABLE_EXAMPLES = 2**20
 _SHUFFLE_ROUNDS = 4  # Grain's own choice
 _BATCHES = 1  # separates the order of the batches from that of the records
@@ -42,15 +41,16 @@ def splitmix64(counters: Bits) -> Bits:
 
 
 @functools.lru_cache(maxsize=64)
-def _first_counter(key: tuple[int, ...]) -> np.uint64:
-  return np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+def _state(dtype: type, *key: int) -> Any:
+  return np.random.SeedSequence(key).generate_state(1, dtype)[0]
 
 
 def record_bits(
   indices: Int[np.ndarray, ' B'], count: int, *key: int
 ) -> UInt64[np.ndarray, 'B C']:
   """Returns `count` random numbers of each record of the stream `key`."""
-  starts = _first_counter(key) + indices.astype(np.uint64) * np.uint64(count)
+  first = _state(np.uint64, *key)
+  starts = first + indices.astype(np.uint64) * np.uint64(count)
   return splitmix64(starts[:, None] + np.arange(count, dtype=np.uint64))
 
 
@@ -58,11 +58,6 @@ def record_bits(
 def _table(num_examples: int, seed: int, epoch: int) -> Int32[np.ndarray, ' N']:
   indices = np.arange(num_examples, dtype=np.int32)
   return record_rng(seed, epoch).permutation(indices)
-
-
-@functools.lru_cache(maxsize=4)
-def _epoch_seed(seed: int, epoch: int) -> int:
-  return int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
 
 
 class Places(NamedTuple):
@@ -77,26 +72,65 @@ class Order:
   """Maps steps to the records of a split, shuffled or one ordered pass.
 
   `steps_per_epoch` are full batches for training, at least 1, else all batches.
+
+  With `lengths` a batch has records of similar length. An epoch of training is
+  then a random permutation of the records, sorted stably by length bucket and
+  cut into global batches, which are shuffled. It leaves out N % B records,
+  others each time; a set smaller than a batch is repeated within it. Evaluation
+  is one pass in ascending length.
   """
 
   def __init__(
-    self, num_examples: int, batch_size: int, seed: int, shuffle: bool
+    self,
+    num_examples: int,
+    batch_size: int,
+    seed: int,
+    shuffle: bool,
+    lengths: Int32[np.ndarray, ' N'] | None = None,
+    buckets: Sequence[int] = (),
   ):
     full, rest = divmod(num_examples, batch_size)
     self.steps_per_epoch = max(1, full) if shuffle else full + bool(rest)
     self.seed, self.shuffle = seed, shuffle
     self._size, self._batch_size = num_examples, batch_size
+    self._buckets = np.array(buckets)
+    if lengths is not None:
+      # The smallest bucket that holds a row; bytes sort fast.
+      self._bucket = np.searchsorted(self._buckets, lengths).astype(np.uint8)
+      # Two: threads read across the border of an epoch.
+      self._epoch: Any = functools.lru_cache(maxsize=2)(self._batches_of_epoch)
+      self._ascending = None if shuffle else np.argsort(lengths, kind='stable')
 
   def batch(self, step: int, rows: range) -> Places:
     """Returns the records of some rows of global batch number `step`."""
-    first = step * self._batch_size
-    positions = range(first + rows.start, first + rows.stop)
-    if not self.shuffle:
-      indices = np.array([p for p in positions if p < self._size], np.int64)
-      return Places(np.zeros_like(indices), indices)
-    places = [self.place(position) for position in positions]
-    epochs, indices = np.array(places, np.int64).reshape(-1, 2).T
-    return Places(epochs, indices)
+    if not len(self._buckets):
+      return self._in_order(step, rows)
+    if self.shuffle and self._size >= self._batch_size:
+      epoch, number = divmod(step, self.steps_per_epoch)
+      records = self._epoch(epoch)[number]
+    else:
+      records = self._in_order(step, range(self._batch_size)).indices
+      records = records if self.shuffle else self._ascending[records]
+    # All hosts pad to the length of the whole batch.
+    length = int(self._buckets[self._bucket[records].max(initial=0)])
+    own = records[rows.start : rows.stop]
+    return Places(np.zeros_like(own), own, length)
+
+  def _in_order(self, step: int, rows: range) -> Places:
+    positions = step * self._batch_size + np.arange(rows.start, rows.stop)
+    if self.shuffle:
+      places = [self.place(position) for position in positions.tolist()]
+      return Places(*np.array(places, np.int64).reshape(-1, 2).T)
+    indices = positions[positions < self._size]
+    return Places(np.zeros_like(indices), indices)
+
+  def _batches_of_epoch(self, epoch: int) -> Int32[np.ndarray, 'S B']:
+    permutation = record_rng(self.seed, epoch).permutation(self._size)
+    used = permutation[: self.steps_per_epoch * self._batch_size]
+    by_bucket = used[np.argsort(self._bucket[used], kind='stable')]
+    batches = by_bucket.reshape(self.steps_per_epoch, self._batch_size)
+    order = record_rng(self.seed, epoch, _BATCHES)
+    return order.permutation(batches).astype(np.int32)
 
   def place(self, position: int) -> tuple[int, int]:
     """Returns (epoch, index) of a position of the training stream."""
@@ -106,61 +140,10 @@ class Order:
     # Imported here: Grain takes most of a second, and few sets are this large.
     from grain.experimental import index_shuffle
 
-    key = _epoch_seed(self.seed, epoch)
+    key = int(_state(np.uint32, self.seed, epoch))
     return epoch, index_shuffle(offset, self._size - 1, key, _SHUFFLE_ROUNDS)
 
   def replacement(self, epoch: int, index: int, attempt: int) -> int:
     """Returns the record read for a bad one, the same on all hosts."""
     rng = record_rng(self.seed, epoch, index, attempt + 1)
     return int(rng.integers(self._size))
-
-
-class LengthOrder(Order):
-  """Maps steps to records of similar length and the length to pad them to.
-
-  An epoch of training is a random permutation of the records, sorted stably by
-  length bucket and cut into global batches, which are then shuffled. It leaves
-  out N % B records, others each time; a set smaller than a batch is repeated
-  within it. Evaluation is one pass in ascending length whose last batch may be
-  short.
-  """
-
-  def __init__(
-    self,
-    lengths: Int32[np.ndarray, ' N'],
-    buckets: Sequence[int],
-    batch_size: int,
-    seed: int,
-    shuffle: bool,
-  ):
-    super().__init__(len(lengths), batch_size, seed, shuffle)
-    self._buckets = np.array(buckets)
-    # The smallest bucket that holds a row; bytes sort fast.
-    self._bucket = np.searchsorted(self._buckets, lengths).astype(np.uint8)
-    # Two: threads read across the border of an epoch.
-    self._epoch: Any = functools.lru_cache(maxsize=2)(self._batches_of_epoch)
-    if not shuffle:
-      self._ascending = np.argsort(lengths, kind='stable').astype(np.int32)
-
-  def batch(self, step: int, rows: range) -> Places:
-    """Returns the records of some rows of global batch number `step`."""
-    if not self.shuffle:
-      start = step * self._batch_size
-      records = self._ascending[start : start + self._batch_size]
-    elif self._size < self._batch_size:
-      records = super().batch(step, range(self._batch_size)).indices
-    else:
-      epoch, number = divmod(step, self.steps_per_epoch)
-      records = self._epoch(epoch)[number]
-    # All hosts pad to the length of the whole batch.
-    length = int(self._buckets[self._bucket[records].max(initial=0)])
-    own = records[rows.start : rows.stop]
-    return Places(np.zeros_like(own), own, length)
-
-  def _batches_of_epoch(self, epoch: int) -> Int32[np.ndarray, 'S B']:
-    permutation = record_rng(self.seed, epoch).permutation(self._size)
-    used = permutation[: self.steps_per_epoch * self._batch_size]
-    by_bucket = used[np.argsort(self._bucket[used], kind='stable')]
-    batches = by_bucket.reshape(self.steps_per_epoch, self._batch_size)
-    order = record_rng(self.seed, epoch, _BATCHES)
-    return order.permutation(batches).astype(np.int32)

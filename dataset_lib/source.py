@@ -1,17 +1,8 @@
 """Random access to the records of one split, and their description.
 
 A data set is a dataclass whose annotated fields are its configuration, `split`
-among them, and which has `info`, `__len__` and `record`:
-
-  @dataclasses.dataclass(kw_only=True)
-  class Squares:
-    split: Literal['train', 'test']
-    size: Annotated[int, Interval(ge=1, le=100)] = 10
-
-    def __post_init__(self):
-      self.info = DatasetInfo('tokens', (1,), 'int32', 2, (), self.size)
-
-A configuration names it as 'package.module:Squares', or by a short name in
+among them, and which has `info`, `__len__` and `record`, as `synthetic.Parity`.
+A configuration names it as 'package.module:Class', or by a short name in
 `builder.SOURCES`.
 """
 
@@ -67,14 +58,12 @@ class DatasetInfo:
 class Source(Protocol):
   """Random access to the raw records of one split, from several threads.
 
-  A source whose records are never bad may have, instead of reading one by one,
-  `records(indices)`, or if they differ in each epoch
-  `draw(seed, epochs, indices)`: arrays with a leading axis [B], B may be 0.
-
-  It may also have `where(index)`, the file and line of a record;
-  `transform(value, rng)`, which makes an input of a raw value, `rng` None
-  without augmentation; `check_fields(config)`, a static check of fields against
-  each other; and `max_bad_share`, the tolerated share in training.
+  A source whose records are never bad may read many: `records(indices)`, or if
+  they differ in each epoch `draw(seed, epochs, indices)`, returns arrays with a
+  leading axis [B], B may be 0. It may also have `where(index)`, the file and
+  line of a record; `transform(value, rng)`, which makes an input of a raw
+  value, `rng` None without augmentation; `check_fields(config)`, a static check
+  of fields against each other; and `max_bad_share`, tolerated in training.
   """
 
   info: DatasetInfo
@@ -123,8 +112,8 @@ def pad_rows(
 class TokenSource:
   """Records that are rows of token ids, kept without padding.
 
-  The last length bucket of `info` holds every row. `where` returns the place of
-  a record; `bad_rows` are (number, error) of rows of the split that are none.
+  The last length bucket of `info` holds every row; `bad_rows` are (number,
+  error) of rows of the split that are no records.
   """
 
   def __init__(
@@ -184,9 +173,9 @@ def where(records: Source, index: int) -> str:
   return f'{type(records).__name__}/{getattr(records, "split", "")}'
 
 
-def places(records: Source) -> list[str]:
+def places(records: Source) -> set[str]:
   """Returns the place of each record, which tells rows of two splits apart."""
-  return [where(records, index) for index in range(len(records))]
+  return {where(records, index) for index in range(len(records))}
 
 
 def length_buckets(sizes: Sequence[int], max_length: int) -> tuple[int, ...]:
@@ -202,8 +191,7 @@ def require(holds: Any, kind: str, message: str) -> None:
 
 def check_label(label: Any, num_classes: int) -> int:
   """Returns the label; BadRecord if not an integer in [0, num_classes - 1]."""
-  is_integer = isinstance(label, (int, np.integer))
-  is_integer = is_integer and not isinstance(label, bool)
+  is_integer = type(label) is int or isinstance(label, np.integer)
   require(is_integer, 'wrong_dtype', f'label {label!r} is not an integer')
   message = f'label {label} not in [0, {num_classes - 1}]'
   require(0 <= label < num_classes, 'label_out_of_range', message)

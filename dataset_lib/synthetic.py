@@ -23,10 +23,9 @@ _SPLIT_SEED = 0
 class Parity:
   """Parity of the number of 1s in a sequence (AdaTape, section 3.2).
 
-  Symbols are drawn uniformly, as ids in `SYMBOLS`; the label is the number of
-  1s modulo 2. Train and test draw from separate streams, in which short
-  sequences recur by chance. `data_seed` selects the streams, independent of the
-  run's seed, so that runs with different seeds share one test set.
+  Symbols are uniform, as ids in `SYMBOLS`. Train and test draw from separate
+  streams of `data_seed`, in which short sequences recur by chance; runs of any
+  seed share one test set.
   """
 
   split: TrainTest
@@ -46,9 +45,8 @@ class Parity:
 
   def records(self, indices: Int[np.ndarray, ' B']) -> dict[str, np.ndarray]:
     """Returns tokens int32 [B, length] and labels int32 [B]."""
-    bits = record_bits(
-      indices, self.length, self.data_seed, int(self.split == 'test')
-    )
+    key = self.data_seed, int(self.split == 'test')
+    bits = record_bits(indices, self.length, *key)
     # The upper 32 bits times 3 / 2**32 are uniform over {0, 1, 2} to 2**-32.
     tokens = ((bits >> np.uint64(32)) * np.uint64(3)) >> np.uint64(32)
     tokens = tokens.astype(np.int32)
@@ -87,10 +85,9 @@ def stratified_rows(
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Digits(ImageOptions):
-  """Scikit-learn's handwritten digits, uint8 RGB [8, 8, 3].
+  """Scikit-learn's 1,797 handwritten digits, uint8 RGB [8, 8, 3].
 
-  1,797 real images without a download. They have no official split, so a fifth
-  of every class, chosen once by a fixed seed, is the test split.
+  A fifth of every class, chosen once by a fixed seed, is the test split.
   """
 
   split: TrainTest

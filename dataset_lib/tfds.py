@@ -6,13 +6,14 @@ once, on opening, and the offsets kept in memory (8 bytes a record).
 
 import bisect
 import dataclasses
+import functools
 import itertools
 import json
 import os
 import pathlib
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -84,24 +85,22 @@ class TfdsImages(ImageOptions):
 
 
 class Examples:
-  """Features `keys` of the records of one split, by index; images encoded.
-
-  Raises:
-    MissingDataError: no such split, or a shard is missing.
-    InvalidDataError: the split is empty, damaged, or in another format.
-  """
+  """Features `keys` of the records of one split, by index; images encoded."""
 
   def __init__(self, builder: Any, split: str, keys: Sequence[str]):
     import tensorflow_datasets as tfds
 
     info, name = builder.info, builder.info.full_name
     features = {key: info.features[key] for key in keys}
-    self._features = tfds.features.FeaturesDict(features)
-    self._decoders = {
+    encoded = {
       key: tfds.decode.SkipDecoding()
       for key, feature in features.items()
       if isinstance(feature, tfds.features.Image)
     }
+    self._parse = functools.partial(
+      tfds.features.FeaturesDict(features).deserialize_example_np,
+      decoders=encoded,
+    )
     try:
       self._shards = shards = list(info.splits[split].file_instructions)
     except (KeyError, ValueError) as error:
@@ -145,9 +144,7 @@ class Examples:
     except (OSError, RuntimeError, ValueError, IndexError) as error:
       raise BadRecord('unreadable', self.where(index), str(error)) from error
     try:
-      return self._features.deserialize_example_np(
-        data, decoders=self._decoders
-      )
+      return self._parse(data)
     except (message.DecodeError, KeyError, ValueError) as error:
       raise BadRecord('unparsable', self.where(index), str(error)) from error
 
@@ -178,17 +175,13 @@ class Examples:
 def record_offsets(filename: str, num_records: int) -> Int64[np.ndarray, ' M']:
   """Returns the offsets of a TFRecord file's records, and at the end its size.
 
-  Raises:
-    InvalidDataError: the file does not hold exactly `num_records` records.
+  Raises InvalidDataError unless it holds exactly `num_records` records.
   """
   size, offsets = os.path.getsize(filename), [0]
   with open(filename, 'rb') as file:
-    while len(offsets) <= num_records and offsets[-1] < size:
+    while len(offsets) <= num_records and offsets[-1] + _HEADER.size <= size:
       file.seek(offsets[-1])
-      header = file.read(_HEADER.size)
-      if len(header) < _HEADER.size:
-        break
-      length, _ = _HEADER.unpack(header)
+      length, _ = _HEADER.unpack(file.read(_HEADER.size))
       offsets.append(offsets[-1] + _HEADER.size + length + _FOOTER_BYTES)
   if len(offsets) <= num_records or offsets[-1] != size:
     raise InvalidDataError(
@@ -198,47 +191,33 @@ def record_offsets(filename: str, num_records: int) -> Int64[np.ndarray, ' M']:
   return np.array(offsets, np.int64)
 
 
-def _class_names(value: Any, key: str = '') -> Iterator[str]:
-  """Yields the classes named in JSON, also in JSON within its strings."""
-  if isinstance(value, str) and value.lstrip()[:1] in ('{', '['):
-    value = json.loads(value)
-  if isinstance(value, dict):
-    for name, item in value.items():
-      yield from _class_names(item, name)
-  elif isinstance(value, list):
-    for item in value:
-      yield from _class_names(item)
-  elif isinstance(value, str) and key in _CLASS_KEYS:
-    yield value
-
-
 def _refuse_foreign_code(file: pathlib.Path) -> None:
   """Raises InvalidDataError for a features.json that names a foreign class.
 
-  TFDS imports the module of any class named there, so a data set could run code
-  of its choice.
+  TFDS imports the module of any class named there, also in JSON within strings,
+  so a data set could run code of its choice.
   """
+
+  def check(pairs: list[tuple[str, Any]]) -> None:
+    for key, value in pairs:
+      for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and text.lstrip().startswith(('{', '[')):
+          json.loads(text, object_pairs_hook=check)
+        elif key in _CLASS_KEYS and not _OWN_CLASS.fullmatch(str(text)):
+          expected = 'only features of tensorflow_datasets are read'
+          raise InvalidDataError(f'{file} would import {text}; {expected}')
+
   try:
-    names = set(_class_names(json.loads(file.read_text())))
-  except ValueError as error:
+    json.loads(file.read_text(), object_pairs_hook=check)
+  except (json.JSONDecodeError, UnicodeDecodeError) as error:
     raise InvalidDataError(f'{file} is damaged: {error}') from error
-  foreign = sorted(name for name in names if not _OWN_CLASS.fullmatch(name))
-  if foreign:
-    raise InvalidDataError(
-      f'{file} would import {", ".join(foreign)}; only features of '
-      'tensorflow_datasets are read'
-    )
 
 
 def prepared_builder(name: str, data_dir: str, user: str) -> Any:
   """Returns the TFDS builder of a data set that is on disk.
 
   `data_dir` is that of TFDS, '' for its default, or the folder of one version;
-  `user` says what needs TFDS, for the message where it is not installed.
-
-  Raises:
-    ConfigError: no such data set.
-    MissingDataError: it is not prepared, or TFDS is not installed.
+  `user` needs TFDS, for the error where it is not installed.
   """
   try:
     import tensorflow_datasets as tfds

@@ -176,7 +176,7 @@ def _complete(prefix: str, entry: Any, runs: ConfigLike) -> dict[str, Any]:
   if own:
     _check_input_size(dataset, runs, prefix)
     complete['dataset'] = dataset
-  return {'type': name, **complete}
+  return {'type': str(name), **complete}
 
 
 def _check_input_size(

@@ -169,7 +169,8 @@ class Evaluator(evaluator.Evaluator):
     if not train_split or (trained == {'train'} and 'train' not in given):
       return
     rows = builder.build_source(self.context.dataset, train_split)
-    shared = len(self._data[field].places() & {*source.places(rows)})
+    own = source.places(self._data[field].records)
+    shared = len(own & source.places(rows))
     if shared:
       expected = (
         f'rows that the run is not trained on, it shares {shared} with '
@@ -183,7 +184,8 @@ def check_apart(
   reported: builder.Dataset, fitted: builder.Dataset, split: str
 ) -> None:
   """Raises ConfigError if `fitted`, named by `split`, has reported rows."""
-  shared = len(reported.places() & fitted.places())
+  places = source.places(reported.records)
+  shared = len(places & source.places(fitted.records))
   if shared:
     expected = (
       f'rows that `split` does not have, it shares {shared}: what was fitted '

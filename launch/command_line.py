@@ -72,18 +72,12 @@ class RunFlags:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-  """A command line; call it to run the command.
-
-  Attributes:
-    page: help text.
-    flags: a dataclass of flags, or one for each subcommand.
-    run: gets an instance of it and returns the exit code.
-  """
+  """A command line; call it to run the command."""
 
   name: str
-  page: str | None
-  flags: Any
-  run: Callable[[Any], int]
+  page: str | None  # help text
+  flags: Any  # a dataclass of flags, or one for each subcommand
+  run: Callable[[Any], int]  # gets an instance of it, returns the exit code
   epilog: str = EXIT_CODES
 
   def __call__(self, argv: Sequence[str] | None = None) -> int:
@@ -98,25 +92,27 @@ class Command:
       fail(error, error.exit_code)
 
   def parse(self, argv: Sequence[str]) -> Any:
-    """Returns the flags, checked against their annotations.
-
-    Raises:
-      UsageError, ConfigError: names the flag.
-    """
-    parser = _Parser(f'python -m launch.{self.name}', self.page, self.epilog)
-    if isinstance(self.flags, dict):
+    """Returns the checked flags; a UsageError or ConfigError names a flag."""
+    look: dict[str, Any] = dict(
+      epilog=self.epilog,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+      allow_abbrev=False,
+    )
+    program, kind = f'python -m launch.{self.name}', self.flags
+    parser = _Parser(prog=program, description=self.page, **look)
+    if isinstance(kind, dict):
       commands = parser.add_subparsers(dest='command', required=True)
-      for name, kind in self.flags.items():
-        words = kind.__doc__
-        _declare(commands.add_parser(name, description=words, help=words), kind)
+      for name, one in kind.items():
+        page = dict(description=one.__doc__, help=one.__doc__)
+        _declare(commands.add_parser(name, **page, **look), one)
     else:
-      _declare(parser, self.flags)
-      if hasattr(self.flags, 'overrides'):
+      _declare(parser, kind)
+      if hasattr(kind, 'overrides'):
         argv = list(_with_overrides(argv))
     arguments, unknown = parser.parse_known_args(argv)
     given = vars(arguments)
-    command = given.pop('command', None)
-    kind = self.flags[command] if command else self.flags
+    if isinstance(kind, dict):
+      kind = kind[given.pop('command')]
     if unknown:
       name = unknown[0].partition('=')[0]
       legal = [word for f in dataclasses.fields(kind) for word in _names(f)]
@@ -131,17 +127,6 @@ class Command:
 
 
 class _Parser(argparse.ArgumentParser):
-  def __init__(
-    self, prog: str, description: str | None, epilog: str = EXIT_CODES
-  ):
-    super().__init__(
-      prog=prog,
-      description=description,
-      epilog=epilog,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
-      allow_abbrev=False,
-    )
-
   def error(self, message: str) -> NoReturn:
     raise UsageError(f'{message}; see --help')
 
@@ -154,16 +139,16 @@ def _declare(parser: argparse.ArgumentParser, kind: Any) -> None:
   """Adds the flags of a dataclass, whose values stay unread."""
   for field in dataclasses.fields(kind):
     default, words = field.default, field.metadata['words']
-    options: dict[str, Any] = {'dest': field.name, 'default': argparse.SUPPRESS}
+    needed = default is dataclasses.MISSING
+    options: dict[str, Any] = dict(dest=field.name, default=argparse.SUPPRESS)
     if field.type is bool:
-      options['action'] = 'store_true'
+      options |= dict(action='store_true')
     else:
-      options['metavar'] = field.metadata['metavar']
-      options['type'] = fields.Unread
-      options['required'] = default is dataclasses.MISSING
+      options |= dict(type=fields.Unread, required=needed)
+      options |= dict(metavar=field.metadata['metavar'])
       if _names(field) == [OVERRIDE]:
-        options |= {'action': 'append', 'type': str}
-      if default and not options['required']:
+        options |= dict(action='append', type=str)
+      if default and not needed:
         shown = default if isinstance(default, tuple) else (default,)
         words += f' (default: {",".join(map(str, shown))})'
     parser.add_argument(*_names(field), help=words, **options)
@@ -195,10 +180,7 @@ def check_texts(workdir: str) -> None:
 
 
 def check_place(name: str, directory: str, is_new: bool = False) -> None:
-  """Raises `ConfigError` unless the directory of a flag can be written.
-
-  It need not exist; if it `is_new`, it is empty.
-  """
+  """Raises `ConfigError` unless one can write there; empty if it `is_new`."""
   path = pathlib.Path(directory).absolute()
   found = next(place for place in (path, *path.parents) if place.exists())
   if not found.is_dir() or not os.access(found, os.W_OK):

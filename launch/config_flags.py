@@ -14,17 +14,16 @@ from dataset_lib import fields
 from dataset_lib.errors import ConfigError
 from launch.command_line import UsageError
 
+EXAMPLE = 'configs/adatape/parity.py'
+
 
 def load_config(
   flag: str, overrides: Sequence[str]
 ) -> ml_collections.ConfigDict:
   """Returns the complete configuration of `file.py[:argument]`.
 
-  Overrides are texts such as 'optimizer.lr=1e-3'.
-
-  Raises:
-    UsageError: there is no such file, or it has no configuration.
-    ConfigError: a field is unknown or has an illegal value.
+  Overrides are texts such as 'optimizer.lr=1e-3'. Raises UsageError for a file
+  that has no configuration, ConfigError for a field that is not legal.
   """
   page = _read_page(flag)
   # Imported late: it imports jax, and a wrong flag is answered without.
@@ -38,21 +37,19 @@ def _read_page(flag: str) -> Any:
   path, _, argument = flag.partition(':')
   if not path.endswith('.py') or not os.path.isfile(path):
     files = [str(p) for p in pathlib.Path('configs').rglob('[!_]*.py')]
-    near = difflib.get_close_matches(path, files, 1)
-    example = near[0] if near else 'configs/adatape/parity.py'
-    raise ConfigError('--config', path, f'a Python file such as {example}')
+    near = difflib.get_close_matches(path, files, 1) or [EXAMPLE]
+    raise ConfigError('--config', path, f'a Python file such as {near[0]}')
   try:
     get_config = runpy.run_path(path)['get_config']
     page = get_config(argument) if argument else get_config()
     if not isinstance(page, (dict, ml_collections.ConfigDict)):
       raise TypeError(repr(page))
-  except ValueError as error:
-    raise UsageError(f'--config={flag}: {error}') from error
   except Exception as error:  # the file is the user's
-    raise UsageError(
-      f'--config={flag}: expected a file whose get_config returns a '
-      f'ConfigDict, got {type(error).__name__}: {error}'
-    ) from error
+    message = str(error)
+    if not isinstance(error, ValueError):
+      expected = 'a file whose get_config returns a ConfigDict'
+      message = f'expected {expected}, got {type(error).__name__}: {error}'
+    raise UsageError(f'--config={flag}: {message}') from error
   return page
 
 
@@ -66,16 +63,14 @@ def override(
     if not separator:
       raise UsageError(f'--config.{key}: expected --config.{key}=value')
     *groups, name = key.split('.')
-    node = config
-    for depth, group in enumerate(groups, 1):
+    node, place = config, ''
+    for group in groups:
       if group not in node:
-        place = '.'.join(groups[:depth])
-        raise ConfigError(place, value, fields.unknown(group, node))
-      node = node[group]
+        raise ConfigError(place + group, value, fields.unknown(group, node))
+      node, place = node[group], f'{place}{group}.'
       if not isinstance(node, dict):
-        raise UsageError(
-          f'--config.{key}: {group!r} is a value, not a group of fields'
-        )
+        expected = f'{group!r} is a value, not a group of fields'
+        raise UsageError(f'--config.{key}: {expected}')
     node[name] = fields.Unread(value)
   return config
 

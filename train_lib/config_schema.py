@@ -5,6 +5,7 @@ Fields of data sets, models, losses and evaluators are declared on their
 classes.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import os
@@ -22,11 +23,9 @@ from train_lib.task import Task, with_model
 
 
 def _is_pattern(text: str) -> bool:
-  try:
-    re.compile(text)
-  except re.error:
-    return False
-  return True
+  with contextlib.suppress(re.error):
+    return bool(re.compile(text))
+  return False
 
 
 def _is_rename(text: str) -> bool:
@@ -74,11 +73,9 @@ class Loader:
 class Optimizer:
   """Method and learning rate; see `train_lib.optimizers`.
 
-  Attributes:
-    warmup_steps: a share of all steps if below 1.
-    end_lr: learning rate at the end of 'cosine' and 'linear'.
-    weight_decay: decoupled; of matrices only.
-    clip_norm: largest norm of the gradient, 0 for no limit.
+  `warmup_steps` below 1 are a share of all steps, 'cosine' and 'linear' end at
+  `end_lr`, `weight_decay` is decoupled and of matrices only, `clip_norm` 0 sets
+  no limit.
   """
 
   name: Literal['adamw', 'adam', 'sgd', 'lamb', 'adafactor'] = 'adamw'
@@ -140,14 +137,11 @@ class Profile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-  """All fields of a configuration.
+  """All fields of a configuration; stages run in the order of their names.
 
-  Attributes:
-    dtype: of the computation; parameters are always float32.
-    batch_size: rows of the global batch, in `num_micro` micro-batches.
-    ema_decay: of the average of the parameters, 0 for no average.
-    max_nonfinite_steps: skipped in a row before the run stops.
-    stages: by name, run in the order of the names.
+  `dtype` is of the computation, parameters are float32; the global batch has
+  `batch_size` rows in `num_micro` micro-batches; `ema_decay` 0 is no average;
+  the run stops after more than `max_nonfinite_steps` skipped ones in a row.
   """
 
   seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
@@ -187,10 +181,7 @@ def validate(config: Any) -> ml_collections.ConfigDict:
   """Returns a configuration with every field of the run, its data and model.
 
   Reads the configurations of checkpoints that are named, but no data, and
-  touches no device.
-
-  Raises:
-    ConfigError: with the first illegal field, the legal and the given value.
+  touches no device. Raises ConfigError for the first illegal field.
   """
   run = complete(config)
   if run['batch_size'] % run['num_micro']:
@@ -213,17 +204,18 @@ def validate(config: Any) -> ml_collections.ConfigDict:
     raise ConfigError('stages', {}, 'at least one stage')
   for name, stage in run['stages'].items():
     _check_stage(f'stages.{name}', stage, run, task)
-  return ml_collections.ConfigDict(_plain(run)).lock()
+  return ml_collections.ConfigDict(run).lock()
 
 
 def _check_stage(
   place: str, stage: Mapping[str, Any], run: dict[str, Any], task: type[Task]
 ) -> None:
-  if not stage['steps'] and not stage['epochs']:
+  steps, epochs = stage['steps'], stage['epochs']
+  if not steps and not epochs:
     raise ConfigError(f'{place}.steps', 0, 'steps >= 1, or epochs > 0')
-  if stage['steps'] and stage['epochs']:
-    expected = f'0 beside steps={stage["steps"]}; set one of them'
-    raise ConfigError(f'{place}.epochs', stage['epochs'], expected)
+  if steps and epochs:
+    expected = f'0 beside steps={steps}; set one of them'
+    raise ConfigError(f'{place}.epochs', epochs, expected)
   for knob in stage['knobs']:
     if knob not in task.KNOBS:
       expected = f'a knob of {run["task"]}: {_listed(task.KNOBS)}'
@@ -235,10 +227,3 @@ def _check_stage(
 
 def _listed(names: Iterable[str]) -> str:
   return ', '.join(sorted(names)) or 'there is none'
-
-
-def _plain(value: Any) -> Any:
-  # Names of classes were looked up as the texts of the command line.
-  if isinstance(value, dict):
-    return {key: _plain(item) for key, item in value.items()}
-  return str(value) if isinstance(value, fields.Unread) else value

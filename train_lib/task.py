@@ -174,7 +174,8 @@ def complete_model(
   with model_errors(complete):
     built: Any = module(num_classes=2, **complete)
   # The module may have set sizes that its variant determines.
-  return {'name': name} | {field: getattr(built, field) for field in complete}
+  values = {field: getattr(built, field) for field in complete}
+  return {'name': str(name), **values}
 
 
 def construct(config: Config, num_classes: int) -> Any:

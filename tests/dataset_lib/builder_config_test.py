@@ -11,7 +11,7 @@ from annotated_types import Interval
 
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
-from dataset_lib.source import DatasetInfo
+from dataset_lib.source import DatasetInfo, places
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -188,4 +188,4 @@ def test_a_data_set_is_named_by_its_class():
   data = builder.build(config, split='test', train=False, seed=0, batch_size=4)
   rows = [batch['tokens'][:, 0].tolist() for batch in data.batches()]
   assert rows == [[0, 1, 4, 9], [16, 25, 36, 0]]
-  assert data.places() == {'Squares/test'}
+  assert places(data.records) == {'Squares/test'}

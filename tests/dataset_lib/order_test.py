@@ -45,7 +45,7 @@ def test_large_sets_are_permuted_without_a_table(monkeypatch):
 def by_length(lengths, batch_size=8):
   """A function from a step to the records of its batch, and steps an epoch."""
   lengths = np.array(lengths, np.int32)
-  given = order.LengthOrder(lengths, BUCKETS, batch_size, 0, True)
+  given = order.Order(len(lengths), batch_size, 0, True, lengths, BUCKETS)
 
   def records(step):
     return given.batch(step, range(batch_size)).indices

@@ -5,6 +5,7 @@ import pytest
 
 from dataset_lib import builder, text_tasks
 from dataset_lib.errors import ConfigError, InvalidDataError
+from dataset_lib.source import places
 from eval_lib import calibration, frontier, predictions
 from tests.contexts import eval_context
 from tests.dataset_lib.word_rows import config, opened, write
@@ -72,7 +73,7 @@ def test_parts_that_overlap_are_not_apart(sst2):
     return builder.build(sst2, split=split, train=False, seed=0, batch_size=8)
 
   half = part('train[:50%]')
-  assert len(half.places()) == 45
+  assert len(places(half.records)) == 45
   predictions.check_apart(half, part('train[50%:]'), 'train[50%:]')
   with pytest.raises(ConfigError, match=r'calibration_split: .* it shares 2'):
     predictions.check_apart(half, part('train[43:]'), 'train[43:]')
