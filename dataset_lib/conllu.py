@@ -9,7 +9,7 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from jaxtyping import Int32
 
 from dataset_lib.errors import BadRecord, InvalidDataError
 from dataset_lib.source import Encoded, require
-from dataset_lib.text_rows import Line, decoded, read_lines
+from dataset_lib.text_rows import decoded, read_lines
 from dataset_lib.tokenizer import MIN_LENGTH, Tokenizer
 
 _COLUMNS = 10
@@ -40,7 +40,7 @@ class Word(NamedTuple):
 
 
 Sentence = tuple[Word, ...]
-_Fault = tuple[int, BadRecord]  # with the number of its line
+_Fault = tuple[int, str, str]  # number of the line, kind, message
 
 
 def read(
@@ -57,12 +57,20 @@ def read(
   blocks = [list(block) for is_blank, block in lines if not is_blank]
   sentences, bad = [], []
   for block in blocks:
-    sentence, faults = _sentence(block)
+    words: dict[int, Word] = {}  # by the number of their line
+    faults: list[_Fault] = []
+    for number, line in block:
+      try:
+        if word := _word(line, None if faults else len(words) + 1):
+          words[number] = word
+      except BadRecord as fault:
+        faults.append((number, fault.kind, fault.message))
+    faults = faults or _faults_of_tree(block[0][0], words)
     bad += [
-      BadRecord(fault.kind, f'{path}, line {number}', fault.message)
-      for number, fault in faults
+      BadRecord(kind, f'{path}, line {number}', message)
+      for number, kind, message in faults
     ]
-    sentences += [] if faults else [sentence]
+    sentences += [] if faults else [tuple(words.values())]
   if not sentences:
     first = f'; the first: {bad[0]}' if bad else ''
     raise InvalidDataError(
@@ -72,48 +80,20 @@ def read(
   return sentences, bad
 
 
-def _sentence(block: Sequence[Line]) -> tuple[Sentence, list[_Fault]]:
-  words: list[tuple[int, Word]] = []  # with the numbers of their lines
-  faults: list[_Fault] = []
-  for number, line in block:
-    try:
-      columns = decoded(line).split('\t')
-      if columns[0].startswith('#'):
-        continue
-      message = f'expected {_COLUMNS} columns, got {len(columns)}'
-      require(len(columns) == _COLUMNS, 'wrong_columns', message)
-      message = f'expected a number like 1, 1-2 or 1.1, got {columns[0]!r:.40}'
-      require(_ID.fullmatch(columns[0]), 'illegal_id', message)
-      if columns[0].isdigit():
-        message = f'expected number {len(words) + 1}, got {columns[0]}'
-        # After a broken line the numbers are not checked.
-        is_next = faults or int(columns[0]) == len(words) + 1
-        require(is_next, 'wrong_order', message)
-        words.append((number, _word(columns)))
-    except BadRecord as fault:
-      faults.append((number, fault))
-  faults = faults or _faults_of_tree(block[0][0], words)
-  return tuple(word for _, word in words), faults
-
-
-def _faults_of_tree(
-  first: int, words: Sequence[tuple[int, Word]]
-) -> list[_Fault]:
-  count, roots = len(words), sum(word.head == 0 for _, word in words)
-  expected = f'expected another word of the {count} as the head, or 0'
-  found = [
-    (place, 'illegal_head', f'{expected}, got {word.head}')
-    for number, (place, word) in enumerate(words, 1)
-    if word.head > count or word.head == number
-  ]
-  if not words:
-    found.append((first, 'no_words', 'expected a word, got none'))
-  elif not found and roots != 1:
-    found.append((first, 'not_one_root', f'expected one root, got {roots}'))
-  return [(place, BadRecord(kind, '', text)) for place, kind, text in found]
-
-
-def _word(columns: Sequence[str]) -> Word:
+def _word(line: bytes, expected: int | None) -> Word | None:
+  """Returns the word of a line if it has one, with the expected number."""
+  columns = decoded(line).split('\t')
+  name = columns[0]
+  if name.startswith('#'):
+    return None
+  message = f'expected {_COLUMNS} columns, got {len(columns)}'
+  require(len(columns) == _COLUMNS, 'wrong_columns', message)
+  message = f'expected a number like 1, 1-2 or 1.1, got {name!r:.40}'
+  require(_ID.fullmatch(name), 'illegal_id', message)
+  if not name.isdigit():
+    return None
+  message = f'expected number {expected}, got {name}'
+  require(expected in (None, int(name)), 'wrong_order', message)
   form, head, label = columns[1], columns[6], columns[7].strip()
   require(form.strip(), 'empty_form', 'expected a form, got nothing')
   message = f'expected the number of a head, got {head!r:.40}'
@@ -123,13 +103,28 @@ def _word(columns: Sequence[str]) -> Word:
   return Word(form, int(head), label)
 
 
+def _faults_of_tree(first: int, words: Mapping[int, Word]) -> list[_Fault]:
+  count, roots = len(words), sum(not word.head for word in words.values())
+  expected = f'expected another word of the {count} as the head, or 0'
+  faults = [
+    (line, 'illegal_head', f'{expected}, got {word.head}')
+    for number, (line, word) in enumerate(words.items(), 1)
+    if word.head > count or word.head == number
+  ]
+  if not words:
+    faults.append((first, 'no_words', 'expected a word, got none'))
+  elif not faults and roots != 1:
+    faults.append((first, 'not_one_root', f'expected one root, got {roots}'))
+  return faults
+
+
 def encode_words(
   tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int
 ) -> tuple[Encoded, list[Int32[np.ndarray, '_ 2']]]:
   """Encodes sentences given as words to rows `[CLS] words [SEP]`.
 
-  Words are encoded one by one, which gives the tokens of the text with spaces
-  between all words, since the tokenizers split at spaces first.
+  The tokens are those of the text with spaces between all words, since the
+  tokenizers split at spaces first.
 
   Returns:
     The rows, and for each sentence the first token and the end of each word in
@@ -143,23 +138,15 @@ def encode_words(
     raise ValueError(
       f'max_length: expected at least {MIN_LENGTH}, got {max_length}'
     )
-  # A treebank has ten times as many words as different ones.
-  known = sorted({word for words in sentences for word in words})
-  tokens, lengths = tokenizer.encode_plain(known)
-  ends = np.cumsum(lengths)
-  pieces = {
-    word: tokens[end - length : end]
-    for word, end, length in zip(known, ends, lengths, strict=True)
-  }
-  rows, places = [], []
+  tokens, lengths = tokenizer.encode_plain(list(itertools.chain(*sentences)))
+  rows, places, first, start = [], [], 0, 0
   for words in sentences:
-    parts = [pieces[word] for word in words]
-    ends = 1 + np.cumsum([len(part) for part in parts], dtype=np.int32)
-    fitting = int(np.searchsorted(ends, max_length - 1, side='right'))
-    bounds = np.concatenate([[1], ends[:fitting]]).astype(np.int32)
-    places.append(np.stack([bounds[:-1], bounds[1:]], axis=1))
-    row = [tokenizer.cls_id, *itertools.chain(*parts[:fitting])]
-    rows.append(np.array([*row, tokenizer.sep_id], np.int32))
+    ends = np.cumsum([1, *lengths[first : first + len(words)]], dtype=np.int32)
+    fitting = ends[: np.searchsorted(ends, max_length - 1, side='right')]
+    places.append(np.stack([fitting[:-1], fitting[1:]], axis=1))
+    own = tokens[start : start + fitting[-1] - 1]
+    rows.append(np.array([tokenizer.cls_id, *own, tokenizer.sep_id], np.int32))
+    first, start = first + len(words), start + ends[-1] - 1
   offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
   flat = np.concatenate([np.zeros(0, np.int32), *rows])
   return Encoded(flat, np.zeros_like(flat), offsets), places

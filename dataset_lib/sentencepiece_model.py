@@ -14,6 +14,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
 from dataset_lib.errors import ConfigError, InvalidDataError
 
 MODEL_FILE = 'spiece.model'
@@ -26,6 +29,12 @@ OWN_PIECES = ('(', ')', '"', '-', '.', '–', '£', '€')  # noqa: RUF001
 MAX_TRAINING_TEXT = 1024
 # Of all texts together: the trainer takes about 20 bytes for each.
 MAX_TRAINING_CHARACTERS = 10**8
+# The end of a text, up to a space, or of a word that is too long a part.
+_TRAINING_TEXT = re.compile(
+  rf'.{{1,{MAX_TRAINING_TEXT}}}\Z|.{{0,{MAX_TRAINING_TEXT - 1}}} |'
+  rf'.{{1,{MAX_TRAINING_TEXT}}}',
+  re.DOTALL,
+)
 _NUMBER_COMMA = re.compile(r'.*\d,', re.DOTALL)
 
 
@@ -74,18 +83,11 @@ def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
 
 def _training_texts(texts: Iterable[str]) -> Iterator[str]:
   """Normalises texts and cuts them after spaces."""
-  normalizer, size = normalizer_of(), MAX_TRAINING_TEXT
+  normalizer = normalizer_of()
   for text in texts:
     # Normalised before it is cut: a character may become several.
-    text = normalizer.normalize_str(text)
-    start = 0
-    while start < len(text):
-      space = text.rfind(' ', start, start + size) + 1
-      is_last = start + size >= len(text)
-      stop = start + size if is_last or not space else space
-      if part := text[start:stop].strip():
-        yield part
-      start = stop
+    parts = _TRAINING_TEXT.findall(normalizer.normalize_str(text))
+    yield from filter(None, map(str.strip, parts))
 
 
 def _sample(texts: Iterable[str], max_texts: int) -> list[str]:
@@ -108,9 +110,6 @@ def normalizer_of(
   lower: bool = True, keep_accents: bool = False, charsmap: bytes = b''
 ) -> Any:
   """Returns ALBERT's normalizer; `charsmap` has the model's rules, compiled."""
-  import tokenizers
-  from tokenizers import normalizers
-
   steps: list[Any] = [normalizers.Replace(old, '"') for old in ('``', "''")]
   if not keep_accents:
     steps += [normalizers.NFKD(), normalizers.StripAccents()]
@@ -130,21 +129,14 @@ def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
   Raises:
     InvalidDataError: the file is damaged, or another kind of model.
   """
-  import tokenizers
-  from google.protobuf.message import DecodeError
   from sentencepiece import sentencepiece_model_pb2
-  from tokenizers import decoders, models, pre_tokenizers
 
   proto: Any = sentencepiece_model_pb2
-  model = proto.ModelProto()
-  try:
-    model.ParseFromString(pathlib.Path(path).read_bytes())
-  except DecodeError as error:
-    raise InvalidDataError(f'{path} is damaged: {error!r}') from error
+  model = proto.ModelProto.FromString(pathlib.Path(path).read_bytes())
+  trainer, pieces = model.trainer_spec, model.pieces
   # They follow the pieces: a file that was cut short lacks them.
   if not (model.HasField('trainer_spec') and model.HasField('normalizer_spec')):
     raise InvalidDataError(f'{path} is damaged: it ends early')
-  trainer, pieces = model.trainer_spec, model.pieces
   kind = trainer.ModelType.Name(trainer.model_type)
   kind += ' with byte_fallback' * trainer.byte_fallback
   if kind != 'UNIGRAM' or not pieces:
@@ -183,18 +175,17 @@ def keep_as_text(library: Any, names: Iterable[str]) -> None:
   would become padding, but not when it is cut after its first character.
   Changes a `tokenizers.Tokenizer` in place, once.
   """
-  import tokenizers
-  from tokenizers import pre_tokenizers
-
   pattern = '|'.join(
     f'{re.escape(name[0])}(?={re.escape(name[1:])})'
     for name in sorted(names)
     if len(name) > 1
   )
   given = library.pre_tokenizer
-  steps = [given] if given else []
-  written = json.dumps(pattern, ensure_ascii=False)
-  if not any(written in step.__getstate__().decode() for step in steps):
-    cut = tokenizers.Regex(pattern)
-    steps.append(pre_tokenizers.Split(cut, 'merged_with_previous'))
-    library.pre_tokenizer = pre_tokenizers.Sequence(steps)
+  # It may be there already, as the tokenizer was saved.
+  if json.dumps(pattern, ensure_ascii=False) not in library.to_str():
+    cut = pre_tokenizers.Split(
+      tokenizers.Regex(pattern), 'merged_with_previous'
+    )
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+      [given, cut] if given else [cut]
+    )

@@ -5,17 +5,20 @@ Ids equal those of Hugging Face's `BertTokenizer` and `AlbertTokenizer` with
 word and a bracket, never the separator.
 """
 
+import contextlib
 import functools
 import itertools
 import json
 import os
 import pathlib
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tokenizers
 from jaxtyping import Bool, Int32
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from dataset_lib import atomic_file, sentencepiece_model
 from dataset_lib.errors import InvalidDataError, MissingDataError
@@ -29,8 +32,12 @@ CHUNK = 4096
 JSON_FILE, VOCABULARY_FILE = 'tokenizer.json', 'vocab.txt'
 CONFIG_FILES = ('special_tokens_map.json', 'tokenizer_config.json')
 WORD_PIECE, UNIGRAM = 'WordPiece', 'Unigram'
-_SPECIAL_KEYS = ('pad', 'unk', 'cls', 'sep', 'mask')
 SPECIAL_TOKENS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
+_SPECIAL = {
+  WORD_PIECE: SPECIAL_TOKENS,
+  UNIGRAM: sentencepiece_model.SPECIAL_TOKENS,
+}
+_SPECIAL_KEYS = ('pad', 'unk', 'cls', 'sep', 'mask')
 # Names in tokenizer_config.json of the attributes of BertNormalizer.
 _NORMALIZER = {
   'do_lower_case': 'lowercase',
@@ -78,7 +85,7 @@ class Tokenizer:
     """
     items = texts if pairs is None else [*zip(texts, pairs, strict=True)]
     tokens, types, lengths = _encode(self._truncating(max_length), items, True)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
     return Encoded(tokens, types, offsets)
 
   def encode_plain(
@@ -95,11 +102,9 @@ class Tokenizer:
     a space do, and as in ALBERT's data generator punctuation, and text of a
     script without spaces between words.
     """
-    names = [self._library.id_to_token(n) for n in range(self.vocab_size)]
-    is_word_piece = _kind(self._library) == WORD_PIECE
-    result = np.array(
-      [name is None or begins_word(name, is_word_piece) for name in names]
-    )
+    names = map(self._library.id_to_token, range(self.vocab_size))
+    kind = type(self._library.model).__name__
+    result = np.array([not name or begins_word(name, kind) for name in names])
     result[list(self.special_ids)] = True
     return result
 
@@ -112,8 +117,6 @@ class Tokenizer:
     atomic_file.write_text(path, self._library.to_str(pretty=True) + '\n')
 
   def _truncating_at(self, max_length: int) -> Any:
-    import tokenizers
-
     if max_length < MIN_LENGTH:
       raise ValueError(
         f'max_length: expected at least {MIN_LENGTH}, got {max_length}'
@@ -128,7 +131,7 @@ def _encode(
   library: Any, items: Sequence[Any], special: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns ids and, with [CLS], types of all rows, and the rows' lengths."""
-  tokens, types, lengths = ([np.zeros(0, np.int32)] for _ in range(3))
+  columns: list[list[np.ndarray]] = [[np.zeros(0, np.int32)] for _ in range(3)]
   for start in range(0, len(items), CHUNK):
     chunk = list(items[start : start + CHUNK])
     try:
@@ -137,18 +140,21 @@ def _encode(
       raise ValueError(
         f'a text cannot be encoded, such as a lone surrogate: {error}'
       ) from error
-    for column, parts in (
-      (tokens, (row.ids for row in rows)),
-      (types, (row.type_ids for row in rows if special)),
-      (lengths, ([len(row)] for row in rows)),
+    ids = itertools.chain.from_iterable(row.ids for row in rows)
+    types = itertools.chain.from_iterable(
+      row.type_ids for row in rows if special
+    )
+    for column, numbers in zip(
+      columns, (ids, types, map(len, rows)), strict=True
     ):
-      column.append(np.fromiter(itertools.chain.from_iterable(parts), np.int32))
-  return np.concatenate(tokens), np.concatenate(types), np.concatenate(lengths)
+      column.append(np.fromiter(numbers, np.int32))
+  tokens, types, lengths = map(np.concatenate, columns)
+  return tokens, types, lengths
 
 
-def begins_word(name: str, is_word_piece: bool) -> bool:
+def begins_word(name: str, kind: str) -> bool:
   """Returns whether a token begins a word; see `Tokenizer.word_starts`."""
-  if is_word_piece:
+  if kind == WORD_PIECE:
     return not name.startswith('##')
   if name.startswith(SPACE) or not any(map(str.isalnum, name)):
     return True
@@ -164,25 +170,78 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     InvalidDataError: it is damaged, or no WordPiece tokenizer like BERT's and
       no SentencePiece tokenizer like ALBERT's.
   """
-  from tokenizers import processors
-
   folder = pathlib.Path(path).expanduser()
   names = JSON_FILE, VOCABULARY_FILE, sentencepiece_model.MODEL_FILE
   files = [folder, *(folder / name for name in names)]
-  file = next((file for file in files if file.is_file()), None)
+  file = next(filter(pathlib.Path.is_file, files), None)
   if not file:
     raise MissingDataError(
       f'no tokenizer at {folder}: expected a directory with {names[2]}, '
       f'{JSON_FILE} or {VOCABULARY_FILE}, or such a file'
     )
-  config = _config(file)
-  library = _read(file, config)
-  is_word_piece = _kind(library) == WORD_PIECE
-  own = SPECIAL_TOKENS if is_word_piece else sentencepiece_model.SPECIAL_TOKENS
-  special = [
-    _content(config.get(f'{key}_token', default))
-    for key, default in zip(_SPECIAL_KEYS, own, strict=True)
-  ]
+  config: dict[str, Any] = {}
+  for part in map(file.with_name, CONFIG_FILES):
+    with _named(part):
+      config |= json.loads(part.read_bytes()) if part.is_file() else {}
+  with _named(file):
+    if file.suffix == '.json':
+      library = tokenizers.Tokenizer.from_buffer(file.read_bytes())
+    elif file.suffix == '.model':
+      library = sentencepiece_model.read(file, config)
+    else:
+      library = _word_piece(file, config)
+    return _completed(library, file, config)
+
+
+@contextlib.contextmanager
+def _named(file: pathlib.Path) -> Iterator[None]:
+  """Names the file in what its damage raises."""
+  try:
+    yield
+  except InvalidDataError:
+    raise
+  except Exception as error:  # the libraries raise nothing narrower
+    raise InvalidDataError(f'{file} is damaged: {error!r}') from error
+
+
+def _word_piece(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
+  extra = file.with_name('added_tokens.json')
+  if config.get('do_basic_tokenize', True) is not True or extra.is_file():
+    raise InvalidDataError(
+      f'{file}: do_basic_tokenize=false and added_tokens.json are not '
+      f'supported with {VOCABULARY_FILE}; save the tokenizer as {JSON_FILE}'
+    )
+  # A line's number is the token's id; `splitlines` would know more ends.
+  lines = file.read_text(encoding='utf-8').removesuffix('\n').split('\n')
+  vocabulary = {line: row for row, line in enumerate(lines)}
+  special = _special_tokens(config, WORD_PIECE)
+  model = models.WordPiece(vocabulary, unk_token=special[1])
+  library = tokenizers.Tokenizer(model)
+  library.normalizer = normalizers.BertNormalizer()
+  library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+  library.decoder = decoders.WordPiece()
+  library.add_special_tokens([name for name in special if name in vocabulary])
+  return library
+
+
+def _special_tokens(config: Mapping[str, Any], kind: str) -> list[str]:
+  """Returns special tokens; a file has them as strings or as objects."""
+  defaults = zip(_SPECIAL_KEYS, _SPECIAL[kind], strict=True)
+  given = [config.get(f'{key}_token', default) for key, default in defaults]
+  return [one['content'] if isinstance(one, Mapping) else one for one in given]
+
+
+def _completed(
+  library: Any, file: pathlib.Path, config: Mapping[str, Any]
+) -> Tokenizer:
+  """Returns the tokenizer of the library's, checked and set as in `config`."""
+  kind = type(library.model).__name__
+  if kind not in _SPECIAL:
+    raise InvalidDataError(
+      f'{file}: expected a WordPiece tokenizer, or a Unigram one '
+      f'(SentencePiece), got {kind}'
+    )
+  special = _special_tokens(config, kind)
   ids = [library.token_to_id(token) for token in special]
   if None in ids[:-1]:  # nothing here needs [MASK]
     missing = [name for name in special if library.token_to_id(name) is None]
@@ -191,9 +250,12 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
       f'vocabulary without {", ".join(missing)}; name its own in '
       'tokenizer_config.json'
     )
-  if file.suffix not in ('.model', '.json'):
-    library.add_special_tokens(special if ids[-1] is not None else special[:-1])
-  if not is_word_piece:
+  normalizer = library.normalizer
+  if isinstance(normalizer, normalizers.BertNormalizer):
+    for name in _NORMALIZER.keys() & config.keys():
+      setattr(normalizer, _NORMALIZER[name], config[name])
+    library.normalizer = normalizer
+  if kind == UNIGRAM:
     sentencepiece_model.keep_as_text(library, special)
   if library.post_processor is None:
     first, last = special[2:4]
@@ -212,80 +274,3 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
       f'{pair.tokens}'
     )
   return Tokenizer(library, ids)
-
-
-def _kind(library: Any) -> str:
-  return type(library.model).__name__
-
-
-def _config(file: pathlib.Path) -> dict[str, Any]:
-  """Returns the options in the files of `CONFIG_FILES` next to a tokenizer."""
-  config: dict[str, Any] = {}
-  for path in map(file.with_name, CONFIG_FILES):
-    if path.is_file():
-      try:
-        config |= json.loads(path.read_text(encoding='utf-8'))
-      except (ValueError, TypeError) as error:
-        raise InvalidDataError(f'{path} is damaged: {error}') from error
-  return config
-
-
-def _content(token: Any) -> str:
-  """Returns a special token, given as a string or an object with it."""
-  return str(token['content'] if isinstance(token, Mapping) else token)
-
-
-def _read(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
-  """Returns the library's tokenizer of a file, set as `config` has it."""
-  import tokenizers
-  from tokenizers import normalizers
-
-  if file.suffix == '.model':
-    return sentencepiece_model.read(file, config)
-  try:
-    text = file.read_text(encoding='utf-8')
-  except UnicodeDecodeError as error:
-    raise InvalidDataError(f'{file} is not UTF-8: {error}') from error
-  if file.suffix == '.json':
-    try:
-      library = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing narrower
-      raise InvalidDataError(f'{file} is damaged: {error}') from error
-    if _kind(library) not in (WORD_PIECE, UNIGRAM):
-      raise InvalidDataError(
-        f'{file}: expected a WordPiece tokenizer, or a Unigram one '
-        f'(SentencePiece), got {_kind(library)}'
-      )
-  else:
-    library = _word_piece(file, text, config)
-  normalizer = library.normalizer
-  if isinstance(normalizer, normalizers.BertNormalizer):
-    for name in _NORMALIZER.keys() & config.keys():
-      setattr(normalizer, _NORMALIZER[name], config[name])
-    library.normalizer = normalizer
-  return library
-
-
-def _word_piece(
-  file: pathlib.Path, text: str, config: Mapping[str, Any]
-) -> Any:
-  import tokenizers
-  from tokenizers import decoders, models, normalizers, pre_tokenizers
-
-  extra = file.with_name('added_tokens.json')
-  if config.get('do_basic_tokenize', True) is not True or extra.is_file():
-    raise InvalidDataError(
-      f'{file}: do_basic_tokenize=false and added_tokens.json are not '
-      f'supported with {VOCABULARY_FILE}; save the tokenizer as {JSON_FILE}'
-    )
-  # A line's number is the token's id; `splitlines` would know more ends.
-  lines = text.removesuffix('\n').split('\n')
-  vocabulary = {line: row for row, line in enumerate(lines)}
-  unknown = _content(config.get('unk_token', SPECIAL_TOKENS[1]))
-  library = tokenizers.Tokenizer(
-    models.WordPiece(vocabulary, unk_token=unknown)
-  )
-  library.normalizer = normalizers.BertNormalizer()
-  library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-  library.decoder = decoders.WordPiece()
-  return library

@@ -169,7 +169,7 @@ def test_other_names_of_special_tokens(tmp_path):
     ('tokenizer.json', '{"model": {"type": "BPE", "vocab": {}, "merges": []}}',
      r'expected a WordPiece tokenizer, or .* got BPE'),
     ('vocab.txt', '[PAD]\n[UNK]\nthe\n', r'without \[CLS\], \[SEP\]'),
-    ('vocab.txt', b'[PAD]\n\xff\xfe\n', 'is not UTF-8'),
+    ('vocab.txt', b'[PAD]\n\xff\xfe\n', 'is damaged: .*utf-8'),
     ('tokenizer_config.json', '{', r'tokenizer_config\.json is damaged'),
     ('added_tokens.json', '{"x": 99}', r'added_tokens\.json are not supported'),
   ],
@@ -236,17 +236,17 @@ def test_ids_are_those_of_hugging_face(shared_data, tmp_path, lower):
 
 
 @pytest.mark.parametrize(
-  ('is_word_piece', 'begins', 'names'),
+  ('kind', 'begins', 'names'),
   [
-    (False, True, '▁play ▁ , ." \' ▁9, 北 東京 の ไทย “'),
-    (False, False, 'ing 84 s é мир ##ing'),
-    (True, True, 'play , ▁ #'),
-    (True, False, '##ing'),
+    ('Unigram', True, '▁play ▁ , ." \' ▁9, 北 東京 の ไทย “'),
+    ('Unigram', False, 'ing 84 s é мир ##ing'),
+    ('WordPiece', True, 'play , ▁ #'),
+    ('WordPiece', False, '##ing'),
   ],
 )
-def test_pieces_that_begin_a_word(is_word_piece, begins, names):
+def test_pieces_that_begin_a_word(kind, begins, names):
   for name in names.split():
-    assert tokenizer.begins_word(name, is_word_piece) == begins, name
+    assert tokenizer.begins_word(name, kind) == begins, name
 
 
 def test_the_table_of_a_tokenizer(directory):
