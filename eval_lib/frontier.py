@@ -71,7 +71,7 @@ def _agreement(
   logits: Float[np.ndarray, 'N C'], full: Float[np.ndarray, 'N C']
 ) -> float:
   if full.shape[1] == 1:
-    return glue.pearson(full[:, 0], logits[:, 0])
+    return glue.correlation(full[:, 0], logits[:, 0])
   return accuracy(logits, full.argmax(-1))
 
 

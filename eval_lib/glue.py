@@ -7,6 +7,7 @@ and the correlations of constant predictions, which carry no information.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -32,47 +33,38 @@ TASK_METRICS = dict.fromkeys(TASKS, ('accuracy',)) | {
 TaskName = Literal['', *TASK_METRICS]
 
 
-def _correlation(function: Callable[..., Any]) -> Callable[..., float]:
-  """Returns a correlation in [-1, 1] that is 0 if an argument is constant."""
-
-  def correlation(labels, predicted):
-    if np.ptp(predicted) == 0 or np.ptp(labels) == 0:
-      return 0.0
-    return float(function(labels, predicted))
-
-  return correlation
-
-
-def _f1(labels: Any, predicted: Any) -> float:
-  """Returns the harmonic mean of precision and recall of class 1."""
-  return sklearn.metrics.f1_score(
-    labels, predicted, labels=[0, 1], zero_division=0.0
-  )
+def correlation(
+  labels: Any, predicted: Any, function: Any = scipy.stats.pearsonr
+) -> float:
+  """Returns a correlation, by default Pearson's; 0 if an input is constant."""
+  if np.ptp(predicted) == 0 or np.ptp(labels) == 0:
+    return 0.0
+  labels, predicted = (np.asarray(x, np.float64) for x in (labels, predicted))
+  return float(function(labels, predicted).statistic)
 
 
-pearson = _correlation(lambda x, y: scipy.stats.pearsonr(x, y).statistic)
 # `(labels [N], predicted [N]) -> float`
 _METRICS: dict[str, Callable[..., float]] = {
   'accuracy': sklearn.metrics.accuracy_score,
-  'f1': _f1,
-  'matthews': _correlation(sklearn.metrics.matthews_corrcoef),
-  'pearson': pearson,
-  'spearman': _correlation(lambda x, y: scipy.stats.spearmanr(x, y).statistic),
+  # The harmonic mean of precision and recall of class 1.
+  'f1': functools.partial(
+    sklearn.metrics.f1_score, labels=[0, 1], zero_division=0.0
+  ),
+  'matthews': correlation,  # the same of two classes
+  'pearson': correlation,
+  'spearman': functools.partial(correlation, function=scipy.stats.spearmanr),
 }
 
 
 def compute(
   task: str, logits: Float[np.ndarray, 'N C'], labels: Num[np.ndarray, ' N']
 ) -> dict[str, float]:
-  """Computes a task's official metrics.
+  """Computes a task's official metrics by name, and the first as `score`.
 
   Args:
     task: a name in `TASKS`.
     logits: of one head; of a regression the predicted numbers, `[N, 1]`.
     labels: classes as integers, or numbers of a regression.
-
-  Returns:
-    The metrics by name, and `score`: the first of `TASK_METRICS[task]`.
 
   Raises:
     InvalidDataError: there is no row, or a label is not legal, as in GLUE's
@@ -87,19 +79,16 @@ def compute(
     )
   if not len(labels):
     raise InvalidDataError(f'{task}: the split holds no example')
-  if not kind.is_regression:
-    predictions.check_labels(labels, kind.num_classes, task)
-    predicted = logits.argmax(-1)
-  elif ((labels >= 0) & (labels <= MAX_SCORE)).all():
-    predicted, labels = (x.astype(np.float64) for x in (logits[:, 0], labels))
-  else:
+  top = MAX_SCORE if kind.is_regression else kind.num_classes - 1
+  if not ((labels >= 0) & (labels <= top)).all():
     raise InvalidDataError(
-      f'{task}: expected labels in [0, {MAX_SCORE}], got {labels.min()} to '
+      f'{task}: expected labels in [0, {top}], got {labels.min()} to '
       f'{labels.max()}; labels that are hidden cannot be evaluated against'
     )
+  predicted = logits[:, 0] if kind.is_regression else logits.argmax(-1)
   names = TASK_METRICS[task]
-  values = {name: float(_METRICS[name](labels, predicted)) for name in names}
-  return values | {'score': values[names[0]]}
+  values = [float(_METRICS[name](labels, predicted)) for name in names]
+  return dict(zip((*names, 'score'), (*values, values[0]), strict=True))
 
 
 def task_of(task: str, dataset: Mapping[str, Any]) -> str:
