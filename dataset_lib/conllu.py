@@ -48,9 +48,7 @@ def read(
 ) -> tuple[list[Sentence], list[BadRecord]]:
   """Reads good sentences, and the faults of the others with file and line.
 
-  Raises:
-    InvalidDataError: the file is empty or damaged, or has no good sentence.
-    FileNotFoundError: there is none.
+  A file without a good sentence is an InvalidDataError.
   """
   path = pathlib.Path(path).expanduser()
   lines = itertools.groupby(read_lines(path), lambda line: not line[1].strip())
@@ -123,13 +121,9 @@ def encode_words(
 ) -> tuple[Encoded, list[Int32[np.ndarray, '_ 2']]]:
   """Encodes sentences given as words to rows `[CLS] words [SEP]`.
 
-  The tokens are those of the text with spaces between all words, since the
-  tokenizers split at spaces first.
-
-  Returns:
-    The rows, and for each sentence the first token and the end of each word in
-    its row, which may be none. Words after the first one that does not fit in
-    `max_length` tokens are left out, and so are their places.
+  Returns the rows, whose tokens are those of the words with spaces between
+  them, and for each sentence the first token and the end of each word. Words
+  after the first one that does not fit in `max_length` tokens are left out.
 
   Raises:
     ValueError: a word cannot be encoded, or max_length is too small.

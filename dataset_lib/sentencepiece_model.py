@@ -124,10 +124,8 @@ def normalizer_of(
 def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
   """Converts a model to a `tokenizers.Tokenizer`, without a frame of [CLS].
 
-  `config` is that of ALBERT's tokenizer_config.json.
-
-  Raises:
-    InvalidDataError: the file is damaged, or another kind of model.
+  `config` is that of ALBERT's tokenizer_config.json. Another kind of model is
+  an InvalidDataError, and so is one that ends early.
   """
   from sentencepiece import sentencepiece_model_pb2
 

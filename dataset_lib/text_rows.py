@@ -74,11 +74,7 @@ class TextTask:
     return max(len(self.class_names), 1)
 
   def columns(self, given: Collection[str], where: str = '') -> tuple[str, ...]:
-    """Returns the columns of the texts and of the label.
-
-    Raises:
-      InvalidDataError: the data set `where` lacks them.
-    """
+    """Returns the columns of texts and label; InvalidDataError without them."""
     texts = [names for names in self.texts if {*names} <= {*given}]
     labels = [name for name in self.label if name in given]
     if not texts or not labels:
@@ -129,8 +125,7 @@ def decoded(text: bytes) -> str:
 def read_lines(path: Path) -> list[Line]:
   """Reads the lines of a file, plain or gzip, without blank ones at its end.
 
-  Raises:
-    InvalidDataError: the file is empty or, as gzip, damaged.
+  An empty or damaged file is an InvalidDataError.
   """
   data = path.read_bytes()
   if path.suffix == '.gz':
@@ -187,11 +182,7 @@ class LabelledTexts(TokenSource):
   max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
   def _open(self, task: TextTask, open_split: Callable[[str], Any]) -> None:
-    """Reads and tokenises the rows.
-
-    `open_split` returns the rows of a split by its name: a `TextFile`, or
-    records with the same methods.
-    """
+    """Reads and tokenises rows; `open_split(name)` is like a `TextFile`."""
     words = tokenizer.load(self.tokenizer)
     rows = self._rows(functools.cache(open_split))
     texts, labels, good, bad_rows = [], [], [], []

@@ -58,8 +58,6 @@ class Tokenizer:
 
   def __init__(self, library: Any, special: Sequence[Any]):
     self.vocab_size = max(library.get_vocab().values()) + 1
-    self.pad_id: int
-    self.mask_id: int | None
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
     added = library.get_added_tokens_decoder()
     named = {number for number, token in added.items() if token.special}

@@ -61,10 +61,7 @@ def compute(
 ) -> dict[str, float]:
   """Computes a task's official metrics by name, and the first as `score`.
 
-  Args:
-    task: a name in `TASKS`.
-    logits: of one head; of a regression the predicted numbers, `[N, 1]`.
-    labels: classes as integers, or numbers of a regression.
+  The logits are of one head, of a regression the predicted numbers, `[N, 1]`.
 
   Raises:
     InvalidDataError: there is no row, or a label is not legal, as in GLUE's

@@ -81,13 +81,12 @@ def images(
         value = pathlib.Path(value).read_bytes()
       if not isinstance(value, (bytes, np.ndarray)):
         raise ValueError(type(value).__name__)
-    except (OSError, ValueError) as error:
-      legal = 'the path of a file, its bytes or an array'
-      raise InputError(f'image: expected {legal}, got {error}') from error
-    try:
       return prepare(value)
     except BadRecord as error:
       raise InputError(f'image: {error.kind}: {error.message}') from error
+    except (OSError, ValueError) as error:
+      legal = 'the path of a file, its bytes or an array'
+      raise InputError(f'image: expected {legal}, got {error}') from error
 
   return ItemReader('image', convert, np.zeros(tuple(shape), np.uint8), length)
 
@@ -141,18 +140,22 @@ class TextReader:
 
   def read(self, item: Any, variant: str) -> Encoded:
     """Reads an item; the context has 'source' and 'truncated'."""
-    fields = _item_fields(item)
-    limit = self.max_length
-    read = self._given if 'tokens' in fields else self._encode
-    tokens, types = read(fields)
-    truncated = len(tokens) > limit
-    if truncated and 'text' in fields:  # again, as it ends with [SEP]
-      tokens, types = self._encode(fields, limit)
+    fields, limit = _item_fields(item), self.max_length
+    if 'tokens' in fields:
+      tokens, types = self._given(fields)
+    else:
+      texts = self._texts(fields)
+      tokens, types = self._encode(texts, limit + 1)
+      if len(tokens) > limit:  # of which the last must be [SEP]
+        tokens[:limit], types[:limit] = self._encode(texts, limit)
     return Encoded(
       inputs={'tokens': tokens[:limit], 'token_types': types[:limit]},
       length=min(len(tokens), limit),
       variant=variant,
-      context={'source': fields.get('source', ''), 'truncated': truncated},
+      context={
+        'source': fields.get('source', ''),
+        'truncated': len(tokens) > limit,
+      },
     )
 
   def pad(
@@ -161,40 +164,45 @@ class TextReader:
     """Returns a batch; see `padded`."""
     return padded(rows, length, size, self.pad_id)
 
-  def _encode(self, fields: Mapping[str, Any], limit: int = 0) -> Any:
-    """Returns tokens and types, by default one more than the longest row."""
-    text, pair = self._text(fields['text'], 'text'), fields.get('pair')
-    if self.num_texts and (pair is None) == (self.num_texts == 2):
+  def _texts(self, fields: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the one or two texts of an item, by their keys."""
+    keys = ('text',) if fields.get('pair') is None else ('text', 'pair')
+    texts = {key: fields[key] for key in keys}
+    for key, value in texts.items():
+      try:
+        texts[key] = value.decode() if isinstance(value, bytes) else value
+      except UnicodeDecodeError as error:
+        raise InputError(f'{key}: expected UTF-8, got {error}') from error
+      if not isinstance(value, (str, bytes)):
+        raise InputError(f'{key}: expected a text, got {type(value).__name__}')
+      if len(texts[key]) > self.max_characters:
+        expected = f'at most {self.max_characters} characters'
+        raise InputError(f'{key}: expected {expected}, got {len(texts[key])}')
+    if self.num_texts not in (None, len(texts)):
       raise InputError(f'pair: expected {_WRONG_NUMBER[self.num_texts]}')
+    return texts
+
+  def _encode(self, texts: Mapping[str, str], limit: int) -> Any:
+    """Returns tokens and types of at most `limit` tokens."""
     if self.tokenizer is None:
       legal = "token ids, {'tokens': [...]}, as the model has no tokenizer"
       raise InputError(f'item: expected {legal}, got a text')
-    pairs = None if pair is None else [self._text(pair, 'pair')]
-    limit = limit or self.max_length + 1
+    batches = ([text] for text in texts.values())
     try:
-      encoded = self.tokenizer.encode([text], pairs, limit)
+      encoded = self.tokenizer.encode(*batches, max_length=limit)
     except ValueError as error:
       raise InputError(f'text: {error}') from error
-    _check_readable(encoded.tokens, pair is not None)
+    # Of [CLS] a [SEP] b [SEP]; a "[SEP]" in a text is plain characters.
+    ends = np.flatnonzero(encoded.tokens == encoded.tokens[-1])
+    for key, length in zip(texts, np.diff(ends, prepend=0), strict=False):
+      if length == 1:
+        expected = 'at least one readable token'
+        raise InputError(f'{key}: expected {expected}, got none')
     return encoded.tokens, encoded.token_types
-
-  def _text(self, value: Any, key: str) -> str:
-    try:
-      value = value.decode('utf-8') if isinstance(value, bytes) else value
-    except UnicodeDecodeError as error:
-      raise InputError(f'{key}: expected UTF-8, got {error}') from error
-    if not isinstance(value, str):
-      raise InputError(f'{key}: expected a text, got {type(value).__name__}')
-    if len(value) > self.max_characters:
-      limit = f'at most {self.max_characters} characters'
-      raise InputError(f'{key}: expected {limit}, got {len(value)}')
-    return value
 
   def _given(self, fields: Mapping[str, Any]) -> Any:
     tokens = _token_ids(fields['tokens'], self.vocab_size)
-    types = np.zeros_like(tokens)
-    if 'token_types' in fields:
-      types = _token_ids(fields['token_types'], 0)
+    types = _token_ids(fields.get('token_types', 0 * tokens), 0)
     if len(types) != len(tokens):
       expected = f'{len(tokens)}, one for each token'
       raise InputError(f'token_types: expected {expected}, got {len(types)}')
@@ -218,15 +226,6 @@ def padded(
     'token_types': pad_rows(types, shape),
     'length': lengths,
   }
-
-
-def _check_readable(tokens: Int[np.ndarray, ' T'], has_pair: bool) -> None:
-  """Raises InputError if a text has no tokens: [CLS] a [SEP] b [SEP]."""
-  # A "[SEP]" in the text itself is tokenised as plain characters.
-  first = int((tokens == tokens[-1]).argmax())
-  if first == 1 or (has_pair and first == len(tokens) - 2):
-    key = 'text' if first == 1 else 'pair'
-    raise InputError(f'{key}: expected at least one readable token, got none')
 
 
 def _item_fields(item: Any) -> dict[str, Any]:

@@ -164,6 +164,5 @@ def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
     raise ConfigError(field, directory, f'{expected} ({error})') from error
   if set(found) != set(names):
     expected += f' with the fields {", ".join(names)}'
-    given = f'{directory} with {", ".join(found)}'
-    raise ConfigError(field, given, expected)
+    raise ConfigError(field, f'{directory} with {", ".join(found)}', expected)
   return found

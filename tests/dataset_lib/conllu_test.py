@@ -8,6 +8,7 @@ import pytest
 from dataset_lib import conllu, tokenizer
 from dataset_lib.conllu import Word, encode_words
 from dataset_lib.errors import InvalidDataError
+from tests.dataset_lib.tokenizer_test import rows
 from tests.dataset_lib.word_rows import write
 
 
@@ -57,62 +58,63 @@ def test_what_the_format_allows(tmp_path):
 
 
 LONG = '9' * 5000
-BROKEN = {
-  'not_utf8': (4, b'2\tdid\xff\t_\t_\t_\t_\t0\troot\t_\t_'),
-  'wrong_columns': (2, '1\tZoé\tzoé'),
-  'empty_form': (2, line(1, ' ', 2, 'nsubj')),
-  'no_label': (7, line(4, '.', 2, '_')),
-  'illegal_id': (5, line('3a', "n't", 2, 'advmod')),
-  'illegal_head': (7, line(4, '.', '_', 'punct')),
-  'wrong_order': (7, line(5, '.', 2, 'punct')),
-}
+# (line of GOOD, what replaces it, kind of the fault, words of its message)
+BROKEN = [
+  (4, b'2\tdid\xff\t_\t_\t_\t_\t0\troot\t_\t_', 'not_utf8', 'decode'),
+  (2, '1\tZoé\tzoé', 'wrong_columns', 'expected 10 columns, got 3'),
+  (3, '2-3\tdidn\'t\t_', 'wrong_columns', 'expected 10 columns, got 3'),
+  (2, line(1, ' ', 2, 'nsubj'), 'empty_form', 'expected a form'),
+  (7, line(4, '.', 2, '_'), 'no_label', "got '_'"),
+  (5, line('3a', "n't", 2, 'advmod'), 'illegal_id', "got '3a'"),
+  (5, line(LONG, "n't", 2, 'advmod'), 'illegal_id', "got '999"),
+  (5, line('03', "n't", 2, 'advmod'), 'illegal_id', "got '03'"),
+  (2, line('0', 'Zoé', 2, 'nsubj'), 'illegal_id', "got '0'"),
+  *(
+    (7, line(4, '.', head, 'punct'), 'illegal_head', 'the number of a head')
+    for head in ('_', LONG, '²', -1)
+  ),
+  (7, line(4, '.', 5, 'punct'), 'illegal_head', 'got 5'),
+  (7, line(4, '.', 4, 'punct'), 'illegal_head', 'got 4'),
+  (7, line(5, '.', 2, 'punct'), 'wrong_order', 'expected number 4, got 5'),
+  (7, line(3, '.', 2, 'punct'), 'wrong_order', 'expected number 4, got 3'),
+]  # fmt: skip
 
 
-def test_every_broken_line_is_named_and_its_sentence_left_out(tmp_path):
-  for kind, (place, text) in BROKEN.items():
-    broken = [*GOOD[:place], text, *GOOD[place + 1 :]]
-    path = write(tmp_path / 'a.conllu', [*OTHER, *broken, *GOOD])
-    sentences, bad = conllu.read(path)
-    assert [len(sentence) for sentence in sentences] == [1, 4]
-    # The lines after it are not to blame.
-    assert [fault.kind for fault in bad] == [kind]
-    assert bad[0].where == f'{path}, line {place + 3}'
-    assert bad[0].message
-  broken = [GOOD[2], 'x', 'y', line(4, '.', 2, '_'), '']
-  sentences, bad = conllu.read(write(path, [*broken, *OTHER]))
-  assert len(sentences) == 1
-  assert [fault.where[-1] for fault in bad] == ['2', '3', '4']
+@pytest.mark.parametrize(('place', 'text', 'kind', 'message'), BROKEN)
+def test_a_broken_line_is_named_and_its_sentence_left_out(
+  tmp_path, place, text, kind, message
+):
+  broken = [*GOOD[:place], text, *GOOD[place + 1 :]]
+  path = write(tmp_path / 'a.conllu', [*OTHER, *broken, *GOOD])
+  sentences, bad = conllu.read(path)
+  assert [len(sentence) for sentence in sentences] == [1, 4]
+  # The lines after it are not to blame.
+  assert [fault.kind for fault in bad] == [kind]
+  assert bad[0].where == f'{path}, line {place + 3}'
+  assert message in bad[0].message
 
 
 @pytest.mark.parametrize(
-  ('rows', 'kind', 'message'),
+  ('rows', 'faults'),
   [
+    ([GOOD[2], 'x', 'y', line(4, '.', 2, '_')],
+     ['2: expected 10', '3: expected 10', '4: expected a dep']),
     *(
-      (['1\ta\t_\tX\t_\t_\t0\troot\t_\t_', line(2, 'b', head, 'dep')],
-       'illegal_head', f'got {head}')
-      for head in (2, 3)
+      ([line(1, 'a', *heads[:1], 'x'), line(2, 'b', *heads[1:], 'x')],
+       [f'1: expected one root, got {heads.count(0)}'])
+      for heads in ((2, 1), (0, 0))
     ),
-    ([line(1, 'a', LONG, 'root')], 'illegal_head', 'the number of a head'),
-    ([line(1, 'a', '²', 'root')], 'illegal_head', 'the number of a head'),
-    ([line(1, 'a', -1, 'root')], 'illegal_head', 'the number of a head'),
-    ([line(1, 'a', 2, 'x'), line(2, 'b', 1, 'x')], 'not_one_root', 'got 0'),
-    ([line(1, 'a', 0, 'x'), line(2, 'b', 0, 'x')], 'not_one_root', 'got 2'),
-    ([line(2, 'a', 0, 'root')], 'wrong_order', 'expected number 1, got 2'),
-    ([line(1, 'a', 0, 'root')] * 2, 'wrong_order', 'expected number 2, got 1'),
-    ([line(LONG, 'a', 0, 'root')], 'illegal_id', "got '999"),
-    ([line('01', 'a', 0, 'root')], 'illegal_id', "got '01'"),
-    ([line('0', 'a', 0, 'root')], 'illegal_id', "got '0'"),
-    (['1-2\tab\t_'], 'wrong_columns', 'expected 10 columns, got 3'),
-    (['# sent_id = nothing'], 'no_words', 'expected a word'),
+    (['# sent_id = nothing'], ['1: expected a word']),
   ],
 )  # fmt: skip
-def test_what_makes_no_tree(tmp_path, rows, kind, message):
+def test_faults_of_sentences(tmp_path, rows, faults):
   path = write(tmp_path / 'a.conllu', [*rows, '', *OTHER])
   sentences, bad = conllu.read(path)
   assert len(sentences) == 1
-  assert [fault.kind for fault in bad] == [kind]
-  assert message in bad[0].message
-  assert bad[0].where.startswith(f'{path}, line ')
+  for fault, expected in zip(bad, faults, strict=True):
+    number, _, words = expected.partition(': ')
+    assert fault.where == f'{path}, line {number}'
+    assert fault.message.startswith(words)
 
 
 DAMAGED = gzip.compress('\n'.join(GOOD * 20).encode())[:-20]
@@ -182,13 +184,8 @@ def given(tmp_path):
   return tokenizer.load(tmp_path)
 
 
-def rows(encoded):
-  bounds = zip(encoded.offsets[:-1], encoded.offsets[1:], strict=True)
-  return [encoded.tokens[start:stop] for start, stop in bounds]
-
-
 def names_of(given, encoded):
-  return [given.names(row.tolist()) for row in rows(encoded)]
+  return [given.names(row) for row in rows(encoded)]
 
 
 def test_pieces_of_words_by_hand(given):
