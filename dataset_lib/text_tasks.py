@@ -81,9 +81,7 @@ _GLUE_SPLIT = '(?:validation|dev|test)(?:_matched|_mismatched)?|train'
 _MSR_TRAIN, _MSR_TEST = 'msr_paraphrase_train.txt', 'msr_paraphrase_test.txt'
 _MSR_DEV_IDS = 'dev_ids.tsv'
 _UNLABELLED = -1  # label of TFDS's test sets
-_MARKS = {'tr': 'train', 'va': 'validation', 'te': 'test'}
-# Of a line of split, class, perhaps other columns, and sentence.
-_MORE_COLUMNS = re.compile(rb'^([^\t]*\t[^\t]*)\t.*\t')
+_MARKS = {b'tr': 'train', b'va': 'validation', b'te': 'test'}
 _SHOWN_CLASSES = 10
 
 
@@ -179,11 +177,15 @@ class _TfdsRows(tfds.Examples):
 
 
 class _SentEvalRows(TextFile):
+  """Lines of a split, a label, perhaps other columns, and a sentence."""
+
   def __getitem__(self, row: int) -> dict[str, str]:
-    fields = super().__getitem__(row)
-    message = f'expected {", ".join(_MARKS)} first, got {fields["split"]!r:.40}'
-    require(fields['split'] in _MARKS, 'unknown_split', message)
-    return fields
+    mark, *fields = decoded(self.lines[row][1]).split('\t')
+    message = f'expected 3 columns or more, got {len(fields) + 1}'
+    require(len(fields) >= 2, 'wrong_columns', message)
+    message = f'expected tr, va or te first, got {mark!r:.40}'
+    require(mark.encode() in _MARKS, 'unknown_split', message)
+    return {'label': fields[0], 'sentence': fields[-1]}
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -274,14 +276,13 @@ class Probing(LabelledTexts):
     path = _find(self.task, split, folders, [*whole, *names])
     if path.name not in whole:
       return _tsv_file(path, _PROBING, split)
-    marks = {mark.encode(): name for mark, name in _MARKS.items()}
     # Lines of no split are read, and found bad, as training.
     lines = [
-      (number, _MORE_COLUMNS.sub(rb'\1\t', line))
+      (number, line)
       for number, line in read_lines(path)
-      if marks.get(line.partition(b'\t')[0], 'train') == split
+      if _MARKS.get(line.partition(b'\t')[0], 'train') == split
     ]
-    return _SentEvalRows(path, lines, ('split', 'label', 'sentence'))
+    return _SentEvalRows(path, lines, ())
 
   def _class_names(self, rows: TextFile) -> tuple[str, ...]:
     """Returns the sorted labels of the good rows."""

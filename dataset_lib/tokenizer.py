@@ -129,7 +129,7 @@ def _encode(
   library: Any, items: Sequence[Any], special: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns ids and, with [CLS], types of all rows, and the rows' lengths."""
-  columns: list[list[np.ndarray]] = [[np.zeros(0, np.int32)] for _ in range(3)]
+  tokens, types, lengths = ([np.zeros(0, np.int32)] for _ in range(3))
   for start in range(0, len(items), CHUNK):
     chunk = list(items[start : start + CHUNK])
     try:
@@ -138,16 +138,13 @@ def _encode(
       raise ValueError(
         f'a text cannot be encoded, such as a lone surrogate: {error}'
       ) from error
-    ids = itertools.chain.from_iterable(row.ids for row in rows)
-    types = itertools.chain.from_iterable(
-      row.type_ids for row in rows if special
-    )
-    for column, numbers in zip(
-      columns, (ids, types, map(len, rows)), strict=True
+    for column, parts in (
+      (tokens, (row.ids for row in rows)),
+      (types, (row.type_ids for row in rows if special)),
+      (lengths, ([len(row)] for row in rows)),
     ):
-      column.append(np.fromiter(numbers, np.int32))
-  tokens, types, lengths = map(np.concatenate, columns)
-  return tokens, types, lengths
+      column.append(np.fromiter(itertools.chain.from_iterable(parts), np.int32))
+  return np.concatenate(tokens), np.concatenate(types), np.concatenate(lengths)
 
 
 def begins_word(name: str, kind: str) -> bool:

@@ -140,13 +140,6 @@ def test_files_that_are_no_treebank(tmp_path, name, content, message):
     conllu.read(tmp_path / 'missing.conllu')
 
 
-def treebank(shared_data, name):
-  path = shared_data / 'ud_english_ewt' / f'{name}.conllu.gz'
-  if not path.is_file():
-    pytest.skip(f'no {path}')
-  return path
-
-
 @pytest.mark.parametrize(
   ('name', 'count'),
   [
@@ -156,7 +149,7 @@ def treebank(shared_data, name):
   ],
 )
 def test_the_real_treebank_is_all_good(shared_data, name, count):
-  path = treebank(shared_data, name)
+  path = shared_data / 'ud_english_ewt' / f'{name}.conllu.gz'
   sentences, bad = conllu.read(path)
   assert bad == []
   assert len(sentences) == count
@@ -240,20 +233,14 @@ def test_words_at_the_limits(given):
       encode_words(given, [[words]], limit)
 
 
-VOCABULARIES = ['bert_base_uncased_vocab.txt', 'albert_30k_spiece.model']
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('name', VOCABULARIES)
+@pytest.mark.parametrize(
+  'name', ['bert_base_uncased_vocab.txt', 'albert_30k_spiece.model']
+)
 def test_the_same_tokens_as_of_the_whole_text(shared_data, name):
-  vocabulary = shared_data / 'vocab' / name
-  treebank = shared_data / 'ud_english_ewt' / 'dev.conllu.gz'
-  if not vocabulary.is_file() or not treebank.is_file():
-    pytest.skip(f'no {vocabulary} or no {treebank}')
-  given = tokenizer.load(vocabulary)
-  sentences = [
-    [word.form for word in words] for words in conllu.read(treebank)[0][:300]
-  ]
+  given = tokenizer.load(shared_data / 'vocab' / name)
+  trees, _ = conllu.read(shared_data / 'ud_english_ewt' / 'dev.conllu.gz')
+  sentences = [[word.form for word in words] for words in trees[:300]]
   encoded, places = encode_words(given, sentences, 512)
   whole = given.encode([' '.join(words) for words in sentences], None, 512)
   np.testing.assert_array_equal(encoded.tokens, whole.tokens)

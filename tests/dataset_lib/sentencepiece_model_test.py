@@ -17,11 +17,9 @@ TEXT = (
   'the cat sat on a mat and played with 12 balls, resting (often) on "it". '
   "Unplayable! restarted naive cats' mats; 1999 5-6 £7"
 )
-STEMS, ENDINGS = (
-  ['play', 'rest', 'start', 'load', 'paint', 'walk'],
-  ['s', 'ed', 'ing', 'er'],
-)
-WORDS = [*TEXT.split(), *(s + end for s in STEMS for end in ['', *ENDINGS])]
+STEMS = ['play', 'rest', 'start', 'load', 'paint', 'walk']
+ENDINGS = ['', 's', 'ed', 'ing', 'er']
+WORDS = [*TEXT.split(), *(stem + end for stem in STEMS for end in ENDINGS)]
 
 
 def text_of(count, seed=0):
@@ -102,7 +100,7 @@ def test_ids_are_those_of_the_library(which, request, shared_data):
   normalizer = sentencepiece_model.normalizer_of()
   texts = [*text_of(50, 3), "RESTarting  naïve ``quotes'' ﬁne", 'xyz 日本 ß']
   book = shared_data / 'corpus_eltec_eng' / 'valid.txt.gz'
-  if which == 'albert' and book.is_file():
+  if which == 'albert':
     with gzip.open(book, 'rt', encoding='utf-8') as file:
       texts += [next(file) for _ in range(150)]
   expected = [peer.encode(normalizer.normalize_str(text)) for text in texts]

@@ -249,6 +249,10 @@ def test_lines_of_no_split_are_bad_training_rows(root, line):
 HEADER = b'\xff\xfesentence\tlabel'
 TRAIN = ['sentence\tlabel', 'w1\ta', 'w2\tb']
 UNUSABLE = [
+  ('own', {'train.tsv': TRAIN, 'test.tsv': ['sentence\tclass', 'w1\ta']},
+   'the columns label, got sentence, class'),
+  ('past_present', {'past_present.txt': SENTEVAL[:3]},
+   "'test' of past_present is empty"),
   *(
     ('sst2', {'train.tsv': rows}, words)
     for rows, words in [
@@ -287,18 +291,12 @@ def test_files_that_are_not_usable(root, task, files, words):
   for file, rows in files.items():
     write(root / file, rows)
   given = config if task in ('sst2', 'cola') else probing
+  split = 'test' if 'test.tsv' in files or 'test' in words else 'train'
   with pytest.raises(InvalidDataError, match=words):
-    opened(given(root, task))
+    opened(given(root, task), split)
 
 
-def test_test_files_that_are_not_usable(root):
-  write(root / 'own' / 'train.tsv', TRAIN)
-  write(root / 'own' / 'test.tsv', ['sentence\tclass', 'w1\ta', 'w2\tb'])
-  with pytest.raises(InvalidDataError, match='label, got sentence, class'):
-    opened(probing(root, 'own'), 'test')
-  write(root / 'past_present.txt', SENTEVAL[:3])
-  with pytest.raises(InvalidDataError, match="'test' of past_present is empty"):
-    opened(probing(root), 'test')
+def test_glues_test_files_without_labels(root):
   write(root / 'test.tsv', ['index\tsentence', '0\tw1'])
   words = 'a split with labels.*test.tsv: expected the columns label or is_acc'
   with pytest.raises(ConfigError, match=words) as error:
