@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from model_lib.logical import constrain, partitioned, partitioned_dense
-from model_lib.tokens import LearnedPositions, PatchEmbed
+from model_lib.vit import LearnedPositions, PatchEmbed
 
 
 class LearnableBank(nn.Module):
@@ -77,8 +77,7 @@ class SharedNorm(nn.Module):
   ) -> Float[Array, '*S h']:
     """Returns the leading `count` features of the normalised tokens.
 
-    Mean and variance are of all features, in one pass over the bank, which is
-    limited by memory bandwidth.
+    Mean and variance are of all features, in one pass over the bank.
     """
     width = tokens.shape[-1]
     scale_init = nn.initializers.constant(self.initial_scale)

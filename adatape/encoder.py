@@ -1,8 +1,7 @@
 """The encoder that reads a tape between two blocks and appends it.
 
 Blocks after the insertion attend to `[x ; tape]` under the key mask `[1 ; tape
-mask]` (AdaTape, section 2). `read` and `finish` are separate methods: serving
-crops the tape between them.
+mask]` (AdaTape, section 2). Serving crops the tape between `read` and `finish`.
 """
 
 from typing import Any
@@ -22,16 +21,15 @@ from model_lib.row_random import fold_rows
 class TapeEncoder(nn.Module):
   """Encoder blocks with a tape inserted between two of them.
 
-  The fields are those of `AdaTapeViT` and `ParityModel`; the reading is float32
-  whatever `dtype` is.
+  The fields are those of the models; the reading is float32 for any `dtype`.
   """
 
   depth: int
   num_heads: int
   mlp_dim: int
-  pool: str
   reading: Reading | None  # None appends the whole bank to every row
-  insert_after: int = 1
+  pool: str = 'cls'
+  insert_after: int = 0
   read_mlp: str = ''
   tape_mlp: str = ''
   query_noise: float = 0.0
@@ -65,15 +63,21 @@ class TapeEncoder(nn.Module):
   ) -> tuple[Float[Array, 'B L H'], Tape]:
     """Runs the blocks before the insertion and reads the tape.
 
-    Args:
-      x: input tokens.
-      bank: the bank; if `reading` is None, the tape `[T, H]`.
-      row_keys: one key per row turns noise on.
-      stop_early: see `adatape.tape.read`.
+    If `reading` is None, `bank` is the tape `[T, H]`; `row_keys` turn noise on;
+    `stop_early` is that of `adatape.tape.read`.
     """
     x = self._blocks(x, None, row_keys, range(self.insert_after))
     if self.reading is None:
-      return x, fixed_tape(bank, x.shape[0])
+      batch, size = x.shape[0], bank.shape[0]
+      zeros = jnp.zeros((batch,))
+      return x, Tape(
+        tokens=jnp.tile(bank[None], (batch, 1, 1)),
+        mask=jnp.ones((batch, size)),
+        indices=None,
+        loss=zeros,
+        halting=zeros,
+        length=jnp.full((batch,), size, jnp.int32),
+      )
     query = masked_mean(self._pooled(x))
     dropped = None
     if row_keys is not None and self.query_noise:
@@ -124,7 +128,7 @@ class TapeEncoder(nn.Module):
   def _blocks(self, x, valid, row_keys, indices, num_input_tokens=None):
     for index in indices:
       name = f'block_{index}'
-      keys = None if row_keys is None else fold_rows(row_keys, name)
+      keys = fold_rows(row_keys, name)
       x = getattr(self, name)(x, valid, keys, num_input_tokens)
     return x
 
@@ -144,16 +148,3 @@ class TapeEncoder(nn.Module):
     return total + (self.depth - self.insert_after) * flops.block(
       tokens, width, self.mlp_dim, tape_length, self.tape_mlp
     )
-
-
-def fixed_tape(tokens: Float[Array, 'T H'], batch: int) -> Tape:
-  """Returns a tape of the same trainable tokens for every row."""
-  zeros = jnp.zeros((batch,))
-  return Tape(
-    tokens=jnp.tile(tokens[None], (batch, 1, 1)),
-    mask=jnp.ones((batch, tokens.shape[0])),
-    indices=None,
-    loss=zeros,
-    halting=zeros,
-    length=jnp.full((batch,), tokens.shape[0], jnp.int32),
-  )

@@ -11,17 +11,95 @@ from typing import Annotated, Any, Literal
 import flax.linen as nn
 import jax.numpy as jnp
 from annotated_types import Gt, Interval
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key, Num
 
 from adatape.bank import ImageBank, LearnableBank
-from adatape.classifier import TapeClassifier
 from adatape.encoder import TapeEncoder
 from adatape.reading import Reading
+from adatape.tape import Tape
 from model_lib import flops, sizes
 from model_lib.errors import FieldError
 from model_lib.layers import build, classifier
+from model_lib.logical import constrain
 from model_lib.sizes import Rate, Size
-from model_lib.tokens import ImageTokens
+from model_lib.vit import ImageTokens
+
+
+class TapeClassifier(nn.Module):
+  """Base of the classifiers; `__call__` is `read`, then `classify`.
+
+  A subclass has a field `max_steps` (the most tape tokens, T) and defines
+  `reading` and `embed`. `row_keys`, one for each row, turn on training's noise.
+  """
+
+  def setup(self):
+    """Declares the encoder and the head."""
+    self.encoder = self._encoder()
+    self.head = classifier(self.num_classes)
+
+  @nn.nowrap
+  def reading(self) -> Reading | None:
+    """Returns the settings of the reading that the fields describe."""
+    raise NotImplementedError
+
+  @nn.nowrap
+  def _encoder(self) -> TapeEncoder:
+    return build(TapeEncoder, self, reading=self.reading())
+
+  def embed(self, inputs: Num[Array, 'B ...']) -> tuple[Array, Array]:
+    """Returns input tokens `[B, L, H]` and the bank `[C, H]` or `[B, C, H]`."""
+    raise NotImplementedError
+
+  def read(
+    self,
+    inputs: Num[Array, 'B ...'],
+    row_keys: Key[Array, ' B'] | None = None,
+    stop_early: bool = False,
+  ) -> tuple[Float[Array, 'B L H'], Tape, int]:
+    """Returns (tokens, tape, size of the bank) at the insertion.
+
+    With `stop_early` reading stops when every row has halted.
+    """
+    x, bank = self.embed(inputs)
+    x, tape = self.encoder.read(x, bank, row_keys, stop_early)
+    return x, tape, bank.shape[-2]
+
+  def classify(
+    self,
+    x: Float[Array, 'B L H'],
+    tokens: Float[Array, 'B T H'],
+    mask: Float[Array, 'B T'],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> tuple[Float[Array, 'B O'], Float[Array, 'B H']]:
+    """Returns (logits, features), both float32; the tape may be cropped."""
+    features = self.encoder.finish(x, tokens, mask, row_keys)
+    return constrain(self.head(features), 'batch', 'classes'), features
+
+  def __call__(
+    self,
+    inputs: Num[Array, 'B ...'],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
+    """Classifies with all T tape slots: training, and the reference.
+
+    Returns (logits, out): `out['features']` are the pre-logits `[B, H]`,
+    `out['tape']` has fields of `Tape`, and `bank_size`.
+    """
+    x, tape, bank_size = self.read(inputs, row_keys)
+    logits, features = self.classify(x, tape.tokens, tape.mask, row_keys)
+    names = ('length', 'mask', 'indices', 'loss')
+    out: dict[str, Any] = {name: getattr(tape, name) for name in names}
+    out['bank_size'] = bank_size
+    return logits, {'features': features, 'tape': out}
+
+  @nn.nowrap
+  def _flops(
+    self, tokens: int, bank_size: int, tape_length: int | float | None
+  ) -> float:
+    """Returns those of encoder and head; `tape_length` None is the most, T."""
+    length = self.max_steps if tape_length is None else tape_length
+    encoder = self._encoder().flops(tokens, bank_size, self.width, length)
+    return encoder + flops.dense(1, self.width, self.num_classes)
 
 
 class AdaTapeViT(TapeClassifier):
@@ -70,22 +148,25 @@ class AdaTapeViT(TapeClassifier):
   def __post_init__(self):
     sizes.VIT.complete(self)
     super().__post_init__()
-    reading = self.reading()
     if not 0 <= self.insert_after < self.depth:
       expected = f'a number of blocks in [0, {self.depth - 1}]'
       raise FieldError('insert_after', self.insert_after, expected)
-    if self.bank != 'none':
+    reading = self.reading()
+    if reading is not None:
       size = self.bank_size if self.bank == 'learnable' else None
       reading.check_bank(size, self.width)
 
   @nn.nowrap
-  def reading(self) -> Reading:
-    """Returns the settings of the reading that the fields describe."""
+  def reading(self) -> Reading | None:
+    """Returns the settings of the reading; None without a bank."""
+    if self.bank == 'none':
+      return None
     threshold = math.inf if self.fixed_length else self.threshold
     return build(Reading, self, threshold=threshold, loss=self.tape_loss)
 
   def setup(self):
     """Declares the submodules and parameters."""
+    super().setup()
     self.tokens = build(ImageTokens, self)
     if self.bank == 'input':
       self.tape_bank: Any = ImageBank(
@@ -94,13 +175,6 @@ class AdaTapeViT(TapeClassifier):
     else:
       size = self.max_steps if self.bank == 'none' else self.bank_size
       self.tape_bank = LearnableBank(size, self.width)
-    self.encoder = self._encoder()
-    self.head = classifier(self.num_classes)
-
-  @nn.nowrap
-  def _encoder(self) -> TapeEncoder:
-    reading = None if self.bank == 'none' else self.reading()
-    return build(TapeEncoder, self, reading=reading)
 
   def embed(
     self, inputs: Float[Array, 'B Y X E']
@@ -125,6 +199,4 @@ class AdaTapeViT(TapeClassifier):
       bank_size = flops.num_patches(input_shape, self.bank_patch_size)
       total += flops.patch_embed(input_shape, self.bank_patch_size, self.width)
       total += flops.dense(bank_size, self.width, self.width)
-    length = self.max_steps if tape_length is None else tape_length
-    total += self._encoder().flops(tokens, bank_size, self.width, length)
-    return total + flops.dense(1, self.width, self.num_classes)
+    return total + self._flops(tokens, bank_size, tape_length)

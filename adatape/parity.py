@@ -13,13 +13,12 @@ from annotated_types import Ge, Gt, Interval
 from jaxtyping import Array, Float, Int
 
 from adatape.bank import SymbolBank
-from adatape.classifier import TapeClassifier
-from adatape.encoder import TapeEncoder
+from adatape.model import TapeClassifier
 from adatape.reading import Reading
 from model_lib import flops
-from model_lib.layers import build, classifier
+from model_lib.layers import build
 from model_lib.sizes import Rate, check_heads
-from model_lib.tokens import class_token
+from model_lib.vit import class_token
 
 
 class ParityModel(TapeClassifier):
@@ -38,9 +37,8 @@ class ParityModel(TapeClassifier):
   mlp_dim: Annotated[int, Interval(ge=1, le=2**20)] = 64
   num_heads: Annotated[int, Interval(ge=1, le=1024)] = 4
   query_dim: Annotated[int, Interval(ge=1, le=2**17)] = 16
-  # Initial scale of the LayerNorm shared by bank and query; initial scores are
-  # proportional to its square. With 1 or more the softmax over a pair of
-  # unequal symbols saturates and hides one of the two.
+  # Initial scale of the LayerNorm shared by bank and query. With 1 or more the
+  # softmax over a pair of unequal symbols saturates and hides one of the two.
   norm_scale: Annotated[float, Interval(ge=-1e6, le=1e6)] = 0.5
   vocab_size: Annotated[int, Ge(1)] = 3
   dropout: Rate = 0.0
@@ -58,15 +56,9 @@ class ParityModel(TapeClassifier):
 
   def setup(self):
     """Declares the submodules and parameters."""
+    super().setup()
     self.tape_bank = build(SymbolBank, self)
-    self.encoder = self._encoder()
-    self.head = classifier(self.num_classes)
     self.token = class_token(self, 1, self.width)
-
-  @nn.nowrap
-  def _encoder(self) -> TapeEncoder:
-    reading = self.reading()
-    return build(TapeEncoder, self, pool='cls', reading=reading, insert_after=0)
 
   def embed(
     self, inputs: Int[Array, 'B N']
@@ -80,7 +72,5 @@ class ParityModel(TapeClassifier):
     self, input_shape: tuple[int, ...], tape_length: int | float | None = None
   ) -> float:
     """Returns the FLOPs of one sequence `[N]`; `tape_length` None is T."""
-    length = self.max_steps if tape_length is None else tape_length
-    total = self._encoder().flops(1, input_shape[0], self.width, length)
-    total += flops.dense(input_shape[0], self.vocab_size, self.width)
-    return total + flops.dense(1, self.width, self.num_classes)
+    bank = flops.dense(input_shape[0], self.vocab_size, self.width)
+    return bank + self._flops(1, input_shape[0], tape_length)

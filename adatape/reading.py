@@ -87,8 +87,7 @@ def bank_drop(
 ) -> Bool[Array, 'B C']:
   """Draws the bank tokens hidden from each row, Bernoulli (A.7: rate 0.1).
 
-  Every row keeps `keep` tokens, K * T, drawn uniformly if more would be
-  dropped.
+  Every row keeps `keep` tokens, uniformly drawn if more would be dropped.
   """
   draws = jax.vmap(lambda key: jax.random.uniform(key, (bank_size,)))(row_keys)
 

@@ -8,7 +8,7 @@ length bucket that holds its tape, in a batch with other rows of that bucket.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from adatape.classifier import TapeClassifier
+from adatape.model import TapeClassifier
 from dataset_lib.errors import ConfigError
 from serve_lib.chain import Row
 from serve_lib.decisions import ClassifierPolicy

@@ -9,13 +9,13 @@ Two passes make the gradient cheap: `select` finds the indices without a
 gradient, then `replay` computes weights, tokens and loss from the K * T chosen
 rows alone. Halting is float32 and row-wise.
 
-Unlike in the printed algorithm a used token's score becomes -inf. The printed
-`d * (1 - m)` sets it to 0, which beats every negative score, so tokens would be
-read twice.
+Unlike in the printed algorithm a used token's score becomes -inf, not 0, which
+beats every negative score, so tokens would be read twice.
 """
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,19 +74,15 @@ def read(
   inside `jax.shard_map`, so that top_k needs no communication.
 
   Args:
-    bank: one bank for all rows, or one per row.
+    bank: one bank for all rows, or one per row; at least K * T tokens.
     query: the leading `query_dim` features of the normalised queries.
     reading: the settings.
     normalize: `(tokens, count)` -> the leading `count` features of the
       normalised tokens, float32: the LayerNorm shared with the query; None if
       the bank is normalised. Only the chosen tokens get its gradient.
-    dropped: bank tokens hidden from each row (see `bank_drop`), which keeps at
-      least K * T.
+    dropped: bank tokens hidden from each row, which keeps K * T or more.
     stop_early: stop when every row has halted instead of after T steps: the
       same result, bit for bit, for serving.
-
-  Raises:
-    FieldError: if the bank is too small or the query's width is not query_dim.
   """
   bank = jnp.asarray(bank)
   normalize = normalize or (lambda tokens, count: tokens[..., :count])
@@ -135,21 +131,38 @@ def select(
   if dropped is not None:
     penalty = jnp.where(dropped, -jnp.inf, penalty)
   if reading.fixed_length:
-    return _select_at_once(_scores(keys, query, reading) + penalty, reading)
+    scores = _scores(keys, query, reading) + penalty
+    indices = jax.lax.top_k(scores, reading.max_steps)[1]
+    every = indices >= 0
+    count = every.sum(-1, dtype=jnp.float32)
+    return Selection(indices[..., None], every, every, halting=count)
+  batch, steps = query.shape[0], reading.max_steps
   state = _State(
     query=query,
     penalty=penalty,
     running=jnp.ones_like(query[:, 0], bool),
     halting=jnp.zeros_like(query[:, 0]),
   )
-  if stop_early:
-    return _select_until_halted(keys, state, reading)
-  state, steps = jax.lax.scan(
-    lambda state, _: _step(keys, state, reading),
-    state,
-    length=reading.max_steps,
-  )
-  return _selection(state, steps)
+  # `zeros_like` the query: they vary over the mesh as it does.
+  picks = steps, batch, reading.tokens_per_step
+  indices = jnp.zeros_like(query, jnp.int32, shape=picks)
+  flags = jnp.zeros_like(query, bool, shape=picks[:2])
+
+  def unfinished(carry):
+    time, state, _ = carry
+    return (time < steps) & (state.running.any() if stop_early else True)
+
+  def body(carry):
+    time, state, records = carry
+    state, record = _step(keys, state, reading)
+    put = functools.partial(jax.lax.dynamic_update_index_in_dim, axis=0)
+    records = jax.tree.map(lambda x, y: put(x, y, time), records, record)
+    return time + 1, state, records
+
+  start = jnp.int32(0), state, (indices, flags, flags)
+  _, state, records = jax.lax.while_loop(unfinished, body, start)
+  by_row = (x.swapaxes(0, 1) for x in records)
+  return Selection(*by_row, halting=state.halting)
 
 
 def gather(
@@ -169,16 +182,9 @@ def replay(
   selection: Selection,
   reading: Reading,
 ) -> tuple[Float[Array, 'B T H'], Float[Array, ' B']]:
-  """Repeats the reading on the chosen tokens alone, differentiably.
+  """Repeats the reading on the chosen normalised tokens, differentiably.
 
-  Args:
-    rows: the chosen normalised tokens, `gather(bank, selection.indices)`.
-    query: of `select`.
-    selection: of `select`.
-    reading: the settings.
-
-  Returns:
-    The tape tokens, zero beyond a row's length, and the row's tape loss.
+  Returns the tape tokens, zero beyond a row's length, and the row's tape loss.
   """
   on_tape = selection.appended[..., None]
   if reading.fixed_length:
@@ -209,9 +215,8 @@ class _State(NamedTuple):
   halting: Array  # [B]
 
 
-def _step(
-  keys: Array, state: _State, reading: Reading
-) -> tuple[_State, tuple[Array, Array, Array]]:
+def _step(keys: Array, state: _State, reading: Reading) -> tuple[_State, Any]:
+  """Returns the next state, and (indices, appended, continued)."""
   scores = _scores(keys, state.query, reading) + state.penalty
   top, indices = jax.lax.top_k(scores, reading.tokens_per_step)
   weights = jax.nn.softmax(top, axis=-1)
@@ -247,13 +252,7 @@ def _scaled(query: Array, reading: Reading) -> Array:
   return query * reading.query_dim**-0.5
 
 
-def _updated(
-  query: Array,
-  weights: Array,
-  picked: Array,
-  continued: Array,
-  reading: Reading,
-) -> Array:
+def _updated(query, weights, picked, continued, reading) -> Array:
   merged = (weights[..., None] * picked).sum(1)
   if reading.query_update == 'average':
     merged = (query + merged) / 2
@@ -265,44 +264,3 @@ def _without(penalty: Array, indices: Array, continued: Array) -> Array:
   places = jnp.where(continued[:, None], indices, penalty.shape[1])
   rows = jnp.arange(penalty.shape[0])[:, None]
   return penalty.at[rows, places].set(-jnp.inf, mode='drop')
-
-
-def _select_at_once(scores: Array, reading: Reading) -> Selection:
-  _, indices = jax.lax.top_k(scores, reading.max_steps)
-  every = indices >= 0
-  return Selection(
-    indices=indices[..., None],
-    appended=every,
-    continued=every,
-    halting=every.sum(-1, dtype=jnp.float32),
-  )
-
-
-def _select_until_halted(
-  keys: Array, state: _State, reading: Reading
-) -> Selection:
-  batch = state.halting.shape[0]
-  shape = (reading.max_steps, batch, reading.tokens_per_step)
-  indices = jnp.zeros_like(state.query, jnp.int32, shape=shape)
-  flags = jnp.zeros_like(state.query, bool, shape=shape[:2])
-  steps = indices, flags, flags
-
-  def unfinished(carry):
-    time, state, _ = carry
-    return (time < reading.max_steps) & state.running.any()
-
-  def body(carry):
-    time, state, steps = carry
-    state, step = _step(keys, state, reading)
-    steps = jax.tree.map(lambda x, y: x.at[time].set(y), steps, step)
-    return time + 1, state, steps
-
-  _, state, steps = jax.lax.while_loop(
-    unfinished, body, (jnp.int32(0), state, steps)
-  )
-  return _selection(state, steps)
-
-
-def _selection(state: _State, steps: tuple[Array, Array, Array]) -> Selection:
-  indices, appended, continued = (x.swapaxes(0, 1) for x in steps)
-  return Selection(indices, appended, continued, state.halting)

@@ -1,9 +1,8 @@
 """Classification with the losses and metrics of adaptive computation.
 
 `TapeClassification` adds `lambda * mean_b(l)` of Adaptive Tape Reading
-(AdaTape, section 2.4 and Algorithm 2); `PonderClassification` adds the ponder
-cost of the Universal Transformer (Algorithm 1). The weight is
-`loss.tape_weight` / `loss.ponder_weight`, or a knob of the same name.
+(AdaTape, section 2.4), `PonderClassification` the ponder cost of the Universal
+Transformer (Algorithm 1). The weight is a field of `loss`, or a knob.
 """
 
 import dataclasses
@@ -11,7 +10,6 @@ from typing import Annotated
 
 import jax.numpy as jnp
 from annotated_types import Interval
-from jaxtyping import Array, Bool, Int
 
 from adatape.serving import TapeChain, TapePolicy, tape_lengths
 from eval_lib.metrics import Average, Union
@@ -41,10 +39,11 @@ class TapeClassification(Classification):
     metrics = row_statistics('tape_length', tape['length'], mask)
     metrics['tape_loss'] = Average.from_values(tape['loss'], mask)
     if tape['indices'] is not None:
-      read = (tape['mask'] * mask[:, None]) > 0
-      metrics['bank_share'] = Union(
-        bank_flags(tape['indices'], read, tape['bank_size'])
-      )
+      size, read = tape['bank_size'], (tape['mask'] * mask[:, None]) > 0
+      # Unread picks point past the end, where the scatter drops them.
+      places = jnp.where(read[..., None], tape['indices'], size).reshape(-1)
+      flags = jnp.zeros((size,), bool).at[places].set(True, mode='drop')
+      metrics['bank_share'] = Union(flags)
     return loss, metrics
 
   def serve(self, variables, options, run=NO_RUN):
@@ -84,13 +83,3 @@ class PonderClassification(Classification):
     metrics = row_statistics('ponder_steps', ponder['steps'], mask)
     metrics['ponder_cost'] = Average.from_values(ponder['cost'], mask)
     return loss, metrics
-
-
-def bank_flags(
-  indices: Int[Array, 'B T K'], read: Bool[Array, 'B T'], bank_size: int
-) -> Bool[Array, ' C']:
-  """Returns True for the bank tokens that any row has read."""
-  # Unread picks point past the end, where the scatter drops them.
-  places = jnp.where(read[..., None], indices, bank_size).reshape(-1)
-  flags = jnp.zeros((bank_size,), bool)
-  return flags.at[places].set(True, mode='drop')

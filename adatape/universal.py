@@ -24,20 +24,30 @@ from model_lib.layers import (
 )
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.sizes import Rate, check_heads
-from model_lib.tokens import ImageTokens, SymbolTokens, sincos1d
+from model_lib.vit import ImageTokens, SymbolTokens, sincos1d
 
 
-class UniversalStep(nn.Module):
-  """One step: adds positions and time, then score and shared block.
+class Pondering(nn.Module, kw_only=True):
+  """Fields of the models below and of their layers."""
 
-  The fields are those of `UniversalModel`.
-  """
-
-  num_heads: int
-  mlp_dim: int
-  halting: str = 'token'
-  dropout: float = 0.0
+  max_steps: Annotated[int, Interval(ge=1, le=10_000)]
+  mlp_dim: Annotated[int, Interval(ge=1, le=2**20)]
+  num_heads: Annotated[int, Interval(ge=1, le=1024)]
+  # A score per token, or its mean over the row (AdaTape, Algorithm 1).
+  halting: Literal['token', 'example'] = 'token'
+  # See `model_lib.halting.combine`.
+  combination: Literal['accumulated', 'basic', 'fed_back'] = 'accumulated'
+  # A token halts when its scores sum to `1 - epsilon`.
+  epsilon: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.01
+  # Stop when every token of the batch has halted (inference; no gradient)
+  # instead of masking `max_steps` steps.
+  dynamic: bool = False
+  dropout: Rate = 0.0
   dtype: Any = jnp.float32
+
+
+class UniversalStep(Pondering):
+  """One step: adds positions and time, then score and shared block."""
 
   @nn.compact
   def __call__(
@@ -57,26 +67,13 @@ class UniversalStep(nn.Module):
     score = partitioned_dense(1, 'embed', None, 'score', bias_init=ones)(x)
     score = jax.nn.sigmoid(score)
     score = masked_mean(score, valid) if self.halting == 'example' else score
-    keys = None if row_keys is None else row_random.fold_rows(row_keys, step)
+    keys = row_random.fold_rows(row_keys, step)
     x = build(EncoderBlock, self, name='block')(x, valid, keys)
     return x, score[..., 0]
 
 
-class UniversalEncoder(nn.Module):
-  """Applies `UniversalStep` until the tokens halt, then a norm.
-
-  The fields are those of `UniversalModel`.
-  """
-
-  max_steps: int
-  num_heads: int
-  mlp_dim: int
-  halting: str = 'token'
-  combination: str = 'accumulated'
-  epsilon: float = 0.01
-  dynamic: bool = False
-  dropout: float = 0.0
-  dtype: Any = jnp.float32
+class UniversalEncoder(Pondering):
+  """Applies `UniversalStep` until the tokens halt, then a norm."""
 
   @nn.compact
   def __call__(
@@ -87,10 +84,8 @@ class UniversalEncoder(nn.Module):
   ) -> tuple[Float[Array, 'B L D'], dict[str, Array]]:
     """Encodes tokens; those with mask 0 are never read and do not count.
 
-    Returns:
-      (tokens, ponder): `ponder['steps']` is N and `ponder['cost']` is N + R,
-      both means over a row's valid tokens, `[B]` float32; `ponder['depth']`
-      is the largest N of the row, `[B]` int32.
+    Returns (tokens, ponder) with `[B]` 'steps' N and 'cost' N + R, both means
+    over a row's valid tokens, float32, and 'depth', the largest N, int32.
     """
     everything = jnp.ones(x.shape[:2], bool)
     valid = everything if mask is None else mask.astype(bool)
@@ -103,52 +98,33 @@ class UniversalEncoder(nn.Module):
     def pure_step(state: Array, n: Array) -> Any:
       return pure.apply(variables, state, n, valid, row_keys)
 
-    ponder = pondering.ponder_while if self.dynamic else pondering.ponder_scan
-    result = ponder(
+    result = pondering.ponder(
       pure_step,
       x,
       valid if self.halting == 'token' else valid.any(axis=1),
       max_steps=self.max_steps,
       rule=halting.rule('act', self.epsilon),
       combination=self.combination,
+      dynamic=self.dynamic,
     )
     out = LayerNorm(name='norm', dtype=self.dtype)(result.output)
-    return constrain(out, 'batch', 'length', 'embed'), _spent(result, valid)
+    steps = result.halting.steps.astype(jnp.float32)
+    cost = halting.ponder_cost(result.halting)
+    if self.halting == 'example':
+      steps, cost = (
+        jnp.broadcast_to(value[:, None], valid.shape) for value in (steps, cost)
+      )
+    both = masked_mean(jnp.stack([steps, cost], axis=-1), valid)
+    depth = jnp.where(valid, steps, 0.0).max(axis=1).astype(jnp.int32)
+    ponder = {'steps': both[:, 0], 'cost': both[:, 1], 'depth': depth}
+    return constrain(out, 'batch', 'length', 'embed'), ponder
 
 
-def _spent(
-  result: pondering.Pondered, valid: Bool[Array, 'B L']
-) -> dict[str, Array]:
-  steps = result.halting.steps.astype(jnp.float32)
-  cost = halting.ponder_cost(result.halting)
-  if steps.ndim == 1:
-    steps, cost = (
-      jnp.broadcast_to(value[:, None], valid.shape) for value in (steps, cost)
-    )
-  both = masked_mean(jnp.stack([steps, cost], axis=-1), valid)
-  depth = jnp.where(valid, steps, 0.0).max(axis=1).astype(jnp.int32)
-  return {'steps': both[:, 0], 'cost': both[:, 1], 'depth': depth}
-
-
-class UniversalModel(nn.Module):
+class UniversalModel(Pondering, kw_only=True):
   """Base of the models below."""
 
   num_classes: int
-  max_steps: Annotated[int, Interval(ge=1, le=10_000)]
   width: Annotated[int, Interval(ge=1, le=2**17)]  # even
-  mlp_dim: Annotated[int, Interval(ge=1, le=2**20)]
-  num_heads: Annotated[int, Interval(ge=1, le=1024)]
-  # A score per token, or its mean over the row (AdaTape, Algorithm 1).
-  halting: Literal['token', 'example'] = 'token'
-  # See `model_lib.halting.combine`.
-  combination: Literal['accumulated', 'basic', 'fed_back'] = 'accumulated'
-  # A token halts when its scores sum to `1 - epsilon`.
-  epsilon: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.01
-  # Stop when every token of the batch has halted (inference; no gradient)
-  # instead of masking `max_steps` steps.
-  dynamic: bool = False
-  dropout: Rate = 0.0
-  dtype: Any = jnp.float32
 
   def __post_init__(self):
     super().__post_init__()
@@ -179,11 +155,10 @@ class UniversalTransformer(UniversalModel):
     row_keys: Key[Array, ' B'] | None = None,
     mask: Bool[Array, 'B N'] | Num[Array, 'B N'] | None = None,
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies sequences by their [CLS] token.
+    """Classifies sequences, 0 in `mask` for padding, by their [CLS] token.
 
-    `mask` is 0 for padding. Returns (logits, out) with `out['features']`
-    `[B, D]` and `out['ponder']`, see `UniversalEncoder`; [CLS] counts as a
-    token.
+    Returns (logits, out) with `out['features']` `[B, D]` and `out['ponder']`,
+    see `UniversalEncoder`; [CLS] counts as a token.
     """
     # Symbols start as large as the sines that are added to them.
     x = build(SymbolTokens, self, stddev=1.0, name='tokens')(tokens)

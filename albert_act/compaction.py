@@ -1,11 +1,10 @@
 """Exact compaction: only running tokens are computed, with the same results.
 
-A token that halts in step n still changes once, in step n, after its last keys
-and values were read. So keys and values are projected from the *updated* state
-at the end of a step and cached; the rest runs for running tokens only. Those of
-all rows are packed into one axis (see `packed_attention`), so that rows do not
-wait for the longest one. The number of packed tokens is one of a few static
-sizes, chosen on the device.
+A token that halts in step n still changes in step n, after its last keys and
+values were read. So keys and values are projected from the *updated* state at
+the end of a step and cached; the rest runs for running tokens only. Those of
+all rows are packed into one axis (see `packed_attention`), whose size is one of
+a few static ones, chosen on the device.
 """
 
 import dataclasses
@@ -47,8 +46,7 @@ class Tokens:
 def sizes_for(rows: int, length: int) -> tuple[int, ...]:
   """Returns the sizes of packed tokens for batches of a shape, ascending.
 
-  Those of `SHARES` and `FEW_TOKENS`, and one token per row, as [CLS] often runs
-  to the end alone.
+  The least is one token per row, as [CLS] often runs to the end alone.
   """
   most = rows * length
   shares = {round(share * most) for share in SHARES}
@@ -134,10 +132,7 @@ def step(
 def iterate(
   model: Albert, tokens: Tokens, count: int, sizes: Sequence[int]
 ) -> Tokens:
-  """Runs up to `count` iterations, until every token has halted.
-
-  `sizes` are those of `sizes_for`; the last holds all tokens.
-  """
+  """Runs up to `count` iterations of `sizes_for`, until all have halted."""
   loop = tokens, jnp.zeros((), int)
   # Tokens only halt, so each size gets one loop, the largest first. A
   # conditional in a single loop would copy all states, keys and values.

@@ -4,13 +4,12 @@ Lan et al. 2020; halting per token by Simoulin and Crabbe 2021 ("How Many Layers
 and Why?", equations 1 to 8): `h^n = layer(h^{n-1})`, `p^n = sigmoid(W h^n +
 b)`; the next iteration and the other tokens read `lambda^n h^n + (1 - lambda^n)
 h^{n-1}`. By the straight-through rule a running token continues with `h^n`, and
-keeps `h^N`. Padding starts halted. Parameters are named as those that
-`model_lib.convert` loads. This is the masked form; `albert_act.serving`
-computes running tokens only.
+keeps `h^N`. Parameters are named as those that `model_lib.convert` loads. This
+is the masked form; `albert_act.serving` computes running tokens only.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
 from typing import Annotated, Any, ClassVar, Literal
 
 import flax.linen as nn
@@ -18,11 +17,10 @@ import jax
 import jax.numpy as jnp
 from annotated_types import Interval
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from model_lib import flops, halting, pondering, row_random, sizes
-from model_lib.bert import Activation, TextEncoder, valid_tokens
-from model_lib.bert_layers import INIT
+from model_lib.bert import INIT, Activation, TextEncoder, valid_tokens
 from model_lib.errors import FieldError
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.sizes import Rate, Size
@@ -66,7 +64,7 @@ class Albert(TextEncoder, kw_only=True):
   # Initial bias of the score: -2 gives about 9 iterations.
   halting_bias: Annotated[float, Interval(ge=-1e3, le=1e3)] = -2.0
   dynamic: bool = False  # stop when every token has halted (no gradient)
-  # See `pondering.ponder_scan`.
+  # See `pondering.ponder`.
   remat_chunk: Annotated[int, Interval(ge=0, le=1000)] = 0
   dropout: Rate = 0.0
   attention_dropout: Rate = 0.0
@@ -115,36 +113,23 @@ class Albert(TextEncoder, kw_only=True):
     """Embeds tokens, padded after `length`, and applies the shared layer.
 
     `row_keys` turn dropout on; `trace` is recorded in every iteration of the
-    static form, see `pondering.ponder_scan`.
+    static form, see `pondering.ponder`.
     """
     x = self.embed(tokens, token_types, row_keys)
     valid = valid_tokens(tokens, length)
     step = self._pure_step(x, valid, row_keys)
-    if self.halting:
-      return self._ponder(step, x, valid, trace)
-    return self._repeat(step, x, valid, trace)
-
-  def _ponder(
-    self,
-    step: pondering.Step,
-    x: Float[Array, 'B L D'],
-    valid: Bool[Array, 'B L'],
-    trace: pondering.Trace | None,
-  ) -> Encoded:
-    options: dict[str, Any] = {}
-    if not self.dynamic:
-      options = {'remat_chunk': self.remat_chunk, 'trace': trace}
-    elif trace is not None:
-      raise FieldError('trace', trace, 'None with dynamic=True')
-    ponder = pondering.ponder_while if self.dynamic else pondering.ponder_scan
-    result = ponder(
+    if not self.halting:
+      return self._repeat(step, x, valid, trace)
+    result = pondering.ponder(
       step,
       x,
       valid,
       max_steps=self.max_iterations,
       rule=halting.rule(self.halting, self.epsilon),
       combination=COMBINATIONS[self.halting],
-      **options,
+      dynamic=self.dynamic,
+      remat_chunk=self.remat_chunk,
+      trace=trace,
     )
     spent = {
       'steps': result.halting.steps,
@@ -154,13 +139,7 @@ class Albert(TextEncoder, kw_only=True):
       result.output.astype(self.dtype), spent, result.depth, result.trace
     )
 
-  def _repeat(
-    self,
-    step: pondering.Step,
-    x: Float[Array, 'B L D'],
-    valid: Bool[Array, 'B L'],
-    trace: pondering.Trace | None,
-  ) -> Encoded:
+  def _repeat(self, step, x, valid, trace) -> Encoded:
     """Applies the layer a fixed number of times to all tokens."""
     iterations = self.max_iterations
 
@@ -175,12 +154,7 @@ class Albert(TextEncoder, kw_only=True):
     spent = {'steps': steps, 'cost': steps.astype(jnp.float32)}
     return Encoded(x, spent, jnp.asarray(iterations, jnp.int32), traced)
 
-  def _pure_step(
-    self,
-    x: Float[Array, 'B L D'],
-    valid: Bool[Array, 'B L'],
-    row_keys: Key[Array, ' B'] | None,
-  ) -> pondering.Step:
+  def _pure_step(self, x, valid, row_keys) -> pondering.Step:
     """Returns `(state, n) -> (layer(state), score)` in plain JAX."""
     if self.is_initializing():
       for block in self.block:
@@ -198,23 +172,16 @@ class Albert(TextEncoder, kw_only=True):
 
     def layer(group: list[Any], state: Array, keys: Any) -> Array:
       for number, (block, variables) in enumerate(group):
-        own = keys
-        if keys is not None:
-          own = row_random.fold_rows(keys, f'block_{number}')
+        own = row_random.fold_rows(keys, f'block_{number}')
         state = block.apply(variables, state, valid, own).x
       return state
 
+    branches = [functools.partial(layer, group) for group in groups]
+
     def step(state: Array, n: Array) -> tuple[Array, Any]:
-      keys = None if row_keys is None else row_random.fold_rows(row_keys, n)
-      branches: list[Callable[..., Any]] = [
-        lambda state, keys, group=group: layer(group, state, keys)
-        for group in groups
-      ]
-      if len(branches) == 1:
-        state = branches[0](state, keys)
-      else:
-        group = jnp.asarray(group_of)[n]
-        state = jax.lax.switch(group, branches, state, keys)
+      keys = row_random.fold_rows(row_keys, n)
+      group = jnp.asarray(group_of)[n]
+      state = jax.lax.switch(group, branches, state, keys)
       if score is None:
         return state, None
       module, variables = score
@@ -227,10 +194,7 @@ class Albert(TextEncoder, kw_only=True):
   def encoder_flops(
     self, tokens: int | float, iterations: float | None = None
   ) -> float:
-    """Returns the FLOPs of the encoder for one row; see `flops`.
-
-    `iterations` is the mean over the tokens; None for `max_iterations`.
-    """
+    """Returns those of one row; `iterations` is the mean over its tokens."""
     block = flops.block(tokens, self.width, self.mlp_dim)
     step = self.inner_group * block
     step += flops.dense(tokens, self.width, 1) if self.halting else 0.0

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from albert_act.encoder import Albert, Encoded
 from model_lib import flops, row_random
-from model_lib.bert_layers import INIT, Pooler
+from model_lib.bert import INIT, Pooler
 from model_lib.layers import (
   LayerNorm,
   activation_function,
@@ -36,9 +36,8 @@ class AlbertClassifier(Albert):
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies rows of token ids; arguments as in `Albert.encode`.
 
-    Returns:
-      (logits, out) with the pooled [CLS] `out['features']` `[B, D]`, both
-      float32, and `out['ponder']`, see `encoder.Encoded`.
+    Returns (logits, out) with the pooled [CLS] `out['features']` `[B, D]`, both
+    float32, and `out['ponder']`, see `encoder.Encoded`.
     """
     encoded = self.encode(tokens, token_types, length, row_keys)
     logits, features = self.classify(encoded.states[:, 0], row_keys)
@@ -104,29 +103,23 @@ class AlbertPretraining(Albert):
   ) -> tuple[dict[str, Array], dict[str, Any]]:
     """Predicts the words at `positions` and the order of the two segments.
 
-    The other arguments are those of `Albert.encode`.
-
-    Returns:
-      (logits, out): `logits['words']` `[B, P, V]` and `logits['order']`
-      `[B, 2]`; `out['features']` `[B, D]`, all float32; `out['encoded']`, an
-      `encoder.Encoded`.
+    The other arguments are those of `Albert.encode`. Returns (logits, out):
+    `logits['words']` `[B, P, V]` and `logits['order']` `[B, 2]`;
+    `out['features']` `[B, D]`, all float32; `out['encoded']`, an `Encoded`.
     """
     encoded: Encoded = self.encode(tokens, token_types, length, row_keys, trace)
     features = self.pooler(encoded.states[:, 0]).astype(jnp.float32)
+    table: Any = self.embeddings.get_variable('params', 'word')['embedding']
     masked = jnp.take_along_axis(
       encoded.states, positions[:, :, None], axis=1, mode='clip'
     )
     logits = {
-      'words': self.predictions(masked, self._table()),
+      'words': self.predictions(masked, nn.meta.unbox(table)),
       'order': self.sop(
         row_random.drop(features, self.classifier_dropout, row_keys, 'order')
       ),
     }
     return logits, {'features': features, 'encoded': encoded}
-
-  def _table(self) -> Float[Array, 'V E']:
-    table: Any = self.embeddings.get_variable('params', 'word')['embedding']
-    return nn.meta.unbox(table)
 
   @nn.nowrap
   def flops(

@@ -1,8 +1,7 @@
 """Running tokens of a batch packed into one axis, and their attention.
 
-Packed tokens `[M, ...]` are the running tokens of all rows in order. Only for
-attention they are unpacked into rows, padded to the smallest of a few static
-numbers of queries that holds the row with the most.
+Packed tokens `[M, ...]` are those of all rows in order. Only for attention they
+are unpacked into rows, padded to one of a few static numbers of queries.
 """
 
 import dataclasses
@@ -122,11 +121,8 @@ class PackedAttention:
     drop: Any = None,
     received: bool = False,
   ) -> tuple[Float[Array, '1 N M H'], None]:
-    """Attends with the queries of M packed tokens to the fields' keys.
-
-    `key`, `value` and `valid` are not read.
-    """
-    del key, value, valid
+    """Attends with the queries of M packed tokens to the fields' keys."""
+    del key, value, valid  # those of the packed tokens
     if drop is not None or received:
       raise FieldError('drop, received', (drop, received), 'none if packed')
     rows, length = self.packed.running.shape
@@ -169,9 +165,8 @@ def weighted_values(
 ) -> Float[Array, 'B N A H']:
   """Computes `model_lib.attention.attend`, dividing by the sum at the end.
 
-  That divides H numbers for a query instead of L, with one pass less over the
-  weights; docs/albert_act.md has the time it saves on a CPU. Values are zero
-  where not valid: a weight of 0 does not remove a NaN.
+  That divides H numbers for a query instead of L (docs/albert_act.md). Values
+  are zero where not valid: a weight of 0 does not remove a NaN.
   """
   scores = masked_scores(query, keys, valid)
   weights = jnp.exp(scores - scores.max(-1, keepdims=True))

@@ -1,8 +1,7 @@
 """Pretraining of ALBERT: masked words, sentence order, ponder cost.
 
 `L_sop + L_mlm + tau P` (Simoulin and Crabbe 2021, equation 8), with `P = sum_t
-N_t + R_t` over the real tokens of a row (7). The paper calibrates tau so that
-`tau P` is about a tenth of the loss.
+N_t + R_t` over the real tokens of a row (7).
 """
 
 import dataclasses

@@ -22,9 +22,8 @@ from train_lib.text_classification import TextClassification
 class FineTune(TextClassification):
   """Classification or regression of texts by an `AlbertClassifier`.
 
-  Configuration, in `loss`: `ponder_weight`, tau times the ponder cost `sum_t
-  N_t + R_t` over the real tokens of a row (equations 7 and 8). A knob of the
-  same name overrides it.
+  `loss.ponder_weight`, or a knob of that name, is tau of the ponder cost `sum_t
+  N_t + R_t` over the real tokens of a row (equations 7 and 8).
   """
 
   @dataclasses.dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 A product `[tokens, in] @ [in, out]` of few tokens spends up to half of its time
 on a CPU on reordering the kernel. With a kernel `[out, in]` as the left factor
-only the tokens are reordered. Other devices, not measured, keep the usual
-product.
+only the tokens are reordered. Other devices keep the usual product.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,25 +46,21 @@ def apply(
     return module.apply(variables, *args, **kwargs)
 
 
-def _layer(
-  run: Callable[..., Any], args: Any, kwargs: Any, context: Any
-) -> Any:
+def _layer(run, args, kwargs, context) -> Any:
   """Replaces the calls of `nn.Dense` and `Mlp`."""
-  if context.method_name != '__call__':
-    return run(*args, **kwargs)
-  if isinstance(context.module, nn.Dense):
-    return _dense(context.module, *args, **kwargs)
-  if isinstance(context.module, Mlp):
-    return _mlp(run, *args, **kwargs)
+  if context.method_name == '__call__':
+    if isinstance(context.module, nn.Dense):
+      return _dense(context.module, *args, **kwargs)
+    if isinstance(context.module, Mlp):
+      return _mlp(run, *args, **kwargs)
   return run(*args, **kwargs)
 
 
 def _mlp(run: Callable[..., Any], x: Array, row_keys: Any = None) -> Array:
   """Applies `Mlp` to flattened tokens `[M, D]`, without dropout.
 
-  The hidden layer is the largest array of an iteration. XLA's CPU compiler
-  computes an activation such as `gelu_new` in place if the array is `[M, D]`,
-  but not if it is `[1, M, D]`.
+  XLA's CPU compiler computes an activation such as `gelu_new` of the hidden
+  layer in place if that is `[M, D]`, but not if it is `[1, M, D]`.
   """
   return run(x.reshape(-1, x.shape[-1]), row_keys).reshape(x.shape)
 
@@ -91,19 +86,18 @@ def product(
   On a CPU the kernel is the left factor for the numbers of tokens in
   `KERNEL_LEFT`.
   """
+
+  def tokens_left(x: Array, kernel: Array) -> Array:
+    return jnp.matmul(x, kernel.T)
+
+  def kernel_left(x: Array, kernel: Array) -> Array:
+    # Without the barrier XLA rewrites it to the other form.
+    return jax.lax.optimization_barrier(jnp.matmul(kernel, x.T)).T
+
   tokens = x.reshape(-1, x.shape[-1])
   if len(tokens) not in KERNEL_LEFT:
-    return _tokens_left(x, kernel)
+    return tokens_left(x, kernel)
   flat = jax.lax.platform_dependent(
-    tokens, kernel, cpu=_kernel_left, default=_tokens_left
+    tokens, kernel, cpu=kernel_left, default=tokens_left
   )
   return flat.reshape(*x.shape[:-1], len(kernel))
-
-
-def _tokens_left(x: Array, kernel: Array) -> Array:
-  return jnp.matmul(x, kernel.T)
-
-
-def _kernel_left(x: Array, kernel: Array) -> Array:
-  # Without the barrier XLA rewrites it to the other form.
-  return jax.lax.optimization_barrier(jnp.matmul(kernel, x.T)).T

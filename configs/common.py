@@ -51,20 +51,16 @@ def parse_arg(arg: str, **defaults: Any) -> ml_collections.ConfigDict:
         f'config argument {item!r}: {hint}expected name=value with a name of '
         f'{sorted(defaults)}; fields are set by --config.field=value'
       )
-    values[name] = _read(name, text, defaults[name])
+    kind, legal = type(values[name]), defaults[name]
+    try:
+      value = kind(text)
+    except ValueError:
+      raise ValueError(
+        f'config argument {name}: expected {kind.__name__}, got {text!r}'
+      ) from None
+    if isinstance(legal, tuple) and value not in legal:
+      raise ValueError(
+        f'config argument {name}: expected one of {list(legal)}, got {text!r}'
+      )
+    values[name] = value
   return ml_collections.ConfigDict(values)
-
-
-def _read(name: str, text: str, default: Any) -> Any:
-  kind = type(default[0] if isinstance(default, tuple) else default)
-  try:
-    value = kind(text)
-  except ValueError:
-    raise ValueError(
-      f'config argument {name}: expected {kind.__name__}, got {text!r}'
-    ) from None
-  if isinstance(default, tuple) and value not in default:
-    raise ValueError(
-      f'config argument {name}: expected one of {list(default)}, got {text!r}'
-    )
-  return value

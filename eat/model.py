@@ -20,8 +20,7 @@ from eat.pruning import Tokens
 from eat.window_attention import window_attend
 from model_lib import row_random
 from model_lib.attention import KeysValues, attend
-from model_lib.bert import Activation, TextEncoder, valid_tokens
-from model_lib.bert_layers import Pooler
+from model_lib.bert import Activation, Pooler, TextEncoder, valid_tokens
 from model_lib.errors import FieldError
 from model_lib.layers import build, classifier
 from model_lib.sizes import Size

@@ -48,7 +48,10 @@ _ONLY: dict[str, tuple[Any, ...]] = {
   'add_cross_attention': (False,),
   'pruned_heads': ({}, None),
   'quantization_config': (None,),
-}
+  # Published configurations of ALBERT hold these options with these values.
+  'net_structure_type': (0,), 'gap_size': (0,), 'num_memory_blocks': (0,),
+  'down_scale_factor': (1,),
+}  # fmt: skip
 
 
 class Checkpoint(NamedTuple):
@@ -76,14 +79,13 @@ def is_checkpoint(directory: Directory) -> bool:
 def read_sizes(directory: Directory) -> dict[str, Any]:
   """Returns the fields of the model that config.json describes.
 
-  They are those of `sizes.BERT.defaults`, or of `sizes.ALBERT.defaults`; the
-  model checks their ranges. An unsupported option is a ValueError.
+  They are those of `sizes.BERT.defaults` or `sizes.ALBERT.defaults`, whose
+  ranges the model checks. An unsupported option is a ValueError.
   """
   path = pathlib.Path(directory) / CONFIG
   config = read_config(path)
   architecture = find(config['model_type'])
-  only = {option: (legal,) for option, legal in architecture.only.items()}
-  for option, legal in {**_ONLY, **only}.items():
+  for option, legal in _ONLY.items():
     if option in config and config[option] not in legal:
       expected = f'{" or ".join(map(repr, legal))}, the only supported value'
       raise FieldError(f'{path}: {option}', config[option], expected)
@@ -96,19 +98,11 @@ def read_sizes(directory: Directory) -> dict[str, Any]:
   return fields
 
 
-def load_params(
-  directory: Directory, heads: str = 'classifier'
-) -> dict[str, Any]:
-  """Returns nested float32 parameters and logs ignored tensors; see `load`."""
-  params, _, ignored, cast = load(directory, heads)
-  logging.info('%s: not used: %s; cast: %s', directory, ignored, cast)
-  return params
-
-
 def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   """Reads and checks a Hugging Face BERT, DistilBERT or ALBERT.
 
-  `pooler`, `head` and `sop` are absent if the checkpoint lacks them.
+  `pooler`, `head` and `sop` are absent if the checkpoint lacks them. Ignored
+  tensors are logged.
 
   Args:
     directory: with config.json and one or several safetensors files.
@@ -116,9 +110,8 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
       and sentence order. Tensors of other heads are ignored.
 
   Raises:
-    ValueError: a file is missing, damaged or pickled, an option is not
-      supported, or tensors are missing, unknown, of another shape, not finite
-      or not tied; all of them are listed.
+    ValueError: for a missing, damaged or pickled file, an option that is not
+      supported, and all tensors that do not fit, are not finite or not tied.
   """
   path = pathlib.Path(directory)
   config = read_config(path / CONFIG)
@@ -141,6 +134,7 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   }
   nested = flax.traverse_util.unflatten_dict(params, sep='/')
   cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}
+  logging.info('%s: not used: %s; cast: %s', path, ignored, sorted(cast))
   return Checkpoint(nested, fields, ignored, tuple(sorted(cast)))
 
 
@@ -163,9 +157,6 @@ def save(
     class_names: of the logits; () numbers them.
     tokenizer: a tokenizer.json of WordPiece or unigrams; '' writes none.
     heads: see `load`.
-
-  Raises:
-    ValueError: an argument is not of such a model.
   """
   architecture = find(model_type, heads)
   config = _to_config(architecture, fields, heads)
@@ -201,11 +192,7 @@ def save(
 
 
 def packaged_minilm() -> pathlib.Path:
-  """Returns the directory of a small pretrained BERT in a Python package.
-
-  Raises:
-    FileNotFoundError: if it is not installed; the message says how to.
-  """
+  """Returns the directory of a small pretrained BERT in a Python package."""
   spec = importlib.util.find_spec(MINILM)
   for root in (spec and spec.submodule_search_locations) or ():
     directory = pathlib.Path(root) / 'model'

@@ -63,15 +63,17 @@ class Architecture:
   # Hugging Face's name of each module; `{outer}` and `{inner}` number the
   # blocks. A published encoder may lack the prefix `model_type`.
   modules: Mapping[str, str]
-  # Fields without an option, and their values.
-  fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  # Options that change the computation, and their supported value.
-  only: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # Tensors that must equal another one, which is loaded.
   tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Fields that count the blocks, and those of a group.
   outer: str = 'depth'
   inner: str = ''
+
+  @property
+  def fixed(self) -> dict[str, Any]:
+    """The fields without an option, and their values."""
+    given = self.options.values()
+    return {k: v for k, v in self.defaults.items() if k not in given}
 
   def places(
     self, fields: Mapping[str, Any], num_classes: int, heads: str
@@ -101,22 +103,15 @@ class Architecture:
     return places
 
 
-def _block(prefix: str, names: str) -> dict[str, str]:
-  """Returns Hugging Face's names of a block's modules, in our order."""
-  ours = [name for name in MODULES if name.startswith('block/')]
+def _named(begin: str, prefix: str, names: str) -> dict[str, str]:
+  """Maps our modules that begin with `begin` to `names`, in order."""
+  ours = [name for name in MODULES if name.startswith(begin)]
   theirs = [f'{prefix}.{name}' for name in names.split()]
-  return dict(zip(ours, theirs, strict=True))
+  return dict(zip(ours, theirs, strict=False))
 
 
-def _embeddings(prefix: str, token_types: bool = True) -> dict[str, str]:
-  names = ['word_embeddings', 'position_embeddings', 'LayerNorm']
-  names += ['token_type_embeddings'] * token_types
-  return {
-    ours: f'{prefix}.embeddings.{theirs}'
-    for ours, theirs in zip(MODULES, names, strict=False)
-  }
-
-
+_TABLES = 'word_embeddings position_embeddings LayerNorm '
+_TYPES = 'token_type_embeddings'
 _OPTIONS = {
   'hidden_size': 'width', 'intermediate_size': 'mlp_dim',
   'num_attention_heads': 'num_heads', 'vocab_size': 'vocab_size',
@@ -124,10 +119,6 @@ _OPTIONS = {
   'type_vocab_size': 'type_vocab_size', 'hidden_act': 'activation',
   'layer_norm_eps': 'norm_epsilon',
 }  # fmt: skip
-_RATES = {
-  'dropout': 'hidden_dropout_prob',
-  'attention_dropout': 'attention_probs_dropout_prob',
-}
 _DISTIL_OPTIONS = {
   'dim': 'width', 'n_layers': 'depth', 'hidden_dim': 'mlp_dim',
   'n_heads': 'num_heads', 'vocab_size': 'vocab_size',
@@ -137,7 +128,10 @@ _ALBERT_OPTIONS = _OPTIONS | {
   'embedding_size': 'embedding_width', 'num_hidden_layers': 'max_iterations',
   'num_hidden_groups': 'num_groups', 'inner_group_num': 'inner_group',
 }  # fmt: skip
-_DISTIL = sizes.BERT.defaults | sizes.BERT.fields('distil')
+_RATES = {
+  'dropout': 'hidden_dropout_prob',
+  'attention_dropout': 'attention_probs_dropout_prob',
+}
 
 BERT = Architecture(
   model_type='bert',
@@ -145,37 +139,34 @@ BERT = Architecture(
   options=_OPTIONS | {'num_hidden_layers': 'depth'},
   defaults=sizes.BERT.defaults,
   rates=_RATES | {'classifier_dropout': 'classifier_dropout'},
-  modules=_embeddings('bert')
-  | _block(
+  modules=_named('embeddings/', 'bert.embeddings', _TABLES + _TYPES)
+  | _named(
+    'block/',
     'bert.encoder.layer.{outer}',
     'attention.self.query attention.self.key attention.self.value '
     'attention.output.dense attention.output.LayerNorm intermediate.dense '
     'output.dense output.LayerNorm',
   )
   | {'pooler': 'bert.pooler.dense', 'head': 'classifier'},
-  fixed={'pooler_activation': 'tanh'},
 )
 DISTILBERT = Architecture(
   model_type='distilbert',
   classes={'classifier': 'DistilBertForSequenceClassification'},
   options=_DISTIL_OPTIONS,
-  defaults=_DISTIL,
+  defaults=sizes.BERT.defaults | sizes.BERT.fields('distil'),
   rates={
     'dropout': 'dropout',
     'attention_dropout': 'attention_dropout',
     'classifier_dropout': 'seq_classif_dropout',
   },
-  modules=_embeddings('distilbert', token_types=False)
-  | _block(
+  modules=_named('embeddings/', 'distilbert.embeddings', _TABLES)
+  | _named(
+    'block/',
     'distilbert.transformer.layer.{outer}',
     'attention.q_lin attention.k_lin attention.v_lin attention.out_lin '
     'sa_layer_norm ffn.lin1 ffn.lin2 output_layer_norm',
   )
   | {'pooler': 'pre_classifier', 'head': 'classifier'},
-  fixed={
-    name: _DISTIL[name]
-    for name in ('type_vocab_size', 'norm_epsilon', 'pooler_activation')
-  },
 )
 ALBERT = Architecture(
   model_type='albert',
@@ -187,8 +178,9 @@ ALBERT = Architecture(
   # Absent options mean ALBERT-xxlarge, as in transformers.
   defaults=sizes.ALBERT.defaults | sizes.ALBERT.fields('albert_xxlarge'),
   rates=_RATES | {'classifier_dropout': 'classifier_dropout_prob'},
-  modules=_embeddings('albert')
-  | _block(
+  modules=_named('embeddings/', 'albert.embeddings', _TABLES + _TYPES)
+  | _named(
+    'block/',
     'albert.encoder.albert_layer_groups.{outer}.albert_layers.{inner}',
     'attention.query attention.key attention.value attention.dense '
     'attention.LayerNorm ffn ffn_output full_layer_layer_norm',
@@ -201,13 +193,6 @@ ALBERT = Architecture(
     'predictions/norm': 'predictions.LayerNorm',
     'predictions': 'predictions',
     'sop': 'sop_classifier.classifier',
-  },
-  # Published configurations hold these options with these values.
-  only={
-    'net_structure_type': 0,
-    'gap_size': 0,
-    'num_memory_blocks': 0,
-    'down_scale_factor': 1,
   },
   tied={
     'predictions.decoder.weight': 'albert.embeddings.word_embeddings.weight',

@@ -8,9 +8,8 @@ Straight-through ACT (10-19) takes the state of step N alone; `f_b(x) = [x >= 1
 - epsilon]` has derivative 1. Skip-ACT (20-30) is the same with scores of up to
 mu; the excess over 1 is carried over to the next input and may skip it.
 
-All arrays are float32, whatever computes the states. An item that halts has any
-shape `*S`: a token `[B, L]` or an example `[B]`. The loops are in
-`model_lib.pondering`, PonderNet is in `model_lib.pondernet`.
+All arrays are float32. An item that halts has any shape `*S`: a token `[B, L]`
+or an example `[B]`. `model_lib.pondering` has the loop.
 """
 
 import dataclasses
@@ -68,8 +67,7 @@ def advance(
     epsilon: an item halts when its scores sum to at least `1 - epsilon`.
 
   Returns:
-    (halting after the step, weight of the step's state); the weight is 0 for
-    items that had halted before.
+    (halting after the step, weight of the step's state, 0 if halted before).
   """
   score = score.astype(jnp.float32)
   rest = 1.0 - halting.total
@@ -125,12 +123,9 @@ def start_carried(
   """Begins an input of Skip-ACT, equations (24) to (29).
 
   The state after the input is `skip * s_{t-1} + (1 - skip) * s`, where s
-  accumulates the straight-through steps from here. The term j = 0 of the sum in
-  equation (28) is 0 and left out: no `s^0` is defined. N of a skipped input is
-  0. `carried` is `h^0`, from `carry_over`, and 0 at the first input.
-
-  Returns:
-    (halting before the first step, skip `f_b(h^0)`).
+  accumulates the straight-through steps from here (without j = 0: no `s^0` is
+  defined). N of a skipped input is 0. `carried` is `h^0`, from `carry_over`, 0
+  at the first input. Returns (halting before step 1, skip `f_b(h^0)`).
   """
   skip = binary(carried, epsilon)
   begun = start(valid & (carried < 1.0 - epsilon))
@@ -174,16 +169,11 @@ def combine(
   state: Float[Array, '...'],
   weight: Float[Array, '*S'],
 ) -> Float[Array, '...']:
-  """Adds a step's state to the output, in float32.
+  """Adds a step's state to the output so far, `previous`, in float32.
 
-  Args:
-    combination: 'accumulated' sums `weight * state` (6); 'basic' and 'fed_back'
-      give `weight * state + (1 - weight) * previous`; the next step reads the
-      result of 'fed_back' (adaptive-depth ALBERT, equation 5). All keep the
-      output of an item that has halted.
-    previous: the output so far.
-    state: the step's state; the leading axes of both are those of `weight`.
-    weight: of the rule.
+  'accumulated' sums `weight * state` (6); 'basic' and 'fed_back' give `weight *
+  state + (1 - weight) * previous`; the next step reads the result of 'fed_back'
+  (adaptive-depth ALBERT, equation 5). All keep the output of a halted item.
   """
   check_option('combination', combination, COMBINATIONS)
   weight = align(weight, state)

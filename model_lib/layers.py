@@ -35,11 +35,8 @@ def gelu(x: Float[Array, '*S']) -> Float[Array, '*S']:
   return 0.5 * x * (1.0 + jax.lax.erf(x * 0.5**0.5))
 
 
-def gelu_tanh(x: Float[Array, '*S']) -> Float[Array, '*S']:
-  """Computes GELU by tanh (Hendrycks and Gimpel 2016, section 2)."""
-  return jax.nn.gelu(x, approximate=True)
-
-
+# GELU by tanh (Hendrycks and Gimpel 2016, section 2).
+gelu_tanh = functools.partial(jax.nn.gelu, approximate=True)
 # Hugging Face's names; some functions have several.
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
   'gelu': gelu, 'gelu_python': gelu, 'gelu_new': gelu_tanh,
@@ -95,11 +92,9 @@ class Mlp(nn.Module):
     x: Float[Array, '*B L D'],
     row_keys: Key[Array, ' B'] | None = None,
   ) -> Float[Array, '*B L D']:
-    """Applies the network to every token; `row_keys` turn dropout on.
+    """Applies the network to tokens `[B, L, D]`; `row_keys` turn dropout on.
 
-    Raises:
-      FieldError: if `activation` is unknown, or with keys for flattened tokens
-        `[L, D]`.
+    Flattened tokens `[L, D]` have no keys.
     """
     activate = activation_function(self.activation)
     dense = functools.partial(
@@ -158,9 +153,7 @@ class EncoderBlock(nn.Module):
     if not self.tape_mlp:
       return mlp(x, row_keys)
     count = x.shape[1] if num_input_tokens is None else num_input_tokens
-    tape_keys = row_keys
-    if tape_keys is not None:
-      tape_keys = row_random.fold_rows(tape_keys, 'tape')
+    tape_keys = row_random.fold_rows(row_keys, 'tape')
     # Also runs on zero tape tokens, so that its parameters always exist.
     gated = self.tape_mlp == 'glu'
     tape_mlp = build(Mlp, self, name='tape_mlp', gated=gated)

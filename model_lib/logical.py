@@ -1,7 +1,7 @@
 """Layout of parameters and activations over the axes of a mesh.
 
-Logical axis names are checked: Flax replicates a misspelt one silently. A
-dimension that the mesh does not divide is replicated.
+A logical axis name that is not in `AXES` raises FieldError: Flax replicates it
+silently. A dimension that the mesh does not divide is replicated.
 """
 
 import math
@@ -28,11 +28,7 @@ LECUN = nn.initializers.lecun_normal()
 def partitioned(
   initializer: Callable[..., Any], *names: str | None
 ) -> Callable[..., Any]:
-  """Returns a Flax initializer that attaches the logical names of the axes.
-
-  Raises:
-    FieldError: if a name is not in `AXES`.
-  """
+  """Returns a Flax initializer that attaches the logical names of the axes."""
   _check(names)
   return nn.with_logical_partitioning(initializer, names)
 
@@ -63,9 +59,6 @@ def constrain(
   """Constrains the layout of an activation under `jax.set_mesh`.
 
   Returns `x` unchanged without logical axis rules or without a mesh.
-
-  Raises:
-    FieldError: if a name is not in `AXES`, or their number is not the rank.
   """
   _check(names)
   if len(names) != x.ndim:
@@ -87,12 +80,8 @@ def over_rows(
   """Wraps a function that is independent per row in `jax.shard_map`.
 
   Without it XLA all-gathers the scores for top_k and runs it replicated on
-  every device. Returns the function itself if no mesh axis splits the rows.
-
-  Args:
-    function: its results all start with the rows.
-    batch: number of rows.
-    by_row: for each argument, True if it starts with the rows.
+  every device. Returns the function itself if no mesh axis splits the rows. All
+  results start with the `batch` rows, and the arguments that `by_row` marks.
   """
   mesh = jax.sharding.get_abstract_mesh()
   axes = tuple(

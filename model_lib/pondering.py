@@ -1,9 +1,4 @@
-"""Loops of adaptive depth: masked and static, or until all items have halted.
-
-`ponder_scan` is for training: static shapes, gradients, rematerialisation.
-`ponder_while` stops when the last item has halted, without gradient. Both apply
-a step function and a rule of `model_lib.halting`, with the same results.
-"""
+"""The loop of adaptive depth: a step function and a rule of `halting`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool
 
 from model_lib import halting
 from model_lib.errors import FieldError
@@ -34,7 +29,7 @@ class Pondered:
   trace: Any = None  # outputs of `trace`, stacked on a new first axis
 
 
-def ponder_scan(
+def ponder(
   step: Step,
   state: Any,
   begin: Halting | Bool[Array, '*S'],
@@ -42,10 +37,11 @@ def ponder_scan(
   max_steps: int,
   rule: Rule = halting.advance,
   combination: str = 'accumulated',
+  dynamic: bool = False,
   remat_chunk: int = 0,
   trace: Trace | None = None,
 ) -> Pondered:
-  """Ponders for `max_steps` static steps, masked: for training.
+  """Ponders for `max_steps` static steps, masked, or until all have halted.
 
   Args:
     step: see `Step`; the score is `[*S]`.
@@ -54,50 +50,41 @@ def ponder_scan(
     max_steps: the limit, at least 1.
     rule: turns scores into weights, see `halting.rule`.
     combination: see `halting.combine`.
+    dynamic: stop when the last item has halted, for inference: the same result
+      but for `depth`, without gradient and trace; `remat_chunk` is not used.
     remat_chunk: 0 keeps all intermediates for the gradient; 1 keeps the state
       before every step and recomputes the step; a larger divisor of `max_steps`
       keeps one state per chunk of steps, and all states of the chunk that is
       differentiated: N / chunk + chunk states, for two more forward passes.
     trace: records each step.
   """
-  _check(max_steps)
+  if max_steps < 1:
+    raise FieldError('max_steps', max_steps, 'at least 1')
+  output = None  # of 'fed_back', whose output is the state
+  if combination != 'fed_back':
+    output = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), state)
+  begun = begin if isinstance(begin, Halting) else halting.start(begin)
+  carry = state, output, begun
 
   def body(carry: Any, n: Array) -> tuple[Any, Any]:
     return _ponder(step, carry, n, max_steps, rule, combination, trace)
 
-  carry, traced = scan_steps(
-    body, _begin(state, begin, combination), max_steps, remat_chunk
-  )
-  depth = jnp.asarray(max_steps, jnp.int32)
-  return Pondered(_output(carry), carry[2], depth, traced)
-
-
-def ponder_while(
-  step: Step,
-  state: Any,
-  begin: Halting | Bool[Array, '*S'],
-  *,
-  max_steps: int,
-  rule: Rule = halting.advance,
-  combination: str = 'accumulated',
-) -> Pondered:
-  """Ponders until every item has halted: for inference, no gradient.
-
-  Only `depth` differs from `ponder_scan`.
-  """
-  _check(max_steps)
-
-  def running(loop: Any) -> Bool[Array, '']:
-    return loop[0][2].running.any()
-
-  def body(loop: Any) -> Any:
-    carry, n = loop
-    carry, _ = _ponder(step, carry, n, max_steps, rule, combination, None)
-    return carry, n + 1
-
-  start = _begin(state, begin, combination), jnp.zeros((), jnp.int32)
-  carry, depth = jax.lax.while_loop(running, body, start)
-  return Pondered(_output(carry), carry[2], depth)
+  if dynamic:
+    if trace is not None:
+      raise FieldError('trace', trace, 'None with dynamic=True')
+    traced = None
+    carry, depth = jax.lax.while_loop(
+      lambda loop: loop[0][2].running.any(),
+      lambda loop: (body(*loop)[0], loop[1] + 1),
+      (carry, jnp.zeros((), jnp.int32)),
+    )
+  else:
+    carry, traced = scan_steps(body, carry, max_steps, remat_chunk)
+    depth = jnp.asarray(max_steps, jnp.int32)
+  state, output, halted = carry
+  if output is None:
+    output = jax.tree.map(lambda x: x.astype(jnp.float32), state)
+  return Pondered(output, halted, depth, traced)
 
 
 def balanced_chunk(max_steps: int) -> int:
@@ -112,17 +99,7 @@ def scan_steps(
   max_steps: int,
   remat_chunk: int = 0,
 ) -> tuple[Any, Any]:
-  """Scans over the step numbers, rematerialised in chunks; see `ponder_scan`.
-
-  Args:
-    body: `(carry, n) -> (carry, traced)`, n from 0.
-    carry: before the first step.
-    max_steps: number of steps.
-    remat_chunk: 0 or a divisor of `max_steps`, or FieldError.
-
-  Returns:
-    (carry after the last step, traces stacked over the steps).
-  """
+  """Scans `body(carry, n)` over the steps, rematerialised; see `ponder`."""
   steps = jnp.arange(max_steps)
   if not remat_chunk:
     return jax.lax.scan(body, carry, steps)
@@ -142,34 +119,7 @@ def scan_steps(
   return carry, flat
 
 
-def _begin(
-  state: Any, begin: Halting | Bool[Array, '*S'], combination: str
-) -> tuple[Any, Any, Halting]:
-  """Returns (state, output so far, halting); no output if it is fed back."""
-  if combination == 'fed_back':
-    output = None
-  else:
-    output = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), state)
-  begun = begin if isinstance(begin, Halting) else halting.start(begin)
-  return state, output, begun
-
-
-def _output(carry: tuple[Any, Any, Halting]) -> Any:
-  state, output, _ = carry
-  if output is None:
-    return jax.tree.map(lambda x: x.astype(jnp.float32), state)
-  return output
-
-
-def _ponder(
-  step: Step,
-  carry: tuple[Any, Any, Halting],
-  n: Int[Array, ''],
-  max_steps: int,
-  rule: Rule,
-  combination: str,
-  trace: Trace | None,
-) -> tuple[tuple[Any, Any, Halting], Any]:
+def _ponder(step, carry, n, max_steps, rule, combination, trace):
   state, output, before = carry
   new_state, score = step(state, n)
   after, weight = rule(before, score, n == max_steps - 1)
@@ -191,8 +141,3 @@ def _ponder(
   new_state = jax.tree.map(kept, state, new_state)
   traced = None if trace is None else trace(state, new_state, after)
   return (new_state, output, after), traced
-
-
-def _check(max_steps: int) -> None:
-  if max_steps < 1:
-    raise FieldError('max_steps', max_steps, 'at least 1')

@@ -2,9 +2,7 @@
 
 `lambda_n` is the probability to halt in step n if the item has not halted
 before; `p_n = lambda_n prod_{j<n} (1 - lambda_j)`, with `lambda_N = 1` at the
-step limit N. Trained on `sum_n p_n L_n + beta KL(p || Geometric)`, served by
-drawing or by the mean. Arrays are float32 `[N, ...]`, steps first, as
-`ponder_scan` stacks its trace.
+step limit N. Arrays are float32 `[N, ...]`, as `ponder` stacks its trace.
 """
 
 import math
@@ -30,8 +28,7 @@ def halting_distribution(
 def geometric_log_prior(rate: float, max_steps: int) -> Float[Array, ' N']:
   """Returns the log of the geometric distribution truncated at `max_steps`.
 
-  The probabilities, renormalised, may be too small for float32. `rate` is
-  lambda_p, in (0, 1); the mean is about 1 / rate.
+  `rate` is lambda_p, in (0, 1); the mean is about 1 / rate.
   """
   if not 0.0 < rate < 1.0:
     raise FieldError('rate', rate, 'a number in (0, 1)')
@@ -79,8 +76,7 @@ def advance_drawn(
   """Halts with probability `lambda_n`: a `halting.Rule`.
 
   `score` is (lambda_n, numbers drawn uniformly from [0, 1)); `halting.total`
-  the probability of having halted. The weight is 1 in the step that an item
-  halts in.
+  the probability of having halted. The weight is 1 where an item halts.
   """
   chance, drawn = score
   halts = halting.running & ((drawn < chance) | is_last)

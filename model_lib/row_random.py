@@ -5,6 +5,7 @@ batch size or on micro-batches.
 """
 
 import zlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,31 +15,16 @@ from model_lib.errors import FieldError
 
 
 def fold_rows(
-  row_keys: Key[Array, ' B'], use: str | int | Int[Array, '']
-) -> Key[Array, ' B']:
-  """Returns the keys for one use: a name, or a number such as a loop's step."""
+  row_keys: Key[Array, ' B'] | None, use: str | int | Int[Array, '']
+) -> Any:
+  """Returns the keys for one use: a name, or a number such as a loop's step.
+
+  None if there are no keys, as in evaluation.
+  """
+  if row_keys is None:
+    return None
   number = zlib.crc32(use.encode()) if isinstance(use, str) else use
   return jax.vmap(lambda key: jax.random.fold_in(key, number))(row_keys)
-
-
-def dropout(
-  x: Float[Array, 'B ...'], rate: float, row_keys: Key[Array, ' B'] | None
-) -> Float[Array, 'B ...']:
-  """Zeroes elements with probability `rate` and scales up the others.
-
-  Args:
-    x: activations, rows first.
-    rate: probability of dropping an element, in [0, 1), or FieldError.
-    row_keys: keys for this use, or None to return `x` (evaluation).
-  """
-  if not 0.0 <= rate < 1.0:
-    raise FieldError('dropout', rate, 'a rate in [0, 1)')
-  if row_keys is None or rate == 0.0:
-    return x
-  keep = jax.vmap(
-    lambda key: jax.random.bernoulli(key, 1.0 - rate, x.shape[1:])
-  )(row_keys)
-  return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
 
 
 def drop(
@@ -47,7 +33,16 @@ def drop(
   row_keys: Key[Array, ' B'] | None,
   use: str,
 ) -> Float[Array, 'B ...']:
-  """Applies `dropout` with keys folded for `use`; without keys returns `x`."""
-  if row_keys is None or not rate:
+  """Zeroes elements with probability `rate` and scales up the others.
+
+  `rate` is in [0, 1), or FieldError; the keys are folded for `use`, and without
+  keys (evaluation) the result is `x`.
+  """
+  if not 0.0 <= rate < 1.0:
+    raise FieldError('dropout', rate, 'a rate in [0, 1)')
+  if row_keys is None or rate == 0.0:
     return x
-  return dropout(x, rate, fold_rows(row_keys, use))
+  keep = jax.vmap(
+    lambda key: jax.random.bernoulli(key, 1.0 - rate, x.shape[1:])
+  )(fold_rows(row_keys, use))
+  return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))

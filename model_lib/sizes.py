@@ -42,11 +42,8 @@ class Sizes:
   def complete(self, model: Any) -> None:
     """Sets the sizes of a module that are None to those of its `variant`.
 
-    Called before the module's own `__post_init__`, while fields can be set.
-
-    Raises:
-      FieldError: if a size is given neither by a field nor by the variant, or
-        `num_heads` does not divide `width`.
+    Called before the module's own `__post_init__`, while fields can be set. A
+    size that neither gives, or contradicting ones, are a FieldError.
     """
     known = self.fields(model.variant) if model.variant else {}
     example = next(iter(self.variants))

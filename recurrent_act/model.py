@@ -1,24 +1,77 @@
 """A recurrent network that ponders over each input and predicts at each.
 
 Graves (2016), "Adaptive Computation Time for Recurrent Neural Networks", and
-Fojo's straight-through ACT, Skip-ACT and fixed repetitions in its place.
+Fojo's straight-through ACT, Skip-ACT and fixed repetitions; equation numbers
+are those of Fojo's overview. A rule of `model_lib.halting` weighs the states of
+the repetitions into the one for the next input (6), (17), (28). The output is
+an affine function of it: the weighted sum (7), (18), (29) of the repetitions'
+outputs, as the weights sum to 1. The gradient of (18) and (29) would also have
+the output's bias times the slopes of the weights, which is left out.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Key, Num
 
-from model_lib import flops
+from model_lib import flops, halting, pondering
+from model_lib.errors import FieldError
 from model_lib.layers import build
-from model_lib.logical import constrain, partitioned
-from recurrent_act import cell
-from recurrent_act.cell import Pondering
+from model_lib.logical import constrain, partitioned, partitioned_dense
 
+# The optimized one has the parameters of nn.LSTMCell, and fewer products.
+CELLS = {'rnn': nn.SimpleCell, 'gru': nn.GRUCell, 'lstm': nn.OptimizedLSTMCell}
 # Number of recurrent matrices, and of input matrices, of a cell.
 MATRICES = {'rnn': 1, 'gru': 3, 'lstm': 4}
+
+# The state of a cell: (c, h) of an LSTM, else h, all `[B, D]`.
+State = Any
+# Of an input `[B]` or a sequence `[B, T]`, 0 for padding: `steps` (repetitions,
+# N, int32), `cost` (rho (8), (19), (30), float32), `skipped` (bool).
+Spent = dict[str, Any]
+# step(state, inputs `[B, E + 1]`) -> (next state, score `[B]` in [0, 1]).
+Step = Callable[[State, Any], tuple[State, Any]]
+
+
+class Repetition(nn.Module):
+  """One repetition: the cell, and the score of its hidden output (1), (3).
+
+  Fields are those of `RecurrentModel`; without `has_score`
+  the score is 0 and has no parameters. The score is float32.
+  """
+
+  cell: str
+  width: int
+  has_score: bool = True
+  halting_bias: float = 1.0
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, state: State, inputs: Float[Array, 'B F']
+  ) -> tuple[State, Float[Array, ' B']]:
+    """Returns (next state, score)."""
+    cell = CELLS[self.cell](
+      features=self.width,
+      kernel_init=partitioned(nn.initializers.lecun_normal(), None, 'mlp'),
+      recurrent_kernel_init=partitioned(
+        nn.initializers.orthogonal(), 'embed', 'mlp'
+      ),
+      dtype=self.dtype,
+      name='cell',
+    )
+    state, hidden = cell(state, inputs)
+    if not self.has_score:
+      return state, jnp.zeros(inputs.shape[:1], jnp.float32)
+    bias = nn.initializers.constant(self.halting_bias)
+    score = partitioned_dense(1, 'embed', None, 'score', bias_init=bias)(
+      hidden.astype(jnp.float32)
+    )
+    return state, jax.nn.sigmoid(score)[:, 0]
 
 
 class RecurrentModel(nn.Module):
@@ -50,12 +103,8 @@ class RecurrentModel(nn.Module):
 
   def __post_init__(self):
     super().__post_init__()
-    self.pondering()
-
-  @nn.nowrap
-  def pondering(self) -> Pondering:
-    """Returns the fields that describe pondering."""
-    return build(Pondering, self)
+    if self.mu > 1 and self.rule != 'skip':
+      raise FieldError('mu', self.mu, "1 unless rule is 'skip'")
 
   @nn.compact
   def __call__(
@@ -66,42 +115,34 @@ class RecurrentModel(nn.Module):
   ) -> tuple[Float[Array, 'B T G K'], dict[str, Any]]:
     """Predicts at every input; one whose `valid` is 0 changes nothing.
 
-    `row_keys` is not used, as the model has no noise.
-
-    Returns:
-      (logits float32, out): `out['features']` `[B, D]` is the hidden output
-      after the last input; `out['ponder']` has `steps` (N, int32), `cost`
-      (rho, float32) and `skipped` (bool) of every input, `[B, T]`, 0 for
-      padding.
+    `row_keys` is not used, as the model has no noise. Returns (logits, out),
+    float32: `out['features']` `[B, D]` is the hidden output after the last
+    input, `out['ponder']` the `Spent` of every input.
     """
     everywhere = jnp.ones(inputs.shape[:2], bool)
     has_score = self.rule != 'fixed'
-    step = build(cell.Repetition, self, has_score=has_score, name='repetition')
-    state = cell.start_state(self.cell, inputs.shape[0], self.width)
+    step = build(Repetition, self, has_score=has_score, name='repetition')
+    zeros = jnp.zeros((len(inputs), self.width), jnp.float32)
+    state: State = (zeros, zeros) if self.cell == 'lstm' else zeros
     if self.is_initializing():
       step(state, jnp.pad(inputs[:, 0], ((0, 0), (0, 1))))
     # Linen modules must not be called in a plain JAX loop.
     pure, variables = step.unbind()
-    state, hidden, spent = cell.ponder_sequence(
+    state, hidden, spent = ponder_sequence(
       lambda state, x: pure.apply(variables, state, x),
       state,
       inputs,
       everywhere if valid is None else valid.astype(bool),
-      self.pondering(),
+      self,
     )
-    features = cell.hidden_of(state)
-    return self._logits(hidden), {'features': features, 'ponder': vars(spent)}
+    features = hidden_of(state)
+    return self._logits(hidden), {'features': features, 'ponder': spent}
 
   def _logits(self, hidden: Float[Array, 'B T D']) -> Float[Array, 'B T G K']:
     """Computes equation (2)."""
     num_outputs = 1 if self.num_classes == 2 else self.num_classes
-    outputs = nn.Dense(
-      self.num_targets * num_outputs,
-      dtype=jnp.float32,
-      kernel_init=partitioned(
-        nn.initializers.lecun_normal(), 'embed', 'classes'
-      ),
-      name='head',
+    outputs = partitioned_dense(
+      self.num_targets * num_outputs, 'embed', 'classes', 'head'
     )(hidden)
     shape = (*hidden.shape[:2], self.num_targets, num_outputs)
     logits = outputs.reshape(shape)
@@ -113,10 +154,7 @@ class RecurrentModel(nn.Module):
   def flops(
     self, input_shape: tuple[int, ...], steps: float | None = None
   ) -> float:
-    """Returns the FLOPs of one sequence, `input_shape` (T, E).
-
-    `steps` is the mean of the repetitions at an input; None for `max_steps`.
-    """
+    """Returns the FLOPs of one sequence `[T, E]`, `steps` a mean by input."""
     length, size = input_shape
     repetition = MATRICES[self.cell] * flops.dense(
       1, size + 1 + self.width, self.width
@@ -127,3 +165,88 @@ class RecurrentModel(nn.Module):
     head = flops.dense(1, self.width, self.num_targets * num_outputs)
     repetitions = self.max_steps if steps is None else steps
     return length * (repetitions * repetition + head)
+
+
+def ponder_input(
+  step: Step,
+  state: State,
+  carried: Float[Array, ' B'],
+  inputs: Float[Array, 'B E'],
+  valid: Bool[Array, ' B'],
+  options: RecurrentModel,
+) -> tuple[State, Float[Array, ' B'], Spent]:
+  """Ponders over one input of each row by the fields of `options`.
+
+  Args:
+    step: one repetition.
+    state: s_{t-1}, float32.
+    carried: `h_t^0` of Skip-ACT, 0 at the first input.
+    inputs: x_t.
+    valid: False for padding, which changes and costs nothing.
+    options: the model.
+
+  Returns:
+    (s_t, `carried` of the next input, `Spent`).
+  """
+
+  # The flag of the first repetition: Graves, section 2.
+  def repeat(state: State, n: Array) -> tuple[State, Array]:
+    first = jnp.broadcast_to((n == 0).astype(inputs.dtype), (len(inputs), 1))
+    state, score = step(state, jnp.concatenate([inputs, first], axis=-1))
+    return state, options.mu * score
+
+  skips = options.rule == 'skip'
+  begun, skip = halting.start(valid), jnp.zeros_like(carried)
+  if skips:
+    begun, skip = halting.start_carried(valid, carried, options.epsilon)
+  # Of 'fixed' all scores are 0, so that it halts at the limit.
+  rule = 'act' if options.rule == 'act' else 'straight_through'
+  result = pondering.ponder(
+    repeat,
+    state,
+    begun,
+    max_steps=options.max_steps,
+    rule=halting.rule(rule, options.epsilon),
+    dynamic=options.dynamic,
+  )
+
+  def mixed(old: Array, new: Array) -> Array:  # (28); without a skip, `new`
+    share = skip[:, None]
+    return jnp.where(valid[:, None], share * old + (1.0 - share) * new, old)
+
+  after = jax.tree.map(mixed, state, result.output)
+  if skips:
+    rest = halting.carry_over(result.halting, options.epsilon)
+    carried = jnp.where(valid, rest, carried)
+  steps, cost = result.halting.steps, halting.ponder_cost(result.halting)
+  spent = {'steps': steps, 'cost': cost, 'skipped': valid & (steps == 0)}
+  return after, carried, spent
+
+
+def ponder_sequence(
+  step: Step,
+  state: State,
+  inputs: Float[Array, 'B T E'],
+  valid: Bool[Array, 'B T'],
+  options: RecurrentModel,
+) -> tuple[State, Float[Array, 'B T D'], Spent]:
+  """Returns (last state, hidden output and `Spent` of each input)."""
+
+  def body(before: Any, at_time: Any) -> Any:
+    (state, carried), (x, here) = before, at_time
+    state, carried, spent = ponder_input(step, state, carried, x, here, options)
+    return (state, carried), (hidden_of(state), spent)
+
+  nothing = jnp.zeros(inputs.shape[:1], jnp.float32)
+  (state, _), by_time = jax.lax.scan(
+    body,
+    (state, nothing),
+    (jnp.moveaxis(inputs, 1, 0), jnp.moveaxis(valid, 1, 0)),
+  )
+  hidden, spent = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), by_time)
+  return state, hidden, spent
+
+
+def hidden_of(state: State) -> Float[Array, 'B D']:
+  """Returns the hidden output of a state."""
+  return state[1] if isinstance(state, tuple) else state

@@ -24,17 +24,14 @@ class SequenceTask(Classification):
   """Cross-entropy of every target + tau times the ponder cost.
 
   Both are sums over a sequence, as in the paper, divided by the number of steps
-  of the whole batch that have a target: tau is that of the paper, and the loss
-  does not depend on the lengths.
+  of the whole batch that have a target: tau (`loss.ponder_weight`, or a knob of
+  that name) is that of the paper, and the loss does not depend on the lengths.
 
-  Configuration: `loss.ponder_weight` is tau, or a knob of the same name.
-
-  Metrics: `accuracy` is the share of sequences without error (1 - the sequence
-  error rate of the paper) among those with a target, `element_accuracy` that of
-  targets; `cross_entropy` in nats is summed over the targets of a step and
-  averaged over steps; `steps` (N), `cost` (rho) and `skipped` are averages over
-  inputs, `steps_max` is the largest N. With `marked` inputs in the batch,
-  `skipped_marked` and `skipped_unmarked` are the shares of both kinds.
+  Metrics: `accuracy` is the share of sequences without error among those with a
+  target, `element_accuracy` that of targets; `cross_entropy` in nats is summed
+  over the targets of a step and averaged over steps; `steps` (N), `cost` (rho)
+  and `skipped` are averages over inputs, also by kind of `marked` inputs
+  (`skipped_marked`, `skipped_unmarked`); `steps_max` is the largest N.
   """
 
   @dataclasses.dataclass(frozen=True)

@@ -59,7 +59,7 @@ def warm_start(
   """
   if convert.is_checkpoint(directory):
     heads = 'pretraining' if 'predictions' in params else 'classifier'
-    source = convert.load_params(directory, heads=heads)
+    source = convert.load(directory, heads).params
   else:
     source = io.find(directory).params()
   found, fresh = io.flatten(source), io.flatten(params)

@@ -1,7 +1,4 @@
-r"""AdaTape-ViT on scikit-learn's handwritten digits: real images, no download.
-
-1,797 images of 8 x 8 pixels, shown at 16 x 16; a fifth of every class is the
-test split.
+r"""AdaTape-ViT on scikit-learn's 1,797 handwritten digits: no download.
 
   python -m launch.train --config=configs/adatape/digits.py \
       --workdir=/tmp/digits

@@ -57,11 +57,7 @@ def fine_tuning(a, lr):
   c.model = dict(
     name='albert_act.model:AlbertClassifier',
     halting='' if a.halting == 'fixed' else a.halting,
-    epsilon=0.01,
-    halting_bias=-2.0,
     dropout=0.1,
-    attention_dropout=0.0,
-    classifier_dropout=0.1,
   )
   if a.checkpoint:
     c.model.from_checkpoint = a.checkpoint

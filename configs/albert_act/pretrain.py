@@ -18,9 +18,8 @@ Arguments:
   length    of the rows that the corpus was prepared for
   steps     112,500
   tau_from  share of the steps without ponder cost, after which its weight rises
-            linearly to tau; 0 is the paper's, tau from the first step on. A
-            small model that has not yet found that its context helps learns
-            to halt at once, and stays there: see docs/albert_act.md
+            linearly to tau, for small models (docs/albert_act.md); 0 is the
+            paper's, tau from the first step on
 """
 
 import ml_collections
@@ -54,14 +53,7 @@ def get_config(arg=''):
   c.model = dict(
     name='albert_act.model:AlbertPretraining',
     variant=a.variant,
-    max_iterations=iterations,
     halting='' if a.halting == 'fixed' else a.halting,
-    epsilon=0.01,
-    halting_bias=-2.0,
-    remat_chunk=0,
-    dropout=0.0,
-    attention_dropout=0.0,
-    classifier_dropout=0.1,
   )
   c.loss = dict(ponder_weight=tau, sop_weight=1.0)
   c.optimizer = dict(

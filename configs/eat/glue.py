@@ -32,13 +32,8 @@ Arguments:
 Without exits and prunes the exit is the paper's, 4, or the middle of a model of
 4 or fewer layers, and pruning follows it and the layer half way to it.
 Regressions have exits at 3 and 4, because they exit where two consecutive heads
-agree; patience has the same need: exits=3-4.
-
-Stages and losses are those of EAT, section 5: one epoch without pruning, then
-the ratios annealed; AdamW, weight decay 0.01, warm-up over 10 % of the steps,
-then linear decay. A head's loss weighs 0.3, that of the last one 1.
-
-Results, recipes and times: docs/eat.md.
+agree; patience has the same need: exits=3-4. Stages and losses are those of
+EAT, section 5. Results, recipes and times: docs/eat.md.
 """
 
 import json
@@ -50,9 +45,8 @@ from configs import common
 # Peak learning rate 2e-5 and rows of 128 tokens but for these tasks.
 RATES = {'mnli': 3e-5}
 LENGTHS = {'sst2': 256, 'qqp': 256, 'mnli': 320, 'qnli': 256, 'rte': 256}
-# Nine in ten rows of SST-2 are phrases of another row, and rows of the others
-# share a premise, a question or an article: part of the training split is not
-# new to the model. They are calibrated on half of the validation split.
+# Their rows share phrases, premises, questions or articles, so that part of the
+# training split is not new to the model: calibrated on half of the validation.
 SHARES_TEXTS = ('sst2', 'mnli', 'qqp', 'qnli', 'wnli')
 DEPTHS = {
   'base': 12, 'tiny': 2, 'mini': 4, 'small': 4, 'medium': 8, 'distil': 6,
@@ -78,12 +72,7 @@ def get_config(arg=''):
     max_length=LENGTHS.get(a.task, 128),
     length_buckets=(16, 32, 64, 128, 256),
   )
-  c.model = dict(
-    name='model_lib.bert:BertClassifier',
-    dropout=0.1,
-    attention_dropout=0.1,
-    classifier_dropout=0.1,
-  )
+  c.model = dict(name='model_lib.bert:BertClassifier', dropout=0.1)
   if checkpoint:
     c.model.from_checkpoint = checkpoint
   else:
@@ -110,7 +99,16 @@ def get_config(arg=''):
   split = common.glue_split(a.task)
   c.evals = dict(dev=dict(type='glue', split=split))
   if a.task != 'stsb':  # a regression has no confidence
-    calibrate(c, split, shares_texts=a.task in SHARES_TEXTS)
+    # Rows that the model was not trained on.
+    if a.task in SHARES_TEXTS:
+      unseen, judged = f'{split}[:50%]', f'{split}[50%:]'
+    else:
+      c.train_split, unseen, judged = 'train[:95%]', 'train[95%:]', split
+    splits = dict(split=judged, calibration_split=unseen)
+    c.evals.calibration = dict(
+      type='calibration', threshold=0.9, epsilon=0.0, **splits
+    )
+    c.evals.frontier = dict(type='frontier', **splits)
   c.checkpoint = dict(every_steps=500, keep=1)
   return c
 
@@ -137,29 +135,12 @@ def eat(c, a, depth):
       c.stages.stage1_warm = dict(epochs=1.0, knobs=dict(prune_scale=0.0))
   c.model.update(
     name='eat.model:EatClassifier', exit_layers=exits, prune_layers=prunes,
-    prune_ratios=(0.3,) * len(prunes), prune_scores='norm', min_tokens=1,
-    merge=False, window=32 if 'w' in a.parts else 0,
+    prune_ratios=(0.3,) * len(prunes), window=32 if 'w' in a.parts else 0,
   )  # fmt: skip
 
 
-def calibrate(c, split, shares_texts):
-  """Adds calibration and frontier on rows that the model was not trained on."""
-  if shares_texts:
-    unseen, judged = f'{split}[:50%]', f'{split}[50%:]'
-  else:
-    c.train_split, unseen, judged = 'train[:95%]', 'train[95%:]', split
-  splits = dict(split=judged, calibration_split=unseen)
-  c.evals.calibration = dict(
-    type='calibration', threshold=0.9, epsilon=0.0, **splits
-  )
-  c.evals.frontier = dict(type='frontier', **splits)
-
-
 def every_second_layer(depth):
-  """Renames layers 1, 3, 5, ... of a teacher to those of a student.
-
-  As DistilBERT is initialized (Sanh et al. 2019, section 3).
-  """
+  """Renames layers 1, 3, 5, ... of a teacher, as DistilBERT is initialised."""
   return tuple(
     f'^block_{i}/->' + (f'dropped_{i}/' if i % 2 else f'block_{i // 2}/')
     for i in range(depth)

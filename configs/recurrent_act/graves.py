@@ -8,23 +8,19 @@ Arguments:
   task  parity (is the number of 1s in a vector odd?, section 3.1), logic
         (chains of binary gates, 3.2), addition (running sums of decimals, 3.3),
         sort (the order of real numbers, 3.4), or sparse_parity: of few marked
-        inputs, each of which announces how many unmarked ones follow; Skip-ACT
-        can learn to spend nothing on those
+        inputs; Skip-ACT can learn to spend nothing on the others
   rule  act (default), straight_through, skip (Skip-ACT, default of
         sparse_parity), or fixed: always `model.max_steps` repetitions of the
         cell, the baseline of Fojo's thesis
   cell  rnn, gru or lstm
 
-`loss.ponder_weight` is tau. Graves stops after 100 repetitions at an input, and
-after 20 in addition; here `model.max_steps` is 10, of rule fixed 2. A training
-step takes the time of all of them, so a small limit is faster. `model.mu` is
-the largest score of Skip-ACT.
-
-Adam without decay or warm-up. Graves trains with a learning rate of 1e-4 and
-16 asynchronous workers, Fojo with 1e-3 and one. Gradients are clipped at a norm
-of 1 here, which neither says. `dataset.placement` of parity is leading as in
-the code of Fojo's thesis; in the paper the numbers are scattered.
-Results: docs/recurrent_act.md.
+`loss.ponder_weight` is tau, `model.mu` the largest score of Skip-ACT. Graves
+stops after 100 repetitions at an input, 20 in addition; here `model.max_steps`
+is 10, of rule fixed 2, as a training step takes the time of all of them. Graves
+trains with a learning rate of 1e-4 and 16 asynchronous workers, Fojo with 1e-3
+and one; gradients are clipped at a norm of 1 here, which neither says.
+`dataset.placement` of parity is leading as in the code of Fojo's thesis; in the
+paper the numbers are scattered. Results: docs/recurrent_act.md.
 """
 
 import ml_collections

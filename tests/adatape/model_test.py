@@ -10,9 +10,6 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from adatape.model import AdaTapeViT
-from adatape.universal import UniversalTransformer
-from dataset_lib import fields
-from dataset_lib.errors import ConfigError
 from model_lib.errors import FieldError
 from model_lib.vit import ViT
 
@@ -161,41 +158,12 @@ def test_flops_agree_with_the_compiler(fields):
   np.testing.assert_allclose(model.flops((16, 16, 3)), counted, rtol=0.15)
 
 
-@pytest.mark.parametrize(
-  ('field', 'value'), [('insert_after', 3), ('bank_size', 9), ('query_dim', 17)]
-)
-def test_contradicting_fields_are_named_at_construction(field, value):
-  fields = TINY | {'bank': 'learnable', 'bank_size': 10, field: value}
-  with pytest.raises(FieldError, match=f'^{field}: expected'):
-    AdaTapeViT(**fields)
+def test_an_input_bank_too_small_for_the_reading_is_named():
   few = AdaTapeViT(**(TINY | {'bank_patch_size': 8}))
   with pytest.raises(ValueError, match=r'bank_size: expected at least .* = 10'):
     few.init(jax.random.key(0), images())
-  if field == 'query_dim':
-    with pytest.raises(FieldError, match=r'^query_dim: .* the width 16, got'):
-      AdaTapeViT(**(fields | {'bank': 'input'}))
-
-
-UNIVERSAL = dict(num_classes=2, max_steps=5, width=16, mlp_dim=16, num_heads=2)
-LEGAL = {AdaTapeViT: TINY, UniversalTransformer: UNIVERSAL}
-
-
-@pytest.mark.parametrize(
-  ('kind', 'field', 'value'),
-  [(AdaTapeViT, *row) for row in (
-    ('bank', 'trainable'), ('pool', 'max'), ('insert_after', -1),
-    ('tape_mlp', 'moe'), ('read_mlp', 'moe'), ('tokens_per_step', 0),
-    ('threshold', -1.0), ('query_update', 'sum'), ('bank_drop', 1.0),
-    ('query_noise', -0.1), ('dropout', 1.0),
-  )] + [(UniversalTransformer, *row) for row in (
-    ('halting', 'layer'), ('combination', 'sum'), ('max_steps', 0),
-    ('epsilon', 1.0), ('dropout', 1.0),
-  )],
-)  # fmt: skip
-def test_annotations_declare_the_legal_values(kind, field, value):
-  given = LEGAL[kind] | {field: value}
-  with pytest.raises(ConfigError, match=f'^model.{field}: expected'):
-    fields.check(kind, given, 'model', without=('dtype',))
+  with pytest.raises(FieldError, match=r'^query_dim: .* the width 16, got'):
+    AdaTapeViT(**(TINY | {'query_dim': 17}))
 
 
 def test_parameters_are_named_as_in_the_vit():

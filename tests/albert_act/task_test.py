@@ -140,7 +140,6 @@ def test_the_ponder_cost_pulls_the_score_to_halt_sooner():
   [
     (dict(loss=dict(ponder_weight=-1.0)), 'loss.ponder_weight'),
     (dict(loss=dict(tau=1.0)), 'loss.tau'),
-    (dict(model=config(halting='soon')['model']), 'model.halting'),
     (dict(model=config(num_groups=7)['model']), 'model.num_groups'),
     (dict(model=config(name='albert_act.model:AlbertPretraining')['model']),
      'model.name'),

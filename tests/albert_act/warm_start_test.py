@@ -63,7 +63,7 @@ def test_parameters_are_those_of_the_start_but_for_the_fresh_ones(
 ):
   if start == 'hugging_face':
     path = tiny_run.hugging_face(tmp_path_factory)
-    source = convert.load_params(path, *['pretraining'] * (name == 'pretrain'))
+    source = convert.load(path, *['pretraining'] * (name == 'pretrain')).params
   else:
     path = tiny_run.made(tmp_path_factory, 'pretrain')
     source = tiny_run.parameters(tiny_run.AlbertPretraining)

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from eat.model import EatClassifier
-from model_lib.bert import BertClassifier
-from model_lib.bert_layers import BertBlock
+from model_lib.bert import BertBlock, BertClassifier
 from tests.eat import small
 
 OFF = dict(prune_layers=(), prune_ratios=(), window=0, exit_layers=())

@@ -154,14 +154,14 @@ def test_blocks_need_no_square_array(implementation):
 def test_dropout_draws_once_for_all_weights():
   query, key, value, valid = case(70, batch=2)
   args = (query, key, jnp.ones_like(value), valid)
-  keys = jax.random.split(jax.random.key(0), 2)
+  keys = jax.random.split(jax.random.key(1), 2)
   calls = []
 
   @functools.partial(jax.jit, static_argnums=2)
   def run(args, keys, rate):
     def drop(weights):
       calls.append(weights.shape)
-      return row_random.dropout(weights, rate, keys)
+      return row_random.drop(weights, rate, keys, 'weights')
 
     return window_attend(
       *args, window=16, received=True, implementation='block', drop=drop

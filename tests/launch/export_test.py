@@ -132,7 +132,7 @@ def test_a_run_of_fixed_depth_is_written_as_it_is(
   printed = capsys.readouterr().out
   assert 'step 4, written' in printed
   assert 'left out' not in printed
-  assert_equal(convert.load_params(out, heads), params_of(run))
+  assert_equal(convert.load(out, heads).params, params_of(run))
   config = json.loads((out / 'config.json').read_text())
   assert config['architectures'] == [architecture]
   labels = {'0': 'negative', '1': 'positive'}
@@ -201,7 +201,7 @@ def test_an_adaptive_run_is_refused_unless_it_may_lose_its_parts(
   params = params_of(run)
   del params[part]
   heads = 'pretraining' if name == 'pretrain' else 'classifier'
-  assert_equal(convert.load_params(out, heads), params)
+  assert_equal(convert.load(out, heads).params, params)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_learned_scorers_are_left_out_and_a_broken_tokenizer_is_named(tmp_path):
   plain = bert.BertClassifier(num_classes=3, **convert.read_sizes(out))
   rows = small.batch(small.rows(2), 20)
   expected = jax.eval_shape(plain.init, jax.random.key(0), *rows)['params']
-  assert jax.tree.structure(convert.load_params(out, 'classifier')) == (
+  assert jax.tree.structure(convert.load(out, 'classifier').params) == (
     jax.tree.structure(sharding.unbox(expected))
   )
 
@@ -283,7 +283,7 @@ def theirs(directory, run, name, auto):
 def ours(kind, directory, rows, heads='classifier', **fields):
   """Logits by our model, from the written directory alone."""
   model = kind(**fields, **convert.read_sizes(directory))
-  params = jax.tree.map(jnp.asarray, convert.load_params(directory, heads))
+  params = jax.tree.map(jnp.asarray, convert.load(directory, heads).params)
   return jax.jit(model.apply)({'params': params}, *rows)[0]
 
 

@@ -60,13 +60,6 @@ def test_padding_does_not_matter(cls_only):
     tokens = jnp.where(pads, pad, TOKENS)
     other = apply(params, tokens, jnp.where(pads, pad_type, TYPES), LENGTH)
     jax.tree.map(np.testing.assert_array_equal, other, want)
-  wider = [jnp.pad(array, ((0, 0), (0, 1))) for array in (TOKENS, TYPES)]
-  longer = apply(params, *wider, LENGTH)
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), longer, want
-  )
-  alone = apply(params, TOKENS[1:2, :3], TYPES[1:2, :3], LENGTH[1:2])
-  np.testing.assert_allclose(alone[0], want[0][1:2], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -93,24 +86,18 @@ def test_a_sequence_that_is_too_long_names_the_field():
 def test_no_use_of_dropout_shares_its_noise(monkeypatch):
   keys_used = []
 
-  def dropout(x, rate, row_keys):
-    keys_used.append(jax.random.key_data(row_keys).tobytes())
+  def drop(x, rate, row_keys, use):
+    if rate and row_keys is not None:
+      folded = row_random.fold_rows(row_keys, use)
+      keys_used.append(jax.random.key_data(folded).tobytes())
     return x
 
-  monkeypatch.setattr(row_random, 'dropout', dropout)
+  monkeypatch.setattr(row_random, 'drop', drop)
   keys = jax.random.split(jax.random.key(2), 3)
   with jax.disable_jit():
     MODEL.apply({'params': PARAMS}, *BATCH, keys)
   # Embeddings; weights and two halves of each of two blocks; classifier.
   assert len(keys_used) == len(set(keys_used)) == 1 + 2 * 3 + 1
-
-
-def test_bfloat16_is_close():
-  model = classifier(dtype=jnp.bfloat16)
-  got, _ = model.apply({'params': PARAMS}, *BATCH)
-  want, _ = MODEL.apply({'params': PARAMS}, *BATCH)
-  np.testing.assert_allclose(got, want, atol=0.15)
-  assert float(jnp.abs(got - want).max()) > 1e-5
 
 
 def test_initial_values_are_those_of_bert():

@@ -233,7 +233,7 @@ def test_transformers_loads_what_is_saved(peers, tmp_path, kind, num_classes):
     check_classifier(peers, tmp_path, kind, theirs, batch)
   # And what transformers writes of it is the same again.
   theirs.save_pretrained(tmp_path / 'again')
-  assert_trees_equal(convert.load_params(tmp_path / 'again', heads), params)
+  assert_trees_equal(convert.load(tmp_path / 'again', heads).params, params)
 
 
 def test_absent_options_have_the_defaults_of_transformers(peers, tmp_path):

@@ -214,7 +214,7 @@ def test_heads_that_are_not_there_are_named(tmp_path):
       convert.load(tmp_path, heads)
   encoder = {name: x for name, x in PRETRAINING.items() if 'albert.' in name}
   write(tmp_path, random_tensors(encoder), 'albert')
-  assert 'head' not in convert.load_params(tmp_path)
+  assert 'head' not in convert.load(tmp_path).params
   with pytest.raises(ValueError, match=r'predictions\.bias: expected shape'):
     convert.load(tmp_path, heads='pretraining')
 

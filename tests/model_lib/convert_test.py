@@ -106,7 +106,7 @@ def test_saved_names_are_those_of_transformers(tmp_path, kind):
     assert file.metadata() == {'format': 'pt'}
     got = {name: file.get_tensor(name).shape for name in file.keys()}  # noqa: SIM118
   assert got == shapes
-  assert_trees_equal(convert.load_params(directory, heads), params)
+  assert_trees_equal(convert.load(directory, heads).params, params)
   assert convert.read_sizes(directory) == fields
   config = json.loads((directory / 'config.json').read_text())
   assert options.items() <= config.items()
@@ -139,9 +139,9 @@ def test_other_floats_are_cast_and_reported(tmp_path, dtype):
 
 def test_shards_and_names_of_the_first_checkpoints(tmp_path):
   write(tmp_path)
-  want = convert.load_params(tmp_path)
+  want = convert.load(tmp_path).params
   shard(tmp_path)
-  assert_trees_equal(convert.load_params(tmp_path), want)
+  assert_trees_equal(convert.load(tmp_path).params, want)
   renamed = {}
   for name, tensor in random_tensors().items():
     name = name.removeprefix('bert.')
@@ -150,7 +150,7 @@ def test_shards_and_names_of_the_first_checkpoints(tmp_path):
     renamed[name] = tensor
   assert 'embeddings.LayerNorm.gamma' in renamed
   write(tmp_path, renamed)
-  assert_trees_equal(convert.load_params(tmp_path), want)
+  assert_trees_equal(convert.load(tmp_path).params, want)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_shards_and_names_of_the_first_checkpoints(tmp_path):
 def test_modules_of_a_task_may_be_absent(tmp_path, kind, begins, absent):
   _, heads, _, _, shapes = KINDS[kind]
   write(tmp_path, without(random_tensors(shapes), *begins), kind)
-  params = convert.load_params(tmp_path, heads)
+  params = convert.load(tmp_path, heads).params
   assert set(fresh_params(kind)) - set(params) == absent
 
 
@@ -180,7 +180,7 @@ def test_tensors_of_other_tasks_are_ignored_and_listed(tmp_path):
   checkpoint = convert.load(tmp_path)
   assert set(checkpoint.ignored) == set(others)
   write(tmp_path)
-  assert_trees_equal(checkpoint.params, convert.load_params(tmp_path))
+  assert_trees_equal(checkpoint.params, convert.load(tmp_path).params)
 
 
 CLASSIFIER = {'classifier.weight', 'classifier.bias'}
@@ -206,7 +206,7 @@ def test_heads_of_another_task_are_ignored_and_named(tmp_path):
 @pytest.mark.parametrize('left', ['both', 'predictions.', 'decoder.'])
 def test_tied_tensors_may_have_one_name_or_both(tmp_path, left):
   tensors = write(tmp_path, kind='pretraining')
-  want = convert.load_params(tmp_path, 'pretraining')
+  want = convert.load(tmp_path, 'pretraining').params
   again = {DECODER: tensors[TABLE]}
   again['predictions.decoder.bias'] = tensors['predictions.bias']
   if left == 'predictions.':
@@ -214,7 +214,7 @@ def test_tied_tensors_may_have_one_name_or_both(tmp_path, left):
   elif left == 'decoder.':
     del tensors['predictions.bias'], tensors[TABLE]
   write(tmp_path, tensors | again, 'albert')
-  assert_trees_equal(convert.load_params(tmp_path, 'pretraining'), want)
+  assert_trees_equal(convert.load(tmp_path, 'pretraining').params, want)
 
 
 def test_a_checkpoint_is_recognised(tmp_path):

@@ -24,8 +24,8 @@ def test_scan_and_while_loop_agree(combination, max_steps, rule):
     max_steps=max_steps, combination=combination, rule=halting.rule(rule)
   )
   masked, looped = (
-    ponder(contraction, state, valid, **arguments)
-    for ponder in (pondering.ponder_scan, pondering.ponder_while)
+    pondering.ponder(contraction, state, valid, dynamic=dynamic, **arguments)
+    for dynamic in (False, True)
   )
   assert int(masked.depth) == max_steps
   assert int(looped.depth) == int(masked.halting.steps.max())
@@ -44,7 +44,7 @@ def temporary_bytes(max_steps, remat_chunk):
     return state + wide, jax.nn.sigmoid(wide.mean(-1) - 3.0)
 
   def loss(state):
-    result = pondering.ponder_scan(
+    result = pondering.ponder(
       step, state, jnp.ones(256, bool), max_steps=max_steps,
       combination='fed_back', remat_chunk=remat_chunk,
     )  # fmt: skip
@@ -75,7 +75,7 @@ def test_memory_of_the_gradient_does_not_grow_with_the_steps():
 def test_limits_out_of_range(options, message):
   state, valid = jnp.zeros((1, 2)), jnp.ones((1,), bool)
   with pytest.raises(ValueError, match=message):
-    pondering.ponder_scan(contraction, state, valid, **options)
+    pondering.ponder(contraction, state, valid, **options)
 
 
 @pytest.mark.parametrize(

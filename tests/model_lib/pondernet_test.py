@@ -80,7 +80,7 @@ def test_drawn_steps_follow_the_distribution():
 
   arguments = dict(max_steps=4, rule=pondernet.advance_drawn)
   state, valid = jnp.zeros((count, 1)), jnp.ones((count,), bool)
-  result = pondering.ponder_scan(step, state, valid, **arguments)
+  result = pondering.ponder(step, state, valid, **arguments)
   steps = np.asarray(result.halting.steps)
   # The output is the state of the step that an item halted in.
   np.testing.assert_array_equal(result.output[:, 0], steps)
@@ -88,7 +88,7 @@ def test_drawn_steps_follow_the_distribution():
   want = plain([0.3, 0.5, 0.2, 0.9])
   np.testing.assert_allclose(shares, want, atol=5 * 0.5 / count**0.5)
   # All the same whether the loop ends early or not.
-  looped = pondering.ponder_while(step, state, valid, **arguments)
+  looped = pondering.ponder(step, state, valid, dynamic=True, **arguments)
   np.testing.assert_array_equal(looped.halting.steps, steps)
 
 

@@ -163,18 +163,13 @@ def test_the_number_of_targets_is_that_of_the_data():
     jax.eval_shape(lambda p, b: task.evaluate(p, {}, b), params, batch)
 
 
-@pytest.mark.parametrize(
-  ('changes', 'key'),
-  [
-    (dict(ponder_weight=-1.0), 'loss.ponder_weight'),
-    (dict(rule='always'), 'model.rule'),
-    (dict(mu=2), 'model.mu'),
-    (dict(max_steps=0), 'model.max_steps'),
-  ],
-)
-def test_a_bad_field_is_named(changes, key):
-  with pytest.raises(ConfigError, match=f'{key}: expected'):
-    task_of(dataset(), **changes)
+def test_a_bad_field_is_named():
+  for key, changes in (
+    ('loss.ponder_weight', dict(ponder_weight=-1.0)),
+    ('model.mu', dict(mu=2)),
+  ):
+    with pytest.raises(ConfigError, match=f'{key}: expected'):
+      task_of(dataset(), **changes)
 
 
 def test_features_and_flops():
