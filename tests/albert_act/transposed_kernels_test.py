@@ -42,6 +42,7 @@ def test_the_kernel_is_the_left_factor_for_few_tokens(count, result):
   dots = [line for line in compiled.splitlines() if ' dot(' in line]
   assert len(dots) == 1
   assert f' = {result}' in dots[0]
+  assert set(compaction.FEW_TOKENS) <= set(transposed_kernels.KERNEL_LEFT)
 
 
 def mlp(x, width=12, **options):
@@ -66,10 +67,6 @@ def test_a_module_with_transposed_kernels_equals_flax(length, dtype):
   np.testing.assert_allclose(
     got.astype(np.float32), want.astype(np.float32), atol=tolerance
   )
-
-
-def test_the_few_tokens_of_compaction_have_the_kernel_on_the_left():
-  assert set(compaction.FEW_TOKENS) <= set(transposed_kernels.KERNEL_LEFT)
 
 
 def test_a_layer_without_bias_and_with_named_axes():

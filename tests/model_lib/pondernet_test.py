@@ -29,12 +29,6 @@ def test_distribution_equals_a_plain_loop_and_sums_to_one():
     np.testing.assert_allclose(got[where], plain(lambdas[where]), atol=1e-6)
 
 
-def test_prior_is_geometric_and_cut_off():
-  prior = np.exp(pondernet.geometric_log_prior(0.2, 5))
-  np.testing.assert_allclose(prior.sum(), 1.0, atol=1e-6)
-  np.testing.assert_allclose(prior[1:] / prior[:-1], 0.8, atol=1e-6)
-
-
 def test_divergence_equals_scipy_and_has_a_gradient_at_zero():
   prior = pondernet.geometric_log_prior(0.3, 4)
   lambdas = jnp.array([[0.2, 1.0], [0.5, 0.3], [0.0, 0.9], [0.4, 0.4]])
@@ -92,7 +86,10 @@ def test_drawn_steps_follow_the_distribution():
   np.testing.assert_array_equal(looped.halting.steps, steps)
 
 
-def test_a_prior_out_of_range():
+def test_the_prior_is_geometric_and_cut_off():
+  prior = np.exp(pondernet.geometric_log_prior(0.2, 5))
+  np.testing.assert_allclose(prior.sum(), 1.0, atol=1e-6)
+  np.testing.assert_allclose(prior[1:] / prior[:-1], 0.8, atol=1e-6)
   for field, arguments in (
     ('rate', (0.0, 3)), ('rate', (1.0, 3)), ('max_steps', (0.5, 0)),
   ):  # fmt: skip
