@@ -161,8 +161,8 @@ def select(
 
   start = jnp.int32(0), state, (indices, flags, flags)
   _, state, records = jax.lax.while_loop(unfinished, body, start)
-  by_row = (x.swapaxes(0, 1) for x in records)
-  return Selection(*by_row, halting=state.halting)
+  indices, appended, continued = (x.swapaxes(0, 1) for x in records)
+  return Selection(indices, appended, continued, state.halting)
 
 
 def gather(

@@ -137,8 +137,9 @@ class MultiHeadAttention(nn.Module):
     valid = None if mask is None else mask.astype(bool)
     drop = None
     if row_keys is not None and self.dropout:
-      noise = dict(rate=self.dropout, row_keys=row_keys, use='weights')
-      drop = functools.partial(row_random.drop, **noise)
+      drop = functools.partial(
+        row_random.drop, rate=self.dropout, row_keys=row_keys, use='weights'
+      )
     attended, mean = self.attend(
       query, key, value, valid, drop=drop, received=received
     )
