@@ -95,9 +95,9 @@ def _take(name: str, calls: int) -> Float[np.ndarray, ' C']:
 def _start(log: pathlib.Path) -> None:
   """Begins a process: its output goes to a file, it ends with its parent."""
   os.environ.update(ENVIRONMENT)
-  with log.open('wb') as file:
-    for stream in (1, 2):
-      os.dup2(file.fileno(), stream)
+  file = os.open(log, os.O_CREAT | os.O_WRONLY)
+  os.dup2(file, 1)
+  os.dup2(file, 2)
   keep_freed_memory()
   parent: Any = multiprocessing.parent_process()
   end = threading.Thread(target=lambda: os._exit(parent.join() or 1))
@@ -132,6 +132,7 @@ class Hosts(contextlib.ExitStack):
       return function(*given)
     log = pathlib.Path(self._folder, f'{name}.log')
     if name not in self._pools:
+      log.touch()
       spawn = multiprocessing.get_context('spawn')
       pool = concurrent.futures.ProcessPoolExecutor(1, spawn, _start, (log,))
       self._pools[name] = self.enter_context(pool)
@@ -142,11 +143,10 @@ class Hosts(contextlib.ExitStack):
       return task.result()
     except Exception as error:
       self._pools[name] = None
-      printed = log.read_text(errors='replace') if log.exists() else ''
       # The cause is the traceback of the process.
-      lines = f'{printed}\n{error.__cause__ or ""}'.strip().splitlines()
+      printed = f'{log.read_text(errors="replace")}\n{error.__cause__ or ""}'
       print(f'left out: {name}: {type(error).__name__}: {error}')
-      print(*lines[-_ERROR_LINES:], sep='\n')
+      print(*printed.strip().splitlines()[-_ERROR_LINES:], sep='\n')
       return None
 
 
@@ -183,12 +183,11 @@ def run(
   Returns:
     (see `rows`, seconds of the calls).
   """
-  prepared = {
-    one.name: hosts.ask(one.process, _prepare, one.name, one.make)
-    for one in candidates
-  }
-  seconds: dict[str, list[Any]] = {name: [] for name in prepared}
+  prepared: dict[str, Any] = {}
+  for one in candidates:
+    prepared[one.name] = hosts.ask(one.process, _prepare, one.name, one.make)
   wanted = dict.fromkeys(prepared, calls)
+  seconds: dict[str, list[Any]] = {name: [] for name in prepared}
   indices, console = range(warmup + rounds), rich.console.Console(stderr=True)
   for index in rich.progress.track(indices, label(case), console=console):
     for one in candidates[:: -1 if index % 2 else 1]:
@@ -198,11 +197,7 @@ def run(
       elif taken is not None and index == warmup - 1:
         enough = math.ceil(min_seconds / max(taken.mean(), 1e-6))
         wanted[one.name] = max(calls, enough)
-  samples = {
-    name: np.array(taken)
-    for name, taken in seconds.items()
-    if len(taken) == rounds
-  }
+  samples = {n: np.array(s) for n, s in seconds.items() if len(s) == rounds}
   return rows(case, candidates, samples, prepared), samples
 
 

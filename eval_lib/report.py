@@ -14,6 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import rich.box
+import rich.console
+import rich.table
+import rich.text
 from jaxtyping import Float
 
 from dataset_lib import atomic_file
@@ -59,11 +63,10 @@ class Estimate:
 
   def text(self, scale: float = 1.0) -> str:
     """Formats `median [low, high]`, times `scale`, the median in 3 digits."""
-    median = scale * self.median
-    magnitude = math.floor(math.log10(abs(median))) if median else 0
+    magnitude = math.floor(math.log10(scale * abs(self.median) or 1.0))
     decimals = max(0, 2 - magnitude)
-    low, high = (f'{scale * v:.{decimals}f}' for v in (self.low, self.high))
-    return f'{median:.{decimals}f} [{low}, {high}]'
+    ends = (f'{scale * x:.{decimals}f}' for x in (self.low, self.high))
+    return f'{scale * self.median:.{decimals}f} [{", ".join(ends)}]'
 
 
 def write_csv(
@@ -90,11 +93,10 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a row with three columns for each `Estimate`."""
   line: dict[str, Any] = {}
   for name, value in row.items():
-    if isinstance(value, Estimate):
-      ends = {f'{name}_low': value.low, f'{name}_high': value.high}
-      line |= {name: value.median, **ends}
-    else:
-      line[name] = value
+    is_estimate = isinstance(value, Estimate)
+    line[name] = value.median if is_estimate else value
+    if is_estimate:
+      line |= {f'{name}_low': value.low, f'{name}_high': value.high}
   return line
 
 
@@ -107,16 +109,9 @@ def print_table(
   left out, and formatted by `COLUMNS`. A narrow terminal wraps the lines, and
   none is cut off.
   """
-  import rich.box
-  import rich.console
-  import rich.table
-  import rich.text
-
   if columns:
     used = [c for c in columns if any(row.get(c) is not None for row in rows)]
-    rows = [
-      dict(_readable(name, row.get(name)) for name in used) for row in rows
-    ]
+    rows = [dict(_readable(c, row.get(c)) for c in used) for row in rows]
   table = rich.table.Table(box=rich.box.SIMPLE, collapse_padding=True)
   names = list(dict.fromkeys(name for row in rows for name in row))
   for place, name in enumerate(names):

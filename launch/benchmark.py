@@ -6,11 +6,6 @@
   python -m launch.benchmark eat --workdir=/tmp/sst2_eat --dense=/tmp/sst2 \\
       --out=/tmp/report
 
-`adatape` compares AdaTape with ViT and gives the cost of reading the tape,
-`albert` the engine with exact compaction to fixed depth, `eat_speed` EAT in the
-engine with dense BERTs of ours, of PyTorch and of ONNX Runtime; `eat` reports
-quality and speed of a trained EAT on the rows of its task.
-
 Candidates take turns, so that a machine that slows down slows all of them.
 Values are `median [first quartile, third quartile]` of the rounds; ratios are
 taken within each round. `limit` is the speed-up that FLOPs allow. `--out` also
@@ -201,23 +196,23 @@ def time_candidates(flags: _Timing) -> None:
 
   if (load := os.getloadavg()[0]) > BUSY_LOAD:
     print(f'busy machine: load {load:.1f} before the start; compare nothing')
-  settings, table = vars(flags), []
   constants = {'device': jax.devices()[0].device_kind, 'jax': jax.__version__}
-  for name, value in settings.items():
+  for name, value in vars(flags).items():
     if isinstance(value, (int, float, str)) and value and name != 'out':
       constants[name] = value
   print(benchmark.label(constants))
-  names = {'rounds', 'warmup', 'min_seconds'} & {*settings}
-  timing = {name: settings[name] for name in names}
+  names = {'rounds', 'warmup', 'min_seconds'} & {*vars(flags)}
+  timing: Any = {name: getattr(flags, name) for name in names}
+  table: list[dict[str, Any]] = []
   bars: dict[str, dict[str, Any]] = {}
   with benchmark.Hosts() as hosts:
     for case, candidates in importlib.import_module(flags.module).cases(flags):
       rows, _ = benchmark.run(candidates, case, hosts, **timing)
-      _show(benchmark.label(case), rows, TOLERANCE[flags.dtype])
+      title = benchmark.label(case)
+      _show(title, rows, TOLERANCE[flags.dtype])
       table += rows
       for row in rows:
-        speedups = bars.setdefault(row['candidate'], {})
-        speedups[benchmark.label(case)] = row['speedup']
+        bars.setdefault(row['candidate'], {})[title] = row['speedup']
   if not flags.out:
     return
   report.write_csv(flags.out, table, constants)

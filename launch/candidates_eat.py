@@ -41,22 +41,22 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   """Yields labels and candidates; other libraries also run a DistilBERT."""
   # Raises for a wrong flag before anything is timed.
   models = {kind: dense_model(flags, kind) for kind in TITLES}
-  length, dtype = flags.length, flags.dtype
-  libraries = [*peers.usable(flags.candidates, dtype)]
+  libraries = [*peers.usable(flags.candidates, flags.dtype)]
   with tempfile.TemporaryDirectory() as folder:
     for kind, model in models.items() if libraries else ():
       export.save(f'{folder}/{kind}', model, random_params(model))
     for batch in flags.batch:
-      found = [*candidates(batch, flags)]
-      tokens = token_rows(batch, length)
+      found, tokens = [*candidates(batch, flags)], token_rows(batch, flags)
       items = [{'tokens': row, 'token_types': 0 * row} for row in tokens]
       for library, kind in itertools.product(libraries, TITLES):
-        given = library, f'{folder}/{kind}', items, batch, dtype
-        make = functools.partial(peers.make, *given)
+        given = library, f'{folder}/{kind}', items, batch, flags.dtype
         name = f'{peers.TITLES[library]} {TITLES[kind]}'
-        flops, over = model_flops(models[kind], length)[0], OVER.get(name, '')
-        options: Any = dict(flops=flops, group=kind, over=over)
-        found.append(Candidate(name, make, name, **options))
+        candidate = Candidate(
+          name, functools.partial(peers.make, *given), name, group=kind,
+          flops=model_flops(models[kind], flags.length)[0],
+          over=OVER.get(name, ''),
+        )  # fmt: skip
+        found.append(candidate)
       yield {'batch': batch}, found
 
 
@@ -75,17 +75,14 @@ def dense_model(flags: Any, kind: str = 'dense') -> Any:
   if depth <= EXIT_LAYER or depth % 2:
     expected = f'an even number above {EXIT_LAYER}, where rows exit'
     raise FieldError('depth', depth, expected)
-  if kind == 'dense':
-    return model
-  return model.clone(
-    depth=depth // 2, type_vocab_size=0, pooler_activation='relu'
-  )
+  distil = dict(depth=depth // 2, type_vocab_size=0, pooler_activation='relu')
+  return model.clone(**distil if kind == 'distil' else {})
 
 
 def candidates(batch: int, flags: Any) -> Iterator[Candidate]:
   """Yields the forms of the dense model, and EAT with each rate of exits."""
   model, length = dense_model(flags), flags.length
-  tokens = token_rows(batch, length)
+  tokens = token_rows(batch, flags)
   for form in ('unrolled', 'engine chain'):
     make = functools.partial(_prepare_dense, form, model, tokens)
     full, computed = model_flops(model, length)
@@ -99,7 +96,7 @@ def candidates(batch: int, flags: Any) -> Iterator[Candidate]:
     window=flags.window,
   )  # fmt: skip
   for rate in rates if 'eat' in flags.candidates else ():
-    make = functools.partial(_prepare_eat, eat, length, batch, rate, rows)
+    make = functools.partial(_prepare_eat, eat, flags, batch, rate, rows)
     flops = model_flops(eat, length, (1.0, 1.0 - rate / 100))
     name, process = f'EAT {rate} %', 'EAT engine'
     yield Candidate(name, make, process, False, '', *flops, group='eat')
@@ -119,38 +116,34 @@ def model_flops(
   ]
 
 
-def token_rows(count: int, length: int) -> Int[np.ndarray, 'B L']:
+def token_rows(count: int, flags: Any) -> Int[np.ndarray, 'B L']:
   """Returns random token ids; the first rows are the same for any count."""
-  rng = np.random.default_rng(1)
-  return rng.integers(VOCAB_SIZE, size=(count, length), dtype=np.int32)
-
-
-def _inputs(tokens: Int[np.ndarray, 'B L']) -> dict[str, np.ndarray]:
-  length = np.full(len(tokens), tokens.shape[1], np.int32)
-  return {'tokens': tokens, 'token_types': 0 * tokens, 'length': length}
+  shape, rng = (count, flags.length), np.random.default_rng(1)
+  return rng.integers(VOCAB_SIZE, size=shape, dtype=np.int32)
 
 
 def random_params(model: Any) -> dict[str, Any]:
   """Returns nested parameters, the same for the same path and shape.
 
-  They are float32, those of the blocks' matrices in the compute dtype, to
-  which every call would round them: half the memory traffic in bfloat16.
+  Matrices have the compute dtype, to which every call would round them: half
+  the memory traffic in bfloat16.
   """
   weights_key, noise_key = jax.random.split(jax.random.key(0))
-  inputs = _inputs(token_rows(1, 2))
-  params = nn.unbox(jax.jit(model.init)(weights_key, **inputs))['params']
+  inputs = np.ones((2, 1, 2), np.int32)
+  variables = jax.jit(model.init)(weights_key, *inputs, inputs[0, :, 0])
 
-  def with_noise(path: Any, leaf: Any) -> Any:
+  def with_noise(leaf: Any) -> Any:
     # Scales of exactly 1 would give all tokens one norm, and rounding would
     # choose which of them are pruned.
     leaf += 0.02 * jax.random.normal(noise_key, leaf.shape)
-    narrow = path[0].key.startswith('block_') and path[-1].key == 'kernel'
-    return leaf.astype(model.dtype) if narrow else leaf
+    return leaf.astype(model.dtype) if leaf.ndim == 2 else leaf
 
-  return jax.tree.map_with_path(with_noise, params)
+  return jax.tree.map(with_noise, nn.unbox(variables['params']))
 
 
 def _prepare_dense(form: str, model: EatClassifier, tokens: Any) -> Call:
+  length = np.full(len(tokens), tokens.shape[1], np.int32)
+  inputs = {'tokens': tokens, 'token_types': 0 * tokens, 'length': length}
   stage = EatChain(model, {}).stage(0, FULL, 0)
   function: Any = jax.jit(lambda v, x: stage(v, x)[1]['logits'])
   if form == 'unrolled':
@@ -158,7 +151,7 @@ def _prepare_dense(form: str, model: EatClassifier, tokens: Any) -> Call:
   variables = {'params': random_params(model)}
 
   def run() -> np.ndarray:
-    return np.asarray(function(variables, _inputs(tokens)))
+    return np.asarray(function(variables, inputs))
 
   return Call(run, len(tokens), peers.scores(run()))
 
@@ -173,7 +166,7 @@ def rows_per_call(batch: int, rates: Sequence[int], fill: int) -> int:
 
   They fill `fill` batches at least; at batch 1, one by one, only rates count.
   """
-  unit = math.lcm(batch, *(100 // math.gcd(rate, 100) for rate in rates))
+  unit = math.lcm(batch, 100 // math.gcd(100, *rates))
   return unit * math.ceil((fill if batch > 1 else 1) * batch / unit)
 
 
@@ -191,11 +184,11 @@ def _engine(model: EatClassifier, length: int, batch: int) -> Engine:
 
 
 def _prepare_eat(
-  model: EatClassifier, length: int, batch: int, rate: int, rows: int
+  model: EatClassifier, flags: Any, batch: int, rate: int, rows: int
 ) -> Call:
   """Prepares EAT in the engine with a planned share of exits."""
-  engine = _engine(model, length, batch)
-  tokens = token_rows(max(batch, peers.CHECKED_ROWS), length)
+  engine = _engine(model, flags.length, batch)
+  tokens = token_rows(max(batch, peers.CHECKED_ROWS), flags)
   items = [
     {'tokens': tokens[n % len(tokens)], 'source': LEAVE if leave else STAY}
     for n, leave in enumerate(leaves(rows, rate))

@@ -53,46 +53,34 @@ def run(flags: Flags) -> int:
   from train_lib.task import construct
 
   config = loading.load_config(flags.workdir)
-  model = construct(config, num_classes=2)
+  model: Any = construct(config, num_classes=2)
   if not isinstance(model, TextEncoder):
-    expected = (
-      'the run of a BertClassifier, an EatClassifier or an ALBERT of albert_act'
-    )
+    expected = 'the run of a BERT, an EAT or an ALBERT of albert_act'
     raise ConfigError('--workdir', config.model.name, expected)
-  dropped = adaptive_parts(model)
+  found = {name: getattr(model, name, ()) for name in PARTS}
+  dropped = [
+    PARTS[name].format(str(value).strip('(,)'))
+    for name, value in found.items()
+    if value
+  ]
   if dropped and not flags.dense:
     expected = 'a dense run as Hugging Face has (--dense exports it as one)'
     raise ConfigError('--workdir', ', '.join(dropped), expected)
   command_line.check_texts(flags.workdir)
   loaded = loading.restore(flags.workdir, config, flags.step)
-  task = loaded.task
+  params, names = loaded.variables['params'], loaded.task.info.class_names
+  tokenizer = pathlib.Path(flags.workdir, TOKENIZER)
   try:
-    save(
-      flags.out,
-      task.model,
-      loaded.variables['params'],
-      class_names=task.info.class_names,
-      tokenizer=pathlib.Path(flags.workdir) / TOKENIZER,
-    )
+    save(flags.out, loaded.task.model, params, names, tokenizer)
   except ValueError as error:
     command_line.fail(f'--workdir: Hugging Face has no such model: {error}')
   print(f'step {loaded.step}, written: {flags.out}')
-  for part in adaptive_parts(task.model):
+  for part in dropped:
     print(f'left out: {part}')
-  if getattr(task.model, 'halting', ''):
-    iterations = task.model.max_iterations
+  if found['halting']:
+    iterations = model.max_iterations
     print(f'the model runs all {iterations} iterations for every token')
   return command_line.OK
-
-
-def adaptive_parts(model: Any) -> list[str]:
-  """Describes the parts of a model that Hugging Face does not have."""
-  found = []
-  for name, text in PARTS.items():
-    if value := getattr(model, name, ()):
-      listed = ', '.join(map(str, value)) if type(value) is tuple else value
-      found.append(text.format(listed))
-  return found
 
 
 def save(
@@ -108,31 +96,24 @@ def save(
   """
   import jax
 
-  from albert_act.encoder import Albert
-  from albert_act.model import AlbertPretraining
-  from model_lib import convert
+  from model_lib import convert, sizes
 
+  rates = ('dropout', 'attention_dropout', 'classifier_dropout')
   kind = 'bert' if model.type_vocab_size else 'distilbert'
-  is_pretraining = isinstance(model, AlbertPretraining)
-  names = (
-    *type(model).SIZES.defaults,
-    *('dropout', 'attention_dropout', 'classifier_dropout'),
-  )
-  # Without early heads, token scorers and halting.
-  dense = {
-    name: value
-    for name, value in params.items()
-    if not name.startswith(('exit_', 'scorer_')) and name != 'score'
-  }
   convert.save(
     directory,
-    'albert' if isinstance(model, Albert) else kind,
-    {name: getattr(model, name) for name in names},
-    jax.device_get(dense),
-    heads='pretraining' if is_pretraining else 'classifier',
-    class_names=() if is_pretraining else class_names,
-    tokenizer=tokenizer,
-  )
+    'albert' if model.SIZES is sizes.ALBERT else kind,
+    {name: getattr(model, name) for name in (*model.SIZES.defaults, *rates)},
+    # Without early heads, token scorers and halting.
+    jax.device_get({
+      name: value
+      for name, value in params.items()
+      if not name.startswith(('exit_', 'score'))
+    }),
+    class_names,
+    tokenizer,
+    'pretraining' if 'sop' in params else 'classifier',
+  )  # fmt: skip
 
 
 main = command_line.Command('export', __doc__, Flags, run)

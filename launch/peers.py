@@ -75,14 +75,13 @@ def make(
     differs = logits.argmax(1) != expected.argmax(1)
     columns['difference'] = float(np.abs(logits - expected).max())
     columns['differing_rows'] = int(differs.sum())
-  turns = itertools.cycle(batches)
+  calls = [[one] for one in batches] if batch == 1 else [batches]
+  turns, rows = itertools.cycle(calls), len(items) // len(calls)
 
   def run() -> Any:
-    if batch == 1:
-      return classify(next(turns))
-    return [classify(one) for one in batches]
+    return [classify(one) for one in next(turns)]
 
-  return Call(run, 1 if batch == 1 else len(items), scores(logits), columns)
+  return Call(run, rows, scores(logits), columns)
 
 
 def scores(logits: Float[np.ndarray, 'B C']) -> Float[np.ndarray, 'R 1']:
@@ -122,15 +121,8 @@ def _load(library: str, weights: str, dtype: str) -> tuple[Any, str]:
   if hasattr(os, 'sched_getaffinity'):
     cores = len(os.sched_getaffinity(0))
   wants_gpu = os.environ.get('JAX_PLATFORMS') != 'cpu'
-  run = _run_torch if library == 'torch' else _run_onnx
-  return run(model, names, cores, wants_gpu)
-
-
-def _run_torch(
-  model: Any, names: Sequence[str], cores: int, wants_gpu: bool
-) -> tuple[Any, str]:
-  import torch
-
+  if library == 'onnx':
+    return _optimized(model, names, cores, wants_gpu)
   torch.set_num_threads(cores)
   cuda = torch.cuda.is_available() and wants_gpu
   if cuda:  # as jax computes float32 there by default
@@ -145,7 +137,7 @@ def _run_torch(
   return classify, torch.cuda.get_device_name() if cuda else 'cpu'
 
 
-def _run_onnx(
+def _optimized(
   model: Any, names: Sequence[str], cores: int, wants_gpu: bool
 ) -> tuple[Any, str]:
   """Runs the optimized graph for any batch and length."""
@@ -165,7 +157,10 @@ def _run_onnx(
       input_names=names, output_names=['logits'], dynamic_axes=axes,
       opset_version=17, dynamo=False,
     )  # fmt: skip
-    graph = optimizer.optimize_model(f'{folder}/plain.onnx').model
+    heads, width = model.config.num_attention_heads, model.config.hidden_size
+    graph = optimizer.optimize_model(
+      f'{folder}/plain.onnx', num_heads=heads, hidden_size=width
+    ).model
     # A provider that is not available is left out with a warning.
     session = onnxruntime.InferenceSession(
       graph.SerializeToString(), options,

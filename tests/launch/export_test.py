@@ -214,8 +214,12 @@ def test_an_adaptive_run_is_refused_unless_it_may_lose_its_parts(
     (['--workdir={dense}'], ['--out', 'required']),
     (['--workdir={dense}', '--out={new}', '--dens'], ['--dens', '--dense']),
     (['--workdir={copy}', '--out={new}'], ['--workdir', 'tokenizer.json']),
+    pytest.param(
+      ['--workdir={dense}', '--out={new}', '--step=3'],
+      ['step 3'], marks=pytest.mark.slow,
+    ),
   ],
-)
+)  # fmt: skip
 def test_bad_command_lines_are_answered_in_one_line(
   flags, words, run_of, tmp_path, capsys
 ):
@@ -223,20 +227,11 @@ def test_bad_command_lines_are_answered_in_one_line(
   copy.mkdir()
   (copy / 'config.json').write_text((dense / 'config.json').read_text())
   places = {'dense': dense, 'new': tmp_path / 'new', 'copy': copy}
-  line = refusal(capsys, [flag.format(**places) for flag in flags])
+  code = command_line.CHECKPOINT if '--step=3' in flags else command_line.USAGE
+  line = refusal(capsys, [flag.format(**places) for flag in flags], code)
   for word in words:
     assert word in line
   assert not (tmp_path / 'new').exists()
-
-
-@pytest.mark.slow
-def test_a_step_that_is_not_there_is_a_checkpoint_error(
-  run_of, tmp_path, capsys
-):
-  out = tmp_path / 'new'
-  flags = [f'--workdir={run_of("dense")}', f'--out={out}', '--step=3']
-  refusal(capsys, flags, command_line.CHECKPOINT)
-  assert not out.exists()
 
 
 def test_learned_scorers_are_left_out_and_a_broken_tokenizer_is_named(tmp_path):
