@@ -231,6 +231,9 @@ def _show(title: str, rows: Rows, tolerance: float) -> None:
   """Prints a table, and the rows whose output differs from their group's."""
   names = list(dict.fromkeys(name for row in rows for name in row))
   columns = names[names.index('candidate') :]
+  if len({row['baseline'] for row in rows}) == 1:
+    columns.remove('baseline')
+    title += f'; baseline: {rows[0]["baseline"]}'
   report.print_table(title, rows, 'median [quartiles] of the rounds', columns)
   for row in rows:
     if not (row.get('difference') or 0.0) <= tolerance:

@@ -83,12 +83,14 @@ def candidates(batch: int, flags: Any) -> Iterator[Candidate]:
   """Yields the forms of the dense model, and EAT with each rate of exits."""
   model, length = dense_model(flags), flags.length
   tokens = token_rows(batch, flags)
-  for form in ('unrolled', 'engine chain'):
+  full, computed = model_flops(model, length)
+  for form, used in (('unrolled', full), ('engine chain', computed)):
     make = functools.partial(_prepare_dense, form, model, tokens)
-    full, computed = model_flops(model, length)
-    flops = full, computed if form == 'engine chain' else full
     name = f'dense {form}'
-    yield Candidate(name, make, name, True, '', *flops, group='dense')
+    yield Candidate(
+      name, make, name, is_baseline=True, flops=full, flops_computed=used,
+      group='dense',
+    )  # fmt: skip
   rates = flags.exit_rates
   rows = rows_per_call(batch, rates, flags.fill)
   eat = model.clone(
@@ -96,10 +98,12 @@ def candidates(batch: int, flags: Any) -> Iterator[Candidate]:
     window=flags.window,
   )  # fmt: skip
   for rate in rates if 'eat' in flags.candidates else ():
+    full, computed = model_flops(eat, length, (1.0, 1.0 - rate / 100))
     make = functools.partial(_prepare_eat, eat, flags, batch, rate, rows)
-    flops = model_flops(eat, length, (1.0, 1.0 - rate / 100))
-    name, process = f'EAT {rate} %', 'EAT engine'
-    yield Candidate(name, make, process, False, '', *flops, group='eat')
+    yield Candidate(
+      f'EAT {rate} %', make, 'EAT engine', flops=full, flops_computed=computed,
+      group='eat',
+    )  # fmt: skip
 
 
 def model_flops(

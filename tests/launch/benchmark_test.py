@@ -162,7 +162,7 @@ def test_adatape(tmp_path, capsys):
     )
     assert row['variant'] == 'Ti/16'
   assert found == {'forward': models | readings, 'train step': models}
-  assert 'phase train step' in capsys.readouterr().out
+  assert 'phase train step; baseline: ViT' in capsys.readouterr().out
   assert out.with_suffix('.png').is_file()
 
 
@@ -211,7 +211,7 @@ def test_eat_speed(tmp_path, capsys):
   text = capsys.readouterr().out
   assert 'left out' not in text
   assert 'WARNING' not in text  # all dense forms compute the same
-  assert 'batch 2' in text
+  assert 'batch 2; baseline: dense' in text
   names = ['dense unrolled', 'dense engine chain', 'EAT 0 %', 'EAT 50 %']
   rows = read(out)
   assert [row['candidate'] for row in rows] == names
