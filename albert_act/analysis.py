@@ -7,13 +7,13 @@ so their share is reported too, and a small `lambda^n` also brings states
 together.
 """
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from albert_act.encoder import Albert
@@ -30,6 +30,16 @@ INPUTS = ('tokens', 'token_types', 'length')
 MASKED = ('mask', 'random', 'original')
 # The kinds of tokens of the paper's Table 1.
 KINDS = ('all', 'unmasked', *MASKED, 'cls', 'sep')
+DEPTH = 'executed depth of a row'
+# Labels of the axes of the curves over the iterations, and the suffixes of
+# their columns.
+CURVES = {
+  'cosine, all tokens': '',
+  'cosine, still running': ' running',
+  'share still running': ' share',
+}
+# A batch, the iterations of its tokens, and cosines `[N, B, L]`.
+Traced = tuple[Mapping[str, Any], Int[np.ndarray, 'B L'], Any]
 
 
 def masks(batch: Batch) -> dict[str, Bool[Array, 'B L']]:
@@ -47,21 +57,15 @@ def masks(batch: Batch) -> dict[str, Bool[Array, 'B L']]:
   real = (place < length) & (batch['mask'] > 0)[:, None]
   # The tokens of the first segment come first, its [SEP] at their end.
   first = ((batch['token_types'] == 0) & real).sum(1, keepdims=True)
-  found = {
-    'all': real,
-    'cls': real & (place == 0),
-    'sep': real & ((place == first - 1) | (place == length - 1)),
-  }
-  predicted = jnp.full((rows, size), -1)
+  is_sep = (place == first - 1) | (place == length - 1)
+  kind = jnp.where(place == 0, KINDS.index('cls'), KINDS.index('unmasked'))
+  kind = jnp.where(is_sep, KINDS.index('sep'), kind)
   if 'mlm_kind' in batch:
     places = jnp.where(batch['mlm_weights'] > 0, batch['mlm_positions'], size)
-    at = predicted.at[jnp.arange(rows)[:, None], places]
-    predicted = at.set(batch['mlm_kind'], mode='drop')
-  for number, kind in enumerate(MASKED):
-    found[kind] = real & (predicted == number)
-  special = found['cls'] | found['sep']
-  found['unmasked'] = real & ~special & (predicted < 0)
-  return {kind: found[kind] for kind in KINDS}
+    masked = KINDS.index(MASKED[0]) + batch['mlm_kind']
+    kind = kind.at[jnp.arange(rows)[:, None], places].set(masked, mode='drop')
+  others = {name: real & (kind == n) for n, name in enumerate(KINDS)}
+  return others | {'all': real}
 
 
 def means(
@@ -74,117 +78,83 @@ def means(
   }
 
 
-@dataclasses.dataclass
-class Moments:
-  """Mean and standard deviation of numbers that are added in parts."""
+class Analysis(NamedTuple):
+  """The result of a pass over rows; kinds without tokens are left out.
 
-  count: Any = 0  # `[...]`
-  total: Any = 0.0  # `[...]`
-  squares: Any = 0.0  # `[...]`
-
-  def add(self, values: Num[np.ndarray, '...']) -> None:
-    """Adds numbers along the first axis; NaN is skipped."""
-    values = np.asarray(values, np.float64)
-    self.count = self.count + np.isfinite(values).sum(0)
-    self.total = self.total + np.nansum(values, 0)
-    self.squares = self.squares + np.nansum(np.square(values), 0)
-
-  @property
-  def mean(self) -> Any:
-    """The mean; NaN of nothing."""
-    with np.errstate(invalid='ignore'):
-      return np.divide(self.total, self.count)
-
-  @property
-  def std(self) -> Any:
-    """The population's standard deviation; NaN of nothing."""
-    with np.errstate(invalid='ignore'):
-      variance = np.divide(self.squares, self.count) - self.mean**2
-    return np.sqrt(np.maximum(variance, 0.0))
-
-
-@dataclasses.dataclass
-class Analysis:
-  """The result of a pass over rows, by kind of token, of N iterations at most.
-
-  `similarity` `[N]` is the cosine of the states before and after each
-  iteration, 1 for a halted token; `running` the same without halted tokens.
+  `iterations` has (count, mean, standard deviation) of each kind of token, and
+  of the rows as `DEPTH`; `curves` by the names in `CURVES`, then by kind, a
+  value for each iteration, NaN of no tokens.
   """
 
-  iterations: dict[str, Moments]
-  depth: Moments  # of the rows: iterations until the last token has halted
-  similarity: dict[str, Moments]
-  running: dict[str, Moments]
-  max_iterations: int
+  iterations: dict[str, tuple[int, float, float]]
+  curves: dict[str, dict[str, Float[np.ndarray, ' N']]]
 
 
-def traced(model: Albert, variables: Any, batch: Mapping[str, Array]) -> Any:
-  """Returns iterations int32 `[B, L]` and `cosine` float32 `[N, B, L]`."""
-  encoded: Any = model.apply(
-    variables,
-    *(batch[name] for name in INPUTS),
-    trace=lambda before, after, spent: cosine(before, after),
-    method='encode',
-  )
-  return encoded.ponder['steps'], encoded.trace
+def traced(
+  model: Albert, variables: Any, rows: Iterable[Mapping[str, Any]]
+) -> Iterator[Traced]:
+  """Yields batches, the iterations of their tokens, 0 for padding, and cosines.
 
+  A cosine is that of the states before and after an iteration, 1 for a halted
+  token. A `dynamic` model has no trace.
+  """
 
-def cosine(
-  x: Float[Array, '... D'], y: Float[Array, '... D']
-) -> Float[Array, '...']:
-  """Returns the cosine of the angle between vectors, float32."""
-  x, y = x.astype(jnp.float32), y.astype(jnp.float32)
-  product = (x * y).sum(-1)
-  lengths = jnp.square(x).sum(-1) * jnp.square(y).sum(-1)
-  return product * jax.lax.rsqrt(jnp.maximum(lengths, 1e-12))
+  def cosine(before: Array, after: Array, spent: Any) -> Array:
+    x, y = before.astype(jnp.float32), after.astype(jnp.float32)
+    return optax.losses.cosine_similarity(x, y, epsilon=1e-12)
+
+  @jax.jit
+  def run(variables: Any, *inputs: Array) -> Any:
+    encoded: Any = model.apply(
+      variables, *inputs, trace=cosine, method='encode'
+    )
+    return encoded.ponder['steps'], encoded.trace
+
+  for batch in rows:
+    inputs = (jnp.asarray(batch[name]) for name in INPUTS)
+    yield batch, *jax.device_get(run(variables, *inputs))
 
 
 def analyse(
   model: Albert, variables: Any, rows: Iterable[Mapping[str, Any]]
 ) -> Analysis:
-  """Analyses batches, see `masks`; a `dynamic` model has no trace."""
-  limit = model.max_iterations
-  iterations, similarity, running = (
-    {kind: Moments() for kind in KINDS} for _ in range(3)
-  )
-  depth = Moments()
-  run = jax.jit(lambda variables, batch: traced(model, variables, batch))
-  find = jax.jit(masks)
-  for batch in rows:
-    arrays = {name: jnp.asarray(value) for name, value in batch.items()}
-    steps, cosines = jax.device_get(run(variables, arrays))
-    is_running = np.arange(limit)[:, None, None] < steps
-    still = np.where(is_running, cosines, np.nan)
-    for kind, mask in jax.device_get(find(arrays)).items():
-      iterations[kind].add(steps[mask])
-      similarity[kind].add(cosines[:, mask].T)
-      running[kind].add(still[:, mask].T)
-    depth.add(steps.max(1)[np.asarray(batch['mask']) > 0])
-  return Analysis(iterations, depth, similarity, running, limit)
-
-
-def token_iterations(
-  model: Albert, variables: Any, rows: Iterable[Mapping[str, Any]]
-) -> Iterator[tuple[Mapping[str, Any], Int[np.ndarray, 'B L']]]:
-  """Yields each batch with the iterations of its tokens, 0 for padding."""
-  run = jax.jit(lambda variables, batch: traced(model, variables, batch)[0])
-  for batch in rows:
-    arrays = {name: jnp.asarray(batch[name]) for name in INPUTS}
-    yield batch, np.asarray(run(variables, arrays))
+  """Analyses batches, see `masks` and `traced`."""
+  limit, find, sums = model.max_iterations, jax.jit(masks), np.zeros(())
+  for batch, steps, cosines in traced(model, variables, rows):
+    flags = jax.device_get(find(dict(batch)))
+    # The depth of a row is that of its first token with the most iterations.
+    deepest = np.arange(steps.shape[1]) == steps.argmax(1)[:, None]
+    flags[DEPTH] = deepest & flags['all']
+    running = np.arange(limit)[:, None, None] < steps
+    moments = np.ones_like(steps), steps, np.square(steps)
+    values = [*moments, *cosines, *(running * cosines), *running]
+    tokens = [flags[kind] for kind in (*KINDS, DEPTH)]
+    sums = sums + np.einsum('kbl,vbl->kv', tokens, values, dtype=np.float64)
+  found = Analysis({}, {name: {} for name in CURVES})
+  for kind, row in zip((*KINDS, DEPTH), sums, strict=True):
+    count, total, squares = row[:3].tolist()
+    if count:
+      mean = total / count
+      std = max(squares / count - mean**2, 0.0) ** 0.5
+      found.iterations[kind] = int(count), mean, std
+      similar, still, share = row[3:].reshape(3, limit) / count
+      with np.errstate(invalid='ignore'):
+        lines = similar, still / share, share
+      for curve, line in zip(found.curves.values(), lines, strict=True):
+        curve[kind] = line
+  for curve in found.curves.values():
+    del curve[DEPTH]
+  return found
 
 
 def batches(
   records: Any, seed: int, count: int
 ) -> Iterator[dict[str, np.ndarray]]:
-  """Yields batches of rows of similar length, from all parts of a split.
+  """Yields batches of at most `count` rows, from all parts of a split.
 
   The first rows are no sample: those of a corpus are in the order of its
-  documents.
-
-  Args:
-    records: a source of rows of tokens.
-    seed: of the run, for sources that draw their rows.
-    count: of rows, at most all; they have even distances in the split.
+  documents. `seed` is for sources that draw their rows. Batches have rows of
+  similar length.
   """
   rows = len(records)
   count = min(count, rows)

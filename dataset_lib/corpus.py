@@ -1,112 +1,279 @@
-"""A prepared corpus on disk: arrays that are mapped into memory.
+"""A prepared corpus: texts in, once; arrays that are mapped into memory out.
 
   DIRECTORY/tokenizer.json
   DIRECTORY/corpus.json          counts, and faults of the texts
   DIRECTORY/faults.jsonl         each file that was left out, if any
-  DIRECTORY/SPLIT/tokens.npy     uint16 or int32 [M], without special tokens
-  DIRECTORY/SPLIT/sentences.npy  int64 [S + 1], first token of each, then M
-  DIRECTORY/SPLIT/rows.npy       int64 [R + 1], first token of each, then M
-  DIRECTORY/SPLIT/documents.npy  int64 [D + 1], first row of each, then R
+  DIRECTORY/SPLIT/tokens.bin     uint16 or int32 [M], without special tokens
+  DIRECTORY/SPLIT/sentences.bin  bool [M], whether a token begins one
+  DIRECTORY/SPLIT/rows.bin       int64 [R + 1], first token of each, then M
 
-SPLIT is train or validation. Opening reads rows.npy, and of the other arrays
-only their ends.
+Plain numbers, whose count is in corpus.json. Worker processes encode the texts
+in blocks: the same bytes whatever their number.
 """
 
 import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import glob
 import json
+import multiprocessing
 import operator
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import signal
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64, Shaped
+from annotated_types import Ge, Interval, MinLen
+from jaxtyping import Bool, Int64, Shaped
 
+from dataset_lib import atomic_file, corpus_rows, tokenizer
+from dataset_lib import sentencepiece_model as sentencepiece
+from dataset_lib.builder import default_num_threads
+from dataset_lib.corpus_rows import TRAIN, VALIDATION, Part, Rows, blocks
+from dataset_lib.corpus_texts import ACTIONS, Faults, Texts
 from dataset_lib.errors import InvalidDataError, MissingDataError
+from dataset_lib.fields import flag
 
-FORMAT = 1  # of the directory; another number is refused
-TRAIN, VALIDATION = 'train', 'validation'
+FORMAT = 2  # of the directory; another number is refused
 SPLITS = (TRAIN, VALIDATION)
-SPECIAL_IN_ROW = 3  # [CLS] a [SEP] b [SEP]
-MIN_ROW = 2  # tokens: one in each segment
 MANIFEST_FILE, TOKENIZER_FILE = 'corpus.json', 'tokenizer.json'
 FAULTS_FILE = 'faults.jsonl'
-_HEADER_BYTES = 128  # of a .npy file with one axis
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """The flags of `launch.prepare_corpus`; `tokenizer` '' trains one."""
+
+  input: Annotated[
+    tuple[str, ...], MinLen(1), 'files, folders and tfds:NAME, with commas'
+  ] = flag('files, folders, tfds:NAME', metavar='PATH,...')
+  validation: tuple[str, ...] = flag(
+    'the texts of the validation split', (), 'PATH,...'
+  )
+  validation_share: Annotated[float, Interval(ge=0.0, le=0.5)] = flag(
+    'or the share of the documents that it takes, 0 for none', 0.01, 'SHARE'
+  )
+  tokenizer: str = flag(
+    'spiece.model, tokenizer.json, vocab.txt, or a directory with one '
+    '(default: train a vocabulary)',
+    '',
+    'PATH',
+  )
+  vocab_size: Annotated[int, Ge(1)] = flag(
+    'of the trained vocabulary', 30_000, 'PIECES'
+  )
+  vocab_texts: Annotated[int, Ge(1000)] = flag(
+    'train it from a random sample of at most this many texts of at most 1,024 '
+    'characters, 100 million in all; a character takes about 20 bytes of '
+    'memory',
+    2_000_000,
+    'TEXTS',
+  )
+  max_length: Annotated[int, Interval(ge=8, le=65536)] = flag(
+    'longest row, special tokens included', 128, 'TOKENS'
+  )
+  processes: Annotated[int, Ge(1)] | None = flag(
+    'that encode (default: one for each core)', None, 'N'
+  )
+  data_dir: str = flag(
+    'of TFDS (default ~/tensorflow_datasets)', '', 'DIRECTORY'
+  )
+  wrapped: bool = flag('lines are broken to a width, see above', False)
+  out: str = flag('where to write; new or empty', metavar='DIRECTORY')
+
+
+def prepare(options: Options, bar: Any) -> Any:
+  """Prepares a corpus in the new or empty directory `options.out`.
+
+  Returns the content of `corpus.json`; `bar` is a `rich.progress.Progress`.
+
+  Raises:
+    ConfigError: no vocabulary of that size can be trained.
+    MissingDataError: there is no text, or no tokenizer.
+    InvalidDataError: a split has no rows, or the tokenizer no [MASK].
+  """
+  faults = Faults()
+  given = options.data_dir, options.wrapped
+  held_out = Texts(options.validation, faults, (), *given)
+  texts = Texts(options.input, faults, held_out.names, *given)
+  share = 0.0 if options.validation else options.validation_share
+
+  def read(stage: str, faults: Faults) -> Iterator[list[Part]]:
+    task = bar.add_task(stage, total=texts.size + held_out.size)
+    advance = functools.partial(bar.advance, task)
+    yield from blocks(texts.paragraphs(faults, advance), share)
+    yield from blocks(held_out.paragraphs(faults, advance), 1.0)
+
+  with complete_or_absent(pathlib.Path(options.out)) as folder:
+    # Faults of the texts are counted when they are encoded.
+    training = read('vocabulary: reading, then training', Faults())
+    vocab_size = _save_tokenizer(training, folder, options)
+    path = folder / TOKENIZER_FILE
+    encode = functools.partial(corpus_rows.encode, path, options.max_length)
+    processes = options.processes or default_num_threads()
+    rows = encoded(read('encoding', faults), encode, processes)
+    splits = SPLITS if options.validation or share else (TRAIN,)
+    manifest = {
+      'format': FORMAT,
+      'inputs': options.input,
+      'validation': options.validation,
+      'validation_share': share,
+      'tokenizer': options.tokenizer,
+      'wrapped': options.wrapped,
+      'max_length': options.max_length,
+      'vocab_size': vocab_size,
+      'splits': _write(folder, splits, vocab_size, rows, faults),
+      'faults': {
+        kind: {'count': fault['count'], 'action': ACTIONS[kind]} | fault
+        for kind, fault in faults.summary().items()
+      },
+    }
+    atomic_file.write_text(
+      folder / MANIFEST_FILE, json.dumps(manifest, indent=2) + '\n'
+    )
+    if faults.files:
+      lines = [json.dumps(file) + '\n' for file in faults.files]
+      atomic_file.write_text(folder / FAULTS_FILE, ''.join(lines))
+  return manifest
+
+
+def _save_tokenizer(
+  blocks: Iterable[list[Part]], folder: pathlib.Path, options: Options
+) -> int:
+  """Saves the given tokenizer, or one that it trains; returns its size."""
+  path = pathlib.Path(options.tokenizer)
+  if not options.tokenizer:
+    parts = (part for block in blocks for part in block if part.split == TRAIN)
+    texts = (text for part in parts for text in part.paragraphs)
+    path = folder / sentencepiece.MODEL_FILE
+    sizes = options.vocab_size, options.vocab_texts
+    path.write_bytes(sentencepiece.train(texts, *sizes))
+  given = tokenizer.load(path)
+  if given.mask_id is None:
+    raise InvalidDataError(f'{path}: expected a tokenizer with [MASK]')
+  given.save(folder / TOKENIZER_FILE)
+  if not options.tokenizer:
+    path.unlink()  # tokenizer.json has all of it
+  return given.vocab_size
+
+
+def _write(
+  folder: pathlib.Path,
+  splits: Iterable[str],
+  vocab_size: int,
+  encoded_rows: Iterable[Rows],
+  faults: Faults,
+) -> dict[str, dict[str, int]]:
+  """Writes the arrays of the splits; returns the counts of each."""
+  counts = {split: collections.Counter[str]() for split in splits}
+  last = dict.fromkeys(counts, -1)  # document of the last block
+  for split in counts:
+    (folder / split).mkdir()
+
+  def append(split: str, **arrays: Any) -> None:
+    for name, values in arrays.items():
+      with (folder / split / f'{name}.bin').open('ab') as file:
+        file.write(np.asarray(values, _dtypes(vocab_size)[name]).tobytes())
+
+  for split, tokens, sentences, lengths, own, found, bad in encoded_rows:
+    starts = np.cumsum(lengths) - lengths + counts[split]['tokens']
+    append(split, tokens=tokens, sentences=sentences, rows=starts)
+    # The first one may go on from the block before.
+    with_rows = len(own - {last[split]})
+    counts[split].update(found, documents_with_rows=with_rows)
+    last[split] = max(own, default=last[split])
+    for fault in bad:
+      faults.count(*fault)
+  for split, total in counts.items():
+    if not total['rows']:
+      raise InvalidDataError(
+        f'no text for the split {split!r}: expected documents of two tokens '
+        'or more, in a corpus of one document give --validation_share=0'
+      )
+    append(split, rows=[total['tokens']])
+  for path in folder.glob('*/*.bin'):
+    with path.open('ab') as file:
+      os.fsync(file.fileno())
+  return {split: dict(total) for split, total in counts.items()}
+
+
+def encoded(
+  blocks: Iterable[list[Part]],
+  encode: Callable[[list[Part]], Rows],
+  processes: int,
+) -> Iterator[Rows]:
+  """Yields `encode(block)` in the order of the blocks, a few of them ahead."""
+  if processes == 1:
+    yield from map(encode, blocks)
+    return
+  # A fork would copy locks that threads of this process hold.
+  context = multiprocessing.get_context('spawn')
+  pool = concurrent.futures.ProcessPoolExecutor(
+    processes, context, _start_worker
+  )
+  pending: collections.deque[Any] = collections.deque()
+  try:
+    for block in blocks:
+      pending.append(pool.submit(encode, block))
+      if len(pending) > 2 * processes:
+        yield pending.popleft().result()
+    yield from (future.result() for future in pending)
+  finally:
+    pool.shutdown(cancel_futures=True)
+
+
+def _start_worker() -> None:
+  # The parent handles Ctrl-C. Each process encodes on one core.
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  os.environ['TOKENIZERS_PARALLELISM'] = 'false'
+
+
+@contextlib.contextmanager
+def complete_or_absent(out: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Makes a folder that is named `out` at the end, and removed on an error.
+
+  `out` is not there, or an empty directory, or a link to one of these.
+  """
+  out = out.expanduser().resolve()
+  out.parent.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryDirectory(
+    '.tmp', f'.{out.name}.', out.parent, ignore_cleanup_errors=True
+  ) as place:
+    # Inside of it: a temporary directory can be read by its owner only.
+    folder = pathlib.Path(place, out.name)
+    folder.mkdir()
+    yield folder
+    folder.replace(out)
+
+
+def leftovers(out: pathlib.Path) -> list[pathlib.Path]:
+  """Returns folders of processes that make `out` now, or were killed."""
+  out = out.resolve()
+  return sorted(out.parent.glob(f'.{glob.escape(out.name)}.*.tmp'))
 
 
 class Split(NamedTuple):
   """The arrays of one split, as above, and what they were prepared for."""
 
   tokens: Shaped[np.ndarray, ' M']
-  sentences: Int64[np.ndarray, ' S']
+  sentences: Bool[np.ndarray, ' M']
   rows: Int64[np.ndarray, ' R']
-  documents: Int64[np.ndarray, ' D']
   max_length: int
   vocab_size: int
 
 
-def _dtypes(vocab_size: int) -> dict[str, np.dtype[Any]]:
-  tokens = np.uint16 if vocab_size <= 2**16 else np.int32
-  names = 'sentences', 'rows', 'documents'
-  return {'tokens': np.dtype(tokens)} | dict.fromkeys(names, np.dtype(np.int64))
-
-
-class SplitWriter:
-  """Writes the arrays of one split to a new folder."""
-
-  def __init__(self, folder: pathlib.Path, vocab_size: int):
-    folder.mkdir()
-    self._folder, self._dtypes = folder, _dtypes(vocab_size)
-    self._sizes = dict.fromkeys(self._dtypes, 0)
-    for name in self._dtypes:
-      (folder / f'{name}.npy').write_bytes(bytes(_HEADER_BYTES))
-    self._counts: collections.Counter[str] = collections.Counter()
-    self._document = -1
-
-  def add(self, block: Any) -> None:
-    """Appends the rows of a block, a `corpus_rows.Rows`."""
-    first_token, row = self._sizes['tokens'], self._sizes['rows']
-    first_rows = []
-    for document, rows in block.documents:
-      if document != self._document:  # else it continues the last block's
-        first_rows.append(row)
-      self._document = document
-      row += rows
-    self._append('tokens', block.tokens)
-    for name, lengths in (
-      ('sentences', block.sentence_lengths),
-      ('rows', block.row_lengths),
-    ):
-      self._append(name, np.cumsum(lengths) - lengths + first_token)
-    self._append('documents', first_rows)
-    self._counts.update(block.counts)
-
-  def finish(self) -> dict[str, int]:
-    """Completes the files; returns the counts of their contents."""
-    counts = self._sizes.copy()
-    documents = counts.pop('documents')
-    self._append('sentences', [counts['tokens']])
-    self._append('rows', [counts['tokens']])
-    self._append('documents', [counts['rows']])
-    for name, dtype in self._dtypes.items():
-      shape = (self._sizes[name],)
-      header = {'descr': dtype.str, 'fortran_order': False, 'shape': shape}
-      with (self._folder / f'{name}.npy').open('r+b') as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        assert file.tell() == _HEADER_BYTES
-        file.flush()
-        os.fsync(file.fileno())
-    return {**self._counts, **counts, 'documents_with_rows': documents}
-
-  def _append(self, name: str, values: Sequence[int] | np.ndarray) -> None:
-    with (self._folder / f'{name}.npy').open('ab') as file:
-      file.write(np.asarray(values, self._dtypes[name]).tobytes())
-    self._sizes[name] += len(values)
+def _dtypes(vocab_size: int) -> dict[str, str]:
+  tokens = 'uint16' if vocab_size <= 2**16 else 'int32'
+  return {'tokens': tokens, 'sentences': 'bool', 'rows': 'int64'}
 
 
 def open_split(directory: pathlib.Path, name: str) -> Split:
-  """Maps the arrays of a split into memory.
+  """Maps the arrays of a split into memory; reads rows.bin only.
 
   Raises:
     MissingDataError: there is no corpus, or it was prepared without that split.
@@ -120,50 +287,41 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
     )
   try:
     manifest = json.loads(path.read_text(encoding='utf-8'))
-    if manifest['format'] == FORMAT:
-      max_length = operator.index(manifest['max_length'])
-      vocab_size = operator.index(manifest['vocab_size'])
-      splits = [*manifest['splits']]
-  except (KeyError, TypeError, ValueError) as error:
-    raise _damaged(path, 'a manifest', repr(error)) from error
-  if manifest['format'] != FORMAT:
-    raise _damaged(path, f'format {FORMAT}', manifest['format'])
-  if name not in splits:
+    if manifest['format'] != FORMAT:
+      raise ValueError(f'expected format {FORMAT}, got {manifest["format"]}')
+    limits = manifest['max_length'], manifest['vocab_size']
+    max_length, vocab_size = map(operator.index, limits)
+    counts = dict(manifest['splits']).get(name, {'tokens': 0, 'rows': 0})
+    total, last = map(operator.index, (counts['tokens'], counts['rows']))
+  except (LookupError, TypeError, ValueError) as error:
+    raise _damaged(path, repr(error)) from error
+  if not last:
     raise MissingDataError(
       f'no split {name!r} in {directory}, it was prepared without; '
       'launch.prepare_corpus makes one with --validation_share or --validation'
     )
-  arrays: dict[str, np.ndarray] = {}
-  for array, dtype in _dtypes(vocab_size).items():
-    path = directory / name / f'{array}.npy'
-    arrays[array] = _map(path, dtype)
-    owner = 'rows' if array == 'documents' else 'tokens'
-    last = len(arrays[owner]) - (owner == 'rows')
-    first, end = arrays[array][[0, -1]].tolist()
-    if array != 'tokens' and (first, end) != (0, last):
-      got = f'numbers from {first} to {end}'
-      raise _damaged(path, f'numbers from 0 to {last}', got)
-  lengths, limit = np.diff(arrays['rows']), max_length - SPECIAL_IN_ROW
-  if len(lengths) and not MIN_ROW <= lengths.min() <= lengths.max() <= limit:
-    expected = f'rows of {MIN_ROW} to {limit} tokens'
-    got = f'{lengths.min()} to {lengths.max()}'
-    raise _damaged(directory / name / 'rows.npy', expected, got)
-  return Split(**arrays, max_length=max_length, vocab_size=vocab_size)
+  sizes = total, total, last + 1
+  arrays = []
+  dtypes = _dtypes(vocab_size).items()
+  for (file, dtype), size in zip(dtypes, sizes, strict=True):
+    path = directory / name / f'{file}.bin'
+    try:
+      array = np.asarray(np.memmap(path, dtype, 'r'))
+    except (OSError, ValueError) as error:
+      raise _damaged(path, error) from error
+    if len(array) != size:
+      raise _damaged(path, f'expected {size} of {dtype}, got {len(array)}')
+    arrays.append(array)
+  ends, lengths = arrays[-1][[0, -1]].tolist(), np.diff(arrays[-1])
+  least, limit = corpus_rows.MIN_ROW, max_length - corpus_rows.SPECIAL_IN_ROW
+  if ends != [0, total] or lengths.min() < least or lengths.max() > limit:
+    expected = f'expected rows of {least} to {limit} tokens, {total} in all'
+    got = f'{lengths.min()} to {lengths.max()}, from {ends[0]} to {ends[1]}'
+    raise _damaged(path, f'{expected}, got {got}')
+  return Split(*arrays, max_length, vocab_size)
 
 
-def _map(path: pathlib.Path, dtype: np.dtype[Any]) -> np.ndarray:
-  try:
-    array = np.load(path, mmap_mode='r', allow_pickle=False)
-  except (EOFError, OSError, ValueError) as error:
-    raise _damaged(path, 'an array', error) from error
-  if array.dtype != dtype or array.ndim != 1 or not array.size:
-    got = f'an array of shape {array.shape} and type {array.dtype}'
-    raise _damaged(path, f'numbers of type {dtype}', got)
-  return np.asarray(array)
-
-
-def _damaged(path: pathlib.Path, expected: str, got: Any) -> InvalidDataError:
+def _damaged(path: pathlib.Path, problem: object) -> InvalidDataError:
   return InvalidDataError(
-    f'{path} is damaged: expected {expected}, got {got}; prepare the corpus '
-    'again'
+    f'{path} is damaged: {problem}; prepare the corpus again'
   )

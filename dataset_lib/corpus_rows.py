@@ -10,18 +10,22 @@ and Japanese needs no space after it.
 import bisect
 import dataclasses
 import functools
+import itertools
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int, Int32, Int64
+from jaxtyping import Bool, Int32, Int64
 
 from dataset_lib import tokenizer
-from dataset_lib.corpus import MIN_ROW, SPECIAL_IN_ROW, TRAIN, VALIDATION
 from dataset_lib.corpus_texts import Paragraph
 from dataset_lib.order import splitmix64
 
+TRAIN, VALIDATION = 'train', 'validation'
+SPECIAL_IN_ROW = 3  # [CLS] a [SEP] b [SEP]
+MIN_ROW = 2  # tokens: one in each segment
 BLOCK_CHARACTERS = 2**18
 _CLOSING = '"\'”’»)\\]}」』'  # noqa: RUF001
 # Matched from its first character only: a line of a million dots takes linear
@@ -78,7 +82,7 @@ def _ends_here(text: str, match: re.Match[str]) -> bool:
 
 
 def pack(
-  sentence_lengths: Int[np.ndarray, ' S'],
+  begins_sentence: Bool[np.ndarray, ' M'],
   begins_word: Bool[np.ndarray, ' M'],
   limit: int,
 ) -> list[int]:
@@ -90,9 +94,9 @@ def pack(
   inside of a word that fills a row. Where a single token would be left at the
   end, the row before ends earlier, if the limit is above 2.
   """
-  ends = np.cumsum(sentence_lengths).tolist()
-  words = np.flatnonzero(begins_word).tolist()
   total = len(begins_word)
+  ends = [*np.flatnonzero(begins_sentence).tolist()[1:], total]
+  words = np.flatnonzero(begins_word).tolist()
   rows: list[int] = []
   start = 0
   while total - start >= MIN_ROW:
@@ -140,31 +144,28 @@ def blocks(
   """
   block: dict[str, list[Part]] = {VALIDATION: [], TRAIN: []}
   characters = dict.fromkeys(block, 0)
-  document, part = 0, None
-  for text, where in stream:
-    if not text:
-      if part:
-        part.ends = True
-        document, part = document + 1, None
-      continue
-    split = _split_of(document, validation_share)
-    begins = part is None
-    if characters[split] >= BLOCK_CHARACTERS:
-      yield block[split]
-      block[split], characters[split], part = [], 0, None
-    if part is None:
-      part = Part(split, document, where, begins)
-      block[split].append(part)
-    part.paragraphs.append(text)
-    characters[split] += len(text)
+  groups = itertools.groupby(stream, lambda paragraph: bool(paragraph.text))
+  documents = (group for is_text, group in groups if is_text)
+  for document, paragraphs in enumerate(documents):
+    split, part = _split_of(document, validation_share), None
+    for text, where in paragraphs:
+      begins = part is None
+      if characters[split] >= BLOCK_CHARACTERS:
+        yield block[split]
+        block[split], characters[split], part = [], 0, None
+      if part is None:
+        part = Part(split, document, where, begins)
+        block[split].append(part)
+      part.paragraphs.append(text)
+      characters[split] += len(text)
+    block[split][-1].ends = True
   yield from filter(None, block.values())
 
 
 def _split_of(document: int, validation_share: float) -> str:
-  """Returns the validation split for one document of every 1 / share.
+  """Returns the validation split for a random one of every 1 / share documents.
 
-  Of the first group it is the first, so that a small corpus has one at all, of
-  the others a random one.
+  Of the first group it is the first, so that a small corpus has one at all.
   """
   if not validation_share:
     return TRAIN
@@ -175,21 +176,16 @@ def _split_of(document: int, validation_share: float) -> str:
   return VALIDATION if place == chosen else TRAIN
 
 
-@dataclasses.dataclass
-class Rows:
-  """The rows of a block, concatenated.
-
-  `documents` has the number of each document, and of its rows in this block,
-  `faults` the arguments of `corpus_texts.Faults.count`.
-  """
+class Rows(NamedTuple):
+  """The rows of a block, concatenated."""
 
   split: str
   tokens: Int32[np.ndarray, ' M']
-  sentence_lengths: Int64[np.ndarray, ' S']
-  row_lengths: Int64[np.ndarray, ' R']
-  documents: list[tuple[int, int]]
+  sentences: Bool[np.ndarray, ' M']  # where one begins
+  lengths: Int64[np.ndarray, ' R']
+  documents: set[int]  # that have rows
   counts: dict[str, int]
-  faults: list[tuple[str, str, str]]
+  faults: list[tuple[str, str, str]]  # arguments of `corpus_texts.Faults.count`
 
 
 @functools.lru_cache(1)
@@ -203,29 +199,33 @@ def _loaded(
 def encode(path: pathlib.Path, max_length: int, block: Sequence[Part]) -> Rows:
   """Returns the rows of a block, by a tokenizer's file."""
   given, begins_word = _loaded(path)
-  packed, documents, faults, characters = [], [], [], 0
+  packed, documents, faults, characters = [], set(), [], 0
   for part in block:
     texts = [text for one in part.paragraphs for text in split_sentences(one)]
+    characters += sum(map(len, texts))
     tokens, lengths = given.encode_plain(texts)
-    lengths = lengths[lengths > 0].astype(np.int64)
-    ends = pack(lengths, begins_word[tokens], max_length - SPECIAL_IN_ROW)
-    kept = ends[-1] if ends else 0
+    lengths = lengths[lengths > 0]
+    sentences = np.zeros(len(tokens), bool)
+    sentences[np.cumsum(lengths) - lengths] = True
+    ends = pack(sentences, begins_word[tokens], max_length - SPECIAL_IN_ROW)
+    kept = max(ends, default=0)
     if not ends or kept < len(tokens):
       faults.append(('too_short', part.where, f'{len(tokens) - kept} tokens'))
-      starts = np.cumsum(lengths) - lengths
-      lengths = np.minimum(lengths, kept - starts)[starts < kept]
     elif len(lengths) == 1 and part.begins and part.ends:
       faults.append(('one_sentence_document', part.where, f'{kept} tokens'))
     if ends:
-      documents.append((part.document, len(ends)))
+      documents.add(part.document)
     rows = np.diff(np.array(ends, np.int64), prepend=0)
-    packed.append((tokens[:kept], lengths, rows))
-    characters += sum(map(len, texts))
-  tokens, lengths, rows = map(np.concatenate, zip(*packed, strict=True))
+    packed.append((tokens[:kept], sentences[:kept], rows))
+  tokens, sentences, rows = map(np.concatenate, zip(*packed, strict=True))
   counts = {
     'documents': sum(part.begins for part in block),
     'characters': characters,
     'words': int(begins_word[tokens].sum()),
     'unknown_tokens': int((tokens == given.unk_id).sum()),
+    'tokens': len(tokens),
+    'sentences': int(sentences.sum()),
+    'rows': len(rows),
   }
-  return Rows(block[0].split, tokens, lengths, rows, documents, counts, faults)
+  arrays = tokens, sentences, rows
+  return Rows(block[0].split, *arrays, documents, counts, faults)

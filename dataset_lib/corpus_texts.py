@@ -1,9 +1,7 @@
 """Texts of a corpus as a stream of paragraphs, in bounded memory.
 
-A line is a paragraph; an empty line, or the end of a file, ends a document. In
-`wrapped` text the lines up to an empty one are a paragraph, and only the end of
-a file ends a document. A record of TFDS is a document. Damaged text is repaired
-or left out, and counted; see `ACTIONS`.
+`launch.prepare_corpus` says what paragraphs and documents are. Damaged text is
+repaired or left out, and counted; see `ACTIONS`.
 """
 
 import codecs
@@ -25,10 +23,11 @@ from dataset_lib.errors import (
 )
 
 SUFFIXES = ('.txt', '.txt.gz')
-MAX_LINE = 2**20  # bytes
+MAX_LINE = 2**20  # characters
 _TFDS, _TEXT = 'tfds:', 'text'
-_LONGEST_CHARACTER = 4  # bytes in UTF-8
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_DECODING: Any = {'encoding': 'utf-8', 'errors': 'replace'}
+_BOM, _REPLACED = '\ufeff', '\ufffd'
 
 # Faults of whole files, folders and records, all of which are named.
 FILE_ACTIONS = {
@@ -78,7 +77,7 @@ class Texts:
   """Texts of files, of folders and of 'tfds:NAME', each once.
 
   `faults` counts files and links that are not read; the `names` in `without`
-  are left out silently. Lines longer than `max_line` bytes are cut at spaces.
+  are left out silently. Lines longer than `max_line` are cut at spaces.
   """
 
   def __init__(
@@ -91,7 +90,7 @@ class Texts:
     max_line: int = MAX_LINE,
   ):
     self._wrapped, self._max_line = wrapped, max_line
-    self.names: dict[str, Any] = {}
+    self.names: dict[str, Any] = {}  # by the real path
     for text in (text for name in inputs for text in _find(name, faults)):
       path = os.path.realpath(text)
       if path in self.names:
@@ -99,19 +98,11 @@ class Texts:
       elif path not in without:
         self.names[path] = text
     if inputs and not self.names and not without:
-      expected = ' or '.join(SUFFIXES)
-      raise MissingDataError(
-        f'no text in {", ".join(inputs)}: expected files {expected}'
-      )
-    texts = self.names.values()
-    self._files = [text for text in texts if isinstance(text, pathlib.Path)]
-    self._prepared = [
-      _prepared(text, data_dir) for text in texts if isinstance(text, str)
-    ]
-    self.size = sum(
-      file.stat().st_size for file in self._files if file.is_file()
-    )
-    self.size += sum(size for _, _, size in self._prepared)  # bytes on disk
+      names, expected = ', '.join(inputs), ' or '.join(SUFFIXES)
+      raise MissingDataError(f'no text in {names}: expected files {expected}')
+    # Files, or records and the key of their text, with the bytes on disk.
+    self._texts = [_sized(text, data_dir) for text in self.names.values()]
+    self.size = sum(size for _, size in self._texts)
 
   def paragraphs(
     self, faults: Faults, advance: Callable[[int], object]
@@ -120,20 +111,22 @@ class Texts:
 
     `advance` is called with bytes on disk that are done.
     """
-    for file in self._files:
-      yield from self._joined(self._file_lines(file, faults, advance))
-      yield Paragraph('', '')
-    for records, key, size in self._prepared:
+    for text, size in self._texts:
+      if isinstance(text, pathlib.Path):
+        yield from self._joined(self._file_lines(text, faults, advance))
+        yield Paragraph('', '')
+        continue
+      records, key = text
       for number in range(len(records)):
         advance(size // len(records))
         where = records.where(number)
         try:
-          stream = io.BytesIO(records[number][key])
+          data = records[number][key].decode(**_DECODING)
         except BadRecord as bad:
           faults.count('unreadable_record', where, f'{bad.kind}: {bad.message}')
           continue
-        lines = self._joined(self.lines(stream, where, faults))
         # An empty line does not end a record.
+        lines = self._joined(self.lines(io.StringIO(data), where, faults))
         yield from (line for line in lines if line.text)
         yield Paragraph('', '')
 
@@ -163,10 +156,10 @@ class Texts:
       status = file.stat()
       if not stat.S_ISREG(status.st_mode):  # reading a pipe would not end
         raise OSError('not a regular file')
-      with file.open('rb') as raw:
-        is_gzip = file.suffix == '.gz'
-        stream: Any = gzip.GzipFile(fileobj=raw) if is_gzip else raw
-        if stream.peek(2)[:2] in _UTF16:
+      opened: Any = gzip.open if file.suffix == '.gz' else open
+      with opened(file, 'rt', newline='\n', **_DECODING) as stream:
+        raw = getattr(stream.buffer, 'fileobj', stream.buffer)
+        if stream.buffer.peek(2)[:2] in _UTF16:
           faults.count('not_utf8_file', file, 'it begins like UTF-16')
           return
         for line in self.lines(stream, file, faults):
@@ -175,42 +168,36 @@ class Texts:
           advance(raw.tell() - done)
           done = raw.tell()
       advance(status.st_size - done)
+      if not has_text:
+        faults.count('empty_file', file, f'{status.st_size} bytes without text')
     except EOFError as error:
       faults.count('truncated_gzip', file, str(error))
     except (gzip.BadGzipFile, zlib.error) as error:
       faults.count('damaged_gzip', file, str(error))
     except OSError as error:
       faults.count('unreadable_file', file, str(error))
-    else:
-      if not has_text:
-        message = f'{status.st_size} bytes without text'
-        faults.count('empty_file', file, message)
 
   def lines(
     self, stream: Any, where: Any, faults: Faults
   ) -> Iterator[Paragraph]:
-    """Yields the lines of a stream, repaired, long ones in parts."""
-    rest, number, long_line, is_first = b'', 1, 0, True
-    while data := rest + stream.readline(self._max_line - len(rest)):
+    """Yields the lines of decoded text, repaired, long ones in parts."""
+    rest, number, long_line, is_first = '', 1, 0, True
+    while text := rest + stream.readline(self._max_line - len(rest)):
       place = f'{where}, line {number}'
-      is_part = len(data) == self._max_line and not data.endswith(b'\n')
-      cut = _cut(data) if is_part else len(data)
-      data, rest = data[:cut], data[cut:]
+      is_part = len(text) == self._max_line and not text.endswith('\n')
+      cut = text.rfind(' ') + 1 if is_part else 0
+      text, rest = text[: cut or None], text[cut:] if cut else ''
       if is_part and number != long_line:
         long_line = number
-        faults.count('long_line', place, f'more than {len(data)} bytes')
-      if is_first and data.startswith(codecs.BOM_UTF8):
+        faults.count('long_line', place, f'more than {len(text)} characters')
+      if is_first and text.startswith(_BOM):
         faults.count('byte_order_mark', place)
-        data = data.removeprefix(codecs.BOM_UTF8)
-      if nuls := data.count(0):
-        faults.count('nul_bytes', place, f'{nuls} of {len(data)} bytes')
-        data = data.replace(b'\0', b'')
-      try:
-        text = data.decode('utf-8')
-      except UnicodeDecodeError as error:
-        message = f'byte {error.start} of the line: {error.reason}'
-        faults.count('broken_bytes', place, message)
-        text = data.decode('utf-8', errors='replace')
+        text = text.removeprefix(_BOM)
+      if nuls := text.count('\0'):
+        faults.count('nul_bytes', place, f'{nuls} of {len(text)} characters')
+        text = text.replace('\0', '')
+      if (broken := text.find(_REPLACED)) >= 0:
+        faults.count('broken_bytes', place, f'character {broken} of the line')
       text = text.strip()
       # A part of a long line that is white space is no empty line.
       if text or number != long_line:
@@ -240,25 +227,16 @@ def _find(name: str, faults: Faults) -> list[Any]:
   return files
 
 
-def _prepared(name: str, data_dir: str) -> tuple[tfds.Examples, str, int]:
-  """Returns the training split of 'tfds:NAME', its text's key, its bytes."""
-  builder = tfds.prepared_builder(name.removeprefix(_TFDS), data_dir, name)
+def _sized(text: Any, data_dir: str) -> tuple[Any, int]:
+  """Opens 'tfds:NAME', the key of its text with it; returns the size, too."""
+  if isinstance(text, pathlib.Path):
+    return text, text.stat().st_size if text.is_file() else 0
+  builder = tfds.prepared_builder(text.removeprefix(_TFDS), data_dir, text)
   features = list(builder.info.features)
   keys = [key for key in features if key.endswith(_TEXT)]  # pg19: book_text
   if _TEXT not in features and len(keys) != 1:
-    raise InvalidDataError(
-      f'{builder.info.full_name}: expected a feature {_TEXT!r}, got '
-      f'{", ".join(features)}'
-    )
+    name, got = builder.info.full_name, ', '.join(features)
+    raise InvalidDataError(f'{name}: expected a feature {_TEXT!r}, got {got}')
   key = _TEXT if _TEXT in features else keys[0]
   records = tfds.Examples(builder, 'train', (key,))
-  return records, key, sum(map(os.path.getsize, records.files))
-
-
-def _cut(data: bytes) -> int:
-  """Returns the place after the last space, or before the last character."""
-  if (space := data.rfind(b' ')) >= 0:
-    return space + 1
-  starts = range(len(data) - 1, max(0, len(data) - 1 - _LONGEST_CHARACTER), -1)
-  # Not inside of a character.
-  return next((at for at in starts if data[at] & 0xC0 != 0x80), len(data))
+  return (records, key), sum(map(os.path.getsize, records.files))

@@ -84,10 +84,8 @@ def run(flags: Flags) -> int:
         model, loaded.variables, words, labelled, length, least
       )
     )
-  shown = analysis.token_iterations(
-    model, loaded.variables, sample(flags.sentences)
-  )
-  page = analysis_report.blocks(shown, words, found.max_iterations)
+  shown = analysis.traced(model, loaded.variables, sample(flags.sentences))
+  page = analysis_report.blocks(shown, words, model.max_iterations)
   missing = analysis_report.write(out, found, tables, page)
   for table in tables:
     print_table(table.title, table.shown, table.note)

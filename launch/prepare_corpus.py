@@ -27,10 +27,9 @@ import signal
 import sys
 from typing import Any
 
-from dataset_lib import corpus_building
-from dataset_lib.corpus_building import Options
+from dataset_lib import corpus
+from dataset_lib.corpus import Options
 from dataset_lib.errors import ConfigError, MissingDataError
-from dataset_lib.fields import flag
 from launch import command_line
 
 NOT_WRITTEN = 6
@@ -43,46 +42,39 @@ exit codes:
   130 interrupted (Ctrl-C, SIGTERM); nothing is left, start again
 """
 
-_EXCLUSIVE = [
-  ('validation', 'validation_share'),
-  ('tokenizer', 'vocab_size'),
-  ('tokenizer', 'vocab_texts'),
-]
+# Flags, each with another that leaves it no meaning.
+_EXCLUSIVE = {
+  'validation_share': 'validation',
+  'vocab_size': 'tokenizer',
+  'vocab_texts': 'tokenizer',
+}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(Options):
-  """Flags of the preparation."""
-
-  out: str = flag('where to write; new or empty', metavar='DIRECTORY')
-
-
-def _check(flags: Flags, out: str) -> None:
-  default = {field.name: field.default for field in dataclasses.fields(flags)}
-  for name, other in _EXCLUSIVE:
-    value = getattr(flags, other)
-    if getattr(flags, name) and value != default[other]:
-      expected = f'nothing beside --{name} (leave one out)'
-      raise ConfigError(f'--{other}', value, expected)
-  if os.path.ismount(out):
+def _check(flags: Options) -> None:
+  for name, other in _EXCLUSIVE.items():
+    value = getattr(flags, name)
+    if getattr(flags, other) and value != getattr(Options, name):
+      expected = f'nothing beside --{other} (leave one out)'
+      raise ConfigError(f'--{name}', value, expected)
+  if os.path.ismount(flags.out):
     expected = 'a directory to replace: a disk is mounted there'
-    raise ConfigError('--out', out, expected)
-  command_line.check_place('--out', out, is_new=True)
+    raise ConfigError('--out', flags.out, expected)
+  command_line.check_place('--out', flags.out, is_new=True)
   # The directory is made under another name next to it, and then renamed.
-  command_line.check_place('--out', os.path.dirname(out))
+  command_line.check_place('--out', os.path.dirname(flags.out))
 
 
-def run(flags: Flags) -> int:
+def run(flags: Options) -> int:
   """Prepares the corpus and prints its counts."""
-  directory = os.path.realpath(os.path.expanduser(flags.out))
-  _check(flags, directory)
+  out = os.path.realpath(os.path.expanduser(flags.out))
+  flags = dataclasses.replace(flags, out=out)
+  _check(flags)
   from concurrent.futures.process import BrokenProcessPool
 
   import rich.console
   from rich import progress
 
-  out = pathlib.Path(directory)
-  for path in corpus_building.leftovers(out):
+  for path in corpus.leftovers(pathlib.Path(out)):
     print(
       f'note: {path} is of a run that goes on, or was killed; then remove it',
       file=sys.stderr,
@@ -95,7 +87,7 @@ def run(flags: Flags) -> int:
       progress.TimeElapsedColumn(),
       console=rich.console.Console(stderr=True),
     ) as bar:
-      manifest = corpus_building.prepare(out, flags, bar)
+      manifest = corpus.prepare(flags, bar)
   except MissingDataError:
     raise  # an OSError too
   except OSError as error:
@@ -113,7 +105,7 @@ def run(flags: Flags) -> int:
   return command_line.OK
 
 
-def report(manifest: dict[str, Any], out: pathlib.Path) -> None:
+def report(manifest: dict[str, Any], out: str) -> None:
   """Prints counts of each split, and the faults of the texts."""
   from eval_lib.report import print_table
 
@@ -123,23 +115,24 @@ def report(manifest: dict[str, Any], out: pathlib.Path) -> None:
     | {split: f'{counts[name]:,}' for split, counts in splits.items()}
     for name in splits['train']
   ])  # fmt: skip
-  for kind, fault in faults.items():
-    first = ': '.join(filter(None, fault['first'][0].values()))
-    print(
-      f'{kind.replace("_", " ")}: {fault["count"]:,}, {fault["action"]}; '
-      f'the first: {first}'
-    )
-  if not faults:
+  if faults:
+    print_table('', [
+      {'fault': kind.replace('_', ' '), 'count': f'{fault["count"]:,}',
+       'action': fault['action'],
+       'first': ': '.join(filter(None, fault['first'][0].values()))}
+      for kind, fault in faults.items()
+    ])  # fmt: skip
+  else:
     print('no faults in the text')
-  if (out / 'faults.jsonl').exists():
-    print(f'All files that were left out: {out}/faults.jsonl')
+  if os.path.exists(os.path.join(out, corpus.FAULTS_FILE)):
+    print(f'All files that were left out: {out}/{corpus.FAULTS_FILE}')
   print(
     f'written: {out} (vocabulary of {manifest["vocab_size"]:,}, rows of at '
     f'most {manifest["max_length"]} tokens)'
   )
 
 
-main = command_line.Command('prepare_corpus', __doc__, Flags, run, EXIT_CODES)
+main = command_line.Command('prepare_corpus', __doc__, Options, run, EXIT_CODES)
 
 if __name__ == '__main__':
   sys.exit(main())

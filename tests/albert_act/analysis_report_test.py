@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from albert_act import analysis, analysis_report
-from albert_act.analysis import Analysis, Moments
+from albert_act.analysis import CURVES, DEPTH, Analysis
 from dataset_lib import tokenizer
 from dataset_lib.conllu import Word
 from eval_lib import text_pages
@@ -26,25 +26,17 @@ def words(tmp_path_factory):
   return tokenizer.load(path)
 
 
-def moments(*values):
-  found = Moments()
-  found.add(np.array(values, np.float64))
-  return found
-
-
 def found():
-  nothing = {kind: Moments() for kind in analysis.KINDS}
-
-  def of_all_and_cls(all_tokens, cls):
-    return nothing | {'all': moments(*all_tokens), 'cls': moments(*cls)}
-
+  lines = [
+    {'all': [0.75, 0.875], 'cls': [0, 1]},
+    {'all': [0.75, 0.75], 'cls': [0, np.nan]},
+    {'all': [1, 0.5], 'cls': [1, 0]},
+  ]
   return Analysis(
-    iterations=of_all_and_cls((2, 4, 3), (6, 6)),
-    depth=moments(6, 5),
-    similarity=of_all_and_cls([(0.5, 0.75), (1, 1)], [(0, 1)]),
-    running=of_all_and_cls([(0.5, 0.75), (1, np.nan)], [(0, np.nan)]),
-    max_iterations=2,
-  )
+    {'all': (3, 3.0, 0.66667**0.5), 'cls': (2, 6.0, 0.0), DEPTH: (2, 5.5, 0.5)},
+    {name: {kind: np.array(line, float) for kind, line in own.items()}
+     for name, own in zip(CURVES, lines, strict=True)},
+  )  # fmt: skip
 
 
 def write(out, **arguments):
@@ -102,7 +94,7 @@ def test_sentences_are_the_real_rows(words):
     (['[CLS]', 'w0', '##a', '[SEP]'], [6, 1, 2, 1], 'mean 2.5, executed 6'),
     (['[CLS]', 'w0', '[SEP]'], [5, 3, 1], 'mean 3.0, executed 5'),
   ]
-  assert analysis_report.blocks([(batch, steps)], words, 6) == [
+  assert analysis_report.blocks([(batch, steps, None)], words, 6) == [
     text_pages.scale(6),
     *(text_pages.depths_block(*row[:2], 6, row[2]) for row in rows),
   ]
@@ -114,7 +106,8 @@ def steps(*values):
 
 
 def values(rows):
-  return [tuple(row.values()) for row in rows]
+  names = 'label', 'count', 'mean', 'high'
+  return [tuple(row.get(name, '') for name in names) for row in rows]
 
 
 def test_labels_are_ranked_and_marked():
@@ -151,15 +144,15 @@ def test_a_treebank_by_hand(words, monkeypatch):
   monkeypatch.setattr(analysis_report, '_STEP', 4)
   shapes = []
 
-  def token_iterations(model, variables, batches):
+  def traced(model, variables, batches):
     """Yields the number of each token in its row, from 0."""
     for batch in batches:
       shapes.append(batch['tokens'].shape)
       length = batch['length'][:, None]
       place = np.arange(batch['tokens'].shape[1])
-      yield batch, np.where(place < length, place, 0)
+      yield batch, np.where(place < length, place, 0), None
 
-  monkeypatch.setattr(analysis, 'token_iterations', token_iterations)
+  monkeypatch.setattr(analysis, 'traced', traced)
   given = [
     # [CLS] w1 ##a [SEP]
     [('w1a', 'nsubj:pass')],

@@ -81,45 +81,34 @@ def test_means_are_those_of_a_plain_loop():
       units = [x[token] / np.linalg.norm(x[token]) for x in history]
       cosines = [a @ b for a, b in itertools.pairwise(units)]
       tokens.append((kinds[token], spent[token], cosines))
-  [(_, found_steps)] = analysis.token_iterations(model, variables, [rows])
+  [(_, found_steps, _)] = analysis.traced(model, variables, [rows])
   np.testing.assert_array_equal(
     found_steps[kinds_by_hand() != ''], [spent for _, spent, _ in tokens]
   )
   kinds, steps, cosines = map(np.array, zip(*tokens, strict=True))
+  depths = np.array(depths)
+  want = {kind: steps[(kinds == kind) | (kind == 'all')]
+          for kind in analysis.KINDS} | {analysis.DEPTH: depths}  # fmt: skip
+  assert list(found.iterations) == list(want)
+  for kind, values in want.items():
+    count, *moments = found.iterations[kind]
+    assert count == 2 * len(values)
+    expected = [values.mean(), values.std()]
+    np.testing.assert_allclose(moments, expected, atol=1e-6)
+  similar, running, share = found.curves.values()
   still = steps[:, None] > np.arange(6)
-  running = np.where(still, cosines, np.nan)
   for kind in analysis.KINDS:
     own = (kinds == kind) | (kind == 'all')
-    for moments, values, atol in (
-      (found.iterations, steps, 1e-6), (found.similarity, cosines, 1e-5),
-      (found.running, running, 1e-5),
-    ):  # fmt: skip
-      expected = analysis.Moments()
-      expected.add(np.concatenate([values[own]] * 2))
-      one = moments[kind]
-      np.testing.assert_array_equal(one.count, expected.count)
-      np.testing.assert_allclose(one.mean, expected.mean, atol=atol)
-      np.testing.assert_allclose(one.std, expected.std, atol=atol)
+    weight = still[own].mean(0)
+    np.testing.assert_allclose(similar[kind], cosines[own].mean(0), atol=1e-5)
+    np.testing.assert_allclose(share[kind], weight)
+    mean = (cosines * still)[own].mean(0)
+    weight[weight == 0] = np.nan
+    np.testing.assert_allclose(running[kind], mean / weight, atol=1e-5)
   # The halted ones pull the mean of all tokens to 1.
-  halted, everything = found.running['all'], found.similarity['all']
-  last = np.flatnonzero(halted.count)[-1]
-  assert halted.count[last] < everything.count[last]
-  assert halted.mean[last] < everything.mean[last] - 1e-4
-  np.testing.assert_allclose(found.depth.mean, np.mean(depths), atol=1e-6)
-  assert found.max_iterations == 6
-
-
-def test_moments_by_numpy():
-  found = analysis.Moments()
-  assert np.isnan([found.mean, found.std]).all()
-  values = np.random.default_rng(0).normal(size=(9, 3))
-  values[2:, 1] = values[:, 2] = np.nan
-  for part in np.split(values, [2, 5]):
-    found.add(part)
-  np.testing.assert_array_equal(found.count, [9, 2, 0])
-  for moment, function in ((found.mean, np.mean), (found.std, np.std)):
-    want = [function(values[:, 0]), function(values[:2, 1]), np.nan]
-    np.testing.assert_allclose(moment, want)
+  last = np.flatnonzero(share['all'])[-1]
+  assert share['all'][last] < 1
+  assert running['all'][last] < similar['all'][last] - 1e-4
 
 
 class Numbers(list):

@@ -3,8 +3,7 @@
 import numpy as np
 import rich.progress
 
-from dataset_lib import builder, corpus_building
-from dataset_lib.corpus_building import Options
+from dataset_lib import builder, corpus
 
 WORDS = [f'w{number}' for number in range(200)]
 SPECIAL = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
@@ -64,12 +63,10 @@ def prepare(root, texts, name='out', **options):
     'max_length': MAX_LENGTH,
     'validation_share': 0.1,
     'processes': 1,
+    'out': str(root / name),
   }
   bar = rich.progress.Progress(disable=True)
-  manifest = corpus_building.prepare(
-    root / name, Options(**given | options), bar
-  )
-  return root / name, manifest
+  return root / name, corpus.prepare(corpus.Options(**given | options), bar)
 
 
 def pretraining_config(directory, **others):

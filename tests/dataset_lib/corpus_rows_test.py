@@ -14,7 +14,13 @@ def pack(lengths, limit, joined=()):
   """Rows of sentences whose tokens are words, but for those in `joined`."""
   begins = np.ones(sum(lengths), bool)
   begins[list(joined)] = False
-  return corpus_rows.pack(np.array(lengths, np.int64), begins, limit)
+  return corpus_rows.pack(sentences_of(lengths), begins, limit)
+
+
+def sentences_of(lengths):
+  begins = np.zeros(sum(lengths), bool)
+  begins[np.cumsum([0, *lengths], dtype=int)[:-1]] = True
+  return begins
 
 
 @pytest.mark.parametrize(
@@ -56,8 +62,8 @@ def test_by_hand(lengths, joined, expected):
 def test_rows_fit_and_follow_each_other(lengths, limit, seed):
   total = sum(lengths)
   begins = np.random.default_rng(seed).random(total) < 0.6
-  begins[np.cumsum(lengths) - lengths] = True
-  ends = corpus_rows.pack(np.array(lengths, np.int64), begins, limit)
+  begins |= sentences_of(lengths)
+  ends = corpus_rows.pack(sentences_of(lengths), begins, limit)
   sizes = np.diff(ends, prepend=0)
   assert all(2 <= size <= limit for size in sizes)
   assert (ends[-1] if ends else 0) == total - (total == 1)

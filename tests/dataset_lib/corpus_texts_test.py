@@ -94,9 +94,9 @@ def test_a_truncated_gzip_is_read_as_far_as_it_goes(tmp_path):
 
 
 def test_what_cannot_be_opened(tmp_path):
-  link, pipe = tmp_path / 'a.txt', tmp_path / 'b.txt'
+  link = tmp_path / 'a.txt'
   link.symlink_to(tmp_path / 'nowhere')
-  os.mkfifo(pipe)
+  os.mkfifo(tmp_path / 'b.txt')
   documents, faults, _ = read(tmp_path)
   assert not documents
   assert places(faults) == {'unreadable_file': (2, str(link))}
@@ -142,9 +142,9 @@ def test_an_error_while_reading(file, monkeypatch):
   ('data', 'expected'),
   [
     (b'aaa bbb ccc ddd eee', ['aaa bbb', 'ccc ddd', 'eee']),
-    (b'a' * 25, ['a' * 9, 'a' * 9, 'a' * 7]),
-    # 3 bytes a character: no cut inside of one.
-    ('€'.encode() * 8, ['€€€', '€€€', '€€']),
+    (b'a' * 25, ['a' * 10, 'a' * 10, 'a' * 5]),
+    # No cut inside of a character.
+    ('€'.encode() * 12, ['€' * 10, '€€']),
     (b'\x80' * 21, ['\ufffd' * 10, '\ufffd' * 10, '\ufffd']),
     (b'aaaaaaaaa\nb', ['aaaaaaaaa', 'b']),
   ],
@@ -194,13 +194,17 @@ def test_the_search_for_files(tmp_path):
   (tmp_path / 'in' / 'link').symlink_to(tmp_path)
   (tmp_path / 'z.text').write_text('x')
   faults = Faults()
-  inputs = [str(tmp_path / 'z.text'), str(tmp_path / 'in')]
-  found = Texts(inputs, faults).names
+  (tmp_path / 'again').symlink_to(tmp_path / 'in' / 'b')
+  names = 'z.text', 'in', 'again', 'in/a.txt'
+  found = Texts([str(tmp_path / name) for name in names], faults).names
   names = [os.path.relpath(file, tmp_path) for file in found]
   assert names == [
     'z.text', 'in/a.txt', 'in/b/1.txt.gz', 'in/b/2.txt', 'in/b.c/3.txt'
   ]  # fmt: skip
-  assert set(faults.summary()) == {'other_file', 'linked_folder'}
+  # What is named twice is read once.
+  counts = {kind: entry['count'] for kind, entry in faults.summary().items()}
+  assert counts == {'other_file': 1, 'linked_folder': 1, 'repeated_file': 3}
+  assert faults.files[-1]['where'] == f'{tmp_path}/in/a.txt'
   with pytest.raises(MissingDataError, match='no file or folder'):
     Texts([str(tmp_path / 'nowhere')], faults)
   (tmp_path / 'empty').mkdir()

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset_lib import masking
-from dataset_lib.masking import Rows
+from dataset_lib import pretraining
+from dataset_lib.pretraining import KEPT, MASKED, REPLACED, Rows
 
 SIZE, MASK = 1000, 4
 ORDINARY = np.arange(5, SIZE, dtype=np.int32)
@@ -52,20 +52,20 @@ def masked(words, share=0.2, max_ngram=3, seed=0):
   slots = math.ceil(share * rows.tokens.shape[1])
   budgets = np.maximum(1, np.round(share * lengths).astype(int))
   draws = draws_of(rows.tokens.shape, slots, seed)
-  return rows, budgets, masking.mask(
+  return rows, budgets, pretraining.mask(
     rows, budgets, max_ngram, MASK, ORDINARY, np.concatenate(draws, axis=1)
   )  # fmt: skip
 
 
 def test_whole_words_that_fit_by_hand():
   rows = rows_of([[[2, 3, 1], [1, 1]]])
-  ngrams = masking.cut_into_ngrams(rows, 1, np.zeros((1, 11)))
+  ngrams = pretraining.cut_into_ngrams(rows, 1, np.zeros((1, 11)))
 
   def choose(budget, *order):
     """Places of the words taken in this order, of tokens 1-2, 3-5, 6, 8, 9."""
     keys = np.ones((1, 11))
     keys[0, : len(order)] = np.argsort(order) / 10
-    chosen = masking.choose(rows, ngrams, np.array([budget]), keys)
+    chosen = pretraining.choose(rows, ngrams, np.array([budget]), keys)
     return np.flatnonzero(chosen).tolist()
 
   assert choose(3, 1, 0, 2, 3, 4) == [3, 4, 5]
@@ -107,9 +107,9 @@ def test_unmasking_gives_the_tokens(words, share, max_ngram, seed):
       assert not used[len(places) :].any()
     shown, labels = back[row, places], got['mlm_labels'][row][used]
     kinds = got['mlm_kind'][row][used]
-    assert (shown[kinds == masking.MASKED] == MASK).all()
-    assert (shown[kinds == masking.REPLACED] >= 5).all()
-    assert (shown == labels)[kinds == masking.KEPT].all()
+    assert (shown[kinds == MASKED] == MASK).all()
+    assert (shown[kinds == REPLACED] >= 5).all()
+    assert (shown == labels)[kinds == KEPT].all()
     back[row, places] = labels
   np.testing.assert_array_equal(back, rows.tokens)
 
@@ -146,7 +146,7 @@ def test_tokens_and_kinds_are_drawn_with_their_shares():
     spread = np.sqrt(len(kinds) * share * (1 - share))
     assert abs((kinds == kind).sum() - len(kinds) * share) < 4 * spread
   # Random tokens are uniform over the ordinary ones.
-  random = got['tokens'][row, place][kinds == masking.REPLACED]
+  random = got['tokens'][row, place][kinds == REPLACED]
   assert 5 <= random.min() <= random.max() < SIZE
   spread = (SIZE - 5) / np.sqrt(12 * len(random))
   assert abs(random.mean() - (5 + SIZE - 1) / 2) < 4 * spread
@@ -157,8 +157,8 @@ def test_the_lengths_of_chosen_ngrams(max_ngram):
   # One segment of many words: few n-grams are shortened by an end.
   rows = rows_of([[[1] * 600, [1]]] * 300)
   draws = draws_of(rows.tokens.shape, 1, seed=4)
-  ngrams = masking.cut_into_ngrams(rows, max_ngram, draws[0])
-  chosen = masking.choose(rows, ngrams, np.full(300, 120), draws[1])
+  ngrams = pretraining.cut_into_ngrams(rows, max_ngram, draws[0])
+  chosen = pretraining.choose(rows, ngrams, np.full(300, 120), draws[1])
   assert chosen.sum(axis=1).tolist() == [120] * 300
   sizes = np.concatenate(
     [np.bincount(ngrams[row][chosen[row]]) for row in range(300)]
@@ -174,6 +174,6 @@ def test_the_lengths_of_chosen_ngrams(max_ngram):
 def test_ngrams_do_not_reach_over_the_border_of_segments():
   rows = rows_of([[[1] * 20, [1] * 20]] * 100)
   draws = draws_of(rows.tokens.shape, 1, seed=5)
-  numbers = masking.cut_into_ngrams(rows, 3, draws[0])
+  numbers = pretraining.cut_into_ngrams(rows, 3, draws[0])
   assert (numbers[:, 20] != numbers[:, 22]).all()
   assert (np.diff(numbers, axis=1) >= 0).all()

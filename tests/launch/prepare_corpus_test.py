@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
-from dataset_lib import builder, corpus_building
+from dataset_lib import builder, corpus
 from launch import command_line, prepare_corpus
 
 SENTENCES = [f'The cat number {n} sat on mat {n * n}.' for n in range(40)]
@@ -30,10 +30,20 @@ def run(*flags):
   return prepare_corpus.main(list(flags))
 
 
+def errors_of(code, capsys, *flags):
+  """The lines on stderr of a command that ends with an exit code."""
+  with pytest.raises(SystemExit) as stop:
+    run(*flags)
+  assert stop.value.code == code
+  return capsys.readouterr().err.strip().splitlines()
+
+
 def test_from_texts_to_batches(texts, tmp_path, capsys):
   (texts / 'd.txt').write_bytes(b'Broken \xff byte. And \0 more.\n')
   (texts / 'e.txt').touch()
   out = tmp_path / 'new' / 'out'
+  left = out.parent / '.out.abc.tmp'  # of a killed run
+  left.mkdir(parents=True)
   flags = f'--input={texts}', f'--out={out}', '--vocab_size=50'
   assert run(*flags, '--validation_share=0.1', '--processes=1') == 0
   printed, errors = capsys.readouterr()
@@ -42,6 +52,8 @@ def test_from_texts_to_batches(texts, tmp_path, capsys):
                 f'written: {out}'):  # fmt: skip
     assert words in printed
   assert 'encoding' in errors
+  assert f'note: {left} is of a run' in errors
+  assert left.exists()
   manifest = json.loads((out / 'corpus.json').read_text())
   assert set(manifest['faults']) == {'broken_bytes', 'nul_bytes', 'empty_file'}
   assert manifest['vocab_size'] == 50
@@ -67,9 +79,8 @@ def test_a_given_tokenizer_and_validation_at_home(texts, monkeypatch, capsys):
   counts = json.loads((texts / 'two' / 'corpus.json').read_text())['splits']
   assert counts['validation']['documents'] == 30
   assert counts['train']['documents'] == 60
-  with pytest.raises(SystemExit):
-    run('--input=tfds:x', '--out=~/three', '--data_dir=~/tfds')
-  assert f'{texts}/tfds' in capsys.readouterr().err
+  flags = '--input=tfds:x', '--out=~/three', '--data_dir=~/tfds'
+  assert f'{texts}/tfds' in errors_of(command_line.USAGE, capsys, *flags)[-1]
 
 
 @pytest.mark.parametrize(
@@ -102,10 +113,9 @@ def test_bad_command_lines_are_answered_in_one_line(
 ):
   out = tmp_path / 'out'
   places = {'in': texts, 'out': out, 'good': f'--input={texts} --out={out}'}
-  with pytest.raises(SystemExit) as stop:
-    run(*flags.format(**places).split())
-  errors = capsys.readouterr().err.strip().splitlines()
-  assert stop.value.code == command_line.USAGE
+  errors = errors_of(
+    command_line.USAGE, capsys, *flags.format(**places).split()
+  )
   # A bar may stand before the error that only the texts show.
   assert [line.startswith('error: ') for line in errors].count(True) == 1
   assert errors[-1].startswith('error: ')
@@ -142,10 +152,9 @@ def test_what_is_no_text_or_tokenizer_is_a_data_error(
   (texts / 'vocab.txt').write_text(f'{special}[MASK]\na')
   (texts / 'unmasked.txt').write_text(f'{special}a')
   given = flags.format(**{'in': texts}).split()
-  with pytest.raises(SystemExit) as stop:
-    run(*given, f'--out={tmp_path}/out', '--processes=1')
-  assert stop.value.code == command_line.DATA
-  assert words in capsys.readouterr().err
+  out = f'--out={tmp_path}/out'
+  errors = errors_of(command_line.DATA, capsys, *given, out, '--processes=1')
+  assert words in errors[-1]
   assert not (tmp_path / 'out').exists()
 
 
@@ -168,11 +177,10 @@ def test_a_stop_leaves_nothing(
     raise AssertionError('the signal comes first')
     yield
 
-  monkeypatch.setattr(corpus_building, stage, stopped)
-  with pytest.raises(SystemExit) as stop:
-    run(f'--input={texts}', f'--out={tmp_path}/out', '--vocab_size=50')
-  assert stop.value.code == command_line.INTERRUPTED
-  assert 'error: interrupted' in capsys.readouterr().err
+  monkeypatch.setattr(corpus, stage, stopped)
+  flags = f'--input={texts}', f'--out={tmp_path}/out', '--vocab_size=50'
+  errors = errors_of(command_line.INTERRUPTED, capsys, *flags)
+  assert errors[-1] == 'error: interrupted'
   assert [path.name for path in tmp_path.iterdir()] == ['texts']
 
 
@@ -190,32 +198,13 @@ def test_what_the_machine_lacks_is_one_line(
   def failing(*arguments):
     raise error
 
-  monkeypatch.setattr(corpus_building, 'encoded', failing)
-  with pytest.raises(SystemExit) as stop:
-    run(f'--input={texts}', f'--out={tmp_path}/out', '--vocab_size=50',
-        '--processes=3')  # fmt: skip
-  assert stop.value.code == prepare_corpus.NOT_WRITTEN
-  assert words in capsys.readouterr().err.splitlines()[-1]
+  monkeypatch.setattr(corpus, 'encoded', failing)
+  flags = f'--input={texts}', f'--out={tmp_path}/out', '--vocab_size=50'
+  errors = errors_of(
+    prepare_corpus.NOT_WRITTEN, capsys, *flags, '--processes=3'
+  )
+  assert words in errors[-1]
   assert [path.name for path in tmp_path.iterdir()] == ['texts']
-
-
-def test_what_a_killed_run_left_is_named(texts, tmp_path, capsys):
-  left = tmp_path / '.out.abc.tmp'
-  left.mkdir()
-  flags = '--vocab_size=50', '--processes=1'
-  assert run(f'--input={texts}', f'--out={tmp_path}/out', *flags) == 0
-  assert f'note: {left} is of a run' in capsys.readouterr().err
-  assert left.exists()
-
-
-def test_help_teaches(capsys):
-  with pytest.raises(SystemExit):
-    run('--help')
-  printed = capsys.readouterr().out
-  for word in ('--validation_share', 'paragraph', 'tfds:wikipedia', '130',
-               '100 million'):  # fmt: skip
-    assert word in printed
-  assert '75' not in printed  # nothing goes on where it was stopped
 
 
 def peak_memory(repository, *flags):
