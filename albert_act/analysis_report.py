@@ -95,9 +95,6 @@ def label_table(
 
   Subtypes of labels are merged. Labels of less than `at_least` words, and words
   after `max_length` tokens are left out.
-
-  Raises:
-    ValueError: max_length is too small.
   """
   encoded, places = conllu.encode_words(
     tokenizer, [[word.form for word in one] for one in sentences], max_length

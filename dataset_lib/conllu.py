@@ -18,7 +18,7 @@ from jaxtyping import Int32
 from dataset_lib.errors import BadRecord, InvalidDataError
 from dataset_lib.source import Encoded, require
 from dataset_lib.text_rows import decoded, read_lines
-from dataset_lib.tokenizer import MIN_LENGTH, Tokenizer
+from dataset_lib.tokenizer import Tokenizer
 
 _COLUMNS = 10
 # A word, or several of them as one token, or an empty node after a word.
@@ -124,14 +124,7 @@ def encode_words(
   Returns the rows, whose tokens are those of the words with spaces between
   them, and for each sentence the first token and the end of each word. Words
   after the first one that does not fit in `max_length` tokens are left out.
-
-  Raises:
-    ValueError: a word cannot be encoded, or max_length is too small.
   """
-  if max_length < MIN_LENGTH:
-    raise ValueError(
-      f'max_length: expected at least {MIN_LENGTH}, got {max_length}'
-    )
   tokens, lengths = tokenizer.encode_plain(list(itertools.chain(*sentences)))
   rows, places, first, start = [], [], 0, 0
   for words in sentences:

@@ -159,10 +159,8 @@ def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
   library.pre_tokenizer = pre_tokenizers.Sequence([words, spaces])
   library.decoder = decoders.Metaspace(SPACE, prepend_scheme='always')
   kinds = proto.ModelProto.SentencePiece
-  special = [
-    p.piece for p in pieces if p.type in (kinds.UNKNOWN, kinds.CONTROL)
-  ]
-  library.add_special_tokens(special)
+  special = kinds.UNKNOWN, kinds.CONTROL
+  library.add_special_tokens([p.piece for p in pieces if p.type in special])
   return library
 
 
@@ -178,12 +176,9 @@ def keep_as_text(library: Any, names: Iterable[str]) -> None:
     for name in sorted(names)
     if len(name) > 1
   )
-  given = library.pre_tokenizer
-  # It may be there already, as the tokenizer was saved.
+  # A tokenizer that was saved has it already.
   if json.dumps(pattern, ensure_ascii=False) not in library.to_str():
-    cut = pre_tokenizers.Split(
-      tokenizers.Regex(pattern), 'merged_with_previous'
-    )
-    library.pre_tokenizer = pre_tokenizers.Sequence(
-      [given, cut] if given else [cut]
-    )
+    steps = [library.pre_tokenizer] if library.pre_tokenizer else []
+    cut = tokenizers.Regex(pattern)
+    steps.append(pre_tokenizers.Split(cut, 'merged_with_previous'))
+    library.pre_tokenizer = pre_tokenizers.Sequence(steps)

@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Len, Predicate
 
@@ -202,9 +202,7 @@ class Glue(LabelledTexts):
     'train, validation, test, of mnli also validation_matched and '
     f'validation_mismatched, {PART_WORDS}',
   ]
-  task: Annotated[
-    str, Predicate(GLUE.__contains__), f'one of {", ".join(GLUE)}'
-  ]
+  task: Literal[*GLUE]
   directory: Annotated[
     str, "a folder of TSV files or of a folder <task>/ of them, or '' for TFDS"
   ] = ''
@@ -222,11 +220,9 @@ class Glue(LabelledTexts):
       expected = f'train, validation or test: {self.task} has no {split}'
       raise ConfigError('split', split, expected)
     if not self.directory:
-      builder = tfds.prepared_builder(
-        self.builder or f'glue/{self.task}',
-        self.data_dir,
-        "dataset 'glue' without dataset.directory",
-      )
+      source = self.builder or f'glue/{self.task}'
+      user = "dataset 'glue' without dataset.directory"
+      builder = tfds.prepared_builder(source, self.data_dir, user)
       return _TfdsRows(builder, task, split)
     names = _tsv_names(split.replace('validation', 'dev'), split)
     if self.task == 'mrpc':
@@ -263,8 +259,20 @@ class Probing(LabelledTexts):
   ]
 
   def __post_init__(self) -> None:
-    names = self._class_names(self._rows_of('train'))
-    task = dataclasses.replace(_PROBING, class_names=names)
+    rows = self._rows_of('train')
+    names: set[str] = set()
+    for row in range(len(rows)):
+      with contextlib.suppress(BadRecord):
+        names.add(_PROBING.read(rows[row])[1])
+    names -= {''}
+    limit, known = PROBING.get(self.task, (max(len(names), 2), 'any'))
+    if not 2 <= len(names) <= limit:
+      shown = ', '.join(sorted(names)[:_SHOWN_CLASSES])
+      raise InvalidDataError(
+        f'{self.directory}: expected at least 2 and at most {limit} classes of '
+        f'{self.task} ({known}), got {len(names)}: {shown}'
+      )
+    task = dataclasses.replace(_PROBING, class_names=tuple(sorted(names)))
     self._open(task, self._rows_of)
 
   def _rows_of(self, name: str) -> Any:
@@ -283,19 +291,3 @@ class Probing(LabelledTexts):
       if _MARKS.get(line.partition(b'\t')[0], 'train') == split
     ]
     return _SentEvalRows(path, lines, ())
-
-  def _class_names(self, rows: TextFile) -> tuple[str, ...]:
-    """Returns the sorted labels of the good rows."""
-    names = set()
-    for row in range(len(rows)):
-      with contextlib.suppress(BadRecord):
-        names.add(_PROBING.read(rows[row])[1])
-    names -= {''}
-    limit, known = PROBING.get(self.task, (max(len(names), 2), 'any'))
-    if not 2 <= len(names) <= limit:
-      shown = ', '.join(sorted(names)[:_SHOWN_CLASSES])
-      raise InvalidDataError(
-        f'{self.directory}: expected at least 2 and at most {limit} classes of '
-        f'{self.task} ({known}), got {len(names)}: {shown}'
-      )
-    return tuple(sorted(names))

@@ -31,7 +31,7 @@ running statistics as one JSON line, every --log_every seconds and at the end.
 import collections
 import contextlib
 import dataclasses
-import itertools
+import functools
 import json
 import math
 import os
@@ -178,14 +178,12 @@ def read_lines(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
   """Yields (id, item) of every line; an `InputError` for an illegal line."""
   from serve_lib.chain import InputError
 
-  for number in itertools.count(1):
-    if not (line := file.readline(MAX_LINE)):
-      return
-    is_whole = len(line) < MAX_LINE or line.endswith(b'\n')
+  read = functools.partial(file.readline, MAX_LINE)
+  for number, line in enumerate(iter(read, b''), 1):
     try:
-      if not is_whole:
+      if len(line) == MAX_LINE and not line.endswith(b'\n'):
         while line and not line.endswith(b'\n'):
-          line = file.readline(MAX_LINE)
+          line = read()
         raise ValueError(f'expected at most {MAX_LINE} bytes, got more')
       yield _read_line(line, number)
     except ValueError as error:

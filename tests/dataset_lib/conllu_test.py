@@ -225,12 +225,8 @@ def test_words_at_the_limits(given):
   assert places[0].shape == (0, 2)
   encoded, places = encode_words(given, [], 8)
   assert (len(encoded.lengths), places) == (0, [])
-  for words, limit, message in (
-    ('a', 4, 'max_length: expected at least 5'),
-    ('\ud800', 8, 'cannot be encoded'),
-  ):
-    with pytest.raises(ValueError, match=message):
-      encode_words(given, [[words]], limit)
+  with pytest.raises(ValueError, match='cannot be encoded'):
+    encode_words(given, [['\ud800']], 8)
 
 
 @pytest.mark.slow
