@@ -12,11 +12,10 @@ import jax.numpy as jnp
 from annotated_types import Interval
 
 from adatape.serving import TapeChain, TapePolicy, tape_lengths
-from eval_lib.metrics import Average, Union
+from eval_lib.metrics import Average, Union, row_statistics
 from serve_lib.chain import NO_RUN
 from serve_lib.decisions import check_no_options
 from train_lib.classification import Classification
-from train_lib.losses import adaptive_loss, row_statistics
 
 
 class TapeClassification(Classification):
@@ -33,9 +32,8 @@ class TapeClassification(Classification):
   def extra_loss(self, out, batch, norm, knobs):
     """The tape loss of the real rows; see `Classification.extra_loss`."""
     tape, mask = out['tape'], batch['mask']
-    loss = adaptive_loss(
-      'tape_weight', tape['loss'], mask, norm['examples'], self.config, knobs
-    )
+    terms = tape['loss'], mask, norm['examples']
+    loss = self.adaptive_loss('tape_weight', *terms, knobs)
     metrics = row_statistics('tape_length', tape['length'], mask)
     metrics['tape_loss'] = Average.from_values(tape['loss'], mask)
     if tape['indices'] is not None:
@@ -76,10 +74,8 @@ class PonderClassification(Classification):
   def extra_loss(self, out, batch, norm, knobs):
     """The ponder cost of the real rows; see `Classification.extra_loss`."""
     ponder, mask = out['ponder'], batch['mask']
-    cost, examples = ponder['cost'], norm['examples']
-    loss = adaptive_loss(
-      'ponder_weight', cost, mask, examples, self.config, knobs
-    )
+    terms = ponder['cost'], mask, norm['examples']
+    loss = self.adaptive_loss('ponder_weight', *terms, knobs)
     metrics = row_statistics('ponder_steps', ponder['steps'], mask)
     metrics['ponder_cost'] = Average.from_values(ponder['cost'], mask)
     return loss, metrics

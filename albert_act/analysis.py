@@ -20,7 +20,6 @@ from albert_act.encoder import Albert
 from dataset_lib.builder import padded
 from dataset_lib.source import TokenSource
 from eval_lib.metrics import Average
-from train_lib.losses import average
 from train_lib.task import Batch
 
 BATCH = 64
@@ -73,7 +72,7 @@ def means(
 ) -> dict[str, Average]:
   """Returns the mean of a value per token, for each of `KINDS`."""
   return {
-    f'{name}_{kind}': average(values, tokens.astype(jnp.float32))
+    f'{name}_{kind}': Average.from_values(values, tokens.astype(jnp.float32))
     for kind, tokens in masks(batch).items()
   }
 

@@ -9,6 +9,7 @@ import pathlib
 from typing import Annotated, Any
 
 import jax.numpy as jnp
+import optax
 from annotated_types import Interval
 from jaxtyping import Array
 
@@ -17,7 +18,7 @@ from albert_act.model import AlbertPretraining
 from albert_act.task import ponder
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
-from train_lib.losses import average, cross_entropy
+from eval_lib.metrics import Average
 from train_lib.run_directory import TOKENIZER
 from train_lib.task import Task, complete_model, construct
 
@@ -124,18 +125,21 @@ class Pretraining(Task):
     """Shares of the three losses, and their metrics."""
     mask = batch['mask']
     words = batch['mlm_weights'] * mask[:, None]
-    entropy = cross_entropy(logits['words'], batch['mlm_labels'])
-    hits = logits['words'].argmax(-1) == batch['mlm_labels']
-    order = cross_entropy(logits['order'], batch['label'])
-    order_hits = logits['order'].argmax(-1) == batch['label']
-    spent, metrics = ponder(
-      out['encoded'].ponder, batch, norm, self.config, knobs
+    words_logits, order_logits = (
+      logits[name].astype(jnp.float32) for name in ('words', 'order')
     )
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+    entropy = cross_entropy(words_logits, batch['mlm_labels'])
+    hits = logits['words'].argmax(-1) == batch['mlm_labels']
+    order = cross_entropy(order_logits, batch['label'])
+    order_hits = logits['order'].argmax(-1) == batch['label']
+    spent, metrics = ponder(self, out['encoded'].ponder, batch, norm, knobs)
     losses = {
       'words': jnp.where(words > 0, entropy, 0.0).sum() / norm['words'],
       'order': jnp.where(mask > 0, order, 0.0).sum() / norm['examples'],
       'ponder': spent,
     }
+    average = Average.from_values
     metrics |= {
       'mlm_accuracy': average(hits, words),
       'mlm_loss': average(entropy, words),

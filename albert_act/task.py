@@ -15,7 +15,6 @@ from albert_act.serving import AlbertChain, AlbertPolicy, Options
 from eval_lib.metrics import Average
 from model_lib import sizes
 from serve_lib.chain import NO_RUN
-from train_lib.losses import adaptive_loss, average
 from train_lib.text_classification import TextClassification
 
 
@@ -39,7 +38,7 @@ class FineTune(TextClassification):
 
   def extra_loss(self, out, batch, norm, knobs):
     """The ponder cost of the real rows; see `Classification.extra_loss`."""
-    return ponder(out['ponder'], batch, norm, self.config, knobs)
+    return ponder(self, out['ponder'], batch, norm, knobs)
 
   def serve(self, variables, options, run=NO_RUN):
     """Halting with compaction; options: `albert_act.serving.Options`."""
@@ -49,7 +48,7 @@ class FineTune(TextClassification):
     return chain, AlbertPolicy(chain, reader, self.label_names, lengths)
 
 
-def ponder(ponder, batch, norm, config, knobs) -> tuple[Any, dict[str, Any]]:
+def ponder(task, ponder, batch, norm, knobs) -> tuple[Any, dict[str, Any]]:
   """Returns the weighted ponder loss (7) of `Encoded.ponder`, and metrics.
 
   The metrics are `ponder_cost`, the mean of the sum over a row's tokens;
@@ -58,14 +57,13 @@ def ponder(ponder, batch, norm, config, knobs) -> tuple[Any, dict[str, Any]]:
   """
   mask = batch['mask']
   row_cost = ponder['cost'].sum(1)
-  loss = adaptive_loss(
-    'ponder_weight', row_cost, mask, norm['examples'], config, knobs
-  )
+  terms = row_cost, mask, norm['examples']
+  loss = task.adaptive_loss('ponder_weight', *terms, knobs)
   steps = ponder['steps']
   real = (steps > 0) & (mask > 0)[:, None]
   metrics = {
     'ponder_cost': Average.from_values(row_cost, mask),
-    'iterations': average(steps, real.astype(jnp.float32)),
-    'depth': average(steps.max(1), mask),
+    'iterations': Average.from_values(steps, real.astype(jnp.float32)),
+    'depth': Average.from_values(steps.max(1), mask),
   }
   return loss, metrics

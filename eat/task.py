@@ -111,13 +111,13 @@ class FineTune(TextClassification):
     metrics = self.head_metrics(exits, per_head, out, batch)
     if self.teacher is not None:
       target = self._teacher_logits(frozen, batch)
-      rows += self._weight('distill_weight', knobs) * self.divergence(
+      rows += self.weight('distill_weight', knobs) * self.divergence(
         target, exits[-1]
       )
     if exits.shape[0] > 1:
       target = jax.lax.stop_gradient(exits[-1])
       divergences = jax.vmap(lambda one: self.divergence(target, one))
-      rows += self._weight('self_distill_weight', knobs) * divergences(
+      rows += self.weight('self_distill_weight', knobs) * divergences(
         exits[:-1]
       ).sum(0)
     loss = (rows * batch['mask']).sum() / norm['examples']
@@ -127,9 +127,6 @@ class FineTune(TextClassification):
     """Returns logits `[E, B, O]` and cross-entropies `[E, B]` of all heads."""
     exits = out['exits'] if 'exits' in out else logits[None]
     return exits, jax.vmap(lambda one: self.cross_entropy(one, batch))(exits)
-
-  def _weight(self, name: str, knobs) -> Any:
-    return knobs.get(name, self.config['loss'][name])
 
   def _teacher_logits(self, frozen, batch) -> Float[Array, 'B O']:
     logits, _ = self.teacher.apply(
@@ -232,7 +229,7 @@ def load_teacher(directory: str, info: Any, own: str) -> Any:
   """
   config = loading.load_config(directory, key=TEACHER)
   check_tokenizer(directory, own)
-  task = loading.load_task(directory, config)
+  task = loading.restore(directory, config).task
   if task.info.num_classes != info.num_classes:
     given = f'{directory} with {task.info.num_classes} classes'
     expected = f'a run with the {info.num_classes} classes of the data set'

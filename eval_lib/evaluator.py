@@ -7,6 +7,7 @@ the trainer logs its results as `<entry>/<name>`:
 """
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
@@ -134,8 +135,7 @@ def build(name: str, config: ConfigLike, context: EvalContext) -> Evaluator:
   Raises:
     ConfigError: the data do not fit.
   """
-  field = f'evals.{name}'
-  given = dict(config.items())
+  field, given = f'evals.{name}', dict(config.items())
   kind = _locate(given.pop('type'), f'{field}.type')
   with fields.errors_under(field):
     return kind(context=context, **given)
@@ -162,8 +162,8 @@ def _complete(prefix: str, entry: Any, runs: ConfigLike) -> dict[str, Any]:
   name = given.pop('type', None)
   kind = _locate(name, f'{prefix}.type')
   complete = fields.check(kind, given, prefix, without=('context',))
-  own = complete['dataset'] is not None
-  dataset = complete['dataset'] if own else runs
+  own = complete['dataset']
+  dataset = runs if own is None else own
   for field, split in complete.items():
     if field.endswith('split'):
       try:
@@ -173,27 +173,25 @@ def _complete(prefix: str, entry: Any, runs: ConfigLike) -> dict[str, Any]:
         raise ConfigError(
           f'{prefix}.{field}', error.given, error.expected
         ) from error
-  if own:
-    _check_input_size(dataset, runs, prefix)
-    complete['dataset'] = dataset
+  if own is not None:
+    complete['dataset'] = dataset = builder.validate(dataset)
+    _check_inputs(dataset, builder.validate(runs), f'{prefix}.dataset')
   return {'type': str(name), **complete}
 
 
-def _check_input_size(
-  config: ConfigLike, dataset: ConfigLike, prefix: str
+def _check_inputs(
+  given: Mapping[str, Any], runs: Mapping[str, Any], prefix: str
 ) -> None:
-  """Checks that inputs have the size that the model was built for."""
-  given, runs = builder.validate(config), builder.validate(dataset)
+  """Checks that inputs have the kind and size of those of the run."""
   if ('image_size' in given) != ('image_size' in runs):
     expected = f'a data set with inputs like those of {runs["name"]}'
-    raise ConfigError(f'{prefix}.dataset.name', given['name'], expected)
+    raise ConfigError(f'{prefix}.name', given['name'], expected)
   for name in ('image_size', 'length'):
-    if name in runs and name in given and given[name] != runs[name]:
-      raise ConfigError(
-        f'{prefix}.dataset.{name}',
-        given[name],
-        f"{runs[name]} as in dataset.{name}, the size of the model's input",
+    if name in runs and given.get(name, runs[name]) != runs[name]:
+      expected = (
+        f"{runs[name]} as in dataset.{name}, the size of the model's input"
       )
+      raise ConfigError(f'{prefix}.{name}', given[name], expected)
 
 
 def _locate(kind: Any, field: str) -> type[Evaluator]:
@@ -214,12 +212,7 @@ def one_late(results: Iterator[Any]) -> Iterator[Any]:
   Fetching a result then never leaves the device idle, and the host is never
   more than one batch ahead, which would fill the device's memory.
   """
-  previous = None
-  for result in results:
-    if previous is not None:
-      yield previous
-    previous = result
-  if previous is not None:
+  for previous, _ in itertools.pairwise(itertools.chain(results, [None])):
     yield previous
 
 

@@ -1,13 +1,11 @@
 """Few-shot linear regression on frozen features.
 
-A linear map is fitted from the features before the head to the labels of a few
-examples per class ("shots"), in closed form, and judged on a test split. The
-protocol is big_vision's (`evaluators/fewshot_lsr.py`; also AdaTape section 3.1
-and ViT section 4.1): features standardised by the shots' mean and deviation,
-targets -1 and 1, a large constant feature as the bias, L2-regularised least
-squares. Unlike there, each draw of shots chooses the L2 strength of `L2_GRID`
-that is most accurate on training images that are not among the shots; the test
-split plays no part. NumPy in float64: the matrices are small, and the result is
+The protocol is big_vision's (`evaluators/fewshot_lsr.py`; also AdaTape section
+3.1 and ViT section 4.1): L2-regularised least squares from the features of a
+few examples per class ("shots"), standardised, to targets -1 and 1, with a
+large constant feature as the bias. Unlike there, each draw of shots chooses the
+L2 strength of `L2_GRID` that is most accurate on training images that are not
+among the shots; the test split plays no part. NumPy in float64: the result is
 the same on every accelerator.
 """
 
@@ -30,8 +28,8 @@ L2_GRID = 2.0 ** np.arange(-10, 21)
 L2_WITHOUT_HELD_OUT = 2.0**10
 # A large constant feature: the bias is then almost free of regularisation.
 BIAS = 100.0
-# Training images that the L2 is chosen on: enough for 31 strengths; all of
-# ImageNet's would cost more than the rest of the evaluation.
+# Training images that the L2 is chosen on: all of ImageNet's would cost more
+# than the rest of the evaluation.
 MAX_HELD_OUT = 10_000
 MAX_SHOTS = 100_000
 
@@ -75,28 +73,21 @@ class Regression:
     """Returns the least-squares solution for one L2 strength > 0."""
     return (self._left / (self._eigenvalues + l2)) @ self._right
 
-  def accuracies(
-    self,
-    features: Float[np.ndarray, 'B D'],
-    labels: Int[np.ndarray, ' B'],
-    strengths: Iterable[float],
-  ) -> list[float]:
+  def accuracies(self, rows: Rows, strengths: Iterable[float]) -> list[float]:
     """Returns the accuracy of the largest output, for each L2 strength."""
+    features, labels = rows
     inputs = self._inputs(features)
     outputs = (inputs @ self.weights(l2) for l2 in strengths)
     return [float(np.mean(out.argmax(-1) == labels)) for out in outputs]
 
-  def choose_l2(
-    self, features: Float[np.ndarray, 'B D'], labels: Int[np.ndarray, ' B']
-  ) -> float:
-    """Returns the most accurate strength on held-out images.
+  def choose_l2(self, held_out: Rows) -> float:
+    """Returns the most accurate strength, the largest of equal ones.
 
-    Of equally accurate ones it is the largest; without held-out images it is
-    `L2_WITHOUT_HELD_OUT`.
+    Without held-out images it is `L2_WITHOUT_HELD_OUT`.
     """
-    if not len(labels):
+    if not len(held_out[1]):
       return L2_WITHOUT_HELD_OUT
-    scores = self.accuracies(features, labels, L2_GRID)
+    scores = self.accuracies(held_out, L2_GRID)
     return float(max(zip(scores, L2_GRID, strict=True))[1])
 
   def _inputs(
@@ -133,8 +124,8 @@ def run_draw(
   rest = np.concatenate([rows[shots:] for rows in by_class])
   held_out = rng.permutation(rest)[:MAX_HELD_OUT]
   regression = Regression(features[chosen], labels[chosen], num_classes)
-  l2 = regression.choose_l2(features[held_out], labels[held_out])
-  [accuracy] = regression.accuracies(*test, [l2])
+  l2 = regression.choose_l2((features[held_out], labels[held_out]))
+  [accuracy] = regression.accuracies(test, [l2])
   short_classes = sum(len(rows) < shots for rows in by_class)
   return Draw(accuracy, l2, len(held_out), short_classes)
 
@@ -163,10 +154,10 @@ class Evaluator(evaluator.Evaluator):
     """Extracts features, regresses, prints a table.
 
     Returns:
-      For k shots: `kshot` (mean test accuracy over the seeds), `kshot_std`
-      (population standard deviation over the seeds), `kshot_log2_l2` (mean),
-      `kshot_held_out` (images the L2 was chosen on; 0 for none, the L2 is then
-      `L2_WITHOUT_HELD_OUT`), `kshot_short_classes` (with fewer images than k).
+      For k shots: `kshot` and `kshot_std` (mean and population standard
+      deviation of the test accuracy over the seeds), `kshot_log2_l2` (mean),
+      `kshot_held_out` (images the L2 was chosen on), `kshot_short_classes`
+      (with fewer images than k).
     """
     train, test = (
       extract_features(data, self.context, variables) for data in self._splits
@@ -201,11 +192,10 @@ def extract_features(
 
 def summary(
   draws: Mapping[int, Sequence[Draw]],
-) -> tuple[dict[str, float], list[dict[str, str]]]:
-  """Returns the metrics of `Evaluator.run`, and a row of texts for each shots.
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+  """Returns the metrics of `Evaluator.run`, and a row to print for each shots.
 
-  Args:
-    draws: by the number of shots, one for each seed.
+  `draws` are by the number of shots, one for each seed.
   """
   metrics: dict[str, float] = {}
   rows = []
@@ -213,20 +203,20 @@ def summary(
     accuracies = [run.accuracy for run in runs]
     mean, std = float(np.mean(accuracies)), float(np.std(accuracies))
     strengths = [math.log2(run.l2) for run in runs]
+    held_out, short_classes = runs[0][2:]
     metrics |= {
       f'{shots}shot': mean,
       f'{shots}shot_std': std,
       f'{shots}shot_log2_l2': float(np.mean(strengths)),
-      f'{shots}shot_held_out': float(runs[0].held_out),
-      f'{shots}shot_short_classes': float(runs[0].short_classes),
+      f'{shots}shot_held_out': float(held_out),
+      f'{shots}shot_short_classes': float(short_classes),
     }
-    rows.append(
-      {
-        'shots per class': str(shots),
-        'accuracy (mean ± std)': f'{100 * mean:.2f} ± {100 * std:.2f} %',
-        'log2 L2': ', '.join(str(round(l2)) for l2 in sorted({*strengths})),
-        'images that chose it': str(runs[0].held_out),
-        'classes with fewer images': str(runs[0].short_classes),
-      }
-    )
+    row = {
+      'shots per class': shots,
+      'accuracy (mean ± std)': f'{100 * mean:.2f} ± {100 * std:.2f} %',
+      'log2 L2': ', '.join(str(round(l2)) for l2 in sorted({*strengths})),
+      'images that chose it': held_out,
+      'classes with fewer images': short_classes,
+    }
+    rows.append(row)
   return metrics, rows

@@ -16,18 +16,19 @@ import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float, Shaped
 
 # A jax.Array, a tracer, a ShapeDtypeStruct or a numpy.ndarray: metrics pass
 # through scan, eval_shape and device_get.
 Leaf = Any
+Values = Shaped[Array, '*axes']
 
 
 class Metric(clu.metrics.Metric):
-  """A metric defined by `reduce` along a leading axis.
+  """A metric defined by `reduce`, which merges states along a leading axis.
 
-  `from_values(values [B], mask [B])` counts the rows with mask 1; the others
-  may hold anything, even NaN. `compute` returns NaN without rows.
+  `from_values(values, mask)` counts the values with mask 1; the others may be
+  anything, even NaN. `compute` returns NaN without values.
   """
 
   def merge(self, other: 'Metric') -> 'Metric':
@@ -36,21 +37,19 @@ class Metric(clu.metrics.Metric):
 
 
 @flax.struct.dataclass
-class Average(clu.metrics.Average):
-  """Mean over rows: float32 `total` `[]` and `count` `[]`."""
+class Average(Metric):
+  """Mean: float32 `total` `[]` and `count` `[]`."""
 
   total: Leaf
   count: Leaf
 
   @classmethod
-  def from_values(
-    cls, values: Float[Array, ' B'], mask: Float[Array, ' B']
-  ) -> 'Average':
+  def from_values(cls, values: Values, mask: Values) -> 'Average':
     """See `Metric`."""
     return cls(_kept(values, mask, 0.0).sum(), _count(mask))
 
   def reduce(self) -> 'Average':
-    """Merges the states stacked along a leading axis."""
+    """See `Metric`."""
     return Average(self.total.sum(0), self.count.sum(0))
 
   def compute(self) -> float:
@@ -60,33 +59,26 @@ class Average(clu.metrics.Average):
 
 @flax.struct.dataclass
 class Variance(Metric):
-  """Population variance over rows.
+  """Population variance.
 
   States merge by Chan, Golub and LeVeque, "Updating formulae and a pairwise
   algorithm for computing sample variances" (1979).
-
-  Attributes:
-    count: number of rows, float32 `[]`.
-    mean: of the values, float32 `[]`.
-    deviations: sum of squared deviations from the mean, float32 `[]`.
   """
 
   count: Leaf
   mean: Leaf
-  deviations: Leaf
+  deviations: Leaf  # sum of squared deviations from the mean
 
   @classmethod
-  def from_values(
-    cls, values: Float[Array, ' B'], mask: Float[Array, ' B']
-  ) -> 'Variance':
+  def from_values(cls, values: Values, mask: Values) -> 'Variance':
     """See `Metric`."""
-    count = _count(mask)
-    mean = _kept(values, mask, 0.0).sum() / count.clip(1.0)
-    squares = _kept(jnp.square(values - mean[None]), mask, 0.0)
+    count, kept = _count(mask), _kept(values, mask, 0.0)
+    mean = kept.sum() / count.clip(1.0)
+    squares = _kept(jnp.square(kept - mean[None]), mask, 0.0)
     return cls(count, mean, squares.sum())
 
   def reduce(self) -> 'Variance':
-    """Merges the states stacked along a leading axis."""
+    """See `Metric`."""
     count = self.count.sum(0)
     mean = (self.count * self.mean).sum(0) / count.clip(1.0)
     between = (self.count * (self.mean - mean[None]) ** 2).sum(0)
@@ -99,19 +91,17 @@ class Variance(Metric):
 
 @flax.struct.dataclass
 class Maximum(Metric):
-  """Largest value over rows: float32 `[]`, -inf without rows."""
+  """Largest value: float32 `[]`, -inf without values."""
 
   value: Leaf
 
   @classmethod
-  def from_values(
-    cls, values: Float[Array, ' B'], mask: Float[Array, ' B']
-  ) -> 'Maximum':
+  def from_values(cls, values: Values, mask: Values) -> 'Maximum':
     """See `Metric`."""
     return cls(_kept(values, mask, -math.inf).max(initial=-math.inf))
 
   def reduce(self) -> 'Maximum':
-    """Merges the states stacked along a leading axis."""
+    """See `Metric`."""
     return type(self)(self.value.max(0))
 
   def compute(self) -> float:
@@ -122,12 +112,10 @@ class Maximum(Metric):
 
 @flax.struct.dataclass
 class Minimum(Maximum):
-  """Smallest value over rows, kept as the maximum of the negative values."""
+  """Smallest value, kept as the maximum of the negative values."""
 
   @classmethod
-  def from_values(
-    cls, values: Float[Array, ' B'], mask: Float[Array, ' B']
-  ) -> 'Minimum':
+  def from_values(cls, values: Values, mask: Values) -> 'Minimum':
     """See `Metric`."""
     return super().from_values(-values, mask)
 
@@ -138,25 +126,29 @@ class Minimum(Maximum):
 
 @flax.struct.dataclass
 class Union(Metric):
-  """Share of `C` items seen at least once, e.g. bank tokens: bool `[C]`."""
+  """Share of `C` items seen at least once, e.g. bank tokens."""
 
-  flags: Leaf
-
-  @classmethod
-  def from_values(
-    cls, values: Bool[Array, 'B C'], mask: Float[Array, ' B']
-  ) -> 'Union':
-    """See `Metric`."""
-    return cls((values & (mask > 0)[:, None]).any(0))
+  flags: Leaf  # bool `[C]`
 
   def reduce(self) -> 'Union':
-    """Merges the states stacked along a leading axis."""
+    """See `Metric`."""
     return Union(self.flags.any(0))
 
   def compute(self) -> float:
     """Returns the share in [0, 1], or NaN if C = 0."""
     flags = np.asarray(self.flags)
     return _ratio(flags.sum(), flags.size)
+
+
+def row_statistics(
+  name: str, values: Shaped[Array, ' B'], mask: Float[Array, ' B']
+) -> dict[str, Metric]:
+  """Returns mean, variance, minimum and maximum of a value per row."""
+  kinds = dict(mean=Average, variance=Variance, min=Minimum, max=Maximum)
+  return {
+    f'{name}_{key}': kind.from_values(values, mask)
+    for key, kind in kinds.items()
+  }
 
 
 def compute(metrics: Mapping[str, clu.metrics.Metric]) -> dict[str, float]:
@@ -181,16 +173,15 @@ def _widened(leaf: Leaf) -> np.ndarray:
   return leaf if leaf.dtype == bool else leaf.astype(np.float64)
 
 
-def _kept(
-  values: Float[Array, ' B'], mask: Float[Array, ' B'], otherwise: float
-) -> Float[Array, ' B']:
-  """Returns float32 values with those of padding rows replaced."""
+def _kept(values: Values, mask: Values, otherwise: float) -> Float[Array, ' N']:
+  """Returns float32 values `[N]`, those of padding replaced."""
   # where, not a product: 0 * NaN is NaN.
-  return jnp.where(mask > 0, values.astype(jnp.float32), otherwise)
+  values = values.astype(jnp.float32).ravel()
+  return jnp.where(mask.ravel() > 0, values, otherwise)
 
 
-def _count(mask: Float[Array, ' B']) -> Float[Array, '']:
-  return (mask > 0).astype(jnp.float32).sum()
+def _count(mask: Values) -> Float[Array, '']:
+  return (mask.ravel() > 0).astype(jnp.float32).sum()
 
 
 def _ratio(total: Leaf, count: Leaf) -> float:

@@ -54,64 +54,52 @@ def _config(flags: Flags) -> tuple[Any, list[str]]:
   evals = config['evals']
   names = sorted(evals) if flags.evals is None else flags.evals.split(',')
   if 'fewshot' in names:
-    evals.setdefault('fewshot', FEWSHOT)
+    evals.setdefault('fewshot', dict(FEWSHOT))
   for name in names:
     if name not in evals:
       expected = f'names of {sorted(evals)} or fewshot'
       raise ConfigError('--evals', name, expected)
     if flags.dataset is not None:
-      dataset = config_flags.parse_fields('--dataset', flags.dataset)
-      evals[name] = evals[name] | {'dataset': dataset}
-  overrides = list(flags.overrides)
-  if flags.batch_size:
-    overrides.append(f'batch_size={flags.batch_size}')
-  config = config_flags.override(config, overrides)
-  return config_schema.validate(config), names
-
-
-def _evaluate(
-  workdir: str, config: Any, names: list[str], step: int | str
-) -> list[dict[str, float]]:
-  """Returns a row `{'step': ..., '<eval>/<metric>': ...}` per checkpoint."""
-  import jax
-
-  from train_lib import build, loading, sharding
-  from train_lib.run_directory import CHECKPOINTS, steps_in
-
-  mesh = sharding.make_mesh(config.mesh)
-  sharding.check_batch_size(config, mesh)
-  every: list[Any] = steps_in(pathlib.Path(workdir) / CHECKPOINTS)
-  entries = {name: config.evals[name] for name in names}
-  rows = []
-  with jax.set_mesh(mesh):
-    # The newest of none is an error that says so.
-    for chosen in (every or ['latest']) if step == 'all' else [step]:
-      loaded = loading.restore(workdir, config, chosen, mesh)
-      built = build.build_evaluators(
-        entries, loaded.task, mesh, config, workdir
+      evals[name]['dataset'] = config_flags.parse_fields(
+        '--dataset', flags.dataset
       )
-      row: dict[str, float] = {'step': loaded.step}
-      for name, one in built.items():
-        values = one.run(loaded.variables)
-        row |= {f'{name}/{key}': value for key, value in values.items()}
-      rows.append(row)
-  return rows
+  size = [f'batch_size={flags.batch_size}'] if flags.batch_size else []
+  config = config_flags.override(config, [*flags.overrides, *size])
+  return config_schema.validate(config), names
 
 
 def run(flags: Flags) -> int:
   """Evaluates, prints a table, writes evaluation.json."""
-  config, evals = _config(flags)
-  from eval_lib.report import print_table
-  from train_lib import strict_json
+  import jax
 
-  rows = _evaluate(flags.workdir, config, evals, flags.step)
-  names = [name for name in rows[0] if name != 'step']
+  from eval_lib.report import print_table
+  from train_lib import build, loading, sharding, strict_json
+  from train_lib.run_directory import CHECKPOINTS, steps_in
+
+  config, names = _config(flags)
+  workdir, steps = flags.workdir, [flags.step]
+  if flags.step == 'all':
+    # The newest of none is an error that says so.
+    steps = steps_in(pathlib.Path(workdir, CHECKPOINTS)) or ['latest']
+  mesh = sharding.make_mesh(config.mesh)
+  sharding.check_batch_size(config, mesh)
+  entries = {name: config.evals[name] for name in names}
+  rows = []
+  with jax.set_mesh(mesh):
+    for step in steps:
+      loaded = loading.restore(workdir, config, step, mesh)
+      given = entries, loaded.task, mesh, config, workdir
+      row: dict[str, float] = {'step': loaded.step}
+      for name, one in build.build_evaluators(*given).items():
+        values = one.run(loaded.variables)
+        row |= {f'{name}/{key}': value for key, value in values.items()}
+      rows.append(row)
   columns = {f'step {row["step"]}': row for row in rows}
-  print_table(flags.workdir, [
+  print_table(workdir, [
     {'metric': name} | {k: f'{row[name]:.4f}' for k, row in columns.items()}
-    for name in names
+    for name in rows[0] if name != 'step'
   ])  # fmt: skip
-  path = pathlib.Path(flags.workdir, 'evaluation.json')
+  path = pathlib.Path(workdir, 'evaluation.json')
   strict_json.write(path, rows)
   print(f'written: {path}')
   return command_line.OK

@@ -13,6 +13,7 @@ and the others go on. At the end a table, best first, and sweep.csv. Ctrl-C and
 SIGTERM stop the run that is going on, which saves its step.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import pathlib
@@ -29,7 +30,6 @@ from dataset_lib.fields import flag
 from launch import command_line, config_flags
 from launch.command_line import UsageError, Workdir
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOPPED = (command_line.PREEMPTED, command_line.INTERRUPTED)
 
 
@@ -87,7 +87,10 @@ def read_runs(flags: Flags) -> list[Run]:
         raise UsageError(f'the same run as in line {earlier}')
     except ValueError as error:
       raise UsageError(f'{path}, line {number}: {error}') from error
-    workdir = pathlib.Path(flags.workdir, _directory(overrides, digest))
+    # `lr=3e-5,batch_size=16-1a2b3c4d`: readable, and of one configuration.
+    words = ','.join(re.sub(r'^[\w.]*\.', '', word) for word in overrides)
+    folder = f'{re.sub("[^a-zA-Z0-9_=,.-]", "_", words)[:80]}-{digest}'
+    workdir = pathlib.Path(flags.workdir, folder)
     runs.append(Run(' '.join(overrides), overrides, workdir))
   if not runs:
     raise ConfigError('--overrides', path, 'a file with at least one line')
@@ -105,12 +108,6 @@ def _digest(flags: Flags, overrides: Sequence[str]) -> str:
     raise ConfigError('--metric', flags.metric, expected)
   text = strict_json.dumps(config.to_dict())
   return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _directory(overrides: Sequence[str], digest: str) -> str:
-  """Returns `lr=3e-5,batch_size=16-1a2b3c4d`: readable, and of one config."""
-  words = ','.join(re.sub(r'^[\w.]*\.', '', word) for word in overrides)
-  return f'{re.sub("[^a-zA-Z0-9_=,.-]", "_", words)[:80]}-{digest}'
 
 
 def sweep(flags: Flags) -> int:
@@ -143,21 +140,19 @@ def sweep(flags: Flags) -> int:
 def train(command: Sequence[str]) -> int:
   """Runs one training, passes signals on; returns its exit code as a shell."""
   asked = False
-  # A group of its own: a Ctrl-C of the terminal would reach it a second time,
-  # which stops it before it has saved its step.
-  with subprocess.Popen(command, process_group=0) as process:
 
-    def pass_on(number: int, frame: Any) -> None:
-      nonlocal asked
-      asked = True
-      process.send_signal(number)
+  def pass_on(number: int, frame: Any) -> None:
+    nonlocal asked
+    asked = True
+    process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
-    try:
-      code = process.wait()
-    finally:
-      for number, handler in before.items():
-        signal.signal(number, handler)
+  with contextlib.ExitStack() as stack:
+    # A group of its own: a Ctrl-C of the terminal would reach it a second time,
+    # which stops it before it has saved its step.
+    process = stack.enter_context(subprocess.Popen(command, process_group=0))
+    for number in (signal.SIGTERM, signal.SIGINT):
+      stack.callback(signal.signal, number, signal.signal(number, pass_on))
+    code = process.wait()
   if asked:
     return command_line.PREEMPTED
   return code if code >= 0 else 128 - code
@@ -177,19 +172,17 @@ def _report(flags: Flags, runs: Sequence[Run]) -> None:
     )
   rows = []
   for run, result in zip(runs, results, strict=True):
-    value = result.get(metric)
-    if isinstance(value, str):  # a number that is not finite
-      value = None
+    value = result.get(metric)  # a string if it is not finite
+    value = value if isinstance(value, float) else None
     rows.append({'run': run.name, metric: value, 'workdir': str(run.workdir)})
   rows.sort(key=lambda row: (row[metric] is None, sign * (row[metric] or 0.0)))
-  workdir = pathlib.Path(flags.workdir)
-  workdir.mkdir(parents=True, exist_ok=True)
-  write_csv(workdir / 'sweep.csv', rows)
-  shown = [
-    {'run': row['run'], metric: '-' if row[metric] is None
-     else f'{row[metric]:.4f}'} for row in rows
-  ]  # fmt: skip
-  print_table(f'best first, {workdir}/sweep.csv', shown)
+  path = pathlib.Path(flags.workdir, 'sweep.csv')
+  path.parent.mkdir(parents=True, exist_ok=True)
+  write_csv(path, rows)
+  print_table(f'best first, {path}', [
+    {'run': row['run'], metric: row[metric] and round(row[metric], 4)}
+    for row in rows
+  ])  # fmt: skip
 
 
 main = command_line.Command('sweep', __doc__, Flags, sweep)

@@ -9,14 +9,14 @@ import dataclasses
 from typing import Annotated, Any
 
 import jax.numpy as jnp
+import optax
 from annotated_types import Interval
 from jaxtyping import Array, Float
 
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
-from eval_lib.metrics import Maximum
+from eval_lib.metrics import Average, Maximum
 from train_lib.classification import Classification
-from train_lib.losses import adaptive_loss, average, cross_entropy
 from train_lib.task import Batch
 
 
@@ -72,7 +72,10 @@ class SequenceTask(Classification):
     if given != wanted:
       expected = f"the data's number of targets, {wanted}"
       raise ConfigError('model.num_targets', given, expected)
-    return cross_entropy(logits, batch['targets']).sum(-1)
+    entropies = optax.softmax_cross_entropy_with_integer_labels(
+      logits.astype(jnp.float32), batch['targets']
+    )
+    return entropies.sum(-1)
 
   def quality(self, logits, entropy, batch) -> dict[str, Any]:
     """How right the answers are; see the class."""
@@ -80,6 +83,7 @@ class SequenceTask(Classification):
     correct = logits.argmax(-1) == batch['targets']
     of_targets = jnp.broadcast_to(here[..., None], correct.shape)
     right = jnp.all(correct | (of_targets == 0), axis=(1, 2))
+    average = Average.from_values
     return {
       'accuracy': average(right, here.max(axis=1)),
       'element_accuracy': average(correct, of_targets),
@@ -91,12 +95,12 @@ class SequenceTask(Classification):
     ponder = out['ponder']
     inputs = batch['valid'] * batch['mask'][:, None]
     terms = ponder['cost'], inputs, norm['examples']
-    loss = adaptive_loss('ponder_weight', *terms, self.config, knobs)
+    loss = self.adaptive_loss('ponder_weight', *terms, knobs)
+    average = Average.from_values
     metrics: dict[str, Any] = {
       k: average(ponder[k], inputs) for k in ('steps', 'cost', 'skipped')
     }
-    steps = ponder['steps'].astype(jnp.float32).ravel()
-    metrics['steps_max'] = Maximum.from_values(steps, inputs.ravel())
+    metrics['steps_max'] = Maximum.from_values(ponder['steps'], inputs)
     if 'marked' in batch:
       marked = batch['marked']
       for name, kind in (('marked', marked), ('unmarked', 1.0 - marked)):

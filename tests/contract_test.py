@@ -21,7 +21,7 @@ from serve_lib.engine import Engine
 from tests import packages
 from tests.golden import adapter, standin
 from train_lib import checkpoint, sharding
-from train_lib.build import build_setup
+from train_lib.build import Setup
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 KNOWN = adapter.configs()
@@ -64,7 +64,7 @@ def one_step(config, devices):
   with config.unlocked():
     config.mesh.data = devices
     config.evals = {}
-  setup = build_setup(config)
+  setup = Setup(config)
   stage = setup.stages[0]
   with (
     jax.set_mesh(setup.mesh),

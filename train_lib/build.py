@@ -1,8 +1,7 @@
 """Builds a run from its configuration, before the first step."""
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -13,90 +12,68 @@ from dataset_lib import builder
 from dataset_lib.fields import ConfigLike
 from eval_lib import evaluator
 from train_lib import optimizers, sharding, train_step
-from train_lib.stages import Stage, build_stages
+from train_lib.stages import build_stages
 from train_lib.task import Task, build_task, model_errors
 from train_lib.train_step import TrainState, TrainSteps
 
 
-@dataclasses.dataclass(frozen=True)
 class Setup:
-  """The parts of a run. Use it under `jax.set_mesh(mesh)`."""
+  """The parts of a run, built from a resolved and validated configuration.
 
-  config: Any  # the resolved configuration, immutable
-  dataset: builder.Dataset
-  stages: tuple[Stage, ...]
-  tasks: Mapping[str, Task]  # by stage, with the model of that stage
-  mesh: jax.sharding.Mesh
-  abstract: TrainState  # shapes, dtypes and shardings
-  init: Callable[[], TrainState]  # returns a fresh state
-  frozen: Any  # arrays that the loss reads and never trains
-  steps: TrainSteps
-  evaluators: Mapping[str, Mapping[str, evaluator.Evaluator]]  # by stage, name
-
-  @property
-  def task(self) -> Task:
-    """The task of the first stage."""
-    return self.tasks[self.stages[0].name]
-
-  @property
-  def total_steps(self) -> int:
-    """Number of steps of the whole run."""
-    return self.stages[-1].stop
-
-  def put(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Places this process's rows of a batch on the devices."""
-    return sharding.put_batch(batch, self.mesh)
-
-
-def build_setup(config: Any, workdir: str = '') -> Setup:
-  """Builds the parts of a run; call it without a mesh set.
-
-  Args:
-    config: a resolved and validated configuration.
-    workdir: directory of the files that evaluators write.
+  Build it without a mesh set, use it under `jax.set_mesh(mesh)`. Evaluators
+  write to `workdir`.
 
   Raises:
     ConfigError: if a field is illegal for the data or the devices here.
   """
-  config = ml_collections.FrozenConfigDict(config)
-  dataset = build_dataset(config)
-  stages = build_stages(config.stages, dataset.steps_per_epoch)
-  info = dataset.info
-  tasks = {one.name: build_task(config, info, one.model) for one in stages}
-  first = tasks[stages[0].name]
-  schedule = optimizers.build_schedule(config.optimizer, stages[-1].stop)
-  optimizer = optimizers.build_optimizer(config.optimizer, schedule)
 
-  decay = config.ema_decay
-
-  def initial():
-    return train_step.init_state(first, optimizer, config.seed, decay)
-
-  def make_step(stage):
-    parts = tasks[stage.name], optimizer, schedule
-    options = config.num_micro, decay, stage.trainable
-    return train_step.make_train_step(*parts, *options)
-
-  # Before devices are started. Some fields can only be checked with an input:
-  # patches that do not divide the image, heads that do not divide the width.
-  with model_errors(config.model):
-    boxed = jax.eval_shape(initial)
-  optimizers.check_trainable(stages, boxed.params)
-  mesh = sharding.make_mesh(config.mesh)
-  sharding.check_batch_size(config, mesh)
-  abstract = sharding.abstract(boxed, mesh)
-  shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-  with jax.set_mesh(mesh):
-    frozen = jax.device_put(first.init_frozen(), sharding.replicated(mesh))
-    evaluators = {
-      name: build_evaluators(config.evals, task, mesh, config, workdir)
-      for name, task in tasks.items()
+  def __init__(self, config: Any, workdir: str = ''):
+    self.config = config = ml_collections.FrozenConfigDict(config)
+    self.dataset = build_dataset(config)
+    self.stages = build_stages(config.stages, self.dataset.steps_per_epoch)
+    self.total_steps = self.stages[-1].stop
+    # By stage, with the model of that stage.
+    self.tasks: dict[str, Task] = {
+      stage.name: build_task(config, self.dataset.info, stage.model)
+      for stage in self.stages
     }
-  return Setup(
-    config, dataset, stages, tasks, mesh, abstract,
-    jax.jit(lambda: sharding.unbox(initial()), out_shardings=shardings),
-    frozen, TrainSteps(make_step, abstract, frozen), evaluators,
-  )  # fmt: skip
+    self.task = task = self.tasks[self.stages[0].name]
+    schedule = optimizers.build_schedule(config.optimizer, self.total_steps)
+    optimizer = optimizers.build_optimizer(config.optimizer, schedule)
+    decay = config.ema_decay
+
+    def initial():
+      return train_step.init_state(task, optimizer, config.seed, decay)
+
+    def make_step(stage):
+      parts = self.tasks[stage.name], optimizer, schedule
+      options = config.num_micro, decay, stage.trainable
+      return train_step.make_train_step(*parts, *options)
+
+    # Before devices are started. Some fields can only be checked with an input:
+    # patches that do not divide the image, heads that do not divide the width.
+    with model_errors(config.model):
+      boxed = jax.eval_shape(initial)
+    optimizers.check_trainable(self.stages, boxed.params)
+    self.mesh = mesh = sharding.make_mesh(config.mesh)
+    sharding.check_batch_size(config, mesh)
+    # Shapes, dtypes and shardings of a state; `init` returns a fresh one.
+    self.abstract: TrainState = sharding.abstract(boxed, mesh)
+    where = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+    self.init = jax.jit(lambda: sharding.unbox(initial()), out_shardings=where)
+    with jax.set_mesh(mesh):
+      # Arrays that the loss reads and never trains.
+      frozen = task.init_frozen()
+      self.frozen = jax.device_put(frozen, sharding.replicated(mesh))
+      self.evaluators = {  # by stage and name
+        name: build_evaluators(config.evals, one, mesh, config, workdir)
+        for name, one in self.tasks.items()
+      }
+    self.steps = TrainSteps(make_step, self.abstract, self.frozen)
+
+  def put(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Places this process's rows of a batch on the devices."""
+    return sharding.put_batch(batch, self.mesh)
 
 
 def build_dataset(config: Any) -> builder.Dataset:

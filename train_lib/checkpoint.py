@@ -11,7 +11,7 @@ import math
 import pathlib
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -84,26 +84,21 @@ class Checkpointer(contextlib.ExitStack):
     strict_json.dumps(self._description)  # an error here, not in a thread
     self._remove_temporary()
     self._set_later_aside()
-    arrays = ocp.args.StandardSave(io.nest(flat))
-    try:
+    with self._errors():
+      arrays = ocp.args.StandardSave(io.nest(flat))
       self._orbax.save(self.directory / str(step), args=arrays)
-    except Exception as error:
-      raise self._failed(error) from error
     self._saving = self._thread.submit(self._complete)
 
-  def check(self, wait: bool = False) -> None:
-    """Raises the error of a finished save, or waits for the running one."""
-    if wait or (self._saving is not None and self._saving.done()):
-      self.wait()
+  def wait(self, block: bool = True) -> None:
+    """Raises `CheckpointError` if the last save failed.
 
-  def wait(self) -> None:
-    """Waits for the running save; raises `CheckpointError` if it failed."""
-    saving, self._saving = self._saving, None
-    try:
-      if saving is not None:
+    Waits until it has ended, or returns if it is running and not `block`.
+    """
+    saving = self._saving
+    if saving is not None and (block or saving.done()):
+      self._saving = None
+      with self._errors():
         saving.result()
-    except Exception as error:
-      raise self._failed(error) from error
 
   def restore(self, abstract_state: Any) -> tuple[Any, io.Saved] | None:
     """Restores the newest checkpoint that is not damaged.
@@ -135,10 +130,15 @@ class Checkpointer(contextlib.ExitStack):
       path = self.directory / str(step)
       shutil.rmtree(path.rename(f'{path}{TEMPORARY}'), ignore_errors=True)
 
-  def _failed(self, error: Exception) -> CheckpointError:
-    self._remove_temporary()
-    what = f'saving step {self._description["step"]} to {self.directory}'
-    return CheckpointError(f'{what} failed: {type(error).__name__}: {error}')
+  @contextlib.contextmanager
+  def _errors(self) -> Iterator[None]:
+    try:
+      yield
+    except Exception as error:
+      self._remove_temporary()
+      what = f'saving step {self._description["step"]} to {self.directory}'
+      message = f'{what} failed: {type(error).__name__}: {error}'
+      raise CheckpointError(message) from error
 
   def _remove_temporary(self) -> None:
     """Removes the files of failed or killed saves; none may be running."""

@@ -1,12 +1,11 @@
-"""The files of a checkpoint: named arrays, a description and a manifest.
+"""The files of a checkpoint: named arrays and a manifest.
 
-    <directory>/<step>/                arrays, written by orbax
-    <directory>/<step>/checkpoint.json the other fields of `Saved`
-    <directory>/<step>/manifest.json   size and CRC-32 of all these files
+    <directory>/<step>/              arrays, written by orbax
+    <directory>/<step>/manifest.json the fields of `Saved`
 
 Arrays are named by their paths, such as `opt_state/0/mu/encoder/kernel`, so a
 checkpoint does not depend on Python classes. orbax reads flipped bits without
-complaint; the manifest is verified before anything is read.
+complaint: size and CRC-32 of all files are verified before anything is read.
 """
 
 import concurrent.futures
@@ -30,10 +29,11 @@ from jax.experimental import multihost_utils
 from train_lib import strict_json
 from train_lib.run_directory import CHECKPOINTS, Path, steps_in
 
-DESCRIPTION = 'checkpoint.json'
 MANIFEST = 'manifest.json'
 # orbax writes these after the manifest. Restoring does not need them.
 WRITTEN_LATER = ('_CHECKPOINT_METADATA', 'commit_success.txt')
+ARRAYS = '_METADATA'  # orbax's list of the arrays
+_DAMAGE = (OSError, ValueError, TypeError, LookupError)  # of a manifest
 _CHUNK = 1 << 20  # bytes
 _THREADS = 4  # zlib and reading both release the interpreter lock
 
@@ -60,7 +60,7 @@ class CheckpointWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-  """A complete checkpoint: its folder, and the content of `checkpoint.json`."""
+  """A complete checkpoint: its folder, and the content of its manifest."""
 
   path: pathlib.Path
   step: int
@@ -68,6 +68,7 @@ class Saved:
   metrics: Mapping[str, Any]
   best: Mapping[str, str]  # `metric` and `mode` of the best checkpoint
   arrays: Mapping[str, Any]  # dtype and shape by name
+  files: Mapping[str, Any]  # size and CRC-32 by name
 
   def read(self, prefix: str = '', abstract: Any = None) -> Any:
     """Reads the arrays whose name starts with a prefix.
@@ -147,8 +148,12 @@ def _first_good(root: pathlib.Path, steps: list[int]) -> Saved:
 
 
 def _describe(path: pathlib.Path) -> Saved:
-  text = (path / DESCRIPTION).read_text(encoding='utf-8')
-  return Saved(path, **json.loads(text))
+  text = (path / MANIFEST).read_text(encoding='utf-8')
+  content = json.loads(text)['content']
+  # Any change counts, even of white space.
+  if text != _encode(content):
+    raise ValueError('differs from the one written')
+  return Saved(path, **content)
 
 
 def best_step(root: pathlib.Path) -> int | None:
@@ -156,17 +161,16 @@ def best_step(root: pathlib.Path) -> int | None:
 
   Which metric and whether it grows is what the newest checkpoint recorded.
   """
-  found, values = [], {}
+  found: list[Saved] = []
   for step in steps_in(root):
     # `find` reports damaged files.
-    with contextlib.suppress(OSError, ValueError, TypeError):
+    with contextlib.suppress(*_DAMAGE):
       found.append(_describe(root / str(step)))
-  for saved in found:
-    rule = found[-1].best
-    value = float(saved.metrics.get(rule['metric'], 'nan'))
-    if math.isfinite(value):
-      values[saved.step] = -value if rule['mode'] == 'min' else value
-  return max(values, key=values.__getitem__, default=None)
+  rule = found[-1].best if found else {}
+  values = {s.step: float(s.metrics.get(rule['metric'], 'nan')) for s in found}
+  finite = {step for step, value in values.items() if math.isfinite(value)}
+  choose = min if rule.get('mode') == 'min' else max
+  return choose(sorted(finite), key=values.__getitem__, default=None)
 
 
 def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
@@ -227,45 +231,33 @@ def read_arrays(path: pathlib.Path, wanted: Mapping[str, Any]) -> Any:
   """Reads arrays by name, each with the wanted sharding, into NumPy without."""
   if not wanted:
     return {}
-
-  def argument(leaf: Any) -> ocp.RestoreArgs:
-    if getattr(leaf, 'sharding', None) is None:
-      return ocp.RestoreArgs(restore_type=np.ndarray)
-    return ocp.ArrayRestoreArgs(
-      sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype
-    )
-
   tree = nest(wanted)
-  options = ocp.args.PyTreeRestore(
-    tree, restore_args=jax.tree.map(argument, tree), partial_restore=True
-  )
+  arguments = ocp.checkpoint_utils.construct_restore_args(tree)
+  options = ocp.args.PyTreeRestore(tree, arguments, partial_restore=True)
   with ocp.PyTreeCheckpointer() as checkpointer:
     return flatten(checkpointer.restore(path, args=options))
 
 
 def finish(path: pathlib.Path, description: Mapping[str, Any]) -> None:
-  """Writes description and manifest into a folder of written arrays."""
-  (path / DESCRIPTION).write_text(strict_json.dumps(description))
-  (path / MANIFEST).write_text(_encode(_measure_all(path)))
+  """Writes the manifest into a folder of written arrays."""
+  content = {**description, 'files': _measure_all(path)}
+  (path / MANIFEST).write_text(_encode(content), encoding='utf-8')
 
 
-def _encode(files: Mapping[str, Any]) -> str:
+def _encode(content: Mapping[str, Any]) -> str:
   """Returns the text of a manifest, with a CRC-32 of its own."""
-  crc = zlib.crc32(json.dumps(files, sort_keys=True).encode())
-  return json.dumps({'crc32': f'{crc:08x}', 'files': files}, sort_keys=True)
+  text = strict_json.dumps(content)
+  return f'{{"crc32": "{zlib.crc32(text.encode()):08x}", "content": {text}}}'
 
 
 def verify(path: pathlib.Path) -> list[str]:
   """Returns a line for each file that differs from the manifest."""
-  manifest = path / MANIFEST
   try:
-    listed = strict_json.read_object(manifest).get('files', {})
-    # Any change of the manifest itself counts, even of its white space.
-    if manifest.read_text() != _encode(listed) or DESCRIPTION not in listed:
-      return [f'{manifest}: differs from the one written']
-    found = _measure_all(path)
-  except (OSError, ValueError, TypeError) as error:
-    return [f'{manifest}: {error}']
+    listed, found = _describe(path).files, _measure_all(path)
+    if ARRAYS not in listed:
+      raise ValueError(f'does not list {ARRAYS}')
+  except _DAMAGE as error:
+    return [f'{path / MANIFEST}: {error}']
   return [
     f'{path / name}: expected {entry}, got {found.get(name, "no such file")}'
     for name, entry in listed.items()

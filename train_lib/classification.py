@@ -17,10 +17,10 @@ from jaxtyping import Array, Float
 
 from dataset_lib import builder, image_ops
 from dataset_lib.errors import ConfigError
+from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN
 from serve_lib.decisions import ClassifierPolicy, OneStage, check_no_options
 from serve_lib.items import ItemReader, images, token_rows
-from train_lib.losses import average
 from train_lib.task import Batch, Task, complete_model, construct
 
 
@@ -112,8 +112,8 @@ class Classification(Task):
     """Returns accuracy and cross-entropy of the real rows."""
     correct = logits.argmax(-1) == batch['label']
     return {
-      'accuracy': average(correct, batch['mask']),
-      'cross_entropy': average(entropy, batch['mask']),
+      'accuracy': Average.from_values(correct, batch['mask']),
+      'cross_entropy': Average.from_values(entropy, batch['mask']),
     }
 
   def evaluate(self, params, model_state, batch):

@@ -29,20 +29,21 @@ class Console(contextlib.ExitStack):
   """A context that prints a run, writes its metrics and traces its steps.
 
   In a terminal a progress bar stays at the bottom. Only the primary process
-  prints and writes, but every process prints warnings. `start` is the number of
-  steps finished before.
+  prints and writes, but every process prints warnings.
+
+  Attributes:
+    waited: seconds in which the device waited for data.
   """
 
   def __init__(self, setup: Setup, run: RunDirectory, start: int):
     super().__init__()
     self._setup, self._run, self._start = setup, run, start
-    self._total = setup.total_steps
+    self._total, self.waited = setup.total_steps, 0.0
     self._primary = jax.process_index() == 0
     self._console = _new_console()
     self._rows = collections.defaultdict[int, dict[str, float]](dict)
-    # (time, step): the starts of the current and the overall speed.
-    self._last = self._first = (time.monotonic(), start)
-    self._waited = self.waited_in_all = 0.0
+    # (time, step, waited): the starts of the current and the overall speed.
+    self._last = self._first = (time.monotonic(), start, 0.0)
     self._tensorboard: Any = None
     if self._primary and setup.config.tensorboard:
       from tensorboardX import SummaryWriter
@@ -68,11 +69,6 @@ class Console(contextlib.ExitStack):
     """Prints a warning, in every process."""
     self._console.print(f'warning: {error}', style='red', markup=False)
 
-  def waited(self, seconds: float) -> None:
-    """Counts time in which the device waited for data."""
-    self._waited += seconds
-    self.waited_in_all += seconds
-
   def trace(self, step: int) -> None:
     """Traces `profile.steps` steps from `profile.start_step` on."""
     profile = self._setup.config.profile
@@ -86,18 +82,17 @@ class Console(contextlib.ExitStack):
     """Moves the bar; `step` is the number of finished steps."""
     if step == self._start + 1:
       # Speed and ETA leave out the compilation of the first step.
-      self._waited = 0.0
-      self._last = self._first = (time.monotonic(), step)
+      self._last = self._first = (time.monotonic(), step, self.waited)
     self._bar.update(self._task, completed=step)
 
   def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
     """Logs the metrics of a train step, its speed and the ETA."""
+    (last, before, waited), (first, start, _) = self._last, self._first
     now = time.monotonic()
-    (last, before), (first, start) = self._last, self._first
-    speed = (step - before) / max(now - last, 1e-9)
+    self._last = now, step, self.waited
+    seconds = max(now - last, 1e-9)
+    speed, waiting = (step - before) / seconds, (self.waited - waited) / seconds
     examples = speed * self._setup.config.batch_size
-    waiting = self._waited / max(now - last, 1e-9)
-    self._last, self._waited = (now, step), 0.0
     # Unknown until a step was timed.
     left, eta = '-', math.nan
     if step > start:
@@ -138,18 +133,17 @@ class Console(contextlib.ExitStack):
 
   def finish(self, result: Mapping[str, Any]) -> None:
     """Prints the final metrics, the time and the path of the plot."""
-    self._bar.stop()
-    if not self._primary:
-      return
     from eval_lib import plots
 
-    self._console.print(_table(result))
-    workdir = self._run.workdir
-    self.print(f'run directory: {workdir} (result.json, metrics.jsonl)')
-    try:
-      self.print(f'plot: {plots.plot_run(workdir)}')
-    except (ImportError, ValueError) as error:
-      self.print(f'no plot: {error}')
+    self._bar.stop()
+    if self._primary:
+      workdir = self._run.workdir
+      self._console.print(_table(result))
+      self.print(f'run directory: {workdir} (result.json, metrics.jsonl)')
+      try:
+        self.print(f'plot: {plots.plot_run(workdir)}')
+      except (ImportError, ValueError) as error:
+        self.print(f'no plot: {error}')
 
 
 def _new_console() -> rich.console.Console:
@@ -228,14 +222,14 @@ def _longest_batch(setup: Setup) -> dict[str, Any]:
   """Returns the shapes of a batch whose rows have the greatest length."""
   info = setup.dataset.info
   batches: Any = setup.dataset.batches()
-  with contextlib.closing(batches):
-    batch = setup.put(next(batches))
+  batch = setup.put(next(batches))
+  batches.close()
   # Of arrays that are padded to a length that differs between batches.
   padded = batch[info.input_key].shape[1:]
 
   def longest(leaf):
-    count, *row = leaf.shape
-    shape = (count, *(info.input_shape if (*row,) == padded else row))
+    row = info.input_shape if leaf.shape[1:] == padded else leaf.shape[1:]
+    shape = (len(leaf), *row)
     return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding)
 
   return jax.tree.map(longest, batch)

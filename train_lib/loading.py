@@ -1,9 +1,11 @@
 """A finished or running run, read back from its directory."""
 
+import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import ml_collections
@@ -17,12 +19,31 @@ from train_lib.run_directory import CONFIG, DATASET_INFO, TOKENIZER, Path
 from train_lib.task import Task, build_task
 
 
-class Trained(NamedTuple):
-  """The task of a checkpoint, with its variables."""
+@dataclasses.dataclass(frozen=True)
+class Trained:
+  """A checkpoint and its task."""
 
+  saved: Saved
   task: Task
-  variables: dict[str, Any]  # {'params': ..., 'model_state': ...}
-  step: int
+  mesh: jax.sharding.Mesh | None  # None for the first device
+
+  @property
+  def step(self) -> int:
+    """The step of the checkpoint."""
+    return self.saved.step
+
+  @functools.cached_property
+  def variables(self) -> dict[str, Any]:
+    """`{'params': ..., 'model_state': ...}`, read at the first use.
+
+    The average of the parameters, if the run kept one, split over the mesh.
+    """
+    boxed, _ = jax.eval_shape(self.task.init, jax.random.key(0))
+    params = self.saved.params(sharding.abstract(boxed, self.mesh))
+    model_state = self.saved.read('model_state/')
+    if self.mesh is None:
+      model_state = jax.device_put(model_state, jax.devices()[0])
+    return {'params': params, 'model_state': model_state}
 
 
 def load_config(
@@ -72,41 +93,16 @@ def _with_tuples(value: Any) -> Any:
   return value
 
 
-def load_task(
-  workdir: Path, config: Any, step: int | str | None = None
-) -> Task:
-  """Returns the task of a checkpoint without its variables; see `restore`."""
-  return _open(workdir, config, step)[1]
-
-
 def restore(
   workdir: Path,
   config: Any,
   step: int | str | None = None,
   mesh: jax.sharding.Mesh | None = None,
 ) -> Trained:
-  """Restores a checkpoint: the average of the parameters if the run kept one.
-
-  Parameters are split over the `mesh`, or put on the first device; see
-  `checkpoint_io.find` for `step` and errors.
-  """
-  saved, task = _open(workdir, config, step)
-  return Trained(task, _variables(saved, task, mesh), saved.step)
-
-
-def _open(workdir: Any, config: Any, step: Any) -> tuple[Saved, Task]:
+  """Finds a checkpoint; see `checkpoint_io.find` for `step` and errors."""
   saved = checkpoint_io.find(workdir, step)
   changes = config.stages[saved.extra['stage']].get('model', {})
-  return saved, build_task(config, load_info(workdir), changes)
-
-
-def _variables(saved: Saved, task: Task, mesh: Any) -> dict[str, Any]:
-  boxed, _ = jax.eval_shape(task.init, jax.random.key(0))
-  params = saved.params(sharding.abstract(boxed, mesh))
-  model_state = saved.read('model_state/')
-  if mesh is None:
-    model_state = jax.device_put(model_state, jax.devices()[0])
-  return {'params': params, 'model_state': model_state}
+  return Trained(saved, build_task(config, load_info(workdir), changes), mesh)
 
 
 def serve(
@@ -124,8 +120,7 @@ def serve(
     step: a step, 'best', or None for the newest good one.
     lengths: length buckets: tokens of texts, cut off at the longest, or tape
       tokens of AdaTape; None for those of the training data or the model.
-    options: of the model's family, as {'tau': 0.8}; see `eat.policy.Options`
-      and `albert_act.serving.Options`.
+    options: of the model's family, as {'tau': 0.8}; see docs/serving.md.
     on_drift: called when drift begins or ends.
 
   Raises:
@@ -134,11 +129,10 @@ def serve(
     CheckpointError: there is no such good checkpoint.
   """
   directory = os.fspath(workdir)
-  saved, task = _open(directory, load_config(directory, 'workdir'), step)
   wanted = None if lengths is None else tuple(lengths)
-  run, given = ServedRun(directory, saved.step, wanted, on_drift), options or {}
+  trained = restore(directory, load_config(directory, 'workdir'), step)
+  task, given = trained.task, options or {}
+  run = ServedRun(directory, trained.step, wanted, on_drift)
   task.check_options(given, run)  # before the parameters are read
-  served: tuple[Any, Any] = task.serve(
-    _variables(saved, task, None), given, run
-  )
-  return Loaded(*served, served[1].lengths)
+  chain, policy = task.serve(trained.variables, given, run)
+  return Loaded(chain, policy, policy.lengths)

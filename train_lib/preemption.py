@@ -1,20 +1,19 @@
 """Stops a run on SIGTERM or Ctrl-C, after saving the current step."""
 
+import contextlib
 import os
 import signal
 import threading
 from types import FrameType
-from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
-PREEMPTED = 75  # EX_TEMPFAIL: the same command resumes
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Preempted(Exception):  # noqa: N818 - an event, not an error
-  """The run was stopped and has saved `step`; exit with `PREEMPTED`."""
+  """The run was stopped and has saved `step`; the same command resumes."""
 
   def __init__(self, step: int):
     super().__init__(
@@ -24,7 +23,7 @@ class Preempted(Exception):  # noqa: N818 - an event, not an error
     self.step = step
 
 
-class PreemptionGuard:
+class PreemptionGuard(contextlib.ExitStack):
   """A context in which the first SIGTERM or SIGINT sets `should_stop`.
 
   With `jax.distributed` initialised, JAX's coordination service handles
@@ -32,22 +31,15 @@ class PreemptionGuard:
   Enter the context after `jax.distributed.initialize`.
   """
 
-  def __init__(self):
-    self._requested = False
-    self._previous: dict[signal.Signals, Any] = {}
-    self._distributed = jax.distributed.is_initialized()
-
   def __enter__(self) -> 'PreemptionGuard':
-    signals = (signal.SIGINT,) if self._distributed else SIGNALS
+    self._requested = False
+    self._distributed = jax.distributed.is_initialized()
     # Python lets only the main thread set handlers.
     if threading.current_thread() is threading.main_thread():
-      self._previous = {s: signal.signal(s, self._handle) for s in signals}
+      for number in SIGNALS[1:] if self._distributed else SIGNALS:
+        before = signal.signal(number, self._handle)
+        self.callback(signal.signal, number, before)
     return self
-
-  def __exit__(self, *exception: object) -> None:
-    for number, handler in self._previous.items():
-      signal.signal(number, handler)
-    self._previous = {}
 
   def should_stop(self, step: int) -> bool:
     """Returns True to save `step` and stop; equal in all processes."""
@@ -57,6 +49,6 @@ class PreemptionGuard:
 
   def _handle(self, number: int, frame: FrameType | None) -> None:
     self._requested = True
-    self.__exit__()  # a second signal has its default effect
+    self.close()  # a second signal has its default effect
     if self._distributed:
       os.kill(os.getpid(), signal.SIGTERM)

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import filelock
@@ -53,7 +53,7 @@ class ConfigChangedError(ValueError):
   exit_code = 2
 
 
-class RunDirectory:
+class RunDirectory(contextlib.ExitStack):
   """A context in which a run owns its directory.
 
   If the directory has checkpoints, the configuration must not differ from the
@@ -67,29 +67,20 @@ class RunDirectory:
   def __init__(
     self, workdir: Path, config: Mapping[str, Any], primary: bool = True
   ):
+    super().__init__()
     self.workdir = pathlib.Path(workdir).absolute()
     self._config, self._primary = config, primary
-    # The kernel frees the lock of a killed process; its text names the holder.
-    self._lock_file = self.workdir / 'run.lock'
-    self._lock = filelock.FileLock(self._lock_file, timeout=0)
 
   def __enter__(self) -> 'RunDirectory':
     self.workdir.mkdir(parents=True, exist_ok=True)
     if self._primary:
-      self._acquire()
-      try:
-        self._write_config()
+      with contextlib.ExitStack() as opened:
+        opened.enter_context(_locked(self.workdir))
+        self._check_config()
+        self.write(CONFIG, self._config)
         self.write('versions.json', versions())
-      except BaseException:
-        self._lock.release()
-        raise
+        self.push(opened.pop_all())
     return self
-
-  def __exit__(self, *exception: object) -> None:
-    if self._primary:
-      with contextlib.suppress(OSError):
-        self._lock_file.write_text('')
-      self._lock.release()
 
   def write(self, name: str, value: Mapping[str, Any]) -> None:
     """Writes a JSON file of the run atomically."""
@@ -117,42 +108,11 @@ class RunDirectory:
         if strict_json.loads(line.decode())['step'] <= step:
           kept.append(line.decode() + '\n')
       except (ValueError, TypeError, LookupError):
-        warnings.warn(
-          f'{path}: line {number} is damaged, dropped', stacklevel=2
-        )
+        message = f'{path}: line {number} is damaged, dropped'
+        warnings.warn(message, stacklevel=2)
     atomic_file.write_text(path, ''.join(kept))
 
-  def _acquire(self) -> None:
-    path, host = self._lock_file, socket.gethostname()
-    try:
-      self._lock.acquire()
-    except filelock.Timeout:
-      raise RunLockedError(self._in_use()) from None
-    except OSError as error:
-      raise InvalidDataError(f'{path} cannot be locked ({error})') from error
-    files = [path, self.workdir / METRICS]
-    age = time.time() - max(f.stat().st_mtime for f in files if f.exists())
-    elsewhere = _holder(path).get('host', host) != host
-    if elsewhere and age < FOREIGN_LOCK_SECONDS:
-      self._lock.release()
-      raise RunLockedError(
-        f'{self._in_use()} It wrote its last file {age:.0f} s ago; if it has '
-        f'ended, wait {FOREIGN_LOCK_SECONDS:.0f} s, or delete {path}.'
-      )
-    started = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
-    fields = {'pid': os.getpid(), 'host': host, 'started': started}
-    path.write_text(strict_json.dumps(fields))
-
-  def _in_use(self) -> str:
-    name, holder = 'a process that is just starting', _holder(self._lock_file)
-    if holder:
-      name = 'process {pid} on host {host}, started {started}'.format(**holder)
-    return (
-      f'{self.workdir} is in use by {name}. Two runs in one directory '
-      'overwrite each other: stop that run or use another workdir.'
-    )
-
-  def _write_config(self) -> None:
+  def _check_config(self) -> None:
     path = self.workdir / CONFIG
     if path.is_dir():
       raise InvalidDataError(f'{path} is damaged (it is a directory)')
@@ -165,7 +125,45 @@ class RunDirectory:
           f'configuration:\n  {lines}\nUse the saved values, use another '
           f'workdir, or edit {path} to resume with the new ones deliberately.'
         )
-    self.write(CONFIG, self._config)
+
+
+@contextlib.contextmanager
+def _locked(workdir: pathlib.Path) -> Iterator[None]:
+  """Locks a run. The kernel frees the lock of a killed process."""
+  path, host = workdir / 'run.lock', socket.gethostname()
+  try:
+    lock = filelock.FileLock(path, timeout=0).acquire()
+  except filelock.Timeout:
+    raise RunLockedError(_in_use(path)) from None
+  except OSError as error:
+    raise InvalidDataError(f'{path} cannot be locked ({error})') from error
+  with lock:
+    files = [path, workdir / METRICS]
+    age = time.time() - max(f.stat().st_mtime for f in files if f.exists())
+    elsewhere = _holder(path).get('host', host) != host
+    if elsewhere and age < FOREIGN_LOCK_SECONDS:
+      raise RunLockedError(
+        f'{_in_use(path)} It wrote its last file {age:.0f} s ago; if it has '
+        f'ended, wait {FOREIGN_LOCK_SECONDS:.0f} s, or delete {path}.'
+      )
+    started = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
+    fields = {'pid': os.getpid(), 'host': host, 'started': started}
+    path.write_text(strict_json.dumps(fields))
+    try:
+      yield
+    finally:
+      with contextlib.suppress(OSError):
+        path.write_text('')
+
+
+def _in_use(lock: pathlib.Path) -> str:
+  name, holder = 'a process that is just starting', _holder(lock)
+  if holder:
+    name = 'process {pid} on host {host}, started {started}'.format(**holder)
+  return (
+    f'{lock.parent} is in use by {name}. Two runs in one directory overwrite '
+    'each other: stop that run or use another workdir.'
+  )
 
 
 def _holder(path: pathlib.Path) -> dict[str, Any]:
@@ -205,14 +203,12 @@ def versions() -> dict[str, Any]:
   # The name is None in a damaged installation.
   packages = sorted((d.name, d.version) for d in found if d.name)
   dirty = _git('status', '--porcelain', '--untracked-files=no')
+  dirty = None if dirty is None else bool(dirty)
   return {
     'python': platform.python_version(),
     'platform': platform.platform(),
     'packages': dict(packages),
-    'git': {
-      'revision': _git('rev-parse', 'HEAD'),
-      'dirty': None if dirty is None else bool(dirty),
-    },
+    'git': {'revision': _git('rev-parse', 'HEAD'), 'dirty': dirty},
   }
 
 

@@ -5,7 +5,6 @@ turns back into numbers.
 """
 
 import json
-import math
 import os
 import pathlib
 from collections.abc import Mapping
@@ -17,19 +16,16 @@ from dataset_lib.errors import InvalidDataError
 
 def dumps(value: Any, indent: int | None = None) -> str:
   """Serialises mappings, sequences, numbers, arrays [], strings and None."""
-  return json.dumps(_plain(value), indent=indent, allow_nan=False)
+  text = json.dumps(value, default=_plain)
+  return json.dumps(json.loads(text, parse_constant=str), indent=indent)
 
 
 def _plain(value: Any) -> Any:
   if isinstance(value, Mapping):
-    return {str(key): _plain(item) for key, item in value.items()}
-  if isinstance(value, list | tuple):
-    return [_plain(item) for item in value]
+    return dict(value)
   if getattr(value, 'ndim', None) == 0:
-    value = value.item()
-  if isinstance(value, float) and not math.isfinite(value):
-    return json.dumps(value)
-  return value
+    return value.item()
+  raise TypeError(f'a value of type {type(value).__name__} is not JSON')
 
 
 def loads(text: str) -> Any:

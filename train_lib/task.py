@@ -89,6 +89,25 @@ class Task(abc.ABC):
     from its key, `knobs` are traced scalars from the stage's schedules.
     """
 
+  def weight(self, name: str, knobs: Mapping[str, Any]) -> Any:
+    """Returns a weight of `config.loss`, which a knob may override."""
+    return knobs.get(name, self.config['loss'][name])
+
+  def adaptive_loss(
+    self,
+    weight: str,
+    cost: Float[Array, '...'],
+    mask: Float[Array, '...'],
+    denominator: Float[Array, ''],
+    knobs: Mapping[str, Any],
+  ) -> Float[Array, '']:
+    """Returns a weight times the masked sum of costs over a denominator.
+
+    The ponder loss of Graves (2016), equation (14), and the tape loss of
+    AdaTape (Algorithm 2). Costs are per row, or per input of a row.
+    """
+    return self.weight(weight, knobs) * (cost * mask).sum() / denominator
+
   @abc.abstractmethod
   def evaluate(self, params: Tree, model_state: Tree, batch: Batch) -> Metrics:
     """Returns metrics of a batch without noise, over rows with mask 1."""

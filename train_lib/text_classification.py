@@ -17,12 +17,12 @@ from dataset_lib import fields, tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.text_tasks import num_texts
 from dataset_lib.tokenizer import MIN_LENGTH
+from eval_lib.metrics import Average
 from model_lib import convert, sizes
 from serve_lib.chain import NO_RUN
 from serve_lib.items import MAX_CHARACTERS, TextReader
 from train_lib import strict_json
 from train_lib.classification import Classification
-from train_lib.losses import average
 from train_lib.run_directory import CONFIG, TOKENIZER
 from train_lib.task import Batch, model_errors
 
@@ -103,7 +103,7 @@ class TextClassification(Classification):
   def quality(self, logits, entropy, batch) -> dict[str, Any]:
     """Returns accuracy and cross-entropy, or the squared error."""
     if self.is_regression:
-      return {'squared_error': average(entropy, batch['mask'])}
+      return {'squared_error': Average.from_values(entropy, batch['mask'])}
     return super().quality(logits, entropy, batch)
 
   def outputs(self, params, model_state, batch):

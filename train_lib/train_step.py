@@ -73,15 +73,9 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
   """Builds `train_step(state, frozen, batch, knobs) -> (state, metrics)`.
 
-  It is pure, and to be jitted with the state donated.
-
-  Args:
-    task: the model and its loss.
-    optimizer: includes the learning rate.
-    schedule: the learning rate, to be logged.
-    num_micro: micro-batches per step; it must divide the rows of a batch.
-    ema_decay: decay of the parameter average, 0 for none.
-    trainable: regular expression found in the names of trained parameters.
+  It is pure, and to be jitted with the state donated. The optimizer includes
+  the learning rate, `schedule` is what is logged. `num_micro` divides the rows
+  of a batch; names in which `trainable` is found are trained.
   """
 
   def train_step(state, frozen, batch, knobs):
@@ -109,11 +103,9 @@ def make_train_step(
     state = jax.tree.map(
       lambda new, old: jnp.where(finite, new, old), changed, skipped
     ).replace(step=state.step + 1)
-    scalars = dict(
-      loss=loss, grad_norm=grad_norm,
-      learning_rate=schedule(state.step - 1), nonfinite=state.nonfinite,
-    )  # fmt: skip
-    one = jnp.ones((), jnp.float32)
+    rate, one = schedule(state.step - 1), jnp.ones((), jnp.float32)
+    scalars = dict(loss=loss, grad_norm=grad_norm, learning_rate=rate)
+    scalars['nonfinite'] = state.nonfinite
     for name, value in scalars.items():
       metrics[name] = Average(jnp.asarray(value, jnp.float32), one)
     return state, metrics
@@ -126,7 +118,11 @@ def _accumulate(task: Task, num_micro: int, state, frozen, batch, knobs):
   norm = task.normalizers(batch)
   key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
   keys = jax.random.split(key, batch['mask'].shape[0])  # of the rows
-  micro = split_rows((dict(batch), keys), num_micro)
+  # Micro-batch i takes rows i, i + num_micro, ...: every device keeps its rows.
+  micro = jax.tree.map(
+    lambda x: x.reshape(-1, num_micro, *x.shape[1:]).swapaxes(0, 1),
+    (dict(batch), keys),
+  )
 
   def body(carry, rows):
     sums, model_state = carry
@@ -144,16 +140,6 @@ def _accumulate(task: Task, num_micro: int, state, frozen, batch, knobs):
   )
   metrics = {name: stacked.reduce() for name, stacked in metrics.items()}
   return loss, grads, metrics, model_state
-
-
-def split_rows(tree: Any, num_micro: int) -> Any:
-  """Reshapes `[B, ...]` to `[num_micro, B / num_micro, ...]`, interleaved.
-
-  Micro-batch i takes rows i, i + num_micro, ...: every device keeps its rows.
-  """
-  return jax.tree.map(
-    lambda x: x.reshape(-1, num_micro, *x.shape[1:]).swapaxes(0, 1), tree
-  )
 
 
 def _zero_unless(mask: Any, tree: Any) -> Any:
@@ -213,18 +199,15 @@ def first_culprit(
   Recomputes the gradients of step number `step`, counted from 1, with the
   parameters of a later one: the cause may not be found.
   """
-
-  @jax.jit
-  def gradients(state):
-    return _accumulate(task, 1, state, frozen, batch, knobs)[1]
-
   begun = state.replace(step=jnp.int32(step - 1))
-  for kind, trees in (
-    ('input', lambda: batch),
-    ('parameter', lambda: state.params),
-    ('gradient of', lambda: gradients(begun)),
-  ):
-    for path, leaf in jax.tree_util.tree_leaves_with_path(trees()):
+  gradients = jax.jit(lambda *args: _accumulate(task, 1, *args)[1])
+  trees = {
+    'input': lambda: batch,
+    'parameter': lambda: state.params,
+    'gradient of': lambda: gradients(begun, frozen, batch, knobs),
+  }
+  for kind, tree in trees.items():
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree()):
       floating = jnp.issubdtype(leaf.dtype, jnp.floating)
       if floating and not bool(jnp.isfinite(leaf).all()):
         return f'{kind} {path_name(path)!r}'

@@ -11,7 +11,7 @@ import jax
 
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import compute
-from train_lib.build import Setup, build_setup
+from train_lib.build import Setup
 from train_lib.checkpoint import Checkpointer
 from train_lib.checkpoint_io import CheckpointError
 from train_lib.console import Console, print_dry_run
@@ -52,60 +52,56 @@ def train(
   """
   started = started or time.time()
   # Nothing is written before everything is built.
-  setup = build_setup(config, workdir)
-  with jax.set_mesh(setup.mesh), _Loop(setup, started) as loop:
-    checkpoints = pathlib.Path(workdir, CHECKPOINTS)
+  setup = Setup(config, workdir)
+  with jax.set_mesh(setup.mesh), contextlib.ExitStack() as stack:
     state: Any = None
-    if dry_run or not steps_in(checkpoints):
+    if dry_run or not steps_in(pathlib.Path(workdir, CHECKPOINTS)):
       state = start_from(setup.init(), setup.config.warm_start)
     if dry_run:
       print_dry_run(setup)
       return {}
-    state = loop.begin(workdir, checkpoints, state)
+    loop = _Loop(setup, workdir, started, state, stack.enter_context)
     for stage in setup.stages:
       while loop.done < stage.stop:
-        state = loop.step(stage, state)
+        loop.step(stage)
     return loop.finish()
 
 
-class _Loop(contextlib.ExitStack):
-  """A running loop; its parts are closed in reverse order."""
+class _Loop:
+  """A running loop: the state, and the parts of a run that `enter` opens."""
 
-  def __init__(self, setup: Setup, started: float):
-    super().__init__()
+  def __init__(
+    self, setup: Setup, workdir: str, started: float, state: Any, enter: Any
+  ):
+    """Locks the directory; begins with the `state` or the restored one."""
     self.setup, self.config, self.started = setup, setup.config, started
     # Steps whose metrics are unread: (step, stage, metrics, batch).
     self.pending: collections.deque[Any] = collections.deque()
     self.first_step_seconds: float | None = None
     self.results: dict[str, float] = {}
     self.seconds_before = 0.0  # of earlier processes of this run
-
-  def begin(
-    self, workdir: str, checkpoints: pathlib.Path, state: Any
-  ) -> TrainState:
-    """Locks the directory, opens all; returns the `state` or the restored."""
-    setup, kept, enter = self.setup, self.config.checkpoint, self.enter_context
-    primary = jax.process_index() == 0
+    kept, primary = self.config.checkpoint, jax.process_index() == 0
     self.run = enter(RunDirectory(workdir, self.config.to_dict(), primary))
     self.run.write(DATASET_INFO, dataclasses.asdict(setup.dataset.info))
     if primary:
       setup.task.save_assets(self.run.workdir)
     self.guard = enter(PreemptionGuard())
     best = kept.best_metric, kept.best_mode
-    self.checkpointer = enter(Checkpointer(checkpoints, kept.keep, *best))
+    folder = self.run.workdir / CHECKPOINTS
+    self.checkpointer = enter(Checkpointer(folder, kept.keep, *best))
     restored = self.checkpointer.restore(setup.abstract)
     if restored is not None:
       state, saved = restored
       self.results = dict(saved.extra['results'])
       self.seconds_before = saved.extra['seconds']
+    self.state: TrainState = state
     self.start = self.done = int(state.step)  # number of finished steps
     self.run.truncate_log(self.start)
     batches: Any = setup.dataset.batches(start_step=self.start)
     self.batches = enter(contextlib.closing(batches))
     self.console = enter(Console(setup, self.run, self.start))
-    return state
 
-  def step(self, stage: Stage, state: Any) -> Any:
+  def step(self, stage: Stage) -> None:
     """Runs one step and everything due after it, in this order."""
     batch = self._next_batch()
     train_step, seconds = self.setup.steps.get(stage, batch)
@@ -116,7 +112,9 @@ class _Loop(contextlib.ExitStack):
       self.console.print(f'{compiled} in {seconds:.1f} s')
     self.console.trace(self.done)
     knobs = stage.knob_values(self.done)
-    state, metrics = train_step(state, self.setup.frozen, batch, knobs)
+    self.state, metrics = train_step(
+      self.state, self.setup.frozen, batch, knobs
+    )
     self.done = step = self.done + 1
     self.pending.append((step, stage, metrics, batch))
     last, kept = step == self.setup.total_steps, self.config.checkpoint
@@ -129,26 +127,25 @@ class _Loop(contextlib.ExitStack):
     is_best = kept.best_metric.partition('/')[0] in evaluators
     save = last or stop or is_best or _due(step, kept.every_steps)
     # 1. All that is evaluated or saved is known to be finite.
-    self._settle(0 if save or evaluators else LAG, state)
+    self._settle(0 if save or evaluators else LAG)
     # 2. Evaluation before saving: the checkpoint carries its metrics.
-    measured = self._evaluate(evaluators, state)
+    measured = self._evaluate(evaluators)
     self.console.flush()
     # 3. Saving before stopping.
-    self._save(save, last or stop, stage, state, measured)
+    self._save(save, last or stop, stage, measured)
     if stop and not last:
       raise Preempted(step)
     self.console.advance(step)
-    return state
 
   def _next_batch(self) -> dict[str, Any]:
     begin = time.monotonic()
     batch = self.setup.put(next(self.batches))
     # Reading is free while the last step is still running.
     if not self.pending or self.pending[-1][2]['loss'].total.is_ready():
-      self.console.waited(time.monotonic() - begin)
+      self.console.waited += time.monotonic() - begin
     return batch
 
-  def _settle(self, leave: int, state: Any) -> None:
+  def _settle(self, leave: int) -> None:
     """Reads metrics of past steps until `leave` of them are unread."""
     while len(self.pending) > leave:
       step, stage, metrics, batch = self.pending.popleft()
@@ -156,19 +153,19 @@ class _Loop(contextlib.ExitStack):
       if self.first_step_seconds is None:
         self.first_step_seconds = time.time() - self.started
       if skipped > self.config.max_nonfinite_steps:
-        task, frozen = self.setup.tasks[stage.name], self.setup.frozen
-        knobs = stage.knob_values(step - 1)
-        culprit = first_culprit(task, state, frozen, batch, knobs, step)
+        task, knobs = self.setup.tasks[stage.name], stage.knob_values(step - 1)
+        given = self.state, self.setup.frozen, batch, knobs
+        culprit = first_culprit(task, *given, step)
         raise NonFiniteError(step, skipped, culprit)
       last = step == self.setup.total_steps
       if last or skipped or _due(step, self.config.log_every):
         self.console.log_step(step, compute(metrics))
 
-  def _evaluate(self, evaluators: Any, state: Any) -> dict[str, float]:
+  def _evaluate(self, evaluators: Any) -> dict[str, float]:
     measured = {
       f'{name}/{key}': value
       for name, evaluator in evaluators.items()
-      for key, value in evaluator.run(state.variables).items()
+      for key, value in evaluator.run(self.state.variables).items()
     }
     best = self.config.checkpoint.best_metric
     if best.partition('/')[0] in evaluators and best not in measured:
@@ -178,21 +175,18 @@ class _Loop(contextlib.ExitStack):
     self.console.log_evaluation(self.done, measured)
     return measured
 
-  def _save(
-    self, save: bool, must: bool, stage: Stage, state: Any, metrics: Any
-  ) -> None:
+  def _save(self, save: bool, must: bool, stage: Stage, metrics: Any) -> None:
     """Saves if wanted; a failure is fatal only if this save `must` succeed.
 
     A full disk may have space again when the next checkpoint is due.
     """
-    extra = dict(
-      stage=stage.name, results=self.results, seconds=self._seconds()
-    )
+    extra = {'stage': stage.name, 'results': self.results}
+    extra['seconds'] = self._seconds()
     try:
       if save:
-        self.checkpointer.save(self.done, state, extra, metrics)
+        self.checkpointer.save(self.done, self.state, extra, metrics)
       # A failed save is reported in the step after it failed.
-      self.checkpointer.check(wait=must)
+      self.checkpointer.wait(block=must)
     except CheckpointError as error:
       if must:
         raise
@@ -214,7 +208,7 @@ class _Loop(contextlib.ExitStack):
       'steps_this_process': steps,
       'seconds': self._seconds() if steps else self.seconds_before,
       'seconds_to_first_step': self.first_step_seconds,
-      'share_waiting_for_data': self.console.waited_in_all / elapsed,
+      'share_waiting_for_data': self.console.waited / elapsed,
     }
     if bad := self.setup.dataset.bad_records:
       result['bad_records'] = bad

@@ -14,7 +14,7 @@ from train_lib import build, config_schema, warm_start
 def begun(config):
   """Returns the parameters at step 0 by top-level module."""
   config = config_schema.validate(config)
-  built = build.build_setup(config)
+  built = build.Setup(config)
   with jax.set_mesh(built.mesh):
     state = warm_start.start_from(built.init(), config.warm_start)
     return jax.device_get(state.params)

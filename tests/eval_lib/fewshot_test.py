@@ -42,9 +42,9 @@ def test_shots_are_nested_and_l2_depends_on_images_outside_them(monkeypatch):
       shots.append({tuple(row) for row in features})
       super().__init__(features, labels, num_classes)
 
-    def choose_l2(self, features, labels):
-      held_out.append({tuple(row) for row in features})
-      return super().choose_l2(features, labels)
+    def choose_l2(self, rows):
+      held_out.append({tuple(row) for row in rows[0]})
+      return super().choose_l2(rows)
 
   monkeypatch.setattr(fewshot, 'Regression', Spy)
   train, test = toy(10), toy(5, seed=1)
@@ -83,7 +83,7 @@ def test_summary_by_hand():
   names = ('', '_std', '_log2_l2', '_held_out', '_short_classes')
   values = dict(zip(names, (0.6, 0.1, 3.0, 7.0, 1.0), strict=True))
   assert metrics == pytest.approx({f'5shot{k}': v for k, v in values.items()})
-  assert list(row.values()) == ['5', '60.00 ± 10.00 %', '2, 4', '7', '1']
+  assert list(row.values()) == [5, '60.00 ± 10.00 %', '2, 4', 7, 1]
 
 
 def pixels(variables, batch):
@@ -159,10 +159,10 @@ def test_the_choice_is_the_held_out_optimum_and_of_equals_the_strongest():
   for l2 in fewshot.L2_GRID:
     outputs = standardised(others, features) @ regression.weights(l2)
     scores[l2] = np.mean(outputs.argmax(-1) == other_labels)
-  found = regression.accuracies(others, other_labels, fewshot.L2_GRID)
+  found = regression.accuracies((others, other_labels), fewshot.L2_GRID)
   assert found == list(scores.values())
   best = [l2 for l2, score in scores.items() if score == max(found)]
-  assert regression.choose_l2(others, other_labels) == max(best)
+  assert regression.choose_l2((others, other_labels)) == max(best)
   assert min(found) < max(found)  # else the choice would not matter here
 
 
@@ -180,7 +180,7 @@ def test_a_feature_constant_over_the_shots_counts_for_nothing():
     np.zeros(20, int),
   )
   first, second = (
-    regression.accuracies(others * [100, 100, 100, 100, sign], zeros, [1.0])
+    regression.accuracies((others * [*[100] * 4, sign], zeros), [1.0])
     for sign in (100, -100)
   )
   assert first == second

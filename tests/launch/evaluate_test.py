@@ -74,7 +74,7 @@ def test_the_task_is_that_of_the_checkpoints_stage(workdir):
   config = loading.load_config(workdir)
   config.stages.stage2 = dict(steps=2, model=dict(mlp_dim=24))
   for step in (2, None, 'best'):
-    assert loading.load_task(workdir, config, step).model.mlp_dim == 16
+    assert loading.restore(workdir, config, step).task.model.mlp_dim == 16
 
 
 def test_missing_runs_and_checkpoints_and_another_model(

@@ -58,8 +58,9 @@ def answers_of(run, lines, *flags):
 
 def check_shares(run, batch, answers):
   """Compares with a plain call of the model; returns its second output."""
-  task, variables, _ = loading.restore(run, loading.load_config(run))
-  logits, out = jax.jit(task.apply)(variables['params'], {}, batch)
+  loaded = loading.restore(run, loading.load_config(run))
+  params = loaded.variables['params']
+  logits, out = jax.jit(loaded.task.apply)(params, {}, batch)
   shares = np.asarray(jax.nn.softmax(logits))
   assert np.ptp(shares, 0).min() > 0.001  # rows differ
   for number, answer in enumerate(answers):

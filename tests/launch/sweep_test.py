@@ -16,6 +16,7 @@ from tests.albert_act import tiny_run
 from tests.dataset_lib import corpora
 from train_lib import strict_json
 
+SIGNALS = signal.SIGTERM, signal.SIGINT
 PARITY = 'configs/adatape/parity.py:n=8'
 RATES = 'optimizer.lr=0.01\noptimizer.lr=0.03\noptimizer.lr=0.02\n'
 
@@ -189,14 +190,14 @@ pathlib.Path(sys.argv[1], 'got').write_text(str(got))
 """
 
 
-@pytest.mark.parametrize('number', sweep.SIGNALS)
+@pytest.mark.parametrize('number', SIGNALS)
 def test_a_signal_reaches_the_training_once(number, tmp_path):
   def ask():
     while not (tmp_path / 'ready').exists():
       time.sleep(0.01)
     os.kill(os.getpid(), number)
 
-  handlers = [signal.getsignal(one) for one in sweep.SIGNALS]
+  handlers = [signal.getsignal(one) for one in SIGNALS]
   thread = threading.Thread(target=ask)
   thread.start()
   code = sweep.train([sys.executable, '-c', CHILD, str(tmp_path)])
@@ -204,7 +205,7 @@ def test_a_signal_reaches_the_training_once(number, tmp_path):
   # Asked to stop, even if it came too late for this one.
   assert code == command_line.PREEMPTED
   assert (tmp_path / 'got').read_text() == str([int(number)])
-  assert [signal.getsignal(one) for one in sweep.SIGNALS] == handlers
+  assert [signal.getsignal(one) for one in SIGNALS] == handlers
 
 
 @pytest.mark.parametrize(

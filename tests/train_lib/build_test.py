@@ -12,7 +12,7 @@ import rich.console
 from dataset_lib.errors import ConfigError
 from launch import config_flags
 from train_lib import console, sharding
-from train_lib.build import build_setup
+from train_lib.build import Setup
 from train_lib.stages import Stage
 from train_lib.train_step import TrainState, TrainSteps
 
@@ -31,7 +31,7 @@ def load(repository, *overrides):
 
 @pytest.fixture(scope='module')
 def setup(request):
-  return build_setup(load(request.config.rootpath))
+  return Setup(load(request.config.rootpath))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_does_not_fit_the_data_or_the_devices(
   repository, overrides, message
 ):
   with pytest.raises(ConfigError, match=message):
-    build_setup(load(repository, *overrides))
+    Setup(load(repository, *overrides))
 
 
 def test_the_start_fits_on_one_screen(setup):

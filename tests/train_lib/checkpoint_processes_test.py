@@ -45,7 +45,7 @@ with Checkpointer(directory) as checkpointer:
     )
   for step in (2, 3, 4):
     checkpointer.save(step, make_state(step))
-    checkpointer.check()
+    checkpointer.wait(block=False)
 """
 
 
