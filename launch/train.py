@@ -68,14 +68,13 @@ def run(flags: Flags) -> int:
       raise ConfigError('--workdir', flags.workdir, expected)
     command_line.check_place('--workdir', flags.workdir)
   from train_lib import trainer
-  from train_lib.preemption import Preempted
 
   if flags.distributed:
     _join(flags)
   workdir = os.path.abspath(flags.workdir)
   try:
     trainer.train(config, workdir, STARTED, flags.dry_run)
-  except Preempted as stop:
+  except trainer.Preempted as stop:
     print(stop, file=sys.stderr)
     return command_line.PREEMPTED
   return command_line.OK

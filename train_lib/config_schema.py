@@ -113,7 +113,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-  """Parameters from another run; see `train_lib.warm_start`."""
+  """Parameters from another run; see `train_lib.loading`."""
 
   workdir: Annotated[
     str,

@@ -73,8 +73,8 @@ class Console(contextlib.ExitStack):
     """Traces `profile.steps` steps from `profile.start_step` on."""
     profile = self._setup.config.profile
     if profile.steps and step == profile.start_step:
-      jax.profiler.start_trace(str(self._run.workdir / 'profile'))
-      self._trace.callback(jax.profiler.stop_trace)
+      trace = jax.profiler.trace(str(self._run.workdir / 'profile'))
+      self._trace.enter_context(trace)
     if step == profile.start_step + profile.steps:
       self._trace.close()
 
@@ -102,33 +102,34 @@ class Console(contextlib.ExitStack):
     shown |= {'steps/s': speed, 'examples/s': examples}
     end = f'  waiting for data {100 * waiting:.1f} %  ETA {left}'
     self._line(step, shown, end)
-    self._rows[step].update({f'train/{k}': v for k, v in metrics.items()})
-    self._points(step, {
-      'time/steps_per_second': speed, 'time/examples_per_second': examples,
-      'time/eta_seconds': eta, 'time/waiting_for_data': waiting,
-    })  # fmt: skip
+    self._rows[step] |= {f'train/{k}': v for k, v in metrics.items()}
+    self._rows[step] |= {
+      'time/steps_per_second': speed,
+      'time/examples_per_second': examples,
+      'time/eta_seconds': eta,
+      'time/waiting_for_data': waiting,
+    }
 
   def log_evaluation(self, step: int, measured: Mapping[str, float]) -> None:
     """Logs the metrics of evaluators."""
     if measured:
-      self._rows[step].update(measured)
+      self._rows[step] |= measured
       self._line(step, measured)
 
   def _line(self, step: int, shown: Mapping[str, float], end: str = '') -> None:
     line = ''.join(f'  {name} {value:.4g}' for name, value in shown.items())
     self.print(f'step {step:{len(str(self._total))}d}/{self._total}{line}{end}')
 
-  def _points(self, step: int, scalars: Mapping[str, float]) -> None:
-    if self._tensorboard is not None:
-      for name, value in scalars.items():
-        self._tensorboard.add_scalar(name, value, step)
-      self._tensorboard.flush()
-
   def flush(self) -> None:
     """Writes one object per step to metrics.jsonl, and to TensorBoard."""
-    for step, scalars in self._rows.items():
-      self._run.log(step, scalars)
-      self._points(step, scalars)
+    for step, row in self._rows.items():
+      # A resumed run writes the same lines, so times are not among them.
+      kept = {k: v for k, v in row.items() if not k.startswith('time/')}
+      self._run.log(step, kept)
+      if self._tensorboard is not None:
+        for name, value in row.items():
+          self._tensorboard.add_scalar(name, value, step)
+        self._tensorboard.flush()
     self._rows.clear()
 
   def finish(self, result: Mapping[str, Any]) -> None:

@@ -1,20 +1,24 @@
-"""A finished or running run, read back from its directory."""
+"""Reads a run back: to evaluate it, to serve it, to start from it."""
 
+import collections
 import dataclasses
 import functools
 import os
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
+from model_lib import convert
 from serve_lib.chain import Loaded, ServedRun
-from train_lib import checkpoint_io, sharding, strict_json
-from train_lib.checkpoint_io import Saved
+from train_lib import checkpoint_io as io
+from train_lib import sharding, strict_json
 from train_lib.run_directory import CONFIG, DATASET_INFO, TOKENIZER, Path
 from train_lib.task import Task, build_task
 
@@ -23,7 +27,7 @@ from train_lib.task import Task, build_task
 class Trained:
   """A checkpoint and its task."""
 
-  saved: Saved
+  saved: io.Saved
   task: Task
   mesh: jax.sharding.Mesh | None  # None for the first device
 
@@ -100,7 +104,7 @@ def restore(
   mesh: jax.sharding.Mesh | None = None,
 ) -> Trained:
   """Finds a checkpoint; see `checkpoint_io.find` for `step` and errors."""
-  saved = checkpoint_io.find(workdir, step)
+  saved = io.find(workdir, step)
   changes = config.stages[saved.extra['stage']].get('model', {})
   return Trained(saved, build_task(config, load_info(workdir), changes), mesh)
 
@@ -136,3 +140,73 @@ def serve(
   task.check_options(given, run)  # before the parameters are read
   chain, policy = task.serve(trained.variables, given, run)
   return Loaded(chain, policy, policy.lengths)
+
+
+def start_from(state: Any, config: Any) -> Any:
+  """Replaces parameters of a fresh state by those of `config.warm_start`."""
+  if not config.workdir:
+    return state
+  given = config.workdir, config.renames, config.skip
+  try:
+    params = warm_start(state.params, *given)
+  except (ValueError, io.CheckpointError) as error:
+    expected = f'a checkpoint that fits the model: {error}'
+    raise ConfigError('warm_start.workdir', config.workdir, expected) from error
+  # A copy: the state is donated, and no buffer may be donated twice.
+  average = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
+  return state.replace(params=params, ema_params=average)
+
+
+def warm_start(
+  params: Any,
+  directory: Path,
+  renames: Sequence[str] = (),
+  skip: Sequence[str] = (),
+) -> Any:
+  """Replaces fresh parameters by (averaged) ones of another run's checkpoint.
+
+  Nothing is cast, except a Hugging Face checkpoint in half or double precision.
+
+  Args:
+    params: their structure and shardings are kept.
+    directory: of the run, its checkpoints, or a Hugging Face model.
+    renames: 'old->new', applied in turn to the names of the checkpoint by
+      `re.sub`.
+    skip: regular expressions searched in the names of both sides, after
+      renaming: such parameters keep their fresh values, as with `^head/`.
+
+  Raises:
+    ValueError: a rename or a skip matches nothing, parameters are left over on
+      either side or differ in shape or dtype; or the directory is unusable.
+  """
+  if convert.is_checkpoint(directory):
+    heads = 'pretraining' if 'predictions' in params else 'classifier'
+    source = convert.load(directory, heads).params
+  else:
+    source = io.find(directory).params()
+  found, fresh = io.flatten(source), io.flatten(params)
+  unmatched, skipped = [], set()
+  for rename in renames:
+    old, _, new = rename.partition('->')
+    unmatched += [] if any(re.search(old, name) for name in found) else [rename]
+    names = collections.Counter(re.sub(old, new, name) for name in found)
+    name, count = names.most_common(1)[0] if names else ('', 0)
+    if count > 1:
+      become = f'{count} parameters of the checkpoint become {name!r}'
+      raise ValueError(f'warm_start.renames: {become}')
+    found = dict(zip(names, found.values(), strict=True))
+  for pattern in skip:
+    hits = {name for name in {*found, *fresh} if re.search(pattern, name)}
+    unmatched += [] if hits else [pattern]
+    skipped |= hits
+  if unmatched:
+    raise ValueError(
+      f'warm_start: {unmatched} match no parameter of {directory}; it has\n  '
+      + io.shortened(sorted(found))
+    )
+  found = {n: leaf for n, leaf in found.items() if n not in skipped}
+  wanted = {n: leaf for n, leaf in fresh.items() if n not in skipped}
+  io.check_layout(directory, io.layout(found), io.layout(wanted))
+  for name, leaf in wanted.items():
+    fresh[name] = jax.device_put(found[name], leaf.sharding)
+  return jax.tree.unflatten(jax.tree.structure(params), list(fresh.values()))

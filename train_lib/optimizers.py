@@ -1,5 +1,6 @@
 """Optimizers from the configuration, as one optax chain."""
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -25,24 +26,17 @@ def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
   peak, end = config['lr'], config['end_lr']
   warmup = config['warmup_steps']
   warmup = int(warmup * total_steps) if 0 < warmup < 1 else int(warmup)
-  rest = max(total_steps - warmup, 1)
-  name = config['schedule']
-  if name == 'cosine':
-    after = optax.cosine_decay_schedule(peak, rest, alpha=end / peak)
-  elif name == 'linear':
-    after = optax.linear_schedule(peak, end, rest)
-  elif name == 'rsqrt':
-    start = max(warmup, 1)
-
-    def after(step):
-      # During the warm-up the joined schedule evaluates this at step < 0.
-      return peak * (start / (jnp.maximum(step, 0) + start)) ** 0.5
-
-  else:
-    after = optax.constant_schedule(peak)
+  rest, start = max(total_steps - warmup, 1), max(warmup, 1)
+  after = {
+    'cosine': optax.cosine_decay_schedule(peak, rest, alpha=end / peak),
+    'linear': optax.linear_schedule(peak, end, rest),
+    'constant': optax.constant_schedule(peak),
+    # During the warm-up the joined schedule evaluates this at step < 0.
+    'rsqrt': lambda n: peak * (start / (jnp.maximum(n, 0) + start)) ** 0.5,
+  }
   # The first step already moves: a warm-up from 0 would waste it.
-  before = optax.linear_schedule(peak / max(warmup, 1), peak, max(warmup, 1))
-  return optax.join_schedules([before, after], [warmup])
+  before = optax.linear_schedule(peak / start, peak, start)
+  return optax.join_schedules([before, after[config['schedule']]], [warmup])
 
 
 def build_optimizer(
@@ -87,16 +81,15 @@ def path_name(path: Any) -> str:
   return jax.tree_util.keystr(names, simple=True, separator='/')
 
 
-def decay_mask(params: Any) -> Any:
-  """Returns True where weight decay applies; see `DECAY`."""
-  return trainable_mask(params, DECAY)
-
-
 def trainable_mask(params: Any, pattern: str) -> Any:
   """Returns True where the path matches the regular expression of a stage."""
   return jax.tree_util.tree_map_with_path(
     lambda path, _: bool(re.search(pattern, path_name(path))), params
   )
+
+
+# Returns True where weight decay applies.
+decay_mask = functools.partial(trainable_mask, pattern=DECAY)
 
 
 def check_trainable(stages: Sequence[Stage], params: Any) -> None:

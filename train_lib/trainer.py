@@ -3,11 +3,16 @@
 import collections
 import contextlib
 import dataclasses
+import os
 import pathlib
+import signal
+import threading
 import time
+from types import FrameType
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import compute
@@ -15,7 +20,7 @@ from train_lib.build import Setup
 from train_lib.checkpoint import Checkpointer
 from train_lib.checkpoint_io import CheckpointError
 from train_lib.console import Console, print_dry_run
-from train_lib.preemption import Preempted, PreemptionGuard
+from train_lib.loading import start_from
 from train_lib.run_directory import (
   CHECKPOINTS,
   DATASET_INFO,
@@ -24,10 +29,10 @@ from train_lib.run_directory import (
 )
 from train_lib.stages import Stage
 from train_lib.train_step import NonFiniteError, TrainState, first_culprit
-from train_lib.warm_start import start_from
 
 # Metrics are read this many steps late: the host must not wait for the device.
 LAG = 2
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def train(
@@ -219,3 +224,42 @@ class _Loop:
 
 def _due(step: int, every: int) -> bool:
   return every > 0 and step % every == 0
+
+
+class Preempted(Exception):  # noqa: N818 - an event, not an error
+  """The run was stopped and has saved `step`; the same command resumes."""
+
+  def __init__(self, step: int):
+    saved = f'step {step} is saved, the same command goes on from there'
+    super().__init__(f'stopped by a signal; {saved}')
+
+
+class PreemptionGuard(contextlib.ExitStack):
+  """A context in which the first SIGTERM or SIGINT sets `should_stop`.
+
+  With `jax.distributed` initialised, JAX's coordination service handles
+  SIGTERM and agrees on one step for all processes; SIGINT is forwarded to it.
+  Enter the context after `jax.distributed.initialize`.
+  """
+
+  def __enter__(self) -> 'PreemptionGuard':
+    self._requested = False
+    self._distributed = jax.distributed.is_initialized()
+    # Python lets only the main thread set handlers.
+    if threading.current_thread() is threading.main_thread():
+      for number in SIGNALS[1:] if self._distributed else SIGNALS:
+        before = signal.signal(number, self._handle)
+        self.callback(signal.signal, number, before)
+    return self
+
+  def should_stop(self, step: int) -> bool:
+    """Returns True to save `step` and stop; equal in all processes."""
+    if self._distributed:
+      return multihost_utils.reached_preemption_sync_point(step)
+    return self._requested
+
+  def _handle(self, number: int, frame: FrameType | None) -> None:
+    self._requested = True
+    self.close()  # a second signal has its default effect
+    if self._distributed:
+      os.kill(os.getpid(), signal.SIGTERM)

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from train_lib.preemption import SIGNALS, PreemptionGuard
+from train_lib.trainer import SIGNALS, PreemptionGuard
 
 
 def handlers():

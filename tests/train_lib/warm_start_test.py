@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from model_lib import bert, convert, sizes
 from tests.train_lib.states import mesh_of, save_all
-from train_lib.warm_start import warm_start
+from train_lib.loading import warm_start
 
 KERNEL = jnp.arange(16.0).reshape(4, 4)
 SAVED = {
