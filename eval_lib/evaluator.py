@@ -1,7 +1,6 @@
 """Evaluators: dataclasses whose fields are their configuration.
 
-One is built for each entry of `config.evals` and run every `every_steps` steps;
-the trainer logs its results as `<entry>/<name>`:
+One is built for each entry of `config.evals`; its results are `<entry>/<name>`:
 
   config.evals = dict(test=dict(type='classification', every_steps=200))
 """
@@ -61,8 +60,8 @@ class Evaluator:
   """Measures variables on data that training does not see.
 
   Subclasses are dataclasses that add their fields; those named `...split` are
-  splits of the data set. `__post_init__` opens the data. `context` is no part
-  of the configuration; `every_steps` is 0 for one run at the end.
+  splits of the data set. `__post_init__` opens the data. With `every_steps` of
+  0 it runs once, at the end.
   """
 
   context: EvalContext
@@ -110,13 +109,11 @@ class Classification(Evaluator):
 
   def __post_init__(self):
     self._data = self.open(self.split)
-    classes, expected = self._data.info.num_classes, self.context.num_classes
-    if expected not in (None, classes):
-      raise ConfigError(
-        'dataset',
-        f'{classes} classes in split {self.split!r}',
-        f'the {expected} classes of the model; few-shot evaluation takes any',
-      )
+    classes, wanted = self._data.info.num_classes, self.context.num_classes
+    if wanted not in (None, classes):
+      given = f'{classes} classes in split {self.split!r}'
+      expected = f'the {wanted} classes of the model; few-shot takes any'
+      raise ConfigError('dataset', given, expected)
 
   def run(self, variables: Any) -> dict[str, float]:
     """Returns metrics by the names that the task gives them."""
@@ -130,11 +127,7 @@ class Classification(Evaluator):
 
 
 def build(name: str, config: ConfigLike, context: EvalContext) -> Evaluator:
-  """Builds an entry of `config.evals` that `validate` accepts.
-
-  Raises:
-    ConfigError: the data do not fit.
-  """
+  """Builds an entry that `validate` accepts; raises if the data do not fit."""
   field, given = f'evals.{name}', dict(config.items())
   kind = _locate(given.pop('type'), f'{field}.type')
   with fields.errors_under(field):
@@ -145,8 +138,7 @@ def validate(config: ConfigLike) -> dict[str, Any]:
   """Returns the `evals` of a run's configuration, complete; reads no data.
 
   Raises:
-    ConfigError: with a message such as
-      `evals.fewshot.shots: expected ..., got ...`.
+    ConfigError: of a field such as `evals.fewshot.shots`.
   """
   given = dict(config.items())
   return {
@@ -169,10 +161,8 @@ def _complete(prefix: str, entry: Any, runs: ConfigLike) -> dict[str, Any]:
       try:
         dataset = builder.validate(dataset, split)
       except ConfigError as error:
-        field = field if error.field == 'split' else error.field
-        raise ConfigError(
-          f'{prefix}.{field}', error.given, error.expected
-        ) from error
+        wrong = f'{prefix}.{field if error.field == "split" else error.field}'
+        raise ConfigError(wrong, error.given, error.expected) from error
   if own is not None:
     complete['dataset'] = dataset = builder.validate(dataset)
     _check_inputs(dataset, builder.validate(runs), f'{prefix}.dataset')
@@ -188,9 +178,7 @@ def _check_inputs(
     raise ConfigError(f'{prefix}.name', given['name'], expected)
   for name in ('image_size', 'length'):
     if name in runs and given.get(name, runs[name]) != runs[name]:
-      expected = (
-        f"{runs[name]} as in dataset.{name}, the size of the model's input"
-      )
+      expected = f"{runs[name]} as in dataset.{name}, the model's input"
       raise ConfigError(f'{prefix}.{name}', given[name], expected)
 
 

@@ -10,6 +10,7 @@ the same on every accelerator.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -41,9 +42,8 @@ class Regression:
   """Least squares for every L2 strength, after one eigen-decomposition.
 
   With X `[M, D + 1]` (standardised features and the bias) and Y `[M, classes]`
-  the weights are `X^T (X X^T + l2 I)^-1 Y = (X^T X + l2 I)^-1 X^T Y`; the
-  smaller of the two matrices is decomposed as `Q diag(eigenvalues) Q^T`, and
-  the weights are `left diag(1 / (eigenvalues + l2)) right`. All float64.
+  the weights are `X^T (X X^T + l2 I)^-1 Y = (X^T X + l2 I)^-1 X^T Y`. The
+  smaller of the two matrices is decomposed.
   """
 
   def __init__(
@@ -134,8 +134,7 @@ def run_draw(
 class Evaluator(evaluator.Evaluator):
   """Few-shot accuracy of a run's features on any data set of images.
 
-  Both splits are read with evaluation preprocessing. The draws do not depend on
-  the run's seed, so runs are compared on the same shots.
+  The draws do not depend on the run's seed: all runs have the same shots.
   """
 
   train_split: evaluator.Split = 'train'  # to draw shots from
@@ -153,23 +152,17 @@ class Evaluator(evaluator.Evaluator):
   def run(self, variables: Any) -> dict[str, float]:
     """Extracts features, regresses, prints a table.
 
-    Returns:
-      For k shots: `kshot` and `kshot_std` (mean and population standard
-      deviation of the test accuracy over the seeds), `kshot_log2_l2` (mean),
-      `kshot_held_out` (images the L2 was chosen on), `kshot_short_classes`
-      (with fewer images than k).
+    Returns for k shots `kshot` and `kshot_std`, mean and standard deviation of
+    the test accuracy over the seeds; `kshot_log2_l2`, a mean; `kshot_held_out`,
+    images the L2 was chosen on; `kshot_short_classes`, with fewer images.
     """
     train, test = (
       extract_features(data, self.context, variables) for data in self._splits
     )
     classes = self._splits[0].info.num_classes
-    draws = {
-      shots: [
-        run_draw(train, test, classes, shots, seed)
-        for seed in range(self.seeds)
-      ]
-      for shots in self.shots
-    }
+    draws: dict[int, list[Draw]] = {shots: [] for shots in self.shots}
+    for shots, seed in itertools.product(draws, range(self.seeds)):
+      draws[shots].append(run_draw(train, test, classes, shots, seed))
     metrics, rows = summary(draws)
     if jax.process_index() == 0:
       title = f'few-shot, {self.data["name"]}: {self.seeds} draws, '
@@ -181,11 +174,10 @@ def extract_features(
   dataset: Any, context: evaluator.EvalContext, variables: Any
 ) -> Rows:
   """Returns features and labels of a split; see `predictions.collect`."""
-
-  def outputs(variables, batch):
-    return {'features': context.features(variables, batch)}
-
-  context = dataclasses.replace(context, outputs=outputs)
+  features = context.features
+  context = dataclasses.replace(
+    context, outputs=lambda *given: {'features': features(*given)}
+  )
   rows = predictions.collect(dataset, variables, context, 'features')
   return rows['features'].astype(np.float64), rows['label'].astype(np.int64)
 

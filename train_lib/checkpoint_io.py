@@ -81,17 +81,22 @@ class Saved:
     """
     saved = {n: x for n, x in self.arrays.items() if n.startswith(prefix)}
     if abstract is None:
-      abstract = nest(
-        {
-          name.removeprefix(prefix): jax.ShapeDtypeStruct(shape, dtype)
-          for name, (dtype, shape) in saved.items()
-        }
-      )
+      leaves = {
+        name.removeprefix(prefix): jax.ShapeDtypeStruct(shape, dtype)
+        for name, (dtype, shape) in saved.items()
+      }
+      abstract = nest(leaves)
     wanted = flatten(abstract, prefix)
     check_layout(self.path, saved, layout(wanted))
-    found = read_arrays(self.path, wanted)
-    leaves = [found[name] for name in wanted]
-    return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
+    if not wanted:
+      return abstract
+    tree = nest(wanted)
+    arguments = ocp.checkpoint_utils.construct_restore_args(tree)
+    options = ocp.args.PyTreeRestore(tree, arguments, partial_restore=True)
+    with ocp.PyTreeCheckpointer() as checkpointer:
+      found = flatten(checkpointer.restore(self.path, args=options))
+    structure = jax.tree.structure(abstract)
+    return jax.tree.unflatten(structure, [found[name] for name in wanted])
 
   def params(self, abstract: Any = None, average: bool = True) -> Any:
     """Reads the parameters; their average unless the run kept none."""
@@ -202,12 +207,11 @@ def check_layout(
   where: object, saved: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> None:
   """Raises `CheckpointMismatchError` if names, shapes or dtypes differ."""
-  lines = [
-    f'{name}: expected {_words(wanted.get(name))}, got '
-    f'{_words(saved.get(name))}'
-    for name in sorted(saved.keys() | wanted.keys())
-    if saved.get(name) != wanted.get(name)
-  ]
+  lines, none = [], ('nothing', '')
+  for name in sorted(saved.keys() | wanted.keys()):
+    expected, got = wanted.get(name, none), saved.get(name, none)
+    if expected != got:
+      lines.append('{}: expected {}{}, got {}{}'.format(name, *expected, *got))
   if lines:
     raise CheckpointMismatchError(
       f'{where} does not hold the arrays of this model:\n  '
@@ -217,25 +221,10 @@ def check_layout(
     )
 
 
-def _words(entry: list[Any] | None) -> str:
-  return 'nothing' if entry is None else f'{entry[0]}{entry[1]}'
-
-
 def shortened(lines: list[str]) -> str:
   """Joins at most 20 lines, and counts the rest."""
   rest = [f'and {len(lines) - 20} more'] if len(lines) > 20 else []
   return '\n  '.join(lines[:20] + rest)
-
-
-def read_arrays(path: pathlib.Path, wanted: Mapping[str, Any]) -> Any:
-  """Reads arrays by name, each with the wanted sharding, into NumPy without."""
-  if not wanted:
-    return {}
-  tree = nest(wanted)
-  arguments = ocp.checkpoint_utils.construct_restore_args(tree)
-  options = ocp.args.PyTreeRestore(tree, arguments, partial_restore=True)
-  with ocp.PyTreeCheckpointer() as checkpointer:
-    return flatten(checkpointer.restore(path, args=options))
 
 
 def finish(path: pathlib.Path, description: Mapping[str, Any]) -> None:

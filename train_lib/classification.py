@@ -27,8 +27,7 @@ from train_lib.task import Batch, Task, complete_model, construct
 class Classification(Task):
   """Softmax cross-entropy, with label smoothing as an option.
 
-  `model.name` is `'module:Class'` of a Linen module, the other fields of
-  `model` are the module's.
+  `model.name` is `'module:Class'` of a Linen module with the other fields.
   """
 
   MODEL: ClassVar[type[nn.Module]] = nn.Module  # that the task trains

@@ -23,6 +23,7 @@ HEADLINE = (
   'loss', 'accuracy', 'mlm_accuracy', 'sop_accuracy', 'tape_length_mean',
   'ponder_steps_mean', 'iterations', 'depth', 'steps',
 )  # fmt: skip
+STYLE: Any = dict(highlight=False, soft_wrap=True)
 
 
 class Console(contextlib.ExitStack):
@@ -40,7 +41,7 @@ class Console(contextlib.ExitStack):
     self._setup, self._run, self._start = setup, run, start
     self._total, self.waited = setup.total_steps, 0.0
     self._primary = jax.process_index() == 0
-    self._console = _new_console()
+    self._console = rich.console.Console(**STYLE)
     self._rows = collections.defaultdict[int, dict[str, float]](dict)
     # (time, step, waited): the starts of the current and the overall speed.
     self._last = self._first = (time.monotonic(), start, 0.0)
@@ -52,8 +53,9 @@ class Console(contextlib.ExitStack):
       self.callback(self._tensorboard.close)
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     hidden = not (self._primary and self._console.is_terminal)
-    bar = Progress(*columns, console=self._console, disable=hidden)
-    self._bar = self.enter_context(bar)
+    self._bar = self.enter_context(
+      Progress(*columns, console=self._console, disable=hidden)
+    )
     self._task = self._bar.add_task('training', True, self._total, start)
     self.callback(self.flush)
     self._trace = self.enter_context(contextlib.ExitStack())
@@ -147,10 +149,6 @@ class Console(contextlib.ExitStack):
         self.print(f'no plot: {error}')
 
 
-def _new_console() -> rich.console.Console:
-  return rich.console.Console(highlight=False, soft_wrap=True)
-
-
 def _table(rows: Mapping[str, Any]) -> rich.table.Table:
   table = rich.table.Table(show_header=False, box=None)
   for name, value in rows.items():
@@ -164,12 +162,12 @@ def print_start(console: rich.console.Console, setup: Setup, step: int) -> None:
   config, info, flops = setup.config, setup.dataset.info, setup.task.flops()
   parameters = parameter_counts(setup.abstract.params)
   shape = ', '.join(map(str, (config.batch_size, *info.input_shape)))
-  classes = info.num_classes
+  regression = info.num_classes == 1
   rows = {
     'parameters': f'{sum(parameters.values()):,}',
     **{f'  {name}': f'{count:,}' for name, count in parameters.items()},
     'input': f'{info.input_key} [{shape}] {info.input_dtype}',
-    'classes': 'a number, no classes' if classes == 1 else classes,
+    'classes': 'a number, no classes' if regression else info.num_classes,
     'examples': f'{info.num_examples:,}',
     'forward FLOPs per example': f'{flops:,.0f}',
     # The backward pass is two forwards: for the inputs and for the weights.
@@ -201,7 +199,7 @@ def parameter_counts(params: Mapping[str, Any]) -> dict[str, int]:
 
 def print_dry_run(setup: Setup) -> None:
   """Compiles all steps; prints all arrays, sizes, FLOPs and memory."""
-  console = _new_console()
+  console = rich.console.Console(**STYLE)
   params = setup.abstract.params
   overview = parameter_overview.get_parameter_overview
   console.print(overview(params, include_stats=False), markup=False)

@@ -1,8 +1,8 @@
 """Mesh and logical axes: the layout of arrays over devices.
 
-The mesh has three axes: `data` (replicas of the parameters), `fsdp` (batch
-and parameters both split) and `tensor` (matrices split). Models name the axes
-of their arrays logically; `RULES` maps those names to the mesh.
+The mesh has the axes `data` (replicas of the parameters), `fsdp` (batch and
+parameters both split) and `tensor` (matrices split). Models name the axes of
+their arrays logically; `RULES` maps those names to the mesh.
 """
 
 import math
@@ -83,15 +83,11 @@ def abstract(boxed: Any, mesh: Mesh | None) -> Any:
 
 def _split(leaf: Any, mesh: Mesh) -> PartitionSpec:
   names = leaf.names if _is_boxed(leaf) else ()
-  unknown = {*names} - {None, *(name for name, _ in RULES)}
-  if unknown:
-    raise ValueError(
-      f'{sorted(unknown)}: expected logical axes of sharding.RULES; others '
-      'would silently be replicated'
-    )
+  if unknown := {*names} - {None, *dict(RULES)}:
+    # Others would silently be replicated.
+    raise ValueError(f'{sorted(unknown)}: expected axes of sharding.RULES')
   shape, spec = unbox(leaf).shape, nn.logical_to_mesh_axes(names, RULES)
-  # Factored optimizer statistics keep the names of a parameter but not its
-  # rank: such an array is replicated.
+  # Factored optimizer statistics have the names of a parameter, not its rank.
   if spec is None or len(spec) > len(shape):
     return PartitionSpec()
   axes = []

@@ -1,8 +1,7 @@
 """The Task contract between an objective and the trainer.
 
 A task owns a model and its losses; the trainer owns steps, devices and files.
-AdaTape is cross-entropy + tape loss, distillation is a frozen teacher + a
-loss: each is a `Task` and a config, never another loop.
+An objective is a `Task` and a config, never another loop.
 """
 
 import abc
@@ -50,8 +49,7 @@ class Task(abc.ABC):
   def validate_config(cls, config: dict[str, Any]) -> None:
     """Checks `loss` and `model`, and adds their defaults in place.
 
-    Runs before any data is read and any device is touched, and again for the
-    `model` of each stage.
+    Runs before data or devices are touched, and for the `model` of each stage.
     """
     config['loss'] = fields.check(cls.Loss, config['loss'], 'loss')
 
@@ -84,9 +82,9 @@ class Task(abc.ABC):
   ) -> tuple[Float[Array, ''], tuple[Metrics, Tree]]:
     """Returns (loss, (metrics, model_state)) of a micro-batch.
 
-    The losses of micro-batches add up to the loss of the step; metrics merge.
-    `norm` are the `normalizers` of the whole batch, all noise of a row comes
-    from its key, `knobs` are traced scalars from the stage's schedules.
+    The losses of micro-batches add up to the loss of the step. `norm` are the
+    `normalizers` of the whole batch, all noise of a row comes from its key,
+    `knobs` are traced scalars from the stage's schedules.
     """
 
   def weight(self, name: str, knobs: Mapping[str, Any]) -> Any:
@@ -134,8 +132,7 @@ class Task(abc.ABC):
   ) -> tuple[Chain, Policy]:
     """Returns the first arguments of an engine; the third is `policy.lengths`.
 
-    `variables` are `{'params': ..., 'model_state': ...}` on one device,
-    `options` those of the model's family; see `check_options`.
+    `variables` are on one device, `options` those of the model's family.
     """
     return self.check_options(options, run)
 
@@ -147,12 +144,12 @@ class Task(abc.ABC):
     Raises:
       ConfigError: the task is not served, or an option is illegal.
     """
-    raise ConfigError(
-      'task',
-      f'{type(self).__module__}:{type(self).__name__}',
+    expected = (
       'a task that is served, as classification is; pretraining is fine-tuned '
-      'first, for example with configs/albert_act/glue.py',
+      'first, for example with configs/albert_act/glue.py'
     )
+    name = f'{type(self).__module__}:{type(self).__name__}'
+    raise ConfigError('task', name, expected)
 
   def save_assets(self, directory: pathlib.Path) -> None:
     """Writes files that serving needs, such as a tokenizer."""
@@ -163,11 +160,9 @@ class Task(abc.ABC):
     return formula(self.info.input_shape) if formula else math.nan
 
 
-def build_task(
-  config: Config, info: DatasetInfo, model_changes: Config | None = None
-) -> Task:
+def build_task(config: Config, info: DatasetInfo, changes: Config = ()) -> Task:
   """Builds the configured task; a stage may change model keywords."""
-  config = with_model(config, model_changes or {})
+  config = with_model(config, changes)
   return fields.locate(config['task'], 'task')(config, info)
 
 

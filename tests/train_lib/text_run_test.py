@@ -34,7 +34,7 @@ def test_a_run_compiles_each_bucket_once(tmp_path, capsys, monkeypatch):
   trained = loading.restore(workdir, loading.load_config(workdir))
   assert trained.task.info == info
   # A wrong option is reported before the parameters are read.
-  monkeypatch.setattr(checkpoint_io, 'read_arrays', None)
+  monkeypatch.setattr(checkpoint_io.Saved, 'read', None)
   for field, arguments in {
     'serve.tau': dict(options={'tau': 2.0}),
     'serve.max_characters': dict(options={'max_characters': 0}),
