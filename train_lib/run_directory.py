@@ -1,8 +1,6 @@
 """The directory of a run: its lock, its configuration and its results.
 
-`config.json` and `versions.json` record what ran, `metrics.jsonl` one JSON
-object per logged step, `result.json` the final metrics. Only the primary
-process of a run holds the lock and writes.
+Only the primary process of a run holds the lock and writes.
 """
 
 import contextlib
@@ -140,7 +138,7 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
   with lock:
     files = [path, workdir / METRICS]
     age = time.time() - max(f.stat().st_mtime for f in files if f.exists())
-    elsewhere = _holder(path).get('host', host) != host
+    elsewhere = _holder(path)[0] not in ('', host)
     if elsewhere and age < FOREIGN_LOCK_SECONDS:
       raise RunLockedError(
         f'{_in_use(path)} It wrote its last file {age:.0f} s ago; if it has '
@@ -157,21 +155,19 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def _in_use(lock: pathlib.Path) -> str:
-  name, holder = 'a process that is just starting', _holder(lock)
-  if holder:
-    name = 'process {pid} on host {host}, started {started}'.format(**holder)
   return (
-    f'{lock.parent} is in use by {name}. Two runs in one directory overwrite '
-    'each other: stop that run or use another workdir.'
+    f'{lock.parent} is in use by {_holder(lock)[1]}. Two runs in one directory '
+    'overwrite each other: stop that run or use another workdir.'
   )
 
 
-def _holder(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the fields of a lock file, empty if it holds no such text."""
-  with contextlib.suppress(OSError, InvalidDataError):
-    fields = strict_json.read_object(path)
-    return fields if {'pid', 'host', 'started'} <= fields.keys() else {}
-  return {}
+def _holder(lock: pathlib.Path) -> tuple[str, str]:
+  """Returns the host of the run that wrote a lock file, and its description."""
+  with contextlib.suppress(OSError, InvalidDataError, KeyError):
+    fields = strict_json.read_object(lock)
+    words = 'process {pid} on host {host}, started {started}'.format(**fields)
+    return fields['host'], words
+  return '', 'a process that is just starting'
 
 
 def steps_in(checkpoints: pathlib.Path) -> list[int]:

@@ -51,7 +51,7 @@ def test_every_merge_order_equals_numpy(kind):
 
 
 @each_kind
-def test_scan_and_host_reduction_equal_numpy(kind):
+def test_scan_host_reduction_and_shards_equal_numpy(kind):
   data = list(batches([3, 6, 0, 2]))
   stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *data)
 
@@ -67,6 +67,10 @@ def test_scan_and_host_reduction_equal_numpy(kind):
   np.testing.assert_allclose(reduced.compute(), want, rtol=1e-5)
   wide = jax.tree.map(lambda x: np.asarray(x, np.float64), states)
   np.testing.assert_allclose(wide.reduce().compute(), want, rtol=1e-6)
+  # Any number of axes, split over devices.
+  rows = jax.tree.map(lambda x: x.reshape(8, 3), stacked)
+  state = jax.jit(kind.from_values)(*contexts.rows_on(8)(rows))
+  np.testing.assert_allclose(state.compute(), want, rtol=1e-5)
 
 
 @each_kind
@@ -76,13 +80,6 @@ def test_nothing_counted_is_nan(kind):
   nothing = kind.from_values(jnp.zeros((0,)), jnp.zeros((0,)))
   for one in (state, state.merge(state), nothing):
     assert math.isnan(one.compute())
-
-
-@each_kind
-def test_sharded_rows_equal_numpy(kind):
-  data = list(batches([11], width=16))
-  state = jax.jit(kind.from_values)(*contexts.rows_on(8)(data[0]))
-  np.testing.assert_allclose(state.compute(), expected(kind, data), rtol=1e-5)
 
 
 def test_half_precision_values_are_summed_in_float32():

@@ -23,13 +23,13 @@ def test_info_survives_the_file(tmp_path):
     ('dataset_info.json', loading.load_info,
      (None, '{', '{"input_key": 1}', '[]', '{"a": 1}')),
     ('config.json', loading.load_config,
-     ('', '{', '[]', 'null', '{"task": NaN}', '{"task": "x"}')),
+     ('', '{', '[]', 'null', '{"task": NaN}', '{"task": "x"}', '\udcff')),
   ],
 )  # fmt: skip
 def test_a_damaged_file_is_named(tmp_path, file, load, contents):
   for content in contents:
     if content is not None:
-      (tmp_path / file).write_text(content)
+      (tmp_path / file).write_text(content, errors='surrogateescape')
     with pytest.raises(InvalidDataError, match=f'{file} is damaged'):
       load(tmp_path)
 

@@ -42,32 +42,28 @@ def test_schedules_by_hand(fields, expected):
 SIZE = dict(num_classes=3, width=8, mlp_dim=8, num_heads=2)
 VIT = SIZE | dict(depth=2, patch_size=8)
 IMAGE = (jnp.zeros((1, 16, 16, 3)),)
-MODELS = {
-  'vit': ViT(**VIT),
-  'learnable': AdaTapeViT(bank='learnable', bank_size=60, query_dim=4, **VIT),
-  'input': AdaTapeViT(bank='input', bank_patch_size=2, query_dim=4, **VIT),
-}
 BLOCK = (
   'attention/query', 'attention/key', 'attention/value', 'attention/out',
   'mlp/hidden', 'mlp/out',
 )  # fmt: skip
 DENSE = {f'encoder/block_{i}/{name}' for i in (0, 1) for name in BLOCK} | {
-  'head',
-  'tokens/patch_embed/projection',
-}
+  'head', 'tokens/patch_embed/projection'
+}  # fmt: skip
 READ = {f'encoder/read_network/{name}' for name in ('hidden', 'gated', 'out')}
 BANK = {'tape_bank/patch_embed/projection', 'tape_bank/projection'}
-# What is decayed is the kernel of each of these, and nothing else is.
-DECAYED = {
-  'vit': DENSE,
-  'learnable': DENSE | READ,
-  'input': DENSE | READ | BANK,
-}
-KEPT = {
-  'vit': {'tokens/positions/embedding', 'tokens/cls'},
-  'learnable': {'tokens/positions/embedding', 'tape_bank/tokens'},
-  'input': {'tokens/positions/embedding', 'tape_bank/positions/embedding'},
-}
+POSITIONS = 'tokens/positions/embedding'
+# (model, what is decayed: the kernel of each, and nothing else, some others).
+MODELS = {
+  'vit': (ViT(**VIT), DENSE, {POSITIONS, 'tokens/cls'}),
+  'learnable': (
+    AdaTapeViT(bank='learnable', bank_size=60, query_dim=4, **VIT),
+    DENSE | READ, {POSITIONS, 'tape_bank/tokens'},
+  ),
+  'input': (
+    AdaTapeViT(bank='input', bank_patch_size=2, query_dim=4, **VIT),
+    DENSE | READ | BANK, {POSITIONS, 'tape_bank/positions/embedding'},
+  ),
+}  # fmt: skip
 
 
 def decayed(model, *inputs):
@@ -82,10 +78,11 @@ def decayed(model, *inputs):
 
 @pytest.mark.parametrize('name', MODELS)
 def test_decay_on_the_real_models(name):
-  mask = decayed(MODELS[name], *IMAGE)
+  model, kernels, kept = MODELS[name]
+  mask = decayed(model, *IMAGE)
   on = {path for path, value in mask.items() if value}
-  assert on == {f'{dense}/kernel' for dense in DECAYED[name]}
-  assert KEPT[name] <= mask.keys() - on
+  assert on == {f'{dense}/kernel' for dense in kernels}
+  assert kept <= mask.keys() - on
 
 
 def test_decay_on_bert_spares_only_biases_and_norms():

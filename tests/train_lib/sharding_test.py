@@ -60,6 +60,8 @@ def test_arrays_follow_their_logical_names(sizes, shape, names, expected):
 def test_a_misspelt_axis_is_an_error_and_not_replicated():
   with pytest.raises(ValueError, match='embde'):
     placed((4,), ('embde',), dict(data=8))
+  first = placed((4,), ('embed',)).sharding.device_set  # without a mesh
+  assert first == {jax.devices()[0]}
 
 
 def test_rows_keep_their_order_over_devices():
@@ -67,8 +69,3 @@ def test_rows_keep_their_order_over_devices():
   batch = sharding.put_batch({'x': np.arange(16)}, mesh)
   assert len(batch['x'].addressable_shards) == 8
   np.testing.assert_array_equal(batch['x'], np.arange(16))
-
-
-def test_without_a_mesh_arrays_are_on_the_first_device():
-  devices = placed((4,), ('embed',)).sharding.device_set
-  assert devices == {jax.devices()[0]}
