@@ -91,14 +91,7 @@ class Task(abc.ABC):
     """Returns a weight of `config.loss`, which a knob may override."""
     return knobs.get(name, self.config['loss'][name])
 
-  def adaptive_loss(
-    self,
-    weight: str,
-    cost: Float[Array, '...'],
-    mask: Float[Array, '...'],
-    denominator: Float[Array, ''],
-    knobs: Mapping[str, Any],
-  ) -> Float[Array, '']:
+  def adaptive_loss(self, weight, cost, mask, denominator, knobs) -> Array:
     """Returns a weight times the masked sum of costs over a denominator.
 
     The ponder loss of Graves (2016), equation (14), and the tape loss of

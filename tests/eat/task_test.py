@@ -1,6 +1,7 @@
 """The joint loss of EAT against NumPy; distillation; teachers."""
 
 import dataclasses
+import types
 
 import jax
 import ml_collections
@@ -182,7 +183,7 @@ def test_a_foreign_teacher_is_refused_before_training(tmp_path):
 def test_a_teacher_has_the_classes_of_the_data(theirs, message, monkeypatch):
   given = config(teacher='there') | {'dataset': {}}
   monkeypatch.setattr(loading, 'load_config', lambda *_, **__: given)
-  teacher = loading.Trained(None, FineTune(config(), theirs), None)
+  teacher = types.SimpleNamespace(task=FineTune(config(), theirs))
   monkeypatch.setattr(loading, 'restore', lambda *_: teacher)
   with pytest.raises(ConfigError, match=rf'loss\.teacher: {message}'):
     FineTune(given, info()).init_frozen()
