@@ -1,7 +1,6 @@
 """Builds a run from its configuration, before the first step."""
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -9,7 +8,6 @@ import jax
 import ml_collections
 
 from dataset_lib import builder
-from dataset_lib.fields import ConfigLike
 from eval_lib import evaluator
 from train_lib import optimizers, sharding, train_step
 from train_lib.stages import build_stages
@@ -70,10 +68,7 @@ class Setup:
         for name, one in self.tasks.items()
       }
     self.steps = TrainSteps(make_step, self.abstract, self.frozen)
-
-  def put(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Places this process's rows of a batch on the devices."""
-    return sharding.put_batch(batch, self.mesh)
+    self.put = functools.partial(sharding.put_batch, mesh=mesh)
 
 
 def build_dataset(config: Any) -> builder.Dataset:
@@ -95,16 +90,9 @@ def build_dataset(config: Any) -> builder.Dataset:
 
 
 def build_evaluators(
-  entries: ConfigLike,
-  task: Task,
-  mesh: jax.sharding.Mesh,
-  config: Any,
-  workdir: str,
+  entries: Any, task: Task, mesh: jax.sharding.Mesh, config: Any, workdir: str
 ) -> dict[str, evaluator.Evaluator]:
-  """Builds entries of `config.evals`, in training and for a checkpoint alone.
-
-  The evaluation of the task is jitted; evaluators write to the workdir.
-  """
+  """Builds entries of `config.evals`, in training or of a checkpoint."""
 
   def jitted(method):
     def call(variables, batch):

@@ -108,8 +108,8 @@ def find(directory: Path, step: int | str | None = None) -> Saved:
   """Returns the newest undamaged checkpoint, or the one that is asked for.
 
   Warns with a line for each damaged file of newer steps; deletes nothing. The
-  directory is a run's workdir or its folder of checkpoints, `step` a number,
-  'best', or None or 'latest' for the newest.
+  directory is that of a run or its checkpoints, `step` a number, 'best', or
+  None or 'latest' for the newest.
 
   Raises:
     CheckpointError: there is no such checkpoint.

@@ -36,20 +36,13 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def train(
-  config: Any,
-  workdir: str,
-  started: float | None = None,
-  dry_run: bool = False,
+  config: Any, workdir: str, started: float | None = None, dry_run: bool = False
 ) -> dict[str, Any]:
   """Trains to the last step, from the newest good checkpoint if there is one.
 
-  Returns the content of `result.json`.
-
-  Args:
-    config: a resolved and validated configuration.
-    workdir: the run's directory; it is created, and locked while it runs.
-    started: `time.time()` of the process start, for `seconds_to_first_step`.
-    dry_run: build and compile everything and print it; write nothing.
+  Returns the content of `result.json`. `config` is validated, `started` the
+  `time.time()` of the process start. A `dry_run` builds, compiles and prints
+  everything and writes nothing.
 
   Raises:
     NonFiniteError: the loss was not finite; names the step.
@@ -66,6 +59,7 @@ def train(
       print_dry_run(setup)
       return {}
     loop = _Loop(setup, workdir, started, state, stack.enter_context)
+    del state  # the first step donates it
     for stage in setup.stages:
       while loop.done < stage.stop:
         loop.step(stage)
