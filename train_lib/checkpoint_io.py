@@ -127,13 +127,9 @@ def find(directory: Path, step: int | str | None = None) -> Saved:
     if step == 'best':
       message += '; set checkpoint.best_metric in the run, or give a step'
     raise CheckpointError(message)
-  return _first_good(root, found)
-
-
-def _first_good(root: pathlib.Path, steps: list[int]) -> Saved:
-  """Returns the first undamaged checkpoint; one process verifies for all."""
   chosen, damaged = -1, []
-  for step in steps if jax.process_index() == 0 else []:
+  # One process verifies for all.
+  for step in found if jax.process_index() == 0 else []:
     problems = verify(root / str(step))
     if not problems:
       chosen = step
@@ -144,11 +140,11 @@ def _first_good(root: pathlib.Path, steps: list[int]) -> Saved:
   lines = shortened(damaged)
   if chosen < 0:
     raise CorruptCheckpointError(
-      f'no good checkpoint among steps {steps} of {root}:\n  {lines}'
+      f'no good checkpoint among steps {found} of {root}:\n  {lines}'
     )
   if damaged:
     message = f'DAMAGED CHECKPOINT, going back to step {chosen}:\n  {lines}'
-    warnings.warn(message, CheckpointWarning, stacklevel=4)
+    warnings.warn(message, CheckpointWarning, stacklevel=3)
   return _describe(root / str(chosen))
 
 
