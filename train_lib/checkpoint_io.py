@@ -98,10 +98,10 @@ class Saved:
     structure = jax.tree.structure(abstract)
     return jax.tree.unflatten(structure, [found[name] for name in wanted])
 
-  def params(self, abstract: Any = None, average: bool = True) -> Any:
+  def params(self, abstract: Any = None) -> Any:
     """Reads the parameters; their average unless the run kept none."""
     kept = any(name.startswith('ema_params/') for name in self.arrays)
-    return self.read('ema_params/' if average and kept else 'params/', abstract)
+    return self.read('ema_params/' if kept else 'params/', abstract)
 
 
 def find(directory: Path, step: int | str | None = None) -> Saved:

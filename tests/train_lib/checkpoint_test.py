@@ -148,7 +148,7 @@ def test_params_are_read_without_the_optimizer(
   assert (saved.step, saved.extra) == (2, {'stage': 's2'})
   assert seen == ['ema_params' if average else 'params', 'model_state']
   target = abstract(make_state(devices=4).params)
-  params = saved.params(target, average=False)
+  params = saved.read('params/', target)
   assert_identical(params, state.params)
   kernel = params['dense']['kernel']
   assert kernel.sharding == target['dense']['kernel'].sharding

@@ -33,7 +33,8 @@ def train(workdir, *overrides, **stages):
 
 
 def params(workdir, step, average=False):
-  return form.flatten(form.find(workdir, step).params(average=average))
+  saved = form.find(workdir, step)
+  return form.flatten(saved.params() if average else saved.read('params/'))
 
 
 def changed(before, after):
