@@ -77,7 +77,8 @@ def run(flags: Flags) -> int:
   from train_lib.run_directory import CHECKPOINTS, steps_in
 
   config, names = _config(flags)
-  workdir, steps = flags.workdir, [flags.step]
+  workdir = flags.workdir
+  steps: list[Any] = [flags.step]
   if flags.step == 'all':
     # The newest of none is an error that says so.
     steps = steps_in(pathlib.Path(workdir, CHECKPOINTS)) or ['latest']

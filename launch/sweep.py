@@ -170,7 +170,7 @@ def _report(flags: Flags, runs: Sequence[Run]) -> None:
       f'--metric: expected one of {", ".join(known)}, got {metric!r}; what '
       'is finished stays, the same command with another goes on'
     )
-  rows = []
+  rows: list[dict[str, Any]] = []
   for run, result in zip(runs, results, strict=True):
     value = result.get(metric)  # a string if it is not finite
     value = value if isinstance(value, float) else None

@@ -138,8 +138,8 @@ def serve(
   task, given = trained.task, options or {}
   run = ServedRun(directory, trained.step, wanted, on_drift)
   task.check_options(given, run)  # before the parameters are read
-  chain, policy = task.serve(trained.variables, given, run)
-  return Loaded(chain, policy, policy.lengths)
+  served: tuple[Any, Any] = task.serve(trained.variables, given, run)
+  return Loaded(*served, served[1].lengths)
 
 
 def start_from(state: Any, config: Any) -> Any:

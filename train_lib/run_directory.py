@@ -198,8 +198,8 @@ def versions() -> dict[str, Any]:
   found = importlib.metadata.distributions()
   # The name is None in a damaged installation.
   packages = sorted((d.name, d.version) for d in found if d.name)
-  dirty = _git('status', '--porcelain', '--untracked-files=no')
-  dirty = None if dirty is None else bool(dirty)
+  changed = _git('status', '--porcelain', '--untracked-files=no')
+  dirty = None if changed is None else bool(changed)
   return {
     'python': platform.python_version(),
     'platform': platform.platform(),

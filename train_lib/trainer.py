@@ -179,7 +179,7 @@ class _Loop:
 
     A full disk may have space again when the next checkpoint is due.
     """
-    extra = {'stage': stage.name, 'results': self.results}
+    extra: dict[str, Any] = {'stage': stage.name, 'results': self.results}
     extra['seconds'] = self._seconds()
     try:
       if save:
