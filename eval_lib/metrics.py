@@ -74,7 +74,7 @@ class Variance(Metric):
     """See `Metric`."""
     count, kept = _count(mask), _kept(values, mask, 0.0)
     mean = kept.sum() / count.clip(1.0)
-    squares = _kept(jnp.square(kept - mean[None]), mask, 0.0)
+    squares = _kept(jnp.square(kept - mean[None]), mask.ravel(), 0.0)
     return cls(count, mean, squares.sum())
 
   def reduce(self) -> 'Variance':
