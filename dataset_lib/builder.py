@@ -6,10 +6,9 @@ import sys
 import threading
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-from annotated_types import Ge, Interval
 from jaxtyping import Int, Shaped
 
 from dataset_lib import errors, fields, source
@@ -33,7 +32,6 @@ Batch = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
 
 _MAX_THREADS = 32  # beyond this Python's lock, not the cores, is the limit
 _ROWS_PER_BLOCK = 32
-_MAX_REPLACEMENTS = 64
 _ADVICE = (
   'Repair or remove these records; for training, dataset.max_bad_share sets '
   'the tolerated share. Evaluation tolerates none.'
@@ -109,36 +107,24 @@ def build(
     num_threads: reading threads; None for one per core, 0 reads in the caller.
     prefetch: batches read ahead.
   """
-  threads = default_num_threads() if num_threads is None else num_threads
-  hosts = Interval(ge=0, le=host_count - 1)
-  for name, value, legal in (
-    ('seed', seed, source.Seed),
-    ('batch_size', batch_size, source.Size),
-    ('num_threads', threads, Annotated[int, Interval(ge=0, le=1024)]),
-    ('prefetch', prefetch, Annotated[int, Interval(ge=1, le=1024)]),
-    ('host_count', host_count, Annotated[int, Ge(1)]),
-    ('host_index', host_index, Annotated[int, hosts]),
-  ):
-    fields.check_value(name, value, legal)
   size, rest = divmod(batch_size, host_count)
   if rest:
     expected = f'a positive multiple of {host_count} hosts'
     raise ConfigError('batch_size', batch_size, expected)
   rows = range(host_index * size, (host_index + 1) * size)
   records: Any = build_source(config, split)
-  order = Order(
-    len(records), batch_size, seed, train,
-    getattr(records, 'lengths', None), records.info.length_buckets,
-  )  # fmt: skip
+  lengths = getattr(records, 'lengths', None)
+  buckets = records.info.length_buckets
+  order = Order(len(records), batch_size, seed, train, lengths, buckets)
+  threads = default_num_threads() if num_threads is None else num_threads
   return Dataset(records, order, rows, threads, prefetch)
 
 
 class BadRecords(errors.FaultCounts):
   """Thread-safe count of distinct bad records by kind.
 
-  A share of the records of the split is tolerated, and a record counts once
-  however often it is read: the verdict then does not depend on the number of
-  epochs, of threads or of hosts. Share 0 stops at the first one.
+  A share of the records of the split is tolerated. A record counts once however
+  often it is read, so the verdict does not depend on epochs, threads or hosts.
   """
 
   def __init__(self, num_examples: int, max_share: float):
@@ -149,24 +135,23 @@ class BadRecords(errors.FaultCounts):
 
   def count(self, bad: BadRecord, where: str, row: int) -> None:
     """Counts record `row` of file `where`; raises TooManyBadRecordsError."""
-    tolerated = int(self._num_examples * self._max_share)
+    size = self._num_examples
+    tolerated = min(int(size * self._max_share), size - 1)
     with self._lock:
       if row not in self._rows:
         self._rows.add(row)
         self.add(bad.kind, file=where, row=row, message=bad.message)
       if len(self._rows) <= tolerated:
         return
-    lines = [
-      f'{len(self._rows)} of {self._num_examples} records are bad, tolerated '
-      f'are {tolerated} (share {self._max_share}):'
-    ]
+    text = (
+      f'{len(self._rows)} of {size} records are bad, tolerated '
+      f'are {tolerated} (share {self._max_share}):\n'
+    )
     for kind, entry in self.summary().items():
-      lines.append(f'  {kind}: {entry["count"]}')
-      lines += [
-        '    {file} (row {row}): {message}'.format(**first)
-        for first in entry['first']
-      ]
-    raise TooManyBadRecordsError('\n'.join([*lines, _ADVICE]))
+      text += f'  {kind}: {entry["count"]}\n'
+      for first in entry['first']:
+        text += '    {file} (row {row}): {message}\n'.format(**first)
+    raise TooManyBadRecordsError(text + _ADVICE)
 
   def summary(self) -> dict[str, dict[str, Any]]:
     """Returns {kind: {'count', 'first': [{'file', 'row', 'message'}]}}."""
@@ -182,12 +167,7 @@ class Dataset:
   """
 
   def __init__(
-    self,
-    records: Any,
-    order: Order,
-    rows: range,
-    num_threads: int,
-    prefetch: int,
+    self, records: Any, order: Order, rows: range, threads: int, prefetch: int
   ):
     self.records, self._order, self._rows = records, order, rows
     self.info: DatasetInfo = records.info
@@ -196,8 +176,8 @@ class Dataset:
     limit = len(rows) if reads_many else _ROWS_PER_BLOCK
     self._block_rows = min(len(rows), limit)
     self._per_batch = -(-len(rows) // self._block_rows)
-    ahead = max(prefetch * self._per_batch, num_threads)
-    self._reading = dict(num_threads=num_threads, prefetch_buffer_size=ahead)
+    ahead = max(prefetch * self._per_batch, threads)
+    self._reading = dict(num_threads=threads, prefetch_buffer_size=ahead)
     self._augments = order.shuffle and getattr(records, 'augment', True)
     # Rows of text are read, and found bad, before the first batch.
     bad_rows = getattr(records, 'bad_rows', ())
@@ -214,25 +194,19 @@ class Dataset:
   def batches(self, start_step: int = 0) -> Iterator[Batch]:
     """Yields this host's rows of every global batch from `start_step` on.
 
-    Any step is reached at once, without replay.
-
-    Returns:
-      A generator of {input_key, 'label', 'mask', 'index'} with leading axis
-      batch_size / host_count: infinite for training, one pass for evaluation
-      with the last batch padded (mask 0, index -1). Rows of text also have
-      'token_types' and 'length', and batches differ in their padded length.
-      `close()` stops its threads, as does its end or garbage collection.
-      It raises TooManyBadRecordsError when the tolerance is exceeded.
+    Any step is reached at once, without replay. Batches are {input_key,
+    'label', 'mask', 'index'} with leading axis batch_size / host_count:
+    infinite for training, one pass for evaluation with the last batch padded
+    (mask 0, index -1). Rows of text also have 'token_types' and 'length', and
+    batches differ in their padded length. `close()` stops the threads, as does
+    the end or garbage collection. Raises TooManyBadRecordsError.
     """
-    fields.check_value('start_step', start_step, Annotated[int, Ge(0)])
-    stop = self.steps_per_epoch * self._per_batch
-    stop = sys.maxsize if self._order.shuffle else stop
-    return self._iterate(int(start_step) * self._per_batch, stop)
-
-  def _iterate(self, first: int, stop: int) -> Iterator[Batch]:
     # Imported here so that validating a configuration stays cheap.
     import grain
 
+    first = int(start_step) * self._per_batch
+    stop = self.steps_per_epoch * self._per_batch
+    stop = sys.maxsize if self._order.shuffle else stop
     if first >= stop:
       return
     blocks = grain.MapDataset.range(first, stop).map(self._block)
@@ -270,19 +244,17 @@ class Dataset:
     return indices, {info.input_key: inputs, 'label': labels}
 
   def _good_record(self, epoch: int, index: int) -> tuple[int, Any, int]:
-    """Returns the record, or for a bad one a deterministic other record."""
-    candidate = index
-    for attempt in range(_MAX_REPLACEMENTS):
+    """Returns the record, or for a bad one another, the same on all hosts."""
+    candidate, attempt = index, 0
+    while True:  # `count` raises before all records are found bad
       try:
         return candidate, *self._read(epoch, candidate)
       except BadRecord as bad:
         place = bad.where or source.where(self.records, candidate)
         self._bad_records.count(bad, place, candidate)
-        candidate = self._order.replacement(epoch, index, attempt)
-    raise TooManyBadRecordsError(
-      f'{_MAX_REPLACEMENTS} records in a row were bad, in place of record '
-      f'{index}; the first of each kind: {self.bad_records}'
-    )
+        attempt += 1
+        rng = record_rng(self._order.seed, epoch, index, attempt)
+        candidate = int(rng.integers(len(self.records)))
 
   def _read(self, epoch: int, index: int) -> tuple[np.ndarray, int]:
     record = self.records.record(index)

@@ -59,11 +59,9 @@ class ImageFolder(ImageOptions):
         f'{self._folder} has classes that {splits[TRAIN]} lacks: '
         f'{", ".join(unknown[:5])}; give both splits the same class folders'
       )
-    for entry in self._entries(self._folder):
-      if _is_image(entry) and not entry.is_dir():
-        raise InvalidDataError(
-          f'{entry.path} lies in no class folder; {LAYOUT}'
-        )
+    files = [e for e in self._entries(self._folder) if not e.is_dir()]
+    if stray := [file.path for file in files if _is_image(file)]:
+      raise InvalidDataError(f'{stray[0]} lies in no class folder; {LAYOUT}')
     images = {name: self._images(path) for name, path in present.items()}
     counts = [len(images.get(name, ())) for name in self._classes]
     self._labels = np.repeat(np.arange(len(counts)), counts)
@@ -94,18 +92,17 @@ class ImageFolder(ImageOptions):
     """Returns the sorted names of the images of a class."""
     entries = self._entries(folder)
     images = [entry.name for entry in entries if _is_image(entry)]
-    for entry in entries:
-      if entry.is_dir() and not _is_image(entry):
-        raise InvalidDataError(
-          f'{entry.path} is a folder inside a class folder; {LAYOUT}'
-        )
+    others = [entry for entry in entries if not _is_image(entry)]
+    if nested := [entry.path for entry in others if entry.is_dir()]:
+      words = f'is a folder inside a class folder; {LAYOUT}'
+      raise InvalidDataError(f'{nested[0]} {words}')
     if not images:
+      kinds = ', '.join(EXTENSIONS)
       raise InvalidDataError(
-        f'class folder {folder} holds no images ({", ".join(EXTENSIONS)}); '
-        'fill or remove it'
+        f'class folder {folder} holds no images ({kinds}); fill or remove it'
       )
-    if len(images) < len(entries):
-      count = len(entries) - len(images)
+    if others:
+      count = len(others)
       logging.warning('%s: left out %d files that are no images', folder, count)
     return images
 

@@ -98,8 +98,10 @@ class ImageOptions:
     longest, size = 4 * min(image.shape[:2]), self.image_size
     height, width = (min(side, longest) for side in image.shape[:2])
     short_side = self.resize_small or round(size / CENTRAL_SHARE)
-    image = resize_small(central_crop(image, height, width), short_side)
-    return central_crop(image, size, size)
+    image = central_crop(image, height, width)
+    scale = short_side / min(image.shape[:2])
+    sides = (max(short_side, round(side * scale)) for side in image.shape[:2])
+    return central_crop(resize(image, *sides), size, size)
 
   def _inception_crop(
     self, image: Encoded, rng: np.random.Generator
@@ -182,13 +184,6 @@ def resize(image: Image, height: int, width: int) -> Reframed:
   shrinks = image.shape[0] >= 2 * height and image.shape[1] >= 2 * width
   method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
   return cv2.resize(image, (width, height), interpolation=method)
-
-
-def resize_small(image: Image, short_side: int) -> Reframed:
-  """Resizes so that the short side is `short_side`, keeping the ratio."""
-  scale = short_side / min(image.shape[:2])
-  sides = (max(short_side, round(side * scale)) for side in image.shape[:2])
-  return resize(image, *sides)
 
 
 def central_crop(image: Image, height: int, width: int) -> Reframed:

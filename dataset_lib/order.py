@@ -142,8 +142,3 @@ class Order:
 
     key = int(_state(np.uint32, self.seed, epoch))
     return epoch, index_shuffle(offset, self._size - 1, key, _SHUFFLE_ROUNDS)
-
-  def replacement(self, epoch: int, index: int, attempt: int) -> int:
-    """Returns the record read for a bad one, the same on all hosts."""
-    rng = record_rng(self.seed, epoch, index, attempt + 1)
-    return int(rng.integers(self._size))

@@ -8,15 +8,9 @@ A configuration names it as 'package.module:Class', or by a short name in
 
 import dataclasses
 import re
+import typing
 from collections.abc import Callable, Sequence
-from typing import (
-  Annotated,
-  Any,
-  Literal,
-  NamedTuple,
-  Protocol,
-  runtime_checkable,
-)
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Interval
@@ -54,8 +48,8 @@ class DatasetInfo:
   length_buckets: tuple[int, ...] = ()
 
 
-@runtime_checkable
-class Source(Protocol):
+@typing.runtime_checkable
+class Source(typing.Protocol):
   """Random access to the raw records of one split, from several threads.
 
   A source whose records are never bad may read many: `records(indices)`, or if
@@ -97,13 +91,10 @@ class Encoded:
 
 
 def pad_rows(
-  rows: Sequence[Any],
-  shape: tuple[int, int],
-  fill: int = 0,
-  dtype: Any = np.int32,
-) -> Int[np.ndarray, 'R L']:
+  rows: Sequence[Any], shape: tuple[int, int], fill: int = 0
+) -> Int32[np.ndarray, 'R L']:
   """Pads rows of numbers at their ends, and appends rows, up to `shape`."""
-  padded = np.full(shape, fill, dtype)
+  padded = np.full(shape, fill, np.int32)
   for target, row in zip(padded, rows, strict=False):
     target[: len(row)] = row
   return padded
@@ -220,13 +211,13 @@ class Part(NamedTuple):
 
   def rows(self, size: int) -> slice:
     """Returns its rows of `size`; percentages round to the nearest row."""
-    return slice(_bound(self.first, size), _bound(self.last, size))
 
+    def row(bound: str | None) -> int | None:
+      if bound and bound.endswith('%'):
+        return round(int(bound[:-1]) * size / 100)
+      return int(bound) if bound else None
 
-def _bound(text: str | None, size: int) -> int | None:
-  if text and text.endswith('%'):
-    return round(int(text[:-1]) * size / 100)
-  return int(text) if text else None
+    return slice(row(self.first), row(self.last))
 
 
 def parts(split: str, names: str = r'\w+') -> list[Part]:

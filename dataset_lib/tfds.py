@@ -59,18 +59,15 @@ class TfdsImages(ImageOptions):
 
   def __post_init__(self) -> None:
     builder = prepared_builder(self.builder, self.data_dir, "dataset 'tfds'")
-    keys, name = builder.info.supervised_keys, builder.info.full_name
-    if not keys or len(keys) != 2:
-      raise InvalidDataError(f'{name} has no pair of input and label')
-    image, label = (builder.info.features[key] for key in keys)
-    kinds = type(image).__name__, type(label).__name__
-    if kinds != ('Image', 'ClassLabel'):
-      raise InvalidDataError(
-        f'{name} maps {kinds[0]} to {kinds[1]}; expected Image to ClassLabel'
-      )
-    self._keys = keys
+    self._keys = keys = builder.info.supervised_keys or ()
+    features = [builder.info.features[key] for key in keys]
+    kinds = [type(feature).__name__ for feature in features]
+    if kinds != ['Image', 'ClassLabel']:
+      found = ' to '.join(kinds) or 'no input to a label'
+      name = builder.info.full_name
+      raise InvalidDataError(f'{name} maps {found}, not Image to ClassLabel')
     self._examples = Examples(builder, self.split, keys)
-    self.where = self._examples.where
+    self.where, label = self._examples.where, features[1]
     names = label.names or ()
     self.info = self.image_info(label.num_classes, names, len(self._examples))
 

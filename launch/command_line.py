@@ -93,17 +93,16 @@ class Command:
 
   def parse(self, argv: Sequence[str]) -> Any:
     """Returns the checked flags; a UsageError or ConfigError names a flag."""
-    look: dict[str, Any] = dict(
-      epilog=self.epilog,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
-      allow_abbrev=False,
+    look: Any = dict(
+      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    program, kind = f'python -m launch.{self.name}', self.flags
-    parser = _Parser(prog=program, description=self.page, **look)
+    top = dict(prog=f'python -m launch.{self.name}', description=self.page)
+    parser, kind = _Parser(epilog=self.epilog, **top, **look), self.flags
     if isinstance(kind, dict):
       commands = parser.add_subparsers(dest='command', required=True)
       for name, one in kind.items():
         page = dict(description=one.__doc__, help=one.__doc__)
+        page['epilog'] = EXIT_CODES
         _declare(commands.add_parser(name, **page, **look), one)
     else:
       _declare(parser, kind)

@@ -1,6 +1,5 @@
 """Configurations on the command line: --config=file.py, --config.key=value."""
 
-import copy
 import difflib
 import os
 import pathlib
@@ -56,8 +55,7 @@ def _read_page(flag: str) -> Any:
 def override(
   config: dict[str, Any], overrides: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns a configuration with other values, read when it is validated."""
-  config = copy.deepcopy(config)
+  """Sets other values, read when the configuration is validated."""
   for text in overrides:
     key, separator, value = text.partition('=')
     if not separator:

@@ -20,14 +20,9 @@ TEXT = dict(
 )
 
 
-def build(config=DIGITS, split='train', train=True, batch_size=16, **arguments):
-  return builder.build(
-    config,
-    split=split,
-    train=train,
-    batch_size=batch_size,
-    **{'seed': 0, 'num_threads': 2, **arguments},
-  )
+def build(config=DIGITS, split='train', **arguments):
+  given = dict(train=True, batch_size=16, seed=0, num_threads=2) | arguments
+  return builder.build(config, split=split, **given)
 
 
 def take(data, count, start_step=0):
@@ -53,10 +48,9 @@ def joined(batches):
 
 def global_batches(hosts, count, start_step=0, **arguments):
   """The batches of all hosts put together; their shapes must agree."""
+  arguments['host_count'] = hosts
   parts = [
-    take(
-      build(host_index=host, host_count=hosts, **arguments), count, start_step
-    )
+    take(build(host_index=host, **arguments), count, start_step)
     for host in range(hosts)
   ]
   return [joined(step) for step in zip(*parts, strict=True)]

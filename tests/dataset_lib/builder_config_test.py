@@ -12,6 +12,7 @@ from annotated_types import Interval
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo, places
+from tests.dataset_lib.batches import build
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -137,28 +138,9 @@ def test_splits(config, legal, illegal):
     assert error.value.field == 'split'
 
 
-@pytest.mark.parametrize(
-  ('arguments', 'key'),
-  [
-    (dict(batch_size=0), 'batch_size'),
-    (dict(batch_size=-7), 'batch_size'),
-    (dict(batch_size=10, host_count=4), 'batch_size'),
-    (dict(host_index=1), 'host_index'),
-    (dict(host_index=-1), 'host_index'),
-    (dict(host_count=0), 'host_count'),
-    (dict(seed=-1), 'seed'),
-    (dict(seed=2**32), 'seed'),
-    (dict(num_threads=-1), 'num_threads'),
-    (dict(prefetch=0), 'prefetch'),
-    (dict(start_step=-1), 'start_step'),
-  ],
-)
-def test_illegal_arguments(arguments, key):
-  start_step = arguments.pop('start_step', 0)
-  legal = dict(split='train', train=True, seed=0, batch_size=16)
-  with pytest.raises(ConfigError) as error:
-    builder.build(PARITY, **{**legal, **arguments}).batches(start_step)
-  assert error.value.field == key
+def test_hosts_share_a_batch_evenly():
+  with pytest.raises(ConfigError, match='a positive multiple of 4 hosts'):
+    build(PARITY, batch_size=10, host_count=4)
 
 
 def test_validation_completes_the_configuration():
@@ -185,7 +167,7 @@ def test_validation_imports_no_heavy_library(repository):
 def test_a_data_set_is_named_by_its_class():
   config = dict(name=SQUARES, size=7)
   assert builder.validate(config) == config
-  data = builder.build(config, split='test', train=False, seed=0, batch_size=4)
+  data = build(config, 'test', train=False, batch_size=4)
   rows = [batch['tokens'][:, 0].tolist() for batch in data.batches()]
   assert rows == [[0, 1, 4, 9], [16, 25, 36, 0]]
   assert places(data.records) == {'Squares/test'}

@@ -9,6 +9,7 @@ import pytest
 
 from dataset_lib import builder
 from dataset_lib.errors import InvalidDataError, MissingDataError
+from tests.dataset_lib.batches import build, take
 
 
 def write_image(path, value=100):
@@ -34,12 +35,6 @@ def source(root, split='train'):
   return builder.build_source(config(root), split)
 
 
-def build(given, split, train, batch_size):
-  return builder.build(
-    given, split=split, train=train, seed=0, batch_size=batch_size
-  )
-
-
 def test_records_are_sorted_by_class_and_name(root):
   train = source(root)
   assert len(train) == 6
@@ -49,7 +44,7 @@ def test_records_are_sorted_by_class_and_name(root):
   assert train.where(4) == str(root / 'train' / 'dog' / '1.jpg')
   expected = (root / 'train' / 'dog' / '1.jpg').read_bytes()
   assert train.record(4)['image'] == expected
-  (batch,) = build(config(root), 'test', False, 4).batches()
+  (batch,) = take(build(config(root), 'test', train=False, batch_size=4), 9)
   assert batch['image'].shape == (4, 8, 8, 3)
   np.testing.assert_allclose(batch['image'].mean((1, 2, 3)), [50, 50, 150, 150])
   assert batch['label'].tolist() == [0, 0, 1, 1]
@@ -127,15 +122,12 @@ def test_caltech_folders(shared_data, tmp_path):
     tar.extractall(tmp_path, members=members, filter='data')
   given = config(tmp_path / 'caltech101', augment=('inception_crop', 'flip'))
   given['image_size'] = 64
-  data = build(given, 'train', True, 32)
+  data = build(given, batch_size=32)
   assert data.info.num_classes == 4
-  batches = data.batches()
-  for _ in range(2 * data.steps_per_epoch):
-    batch = next(batches)
+  for batch in take(data, 2 * data.steps_per_epoch):
     assert batch['image'].shape == (32, 64, 64, 3)
     assert batch['image'].std() > 20
-  batches.close()
-  test = build(given, 'test', False, 32)
+  test = build(given, 'test', train=False, batch_size=32)
   masks = np.concatenate([batch['mask'] for batch in test.batches()])
   assert masks.sum() == test.info.num_examples
   assert data.bad_records == test.bad_records == {}

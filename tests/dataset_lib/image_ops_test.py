@@ -1,39 +1,174 @@
-"""Resizing and augmentation against hand-made cases and plain NumPy."""
+"""Decoding, resizing and augmentation, against hand-made cases and JAX."""
+
+import io
 
 import cv2
+import jax
 import numpy as np
+import PIL.Image
 import pytest
 
 from dataset_lib import image_ops, order
-from tests.dataset_lib.pictures import NOISE, cropping, encode, options, smooth
+from dataset_lib.errors import BadRecord
+
+RNG = np.random.default_rng(0)
+NOISE = RNG.integers(256, size=(20, 30, 3)).astype(np.uint8)  # RGB
 
 
-def bilinear_loop(image, height, width):
-  """Bilinear interpolation with half-pixel centres, one pixel at a time."""
-  result = np.zeros((height, width, image.shape[2]))
-  for row in range(height):
-    for column in range(width):
-      y = (row + 0.5) * image.shape[0] / height - 0.5
-      x = (column + 0.5) * image.shape[1] / width - 0.5
-      y = min(max(y, 0), image.shape[0] - 1)
-      x = min(max(x, 0), image.shape[1] - 1)
-      top, left = int(y), int(x)
-      bottom = min(top + 1, image.shape[0] - 1)
-      right = min(left + 1, image.shape[1] - 1)
-      dy, dx = y - top, x - left
-      result[row, column] = (
-        image[top, left] * (1 - dy) * (1 - dx)
-        + image[top, right] * (1 - dy) * dx
-        + image[bottom, left] * dy * (1 - dx)
-        + image[bottom, right] * dy * dx
-      )
-  return result
+def options(image_size=8, resize_small=0, **fields):
+  return image_ops.ImageOptions(
+    image_size=image_size, resize_small=resize_small, **fields
+  )
+
+
+def cropping(image_size=8, **fields):
+  return options(image_size, augment=('inception_crop',), **fields)
+
+
+def smooth(height, width):
+  """A smooth RGB image, so that resampling methods agree on it."""
+  y = np.linspace(0, 255, height)[:, None]
+  x = np.linspace(255, 0, width)[None, :]
+  channels = np.broadcast_arrays(y, x, (x + y) / 2)
+  return np.stack(channels, axis=-1).astype(np.uint8)
+
+
+def encode(image, extension='.png', *flags):
+  bgr = image if image.ndim == 2 else image[..., ::-1]
+  done, data = cv2.imencode(extension, bgr, list(flags))
+  assert done
+  return data.tobytes()
+
+
+GREY = np.repeat(NOISE[..., :1], 3, axis=2)
+ALPHA = np.dstack([NOISE, np.full((20, 30), 7, np.uint8)])
+JPEG = encode(NOISE, '.jpg')
+
+
+@pytest.mark.parametrize(
+  ('data', 'expected'),
+  [
+    (encode(NOISE), NOISE),
+    (encode(NOISE[..., 0]), GREY),
+    (NOISE[..., :1], GREY),
+    (encode(NOISE.astype(np.uint16) * 257), NOISE),
+    (cv2.imencode('.png', ALPHA[..., [2, 1, 0, 3]])[1].tobytes(), NOISE),
+  ],
+)
+def test_images_become_rgb_of_eight_bits(data, expected):
+  np.testing.assert_array_equal(image_ops.to_rgb(data), expected)
+
+
+def by_pillow(image, **options):
+  file = io.BytesIO()
+  image.save(file, 'JPEG', quality=95, **options)
+  return file.getvalue()
+
+
+def test_jpegs_are_close_to_their_origin():
+  image = PIL.Image.fromarray(smooth(40, 60))
+  for mode in ('RGB', 'CMYK'):
+    decoded = image_ops.decode(by_pillow(image.convert(mode))).astype(int)
+    assert np.abs(decoded - smooth(40, 60)).max() < 12
+
+
+@pytest.mark.parametrize(
+  ('data', 'kind'),
+  [
+    (b'', 'empty'),
+    (b'this is a text file', 'undecodable'),
+    *((JPEG[:end], 'truncated') for end in (-1, 300, 10)),
+    *((encode(NOISE)[:end], 'undecodable') for end in (-40, 40)),
+    (b'\xff\xd8\xff\xd9', 'undecodable'),
+    *(
+      (value, 'wrong_dtype')
+      for value in (NOISE.astype(np.float32), NOISE.astype(int), 'text', None)
+    ),
+    *(
+      (value, 'wrong_shape')
+      for value in (NOISE[..., 0], NOISE[..., :2], NOISE[:0])
+    ),
+  ],
+)
+def test_what_is_no_image(data, kind):
+  with pytest.raises(BadRecord) as error:
+    image_ops.to_rgb(data)
+  assert error.value.kind == kind
+  if isinstance(data, bytes):
+    with pytest.raises(BadRecord):
+      cropping().transform(data, RNG)
+
+
+UPRIGHT = {
+  1: lambda image: image,
+  2: lambda image: image[:, ::-1],
+  3: lambda image: image[::-1, ::-1],
+  4: lambda image: image[::-1],
+  5: lambda image: image.transpose(1, 0, 2),
+  6: lambda image: np.rot90(image, -1),
+  7: lambda image: image[::-1, ::-1].transpose(1, 0, 2),
+  8: np.rot90,
+}
+
+
+@pytest.mark.parametrize('orientation', UPRIGHT)
+def test_exif_orientation_is_applied(orientation):
+  image, exif = PIL.Image.fromarray(smooth(24, 40)), PIL.Image.Exif()
+  exif[0x0112] = orientation
+  data = by_pillow(image, exif=exif)
+  expected = UPRIGHT[orientation](image_ops.decode(by_pillow(image)))
+  np.testing.assert_array_equal(image_ops.decode(data), expected)
+  assert image_ops.jpeg_size(data) == expected.shape[:2]
+  # The crop decodes by the same path: whole image, its own size.
+  cropped = cropping(min_crop_area=1.0).transform(data, RNG)
+  assert cropped.shape == (8, 8, 3)
+
+
+DAMAGED_EXIF = b'\xff\xe1\x00\x10Exif\0\0II' + b'\xff' * 6
+
+
+@pytest.mark.parametrize(
+  'data', [b'', encode(NOISE), b'\xff\xd8\xff', b'\xff\xd8' + bytes(100)]
+)
+def test_what_has_no_size(data):
+  assert image_ops.jpeg_size(data) is None
+
+
+def is_truncated(data):
+  try:
+    image_ops.decode(data)
+  except BadRecord as bad:
+    return bad.kind == 'truncated'
+  return False
+
+
+@pytest.mark.parametrize(
+  'data',
+  [
+    JPEG,
+    JPEG[:2] + DAMAGED_EXIF + JPEG[2:],
+    encode(NOISE, '.jpg', cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
+    encode(NOISE, '.jpg', cv2.IMWRITE_JPEG_RST_INTERVAL, 1),
+  ],
+)
+def test_every_cut_through_the_pixels_is_a_truncation(data):
+  assert image_ops.jpeg_size(data) in ((20, 30), None)
+  # Bytes after the end are legal; the end of a thumbnail is not the end.
+  assert not is_truncated(data + bytes(1000))
+  thumbnail = encode(NOISE[:8, :8], '.jpg')
+  size = (len(thumbnail) + 2).to_bytes(2, 'big')
+  data = data[:2] + b'\xff\xe1' + size + thumbnail + data[2:]
+  assert not is_truncated(data)
+  for cut in range((len(data) + len(thumbnail)) // 2, len(data)):
+    assert is_truncated(data[:cut]), cut
 
 
 @pytest.mark.parametrize('shape', [(33, 41), (14, 25), (20, 15)])
 def test_resize_is_bilinear(shape):
   resized = image_ops.resize(NOISE, *shape)
-  assert np.abs(resized - bilinear_loop(NOISE, *shape)).max() <= 1.0
+  pixels = NOISE.astype(np.float32)
+  expected = jax.image.resize(pixels, (*shape, 3), 'linear', antialias=False)
+  assert np.abs(resized - expected).max() <= 1.0
 
 
 def test_strong_shrinking_averages():
@@ -41,15 +176,6 @@ def test_strong_shrinking_averages():
   means = NOISE.reshape(5, 4, 10, 3, 3).mean(axis=(1, 3))
   assert np.abs(resized - means).max() <= 0.51
   assert image_ops.resize(NOISE, 20, 30) is NOISE
-
-
-@pytest.mark.parametrize(
-  ('shape', 'expected'),
-  [((20, 30), (16, 24)), ((30, 20), (24, 16)), ((7, 7), (16, 16))],
-)
-def test_resize_small_keeps_the_ratio(shape, expected):
-  image = np.zeros((*shape, 3), np.uint8)
-  assert image_ops.resize_small(image, 16).shape[:2] == expected
 
 
 @pytest.mark.parametrize('shape', [(1, 3000), (3000, 1), (1, 1), (64, 300)])
@@ -72,21 +198,18 @@ def test_evaluation_frames_the_centre():
 def test_inception_boxes_cover_the_legal_range():
   rng = np.random.default_rng(1)
   height, width = 300, 400
-  areas, ratios, tops = [], [], []
-  for _ in range(2000):
-    top, left, box_height, box_width = image_ops.inception_box(
-      height, width, rng, 0.08
-    )
-    assert 0 <= top <= height - box_height
-    assert 0 <= left <= width - box_width
-    areas.append(box_height * box_width / (height * width))
-    ratios.append(box_width / box_height)
-    tops.append(top)
-  assert 0.075 < min(areas) < 0.1
-  assert max(areas) > 0.9
-  assert 0.72 < min(ratios) < 0.77
-  assert 1.3 < max(ratios) < 1.36
-  assert min(tops) == 0
+  boxes = [
+    image_ops.inception_box(height, width, rng, 0.08) for _ in range(2000)
+  ]
+  tops, lefts, heights, widths = np.array(boxes).T
+  assert tops.min() == lefts.min() == 0
+  assert (tops + heights).max() <= height
+  assert (lefts + widths).max() <= width
+  areas, ratios = heights * widths / (height * width), widths / heights
+  assert 0.075 < areas.min() < 0.1
+  assert areas.max() > 0.9
+  assert 0.72 < ratios.min() < 0.77
+  assert 1.3 < ratios.max() < 1.36
   # Small boxes always fit, so below half the area the draw is uniform.
   counts, _ = np.histogram(areas, bins=6, range=(0.08, 0.5))
   assert counts.max() / counts.min() < 1.4

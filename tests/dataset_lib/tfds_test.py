@@ -3,6 +3,7 @@
 Images, texts of GLUE and of corpora; their splits; and what is damaged.
 """
 
+import functools
 import importlib.util
 import json
 import os
@@ -24,8 +25,10 @@ from dataset_lib.errors import (
   TooManyBadRecordsError,
 )
 from tests.dataset_lib import corpora
+from tests.dataset_lib.batches import build, take
 
 FORMATS = ('array_record', 'tfrecord')
+load = functools.partial(build, train=False, batch_size=4)
 
 pytestmark = [
   pytest.mark.slow,
@@ -60,9 +63,8 @@ def images(request, data_dir):
 @pytest.fixture
 def copy(data_dir, tmp_path):
   """A TFRecord copy that a test may damage."""
-  folder = tmp_path / 'copy'
-  shutil.copytree(data_dir / 'tfrecord' / 'tiny' / '1.0.0', folder)
-  return folder
+  folder = data_dir / 'tfrecord' / 'tiny' / '1.0.0'
+  return shutil.copytree(folder, tmp_path / 'copy')
 
 
 def config(data_dir, name='tiny'):
@@ -108,21 +110,13 @@ def test_records_by_name_and_by_directory(images):
   assert before == after
 
 
-def load(given, split, train=False):
-  return builder.build(given, split=split, train=train, seed=0, batch_size=4)
-
-
 def test_batches(images):
-  data = load(config(images), 'train', train=True)
   known = np.array(values(images))
-  batches = data.batches()
-  for _ in range(4):
-    batch = next(batches)
+  for batch in take(load(config(images), 'train', train=True), 4):
     constants = known[batch['index']]
     assert batch['image'].shape == (4, 8, 8, 3)
     assert (constants == batch['image'].T).all()
     assert (batch['label'] == constants % 3).all()
-  batches.close()
 
 
 def test_an_unlabelled_record_names_its_shard(images):
@@ -148,8 +142,7 @@ print('tensorflow' in sys.modules)
 
 
 def test_a_missing_shard(images, tmp_path):
-  folder = tmp_path / 'copy'
-  shutil.copytree(images / 'tiny' / '1.0.0', folder)
+  folder = shutil.copytree(images / 'tiny' / '1.0.0', tmp_path / 'copy')
   os.remove(folder / f'tiny-train.{images.name}-00001')
   with pytest.raises(MissingDataError, match='train'):
     values(folder, name='')
@@ -223,7 +216,7 @@ def single(number):
 
 
 def pair(number):
-  return [*single(number), *single(number)[1:]]
+  return single(number) + single(number)[1:]
 
 
 def test_tasks_of_glue(data_dir):
