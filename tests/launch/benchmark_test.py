@@ -19,6 +19,8 @@ from launch import (
   peers,
 )
 
+BANKS = ('learnable', 'input')
+
 
 def parse(line):
   """The flags of a command line."""
@@ -49,7 +51,6 @@ def read(path):
     ('eat_speed --exit_rates=50,101', '--exit_rates: .*0 to 100'),
     ('eat_speed --candidates=eat', '--candidates.*: .*dense'),
     ('eat_speed --min_seconds=0', '--min_seconds: .*positive'),
-    ('eat_speed --length_buckets=16', '--length_buckets: no such flag'),
     ('eat', '--workdir'),
     ('eat --workdir=/nowhere --out=o', '--workdir: .*config.json'),
     ('eat --workdir=w --out=o --tau=2', r'--tau: .*in \(0'),
@@ -133,14 +134,13 @@ def test_flops_of_adatape():
   flags = parse('adatape --variant=Ti/16 --image_size=32 --phases=forward')
   [(case, found)] = candidates_adatape.cases(flags)
   assert case == {'phase': 'forward'}
-  flops = [one.flops for one in found if one.flops]
-  for bank, counted in zip(('', 'learnable', 'input'), flops, strict=True):
+  flops = {one.name: one.flops for one in found if one.flops}
+  for bank, counted in zip(('', *BANKS), flops.values(), strict=True):
     model = candidates_adatape.build_task(bank, flags).model
     assert counted == model.flops((32, 32, 3))
-  assert flops[0] < flops[1]
+  assert flops['ViT'] < flops['AdaTape learnable']
   readings = {one.name: one.baseline for one in found if one.baseline}
-  banks = ('learnable', 'input')
-  assert readings == {f'reading {b}': f'AdaTape {b}' for b in banks}
+  assert readings == {f'reading {b}': f'AdaTape {b}' for b in BANKS}
 
 
 # -- tiny runs ----------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_adatape(tmp_path, capsys):
            '--num_classes=5', '--rounds=2', '--warmup=1']  # fmt: skip
   assert benchmark.main(['adatape', *flags, f'--out={out}']) == 0
   models = {'ViT': 'ViT', 'AdaTape learnable': 'ViT', 'AdaTape input': 'ViT'}
-  readings = {f'reading {b}': f'AdaTape {b}' for b in ('learnable', 'input')}
+  readings = {f'reading {b}': f'AdaTape {b}' for b in BANKS}
   found = {'forward': {}, 'train step': {}}
   for row in read(out):
     found[row['phase']][row['candidate']] = row['baseline']
