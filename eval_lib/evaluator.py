@@ -135,11 +135,7 @@ def build(name: str, config: ConfigLike, context: EvalContext) -> Evaluator:
 
 
 def validate(config: ConfigLike) -> dict[str, Any]:
-  """Returns the `evals` of a run's configuration, complete; reads no data.
-
-  Raises:
-    ConfigError: of a field such as `evals.fewshot.shots`.
-  """
+  """Returns the `evals` of a run's configuration, complete; reads no data."""
   given = dict(config.items())
   return {
     name: _complete(f'evals.{name}', entry, given.get('dataset', {}))

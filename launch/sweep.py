@@ -64,11 +64,7 @@ class Flags:
 
 
 def read_runs(flags: Flags) -> list[Run]:
-  """Returns the runs of a list; every configuration has been checked.
-
-  Raises:
-    UsageError: with the number of the wrong line.
-  """
+  """Returns the runs of a list; raises `UsageError` with the wrong line."""
   path = flags.overrides
   try:
     lines = pathlib.Path(path).read_text(encoding='utf-8').splitlines()

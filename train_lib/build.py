@@ -18,11 +18,8 @@ from train_lib.train_step import TrainState, TrainSteps
 class Setup:
   """The parts of a run, built from a resolved and validated configuration.
 
-  Build it without a mesh set, use it under `jax.set_mesh(mesh)`. Evaluators
-  write to `workdir`.
-
-  Raises:
-    ConfigError: if a field is illegal for the data or the devices here.
+  Build it without a mesh set, use it under `jax.set_mesh(mesh)`. Raises
+  `ConfigError` of a field that is illegal for the data or the devices here.
   """
 
   def __init__(self, config: Any, workdir: str = ''):

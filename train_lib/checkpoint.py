@@ -71,9 +71,8 @@ class Checkpointer(contextlib.ExitStack):
     `set_aside/`. `extra` are JSON values. The step must grow from save to save.
 
     Raises:
-      CheckpointError: this or the previous save failed. Its temporary files
-        are removed, older checkpoints are untouched. A run of one process may
-        try again later, one of several has to be restarted.
+      CheckpointError: this or the previous save failed; older checkpoints are
+        untouched. A run of one process may try again, others are restarted.
     """
     self.wait()
     flat = io.flatten(state)
@@ -104,8 +103,7 @@ class Checkpointer(contextlib.ExitStack):
     """Restores the newest checkpoint that is not damaged.
 
     Nothing is deleted, moved or cast; the number of devices may differ. Returns
-    (state, checkpoint), None if there is no checkpoint at all; see `find` and
-    `Saved.read` for errors.
+    (state, checkpoint), None if there is no checkpoint at all.
     """
     self.wait()
     if not steps_in(self.directory):

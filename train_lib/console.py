@@ -30,10 +30,8 @@ class Console(contextlib.ExitStack):
   """A context that prints a run, writes its metrics and traces its steps.
 
   In a terminal a progress bar stays at the bottom. Only the primary process
-  prints and writes, but every process prints warnings.
-
-  Attributes:
-    waited: seconds in which the device waited for data.
+  prints and writes, but every process prints warnings. `waited` are the seconds
+  in which the device waited for data.
   """
 
   def __init__(self, setup: Setup, run: RunDirectory, start: int):

@@ -128,8 +128,7 @@ def serve(
     on_drift: called when drift begins or ends.
 
   Raises:
-    ConfigError: the directory has no run, or one that is not served, or an
-      argument is illegal or does not fit the run.
+    ConfigError: there is no run that is served, or an argument is illegal.
     CheckpointError: there is no such good checkpoint.
   """
   directory = os.fspath(workdir)

@@ -58,8 +58,7 @@ class RunDirectory(contextlib.ExitStack):
   saved one. Only one process is `primary`.
 
   Raises (on entering):
-    RunLockedError, ConfigChangedError: see there.
-    InvalidDataError: the saved configuration is damaged.
+    RunLockedError, ConfigChangedError, InvalidDataError.
   """
 
   def __init__(

@@ -132,11 +132,7 @@ class Task(abc.ABC):
   def check_options(
     self, options: Mapping[str, Any], run: ServedRun = NO_RUN
   ) -> Any:
-    """Returns what `serve` needs of its options, before parameters are read.
-
-    Raises:
-      ConfigError: the task is not served, or an option is illegal.
-    """
+    """Returns what `serve` needs of its options, before parameters are read."""
     expected = (
       'a task that is served, as classification is; pretraining is fine-tuned '
       'first, for example with configs/albert_act/glue.py'
