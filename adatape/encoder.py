@@ -63,8 +63,7 @@ class TapeEncoder(nn.Module):
   ) -> tuple[Float[Array, 'B L H'], Tape]:
     """Runs the blocks before the insertion and reads the tape.
 
-    If `reading` is None, `bank` is the tape `[T, H]`; `row_keys` turn noise on;
-    `stop_early` is that of `adatape.tape.read`.
+    If `reading` is None, `bank` is the tape `[T, H]`; `row_keys` turn noise on.
     """
     x = self._blocks(x, None, row_keys, range(self.insert_after))
     if self.reading is None:

@@ -1,8 +1,7 @@
 """AdaTape for images: a ViT that appends an adaptive tape (AdaTape, section 2).
 
 Defaults are the paper's learnable bank on images (Table 4): T = 10 steps,
-threshold 2, K = T / threshold = 5 and 10,000 tokens, inserted after the first
-block. The input-driven bank has 8 x 8 patches: 784 tokens at 224 pixels.
+threshold 2, K = T / threshold = 5 and 10,000 tokens.
 """
 
 import math

@@ -1,8 +1,7 @@
 """AdaTape for parity: is the number of 1s even? (AdaTape, section 3.2).
 
 One trainable [CLS] token is the only input token and makes the first query;
-the bank is the symbols, embedded without positions. The trained model reads
-equal symbols in pairs, so the tape holds their counts.
+the bank is the symbols, embedded without positions.
 """
 
 from typing import Annotated, Any

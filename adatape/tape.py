@@ -13,7 +13,6 @@ Unlike in the printed algorithm a used token's score becomes -inf, not 0, which
 beats every negative score, so tokens would be read twice.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -155,8 +154,8 @@ def select(
   def body(carry):
     time, state, records = carry
     state, record = _step(keys, state, reading)
-    put = functools.partial(jax.lax.dynamic_update_index_in_dim, axis=0)
-    records = jax.tree.map(lambda x, y: put(x, y, time), records, record)
+    put = jax.lax.dynamic_update_index_in_dim
+    records = jax.tree.map(lambda x, y: put(x, y, time, 0), records, record)
     return time + 1, state, records
 
   start = jnp.int32(0), state, (indices, flags, flags)

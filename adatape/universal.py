@@ -2,8 +2,7 @@
 
 Dehghani et al. 2019. Each step adds the positions and the step number to the
 state as sines and cosines, computes the halting score from the result and
-applies the shared block. Models are called as `model(inputs, row_keys) ->
-(logits, out)`; `out['ponder']` has the steps and the cost of each row.
+applies the shared block. `out['ponder']` has the steps and cost of each row.
 """
 
 from typing import Annotated, Any, Literal
@@ -87,8 +86,7 @@ class UniversalEncoder(Pondering):
     Returns (tokens, ponder) with `[B]` 'steps' N and 'cost' N + R, both means
     over a row's valid tokens, float32, and 'depth', the largest N, int32.
     """
-    everything = jnp.ones(x.shape[:2], bool)
-    valid = everything if mask is None else mask.astype(bool)
+    valid = jnp.ones(x.shape[:2], bool) if mask is None else mask.astype(bool)
     step = build(UniversalStep, self, name='step')
     if self.is_initializing():
       step(x, jnp.zeros((), jnp.int32), valid)

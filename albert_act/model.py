@@ -37,7 +37,7 @@ class AlbertClassifier(Albert):
     """Classifies rows of token ids; arguments as in `Albert.encode`.
 
     Returns (logits, out) with the pooled [CLS] `out['features']` `[B, D]`, both
-    float32, and `out['ponder']`, see `encoder.Encoded`.
+    float32, and `out['ponder']` of `Encoded`.
     """
     encoded = self.encode(tokens, token_types, length, row_keys)
     logits, features = self.classify(encoded.states[:, 0], row_keys)

@@ -32,10 +32,7 @@ class Packed:
 
   @classmethod
   def of(cls, running: Bool[Array, 'B L'], size: int) -> 'Packed':
-    """Packs up to `size` tokens, in the order of the rows.
-
-    A `size` of B * L keeps every token in place, running or not.
-    """
+    """Packs up to `size` tokens in order; B * L keeps all of them in place."""
     places = jnp.arange(size, dtype=jnp.int32)
     if size == running.size:
       return cls(running, places)

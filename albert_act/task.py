@@ -51,9 +51,8 @@ class FineTune(TextClassification):
 def ponder(task, ponder, batch, norm, knobs) -> tuple[Any, dict[str, Any]]:
   """Returns the weighted ponder loss (7) of `Encoded.ponder`, and metrics.
 
-  The metrics are `ponder_cost`, the mean of the sum over a row's tokens;
-  `iterations`, the mean over real tokens; `depth`, the mean over rows of the
-  largest: the executed depth without compaction.
+  `ponder_cost` is the mean of the sum over a row's tokens, `iterations` that
+  over real tokens, `depth` that of a row's largest, executed uncompacted.
   """
   mask = batch['mask']
   row_cost = ponder['cost'].sum(1)

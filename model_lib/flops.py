@@ -1,8 +1,7 @@
 """FLOPs of a forward pass by formula: matrix products only, per example.
 
 A multiply-add counts as 2. Norms, softmax, activations, biases and residuals
-are left out (a few percent at width 192, less above). The compiler counts a
-scanned body once; tests compare the formulas with it on unrolled models.
+are left out (a few percent at width 192, less above).
 """
 
 

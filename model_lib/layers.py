@@ -134,8 +134,8 @@ class EncoderBlock(nn.Module):
   ) -> Float[Array, 'B L D']:
     """Applies attention, then the feed-forward networks, both residual.
 
-    Keys with mask 0 are not read; `row_keys` turn dropout on. The first
-    `num_input_tokens` are input tokens, None for all; the others are the tape.
+    The first `num_input_tokens`, None for all, are input tokens; the others are
+    the tape. Keys with mask 0 are not read; `row_keys` turn dropout on.
     """
     check_option('tape_mlp', self.tape_mlp, ('', 'mlp', 'glu'))
     normed = LayerNorm(name='attention_norm', dtype=self.dtype)(x)

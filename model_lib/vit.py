@@ -25,8 +25,7 @@ MAX_PERIOD = 10_000.0
 class PatchEmbed(nn.Module):
   """Projection of non-overlapping square patches, in row-major order.
 
-  One matrix product, on a CPU faster than the convolution, whose kernel
-  `[p, p, 3, D]` loads as `kernel.reshape(-1, D)`.
+  A kernel `[p, p, 3, D]` of a convolution loads as `kernel.reshape(-1, D)`.
   """
 
   width: int

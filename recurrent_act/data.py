@@ -1,8 +1,7 @@
 """Synthetic sequences of Graves (2016), and one with inputs to skip.
 
-Parity, logic, addition and sort of "Adaptive Computation Time for Recurrent
-Neural Networks" (arXiv:1603.08983, sections 3.1 to 3.4), and `sparse_parity`.
-Sequences are padded to the longest of the task. A batch holds
+Those of "Adaptive Computation Time for Recurrent Neural Networks"
+(arXiv:1603.08983), padded to the longest of the task. A batch holds
 
   inputs       float32 [B, T, E]
   valid        float32 [B, T], 1 for an input, 0 for padding

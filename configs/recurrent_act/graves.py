@@ -35,13 +35,13 @@ TASKS = {
   'sort': ('lstm', 512, 16, 200_000, 1e-3),
   'sparse_parity': ('gru', 64, 32, 10_000, 3e-3),
 }
-RULES = ('act', 'straight_through', 'skip', 'fixed')
 
 
 def get_config(arg=''):
   a = common.parse_arg(
-    arg, task=tuple(TASKS), rule=('', *RULES), cell=('', 'rnn', 'gru', 'lstm')
-  )
+    arg, task=tuple(TASKS), cell=('', 'rnn', 'gru', 'lstm'),
+    rule=('', 'act', 'straight_through', 'skip', 'fixed'),
+  )  # fmt: skip
   is_sparse = a.task == 'sparse_parity'
   cell, width, batch_size, steps, lr = TASKS[a.task]
   rule = a.rule or ('skip' if is_sparse else 'act')

@@ -177,8 +177,6 @@ def test_a_wrong_tensor_is_named(tmp_path, kind, name, of, change, message):
     ('albert', {'net_structure_type': 1}, 'net_structure_type: expected 0'),
     ('albert', {'num_memory_blocks': 1}, 'num_memory_blocks: expected 0'),
     ('albert', {'down_scale_factor': 2}, 'down_scale_factor: expected 1'),
-    ('albert', {'position_embedding_type': 'relative_key'},
-     "expected 'absolute'"),
   ],
 )  # fmt: skip
 def test_unsupported_options_are_named(tmp_path, kind, options, message):
