@@ -202,9 +202,10 @@ def inception_box(
   4/3 (uniform in the logarithm). After 10 boxes that do not fit: the largest
   central box of a legal ratio.
   """
+  low, high = (math.log(ratio) for ratio in CROP_RATIOS)
   for _ in range(CROP_ATTEMPTS):
     area = height * width * rng.uniform(min_area, 1.0)
-    ratio = math.exp(rng.uniform(*map(math.log, CROP_RATIOS)))
+    ratio = math.exp(rng.uniform(low, high))
     box_width = round(math.sqrt(area * ratio))
     box_height = round(math.sqrt(area / ratio))
     if 0 < box_width <= width and 0 < box_height <= height:

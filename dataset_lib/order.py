@@ -99,7 +99,7 @@ class Order:
       self._bucket = np.searchsorted(self._buckets, lengths).astype(np.uint8)
       # Two: threads read across the border of an epoch.
       self._epoch: Any = functools.lru_cache(maxsize=2)(self._batches_of_epoch)
-      self._ascending = None if shuffle else np.argsort(lengths, kind='stable')
+      self._ascending = np.argsort([] if shuffle else lengths, kind='stable')
 
   def batch(self, step: int, rows: range) -> Places:
     """Returns the records of some rows of global batch number `step`."""

@@ -96,7 +96,7 @@ class Command:
     look: Any = dict(
       formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    top = dict(prog=f'python -m launch.{self.name}', description=self.page)
+    top: Any = dict(prog=f'python -m launch.{self.name}', description=self.page)
     parser, kind = _Parser(epilog=self.epilog, **top, **look), self.flags
     if isinstance(kind, dict):
       commands = parser.add_subparsers(dest='command', required=True)
