@@ -6,8 +6,10 @@ the mean of the labels by more than their standard deviation.
 """
 
 import collections
+import html
 import pathlib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,15 +20,24 @@ from albert_act.analysis import CURVES, DEPTH, Analysis
 from albert_act.encoder import Albert
 from dataset_lib import conllu, source
 from dataset_lib.tokenizer import Tokenizer
-from eval_lib import adaptive_plots, text_pages
+from eval_lib import adaptive_plots, plots
 from eval_lib.report import write_csv
 
-PAGE = 'Iterations of each token'
 # Of the printed tables; the files have all.
 SHOWN_LABELS, SHOWN_COLUMNS = 20, 1 + len(CURVES)
 _STEP = 32  # tokens; rows are padded to multiples, each of which is compiled
 
+PAGE = 'Iterations of each token'
+WIDTH = 118  # letters of a line
+_LETTER, _LINE = 8.0, 14.0  # points
+_ADVANCE = 0.602  # width of a monospaced letter over its size
+_OPAQUE = 170  # of 255, at most iterations: light enough to read on
+_MARK = '▁'  # SentencePiece's space
+_SPECIAL = re.compile(r'\[.+\]|<.+>')
+
 Rows = list[dict[str, Any]]
+# Pieces of a line: text and its number of iterations, 0 for a heading.
+Line = list[tuple[str, int]]
 
 
 class Table(NamedTuple):
@@ -166,43 +177,131 @@ def label_rows(
   ]
 
 
-def blocks(
-  batches: Iterable[analysis.Traced],
-  tokenizer: Tokenizer,
-  most: int,
-) -> list[text_pages.Block]:
-  """Returns the real rows of `analysis.traced`, darkest at `most`."""
-  result = []
+class Sentence(NamedTuple):
+  """A row of tokens for the page."""
+
+  title: str
+  names: Sequence[str]  # of the tokens
+  iterations: Sequence[int]  # of each, at least 1
+
+
+def sentences(
+  batches: Iterable[analysis.Traced], tokenizer: Tokenizer
+) -> Iterator[Sentence]:
+  """Yields the real rows of `analysis.traced`."""
   for batch, steps, _ in batches:
     for row in np.flatnonzero(batch['mask']):
       spent = steps[row, : batch['length'][row]]
       names = tokenizer.names(batch['tokens'][row, : len(spent)].tolist())
       title = f'mean {spent.mean():.1f}, executed {spent.max()}'
-      result.append(text_pages.depths_block(names, spent.tolist(), most, title))
-  return [text_pages.scale(most), *result] if result else []
+      yield Sentence(title, names, spent.tolist())
+
+
+def words(names: Sequence[str]) -> Iterator[tuple[str, bool]]:
+  """Yields the text of each token, and whether it continues a word.
+
+  In WordPiece a token that continues a word begins with '##'; in SentencePiece
+  one that begins a word has a '▁', which tells the two apart.
+  """
+  is_sentencepiece = any(name.startswith(_MARK) for name in names)
+  for name in names:
+    if is_sentencepiece:
+      is_start = name.startswith(_MARK) or _SPECIAL.fullmatch(name)
+      yield ' ' if name == _MARK else name.removeprefix(_MARK), not is_start
+    else:
+      is_piece = name.startswith('##') and len(name) > 2
+      yield name[2:] if is_piece else name, is_piece
+
+
+def layout(page: Sequence[Sentence], most: int) -> list[Line]:
+  """Returns the lines of a page; sentences break at tokens."""
+  numbers = range(1, most + 1)
+  scale = Sentence('iterations', [*map(str, numbers)], numbers)
+  lines: list[Line] = [[(PAGE, 0)], []]
+  for title, names, iterations in (scale, *page):
+    lines.append([(title, 0)])
+    line: Line = []
+    letters = 0
+    for (text, is_glued), spent in zip(words(names), iterations, strict=True):
+      space = '' if is_glued or not line else ' '
+      letters += len(space + text)
+      if line and letters > WIDTH:
+        lines.append(line)
+        line, space, letters = [], '', len(text)
+      line += [(space, 0), (text, spent)]
+    lines += [line, []]
+  return lines
+
+
+def write_page(path: pathlib.Path, lines: Sequence[Line], most: int) -> None:
+  """Writes lines as HTML; the colour of a token is denser at `most`."""
+  body = ''
+  for line in lines:
+    for text, spent in line:
+      text = html.escape(text)
+      if spent:
+        look = f'style="background:{_fill(spent, most)}"'
+        text = f'<span {look} title="{spent} of {most}">{text}</span>'
+      body += text
+    body += '\n'
+  path.with_suffix('.html').write_text(
+    '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+    f'<title>{PAGE}</title>\n<pre>\n{body}</pre>\n</html>\n',
+    encoding='utf-8',
+    # A lone surrogate in a token cannot be written.
+    errors='xmlcharrefreplace',
+  )
+
+
+def _fill(spent: int, most: int) -> str:
+  return f'{plots.COLOURS[0]}{round(_OPAQUE * spent / most):02x}'
+
+
+def draw_page(path: pathlib.Path, lines: Sequence[Line], most: int) -> None:
+  """Draws lines as `write_page` does; see `plots.figure`."""
+  columns = 3 + max(sum(len(text) for text, _ in line) for line in lines)
+  size = columns * _ADVANCE * _LETTER / 72, (len(lines) + 1) * _LINE / 72
+  with plots.figure(path, lines, size, layout=None) as drawn:
+    axes = drawn.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_axis_off()
+    axes.set_xlim(-1, columns - 1)
+    axes.set_ylim(len(lines), -1)
+    for y, line in enumerate(lines):
+      x = 0
+      for text, spent in line:
+        if spent:
+          colour = _fill(spent, most)
+          axes.barh(y, len(text) + 0.5, 0.8, left=x - 0.25, color=colour)
+        axes.text(
+          x, y, text, weight='normal' if spent else 'bold', fontsize=_LETTER,
+          family='monospace', va='center_baseline', parse_math=False,
+        )  # fmt: skip
+        x += len(text)
 
 
 def write(
   out: pathlib.Path,
   found: Analysis,
   written: Sequence[Table],
-  page: Sequence[text_pages.Block] = (),
+  page: Sequence[Sentence] = (),
 ) -> str:
-  """Writes tables, the curves of `found`, and a page if there are blocks.
+  """Writes tables, the curves of `found`, and a page if there are sentences.
 
   Returns the reason why there are no pictures, or ''.
   """
   out.mkdir(parents=True, exist_ok=True)
   for table in written:
     write_csv(out / f'{table.name}.csv', table.rows)
+  most = len(found.curves['cosine, all tokens']['all'])
+  shown = out / 'sentences', layout(page, most), most
   if page:
-    text_pages.write_page(out / 'sentences', page, title=PAGE)
+    write_page(*shown)
   try:
     adaptive_plots.plot_iterations(
       out / 'similarity', found.curves, 'Similarity of consecutive states'
     )
     if page:
-      text_pages.plot_page(out / 'sentences', page, title=PAGE)
+      draw_page(*shown)
   except ImportError as error:
     return str(error)
   return ''

@@ -85,7 +85,7 @@ def run(flags: Flags) -> int:
       )
     )
   shown = analysis.traced(model, loaded.variables, sample(flags.sentences))
-  page = analysis_report.blocks(shown, words, model.max_iterations)
+  page = [*analysis_report.sentences(shown, words)]
   missing = analysis_report.write(out, found, tables, page)
   for table in tables:
     print_table(table.title, table.shown, table.note)

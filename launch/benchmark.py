@@ -155,7 +155,6 @@ class Eat(command_line.RunFlags):
   epsilon: Share = flag('bound on the risk', 0.02)
   delta: Share = flag('how often the bound may fail', 0.1)
   draws: Positive = flag('resamplings', 200)
-  sentences: Count = flag('rows to draw', 8)
   peers: Libraries = flag(
     'also run the dense run and the student, as far as installed; or none',
     ('torch', 'onnx'),

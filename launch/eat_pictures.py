@@ -1,10 +1,9 @@
 """Pictures of the report of a trained EAT, from its measured numbers."""
 
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from eval_lib import (
@@ -13,9 +12,8 @@ from eval_lib import (
   frontier,
   predictions,
   report,
-  text_pages,
 )
-from launch.eat_runs import Model, Setting
+from launch.eat_runs import Setting
 
 # Names of points that have little room.
 SHORT = {'confidence': 'P≥', 'entropy': 'H≤', 'margin': 'Δ≥', 'patience': 'm=',
@@ -29,22 +27,16 @@ def draw(
   default: Setting,
   timings: report.Rows,
   theirs: Mapping[str, Setting],
-  count: int,
 ) -> None:
-  """Writes all pictures; without matplotlib only the page of sentences.
+  """Writes all pictures, if matplotlib is installed.
 
-  `theirs` are the settings that other libraries ran, by candidate; `count`
-  sentences are drawn as the default setting serves them.
+  `theirs` are the settings that other libraries ran, by candidate.
   """
-  title = {'title': f'{default.model.directory}, {default.name}'}
   plots = [
     *_frontiers(settings, timings, theirs),
     *_of_model(settings, default),
     *_ablation(settings, default, timings),
   ]
-  if blocks := sentences(default, pick(default, count)):
-    text_pages.write_page(out / 'sentences', blocks, **title)
-    plots.append(('sentences', text_pages.plot_page, (blocks,), title))
   try:
     for name, plot, data, options in plots:
       plot(out / name, *data, **options)
@@ -131,60 +123,3 @@ def _ablation(
       bar[f'speed-up at batch {row["batch"]}'] = row['speedup']
   if len(bars) > 1:
     yield 'ablation', adaptive_plots.plot_ablation, (bars,), {}
-
-
-def pick(setting: Setting, count: int) -> list[int]:
-  """Returns rows of every exit, answered right and wrong, of all lengths.
-
-  Those of median length come first, then shorter and longer ones.
-  """
-  rows = setting.rows
-  order = np.argsort(rows['length'], kind='stable')
-  wrong = (rows['answer'] != rows['label']) & (setting.model.classes > 1)
-  group = (wrong * 100 + setting.point.exits)[order]
-  ranked = [order[group == one] for one in np.unique(group)]
-  chosen = [
-    int(rows[int(share * (len(rows) - 1))])
-    for share in (0.5, 0.2, 0.8, 0.35, 0.65)
-    for rows in ranked
-  ]
-  return list(dict.fromkeys(chosen))[:count]
-
-
-def sentences(setting: Setting, rows: Sequence[int]) -> list[text_pages.Block]:
-  """Returns a block for each of some rows of the split."""
-  model, blocks = setting.model, []
-  names, tokenizer = model.policy.class_names, model.policy.reader.tokenizer
-  heads = model.calibrated
-  if names:
-    heads = predictions.probabilities(heads)
-  left = _positions(model, rows)
-  for place, row in enumerate(rows):
-    last, label = setting.point.exits[row], model.records['label'][row]
-    layers = model.heads[: last + 1]
-    block = text_pages.pruning_block(
-      names=tokenizer.names(model.source.record(row)['tokens'].tolist()),
-      # No pruning at the exit or after it was run.
-      pruned={k: v[place] for k, v in left.items() if k < layers[-1]},
-      heads=dict(zip(layers, heads[: last + 1, row], strict=True)),
-      class_names=names,
-      truth=names[int(label)] if names else f'{float(label):.2f}',
-    )
-    blocks.append(block)
-  return blocks
-
-
-def _positions(
-  model: Model, rows: Sequence[int]
-) -> dict[int, list[np.ndarray]]:
-  """Returns positions of the tokens of rows left after each pruning."""
-  names, module = ('tokens', 'token_types', 'length'), model.module
-  inputs = [model.records[name][list(rows)] for name in names]
-  found = {}
-  for count, layer in enumerate(module.prune_layers, 1):
-    layers, ratios = module.prune_layers[:count], module.prune_ratios[:count]
-    part = module.clone(prune_layers=layers, prune_ratios=ratios)
-    _, out = jax.jit(part.apply)(model.policy.chain.variables, *inputs)
-    pairs = zip(*jax.device_get((out['positions'], out['length'])), strict=True)
-    found[layer] = [places[:length] for places, length in pairs]
-  return found

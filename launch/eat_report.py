@@ -10,13 +10,12 @@ the rows that the temperatures were not fitted to. Written into `--out`:
 
   settings.csv     quality, depth, retention and FLOPs of all settings
   timings.csv      latency and throughput of the timed ones
-  examples.csv     each row with each timed setting
   calibration.csv  ECE of each head before and after its temperature
   guarantee.csv    with --guarantee: how often the guaranteed threshold fails
   result.json      the main numbers
   *.png, *.pdf     frontier_flops, frontier and frontier_batch (quality against
-                   FLOPs and time), exits, retention, reliability_<layer>,
-                   ablation, and sentences (also as a page)
+                   FLOPs and time), exits, retention, reliability_<layer>
+                   and ablation
 """
 
 import contextlib
@@ -25,7 +24,7 @@ import functools
 import itertools
 import pathlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -69,21 +68,19 @@ def write(given: Mapping[str, Any]) -> None:
   tables: dict[str, Any] = {'calibration': calibration_rows(model)}
   if given['guarantee']:  # before the long part: it can refuse the model
     tables['guarantee'] = guarantee(model, given)
-  latency: dict[str, Any] = {}
   theirs: dict[str, Setting] = {}
   if given['time'] != 'none':
     print(f'timing {len(shown)} settings', flush=True)
-    tables['timings'], latency, theirs = _time(shown, given)
-  found = (example_rows(one, latency.get(one.name, {})) for one in shown)
-  whole = tables | {'examples': [*itertools.chain.from_iterable(found)]}
-  whole['settings'] = [setting_row(one) for one in settings.values()]
+    tables['timings'], theirs = _time(shown, given)
+  every = [setting_row(one) for one in settings.values()]
   out.mkdir(parents=True, exist_ok=True)
-  for name, rows in whole.items():
+  for name, rows in (tables | {'settings': every}).items():
     if rows:
       report.write_csv(out / f'{name}.csv', rows)
   names = {one.name for one in shown}
-  tables['settings'] = [r for r in whole['settings'] if r['setting'] in names]
-  facts = _facts(model) | {'reference': shown[0].name if latency else None}
+  tables['settings'] = [r for r in every if r['setting'] in names]
+  reference = shown[0].name if 'timings' in tables else None
+  facts = _facts(model) | {'reference': reference}
   plain = {name: list(map(report.flat, rows)) for name, rows in tables.items()}
   strict_json.write(out / 'result.json', facts | plain)
   for name, columns in SHOWN.items():
@@ -91,7 +88,7 @@ def write(given: Mapping[str, Any]) -> None:
       report.print_table(name, rows, columns=columns.split())
   print(', '.join(f'{name}: {value}' for name, value in facts.items()))
   measured = tables.get('timings', ()), theirs
-  eat_pictures.draw(out, settings, default, *measured, given['sentences'])
+  eat_pictures.draw(out, settings, default, *measured)
   print(f'written: {out}')
 
 
@@ -179,29 +176,6 @@ def setting_row(setting: Setting) -> dict[str, Any]:
   }
 
 
-def example_rows(
-  setting: Setting, latency: Mapping[int, float]
-) -> Iterator[dict[str, Any]]:
-  """Yields a line for each row of the split.
-
-  `kept_<layer>` are the tokens left after the pruning at that layer, None if
-  the row left before it; `latency` are seconds of the rows that were timed.
-  """
-  model, point = setting.model, setting.point
-  layers = model.module.prune_layers
-  for row, leave in enumerate(point.exits):
-    line = {name: value[row].item() for name, value in setting.rows.items()}
-    is_last = leave == len(model.heads) - 1
-    right = int(line['answer'] == line['label'])
-    line['exit_reason'] = 'last layer' if is_last else point.rule
-    line['correct'] = right if model.classes > 1 else None
-    line['latency'] = latency.get(row)
-    for at, kept in zip(layers, model.kept[row].tolist(), strict=True):
-      # The pruning at the layer of a head comes after the head.
-      line[f'kept_{at}'] = kept if at < line['depth'] else None
-    yield {'setting': setting.name, 'index': row, **line}
-
-
 def calibration_rows(model: Model) -> list[dict[str, Any]]:
   """Returns ECE and accuracy of each head; nothing without judged rows."""
   labels, scales = (
@@ -246,7 +220,7 @@ def guarantee(model: Model, given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _time(
   settings: Sequence[Setting], given: Mapping[str, Any]
-) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Setting]]:
+) -> tuple[list[dict[str, Any]], dict[str, Setting]]:
   """Times settings on the same rows: alone, and in full batches.
 
   The first is the reference. A turn is a few rows, the same ones for every
@@ -254,8 +228,7 @@ def _time(
 
   Returns:
     (rows of `eval_lib.benchmark`, at batch 1 with the mean and percentiles of
-    the latency; mean seconds by row of the split, by candidate; the settings
-    that other libraries ran, by candidate).
+    the latency; the settings that other libraries ran, by candidate).
   """
   total, rounds = len(settings[0].point.exits), given['rounds']
   count, size = min(given['rows'], total), given['batch_size']
@@ -292,16 +265,12 @@ def _time(
 
     table, samples = run(1, rounds=rounds * turns, warmup=warmup, calls=calls)
     in_batches, _ = run(size, rounds=rounds, warmup=1)
-  # A call is made once when prepared; then the rows follow each other.
-  first, latency = 1 + warmup * calls, {}
   for row in table:
     seconds = samples[row['candidate']].ravel()[: rounds * count]
     row['latency_mean'] = float(seconds.mean())
     for percent in (50, 95):
       row[f'latency_p{percent}'] = float(np.percentile(seconds, percent))
-    means = np.roll(seconds.reshape(-1, count).mean(0), first % count).tolist()
-    latency[row['candidate']] = dict(zip(rows.tolist(), means, strict=True))
-  return table + in_batches, latency, {n: one for n, (_, one) in theirs.items()}
+  return table + in_batches, {name: one for name, (_, one) in theirs.items()}
 
 
 def _engine(model: Model, batch: int, stack: contextlib.ExitStack) -> Engine:

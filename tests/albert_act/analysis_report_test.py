@@ -1,5 +1,7 @@
 """The files of the analysis by hand, and a treebank by plain counting."""
 
+import html
+import re
 import sys
 
 import numpy as np
@@ -9,7 +11,6 @@ from albert_act import analysis, analysis_report
 from albert_act.analysis import CURVES, DEPTH, Analysis
 from dataset_lib import tokenizer
 from dataset_lib.conllu import Word
-from eval_lib import text_pages
 from tests.albert_act import small
 
 VOCABULARY = [
@@ -47,7 +48,7 @@ def write(out, **arguments):
 
 TABLES = {'iterations.csv', 'similarity.csv'}
 PICTURES = {'similarity.png', 'similarity.pdf'}
-PAGE = [text_pages.depths_block(('[CLS]', 'a'), (2, 1), 2, 'one')]
+PAGE = [analysis_report.Sentence('one', ('[CLS]', 'a'), (2, 1))]
 
 
 def test_tables_by_hand(tmp_path):
@@ -90,15 +91,75 @@ def test_sentences_are_the_real_rows(words):
     'mask': np.array([1.0, 1.0, 0.0]),
   }
   steps = np.array([[6, 1, 2, 1], [5, 3, 1, 0], [0, 0, 0, 0]], np.int32)
-  rows = [
-    (['[CLS]', 'w0', '##a', '[SEP]'], [6, 1, 2, 1], 'mean 2.5, executed 6'),
-    (['[CLS]', 'w0', '[SEP]'], [5, 3, 1], 'mean 3.0, executed 5'),
+  assert [*analysis_report.sentences([(batch, steps, None)], words)] == [
+    ('mean 2.5, executed 6', ['[CLS]', 'w0', '##a', '[SEP]'], [6, 1, 2, 1]),
+    ('mean 3.0, executed 5', ['[CLS]', 'w0', '[SEP]'], [5, 3, 1]),
   ]
-  assert analysis_report.blocks([(batch, steps, None)], words, 6) == [
-    text_pages.scale(6),
-    *(text_pages.depths_block(*row[:2], 6, row[2]) for row in rows),
+
+
+@pytest.mark.parametrize(
+  ('names', 'texts'),
+  [
+    ('[CLS] un ##do ## # [SEP]', '[CLS] un +do ## # [SEP]'),
+    ('[CLS] ▁un do . ##x [MASK] [ < [SEP]',
+     '[CLS] un +do +. +##x [MASK] +[ +< [SEP]'),
+    ('<unk> ▁▁a <pad>', '<unk> ▁a <pad>'),
+    ('', ''),
+  ],
+)  # fmt: skip
+def test_words_of_both_tokenizers(names, texts):
+  """A plus says that a token continues the one before."""
+  found = analysis_report.words(names.split())
+  assert [('+' if glued else '') + text for text, glued in found] == (
+    texts.split()
+  )
+
+
+NAMES = ('[CLS]', 'un', '##do', '$x$', '<b>', '映画\ud800', '[SEP]')
+WORDS = [text for text, _ in analysis_report.words(NAMES)]
+TEXT = f"""{analysis_report.PAGE}
+
+iterations
+1 2 3
+
+<i>
+[CLS] un
+do $x$
+<b> 映画\ufffd
+[SEP]
+
+"""
+
+
+@pytest.mark.filterwarnings('ignore:Glyph')
+def test_the_page_is_html_and_a_picture(
+  tmp_path, monkeypatch, made, assert_readable
+):
+  monkeypatch.setattr(analysis_report, 'WIDTH', 8)
+  sentence = analysis_report.Sentence('<i>', NAMES, (3, 1, 2, 3, 1, 2, 1))
+  lines = analysis_report.layout([sentence], 3)
+  analysis_report.write_page(tmp_path / 'x', lines, 3)
+  page = (tmp_path / 'x.html').read_text()
+  assert set(re.findall(r'<(\w+)', page)) == {
+    'html', 'meta', 'title', 'pre', 'span'
+  }  # fmt: skip
+  [body] = re.findall('(?s)<pre>\n(.*)</pre>', page)
+  # A browser shows a lone surrogate as a replacement character.
+  assert html.unescape(re.sub('<[^>]*>', '', body)) == TEXT
+  most, least, middle = re.findall('background:(#[0-9A-Fa-f]{8})', body)[3:6]
+  assert most[:7] == least[:7]
+  assert [int(one[7:], 16) for one in (least, middle, most)] == [57, 113, 170]
+  drawn = [
+    [(text.replace('\ud800', '\ufffd'), n) for text, n in line]
+    for line in lines
   ]
-  assert analysis_report.blocks([], words, 6) == []
+  analysis_report.draw_page(tmp_path / 'x', drawn, 3)
+  [axes] = made[-1].axes
+  shown = ''.join(text.get_text() for text in axes.texts)
+  assert shown.replace(' ', '') == re.sub(r'\s', '', TEXT)
+  assert_readable(made[-1], axes.texts, 12)
+  widths = [bar.get_width() - 0.5 for bar in axes.patches]
+  assert widths == [len(text) for text in (*'123', *WORDS)]
 
 
 def steps(*values):

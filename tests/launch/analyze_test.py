@@ -77,7 +77,7 @@ def test_a_classifier(tmp_path_factory, tmp_path, capsys, halting):
   pictures = {f'{name}.{kind}' for name in ('similarity', 'sentences')
               for kind in ('png', 'pdf')}  # fmt: skip
   assert {path.name for path in out.iterdir()} == names | pictures
-  assert (out / 'sentences.html').read_text().count('>mean ') == 5
+  assert (out / 'sentences.html').read_text().count('\nmean ') == 5
   for word in ('Iterations, at most 6', 'all running',
                'executed depth of a row', 'nsubj', 'step 4, written',
                f'{depth / 6:.0%}'):  # fmt: skip

@@ -1,6 +1,5 @@
 """The report of a trained EAT: by hand, and on tiny runs by recomputation."""
 
-import argparse
 import csv
 import json
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from dataset_lib.errors import ConfigError, InvalidDataError
-from eval_lib import calibration, text_pages
+from eval_lib import calibration
 from launch import benchmark, eat_pictures, eat_report, eat_runs, peers
 from tests.launch import toy_runs
 from tests.launch.toy_runs import TEMPERATURES, fake, measured
@@ -36,16 +35,7 @@ def test_a_setting_by_hand():
   assert (row['rule'], row['value']) == ('confidence', 0.8)
   assert row['flops_served'] == pytest.approx(40)
   assert (row['exit_2'], row['early']) == (pytest.approx(2 / 3),) * 2
-  rows = list(eat_report.example_rows(one, {0: 2.0, 2: 4.0}))
-  columns = {name: [row[name] for row in rows] for name in rows[0]}
-  wanted = dict(
-    index=[0, 1, 2], depth=[2, 4, 2], retention=[1.0, 0.7, 1.0],
-    flops=[20, 40, 20], latency=[2.0, None, 4.0],
-    exit_reason=['confidence', 'last layer', 'confidence'],
-    kept_2=[None, 7, None],  # pruned after the head at the same layer
-    answer=[0, 0, 1], correct=[1, 1, 1],
-  )  # fmt: skip
-  assert {name: columns[name] for name in wanted} == wanted
+  assert (row['depth'], row['retention']) == pytest.approx((8 / 3, 2.7 / 3))
 
 
 def test_rules_by_hand():
@@ -192,7 +182,7 @@ def made(runs, tau, tmp_path_factory):
     f'--workdir={runs["eat"]}', f'--dense={runs["dense"]}', f'--out={out}',
     f'--ablation=again={runs["dense"]}', '--rows=10', '--prune_scales=0,1',
     '--warmup=1', '--rounds=2', '--batch_size=2', '--guarantee',
-    '--epsilon=0.3', f'--tau={tau}', '--draws=20', '--sentences=3',
+    '--epsilon=0.3', f'--tau={tau}', '--draws=20',
     f'--time=never,confidence={tau},prune_0/never', '--peers=none',
   ]  # fmt: skip
   assert benchmark.main(['eat', *flags]) == 0
@@ -208,13 +198,13 @@ def read(path):
 def test_every_file_is_there(made):
   pictures = [
     'frontier', 'frontier_batch', 'frontier_flops', 'exits', 'retention',
-    'reliability_1', 'reliability_2', 'reliability_3', 'ablation', 'sentences',
+    'reliability_1', 'reliability_2', 'reliability_3', 'ablation',
   ]  # fmt: skip
   wanted = {f'{p}.{kind}' for p in pictures for kind in ('png', 'pdf')}
-  tables = ('settings', 'timings', 'examples', 'calibration', 'guarantee')
+  tables = ('settings', 'timings', 'calibration', 'guarantee')
   wanted |= {f'{name}.csv' for name in tables}
   names = {path.name for path in made.iterdir()}
-  assert names == wanted | {'result.json', 'sentences.html'}
+  assert names == wanted | {'result.json'}
 
 
 def pruned(tokens):
@@ -223,63 +213,56 @@ def pruned(tokens):
 
 
 @pytest.mark.slow
-def test_rows_are_those_of_the_model(made, run, direct, tau):
-  name = f'confidence={tau:g}'
-  rows = [r for r in read(made / 'examples.csv') if r['setting'] == name]
-  assert [int(r['index']) for r in rows] == list(range(24))
-  sure, seen = toy_runs.confidences(direct['exits']) >= tau, set()
-  flops = eat_runs.flops(run.module, np.arange(1, 17))
-  for row, got in enumerate(rows):
-    length, label = (int(run.records[k][row]) for k in ('length', 'label'))
+def test_settings_are_means_of_the_rows_of_the_model(made, run, direct, tau):
+  sure = toy_runs.confidences(direct['exits']) >= tau
+  flops, rows = eat_runs.flops(run.module, np.arange(1, 17)), []
+  for row, label in enumerate(run.records['label']):
+    length = int(run.records['length'][row])
     # The rule and the counts once more, by hand.
     leaves = 0 if sure[0, row] else 1 if sure[1, row] else 2
-    seen.add(leaves)
     first, second = direct['kept'][:, row].tolist()
     assert (first, second) == (pruned(length), pruned(first))
     bucket = next(size for size in toy_runs.BUCKETS if size >= length)
-    answer = direct['exits'][leaves, row].argmax()
-    assert got['kept_1'] == (str(first) if leaves >= 1 else '')
-    assert got['kept_2'] == (str(second) if leaves == 2 else '')
-    wanted = dict(
-      length=length, depth=leaves + 1, answer=answer, label=label,
-      correct=int(answer == label),
+    found = dict(
+      depth=leaves + 1, quality=direct['exits'][leaves, row].argmax() == label,
       retention=(length, first, second)[leaves] / length,
       flops=flops[length - 1, leaves], flops_served=flops[bucket - 1, leaves],
     )  # fmt: skip
-    assert {k: float(got[k]) for k in wanted} == pytest.approx(wanted)
-  assert len(seen) > 1
-
-
-@pytest.mark.slow
-def test_tables_are_means_of_their_rows(made, tau):
+    rows.append(found)
+  assert 1 < np.mean([row['depth'] for row in rows]) < 3
   settings = {r['setting']: r for r in read(made / 'settings.csv')}
-  rows, timings = read(made / 'examples.csv'), read(made / 'timings.csv')
-  names = ['dense/never', 'again/never', f'confidence={tau:g}', 'never',
-           'prune_0/never']  # fmt: skip
-  assert sorted(row['candidate'] for row in timings) == sorted(names * 2)
-  dense = sum(float(r['flops']) for r in rows if r['setting'] == 'dense/never')
-  served = {}
-  for name in names:
-    own = [r for r in rows if r['setting'] == name]
-    mean = {k: np.mean([float(r[k]) for r in own]) for k in
-            ('depth', 'retention', 'flops', 'flops_served')}  # fmt: skip
-    mean['quality'] = np.mean([float(r['correct']) for r in own])
-    mean['flops_share'] = sum(float(r['flops']) for r in own) / dense
-    found = {column: float(settings[name][column]) for column in mean}
-    assert found == pytest.approx(mean), name
-    timed = [float(r['flops_served']) for r in own if r['latency']]
-    assert len(timed) == 10
-    served[name] = sum(timed)
+  for column in rows[0]:
+    mean = np.mean([row[column] for row in rows])
+    found = float(settings[f'confidence={tau:g}'][column])
+    assert found == pytest.approx(mean), column
   variants = {name.partition('/')[0] for name in settings if '/' in name}
   assert variants == {'dense', 'again', 'prune_0', 'no_window'}
   assert float(settings['prune_0/never']['retention']) == 1
+  dense = float(settings['dense/never']['flops'])
+  for row in settings.values():
+    share = float(row['flops']) / dense
+    assert float(row['flops_share']) == pytest.approx(share)
+
+
+@pytest.mark.slow
+def test_timed_answers_are_the_recorded_ones(made, tau):
+  timings = read(made / 'timings.csv')
+  names = ['dense/never', 'again/never', f'confidence={tau:g}', 'never',
+           'prune_0/never']  # fmt: skip
+  assert sorted(row['candidate'] for row in timings) == sorted(names * 2)
+  served = {row['candidate']: float(row['flops']) for row in timings}
   for row in timings:
-    # Answers are the recorded ones, limits those of the rows.
     assert (row['differing_rows'], row['baseline']) == ('0', 'dense/never')
     limit = served['dense/never'] / served[row['candidate']]
     assert float(row['limit']) == pytest.approx(limit)
     if row['batch'] == '1':
       assert 0 < float(row['latency_p50']) <= float(row['latency_p95'])
+
+
+@pytest.mark.slow
+def test_recorded_logits_are_those_of_the_model(run, direct):
+  logits = eat_runs.record(run).logits
+  np.testing.assert_allclose(logits, direct['exits'], atol=1e-4)
 
 
 @pytest.mark.slow
@@ -304,25 +287,6 @@ def test_calibration_and_guarantee_leave_out_the_fitted_rows(made, run, direct):
 
 
 @pytest.mark.slow
-def test_sentences_show_the_positions_of_the_model(run, direct, monkeypatch):
-  model = eat_runs.record(run)
-  np.testing.assert_allclose(model.logits, direct['exits'], atol=1e-4)
-  monkeypatch.setattr(text_pages, 'pruning_block', argparse.Namespace)
-  [one] = eat_pictures.sentences(measured(model)['never'], [3])
-  length = int(direct['length'][3])
-  places = direct['positions'][3, :length]
-  np.testing.assert_array_equal(one.pruned[2], places)
-  kept = [len(places) for places in one.pruned.values()]
-  assert kept == direct['kept'][:, 3].tolist()
-  assert (one.names[0], one.names[-1]) == ('[CLS]', '[SEP]')
-  assert len(one.names) == run.records['length'][3]
-  sure = [max(values) for values in one.heads.values()]
-  wanted = toy_runs.confidences(direct['exits'])[:, 3]
-  np.testing.assert_allclose(sure, wanted, atol=1e-5)
-  assert one.truth == ('negative', 'positive')[run.records['label'][3]]
-
-
-@pytest.mark.slow
 def test_flags_that_do_not_fit_the_run(runs, run):
   with pytest.raises(ConfigError) as caught:
     list(eat_runs.variants(run, (4.0,)))
@@ -340,7 +304,7 @@ def test_other_libraries_give_our_answers(runs, tmp_path):
   if [*peers.usable(peers.PACKAGES)] != [*peers.PACKAGES]:
     pytest.skip('needs the extra [peers]')
   flags = ['--time=never', '--rows=7', '--rounds=2', '--batch_size=3',
-           '--warmup=1', '--prune_scales=1', '--sentences=0']  # fmt: skip
+           '--warmup=1', '--prune_scales=1']  # fmt: skip
   where = [f'--workdir={runs["eat"]}', f'--dense={runs["dense"]}']
   assert benchmark.main(['eat', *where, f'--out={tmp_path}', *flags]) == 0
   timings = read(tmp_path / 'timings.csv')
