@@ -16,7 +16,7 @@ import numpy as np
 import scipy.optimize
 import scipy.special
 from annotated_types import Interval
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from dataset_lib import atomic_file, builder
 from eval_lib import evaluator, predictions, risk
@@ -62,15 +62,12 @@ def reliability(
   probabilities: Float[np.ndarray, 'N C'],
   labels: Labels,
   bins: int = BINS,
-  mask: Float[np.ndarray, ' N'] | Bool[np.ndarray, ' N'] | None = None,
 ) -> Reliability:
-  """Sorts the rows of a head with mask > 0 into bins of confidence `max_c P`.
+  """Sorts the rows of a head into bins of confidence `max_c P`.
 
   Raises:
-    ValueError: no row counts, or the confidences are not in [0, 1].
+    ValueError: there is no row, or the confidences are not in [0, 1].
   """
-  if mask is not None:
-    probabilities, labels = probabilities[mask > 0], labels[mask > 0]
   confidence = probabilities.max(-1).astype(np.float64)
   # In float32 a softmax may exceed 1 by rounding.
   if not len(labels) or not ((confidence >= 0) & (confidence < 1.001)).all():
@@ -82,13 +79,12 @@ def reliability(
   edges = np.linspace(0.0, 1.0, bins + 1)
   place = np.searchsorted(edges, confidence, side='left') - 1
   place = place.clip(0, bins - 1)
-  count = np.bincount(place, minlength=bins)
+  count, *sums = (
+    np.bincount(place, values, minlength=bins)
+    for values in (None, confidence, right)
+  )
   with np.errstate(invalid='ignore'):
-    means = [
-      np.bincount(place, values, minlength=bins) / count
-      for values in (confidence, right)
-    ]
-  return Reliability(count, *means)
+    return Reliability(count, *(total / count for total in sums))
 
 
 def errors(
@@ -107,8 +103,8 @@ def negative_log_likelihood(
 ) -> float:
   """Averages `-log softmax(logits / temperature)[label]` over rows, in nats."""
   scaled = logits.astype(np.float64) / temperature
-  own = np.take_along_axis(scaled, labels[:, None], axis=1)[:, 0]
-  return float((scipy.special.logsumexp(scaled, axis=1) - own).mean())
+  logs = scipy.special.log_softmax(scaled, axis=1)
+  return -float(np.take_along_axis(logs, labels[:, None], axis=1).mean())
 
 
 def fit_temperature(
@@ -215,6 +211,7 @@ class Evaluator(predictions.Evaluator):
     """
     logits, labels = self.heads('calibration_split', variables)
     temperatures = fit_temperatures(logits, labels, self.bins, self.only_above)
+    calibrated = predictions.probabilities(logits, temperatures)
     report: dict[str, Any] = {
       'parameters': fingerprint(variables),
       'dataset': builder.validate(self.data),
@@ -222,32 +219,33 @@ class Evaluator(predictions.Evaluator):
       'calibration_rows': len(labels),
       'calibration_ece': errors(logits, labels, self.bins),
       'temperatures': temperatures.tolist(),
-      'drift': drift_statistics(
-        predictions.probabilities(logits, temperatures), float(self.threshold)
-      ),
+      'drift': drift_statistics(calibrated, float(self.threshold)),
     }
     logits, labels = self.heads('split', variables)
     names = predictions.head_layers(self.layers, len(logits))
+    columns = {
+      'ece': errors(logits, labels, self.bins),
+      'ece_calibrated': errors(logits, labels, self.bins, temperatures),
+      'temperature': report['temperatures'],
+    }
     report |= {
+      'ece': columns['ece'],
+      'ece_calibrated': columns['ece_calibrated'],
       'split': self.split,
       'rows': len(labels),
       'layers': [*names.values()],
       'bins': self.bins,
-      'ece': errors(logits, labels, self.bins),
-      'ece_calibrated': errors(logits, labels, self.bins, temperatures),
       'guarantee': None,
     }
-    result: dict[str, float] = {}
-    for place, name in enumerate(names):
-      result[f'ece_{name}'] = report['ece'][place]
-      result[f'ece_calibrated_{name}'] = report['ece_calibrated'][place]
-      result[f'temperature_{name}'] = report['temperatures'][place]
+    result = {
+      f'{column}_{name}': value
+      for column, values in columns.items()
+      for name, value in zip(names, values, strict=True)
+    }
     if self.epsilon:
-      guarantee, early = risk.certify_confidence(
-        predictions.probabilities(logits, temperatures),
-        float(self.epsilon),
-        float(self.delta),
-      )
+      heads = predictions.probabilities(logits, temperatures)
+      limits = float(self.epsilon), float(self.delta)
+      guarantee, early = risk.certify_confidence(heads, *limits)
       found = {'loss': 'disagreement', 'early': early}
       report['guarantee'] = found | dataclasses.asdict(guarantee)
       result['guaranteed_early'] = early

@@ -1,7 +1,7 @@
-"""Accuracy against cost: exit rules and thresholds over recorded logits.
+"""Quality against cost: exits of rows over recorded logits.
 
-A rule is a function of the logits of all heads, so a sweep costs no run of the
-model. The confidence rule of EAT, section 4, is here, others in `eat.exits`.
+An exit rule is a function of the logits of all heads, so a sweep over rules and
+thresholds costs no run of the model.
 """
 
 import dataclasses
@@ -14,38 +14,11 @@ from jaxtyping import Bool, Float, Num
 
 from dataset_lib.errors import ConfigError
 from eval_lib import calibration, evaluator, glue, predictions, report
-from eval_lib.predictions import Heads, Labels, PerHead
+from eval_lib.predictions import Heads, Labels
 
 FILE = 'frontier.csv'
 
 Number = Annotated[float | int, Interval(ge=0.0, le=1e30)]
-
-
-class Setting(NamedTuple):
-  """An exit rule with its parameter.
-
-  `exit_of(logits [E, N, C]) -> int [N]` returns the index of the head at which
-  each row leaves; NumPy or JAX.
-  """
-
-  rule: str  # its name, e.g. 'confidence'
-  value: float | None  # e.g. the threshold; None if it has no parameter
-  exit_of: Callable[[Any], Any]
-
-
-class Point(NamedTuple):
-  """The measures of a setting over the rows of a split."""
-
-  rule: str
-  value: float | None
-  quality: float  # accuracy or another measure; more is better
-  depth: float  # mean number of layers executed
-  flops: float  # FLOPs spent over those of the full model on the same rows
-  # Share of the rows with the answer of the full model; of a regression the
-  # correlation with it.
-  agreement: float
-  shares: tuple[float, ...]  # of the rows by the head they leave at, `[E]`
-  exits: Labels  # index of the head at which each row leaves
 
 
 def accuracy(logits: Float[np.ndarray, 'N C'], labels: Labels) -> float:
@@ -75,70 +48,58 @@ def _agreement(
   return accuracy(logits, full.argmax(-1))
 
 
-def never() -> Setting:
-  """Returns the full model: every row leaves at the last head."""
-  return Setting(
-    'never', None, lambda logits: np.full(logits.shape[1], len(logits) - 1)
-  )
+class Point(NamedTuple):
+  """The measures of a setting over the rows of a split."""
+
+  quality: float  # accuracy or another measure; more is better
+  depth: float  # mean number of layers executed
+  flops: float  # FLOPs spent over those of the full model on the same rows
+  # Share of the rows with the answer of the full model; of a regression the
+  # correlation with it.
+  agreement: float
+  shares: tuple[float, ...]  # of the rows by the head they leave at, `[E]`
+  exits: Labels  # index of the head at which each row leaves
 
 
-def confidence(
-  threshold: float, temperatures: PerHead | None = None
-) -> Setting:
-  """Returns the rule `max_c P >= threshold`, of logits over temperatures."""
+@dataclasses.dataclass(frozen=True)
+class Recording:
+  """Logits of all heads for the rows of a split, and the costs of exits.
 
-  def exit_of(logits):
-    heads = predictions.probabilities(logits, temperatures)
-    return predictions.confidence_exit(heads, threshold)
-
-  return Setting('confidence', threshold, exit_of)
-
-
-def sweep(
-  logits: Heads,
-  labels: Num[np.ndarray, ' N'],
-  settings: Sequence[Setting],
-  *,
-  layers: Sequence[int],
-  flops: Any = None,
-  full_flops: Any = None,
-  quality: Callable[[Any, Any], float] = accuracy,
-) -> list[Point]:
-  """Measures settings on the same rows.
-
-  Args:
+  Attributes:
     logits: of all heads; the last is the full model.
     labels: classes, or numbers of a regression.
-    settings: the rules to measure.
-    layers: layers executed when a row leaves at each head, `[E]`.
+    layers: executed when a row leaves at each head, `[E]`.
     flops: FLOPs of a row that leaves at each head, `[E]`, or `[N, E]` where
       they differ from row to row; None takes `layers` for the cost.
     full_flops: FLOPs of a row in the model compared with, a number or `[N]`;
       None for the last column of `flops`.
     quality: `(logits [N, C], labels [N]) -> float`.
   """
-  heads, rows = logits.shape[:2]
-  costs = np.asarray(layers if flops is None else flops, np.float64)
-  cost = np.broadcast_to(costs, (rows, heads))
-  full = cost[:, -1] if full_flops is None else full_flops
-  full = np.broadcast_to(np.asarray(full, np.float64), (rows,))
-  points = []
-  for rule, value, exit_of in settings:
-    exits = np.asarray(exit_of(logits))
-    chosen = logits[exits, np.arange(rows)]
-    points.append(
-      Point(
-        rule,
-        value,
-        quality=float(quality(chosen, labels)),
-        depth=float(np.asarray(layers)[exits].mean()),
-        flops=float(cost[np.arange(rows), exits].sum() / full.sum()),
-        agreement=_agreement(chosen, logits[-1]),
-        shares=tuple((np.bincount(exits, minlength=heads) / rows).tolist()),
-        exits=exits,
-      )
+
+  logits: Heads
+  labels: Num[np.ndarray, ' N']
+  layers: Sequence[int]
+  flops: Any = None
+  full_flops: Any = None
+  quality: Callable[[Any, Any], float] = accuracy
+
+  def leave(self, exits: Labels) -> Point:
+    """Measures the answers if each row leaves at the head of this index."""
+    heads, rows = self.logits.shape[:2]
+    places = np.arange(rows)
+    flops = self.layers if self.flops is None else self.flops
+    cost = np.broadcast_to(np.asarray(flops, np.float64), (rows, heads))
+    full = cost[:, -1] if self.full_flops is None else self.full_flops
+    full = np.broadcast_to(np.asarray(full, np.float64), (rows,))
+    chosen = self.logits[exits, places]
+    return Point(
+      quality=float(self.quality(chosen, self.labels)),
+      depth=float(np.asarray(self.layers)[exits].mean()),
+      flops=float(cost[places, exits].sum() / full.sum()),
+      agreement=_agreement(chosen, self.logits[-1]),
+      shares=tuple((np.bincount(exits, minlength=heads) / rows).tolist()),
+      exits=exits,
     )
-  return points
 
 
 def pareto(
@@ -195,41 +156,31 @@ class Evaluator(predictions.Evaluator):
     if self.calibration_split:
       fitted = self.heads('calibration_split', variables)
       temperatures = calibration.fit_temperatures(*fitted)
-    thresholds = sorted({float(t) for t in self.thresholds})
+    heads = predictions.probabilities(logits, temperatures)
     names = predictions.head_layers(self.layers, len(logits))
-    layers = [*names.values()]
-    points = sweep(
-      logits,
-      labels,
-      [*(confidence(t, temperatures) for t in thresholds), never()],
-      layers=layers,
-      flops=self.flops or None,
-      full_flops=self.full_flops or None,
-      quality=self._quality,
-    )
-    if path := self.file(FILE):
-      report.write_csv(path, [self._line(point, layers) for point in points])
-    result = {f'{self._metric}_full': points[-1].quality}
+    recording = Recording(
+      logits, labels, [*names.values()], self.flops or None,
+      self.full_flops or None, self._quality,
+    )  # fmt: skip
+    result, lines = {}, []
     for name, head in zip(names, logits, strict=True):
       result[f'{self._metric}_{name}'] = float(self._quality(head, labels))
-    for point in points[:-1]:
-      for name, number in self._numbers(point).items():
-        result[f'{name}_tau_{point.value:g}'] = number
+    result[f'{self._metric}_full'] = result[f'{self._metric}_{name}']
+    for tau in (*sorted({float(t) for t in self.thresholds}), np.inf):
+      point = recording.leave(predictions.confidence_exit(heads, tau))
+      numbers = {
+        self._metric: point.quality,
+        'depth': point.depth,
+        'flops' if self.flops else 'depth_share': point.flops,
+        'agreement': point.agreement,
+      }
+      shares = zip(recording.layers, point.shares, strict=True)
+      columns = numbers | {f'exit_{layer}': share for layer, share in shares}
+      line: dict[str, Any] = {'rule': 'never', 'value': None}
+      if tau < np.inf:
+        line = {'rule': 'confidence', 'value': f'{tau:g}'}
+        result |= {f'{k}_tau_{tau:g}': number for k, number in numbers.items()}
+      lines.append(line | {name: f'{x:.6g}' for name, x in columns.items()})
+    if path := self.file(FILE):
+      report.write_csv(path, lines)
     return result
-
-  def _numbers(self, point: Point) -> dict[str, float]:
-    return {
-      self._metric: point.quality,
-      'depth': point.depth,
-      'flops' if self.flops else 'depth_share': point.flops,
-      'agreement': point.agreement,
-    }
-
-  def _line(self, point: Point, layers: Sequence[int]) -> dict[str, str | None]:
-    """Returns a line of the file: rule, value, numbers, shares by layer."""
-    shares = zip(layers, point.shares, strict=True)
-    numbers = self._numbers(point) | {f'exit_{n}': x for n, x in shares}
-    return {
-      'rule': point.rule,
-      'value': None if point.value is None else f'{point.value:g}',
-    } | {name: f'{number:.6g}' for name, number in numbers.items()}

@@ -1,6 +1,7 @@
 """Figures, each written as PNG and PDF, and the figure of a run's metrics.
 
-Matplotlib is an optional extra and is imported when the first figure is made.
+A figure is data: panels of lines, or a table of bars. Matplotlib is an optional
+extra and is imported when the first figure is made.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import pathlib
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.ndimage
@@ -31,19 +32,27 @@ _STYLE: Any = {
   'axes.spines.left': False, 'axes.spines.right': False,
   'axes.spines.top': False, 'axes.titlelocation': 'left', 'axes.titlesize': 12,
   'axes.titleweight': 'bold', 'axes.ymargin': 0.08, 'errorbar.capsize': 2,
-  'font.size': 10, 'grid.color': '#E4E4E4', 'legend.borderaxespad': 0.1,
-  'legend.borderpad': 0.2, 'legend.columnspacing': 1.4, 'legend.fontsize': 9,
+  'figure.constrained_layout.h_pad': 0.1,
+  'figure.constrained_layout.w_pad': 0.14, 'font.size': 10,
+  'grid.color': '#E4E4E4', 'legend.borderaxespad': 0.1, 'legend.borderpad': 0.2,
+  'legend.columnspacing': 1.4, 'legend.fontsize': 9,
   'legend.frameon': False, 'legend.handlelength': 1.6,
   'pdf.fonttype': 42,  # text stays text
   'xtick.color': GREY, 'ytick.color': GREY, 'ytick.major.size': 0,
 }  # fmt: skip
 _LEGEND_COLUMNS = 3
 
+# Names of points closer than this, in pixels of the figure, are left out.
+NAME_DISTANCE = 34.0
+
 # A longer curve is drawn pale, under its moving average.
 SMOOTH_ABOVE = 100
 SMOOTH_SHARE = 0.03
-# Panels of a run: title, unit, scale, and the metrics with their labels.
+# Panels of a run: title, unit, scale, and patterns of metrics with their words.
 _PANELS = (
+  ('Loss', 'nats per example', 1.0,
+   {'loss': '', 'cross_entropy': 'cross-entropy'}),
+  ('Accuracy', '%', 100.0, {r'accuracy|\d+shot': ''}),
   ('Tape length', 'tape tokens', 1.0, {'tape_length_mean': 'mean'}),
   ('Ponder steps', 'steps', 1.0, {'ponder_steps_mean': 'mean'}),
   ('Masked words, sentence order', '%', 100.0,
@@ -52,13 +61,36 @@ _PANELS = (
   ('Iterations', 'iterations', 1.0,
    {'iterations': 'mean of the tokens', 'depth': 'depth of the rows'}),
   ('Repetitions', 'repetitions of the cell', 1.0, {'steps': 'mean'}),
+  ('Learning rate', '', 1.0, {'learning_rate': ''}),
 )  # fmt: skip
-_RATE = 'train/learning_rate'
 
 # Steps `[P]` and values `[P]` of metrics, by name.
 Curves = Mapping[str, Sequence[Float[np.ndarray, ' P']]]
-# Name of a metric, its label, the number of its colour, and its line style.
-_Line = tuple[str, str, int, str]
+
+
+class Line(NamedTuple):
+  """A line through points `[P]`; NaN is a gap."""
+
+  label: str  # '' for none
+  x: Any
+  y: Any
+  number: int = 0  # of colour and marker, see `look`
+  # Lower and upper ends `[P]`; the error bar of a single point.
+  band: tuple[Any, Any] | None = None
+  style: Mapping[str, Any] = {}  # options of matplotlib
+  names: Sequence[str] = ()  # of the points; written where there is room
+
+
+class Panel(NamedTuple):
+  """Lines with their labels and axes."""
+
+  title: str
+  y_label: str
+  x_label: str
+  lines: Sequence[Line]
+  x_limits: Any = None
+  y_limits: Any = None
+  ticks: int = 0  # limits x to as many integers
 
 
 @contextlib.contextmanager
@@ -73,7 +105,8 @@ def figure(
     ImportError: matplotlib is absent; names the command that installs it.
     ValueError: the data are empty.
   """
-  check_data(path, data)
+  if not len(data):
+    raise ValueError(f'{path}: expected something to draw, got nothing')
   try:
     import matplotlib
     from matplotlib.figure import Figure
@@ -93,59 +126,66 @@ def figure(
     result.savefig(path.with_suffix('.pdf'), metadata={'CreationDate': None})
 
 
-def check_data(path: Path, data: Any) -> None:
-  """Raises ValueError if there is nothing to draw."""
-  if not len(data):
-    raise ValueError(f'{path}: expected something to draw, got nothing')
-
-
 def look(number: int) -> tuple[str, str]:
   """Returns colour and marker of a curve; the first 49 pairs are distinct."""
   place = number + number // len(COLOURS)
   return COLOURS[number % len(COLOURS)], _MARKERS[place % len(_MARKERS)]
 
 
-def line(
-  axes: Any,
-  x: Any,
-  y: Any,
-  number: int = 0,
-  label: str = '',
-  *,
-  band: tuple[Any, Any] | None = None,
-  **style: Any,
+def draw_panels(
+  path: Path,
+  panels: Sequence[Panel],
+  size: tuple[float, float],
+  columns: int = 1,
+  caption: str = '',
+  **grid: Any,
 ) -> None:
-  """Draws a line through points `[P]`; NaN is a gap.
+  """Draws panels in a grid; see `figure` and `Figure.subplots`."""
+  rows = math.ceil(len(panels) / columns)
+  with figure(path, [one for one in panels if one.lines], size) as drawn:
+    axes = drawn.subplots(rows, columns, squeeze=False, **grid).ravel()
+    for empty in axes[len(panels) :]:
+      empty.remove()
+    for place, panel in zip(axes, panels, strict=False):
+      _draw_panel(place, panel)
+    if caption:
+      drawn.suptitle(caption, x=0.012, ha='left', color=GREY, fontsize=11)
+    # The places of names are known once the axes have their limits.
+    drawn.draw_without_rendering()
+    for place, panel in zip(axes, panels, strict=False):
+      _write_names(place, panel.lines)
 
-  `number` is that of `look`, `band` lower and upper ends `[P]`, an error bar of
-  a single point, and `style` replaces options of matplotlib.
-  """
-  colour, marker = look(number)
-  if band is not None and len(x) > 1:
-    axes.fill_between(x, *band, color=colour, alpha=0.15, linewidth=0)
-  elif band is not None:
-    axes.errorbar(x, y, (y - band[0], band[1] - y), fmt='none', ecolor=colour)
+
+def _draw_panel(axes: Any, panel: Panel) -> None:
+  for line in panel.lines:
+    _draw_line(axes, line)
+  if panel.ticks:
+    axes.locator_params(axis='x', nbins=panel.ticks, integer=True)
+    axes.xaxis.set_major_formatter('{x:,.0f}')
+  axes.yaxis.set_major_formatter('{x:g}')
+  axes.set_xlim(panel.x_limits)
+  axes.set_ylim(panel.y_limits)
+  axes.set_xlabel(panel.x_label)
+  axes.set_ylabel(panel.y_label)
+  head(axes, panel.title)
+
+
+def _draw_line(axes: Any, line: Line) -> None:
+  colour, marker = look(line.number)
+  x, y = line.x, line.y
+  if line.band is not None and len(x) > 1:
+    axes.fill_between(x, *line.band, color=colour, alpha=0.15, linewidth=0)
+  elif line.band is not None:
+    low, high = line.band
+    axes.errorbar(x, y, (y - low, high - y), fmt='none', ecolor=colour)
   is_dense = len(x) > 40
   options = dict(
-    color=colour, label=label or None, linewidth=1.8, marker=marker,
+    color=colour, label=line.label or None, linewidth=1.8, marker=marker,
     markersize=3 if is_dense else 5, markevery=len(x) // 20 if is_dense else 1,
     # The last point is on the edge of the panel.
     clip_on=False,
   )  # fmt: skip
-  axes.plot(x, y, **(options | style))
-
-
-def finish(
-  axes: Any, y_label: str, x_label: str = '', title: str = '', ticks: int = 0
-) -> None:
-  """Writes labels, title and legend; `ticks` limits x to as many integers."""
-  if ticks:
-    axes.locator_params(axis='x', nbins=ticks, integer=True)
-    axes.xaxis.set_major_formatter('{x:,.0f}')
-  axes.yaxis.set_major_formatter('{x:g}')
-  axes.set_xlabel(x_label)
-  axes.set_ylabel(y_label)
-  head(axes, title)
+  axes.plot(x, y, **(options | dict(line.style)))
 
 
 def head(axes: Any, title: str) -> None:
@@ -158,6 +198,22 @@ def head(axes: Any, title: str) -> None:
   axes.set_title(title, pad=6 + 15 * rows)
 
 
+def _write_names(axes: Any, lines: Sequence[Line]) -> None:
+  taken: list[Any] = []
+  for line in lines:
+    for x, y, name in zip(line.x, line.y, line.names, strict=False):
+      place = axes.transData.transform((x, y))
+      if all(np.hypot(*(place - other)) > NAME_DISTANCE for other in taken):
+        taken.append(place)
+        axes.annotate(
+          name, (x, y), (5, -3), textcoords='offset points', ha='left',
+          va='top', color=GREY, fontsize=8,
+        )  # fmt: skip
+
+
+# -- a run ---------------------------------------------------------------------
+
+
 def plot_run(workdir: Path) -> pathlib.Path:
   """Draws the `metrics.jsonl` of a directory; returns the path of `run.png`.
 
@@ -168,28 +224,18 @@ def plot_run(workdir: Path) -> pathlib.Path:
   """
   workdir = pathlib.Path(workdir)
   found = read_curves(workdir / 'metrics.jsonl')
-  panels = [panel for panel in _run_panels(found) if panel[-1]]
+  panels = [
+    one for one in (_panel(found, *row) for row in _PANELS) if one.lines
+  ]
   if not panels:
     raise ValueError(
       f'{workdir / "metrics.jsonl"}: expected train/loss or another metric '
       f'that is drawn, got {sorted(found)}'
     )
   columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
-  rows = math.ceil(len(panels) / columns)
-  last_step = max(steps[-1] for steps, _ in found.values())
+  size = 5.4 * columns, 3.5 * math.ceil(len(panels) / columns) + 0.3
   path = workdir / 'run.png'
-  with figure(path, panels, (5.4 * columns, 3.5 * rows + 0.3)) as drawn:
-    drawn.get_layout_engine().set(w_pad=0.14, h_pad=0.1)
-    name = workdir.resolve().name
-    drawn.suptitle(name, x=0.012, ha='left', color=GREY, fontsize=11)
-    for place, (title, unit, scale, lines) in enumerate(panels, 1):
-      axes = drawn.add_subplot(rows, columns, place)
-      for one in lines:
-        _draw(axes, found, scale, *one)
-      axes.set_xlim(0, max(last_step * 1.02, 1))
-      if title == 'Learning rate':
-        axes.set_ylim(bottom=0)
-      finish(axes, unit, 'step', title, ticks=6)
+  draw_panels(path, panels, size, columns, workdir.resolve().name)
   return path
 
 
@@ -204,18 +250,16 @@ def read_curves(path: pathlib.Path) -> dict[str, Sequence[np.ndarray]]:
     ValueError: another line is damaged; names file and line.
   """
   values: dict[str, dict[int, float]] = {}
-  lines = path.read_text(encoding='utf-8', errors='replace').split('\n')
-  for number, text in enumerate(lines, 1):
+  text = path.read_text(encoding='utf-8', errors='replace')
+  # The text after the last newline is a line still being written.
+  for number, line in enumerate(text.split('\n')[:-1], 1):
     try:
-      row = json.loads(text.strip() or '{"step": 0}')
+      row = json.loads(line.strip() or '{"step": 0}')
       step = row.pop('step')
     except (ValueError, AttributeError, KeyError, TypeError):
-      # The text after the last newline is a line still being written.
-      if number == len(lines):
-        break
       raise ValueError(
         f'{path}:{number}: expected a JSON object with a step, got '
-        f'{text[:60]!r}; delete the line to draw the rest'
+        f'{line[:60]!r}; delete the line to draw the rest'
       ) from None
     for name, value in row.items():
       values.setdefault(name, {})[step] = float(value)
@@ -240,92 +284,62 @@ def smooth(values: Float[np.ndarray, ' P']) -> Float[np.ndarray, ' P']:
   return np.where(finite, total / np.maximum(count, 1.0), np.nan)
 
 
-def _draw(
-  axes: Any,
-  found: Curves,
-  scale: float,
-  name: str,
-  label: str,
-  number: int,
-  style: str,
-) -> None:
-  """Draws a metric, smoothed if it is one of training (number 0).
+def _panel(
+  found: Curves, title: str, unit: str, scale: float, words: Mapping[str, str]
+) -> Panel:
+  """Returns a panel of metrics: a colour for each source, a style for each."""
+  lines: list[Line] = []
+  numbers = {'train': 0}
+  for (metric, word), style in zip(words.items(), '-:', strict=False):
+    names = [name for name in found if re.fullmatch(f'.+/({metric})', name)]
+    # Training before evaluations, and few shots before more.
+    names.sort(key=lambda name: (name.rpartition('/')[0], len(name), name))
+    names.sort(key=lambda name: not name.startswith('train/'))
+    for name in names:
+      source, _, last = name.rpartition('/')
+      shots = f'{last[:-4]}-shot' if last.endswith('shot') else ''
+      label = ', '.join(filter(None, (source, word or shots)))
+      number = numbers.setdefault(source if word else label, len(numbers))
+      values = scale * found[name][1]
+      # Such as a loss that is the cross-entropy.
+      is_drawn = any(
+        one.number == number
+        and len(one.y) == len(values)
+        and np.allclose(one.y, values, rtol=1e-3, equal_nan=True)
+        for one in lines
+      )
+      if not is_drawn:
+        one = Line(label, found[name][0], values, number)
+        lines += _with_spread(found, name, scale, one, style)
+  last_step = max((steps[-1] for steps, _ in found.values()), default=0)
+  limits = 0, max(last_step * 1.02, 1)
+  bottom = (0, None) if title == 'Learning rate' else None
+  return Panel(title, unit, 'step', lines, limits, bottom, 6)
+
+
+def _with_spread(
+  found: Curves, name: str, scale: float, line: Line, style: str
+) -> Iterator[Line]:
+  """Yields a metric with its band, smoothed if it is one of training.
 
   `x_std` gives a band around `x`, `x_min` and `x_max` around `x_mean`.
   """
-  steps, values = found[name][0], scale * found[name][1]
-  band, window = None, _window(len(values))
+  window, values = _window(len(line.y)), line.y
+  stem = name.removesuffix('_mean')
+  is_training = line.number == 0
   if f'{name}_std' in found:
     std = scale * found[f'{name}_std'][1]
-    band = values - std, values + std
-  stem = name.removesuffix('_mean')
-  if number == 0 and {f'{stem}_min', f'{stem}_max'} <= {*found}:
-    least, most = found[f'{stem}_min'], found[f'{stem}_max']
-    axes.fill_between(
-      least[0], scipy.ndimage.minimum_filter1d(least[1], window),
-      scipy.ndimage.maximum_filter1d(most[1], window), step='mid',
-      color=COLOURS[0], alpha=0.15, linewidth=0, label='train, min to max',
-    )  # fmt: skip
+    line = line._replace(band=(values - std, values + std))
+  elif is_training and {f'{stem}_min', f'{stem}_max'} <= {*found}:
+    least, most = (scale * found[f'{stem}_{end}'][1] for end in ('min', 'max'))
+    least = scipy.ndimage.minimum_filter1d(least, window)
+    most = scipy.ndimage.maximum_filter1d(most, window)
+    line = line._replace(label=f'{line.label}, min to max', band=(least, most))
   # A schedule is exact: nothing to smooth.
-  if number == 0 and window > 1 and name != _RATE:
-    axes.plot(steps, values, color=COLOURS[0], alpha=0.25, linewidth=0.8)
-    values = smooth(values)
+  if is_training and window > 1 and not name.endswith('/learning_rate'):
+    pale = {'alpha': 0.25, 'linewidth': 0.8, 'marker': ''}
+    yield Line('', line.x, values, style=pale)
+    line = line._replace(y=smooth(values))
   # A line through a single point is drawn by its marker.
-  plain = {'marker': ''} if number == 0 and len(values) > 1 else {}
-  line(axes, steps, values, number, label, band=band, linestyle=style, **plain)
-
-
-def _run_panels(found: Curves) -> Iterator[tuple[str, str, float, list[_Line]]]:
-  """Yields title, unit, scale and lines of each panel."""
-  if 'train/loss' in found:
-    yield 'Loss', 'nats per example', 1.0, _loss(found)
-  yield 'Accuracy', '%', 100.0, _accuracy(found)
-  for title, unit, scale, words in _PANELS:
-    if f'train/{next(iter(words))}' in found:
-      lines = [
-        (name, f'{name.rpartition("/")[0]}, {word}', number, style)
-        for (metric, word), style in zip(words.items(), '-:', strict=False)
-        for number, name in enumerate(_sources(found, metric))
-      ]
-      yield title, unit, scale, [one for one in lines if one[0] in found]
-  if _RATE in found:
-    yield 'Learning rate', '', 1.0, [(_RATE, '', 0, '-')]
-
-
-def _sources(found: Curves, metric: str) -> list[str]:
-  """Returns `train/<metric>` and the `<entry>/<metric>` of all evaluations."""
-  pattern = re.compile(rf'(?!train/).+/{metric}')
-  return [f'train/{metric}', *sorted(filter(pattern.fullmatch, found))]
-
-
-def _loss(found: Curves) -> list[_Line]:
-  lines = [('train/loss', 'train', 0, '-')]
-  loss, entropy = found['train/loss'][1], found.get('train/cross_entropy')
-  # They differ by the losses of adaptive mechanisms.
-  same = (
-    entropy is not None
-    and len(entropy[1]) == len(loss)
-    and np.allclose(loss, entropy[1], rtol=1e-3, equal_nan=True)
-  )
-  if entropy is not None and not same:
-    lines.append(('train/cross_entropy', 'train, cross-entropy', 0, ':'))
-  evaluations = _sources(found, '(loss|cross_entropy)')[1:]
-  for number, name in enumerate(evaluations, 1):
-    entry, _, metric = name.rpartition('/')
-    is_part = metric == 'cross_entropy' and not same
-    label = f'{entry}, cross-entropy' if is_part else entry
-    lines.append((name, label, number, '-'))
-  return lines
-
-
-def _accuracy(found: Curves) -> list[_Line]:
-  names = _sources(found, 'accuracy')
-  labels = {name: name.removesuffix('/accuracy') for name in names}
-  shots = [name.rsplit('/', 1) for name in _sources(found, r'\d+shot')[1:]]
-  for entry, shot in sorted(shots, key=lambda x: (x[0], int(x[1][:-4]))):
-    labels[f'{entry}/{shot}'] = f'{entry}, {shot[:-4]}-shot'
-  return [
-    (name, label, number, '-')
-    for number, (name, label) in enumerate(labels.items())
-    if name in found
-  ]
+  plain = {'marker': ''} if is_training and len(values) > 1 else {}
+  yield line._replace(style={'linestyle': style, **plain})

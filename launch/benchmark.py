@@ -219,8 +219,7 @@ def time_candidates(flags: _Timing) -> None:
   most = max(map(len, bars.values()))
   bars = {name: one for name, one in bars.items() if len(one) == most}
   try:
-    title = 'Speed-up over the baseline'
-    adaptive_plots.plot_ablation(flags.out, bars, title=title)
+    adaptive_plots.plot_bars(flags.out, bars, 'Speed-up over the baseline')
   except ImportError as error:
     print(f'no picture: {error}')
   print(f'written: {flags.out}')

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dataset_lib import builder
+from dataset_lib import builder, source
 from dataset_lib.errors import ConfigError
-from dataset_lib.source import places
 from eat import cost, exits
 from eat.calibration_file import CalibrationFile
 from eat.model import EatClassifier
@@ -27,6 +26,7 @@ from serve_lib.monitor import Monitor
 from train_lib import loading
 
 BATCH = 64  # rows of a batch that is recorded
+DENSE = ('dense', 'student')  # runs that other libraries can run too
 WINDOW = 32  # of the variant of a model without one (EAT, section 4)
 MOST = 6  # points of the frontier that are timed
 # Values of each rule; those of the entropy are shares of the largest, log C.
@@ -34,24 +34,21 @@ SWEPT: Mapping[str, Sequence[float]] = {
   'confidence': (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99),
   'entropy': (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9),
   'margin': (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.98),
-  'tolerance': (0.05, 0.1, 0.2, 0.3, 0.5, 1.0),  # of a regression
 }
+TOLERANCES = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # of a regression
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Model:
   """A run of a text task, as trained or changed, on the rows of a split."""
 
   name: str  # of the run, in tables
-  directory: str
-  step: int
+  facts: Mapping[str, Any]  # about the run and the rows, for the report
   task: str  # of GLUE; '' for another
   policy: EatPolicy  # with the chain and the temperatures of its heads
-  split: str
   source: Any  # the split
   records: Mapping[str, np.ndarray]  # its rows, padded to the longest
   fitted: np.ndarray  # rows that the temperatures were fitted to, bool `[N]`
-  calibrated_by: str  # where the temperatures come from
   variant: str = ''  # the change, '' for none
   logits: Any = None  # of all heads `[E, N, C]`, not calibrated; see `record`
 
@@ -93,28 +90,27 @@ class Model:
     `retention` is the share of the tokens that is left; `flops` are by formula
     at the row's own length, `flops_served` at its length bucket.
     """
-    module, length = self.module, self.records['length']
+    length, buckets = self.records['length'], np.array(self.policy.lengths)
     # A head comes before a pruning at its layer.
-    passed = [sum(p < head for p in module.prune_layers) for head in self.heads]
+    passed = [sum(p < h for p in self.module.prune_layers) for h in self.heads]
     tokens = np.concatenate([length[:, None], self.kept], axis=1)
-    buckets = np.array(self.policy.lengths)
+    served = buckets[np.searchsorted(buckets, length)]
     return {
-      'depth': np.tile(self.heads, (len(length), 1)),
       'retention': tokens[:, passed] / length[:, None],
-      'flops': flops(module, length),
-      'flops_served': flops(module, buckets[np.searchsorted(buckets, length)]),
+      'flops': flops(self.module, length),
+      'flops_served': flops(self.module, served),
     }
 
 
 def flops(module: EatClassifier, length: np.ndarray) -> np.ndarray:
   """Returns the FLOPs of rows up to each head, `[N, E]`."""
 
-  @functools.cache
-  def count(length: int) -> Any:
-    sizes = cost.static_sizes(module, length)
-    return np.cumsum(cost.stage_flops(module, length, sizes, count_cls=True))
-
-  return np.array([count(size) for size in length.tolist()])
+  found, places = np.unique(length, return_inverse=True)
+  table = []
+  for tokens in found.tolist():
+    sizes = cost.static_sizes(module, tokens)
+    table.append(cost.stage_flops(module, tokens, sizes, count_cls=True))
+  return np.cumsum(table, axis=1)[places]
 
 
 def load(
@@ -134,27 +130,35 @@ def load(
     raise ConfigError(flag, directory, 'a run of an EAT or of a dense BERT')
   own = config.evals.get('dev', {}).get('split', 'validation')
   split, dataset = given['split'] or own, config.dataset.to_dict()
-  source: Any = builder.build_source(dataset, split)
-  rows = np.arange(min(given['limit'] or len(source), len(source)))
-  records = source.records(rows)
+  rows: Any = builder.build_source(dataset, split)
+  count = min(given['limit'] or len(rows), len(rows))
+  records = rows.records(np.arange(count))
   if policy.class_names:
     predictions.check_labels(records['label'], len(policy.class_names), split)
   values = CalibrationFile.read(directory, loaded.step).values
-  fitted, calibrated_by = _fitted(values, source, dataset)
-  print(f'{name}: {directory}, step {loaded.step}, {len(rows)} rows of {split}')
-  return Model(
-    name, directory, loaded.step, glue.task_of('', dataset), policy, split,
-    source, records, fitted[rows], calibrated_by,
-  )  # fmt: skip
+  fitted, origin = _fitted(values, rows, dataset)
+  print(f'{name}: {directory}, step {loaded.step}, {count} rows of {split}')
+  task, length = glue.task_of('', dataset), records['length']
+  shares = {'p5': 0.05, 'p50': 0.5, 'p95': 0.95}
+  quantiles = {k: float(np.quantile(length, q)) for k, q in shares.items()}
+  facts = {
+    'workdir': directory,
+    'step': loaded.step,
+    'split': split,
+    'rows': count,
+    'temperatures': origin,
+    'rows_fitted': int(fitted[:count].sum()),
+    'device': jax.devices()[0].device_kind,
+    'metric': frontier.main_number(task)[0],
+    'length': {'mean': float(length.mean()), **quantiles},
+  }
+  return Model(name, facts, task, policy, rows, records, fitted[:count])
 
 
 def _fitted(
-  values: Mapping[str, Any], source: Any, dataset: Mapping[str, Any]
+  values: Mapping[str, Any], rows: Any, dataset: Mapping[str, Any]
 ) -> tuple[np.ndarray, str]:
-  """Returns the rows that a calibration was fitted to, and its origin.
-
-  Rows are the same if they have the same place in the same file.
-  """
+  """Returns which rows, by place, a calibration was fitted to; its origin."""
   split, used = values.get('calibration_split', ''), set()
   origin = 'calibration.json, which does not name the rows'
   if not values.get('temperatures'):
@@ -164,8 +168,8 @@ def _fitted(
     given = dict(values.get('dataset', dataset))
     if 'tokenizer' in given:  # that of the calibration may have been moved
       given['tokenizer'] = dataset['tokenizer']
-    used = {*places(builder.build_source(given, split))}
-  return np.array([place in used for place in places(source)]), origin
+    used = {*source.places(builder.build_source(given, split))}
+  return np.array([place in used for place in source.places(rows)]), origin
 
 
 def record(model: Model, variant: str = '', **changes: Any) -> Model:
@@ -183,7 +187,7 @@ def record(model: Model, variant: str = '', **changes: Any) -> Model:
     inputs = (records[name][rows, :size] for name in ('tokens', 'token_types'))
     logits[:, rows] = apply(chain.variables, *inputs, lengths[rows])
   if not np.isfinite(logits).all():
-    raise FloatingPointError(f'{model.directory}: logits are not finite')
+    raise FloatingPointError(f'{model.name}: logits are not finite')
   chain = EatChain(module, chain.variables, chain.pad_id, with_full=False)
   # A drift check would send rows to full depth.
   policy = dataclasses.replace(model.policy, chain=chain, monitor=Monitor())
@@ -220,8 +224,14 @@ class Setting(NamedTuple):
   name: str  # `rule=value`, of another model `variant/rule=value`
   model: Model  # recorded
   rule: exits.Rule
-  point: frontier.Point  # means over the rows
-  rows: dict[str, np.ndarray]  # measures of each row, see `Model.cost`
+  label: str  # name of the rule, or 'tolerance'
+  value: float | None  # its parameter
+  point: frontier.Point
+
+  def cost(self, measure: str) -> np.ndarray:
+    """Returns a measure of each row where it leaves, see `Model.cost`."""
+    exits = self.point.exits
+    return self.model.cost[measure][np.arange(len(exits)), exits]
 
 
 def default_name(model: Model, tau: float) -> str:
@@ -234,16 +244,15 @@ def default_name(model: Model, tau: float) -> str:
 def _rules(model: Model, tau: float) -> Iterator[tuple[str, Any, exits.Rule]]:
   """Yields (name, value, rule) to sweep."""
   yield 'never', None, exits.Rule('never')
-  early, swept = len(model.heads) - 1, dict(SWEPT)
-  numbers = swept.pop('tolerance')
+  early = len(model.heads) - 1
   if model.classes == 1:
-    for value in numbers if early else ():
+    for value in TOLERANCES if early else ():
       yield 'tolerance', value, exits.Rule('patience', tolerance=value)
     return
-  swept['confidence'] = list({*swept['confidence'], tau})
-  for name, values in swept.items() if early else ():
+  for name, values in SWEPT.items() if early else ():
     unit = math.log(model.classes) if name == 'entropy' else 1.0
-    for value in sorted(round(value * unit, 4) for value in values):
+    own = {tau} if name == 'confidence' else set()
+    for value in sorted(own | {round(value * unit, 4) for value in values}):
       yield name, value, exits.Rule(name, tau=value)
   for count in range(1, early + 1):
     yield 'patience', float(count), exits.Rule('patience', patience=count)
@@ -256,33 +265,17 @@ def measure(
 
   `full_flops` `[N]` are of the rows in the dense model.
   """
-  rules, logits = [*_rules(model, tau)], model.calibrated
-  points = frontier.sweep(
-    logits,
-    model.records['label'],
-    [
-      frontier.Setting(name, value, functools.partial(exits.first_exit, rule))
-      for name, value, rule in rules
-    ],
-    layers=model.heads,
-    flops=model.cost['flops'],
-    full_flops=full_flops,
-    quality=frontier.main_number(model.task)[1],
-  )
+  recording = frontier.Recording(
+    model.calibrated, model.records['label'], model.heads, model.cost['flops'],
+    full_flops, frontier.main_number(model.task)[1],
+  )  # fmt: skip
   prefix = model.variant if model.name == 'EAT' else model.name
   result = {}
-  for (name, value, rule), point in zip(rules, points, strict=True):
-    at = np.arange(len(point.exits)), point.exits
-    chosen = logits[point.exits, at[0]]
-    rows = {
-      'length': model.records['length'],
-      **{measure: table[at] for measure, table in model.cost.items()},
-      'answer': chosen.argmax(1) if model.classes > 1 else chosen[:, 0],
-      'label': model.records['label'],
-    }
-    title = name if value is None else f'{name}={value:g}'
+  for label, value, rule in _rules(model, tau):
+    point = recording.leave(exits.first_exit(rule, recording.logits))
+    title = label if value is None else f'{label}={value:g}'
     title = '/'.join(filter(None, [prefix, title]))
-    result[title] = Setting(title, model, rule, point, rows)
+    result[title] = Setting(title, model, rule, label, value, point)
   return result
 
 
@@ -291,27 +284,65 @@ def choose(
 ) -> list[Setting]:
   """Returns the settings to time; raises ConfigError for unknown names.
 
-  `text` is 'auto' for the full model, the default and points of the frontier
-  of quality against FLOPs, spread evenly; 'all', 'none', or names.
+  `text` is 'auto' (or 'none') for the full model, the default and points of the
+  frontier of quality against FLOPs, spread evenly; 'all', or names.
   """
-  if text in ('all', 'none'):
-    return list(settings.values()) if text == 'all' else []
-  if text != 'auto':
-    names = list(dict.fromkeys(text.split(',')))
-    if not {*names} <= {*settings}:
-      expected = f'auto, all, none or names: {", ".join(list(settings)[:3])}'
-      raise ConfigError('--time', text, expected)
-    return [settings[name] for name in names]
-  # Equal points once; those of the unchanged model come first.
-  by_place: dict[tuple[float, float], Setting] = {}
-  always = {name: settings[name] for name in ('never', default)}
-  for one in (*always.values(), *settings.values()):
-    by_place.setdefault((one.point.flops, one.point.quality), one)
-  is_best = frontier.pareto(*np.array(list(by_place)).T)
-  best = sorted(
-    place
-    for (place, one), good in zip(by_place.items(), is_best, strict=True)
-    if good and one.name not in always
+  names = dict.fromkeys(settings if text == 'all' else text.split(','))
+  if text in ('auto', 'none'):
+    # Equal points once; those of the unchanged model come first.
+    by_place: dict[tuple[float, float], str] = {}
+    always = 'never', default
+    for name in (*always, *settings):
+      point = settings[name].point
+      by_place.setdefault((point.flops, point.quality), name)
+    places = np.array(sorted(by_place))
+    places = places[frontier.pareto(*places.T)]
+    best = [by_place[cost, quality] for cost, quality in places.tolist()]
+    best = [name for name in best if name not in always]
+    spread = np.linspace(0, len(best) - 1, min(MOST, len(best))).round()
+    names = dict.fromkeys([*always, *(best[int(n)] for n in spread)])
+  elif not {*names} <= {*settings}:
+    expected = f'auto, all, none or names: {", ".join(list(settings)[:3])}'
+    raise ConfigError('--time', text, expected)
+  return [settings[name] for name in names]
+
+
+def sweep(
+  given: Mapping[str, Any],
+) -> tuple[dict[str, Setting], Setting, list[Setting]]:
+  """Records all models and measures all settings on their logits.
+
+  Returns:
+    (settings of all runs by name, the one that the EAT is served with by
+    default, those to time: the reference of the speed-ups first).
+  """
+  tau = given['tau']
+  eat = load('EAT', given['workdir'], given, '--workdir', given['step'])
+  runs = {name: (given[name], f'--{name}') for name in DENSE if given[name]}
+  pairs = (item.split('=', 1) for item in given['ablation'])
+  runs |= {name: (directory, '--ablation') for name, directory in pairs}
+  others, labels = [], eat.records['label']
+  for name, (directory, flag) in runs.items():
+    other = load(name, directory, given, flag, None)
+    if not np.array_equal(other.records['label'], labels):
+      expected = f'a run on the same {len(labels)} rows as {given["workdir"]}'
+      raise ConfigError(flag, directory, expected)
+    others.append(record(other))
+  recorded = [*variants(eat, given['prune_scales'])]
+  dense = (others if given['dense'] else recorded)[0].module.clone(
+    prune_layers=(), prune_ratios=(), window=0, exit_layers=()
   )
-  spread = np.linspace(0, len(best) - 1, min(MOST, len(best))).round()
-  return [*always.values(), *(by_place[best[int(n)]] for n in spread)]
+  full = flops(dense, eat.records['length'])[:, -1]
+  settings: dict[str, Setting] = {}
+  own: dict[str, Setting] = {}
+  for model in recorded:
+    own |= measure(model, full, tau)
+  for model in others:  # one setting of each
+    name = f'{model.name}/{default_name(model, tau)}'
+    settings[name] = measure(model, full, tau)[name]
+  default = own[default_name(recorded[0], tau)]
+  timed = choose(own, given['time'], default.name)
+  first = [settings.get('dense/never', own['never']), *settings.values()]
+  first += [default] * bool(given['ablation'])
+  every = {one.name: one for one in (*first, *timed)}
+  return settings | own, default, [*every.values()]

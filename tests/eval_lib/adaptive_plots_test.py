@@ -4,22 +4,23 @@ import numpy as np
 import pytest
 
 from eval_lib import adaptive_plots, calibration
-from eval_lib.adaptive_plots import Curve
 from eval_lib.report import Estimate
 
 CURVES = {
-  'EAT': Curve(
-    np.array([40.0, 31.0, 34.0, 60.0, 60.5]),
-    np.array([91.5, 89.4, 90.8, 91.4, 91.9]),
-    ('0.90', '0.80', '0.85', '0.94', '0.95'),
-  ),
-  'DistilBERT-shaped': Curve(np.array([91.0]), np.array([90.2])),
-  'dense': Curve(np.array([156.0]), np.array([92.2])),
-}
-DIAGONAL = np.array([1.0, 1.001, 2.0])
+  'EAT': {
+    '0.90': (40.0, 91.5), '0.80': (31.0, 89.4), '0.85': (34.0, 90.8),
+    '0.94': (60.0, 91.4), '0.95': (60.5, 91.9),
+  },
+  'DistilBERT-shaped': {'': (91.0, 90.2)},
+  'dense': {'never': (156.0, 92.2)},
+}  # fmt: skip
+CLOSE = {'one': {'a': (1.0, 1.0), 'b': (1.001, 1.001), 'c': (2.0, 2.0)}}
 LENGTH = np.repeat(np.arange(2, 62), 20)
 KEPT = np.stack([1 + np.ceil(0.7 * (LENGTH - 1)).astype(int), LENGTH // 2], 1)
-SHARES = {'tau = 0.8': (0.7, 0.27, 0.03), 'never': (0.0, 0.0, 1.0)}
+SHARES = {
+  'tau = 0.8': {'layer 4': 70.0, 'layer 8': 27.0, 'layer 12': 3.0},
+  'never': {'layer 4': 0.0, 'layer 8': 0.0, 'layer 12': 100.0},
+}
 ACCURACY, LATENCY = 'accuracy (%)', 'latency (ms)'
 VARIANTS = {
   'dense': {ACCURACY: 92.2, LATENCY: Estimate(156.0, 150.0, 170.0)},
@@ -34,15 +35,13 @@ COSINES = {
   'cosine': {'mask': np.array([0.2, 0.6, 1]), 'cls': np.array([0.1, -0.3, 1])},
   'share': {'mask': np.array([1, 0.5, 0]), 'cls': np.array([1, NAN, NAN])},
 }
-LABELS = dict(cost=LATENCY, quality=ACCURACY)
-CLOSE = {'one': Curve(DIAGONAL, DIAGONAL, ('a', 'b', 'c'))}
 PLOTS = {
-  'frontier': (adaptive_plots.plot_frontier, (CURVES,), LABELS),
-  'close': (adaptive_plots.plot_frontier, (CLOSE,), LABELS),
+  'frontier': (adaptive_plots.plot_frontier, (CURVES, LATENCY, ACCURACY), {}),
+  'close': (adaptive_plots.plot_frontier, (CLOSE, LATENCY, ACCURACY), {}),
   'reliability': (adaptive_plots.plot_reliability, ({'layer 4': TABLE},), {}),
-  'exits': (adaptive_plots.plot_exits, (SHARES, (4, 8, 12)), {}),
+  'exits': (adaptive_plots.plot_bars, (SHARES, 'Exits', 'rows (%)'), {}),
   'retention': (adaptive_plots.plot_retention, (LENGTH, KEPT, (2, 4)), {}),
-  'ablation': (adaptive_plots.plot_ablation, (VARIANTS,), {}),
+  'ablation': (adaptive_plots.plot_bars, (VARIANTS, 'Ablation'), {}),
   'iterations': (adaptive_plots.plot_iterations, (COSINES, 'here'), {}),
 }
 
@@ -76,7 +75,8 @@ SHOWN = {
   'frontier': [dict(
     x=LATENCY, y=ACCURACY, labels=list(CURVES),
     # (60, 91.4) costs more than (40, 91.5) and is worse.
-    lines=[[89.4, 90.8, 91.5, 91.9], CURVES['EAT'].quality, [90.2], [92.2]],
+    lines=[[89.4, 90.8, 91.5, 91.9], [91.5, 89.4, 90.8, 91.4, 91.9],
+           *[[90.2]] * 2, *[[92.2]] * 2],
     # 0.94 and 0.95 cost the same, but are far enough apart in accuracy.
     texts=['0.90', '0.80', '0.85', '0.94', '0.95'],
   )],
@@ -85,7 +85,9 @@ SHOWN = {
     # Bins without rows are left out.
     dict(y=ACCURACY, labels=[f'layer 4: ECE {100 * TABLE.error:.1f} %'],
          lines=[[0, 100], [100, 100, 50]]),
-    dict(x='confidence max P (%)', y='rows (%)'),
+    # The first bin is there twice, as the steps begin at its left edge.
+    dict(x='confidence max P (%)', y='rows (%)',
+         lines=[[*[0] * 9, 25, 0, 0, 25, 0, 50, 0]]),
   ],
   'exits': [dict(
     x='rows (%)', labels=['layer 4', 'layer 8', 'layer 12'],
@@ -94,8 +96,10 @@ SHOWN = {
     texts=['70', '27', '100'],
   )],
   'ablation': [
-    dict(x=ACCURACY, bars=[(0, 92.2), (0, 91.4)], texts=['92.2', '91.4']),
-    dict(x=LATENCY, bars=[(0, 156), (0, 61)], texts=['156', '61']),
+    dict(x=ACCURACY, labels=[ACCURACY], bars=[(0, 92.2), (0, 91.4)],
+         texts=['92.2', '91.4']),
+    dict(x=LATENCY, labels=[LATENCY], bars=[(0, 156), (0, 61)],
+         texts=['156', '61']),
   ],
   'iterations': [
     dict(y='cosine', labels=['mask', 'cls'],
@@ -109,11 +113,7 @@ SHOWN = {
 def test_shows(name, drawn):
   for axes, shown in zip(drawn(name), SHOWN[name], strict=True):
     texts = [text.get_text() for text in axes.texts]
-    bars = [
-      (bar.get_x(), bar.get_width())
-      for bar in axes.patches
-      if hasattr(bar, 'get_width')
-    ]
+    bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
     assert axes.get_xlabel() == shown.get('x', axes.get_xlabel())
     assert axes.get_ylabel() == shown.get('y', axes.get_ylabel())
     assert axes.get_legend_handles_labels()[1] == shown.get('labels', [])

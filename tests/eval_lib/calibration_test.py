@@ -64,16 +64,11 @@ def test_ece_equals_a_loop(bins, classes):
   assert ece(rows, labels, bins) == pytest.approx(expected, abs=1e-12)
 
 
-def test_padding_never_counts():
-  rows = confident(0.81, np.nan, 0.95, 0.6)
-  labels, mask = np.array([0, 0, 1, 1]), np.array([1.0, 0.0, 1.0, 0.0])
-  subset = ece(rows[[0, 2]], labels[[0, 2]])
-  assert ece(rows, labels, mask=mask) == subset
-  assert ece(rows, labels, mask=mask > 0) == subset
+def test_rows_without_confidences_are_errors():
   with pytest.raises(ValueError, match='at least one row'):
-    ece(rows, labels, mask=np.zeros(4))
+    ece(confident(), np.array([], int))
   with pytest.raises(ValueError, match=r'in \[0, 1\]'):
-    ece(rows, labels)
+    ece(confident(0.81, np.nan), np.array([0, 0]))
 
 
 def calibrated(rows, classes):

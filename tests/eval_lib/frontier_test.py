@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dataset_lib.errors import ConfigError
-from eval_lib import evaluator, frontier
+from eval_lib import evaluator, frontier, predictions
 from eval_lib.calibration import fit_temperatures
 from tests.contexts import eval_context
 
@@ -23,6 +23,16 @@ def recorded(rows=200, classes=3, seed=0):
   scale = np.array([0.5, 1.0, 2.0])[:, None, None]
   logits = rng.normal(size=(3, rows, classes)) + scale * np.eye(classes)[labels]
   return 2 * logits, labels
+
+
+def leave(logits, labels, exits, layers=LAYERS, **options):
+  recording = frontier.Recording(logits, labels, layers, **options)
+  return recording.leave(np.array(exits))
+
+
+def confident(logits, threshold, temperatures=None):
+  heads = predictions.probabilities(logits, temperatures)
+  return predictions.confidence_exit(heads, threshold)
 
 
 def loop(logits, labels, threshold, temperatures):
@@ -46,55 +56,40 @@ def loop(logits, labels, threshold, temperatures):
 def test_confidence_sweep_equals_a_loop(threshold, temperatures):
   recording = recorded()
   scales = None if temperatures is None else np.array(temperatures)
-  setting = frontier.confidence(threshold, scales)
-  [point] = frontier.sweep(*recording, [setting], layers=LAYERS, flops=FLOPS)
+  exits = confident(recording[0], threshold, scales)
+  point = leave(*recording, exits, flops=FLOPS)
   *numbers, shares = loop(*recording, threshold, temperatures or (1.0,) * 3)
-  assert point[:2] == ('confidence', threshold)
-  assert point[2:6] == pytest.approx(tuple(numbers))
+  assert point[:4] == pytest.approx(tuple(numbers))
   assert point.shares == shares
 
 
-def test_any_rule_of_the_logits_numpy_or_jax():
+def test_the_answers_are_those_of_the_heads():
   logits, labels = recorded()
-
-  def patience(logits):
-    """The first head with the answer of the one before, in JAX."""
-    answers = jnp.asarray(logits).argmax(-1)
-    same = (answers[1:] == answers[:-1]).at[-1].set(True)
-    return 1 + same.argmax(0)
-
-  settings = [frontier.Setting('patience', 2.0, patience), frontier.never()]
-  early, full = frontier.sweep(logits, labels, settings, layers=LAYERS)
   answers = logits.argmax(-1)
-  leaves = np.where(answers[0] == answers[1], 1, 2)
-  assert early.quality == np.mean(answers[leaves, np.arange(200)] == labels)
-  assert early.depth == pytest.approx(np.array(LAYERS)[leaves].mean())
+  exits = np.where(answers[0] == answers[1], 1, 2)
+  early, full = leave(logits, labels, exits), leave(logits, labels, [2] * 200)
+  assert early.quality == np.mean(answers[exits, np.arange(200)] == labels)
+  assert early.depth == pytest.approx(np.array(LAYERS)[exits].mean())
   assert early.flops == pytest.approx(early.depth / 12)  # layers are the cost
-  shares = (0.0, *(np.mean(leaves == head) for head in (1, 2)))
+  shares = (0.0, *(np.mean(exits == head) for head in (1, 2)))
   assert early.shares == pytest.approx(shares)
   quality = np.mean(answers[2] == labels)
-  assert full[:7] == ('never', None, quality, 12.0, 1.0, 1.0, (0.0, 0.0, 1.0))
-
-
-def fixed(*exits):
-  return frontier.Setting('fixed', None, lambda logits: np.array(exits))
+  assert full[:5] == (quality, 12.0, 1.0, 1.0, (0.0, 0.0, 1.0))
 
 
 def test_flops_may_differ_from_row_to_row_and_against_another_model():
   table = np.array([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])
   both = np.array([6.0, 56.0])
   for full_flops, expected in ((None, 33), (both, 62), (62.0, 124)):
-    [point] = frontier.sweep(
-      *recorded(rows=2), [fixed(0, 2)], layers=LAYERS, flops=table,
-      full_flops=full_flops,
-    )  # fmt: skip
+    options = dict(flops=table, full_flops=full_flops)
+    point = leave(*recorded(rows=2), [0, 2], **options)
     assert point.flops == pytest.approx(31 / expected)
 
 
 def test_regression_needs_its_own_quality():
-  logits = np.array([[[1.0], [2.0]], [[1.5], [2.0]]])
-  [point] = frontier.sweep(
-    logits, np.array([1.5, 2.5], np.float32), [fixed(0, 0)], layers=(1, 2),
+  point = leave(
+    np.array([[[1.0], [2.0]], [[1.5], [2.0]]]),
+    np.array([1.5, 2.5], np.float32), [0, 0], (1, 2),
     quality=lambda z, y: -float(np.square(z[:, 0] - y).mean()),
   )  # fmt: skip
   assert point.quality == pytest.approx(-0.25)
@@ -184,9 +179,9 @@ def test_evaluator_fits_temperatures_on_another_split(tmp_path, monkeypatch):
   scaled = build(thresholds=(0.9,), calibration_split='train')
   temperatures = fit_temperatures(*scaled.heads('calibration_split', VARIABLES))
   assert temperatures[0] > 1.2  # the first head is over-confident
-  rule = frontier.confidence(0.9, temperatures)
-  heads = scaled.heads('split', VARIABLES)
-  [expected] = frontier.sweep(*heads, [rule], layers=(1, 2, 3))
+  logits, labels = scaled.heads('split', VARIABLES)
+  exits = confident(logits, 0.9, temperatures)
+  expected = leave(logits, labels, exits, (1, 2, 3))
   depth = scaled.run(VARIABLES)['depth_tau_0.9']
   assert depth == expected.depth > plain.run(VARIABLES)['depth_tau_0.9']
   assert not list(tmp_path.iterdir())  # nothing is written without a workdir

@@ -66,13 +66,14 @@ LOSS = {'train': [1, 1]}
     # Equal curves are drawn once.
     ({'train/cross_entropy': 1.0}, {'Loss': LOSS}),
     ({'train/cross_entropy': 0.5, 'test/loss': 2.0},
-     {'Loss': LOSS | {'train, cross-entropy': [0.5, 0.5], 'test': [2, 2]}}),
+     {'Loss': LOSS | {'test': [2, 2], 'train, cross-entropy': [0.5, 0.5]}}),
     ({'train/ponder_steps_mean': 2.0},
      {'Loss': LOSS, 'Ponder steps': {'train, mean': [2, 2]}}),
     ({'train/steps': 2.0, 'test/steps': 3.0},
      {'Loss': LOSS,
       'Repetitions': {'train, mean': [2, 2], 'test, mean': [3, 3]}}),
-    ({'test/steps': 3.0}, {'Loss': LOSS}),
+    ({'test/steps': 3.0},
+     {'Loss': LOSS, 'Repetitions': {'test, mean': [3, 3]}}),
     (BOTH,
      {'Loss': LOSS,
       'Masked words, sentence order': {
@@ -109,11 +110,11 @@ def test_panels_and_labels_of_a_tape_run(panels_of):
     title: axes.get_legend_handles_labels()[1] for title, axes in panels.items()
   } == {
     'Loss': ['train', 'train, cross-entropy', 'test, cross-entropy'],
-    'Accuracy': ['train', 'test', 'fewshot, 5-shot', 'fewshot, 10-shot'],
-    'Tape length': ['train, min to max', 'train, mean'],
-    'Learning rate': [],
+    'Accuracy': ['train', 'fewshot, 5-shot', 'fewshot, 10-shot', 'test'],
+    'Tape length': ['train, mean, min to max'],
+    'Learning rate': ['train'],
   }
-  train, test = panels['Accuracy'].get_lines()[:2]
+  train, *_, test = panels['Accuracy'].get_lines()
   np.testing.assert_allclose(train.get_ydata(), [50.0, 75.0, 100 - 50 / 3])
   np.testing.assert_allclose(test.get_xydata(), [[3, 90]])
 

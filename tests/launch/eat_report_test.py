@@ -9,7 +9,7 @@ import pytest
 
 from dataset_lib.errors import ConfigError, InvalidDataError
 from eval_lib import calibration
-from launch import benchmark, eat_pictures, eat_report, eat_runs, peers
+from launch import benchmark, eat_report, eat_runs, peers
 from tests.launch import toy_runs
 from tests.launch.toy_runs import TEMPERATURES, fake, measured
 
@@ -59,7 +59,7 @@ def test_all_runs_have_the_rows_of_the_eat(flag, monkeypatch):
   given = dict(tau=0.9, time='auto', step=None, ablation=[], workdir='/run')
   given |= {'dense': '', 'student': ''} | {flag: '/other'}
   with pytest.raises(ConfigError, match='a run on the same 3 rows') as caught:
-    eat_report._sweep(given)
+    eat_runs.sweep(given)
   assert caught.value.field == f'--{flag}'
 
 
@@ -72,7 +72,7 @@ def test_rules_of_a_regression_and_of_one_head():
   row = eat_report.setting_row(settings['tolerance=0.1'])
   assert row['rule'] == 'tolerance'
   assert row['agreement'] == pytest.approx(1)
-  assert eat_pictures.short(settings['tolerance=0.1']) == '±0.1'
+  assert eat_report.short('tolerance=0.1') == '±0.1'
   alone = fake(LOGITS[:1], LABELS, heads=(4,))
   assert list(measured(alone)) == [eat_runs.default_name(alone, 0.9)]
   assert eat_report.setting_row(measured(alone)['never'])['agreement'] is None
@@ -89,10 +89,10 @@ def test_choosing_settings_to_time():
   }  # fmt: skip
   assert not any('no_window' in one.name for one in auto)
   for text, wanted in (
-    ('none', []), ('all', list(settings)),
+    ('all', list(settings)), ('none', [one.name for one in auto]),
     ('no_window/never,never,never', ['no_window/never', 'never']),
   ):  # fmt: skip
-    chosen = eat_runs.choose(settings, text, 'never')
+    chosen = eat_runs.choose(settings, text, 'confidence=0.9')
     assert [one.name for one in chosen] == wanted
   with pytest.raises(ConfigError) as caught:
     eat_runs.choose(settings, 'never,x', 'never')
@@ -293,8 +293,9 @@ def test_flags_that_do_not_fit_the_run(runs, run):
   assert caught.value.field == '--prune_scales'
   few = FLAGS | {'limit': 5}
   other = eat_runs.load('x', runs['dense'], few, '--dense', None)
-  assert (len(other.fitted), other.calibrated_by) == (5, 'none')
-  assert run.calibrated_by == 'calibration.json, fitted to validation[:25%]'
+  assert (len(other.fitted), other.facts['temperatures']) == (5, 'none')
+  origin = run.facts['temperatures']
+  assert origin == 'calibration.json, fitted to validation[:25%]'
   assert run.fitted.sum() == 6
 
 

@@ -72,22 +72,22 @@ def fake(logits, labels, heads=(2, 4), variant='', fitted=None):
   rows, classes = logits.shape[1:]
   module = argparse.Namespace(prune_layers=(2,), heads=lambda: heads)
   model = eat_runs.Model(
-    name='EAT', directory='/run', step=0, task='',
+    name='EAT', facts={'workdir': '/run'}, task='',
     policy=argparse.Namespace(
       chain=argparse.Namespace(model=module),
       temperatures=np.ones(len(heads), np.float32),
       class_names=('a', 'b', 'c')[:classes] if classes > 1 else (),
     ),
-    split='dev', source=None, records={
+    source=None, records={
       'label': np.asarray(labels), 'length': np.full(rows, 10),
     },
     fitted=np.zeros(rows, bool) if fitted is None else fitted,
-    calibrated_by='none', variant=variant, logits=logits,
+    variant=variant, logits=logits,
   )  # fmt: skip
   depth = np.tile(heads, (rows, 1))
   retention = np.where(depth > 2, 0.7, 1.0)
   costs = {'flops': 10.0 * depth, 'flops_served': 15.0 * depth}
-  own = {'depth': depth, 'retention': retention, **costs}
+  own = {'retention': retention, **costs}
   model.__dict__.update(cost=own, kept=np.full((rows, 1), 7))
   return model
 
