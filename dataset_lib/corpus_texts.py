@@ -228,7 +228,7 @@ def _find(name: str, faults: Faults) -> list[Any]:
 
 
 def _sized(text: Any, data_dir: str) -> tuple[Any, int]:
-  """Opens 'tfds:NAME', the key of its text with it; returns the size, too."""
+  """Returns a file, or records and the key of their text; and its bytes."""
   if isinstance(text, pathlib.Path):
     return text, text.stat().st_size if text.is_file() else 0
   builder = tfds.prepared_builder(text.removeprefix(_TFDS), data_dir, text)
