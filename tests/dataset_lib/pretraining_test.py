@@ -207,8 +207,8 @@ def test_a_row_is_a_function_of_seed_epoch_and_index(directory):
 def build(directory, train=True, host=0, hosts=1, **others):
   return batches.build(
     pretraining_config(directory, **others),
-    'train' if train else 'validation', train, 24, seed=3, host_index=host,
-    host_count=hosts,
+    'train' if train else 'validation', train=train, batch_size=24, seed=3,
+    host_index=host, host_count=hosts,
   )  # fmt: skip
 
 
