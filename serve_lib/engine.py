@@ -8,11 +8,13 @@ are compacted on the device into a batch with rows of other batches
 (`serve_lib.pool`); `serve_lib.worker` chooses the next batch.
 """
 
+import atexit
 import concurrent.futures
 import queue
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -267,17 +269,23 @@ class Engine:
       return None
 
   def _start(self) -> None:
-    """Starts the worker's thread if none runs; call it with the lock held."""
-    if self._worker.is_active:
-      return
-    thread = threading.Thread(target=self._worker.run, name='serve_lib engine')
-    self._worker.is_active = True
-    try:
+    """Starts the thread at the first row; call it with the lock held."""
+    if self._thread is None:
+      run = self._worker.run
+      thread = threading.Thread(
+        target=run, name='serve_lib engine', daemon=True
+      )
       thread.start()
-    except BaseException:
-      self._worker.is_active = False
-      raise
-    self._thread = thread
+      self._thread = thread
+      # The thread of an engine that is not closed ends with it, or with the
+      # program: XLA's programs may not run while Python ends.
+      weakref.finalize(self, self._requests.close, cancel=False)
+      atexit.register(_finish, self._requests, thread)
+
+
+def _finish(requests: RequestQueue, thread: threading.Thread) -> None:
+  requests.close(cancel=False)
+  thread.join()
 
 
 def _future() -> concurrent.futures.Future:

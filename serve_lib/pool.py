@@ -124,17 +124,18 @@ class Batch:
   group: Group
   size: int  # batch bucket
   rows: list[Row]
-  slots: Int[np.ndarray, ' b']  # of the rows in the carry; others repeat a row
+  slots: Int[np.ndarray, ' b']  # of the rows in the carry; others are padding
   carry: Any = None
   outputs: Any = None  # of the stage while it runs
 
 
 class Pool:
-  """Rows between stages, on the device, compacted; used by one thread.
+  """Rows between stages, on the device; used by one thread.
 
-  Every group has at most one open batch, of the full size. Rows that continue
-  are copied into its next free slots, once. `ready` has at most a full batch
-  for each batch in flight, which bounds the memory.
+  Every group has at most one open batch. It keeps its carry until rows of
+  another batch join it: then it has the full size, and they are copied into its
+  free slots. `ready` has at most a full batch for each batch in flight, which
+  bounds the memory.
   """
 
   def __init__(self, programs: Programs):
@@ -150,34 +151,35 @@ class Pool:
 
   @property
   def bytes(self) -> int:
-    """Device memory of the open batches, free slots included."""
+    """Device memory of the open batches as if all had the full size."""
     return sum(map(self._programs.batch_bytes, list(self._open)))
 
-  def add(self, batch: Batch, is_alone: bool) -> None:
+  def add(self, batch: Batch, is_shared: bool) -> None:
     """Adds the rows of a batch that continue.
 
-    Without a copy if they fill the batch, or if no smaller one holds them and
-    no other rows could join (`is_alone`).
+    The carry is copied if it `is_shared` with batches of other groups.
     """
-    group, count, capacity = batch.group, len(batch.rows), self._grid.capacity
-    one, rest = self._open.get(group), None
+    group, capacity = batch.group, self._grid.capacity
+    one = self._open.get(group)
     if one is None:
-      is_smallest = self._grid.fit_rows(count) == batch.size
-      if count == capacity or (is_alone and is_smallest):
-        self.ready.append(batch)
-        return
-      self._open[group] = one = self._start(batch, 0)
+      one, rest = batch, None
+      if is_shared:
+        self._compact(one, capacity)
     else:
+      if one.size < capacity:
+        self._compact(one, capacity)
       room = capacity - len(one.rows)
-      one.carry = self._join(batch, one, room)
-      # Before the rows are added: if it fails, `take` still finds them all.
-      rest = self._start(batch, room) if count > room else None
-      one.rows = one.rows + batch.rows[:room]
-      one.slots = np.arange(len(one.rows), dtype=np.int32)
+      parts = batch.rows[room:], batch.slots[room:]
+      rest = Batch(group, batch.size, *parts, batch.carry)
+      if rest.rows and is_shared:
+        self._compact(rest, capacity)
+      # Last: if it fails, `take` finds no row that the caller has, too.
+      self._join(batch, one, room)
+    self._open[group] = one
     self.peak_bytes = max(self.peak_bytes, self.bytes)
     if len(one.rows) == capacity:
       self.ready.append(self._open.pop(group))
-    if rest is not None:
+    if rest and rest.rows:
       self._open[group] = rest
 
   def take(self, group: Group) -> Batch:
@@ -185,11 +187,13 @@ class Pool:
     return self._open.pop(group)
 
   def shrink(self, batch: Batch) -> None:
-    """Slices a batch to the smallest size that holds its rows."""
+    """Copies a batch to the smallest size that holds its rows."""
     size = self._grid.fit_rows(len(batch.rows))
     if size < batch.size:
-      batch.carry = self._programs.copy('cut', batch.group, size, batch.carry)
-      batch.size = size
+      # There are programs from and to the full size.
+      if batch.size < self._grid.capacity:
+        self._compact(batch, self._grid.capacity)
+      self._compact(batch, size)
 
   def clear(self) -> list[Row]:
     """Removes and returns all rows."""
@@ -198,25 +202,25 @@ class Pool:
     self.ready.clear()
     return [row for batch in batches for row in batch.rows]
 
-  def _start(self, batch: Batch, first: int) -> Batch:
-    """Starts an open batch with the rows of `batch` from `first` on."""
-    group, capacity = batch.group, self._grid.capacity
-    slots, rows = batch.slots[first:], batch.rows[first:]
-    # Free slots hold a row that has left, if there is one: a chain may stop
+  def _compact(self, batch: Batch, size: int) -> None:
+    """Copies the rows into the first slots of another size."""
+    # Other slots get a row that has left, if there is one: a chain may stop
     # early when all rows are done.
     left = np.setdiff1d(np.arange(batch.size), batch.slots)
-    source = np.full(capacity, (*left, *slots)[0], np.int32)
-    source[: len(slots)] = slots
-    carry = self._programs.copy('open', group, batch.size, batch.carry, source)
-    places = np.arange(len(rows), dtype=np.int32)
-    return Batch(group, capacity, rows, places, carry)
-
-  def _join(self, batch: Batch, one: Batch, room: int) -> Any:
-    """Returns the carry of `one` with up to `room` rows of `batch` added."""
-    slots, carries = batch.slots[:room], (one.carry, batch.carry)
-    # The program drops rows whose place is outside of the open batch.
-    places = np.full(batch.size, self._grid.capacity, np.int32)
-    places[slots] = len(one.rows) + np.arange(len(slots))
-    return self._programs.copy(
-      'join', batch.group, batch.size, *carries, places
+    source = np.full(size, (*left, *batch.slots)[0], np.int32)
+    source[: len(batch.rows)] = batch.slots
+    batch.carry = self._programs.copy(
+      'gather', batch.group, (batch.size, size), batch.carry, source
     )
+    batch.size, batch.slots = size, np.arange(len(batch.rows), dtype=np.int32)
+
+  def _join(self, batch: Batch, one: Batch, room: int) -> None:
+    """Copies up to `room` rows of `batch` into free slots of `one`."""
+    capacity, rows = self._grid.capacity, batch.rows[:room]
+    free = np.setdiff1d(np.arange(capacity), one.slots)[: len(rows)]
+    # The program drops rows whose place is outside of the open batch.
+    places = np.full(batch.size, capacity, np.int32)
+    places[batch.slots[:room]] = free
+    sizes, carries = (batch.size, capacity), (one.carry, batch.carry)
+    one.carry = self._programs.copy('join', one.group, sizes, *carries, places)
+    one.rows, one.slots = one.rows + rows, np.append(one.slots, free)

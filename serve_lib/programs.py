@@ -1,14 +1,13 @@
 """Device programs of the engine, compiled ahead of time.
 
-One program for every stage, variant, length and batch, and three small ones
-that copy rows between batches. A program that is missing in the table is an
-error and never a compilation.
+One program for every stage, variant, length and batch, and small ones that copy
+rows between batches. A program that is missing in the table is an error and
+never a compilation.
 """
 
 import collections
 import concurrent.futures
 import contextlib
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -50,7 +49,7 @@ class Programs:
     device = device or (found or jax.devices())[0]
     self._variables = jax.device_put(chain.variables, device)
     self._sharding = jax.sharding.SingleDeviceSharding(device)
-    self._table: dict[tuple[str, Group, int], Any] = {}
+    self._table: dict[tuple[Any, ...], Any] = {}
     self._compiled: dict[Any, Any] = {}
     self._row_bytes: dict[Group, int] = {}  # of a row's carry into a stage
     # Row shapes of the carries of stages that change the rows' length buckets.
@@ -61,18 +60,20 @@ class Programs:
     program, variables = self._find('stage', group, size)
     return program(variables, carry)
 
-  def copy(self, kind: str, group: Group, size: int, *arrays: Any) -> Any:
-    """Copies rows between batches with `_open`, `_join` or `_cut`."""
+  def copy(
+    self, kind: str, group: Group, sizes: tuple[int, int], *arrays: Any
+  ) -> Any:
+    """Copies rows with `_gather` or `_join`, from and to batches of `sizes`."""
     self.copies += 1
-    return self._find(kind, group, size)(*arrays)
+    return self._find(kind, group, sizes)(*arrays)
 
-  def _find(self, kind: str, group: Group, size: int) -> Any:
+  def _find(self, *key: Any) -> Any:
     try:
-      return self._table[kind, group, size]
+      return self._table[key]
     except KeyError:
       raise MissingProgramError(
-        f'no program {kind} for {group} at batch {size}: expected one of '
-        f'{self.grid} and {self.chain.variants}, compiled by warm_up()'
+        f'no program {key}: expected one of {self.grid} and '
+        f'{self.chain.variants}, compiled by warm_up()'
       ) from None
 
   def batch_bytes(self, group: Group) -> int:
@@ -154,7 +155,7 @@ class Programs:
     reused = group.stage > 0 and not is_last and _shapes(carry) == _shapes(new)
     variables = [leaves[number] for number in read]
     name, donate = (stage, is_last, *read), (1,) * reused
-    program = self._build(name, run, variables, carry, donate=donate)
+    program = self._build(run, variables, carry, donate=donate, name=name)
     self._table['stage', group, size] = program, variables
     if 'length' in outputs and not is_last:
       self._moving.setdefault(group[:2], _row_shapes(new))
@@ -164,28 +165,26 @@ class Programs:
     capacity = self.grid.capacity
     if capacity == 1:
       return  # batches of one row are never joined
-    table, build = self._table, self._build
     places = [np.zeros(n, np.int32) for n in (capacity, size)]
     whole, part = self._abstract(places)
-    pool = self._abstract(jax.eval_shape(_open, carry, whole))
-    table['open', group, size] = build('open', _open, carry, whole)
-    join = build('join', _join, pool, carry, part, donate=(0,))
-    table['join', group, size] = join
-    if size < capacity:
-      cut = functools.partial(_cut, size)
-      table['cut', group, size] = build(('cut', size), cut, pool)
+    pool = self._abstract(jax.eval_shape(_gather, carry, whole))
+    table, build = self._table, self._build
+    table['gather', group, (size, capacity)] = build(_gather, carry, whole)
+    table['gather', group, (capacity, size)] = build(_gather, pool, part)
+    join = build(_join, pool, carry, part, donate=(0,))
+    table['join', group, (size, capacity)] = join
 
   def _build(
     self,
-    name: Any,
     function: Callable[..., Any],
     *arguments: Any,
     donate: tuple[int, ...] = (),
+    name: Any = None,
   ) -> Any:
-    """Returns a program; compiles equal ones once."""
+    """Returns a program; compiles equal ones, by name or function, once."""
     leaves, structure = jax.tree.flatten(arguments)
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-    signature = (name, donate, shapes, structure)
+    signature = (name or function, donate, shapes, structure)
     if signature not in self._compiled:
       jitted = jax.jit(function, donate_argnums=donate)
       self._compiled[signature] = jitted.lower(*arguments).compile()
@@ -242,22 +241,17 @@ def _persistent_cache(directory: str) -> Iterator[None]:
     configure(before)
 
 
-def _open(carry: Any, source: Any) -> Any:
-  """Returns a full batch whose row i is row `source[i]` of a carry."""
+def _gather(carry: Any, source: Any) -> Any:
   return jax.tree.map(
     lambda leaf: jnp.take(leaf, source, axis=0, mode='clip'), carry
   )
 
 
 def _join(pool: Any, carry: Any, places: Any) -> Any:
-  """Writes row i to row `places[i]` of the pool, unless that is outside."""
+  """Drops rows whose place is outside of the pool."""
   return jax.tree.map(
     lambda old, new: old.at[places].set(new, mode='drop'), pool, carry
   )
-
-
-def _cut(size: int, pool: Any) -> Any:
-  return jax.tree.map(lambda leaf: leaf[:size], pool)
 
 
 def _shapes(tree: Any) -> list[tuple[Any, str]]:

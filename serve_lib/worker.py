@@ -1,16 +1,14 @@
 """The thread that chooses batches and runs them on the device.
 
 It dispatches batches without waiting for them and reads back the small outputs
-of the oldest one in flight while the device computes the next. It ends after
-`LINGER_SECONDS` without work, and the next request starts another: a program
-that does not close its engine still ends.
+of the oldest one in flight while the device computes the next.
 """
 
 import collections
 import dataclasses
-import sys
-import threading
+import logging
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,16 +23,10 @@ from serve_lib.pool import Batch, Pool, RequestQueue
 from serve_lib.process import shielded
 from serve_lib.programs import Programs
 
-LINGER_SECONDS = 1.0
-
 
 @dataclasses.dataclass(eq=False)
 class Worker:
-  """Runs rows through the chain; see `Engine` for the arguments.
-
-  While `is_active`, guarded by the lock of the requests, a thread runs `run`.
-  The one that clears it uses nothing here afterwards.
-  """
+  """Runs rows through the chain; see `Engine` for the arguments."""
 
   policy: Policy
   programs: Programs
@@ -43,45 +35,39 @@ class Worker:
   max_wait: float
   ahead: int
   max_pool_bytes: int
-  is_active: bool = False
 
   def __post_init__(self):
     self.pool = Pool(self.programs)
     self._flights: collections.deque[Batch] = collections.deque()
 
   def run(self) -> None:
-    """Serves until the engine is closed or no row came for a while."""
+    """Serves until the engine is closed; called once, in its thread."""
     try:
       while self._step():
         pass
     except BaseException as error:
-      # Printed first: a failure has no traceback.
-      thrown = (*sys.exc_info(), threading.current_thread())
-      shielded(threading.excepthook, threading.ExceptHookArgs(thrown))
-      del thrown
+      # As text: a handler that keeps the traceback would keep the rows.
+      text = traceback.format_exc()
+      logging.getLogger(__name__).error('a defect of the engine\n%s', text)
       self._give_up(error)
 
   def _give_up(self, error: BaseException) -> None:
     """Fails all rows after a defect of the engine itself."""
-    # Closed first: no row comes any more, and so no other thread starts.
     self.requests.close(cancel=True)
     rows = [*self.requests.clear(), *self.pool.clear()]
     while self._flights:
       rows += self._flights.popleft().rows
     self._fail(rows, error, 'engine')
-    with self.requests.lock:
-      self.is_active = False
 
   def _step(self) -> bool:
-    """Dispatches or finishes a batch; returns False if the thread is to end.
+    """Dispatches or finishes a batch; returns False after the last one.
 
     Nothing of a batch is held from one step to the next.
     """
-    busy = bool(self._flights)  # before another thread may use them
     batch = self._next()
     if batch is not None:
       self._dispatch(batch)
-    elif not busy:
+    elif not self._flights:
       return False
     if self._flights and (batch is None or len(self._flights) > self.ahead):
       self._finish(self._flights[0])
@@ -102,8 +88,9 @@ class Worker:
         waiting = {**self.requests.groups, **self.pool.groups}
         if group := self._choose(waiting):
           break
-        if self._flights or not self._wait(waiting):
+        if self._flights or (self.requests.is_closed and not waiting):
           return None
+        self.requests.arrived.wait(self._seconds_left(waiting))
       if group.stage > 0:
         return self.pool.take(group)
       rows = self.requests.take(group, self.programs.grid.capacity)
@@ -155,20 +142,14 @@ class Worker:
     opened = (len(self._flights) + 1) * self.programs.widest_bytes
     return self.pool.bytes + opened > self.max_pool_bytes
 
-  def _wait(self, waiting: Mapping[Group, Sequence[Row]]) -> bool:
-    """Waits for rows, with the lock held; False if the thread has to end."""
-    arrived = self.requests.arrived
-    if waiting:  # more rows are expected, for at most `max_wait`
-      oldest = min(rows[0].since for rows in waiting.values())
-      late = oldest + self.max_wait - time.monotonic()
-      arrived.wait(max(late, 0.0) + 1e-3)
-      return True
-    if not self.requests.is_closed and (
-      arrived.wait(LINGER_SECONDS) or self.requests.groups
-    ):
-      return True
-    self.is_active = False
-    return False
+  def _seconds_left(
+    self, waiting: Mapping[Group, Sequence[Row]]
+  ) -> float | None:
+    """Returns how long waiting rows wait for others; None without any."""
+    if not waiting:
+      return None
+    oldest = min(rows[0].since for rows in waiting.values())
+    return max(oldest + self.max_wait - time.monotonic(), 0.0) + 1e-3
 
   # -- one batch -------------------------------------------------------------
 
@@ -236,22 +217,12 @@ class Worker:
       slots = batch.slots[numbers]
       moved = Batch(group, batch.size, rows, slots, batch.carry)
       try:
-        self.pool.add(moved, self._is_alone())
+        self.pool.add(moved, is_shared=len(lengths) > 1)
       except Exception as error:
         # A failed 'join' has consumed the open batch of the group.
         if group in self.pool.groups:
           rows += self.pool.take(group).rows
         self._fail(rows, error, group)
-
-  def _is_alone(self) -> bool:
-    """Returns True if there are no rows but those of one batch."""
-    return not (
-      self.pool.ready
-      or self.requests.is_expecting
-      or len(self._flights) > 1
-      or self.requests.groups
-      or self.pool.groups
-    )
 
   # -- answers ---------------------------------------------------------------
 

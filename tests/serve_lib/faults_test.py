@@ -15,9 +15,6 @@ from tests.serve_lib.toy import BREAKS, GOOD, VARIABLES, WAIT
 
 pytestmark = pytest.mark.usefixtures('no_thread_stays')
 LEAVES = ('full', [0])  # after stage 0
-IGNORE_DEFECT = pytest.mark.filterwarnings(
-  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
-)
 
 
 def check_all(items, answers, failures):
@@ -75,11 +72,9 @@ def test_inputs_that_are_no_arrays_fail_alone(engines, monkeypatch):
     check_all([GOOD] * 2, engine.predict([GOOD, LEAVES]), {1: 'encode'})
 
 
-@pytest.mark.parametrize(
-  ('kind', 'rows'), [('open', 4), ('join', 8), ('cut', 4)]
-)
+@pytest.mark.parametrize(('kind', 'rows'), [('gather', 4), ('join', 8)])
 def test_a_copy_that_fails_fails_its_rows(engines, kind, rows):
-  """Half of each batch of four goes on: opened, cut; a second one joins."""
+  """Half of each batch of four goes on, alone in half of it or joined."""
 
   def broken(*arguments):
     raise MemoryError('no room for a copy')
@@ -149,7 +144,6 @@ def leave(*arguments):
   sys.exit('a defect')
 
 
-@IGNORE_DEFECT
 @pytest.mark.parametrize(
   ('part', 'method', 'broken'),
   [('_worker', '_go_on', defect), ('_programs', 'run', leave)],
@@ -167,7 +161,6 @@ def test_a_defect_of_the_engine_fails_all_rows(
   assert engine.status()['pending'] == 0
 
 
-@IGNORE_DEFECT
 def test_a_defect_and_a_callback_that_exits_block_no_row(engines, monkeypatch):
   engine = engines(max_pending=9)
   go_on = engine._worker._go_on

@@ -1,12 +1,12 @@
 """Back pressure, streams, closing and the thread: no answer is lost."""
 
 import contextlib
+import gc
 import threading
 import time
 
 import pytest
 
-from serve_lib import worker
 from serve_lib.chain import ClosedError, OverloadedError
 from tests.serve_lib import toy
 from tests.serve_lib.toy import GOOD, VARIABLES, WAIT
@@ -33,11 +33,6 @@ def wait_until(condition):
   while not condition():
     assert time.monotonic() < deadline
     time.sleep(0.001)
-
-
-def wait_for_threads(count):
-  """Waits until no more threads than this are left."""
-  wait_until(lambda: threading.active_count() <= count)
 
 
 # -- back pressure
@@ -178,7 +173,7 @@ def test_a_stream_reads_ahead_no_further_than_its_window(engines):
     wait_until(lambda: len(read) >= 9)
     answers.close()  # does not wait for the source
     go.set()
-  wait_for_threads(threads)
+  wait_until(lambda: threading.active_count() <= threads)
   assert len(read) == 9
   assert engine.monitor.snapshot()['answers'] == 8
 
@@ -218,41 +213,12 @@ def test_an_exception_inside_the_context_cancels(engines):
   assert later.done()
 
 
-def test_the_thread_ends_by_itself_and_comes_back(engines, monkeypatch):
-  monkeypatch.setattr(worker, 'LINGER_SECONDS', 0.01)
-  engine, threads = engines(), threading.active_count()  # not closed
-  for _ in range(3):
-    toy.check(VARIABLES, GOOD, engine.predict([GOOD])[0])
-    wait_for_threads(threads)
-
-
-@pytest.mark.parametrize('method', ['_next', '_step'])
-def test_a_thread_that_ends_leaves_the_next_alone(engines, monkeypatch, method):
-  monkeypatch.setattr(worker, 'LINGER_SECONDS', 0.01)
-  engine = engines()
-  real = getattr(engine._worker, method)
-  decided, go = threading.Event(), threading.Event()
-
-  def slow(*arguments, **more):
-    result = real(*arguments, **more)
-    if not engine._worker.is_active and not decided.is_set():
-      decided.set()
-      assert go.wait(WAIT)
-    return result
-
-  monkeypatch.setattr(engine._worker, method, slow)
-  toy.check(VARIABLES, GOOD, engine.predict([GOOD])[0])
-  first = engine._thread
-  assert decided.wait(WAIT)
-  held = hold(engine)  # by a second thread
-  go.set()
-  first.join(WAIT)
-  assert not first.is_alive()
-  later = engine.submit(GOOD)
-  engine._policy.open.set()
-  toy.check(VARIABLES, HOLDS, held.result(WAIT))
-  toy.check(VARIABLES, GOOD, later.result(WAIT))
-  engine.close()
+def test_the_thread_of_an_engine_that_is_not_closed_ends_with_it(engines):
+  engine, threads = engines(), threading.active_count()
+  future = engine.submit(GOOD)
+  del engine
+  toy.check(VARIABLES, GOOD, future.result(WAIT))
+  wait_until(lambda: gc.collect() is None or threading.active_count() <= threads)
 
 
 def test_a_thread_that_cannot_start_is_an_error(engines, monkeypatch):

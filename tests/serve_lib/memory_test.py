@@ -10,7 +10,6 @@ import weakref
 
 import pytest
 
-from serve_lib import worker
 from serve_lib.chain import MAX_DETAILS, Failure, InputError
 from tests.serve_lib import toy
 
@@ -38,13 +37,6 @@ class Policy(toy.FaultyPolicy):
       raise ZeroDivisionError(str(kept)) from None
 
 
-@pytest.fixture
-def make(monkeypatch):
-  # The thread frees rows by itself, and not because it ends.
-  monkeypatch.setattr(worker, 'LINGER_SECONDS', 60.0)
-  return lambda: toy.make_engine(Policy())
-
-
 def is_gone(watched):
   """Returns True if it is freed in time, without a collection of garbage."""
   gc.disable()
@@ -55,9 +47,6 @@ def is_gone(watched):
   return watched() is None
 
 
-@pytest.mark.filterwarnings(
-  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
-)
 @pytest.mark.parametrize(
   ('tokens', 'during'),
   [
@@ -65,11 +54,11 @@ def is_gone(watched):
     ([toy.POISON], 'stage 0'), ([2, 0], 'engine'),
   ],
 )  # fmt: skip
-def test_an_answer_does_not_hold_its_item(make, monkeypatch, tokens, during):
+def test_an_answer_does_not_hold_its_item(monkeypatch, tokens, during):
   def broken(batch, *arguments):
     raise RuntimeError('a defect')
 
-  engine = make()
+  engine = toy.make_engine(Policy())
   if during == 'engine':
     monkeypatch.setattr(engine._worker, '_go_on', broken)
   tokens = Tokens(tokens)
@@ -88,8 +77,8 @@ def test_an_answer_does_not_hold_its_item(make, monkeypatch, tokens, during):
   engine.close()
 
 
-def test_what_the_caller_was_handling_is_left_alone(make):
-  with make() as engine:
+def test_what_the_caller_was_handling_is_left_alone():
+  with toy.make_engine(Policy()) as engine:
     try:
       raise KeyError('of the caller')
     except KeyError as error:

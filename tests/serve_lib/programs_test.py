@@ -45,9 +45,9 @@ def compiled(chain, grid=GRID):
 
 def test_stages_that_are_the_same_function_compile_once():
   _, report = compiled(Loop())
-  # Per batch size the first, the inner and the last stage; open and join at
-  # two sizes, one cut.
-  assert report.programs == 2 * 3 + 2 * 2 + 1
+  # Per batch size the first, the inner and the last stage; join at two sizes,
+  # gather from and to the smaller and at the larger.
+  assert report.programs == 2 * 3 + 2 + 3
   assert report.seconds > 0
   # 4 keys between stages, 2 rows of 2 x 4 floats each.
   assert report.worst_case_bytes == 4 * 2 * 2 * 4 * 4
@@ -71,7 +71,7 @@ def test_it_runs_where_the_variables_are():
   programs, _ = compiled(loop)
   carry, _ = programs.run(Group(0, 'full', 4), 1, loop.pad([], 4, 1))
   source = np.zeros(2, np.int32)
-  pool = programs.copy('open', Group(1, 'full', 4), 1, carry, source)
+  pool = programs.copy('gather', Group(1, 'full', 4), (1, 2), carry, source)
   assert pool['x'].devices() == {device}
 
 
