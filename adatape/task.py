@@ -44,20 +44,20 @@ class TapeClassification(Classification):
       metrics['bank_share'] = Union(flags)
     return loss, metrics
 
-  def serve(self, variables, options, run=NO_RUN):
+  def service(self, options, run=NO_RUN):
     """Read-then-encode in two stages; `run.lengths` are tape buckets.
 
-    There are no options; see `Task.serve`.
+    There are no options; see `Task.service`.
     """
-    lengths = self.check_options(options, run)
-    reader = self.item_reader(lengths[-1])
-    chain = TapeChain(self.model, variables, reader, self.inputs)
-    return chain, TapePolicy(chain, reader, self.label_names, lengths)
-
-  def check_options(self, options, run=NO_RUN):
-    """Returns the tape buckets; see `Task.check_options`."""
     check_no_options(options)
-    return tape_lengths(self.model.max_steps, run.lengths)
+    lengths = tape_lengths(self.model.max_steps, run.lengths)
+    reader = self.item_reader(lengths[-1])
+
+    def serve(variables):
+      chain = TapeChain(self.model, variables, reader, self.inputs)
+      return chain, TapePolicy(chain, reader, self.label_names, lengths)
+
+    return serve
 
 
 class PonderClassification(Classification):

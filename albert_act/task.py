@@ -14,7 +14,6 @@ from albert_act.model import AlbertClassifier
 from albert_act.serving import AlbertChain, AlbertPolicy, Options
 from eval_lib.metrics import Average
 from model_lib import sizes
-from serve_lib.chain import NO_RUN
 from train_lib.text_classification import TextClassification
 
 
@@ -40,10 +39,8 @@ class FineTune(TextClassification):
     """The ponder cost of the real rows; see `Classification.extra_loss`."""
     return ponder(self, out['ponder'], batch, norm, knobs)
 
-  def serve(self, variables, options, run=NO_RUN):
+  def serve_texts(self, given, reader, lengths, variables):
     """Halting with compaction; options: `albert_act.serving.Options`."""
-    given, lengths = self.check_options(options, run)
-    reader = self.text_reader(lengths[-1], given.max_characters)
     chain = AlbertChain(self.model, variables, reader.pad_id, given.iterations)
     return chain, AlbertPolicy(chain, reader, self.label_names, lengths)
 

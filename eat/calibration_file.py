@@ -4,60 +4,46 @@ The evaluator 'calibration' writes it: temperatures, an optional guarantee, and
 the reference of the drift check.
 """
 
-import dataclasses
-import json
+import contextlib
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-import annotated_types
+import numpy as np
+from annotated_types import Gt
 
 from dataset_lib import fields
-from dataset_lib.errors import ConfigError
+from dataset_lib.errors import ConfigError, InvalidDataError
 from eval_lib.calibration import FILE, fingerprint
-from serve_lib.drift import Calibration, DriftCheck
+from serve_lib.monitor import DriftCheck
+from train_lib import strict_json
 
-Temperature = Annotated[float, annotated_types.Gt(0.0)]
+Temperature = Annotated[float, Gt(0.0)]
 
 
-@dataclasses.dataclass(frozen=True)
 class CalibrationFile:
-  """Contents of a calibration; every error names the command that repairs it.
+  """A calibration; every error is a ConfigError with the command to repair it.
 
   Attributes:
-    directory: of the run; '' for none.
-    step: of the checkpoint that is served, for messages.
+    path: of the file.
     values: of the file, or {} if there is none.
   """
 
-  directory: str
-  step: int | None
-  values: Mapping[str, Any]
-
-  @classmethod
-  def read(cls, directory: str, step: int | None = None) -> 'CalibrationFile':
-    """Reads the file of a run; raises ConfigError if it is damaged."""
-    empty = cls(directory, step, {})
-    if not directory or not empty.path.is_file():
-      return empty
+  def __init__(self, directory: str, step: int | None = None):
+    """Reads the file of a run, '' for none, and of a step, for messages."""
+    self._directory, self._step = directory, step
+    self.path = pathlib.Path(directory) / FILE
+    self.values: Mapping[str, Any] = {}
+    if not directory:
+      return
     try:
-      values = json.loads(empty.path.read_text(encoding='utf-8'))
-      if not isinstance(values, dict):
-        raise ValueError(f'{type(values).__name__} at the top')
-    except ValueError as error:
-      raise empty._error('', str(error), 'the JSON of a calibration') from error
-    return cls(directory, step, values)
-
-  @property
-  def path(self) -> pathlib.Path:
-    """Path of the file."""
-    return pathlib.Path(self.directory) / FILE
+      with contextlib.suppress(FileNotFoundError):
+        self.values = strict_json.read_object(self.path)
+    except InvalidDataError as error:
+      raise self._error('', str(error), 'the JSON of a calibration') from error
 
   def check_parameters(self, variables: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a calibration of another checkpoint.
-
-    One without a fingerprint of its parameters passes.
-    """
+    """Checks the fingerprint of the parameters, if the file has one."""
     known = self.values.get('parameters')
     if known is not None and known != (served := fingerprint(variables)):
       raise self._error(
@@ -68,11 +54,7 @@ class CalibrationFile:
       )
 
   def temperatures(self, heads: int) -> tuple[float, ...]:
-    """Returns the temperature of each head, or () if there are none.
-
-    Raises:
-      ConfigError: there is not one for each head, or one is not positive.
-    """
+    """Returns the temperature of each head, or () if there are none."""
     given = self.values.get('temperatures', ())
     name = f'{self.path}: temperatures'
     given = fields.check_value(name, given, tuple[Temperature, ...])
@@ -85,14 +67,16 @@ class CalibrationFile:
   ) -> DriftCheck | None:
     """Returns a check against the calibration split; None without statistics.
 
-    Raises:
-      ConfigError: the statistics are damaged.
+    They are those of `eval_lib.calibration.drift_statistics`.
     """
     drift = self.values.get('drift')
     if drift is None:
       return None
     try:
-      return DriftCheck(Calibration.from_dict(drift), on_drift=on_drift)
+      confidences = np.array(drift['confidences'], np.float64)
+      return DriftCheck(
+        confidences, float(drift['threshold']), on_drift=on_drift
+      )
     except (KeyError, TypeError, ValueError) as error:
       given = f'{type(error).__name__}: {error}'
       expected = 'confidences and a threshold'
@@ -101,11 +85,11 @@ class CalibrationFile:
   def repair(self) -> str:
     """Returns the command that writes the file, with its guarantee if any."""
     command = (
-      f'run python -m launch.evaluate --workdir={self.directory} '
+      f'run python -m launch.evaluate --workdir={self._directory} '
       '--evals=calibration'
     )
-    if self.step is not None:
-      command += f' --step={self.step}'
+    if self._step is not None:
+      command += f' --step={self._step}'
     guarantee = self.values.get('guarantee') or {}
     for name in ('epsilon', 'delta'):
       if name in guarantee:

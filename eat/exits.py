@@ -1,21 +1,18 @@
-"""Exit rules as pure functions, row by row.
+"""Exit rules as pure functions of NumPy arrays, row by row.
 
 EAT, section 3.3 (`max_c P >= tau`, patience), with the entropy of DeeBERT and
-the patience of PABEE. All functions take NumPy arrays (on the host, in serving)
-and JAX arrays (in a sweep).
+the patience of PABEE.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+import scipy.special
 from jaxtyping import Bool, Float, Int
 
-from model_lib.errors import FieldError
-from serve_lib.decisions import entropy, scale, softmax
+from model_lib.errors import check_option
+from serve_lib.decisions import margin, softmax
 
 RULES_WITH_TAU = ('confidence', 'entropy', 'margin', 'combined')
 RULES = (*RULES_WITH_TAU, 'patience', 'never')
@@ -34,54 +31,37 @@ class Rule:
 
   A regression (one logit) exits, unless 'never', when each of the last
   `max(2, patience)` predictions differs by less than `tolerance` from the one
-  before. The three thresholds may be arrays `[B]`, one for each row. Illegal
-  values raise FieldError.
+  before. The three thresholds may be arrays `[B]`, one for each row.
+  `eat.policy.read_options` checks their ranges.
   """
 
   name: str
   # A probability, a difference of two, or nats. Infinity, for entropy minus
   # infinity, is never met.
   tau: Any = None
-  patience: Any = 2  # number of heads
+  patience: int = 2  # number of heads
   tolerance: Any = 0.1  # of a regression, in the unit of the label
   # Rows with a smaller margin never exit early; not for a regression.
   veto_margin: Any = 0.0
 
   def __post_init__(self):
-    if self.name not in RULES:
-      raise FieldError('name', self.name, f'one of {RULES}')
-    if self.name == 'entropy':
-      expected = 'nats >= 0, or -inf for never'
-      _check('tau', self.tau, expected, lambda t: (t >= 0) | (t == -np.inf))
-    elif self.name in RULES_WITH_TAU:
-      expected = 'a probability in [0, 1], or inf for never'
-      _check('tau', self.tau, expected, lambda t: _in_unit(t) | (t == np.inf))
-    patience = self.patience
-    if isinstance(patience, bool) or not (
-      isinstance(patience, (int, np.integer)) and patience >= 1
-    ):
-      raise FieldError('patience', patience, 'an integer >= 1')
-    _check('tolerance', self.tolerance, 'a number >= 0', lambda t: t >= 0)
-    expected = 'a probability in [0, 1]'
-    _check('veto_margin', self.veto_margin, expected, _in_unit)
+    check_option('name', self.name, RULES)
 
 
 def should_exit(
-  rule: Rule,
-  logits: Float[Any, 'E B C'] | Sequence[Float[Any, 'B C']],
-) -> Bool[Any, ' B']:
+  rule: Rule, logits: Float[np.ndarray, 'E B C']
+) -> Bool[np.ndarray, ' B']:
   """Returns True for rows that exit at the last of the E heads so far.
 
   Logits are calibrated; C = 1 is a regression. Rows with logits that are not
   finite do not exit.
   """
-  xp, heads = _stacked(logits)
   if rule.name == 'never':
-    return xp.zeros(heads.shape[1:2], bool)
+    return np.zeros(logits.shape[1], bool)
   with np.errstate(invalid='ignore'):
-    if heads.shape[2] == 1:
-      return _settled(xp, rule, heads[..., 0])
-    return _decided(xp, rule, heads)
+    if logits.shape[2] == 1:
+      return _settled(rule, logits[..., 0])
+    return _decided(rule, logits)
 
 
 def reason(rule: Rule, is_regression: bool) -> str:
@@ -99,111 +79,39 @@ def heads_needed(rule: Rule, is_regression: bool) -> int | None:
 
 
 def first_exit(
-  rule: Rule,
-  logits: Float[Any, 'E B C'] | Sequence[Float[Any, 'B C']],
-) -> Int[Any, ' B']:
+  rule: Rule, logits: Float[np.ndarray, 'E B C']
+) -> Int[np.ndarray, ' B']:
   """Returns the index of the head at which each row exits, of all heads."""
-  xp, heads = _stacked(logits)
   decided = [
-    should_exit(rule, heads[: count + 1]) for count in range(len(heads) - 1)
+    should_exit(rule, logits[:count]) for count in range(1, len(logits))
   ]
-  decided.append(xp.ones(heads.shape[1:2], bool))
-  return xp.stack(decided).argmax(0).astype(xp.int32)
+  return np.array([*decided, np.ones(logits.shape[1], bool)]).argmax(0)
 
 
-def calibrate(
-  logits: Float[Any, 'E B C'], temperatures: Float[Any, ' E'] | Sequence[float]
-) -> Float[Any, 'E B C']:
-  """Divides the logits of each head by its temperature (Guo et al. 2017).
-
-  Raises:
-    FieldError: if there is not one for each head, or one is not positive.
-  """
-  _, heads = _stacked(logits)
-  if len(temperatures) != len(heads):
-    raise FieldError(
-      'temperatures', len(temperatures), f'{len(heads)}, one for each head'
-    )
-  expected = 'finite numbers > 0'
-  _check(
-    'temperatures', temperatures, expected, lambda t: (t > 0) & (t < np.inf)
-  )
-  return scale(heads, temperatures)
-
-
-def probabilities(
-  logits: Float[Any, 'E B C'], temperatures: Float[Any, ' E'] | Sequence[float]
-) -> Float[Any, 'E B C']:
-  """Returns the class probabilities of all heads; see `calibrate`."""
-  heads = calibrate(logits, temperatures)
-  if heads.shape[2] < 2:
-    raise FieldError('logits', 1, 'at least 2 classes')
-  return softmax(heads)
-
-
-def _stacked(logits: Any) -> tuple[Any, Any]:
-  """Returns the array module, and the logits as float `[E, B, C]`."""
-  heads = logits if hasattr(logits, 'ndim') else list(logits)
-  parts = heads if isinstance(heads, list) else [heads]
-  xp = jnp if any(isinstance(part, jax.Array) for part in parts) else np
-  stacked = xp.stack(heads) if isinstance(heads, list) else heads
-  if stacked.dtype not in (np.float32, np.float64):
-    stacked = stacked.astype(np.float32)
-  return xp, stacked
-
-
-def _like(xp: Any, threshold: Any, logits: Any) -> Any:
-  """Casts a threshold to the dtype of the logits."""
-  return xp.asarray(threshold, logits.dtype)
-
-
-def _decided(xp: Any, rule: Rule, heads: Any) -> Any:
+def _decided(rule: Rule, logits: Any) -> Any:
   """Applies the rule of a classification at the last head."""
-  probability = softmax(heads[-1])
-  ordered = xp.sort(probability, axis=-1)
-  margin = ordered[..., -1] - ordered[..., -2]
+  probabilities, like = softmax(logits[-1]), logits.dtype.type
+  certainty = margin(probabilities)
   # False for NaN, which the agreement of classes would let pass.
-  decided = margin >= _like(xp, rule.veto_margin, heads)
+  decided = certainty >= like(rule.veto_margin)
   if rule.name in ('confidence', 'combined'):
-    decided &= ordered[..., -1] >= _like(xp, rule.tau, heads)
+    decided &= probabilities.max(-1) >= like(rule.tau)
   if rule.name == 'entropy':
-    decided &= entropy(heads[-1]) <= _like(xp, rule.tau, heads)
+    entropy = scipy.special.entr(probabilities).sum(-1)
+    decided &= entropy <= like(rule.tau)
   if rule.name == 'margin':
-    decided &= margin >= _like(xp, rule.tau, heads)
+    decided &= certainty >= like(rule.tau)
   if rule.name in ('patience', 'combined'):
-    decided &= _agreed(xp, heads, rule.patience)
+    classes = logits[-rule.patience :].argmax(-1)
+    decided &= (classes == classes[-1]).all(0) & (len(logits) >= rule.patience)
   return decided
 
 
-def _agreed(xp: Any, heads: Any, patience: int) -> Any:
-  """Returns True for rows whose last heads have the same argmax."""
-  if len(heads) < patience:
-    return xp.zeros(heads.shape[1:2], bool)
-  classes = heads[-patience:].argmax(-1)
-  return (classes == classes[-1:]).all(0)
-
-
-def _settled(xp: Any, rule: Rule, predictions: Any) -> Any:
+def _settled(rule: Rule, predictions: Any) -> Any:
   """Returns True for rows whose last predictions differ by < tolerance."""
   count = max(2, rule.patience)
   if len(predictions) < count:
-    return xp.zeros(predictions.shape[1:], bool)
-  last = predictions[-count:]
+    return np.zeros(predictions.shape[1], bool)
   # The largest is NaN if one is.
-  largest = xp.abs(last[1:] - last[:-1]).max(0)
-  return largest < _like(xp, rule.tolerance, last)
-
-
-def _in_unit(values: Any) -> Any:
-  return (values >= 0) & (values <= 1)
-
-
-def _check(name: str, value: Any, expected: str, legal: Any) -> None:
-  """Raises FieldError unless all values are legal; traced ones pass."""
-  if isinstance(value, jax.core.Tracer):
-    return
-  values = np.asarray(value)
-  # V is bfloat16; None and True are no numbers.
-  is_number = values.dtype.kind in 'fiuV' and values.ndim <= 1
-  if not is_number or not np.all(legal(values.astype(np.float64))):
-    raise FieldError(name, value, expected)
+  largest = np.abs(np.diff(predictions[-count:], axis=0)).max(0)
+  return largest < predictions.dtype.type(rule.tolerance)

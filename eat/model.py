@@ -1,9 +1,8 @@
 """BERT with token pruning, window attention and early exits: the masked form.
 
-EAT, sections 4 and 5 (Algorithm 1). Shapes are constant: pruned tokens follow
-the kept ones and are masked, so that the pruned share may be a traced number.
-`eat.serving` crops them; both forms run `encode` below. Without pruning, window
-and exits this is BERT, the same graph.
+EAT, sections 4 and 5 (Algorithm 1). Pruned tokens follow the kept ones and are
+masked, so that the pruned share may be traced. `eat.serving` crops them; both
+forms run `encode` below. Without pruning, window and exits this is BERT.
 """
 
 import functools
@@ -137,12 +136,11 @@ class EatClassifier(TextEncoder, kw_only=True):
     `prune_ratios` and may be traced.
 
     Returns:
-      (logits of the last head, out), with float32 `out['exits']` `[E, B, O]`
-      of all heads in the order of `heads()`, int32 `out['kept']` `[P, B]`
-      tokens left after each pruning, int32 `out['positions']` `[B, L]`, of
-      which the first `out['length']` `[B]` are the kept tokens',
-      `out['features']` `[B, D]` of the last head, and with `restore`
-      `out['tokens']` `[B, L, D]`.
+      (logits of the last head, out), with `out['exits']` `[E, B, O]` of all
+      `heads()`, `out['kept']` `[P, B]` tokens left after each pruning,
+      `out['positions']` `[B, L]`, of which the first `out['length']` `[B]` are
+      the kept tokens', `out['features']` `[B, D]` of the last head, and with
+      `restore` `out['tokens']` `[B, L, D]`.
     """
     heads = self.heads()
     start = self.embed(tokens, token_types, length, row_keys)
@@ -195,12 +193,7 @@ class EatClassifier(TextEncoder, kw_only=True):
     """Runs the blocks `first` to `last`, with the pruning after each.
 
     Args:
-      tokens: the tokens that are left.
-      first: first layer, from 1.
-      last: last layer.
       heads: layers whose [CLS] is returned.
-      row_keys: see the call.
-      prune_scale: see the call.
       sizes: static sequence lengths after each of `prune_layers` (the
         gathered form); None keeps shapes (the masked form), `()` turns pruning
         off.

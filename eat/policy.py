@@ -18,7 +18,6 @@ from dataset_lib import fields
 from dataset_lib.errors import ConfigError
 from eat import exits
 from eat.exits import RULES_WITH_TAU, Rule
-from model_lib.errors import FieldError
 from serve_lib.chain import Encoded, Row
 from serve_lib.decisions import ClassifierPolicy, margin, scale
 from serve_lib.items import MAX_CHARACTERS
@@ -68,38 +67,11 @@ def read_options(
     classes: number of classes, 0 for a regression.
   """
   options = Options(**fields.check(Options, given, 'serve'))
+  name, tau = options.rule, options.tau
   if not classes:
     why = 'for a regression, whose heads give a number: rows leave by tolerance'
-    for name in ('veto_margin', 'ensemble_margin', 'thresholds'):
-      _refuse_if_given(options, name, f'nothing {why}')
-  rule = _read_rule(options, guarantee, classes)
-  if rule.name not in RULES_WITH_TAU:
-    _refuse_if_given(
-      options, 'thresholds',
-      f'none with the rule {rule.name!r}: rules with a threshold are '
-      f'{", ".join(RULES_WITH_TAU)}',
-    )  # fmt: skip
-  taus = {f'thresholds.{name}': t for name, t in options.thresholds.items()}
-  for name, tau in {'tau': rule.tau, **taus}.items():
-    try:
-      dataclasses.replace(rule, tau=tau)
-    except FieldError as error:
-      raise ConfigError(f'serve.{name}', tau, error.expected) from error
-    if rule.name == 'entropy' and classes and tau >= math.log(classes):
-      expected = f'{_legal_taus("entropy", classes)}: every row would leave'
-      raise ConfigError(f'serve.{name}', tau, expected)
-  return options, rule
-
-
-def _refuse_if_given(options: Options, name: str, expected: str) -> None:
-  if value := getattr(options, name):
-    raise ConfigError(f'serve.{name}', value, expected)
-
-
-def _read_rule(
-  options: Options, guarantee: Mapping[str, Any] | None, classes: int
-) -> Rule:
-  name, tau = options.rule, options.tau
+    names = 'veto_margin', 'ensemble_margin', 'thresholds'
+    _refuse(options, names, f'nothing {why}')
   if tau == GUARANTEED:
     if guarantee is None or name != 'confidence':
       raise ConfigError(
@@ -111,30 +83,50 @@ def _read_rule(
       )
     # It is of the plain rule on the model as it was evaluated: with a veto a
     # row would leave at a later head than was certified.
-    for other in (
-      'ensemble_margin', 'veto_margin', 'thresholds', 'minimum_retention'
-    ):  # fmt: skip
-      expected = f'nothing beside tau={GUARANTEED}, certified without it'
-      _refuse_if_given(options, other, expected)
+    names = 'ensemble_margin', 'veto_margin', 'thresholds', 'minimum_retention'
+    expected = f'nothing beside tau={GUARANTEED}, certified without it'
+    _refuse(options, names, expected)
     tau = guarantee['threshold']
     if tau is None:  # no threshold could be certified
-      return Rule('never')
-  if name not in RULES_WITH_TAU:
+      return options, Rule('never')
+  elif name not in RULES_WITH_TAU:
+    legal = f'rules with a threshold are {", ".join(RULES_WITH_TAU)}'
+    _refuse(options, ['thresholds'], f'none with the rule {name!r}: {legal}')
     tau = None
   elif tau is None:
     # A regression leaves by its tolerance, whatever the rule.
     if name != 'confidence' and classes:
-      raise ConfigError(
-        'serve.tau',
-        'nothing',
-        f'{_legal_taus(name, classes)}: rule={name} has no default, add '
-        'tau=...',
-      )
+      expected = f'{_legal_taus(name, classes)}: rule={name} has no default'
+      raise ConfigError('serve.tau', 'nothing', f'{expected}, add tau=...')
     tau = DEFAULT_TAU
-  with fields.errors_under('serve'):
-    return Rule(
-      name, tau, options.patience, options.tolerance, options.veto_margin
-    )
+  if tau is not None:
+    _check_tau('serve.tau', tau, name, classes)
+  for source, one in options.thresholds.items():
+    _check_tau(f'serve.thresholds.{source}', one, name, classes)
+  return options, Rule(
+    name, tau, options.patience, options.tolerance, options.veto_margin
+  )
+
+
+def _refuse(options: Options, names: Sequence[str], expected: str) -> None:
+  """Raises ConfigError if one of the options is given."""
+  for name in names:
+    if value := getattr(options, name):
+      raise ConfigError(f'serve.{name}', value, expected)
+
+
+def _check_tau(field: str, tau: Any, rule: str, classes: int) -> None:
+  """Raises ConfigError for a threshold that the rule cannot have."""
+  is_number, expected = fields.accepts(float, tau), ''
+  if rule != 'entropy':
+    if not (is_number and 0 <= tau <= 1) and tau != math.inf:
+      expected = 'a probability in [0, 1], or inf for never'
+  elif not (is_number and tau >= 0) and tau != -math.inf:
+    expected = 'nats >= 0, or -inf for never'
+  elif classes and tau >= math.log(classes):
+    expected = f'{_legal_taus(rule, classes)}: every row would leave'
+  if expected:
+    raise ConfigError(field, tau, expected)
 
 
 def _legal_taus(rule: str, classes: int) -> str:

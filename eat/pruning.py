@@ -3,8 +3,8 @@
 The valid tokens of row b are its first `length[b]`, before and after pruning,
 in their original order. The masked form keeps shapes, with the pruned tokens
 after the kept ones; the gathered form is the same computation, cropped. Both
-are row-wise and keep the same tokens, bit for bit. Merging follows ToMe (Bolya
-et al. 2023), but the pruning chooses the tokens to merge.
+keep the same tokens. Merging follows ToMe (Bolya et al. 2023), but the pruning
+chooses the tokens to merge.
 """
 
 import math
@@ -44,13 +44,8 @@ def kept_count(
 ) -> Int[Array, ' B']:
   """Returns the tokens that a row keeps, `1 + ceil((1 - p) (t - 1))`.
 
-  Computed in integers, for t of at most 200,000.
-
-  Args:
-    length: valid tokens of each row, t.
-    ratio: share p of the tokens except [CLS] that is pruned, rounded to 1e-4
-      and clipped to [0, 1]; may be traced.
-    min_tokens: least tokens that a row keeps, if it has them.
+  Computed in integers, for t of at most 200,000. The share p of the tokens
+  except [CLS] is rounded to 1e-4, clipped to [0, 1] and may be traced.
   """
   steps = jnp.round(jnp.asarray(ratio, jnp.float32) * _RATIO_STEPS)
   removed = jnp.clip(steps, 0, _RATIO_STEPS).astype(jnp.int32)
@@ -60,11 +55,10 @@ def kept_count(
 
 
 def static_size(length: int, ratio: float, min_tokens: int = 1) -> int:
-  """Returns the length of the gathered form of rows of `length` tokens.
+  """Returns the length of the gathered form: `kept_count` of the longest row.
 
-  It is `kept_count` of the longest row. Ratios that float32 may round
-  either way (within 0.002 steps of the middle of two multiples of 1e-4) round
-  down.
+  Ratios that float32 may round either way (within 0.002 steps of the middle of
+  two multiples of 1e-4) round down.
   """
   steps = math.ceil(ratio * _RATIO_STEPS - 0.502)
   removed = min(max(steps, 0), _RATIO_STEPS)
@@ -108,23 +102,15 @@ def prune(
   min_tokens: int = 1,
   merge: bool = False,
 ) -> Tokens:
-  """Keeps [CLS] and the best of the other tokens of each row, in order.
+  """Keeps [CLS] and the tokens of highest score of each row, in order.
 
-  Differentiable in the states; the choice itself has no gradient.
+  Differentiable in the states; the choice itself has no gradient. NaN is always
+  kept, so that pruning does not hide it; see `kept_count`, `merge_removed`.
 
   Args:
-    tokens: the tokens so far.
-    scores: of each token, higher is kept; of equal ones the earlier; NaN is
-      always kept, so that pruning does not hide it.
-    ratio: see `kept_count`.
     size: returned tokens, and most that a row keeps, in [1, S]: S keeps shapes
       (masked form), `static_size(S, ratio, min_tokens)` crops them (gathered
-      form).
-    min_tokens: see `kept_count`.
-    merge: see `merge_removed`.
-
-  Returns:
-    The kept tokens first; slots up to `size` hold discarded ones.
+      form). Slots after the kept tokens hold discarded ones.
   """
   if not 1 <= size <= tokens.x.shape[1]:
     expected = f'an integer in [1, {tokens.x.shape[1]}]'
@@ -218,17 +204,16 @@ def merge_removed(
   The most similar token has the largest cosine, the first of equal ones. [CLS]
   is a candidate only where no other token is kept. The mean is weighted by
   `sizes` (None: one each) and computed in float32. Other tokens are unchanged,
-  bit for bit. `keep` includes [CLS].
-
-  Returns:
-    States and sizes at unchanged positions.
+  bit for bit, as are positions. `keep` includes [CLS].
   """
   place = jnp.arange(x.shape[1])
   valid = place[None] < length[:, None]
   if sizes is None:
     sizes = jnp.ones(x.shape[:2], jnp.float32)
   states = jnp.where(valid[..., None], x.astype(jnp.float32), 0.0)
-  target = most_similar(states, hosts(keep & valid))
+  is_cls, others = place[None] == 0, keep & valid & (place[None] > 0)
+  hosts = jnp.where(others.any(1, keepdims=True), others, is_cls)
+  target = most_similar(states, hosts)
   joins = (target[:, :, None] == place[None, None]) & (valid & ~keep)[..., None]
   weights = jnp.where(joins, sizes[:, :, None], 0.0)
   added = jnp.einsum('brk,brd->bkd', weights, states, precision=_PRECISION)
@@ -237,13 +222,6 @@ def merge_removed(
   joined = joins.any(1)
   merged = jnp.where(joined[..., None], mean.astype(x.dtype), x)
   return merged, jnp.where(joined, total, sizes)
-
-
-def hosts(keep: Bool[Array, 'B S']) -> Bool[Array, 'B S']:
-  """Returns the kept tokens except [CLS], or [CLS] if it is the only one."""
-  is_cls = jnp.arange(keep.shape[1])[None] == 0
-  others = keep & ~is_cls
-  return jnp.where(others.any(1, keepdims=True), others, is_cls)
 
 
 def most_similar(

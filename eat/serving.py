@@ -6,7 +6,6 @@ through the last block (about a sixth of it). Its keys and values are kept for
 the next stage, which computes the other tokens of the rows that continue.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from eat.policy import FULL, GUARANTEED, PRUNED, EatPolicy
 from eat.pruning import Tokens
 from model_lib.attention import KeysValues
 from model_lib.bert import BertClassifier
+from model_lib.layers import build
 from serve_lib.items import padded
 
 
@@ -102,28 +102,16 @@ def _stage(
 def as_adaptive(model: Any) -> EatClassifier:
   """Returns a dense BERT as an `EatClassifier` with the same parameters.
 
-  It has one stage: no pruning, window or exits.
-
-  Raises:
-    ConfigError: the model is neither of the two.
+  It has one stage: no pruning, window or exits. Raises ConfigError if the model
+  is neither of the two.
   """
   if isinstance(model, EatClassifier):
     return model
   if not isinstance(model, BertClassifier):
-    raise ConfigError(
-      'model.name',
-      type(model).__name__,
-      'eat.model:EatClassifier or model_lib.bert:BertClassifier',
-    )
-  own = {field.name for field in dataclasses.fields(EatClassifier)}
-  fields = {
-    field.name: getattr(model, field.name)
-    for field in dataclasses.fields(BertClassifier)
-    if field.name in own - {'parent', 'name'}
-  }
-  return EatClassifier(
-    **fields, prune_layers=(), prune_ratios=(), window=0, exit_layers=()
-  )
+    legal = 'eat.model:EatClassifier or model_lib.bert:BertClassifier'
+    raise ConfigError('model.name', type(model).__name__, legal)
+  none: Any = dict(prune_layers=(), prune_ratios=(), exit_layers=(), window=0)
+  return build(EatClassifier, model, **none)
 
 
 def warnings_of(
@@ -131,10 +119,7 @@ def warnings_of(
 ) -> Iterator[str]:
   """Yields what could not be checked and which options have no effect.
 
-  Args:
-    file: of the run.
-    policy: of the service.
-    longest: row that the run was trained on, in tokens.
+  `longest` is the row that the run was trained on, in tokens.
   """
   values, repair = file.values, file.repair()
   if values and 'parameters' not in values:
@@ -158,33 +143,28 @@ def warnings_of(
       f'texts are cut off after {policy.lengths[-1]} tokens, those of the '
       f'calibration after {longest}: temperatures and drift check may not fit'
     )
-  yield from _rule_warnings(policy)
-  if policy.options.tau == GUARANTEED and policy.rule.name == 'never':
+  rule, early = policy.rule, policy.chain.heads[:-1]
+  needed = exits.heads_needed(rule, not policy.class_names) or 0
+  if needed > len(early):
+    why = 'the model has no head before its last layer'
+    if early:
+      name = f'rule={rule.name}' if policy.class_names else 'a regression'
+      why = (
+        f'{name} with patience={rule.patience} needs {needed} heads, and '
+        f'{len(early)} are before the last layer (at '
+        f'{", ".join(map(str, early))})'
+      )
+    yield f'no row will ever leave early: {why}'
+  if policy.options.tau != GUARANTEED:
+    return
+  if rule.name == 'never':
     yield (
       'no row will leave early: calibration could certify no threshold; '
       'give it more rows, or a larger epsilon'
     )
-  task = values.get('dataset', {}).get('task')
-  if policy.options.tau == GUARANTEED and task in REPEATED_TEXTS:
+  if values.get('dataset', {}).get('task') in REPEATED_TEXTS:
     yield (
       'the rows that the threshold was certified on share texts, and the '
       'certificate assumes independent rows: the bound may fail more often '
       'than its delta says'
     )
-
-
-def _rule_warnings(policy: EatPolicy) -> Iterator[str]:
-  rule, chain = policy.rule, policy.chain
-  needed = exits.heads_needed(rule, not policy.class_names)
-  early = chain.num_stages - 1
-  if needed is None or needed <= early:
-    return
-  why = 'the model has no head before its last layer'
-  if early:
-    who = f'rule={rule.name}' if policy.class_names else 'a regression'
-    heads = ', '.join(map(str, chain.heads[:-1]))
-    why = (
-      f'{who} with patience={rule.patience} needs {needed} heads, and {early} '
-      f'are before the last layer (at {heads})'
-    )
-  yield f'no row will ever leave early: {why}'

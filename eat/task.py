@@ -7,7 +7,6 @@ P_L^T)`. The same task trains a dense model (one head) and a distilled student
 
 import dataclasses
 import functools
-import itertools
 import os
 from typing import Annotated, Any
 
@@ -85,12 +84,27 @@ class FineTune(TextClassification):
 
   @functools.cached_property
   def teacher(self) -> Any:
-    """The teacher's task, or None; read in training only."""
-    directory = self.config['loss']['teacher']
+    """The teacher's task, or None; read in training only.
+
+    Raises:
+      ConfigError: the teacher has other classes or another tokenizer.
+    """
+    directory, info = self.config['loss']['teacher'], self.info
     if not directory:
       return None
-    own = self.config['dataset'].get('tokenizer', '')
-    return load_teacher(directory, self.info, own)
+    config = loading.load_config(directory, key=TEACHER)
+    check_tokenizer(directory, self.config['dataset'].get('tokenizer', ''))
+    task = loading.restore(directory, config).task
+    if task.info.num_classes != info.num_classes:
+      given = f'{directory} with {task.info.num_classes} classes'
+      expected = f'a run with the {info.num_classes} classes of the data set'
+      raise ConfigError(TEACHER, given, expected)
+    names = task.info.class_names, info.class_names
+    if all(names) and names[0] != names[1]:
+      given = f'{directory} with the classes {", ".join(names[0])}'
+      expected = f'the classes of the data set, {", ".join(names[1])}'
+      raise ConfigError(TEACHER, given, f'a run with {expected}')
+    return task
 
   def init_frozen(self):
     """Returns the teacher's parameters, if there is one."""
@@ -167,80 +181,45 @@ class FineTune(TextClassification):
     exits, per_head = self._per_head(logits, out, batch)
     return self.head_metrics(exits, per_head, out, batch)
 
-  def serve(self, variables, options, run=NO_RUN):
-    """Serves with exits and pruning; see `Task.serve`, `eat.policy.Options`.
+  def service(self, options, run=NO_RUN):
+    """Serves with exits and pruning; see `Task.service`, `eat.policy.Options`.
 
     Temperatures, the guaranteed threshold and the reference of the drift check
     come from the run's `calibration.json`. `policy.warnings` lists what could
     not be checked and options without effect.
     """
-    file, given, rule, lengths = self.check_options(options, run)
-    model = as_adaptive(self.model)
-    file.check_parameters(variables)
-    reader = self.text_reader(lengths[-1], given.max_characters)
-    chain = EatChain(
-      model,
-      jax.device_put(dict(variables)),
-      reader.pad_id,
-      with_full=any(given.minimum_retention.values()),
-    )
-    policy = EatPolicy(
-      chain,
-      reader,
-      self.label_names,
-      lengths,
-      rule,
-      temperatures=file.temperatures(chain.num_stages),
-      options=given,
-      monitor=Monitor(drift=file.drift_check(run.on_drift)),
-    )
-    longest = self.info.input_shape[0]
-    policy.warnings = tuple(warnings_of(file, policy, longest))
-    return chain, policy
-
-  def check_options(self, options, run=NO_RUN):
-    """Returns (calibration, options, exit rule, length buckets)."""
-    file = CalibrationFile.read(run.directory, run.step)
-    given, rule = read_options(
-      options, file.values.get('guarantee'), len(self.label_names)
-    )
-    longest = self.info.input_shape[0]
+    file, names = CalibrationFile(run.directory, run.step), self.label_names
+    guarantee = file.values.get('guarantee')
+    given, rule = read_options(options, guarantee, len(names))
     lengths = self.served_lengths(run.lengths)
+    longest = self.info.input_shape[0]
     if given.tau == GUARANTEED and lengths[-1] < longest:
-      raise ConfigError(
-        'lengths',
-        lengths,
-        f'{longest} among them with tau={GUARANTEED}, which was certified for '
-        'texts of that length',
-      )
-    return file, given, rule, lengths
+      expected = f'{longest} among them with tau={GUARANTEED}'
+      why = 'which was certified for texts of that length'
+      raise ConfigError('lengths', lengths, f'{expected}, {why}')
+    model = as_adaptive(self.model)
+    temperatures = file.temperatures(len(model.heads()))
+    monitor = Monitor(drift=file.drift_check(run.on_drift))
+
+    def serve(variables):
+      file.check_parameters(variables)
+      reader = self.text_reader(lengths[-1], given.max_characters)
+      with_full = any(given.minimum_retention.values())
+      variables = jax.device_put(dict(variables))
+      chain = EatChain(model, variables, reader.pad_id, with_full)
+      policy = EatPolicy(
+        chain, reader, names, lengths, rule,
+        temperatures=temperatures, options=given, monitor=monitor,
+      )  # fmt: skip
+      policy.warnings = tuple(warnings_of(file, policy, longest))
+      return chain, policy
+
+    return serve
 
 
 def head_layers(model: Any) -> tuple[int, ...]:
   """Returns the layers with a head; of a dense model the last one."""
   return model.heads() if hasattr(model, 'heads') else (model.depth,)
-
-
-def load_teacher(directory: str, info: Any, own: str) -> Any:
-  """Loads the task of a teacher's run for the data set `info`.
-
-  Raises:
-    ConfigError: the teacher has other classes, or another tokenizer than `own`.
-  """
-  config = loading.load_config(directory, key=TEACHER)
-  check_tokenizer(directory, own)
-  task = loading.restore(directory, config).task
-  if task.info.num_classes != info.num_classes:
-    given = f'{directory} with {task.info.num_classes} classes'
-    expected = f'a run with the {info.num_classes} classes of the data set'
-    raise ConfigError(TEACHER, given, expected)
-  names = task.info.class_names, info.class_names
-  if all(names) and names[0] != names[1]:
-    given = f'{directory} with the classes {", ".join(names[0])}'
-    listed = ', '.join(names[1])
-    expected = f'a run with the classes of the data set, {listed}'
-    raise ConfigError(TEACHER, given, expected)
-  return task
 
 
 def check_tokenizer(teacher: str, own: str) -> None:
@@ -272,15 +251,15 @@ def check_tokenizer(teacher: str, own: str) -> None:
 
 def _same_ids(ours: tokenizer.Tokenizer, theirs: tokenizer.Tokenizer) -> bool:
   """Returns True if two tokenizers give the same ids for sample words."""
+  ids = range(ours.vocab_size)
   if (ours.vocab_size, ours.pad_id) != (theirs.vocab_size, theirs.pad_id):
     return False
-  names = ours.names(range(ours.vocab_size))
-  if names != theirs.names(range(theirs.vocab_size)):
+  if ours.names(ids) != theirs.names(ids):
     return False
-  words = [name for name in names if name]
-  some = list(itertools.islice(words, 0, None, 1 + len(words) // 1000))
+  words = list(filter(None, ours.names(ids)))
+  some = words[:: 1 + len(words) // 1000]
   probes = [*some, *(word.upper() for word in some), *_PROBES]
-  mine, other = ours.encode(probes), theirs.encode(probes)
-  return np.array_equal(mine.tokens, other.tokens) and np.array_equal(
-    mine.offsets, other.offsets
+  rows, others = ours.encode(probes), theirs.encode(probes)
+  return np.array_equal(rows.tokens, others.tokens) and np.array_equal(
+    rows.offsets, others.offsets
   )

@@ -16,11 +16,9 @@ from model_lib.attention import MASKED_SCORE, mean_received
 from model_lib.errors import FieldError, check_option
 
 IMPLEMENTATIONS = ('auto', 'block', 'dense')
-# From this length 'auto' computes in blocks. Measured on a CPU with two busy
-# cores, 12 heads of 64, k = 32, in milliseconds dense / block at batch 1: 1.1 /
-# 1.2 at 128 tokens, 3.8 / 2.3 at 160, 3.5 / 2.1 at 256, 16 / 5.0 at 512; with
-# the gradient 4.5 / 3.5, 7.8 / 4.7, 20 / 6.3, 360 / 27. At batch 8, 128 tokens
-# take 8.9 / 12, and 160 take 53 / 48.
+# From this length 'auto' computes in blocks. On a CPU, 12 heads of 64, k = 32,
+# dense / block take 1.1 / 1.2 ms at 128 tokens, 3.8 / 2.3 at 160, 16 / 5.0 at
+# 512; at batch 8, 128 tokens take 8.9 / 12, and 160 take 53 / 48.
 BLOCK_FROM = 160
 # Queries per block; 16, 64 and 128 were slower at 128 to 512 tokens.
 _BLOCK = 32
@@ -42,18 +40,9 @@ def window_attend(
   """Computes `model_lib.attention.attend` within a window.
 
   Queries, keys and values are of the same tokens; queries without a valid key
-  get zeros. The noise of `drop` depends on the implementation.
-
-  Args:
-    query: queries.
-    key: keys.
-    value: values.
-    valid: see `attend`, as `drop` and `received`.
-    drop: called once.
-    received: also return the attention that each token received.
-    window: width k: k / 2 neighbours on each side.
-    implementation: 'block', 'dense', or 'auto' for blocks from `BLOCK_FROM`
-      tokens.
+  get zeros. `window` is the width k: k / 2 neighbours on each side;
+  `implementation` 'auto' is 'block' from `BLOCK_FROM` tokens. `drop` is called
+  once, and its noise depends on the implementation.
   """
   if window < 2 or window % 2:
     raise FieldError('window', window, 'an even number >= 2')

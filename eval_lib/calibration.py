@@ -147,10 +147,9 @@ def fit_temperatures(
 def drift_statistics(probabilities: Heads, threshold: float) -> dict[str, Any]:
   """Returns the numbers that a drift check compares live traffic with.
 
-  They are of the first head alone, which every row reaches, as
-  `serve_lib.drift.Calibration.from_dict` takes them: the threshold of the
-  confidence rule, and the confidences, sorted; of more than `MAX_CONFIDENCES`
-  an even sample.
+  They are of the first head alone, which every row reaches, for
+  `serve_lib.monitor.DriftCheck`: the threshold of the confidence rule, and the
+  confidences, sorted; of more than `MAX_CONFIDENCES` an even sample.
   """
   confidence = np.sort(probabilities[0].max(-1))
   count = min(MAX_CONFIDENCES, len(confidence))

@@ -47,7 +47,7 @@ def guaranteed_threshold(
   grid costs nothing.
 
   This needs calibration rows that are independent draws (rows that share a
-  text are not) from the distribution of the rows to come (`serve_lib.drift`
+  text are not) from the distribution of the rows to come (`serve_lib.monitor`
   watches it), to which nothing was fitted, and a grid that was not chosen by
   them. It holds on average over rows, not for a class or source of its own.
   """

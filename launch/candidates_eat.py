@@ -25,9 +25,8 @@ from eat.serving import FULL, EatChain
 from eval_lib.benchmark import Call, Candidate
 from launch import export, peers
 from model_lib.errors import FieldError
-from serve_lib.chain import Failure
+from serve_lib.chain import Failure, doubling
 from serve_lib.engine import Engine
-from serve_lib.grid import doubling
 from serve_lib.items import TextReader
 
 EXIT_LAYER, VOCAB_SIZE = 4, 30522

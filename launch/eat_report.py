@@ -29,9 +29,9 @@ from eval_lib.benchmark import Call, Candidate, Hosts, run
 from launch import eat_runs, export, peers
 from launch.candidates_eat import checked
 from launch.eat_runs import Model, Setting
+from serve_lib.chain import doubling
 from serve_lib.decisions import softmax
 from serve_lib.engine import Engine
-from serve_lib.grid import doubling
 from serve_lib.process import keep_freed_memory
 from train_lib import strict_json
 

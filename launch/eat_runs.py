@@ -135,7 +135,7 @@ def load(
   records = rows.records(np.arange(count))
   if policy.class_names:
     predictions.check_labels(records['label'], len(policy.class_names), split)
-  values = CalibrationFile.read(directory, loaded.step).values
+  values = CalibrationFile(directory, loaded.step).values
   fitted, origin = _fitted(values, rows, dataset)
   print(f'{name}: {directory}, step {loaded.step}, {count} rows of {split}')
   task, length = glue.task_of('', dataset), records['length']

@@ -1,9 +1,11 @@
-"""The two halves of a served model: a `Chain` of stages and a `Policy`.
+"""The two halves of a served model, a `Chain` and a `Policy`, and their data.
 
 A `Chain` runs on the device: pure functions with static shapes, each taking a
-batch from one possible exit to the next. A `Policy` runs on the host.
+batch from one possible exit to the next. A `Policy` runs on the host. Rows are
+padded to length buckets, batches to batch buckets (`Grid`).
 """
 
+import bisect
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -13,6 +15,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool
+
+from dataset_lib.errors import ConfigError
 
 # (variables, carry) -> (carry, outputs); the first axis of every array is rows.
 Stage = Callable[[Any, Any], tuple[Any, Mapping[str, Any]]]
@@ -92,6 +96,55 @@ class Row:
   bytes: int = 0  # host memory of its inputs
   # Of each stage so far for this row, {name: array [...]}.
   outputs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+
+class Group(NamedTuple):
+  """Rows that may share a batch: of one next stage, variant, length bucket."""
+
+  stage: int
+  variant: str
+  length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+  """Length buckets of rows and row counts of batches, both ascending."""
+
+  lengths: tuple[int, ...]
+  batches: tuple[int, ...]
+
+  def __post_init__(self):
+    for name in ('lengths', 'batches'):
+      sizes = getattr(self, name)
+      legal = sizes and all(type(size) is int and size > 0 for size in sizes)
+      if not legal or list(sizes) != sorted(set(sizes)):
+        raise ConfigError(
+          f'engine.{name}', sizes, 'a tuple of ascending positive integers'
+        )
+
+  @property
+  def capacity(self) -> int:
+    """Rows of a full batch."""
+    return self.batches[-1]
+
+  def fit_length(self, length: int) -> int:
+    """Returns the length bucket of a row, or raises InputError."""
+    if not 1 <= length <= self.lengths[-1]:
+      raise InputError(
+        f'length: expected 1 to {self.lengths[-1]}, the longest bucket, got '
+        f'{length}; truncate the item or serve with a longer bucket'
+      )
+    return self.lengths[bisect.bisect_left(self.lengths, length)]
+
+  def fit_rows(self, rows: int) -> int:
+    """Returns the smallest batch bucket that holds `rows` rows."""
+    return self.batches[bisect.bisect_left(self.batches, rows)]
+
+
+def doubling(largest: int) -> tuple[int, ...]:
+  """Returns batch buckets 1, 2, 4, ... up to `largest`, which is included."""
+  powers = {2**power for power in range(largest.bit_length())}
+  return tuple(sorted({*powers, largest}))
 
 
 @runtime_checkable

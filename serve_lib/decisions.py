@@ -1,14 +1,9 @@
-"""From logits to answers: probabilities, `Prediction`, the usual policy.
-
-The functions take NumPy and JAX arrays, with the classes on the last axis.
-"""
+"""From logits to answers: probabilities, `Prediction`, the usual policy."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -38,44 +33,33 @@ class Prediction:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def softmax(logits: Float[Any, '*B C']) -> Float[Any, '*B C']:
+def softmax(
+  logits: Float[np.ndarray, '*B C'],
+) -> Float[np.ndarray, '*B C']:
   """Computes class probabilities."""
-  powers = _module(logits).exp(logits - logits.max(-1, keepdims=True))
+  powers = np.exp(logits - logits.max(-1, keepdims=True))
   return powers / powers.sum(-1, keepdims=True)
 
 
-def entropy(logits: Float[Any, '*B C']) -> Float[Any, '*B']:
-  """Computes the entropy of the class probabilities, in nats."""
-  xp = _module(logits)
-  shifted = logits - logits.max(-1, keepdims=True)
-  powers = xp.exp(shifted)
-  total = powers.sum(-1)
-  return xp.log(total) - (powers * shifted).sum(-1) / total
-
-
-def margin(probabilities: Float[Any, '*B C']) -> Float[Any, '*B']:
+def margin(probabilities: Float[np.ndarray, '*B C']) -> Float[Any, '*B']:
   """Returns the difference of the two largest probabilities of each row."""
-  ordered = _module(probabilities).sort(probabilities, axis=-1)
+  ordered = np.sort(probabilities, axis=-1)
   return ordered[..., -1] - ordered[..., -2]
 
 
 def scale(
-  logits: Float[Any, 'E *B C'], temperatures: Float[Any, ' E'] | Sequence[float]
-) -> Float[Any, 'E *B C']:
+  logits: Float[np.ndarray, 'E *B C'],
+  temperatures: Sequence[float] | np.ndarray,
+) -> Float[np.ndarray, 'E *B C']:
   """Divides the logits of each head by its temperature (Guo et al. 2017)."""
   shape = (-1,) + (1,) * (logits.ndim - 1)
-  divisors = _module(logits).asarray(temperatures, logits.dtype)
-  return logits / divisors.reshape(shape)
+  return logits / np.asarray(temperatures, logits.dtype).reshape(shape)
 
 
 def check_no_options(given: Mapping[str, Any]) -> None:
   """Raises ConfigError if there is an option; the model has none."""
   for name, value in given.items():
     raise ConfigError(f'serve.{name}', value, 'no options for this model')
-
-
-def _module(array: Any) -> Any:
-  return jnp if isinstance(array, jax.Array) else np
 
 
 @dataclasses.dataclass(eq=False)

@@ -21,20 +21,13 @@ from typing import Annotated, Any
 from annotated_types import Interval
 
 from dataset_lib import fields
-from serve_lib.chain import Chain, Failure, InputError, Policy, Row
-from serve_lib.grid import Grid
+from serve_lib.chain import Chain, Failure, Grid, InputError, Policy, Row
 from serve_lib.monitor import Monitor
 from serve_lib.pool import RequestQueue
 from serve_lib.programs import Programs, WarmUp
 from serve_lib.worker import Worker
 
-LEGAL = {
-  'max_pending': Annotated[int, Interval(ge=1, le=10**7)],
-  'max_wait': Annotated[float, Interval(ge=0.0, le=3600.0)],
-  'ahead': Annotated[int, Interval(ge=0, le=8)],
-  'max_pool_bytes': Annotated[int, Interval(ge=0, le=2**60)],
-  'window': Annotated[int, Interval(ge=1, le=10**7)],
-}
+Rows = Annotated[int, Interval(ge=1, le=10**7)]
 _END = object()
 
 
@@ -65,10 +58,10 @@ class Engine:
     lengths: Sequence[int],
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
     *,
-    max_pending: int = 1024,
-    max_wait: float = 0.02,
-    ahead: int = 1,
-    max_pool_bytes: int = 0,
+    max_pending: Rows = 1024,
+    max_wait: Annotated[float, Interval(ge=0.0, le=3600.0)] = 0.02,
+    ahead: Annotated[int, Interval(ge=0, le=8)] = 1,
+    max_pool_bytes: Annotated[int, Interval(ge=0, le=2**60)] = 0,
     cache_directory: str = '',
     monitor: Monitor | None = None,
     device: Any = None,
@@ -76,8 +69,9 @@ class Engine:
     limits: dict[str, Any] = dict(
       max_wait=max_wait, ahead=ahead, max_pool_bytes=max_pool_bytes
     )
+    hints = Engine.__init__.__annotations__
     for name, value in {'max_pending': max_pending, **limits}.items():
-      fields.check_value(f'engine.{name}', value, LEGAL[name])
+      fields.check_value(f'engine.{name}', value, hints[name])
     self.grid = Grid(tuple(lengths), tuple(batches))
     self.monitor = monitor or getattr(policy, 'monitor', None) or Monitor()
     self._policy, self._cache_directory = policy, cache_directory
@@ -86,8 +80,10 @@ class Engine:
     self._worker = Worker(
       policy, self._programs, self._requests, self.monitor, **limits
     )
-    self._thread: threading.Thread | None = None
-    self._warm_up: WarmUp | None = None
+    self._thread = threading.Thread(
+      target=self._worker.run, name='serve_lib engine', daemon=True
+    )
+    self._warm_up: Any = None
 
   def __enter__(self) -> 'Engine':
     self.warm_up()
@@ -99,10 +95,17 @@ class Engine:
   def warm_up(self, progress: bool = False, threads: int = 1) -> WarmUp:
     """Compiles every program at the first call; `progress` goes to stderr."""
     if self._warm_up is None:
-      self._warm_up = self._programs.compile(
-        progress, threads, self._cache_directory
-      )
+      directory = self._cache_directory
+      self._start(self._programs.compile(progress, threads, directory))
     return self._warm_up
+
+  def _start(self, warm_up: WarmUp) -> None:
+    self._thread.start()
+    self._warm_up = warm_up
+    # The thread of an engine that is not closed ends with it, or with the
+    # program: XLA's programs may not run while Python ends.
+    weakref.finalize(self, self._requests.close, cancel=False)
+    atexit.register(_finish, self._requests, self._thread)
 
   def predict(self, items: Iterable[Any]) -> list[Any]:
     """Returns the answers in the order of items; a `Failure` for bad ones."""
@@ -129,7 +132,7 @@ class Engine:
     (Read standard input from `open(0, 'rb', closefd=False)`: Python aborts if
     the lock of `sys.stdin` is taken at its end.)
     """
-    fields.check_value('stream.window', window, LEGAL['window'])
+    fields.check_value('stream.window', window, Rows)
     self._check_call('stream', items)
     return self._stream(items, window)
 
@@ -173,10 +176,8 @@ class Engine:
     batches in flight that leave now.
     """
     self._requests.close(cancel=not drain)
-    with self._requests.lock:
-      thread = self._thread
-    if thread is not None and thread is not threading.current_thread():
-      thread.join()
+    if self._warm_up and self._thread is not threading.current_thread():
+      self._thread.join()
 
   def status(self) -> dict[str, int]:
     """Returns the rows and bytes that the engine holds, and their maxima."""
@@ -240,11 +241,7 @@ class Engine:
     try:
       futures = [_future() for _ in items]
       rows = [row for row in map(self._encode, items, futures) if row]
-      with self._requests.lock:
-        if rows:
-          self._start()
-        self._requests.put(rows)
-        self._requests.expect(expected)
+      self._requests.put(rows, expected)
       queued = len(rows)
     finally:
       self._requests.release(len(items) - queued)
@@ -267,20 +264,6 @@ class Engine:
       self.monitor.record_failure('encode')
       future.set_result(Failure.of(error, 'encode', handled))
       return None
-
-  def _start(self) -> None:
-    """Starts the thread at the first row; call it with the lock held."""
-    if self._thread is None:
-      run = self._worker.run
-      thread = threading.Thread(
-        target=run, name='serve_lib engine', daemon=True
-      )
-      thread.start()
-      self._thread = thread
-      # The thread of an engine that is not closed ends with it, or with the
-      # program: XLA's programs may not run while Python ends.
-      weakref.finalize(self, self._requests.close, cancel=False)
-      atexit.register(_finish, self._requests, thread)
 
 
 def _finish(requests: RequestQueue, thread: threading.Thread) -> None:

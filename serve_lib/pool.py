@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from serve_lib.chain import ClosedError, OverloadedError, Row
-from serve_lib.grid import Group
+from serve_lib.chain import ClosedError, Group, OverloadedError, Row
 from serve_lib.programs import Programs
 
 
@@ -32,10 +31,13 @@ class RequestQueue:
     self.pending = self.peak_pending = 0
     self.is_closed = self.is_cancelled = False
 
-  def rows(self) -> list[Row]:
-    """Returns all rows."""
+  def rows(self, clear: bool = False) -> list[Row]:
+    """Returns all rows, with `clear` removes them too."""
     with self.lock:
-      return [row for queue in self.groups.values() for row in queue]
+      rows = [row for queue in self.groups.values() for row in queue]
+      if clear:
+        self.groups.clear()
+      return rows
 
   @property
   def is_expecting(self) -> bool:
@@ -46,8 +48,7 @@ class RequestQueue:
     """Changes the number of rows that callers amid a list will still add."""
     with self.lock:
       self._coming += change
-      if change < 0:
-        self.arrived.notify_all()
+      self.arrived.notify_all()
 
   def reserve(self, wanted: int, timeout: float | None) -> int:
     """Reserves room for 1 to `wanted` rows; returns for how many."""
@@ -82,15 +83,15 @@ class RequestQueue:
       self.pending -= rows
       self._freed.notify_all()
 
-  def put(self, rows: Sequence[Row]) -> None:
-    """Queues encoded rows, unless the engine was closed meanwhile."""
+  def put(self, rows: Sequence[Row], expected: int) -> None:
+    """Queues encoded rows; `expected` changes how many follow."""
     with self.lock:
       if self.is_closed:
         raise ClosedError('the engine was closed while the item was encoded')
       for row in rows:
         group = Group(0, row.encoded.variant, row.length)
         self.groups.setdefault(group, collections.deque()).append(row)
-      self.arrived.notify_all()
+      self.expect(expected)
 
   def take(self, group: Group, limit: int) -> list[Row]:
     """Removes and returns up to `limit` rows."""
@@ -100,13 +101,6 @@ class RequestQueue:
       if not queue:
         del self.groups[group]
       return taken
-
-  def clear(self) -> list[Row]:
-    """Removes and returns all rows."""
-    with self.lock:
-      rows = self.rows()
-      self.groups.clear()
-      return rows
 
   def close(self, cancel: bool) -> None:
     """Accepts no rows from now on; wakes all waiting threads."""
@@ -154,33 +148,20 @@ class Pool:
     """Device memory of the open batches as if all had the full size."""
     return sum(map(self._programs.batch_bytes, list(self._open)))
 
-  def add(self, batch: Batch, is_shared: bool) -> None:
-    """Adds the rows of a batch that continue.
-
-    The carry is copied if it `is_shared` with batches of other groups.
-    """
-    group, capacity = batch.group, self._grid.capacity
-    one = self._open.get(group)
+  def add(self, batch: Batch) -> None:
+    """Adds the rows of a batch that continue; its carry is no other's."""
+    one, rest = self._open.get(batch.group), None
     if one is None:
-      one, rest = batch, None
-      if is_shared:
-        self._compact(one, capacity)
+      one = batch
     else:
-      if one.size < capacity:
-        self._compact(one, capacity)
-      room = capacity - len(one.rows)
-      parts = batch.rows[room:], batch.slots[room:]
-      rest = Batch(group, batch.size, *parts, batch.carry)
-      if rest.rows and is_shared:
-        self._compact(rest, capacity)
-      # Last: if it fails, `take` finds no row that the caller has, too.
-      self._join(batch, one, room)
-    self._open[group] = one
+      self._widen(one)
+      rest = self._join(batch, one)
+    self._open[one.group] = one
     self.peak_bytes = max(self.peak_bytes, self.bytes)
-    if len(one.rows) == capacity:
-      self.ready.append(self._open.pop(group))
-    if rest and rest.rows:
-      self._open[group] = rest
+    if len(one.rows) == self._grid.capacity:
+      self.ready.append(self._open.pop(one.group))
+    if rest is not None and rest.rows:
+      self._open[rest.group] = rest
 
   def take(self, group: Group) -> Batch:
     """Removes and returns the open batch of a group, for `shrink`."""
@@ -190,19 +171,10 @@ class Pool:
     """Copies a batch to the smallest size that holds its rows."""
     size = self._grid.fit_rows(len(batch.rows))
     if size < batch.size:
-      # There are programs from and to the full size.
-      if batch.size < self._grid.capacity:
-        self._compact(batch, self._grid.capacity)
-      self._compact(batch, size)
+      self._widen(batch)  # there are programs from and to the full size
+      self.copy(batch, size)
 
-  def clear(self) -> list[Row]:
-    """Removes and returns all rows."""
-    batches = [*self._open.values(), *self.ready]
-    self._open.clear()
-    self.ready.clear()
-    return [row for batch in batches for row in batch.rows]
-
-  def _compact(self, batch: Batch, size: int) -> None:
+  def copy(self, batch: Batch, size: int) -> None:
     """Copies the rows into the first slots of another size."""
     # Other slots get a row that has left, if there is one: a chain may stop
     # early when all rows are done.
@@ -214,13 +186,28 @@ class Pool:
     )
     batch.size, batch.slots = size, np.arange(len(batch.rows), dtype=np.int32)
 
-  def _join(self, batch: Batch, one: Batch, room: int) -> None:
-    """Copies up to `room` rows of `batch` into free slots of `one`."""
-    capacity, rows = self._grid.capacity, batch.rows[:room]
-    free = np.setdiff1d(np.arange(capacity), one.slots)[: len(rows)]
+  def clear(self) -> list[Row]:
+    """Removes and returns all rows."""
+    batches = [*self._open.values(), *self.ready]
+    self._open.clear()
+    self.ready.clear()
+    return [row for batch in batches for row in batch.rows]
+
+  def _widen(self, batch: Batch) -> None:
+    if batch.size < self._grid.capacity:
+      self.copy(batch, self._grid.capacity)
+
+  def _join(self, batch: Batch, one: Batch) -> Batch:
+    """Copies rows of `batch` into free slots of `one`; returns the others."""
+    capacity = self._grid.capacity
+    free = np.setdiff1d(np.arange(capacity), one.slots)[: len(batch.rows)]
+    count = len(free)
     # The program drops rows whose place is outside of the open batch.
     places = np.full(batch.size, capacity, np.int32)
-    places[batch.slots[:room]] = free
+    places[batch.slots[:count]] = free
     sizes, carries = (batch.size, capacity), (one.carry, batch.carry)
     one.carry = self._programs.copy('join', one.group, sizes, *carries, places)
-    one.rows, one.slots = one.rows + rows, np.append(one.slots, free)
+    one.rows = one.rows + batch.rows[:count]
+    one.slots = np.append(one.slots, free)
+    others = batch.rows[count:], batch.slots[count:]
+    return Batch(batch.group, batch.size, *others, batch.carry)

@@ -20,8 +20,7 @@ import rich.console
 import rich.progress
 from jax.experimental.compilation_cache import compilation_cache
 
-from serve_lib.chain import Chain
-from serve_lib.grid import Grid, Group
+from serve_lib.chain import Chain, Grid, Group
 
 
 class MissingProgramError(KeyError):

@@ -16,8 +16,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool
 
-from serve_lib.chain import ClosedError, Failure, Policy, Row
-from serve_lib.grid import Group
+from serve_lib.chain import ClosedError, Failure, Group, Policy, Row
 from serve_lib.monitor import Monitor
 from serve_lib.pool import Batch, Pool, RequestQueue
 from serve_lib.process import shielded
@@ -49,15 +48,8 @@ class Worker:
       # As text: a handler that keeps the traceback would keep the rows.
       text = traceback.format_exc()
       logging.getLogger(__name__).error('a defect of the engine\n%s', text)
-      self._give_up(error)
-
-  def _give_up(self, error: BaseException) -> None:
-    """Fails all rows after a defect of the engine itself."""
-    self.requests.close(cancel=True)
-    rows = [*self.requests.clear(), *self.pool.clear()]
-    while self._flights:
-      rows += self._flights.popleft().rows
-    self._fail(rows, error, 'engine')
+      self.requests.close(cancel=True)
+      self._clear(error, 'engine')
 
   def _step(self) -> bool:
     """Dispatches or finishes a batch; returns False after the last one.
@@ -80,7 +72,7 @@ class Worker:
     """Returns the next batch; None to finish the one in flight, or to end."""
     if self.requests.is_cancelled:
       closed = ClosedError('the engine was closed before the answer')
-      self._fail([*self.requests.clear(), *self.pool.clear()], closed, 'close')
+      self._clear(closed, 'close')
     if self.pool.ready:
       return self.pool.ready.popleft()
     with self.requests.lock:
@@ -155,7 +147,7 @@ class Worker:
 
   def _dispatch(self, batch: Batch) -> None:
     group = batch.group
-    self._flights.append(batch)  # so that `_give_up` finds its rows
+    self._flights.append(batch)  # so that `run` finds its rows after a defect
     try:
       if group.stage == 0:
         inputs = [row.encoded.inputs for row in batch.rows]
@@ -217,7 +209,9 @@ class Worker:
       slots = batch.slots[numbers]
       moved = Batch(group, batch.size, rows, slots, batch.carry)
       try:
-        self.pool.add(moved, is_shared=len(lengths) > 1)
+        if len(lengths) > 1:  # several groups use the carry
+          self.pool.copy(moved, self.programs.grid.capacity)
+        self.pool.add(moved)
       except Exception as error:
         # A failed 'join' has consumed the open batch of the group.
         if group in self.pool.groups:
@@ -231,6 +225,13 @@ class Worker:
       return self.policy.answer(row)
     except Exception as error:
       return Failure.of(error, 'answer')
+
+  def _clear(self, error: BaseException, during: str) -> None:
+    """Fails all rows that wait, after a defect also those in flight."""
+    rows = [*self.requests.rows(clear=True), *self.pool.clear()]
+    while during == 'engine' and self._flights:
+      rows += self._flights.popleft().rows
+    self._fail(rows, error, during)
 
   def _fail(
     self, rows: Sequence[Row], error: BaseException, during: str | Group

@@ -5,6 +5,7 @@ subclasses add the losses of an adaptive mechanism from `out`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -131,19 +132,15 @@ class Classification(Task):
     names = tuple(self.info.class_names) or tuple(map(str, range(count)))
     return names if count > 1 else ()
 
-  def serve(self, variables, options, run=NO_RUN):
-    """Serves the model as one stage, without options; see `Task.serve`."""
-    self.check_options(options, run)
-    return self.one_stage(variables, self.item_reader(), lengths=(1,))
-
-  def check_options(self, options, run=NO_RUN):
-    """Raises `ConfigError` if there is an option."""
+  def service(self, options, run=NO_RUN):
+    """Serves the model as one stage, without options; see `Task.service`."""
     check_no_options(options)
     if run.lengths is not None:
       raise ConfigError('lengths', run.lengths, 'none for inputs of one size')
+    return functools.partial(self.one_stage, self.item_reader(), (1,))
 
   def one_stage(
-    self, variables: Any, reader: Any, lengths: Sequence[int]
+    self, reader: Any, lengths: Sequence[int], variables: Any
   ) -> tuple[OneStage, ClassifierPolicy]:
     """Returns chain and policy of a model without exits."""
 

@@ -134,10 +134,10 @@ def serve(
   directory = os.fspath(workdir)
   wanted = None if lengths is None else tuple(lengths)
   trained = restore(directory, load_config(directory, 'workdir'), step)
-  task, given = trained.task, options or {}
   run = ServedRun(directory, trained.step, wanted, on_drift)
-  task.check_options(given, run)  # before the parameters are read
-  served: tuple[Any, Any] = task.serve(trained.variables, given, run)
+  # Options are checked before the parameters are read.
+  service = trained.task.service(options or {}, run)
+  served: tuple[Any, Any] = service(trained.variables)
   return Loaded(*served, served[1].lengths)
 
 

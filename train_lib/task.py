@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import math
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -127,12 +127,12 @@ class Task(abc.ABC):
 
     `variables` are on one device, `options` those of the model's family.
     """
-    return self.check_options(options, run)
+    return self.service(options, run)(variables)
 
-  def check_options(
+  def service(
     self, options: Mapping[str, Any], run: ServedRun = NO_RUN
-  ) -> Any:
-    """Returns what `serve` needs of its options, before parameters are read."""
+  ) -> Callable[[Tree], tuple[Chain, Policy]]:
+    """Checks the options; returns `serve` as a function of the variables."""
     expected = (
       'a task that is served, as classification is; pretraining is fine-tuned '
       'first, for example with configs/albert_act/glue.py'

@@ -5,6 +5,7 @@ may return logits of several heads, `out['exits']` `[E, B, O]`.
 """
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, ClassVar
@@ -115,16 +116,18 @@ class TextClassification(Classification):
       result['kept'] = jnp.swapaxes(out['kept'], 0, 1)
     return result
 
-  def serve(self, variables, options, run=NO_RUN):
-    """Serves the model as one stage; see `TextOptions`."""
-    given, lengths = self.check_options(options, run)
-    reader = self.text_reader(lengths[-1], given.max_characters)
-    return self.one_stage(variables, reader, lengths)
-
-  def check_options(self, options, run=NO_RUN):
-    """Returns (options, length buckets); see `Task.check_options`."""
+  def service(self, options, run=NO_RUN):
+    """Serves the model as one stage, with `OPTIONS`; see `Task.service`."""
     given = self.OPTIONS(**fields.check(self.OPTIONS, options, 'serve'))
-    return given, self.served_lengths(run.lengths)
+    lengths = self.served_lengths(run.lengths)
+    reader = self.text_reader(lengths[-1], given.max_characters)
+    return functools.partial(self.serve_texts, given, reader, lengths)
+
+  def serve_texts(
+    self, given: Any, reader: TextReader, lengths: Sequence[int], variables: Any
+  ) -> Any:
+    """Returns chain and policy for the given options."""
+    return self.one_stage(reader, lengths, variables)
 
   def served_lengths(self, lengths: Sequence[int] | None) -> tuple[int, ...]:
     """Returns the length buckets, ascending: the wanted, or the data's."""

@@ -244,7 +244,7 @@ def test_drift_is_checked_with_every_rule(finished, options):
 
   _, policy = build(finished, options, on_drift=on_drift)
   check = policy.monitor.drift
-  assert check.calibration.threshold == report['drift']['threshold'] == 0.55
+  assert check.threshold == report['drift']['threshold'] == 0.55
   for confidence in 3 * report['drift']['confidences']:
     policy.monitor.record_exit(3, 'confidence', confidence)
   assert not turns
@@ -264,7 +264,7 @@ def test_confidences_of_the_chain_are_those_of_the_evaluator(finished):
   with Engine(chain, policy, (LENGTH,), (16,)) as engine:
     answers = engine.predict(texts)
   assert {answer.depth for answer in answers} == {4}
-  expected = policy.monitor.drift.calibration.confidences
+  expected = policy.monitor.drift.confidences
   np.testing.assert_allclose(np.sort(seen), expected, atol=1e-5)
 
 

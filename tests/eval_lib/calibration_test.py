@@ -11,7 +11,7 @@ import pytest
 from dataset_lib.errors import ConfigError
 from eval_lib import calibration, evaluator, predictions
 from eval_lib.calibration import fit_temperature, negative_log_likelihood
-from serve_lib import drift
+from serve_lib import monitor
 from tests.contexts import eval_context, rows_on
 
 
@@ -142,18 +142,22 @@ def test_only_heads_with_a_large_error_are_scaled():
   assert always[1] != 1.0
 
 
+def drift_check(found):
+  return monitor.DriftCheck(np.array(found['confidences']), found['threshold'])
+
+
 def test_drift_statistics_are_those_of_the_first_head():
   heads = np.stack([confident(0.95, 0.6, 0.9, 0.5), confident(*[0.7] * 4)])
   found = calibration.drift_statistics(heads, 0.9)
   # The form that the drift check of serving reads.
-  normal = drift.Calibration.from_dict(json.loads(json.dumps(found)))
+  normal = drift_check(json.loads(json.dumps(found)))
   np.testing.assert_array_equal(normal.confidences, [0.5, 0.6, 0.9, 0.95])
   assert normal.sure(normal.confidences).tolist() == [False, False, True, True]
   # Of many confidences an even sample is kept.
   heads = confident(*np.random.default_rng(0).uniform(0.5, 1.0, 10_000))[None]
-  normal = drift.Calibration.from_dict(calibration.drift_statistics(heads, 0.9))
+  normal = drift_check(calibration.drift_statistics(heads, 0.9))
   assert len(normal.confidences) == calibration.MAX_CONFIDENCES
-  distance, _ = drift.confidence_test(normal.confidences, heads[0].max(-1))
+  distance, _ = monitor.confidence_test(normal.confidences, heads[0].max(-1))
   assert distance < 1e-3
 
 

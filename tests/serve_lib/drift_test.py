@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from serve_lib.drift import Calibration, DriftCheck, confidence_test, share_test
+from serve_lib.monitor import DriftCheck, confidence_test, share_test
 
 THRESHOLD = 0.9
 
@@ -17,8 +17,9 @@ def traffic(rng, rows, shift=0.0, sure=0.3):
   return np.where(rng.random(rows) < sure, above, below)
 
 
-def calibration(seed=0):
-  return Calibration(traffic(np.random.default_rng(seed), 4000), THRESHOLD)
+def make(seed=0, **fields):
+  normal = traffic(np.random.default_rng(seed), 4000)
+  return DriftCheck(normal, THRESHOLD, **fields)
 
 
 def feed(check, confidences):
@@ -54,24 +55,21 @@ def test_too_few_rows_of_a_kind_prove_nothing():
 
 
 def test_sure_is_float32_as_the_exit_rule():
-  # A file of an older version had the rows by depth, too.
-  old = {'threshold': 0.9, 'confidences': [0.5], 'depths': {'4': 2}}
-  normal = Calibration.from_dict(old)
   at, below = np.float32(0.9), np.nextafter(np.float32(0.9), np.float32(0))
   values = np.array([float(at), float(below)])
-  assert normal.sure(values).tolist() == [True, False]
+  assert make().sure(values).tolist() == [True, False]
 
 
 def test_no_drift_is_found_where_there_is_none():
   for seed in range(10):
-    check = DriftCheck(calibration(seed), window=256, every=64)
+    check = make(seed, window=256, every=64)
     rng = np.random.default_rng(100 + seed)
     assert not any(feed(check, traffic(rng, 3000)))
 
 
 def test_a_single_test_is_significant_as_often_as_it_says():
   rng = np.random.default_rng(0)
-  base = calibration()
+  base = make()
   found = []
   for _ in range(1000):
     window = traffic(rng, 200)
@@ -85,9 +83,7 @@ def test_a_single_test_is_significant_as_often_as_it_says():
 @pytest.mark.parametrize('change', [dict(shift=2.0), dict(sure=0.8)])
 def test_drift_is_found_soon_and_ends_with_hysteresis(change):
   turns = []
-  check = DriftCheck(
-    calibration(), window=256, every=64, on_drift=lambda *x: turns.append(x)
-  )
+  check = make(window=256, every=64, on_drift=lambda *x: turns.append(x))
   rng = np.random.default_rng(1)
   assert not any(feed(check, traffic(rng, 1000)))
   drifting = feed(check, traffic(rng, 1000, **change))
@@ -106,13 +102,13 @@ def test_a_callback_that_fails_is_logged(error, caplog):
   def page(*_):
     raise error
 
-  check = DriftCheck(calibration(), window=256, every=64, on_drift=page)
+  check = make(window=256, every=64, on_drift=page)
   assert feed(check, traffic(np.random.default_rng(1), 1000, sure=0.8))[-1]
   assert caplog.records[0].exc_info[1] is error
 
 
 def test_a_difference_that_does_not_matter_is_no_drift():
-  check = DriftCheck(calibration(), window=4000, every=4000, confirm=1)
+  check = make(window=4000, every=4000, confirm=1)
   feed(check, traffic(np.random.default_rng(2), 4000, shift=0.25))
   report = check.report()
   assert report['confidence_p'] < 1e-4  # significant, but
@@ -120,10 +116,7 @@ def test_a_difference_that_does_not_matter_is_no_drift():
   assert not report['drifted']
 
 
-def test_illegal_fields_are_named():
-  for name, value in (('window', 5), ('significance', 0.5)):
-    with pytest.raises(ValueError, match=rf'drift\.{name}: expected'):
-      DriftCheck(calibration(), **{name: value})
+def test_an_illegal_calibration_is_named():
   for given, threshold in (([], 0.9), ([0.5, math.nan], 0.9), ([0.5], 1.5)):
     with pytest.raises(ValueError, match=r'calibration: .* all in \[0, 1\]'):
-      Calibration(np.array(given, np.float64), threshold)
+      DriftCheck(np.array(given, np.float64), threshold)

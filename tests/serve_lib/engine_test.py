@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from dataset_lib.errors import ConfigError
-from serve_lib.chain import Failure, InputError
+from serve_lib.chain import Failure, InputError, doubling
 from serve_lib.engine import Engine
-from serve_lib.grid import doubling
 from serve_lib.monitor import Monitor
 from tests.compilations import compilations
 from tests.serve_lib import toy

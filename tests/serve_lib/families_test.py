@@ -147,7 +147,7 @@ def with_programs_of(engine, **settings):
     engine.grid.batches, **settings,
   )  # fmt: skip
   other._programs.__dict__ = engine._programs.__dict__
-  other._warm_up = engine._warm_up
+  other._start(engine._warm_up)
   return other
 
 

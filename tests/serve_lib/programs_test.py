@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serve_lib.grid import Grid, Group
+from serve_lib.chain import Grid, Group
 from serve_lib.programs import Programs
 
 GRID = Grid((4,), (1, 2))
