@@ -10,7 +10,7 @@ from typing import Any
 
 from adatape.model import TapeClassifier
 from dataset_lib.errors import ConfigError
-from serve_lib.chain import Row
+from serve_lib.chain import Row, Stage
 from serve_lib.decisions import ClassifierPolicy
 
 
@@ -34,9 +34,7 @@ class TapeChain:
     self.model, self.variables = model, {'params': variables['params']}
     self.pad, self._inputs = reader.pad, inputs
 
-  def stage(
-    self, index: int, variant: str, length: int
-  ) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
+  def stage(self, index: int, variant: str, length: int) -> Stage:
     """Returns the pure function of a stage; see `serve_lib.chain.Chain`.
 
     The output of the first is `'length'` int32 `[B]`, the tape lengths; of the
@@ -83,9 +81,6 @@ def tape_lengths(
     lengths = range(2, max_steps, 2)
   for length in lengths:
     if type(length) is not int or not 1 <= length <= max_steps:
-      raise ConfigError(
-        'lengths',
-        tuple(lengths),
-        f'numbers of tape tokens from 1 to {max_steps} (model.max_steps)',
-      )
+      legal = f'numbers of tape tokens from 1 to {max_steps} (model.max_steps)'
+      raise ConfigError('lengths', tuple(lengths), legal)
   return tuple(sorted({*lengths, max_steps}))

@@ -8,7 +8,8 @@ model has there is one stage, in which halted rows cost nothing.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from albert_act import compaction, transposed_kernels
 from albert_act.compaction import Tokens
 from albert_act.model import AlbertClassifier
 from dataset_lib.errors import ConfigError
-from serve_lib.chain import Row
+from serve_lib.chain import Row, Stage
 from serve_lib.decisions import ClassifierPolicy
 from serve_lib.items import MAX_CHARACTERS, padded
 
@@ -54,16 +55,11 @@ class AlbertChain:
     iterations: int = 12,
   ):
     if not model.halting:
-      raise ConfigError(
-        'model.halting',
-        model.halting,
-        "'act' or 'straight_through', as a fixed depth saves nothing",
-      )
+      legal = "'act' or 'straight_through', as a fixed depth saves nothing"
+      raise ConfigError('model.halting', model.halting, legal)
     for name in ('num_groups', 'inner_group'):
-      if getattr(model, name) != 1:
-        raise ConfigError(
-          f'model.{name}', getattr(model, name), '1 to be served'
-        )
+      if (value := getattr(model, name)) != 1:
+        raise ConfigError(f'model.{name}', value, '1 to be served')
     self.model, self.pad_id = model, pad_id
     self.variables = {
       'params': transposed_kernels.transpose(variables['params'])
@@ -71,11 +67,12 @@ class AlbertChain:
     self.iterations, self.limit = iterations, model.max_iterations
     self.num_stages = -(-self.limit // iterations)
     # One object for all stages but the first: it is then compiled once.
-    self._first, self._later = map(self._applied, (self._begin, self._iterate))
+    self._first, self._later = (
+      functools.partial(model.apply, method=run)
+      for run in (self._begin, self._iterate)
+    )
 
-  def stage(
-    self, index: int, variant: str, length: int
-  ) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
+  def stage(self, index: int, variant: str, length: int) -> Stage:
     """Returns the pure function of a stage; see `serve_lib.chain.Chain`.
 
     Outputs are `'logits'` float32 `[B, O]`, `'running'` bool `[B]`, True
@@ -93,11 +90,6 @@ class AlbertChain:
     logits, _ = module.classify(tokens.x[:, 0])
     running, steps = tokens.halting.running.any(1), tokens.halting.steps
     return tokens, {'logits': logits, 'running': running, 'steps': steps}
-
-  def _applied(self, run: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    return lambda variables, carry: self.model.apply(
-      variables, carry, method=run
-    )
 
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int

@@ -23,15 +23,10 @@ def stage_flops(
   """Returns the FLOPs of one row in each stage, from one head to the next.
 
   Window attention counts the scores that are computed: those of the blocks, or
-  all of a row that is too short for blocks.
-
-  Args:
-    model: an `EatClassifier`.
-    length: tokens of the row at the start.
-    sizes: tokens after each pruning; empty for none.
-    count_cls: count as the chain computes: [CLS], keys and values of the block
-      before a head, and its other tokens in the next stage. False counts every
-      block in full before its head, as papers do.
+  all of a row that is too short for blocks. With `count_cls` as the chain
+  computes: [CLS], keys and values of the block before a head, and its other
+  tokens in the next stage; else every block in full before its head, as papers
+  do. `sizes` are the tokens after each pruning.
   """
   width = model.width
   head = flops.dense(1, width, width + model.num_classes)

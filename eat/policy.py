@@ -61,17 +61,13 @@ def read_options(
 ) -> tuple[Options, Rule]:
   """Checks the options; returns them and the exit rule they describe.
 
-  Args:
-    given: see `Options`.
-    guarantee: of the run's calibration, with 'threshold'; None for none.
-    classes: number of classes, 0 for a regression.
+  `guarantee` is that of the run's calibration; a regression has no `classes`.
   """
   options = Options(**fields.check(Options, given, 'serve'))
   name, tau = options.rule, options.tau
   if not classes:
     why = 'for a regression, whose heads give a number: rows leave by tolerance'
-    names = 'veto_margin', 'ensemble_margin', 'thresholds'
-    _refuse(options, names, f'nothing {why}')
+    _refuse(options, 'veto_margin ensemble_margin thresholds', f'nothing {why}')
   if tau == GUARANTEED:
     if guarantee is None or name != 'confidence':
       raise ConfigError(
@@ -83,15 +79,15 @@ def read_options(
       )
     # It is of the plain rule on the model as it was evaluated: with a veto a
     # row would leave at a later head than was certified.
-    names = 'ensemble_margin', 'veto_margin', 'thresholds', 'minimum_retention'
     expected = f'nothing beside tau={GUARANTEED}, certified without it'
-    _refuse(options, names, expected)
+    others = 'ensemble_margin veto_margin thresholds minimum_retention'
+    _refuse(options, others, expected)
     tau = guarantee['threshold']
     if tau is None:  # no threshold could be certified
       return options, Rule('never')
   elif name not in RULES_WITH_TAU:
     legal = f'rules with a threshold are {", ".join(RULES_WITH_TAU)}'
-    _refuse(options, ['thresholds'], f'none with the rule {name!r}: {legal}')
+    _refuse(options, 'thresholds', f'none with the rule {name!r}: {legal}')
     tau = None
   elif tau is None:
     # A regression leaves by its tolerance, whatever the rule.
@@ -108,9 +104,9 @@ def read_options(
   )
 
 
-def _refuse(options: Options, names: Sequence[str], expected: str) -> None:
+def _refuse(options: Options, names: str, expected: str) -> None:
   """Raises ConfigError if one of the options is given."""
-  for name in names:
+  for name in names.split():
     if value := getattr(options, name):
       raise ConfigError(f'serve.{name}', value, expected)
 
@@ -132,16 +128,12 @@ def _check_tau(field: str, tau: Any, rule: str, classes: int) -> None:
 def _legal_taus(rule: str, classes: int) -> str:
   """Describes the thresholds that make sense for a rule."""
   if rule == 'entropy':
-    return (
-      f'nats in [0, {math.log(classes):.4f}), the entropy of {classes} classes '
-      'that are equally likely'
-    )
+    most = f'{math.log(classes):.4f}'
+    return f'nats in [0, {most}), the entropy of {classes} equal classes'
   if rule == 'margin':
     return 'a difference of two probabilities, in [0, 1]'
-  return (
-    f'a probability in [0, 1], where {1 / classes:.4g} is the least that the '
-    f'surest of {classes} classes has'
-  )
+  least = f'{1 / classes:.4g}'
+  return f'a probability in [0, 1], of the surest of {classes} >= {least}'
 
 
 @dataclasses.dataclass(eq=False)
@@ -192,13 +184,9 @@ class EatPolicy(ClassifierPolicy):
 
   def _calibrated(self, rows: Sequence[Row]) -> Float[np.ndarray, 'E b O']:
     """Returns the heads so far, divided by temperatures."""
-    logits = np.stack(
-      [
-        np.stack([row.outputs[head]['logits'] for row in rows])
-        for head in range(len(rows[0].outputs))
-      ]
-    )
-    return scale(logits, self.temperatures[: len(logits)])
+    logits = np.array([[out['logits'] for out in r.outputs] for r in rows])
+    temperatures = self.temperatures[: logits.shape[1]]
+    return scale(logits.swapaxes(0, 1), temperatures)
 
   def logits(self, row: Row) -> Float[np.ndarray, 'E O']:
     """Returns the calibrated logits of all heads that the row passed."""
@@ -218,8 +206,6 @@ class EatPolicy(ClassifierPolicy):
       reason = 'full depth' if 'exit_stage' in context else 'last layer'
     depth = self.chain.heads[stage]
     retention = int(row.outputs[-1]['kept']) / row.encoded.length
-    fields = dict(
-      depth=depth, retention=retention, exit_reason=reason,
-      truncated=context['truncated'],
-    )  # fmt: skip
-    return depth, retention, fields
+    answer = dict(depth=depth, retention=retention, exit_reason=reason)
+    answer['truncated'] = context['truncated']
+    return depth, retention, answer

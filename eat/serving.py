@@ -6,7 +6,8 @@ through the last block (about a sixth of it). Its keys and values are kept for
 the next stage, which computes the other tokens of the rows that continue.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from eat.pruning import Tokens
 from model_lib.attention import KeysValues
 from model_lib.bert import BertClassifier
 from model_lib.layers import build
+from serve_lib.chain import Stage
 from serve_lib.items import padded
 
 
@@ -30,11 +32,8 @@ class EatChain:
 
   The variants are 'pruned' as the model is configured, and 'full', which keeps
   all tokens: for sources that must not lose any, and for models that prune
-  nothing. `with_full=False` compiles only the first.
-
-  Attributes:
-    heads: the layer at which each stage ends.
-    pad_id: token id of padding.
+  nothing. `with_full=False` compiles only the first. A stage ends at each of
+  the layers `heads`.
   """
 
   def __init__(
@@ -51,9 +50,7 @@ class EatChain:
     if any(model.prune_ratios):
       self.variants = (PRUNED, FULL) if with_full else (PRUNED,)
 
-  def stage(
-    self, index: int, variant: str, length: int
-  ) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
+  def stage(self, index: int, variant: str, length: int) -> Stage:
     """Returns the pure function of a stage; see `serve_lib.chain.Chain`.
 
     Outputs are `'logits'` float32 `[B, O]` of the stage's head and `'kept'`
@@ -64,10 +61,7 @@ class EatChain:
     def run(module: EatClassifier, carry: Any):
       return _stage(module, carry, index, sizes)
 
-    def stage(variables: Any, carry: Any) -> Any:
-      return self.model.apply(variables, carry, method=run)
-
-    return stage
+    return functools.partial(self.model.apply, method=run)
 
   def sizes(self, variant: str, length: int) -> tuple[int, ...]:
     """Returns the static lengths after each pruning; none for 'full'."""

@@ -115,13 +115,7 @@ class DriftCheck:
 
 
 class Monitor:
-  """Thread-safe running statistics.
-
-  Args:
-    window: records of the percentiles and rates, at least 2.
-    drift: gets the first confidence of every row; None for no check.
-    clock: monotonic seconds.
-  """
+  """Thread-safe running statistics; `drift` gets every first confidence."""
 
   def __init__(
     self,

@@ -48,7 +48,8 @@ class RequestQueue:
     """Changes the number of rows that callers amid a list will still add."""
     with self.lock:
       self._coming += change
-      self.arrived.notify_all()
+      if change < 0:
+        self.arrived.notify_all()
 
   def reserve(self, wanted: int, timeout: float | None) -> int:
     """Reserves room for 1 to `wanted` rows; returns for how many."""
@@ -91,7 +92,8 @@ class RequestQueue:
       for row in rows:
         group = Group(0, row.encoded.variant, row.length)
         self.groups.setdefault(group, collections.deque()).append(row)
-      self.expect(expected)
+      self._coming += expected
+      self.arrived.notify_all()
 
   def take(self, group: Group, limit: int) -> list[Row]:
     """Removes and returns up to `limit` rows."""

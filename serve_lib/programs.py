@@ -7,10 +7,9 @@ never a compilation.
 
 import collections
 import concurrent.futures
-import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +20,12 @@ import rich.progress
 from jax.experimental.compilation_cache import compilation_cache
 
 from serve_lib.chain import Chain, Grid, Group
+
+# Copies between stages compile in milliseconds; a restart needs them too.
+CACHE = {
+  'jax_persistent_cache_min_compile_time_secs': 0.0,
+  'jax_persistent_cache_min_entry_size_bytes': -1,
+}
 
 
 class MissingProgramError(KeyError):
@@ -96,19 +101,19 @@ class Programs:
     """Compiles the whole grid; see `Engine`."""
     started, grid = time.perf_counter(), self.grid
     columns = itertools.product(self.chain.variants, grid.lengths, grid.batches)
-    with (
-      _persistent_cache(cache_directory),
-      concurrent.futures.ThreadPoolExecutor(threads) as executor,
-    ):
+    options = {'jax_compilation_cache_dir': cache_directory, **CACHE}
+    before = _configure(options if cache_directory else {})
+    executor = concurrent.futures.ThreadPoolExecutor(threads)
+    try:
       jobs = [executor.submit(self._compile_column, *one) for one in columns]
-      try:
-        for job in rich.progress.track(
-          concurrent.futures.as_completed(jobs), 'compiling', len(jobs),
-          console=rich.console.Console(stderr=True), disable=not progress,
-        ):  # fmt: skip
-          job.result()
-      finally:
-        executor.shutdown(cancel_futures=True)
+      for job in rich.progress.track(
+        concurrent.futures.as_completed(jobs), 'compiling', len(jobs),
+        console=rich.console.Console(stderr=True), disable=not progress,
+      ):  # fmt: skip
+        job.result()
+    finally:
+      executor.shutdown(cancel_futures=True)
+      _configure(before)
     return WarmUp(
       programs=len(self._compiled),
       seconds=time.perf_counter() - started,
@@ -215,29 +220,15 @@ class Programs:
       raise ValueError(f'carry into {group}: expected {legal}, got {found}')
 
 
-@contextlib.contextmanager
-def _persistent_cache(directory: str) -> Iterator[None]:
-  """Compiles through a cache on disk within the context, unless it is ''."""
-  options = {
-    'jax_compilation_cache_dir': directory,
-    # Copies between stages compile in milliseconds; a restart needs them too.
-    'jax_persistent_cache_min_compile_time_secs': 0.0,
-    'jax_persistent_cache_min_entry_size_bytes': -1,
-  }
+def _configure(options: dict[str, Any]) -> dict[str, Any]:
+  """Sets options of JAX's cache of programs; returns their old values."""
   before = {name: getattr(jax.config, name) for name in options}
-
-  def configure(settings: Mapping[str, Any]) -> None:
-    if directory:
-      for item in settings.items():
-        jax.config.update(*item)
-      # JAX reads these options once in a process, or after a reset.
-      compilation_cache.reset_cache()
-
-  configure(options)
-  try:
-    yield
-  finally:
-    configure(before)
+  for item in options.items():
+    jax.config.update(*item)
+  if options:
+    # JAX reads them once in a process, or after a reset.
+    compilation_cache.reset_cache()
+  return before
 
 
 def _gather(carry: Any, source: Any) -> Any:

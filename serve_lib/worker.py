@@ -197,19 +197,18 @@ class Worker:
 
   def _go_on(self, batch: Batch, stays: Bool[np.ndarray, ' b']) -> None:
     """Moves the rows that stay to the next stage, by length bucket."""
-    now = time.monotonic()
-    lengths: dict[int, list[int]] = {}
-    for number in np.flatnonzero(stays).tolist():
-      row = batch.rows[number]
-      row.since = now
-      lengths.setdefault(row.length, []).append(number)
-    for length, numbers in sorted(lengths.items()):
+    now, lengths = time.monotonic(), np.array([r.length for r in batch.rows])
+    buckets = np.unique(lengths[stays]).tolist()
+    for length in buckets:
       group = Group(batch.group.stage + 1, batch.group.variant, length)
+      numbers = np.flatnonzero(stays & (lengths == length))
       rows = [batch.rows[number] for number in numbers]
+      for row in rows:
+        row.since = now
       slots = batch.slots[numbers]
       moved = Batch(group, batch.size, rows, slots, batch.carry)
       try:
-        if len(lengths) > 1:  # several groups use the carry
+        if len(buckets) > 1:  # several groups use the carry
           self.pool.copy(moved, self.programs.grid.capacity)
         self.pool.add(moved)
       except Exception as error:

@@ -84,7 +84,7 @@ def refused(run, options, field, expected, lengths=None):
     ({'patience': 0}, 'patience', '[1, '),
     ({'tauu': 0.9}, 'tauu', 'did you mean tau?'),
     ({'rule': 'entropy'}, 'tau', 'nats in [0, 0.6931), the entropy of 2'),
-    ({'rule': 'combined'}, 'tau', 'a probability in [0, 1], where 0.5'),
+    ({'rule': 'combined'}, 'tau', 'in [0, 1], of the surest of 2 >= 0.5'),
     ({'rule': 'entropy', 'tau': 0.6932}, 'tau', 'every row would leave'),
     ({'rule': 'entropy', 'tau': 0.1, 'thresholds': FORUM},
      'thresholds.forum', 'every row would leave'),

@@ -1,12 +1,21 @@
-"""Statistics by hand, in bounded memory, from many threads."""
+"""Statistics by hand, from many threads; drift in simulated traffic."""
 
 import concurrent.futures
 import json
+import math
 
 import numpy as np
 import pytest
 
-from serve_lib.monitor import MAX_REASONS, DriftCheck, Monitor
+from serve_lib.monitor import (
+  MAX_REASONS,
+  DriftCheck,
+  Monitor,
+  confidence_test,
+  share_test,
+)
+
+THRESHOLD = 0.9
 
 
 class Clock:
@@ -91,3 +100,118 @@ def test_drift_asks_for_full_depth_of_rows_that_can_be_compared(confidence):
   assert monitor.full_depth == snapshot['drift']['drifted'] == compared
   assert (snapshot['drift']['tests'] > 0) == compared
   json.dumps(snapshot)
+
+
+# -- drift
+
+
+def traffic(rng, rows, shift=0.0, sure=0.3):
+  """Confidences, a share `sure` of them just above the threshold."""
+  below = THRESHOLD * rng.beta(8.0, 2.0 + shift, rows)
+  above = rng.uniform(THRESHOLD, THRESHOLD + 0.02, rows)
+  return np.where(rng.random(rows) < sure, above, below)
+
+
+def make(seed=0, **fields):
+  normal = traffic(np.random.default_rng(seed), 4000)
+  return DriftCheck(normal, THRESHOLD, **fields)
+
+
+def feed(check, confidences):
+  """Whether drift was found, after each row."""
+  states = []
+  for confidence in confidences:
+    check.add(float(confidence))
+    states.append(check.drifted)
+  return states
+
+
+def flags(sure, unsure):
+  return np.arange(sure + unsure) < sure
+
+
+def test_distance_and_shares_by_hand():
+  # The empirical distributions differ most at 2: 2/4 against 1/4.
+  values = np.arange(1.0, 5.0)
+  assert confidence_test(values, values + 1.0)[0] == 0.25
+  psi, p_value = share_test(flags(30, 10), flags(20, 20))
+  # Chi-square of a 2 x 2 table: n (ad - bc)^2 / products of the margins.
+  chi_square = 80 * (30 * 20 - 10 * 20) ** 2 / (40 * 40 * 50 * 30)
+  assert p_value == pytest.approx(math.erfc(math.sqrt(chi_square / 2)))
+  first, second = np.array([30.5, 10.5]) / 41, np.array([20.5, 20.5]) / 41
+  assert psi == pytest.approx(((second - first) * np.log(second / first)).sum())
+
+
+def test_too_few_rows_of_a_kind_prove_nothing():
+  assert share_test(flags(100, 1), flags(100, 0))[1] == 1.0
+  assert share_test(flags(100, 0), flags(50, 0))[1] == 1.0
+  # Rows of a kind that calibration never saw count, if they are enough.
+  assert share_test(flags(100, 0), flags(50, 50))[1] < 1e-6
+
+
+def test_sure_is_float32_as_the_exit_rule():
+  at, below = np.float32(0.9), np.nextafter(np.float32(0.9), np.float32(0))
+  values = np.array([float(at), float(below)])
+  assert make().sure(values).tolist() == [True, False]
+
+
+def test_no_drift_is_found_where_there_is_none():
+  for seed in range(10):
+    check = make(seed, window=256, every=64)
+    rng = np.random.default_rng(100 + seed)
+    assert not any(feed(check, traffic(rng, 3000)))
+
+
+def test_a_single_test_is_significant_as_often_as_it_says():
+  rng = np.random.default_rng(0)
+  base = make()
+  found = []
+  for _ in range(1000):
+    window = traffic(rng, 200)
+    shares = base.sure(base.confidences), base.sure(window)
+    p_values = confidence_test(base.confidences, window)[1], share_test(*shares)
+    found.append((p_values[0] < 0.05, p_values[1][1] < 0.05))
+  rates = np.mean(found, 0)
+  assert ((rates > 0.02) & (rates < 0.08)).all()
+
+
+@pytest.mark.parametrize('change', [dict(shift=2.0), dict(sure=0.8)])
+def test_drift_is_found_soon_and_ends_with_hysteresis(change):
+  turns = []
+  check = make(window=256, every=64, on_drift=lambda *x: turns.append(x))
+  rng = np.random.default_rng(1)
+  assert not any(feed(check, traffic(rng, 1000)))
+  drifting = feed(check, traffic(rng, 1000, **change))
+  assert drifting.index(True) <= 2 * 256
+  assert drifting[-1]
+  recovering = feed(check, traffic(rng, 1500))
+  # Not before the window is clean again, then four tests.
+  assert 64 * 3 < recovering.index(False) <= 256 + 64 * 5
+  assert not recovering[-1]
+  assert [drifted for drifted, _ in turns] == [True, False]
+  assert turns[0][1]['tests'] > 0
+
+
+@pytest.mark.parametrize('error', [ConnectionError('pager'), SystemExit(1)])
+def test_a_callback_that_fails_is_logged(error, caplog):
+  def page(*_):
+    raise error
+
+  check = make(window=256, every=64, on_drift=page)
+  assert feed(check, traffic(np.random.default_rng(1), 1000, sure=0.8))[-1]
+  assert caplog.records[0].exc_info[1] is error
+
+
+def test_a_difference_that_does_not_matter_is_no_drift():
+  check = make(window=4000, every=4000, confirm=1)
+  feed(check, traffic(np.random.default_rng(2), 4000, shift=0.25))
+  report = check.report()
+  assert report['confidence_p'] < 1e-4  # significant, but
+  assert report['distance'] < 0.1  # small
+  assert not report['drifted']
+
+
+def test_an_illegal_calibration_is_named():
+  for given, threshold in (([], 0.9), ([0.5, math.nan], 0.9), ([0.5], 1.5)):
+    with pytest.raises(ValueError, match=r'calibration: .* all in \[0, 1\]'):
+      DriftCheck(np.array(given, np.float64), threshold)
