@@ -103,8 +103,14 @@ class EatClassifier(TextEncoder, kw_only=True):
 
   def setup(self):
     """Declares the modules under BERT's names, and `exit_<layer>`."""
+    kind = self.window_implementation
+    windowed = functools.partial(
+      window_attend, window=self.window, implementation=kind
+    )
     self.embeddings = self.make_embeddings(self.width)
-    self.block = self.make_blocks(self.depth, self._attend())
+    self.block = self.make_blocks(
+      self.depth, windowed if self.window else attend
+    )
     self.exit = {str(layer): build(Head, self) for layer in self.heads()[:-1]}
     self.pooler = Pooler(self.pooler_activation, dtype=self.dtype)
     self.head = classifier(self.num_classes)
@@ -112,15 +118,6 @@ class EatClassifier(TextEncoder, kw_only=True):
       self.scorer = {
         str(layer): pruning.TokenScorer() for layer in self.prune_layers
       }
-
-  def _attend(self) -> Any:
-    if not self.window:
-      return attend
-    return functools.partial(
-      window_attend,
-      window=self.window,
-      implementation=self.window_implementation,
-    )
 
   def __call__(
     self,
@@ -192,13 +189,10 @@ class EatClassifier(TextEncoder, kw_only=True):
   ) -> Encoded:
     """Runs the blocks `first` to `last`, with the pruning after each.
 
-    Args:
-      heads: layers whose [CLS] is returned.
-      sizes: static sequence lengths after each of `prune_layers` (the
-        gathered form); None keeps shapes (the masked form), `()` turns pruning
-        off.
-      full: states at the original positions, updated if given.
-      keys_values: of the first block, if `cls_after` has computed them.
+    `sizes` are static lengths after each of `prune_layers` (the gathered form);
+    None keeps shapes (the masked form), `()` turns pruning off. [CLS] is
+    returned of the layers `heads`, `full` is updated if given, `keys_values`
+    are those of the first block if `cls_after` has computed them.
     """
     cls, kept = {}, []
     for layer in range(first, last + 1):
@@ -266,8 +260,8 @@ class EatClassifier(TextEncoder, kw_only=True):
   @nn.nowrap
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one row of `L` tokens, pruned, without exit."""
-    length = input_shape[0]
-    return sum(cost.stage_flops(self, length, cost.static_sizes(self, length)))
+    sizes = cost.static_sizes(self, input_shape[0])
+    return sum(cost.stage_flops(self, input_shape[0], sizes))
 
 
 def check_layers(field: str, layers: Sequence[int], depth: int) -> None:

@@ -39,13 +39,8 @@ _PROBES = ('Été', 'naïve', '東京x', "don't", 'a\u200db', 'İ')
 class FineTune(TextClassification):
   """Cross-entropy of all heads, and two distillations.
 
-  Configuration, in `loss`: `exit_weights` (lambda, one for each head),
-  `temperature` (T), `teacher` (the directory of a finished run, or ''),
-  `distill_weight` (mu, of the teacher to the last head) and
-  `self_distill_weight` (of the last head to each exit).
-
-  Knobs: `prune_scale` multiplies the model's prune ratios while training,
-  and the two distillation weights override the configuration's.
+  The knob `prune_scale` multiplies the model's prune ratios while training; the
+  two distillation weights override the configuration's.
   """
 
   @dataclasses.dataclass(frozen=True)
@@ -55,8 +50,8 @@ class FineTune(TextClassification):
     exit_weights: Annotated[tuple[Weight, ...], MinLen(1)] | None = None
     temperature: Annotated[float, Interval(ge=0.01, le=100.0)] = 2.0
     teacher: Annotated[str, "the directory of a run, or ''"] = ''
-    distill_weight: Weight = 0.5
-    self_distill_weight: Weight = 0.0
+    distill_weight: Weight = 0.5  # of the teacher to the last head
+    self_distill_weight: Weight = 0.0  # of the last head to each exit
 
   KNOBS = ('prune_scale', 'distill_weight', 'self_distill_weight')
 
@@ -119,12 +114,12 @@ class FineTune(TextClassification):
     """Returns the joint loss of the real rows; see the module."""
     options = {k: knobs[k] for k in ('prune_scale',) if k in knobs}
     logits, out = self.apply(params, model_state, batch, row_keys, **options)
-    exits, per_head = self._per_head(logits, out, batch)
+    exits, per_head, metrics = self._heads(logits, out, batch)
     weights = jnp.asarray(self.config['loss']['exit_weights'], jnp.float32)
     rows = (weights[:, None] * per_head).sum(0)
-    metrics = self.head_metrics(exits, per_head, out, batch)
     if self.teacher is not None:
-      target = self._teacher_logits(frozen, batch)
+      given = frozen['params'], frozen['model_state'], batch
+      target = jax.lax.stop_gradient(self.teacher.apply(*given)[0])
       rows += self.weight('distill_weight', knobs) * self.divergence(
         target, exits[-1]
       )
@@ -137,16 +132,21 @@ class FineTune(TextClassification):
     loss = (rows * batch['mask']).sum() / norm['examples']
     return loss, (metrics, model_state)
 
-  def _per_head(self, logits, out, batch) -> tuple[Array, Array]:
-    """Returns logits `[E, B, O]` and cross-entropies `[E, B]` of all heads."""
+  def _heads(self, logits, out, batch) -> tuple[Array, Array, dict[str, Any]]:
+    """Returns logits `[E, B, O]` and cross-entropies `[E, B]`, and metrics."""
     exits = out['exits'] if 'exits' in out else logits[None]
-    return exits, jax.vmap(lambda one: self.cross_entropy(one, batch))(exits)
-
-  def _teacher_logits(self, frozen, batch) -> Float[Array, 'B O']:
-    logits, _ = self.teacher.apply(
-      frozen['params'], frozen['model_state'], batch
-    )
-    return jax.lax.stop_gradient(logits)
+    per_head = jax.vmap(lambda one: self.cross_entropy(one, batch))(exits)
+    metrics = self.quality(exits[-1], per_head[-1], batch)
+    for layer, logits in zip(self.head_layers[:-1], exits[:-1], strict=True):
+      if not self.is_regression:
+        correct = logits.argmax(-1) == batch['label']
+        metrics[f'accuracy_exit_{layer}'] = Average.from_values(
+          correct, batch['mask']
+        )
+    if 'kept' in out and out['kept'].shape[0]:
+      share = out['kept'][-1] / batch['length'].astype(jnp.float32)
+      metrics['retention'] = Average.from_values(share, batch['mask'])
+    return exits, per_head, metrics
 
   def divergence(
     self, target: Float[Array, 'B O'], logits: Float[Array, 'B O']
@@ -160,26 +160,10 @@ class FineTune(TextClassification):
     kl = (jnp.exp(teacher) * (teacher - student)).sum(-1)
     return temperature**2 * kl
 
-  def head_metrics(self, exits, per_head, out, batch) -> dict[str, Any]:
-    """Returns quality of the last head, accuracy of exits, retention."""
-    metrics = self.quality(exits[-1], per_head[-1], batch)
-    layers = head_layers(self.model)[:-1]
-    for layer, logits in zip(layers, exits[:-1], strict=True):
-      if not self.is_regression:
-        correct = (logits.argmax(-1) == batch['label']).astype(jnp.float32)
-        metrics[f'accuracy_exit_{layer}'] = Average.from_values(
-          correct, batch['mask']
-        )
-    if 'kept' in out and out['kept'].shape[0]:
-      share = out['kept'][-1] / batch['length'].astype(jnp.float32)
-      metrics['retention'] = Average.from_values(share, batch['mask'])
-    return metrics
-
   def evaluate(self, params, model_state, batch):
     """Returns metrics without noise, with the model's full prune ratios."""
     logits, out = self.apply(params, model_state, batch)
-    exits, per_head = self._per_head(logits, out, batch)
-    return self.head_metrics(exits, per_head, out, batch)
+    return self._heads(logits, out, batch)[2]
 
   def service(self, options, run=NO_RUN):
     """Serves with exits and pruning; see `Task.service`, `eat.policy.Options`.

@@ -41,13 +41,11 @@ class WarmUp(NamedTuple):
 
 
 class Programs:
-  """The table of compiled programs of a chain on one device.
-
-  `copies` counts the copies of rows between batches.
-  """
+  """The table of compiled programs of a chain on one device."""
 
   def __init__(self, chain: Chain, grid: Grid, device: Any = None):
-    self.chain, self.grid, self.copies = chain, grid, 0
+    self.chain, self.grid = chain, grid
+    self.copies = 0  # of rows between batches
     leaves = jax.tree.leaves(chain.variables)
     found = [d for x in leaves if isinstance(x, jax.Array) for d in x.devices()]
     device = device or (found or jax.devices())[0]
@@ -195,14 +193,11 @@ class Programs:
     return self._compiled[signature]
 
   def _abstract(self, tree: Any) -> Any:
-    return jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(
-        leaf.shape,
-        jax.dtypes.canonicalize_dtype(leaf.dtype),
-        sharding=self._sharding,
-      ),
-      tree,
-    )
+    def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+      dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+      return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=self._sharding)
+
+    return jax.tree.map(abstract, tree)
 
   def _check(self, group: Group, size: int, carry: Any) -> None:
     """Raises ValueError if rows of the carry could not be copied or moved."""
