@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from annotated_types import Interval, Predicate
 from jaxtyping import Array, Float, Int, Key
 
-from eat import cost, pruning
+from eat import pruning
 from eat.pruning import Tokens
-from eat.window_attention import window_attend
-from model_lib import row_random
+from eat.window_attention import window_attend, window_scores
+from model_lib import flops, row_random
 from model_lib.attention import KeysValues, attend
 from model_lib.bert import Activation, Pooler, TextEncoder, valid_tokens
 from model_lib.errors import FieldError
@@ -260,8 +260,49 @@ class EatClassifier(TextEncoder, kw_only=True):
   @nn.nowrap
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one row of `L` tokens, pruned, without exit."""
-    sizes = cost.static_sizes(self, input_shape[0])
-    return sum(cost.stage_flops(self, input_shape[0], sizes))
+    length = input_shape[0]
+    return sum(self.stage_flops(length, self.static_sizes(length)))
+
+  @nn.nowrap
+  def static_sizes(self, length: int) -> tuple[int, ...]:
+    """Returns the static sequence lengths after each of `prune_layers`."""
+    sizes = []
+    for ratio in self.prune_ratios:
+      length = pruning.static_size(length, float(ratio), self.min_tokens)
+      sizes.append(length)
+    return tuple(sizes)
+
+  @nn.nowrap
+  def stage_flops(
+    self, length: int, sizes: Sequence[int], count_cls: bool = False
+  ) -> list[float]:
+    """Returns the FLOPs of one row in each stage, from one head to the next.
+
+    `sizes` are the tokens after each pruning. With `count_cls` as the chain
+    computes: [CLS], keys and values of the block before a head, and its other
+    tokens in the next stage; else every block before its head, as papers do.
+    """
+    width = self.width
+    head = flops.dense(1, width, width + self.num_classes)
+    totals, total = [], 0.0
+    for layer in range(1, self.depth + 1):
+      block = flops.block(length, width, self.mlp_dim)
+      if self.window:  # the scores that are computed, in blocks or masked
+        scores = window_scores(length, self.window, self.window_implementation)
+        block += 4.0 * width * (scores - length**2)
+      if layer not in self.heads():
+        total += block
+      elif count_cls:
+        alone = flops.cls_block(length, width, self.mlp_dim)
+        totals.append(total + alone + head)
+        # [CLS] is computed again with the others; keys and values are not.
+        total = block - flops.dense(length, width, 2 * width)
+      else:
+        totals.append(total + block + head)
+        total = 0.0
+      if sizes and layer in self.prune_layers:
+        length = sizes[list(self.prune_layers).index(layer)]
+    return totals
 
 
 def check_layers(field: str, layers: Sequence[int], depth: int) -> None:

@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.text_tasks import REPEATED_TEXTS
-from eat import cost, exits
+from eat import exits
 from eat.calibration_file import CalibrationFile
 from eat.model import EatClassifier
 from eat.policy import FULL, GUARANTEED, PRUNED, EatPolicy
@@ -65,7 +65,7 @@ class EatChain:
 
   def sizes(self, variant: str, length: int) -> tuple[int, ...]:
     """Returns the static lengths after each pruning; none for 'full'."""
-    return () if variant == FULL else cost.static_sizes(self.model, length)
+    return () if variant == FULL else self.model.static_sizes(length)
 
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int

@@ -18,7 +18,6 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Float, Int
 
-from eat import cost
 from eat.model import EatClassifier
 from eat.policy import EatPolicy, Options
 from eat.serving import FULL, EatChain
@@ -112,9 +111,9 @@ def model_flops(
 
   `stay` is the share of the rows that reach each stage.
   """
-  sizes = cost.static_sizes(model, length)
+  sizes = model.static_sizes(length)
   return [
-    float(np.dot(cost.stage_flops(model, length, sizes, count_cls), stay))
+    float(np.dot(model.stage_flops(length, sizes, count_cls), stay))
     for count_cls in (False, True)
   ]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from dataset_lib import builder, source
 from dataset_lib.errors import ConfigError
-from eat import cost, exits
+from eat import exits
 from eat.calibration_file import CalibrationFile
 from eat.model import EatClassifier
 from eat.policy import EatPolicy
@@ -81,7 +81,7 @@ class Model:
   def kept(self) -> np.ndarray:
     """Tokens of each row that each pruning leaves, `[N, P]`."""
     length = self.records['length'].tolist()
-    return np.array([cost.static_sizes(self.module, size) for size in length])
+    return np.array([self.module.static_sizes(size) for size in length])
 
   @functools.cached_property
   def cost(self) -> dict[str, np.ndarray]:
@@ -108,8 +108,8 @@ def flops(module: EatClassifier, length: np.ndarray) -> np.ndarray:
   found, places = np.unique(length, return_inverse=True)
   table = []
   for tokens in found.tolist():
-    sizes = cost.static_sizes(module, tokens)
-    table.append(cost.stage_flops(module, tokens, sizes, count_cls=True))
+    sizes = module.static_sizes(tokens)
+    table.append(module.stage_flops(tokens, sizes, count_cls=True))
   return np.cumsum(table, axis=1)[places]
 
 

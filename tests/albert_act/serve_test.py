@@ -119,14 +119,3 @@ def test_the_answer_has_label_depth_and_reason(words):
   assert found['reasons'] == {'all tokens halted': 1, 'last iteration': 1}
   # Shares of the six iterations: 3 and (6 + 1 + 2) / 3.
   assert found['retention']['p50'] == pytest.approx(0.5)
-
-
-def test_long_texts_regressions_and_large_logits(words):
-  policy = make(words)
-  long = answer_to(policy, ' '.join(['w0'] * 20), [2] * 16)
-  assert long.truncated
-  assert len(long.token_iterations) == 16
-  large = answer_to(policy, 'w0', [1, 1, 1], [2e4, -2e4, 0.0])
-  assert large.probabilities == {'no': 1.0, 'maybe': 0.0, 'yes': 0.0}
-  answer = answer_to(make(words, classes=()), 'w0', [2, 2, 2], [1.25])
-  assert (answer.label, answer.probabilities) == (1.25, {})

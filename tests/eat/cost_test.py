@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from eat import cost, serving
+from eat import serving
 from eat.model import EatClassifier
 from model_lib import flops
 from tests.eat import small
@@ -14,10 +14,10 @@ from tests.eat import small
 
 def test_stage_flops_add_up():
   model, _ = small.build(window=0)
-  sizes = cost.static_sizes(model, 24)
-  whole = cost.stage_flops(model, 24, sizes, count_cls=False)
+  sizes = model.static_sizes(24)
+  whole = model.stage_flops(24, sizes, count_cls=False)
   assert np.isclose(sum(whole), model.flops((24,)))
-  short = cost.stage_flops(model, 24, sizes, count_cls=True)
+  short = model.stage_flops(24, sizes, count_cls=True)
   assert short[0] < whole[0]
   # All that is done twice is [CLS] at two heads; at the last, others are not.
   last = flops.block(sizes[1], 16, 32) - flops.cls_block(sizes[1], 16, 32)
@@ -52,7 +52,7 @@ def test_stages_cost_what_the_formula_says(tokens, changes):
   chain = serving.EatChain(model, variables)
   carry = chain.pad([], tokens, 1)
   sizes = chain.sizes('pruned', tokens)
-  expected = cost.stage_flops(model, tokens, sizes, True)
+  expected = model.stage_flops(tokens, sizes, True)
   for index in range(chain.num_stages):
     stage = jax.jit(chain.stage(index, 'pruned', tokens))
     lowered = stage.lower(variables, carry)

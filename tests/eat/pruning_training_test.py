@@ -8,7 +8,7 @@ import pytest
 
 from eat import pruning
 from tests.contexts import rows_on
-from tests.eat.pruned import case, prune, start
+from tests.eat.pruning_test import case, prune, start
 
 
 @pytest.mark.parametrize('merge', [False, True])
