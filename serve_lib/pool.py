@@ -151,7 +151,10 @@ class Pool:
     return sum(map(self._programs.batch_bytes, list(self._open)))
 
   def add(self, batch: Batch) -> None:
-    """Adds the rows of a batch that continue; its carry is no other's."""
+    """Adds the rows of a batch that continue; its carry is no other's.
+
+    If it fails, the rows of `batch` are all those that are lost.
+    """
     one, rest = self._open.get(batch.group), None
     if one is None:
       one = batch
@@ -208,7 +211,13 @@ class Pool:
     places = np.full(batch.size, capacity, np.int32)
     places[batch.slots[:count]] = free
     sizes, carries = (batch.size, capacity), (one.carry, batch.carry)
-    one.carry = self._programs.copy('join', one.group, sizes, *carries, places)
+    try:
+      one.carry = self._programs.copy(
+        'join', one.group, sizes, *carries, places
+      )
+    except Exception:
+      batch.rows += self._open.pop(one.group).rows  # their carry is consumed
+      raise
     one.rows = one.rows + batch.rows[:count]
     one.slots = np.append(one.slots, free)
     others = batch.rows[count:], batch.slots[count:]

@@ -162,7 +162,7 @@ class Worker:
         leaf.copy_to_host_async()
     except Exception as error:
       self._flights.pop()
-      self._fail(batch.rows, error, group)
+      self._fail(batch.rows, error, f'stage {group.stage}')
       return
     self.monitor.record_batch(group.stage, len(batch.rows), batch.size)
 
@@ -171,7 +171,7 @@ class Worker:
     try:
       stays = self._stays(batch, jax.device_get(batch.outputs))
     except Exception as error:
-      self._fail(batch.rows, error, batch.group)
+      self._fail(batch.rows, error, f'stage {batch.group.stage}')
       return
     if stays.any():
       self._go_on(batch, stays)
@@ -212,10 +212,7 @@ class Worker:
           self.pool.copy(moved, self.programs.grid.capacity)
         self.pool.add(moved)
       except Exception as error:
-        # A failed 'join' has consumed the open batch of the group.
-        if group in self.pool.groups:
-          rows += self.pool.take(group).rows
-        self._fail(rows, error, group)
+        self._fail(moved.rows, error, f'stage {group.stage}')
 
   # -- answers ---------------------------------------------------------------
 
@@ -233,11 +230,9 @@ class Worker:
     self._fail(rows, error, during)
 
   def _fail(
-    self, rows: Sequence[Row], error: BaseException, during: str | Group
+    self, rows: Sequence[Row], error: BaseException, during: str
   ) -> None:
-    """Answers rows with a failure; the stage is that of a group."""
-    if isinstance(during, Group):
-      during = f'stage {during.stage}'
+    """Answers rows with a failure."""
     failure = Failure.of(error, during)
     self._resolve([(row, failure) for row in rows])
 
