@@ -16,9 +16,8 @@ from jaxtyping import Int
 from dataset_lib.errors import ConfigError
 from dataset_lib.text_tasks import REPEATED_TEXTS
 from eat import exits
-from eat.calibration_file import CalibrationFile
 from eat.model import EatClassifier
-from eat.policy import FULL, GUARANTEED, PRUNED, EatPolicy
+from eat.policy import FULL, GUARANTEED, PRUNED, CalibrationFile, EatPolicy
 from eat.pruning import Tokens
 from model_lib.attention import KeysValues
 from model_lib.bert import BertClassifier

@@ -18,8 +18,7 @@ from jaxtyping import Array, Float
 
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
-from eat.calibration_file import CalibrationFile
-from eat.policy import GUARANTEED, EatPolicy, read_options
+from eat.policy import GUARANTEED, CalibrationFile, EatPolicy, read_options
 from eat.serving import EatChain, as_adaptive, warnings_of
 from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN

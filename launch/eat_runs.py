@@ -16,9 +16,8 @@ import numpy as np
 from dataset_lib import builder, source
 from dataset_lib.errors import ConfigError
 from eat import exits
-from eat.calibration_file import CalibrationFile
 from eat.model import EatClassifier
-from eat.policy import EatPolicy
+from eat.policy import CalibrationFile, EatPolicy
 from eat.serving import EatChain
 from eval_lib import frontier, glue, predictions
 from serve_lib.chain import ServedRun
