@@ -4,8 +4,8 @@
     answers = engine.predict(items)
 
 A row leaves after the first stage whose outputs satisfy the policy. The others
-are compacted on the device into a batch with rows of other batches
-(`serve_lib.pool`); `serve_lib.worker` chooses the next batch.
+are joined on the device by rows of other batches (`serve_lib.pool`);
+`serve_lib.worker` chooses the next batch.
 """
 
 import atexit

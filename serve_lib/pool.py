@@ -210,11 +210,9 @@ class Pool:
     # The program drops rows whose place is outside of the open batch.
     places = np.full(batch.size, capacity, np.int32)
     places[batch.slots[:count]] = free
-    sizes, carries = (batch.size, capacity), (one.carry, batch.carry)
+    key = 'join', one.group, (batch.size, capacity)
     try:
-      one.carry = self._programs.copy(
-        'join', one.group, sizes, *carries, places
-      )
+      one.carry = self._programs.copy(*key, one.carry, batch.carry, places)
     except Exception:
       batch.rows += self._open.pop(one.group).rows  # their carry is consumed
       raise

@@ -11,7 +11,7 @@ from serve_lib.chain import ClosedError, Failure
 from serve_lib.engine import Engine
 from serve_lib.programs import MissingProgramError
 from tests.serve_lib import toy
-from tests.serve_lib.toy import BREAKS, GOOD, VARIABLES, WAIT
+from tests.serve_lib.toy import BREAKS, GOOD, VARIABLES, WAIT, faulty
 
 pytestmark = pytest.mark.usefixtures('no_thread_stays')
 LEAVES = ('full', [0])  # after stage 0
@@ -38,8 +38,8 @@ def check_all(items, answers, failures):
     ([('full', [1] * 5), GOOD], dict(lengths=(3, 5, 6)), {0: 'stage 0'}),
   ],
 )  # fmt: skip
-def test_rows_fail_alone(engines, items, settings, failures):
-  with engines(**settings) as engine:
+def test_rows_fail_alone(items, settings, failures):
+  with faulty(**settings) as engine:
     answers = engine.predict(items)
   check_all(items, answers, failures)
   (error,) = [answers[place].error for place in failures]
@@ -49,8 +49,8 @@ def test_rows_fail_alone(engines, items, settings, failures):
 
 
 @pytest.mark.parametrize('stage', [0, 1])
-def test_a_policy_that_raises_fails_the_batch(engines, stage):
-  with engines() as engine:
+def test_a_policy_that_raises_fails_the_batch(stage):
+  with faulty() as engine:
     engine._policy.broken_stage = stage
     items = [LEAVES, ('full', BREAKS), GOOD]
     answers = engine.predict(items)
@@ -60,8 +60,8 @@ def test_a_policy_that_raises_fails_the_batch(engines, stage):
     check_all([GOOD], engine.predict([GOOD]), {})
 
 
-def test_inputs_that_are_no_arrays_fail_alone(engines, monkeypatch):
-  with engines() as engine:
+def test_inputs_that_are_no_arrays_fail_alone(monkeypatch):
+  with faulty() as engine:
     encode = engine._policy.encode
 
     def broken(item):
@@ -73,13 +73,13 @@ def test_inputs_that_are_no_arrays_fail_alone(engines, monkeypatch):
 
 
 @pytest.mark.parametrize(('kind', 'rows'), [('gather', 4), ('join', 8)])
-def test_a_copy_that_fails_fails_its_rows(engines, kind, rows):
+def test_a_copy_that_fails_fails_its_rows(kind, rows):
   """Half of each batch of four goes on, alone in half of it or joined."""
 
   def broken(*arguments):
     raise MemoryError('no room for a copy')
 
-  with engines(max_wait=60.0) as engine:
+  with faulty(max_wait=60.0) as engine:
     table = engine._programs._table
     whole = dict(table)
     table.update({entry: broken for entry in table if entry[0] == kind})
@@ -122,8 +122,8 @@ def test_an_error_on_the_device_fails_its_batch():
   assert [answers[0]['depth'], answers[2]['depth']] == [1, 1]
 
 
-def test_a_callback_or_monitor_that_breaks_blocks_no_row(engines, monkeypatch):
-  with engines(max_pending=9) as engine:
+def test_a_callback_or_monitor_that_breaks_blocks_no_row(monkeypatch):
+  with faulty(max_pending=9) as engine:
     held = engine.submit(('full', [5, 5]))
     assert engine._policy.reached.wait(WAIT)
     futures = [engine.submit(GOOD) for _ in range(8)]
@@ -149,9 +149,9 @@ def leave(*arguments):
   [('_worker', '_go_on', defect), ('_programs', 'run', leave)],
 )
 def test_a_defect_of_the_engine_fails_all_rows(
-  engines, monkeypatch, part, method, broken
+  monkeypatch, part, method, broken
 ):
-  engine = engines()
+  engine = faulty()
   monkeypatch.setattr(getattr(engine, part), method, broken)
   answers = engine.predict([GOOD] * 3)
   assert {answer.during for answer in answers} == {'engine'}
@@ -161,8 +161,8 @@ def test_a_defect_of_the_engine_fails_all_rows(
   assert engine.status()['pending'] == 0
 
 
-def test_a_defect_and_a_callback_that_exits_block_no_row(engines, monkeypatch):
-  engine = engines(max_pending=9)
+def test_a_defect_and_a_callback_that_exits_block_no_row(monkeypatch):
+  engine = faulty(max_pending=9)
   go_on = engine._worker._go_on
 
   def broken(batch, *arguments):

@@ -9,7 +9,7 @@ import pytest
 
 from serve_lib.chain import ClosedError, OverloadedError
 from tests.serve_lib import toy
-from tests.serve_lib.toy import GOOD, VARIABLES, WAIT
+from tests.serve_lib.toy import GOOD, VARIABLES, WAIT, faulty
 
 pytestmark = pytest.mark.usefixtures('no_thread_stays')
 HOLDS = ('full', [5, 5])  # holds the worker until the policy opens
@@ -39,10 +39,8 @@ def wait_until(condition):
 
 
 @pytest.mark.parametrize('closes', [False, True])
-def test_submit_blocks_at_the_limit_until_there_is_room_or_an_end(
-  engines, closes
-):
-  with engines(max_pending=2) as engine:
+def test_submit_blocks_at_the_limit_until_there_is_room_or_an_end(closes):
+  with faulty(max_pending=2) as engine:
     held, second, third = hold(engine), engine.submit(GOOD), []
     with pytest.raises(OverloadedError, match=r'max_pending: 2 rows'):
       engine.submit(GOOD, timeout=0.05)
@@ -67,8 +65,8 @@ def test_submit_blocks_at_the_limit_until_there_is_room_or_an_end(
     toy.check(VARIABLES, GOOD, answer)
 
 
-def test_a_single_request_gets_in_between_a_long_list(engines):
-  with engines(max_pending=4) as engine:
+def test_a_single_request_gets_in_between_a_long_list():
+  with faulty(max_pending=4) as engine:
     done = []
     thread = started(lambda: done.extend(engine.predict([GOOD] * 400)))
     wait_until(lambda: engine.status()['pending'] == 4)
@@ -77,8 +75,8 @@ def test_a_single_request_gets_in_between_a_long_list(engines):
     thread.join()
 
 
-def test_a_rare_row_is_not_starved_by_common_ones(engines):
-  with engines(max_wait=0.001) as engine:
+def test_a_rare_row_is_not_starved_by_common_ones():
+  with faulty(max_wait=0.001) as engine:
     stop, served = threading.Event(), []
 
     def common():
@@ -96,8 +94,8 @@ def test_a_rare_row_is_not_starved_by_common_ones(engines):
     toy.check(VARIABLES, ('pruned', [2, 0]), answer)
 
 
-def test_a_callback_may_submit_but_never_blocks(engines):
-  with engines(max_pending=1) as engine:
+def test_a_callback_may_submit_but_never_blocks():
+  with faulty(max_pending=1) as engine:
     outcomes = []
 
     def again(future):
@@ -119,7 +117,7 @@ def test_a_callback_may_submit_but_never_blocks(engines):
 
 
 @pytest.mark.parametrize('error', [OSError, StopIteration])
-def test_a_stream_is_in_order_and_raises_what_its_source_raises(engines, error):
+def test_a_stream_is_in_order_and_raises_what_its_source_raises(error):
   items = toy.random_items(2, 50, 6)
 
   def source():
@@ -127,7 +125,7 @@ def test_a_stream_is_in_order_and_raises_what_its_source_raises(engines, error):
     if error is OSError:
       raise error('the pipe broke')
 
-  with engines() as engine:
+  with faulty() as engine:
     engine.predict([GOOD])
     before = threading.active_count()
     stream = engine.stream(source(), window=5)
@@ -138,7 +136,7 @@ def test_a_stream_is_in_order_and_raises_what_its_source_raises(engines, error):
     assert threading.active_count() == before
 
 
-def test_a_stream_answers_while_its_source_waits(engines):
+def test_a_stream_answers_while_its_source_waits():
   first_answer = threading.Event()
 
   def source():
@@ -146,14 +144,14 @@ def test_a_stream_answers_while_its_source_waits(engines):
     assert first_answer.wait(WAIT)
     yield ('full', [2])
 
-  with engines() as engine:
+  with faulty() as engine:
     answers = engine.stream(source(), window=5)
     assert next(answers)['tokens'] == [1]
     first_answer.set()
     assert [answer['tokens'] for answer in answers] == [[2]]
 
 
-def test_a_stream_reads_ahead_no_further_than_its_window(engines):
+def test_a_stream_reads_ahead_no_further_than_its_window():
   read, threads, go = [], threading.active_count(), threading.Event()
 
   def source():
@@ -162,7 +160,7 @@ def test_a_stream_reads_ahead_no_further_than_its_window(engines):
       assert number < 8 or go.wait(WAIT)
       yield GOOD
 
-  with engines() as engine:
+  with faulty() as engine:
     answers = engine.stream(source(), window=4)
     for _ in range(4):
       next(answers)
@@ -182,8 +180,8 @@ def test_a_stream_reads_ahead_no_further_than_its_window(engines):
 
 
 @pytest.mark.parametrize('drain', [True, False])
-def test_closing_while_busy_drains_or_cancels(engines, drain):
-  engine = engines(max_pending=64)
+def test_closing_while_busy_drains_or_cancels(drain):
+  engine = faulty(max_pending=64)
   futures = [hold(engine), *(engine.submit(GOOD) for _ in range(20))]
   closer = started(engine.close, drain=drain)
   wait_until(lambda: engine._requests.is_closed)
@@ -204,8 +202,8 @@ def test_closing_while_busy_drains_or_cancels(engines, drain):
   assert status['pending'] == status['pooled_rows'] == 0
 
 
-def test_an_exception_inside_the_context_cancels(engines):
-  with pytest.raises(KeyError), engines() as engine:  # noqa: PT012
+def test_an_exception_inside_the_context_cancels():
+  with pytest.raises(KeyError), faulty() as engine:  # noqa: PT012
     hold(engine)
     later = engine.submit(GOOD)
     engine._policy.open.set()
@@ -213,8 +211,8 @@ def test_an_exception_inside_the_context_cancels(engines):
   assert later.done()
 
 
-def test_the_thread_of_an_engine_that_is_not_closed_ends_with_it(engines):
-  threads, engine = threading.active_count(), engines()
+def test_the_thread_of_an_engine_that_is_not_closed_ends_with_it():
+  threads, engine = threading.active_count(), faulty()
   future = engine.submit(GOOD)
   del engine
   toy.check(VARIABLES, GOOD, future.result(WAIT))

@@ -187,3 +187,7 @@ def make_engine(policy=None, lengths=(3, 6), batches=(1, 2, 4), **settings):
   engine._programs._row_bytes = compiled()._programs._row_bytes
   engine._start(compiled()._warm_up)
   return engine
+
+
+def faulty(**settings):
+  return make_engine(FaultyPolicy(), **settings)
