@@ -136,41 +136,37 @@ class Pool:
 
   def __init__(self, programs: Programs):
     self._programs, self._grid = programs, programs.grid
-    self._open: dict[Group, Batch] = {}
+    self.open: dict[Group, Batch] = {}
     self.ready: collections.deque[Batch] = collections.deque()
     self.peak_bytes = 0
 
   @property
   def groups(self) -> dict[Group, list[Row]]:
     """Rows in open batches, oldest first."""
-    return {group: one.rows for group, one in list(self._open.items())}
+    return {group: one.rows for group, one in list(self.open.items())}
 
   @property
   def bytes(self) -> int:
     """Device memory of the open batches as if all had the full size."""
-    return sum(map(self._programs.batch_bytes, list(self._open)))
+    return sum(map(self._programs.batch_bytes, list(self.open)))
 
   def add(self, batch: Batch) -> None:
     """Adds the rows of a batch that continue; its carry is no other's.
 
     If it fails, the rows of `batch` are all those that are lost.
     """
-    one, rest = self._open.get(batch.group), None
+    one, rest = self.open.get(batch.group), None
     if one is None:
       one = batch
     else:
       self._widen(one)
       rest = self._join(batch, one)
-    self._open[one.group] = one
+    self.open[one.group] = one
     self.peak_bytes = max(self.peak_bytes, self.bytes)
     if len(one.rows) == self._grid.capacity:
-      self.ready.append(self._open.pop(one.group))
+      self.ready.append(self.open.pop(one.group))
     if rest is not None and rest.rows:
-      self._open[rest.group] = rest
-
-  def take(self, group: Group) -> Batch:
-    """Removes and returns the open batch of a group, for `shrink`."""
-    return self._open.pop(group)
+      self.open[rest.group] = rest
 
   def shrink(self, batch: Batch) -> None:
     """Copies a batch to the smallest size that holds its rows."""
@@ -193,8 +189,8 @@ class Pool:
 
   def clear(self) -> list[Row]:
     """Removes and returns all rows."""
-    batches = [*self._open.values(), *self.ready]
-    self._open.clear()
+    batches = [*self.open.values(), *self.ready]
+    self.open.clear()
     self.ready.clear()
     return [row for batch in batches for row in batch.rows]
 
@@ -214,7 +210,7 @@ class Pool:
     try:
       one.carry = self._programs.copy(*key, one.carry, batch.carry, places)
     except Exception:
-      batch.rows += self._open.pop(one.group).rows  # their carry is consumed
+      batch.rows += self.open.pop(one.group).rows  # their carry is consumed
       raise
     one.rows = one.rows + batch.rows[:count]
     one.slots = np.append(one.slots, free)

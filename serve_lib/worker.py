@@ -84,7 +84,7 @@ class Worker:
           return None
         self.requests.arrived.wait(self._seconds_left(waiting))
       if group.stage > 0:
-        return self.pool.take(group)
+        return self.pool.open.pop(group)
       rows = self.requests.take(group, self.programs.grid.capacity)
     slots = np.arange(len(rows), dtype=np.int32)
     return Batch(group, self.programs.grid.fit_rows(len(rows)), rows, slots)

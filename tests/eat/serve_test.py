@@ -82,6 +82,8 @@ def refused(run, options, field, expected, lengths=None):
     ({'rule': 'margin', 'tau': 1.5}, 'tau', '[0, 1]'),
     ({'max_characters': 0}, 'max_characters', '[1, '),
     ({'patience': 0}, 'patience', '[1, '),
+    ({'tolerance': -1.0}, 'tolerance', '[0.0, '),
+    ({'veto_margin': 1.1}, 'veto_margin', '[0.0, 1.0]'),
     ({'tauu': 0.9}, 'tauu', 'did you mean tau?'),
     ({'rule': 'entropy'}, 'tau', 'nats in [0, 0.6931), the entropy of 2'),
     ({'rule': 'combined'}, 'tau', 'in [0, 1], of the surest of 2 >= 0.5'),
