@@ -162,19 +162,6 @@ def test_no_drift_is_found_where_there_is_none():
     assert not any(feed(check, traffic(rng, 3000)))
 
 
-def test_a_single_test_is_significant_as_often_as_it_says():
-  rng = np.random.default_rng(0)
-  base = make()
-  found = []
-  for _ in range(1000):
-    window = traffic(rng, 200)
-    shares = base.sure(base.confidences), base.sure(window)
-    p_values = confidence_test(base.confidences, window)[1], share_test(*shares)
-    found.append((p_values[0] < 0.05, p_values[1][1] < 0.05))
-  rates = np.mean(found, 0)
-  assert ((rates > 0.02) & (rates < 0.08)).all()
-
-
 @pytest.mark.parametrize('change', [dict(shift=2.0), dict(sure=0.8)])
 def test_drift_is_found_soon_and_ends_with_hysteresis(change):
   turns = []
