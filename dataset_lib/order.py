@@ -118,11 +118,28 @@ class Order:
 
   def _in_order(self, step: int, rows: range) -> Places:
     positions = step * self._batch_size + np.arange(rows.start, rows.stop)
-    if self.shuffle:
-      places = [self.place(position) for position in positions.tolist()]
-      return Places(*np.array(places, np.int64).reshape(-1, 2).T)
-    indices = positions[positions < self._size]
-    return Places(np.zeros_like(indices), indices)
+    if not self.shuffle:
+      indices = positions[positions < self._size]
+      return Places(np.zeros_like(indices), indices)
+    epochs, offsets = np.divmod(positions, self._size)
+    indices = np.empty_like(offsets)
+    for epoch in np.unique(epochs).tolist():
+      here = epochs == epoch
+      indices[here] = self._shuffled(epoch, offsets[here])
+    return Places(epochs, indices)
+
+  def _shuffled(self, epoch: int, offsets: Int[np.ndarray, ' R']) -> Any:
+    """Returns the records at some offsets of an epoch's permutation."""
+    if self._size <= _TABLE_EXAMPLES:
+      return _table(self._size, self.seed, epoch)[offsets]
+    # Imported here: Grain takes most of a second, and few sets are this large.
+    from grain.experimental import index_shuffle
+
+    last, key = self._size - 1, int(_state(np.uint32, self.seed, epoch))
+    return [
+      index_shuffle(offset, last, key, _SHUFFLE_ROUNDS)
+      for offset in offsets.tolist()
+    ]
 
   def _batches_of_epoch(self, epoch: int) -> Int32[np.ndarray, 'S B']:
     permutation = record_rng(self.seed, epoch).permutation(self._size)
@@ -131,14 +148,3 @@ class Order:
     batches = by_bucket.reshape(self.steps_per_epoch, self._batch_size)
     order = record_rng(self.seed, epoch, _BATCHES)
     return order.permutation(batches).astype(np.int32)
-
-  def place(self, position: int) -> tuple[int, int]:
-    """Returns (epoch, index) of a position of the training stream."""
-    epoch, offset = divmod(position, self._size)
-    if self._size <= _TABLE_EXAMPLES:
-      return epoch, int(_table(self._size, self.seed, epoch)[offset])
-    # Imported here: Grain takes most of a second, and few sets are this large.
-    from grain.experimental import index_shuffle
-
-    key = int(_state(np.uint32, self.seed, epoch))
-    return epoch, index_shuffle(offset, self._size - 1, key, _SHUFFLE_ROUNDS)

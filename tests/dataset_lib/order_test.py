@@ -20,9 +20,9 @@ def test_each_epoch_is_another_permutation(num_examples):
   for seed in (3, 4):
     for epoch in range(3):
       positions = range(epoch * num_examples, (epoch + 1) * num_examples)
-      places = [stream(num_examples, seed).place(p) for p in positions]
-      assert {e for e, _ in places} == {epoch}
-      read.append(tuple(index for _, index in places))
+      places = stream(num_examples, seed).batch(0, positions)
+      assert set(places.epochs) == {epoch}
+      read.append(tuple(places.indices))
       assert sorted(read[-1]) == list(range(num_examples))
   if num_examples == 1000:
     assert len({*read, tuple(range(1000))}) == 7
@@ -32,12 +32,12 @@ def test_large_sets_are_permuted_without_a_table(monkeypatch):
   monkeypatch.setattr(order, '_TABLE_EXAMPLES', 0)
   monkeypatch.setattr(order, '_table', None)
   first, second = (
-    [stream(3000).place(3000 * epoch + p)[1] for p in range(3000)]
+    stream(3000).batch(0, range(3000 * epoch, 3000 * epoch + 3000)).indices
     for epoch in (1, 2)
   )
   assert sorted(first) == sorted(second) == list(range(3000))
-  assert first != second
-  huge = {stream(2**31 - 1).place(p)[1] for p in range(64)}
+  assert (first != second).any()
+  huge = {*stream(2**31 - 1).batch(0, range(64)).indices}
   assert len(huge) == 64
   assert max(huge) > 2**24
 
