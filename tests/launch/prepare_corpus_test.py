@@ -207,6 +207,16 @@ def test_what_the_machine_lacks_is_one_line(
   assert [path.name for path in tmp_path.iterdir()] == ['texts']
 
 
+def test_help_teaches(capsys):
+  with pytest.raises(SystemExit):
+    run('--help')
+  printed = capsys.readouterr().out
+  for word in ('--validation_share', 'paragraph', 'tfds:wikipedia', '130',
+               '100 million'):  # fmt: skip
+    assert word in printed
+  assert '75' not in printed  # nothing goes on where it was stopped
+
+
 def peak_memory(repository, *flags):
   """MiB that a process took at most to prepare a corpus."""
   measure = """if True:
