@@ -4,27 +4,18 @@ import json
 
 import pytest
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers, processors
+from tokenizers import models, normalizers, pre_tokenizers
 
+from dataset_lib import tokenizer
 from model_lib.convert_files import tokenizer_files
 
 FIELDS = {'type_vocab_size': 2, 'max_positions': 20}
 PIECES = ['<pad>', '<unk>', '[CLS]', '[SEP]', '[MASK]', '▁the', '▁', 'cat', 't']
+WORDS = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'the', 'cat', '##s']
 TEXTS = ['The cat', 'the the [SEP] cat?', 'Thé  t']
 
 
-def framed(library):
-  library.post_processor = processors.TemplateProcessing(
-    single='[CLS] $A [SEP]',
-    pair='[CLS] $A [SEP] $B:1 [SEP]:1',
-    special_tokens=[
-      (token, library.token_to_id(token)) for token in ('[CLS]', '[SEP]')
-    ],
-  )
-  return library
-
-
-def of_pieces():
+def of_pieces(directory):
   """A unigram model as ALBERT has one."""
   scores = [(piece, -float(place)) for place, piece in enumerate(PIECES)]
   library = tokenizers.Tokenizer(models.Unigram(scores, unk_id=1))
@@ -33,29 +24,24 @@ def of_pieces():
   )
   library.pre_tokenizer = pre_tokenizers.Metaspace()
   library.add_special_tokens(PIECES[:5])
-  return framed(library)
+  library.save(str(directory / 'tokenizer.json'))
 
 
-def of_words():
-  words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'the', 'cat', '##s']
-  rows = {word: row for row, word in enumerate(words)}
-  library = tokenizers.Tokenizer(models.WordPiece(rows, unk_token='[UNK]'))
-  library.normalizer = normalizers.BertNormalizer(lowercase=True)
-  library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-  library.add_special_tokens(words[:5])
-  return framed(library)
+def of_words(directory):
+  (directory / 'vocab.txt').write_text('\n'.join(WORDS))
 
 
-def files_of(library, directory, **fields):
+def files_of(build, directory, **fields):
+  build(directory)
   path = directory / 'own.json'
-  library.save(str(path))
+  tokenizer.load(directory).save(path)
   files = tokenizer_files(path, FIELDS | fields)
   assert files['tokenizer.json'] == path.read_text(encoding='utf-8')
   return files, json.loads(files['tokenizer_config.json'])
 
 
 def test_pieces_have_no_list_of_words(tmp_path):
-  files, config = files_of(of_pieces(), tmp_path)
+  files, config = files_of(of_pieces, tmp_path)
   assert set(files) == {'tokenizer.json', 'tokenizer_config.json'}
   assert config == {
     'tokenizer_class': 'PreTrainedTokenizerFast',
@@ -72,7 +58,7 @@ def test_pieces_have_no_list_of_words(tmp_path):
 
 
 def test_words_have_their_list_and_normalizer(tmp_path):
-  files, config = files_of(of_words(), tmp_path, type_vocab_size=0)
+  files, config = files_of(of_words, tmp_path, type_vocab_size=0)
   assert files['vocab.txt'].split('\n')[5:] == ['the', 'cat', '##s', '']
   assert config['unk_token'] == '[UNK]'
   assert config['pad_token'] == '[PAD]'
@@ -96,13 +82,13 @@ def test_something_else_is_refused(tmp_path, text):
 @pytest.mark.parametrize('build', [of_pieces, of_words])
 def test_transformers_gives_the_same_ids(tmp_path, build):
   transformers = pytest.importorskip('transformers')
-  library = build()
-  files, _ = files_of(library, tmp_path)
+  files, _ = files_of(build, tmp_path)
   out = tmp_path / 'out'
   out.mkdir()
   for name, text in files.items():
     (out / name).write_text(text, encoding='utf-8')
   theirs = transformers.AutoTokenizer.from_pretrained(out)
+  library = tokenizers.Tokenizer.from_str(files['tokenizer.json'])
   library.encode_special_tokens = True
   for text in TEXTS:
     want = library.encode(text, 'the cat')
