@@ -199,7 +199,7 @@ class LabelledTexts(TokenSource):
       found = f'has {len(rows)} rows, of which none can be used; the first: '
       found = found + str(bad_rows[0][1]) if rows else 'is empty'
       raise InvalidDataError(f'split {self.split!r} of {self.task} {found}')
-    first, *second = zip(*texts, strict=True)
+    first, second, *_ = [*zip(*texts, strict=True), None]
     info = DatasetInfo(
       'tokens',
       (self.max_length,),
@@ -213,7 +213,7 @@ class LabelledTexts(TokenSource):
     )
     super().__init__(
       info,
-      words.encode(first, *second, max_length=self.max_length),
+      words.encode(first, second, self.max_length),
       np.array(labels),
       words.pad_id,
       lambda index: good[index][0].where(good[index][1]),

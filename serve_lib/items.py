@@ -187,9 +187,9 @@ class TextReader:
     if self.tokenizer is None:
       legal = "token ids, {'tokens': [...]}, as the model has no tokenizer"
       raise InputError(f'item: expected {legal}, got a text')
-    batches = ([text] for text in texts.values())
+    pairs = [texts['pair']] if 'pair' in texts else None
     try:
-      encoded = self.tokenizer.encode(*batches, max_length=limit)
+      encoded = self.tokenizer.encode([texts['text']], pairs, limit)
     except ValueError as error:
       raise InputError(f'text: {error}') from error
     # Of [CLS] a [SEP] b [SEP]; a "[SEP]" in a text is plain characters.
