@@ -1,4 +1,4 @@
-"""The analysis as tables, curves and coloured sentences.
+"""The analysis as tables, curves and a page of coloured sentences.
 
 Dependency labels as in Simoulin and Crabbe (2021), Tables 3 to 5: a token has
 the label of its word (footnote 7), and a label is marked whose mean is above
@@ -27,17 +27,19 @@ from eval_lib.report import write_csv
 SHOWN_LABELS, SHOWN_COLUMNS = 20, 1 + len(CURVES)
 _STEP = 32  # tokens; rows are padded to multiples, each of which is compiled
 
-PAGE = 'Iterations of each token'
-WIDTH = 118  # letters of a line
-_LETTER, _LINE = 8.0, 14.0  # points
-_ADVANCE = 0.602  # width of a monospaced letter over its size
 _OPAQUE = 170  # of 255, at most iterations: light enough to read on
 _MARK = '▁'  # SentencePiece's space
 _SPECIAL = re.compile(r'\[.+\]|<.+>')
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>Iterations of each token</title>
+<body style="max-width:60em; line-height:1.7; font-family:monospace">
+{body}
+</html>
+"""
 
 Rows = list[dict[str, Any]]
-# Pieces of a line: text and its number of iterations, 0 for a heading.
-Line = list[tuple[str, int]]
 
 
 class Table(NamedTuple):
@@ -213,77 +215,26 @@ def words(names: Sequence[str]) -> Iterator[tuple[str, bool]]:
       yield name[2:] if is_piece else name, is_piece
 
 
-def layout(page: Sequence[Sentence], most: int) -> list[Line]:
-  """Returns the lines of a page; sentences break at tokens."""
+def page(shown: Iterable[Sentence], most: int) -> str:
+  """Returns HTML in which the colour of a token is denser, up to `most`."""
   numbers = range(1, most + 1)
   scale = Sentence('iterations', [*map(str, numbers)], numbers)
-  lines: list[Line] = [[(PAGE, 0)], []]
-  for title, names, iterations in (scale, *page):
-    lines.append([(title, 0)])
-    line: Line = []
-    letters = 0
-    for (text, is_glued), spent in zip(words(names), iterations, strict=True):
-      space = '' if is_glued or not line else ' '
-      letters += len(space + text)
-      if line and letters > WIDTH:
-        lines.append(line)
-        line, space, letters = [], '', len(text)
-      line += [(space, 0), (text, spent)]
-    lines += [line, []]
-  return lines
-
-
-def write_page(path: pathlib.Path, lines: Sequence[Line], most: int) -> None:
-  """Writes lines as HTML; the colour of a token is denser at `most`."""
   body = ''
-  for line in lines:
-    for text, spent in line:
-      text = html.escape(text)
-      if spent:
-        look = f'style="background:{_fill(spent, most)}"'
-        text = f'<span {look} title="{spent} of {most}">{text}</span>'
-      body += text
-    body += '\n'
-  path.with_suffix('.html').write_text(
-    '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
-    f'<title>{PAGE}</title>\n<pre>\n{body}</pre>\n</html>\n',
-    encoding='utf-8',
-    # A lone surrogate in a token cannot be written.
-    errors='xmlcharrefreplace',
-  )
-
-
-def _fill(spent: int, most: int) -> str:
-  return f'{plots.COLOURS[0]}{round(_OPAQUE * spent / most):02x}'
-
-
-def draw_page(path: pathlib.Path, lines: Sequence[Line], most: int) -> None:
-  """Draws lines as `write_page` does; see `plots.figure`."""
-  columns = 3 + max(sum(len(text) for text, _ in line) for line in lines)
-  size = columns * _ADVANCE * _LETTER / 72, (len(lines) + 1) * _LINE / 72
-  with plots.figure(path, lines, size, layout=None) as drawn:
-    axes = drawn.add_axes((0.0, 0.0, 1.0, 1.0))
-    axes.set_axis_off()
-    axes.set_xlim(-1, columns - 1)
-    axes.set_ylim(len(lines), -1)
-    for y, line in enumerate(lines):
-      x = 0
-      for text, spent in line:
-        if spent:
-          colour = _fill(spent, most)
-          axes.barh(y, len(text) + 0.5, 0.8, left=x - 0.25, color=colour)
-        axes.text(
-          x, y, text, weight='normal' if spent else 'bold', fontsize=_LETTER,
-          family='monospace', va='center_baseline', parse_math=False,
-        )  # fmt: skip
-        x += len(text)
+  for title, names, iterations in (scale, *shown):
+    body += f'<p><b>\n{title}\n</b><br>\n'
+    for (text, is_glued), spent in zip(words(names), iterations, strict=True):
+      fill = f'{plots.COLOURS[0]}{round(_OPAQUE * spent / most):02x}'
+      look = f'style="background:{fill}" title="{spent} of {most}"'
+      space = '' if is_glued else '\n'
+      body += f'{space}<span {look}>{html.escape(text)}</span>'
+  return _PAGE.format(body=body)
 
 
 def write(
   out: pathlib.Path,
   found: Analysis,
   written: Sequence[Table],
-  page: Sequence[Sentence] = (),
+  shown: Sequence[Sentence] = (),
 ) -> str:
   """Writes tables, the curves of `found`, and a page if there are sentences.
 
@@ -292,16 +243,15 @@ def write(
   out.mkdir(parents=True, exist_ok=True)
   for table in written:
     write_csv(out / f'{table.name}.csv', table.rows)
-  most = len(found.curves['cosine, all tokens']['all'])
-  shown = out / 'sentences', layout(page, most), most
-  if page:
-    write_page(*shown)
+  if shown:
+    most = len(found.curves['cosine, all tokens']['all'])
+    text = page(shown, most)
+    # A lone surrogate in a token cannot be written.
+    path, errors = out / 'sentences.html', 'xmlcharrefreplace'
+    path.write_text(text, encoding='utf-8', errors=errors)
+  title = 'Similarity of consecutive states'
   try:
-    adaptive_plots.plot_iterations(
-      out / 'similarity', found.curves, 'Similarity of consecutive states'
-    )
-    if page:
-      draw_page(*shown)
+    adaptive_plots.plot_iterations(out / 'similarity', found.curves, title)
   except ImportError as error:
     return str(error)
   return ''

@@ -10,7 +10,6 @@ import math
 import os
 import pathlib
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -94,9 +93,7 @@ class Panel(NamedTuple):
 
 
 @contextlib.contextmanager
-def figure(
-  path: Path, data: Any, size: tuple[float, float], layout: Any = 'constrained'
-) -> Iterator[Any]:
+def figure(path: Path, data: Any, size: tuple[float, float]) -> Iterator[Any]:
   """Yields a matplotlib figure to draw data on; writes it as PNG and PDF.
 
   The suffix of `path` is replaced by .png and .pdf; `size` is in inches.
@@ -114,11 +111,9 @@ def figure(
     raise ImportError(
       "plots need matplotlib: pip install -e '.[plots]'"
     ) from error
-  with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-    # A letter that the font lacks is drawn as a box.
-    warnings.filterwarnings('ignore', message='Glyph .* missing from')
+  with matplotlib.rc_context(_STYLE):
     # No pyplot: no window, no global state.
-    result = Figure(figsize=size, layout=layout)
+    result = Figure(figsize=size, layout='constrained')
     yield result
     path = pathlib.Path(path)
     result.savefig(path.with_suffix('.png'), dpi=160)

@@ -9,7 +9,7 @@ From a checkpoint of pretraining or fine-tuning, into --out and printed:
   similarity.csv   cosine of states before and after each iteration, by kind,
                    of all tokens and of the running ones; .png, .pdf
   labels.csv       iterations by dependency label, from a treebank in CoNLL-U
-  sentences.html   sentences coloured by iterations; .png, .pdf
+  sentences.html   sentences coloured by iterations
 
 A label is marked whose mean is above the mean of all labels by more than their
 standard deviation. The cosine of a halted token is 1; only that of the running
@@ -44,7 +44,7 @@ class Flags(command_line.RunFlags):
   ] = flag('with dependency labels: CoNLL-U or .gz', '', 'FILE')
   # A mean over fewer words is noise.
   label_words: Positive = flag('least words of a label', 20, 'WORDS')
-  sentences: Count = flag('number of rows as pictures', 8, 'ROWS')
+  sentences: Count = flag('rows of sentences.html', 8, 'ROWS')
   out: str = flag('default: analysis/ in the workdir', '', 'DIRECTORY')
 
 

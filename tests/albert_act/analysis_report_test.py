@@ -75,11 +75,8 @@ def test_tables_by_hand(tmp_path):
 
 
 def test_without_matplotlib_the_tables_are_there(tmp_path, monkeypatch):
-  page = {f'sentences.{kind}' for kind in ('html', 'png', 'pdf')}
-  _, names = write(tmp_path / 'with', page=PAGE)
-  assert names == TABLES | PICTURES | page
   monkeypatch.setitem(sys.modules, 'matplotlib', None)
-  missing, names = write(tmp_path / 'without', page=PAGE)
+  missing, names = write(tmp_path / 'without', shown=PAGE)
   assert "pip install -e '.[plots]'" in missing
   assert names == TABLES | {'sentences.html'}
 
@@ -116,50 +113,20 @@ def test_words_of_both_tokenizers(names, texts):
 
 
 NAMES = ('[CLS]', 'un', '##do', '$x$', '<b>', '映画\ud800', '[SEP]')
-WORDS = [text for text, _ in analysis_report.words(NAMES)]
-TEXT = f"""{analysis_report.PAGE}
-
-iterations
-1 2 3
-
-<i>
-[CLS] un
-do $x$
-<b> 映画\ufffd
-[SEP]
-
-"""
 
 
-@pytest.mark.filterwarnings('ignore:Glyph')
-def test_the_page_is_html_and_a_picture(
-  tmp_path, monkeypatch, made, assert_readable
-):
-  monkeypatch.setattr(analysis_report, 'WIDTH', 8)
-  sentence = analysis_report.Sentence('<i>', NAMES, (3, 1, 2, 3, 1, 2, 1))
-  lines = analysis_report.layout([sentence], 3)
-  analysis_report.write_page(tmp_path / 'x', lines, 3)
-  page = (tmp_path / 'x.html').read_text()
-  assert set(re.findall(r'<(\w+)', page)) == {
-    'html', 'meta', 'title', 'pre', 'span'
-  }  # fmt: skip
-  [body] = re.findall('(?s)<pre>\n(.*)</pre>', page)
+def test_the_page_holds_the_tokens_and_is_denser_for_more_iterations(tmp_path):
+  shown = [analysis_report.Sentence('one', NAMES, (2, 1, 2, 1, 1, 2, 1))]
+  analysis_report.write(tmp_path, found(), [], shown)
+  page = (tmp_path / 'sentences.html').read_text()
+  scale, body = page.split('<body')[1].split('\none\n')
+  assert re.findall(' title="(.*?)"', scale) == ['1 of 2', '2 of 2']
   # A browser shows a lone surrogate as a replacement character.
-  assert html.unescape(re.sub('<[^>]*>', '', body)) == TEXT
-  most, least, middle = re.findall('background:(#[0-9A-Fa-f]{8})', body)[3:6]
+  text = html.unescape(re.sub('<[^>]*>', '', body)).split()
+  assert text == ['[CLS]', 'undo', '$x$', '<b>', '映画\ufffd', '[SEP]']
+  most, least = re.findall('background:(#[0-9A-Fa-f]{8})', body)[:2]
   assert most[:7] == least[:7]
-  assert [int(one[7:], 16) for one in (least, middle, most)] == [57, 113, 170]
-  drawn = [
-    [(text.replace('\ud800', '\ufffd'), n) for text, n in line]
-    for line in lines
-  ]
-  analysis_report.draw_page(tmp_path / 'x', drawn, 3)
-  [axes] = made[-1].axes
-  shown = ''.join(text.get_text() for text in axes.texts)
-  assert shown.replace(' ', '') == re.sub(r'\s', '', TEXT)
-  assert_readable(made[-1], axes.texts, 12)
-  widths = [bar.get_width() - 0.5 for bar in axes.patches]
-  assert widths == [len(text) for text in (*'123', *WORDS)]
+  assert [int(one[7:], 16) for one in (least, most)] == [85, 170]
 
 
 def steps(*values):

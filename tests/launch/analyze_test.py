@@ -74,8 +74,7 @@ def test_a_classifier(tmp_path_factory, tmp_path, capsys, halting):
   is_fixed = {float(labels[name]['mean']) for name in ('obj', 'root')} == {6.0}
   assert is_fixed == (depth == 6.0) == (halting == 'fixed')
   names = {'iterations.csv', 'similarity.csv', 'labels.csv', 'sentences.html'}
-  pictures = {f'{name}.{kind}' for name in ('similarity', 'sentences')
-              for kind in ('png', 'pdf')}  # fmt: skip
+  pictures = {'similarity.png', 'similarity.pdf'}
   assert {path.name for path in out.iterdir()} == names | pictures
   assert (out / 'sentences.html').read_text().count('\nmean ') == 5
   for word in ('Iterations, at most 6', 'all running',
