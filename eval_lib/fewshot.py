@@ -156,9 +156,7 @@ class Evaluator(evaluator.Evaluator):
     the test accuracy over the seeds; `kshot_log2_l2`, a mean; `kshot_held_out`,
     images the L2 was chosen on; `kshot_short_classes`, with fewer images.
     """
-    train, test = (
-      extract_features(data, self.context, variables) for data in self._splits
-    )
+    train, test = (self._features(data, variables) for data in self._splits)
     classes = self._splits[0].info.num_classes
     draws: dict[int, list[Draw]] = {shots: [] for shots in self.shots}
     for shots, seed in itertools.product(draws, range(self.seeds)):
@@ -169,17 +167,13 @@ class Evaluator(evaluator.Evaluator):
       print_table(f'{title}{len(test[1])} test images', rows)
     return metrics
 
-
-def extract_features(
-  dataset: Any, context: evaluator.EvalContext, variables: Any
-) -> Rows:
-  """Returns features and labels of a split; see `predictions.collect`."""
-  features = context.features
-  context = dataclasses.replace(
-    context, outputs=lambda *given: {'features': features(*given)}
-  )
-  rows = predictions.collect(dataset, variables, context, 'features')
-  return rows['features'].astype(np.float64), rows['label'].astype(np.int64)
+  def _features(self, data: Any, variables: Any) -> Rows:
+    features, put = self.context.features, self.context.put
+    rows = predictions.collect(
+      data, variables, lambda *given: {'features': features(*given)}, put,
+      'features',
+    )  # fmt: skip
+    return rows['features'].astype(np.float64), rows['label'].astype(np.int64)
 
 
 def summary(

@@ -113,5 +113,8 @@ class Evaluator(evaluator.Evaluator):
 
   def run(self, variables: Any) -> dict[str, float]:
     """See `compute`."""
-    rows = predictions.collect(self._data, variables, self.context)
+    context = self.context
+    rows = predictions.collect(
+      self._data, variables, context.outputs, context.put
+    )
     return compute(self._task, rows['logits'][:, -1], rows['label'])

@@ -5,9 +5,10 @@ fitted looks better on the rows it was fitted to, so these are kept apart.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
+import jax
 import numpy as np
 from annotated_types import Interval, Predicate
 from jaxtyping import Float, Int, Num
@@ -33,15 +34,17 @@ Layers = Annotated[
 def collect(
   dataset: Any,
   variables: Any,
-  context: evaluator.EvalContext,
+  outputs: Callable[[Any, Any], Mapping[str, Any]],
+  put: Callable[[Any], Any] = jax.device_put,
   finite: str = 'logits',
 ) -> dict[str, np.ndarray]:
-  """Runs `context.outputs` over a split.
+  """Runs a jitted function over a split.
 
   Args:
     dataset: of `Evaluator.open`; its batches may differ in length.
     variables: `{'params': ..., 'model_state': ...}`.
-    context: of the run.
+    outputs: returns arrays `[B, ...]` of the variables and a batch.
+    put: puts a batch on the devices.
     finite: the output that may not hold NaN or infinity.
 
   Returns:
@@ -54,9 +57,9 @@ def collect(
   """
 
   def run(batch):
-    batch = context.put(batch)
+    batch = put(batch)
     rows = {name: batch[name] for name in ('index', 'label', 'mask')}
-    return {**context.outputs(variables, batch), **rows}
+    return {**outputs(variables, batch), **rows}
 
   parts: dict[str, list[np.ndarray]] = {}
   for rows in evaluator.one_late(map(run, dataset.batches())):
@@ -155,7 +158,8 @@ class Evaluator(evaluator.Evaluator):
 
   def heads(self, field: str, variables: Any) -> tuple[Heads, Labels]:
     """Returns logits and labels of the split that a field names."""
-    rows = collect(self._data[field], variables, self.context)
+    context, data = self.context, self._data[field]
+    rows = collect(data, variables, context.outputs, context.put)
     logits = np.moveaxis(rows['logits'], 1, 0)
     check_labels(rows['label'], logits.shape[-1], getattr(self, field))
     return logits, rows['label']

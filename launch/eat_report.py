@@ -41,7 +41,7 @@ SHOWN = {
   'settings': 'setting quality agreement depth retention flops flops_share '
               'flops_served early',
   'timings': 'batch candidate seconds latency_mean latency_p50 latency_p95 '
-             'speedup limit share differing_rows',
+             'speedup limit share',
   'calibration': 'layer accuracy temperature ece ece_calibrated rows',
   'guarantee': 'loss epsilon exceeded delta mean worst threshold early draws '
                'rows',
@@ -223,7 +223,8 @@ def _engine(model: Model, batch: int, stack: contextlib.ExitStack) -> Engine:
 
 
 def _items(setting: Setting, rows: np.ndarray) -> list[dict[str, Any]]:
-  records = [setting.model.source.record(int(row)) for row in rows]
+  source = setting.model.data.records
+  records = [source.record(int(row)) for row in rows]
   return [{k: one[k] for k in ('tokens', 'token_types')} for one in records]
 
 
@@ -231,32 +232,17 @@ def _candidate(
   setting: Setting, rows: np.ndarray, batch: int, engine: Engine
 ) -> Candidate:
   """Returns a candidate that answers the next row, or all in full batches."""
-  model, items = setting.model, _items(setting, rows)
-  names, turns = model.policy.class_names, itertools.cycle(items)
-  leaves = setting.point.exits[rows]
-  wanted = model.calibrated[leaves, rows]
+  items, policy = _items(setting, rows), setting.model.policy
+  calls = [[item] for item in items] if batch == 1 else [items]
+  turns = itertools.cycle(calls)
 
-  def predict(some: Sequence[Any]) -> Sequence[Any]:
-    model.policy.rule = setting.rule  # settings of a model share the policy
-    return checked(engine.predict(some))
+  def predict() -> None:
+    policy.rule = setting.rule  # settings of a model share the policy
+    checked(engine.predict(next(turns)))
 
-  def differs(answer: Any, head: int, logits: np.ndarray) -> bool:
-    # The forms agree to rounding, so a row at a threshold may differ.
-    if names:
-      is_same = answer.label == names[int(logits.argmax())]
-    else:
-      is_same = np.isclose(answer.label, logits[0], 1e-3, 1e-3)
-    return answer.depth != model.heads[head] or not is_same
-
-  def make() -> Call:
-    wrong = sum(map(differs, predict(items), leaves, wanted))
-    columns = {'differing_rows': wrong}
-    if batch == 1:
-      return Call(lambda: predict([next(turns)]), columns=columns)
-    return Call(lambda: predict(items), len(items), columns=columns)
-
+  call = Call(predict, len(items) // len(calls))
   flops = float(setting.cost('flops_served')[rows].mean())
-  return Candidate(setting.name, make, flops=flops)
+  return Candidate(setting.name, lambda: call, flops=flops)
 
 
 # -- pictures ------------------------------------------------------------------

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dataset_lib import builder, source
 from dataset_lib.errors import ConfigError
+from dataset_lib.order import Order
 from eat import exits
 from eat.model import EatClassifier
 from eat.policy import CalibrationFile, EatPolicy
@@ -26,7 +28,6 @@ from train_lib import loading
 
 BATCH = 64  # rows of a batch that is recorded
 DENSE = ('dense', 'student')  # runs that other libraries can run too
-WINDOW = 32  # of the variant of a model without one (EAT, section 4)
 MOST = 6  # points of the frontier that are timed
 # Values of each rule; those of the entropy are shares of the largest, log C.
 SWEPT: Mapping[str, Sequence[float]] = {
@@ -45,8 +46,8 @@ class Model:
   facts: Mapping[str, Any]  # about the run and the rows, for the report
   task: str  # of GLUE; '' for another
   policy: EatPolicy  # with the chain and the temperatures of its heads
-  source: Any  # the split
-  records: Mapping[str, np.ndarray]  # its rows, padded to the longest
+  data: builder.Dataset  # its first rows, in batches
+  records: Mapping[str, np.ndarray]  # the rows, padded to the longest
   fitted: np.ndarray  # rows that the temperatures were fitted to, bool `[N]`
   variant: str = ''  # the change, '' for none
   logits: Any = None  # of all heads `[E, N, C]`, not calibrated; see `record`
@@ -151,7 +152,9 @@ def load(
     'metric': frontier.main_number(task)[0],
     'length': {'mean': float(length.mean()), **quantiles},
   }
-  return Model(name, facts, task, policy, rows, records, fitted[:count])
+  order = Order(count, BATCH, 0, False, length, rows.info.length_buckets)
+  data = builder.Dataset(rows, order, range(BATCH), threads=0, prefetch=0)
+  return Model(name, facts, task, policy, data, records, fitted[:count])
 
 
 def _fitted(
@@ -172,46 +175,39 @@ def _fitted(
 
 
 def record(model: Model, variant: str = '', **changes: Any) -> Model:
-  """Runs a model with changed fields over all rows, sorted by length."""
-  records, chain = model.records, model.policy.chain
-  module = model.module.clone(**changes)
-  lengths, buckets = records['length'], np.array(model.policy.lengths)
-  count, order = len(lengths), np.argsort(lengths, kind='stable')
-  shape = len(module.heads()), count, module.num_classes
-  logits = np.zeros(shape, np.float32)
-  apply = jax.jit(lambda v, *inputs: module.apply(v, *inputs)[1]['exits'])
-  for start in range(0, count, BATCH):
-    rows = order[np.arange(start, start + BATCH).clip(max=count - 1)]
-    size = buckets[np.searchsorted(buckets, lengths[rows].max())]
-    inputs = (records[name][rows, :size] for name in ('tokens', 'token_types'))
-    logits[:, rows] = apply(chain.variables, *inputs, lengths[rows])
-  if not np.isfinite(logits).all():
-    raise FloatingPointError(f'{model.name}: logits are not finite')
+  """Runs a model with changed fields over all rows."""
+  chain, module = model.policy.chain, model.module.clone(**changes)
+
+  @jax.jit
+  def outputs(variables: Any, batch: Any) -> dict[str, Any]:
+    inputs = (batch[name] for name in ('tokens', 'token_types', 'length'))
+    exits = module.apply(variables, *inputs)[1]['exits']
+    return {'logits': jnp.moveaxis(exits, 0, 1)}
+
+  rows = predictions.collect(model.data, chain.variables, outputs)
   chain = EatChain(module, chain.variables, chain.pad_id, with_full=False)
   # A drift check would send rows to full depth.
   policy = dataclasses.replace(model.policy, chain=chain, monitor=Monitor())
+  logits = np.moveaxis(rows['logits'], 1, 0)
   return dataclasses.replace(
     model, variant=variant, policy=policy, logits=logits
   )
 
 
 def variants(model: Model, scales: Sequence[float]) -> Iterator[Model]:
-  """Yields the model as trained, with other prune ratios, and other window.
+  """Yields the model as trained and with other prune ratios.
 
   Raises ConfigError if a scaled ratio is not below 1.
   """
   yield record(model)
-  module = model.module
-  for scale in scales if any(module.prune_ratios) else ():
-    ratios = tuple(round(scale * ratio, 4) for ratio in module.prune_ratios)
+  trained = tuple(model.module.prune_ratios)
+  for scale in scales if any(trained) else ():
+    ratios = tuple(round(scale * ratio, 4) for ratio in trained)
     if max(ratios) >= 1.0:
-      expected = f'scales of {tuple(module.prune_ratios)} that leave tokens'
+      expected = f'scales of {trained} that leave tokens'
       raise ConfigError('--prune_scales', scale, expected)
     if scale != 1.0:
       yield record(model, f'prune_{scale:g}', prune_ratios=ratios)
-  window = 0 if module.window else WINDOW
-  name = f'window_{window}' if window else 'no_window'
-  yield record(model, name, window=window)
 
 
 # -- exit rules ----------------------------------------------------------------

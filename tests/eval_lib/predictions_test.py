@@ -8,7 +8,6 @@ import pytest
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.fields import accepts
 from eval_lib import predictions
-from tests.contexts import eval_context
 
 HEADS, CLASSES = 2, 3
 
@@ -50,8 +49,7 @@ def outputs(variables, batch):
 
 def collect(dataset, scale=1.0, function=outputs):
   variables = {'scale': jnp.float32(scale)}
-  context = eval_context({}, jax.jit(function))
-  return predictions.collect(dataset, variables, context)
+  return predictions.collect(dataset, variables, jax.jit(function))
 
 
 @pytest.mark.parametrize(('rows', 'batch_size'), [(11, 4), (8, 4), (5, 16)])

@@ -78,7 +78,7 @@ def fake(logits, labels, heads=(2, 4), variant='', fitted=None):
       temperatures=np.ones(len(heads), np.float32),
       class_names=('a', 'b', 'c')[:classes] if classes > 1 else (),
     ),
-    source=None, records={
+    data=None, records={
       'label': np.asarray(labels), 'length': np.full(rows, 10),
     },
     fitted=np.zeros(rows, bool) if fitted is None else fitted,
