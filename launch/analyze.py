@@ -4,16 +4,11 @@
   python -m launch.analyze --workdir=/tmp/tense --treebank=en_ewt-ud-dev.conllu
 
 From a checkpoint of pretraining or fine-tuning, into --out and printed:
-
-  iterations.csv   mean iterations by kind of token, and the depth of the rows
-  similarity.csv   cosine of states before and after each iteration, by kind,
-                   of all tokens and of the running ones; .png, .pdf
-  labels.csv       iterations by dependency label, from a treebank in CoNLL-U
-  sentences.html   sentences coloured by iterations
-
-A label is marked whose mean is above the mean of all labels by more than their
-standard deviation. The cosine of a halted token is 1; only that of the running
-ones shows convergence.
+iterations.csv, by kind of token; similarity.csv and its picture, the cosine of
+states before and after each iteration (1 for a halted token); labels.csv, by
+dependency label of a treebank, where labels are marked whose mean is above that
+of all labels by more than their standard deviation; sentences.html,
+coloured by iterations.
 """
 
 import dataclasses
@@ -78,12 +73,9 @@ def run(flags: Flags) -> int:
   found = analysis.analyse(model, loaded.variables, sample(flags.rows))
   tables = analysis_report.tables(found)
   if labelled:
-    length, least = records.info.input_shape[0], flags.label_words
-    tables.append(
-      analysis_report.label_table(
-        model, loaded.variables, words, labelled, length, least
-      )
-    )
+    given = words, labelled, records.info.input_shape[0], flags.label_words
+    labels = analysis_report.label_table(model, loaded.variables, *given)
+    tables.append(labels)
   shown = analysis.traced(model, loaded.variables, sample(flags.sentences))
   page = [*analysis_report.sentences(shown, words)]
   missing = analysis_report.write(out, found, tables, page)
@@ -101,11 +93,8 @@ def read_treebank(file: str) -> list[Any]:
 
   sentences, bad = conllu.read(file) if file else ([], [])
   if bad:
-    print(
-      f'{len(bad)} faults in {file}, whose sentences are left out; the first: '
-      f'{bad[0]}',
-      file=sys.stderr,
-    )
+    line = f'{len(bad)} faults in {file}, whose sentences are left out; the '
+    print(f'{line}first: {bad[0]}', file=sys.stderr)
   return sentences
 
 

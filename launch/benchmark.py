@@ -30,7 +30,6 @@ from eval_lib.report import Rows
 from launch import command_line
 from launch.command_line import Count, Positive, Sizes
 
-EPILOG = 'python -m launch.benchmark COMMAND --help lists the settings'
 ROUNDS = '--rounds --repeats'
 BUSY_LOAD = 0.5  # average number of running threads
 TOLERANCE = {'float32': 1e-4, 'bfloat16': 5e-2}  # of outputs of a group
@@ -241,7 +240,7 @@ def _show(title: str, rows: Rows, tolerance: float) -> None:
       )
 
 
-main = command_line.Command('benchmark', __doc__, FLAGS, run, EPILOG)
+main = command_line.Command('benchmark', __doc__, FLAGS, run)
 
 if __name__ == '__main__':
   # A process of a candidate imports this module under another name.

@@ -29,10 +29,10 @@ exit codes:
   0   finished
   2   the command line or the configuration is wrong; nothing was written
   3   the loss was not finite; the last checkpoint is good
-  4   a data set is missing or damaged
+  4   a data set, a text or a tokenizer is missing or damaged
   5   another run is using the workdir
-  6   a checkpoint could not be written or read
-  75  asked to stop (SIGTERM); the step is saved, the same command goes on
+  6   a checkpoint could not be written or read, or a corpus written
+  75  a training was asked to stop (SIGTERM); the same command goes on
   130 interrupted (Ctrl-C)
   141 stdout was closed, as by `| head`; nothing is wrong
 """
@@ -78,7 +78,6 @@ class Command:
   page: str | None  # help text
   flags: Any  # a dataclass of flags, or one for each subcommand
   run: Callable[[Any], int]  # gets an instance of it, returns the exit code
-  epilog: str = EXIT_CODES
 
   def __call__(self, argv: Sequence[str] | None = None) -> int:
     """Runs the command; an expected error becomes a line and its exit code."""
@@ -94,15 +93,16 @@ class Command:
   def parse(self, argv: Sequence[str]) -> Any:
     """Returns the checked flags; a UsageError or ConfigError names a flag."""
     look: Any = dict(
-      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+      allow_abbrev=False,
+      epilog=EXIT_CODES,
     )
-    top: Any = dict(prog=f'python -m launch.{self.name}', description=self.page)
-    parser, kind = _Parser(epilog=self.epilog, **top, **look), self.flags
+    name, kind = f'python -m launch.{self.name}', self.flags
+    parser = _Parser(prog=name, description=self.page, **look)
     if isinstance(kind, dict):
       commands = parser.add_subparsers(dest='command', required=True)
       for name, one in kind.items():
         page = dict(description=one.__doc__, help=one.__doc__)
-        page['epilog'] = EXIT_CODES
         _declare(commands.add_parser(name, **page, **look), one)
     else:
       _declare(parser, kind)

@@ -2,17 +2,14 @@
 
   python -m launch.evaluate --workdir=/tmp/digits
 
-runs what `config.evals` names on the newest checkpoint. Few-shot linear
+runs what `config.evals` names on the newest checkpoint, prints a table with a
+row per checkpoint and writes evaluation.json into the workdir. Few-shot linear
 regression on frozen features, on the run's own images or on others:
 
   python -m launch.evaluate --workdir=/tmp/digits --evals=fewshot --step=all
   python -m launch.evaluate --workdir=/tmp/run --evals=fewshot \\
       --dataset=name=folder,root=/data/caltech101,image_size=224 \\
       --config.evals.fewshot.shots=1,5,10
-
-prints a table with a row per checkpoint and writes evaluation.json into the
-workdir. Fields of the run's configuration that concern evaluation can be
-overridden as in training.
 """
 
 import dataclasses
@@ -55,14 +52,13 @@ def _config(flags: Flags) -> tuple[Any, list[str]]:
   names = sorted(evals) if flags.evals is None else flags.evals.split(',')
   if 'fewshot' in names:
     evals.setdefault('fewshot', dict(FEWSHOT))
+  read = config_flags.parse_fields
   for name in names:
     if name not in evals:
       expected = f'names of {sorted(evals)} or fewshot'
       raise ConfigError('--evals', name, expected)
     if flags.dataset is not None:
-      evals[name]['dataset'] = config_flags.parse_fields(
-        '--dataset', flags.dataset
-      )
+      evals[name]['dataset'] = read('--dataset', flags.dataset)
   size = [f'batch_size={flags.batch_size}'] if flags.batch_size else []
   config = config_flags.override(config, [*flags.overrides, *size])
   return config_schema.validate(config), names

@@ -2,12 +2,9 @@
 
   python -m launch.export --workdir=/tmp/sst2 --out=/tmp/sst2_hf
 
-The directory gets config.json with the names of the classes,
-model.safetensors, tokenizer.json and, for WordPiece, vocab.txt. transformers
-loads it with AutoModelForSequenceClassification and AutoTokenizer, and so do
-`pretrained=/tmp/sst2_hf` of configs/eat and `checkpoint=/tmp/sst2_hf` of
-configs/albert_act. A pretraining run of an ALBERT is written with the heads
-for masked words and sentence order, for AutoModelForPreTraining.
+transformers loads the directory with AutoModelForSequenceClassification (after
+pretraining AutoModelForPreTraining) and AutoTokenizer, configs/eat with
+`pretrained=/tmp/sst2_hf`, configs/albert_act with `checkpoint=/tmp/sst2_hf`.
 
 Hugging Face has no exits, pruning and window of an EAT, and no halting of an
 ALBERT. --dense leaves them out: an EAT becomes a BERT with the last head, an

@@ -1,31 +1,15 @@
 """Answers texts or images with a trained model, one JSON object a line.
 
   python -m launch.predict --workdir=/tmp/sst2 < lines.jsonl > answers.jsonl
+  python -m launch.predict --workdir=/tmp/sst2 --serve=tau=0.8 \\
+      --thresholds=forum=0.95,news=0.8 --minimum_retention=forum=0.9
 
-A line is {"text": ...} with optionally "pair", "source" and "id", or a string.
-For a run on images it is {"image": PATH}, for one on token ids
-{"tokens": [...]}. Every line has one answer, in the order of the lines:
-
-  {"id": 7, "label": "positive", "probabilities": {...}, "depth": 4,
-   "retention": 0.7, "exit_reason": "confidence", "truncated": false}
-
-or {"id": ..., "error": ...} if it cannot be answered. An ALBERT whose tokens
-halt has "iterations", the mean of its "tokens", and "token_iterations" instead
-of "retention", an AdaTape "tape_length".
-
-Thresholds of an EAT for single sources:
-
-  --thresholds=forum=0.95,news=0.8 --minimum_retention=forum=0.9
-
-Temperatures, the guaranteed threshold (--serve=tau=guaranteed) and the
-reference of the drift check come from calibration.json in the workdir. It is
-written at the end of training, and for another checkpoint or a guarantee by
-
-  python -m launch.evaluate --workdir=/tmp/sst2 --evals=calibration \\
-      --config.evals.calibration.epsilon=0.02
-
-On stderr: warnings, a line when the traffic drifts and when that ends, and
-running statistics as one JSON line, every --log_every seconds and at the end.
+A line is a string or {"text": ...} with optionally "pair", "source" and "id",
+for a run on images {"image": PATH}, for one on token ids {"tokens": [...]}.
+Every line has one answer, in the order of the lines: {"id": 7, "label":
+"positive", "probabilities": {...}, ...}, or {"id": 7, "error": ...}. Warnings,
+drift and statistics as JSON go to stderr. docs/serving.md lists the fields of
+answers and the options of each family.
 """
 
 import collections
@@ -45,7 +29,7 @@ from annotated_types import Interval
 
 from dataset_lib.fields import flag
 from launch import command_line, config_flags
-from launch.command_line import Count, Positive, Sizes
+from launch.command_line import Count, Sizes
 
 MAX_LINE = 2**24  # bytes
 CACHE = 'compilation_cache'  # in the workdir
@@ -57,15 +41,10 @@ class Flags(command_line.RunFlags):
   """Flags of serving."""
 
   serve: str = flag(
-    'of an EAT: rule, tau, patience, tolerance, veto_margin, ensemble_margin, '
-    'max_characters; tau is 0.9 for rule=confidence, the default, and must be '
-    'given for entropy, margin and combined. Of an ALBERT: iterations in a '
-    'stage, max_characters',
-    '',
-    'KEY=VALUE,...',
+    'such as tau=0.8 of an EAT, iterations=6 of an ALBERT', '', 'KEY=VALUE,...'
   )
-  thresholds: str = flag('see above', '', 'SOURCE=TAU,...')
-  minimum_retention: str = flag('see above', '', 'SOURCE=SHARE,...')
+  thresholds: str = flag('of an EAT, instead of tau', '', 'SOURCE=TAU,...')
+  minimum_retention: str = flag('of an EAT', '', 'SOURCE=SHARE,...')
   lengths: Sizes | None = flag(
     'length buckets; longer texts are cut off at the longest and answered with '
     "truncated=true (default: the run's); of an AdaTape, lengths of the tape",
@@ -73,17 +52,14 @@ class Flags(command_line.RunFlags):
     'TOKENS,...',
   )
   batches: Sizes = flag('batch buckets', (1, 2, 4, 8, 16, 32), 'ROWS,...')
-  max_pending: Positive = flag(
-    'lines read ahead of the answer that is written, which are all in the '
-    'engine; a multiple of the largest batch keeps batches full',
+  max_pending: Annotated[int, Interval(ge=1, le=10**7)] = flag(
+    'lines read ahead of the answer that is written; a multiple of the largest '
+    'batch keeps batches full',
     256,
     'LINES',
   )
   max_pool_bytes: Count = flag(
-    'device memory of the rows that wait between stages; 0 (default) for no '
-    'limit',
-    0,
-    'BYTES',
+    'device memory of rows between stages; 0 (default) for no limit', 0, 'BYTES'
   )
   compilation_cache: str = flag(
     'keeps compiled programs for the next start, which runs them: only you '
@@ -119,21 +95,18 @@ def run(flags: Flags) -> int:
 def build_engine(flags: Flags) -> Any:
   """Returns the engine of a run, compiled."""
   options: dict[str, Any] = {}
-  if flags.serve:
-    options = config_flags.parse_fields('--serve', flags.serve)
-  for name in ('thresholds', 'minimum_retention'):
+  for name in ('serve', 'thresholds', 'minimum_retention'):
     if text := getattr(flags, name):
-      options[name] = config_flags.parse_fields(f'--{name}', text)
+      values = config_flags.parse_fields(f'--{name}', text)
+      options |= values if name == 'serve' else {name: values}
   from dataset_lib.builder import default_num_threads
   from serve_lib.engine import Engine
   from train_lib import loading
 
+  lengths = flags.lengths and sorted(set(flags.lengths))
+  given: dict[str, Any] = dict(lengths=lengths, options=options)
   loaded = loading.serve(
-    flags.workdir,
-    step=flags.step,
-    lengths=flags.lengths and sorted(set(flags.lengths)),
-    options=options,
-    on_drift=log_drift,
+    flags.workdir, step=flags.step, on_drift=log_drift, **given
   )
   for warning in loaded.policy.warnings:
     _log(f'warning: {warning}')
@@ -166,12 +139,11 @@ def cache_directory(flag: str, workdir: str) -> str:
     found = os.lstat(path)
   except OSError:
     return ''
-  is_private = (
-    stat.S_ISDIR(found.st_mode)
-    and found.st_uid == os.getuid()
-    and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-  )
-  return path if is_private and os.access(path, os.W_OK | os.X_OK) else ''
+  others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+  if not stat.S_ISDIR(found.st_mode) or others_write:
+    return ''
+  is_own = found.st_uid == os.getuid() and os.access(path, os.W_OK | os.X_OK)
+  return path if is_own else ''
 
 
 def read_lines(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
@@ -258,10 +230,8 @@ def log_drift(drifted: bool, report: dict[str, Any]) -> None:
   """Logs that drift begins or ends."""
   what = 'over; rows leave early again'
   if drifted:
-    what = (
-      'the traffic differs from the calibration split; every row runs to full '
-      'depth'
-    )
+    what = 'the traffic differs from the calibration split; every row runs to '
+    what += 'full depth'
   _log(f'drift: {what}: {json.dumps(report)}')
 
 
@@ -271,18 +241,16 @@ def regularly(seconds: float, action: Callable[[], None]) -> Iterator[None]:
   done = threading.Event()
 
   def repeat():
-    while not done.wait(seconds):
+    while not done.wait(seconds or None):
       action()
 
   thread = threading.Thread(target=repeat, name='launch.predict statistics')
-  if seconds:
-    thread.start()
+  thread.start()
   try:
     yield
   finally:
     done.set()
-    if seconds:
-      thread.join()
+    thread.join()
 
 
 main = command_line.Command('predict', __doc__, Flags, run)

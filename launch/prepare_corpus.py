@@ -2,22 +2,16 @@
 
   python -m launch.prepare_corpus --input=texts/ --out=/tmp/corpus
 
-Reads text files (.txt, .txt.gz), a folder of them with all its folders, or what
-TFDS prepared on this machine (tfds:wikipedia/20230601.en). A line is a
-paragraph, an empty line or the end of a file ends a document. --wrapped is for
-text whose lines are broken to a width, as in books: there the lines up to an
-empty one are a paragraph, and a file or a TFDS record is a document.
+Reads text files (.txt, .txt.gz), folders of them, or what TFDS prepared on this
+machine (tfds:wikipedia/20230601.en). A line is a paragraph, an empty line or
+the end of a file ends a document; --wrapped is for lines broken to a width.
 
-The text is cut into sentences and into rows of at most --max_length tokens.
 Without --tokenizer a lower-case SentencePiece vocabulary is trained from the
 training split, as ALBERT's. The validation split is the documents of
 --validation (files of --input that it names are not trained on), or else one
-document out of every 1 / --validation_share, the first of the corpus included.
-
-The result is the same whatever the number of processes. Damaged text is
-repaired or left out, counted, and shown at the end and in corpus.json; each
-file that was left out is listed in faults.jsonl. The directory appears when it
-is complete.
+document out of every 1 / --validation_share. Damaged text is repaired or left
+out, counted in corpus.json, and files that were left out are listed in
+faults.jsonl. The directory appears when it is complete.
 """
 
 import dataclasses
@@ -33,14 +27,6 @@ from dataset_lib.errors import ConfigError, MissingDataError
 from launch import command_line
 
 NOT_WRITTEN = 6
-EXIT_CODES = """\
-exit codes:
-  0   finished
-  2   the command line is wrong; nothing was written
-  4   the texts or the tokenizer are missing or damaged
-  6   the corpus could not be written, or a process that encodes was killed
-  130 interrupted (Ctrl-C, SIGTERM); nothing is left, start again
-"""
 
 # Flags, each with another that leaves it no meaning.
 _EXCLUSIVE = {
@@ -71,8 +57,8 @@ def run(flags: Options) -> int:
   _check(flags)
   from concurrent.futures.process import BrokenProcessPool
 
-  import rich.console
-  from rich import progress
+  from rich.console import Console
+  from rich.progress import Progress, TimeElapsedColumn
 
   for path in corpus.leftovers(pathlib.Path(out)):
     print(
@@ -82,11 +68,8 @@ def run(flags: Options) -> int:
   # Like Ctrl-C, which leaves no file.
   before = signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
-    with progress.Progress(
-      *progress.Progress.get_default_columns(),
-      progress.TimeElapsedColumn(),
-      console=rich.console.Console(stderr=True),
-    ) as bar:
+    columns = *Progress.get_default_columns(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True)) as bar:
       manifest = corpus.prepare(flags, bar)
   except MissingDataError:
     raise  # an OSError too
@@ -95,8 +78,7 @@ def run(flags: Options) -> int:
     command_line.fail(f'{error.filename or out}: {reason}', NOT_WRITTEN)
   except BrokenProcessPool:
     command_line.fail(
-      f'--processes={flags.processes}: one of them was killed, as it happens '
-      'where memory is short; fewer take less',
+      f'--processes={flags.processes}: one was killed; fewer take less memory',
       NOT_WRITTEN,
     )
   finally:
@@ -132,7 +114,7 @@ def report(manifest: dict[str, Any], out: str) -> None:
   )
 
 
-main = command_line.Command('prepare_corpus', __doc__, Options, run, EXIT_CODES)
+main = command_line.Command('prepare_corpus', __doc__, Options, run)
 
 if __name__ == '__main__':
   sys.exit(main())

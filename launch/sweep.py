@@ -5,12 +5,10 @@
       --overrides=configs/albert_act/grid.txt
 
 A line holds overrides as on the command line of launch.train, without
-`--config.`: `optimizer.lr=3e-5 batch_size=16`; what follows a # is a comment.
-All lines are checked before the first run. Each run has a directory of its own
-in --workdir, named after its line and configuration; the same command goes on
-where it was interrupted and skips what has finished. A run that fails is named,
-and the others go on. At the end a table, best first, and sweep.csv. Ctrl-C and
-SIGTERM stop the run that is going on, which saves its step.
+`--config.`: `optimizer.lr=3e-5 batch_size=16  # comment`. All lines are checked
+before the first run. The same command goes on where it was interrupted (Ctrl-C
+and SIGTERM save the step) and skips what has finished. A run that fails is
+named, and the others go on. At the end a table, best first, and sweep.csv.
 """
 
 import contextlib

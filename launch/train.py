@@ -9,7 +9,11 @@ Any field can be overridden, and a file may take an argument after a colon:
 
 The same command continues an interrupted run from its last checkpoint. The
 workdir then holds config.json, versions.json, metrics.jsonl, checkpoints,
-TensorBoard files, run.png and, at the end, result.json.
+TensorBoard files, run.png and, at the end, result.json. Several processes
+(--distributed is enough on a TPU pod or under SLURM):
+
+  python -m launch.train ... --distributed --coordinator=host:port \\
+      --num_processes=2 --process_id=0     # and 1 on the other
 """
 
 import dataclasses
@@ -24,12 +28,6 @@ from launch import command_line, config_flags
 from launch.command_line import Count, Positive, Workdir
 
 STARTED = time.time()
-
-MULTI_PROCESS = """\
-several processes (--distributed is enough on a TPU pod or under SLURM):
-  python -m launch.train ... --distributed --coordinator=host:port \\
-      --num_processes=2 --process_id=0     # and 1 on the other
-"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,23 +83,17 @@ def _join(flags: Flags) -> None:
   import jax
 
   # A process that died ends the others in 30 s and not 300.
-  timeouts: Any = dict(
-    heartbeat_timeout_seconds=20, shutdown_timeout_seconds=20
-  )
+  names = 'heartbeat_timeout_seconds', 'shutdown_timeout_seconds'
+  timeouts: Any = dict.fromkeys(names, 20)
   try:
     jax.distributed.initialize(*flags.peers(), **timeouts)
   except ValueError as error:
-    raise ConfigError(
-      '--coordinator',
-      flags.coordinator,
-      'the address of process 0, --num_processes and --process_id below it, '
-      f'or a cluster on which JAX finds them ({error})',
-    ) from error
+    expected = 'the address of process 0, --num_processes and --process_id '
+    expected += f'below it, or a cluster on which JAX finds them ({error})'
+    raise ConfigError('--coordinator', flags.coordinator, expected) from error
 
 
-main = command_line.Command(
-  'train', __doc__, Flags, run, f'{MULTI_PROCESS}\n{command_line.EXIT_CODES}'
-)
+main = command_line.Command('train', __doc__, Flags, run)
 
 if __name__ == '__main__':
   sys.exit(main())
