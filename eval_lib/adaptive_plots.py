@@ -54,12 +54,7 @@ def plot_reliability(
     tables: by name, e.g. 'layer 4' and 'layer 4, T = 1.8'.
     title: of the figure.
   """
-  dotted = {
-    'color': plots.GREY,
-    'linestyle': ':',
-    'linewidth': 1.2,
-    'marker': '',
-  }
+  dotted = dict(color=plots.GREY, linestyle=':', linewidth=1.2, marker='')
   top = [Line('', (0, 100), (0, 100), style=dotted)]
   bottom = []
   for number, (name, table) in enumerate(tables.items()):
@@ -69,8 +64,8 @@ def plot_reliability(
     top.append(Line(label, x, y, number))
     shares = 100 * table.count / table.count.sum()
     steps = {'drawstyle': 'steps-pre', 'marker': ''}
-    y = np.append(shares[:1], shares)
-    bottom.append(Line('', 100 * table.edges, y, number, style=steps))
+    edges, y = np.linspace(0, 100, len(shares) + 1), [shares[0], *shares]
+    bottom.append(Line('', edges, y, number, style=steps))
   panels = [
     Panel(title, 'accuracy (%)', '', top, (0, 101), (0, 101)),
     Panel('', 'rows (%)', 'confidence max P (%)', bottom, (0, 101)),
@@ -93,7 +88,10 @@ def plot_retention(
     kept: of them, those left after each pruning layer.
     layers: the pruning layers, `[P]`.
   """
-  groups = length_groups(length)
+  shares = np.linspace(0, 1, LENGTH_GROUPS + 1)[1:-1]
+  # By length, so that no length is in two groups.
+  group = np.digitize(length, np.quantile(length, shares))
+  groups = [group == number for number in np.unique(group)]
   middle = np.array([np.median(length[rows]) for rows in groups])
   lines = []
   for number, layer in enumerate(layers):
@@ -107,15 +105,6 @@ def plot_retention(
   plots.draw_panels(
     path, [Panel(*labels, lines, y_limits=(0, 101))], (6.0, 3.9)
   )
-
-
-def length_groups(length: Int[np.ndarray, ' N']) -> list[Int[np.ndarray, ' M']]:
-  """Returns rows by length, in groups of similar size; no length is split."""
-  order = np.argsort(length, kind='stable')
-  edges = np.linspace(0, len(order), LENGTH_GROUPS + 1)[1:-1].astype(int)
-  # A cut moves to where its length begins.
-  cuts = np.unique(np.searchsorted(length[order], length[order][edges]))
-  return [rows for rows in np.split(order, cuts) if len(rows)]
 
 
 def plot_iterations(

@@ -46,11 +46,6 @@ class Reliability:
   accuracy: Float[np.ndarray, ' M']
 
   @property
-  def edges(self) -> np.ndarray:
-    """Float `[M + 1]`, from 0 to 1."""
-    return np.linspace(0.0, 1.0, len(self.count) + 1)
-
-  @property
   def error(self) -> float:
     """ECE, EAT's equation in section 7.2: in [0, 1]; empty bins add 0."""
     full = self.count > 0
@@ -225,17 +220,15 @@ class Evaluator(predictions.Evaluator):
     columns = {
       'ece': errors(logits, labels, self.bins),
       'ece_calibrated': errors(logits, labels, self.bins, temperatures),
-      'temperature': report['temperatures'],
     }
-    report |= {
-      'ece': columns['ece'],
-      'ece_calibrated': columns['ece_calibrated'],
+    report |= columns | {
       'split': self.split,
       'rows': len(labels),
       'layers': [*names.values()],
       'bins': self.bins,
       'guarantee': None,
     }
+    columns['temperature'] = report['temperatures']
     result = {
       f'{column}_{name}': value
       for column, values in columns.items()

@@ -10,9 +10,7 @@ the same on every accelerator.
 """
 
 import dataclasses
-import itertools
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -158,10 +156,16 @@ class Evaluator(evaluator.Evaluator):
     """
     train, test = (self._features(data, variables) for data in self._splits)
     classes = self._splits[0].info.num_classes
-    draws: dict[int, list[Draw]] = {shots: [] for shots in self.shots}
-    for shots, seed in itertools.product(draws, range(self.seeds)):
-      draws[shots].append(run_draw(train, test, classes, shots, seed))
-    metrics, rows = summary(draws)
+    metrics: dict[str, float] = {}
+    rows = []
+    for shots in self.shots:
+      draws = [
+        run_draw(train, test, classes, shots, seed)
+        for seed in range(self.seeds)
+      ]
+      found, row = summary(shots, draws)
+      metrics |= found
+      rows.append(row)
     if jax.process_index() == 0:
       title = f'few-shot, {self.data["name"]}: {self.seeds} draws, '
       print_table(f'{title}{len(test[1])} test images', rows)
@@ -177,32 +181,24 @@ class Evaluator(evaluator.Evaluator):
 
 
 def summary(
-  draws: Mapping[int, Sequence[Draw]],
-) -> tuple[dict[str, float], list[dict[str, Any]]]:
-  """Returns the metrics of `Evaluator.run`, and a row to print for each shots.
-
-  `draws` are by the number of shots, one for each seed.
-  """
-  metrics: dict[str, float] = {}
-  rows = []
-  for shots, runs in draws.items():
-    accuracies = [run.accuracy for run in runs]
-    mean, std = float(np.mean(accuracies)), float(np.std(accuracies))
-    strengths = [math.log2(run.l2) for run in runs]
-    held_out, short_classes = runs[0][2:]
-    metrics |= {
-      f'{shots}shot': mean,
-      f'{shots}shot_std': std,
-      f'{shots}shot_log2_l2': float(np.mean(strengths)),
-      f'{shots}shot_held_out': float(held_out),
-      f'{shots}shot_short_classes': float(short_classes),
-    }
-    row = {
-      'shots per class': shots,
-      'accuracy (mean ± std)': f'{100 * mean:.2f} ± {100 * std:.2f} %',
-      'log2 L2': ', '.join(str(round(l2)) for l2 in sorted({*strengths})),
-      'images that chose it': held_out,
-      'classes with fewer images': short_classes,
-    }
-    rows.append(row)
-  return metrics, rows
+  shots: int, draws: Sequence[Draw]
+) -> tuple[dict[str, float], dict[str, Any]]:
+  """Returns the metrics of `Evaluator.run`, and a row to print."""
+  accuracies, strengths, held_out, short_classes = zip(*draws, strict=True)
+  mean, std = float(np.mean(accuracies)), float(np.std(accuracies))
+  logs = np.log2(strengths)
+  metrics = {
+    '': mean,
+    '_std': std,
+    '_log2_l2': float(logs.mean()),
+    '_held_out': float(held_out[0]),
+    '_short_classes': float(short_classes[0]),
+  }
+  row = {
+    'shots per class': shots,
+    'accuracy (mean ± std)': f'{100 * mean:.2f} ± {100 * std:.2f} %',
+    'log2 L2': ', '.join(f'{one:.0f}' for one in np.unique(logs)),
+    'images that chose it': held_out[0],
+    'classes with fewer images': short_classes[0],
+  }
+  return {f'{shots}shot{name}': x for name, x in metrics.items()}, row

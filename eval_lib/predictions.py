@@ -151,9 +151,13 @@ class Evaluator(evaluator.Evaluator):
       expected = 'classes: numbers have no confidence'
       raise ConfigError('dataset', 'a regression', expected)
     if self.calibration_split:
-      fitted = self.open(self.calibration_split)
-      check_apart(self._data['split'], fitted, self.calibration_split)
-      self._data['calibration_split'] = fitted
+      self._data['calibration_split'] = self.open(self.calibration_split)
+      expected = (
+        'rows that `split` does not have, it shares {}: what was fitted cannot '
+        'judge itself'
+      )
+      reported = self._data['split'].records
+      self._check_apart('calibration_split', reported, expected)
       self.check_untrained('calibration_split')
 
   def heads(self, field: str, variables: Any) -> tuple[Heads, Labels]:
@@ -166,36 +170,23 @@ class Evaluator(evaluator.Evaluator):
 
   def check_untrained(self, field: str) -> None:
     """Raises ConfigError if the run is trained on rows of a field's split."""
-    train_split, split = self.context.train_split, getattr(self, field)
+    train_split = self.context.train_split
     # The training split is read only if names leave it open: other names than
     # 'train' may mean the same rows, as dev and validation.
-    trained, given = _names(train_split), _names(split)
+    trained, given = _names(train_split), _names(getattr(self, field))
     if not train_split or (trained == {'train'} and 'train' not in given):
       return
     rows = builder.build_source(self.context.dataset, train_split)
-    own = source.places(self._data[field].records)
-    shared = len(own & source.places(rows))
-    if shared:
-      expected = (
-        f'rows that the run is not trained on, it shares {shared} with '
-        f"train_split={train_split!r}; hold some out, as 'train[95%:]' of "
-        "'train[:95%]'"
-      )
-      raise ConfigError(field, split, expected)
-
-
-def check_apart(
-  reported: builder.Dataset, fitted: builder.Dataset, split: str
-) -> None:
-  """Raises ConfigError if `fitted`, named by `split`, has reported rows."""
-  places = source.places(reported.records)
-  shared = len(places & source.places(fitted.records))
-  if shared:
     expected = (
-      f'rows that `split` does not have, it shares {shared}: what was fitted '
-      'cannot judge itself'
+      f'rows that the run is not trained on, it shares {{}} with {train_split=}'
+      "; hold some out, as 'train[95%:]' of 'train[:95%]'"
     )
-    raise ConfigError('calibration_split', split, expected)
+    self._check_apart(field, rows, expected)
+
+  def _check_apart(self, field: str, others: Any, expected: str) -> None:
+    places = source.places(self._data[field].records)
+    if shared := len(places & source.places(others)):
+      raise ConfigError(field, getattr(self, field), expected.format(shared))
 
 
 def _names(split: str) -> set[str]:

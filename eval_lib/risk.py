@@ -13,6 +13,8 @@ from jaxtyping import Bool, Float, Int
 
 from eval_lib.predictions import Heads, Labels, confidence_exit
 
+NUM_THRESHOLDS = 200
+
 Losses = Bool[np.ndarray, 'N K']  # whether row n is lost at threshold k
 Thresholds = Float[np.ndarray, ' K']  # from the safest to the riskiest
 Exits = Int[np.ndarray, 'K N']  # head each row leaves at, for every threshold
@@ -64,17 +66,13 @@ def guaranteed_threshold(
   )
 
 
-def default_thresholds(num_classes: int, count: int = 200) -> Thresholds:
-  """Returns confidences from 1.0 down to 1 / num_classes, dense near 1."""
-  doubts = np.geomspace(1e-5, 1.0 - 1.0 / num_classes, count - 1)
-  return np.concatenate([[1.0], 1.0 - doubts])
-
-
-def confidence_exits(probabilities: Heads, thresholds: Thresholds) -> Exits:
-  """Returns the head each row leaves at, for every threshold."""
-  return np.stack(
-    [confidence_exit(probabilities, float(tau)) for tau in thresholds]
-  )
+def confidence_sweep(probabilities: Heads) -> tuple[Thresholds, Exits]:
+  """Returns thresholds from 1.0 down to 1 / C, dense near 1, and the exits."""
+  least = 1.0 / probabilities.shape[-1]
+  thresholds = 1.0 - np.geomspace(1e-5, 1.0 - least, NUM_THRESHOLDS - 1)
+  thresholds = np.array([1.0, *thresholds])
+  exits = [confidence_exit(probabilities, float(tau)) for tau in thresholds]
+  return thresholds, np.stack(exits)
 
 
 def disagreement(logits: Heads, exits: Exits) -> Losses:
@@ -101,8 +99,7 @@ def certify_confidence(
   Returns:
     (the guarantee, the share of these rows that leave before the last head).
   """
-  thresholds = default_thresholds(probabilities.shape[-1])
-  exits = confidence_exits(probabilities, thresholds)
+  thresholds, exits = confidence_sweep(probabilities)
   losses = disagreement(probabilities, exits)
   guarantee = guaranteed_threshold(losses, thresholds, epsilon, delta)
   return guarantee, _early(exits, guarantee, len(probabilities) - 1)
@@ -122,7 +119,6 @@ def resampled_risk(
   *,
   rows: int,
   draws: int = 200,
-  seed: int = 0,
 ) -> Float[np.ndarray, ' R']:
   """Returns the risks of `draws` guarantees: a share delta may exceed epsilon.
 
@@ -130,15 +126,13 @@ def resampled_risk(
   independently, chooses a threshold, and looks up its risk over all of them, 0
   where it is never to exit.
   """
-  rng = np.random.default_rng(seed)
-  risk = losses.mean(0)
-  result = np.zeros(draws)
-  for draw in range(draws):
+  rng, result = np.random.default_rng(0), []
+  risks = dict(zip(thresholds.tolist(), losses.mean(0), strict=True))
+  for _ in range(draws):
     sample = losses[rng.integers(len(losses), size=rows)]
-    chosen = guaranteed_threshold(sample, thresholds, epsilon, delta).threshold
-    if chosen is not None:
-      result[draw] = risk[thresholds == chosen][0]
-  return result
+    found = guaranteed_threshold(sample, thresholds, epsilon, delta)
+    result.append(0.0 if found.threshold is None else risks[found.threshold])
+  return np.array(result)
 
 
 def resample_confidence(
@@ -150,8 +144,7 @@ def resample_confidence(
   `worst` are of their risks; `threshold` and the share `early` are of the
   guarantee on all rows.
   """
-  rows, thresholds = len(labels), default_thresholds(probabilities.shape[-1])
-  exits = confidence_exits(probabilities, thresholds)
+  rows, (thresholds, exits) = len(labels), confidence_sweep(probabilities)
   losses = {
     'disagreement': disagreement(probabilities, exits),
     'harm': harm(probabilities, exits, labels),

@@ -34,7 +34,6 @@ def test_reliability_by_hand():
   nothing = [np.nan] * 8
   np.testing.assert_allclose(table.accuracy, [*nothing, 0.5, 1.0])
   np.testing.assert_allclose(table.confidence, [*nothing, 0.825, 0.95])
-  np.testing.assert_allclose(table.edges, np.arange(11) / 10)
   # Right with confidence 0 is off by 1, right with confidence 1 by nothing.
   assert ece(np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([0, 0])) == 0.5
   softmax = np.array([[1.0000001, 0.0]], np.float32)

@@ -73,7 +73,7 @@ def test_a_seed_fixes_the_shots_and_l2_never_depends_on_the_test_split():
 
 def test_summary_by_hand():
   draws = [fewshot.Draw(0.5, 4.0, 7, 1), fewshot.Draw(0.7, 16.0, 7, 1)]
-  metrics, [row] = fewshot.summary({5: draws})
+  metrics, row = fewshot.summary(5, draws)
   names = ('', '_std', '_log2_l2', '_held_out', '_short_classes')
   values = dict(zip(names, (0.6, 0.1, 3.0, 7.0, 1.0), strict=True))
   assert metrics == pytest.approx({f'5shot{k}': v for k, v in values.items()})
