@@ -1,4 +1,4 @@
-"""Flags, errors of one line and exit codes of all command lines.
+"""Flags, configurations, errors of one line and exit codes of commands.
 
 A command declares its flags as a dataclass of `flag`s; `Command` reads and runs
 it. Nothing here imports jax, so that a wrong flag is answered at once.
@@ -9,11 +9,13 @@ import dataclasses
 import difflib
 import os
 import pathlib
+import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
 from annotated_types import Ge, MinLen, Predicate
+from ml_collections import ConfigDict
 
 from dataset_lib import fields
 from dataset_lib.errors import ConfigError
@@ -23,6 +25,7 @@ OK, USAGE, NOT_FINITE, DATA, LOCKED, CHECKPOINT = 0, 2, 3, 4, 5, 6
 PREEMPTED, INTERRUPTED, OUTPUT_CLOSED = 75, 130, 141
 
 OVERRIDE = '--config.KEY'
+EXAMPLE = 'configs/adatape/parity.py'
 
 EXIT_CODES = """\
 exit codes:
@@ -162,6 +165,72 @@ def _with_overrides(argv: Sequence[str]) -> Iterator[str]:
       body = body if '=' in body else f'{body}={next(items, "")}'
       item = f'{OVERRIDE}={body}'
     yield item
+
+
+def load_config(flag: str, overrides: Sequence[str]) -> ConfigDict:
+  """Returns the complete configuration of `file.py[:argument]`.
+
+  Overrides are texts such as 'optimizer.lr=1e-3'. Raises UsageError for a file
+  that has no configuration, ConfigError for a field that is not legal.
+  """
+  page = _read_page(flag)
+  # Imported late: it imports jax, and a wrong flag is answered without.
+  from train_lib import config_schema
+
+  config = config_schema.complete(page)
+  return config_schema.validate(override(config, overrides))
+
+
+def _read_page(flag: str) -> Any:
+  path, _, argument = flag.partition(':')
+  if not path.endswith('.py') or not os.path.isfile(path):
+    files = [str(p) for p in pathlib.Path('configs').rglob('[!_]*.py')]
+    near = difflib.get_close_matches(path, files, 1) or [EXAMPLE]
+    raise ConfigError('--config', path, f'a Python file such as {near[0]}')
+  try:
+    get_config = runpy.run_path(path)['get_config']
+    page = get_config(argument) if argument else get_config()
+    if not isinstance(page, (dict, ConfigDict)):
+      raise TypeError(repr(page))
+  except Exception as error:  # the file is the user's
+    message = str(error)
+    if not isinstance(error, ValueError):
+      expected = 'a file whose get_config returns a ConfigDict'
+      message = f'expected {expected}, got {type(error).__name__}: {error}'
+    raise UsageError(f'--config={flag}: {message}') from error
+  return page
+
+
+def override(
+  config: dict[str, Any], overrides: Sequence[str]
+) -> dict[str, Any]:
+  """Sets other values, read when the configuration is validated."""
+  for text in overrides:
+    key, separator, value = text.partition('=')
+    if not separator:
+      raise UsageError(f'--config.{key}: expected --config.{key}=value')
+    *groups, name = key.split('.')
+    node, place = config, ''
+    for group in groups:
+      if group not in node:
+        raise ConfigError(place + group, value, fields.unknown(group, node))
+      node, place = node[group], f'{place}{group}.'
+      if not isinstance(node, dict):
+        expected = f'{group!r} is a value, not a group of fields'
+        raise UsageError(f'--config.{key}: {expected}')
+    node[name] = fields.Unread(value)
+  return config
+
+
+def parse_fields(flag: str, text: str) -> dict[str, Any]:
+  """Splits `name=folder,root=/data,image_size=64` into unread values."""
+  values: dict[str, Any] = {}
+  for item in text.split(','):
+    name, separator, value = item.partition('=')
+    if not separator:
+      raise ConfigError(flag, item, 'key=value')
+    values[name] = fields.Unread(value)
+  return values
 
 
 def fail(message: object, code: int = USAGE) -> NoReturn:

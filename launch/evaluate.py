@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
-from launch import command_line, config_flags
+from launch import command_line
 from launch.command_line import Count
 
 FEWSHOT = dict(type='fewshot', shots=(1, 5, 10, 25), seeds=3)
@@ -52,7 +52,7 @@ def _config(flags: Flags) -> tuple[Any, list[str]]:
   names = sorted(evals) if flags.evals is None else flags.evals.split(',')
   if 'fewshot' in names:
     evals.setdefault('fewshot', dict(FEWSHOT))
-  read = config_flags.parse_fields
+  read = command_line.parse_fields
   for name in names:
     if name not in evals:
       expected = f'names of {sorted(evals)} or fewshot'
@@ -60,7 +60,7 @@ def _config(flags: Flags) -> tuple[Any, list[str]]:
     if flags.dataset is not None:
       evals[name]['dataset'] = read('--dataset', flags.dataset)
   size = [f'batch_size={flags.batch_size}'] if flags.batch_size else []
-  config = config_flags.override(config, [*flags.overrides, *size])
+  config = command_line.override(config, [*flags.overrides, *size])
   return config_schema.validate(config), names
 
 

@@ -28,7 +28,7 @@ from typing import Annotated, Any, BinaryIO
 from annotated_types import Interval
 
 from dataset_lib.fields import flag
-from launch import command_line, config_flags
+from launch import command_line
 from launch.command_line import Count, Sizes
 
 MAX_LINE = 2**24  # bytes
@@ -97,7 +97,7 @@ def build_engine(flags: Flags) -> Any:
   options: dict[str, Any] = {}
   for name in ('serve', 'thresholds', 'minimum_retention'):
     if text := getattr(flags, name):
-      values = config_flags.parse_fields(f'--{name}', text)
+      values = command_line.parse_fields(f'--{name}', text)
       options |= values if name == 'serve' else {name: values}
   from dataset_lib.builder import default_num_threads
   from serve_lib.engine import Engine

@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
-from launch import command_line, config_flags
+from launch import command_line
 from launch.command_line import UsageError, Workdir
 
 STOPPED = (command_line.PREEMPTED, command_line.INTERRUPTED)
@@ -95,7 +95,7 @@ def _digest(flags: Flags, overrides: Sequence[str]) -> str:
   """Returns a short hash of a run's configuration; checks it."""
   from train_lib import strict_json
 
-  config = config_flags.load_config(flags.config, overrides)
+  config = command_line.load_config(flags.config, overrides)
   name, _, metric = flags.metric.partition('/')
   if not metric or name not in config.evals:
     expected = f'EVAL/METRIC of one of {sorted(config.evals)}'

@@ -24,7 +24,7 @@ from typing import Any
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
-from launch import command_line, config_flags
+from launch import command_line
 from launch.command_line import Count, Positive, Workdir
 
 STARTED = time.time()
@@ -56,7 +56,7 @@ class Flags:
 
 def run(flags: Flags) -> int:
   """Trains, or builds and compiles."""
-  config = config_flags.load_config(flags.config, flags.overrides)
+  config = command_line.load_config(flags.config, flags.overrides)
   if set(flags.peers()) != {None} and not flags.distributed:
     names = '--coordinator, --num_processes, --process_id'
     raise ConfigError(names, flags.peers(), 'none without --distributed')

@@ -11,7 +11,7 @@ from albert_act.pretraining import Pretraining
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import compute
-from launch import command_line, config_flags
+from launch import command_line
 from tests.albert_act import small
 from tests.dataset_lib import corpora
 from train_lib import config_schema
@@ -144,7 +144,7 @@ def load(corpus, repository, *overrides, **arguments):
   given = dict(corpus=corpus, variant='micro', length=32, steps=4)
   text = ','.join(f'{k}={v}' for k, v in (given | arguments).items())
   path = f'{repository}/configs/albert_act/pretrain.py:{text}'
-  return config_flags.load_config(
+  return command_line.load_config(
     path, ['mesh.data=1', 'batch_size=8', *overrides]
   )
 
@@ -157,7 +157,7 @@ def test_the_shipped_configuration(corpus, repository):
   fixed = load(corpus, repository, halting='fixed')
   assert (fixed.model.halting, fixed.loss.ponder_weight) == ('', 0.0)
   # The paper's, for up to 12 iterations of 128 tokens.
-  paper = config_flags.load_config(
+  paper = command_line.load_config(
     f'{repository}/configs/albert_act/pretrain.py:corpus={corpus}', []
   )
   assert paper.loss.ponder_weight == pytest.approx(5e-4)
@@ -181,4 +181,4 @@ def test_no_stage_is_empty(repository, share):
     f'{repository}/configs/albert_act/pretrain.py:steps=20,tau_from={share}'
   )
   with pytest.raises(command_line.UsageError, match='tau_from: expected a sha'):
-    config_flags.load_config(path, [])
+    command_line.load_config(path, [])

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from albert_act.model import AlbertClassifier, AlbertPretraining
 from dataset_lib import builder, tokenizer
-from launch import config_flags
+from launch import command_line
 from model_lib import convert, convert_tables
 from tests.albert_act import small
 from tests.dataset_lib import corpora
@@ -37,7 +37,7 @@ STEP = 4  # of every run
 def load(name, overrides=(), batch=32, **arguments):
   """A configuration of configs/albert_act, without evaluation."""
   text = ','.join(f'{key}={value}' for key, value in arguments.items())
-  config = config_flags.load_config(
+  config = command_line.load_config(
     f'{CONFIGS / name}.py:{text}',
     [f'batch_size={batch}', *OVERRIDES, *overrides],
   )

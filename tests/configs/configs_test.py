@@ -8,7 +8,7 @@ import json
 import pytest
 
 from dataset_lib import builder, tokenizer
-from launch import command_line, config_flags
+from launch import command_line
 
 GLUE = ('cola', 'sst2', 'mrpc', 'qqp', 'stsb', 'mnli', 'qnli', 'rte', 'wnli')
 
@@ -34,7 +34,7 @@ def load(words):
   def loaded(flag, *overrides):
     is_text = 'glue' in flag or 'probing' in flag
     given = [f'dataset.tokenizer={words}'] * is_text
-    return config_flags.load_config(f'configs/{flag}', [*given, *overrides])
+    return command_line.load_config(f'configs/{flag}', [*given, *overrides])
 
   return loaded
 

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from launch import config_flags
+from launch import command_line
 from train_lib import trainer
 
 WORDS = ['good', 'bad', 'film', 'a', 'the', 'was']
@@ -27,7 +27,7 @@ def train(tmp_path_factory):
     lines = ['sentence\tlabel', *rows]
     (directory / f'{name}.tsv').write_text('\n'.join(lines))
   root = pathlib.Path(__file__).resolve().parents[2]
-  config = config_flags.load_config(
+  config = command_line.load_config(
     f'{root}/configs/eat/glue.py:data={directory},vocabulary={directory},'
     'variant=tiny',
     CHANGES,

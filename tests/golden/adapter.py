@@ -97,11 +97,11 @@ def configs() -> dict[str, tuple[str, list[str]]]:
 
 def load(flag: str, overrides: list[str], folders: dict[str, str]) -> Any:
   """Returns a validated configuration of `STEPS` steps."""
-  from launch import config_flags
+  from launch import command_line
   from train_lib import config_schema
 
   overrides = [item.format(**folders) for item in (*SHRUNK, *overrides)]
-  config = config_flags.load_config(flag.format(**folders), overrides)
+  config = command_line.load_config(flag.format(**folders), overrides)
   names = sorted(config.stages)
   with config.unlocked():
     for name in names:

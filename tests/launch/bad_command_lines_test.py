@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from launch import command_line, config_flags, train
+from launch import command_line, train
 
 PARITY = '--config=configs/adatape/parity.py'
 DIGITS = '--config=configs/adatape/digits.py'
@@ -165,7 +165,7 @@ def test_a_good_command_line_passes(tmp_path):
      '--config.evals.test.every_steps=7', '--config.dataset.name=parity']
   )  # fmt: skip
   assert not flags.dry_run
-  config = config_flags.load_config(flags.config, flags.overrides)
+  config = command_line.load_config(flags.config, flags.overrides)
   assert config.optimizer.lr == 3e-4
   assert (config.batch_size, config.dataset.length) == (100, 8)
   assert config.warm_start.skip == ('head', 'cls')

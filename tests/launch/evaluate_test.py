@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from launch import command_line, config_flags, evaluate
+from launch import command_line, evaluate
 from train_lib import loading, trainer
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ TINY = [
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory, request):
   path = request.config.rootpath / 'configs/adatape/digits.py'
-  config = config_flags.load_config(f'{path}:model=vit', TINY)
+  config = command_line.load_config(f'{path}:model=vit', TINY)
   directory = tmp_path_factory.mktemp('runs') / 'run'
   trainer.train(config, str(directory))
   return directory

@@ -11,7 +11,7 @@ import pytest
 from albert_act.model import AlbertClassifier, AlbertPretraining
 from dataset_lib import tokenizer
 from dataset_lib.source import pad_rows
-from launch import command_line, config_flags, export
+from launch import command_line, export
 from model_lib import bert, convert
 from tests.albert_act import tiny_run
 from tests.eat import small
@@ -61,7 +61,7 @@ def run_of(tmp_path_factory):
       return tiny_run.made(tmp_path_factory, *name.split())
     argument, changes = RUNS[name]
     if not (directory / name).exists():
-      config = config_flags.load_config(
+      config = command_line.load_config(
         f'{root}/configs/eat/glue.py:data={directory},vocabulary={directory},'
         f'variant=tiny,{argument}',
         [*SMALL, *changes],
@@ -149,7 +149,7 @@ def test_a_run_of_fixed_depth_is_written_as_it_is(
 def test_what_is_written_can_be_trained_from(run_of, tmp_path):
   out = exported(run_of('dense'), tmp_path / 'bert')
   root = pathlib.Path(export.__file__).parents[1]
-  config = config_flags.load_config(
+  config = command_line.load_config(
     f'{root}/configs/eat/glue.py:pretrained={out},data={tmp_path}', []
   )
   assert (config.model.depth, config.model.width) == (2, 16)

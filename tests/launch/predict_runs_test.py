@@ -15,7 +15,7 @@ import pytest
 
 from dataset_lib import builder, tokenizer
 from dataset_lib.source import pad_rows
-from launch import command_line, config_flags, predict
+from launch import command_line, predict
 from serve_lib.engine import Engine
 from tests.albert_act import tiny_run as tiny_albert
 from tests.eat import tiny_run
@@ -115,7 +115,7 @@ def test_an_albert_from_raw_text_to_answers(tmp_path_factory):
 
 @pytest.mark.slow
 def test_an_adatape_answers_paths_of_images(tmp_path, repository):
-  config = config_flags.load_config(
+  config = command_line.load_config(
     f'{repository}/configs/adatape/digits.py:model=input',
     ['mesh.data=1', 'tensorboard=false', 'loader.num_threads=1',
      'model.width=16', 'model.depth=2', 'model.mlp_dim=16',

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from launch import command_line, config_flags, sweep
+from launch import command_line, sweep
 from tests.albert_act import tiny_run
 from tests.dataset_lib import corpora
 from train_lib import strict_json
@@ -231,7 +231,7 @@ def test_the_grids_of_the_paper(tmp_path, file, grid, rates, batches, epochs):
   runs = read_runs(flags(tmp_path, text, 'dev/accuracy', flag))
   found = set()
   for run in runs:
-    config = config_flags.load_config(flag, run.overrides)
+    config = command_line.load_config(flag, run.overrides)
     (stage,) = config.stages.values()
     found.add((config.optimizer.lr, config.batch_size, stage.epochs))
   assert len(runs) == len(found)

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from launch import config_flags, eat_runs
+from launch import command_line, eat_runs
 from train_lib import config_schema, trainer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def write_data(directory):
 
 def train(directory, name, argument, *changes):
   """Trains a tiny model for a few steps, so that its rows differ."""
-  config = config_flags.load_config(
+  config = command_line.load_config(
     f'{ROOT}/configs/eat/glue.py:data={directory},vocabulary={directory},'
     f'variant=tiny,{argument}',
     [*SMALL, 'batch_size=16', 'dataset.max_length=16', *changes],

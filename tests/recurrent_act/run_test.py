@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch import config_flags
+from launch import command_line
 from train_lib import config_schema, trainer
 
 
@@ -11,7 +11,7 @@ from train_lib import config_schema, trainer
 def test_a_run_learns_parity(rule, repository, tmp_path):
   # Fojo's thesis at a size for a test: vectors of 12 numbers.
   file = f'{repository}/configs/recurrent_act/graves.py'
-  config = config_flags.load_config(f'{file}:task=parity,rule={rule}', [
+  config = command_line.load_config(f'{file}:task=parity,rule={rule}', [
     'tensorboard=false', 'mesh.data=1', 'loader.num_threads=0',
     'dataset.length=12', 'model.max_steps=3', 'stages.stage1.steps=2500',
   ])  # fmt: skip

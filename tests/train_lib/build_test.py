@@ -10,7 +10,7 @@ import pytest
 import rich.console
 
 from dataset_lib.errors import ConfigError
-from launch import config_flags
+from launch import command_line
 from train_lib import console, sharding
 from train_lib.build import Setup
 from train_lib.stages import Stage
@@ -20,7 +20,7 @@ STAGE = Stage('stage1', 0, 10, {}, '.*', {})
 
 
 def load(repository, *overrides):
-  return config_flags.load_config(
+  return command_line.load_config(
     f'{repository}/configs/adatape/parity.py:n=4',
     [
       'batch_size=8', 'mesh.data=2', 'loader.num_threads=1', 'model.depth=2',

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from launch import config_flags
+from launch import command_line
 from train_lib import checkpoint_io as form
 from train_lib import config_schema, trainer
 from train_lib.task import Task
@@ -20,7 +20,7 @@ STEPS = 2  # of each stage
 
 def train(workdir, *overrides, **stages):
   file = pathlib.Path(__file__).parents[2] / 'configs/adatape/parity.py'
-  config = config_flags.load_config(f'{file}:n=4', [
+  config = command_line.load_config(f'{file}:n=4', [
     'batch_size=8', 'mesh.data=1', 'log_every=1', 'tensorboard=false',
     'loader.num_threads=1', 'model.depth=2', 'model.width=16',
     'model.mlp_dim=16', 'model.num_heads=2', 'optimizer.warmup_steps=0',

@@ -6,7 +6,7 @@ import pytest
 
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
-from launch import config_flags
+from launch import command_line
 from tests.launch import toy_runs
 from train_lib import checkpoint_io, loading, trainer
 
@@ -48,7 +48,7 @@ def test_a_run_compiles_each_bucket_once(tmp_path, capsys, monkeypatch):
 @pytest.mark.nightly
 def test_a_dry_run_is_of_the_longest_rows(tmp_path, repository, capsys):
   toy_runs.write_data(tmp_path)
-  config = config_flags.load_config(
+  config = command_line.load_config(
     f'{repository}/configs/eat/glue.py:data={tmp_path},vocabulary={tmp_path},'
     'variant=tiny,model=dense',
     [*toy_runs.SMALL, 'batch_size=8', 'dataset.max_length=30'],
