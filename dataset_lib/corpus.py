@@ -31,7 +31,7 @@ import numpy as np
 from annotated_types import Ge, Interval, MinLen
 from jaxtyping import Bool, Int64, Shaped
 
-from dataset_lib import atomic_file, corpus_rows, tokenizer
+from dataset_lib import corpus_rows, text_files, tokenizer
 from dataset_lib import sentencepiece_model as sentencepiece
 from dataset_lib.builder import default_num_threads
 from dataset_lib.corpus_rows import TRAIN, VALIDATION, Part, Rows, blocks
@@ -133,12 +133,12 @@ def prepare(options: Options, bar: Any) -> Any:
         for kind, fault in faults.summary().items()
       },
     }
-    atomic_file.write_text(
+    text_files.write_text(
       folder / MANIFEST_FILE, json.dumps(manifest, indent=2) + '\n'
     )
     if faults.files:
       lines = [json.dumps(file) + '\n' for file in faults.files]
-      atomic_file.write_text(folder / FAULTS_FILE, ''.join(lines))
+      text_files.write_text(folder / FAULTS_FILE, ''.join(lines))
   return manifest
 
 

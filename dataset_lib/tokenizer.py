@@ -20,7 +20,7 @@ import tokenizers
 from jaxtyping import Bool, Int32
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from dataset_lib import atomic_file, sentencepiece_model
+from dataset_lib import sentencepiece_model, text_files
 from dataset_lib.errors import InvalidDataError, MissingDataError
 from dataset_lib.sentencepiece_model import SPACE
 from dataset_lib.source import Encoded
@@ -112,7 +112,7 @@ class Tokenizer:
 
   def save(self, path: str | os.PathLike[str]) -> None:
     """Writes one `tokenizer.json` from which `load` gives this tokenizer."""
-    atomic_file.write_text(path, self._library.to_str(pretty=True) + '\n')
+    text_files.write_text(path, self._library.to_str(pretty=True) + '\n')
 
   def _truncating_at(self, max_length: int) -> Any:
     if max_length < MIN_LENGTH:

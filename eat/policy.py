@@ -17,7 +17,7 @@ import numpy as np
 from annotated_types import Gt, Interval
 from jaxtyping import Bool, Float
 
-from dataset_lib import fields
+from dataset_lib import fields, text_files
 from dataset_lib.errors import ConfigError, InvalidDataError
 from eat import exits
 from eat.exits import RULES_WITH_TAU, Rule
@@ -26,7 +26,6 @@ from serve_lib.chain import Encoded, Row
 from serve_lib.decisions import ClassifierPolicy, margin, scale
 from serve_lib.items import MAX_CHARACTERS
 from serve_lib.monitor import DriftCheck
-from train_lib import strict_json
 
 PRUNED, FULL = 'pruned', 'full'
 GUARANTEED = 'guaranteed'
@@ -79,7 +78,7 @@ class CalibrationFile:
       return
     try:
       with contextlib.suppress(FileNotFoundError):
-        self.values = strict_json.read_object(self.path)
+        self.values = text_files.read_object(self.path)
     except InvalidDataError as error:
       raise self._error('', str(error), 'the JSON of a calibration') from error
 

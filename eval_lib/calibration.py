@@ -18,7 +18,7 @@ import scipy.special
 from annotated_types import Interval
 from jaxtyping import Float, Int
 
-from dataset_lib import atomic_file, builder
+from dataset_lib import builder, text_files
 from eval_lib import evaluator, predictions, risk
 from eval_lib.predictions import Heads, Labels, PerHead
 
@@ -245,5 +245,5 @@ class Evaluator(predictions.Evaluator):
         result['guaranteed_threshold'] = guarantee.threshold
     if path := self.file(FILE):
       lines = json.dumps(report, indent=2, allow_nan=False)
-      atomic_file.write_text(path, lines + '\n')
+      text_files.write_text(path, lines + '\n')
     return result

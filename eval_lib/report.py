@@ -20,7 +20,7 @@ import rich.table
 import rich.text
 from jaxtyping import Float
 
-from dataset_lib import atomic_file
+from dataset_lib import text_files
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -86,7 +86,7 @@ def write_csv(
   writer = csv.DictWriter(file, names, lineterminator='\n')
   writer.writeheader()
   writer.writerows(same | line for line in lines)
-  atomic_file.write_text(path, file.getvalue())
+  text_files.write_text(path, file.getvalue())
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:

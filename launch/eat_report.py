@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from dataset_lib import text_files
 from dataset_lib.errors import InvalidDataError
 from eval_lib import adaptive_plots, calibration, frontier, report, risk
 from eval_lib.benchmark import Call, Candidate, Hosts, run
@@ -33,7 +34,6 @@ from serve_lib.chain import doubling
 from serve_lib.decisions import softmax
 from serve_lib.engine import Engine
 from serve_lib.process import keep_freed_memory
-from train_lib import strict_json
 
 CHUNK = 25  # rows of a turn
 # Columns of the tables that are printed.
@@ -77,7 +77,7 @@ def write(given: Mapping[str, Any]) -> None:
   names = {one.name for one in timed}
   tables['settings'] = [row for row in every if row['setting'] in names]
   plain = {name: list(map(report.flat, rows)) for name, rows in tables.items()}
-  strict_json.write(out / 'result.json', facts | plain)
+  text_files.write_json(out / 'result.json', facts | plain)
   for name, columns in SHOWN.items():
     if rows := tables.get(name):
       report.print_table(name, rows, columns=columns.split())

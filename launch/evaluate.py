@@ -68,8 +68,9 @@ def run(flags: Flags) -> int:
   """Evaluates, prints a table, writes evaluation.json."""
   import jax
 
+  from dataset_lib import text_files
   from eval_lib.report import print_table
-  from train_lib import build, loading, sharding, strict_json
+  from train_lib import build, loading, sharding
   from train_lib.run_directory import CHECKPOINTS, steps_in
 
   config, names = _config(flags)
@@ -97,7 +98,7 @@ def run(flags: Flags) -> int:
     for name in rows[0] if name != 'step'
   ])  # fmt: skip
   path = pathlib.Path(workdir, 'evaluation.json')
-  strict_json.write(path, rows)
+  text_files.write_json(path, rows)
   print(f'written: {path}')
   return command_line.OK
 

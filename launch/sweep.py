@@ -40,10 +40,10 @@ class Run(NamedTuple):
 
   def result(self) -> dict[str, Any] | None:
     """Reads result.json; None if the run has not finished."""
-    from train_lib import strict_json
+    from dataset_lib import text_files
 
     path = self.workdir / 'result.json'
-    return strict_json.loads(path.read_text()) if path.is_file() else None
+    return text_files.loads(path.read_text()) if path.is_file() else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,14 +93,14 @@ def read_runs(flags: Flags) -> list[Run]:
 
 def _digest(flags: Flags, overrides: Sequence[str]) -> str:
   """Returns a short hash of a run's configuration; checks it."""
-  from train_lib import strict_json
+  from dataset_lib import text_files
 
   config = command_line.load_config(flags.config, overrides)
   name, _, metric = flags.metric.partition('/')
   if not metric or name not in config.evals:
     expected = f'EVAL/METRIC of one of {sorted(config.evals)}'
     raise ConfigError('--metric', flags.metric, expected)
-  text = strict_json.dumps(config.to_dict())
+  text = text_files.dumps(config.to_dict())
   return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

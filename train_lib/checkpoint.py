@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from dataset_lib import text_files
 from train_lib import checkpoint_io as io
-from train_lib import strict_json
 from train_lib.checkpoint_io import CheckpointError
 from train_lib.run_directory import Path, steps_in
 
@@ -80,7 +80,7 @@ class Checkpointer(contextlib.ExitStack):
       step=step, extra=dict(extra or {}), metrics=dict(metrics or {}),
       best=self._best, arrays=io.layout(flat),
     )  # fmt: skip
-    strict_json.dumps(self._description)  # an error here, not in a thread
+    text_files.dumps(self._description)  # an error here, not in a thread
     self._remove_temporary()
     self._set_later_aside()
     with self._errors():

@@ -26,7 +26,7 @@ import orbax.checkpoint as ocp
 from flax import traverse_util
 from jax.experimental import multihost_utils
 
-from train_lib import strict_json
+from dataset_lib import text_files
 from train_lib.run_directory import CHECKPOINTS, Path, steps_in
 
 MANIFEST = 'manifest.json'
@@ -231,7 +231,7 @@ def finish(path: pathlib.Path, description: Mapping[str, Any]) -> None:
 
 def _encode(content: Mapping[str, Any]) -> str:
   """Returns the text of a manifest, with a CRC-32 of its own."""
-  text = strict_json.dumps(content)
+  text = text_files.dumps(content)
   return f'{{"crc32": "{zlib.crc32(text.encode()):08x}", "content": {text}}}'
 
 

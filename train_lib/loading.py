@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
+from dataset_lib import text_files
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
 from model_lib import convert
 from serve_lib.chain import Loaded, ServedRun
 from train_lib import checkpoint_io as io
-from train_lib import sharding, strict_json
+from train_lib import sharding
 from train_lib.run_directory import CONFIG, DATASET_INFO, TOKENIZER, Path
 from train_lib.task import Task, build_task
 
@@ -65,7 +66,7 @@ def load_config(
   if not path.is_file():
     expected = f'the directory of a run, with a {CONFIG}'
     raise ConfigError(key, str(workdir), expected)
-  fields = _with_tuples(strict_json.read_object(path))
+  fields = _with_tuples(text_files.read_object(path))
   try:
     config = ml_collections.ConfigDict(fields)
     config.warm_start.workdir = ''
@@ -83,7 +84,7 @@ def load_info(workdir: Path) -> DatasetInfo:
   """Returns the shapes and classes of the training data of a run."""
   path = pathlib.Path(workdir) / DATASET_INFO
   try:
-    return DatasetInfo(**_with_tuples(strict_json.read_object(path)))
+    return DatasetInfo(**_with_tuples(text_files.read_object(path)))
   except (OSError, TypeError) as error:
     raise InvalidDataError(f'{path} is damaged ({error})') from error
 

@@ -18,9 +18,8 @@ from typing import Any
 
 import filelock
 
-from dataset_lib import atomic_file
+from dataset_lib import text_files
 from dataset_lib.errors import InvalidDataError
-from train_lib import strict_json
 
 CHECKPOINTS = 'checkpoints'
 CONFIG = 'config.json'
@@ -82,12 +81,12 @@ class RunDirectory(contextlib.ExitStack):
   def write(self, name: str, value: Mapping[str, Any]) -> None:
     """Writes a JSON file of the run atomically."""
     if self._primary:
-      strict_json.write(self.workdir / name, value)
+      text_files.write_json(self.workdir / name, value)
 
   def log(self, step: int, values: Mapping[str, Any]) -> None:
     """Appends a line of metrics; it is in the file when this returns."""
     if self._primary:
-      line = strict_json.dumps({'step': step, **values}) + '\n'
+      line = text_files.dumps({'step': step, **values}) + '\n'
       # One write call: a kill tears this line at most.
       with (self.workdir / METRICS).open('ab', buffering=0) as file:
         file.write(line.encode())
@@ -102,19 +101,19 @@ class RunDirectory(contextlib.ExitStack):
     kept = []
     for number, line in enumerate(lines, 1):
       try:
-        if strict_json.loads(line.decode())['step'] <= step:
+        if text_files.loads(line.decode())['step'] <= step:
           kept.append(line.decode() + '\n')
       except (ValueError, TypeError, LookupError):
         message = f'{path}: line {number} is damaged, dropped'
         warnings.warn(message, stacklevel=2)
-    atomic_file.write_text(path, ''.join(kept))
+    text_files.write_text(path, ''.join(kept))
 
   def _check_config(self) -> None:
     path = self.workdir / CONFIG
     if path.is_dir():
       raise InvalidDataError(f'{path} is damaged (it is a directory)')
     if steps_in(self.workdir / CHECKPOINTS) and path.exists():
-      changed = changes(strict_json.read_object(path), self._config)
+      changed = changes(text_files.read_object(path), self._config)
       if changed:
         lines = '\n  '.join(changed)
         raise ConfigChangedError(
@@ -145,7 +144,7 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
       )
     started = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
     fields = {'pid': os.getpid(), 'host': host, 'started': started}
-    path.write_text(strict_json.dumps(fields))
+    path.write_text(text_files.dumps(fields))
     try:
       yield
     finally:
@@ -163,7 +162,7 @@ def _in_use(lock: pathlib.Path) -> str:
 def _holder(lock: pathlib.Path) -> tuple[str, str]:
   """Returns the host of the run that wrote a lock file, and its description."""
   with contextlib.suppress(OSError, InvalidDataError, KeyError):
-    fields = strict_json.read_object(lock)
+    fields = text_files.read_object(lock)
     words = 'process {pid} on host {host}, started {started}'.format(**fields)
     return fields['host'], words
   return '', 'a process that is just starting'
@@ -187,7 +186,7 @@ def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 
 def _flat(tree: Any, prefix: str = '') -> dict[str, str]:
   if not isinstance(tree, Mapping) or (prefix and not tree):
-    return {prefix[:-1]: strict_json.dumps(tree)}
+    return {prefix[:-1]: text_files.dumps(tree)}
   parts = [_flat(value, f'{prefix}{key}.') for key, value in tree.items()]
   return {key: text for part in parts for key, text in part.items()}
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from annotated_types import Interval
 from jaxtyping import Array, Float
 
-from dataset_lib import fields, tokenizer
+from dataset_lib import fields, text_files, tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.text_tasks import num_texts
 from dataset_lib.tokenizer import MIN_LENGTH
@@ -22,7 +22,6 @@ from eval_lib.metrics import Average
 from model_lib import convert, sizes
 from serve_lib.chain import NO_RUN
 from serve_lib.items import MAX_CHARACTERS, TextReader
-from train_lib import strict_json
 from train_lib.classification import Classification
 from train_lib.run_directory import CONFIG, TOKENIZER
 from train_lib.task import Batch, model_errors
@@ -161,7 +160,7 @@ def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
       found = convert.read_sizes(directory)
     else:
       path = pathlib.Path(directory) / CONFIG
-      model = strict_json.read_object(path)['model']
+      model = text_files.read_object(path)['model']
       found = {name: model[name] for name in names if name in model}
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise ConfigError(field, directory, f'{expected} ({error})') from error

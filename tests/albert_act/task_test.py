@@ -9,12 +9,12 @@ import pytest
 from scipy.special import log_softmax
 
 from albert_act.task import FineTune
+from dataset_lib import text_files
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import compute
 from model_lib import sizes
 from tests.albert_act import small
 from tests.eat.small import info, labelled
-from train_lib import strict_json
 
 TAU = 0.25
 
@@ -164,7 +164,9 @@ def resolved(start, **model):
 
 def test_sizes_are_those_of_the_checkpoint(tmp_path):
   run = sizes.ALBERT.defaults | {'max_iterations': 4, 'vocab_size': 99}
-  strict_json.write(tmp_path / 'config.json', {'model': run | {'dropout': 0.3}})
+  text_files.write_json(
+    tmp_path / 'config.json', {'model': run | {'dropout': 0.3}}
+  )
   found = resolved(tmp_path)
   assert {name: found[name] for name in run} == run
   assert found['dropout'] != 0.3

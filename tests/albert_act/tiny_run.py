@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from albert_act.model import AlbertClassifier, AlbertPretraining
-from dataset_lib import builder, tokenizer
+from dataset_lib import builder, text_files, tokenizer
 from launch import command_line
 from model_lib import convert, convert_tables
 from tests.albert_act import small
 from tests.dataset_lib import corpora
-from train_lib import build, config_schema, strict_json, trainer
+from train_lib import build, config_schema, trainer
 from train_lib.checkpoint import Checkpointer
 from train_lib.run_directory import RunDirectory
 
@@ -184,6 +184,6 @@ def bare(directory, vocabulary, **arguments):
   directory.mkdir()
   words = [f'dataset.tokenizer={vocabulary}']
   config = load('glue', words, task='sst2', data='/nowhere', **arguments)
-  strict_json.write(directory / 'config.json', config.to_dict())
+  text_files.write_json(directory / 'config.json', config.to_dict())
   tokenizer.load(vocabulary).save(directory / 'tokenizer.json')
   return directory

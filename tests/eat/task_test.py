@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from dataset_lib import tokenizer
+from dataset_lib import text_files, tokenizer
 from dataset_lib.errors import ConfigError
 from eat.task import FineTune, check_tokenizer
 from tests.eat import small
 from tests.eat.small import info
-from train_lib import loading, strict_json
+from train_lib import loading
 
 WEIGHTS = (0.2, 0.3, 1.0)
 
@@ -127,7 +127,7 @@ def vocabulary(path, words=WORDS, **options):
   """A directory with a vocab.txt and its options."""
   path.mkdir()
   (path / 'vocab.txt').write_text('\n'.join(words))
-  strict_json.write(path / 'tokenizer_config.json', options)
+  text_files.write_json(path / 'tokenizer_config.json', options)
   return str(path)
 
 
@@ -135,7 +135,7 @@ def run_of(path, source):
   """The directory of a run that read its data with this tokenizer."""
   path.mkdir()
   groups = ('model', 'loss', 'dataset', 'warm_start')
-  strict_json.write(path / 'config.json', {name: {} for name in groups})
+  text_files.write_json(path / 'config.json', {name: {} for name in groups})
   tokenizer.load(source).save(path / 'tokenizer.json')
   return str(path)
 

@@ -5,11 +5,10 @@ import csv
 import pytest
 
 from albert_act import analysis
-from dataset_lib import tokenizer
+from dataset_lib import text_files, tokenizer
 from launch import analyze, command_line
 from tests.albert_act import tiny_run
 from tests.dataset_lib import corpora
-from train_lib import strict_json
 
 # Words of the made corpus; 'w1ab' is three tokens, '%' is unknown.
 TREEBANK = (
@@ -149,12 +148,14 @@ def run(tmp_path_factory):
 def test_bad_command_lines_are_answered_in_one_line(
   flags, words, run, tmp_path, refused
 ):
-  config = strict_json.loads((run / 'config.json').read_text())
+  config = text_files.loads((run / 'config.json').read_text())
   bert = {'name': 'model_lib.bert:BertClassifier', 'variant': 'tiny'}
   places = {'run': run}
   for name, model in (('copy', config['model']), ('bert', bert)):
     places[name] = tmp_path / name
     places[name].mkdir()
-    strict_json.write(places[name] / 'config.json', config | {'model': model})
+    text_files.write_json(
+      places[name] / 'config.json', config | {'model': model}
+    )
   refused(analyze.main, [flag.format(**places) for flag in flags], words)
   assert not (run / 'analysis').exists()

@@ -11,10 +11,10 @@ import time
 
 import pytest
 
+from dataset_lib import text_files
 from launch import command_line, sweep
 from tests.albert_act import tiny_run
 from tests.dataset_lib import corpora
-from train_lib import strict_json
 
 SIGNALS = signal.SIGTERM, signal.SIGINT
 PARITY = 'configs/adatape/parity.py:n=8'
@@ -105,7 +105,7 @@ def trained(monkeypatch):
       return outcome
     workdir = pathlib.Path(given['--workdir'])
     workdir.mkdir(parents=True)
-    strict_json.write(workdir / 'result.json', outcome)
+    text_files.write_json(workdir / 'result.json', outcome)
     return 0
 
   monkeypatch.setattr(sweep, 'train', train)

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dataset_lib import text_files
 from dataset_lib.errors import InvalidDataError
 from tests.train_lib.states import start_python
-from train_lib import strict_json
 from train_lib.run_directory import (
   METRICS,
   ConfigChangedError,
@@ -200,14 +200,14 @@ def test_damaged_lines_are_removed(tmp_path):
     assert steps_of(path) == [1, 30]
 
 
-def test_values_become_strict_json():
+def test_values_become_text_files():
   rest = [{'b': None}, math.nan, math.inf, -math.inf, np.float32('nan')]
   value = {'a': (np.int64(3), jnp.float32(0.5)), 4: rest}
   names = ['NaN', 'Infinity', '-Infinity', 'NaN']
-  found = strict_json.loads(strict_json.dumps(value))
+  found = text_files.loads(text_files.dumps(value))
   assert found == {'a': [3, 0.5], '4': [{'b': None}, *names]}
   with pytest.raises(TypeError):
-    strict_json.dumps({'a': np.zeros(2)})
+    text_files.dumps({'a': np.zeros(2)})
   for text in ('NaN', '[Infinity]', '{"a": -Infinity}', '{'):
     with pytest.raises(ValueError):
-      strict_json.loads(text)
+      text_files.loads(text)

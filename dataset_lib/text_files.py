@@ -1,7 +1,7 @@
-"""JSON files without NaN and infinity, which other readers refuse.
+"""Text files that readers always see whole, and JSON that every reader takes.
 
-They become the strings 'NaN', 'Infinity' and '-Infinity', which `float()`
-turns back into numbers.
+NaN and infinity become the strings 'NaN', 'Infinity' and '-Infinity', which
+`float()` turns back into numbers.
 """
 
 import json
@@ -10,8 +10,23 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from dataset_lib import atomic_file
 from dataset_lib.errors import InvalidDataError
+
+Path = str | os.PathLike[str]
+
+
+def write_text(path: Path, text: str) -> None:
+  """Replaces a file: it has the old content or, all on disk, the new."""
+  path = pathlib.Path(path)
+  temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+  try:
+    with temporary.open('w', encoding='utf-8') as file:
+      file.write(text)
+      file.flush()
+      os.fsync(file.fileno())
+    temporary.replace(path)
+  finally:
+    temporary.unlink(missing_ok=True)
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
@@ -37,12 +52,12 @@ def _refuse(constant: str) -> None:
   raise ValueError(f'{constant} is not JSON')
 
 
-def write(path: str | os.PathLike[str], value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
   """Writes an indented JSON file atomically."""
-  atomic_file.write_text(path, dumps(value, indent=2) + '\n')
+  write_text(path, dumps(value, indent=2) + '\n')
 
 
-def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
   """Reads a file that holds one JSON object.
 
   Raises FileNotFoundError without a file, InvalidDataError if it is unreadable
