@@ -201,6 +201,9 @@ CONTRADICTING = [
     num_groups=7, remat_chunk=5, variant='huge', width=-1, num_heads=3,
   )),
   (RECURRENT, dict(mu=2)),
+  ((ViT, VIT), dict(num_heads=3)),
+  ((TokenTransformer, SIZES | dict(depth=2)), dict(num_heads=3)),
+  (UNIVERSAL, dict(num_heads=3)),
 ]  # fmt: skip
 
 

@@ -7,15 +7,9 @@ import pytest
 
 from model_lib import bert
 from model_lib.attention import MultiHeadAttention, attend
-from tests.model_lib.plain import (
-  attention_by_loop,
-  block_by_loop,
-  float64,
-  noise,
-  normal,
-)
+from tests.model_lib import plain
 
-X = normal(3, 5, 16)
+X = plain.normal(3, 5, 16)
 # Masks of attention and of a block, whose rows have a valid token.
 EMPTY = jnp.array([[1, 1, 1, 1, 1], [1, 0, 1, 0, 0], [0, 0, 0, 0, 0]])
 MASK = jnp.array([[1, 1, 1, 1, 1], [1, 0, 1, 0, 1], [1, 0, 0, 0, 0]])
@@ -23,7 +17,7 @@ LAYERS = {
   'attention': MultiHeadAttention(num_heads=4),
   'block': bert.BertBlock(num_heads=4, mlp_dim=24),
 }
-PARAMS = {name: noise(layer, X) for name, layer in LAYERS.items()}
+PARAMS = {name: plain.noise(layer, X) for name, layer in LAYERS.items()}
 
 
 def run(name, x=X, mask=None, layer=None, **options):
@@ -36,19 +30,19 @@ def test_attention_equals_a_plain_loop(mask):
   out, received, _ = run('attention', mask=mask, received=True)
   valid = np.ones((3, 5), bool) if mask is None else np.asarray(mask) > 0
   for row in range(3):
-    want, shares = attention_by_loop(
-      float64(PARAMS['attention']), np.float64(X[row]), 4, valid[row]
+    want, shares = plain.attention_by_loop(
+      plain.float64(PARAMS['attention']), np.float64(X[row]), 4, valid[row]
     )
     np.testing.assert_allclose(out[row], want, atol=1e-5)
     np.testing.assert_allclose(received[row], shares, atol=1e-6)
   np.testing.assert_allclose(received.sum(1), valid.any(1), atol=1e-6)
   assert received.dtype == jnp.float32
-  plain = run('attention', mask=mask)
-  np.testing.assert_allclose(out, plain.x, atol=1e-6)
-  assert plain.received is None
+  other = run('attention', mask=mask)
+  np.testing.assert_allclose(out, other.x, atol=1e-6)
+  assert other.received is None
   if mask is not None:
     floats = run('attention', mask=mask.astype(jnp.float32))
-    np.testing.assert_array_equal(floats.x, plain.x)
+    np.testing.assert_array_equal(floats.x, other.x)
 
 
 def test_a_block_equals_a_plain_loop():
@@ -56,7 +50,7 @@ def test_a_block_equals_a_plain_loop():
   for row in range(3):
     valid = np.flatnonzero(MASK[row])
     rows = np.asarray(X[row], np.float64)[valid]
-    want, shares = block_by_loop(PARAMS['block'], rows, 4, 1e-12)
+    want, shares = plain.block_by_loop(PARAMS['block'], rows, 4, 1e-12)
     np.testing.assert_allclose(out[row, valid], want, atol=1e-5)
     np.testing.assert_allclose(received[row, valid], shares, atol=1e-6)
     others = np.flatnonzero(MASK[row] == 0)

@@ -9,19 +9,10 @@ import pytest
 from flax import linen as nn
 
 from model_lib import row_random
-from tests.model_lib.plain import (
-  BATCH,
-  LENGTH,
-  TOKENS,
-  TYPES,
-  classifier,
-  classifier_by_loop,
-  dense,
-  noise,
-)
+from tests.model_lib import plain
 
-MODEL = classifier()
-PARAMS = noise(MODEL, *BATCH)
+MODEL = plain.classifier()
+PARAMS = plain.noise(MODEL, *plain.BATCH)
 
 
 @pytest.mark.parametrize(
@@ -33,54 +24,58 @@ PARAMS = noise(MODEL, *BATCH)
 )  # fmt: skip
 @pytest.mark.parametrize('cls_only', [False, True])
 def test_equals_plain_loop(fields, cls_only):
-  model = classifier(cls_only=cls_only, **fields)
-  params = noise(model, *BATCH)
+  model = plain.classifier(cls_only=cls_only, **fields)
+  params = plain.noise(model, *plain.BATCH)
   assert ('token_type' in params['embeddings']) != ('type_vocab_size' in fields)
-  logits, out = jax.jit(model.apply)({'params': params}, *BATCH)
+  logits, out = jax.jit(model.apply)({'params': params}, *plain.BATCH)
   pool = np.tanh
   if 'pooler_activation' in fields:
     pool = functools.partial(np.maximum, 0.0)
   epsilon = fields.get('norm_epsilon', 1e-12)
-  for row, length in enumerate(LENGTH):
-    tokens, types = (np.asarray(x[row, :length]) for x in (TOKENS, TYPES))
-    want = classifier_by_loop(params, tokens, types, epsilon, pool)
+  for row, length in enumerate(plain.LENGTH):
+    tokens, types = (
+      np.asarray(x[row, :length]) for x in (plain.TOKENS, plain.TYPES)
+    )
+    want = plain.classifier_by_loop(params, tokens, types, epsilon, pool)
     np.testing.assert_allclose(logits[row], want, atol=1e-5)
-  want = dense(params['head'], np.asarray(out['features']))
+  want = plain.dense(params['head'], np.asarray(out['features']))
   np.testing.assert_allclose(logits, want, atol=1e-5)
 
 
 @pytest.mark.parametrize('cls_only', [False, True])
 def test_padding_does_not_matter(cls_only):
-  apply = jax.jit(classifier(cls_only=cls_only).apply)
+  apply = jax.jit(plain.classifier(cls_only=cls_only).apply)
   params = {'params': PARAMS}
-  want = apply(params, *BATCH)
-  pads = jnp.arange(5)[None] >= LENGTH[:, None]
+  want = apply(params, *plain.BATCH)
+  pads = jnp.arange(5)[None] >= plain.LENGTH[:, None]
   # An id out of range makes a NaN, which must not be read either.
   for pad, pad_type in ((6, 1), (99, 0)):
-    tokens = jnp.where(pads, pad, TOKENS)
-    other = apply(params, tokens, jnp.where(pads, pad_type, TYPES), LENGTH)
+    tokens = jnp.where(pads, pad, plain.TOKENS)
+    other = apply(
+      params, tokens, jnp.where(pads, pad_type, plain.TYPES), plain.LENGTH
+    )
     jax.tree.map(np.testing.assert_array_equal, other, want)
 
 
 @pytest.mark.parametrize(
   ('tokens', 'types', 'bad_rows'),
   [
-    (TOKENS.at[0, 2].set(11), TYPES, [True, False, False]),
-    (TOKENS.at[0, 2].set(-1), TYPES, [True, False, False]),
-    (TOKENS, 2 * TYPES, [True, True, False]),
+    (plain.TOKENS.at[0, 2].set(11), plain.TYPES, [True, False, False]),
+    (plain.TOKENS.at[0, 2].set(-1), plain.TYPES, [True, False, False]),
+    (plain.TOKENS, 2 * plain.TYPES, [True, True, False]),
   ],
 )
 def test_ids_out_of_range_give_nan(tokens, types, bad_rows):
-  logits, _ = MODEL.apply({'params': PARAMS}, tokens, types, LENGTH)
+  logits, _ = MODEL.apply({'params': PARAMS}, tokens, types, plain.LENGTH)
   bad = np.array(bad_rows)
   assert np.isnan(logits[bad]).all()
   assert np.isfinite(logits[~bad]).all()
 
 
 def test_a_sequence_that_is_too_long_names_the_field():
-  model = classifier(max_positions=4)
+  model = plain.classifier(max_positions=4)
   with pytest.raises(ValueError, match=r'max_positions: expected.*5.*got 4'):
-    model.init(jax.random.key(0), *BATCH)
+    model.init(jax.random.key(0), *plain.BATCH)
 
 
 def test_no_use_of_dropout_shares_its_noise(monkeypatch):
@@ -95,14 +90,14 @@ def test_no_use_of_dropout_shares_its_noise(monkeypatch):
   monkeypatch.setattr(row_random, 'drop', drop)
   keys = jax.random.split(jax.random.key(2), 3)
   with jax.disable_jit():
-    MODEL.apply({'params': PARAMS}, *BATCH, keys)
+    MODEL.apply({'params': PARAMS}, *plain.BATCH, keys)
   # Embeddings; weights and two halves of each of two blocks; classifier.
   assert len(keys_used) == len(set(keys_used)) == 1 + 2 * 3 + 1
 
 
 def test_initial_values_are_those_of_bert():
-  model = classifier(width=64, mlp_dim=128, vocab_size=300)
-  params = nn.unbox(jax.jit(model.init)(jax.random.key(0), *BATCH))
+  model = plain.classifier(width=64, mlp_dim=128, vocab_size=300)
+  params = nn.unbox(jax.jit(model.init)(jax.random.key(0), *plain.BATCH))
   for path, leaf in jax.tree_util.tree_leaves_with_path(params['params']):
     name = path[-1].key
     if name in ('kernel', 'embedding'):

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 from model_lib import convert, convert_tables, sizes
-from tests.model_lib.checkpoints import (
-  KINDS,
-  assert_trees_equal,
-  fresh_params,
-  model_of,
-  shapes_of,
-)
+from tests.model_lib import checkpoints
 from tests.peers import torch_and_transformers
 
 pytestmark = pytest.mark.peers
@@ -101,10 +95,11 @@ def their_output(peers, model, batch):
 
 def our_output(directory, kind, batch, num_classes=2, method=None):
   """(result of our module, parameters); absent parameters are zeros."""
-  params, fields, *_ = convert.load(directory, KINDS[kind][1])
-  model, inputs = model_of(kind, num_classes, fields)
+  params, fields, *_ = convert.load(directory, checkpoints.KINDS[kind][1])
+  model, inputs = checkpoints.model_of(kind, num_classes, fields)
   zeros = jax.tree.map(
-    lambda leaf: np.zeros(leaf.shape, np.float32), shapes_of(model, inputs)
+    lambda leaf: np.zeros(leaf.shape, np.float32),
+    checkpoints.shapes_of(model, inputs),
   )
   arrays = [jnp.asarray(x, jnp.int32) for x in batch[:3]]
   if kind == 'pretraining':
@@ -208,12 +203,12 @@ def test_heads_of_other_tasks_are_ignored_and_named(peers, tmp_path, task):
   assert all(tensor.startswith(begins) for tensor in checkpoint.ignored)
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', checkpoints.KINDS)
 @pytest.mark.parametrize('num_classes', [1, 3])
 def test_transformers_loads_what_is_saved(peers, tmp_path, kind, num_classes):
-  model_type, heads, _, fields, _ = KINDS[kind]
+  model_type, heads, _, fields, _ = checkpoints.KINDS[kind]
   fields = fields | {'max_positions': 12, 'activation': 'gelu_new'}
-  params = fresh_params(kind, num_classes, fields)
+  params = checkpoints.fresh_params(kind, num_classes, fields)
   convert.save(tmp_path, model_type, fields, params, heads=heads)
 
   def loaded(task, checked=None):
@@ -233,7 +228,9 @@ def test_transformers_loads_what_is_saved(peers, tmp_path, kind, num_classes):
     check_classifier(peers, tmp_path, kind, theirs, batch)
   # And what transformers writes of it is the same again.
   theirs.save_pretrained(tmp_path / 'again')
-  assert_trees_equal(convert.load(tmp_path / 'again', heads).params, params)
+  checkpoints.assert_trees_equal(
+    convert.load(tmp_path / 'again', heads).params, params
+  )
 
 
 def test_absent_options_have_the_defaults_of_transformers(peers, tmp_path):

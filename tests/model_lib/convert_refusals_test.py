@@ -4,19 +4,8 @@ import numpy as np
 import pytest
 
 from model_lib import convert
-from tests.model_lib.checkpoints import (
-  ALBERT,
-  DECODER,
-  FIELDS,
-  KINDS,
-  LAYERS,
-  PRETRAINING,
-  TABLE,
-  fresh_params,
-  random_tensors,
-  shard,
-  write,
-)
+from tests.model_lib import checkpoints
+from tests.model_lib.checkpoints import FIELDS
 
 SECOND = 'model-00001-of-00002.safetensors'
 
@@ -36,7 +25,7 @@ SECOND = 'model-00001-of-00002.safetensors'
 )
 def test_a_wrong_index_is_explained(tmp_path, weight_map, message):
   is_text = isinstance(weight_map, str)
-  shard(tmp_path, **({} if is_text else weight_map))
+  checkpoints.shard(tmp_path, **({} if is_text else weight_map))
   if is_text:
     (tmp_path / 'model.safetensors.index.json').write_text(weight_map)
   with pytest.raises(ValueError, match=message):
@@ -44,7 +33,7 @@ def test_a_wrong_index_is_explained(tmp_path, weight_map, message):
 
 
 def test_weights_in_other_files_are_not_read(tmp_path):
-  write(tmp_path)
+  checkpoints.write(tmp_path)
   path = tmp_path / 'model.safetensors'
   for name, message in (
     ('other.bin', r'neither model\.safetensors nor'),
@@ -57,7 +46,7 @@ def test_weights_in_other_files_are_not_read(tmp_path):
 
 @pytest.mark.parametrize('length', [0, 4, 100, 2000, -1])
 def test_a_truncated_file_is_named(tmp_path, length):
-  write(tmp_path)
+  checkpoints.write(tmp_path)
   path = tmp_path / 'model.safetensors'
   path.write_bytes(path.read_bytes()[:length])
   with pytest.raises(ValueError, match=r'model\.safetensors is damaged'):
@@ -83,10 +72,10 @@ WRONG = {
     'classifier.bias': (None, 'expected shape [3], got nothing'),
   },
   'pretraining': {
-    LAYERS.format(0, 1) + 'ffn.bias': (
+    checkpoints.LAYERS.format(0, 1) + 'ffn.bias': (
       None, 'expected shape [12], got nothing'
     ),
-    LAYERS.format(2, 0) + 'ffn.bias': (
+    checkpoints.LAYERS.format(2, 0) + 'ffn.bias': (
       (12,), 'expected nothing, got shape [12]'
     ),
     'albert.encoder.embedding_hidden_mapping_in.weight': (
@@ -102,21 +91,21 @@ WRONG = {
 
 @pytest.mark.parametrize('kind', WRONG)
 def test_all_that_does_not_fit_is_listed(tmp_path, kind):
-  tensors = random_tensors(KINDS[kind][4])
+  tensors = checkpoints.random_tensors(checkpoints.KINDS[kind][4])
   for name, (shape, _) in WRONG[kind].items():
     tensors.pop(name, None)
     if shape is not None:
       tensors[name] = np.zeros(shape, np.float32)
-  write(tmp_path, tensors, kind)
+  checkpoints.write(tmp_path, tensors, kind)
   with pytest.raises(ValueError, match='does not hold what') as error:
-    convert.load(tmp_path, KINDS[kind][1])
+    convert.load(tmp_path, checkpoints.KINDS[kind][1])
   assert str(error.value).split('\n  ')[1:] == [
     f'{name}: {words}' for name, (_, words) in WRONG[kind].items()
   ]
 
 
 NORM = 'bert.embeddings.LayerNorm.'
-TIED = 'expected the values of .*, to which it is tied'
+TIED = '{}: expected the values of .*, to which it is tied'
 
 
 def changed(tensor):
@@ -138,17 +127,18 @@ def changed(tensor):
      r'classifier\.bias: expected finite'),
     ('bert', NORM + 'gamma', NORM + 'weight', np.copy,
      'two tensors for one parameter'),
-    ('pretraining', DECODER, TABLE, changed, f'{DECODER}: {TIED}'),
-    ('pretraining', DECODER, TABLE, lambda x: x[:-1], f'{DECODER}: {TIED}'),
+    ('pretraining', checkpoints.DECODER, checkpoints.TABLE, changed, TIED),
+    ('pretraining', checkpoints.DECODER, checkpoints.TABLE, lambda x: x[:-1],
+     TIED),
     ('pretraining', 'predictions.decoder.bias', 'predictions.bias', changed,
-     f'predictions.decoder.bias: {TIED}'),
+     TIED),
   ],
 )  # fmt: skip
 def test_a_wrong_tensor_is_named(tmp_path, kind, name, of, change, message):
-  tensors = random_tensors(KINDS[kind][4])
-  write(tmp_path, tensors | {name: change(tensors[of])}, kind)
-  with pytest.raises(ValueError, match=message):
-    convert.load(tmp_path, KINDS[kind][1])
+  tensors = checkpoints.random_tensors(checkpoints.KINDS[kind][4])
+  checkpoints.write(tmp_path, tensors | {name: change(tensors[of])}, kind)
+  with pytest.raises(ValueError, match=message.format(name)):
+    convert.load(tmp_path, checkpoints.KINDS[kind][1])
 
 
 @pytest.mark.parametrize(
@@ -157,6 +147,8 @@ def test_a_wrong_tensor_is_named(tmp_path, kind, name, of, change, message):
     ('bert', {'model_type': 'roberta'},
      r"model_type: expected one of \('bert', 'dist"),
     ('bert', {'position_embedding_type': 'relative_key'},
+     "type: expected 'absolute'"),
+    ('albert', {'position_embedding_type': 'relative_key'},
      "type: expected 'absolute'"),
     ('bert', {'is_decoder': True}, 'is_decoder: expected False'),
     ('bert', {'add_cross_attention': True},
@@ -180,14 +172,14 @@ def test_a_wrong_tensor_is_named(tmp_path, kind, name, of, change, message):
   ],
 )  # fmt: skip
 def test_unsupported_options_are_named(tmp_path, kind, options, message):
-  write(tmp_path, kind=kind, **options)
+  checkpoints.write(tmp_path, kind=kind, **options)
   for read in (convert.read_sizes, convert.load):
     with pytest.raises(ValueError, match=message):
       read(tmp_path)
 
 
 def test_a_broken_config_is_explained(tmp_path):
-  write(tmp_path)
+  checkpoints.write(tmp_path)
   path = tmp_path / 'config.json'
   path.unlink()
   for text, message in (
@@ -207,11 +199,13 @@ def test_heads_that_are_not_there_are_named(tmp_path):
   for kind, heads in (
     ('albert', 'masked'), ('albert', ''), ('bert', 'pretraining'),
   ):  # fmt: skip
-    write(tmp_path, kind=kind)
+    checkpoints.write(tmp_path, kind=kind)
     with pytest.raises(ValueError, match=r"^heads: expected one of \('classi"):
       convert.load(tmp_path, heads)
-  encoder = {name: x for name, x in PRETRAINING.items() if 'albert.' in name}
-  write(tmp_path, random_tensors(encoder), 'albert')
+  encoder = {
+    name: x for name, x in checkpoints.PRETRAINING.items() if 'albert.' in name
+  }
+  checkpoints.write(tmp_path, checkpoints.random_tensors(encoder), 'albert')
   assert 'head' not in convert.load(tmp_path).params
   with pytest.raises(ValueError, match=r'predictions\.bias: expected shape'):
     convert.load(tmp_path, heads='pretraining')
@@ -222,24 +216,27 @@ def test_heads_that_are_not_there_are_named(tmp_path):
   [
     ({'model_type': 'roberta'}, r"model_type: expected one of .*'roberta'"),
     ({'model_type': 'distilbert'}, 'type_vocab_size: expected 0, which dist'),
-    ({'fields': {**FIELDS, 'window': 32}}, r"fields: expected.*'window'"),
+    ({'fields': FIELDS | {'window': 32}}, r"fields: expected.*'window'"),
     ({'fields': {'width': 8}}, r"fields: expected.*got \['width'\]"),
-    ({'fields': {**FIELDS, 'pooler_activation': 'relu'}}, "expected 'tanh'"),
+    ({'fields': FIELDS | {'pooler_activation': 'relu'}}, "expected 'tanh'"),
     ({'class_names': ['a', 'b']}, r"class_names: expected 3 names, got \['a'"),
+    ({'tokenizer': __file__}, '_test.py: expected a tokenizer.json'),
     ({'heads': 'pretraining'}, r"heads: expected one of \('classifier',\)"),
-    ({'model_type': 'albert', 'fields': ALBERT},
+    ({'model_type': 'albert', 'fields': checkpoints.ALBERT},
      'not those of a AlbertForSequenceClassification'),
   ],
 )  # fmt: skip
 def test_a_refused_save_leaves_no_file(tmp_path, changes, message):
   arguments = {'model_type': 'bert', 'fields': FIELDS}
   with pytest.raises(ValueError, match=message):
-    convert.save(tmp_path, params=fresh_params(), **(arguments | changes))
+    convert.save(
+      tmp_path, params=checkpoints.fresh_params(), **(arguments | changes)
+    )
   assert not list(tmp_path.iterdir())
 
 
 def test_parameters_that_have_no_place_are_not_saved(tmp_path):
-  params = fresh_params()
+  params = checkpoints.fresh_params()
   params['exit_1'] = {'kernel': np.zeros((8, 3), np.float32)}
   params['pooler']['bias'] = np.zeros(4, np.float32)
   del params['embeddings']['norm']

@@ -9,15 +9,7 @@ import pytest
 from jax import lax
 
 from model_lib import bert, layers, row_random, vit
-from tests.model_lib.plain import (
-  attention_by_loop,
-  float64,
-  gelu,
-  layer_norm,
-  mlp,
-  noise,
-  normal,
-)
+from tests.model_lib import plain
 
 
 def gelu_tanh(x):
@@ -29,7 +21,7 @@ def silu(x):
 
 
 FORMULAS = {
-  'gelu': gelu, 'gelu_python': gelu, 'gelu_new': gelu_tanh,
+  'gelu': plain.gelu, 'gelu_python': plain.gelu, 'gelu_new': gelu_tanh,
   'gelu_pytorch_tanh': gelu_tanh, 'gelu_fast': gelu_tanh,
   'relu': lambda x: np.maximum(x, 0.0), 'silu': silu, 'swish': silu,
   'tanh': np.tanh,
@@ -43,7 +35,7 @@ def test_every_activation_equals_its_formula():
     got = layers.activation_function(name)(jnp.asarray(x, jnp.float32))
     np.testing.assert_allclose(got, formula(x), atol=1e-6, err_msg=name)
   # The two GELUs differ by more than the tolerance.
-  assert np.abs(gelu(x) - gelu_tanh(x)).max() > 1e-4
+  assert np.abs(plain.gelu(x) - gelu_tanh(x)).max() > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -60,7 +52,7 @@ def test_layer_norm_is_computed_in_float32(dtype, x):
   inputs = jnp.asarray(x, dtype)
   got = model.apply(model.init(jax.random.key(0), inputs), inputs)
   assert got.dtype == dtype
-  want = layer_norm({'scale': 1.0, 'bias': 0.0}, x)
+  want = plain.layer_norm({'scale': 1.0, 'bias': 0.0}, x)
   tolerance = 1e-5 if dtype == jnp.float32 else 0.01
   np.testing.assert_allclose(
     np.asarray(got, np.float64), want, rtol=tolerance, atol=tolerance
@@ -69,11 +61,11 @@ def test_layer_norm_is_computed_in_float32(dtype, x):
 
 @pytest.mark.parametrize('fields', [{'gated': True}, {'activation': 'relu'}])
 def test_mlp_equals_formula(fields):
-  x = normal(2, 3, 6)
+  x = plain.normal(2, 3, 6)
   model = layers.Mlp(mlp_dim=10, **fields)
-  params = noise(model, x)
+  params = plain.noise(model, x)
   activation = FORMULAS[fields.get('activation', 'gelu')]
-  want = mlp(params, np.asarray(x, np.float64), activation)
+  want = plain.mlp(params, np.asarray(x, np.float64), activation)
   for some in (slice(None), 0):  # flat tokens, too
     got = model.apply({'params': params}, x[some])
     np.testing.assert_allclose(got, want[some], atol=1e-5)
@@ -102,28 +94,28 @@ def test_illegal_fields_are_named(module, shape, message):
 
 @pytest.mark.parametrize('tape_mlp', ['', 'mlp', 'glu'])
 def test_block_equals_formula(tape_mlp):
-  x = normal(2, 5, 8)
+  x = plain.normal(2, 5, 8)
   mask = jnp.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]])
   block = layers.EncoderBlock(num_heads=2, mlp_dim=12, tape_mlp=tape_mlp)
-  params = noise(block, x)
+  params = plain.noise(block, x)
   got = block.apply({'params': params}, x, mask, None, 3)
-  params = float64(params)
+  params = plain.float64(params)
   for row in range(2):
     want = np.asarray(x[row], np.float64)
-    normed = layer_norm(params['attention_norm'], want)
+    normed = plain.layer_norm(params['attention_norm'], want)
     valid = np.asarray(mask[row]) > 0
-    want += attention_by_loop(params['attention'], normed, 2, valid)[0]
-    normed = layer_norm(params['mlp_norm'], want)
+    want += plain.attention_by_loop(params['attention'], normed, 2, valid)[0]
+    normed = plain.layer_norm(params['mlp_norm'], want)
     tape = params['tape_mlp' if tape_mlp else 'mlp']
-    want[:3] += mlp(params['mlp'], normed[:3])
-    want[3:] += mlp(tape, normed[3:])
+    want[:3] += plain.mlp(params['mlp'], normed[:3])
+    want[3:] += plain.mlp(tape, normed[3:])
     np.testing.assert_allclose(got[row], want, atol=2e-5)
 
 
 def test_patch_embedding_equals_convolution():
-  images = normal(2, 8, 12, 3)
+  images = plain.normal(2, 8, 12, 3)
   model = vit.PatchEmbed(width=5, patch_size=4)
-  kernel = normal(4, 4, 3, 5)
+  kernel = plain.normal(4, 4, 3, 5)
   bias = jnp.arange(5.0)
   params = {'projection': {'kernel': kernel.reshape(-1, 5), 'bias': bias}}
   got = model.apply({'params': params}, images)

@@ -12,13 +12,7 @@ import zlib
 
 import pytest
 
-from tests.train_lib.states import (
-  folders,
-  noise,
-  restored_step,
-  save_all,
-  start_python,
-)
+from tests.train_lib import states
 from train_lib import checkpoint_io
 from train_lib.checkpoint import Checkpointer
 from train_lib.checkpoint_io import (
@@ -31,7 +25,7 @@ from train_lib.checkpoint_io import (
 @pytest.fixture(scope='module')
 def good(tmp_path_factory):
   directory = tmp_path_factory.mktemp('good')
-  save_all(directory, [1, 2], noise)
+  states.save_all(directory, [1, 2], states.noise)
   return directory
 
 
@@ -80,7 +74,7 @@ def test_all_damage_is_found_named_and_survived(good, tmp_path, count):
     damage(path, DAMAGES[case % len(DAMAGES)], rng)
     before = contents(directory)
     with pytest.warns(CheckpointWarning, match='step 1') as warned:
-      assert restored_step(directory) == 1
+      assert states.restored_step(directory) == 1
     assert str(path) in str(warned[0].message)
     assert contents(directory) == before
     shutil.rmtree(directory)
@@ -92,7 +86,7 @@ def test_files_written_after_the_manifest_are_not_needed(two_steps, kind):
   for name in LATER:
     if (two_steps / '2' / name).exists():
       damage(two_steps / '2' / name, kind, random.Random(0))
-  assert restored_step(two_steps) == 2
+  assert states.restored_step(two_steps) == 2
 
 
 def test_every_bit_of_a_manifest_counts(two_steps):
@@ -117,7 +111,7 @@ def test_a_foreign_manifest_is_damage(two_steps):
     for crc in (manifest['crc32'], f'{zlib.crc32(body.encode()):08x}'):
       path.write_text(f'{{"crc32": "{crc}", "content": {body}}}')
       with pytest.warns(CheckpointWarning, match='step 1'):
-        assert restored_step(two_steps) == 1
+        assert states.restored_step(two_steps) == 1
 
 
 def test_no_good_checkpoint_is_an_error_that_names_all(two_steps):
@@ -126,7 +120,7 @@ def test_no_good_checkpoint_is_an_error_that_names_all(two_steps):
   missing.unlink()
   os.truncate(damaged, 3)
   with pytest.raises(CorruptCheckpointError) as error:
-    restored_step(two_steps)
+    states.restored_step(two_steps)
   assert all(str(path) in str(error.value) for path in (missing, damaged))
 
 
@@ -135,13 +129,13 @@ def test_a_run_sets_a_damaged_step_aside(two_steps):
     os.truncate(two_steps / '2' / '_METADATA', 3)
     with Checkpointer(two_steps) as checkpointer:
       with pytest.warns(CheckpointWarning):
-        checkpointer.restore(noise(0))
-      assert folders(two_steps)[:2] == ['1', '2']
-      checkpointer.save(2, noise(2))
+        checkpointer.restore(states.noise(0))
+      assert states.folders(two_steps)[:2] == ['1', '2']
+      checkpointer.save(2, states.noise(2))
       checkpointer.wait()
-      assert checkpointer.restore(noise(0))[1].step == 2
-  assert folders(two_steps) == ['1', '2', 'set_aside']
-  assert len(folders(two_steps / 'set_aside')) == 2
+      assert checkpointer.restore(states.noise(0))[1].step == 2
+  assert states.folders(two_steps) == ['1', '2', 'set_aside']
+  assert len(states.folders(two_steps / 'set_aside')) == 2
 
 
 # Of several failing writes orbax awaits one; the others end without a loop.
@@ -150,21 +144,21 @@ def test_a_full_disk_is_a_clear_error_and_saving_resumes(tmp_path):
   size = 1 << 18  # 1 MiB of noise, which cannot be compressed
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
   with Checkpointer(tmp_path) as checkpointer:
-    checkpointer.save(1, noise(1, size))
+    checkpointer.save(1, states.noise(1, size))
     checkpointer.wait()
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
     try:
-      checkpointer.save(2, noise(2, size))
+      checkpointer.save(2, states.noise(2, size))
       with pytest.raises(CheckpointError, match=r'saving step 2 to .* failed'):
         steps_until_error(checkpointer)
-      assert folders(tmp_path) == ['1']
+      assert states.folders(tmp_path) == ['1']
     finally:
       resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert checkpointer.restore(noise(0, size))[1].step == 1
-    checkpointer.save(2, noise(2, size))
-    checkpointer.save(3, noise(3, size))
-  assert restored_step(tmp_path, noise(0, size)) == 3
-  assert folders(tmp_path) == ['2', '3']
+    assert checkpointer.restore(states.noise(0, size))[1].step == 1
+    checkpointer.save(2, states.noise(2, size))
+    checkpointer.save(3, states.noise(3, size))
+  assert states.restored_step(tmp_path, states.noise(0, size)) == 3
+  assert states.folders(tmp_path) == ['2', '3']
 
 
 def steps_until_error(checkpointer):
@@ -177,9 +171,9 @@ def steps_until_error(checkpointer):
   'surface',
   [
     steps_until_error,
-    lambda checkpointer: checkpointer.save(3, noise(3)),
+    lambda checkpointer: checkpointer.save(3, states.noise(3)),
     Checkpointer.wait,
-    lambda checkpointer: checkpointer.restore(noise(0)),
+    lambda checkpointer: checkpointer.restore(states.noise(0)),
     Checkpointer.close,
   ],
 )
@@ -191,17 +185,17 @@ def test_a_failed_save_surfaces_at_the_next_call(
     raise OSError(errno.ENOSPC, 'No space left on device')
 
   checkpointer = Checkpointer(tmp_path, keep=1)
-  checkpointer.save(1, noise(1))
+  checkpointer.save(1, states.noise(1))
   checkpointer.wait()
   with monkeypatch.context() as patch:
     patch.setattr(checkpoint_io, 'finish', full)
-    checkpointer.save(2, noise(2))
+    checkpointer.save(2, states.noise(2))
     with pytest.raises(CheckpointError, match=r'step 2 .*No space left'):
       surface(checkpointer)
   # The step that failed may be tried again, and the old one then goes.
-  assert restored_step(tmp_path) == 1
-  save_all(tmp_path, [2], noise, keep=1)
-  assert folders(tmp_path) == ['2']
+  assert states.restored_step(tmp_path) == 1
+  states.save_all(tmp_path, [2], states.noise, keep=1)
+  assert states.folders(tmp_path) == ['2']
 
 
 def test_leftovers_of_a_killed_save_are_removed(two_steps):
@@ -211,8 +205,8 @@ def test_leftovers_of_a_killed_save_are_removed(two_steps):
     assert not leftover.exists()
     # Or what a failed save wrote after its end.
     shutil.copytree(two_steps / '2', leftover)
-    checkpointer.save(3, noise(3))
-  assert restored_step(two_steps) == 3
+    checkpointer.save(3, states.noise(3))
+  assert states.restored_step(two_steps) == 3
   assert not leftover.exists()
 
 
@@ -240,7 +234,7 @@ def test_every_kill_leaves_a_checkpoint_to_go_on_from(
 ):
   rng = random.Random(kills)
   for _ in range(kills):
-    with start_python(ENDLESS_SAVING, repository, tmp_path) as process:
+    with states.start_python(ENDLESS_SAVING, repository, tmp_path) as process:
       for _ in range(rng.randint(2, 4)):
         step = int(process.stdout.readline())
       time.sleep(rng.uniform(0, 0.3))
@@ -248,4 +242,6 @@ def test_every_kill_leaves_a_checkpoint_to_go_on_from(
     with warnings.catch_warnings():
       warnings.simplefilter('error', CheckpointWarning)  # none is damaged
       # The save before was waited for.
-      assert restored_step(tmp_path, noise(0, KILL_SIZE)) >= step - 1
+      assert (
+        states.restored_step(tmp_path, states.noise(0, KILL_SIZE)) >= step - 1
+      )

@@ -9,48 +9,35 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from tests.train_lib.states import (
-  State,
-  abstract,
-  assert_identical,
-  folders,
-  make_state,
-  save_all,
-)
+from tests.train_lib import states
+from train_lib import checkpoint_io
 from train_lib.checkpoint import Checkpointer
-from train_lib.checkpoint_io import (
-  CheckpointError,
-  CheckpointMismatchError,
-  CheckpointWarning,
-  CorruptCheckpointError,
-  find,
-)
 
 
 def test_a_donated_state_is_saved_as_it_was(tmp_path):
-  state = make_state(1, devices=2, width=4096)
+  state = states.make_state(1, devices=2, width=4096)
   expected = jax.tree.map(np.array, state)
   zeros = jax.tree_util.Partial(jax.tree.map, jnp.zeros_like)
   overwrite = jax.jit(zeros, donate_argnums=0)
   with Checkpointer(tmp_path) as checkpointer:
     checkpointer.save(1, state)
-    where = abstract(state)
+    where = states.abstract(state)
     jax.block_until_ready(overwrite(state))
-    assert_identical(checkpointer.restore(where)[0], expected)
+    states.assert_identical(checkpointer.restore(where)[0], expected)
 
 
 @pytest.mark.parametrize(
   ('saved', 'restored'), [(8, 8), (8, 1), (8, 4), (1, 8), (4, 2)]
 )
 def test_a_state_is_bit_identical_on_any_devices(tmp_path, saved, restored):
-  state = make_state(5, devices=saved, ema=True)
-  target = abstract(make_state(0, devices=restored, ema=True))
+  state = states.make_state(5, devices=saved, ema=True)
+  target = states.abstract(states.make_state(0, devices=restored, ema=True))
   with Checkpointer(tmp_path) as checkpointer:
     assert checkpointer.restore(target) is None
     checkpointer.save(5, state, {'stage': 'a', 'knob': [1, float('inf')]})
     found, step = checkpointer.restore(target)
-  assert isinstance(found, State)
-  assert_identical(found, state)
+  assert isinstance(found, states.State)
+  states.assert_identical(found, state)
   same = jax.tree.map(lambda x, y: x.sharding == y.sharding, found, target)
   assert all(jax.tree.leaves(same))
   assert len(found.params['dense']['kernel'].addressable_shards) == restored
@@ -74,41 +61,43 @@ def test_retention_keeps_the_newest_and_the_best(
 ):
   metrics = {step: {'a': value} for step, value in enumerate(values, 1)}
   options = dict(keep=2, best_metric='a', best_mode=mode)
-  save_all(tmp_path, metrics, metrics=metrics, **options)
-  assert folders(tmp_path) == left
+  states.save_all(tmp_path, metrics, metrics=metrics, **options)
+  assert states.folders(tmp_path) == left
   if best:
-    assert find(tmp_path, 'best').step == best
+    assert checkpoint_io.find(tmp_path, 'best').step == best
 
 
 def test_a_new_process_knows_the_best_and_may_have_another_metric(tmp_path):
   metrics = {1: {'a': 1.0, 'f1': 0.1}, 2: {'a': 0.1, 'f1': 1.0}}
-  save_all(tmp_path, metrics, metrics=metrics, best_metric='a')
+  states.save_all(tmp_path, metrics, metrics=metrics, best_metric='a')
   for metric, step, left in (('a', 3, [*'123']), ('f1', 4, [*'234'])):
     with Checkpointer(tmp_path, best_metric=metric) as checkpointer:
-      checkpointer.restore(abstract(make_state()))
-      checkpointer.save(step, make_state(step))
-    assert folders(tmp_path) == left
-    assert find(tmp_path, 'best').step == int(left[0])
+      checkpointer.restore(states.abstract(states.make_state()))
+      checkpointer.save(step, states.make_state(step))
+    assert states.folders(tmp_path) == left
+    assert checkpoint_io.find(tmp_path, 'best').step == int(left[0])
 
 
 def test_another_structure_is_an_error_that_names_paths(tmp_path):
-  save_all(tmp_path, [1])
-  without_bias = make_state()
+  states.save_all(tmp_path, [1])
+  without_bias = states.make_state()
   del without_bias.params['dense']['bias']
   for other, message in (
-    (make_state(dtype=jnp.int32),
+    (states.make_state(dtype=jnp.int32),
      'params/dense/kernel: expected int32[8, 8], got float32[8, 8]'),
-    (make_state(width=4),
+    (states.make_state(width=4),
      'params/dense/kernel: expected float32[8, 4], got float32[8, 8]'),
-    (make_state(ema=True),
+    (states.make_state(ema=True),
      'ema_params/dense/bias: expected bfloat16[3], got nothing'),
     (without_bias, 'params/dense/bias: expected nothing, got bfloat16[3]'),
   ):  # fmt: skip
     with (
       Checkpointer(tmp_path) as checkpointer,
-      pytest.raises(CheckpointMismatchError, match=re.escape(message)),
+      pytest.raises(
+        checkpoint_io.CheckpointMismatchError, match=re.escape(message)
+      ),
     ):
-      checkpointer.restore(abstract(other))
+      checkpointer.restore(states.abstract(other))
 
 
 def test_other_leaves_than_plain_arrays_are_refused(tmp_path):
@@ -122,7 +111,7 @@ def test_other_leaves_than_plain_arrays_are_refused(tmp_path):
       pytest.raises(TypeError, match=message),
     ):
       checkpointer.save(1, state, extra)
-    assert folders(tmp_path) == []
+    assert states.folders(tmp_path) == []
 
 
 @pytest.mark.parametrize('subfolder', ['', 'checkpoints'])
@@ -130,8 +119,8 @@ def test_other_leaves_than_plain_arrays_are_refused(tmp_path):
 def test_params_are_read_without_the_optimizer(
   tmp_path, monkeypatch, subfolder, average
 ):
-  state = make_state(2, devices=8, ema=average)
-  save_all(tmp_path / 'checkpoints', [2], lambda _: state)
+  state = states.make_state(2, devices=8, ema=average)
+  states.save_all(tmp_path / 'checkpoints', [2], lambda _: state)
   read, seen = ocp.PyTreeCheckpointer.restore, []
 
   def spy(self, path, args):
@@ -139,30 +128,30 @@ def test_params_are_read_without_the_optimizer(
     return read(self, path, args=args)
 
   monkeypatch.setattr(ocp.PyTreeCheckpointer, 'restore', spy)
-  saved = find(tmp_path / subfolder)
+  saved = checkpoint_io.find(tmp_path / subfolder)
   expected = state.ema_params if average else state.params
   params = saved.params()
-  assert_identical(params, jax.tree.map(np.asarray, expected))
+  states.assert_identical(params, jax.tree.map(np.asarray, expected))
   assert isinstance(params['dense']['kernel'], np.ndarray)
   assert saved.read('model_state/') == {'count': 2}
   assert (saved.step, saved.extra) == (2, {'stage': 's2'})
   assert seen == ['ema_params' if average else 'params', 'model_state']
-  target = abstract(make_state(devices=4).params)
+  target = states.abstract(states.make_state(devices=4).params)
   params = saved.read('params/', target)
-  assert_identical(params, state.params)
+  states.assert_identical(params, state.params)
   kernel = params['dense']['kernel']
   assert kernel.sharding == target['dense']['kernel'].sharding
 
 
 def test_a_step_that_is_asked_for_has_no_fallback(tmp_path):
-  with pytest.raises(CheckpointError, match='it has none'):
-    find(tmp_path)
-  save_all(tmp_path, [1, 2])
+  with pytest.raises(checkpoint_io.CheckpointError, match='it has none'):
+    checkpoint_io.find(tmp_path)
+  states.save_all(tmp_path, [1, 2])
   for step, message in ((7, r'of step 7; it has \[1, 2\]'), ('best', 'metric')):
-    with pytest.raises(CheckpointError, match=message):
-      find(tmp_path, step)
+    with pytest.raises(checkpoint_io.CheckpointError, match=message):
+      checkpoint_io.find(tmp_path, step)
   os.truncate(tmp_path / '2' / '_METADATA', 5)
-  with pytest.warns(CheckpointWarning, match='_METADATA'):
-    assert find(tmp_path).step == 1
-  with pytest.raises(CorruptCheckpointError, match='_METADATA'):
-    find(tmp_path, 2)
+  with pytest.warns(checkpoint_io.CheckpointWarning, match='_METADATA'):
+    assert checkpoint_io.find(tmp_path).step == 1
+  with pytest.raises(checkpoint_io.CorruptCheckpointError, match='_METADATA'):
+    checkpoint_io.find(tmp_path, 2)
