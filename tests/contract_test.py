@@ -180,7 +180,7 @@ def served_items(batch):
 def test_served_probabilities_are_those_of_the_masked_form(name, folders):
   config = adapter.load(*variants()[name], folders)
   task, batch = adapter.first_batch(config)
-  params, state = adapter.initial_parameters(config, task)
+  params, state = adapter.initial_parameters(task)
   variables = jax.device_put(
     {'params': params, 'model_state': state}, jax.devices()[0]
   )

@@ -4,13 +4,18 @@ Names that were others when the records were made are translated here.
 """
 
 import contextlib
-import pathlib
-import re
 import zlib
-from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
+import jax
 import numpy as np
+import optax
+from flax import linen as nn
+
+from dataset_lib import fields
+from launch import command_line
+from train_lib import build, config_schema
 
 STEPS = 20
 SHRUNK = [
@@ -97,9 +102,6 @@ def configs() -> dict[str, tuple[str, list[str]]]:
 
 def load(flag: str, overrides: list[str], folders: dict[str, str]) -> Any:
   """Returns a validated configuration of `STEPS` steps."""
-  from launch import command_line
-  from train_lib import config_schema
-
   overrides = [item.format(**folders) for item in (*SHRUNK, *overrides)]
   config = command_line.load_config(flag.format(**folders), overrides)
   names = sorted(config.stages)
@@ -110,18 +112,8 @@ def load(flag: str, overrides: list[str], folders: dict[str, str]) -> Any:
   return config
 
 
-def train(config: Any, workdir: pathlib.Path) -> dict[str, Any]:
-  """Trains a run; returns its result."""
-  from train_lib import trainer
-
-  return trainer.train(config, str(workdir))
-
-
-@contextlib.contextmanager
-def fixed_parameters(config: Any) -> Iterator[None]:
-  """Lets the task begin with parameters that follow from names and shapes."""
-  from dataset_lib import fields
-
+def fixed_parameters(config: Any) -> Any:
+  """Returns a context in which the task begins with those of `fill`."""
   kind = fields.locate(config.task, 'task')
   original = kind.init
 
@@ -129,16 +121,11 @@ def fixed_parameters(config: Any) -> Iterator[None]:
     params, state = original(self, rng)
     return fill(params), state
 
-  kind.init = init
-  try:
-    yield
-  finally:
-    kind.init = original
+  return mock.patch.object(kind, 'init', init)
 
 
 def fill(params: Any) -> Any:
   """Parameters drawn by NumPy from the path and shape of each."""
-  import jax
 
   def leaf(path, value):
     values = draw(parameter_name(path), value.shape)
@@ -169,29 +156,22 @@ def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def parameter_shapes(params: Any) -> dict[str, list[int]]:
   """Shape of each parameter by its name."""
-  import jax
-
   leaves = jax.tree_util.tree_leaves_with_path(params)
   return {parameter_name(path): list(leaf.shape) for path, leaf in leaves}
 
 
 def first_batch(config: Any) -> tuple[Any, dict[str, np.ndarray]]:
   """(task, first batch of training)."""
-  from train_lib import build
-
   dataset = build.build_dataset(config)
   task = build.build_task(config, dataset.info)
   with contextlib.closing(dataset.batches()) as batches:
     return task, {k: np.asarray(v) for k, v in next(batches).items()}
 
 
-def initial_parameters(config: Any, task: Any) -> tuple[Any, Any]:
+def initial_parameters(task: Any) -> tuple[Any, Any]:
   """(params, model state) without boxes, as `fill` draws them."""
-  import jax
-  from flax import linen as nn
-
-  with fixed_parameters(config):
-    return nn.unbox(task.init(jax.random.key(0)))
+  params, state = task.init(jax.random.key(0))
+  return nn.unbox((fill(params), state))
 
 
 def logits(task: Any, params: Any, state: Any, batch: Any) -> Any:
@@ -206,9 +186,6 @@ def logits(task: Any, params: Any, state: Any, batch: Any) -> Any:
 
 def loss_and_gradient(task: Any, params: Any, state: Any, batch: Any) -> Any:
   """(loss, norm of its gradient) of a batch, dropout included."""
-  import jax
-  import optax
-
   keys = jax.random.split(jax.random.key(0), len(batch['mask']))
   frozen = task.init_frozen()
 
@@ -259,18 +236,9 @@ BENCHMARKS = {
 }  # fmt: skip
 
 
-# Pattern of an argument of a recorded command line -> the argument now.
-RENAMED_ARGUMENTS = {
-  r'configs/eat/sst2\.py:': 'configs/eat/glue.py:task=sst2,',
-  r'adatape/image_folder\.py': 'adatape/images.py',
-}
-
-
-def renamed(arguments: list[str]) -> list[str]:
-  """Recorded arguments of a command with the names of this checkout."""
-  result = []
-  for argument in arguments:
-    for pattern, now in RENAMED_ARGUMENTS.items():
-      argument = re.sub(pattern, now, argument)
-    result.append(argument)
-  return result
+def renamed(argument: str) -> str:
+  """A recorded argument of a command with the names of this checkout."""
+  argument = argument.replace(
+    'configs/eat/sst2.py:', 'configs/eat/glue.py:task=sst2,'
+  )
+  return argument.replace('adatape/image_folder.py', 'adatape/images.py')

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from tests.golden import adapter, compare, record, standin
@@ -55,11 +56,9 @@ def test_every_config_has_its_record():
   ],
 )  # fmt: skip
 def test_parameters_of_each_family(subject, folders):
-  import jax
-
   config = adapter.load(*adapter.configs()[subject], folders)
   task, _ = adapter.first_batch(config)
-  params, _ = jax.eval_shape(lambda: adapter.initial_parameters(config, task))
+  params, _ = jax.eval_shape(lambda: adapter.initial_parameters(task))
   given = {'parameters': adapter.parameter_shapes(params)}
   expected = {'parameters': recorded(subject)['parameters']}
   rows = compare.compare_records(subject.replace(' ', '_'), expected, given)

@@ -21,7 +21,11 @@ import tempfile
 import zlib
 from typing import Any
 
+import jax
 import numpy as np
+
+from launch import train
+from train_lib import trainer
 
 if __package__:
   from tests.golden import adapter, standin
@@ -65,13 +69,6 @@ def clean(text: str, *folders: str) -> str:
   return re.sub(r'<tmp>/tmp\w+', '<tmp>', text)
 
 
-@contextlib.contextmanager
-def quiet():
-  """Prints nothing on stdout."""
-  with contextlib.redirect_stdout(io.StringIO()):
-    yield
-
-
 # Runs of each config.
 
 
@@ -82,8 +79,9 @@ def record_config(
   flag, overrides = adapter.configs()[name]
   config = adapter.load(flag, overrides, folders)
   record = record_model(config)
-  with adapter.fixed_parameters(config), quiet():
-    result = adapter.train(config, workdir)
+  quiet = contextlib.redirect_stdout(io.StringIO())
+  with adapter.fixed_parameters(config), quiet:
+    result = trainer.train(config, str(workdir))
   lines = (workdir / 'metrics.jsonl').read_text().splitlines()
   rows = [row for row in map(json.loads, lines) if 'train/loss' in row]
   record['losses'] = [rounded(row['train/loss']) for row in rows]
@@ -103,11 +101,11 @@ def record_config(
 def record_model(config: Any) -> dict[str, Any]:
   """Parameters, and what the model computes of its first batch."""
   task, batch = adapter.first_batch(config)
-  params, state = adapter.initial_parameters(config, task)
+  params, state = adapter.initial_parameters(task)
   record: dict[str, Any] = {
     'parameters': adapter.parameter_shapes(params),
     'first batch': {
-      key: [str(value.dtype), list(value.shape), crc(value)]
+      key: [str(value.dtype), list(value.shape), zlib.crc32(value.tobytes())]
       for key, value in sorted(batch.items())
     },
   }
@@ -121,17 +119,10 @@ def record_model(config: Any) -> dict[str, Any]:
     for key, value in rows.items()
     if key != 'image'
   }
-  return record | measure(task, params, state, rows)
-
-
-def measure(task: Any, params: Any, state: Any, rows: Any) -> dict[str, Any]:
-  """Logits, loss and gradient of given rows."""
-  import jax
-
   rows = jax.tree.map(jax.numpy.asarray, rows)
   logits = adapter.logits(task, params, state, rows)
   loss, norm = adapter.loss_and_gradient(task, params, state, rows)
-  return {
+  return record | {
     'logits': {key: digest(np.asarray(v)) for key, v in logits.items()},
     'loss of rows': rounded(loss),
     'gradient norm': rounded(norm),
@@ -152,11 +143,6 @@ def digest(values: np.ndarray) -> Any:
   }
 
 
-def crc(values: np.ndarray) -> int:
-  """Checksum of an array's bytes."""
-  return zlib.crc32(np.ascontiguousarray(values).tobytes())
-
-
 # Commands.
 
 
@@ -175,16 +161,8 @@ def call(module: str, arguments: list[str], text: str | None = None) -> Any:
 def record_answers(workdir: pathlib.Path, serve: str) -> list[Any]:
   """Answers of `launch.predict` to `TEXTS`."""
   lines = '\n'.join(map(json.dumps, TEXTS)) + '\n{"text": \n'
-  done = call(
-    'predict',
-    [
-      f'--workdir={workdir}',
-      f'--serve={serve}',
-      '--batches=1,2,4',
-      '--compilation_cache=none',
-    ],
-    lines,
-  )
+  arguments = [f'--workdir={workdir}', f'--serve={serve}', '--batches=1,2,4']
+  done = call('predict', [*arguments, '--compilation_cache=none'], lines)
   if done.returncode:
     raise RuntimeError(done.stderr)
   return [json.loads(line) for line in done.stdout.splitlines()]
@@ -202,15 +180,13 @@ def record_help() -> dict[str, Any]:
 
 def record_errors() -> list[Any]:
   """[arguments, error line] of every bad command line of training."""
-  from launch import train
-
   rows = []
   for arguments, _ in json.loads((RECORDS / 'errors.json').read_text()):
     stream = io.StringIO()
     with contextlib.redirect_stderr(stream):
       try:
         workdir = f'--workdir={tempfile.gettempdir()}/refused'
-        train.main([workdir, *adapter.renamed(arguments)])
+        train.main([workdir, *map(adapter.renamed, arguments)])
         stream.write('accepted')
       except SystemExit as stop:
         stream.write(f' (exit code {stop.code})')
@@ -247,39 +223,37 @@ def main(argv: list[str]) -> None:
   arguments = parser.parse_args(argv)
   arguments.out.mkdir(parents=True, exist_ok=True)
 
-  def wanted(subject: str) -> bool:
-    words = filter(None, arguments.only.split(','))
-    return not arguments.only or any(word in subject for word in words)
-
-  def write(subject: str, record: Any) -> None:
-    path = arguments.out / f'{subject.replace(" ", "_")}.json'
+  def write(subject: str, function: Any, *given: Any) -> None:
+    if not any(word in subject for word in arguments.only.split(',')):
+      return
+    record = function(*given)
     text = json.dumps(record, separators=(',', ':'), ensure_ascii=False)
+    path = arguments.out / f'{subject.replace(" ", "_")}.json'
     path.write_text(text.replace('],[', '],\n[') + '\n')
     print(subject, flush=True)
 
   with tempfile.TemporaryDirectory() as name:
     root = pathlib.Path(name)
-    with quiet():
+    with contextlib.redirect_stdout(io.StringIO()):
       folders = standin.write_all(root)
-    for subject in adapter.configs():
-      if wanted(subject):
-        run = root / 'runs' / subject.replace(' ', '_')
-        write(subject, record_config(subject, folders, run))
-    runs = root / 'runs'
+    runs = {
+      subject: root / 'runs' / subject.replace(' ', '_')
+      for subject in adapter.configs()
+    }
+    for subject, run in runs.items():
+      write(subject, record_config, subject, folders, run)
     for subject, (config, serve) in adapter.ANSWERS.items():
-      run = runs / config.replace(' ', '_')
-      if wanted(f'answers {subject}') and run.is_dir():
-        write(f'answers {subject}', record_answers(run, serve))
-    if wanted('help'):
-      write('help', record_help())
-    if wanted('errors'):
-      write('errors', record_errors())
-    if wanted('columns') and (runs / 'eat_sst2').is_dir():
-      places = {'eat': runs / 'eat_sst2', 'dense': runs / 'eat_sst2_dense'}
-      write('columns', record_columns(root, places))
+      if runs[config].is_dir():
+        write(f'answers {subject}', record_answers, runs[config], serve)
+    write('help', record_help)
+    write('errors', record_errors)
+    if runs['eat sst2'].is_dir():
+      places = {'eat': runs['eat sst2'], 'dense': runs['eat sst2 dense']}
+      write('columns', record_columns, root, places)
 
 
 if __name__ == '__main__':
-  os.environ['JAX_PLATFORMS'] = 'cpu'
+  jax.config.update('jax_platforms', 'cpu')
+  os.environ['JAX_PLATFORMS'] = 'cpu'  # of its commands
   os.environ['XLA_FLAGS'] = XLA_FLAGS
   main(sys.argv[1:])
