@@ -1,8 +1,8 @@
 """CoNLL-U: sentences whose words have a head and a dependency label.
 
-The format of Universal Dependencies (universaldependencies.org/format.html).
-Lines of multiword tokens (`1-2`) and of empty nodes (`1.1`) are left out, and
-sentences with a broken line as a whole, since their trees would lack a word.
+The format of universaldependencies.org/format.html. Lines of multiword tokens
+(`1-2`) and of empty nodes (`1.1`) are left out, and whole sentences with a
+broken line, since their trees would lack a word.
 """
 
 import itertools
@@ -40,7 +40,6 @@ class Word(NamedTuple):
 
 
 Sentence = tuple[Word, ...]
-_Fault = tuple[int, str, str]  # number of the line, kind, message
 
 
 def read(
@@ -55,19 +54,17 @@ def read(
   blocks = [list(block) for is_blank, block in lines if not is_blank]
   sentences, bad = [], []
   for block in blocks:
-    words: dict[int, Word] = {}  # by the number of their line
-    faults: list[_Fault] = []
+    words: dict[str, Word] = {}  # by their place
+    faults: list[BadRecord] = []
     for number, line in block:
+      place = f'{path}, line {number}'
       try:
         if word := _word(line, None if faults else len(words) + 1):
-          words[number] = word
+          words[place] = word
       except BadRecord as fault:
-        faults.append((number, fault.kind, fault.message))
-    faults = faults or _faults_of_tree(block[0][0], words)
-    bad += [
-      BadRecord(kind, f'{path}, line {number}', message)
-      for number, kind, message in faults
-    ]
+        faults.append(BadRecord(fault.kind, place, fault.message))
+    faults = faults or _faults_of_tree(f'{path}, line {block[0][0]}', words)
+    bad += faults
     sentences += [] if faults else [tuple(words.values())]
   if not sentences:
     first = f'; the first: {bad[0]}' if bad else ''
@@ -101,19 +98,19 @@ def _word(line: bytes, expected: int | None) -> Word | None:
   return Word(form, int(head), label)
 
 
-def _faults_of_tree(first: int, words: Mapping[int, Word]) -> list[_Fault]:
+def _faults_of_tree(first: str, words: Mapping[str, Word]) -> list[BadRecord]:
   count, roots = len(words), sum(not word.head for word in words.values())
+  if not words:
+    return [BadRecord('no_words', first, 'expected a word, got none')]
   expected = f'expected another word of the {count} as the head, or 0'
   faults = [
-    (line, 'illegal_head', f'{expected}, got {word.head}')
-    for number, (line, word) in enumerate(words.items(), 1)
+    BadRecord('illegal_head', place, f'{expected}, got {word.head}')
+    for number, (place, word) in enumerate(words.items(), 1)
     if word.head > count or word.head == number
   ]
-  if not words:
-    faults.append((first, 'no_words', 'expected a word, got none'))
-  elif not faults and roots != 1:
-    faults.append((first, 'not_one_root', f'expected one root, got {roots}'))
-  return faults
+  if faults or roots == 1:
+    return faults
+  return [BadRecord('not_one_root', first, f'expected one root, got {roots}')]
 
 
 def encode_words(
@@ -121,9 +118,8 @@ def encode_words(
 ) -> tuple[Encoded, list[Int32[np.ndarray, '_ 2']]]:
   """Encodes sentences given as words to rows `[CLS] words [SEP]`.
 
-  Returns the rows, whose tokens are those of the words with spaces between
-  them, and for each sentence the first token and the end of each word. Words
-  after the first one that does not fit in `max_length` tokens are left out.
+  Returns the rows, and for each sentence the first token and the end of each
+  word. Words from the first one on that does not fit are left out.
   """
   tokens, lengths = tokenizer.encode_plain(list(itertools.chain(*sentences)))
   rows, places, first, start = [], [], 0, 0

@@ -7,8 +7,7 @@
   DIRECTORY/SPLIT/sentences.bin  bool [M], whether a token begins one
   DIRECTORY/SPLIT/rows.bin       int64 [R + 1], first token of each, then M
 
-Plain numbers, whose count is in corpus.json. Worker processes encode the texts
-in blocks: the same bytes whatever their number.
+The bytes do not depend on the number of processes that encode the texts.
 """
 
 import collections
@@ -88,9 +87,9 @@ class Options:
 
 
 def prepare(options: Options, bar: Any) -> Any:
-  """Prepares a corpus in the new or empty directory `options.out`.
+  """Prepares a corpus in `options.out`; returns the content of `corpus.json`.
 
-  Returns the content of `corpus.json`; `bar` is a `rich.progress.Progress`.
+  `bar` is a `rich.progress.Progress`.
 
   Raises:
     ConfigError: no vocabulary of that size can be trained.
@@ -235,10 +234,7 @@ def _start_worker() -> None:
 
 @contextlib.contextmanager
 def complete_or_absent(out: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Makes a folder that is named `out` at the end, and removed on an error.
-
-  `out` is not there, or an empty directory, or a link to one of these.
-  """
+  """Makes a folder that is named `out` at the end, and removed on an error."""
   out = out.expanduser().resolve()
   out.parent.mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(
@@ -277,7 +273,7 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
 
   Raises:
     MissingDataError: there is no corpus, or it was prepared without that split.
-    InvalidDataError: a file is damaged or not the one that was written.
+    InvalidDataError: a file is damaged.
   """
   path = directory / MANIFEST_FILE
   if not path.exists():

@@ -14,7 +14,7 @@ import itertools
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
@@ -88,11 +88,10 @@ def pack(
 ) -> list[int]:
   """Returns the end of each row of a part of a document, ascending.
 
-  A row takes whole sentences as long as they fit in `limit`. Where only one
-  fits, the beginning of the next fills the row, cut at a word, so that there is
-  a sentence border to split the row at. A longer sentence is cut at words, or
-  inside of a word that fills a row. Where a single token would be left at the
-  end, the row before ends earlier, if the limit is above 2.
+  A row takes the sentences that fit in `limit`. Where only one fits, the
+  beginning of the next fills the row, cut at a word, so that there is a border
+  to split the row at. A longer sentence is cut at words, or inside of a word
+  that fills a row. No single token is left at the end, if the limit is above 2.
   """
   total = len(begins_word)
   ends = [*np.flatnonzero(begins_sentence).tolist()[1:], total]
@@ -111,7 +110,6 @@ def pack(
 def _row_end(
   ends: Sequence[int], words: Sequence[int], start: int, furthest: int
 ) -> int:
-  """Returns the end of the row from `start`, at most `furthest`."""
   if furthest == ends[-1]:
     return furthest
   behind = bisect.bisect_right(ends, furthest)
@@ -139,8 +137,7 @@ def blocks(
 ) -> Iterator[list[Part]]:
   """Collects parts of one split to blocks of about `BLOCK_CHARACTERS`.
 
-  A document that is longer than a block goes on in the next one; only its rows
-  end there.
+  A longer document goes on in the next block; only its rows end there.
   """
   block: dict[str, list[Part]] = {VALIDATION: [], TRAIN: []}
   characters = dict.fromkeys(block, 0)
@@ -163,15 +160,12 @@ def blocks(
 
 
 def _split_of(document: int, validation_share: float) -> str:
-  """Returns the validation split for a random one of every 1 / share documents.
-
-  Of the first group it is the first, so that a small corpus has one at all.
-  """
+  """Returns VALIDATION for a random one of every 1 / share documents."""
   if not validation_share:
     return TRAIN
   size = round(1 / validation_share)
   group, place = divmod(document, size)
-  # 0 for group 0, which splitmix64 leaves as it is.
+  # 0 for group 0, so that a small corpus has one at all.
   chosen = int(splitmix64(np.array([group], np.uint64))[0]) % size
   return VALIDATION if place == chosen else TRAIN
 
@@ -189,9 +183,7 @@ class Rows(NamedTuple):
 
 
 @functools.lru_cache(1)
-def _loaded(
-  path: pathlib.Path,
-) -> tuple[tokenizer.Tokenizer, Bool[np.ndarray, ' V']]:
+def _loaded(path: pathlib.Path) -> tuple[tokenizer.Tokenizer, Any]:
   given = tokenizer.load(path)
   return given, given.word_starts()
 

@@ -76,8 +76,7 @@ class Paragraph(NamedTuple):
 class Texts:
   """Texts of files, of folders and of 'tfds:NAME', each once.
 
-  `faults` counts files and links that are not read; the `names` in `without`
-  are left out silently. Lines longer than `max_line` are cut at spaces.
+  The `names` in `without` are left out silently, other files are `faults`.
   """
 
   def __init__(

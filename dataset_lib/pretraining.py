@@ -1,11 +1,10 @@
 """Pretraining as ALBERT's: masked n-grams, and the order of two segments.
 
-A record is a row of consecutive sentences of one document. Each time it is read
-it is perhaps shortened, split at a sentence border (at a word where there is
-none) in two segments, which are swapped with probability 0.5 (Lan et al., 2020,
-section 3.1), framed as [CLS] a [SEP] b [SEP], padded, and masked (section 4.1).
-All of this is a function of (seed, epoch, index), computed for many rows at
-once. One ordered pass is epoch 0.
+A record is a row of consecutive sentences of one document. In each epoch it is
+perhaps shortened, split at a border of sentences or words in two segments,
+which are swapped with probability 0.5 (Lan et al., 2020, section 3.1), framed
+as [CLS] a [SEP] b [SEP], padded, and masked (section 4.1): a function of (seed,
+epoch, index), computed for many rows at once. One ordered pass is epoch 0.
 """
 
 import dataclasses
@@ -29,6 +28,7 @@ _DRAWS = 5  # random numbers of a row, besides those for masking
 Flags = Bool[np.ndarray, 'B L']
 Numbers = Int[np.ndarray, ' B']
 Uniform = Float64[np.ndarray, 'B U']  # independent numbers in [0, 1)
+Spans = tuple[Numbers, Numbers, Numbers]  # begin, second segment, end
 
 
 class Rows(NamedTuple):
@@ -95,15 +95,13 @@ class Pretraining:
     """Returns rows as they are in the given epochs.
 
     Returns:
-      {'tokens', 'token_types': int32 [B, L]; 'length', 'label': int32 [B], the
-      label 1 where segments are swapped; and the arrays of `mask`, [B, P] with
-      P = ceil(mask_share * max_length)}.
+      {'token_types': int32 [B, L]; 'length', 'label': int32 [B], the label 1
+      where segments are swapped; and the arrays of `mask`, whose P is
+      ceil(mask_share * max_length)}.
     """
-    length = self.max_length
-    slots = math.ceil(self.mask_share * length)
-    count = _DRAWS + 2 * (length + slots)
-    numbers = uniform(seed, epochs, indices, count)
-    draws = numbers[:, :_DRAWS]
+    slots = math.ceil(self.mask_share * self.max_length)
+    count = _DRAWS + 2 * (self.max_length + slots)
+    draws, more = np.split(uniform(seed, epochs, indices, count), [_DRAWS], 1)
     swapped = draws[:, 4] < 0.5
     given = self._gather(indices)
     spans = _segments(given, self.short_share, draws)
@@ -111,7 +109,7 @@ class Pretraining:
     budgets = np.round(self.mask_share * lengths).astype(np.int64)
     masked = mask(
       rows, np.maximum(budgets, 1), self.max_ngram, self._tokenizer.mask_id,
-      self._ordinary, numbers[:, _DRAWS:],
+      self._ordinary, more,
     )  # fmt: skip
     label = swapped.astype(np.int32)
     return masked | dict(token_types=types, length=lengths, label=label)
@@ -134,10 +132,7 @@ class Pretraining:
     return Rows(tokens, inside, word, sentence)
 
   def _framed(
-    self,
-    given: Rows,
-    spans: tuple[Numbers, Numbers, Numbers],
-    swapped: Bool[np.ndarray, ' B'],
+    self, given: Rows, spans: Spans, swapped: Bool[np.ndarray, ' B']
   ) -> tuple[Rows, Int32[np.ndarray, 'B L'], Int32[np.ndarray, ' B']]:
     """Returns framed and padded rows, their token types, and their lengths."""
     start, middle, stop = spans
@@ -186,14 +181,11 @@ def uniform(
   return (splitmix64(counters) >> np.uint64(11)) * 2.0**-53
 
 
-def _segments(
-  given: Rows, short_share: float, draws: Uniform
-) -> tuple[Numbers, Numbers, Numbers]:
-  """Returns the begin of each row, of its second segment, and its end.
+def _segments(given: Rows, short_share: float, draws: Uniform) -> Spans:
+  """Splits rows; a share is shortened to about a length uniform in [2, L].
 
-  Share `short_share` of the rows is shortened to about a length uniform in [2,
-  L], around the split. Each end of such a row moves towards the split to a
-  sentence border, or if there is none, outwards to the border of its word.
+  Each end of a shortened row moves towards the split to a sentence border, or
+  if there is none, outwards to the border of its word.
   """
   _, inside, word, sentence = given
   lengths, limit = inside.sum(axis=1), inside.shape[1]
@@ -240,18 +232,16 @@ def mask(
 ) -> dict[str, np.ndarray]:
   """Masks `budgets` tokens of each row, in n-grams of up to `max_ngram` words.
 
-  Each row is cut into n-grams of random lengths, p(n) proportional to 1 / n,
-  taken in random order until its budget is reached. The last one is shortened
-  to the words that still fit, and single words fill the rest. 80 % of the
-  chosen tokens become [MASK], 10 % a random one and 10 % stay (BERT; Devlin et
-  al., 2019, section 3.1).
+  N-grams of random lengths, p(n) proportional to 1 / n, are taken in random
+  order up to the budget; of the last one the words that fit, and single words
+  fill the rest. 80 % of the tokens become [MASK], 10 % a random one and 10 %
+  stay (BERT; Devlin et al., 2019, section 3.1).
 
   Returns:
-    {'tokens': int32 [B, L], with the chosen tokens masked or replaced;
-    'mlm_positions', 'mlm_labels', 'mlm_kind': int32 [B, P], the place of each
-    chosen token, ascending, its id before masking, and MASKED, REPLACED or
-    KEPT; 'mlm_weights': float32 [B, P], 1 for a chosen token and 0 for an
-    unused slot, whose other values are 0}.
+    {'tokens': int32 [B, L]; 'mlm_positions', 'mlm_labels', 'mlm_kind': int32
+    [B, P], the place of each chosen token, ascending, its id before masking,
+    and MASKED, REPLACED or KEPT; 'mlm_weights': float32 [B, P], 1 for a chosen
+    token and 0 for an unused slot, whose other values are 0}.
   """
   length = rows.tokens.shape[1]
   size = uniform.shape[1] // 2 - length
@@ -280,10 +270,7 @@ def mask(
 def cut_into_ngrams(
   rows: Rows, max_ngram: int, uniform: Uniform
 ) -> Int[np.ndarray, 'B L']:
-  """Returns the number of each token's n-gram, counted from 0 in its row.
-
-  Special tokens have the number of the n-gram before them.
-  """
+  """Returns the number of each token's n-gram, or of the one before it."""
   size = rows.tokens.shape[1]
   weights = 1.0 / np.arange(1, max_ngram + 1)
   bounds = np.cumsum(weights / weights.sum())[:-1]
@@ -307,7 +294,6 @@ def choose(
   """Chooses whole words, at most `budgets` tokens of each row.
 
   Where no word fits, a part of one is chosen, so that every row has a label.
-  N-gram n of a row is ordered by the n-th number of `uniform`.
   """
   keys = np.take_along_axis(uniform, ngrams, axis=1)
   keys[~rows.is_text] = 2.0  # after all others

@@ -41,17 +41,14 @@ _NUMBER_COMMA = re.compile(r'.*\d,', re.DOTALL)
 def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
   """Trains a lower-case unigram vocabulary; the same texts give the same bytes.
 
-  A random sample of at most `max_texts` texts, and of
-  `MAX_TRAINING_CHARACTERS`, is kept in memory; longer texts count as several.
-
-  Raises:
-    ConfigError: no vocabulary of that size can be trained from the texts.
-    InvalidDataError: there is no text.
+  It keeps a random sample of at most `max_texts` texts; long ones are several.
+  Texts that do not give a vocabulary of that size are a ConfigError, no text is
+  an InvalidDataError.
   """
   import sentencepiece
 
-  # A list, not an iterator: the trainer makes a RuntimeError of everything that
-  # is raised while it reads, of Ctrl-C too.
+  # A list: of what an iterator raises, even of Ctrl-C, the trainer makes a
+  # RuntimeError.
   sample = _sample(_training_texts(texts), max_texts)
   if not sample:
     raise InvalidDataError(
@@ -82,7 +79,6 @@ def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
 
 
 def _training_texts(texts: Iterable[str]) -> Iterator[str]:
-  """Normalises texts and cuts them after spaces."""
   normalizer = normalizer_of()
   for text in texts:
     # Normalised before it is cut: a character may become several.
@@ -122,10 +118,9 @@ def normalizer_of(
 
 
 def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
-  """Converts a model to a `tokenizers.Tokenizer`, without a frame of [CLS].
+  """Converts a model, and its tokenizer_config.json, to `tokenizers`' object.
 
-  `config` is that of ALBERT's tokenizer_config.json. Another kind of model is
-  an InvalidDataError, and so is one that ends early.
+  Raises InvalidDataError for a model of another kind or that ends early.
   """
   from sentencepiece import sentencepiece_model_pb2
 
@@ -155,9 +150,9 @@ def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
     model.normalizer_spec.precompiled_charsmap,
   )
   words = pre_tokenizers.WhitespaceSplit()
-  spaces = pre_tokenizers.Metaspace(SPACE, prepend_scheme='always')
+  spaces = pre_tokenizers.Metaspace(SPACE)
   library.pre_tokenizer = pre_tokenizers.Sequence([words, spaces])
-  library.decoder = decoders.Metaspace(SPACE, prepend_scheme='always')
+  library.decoder = decoders.Metaspace(SPACE)
   kinds = proto.ModelProto.SentencePiece
   special = kinds.UNKNOWN, kinds.CONTROL
   library.add_special_tokens([p.piece for p in pieces if p.type in special])
@@ -165,11 +160,9 @@ def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
 
 
 def keep_as_text(library: Any, names: Iterable[str]) -> None:
-  """Cuts special tokens typed in a text, so that none is read as one piece.
+  """Cuts typed special tokens after their first character; changes `library`.
 
-  A unigram model finds every piece of its vocabulary in a text: a typed "<pad>"
-  would become padding, but not when it is cut after its first character.
-  Changes a `tokenizers.Tokenizer` in place, once.
+  A unigram model would read a typed "<pad>" as that piece, and so as padding.
   """
   pattern = '|'.join(
     f'{re.escape(name[0])}(?={re.escape(name[1:])})'

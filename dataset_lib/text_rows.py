@@ -1,8 +1,8 @@
 """Files of labelled texts, read as rows of token ids.
 
-TSV files have no quoting: a `"` is a character of the text, and csv's reader
-would join rows between two of them. A line is a row, a tab ends a column, and
-every line is decoded by itself, so that a bad row spoils no other.
+TSV files have no quoting: a `"` is a character of the text. A line is a row, a
+tab ends a column, and every line is decoded by itself: a bad row spoils no
+other.
 """
 
 import contextlib
@@ -163,18 +163,15 @@ class LabelledTexts(TokenSource):
   """Fields and reading of every source of labelled texts.
 
   All rows are tokenised when the split is opened. Parts of a split such as
-  'train[:95%]' are slices of one fixed permutation: files are ordered (CoLA's
-  by source), so that their ends are no samples. `max_examples` takes the first
-  rows of such a permutation of a split that begins with 'train', 0 all of them.
+  'train[:95%]' are slices of one fixed permutation, as files are ordered, and
+  so is what `max_examples` takes of a training split, 0 for all of it.
   """
 
   split: str
   task: str
   directory: str
   tokenizer: Annotated[
-    str,
-    Len(1),
-    'a directory with tokenizer.json or vocab.txt, or such a file',
+    str, Len(1), 'a directory with tokenizer.json or vocab.txt, or such a file'
   ]
   max_length: MaxLength = 128
   length_buckets: Buckets = DEFAULT_BUCKETS

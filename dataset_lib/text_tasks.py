@@ -25,7 +25,6 @@ from dataset_lib.errors import (
 from dataset_lib.source import PART_WORDS, parts, require
 from dataset_lib.text_rows import (
   LabelledTexts,
-  Line,
   TextFile,
   TextTask,
   decoded,
@@ -77,12 +76,8 @@ PROBING = {
 _PROBING = TextTask((_SINGLE,), ('label',), (), by_name=True)
 
 _GLUE_SPLIT = '(?:validation|dev|test)(?:_matched|_mismatched)?|train'
-# MRPC as Microsoft gives it: train and dev in one file, told apart by a list.
-_MSR_TRAIN, _MSR_TEST = 'msr_paraphrase_train.txt', 'msr_paraphrase_test.txt'
-_MSR_DEV_IDS = 'dev_ids.tsv'
 _UNLABELLED = -1  # label of TFDS's test sets
 _MARKS = {b'tr': 'train', b'va': 'validation', b'te': 'test'}
-_SHOWN_CLASSES = 10
 
 
 def num_texts(dataset: Mapping[str, Any]) -> int | None:
@@ -121,8 +116,6 @@ def _tsv_file(path: Path, task: TextTask, split: str) -> TextFile:
     columns = list(task.headless)
   else:
     lines = lines[1:]
-  if path.name == _MSR_TRAIN:
-    lines = _msr_rows(path, lines, split)
   try:
     task.columns(columns, str(path))
   except InvalidDataError as error:
@@ -137,24 +130,6 @@ def _unlabelled(split: str, found: object) -> ConfigError:
   expected = "a split with labels, which GLUE's test sets do not have "
   expected += f'({found}); train and evaluate on train and validation'
   return ConfigError('split', split, expected)
-
-
-def _msr_rows(path: Path, lines: Sequence[Line], split: str) -> list[Line]:
-  """Returns the rows of MRPC's train or dev split of Microsoft's one file."""
-  ids_file = path.with_name(_MSR_DEV_IDS)
-  if not ids_file.is_file():
-    raise MissingDataError(
-      f"{path} holds MRPC train and dev together: put GLUE's list of the dev "
-      f'pairs beside it as {_MSR_DEV_IDS}'
-    )
-  dev = {tuple(line.split(b'\t')[:2]) for _, line in read_lines(ids_file)}
-  # The second and third column are the ids of the two texts. A row without
-  # them is bad; it is counted with the training ones.
-  return [
-    (number, line)
-    for number, line in lines
-    if (tuple(line.split(b'\t')[1:3]) in dev) == (split == 'validation')
-  ]
 
 
 class _TfdsRows(tfds.Examples):
@@ -190,11 +165,7 @@ class _SentEvalRows(TextFile):
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Glue(LabelledTexts):
-  """Rows of a GLUE task.
-
-  Reads official TSV files, others with named columns (both plain or gzip), or
-  TFDS's `glue/<task>`.
-  """
+  """Rows of a GLUE task: TSV files, plain or gzip, or TFDS's `glue/<task>`."""
 
   split: Annotated[
     str,
@@ -225,9 +196,6 @@ class Glue(LabelledTexts):
       builder = tfds.prepared_builder(source, self.data_dir, user)
       return _TfdsRows(builder, task, split)
     names = _tsv_names(split.replace('validation', 'dev'), split)
-    if self.task == 'mrpc':
-      # Microsoft's test file has labels, the official test.tsv has none.
-      names = [_MSR_TEST, *names] if split == 'test' else [*names, _MSR_TRAIN]
     folder = Path(self.directory).expanduser()
     folders = folder, folder / self.task, folder / task.folder
     return _tsv_file(_find(self.task, split, folders, names), task, split)
@@ -237,11 +205,9 @@ class Glue(LabelledTexts):
 class Probing(LabelledTexts):
   """Rows of a probing task.
 
-  Reads SentEval's files `<task>.txt`, which hold all splits ('tr', 'va' or
-  'te', the class, perhaps more columns, the sentence), and TSV files of one
-  split with a header (`<task>/train.tsv`, columns 'sentence' and 'label'); both
-  plain or gzip. The classes are the sorted labels of the whole train split,
-  whatever part of it is read; a row with another label is a bad one.
+  Reads SentEval's files `<task>.txt`, which hold all splits, and TSV files of
+  one split with the columns 'sentence' and 'label'. The classes are the sorted
+  labels of the whole train split; a row with another label is a bad one.
   """
 
   split: Annotated[
@@ -267,7 +233,7 @@ class Probing(LabelledTexts):
     names -= {''}
     limit, known = PROBING.get(self.task, (max(len(names), 2), 'any'))
     if not 2 <= len(names) <= limit:
-      shown = ', '.join(sorted(names)[:_SHOWN_CLASSES])
+      shown = ', '.join(sorted(names)[:10])
       raise InvalidDataError(
         f'{self.directory}: expected at least 2 and at most {limit} classes of '
         f'{self.task} ({known}), got {len(names)}: {shown}'

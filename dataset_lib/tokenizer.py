@@ -1,8 +1,7 @@
 """WordPiece and SentencePiece tokenizers, by the `tokenizers` library.
 
 Ids equal those of Hugging Face's `BertTokenizer` and `AlbertTokenizer` with
-`split_special_tokens=True`: text is data, so a typed "[SEP]" is a bracket, a
-word and a bracket, never the separator.
+`split_special_tokens=True`: a typed "[SEP]" is never the separator.
 """
 
 import contextlib
@@ -26,8 +25,8 @@ from dataset_lib.sentencepiece_model import SPACE
 from dataset_lib.source import Encoded
 
 MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]
-# Texts encoded at once: the library's own objects take a hundred times the
-# memory of the ids, so they are not kept for a whole data set.
+# Texts encoded at once: the library's objects take a hundred times the memory
+# of the ids.
 CHUNK = 4096
 JSON_FILE, VOCABULARY_FILE = 'tokenizer.json', 'vocab.txt'
 CONFIG_FILES = ('special_tokens_map.json', 'tokenizer_config.json')
@@ -75,11 +74,8 @@ class Tokenizer:
     """Returns token ids of texts, or of pairs, with [CLS] and [SEP].
 
     A row longer than `max_length` loses tokens from the end of its longer text
-    first.
-
-    Raises:
-      ValueError: a text cannot be encoded (a lone surrogate), the numbers of
-        texts differ, or max_length has no room for the special tokens.
+    first. Raises ValueError if a text cannot be encoded, the numbers of texts
+    differ, or max_length has no room for the special tokens.
     """
     items = texts if pairs is None else [*zip(texts, pairs, strict=True)]
     tokens, types, lengths = _encode(self._truncating(max_length), items, True)
@@ -94,12 +90,7 @@ class Tokenizer:
     return tokens, lengths
 
   def word_starts(self) -> Bool[np.ndarray, ' V']:
-    """Returns for each id whether the token begins a word.
-
-    Of WordPiece all but "##" tokens do. Of SentencePiece those that begin with
-    a space do, and as in ALBERT's data generator punctuation, and text of a
-    script without spaces between words.
-    """
+    """Returns for each id whether the token begins a word."""
     names = map(self._library.id_to_token, range(self.vocab_size))
     kind = type(self._library.model).__name__
     result = np.array([not name or begins_word(name, kind) for name in names])
@@ -116,9 +107,8 @@ class Tokenizer:
 
   def _truncating_at(self, max_length: int) -> Any:
     if max_length < MIN_LENGTH:
-      raise ValueError(
-        f'max_length: expected at least {MIN_LENGTH}, got {max_length}'
-      )
+      expected = f'expected at least {MIN_LENGTH}, got {max_length}'
+      raise ValueError(f'max_length: {expected}')
     library = tokenizers.Tokenizer.from_str(self._library.to_str())
     library.encode_special_tokens = True
     library.enable_truncation(max_length, strategy='longest_first')
@@ -127,28 +117,30 @@ class Tokenizer:
 
 def _encode(
   library: Any, items: Sequence[Any], special: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, ...]:
   """Returns ids and, with [CLS], types of all rows, and the rows' lengths."""
-  tokens, types, lengths = ([np.zeros(0, np.int32)] for _ in range(3))
+  columns = [[np.zeros(0, np.int32)] for _ in range(3)]
   for start in range(0, len(items), CHUNK):
     chunk = list(items[start : start + CHUNK])
     try:
       rows = library.encode_batch_fast(chunk, add_special_tokens=special)
     except (TypeError, UnicodeError) as error:
-      raise ValueError(
-        f'a text cannot be encoded, such as a lone surrogate: {error}'
-      ) from error
-    for column, parts in (
-      (tokens, (row.ids for row in rows)),
-      (types, (row.type_ids for row in rows if special)),
-      (lengths, ([len(row)] for row in rows)),
-    ):
+      message = f'a text cannot be encoded, such as a lone surrogate: {error}'
+      raise ValueError(message) from error
+    ids, lengths = (row.ids for row in rows), ([len(row)] for row in rows)
+    types = (row.type_ids for row in rows if special)
+    for column, parts in zip(columns, (ids, types, lengths), strict=True):
       column.append(np.fromiter(itertools.chain.from_iterable(parts), np.int32))
-  return np.concatenate(tokens), np.concatenate(types), np.concatenate(lengths)
+  return tuple(map(np.concatenate, columns))
 
 
 def begins_word(name: str, kind: str) -> bool:
-  """Returns whether a token begins a word; see `Tokenizer.word_starts`."""
+  """Returns whether a token begins a word.
+
+  Of WordPiece all but "##" tokens do. Of SentencePiece those that begin with a
+  space do, and as in ALBERT's data generator punctuation, and text of a script
+  without spaces between words.
+  """
   if kind == WORD_PIECE:
     return not name.startswith('##')
   if name.startswith(SPACE) or not any(map(str.isalnum, name)):
@@ -162,8 +154,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
 
   Raises:
     MissingDataError: there is none.
-    InvalidDataError: it is damaged, or no WordPiece tokenizer like BERT's and
-      no SentencePiece tokenizer like ALBERT's.
+    InvalidDataError: it is damaged, or not like BERT's or ALBERT's.
   """
   folder = pathlib.Path(path).expanduser()
   names = JSON_FILE, VOCABULARY_FILE, sentencepiece_model.MODEL_FILE
@@ -220,7 +211,6 @@ def _word_piece(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
 
 
 def _special_tokens(config: Mapping[str, Any], kind: str) -> list[str]:
-  """Returns special tokens; a file has them as strings or as objects."""
   defaults = zip(_SPECIAL_KEYS, _SPECIAL[kind], strict=True)
   given = [config.get(f'{key}_token', default) for key, default in defaults]
   return [one['content'] if isinstance(one, Mapping) else one for one in given]
@@ -229,7 +219,7 @@ def _special_tokens(config: Mapping[str, Any], kind: str) -> list[str]:
 def _completed(
   library: Any, file: pathlib.Path, config: Mapping[str, Any]
 ) -> Tokenizer:
-  """Returns the tokenizer of the library's, checked and set as in `config`."""
+  """Checks the library's tokenizer, and sets it as in `config`."""
   kind = type(library.model).__name__
   if kind not in _SPECIAL:
     raise InvalidDataError(
@@ -264,8 +254,6 @@ def _completed(
   library.encode_special_tokens = True
   pair = library.encode('', '')
   if pair.ids != [ids[2], ids[3], ids[3]]:
-    raise InvalidDataError(
-      f'{file}: expected a pair framed as [CLS] a [SEP] b [SEP], got '
-      f'{pair.tokens}'
-    )
+    expected = 'a pair framed as [CLS] a [SEP] b [SEP]'
+    raise InvalidDataError(f'{file}: expected {expected}, got {pair.tokens}')
   return Tokenizer(library, ids)

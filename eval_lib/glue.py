@@ -1,9 +1,8 @@
 """The official metrics of the nine GLUE tasks, over a whole split.
 
-GLUE (Wang et al., 2018, table 1), by scikit-learn and scipy. F1 and the
-correlations are no means over rows, so the predictions of the split are
-collected first. An undefined metric is 0 and never NaN: F1 without a positive,
-and the correlations of constant predictions, which carry no information.
+GLUE (Wang et al., 2018, table 1), by scikit-learn and scipy. An undefined
+metric is 0 and never NaN: F1 without a positive, and the correlations of
+constant predictions.
 """
 
 import dataclasses
@@ -64,16 +63,13 @@ def compute(
   The logits are of one head, of a regression the predicted numbers, `[N, 1]`.
 
   Raises:
-    InvalidDataError: there is no row, or a label is not legal, as in GLUE's
-      test splits, whose labels are hidden.
+    InvalidDataError: there is no row, or a label is not legal (hidden).
     ValueError: the logits do not fit the task.
   """
   kind = TASKS[task]
   if logits.shape[1] != kind.num_classes:
-    raise ValueError(
-      f'{task}: expected {kind.num_classes} logits of a row, got '
-      f'{logits.shape[1]}'
-    )
+    expected = f'expected {kind.num_classes} logits of a row'
+    raise ValueError(f'{task}: {expected}, got {logits.shape[1]}')
   if not len(labels):
     raise InvalidDataError(f'{task}: the split holds no example')
   top = MAX_SCORE if kind.is_regression else kind.num_classes - 1

@@ -53,11 +53,8 @@ class ItemReader:
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> dict[str, np.ndarray]:
-    """Stacks rows to a batch; padding repeats the first row.
-
-    A row of zeros could read a longer tape than all others, and a batch ends
-    with its slowest row.
-    """
+    """Stacks rows to a batch; padding repeats the first row."""
+    # A batch ends with its slowest row, which one of zeros might be.
     arrays = [row[self.name] for row in rows] or [self.example]
     arrays += arrays[:1] * (size - len(arrays))
     return {self.name: np.stack(arrays)}
@@ -122,9 +119,8 @@ def _token_ids(value: Any, vocab_size: int) -> Int[np.ndarray, ' T']:
 class TextReader:
   """Turns texts into token ids; thread-safe.
 
-  An item is a text, a pair of texts, or a mapping with 'text' and optionally
-  'pair' and 'source'; texts may be UTF-8 bytes. A mapping with 'tokens' and
-  optionally 'token_types' and 'source' is a text that is tokenised already.
+  An item is a text, a pair of texts, or a mapping with 'text' or 'tokens', and
+  optionally 'pair' or 'token_types', and 'source'; texts may be UTF-8 bytes.
   """
 
   tokenizer: Tokenizer | None  # None if only token ids are served
@@ -148,15 +144,10 @@ class TextReader:
       tokens, types = self._encode(texts, limit + 1)
       if len(tokens) > limit:  # of which the last must be [SEP]
         tokens[:limit], types[:limit] = self._encode(texts, limit)
-    return Encoded(
-      inputs={'tokens': tokens[:limit], 'token_types': types[:limit]},
-      length=min(len(tokens), limit),
-      variant=variant,
-      context={
-        'source': fields.get('source', ''),
-        'truncated': len(tokens) > limit,
-      },
-    )
+    inputs = {'tokens': tokens[:limit], 'token_types': types[:limit]}
+    truncated, source = len(tokens) > limit, fields.get('source', '')
+    context = {'source': source, 'truncated': truncated}
+    return Encoded(inputs, min(len(tokens), limit), variant, context)
 
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
@@ -165,7 +156,6 @@ class TextReader:
     return padded(rows, length, size, self.pad_id)
 
   def _texts(self, fields: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the one or two texts of an item, by their keys."""
     keys = ('text',) if fields.get('pair') is None else ('text', 'pair')
     texts = {key: fields[key] for key in keys}
     for key, value in texts.items():
@@ -183,7 +173,6 @@ class TextReader:
     return texts
 
   def _encode(self, texts: Mapping[str, str], limit: int) -> Any:
-    """Returns tokens and types of at most `limit` tokens."""
     if self.tokenizer is None:
       legal = "token ids, {'tokens': [...]}, as the model has no tokenizer"
       raise InputError(f'item: expected {legal}, got a text')
@@ -214,18 +203,16 @@ def padded(
 ) -> dict[str, Int[np.ndarray, '...']]:
   """Pads rows of tokens to one batch; padding rows have one token.
 
-  Returns `'tokens'` and `'token_types'` int32 `[size, length]` of rows with the
-  same fields, and `'length'` int32 `[size]`.
+  Returns `'tokens'` and `'token_types'` int32 `[size, length]`, and `'length'`
+  int32 `[size]`.
   """
-  tokens, types = [[row[k] for row in rows] for k in ('tokens', 'token_types')]
-  lengths = np.ones(size, np.int32)
-  lengths[: len(rows)] = list(map(len, tokens))
-  shape = size, length
-  return {
-    'tokens': pad_rows(tokens, shape, pad_id),
-    'token_types': pad_rows(types, shape),
-    'length': lengths,
+  shape, lengths = (size, length), np.ones(size, np.int32)
+  lengths[: len(rows)] = [len(row['tokens']) for row in rows]
+  batch = {
+    name: pad_rows([row[name] for row in rows], shape, fill)
+    for name, fill in (('tokens', pad_id), ('token_types', 0))
   }
+  return batch | {'length': lengths}
 
 
 def _item_fields(item: Any) -> dict[str, Any]:

@@ -26,8 +26,6 @@ from train_lib.classification import Classification
 from train_lib.run_directory import CONFIG, TOKENIZER
 from train_lib.task import Batch, model_errors
 
-_INIT_LENGTH = 8
-
 
 @dataclasses.dataclass(frozen=True)
 class TextOptions:
@@ -84,8 +82,8 @@ class TextClassification(Classification):
 
   def example(self) -> dict[str, Array]:
     """Returns one short row."""
-    row = jnp.zeros((1, _INIT_LENGTH), jnp.int32)
-    length = jnp.full((1,), _INIT_LENGTH, jnp.int32)
+    row = jnp.zeros((1, 8), jnp.int32)
+    length = jnp.array([8], jnp.int32)
     return {'tokens': row, 'token_types': row, 'length': length}
 
   def arguments(self, batch: Batch) -> tuple[Array, ...]:

@@ -78,23 +78,6 @@ def test_mnli_has_two_validation_splits(root):
     opened(config(root, 'sst2'), 'validation_matched')
 
 
-def test_mrpc_as_microsoft_gives_it(root):
-  header = '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String'
-  folder, given = root / 'MRPC', config(root, 'mrpc')
-  rows = ['1\t1\t2\tw1\tw2', '0\t3\t4\tw3\tw4', '1\t3\t2\tw5\tw6']
-  write(folder / 'msr_paraphrase_train.txt', [header, *rows], '\r\n')
-  write(folder / 'msr_paraphrase_test.txt', [header, '0\t5\t6\tw7\tw8'], '\r\n')
-  with pytest.raises(MissingDataError, match=r'dev_ids\.tsv'):
-    opened(given)
-  write(folder / 'dev_ids.tsv', ['3\t4'])
-  # GLUE's own test file is there too, without labels.
-  write(folder / 'test.tsv', ['index\t#1 String\t#2 String', '0\tw7\tw8'])
-  train = [('w1 [SEP] w2', 1), ('w5 [SEP] w6', 1)]
-  assert read(opened(given)) == train
-  assert read(opened(given, 'validation')) == [('w3 [SEP] w4', 0)]
-  assert read(opened(given, 'test')) == [('w7 [SEP] w8', 0)]
-
-
 @pytest.mark.parametrize('end', ['\n', '  \n\n', '\r\n\r\n'])
 def test_quotes_and_blank_last_lines_lose_and_add_no_row(root, end):
   rows = ['"w1\t1', 'w2" w3\t0', '""w4\t1', 'w5\t0', 'w6 "" "\t1']
