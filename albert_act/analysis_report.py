@@ -161,17 +161,20 @@ def label_rows(
   for name, steps in words:
     if len(steps):
       found[name].append(steps)
-  kept = {name: one for name, one in found.items() if len(one) >= at_least}
-  means = np.array([np.concatenate(one).mean() for one in kept.values()])
-  # NaN without labels.
-  mean, std = (means.mean(), means.std()) if kept else (np.nan, np.nan)
+  means = {
+    name: float(np.concatenate(own).mean())
+    for name, own in found.items()
+    if len(own) >= at_least
+  }
+  values = [*means.values()] or [np.nan]
+  mean, std = np.mean(values), np.std(values)
   high = mean + std
   labels = [
-    _row('label', name, len(own), value, high='*' if value > high else '')
-    for (name, own), value in zip(kept.items(), means, strict=True)
+    _row('label', name, len(found[name]), own, high='*' if own > high else '')
+    for name, own in means.items()
   ]
   labels.sort(key=lambda row: (-row['count'], row['label']))
-  rare = sum(map(len, found.values())) - sum(map(len, kept.values()))
+  rare = sum(len(own) for name, own in found.items() if name not in means)
   return labels, [
     _row('label', 'mean of the labels', len(labels), mean, high=''),
     _row('label', 'standard deviation of the labels', len(labels), std),

@@ -133,28 +133,20 @@ def plot_iterations(
 
 
 def plot_bars(
-  path: Path,
-  table: Mapping[str, Mapping[str, Any]],
-  title: str,
-  stacked: str = '',
+  path: Path, table: Mapping[str, Mapping[str, Any]], title: str
 ) -> None:
-  """Draws horizontal bars for the rows of a table.
+  """Draws horizontal bars for the rows of a table, a panel for each column.
 
   Args:
-    table: rows by name, values by column. Those with `median`, `low` and `high`
-      have error bars.
+    table: rows by name, values by column, whose name labels the axis. Values
+      with `median`, `low` and `high` have error bars.
     title: of the figure.
-    stacked: label of the axis on which the columns, percentages, follow each
-      other; '' draws a panel for each column, whose name is its label.
   """
   columns = list(next(iter(table.values()), ()))
-  size = 1.6 + (4.8 if stacked else 3.2 * len(columns)), 1.7 + 0.4 * len(table)
+  size = 1.6 + 3.2 * len(columns), 1.7 + 0.4 * len(table)
   with plots.figure(path, table, size) as drawn:
-    count = 1 if stacked else len(columns)
-    panels = drawn.subplots(1, count, sharey=True, squeeze=False)[0]
-    left = np.zeros(len(table))
-    for number, column in enumerate(columns):
-      axes, colour = panels[number % count], plots.look(number)[0]
+    panels = drawn.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+    for number, (axes, column) in enumerate(zip(panels, columns, strict=True)):
       low, middle, high = np.array(
         [
           [getattr(row[column], end, row[column]) for row in table.values()]
@@ -163,25 +155,16 @@ def plot_bars(
       )
       errors = (middle - low, high - middle) if (high > low).any() else None
       bars = axes.barh(
-        list(table), middle, left=left, height=0.6, color=colour, xerr=errors,
-        error_kw=dict(ecolor=plots.GREY, elinewidth=1.2), label=column,
+        list(table), middle, height=0.6, color=plots.look(number)[0],
+        xerr=errors, error_kw=dict(ecolor=plots.GREY, elinewidth=1.2),
       )  # fmt: skip
-      if stacked:
-        left = left + middle
-        # A number needs room in its part of the bar.
-        texts = [f'{width:.0f}' if width >= 6 else '' for width in middle]
-        axes.bar_label(bars, texts, label_type='center', color='white')
-      else:
-        # The number comes after the error bar.
-        axes.bar_label(
-          bars, fmt='{:.4g}', padding=4, color=plots.GREY, fontsize=9
-        )
-      axes.set_xlim(0, 100 if stacked else 1.22 * max(high.max(), 1e-9))
-      axes.set_xlabel(stacked or column)
+      # The number comes after the error bar.
+      axes.bar_label(
+        bars, fmt='{:.4g}', padding=4, color=plots.GREY, fontsize=9
+      )
+      axes.set_xlim(0, 1.22 * max(high.max(), 1e-9))
+      axes.set_xlabel(column)
       axes.grid(visible=True, axis='x')
       axes.grid(visible=False, axis='y')
     panels[0].invert_yaxis()
-    if stacked:
-      plots.head(panels[0], title)
-    else:
-      drawn.suptitle(title, x=0.012, ha='left', weight='bold', fontsize=12)
+    drawn.suptitle(title, x=0.012, ha='left', weight='bold', fontsize=12)

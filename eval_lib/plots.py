@@ -162,7 +162,13 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
   axes.set_ylim(panel.y_limits)
   axes.set_xlabel(panel.x_label)
   axes.set_ylabel(panel.y_label)
-  head(axes, panel.title)
+  # The title, and below it the legend, are above all data.
+  entries = len(axes.get_legend_handles_labels()[0])
+  rows = math.ceil(entries / _LEGEND_COLUMNS) if entries > 1 else 0
+  if rows:
+    columns = min(entries, _LEGEND_COLUMNS)
+    axes.legend(loc='lower left', bbox_to_anchor=(0.0, 1.0), ncols=columns)
+  axes.set_title(panel.title, pad=6 + 15 * rows)
 
 
 def _draw_line(axes: Any, line: Line) -> None:
@@ -181,16 +187,6 @@ def _draw_line(axes: Any, line: Line) -> None:
     clip_on=False,
   )  # fmt: skip
   axes.plot(x, y, **(options | dict(line.style)))
-
-
-def head(axes: Any, title: str) -> None:
-  """Writes the title, and below it the legend, above all data."""
-  entries = len(axes.get_legend_handles_labels()[0])
-  rows = math.ceil(entries / _LEGEND_COLUMNS) if entries > 1 else 0
-  if rows:
-    columns = min(entries, _LEGEND_COLUMNS)
-    axes.legend(loc='lower left', bbox_to_anchor=(0.0, 1.0), ncols=columns)
-  axes.set_title(title, pad=6 + 15 * rows)
 
 
 def _write_names(axes: Any, lines: Sequence[Line]) -> None:
@@ -219,9 +215,8 @@ def plot_run(workdir: Path) -> pathlib.Path:
   """
   workdir = pathlib.Path(workdir)
   found = read_curves(workdir / 'metrics.jsonl')
-  panels = [
-    one for one in (_panel(found, *row) for row in _PANELS) if one.lines
-  ]
+  panels = [_panel(found, *row) for row in _PANELS]
+  panels = [panel for panel in panels if panel.lines]
   if not panels:
     raise ValueError(
       f'{workdir / "metrics.jsonl"}: expected train/loss or another metric '

@@ -95,7 +95,6 @@ def write(given: Mapping[str, Any]) -> None:
 def setting_row(setting: Setting) -> dict[str, Any]:
   """Returns means over the rows; `agreement` is with the own last head."""
   point, model = setting.point, setting.model
-  costs = {name: float(setting.cost(name).mean()) for name in model.cost}
   shares = zip(model.heads, point.shares, strict=True)
   return {
     'setting': setting.name,
@@ -106,10 +105,8 @@ def setting_row(setting: Setting) -> dict[str, Any]:
     'quality': point.quality,
     'agreement': point.agreement if len(model.heads) > 1 else None,
     'depth': point.depth,
-    'retention': costs['retention'],
-    'flops': costs['flops'],
+    **{name: float(setting.cost(name).mean()) for name in model.cost},
     'flops_share': point.flops,
-    'flops_served': costs['flops_served'],
     'early': 1.0 - point.shares[-1],
     **{f'exit_{layer}': share for layer, share in shares},
   }
@@ -121,19 +118,16 @@ def calibration_rows(model: Model) -> list[dict[str, Any]]:
   labels, scales = labels[model.judged], model.policy.temperatures
   if not len(labels):
     return []
-  before = calibration.errors(logits, labels)
-  after = calibration.errors(logits, labels, temperatures=scales)
-  return [
-    {
-      'layer': layer,
-      'accuracy': frontier.accuracy(logits[head], labels),
-      'temperature': float(scales[head]),
-      'rows': len(labels),
-      'ece': before[head],
-      'ece_calibrated': after[head],
-    }
-    for head, layer in enumerate(model.heads)
-  ]
+  columns = {
+    'layer': model.heads,
+    'accuracy': [frontier.accuracy(head, labels) for head in logits],
+    'temperature': scales.tolist(),
+    'rows': [len(labels)] * len(logits),
+    'ece': calibration.errors(logits, labels),
+    'ece_calibrated': calibration.errors(logits, labels, temperatures=scales),
+  }
+  rows = zip(*columns.values(), strict=True)
+  return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def guarantee(model: Model, given: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -306,10 +300,10 @@ def _draw_model(out: pathlib.Path, rows: report.Rows, model: Model) -> None:
   rules, shares = ('never', 'confidence', 'patience', 'tolerance'), {}
   for row in rows:
     if '/' not in row['setting'] and row['rule'] in rules:
-      columns = {f'layer {n}': 100 * row[f'exit_{n}'] for n in model.heads}
-      shares[row['setting']] = columns
-  title = 'Where rows exit'
-  adaptive_plots.plot_bars(out / 'exits', shares, title, 'rows (%)')
+      shares[row['setting']] = {
+        f'rows at layer {n} (%)': 100 * row[f'exit_{n}'] for n in model.heads
+      }
+  adaptive_plots.plot_bars(out / 'exits', shares, 'Where rows exit')
   if layers := model.module.prune_layers:
     length = model.records['length']
     path = out / 'retention'

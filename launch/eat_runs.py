@@ -104,7 +104,6 @@ class Model:
 
 def flops(module: EatClassifier, length: np.ndarray) -> np.ndarray:
   """Returns the FLOPs of rows up to each head, `[N, E]`."""
-
   found, places = np.unique(length, return_inverse=True)
   table = []
   for tokens in found.tolist():
@@ -284,15 +283,13 @@ def choose(
   """
   names = dict.fromkeys(settings if text == 'all' else text.split(','))
   if text in ('auto', 'none'):
-    # Equal points once; those of the unchanged model come first.
-    by_place: dict[tuple[float, float], str] = {}
     always = 'never', default
-    for name in (*always, *settings):
-      point = settings[name].point
-      by_place.setdefault((point.flops, point.quality), name)
-    places = np.array(sorted(by_place))
-    places = places[frontier.pareto(*places.T)]
-    best = [by_place[cost, quality] for cost, quality in places.tolist()]
+    listed = [*dict.fromkeys([*always, *settings])]
+    points = [settings[name].point for name in listed]
+    places = np.array([(point.flops, point.quality) for point in points])
+    # Equal points once; those of the unchanged model come first.
+    places, first = np.unique(places, axis=0, return_index=True)
+    best = [listed[n] for n in first[frontier.pareto(*places.T)]]
     best = [name for name in best if name not in always]
     spread = np.linspace(0, len(best) - 1, min(MOST, len(best))).round()
     names = dict.fromkeys([*always, *(best[int(n)] for n in spread)])

@@ -17,10 +17,6 @@ CURVES = {
 CLOSE = {'one': {'a': (1.0, 1.0), 'b': (1.001, 1.001), 'c': (2.0, 2.0)}}
 LENGTH = np.repeat(np.arange(2, 62), 20)
 KEPT = np.stack([1 + np.ceil(0.7 * (LENGTH - 1)).astype(int), LENGTH // 2], 1)
-SHARES = {
-  'tau = 0.8': {'layer 4': 70.0, 'layer 8': 27.0, 'layer 12': 3.0},
-  'never': {'layer 4': 0.0, 'layer 8': 0.0, 'layer 12': 100.0},
-}
 ACCURACY, LATENCY = 'accuracy (%)', 'latency (ms)'
 VARIANTS = {
   'dense': {ACCURACY: 92.2, LATENCY: Estimate(156.0, 150.0, 170.0)},
@@ -39,7 +35,6 @@ PLOTS = {
   'frontier': (adaptive_plots.plot_frontier, (CURVES, LATENCY, ACCURACY), {}),
   'close': (adaptive_plots.plot_frontier, (CLOSE, LATENCY, ACCURACY), {}),
   'reliability': (adaptive_plots.plot_reliability, ({'layer 4': TABLE},), {}),
-  'exits': (adaptive_plots.plot_bars, (SHARES, 'Exits', 'rows (%)'), {}),
   'retention': (adaptive_plots.plot_retention, (LENGTH, KEPT, (2, 4)), {}),
   'ablation': (adaptive_plots.plot_bars, (VARIANTS, 'Ablation'), {}),
   'iterations': (adaptive_plots.plot_iterations, (COSINES, 'here'), {}),
@@ -89,16 +84,10 @@ SHOWN = {
     dict(x='confidence max P (%)', y='rows (%)',
          lines=[[*[0] * 9, 25, 0, 0, 25, 0, 50, 0]]),
   ],
-  'exits': [dict(
-    x='rows (%)', labels=['layer 4', 'layer 8', 'layer 12'],
-    bars=[(0, 70), (0, 0), (70, 27), (0, 0), (97, 3), (0, 100)],
-    # Small parts have no number.
-    texts=['70', '27', '100'],
-  )],
   'ablation': [
-    dict(x=ACCURACY, labels=[ACCURACY], bars=[(0, 92.2), (0, 91.4)],
+    dict(x=ACCURACY, bars=[(0, 92.2), (0, 91.4)],
          texts=['92.2', '91.4']),
-    dict(x=LATENCY, labels=[LATENCY], bars=[(0, 156), (0, 61)],
+    dict(x=LATENCY, bars=[(0, 156), (0, 61)],
          texts=['156', '61']),
   ],
   'iterations': [
