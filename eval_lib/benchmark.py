@@ -1,10 +1,9 @@
 """Times candidates against each other in interleaved rounds.
 
 Machines drift, so candidates take turns, in alternating directions (A B, then
-B A), after a warm-up that compiles; a ratio is taken within each round. In its
-own process a library cannot slow down another, and a process that dies or
-hangs loses its own results only. jax is not imported here, because its settings
-in the environment of such a process are read at its import.
+B A), and a ratio is taken within each round. A process of its own that dies or
+hangs loses its own results only. jax is not imported here: its settings in the
+environment of such a process are read at its import.
 """
 
 import concurrent.futures
@@ -168,20 +167,16 @@ def run(
   calls: int = 1,
   min_seconds: float = 0.0,
 ) -> tuple[list[dict[str, Any]], Samples]:
-  """Prepares and times candidates, with a bar on stderr.
+  """Prepares and times candidates; returns (see `rows`, seconds of the calls).
 
   Args:
     candidates: in the order of the even rounds; odd rounds are reversed.
     case: labels such as the batch size, by column.
     hosts: the processes; a lost one loses the results of its candidates.
-    rounds: that count, after those of `warmup`.
-    warmup: rounds.
+    rounds: that count, after `warmup` rounds.
     calls: of each candidate in a round.
     min_seconds: of a round; the last round of the warm-up tells how many calls
       take as long.
-
-  Returns:
-    (see `rows`, seconds of the calls).
   """
   prepared: dict[str, Any] = {}
   for one in candidates:
@@ -209,12 +204,10 @@ def rows(
 ) -> list[dict[str, Any]]:
   """Returns a row for each candidate that was timed.
 
-  Columns: those of the case, `candidate`, its `baseline`, `seconds` of an
-  example and `speedup` over the baseline as `Estimate`, `flops` that are
-  computed, the `limit` of the speed-up by FLOPs and the reached `share` of it,
-  those that candidates name as `over`, the largest `difference` of the output
-  to that of the first of the group, and those of the call. Raises ValueError
-  if no baseline was timed.
+  `seconds` of an example and `speedup` over the baseline are an `Estimate`;
+  `limit` is the speed-up that FLOPs allow, `share` the reached part of it,
+  `difference` the largest of the output to that of the first of the group.
+  Raises ValueError if no baseline was timed.
   """
   timed = {one.name: one for one in candidates if one.name in samples}
   seconds = {name: samples[name].mean(1) / calls[name].rows for name in timed}

@@ -6,12 +6,11 @@ file: `seconds`, `seconds_low` and `seconds_high`.
 """
 
 import csv
-import dataclasses
 import io
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import rich.box
@@ -47,8 +46,7 @@ COLUMNS: Mapping[str, tuple[str, float, str]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
   """A median with its first and third quartile."""
 
   median: float
@@ -76,8 +74,8 @@ def write_csv(
 ) -> None:
   """Writes rows below a line of column names; replaces the file atomically.
 
-  Columns are in the order of their first use, then `constants`: those with the
-  same value in all rows that lack them.
+  Columns are in the order of their first use; rows that lack a column of
+  `constants` get its value.
   """
   same = dict(constants or {})
   lines = [*map(flat, rows)]
@@ -93,10 +91,8 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a row with three columns for each `Estimate`."""
   line: dict[str, Any] = {}
   for name, value in row.items():
-    is_estimate = isinstance(value, Estimate)
-    line[name] = value.median if is_estimate else value
-    if is_estimate:
-      line |= {f'{name}_low': value.low, f'{name}_high': value.high}
+    values = value if isinstance(value, Estimate) else [value]
+    line |= zip((name, f'{name}_low', f'{name}_high'), values, strict=False)
   return line
 
 

@@ -1,8 +1,7 @@
 """Candidates of `launch.benchmark adatape`: AdaTape, ViT, and reading a tape.
 
-One device, random images. A reading is everything that the loop of the tape
-costs: normalising the bank, selection, gathering, merging. The projections that
-make the bank from the image belong to the bank.
+One device, random images. A reading is all that the loop of the tape costs:
+normalising the bank (not projecting it), selection, gathering, merging.
 """
 
 import functools
@@ -29,8 +28,7 @@ FORWARD, TRAIN = 'forward', 'train step'
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   """Yields labels and candidates: the models, and the reading of each bank."""
-  phases = (FORWARD, TRAIN) if flags.phases == 'all' else (FORWARD,)
-  for phase in phases:
+  for phase in (FORWARD, TRAIN) if flags.phases == 'all' else (FORWARD,):
     found, rows = [], flags.batch
     prepare = _prepare_train_step if phase == TRAIN else _prepare_forward
     for bank in ('', 'learnable', 'input'):
@@ -51,8 +49,8 @@ def build_task(bank: str, flags: Any) -> Classification:
   info = DatasetInfo('image', (side, side, 3), 'uint8', classes, (), 0)
   model = {'name': 'model_lib.vit:ViT', 'variant': flags.variant}
   if bank:
-    model |= {'name': 'adatape.model:AdaTapeViT', 'bank': bank}
-    model |= {'bank_size': flags.bank_size}
+    model |= dict(name='adatape.model:AdaTapeViT', bank=bank)
+    model['bank_size'] = flags.bank_size
   loss = {'label_smoothing': 0.0, 'tape_weight': 0.01}
   config: Any = dict(dtype=flags.dtype, model=model, loss=loss)
   return (TapeClassification if bank else Classification)(config, info)

@@ -77,8 +77,7 @@ def _forms(model: Any, fixed: Any, variables: Any) -> dict[str, Any]:
 def prepare(batch: int, mean: float, flags: Any) -> Any:
   """Makes a model whose tokens take a mean share of the iterations.
 
-  Returns:
-    (model, its variables, its inputs, iterations of each token `[B, L]`).
+  Returns (model, its variables, inputs, iterations of each token `[B, L]`).
   """
   length, rng = flags.length, np.random.default_rng(0)
   model = AlbertClassifier(
@@ -116,14 +115,9 @@ def prepare(batch: int, mean: float, flags: Any) -> Any:
   return model, with_bias(bias), inputs, np.asarray(taken(bias))
 
 
-def _unroll(
-  module: Any,
-  tokens: Any,
-  types: Any,
-  length: Any,
-  apply: Any = nn.Module.apply,
-) -> Any:
+def _unroll(module: Any, *inputs: Any, apply: Any = nn.Module.apply) -> Any:
   """Runs a model of fixed depth as a program without a loop."""
+  tokens, types, length = inputs
   x = module.embed(tokens, types)
   valid = jnp.arange(tokens.shape[1])[None] < length[:, None]
   block, variables = module.block[0].unbind()

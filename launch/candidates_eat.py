@@ -49,20 +49,18 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
       for library, kind in itertools.product(libraries, TITLES):
         given = library, f'{folder}/{kind}', items, batch, flags.dtype
         name = f'{peers.TITLES[library]} {TITLES[kind]}'
-        candidate = Candidate(
+        found.append(Candidate(
           name, functools.partial(peers.make, *given), name, group=kind,
           flops=model_flops(models[kind], flags.length)[0],
           over=OVER.get(name, ''),
-        )  # fmt: skip
-        found.append(candidate)
+        ))  # fmt: skip
       yield {'batch': batch}, found
 
 
 def dense_model(flags: Any, kind: str = 'dense') -> Any:
-  """Returns a BERT as an EAT without anything adaptive.
+  """Returns a BERT, or a DistilBERT, as an EAT without anything adaptive.
 
-  Of the kind 'distil' it has half the layers, no token types and the pooler of
-  DistilBERT. Raises FieldError if the depth cannot be timed.
+  Raises FieldError if the depth cannot be timed.
   """
   model = EatClassifier(
     variant=flags.variant, depth=flags.depth or None,
@@ -89,15 +87,13 @@ def candidates(batch: int, flags: Any) -> Iterator[Candidate]:
       name, make, name, is_baseline=True, flops=full, flops_computed=used,
       group='dense',
     )  # fmt: skip
-  rates = flags.exit_rates
-  rows = rows_per_call(batch, rates, flags.fill)
   eat = model.clone(
     prune_layers=(2, 4), prune_ratios=(0.3, 0.3), exit_layers=(EXIT_LAYER,),
     window=flags.window,
   )  # fmt: skip
-  for rate in rates if 'eat' in flags.candidates else ():
+  for rate in flags.exit_rates if 'eat' in flags.candidates else ():
     full, computed = model_flops(eat, length, (1.0, 1.0 - rate / 100))
-    make = functools.partial(_prepare_eat, eat, flags, batch, rate, rows)
+    make = functools.partial(_prepare_eat, eat, flags, batch, rate)
     yield Candidate(
       f'EAT {rate} %', make, 'EAT engine', flops=full, flops_computed=computed,
       group='eat',
@@ -111,11 +107,9 @@ def model_flops(
 
   `stay` is the share of the rows that reach each stage.
   """
-  sizes = model.static_sizes(length)
-  return [
-    float(np.dot(model.stage_flops(length, sizes, count_cls), stay))
-    for count_cls in (False, True)
-  ]
+  given = length, model.static_sizes(length)
+  forms = (model.stage_flops(*given, count_cls) for count_cls in (False, True))
+  return [float(np.dot(flops, stay)) for flops in forms]
 
 
 def token_rows(count: int, flags: Any) -> Int[np.ndarray, 'B L']:
@@ -185,10 +179,9 @@ def _engine(model: EatClassifier, length: int, batch: int) -> Engine:
   return engine
 
 
-def _prepare_eat(
-  model: EatClassifier, flags: Any, batch: int, rate: int, rows: int
-) -> Call:
+def _prepare_eat(model: Any, flags: Any, batch: int, rate: int) -> Call:
   """Prepares EAT in the engine with a planned share of exits."""
+  rows = rows_per_call(batch, flags.exit_rates, flags.fill)
   engine = _engine(model, flags.length, batch)
   tokens = token_rows(max(batch, peers.CHECKED_ROWS), flags)
   items = [

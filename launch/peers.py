@@ -1,8 +1,7 @@
-"""Our checkpoints run by PyTorch with Hugging Face and by ONNX Runtime.
+"""Our checkpoints run by PyTorch and by ONNX Runtime, the extra [peers].
 
-Needs the extra [peers]. Both get their best form: scaled dot-product attention
-in PyTorch; in ONNX Runtime the graph with fused attention that its own
-optimizer for transformers makes.
+Both get their best form: scaled dot-product attention in PyTorch; in ONNX
+Runtime the graph with fused attention that its own optimizer makes.
 """
 
 import functools
@@ -26,6 +25,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
   'onnx': ('torch', 'transformers', 'onnx', 'onnxruntime'),
 }
 TITLES = {'torch': 'PyTorch', 'onnx': 'ONNX Runtime'}
+INPUTS = ('input_ids', 'attention_mask', 'token_type_ids')
 CHECKED_ROWS = 4  # rows whose logits are compared between candidates
 
 
@@ -35,10 +35,8 @@ def usable(wanted: Collection[str], dtype: str = 'float32') -> Iterator[str]:
     packages, title = PACKAGES[library], TITLES[library]
     absent = [p for p in packages if importlib.util.find_spec(p) is None]
     if absent:
-      print(
-        f'left out: {title}: {", ".join(absent)} not installed: pip '
-        "install 'adaptive-computation[peers]'"
-      )
+      install = "pip install 'adaptive-computation[peers]'"
+      print(f'left out: {title}: {", ".join(absent)} not installed: {install}')
     elif library == 'onnx' and dtype != 'float32':
       print(f'left out: {title}: runs float32 here, not {dtype}')
     else:
@@ -55,12 +53,9 @@ def make(
 ) -> Call:
   """Prepares a library of `PACKAGES` for rows with 'tokens' and 'token_types'.
 
-  At batch 1 a call classifies the next row. In larger batches a call classifies
-  all rows, sorted by length and padded to the longest of their batch. ONNX
-  Runtime computes in float32 only.
-
-  `weights` is a directory in Hugging Face's layout; `expected` are our logits
-  of the rows, for columns that compare with them.
+  At batch 1 a call classifies the next row, otherwise all, sorted by length and
+  padded to the longest of their batch. `weights` is a directory in Hugging
+  Face's layout; with our logits, `expected`, columns compare with them.
   """
   classify, device = _load(library, weights, dtype)
   lengths = [len(item['tokens']) for item in items]
@@ -92,12 +87,8 @@ def _padded(items: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
   longest = max(len(item['tokens']) for item in items)
   batch = padded(items, longest, len(items), pad_id=0)
   is_token = np.arange(longest) < batch['length'][:, None]
-  inputs = {
-    'input_ids': batch['tokens'],
-    'attention_mask': is_token,
-    'token_type_ids': batch['token_types'],
-  }
-  return {name: array.astype(np.int64) for name, array in inputs.items()}
+  arrays = batch['tokens'], is_token, batch['token_types']
+  return {n: a.astype(np.int64) for n, a in zip(INPUTS, arrays, strict=True)}
 
 
 @functools.lru_cache(maxsize=1)
@@ -112,9 +103,9 @@ def _load(library: str, weights: str, dtype: str) -> tuple[Any, str]:
     weights, local_files_only=True, dtype=getattr(torch, dtype),
     **(written_out if library == 'onnx' else {}),
   ).eval()  # fmt: skip
-  names = ['input_ids', 'attention_mask', 'token_type_ids']
-  if not getattr(model.config, 'type_vocab_size', 0):  # as in DistilBERT
-    names.pop()
+  # DistilBERT has no types.
+  count = 3 if getattr(model.config, 'type_vocab_size', 0) else 2
+  names = INPUTS[:count]
   cores = os.cpu_count() or 1
   if hasattr(os, 'sched_getaffinity'):
     cores = len(os.sched_getaffinity(0))

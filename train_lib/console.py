@@ -102,8 +102,7 @@ class Console(contextlib.ExitStack):
     shown |= {'steps/s': speed, 'examples/s': examples}
     end = f'  waiting for data {100 * waiting:.1f} %  ETA {left}'
     self._line(step, shown, end)
-    self._rows[step] |= {f'train/{k}': v for k, v in metrics.items()}
-    self._rows[step] |= {
+    self._rows[step] |= {f'train/{k}': v for k, v in metrics.items()} | {
       'time/steps_per_second': speed,
       'time/examples_per_second': examples,
       'time/eta_seconds': eta,

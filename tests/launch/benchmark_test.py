@@ -50,7 +50,7 @@ def read(path):
     ('eat_speed --window=3', '--window: .*even'),
     ('eat_speed --exit_rates=50,101', '--exit_rates: .*0 to 100'),
     ('eat_speed --candidates=eat', '--candidates.*: .*dense'),
-    ('eat_speed --min_seconds=0', '--min_seconds: .*positive'),
+    ('eat_speed --min_seconds=0', r'--min_seconds: .*in \(0'),
     ('eat', '--workdir'),
     ('eat --workdir=/nowhere --out=o', '--workdir: .*config.json'),
     ('eat --workdir=w --out=o --tau=2', r'--tau: .*in \(0'),
