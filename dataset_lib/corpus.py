@@ -145,19 +145,18 @@ def _save_tokenizer(
   blocks: Iterable[list[Part]], folder: pathlib.Path, options: Options
 ) -> int:
   """Saves the given tokenizer, or one that it trains; returns its size."""
-  path = pathlib.Path(options.tokenizer)
+  trained = folder / sentencepiece.MODEL_FILE
   if not options.tokenizer:
     parts = (part for block in blocks for part in block if part.split == TRAIN)
     texts = (text for part in parts for text in part.paragraphs)
-    path = folder / sentencepiece.MODEL_FILE
     sizes = options.vocab_size, options.vocab_texts
-    path.write_bytes(sentencepiece.train(texts, *sizes))
-  given = tokenizer.load(path)
+    trained.write_bytes(sentencepiece.train(texts, *sizes))
+  given = tokenizer.load(options.tokenizer or trained)
   if given.mask_id is None:
-    raise InvalidDataError(f'{path}: expected a tokenizer with [MASK]')
+    expected = 'expected a tokenizer with [MASK]'
+    raise InvalidDataError(f'{options.tokenizer}: {expected}')
   given.save(folder / TOKENIZER_FILE)
-  if not options.tokenizer:
-    path.unlink()  # tokenizer.json has all of it
+  trained.unlink(missing_ok=True)  # tokenizer.json has all of it
   return given.vocab_size
 
 
@@ -297,7 +296,7 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
       'launch.prepare_corpus makes one with --validation_share or --validation'
     )
   sizes = total, total, last + 1
-  arrays: dict[str, np.ndarray] = {}
+  arrays: list[np.ndarray] = []
   dtypes = _dtypes(vocab_size).items()
   for (file, dtype), size in zip(dtypes, sizes, strict=True):
     path = directory / name / f'{file}.bin'
@@ -307,14 +306,14 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
       raise _damaged(path, error) from error
     if len(array) != size:
       raise _damaged(path, f'expected {size} of {dtype}, got {len(array)}')
-    arrays[file] = array
+    arrays.append(array)
   ends, lengths = array[[0, -1]].tolist(), np.diff(array)
   least, limit = corpus_rows.MIN_ROW, max_length - corpus_rows.SPECIAL_IN_ROW
   if ends != [0, total] or lengths.min() < least or lengths.max() > limit:
     expected = f'expected rows of {least} to {limit} tokens, {total} in all'
     got = f'{lengths.min()} to {lengths.max()}, from {ends[0]} to {ends[1]}'
     raise _damaged(path, f'{expected}, got {got}')
-  return Split(**arrays, max_length=max_length, vocab_size=vocab_size)
+  return Split(*arrays, max_length, vocab_size)
 
 
 def _damaged(path: pathlib.Path, problem: object) -> InvalidDataError:

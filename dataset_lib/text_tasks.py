@@ -132,23 +132,19 @@ def _unlabelled(split: str, found: object) -> ConfigError:
   return ConfigError('split', split, expected)
 
 
-class _TfdsRows(tfds.Examples):
-  def __init__(self, builder: Any, task: TextTask, split: str):
-    features, name = builder.info.features, builder.info.full_name
-    columns = task.columns([*features], name)
-    classes = tuple(getattr(features[columns[-1]], 'names', None) or ())
-    if classes != task.class_names:
-      expected = f'the classes {task.class_names}'
-      raise InvalidDataError(f'{name}: expected {expected}, got {classes}')
-    super().__init__(builder, split, columns)
-    self._split, self._label = split, columns[-1]
-
-  def __getitem__(self, index: int) -> dict[str, Any]:
-    row = super().__getitem__(index)
+def _tfds_rows(builder: Any, task: TextTask, split: str) -> tfds.Examples:
+  features, name = builder.info.features, builder.info.full_name
+  columns = task.columns([*features], name)
+  classes = tuple(getattr(features[columns[-1]], 'names', None) or ())
+  if classes != task.class_names:
+    expected = f'the classes {task.class_names}'
+    raise InvalidDataError(f'{name}: expected {expected}, got {classes}')
+  rows = tfds.Examples(builder, split, columns)
+  with contextlib.suppress(BadRecord):
     # All of a split has labels or none of it has.
-    if row[self._label] == _UNLABELLED:
-      raise _unlabelled(self._split, self.where(index))
-    return row
+    if rows[0][columns[-1]] == _UNLABELLED:
+      raise _unlabelled(split, rows.where(0))
+  return rows
 
 
 class _SentEvalRows(TextFile):
@@ -194,7 +190,7 @@ class Glue(LabelledTexts):
       source = self.builder or f'glue/{self.task}'
       user = "dataset 'glue' without dataset.directory"
       builder = tfds.prepared_builder(source, self.data_dir, user)
-      return _TfdsRows(builder, task, split)
+      return _tfds_rows(builder, task, split)
     names = _tsv_names(split.replace('validation', 'dev'), split)
     folder = Path(self.directory).expanduser()
     folders = folder, folder / self.task, folder / task.folder

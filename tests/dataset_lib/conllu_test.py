@@ -45,12 +45,9 @@ def test_words_of_the_tree(tmp_path, name, end):
   )
   assert [word.universal_label for word in first[::3]] == ['nsubj', 'punct']
   assert second == (Word('Ten thousand', 0, 'root'),)
-
-
-def test_what_the_format_allows(tmp_path):
   # An empty node first; a file whose last line has no end.
   empty = '0.1\tit' + '\t_' * 8
-  path = write(tmp_path / 'a.conllu', [*OTHER, empty, *GOOD[2:-1]])
+  path = write(tmp_path / 'b.conllu', [*OTHER, empty, *GOOD[2:-1]])
   path.write_bytes(path.read_bytes().removesuffix(b'\n'))
   sentences, bad = conllu.read(path)
   assert [len(sentence) for sentence in sentences] == [1, 4]
@@ -204,22 +201,16 @@ def test_pieces_of_words_by_hand(given):
   assert not encoded.token_types.any()
 
 
-@pytest.mark.parametrize(
-  ('max_length', 'words', 'tokens'),
-  [
+def test_words_that_do_not_fit_are_left_out(given):
+  for max_length, words, tokens in (
     (5, 1, 'a'),
     (6, 2, "a don ' t"),
     (7, 3, "a don ' t b"),
     (8, 3, "a don ' t b"),
-  ],
-)
-def test_words_that_do_not_fit_are_left_out(given, max_length, words, tokens):
-  encoded, places = encode_words(given, [['a', "don't", 'b']], max_length)
-  assert names_of(given, encoded) == [['[CLS]', *tokens.split(), '[SEP]']]
-  assert places[0].tolist() == [[1, 2], [2, 5], [5, 6]][:words]
-
-
-def test_words_at_the_limits(given):
+  ):
+    encoded, places = encode_words(given, [['a', "don't", 'b']], max_length)
+    assert names_of(given, encoded) == [['[CLS]', *tokens.split(), '[SEP]']]
+    assert places[0].tolist() == [[1, 2], [2, 5], [5, 6]][:words]
   encoded, places = encode_words(given, [['a.b.c.a.b', 'cat']], 8)
   assert names_of(given, encoded) == [['[CLS]', '[SEP]']]
   assert places[0].shape == (0, 2)

@@ -15,11 +15,7 @@ ORDINARY = np.arange(5, SIZE, dtype=np.int32)
 
 
 def rows_of(words):
-  """Rows [CLS] a [SEP] b [SEP] of words of the given lengths.
-
-  Args:
-    words: of each row the lengths of the words of its two segments.
-  """
+  """Rows [CLS] a [SEP] b [SEP]: `words` are lengths, by row and segment."""
   size = max(sum(map(sum, row)) for row in words) + 3
   shape = len(words), size
   tokens = np.zeros(shape, np.int32)

@@ -258,14 +258,6 @@ UNUSABLE = [
        'at most 2 classes .*got 3: PAST, PRES, PRESS'),
     ]
   ),
-  *(
-    ('own', {'train.tsv': [header, 'w1\ta', 'w2\tb']}, words)
-    for header, words in [
-      ('sentence\tclass', 'the columns label, got sentence, class'),
-      ('text\tlabel', 'the columns sentence, got text, label'),
-      (HEADER, 'line 1 is not UTF-8'),
-    ]
-  ),
 ]  # fmt: skip
 
 
