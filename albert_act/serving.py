@@ -22,17 +22,16 @@ from albert_act.model import AlbertClassifier
 from dataset_lib.errors import ConfigError
 from serve_lib.chain import Row, Stage
 from serve_lib.decisions import ClassifierPolicy
-from serve_lib.items import MAX_CHARACTERS, padded
+from serve_lib.items import TOKEN_IDS, TextOptions, TextReader
 
 VARIANT = 'compacted'
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-  """Options of serving an ALBERT: iterations in a stage; longest legal text."""
+class Options(TextOptions):
+  """Options of serving an ALBERT."""
 
-  iterations: Annotated[int, Interval(ge=1, le=1000)] = 12
-  max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = MAX_CHARACTERS
+  iterations: Annotated[int, Interval(ge=1, le=1000)] = 12  # in a stage
 
 
 class AlbertChain:
@@ -51,7 +50,7 @@ class AlbertChain:
     self,
     model: AlbertClassifier,
     variables: Mapping[str, Any],
-    pad_id: int = 0,
+    reader: TextReader = TOKEN_IDS,
     iterations: int = 12,
   ):
     if not model.halting:
@@ -60,7 +59,7 @@ class AlbertChain:
     for name in ('num_groups', 'inner_group'):
       if (value := getattr(model, name)) != 1:
         raise ConfigError(f'model.{name}', value, '1 to be served')
-    self.model, self.pad_id = model, pad_id
+    self.model, self.reader = model, reader
     self.variables = {
       'params': transposed_kernels.transpose(variables['params'])
     }
@@ -95,7 +94,7 @@ class AlbertChain:
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> dict[str, Int[np.ndarray, '...']]:
     """Returns a batch; padding rows have no tokens and halt at once."""
-    batch = padded(rows, length, size, self.pad_id)
+    batch = self.reader.pad(rows, length, size)
     batch['length'][len(rows) :] = 0
     return batch
 

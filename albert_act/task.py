@@ -41,7 +41,7 @@ class FineTune(TextClassification):
 
   def serve_texts(self, given, reader, lengths, variables):
     """Halting with compaction; options: `albert_act.serving.Options`."""
-    chain = AlbertChain(self.model, variables, reader.pad_id, given.iterations)
+    chain = AlbertChain(self.model, variables, reader, given.iterations)
     return chain, AlbertPolicy(chain, reader, self.label_names, lengths)
 
 

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -191,7 +191,7 @@ class Dataset:
     """{kind: {'count': n, 'first': [{'file', 'row', 'message'}, ...]}}."""
     return self._bad_records.summary()
 
-  def batches(self, start_step: int = 0) -> Iterator[Batch]:
+  def batches(self, start_step: int = 0) -> Generator[Batch, None, None]:
     """Yields this host's rows of every global batch from `start_step` on.
 
     Any step is reached at once, without replay. Batches are {input_key,

@@ -196,9 +196,7 @@ class EatClassifier(TextEncoder, kw_only=True):
     """
     cls, kept = {}, []
     for layer in range(first, last + 1):
-      keys = row_keys
-      if keys is not None:
-        keys = row_random.fold_rows(keys, f'block_{layer - 1}')
+      keys = row_random.fold_rows(row_keys, f'block_{layer - 1}')
       prunes = layer in self.prune_layers and sizes != ()
       out = self.block[layer - 1](
         tokens.x,
@@ -227,14 +225,9 @@ class EatClassifier(TextEncoder, kw_only=True):
       scores = received
     else:
       scores = pruning.norm_scores(tokens.x)
-    return pruning.prune(
-      tokens,
-      scores,
-      ratio,
-      tokens.x.shape[1] if sizes is None else sizes[index],
-      min_tokens=self.min_tokens,
-      merge=self.merge,
-    )
+    size = tokens.x.shape[1] if sizes is None else sizes[index]
+    limits = ratio, size, self.min_tokens
+    return pruning.prune(tokens, scores, *limits, merge=self.merge)
 
   def cls_after(
     self, tokens: Tokens, layer: int
@@ -253,9 +246,8 @@ class EatClassifier(TextEncoder, kw_only=True):
     """Returns the float32 logits of the head of a layer."""
     if layer == self.depth:
       return self.classify(cls, row_keys)[0]
-    if row_keys is not None:
-      row_keys = row_random.fold_rows(row_keys, f'exit_{layer}')
-    return self.exit[str(layer)](cls, row_keys)
+    keys = row_random.fold_rows(row_keys, f'exit_{layer}')
+    return self.exit[str(layer)](cls, keys)
 
   @nn.nowrap
   def flops(self, input_shape: tuple[int, ...]) -> float:

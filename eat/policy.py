@@ -24,7 +24,7 @@ from eat.exits import RULES_WITH_TAU, Rule
 from eval_lib.calibration import FILE, fingerprint
 from serve_lib.chain import Encoded, Row
 from serve_lib.decisions import ClassifierPolicy, margin, scale
-from serve_lib.items import MAX_CHARACTERS
+from serve_lib.items import TextOptions
 from serve_lib.monitor import DriftCheck
 
 PRUNED, FULL = 'pruned', 'full'
@@ -35,7 +35,7 @@ Share = Annotated[float, Interval(ge=0.0, le=1.0)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(TextOptions):
   """Options of serving an EAT; `eat.exits.Rule` describes the first five."""
 
   rule: Literal[
@@ -52,8 +52,6 @@ class Options:
   # Below this margin an answer is the mean of the probabilities of all heads
   # that the row passed; 0 for never.
   ensemble_margin: Share = 0.0
-  # Of one text; a longer one is an error and not truncated.
-  max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = MAX_CHARACTERS
   # By source, instead of `tau`.
   thresholds: dict[str, Any] = dataclasses.field(default_factory=dict)
   # By source. Rows that need a higher share of tokens than the model keeps are

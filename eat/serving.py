@@ -7,23 +7,18 @@ the next stage, which computes the other tokens of the rows that continue.
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-import numpy as np
-from jaxtyping import Int
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.text_tasks import REPEATED_TEXTS
 from eat import exits
 from eat.model import EatClassifier
 from eat.policy import FULL, GUARANTEED, PRUNED, CalibrationFile, EatPolicy
-from eat.pruning import Tokens
-from model_lib.attention import KeysValues
 from model_lib.bert import BertClassifier
 from model_lib.layers import build
 from serve_lib.chain import Stage
-from serve_lib.items import padded
+from serve_lib.items import TOKEN_IDS, TextReader
 
 
 class EatChain:
@@ -39,10 +34,11 @@ class EatChain:
     self,
     model: EatClassifier,
     variables: Mapping[str, Any],
-    pad_id: int = 0,
+    reader: TextReader = TOKEN_IDS,
     with_full: bool = True,
   ):
-    self.model, self.variables, self.pad_id = model, variables, pad_id
+    self.model, self.variables = model, variables
+    self.reader, self.pad = reader, reader.pad
     self.heads = model.heads()
     self.num_stages = len(self.heads)
     self.variants: tuple[str, ...] = (FULL,)
@@ -56,40 +52,25 @@ class EatChain:
     int32 `[B]`, the valid tokens at its end.
     """
     sizes = self.sizes(variant, length)
+    first, last = (1, *self.heads)[index], self.heads[index]
 
-    def run(module: EatClassifier, carry: Any):
-      return _stage(module, carry, index, sizes)
+    def run(module: EatClassifier, carry: Any) -> Any:
+      if index == 0:
+        inputs = (carry[key] for key in ('tokens', 'token_types', 'length'))
+        tokens, known = module.embed(*inputs), None
+      else:
+        tokens, known = carry
+      until: Any = dict(sizes=sizes, keys_values=known)
+      tokens = module.encode(tokens, first, last - 1, **until).tokens
+      cls, known = module.cls_after(tokens, last)
+      logits = module.head_logits(cls, last)
+      return (tokens, known), {'logits': logits, 'kept': tokens.length}
 
     return functools.partial(self.model.apply, method=run)
 
   def sizes(self, variant: str, length: int) -> tuple[int, ...]:
     """Returns the static lengths after each pruning; none for 'full'."""
     return () if variant == FULL else self.model.static_sizes(length)
-
-  def pad(
-    self, rows: Sequence[Mapping[str, Any]], length: int, size: int
-  ) -> dict[str, Int[np.ndarray, '...']]:
-    """Returns a batch; see `serve_lib.items.padded`."""
-    return padded(rows, length, size, self.pad_id)
-
-
-def _stage(
-  module: EatClassifier, carry: Any, index: int, sizes: tuple[int, ...]
-) -> tuple[tuple[Tokens, KeysValues], dict[str, Any]]:
-  heads = module.heads()
-  layer, first, keys_values = heads[index], 1, None
-  if index == 0:
-    tokens = module.embed(
-      carry['tokens'], carry['token_types'], carry['length']
-    )
-  else:
-    (tokens, keys_values), first = carry, heads[index - 1]
-  tokens = module.encode(
-    tokens, first, layer - 1, sizes=sizes, keys_values=keys_values
-  ).tokens
-  cls, keys_values = module.cls_after(tokens, layer)
-  outputs = {'logits': module.head_logits(cls, layer), 'kept': tokens.length}
-  return (tokens, keys_values), outputs
 
 
 def as_adaptive(model: Any) -> EatClassifier:

@@ -78,36 +78,34 @@ class FineTune(TextClassification):
 
   @functools.cached_property
   def teacher(self) -> Any:
-    """The teacher's task, or None; read in training only.
+    """The teacher, or None; read in training only.
 
     Raises:
-      ConfigError: the teacher has other classes or another tokenizer.
+      ConfigError: the teacher has other classes.
     """
     directory, info = self.config['loss']['teacher'], self.info
     if not directory:
       return None
     config = loading.load_config(directory, key=TEACHER)
-    check_tokenizer(directory, self.config['dataset'].get('tokenizer', ''))
-    task = loading.restore(directory, config).task
-    if task.info.num_classes != info.num_classes:
-      given = f'{directory} with {task.info.num_classes} classes'
+    teacher = loading.restore(directory, config)
+    theirs = teacher.task.info
+    if theirs.num_classes != info.num_classes:
+      given = f'{directory} with {theirs.num_classes} classes'
       expected = f'a run with the {info.num_classes} classes of the data set'
       raise ConfigError(TEACHER, given, expected)
-    names = task.info.class_names, info.class_names
+    names = theirs.class_names, info.class_names
     if all(names) and names[0] != names[1]:
       given = f'{directory} with the classes {", ".join(names[0])}'
       expected = f'the classes of the data set, {", ".join(names[1])}'
       raise ConfigError(TEACHER, given, f'a run with {expected}')
-    return task
+    return teacher
 
   def init_frozen(self):
     """Returns the teacher's parameters, if there is one."""
     if self.teacher is None:
       return {}
-    directory = self.config['loss']['teacher']
-    config = loading.load_config(directory, key=TEACHER)
     mesh = jax.sharding.get_mesh()
-    return loading.restore(directory, config, mesh=mesh).variables
+    return dataclasses.replace(self.teacher, mesh=mesh).variables
 
   def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
     """Returns the joint loss of the real rows; see the module."""
@@ -118,7 +116,7 @@ class FineTune(TextClassification):
     rows = (weights[:, None] * per_head).sum(0)
     if self.teacher is not None:
       given = frozen['params'], frozen['model_state'], batch
-      target = jax.lax.stop_gradient(self.teacher.apply(*given)[0])
+      target = jax.lax.stop_gradient(self.teacher.task.apply(*given)[0])
       rows += self.weight('distill_weight', knobs) * self.divergence(
         target, exits[-1]
       )
@@ -189,7 +187,7 @@ class FineTune(TextClassification):
       reader = self.text_reader(lengths[-1], given.max_characters)
       with_full = any(given.minimum_retention.values())
       variables = jax.device_put(dict(variables))
-      chain = EatChain(model, variables, reader.pad_id, with_full)
+      chain = EatChain(model, variables, reader, with_full)
       policy = EatPolicy(
         chain, reader, names, lengths, rule,
         temperatures=temperatures, options=given, monitor=monitor,

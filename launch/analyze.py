@@ -83,7 +83,7 @@ def run(flags: Flags) -> int:
     print_table(table.title, table.shown, table.note)
   if missing:
     print(f'no pictures: {missing}', file=sys.stderr)
-  print(f'step {loaded.step}, written: {out}')
+  print(f'step {loaded.saved.step}, written: {out}')
   return command_line.OK
 
 

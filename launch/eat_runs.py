@@ -122,7 +122,8 @@ def load(
   """
   config = loading.load_config(directory, flag)
   loaded = loading.restore(directory, config, step)
-  run = ServedRun(directory, loaded.step)
+  step = loaded.saved.step
+  run = ServedRun(directory, step)
   policy: Any
   chain, policy = loaded.task.serve(loaded.variables, {'rule': 'never'}, run)
   if not isinstance(chain, EatChain):
@@ -134,15 +135,15 @@ def load(
   records = rows.records(np.arange(count))
   if policy.class_names:
     predictions.check_labels(records['label'], len(policy.class_names), split)
-  values = CalibrationFile(directory, loaded.step).values
+  values = CalibrationFile(directory, step).values
   fitted, origin = _fitted(values, rows, dataset)
-  print(f'{name}: {directory}, step {loaded.step}, {count} rows of {split}')
+  print(f'{name}: {directory}, step {step}, {count} rows of {split}')
   task, length = glue.task_of('', dataset), records['length']
   shares = {'p5': 0.05, 'p50': 0.5, 'p95': 0.95}
   quantiles = {k: float(np.quantile(length, q)) for k, q in shares.items()}
   facts = {
     'workdir': directory,
-    'step': loaded.step,
+    'step': step,
     'split': split,
     'rows': count,
     'temperatures': origin,
@@ -184,7 +185,7 @@ def record(model: Model, variant: str = '', **changes: Any) -> Model:
     return {'logits': jnp.moveaxis(exits, 0, 1)}
 
   rows = predictions.collect(model.data, chain.variables, outputs)
-  chain = EatChain(module, chain.variables, chain.pad_id, with_full=False)
+  chain = EatChain(module, chain.variables, chain.reader, with_full=False)
   # A drift check would send rows to full depth.
   policy = dataclasses.replace(model.policy, chain=chain, monitor=Monitor())
   logits = np.moveaxis(rows['logits'], 1, 0)

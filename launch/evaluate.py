@@ -87,7 +87,7 @@ def run(flags: Flags) -> int:
     for step in steps:
       loaded = loading.restore(workdir, config, step, mesh)
       given = entries, loaded.task, mesh, config, workdir
-      row: dict[str, float] = {'step': loaded.step}
+      row: dict[str, float] = {'step': loaded.saved.step}
       for name, one in build.build_evaluators(*given).items():
         values = one.run(loaded.variables)
         row |= {f'{name}/{key}': value for key, value in values.items()}

@@ -71,7 +71,7 @@ def run(flags: Flags) -> int:
     save(flags.out, loaded.task.model, params, names, tokenizer)
   except ValueError as error:
     command_line.fail(f'--workdir: Hugging Face has no such model: {error}')
-  print(f'step {loaded.step}, written: {flags.out}')
+  print(f'step {loaded.saved.step}, written: {flags.out}')
   for part in dropped:
     print(f'left out: {part}')
   if found['halting']:

@@ -105,14 +105,16 @@ def build_engine(flags: Flags) -> Any:
 
   lengths = flags.lengths and sorted(set(flags.lengths))
   given: dict[str, Any] = dict(lengths=lengths, options=options)
-  loaded = loading.serve(
+  chain, policy, buckets = loading.serve(
     flags.workdir, step=flags.step, on_drift=log_drift, **given
   )
-  for warning in loaded.policy.warnings:
+  for warning in policy.warnings:
     _log(f'warning: {warning}')
   cache = cache_directory(flags.compilation_cache, flags.workdir)
   engine = Engine(
-    *loaded,
+    chain,
+    policy,
+    buckets,
     sorted(set(flags.batches)),
     max_pending=flags.max_pending,
     max_pool_bytes=flags.max_pool_bytes,

@@ -209,11 +209,3 @@ class ServedRun(NamedTuple):
 
 
 NO_RUN = ServedRun()
-
-
-class Loaded(NamedTuple):
-  """A run read for serving: the first arguments of an `Engine`."""
-
-  chain: Any
-  policy: Any
-  lengths: tuple[int, ...]

@@ -96,16 +96,14 @@ class Engine:
     """Compiles every program at the first call; `progress` goes to stderr."""
     if self._warm_up is None:
       directory = self._cache_directory
-      self._start(self._programs.compile(progress, threads, directory))
+      warm_up = self._programs.compile(progress, threads, directory)
+      self._thread.start()
+      self._warm_up = warm_up
+      # The thread of an engine that is not closed ends with it, or with the
+      # program: XLA's programs may not run while Python ends.
+      weakref.finalize(self, self._requests.close, cancel=False)
+      atexit.register(_finish, self._requests, self._thread)
     return self._warm_up
-
-  def _start(self, warm_up: WarmUp) -> None:
-    self._thread.start()
-    self._warm_up = warm_up
-    # The thread of an engine that is not closed ends with it, or with the
-    # program: XLA's programs may not run while Python ends.
-    weakref.finalize(self, self._requests.close, cancel=False)
-    atexit.register(_finish, self._requests, self._thread)
 
   def predict(self, items: Iterable[Any]) -> list[Any]:
     """Returns the answers in the order of items; a `Failure` for bad ones."""
@@ -239,7 +237,9 @@ class Engine:
     """Encodes and queues items; `expected` changes how many will follow."""
     queued = 0
     try:
-      futures = [_future() for _ in items]
+      futures = [concurrent.futures.Future[Any]() for _ in items]
+      for future in futures:
+        future.set_running_or_notify_cancel()  # it cannot be cancelled any more
       rows = [row for row in map(self._encode, items, futures) if row]
       self._requests.put(rows, expected)
       queued = len(rows)
@@ -269,9 +269,3 @@ class Engine:
 def _finish(requests: RequestQueue, thread: threading.Thread) -> None:
   requests.close(cancel=False)
   thread.join()
-
-
-def _future() -> concurrent.futures.Future:
-  future: concurrent.futures.Future = concurrent.futures.Future()
-  future.set_running_or_notify_cancel()  # it cannot be cancelled any more
-  return future

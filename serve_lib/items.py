@@ -8,9 +8,10 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Interval
 from jaxtyping import Int, UInt8
 
 from dataset_lib.errors import BadRecord
@@ -19,7 +20,6 @@ from dataset_lib.tokenizer import Tokenizer
 from serve_lib.chain import Encoded, InputError
 
 MAX_FILE = 2**28  # bytes of an image file
-MAX_CHARACTERS = 100_000  # of a text, unless an option says otherwise
 _WRONG_NUMBER = {
   1: 'none, got a second text; the model was trained on single texts',
   2: 'a second text, got none; the model was trained on pairs: '
@@ -116,6 +116,14 @@ def _token_ids(value: Any, vocab_size: int) -> Int[np.ndarray, ' T']:
 
 
 @dataclasses.dataclass(frozen=True)
+class TextOptions:
+  """Options of serving any model of texts."""
+
+  # Of one text; a longer one is an error and not truncated.
+  max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = 100_000
+
+
+@dataclasses.dataclass(frozen=True)
 class TextReader:
   """Turns texts into token ids; thread-safe.
 
@@ -125,7 +133,7 @@ class TextReader:
 
   tokenizer: Tokenizer | None  # None if only token ids are served
   max_length: int  # in tokens; longer texts are truncated
-  max_characters: int = MAX_CHARACTERS  # of a text; a longer one is an error
+  max_characters: int = TextOptions.max_characters
   num_texts: int | None = None  # texts that the task has; None takes 1 and 2
   vocab_size: int = 0  # for items of token ids; 0 to check nothing
 
@@ -152,8 +160,18 @@ class TextReader:
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> dict[str, Int[np.ndarray, '...']]:
-    """Returns a batch; see `padded`."""
-    return padded(rows, length, size, self.pad_id)
+    """Pads rows of tokens to one batch; padding rows have one token.
+
+    Returns `'tokens'` and `'token_types'` int32 `[size, length]` and
+    `'length'` int32 `[size]`.
+    """
+    shape, lengths = (size, length), np.ones(size, np.int32)
+    lengths[: len(rows)] = [len(row['tokens']) for row in rows]
+    batch = {
+      name: pad_rows([row[name] for row in rows], shape, fill)
+      for name, fill in (('tokens', self.pad_id), ('token_types', 0))
+    }
+    return batch | {'length': lengths}
 
   def _texts(self, fields: Mapping[str, Any]) -> dict[str, str]:
     keys = ('text',) if fields.get('pair') is None else ('text', 'pair')
@@ -198,21 +216,7 @@ class TextReader:
     return tokens, types
 
 
-def padded(
-  rows: Sequence[Mapping[str, Any]], length: int, size: int, pad_id: int
-) -> dict[str, Int[np.ndarray, '...']]:
-  """Pads rows of tokens to one batch; padding rows have one token.
-
-  Returns `'tokens'` and `'token_types'` int32 `[size, length]`, and `'length'`
-  int32 `[size]`.
-  """
-  shape, lengths = (size, length), np.ones(size, np.int32)
-  lengths[: len(rows)] = [len(row['tokens']) for row in rows]
-  batch = {
-    name: pad_rows([row[name] for row in rows], shape, fill)
-    for name, fill in (('tokens', pad_id), ('token_types', 0))
-  }
-  return batch | {'length': lengths}
+TOKEN_IDS = TextReader(None, 512)  # of rows of token ids
 
 
 def _item_fields(item: Any) -> dict[str, Any]:

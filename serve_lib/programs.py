@@ -28,10 +28,6 @@ CACHE = {
 }
 
 
-class MissingProgramError(KeyError):
-  """A program that was not compiled ahead."""
-
-
 class WarmUp(NamedTuple):
   """Result of a warm-up; `worst_case_bytes` is the memory of all full pools."""
 
@@ -70,13 +66,9 @@ class Programs:
     return self._find(kind, group, sizes)(*arrays)
 
   def _find(self, *key: Any) -> Any:
-    try:
-      return self._table[key]
-    except KeyError:
-      raise MissingProgramError(
-        f'no program {key}: expected one of {self.grid} and '
-        f'{self.chain.variants}, compiled by warm_up()'
-      ) from None
+    if key not in self._table:
+      raise KeyError(f'no program {key} was compiled by warm_up()')
+    return self._table[key]
 
   def batch_bytes(self, group: Group) -> int:
     """Returns the device memory of one open batch."""

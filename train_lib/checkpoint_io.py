@@ -54,10 +54,6 @@ class CheckpointMismatchError(ValueError):
   exit_code = 6
 
 
-class CheckpointWarning(UserWarning):
-  """A damaged checkpoint was skipped."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Saved:
   """A complete checkpoint: its folder, and the content of its manifest."""
@@ -144,7 +140,7 @@ def find(directory: Path, step: int | str | None = None) -> Saved:
     )
   if damaged:
     message = f'DAMAGED CHECKPOINT, going back to step {chosen}:\n  {lines}'
-    warnings.warn(message, CheckpointWarning, stacklevel=3)
+    warnings.warn(message, stacklevel=3)
   return _describe(root / str(chosen))
 
 

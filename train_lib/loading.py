@@ -17,7 +17,7 @@ from dataset_lib import text_files
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
 from model_lib import convert
-from serve_lib.chain import Loaded, ServedRun
+from serve_lib.chain import ServedRun
 from train_lib import checkpoint_io as io
 from train_lib import sharding
 from train_lib.run_directory import CONFIG, DATASET_INFO, TOKENIZER, Path
@@ -31,11 +31,6 @@ class Trained:
   saved: io.Saved
   task: Task
   mesh: jax.sharding.Mesh | None  # None for the first device
-
-  @property
-  def step(self) -> int:
-    """The step of the checkpoint."""
-    return self.saved.step
 
   @functools.cached_property
   def variables(self) -> dict[str, Any]:
@@ -117,8 +112,8 @@ def serve(
   lengths: Sequence[int] | None = None,
   options: Mapping[str, Any] | None = None,
   on_drift: Callable[[bool, dict[str, Any]], None] | None = None,
-) -> Loaded:
-  """Reads a run for serving: `with Engine(*serve('/tmp/run')) as engine:`.
+) -> tuple[Any, Any, tuple[int, ...]]:
+  """Returns chain, policy and lengths: `with Engine(*serve('/tmp/run')) as e:`.
 
   Args:
     workdir: directory of the run.
@@ -135,11 +130,11 @@ def serve(
   directory = os.fspath(workdir)
   wanted = None if lengths is None else tuple(lengths)
   trained = restore(directory, load_config(directory, 'workdir'), step)
-  run = ServedRun(directory, trained.step, wanted, on_drift)
+  run = ServedRun(directory, trained.saved.step, wanted, on_drift)
   # Options are checked before the parameters are read.
   service = trained.task.service(options or {}, run)
   served: tuple[Any, Any] = service(trained.variables)
-  return Loaded(*served, served[1].lengths)
+  return *served, served[1].lengths
 
 
 def start_from(state: Any, config: Any) -> Any:

@@ -4,14 +4,12 @@ The model is called as `model(tokens, token_types, length, row_keys=...)` and
 may return logits of several heads, `out['exits']` `[E, B, O]`.
 """
 
-import dataclasses
 import functools
 import pathlib
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from annotated_types import Interval
 from jaxtyping import Array, Float
 
 from dataset_lib import fields, text_files, tokenizer
@@ -21,18 +19,10 @@ from dataset_lib.tokenizer import MIN_LENGTH
 from eval_lib.metrics import Average
 from model_lib import convert, sizes
 from serve_lib.chain import NO_RUN
-from serve_lib.items import MAX_CHARACTERS, TextReader
+from serve_lib.items import TextOptions, TextReader
 from train_lib.classification import Classification
 from train_lib.run_directory import CONFIG, TOKENIZER
 from train_lib.task import Batch, model_errors
-
-
-@dataclasses.dataclass(frozen=True)
-class TextOptions:
-  """Options of serving a model of texts without exits."""
-
-  # Of one text; a longer one is an error and not truncated.
-  max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = MAX_CHARACTERS
 
 
 class TextClassification(Classification):

@@ -96,7 +96,7 @@ class _Loop:
     self.state: TrainState = state
     self.start = self.done = int(state.step)  # number of finished steps
     self.run.truncate_log(self.start)
-    batches: Any = setup.dataset.batches(start_step=self.start)
+    batches = setup.dataset.batches(start_step=self.start)
     self.batches = enter(contextlib.closing(batches))
     self.console = enter(Console(setup, self.run, self.start))
 

@@ -46,7 +46,7 @@ def serve(vocabulary, options=None, lengths=None, **fields):
 def test_options_and_lengths_reach_chain_and_policy(vocabulary):
   chain, policy = serve(vocabulary, {'iterations': 2})
   assert policy.lengths == (8, 16)
-  assert (chain.iterations, chain.num_stages, chain.pad_id) == (2, 3, 0)
+  assert (chain.iterations, chain.num_stages, chain.reader.pad_id) == (2, 3, 0)
   assert (policy.class_names, policy.warnings) == (CLASSES, ())
   chain, policy = serve(vocabulary, {'max_characters': 5}, (12, 6))
   assert (policy.lengths, chain.iterations) == ((6, 12), 12)
@@ -57,7 +57,7 @@ def test_options_and_lengths_reach_chain_and_policy(vocabulary):
 @pytest.mark.parametrize(
   ('options', 'lengths', 'fields', 'field', 'expected'),
   [
-    ({'tau': 0.9}, None, {}, 'serve.tau', 'legal fields are iterations'),
+    ({'tau': 0.9}, None, {}, 'serve.tau', 'legal fields are max_characters'),
     ({'iterations': 0}, None, {}, 'serve.iterations', '[1, 1000]'),
     ({'iterations': 'x'}, None, {}, 'serve.iterations', 'an integer'),
     ({'max_characters': 0}, None, {}, 'serve.max_characters', '[1, '),

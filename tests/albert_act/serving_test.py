@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 
 from albert_act import compaction, packed_attention, transposed_kernels
 from albert_act.serving import AlbertChain
+from serve_lib.items import TextReader
 from tests.albert_act import small
 
 
@@ -77,7 +79,8 @@ def test_compacted_form_equals_masked_form(halting, iterations):
 def test_contents_of_padding_are_never_read():
   model, variables = small.build()
   # A token id that does not exist has an embedding of NaN.
-  chain = AlbertChain(model, variables, pad_id=model.vocab_size)
+  reader = TextReader(types.SimpleNamespace(pad_id=model.vocab_size), 512)
+  chain = AlbertChain(model, variables, reader)
   check(chain, variables, rows(3))
 
 

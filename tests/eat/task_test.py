@@ -92,13 +92,13 @@ def test_self_distillation_pulls_exits_to_the_last_head():
 @pytest.mark.slow
 def test_distillation_from_a_teacher():
   task, batch, params = case(exit_weights=(0.0, 0.0, 0.0))
-  task.teacher, *_ = case()
+  task.teacher = types.SimpleNamespace(task=case()[0])
   theirs = small.randomised({'params': params}, 1)['params']
   frozen = {'params': theirs, 'model_state': {}}
   loss, _ = loss_of(task, params, batch, frozen=frozen)
   target, own = (
     log_softmax(logits_of(one, given, batch)[-1] / 2.0, -1)
-    for one, given in ((task.teacher, theirs), (task, params))
+    for one, given in ((task.teacher.task, theirs), (task, params))
   )
   kl = (np.exp(target) * (target - own)).sum(-1)
   np.testing.assert_allclose(loss, 0.5 * 4.0 * kl[:6].mean(), rtol=1e-4)
@@ -168,8 +168,6 @@ def test_a_foreign_teacher_is_refused_before_training(tmp_path):
   )
   with pytest.raises(ConfigError, match=r'loss\.teacher'):
     FineTune.validate_config(resolved)
-  with pytest.raises(ConfigError, match=r'loss\.teacher'):
-    FineTune(given, info()).init_frozen()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from train_lib import checkpoint_io
 from train_lib.checkpoint import Checkpointer
 from train_lib.checkpoint_io import (
   CheckpointError,
-  CheckpointWarning,
   CorruptCheckpointError,
 )
 
@@ -73,7 +72,7 @@ def test_all_damage_is_found_named_and_survived(good, tmp_path, count):
     path = directory / '2' / rng.choice(files)
     damage(path, DAMAGES[case % len(DAMAGES)], rng)
     before = contents(directory)
-    with pytest.warns(CheckpointWarning, match='step 1') as warned:
+    with pytest.warns(UserWarning, match='step 1') as warned:
       assert states.restored_step(directory) == 1
     assert str(path) in str(warned[0].message)
     assert contents(directory) == before
@@ -110,7 +109,7 @@ def test_a_foreign_manifest_is_damage(two_steps):
     body = json.dumps(content | {'files': given})
     for crc in (manifest['crc32'], f'{zlib.crc32(body.encode()):08x}'):
       path.write_text(f'{{"crc32": "{crc}", "content": {body}}}')
-      with pytest.warns(CheckpointWarning, match='step 1'):
+      with pytest.warns(UserWarning, match='step 1'):
         assert states.restored_step(two_steps) == 1
 
 
@@ -128,7 +127,7 @@ def test_a_run_sets_a_damaged_step_aside(two_steps):
   for _ in range(2):
     os.truncate(two_steps / '2' / '_METADATA', 3)
     with Checkpointer(two_steps) as checkpointer:
-      with pytest.warns(CheckpointWarning):
+      with pytest.warns(UserWarning, match='DAMAGED'):
         checkpointer.restore(states.noise(0))
       assert states.folders(two_steps)[:2] == ['1', '2']
       checkpointer.save(2, states.noise(2))
@@ -240,7 +239,7 @@ def test_every_kill_leaves_a_checkpoint_to_go_on_from(
       time.sleep(rng.uniform(0, 0.3))
       process.kill()
     with warnings.catch_warnings():
-      warnings.simplefilter('error', CheckpointWarning)  # none is damaged
+      warnings.simplefilter('error', UserWarning)  # none is damaged
       # The save before was waited for.
       assert (
         states.restored_step(tmp_path, states.noise(0, KILL_SIZE)) >= step - 1
