@@ -22,8 +22,6 @@ from dataset_lib.fields import flag
 from launch import command_line
 from launch.command_line import Count
 
-FEWSHOT = dict(type='fewshot', shots=(1, 5, 10, 25), seeds=3)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
@@ -51,7 +49,8 @@ def _config(flags: Flags) -> tuple[Any, list[str]]:
   evals = config['evals']
   names = sorted(evals) if flags.evals is None else flags.evals.split(',')
   if 'fewshot' in names:
-    evals.setdefault('fewshot', dict(FEWSHOT))
+    default = dict(type='fewshot', shots=(1, 5, 10, 25), seeds=3)
+    evals.setdefault('fewshot', default)
   read = command_line.parse_fields
   for name in names:
     if name not in evals:

@@ -33,6 +33,8 @@ from launch.command_line import Count, Sizes
 
 MAX_LINE = 2**24  # bytes
 CACHE = 'compilation_cache'  # in the workdir
+DRIFT = 'the traffic is not as calibrated; every row runs to full depth'
+NO_DRIFT = 'over; rows leave early again'
 MAX_THREADS = 16  # programs compiled at a time; each takes memory
 
 
@@ -168,7 +170,7 @@ def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
   """Returns the line's id, by default its number, and its item."""
   try:
     # Editors on Windows write a byte order mark first.
-    text = line.decode('utf-8-sig' if number == 1 else 'utf-8')
+    text = line.decode('utf-8-sig')
     item = json.loads(text, parse_constant=_finite, parse_float=_finite)
   except (ValueError, RecursionError) as error:
     message = f'expected one JSON value in UTF-8, got {error}'
@@ -230,11 +232,7 @@ def _log(line: str) -> None:
 
 def log_drift(drifted: bool, report: dict[str, Any]) -> None:
   """Logs that drift begins or ends."""
-  what = 'over; rows leave early again'
-  if drifted:
-    what = 'the traffic differs from the calibration split; every row runs to '
-    what += 'full depth'
-  _log(f'drift: {what}: {json.dumps(report)}')
+  _log(f'drift: {DRIFT if drifted else NO_DRIFT}: {json.dumps(report)}')
 
 
 @contextlib.contextmanager

@@ -61,10 +61,8 @@ def run(flags: Options) -> int:
   from rich.progress import Progress, TimeElapsedColumn
 
   for path in corpus.leftovers(pathlib.Path(out)):
-    print(
-      f'note: {path} is of a run that goes on, or was killed; then remove it',
-      file=sys.stderr,
-    )
+    note = 'is of a run that goes on, or was killed; then remove it'
+    print(f'note: {path} {note}', file=sys.stderr)
   # Like Ctrl-C, which leaves no file.
   before = signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
@@ -77,10 +75,8 @@ def run(flags: Options) -> int:
     reason = error.strerror or error
     command_line.fail(f'{error.filename or out}: {reason}', NOT_WRITTEN)
   except BrokenProcessPool:
-    command_line.fail(
-      f'--processes={flags.processes}: one was killed; fewer take less memory',
-      NOT_WRITTEN,
-    )
+    reason = 'one of them was killed; fewer take less memory'
+    command_line.fail(f'--processes={flags.processes}: {reason}', NOT_WRITTEN)
   finally:
     signal.signal(signal.SIGTERM, before)
   report(manifest, out)
@@ -108,10 +104,8 @@ def report(manifest: dict[str, Any], out: str) -> None:
     print('no faults in the text')
   if os.path.exists(os.path.join(out, corpus.FAULTS_FILE)):
     print(f'All files that were left out: {out}/{corpus.FAULTS_FILE}')
-  print(
-    f'written: {out} (vocabulary of {manifest["vocab_size"]:,}, rows of at '
-    f'most {manifest["max_length"]} tokens)'
-  )
+  size, length = manifest['vocab_size'], manifest['max_length']
+  print(f'written: {out} ({size:,} words, rows of at most {length} tokens)')
 
 
 main = command_line.Command('prepare_corpus', __doc__, Options, run)

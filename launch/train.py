@@ -49,17 +49,14 @@ class Flags:
   num_processes: Positive | None = flag('of the run', None, 'COUNT')
   process_id: Count | None = flag('of this one', None, 'NUMBER')
 
-  def peers(self) -> tuple[Any, ...]:
-    """Returns what was given of the other processes."""
-    return self.coordinator, self.num_processes, self.process_id
-
 
 def run(flags: Flags) -> int:
   """Trains, or builds and compiles."""
   config = command_line.load_config(flags.config, flags.overrides)
-  if set(flags.peers()) != {None} and not flags.distributed:
+  peers = flags.coordinator, flags.num_processes, flags.process_id
+  if peers != (None, None, None) and not flags.distributed:
     names = '--coordinator, --num_processes, --process_id'
-    raise ConfigError(names, flags.peers(), 'none without --distributed')
+    raise ConfigError(names, peers, 'none without --distributed')
   if not flags.dry_run:
     if not flags.workdir:
       expected = 'a directory for the run (or use --dry_run)'
@@ -68,7 +65,7 @@ def run(flags: Flags) -> int:
   from train_lib import trainer
 
   if flags.distributed:
-    _join(flags)
+    _join(*peers)
   workdir = os.path.abspath(flags.workdir)
   try:
     trainer.train(config, workdir, STARTED, flags.dry_run)
@@ -78,7 +75,7 @@ def run(flags: Flags) -> int:
   return command_line.OK
 
 
-def _join(flags: Flags) -> None:
+def _join(*peers: Any) -> None:
   """Joins the other processes; JAX finds what is not given, as on a cluster."""
   import jax
 
@@ -86,11 +83,11 @@ def _join(flags: Flags) -> None:
   names = 'heartbeat_timeout_seconds', 'shutdown_timeout_seconds'
   timeouts: Any = dict.fromkeys(names, 20)
   try:
-    jax.distributed.initialize(*flags.peers(), **timeouts)
+    jax.distributed.initialize(*peers, **timeouts)
   except ValueError as error:
     expected = 'the address of process 0, --num_processes and --process_id '
     expected += f'below it, or a cluster on which JAX finds them ({error})'
-    raise ConfigError('--coordinator', flags.coordinator, expected) from error
+    raise ConfigError('--coordinator', peers[0], expected) from error
 
 
 main = command_line.Command('train', __doc__, Flags, run)

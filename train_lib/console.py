@@ -29,9 +29,8 @@ STYLE: Any = dict(highlight=False, soft_wrap=True)
 class Console(contextlib.ExitStack):
   """A context that prints a run, writes its metrics and traces its steps.
 
-  In a terminal a progress bar stays at the bottom. Only the primary process
-  prints and writes, but every process prints warnings. `waited` are the seconds
-  in which the device waited for data.
+  Only the primary process prints and writes, but every process prints warnings.
+  `waited` are the seconds in which the device waited for data.
   """
 
   def __init__(self, setup: Setup, run: RunDirectory, start: int):
