@@ -151,7 +151,7 @@ def test_a_step_that_is_asked_for_has_no_fallback(tmp_path):
     with pytest.raises(checkpoint_io.CheckpointError, match=message):
       checkpoint_io.find(tmp_path, step)
   os.truncate(tmp_path / '2' / '_METADATA', 5)
-  with pytest.warns(checkpoint_io.UserWarning, match='_METADATA'):
+  with pytest.warns(UserWarning, match='_METADATA'):
     assert checkpoint_io.find(tmp_path).step == 1
   with pytest.raises(checkpoint_io.CorruptCheckpointError, match='_METADATA'):
     checkpoint_io.find(tmp_path, 2)
