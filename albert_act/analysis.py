@@ -132,17 +132,17 @@ def analyse(
   found = Analysis({}, {name: {} for name in CURVES})
   for kind, row in zip((*KINDS, DEPTH), sums, strict=True):
     count, total, squares = row[:3].tolist()
-    if count:
-      mean = total / count
-      std = max(squares / count - mean**2, 0.0) ** 0.5
-      found.iterations[kind] = int(count), mean, std
-      similar, still, share = row[3:].reshape(3, limit) / count
-      with np.errstate(invalid='ignore'):
-        lines = similar, still / share, share
-      for curve, line in zip(found.curves.values(), lines, strict=True):
+    if not count:
+      continue
+    mean = total / count
+    std = max(squares / count - mean**2, 0.0) ** 0.5
+    found.iterations[kind] = int(count), mean, std
+    similar, still, share = row[3:].reshape(3, limit) / count
+    with np.errstate(invalid='ignore'):
+      lines = similar, still / share, share
+    for curve, line in zip(found.curves.values(), lines, strict=True):
+      if kind != DEPTH:
         curve[kind] = line
-  for curve in found.curves.values():
-    del curve[DEPTH]
   return found
 
 

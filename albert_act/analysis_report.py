@@ -9,7 +9,7 @@ import collections
 import html
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -182,26 +182,6 @@ def label_rows(
   ]
 
 
-class Sentence(NamedTuple):
-  """A row of tokens for the page."""
-
-  title: str
-  names: Sequence[str]  # of the tokens
-  iterations: Sequence[int]  # of each, at least 1
-
-
-def sentences(
-  batches: Iterable[analysis.Traced], tokenizer: Tokenizer
-) -> Iterator[Sentence]:
-  """Yields the real rows of `analysis.traced`."""
-  for batch, steps, _ in batches:
-    for row in np.flatnonzero(batch['mask']):
-      spent = steps[row, : batch['length'][row]]
-      names = tokenizer.names(batch['tokens'][row, : len(spent)].tolist())
-      title = f'mean {spent.mean():.1f}, executed {spent.max()}'
-      yield Sentence(title, names, spent.tolist())
-
-
 def words(names: Sequence[str]) -> Iterator[tuple[str, bool]]:
   """Yields the text of each token, and whether it continues a word.
 
@@ -218,40 +198,56 @@ def words(names: Sequence[str]) -> Iterator[tuple[str, bool]]:
       yield name[2:] if is_piece else name, is_piece
 
 
-def page(shown: Iterable[Sentence], most: int) -> str:
-  """Returns HTML in which the colour of a token is denser, up to `most`."""
+def page(
+  batches: Iterable[analysis.Traced],
+  names: Callable[[list[int]], Sequence[str]],
+  most: int,
+) -> str:
+  """Returns the real rows of `analysis.traced` as HTML.
+
+  `names` are those of token ids. The colour of a token is denser for more
+  iterations, up to `most`.
+  """
   numbers = range(1, most + 1)
-  scale = Sentence('iterations', [*map(str, numbers)], numbers)
-  body = ''
-  for title, names, iterations in (scale, *shown):
-    body += f'<p><b>\n{title}\n</b><br>\n'
-    for (text, is_glued), spent in zip(words(names), iterations, strict=True):
-      fill = f'{plots.COLOURS[0]}{round(_OPAQUE * spent / most):02x}'
-      look = f'style="background:{fill}" title="{spent} of {most}"'
-      space = '' if is_glued else '\n'
-      body += f'{space}<span {look}>{html.escape(text)}</span>'
+  body = _paragraph('iterations', [*map(str, numbers)], numbers, most)
+  for batch, steps, _ in batches:
+    for row in np.flatnonzero(batch['mask']):
+      spent = steps[row, : batch['length'][row]]
+      tokens = names(batch['tokens'][row, : len(spent)].tolist())
+      title = f'mean {spent.mean():.1f}, executed {spent.max()}'
+      body += _paragraph(title, tokens, spent.tolist(), most)
   return _PAGE.format(body=body)
+
+
+def _paragraph(
+  title: str, names: Sequence[str], iterations: Sequence[int], most: int
+) -> str:
+  text = f'<p><b>\n{title}\n</b><br>\n'
+  for (word, is_glued), spent in zip(words(names), iterations, strict=True):
+    fill = f'{plots.COLOURS[0]}{round(_OPAQUE * spent / most):02x}'
+    look = f'style="background:{fill}" title="{spent} of {most}"'
+    space = '' if is_glued else '\n'
+    text += f'{space}<span {look}>{html.escape(word)}</span>'
+  return text
 
 
 def write(
   out: pathlib.Path,
   found: Analysis,
   written: Sequence[Table],
-  shown: Sequence[Sentence] = (),
+  page: str = '',
 ) -> str:
-  """Writes tables, the curves of `found`, and a page if there are sentences.
+  """Writes tables, the curves of `found`, and a page if there is one.
 
   Returns the reason why there are no pictures, or ''.
   """
   out.mkdir(parents=True, exist_ok=True)
   for table in written:
     write_csv(out / f'{table.name}.csv', table.rows)
-  if shown:
-    most = len(found.curves['cosine, all tokens']['all'])
-    text = page(shown, most)
+  if page:
     # A lone surrogate in a token cannot be written.
     path, errors = out / 'sentences.html', 'xmlcharrefreplace'
-    path.write_text(text, encoding='utf-8', errors=errors)
+    path.write_text(page, encoding='utf-8', errors=errors)
   title = 'Similarity of consecutive states'
   try:
     adaptive_plots.plot_iterations(out / 'similarity', found.curves, title)

@@ -146,10 +146,10 @@ def drift_statistics(probabilities: Heads, threshold: float) -> dict[str, Any]:
   `serve_lib.monitor.DriftCheck`: the threshold of the confidence rule, and the
   confidences, sorted; of more than `MAX_CONFIDENCES` an even sample.
   """
-  confidence = np.sort(probabilities[0].max(-1))
-  count = min(MAX_CONFIDENCES, len(confidence))
-  places = np.linspace(0, len(confidence) - 1, count).round().astype(int)
-  return {'threshold': threshold, 'confidences': confidence[places].tolist()}
+  confidence = probabilities[0].max(-1)
+  shares = np.linspace(0, 1, min(MAX_CONFIDENCES, len(confidence)))
+  kept = np.quantile(confidence, shares, method='nearest')
+  return {'threshold': threshold, 'confidences': kept.tolist()}
 
 
 def fingerprint(variables: Any) -> str:
@@ -203,25 +203,25 @@ class Evaluator(predictions.Evaluator):
       `epsilon` also `guaranteed_early` (share of the rows that leave before
       the last head) and, if one was certified, `guaranteed_threshold`.
     """
-    logits, labels = self.heads('calibration_split', variables)
-    temperatures = fit_temperatures(logits, labels, self.bins, self.only_above)
-    calibrated = predictions.probabilities(logits, temperatures)
-    report: dict[str, Any] = {
-      'parameters': fingerprint(variables),
-      'dataset': builder.validate(self.data),
-      'calibration_split': self.calibration_split,
-      'calibration_rows': len(labels),
-      'calibration_ece': errors(logits, labels, self.bins),
-      'temperatures': temperatures.tolist(),
-      'drift': drift_statistics(calibrated, float(self.threshold)),
-    }
+    fitted, fitted_labels = self.heads('calibration_split', variables)
+    limits = self.bins, self.only_above
+    temperatures = fit_temperatures(fitted, fitted_labels, *limits)
+    calibrated = predictions.probabilities(fitted, temperatures)
     logits, labels = self.heads('split', variables)
     names = predictions.head_layers(self.layers, len(logits))
     columns = {
       'ece': errors(logits, labels, self.bins),
       'ece_calibrated': errors(logits, labels, self.bins, temperatures),
     }
-    report |= columns | {
+    report: dict[str, Any] = {
+      'parameters': fingerprint(variables),
+      'dataset': builder.validate(self.data),
+      'calibration_split': self.calibration_split,
+      'calibration_rows': len(fitted_labels),
+      'calibration_ece': errors(fitted, fitted_labels, self.bins),
+      'temperatures': temperatures.tolist(),
+      'drift': drift_statistics(calibrated, float(self.threshold)),
+      **columns,
       'split': self.split,
       'rows': len(labels),
       'layers': [*names.values()],

@@ -1,12 +1,10 @@
 """Few-shot linear regression on frozen features.
 
-The protocol is big_vision's (`evaluators/fewshot_lsr.py`; also AdaTape section
-3.1 and ViT section 4.1): L2-regularised least squares from the features of a
-few examples per class ("shots"), standardised, to targets -1 and 1, with a
-large constant feature as the bias. Unlike there, each draw of shots chooses the
-L2 strength of `L2_GRID` that is most accurate on training images that are not
-among the shots; the test split plays no part. NumPy in float64: the result is
-the same on every accelerator.
+The protocol of big_vision (`evaluators/fewshot_lsr.py`; AdaTape section 3.1):
+L2-regularised least squares from the standardised features of a few examples
+per class ("shots") to targets -1 and 1. Unlike there, each draw of shots
+chooses the L2 strength that is most accurate on training images that are not
+among the shots. NumPy in float64 gives the same result on every accelerator.
 """
 
 import dataclasses
@@ -73,10 +71,9 @@ class Regression:
 
   def accuracies(self, rows: Rows, strengths: Iterable[float]) -> list[float]:
     """Returns the accuracy of the largest output, for each L2 strength."""
-    features, labels = rows
-    inputs = self._inputs(features)
+    inputs = self._inputs(rows[0])
     outputs = (inputs @ self.weights(l2) for l2 in strengths)
-    return [float(np.mean(out.argmax(-1) == labels)) for out in outputs]
+    return [float(np.mean(out.argmax(-1) == rows[1])) for out in outputs]
 
   def choose_l2(self, held_out: Rows) -> float:
     """Returns the most accurate strength, the largest of equal ones.

@@ -162,10 +162,10 @@ class Evaluator(predictions.Evaluator):
       logits, labels, [*names.values()], self.flops or None,
       self.full_flops or None, self._quality,
     )  # fmt: skip
-    result, lines = {}, []
-    for name, head in zip(names, logits, strict=True):
-      result[f'{self._metric}_{name}'] = float(self._quality(head, labels))
-    result[f'{self._metric}_full'] = result[f'{self._metric}_{name}']
+    scores = [float(self._quality(head, labels)) for head in logits]
+    given = zip([*names, 'full'], [*scores, scores[-1]], strict=True)
+    result = {f'{self._metric}_{name}': score for name, score in given}
+    lines = []
     for tau in (*sorted({float(t) for t in self.thresholds}), np.inf):
       point = recording.leave(predictions.confidence_exit(heads, tau))
       numbers = {

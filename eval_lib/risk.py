@@ -45,13 +45,11 @@ def guaranteed_threshold(
   Its risk, the probability of a loss, exceeds epsilon with probability at most
   delta over the draw of the calibration rows, for every N, model and
   distribution: to get past the first threshold with a larger risk, its errors,
-  stochastically larger than Binomial(N, epsilon), must have p <= delta. A finer
-  grid costs nothing.
+  stochastically larger than Binomial(N, epsilon), must have p <= delta.
 
-  This needs calibration rows that are independent draws (rows that share a
-  text are not) from the distribution of the rows to come (`serve_lib.monitor`
-  watches it), to which nothing was fitted, and a grid that was not chosen by
-  them. It holds on average over rows, not for a class or source of its own.
+  The rows must be independent draws (rows that share a text are not) from the
+  distribution of the rows to come, and nothing may be fitted to them, the grid
+  of thresholds included. It holds on average over rows, not for every class.
   """
   rows, errors = len(losses), losses.sum(0)
   # p = P(Binomial(N, epsilon) <= errors)

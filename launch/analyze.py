@@ -76,8 +76,10 @@ def run(flags: Flags) -> int:
     given = words, labelled, records.info.input_shape[0], flags.label_words
     labels = analysis_report.label_table(model, loaded.variables, *given)
     tables.append(labels)
-  shown = analysis.traced(model, loaded.variables, sample(flags.sentences))
-  page = [*analysis_report.sentences(shown, words)]
+  page, most = '', model.max_iterations
+  if flags.sentences:
+    shown = analysis.traced(model, loaded.variables, sample(flags.sentences))
+    page = analysis_report.page(shown, words.names, most)
   missing = analysis_report.write(out, found, tables, page)
   for table in tables:
     print_table(table.title, table.shown, table.note)

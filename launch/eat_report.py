@@ -1,15 +1,12 @@
 """Quality and speed of a trained EAT: `launch.benchmark eat`.
 
-Every model is run once over the split; exit rules and prune ratios are swept
-over the recorded logits. The chosen settings (`--time`) are then timed through
-the engine, in turns with the dense run and the student, and with those of
-PyTorch and ONNX Runtime: rows alone, and in full batches. Tokenising is not
-timed. `flops` are by formula for the length of each row, `flops_served` for its
-length bucket, to which the FLOP limit belongs.
-
-Written into `--out`: settings.csv (all of them), timings.csv, calibration.csv
-(on rows that the temperatures were not fitted to), guarantee.csv, result.json
-and the pictures.
+Exit rules and prune ratios are swept over recorded logits. The settings of
+`--time` are then timed through the engine, in turns with the dense run, the
+student and those of other libraries: token ids, rows alone and in full batches.
+`flops` are by formula for the length of each row, `flops_served` for its length
+bucket, to which the FLOP limit belongs. `--out` has settings.csv (all of them),
+timings.csv, calibration.csv (of rows that no temperature was fitted to),
+guarantee.csv, result.json and the pictures.
 """
 
 import contextlib
@@ -18,7 +15,7 @@ import functools
 import itertools
 import pathlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,15 +33,12 @@ from serve_lib.engine import Engine
 from serve_lib.process import keep_freed_memory
 
 CHUNK = 25  # rows of a turn
-# Columns of the tables that are printed.
+# Columns that are printed of tables that have more.
 SHOWN = {
   'settings': 'setting quality agreement depth retention flops flops_share '
               'flops_served early',
   'timings': 'batch candidate seconds latency_mean latency_p50 latency_p95 '
              'speedup limit share',
-  'calibration': 'layer accuracy temperature ece ece_calibrated rows',
-  'guarantee': 'loss epsilon exceeded delta mean worst threshold early draws '
-               'rows',
 }  # fmt: skip
 # Names of points that have little room.
 SHORT = {'confidence': 'P≥', 'entropy': 'H≤', 'margin': 'Δ≥', 'patience': 'm=',
@@ -78,9 +72,10 @@ def write(given: Mapping[str, Any]) -> None:
   tables['settings'] = [row for row in every if row['setting'] in names]
   plain = {name: list(map(report.flat, rows)) for name, rows in tables.items()}
   text_files.write_json(out / 'result.json', facts | plain)
-  for name, columns in SHOWN.items():
-    if rows := tables.get(name):
-      report.print_table(name, rows, columns=columns.split())
+  for name, rows in tables.items():
+    if rows:
+      columns = SHOWN[name].split() if name in SHOWN else list(rows[0])
+      report.print_table(name, rows, columns=columns)
   print(', '.join(f'{name}: {value}' for name, value in facts.items()))
   try:
     draw(out, every, tables.get('timings', ()), default)
@@ -179,20 +174,20 @@ def _time(
       for one in settings:
         candidates.append(_candidate(one, rows, batch, served(one.model)))
       candidates[0] = dataclasses.replace(candidates[0], is_baseline=True)
-    for library in peers.usable(given['peers'] if dense else ()):
-      for one in dense:
-        name = f'{peers.TITLES[library]} {one.model.name}'
-        timed[name] = one
-        weights = folder / one.model.name
-        if not weights.exists():
-          params = one.model.policy.chain.variables['params']
-          export.save(str(weights), one.model.module, params)
-        for batch, candidates in found.items():
-          make = functools.partial(
-            peers.make, library, str(weights), _items(one, rows), batch,
-            expected=one.model.logits[-1, rows],
-          )  # fmt: skip
-          candidates.append(Candidate(name, make, process=name))
+    libraries = [*peers.usable(given['peers'] if dense else ())]
+    for library, one in itertools.product(libraries, dense):
+      name = f'{peers.TITLES[library]} {one.model.name}'
+      timed[name] = one
+      weights = folder / one.model.name
+      if not weights.exists():
+        params = one.model.policy.chain.variables['params']
+        export.save(str(weights), one.model.module, params)
+      for batch, candidates in found.items():
+        make = functools.partial(
+          peers.make, library, str(weights), _items(one, rows), batch,
+          expected=one.model.logits[-1, rows],
+        )  # fmt: skip
+        candidates.append(Candidate(name, make, process=name))
     timing = dict(rounds=rounds * turns, warmup=warmup, calls=calls)
     table, samples = run(found[1], {'batch': 1}, hosts, **timing)
     timing = dict(rounds=rounds, warmup=1)
@@ -249,44 +244,37 @@ def draw(
 
   `rows` are those of all settings, `timings` those of the timed candidates.
   """
-  model, names = default.model, {row['setting'] for row in rows}
+  model, ours = default.model, {row['setting']: row for row in rows}
   metric = f'{model.facts["metric"]} (%)'
   pictures: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-  for picture, name, cost, quality in _points(rows, timings):
+  bars: dict[str, dict[str, Any]] = {}
+  for row in (*rows, *timings):
+    name, batch = row.get('candidate', row.get('setting')), row.get('batch', 0)
     run_name, _, rule = name.rpartition('/')
     if not run_name:  # other libraries have curves of their own
-      run_name = 'EAT' if name in names else name
-    curves = pictures.setdefault(picture, {})
-    curves.setdefault(run_name, {})[short(rule)] = 100 * cost, 100 * quality
+      run_name = 'EAT' if name in ours else name
+    if batch == 1:
+      picture = 'frontier', 'mean latency at batch 1 (ms)'
+    elif batch:
+      label = f'median time of a row at batch {batch} (ms)'
+      picture = 'frontier_batch', label
+    else:
+      picture = 'frontier_flops', 'FLOPs at own length (% of dense)'
+    cost = row.get('flops_share')
+    if batch:
+      cost = 10 * row.get('latency_mean', row['seconds'].median)
+    curves = pictures.setdefault(picture, {}).setdefault(run_name, {})
+    curves[short(rule)] = 100 * cost, 100 * row['quality']
+    is_trained = ours.get(name, {}).get('variant') == 'as trained'
+    if batch and is_trained and ('/' in name or name == default.name):
+      bar = bars.setdefault(run_name, {})
+      bar[metric] = 100 * row['quality']
+      bar[f'speed-up at batch {batch}'] = row['speedup']
   for (file, label), curves in pictures.items():
     adaptive_plots.plot_frontier(out / file, curves, label, metric)
-  runs = {r['setting'] for r in rows if r['variant'] == 'as trained'}
-  bars: dict[str, dict[str, Any]] = {}
-  for row in timings:
-    run_name, _, rule = row['candidate'].rpartition('/')
-    if row['candidate'] in runs and (run_name or rule == default.name):
-      bar = bars.setdefault(run_name or 'EAT', {})
-      bar[metric] = 100 * row['quality']
-      bar[f'speed-up at batch {row["batch"]}'] = row['speedup']
   if len(bars) > 1:
     adaptive_plots.plot_bars(out / 'ablation', bars, 'Ablation')
   _draw_model(out, rows, model)
-
-
-def _points(
-  rows: report.Rows, timings: report.Rows
-) -> Iterator[tuple[tuple[str, str], str, float, float]]:
-  """Yields a picture and its axis, a name of a point, cost / 100, quality."""
-  for row in rows:
-    picture = 'frontier_flops', 'FLOPs at own length (% of dense)'
-    yield picture, row['setting'], row['flops_share'], row['quality']
-  for row in timings:
-    picture = 'frontier', 'mean latency at batch 1 (ms)'
-    if row['batch'] > 1:
-      label = f'median time of a row at batch {row["batch"]} (ms)'
-      picture = 'frontier_batch', label
-    seconds = row.get('latency_mean', row['seconds'].median)
-    yield picture, row['candidate'], 10 * seconds, row['quality']
 
 
 def short(rule: str) -> str:

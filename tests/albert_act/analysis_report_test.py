@@ -48,7 +48,6 @@ def write(out, **arguments):
 
 TABLES = {'iterations.csv', 'similarity.csv'}
 PICTURES = {'similarity.png', 'similarity.pdf'}
-PAGE = [analysis_report.Sentence('one', ('[CLS]', 'a'), (2, 1))]
 
 
 def test_tables_by_hand(tmp_path):
@@ -76,22 +75,9 @@ def test_tables_by_hand(tmp_path):
 
 def test_without_matplotlib_the_tables_are_there(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, 'matplotlib', None)
-  missing, names = write(tmp_path / 'without', shown=PAGE)
+  missing, names = write(tmp_path / 'without', page='x')
   assert "pip install -e '.[plots]'" in missing
   assert names == TABLES | {'sentences.html'}
-
-
-def test_sentences_are_the_real_rows(words):
-  batch = {
-    'tokens': np.array([[2, 5, 35, 3], [2, 5, 3, 0], [0, 0, 0, 0]]),
-    'length': np.array([4, 3, 0]),
-    'mask': np.array([1.0, 1.0, 0.0]),
-  }
-  steps = np.array([[6, 1, 2, 1], [5, 3, 1, 0], [0, 0, 0, 0]], np.int32)
-  assert [*analysis_report.sentences([(batch, steps, None)], words)] == [
-    ('mean 2.5, executed 6', ['[CLS]', 'w0', '##a', '[SEP]'], [6, 1, 2, 1]),
-    ('mean 3.0, executed 5', ['[CLS]', 'w0', '[SEP]'], [5, 3, 1]),
-  ]
 
 
 @pytest.mark.parametrize(
@@ -115,16 +101,27 @@ def test_words_of_both_tokenizers(names, texts):
 NAMES = ('[CLS]', 'un', '##do', '$x$', '<b>', '映画\ud800', '[SEP]')
 
 
-def test_the_page_holds_the_tokens_and_is_denser_for_more_iterations(tmp_path):
-  shown = [analysis_report.Sentence('one', NAMES, (2, 1, 2, 1, 1, 2, 1))]
-  analysis_report.write(tmp_path, found(), [], shown)
+def test_the_page_has_the_real_rows_and_is_denser_for_more_steps(tmp_path):
+  batch = {
+    'tokens': np.array([[*range(7)], [0, 3, 6, *[0] * 4], [0] * 7]),
+    'length': np.array([7, 3, 0]),
+    'mask': np.array([1.0, 1.0, 0.0]),
+  }
+  spent = [[2, 1, 2, 1, 1, 2, 1], [1, 2, 1, *[0] * 4], [0] * 7]
+  batches = [(batch, steps(*spent), None)]
+  page = analysis_report.page(batches, lambda ids: [NAMES[n] for n in ids], 2)
+  write(tmp_path, page=page)
   page = (tmp_path / 'sentences.html').read_text()
-  scale, body = page.split('<body')[1].split('\none\n')
+  scale, *rows = re.split('\nmean (.+)\n', page.split('<body')[1])
+  assert rows[::2] == ['1.4, executed 2', '1.3, executed 2']
   assert re.findall(' title="(.*?)"', scale) == ['1 of 2', '2 of 2']
   # A browser shows a lone surrogate as a replacement character.
-  text = html.unescape(re.sub('<[^>]*>', '', body)).split()
-  assert text == ['[CLS]', 'undo', '$x$', '<b>', '映画\ufffd', '[SEP]']
-  most, least = re.findall('background:(#[0-9A-Fa-f]{8})', body)[:2]
+  texts = [html.unescape(re.sub('<[^>]*>', '', row)) for row in rows[1::2]]
+  assert texts[0].split() == [
+    '[CLS]', 'undo', '$x$', '<b>', '映画\ufffd', '[SEP]'
+  ]  # fmt: skip
+  assert texts[1].split() == ['[CLS]', '$x$', '[SEP]']
+  most, least = re.findall('background:(#[0-9A-Fa-f]{8})', rows[1])[:2]
   assert most[:7] == least[:7]
   assert [int(one[7:], 16) for one in (least, most)] == [85, 170]
 
