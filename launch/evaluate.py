@@ -34,9 +34,7 @@ class Flags:
   evals: str | None = flag(
     "entries of config.evals or 'fewshot'; default: all", None, 'NAMES'
   )
-  dataset: str | None = flag(
-    'another data set, e.g. name=digits,image_size=8', None, 'name=...,KEY=...'
-  )
+  dataset: str | None = flag('another data set', None, 'name=...,KEY=...')
   batch_size: str = flag("rows of a batch; default: the run's", '', 'ROWS')
   overrides: tuple[str, ...] = command_line.overrides_flag()
 

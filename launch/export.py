@@ -36,9 +36,7 @@ class Flags(command_line.RunFlags):
   """Flags of an export."""
 
   out: str = flag('where to write; new or empty', metavar='DIRECTORY')
-  dense: bool = flag(
-    'without exits, pruning and window of an EAT, halting of an ALBERT', False
-  )
+  dense: bool = flag('leave out what Hugging Face does not have', False)
 
 
 def run(flags: Flags) -> int:

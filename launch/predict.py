@@ -48,25 +48,18 @@ class Flags(command_line.RunFlags):
   thresholds: str = flag('of an EAT, instead of tau', '', 'SOURCE=TAU,...')
   minimum_retention: str = flag('of an EAT', '', 'SOURCE=SHARE,...')
   lengths: Sizes | None = flag(
-    'length buckets; longer texts are cut off at the longest and answered with '
-    "truncated=true (default: the run's); of an AdaTape, lengths of the tape",
-    None,
-    'TOKENS,...',
+    "length buckets, cut at the last (default: the run's)", None, 'TOKENS,...'
   )
   batches: Sizes = flag('batch buckets', (1, 2, 4, 8, 16, 32), 'ROWS,...')
   max_pending: Annotated[int, Interval(ge=1, le=10**7)] = flag(
-    'lines read ahead of the answer that is written; a multiple of the largest '
-    'batch keeps batches full',
-    256,
-    'LINES',
+    'lines read ahead; best a multiple of the largest batch', 256, 'LINES'
   )
   max_pool_bytes: Count = flag(
     'device memory of rows between stages; 0 (default) for no limit', 0, 'BYTES'
   )
   compilation_cache: str = flag(
-    'keeps compiled programs for the next start, which runs them: only you '
-    'should be able to write there; none for nowhere '
-    f'(default: {CACHE} in the workdir, if it can be written)',
+    'of compiled programs, which the next start runs: keep it private; none '
+    f'for nowhere (default: {CACHE} in the workdir)',
     '',
     'DIRECTORY',
   )

@@ -52,12 +52,8 @@ class Flags:
 
   config: str = flag('the experiment', metavar='FILE.py[:argument]')
   overrides: str = flag('a line for each run', metavar='FILE')
-  workdir: Workdir = flag(
-    'holds the directories of the runs', metavar='DIRECTORY'
-  )
-  metric: str = flag(
-    'of result.json, to order the runs by', metavar='EVAL/METRIC'
-  )
+  workdir: Workdir = flag('of all runs', metavar='DIRECTORY')
+  metric: str = flag('orders the runs', metavar='EVAL/METRIC')
   mode: Literal['max', 'min'] = flag('max or min: which is better', 'max')
 
 

@@ -36,14 +36,8 @@ class Flags:
 
   config: str = flag('the experiment', metavar='FILE.py[:argument]')
   overrides: tuple[str, ...] = command_line.overrides_flag()
-  workdir: Workdir = flag(
-    'where the run is written; not needed for --dry_run', '', 'DIRECTORY'
-  )
-  dry_run: bool = flag(
-    'build and compile everything, print parameters, FLOPs, memory and input '
-    'shapes, write nothing and stop',
-    False,
-  )
+  workdir: Workdir = flag('of the run (--dry_run: none)', '', 'DIRECTORY')
+  dry_run: bool = flag('compile, print sizes and FLOPs, write nothing', False)
   distributed: bool = flag('join the other processes of the run first', False)
   coordinator: str | None = flag('address of process 0', None, 'HOST:PORT')
   num_processes: Positive | None = flag('of the run', None, 'COUNT')
