@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from eval_lib.benchmark import Call
-from serve_lib.items import padded
+from serve_lib.items import TOKEN_IDS
 
 # By the name of the library, the packages that it needs.
 PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -85,7 +85,7 @@ def scores(logits: Float[np.ndarray, 'B C']) -> Float[np.ndarray, 'R 1']:
 def _padded(items: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
   """Returns the inputs of a batch by Hugging Face's names."""
   longest = max(len(item['tokens']) for item in items)
-  batch = padded(items, longest, len(items), pad_id=0)
+  batch = TOKEN_IDS.pad(items, longest, len(items))
   is_token = np.arange(longest) < batch['length'][:, None]
   arrays = batch['tokens'], is_token, batch['token_types']
   return {n: a.astype(np.int64) for n, a in zip(INPUTS, arrays, strict=True)}
