@@ -11,7 +11,6 @@ The bytes do not depend on the number of processes that encode the texts.
 """
 
 import collections
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -24,6 +23,7 @@ import pathlib
 import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -96,8 +96,7 @@ def prepare(options: Options, bar: Any) -> Any:
     MissingDataError: there is no text, or no tokenizer.
     InvalidDataError: a split has no rows, or the tokenizer no [MASK].
   """
-  faults = Faults()
-  given = options.data_dir, options.wrapped
+  faults, given = Faults(), (options.data_dir, options.wrapped)
   held_out = Texts(options.validation, faults, (), *given)
   texts = Texts(options.input, faults, held_out.names, *given)
   share = 0.0 if options.validation else options.validation_share
@@ -132,9 +131,8 @@ def prepare(options: Options, bar: Any) -> Any:
         for kind, fault in faults.summary().items()
       },
     }
-    text_files.write_text(
-      folder / MANIFEST_FILE, json.dumps(manifest, indent=2) + '\n'
-    )
+    content = json.dumps(manifest, indent=2) + '\n'
+    text_files.write_text(folder / MANIFEST_FILE, content)
     if faults.files:
       lines = [json.dumps(file) + '\n' for file in faults.files]
       text_files.write_text(folder / FAULTS_FILE, ''.join(lines))
@@ -201,9 +199,7 @@ def _write(
 
 
 def encoded(
-  blocks: Iterable[list[Part]],
-  encode: Callable[[list[Part]], Rows],
-  processes: int,
+  blocks: Iterable[list[Part]], encode: Callable[..., Rows], processes: int
 ) -> Iterator[Rows]:
   """Yields `encode(block)` in the order of the blocks, a few of them ahead."""
   if processes == 1:
@@ -211,9 +207,7 @@ def encoded(
     return
   # A fork would copy locks that threads of this process hold.
   context = multiprocessing.get_context('spawn')
-  pool = concurrent.futures.ProcessPoolExecutor(
-    processes, context, _start_worker
-  )
+  pool = ProcessPoolExecutor(processes, context, _start_worker)
   pending: collections.deque[Any] = collections.deque()
   try:
     for block in blocks:
@@ -317,6 +311,5 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
 
 
 def _damaged(path: pathlib.Path, problem: object) -> InvalidDataError:
-  return InvalidDataError(
-    f'{path} is damaged: {problem}; prepare the corpus again'
-  )
+  advice = 'prepare the corpus again'
+  return InvalidDataError(f'{path} is damaged: {problem}; {advice}')

@@ -201,12 +201,12 @@ def encode(path: pathlib.Path, max_length: int, block: Sequence[Part]) -> Rows:
     sentences[np.cumsum(lengths) - lengths] = True
     ends = pack(sentences, begins_word[tokens], max_length - SPECIAL_IN_ROW)
     kept = max(ends, default=0)
+    if ends:
+      documents.add(part.document)
     if not ends or kept < len(tokens):
       faults.append(('too_short', part.where, f'{len(tokens) - kept} tokens'))
     elif len(lengths) == 1 and part.begins and part.ends:
       faults.append(('one_sentence_document', part.where, f'{kept} tokens'))
-    if ends:
-      documents.add(part.document)
     rows = np.diff(np.array(ends, np.int64), prepend=0)
     packed.append((tokens[:kept], sentences[:kept], rows))
   tokens, sentences, rows = map(np.concatenate, zip(*packed, strict=True))
@@ -219,5 +219,5 @@ def encode(path: pathlib.Path, max_length: int, block: Sequence[Part]) -> Rows:
     'sentences': int(sentences.sum()),
     'rows': len(rows),
   }
-  arrays = tokens, sentences, rows
-  return Rows(block[0].split, *arrays, documents, counts, faults)
+  split = block[0].split
+  return Rows(split, tokens, sentences, rows, documents, counts, faults)

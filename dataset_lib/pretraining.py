@@ -65,18 +65,14 @@ class Pretraining:
     self._rows = corpus.open_split(folder, self.split)
     length, vocab_size = self._rows.max_length, self._rows.vocab_size
     if length != self.max_length:
-      expected = (
-        f'{length}, for which {folder} was prepared; launch.prepare_corpus '
-        f'--max_length={self.max_length} makes another'
-      )
+      expected = f'{length}, for which {folder} was prepared; another is made '
+      expected += f'by launch.prepare_corpus --max_length={self.max_length}'
       raise ConfigError('dataset.max_length', self.max_length, expected)
     given = tokenizer.load(folder / corpus.TOKENIZER_FILE)
     if given.vocab_size != vocab_size or given.mask_id is None:
-      raise InvalidDataError(
-        f'{corpus.TOKENIZER_FILE} of the prepared corpus: expected '
-        f'{vocab_size} tokens and [MASK], got {given.vocab_size} tokens; '
-        'prepare it again'
-      )
+      expected = f'expected {vocab_size} tokens and [MASK]'
+      got = f'got {given.vocab_size} tokens; prepare it again'
+      raise InvalidDataError(f'tokenizer.json of {folder}: {expected}, {got}')
     self._tokenizer: Any = given
     self._begins_word = given.word_starts()
     ordinary = np.setdiff1d(np.arange(vocab_size), given.special_ids)
@@ -122,11 +118,10 @@ class Pretraining:
     inside = column < (stops - starts)[:, None]
     places = np.where(inside, starts[:, None] + column, 0)
     tokens = np.where(inside, split.tokens[places], 0).astype(np.int32)
-    if not 0 <= tokens.min(initial=0) <= tokens.max(initial=0) < vocab_size:
-      raise InvalidDataError(
-        f'tokens.bin: expected token ids below {vocab_size}, got '
-        f'{tokens.min()} to {tokens.max()}; prepare the corpus again'
-      )
+    least, most = tokens.min(initial=0), tokens.max(initial=0)
+    if not 0 <= least <= most < vocab_size:
+      expected = f'token ids below {vocab_size}, got {least} to {most}'
+      raise InvalidDataError(f'tokens.bin: expected {expected}; prepare again')
     word = inside & (self._begins_word[tokens] | (column == 0))
     sentence = inside & split.sentences[places] & (column > 0)
     return Rows(tokens, inside, word, sentence)

@@ -51,10 +51,8 @@ def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
   # RuntimeError.
   sample = _sample(_training_texts(texts), max_texts)
   if not sample:
-    raise InvalidDataError(
-      'no text to train a vocabulary from; a corpus of one document needs '
-      '--validation_share=0'
-    )
+    reason = 'a corpus of one document needs --validation_share=0'
+    raise InvalidDataError(f'no text to train a vocabulary from; {reason}')
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
@@ -133,12 +131,10 @@ def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
   kind = trainer.ModelType.Name(trainer.model_type)
   kind += ' with byte_fallback' * trainer.byte_fallback
   if kind != 'UNIGRAM' or not pieces:
-    raise InvalidDataError(
-      f'{path}: expected a SentencePiece model of type UNIGRAM, got {kind} '
-      f'with {len(pieces)} pieces'
-    )
-  # ALBERT's tokenizer cuts the comma off a number ("9,"); a piece that has both
-  # is made too improbable to be used.
+    expected = 'a SentencePiece model of type UNIGRAM'
+    got = f'{kind} with {len(pieces)} pieces'
+    raise InvalidDataError(f'{path}: expected {expected}, got {got}')
+  # ALBERT's tokenizer cuts the comma off a number: "9," becomes improbable.
   scores = [
     (one.piece, one.score - 100.0 * bool(_NUMBER_COMMA.fullmatch(one.piece)))
     for one in pieces

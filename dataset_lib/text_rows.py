@@ -99,14 +99,12 @@ class TextTask:
       with contextlib.suppress(ValueError):
         if 0.0 <= float(label) <= MAX_SCORE:  # not NaN
           return float(label)
-      message = f'score {label!r:.40} not in [0, {MAX_SCORE}]'
+      legal = f'[0, {MAX_SCORE}]'
     elif label in self._ids:
       return self._ids[label]
     else:
-      names = map('{} {}'.format, range(self.num_classes), self.class_names)
-      legal = 'the train split' if self.by_name else ', '.join(names)
-      message = f'label {label!r:.40} is none of {legal}'
-    raise BadRecord('illegal_label', '', message)
+      legal = 'the train split' if self.by_name else ', '.join(self._ids)
+    raise BadRecord('illegal_label', '', f'label {label!r:.40} not in {legal}')
 
   @functools.cached_property
   def _ids(self) -> dict[str, int]:

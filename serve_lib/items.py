@@ -177,12 +177,12 @@ class TextReader:
     keys = ('text',) if fields.get('pair') is None else ('text', 'pair')
     texts = {key: fields[key] for key in keys}
     for key, value in texts.items():
+      if not isinstance(value, (str, bytes)):
+        raise InputError(f'{key}: expected a text, got {type(value).__name__}')
       try:
         texts[key] = value.decode() if isinstance(value, bytes) else value
       except UnicodeDecodeError as error:
         raise InputError(f'{key}: expected UTF-8, got {error}') from error
-      if not isinstance(value, (str, bytes)):
-        raise InputError(f'{key}: expected a text, got {type(value).__name__}')
       if len(texts[key]) > self.max_characters:
         expected = f'at most {self.max_characters} characters'
         raise InputError(f'{key}: expected {expected}, got {len(texts[key])}')

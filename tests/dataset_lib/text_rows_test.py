@@ -138,7 +138,7 @@ def test_classes_are_those_of_the_whole_train_split(root):
   assert source.records(np.arange(2))['label'].tolist() == [3, 1]
   # A class that was never trained is no row to evaluate.
   assert [bad.kind for _, bad in source.bad_rows] == ['illegal_label']
-  assert "'c' is none of the train" in str(source.bad_rows[0][1])
+  assert "'c' not in the train" in str(source.bad_rows[0][1])
   source = opened(probing(root, 'own', max_examples=1))
   assert (source.info.num_classes, len(source)) == (4, 1)
 
