@@ -7,9 +7,9 @@ repaired or left out, and counted; see `ACTIONS`.
 import codecs
 import gzip
 import io
+import itertools
 import os
 import pathlib
-import stat
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from dataset_lib.errors import (
   MissingDataError,
 )
 
+Advance = Callable[[int], object]  # called with bytes on disk that are done
 SUFFIXES = ('.txt', '.txt.gz')
 MAX_LINE = 2**20  # characters
 _TFDS, _TEXT = 'tfds:', 'text'
@@ -103,16 +104,11 @@ class Texts:
     self._texts = [_sized(text, data_dir) for text in self.names.values()]
     self.size = sum(size for _, size in self._texts)
 
-  def paragraphs(
-    self, faults: Faults, advance: Callable[[int], object]
-  ) -> Iterator[Paragraph]:
-    """Yields paragraphs, and an empty one at the end of each document.
-
-    `advance` is called with bytes on disk that are done.
-    """
+  def paragraphs(self, faults: Faults, advance: Advance) -> Iterator[Paragraph]:
+    """Yields paragraphs, and an empty one at the end of each document."""
     for text, size in self._texts:
       if isinstance(text, pathlib.Path):
-        yield from self._joined(self._file_lines(text, faults, advance))
+        yield from self._joined(self._file_lines(text, size, faults, advance))
         yield Paragraph('', '')
         continue
       records, key = text
@@ -136,24 +132,22 @@ class Texts:
       return
     parts: list[str] = []
     where, length = '', 0
-    for line in lines:
-      if parts and (not line.text or length >= self._max_line):
+    # The empty one at the end completes the last paragraph.
+    for text, place in itertools.chain(lines, [Paragraph('', '')]):
+      if parts and (not text or length >= self._max_line):
         yield Paragraph(' '.join(parts), where)
         parts, length = [], 0
-      if line.text:
-        where = where if parts else line.where
-        parts.append(line.text)
-        length += len(line.text)
-    if parts:
-      yield Paragraph(' '.join(parts), where)
+      if text:
+        where = where if parts else place
+        parts.append(text)
+        length += len(text)
 
   def _file_lines(
-    self, file: pathlib.Path, faults: Faults, advance: Callable[[int], object]
+    self, file: pathlib.Path, size: int, faults: Faults, advance: Advance
   ) -> Iterator[Paragraph]:
     has_text, done = False, 0
     try:
-      status = file.stat()
-      if not stat.S_ISREG(status.st_mode):  # reading a pipe would not end
+      if file.exists() and not file.is_file():  # a pipe might not end
         raise OSError('not a regular file')
       opened: Any = gzip.open if file.suffix == '.gz' else open
       with opened(file, 'rt', newline='\n', **_DECODING) as stream:
@@ -166,9 +160,9 @@ class Texts:
           yield line
           advance(raw.tell() - done)
           done = raw.tell()
-      advance(status.st_size - done)
+      advance(size - done)
       if not has_text:
-        faults.count('empty_file', file, f'{status.st_size} bytes without text')
+        faults.count('empty_file', file, f'{size} bytes without text')
     except EOFError as error:
       faults.count('truncated_gzip', file, str(error))
     except (gzip.BadGzipFile, zlib.error) as error:
