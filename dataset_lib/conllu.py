@@ -68,10 +68,8 @@ def read(
     sentences += [] if faults else [tuple(words.values())]
   if not sentences:
     first = f'; the first: {bad[0]}' if bad else ''
-    raise InvalidDataError(
-      f'{path}: expected sentences in CoNLL-U, none of its {len(blocks)} can '
-      f'be used{first}'
-    )
+    found = f'none of its {len(blocks)} can be used{first}'
+    raise InvalidDataError(f'{path}: expected sentences in CoNLL-U, {found}')
   return sentences, bad
 
 

@@ -44,10 +44,8 @@ class Rows(NamedTuple):
 class Pretraining:
   """Rows of one split of a corpus that `launch.prepare_corpus` wrote.
 
-  Raises:
-    ConfigError: the rows were cut for another `max_length`.
-    MissingDataError: there is no such corpus, or no such split.
-    InvalidDataError: it is damaged.
+  Raises ConfigError if its rows were cut for another `max_length`; and see
+  `corpus.open_split`.
   """
 
   split: Literal['train', 'validation']

@@ -1,8 +1,7 @@
 """Tasks of labelled texts: GLUE (Wang et al., 2019), probing (Conneau, 2018).
 
 Splits are 'train', 'validation' ('dev') and 'test', of MNLI also
-'validation_mismatched', and parts and sums of them such as
-'train[:95%]+validation'.
+'validation_mismatched', parts and sums of them: 'train[:95%]+validation'.
 """
 
 import contextlib
@@ -35,8 +34,7 @@ _ENDS = '', '.gz'
 _SINGLE, _PAIR = ('sentence',), ('sentence1', 'sentence2')
 _ENTAILMENT = ('entailment', 'not_entailment')
 
-# Label ids are those of GLUE's own code and of TFDS; names of columns are given
-# for each layout in use.
+# Label ids are those of GLUE's own code and of TFDS.
 GLUE = {
   'cola': TextTask(
     (_SINGLE,), ('label', 'is_acceptable'), ('unacceptable', 'acceptable'),
@@ -58,7 +56,7 @@ GLUE = {
   'wnli': TextTask((_PAIR,), ('label',), _ENTAILMENT[::-1], 'WNLI'),
 }  # fmt: skip
 # Rows of one split share a premise, a question or an article, so they are not
-# independent: several hypotheses to a premise, a question in several pairs.
+# independent.
 REPEATED_TEXTS = ('mnli', 'qqp', 'qnli', 'wnli')
 # SentEval's ten tasks: how many classes there are at most, and their names.
 PROBING = {
@@ -229,11 +227,10 @@ class Probing(LabelledTexts):
     names -= {''}
     limit, known = PROBING.get(self.task, (max(len(names), 2), 'any'))
     if not 2 <= len(names) <= limit:
-      shown = ', '.join(sorted(names)[:10])
-      raise InvalidDataError(
-        f'{self.directory}: expected at least 2 and at most {limit} classes of '
-        f'{self.task} ({known}), got {len(names)}: {shown}'
-      )
+      expected = f'at least 2 and at most {limit} classes of {self.task}'
+      got = f'{len(names)}: {", ".join(sorted(names)[:10])}'
+      message = f'{self.directory}: expected {expected} ({known}), got {got}'
+      raise InvalidDataError(message)
     task = dataclasses.replace(_PROBING, class_names=tuple(sorted(names)))
     self._open(task, self._rows_of)
 

@@ -51,8 +51,8 @@ _WITHOUT_SPACES = (
 class Tokenizer:
   """A WordPiece or SentencePiece tokenizer; threads may share it.
 
-  `library` is a `tokenizers.Tokenizer` without truncation or padding, `special`
-  the ids of `SPECIAL_TOKENS`, the last one None if there is no [MASK].
+  `library` is a `tokenizers.Tokenizer`, `special` the ids of `SPECIAL_TOKENS`,
+  the last one None if there is no [MASK].
   """
 
   def __init__(self, library: Any, special: Sequence[Any]):
@@ -222,10 +222,8 @@ def _completed(
   """Checks the library's tokenizer, and sets it as in `config`."""
   kind = type(library.model).__name__
   if kind not in _SPECIAL:
-    raise InvalidDataError(
-      f'{file}: expected a WordPiece tokenizer, or a Unigram one '
-      f'(SentencePiece), got {kind}'
-    )
+    expected = 'a WordPiece tokenizer, or a Unigram one (SentencePiece)'
+    raise InvalidDataError(f'{file}: expected {expected}, got {kind}')
   special = _special_tokens(config, kind)
   ids = [library.token_to_id(token) for token in special]
   if None in ids[:-1]:  # nothing here needs [MASK]
@@ -235,11 +233,9 @@ def _completed(
       f'vocabulary without {", ".join(missing)}; name its own in '
       'tokenizer_config.json'
     )
-  normalizer = library.normalizer
-  if isinstance(normalizer, normalizers.BertNormalizer):
+  if isinstance(library.normalizer, normalizers.BertNormalizer):
     for name in _NORMALIZER.keys() & config.keys():
-      setattr(normalizer, _NORMALIZER[name], config[name])
-    library.normalizer = normalizer
+      setattr(library.normalizer, _NORMALIZER[name], config[name])
   if kind == UNIGRAM:
     sentencepiece_model.keep_as_text(library, special)
   if library.post_processor is None:

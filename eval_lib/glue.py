@@ -20,8 +20,7 @@ from dataset_lib.text_rows import MAX_SCORE
 from dataset_lib.text_tasks import GLUE as TASKS
 from eval_lib import evaluator, predictions
 
-# The leaderboard averages two for some; here, as in the papers, the main number
-# is the first: of MRPC and QQP F1, of STS-B Pearson's.
+# The first one is the score, as in the papers; the leaderboard averages two.
 TASK_METRICS = dict.fromkeys(TASKS, ('accuracy',)) | {
   'cola': ('matthews',),
   'mrpc': ('f1', 'accuracy'),
@@ -45,7 +44,6 @@ def correlation(
 # `(labels [N], predicted [N]) -> float`
 _METRICS: dict[str, Callable[..., float]] = {
   'accuracy': sklearn.metrics.accuracy_score,
-  # The harmonic mean of precision and recall of class 1.
   'f1': functools.partial(
     sklearn.metrics.f1_score, labels=[0, 1], zero_division=0.0
   ),

@@ -1,7 +1,7 @@
 """Readers of items: texts, images, rows of token ids.
 
 A reader turns one item into arrays (`read`) and rows of arrays into a batch
-(`pad`). An item that is an `InputError` stands for one that could not be read.
+(`pad`). An item that is an `InputError` could not be read, and is raised.
 """
 
 import dataclasses
