@@ -23,8 +23,6 @@ from dataset_lib.tokenizer import Tokenizer
 from eval_lib import adaptive_plots, plots
 from eval_lib.report import write_csv
 
-# Of the printed tables; the files have all.
-SHOWN_LABELS, SHOWN_COLUMNS = 20, 1 + len(CURVES)
 _STEP = 32  # tokens; rows are padded to multiples, each of which is compiled
 
 _OPAQUE = 170  # of 255, at most iterations: light enough to read on
@@ -43,13 +41,13 @@ Rows = list[dict[str, Any]]
 
 
 class Table(NamedTuple):
-  """A table: the name of its file, a title, rows, a note, and printed rows."""
+  """A table: the name of its file, a title, rows, a note, printed columns."""
 
   name: str
   title: str
   rows: Rows
   note: str
-  shown: Rows
+  columns: Sequence[str] = ()  # () for all
 
 
 def tables(found: Analysis) -> list[Table]:
@@ -75,13 +73,12 @@ def tables(found: Analysis) -> list[Table]:
       'iterations', f'Iterations, at most {limit}', iterations,
       f'tokens take {tokens:.0%} of the iterations, rows that wait for their '
       f'last token {depth:.0%}',
-      iterations,
     ),
     Table(
       'similarity', 'Cosine of states before and after', similarity,
       'a halted token counts as 1 in all, and not in running, the mean over '
       'the share that still runs',
-      [dict([*row.items()][:SHOWN_COLUMNS]) for row in similarity],
+      ['iteration', *(f'all{suffix}' for suffix in CURVES.values())],
     ),
   ]  # fmt: skip
 
@@ -144,7 +141,6 @@ def label_table(
     '* above the mean of the labels by more than their standard deviation; '
     'labels of few words (--label_words) and words after the longest row are '
     'left out',
-    labels[:SHOWN_LABELS] + below,
   )  # fmt: skip
 
 

@@ -102,12 +102,8 @@ def negative_log_likelihood(
   return -float(np.take_along_axis(logs, labels[:, None], axis=1).mean())
 
 
-def fit_temperature(
-  logits: Float[np.ndarray, 'N C'],
-  labels: Labels,
-  bounds: tuple[float, float] = TEMPERATURES,
-) -> float:
-  """Returns the temperature in `bounds` of least negative log-likelihood.
+def fit_temperature(logits: Float[np.ndarray, 'N C'], labels: Labels) -> float:
+  """Returns the one of `TEMPERATURES` of least negative log-likelihood.
 
   That is convex in 1 / T, so a bounded search over log T finds the minimum. It
   is never worse than T = 1, which is kept where nothing is better.
@@ -118,9 +114,9 @@ def fit_temperature(
 
   found = scipy.optimize.minimize_scalar(
     lambda log: loss(float(np.exp(log))),
-    bounds=np.log(bounds), method='bounded', options={'xatol': 1e-7},
+    bounds=np.log(TEMPERATURES), method='bounded', options={'xatol': 1e-7},
   )  # fmt: skip
-  return min((1.0, float(np.exp(found.x)), *bounds), key=loss)
+  return min((1.0, float(np.exp(found.x)), *TEMPERATURES), key=loss)
 
 
 def fit_temperatures(

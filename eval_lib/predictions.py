@@ -38,14 +38,10 @@ def collect(
   put: Callable[[Any], Any] = jax.device_put,
   finite: str = 'logits',
 ) -> dict[str, np.ndarray]:
-  """Runs a jitted function over a split.
+  """Runs `outputs(variables, batch)`, arrays `[B, ...]` by name, over a split.
 
-  Args:
-    dataset: of `Evaluator.open`; its batches may differ in length.
-    variables: `{'params': ..., 'model_state': ...}`.
-    outputs: returns arrays `[B, ...]` of the variables and a batch.
-    put: puts a batch on the devices.
-    finite: the output that may not hold NaN or infinity.
+  `put` puts a batch on the devices. Batches may differ in length; the output
+  `finite` may hold no NaN or infinity.
 
   Returns:
     The outputs, e.g. 'logits' `[N, E, C]`, with 'label' `[N]` and 'index'

@@ -82,7 +82,7 @@ def run(flags: Flags) -> int:
     page = analysis_report.page(shown, words.names, most)
   missing = analysis_report.write(out, found, tables, page)
   for table in tables:
-    print_table(table.title, table.shown, table.note)
+    print_table(table.title, table.rows, table.note, table.columns)
   if missing:
     print(f'no pictures: {missing}', file=sys.stderr)
   print(f'step {loaded.saved.step}, written: {out}')

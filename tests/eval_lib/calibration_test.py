@@ -123,7 +123,6 @@ def test_never_worse_than_no_temperature(seed):
 def test_separable_and_constant_data_stay_bounded():
   logits = np.array([[2.0, 0.0], [0.0, 2.0]])
   assert fit_temperature(logits, np.array([0, 1])) == 0.1
-  assert fit_temperature(logits, np.array([0, 1]), (0.5, 4.0)) == 0.5
   assert fit_temperature(logits, np.array([1, 0])) == 10.0  # always wrong
   assert fit_temperature(np.zeros((4, 3)), np.array([0, 1, 2, 0])) == 1.0
 

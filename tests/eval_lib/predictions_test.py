@@ -93,19 +93,6 @@ def test_probabilities_by_hand():
   np.testing.assert_array_equal(huge, [[[1.0, 0.0]]])
 
 
-@pytest.mark.parametrize('threshold', [0.0, 0.5, 0.75, 0.9, 1.0])
-def test_confidence_exit_equals_a_loop(threshold):
-  rng = np.random.default_rng(0)
-  heads = predictions.probabilities(3 * rng.normal(size=(4, 50, 3)))
-  heads[1, :5] = [1.0, 0.0, 0.0]
-  expected = []
-  for row in range(50):
-    leaves = [e for e in range(3) if max(heads[e, row]) >= threshold]
-    expected.append(min([*leaves, 3]))
-  exits = predictions.confidence_exit(heads, threshold)
-  np.testing.assert_array_equal(exits, expected)
-
-
 def test_confidence_rounds_as_it_does_when_serving():
   # A margin of 17 nats is a probability of 1 in float32, not in float64.
   logits = np.array([[[17.0, 0.0]], [[0.0, 0.0]]])
