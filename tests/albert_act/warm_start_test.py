@@ -8,7 +8,7 @@ from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from model_lib import convert
 from tests.albert_act import tiny_run
-from train_lib import build, config_schema, warm_start
+from train_lib import build, config_schema, loading
 
 
 def begun(config):
@@ -16,7 +16,7 @@ def begun(config):
   config = config_schema.validate(config)
   built = build.Setup(config)
   with jax.set_mesh(built.mesh):
-    state = warm_start.start_from(built.init(), config.warm_start)
+    state = loading.start_from(built.init(), config.warm_start)
     return jax.device_get(state.params)
 
 
