@@ -15,8 +15,9 @@ from launch import command_line, export
 from model_lib import bert, convert
 from tests.albert_act import tiny_run
 from tests.eat import small
+from tests.launch import toy_runs
 from tests.peers import torch_and_transformers
-from train_lib import config_schema, loading, sharding, trainer
+from train_lib import config_schema, loading, sharding
 
 WORDS = ['good', 'bad', 'film', 'a', 'the', 'was', '##ly', 'un', '[', ']', '!']
 TEXTS = {
@@ -30,10 +31,8 @@ TEXTS = {
   ),
 }
 SMALL = [
-  'mesh.data=1', 'tensorboard=false', 'loader.num_threads=1',
-  'model.width=16', 'model.mlp_dim=24', 'model.num_heads=2',
-  'model.vocab_size=20', 'model.max_positions=24', 'optimizer.lr=0.1',
-  'batch_size=4', 'dataset.max_length=16',
+  'model.mlp_dim=24', 'model.vocab_size=20', 'model.max_positions=24',
+  'optimizer.lr=0.1', 'batch_size=4',
 ]  # fmt: skip
 RUNS = {
   'dense': ('model=dense', []),
@@ -54,24 +53,13 @@ def run_of(tmp_path_factory):
   for name in ('train', 'dev'):
     lines = ['sentence\tlabel', *rows]
     (directory / f'{name}.tsv').write_text('\n'.join(lines))
-  root = pathlib.Path(__file__).resolve().parents[2]
 
   def make(name):
     if name not in RUNS:
       return tiny_run.made(tmp_path_factory, *name.split())
     argument, changes = RUNS[name]
     if not (directory / name).exists():
-      config = command_line.load_config(
-        f'{root}/configs/eat/glue.py:data={directory},vocabulary={directory},'
-        f'variant=tiny,{argument}',
-        [*SMALL, *changes],
-      )
-      with config.unlocked():
-        config.dataset.length_buckets = ()
-        config.stages = dict(stage1=dict(steps=4, epochs=0.0, trainable='.*'))
-        config.evals = {}
-        config.checkpoint.best_metric = ''
-      trainer.train(config, str(directory / name))
+      toy_runs.train(directory, name, argument, *SMALL, *changes, steps=4)
     return directory / name
 
   return make

@@ -160,18 +160,14 @@ def workdir(tmp_path_factory):
   return tiny_run.train(tmp_path_factory)
 
 
-def build_engine(workdir, *flags):
-  flags = [f'--workdir={workdir}', '--batches=1', *flags]
-  return predict.build_engine(predict.main.parse(flags))
-
-
 @pytest.mark.slow
 def test_the_flags_reach_the_engine(workdir, capsys):
-  engine = build_engine(
-    workdir, '--lengths=12', '--max_pending=7', '--max_pool_bytes=99999',
-    '--serve=rule=margin,tau=0.25', '--thresholds=forum=0.5',
-  )  # fmt: skip
-  with engine:
+  flags = predict.main.parse([
+    f'--workdir={workdir}', '--batches=1', '--lengths=12', '--max_pending=7',
+    '--max_pool_bytes=99999', '--serve=rule=margin,tau=0.25',
+    '--thresholds=forum=0.5',
+  ])  # fmt: skip
+  with predict.build_engine(flags) as engine:
     assert engine.grid.lengths == (12,)
     assert engine._requests._max_pending == 7
     assert engine._policy.rule.tau == 0.25
@@ -194,12 +190,10 @@ def test_where_compiled_programs_are_kept(tmp_path, monkeypatch):
   for _ in range(2):  # made, and found
     assert place() == str(path)
   assert stat.S_IMODE(path.stat().st_mode) == 0o700
-  for function, other in (
-    ('access', lambda *_: False),
-    ('getuid', lambda: os.geteuid() + 1),  # of another user
-  ):
+  another_user = os.geteuid() + 1
+  for function, found in (('access', False), ('getuid', another_user)):
     with monkeypatch.context() as patch:
-      patch.setattr(os, function, other)
+      patch.setattr(os, function, lambda *_, found=found: found)
       assert place() == ''
   for mode in (0o770, 0o702, 0o777):
     path.chmod(mode)

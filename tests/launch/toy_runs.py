@@ -39,7 +39,7 @@ def write_data(directory):
     (directory / f'{name}.tsv').write_text('\n'.join(rows))
 
 
-def train(directory, name, argument, *changes):
+def train(directory, name, argument, *changes, steps=20):
   """Trains a tiny model for a few steps, so that its rows differ."""
   config = command_line.load_config(
     f'{ROOT}/configs/eat/glue.py:data={directory},vocabulary={directory},'
@@ -48,7 +48,7 @@ def train(directory, name, argument, *changes):
   )
   with config.unlocked():
     config.dataset.length_buckets = BUCKETS
-    config.stages = dict(stage1=dict(steps=20, epochs=0.0, trainable='.*'))
+    config.stages = dict(stage1=dict(steps=steps, epochs=0.0, trainable='.*'))
     config.evals = {}
     config.checkpoint.best_metric = ''
   config_schema.validate(config)
