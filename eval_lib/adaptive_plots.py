@@ -50,9 +50,7 @@ def plot_reliability(
 ) -> None:
   """Draws accuracy against confidence, above the share of the rows.
 
-  Args:
-    tables: by name, e.g. 'layer 4' and 'layer 4, T = 1.8'.
-    title: of the figure.
+  `tables` are by name, e.g. 'layer 4' and 'layer 4, T = 1.8'.
   """
   dotted = dict(color=plots.GREY, linestyle=':', linewidth=1.2, marker='')
   top = [Line('', (0, 100), (0, 100), style=dotted)]
@@ -79,14 +77,9 @@ def plot_retention(
   kept: Int[np.ndarray, 'N P'],
   layers: Sequence[int],
 ) -> None:
-  """Draws the share of the tokens left after each pruning, by length.
+  """Draws the share of the tokens left after each pruning layer, by length.
 
   Lines are medians over groups of rows of similar length, bands the quartiles.
-
-  Args:
-    length: tokens of each row.
-    kept: of them, those left after each pruning layer.
-    layers: the pruning layers, `[P]`.
   """
   shares = np.linspace(0, 1, LENGTH_GROUPS + 1)[1:-1]
   # By length, so that no length is in two groups.
@@ -114,10 +107,8 @@ def plot_iterations(
 ) -> None:
   """Draws curves over the iterations, in panels one above the other.
 
-  Args:
-    curves: by the name of a panel, which labels its axis, and the name of a
-      kind of token; the same kinds in each. NaN is a gap.
-    title: of the figure.
+  `curves` are by the name of a panel, which labels its axis, and the name of a
+  kind of token; the same kinds in each. NaN is a gap.
   """
   panels: list[Panel] = []
   for name, kinds in curves.items():
@@ -137,10 +128,8 @@ def plot_bars(
 ) -> None:
   """Draws horizontal bars for the rows of a table, a panel for each column.
 
-  Args:
-    table: rows by name, values by column, whose name labels the axis. Values
-      with `median`, `low` and `high` have error bars.
-    title: of the figure.
+  `table` has rows by name and values by column, whose name labels the axis.
+  Values with `median`, `low` and `high` have error bars.
   """
   columns = list(next(iter(table.values()), ()))
   size = 1.6 + 3.2 * len(columns), 1.7 + 0.4 * len(table)

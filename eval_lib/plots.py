@@ -232,12 +232,8 @@ def plot_run(workdir: Path) -> pathlib.Path:
 def read_curves(path: pathlib.Path) -> dict[str, Sequence[np.ndarray]]:
   """Reads `metrics.jsonl`: one JSON object a line, each with its `step`.
 
-  A torn last line is ignored. Of several values for a step, as a resumed run
-  may write them, the last counts.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: another line is damaged; names file and line.
+  A torn last line is ignored, another damaged one is a ValueError. Of several
+  values for a step, as a resumed run may write them, the last counts.
   """
   values: dict[str, dict[int, float]] = {}
   text = path.read_text(encoding='utf-8', errors='replace')

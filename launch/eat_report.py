@@ -90,13 +90,14 @@ def write(given: Mapping[str, Any]) -> None:
 def setting_row(setting: Setting) -> dict[str, Any]:
   """Returns means over the rows; `agreement` is with the own last head."""
   point, model = setting.point, setting.model
+  rule, _, value = setting.name.rpartition('/')[-1].partition('=')
   shares = zip(model.heads, point.shares, strict=True)
   return {
     'setting': setting.name,
     'run': model.facts['workdir'],
     'variant': model.variant or 'as trained',
-    'rule': setting.label,
-    'value': setting.value,
+    'rule': rule,
+    'value': float(value) if value else None,
     'quality': point.quality,
     'agreement': point.agreement if len(model.heads) > 1 else None,
     'depth': point.depth,

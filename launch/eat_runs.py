@@ -218,8 +218,6 @@ class Setting(NamedTuple):
   name: str  # `rule=value`, of another model `variant/rule=value`
   model: Model  # recorded
   rule: exits.Rule
-  label: str  # name of the rule, or 'tolerance'
-  value: float | None  # its parameter
   point: frontier.Point
 
   def cost(self, measure: str) -> np.ndarray:
@@ -235,21 +233,21 @@ def default_name(model: Model, tau: float) -> str:
   return 'tolerance=0.1' if model.classes == 1 else f'confidence={tau:g}'
 
 
-def _rules(model: Model, tau: float) -> Iterator[tuple[str, Any, exits.Rule]]:
-  """Yields (name, value, rule) to sweep."""
-  yield 'never', None, exits.Rule('never')
+def _rules(model: Model, tau: float) -> Iterator[tuple[str, exits.Rule]]:
+  """Yields rules to sweep by their names."""
+  yield 'never', exits.Rule('never')
   early = len(model.heads) - 1
   if model.classes == 1:
     for value in TOLERANCES if early else ():
-      yield 'tolerance', value, exits.Rule('patience', tolerance=value)
+      yield f'tolerance={value:g}', exits.Rule('patience', tolerance=value)
     return
   for name, values in SWEPT.items() if early else ():
     unit = math.log(model.classes) if name == 'entropy' else 1.0
     own = {tau} if name == 'confidence' else set()
     for value in sorted(own | {round(value * unit, 4) for value in values}):
-      yield name, value, exits.Rule(name, tau=value)
+      yield f'{name}={value:g}', exits.Rule(name, tau=value)
   for count in range(1, early + 1):
-    yield 'patience', float(count), exits.Rule('patience', patience=count)
+    yield f'patience={count}', exits.Rule('patience', patience=count)
 
 
 def measure(
@@ -265,11 +263,10 @@ def measure(
   )  # fmt: skip
   prefix = model.variant if model.name == 'EAT' else model.name
   result = {}
-  for label, value, rule in _rules(model, tau):
+  for name, rule in _rules(model, tau):
     point = recording.leave(exits.first_exit(rule, recording.logits))
-    title = label if value is None else f'{label}={value:g}'
-    title = '/'.join(filter(None, [prefix, title]))
-    result[title] = Setting(title, model, rule, label, value, point)
+    name = f'{prefix}/{name}' if prefix else name
+    result[name] = Setting(name, model, rule, point)
   return result
 
 
