@@ -73,9 +73,9 @@ class ImageOptions:
     self, num_classes: int, class_names: Sequence[str], num_examples: int
   ) -> DatasetInfo:
     """Returns the description of a source of RGB images."""
-    shape, names = (self.image_size, self.image_size, 3), tuple(class_names)
-    given = num_classes, names, num_examples
-    return DatasetInfo('image', shape, 'uint8', *given)
+    shape = self.image_size, self.image_size, 3
+    classes = num_classes, tuple(class_names)
+    return DatasetInfo('image', shape, 'uint8', *classes, num_examples)
 
   def transform(
     self, value: Encoded, rng: np.random.Generator | None = None

@@ -55,8 +55,7 @@ class Parity:
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns tokens int32 [length] and label of record `index`."""
-    batch = self.records(np.array([index]))
-    return {'tokens': batch['tokens'][0], 'label': int(batch['label'][0])}
+    return {k: v[0] for k, v in self.records(np.array([index])).items()}
 
 
 @functools.cache

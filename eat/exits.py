@@ -64,11 +64,6 @@ def should_exit(
     return _decided(rule, logits)
 
 
-def reason(rule: Rule, is_regression: bool) -> str:
-  """Returns the name of an early exit: the rule's, or 'tolerance'."""
-  return 'tolerance' if is_regression and rule.name != 'never' else rule.name
-
-
 def heads_needed(rule: Rule, is_regression: bool) -> int | None:
   """Returns the number of heads before a row can exit; None for 'never'."""
   if rule.name == 'never':

@@ -287,7 +287,7 @@ class EatPolicy(ClassifierPolicy):
     """Returns layers, retention, and why the row left where it did."""
     stage, context = len(row.outputs) - 1, row.encoded.context
     if stage < self.chain.num_stages - 1:
-      reason = exits.reason(self.rule, not self.class_names)
+      reason = self.rule.name if self.class_names else 'tolerance'
     else:
       reason = 'full depth' if 'exit_stage' in context else 'last layer'
     depth = self.chain.heads[stage]

@@ -187,8 +187,8 @@ def merge_removed(
 ) -> tuple[Float[Array, 'B S D'], Float[Array, 'B S']]:
   """Averages each removed token into its most similar kept one.
 
-  The most similar token has the largest cosine, the first of equal ones. [CLS]
-  is a candidate only where no other token is kept. The mean is weighted by
+  The most similar one has the largest cosine, the first of equal ones. [CLS] is
+  a candidate only where no other token is kept. The mean is weighted by
   `sizes` (None: one each) and computed in float32. Other tokens are unchanged,
   bit for bit, as are positions. `keep` includes [CLS].
   """
@@ -199,7 +199,11 @@ def merge_removed(
   states = jnp.where(valid[..., None], x.astype(jnp.float32), 0.0)
   is_cls, others = place[None] == 0, keep & valid & (place[None] > 0)
   hosts = jnp.where(others.any(1, keepdims=True), others, is_cls)
-  target = most_similar(states, hosts)
+  fixed = jax.lax.stop_gradient(states)
+  norm = jnp.sqrt(jnp.square(fixed).sum(-1, keepdims=True))
+  fixed = fixed / jnp.maximum(norm, _SMALLEST_NORM)
+  cosine = jnp.einsum('brd,bkd->brk', fixed, fixed, precision=_PRECISION)
+  target = jnp.where(hosts[:, None], cosine, -jnp.inf).argmax(-1)
   joins = (target[:, :, None] == place[None, None]) & (valid & ~keep)[..., None]
   weights = jnp.where(joins, sizes[:, :, None], 0.0)
   added = jnp.einsum('brk,brd->bkd', weights, states, precision=_PRECISION)
@@ -208,15 +212,3 @@ def merge_removed(
   joined = joins.any(1)
   merged = jnp.where(joined[..., None], mean.astype(x.dtype), x)
   return merged, jnp.where(joined, total, sizes)
-
-
-def most_similar(
-  x: Float[Array, 'B S D'], candidates: Bool[Array, 'B S']
-) -> Int[Array, 'B S']:
-  """Returns the candidate with the largest cosine to each token."""
-  x = jax.lax.stop_gradient(x)
-  norm = jnp.sqrt(jnp.square(x).sum(-1, keepdims=True))
-  x = x / jnp.maximum(norm, _SMALLEST_NORM)
-  cosine = jnp.einsum('brd,bkd->brk', x, x, precision=_PRECISION)
-  cosine = jnp.where(candidates[:, None], cosine, -jnp.inf)
-  return cosine.argmax(-1).astype(jnp.int32)

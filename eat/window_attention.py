@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float, Shaped
 from model_lib.attention import MASKED_SCORE, mean_received
 from model_lib.errors import FieldError, check_option
 
-IMPLEMENTATIONS = ('auto', 'block', 'dense')
 # From this length 'auto' computes in blocks. On a CPU, 12 heads of 64, k = 32,
 # dense / block take 1.1 / 1.2 ms at 128 tokens, 3.8 / 2.3 at 160, 16 / 5.0 at
 # 512; at batch 8, 128 tokens take 8.9 / 12, and 160 take 53 / 48.
@@ -46,7 +45,8 @@ def window_attend(
   """
   if window < 2 or window % 2:
     raise FieldError('window', window, 'an even number >= 2')
-  check_option('implementation', implementation, IMPLEMENTATIONS)
+  legal = ('auto', 'block', 'dense')
+  check_option('implementation', implementation, legal)
   length = query.shape[2]
   if valid is None:
     valid = jnp.ones((query.shape[0], length), bool)

@@ -27,7 +27,7 @@ import rich.progress
 from jaxtyping import Float
 
 from eval_lib.report import Estimate
-from serve_lib.process import keep_freed_memory
+from serve_lib.programs import keep_freed_memory
 
 # Seconds of each call, a row for each round.
 Samples = Mapping[str, Float[np.ndarray, 'R C']]

@@ -30,7 +30,7 @@ from launch.eat_runs import Model, Setting
 from serve_lib.chain import doubling
 from serve_lib.decisions import softmax
 from serve_lib.engine import Engine
-from serve_lib.process import keep_freed_memory
+from serve_lib.programs import keep_freed_memory
 
 CHUNK = 25  # rows of a turn
 # Columns that are printed of tables that have more.

@@ -70,7 +70,7 @@ class Flags(command_line.RunFlags):
 
 def run(flags: Flags) -> int:
   """Loads the model, compiles it, answers the lines of stdin on stdout."""
-  from serve_lib.process import keep_freed_memory
+  from serve_lib.programs import keep_freed_memory
 
   keep_freed_memory()
   with build_engine(flags) as engine:

@@ -8,6 +8,7 @@ of the first head, which every row passes, is compared with it.
 
 import collections
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,8 +16,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
-
-from serve_lib.process import shielded
 
 MAX_REASONS = 64  # further exit reasons count as 'other'
 MIN_EXPECTED = 5.0  # rows per cell from which on chi-square is accurate
@@ -243,3 +242,11 @@ def share_test(
   if stats.contingency.expected_freq(table).min() < MIN_EXPECTED:
     return psi, 1.0
   return psi, float(stats.chi2_contingency(table, correction=False).pvalue)
+
+
+def shielded(function: Callable[..., Any], *arguments: Any) -> None:
+  """Calls a user callback; logs whatever it raises, `SystemExit` included."""
+  try:
+    function(*arguments)
+  except BaseException:
+    logging.getLogger(__name__).exception('in a callback of the engine')

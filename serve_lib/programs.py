@@ -7,6 +7,7 @@ never a compilation.
 
 import collections
 import concurrent.futures
+import ctypes
 import itertools
 import time
 from collections.abc import Callable
@@ -26,6 +27,8 @@ CACHE = {
   'jax_persistent_cache_min_compile_time_secs': 0.0,
   'jax_persistent_cache_min_entry_size_bytes': -1,
 }
+# Options of mallopt, from glibc's malloc.h.
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 
 
 class WarmUp(NamedTuple):
@@ -237,3 +240,20 @@ def _shapes(tree: Any) -> list[tuple[Any, str]]:
 
 def _row_shapes(tree: Any) -> list[Any]:
   return [leaf.shape[1:] for leaf in jax.tree.leaves(tree)]
+
+
+def keep_freed_memory() -> bool:
+  """Keeps freed host memory in the process instead of the kernel.
+
+  glibc returns XLA's temporaries above 32 MB to the kernel after each run of a
+  CPU program, and the next run faults the same pages in again. Keeping them
+  saves a BERT-base at batch 16 0 to 13 % of the time. Irreversible; call it
+  before threads are created. Returns True if the C library has all options.
+  """
+  try:
+    mallopt = ctypes.CDLL(None).mallopt
+  except (OSError, TypeError, AttributeError):
+    return False
+  options = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_ARENA_MAX, 1))
+  known = [mallopt(option, value) for option, value in options]
+  return all(known)

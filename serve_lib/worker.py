@@ -17,9 +17,8 @@ import numpy as np
 from jaxtyping import Bool
 
 from serve_lib.chain import ClosedError, Failure, Group, Policy, Row
-from serve_lib.monitor import Monitor
+from serve_lib.monitor import Monitor, shielded
 from serve_lib.pool import Batch, Pool, RequestQueue
-from serve_lib.process import shielded
 from serve_lib.programs import Programs
 
 
@@ -82,7 +81,11 @@ class Worker:
           break
         if self._flights or (self.requests.is_closed and not waiting):
           return None
-        self.requests.arrived.wait(self._seconds_left(waiting))
+        timeout = None
+        if waiting:
+          oldest = min(rows[0].since for rows in waiting.values())
+          timeout = max(oldest + self.max_wait - time.monotonic(), 0.0) + 1e-3
+        self.requests.arrived.wait(timeout)
       if group.stage > 0:
         return self.pool.open.pop(group)
       rows = self.requests.take(group, self.programs.grid.capacity)
@@ -133,15 +136,6 @@ class Worker:
       return False
     opened = (len(self._flights) + 1) * self.programs.widest_bytes
     return self.pool.bytes + opened > self.max_pool_bytes
-
-  def _seconds_left(
-    self, waiting: Mapping[Group, Sequence[Row]]
-  ) -> float | None:
-    """Returns how long waiting rows wait for others; None without any."""
-    if not waiting:
-      return None
-    oldest = min(rows[0].since for rows in waiting.values())
-    return max(oldest + self.max_wait - time.monotonic(), 0.0) + 1e-3
 
   # -- one batch -------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from train_lib.checkpoint_io import CheckpointError
 from train_lib.run_directory import Path, steps_in
 
 TEMPORARY = '.orbax-checkpoint-tmp'
-SET_ASIDE = 'set_aside'
 
 
 class Checkpointer(contextlib.ExitStack):
@@ -146,7 +145,7 @@ class Checkpointer(contextlib.ExitStack):
         shutil.rmtree(path, ignore_errors=True)
 
   def _set_later_aside(self) -> None:
-    folder = self.directory / SET_ASIDE
+    folder = self.directory / 'set_aside'
     for step in steps_in(self.directory):
       if step > self._restored and jax.process_index() == 0:
         folder.mkdir(exist_ok=True)

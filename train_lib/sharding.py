@@ -27,7 +27,6 @@ RULES: tuple[tuple[str, Any], ...] = (
   ('classes', 'tensor'),
   *((name, None) for name in ('kv', 'length', 'bank', 'patch')),
 )
-BATCH = PartitionSpec(('data', 'fsdp'))
 
 
 def make_mesh(sizes: Any) -> Mesh:
@@ -105,7 +104,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
   """Splits this process's rows over `data` and `fsdp`, as a global batch."""
-  rows = NamedSharding(mesh, BATCH)
+  rows = NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
   return {
     name: jax.make_array_from_process_local_data(rows, value)
     for name, value in batch.items()

@@ -26,8 +26,6 @@ from train_lib.stages import Config
 Batch = Mapping[str, Array]
 Tree = Any  # a pytree of arrays: parameters, statistics, a teacher
 Metrics = dict[str, Metric]
-# Fields of a module that the task sets.
-_SET_BY_TASK = ('num_classes', 'dtype')
 
 
 class Task(abc.ABC):
@@ -173,7 +171,8 @@ def complete_model(
     if kind is nn.Module:
       expected = "'module:Class' of a Linen module"
     raise ConfigError('model.name', name, expected)
-  complete = fields.check(module, given, 'model', without=_SET_BY_TASK)
+  set_by_task = ('num_classes', 'dtype')
+  complete = fields.check(module, given, 'model', without=set_by_task)
   with model_errors(complete):
     built: Any = module(num_classes=2, **complete)
   # The module may have set sizes that its variant determines.
