@@ -141,10 +141,8 @@ class EatClassifier(TextEncoder, kw_only=True):
     """
     heads = self.heads()
     start = self.embed(tokens, token_types, length, row_keys)
-    encoded = self.encode(
-      start, 1, heads[-1], heads=heads, row_keys=row_keys,
-      prune_scale=prune_scale, full=start.x if self.restore else None,
-    )  # fmt: skip
+    options: Any = dict(heads=heads, row_keys=row_keys, prune_scale=prune_scale)
+    encoded = self.encode(start, 1, heads[-1], **options)
     exits = [
       self.head_logits(encoded.cls[layer], layer, row_keys)
       for layer in heads[:-1]
@@ -184,17 +182,16 @@ class EatClassifier(TextEncoder, kw_only=True):
     row_keys: Key[Array, ' B'] | None = None,
     prune_scale: Float[Array, ''] | float = 1.0,
     sizes: Sequence[int] | None = None,
-    full: Float[Array, 'B L D'] | None = None,
     keys_values: KeysValues | None = None,
   ) -> Encoded:
     """Runs the blocks `first` to `last`, with the pruning after each.
 
     `sizes` are static lengths after each of `prune_layers` (the gathered form);
     None keeps shapes (the masked form), `()` turns pruning off. [CLS] is
-    returned of the layers `heads`, `full` is updated if given, `keys_values`
-    are those of the first block if `cls_after` has computed them.
+    returned of the layers `heads`, `keys_values` are those of the first block
+    if `cls_after` has computed them.
     """
-    cls, kept = {}, []
+    cls, kept, full = {}, [], tokens.x if self.restore else None
     for layer in range(first, last + 1):
       keys = row_random.fold_rows(row_keys, f'block_{layer - 1}')
       prunes = layer in self.prune_layers and sizes != ()
@@ -299,9 +296,6 @@ class EatClassifier(TextEncoder, kw_only=True):
 
 def check_layers(field: str, layers: Sequence[int], depth: int) -> None:
   """Raises FieldError unless the layers ascend within [1, depth]."""
-  ascending = list(layers) == sorted(set(layers))
-  if not ascending or not all(
-    type(layer) is int and 1 <= layer <= depth for layer in layers
-  ):
+  if list(layers) != [n for n in range(1, depth + 1) if n in layers]:
     expected = f'ascending layers in [1, {depth}]'
     raise FieldError(field, tuple(layers), expected)

@@ -232,15 +232,13 @@ def check_tokenizer(teacher: str, own: str) -> None:
 
 def _same_ids(ours: tokenizer.Tokenizer, theirs: tokenizer.Tokenizer) -> bool:
   """Returns True if two tokenizers give the same ids for sample words."""
-  ids = range(ours.vocab_size)
-  if (ours.vocab_size, ours.pad_id) != (theirs.vocab_size, theirs.pad_id):
+  names, others = (one.names(range(one.vocab_size)) for one in (ours, theirs))
+  if (names, ours.pad_id) != (others, theirs.pad_id):
     return False
-  if ours.names(ids) != theirs.names(ids):
-    return False
-  words = list(filter(None, ours.names(ids)))
+  words = list(filter(None, names))
   some = words[:: 1 + len(words) // 1000]
   probes = [*some, *(word.upper() for word in some), *_PROBES]
-  rows, others = ours.encode(probes), theirs.encode(probes)
-  return np.array_equal(rows.tokens, others.tokens) and np.array_equal(
-    rows.offsets, others.offsets
+  mine, other = ours.encode(probes), theirs.encode(probes)
+  return np.array_equal(mine.tokens, other.tokens) and np.array_equal(
+    mine.offsets, other.offsets
   )
