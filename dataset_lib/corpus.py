@@ -290,7 +290,7 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
       'launch.prepare_corpus makes one with --validation_share or --validation'
     )
   sizes = total, total, last + 1
-  arrays: list[np.ndarray] = []
+  arrays: dict[str, np.ndarray] = {}
   dtypes = _dtypes(vocab_size).items()
   for (file, dtype), size in zip(dtypes, sizes, strict=True):
     path = directory / name / f'{file}.bin'
@@ -300,14 +300,14 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
       raise _damaged(path, error) from error
     if len(array) != size:
       raise _damaged(path, f'expected {size} of {dtype}, got {len(array)}')
-    arrays.append(array)
+    arrays[file] = array
   ends, lengths = array[[0, -1]].tolist(), np.diff(array)
   least, limit = corpus_rows.MIN_ROW, max_length - corpus_rows.SPECIAL_IN_ROW
   if ends != [0, total] or lengths.min() < least or lengths.max() > limit:
     expected = f'expected rows of {least} to {limit} tokens, {total} in all'
     got = f'{lengths.min()} to {lengths.max()}, from {ends[0]} to {ends[1]}'
     raise _damaged(path, f'{expected}, got {got}')
-  return Split(*arrays, max_length, vocab_size)
+  return Split(**arrays, max_length=max_length, vocab_size=vocab_size)
 
 
 def _damaged(path: pathlib.Path, problem: object) -> InvalidDataError:
