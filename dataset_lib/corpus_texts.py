@@ -227,9 +227,9 @@ def _sized(text: Any, data_dir: str) -> tuple[Any, int]:
   builder = tfds.prepared_builder(text.removeprefix(_TFDS), data_dir, text)
   features = list(builder.info.features)
   keys = [key for key in features if key.endswith(_TEXT)]  # pg19: book_text
-  if _TEXT not in features and len(keys) != 1:
+  keys = [_TEXT] if _TEXT in features else keys
+  if len(keys) != 1:
     name, got = builder.info.full_name, ', '.join(features)
     raise InvalidDataError(f'{name}: expected a feature {_TEXT!r}, got {got}')
-  key = _TEXT if _TEXT in features else keys[0]
-  records = tfds.Examples(builder, 'train', (key,))
-  return (records, key), sum(map(os.path.getsize, records.files))
+  records = tfds.Examples(builder, 'train', keys)
+  return (records, keys[0]), sum(map(os.path.getsize, records.files))

@@ -26,6 +26,7 @@ MASKED, REPLACED, KEPT = 0, 1, 2  # the kinds of `mlm_kind`
 _DRAWS = 5  # random numbers of a row, besides those for masking
 
 Flags = Bool[np.ndarray, 'B L']
+Counts = Int[np.ndarray, 'B L']
 Numbers = Int[np.ndarray, ' B']
 Uniform = Float64[np.ndarray, 'B U']  # independent numbers in [0, 1)
 Spans = tuple[Numbers, Numbers, Numbers]  # begin, second segment, end
@@ -260,9 +261,7 @@ def mask(
   return result | {'tokens': tokens, 'mlm_weights': weights}
 
 
-def cut_into_ngrams(
-  rows: Rows, max_ngram: int, uniform: Uniform
-) -> Int[np.ndarray, 'B L']:
+def cut_into_ngrams(rows: Rows, max_ngram: int, uniform: Uniform) -> Counts:
   """Returns the number of each token's n-gram, or of the one before it."""
   size = rows.tokens.shape[1]
   weights = 1.0 / np.arange(1, max_ngram + 1)
@@ -279,10 +278,7 @@ def cut_into_ngrams(
 
 
 def choose(
-  rows: Rows,
-  ngrams: Int[np.ndarray, 'B L'],
-  budgets: Numbers,
-  uniform: Uniform,
+  rows: Rows, ngrams: Counts, budgets: Numbers, uniform: Uniform
 ) -> Flags:
   """Chooses whole words, at most `budgets` tokens of each row.
 
@@ -291,8 +287,7 @@ def choose(
   keys = np.take_along_axis(uniform, ngrams, axis=1)
   keys[~rows.is_text] = 2.0  # after all others
   order = np.argsort(keys, axis=1, kind='stable')
-  # From here on tokens are in the order in which they are taken; those of an
-  # n-gram, and so of a word, have stayed together.
+  # From here on tokens are in the order in which they are taken.
   text = np.take_along_axis(rows.is_text, order, axis=1)
   begins = np.take_along_axis(rows.begins_word, order, axis=1)
   word = _number(begins)
@@ -318,6 +313,6 @@ def choose(
   return chosen
 
 
-def _number(begins: Flags) -> Int[np.ndarray, 'B L']:
+def _number(begins: Flags) -> Counts:
   """Counts the begins before each token; the first begins with number 0."""
   return np.maximum(np.cumsum(begins, axis=1) - 1, 0)

@@ -1,7 +1,6 @@
 """SentencePiece unigram models: trained from text, read by `tokenizers`.
 
-Text is normalised as ALBERT's was: quotes, accents and case first, then by the
-rules in the model.
+Text is normalised as ALBERT's: quotes, accents, case, then the model's rules.
 """
 
 import heapq

@@ -179,23 +179,16 @@ def names_of(given, encoded):
 
 
 def test_pieces_of_words_by_hand(given):
-  sentences = [
-    ['The', 'unaffable', 'cat', '.'],
-    ["don't", '\u200b', 'playing', 'dog'],
-    [],
-  ]
+  words = ['The', 'unaffable', 'cat', '.']
+  sentences = [words, ["don't", '\u200b', 'playing', 'dog'], []]
   encoded, places = encode_words(given, sentences, 16)
-  first, second, third = names_of(given, encoded)
-  assert first == [
-    '[CLS]', 'the', 'un', '##aff', '##able', 'cat', '.', '[SEP]'
-  ]  # fmt: skip
+  first, second, third = map(' '.join, names_of(given, encoded))
+  assert first == '[CLS] the un ##aff ##able cat . [SEP]'
   assert places[0].tolist() == [[1, 2], [2, 5], [5, 6], [6, 7]]
   # A word may be several WordPiece words, nothing at all, or unknown.
-  assert second == [
-    '[CLS]', 'don', "'", 't', 'play', '##ing', '[UNK]', '[SEP]'
-  ]  # fmt: skip
+  assert second == "[CLS] don ' t play ##ing [UNK] [SEP]"
   assert places[1].tolist() == [[1, 4], [4, 4], [4, 6], [6, 7]]
-  assert third == ['[CLS]', '[SEP]']
+  assert third == '[CLS] [SEP]'
   assert places[2].shape == (0, 2)
   assert encoded.lengths.tolist() == [8, 8, 2]
   assert not encoded.token_types.any()

@@ -47,13 +47,10 @@ FAULTS = {
     b'\0\0', [], {'empty_file': (1, ''), 'nul_bytes': (1, ', line 1')}
   ),
   'utf-16': ('text\n'.encode('utf-16'), [], {'not_utf8_file': (1, '')}),
-  'utf-16-be': (UTF16, [], {'not_utf8_file': (1, '')}),
   'utf-16.gz': (gzip.compress(UTF16), [], {'not_utf8_file': (1, '')}),
   'not gzip.gz': (b'no gzip', [], {'damaged_gzip': (1, '')}),
   'wrong sum.gz': (
-    gzip.compress(b'x' * 9)[:-6] + b'abcdef',
-    [],
-    {'damaged_gzip': (1, '')},
+    gzip.compress(b'x' * 9)[:-6] + b'abcdef', [], {'damaged_gzip': (1, '')}
   ),
 }  # fmt: skip
 

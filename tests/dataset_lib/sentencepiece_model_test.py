@@ -172,9 +172,8 @@ def test_the_vocabulary_of_albert(albert):
   given = tokenizer.load(albert)
   assert (given.vocab_size, given.mask_id) == (30_000, 4)
   # From the documentation of Hugging Face's ALBERT.
-  assert ids(given, 'Hello, my dog is cute') == [
-    2, 10975, 15, 51, 1952, 25, 10901, 3
-  ]  # fmt: skip
+  expected = [2, 10975, 15, 51, 1952, 25, 10901, 3]
+  assert ids(given, 'Hello, my dog is cute') == expected
   # A comma behind a number is a piece of its own, as in Google's tokenizer.
   names = given.names(ids(given, 'In 1999, 2,000 (or so)'))
   assert names[1:4] == ['▁in', '▁1999', ',']
@@ -191,9 +190,8 @@ def test_ids_are_those_of_hugging_face(which, request, tmp_path):
   given.save(tmp_path / 'tokenizer.json')
   peer = transformers.AlbertTokenizer.from_pretrained(tmp_path)
   texts = [*tokenizer_test.STRANGE, '', ' ', 'the cat_sat ▁x', *text_of(20)]
-  for text, pair in zip(
-    texts, [text or 'a' for text in texts[::-1]], strict=True
-  ):
+  pairs = [text or 'a' for text in texts[::-1]]
+  for text, pair in zip(texts, pairs, strict=True):
     expected = peer(text, pair, split_special_tokens=True)
     encoded = given.encode([text], [pair])
     assert encoded.tokens.tolist() == expected['input_ids']

@@ -51,10 +51,8 @@ def test_the_official_files(root, task, end):
 
 @pytest.mark.parametrize('name', ['train.tsv', 'train.tsv.gz'])
 def test_named_columns(root, name):
-  write(
-    root / 'mnli' / name,
-    ['idx\tpremise\thypothesis\tlabel\tgenre', '0\tw1\tw2\t1\tx'],
-  )
+  header = 'idx\tpremise\thypothesis\tlabel\tgenre'
+  write(root / 'mnli' / name, [header, '0\tw1\tw2\t1\tx'])
   source = opened(config(root, 'mnli'))
   assert read(source) == [('w1 [SEP] w2', 1)]
   assert source.where(0) == f'{root}/mnli/{name}, line 2'
@@ -94,11 +92,8 @@ def test_quotes_and_blank_last_lines_lose_and_add_no_row(root, end):
 def test_a_file_of_senteval(root, name, end):
   path = write(root / name, ['\ufeff' + SENTEVAL[0], *SENTEVAL[1:]], end)
   train = opened(probing(root))
-  assert read_classes(train) == [
-    ('w1 w2', 'PRES'),
-    ('w3 " w4', 'PAST'),
-    ('w5', 'PRES'),
-  ]
+  rows = [('w1 w2', 'PRES'), ('w3 " w4', 'PAST'), ('w5', 'PRES')]
+  assert read_classes(train) == rows
   assert train.where(1) == f'{path}, line 2'
   assert train.info.class_names == ('PAST', 'PRES')
   assert train.info.vocab_size == len(VOCABULARY)
@@ -122,9 +117,8 @@ def test_files_with_named_columns(root, folder, suffix):
   test = opened(given, 'test')
   assert read_classes(test) == [('w4', 'Plur')]
   assert test.where(0) == f'{path}, line 2'
-  with pytest.raises(
-    MissingDataError, match=r"'validation' of subj_number.*90"
-  ):
+  words = r"'validation' of subj_number.*90"
+  with pytest.raises(MissingDataError, match=words):
     opened(given, 'validation')
 
 
