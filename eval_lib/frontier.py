@@ -40,14 +40,6 @@ def main_number(task: str) -> tuple[str, Callable[[Any, Any], float]]:
   return glue.TASK_METRICS[task][0], quality
 
 
-def _agreement(
-  logits: Float[np.ndarray, 'N C'], full: Float[np.ndarray, 'N C']
-) -> float:
-  if full.shape[1] == 1:
-    return glue.correlation(full[:, 0], logits[:, 0])
-  return accuracy(logits, full.argmax(-1))
-
-
 class Point(NamedTuple):
   """The measures of a setting over the rows of a split."""
 
@@ -91,12 +83,15 @@ class Recording:
     cost = np.broadcast_to(np.asarray(flops, np.float64), (rows, heads))
     full = cost[:, -1] if self.full_flops is None else self.full_flops
     full = np.broadcast_to(np.asarray(full, np.float64), (rows,))
-    chosen = self.logits[exits, places]
+    chosen, whole = self.logits[exits, places], self.logits[-1]
+    agreement = accuracy(chosen, whole.argmax(-1))
+    if chosen.shape[1] == 1:
+      agreement = glue.correlation(whole[:, 0], chosen[:, 0])
     return Point(
       quality=float(self.quality(chosen, self.labels)),
       depth=float(np.asarray(self.layers)[exits].mean()),
       flops=float(cost[places, exits].sum() / full.sum()),
-      agreement=_agreement(chosen, self.logits[-1]),
+      agreement=agreement,
       shares=tuple((np.bincount(exits, minlength=heads) / rows).tolist()),
       exits=exits,
     )
