@@ -1,10 +1,9 @@
 """Texts of a corpus as rows of token ids: sentences, packing, encoding.
 
-A sentence ends after ".", "!", "?" or "…" and the quotes and brackets that
-close there, if white space follows and then a word that does not begin with a
-small letter; but not after an abbreviation ("Dr."), a single letter ("J."),
-letters with dots between ("e.g.") or a number's "No.". The full stop of Chinese
-and Japanese needs no space after it.
+A sentence ends after ".", "!", "?" or "…" and closing quotes and brackets, if
+white space and a word without a small first letter follow; but not after an
+abbreviation ("Dr."), a single letter ("J."), letters with dots ("e.g.") or a
+number's "No.". The full stop of Chinese and Japanese needs no space after it.
 """
 
 import bisect

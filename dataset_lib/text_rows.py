@@ -121,10 +121,7 @@ def decoded(text: bytes) -> str:
 
 
 def read_lines(path: Path) -> list[Line]:
-  """Reads the lines of a file, plain or gzip, without blank ones at its end.
-
-  An empty or damaged file is an InvalidDataError.
-  """
+  """Reads lines, plain or gzip; InvalidDataError if damaged or empty."""
   data = path.read_bytes()
   if path.suffix == '.gz':
     try:

@@ -228,11 +228,10 @@ def _completed(
   ids = [library.token_to_id(token) for token in special]
   if None in ids[:-1]:  # nothing here needs [MASK]
     missing = [name for name in special if library.token_to_id(name) is None]
-    raise InvalidDataError(
-      f'{file}: expected the special tokens {", ".join(special)}, got a '
-      f'vocabulary without {", ".join(missing)}; name its own in '
-      'tokenizer_config.json'
-    )
+    expected = f'expected the special tokens {", ".join(special)}'
+    got = f'got a vocabulary without {", ".join(missing)}'
+    advice = 'name its own in tokenizer_config.json'
+    raise InvalidDataError(f'{file}: {expected}, {got}; {advice}')
   if isinstance(library.normalizer, normalizers.BertNormalizer):
     for name in _NORMALIZER.keys() & config.keys():
       setattr(library.normalizer, _NORMALIZER[name], config[name])
@@ -240,10 +239,9 @@ def _completed(
     sentencepiece_model.keep_as_text(library, special)
   if library.post_processor is None:
     first, last = special[2:4]
+    single, own = f'{first} $A {last}', [(first, ids[2]), (last, ids[3])]
     library.post_processor = processors.TemplateProcessing(
-      single=f'{first} $A {last}',
-      pair=f'{first} $A {last} $B:1 {last}:1',
-      special_tokens=[*zip(special[2:4], ids[2:4], strict=True)],
+      single=single, pair=f'{single} $B:1 {last}:1', special_tokens=own
     )
   library.no_truncation()
   library.no_padding()
