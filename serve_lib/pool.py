@@ -96,13 +96,12 @@ class RequestQueue:
       self.arrived.notify_all()
 
   def take(self, group: Group, limit: int) -> list[Row]:
-    """Removes and returns up to `limit` rows."""
-    with self.lock:
-      queue = self.groups[group]
-      taken = [queue.popleft() for _ in range(min(limit, len(queue)))]
-      if not queue:
-        del self.groups[group]
-      return taken
+    """Removes and returns up to `limit` rows; the caller holds the lock."""
+    queue = self.groups[group]
+    taken = [queue.popleft() for _ in range(min(limit, len(queue)))]
+    if not queue:
+      del self.groups[group]
+    return taken
 
   def close(self, cancel: bool) -> None:
     """Accepts no rows from now on; wakes all waiting threads."""
