@@ -114,10 +114,7 @@ def _answer(timeout: float, function: Callable[..., Any], *given: Any) -> Any:
 
 
 class Hosts(contextlib.ExitStack):
-  """The processes of a benchmark by name; a context that ends them.
-
-  Each answer must come within `timeout` seconds.
-  """
+  """Processes by name, which must answer within `timeout` seconds."""
 
   def __init__(self, timeout: float = 1800.0):
     super().__init__()

@@ -50,11 +50,10 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
       # Of a halting model, what its tokens need.
       needed = None if is_fixed else float(steps.mean())
       cost = (fixed if is_fixed else model).flops(inputs[0].shape[1:], needed)
-      candidate = Candidate(
+      found.append(Candidate(
         name, functools.partial(Call, run, 1, output, columns), flops=cost,
         is_baseline=name in BASELINES, group='fixed' if is_fixed else 'halting',
-      )  # fmt: skip
-      found.append(candidate)
+      ))  # fmt: skip
     yield {'batch': batch, 'mean': mean}, found
 
 

@@ -201,11 +201,9 @@ def _read_page(flag: str) -> Any:
   return page
 
 
-def override(
-  config: dict[str, Any], overrides: Sequence[str]
-) -> dict[str, Any]:
+def override(config: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
   """Sets other values, read when the configuration is validated."""
-  for text in overrides:
+  for text in texts:
     key, separator, value = text.partition('=')
     if not separator:
       raise UsageError(f'--config.{key}: expected --config.{key}=value')

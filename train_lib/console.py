@@ -158,12 +158,11 @@ def print_start(console: rich.console.Console, setup: Setup, step: int) -> None:
   config, info, flops = setup.config, setup.dataset.info, setup.task.flops()
   parameters = parameter_counts(setup.abstract.params)
   shape = ', '.join(map(str, (config.batch_size, *info.input_shape)))
-  regression = info.num_classes == 1
   rows = {
     'parameters': f'{sum(parameters.values()):,}',
     **{f'  {name}': f'{count:,}' for name, count in parameters.items()},
     'input': f'{info.input_key} [{shape}] {info.input_dtype}',
-    'classes': 'a number, no classes' if regression else info.num_classes,
+    'classes': info.num_classes if info.num_classes != 1 else 'a number',
     'examples': f'{info.num_examples:,}',
     'forward FLOPs per example': f'{flops:,.0f}',
     # The backward pass is two forwards: for the inputs and for the weights.
