@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from adatape import universal
 from model_lib.layers import EncoderBlock, LayerNorm
 from model_lib.vit import sincos1d
+from tests.model_lib import plain
 
 SIZES = {'num_classes': 2, 'width': 16, 'mlp_dim': 32, 'num_heads': 4}
 TOKENS = np.random.default_rng(0).integers(0, 3, size=(4, 6)).astype(np.int32)
@@ -24,16 +24,11 @@ def token_model(**fields):
 
 def variables_of(model, *inputs, bias=-1.5):
   """Parameters at random, with a score bias that spreads the steps."""
-  generator = np.random.default_rng(3)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)
-  variables = jax.tree.map(
-    lambda leaf: 0.3 * generator.normal(size=leaf.shape).astype(np.float32),
-    nn.unbox(shapes),
-  )
-  score = variables['params']['encoder']['step']['score']
+  params = plain.noise(model, *inputs, scale=0.3, seed=3)
+  score = params['encoder']['step']['score']
   score['kernel'] = score['kernel'] / 4
   score['bias'] = np.full((1,), bias, np.float32)
-  return variables
+  return {'params': params}
 
 
 VARIABLES = variables_of(token_model(), ON_DEVICE)

@@ -12,11 +12,7 @@ from albert_act import compaction, packed_attention, transposed_kernels
 from albert_act.serving import AlbertChain
 from serve_lib.items import TextReader
 from tests.albert_act import small
-
-
-def inputs_of(tokens):
-  types = np.arange(len(tokens)) >= len(tokens) // 2
-  return {'tokens': tokens, 'token_types': types.astype(np.int32)}
+from tests.eat import small as small_eat
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -29,21 +25,15 @@ def few_sizes():
     yield
 
 
-def rows(count, seed=0, low=1, high=24):
-  rng = np.random.default_rng(seed)
-  lengths = rng.integers(low, high + 1, count)
-  return [rng.integers(1, 40, length).astype(np.int32) for length in lengths]
-
-
 @functools.cache
 def apply_of(model):
   return jax.jit(model.apply)
 
 
-def check(chain, variables, texts):
+def check(chain, variables, count):
   """Runs all stages with a row of padding; compares with the masked form."""
-  encoded = [inputs_of(row) for row in texts]
-  batch = carry = chain.pad(encoded, 24, 8)
+  texts = small_eat.rows(count, low=1, high=24, vocab_size=40)
+  batch = carry = chain.pad(list(map(small_eat.item, texts)), 24, 8)
   for index in range(chain.num_stages):
     stage = jax.jit(chain.stage(index, 'compacted', 24))
     carry, outputs = stage(chain.variables, carry)
@@ -52,7 +42,7 @@ def check(chain, variables, texts):
   logits, out = apply_of(chain.model)(
     variables, *map(jnp.asarray, batch.values())
   )
-  count, steps = len(texts), outputs['steps']
+  steps = outputs['steps']
   np.testing.assert_allclose(
     outputs['logits'][:count], logits[:count], atol=1e-5
   )
@@ -72,7 +62,7 @@ def test_compacted_form_equals_masked_form(halting, iterations):
   model, variables = small.build(halting=halting)
   chain = AlbertChain(model, variables, iterations=iterations)
   assert chain.num_stages == {1: 6, 4: 2}[iterations]
-  check(chain, variables, rows(7))
+  check(chain, variables, 7)
 
 
 def test_contents_of_padding_are_never_read():
@@ -80,7 +70,7 @@ def test_contents_of_padding_are_never_read():
   # A token id that does not exist has an embedding of NaN.
   unknown = type('Unknown', (TextReader,), {'pad_id': model.vocab_size})
   chain = AlbertChain(model, variables, unknown(None, 512))
-  check(chain, variables, rows(3))
+  check(chain, variables, 3)
 
 
 def test_halted_tokens_are_not_computed():

@@ -11,14 +11,9 @@ from tests.eat import small
 LENGTHS = (16, 24)
 
 
-def inputs_of(row):
-  types = (np.arange(len(row)) >= len(row) // 2).astype(np.int32)
-  return {'tokens': row, 'token_types': types}
-
-
 def chain_logits(chain, variant, texts, length):
   """All heads' logits `[E, B, O]` of rows that never leave, and kept."""
-  carry = chain.pad([inputs_of(row) for row in texts], length, len(texts) + 1)
+  carry = chain.pad([small.item(row) for row in texts], length, len(texts) + 1)
   logits = []
   for index in range(chain.num_stages):
     stage = jax.jit(chain.stage(index, variant, length))

@@ -51,6 +51,12 @@ def rows(count, low=2, high=20, seed=0, vocab_size=50):
   ]
 
 
+def item(tokens):
+  """A row as a chain reads it, the second half being the second text."""
+  types = (np.arange(len(tokens)) >= len(tokens) // 2).astype(np.int32)
+  return {'tokens': tokens, 'token_types': types}
+
+
 def batch(texts, length, size=None):
   """(tokens, token_types, length) of rows padded to `length`."""
   size = size or len(texts)

@@ -11,6 +11,7 @@ import pytest
 from eat import window_attention
 from eat.window_attention import window_attend
 from model_lib import row_random
+from tests.model_lib.plain import attend_by_loop, float64
 
 
 def case(length, batch=3, heads=2, width=4, dtype=jnp.float32):
@@ -34,26 +35,6 @@ def both(*args, window, **options):
   return run(*args)
 
 
-def reference(query, key, value, valid, window):
-  """One query at a time, in float64; also the attention received."""
-  query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
-  valid = np.asarray(valid)
-  batch, heads, length, width = query.shape
-  out, received = np.zeros(query.shape), np.zeros((batch, length))
-  for b, n, i in np.ndindex(batch, heads, length):
-    near = abs(np.arange(length) - i) <= window // 2
-    near[0] = True  # [CLS]
-    keys = np.flatnonzero(valid[b] & (near | (i == 0)))
-    if not len(keys):
-      continue
-    weights = np.exp(key[b, n, keys] @ query[b, n, i] / width**0.5)
-    weights /= weights.sum()
-    out[b, n, i] = weights @ value[b, n, keys]
-    if valid[b, i]:
-      received[b, keys] += weights / heads / np.sum(valid[b])
-  return out, received
-
-
 # Shorter than a window, than a block, a multiple of one, one more, and wider
 # windows than blocks.
 @pytest.mark.parametrize(
@@ -64,8 +45,10 @@ def reference(query, key, value, valid, window):
   ],
 )  # fmt: skip
 def test_both_equal_a_plain_loop(length, window):
-  args = case(length)
-  want, received = reference(*args, window)
+  *arrays, valid = args = case(length)
+  rows = zip(*float64(arrays), np.asarray(valid), strict=True)
+  loops = [attend_by_loop(*row, window) for row in rows]
+  want, received = map(np.stack, zip(*loops, strict=True))
   for got in both(*args, window=window, received=True):
     np.testing.assert_allclose(got[0], want, atol=1e-5)
     np.testing.assert_allclose(got[1], received, atol=1e-5)

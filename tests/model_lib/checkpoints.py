@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
-from flax import linen as nn
 
 from albert_act.model import AlbertClassifier, AlbertPretraining
 from model_lib import convert_tables
 from model_lib.bert import BertClassifier
+from tests.model_lib import plain
 
 _COMMON = {
   'width': 8, 'mlp_dim': 12, 'num_heads': 2, 'vocab_size': 10,
@@ -181,18 +181,10 @@ def model_of(kind, num_classes, fields):
   return classifier(num_classes=num_classes, **fields), (row, row, length)
 
 
-def shapes_of(model, inputs):
-  shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)
-  return nn.unbox(shapes['params'])
-
-
 def fresh_params(kind='bert', num_classes=3, fields=None):
   """Random parameters of our model."""
-  generator = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda leaf: 0.3 * generator.normal(size=leaf.shape).astype(np.float32),
-    shapes_of(*model_of(kind, num_classes, fields or KINDS[kind][3])),
-  )
+  model, inputs = model_of(kind, num_classes, fields or KINDS[kind][3])
+  return plain.noise(model, *inputs, scale=0.3, seed=1)
 
 
 def assert_trees_equal(a, b):

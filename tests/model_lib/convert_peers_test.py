@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from model_lib import convert, convert_tables, sizes
-from tests.model_lib import checkpoints
+from tests.model_lib import checkpoints, plain
 from tests.peers import torch_and_transformers
 
 pytestmark = pytest.mark.peers
@@ -97,10 +97,7 @@ def our_output(directory, kind, batch, num_classes=2, method=None):
   """(result of our module, parameters); absent parameters are zeros."""
   params, fields, *_ = convert.load(directory, checkpoints.KINDS[kind][1])
   model, inputs = checkpoints.model_of(kind, num_classes, fields)
-  zeros = jax.tree.map(
-    lambda leaf: np.zeros(leaf.shape, np.float32),
-    checkpoints.shapes_of(model, inputs),
-  )
+  zeros = plain.noise(model, *inputs, scale=0.0)
   arrays = [jnp.asarray(x, jnp.int32) for x in batch[:3]]
   if kind == 'pretraining':
     arrays.append(jnp.tile(jnp.arange(batch[0].shape[1])[None], (4, 1)))

@@ -21,9 +21,9 @@ def classifier(**fields):
   return bert.BertClassifier(num_classes=3, **fields)
 
 
-def noise(module, *inputs, scale=0.4, **options):
+def noise(module, *inputs, scale=0.4, seed=5, **options):
   """Parameters of the module, biases and scales too, drawn at random."""
-  generator = np.random.default_rng(5)
+  generator = np.random.default_rng(seed)
   shapes = jax.eval_shape(
     lambda key: module.init(key, *inputs, **options), jax.random.key(0)
   )
@@ -63,21 +63,33 @@ def mlp(params, x, activation=gelu):
   return dense(params['out'], hidden)
 
 
-def attention_by_loop(params, x, num_heads, valid=slice(None)):
+def attend_by_loop(query, key, value, valid, window=None):
   """One row, one query at a time; (output, mean attention on each token)."""
-  keys = np.arange(len(x))[valid]
-  head = x.shape[-1] // num_heads
-  q, k, v = (dense(params[name], x) for name in ('query', 'key', 'value'))
-  merged, received = np.zeros(x.shape), np.zeros(len(x))
-  for h in range(num_heads if len(keys) else 0):
-    part = slice(h * head, (h + 1) * head)
-    for i in range(len(x)):
-      weights = np.exp(k[keys, part] @ q[i, part] / math.sqrt(head))
-      weights /= weights.sum()
-      merged[i, part] = weights @ v[keys, part]
-      if i in keys:
-        received[keys] += weights / (num_heads * len(keys))
-  return dense(params['out'], merged), received
+  heads, length, width = query.shape
+  out, received = np.zeros(query.shape), np.zeros(length)
+  for head, i in np.ndindex(heads, length):
+    keys = np.array(valid)
+    if window and i:  # [CLS] attends to all, and all to [CLS]
+      keys[1:] &= abs(np.arange(1, length) - i) <= window // 2
+    if not keys.any():
+      continue
+    weights = np.exp(key[head, keys] @ query[head, i] / math.sqrt(width))
+    weights /= weights.sum()
+    out[head, i] = weights @ value[head, keys]
+    if valid[i]:
+      received[keys] += weights / (heads * np.sum(valid))
+  return out, received
+
+
+def attention_by_loop(params, x, num_heads, valid=None):
+  """Multi-head attention of one row; see `attend_by_loop`."""
+  valid = np.ones(len(x), bool) if valid is None else valid
+  split = [
+    dense(params[name], x).reshape(len(x), num_heads, -1).swapaxes(0, 1)
+    for name in ('query', 'key', 'value')
+  ]
+  out, received = attend_by_loop(*split, valid)
+  return dense(params['out'], out.swapaxes(0, 1).reshape(x.shape)), received
 
 
 def block_by_loop(params, x, num_heads, epsilon, activation=gelu):

@@ -29,20 +29,15 @@ def model_of(kind='rnn', rule='act', **given):
 @functools.cache
 def variables_of(kind='rnn', rule='act', **fields):
   """Random parameters that spread the scores."""
-  generator = np.random.default_rng(3)
-  model = model_of(kind, rule, **fields)
-  shapes = jax.eval_shape(
-    model.init, jax.random.key(0), jnp.zeros((1, T, E), jnp.float32)
+  inputs = jnp.zeros((1, T, E), jnp.float32)
+  params = plain.noise(
+    model_of(kind, rule, **fields), inputs, scale=0.5, seed=3
   )
-  variables = jax.tree.map(
-    lambda leaf: 0.5 * generator.normal(size=leaf.shape).astype(np.float32),
-    nn.unbox(shapes),
-  )
-  score = variables['params']['repetition'].get('score')
+  score = params['repetition'].get('score')
   if score is not None:
     score['kernel'] *= 8
     score['bias'][:] = 0.0
-  return variables
+  return {'params': params}
 
 
 @functools.cache

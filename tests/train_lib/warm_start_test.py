@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
 
 from model_lib import bert, convert, sizes
+from tests.model_lib import plain
 from tests.train_lib.states import mesh_of, save_all
 from train_lib.loading import warm_start
 
@@ -100,12 +100,8 @@ BERT = sizes.BERT.defaults | dict(
 def bert_params(seed, num_classes=2):
   model = bert.BertClassifier(num_classes=num_classes, **BERT)
   row = jnp.zeros((1, 4), jnp.int32)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), row, row, row[0, :1])
-  draw = np.random.default_rng(seed).normal
-  return jax.tree.map(
-    lambda leaf: jnp.asarray(draw(size=leaf.shape), leaf.dtype),
-    nn.unbox(shapes['params']),
-  )
+  params = plain.noise(model, row, row, row[0, :1], seed=seed)
+  return jax.tree.map(jnp.asarray, params)
 
 
 @pytest.fixture(scope='module')
