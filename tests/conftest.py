@@ -48,6 +48,15 @@ def shared_data() -> pathlib.Path:
   return path
 
 
+@pytest.fixture
+def mesh():
+  """A mesh of 2 devices on each of 3 axes, which is set."""
+  axes, kinds = ('data', 'fsdp', 'tensor'), (jax.sharding.AxisType.Auto,) * 3
+  mesh = jax.make_mesh((2, 2, 2), axes, axis_types=kinds)
+  with jax.set_mesh(mesh):
+    yield mesh
+
+
 @pytest.fixture(autouse=True)
 def strict_dtypes(request):
   """Forbids implicit casts in our mathematics; optax makes some."""

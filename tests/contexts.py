@@ -3,6 +3,7 @@
 import jax
 
 from eval_lib import evaluator
+from tests.train_lib.states import mesh_of
 
 
 def eval_context(dataset, outputs=dict, batch_size=8, workdir='', **changes):
@@ -25,11 +26,7 @@ def eval_context(dataset, outputs=dict, batch_size=8, workdir='', **changes):
 
 def rows_on(devices):
   """Returns a function that puts batches on devices, row by row."""
-  mesh = jax.make_mesh(
-    (devices,),
-    ('data',),
-    axis_types=(jax.sharding.AxisType.Auto,),
-    devices=jax.devices()[:devices],
+  rows = jax.sharding.NamedSharding(
+    mesh_of(devices), jax.sharding.PartitionSpec('d')
   )
-  rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
   return lambda batch: jax.device_put(batch, rows)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from adatape import tape
 from adatape.reading import Reading, bank_drop
@@ -12,14 +12,6 @@ from adatape.reading import Reading, bank_drop
 B, C, H, h = 16, 40, 16, 8
 READING = Reading(3, 5, 2.2, h)
 GATHERS = ('all-gather', 'all-to-all', 'collective-permute')
-
-
-@pytest.fixture
-def mesh():
-  axes = ('data', 'fsdp', 'tensor')
-  mesh = jax.make_mesh((2, 2, 2), axes, axis_types=(AxisType.Auto,) * 3)
-  with jax.set_mesh(mesh):
-    yield mesh
 
 
 def case(dim):

@@ -88,17 +88,11 @@ def difference(old: Any, new: Any) -> float:
 
 
 def text_difference(old: Any, new: Any) -> list[str]:
-  """Lines that only one of two values has."""
-  lines = difflib.unified_diff(as_lines(old), as_lines(new), lineterm='', n=0)
+  """Lines that only one of two values has as JSON."""
+  texts = (json.dumps(x, indent=0, ensure_ascii=False) for x in (old, new))
+  pair = [text.replace(',\n', '\n').splitlines() for text in texts]
+  lines = difflib.unified_diff(*pair, lineterm='', n=0)
   return [line for line in lines if not line.startswith(('---', '+++', '@@'))]
-
-
-def as_lines(value: Any) -> list[str]:
-  """A value as lines of text."""
-  if isinstance(value, dict):
-    return [f'{key}: {json.dumps(item)}' for key, item in value.items()]
-  items = value if isinstance(value, list) else [value] * (value is not None)
-  return [x if isinstance(x, str) else json.dumps(x) for x in items]
 
 
 def explains(entry: tuple[str, str, str], subject: str, quantity: str) -> bool:

@@ -78,7 +78,7 @@ def test_a_difference_is_found():
   rows = compare.compare_records('subject', old, new)
   assert all(row.is_unexplained for row in rows)
   assert rows[0].difference == pytest.approx(0.05)
-  assert rows[2].lines == ('-y', '+z')
+  assert rows[2].lines == ('-"y"', '+"z"')
   assert not any(
     row.is_unexplained for row in compare.compare_records('subject', old, old)
   )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from model_lib import logical, vit
 
@@ -19,17 +19,6 @@ MODEL = vit.ViT(
   num_classes=4, patch_size=4, width=16, depth=2, mlp_dim=32, num_heads=2,
   pool='gap',
 )  # fmt: skip
-
-
-@pytest.fixture
-def mesh():
-  if jax.device_count() != 8:
-    pytest.skip(f'needs 8 devices, has {jax.device_count()}')
-  auto = (AxisType.Auto,) * 3
-  axes = ('data', 'fsdp', 'tensor')
-  mesh = jax.make_mesh((2, 2, 2), axes, axis_types=auto)
-  with jax.set_mesh(mesh):
-    yield mesh
 
 
 @pytest.fixture(scope='module')

@@ -33,6 +33,13 @@ def noise(module, *inputs, scale=0.4, seed=5, **options):
   )
 
 
+def counted_flops(model, *inputs):
+  """FLOPs of a call by the compiler, which counts the body of a loop once."""
+  params = jax.eval_shape(model.init, jax.random.key(0), *inputs)
+  lowered = jax.jit(model.apply).lower(params, *inputs)
+  return lowered.cost_analysis()['flops']
+
+
 def normal(*shape):
   values = np.random.default_rng(0).normal(size=shape)
   return jnp.asarray(values, jnp.float32)

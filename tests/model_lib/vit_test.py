@@ -16,13 +16,6 @@ def image_model(**fields):
   return vit.ViT(num_classes=3, patch_size=4, **(TINY | fields))
 
 
-@pytest.mark.parametrize('field', ['pool', 'positions'])
-def test_unknown_options_are_named(field):
-  model = vit.ImageTokens(width=16, patch_size=4, **{field: 'none'})
-  with pytest.raises(ValueError, match=f"{field}: expected one of.*'none'"):
-    model.init(jax.random.key(0), IMAGES)
-
-
 @pytest.mark.parametrize('pool', ['cls', 'gap'])
 def test_logits_are_the_head_of_the_features(pool):
   model = image_model(pool=pool)
