@@ -13,6 +13,7 @@ from dataset_lib.source import DatasetInfo
 from serve_lib.chain import InputError, Row, ServedRun
 from serve_lib.items import TextReader
 from tests.albert_act import small
+from tests.eat import small as small_eat
 from tests.eat.calibrated import VOCABULARY
 
 CLASSES = ('no', 'maybe', 'yes')
@@ -35,11 +36,8 @@ INFO = DatasetInfo(
 
 def serve(vocabulary, options=None, lengths=None, **fields):
   model, variables = small.build(num_classes=3, **fields)
-  task = FineTune.__new__(FineTune)
-  task.model, task.info = model, INFO
-  task.config = {
-    'dataset': {'name': 'tests.fakes:FakeText', 'tokenizer': vocabulary}
-  }
+  dataset = {'name': 'tests.fakes:FakeText', 'tokenizer': vocabulary}
+  task = small_eat.task(FineTune, model, INFO, dataset=dataset)
   return task.serve(variables, options or {}, ServedRun(lengths=lengths))
 
 

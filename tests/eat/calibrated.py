@@ -64,13 +64,11 @@ def make(directory):
 def task_of(model, info, dataset):
   """A task with a model of its own, as a run of it would be read."""
   heads = len(serving.as_adaptive(model).heads())
-  config = dict(
-    model={'name': 'eat.model:EatClassifier'}, dataset=dataset,
-    dtype='float32', loss=dict(teacher='', exit_weights=(1.0,) * heads),
+  loss = dict(teacher='', exit_weights=(1.0,) * heads)
+  return small.task(
+    FineTune, model, info, model={'name': 'eat.model:EatClassifier'},
+    dataset=dataset, dtype='float32', loss=loss,
   )  # fmt: skip
-  task = FineTune.__new__(FineTune)
-  task.config, task.info, task.model = config, info, model
-  return task
 
 
 def build(run, options=None, lengths=None, **rest):

@@ -9,22 +9,11 @@ import pytest
 import safetensors
 
 from model_lib import convert, sizes
-from tests.model_lib.checkpoints import (
-  DECODER,
-  ENCODER,
-  KINDS,
-  LAYERS,
-  PRETRAINING,
-  TABLE,
-  assert_trees_equal,
-  fresh_params,
-  random_tensors,
-  shard,
-  write,
-)
+from tests.model_lib import checkpoints
+from tests.model_lib.checkpoints import KINDS, random_tensors, write
 
 # Some parameters of each kind with their tensors.
-BLOCK, GROUP = 'bert.encoder.layer.1.', LAYERS.format(1, 0)
+BLOCK, GROUP = 'bert.encoder.layer.1.', checkpoints.LAYERS.format(1, 0)
 PAIRS = {
   'bert': {
     'embeddings/word/embedding': 'bert.embeddings.word_embeddings.weight',
@@ -76,7 +65,7 @@ def test_every_tensor_has_its_place(tmp_path, kind):
   checkpoint = convert.load(tmp_path, heads)
   assert checkpoint.fields == fields
   assert checkpoint.ignored == checkpoint.cast == ()
-  want = jax.tree.map(np.shape, fresh_params(kind))
+  want = jax.tree.map(np.shape, checkpoints.fresh_params(kind))
   assert jax.tree.map(np.shape, checkpoint.params) == want
   got = flat(checkpoint.params)
   for ours, theirs in PAIRS[kind].items():
@@ -92,7 +81,7 @@ def test_every_tensor_has_its_place(tmp_path, kind):
 @pytest.mark.parametrize('kind', KINDS)
 def test_saved_names_are_those_of_transformers(tmp_path, kind):
   model_type, heads, options, fields, shapes = KINDS[kind]
-  params = fresh_params(kind)
+  params = checkpoints.fresh_params(kind)
   rates = {'dropout': 0.2, 'attention_dropout': 0.0, 'classifier_dropout': 0.3}
   fields = fields | {'activation': 'relu'}
   names = ['no', 'yes', 'perhaps'] if heads == 'classifier' else []
@@ -106,7 +95,7 @@ def test_saved_names_are_those_of_transformers(tmp_path, kind):
     assert file.metadata() == {'format': 'pt'}
     got = {name: file.get_tensor(name).shape for name in file.keys()}  # noqa: SIM118
   assert got == shapes
-  assert_trees_equal(convert.load(directory, heads).params, params)
+  checkpoints.assert_trees_equal(convert.load(directory, heads).params, params)
   assert convert.read_sizes(directory) == fields
   config = json.loads((directory / 'config.json').read_text())
   assert options.items() <= config.items()
@@ -140,8 +129,8 @@ def test_other_floats_are_cast_and_reported(tmp_path, dtype):
 def test_shards_and_names_of_the_first_checkpoints(tmp_path):
   write(tmp_path)
   want = convert.load(tmp_path).params
-  shard(tmp_path)
-  assert_trees_equal(convert.load(tmp_path).params, want)
+  checkpoints.shard(tmp_path)
+  checkpoints.assert_trees_equal(convert.load(tmp_path).params, want)
   renamed = {}
   for name, tensor in random_tensors().items():
     name = name.removeprefix('bert.')
@@ -150,7 +139,7 @@ def test_shards_and_names_of_the_first_checkpoints(tmp_path):
     renamed[name] = tensor
   assert 'embeddings.LayerNorm.gamma' in renamed
   write(tmp_path, renamed)
-  assert_trees_equal(convert.load(tmp_path).params, want)
+  checkpoints.assert_trees_equal(convert.load(tmp_path).params, want)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +155,7 @@ def test_modules_of_a_task_may_be_absent(tmp_path, kind, begins, absent):
   _, heads, _, _, shapes = KINDS[kind]
   write(tmp_path, without(random_tensors(shapes), *begins), kind)
   params = convert.load(tmp_path, heads).params
-  assert set(fresh_params(kind)) - set(params) == absent
+  assert set(checkpoints.fresh_params(kind)) - set(params) == absent
 
 
 def test_tensors_of_other_tasks_are_ignored_and_listed(tmp_path):
@@ -180,7 +169,9 @@ def test_tensors_of_other_tasks_are_ignored_and_listed(tmp_path):
   checkpoint = convert.load(tmp_path)
   assert set(checkpoint.ignored) == set(others)
   write(tmp_path)
-  assert_trees_equal(checkpoint.params, convert.load(tmp_path).params)
+  checkpoints.assert_trees_equal(
+    checkpoint.params, convert.load(tmp_path).params
+  )
 
 
 CLASSIFIER = {'classifier.weight', 'classifier.bias'}
@@ -192,11 +183,13 @@ def test_heads_of_another_task_are_ignored_and_named(tmp_path):
   assert set(checkpoint.ignored) == CLASSIFIER
   assert 'head' not in checkpoint.params
   # Those of pretraining, also with a decoder that is not tied.
-  pretraining = random_tensors(PRETRAINING)
-  decoder = {DECODER: np.ones((10, 6), np.float32)}
+  pretraining = random_tensors(checkpoints.PRETRAINING)
+  decoder = {checkpoints.DECODER: np.ones((10, 6), np.float32)}
   write(tmp_path, pretraining | decoder, 'albert')
   checkpoint = convert.load(tmp_path)
-  assert set(checkpoint.ignored) == set(PRETRAINING) - set(ENCODER) | {DECODER}
+  assert set(checkpoint.ignored) == set(checkpoints.PRETRAINING) - set(
+    checkpoints.ENCODER
+  ) | {checkpoints.DECODER}
   assert {'predictions', 'sop', 'head'}.isdisjoint(checkpoint.params)
   write(tmp_path, pretraining | random_tensors(KINDS['albert'][4]), 'albert')
   checkpoint = convert.load(tmp_path, heads='pretraining')
@@ -207,14 +200,16 @@ def test_heads_of_another_task_are_ignored_and_named(tmp_path):
 def test_tied_tensors_may_have_one_name_or_both(tmp_path, left):
   tensors = write(tmp_path, kind='pretraining')
   want = convert.load(tmp_path, 'pretraining').params
-  again = {DECODER: tensors[TABLE]}
+  again = {checkpoints.DECODER: tensors[checkpoints.TABLE]}
   again['predictions.decoder.bias'] = tensors['predictions.bias']
   if left == 'predictions.':
     again = {}
   elif left == 'decoder.':
-    del tensors['predictions.bias'], tensors[TABLE]
+    del tensors['predictions.bias'], tensors[checkpoints.TABLE]
   write(tmp_path, tensors | again, 'albert')
-  assert_trees_equal(convert.load(tmp_path, 'pretraining').params, want)
+  checkpoints.assert_trees_equal(
+    convert.load(tmp_path, 'pretraining').params, want
+  )
 
 
 def test_a_checkpoint_is_recognised(tmp_path):

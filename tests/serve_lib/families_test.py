@@ -64,10 +64,7 @@ class Family:
 
 
 def text_family(kind, model, variables, options, exits, **more):
-  task = kind.__new__(kind)
-  task.config, task.info, task.model = (
-    {'dataset': {'name': 'fake_text'}}, TEXTS, model,
-  )  # fmt: skip
+  task = small_eat.task(kind, model, TEXTS, dataset={'name': 'fake_text'})
   rows = small_eat.rows(COUNT, low=2, high=LENGTH, vocab_size=40)
   tokens, types, lengths = small_eat.batch(rows, LENGTH)
   logits, out = jax.jit(model.apply)(variables, tokens, 0 * types, lengths)

@@ -10,7 +10,7 @@ import pytest
 from serve_lib.chain import ClosedError, Failure
 from serve_lib.engine import Engine
 from tests.serve_lib import toy
-from tests.serve_lib.toy import BREAKS, GOOD, VARIABLES, WAIT, faulty
+from tests.serve_lib.toy import BREAKS, GOOD, VARIABLES, WAIT, faulty, hold
 
 pytestmark = pytest.mark.usefixtures('no_thread_stays')
 LEAVES = ('full', [0])  # after stage 0
@@ -123,8 +123,7 @@ def test_an_error_on_the_device_fails_its_batch():
 
 def test_a_callback_or_monitor_that_breaks_blocks_no_row(monkeypatch):
   with faulty(max_pending=9) as engine:
-    held = engine.submit(('full', [5, 5]))
-    assert engine._policy.reached.wait(WAIT)
+    held = hold(engine)
     futures = [engine.submit(GOOD) for _ in range(8)]
     futures[0].add_done_callback(leave)
     monkeypatch.setattr(engine.monitor, 'record_answer', defect)
@@ -170,8 +169,7 @@ def test_a_defect_and_a_callback_that_exits_block_no_row(monkeypatch):
       raise RuntimeError('a defect')
 
   monkeypatch.setattr(engine._worker, '_go_on', broken)
-  engine.submit(('full', [5, 5]))
-  assert engine._policy.reached.wait(WAIT)
+  hold(engine)
   futures = [engine.submit(GOOD) for _ in range(8)]
   for future in (futures[0], futures[5]):
     future.add_done_callback(leave)

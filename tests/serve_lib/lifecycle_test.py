@@ -9,17 +9,9 @@ import pytest
 
 from serve_lib.chain import ClosedError, OverloadedError
 from tests.serve_lib import toy
-from tests.serve_lib.toy import GOOD, VARIABLES, WAIT, faulty
+from tests.serve_lib.toy import GOOD, HOLDS, VARIABLES, WAIT, faulty, hold
 
 pytestmark = pytest.mark.usefixtures('no_thread_stays')
-HOLDS = ('full', [5, 5])  # holds the worker until the policy opens
-
-
-def hold(engine):
-  """Submits the item that holds the worker, and waits until it does."""
-  future = engine.submit(HOLDS)
-  assert engine._policy.reached.wait(WAIT)
-  return future
 
 
 def started(call, **arguments):

@@ -18,6 +18,7 @@ KEEP = 0.7  # share of the tokens that stay after each stage
 POISON = 49  # a token that breaks the host's part of a stage
 GOOD = ('full', [2, 0])  # runs through all stages
 BREAKS = [1, 0]  # leaves at stage 1, unless the policy breaks
+HOLDS = ('full', [5, 5])  # holds the worker until the policy opens
 WAIT = 20.0
 
 
@@ -192,3 +193,10 @@ def make_engine(policy=None, lengths=(3, 6), batches=(1, 2, 4), **settings):
 
 def faulty(**settings):
   return make_engine(FaultyPolicy(), **settings)
+
+
+def hold(engine):
+  """Submits an item that holds the worker, and waits until it does."""
+  future = engine.submit(HOLDS)
+  assert engine._policy.reached.wait(WAIT)
+  return future

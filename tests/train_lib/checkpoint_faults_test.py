@@ -15,10 +15,6 @@ import pytest
 from tests.train_lib import states
 from train_lib import checkpoint_io
 from train_lib.checkpoint import Checkpointer
-from train_lib.checkpoint_io import (
-  CheckpointError,
-  CorruptCheckpointError,
-)
 
 
 @pytest.fixture(scope='module')
@@ -118,7 +114,7 @@ def test_no_good_checkpoint_is_an_error_that_names_all(two_steps):
   missing = two_steps / '1' / checkpoint_io.MANIFEST
   missing.unlink()
   os.truncate(damaged, 3)
-  with pytest.raises(CorruptCheckpointError) as error:
+  with pytest.raises(checkpoint_io.CorruptCheckpointError) as error:
     states.restored_step(two_steps)
   assert all(str(path) in str(error.value) for path in (missing, damaged))
 
@@ -148,7 +144,9 @@ def test_a_full_disk_is_a_clear_error_and_saving_resumes(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
     try:
       checkpointer.save(2, states.noise(2, size))
-      with pytest.raises(CheckpointError, match=r'saving step 2 to .* failed'):
+      with pytest.raises(
+        checkpoint_io.CheckpointError, match=r'saving step 2 to .* failed'
+      ):
         steps_until_error(checkpointer)
       assert states.folders(tmp_path) == ['1']
     finally:
@@ -189,7 +187,9 @@ def test_a_failed_save_surfaces_at_the_next_call(
   with monkeypatch.context() as patch:
     patch.setattr(checkpoint_io, 'finish', full)
     checkpointer.save(2, states.noise(2))
-    with pytest.raises(CheckpointError, match=r'step 2 .*No space left'):
+    with pytest.raises(
+      checkpoint_io.CheckpointError, match=r'step 2 .*No space left'
+    ):
       surface(checkpointer)
   # The step that failed may be tried again, and the old one then goes.
   assert states.restored_step(tmp_path) == 1

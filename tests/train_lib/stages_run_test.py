@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from launch import command_line
+from tests.train_lib import build_test
 from train_lib import checkpoint_io as form
 from train_lib import config_schema, trainer
 from train_lib.task import Task
@@ -19,13 +19,10 @@ STEPS = 2  # of each stage
 
 
 def train(workdir, *overrides, **stages):
-  file = pathlib.Path(__file__).parents[2] / 'configs/adatape/parity.py'
-  config = command_line.load_config(f'{file}:n=4', [
-    'batch_size=8', 'mesh.data=1', 'log_every=1', 'tensorboard=false',
-    'loader.num_threads=1', 'model.depth=2', 'model.width=16',
-    'model.mlp_dim=16', 'model.num_heads=2', 'optimizer.warmup_steps=0',
-    *overrides,
-  ])  # fmt: skip
+  config = build_test.load(
+    pathlib.Path(__file__).parents[2], 'mesh.data=1', 'log_every=1',
+    'tensorboard=false', 'optimizer.warmup_steps=0', *overrides,
+  )  # fmt: skip
   config = config.to_dict() | {'stages': stages, 'evals': {}}
   trainer.train(config_schema.validate(config), str(workdir))
   text = (workdir / 'metrics.jsonl').read_text()
