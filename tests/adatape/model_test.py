@@ -10,7 +10,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from adatape.model import AdaTapeViT
-from model_lib.errors import FieldError
+from adatape.parity import ParityModel
 from model_lib.vit import ViT
 
 B = 6
@@ -162,8 +162,6 @@ def test_an_input_bank_too_small_for_the_reading_is_named():
   few = AdaTapeViT(**(TINY | {'bank_patch_size': 8}))
   with pytest.raises(ValueError, match=r'bank_size: expected at least .* = 10'):
     few.init(jax.random.key(0), images())
-  with pytest.raises(FieldError, match=r'^query_dim: .* the width 16, got'):
-    AdaTapeViT(**(TINY | {'query_dim': 17}))
 
 
 def test_parameters_are_named_as_in_the_vit():
@@ -180,3 +178,21 @@ def test_parameters_are_named_as_in_the_vit():
   assert theirs.items() <= ours.items()
   more = {path[0] for path in ours.keys() - theirs.keys()}
   assert more == {'tape_bank', 'encoder'}
+
+
+def test_parity_of_equal_and_shuffled_symbols():
+  model = ParityModel(2, max_steps=4, threshold=2.0)
+  symbols = jax.random.randint(jax.random.key(0), (32, 8), 0, 3)
+  variables = nn.unbox(jax.jit(model.init)(jax.random.key(1), symbols))
+  apply = jax.jit(model.apply)
+  logits, out = apply(variables, symbols)
+  shuffled, _ = apply(variables, symbols[:, ::-1])
+  np.testing.assert_allclose(logits, shuffled, atol=1e-5)
+  assert out['tape']['indices'].shape == (32, 4, 2)
+  assert out['tape']['length'].min() >= 2
+  # Equal weights: a halting score of 1/2 per step, so that all steps run.
+  _, out = apply(variables, jnp.ones((1, 8), jnp.int32))
+  assert out['tape']['length'] == 4
+  np.testing.assert_allclose(out['tape']['loss'], 4 * 0.5, atol=1e-6)
+  assert 0 < model.flops((8,), tape_length=2.5) < model.flops((8,))
+  assert model.flops((8,)) == model.flops((8,), tape_length=4)

@@ -74,8 +74,6 @@ def test_rows_are_batched_by_the_bucket_of_their_tape(key):
     snapshot = engine.monitor.snapshot()
   np.testing.assert_allclose(np.stack(logits), masked, atol=1e-4)
   assert [one.tape_length for one in answers] == tapes.tolist()
-  best = [task.label_names[place] for place in np.argmax(masked, -1)]
-  assert [one.label for one in answers] == best
   assert all(bucket == max(tape, 1) for bucket, tape in buckets)
   values, counts = np.unique(tapes, return_counts=True)
   assert snapshot['depth'] == dict(zip(values, counts, strict=True))

@@ -96,7 +96,7 @@ def info(num_classes=3, vocab_size=50):
   )
 
 
-def task(kind, model, info, **config):
+def task(kind, model, info, /, **config):
   """A task with a model of its own, as a run of it would be read."""
   made = kind.__new__(kind)
   made.config, made.info, made.model = config, info, model

@@ -1,4 +1,4 @@
-"""Layers, tokens and noise per row against formulas written plainly."""
+"""Layers, tokens, ViT and noise per row against formulas written plainly."""
 
 import math
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from jax import lax
 
 from model_lib import bert, layers, row_random, vit
@@ -175,6 +176,35 @@ def test_learned_positions_add_one_vector_each():
   added = model.apply(model.init(jax.random.key(1), x), x) - x
   np.testing.assert_allclose(added[0], added[1], atol=1e-6)
   assert abs(float(added.std()) - 0.02) < 0.001
+
+
+TINY = {'width': 16, 'depth': 1, 'mlp_dim': 32, 'num_heads': 4}
+IMAGES = jax.random.normal(jax.random.key(0), (4, 8, 8, 3))
+
+
+@pytest.mark.parametrize('pool', ['cls', 'gap'])
+def test_logits_are_the_head_of_the_features(pool):
+  model = vit.ViT(num_classes=3, patch_size=4, pool=pool, **TINY)
+  variables = nn.unbox(jax.jit(model.init)(jax.random.key(1), IMAGES))
+  logits, out = jax.jit(model.apply)(variables, IMAGES)
+  head = jax.tree.map(np.asarray, variables['params']['head'])
+  want = np.asarray(out['features']) @ head['kernel'] + head['bias']
+  np.testing.assert_allclose(logits, want, atol=1e-5)
+  assert float(jnp.abs(logits).max()) > 0
+
+
+def test_tokens_have_positions_and_a_class_token():
+  tokens = jnp.array([[0, 1, 2, 0], [0, 2, 1, 0], [0, 1, 3, 2]])
+  model = vit.TokenTransformer(num_classes=2, **TINY)
+  variables = jax.jit(model.init)(jax.random.key(0), tokens)
+  logits, out = jax.jit(model.apply)(variables, tokens)
+  assert out['features'].shape == (3, 16)
+  assert float(jnp.abs(logits[0] - logits[1]).max()) > 1e-6
+  # A symbol outside the vocabulary is NaN.
+  assert np.isnan(logits).all(1).tolist() == [False, False, True]
+  cls = nn.unbox(variables)['params']['tokens']['cls']
+  assert cls.shape == (1, 1, 16)
+  assert 0.005 < float(cls.std()) < 0.05
 
 
 KEYS = jax.random.split(jax.random.key(3), 6)

@@ -11,8 +11,9 @@ from scipy.special import log_softmax
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from eval_lib import metrics
+from launch import command_line
 from recurrent_act.task import SequenceTask
-from train_lib import sharding
+from train_lib import config_schema, sharding, trainer
 
 ROWS = 8
 
@@ -164,18 +165,27 @@ def test_the_number_of_targets_is_that_of_the_data():
 
 
 def test_a_bad_field_is_named():
-  for key, changes in (
-    ('loss.ponder_weight', dict(ponder_weight=-1.0)),
-    ('model.mu', dict(mu=2)),
-  ):
+  for key, value in (('loss.ponder_weight', -1.0), ('model.mu', 2)):
     with pytest.raises(ConfigError, match=f'{key}: expected'):
-      task_of(dataset(), **changes)
+      task_of(dataset(), **{key.partition('.')[2]: value})
 
 
-def test_features_and_flops():
-  task, batch, params = case()
-  features = jax.jit(lambda p, b: task.features(p, {}, b))(params, batch)
-  assert features.shape == (ROWS, 8)
+def test_flops_by_hand():
+  task, *_ = case()
   # Two repetitions of an RNN of 8 on 10 digits and the flag; 2 x 11 outputs.
   repetition = 2 * (11 + 8) * 8 + 2 * 8
   assert task.flops() == 3 * (2 * repetition + 2 * 8 * 22)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('rule', ['act', 'straight_through', 'fixed'])
+def test_a_run_learns_parity(rule, repository, tmp_path):
+  # Fojo's thesis at a size for a test: vectors of 12 numbers.
+  file = f'{repository}/configs/recurrent_act/graves.py'
+  config = command_line.load_config(f'{file}:task=parity,rule={rule}', [
+    'tensorboard=false', 'mesh.data=1', 'loader.num_threads=0',
+    'dataset.length=12', 'model.max_steps=3', 'stages.stage1.steps=2500',
+  ])  # fmt: skip
+  config_schema.validate(config)
+  result = trainer.train(config, str(tmp_path / 'run'))
+  assert result['test/accuracy'] > 0.95
