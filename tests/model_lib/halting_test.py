@@ -61,20 +61,6 @@ def test_equals_plain_loop(epsilon):
   check_rule(STRAIGHT, True, epsilon)
 
 
-EPSILON = 0.25  # sums of quarters are exact
-
-
-def take_steps(rule, scores):
-  """(weights, final Halting) of one item; the last step is the limit."""
-  state = halting.start(jnp.ones(1, bool))
-  weights = []
-  for number, score in enumerate(scores):
-    last = number == len(scores) - 1
-    state, weight = rule(state, jnp.full(1, score), last, EPSILON)
-    weights.append(weight[0])
-  return weights, state
-
-
 def no_forced_halt(state, score, is_last, epsilon):
   return halting.advance(state, score, False, epsilon)
 
@@ -103,57 +89,8 @@ def equation_16_as_printed(state, score, is_last, epsilon):
   return dataclasses.replace(after, steps=steps), weight
 
 
-def check_gradient_of_cost(cost):
-  def of_scores(scores):
-    return cost(take_steps(halting.advance, scores)[1])[0]
-
-  gradient = jax.grad(of_scores)(jnp.array([0.25, 0.25, 0.5, 0.5]))
-  np.testing.assert_array_equal(gradient, [-1.0, -1.0, 0.0, 0.0])
-
-
-def cost_without_gradient(state):
-  return jax.lax.stop_gradient(halting.ponder_cost(state))
-
-
-def check_combine(combine):
-  arrays = jnp.array([[8.0]]), jnp.array([[4.0]]), jnp.array([0.25])
-  assert float(combine('basic', *arrays)[0, 0]) == 7.0
-  assert float(combine('accumulated', *arrays)[0, 0]) == 9.0
-
-
-def wrong_precedence(combination, previous, state, weight):
-  """`previous * 1 - w` of a public Universal Transformer."""
-  if combination == 'accumulated':
-    return halting.combine(combination, previous, state, weight)
-  return previous * 1 - weight[:, None] + weight[:, None] * state
-
-
-def check_padding(start):
-  begin = start(jnp.array([True, False]))
-  after, weight = halting.advance(begin, jnp.full(2, 0.5), False, EPSILON)
-  np.testing.assert_array_equal(weight, [0.5, 0.0])
-  np.testing.assert_array_equal(after.steps, [1, 0])
-
-
-def padding_ponders(valid):
-  return halting.start(valid | True)
-
-
-def check_carry_over(carry_over):
-  for scores, want in (([0.5, 1.5], 1.0), ([0.25, 0.25], 0.0)):
-    _, state = take_steps(STRAIGHT, scores)
-    np.testing.assert_array_equal(carry_over(state, EPSILON), [want])
-
-
-def carry_nothing_over(state, epsilon):
-  return jnp.zeros_like(state.total)
-
-
-def carry_a_debt_over(state, epsilon):
-  return state.total - 1.0
-
-
-# (check, function of the program, its wrong variants)
+# (check, function of the program, its wrong variants). Those of costs, carries,
+# padding and combinations: cell_test.py, albert_act, adatape/universal_test.py.
 TABLE = (
   (check_rule, halting.advance, (
     no_forced_halt, remainder_after_the_last_score, last_score_as_its_weight,
@@ -161,11 +98,6 @@ TABLE = (
   )),
   (functools.partial(check_rule, is_straight=True), STRAIGHT,
    (equation_16_as_printed, halting.advance)),
-  (check_gradient_of_cost, halting.ponder_cost, (cost_without_gradient,)),
-  (check_combine, halting.combine, (wrong_precedence,)),
-  (check_padding, halting.start, (padding_ponders,)),
-  (check_carry_over, halting.carry_over,
-   (carry_nothing_over, carry_a_debt_over)),
 )  # fmt: skip
 
 
