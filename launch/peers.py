@@ -143,7 +143,7 @@ def _optimized(
     warnings.simplefilter('ignore')
     torch.onnx.export(
       model, (tokens,) * len(names), f'{folder}/plain.onnx',
-      input_names=names, output_names=['logits'], dynamic_axes=axes,
+      input_names=[*names], output_names=['logits'], dynamic_axes=axes,
       opset_version=17, dynamo=False,
     )  # fmt: skip
     heads, width = model.config.num_attention_heads, model.config.hidden_size
