@@ -163,7 +163,7 @@ def label_rows(
     if len(own) >= at_least
   }
   values = [*means.values()] or [np.nan]
-  mean, std = np.mean(values), np.std(values)
+  mean, std = float(np.mean(values)), float(np.std(values))
   high = mean + std
   labels = [
     _row('label', name, len(found[name]), own, high='*' if own > high else '')

@@ -62,8 +62,8 @@ def plot_reliability(
     top.append(Line(label, x, y, number))
     shares = 100 * table.count / table.count.sum()
     steps = {'drawstyle': 'steps-pre', 'marker': ''}
-    edges, y = np.linspace(0, 100, len(shares) + 1), [shares[0], *shares]
-    bottom.append(Line('', edges, y, number, style=steps))
+    edges = np.linspace(0, 100, len(shares) + 1)
+    bottom.append(Line('', edges, [shares[0], *shares], number, style=steps))
   panels = [
     Panel(title, 'accuracy (%)', '', top, (0, 101), (0, 101)),
     Panel('', 'rows (%)', 'confidence max P (%)', bottom, (0, 101)),

@@ -232,8 +232,8 @@ class Evaluator(predictions.Evaluator):
     }
     if self.epsilon:
       heads = predictions.probabilities(logits, temperatures)
-      limits = float(self.epsilon), float(self.delta)
-      guarantee, early = risk.certify_confidence(heads, *limits)
+      bounds = float(self.epsilon), float(self.delta)
+      guarantee, early = risk.certify_confidence(heads, *bounds)
       found = {'loss': 'disagreement', 'early': early}
       report['guarantee'] = found | dataclasses.asdict(guarantee)
       result['guaranteed_early'] = early

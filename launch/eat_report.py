@@ -254,18 +254,17 @@ def draw(
     run_name, _, rule = name.rpartition('/')
     if not run_name:  # other libraries have curves of their own
       run_name = 'EAT' if name in ours else name
-    if batch == 1:
-      picture = 'frontier', 'mean latency at batch 1 (ms)'
-    elif batch:
-      label = f'median time of a row at batch {batch} (ms)'
-      picture = 'frontier_batch', label
-    else:
+    if not batch:
       picture = 'frontier_flops', 'FLOPs at own length (% of dense)'
-    cost = row.get('flops_share')
-    if batch:
-      cost = 10 * row.get('latency_mean', row['seconds'].median)
+      cost = 100 * row['flops_share']
+    elif batch == 1:
+      picture = 'frontier', 'mean latency at batch 1 (ms)'
+      cost = 1e3 * row['latency_mean']
+    else:
+      label = f'median time of a row at batch {batch} (ms)'
+      picture, cost = ('frontier_batch', label), 1e3 * row['seconds'].median
     curves = pictures.setdefault(picture, {}).setdefault(run_name, {})
-    curves[short(rule)] = 100 * cost, 100 * row['quality']
+    curves[short(rule)] = cost, 100 * row['quality']
     is_trained = ours.get(name, {}).get('variant') == 'as trained'
     if batch and is_trained and ('/' in name or name == default.name):
       bar = bars.setdefault(run_name, {})
