@@ -37,11 +37,9 @@ class Options(TextOptions):
 class AlbertChain:
   """An `AlbertClassifier` that halts, as `serve_lib.chain.Chain`.
 
-  A stage has `iterations`, the model `limit` of them.
-
-  Raises:
-    ConfigError: the model does not halt, or has more than one shared block:
-      tokens that have halted would have to be computed for the next one.
+  A stage has `iterations`, the model `limit` of them. Raises ConfigError if it
+  does not halt, or has more than one shared block: tokens that have halted
+  would have to be computed for the next one.
   """
 
   variants: tuple[str, ...] = (VARIANT,)

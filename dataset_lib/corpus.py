@@ -89,12 +89,9 @@ class Options:
 def prepare(options: Options, bar: Any) -> Any:
   """Prepares a corpus in `options.out`; returns the content of `corpus.json`.
 
-  `bar` is a `rich.progress.Progress`.
-
-  Raises:
-    ConfigError: no vocabulary of that size can be trained.
-    MissingDataError: there is no text, or no tokenizer.
-    InvalidDataError: a split has no rows, or the tokenizer no [MASK].
+  `bar` is a `rich.progress.Progress`. Raises ConfigError if no vocabulary of
+  that size can be trained, MissingDataError without text or tokenizer,
+  InvalidDataError if a split has no rows, or the tokenizer no [MASK].
   """
   faults, given = Faults(), (options.data_dir, options.wrapped)
   held_out = Texts(options.validation, faults, (), *given)
@@ -264,9 +261,7 @@ def _dtypes(vocab_size: int) -> dict[str, str]:
 def open_split(directory: pathlib.Path, name: str) -> Split:
   """Maps the arrays of a split into memory; reads rows.bin only.
 
-  Raises:
-    MissingDataError: there is no corpus, or it was prepared without that split.
-    InvalidDataError: a file is damaged.
+  Raises MissingDataError without it, InvalidDataError if a file is damaged.
   """
   path = directory / MANIFEST_FILE
   if not path.exists():

@@ -72,10 +72,8 @@ def check(
   """Returns the fields of `cls` as given, completed with their defaults.
 
   Lists become tuples, nested dataclasses dicts. Defaults are not checked.
-  Fields in `without` cannot be given.
-
-  Raises:
-    ConfigError: `prefix.field` is unknown, missing or has an illegal value.
+  Fields in `without` cannot be given. Raises ConfigError if `prefix.field` is
+  unknown, missing or has an illegal value.
   """
   if not isinstance(given, ConfigLike):
     raise ConfigError(prefix, given, describe(dict))
@@ -106,11 +104,7 @@ def check(
 
 
 def check_value(field: str, value: Any, hint: Any) -> Any:
-  """Returns a value checked against an annotation, lists as tuples.
-
-  Raises:
-    ConfigError: the value is not legal.
-  """
+  """Returns a legal value, lists as tuples; ConfigError for another."""
   if isinstance(value, Unread):
     readings = list(_readings(str(value)))
     accepted = (item for item in readings if accepts(hint, item))

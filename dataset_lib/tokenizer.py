@@ -152,9 +152,8 @@ def begins_word(name: str, kind: str) -> bool:
 def load(path: str | os.PathLike[str]) -> Tokenizer:
   """Reads a tokenizer from its directory or file.
 
-  Raises:
-    MissingDataError: there is none.
-    InvalidDataError: it is damaged, or not like BERT's or ALBERT's.
+  Raises MissingDataError if there is none, InvalidDataError if it is damaged,
+  or not like BERT's or ALBERT's.
   """
   folder = pathlib.Path(path).expanduser()
   names = JSON_FILE, VOCABULARY_FILE, sentencepiece_model.MODEL_FILE

@@ -78,11 +78,7 @@ class FineTune(TextClassification):
 
   @functools.cached_property
   def teacher(self) -> Any:
-    """The teacher, or None; read in training only.
-
-    Raises:
-      ConfigError: the teacher has other classes.
-    """
+    """The teacher, or None; ConfigError if it has other classes."""
     directory, info = self.config['loss']['teacher'], self.info
     if not directory:
       return None

@@ -66,8 +66,6 @@ class Candidate:
   over: str = ''  # column of the speed-ups over this candidate; '' for none
 
 
-# -- processes -----------------------------------------------------------------
-
 _calls: dict[str, Call] = {}  # prepared in this process, by candidate
 
 
@@ -144,9 +142,6 @@ class Hosts(contextlib.ExitStack):
       print(f'left out: {name}: {type(error).__name__}: {error}')
       print(*printed.strip().splitlines()[-_ERROR_LINES:], sep='\n')
       return None
-
-
-# -- times ---------------------------------------------------------------------
 
 
 def label(case: Mapping[str, Any]) -> str:

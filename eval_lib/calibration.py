@@ -60,8 +60,7 @@ def reliability(
 ) -> Reliability:
   """Sorts the rows of a head into bins of confidence `max_c P`.
 
-  Raises:
-    ValueError: there is no row, or the confidences are not in [0, 1].
+  Raises ValueError without rows, or for confidences outside of [0, 1].
   """
   confidence = probabilities.max(-1).astype(np.float64)
   # In float32 a softmax may exceed 1 by rounding.

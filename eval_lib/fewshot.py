@@ -156,11 +156,8 @@ class Evaluator(evaluator.Evaluator):
     metrics: dict[str, float] = {}
     rows = []
     for shots in self.shots:
-      draws = [
-        run_draw(train, test, classes, shots, seed)
-        for seed in range(self.seeds)
-      ]
-      found, row = summary(shots, draws)
+      given, seeds = (train, test, classes, shots), range(self.seeds)
+      found, row = summary(shots, [run_draw(*given, seed) for seed in seeds])
       metrics |= found
       rows.append(row)
     if jax.process_index() == 0:

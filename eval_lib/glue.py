@@ -59,10 +59,8 @@ def compute(
   """Computes a task's official metrics by name, and the first as `score`.
 
   The logits are of one head, of a regression the predicted numbers, `[N, 1]`.
-
-  Raises:
-    InvalidDataError: there is no row, or a label is not legal (hidden).
-    ValueError: the logits do not fit the task.
+  Raises InvalidDataError without rows or for an illegal (hidden) label, and
+  ValueError if the logits do not fit the task.
   """
   kind = TASKS[task]
   if logits.shape[1] != kind.num_classes:

@@ -43,10 +43,8 @@ _LEGEND_COLUMNS = 3
 
 # Names of points closer than this, in pixels of the figure, are left out.
 NAME_DISTANCE = 34.0
-
 # A longer curve is drawn pale, under its moving average.
-SMOOTH_ABOVE = 100
-SMOOTH_SHARE = 0.03
+SMOOTH_ABOVE, SMOOTH_SHARE = 100, 0.03
 # Panels of a run: title, unit, scale, and patterns of metrics with their words.
 _PANELS = (
   ('Loss', 'nats per example', 1.0,
@@ -96,11 +94,9 @@ class Panel(NamedTuple):
 def figure(path: Path, data: Any, size: tuple[float, float]) -> Iterator[Any]:
   """Yields a matplotlib figure to draw data on; writes it as PNG and PDF.
 
-  The suffix of `path` is replaced by .png and .pdf; `size` is in inches.
-
-  Raises:
-    ImportError: matplotlib is absent; names the command that installs it.
-    ValueError: the data are empty.
+  The suffix of `path` is replaced by .png and .pdf; `size` is in inches. Raises
+  ImportError, with the command to install it, without matplotlib, and
+  ValueError without data.
   """
   if not len(data):
     raise ValueError(f'{path}: expected something to draw, got nothing')
@@ -202,16 +198,11 @@ def _write_names(axes: Any, lines: Sequence[Line]) -> None:
         )  # fmt: skip
 
 
-# -- a run ---------------------------------------------------------------------
-
-
 def plot_run(workdir: Path) -> pathlib.Path:
   """Draws the `metrics.jsonl` of a directory; returns the path of `run.png`.
 
-  Raises:
-    ImportError: matplotlib is absent; names the command that installs it.
-    FileNotFoundError: there is no `metrics.jsonl`.
-    ValueError: it holds nothing that can be drawn, or is damaged.
+  Raises ValueError if it holds nothing that can be drawn, or is damaged; see
+  also `figure`.
   """
   workdir = pathlib.Path(workdir)
   found = read_curves(workdir / 'metrics.jsonl')

@@ -114,8 +114,7 @@ def check_labels(
 def head_layers(layers: Sequence[int], num_heads: int) -> dict[str, int]:
   """Returns layers by name of the head: `layer_4: 4`, or `head_1: 1` without.
 
-  Raises:
-    ConfigError: there are more or fewer layers than heads.
+  Raises ConfigError if there are more or fewer layers than heads.
   """
   if layers and len(layers) != num_heads:
     expected = f'{num_heads} layers, one for each head of the model'

@@ -48,9 +48,8 @@ SHORT = {'confidence': 'P≥', 'entropy': 'H≤', 'margin': 'Δ≥', 'patience':
 def write(given: Mapping[str, Any]) -> None:
   """Writes and prints the report that the flags of the command describe.
 
-  Raises:
-    ConfigError: a flag does not fit the run, or a run has other rows.
-    InvalidDataError: the labels are hidden, or a guarantee is impossible.
+  Raises ConfigError if a flag does not fit the run, or a run has other rows,
+  InvalidDataError if labels are hidden or a guarantee is impossible.
   """
   keep_freed_memory()
   settings, default, timed = eat_runs.sweep(given)
@@ -82,9 +81,6 @@ def write(given: Mapping[str, Any]) -> None:
   except ImportError as error:
     print(f'no pictures: {error}')
   print(f'written: {out}')
-
-
-# -- tables --------------------------------------------------------------------
 
 
 def setting_row(setting: Setting) -> dict[str, Any]:
@@ -129,8 +125,7 @@ def calibration_rows(model: Model) -> list[dict[str, Any]]:
 def guarantee(model: Model, given: Mapping[str, Any]) -> list[dict[str, Any]]:
   """Resamples the rows that no temperature was fitted to; see `eval_lib.risk`.
 
-  Raises:
-    InvalidDataError: a regression, a model without exits, or no rows.
+  Raises InvalidDataError for a regression, a model without exits, or no rows.
   """
   judged, labels = model.judged, model.records['label'][model.judged]
   if len(model.heads) == 1 or not len(labels):
@@ -142,9 +137,6 @@ def guarantee(model: Model, given: Mapping[str, Any]) -> list[dict[str, Any]]:
   limits = (given[name] for name in ('epsilon', 'delta', 'draws'))
   heads = softmax(model.calibrated[:, judged])
   return risk.resample_confidence(heads, labels, *limits)
-
-
-# -- times ---------------------------------------------------------------------
 
 
 def _time(
@@ -233,9 +225,6 @@ def _candidate(
   call = Call(predict, len(items) // len(calls))
   flops = float(setting.cost('flops_served')[rows].mean())
   return Candidate(setting.name, lambda: call, flops=flops)
-
-
-# -- pictures ------------------------------------------------------------------
 
 
 def draw(

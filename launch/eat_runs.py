@@ -209,9 +209,6 @@ def variants(model: Model, scales: Sequence[float]) -> Iterator[Model]:
       yield record(model, f'prune_{scale:g}', prune_ratios=ratios)
 
 
-# -- exit rules ----------------------------------------------------------------
-
-
 class Setting(NamedTuple):
   """A model with an exit rule, measured on the rows of the split."""
 

@@ -33,8 +33,6 @@ from launch.command_line import Count, Sizes
 
 MAX_LINE = 2**24  # bytes
 CACHE = 'compilation_cache'  # in the workdir
-DRIFT = 'the traffic is not as calibrated; every row runs to full depth'
-NO_DRIFT = 'over; rows leave early again'
 MAX_THREADS = 16  # programs compiled at a time; each takes memory
 
 
@@ -225,7 +223,10 @@ def _log(line: str) -> None:
 
 def log_drift(drifted: bool, report: dict[str, Any]) -> None:
   """Logs that drift begins or ends."""
-  _log(f'drift: {DRIFT if drifted else NO_DRIFT}: {json.dumps(report)}')
+  now = 'over; rows leave early again'
+  if drifted:
+    now = 'the traffic is not as calibrated; every row runs to full depth'
+  _log(f'drift: {now}: {json.dumps(report)}')
 
 
 @contextlib.contextmanager

@@ -28,8 +28,6 @@ from dataset_lib.fields import flag
 from launch import command_line
 from launch.command_line import UsageError, Workdir
 
-STOPPED = (command_line.PREEMPTED, command_line.INTERRUPTED)
-
 
 class Run(NamedTuple):
   """A line of the list and the directory of its run."""
@@ -114,7 +112,7 @@ def sweep(flags: Flags) -> int:
       sys.executable, '-m', 'launch.train', f'--config={flags.config}',
       f'--workdir={run.workdir}', *(f'--config.{o}' for o in run.overrides),
     ])  # fmt: skip
-    if code in STOPPED:
+    if code in (command_line.PREEMPTED, command_line.INTERRUPTED):
       print('stopped; the same command goes on', file=sys.stderr)
       return command_line.PREEMPTED
     if code:

@@ -115,9 +115,8 @@ class Engine:
   ) -> concurrent.futures.Future:
     """Accepts one item; its future gives the answer or a `Failure`.
 
-    Raises:
-      OverloadedError: `max_pending` rows were pending for `timeout` seconds.
-      ClosedError: the engine is closed.
+    Raises OverloadedError if `max_pending` rows were pending for `timeout`
+    seconds, ClosedError if the engine is closed.
     """
     return self._admit([item], timeout)[0]
 
@@ -191,8 +190,6 @@ class Engine:
       'peak_pool_bytes': pool.peak_bytes,
       'copies': self._programs.copies,
     }
-
-  # -- accepting -------------------------------------------------------------
 
   def _check_call(self, method: str, items: Any) -> None:
     """Refuses one item, which would be split, and calls that would block."""

@@ -86,8 +86,6 @@ class Programs:
       sizes[group[:2] if moved else group] += self.batch_bytes(group)
     return max(sizes.values(), default=0)
 
-  # -- ahead of time ---------------------------------------------------------
-
   def compile(
     self, progress: bool = True, threads: int = 1, cache_directory: str = ''
   ) -> WarmUp:

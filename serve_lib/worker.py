@@ -65,8 +65,6 @@ class Worker:
       self._flights.popleft()
     return True
 
-  # -- the next batch --------------------------------------------------------
-
   def _next(self) -> Batch | None:
     """Returns the next batch; None to finish the one in flight, or to end."""
     if self.requests.is_cancelled:
@@ -137,8 +135,6 @@ class Worker:
     opened = (len(self._flights) + 1) * self.programs.widest_bytes
     return self.pool.bytes + opened > self.max_pool_bytes
 
-  # -- one batch -------------------------------------------------------------
-
   def _dispatch(self, batch: Batch) -> None:
     group = batch.group
     self._flights.append(batch)  # so that `run` finds its rows after a defect
@@ -207,8 +203,6 @@ class Worker:
         self.pool.add(moved)
       except Exception as error:
         self._fail(moved.rows, error, f'stage {group.stage}')
-
-  # -- answers ---------------------------------------------------------------
 
   def _answer(self, row: Row) -> Any:
     try:

@@ -69,9 +69,8 @@ class Checkpointer(contextlib.ExitStack):
     Checkpoints of later steps than the restored one are first moved to
     `set_aside/`. `extra` are JSON values. The step must grow from save to save.
 
-    Raises:
-      CheckpointError: this or the previous save failed; older checkpoints are
-        untouched. A run of one process may try again, others are restarted.
+    Raises CheckpointError if this or the previous save failed; older
+    checkpoints are untouched. A run of one process may try again.
     """
     self.wait()
     flat = io.flatten(state)

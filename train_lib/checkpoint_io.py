@@ -70,10 +70,8 @@ class Saved:
     """Reads the arrays whose name starts with a prefix.
 
     `abstract` is the wanted structure, with shardings (a leaf without one
-    becomes a NumPy array); None for nested dictionaries of NumPy arrays.
-
-    Raises:
-      CheckpointMismatchError: the arrays are not the wanted ones.
+    becomes a NumPy array); None for nested dictionaries of NumPy arrays. Raises
+    CheckpointMismatchError if the arrays are not the wanted ones.
     """
     saved = {n: x for n, x in self.arrays.items() if n.startswith(prefix)}
     if abstract is None:
@@ -105,11 +103,8 @@ def find(directory: Path, step: int | str | None = None) -> Saved:
 
   Warns with a line for each damaged file of newer steps; deletes nothing. The
   directory is that of a run or its checkpoints, `step` a number, 'best', or
-  None or 'latest' for the newest.
-
-  Raises:
-    CheckpointError: there is no such checkpoint.
-    CorruptCheckpointError: the step, or every step, is damaged.
+  None or 'latest' for the newest. Raises CheckpointError if there is none such,
+  CorruptCheckpointError if the step, or every step, is damaged.
   """
   root = pathlib.Path(directory).absolute()
   root = root / CHECKPOINTS if (root / CHECKPOINTS).is_dir() else root

@@ -215,9 +215,8 @@ def print_dry_run(setup: Setup) -> None:
 def _longest_batch(setup: Setup) -> dict[str, Any]:
   """Returns the shapes of a batch whose rows have the greatest length."""
   info = setup.dataset.info
-  batches: Any = setup.dataset.batches()
-  batch = setup.put(next(batches))
-  batches.close()
+  with contextlib.closing(setup.dataset.batches()) as batches:
+    batch = setup.put(next(batches))
   # Of arrays that are padded to a length that differs between batches.
   padded = batch[info.input_key].shape[1:]
 

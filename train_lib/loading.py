@@ -52,10 +52,8 @@ def load_config(
   """Returns the configuration of a run, which needs its directory alone.
 
   Its teacher, its warm start, the directory of its tokenizer may be gone.
-
-  Raises:
-    ConfigError: of the field `key`; the directory has no run.
-    InvalidDataError: the configuration is damaged.
+  Raises ConfigError of the field `key` if the directory has no run, and
+  InvalidDataError if its configuration is damaged.
   """
   path = pathlib.Path(workdir) / CONFIG
   if not path.is_file():
@@ -123,9 +121,8 @@ def serve(
     options: of the model's family, as {'tau': 0.8}; see docs/serving.md.
     on_drift: called when drift begins or ends.
 
-  Raises:
-    ConfigError: there is no run that is served, or an argument is illegal.
-    CheckpointError: there is no such good checkpoint.
+  Raises ConfigError for an illegal argument or a run that is not served, and
+  CheckpointError without such a good checkpoint.
   """
   directory = os.fspath(workdir)
   wanted = None if lengths is None else tuple(lengths)

@@ -42,11 +42,8 @@ def train(
 
   Returns the content of `result.json`. `config` is validated, `started` the
   `time.time()` of the process start. A `dry_run` builds, compiles and prints
-  everything and writes nothing.
-
-  Raises:
-    NonFiniteError: the loss was not finite; names the step.
-    Preempted: asked to stop; the current step is saved.
+  everything and writes nothing. Raises NonFiniteError of a step, and Preempted
+  if asked to stop, with the current step saved.
   """
   started = started or time.time()
   # Nothing is written before everything is built.
