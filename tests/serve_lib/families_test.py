@@ -144,7 +144,8 @@ def with_programs_of(engine, **settings):
     engine.grid.batches, **settings,
   )  # fmt: skip
   other._programs.__dict__ = engine._programs.__dict__
-  other._start(engine._warm_up)
+  other._programs.compile = lambda *_: engine._warm_up
+  other.warm_up()
   return other
 
 
