@@ -9,8 +9,8 @@ Two passes make the gradient cheap: `select` finds the indices without a
 gradient, then `replay` computes weights, tokens and loss from the K * T chosen
 rows alone. Halting is float32 and row-wise.
 
-Unlike in the printed algorithm a used token's score becomes -inf, not 0, which
-beats every negative score, so tokens would be read twice.
+A used token's score becomes -inf. The printed algorithm sets it to 0, which is
+above every negative score: a token could be read twice.
 """
 
 from collections.abc import Callable

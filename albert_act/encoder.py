@@ -3,9 +3,10 @@
 Lan et al. 2020; halting per token by Simoulin and Crabbe 2021 ("How Many Layers
 and Why?", equations 1 to 8): `h^n = layer(h^{n-1})`, `p^n = sigmoid(W h^n +
 b)`; the next iteration and the other tokens read `lambda^n h^n + (1 - lambda^n)
-h^{n-1}`. By the straight-through rule a running token continues with `h^n`, and
-keeps `h^N`. Parameters are named as those that `model_lib.convert` loads. This
-is the masked form; `albert_act.serving` computes running tokens only.
+h^{n-1}`. By the straight-through rule a running token reads its last `h^n`, and
+a halted one keeps `h^N`. Parameters are named as those that `model_lib.convert`
+loads. This is the masked form; `albert_act.serving` computes running tokens
+only.
 """
 
 import dataclasses

@@ -163,7 +163,7 @@ class Dataset:
   """Global batches of one split; made by `build`.
 
   `steps_per_epoch` are those of `Order`. Grain's threads read blocks rather
-  than single rows, which keeps its cost per element off the rows.
+  than single rows, so that its overhead is paid per block.
   """
 
   def __init__(

@@ -58,9 +58,9 @@ def flag(
   metavar: str | None = None,
   names: str = '',
 ) -> Any:
-  """Declares a flag, needed without a default; its annotation is its type.
+  """Declares a flag, required without a default; its annotation is its type.
 
-  `words` and `metavar` are of the help page, `names` replace `--field`.
+  `words` and `metavar` appear in --help, `names` replace `--field`.
   """
   about = {'words': words, 'metavar': metavar, 'names': names}
   return dataclasses.field(default=default, metadata=about)
@@ -217,7 +217,7 @@ def unknown(name: Any, legal: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def errors_under(prefix: str) -> Iterator[None]:
-  """Puts a prefix before the field of an error, also of those of model_lib."""
+  """Prefixes the field of a ConfigError, or of a FieldError of model_lib."""
   try:
     yield
   except ValueError as error:

@@ -1,7 +1,7 @@
 """Order of records and random numbers: pure functions of integers.
 
 Training is one infinite stream of positions. Position p is epoch p // N, and
-within the epoch the image of p % N under a random permutation of the N records.
+within the epoch entry p % N of a random permutation of the N records.
 Global batch s holds positions [s B, (s + 1) B), host h of H its rows
 [h B / H, (h + 1) B / H): the order follows from (seed, step) alone, for any
 number of hosts and without replay on resume.
@@ -75,9 +75,9 @@ class Order:
 
   With `lengths` a batch has records of similar length. An epoch of training is
   then a random permutation of the records, sorted stably by length bucket and
-  cut into global batches, which are shuffled. It leaves out N % B records,
-  others each time; a set smaller than a batch is repeated within it. Evaluation
-  is one pass in ascending length.
+  cut into global batches, which are shuffled. Each epoch leaves out N % B
+  records, different ones each time; a set smaller than a batch is repeated
+  within it. Evaluation is one pass in ascending length.
   """
 
   def __init__(

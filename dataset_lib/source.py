@@ -52,12 +52,12 @@ class DatasetInfo:
 class Source(typing.Protocol):
   """Random access to the raw records of one split, from several threads.
 
-  A source whose records are never bad may read many: `records(indices)`, or if
-  they differ in each epoch `draw(seed, epochs, indices)`, returns arrays with a
-  leading axis [B], B may be 0. It may also have `where(index)`, the file and
-  line of a record; `transform(value, rng)`, which makes an input of a raw
-  value, `rng` None without augmentation; `check_fields(config)`, a static check
-  of fields against each other; and `max_bad_share`, tolerated in training.
+  Optional: `records(indices)` reads many that are never bad, as arrays with a
+  leading axis [B], B may be 0; `draw(seed, epochs, indices)` the same where
+  they differ in each epoch. `where(index)` returns the file and line of a
+  record, `transform(value, rng)` the input of a raw value (`rng` None without
+  augmentation). `check_fields(config)` checks fields against each other, and
+  `max_bad_share` is tolerated in training.
   """
 
   info: DatasetInfo

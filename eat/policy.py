@@ -227,7 +227,7 @@ class EatPolicy(ClassifierPolicy):
   """`serve_lib.chain.Policy` for an `eat.serving.EatChain`.
 
   While the monitor finds drift, all rows run to full depth. The rule may be set
-  between batches; what it has is not taken from the options.
+  between batches; its fields override those of the options.
   """
 
   rule: Rule = dataclasses.field(

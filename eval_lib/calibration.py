@@ -102,7 +102,7 @@ def negative_log_likelihood(
 
 
 def fit_temperature(logits: Float[np.ndarray, 'N C'], labels: Labels) -> float:
-  """Returns the one of `TEMPERATURES` of least negative log-likelihood.
+  """Returns the temperature of least negative log-likelihood in the limits.
 
   That is convex in 1 / T, so a bounded search over log T finds the minimum. It
   is never worse than T = 1, which is kept where nothing is better.

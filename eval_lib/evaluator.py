@@ -50,9 +50,9 @@ class EvalContext:
   batch_size: int  # rows of a global batch
   dataset: ConfigLike
   workdir: str  # '' to write no files
-  num_classes: int | None = None  # of the model; None is not checked
-  train_split: str = ''  # '' is not checked
-  layers: tuple[int, ...] = ()  # of the heads; () for one without a name
+  num_classes: int | None = None  # of the model; None skips the check
+  train_split: str = ''  # '' skips the check
+  layers: tuple[int, ...] = ()  # of the heads; () for one unnamed head
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -44,8 +44,8 @@ def guaranteed_threshold(
 
   Its risk, the probability of a loss, exceeds epsilon with probability at most
   delta over the draw of the calibration rows, for every N, model and
-  distribution: to get past the first threshold with a larger risk, its errors,
-  stochastically larger than Binomial(N, epsilon), must have p <= delta.
+  distribution. Proof: the first threshold of a larger risk must be passed, and
+  its errors, more than Binomial(N, epsilon), have p <= delta that seldom.
 
   The rows must be independent draws (rows that share a text are not) from the
   distribution of the rows to come, and nothing may be fitted to them, the grid

@@ -202,7 +202,7 @@ def _read_page(flag: str) -> Any:
 
 
 def override(config: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-  """Sets other values, read when the configuration is validated."""
+  """Sets texts in place; validation reads them as the types of the fields."""
   for text in texts:
     key, separator, value = text.partition('=')
     if not separator:
@@ -246,7 +246,7 @@ def check_texts(workdir: str) -> None:
 
 
 def check_place(name: str, directory: str, is_new: bool = False) -> None:
-  """Raises `ConfigError` unless one can write there; empty if it `is_new`."""
+  """Raises ConfigError unless it is writable, and empty if it `is_new`."""
   path = pathlib.Path(directory).absolute()
   found = next(place for place in (path, *path.parents) if place.exists())
   if not found.is_dir() or not os.access(found, os.W_OK):

@@ -56,8 +56,8 @@ class Flags(command_line.RunFlags):
     'device memory of rows between stages; 0 (default) for no limit', 0, 'BYTES'
   )
   compilation_cache: str = flag(
-    'of compiled programs, which the next start runs: keep it private; none '
-    f'for nowhere (default: {CACHE} in the workdir)',
+    'compiled programs, which the next start runs: keep it private; or none '
+    f'(default: {CACHE} in the workdir)',
     '',
     'DIRECTORY',
   )

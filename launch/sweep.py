@@ -155,8 +155,8 @@ def _report(flags: Flags, runs: Sequence[Run]) -> None:
   known = sorted({name for row in results for name in row if '/' in name})
   if known and metric not in known:
     command_line.fail(
-      f'--metric: expected one of {", ".join(known)}, got {metric!r}; what '
-      'is finished stays, the same command with another goes on'
+      f'--metric: expected one of {", ".join(known)}, got {metric!r}; '
+      'finished runs are kept, repeat the command with another'
     )
   rows: list[dict[str, Any]] = []
   for run, result in zip(runs, results, strict=True):

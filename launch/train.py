@@ -36,7 +36,7 @@ class Flags:
 
   config: str = flag('the experiment', metavar='FILE.py[:argument]')
   overrides: tuple[str, ...] = command_line.overrides_flag()
-  workdir: Workdir = flag('of the run (--dry_run: none)', '', 'DIRECTORY')
+  workdir: Workdir = flag('directory of the run', '', 'DIRECTORY')
   dry_run: bool = flag('compile, print sizes and FLOPs, write nothing', False)
   distributed: bool = flag('join the other processes of the run first', False)
   coordinator: str | None = flag('address of process 0', None, 'HOST:PORT')

@@ -99,8 +99,8 @@ def advance_straight_through(
 
   The weight of step n is `f_b(h^n)`: 1 at N, 0 at every other step. Its
   derivative by `h^n` is 1 at every step up to N, also at a forced halt. The
-  cost is `1 + sum_{j=1}^N (1 - f_b(h^j))`, which is N (the sum that equation
-  (16) prints is N - 1); its derivative by each `h^j` is -1. See `advance`.
+  cost is `1 + sum_{j=1}^N (1 - f_b(h^j))`, which is N; equation (16) as printed
+  gives N - 1. Its derivative by each `h^j` is -1. See `advance`.
   """
   score = score.astype(jnp.float32)
   summed = halting.total + score

@@ -52,10 +52,9 @@ def ponder(
     combination: see `halting.combine`.
     dynamic: stop when the last item has halted, for inference: the same result
       but for `depth`, without gradient and trace; `remat_chunk` is not used.
-    remat_chunk: 0 keeps all intermediates for the gradient; 1 keeps the state
-      before every step and recomputes the step; a larger divisor of `max_steps`
-      keeps one state per chunk of steps, and all states of the chunk that is
-      differentiated: N / chunk + chunk states, for two more forward passes.
+    remat_chunk: memory for the gradient. 0 keeps all intermediates; 1 keeps the
+      state before each step and computes the step twice; a larger divisor of
+      `max_steps` keeps N / chunk + chunk states and computes it three times.
     trace: records each step.
   """
   if max_steps < 1:

@@ -2,11 +2,11 @@
 
 Graves (2016), "Adaptive Computation Time for Recurrent Neural Networks", and
 Fojo's straight-through ACT, Skip-ACT and fixed repetitions; equation numbers
-are those of Fojo's overview. A rule of `model_lib.halting` weighs the states of
-the repetitions into the one for the next input (6), (17), (28). The output is
-an affine function of it: the weighted sum (7), (18), (29) of the repetitions'
-outputs, as the weights sum to 1. The gradient of (18) and (29) would also have
-the output's bias times the slopes of the weights, which is left out.
+are those of Fojo's overview. The next input starts from the sum of the states,
+weighted by a rule of `model_lib.halting` (6), (17), (28). The output is an
+affine function of that sum: as the weights sum to 1, it is the weighted sum of
+outputs (7), (18), (29). Their gradient in (18) and (29) would also have the
+output's bias times the slopes of the weights, which is left out.
 """
 
 from collections.abc import Callable

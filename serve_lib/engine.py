@@ -40,9 +40,9 @@ class Engine:
     lengths: length buckets, ascending; longer rows are refused.
     batches: batch buckets, ascending. Close sizes (1, 2, 3, 4, 6, 8) waste less
       padding, few compile faster.
-    max_pending: rows accepted and not answered, at which `submit` blocks.
+    max_pending: `submit` blocks while that many rows have no answer yet.
     max_wait: seconds that a partial batch may wait while the device is busy.
-    ahead: full batches dispatched before the outputs of the last are read.
+    ahead: further batches dispatched before the outputs of one are read.
     max_pool_bytes: soft limit of the device memory of rows between stages;
       near it partial batches run, and one batch always fits. 0 for no limit.
     cache_directory: of compiled programs, which are run: keep it private; ''

@@ -127,10 +127,10 @@ class Batch:
 class Pool:
   """Rows between stages, on the device; used by one thread.
 
-  Every group has at most one open batch. It keeps its carry until rows of
-  another batch join it: then it has the full size, and they are copied into its
-  free slots. `ready` has at most a full batch for each batch in flight, which
-  bounds the memory.
+  Every group has at most one open batch. The first batch that joins widens it
+  to the full size, and the rows of joining batches are copied into its free
+  slots. `ready` has at most a full batch for each batch in flight, which bounds
+  the memory.
   """
 
   def __init__(self, programs: Programs):
@@ -150,9 +150,9 @@ class Pool:
     return sum(map(self._programs.batch_bytes, list(self.open)))
 
   def add(self, batch: Batch) -> None:
-    """Adds the rows of a batch that continue; its carry is no other's.
+    """Adds the rows of a batch that continue; no other batch uses its carry.
 
-    If it fails, the rows of `batch` are all those that are lost.
+    After an error `batch.rows` lists every row that is lost.
     """
     one, rest = self.open.get(batch.group), None
     if one is None:

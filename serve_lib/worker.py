@@ -98,14 +98,13 @@ class Worker:
     1. Near the limit of the pool: the pooled rows that have waited longest;
        without any, the batch in flight finishes first.
     2. Rows that have waited in one group longer than `max_wait`, oldest first.
-       (Since the request, pooled rows have always waited longer than queued
-       ones: in a backlog every pool would run with one or two rows.)
+       (Counted from the request, pooled rows would always be older than queued
+       ones, and in a backlog every pool would run with one or two rows.)
     3. A full batch of the latest stage: it frees memory.
     4. None while a caller is adding rows; else the oldest partial batch of the
        earliest stage, as its survivors fill the later pools.
 
-    A partial batch waits while another is in flight, as the rows that stay in
-    that one may join it.
+    A partial batch waits while another is in flight, whose rows may join it.
     """
     if not waiting:
       return None

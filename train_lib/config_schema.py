@@ -1,8 +1,8 @@
 """The schema of a run: fields, defaults and legal ranges, validated once.
 
-A configuration file sets its experiment; everything else has its default here.
-Fields of data sets, models, losses and evaluators are declared on their
-classes.
+Defaults of the run are declared here, those of data sets, models, losses and
+evaluators on their classes. `launch.command_line.load_config` completes a page
+with defaults, so that overrides find every field, and validates the result.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ class Optimizer:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-  """A part of the run of some steps or else epochs; see `train_lib.stages`."""
+  """A part of the run, of `steps` or `epochs`; see `train_lib.stages`."""
 
   steps: Steps = 0
   epochs: Annotated[float, Interval(ge=0.0, le=1e6)] = 0.0
@@ -103,7 +103,7 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """When to save, how many to keep, and which metric is the best one's."""
+  """When to save, how many to keep, and which metric selects the best."""
 
   every_steps: Steps = 1000
   keep: Annotated[int, Interval(ge=1, le=1000)] = 2
@@ -139,9 +139,9 @@ class Profile:
 class Run:
   """All fields of a configuration; stages run in the order of their names.
 
-  `dtype` is of the computation, parameters are float32; the global batch has
-  `batch_size` rows in `num_micro` micro-batches; `ema_decay` 0 is no average;
-  the run stops after more than `max_nonfinite_steps` skipped ones in a row.
+  `dtype` is that of the computation; parameters are float32. `batch_size` rows
+  are a global batch, in `num_micro` micro-batches. `ema_decay` 0 keeps no
+  average. `max_nonfinite_steps` are skipped in a row before the run stops.
   """
 
   seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
@@ -172,7 +172,7 @@ class Run:
 
 
 def complete(config: Any) -> dict[str, Any]:
-  """Returns the fields of a run with their defaults, those of `Run` checked."""
+  """Checks the fields of `Run` alone; returns them with their defaults."""
   given = config.to_dict() if hasattr(config, 'to_dict') else config
   return fields.check(Run, given, '')
 

@@ -49,9 +49,9 @@ class Trained:
 def load_config(
   workdir: Path, key: str = '--workdir'
 ) -> ml_collections.ConfigDict:
-  """Returns the configuration of a run, which needs its directory alone.
+  """Returns the configuration of a run.
 
-  Its teacher, its warm start, the directory of its tokenizer may be gone.
+  Only its directory is needed: paths of teacher and warm start are cleared.
   Raises ConfigError of the field `key` if the directory has no run, and
   InvalidDataError if its configuration is damaged.
   """

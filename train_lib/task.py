@@ -104,7 +104,7 @@ class Task(abc.ABC):
   def outputs(
     self, params: Tree, model_state: Tree, batch: Batch
   ) -> dict[str, Shaped[Array, 'B ...']]:
-    """Returns row outputs, as `logits` `[B, E, O]`; the last head counts."""
+    """Returns arrays by row, as `logits` `[B, E, O]`; the last head answers."""
     raise NotImplementedError(f'{type(self).__name__} has no outputs of rows')
 
   @property
@@ -121,7 +121,7 @@ class Task(abc.ABC):
   def serve(
     self, variables: Tree, options: Mapping[str, Any], run: ServedRun = NO_RUN
   ) -> tuple[Chain, Policy]:
-    """Returns the first arguments of an engine; the third is `policy.lengths`.
+    """Returns (chain, policy) of `Engine(chain, policy, policy.lengths)`.
 
     `variables` are on one device, `options` those of the model's family.
     """

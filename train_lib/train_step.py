@@ -73,9 +73,9 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
   """Builds `train_step(state, frozen, batch, knobs) -> (state, metrics)`.
 
-  It is pure, and to be jitted with the state donated. The optimizer includes
-  the learning rate, `schedule` is what is logged. `num_micro` divides the rows
-  of a batch; names in which `trainable` is found are trained.
+  Jit it with the state donated. `optimizer` applies the learning rate,
+  `schedule` only logs it. `num_micro` divides the rows of a batch; parameters
+  whose names match `trainable` are trained.
   """
 
   def train_step(state, frozen, batch, knobs):

@@ -64,7 +64,7 @@ def train(
 
 
 class _Loop:
-  """A running loop: the state, and the parts of a run that `enter` opens."""
+  """A training in progress; `enter` opens contexts that end with it."""
 
   def __init__(
     self, setup: Setup, workdir: str, started: float, state: Any, enter: Any

@@ -57,7 +57,7 @@ def get_config(arg=''):
     c.task = 'train_lib.classification:Classification'
     c.model = dict(name='model_lib.vit:TokenTransformer', **size)
   elif a.model == 'ut':
-    # One shared block, applied at least 6 times at most.
+    # The limit of iterations of the shared block is `depth`, but at least 6.
     size['max_steps'] = max(6, size.pop('depth'))
     c.task = 'adatape.task:PonderClassification'
     c.model = dict(name='adatape.universal:UniversalTransformer', **size)

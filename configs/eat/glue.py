@@ -45,7 +45,8 @@ from configs import common
 # Rows of 128 tokens but for these tasks.
 LENGTHS = {'sst2': 256, 'qqp': 256, 'mnli': 320, 'qnli': 256, 'rte': 256}
 # Their rows share phrases, premises, questions or articles, so that part of the
-# training split is not new to the model: calibrated on half of the validation.
+# training split is not new to the model: temperatures are fitted on half of the
+# validation split instead.
 SHARES_TEXTS = ('sst2', 'mnli', 'qqp', 'qnli', 'wnli')
 DEPTHS = {
   'base': 12, 'tiny': 2, 'mini': 4, 'small': 4, 'medium': 8, 'distil': 6,
