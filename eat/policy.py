@@ -202,9 +202,9 @@ def _check_tau(field: str, tau: Any, rule: str, classes: int) -> None:
   is_number, expected = fields.accepts(float, tau), ''
   if rule != 'entropy':
     if not (is_number and 0 <= tau <= 1) and tau != math.inf:
-      expected = 'a probability in [0, 1], or inf for never'
+      expected = 'a probability in [0, 1]'
   elif not (is_number and tau >= 0) and tau != -math.inf:
-    expected = 'nats >= 0, or -inf for never'
+    expected = 'nats >= 0'
   elif classes and tau >= math.log(classes):
     expected = f'{_legal_taus(rule, classes)}: every row would leave'
   if expected:
