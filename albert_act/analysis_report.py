@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from albert_act import analysis
+from albert_act import analysis, conllu
 from albert_act.analysis import CURVES, DEPTH, Analysis
 from albert_act.encoder import Albert
-from dataset_lib import conllu, source
+from dataset_lib import source
 from dataset_lib.tokenizer import Tokenizer
 from eval_lib import adaptive_plots, plots
 from eval_lib.report import write_csv

@@ -41,15 +41,10 @@ def collect(
   """Runs `outputs(variables, batch)`, arrays `[B, ...]` by name, over a split.
 
   `put` puts a batch on the devices. Batches may differ in length; the output
-  `finite` may hold no NaN or infinity.
-
-  Returns:
-    The outputs, e.g. 'logits' `[N, E, C]`, with 'label' `[N]` and 'index'
-    `[N]`; by ascending index, without padding.
-
-  Raises:
-    InvalidDataError: the split holds no example.
-    FloatingPointError: the output `finite` is not finite.
+  `finite` may hold no NaN or infinity. Returns the outputs, e.g. 'logits'
+  `[N, E, C]`, with 'label' `[N]` and 'index' `[N]`; by ascending index, without
+  padding. Raises InvalidDataError without examples, FloatingPointError if the
+  output `finite` is not finite.
   """
 
   def run(batch):

@@ -91,7 +91,7 @@ def run(flags: Flags) -> int:
 
 def read_treebank(file: str) -> list[Any]:
   """Returns the sentences of a file, [] of none; prints the faults in it."""
-  from dataset_lib import conllu
+  from albert_act import conllu
 
   sentences, bad = conllu.read(file) if file else ([], [])
   if bad:

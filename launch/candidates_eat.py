@@ -21,8 +21,9 @@ from jaxtyping import Float, Int
 from eat.model import EatClassifier
 from eat.policy import EatPolicy, Options
 from eat.serving import FULL, EatChain
+from eval_lib import peers
 from eval_lib.benchmark import Call, Candidate
-from launch import export, peers
+from launch import export
 from model_lib.errors import FieldError
 from serve_lib.chain import Failure, doubling
 from serve_lib.engine import Engine

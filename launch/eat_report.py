@@ -22,11 +22,19 @@ import numpy as np
 
 from dataset_lib import text_files
 from dataset_lib.errors import InvalidDataError
-from eval_lib import adaptive_plots, calibration, frontier, report, risk
+from eat import analysis
+from eat.analysis import Model, Setting
+from eval_lib import (
+  adaptive_plots,
+  calibration,
+  frontier,
+  peers,
+  report,
+  risk,
+)
 from eval_lib.benchmark import Call, Candidate, Hosts, run
-from launch import eat_runs, export, peers
+from launch import export
 from launch.candidates_eat import checked
-from launch.eat_runs import Model, Setting
 from serve_lib.chain import doubling
 from serve_lib.decisions import softmax
 from serve_lib.engine import Engine
@@ -52,7 +60,7 @@ def write(given: Mapping[str, Any]) -> None:
   InvalidDataError if labels are hidden or a guarantee is impossible.
   """
   keep_freed_memory()
-  settings, default, timed = eat_runs.sweep(given)
+  settings, default, timed = analysis.sweep(given)
   model, out = default.model, pathlib.Path(given['out'])
   tables: dict[str, Any] = {'calibration': calibration_rows(model)}
   if given['guarantee']:  # before the long part: it can refuse the model
@@ -145,18 +153,16 @@ def _time(
   """Times settings on the same rows: alone, and in full batches.
 
   The first is the reference. A turn is a few rows, the same ones for every
-  candidate. Other libraries run in processes of their own.
-
-  Returns:
-    Rows of `eval_lib.benchmark` with the quality, at batch 1 also with the mean
-    and percentiles of the latency.
+  candidate. Other libraries run in processes of their own. Returns rows of
+  `eval_lib.benchmark` with the quality, at batch 1 also with the mean and
+  percentiles of the latency.
   """
   total, rounds = len(settings[0].point.exits), given['rounds']
   count, size = min(given['rows'], total), given['batch_size']
   rows = np.linspace(0, total - 1, count).round().astype(int)
   calls = min(CHUNK, count)
   turns, warmup = -(-count // calls), -(-given['warmup'] // calls)
-  dense = [one for one in settings if one.model.name in eat_runs.DENSE]
+  dense = [one for one in settings if one.model.name in analysis.DENSE]
   timed = {one.name: one for one in settings}
   with contextlib.ExitStack() as stack:
     hosts = stack.enter_context(Hosts())

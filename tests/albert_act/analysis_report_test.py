@@ -9,8 +9,8 @@ import pytest
 
 from albert_act import analysis, analysis_report
 from albert_act.analysis import CURVES, DEPTH, Analysis
+from albert_act.conllu import Word
 from dataset_lib import tokenizer
-from dataset_lib.conllu import Word
 from tests.albert_act import small
 
 VOCABULARY = [

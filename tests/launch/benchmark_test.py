@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from albert_act import compaction
+from eval_lib import peers
 from launch import (
   benchmark,
   candidates_adatape,
   candidates_albert,
   candidates_eat,
-  peers,
 )
 
 BANKS = ('learnable', 'input')

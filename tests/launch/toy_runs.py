@@ -6,7 +6,8 @@ import random
 
 import numpy as np
 
-from launch import command_line, eat_runs
+from eat import analysis
+from launch import command_line
 from train_lib import config_schema, trainer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -71,7 +72,7 @@ def fake(logits, labels, heads=(2, 4), variant='', fitted=None):
   logits = np.asarray(logits, np.float32)
   rows, classes = logits.shape[1:]
   module = argparse.Namespace(prune_layers=(2,), heads=lambda: heads)
-  model = eat_runs.Model(
+  model = analysis.Model(
     name='EAT', facts={'workdir': '/run'}, task='',
     policy=argparse.Namespace(
       chain=argparse.Namespace(model=module),
@@ -95,4 +96,4 @@ def fake(logits, labels, heads=(2, 4), variant='', fitted=None):
 def measured(model, tau=0.9):
   """Settings by name; a row of the dense model costs 80."""
   full = np.full(model.logits.shape[1], 80.0)
-  return eat_runs.measure(model, full, tau)
+  return analysis.measure(model, full, tau)

@@ -298,9 +298,8 @@ def sweep(
 ) -> tuple[dict[str, Setting], Setting, list[Setting]]:
   """Records all models and measures all settings on their logits.
 
-  Returns:
-    (settings of all runs by name, the one that the EAT is served with by
-    default, those to time: the reference of the speed-ups first).
+  Returns (settings of all runs by name, the one that the EAT is served with by
+  default, those to time: the reference of the speed-ups first).
   """
   tau = given['tau']
   eat = load('EAT', given['workdir'], given, '--workdir', given['step'])

@@ -5,8 +5,9 @@ import gzip
 import numpy as np
 import pytest
 
-from dataset_lib import conllu, tokenizer
-from dataset_lib.conllu import Word, encode_words
+from albert_act import conllu
+from albert_act.conllu import Word, encode_words
+from dataset_lib import tokenizer
 from dataset_lib.errors import InvalidDataError
 from tests.dataset_lib.tokenizer_test import rows
 from tests.dataset_lib.word_rows import write
