@@ -22,8 +22,6 @@ import numpy as np
 
 from dataset_lib import text_files
 from dataset_lib.errors import InvalidDataError
-from eat import analysis
-from eat.analysis import Model, Setting
 from eval_lib import (
   adaptive_plots,
   calibration,
@@ -33,8 +31,9 @@ from eval_lib import (
   risk,
 )
 from eval_lib.benchmark import Call, Candidate, Hosts, run
-from launch import export
+from launch import eat_runs, export
 from launch.candidates_eat import checked
+from launch.eat_runs import Model, Setting
 from serve_lib.chain import doubling
 from serve_lib.decisions import softmax
 from serve_lib.engine import Engine
@@ -60,7 +59,7 @@ def write(given: Mapping[str, Any]) -> None:
   InvalidDataError if labels are hidden or a guarantee is impossible.
   """
   keep_freed_memory()
-  settings, default, timed = analysis.sweep(given)
+  settings, default, timed = eat_runs.sweep(given)
   model, out = default.model, pathlib.Path(given['out'])
   tables: dict[str, Any] = {'calibration': calibration_rows(model)}
   if given['guarantee']:  # before the long part: it can refuse the model
@@ -162,7 +161,7 @@ def _time(
   rows = np.linspace(0, total - 1, count).round().astype(int)
   calls = min(CHUNK, count)
   turns, warmup = -(-count // calls), -(-given['warmup'] // calls)
-  dense = [one for one in settings if one.model.name in analysis.DENSE]
+  dense = [one for one in settings if one.model.name in eat_runs.DENSE]
   timed = {one.name: one for one in settings}
   with contextlib.ExitStack() as stack:
     hosts = stack.enter_context(Hosts())

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from dataset_lib.errors import ConfigError, InvalidDataError
-from eat import analysis
 from eval_lib import calibration, peers
-from launch import benchmark, eat_report
+from launch import benchmark, eat_report, eat_runs
 from tests.launch import toy_runs
 from tests.launch.toy_runs import TEMPERATURES, fake, measured
 
@@ -56,11 +55,11 @@ def test_all_runs_have_the_rows_of_the_eat(flag, monkeypatch):
   def load(name, *arguments):
     return fake(LOGITS, LABELS if name == 'EAT' else 1 - LABELS)
 
-  monkeypatch.setattr(analysis, 'load', load)
+  monkeypatch.setattr(eat_runs, 'load', load)
   given = dict(tau=0.9, time='auto', step=None, ablation=[], workdir='/run')
   given |= {'dense': '', 'student': ''} | {flag: '/other'}
   with pytest.raises(ConfigError, match='a run on the same 3 rows') as caught:
-    analysis.sweep(given)
+    eat_runs.sweep(given)
   assert caught.value.field == f'--{flag}'
 
 
@@ -69,20 +68,20 @@ def test_rules_of_a_regression_and_of_one_head():
   regression = fake(np.array(numbers), LABELS)
   settings = measured(regression)
   assert {one.rule.name for one in settings.values()} == {'patience', 'never'}
-  assert analysis.default_name(regression, 0.9) == 'tolerance=0.1'
+  assert eat_runs.default_name(regression, 0.9) == 'tolerance=0.1'
   row = eat_report.setting_row(settings['tolerance=0.1'])
   assert row['rule'] == 'tolerance'
   assert row['agreement'] == pytest.approx(1)
   assert eat_report.short('tolerance=0.1') == '±0.1'
   alone = fake(LOGITS[:1], LABELS, heads=(4,))
-  assert list(measured(alone)) == [analysis.default_name(alone, 0.9)]
+  assert list(measured(alone)) == [eat_runs.default_name(alone, 0.9)]
   assert eat_report.setting_row(measured(alone)['never'])['agreement'] is None
 
 
 def test_choosing_settings_to_time():
   settings = measured(fake(LOGITS, LABELS))
   settings |= measured(fake(LOGITS, LABELS, variant='prune_0'))
-  auto = analysis.choose(settings, 'auto', 'confidence=0.9')
+  auto = eat_runs.choose(settings, 'auto', 'confidence=0.9')
   assert [one.name for one in auto[:2]] == ['never', 'confidence=0.9']
   # On the frontier: all leave at once (2 of 3 right), or two of them (all).
   assert {(one.point.flops, one.point.quality) for one in auto} == {
@@ -93,10 +92,10 @@ def test_choosing_settings_to_time():
     ('all', list(settings)), ('none', [one.name for one in auto]),
     ('prune_0/never,never,never', ['prune_0/never', 'never']),
   ):  # fmt: skip
-    chosen = analysis.choose(settings, text, 'confidence=0.9')
+    chosen = eat_runs.choose(settings, text, 'confidence=0.9')
     assert [one.name for one in chosen] == wanted
   with pytest.raises(ConfigError) as caught:
-    analysis.choose(settings, 'never,x', 'never')
+    eat_runs.choose(settings, 'never,x', 'never')
   assert caught.value.field == '--time'
 
 
@@ -154,7 +153,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def run(runs):
-  return analysis.load('EAT', runs['eat'], FLAGS, '--workdir', None)
+  return eat_runs.load('EAT', runs['eat'], FLAGS, '--workdir', None)
 
 
 @pytest.fixture(scope='module')
@@ -216,7 +215,7 @@ def pruned(tokens):
 @pytest.mark.slow
 def test_settings_are_means_of_the_rows_of_the_model(made, run, direct, tau):
   sure = toy_runs.confidences(direct['exits']) >= tau
-  flops, rows = analysis.flops(run.module, np.arange(1, 17)), []
+  flops, rows = eat_runs.flops(run.module, np.arange(1, 17)), []
   for row, label in enumerate(run.records['label']):
     length = int(run.records['length'][row])
     # The rule and the counts once more, by hand.
@@ -262,7 +261,7 @@ def test_timings_have_the_limit_by_flops(made, tau):
 
 @pytest.mark.slow
 def test_recorded_logits_are_those_of_the_model(run, direct):
-  logits = analysis.record(run).logits
+  logits = eat_runs.record(run).logits
   np.testing.assert_allclose(logits, direct['exits'], atol=1e-4)
 
 
@@ -290,10 +289,10 @@ def test_calibration_and_guarantee_leave_out_the_fitted_rows(made, run, direct):
 @pytest.mark.slow
 def test_flags_that_do_not_fit_the_run(runs, run):
   with pytest.raises(ConfigError) as caught:
-    list(analysis.variants(run, (4.0,)))
+    list(eat_runs.variants(run, (4.0,)))
   assert caught.value.field == '--prune_scales'
   few = FLAGS | {'limit': 5}
-  other = analysis.load('x', runs['dense'], few, '--dense', None)
+  other = eat_runs.load('x', runs['dense'], few, '--dense', None)
   assert (len(other.fitted), other.facts['temperatures']) == (5, 'none')
   origin = run.facts['temperatures']
   assert origin == 'calibration.json, fitted to validation[:25%]'

@@ -6,8 +6,7 @@ import random
 
 import numpy as np
 
-from eat import analysis
-from launch import command_line
+from launch import command_line, eat_runs
 from train_lib import config_schema, trainer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -72,7 +71,7 @@ def fake(logits, labels, heads=(2, 4), variant='', fitted=None):
   logits = np.asarray(logits, np.float32)
   rows, classes = logits.shape[1:]
   module = argparse.Namespace(prune_layers=(2,), heads=lambda: heads)
-  model = analysis.Model(
+  model = eat_runs.Model(
     name='EAT', facts={'workdir': '/run'}, task='',
     policy=argparse.Namespace(
       chain=argparse.Namespace(model=module),
@@ -96,4 +95,4 @@ def fake(logits, labels, heads=(2, 4), variant='', fitted=None):
 def measured(model, tau=0.9):
   """Settings by name; a row of the dense model costs 80."""
   full = np.full(model.logits.shape[1], 80.0)
-  return analysis.measure(model, full, tau)
+  return eat_runs.measure(model, full, tau)
