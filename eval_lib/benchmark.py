@@ -27,7 +27,7 @@ import rich.progress
 from jaxtyping import Float
 
 from eval_lib.report import Estimate
-from serve_lib.programs import keep_freed_memory
+from serve_lib.chain import Failure
 
 # Seconds of each call, a row for each round.
 Samples = Mapping[str, Float[np.ndarray, 'R C']]
@@ -92,6 +92,8 @@ def _take(name: str, calls: int) -> Float[np.ndarray, ' C']:
 def _start(log: pathlib.Path) -> None:
   """Begins a process: its output goes to a file, it ends with its parent."""
   os.environ.update(ENVIRONMENT)
+  from serve_lib.programs import keep_freed_memory
+
   file = os.open(log, os.O_CREAT | os.O_WRONLY)
   os.dup2(file, 1)
   os.dup2(file, 2)
@@ -233,3 +235,16 @@ def rows(
       row['difference'] = float(np.abs(call.output - reference).max())
     table.append(row | dict(call.columns))
   return table
+
+
+def log_probabilities(answers: Sequence[Any]) -> Float[np.ndarray, 'B C']:
+  """Returns those of predictions; raises RuntimeError for a `Failure`."""
+  return np.log([list(one.probabilities.values()) for one in checked(answers)])
+
+
+def checked(answers: Sequence[Any]) -> Sequence[Any]:
+  """Returns the answers; raises RuntimeError if one is a `Failure`."""
+  for answer in answers:
+    if isinstance(answer, Failure):
+      raise RuntimeError(f'no answer: {answer.during}') from answer.error
+  return answers

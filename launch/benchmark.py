@@ -84,7 +84,7 @@ class _Timing:
 class Adatape(_Timing):
   """AdaTape against ViT, and the cost of reading the tape."""
 
-  module = 'launch.candidates_adatape'
+  module = 'adatape.candidates'
   variant: str = flag('Ti, S, B or L, and pixels of a patch', 'B/16')
   batch: Positive = flag('images per call', 8, names='--batch --batch_size')
   image_size: Positive = flag('side of the square images, in pixels', 224)
@@ -97,7 +97,7 @@ class Adatape(_Timing):
 class Albert(_Timing):
   """ALBERT whose tokens halt, against fixed depth."""
 
-  module = 'launch.candidates_albert'
+  module = 'albert_act.candidates'
   variant: str = flag('micro, mini, tiny, small or base', 'small')
   length: Length = flag('tokens of a row', 128)
   batch: Sizes = flag('rows at a time', (1, 8))
@@ -109,7 +109,7 @@ class Albert(_Timing):
 class EatSpeed(_Timing):
   """EAT in the engine, against dense BERTs of three libraries."""
 
-  module = 'launch.candidates_eat'
+  module = 'eat.candidates'
   variant: str = flag('of BERT: tiny, mini, small, medium, base, ...', 'base')
   depth: Count = flag("layers, even, 6 or more; 0 for the variant's", 0)
   length: Length = flag('tokens of every row', 128)

@@ -22,6 +22,8 @@ import numpy as np
 
 from dataset_lib import text_files
 from dataset_lib.errors import InvalidDataError
+from eat import recorded_runs
+from eat.recorded_runs import Model, Setting
 from eval_lib import (
   adaptive_plots,
   calibration,
@@ -30,10 +32,8 @@ from eval_lib import (
   report,
   risk,
 )
-from eval_lib.benchmark import Call, Candidate, Hosts, run
-from launch import eat_runs, export
-from launch.candidates_eat import checked
-from launch.eat_runs import Model, Setting
+from eval_lib.benchmark import Call, Candidate, Hosts, checked, run
+from model_lib import convert
 from serve_lib.chain import doubling
 from serve_lib.decisions import softmax
 from serve_lib.engine import Engine
@@ -59,7 +59,7 @@ def write(given: Mapping[str, Any]) -> None:
   InvalidDataError if labels are hidden or a guarantee is impossible.
   """
   keep_freed_memory()
-  settings, default, timed = eat_runs.sweep(given)
+  settings, default, timed = recorded_runs.sweep(given)
   model, out = default.model, pathlib.Path(given['out'])
   tables: dict[str, Any] = {'calibration': calibration_rows(model)}
   if given['guarantee']:  # before the long part: it can refuse the model
@@ -161,7 +161,7 @@ def _time(
   rows = np.linspace(0, total - 1, count).round().astype(int)
   calls = min(CHUNK, count)
   turns, warmup = -(-count // calls), -(-given['warmup'] // calls)
-  dense = [one for one in settings if one.model.name in eat_runs.DENSE]
+  dense = [one for one in settings if one.model.name in recorded_runs.DENSE]
   timed = {one.name: one for one in settings}
   with contextlib.ExitStack() as stack:
     hosts = stack.enter_context(Hosts())
@@ -179,7 +179,7 @@ def _time(
       weights = folder / one.model.name
       if not weights.exists():
         params = one.model.policy.chain.variables['params']
-        export.save(str(weights), one.model.module, params)
+        convert.save_model(str(weights), one.model.module, params)
       for batch, candidates in found.items():
         make = functools.partial(
           peers.make, library, str(weights), _items(one, rows), batch,

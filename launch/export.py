@@ -12,10 +12,8 @@ ALBERT runs all iterations for every token. The answers differ from the run's.
 """
 
 import dataclasses
-import os
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dataset_lib.errors import ConfigError
@@ -42,6 +40,7 @@ class Flags(command_line.RunFlags):
 def run(flags: Flags) -> int:
   """Reads the checkpoint, writes the directory, prints what was left out."""
   command_line.check_place('--out', flags.out, is_new=True)
+  from model_lib import convert
   from model_lib.bert import TextEncoder
   from train_lib import loading
   from train_lib.run_directory import TOKENIZER
@@ -66,7 +65,7 @@ def run(flags: Flags) -> int:
   params, names = loaded.variables['params'], loaded.task.info.class_names
   tokenizer = pathlib.Path(flags.workdir, TOKENIZER)
   try:
-    save(flags.out, loaded.task.model, params, names, tokenizer)
+    convert.save_model(flags.out, loaded.task.model, params, names, tokenizer)
   except ValueError as error:
     command_line.fail(f'--workdir: Hugging Face has no such model: {error}')
   print(f'step {loaded.saved.step}, written: {flags.out}')
@@ -76,39 +75,6 @@ def run(flags: Flags) -> int:
     iterations = model.max_iterations
     print(f'the model runs all {iterations} iterations for every token')
   return command_line.OK
-
-
-def save(
-  directory: str,
-  model: Any,
-  params: Mapping[str, Any],
-  class_names: Sequence[str] = (),
-  tokenizer: str | os.PathLike[str] = '',
-) -> None:
-  """Writes the encoder of a model, and its last head or those of pretraining.
-
-  Raises ValueError if Hugging Face has no such model.
-  """
-  import jax
-
-  from model_lib import convert, sizes
-
-  rates = ('dropout', 'attention_dropout', 'classifier_dropout')
-  kind = 'bert' if model.type_vocab_size else 'distilbert'
-  convert.save(
-    directory,
-    'albert' if model.SIZES is sizes.ALBERT else kind,
-    {name: getattr(model, name) for name in (*model.SIZES.defaults, *rates)},
-    # Without early heads, token scorers and halting.
-    jax.device_get({
-      name: value
-      for name, value in params.items()
-      if not name.startswith(('exit_', 'score'))
-    }),
-    class_names,
-    tokenizer,
-    'pretraining' if 'sop' in params else 'classifier',
-  )  # fmt: skip
 
 
 main = command_line.Command('export', __doc__, Flags, run)

@@ -18,6 +18,7 @@ import numpy as np
 import safetensors.numpy
 from absl import logging
 
+from model_lib import sizes
 from model_lib.convert_files import (
   CONFIG,
   INDEX,
@@ -188,6 +189,31 @@ def save(
   (path / WEIGHTS).write_bytes(content)
   for name, text in {CONFIG: to_json(config), **files}.items():
     (path / name).write_text(text, encoding='utf-8')
+
+
+def save_model(
+  directory: Directory,
+  model: Any,
+  params: Mapping[str, Any],
+  class_names: Sequence[str] = (),
+  tokenizer: Directory = '',
+) -> None:
+  """Writes a text model of ours, with its last head or those of pretraining.
+
+  Early heads, token scorers and halting are left out. Raises ValueError if
+  Hugging Face has no such model.
+  """
+  rates = ('dropout', 'attention_dropout', 'classifier_dropout')
+  kind = 'bert' if model.type_vocab_size else 'distilbert'
+  save(
+    directory,
+    'albert' if model.SIZES is sizes.ALBERT else kind,
+    {name: getattr(model, name) for name in (*model.SIZES.defaults, *rates)},
+    {k: v for k, v in params.items() if not k.startswith(('exit_', 'score'))},
+    class_names,
+    tokenizer,
+    'pretraining' if 'sop' in params else 'classifier',
+  )
 
 
 def packaged_minilm() -> pathlib.Path:

@@ -3,6 +3,8 @@
 import functools
 import itertools
 import os
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -150,6 +152,11 @@ def test_processes_are_shared_by_name_and_end(capfd, monkeypatch):
   assert [row['hub'] for row in table[:3]] == ['1'] * 3
   assert 'HF_HUB_OFFLINE' not in os.environ
   assert not {'hello', 'left out'} & {*capfd.readouterr().out.split()}
+
+
+def test_jax_waits_for_the_environment_of_its_process(repository):
+  code = "import sys, eval_lib.peers; sys.exit('jax' in sys.modules)"
+  subprocess.run([sys.executable, '-c', code], cwd=repository, check=True)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,12 @@ import re
 import numpy as np
 import pytest
 
+from adatape import candidates as tapes
+from albert_act import candidates as alberts
 from albert_act import compaction
+from eat import candidates as eats
 from eval_lib import peers
-from launch import (
-  benchmark,
-  candidates_adatape,
-  candidates_albert,
-  candidates_eat,
-)
+from launch import benchmark
 
 BANKS = ('learnable', 'input')
 
@@ -79,7 +77,7 @@ HEAD = 2 * 768 * (768 + 2)
 
 
 def test_flops_of_eat_and_dense_models_by_hand():
-  found = [*candidates_eat.candidates(1, parse('eat_speed'))]
+  found = [*eats.candidates(1, parse('eat_speed'))]
   flops = {one.name: one.flops for one in found}
   computed = {one.name: one.flops_computed for one in found}
   dense = 12 * block(128) + HEAD
@@ -101,13 +99,13 @@ def test_flops_of_eat_and_dense_models_by_hand():
 
 @pytest.mark.parametrize('rate', [0, 5, 50, 80, 95, 100])
 def test_exits_are_exact_and_spread(rate):
-  left = candidates_eat.leaves(200, rate)
+  left = eats.leaves(200, rate)
   assert sum(left) == 2 * rate
   # The same share of any 20 rows in a row, up to one row.
   windows = np.convolve(left, np.ones(20), 'valid')
   assert abs(windows - rate / 5).max() <= 1
   for batch in (1, 16, 32):  # a call is whole batches, and its exits are exact
-    rows = candidates_eat.rows_per_call(batch, (rate,), 8)
+    rows = eats.rows_per_call(batch, (rate,), 8)
     assert rows % batch == rows * rate % 100 == 0
     assert batch == 1 or rows >= 8 * batch
 
@@ -126,11 +124,11 @@ def test_missing_libraries_are_reported(monkeypatch, capsys):
 
 def test_flops_of_adatape():
   flags = parse('adatape --variant=Ti/16 --image_size=32 --phases=forward')
-  [(case, found)] = candidates_adatape.cases(flags)
+  [(case, found)] = tapes.cases(flags)
   assert case == {'phase': 'forward'}
   flops = {one.name: one.flops for one in found if one.flops}
   for bank, counted in zip(('', *BANKS), flops.values(), strict=True):
-    model = candidates_adatape.build_task(bank, flags).model
+    model = tapes.build_task(bank, flags).model
     assert counted == model.flops((32, 32, 3))
   assert flops['ViT'] < flops['AdaTape learnable']
   readings = {one.name: one.baseline for one in found if one.baseline}
@@ -187,7 +185,7 @@ def test_albert(tmp_path, capsys, monkeypatch):
 
 def test_the_score_gives_the_share_that_is_asked_for():
   flags = parse('albert --variant=micro --length=16')
-  *_, steps = candidates_albert.prepare(2, 0.5, flags)
+  *_, steps = alberts.prepare(2, 0.5, flags)
   assert steps.mean() / 6 == pytest.approx(0.5, abs=0.06)
   assert len(set(steps.reshape(-1).tolist())) > 2
 

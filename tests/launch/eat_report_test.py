@@ -8,19 +8,12 @@ import numpy as np
 import pytest
 
 from dataset_lib.errors import ConfigError, InvalidDataError
+from eat import recorded_runs
 from eval_lib import calibration, peers
-from launch import benchmark, eat_report, eat_runs
+from launch import benchmark, eat_report
+from tests.eat.recorded import LABELS, LOGITS, fake, measured
 from tests.launch import toy_runs
-from tests.launch.toy_runs import TEMPERATURES, fake, measured
-
-# Confidences of 0.9, 0.6 and 0.9 at the first head; the last is always sure.
-LOGITS = np.log(
-  [
-    [[0.9, 0.1], [0.4, 0.6], [0.1, 0.9]],
-    [[0.99, 0.01], [0.99, 0.01], [0.99, 0.01]],
-  ]
-)
-LABELS = np.array([0, 0, 1])
+from tests.launch.toy_runs import TEMPERATURES
 
 
 def test_a_setting_by_hand():
@@ -38,65 +31,19 @@ def test_a_setting_by_hand():
   assert (row['depth'], row['retention']) == pytest.approx((8 / 3, 2.7 / 3))
 
 
-def test_rules_by_hand():
-  settings = measured(fake(LOGITS, LABELS), tau=0.73)
-  exits = {
-    'never': [1, 1, 1], 'patience=1': [0, 0, 0], 'confidence=0.73': [0, 1, 0],
-    # H(0.9) = 0.325 and H(0.6) = 0.673 nats; margins 0.8 and 0.2.
-    'entropy=0.3466': [0, 1, 0], 'entropy=0.2079': [1, 1, 1],
-    'margin=0.1': [0, 0, 0], 'margin=0.7': [0, 1, 0],
-  }  # fmt: skip
-  assert {k: settings[k].point.exits.tolist() for k in exits} == exits
-  assert 'patience=2' not in settings
-
-
-@pytest.mark.parametrize('flag', ['dense', 'student'])
-def test_all_runs_have_the_rows_of_the_eat(flag, monkeypatch):
-  def load(name, *arguments):
-    return fake(LOGITS, LABELS if name == 'EAT' else 1 - LABELS)
-
-  monkeypatch.setattr(eat_runs, 'load', load)
-  given = dict(tau=0.9, time='auto', step=None, ablation=[], workdir='/run')
-  given |= {'dense': '', 'student': ''} | {flag: '/other'}
-  with pytest.raises(ConfigError, match='a run on the same 3 rows') as caught:
-    eat_runs.sweep(given)
-  assert caught.value.field == f'--{flag}'
-
-
 def test_rules_of_a_regression_and_of_one_head():
   numbers = [[[1.0], [2.0], [3.0]], [[1.05], [2.5], [3.0]]]
   regression = fake(np.array(numbers), LABELS)
   settings = measured(regression)
   assert {one.rule.name for one in settings.values()} == {'patience', 'never'}
-  assert eat_runs.default_name(regression, 0.9) == 'tolerance=0.1'
+  assert recorded_runs.default_name(regression, 0.9) == 'tolerance=0.1'
   row = eat_report.setting_row(settings['tolerance=0.1'])
   assert row['rule'] == 'tolerance'
   assert row['agreement'] == pytest.approx(1)
   assert eat_report.short('tolerance=0.1') == '±0.1'
   alone = fake(LOGITS[:1], LABELS, heads=(4,))
-  assert list(measured(alone)) == [eat_runs.default_name(alone, 0.9)]
+  assert list(measured(alone)) == [recorded_runs.default_name(alone, 0.9)]
   assert eat_report.setting_row(measured(alone)['never'])['agreement'] is None
-
-
-def test_choosing_settings_to_time():
-  settings = measured(fake(LOGITS, LABELS))
-  settings |= measured(fake(LOGITS, LABELS, variant='prune_0'))
-  auto = eat_runs.choose(settings, 'auto', 'confidence=0.9')
-  assert [one.name for one in auto[:2]] == ['never', 'confidence=0.9']
-  # On the frontier: all leave at once (2 of 3 right), or two of them (all).
-  assert {(one.point.flops, one.point.quality) for one in auto} == {
-    (0.25, 2 / 3), (80 / 240, 1.0), (0.5, 2 / 3),
-  }  # fmt: skip
-  assert not any('prune_0' in one.name for one in auto)
-  for text, wanted in (
-    ('all', list(settings)), ('none', [one.name for one in auto]),
-    ('prune_0/never,never,never', ['prune_0/never', 'never']),
-  ):  # fmt: skip
-    chosen = eat_runs.choose(settings, text, 'confidence=0.9')
-    assert [one.name for one in chosen] == wanted
-  with pytest.raises(ConfigError) as caught:
-    eat_runs.choose(settings, 'never,x', 'never')
-  assert caught.value.field == '--time'
 
 
 def two_heads(noise):
@@ -153,7 +100,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def run(runs):
-  return eat_runs.load('EAT', runs['eat'], FLAGS, '--workdir', None)
+  return recorded_runs.load('EAT', runs['eat'], FLAGS, '--workdir', None)
 
 
 @pytest.fixture(scope='module')
@@ -215,7 +162,7 @@ def pruned(tokens):
 @pytest.mark.slow
 def test_settings_are_means_of_the_rows_of_the_model(made, run, direct, tau):
   sure = toy_runs.confidences(direct['exits']) >= tau
-  flops, rows = eat_runs.flops(run.module, np.arange(1, 17)), []
+  flops, rows = recorded_runs.flops(run.module, np.arange(1, 17)), []
   for row, label in enumerate(run.records['label']):
     length = int(run.records['length'][row])
     # The rule and the counts once more, by hand.
@@ -261,7 +208,7 @@ def test_timings_have_the_limit_by_flops(made, tau):
 
 @pytest.mark.slow
 def test_recorded_logits_are_those_of_the_model(run, direct):
-  logits = eat_runs.record(run).logits
+  logits = recorded_runs.record(run).logits
   np.testing.assert_allclose(logits, direct['exits'], atol=1e-4)
 
 
@@ -289,10 +236,10 @@ def test_calibration_and_guarantee_leave_out_the_fitted_rows(made, run, direct):
 @pytest.mark.slow
 def test_flags_that_do_not_fit_the_run(runs, run):
   with pytest.raises(ConfigError) as caught:
-    list(eat_runs.variants(run, (4.0,)))
+    list(recorded_runs.variants(run, (4.0,)))
   assert caught.value.field == '--prune_scales'
   few = FLAGS | {'limit': 5}
-  other = eat_runs.load('x', runs['dense'], few, '--dense', None)
+  other = recorded_runs.load('x', runs['dense'], few, '--dense', None)
   assert (len(other.fitted), other.facts['temperatures']) == (5, 'none')
   origin = run.facts['temperatures']
   assert origin == 'calibration.json, fitted to validation[:25%]'

@@ -215,9 +215,9 @@ def test_learned_scorers_are_left_out_and_a_broken_tokenizer_is_named(tmp_path):
   path, out = tmp_path / 'tokenizer.json', tmp_path / 'out'
   path.write_text('{"model": 3}')
   with pytest.raises(ValueError, match=r'expected a tokenizer\.json'):
-    export.save(str(out), model, variables['params'], tokenizer=path)
+    convert.save_model(str(out), model, variables['params'], tokenizer=path)
   assert not out.exists()
-  export.save(str(out), model, variables['params'])
+  convert.save_model(str(out), model, variables['params'])
   plain = bert.BertClassifier(num_classes=3, **convert.read_sizes(out))
   rows = small.batch(small.rows(2), 20)
   expected = jax.eval_shape(plain.init, jax.random.key(0), *rows)['params']

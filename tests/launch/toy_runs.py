@@ -1,12 +1,11 @@
-"""Tiny trained runs of EAT, and recorded logits without a run."""
+"""Tiny trained runs of EAT."""
 
-import argparse
 import pathlib
 import random
 
 import numpy as np
 
-from launch import command_line, eat_runs
+from launch import command_line
 from train_lib import config_schema, trainer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -61,38 +60,3 @@ def confidences(exits):
   scaled = exits / np.array(TEMPERATURES)[:, None, None]
   powers = np.exp(scaled - scaled.max(-1, keepdims=True))
   return (powers / powers.sum(-1, keepdims=True)).max(-1)
-
-
-def fake(logits, labels, heads=(2, 4), variant='', fitted=None):
-  """A model without a run: rows of 10 tokens, 7 of them left after layer 2.
-
-  A row that leaves at a head costs 10 for each layer, 15 as it is served.
-  """
-  logits = np.asarray(logits, np.float32)
-  rows, classes = logits.shape[1:]
-  module = argparse.Namespace(prune_layers=(2,), heads=lambda: heads)
-  model = eat_runs.Model(
-    name='EAT', facts={'workdir': '/run'}, task='',
-    policy=argparse.Namespace(
-      chain=argparse.Namespace(model=module),
-      temperatures=np.ones(len(heads), np.float32),
-      class_names=('a', 'b', 'c')[:classes] if classes > 1 else (),
-    ),
-    data=None, records={
-      'label': np.asarray(labels), 'length': np.full(rows, 10),
-    },
-    fitted=np.zeros(rows, bool) if fitted is None else fitted,
-    variant=variant, logits=logits,
-  )  # fmt: skip
-  depth = np.tile(heads, (rows, 1))
-  retention = np.where(depth > 2, 0.7, 1.0)
-  costs = {'flops': 10.0 * depth, 'flops_served': 15.0 * depth}
-  own = {'retention': retention, **costs}
-  model.__dict__.update(cost=own, kept=np.full((rows, 1), 7))
-  return model
-
-
-def measured(model, tau=0.9):
-  """Settings by name; a row of the dense model costs 80."""
-  full = np.full(model.logits.shape[1], 80.0)
-  return eat_runs.measure(model, full, tau)

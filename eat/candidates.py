@@ -16,16 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from eat.model import EatClassifier
 from eat.policy import EatPolicy, Options
 from eat.serving import FULL, EatChain
 from eval_lib import peers
-from eval_lib.benchmark import Call, Candidate
-from launch import export
+from eval_lib.benchmark import Call, Candidate, checked, log_probabilities
+from model_lib import convert
 from model_lib.errors import FieldError
-from serve_lib.chain import Failure, doubling
+from serve_lib.chain import doubling
 from serve_lib.engine import Engine
 from serve_lib.items import TextReader
 
@@ -43,7 +43,7 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   libraries = [*peers.usable(flags.candidates, flags.dtype)]
   with tempfile.TemporaryDirectory() as folder:
     for kind, model in models.items() if libraries else ():
-      export.save(f'{folder}/{kind}', model, random_params(model))
+      convert.save_model(f'{folder}/{kind}', model, random_params(model))
     for batch in flags.batch:
       found, tokens = [*candidates(batch, flags)], token_rows(batch, flags)
       items = [{'tokens': row, 'token_types': 0 * row} for row in tokens]
@@ -202,16 +202,3 @@ def _prepare_eat(model: Any, flags: Any, batch: int, rate: int) -> Call:
   first = tokens[: peers.CHECKED_ROWS]
   full = engine.predict([{'tokens': row, 'source': STAY} for row in first])
   return Call(run, rows, peers.scores(log_probabilities(full)))
-
-
-def log_probabilities(answers: Sequence[Any]) -> Float[np.ndarray, 'B C']:
-  """Returns those of predictions; raises RuntimeError for a `Failure`."""
-  return np.log([list(one.probabilities.values()) for one in checked(answers)])
-
-
-def checked(answers: Sequence[Any]) -> Sequence[Any]:
-  """Returns the answers; raises RuntimeError if one is a `Failure`."""
-  for answer in answers:
-    if isinstance(answer, Failure):
-      raise RuntimeError(f'no answer: {answer.during}') from answer.error
-  return answers

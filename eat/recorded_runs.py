@@ -193,7 +193,7 @@ def record(model: Model, variant: str = '', **changes: Any) -> Model:
   )
 
 
-def variants(model: Model, scales: Sequence[float]) -> Iterator[Model]:
+def variants(model: Model, scales: Sequence[int | float]) -> Iterator[Model]:
   """Yields the model as trained and with other prune ratios.
 
   Raises ConfigError if a scaled ratio is not below 1.

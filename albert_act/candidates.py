@@ -19,8 +19,7 @@ from flax import linen as nn
 from albert_act import packed_attention, transposed_kernels
 from albert_act.model import AlbertClassifier
 from albert_act.serving import AlbertChain, AlbertPolicy
-from eval_lib.benchmark import Call, Candidate
-from launch.candidates_eat import CLASS_NAMES, log_probabilities
+from eval_lib.benchmark import Call, Candidate, log_probabilities
 from serve_lib.engine import Engine
 from serve_lib.items import TextReader
 
@@ -142,7 +141,7 @@ def _engine(model: Any, variables: Any, inputs: Any, iterations: int) -> Any:
   batch, length = inputs[0].shape
   chain = AlbertChain(model, variables, iterations=iterations)
   reader = TextReader(None, length)
-  policy = AlbertPolicy(chain, reader, CLASS_NAMES, (length,))
+  policy = AlbertPolicy(chain, reader, ('first', 'second'), (length,))
   engine = Engine(chain, policy, (length,), (batch,))
   engine.warm_up()
   items = [{'tokens': row} for row in np.asarray(inputs[0])]
