@@ -39,7 +39,7 @@ _STYLE: Any = {
   'pdf.fonttype': 42,  # text stays text
   'xtick.color': GREY, 'ytick.color': GREY, 'ytick.major.size': 0,
 }  # fmt: skip
-_LEGEND_COLUMNS = 3
+_LEGEND_COLUMNS, _LEGEND_CHARACTERS = 3, 54  # at most, in a row
 
 # Names of points closer than this, in pixels of the figure, are left out.
 NAME_DISTANCE = 34.0
@@ -159,11 +159,14 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
   axes.set_xlabel(panel.x_label)
   axes.set_ylabel(panel.y_label)
   # The title, and below it the legend, are above all data.
-  entries = len(axes.get_legend_handles_labels()[0])
-  rows = math.ceil(entries / _LEGEND_COLUMNS) if entries > 1 else 0
-  if rows:
-    columns = min(entries, _LEGEND_COLUMNS)
-    axes.legend(loc='lower left', bbox_to_anchor=(0.0, 1.0), ncols=columns)
+  labels, rows = axes.get_legend_handles_labels()[1], 0
+  if len(labels) > 1:
+    fit = _LEGEND_CHARACTERS // max(map(len, labels))
+    columns = min(len(labels), max(fit, 1), _LEGEND_COLUMNS)
+    rows = math.ceil(len(labels) / columns)
+    place = dict(loc='lower left', bbox_to_anchor=(0.0, 1.0))
+    # The title leaves it room; a wide one must not narrow the panels.
+    axes.legend(**place, ncols=columns).set_in_layout(False)
   axes.set_title(panel.title, pad=6 + 15 * rows)
 
 

@@ -57,6 +57,7 @@ BOTH = {
   'valid/depth': 4.0, 'train/mlm_accuracy': 0.25, 'valid/mlm_accuracy': 1.25,
   'train/sop_accuracy': 0.5, 'valid/sop_accuracy': 1.5,
 }  # fmt: skip
+LONG = {'train/loss': 3.0, 'train/learning_rate': 1e-3}
 LOSS = {'train': [1, 1]}
 
 
@@ -102,6 +103,15 @@ def test_only_what_was_logged_is_drawn(panels_of, metrics, panels):
     mean, other, depth, _ = found['Iterations'].get_lines()
     assert mean.get_color() == depth.get_color() != other.get_color()
     assert mean.get_linestyle() != depth.get_linestyle()
+
+
+def test_wide_legends_do_not_narrow_the_panels(panels_of):
+  panels = panels_of({'step': step, **BOTH, **LONG} for step in (1, 2))
+  for axes in panels.values():
+    assert axes.get_position().width > 0.3, axes.get_title(loc='left')
+    if legend := axes.get_legend():
+      box = legend.get_window_extent()
+      assert box.x1 <= axes.get_window_extent().x1
 
 
 def test_panels_and_labels_of_a_tape_run(panels_of):
