@@ -6,6 +6,7 @@ the jaxtyping annotations of the libraries at run time with beartype.
 
 import os
 import pathlib
+from collections.abc import Callable
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 # Compiling takes most of a test's time, and level 0 shortens it by 40 %. A flag
@@ -38,14 +39,18 @@ def repository() -> pathlib.Path:
 
 
 @pytest.fixture
-def shared_data() -> pathlib.Path:
-  """The folder of real data next to the checkout; skips without it."""
-  path = pathlib.Path(
-    os.environ.get('SHARED_DATA', REPOSITORY.parent / 'shared' / 'data')
-  )
-  if not path.is_dir():
-    pytest.skip(f'no real data at {path}; set SHARED_DATA to its folder')
-  return path
+def shared_data() -> Callable[..., pathlib.Path]:
+  """Returns a path of the real data next to the checkout; skips without it."""
+  default = REPOSITORY.parent / 'shared' / 'data'
+  root = pathlib.Path(os.environ.get('SHARED_DATA', default))
+
+  def existing(*parts: str) -> pathlib.Path:
+    path = root.joinpath(*parts)
+    if not path.exists():
+      pytest.skip(f'no {path}; SHARED_DATA is the folder of real data')
+    return path
+
+  return existing
 
 
 @pytest.fixture

@@ -147,7 +147,7 @@ def test_files_that_are_no_treebank(tmp_path, name, content, message):
   ],
 )
 def test_the_real_treebank_is_all_good(shared_data, name, count):
-  path = shared_data / 'ud_english_ewt' / f'{name}.conllu.gz'
+  path = shared_data('ud_english_ewt', f'{name}.conllu.gz')
   sentences, bad = conllu.read(path)
   assert bad == []
   assert len(sentences) == count
@@ -219,8 +219,8 @@ def test_words_that_do_not_fit_are_left_out(given):
   'name', ['bert_base_uncased_vocab.txt', 'albert_30k_spiece.model']
 )
 def test_the_same_tokens_as_of_the_whole_text(shared_data, name):
-  given = tokenizer.load(shared_data / 'vocab' / name)
-  trees, _ = conllu.read(shared_data / 'ud_english_ewt' / 'dev.conllu.gz')
+  given = tokenizer.load(shared_data('vocab', name))
+  trees, _ = conllu.read(shared_data('ud_english_ewt', 'dev.conllu.gz'))
   sentences = [[word.form for word in words] for words in trees[:300]]
   encoded, places = encode_words(given, sentences, 512)
   whole = given.encode([' '.join(words) for words in sentences], None, 512)

@@ -112,9 +112,7 @@ def test_links_inside_the_root_are_followed(root, tmp_path):
 
 
 def test_caltech_folders(shared_data, tmp_path):
-  archive = shared_data / 'images' / 'caltech101_folders.tar'
-  if not archive.is_file():
-    pytest.skip(f'no {archive}')
+  archive = shared_data('images', 'caltech101_folders.tar')
   with tarfile.open(archive) as tar:
     files = [member for member in tar.getmembers() if member.isfile()]
     names = sorted({member.name.split('/')[2] for member in files})[:4]

@@ -267,7 +267,7 @@ def test_illegal_splits_and_directories(directory, tmp_path):
 
 
 def test_a_part_of_the_real_corpus(shared_data, tmp_path):
-  path = shared_data / 'corpus_eltec_eng' / 'valid.txt.gz'
+  path = shared_data('corpus_eltec_eng', 'valid.txt.gz')
   with gzip.open(path, 'rt', encoding='utf-8') as file:
     lines = [next(file).strip() for _ in range(400)]
   out, manifest = corpora.prepare(

@@ -37,7 +37,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def albert(shared_data):
-  return shared_data / 'vocab' / 'albert_30k_spiece.model'
+  return shared_data('vocab', 'albert_30k_spiece.model')
 
 
 def test_training_gives_alberts_special_tokens_and_no_others(trained):
@@ -99,7 +99,7 @@ def test_ids_are_those_of_the_library(which, request, shared_data):
   peer = sentencepiece.SentencePieceProcessor(model_file=str(path))
   normalizer = sentencepiece_model.normalizer_of()
   texts = [*text_of(50, 3), "RESTarting  naïve ``quotes'' ﬁne", 'xyz 日本 ß']
-  book = shared_data / 'corpus_eltec_eng' / 'valid.txt.gz'
+  book = shared_data('corpus_eltec_eng', 'valid.txt.gz')
   if which == 'albert':
     with gzip.open(book, 'rt', encoding='utf-8') as file:
       texts += [next(file) for _ in range(150)]

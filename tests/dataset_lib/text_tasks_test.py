@@ -109,8 +109,8 @@ def real(shared_data, folder, task, name='glue'):
   return dict(
     name=name,
     task=task,
-    directory=str(shared_data / folder),
-    tokenizer=str(shared_data / 'vocab' / 'bert_base_uncased_vocab.txt'),
+    directory=str(shared_data(folder)),
+    tokenizer=str(shared_data('vocab', 'bert_base_uncased_vocab.txt')),
   )
 
 

@@ -190,7 +190,7 @@ def test_what_cannot_be_encoded(directory):
 
 
 def test_the_vocabulary_of_bert(shared_data):
-  given = tokenizer.load(shared_data / 'vocab' / 'bert_base_uncased_vocab.txt')
+  given = tokenizer.load(shared_data('vocab', 'bert_base_uncased_vocab.txt'))
   assert (given.vocab_size, given.pad_id) == (30522, 0)
   # From the documentation of BERT's tokenizer.
   assert ids(given, 'hello world!') == [101, 7592, 2088, 999, 102]
@@ -212,7 +212,7 @@ STRANGE = (
 @pytest.mark.parametrize('lower', [True, False])
 def test_ids_are_those_of_hugging_face(shared_data, tmp_path, lower):
   transformers = pytest.importorskip('transformers')
-  vocabulary = shared_data / 'vocab' / 'bert_base_uncased_vocab.txt'
+  vocabulary = shared_data('vocab', 'bert_base_uncased_vocab.txt')
   shutil.copy(vocabulary, tmp_path / 'vocab.txt')
   config = {'do_lower_case': lower, 'tokenizer_class': 'BertTokenizer'}
   (tmp_path / 'tokenizer_config.json').write_text(json.dumps(config))

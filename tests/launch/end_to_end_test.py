@@ -67,7 +67,7 @@ def test_digits_and_the_few_shot_table_of_its_checkpoint(model, tmp_path):
 @pytest.mark.nightly
 @MODELS
 def test_trains_on_real_photographs(model, shared_data, tmp_path):
-  with tarfile.open(shared_data / 'images' / 'caltech101_folders.tar') as tar:
+  with tarfile.open(shared_data('images', 'caltech101_folders.tar')) as tar:
     tar.extractall(tmp_path, filter='data')
   workdir = tmp_path / 'run'
   launch(
