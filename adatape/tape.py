@@ -252,6 +252,7 @@ def _scaled(query: Array, reading: Reading) -> Array:
 
 
 def _updated(query, weights, picked, continued, reading) -> Array:
+  """Returns the next query `[B, H]`, merged with the picked `[B, K, H]`."""
   merged = (weights[..., None] * picked).sum(1)
   if reading.query_update == 'average':
     merged = (query + merged) / 2

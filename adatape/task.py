@@ -44,10 +44,10 @@ class TapeClassification(Classification):
       metrics['bank_share'] = Union(flags)
     return loss, metrics
 
-  def service(self, options, run=NO_RUN):
+  def prepare_serving(self, options, run=NO_RUN):
     """Read-then-encode in two stages; `run.lengths` are tape buckets.
 
-    There are no options; see `Task.service`.
+    There are no options; see `Task.prepare_serving`.
     """
     check_no_options(options)
     lengths = tape_lengths(self.model.max_steps, run.lengths)

@@ -52,6 +52,25 @@ class Unread(str):
   """Text of a command line; `check` reads it as the type of its field."""
 
 
+def override(config: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+  """Sets each 'group.field=text' in place, unread; `check` reads the text."""
+  for text in texts:
+    key, separator, value = text.partition('=')
+    if not separator:
+      raise ConfigError(f'--config.{key}', 'no value', f'--config.{key}=value')
+    *groups, name = key.split('.')
+    node, place = config, ''
+    for group in groups:
+      if group not in node:
+        raise ConfigError(place + group, value, unknown(group, node))
+      node, place = node[group], f'{place}{group}.'
+      if not isinstance(node, dict):
+        expected = f'{group!r} to be a group of fields, not a value'
+        raise ConfigError(f'--config.{key}', value, expected)
+    node[name] = Unread(value)
+  return config
+
+
 def flag(
   words: str,
   default: Any = dataclasses.MISSING,

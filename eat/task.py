@@ -158,8 +158,8 @@ class FineTune(TextClassification):
     logits, out = self.apply(params, model_state, batch)
     return self._heads(logits, out, batch)[2]
 
-  def service(self, options, run=NO_RUN):
-    """Serves with exits and pruning; see `Task.service`, `eat.policy.Options`.
+  def prepare_serving(self, options, run=NO_RUN):
+    """Serves with exits and pruning; options: `eat.policy.Options`.
 
     Temperatures, the guaranteed threshold and the reference of the drift check
     come from the run's `calibration.json`. `policy.warnings` lists what could

@@ -79,6 +79,7 @@ def _is_in_blocks(length: int, implementation: str) -> bool:
 
 
 def _attend_densely(query, key, value, valid, drop, received, half):
+  """Attends with a mask over all pairs of tokens."""
   place = jnp.arange(query.shape[2])
   mine, theirs = place[:, None], place[None]
   near = (jnp.abs(mine - theirs) <= half) | (mine == 0) | (theirs == 0)

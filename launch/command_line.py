@@ -78,7 +78,7 @@ class Command:
   """A command line; call it to run the command."""
 
   name: str
-  page: str | None  # help text
+  text: str | None  # of --help
   flags: Any  # a dataclass of flags, or one for each subcommand
   run: Callable[[Any], int]  # gets an instance of it, returns the exit code
 
@@ -101,12 +101,12 @@ class Command:
       epilog=EXIT_CODES,
     )
     name, kind = f'python -m launch.{self.name}', self.flags
-    parser = _Parser(prog=name, description=self.page, **look)
+    parser = _Parser(prog=name, description=self.text, **look)
     if isinstance(kind, dict):
       commands = parser.add_subparsers(dest='command', required=True)
       for name, one in kind.items():
-        page = dict(description=one.__doc__, help=one.__doc__)
-        _declare(commands.add_parser(name, **page, **look), one)
+        words = dict(description=one.__doc__, help=one.__doc__)
+        _declare(commands.add_parser(name, **words, **look), one)
     else:
       _declare(parser, kind)
       if hasattr(kind, 'overrides'):
@@ -173,15 +173,15 @@ def load_config(flag: str, overrides: Sequence[str]) -> ConfigDict:
   Overrides are texts such as 'optimizer.lr=1e-3'. Raises UsageError for a file
   that has no configuration, ConfigError for a field that is not legal.
   """
-  page = _read_page(flag)
+  config = _read_config(flag)
   # Imported late: it imports jax, and a wrong flag is answered without.
   from train_lib import config_schema
 
-  config = config_schema.complete(page)
-  return config_schema.validate(override(config, overrides))
+  return config_schema.validate(config, overrides)
 
 
-def _read_page(flag: str) -> Any:
+def _read_config(flag: str) -> Any:
+  """Returns what `get_config` of the file returns, unchecked."""
   path, _, argument = flag.partition(':')
   if not path.endswith('.py') or not os.path.isfile(path):
     files = [str(p) for p in pathlib.Path('configs').rglob('[!_]*.py')]
@@ -189,34 +189,15 @@ def _read_page(flag: str) -> Any:
     raise ConfigError('--config', path, f'a Python file such as {near[0]}')
   try:
     get_config = runpy.run_path(path)['get_config']
-    page = get_config(argument) if argument else get_config()
-    if not isinstance(page, (dict, ConfigDict)):
-      raise TypeError(repr(page))
+    config = get_config(argument) if argument else get_config()
+    if not isinstance(config, (dict, ConfigDict)):
+      raise TypeError(repr(config))
   except Exception as error:  # the file is the user's
     message = str(error)
     if not isinstance(error, ValueError):
       expected = 'a file whose get_config returns a ConfigDict'
       message = f'expected {expected}, got {type(error).__name__}: {error}'
     raise UsageError(f'--config={flag}: {message}') from error
-  return page
-
-
-def override(config: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-  """Sets texts in place; validation reads them as the types of the fields."""
-  for text in texts:
-    key, separator, value = text.partition('=')
-    if not separator:
-      raise UsageError(f'--config.{key}: expected --config.{key}=value')
-    *groups, name = key.split('.')
-    node, place = config, ''
-    for group in groups:
-      if group not in node:
-        raise ConfigError(place + group, value, fields.unknown(group, node))
-      node, place = node[group], f'{place}{group}.'
-      if not isinstance(node, dict):
-        expected = f'{group!r} is a value, not a group of fields'
-        raise UsageError(f'--config.{key}: {expected}')
-    node[name] = fields.Unread(value)
   return config
 
 

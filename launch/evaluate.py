@@ -57,8 +57,7 @@ def _config(flags: Flags) -> tuple[Any, list[str]]:
     if flags.dataset is not None:
       evals[name]['dataset'] = read('--dataset', flags.dataset)
   size = [f'batch_size={flags.batch_size}'] if flags.batch_size else []
-  config = command_line.override(config, [*flags.overrides, *size])
-  return config_schema.validate(config), names
+  return config_schema.validate(config, [*flags.overrides, *size]), names
 
 
 def run(flags: Flags) -> int:

@@ -119,6 +119,7 @@ def scan_steps(
 
 
 def _ponder(step, carry, n, max_steps, rule, combination, trace):
+  """Runs step n of `ponder`; the carry is (state, output, `Halting`)."""
   state, output, before = carry
   new_state, score = step(state, n)
   after, weight = rule(before, score, n == max_steps - 1)

@@ -10,7 +10,7 @@ import ml_collections
 from dataset_lib import builder
 from eval_lib import evaluator
 from train_lib import optimizers, sharding, train_step
-from train_lib.stages import build_stages
+from train_lib.stages import Stage, build_stages
 from train_lib.task import Task, build_task, model_errors
 from train_lib.train_step import TrainState, TrainSteps
 
@@ -32,40 +32,53 @@ class Setup:
       stage.name: build_task(config, self.dataset.info, stage.model)
       for stage in self.stages
     }
-    self.task = task = self.tasks[self.stages[0].name]
-    schedule = optimizers.build_schedule(config.optimizer, self.total_steps)
-    optimizer = optimizers.build_optimizer(config.optimizer, schedule)
-    decay = config.ema_decay
-
-    def initial():
-      return train_step.init_state(task, optimizer, config.seed, decay)
-
-    def make_step(stage):
-      parts = self.tasks[stage.name], optimizer, schedule
-      options = config.num_micro, decay, stage.trainable
-      return train_step.make_train_step(*parts, *options)
-
+    self.task = self.tasks[self.stages[0].name]
+    rate = optimizers.build_schedule(config.optimizer, self.total_steps)
+    self.schedule = rate
+    self.optimizer = optimizers.build_optimizer(config.optimizer, rate)
     # Before devices are started. Some fields can only be checked with an input:
     # patches that do not divide the image, heads that do not divide the width.
     with model_errors(config.model):
-      boxed = jax.eval_shape(initial)
+      boxed = jax.eval_shape(self._initial)
     optimizers.check_trainable(self.stages, boxed.params)
-    self.mesh = mesh = sharding.make_mesh(config.mesh)
-    sharding.check_batch_size(config, mesh)
-    # Shapes, dtypes and shardings of a state; `init` returns a fresh one.
-    self.abstract: TrainState = sharding.abstract(boxed, mesh)
-    where = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
-    self.init = jax.jit(lambda: sharding.unbox(initial()), out_shardings=where)
-    with jax.set_mesh(mesh):
+    self.mesh = sharding.make_mesh(config.mesh)
+    sharding.check_batch_size(config, self.mesh)
+    # Shapes, dtypes and shardings of a state.
+    self.abstract: TrainState = sharding.abstract(boxed, self.mesh)
+    with jax.set_mesh(self.mesh):
       # Arrays that the loss reads and never trains.
-      frozen = task.init_frozen()
-      self.frozen = jax.device_put(frozen, sharding.replicated(mesh))
+      frozen = self.task.init_frozen()
+      self.frozen = jax.device_put(frozen, sharding.replicated(self.mesh))
       self.evaluators = {  # by stage and name
-        name: build_evaluators(config.evals, one, mesh, config, workdir)
-        for name, one in self.tasks.items()
+        name: build_evaluators(config.evals, task, self.mesh, config, workdir)
+        for name, task in self.tasks.items()
       }
-    self.steps = TrainSteps(make_step, self.abstract, self.frozen)
-    self.put = functools.partial(sharding.put_batch, mesh=mesh)
+    self.steps = TrainSteps(self._train_step, self.abstract, self.frozen)
+    self.put = functools.partial(sharding.put_batch, mesh=self.mesh)
+
+  def init(self) -> TrainState:
+    """Returns a fresh state on the devices."""
+    where = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+    build = jax.jit(
+      lambda: sharding.unbox(self._initial()), out_shardings=where
+    )
+    return build()
+
+  def _initial(self) -> TrainState:
+    config = self.config
+    return train_step.init_state(
+      self.task, self.optimizer, config.seed, config.ema_decay
+    )
+
+  def _train_step(self, stage: Stage) -> Any:
+    return train_step.make_train_step(
+      self.tasks[stage.name],
+      self.optimizer,
+      self.schedule,
+      self.config.num_micro,
+      self.config.ema_decay,
+      stage.trainable,
+    )
 
 
 def build_dataset(config: Any) -> builder.Dataset:

@@ -132,8 +132,8 @@ class Classification(Task):
     names = tuple(self.info.class_names) or tuple(map(str, range(count)))
     return names if count > 1 else ()
 
-  def service(self, options, run=NO_RUN):
-    """Serves the model as one stage, without options; see `Task.service`."""
+  def prepare_serving(self, options, run=NO_RUN):
+    """Serves the model as one stage, without options."""
     check_no_options(options)
     if run.lengths is not None:
       raise ConfigError('lengths', run.lengths, 'none for inputs of one size')

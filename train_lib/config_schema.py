@@ -1,8 +1,7 @@
 """The schema of a run: fields, defaults and legal ranges, validated once.
 
 Defaults of the run are declared here, those of data sets, models, losses and
-evaluators on their classes. `launch.command_line.load_config` completes a page
-with defaults, so that overrides find every field, and validates the result.
+evaluators on their classes.
 """
 
 import contextlib
@@ -10,7 +9,7 @@ import dataclasses
 import inspect
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import ml_collections
@@ -171,19 +170,18 @@ class Run:
   profile: Profile
 
 
-def complete(config: Any) -> dict[str, Any]:
-  """Checks the fields of `Run` alone; returns them with their defaults."""
-  given = config.to_dict() if hasattr(config, 'to_dict') else config
-  return fields.check(Run, given, '')
-
-
-def validate(config: Any) -> ml_collections.ConfigDict:
+def validate(
+  config: Any, overrides: Sequence[str] = ()
+) -> ml_collections.ConfigDict:
   """Returns a configuration with every field of the run, its data and model.
 
-  Reads the configurations of checkpoints that are named, but no data, and
-  touches no device. Raises ConfigError for the first illegal field.
+  Overrides are texts such as 'optimizer.lr=1e-3'. Reads the configurations of
+  checkpoints that are named, but no data, and touches no device. Raises
+  ConfigError for the first illegal field.
   """
-  run = complete(config)
+  given = config.to_dict() if hasattr(config, 'to_dict') else config
+  run = fields.check(Run, given, '')  # so that overrides find every field
+  run = fields.check(Run, fields.override(run, overrides), '')
   if run['batch_size'] % run['num_micro']:
     expected = f'a divisor of {run["batch_size"]} rows'
     raise ConfigError('num_micro', run['num_micro'], expected)

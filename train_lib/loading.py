@@ -18,8 +18,7 @@ from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
 from model_lib import convert
 from serve_lib.chain import ServedRun
-from train_lib import checkpoint_io as io
-from train_lib import sharding
+from train_lib import checkpoint_io, sharding
 from train_lib.run_directory import CONFIG, DATASET_INFO, TOKENIZER, Path
 from train_lib.task import Task, build_task
 
@@ -28,7 +27,7 @@ from train_lib.task import Task, build_task
 class Trained:
   """A checkpoint and its task."""
 
-  saved: io.Saved
+  saved: checkpoint_io.Saved
   task: Task
   mesh: jax.sharding.Mesh | None  # None for the first device
 
@@ -98,7 +97,7 @@ def restore(
   mesh: jax.sharding.Mesh | None = None,
 ) -> Trained:
   """Finds a checkpoint; see `checkpoint_io.find` for `step` and errors."""
-  saved = io.find(workdir, step)
+  saved = checkpoint_io.find(workdir, step)
   changes = config.stages[saved.extra['stage']].get('model', {})
   return Trained(saved, build_task(config, load_info(workdir), changes), mesh)
 
@@ -129,8 +128,8 @@ def serve(
   trained = restore(directory, load_config(directory, 'workdir'), step)
   run = ServedRun(directory, trained.saved.step, wanted, on_drift)
   # Options are checked before the parameters are read.
-  service = trained.task.service(options or {}, run)
-  served: tuple[Any, Any] = service(trained.variables)
+  serve_variables = trained.task.prepare_serving(options or {}, run)
+  served: tuple[Any, Any] = serve_variables(trained.variables)
   return *served, served[1].lengths
 
 
@@ -141,7 +140,7 @@ def start_from(state: Any, config: Any) -> Any:
   given = config.workdir, config.renames, config.skip
   try:
     params = warm_start(state.params, *given)
-  except (ValueError, io.CheckpointError) as error:
+  except (ValueError, checkpoint_io.CheckpointError) as error:
     expected = f'a checkpoint that fits the model: {error}'
     raise ConfigError('warm_start.workdir', config.workdir, expected) from error
   # A copy: the state is donated, and no buffer may be donated twice.
@@ -175,8 +174,8 @@ def warm_start(
     heads = 'pretraining' if 'predictions' in params else 'classifier'
     source = convert.load(directory, heads).params
   else:
-    source = io.find(directory).params()
-  found, fresh = io.flatten(source), io.flatten(params)
+    source = checkpoint_io.find(directory).params()
+  found, fresh = checkpoint_io.flatten(source), checkpoint_io.flatten(params)
   unmatched, skipped = [], set()
   for rename in renames:
     old, _, new = rename.partition('->')
@@ -194,11 +193,13 @@ def warm_start(
   if unmatched:
     raise ValueError(
       f'warm_start: {unmatched} match no parameter of {directory}; it has\n  '
-      + io.shortened(sorted(found))
+      + checkpoint_io.shortened(sorted(found))
     )
   found = {n: leaf for n, leaf in found.items() if n not in skipped}
   wanted = {n: leaf for n, leaf in fresh.items() if n not in skipped}
-  io.check_layout(directory, io.layout(found), io.layout(wanted))
+  checkpoint_io.check_layout(
+    directory, checkpoint_io.layout(found), checkpoint_io.layout(wanted)
+  )
   for name, leaf in wanted.items():
     fresh[name] = jax.device_put(found[name], leaf.sharding)
   return jax.tree.unflatten(jax.tree.structure(params), list(fresh.values()))

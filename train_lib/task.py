@@ -93,7 +93,8 @@ class Task(abc.ABC):
     """Returns a weight times the masked sum of costs over a denominator.
 
     The ponder loss of Graves (2016), equation (14), and the tape loss of
-    AdaTape (Algorithm 2). Costs are per row, or per input of a row.
+    AdaTape (Algorithm 2). Costs and mask are `[B]`, or `[B, N]` per input of a
+    row; `weight` names a field of `loss`, the denominator is a normalizer.
     """
     return self.weight(weight, knobs) * (cost * mask).sum() / denominator
 
@@ -125,9 +126,9 @@ class Task(abc.ABC):
 
     `variables` are on one device, `options` those of the model's family.
     """
-    return self.service(options, run)(variables)
+    return self.prepare_serving(options, run)(variables)
 
-  def service(
+  def prepare_serving(
     self, options: Mapping[str, Any], run: ServedRun = NO_RUN
   ) -> Callable[[Tree], tuple[Chain, Policy]]:
     """Checks the options; returns `serve` as a function of the variables."""

@@ -103,8 +103,8 @@ class TextClassification(Classification):
       result['kept'] = jnp.swapaxes(out['kept'], 0, 1)
     return result
 
-  def service(self, options, run=NO_RUN):
-    """Serves the model as one stage, with `OPTIONS`; see `Task.service`."""
+  def prepare_serving(self, options, run=NO_RUN):
+    """Serves the model as one stage; the options are `OPTIONS`."""
     given = self.OPTIONS(**fields.check(self.OPTIONS, options, 'serve'))
     lengths = self.served_lengths(run.lengths)
     reader = self.text_reader(lengths[-1], given.max_characters)

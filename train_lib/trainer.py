@@ -76,15 +76,15 @@ class _Loop:
     self.first_step_seconds: float | None = None
     self.results: dict[str, float] = {}
     self.seconds_before = 0.0  # of earlier processes of this run
-    kept, primary = self.config.checkpoint, jax.process_index() == 0
+    saving, primary = self.config.checkpoint, jax.process_index() == 0
     self.run = enter(RunDirectory(workdir, self.config.to_dict(), primary))
     self.run.write(DATASET_INFO, dataclasses.asdict(setup.dataset.info))
     if primary:
       setup.task.save_assets(self.run.workdir)
     self.guard = enter(PreemptionGuard())
-    best = kept.best_metric, kept.best_mode
+    best = saving.best_metric, saving.best_mode
     folder = self.run.workdir / CHECKPOINTS
-    self.checkpointer = enter(Checkpointer(folder, kept.keep, *best))
+    self.checkpointer = enter(Checkpointer(folder, saving.keep, *best))
     restored = self.checkpointer.restore(setup.abstract)
     if restored is not None:
       state, saved = restored
@@ -113,15 +113,15 @@ class _Loop:
     )
     self.done = step = self.done + 1
     self.pending.append((step, stage, metrics, batch))
-    last, kept = step == self.setup.total_steps, self.config.checkpoint
+    last, saving = step == self.setup.total_steps, self.config.checkpoint
     evaluators = {
       name: one
       for name, one in self.setup.evaluators[stage.name].items()
       if last or _due(step, one.every_steps)
     }
     stop = self.guard.should_stop(step)
-    is_best = kept.best_metric.partition('/')[0] in evaluators
-    save = last or stop or is_best or _due(step, kept.every_steps)
+    is_best = saving.best_metric.partition('/')[0] in evaluators
+    save = last or stop or is_best or _due(step, saving.every_steps)
     # 1. All that is evaluated or saved is known to be finite.
     self._settle(0 if save or evaluators else LAG)
     # 2. Evaluation before saving: the checkpoint carries its metrics.
