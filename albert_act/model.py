@@ -9,12 +9,7 @@ from jaxtyping import Array, Float, Int, Key
 from albert_act.encoder import Albert, Encoded
 from model_lib import flops, row_random
 from model_lib.bert import INIT, Pooler
-from model_lib.layers import (
-  LayerNorm,
-  activation_function,
-  build,
-  classifier,
-)
+from model_lib.layers import LayerNorm, activation_function, build, classifier
 from model_lib.logical import constrain, partitioned, partitioned_dense
 
 

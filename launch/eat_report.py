@@ -24,14 +24,7 @@ from dataset_lib import text_files
 from dataset_lib.errors import InvalidDataError
 from eat import recorded_runs
 from eat.recorded_runs import Model, Setting
-from eval_lib import (
-  adaptive_plots,
-  calibration,
-  frontier,
-  peers,
-  report,
-  risk,
-)
+from eval_lib import adaptive_plots, calibration, frontier, peers, report, risk
 from eval_lib.benchmark import Call, Candidate, Hosts, checked, run
 from model_lib import convert
 from serve_lib.chain import doubling

@@ -14,12 +14,7 @@ from annotated_types import Interval, Predicate
 from jaxtyping import Array, Bool, Float, Int, Key, Num
 
 from model_lib import flops, row_random, sizes
-from model_lib.attention import (
-  Attended,
-  KeysValues,
-  MultiHeadAttention,
-  attend,
-)
+from model_lib.attention import Attended, KeysValues, MultiHeadAttention, attend
 from model_lib.errors import FieldError
 from model_lib.layers import (
   ACTIVATIONS,

@@ -65,20 +65,13 @@ class Setup:
     return build()
 
   def _initial(self) -> TrainState:
-    config = self.config
-    return train_step.init_state(
-      self.task, self.optimizer, config.seed, config.ema_decay
-    )
+    seed, decay = self.config.seed, self.config.ema_decay
+    return train_step.init_state(self.task, self.optimizer, seed, decay)
 
   def _train_step(self, stage: Stage) -> Any:
-    return train_step.make_train_step(
-      self.tasks[stage.name],
-      self.optimizer,
-      self.schedule,
-      self.config.num_micro,
-      self.config.ema_decay,
-      stage.trainable,
-    )
+    parts = self.tasks[stage.name], self.optimizer, self.schedule
+    options = self.config.num_micro, self.config.ema_decay, stage.trainable
+    return train_step.make_train_step(*parts, *options)
 
 
 def build_dataset(config: Any) -> builder.Dataset:
