@@ -1,7 +1,7 @@
 """Arguments of configuration files, `config.py:n=32,model=transformer`.
 
-Arguments choose what changes the shape of a configuration: model, task, size,
-data, checkpoint. Every other field is overridden by `--config.field=value`.
+Arguments choose the structure of a configuration: model, task, size, data,
+checkpoint. Every other field is overridden by `--config.field=value`.
 Fields that a configuration does not set have their defaults in
 `train_lib.config_schema` and in the classes that it names.
 """

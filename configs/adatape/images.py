@@ -12,9 +12,9 @@ Arguments: `root` the folder, or `tfds` the name; `model` learn, input or vit;
 `variant` of the ViT (Ti, S, B, L with a patch size); `size` of the images in
 pixels.
 
-The tape is that of Table 4, learning rate, cosine decay, AdamW's betas and
-weight decay those of Table 5; its 300 epochs of 1,024 rows and 10,000 steps of
-warm-up are shortened, without mixup, RandAug and label smoothing.
+The tape is that of Table 4; learning rate, cosine decay, betas and weight decay
+of AdamW are those of Table 5. Table 5's 300 epochs, batch of 1,024 rows and
+10,000 warm-up steps are shortened; no mixup, RandAug or label smoothing.
 
 Result: Caltech-101 photographs (100 classes of 25-30 images), size=64, batch
 64, 8 epochs, model.depth=6, seed 0, 2 CPU cores: learn 12.2 % in 191 s, input
@@ -69,10 +69,10 @@ def get_config(arg=''):
 
 
 def image_model(c, model, size, bank, **tape):
-  """Sets task, model and tape loss; Table 4 has none for a learnable bank.
+  """Sets task, model, tape loss; Table 4 has no loss for a learnable bank.
 
   `bank` is the number of tokens of a learnable bank, or the size of the finer
-  patches of the input. Noise and drop (A.7) are for the former only.
+  patches of the input. Noise and drop (A.7) are for the learnable bank only.
   """
   if model == 'vit':
     c.task = 'train_lib.classification:Classification'

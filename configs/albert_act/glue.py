@@ -10,8 +10,8 @@ Arguments, also of probing.py:
   checkpoint  a finished run of configs/albert_act/pretrain.py, or a Hugging
               Face ALBERT: its sizes, parameters and tokenizer
   halting     act (default), straight_through, or fixed
-  score       kept (default) or fresh: whether the halting score begins as the
-              checkpoint has it; one of Hugging Face has none
+  score       kept (default): the halting score is loaded from the checkpoint;
+              HF checkpoints have no score and need fresh
 
 The paper's grids, for python -m launch.sweep: of GLUE grid.txt, of the probing
 tasks grid_probing.txt.
@@ -68,8 +68,8 @@ def fine_tuning(a, lr):
     name='adamw', lr=lr, schedule='linear', warmup_steps=0.1,
     weight_decay=0.01, eps=1e-6,
   )  # fmt: skip
-  # The heads of pretraining or of another task; one pattern, since each has to
-  # match something.
+  # The heads of pretraining or of another task, as one pattern: each pattern
+  # must match a parameter.
   fresh = 'predictions|sop|head'
   if a.halting == 'fixed' or a.score == 'fresh':
     fresh += '|score'

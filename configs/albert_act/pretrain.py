@@ -15,11 +15,11 @@ Arguments:
   variant   tiny, small, base (the paper's), albert_* (Lan et al. 2020), or
             micro and mini for a laptop
   halting   act, straight_through, or fixed: all iterations for every token
-  length    of the rows that the corpus was prepared for
+  length    the max_length used by launch.prepare_corpus
   steps     112,500
   tau_from  share of the steps without ponder cost, after which its weight rises
-            linearly to tau, for small models (docs/albert_act.md); 0 is the
-            paper's, tau from the first step on
+            linearly to tau, for small models (docs/albert_act.md); 0
+            (paper): tau applies from step 1
 """
 
 import ml_collections

@@ -25,15 +25,15 @@ Arguments:
   epochs      3; pruning is annealed after the first, at once with epochs=1
   parts       of EAT, for the ablation: any of p (pruning), w (window),
               e (exits), default pwe; pe is better for rows of fewer than 256
-              tokens, where a window saves no time and cuts pairs apart
+              tokens: a window saves no time and separates the two texts
   exits       layers with a head besides the last one, such as 2-3-4
-  prunes      layers after each of which 30 % of the tokens go, such as 2-4
+  prunes      layers after which 30 % of the tokens are removed, such as 2-4
 
-Without exits and prunes the exit is the paper's, 4, or the middle of a model of
-4 or fewer layers, and pruning follows it and the layer half way to it.
-Regressions have exits at 3 and 4, because they exit where two consecutive heads
-agree; patience has the same need: exits=3-4. Stages and losses are those of
-EAT, section 5. Results, recipes and times: docs/eat.md.
+By default the exit layer is 4 (paper), or the middle of a model of 4 or fewer
+layers; tokens are pruned after the exit layer and after the layer at half its
+depth. Regressions have exits at 3 and 4, because they exit where two heads in a
+row agree; `patience` also needs two heads: exits=3-4. Stages and losses are
+those of EAT, section 5. Results, recipes and times: docs/eat.md.
 """
 
 import json
@@ -44,9 +44,9 @@ from configs import common
 
 # Rows of 128 tokens but for these tasks.
 LENGTHS = {'sst2': 256, 'qqp': 256, 'mnli': 320, 'qnli': 256, 'rte': 256}
-# Their rows share phrases, premises, questions or articles, so that part of the
-# training split is not new to the model: temperatures are fitted on half of the
-# validation split instead.
+# Their rows share phrases, premises, questions or articles, so a held-out part
+# of train is not independent: temperatures are fitted on half of the validation
+# split instead.
 SHARES_TEXTS = ('sst2', 'mnli', 'qqp', 'qnli', 'wnli')
 DEPTHS = {
   'base': 12, 'tiny': 2, 'mini': 4, 'small': 4, 'medium': 8, 'distil': 6,
@@ -118,7 +118,7 @@ def eat(c, a, depth):
   exits, prunes = (), ()
   last = 4 if depth > 4 else depth // 2  # the paper's exit, or the middle
   if 'e' in a.parts:
-    # Rules that compare heads can exit at the second of two neighbours.
+    # A regression needs two heads: it exits where their predictions agree.
     first = max(1, last - (a.task == 'stsb'))
     exits = layers('exits', a.exits) or tuple(range(first, last + 1))
     if exits:

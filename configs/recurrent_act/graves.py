@@ -7,8 +7,8 @@ Arguments:
 
   task  parity (is the number of 1s in a vector odd?, section 3.1), logic
         (chains of binary gates, 3.2), addition (running sums of decimals, 3.3),
-        sort (the order of real numbers, 3.4), or sparse_parity: of few marked
-        inputs; Skip-ACT can learn to spend nothing on the others
+        sort (the order of real numbers, 3.4), or sparse_parity: parity of the
+        marked inputs; Skip-ACT can learn to skip the unmarked inputs
   rule  act (default), straight_through, skip (Skip-ACT, default of
         sparse_parity), or fixed: always `model.max_steps` repetitions of the
         cell, the baseline of Fojo's thesis
@@ -16,9 +16,9 @@ Arguments:
 
 `loss.ponder_weight` is tau, `model.mu` the largest score of Skip-ACT. Graves
 stops after 100 repetitions at an input, 20 in addition; here `model.max_steps`
-is 10, of rule fixed 2, as a training step takes the time of all of them. Graves
+is 10 (2 for rule=fixed and sparse_parity): masked repetitions cost time. Graves
 trains with a learning rate of 1e-4 and 16 asynchronous workers, Fojo with 1e-3
-and one; gradients are clipped at a norm of 1 here, which neither says.
+and one; here gradients are clipped at norm 1, which is not stated in either.
 `dataset.placement` of parity is leading as in the code of Fojo's thesis; in the
 paper the numbers are scattered. Results: docs/recurrent_act.md.
 """
@@ -58,8 +58,8 @@ def get_config(arg=''):
     width=width,
     max_steps=2 if is_sparse or rule == 'fixed' else 10,
     mu=5 if rule == 'skip' else 1,
-    # Graves' 1 would skip two of three inputs from the start; 5 times the
-    # sigmoid of -1.4 is about one repetition an input, and none skipped.
+    # A bias of 1 (Graves) would skip two of three inputs from the start; 5
+    # times the sigmoid of -1.4 is about one repetition an input, no skip.
     halting_bias=-1.4 if rule == 'skip' else 1.0,
   )
   # The cost of a fixed number of repetitions is constant.
@@ -69,7 +69,7 @@ def get_config(arg=''):
   c.stages = dict(stage1=dict(steps=steps))
   if is_sparse:
     c.optimizer.schedule = 'cosine'
-    # Skipping does not help to learn what has to be read.
+    # First train without ponder cost: skipping does not help to learn parity.
     rising = dict(ponder_weight=('linear', 0.0, tau))
     c.stages = dict(
       stage1_read=dict(steps=steps // 2, knobs=dict(ponder_weight=0.0)),
