@@ -30,7 +30,7 @@ SOURCES = {
 
 Batch = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
 
-_MAX_THREADS = 32  # beyond this Python's lock, not the cores, is the limit
+_MAX_THREADS = 32  # more threads are limited by the GIL
 _ROWS_PER_BLOCK = 32
 _ADVICE = (
   'Repair or remove these records; for training, dataset.max_bad_share sets '
@@ -112,19 +112,19 @@ def build(
     expected = f'a positive multiple of {host_count} hosts'
     raise ConfigError('batch_size', batch_size, expected)
   rows = range(host_index * size, (host_index + 1) * size)
-  records: Any = build_source(config, split)
-  lengths = getattr(records, 'lengths', None)
-  buckets = records.info.length_buckets
-  order = Order(len(records), batch_size, seed, train, lengths, buckets)
+  source: Any = build_source(config, split)
+  lengths = getattr(source, 'lengths', None)
+  buckets = source.info.length_buckets
+  order = Order(len(source), batch_size, seed, train, lengths, buckets)
   threads = default_num_threads() if num_threads is None else num_threads
-  return Dataset(records, order, rows, threads, prefetch)
+  return Dataset(source, order, rows, threads, prefetch)
 
 
 class BadRecords(errors.FaultCounts):
   """Thread-safe count of distinct bad records by kind.
 
-  A share of the records of the split is tolerated. A record counts once however
-  often it is read, so the verdict does not depend on epochs, threads or hosts.
+  The share `max_share` of the split is tolerated. A record counts once, so that
+  reading it again, in a later epoch or another thread, does not stop the run.
   """
 
   def __init__(self, num_examples: int, max_share: float):
@@ -162,27 +162,27 @@ class BadRecords(errors.FaultCounts):
 class Dataset:
   """Global batches of one split; made by `build`.
 
-  `steps_per_epoch` are those of `Order`. Grain's threads read blocks rather
-  than single rows, so that its overhead is paid per block.
+  For `steps_per_epoch` see `Order`. Grain's threads read blocks rather than
+  single rows, so that its overhead is paid per block.
   """
 
   def __init__(
-    self, records: Any, order: Order, rows: range, threads: int, prefetch: int
+    self, source: Any, order: Order, rows: range, threads: int, prefetch: int
   ):
-    self.records, self._order, self._rows = records, order, rows
-    self.info: DatasetInfo = records.info
+    self.source, self._order, self._rows = source, order, rows
+    self.info: DatasetInfo = source.info
     self.steps_per_epoch = order.steps_per_epoch
-    reads_many = hasattr(records, 'records') or hasattr(records, 'draw')
+    reads_many = hasattr(source, 'records') or hasattr(source, 'draw')
     limit = len(rows) if reads_many else _ROWS_PER_BLOCK
     self._block_rows = min(len(rows), limit)
     self._per_batch = -(-len(rows) // self._block_rows)
     ahead = max(prefetch * self._per_batch, threads)
     self._reading = dict(num_threads=threads, prefetch_buffer_size=ahead)
-    self._augments = order.shuffle and getattr(records, 'augment', True)
+    self._augments = order.shuffle and getattr(source, 'augment', True)
     # Rows of text are read, and found bad, before the first batch.
-    bad_rows = getattr(records, 'bad_rows', ())
-    max_share = getattr(records, 'max_bad_share', 0.0) if order.shuffle else 0.0
-    self._bad_records = BadRecords(len(records) + len(bad_rows), max_share)
+    bad_rows = getattr(source, 'bad_rows', ())
+    max_share = getattr(source, 'max_bad_share', 0.0) if order.shuffle else 0.0
+    self._bad_records = BadRecords(len(source) + len(bad_rows), max_share)
     for row, bad in bad_rows:
       self._bad_records.count(bad, bad.where, row)
 
@@ -198,8 +198,8 @@ class Dataset:
     'label', 'mask', 'index'} with leading axis batch_size / host_count:
     infinite for training, one pass for evaluation with the last batch padded
     (mask 0, index -1). Rows of text also have 'token_types' and 'length', and
-    batches differ in their padded length. `close()` stops the threads, as does
-    the end or garbage collection. Raises TooManyBadRecordsError.
+    batches differ in their padded length. `close()` stops the threads, as do
+    exhaustion and garbage collection. Raises TooManyBadRecordsError.
     """
     # Imported here so that validating a configuration stays cheap.
     import grain
@@ -217,20 +217,20 @@ class Dataset:
       yield from batches
 
   def _block(self, number: int) -> Batch:
-    """Returns a block of rows, counted from that of step 0 on."""
+    """Returns block `number`; block 0 is the first of step 0."""
     step, part = divmod(int(number), self._per_batch)
     rows = self._rows[part * self._block_rows :][: self._block_rows]
     places = self._order.batch(step, rows)
-    records, indices = self.records, places.indices
+    source, indices = self.source, places.indices
     if places.length:
-      arrays = records.records(indices, places.length)
-    elif hasattr(records, 'draw'):
-      arrays = records.draw(self._order.seed, places.epochs, indices)
-    elif hasattr(records, 'records'):
-      arrays = records.records(indices)
+      arrays = source.records(indices, places.length)
+    elif hasattr(source, 'draw'):
+      arrays = source.draw(self._order.seed, places.epochs, indices)
+    elif hasattr(source, 'records'):
+      arrays = source.records(indices)
     else:
       indices, arrays = self._one_by_one(places)
-    padding = getattr(records, 'padding', None)
+    padding = getattr(source, 'padding', None)
     return padded(arrays, indices, len(rows), padding)
 
   def _one_by_one(self, places: Places) -> tuple[np.ndarray, Batch]:
@@ -244,26 +244,26 @@ class Dataset:
     return indices, {info.input_key: inputs, 'label': labels}
 
   def _good_record(self, epoch: int, index: int) -> tuple[int, Any, int]:
-    """Returns the record, or for a bad one another, the same on all hosts."""
+    """Returns a record; replaces a bad one at random, equally on all hosts."""
     candidate, attempt = index, 0
     while True:  # `count` raises before all records are found bad
       try:
         return candidate, *self._read(epoch, candidate)
       except BadRecord as bad:
-        place = bad.where or source.where(self.records, candidate)
+        place = bad.where or source.where(self.source, candidate)
         self._bad_records.count(bad, place, candidate)
         attempt += 1
         rng = record_rng(self._order.seed, epoch, index, attempt)
-        candidate = int(rng.integers(len(self.records)))
+        candidate = int(rng.integers(len(self.source)))
 
   def _read(self, epoch: int, index: int) -> tuple[np.ndarray, int]:
-    record = self.records.record(index)
+    record = self.source.record(index)
     label = source.check_label(record['label'], self.info.num_classes)
     value = record[self.info.input_key]
-    if hasattr(self.records, 'transform'):
+    if hasattr(self.source, 'transform'):
       key = self._order.seed, epoch, index
       rng = record_rng(*key) if self._augments else None
-      value = self.records.transform(value, rng)
+      value = self.source.transform(value, rng)
     source.check_input(value, self.info)
     return value, label
 
@@ -274,7 +274,7 @@ def padded(
   rows: int,
   padding: Mapping[str, int] | None = None,
 ) -> Batch:
-  """Appends rows up to `rows`: mask 0, index -1, else `padding` or 0."""
+  """Pads to `rows` rows: mask 0, index -1, other keys by `padding` or 0."""
   real, fill = len(indices), {**(padding or {}), 'index': -1}
   mask, index = np.ones(real, np.float32), indices.astype(np.int32)
   batch = {**arrays, 'mask': mask, 'index': index}

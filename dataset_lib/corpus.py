@@ -5,7 +5,7 @@
   DIRECTORY/faults.jsonl         each file that was left out, if any
   DIRECTORY/SPLIT/tokens.bin     uint16 or int32 [M], without special tokens
   DIRECTORY/SPLIT/sentences.bin  bool [M], whether a token begins one
-  DIRECTORY/SPLIT/rows.bin       int64 [R + 1], first token of each, then M
+  DIRECTORY/SPLIT/rows.bin       int64 [R + 1], start offset of each row, then M
 
 The bytes do not depend on the number of processes that encode the texts.
 """
@@ -46,7 +46,7 @@ FAULTS_FILE = 'faults.jsonl'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """The flags of `launch.prepare_corpus`; `tokenizer` '' trains one."""
+  """The flags of `launch.prepare_corpus`; an empty `tokenizer` trains one."""
 
   input: Annotated[
     tuple[str, ...], MinLen(1), 'files, folders and tfds:NAME, with commas'
@@ -55,7 +55,7 @@ class Options:
     'the texts of the validation split', (), 'PATH,...'
   )
   validation_share: Annotated[float, Interval(ge=0.0, le=0.5)] = flag(
-    'or the share of the documents that it takes, 0 for none', 0.01, 'SHARE'
+    'or the validation split as a share of documents, 0: none', 0.01, 'SHARE'
   )
   tokenizer: str = flag(
     'spiece.model, tokenizer.json, vocab.txt, or a directory with one '
@@ -90,7 +90,7 @@ def prepare(options: Options, bar: Any) -> Any:
   """Prepares a corpus in `options.out`; returns the content of `corpus.json`.
 
   `bar` is a `rich.progress.Progress`. Raises ConfigError if no vocabulary of
-  that size can be trained, MissingDataError without text or tokenizer,
+  `vocab_size` can be trained, MissingDataError without text or tokenizer,
   InvalidDataError if a split has no rows, or the tokenizer no [MASK].
   """
   faults, given = Faults(), (options.data_dir, options.wrapped)
@@ -176,7 +176,7 @@ def _write(
   for split, tokens, sentences, lengths, own, found, bad in encoded_rows:
     starts = np.cumsum(lengths) - lengths + counts[split]['tokens']
     append(split, tokens=tokens, sentences=sentences, rows=starts)
-    # The first one may go on from the block before.
+    # The first document may continue from the previous block.
     with_rows = len(own - {last[split]})
     counts[split].update(found, documents_with_rows=with_rows)
     last[split] = max(own, default=last[split])
@@ -202,7 +202,7 @@ def encoded(
   if processes == 1:
     yield from map(encode, blocks)
     return
-  # A fork would copy locks that threads of this process hold.
+  # Use spawn, because a fork copies locks that threads of this process hold.
   context = multiprocessing.get_context('spawn')
   pool = ProcessPoolExecutor(processes, context, _start_worker)
   pending: collections.deque[Any] = collections.deque()
@@ -230,7 +230,7 @@ def complete_or_absent(out: pathlib.Path) -> Iterator[pathlib.Path]:
   with tempfile.TemporaryDirectory(
     '.tmp', f'.{out.name}.', out.parent, ignore_cleanup_errors=True
   ) as place:
-    # Inside of it: a temporary directory can be read by its owner only.
+    # Create a subfolder, because only its owner can read a temporary one.
     folder = pathlib.Path(place, out.name)
     folder.mkdir()
     yield folder
@@ -248,7 +248,7 @@ class Split(NamedTuple):
 
   tokens: Shaped[np.ndarray, ' M']
   sentences: Bool[np.ndarray, ' M']
-  rows: Int64[np.ndarray, ' R']
+  rows: Int64[np.ndarray, ' R+1']
   max_length: int
   vocab_size: int
 

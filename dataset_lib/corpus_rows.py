@@ -27,8 +27,8 @@ SPECIAL_IN_ROW = 3  # [CLS] a [SEP] b [SEP]
 MIN_ROW = 2  # tokens: one in each segment
 BLOCK_CHARACTERS = 2**18
 _CLOSING = '"\'”’»)\\]}」』'  # noqa: RUF001
-# Matched from its first character only: a line of a million dots takes linear
-# time. A few opening quotes, brackets or dashes may precede the next word.
+# Possessive quantifiers, so that a line of a million dots takes linear time.
+# A few opening quotes, brackets or dashes may precede the next word.
 _END = re.compile(
   rf'(?<![.!?…])([.!?…]++)([{_CLOSING}]*+)\s++(?=\W{{0,8}}(\w))'
   rf'|[。！？]++[{_CLOSING}]*+\s*+'  # noqa: RUF001
@@ -87,10 +87,10 @@ def pack(
 ) -> list[int]:
   """Returns the end of each row of a part of a document, ascending.
 
-  A row takes the sentences that fit in `limit`. Where only one fits, the
-  beginning of the next fills the row, cut at a word, so that there is a border
-  to split the row at. A longer sentence is cut at words, or inside of a word
-  that fills a row. No single token is left at the end, if the limit is above 2.
+  A row takes the sentences that fit in `limit`. If only one fits, the row is
+  filled with the start of the next (cut at a word), and can be split at the
+  border. A longer sentence is cut at words, or inside of a word that fills a
+  row. No single token is left at the end, if the limit is above 2.
   """
   total = len(begins_word)
   ends = [*np.flatnonzero(begins_sentence).tolist()[1:], total]
@@ -115,13 +115,13 @@ def _row_end(
   if behind - bisect.bisect_right(ends, start) >= 2:
     return ends[behind - 1]
   cut = words[bisect.bisect_right(words, furthest) - 1]
-  # No word may begin there; and two tokens are the least.
+  # Fallback if no word boundary is in range.
   return cut if cut >= start + MIN_ROW else furthest
 
 
 @dataclasses.dataclass
 class Part:
-  """Paragraphs of one document, and whether it begins and ends with them."""
+  """Paragraphs of a document; whether they contain its first and last one."""
 
   split: str
   document: int
@@ -136,7 +136,7 @@ def blocks(
 ) -> Iterator[list[Part]]:
   """Collects parts of one split to blocks of about `BLOCK_CHARACTERS`.
 
-  A longer document goes on in the next block; only its rows end there.
+  A longer document continues in the next block; rows do not cross blocks.
   """
   block: dict[str, list[Part]] = {VALIDATION: [], TRAIN: []}
   characters = dict.fromkeys(block, 0)
@@ -164,7 +164,7 @@ def _split_of(document: int, validation_share: float) -> str:
     return TRAIN
   size = round(1 / validation_share)
   group, place = divmod(document, size)
-  # 0 for group 0, so that a small corpus has one at all.
+  # 0 for group 0, so that a small corpus has a validation document.
   chosen = int(splitmix64(np.array([group], np.uint64))[0]) % size
   return VALIDATION if place == chosen else TRAIN
 

@@ -43,11 +43,11 @@ FILE_ACTIONS = {
   'linked_folder': 'left out: links to folders are not followed',
 }
 ACTIONS = FILE_ACTIONS | {
-  'broken_bytes': 'what is no UTF-8 became U+FFFD; counted once a line',
+  'broken_bytes': 'bytes that are not UTF-8 became U+FFFD; counted per line',
   'nul_bytes': 'removed',
   'byte_order_mark': 'removed',
   'long_line': 'cut at spaces',
-  'one_sentence_document': 'kept: its rows are cut at a word instead',
+  'one_sentence_document': 'kept: rows are split at a word, not a sentence',
   'too_short': 'left out: less than two tokens cannot be two segments',
 }
 
@@ -77,7 +77,7 @@ class Paragraph(NamedTuple):
 class Texts:
   """Texts of files, of folders and of 'tfds:NAME', each once.
 
-  The `names` in `without` are left out silently, other files are `faults`.
+  Skips files in `without` (see `names`); counts other problems in `faults`.
   """
 
   def __init__(
@@ -192,7 +192,7 @@ class Texts:
       if (broken := text.find(_REPLACED)) >= 0:
         faults.count('broken_bytes', place, f'character {broken} of the line')
       text = text.strip()
-      # A part of a long line that is white space is no empty line.
+      # A blank part of a long line does not end a paragraph.
       if text or number != long_line:
         yield Paragraph(text, place)
       number, is_first = number + (not is_part), False

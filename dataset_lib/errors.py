@@ -37,7 +37,7 @@ class BadRecord(ValueError):  # noqa: N818  one row, not the end of a run
   """One record that cannot be used; the reader counts and replaces it.
 
   `kind` is the short name that it is counted under, like 'truncated'; `where`
-  its file, '' if its source knows.
+  is its file, or '' if the source's `where(index)` gives it.
   """
 
   def __init__(self, kind: str, where: str, message: str):
@@ -60,7 +60,7 @@ class FaultCounts:
     self._kinds: dict[str, dict[str, Any]] = {}
 
   def add(self, kind: str, **place: Any) -> None:
-    """Counts one fault; `place` has its file, row, message."""
+    """Counts one fault; `place`: keywords such as file, row, message."""
     entry = self._kinds.setdefault(kind, {'count': 0, 'first': []})
     entry['count'] += 1
     if len(entry['first']) < self.SHOWN:

@@ -53,7 +53,7 @@ class Unread(str):
 
 
 def override(config: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-  """Sets each 'group.field=text' in place, unread; `check` reads the text."""
+  """Stores each 'group.field=text'; `check` parses the text by the type."""
   for text in texts:
     key, separator, value = text.partition('=')
     if not separator:
@@ -77,9 +77,9 @@ def flag(
   metavar: str | None = None,
   names: str = '',
 ) -> Any:
-  """Declares a flag, required without a default; its annotation is its type.
+  """Declares a flag, typed by its annotation; required without a default.
 
-  `words` and `metavar` appear in --help, `names` replace `--field`.
+  `words` and `metavar` appear in --help; `names`: option strings, not --field.
   """
   about = {'words': words, 'metavar': metavar, 'names': names}
   return dataclasses.field(default=default, metadata=about)
@@ -123,7 +123,7 @@ def check(
 
 
 def check_value(field: str, value: Any, hint: Any) -> Any:
-  """Returns a legal value, lists as tuples; ConfigError for another."""
+  """Returns the value, lists as tuples; ConfigError if it is illegal."""
   if isinstance(value, Unread):
     readings = list(_readings(str(value)))
     accepted = (item for item in readings if accepts(hint, item))
@@ -227,7 +227,7 @@ def _range(bound: Mapping[str, Any]) -> str:
 
 
 def unknown(name: Any, legal: Iterable[str]) -> str:
-  """Returns the expectation of an error about a name that is not legal."""
+  """Returns the 'expected ...' part of the message about an illegal name."""
   names = list(legal)
   close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
   hint = f' (did you mean {close[0]}?)' if close else ''
@@ -248,7 +248,7 @@ def errors_under(prefix: str) -> Iterator[None]:
 
 
 def locate(name: Any, field: str) -> Any:
-  """Returns the object that `field` names as `'package.module:Name'`."""
+  """Imports `name`, 'package.module:Name'; errors name `field`."""
   expected = "'package.module:Name' of something that can be imported"
   if not (isinstance(name, str) and re.fullmatch(r'\w+(\.\w+)*:\w+', name)):
     raise ConfigError(field, name, expected)

@@ -3,7 +3,7 @@
 The classes are the sorted folders of `train`, so that the labels of every
 split agree; without a `train` folder they are the sorted union over all
 splits. Hidden files and folders and files that are no images are left out.
-Everything that would silently give other data than meant is an error.
+Ambiguous layouts raise an error.
 """
 
 import dataclasses

@@ -25,7 +25,7 @@ Encoded = bytes | UInt8[np.ndarray, 'H W C']
 Image = UInt8[np.ndarray, 'H W 3']
 Reframed = UInt8[np.ndarray, 'h w 3']  # of another height and width
 
-# Grain's threads already use every core; OpenCV's own would fight them.
+# Grain's threads use every core; OpenCV's would oversubscribe the cores.
 cv2.setNumThreads(0)
 
 CENTRAL_SHARE = 224 / 256  # side of the evaluation crop, as is customary
@@ -80,7 +80,7 @@ class ImageOptions:
   def transform(
     self, value: Encoded, rng: np.random.Generator | None = None
   ) -> Reframed:
-    """Returns the image as trained on, or as evaluated without `rng`.
+    """Returns the image augmented with `rng`, else the evaluation view.
 
     Without an inception crop the short side is resized and the centre cropped.
     A flip mirrors left and right with probability one half.
@@ -121,7 +121,7 @@ class ImageOptions:
       expected = -(-size[0] // by), -(-size[1] // by)
       message = 'JPEG header and pixels disagree'
       require(image.shape[:2] == expected, 'undecodable', message)
-      # To the nearest edges: at most half a pixel of the reduced image off.
+      # Round box edges: at most half a pixel of the reduced image off.
       bottom, right = round((top + height) / by), round((left + width) / by)
       top, left = round(top / by), round(left / by)
       height, width = bottom - top, right - left
@@ -137,8 +137,8 @@ def decode(data: bytes, reduction: int = 1) -> Image:
   Raises BadRecord if it is empty, truncated, or not an image.
   """
   require(data, 'empty', 'the file has no bytes')
-  # Bytes after the end are legal, and an embedded thumbnail has an end of its
-  # own. OpenCV before version 5 fills the rest of a cut file with grey.
+  # Bytes after the end are legal, and an embedded thumbnail has its own end
+  # marker. OpenCV before version 5 fills the rest of a cut file with grey.
   is_odd = data.startswith(_JPEG_START) and not data.endswith(_JPEG_END)
   is_cut = is_odd and data.rfind(_JPEG_END) <= data.rfind(_JPEG_SCAN)
   require(not is_cut, 'truncated', f'JPEG ends early, at {len(data)} bytes')
@@ -187,7 +187,7 @@ def resize(image: Image, height: int, width: int) -> Reframed:
 
 
 def central_crop(image: Image, height: int, width: int) -> Reframed:
-  """Crops the central pixels of an image no smaller."""
+  """Crops the central pixels of an image that is at least that large."""
   top = (image.shape[0] - height) // 2
   left = (image.shape[1] - width) // 2
   return image[top : top + height, left : left + width]

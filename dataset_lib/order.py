@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Int, Int32, UInt64
 
 # Up to this size the permutation of an epoch is a table of at most 4 MiB;
-# beyond, Grain's index_shuffle computes it entry by entry in constant memory,
-# which takes 4 us an entry for a million records, but milliseconds for ten.
+# beyond, Grain's index_shuffle computes it entry by entry in constant memory:
+# 4 us per entry at 1e6 records, but milliseconds per entry at 10 records.
 _TABLE_EXAMPLES = 2**20
 _SHUFFLE_ROUNDS = 4  # Grain's own choice
 _BATCHES = 1  # separates the order of the batches from that of the records
@@ -71,13 +71,13 @@ class Places(NamedTuple):
 class Order:
   """Maps steps to the records of a split, shuffled or one ordered pass.
 
-  `steps_per_epoch` are full batches for training, at least 1, else all batches.
+  `steps_per_epoch`: in training full batches, at least 1; else all batches.
 
   With `lengths` a batch has records of similar length. An epoch of training is
   then a random permutation of the records, sorted stably by length bucket and
   cut into global batches, which are shuffled. Each epoch leaves out N % B
   records, different ones each time; a set smaller than a batch is repeated
-  within it. Evaluation is one pass in ascending length.
+  within the batch. Evaluation is one pass in ascending length.
   """
 
   def __init__(
@@ -97,7 +97,7 @@ class Order:
     if lengths is not None:
       # The smallest bucket that holds a row; bytes sort fast.
       self._bucket = np.searchsorted(self._buckets, lengths).astype(np.uint8)
-      # Two: threads read across the border of an epoch.
+      # Cache two epochs, because threads read across the border of an epoch.
       self._epoch: Any = functools.lru_cache(maxsize=2)(self._batches_of_epoch)
       self._ascending = np.argsort([] if shuffle else lengths, kind='stable')
 

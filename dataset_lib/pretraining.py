@@ -1,10 +1,12 @@
 """Pretraining as ALBERT's: masked n-grams, and the order of two segments.
 
 A record is a row of consecutive sentences of one document. In each epoch it is
-perhaps shortened, split at a border of sentences or words in two segments,
-which are swapped with probability 0.5 (Lan et al., 2020, section 3.1), framed
-as [CLS] a [SEP] b [SEP], padded, and masked (section 4.1): a function of (seed,
-epoch, index), computed for many rows at once. One ordered pass is epoch 0.
+1. split in two segments at a border of sentences, else of words, and with
+   probability `short_share` shortened,
+2. framed as [CLS] a [SEP] b [SEP], with probability 0.5 with the segments
+   swapped (Lan et al., 2020, section 3.1), and padded,
+3. masked (section 4.1).
+The result depends on (seed, epoch, index) only; an ordered pass is epoch 0.
 """
 
 import dataclasses
@@ -33,7 +35,7 @@ Spans = tuple[Numbers, Numbers, Numbers]  # begin, second segment, end
 
 
 class Rows(NamedTuple):
-  """Rows of tokens; those that are no text are special tokens or padding."""
+  """Rows of tokens; `is_text` is False for special tokens and padding."""
 
   tokens: Int32[np.ndarray, 'B L']
   is_text: Flags
@@ -178,8 +180,8 @@ def uniform(
 def _segments(given: Rows, short_share: float, draws: Uniform) -> Spans:
   """Splits rows; a share is shortened to about a length uniform in [2, L].
 
-  Each end of a shortened row moves towards the split to a sentence border, or
-  if there is none, outwards to the border of its word.
+  Each end of a shortened row moves towards the split to a sentence border. If
+  there is none, the end moves outwards to the border of its word.
   """
   _, inside, word, sentence = given
   lengths, limit = inside.sum(axis=1), inside.shape[1]
@@ -202,7 +204,7 @@ def _segments(given: Rows, short_share: float, draws: Uniform) -> Spans:
   start = _first(near, _last(word & (place <= first), start))
   near = sentence & (place > split) & (place <= last)
   outer = _first(word & (place >= last), lengths)
-  # The end of the row is the end of a sentence, or where it was cut.
+  # A row ends at the end of a sentence, or where preparation cut the row.
   stop = np.where(stop == lengths, outer, _last(near, outer))
   return start, middle, stop
 
@@ -227,9 +229,9 @@ def mask(
   """Masks `budgets` tokens of each row, in n-grams of up to `max_ngram` words.
 
   N-grams of random lengths, p(n) proportional to 1 / n, are taken in random
-  order up to the budget; of the last one the words that fit, and single words
-  fill the rest. 80 % of the tokens become [MASK], 10 % a random one and 10 %
-  stay (BERT; Devlin et al., 2019, section 3.1).
+  order up to the budget. From the last n-gram only words that fit are taken;
+  single words fill the rest. 80 % of the tokens become [MASK], 10 % a random
+  one and 10 % stay (BERT; Devlin et al., 2019, section 3.1).
 
   Returns:
     {'tokens': int32 [B, L]; 'mlm_positions', 'mlm_labels', 'mlm_kind': int32
@@ -262,7 +264,7 @@ def mask(
 
 
 def cut_into_ngrams(rows: Rows, max_ngram: int, uniform: Uniform) -> Counts:
-  """Returns the number of each token's n-gram, or of the one before it."""
+  """Numbers the n-gram of each token; special tokens join the previous one."""
   size = rows.tokens.shape[1]
   weights = 1.0 / np.arange(1, max_ngram + 1)
   bounds = np.cumsum(weights / weights.sum())[:-1]
@@ -282,7 +284,7 @@ def choose(
 ) -> Flags:
   """Chooses whole words, at most `budgets` tokens of each row.
 
-  Where no word fits, a part of one is chosen, so that every row has a label.
+  If no word fits, a part of one is chosen, so that every row has a label.
   """
   keys = np.take_along_axis(uniform, ngrams, axis=1)
   keys[~rows.is_text] = 2.0  # after all others
@@ -314,5 +316,5 @@ def choose(
 
 
 def _number(begins: Flags) -> Counts:
-  """Counts the begins before each token; the first begins with number 0."""
+  """Numbers the words or n-grams; numbering starts at 0."""
   return np.maximum(np.cumsum(begins, axis=1) - 1, 0)

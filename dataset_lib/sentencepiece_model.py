@@ -28,7 +28,7 @@ OWN_PIECES = ('(', ')', '"', '-', '.', '–', '£', '€')  # noqa: RUF001
 MAX_TRAINING_TEXT = 1024
 # Of all texts together: the trainer takes about 20 bytes for each.
 MAX_TRAINING_CHARACTERS = 10**8
-# The end of a text, up to a space, or of a word that is too long a part.
+# The rest of a text, or text up to a space, or a part of a longer word.
 _TRAINING_TEXT = re.compile(
   rf'.{{1,{MAX_TRAINING_TEXT}}}\Z|.{{0,{MAX_TRAINING_TEXT - 1}}} |'
   rf'.{{1,{MAX_TRAINING_TEXT}}}',
@@ -46,8 +46,8 @@ def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
   """
   import sentencepiece
 
-  # A list: of what an iterator raises, even of Ctrl-C, the trainer makes a
-  # RuntimeError.
+  # A list, because the trainer turns exceptions of an iterator, even Ctrl-C,
+  # into RuntimeError.
   sample = _sample(_training_texts(texts), max_texts)
   if not sample:
     reason = 'a corpus of one document needs --validation_share=0'
@@ -66,7 +66,7 @@ def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
       eos_id=-1,
       control_symbols=list(SPECIAL_TOKENS[2:]),
       user_defined_symbols=list(OWN_PIECES),
-      num_threads=16,  # the trainer's sums, and so the pieces, depend on it
+      num_threads=16,  # the result depends on the number of threads
       minloglevel=2,  # errors only
     )
   except RuntimeError as error:
@@ -124,7 +124,7 @@ def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
   proto: Any = sentencepiece_model_pb2
   model = proto.ModelProto.FromString(pathlib.Path(path).read_bytes())
   trainer, pieces = model.trainer_spec, model.pieces
-  # They follow the pieces: a file that was cut short lacks them.
+  # The specs follow the pieces: a file that was cut short lacks the specs.
   if not (model.HasField('trainer_spec') and model.HasField('normalizer_spec')):
     raise InvalidDataError(f'{path} is damaged: it ends early')
   kind = trainer.ModelType.Name(trainer.model_type)

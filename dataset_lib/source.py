@@ -52,11 +52,11 @@ class DatasetInfo:
 class Source(typing.Protocol):
   """Random access to the raw records of one split, from several threads.
 
-  Optional: `records(indices)` reads many that are never bad, as arrays with a
-  leading axis [B], B may be 0; `draw(seed, epochs, indices)` the same where
-  they differ in each epoch. `where(index)` returns the file and line of a
-  record, `transform(value, rng)` the input of a raw value (`rng` None without
-  augmentation). `check_fields(config)` checks fields against each other, and
+  Optional: `records(indices)` reads in bulk, as arrays [B, ...], B may be 0; it
+  must not raise BadRecord. `draw(seed, epochs, indices)` is the same for data
+  that change per epoch. `where(index)` returns the file and line of a record.
+  `transform(value, rng)` converts a raw value to the model input (`rng` None:
+  no augmentation). `check_fields(config)` checks fields against each other.
   `max_bad_share` is tolerated in training.
   """
 
@@ -104,7 +104,7 @@ class TokenSource:
   """Records that are rows of token ids, kept without padding.
 
   The last length bucket of `info` holds every row; `bad_rows` are (number,
-  error) of rows of the split that are no records.
+  error) of rows of the split that could not be read.
   """
 
   def __init__(
@@ -118,7 +118,7 @@ class TokenSource:
   ):
     self.info, self.where, self.bad_rows = info, where, tuple(bad_rows)
     self.lengths = encoded.lengths
-    # What rows without a record hold, where it is not 0.
+    # Padding values other than 0.
     self.padding = {'tokens': pad_id, 'length': 1}
     self._encoded, self._labels = encoded, labels.astype(info.label_dtype)
 
@@ -158,7 +158,7 @@ class TokenSource:
 
 
 def where(records: Source, index: int) -> str:
-  """Returns the place of a record; that of a computed one is its split."""
+  """Returns the place of a record; for generated data: class and split."""
   if hasattr(records, 'where'):
     return records.where(index)
   return f'{type(records).__name__}/{getattr(records, "split", "")}'

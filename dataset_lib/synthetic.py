@@ -24,8 +24,8 @@ class Parity:
   """Parity of the number of 1s in a sequence (AdaTape, section 3.2).
 
   Symbols are uniform, as ids in `SYMBOLS`. Train and test draw from separate
-  streams of `data_seed`, in which short sequences recur by chance; runs of any
-  seed share one test set.
+  streams of `data_seed`, but may share short sequences. Runs of any seed share
+  one test set.
   """
 
   split: TrainTest

@@ -1,4 +1,4 @@
-"""Text files that readers always see whole, and JSON that every reader takes.
+"""Atomic text files and strict JSON.
 
 NaN and infinity become the strings 'NaN', 'Infinity' and '-Infinity', which
 `float()` turns back into numbers.
@@ -16,7 +16,7 @@ Path = str | os.PathLike[str]
 
 
 def write_text(path: Path, text: str) -> None:
-  """Replaces a file: it has the old content or, all on disk, the new."""
+  """Replaces a file atomically, with fsync."""
   path = pathlib.Path(path)
   temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
   try:

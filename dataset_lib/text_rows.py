@@ -1,8 +1,8 @@
 """Files of labelled texts, read as rows of token ids.
 
 TSV files have no quoting: a `"` is a character of the text. A line is a row, a
-tab ends a column, and every line is decoded by itself: a bad row spoils no
-other.
+tab ends a column. Each line is decoded by itself, so that a bad row does not
+affect other rows.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class TextFile:
 
 @dataclasses.dataclass(frozen=True)
 class TextTask:
-  """Columns and labels of a task; alternatives of columns are best first."""
+  """Columns and labels of a task; alternative column names, preferred first."""
 
   texts: tuple[tuple[str, ...], ...]  # names of the one or two text columns
   label: tuple[str, ...]  # name of the label's column
@@ -157,9 +157,9 @@ Buckets = Annotated[
 class LabelledTexts(TokenSource):
   """Fields and reading of every source of labelled texts.
 
-  All rows are tokenised when the split is opened. Parts of a split such as
-  'train[:95%]' are slices of one fixed permutation, as files are ordered, and
-  so is what `max_examples` takes of a training split, 0 for all of it.
+  All rows are tokenised when the split is opened. Files are ordered, so a part
+  like 'train[:95%]' is a slice of one fixed permutation. `max_examples` selects
+  that many rows of a training split in the same way; 0 selects all.
   """
 
   split: str

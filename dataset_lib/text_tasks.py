@@ -1,7 +1,7 @@
 """Tasks of labelled texts: GLUE (Wang et al., 2019), probing (Conneau, 2018).
 
-Splits are 'train', 'validation' ('dev') and 'test', of MNLI also
-'validation_mismatched', parts and sums of them: 'train[:95%]+validation'.
+Splits are 'train', 'validation' (or 'dev'), 'test', for MNLI also
+'validation_mismatched', and parts and sums: 'train[:95%]+validation'.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ GLUE = {
 # Rows of one split share a premise, a question or an article, so they are not
 # independent.
 REPEATED_TEXTS = ('mnli', 'qqp', 'qnli', 'wnli')
-# SentEval's ten tasks: how many classes there are at most, and their names.
+# SentEval's ten tasks: (maximum number of classes, meaning of the classes).
 PROBING = {
   'sentence_length': (6, '0 to 5, for 5 to 28 words'),
   'word_content': (1000, 'the word of 1,000 that the sentence has'),
@@ -243,7 +243,7 @@ class Probing(LabelledTexts):
     path = _find(self.task, split, folders, [*whole, *names])
     if path.name not in whole:
       return _tsv_file(path, _PROBING, split)
-    # Lines of no split are read, and found bad, as training.
+    # Lines with an unknown split mark go to train, which counts them as bad.
     lines = [
       (number, line)
       for number, line in read_lines(path)

@@ -1,7 +1,7 @@
 """Data sets that TFDS prepared, read at random without TensorFlow.
 
-ArrayRecord files have an index; the record lengths of TFRecord files are walked
-once, on opening, and the offsets kept in memory (8 bytes a record).
+ArrayRecord files have an index. The record lengths of TFRecord files are
+scanned once, on opening; the offsets are kept in memory (8 bytes a record).
 """
 
 import bisect
@@ -213,8 +213,8 @@ def _refuse_foreign_code(file: pathlib.Path) -> None:
 def prepared_builder(name: str, data_dir: str, user: str) -> Any:
   """Returns the TFDS builder of a data set that is on disk.
 
-  `data_dir` is that of TFDS, '' for its default, or the folder of one version;
-  `user` needs TFDS, for the error where it is not installed.
+  `data_dir` is that of TFDS, '' for its default, or the folder of one version.
+  `user`: name used in the error if TFDS is not installed.
   """
   try:
     import tensorflow_datasets as tfds

@@ -137,9 +137,9 @@ def _encode(
 def begins_word(name: str, kind: str) -> bool:
   """Returns whether a token begins a word.
 
-  Of WordPiece all but "##" tokens do. Of SentencePiece those that begin with a
-  space do, and as in ALBERT's data generator punctuation, and text of a script
-  without spaces between words.
+  In WordPiece, all but "##" tokens do. In SentencePiece, tokens that begin with
+  a space do, and, as in ALBERT's data generator, punctuation and text of a
+  script without spaces between words.
   """
   if kind == WORD_PIECE:
     return not name.startswith('##')
@@ -180,7 +180,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
 
 @contextlib.contextmanager
 def _named(file: pathlib.Path) -> Iterator[None]:
-  """Names the file in what its damage raises."""
+  """Converts errors to InvalidDataError naming the file."""
   try:
     yield
   except InvalidDataError:
@@ -196,7 +196,7 @@ def _word_piece(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
       f'{file}: do_basic_tokenize=false and added_tokens.json are not '
       f'supported with {VOCABULARY_FILE}; save the tokenizer as {JSON_FILE}'
     )
-  # A line's number is the token's id; `splitlines` would know more ends.
+  # A line's number is the token's id; `splitlines` also splits elsewhere.
   lines = file.read_text(encoding='utf-8').removesuffix('\n').split('\n')
   vocabulary = {line: row for row, line in enumerate(lines)}
   special = _special_tokens(config, WORD_PIECE)

@@ -1,8 +1,8 @@
 """Candidates of `launch.benchmark eat_speed`: EAT, dense BERTs, DistilBERTs.
 
 All run the same random weights and token ids, each in a process of its own. EAT
-prunes 30 % after layers 2 and 4 and has an exit at 4 (EAT, section 4), where a
-planned share of the rows leaves.
+prunes 30 % after layers 2 and 4 (EAT, section 4), and a fixed share of the rows
+exits at layer 4.
 """
 
 import functools
@@ -20,7 +20,7 @@ from jaxtyping import Int
 
 from eat.model import EatClassifier
 from eat.policy import EatPolicy, Options
-from eat.serving import FULL, EatChain
+from eat.serving import UNPRUNED, EatChain
 from eval_lib import peers
 from eval_lib.benchmark import Call, Candidate, checked, log_probabilities
 from model_lib import convert
@@ -122,16 +122,16 @@ def token_rows(count: int, flags: Any) -> Int[np.ndarray, 'B L']:
 def random_params(model: Any) -> dict[str, Any]:
   """Returns nested parameters, the same for the same path and shape.
 
-  Matrices have the compute dtype, to which every call would round them: half
-  the memory traffic in bfloat16.
+  Matrices are stored in the compute dtype, to avoid a cast per call: half the
+  memory traffic in bfloat16.
   """
   weights_key, noise_key = jax.random.split(jax.random.key(0))
   inputs = np.ones((2, 1, 2), np.int32)
   variables = jax.jit(model.init)(weights_key, *inputs, inputs[0, :, 0])
 
   def with_noise(leaf: Any) -> Any:
-    # Scales of exactly 1 would give all tokens one norm, and rounding would
-    # choose which of them are pruned.
+    # With LayerNorm scale 1 all token norms are equal, and rounding would
+    # choose which tokens are pruned.
     leaf += 0.02 * jax.random.normal(noise_key, leaf.shape)
     return leaf.astype(model.dtype) if leaf.ndim == 2 else leaf
 
@@ -141,7 +141,7 @@ def random_params(model: Any) -> dict[str, Any]:
 def _prepare_dense(form: str, model: EatClassifier, tokens: Any) -> Call:
   length = np.full(len(tokens), tokens.shape[1], np.int32)
   inputs = {'tokens': tokens, 'token_types': 0 * tokens, 'length': length}
-  stage = EatChain(model, {}).stage(0, FULL, 0)
+  stage = EatChain(model, {}).stage(0, UNPRUNED, 0)
   function: Any = jax.jit(lambda v, x: stage(v, x)[1]['logits'])
   if form == 'unrolled':
     function = jax.jit(lambda v, x: model.apply(v, **x)[0])
@@ -161,7 +161,7 @@ def leaves(count: int, rate: int) -> list[bool]:
 def rows_per_call(batch: int, rates: Sequence[int], fill: int) -> int:
   """Returns the rows of one call of the engine: whole batches, exact rates.
 
-  They fill `fill` batches at least; at batch 1, one by one, only rates count.
+  The rows fill at least `fill` batches; at batch 1 `fill` is ignored.
   """
   unit = math.lcm(batch, 100 // math.gcd(100, *rates))
   return unit * math.ceil((fill if batch > 1 else 1) * batch / unit)
@@ -170,8 +170,9 @@ def rows_per_call(batch: int, rates: Sequence[int], fill: int) -> int:
 @functools.lru_cache(maxsize=1)
 def _engine(model: EatClassifier, length: int, batch: int) -> Engine:
   """Returns an engine of random parameters, warm."""
-  chain = EatChain(model, {'params': random_params(model)}, with_full=False)
-  # The rule is asked about every row, as in service.
+  variables = {'params': random_params(model)}
+  chain = EatChain(model, variables, with_unpruned=False)
+  # The rule is evaluated for every row, as in service.
   options = Options(thresholds={LEAVE: 0.0, STAY: math.inf})
   reader = TextReader(None, length)
   policy = EatPolicy(chain, reader, CLASS_NAMES, (length,), options=options)

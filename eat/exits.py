@@ -29,15 +29,15 @@ class Rule:
   - 'combined': both 'confidence' and 'patience'.
   - 'never': only at the last head.
 
-  A regression (one logit) exits, unless 'never', when each of the last
-  `max(2, patience)` predictions differs by less than `tolerance` from the one
-  before. The three thresholds may be arrays `[B]`, one for each row.
+  A regression (one logit) exits, unless 'never', if among the last
+  `max(2, patience)` predictions all consecutive predictions differ by less than
+  `tolerance`. The three thresholds may be arrays `[B]`, one for each row.
   `eat.policy.read_options` checks their ranges.
   """
 
   name: str
-  # A probability, a difference of two, or nats. Infinity, for entropy minus
-  # infinity, is never met.
+  # A probability, a difference of two, or nats; inf (-inf for 'entropy')
+  # disables exits.
   tau: Any = None
   patience: int = 2  # number of heads
   tolerance: Any = 0.1  # of a regression, in the unit of the label
@@ -77,9 +77,8 @@ def first_exit(
   rule: Rule, logits: Float[np.ndarray, 'E B C']
 ) -> Int[np.ndarray, ' B']:
   """Returns the index of the head at which each row exits, of all heads."""
-  decided = [
-    should_exit(rule, logits[:count]) for count in range(1, len(logits))
-  ]
+  counts = range(1, len(logits))
+  decided = [should_exit(rule, logits[:count]) for count in counts]
   return np.array([*decided, np.ones(logits.shape[1], bool)]).argmax(0)
 
 
@@ -87,7 +86,7 @@ def _decided(rule: Rule, logits: Any) -> Any:
   """Applies the rule of a classification at the last head."""
   probabilities, like = softmax(logits[-1]), logits.dtype.type
   certainty = margin(probabilities)
-  # False for NaN, which the agreement of classes would let pass.
+  # The comparison is False for NaN; equal classes would let NaN pass.
   decided = certainty >= like(rule.veto_margin)
   if rule.name in ('confidence', 'combined'):
     decided &= probabilities.max(-1) >= like(rule.tau)

@@ -51,7 +51,7 @@ class Head(nn.Module):
 class Encoded(NamedTuple):
   """The output of a run of blocks."""
 
-  tokens: Tokens  # after the last block, pruned if it prunes
+  tokens: Tokens  # after the last block, pruned if the last block prunes
   cls: dict[int, Any]  # [CLS] `[B, D]` after each requested layer
   kept: tuple[Any, ...]  # tokens left in each row `[B]` after each pruning
   full: Any  # states `[B, L, D]` at the original positions, or None
@@ -108,9 +108,8 @@ class EatClassifier(TextEncoder, kw_only=True):
       window_attend, window=self.window, implementation=kind
     )
     self.embeddings = self.make_embeddings(self.width)
-    self.block = self.make_blocks(
-      self.depth, windowed if self.window else attend
-    )
+    attention = windowed if self.window else attend
+    self.block = self.make_blocks(self.depth, attention)
     self.exit = {str(layer): build(Head, self) for layer in self.heads()[:-1]}
     self.pooler = Pooler(self.pooler_activation, dtype=self.dtype)
     self.head = classifier(self.num_classes)
@@ -186,10 +185,11 @@ class EatClassifier(TextEncoder, kw_only=True):
   ) -> Encoded:
     """Runs the blocks `first` to `last`, with the pruning after each.
 
-    `sizes` are static lengths after each of `prune_layers` (the gathered form);
-    None keeps shapes (the masked form), `()` turns pruning off. [CLS] is
-    returned of the layers `heads`, `keys_values` are those of the first block
-    if `cls_after` has computed them.
+    Args:
+      heads: layers after which [CLS] is returned.
+      sizes: static lengths after each of `prune_layers` (the gathered form);
+        None keeps shapes (the masked form), `()` turns pruning off.
+      keys_values: of block `first`, if `cls_after` has computed them.
     """
     cls, kept, full = {}, [], tokens.x if self.restore else None
     for layer in range(first, last + 1):
@@ -229,7 +229,7 @@ class EatClassifier(TextEncoder, kw_only=True):
   def cls_after(
     self, tokens: Tokens, layer: int
   ) -> tuple[Float[Array, 'B D'], KeysValues]:
-    """Returns (only [CLS] of a block, its keys and values for the others)."""
+    """Returns a block's (state of [CLS], keys and values of all tokens)."""
     mask = valid_tokens(tokens.x, tokens.length)
     out = self.block[layer - 1](tokens.x, mask, num_queries=1)
     return out.x[:, 0], out.keys_values
@@ -267,9 +267,10 @@ class EatClassifier(TextEncoder, kw_only=True):
   ) -> list[float]:
     """Returns the FLOPs of one row in each stage, from one head to the next.
 
-    `sizes` are the tokens after each pruning. With `count_cls` as the chain
-    computes: [CLS], keys and values of the block before a head, and its other
-    tokens in the next stage; else every block before its head, as papers do.
+    `sizes` are the tokens after each pruning. `count_cls` counts as the chain
+    computes: only [CLS], keys and values of the block before a head; it counts
+    the other tokens of that block in the next stage. Else, as in papers, every
+    block counts before its head.
     """
     width = self.width
     head = flops.dense(1, width, width + self.num_classes)

@@ -1,7 +1,7 @@
 """Policy that serves EAT, its options, and the calibration of the run.
 
 The host's side of the engine (EAT, sections 7.4 and 10). Thresholds, minimum
-retention and the switch to full depth are data of each row; changing them never
+retention and the switch to full depth are host values; changing them never
 recompiles. The evaluator 'calibration' writes `calibration.json`: temperatures,
 an optional guarantee, and the reference of the drift check.
 """
@@ -27,7 +27,7 @@ from serve_lib.decisions import ClassifierPolicy, margin, scale
 from serve_lib.items import TextOptions
 from serve_lib.monitor import DriftCheck
 
-PRUNED, FULL = 'pruned', 'full'
+PRUNED, UNPRUNED = 'pruned', 'unpruned'
 GUARANTEED = 'guaranteed'
 DEFAULT_TAU = 0.9  # of rule=confidence; other rules measure something else
 
@@ -54,8 +54,8 @@ class Options(TextOptions):
   ensemble_margin: Share = 0.0
   # By source, instead of `tau`.
   thresholds: dict[str, Any] = dataclasses.field(default_factory=dict)
-  # By source. Rows that need a higher share of tokens than the model keeps are
-  # served without pruning, and the drift check skips them.
+  # By source. If the model keeps fewer tokens than this share, the row is
+  # served unpruned, and the drift check skips the row.
   minimum_retention: dict[str, Share] = dataclasses.field(default_factory=dict)
 
 
@@ -94,10 +94,8 @@ class CalibrationFile:
   def temperatures(self, heads: int) -> tuple[float, ...]:
     """Returns the temperature of each head, or () if there are none."""
     given = self.values.get('temperatures', ())
-    name = f'{self.path}: temperatures'
-    given = fields.check_value(
-      name, given, tuple[Annotated[float, Gt(0.0)], ...]
-    )
+    legal = tuple[Annotated[float, Gt(0.0)], ...]
+    given = fields.check_value(f'{self.path}: temperatures', given, legal)
     if given and len(given) != heads:
       raise self._error(': temperatures', given, f'{heads}, one for each head')
     return given
@@ -114,9 +112,8 @@ class CalibrationFile:
       return None
     try:
       confidences = np.array(drift['confidences'], np.float64)
-      return DriftCheck(
-        confidences, float(drift['threshold']), on_drift=on_drift
-      )
+      threshold = float(drift['threshold'])
+      return DriftCheck(confidences, threshold, on_drift=on_drift)
     except (KeyError, TypeError, ValueError) as error:
       given = f'{type(error).__name__}: {error}'
       expected = 'confidences and a threshold'
@@ -137,9 +134,8 @@ class CalibrationFile:
     return command
 
   def _error(self, part: str, given: Any, expected: str) -> ConfigError:
-    return ConfigError(
-      f'{self.path}{part}', given, f'{expected}; {self.repair()}'
-    )
+    expected = f'{expected}; {self.repair()}'
+    return ConfigError(f'{self.path}{part}', given, expected)
 
 
 def read_options(
@@ -147,7 +143,7 @@ def read_options(
 ) -> tuple[Options, Rule]:
   """Checks the options; returns them and the exit rule they describe.
 
-  `guarantee` is that of the run's calibration; a regression has no `classes`.
+  `guarantee` is that of the run's calibration; `classes` is 0 for a regression.
   """
   options = Options(**fields.check(Options, given, 'serve'))
   name, tau = options.rule, options.tau
@@ -163,8 +159,8 @@ def read_options(
         '-m launch.evaluate --workdir=... --evals=calibration '
         '--config.evals.calibration.epsilon=0.02',
       )
-    # It is of the plain rule on the model as it was evaluated: with a veto a
-    # row would leave at a later head than was certified.
+    # The guarantee holds for the plain confidence rule only: with a veto a row
+    # would leave at a later head than was certified.
     expected = f'nothing beside tau={GUARANTEED}, certified without it'
     others = 'ensemble_margin veto_margin thresholds minimum_retention'
     _refuse(options, others, expected)
@@ -176,7 +172,7 @@ def read_options(
     _refuse(options, 'thresholds', f'none with the rule {name!r}: {legal}')
     tau = None
   elif tau is None:
-    # A regression leaves by its tolerance, whatever the rule.
+    # Rows of a regression exit by `tolerance`, whatever the rule.
     if name != 'confidence' and classes:
       expected = f'{_legal_taus(name, classes)}: rule={name} has no default'
       raise ConfigError('serve.tau', 'nothing', f'{expected}, add tau=...')
@@ -226,8 +222,8 @@ def _legal_taus(rule: str, classes: int) -> str:
 class EatPolicy(ClassifierPolicy):
   """`serve_lib.chain.Policy` for an `eat.serving.EatChain`.
 
-  While the monitor finds drift, all rows run to full depth. The rule may be set
-  between batches; its fields override those of the options.
+  While the monitor finds drift, all rows run to full depth. `rule` may be set
+  between batches. Its fields apply, not the equally named ones of `options`.
   """
 
   rule: Rule = dataclasses.field(
@@ -248,7 +244,7 @@ class EatPolicy(ClassifierPolicy):
     if least and encoded.variant == PRUNED:
       kept = self.chain.sizes(PRUNED, encoded.length)[-1] / encoded.length
       if kept < least:
-        return dataclasses.replace(encoded, variant=FULL)
+        return dataclasses.replace(encoded, variant=UNPRUNED)
     return encoded
 
   def decide(
@@ -265,7 +261,8 @@ class EatPolicy(ClassifierPolicy):
     for row, leaves in zip(rows, willing, strict=True):
       if leaves:
         row.encoded.context.setdefault('exit_stage', stage)
-    # The rule is evaluated during drift too, as its end must be seen.
+    # During drift the rule is evaluated only so that `exit_reason` says 'full
+    # depth' for rows that would have left.
     return np.zeros(len(rows), bool) if self.monitor.full_depth else willing
 
   def _calibrated(self, rows: Sequence[Row]) -> Float[np.ndarray, 'E b O']:
@@ -284,7 +281,7 @@ class EatPolicy(ClassifierPolicy):
     return heads.mean(0) if least and margin(heads[-1]) < least else heads[-1]
 
   def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
-    """Returns layers, retention, and why the row left where it did."""
+    """Returns layers, retention, and fields such as the exit reason."""
     stage, context = len(row.outputs) - 1, row.encoded.context
     if stage < self.chain.num_stages - 1:
       reason = self.rule.name if self.class_names else 'tolerance'

@@ -3,8 +3,8 @@
 The valid tokens of row b are its first `length[b]`, before and after pruning,
 in their original order. The masked form keeps shapes, with the pruned tokens
 after the kept ones; the gathered form is the same computation, cropped. Both
-keep the same tokens. Merging follows ToMe (Bolya et al. 2023), but the pruning
-chooses the tokens to merge.
+keep the same tokens. Merging follows ToMe (Bolya et al. 2023), but here the
+pruned tokens are the merged ones.
 """
 
 import math
@@ -19,7 +19,7 @@ from model_lib.errors import FieldError
 from model_lib.logical import partitioned_dense
 
 # Ratios are multiples of 1e-4, so that counts are exact: in floats, 30 % of 10
-# tokens would leave 8.
+# tokens would leave 8 because of rounding.
 _RATIO_STEPS = 10_000
 _SMALLEST_NORM = 1e-12
 _PRECISION = jax.lax.Precision.HIGHEST
@@ -38,9 +38,7 @@ class Tokens(NamedTuple):
 
 
 def kept_count(
-  length: Int[Array, ' B'],
-  ratio: Float[Array, ''] | float,
-  min_tokens: int = 1,
+  length: Int[Array, ' B'], ratio: Float[Array, ''] | float, min_tokens: int = 1
 ) -> Int[Array, ' B']:
   """Returns the tokens that a row keeps, `1 + ceil((1 - p) (t - 1))`.
 
@@ -58,7 +56,7 @@ def static_size(length: int, ratio: float, min_tokens: int = 1) -> int:
   """Returns the length of the gathered form: `kept_count` of the longest row.
 
   Ratios that float32 may round either way (within 0.002 steps of the middle of
-  two multiples of 1e-4) round down.
+  two multiples of 1e-4) use the smaller removed count.
   """
   steps = math.ceil(ratio * _RATIO_STEPS - 0.502)
   removed = min(max(steps, 0), _RATIO_STEPS)
@@ -103,8 +101,9 @@ def prune(
 ) -> Tokens:
   """Keeps [CLS] and the tokens of highest score of each row, in order.
 
-  Differentiable in the states; the choice itself has no gradient. NaN is always
-  kept, so that pruning does not hide it; see `kept_count`, `merge_removed`.
+  Differentiable in the states; the choice itself has no gradient. Tokens with
+  NaN scores are kept, so that the NaN reaches the output. See `kept_count` and
+  `merge_removed`.
 
   Args:
     size: returned tokens, and most that a row keeps, in [1, S]: S keeps shapes
@@ -119,8 +118,8 @@ def prune(
   x, sizes = tokens.x, tokens.sizes
   if merge:
     x, sizes = merge_removed(x, sizes, tokens.length, keep)
-  # The stable order with the kept tokens first. The only sort of the pruning;
-  # by comparisons it is three times as slow.
+  # One sort; the kept tokens come first, in order. Comparisons instead of the
+  # sort are three times as slow.
   place = jnp.arange(keep.shape[1], dtype=jnp.int32)[None]
   order = jnp.sort(jnp.where(keep, place, place + keep.shape[1]), axis=1)
   source = (order % keep.shape[1])[:, :size]
@@ -133,9 +132,10 @@ def best(
 ) -> Bool[Array, 'B S']:
   """Returns True for the `count` best of the first `length` tokens.
 
-  [CLS] is always best. Each token counts the better ones: O(S^2) comparisons,
-  which the compiler fuses into one loop. A top_k or a second sort is faster
-  from 512 tokens on, but XLA gathers it to every device if rows are sharded.
+  [CLS] is always best. The rank is the number of better tokens: O(S^2)
+  comparisons, which the compiler fuses into one loop. A top_k or a second sort
+  is faster from 512 tokens on, but XLA gathers it to every device if rows are
+  sharded.
   """
   place = jnp.arange(scores.shape[1])
   scores = jax.lax.stop_gradient(scores)
@@ -164,8 +164,8 @@ def restore(
 ) -> Float[Array, 'B L D']:
   """Writes the valid tokens to their original positions.
 
-  Called before each pruning and at the end, it gives every pruned token its
-  last state, for token-level tasks.
+  Called before each pruning and at the end, repeated calls keep the last state
+  of every pruned token, for token-level tasks.
   """
   slot = jnp.arange(tokens.x.shape[1], dtype=jnp.int32)[None]
   # Others get unique indices past the end, where the scatter drops them.
@@ -187,7 +187,7 @@ def merge_removed(
 ) -> tuple[Float[Array, 'B S D'], Float[Array, 'B S']]:
   """Averages each removed token into its most similar kept one.
 
-  The most similar one has the largest cosine, the first of equal ones. [CLS] is
+  The most similar one has the largest cosine; ties: the first. [CLS] is
   a candidate only where no other token is kept. The mean is weighted by
   `sizes` (None: one each) and computed in float32. Other tokens are unchanged,
   bit for bit, as are positions. `keep` includes [CLS].

@@ -29,7 +29,7 @@ from train_lib import loading
 BATCH = 64  # rows of a batch that is recorded
 DENSE = ('dense', 'student')  # runs that other libraries can run too
 MOST = 6  # points of the frontier that are timed
-# Values of each rule; those of the entropy are shares of the largest, log C.
+# Values of each rule; entropy thresholds are fractions of log C.
 SWEPT: Mapping[str, Sequence[float]] = {
   'confidence': (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99),
   'entropy': (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9),
@@ -69,12 +69,12 @@ class Model:
 
   @property
   def calibrated(self) -> np.ndarray:
-    """Logits over the temperatures, as the policy has them."""
+    """Logits divided by the temperatures of the policy."""
     return self.logits / self.policy.temperatures[:, None, None]
 
   @property
   def judged(self) -> np.ndarray:
-    """Rows for calibration errors: none of a regression, no fitted ones."""
+    """Rows not used for fitting, bool `[N]`; all False for a regression."""
     return ~self.fitted & (self.classes > 1)
 
   @functools.cached_property
@@ -159,7 +159,7 @@ def load(
 def _fitted(
   values: Mapping[str, Any], rows: Any, dataset: Mapping[str, Any]
 ) -> tuple[np.ndarray, str]:
-  """Returns which rows, by place, a calibration was fitted to; its origin."""
+  """Returns rows the temperatures were fitted to; a description of the file."""
   split, used = values.get('calibration_split', ''), set()
   origin = 'calibration.json, which does not name the rows'
   if not values.get('temperatures'):
@@ -184,13 +184,12 @@ def record(model: Model, variant: str = '', **changes: Any) -> Model:
     return {'logits': jnp.moveaxis(exits, 0, 1)}
 
   rows = predictions.collect(model.data, chain.variables, outputs)
-  chain = EatChain(module, chain.variables, chain.reader, with_full=False)
-  # A drift check would send rows to full depth.
+  chain = EatChain(module, chain.variables, chain.reader, with_unpruned=False)
+  # Use a fresh monitor, because a drift check would send rows to full depth.
   policy = dataclasses.replace(model.policy, chain=chain, monitor=Monitor())
   logits = np.moveaxis(rows['logits'], 1, 0)
-  return dataclasses.replace(
-    model, variant=variant, policy=policy, logits=logits
-  )
+  changed: Any = dict(variant=variant, policy=policy, logits=logits)
+  return dataclasses.replace(model, **changed)
 
 
 def variants(model: Model, scales: Sequence[int | float]) -> Iterator[Model]:
@@ -212,7 +211,7 @@ def variants(model: Model, scales: Sequence[int | float]) -> Iterator[Model]:
 class Setting(NamedTuple):
   """A model with an exit rule, measured on the rows of the split."""
 
-  name: str  # `rule=value`, of another model `variant/rule=value`
+  name: str  # `rule=value`; other models prefix their variant or run
   model: Model  # recorded
   rule: exits.Rule
   point: frontier.Point
@@ -252,7 +251,7 @@ def measure(
 ) -> dict[str, Setting]:
   """Measures all exit rules on recorded logits; returns them by name.
 
-  `full_flops` `[N]` are of the rows in the dense model.
+  `full_flops` `[N]`: FLOPs of each row in the dense model.
   """
   recording = frontier.Recording(
     model.calibrated, model.records['label'], model.heads, model.cost['flops'],
@@ -298,8 +297,8 @@ def sweep(
 ) -> tuple[dict[str, Setting], Setting, list[Setting]]:
   """Records all models and measures all settings on their logits.
 
-  Returns (settings of all runs by name, the one that the EAT is served with by
-  default, those to time: the reference of the speed-ups first).
+  Returns (settings of all runs by name, default setting that the EAT is served
+  with, settings to time with the reference of the speed-ups first).
   """
   tau = given['tau']
   eat = load('EAT', given['workdir'], given, '--workdir', given['step'])

@@ -2,8 +2,9 @@
 
 A stage ends at a head. Pruned tokens are cropped at static sizes, and rows that
 satisfy the exit rule leave before the next stage. At a head only [CLS] goes
-through the last block (about a sixth of it). Its keys and values are kept for
-the next stage, which computes the other tokens of the rows that continue.
+through the last block (about a sixth of the block's FLOPs). Keys and values of
+the block are kept for the next stage, which computes the other tokens of the
+rows that continue.
 """
 
 import functools
@@ -14,7 +15,7 @@ from dataset_lib.errors import ConfigError
 from dataset_lib.text_tasks import REPEATED_TEXTS
 from eat import exits
 from eat.model import EatClassifier
-from eat.policy import FULL, GUARANTEED, PRUNED, CalibrationFile, EatPolicy
+from eat.policy import GUARANTEED, PRUNED, UNPRUNED, CalibrationFile, EatPolicy
 from model_lib.bert import BertClassifier
 from model_lib.layers import build
 from serve_lib.chain import Stage
@@ -24,9 +25,9 @@ from serve_lib.items import TOKEN_IDS, TextReader
 class EatChain:
   """An `EatClassifier` as `serve_lib.chain.Chain`.
 
-  The variants are 'pruned' as the model is configured, and 'full', which keeps
-  all tokens: for sources that must not lose any, and for models that prune
-  nothing. `with_full=False` compiles only the first. A stage ends at each of
+  The variant 'pruned' is the model as configured. The variant 'unpruned' keeps
+  all tokens, for sources that must not lose any and for models that prune
+  nothing. `with_unpruned=False` compiles only 'pruned'. A stage ends at each of
   the layers `heads`.
   """
 
@@ -35,15 +36,15 @@ class EatChain:
     model: EatClassifier,
     variables: Mapping[str, Any],
     reader: TextReader = TOKEN_IDS,
-    with_full: bool = True,
+    with_unpruned: bool = True,
   ):
     self.model, self.variables = model, variables
     self.reader, self.pad = reader, reader.pad
     self.heads = model.heads()
     self.num_stages = len(self.heads)
-    self.variants: tuple[str, ...] = (FULL,)
+    self.variants: tuple[str, ...] = (UNPRUNED,)
     if any(model.prune_ratios):
-      self.variants = (PRUNED, FULL) if with_full else (PRUNED,)
+      self.variants = (PRUNED, UNPRUNED) if with_unpruned else (PRUNED,)
 
   def stage(self, index: int, variant: str, length: int) -> Stage:
     """Returns the pure function of a stage; see `serve_lib.chain.Chain`.
@@ -69,8 +70,8 @@ class EatChain:
     return functools.partial(self.model.apply, method=run)
 
   def sizes(self, variant: str, length: int) -> tuple[int, ...]:
-    """Returns the static lengths after each pruning; none for 'full'."""
-    return () if variant == FULL else self.model.static_sizes(length)
+    """Returns the static lengths after each pruning; none for 'unpruned'."""
+    return () if variant == UNPRUNED else self.model.static_sizes(length)
 
 
 def as_adaptive(model: Any) -> EatClassifier:
@@ -91,7 +92,7 @@ def as_adaptive(model: Any) -> EatClassifier:
 def warnings_of(
   file: CalibrationFile, policy: EatPolicy, longest: int
 ) -> Iterator[str]:
-  """Yields what could not be checked and which options have no effect.
+  """Yields warnings: missing checks and options without effect.
 
   `longest` is the row that the run was trained on, in tokens.
   """

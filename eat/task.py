@@ -31,7 +31,7 @@ from train_lib.text_classification import TextClassification
 EXIT_WEIGHT, LAST_WEIGHT = 0.3, 1.0  # EAT, equation (1)
 Weight = Annotated[float, Interval(ge=0.0, le=1e3)]
 TEACHER = 'loss.teacher'
-# Words on which tokenizers with the same vocabulary may differ.
+# Words whose tokenization depends on normalization and word splitting.
 _PROBES = ('Été', 'naïve', '東京x', "don't", 'a\u200db', 'İ')
 
 
@@ -44,13 +44,13 @@ class FineTune(TextClassification):
 
   @dataclasses.dataclass(frozen=True)
   class Loss(TextClassification.Loss):
-    """Legal fields of `loss`; without weights 0.3 for each exit, 1 at last."""
+    """Legal fields of `loss`; default weights: 0.3 per exit, 1 for the last."""
 
     exit_weights: Annotated[tuple[Weight, ...], MinLen(1)] | None = None
     temperature: Annotated[float, Interval(ge=0.01, le=100.0)] = 2.0
     teacher: Annotated[str, "the directory of a run, or ''"] = ''
-    distill_weight: Weight = 0.5  # of the teacher to the last head
-    self_distill_weight: Weight = 0.0  # of the last head to each exit
+    distill_weight: Weight = 0.5  # distillation from teacher to last head
+    self_distill_weight: Weight = 0.0  # from last head to each exit
 
   KNOBS = ('prune_scale', 'distill_weight', 'self_distill_weight')
 
@@ -181,9 +181,9 @@ class FineTune(TextClassification):
     def serve(variables):
       file.check_parameters(variables)
       reader = self.text_reader(lengths[-1], given.max_characters)
-      with_full = any(given.minimum_retention.values())
+      with_unpruned = any(given.minimum_retention.values())
       variables = jax.device_put(dict(variables))
-      chain = EatChain(model, variables, reader, with_full)
+      chain = EatChain(model, variables, reader, with_unpruned)
       policy = EatPolicy(
         chain, reader, names, lengths, rule,
         temperatures=temperatures, options=given, monitor=monitor,

@@ -15,9 +15,11 @@ from jaxtyping import Array, Bool, Float, Shaped
 from model_lib.attention import MASKED_SCORE, mean_received
 from model_lib.errors import FieldError, check_option
 
-# From this length 'auto' computes in blocks. On a CPU, 12 heads of 64, k = 32,
-# dense / block take 1.1 / 1.2 ms at 128 tokens, 3.8 / 2.3 at 160, 16 / 5.0 at
-# 512; at batch 8, 128 tokens take 8.9 / 12, and 160 take 53 / 48.
+# From this length 'auto' computes in blocks. ms of dense / block on a CPU, 12
+# heads of 64, k = 32:
+#   tokens         128         160        512
+#   batch 1  1.1 / 1.2   3.8 / 2.3   16 / 5.0
+#   batch 8   8.9 / 12     53 / 48
 BLOCK_FROM = 160
 # Queries per block; 16, 64 and 128 were slower at 128 to 512 tokens.
 _BLOCK = 32
@@ -41,7 +43,7 @@ def window_attend(
   Queries, keys and values are of the same tokens; queries without a valid key
   get zeros. `window` is the width k: k / 2 neighbours on each side;
   `implementation` 'auto' is 'block' from `BLOCK_FROM` tokens. `drop` is called
-  once, and its noise depends on the implementation.
+  once; dropout masks differ between implementations.
   """
   if window < 2 or window % 2:
     raise FieldError('window', window, 'an even number >= 2')
@@ -61,8 +63,8 @@ def window_attend(
 def window_scores(tokens: int, window: int, implementation: str) -> int:
   """Returns the number of scores that `window_attend` computes per head.
 
-  Blocks compute more than the window has: all scores of a block's span, also
-  masked ones, and a padded last block.
+  The block form also computes the masked scores of each block's span, and the
+  scores of a padded last block.
   """
   if not _is_in_blocks(tokens, implementation):
     return tokens**2
@@ -113,10 +115,8 @@ def _attend_in_blocks(query, key, value, valid, drop, received, half):
     'bnqij,bnqjh->bnqih', band.astype(value.dtype), _spans(value, size, half)
   ).reshape(batch, heads, -1, width)
   of_cls = jnp.einsum('bns,bnsh->bnh', cls.astype(value.dtype), value)
-  attended = jnp.concatenate(
-    [of_cls[:, :, None], attended[:, :, 1:length]], axis=2
-  )
-  return attended, mean
+  parts = of_cls[:, :, None], attended[:, :, 1:length]
+  return jnp.concatenate(parts, axis=2), mean
 
 
 def _product(equation: str, x: Array, y: Array) -> Array:

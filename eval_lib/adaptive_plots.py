@@ -27,8 +27,8 @@ def plot_frontier(
   """Draws quality against cost; lines join the points of each Pareto set.
 
   Args:
-    curves: (cost, quality) by the name of the model and of the point; that of
-      a single point is not written.
+    curves: (cost, quality) by the name of the model and of the point; the name
+      of a single point is not written.
     cost: label of the axis with its unit, e.g. 'latency (ms)'.
     quality: label of the axis with its unit, e.g. 'accuracy (%)'.
   """

@@ -1,9 +1,9 @@
 """Times candidates against each other in interleaved rounds.
 
 Machines drift, so candidates take turns, in alternating directions (A B, then
-B A), and a ratio is taken within each round. A process of its own that dies or
-hangs loses its own results only. jax is not imported here: its settings in the
-environment of such a process are read at its import.
+B A), and a ratio is taken within each round. If a candidate's process dies or
+hangs, only the results of that process are lost. This module does not import
+jax, because jax reads environment settings at import.
 """
 
 import concurrent.futures
@@ -45,7 +45,7 @@ _ERROR_LINES = 30
 class Call:
   """A prepared candidate."""
 
-  run: Any  # is timed; arrays of jax that it returns are waited for
+  run: Any  # the timed function; returned jax arrays are blocked on
   rows: int = 1  # examples that one call processes; seconds are divided by it
   output: Any = None  # compared with those of the group, or None
   columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -58,7 +58,7 @@ class Candidate:
   name: str  # unique in the benchmark
   make: Callable[[], Call]  # can be pickled where `process` is given
   process: str = ''  # to run in, which candidates may share; '' for this one
-  is_baseline: bool = False  # of several, the one with the smallest median is
+  is_baseline: bool = False  # the fastest of several is used
   baseline: str = ''  # name of the candidate to compare with instead
   flops: float | None = None  # of an example by formula, for the limit
   flops_computed: float | None = None  # where they differ from `flops`
@@ -169,8 +169,8 @@ def run(
     hosts: the processes; a lost one loses the results of its candidates.
     rounds: that count, after `warmup` rounds.
     calls: of each candidate in a round.
-    min_seconds: of a round; the last round of the warm-up tells how many calls
-      take as long.
+    min_seconds: of a round; the number of calls is set from the last warm-up
+      round.
   """
   prepared: dict[str, Any] = {}
   for one in candidates:
@@ -200,7 +200,7 @@ def rows(
 
   `seconds` of an example and `speedup` over the baseline are an `Estimate`;
   `limit` is the speed-up that FLOPs allow, `share` the reached part of it,
-  `difference` the largest of the output to that of the first of the group.
+  `difference` the largest absolute one from the first output of the group.
   Raises ValueError if no baseline was timed.
   """
   timed = {one.name: one for one in candidates if one.name in samples}
@@ -238,7 +238,7 @@ def rows(
 
 
 def log_probabilities(answers: Sequence[Any]) -> Float[np.ndarray, 'B C']:
-  """Returns those of predictions; raises RuntimeError for a `Failure`."""
+  """Returns log-probabilities; raises RuntimeError for a `Failure`."""
   return np.log([list(one.probabilities.values()) for one in checked(answers)])
 
 

@@ -25,8 +25,8 @@ from eval_lib.predictions import Heads, Labels, PerHead
 FILE = 'calibration.json'  # in the directory of a run
 BINS = 15
 ONLY_ABOVE = 0.02
-# On data that the head separates without error the likelihood grows without
-# end as the temperature falls, hence the limits.
+# Bounds are needed, because on data that the head separates without error the
+# likelihood keeps growing as the temperature falls.
 TEMPERATURES = (0.1, 10.0)
 MAX_CONFIDENCES = 4096  # kept of the calibration split
 
@@ -54,9 +54,7 @@ class Reliability:
 
 
 def reliability(
-  probabilities: Float[np.ndarray, 'N C'],
-  labels: Labels,
-  bins: int = BINS,
+  probabilities: Float[np.ndarray, 'N C'], labels: Labels, bins: int = BINS
 ) -> Reliability:
   """Sorts the rows of a head into bins of confidence `max_c P`.
 
@@ -104,8 +102,8 @@ def negative_log_likelihood(
 def fit_temperature(logits: Float[np.ndarray, 'N C'], labels: Labels) -> float:
   """Returns the temperature of least negative log-likelihood in the limits.
 
-  That is convex in 1 / T, so a bounded search over log T finds the minimum. It
-  is never worse than T = 1, which is kept where nothing is better.
+  The NLL is convex in 1 / T, so a bounded search over log T finds the minimum.
+  T = 1 is kept if the NLL of the result is not smaller.
   """
 
   def loss(temperature):
@@ -126,20 +124,19 @@ def fit_temperatures(
 ) -> PerHead:
   """Fits a temperature for each head; 1 where its ECE is <= `only_above`."""
   before = errors(logits, labels, bins)
-  return np.array(
-    [
-      fit_temperature(head, labels) if error > only_above else 1.0
-      for head, error in zip(logits, before, strict=True)
-    ]
-  )
+  found = [
+    fit_temperature(head, labels) if error > only_above else 1.0
+    for head, error in zip(logits, before, strict=True)
+  ]
+  return np.array(found)
 
 
 def drift_statistics(probabilities: Heads, threshold: float) -> dict[str, Any]:
   """Returns the numbers that a drift check compares live traffic with.
 
   They are of the first head alone, which every row reaches, for
-  `serve_lib.monitor.DriftCheck`: the threshold of the confidence rule, and the
-  confidences, sorted; of more than `MAX_CONFIDENCES` an even sample.
+  `serve_lib.monitor.DriftCheck`: the threshold of the confidence rule, and
+  at most `MAX_CONFIDENCES` quantiles of the confidences, ascending.
   """
   confidence = probabilities[0].max(-1)
   shares = np.linspace(0, 1, min(MAX_CONFIDENCES, len(confidence)))
@@ -150,7 +147,7 @@ def drift_statistics(probabilities: Heads, threshold: float) -> dict[str, Any]:
 def fingerprint(variables: Any) -> str:
   """Returns a checksum of the parameters that temperatures belong to.
 
-  Over all processes together; the same however the arrays are sharded.
+  Over all processes together. Independent of sharding.
   """
   crc = 0
   for leaf in jax.tree.leaves(variables):
@@ -169,8 +166,8 @@ class Evaluator(predictions.Evaluator):
   of `split`. With `epsilon` > 0 a confidence threshold with a guarantee (see
   `eval_lib.risk`) is certified on `split`, which nothing was fitted to: with
   probability 1 - `delta`, at most a share `epsilon` of the answers differ from
-  the full model's. The file names the parameters and data, so that it is not
-  used for another checkpoint.
+  the full model's. The file names the parameters and data, so that the file
+  is not used for another checkpoint.
   """
 
   calibration_split: Annotated[

@@ -59,9 +59,9 @@ class EvalContext:
 class Evaluator:
   """Measures variables on data that training does not see.
 
-  Subclasses are dataclasses that add their fields; those named `...split` are
-  splits of the data set. `__post_init__` opens the data. With `every_steps` of
-  0 it runs once, at the end.
+  Subclasses are dataclasses that add their fields; fields whose names end in
+  'split' are splits of the data set. `__post_init__` opens the data.
+  `every_steps=0`: only at the end.
   """
 
   context: EvalContext
@@ -143,7 +143,7 @@ def validate(config: ConfigLike) -> dict[str, Any]:
   }
 
 
-def _complete(prefix: str, entry: Any, runs: ConfigLike) -> dict[str, Any]:
+def _complete(prefix: str, entry: Any, run_dataset: Any) -> dict[str, Any]:
   if not isinstance(entry, ConfigLike):
     raise ConfigError(prefix, entry, "a dict such as dict(type='...')")
   given = dict(entry.items())
@@ -151,7 +151,7 @@ def _complete(prefix: str, entry: Any, runs: ConfigLike) -> dict[str, Any]:
   kind = _locate(name, f'{prefix}.type')
   complete = fields.check(kind, given, prefix, without=('context',))
   own = complete['dataset']
-  dataset = runs if own is None else own
+  dataset = run_dataset if own is None else own
   for field, split in complete.items():
     if field.endswith('split'):
       try:
@@ -161,20 +161,21 @@ def _complete(prefix: str, entry: Any, runs: ConfigLike) -> dict[str, Any]:
         raise ConfigError(wrong, error.given, error.expected) from error
   if own is not None:
     complete['dataset'] = dataset = builder.validate(dataset)
-    _check_inputs(dataset, builder.validate(runs), f'{prefix}.dataset')
+    _check_inputs(dataset, builder.validate(run_dataset), f'{prefix}.dataset')
   return {'type': str(name), **complete}
 
 
 def _check_inputs(
-  given: Mapping[str, Any], runs: Mapping[str, Any], prefix: str
+  given: Mapping[str, Any], run_dataset: Mapping[str, Any], prefix: str
 ) -> None:
   """Checks that inputs have the kind and size of those of the run."""
-  if ('image_size' in given) != ('image_size' in runs):
-    expected = f'a data set with inputs like those of {runs["name"]}'
+  if ('image_size' in given) != ('image_size' in run_dataset):
+    expected = f'a data set with inputs like those of {run_dataset["name"]}'
     raise ConfigError(f'{prefix}.name', given['name'], expected)
   for name in ('image_size', 'length'):
-    if name in runs and given.get(name, runs[name]) != runs[name]:
-      expected = f"{runs[name]} as in dataset.{name}, the model's input"
+    size = run_dataset.get(name)
+    if size is not None and given.get(name, size) != size:
+      expected = f"{size} as in dataset.{name}, the model's input"
       raise ConfigError(f'{prefix}.{name}', given[name], expected)
 
 
@@ -191,10 +192,9 @@ def _locate(kind: Any, field: str) -> type[Evaluator]:
 
 
 def one_late(results: Iterator[Any]) -> Iterator[Any]:
-  """Yields each item after the next one was started.
+  """Delays results by one, so that device work overlaps fetching.
 
-  Fetching a result then never leaves the device idle, and the host is never
-  more than one batch ahead, which would fill the device's memory.
+  The host is at most one batch ahead; more would fill the device's memory.
   """
   for previous, _ in itertools.pairwise(itertools.chain(results, [None])):
     yield previous

@@ -2,9 +2,9 @@
 
 The protocol of big_vision (`evaluators/fewshot_lsr.py`; AdaTape section 3.1):
 L2-regularised least squares from the standardised features of a few examples
-per class ("shots") to targets -1 and 1. Unlike there, each draw of shots
-chooses the L2 strength that is most accurate on training images that are not
-among the shots. NumPy in float64 gives the same result on every accelerator.
+per class ("shots") to targets -1 and 1. Here, unlike in big_vision, each draw
+of shots chooses the L2 strength that is most accurate on training images that
+are not among the shots. NumPy in float64 gives the same result everywhere.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ from eval_lib.report import print_table
 L2_GRID = 2.0 ** np.arange(-10, 21)
 # Kept if no training image is left to choose with; big_vision's constant.
 L2_WITHOUT_HELD_OUT = 2.0**10
-# A large constant feature: the bias is then almost free of regularisation.
+# A large constant feature, so the bias is hardly regularised.
 BIAS = 100.0
-# Training images that the L2 is chosen on: all of ImageNet's would cost more
-# than the rest of the evaluation.
+# Training images that the L2 is chosen on: using all of ImageNet's would cost
+# more than the rest of the evaluation.
 MAX_HELD_OUT = 10_000
 MAX_SHOTS = 100_000
 
@@ -106,8 +106,8 @@ def run_draw(
 ) -> Draw:
   """Draws shots, fits, chooses the L2 strength, and only then tests.
 
-  A class with fewer than `shots` examples gives what it has; the k shots of a
-  seed are among its k + 1 shots.
+  A class with fewer than `shots` examples gives what it has. For one seed
+  shots are nested: the k shots are among the k + 1 shots.
   """
   features, labels = train
   rng = np.random.default_rng(seed)

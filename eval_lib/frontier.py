@@ -46,8 +46,8 @@ class Point(NamedTuple):
   quality: float  # accuracy or another measure; more is better
   depth: float  # mean number of layers executed
   flops: float  # FLOPs spent over those of the full model on the same rows
-  # Share of the rows with the answer of the full model; of a regression the
-  # correlation with it.
+  # Share of the rows with the answer of the full model; for a regression the
+  # correlation with the full model's output.
   agreement: float
   shares: tuple[float, ...]  # of the rows by the head they leave at, `[E]`
   exits: Labels  # index of the head at which each row leaves
@@ -63,8 +63,8 @@ class Recording:
     layers: executed when a row leaves at each head, `[E]`.
     flops: FLOPs of a row that leaves at each head, `[E]`, or `[N, E]` where
       they differ from row to row; None takes `layers` for the cost.
-    full_flops: FLOPs of a row in the model compared with, a number or `[N]`;
-      None for the last column of `flops`.
+    full_flops: FLOPs of a row in the reference model, a number or `[N]`; None
+      for the last column of `flops`.
     quality: `(logits [N, C], labels [N]) -> float`.
   """
 
@@ -100,9 +100,10 @@ class Recording:
 def pareto(
   cost: Float[np.ndarray, ' P'], quality: Float[np.ndarray, ' P']
 ) -> Bool[np.ndarray, ' P']:
-  """Marks points on the frontier: no other is as good in both and better.
+  """Marks points on the frontier.
 
-  Equal points are marked alike; a point with a NaN is never on it.
+  No other point is at least as good in both and strictly better in one. Equal
+  points are marked alike; a point with a NaN is never on the frontier.
   """
   finite = ~(np.isnan(cost) | np.isnan(quality))
   as_good = (cost[:, None] <= cost) & (quality[:, None] >= quality)
@@ -125,7 +126,7 @@ class Evaluator(predictions.Evaluator):
   ] = None
   thresholds: tuple[calibration.Share, ...] = (0.80, 0.85, 0.90, 0.95)
   flops: tuple[Number, ...] = ()
-  full_flops: Number = 0.0  # of a row in the model compared with; 0 for own
+  full_flops: Number = 0.0  # of a row in the reference model; 0 for own
   task: glue.TaskName = ''  # '' for that of the data set
 
   def __post_init__(self):
@@ -141,7 +142,7 @@ class Evaluator(predictions.Evaluator):
       `agreement_tau_<t>` and the share of the full model's cost,
       `flops_tau_<t>`, or `depth_share_tau_<t>` where no FLOPs are given;
       `<metric>_full` is that of the last head, and `<metric>_<head>` that of
-      each (`layer_4`, or `head_1` without `layers`), were it the only one.
+      each (`layer_4`, or `head_1` without `layers`) when used alone.
     """
     logits, labels = self.heads('split', variables)
     if self.flops and len(self.flops) != len(logits):

@@ -1,6 +1,6 @@
 """The official metrics of the nine GLUE tasks, over a whole split.
 
-GLUE (Wang et al., 2018, table 1), by scikit-learn and scipy. An undefined
+GLUE (Wang et al., 2019, table 1), by scikit-learn and scipy. An undefined
 metric is 0 and never NaN: F1 without a positive, and the correlations of
 constant predictions.
 """
@@ -27,7 +27,7 @@ TASK_METRICS = dict.fromkeys(TASKS, ('accuracy',)) | {
   'qqp': ('f1', 'accuracy'),
   'stsb': ('pearson', 'spearman'),
 }
-# The field by which an evaluator learns the task; '' for the data set's own.
+# GLUE task; '' for the data set's own.
 TaskName = Literal['', *TASK_METRICS]
 
 
@@ -58,7 +58,7 @@ def compute(
 ) -> dict[str, float]:
   """Computes a task's official metrics by name, and the first as `score`.
 
-  The logits are of one head, of a regression the predicted numbers, `[N, 1]`.
+  `logits` are of one head; for a regression, `[N, 1]` are the predictions.
   Raises InvalidDataError without rows or for an illegal (hidden) label, and
   ValueError if the logits do not fit the task.
   """

@@ -2,9 +2,9 @@
 
 States are built inside a jitted step and merge in any order and grouping, so
 padding, unequal batches and micro-batches count as in one pass over the data.
-Any metric of clu can be used; those below reduce a stacked axis in one
-operation, and compute on the host: a division on the device would wait for
-queued steps. `clu.metrics.Std` loses all digits when the mean is large.
+Any metric of clu can be used. Those below reduce a stacked axis in one
+operation. They compute on the host, because a division on the device would wait
+for queued steps. `clu.metrics.Std` loses all digits when the mean is large.
 """
 
 import math
@@ -112,7 +112,7 @@ class Maximum(Metric):
 
 @flax.struct.dataclass
 class Minimum(Maximum):
-  """Smallest value, kept as the maximum of the negative values."""
+  """Smallest value, stored as the maximum of the negated values."""
 
   @classmethod
   def from_values(cls, values: Values, mask: Values) -> 'Minimum':
@@ -160,7 +160,7 @@ def compute(metrics: Mapping[str, clu.metrics.Metric]) -> dict[str, float]:
 def merge_on_host(
   merged: dict[str, Any] | None, state: Mapping[str, clu.metrics.Metric]
 ) -> dict[str, Any]:
-  """Merges metrics of a batch, on the devices, with `merged`, in float64."""
+  """Fetches metrics of a batch; merges them with `merged` in float64."""
   fetched = jax.tree.map(_widened, jax.device_get(dict(state)))
   if merged is None:
     return fetched

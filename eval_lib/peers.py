@@ -53,9 +53,9 @@ def make(
 ) -> Call:
   """Prepares a library of `PACKAGES` for rows with 'tokens' and 'token_types'.
 
-  At batch 1 a call classifies the next row, otherwise all, sorted by length and
-  padded to the longest of their batch. `weights` is a directory in Hugging
-  Face's layout; with our logits, `expected`, columns compare with them.
+  At batch 1 a call classifies the next row. Otherwise it classifies all rows,
+  sorted by length and padded to the longest of their batch. `weights` is a
+  directory in Hugging Face's layout, `expected` are our logits to compare with.
   """
   classify, device = _load(library, weights, dtype)
   lengths = [len(item['tokens']) for item in items]
@@ -78,7 +78,7 @@ def make(
 
 
 def scores(logits: Float[np.ndarray, 'B C']) -> Float[np.ndarray, 'R 1']:
-  """Returns how far the second class is ahead of the first, of some rows."""
+  """Returns the logit difference class 1 - class 0 of the first rows."""
   return np.diff(logits[:CHECKED_ROWS, :2])
 
 
@@ -97,11 +97,11 @@ def _load(library: str, weights: str, dtype: str) -> tuple[Any, str]:
   import torch
   import transformers
 
-  # The optimizer of ONNX Runtime fuses attention that is written out.
-  written_out: Any = {'attn_implementation': 'eager', 'return_dict': False}
+  # The optimizer of ONNX Runtime fuses only un-fused (eager) attention.
+  eager: Any = {'attn_implementation': 'eager', 'return_dict': False}
   model = transformers.AutoModelForSequenceClassification.from_pretrained(
     weights, local_files_only=True, dtype=getattr(torch, dtype),
-    **(written_out if library == 'onnx' else {}),
+    **(eager if library == 'onnx' else {}),
   ).eval()  # fmt: skip
   # DistilBERT has no types.
   count = 3 if getattr(model.config, 'type_vocab_size', 0) else 2

@@ -45,7 +45,7 @@ _LEGEND_COLUMNS, _LEGEND_CHARACTERS = 3, 54  # at most, in a row
 NAME_DISTANCE = 34.0
 # A longer curve is drawn pale, under its moving average.
 SMOOTH_ABOVE, SMOOTH_SHARE = 100, 0.03
-# Panels of a run: title, unit, scale, and patterns of metrics with their words.
+# Panels of a run: title, unit, scale, {pattern of a metric: legend label}.
 _PANELS = (
   ('Loss', 'nats per example', 1.0,
    {'loss': '', 'cross_entropy': 'cross-entropy'}),
@@ -54,7 +54,7 @@ _PANELS = (
   ('Ponder steps', 'steps', 1.0, {'ponder_steps_mean': 'mean'}),
   ('Masked words, sentence order', '%', 100.0,
    {'mlm_accuracy': 'masked words', 'sop_accuracy': 'sentence order'}),
-  # The depth is drawn too: the last token of a row determines its time.
+  # The depth is drawn too: the last token of a row determines the row's time.
   ('Iterations', 'iterations', 1.0,
    {'iterations': 'mean of the tokens', 'depth': 'depth of the rows'}),
   ('Repetitions', 'repetitions of the cell', 1.0, {'steps': 'mean'}),
@@ -104,9 +104,8 @@ def figure(path: Path, data: Any, size: tuple[float, float]) -> Iterator[Any]:
     import matplotlib
     from matplotlib.figure import Figure
   except ImportError as error:
-    raise ImportError(
-      "plots need matplotlib: pip install -e '.[plots]'"
-    ) from error
+    message = "plots need matplotlib: pip install -e '.[plots]'"
+    raise ImportError(message) from error
   with matplotlib.rc_context(_STYLE):
     # No pyplot: no window, no global state.
     result = Figure(figsize=size, layout='constrained')
@@ -267,7 +266,7 @@ def smooth(values: Float[np.ndarray, ' P']) -> Float[np.ndarray, ' P']:
 def _panel(
   found: Curves, title: str, unit: str, scale: float, words: Mapping[str, str]
 ) -> Panel:
-  """Returns a panel of metrics: a colour for each source, a style for each."""
+  """Returns a panel: a colour per source, a line style per metric."""
   lines: list[Line] = []
   numbers = {'train': 0}
   for (metric, word), style in zip(words.items(), '-:', strict=False):
@@ -281,7 +280,7 @@ def _panel(
       label = ', '.join(filter(None, (source, word or shots)))
       number = numbers.setdefault(source if word else label, len(numbers))
       values = scale * found[name][1]
-      # Such as a loss that is the cross-entropy.
+      # Skip a curve equal to one already drawn: a loss may be cross-entropy.
       is_drawn = any(
         one.number == number
         and len(one.y) == len(values)

@@ -1,7 +1,7 @@
 """Logits of all heads for every row of a split, and splits without overlap.
 
-They are recorded once and serve every rule, temperature and threshold. What was
-fitted looks better on the rows it was fitted to, so these are kept apart.
+Logits are recorded once for all rules, temperatures and thresholds. Rows used
+for fitting are excluded from reporting.
 """
 
 import dataclasses
@@ -74,8 +74,8 @@ def collect(
 def probabilities(logits: Heads, temperatures: PerHead | None = None) -> Heads:
   """Returns the softmax over the classes of logits over temperatures.
 
-  In the dtype of the logits, float32 as recorded: a confidence may round to 1
-  in serving, and a threshold must meet the same numbers here.
+  The dtype is that of the logits, float32 as in serving, so that thresholds
+  behave equally where a confidence rounds to 1.
   """
   if temperatures is not None:
     logits = decisions.scale(logits, temperatures)
@@ -107,7 +107,7 @@ def check_labels(
 
 
 def head_layers(layers: Sequence[int], num_heads: int) -> dict[str, int]:
-  """Returns layers by name of the head: `layer_4: 4`, or `head_1: 1` without.
+  """Returns layers by head name: `layer_4: 4`; without layers `head_1: 1`.
 
   Raises ConfigError if there are more or fewer layers than heads.
   """
@@ -146,7 +146,7 @@ class Evaluator(evaluator.Evaluator):
         'rows that `split` does not have, it shares {}: what was fitted cannot '
         'judge itself'
       )
-      reported = self._data['split'].records
+      reported = self._data['split'].source
       self._check_apart('calibration_split', reported, expected)
       self.check_untrained('calibration_split')
 
@@ -161,8 +161,8 @@ class Evaluator(evaluator.Evaluator):
   def check_untrained(self, field: str) -> None:
     """Raises ConfigError if the run is trained on rows of a field's split."""
     train_split = self.context.train_split
-    # The training split is read only if names leave it open: other names than
-    # 'train' may mean the same rows, as dev and validation.
+    # The training split is read only if the names do not decide it: other names
+    # than 'train' may mean the same rows, as dev and validation.
     trained, given = _names(train_split), _names(getattr(self, field))
     if not train_split or (trained == {'train'} and 'train' not in given):
       return
@@ -174,7 +174,7 @@ class Evaluator(evaluator.Evaluator):
     self._check_apart(field, rows, expected)
 
   def _check_apart(self, field: str, others: Any, expected: str) -> None:
-    places = source.places(self._data[field].records)
+    places = source.places(self._data[field].source)
     if shared := len(places & source.places(others)):
       raise ConfigError(field, getattr(self, field), expected.format(shared))
 

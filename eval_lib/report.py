@@ -1,7 +1,7 @@
 """Tables of measured numbers: estimates with quartiles, CSV, the terminal.
 
-A table is a list of rows, and a row maps names of columns to values; None and
-what a row lacks are empty cells. An `Estimate` takes three columns of a CSV
+A table is a list of rows, and a row maps names of columns to values; None or a
+missing key is an empty cell. An `Estimate` takes three columns of a CSV
 file: `seconds`, `seconds_low` and `seconds_high`.
 """
 
@@ -101,9 +101,9 @@ def print_table(
 ) -> None:
   """Prints at least one row below a title and above a note.
 
-  Cells are printed as `str` does; `columns` are selected, those without a value
-  left out, and formatted by `COLUMNS`. A narrow terminal wraps the lines, and
-  none is cut off.
+  Cells are printed as `str` does. With `columns` only these are printed, in the
+  format of `COLUMNS`; empty columns are omitted. A narrow terminal wraps the
+  lines, and none is cut off.
   """
   if columns:
     used = [c for c in columns if any(row.get(c) is not None for row in rows)]

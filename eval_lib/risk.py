@@ -44,12 +44,12 @@ def guaranteed_threshold(
 
   Its risk, the probability of a loss, exceeds epsilon with probability at most
   delta over the draw of the calibration rows, for every N, model and
-  distribution. Proof: the first threshold of a larger risk must be passed, and
-  its errors, more than Binomial(N, epsilon), have p <= delta that seldom.
+  distribution. Proof: failure requires rejecting (p <= delta) at the first
+  threshold with risk > epsilon, which has probability <= delta.
 
   The rows must be independent draws (rows that share a text are not) from the
   distribution of the rows to come, and nothing may be fitted to them, the grid
-  of thresholds included. It holds on average over rows, not for every class.
+  of thresholds included. The guarantee is on average over rows, not per class.
   """
   rows, errors = len(losses), losses.sum(0)
   # p = P(Binomial(N, epsilon) <= errors)
@@ -118,11 +118,11 @@ def resampled_risk(
   rows: int,
   draws: int = 200,
 ) -> Float[np.ndarray, ' R']:
-  """Returns the risks of `draws` guarantees: a share delta may exceed epsilon.
+  """Returns the risks of `draws` guarantees.
 
-  The recorded rows are the distribution: a draw takes `rows` of them
-  independently, chooses a threshold, and looks up its risk over all of them, 0
-  where it is never to exit.
+  At most a share delta should exceed epsilon. The recorded rows are the
+  distribution: a draw takes `rows` of them independently, chooses a threshold,
+  and looks up its risk over all rows, 0 if no threshold is certified.
   """
   rng, result = np.random.default_rng(0), []
   risks = dict(zip(thresholds.tolist(), losses.mean(0), strict=True))
@@ -138,9 +138,9 @@ def resample_confidence(
 ) -> list[dict[str, Any]]:
   """Returns how often guaranteed thresholds fail, a row for each loss.
 
-  `exceeded` is the share of the draws with a risk above epsilon, `mean` and
-  `worst` are of their risks; `threshold` and the share `early` are of the
-  guarantee on all rows.
+  `exceeded` is the share of the draws with a risk above epsilon; `mean` and
+  `worst` are of the risk over the draws; `threshold` and the share `early` are
+  of the guarantee on all rows.
   """
   rows, (thresholds, exits) = len(labels), confidence_sweep(probabilities)
   losses = {

@@ -203,7 +203,7 @@ def _engine(model: Model, batch: int, stack: contextlib.ExitStack) -> Engine:
 
 
 def _items(setting: Setting, rows: np.ndarray) -> list[dict[str, Any]]:
-  source = setting.model.data.records
+  source = setting.model.data.source
   records = [source.record(int(row)) for row in rows]
   return [{k: one[k] for k in ('tokens', 'token_types')} for one in records]
 

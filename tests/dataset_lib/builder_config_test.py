@@ -170,4 +170,4 @@ def test_a_data_set_is_named_by_its_class():
   data = build(config, 'test', train=False, batch_size=4)
   rows = [batch['tokens'][:, 0].tolist() for batch in data.batches()]
   assert rows == [[0, 1, 4, 9], [16, 25, 36, 0]]
-  assert places(data.records) == {'Squares/test'}
+  assert places(data.source) == {'Squares/test'}

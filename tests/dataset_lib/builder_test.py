@@ -264,7 +264,7 @@ def test_an_error_that_is_no_bad_record_is_not_hidden(monkeypatch):
   def broken(index):
     raise ZeroDivisionError('a bug')
 
-  monkeypatch.setattr(data.records, 'record', broken)
+  monkeypatch.setattr(data.source, 'record', broken)
   with pytest.raises(ZeroDivisionError, match='a bug'):
     take(data, 1)
   assert wait_for_no_threads()
@@ -273,6 +273,6 @@ def test_an_error_that_is_no_bad_record_is_not_hidden(monkeypatch):
 @pytest.mark.parametrize('label', [-1, 10])
 def test_a_wrong_label_is_a_bad_record(monkeypatch, label):
   data = build(train=False)
-  monkeypatch.setattr(data.records, '_labels', np.full(1797, label))
+  monkeypatch.setattr(data.source, '_labels', np.full(1797, label))
   with pytest.raises(TooManyBadRecordsError, match='label_out_of_range'):
     take(data, 1)

@@ -203,7 +203,7 @@ def test_bad_rows_are_counted_by_kind_with_file_and_row(root, task):
     assert entry['first'][0]['file'] == f'{path}, line {row + first}'
     assert entry['first'][0]['row'] == row
   # All the good rows are there, and know their lines.
-  source = data.records
+  source = data.source
   assert len(source) == data.info.num_examples == 96
   assert [text for text, _ in read(source)] == [f'w{n % 30}' for n in range(96)]
   assert source.where(5).endswith(f'line {6 + first}')

@@ -148,12 +148,12 @@ def test_only_reachable_variants_are_compiled(finished):
   assert policy.encode({'text': 'w0', 'source': 'forum'}).variant == 'pruned'
   options = {'minimum_retention': FORUM | {'news': 0.1}}
   chain, policy = build(finished, options)
-  assert chain.variants == ('pruned', 'full')
+  assert chain.variants == ('pruned', 'unpruned')
   variants = [
     policy.encode({'text': TEXT, 'source': source}).variant
     for source in ('forum', 'news', '')
   ]
-  assert variants == ['full', 'pruned', 'pruned']
+  assert variants == ['unpruned', 'pruned', 'pruned']
   assert 'served without pruning (forum, news)' in policy.warnings[0]
 
 
@@ -169,7 +169,7 @@ def test_a_dense_run_is_served_as_one_stage(run):
   (directory / 'calibration.json').unlink()
   dense = task_of(model, task.info, task.config['dataset'])
   chain, policy = build((directory, dense, variables))
-  assert (chain.heads, chain.variants) == ((4,), ('full',))
+  assert (chain.heads, chain.variants) == ((4,), ('unpruned',))
   assert 'the model has no head before its last layer' in policy.warnings[-1]
   with Engine(chain, policy, (LENGTH,), (1,)) as engine:
     (answer,) = engine.predict([TEXT])

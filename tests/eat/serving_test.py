@@ -27,7 +27,7 @@ def chain_logits(chain, variant, texts, length):
   [
     ({}, 'pruned'),
     (dict(merge=True), 'pruned'),
-    pytest.param({}, 'full', marks=pytest.mark.slow),
+    pytest.param({}, 'unpruned', marks=pytest.mark.slow),
     *(
       pytest.param(changes, 'pruned', marks=pytest.mark.nightly)
       for changes in (
@@ -69,7 +69,7 @@ def test_the_forms_agree_at_a_real_size():
     lambda path, leaf: leaf * (0.2 if 'kernel' in str(path) else 1.0),
     variables,
   )
-  chain = serving.EatChain(model, variables, with_full=False)
+  chain = serving.EatChain(model, variables, with_unpruned=False)
   assert chain.sizes('pruned', 256)[0] >= window_attention.BLOCK_FROM
   texts = small.rows(6, low=20, high=256)
   texts[0], texts[1] = texts[0][:64], texts[1][:20]
