@@ -113,13 +113,13 @@ class FineTune(TextClassification):
     if self.teacher is not None:
       given = frozen['params'], frozen['model_state'], batch
       target = jax.lax.stop_gradient(self.teacher.task.apply(*given)[0])
-      rows += self.weight('distill_weight', knobs) * self.divergence(
+      rows += self.loss_weight('distill_weight', knobs) * self.divergence(
         target, exits[-1]
       )
     if exits.shape[0] > 1:
       target = jax.lax.stop_gradient(exits[-1])
       divergences = jax.vmap(lambda one: self.divergence(target, one))
-      rows += self.weight('self_distill_weight', knobs) * divergences(
+      rows += self.loss_weight('self_distill_weight', knobs) * divergences(
         exits[:-1]
       ).sum(0)
     loss = (rows * batch['mask']).sum() / norm['examples']

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import jax
 from annotated_types import Interval, MinLen
@@ -64,6 +64,7 @@ class Evaluator:
   `every_steps=0`: only at the end.
   """
 
+  NEEDS_OUTPUTS: ClassVar[bool] = False  # that a task defines `outputs`
   context: EvalContext
   dataset: DatasetConfig = None
   every_steps: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
@@ -129,7 +130,7 @@ class Classification(Evaluator):
 def build(name: str, config: ConfigLike, context: EvalContext) -> Evaluator:
   """Builds an entry that `validate` accepts; raises if the data do not fit."""
   field, given = f'evals.{name}', dict(config.items())
-  kind = _locate(given.pop('type'), f'{field}.type')
+  kind = locate(given.pop('type'), f'{field}.type')
   with fields.errors_under(field):
     return kind(context=context, **given)
 
@@ -148,7 +149,7 @@ def _complete(prefix: str, entry: Any, run_dataset: Any) -> dict[str, Any]:
     raise ConfigError(prefix, entry, "a dict such as dict(type='...')")
   given = dict(entry.items())
   name = given.pop('type', None)
-  kind = _locate(name, f'{prefix}.type')
+  kind = locate(name, f'{prefix}.type')
   complete = fields.check(kind, given, prefix, without=('context',))
   own = complete['dataset']
   dataset = run_dataset if own is None else own
@@ -179,7 +180,7 @@ def _check_inputs(
       raise ConfigError(f'{prefix}.{name}', given[name], expected)
 
 
-def _locate(kind: Any, field: str) -> type[Evaluator]:
+def locate(kind: Any, field: str) -> type[Evaluator]:
   """Finds an evaluator class by its name in `EVALUATORS` or 'module:Class'."""
   known = f'one of {", ".join(EVALUATORS)}'
   try:

@@ -8,7 +8,7 @@ constant predictions.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import scipy.stats
@@ -90,6 +90,7 @@ def task_of(task: str, dataset: Mapping[str, Any]) -> str:
 class Evaluator(evaluator.Evaluator):
   """The official metrics of the last head on a split; see `compute`."""
 
+  NEEDS_OUTPUTS: ClassVar[bool] = True
   split: evaluator.Split = 'validation'
   task: TaskName = ''  # '' for that of the data set
 

@@ -6,7 +6,7 @@ for fitting are excluded from reporting.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import jax
 import numpy as np
@@ -127,6 +127,7 @@ class Evaluator(evaluator.Evaluator):
   `split`, which is reported, or with the training split of the run.
   """
 
+  NEEDS_OUTPUTS: ClassVar[bool] = True
   split: evaluator.Split = 'validation'
   calibration_split: Annotated[
     evaluator.Split | None,

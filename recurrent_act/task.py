@@ -60,7 +60,7 @@ class SequenceTask(Classification):
     """Returns the inputs and which of them are no padding."""
     return self.inputs(batch), batch['valid']
 
-  def weights(self, batch):
+  def row_weights(self, batch):
     """Returns 1 for the steps of real rows that have a target."""
     return batch['target_mask'] * batch['mask'][:, None]
 
@@ -79,7 +79,7 @@ class SequenceTask(Classification):
 
   def quality(self, logits, entropy, batch) -> dict[str, Any]:
     """How right the answers are; see the class."""
-    here = self.weights(batch)
+    here = self.row_weights(batch)
     correct = logits.argmax(-1) == batch['targets']
     of_targets = jnp.broadcast_to(here[..., None], correct.shape)
     right = jnp.all(correct | (of_targets == 0), axis=(1, 2))

@@ -10,7 +10,7 @@ import ml_collections
 from dataset_lib import builder
 from eval_lib import evaluator
 from train_lib import optimizers, sharding, train_step
-from train_lib.stages import Stage, build_stages
+from train_lib.stages import build_stages
 from train_lib.task import Task, build_task, model_errors
 from train_lib.train_step import TrainState, TrainSteps
 
@@ -18,8 +18,8 @@ from train_lib.train_step import TrainState, TrainSteps
 class Setup:
   """The parts of a run, built from a resolved and validated configuration.
 
-  Build it without a mesh set, use it under `jax.set_mesh(mesh)`. Raises
-  `ConfigError` of a field that is illegal for the data or the devices here.
+  Construct it outside `jax.set_mesh(mesh)` and use it inside. Raises
+  `ConfigError` for a field that does not fit the data or the devices.
   """
 
   def __init__(self, config: Any, workdir: str = ''):
@@ -27,16 +27,15 @@ class Setup:
     self.dataset = build_dataset(config)
     self.stages = build_stages(config.stages, self.dataset.steps_per_epoch)
     self.total_steps = self.stages[-1].stop
-    # By stage, with the model of that stage.
+    # One task per stage name, with the model of that stage.
     self.tasks: dict[str, Task] = {
       stage.name: build_task(config, self.dataset.info, stage.model)
       for stage in self.stages
     }
     self.task = self.tasks[self.stages[0].name]
     rate = optimizers.build_schedule(config.optimizer, self.total_steps)
-    self.schedule = rate
     self.optimizer = optimizers.build_optimizer(config.optimizer, rate)
-    # Before devices are started. Some fields can only be checked with an input:
+    # eval_shape needs no device; it catches fields that fail only on an input:
     # patches that do not divide the image, heads that do not divide the width.
     with model_errors(config.model):
       boxed = jax.eval_shape(self._initial)
@@ -46,14 +45,18 @@ class Setup:
     # Shapes, dtypes and shardings of a state.
     self.abstract: TrainState = sharding.abstract(boxed, self.mesh)
     with jax.set_mesh(self.mesh):
-      # Arrays that the loss reads and never trains.
+      # Constants of the loss, e.g. a teacher.
       frozen = self.task.init_frozen()
       self.frozen = jax.device_put(frozen, sharding.replicated(self.mesh))
-      self.evaluators = {  # by stage and name
+      self.evaluators = {  # by stage name and entry name
         name: build_evaluators(config.evals, task, self.mesh, config, workdir)
         for name, task in self.tasks.items()
       }
-    self.steps = TrainSteps(self._train_step, self.abstract, self.frozen)
+    make = functools.partial(
+      train_step.make_train_step, optimizer=self.optimizer, schedule=rate,
+      num_micro=config.num_micro, ema_decay=config.ema_decay,
+    )  # fmt: skip
+    self.steps = TrainSteps(make, self.tasks, self.abstract, self.frozen)
     self.put = functools.partial(sharding.put_batch, mesh=self.mesh)
 
   def init(self) -> TrainState:
@@ -68,16 +71,11 @@ class Setup:
     seed, decay = self.config.seed, self.config.ema_decay
     return train_step.init_state(self.task, self.optimizer, seed, decay)
 
-  def _train_step(self, stage: Stage) -> Any:
-    parts = self.tasks[stage.name], self.optimizer, self.schedule
-    options = self.config.num_micro, self.config.ema_decay, stage.trainable
-    return train_step.make_train_step(*parts, *options)
-
 
 def build_dataset(config: Any) -> builder.Dataset:
   """Builds the training data: this process's rows of every global batch."""
   threads = config.loader.num_threads
-  # Asking jax would start the devices, before the model is known to fit.
+  # `jax.process_index()` initializes the backend; the model is checked first.
   distributed = jax.distributed.is_initialized()
   return builder.build(
     config.dataset,
@@ -95,7 +93,7 @@ def build_dataset(config: Any) -> builder.Dataset:
 def build_evaluators(
   entries: Any, task: Task, mesh: jax.sharding.Mesh, config: Any, workdir: str
 ) -> dict[str, evaluator.Evaluator]:
-  """Builds entries of `config.evals`, in training or of a checkpoint."""
+  """Builds the evaluators, for training and for launch.evaluate."""
 
   def jitted(method):
     def call(variables, batch):

@@ -1,8 +1,8 @@
 """Checkpoints that survive crashes, full disks and flipped bits.
 
 orbax writes atomically, sharded and in the background. `Checkpointer` adds
-checksums and the fallback of `checkpoint_io`, retention of the newest and the
-best, and errors that are raised at the next call instead of one save late.
+checksums and the fallback of `checkpoint_io` and retention of the newest and
+the best, and raises a failed save's error at the next call of save or wait.
 """
 
 import concurrent.futures
@@ -41,7 +41,8 @@ class Checkpointer(contextlib.ExitStack):
     self._keep = keep
     self._best = {'metric': best_metric, 'mode': best_mode}
     self._description: dict[str, Any] = {}
-    self._restored = math.inf  # the step; later ones are not of this run
+    # The restored step; later checkpoints belong to an abandoned continuation.
+    self._restored = math.inf
     self._orbax = ocp.AsyncCheckpointer(
       ocp.StandardCheckpointHandler(),
       async_options=ocp.options.AsyncOptions(
@@ -78,7 +79,7 @@ class Checkpointer(contextlib.ExitStack):
       step=step, extra=dict(extra or {}), metrics=dict(metrics or {}),
       best=self._best, arrays=io.layout(flat),
     )  # fmt: skip
-    text_files.dumps(self._description)  # an error here, not in a thread
+    text_files.dumps(self._description)  # raises now if not JSON
     self._remove_temporary()
     self._set_later_aside()
     with self._errors():
@@ -116,13 +117,13 @@ class Checkpointer(contextlib.ExitStack):
     io.finish(self.directory / name, self._description)
 
   def _complete(self) -> None:
-    """Waits until a checkpoint is complete, then removes superseded ones."""
+    """Waits for the save, then deletes older ones not covered by `keep`."""
     self._orbax.wait_until_finished()
     if jax.process_index() > 0:
       return
     best = io.best_step(self.directory)
     for step in {*steps_in(self.directory)[: -self._keep]} - {best}:
-      # Renamed first: a kill must not leave half a checkpoint.
+      # Renamed first, so a killed process leaves no partial checkpoint here.
       path = self.directory / str(step)
       shutil.rmtree(path.rename(f'{path}{TEMPORARY}'), ignore_errors=True)
 
@@ -140,7 +141,7 @@ class Checkpointer(contextlib.ExitStack):
     """Removes the files of failed or killed saves; none may be running."""
     if jax.process_index() == 0:
       for path in self.directory.glob(f'*{TEMPORARY}*'):
-        # The next save removes what a late write may still add.
+        # Files written later by a failed save are removed at the next save.
         shutil.rmtree(path, ignore_errors=True)
 
   def _set_later_aside(self) -> None:

@@ -4,8 +4,8 @@
     <directory>/<step>/manifest.json the fields of `Saved`
 
 Arrays are named by their paths, such as `opt_state/0/mu/encoder/kernel`, so a
-checkpoint does not depend on Python classes. orbax reads flipped bits without
-complaint: size and CRC-32 of all files are verified before anything is read.
+checkpoint does not depend on Python classes. orbax does not detect corrupted
+bytes, so `find` verifies size and CRC-32 of all files before they are read.
 """
 
 import concurrent.futures
@@ -101,10 +101,13 @@ class Saved:
 def find(directory: Path, step: int | str | None = None) -> Saved:
   """Returns the newest undamaged checkpoint, or the one that is asked for.
 
-  Warns with a line for each damaged file of newer steps; deletes nothing. The
-  directory is that of a run or its checkpoints, `step` a number, 'best', or
-  None or 'latest' for the newest. Raises CheckpointError if there is none such,
-  CorruptCheckpointError if the step, or every step, is damaged.
+  Args:
+    directory: of a run, or of its checkpoints.
+    step: a number, 'best', or None or 'latest' for the newest.
+
+  Warns of each damaged file of newer steps; deletes nothing. Raises
+  CheckpointError if no such checkpoint exists, CorruptCheckpointError if the
+  step, or every step, is damaged.
   """
   root = pathlib.Path(directory).absolute()
   root = root / CHECKPOINTS if (root / CHECKPOINTS).is_dir() else root
@@ -142,7 +145,7 @@ def find(directory: Path, step: int | str | None = None) -> Saved:
 def _describe(path: pathlib.Path) -> Saved:
   text = (path / MANIFEST).read_text(encoding='utf-8')
   content = json.loads(text)['content']
-  # Any change counts, even of white space.
+  # Re-encode to detect any change of the file, even of white space.
   if text != _encode(content):
     raise ValueError('differs from the one written')
   return Saved(path, **content)
@@ -151,7 +154,7 @@ def _describe(path: pathlib.Path) -> Saved:
 def best_step(root: pathlib.Path) -> int | None:
   """Returns the step with the best finite value, the first of equal ones.
 
-  Which metric and whether it grows is what the newest checkpoint recorded.
+  Metric and mode are read from the newest readable manifest.
   """
   found: list[Saved] = []
   for step in steps_in(root):
@@ -186,7 +189,7 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def layout(flat: Mapping[str, Any]) -> dict[str, list[Any]]:
-  """Returns dtype and shape by name, as the description stores them."""
+  """Returns dtype and shape by name, as the manifest stores them."""
   return {name: [str(x.dtype), list(x.shape)] for name, x in flat.items()}
 
 

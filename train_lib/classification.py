@@ -31,7 +31,7 @@ class Classification(Task):
   `model.name` is `'module:Class'` of a Linen module with the other fields.
   """
 
-  MODEL: ClassVar[type[nn.Module]] = nn.Module  # that the task trains
+  MODEL: ClassVar[type[nn.Module]] = nn.Module  # required base class
 
   @dataclasses.dataclass(frozen=True)
   class Loss:
@@ -57,7 +57,7 @@ class Classification(Task):
   def inputs(self, batch: Batch) -> Array:
     """Returns the model's input: symbols, or pixels scaled to [-1, 1]."""
     inputs = batch[self.info.input_key]
-    # Bytes are a quarter of the transfer to the device.
+    # Images are sent as uint8 (a quarter of float32) and scaled on the device.
     pixels = inputs.dtype == jnp.uint8
     return inputs.astype(jnp.float32) / 127.5 - 1.0 if pixels else inputs
 
@@ -77,25 +77,25 @@ class Classification(Task):
     inputs = self.arguments(batch)
     return self.model.apply(variables, *inputs, row_keys=row_keys, **options)
 
-  def weights(self, batch: Batch) -> Float[Array, 'B ...']:
+  def row_weights(self, batch: Batch) -> Float[Array, 'B ...']:
     """Returns the weights of the cross-entropies: 1 for rows, 0 for padding."""
     return batch['mask']
 
   def normalizers(self, batch):
     """Returns the sum of the weights of the whole batch, at least 1."""
-    return {'examples': jnp.maximum(self.weights(batch).sum(), 1.0)}
+    return {'examples': jnp.maximum(self.row_weights(batch).sum(), 1.0)}
 
   def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
     """Returns the weighted mean cross-entropy plus `extra_loss`."""
     logits, out = self.apply(params, model_state, batch, row_keys)
     entropy = self.cross_entropy(logits, batch)
-    loss = (entropy * self.weights(batch)).sum() / norm['examples']
+    loss = (entropy * self.row_weights(batch)).sum() / norm['examples']
     extra, metrics = self.extra_loss(out, batch, norm, knobs)
     metrics |= self.quality(logits, entropy, batch)
     return loss + extra, (metrics, model_state)
 
   def extra_loss(self, out, batch, norm, knobs) -> tuple[Array, dict[str, Any]]:
-    """Returns loss and metrics of an adaptive mechanism, from `out`; none."""
+    """Returns loss and metrics from `out`; here zero and no metrics."""
     return jnp.zeros(()), {}
 
   def cross_entropy(
@@ -127,7 +127,7 @@ class Classification(Task):
 
   @property
   def label_names(self) -> tuple[str, ...]:
-    """Names of the classes, their numbers without names; () for regression."""
+    """Class names, or '0', '1', ... if there are none; () for regression."""
     count = self.info.num_classes
     names = tuple(self.info.class_names) or tuple(map(str, range(count)))
     return names if count > 1 else ()
@@ -160,7 +160,7 @@ class Classification(Task):
       raise ConfigError('task', info.input_key, 'images, tokens or texts')
     dataset = builder.validate(self.config['dataset'])
     size = dataset['image_size']
-    # A data set without the field shows whole images.
+    # A data set without the field has no central crop.
     resize = dataset.get('resize_small', size)
     options = image_ops.ImageOptions(image_size=size, resize_small=resize)
     return images(info.input_shape, options.transform, length)

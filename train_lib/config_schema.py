@@ -46,8 +46,8 @@ Pattern = Annotated[
 ]
 Knob = Annotated[
   float | tuple[Literal['constant', 'linear', 'cosine'], float, float],
-  'a finite number or (shape, first, last), shape one of constant, linear, '
-  'cosine',
+  'a finite number or (shape, first, last), shape one of constant (which '
+  'ignores last), linear, cosine',
 ]
 
 
@@ -70,19 +70,18 @@ class Loader:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-  """Method and learning rate; see `train_lib.optimizers`.
-
-  `warmup_steps` below 1 are a share of all steps, 'cosine' and 'linear' end at
-  `end_lr`, `weight_decay` is decoupled and of matrices only, `clip_norm` 0 sets
-  no limit.
-  """
+  """Method and learning rate; see `train_lib.optimizers`."""
 
   name: Literal['adamw', 'adam', 'sgd', 'lamb', 'adafactor'] = 'adamw'
   lr: Annotated[float, Interval(ge=1e-12, le=1e3)] = 1e-3
   schedule: Literal['cosine', 'linear', 'rsqrt', 'constant'] = 'cosine'
+  # A value below 1 is a share of all steps.
   warmup_steps: Annotated[float, Interval(ge=0.0, le=float(2**31 - 1))] = 100.0
+  # 'cosine' and 'linear' end at `end_lr`, the others ignore it.
   end_lr: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.0
+  # Decoupled; applies to kernels and to BERT's embedding tables.
   weight_decay: Annotated[float, Interval(ge=0.0, le=10.0)] = 0.0
+  # Largest global norm of the gradients; 0 disables clipping.
   clip_norm: Annotated[float, Interval(ge=0.0, le=1e6)] = 1.0
   b1: Annotated[float, Interval(ge=0.0, le=0.999999)] = 0.9
   b2: Annotated[float, Interval(ge=0.0, le=0.999999)] = 0.999
@@ -138,9 +137,10 @@ class Profile:
 class Run:
   """All fields of a configuration; stages run in the order of their names.
 
-  `dtype` is that of the computation; parameters are float32. `batch_size` rows
-  are a global batch, in `num_micro` micro-batches. `ema_decay` 0 keeps no
-  average. `max_nonfinite_steps` are skipped in a row before the run stops.
+  `dtype` is that of the computation; parameters are float32. `batch_size` is
+  the global batch size, split into `num_micro` micro-batches. `ema_decay` 0
+  disables the EMA. Up to `max_nonfinite_steps` consecutive non-finite steps are
+  skipped; one more stops the run.
   """
 
   seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
@@ -175,9 +175,9 @@ def validate(
 ) -> ml_collections.ConfigDict:
   """Returns a configuration with every field of the run, its data and model.
 
-  Overrides are texts such as 'optimizer.lr=1e-3'. Reads the configurations of
-  checkpoints that are named, but no data, and touches no device. Raises
-  ConfigError for the first illegal field.
+  Overrides are texts such as 'optimizer.lr=1e-3'. Reads config files of named
+  checkpoints; a task may open its data for sizes of the model, e.g. a corpus'
+  tokenizer. Touches no device. Raises ConfigError for the first illegal field.
   """
   given = config.to_dict() if hasattr(config, 'to_dict') else config
   run = fields.check(Run, given, '')  # so that overrides find every field
@@ -198,6 +198,11 @@ def validate(
   if not is_task or inspect.isabstract(task):
     raise ConfigError('task', run['task'], 'a subclass of train_lib.task.Task')
   task.validate_config(run)
+  for name, entry in run['evals'].items():
+    kind = evaluator.locate(entry['type'], f'evals.{name}.type')
+    if kind.NEEDS_OUTPUTS and task.outputs is Task.outputs:
+      expected = f'one that reads no `outputs`: {run["task"]} defines none'
+      raise ConfigError(f'evals.{name}.type', entry['type'], expected)
   if not run['stages']:
     raise ConfigError('stages', {}, 'at least one stage')
   for name, stage in run['stages'].items():

@@ -29,8 +29,8 @@ STYLE: Any = dict(highlight=False, soft_wrap=True)
 class Console(contextlib.ExitStack):
   """A context that prints a run, writes its metrics and traces its steps.
 
-  Only the primary process prints and writes, but every process prints warnings.
-  `waited` are the seconds in which the device waited for data.
+  Warnings are printed by every process, everything else by the primary one.
+  `waited` is the time in seconds that the device waited for data.
   """
 
   def __init__(self, setup: Setup, run: RunDirectory, start: int):
@@ -40,7 +40,7 @@ class Console(contextlib.ExitStack):
     self._primary = jax.process_index() == 0
     self._console = rich.console.Console(**STYLE)
     self._rows = collections.defaultdict[int, dict[str, float]](dict)
-    # (time, step, waited): the starts of the current and the overall speed.
+    # (time, step, waited) at the start of the current and the overall interval.
     self._last = self._first = (time.monotonic(), start, 0.0)
     self._tensorboard: Any = None
     if self._primary and setup.config.tensorboard:
@@ -80,7 +80,7 @@ class Console(contextlib.ExitStack):
   def advance(self, step: int) -> None:
     """Moves the bar; `step` is the number of finished steps."""
     if step == self._start + 1:
-      # Speed and ETA leave out the compilation of the first step.
+      # Speed and ETA exclude the compilation of the first step.
       self._last = self._first = (time.monotonic(), step, self.waited)
     self._bar.update(self._task, completed=step)
 
@@ -165,7 +165,7 @@ def print_start(console: rich.console.Console, setup: Setup, step: int) -> None:
     'classes': info.num_classes if info.num_classes != 1 else 'a number',
     'examples': f'{info.num_examples:,}',
     'forward FLOPs per example': f'{flops:,.0f}',
-    # The backward pass is two forwards: for the inputs and for the weights.
+    # Backward costs about two forward passes: gradients of inputs and weights.
     'train step FLOPs': f'{3 * flops * config.batch_size:.3g}',
     'mesh': dict(setup.mesh.shape),
   }
@@ -193,21 +193,22 @@ def parameter_counts(params: Mapping[str, Any]) -> dict[str, int]:
 
 
 def print_dry_run(setup: Setup) -> None:
-  """Compiles all steps; prints all arrays, sizes, FLOPs and memory."""
+  """Compiles all steps; prints arrays, and the largest memory of the stages."""
   console = rich.console.Console(**STYLE)
   params = setup.abstract.params
   overview = parameter_overview.get_parameter_overview
   console.print(overview(params, include_stats=False), markup=False)
   batch = _longest_batch(setup)
   print_start(console, setup, 0)
-  for stage in setup.stages:
-    compiled, _ = setup.steps.get(stage, batch)
-  memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
-  state, temporary = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+  steps = [setup.steps.get(stage, batch)[0] for stage in setup.stages]
+  memory = [step.memory_analysis() for step in steps]
+  flops = max((step.cost_analysis() or {}).get('flops', 0) for step in steps)
+  state = max(used.argument_size_in_bytes for used in memory)
+  temporary = max(used.temp_size_in_bytes for used in memory)
   console.print(_table({
     'memory per device: state and batch': f'{state / 2**20:,.1f} MiB',
     'memory per device: temporary': f'{temporary / 2**20:,.1f} MiB',
-    'step FLOPs per device, compiler': f'{cost.get("flops", 0):.3g}',
+    'step FLOPs per device, compiler': f'{flops:.3g}',
   }))  # fmt: skip
   console.print('dry run: everything was built and compiled; nothing written')
 
@@ -217,7 +218,7 @@ def _longest_batch(setup: Setup) -> dict[str, Any]:
   info = setup.dataset.info
   with contextlib.closing(setup.dataset.batches()) as batches:
     batch = setup.put(next(batches))
-  # Of arrays that are padded to a length that differs between batches.
+  # Shape of rows padded to the batch's length; replaced by the longest.
   padded = batch[info.input_key].shape[1:]
 
   def longest(leaf):

@@ -35,14 +35,12 @@ class Trained:
   def variables(self) -> dict[str, Any]:
     """`{'params': ..., 'model_state': ...}`, read at the first use.
 
-    The average of the parameters, if the run kept one, split over the mesh.
+    EMA parameters if present; all arrays are sharded over the mesh.
     """
-    boxed, _ = jax.eval_shape(self.task.init, jax.random.key(0))
-    params = self.saved.params(sharding.abstract(boxed, self.mesh))
-    model_state = self.saved.read('model_state/')
-    if self.mesh is None:
-      model_state = jax.device_put(model_state, jax.devices()[0])
-    return {'params': params, 'model_state': model_state}
+    boxed = jax.eval_shape(self.task.init, jax.random.key(0))
+    params, model_state = sharding.abstract(boxed, self.mesh)
+    state = self.saved.read('model_state/', model_state)
+    return {'params': self.saved.params(params), 'model_state': state}
 
 
 def load_config(
@@ -50,9 +48,9 @@ def load_config(
 ) -> ml_collections.ConfigDict:
   """Returns the configuration of a run.
 
-  Only its directory is needed: paths of teacher and warm start are cleared.
-  Raises ConfigError of the field `key` if the directory has no run, and
-  InvalidDataError if its configuration is damaged.
+  Paths to other runs (teacher, warm start) are cleared, because they are not
+  needed to load this one. Raises ConfigError for the field `key` if `workdir`
+  has no run, and InvalidDataError if its configuration is damaged.
   """
   path = pathlib.Path(workdir) / CONFIG
   if not path.is_file():
@@ -82,7 +80,8 @@ def load_info(workdir: Path) -> DatasetInfo:
 
 
 def _with_tuples(value: Any) -> Any:
-  # JSON has no tuples, and a ConfigDict takes a field's type from its value.
+  # JSON has no tuples, and a ConfigDict takes a field's type from its value, so
+  # a list could not later be overridden by a tuple.
   if isinstance(value, dict):
     return {key: _with_tuples(item) for key, item in value.items()}
   if isinstance(value, list):
@@ -115,13 +114,13 @@ def serve(
   Args:
     workdir: directory of the run.
     step: a step, 'best', or None for the newest good one.
-    lengths: length buckets: tokens of texts, cut off at the longest, or tape
-      tokens of AdaTape; None for those of the training data or the model.
+    lengths: length buckets in tokens; longer texts are cut off. For AdaTape, in
+      tape tokens. None for those of the training data or the model.
     options: of the model's family, as {'tau': 0.8}; see docs/serving.md.
     on_drift: called when drift begins or ends.
 
   Raises ConfigError for an illegal argument or a run that is not served, and
-  CheckpointError without such a good checkpoint.
+  CheckpointError if no undamaged checkpoint matches.
   """
   directory = os.fspath(workdir)
   wanted = None if lengths is None else tuple(lengths)
@@ -134,7 +133,7 @@ def serve(
 
 
 def start_from(state: Any, config: Any) -> Any:
-  """Replaces parameters of a fresh state by those of `config.warm_start`."""
+  """Replaces parameters of a fresh state with those of `config.warm_start`."""
   if not config.workdir:
     return state
   given = config.workdir, config.renames, config.skip
@@ -154,7 +153,7 @@ def warm_start(
   renames: Sequence[str] = (),
   skip: Sequence[str] = (),
 ) -> Any:
-  """Replaces fresh parameters by (averaged) ones of another run's checkpoint.
+  """Replaces fresh parameters with those (EMA if present) of a checkpoint.
 
   Nothing is cast, except a Hugging Face checkpoint in half or double precision.
 
@@ -163,8 +162,8 @@ def warm_start(
     directory: of the run, its checkpoints, or a Hugging Face model.
     renames: 'old->new', applied in turn to the names of the checkpoint by
       `re.sub`.
-    skip: regular expressions searched in the names of both sides, after
-      renaming: such parameters keep their fresh values, as with `^head/`.
+    skip: regular expressions, e.g. `^head/`, searched in the names of the
+      checkpoint (after renaming) and of the model; matches keep fresh values.
 
   Raises:
     ValueError: a rename or a skip matches nothing, parameters are left over on

@@ -12,8 +12,8 @@ import optax
 from dataset_lib.errors import ConfigError
 from train_lib.stages import Config, Stage
 
-# Matrices that multiply are decayed, and BERT's embeddings: its recipe decays
-# all but biases and LayerNorm.
+# Weight decay applies to kernels and to BERT's embedding tables, as in BERT's
+# recipe, which excludes only biases and LayerNorm.
 DECAY = r'(^|/)kernel$|(^|/)embeddings/(word|position|token_type)/embedding$'
 ADAFACTOR_DECAY = 0.8  # exponent, not b2 (Shazeer and Stern, 2018)
 
@@ -34,7 +34,7 @@ def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
     # During the warm-up the joined schedule evaluates this at step < 0.
     'rsqrt': lambda n: peak * (start / (jnp.maximum(n, 0) + start)) ** 0.5,
   }
-  # The first step already moves: a warm-up from 0 would waste it.
+  # Starts at peak / start, so the first step has a non-zero rate.
   before = optax.linear_schedule(peak / start, peak, start)
   return optax.join_schedules([before, after[config['schedule']]], [warmup])
 
@@ -45,8 +45,9 @@ def build_optimizer(
   """Returns a chain that clips, preconditions, decays weights, and scales.
 
   Weight decay is decoupled for every method, so `adam` with weight decay is
-  `adamw`. LAMB's trust ratio applies where weight decay does (You et al.,
-  2020): a bias of one element would otherwise only be multiplied by 1 +- lr.
+  `adamw`. LAMB's trust ratio scales an update to the norm of its parameter. It
+  applies where weight decay does (You et al., 2020): with it, a step would only
+  multiply a bias of one element by 1 +- lr.
   """
   parts, decay = [], config['weight_decay']
   if config['clip_norm'] > 0:
@@ -74,8 +75,8 @@ def _preconditioner(config: Config) -> optax.GradientTransformation:
 
 def path_name(path: Any) -> str:
   """Returns a parameter's path as `'encoder/block_0/mlp/kernel'`."""
-  # Boxed parameters add one level, the attribute that holds the array; the
-  # values of an attention are a dictionary's entry and keep their name.
+  # Boxed parameters add one level, the attribute `value` that holds the array;
+  # a parameter named 'value' has a DictKey and is kept.
   box = jax.tree_util.GetAttrKey('value')
   names = tuple(key for key in path if key != box)
   return jax.tree_util.keystr(names, simple=True, separator='/')

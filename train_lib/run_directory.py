@@ -26,15 +26,15 @@ CONFIG = 'config.json'
 DATASET_INFO = 'dataset_info.json'
 METRICS = 'metrics.jsonl'
 TOKENIZER = 'tokenizer.json'  # of a run on texts
-# Fields that may differ when a run is resumed: they change where, how fast
-# and how often, but not what is computed.
+# Fields that may differ when a run is resumed: they do not change the computed
+# values, up to rounding.
 HARMLESS = re.compile(
   r'log_every|tensorboard|num_micro|max_nonfinite_steps|'
   r'(loader|checkpoint|evals|mesh|profile)\..*'
 )
 Path = str | os.PathLike[str]
-# A lock of another host counts as held while its run wrote something within
-# this time: some file systems do not lock across hosts.
+# A lock of another host counts as held if the run's files changed in the last
+# 120 s, because some file systems do not lock across hosts.
 FOREIGN_LOCK_SECONDS = 120.0
 
 
@@ -87,7 +87,7 @@ class RunDirectory(contextlib.ExitStack):
     """Appends a line of metrics; it is in the file when this returns."""
     if self._primary:
       line = text_files.dumps({'step': step, **values}) + '\n'
-      # One write call: a kill tears this line at most.
+      # One write: a killed process leaves at most this line incomplete.
       with (self.workdir / METRICS).open('ab', buffering=0) as file:
         file.write(line.encode())
 
@@ -96,7 +96,7 @@ class RunDirectory(contextlib.ExitStack):
     path = self.workdir / METRICS
     if not self._primary or not path.exists():
       return
-    # A kill may tear the last line, even to a shorter number.
+    # The last line may be incomplete and still parse; dropped without warning.
     *lines, _ = path.read_bytes().split(b'\n')
     kept = []
     for number, line in enumerate(lines, 1):
@@ -175,7 +175,7 @@ def steps_in(checkpoints: pathlib.Path) -> list[int]:
 
 
 def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-  """Lists differences of two configurations, but of `HARMLESS` fields."""
+  """Lists differences of two configurations, except of `HARMLESS` fields."""
   old, new = _flat(saved), _flat(given)
   return [
     f'{k}: saved {old.get(k, "nothing")}, given {new.get(k, "nothing")}'

@@ -17,8 +17,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from dataset_lib.errors import ConfigError
 
 AXES = ('data', 'fsdp', 'tensor')
-# First match wins and a mesh axis is used once per array, so activations
-# ('batch', 'length', 'embed') are split over rows and not over width.
+# First match wins and a mesh axis is used once per array. 'batch' takes fsdp
+# first, so activations ('batch', 'length', 'embed') are not split over width.
 RULES: tuple[tuple[str, Any], ...] = (
   ('batch', ('data', 'fsdp')),
   ('embed', 'fsdp'),
@@ -32,8 +32,8 @@ RULES: tuple[tuple[str, Any], ...] = (
 def make_mesh(sizes: Any) -> Mesh:
   """Builds the mesh; one axis may be -1 and takes the remaining devices.
 
-  A product below the number of devices uses the first ones; with several
-  processes every device must be used.
+  If the product is smaller than the device count, the first devices are used;
+  with several processes every device must be used.
   """
   shape, count = [int(sizes.get(a, 1)) for a in AXES], jax.device_count()
   if shape.count(-1) == 1:
@@ -66,7 +66,7 @@ def unbox(tree: Any) -> Any:
 def abstract(boxed: Any, mesh: Mesh | None) -> Any:
   """Returns shapes, dtypes and shardings of a tree of boxed arrays, unboxed.
 
-  A dimension that the mesh does not divide is not split, as a head of 10
+  A dimension that the mesh does not divide is not split, e.g. a head of 10
   classes on 4 devices. Without a mesh all are on the first device.
   """
 
@@ -83,10 +83,10 @@ def abstract(boxed: Any, mesh: Mesh | None) -> Any:
 def _split(leaf: Any, mesh: Mesh) -> PartitionSpec:
   names = leaf.names if _is_boxed(leaf) else ()
   if unknown := {*names} - {None, *dict(RULES)}:
-    # Others would silently be replicated.
+    # Unknown names would silently be replicated.
     raise ValueError(f'{sorted(unknown)}: expected axes of sharding.RULES')
   shape, spec = unbox(leaf).shape, nn.logical_to_mesh_axes(names, RULES)
-  # Factored optimizer statistics have the names of a parameter, not its rank.
+  # Factored optimizer statistics carry a parameter's names but have lower rank.
   if spec is None or len(spec) > len(shape):
     return PartitionSpec()
   axes = []

@@ -2,8 +2,8 @@
 
 A *knob* is a traced scalar that follows a schedule within its stage (a prune
 ratio, a loss weight): it changes every step and never recompiles. A *stage*
-changes static parts: the trained parameters, model keywords. Both are functions
-of the step alone, so a resumed run continues at its step.
+changes static parts: the trained parameters, model keywords. Both depend only
+on the step, so a resumed run continues at its step.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Stage:
 def knob_value(schedule: Any, progress: float) -> float:
   """Returns the value of a schedule at `progress` in [0, 1] of its stage.
 
-  A number is constant, `('linear' or 'cosine', a, b)` goes from a to b.
+  A number is constant, `('constant', a, b)` is a; other shapes go from a to b.
   """
   if isinstance(schedule, (int, float)):
     return float(schedule)
@@ -54,12 +54,12 @@ def knob_value(schedule: Any, progress: float) -> float:
   return first + (last - first) * progress
 
 
-def build_stages(config: Config, steps_per_epoch: int) -> tuple[Stage, ...]:
-  """Lays the stages of `config.stages` end to end, stage2 before stage10."""
+def build_stages(entries: Config, steps_per_epoch: int) -> tuple[Stage, ...]:
+  """Orders stages by name (stage2 < stage10) and computes `start`, `stop`."""
   stages: list[Stage] = []
   start = 0
-  for name in sorted(config, key=_natural):
-    entry = config[name]
+  for name in sorted(entries, key=_natural):
+    entry = entries[name]
     steps = int(entry['steps'] or round(entry['epochs'] * steps_per_epoch))
     knobs, model = (dict(entry.get(key, {})) for key in ('knobs', 'model'))
     stop = start + max(steps, 1)

@@ -1,7 +1,7 @@
 """The Task contract between an objective and the trainer.
 
 A task owns a model and its losses; the trainer owns steps, devices and files.
-An objective is a `Task` and a config, never another loop.
+Implement an objective as a `Task` and a config; all share one training loop.
 """
 
 import abc
@@ -47,7 +47,8 @@ class Task(abc.ABC):
   def validate_config(cls, config: dict[str, Any]) -> None:
     """Checks `loss` and `model`, and adds their defaults in place.
 
-    Runs before data or devices are touched, and for the `model` of each stage.
+    Also runs for the `model` of each stage. Touches no device; it may open data
+    for sizes of the model, e.g. a corpus' tokenizer.
     """
     config['loss'] = fields.check(cls.Loss, config['loss'], 'loss')
 
@@ -60,12 +61,12 @@ class Task(abc.ABC):
     """Returns (params, model_state), boxed with their logical axes."""
 
   def init_frozen(self) -> Tree:
-    """Returns arrays the loss reads and never trains, e.g. a teacher."""
+    """Returns constants of the loss, e.g. a teacher."""
     return {}
 
   @abc.abstractmethod
   def normalizers(self, batch: Batch) -> dict[str, Float[Array, '']]:
-    """Denominators over the WHOLE batch, so micro-batches add exactly."""
+    """Denominators over the WHOLE batch: micro-batch losses sum to its loss."""
 
   @abc.abstractmethod
   def loss(
@@ -80,12 +81,11 @@ class Task(abc.ABC):
   ) -> tuple[Float[Array, ''], tuple[Metrics, Tree]]:
     """Returns (loss, (metrics, model_state)) of a micro-batch.
 
-    The losses of micro-batches add up to the loss of the step. `norm` are the
-    `normalizers` of the whole batch, all noise of a row comes from its key,
-    `knobs` are traced scalars from the stage's schedules.
+    `norm` are the `normalizers` of the whole batch, all noise of a row comes
+    from its key, `knobs` are traced scalars from the stage's schedules.
     """
 
-  def weight(self, name: str, knobs: Mapping[str, Any]) -> Any:
+  def loss_weight(self, name: str, knobs: Mapping[str, Any]) -> Any:
     """Returns a weight of `config.loss`, which a knob may override."""
     return knobs.get(name, self.config['loss'][name])
 
@@ -96,7 +96,7 @@ class Task(abc.ABC):
     AdaTape (Algorithm 2). Costs and mask are `[B]`, or `[B, N]` per input of a
     row; `weight` names a field of `loss`, the denominator is a normalizer.
     """
-    return self.weight(weight, knobs) * (cost * mask).sum() / denominator
+    return self.loss_weight(weight, knobs) * (cost * mask).sum() / denominator
 
   @abc.abstractmethod
   def evaluate(self, params: Tree, model_state: Tree, batch: Batch) -> Metrics:
@@ -105,7 +105,7 @@ class Task(abc.ABC):
   def outputs(
     self, params: Tree, model_state: Tree, batch: Batch
   ) -> dict[str, Shaped[Array, 'B ...']]:
-    """Returns arrays by row, as `logits` `[B, E, O]`; the last head answers."""
+    """Returns per-row arrays; `logits` `[B, E, O]`: the last head predicts."""
     raise NotImplementedError(f'{type(self).__name__} has no outputs of rows')
 
   @property
@@ -124,7 +124,7 @@ class Task(abc.ABC):
   ) -> tuple[Chain, Policy]:
     """Returns (chain, policy) of `Engine(chain, policy, policy.lengths)`.
 
-    `variables` are on one device, `options` those of the model's family.
+    `variables` are on one device, `options` the serving options of the family.
     """
     return self.prepare_serving(options, run)(variables)
 
@@ -155,7 +155,7 @@ def build_task(config: Config, info: DatasetInfo, changes: Config = ()) -> Task:
 
 
 def with_model(config: Config, changes: Config) -> dict[str, Any]:
-  """Returns the configuration as a dict, with model keywords of a stage."""
+  """Returns the configuration as a dict, with `model` updated by `changes`."""
   plain = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
   return plain | {'model': {**plain['model'], **dict(changes)}}
 
@@ -163,7 +163,7 @@ def with_model(config: Config, changes: Config) -> dict[str, Any]:
 def complete_model(
   model: Mapping[str, Any], kind: type[nn.Module] = nn.Module
 ) -> dict[str, Any]:
-  """Returns `config.model` with all fields of its module, a `kind`."""
+  """Completes `config.model` with defaults; its module must subclass `kind`."""
   given = dict(model)
   name = given.pop('name', '')
   module = fields.locate(name, 'model.name')

@@ -28,8 +28,8 @@ from train_lib.task import Batch, model_errors
 class TextClassification(Classification):
   """Cross-entropy of the last head; squared error if there is one class.
 
-  `model.from_checkpoint` is the directory of a run or of a Hugging Face model,
-  whose fields are the defaults.
+  `model.from_checkpoint` is the directory of a run or of a Hugging Face model;
+  its sizes become defaults of `model`.
   """
 
   OPTIONS: ClassVar[Any] = TextOptions  # of serving
@@ -50,7 +50,7 @@ class TextClassification(Classification):
     super().validate_config(config)
 
   def build_model(self) -> Any:
-    """Returns the module; raises `ConfigError` if a row does not fit it."""
+    """Returns the module; raises if vocabulary or length exceed it."""
     model, longest = super().build_model(), self.info.input_shape[0]
     if self.info.vocab_size > model.vocab_size:
       expected = f'at least the {self.info.vocab_size} ids of the tokenizer'
@@ -95,7 +95,7 @@ class TextClassification(Classification):
     return super().quality(logits, entropy, batch)
 
   def outputs(self, params, model_state, batch):
-    """Returns `'logits'` `[B, E, O]` of all heads, `'kept'` `[B, P]` if any."""
+    """Returns 'logits' `[B, E, O]`, 'length' `[B]`, if any 'kept' `[B, P]`."""
     logits, out = self.apply(params, model_state, batch)
     exits = out['exits'] if 'exits' in out else logits[None]
     result = {'logits': jnp.swapaxes(exits, 0, 1), 'length': batch['length']}
@@ -117,7 +117,7 @@ class TextClassification(Classification):
     return self.one_stage(reader, lengths, variables)
 
   def served_lengths(self, lengths: Sequence[int] | None) -> tuple[int, ...]:
-    """Returns the length buckets, ascending: the wanted, or the data's."""
+    """Returns the requested buckets, or those of the training data, sorted."""
     longest = self.info.input_shape[0]
     if lengths is None:
       return self.info.length_buckets or (longest,)

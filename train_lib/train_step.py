@@ -2,12 +2,12 @@
 
 Gradients of micro-batches add up exactly, because denominators are computed
 over the whole batch and all noise of a row comes from its own key. A step
-whose loss or gradient is not finite changes only the counters.
+whose loss or gradient is not finite updates only `step` and `nonfinite`.
 """
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax
@@ -29,7 +29,7 @@ class TrainState:
 
   step: Leaf  # finished steps: the position in the data stream, int32
   params: Any  # float32
-  model_state: Any  # that the model carries from step to step
+  model_state: Any  # mutable collections, e.g. batch statistics
   opt_state: Any
   rng: Leaf  # key data, uint32 [2]
   ema_params: Any  # moving average of `params`, or None
@@ -73,9 +73,9 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
   """Builds `train_step(state, frozen, batch, knobs) -> (state, metrics)`.
 
-  Jit it with the state donated. `optimizer` applies the learning rate,
-  `schedule` only logs it. `num_micro` divides the rows of a batch; parameters
-  whose names match `trainable` are trained.
+  Jit it with the state donated. `optimizer` applies the learning rate;
+  `schedule` is used only to log the rate. `num_micro` is the number of
+  micro-batches; parameters whose paths match `trainable` are trained.
   """
 
   def train_step(state, frozen, batch, knobs):
@@ -118,7 +118,7 @@ def _accumulate(task: Task, num_micro: int, state, frozen, batch, knobs):
   norm = task.normalizers(batch)
   key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
   keys = jax.random.split(key, batch['mask'].shape[0])  # of the rows
-  # Micro-batch i takes rows i, i + num_micro, ...: every device keeps its rows.
+  # Micro-batch i takes rows i, i + num_micro, ...: no row changes its device.
   micro = jax.tree.map(
     lambda x: x.reshape(-1, num_micro, *x.shape[1:]).swapaxes(0, 1),
     (dict(batch), keys),
@@ -152,13 +152,14 @@ def _zero_unless(mask: Any, tree: Any) -> Any:
 class TrainSteps:
   """Train steps, each compiled once per stage and shape, at its first use."""
 
-  make: Callable[[Stage], Any]  # returns the step of a stage
+  make: Callable[..., Any]  # `make_train_step` with the options of the run
+  tasks: Mapping[str, Task]  # by stage name
   abstract: TrainState
   frozen: Any
   _compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
   def get(self, stage: Stage, batch: Any) -> tuple[Any, float]:
-    """Returns the compiled step, and the seconds of compiling it now.
+    """Returns the compiled step and compile time in seconds, 0 if cached.
 
     Stages with equal static parts and batches of equal shapes share a step.
     """
@@ -169,7 +170,8 @@ class TrainSteps:
       return self._compiled[key], 0.0
     shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
     outputs = shardings, sharding.replicated(shardings.step.mesh)
-    step = jax.jit(self.make(stage), donate_argnums=0, out_shardings=outputs)
+    step = self.make(self.tasks[stage.name], trainable=stage.trainable)
+    step = jax.jit(step, donate_argnums=0, out_shardings=outputs)
     knobs = dict.fromkeys(stage.knobs, jax.ShapeDtypeStruct((), jnp.float32))
     with nn.logical_axis_rules(sharding.RULES):
       lowered = step.lower(self.abstract, self.frozen, batch, knobs)
@@ -185,7 +187,7 @@ class NonFiniteError(RuntimeError):
   def __init__(self, step: int, skipped: int, culprit: str):
     super().__init__(
       f'step {step}: the loss or its gradient is not finite ({skipped} in a '
-      f'row; max_nonfinite_steps allows fewer); first not finite: {culprit}. '
+      f'row, limit: max_nonfinite_steps); first not finite: {culprit}. '
       'No bad state was saved: lower optimizer.lr, lengthen '
       'optimizer.warmup_steps or set optimizer.clip_norm, and start again.'
     )
@@ -196,8 +198,8 @@ def first_culprit(
 ) -> str:
   """Names the first input, parameter or gradient that is not finite.
 
-  Recomputes the gradients of step number `step`, counted from 1, with the
-  parameters of a later one: the cause may not be found.
+  Recomputes the gradients of step number `step`, counted from 1; the state is
+  up to `trainer.LAG` steps newer, so the cause may not be found.
   """
   begun = state.replace(step=jnp.int32(step - 1))
   gradients = jax.jit(lambda *args: _accumulate(task, 1, *args)[1])
@@ -211,4 +213,4 @@ def first_culprit(
       floating = jnp.issubdtype(leaf.dtype, jnp.floating)
       if floating and not bool(jnp.isfinite(leaf).all()):
         return f'{kind} {path_name(path)!r}'
-  return 'the loss, and not again now'
+  return 'only the loss, or not reproduced'

@@ -30,7 +30,7 @@ from train_lib.run_directory import (
 from train_lib.stages import Stage
 from train_lib.train_step import NonFiniteError, TrainState, first_culprit
 
-# Metrics are read this many steps late: the host must not wait for the device.
+# Metrics are read this many steps late, so that the host does not block.
 LAG = 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -42,8 +42,8 @@ def train(
 
   Returns the content of `result.json`. `config` is validated, `started` the
   `time.time()` of the process start. A `dry_run` builds, compiles and prints
-  everything and writes nothing. Raises NonFiniteError of a step, and Preempted
-  if asked to stop, with the current step saved.
+  everything and writes nothing. Raises NonFiniteError for a non-finite step
+  (after `max_nonfinite_steps` of them), Preempted after a signal and a save.
   """
   started = started or time.time()
   # Nothing is written before everything is built.
@@ -69,7 +69,7 @@ class _Loop:
   def __init__(
     self, setup: Setup, workdir: str, started: float, state: Any, enter: Any
   ):
-    """Locks the directory; begins with the `state` or the restored one."""
+    """Locks the directory; starts from the restored state, else `state`."""
     self.setup, self.config, self.started = setup, setup.config, started
     # Steps whose metrics are unread: (step, stage, metrics, batch).
     self.pending: collections.deque[Any] = collections.deque()
@@ -120,9 +120,9 @@ class _Loop:
       if last or _due(step, one.every_steps)
     }
     stop = self.guard.should_stop(step)
-    is_best = saving.best_metric.partition('/')[0] in evaluators
-    save = last or stop or is_best or _due(step, saving.every_steps)
-    # 1. All that is evaluated or saved is known to be finite.
+    measures_best = saving.best_metric.partition('/')[0] in evaluators
+    save = last or stop or measures_best or _due(step, saving.every_steps)
+    # 1. Read pending metrics, so a non-finite step raises before it is saved.
     self._settle(0 if save or evaluators else LAG)
     # 2. Evaluation before saving: the checkpoint carries its metrics.
     measured = self._evaluate(evaluators)
@@ -136,7 +136,7 @@ class _Loop:
   def _next_batch(self) -> dict[str, Any]:
     begin = time.monotonic()
     batch = self.setup.put(next(self.batches))
-    # Reading is free while the last step is still running.
+    # Count waiting only if the device is idle.
     if not self.pending or self.pending[-1][2]['loss'].total.is_ready():
       self.console.waited += time.monotonic() - begin
     return batch
@@ -174,14 +174,14 @@ class _Loop:
   def _save(self, save: bool, must: bool, stage: Stage, metrics: Any) -> None:
     """Saves if wanted; a failure is fatal only if this save `must` succeed.
 
-    A full disk may have space again when the next checkpoint is due.
+    Periodic saves may fail, e.g. on a full disk; the next one is tried again.
     """
     extra: dict[str, Any] = {'stage': stage.name, 'results': self.results}
     extra['seconds'] = self._seconds()
     try:
       if save:
         self.checkpointer.save(self.done, self.state, extra, metrics)
-      # A failed save is reported in the step after it failed.
+      # Without `must` this does not block; it raises if an earlier save failed.
       self.checkpointer.wait(block=must)
     except CheckpointError as error:
       if must:
@@ -194,7 +194,7 @@ class _Loop:
   def finish(self) -> dict[str, Any]:
     """Writes the result; `seconds` counts all processes of the run."""
     result: dict[str, Any] = dict(self.results)
-    # 'test' if there is one, else the first evaluation with an accuracy.
+    # `accuracy` is 'test/accuracy', else that of the first evaluation with one.
     for name in sorted(self.results, key=lambda name: name != 'test/accuracy'):
       if name.endswith('/accuracy'):
         result.setdefault('accuracy', self.results[name])
@@ -218,15 +218,15 @@ def _due(step: int, every: int) -> bool:
 
 
 class Preempted(Exception):  # noqa: N818 - an event, not an error
-  """The run was stopped and has saved `step`; the same command resumes."""
+  """The run was stopped by a signal after saving `step`."""
 
   def __init__(self, step: int):
-    saved = f'step {step} is saved, the same command goes on from there'
+    saved = f'step {step} is saved, the same command resumes from there'
     super().__init__(f'stopped by a signal; {saved}')
 
 
 class PreemptionGuard(contextlib.ExitStack):
-  """A context in which the first SIGTERM or SIGINT sets `should_stop`.
+  """A context: the first SIGTERM or SIGINT makes `should_stop` return True.
 
   With `jax.distributed` initialised, JAX's coordination service handles
   SIGTERM and agrees on one step for all processes; SIGINT is forwarded to it.

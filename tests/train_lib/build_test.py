@@ -2,6 +2,9 @@
 
 import dataclasses
 import io
+import re
+from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +14,10 @@ import rich.console
 
 from dataset_lib.errors import ConfigError
 from launch import command_line
-from train_lib import console, sharding
+from train_lib import config_schema, console, sharding
 from train_lib.build import Setup
 from train_lib.stages import Stage
+from train_lib.task import Task
 from train_lib.train_step import TrainState, TrainSteps
 
 STAGE = Stage('stage1', 0, 10, {}, '.*', {})
@@ -58,6 +62,39 @@ def test_the_start_fits_on_one_screen(setup):
     assert word in text
 
 
+def test_a_dry_run_prints_the_largest_memory_of_the_stages(
+  setup, monkeypatch, capsys
+):
+  def get(stage, batch):
+    used = SimpleNamespace(
+      argument_size_in_bytes=stage << 20, temp_size_in_bytes=(10 - stage) << 20
+    )
+    program = SimpleNamespace(
+      memory_analysis=lambda: used, cost_analysis=lambda: {'flops': stage}
+    )
+    return program, 0.0
+
+  monkeypatch.setattr(setup, 'stages', (2, 5, 3))
+  monkeypatch.setattr(setup, 'steps', SimpleNamespace(get=get))
+  console.print_dry_run(setup)
+  printed = capsys.readouterr().out
+  for name, value in {
+    'state and batch': '5.0 MiB', 'temporary': '8.0 MiB', 'compiler': '5',
+  }.items():  # fmt: skip
+    assert re.search(rf'{name} +{value}\s', printed)
+
+
+@pytest.mark.parametrize('kind', ['calibration', 'frontier', 'glue'])
+def test_evaluators_of_outputs_need_a_task_that_has_them(repository, kind):
+  config = load(repository).to_dict()
+  config['evals']['heads'] = {'type': kind, 'split': 'test'}
+  if kind != 'glue':
+    config['evals']['heads']['calibration_split'] = 'test'
+  with pytest.raises(ConfigError, match='no `outputs`') as error:
+    config_schema.validate(config)
+  assert (error.value.field, error.value.given) == ('evals.heads.type', kind)
+
+
 def test_numbered_modules_share_a_row():
   leaf = jax.ShapeDtypeStruct((2, 3), jnp.float32)
   params = {f'block_{i}': {'kernel': leaf, 'bias': leaf} for i in range(24)}
@@ -76,10 +113,12 @@ def steps():
   leaf = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding.replicated(mesh))
   state = TrainState(leaf, {}, {}, (), leaf, None, leaf)
 
-  def make(stage):
+  task = mock.Mock(spec=Task)
+
+  def make(task, trainable):
     return lambda state, frozen, batch, knobs: (state, batch['tokens'].sum())
 
-  return TrainSteps(make, state, {})
+  return TrainSteps(make, dict.fromkeys(('stage1', 'stage2'), task), state, {})
 
 
 @pytest.mark.parametrize(

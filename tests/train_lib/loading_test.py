@@ -1,12 +1,17 @@
 """What a run leaves for those who read it back without its data."""
 
 import dataclasses
+from unittest import mock
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
-from train_lib import loading, run_directory
+from train_lib import checkpoint_io, loading, run_directory, sharding
+from train_lib.checkpoint import Checkpointer
+from train_lib.task import Task
 
 INFO = DatasetInfo('tokens', (64,), 'int32', 1, (), 10, 30, 'float32', (32, 64))
 
@@ -39,6 +44,20 @@ def test_a_missing_run_names_the_field_that_has_it(tmp_path, key):
   with pytest.raises(ConfigError) as error:
     loading.load_config(tmp_path, key)
   assert error.value.field == key
+
+
+@pytest.mark.parametrize('devices', [0, 2])
+def test_all_variables_are_on_the_devices(tmp_path, devices):
+  tree = {'params': {'w': jnp.ones(4)}, 'model_state': {'mean': jnp.ones(2)}}
+  with Checkpointer(tmp_path) as checkpointer:
+    checkpointer.save(1, tree)
+  mesh = sharding.make_mesh({'data': devices}) if devices else None
+  task = mock.Mock(spec=Task)
+  task.init = lambda rng: (tree['params'], tree['model_state'])
+  trained = loading.Trained(checkpoint_io.find(tmp_path), task, mesh)
+  for leaf in jax.tree.leaves(trained.variables):
+    assert isinstance(leaf, jax.Array)
+    assert len(leaf.sharding.device_set) == max(devices, 1)
 
 
 def test_a_run_needs_its_own_directory_only(tmp_path):
