@@ -1,8 +1,8 @@
 """The analysis as tables, curves and a page of coloured sentences.
 
 Dependency labels as in Simoulin and Crabbe (2021), Tables 3 to 5: a token has
-the label of its word (footnote 7), and a label is marked whose mean is above
-the mean of the labels by more than their standard deviation.
+the label of its word (footnote 7), and labels are marked if mean > mean of
+labels + std.
 """
 
 import collections

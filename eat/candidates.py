@@ -153,7 +153,7 @@ def _prepare_dense(form: str, model: EatClassifier, tokens: Any) -> Call:
   return Call(run, len(tokens), peers.scores(run()))
 
 
-def leaves(count: int, rate: int) -> list[bool]:
+def exits(count: int, rate: int) -> list[bool]:
   """Returns which of `count` rows leave: `rate` percent, spread evenly."""
   return [(n + 1) * rate // 100 > n * rate // 100 for n in range(count)]
 
@@ -188,7 +188,7 @@ def _prepare_eat(model: Any, flags: Any, batch: int, rate: int) -> Call:
   tokens = token_rows(max(batch, peers.CHECKED_ROWS), flags)
   items = [
     {'tokens': tokens[n % len(tokens)], 'source': LEAVE if leave else STAY}
-    for n, leave in enumerate(leaves(rows, rate))
+    for n, leave in enumerate(exits(rows, rate))
   ]
 
   def run() -> None:

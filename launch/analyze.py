@@ -3,12 +3,12 @@
   python -m launch.analyze --workdir=/tmp/albert
   python -m launch.analyze --workdir=/tmp/tense --treebank=en_ewt-ud-dev.conllu
 
-From a checkpoint of pretraining or fine-tuning, into --out and printed:
-iterations.csv, by kind of token; similarity.csv and its picture, the cosine of
-states before and after each iteration (1 for a halted token); labels.csv, by
-dependency label of a treebank, where labels are marked whose mean is above that
-of all labels by more than their standard deviation; sentences.html,
-coloured by iterations.
+Reads a checkpoint of pretraining or fine-tuning, prints and writes into --out:
+  iterations.csv  by kind of token
+  similarity.csv  and a picture: cosine of the states before and after each
+                  iteration, 1 for a halted token
+  labels.csv      by dependency label; marked if mean > mean of labels + std
+  sentences.html  tokens coloured by iterations
 """
 
 import dataclasses
@@ -30,15 +30,15 @@ from launch.command_line import Count, Positive
 class Flags(command_line.RunFlags):
   """Flags of an analysis."""
 
-  split: str = flag('of the data set of the run', 'validation')
-  rows: Positive = flag('rows from all of the split', 2000)
+  split: str = flag('split of the data set of the run', 'validation')
+  rows: Positive = flag('number of rows, spread evenly over the split', 2000)
   treebank: Annotated[
     str,
     Predicate(lambda path: not path or os.path.isfile(path)),
     'a CoNLL-U file',
   ] = flag('with dependency labels: CoNLL-U or .gz', '', 'FILE')
-  # A mean over fewer words is noise.
-  label_words: Positive = flag('least words of a label', 20, 'WORDS')
+  # Labels with fewer words are left out.
+  label_words: Positive = flag('least number of words of a label', 20, 'WORDS')
   sentences: Count = flag('rows of sentences.html', 8, 'ROWS')
   out: str = flag('default: analysis/ in the workdir', '', 'DIRECTORY')
 
@@ -90,7 +90,7 @@ def run(flags: Flags) -> int:
 
 
 def read_treebank(file: str) -> list[Any]:
-  """Returns the sentences of a file, [] of none; prints the faults in it."""
+  """Returns the sentences of a file, [] without one; prints its faults."""
   from albert_act import conllu
 
   sentences, bad = conllu.read(file) if file else ([], [])

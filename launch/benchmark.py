@@ -7,9 +7,9 @@
       --out=/tmp/report
 
 Candidates take turns; values are `median [first quartile, third quartile]` of
-the rounds, ratios are taken within each round. `limit` is the speed-up that
-FLOPs allow. `--out` also writes a CSV file and a picture. All cores are used:
-restrict them with taskset. Begin with `adatape --variant=Ti/16 --batch=4` or
+the rounds, ratios are taken within each round. `limit` is the ratio of FLOPs.
+`--out` also writes a CSV file and a picture. All cores are used: restrict them
+with taskset. Begin with `adatape --variant=Ti/16 --batch=4` or
 `eat_speed --variant=mini --depth=6`: large models take minutes on a CPU.
 """
 
@@ -74,8 +74,8 @@ Seconds = Annotated[float, Interval(gt=0, lt=1e9)]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Timing:
   module: ClassVar[str]  # has the candidates
-  rounds: Positive = flag('that count', 10, names=ROUNDS)
-  warmup: Count = flag('rounds before those that count', 2)
+  rounds: Positive = flag('timed rounds', 10, names=ROUNDS)
+  warmup: Count = flag('rounds before the timed ones', 2)
   dtype: Literal['float32', 'bfloat16'] = flag('compute dtype', 'float32')
   out: File = flag('writes the rows here, a picture beside it', '', 'FILE.csv')
 
@@ -89,7 +89,7 @@ class Adatape(_Timing):
   batch: Positive = flag('images per call', 8, names='--batch --batch_size')
   image_size: Positive = flag('side of the square images, in pixels', 224)
   bank_size: Positive = flag('tokens in the learnable bank', 10_000)
-  num_classes: Positive = flag('of the head', 1000)
+  num_classes: Positive = flag('classes of the head', 1000)
   phases: Literal['all', 'forward'] = flag('forward: no training steps', 'all')
 
 
@@ -102,7 +102,7 @@ class Albert(_Timing):
   length: Length = flag('tokens of a row', 128)
   batch: Sizes = flag('rows at a time', (1, 8))
   shares: tuple[Share, ...] = flag('mean over most iterations', (0.42, 0.25))
-  iterations: Positive = flag('in a stage of the engine', 12)
+  iterations: Positive = flag('iterations of a stage of the engine', 12)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,20 +110,20 @@ class EatSpeed(_Timing):
   """EAT in the engine, against dense BERTs of three libraries."""
 
   module = 'eat.candidates'
-  variant: str = flag('of BERT: tiny, mini, small, medium, base, ...', 'base')
+  variant: str = flag('BERT: tiny, mini, small, medium, base, ...', 'base')
   depth: Count = flag("layers, even, 6 or more; 0 for the variant's", 0)
   length: Length = flag('tokens of every row', 128)
-  batch: Sizes = flag('rows; at 1 requests come one by one', (1, 16, 32))
-  exit_rates: Percents = flag('of rows that leave at layer 4', (0, 50, 80, 95))
-  window: Even = flag('tokens of the attention of EAT, even; 0 for none', 0)
+  batch: Sizes = flag('rows of a batch; 1: one request at a time', (1, 16, 32))
+  exit_rates: Percents = flag('percent of exits at layer 4', (0, 50, 80, 95))
+  window: Even = flag("tokens of EAT's attention window, even; 0: none", 0)
   candidates: Groups = flag(
-    'dense is needed',
+    'candidates to time; dense is required',
     ('dense', 'eat', 'torch', 'onnx'),
     names='--candidates --contenders',
   )
-  min_seconds: Seconds = flag('of the calls of a round', 0.5)
-  fill: Positive = flag('batches that a call of the engine fills', 8)
-  rounds: Positive = flag('that count', 7, names=ROUNDS)
+  min_seconds: Seconds = flag('least seconds of a candidate per round', 0.5)
+  fill: Positive = flag('least full batches per call of the engine', 8)
+  rounds: Positive = flag('timed rounds', 7, names=ROUNDS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,25 +134,25 @@ class Eat(command_line.RunFlags):
   student: str = flag('a run of a smaller dense model', '')
   ablation: Runs = flag('runs for the ablation', (), 'NAME=DIRECTORY,...')
   out: str = flag('where to write', metavar='DIRECTORY')
-  split: str = flag("instead of that of the run's evaluation dev", '')
-  limit: Count = flag('rows of the split, the first; 0 for all', 0)
-  prune_scales: tuple[Scale, ...] = flag('of the prune ratios', (0.0, 0.5, 1.0))
-  tau: Share = flag('of the default setting, confidence', 0.9)
+  split: str = flag("split; default: that of the run's evaluation dev", '')
+  limit: Count = flag('number of first rows of the split; 0 for all', 0)
+  prune_scales: tuple[Scale, ...] = flag('prune-ratio factors', (0.0, 0.5, 1.0))
+  tau: Share = flag('confidence threshold of the default setting', 0.9)
   time: str = flag(
     'auto (never, the default and the frontier), all, none, or names such as '
     'confidence=0.9,prune_0.5/never',
     'auto',
   )
-  rows: Positive = flag('to time, at most', 1000)
-  warmup: Count = flag('calls of each setting before those that count', 50)
-  rounds: Positive = flag('that count', 3, names=ROUNDS)
+  rows: Positive = flag('number of rows to time, at most', 1000)
+  warmup: Count = flag('calls of each setting before the timed ones', 50)
+  rounds: Positive = flag('timed rounds', 3, names=ROUNDS)
   batch_size: Positive = flag('rows of a full batch', 32)
-  guarantee: bool = flag('resamples the rows: how often does it fail?', False)
+  guarantee: bool = flag('resample rows: how often does the bound fail?', False)
   epsilon: Share = flag('bound on the risk', 0.02)
-  delta: Share = flag('how often the bound may fail', 0.1)
-  draws: Positive = flag('resamplings', 200)
+  delta: Share = flag('largest probability that the bound fails', 0.1)
+  draws: Positive = flag('number of resamplings', 200)
   peers: Libraries = flag(
-    'also run the dense run and the student, as far as installed; or none',
+    'installed libraries that also run the dense run and the student; or none',
     ('torch', 'onnx'),
   )
 
@@ -162,7 +162,7 @@ FLAGS = dict(adatape=Adatape, albert=Albert, eat_speed=EatSpeed, eat=Eat)
 
 def run(flags: Any) -> int:
   """Times the candidates, or writes the report of an EAT."""
-  # jax is imported once the command line is known to be right.
+  # jax is imported only after the flags are checked.
   if isinstance(flags, Eat):
     command_line.check_place('--out', flags.out)
     from launch import eat_report
@@ -185,7 +185,7 @@ def time_candidates(flags: _Timing) -> None:
   from eval_lib import adaptive_plots, benchmark
 
   if (load := os.getloadavg()[0]) > BUSY_LOAD:
-    print(f'busy machine: load {load:.1f} before the start; compare nothing')
+    print(f'busy machine: load {load:.1f}; results are not comparable')
   constants = {'device': jax.devices()[0].device_kind, 'jax': jax.__version__}
   for name, value in vars(flags).items():
     if isinstance(value, (int, float, str)) and value and name != 'out':
@@ -217,7 +217,7 @@ def time_candidates(flags: _Timing) -> None:
 
 
 def _show(title: str, rows: Rows, tolerance: float) -> None:
-  """Prints a table, and the rows whose output differs from their group's."""
+  """Prints a table; warns if an output differs from the first of its group."""
   names = list(dict.fromkeys(name for row in rows for name in row))
   columns = names[names.index('candidate') :]
   if len({row['baseline'] for row in rows}) == 1:
@@ -233,5 +233,5 @@ def _show(title: str, rows: Rows, tolerance: float) -> None:
 main = command_line.Command('benchmark', __doc__, FLAGS, run)
 
 if __name__ == '__main__':
-  # A process of a candidate imports this module under another name.
+  # Guard for spawned processes, which import this module again.
   sys.exit(main())

@@ -34,10 +34,10 @@ exit codes:
   3   the loss was not finite; the last checkpoint is good
   4   a data set, a text or a tokenizer is missing or damaged
   5   another run is using the workdir
-  6   a checkpoint could not be written or read, or a corpus written
-  75  a training was asked to stop (SIGTERM); the same command goes on
+  6   reading or writing a checkpoint, or writing a corpus, failed
+  75  a training was asked to stop (SIGTERM); the same command continues
   130 interrupted (Ctrl-C)
-  141 stdout was closed, as by `| head`; nothing is wrong
+  141 stdout was closed, as by `| head`; not an error
 """
 
 Positive = Annotated[int, Ge(1), 'a positive integer']
@@ -78,7 +78,7 @@ class Command:
   """A command line; call it to run the command."""
 
   name: str
-  text: str | None  # of --help
+  text: str | None  # help text
   flags: Any  # a dataclass of flags, or one for each subcommand
   run: Callable[[Any], int]  # gets an instance of it, returns the exit code
 
@@ -138,7 +138,7 @@ def _names(field: dataclasses.Field) -> list[str]:
 
 
 def _declare(parser: argparse.ArgumentParser, kind: Any) -> None:
-  """Adds the flags of a dataclass, whose values stay unread."""
+  """Adds the flags of a dataclass; `fields.check` parses their values later."""
   for field in dataclasses.fields(kind):
     default, words = field.default, field.metadata['words']
     needed = default is dataclasses.MISSING
@@ -171,10 +171,10 @@ def load_config(flag: str, overrides: Sequence[str]) -> ConfigDict:
   """Returns the complete configuration of `file.py[:argument]`.
 
   Overrides are texts such as 'optimizer.lr=1e-3'. Raises UsageError for a file
-  that has no configuration, ConfigError for a field that is not legal.
+  whose `get_config` fails, ConfigError for a missing file or an illegal field.
   """
   config = _read_config(flag)
-  # Imported late: it imports jax, and a wrong flag is answered without.
+  # Imported late, so that wrong flags fail before jax is imported.
   from train_lib import config_schema
 
   return config_schema.validate(config, overrides)
@@ -219,7 +219,7 @@ def fail(message: object, code: int = USAGE) -> NoReturn:
 
 
 def check_texts(workdir: str) -> None:
-  """Raises `ConfigError` if a run has no tokenizer, as one on token ids."""
+  """Raises ConfigError if a run has no tokenizer, e.g. a run on token ids."""
   from train_lib.run_directory import TOKENIZER
 
   if not os.path.isfile(os.path.join(workdir, TOKENIZER)):

@@ -1,12 +1,12 @@
 """Quality and speed of a trained EAT: `launch.benchmark eat`.
 
 Exit rules and prune ratios are swept over recorded logits. The settings of
-`--time` are then timed through the engine, in turns with the dense run, the
-student and those of other libraries: token ids, rows alone and in full batches.
-`flops` are by formula for the length of each row, `flops_served` for its length
-bucket, to which the FLOP limit belongs. `--out` has settings.csv (all of them),
-timings.csv, calibration.csv (of rows that no temperature was fitted to),
-guarantee.csv, result.json and the pictures.
+`--time` are then timed on token ids, in turns with the dense run, the student
+and other libraries: one row at a time, and in full batches. `flops` is computed
+for the length of each row, `flops_served` for its length bucket; the FLOP limit
+uses `flops_served`. `--out` gets settings.csv (all settings), timings.csv,
+calibration.csv (rows outside the calibration split), guarantee.csv, result.json
+and the pictures.
 """
 
 import contextlib
@@ -32,15 +32,15 @@ from serve_lib.decisions import softmax
 from serve_lib.engine import Engine
 from serve_lib.programs import keep_freed_memory
 
-CHUNK = 25  # rows of a turn
-# Columns that are printed of tables that have more.
+CHUNK = 25  # rows timed before the next candidate
+# Printed columns of tables that have more.
 SHOWN = {
   'settings': 'setting quality agreement depth retention flops flops_share '
               'flops_served early',
   'timings': 'batch candidate seconds latency_mean latency_p50 latency_p95 '
              'speedup limit share',
 }  # fmt: skip
-# Names of points that have little room.
+# Short names of rules, for labels in plots.
 SHORT = {'confidence': 'P≥', 'entropy': 'H≤', 'margin': 'Δ≥', 'patience': 'm=',
          'tolerance': '±'}  # fmt: skip
 
@@ -55,7 +55,7 @@ def write(given: Mapping[str, Any]) -> None:
   settings, default, timed = recorded_runs.sweep(given)
   model, out = default.model, pathlib.Path(given['out'])
   tables: dict[str, Any] = {'calibration': calibration_rows(model)}
-  if given['guarantee']:  # before the long part: it can refuse the model
+  if given['guarantee']:  # fails early if no guarantee is possible
     tables['guarantee'] = guarantee(model, given)
   facts = {**model.facts, 'reference': None}
   if given['time'] != 'none':
@@ -84,7 +84,7 @@ def write(given: Mapping[str, Any]) -> None:
 
 
 def setting_row(setting: Setting) -> dict[str, Any]:
-  """Returns means over the rows; `agreement` is with the own last head."""
+  """Returns means over the rows; `agreement` is with the last head."""
   point, model = setting.point, setting.model
   rule, _, value = setting.name.rpartition('/')[-1].partition('=')
   shares = zip(model.heads, point.shares, strict=True)
@@ -105,7 +105,7 @@ def setting_row(setting: Setting) -> dict[str, Any]:
 
 
 def calibration_rows(model: Model) -> list[dict[str, Any]]:
-  """Returns ECE and accuracy of each head; nothing without judged rows."""
+  """Returns ECE and accuracy by head; [] without rows outside calibration."""
   labels, logits = model.records['label'], model.logits[:, model.judged]
   labels, scales = labels[model.judged], model.policy.temperatures
   if not len(labels):
@@ -144,8 +144,8 @@ def _time(
 ) -> list[dict[str, Any]]:
   """Times settings on the same rows: alone, and in full batches.
 
-  The first is the reference. A turn is a few rows, the same ones for every
-  candidate. Other libraries run in processes of their own. Returns rows of
+  The first setting is the reference. In a turn each candidate answers the same
+  few rows. Other libraries run in processes of their own. Returns rows of
   `eval_lib.benchmark` with the quality, at batch 1 also with the mean and
   percentiles of the latency.
   """

@@ -2,9 +2,9 @@
 
   python -m launch.evaluate --workdir=/tmp/digits
 
-runs what `config.evals` names on the newest checkpoint, prints a table with a
-row per checkpoint and writes evaluation.json into the workdir. Few-shot linear
-regression on frozen features, on the run's own images or on others:
+runs the evaluators of `config.evals` on the newest checkpoint, prints a table
+with a column per checkpoint and writes evaluation.json into the workdir.
+Few-shot linear regression on frozen features, on the run's images or others:
 
   python -m launch.evaluate --workdir=/tmp/digits --evals=fewshot --step=all
   python -m launch.evaluate --workdir=/tmp/run --evals=fewshot \\
@@ -73,7 +73,7 @@ def run(flags: Flags) -> int:
   workdir = flags.workdir
   steps: list[Any] = [flags.step]
   if flags.step == 'all':
-    # The newest of none is an error that says so.
+    # 'latest' raises the error for an empty directory.
     steps = steps_in(pathlib.Path(workdir, CHECKPOINTS)) or ['latest']
   mesh = sharding.make_mesh(config.mesh)
   sharding.check_batch_size(config, mesh)

@@ -6,7 +6,7 @@ transformers loads the directory with AutoModelForSequenceClassification (after
 pretraining AutoModelForPreTraining) and AutoTokenizer, configs/eat with
 `pretrained=/tmp/sst2_hf`, configs/albert_act with `checkpoint=/tmp/sst2_hf`.
 
-Hugging Face has no exits, pruning and window of an EAT, and no halting of an
+transformers has no exits, pruning or window of an EAT, and no halting of an
 ALBERT. --dense leaves them out: an EAT becomes a BERT with the last head, an
 ALBERT runs all iterations for every token. The answers differ from the run's.
 """
@@ -20,7 +20,7 @@ from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
 from launch import command_line
 
-# Fields of a model that Hugging Face does not have.
+# Fields of a model that transformers does not have.
 PARTS = {
   'prune_layers': 'pruning after layers {}',
   'exit_layers': 'exits at {}',
@@ -34,7 +34,7 @@ class Flags(command_line.RunFlags):
   """Flags of an export."""
 
   out: str = flag('where to write; new or empty', metavar='DIRECTORY')
-  dense: bool = flag('leave out what Hugging Face does not have', False)
+  dense: bool = flag('leave out parts that transformers does not have', False)
 
 
 def run(flags: Flags) -> int:

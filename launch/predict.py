@@ -1,4 +1,4 @@
-"""Answers texts or images with a trained model, one JSON object a line.
+"""Answers texts or images with a trained model, one JSON object per line.
 
   python -m launch.predict --workdir=/tmp/sst2 < lines.jsonl > answers.jsonl
   python -m launch.predict --workdir=/tmp/sst2 --serve=tau=0.8 \\
@@ -31,7 +31,7 @@ from dataset_lib.fields import flag
 from launch import command_line
 from launch.command_line import Count, Sizes
 
-MAX_LINE = 2**24  # bytes
+MAX_LINE = 2**24  # bytes, without the newline
 CACHE = 'compilation_cache'  # in the workdir
 MAX_THREADS = 16  # programs compiled at a time; each takes memory
 
@@ -76,8 +76,8 @@ def run(flags: Flags) -> int:
     def log_statistics() -> None:
       _log(json.dumps(engine.monitor.snapshot()))
 
-    # Not `sys.stdin`: Python takes its lock at the end, which a thread that
-    # waits for a line holds.
+    # Not `sys.stdin`: at exit Python takes its lock, which a thread that is
+    # blocked in `readline` holds.
     lines = read_lines(os.fdopen(0, 'rb', closefd=False))
     with regularly(flags.log_every, log_statistics):
       answer_all(engine, lines, write_line, flags.max_pending)
@@ -123,8 +123,8 @@ def build_engine(flags: Flags) -> Any:
 def cache_directory(flag: str, workdir: str) -> str:
   """Returns the directory of the compiled programs; '' for none.
 
-  The one in the workdir is taken only if no other user can write to it, as what
-  is in it will be run.
+  The one in the workdir is used only if no other user can write to it, because
+  its content is executed.
   """
   if flag:
     return '' if flag == 'none' else flag
@@ -145,10 +145,10 @@ def read_lines(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
   """Yields (id, item) of every line; an `InputError` for an illegal line."""
   from serve_lib.chain import InputError
 
-  read = functools.partial(file.readline, MAX_LINE)
+  read = functools.partial(file.readline, MAX_LINE + 1)  # with its newline
   for number, line in enumerate(iter(read, b''), 1):
     try:
-      if len(line) == MAX_LINE and not line.endswith(b'\n'):
+      if len(line) > MAX_LINE and not line.endswith(b'\n'):
         while line and not line.endswith(b'\n'):
           line = read()
         raise ValueError(f'expected at most {MAX_LINE} bytes, got more')
@@ -169,7 +169,7 @@ def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
   if not isinstance(item, dict):
     return number, item
   name = item.pop('id', number)
-  # The answer repeats it; nested ids could be too deep to write.
+  # The answer repeats the id; a nested one could be too deep to write.
   if isinstance(name, (dict, list)):
     kind = type(name).__name__
     raise ValueError(f'expected an id that is a text or a number, got {kind}')
@@ -211,7 +211,7 @@ def write_line(text: str) -> None:
   try:
     print(text, flush=True)
   except BrokenPipeError:
-    # Python flushes stdout once more at its end, which would print an error.
+    # Python flushes stdout once more at exit, which would print an error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(command_line.OUTPUT_CLOSED) from None
 

@@ -1,4 +1,4 @@
-"""Prepares text for pretraining, once: --config.dataset.directory reads it.
+"""Prepares text for pretraining; pass the result as --config.dataset.directory.
 
   python -m launch.prepare_corpus --input=texts/ --out=/tmp/corpus
 
@@ -8,10 +8,10 @@ the end of a file ends a document; --wrapped is for lines broken to a width.
 
 Without --tokenizer a lower-case SentencePiece vocabulary is trained from the
 training split, as ALBERT's. The validation split is the documents of
---validation (files of --input that it names are not trained on), or else one
-document out of every 1 / --validation_share. Damaged text is repaired or left
-out, counted in corpus.json, and files that were left out are listed in
-faults.jsonl. The directory appears when it is complete.
+--validation (files of --input that it names are not trained on), or else the
+share --validation_share of all documents. Damaged text is repaired or left out
+and counted in corpus.json; files that were left out are listed in faults.jsonl.
+The directory is renamed into place when complete.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from launch import command_line
 
 NOT_WRITTEN = 6
 
-# Flags, each with another that leaves it no meaning.
+# flag: the flag that excludes it
 _EXCLUSIVE = {
   'validation_share': 'validation',
   'vocab_size': 'tokenizer',
@@ -46,7 +46,7 @@ def _check(flags: Options) -> None:
     expected = 'a directory to replace: a disk is mounted there'
     raise ConfigError('--out', flags.out, expected)
   command_line.check_place('--out', flags.out, is_new=True)
-  # The directory is made under another name next to it, and then renamed.
+  # The corpus is written to a temporary directory next to it, then renamed.
   command_line.check_place('--out', os.path.dirname(flags.out))
 
 
@@ -61,9 +61,9 @@ def run(flags: Options) -> int:
   from rich.progress import Progress, TimeElapsedColumn
 
   for path in corpus.leftovers(pathlib.Path(out)):
-    note = 'is of a run that goes on, or was killed; then remove it'
+    note = 'belongs to another run; remove it if that run was killed'
     print(f'note: {path} {note}', file=sys.stderr)
-  # Like Ctrl-C, which leaves no file.
+  # Handle SIGTERM like Ctrl-C, which leaves no file.
   before = signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     columns = *Progress.get_default_columns(), TimeElapsedColumn()
@@ -75,7 +75,7 @@ def run(flags: Options) -> int:
     reason = error.strerror or error
     command_line.fail(f'{error.filename or out}: {reason}', NOT_WRITTEN)
   except BrokenProcessPool:
-    reason = 'one of them was killed; fewer take less memory'
+    reason = 'one of them was killed; fewer processes take less memory'
     command_line.fail(f'--processes={flags.processes}: {reason}', NOT_WRITTEN)
   finally:
     signal.signal(signal.SIGTERM, before)

@@ -6,9 +6,9 @@
 
 A line holds overrides as on the command line of launch.train, without
 `--config.`: `optimizer.lr=3e-5 batch_size=16  # comment`. All lines are checked
-before the first run. The same command goes on where it was interrupted (Ctrl-C
-and SIGTERM save the step) and skips what has finished. A run that fails is
-named, and the others go on. At the end a table, best first, and sweep.csv.
+before the first run. The same command continues where it was interrupted
+(Ctrl-C and SIGTERM save the step) and skips finished runs. A run that fails is
+reported; the others continue. Prints a table, best first; writes sweep.csv.
 """
 
 import contextlib
@@ -49,9 +49,9 @@ class Flags:
   """Flags of a sweep."""
 
   config: str = flag('the experiment', metavar='FILE.py[:argument]')
-  overrides: str = flag('a line for each run', metavar='FILE')
-  workdir: Workdir = flag('of all runs', metavar='DIRECTORY')
-  metric: str = flag('orders the runs', metavar='EVAL/METRIC')
+  overrides: str = flag('one line per run', metavar='FILE')
+  workdir: Workdir = flag('directory of all runs', metavar='DIRECTORY')
+  metric: str = flag('metric that orders the runs', metavar='EVAL/METRIC')
   mode: Literal['max', 'min'] = flag('max or min: which is better', 'max')
 
 
@@ -75,7 +75,7 @@ def read_runs(flags: Flags) -> list[Run]:
         raise UsageError(f'the same run as in line {earlier}')
     except ValueError as error:
       raise UsageError(f'{path}, line {number}: {error}') from error
-    # `lr=3e-5,batch_size=16-1a2b3c4d`: readable, and of one configuration.
+    # `lr=3e-5,batch_size=16-1a2b3c4d`: readable, and unique per configuration.
     words = ','.join(re.sub(r'^[\w.]*\.', '', word) for word in overrides)
     folder = f'{re.sub("[^a-zA-Z0-9_=,.-]", "_", words)[:80]}-{digest}'
     workdir = pathlib.Path(flags.workdir, folder)
@@ -126,7 +126,7 @@ def sweep(flags: Flags) -> int:
 
 
 def train(command: Sequence[str]) -> int:
-  """Runs one training, passes signals on; returns its exit code as a shell."""
+  """Runs a training; returns its exit code like a shell (128 + signal)."""
   asked = False
 
   def pass_on(number: int, frame: Any) -> None:
@@ -135,8 +135,8 @@ def train(command: Sequence[str]) -> int:
     process.send_signal(number)
 
   with contextlib.ExitStack() as stack:
-    # A group of its own: a Ctrl-C of the terminal would reach it a second time,
-    # which stops it before it has saved its step.
+    # Own process group: otherwise the child gets Ctrl-C twice and stops before
+    # it has saved its step.
     process = stack.enter_context(subprocess.Popen(command, process_group=0))
     for number in (signal.SIGTERM, signal.SIGINT):
       stack.callback(signal.signal, number, signal.signal(number, pass_on))

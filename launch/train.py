@@ -40,8 +40,8 @@ class Flags:
   dry_run: bool = flag('compile, print sizes and FLOPs, write nothing', False)
   distributed: bool = flag('join the other processes of the run first', False)
   coordinator: str | None = flag('address of process 0', None, 'HOST:PORT')
-  num_processes: Positive | None = flag('of the run', None, 'COUNT')
-  process_id: Count | None = flag('of this one', None, 'NUMBER')
+  num_processes: Positive | None = flag('number of processes', None, 'COUNT')
+  process_id: Count | None = flag('index of this process', None, 'NUMBER')
 
 
 def run(flags: Flags) -> int:
@@ -70,10 +70,11 @@ def run(flags: Flags) -> int:
 
 
 def _join(*peers: Any) -> None:
-  """Joins the other processes; JAX finds what is not given, as on a cluster."""
+  """Joins the other processes; JAX detects missing values on a cluster."""
   import jax
 
-  # A process that died ends the others in 30 s and not 300.
+  # JAX detects a dead process after 20 s: the others stop within about 30 s,
+  # and not 300.
   names = 'heartbeat_timeout_seconds', 'shutdown_timeout_seconds'
   timeouts: Any = dict.fromkeys(names, 20)
   try:

@@ -1,8 +1,8 @@
 """The two halves of a served model, a `Chain` and a `Policy`, and their data.
 
-A `Chain` runs on the device: pure functions with static shapes, each taking a
-batch from one possible exit to the next. A `Policy` runs on the host. Rows are
-padded to length buckets, batches to batch buckets (`Grid`).
+A `Chain` runs on the device: pure functions with static shapes; each runs the
+layers between two exits. A `Policy` runs on the host. Rows are padded to length
+buckets, batches to batch buckets (`Grid`).
 """
 
 import bisect
@@ -40,8 +40,8 @@ class OverloadedError(TimeoutError):
 class Failure:
   """The answer to an item that failed."""
 
-  # Of this item or of its batch, without traceback and context: their frames
-  # would keep the item and its arrays in memory.
+  # Of this item or of its batch. Traceback and context are removed, because
+  # their frames reference the item and its arrays.
   error: BaseException
   # 'encode', 'stage 0', 'stage 1', ..., 'answer', 'close', or 'engine' for a
   # defect of the engine itself.
@@ -57,7 +57,7 @@ class Failure:
   ) -> 'Failure':
     """Returns the failure of a caught error, whose traceback it removes.
 
-    `handled` is what the caller of the engine was handling: it is left alone.
+    `handled`, an exception that the caller is handling, is not modified.
     """
     details = ''
     with contextlib.suppress(Exception):
@@ -94,12 +94,12 @@ class Row:
   submitted: float  # seconds of a monotonic clock
   since: float  # when it began to wait for its next stage
   bytes: int = 0  # host memory of its inputs
-  # Of each stage so far for this row, {name: array [...]}.
+  # One dict {name: array [...]} per finished stage.
   outputs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 class Group(NamedTuple):
-  """Rows that may share a batch: of one next stage, variant, length bucket."""
+  """Key of rows that can run in one batch; `stage` is their next one."""
 
   stage: int
   variant: str
@@ -151,9 +151,9 @@ def doubling(largest: int) -> tuple[int, ...]:
 class Chain(Protocol):
   """A model cut into pure stages.
 
-  The result of a row must not depend on the other rows of its batch, which
-  are padding and rows of other callers in any order. The first of `variants` is
-  the form that most rows are served in.
+  The result of a row must not depend on the other rows of its batch. They may
+  be padding or other requests, in any order. The first of `variants` serves
+  most rows.
   """
 
   num_stages: int
@@ -164,9 +164,9 @@ class Chain(Protocol):
     """Returns the function of a stage, from 0, for one length bucket.
 
     Equal stages should be the same function object, which is compiled once.
-    Outputs are small arrays `[B, ...]` for the host. If one is `'length'` int
-    `[B]`, each row moves to the bucket that holds it; the shapes of the carry
-    must then not depend on the length.
+    Outputs are small arrays `[B, ...]` for the host. An output `'length'`, int
+    `[B]`, moves each row to the bucket that holds this length; the shapes of
+    the carry must then not depend on the length.
     """
 
   def pad(
@@ -200,7 +200,7 @@ class Policy(Protocol):
 
 
 class ServedRun(NamedTuple):
-  """The run that a task is served from; the default is a task without files."""
+  """A run that a task is served from; defaults: a task built without a run."""
 
   directory: str = ''  # with its tokenizer and calibration
   step: int | None = None  # of the checkpoint, for messages

@@ -88,7 +88,7 @@ class ClassifierPolicy:
     return np.zeros(len(rows), bool)
 
   def logits(self, row: Row) -> Float[np.ndarray, 'E O']:
-    """Returns the logits of the heads that count for the answer."""
+    """Returns the logits of the heads that `combine` uses."""
     return np.asarray(row.outputs[-1]['logits'], np.float64)[None]
 
   def combine(self, heads: Float[np.ndarray, 'E C']) -> Float[np.ndarray, ' C']:
@@ -96,7 +96,7 @@ class ClassifierPolicy:
     return heads[-1]
 
   def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
-    """Returns depth and share for the monitor, and fields of `Prediction`."""
+    """Returns depth and retention for `monitor`, and fields of `Prediction`."""
     return 1, 1.0, {'truncated': row.encoded.context.get('truncated')}
 
   def answer(self, row: Row) -> Prediction:
@@ -110,7 +110,7 @@ class ClassifierPolicy:
       )
     label: Any = float(logits[-1, 0])
     probabilities: dict[str, float] = {}
-    first = None  # the confidence that the drift check compares
+    first = None  # confidence of head 0, for the drift check
     if names := self.class_names:
       heads = softmax(logits)
       shares = self.combine(heads)

@@ -1,10 +1,10 @@
-"""The adaptive engine: rows leave one by one, batches stay full.
+"""The adaptive engine: rows exit individually; batches are refilled.
 
   with Engine(chain, policy, lengths=(32, 64, 128)) as engine:
     answers = engine.predict(items)
 
-A row leaves after the first stage whose outputs satisfy the policy. The others
-are joined on the device by rows of other batches (`serve_lib.pool`);
+A row leaves after the first stage whose outputs satisfy the policy. Remaining
+rows of several batches are joined on the device (`serve_lib.pool`);
 `serve_lib.worker` chooses the next batch.
 """
 
@@ -38,15 +38,15 @@ class Engine:
     chain: the model; its variables are on one device.
     policy: encodes, decides, answers.
     lengths: length buckets, ascending; longer rows are refused.
-    batches: batch buckets, ascending. Close sizes (1, 2, 3, 4, 6, 8) waste less
-      padding, few compile faster.
+    batches: batch buckets, ascending. More sizes (1, 2, 3, 4, 6, 8) pad less;
+      fewer sizes compile faster.
     max_pending: `submit` blocks while that many rows have no answer yet.
     max_wait: seconds that a partial batch may wait while the device is busy.
-    ahead: further batches dispatched before the outputs of one are read.
-    max_pool_bytes: soft limit of the device memory of rows between stages;
-      near it partial batches run, and one batch always fits. 0 for no limit.
-    cache_directory: of compiled programs, which are run: keep it private; ''
-      for none.
+    ahead: number of batches in flight beyond the one being read.
+    max_pool_bytes: soft limit of the device memory of rows between stages. Near
+      it partial batches run early; one batch is always allowed. 0: no limit.
+    cache_directory: for compiled programs, '' for none. The programs are
+      executed, so no other user may be able to write there.
     monitor: None for `policy.monitor` if the policy has one, or a new one.
     device: to run on; None for the device of the variables.
   """
@@ -99,8 +99,8 @@ class Engine:
       warm_up = self._programs.compile(progress, threads, directory)
       self._thread.start()
       self._warm_up = warm_up
-      # The thread of an engine that is not closed ends with it, or with the
-      # program: XLA's programs may not run while Python ends.
+      # The worker stops when the engine is garbage-collected or the interpreter
+      # exits: no XLA program may run while Python exits.
       weakref.finalize(self, self._requests.close, cancel=False)
       atexit.register(_finish, self._requests, self._thread)
     return self._warm_up
@@ -123,11 +123,11 @@ class Engine:
   def stream(self, items: Iterable[Any], window: int = 256) -> Iterator[Any]:
     """Yields the answers in the order of the items while these arrive.
 
-    A daemon thread reads and submits at most `window` items ahead; after an
-    early exit of the caller it may read one more item, which is dropped.
-    Exceptions of the source are raised after the answers to the items before.
+    A daemon thread reads and submits at most `window` items ahead. If the
+    caller stops iterating, one more item may be read and dropped. Exceptions of
+    the source are raised after the answers to the items before.
     (Read standard input from `open(0, 'rb', closefd=False)`: Python aborts if
-    the lock of `sys.stdin` is taken at its end.)
+    the lock of `sys.stdin` is held at interpreter exit.)
     """
     fields.check_value('stream.window', window, Rows)
     self._check_call('stream', items)
@@ -192,7 +192,7 @@ class Engine:
     }
 
   def _check_call(self, method: str, items: Any) -> None:
-    """Refuses one item, which would be split, and calls that would block."""
+    """Rejects a single item (it would be iterated) and calls that deadlock."""
     if isinstance(items, (str, bytes, bytearray, Mapping)):
       raise TypeError(
         f'engine.{method}: expected several items, as in a list, got one '
@@ -221,7 +221,7 @@ class Engine:
       while wanted := len(items) - len(futures):
         room = self._requests.reserve(min(wanted, self.grid.capacity), timeout)
         some = items[len(futures) :][:room]
-        # The worker waits for the rest before it runs a partial batch.
+        # Announces how many items follow: a partial batch waits for them.
         futures += self._enqueue(some, wanted - room - announced)
         announced = wanted - room
     finally:
@@ -231,7 +231,7 @@ class Engine:
   def _enqueue(
     self, items: Sequence[Any], expected: int
   ) -> list[concurrent.futures.Future]:
-    """Encodes and queues items; `expected` changes how many will follow."""
+    """Encodes and queues items; adds `expected` to the announced items."""
     queued = 0
     try:
       futures = [concurrent.futures.Future[Any]() for _ in items]

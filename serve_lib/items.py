@@ -1,7 +1,7 @@
 """Readers of items: texts, images, rows of token ids.
 
 A reader turns one item into arrays (`read`) and rows of arrays into a batch
-(`pad`). An item that is an `InputError` could not be read, and is raised.
+(`pad`). An `InputError` passed as an item is raised.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ class ItemReader:
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> dict[str, np.ndarray]:
     """Stacks rows to a batch; padding repeats the first row."""
-    # A batch ends with its slowest row, which one of zeros might be.
+    # A row of zeros might need more steps than the real rows.
     arrays = [row[self.name] for row in rows] or [self.example]
     arrays += arrays[:1] * (size - len(arrays))
     return {self.name: np.stack(arrays)}
@@ -67,7 +67,7 @@ def images(
 ) -> ItemReader:
   """Returns a reader of images: paths, bytes of files, or uint8 `[Y, X, 1|3]`.
 
-  `shape` is the model's input; `prepare` frames bytes or pixels for it.
+  `prepare` resizes and crops them to `shape`, the model's input.
   """
 
   def convert(value: Any) -> np.ndarray:
@@ -119,7 +119,7 @@ def _token_ids(value: Any, vocab_size: int) -> Int[np.ndarray, ' T']:
 class TextOptions:
   """Options of serving any model of texts."""
 
-  # Of one text; a longer one is an error and not truncated.
+  # Limit per text; longer texts are rejected, not truncated.
   max_characters: Annotated[int, Interval(ge=1, le=2**31 - 1)] = 100_000
 
 
@@ -150,7 +150,7 @@ class TextReader:
     else:
       texts = self._texts(fields)
       tokens, types = self._encode(texts, limit + 1)
-      if len(tokens) > limit:  # of which the last must be [SEP]
+      if len(tokens) > limit:  # encode again, so that [SEP] is last
         tokens[:limit], types[:limit] = self._encode(texts, limit)
     inputs = {'tokens': tokens[:limit], 'token_types': types[:limit]}
     truncated, source = len(tokens) > limit, fields.get('source', '')
@@ -199,7 +199,7 @@ class TextReader:
       encoded = self.tokenizer.encode([texts['text']], pairs, limit)
     except ValueError as error:
       raise InputError(f'text: {error}') from error
-    # Of [CLS] a [SEP] b [SEP]; a "[SEP]" in a text is plain characters.
+    # Positions of [SEP] in [CLS] a [SEP] b [SEP]; no text encodes to [SEP].
     ends = np.flatnonzero(encoded.tokens == encoded.tokens[-1])
     for key, length in zip(texts, np.diff(ends, prepend=0), strict=False):
       if length == 1:

@@ -3,7 +3,7 @@
 The engine records batches, latencies and failures, the policy its decisions.
 Counts are of all records; percentiles and rates are of the last `window`
 records. Thresholds hold for data like the calibration data, so the confidence
-of the first head, which every row passes, is compared with it.
+of the first head, which every row passes, is compared with that of these data.
 """
 
 import collections
@@ -27,17 +27,17 @@ class DriftCheck:
 
   Two tests compare a sliding window of the traffic with the calibration split,
   each at half the significance (Bonferroni): Kolmogorov-Smirnov on the
-  confidences, chi-square on the share of sure ones. A rejection counts only if
-  the difference is large as well: with enough rows any one is significant.
-  Drift ends when neither test rejects at ten times the significance or both
-  differences are small.
+  confidences, chi-square on the share of confidences >= `threshold`. A
+  rejection counts only if the difference is large as well: with enough rows any
+  difference becomes significant. Drift ends when no test rejects at ten times
+  the significance with a large difference.
 
   `on_drift` is called with (drifted, report) when drift begins or ends, without
   a lock, in the thread that added the row; its errors are logged.
   """
 
   confidences: Float[np.ndarray, ' N']  # of the first head on the split
-  threshold: float  # of a sure row
+  threshold: float  # rows with confidence >= it are sure
   window: int = 512  # rows that are compared
   every: int = 128  # rows from one test of a full window to the next
   significance: float = 1e-4  # probability of a false alarm
@@ -114,7 +114,7 @@ class DriftCheck:
 
 
 class Monitor:
-  """Thread-safe running statistics; `drift` gets every first confidence."""
+  """Thread-safe running statistics; `drift` gets first-head confidences."""
 
   def __init__(
     self,
@@ -159,10 +159,11 @@ class Monitor:
     confidence: float | None,
     retention: float = 1.0,
   ) -> None:
-    """Records a row that left, and the share of its tokens left at the end.
+    """Records a row that left, its depth and the share of its tokens kept.
 
-    The confidence is that of the first head; None for a row that the drift
-    check is not to compare.
+    AdaTape gives the tape length and its share of the longest, ALBERT the
+    iterations and the mean share of iterations. `confidence` is that of the
+    first head; None excludes the row from the drift check.
     """
     with self._lock:
       reasons = self._counts['reasons']
@@ -176,8 +177,8 @@ class Monitor:
   def snapshot(self) -> dict[str, Any]:
     """Returns the statistics as plain numbers, ready for JSON.
 
-    `depth` and `reasons` are counts, `fill` the share of batch slots that held
-    rows by stage, `latency` in seconds; None without records.
+    `depth` (see `record_exit`) and `reasons` are counts, `fill` the share of
+    batch slots that held rows by stage, `latency` in seconds; None if empty.
     """
     with self._lock:
       counts, depths = self._counts, dict(sorted(self._counts['depth'].items()))
@@ -205,7 +206,7 @@ class Monitor:
     answered = self._latest['answered']
     if len(answered) < 2:
       return 0.0
-    # Until now and not the last answer, so that the rate falls without answers.
+    # Measured until now, so the rate decays when idle.
     passed = self._clock() - answered[0]
     return (len(answered) - 1) / passed if passed > 0 else 0.0
 
@@ -221,7 +222,7 @@ def confidence_test(
   calibration: Float[np.ndarray, ' N'], window: Float[np.ndarray, ' W']
 ) -> tuple[float, float]:
   """Returns (distance, asymptotic p-value) of the Kolmogorov-Smirnov test."""
-  from scipy import stats  # slow: not when a run trains
+  from scipy import stats  # slow to import, and training does not need it
 
   result = stats.ks_2samp(calibration, window, method='asymp')
   return float(result.statistic), float(result.pvalue)

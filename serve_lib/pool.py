@@ -18,7 +18,7 @@ class RequestQueue:
 
   A row is `pending` from `reserve`, before it is encoded, until it is answered.
   Callers that wait for room are served in order. The reentrant `lock` guards
-  all that callers and worker share; `arrived` tells the worker of work.
+  all that callers and worker share; `arrived` wakes the worker.
   """
 
   def __init__(self, max_pending: int):
@@ -41,18 +41,18 @@ class RequestQueue:
 
   @property
   def is_expecting(self) -> bool:
-    """True if a caller is about to add rows and there is room for them."""
+    """True if callers have announced rows and there is room for one."""
     return self._coming > 0 and self.pending < self._max_pending
 
   def expect(self, change: int) -> None:
-    """Changes the number of rows that callers amid a list will still add."""
+    """Adds `change` to the number of rows that callers have announced."""
     with self.lock:
       self._coming += change
       if change < 0:
         self.arrived.notify_all()
 
   def reserve(self, wanted: int, timeout: float | None) -> int:
-    """Reserves room for 1 to `wanted` rows; returns for how many."""
+    """Reserves room for 1 to `wanted` rows; returns the number reserved."""
     ticket = object()
 
     def admitted() -> bool:
@@ -79,13 +79,13 @@ class RequestQueue:
         self._freed.notify_all()  # the next caller may have room too
 
   def release(self, rows: int) -> None:
-    """Frees the room of rows that were answered or not put."""
+    """Frees the room of rows that were answered or not queued."""
     with self.lock:
       self.pending -= rows
       self._freed.notify_all()
 
   def put(self, rows: Sequence[Row], expected: int) -> None:
-    """Queues encoded rows; `expected` changes how many follow."""
+    """Queues encoded rows; adds `expected` to the announced rows."""
     with self.lock:
       if self.is_closed:
         raise ClosedError('the engine was closed while the item was encoded')
@@ -119,7 +119,7 @@ class Batch:
   group: Group
   size: int  # batch bucket
   rows: list[Row]
-  slots: Int[np.ndarray, ' b']  # of the rows in the carry; others are padding
+  slots: Int[np.ndarray, ' b']  # index of each row in the carry; rest unused
   carry: Any = None
   outputs: Any = None  # of the stage while it runs
 
@@ -127,10 +127,10 @@ class Batch:
 class Pool:
   """Rows between stages, on the device; used by one thread.
 
-  Every group has at most one open batch. The first batch that joins widens it
-  to the full size, and the rows of joining batches are copied into its free
-  slots. `ready` has at most a full batch for each batch in flight, which bounds
-  the memory.
+  Every group has at most one open batch. The first join copies the open batch
+  to the full size; rows of joining batches are copied into its unused slots.
+  `ready` holds at most one full batch per batch in flight, which bounds the
+  memory.
   """
 
   def __init__(self, programs: Programs):
@@ -146,11 +146,11 @@ class Pool:
 
   @property
   def bytes(self) -> int:
-    """Device memory of the open batches as if all had the full size."""
+    """Device memory of the open batches, each counted at full batch size."""
     return sum(map(self._programs.batch_bytes, list(self.open)))
 
   def add(self, batch: Batch) -> None:
-    """Adds the rows of a batch that continue; no other batch uses its carry.
+    """Adds the remaining rows of a batch; its carry must not be shared.
 
     After an error `batch.rows` lists every row that is lost.
     """
@@ -175,9 +175,9 @@ class Pool:
       self.copy(batch, size)
 
   def copy(self, batch: Batch, size: int) -> None:
-    """Copies the rows into the first slots of another size."""
-    # Other slots get a row that has left, if there is one: a chain may stop
-    # early when all rows are done.
+    """Copies the rows into the first slots of a batch of `size` slots."""
+    # Unused slots repeat an unused slot, usually a finished row, if there is
+    # one: a chain may stop early when all rows are done.
     left = np.setdiff1d(np.arange(batch.size), batch.slots)
     source = np.full(size, (*left, *batch.slots)[0], np.int32)
     source[: len(batch.rows)] = batch.slots
@@ -202,7 +202,7 @@ class Pool:
     capacity = self._grid.capacity
     free = np.setdiff1d(np.arange(capacity), one.slots)[: len(batch.rows)]
     count = len(free)
-    # The program drops rows whose place is outside of the open batch.
+    # The scatter of `_join` ignores an index >= capacity.
     places = np.full(batch.size, capacity, np.int32)
     places[batch.slots[:count]] = free
     key = 'join', one.group, (batch.size, capacity)

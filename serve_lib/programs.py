@@ -1,8 +1,8 @@
 """Device programs of the engine, compiled ahead of time.
 
-One program for every stage, variant, length and batch, and small ones that copy
-rows between batches. A program that is missing in the table is an error and
-never a compilation.
+One program for every stage, variant, length and batch size, and small ones that
+copy rows between batches. Nothing is compiled after warm-up; a missing program
+raises KeyError.
 """
 
 import collections
@@ -22,7 +22,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from serve_lib.chain import Chain, Grid, Group
 
-# Copies between stages compile in milliseconds; a restart needs them too.
+# Copies compile in milliseconds; cache them too, for fast restarts.
 CACHE = {
   'jax_persistent_cache_min_compile_time_secs': 0.0,
   'jax_persistent_cache_min_entry_size_bytes': -1,
@@ -32,11 +32,11 @@ _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 
 
 class WarmUp(NamedTuple):
-  """Result of a warm-up; `worst_case_bytes` is the memory of all full pools."""
+  """Result of a warm-up."""
 
   programs: int
   seconds: float
-  worst_case_bytes: int
+  worst_case_bytes: int  # memory if every group had a full open batch
 
 
 class Programs:
@@ -52,7 +52,7 @@ class Programs:
     self._sharding = jax.sharding.SingleDeviceSharding(device)
     self._table: dict[tuple[Any, ...], Any] = {}
     self._compiled: dict[Any, Any] = {}
-    self._row_bytes: dict[Group, int] = {}  # of a row's carry into a stage
+    self._row_bytes: dict[Group, int] = {}  # of its carry entering the stage
     # Row shapes of the carries of stages that change the rows' length buckets.
     self._moving: dict[tuple[int, str], list[Any]] = {}
 
@@ -79,7 +79,7 @@ class Programs:
 
   @property
   def widest_bytes(self) -> int:
-    """The largest device memory of the batches that one batch may open."""
+    """Most memory of the open batches that one finished batch can create."""
     sizes: collections.Counter[Any] = collections.Counter()
     for group in self._row_bytes:
       moved = (group.stage - 1, group.variant) in self._moving
@@ -132,8 +132,8 @@ class Programs:
     traced, (new, outputs) = jax.make_jaxpr(stage, return_shape=True)(
       self._variables, carry
     )
-    # An argument of a call takes 0.3 microseconds: only the variables that the
-    # stage reads, which may depend on its shapes, are passed.
+    # Each argument of a call takes 0.3 microseconds, so only the variables that
+    # the stage reads are passed (this can differ between shapes).
     used = {id(one) for eqn in traced.jaxpr.eqns for one in eqn.invars}
     used |= set(map(id, traced.jaxpr.outvars))
     inputs = traced.jaxpr.invars[: len(leaves)]
@@ -226,7 +226,7 @@ def _gather(carry: Any, source: Any) -> Any:
 
 
 def _join(pool: Any, carry: Any, places: Any) -> Any:
-  """Drops rows whose place is outside of the pool."""
+  """Copies rows to `places`; ignores an index outside of the pool."""
   return jax.tree.map(
     lambda old, new: old.at[places].set(new, mode='drop'), pool, carry
   )
@@ -245,7 +245,7 @@ def keep_freed_memory() -> bool:
 
   glibc returns XLA's temporaries above 32 MB to the kernel after each run of a
   CPU program, and the next run faults the same pages in again. Keeping them
-  saves a BERT-base at batch 16 0 to 13 % of the time. Irreversible; call it
+  saves 0 to 13 % of the time of a BERT-base at batch 16. Irreversible; call it
   before threads are created. Returns True if the C library has all options.
   """
   try:

@@ -44,7 +44,7 @@ class Worker:
       while self._step():
         pass
     except BaseException as error:
-      # As text: a handler that keeps the traceback would keep the rows.
+      # Log text, because a stored traceback would keep the rows alive.
       text = traceback.format_exc()
       logging.getLogger(__name__).error('a defect of the engine\n%s', text)
       self.requests.close(cancel=True)
@@ -53,7 +53,7 @@ class Worker:
   def _step(self) -> bool:
     """Dispatches or finishes a batch; returns False after the last one.
 
-    Nothing of a batch is held from one step to the next.
+    No local reference to a batch survives a call.
     """
     batch = self._next()
     if batch is not None:
@@ -66,7 +66,7 @@ class Worker:
     return True
 
   def _next(self) -> Batch | None:
-    """Returns the next batch; None to finish the one in flight, or to end."""
+    """Returns the next batch; None to finish one in flight, or to stop."""
     if self.requests.is_cancelled:
       closed = ClosedError('the engine was closed before the answer')
       self._clear(closed, 'close')
@@ -98,11 +98,11 @@ class Worker:
     1. Near the limit of the pool: the pooled rows that have waited longest;
        without any, the batch in flight finishes first.
     2. Rows that have waited in one group longer than `max_wait`, oldest first.
-       (Counted from the request, pooled rows would always be older than queued
-       ones, and in a backlog every pool would run with one or two rows.)
+       (`since` restarts at each stage; otherwise pooled rows would always be
+       older than queued ones, and in a backlog run one or two at a time.)
     3. A full batch of the latest stage: it frees memory.
     4. None while a caller is adding rows; else the oldest partial batch of the
-       earliest stage, as its survivors fill the later pools.
+       earliest stage, as its remaining rows fill the later pools.
 
     A partial batch waits while another is in flight, whose rows may join it.
     """
@@ -128,7 +128,7 @@ class Worker:
     return None if self._flights and oldest not in full else oldest
 
   def _is_crowded(self) -> bool:
-    """Returns True if the batches in flight and another could need too much."""
+    """Returns True if one more batch could exceed `max_pool_bytes`."""
     if not self.max_pool_bytes:
       return False
     opened = (len(self._flights) + 1) * self.programs.widest_bytes
@@ -136,14 +136,14 @@ class Worker:
 
   def _dispatch(self, batch: Batch) -> None:
     group = batch.group
-    self._flights.append(batch)  # so that `run` finds its rows after a defect
+    self._flights.append(batch)  # `_clear` finds it after an engine error
     try:
       if group.stage == 0:
         inputs = [row.encoded.inputs for row in batch.rows]
         batch.carry = self.programs.chain.pad(inputs, group.length, batch.size)
       else:
         self.pool.shrink(batch)
-      # Frees the memory of the old carry.
+      # Overwrites the reference to the old carry, which frees its memory.
       batch.carry, batch.outputs = self.programs.run(
         group, batch.size, batch.carry
       )
@@ -174,15 +174,15 @@ class Worker:
       row.outputs.append({k: array[number] for k, array in values.items()})
     if batch.group.stage == self.programs.chain.num_stages - 1:
       return np.zeros(len(batch.rows), bool)
-    leaves = self.policy.decide(batch.group.stage, batch.rows, values)
-    leaves = np.asarray(leaves, bool)
-    if leaves.shape != batch.slots.shape:
+    exits = self.policy.decide(batch.group.stage, batch.rows, values)
+    exits = np.asarray(exits, bool)
+    if exits.shape != batch.slots.shape:
       expected = 'policy.decide: expected one for each row'
-      raise ValueError(f'{expected}, got {leaves}')
+      raise ValueError(f'{expected}, got {exits}')
     if 'length' in values:
       for row, length in zip(batch.rows, values['length'], strict=True):
         row.length = self.programs.grid.fit_length(int(length))
-    return ~leaves
+    return ~exits
 
   def _go_on(self, batch: Batch, stays: Bool[np.ndarray, ' b']) -> None:
     """Moves the rows that stay to the next stage, by length bucket."""
@@ -210,7 +210,7 @@ class Worker:
       return Failure.of(error, 'answer')
 
   def _clear(self, error: BaseException, during: str) -> None:
-    """Fails all rows that wait, after a defect also those in flight."""
+    """Fails all waiting rows and, after an engine error, rows in flight."""
     rows = [*self.requests.rows(clear=True), *self.pool.clear()]
     while during == 'engine' and self._flights:
       rows += self._flights.popleft().rows

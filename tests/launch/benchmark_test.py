@@ -99,7 +99,7 @@ def test_flops_of_eat_and_dense_models_by_hand():
 
 @pytest.mark.parametrize('rate', [0, 5, 50, 80, 95, 100])
 def test_exits_are_exact_and_spread(rate):
-  left = eats.leaves(200, rate)
+  left = eats.exits(200, rate)
   assert sum(left) == 2 * rate
   # The same share of any 20 rows in a row, up to one row.
   windows = np.convolve(left, np.ones(20), 'valid')

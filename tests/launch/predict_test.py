@@ -46,6 +46,16 @@ def test_answers_are_in_order_with_the_ids_of_the_lines():
   ]  # fmt: skip
 
 
+@pytest.mark.parametrize('end', [b'', b'\n'])
+@pytest.mark.parametrize(('extra', 'is_legal'), [(0, True), (1, False)])
+def test_a_line_may_have_max_line_bytes(extra, is_legal, end, monkeypatch):
+  monkeypatch.setattr(predict, 'MAX_LINE', 20)
+  last = b'"' + b'x' * (18 + extra) + b'"'
+  first, found = answers(b'"one"\n' + last + end)
+  assert first['label'] == 'one'
+  assert ('error' not in found) == is_legal
+
+
 NESTED = b'{"id": %s, "text": "a"}'
 
 

@@ -52,7 +52,7 @@ def test_from_texts_to_batches(texts, tmp_path, capsys):
                 f'written: {out}'):  # fmt: skip
     assert words in printed
   assert 'encoding' in errors
-  assert f'note: {left} is of a run' in errors
+  assert f'note: {left} belongs to another' in errors
   assert left.exists()
   manifest = json.loads((out / 'corpus.json').read_text())
   assert set(manifest['faults']) == {'broken_bytes', 'nul_bytes', 'empty_file'}
