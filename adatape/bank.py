@@ -36,7 +36,7 @@ class ImageBank(nn.Module):
   dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(self, images: Float[Array, 'B X Y E']) -> Float[Array, 'B C H']:
+  def __call__(self, images: Float[Array, 'B Y X E']) -> Float[Array, 'B C H']:
     """Returns one token per patch, in row-major order."""
     x = PatchEmbed(
       self.width, self.patch_size, dtype=self.dtype, name='patch_embed'
@@ -68,7 +68,7 @@ class SymbolBank(nn.Module):
 class SharedNorm(nn.Module):
   """The LayerNorm that bank and query share, in float32 (section 2.4)."""
 
-  initial_scale: float = 1.0  # initial scores are proportional to its square
+  initial_scale: float = 1.0  # initial scores are proportional to scale ** 2
   epsilon: float = 1e-6  # added to the variance
 
   @nn.compact

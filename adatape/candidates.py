@@ -1,7 +1,7 @@
 """Candidates of `launch.benchmark adatape`: AdaTape, ViT, and reading a tape.
 
-One device, random images. A reading is all that the loop of the tape costs:
-normalising the bank (not projecting it), selection, gathering, merging.
+One device, random images. 'reading' times normalising the bank (without
+projecting it), and selecting, gathering and merging bank tokens.
 """
 
 import functools

@@ -21,7 +21,7 @@ from model_lib.row_random import fold_rows
 class TapeEncoder(nn.Module):
   """Encoder blocks with a tape inserted between two of them.
 
-  The fields are those of the models; the reading is float32 for any `dtype`.
+  The fields are those of the models; tape reading runs in float32.
   """
 
   depth: int
@@ -63,7 +63,8 @@ class TapeEncoder(nn.Module):
   ) -> tuple[Float[Array, 'B L H'], Tape]:
     """Runs the blocks before the insertion and reads the tape.
 
-    If `reading` is None, `bank` is the tape `[T, H]`; `row_keys` turn noise on.
+    If `reading` is None, `bank` `[T, H]` is appended whole. `row_keys` enable
+    noise and dropout.
     """
     x = self._blocks(x, None, row_keys, range(self.insert_after))
     if self.reading is None:
@@ -108,8 +109,8 @@ class TapeEncoder(nn.Module):
   ) -> Float[Array, 'B H']:
     """Appends the tape, runs the other blocks and pools, in float32.
 
-    The tape may be cropped to the longest one; its slots with mask 0 are never
-    read.
+    The tape may be cropped to the longest one. Slots with mask 0 are not
+    attended to and not pooled.
     """
     tokens = tokens.astype(x.dtype)
     if self.read_mlp:

@@ -28,7 +28,7 @@ class TapeClassifier(nn.Module):
   """Base of the classifiers; `__call__` is `read`, then `classify`.
 
   A subclass has a field `max_steps` (the most tape tokens, T) and defines
-  `reading` and `embed`. `row_keys`, one for each row, turn on training's noise.
+  `reading` and `embed`. `row_keys`, one per row, enable noise and dropout.
   """
 
   def setup(self):
@@ -57,7 +57,7 @@ class TapeClassifier(nn.Module):
   ) -> tuple[Float[Array, 'B L H'], Tape, int]:
     """Returns (tokens, tape, size of the bank) at the insertion.
 
-    With `stop_early` reading stops when every row has halted.
+    With `stop_early`, reading stops when every row has halted.
     """
     x, bank = self.embed(inputs)
     x, tape = self.encoder.read(x, bank, row_keys, stop_early)
@@ -79,7 +79,7 @@ class TapeClassifier(nn.Module):
     inputs: Num[Array, 'B ...'],
     row_keys: Key[Array, ' B'] | None = None,
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies with all T tape slots: training, and the reference.
+    """Classifies with T tape slots, in training and as reference for serving.
 
     Returns (logits, out): `out['features']` are the pre-logits `[B, H]`,
     `out['tape']` has fields of `Tape`, and `bank_size`.
@@ -95,7 +95,7 @@ class TapeClassifier(nn.Module):
   def _flops(
     self, tokens: int, bank_size: int, tape_length: int | float | None
   ) -> float:
-    """Returns those of encoder and head; `tape_length` None is the most, T."""
+    """Returns FLOPs of encoder and head; `tape_length` None means T."""
     length = self.max_steps if tape_length is None else tape_length
     encoder = self._encoder().flops(tokens, bank_size, self.width, length)
     return encoder + flops.dense(1, self.width, self.num_classes)
@@ -111,7 +111,7 @@ class AdaTapeViT(TapeClassifier):
   mlp_dim: Size = None  # hidden width of the feed-forward networks
   num_heads: Size = None
   patch_size: Size = None  # in pixels
-  # The first query and the features: [CLS], or the mean of the valid tokens.
+  # Pooling for the first query and the features: [CLS], or valid tokens' mean.
   pool: Literal['cls', 'gap'] = 'cls'
   positions: Literal['learned', 'sincos2d'] = 'learned'
   # Trainable vectors, finer patches, or T trainable tokens that are appended to
@@ -135,8 +135,8 @@ class AdaTapeViT(TapeClassifier):
   insert_after: Annotated[int, Interval(ge=0, le=1000)] = 1
   # Network applied once to the tape tokens; Tables 6 and 7 count a 'glu'.
   read_mlp: Literal['', 'mlp', 'glu'] = 'glu'
-  # Network of the tape tokens in every block from the insertion on; '' is that
-  # of the input tokens.
+  # Network of the tape tokens in every block from the insertion on; '' shares
+  # the input tokens' MLP.
   tape_mlp: Literal['', 'mlp', 'glu'] = ''
   # Scale of the noise on the query in training (A.7).
   query_noise: Annotated[float, Interval(ge=0.0, le=1e6)] = 0.01

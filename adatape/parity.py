@@ -37,7 +37,7 @@ class ParityModel(TapeClassifier):
   num_heads: Annotated[int, Interval(ge=1, le=1024)] = 4
   query_dim: Annotated[int, Interval(ge=1, le=2**17)] = 16
   # Initial scale of the LayerNorm shared by bank and query. With 1 or more the
-  # softmax over a pair of unequal symbols saturates and hides one of the two.
+  # softmax over two unequal symbols saturates: one of them gets weight near 0.
   norm_scale: Annotated[float, Interval(ge=-1e6, le=1e6)] = 0.5
   vocab_size: Annotated[int, Ge(1)] = 3
   dropout: Rate = 0.0

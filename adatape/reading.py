@@ -18,16 +18,16 @@ from model_lib.logical import over_rows
 class Reading:
   """Settings of Adaptive Tape Reading; illegal ones raise FieldError."""
 
-  # Bank tokens merged into one tape token, K; max_steps / threshold in the
-  # paper.
+  # Bank tokens merged into one tape token, K (the paper uses K = T / tau).
   tokens_per_step: int
   max_steps: int  # most tape tokens of a row, T
   # Halting threshold tau. Infinity disables halting: the top T tokens are
   # appended unmerged, for any K (ablation of Table 2).
   threshold: int | float
-  query_dim: int  # leading features of query and bank that are compared, h
-  query_update: str = 'average'  # with the tape token, or 'replace' by it
-  loss: str = 'entropy'  # of a step: 1 - sum w^2, or 'max': 1 - max w
+  query_dim: int  # number of leading features used for scores, h
+  # 'average' the query and the tape token, or 'replace' the query by the token.
+  query_update: str = 'average'
+  loss: str = 'entropy'  # loss of one step: 1 - sum w^2, or 'max': 1 - max w
 
   def __post_init__(self):
     for name in ('tokens_per_step', 'max_steps', 'query_dim'):

@@ -64,7 +64,7 @@ class TapePolicy(ClassifierPolicy):
   """`serve_lib.chain.Policy` for a `TapeChain`; every row runs both stages."""
 
   def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
-    """Returns the length of the tape and its share of the longest."""
+    """Returns (tape length, length / largest bucket, fields of the answer)."""
     length = int(row.outputs[0]['length'])
     fields = {'tape_length': length, 'exit_reason': 'tape read'}
     return length, length / self.lengths[-1], fields

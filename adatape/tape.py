@@ -7,10 +7,10 @@ largest weights reaches tau, or after T steps.
 
 Two passes make the gradient cheap: `select` finds the indices without a
 gradient, then `replay` computes weights, tokens and loss from the K * T chosen
-rows alone. Halting is float32 and row-wise.
+rows alone. Halting is computed per row in float32.
 
-A used token's score becomes -inf. The printed algorithm sets it to 0, which is
-above every negative score: a token could be read twice.
+A used token's score is set to -inf. Algorithm 2 as printed sets it to 0, which
+is above every negative score: a token could be read twice.
 """
 
 from collections.abc import Callable
@@ -38,9 +38,9 @@ class Selection(NamedTuple):
   """The picked bank tokens, without gradient."""
 
   indices: Int[Array, 'B T K']  # distinct within a row's tape; 0 beyond it
-  appended: Bool[Array, 'B T']  # the step's token is on the tape, a prefix
-  # The step also adds to halting and loss; False in the step that exceeds the
-  # threshold.
+  appended: Bool[Array, 'B T']  # True for the first `length` steps of a row
+  # True if the step counts for halting and loss; False in the step that exceeds
+  # the threshold.
   continued: Bool[Array, 'B T']
   halting: Float[Array, ' B']  # accumulated largest weights
 
@@ -53,9 +53,9 @@ class Tape(NamedTuple):
   # Bank positions merged into each token, 0 beyond the length; None without a
   # bank.
   indices: Int[Array, 'B T K'] | None
-  loss: Float[Array, ' B']  # l
+  loss: Float[Array, ' B']  # tape loss, l
   halting: Float[Array, ' B']  # accumulated score
-  length: Int[Array, ' B']  # n
+  length: Int[Array, ' B']  # tape length, n
 
 
 def read(
@@ -78,8 +78,8 @@ def read(
     reading: the settings.
     normalize: `(tokens, count)` -> the leading `count` features of the
       normalised tokens, float32: the LayerNorm shared with the query; None if
-      the bank is normalised. Only the chosen tokens get its gradient.
-    dropped: bank tokens hidden from each row, which keeps K * T or more.
+      the bank is normalised. Gradients flow only through the selected tokens.
+    dropped: bank tokens hidden from each row; at least K * T must remain.
     stop_early: stop when every row has halted instead of after T steps: the
       same result, bit for bit, for serving.
   """
@@ -142,7 +142,7 @@ def select(
     running=jnp.ones_like(query[:, 0], bool),
     halting=jnp.zeros_like(query[:, 0]),
   )
-  # `zeros_like` the query: they vary over the mesh as it does.
+  # `zeros_like` the query, so they have the query's varying mesh axes.
   picks = steps, batch, reading.tokens_per_step
   indices = jnp.zeros_like(query, jnp.int32, shape=picks)
   flags = jnp.zeros_like(query, bool, shape=picks[:2])
@@ -246,13 +246,13 @@ def _scores(keys: Array, query: Array, reading: Reading) -> Array:
 
 
 def _scaled(query: Array, reading: Reading) -> Array:
-  # Before the product: XLA fuses a later division with the subtraction of the
-  # softmax, which for scores from about 3e9 on gives NaN.
+  # Scale the query before the product: XLA fuses a later division with the
+  # softmax's subtraction, which gives NaN for scores above about 3e9.
   return query * reading.query_dim**-0.5
 
 
 def _updated(query, weights, picked, continued, reading) -> Array:
-  """Returns the next query `[B, H]`, merged with the picked `[B, K, H]`."""
+  """Returns the next query `[B, h]`, merged with the picked `[B, K, h]`."""
   merged = (weights[..., None] * picked).sum(1)
   if reading.query_update == 'average':
     merged = (query + merged) / 2
@@ -260,7 +260,7 @@ def _updated(query, weights, picked, continued, reading) -> Array:
 
 
 def _without(penalty: Array, indices: Array, continued: Array) -> Array:
-  # Halted rows write past the end, where the scatter drops the value.
+  # Halted rows use an out-of-range index, which the scatter drops.
   places = jnp.where(continued[:, None], indices, penalty.shape[1])
   rows = jnp.arange(penalty.shape[0])[:, None]
   return penalty.at[rows, places].set(-jnp.inf, mode='drop')

@@ -19,7 +19,7 @@ from train_lib.classification import Classification
 
 
 class TapeClassification(Classification):
-  """Cross-entropy + tape loss; logs tape lengths and the share of the bank."""
+  """Adds the tape loss; logs tape lengths and the share of bank tokens read."""
 
   @dataclasses.dataclass(frozen=True)
   class Loss(Classification.Loss):
@@ -38,16 +38,16 @@ class TapeClassification(Classification):
     metrics['tape_loss'] = Average.from_values(tape['loss'], mask)
     if tape['indices'] is not None:
       size, read = tape['bank_size'], (tape['mask'] * mask[:, None]) > 0
-      # Unread picks point past the end, where the scatter drops them.
+      # Indices of unused picks are set out of range; the scatter drops them.
       places = jnp.where(read[..., None], tape['indices'], size).reshape(-1)
       flags = jnp.zeros((size,), bool).at[places].set(True, mode='drop')
       metrics['bank_share'] = Union(flags)
     return loss, metrics
 
   def prepare_serving(self, options, run=NO_RUN):
-    """Read-then-encode in two stages; `run.lengths` are tape buckets.
+    """Serves in two stages: read the tape, then encode.
 
-    There are no options; see `Task.prepare_serving`.
+    `run.lengths` are tape buckets. No options. See `Task.prepare_serving`.
     """
     check_no_options(options)
     lengths = tape_lengths(self.model.max_steps, run.lengths)

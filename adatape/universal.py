@@ -61,7 +61,7 @@ class UniversalStep(Pondering):
     places = sincos1d(jnp.arange(length, dtype=jnp.float32), width)
     time = sincos1d(step.astype(jnp.float32)[None], width)
     x = state + (places + time)[None].astype(state.dtype)
-    # A bias of 1 starts at about two steps, as in the authors' code.
+    # A bias of 1 gives about two steps at initialisation (the authors' code).
     ones = nn.initializers.ones
     score = partitioned_dense(1, 'embed', None, 'score', bias_init=ones)(x)
     score = jax.nn.sigmoid(score)
@@ -81,7 +81,7 @@ class UniversalEncoder(Pondering):
     mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
     row_keys: Key[Array, ' B'] | None = None,
   ) -> tuple[Float[Array, 'B L D'], dict[str, Array]]:
-    """Encodes tokens; those with mask 0 are never read and do not count.
+    """Encodes tokens; those with mask 0 are ignored.
 
     Returns (tokens, ponder) with `[B]` 'steps' N and 'cost' N + R, both means
     over a row's valid tokens, float32, and 'depth', the largest N, int32.
@@ -158,7 +158,7 @@ class UniversalTransformer(UniversalModel):
     Returns (logits, out) with `out['features']` `[B, D]` and `out['ponder']`,
     see `UniversalEncoder`; [CLS] counts as a token.
     """
-    # Symbols start as large as the sines that are added to them.
+    # Embeddings are initialised with the scale of the sines added to them.
     x = build(SymbolTokens, self, stddev=1.0, name='tokens')(tokens)
     if mask is not None:
       mask = jnp.pad(mask.astype(bool), ((0, 0), (1, 0)), constant_values=True)

@@ -1,10 +1,10 @@
 """Iterations by kind of token, and the convergence of their states.
 
-Simoulin and Crabbe (2021), section 4.1. A halted token keeps its state, so its
-cosine is 1 and the mean over all tokens goes to 1 for any parameters. Only that
-of the running tokens says something about a fixed point: halting selects them,
-so their share is reported too, and a small `lambda^n` also brings states
-together.
+Simoulin and Crabbe (2021), section 4.1. A halted token keeps its state and has
+cosine 1, so the mean over all tokens goes to 1 for any parameters. Only the
+mean over running tokens can show a fixed point. Halting selects these tokens,
+so their share is reported too. A small `lambda^n` also makes consecutive states
+similar.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -92,7 +92,7 @@ class Analysis(NamedTuple):
 def traced(
   model: Albert, variables: Any, rows: Iterable[Mapping[str, Any]]
 ) -> Iterator[Traced]:
-  """Yields batches, the iterations of their tokens, 0 for padding, and cosines.
+  """Yields (batch, iterations, cosines); padding has 0 iterations.
 
   A cosine is that of the states before and after an iteration, 1 for a halted
   token. A `dynamic` model has no trace.
@@ -121,7 +121,7 @@ def analyse(
   limit, find, sums = model.max_iterations, jax.jit(masks), np.zeros(())
   for batch, steps, cosines in traced(model, variables, rows):
     flags = jax.device_get(find(dict(batch)))
-    # The depth of a row is that of its first token with the most iterations.
+    # Mark the first deepest token of each row.
     deepest = np.arange(steps.shape[1]) == steps.argmax(1)[:, None]
     flags[DEPTH] = deepest & flags['all']
     running = np.arange(limit)[:, None, None] < steps
@@ -151,7 +151,7 @@ def batches(
 ) -> Iterator[dict[str, np.ndarray]]:
   """Yields batches of at most `count` rows, from all parts of a split.
 
-  The first rows are no sample: those of a corpus are in the order of its
+  The first rows are not representative: a corpus is in the order of its
   documents. `seed` is for sources that draw their rows. Batches have rows of
   similar length.
   """

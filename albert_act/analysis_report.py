@@ -1,8 +1,8 @@
 """The analysis as tables, curves and a page of coloured sentences.
 
 Dependency labels as in Simoulin and Crabbe (2021), Tables 3 to 5: a token has
-the label of its word (footnote 7), and labels are marked if mean > mean of
-labels + std.
+the label of its word (footnote 7). Labels are marked if mean > mean of labels +
+standard deviation of labels.
 """
 
 import collections
@@ -150,8 +150,7 @@ def label_rows(
   """Averages iterations over the tokens of the words of each label.
 
   A word is a label and iterations; one without tokens does not count. Returns
-  rows of labels of `at_least` words, the most frequent first, and rows about
-  all of them.
+  rows of labels of `at_least` words, the most frequent first, and summary rows.
   """
   found: dict[str, list[Int[np.ndarray, ' T']]] = collections.defaultdict(list)
   for name, steps in words:

@@ -1,8 +1,8 @@
 """Candidates of `launch.benchmark albert`: halting against fixed depth.
 
 One device, random tokens. With random parameters the halting score is set so
-that tokens take a given share of the iterations on average; the time depends
-on which tokens halt when, not on why.
+that tokens take a given share of the iterations on average. The time depends
+only on the steps in which tokens halt.
 """
 
 import bisect
@@ -46,7 +46,7 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     found = []
     for name, run in runs.items():
       is_fixed, output = name.startswith('fixed'), jax.nn.log_softmax(run())
-      # Of a halting model, what its tokens need.
+      # FLOPs at the measured mean iterations, if the model halts.
       needed = None if is_fixed else float(steps.mean())
       cost = (fixed if is_fixed else model).flops(inputs[0].shape[1:], needed)
       found.append(Candidate(
@@ -64,7 +64,7 @@ def _forms(model: Any, fixed: Any, variables: Any) -> dict[str, Any]:
   return {
     'fixed, scanned': (fixed.apply, variables),
     'fixed, unrolled': (unrolled, variables),
-    # The engine's products, activation and division of attention: the gain of
+    # The engine's products, activation and division of attention: measures
     # these forms without halting.
     "fixed, engine's forms": (in_engine_forms, turned),
     'masked': (model.apply, variables),

@@ -1,10 +1,10 @@
 """Exact compaction: only running tokens are computed, with the same results.
 
-A token that halts in step n still changes in step n, after its last keys and
-values were read. So keys and values are projected from the *updated* state at
-the end of a step and cached; the rest runs for running tokens only. Those of
-all rows are packed into one axis (see `packed_attention`), whose size is one of
-a few static ones, chosen on the device.
+A token that halts in step n still changes in step n, so its final keys and
+values must be computed from the new state: a step ends by projecting and
+caching them. Each step computes running tokens only. Running tokens of all rows
+are packed into one axis (see `packed_attention`), whose size is one of a few
+static ones, chosen on the device.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ from model_lib.bert import valid_tokens
 # Sizes as shares of a batch's tokens. Each is compiled, so there are few; they
 # are close below a half, where most of the time is saved.
 SHARES = tuple(n / 32 for n in (*range(1, 15), 16, 20, 24, 32))
-# These replace the shares up to the last of them: sizes between take hardly
-# less time on a CPU (docs/albert_act.md).
+# Used instead of shares up to 64 tokens: sizes between take hardly less time on
+# a CPU (docs/albert_act.md).
 FEW_TOKENS = (8, 16, 24, 32, 64)
 
 
@@ -63,8 +63,8 @@ def begin(
 ) -> Tokens:
   """Embeds rows and projects the first keys and values.
 
-  The model is bound to `transposed_kernels.transpose` parameters, in all
-  functions here; `length` is 0 for a row of padding.
+  All functions here expect a model bound to `transposed_kernels.transpose`
+  parameters. `length` is 0 for a row of padding.
   """
   x = model.embed(tokens, token_types)
   block, variables = model.block[0].unbind()
@@ -86,9 +86,10 @@ def begin(
 def step(
   model: Albert, size: int, least: int = 1
 ) -> Callable[[Tokens], Tokens]:
-  """Returns one iteration of `least` to `size` running tokens of all rows.
+  """Returns a function that runs one iteration, in plain JAX.
 
-  The model has one group of one block. The iteration is plain JAX.
+  It is for `least` to `size` running tokens, in all rows together. The model
+  has one group of one block.
   """
   block, variables = model.block[0].unbind()
   score, score_variables = model.score.unbind()
@@ -132,9 +133,9 @@ def step(
 def iterate(
   model: Albert, tokens: Tokens, count: int, sizes: Sequence[int]
 ) -> Tokens:
-  """Runs up to `count` iterations of `sizes_for`, until all have halted."""
+  """Runs up to `count` iterations, or until all halt, with static `sizes`."""
   loop = tokens, jnp.zeros((), int)
-  # Tokens only halt, so each size gets one loop, the largest first. A
+  # The number of running tokens only falls: one loop per size, largest first. A
   # conditional in a single loop would copy all states, keys and values.
   for size, smaller in reversed([*zip(sizes, (0, *sizes), strict=False)]):
     run = step(model, size, smaller + 1)

@@ -1,8 +1,8 @@
 """CoNLL-U: sentences whose words have a head and a dependency label.
 
 The format of universaldependencies.org/format.html. Lines of multiword tokens
-(`1-2`) and of empty nodes (`1.1`) are left out, and whole sentences with a
-broken line, since their trees would lack a word.
+(`1-2`) and of empty nodes (`1.1`) are left out. Sentences with an invalid line
+are left out, as their trees would lack a word.
 """
 
 import itertools
@@ -117,7 +117,7 @@ def encode_words(
   """Encodes sentences given as words to rows `[CLS] words [SEP]`.
 
   Returns the rows, and for each sentence the first token and the end of each
-  word. Words from the first one on that does not fit are left out.
+  word. The first word that does not fit and all after it are left out.
   """
   tokens, lengths = tokenizer.encode_plain(list(itertools.chain(*sentences)))
   rows, places, first, start = [], [], 0, 0

@@ -3,8 +3,8 @@
 Lan et al. 2020; halting per token by Simoulin and Crabbe 2021 ("How Many Layers
 and Why?", equations 1 to 8): `h^n = layer(h^{n-1})`, `p^n = sigmoid(W h^n +
 b)`; the next iteration and the other tokens read `lambda^n h^n + (1 - lambda^n)
-h^{n-1}`. By the straight-through rule a running token reads its last `h^n`, and
-a halted one keeps `h^N`. Parameters are named as those that `model_lib.convert`
+h^{n-1}`. By the straight-through rule a running token's state is `h^n`; a
+halted token keeps `h^N`. Parameters are named as those that `model_lib.convert`
 loads. This is the masked form; `albert_act.serving` computes running tokens
 only.
 """
@@ -26,8 +26,8 @@ from model_lib.errors import FieldError
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.sizes import Rate, Size
 
-# The weight of the straight-through rule is 0 until a token halts: a state
-# mixed by it would not change until then.
+# The weight of the straight-through rule is 0 until a token halts, so states
+# are not mixed by it.
 COMBINATIONS = {'act': 'fed_back', 'straight_through': 'accumulated'}
 
 
@@ -195,7 +195,7 @@ class Albert(TextEncoder, kw_only=True):
   def encoder_flops(
     self, tokens: int | float, iterations: float | None = None
   ) -> float:
-    """Returns those of one row; `iterations` is the mean over its tokens."""
+    """Returns the FLOPs of one row; `iterations`: the mean over its tokens."""
     block = flops.block(tokens, self.width, self.mlp_dim)
     step = self.inner_group * block
     step += flops.dense(tokens, self.width, 1) if self.halting else 0.0

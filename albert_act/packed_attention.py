@@ -16,8 +16,8 @@ from model_lib import halting
 from model_lib.attention import masked_scores
 from model_lib.errors import FieldError
 
-# Queries of a row as shares of the length: few, as attention is a small part of
-# the work.
+# Queries of a row as shares of the length: few sizes, as attention is a small
+# part of the work.
 SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 
 
@@ -26,8 +26,7 @@ class Packed:
   """The indices of the running tokens of a batch."""
 
   running: Bool[Array, 'B L']
-  # Index of each packed token among all; after the last running token unique
-  # indices past the end.
+  # Indices into the B * L tokens, padded with unique out-of-range indices.
   index: Int[Array, ' M']
 
   @classmethod
@@ -37,7 +36,7 @@ class Packed:
     if size == running.size:
       return cls(running, places)
     count = jnp.cumsum(running.reshape(-1), dtype=jnp.int32)
-    # The m-th running token is the first up to which there are m.
+    # The m-th running token: first index where the cumulative count is m.
     index = jnp.searchsorted(count, places + 1).astype(jnp.int32)
     # Unique past the end too, for the scatter of `unpack`.
     index = jnp.where(places < count[-1], index, running.size + places)
@@ -88,7 +87,7 @@ class Packed:
 def query_sizes(rows: int, length: int, least: int, most: int) -> list[int]:
   """Returns the static numbers of queries of a row, ascending.
 
-  From `least` to `most` tokens run in all rows together; one row may have all.
+  `least` to `most` tokens run in all rows in total; one row may have all.
   """
   most = min(length, most)
   if rows == 1:
@@ -119,7 +118,7 @@ class PackedAttention:
     received: bool = False,
   ) -> tuple[Float[Array, '1 N M H'], None]:
     """Attends with the queries of M packed tokens to the fields' keys."""
-    del key, value, valid  # those of the packed tokens
+    del key, value, valid  # unused: keys come from the fields
     if drop is not None or received:
       raise FieldError('drop, received', (drop, received), 'none if packed')
     rows, length = self.packed.running.shape
@@ -162,8 +161,8 @@ def weighted_values(
 ) -> Float[Array, 'B N A H']:
   """Computes `model_lib.attention.attend`, dividing by the sum at the end.
 
-  That divides H numbers for a query instead of L (docs/albert_act.md). Values
-  are zero where not valid: a weight of 0 does not remove a NaN.
+  The division is over H instead of L elements (docs/albert_act.md). Values are
+  zero where not valid: a weight of 0 does not remove a NaN.
   """
   scores = masked_scores(query, keys, valid)
   weights = jnp.exp(scores - scores.max(-1, keepdims=True))

@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from albert_act import analysis
 from albert_act.model import AlbertPretraining
-from albert_act.task import ponder
+from albert_act.task import ponder_loss
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import Average
@@ -28,8 +28,8 @@ _INIT_LENGTH = 8
 class Pretraining(Task):
   """Masked words and sentence order, with halting or at a fixed depth.
 
-  Configuration: `model` is an `AlbertPretraining`; without `vocab_size` that of
-  the corpus. Batches are those of `dataset_lib.pretraining`.
+  Configuration: `model` is an `AlbertPretraining`; default `vocab_size`: the
+  corpus's. Batches are those of `dataset_lib.pretraining`.
   """
 
   @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Pretraining(Task):
     }
 
   def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
-    """The share of equation (8) that falls on these rows."""
+    """Loss of equation (8) for these rows, normalised by the whole batch."""
     logits, out = self.apply(params, batch, row_keys)
     losses, metrics = self._losses(logits, out, batch, norm, knobs)
     order = self.config['loss']['sop_weight'] * losses['order']
@@ -133,11 +133,11 @@ class Pretraining(Task):
     hits = logits['words'].argmax(-1) == batch['mlm_labels']
     order = cross_entropy(order_logits, batch['label'])
     order_hits = logits['order'].argmax(-1) == batch['label']
-    spent, metrics = ponder(self, out['encoded'].ponder, batch, norm, knobs)
+    cost, metrics = ponder_loss(self, out['encoded'].ponder, batch, norm, knobs)
     losses = {
       'words': jnp.where(words > 0, entropy, 0.0).sum() / norm['words'],
       'order': jnp.where(mask > 0, order, 0.0).sum() / norm['examples'],
-      'ponder': spent,
+      'ponder': cost,
     }
     average = Average.from_values
     metrics |= {

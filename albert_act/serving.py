@@ -3,8 +3,8 @@
 Each stage runs a few iterations with exact compaction
 (`albert_act.compaction`); the first also embeds, the others are one program.
 After a stage the rows in which every token has halted are answered, and the
-others continue in a smaller batch. With as many iterations in a stage as the
-model has there is one stage, in which halted rows cost nothing.
+others continue in a smaller batch. If iterations >= max_iterations there is one
+stage, in which halted rows cost nothing.
 """
 
 import dataclasses
@@ -37,9 +37,9 @@ class Options(TextOptions):
 class AlbertChain:
   """An `AlbertClassifier` that halts, as `serve_lib.chain.Chain`.
 
-  A stage has `iterations`, the model `limit` of them. Raises ConfigError if it
-  does not halt, or has more than one shared block: tokens that have halted
-  would have to be computed for the next one.
+  A stage runs `iterations` of the model's `limit`. Raises ConfigError if the
+  model has no halting or several blocks (a halted token would still be needed
+  by the next block).
   """
 
   variants: tuple[str, ...] = (VARIANT,)
@@ -63,7 +63,7 @@ class AlbertChain:
     }
     self.iterations, self.limit = iterations, model.max_iterations
     self.num_stages = -(-self.limit // iterations)
-    # One object for all stages but the first: it is then compiled once.
+    # One object for all stages but the first, so that it is compiled once.
     self._first, self._later = (
       functools.partial(model.apply, method=run)
       for run in (self._begin, self._iterate)
@@ -107,7 +107,7 @@ class AlbertPolicy(ClassifierPolicy):
     return ~np.asarray(outputs['running'])
 
   def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
-    """Returns iterations, their share, and the tokens with theirs."""
+    """Returns (depth, mean share of iterations, answer fields)."""
     tokens = row.encoded.inputs['tokens']
     steps = row.outputs[-1]['steps'][: len(tokens)]
     depth, mean, limit = int(steps.max()), float(steps.mean()), self.chain.limit

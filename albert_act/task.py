@@ -1,7 +1,7 @@
 """Fine-tuning of ALBERT with halting: cross-entropy, and ponder cost if wanted.
 
-The paper fine-tunes without the ponder term, its published code with it:
-`loss.ponder_weight` is 0 unless said otherwise.
+The paper fine-tunes without the ponder term; the published code uses it.
+`loss.ponder_weight` is 0 by default.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class FineTune(TextClassification):
 
   def extra_loss(self, out, batch, norm, knobs):
     """The ponder cost of the real rows; see `Classification.extra_loss`."""
-    return ponder(self, out['ponder'], batch, norm, knobs)
+    return ponder_loss(self, out['ponder'], batch, norm, knobs)
 
   def serve_texts(self, given, reader, lengths, variables):
     """Halting with compaction; options: `albert_act.serving.Options`."""
@@ -45,11 +45,11 @@ class FineTune(TextClassification):
     return chain, AlbertPolicy(chain, reader, self.label_names, lengths)
 
 
-def ponder(task, ponder, batch, norm, knobs) -> tuple[Any, dict[str, Any]]:
+def ponder_loss(task, ponder, batch, norm, knobs) -> tuple[Any, dict[str, Any]]:
   """Returns the weighted ponder loss (7) of `Encoded.ponder`, and metrics.
 
-  `ponder_cost` is the mean of the sum over a row's tokens, `iterations` that
-  over real tokens, `depth` that of a row's largest, executed uncompacted.
+  `ponder_cost`: mean over rows of the sum over tokens; `iterations`: mean over
+  real tokens; `depth`: mean over rows of the largest number.
   """
   mask = batch['mask']
   row_cost = ponder['cost'].sum(1)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from model_lib.layers import Mlp
 
-# Numbers of tokens for which that was measured to be faster
+# Numbers of tokens for which `kernel_left` was measured to be faster
 # (docs/albert_act.md); for some others it is slower.
 KERNEL_LEFT = (1, 2, 4, 8, 16, 24, 32, 64, 128)
 
@@ -57,7 +57,7 @@ def _mlp(run: Callable[..., Any], x: Array, row_keys: Any = None) -> Array:
   """Applies `Mlp` to flattened tokens `[M, D]`, without dropout.
 
   XLA's CPU compiler computes an activation such as `gelu_new` of the hidden
-  layer in place if that is `[M, D]`, but not if it is `[1, M, D]`.
+  layer in place if its shape is `[M, D]`, but not if it is `[1, M, D]`.
   """
   return run(x.reshape(-1, x.shape[-1]), row_keys).reshape(x.shape)
 

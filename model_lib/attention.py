@@ -1,8 +1,8 @@
 """Multi-head self-attention with a key mask.
 
 Queries, keys and values have a 2-D kernel each, as in published checkpoints.
-Heads precede the length (BHTD): on a CPU at 206 tokens 1.2 to 1.3 times as fast
-as BTHD, and with the gradient 1.05 to 1.16 times (0.8 times at 9 tokens).
+Heads precede the length (BHTD). Speed over BTHD on a CPU at 206 tokens: forward
+1.2-1.3x, with gradient 1.05-1.16x (0.8x at 9 tokens).
 """
 
 import functools
@@ -18,7 +18,7 @@ from model_lib import row_random
 from model_lib.errors import FieldError
 from model_lib.logical import constrain, partitioned_dense
 
-# Below any score, and finite: a row without a valid key has a uniform softmax
+# A finite large negative score: a row without a valid key has a uniform softmax
 # and no NaN in its gradient.
 MASKED_SCORE = -1e30
 
@@ -38,8 +38,8 @@ def attend(
   """Computes scaled dot-product attention with the softmax in float32.
 
   Only keys whose `valid` is True are read; `drop` is dropout of the weights
-  `[B, ...]`. The second result is with `received` the `mean_received` of the
-  weights before dropout, else None.
+  `[B, ...]`. If `received`, the second result is `mean_received` of the weights
+  before dropout, else None.
   """
   scores = masked_scores(query, key, valid)
   if valid is not None:
@@ -72,8 +72,8 @@ def mean_received(
 ) -> Float[Array, 'B S']:
   """Averages the weights on each key over heads and valid queries.
 
-  The significance score of PoWER-BERT (Goyal et al. 2020, section 3.2) is the
-  sum instead. Zero in a row without a valid token.
+  The significance score of PoWER-BERT (Goyal et al. 2020, section 3.2) uses
+  the sum. Zero in a row without a valid token.
   """
   queries, keys = weights.shape[-2:]
   if queries != keys:
@@ -117,8 +117,8 @@ class MultiHeadAttention(nn.Module):
 
     Args:
       x: tokens; with `keys_values`, the queries.
-      mask: non-zero for a valid key; None if all are. Other keys are never
-        read; the attended value is zero where no key is valid.
+      mask: non-zero for a valid key, None if all are; others are ignored. A row
+        without a valid key has zeros before the output projection.
       row_keys: one key per row turns dropout on.
       received: also return the attention that each token received.
       num_queries: only the leading `num_queries` tokens attend; None for all.

@@ -92,7 +92,7 @@ class BertEmbeddings(nn.Module):
 class BertBlock(nn.Module):
   """A Transformer block with LayerNorm after each residual (post-LN).
 
-  The fields are those of `TextEncoder`, and the function that attends.
+  The fields are those of `TextEncoder`, plus `attend`.
   """
 
   num_heads: int
@@ -117,9 +117,9 @@ class BertBlock(nn.Module):
   ) -> Attended:
     """Applies attention, then the feed-forward network.
 
-    The arguments are those of `MultiHeadAttention`. The leading `num_queries`
-    tokens attend to all tokens whatever `attend` is: one ([CLS]) costs a sixth
-    of the block, 0 computes keys and values alone.
+    The arguments are those of `MultiHeadAttention`. If `num_queries` is given,
+    the field `attend` is ignored. 1 query ([CLS]) costs a sixth of the block; 0
+    queries compute only keys and values.
     """
     attended = MultiHeadAttention(
       num_heads=self.num_heads,
@@ -132,7 +132,7 @@ class BertBlock(nn.Module):
     x = x[:, :num_queries].astype(self.dtype)
     x = x + row_random.drop(attended.x, self.dropout, row_keys, 'attention')
     x = LayerNorm(self.dtype, self.norm_epsilon, name='attention_norm')(x)
-    # Dropout is applied to the result alone.
+    # No dropout in the hidden layer; that of the result follows.
     mlp = build(Mlp, self, dropout=0.0, kernel_init=INIT, name='mlp')
     out = mlp(x)
     x = x + row_random.drop(out, self.dropout, row_keys, 'mlp')

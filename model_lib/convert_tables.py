@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from model_lib import sizes
 from model_lib.errors import check_option
 
-# Kind and sizes of each module: fields of the model, 'num_classes' or numbers.
+# Kind and sizes of each module; sizes are model fields, 'num_classes' or ints.
 # Kinds: 'embedding' [a, b]; 'dense' [a, b] and bias [b]; 'norm' [a] and bias
 # [a]; 'bias' [a]. Paths under 'block' are those of every block.
 MODULES = {
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
   name: str
   shape: tuple[int, ...]
-  tensor_shape: tuple[int, ...]  # reversed for a kernel, the transpose
+  tensor_shape: tuple[int, ...]  # transposed for kernels
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,16 +56,16 @@ class Architecture:
   classes: Mapping[str, str]
   # Our field of each option of config.json.
   options: Mapping[str, str]
-  # All fields, with the values of absent options.
+  # All fields, with the defaults used when an option is absent.
   defaults: Mapping[str, Any]
   # The option of each dropout rate.
   rates: Mapping[str, str]
   # Hugging Face's name of each module; `{outer}` and `{inner}` number the
   # blocks. A published encoder may lack the prefix `model_type`.
   modules: Mapping[str, str]
-  # Tensors that must equal another one, which is loaded.
+  # Tied tensor -> the tensor that is loaded, which it must equal.
   tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  # Fields that count the blocks, and those of a group.
+  # Field with the number of layers (groups in ALBERT), and of blocks in each.
   outer: str = 'depth'
   inner: str = ''
 

@@ -11,14 +11,14 @@ def dense(tokens: int | float, inputs: int, outputs: int) -> float:
 
 
 def attention(tokens: int | float, width: int) -> float:
-  """Returns those of four projections, scores and weighted values."""
+  """Returns the FLOPs of four projections, scores and weighted values."""
   return 4 * dense(tokens, width, width) + 4.0 * tokens * tokens * width
 
 
 def mlp(
   tokens: int | float, width: int, mlp_dim: int, gated: bool = False
 ) -> float:
-  """Returns those of a feed-forward network; a gated one has 3 matrices."""
+  """Returns the FLOPs of a feed-forward network; a gated one has 3 matrices."""
   return (3 if gated else 2) * dense(tokens, width, mlp_dim)
 
 
@@ -29,7 +29,7 @@ def block(
   tape_tokens: int | float = 0,
   tape_mlp: str = '',
 ) -> float:
-  """Returns those of an `EncoderBlock`; `tokens` are without the tape."""
+  """Returns the FLOPs of an `EncoderBlock`; `tokens` excludes the tape."""
   return (
     attention(tokens + tape_tokens, width)
     + mlp(tokens, width, mlp_dim)
@@ -38,7 +38,7 @@ def block(
 
 
 def cls_block(tokens: int | float, width: int, mlp_dim: int) -> float:
-  """Returns those of a block that computes the output of one token."""
+  """Returns the FLOPs of a block that computes the output of one token."""
   return (
     2 * dense(tokens, width, width)
     + 2 * dense(1, width, width)
@@ -50,7 +50,7 @@ def cls_block(tokens: int | float, width: int, mlp_dim: int) -> float:
 def patch_embed(
   image_shape: tuple[int, ...], patch_size: int, width: int
 ) -> float:
-  """Returns those of the projection of an image `[H, W, E]`."""
+  """Returns the FLOPs of projecting the patches of an image `[H, W, E]`."""
   numbers = patch_size**2 * image_shape[2]
   return dense(num_patches(image_shape, patch_size), numbers, width)
 

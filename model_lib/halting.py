@@ -1,12 +1,12 @@
-"""Halting in depth as pure functions: ACT, straight-through ACT, Skip-ACT.
+"""Halting in depth as pure functions; equation numbers as in Fojo's overview.
 
-Equation numbers are those of Fojo's overview. ACT (Graves 2016): `N = min{k :
-sum_{j<=k} p^j >= 1 - epsilon}` (4) and at most the step limit, `R = 1 -
-sum_{j<N} p^j` (5), states weighted by `p^1 .. p^{N-1}, R` (6-7), cost `rho = N
-+ R` (8-9). The forced halt at the limit makes the weights sum to 1.
-Straight-through ACT (10-19) takes the state of step N alone; `f_b(x) = [x >= 1
-- epsilon]` has derivative 1. Skip-ACT (20-30) is the same with scores of up to
-mu; the excess over 1 is carried over to the next input and may skip it.
+- ACT (Graves 2016): `N = min{k : sum_{j<=k} p^j >= 1 - epsilon}` (4), at most
+  the step limit; `R = 1 - sum_{j<N} p^j` (5). The states have the weights `p^1
+  .. p^{N-1}, R` (6-7), which sum to 1. The cost is `rho = N + R` (8-9).
+- Straight-through ACT (10-19): the output is the state of step N alone. `f_b(x)
+  = [x >= 1 - epsilon]` has derivative 1.
+- Skip-ACT (20-30): straight-through ACT with scores of up to mu. The excess
+  over 1 is carried over to the next input and may skip it.
 
 All arrays are float32. An item that halts has any shape `*S`: a token `[B, L]`
 or an example `[B]`. `model_lib.pondering` has the loop.
@@ -32,11 +32,11 @@ COMBINATIONS = ('accumulated', 'basic', 'fed_back')
 class Halting:
   """The state of halting of each item."""
 
-  # Float32. ACT: sum of the scores before the last step. Straight-through: sum
-  # over all steps, h, and the score carried over.
+  # Float32. ACT: sum of the scores before the last step. Straight-through: h,
+  # the sum of all scores plus the carried one.
   total: Any
-  # Float32. ACT: R, 0 until the item has halted. Straight-through: 0, with the
-  # gradient of the cost.
+  # Float32. ACT: R, 0 until the item has halted. Straight-through: value 0;
+  # carries the gradient of the cost.
   remainder: Any
   steps: Any  # int32: N so far
   running: Any  # bool: True until the item has halted
@@ -122,10 +122,10 @@ def start_carried(
 ) -> tuple[Halting, Float[Array, '*S']]:
   """Begins an input of Skip-ACT, equations (24) to (29).
 
-  The state after the input is `skip * s_{t-1} + (1 - skip) * s`, where s
-  accumulates the straight-through steps from here (without j = 0: no `s^0` is
-  defined). N of a skipped input is 0. `carried` is `h^0`, from `carry_over`, 0
-  at the first input. Returns (halting before step 1, skip `f_b(h^0)`).
+  The next state is `skip * s_{t-1} + (1 - skip) * s`, where s accumulates the
+  straight-through steps (the sum starts at j = 1, as no `s^0` is defined). N of
+  a skipped input is 0. `carried` is `h^0`, from `carry_over`, 0 at the first
+  input. Returns (halting before step 1, skip `f_b(h^0)`).
   """
   skip = binary(carried, epsilon)
   begun = start(valid & (carried < 1.0 - epsilon))

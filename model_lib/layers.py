@@ -21,8 +21,7 @@ Layer = TypeVar('Layer')
 def build(layer: type[Layer], model: Any, **others: Any) -> Layer:
   """Constructs a layer with the fields of the same name in `model`.
 
-  `others` are fields that the model lacks, or in which the layer differs. Both
-  are Linen modules or other dataclasses.
+  `others` override or add fields. Layer and model are any dataclasses.
   """
   names = {field.name for field in dataclasses.fields(layer)}  # type: ignore
   names &= {field.name for field in dataclasses.fields(model)}

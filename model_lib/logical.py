@@ -1,7 +1,7 @@
 """Layout of parameters and activations over the axes of a mesh.
 
-A logical axis name that is not in `AXES` raises FieldError: Flax replicates it
-silently. A dimension that the mesh does not divide is replicated.
+A logical axis name that is not in `LOGICAL_AXES` raises FieldError; Flax would
+silently replicate it. A dimension that the mesh does not divide is replicated.
 """
 
 import math
@@ -18,7 +18,7 @@ from model_lib.errors import FieldError
 
 # Axes of the mesh that the rows of a batch are split over.
 BATCH_AXES = ('data', 'fsdp')
-AXES = (
+LOGICAL_AXES = (
   'batch', 'length', 'embed', 'mlp', 'heads', 'kv', 'bank', 'classes', 'patch',
 )  # fmt: skip
 
@@ -79,9 +79,9 @@ def over_rows(
 ) -> Callable[..., Any]:
   """Wraps a function that is independent per row in `jax.shard_map`.
 
-  Without it XLA all-gathers the scores for top_k and runs it replicated on
-  every device. Returns the function itself if no mesh axis splits the rows. All
-  results start with the `batch` rows, and the arguments that `by_row` marks.
+  Without shard_map, XLA gathers the scores on every device to run top_k.
+  Returns the function itself if the mesh does not split the rows evenly. Axis 0
+  of all results and of the arguments marked in `by_row` is the batch.
   """
   mesh = jax.sharding.get_abstract_mesh()
   axes = tuple(
@@ -108,5 +108,5 @@ def _parts(axes: Any, mesh: Any) -> int:
 
 def _check(names: tuple[str | None, ...]) -> None:
   for name in names:
-    if name is not None and name not in AXES:
-      raise FieldError('logical axis', name, f'one of {AXES} or None')
+    if name is not None and name not in LOGICAL_AXES:
+      raise FieldError('logical axis', name, f'one of {LOGICAL_AXES} or None')

@@ -46,15 +46,15 @@ def ponder(
   Args:
     step: see `Step`; the score is `[*S]`.
     state: before the first step, a pytree of arrays `[*S, ...]`.
-    begin: False for padding `[*S]`, or the `Halting` to continue.
+    begin: initial `Halting`, or a mask `[*S]` that is False for padding.
     max_steps: the limit, at least 1.
     rule: turns scores into weights, see `halting.rule`.
     combination: see `halting.combine`.
     dynamic: stop when the last item has halted, for inference: the same result
-      but for `depth`, without gradient and trace; `remat_chunk` is not used.
-    remat_chunk: memory for the gradient. 0 keeps all intermediates; 1 keeps the
-      state before each step and computes the step twice; a larger divisor of
-      `max_steps` keeps N / chunk + chunk states and computes it three times.
+      except for `depth`; no gradient, no trace; `remat_chunk` is not used.
+    remat_chunk: 0 keeps all intermediates for the gradient; 1 keeps the state
+      before each step and runs it twice; a larger divisor of max_steps keeps
+      max_steps / chunk + chunk states and runs each step three times.
     trace: records each step.
   """
   if max_steps < 1:

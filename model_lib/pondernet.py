@@ -44,7 +44,7 @@ def divergence(
   """Returns `KL(p || prior)` in nats; a step of probability 0 adds 0."""
   shape = (-1,) + (1,) * (distribution.ndim - 1)
   positive = distribution > 0.0
-  # Selected before the logarithm too, or its gradient would be NaN.
+  # Use where before log as well, or the gradient would be NaN.
   safe = jnp.where(positive, distribution, 1.0)
   ratio = jnp.log(safe) - log_prior.reshape(shape)
   return jnp.where(positive, distribution * ratio, 0.0).sum(0)

@@ -42,8 +42,8 @@ class Sizes:
   def complete(self, model: Any) -> None:
     """Sets the sizes of a module that are None to those of its `variant`.
 
-    Called before the module's own `__post_init__`, while fields can be set. A
-    size that neither gives, or contradicting ones, are a FieldError.
+    Called before the module's own `__post_init__`, while fields can be set.
+    Raises FieldError if a size is missing or num_heads does not divide width.
     """
     known = self.fields(model.variant) if model.variant else {}
     example = next(iter(self.variants))

@@ -25,7 +25,7 @@ MAX_PERIOD = 10_000.0
 class PatchEmbed(nn.Module):
   """Projection of non-overlapping square patches, in row-major order.
 
-  A kernel `[p, p, 3, D]` of a convolution loads as `kernel.reshape(-1, D)`.
+  To load a convolution kernel `[p, p, 3, D]`, use `kernel.reshape(-1, D)`.
   """
 
   width: int
@@ -60,7 +60,7 @@ class LearnedPositions(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, 'B L D']) -> Float[Array, 'B L D']:
-    """Adds the embedding; `L` is fixed by the first call."""
+    """Adds the embedding; `L` is fixed by initialisation."""
     init = partitioned(nn.initializers.normal(0.02), None, 'length', 'embed')
     embedding = self.param('embedding', init, (1, *x.shape[1:]))
     return x + embedding.astype(x.dtype)
@@ -126,7 +126,7 @@ class SymbolTokens(nn.Module):
 
   @nn.compact
   def __call__(self, tokens: Int[Array, 'B N']) -> Float[Array, 'B L D']:
-    """Embeds the symbols; one outside the vocabulary becomes NaN."""
+    """Embeds the symbols; an id >= `vocab_size` gives NaN."""
     init = partitioned(nn.initializers.normal(self.stddev), None, 'embed')
     embedding = self.param('embedding', init, (self.vocab_size, self.width))
     x = jnp.take(embedding, tokens, axis=0, mode='fill')

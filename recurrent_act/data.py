@@ -1,6 +1,6 @@
 """Synthetic sequences of Graves (2016), and one with inputs to skip.
 
-Those of "Adaptive Computation Time for Recurrent Neural Networks"
+The tasks of "Adaptive Computation Time for Recurrent Neural Networks"
 (arXiv:1603.08983), padded to the longest of the task. A batch holds
 
   inputs       float32 [B, T, E]
@@ -28,7 +28,7 @@ NUM_DIGITS = 10
 BLANK = 10  # class of the places after the last digit of a sum
 SPLITS = ('train', 'test')
 
-# draw(count) -> `count` random numbers of each record, all that it needs.
+# draw(count) -> `count` random numbers per record; called once per batch.
 Draw = Callable[[int], UInt64[np.ndarray, 'B N']]
 
 # Table 1 of the paper: values for (P, Q) = TT, TF, FT, FF of nor, xq, abj, xor,
@@ -79,9 +79,9 @@ def leading(count: np.ndarray, length: int) -> Bool[np.ndarray, '*S L']:
 def parity(draw: Draw, length: int, placement: str) -> dict[str, np.ndarray]:
   """Section 3.1: one vector, of which some numbers are 1 or -1 and the rest 0.
 
-  The target is 1 if the number of 1s is odd. 1 to `length` numbers are set:
-  any, as the paper's "randomly" ('scattered'), or the first ones ('leading'),
-  as the code of Fojo's thesis does, which is easier to learn.
+  The target is 1 if the number of 1s is odd. 1 to `length` numbers are set.
+  'scattered' sets any of them, the paper's "randomly". 'leading' sets the first
+  ones, as the code of Fojo's thesis does; this is easier to learn.
   """
   bits = draw(1 + 2 * length)
   count = integers(bits[:, :1], 1, length)
@@ -103,7 +103,7 @@ def logic(draw: Draw, length: int, gates: int) -> dict[str, np.ndarray]:
 
   A vector has the bits b0 and b1, one-hot indices into `GATES` of 1 to `gates`
   gates, and zeros. Its target is b_{B+1}, where b_{i+1} = T_i(b_i, b_{i-1})
-  (21). From the second vector on b0 is the target before, and 0 in the input.
+  (21). From the second vector on b0 is the previous target; the input shows 0.
   """
   # The number of vectors and b0; of each vector b1, B and its gates.
   bits = draw(2 + length * (2 + gates))
@@ -156,8 +156,8 @@ def addition(draw: Draw, length: int, digits: int) -> dict[str, np.ndarray]:
 def sort(draw: Draw, length: int) -> dict[str, np.ndarray]:
   """Section 3.4: the order of 2 to `length` standard normal numbers.
 
-  An input is a number and a flag, which is 1 at the last number. As many
-  inputs of zeros follow, whose targets are the places (from 0) of the numbers
+  `count` inputs hold a number and a flag, which is 1 at the last number. Then
+  come `count` zero inputs; their targets are the places (from 0) of the numbers
   in ascending order.
   """
   bits = draw(1 + 2 * length)
@@ -184,15 +184,15 @@ def sparse_parity(
 ) -> dict[str, np.ndarray]:
   """The parity of few marked bits; each announces how far off the next one is.
 
-  Not of Graves (2016): a task for Skip-ACT, which decides to skip an input
-  before it has seen it. An input is (bit, mark, one-hot number of unmarked
+  Not of Graves (2016): a task for Skip-ACT. Skip-ACT chooses skips from earlier
+  inputs only. An input is (bit, mark, one-hot number of unmarked
   inputs that follow: 0 to `max_gap`). Bits are 1 or -1, noise if unmarked. The
   target at every input is 1 if an odd number of marked bits so far were 1.
   """
   bits = draw(2 * length)
   gaps = integers(bits[:, :length], 0, max_gap)
   ones = integers(bits[:, length:], 0, 1)
-  # The gap drawn at number i is that after the i-th marked input.
+  # gaps[:, i] unmarked inputs follow marked input i.
   starts = np.cumsum(gaps + 1, axis=1) - gaps - 1
   marked = np.zeros(ones.shape, bool)
   row, number = np.nonzero(starts < length)

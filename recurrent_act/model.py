@@ -5,8 +5,8 @@ Fojo's straight-through ACT, Skip-ACT and fixed repetitions; equation numbers
 are those of Fojo's overview. The next input starts from the sum of the states,
 weighted by a rule of `model_lib.halting` (6), (17), (28). The output is an
 affine function of that sum: as the weights sum to 1, it is the weighted sum of
-outputs (7), (18), (29). Their gradient in (18) and (29) would also have the
-output's bias times the slopes of the weights, which is left out.
+outputs (7), (18), (29). Difference: the gradient of (18) and (29) also has the
+output's bias times the slopes of the weights; here that term is left out.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,8 @@ MATRICES = {'rnn': 1, 'gru': 3, 'lstm': 4}
 
 # The state of a cell: (c, h) of an LSTM, else h, all `[B, D]`.
 State = Any
-# Of an input `[B]` or a sequence `[B, T]`, 0 for padding: `steps` (repetitions,
-# N, int32), `cost` (rho (8), (19), (30), float32), `skipped` (bool).
+# `steps` (repetitions, N, int32), `cost` (rho (8), (19), (30), float32) and
+# `skipped` (bool) of an input `[B]` or a sequence `[B, T]`; 0 for padding.
 Spent = dict[str, Any]
 # step(state, inputs `[B, E + 1]`) -> (next state, score `[B]` in [0, 1]).
 Step = Callable[[State, Any], tuple[State, Any]]
@@ -92,7 +92,7 @@ class RecurrentModel(nn.Module):
   max_steps: Annotated[int, Interval(ge=1, le=10_000)] = 20
   # A row halts when its scores sum to `1 - epsilon`.
   epsilon: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.01
-  # Of 'skip', the largest score; an input can skip the `mu - 1` after it.
+  # Largest score of 'skip': an input can skip up to mu - 1 following inputs.
   mu: Annotated[int, Interval(ge=1, le=10_000)] = 1
   # Initial bias of the score, that of Graves (2016).
   halting_bias: Annotated[float, Interval(ge=-1e3, le=1e3)] = 1.0
@@ -189,7 +189,7 @@ def ponder_input(
     (s_t, `carried` of the next input, `Spent`).
   """
 
-  # The flag of the first repetition: Graves, section 2.
+  # Append a flag that is 1 in the first repetition (Graves, section 2).
   def repeat(state: State, n: Array) -> tuple[State, Array]:
     first = jnp.broadcast_to((n == 0).astype(inputs.dtype), (len(inputs), 1))
     state, score = step(state, jnp.concatenate([inputs, first], axis=-1))
@@ -199,7 +199,7 @@ def ponder_input(
   begun, skip = halting.start(valid), jnp.zeros_like(carried)
   if skips:
     begun, skip = halting.start_carried(valid, carried, options.epsilon)
-  # Of 'fixed' all scores are 0, so that it halts at the limit.
+  # With 'fixed' all scores are 0, so that the item halts at the limit.
   rule = 'act' if options.rule == 'act' else 'straight_through'
   result = pondering.ponder(
     repeat,

@@ -24,8 +24,8 @@ class SequenceTask(Classification):
   """Cross-entropy of every target + tau times the ponder cost.
 
   Both are sums over a sequence, as in the paper, divided by the number of steps
-  of the whole batch that have a target: tau (`loss.ponder_weight`, or a knob of
-  that name) is that of the paper, and the loss does not depend on the lengths.
+  of the whole batch that have a target. So tau (`loss.ponder_weight`, or a knob
+  of that name) is the paper's, and the loss does not depend on the lengths.
 
   Metrics: `accuracy` is the share of sequences without error among those with a
   target, `element_accuracy` that of targets; `cross_entropy` in nats is summed
@@ -46,9 +46,9 @@ class SequenceTask(Classification):
   def validate_config(cls, config):
     """Also sets `model.num_targets`, if it is not given, to the data's."""
     if 'num_targets' not in config['model']:
-      source: Any = builder.build_source(config['dataset'], 'train')
-      targets = {'num_targets': getattr(source, 'num_targets', 1)}
-      config['model'] = targets | dict(config['model'])
+      data = config['dataset'], config['train_split']
+      targets = getattr(builder.build_source(*data), 'num_targets', 1)
+      config['model'] = {'num_targets': targets} | dict(config['model'])
     super().validate_config(config)
 
   def example(self):
@@ -57,7 +57,7 @@ class SequenceTask(Classification):
     return super().example() | {'valid': valid}
 
   def arguments(self, batch):
-    """Returns the inputs and which of them are no padding."""
+    """Returns the inputs and the validity mask."""
     return self.inputs(batch), batch['valid']
 
   def row_weights(self, batch):
