@@ -54,7 +54,7 @@ def check(chain, variables, count):
   ('halting', 'iterations'),
   [
     ('act', 4),
-    ('straight_through', 4),
+    pytest.param('straight_through', 4, marks=pytest.mark.slow),
     pytest.param('act', 1, marks=pytest.mark.slow),
   ],
 )

@@ -26,7 +26,7 @@ def chain_logits(chain, variant, texts, length):
   ('changes', 'variant'),
   [
     ({}, 'pruned'),
-    (dict(merge=True), 'pruned'),
+    pytest.param(dict(merge=True), 'pruned', marks=pytest.mark.slow),
     pytest.param({}, 'unpruned', marks=pytest.mark.slow),
     *(
       pytest.param(changes, 'pruned', marks=pytest.mark.nightly)

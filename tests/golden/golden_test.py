@@ -34,6 +34,7 @@ def unexplained(rows):
   return compare.format_rows([row for row in rows if row.is_unexplained], True)
 
 
+@pytest.mark.slow
 def test_losses_of_one_config(folders, tmp_path):
   given = record.record_config(CONFIG, folders, tmp_path / 'run')
   rows = compare.compare_records(
