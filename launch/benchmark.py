@@ -36,7 +36,8 @@ TOLERANCE = {'float32': 1e-4, 'bfloat16': 5e-2}  # of outputs of a group
 
 def _is_writable(text: str) -> bool:
   path = pathlib.Path(text).absolute()
-  return not text or (not path.is_dir() and os.access(path.parent, os.W_OK))
+  can_write = path.parent.is_dir() and os.access(path.parent, os.W_OK)
+  return not text or (not path.is_dir() and can_write)
 
 
 def _are_runs(items: Sequence[str]) -> bool:

@@ -126,7 +126,8 @@ class Console(contextlib.ExitStack):
       self._run.log(step, kept)
       if self._tensorboard is not None:
         for name, value in row.items():
-          self._tensorboard.add_scalar(name, value, step)
+          if math.isfinite(value):  # the ETA is unknown at first
+            self._tensorboard.add_scalar(name, value, step)
         self._tensorboard.flush()
     self._rows.clear()
 

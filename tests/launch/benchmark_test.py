@@ -38,6 +38,7 @@ def read(path):
     ('adatape --bank_size=3', '--bank_size: |at least'),
     ('adatape --batch_sise=3', '--batch_sise: no such flag'),
     ('adatape --out=/no/such/folder/a.csv', '--out: |writable'),
+    ('adatape --out=/etc/hosts/a.csv', '--out: |writable'),
     ('albert --variant=huge', '--variant: |micro'),
     ('albert --shares=1.5', '--shares: |number|1.5'),
     ('albert --batch=0', '--batch: |list of positive'),
