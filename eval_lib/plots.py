@@ -39,7 +39,7 @@ _STYLE: Any = {
   'pdf.fonttype': 42,  # text stays text
   'xtick.color': GREY, 'ytick.color': GREY, 'ytick.major.size': 0,
 }  # fmt: skip
-_LEGEND_COLUMNS, _LEGEND_CHARACTERS = 3, 54  # at most, in a row
+_LEGEND_COLUMNS, _LEGEND_CHARACTERS = 3, 66  # in a row; a line counts as 6
 
 # Names of points closer than this, in pixels of the figure, are left out.
 NAME_DISTANCE = 34.0
@@ -160,8 +160,10 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
   # The title, and below it the legend, are above all data.
   labels, rows = axes.get_legend_handles_labels()[1], 0
   if len(labels) > 1:
-    fit = _LEGEND_CHARACTERS // max(map(len, labels))
-    columns = min(len(labels), max(fit, 1), _LEGEND_COLUMNS)
+    for columns in range(min(len(labels), _LEGEND_COLUMNS), 0, -1):
+      parts = np.array_split(labels, columns)
+      if sum(6 + max(map(len, part)) for part in parts) <= _LEGEND_CHARACTERS:
+        break
     rows = math.ceil(len(labels) / columns)
     place = dict(loc='lower left', bbox_to_anchor=(0.0, 1.0))
     # The title leaves it room; a wide one must not narrow the panels.
