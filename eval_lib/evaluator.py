@@ -111,7 +111,7 @@ class Classification(Evaluator):
   def __post_init__(self):
     self._data = self.open(self.split)
     classes, wanted = self._data.info.num_classes, self.context.num_classes
-    if wanted not in (None, 1, classes):  # 1: a regression
+    if wanted not in (None, classes):
       given = f'{classes} classes in split {self.split!r}'
       expected = f'the {wanted} classes of the model; few-shot takes any'
       raise ConfigError('dataset', given, expected)
