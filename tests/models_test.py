@@ -13,7 +13,13 @@ import pytest
 
 from adatape.model import AdaTapeViT
 from adatape.parity import ParityModel
-from adatape.universal import UniversalTransformer, UniversalViT
+from adatape.ponder_vit import PonderViT
+from adatape.universal import (
+  UniversalTransformer,
+  UniversalViT,
+  UnsharedViT,
+  UViT,
+)
 from albert_act.model import AlbertClassifier
 from dataset_lib import fields
 from dataset_lib.errors import ConfigError
@@ -56,6 +62,9 @@ MODELS = {
     UniversalTransformer(**SIZES, max_steps=5, dynamic=True), [SYMBOLS]
   ),
   'universal vit': (UniversalViT(**SIZES, max_steps=3, patch_size=4), [IMAGES]),
+  'unshared': (UnsharedViT(**SIZES, max_steps=3, patch_size=4), [IMAGES]),
+  'uvit': (UViT(**VIT, ut_steps=2), [IMAGES]),
+  'ponder': (PonderViT(**SIZES, max_steps=3, patch_size=4), [IMAGES]),
   'bert': (BertClassifier(**BERT), WORDS),
   'eat': (EatClassifier(**(small_eat.FIELDS | TEXTS)), WORDS),
   'albert': (AlbertClassifier(**(small_albert.FIELDS | TEXTS)), WORDS),
@@ -141,7 +150,8 @@ def test_parameters_logits_and_features_are_float32(name):
     assert out['ponder']['cost'].dtype == jnp.float32
 
 
-@models('bert', 'eat', without=['universal dynamic'])
+# PonderNet's loss, and not its logits, trains the halting probability.
+@models('bert', 'eat', without=['universal dynamic', 'ponder'])
 def test_logits_train_every_parameter(name):
   model, inputs = MODELS[name]
 
@@ -162,6 +172,7 @@ ALBERT = (AlbertClassifier, small_albert.FIELDS)
 RECURRENT = (RecurrentModel, dict(num_classes=2, rule='act'))
 TAPED = (AdaTapeViT, VIT | TAPE)
 UNIVERSAL = (UniversalTransformer, SIZES | dict(max_steps=5))
+UNSHARED = (UnsharedViT, SIZES | dict(max_steps=5, patch_size=4))
 # (model and its fields, values out of the range of a field)
 ILLEGAL = [
   ((ViT, VIT), dict(pool='none', positions='none')),
@@ -173,6 +184,8 @@ ILLEGAL = [
   (UNIVERSAL, dict(
     halting='layer', combination='sum', max_steps=0, epsilon=1.0, dropout=1.0,
   )),
+  (UNSHARED, dict(pool='max', positions='none', max_steps=0, width=0)),
+  ((UViT, VIT), dict(ut_steps=0, halting='layer')),
   (EAT, dict(
     prune_ratios=(0.3, 1.0), prune_scores='size', window_implementation='blok',
     min_tokens=0, pooler_activation='foo', window=7,
@@ -204,6 +217,7 @@ CONTRADICTING = [
   ((ViT, VIT), dict(num_heads=3)),
   ((TokenTransformer, SIZES | dict(depth=2)), dict(num_heads=3)),
   (UNIVERSAL, dict(num_heads=3)),
+  (UNSHARED, dict(num_heads=3, variant='Huge/16')),
 ]  # fmt: skip
 
 

@@ -13,7 +13,9 @@ from tests.model_lib import plain
 
 SIZES = dict(width=16, mlp_dim=32, num_heads=4, patch_size=4, max_steps=6)
 MODEL = PonderViT(num_classes=3, **SIZES)
+# Images of unlike contrast, so that rows halt in different steps.
 IMAGES = jax.random.normal(jax.random.key(1), (4, 8, 8, 3))
+IMAGES *= jnp.array([0.2, 1.0, 3.0, 9.0])[:, None, None, None]
 LOSS = dict(ponder_weight=0.3, prior_rate=0.4, label_smoothing=0.0)
 BATCH = {
   'image': IMAGES,
@@ -25,7 +27,8 @@ BATCH = {
 def params_of(model=MODEL):
   """Parameters at random that spread the halting over rows and steps."""
   params = plain.noise(model, IMAGES, scale=0.3, seed=3)
-  params['step']['halt']['bias'] = np.full((1,), -1.2, np.float32)
+  params['step']['norm']['scale'] += 1.0
+  params['step']['halt']['bias'] = np.full((1,), 0.5, np.float32)
   return params
 
 
