@@ -102,6 +102,23 @@ def test_drawn_steps_follow_the_distribution():
   np.testing.assert_array_equal(looped.halting.steps, steps)
 
 
+@pytest.mark.parametrize('dynamic', [False, True])
+def test_the_median_step_halts(dynamic):
+  # Halted with a probability of (0.5), (0.2, 0.44, 0.72) and (0, 0, then 1).
+  lambdas = jnp.array([[0.5, 0.2, 0.0], [0.1, 0.3, 0.0], [0.9, 0.5, 0.0]])
+
+  def step(state, n):
+    return state + 1.0, lambdas[n]
+
+  result = pondering.ponder(
+    step, jnp.zeros((3, 1)), jnp.ones(3, bool), max_steps=3,
+    rule=pondernet.advance_median, dynamic=dynamic, freeze=False,
+  )  # fmt: skip
+  np.testing.assert_array_equal(result.halting.steps, [1, 3, 3])
+  np.testing.assert_array_equal(result.output[:, 0], [1.0, 3.0, 3.0])
+  np.testing.assert_allclose(result.halting.total, [0.5, 0.72, 0.0], atol=1e-6)
+
+
 def test_the_prior_is_geometric_and_cut_off():
   prior = np.exp(pondernet.geometric_log_prior(0.2, 5))
   np.testing.assert_allclose(prior.sum(), 1.0, atol=1e-6)
