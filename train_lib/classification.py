@@ -66,8 +66,8 @@ class Classification(Task):
     """Returns the module of `config.model`; checks the kind of the labels."""
     most = self.info.max_labels
     if bool(most) != self.MULTI_LABEL:
-      expected = '>= 1, with labels of' if self.MULTI_LABEL else '0, without'
-      expected = f'{expected} several classes a row, for {type(self).__name__}'
+      expected = '>= 1' if self.MULTI_LABEL else '0, one label a row,'
+      expected += f' for {type(self).__name__}'
       raise ConfigError('dataset.max_labels', most, expected)
     return construct(self.config, self.info.num_classes)
 
