@@ -28,30 +28,9 @@ def _sign(rng: np.random.Generator) -> int:
 
 
 def _affine(image: Picture, *rows: float | int) -> Picture:
+  """Takes the pixel x, y from rows [[a, b, c], [d, e, f]] times (x, y, 1)."""
   method = PIL.Image.Transform.AFFINE
   return image.transform(image.size, method, rows, fillcolor=GREY)
-
-
-def _rotate(image, level, rng):
-  return image.rotate(_sign(rng) * 30 * level, fillcolor=GREY)
-
-
-def _shear_x(image, level, rng):
-  return _affine(image, 1, _sign(rng) * 0.3 * level, 0, 0, 1, 0)
-
-
-def _shear_y(image, level, rng):
-  return _affine(image, 1, 0, 0, _sign(rng) * 0.3 * level, 1, 0)
-
-
-def _translate_x(image, level, rng):
-  pixels = _sign(rng) * _TRANSLATE * level * image.width
-  return _affine(image, 1, 0, pixels, 0, 1, 0)
-
-
-def _translate_y(image, level, rng):
-  pixels = _sign(rng) * _TRANSLATE * level * image.height
-  return _affine(image, 1, 0, 0, 0, 1, pixels)
 
 
 def _solarize_add(image, level, rng):
@@ -76,7 +55,9 @@ OPERATIONS: dict[str, Operation] = {
   'autocontrast': lambda image, level, rng: ImageOps.autocontrast(image),
   'equalize': lambda image, level, rng: ImageOps.equalize(image),
   'invert': lambda image, level, rng: ImageOps.invert(image),
-  'rotate': _rotate,
+  'rotate': lambda image, level, rng: image.rotate(
+    _sign(rng) * 30 * level, fillcolor=GREY
+  ),
   # At least 1 bit: big_vision's 0, below magnitude 3, is a black image.
   'posterize': lambda image, level, rng: ImageOps.posterize(
     image, min(max(int(4 * level), 1), 8)
@@ -88,10 +69,18 @@ OPERATIONS: dict[str, Operation] = {
   'contrast': _enhanced(ImageEnhance.Contrast),
   'brightness': _enhanced(ImageEnhance.Brightness),
   'sharpness': _enhanced(ImageEnhance.Sharpness),
-  'shear_x': _shear_x,
-  'shear_y': _shear_y,
-  'translate_x': _translate_x,
-  'translate_y': _translate_y,
+  'shear_x': lambda image, level, rng: _affine(
+    image, 1, _sign(rng) * 0.3 * level, 0, 0, 1, 0
+  ),
+  'shear_y': lambda image, level, rng: _affine(
+    image, 1, 0, 0, _sign(rng) * 0.3 * level, 1, 0
+  ),
+  'translate_x': lambda image, level, rng: _affine(
+    image, 1, 0, _sign(rng) * _TRANSLATE * level * image.width, 0, 1, 0
+  ),
+  'translate_y': lambda image, level, rng: _affine(
+    image, 1, 0, 0, 0, 1, _sign(rng) * _TRANSLATE * level * image.height
+  ),
   'cutout': _cutout,
   'solarize_add': _solarize_add,
 }

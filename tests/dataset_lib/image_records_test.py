@@ -104,22 +104,6 @@ def test_batches_have_padded_labels(folder):
   np.testing.assert_array_equal(last['label'][5:], np.full((3, 3), -1))
 
 
-def test_hosts_read_their_rows(folder):
-  def labels(count):
-    hosts = [
-      take(
-        build(config(folder), batch_size=4, host_index=i, host_count=count), 4
-      )
-      for i in range(count)
-    ]
-    return [
-      np.concatenate([b['label'] for b in step]).tolist()
-      for step in zip(*hosts, strict=True)
-    ]
-
-  assert labels(1) == labels(2)
-
-
 def test_one_label_a_row(tmp_path, images):
   single = [[i] for i in range(13)]
   write(tmp_path, images, labels=single)

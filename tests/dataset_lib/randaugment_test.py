@@ -142,27 +142,6 @@ def test_it_follows_crop_and_flip_and_is_deterministic():
   np.testing.assert_array_equal(evaluated, plain.transform(NOISE))
 
 
-def test_operations_are_drawn_uniformly(monkeypatch):
-  drawn = []
-
-  def record(name):
-    def operation(image, level, rng):
-      drawn.append((name, level))
-      return image
-
-    return operation
-
-  names = tuple(randaugment.OPERATIONS)
-  monkeypatch.setattr(
-    randaugment, 'OPERATIONS', {name: record(name) for name in names}
-  )
-  for seed in range(800):
-    randaugment.augment(NOISE, np.random.default_rng(seed), 2, 10)
-  counts = [drawn.count((name, 1.0)) for name in names]
-  assert sum(counts) == 1600
-  assert 60 < min(counts) < max(counts) < 150
-
-
 def test_fields():
   config = dict(name='digits', augment=['flip', 'randaugment'])
   assert builder.validate(config)['randaugment'] == (2, 15)

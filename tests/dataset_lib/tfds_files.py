@@ -117,7 +117,6 @@ def texts(folder, name, config, file_format, records):
 
 def main(root):
   images(root)
-  photos(root)
   pair = 'sentence1', 'sentence2'
   glue(root, 'sst2', ['sentence'], 'tfrecord',
        train=[i % 2 for i in range(20)], validation=[1, 0, 1],
