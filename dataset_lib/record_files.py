@@ -10,13 +10,11 @@ with the number of shards, not of records.
 import array
 import bisect
 import concurrent.futures
-import contextlib
 import hashlib
 import itertools
 import os
 import pathlib
 import struct
-import tempfile
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -162,7 +160,12 @@ def tfrecord_index(
     with filelock.FileLock(f'{path}.lock'):
       if again or not _is_index(path, stat, num_records):
         offsets = record_offsets(file, num_records)
-        _write(path, np.append(_WORD.type(stat.st_mtime_ns), offsets))
+        time = _WORD.type(stat.st_mtime_ns)
+        temporary = path.with_suffix('.tmp')
+        np.append(time, offsets).tofile(temporary)
+        # Atomic. After a power failure the file may hold zeros, which readers
+        # take for damage, so it is not synchronized with the disk.
+        temporary.replace(path)
   except OSError as error:
     raise MissingDataError(
       f'cannot make the index {path} of {file}: {error}; set XDG_CACHE_HOME '
@@ -191,19 +194,6 @@ def _is_index(
   is_whole = num_records in (None, length - 2) and not rest
   expected = [stat.st_mtime_ns, 0, stat.st_size]
   return is_whole and np.concatenate(ends).tolist() == expected
-
-
-def _write(path: pathlib.Path, words: Int64[np.ndarray, ' W']) -> None:
-  """Replaces a file atomically, with fsync."""
-  with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-    try:
-      words.tofile(file)
-      os.fsync(file.fileno())
-      os.replace(file.name, path)
-    except BaseException:
-      with contextlib.suppress(OSError):
-        os.unlink(file.name)
-      raise
 
 
 def record_offsets(
