@@ -178,7 +178,7 @@ def step_of(kind, alpha, devices, num_micro, rows=2 * ROWS):
 def test_micro_batches_and_devices_change_nothing(kind):
   kernel, _ = step_of(kind, 0.5, 1, 1)
   assert np.abs(kernel - step_of(kind, 0.0, 1, 1)[0]).max() > 1e-3
-  for devices, num_micro in ((1, 4), (8, 1), (8, 2), (2, 8)):
+  for devices, num_micro in ((1, 4), (8, 2), (2, 8)):
     other, _ = step_of(kind, 0.5, devices, num_micro)
     np.testing.assert_allclose(other, kernel, rtol=1e-5, atol=1e-6)
 
