@@ -1,5 +1,8 @@
 """Published ViTs against their equations, timm and transformers."""
 
+import io
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,11 +48,10 @@ def stacked(arrays):
   """All blocks in one array, beside the state of an optimizer."""
   scanned = {f'opt/{name}': x for name, x in arrays.items()}
   for name, x in arrays.items():
-    if 'encoderblock_0' in name:
-      blocks = [arrays[name.replace('k_0', f'k_{i}')] for i in range(2)]
-      scanned['params/' + name.replace('k_0', 'k')] = np.stack(blocks)
-    elif 'encoderblock' not in name:
-      scanned['params/' + name] = x
+    if 'encoderblock_1' not in name:
+      second = name.replace('encoderblock_0', 'encoderblock_1')
+      x = x if second == name else np.stack([x, arrays[second]])
+      scanned['params/' + name.replace('encoderblock_0', 'encoderblock')] = x
   return scanned
 
 
@@ -136,6 +138,82 @@ def test_modules_of_other_models_and_unfit_heads_stay_fresh():
   assert convert_vit.fit(found, fresh)[1] == own | head
   found = fresh | {'pre_logits/kernel': np.zeros(9)}
   assert convert_vit.fit(found, fresh)[1] == own | head | {'pre_logits/kernel'}
+
+
+BLOCK = 'Transformer/encoderblock_1/'
+
+
+@pytest.mark.parametrize(
+  ('name', 'array', 'message'),
+  [
+    ('head/bias', None, 'head/bias: missing'),
+    (f'{BLOCK}LayerNorm_2/scale', None, '_1/LayerNorm_2/scale: missing'),
+    ('cls', np.full((1, 1, 16), np.nan), 'cls: expected finite numbers'),
+    ('embedding/bias', np.ones(16, int), 'embedding/bias: expected finite'),
+    (
+      'embedding/kernel',
+      np.ones((16, 3)),
+      'embedding/kernel: expected.*4 axes',
+    ),
+    (f'{BLOCK}ls1/gamma', np.ones(16), '_1/ls1/gamma: not supported'),
+    ('MAPHead_0/probe', np.ones(16), 'MAPHead_0/probe: not supported'),
+    ('cls', np.array([None]), 'cls is damaged.*Object arrays'),
+    ('cls', np.ones((1, 1, 9)), r'class token: expected \[1, 1, 16\]'),
+  ],
+)
+def test_a_wrong_array_is_named(tmp_path, name, array, message):
+  arrays = archive() | {name: array}
+  arrays = {k: x for k, x in arrays.items() if x is not None}
+  np.savez(tmp_path / 'vit.npz', **arrays)
+  with pytest.raises(ValueError, match=message) as error:
+    convert_vit.load(tmp_path / 'vit.npz')
+  assert 'vit.npz' in str(error.value) or 'axes' in message or '9' in message
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    'blocks.0.ls1.gamma', 'blocks.1.attn.q_norm.weight', 'reg_token',
+    'head_dist.weight', 'fc_norm.bias', 'norm_pre.weight', 'pre_logits.fc.bias',
+  ],
+)  # fmt: skip
+def test_what_our_vit_lacks_is_named(tmp_path, name):
+  tensors = public_vits.timm_tensors(archive()) | {name: np.ones(16)}
+  write(tmp_path, tensors, architecture='vit')
+  with pytest.raises(ValueError, match=f'{name}: not supported'):
+    convert_vit.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'layer_norm_eps': 1e-3}, 'layer_norm_eps: expected one of'),
+    ({'hidden_act': 'relu'}, "hidden_act: expected one of .*got 'relu'"),
+    ({'model_type': 'deit'}, "model_type: expected one of .*got 'deit'"),
+  ],
+)
+def test_an_option_that_changes_the_result_is_refused(
+  tmp_path, change, message
+):
+  tensors = public_vits.hugging_face_tensors(archive())
+  write(tmp_path, tensors, **(CONFIG | change))
+  with pytest.raises(ValueError, match=f'config.json: {message}'):
+    convert_vit.load(tmp_path / 'model.safetensors')
+
+
+def test_a_damaged_archive_is_refused(tmp_path):
+  path = tmp_path / 'vit.npz'
+  np.savez_compressed(path, **archive())
+  good = path.read_bytes()
+  pickled, single = pickle.dumps([1]), io.BytesIO()
+  np.save(single, np.ones(3))
+  flipped = bytearray(good)
+  flipped[len(good) // 2] ^= 255
+  cut = [good[:length] for length in (0, 10, len(good) // 2, -1)]
+  for content in (*cut, pickled, single.getvalue(), bytes(flipped)):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r'vit\.npz: .* is damaged'):
+      convert_vit.load(path)
 
 
 @pytest.mark.peers
