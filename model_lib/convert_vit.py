@@ -170,10 +170,12 @@ def load(path: Directory) -> Checkpoint:
   )
   raise_unless_finite(path, tensors)
   params = {
-    places[name]: _converted(name, tensor, places[name], layout.is_torch)
+    places[name]: _converted(
+      f'{path}: {name}', tensor, places[name], layout.is_torch
+    )
     for name, tensor in tensors.items()
   }
-  _split_class_position(params)
+  _split_class_position(f'{path}: class token', params)
   fields = _fields(path, layout, tensors)
   cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}
   logging.info('%s: not used: %s; cast: %s', path, ignored, sorted(cast))
@@ -278,7 +280,7 @@ def _fields(
 
 
 def _converted(
-  name: str, tensor: np.ndarray, ours: str, is_torch: bool
+  where: str, tensor: np.ndarray, ours: str, is_torch: bool
 ) -> np.ndarray:
   """Returns a float32 parameter in our shape."""
   is_kernel, is_patch = ours.endswith('/kernel'), 'patch_embed' in ours
@@ -288,7 +290,7 @@ def _converted(
   elif '/attention/' in ours and not is_torch and 'out/bias' not in ours:
     rank += 1  # [D, heads, D / heads], and the transpose of `out`
   if tensor.ndim != rank or not tensor.size:
-    raise FieldError(name, list(tensor.shape), f'an array of {rank} axes')
+    raise FieldError(where, list(tensor.shape), f'an array of {rank} axes')
   if is_torch and is_kernel:
     tensor = tensor.transpose(2, 3, 1, 0) if is_patch else tensor.T
   if is_kernel:
@@ -300,7 +302,7 @@ def _converted(
   return np.ascontiguousarray(tensor, np.float32)
 
 
-def _split_class_position(params: dict[str, np.ndarray]) -> None:
+def _split_class_position(where: str, params: dict[str, np.ndarray]) -> None:
   """Adds the position of the class token, if there is one, to the token."""
   count = params[POSITIONS].shape[1] if POSITIONS in params else 0
   # As big_vision does: the patches are a square.
@@ -310,7 +312,7 @@ def _split_class_position(params: dict[str, np.ndarray]) -> None:
   if CLASS in params:
     if params[CLASS].shape != first.shape:
       given = list(params[CLASS].shape)
-      raise FieldError('the class token', given, str(list(first.shape)))
+      raise FieldError(where, given, str(list(first.shape)))
     params[CLASS] = params[CLASS] + first
 
 

@@ -6,7 +6,6 @@ import functools
 import os
 import pathlib
 import re
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -135,9 +134,7 @@ def serve(
   return *served, served[1].lengths
 
 
-def start_from(
-  state: Any, config: Any, model: Mapping[str, Any] = types.MappingProxyType({})
-) -> Any:
+def start_from(state: Any, config: Any, model: Any = ()) -> Any:
   """Replaces parameters of a fresh state with those of `config.warm_start`.
 
   `model` is `config.model`; a published ViT is checked against its fields.
@@ -160,7 +157,7 @@ def warm_start(
   directory: Path,
   renames: Sequence[str] = (),
   skip: Sequence[str] = (),
-  model: Mapping[str, Any] = types.MappingProxyType({}),
+  model: Any = (),
 ) -> Any:
   """Replaces fresh parameters with those (EMA if present) of a checkpoint.
 
@@ -183,7 +180,7 @@ def warm_start(
   """
   is_vit = convert_vit.is_vit(directory)
   if is_vit:
-    source = _read_vit(directory, model)
+    source = _read_vit(directory, dict(model))
   elif convert.is_checkpoint(directory):
     heads = 'pretraining' if 'predictions' in params else 'classifier'
     source = convert.load(directory, heads).params

@@ -167,7 +167,7 @@ def test_a_wrong_array_is_named(tmp_path, name, array, message):
   np.savez(tmp_path / 'vit.npz', **arrays)
   with pytest.raises(ValueError, match=message) as error:
     convert_vit.load(tmp_path / 'vit.npz')
-  assert 'vit.npz' in str(error.value) or 'axes' in message or '9' in message
+  assert 'vit.npz' in str(error.value)
 
 
 @pytest.mark.parametrize(

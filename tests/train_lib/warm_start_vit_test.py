@@ -19,6 +19,12 @@ SIZES = {name: public_vits.FIELDS[name] for name in (
   'width', 'depth', 'num_heads', 'mlp_dim', 'activation',
 )}  # fmt: skip
 
+QUERY = {
+  'learn': ['model.query_dim=8'],
+  'input': ['model.query_dim=8'],
+  'vit': [],
+}
+
 
 @pytest.fixture(scope='module')
 def file(tmp_path_factory):
@@ -33,7 +39,7 @@ def load_config(repository, file, *overrides, model='learn'):
   return command_line.load_config(
     f'{repository}/configs/adatape/digits.py:model={model}',
     [
-      *fields, 'batch_size=8', 'mesh.data=2', 'loader.num_threads=1',
+      *fields, *QUERY[model], 'batch_size=8', 'mesh.data=2', 'loader.num_threads=1',
       'tensorboard=false', 'log_every=1', 'stages.stage1.epochs=0',
       'stages.stage1.steps=1', f'warm_start.workdir={file}', *overrides,
     ],
@@ -91,7 +97,9 @@ def test_adatape_starts_with_the_trunk_of_a_vit(
 
 
 def test_training_begins_from_an_archive(repository, file, tmp_path):
-  config = load_config(repository, file, 'optimizer.lr=1e-5', 'evals.test=None')
+  config = load_config(repository, file, 'optimizer.lr=1e-5')
+  with config.unlocked():
+    config.evals = {}
   trainer.train(config, str(tmp_path))
   trained = checkpoint_io.flatten(checkpoint_io.find(tmp_path).params())
   source = flatten_dict(convert_vit.load(file).params, sep='/')
@@ -142,20 +150,14 @@ def test_a_skipped_class_token_is_dropped(file):
   assert 'cls' not in started['tokens']
 
 
-@pytest.mark.parametrize(
-  ('override', 'message'),
-  [
-    ('model.num_heads=2', r'model\.num_heads: expected 4, as in .*vit\.npz'),
-    ('model.activation=gelu', r"model\.activation: expected 'gelu_new'"),
-  ],
-)
-def test_fields_that_the_file_fixes_are_checked(
-  override, message, repository, file
-):
-  config = load_config(repository, file, override, model='vit')
+def test_fields_that_the_file_fixes_are_checked(repository, file):
+  config = load_config(repository, file, 'model.num_heads=2', model='vit')
+  message = r'model\.num_heads: expected 4, as in .*vit\.npz, got 2'
   with pytest.raises(ConfigError, match=message) as error:
-    begun(config)
+    trainer.train(config, '', dry_run=True)
   assert error.value.field == 'warm_start.workdir'
+  with pytest.raises(ValueError, match=r"model\.activation: .*'gelu_new'"):
+    loading.warm_start(fresh_params(), file, model={'activation': 'gelu'})
 
 
 @pytest.mark.parametrize('name', ['vit.bin', 'missing.npz'])
