@@ -16,16 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
+from model_lib import convert_files
 from model_lib.convert import Checkpoint, Directory
-from model_lib.convert_files import (
-  CONFIG,
-  FLOATS,
-  peek_config,
-  raise_problems,
-  raise_unless_finite,
-  read_object,
-  read_tensors,
-)
 from model_lib.errors import FieldError, check_option
 
 CLASS, POSITIONS = 'tokens/cls', 'tokens/positions/embedding'
@@ -122,7 +114,7 @@ def is_vit(path: Directory) -> bool:
 
   Only config.json is looked at.
   """
-  config = peek_config(path)
+  config = convert_files.peek_config(path)
   is_timm = 'architecture' in config and 'model_type' not in config
   is_vit = is_timm or config.get('model_type') == 'vit'
   return is_vit or pathlib.Path(path).is_file()
@@ -145,7 +137,11 @@ def load(path: Directory) -> Checkpoint:
       tensors that are missing, not supported or not finite.
   """
   path = pathlib.Path(path)
-  found = _read_npz(path) if path.suffix == '.npz' else read_tensors(path)
+  found = (
+    _read_npz(path)
+    if path.suffix == '.npz'
+    else convert_files.read_tensors(path)
+  )
   found = _plain_names(found)
   numbers = re.findall(r'(?:layer\.|blocks\.|block_)(\d+)', ' '.join(found))
   depth = 1 + max(map(int, numbers), default=0)
@@ -158,7 +154,7 @@ def load(path: Directory) -> Checkpoint:
   ignored = tuple(name for name in found if name.startswith('pooler.'))
   tensors = {name: x for name, x in found.items() if name not in ignored}
   present = {_module(places[name]) for name in tensors if name in places}
-  raise_problems(
+  convert_files.raise_problems(
     f'{path} is not a ViT as ours',
     [f'{name}: not supported' for name in sorted({*tensors} - {*places})]
     + [
@@ -168,7 +164,7 @@ def load(path: Directory) -> Checkpoint:
       and (_module(ours) in present or _module(ours) not in _OPTIONAL)
     ],
   )
-  raise_unless_finite(path, tensors)
+  convert_files.raise_unless_finite(path, tensors)
   params = {
     places[name]: _converted(
       f'{path}: {name}', tensor, places[name], layout.is_torch
@@ -228,7 +224,7 @@ def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
         x = archive[name]
         # NumPy stores bfloat16 as 2 bytes without a type.
         x = x.view(jnp.bfloat16) if x.dtype == np.dtype('V2') else x
-        is_float = x.dtype in FLOATS.values()
+        is_float = x.dtype in convert_files.FLOATS.values()
         tensors[name] = x if is_float else np.zeros(x.shape, np.uint8)
   except Exception as error:  # of NumPy, zipfile or zlib
     raise ValueError(f'{path}: {name} is damaged ({error})') from error
@@ -265,8 +261,8 @@ def _fields(
     return {'num_heads': max(heads), 'activation': _TANH[0]}
   if layout is not _HUGGING_FACE:
     return {}
-  file = (path if path.is_dir() else path.parent) / CONFIG
-  config = read_object(file)
+  file = (path if path.is_dir() else path.parent) / convert_files.CONFIG
+  config = convert_files.read_object(file)
   check_option(f'{file}: model_type', config.get('model_type'), ('vit',))
   # Ours is 1e-6, with which Google's models were trained, whatever theirs says.
   epsilon = config.get('layer_norm_eps', 1e-12)

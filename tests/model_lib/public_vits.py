@@ -1,6 +1,7 @@
 """Random ViTs in public layouts, and the equations of vit_jax in NumPy."""
 
 import json
+import re
 
 import numpy as np
 
@@ -21,6 +22,28 @@ NAMES = {
     'pos_embedding', 'MultiHeadDotProductAttention_0', 'LayerNorm_1',
     'MlpBlock_0',
   ),
+}  # fmt: skip
+PARTS = re.compile(
+  r'(?:Transformer/encoderblock_(.)/)?(.*?)(?:/(kernel|bias|scale))?'
+)
+_ATTENTION = NAMES['vit_jax'][1]
+# Names of Hugging Face and timm.
+TORCH = {
+  'cls': ('vit.embeddings.cls_token', 'cls_token'),
+  NAMES['vit_jax'][0]: ('vit.embeddings.position_embeddings', 'pos_embed'),
+  'embedding': (
+    'vit.embeddings.patch_embeddings.projection', 'patch_embed.proj'
+  ),
+  'LayerNorm_0': ('layernorm_before', 'norm1'),
+  f'{_ATTENTION}/query': ('attention.attention.query', 'attn.q'),
+  f'{_ATTENTION}/key': ('attention.attention.key', 'attn.k'),
+  f'{_ATTENTION}/value': ('attention.attention.value', 'attn.v'),
+  f'{_ATTENTION}/out': ('attention.output.dense', 'attn.proj'),
+  'LayerNorm_2': ('layernorm_after', 'norm2'),
+  'MlpBlock_3/Dense_0': ('intermediate.dense', 'mlp.fc1'),
+  'MlpBlock_3/Dense_1': ('output.dense', 'mlp.fc2'),
+  'Transformer/encoder_norm': ('vit.layernorm', 'norm'),
+  'head': ('classifier', 'head'),
 }  # fmt: skip
 CONFIG = {'model_type': 'vit', 'num_attention_heads': HEADS}
 
@@ -125,47 +148,27 @@ def resized(grid, new):
   return square.reshape(1, new**2, -1).astype(np.float32)
 
 
-def torch_tensors(arrays, names):
-  """The tensors of a vit_jax archive under PyTorch's names and shapes.
-
-  `names` are those of the parts in `TORCH`.
-  """
-  cls, positions, patch, block, *inner, last, head = names.split()
-  out = {cls: arrays['cls'], positions: arrays[NAMES['vit_jax'][0]]}
-
-  def linear(name, a):
-    out[f'{name}.weight'] = a['kernel'].reshape(-1, a['bias'].size).T
-    out[f'{name}.bias'] = a['bias'].reshape(-1)
-
-  def scale(name, a):
-    out[f'{name}.weight'], out[f'{name}.bias'] = a['scale'], a['bias']
-
-  embedding = inside(arrays, 'embedding')
-  out[f'{patch}.weight'] = embedding['kernel'].transpose(3, 2, 0, 1)
-  out[f'{patch}.bias'] = embedding['bias']
-  for i in range(DEPTH):
-    theirs = inside(arrays, f'Transformer/encoderblock_{i}')
-    prefix = f'{block}.{i}.'
-    parts = [f'{NAMES["vit_jax"][1]}/{p}' for p in ('query', 'key', 'value')]
-    parts += [f'{NAMES["vit_jax"][1]}/out', 'MlpBlock_3/Dense_0']
-    for name, part in zip(inner, [*parts, 'MlpBlock_3/Dense_1'], strict=False):
-      linear(prefix + name, inside(theirs, part))
-    for name, part in zip(
-      inner[6:], ('LayerNorm_0', 'LayerNorm_2'), strict=True
-    ):
-      scale(prefix + name, inside(theirs, part))
-  scale(last, inside(arrays, 'Transformer/encoder_norm'))
-  linear(head, inside(arrays, 'head'))
-  return {name: x.astype(np.float32) for name, x in out.items()}
+def torch_tensors(arrays, column, block):
+  """A vit_jax archive in PyTorch's shapes, with the names of `TORCH`."""
+  tensors = {}
+  for name, x in arrays.items():
+    number, part, leaf = PARTS.fullmatch(name).groups()
+    theirs = TORCH[part][column]
+    theirs = block.format(number) + theirs if number else theirs
+    if leaf == 'kernel' and part == 'embedding':
+      x = x.transpose(3, 2, 0, 1)
+    elif leaf == 'kernel':
+      x = x.reshape(-1, arrays[name.replace('kernel', 'bias')].size).T
+    elif leaf:
+      x = x.reshape(-1)
+    suffix = {None: '', 'bias': '.bias'}.get(leaf, '.weight')
+    tensors[theirs + suffix] = x
+  return tensors
 
 
 def timm_tensors(arrays):
   """Those of timm, whose queries, keys and values are packed."""
-  tensors = torch_tensors(
-    arrays,
-    'cls_token pos_embed patch_embed.proj blocks attn.q attn.k attn.v '
-    'attn.proj mlp.fc1 mlp.fc2 norm1 norm2 norm head',
-  )
+  tensors = torch_tensors(arrays, 1, 'blocks.{}.')
   for i in range(DEPTH):
     for leaf in ('weight', 'bias'):
       parts = [tensors.pop(f'blocks.{i}.attn.{n}.{leaf}') for n in 'qkv']
@@ -175,14 +178,7 @@ def timm_tensors(arrays):
 
 def hugging_face_tensors(arrays):
   """Those of `ViTForImageClassification.save_pretrained`."""
-  return torch_tensors(
-    arrays,
-    'vit.embeddings.cls_token vit.embeddings.position_embeddings '
-    'vit.embeddings.patch_embeddings.projection vit.encoder.layer '
-    'attention.attention.query attention.attention.key '
-    'attention.attention.value attention.output.dense intermediate.dense '
-    'output.dense layernorm_before layernorm_after vit.layernorm classifier',
-  )
+  return torch_tensors(arrays, 0, 'vit.encoder.layer.{}.')
 
 
 def write(directory, tensors, **config):

@@ -36,10 +36,11 @@ def file(tmp_path_factory):
 
 def load_config(repository, file, *overrides, model='learn'):
   fields = [f'model.{name}={value}' for name, value in SIZES.items()]
+  fields += ['model.query_dim=8'] * (model != 'vit')
   return command_line.load_config(
     f'{repository}/configs/adatape/digits.py:model={model}',
     [
-      *fields, *QUERY[model], 'batch_size=8', 'mesh.data=2', 'loader.num_threads=1',
+      *fields, 'batch_size=8', 'mesh.data=2', 'loader.num_threads=1',
       'tensorboard=false', 'log_every=1', 'stages.stage1.epochs=0',
       'stages.stage1.steps=1', f'warm_start.workdir={file}', *overrides,
     ],
@@ -82,7 +83,7 @@ def test_adatape_starts_with_the_trunk_of_a_vit(
   # With its tape masked, AdaTape is the ViT.
   shape = (3, 16, 16, 3)
   images = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-  params = {'params': checkpoint_io.nest(started)}
+  params = {'params': jax.tree.map(jnp.asarray, checkpoint_io.nest(started))}
 
   def masked(adatape, images):
     x, tape, _ = adatape.read(images)
