@@ -19,12 +19,6 @@ SIZES = {name: public_vits.FIELDS[name] for name in (
   'width', 'depth', 'num_heads', 'mlp_dim', 'activation',
 )}  # fmt: skip
 
-QUERY = {
-  'learn': ['model.query_dim=8'],
-  'input': ['model.query_dim=8'],
-  'vit': [],
-}
-
 
 @pytest.fixture(scope='module')
 def file(tmp_path_factory):
