@@ -137,12 +137,8 @@ def load(path: Directory) -> Checkpoint:
       tensors that are missing, not supported or not finite.
   """
   path = pathlib.Path(path)
-  found = (
-    _read_npz(path)
-    if path.suffix == '.npz'
-    else convert_files.read_tensors(path)
-  )
-  found = _plain_names(found)
+  read = _read_npz if path.suffix == '.npz' else convert_files.read_tensors
+  found = _plain_names(read(path))
   numbers = re.findall(r'(?:layer\.|blocks\.|block_)(\d+)', ' '.join(found))
   depth = 1 + max(map(int, numbers), default=0)
   depth = min(depth, len(found))  # a damaged name may hold any number
@@ -155,7 +151,7 @@ def load(path: Directory) -> Checkpoint:
   tensors = {name: x for name, x in found.items() if name not in ignored}
   present = {_module(places[name]) for name in tensors if name in places}
   convert_files.raise_problems(
-    f'{path} is not a ViT as ours',
+    f'{path} is not a supported ViT',
     [f'{name}: not supported' for name in sorted({*tensors} - {*places})]
     + [
       f'{theirs}: missing'
@@ -167,9 +163,9 @@ def load(path: Directory) -> Checkpoint:
   convert_files.raise_unless_finite(path, tensors)
   params = {
     places[name]: _converted(
-      f'{path}: {name}', tensor, places[name], layout.is_torch
+      f'{path}: {name}', x, places[name], layout.is_torch
     )
-    for name, tensor in tensors.items()
+    for name, x in tensors.items()
   }
   _split_class_position(f'{path}: class token', params)
   fields = _fields(path, layout, tensors)
@@ -322,9 +318,7 @@ def _resize(positions: np.ndarray, count: int) -> np.ndarray:
     raise FieldError(POSITIONS, given, 'square grids to resize')
   import scipy.ndimage  # slow to import
 
-  grid = positions.reshape(old, old, -1)
+  grid, by = positions.reshape(old, old, -1), new / old
   # 'nearest' differs from vit_jax only if rounding leaves the grid.
-  grid = scipy.ndimage.zoom(
-    grid, (new / old, new / old, 1), order=1, mode='nearest'
-  )
+  grid = scipy.ndimage.zoom(grid, (by, by, 1), order=1, mode='nearest')
   return grid.reshape(1, count, -1)

@@ -190,8 +190,8 @@ def warm_start(
   found, skipped = _selected(found, fresh, directory, renames, skip)
   if is_vit:
     found, kept = convert_vit.fit(found, fresh)
-    logging.warning('%s: fresh are %s', directory, sorted(kept | skipped))
     skipped |= kept
+    logging.warning('%s: keep fresh values: %s', directory, sorted(skipped))
   found = {n: leaf for n, leaf in found.items() if n not in skipped}
   wanted = {n: leaf for n, leaf in fresh.items() if n not in skipped}
   checkpoint_io.check_layout(
