@@ -36,6 +36,7 @@ class TapeEncoder(nn.Module):
   bank_drop: float = 0.0
   norm_scale: float = 1.0
   dropout: float = 0.0
+  activation: str = 'gelu'  # in the blocks
   dtype: Any = jnp.float32
 
   def setup(self):

@@ -142,6 +142,7 @@ class AdaTapeViT(TapeClassifier):
   query_noise: Annotated[float, Interval(ge=0.0, le=1e6)] = 0.01
   bank_drop: Rate = 0.1  # of bank tokens hidden from a row in training (A.7)
   dropout: Rate = 0.0  # in the blocks
+  activation: Literal['gelu', 'gelu_new'] = 'gelu'  # in the blocks; see `ViT`
   dtype: Any = jnp.float32  # of the computation; reading, logits are float32
 
   def __post_init__(self):

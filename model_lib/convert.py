@@ -7,7 +7,6 @@ error naming it.
 """
 
 import importlib.util
-import json
 import os
 import pathlib
 import re
@@ -25,7 +24,9 @@ from model_lib.convert_files import (
   INDEX,
   PICKLED,
   WEIGHTS,
+  peek_config,
   raise_problems,
+  raise_unless_finite,
   read_config,
   read_tensors,
   to_json,
@@ -69,12 +70,8 @@ def is_checkpoint(directory: Directory) -> bool:
   directory = pathlib.Path(directory)
   if any((directory / name).is_file() for name in (WEIGHTS, INDEX, *PICKLED)):
     return True
-  try:
-    config = json.loads((directory / CONFIG).read_text(encoding='utf-8'))
-  except (OSError, ValueError):
-    return False
-  keys = config if isinstance(config, dict) else ()
-  return 'model_type' in keys or 'architectures' in keys
+  config = peek_config(directory)
+  return 'model_type' in config or 'architectures' in config
 
 
 def read_sizes(directory: Directory) -> dict[str, Any]:
@@ -310,15 +307,7 @@ def _check_tensors(
   given = {name: tensor.shape for name, tensor in tensors.items()}
   title = f'{path} does not hold what its {CONFIG} says'
   raise_problems(title, _differences(wanted, given))
-  raise_problems(
-    f'{path} is damaged',
-    [
-      f'{name}: expected finite numbers, got NaN, infinity or integers'
-      for name, tensor in sorted(tensors.items())
-      if tensor.dtype == np.uint8
-      or not np.isfinite(tensor.astype(np.float32)).all()
-    ],
-  )
+  raise_unless_finite(path, tensors)
 
 
 def _differences(

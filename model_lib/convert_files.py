@@ -1,5 +1,6 @@
 """The files of a Hugging Face model: config.json, tensors, tokenizer."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -17,8 +18,10 @@ CONFIG = 'config.json'
 WEIGHTS = 'model.safetensors'
 INDEX = 'model.safetensors.index.json'
 PICKLED = ('pytorch_model.bin', 'pytorch_model.bin.index.json')
-_FLOATS = {'F64': np.float64, 'F32': np.float32, 'F16': np.float16,
-           'BF16': jnp.bfloat16}  # fmt: skip
+FLOATS: dict[str, Any] = {
+  'F64': np.float64, 'F32': np.float32, 'F16': np.float16,
+  'BF16': jnp.bfloat16,
+}  # fmt: skip
 _MAX_LINES = 20  # of an error message
 # Special tokens of ALBERT and of BERT; BERT's win.
 _SPECIAL = (
@@ -29,7 +32,21 @@ _SPECIAL = (
 
 
 def read_config(path: pathlib.Path) -> dict[str, Any]:
-  """Reads config.json; its model type is a known one."""
+  """Reads config.json of a text model; its model type is a known one."""
+  config = read_object(path)
+  find(config.get('model_type'), field=f'{path}: model_type')
+  return config
+
+
+def peek_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
+  """Reads config.json of a directory, {} if it is missing or damaged."""
+  with contextlib.suppress(OSError, ValueError):
+    return read_object(pathlib.Path(directory) / CONFIG)
+  return {}
+
+
+def read_object(path: pathlib.Path) -> dict[str, Any]:
+  """Reads config.json, or raises ValueError unless it is a JSON object."""
   try:
     config = json.loads(path.read_text(encoding='utf-8'))
   except FileNotFoundError:
@@ -38,12 +55,13 @@ def read_config(path: pathlib.Path) -> dict[str, Any]:
     raise ValueError(f'{path} is not JSON: {error}') from error
   if not isinstance(config, dict):
     raise ValueError(f'{path}: expected a JSON object, got {config!r:.80}')
-  find(config.get('model_type'), field=f'{path}: model_type')
   return config
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Reads the tensors of a directory; those that are no floats as uint8."""
+  """Reads a safetensors file, or a directory; no floats become uint8."""
+  if path.is_file():
+    return _read_file(path)
   if (path / WEIGHTS).is_file():
     return _read_file(path / WEIGHTS)
   if not (path / INDEX).is_file():
@@ -83,10 +101,10 @@ def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
       f'{path} is damaged or no safetensors file ({error}); copy it again'
     ) from error
   return {
-    name: np.frombuffer(entry['data'], _FLOATS[entry['dtype']]).reshape(
+    name: np.frombuffer(entry['data'], FLOATS[entry['dtype']]).reshape(
       entry['shape']
     )
-    if entry['dtype'] in _FLOATS
+    if entry['dtype'] in FLOATS
     else np.zeros(entry['shape'], np.uint8)
     for name, entry in entries
   }
@@ -137,6 +155,21 @@ def tokenizer_files(
 def to_json(content: Mapping[str, Any]) -> str:
   """Returns the text of a JSON file."""
   return json.dumps(content, indent=2, ensure_ascii=False) + '\n'
+
+
+def raise_unless_finite(
+  path: pathlib.Path, tensors: Mapping[str, np.ndarray]
+) -> None:
+  """Raises ValueError naming tensors that are uint8 or not finite."""
+  raise_problems(
+    f'{path} is damaged',
+    [
+      f'{name}: expected finite numbers, got NaN, infinity or integers'
+      for name, tensor in sorted(tensors.items())
+      if tensor.dtype == np.uint8
+      or not np.isfinite(tensor.astype(np.float32)).all()
+    ],
+  )
 
 
 def raise_problems(title: str, lines: list[str]) -> None:

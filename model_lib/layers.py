@@ -121,6 +121,7 @@ class EncoderBlock(nn.Module):
   # Network of the tokens after `num_input_tokens`: '' for that of the input
   # tokens, 'mlp' for another one, 'glu' for a gated one (AdaTape, section 2).
   tape_mlp: str = ''
+  activation: str = 'gelu'
   dtype: Any = jnp.float32
 
   @nn.compact

@@ -149,6 +149,7 @@ class Encoder(nn.Module):
   num_heads: int
   mlp_dim: int
   dropout: float = 0.0
+  activation: str = 'gelu'
   dtype: Any = jnp.float32
 
   @nn.compact
@@ -178,6 +179,8 @@ class ViT(nn.Module):
   patch_size: Size = None  # in pixels
   pool: Literal['cls', 'gap'] = 'cls'  # [CLS], or the mean of all patches
   positions: Literal['learned', 'sincos2d'] = 'learned'
+  # Exact, or 'gelu_new' by tanh, as vit_jax and big_vision compute it.
+  activation: Literal['gelu', 'gelu_new'] = 'gelu'
   dropout: Rate = 0.0  # in the blocks
   dtype: Any = jnp.float32  # of the computation
 

@@ -32,6 +32,11 @@ def _is_rename(text: str) -> bool:
   return bool(old and arrow) and _is_pattern(old)
 
 
+def _is_source(path: str) -> bool:
+  is_file = path.endswith(('.npz', '.safetensors')) and os.path.isfile(path)
+  return not path or is_file or os.path.isdir(path)
+
+
 Steps = Annotated[int, Interval(ge=0, le=2**31 - 1)]
 AxisSize = Annotated[
   int,
@@ -111,12 +116,13 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-  """Parameters from another run; see `train_lib.loading`."""
+  """Parameters from elsewhere; see `train_lib.loading`."""
 
   workdir: Annotated[
     str,
-    Predicate(lambda path: not path or os.path.isdir(path)),
-    "the directory of another run, or ''",
+    Predicate(_is_source),
+    'the directory of another run or a published model, an existing .npz or '
+    ".safetensors file, or ''",
   ] = ''
   renames: Annotated[
     tuple[Annotated[str, Predicate(_is_rename)], ...],

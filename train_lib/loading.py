@@ -12,11 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
+from absl import logging
 
 from dataset_lib import text_files
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
-from model_lib import convert
+from model_lib import convert, convert_vit
+from model_lib.errors import FieldError
 from serve_lib.chain import ServedRun
 from train_lib import checkpoint_io, sharding
 from train_lib.run_directory import CONFIG, DATASET_INFO, TOKENIZER, Path
@@ -132,11 +134,14 @@ def serve(
   return *served, served[1].lengths
 
 
-def start_from(state: Any, config: Any) -> Any:
-  """Replaces parameters of a fresh state with those of `config.warm_start`."""
+def start_from(state: Any, config: Any, model: Any = ()) -> Any:
+  """Replaces parameters of a fresh state with those of `config.warm_start`.
+
+  `model` is `config.model`; a published ViT is checked against its fields.
+  """
   if not config.workdir:
     return state
-  given = config.workdir, config.renames, config.skip
+  given = config.workdir, config.renames, config.skip, model
   try:
     params = warm_start(state.params, *given)
   except (ValueError, checkpoint_io.CheckpointError) as error:
@@ -152,29 +157,68 @@ def warm_start(
   directory: Path,
   renames: Sequence[str] = (),
   skip: Sequence[str] = (),
+  model: Any = (),
 ) -> Any:
   """Replaces fresh parameters with those (EMA if present) of a checkpoint.
 
-  Nothing is cast, except a Hugging Face checkpoint in half or double precision.
+  Nothing is cast, except a published model in half or double precision. Of a
+  published ViT, parameters that `convert_vit.fit` keeps fresh are logged.
 
   Args:
     params: their structure and shardings are kept.
-    directory: of the run, its checkpoints, or a Hugging Face model.
+    directory: of the run, its checkpoints, or a Hugging Face model; for a ViT
+      see `convert_vit.load`.
     renames: 'old->new', applied in turn to the names of the checkpoint by
       `re.sub`.
     skip: regular expressions, e.g. `^head/`, searched in the names of the
       checkpoint (after renaming) and of the model; matches keep fresh values.
+    model: fields of the model that a ViT's file must agree with.
 
   Raises:
     ValueError: a rename or a skip matches nothing, parameters are left over on
       either side or differ in shape or dtype; or the directory is unusable.
   """
-  if convert.is_checkpoint(directory):
+  is_vit = convert_vit.is_vit(directory)
+  if is_vit:
+    source = _read_vit(directory, dict(model))
+  elif convert.is_checkpoint(directory):
     heads = 'pretraining' if 'predictions' in params else 'classifier'
     source = convert.load(directory, heads).params
   else:
     source = checkpoint_io.find(directory).params()
   found, fresh = checkpoint_io.flatten(source), checkpoint_io.flatten(params)
+  found, skipped = _selected(found, fresh, directory, renames, skip)
+  if is_vit:
+    found, kept = convert_vit.fit(found, fresh)
+    skipped |= kept
+    logging.warning('%s: keep fresh values: %s', directory, sorted(skipped))
+  found = {n: leaf for n, leaf in found.items() if n not in skipped}
+  wanted = {n: leaf for n, leaf in fresh.items() if n not in skipped}
+  checkpoint_io.check_layout(
+    directory, checkpoint_io.layout(found), checkpoint_io.layout(wanted)
+  )
+  for name, leaf in wanted.items():
+    fresh[name] = jax.device_put(found[name], leaf.sharding)
+  return jax.tree.unflatten(jax.tree.structure(params), list(fresh.values()))
+
+
+def _read_vit(path: Path, model: Mapping[str, Any]) -> dict[str, Any]:
+  """Reads a published ViT that agrees with the fields of a model."""
+  checkpoint = convert_vit.load(path)
+  for name, value in checkpoint.fields.items():
+    if model.get(name, value) != value:
+      raise FieldError(f'model.{name}', model[name], f'{value!r}, as in {path}')
+  return checkpoint.params
+
+
+def _selected(
+  found: dict[str, Any],
+  fresh: Mapping[str, Any],
+  directory: Path,
+  renames: Sequence[str],
+  skip: Sequence[str],
+) -> tuple[dict[str, Any], set[str]]:
+  """Returns the renamed parameters, and the names that `skip` matches."""
   unmatched, skipped = [], set()
   for rename in renames:
     old, _, new = rename.partition('->')
@@ -194,11 +238,4 @@ def warm_start(
       f'warm_start: {unmatched} match no parameter of {directory}; it has\n  '
       + checkpoint_io.shortened(sorted(found))
     )
-  found = {n: leaf for n, leaf in found.items() if n not in skipped}
-  wanted = {n: leaf for n, leaf in fresh.items() if n not in skipped}
-  checkpoint_io.check_layout(
-    directory, checkpoint_io.layout(found), checkpoint_io.layout(wanted)
-  )
-  for name, leaf in wanted.items():
-    fresh[name] = jax.device_put(found[name], leaf.sharding)
-  return jax.tree.unflatten(jax.tree.structure(params), list(fresh.values()))
+  return found, skipped

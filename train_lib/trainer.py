@@ -51,7 +51,8 @@ def train(
   with jax.set_mesh(setup.mesh), contextlib.ExitStack() as stack:
     state: Any = None
     if dry_run or not steps_in(pathlib.Path(workdir, CHECKPOINTS)):
-      state = start_from(setup.init(), setup.config.warm_start)
+      given = setup.config.warm_start, setup.config.model
+      state = start_from(setup.init(), *given)
     if dry_run:
       print_dry_run(setup)
       return {}

@@ -1,0 +1,324 @@
+"""Published Vision Transformers, read into our ViT and models that contain it.
+
+NumPy archives of vit_jax (augreg) and big_vision; safetensors of timm and
+Hugging Face. Nothing is unpickled or downloaded. vit_jax and big_vision compute
+GELU by tanh (`activation='gelu_new'`).
+"""
+
+import math
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import flax.traverse_util
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+
+from model_lib import convert_files
+from model_lib.convert import Checkpoint, Directory
+from model_lib.errors import FieldError, check_option
+
+CLASS, POSITIONS = 'tokens/cls', 'tokens/positions/embedding'
+# Our modules outside and inside a block, in the order of `_Layout`.
+_OUTER = (
+  CLASS, POSITIONS, 'tokens/patch_embed/projection', 'encoder/norm', 'head',
+  'pre_logits',
+)  # fmt: skip
+_INNER = (
+  'attention_norm', 'attention/query', 'attention/key', 'attention/value',
+  'attention/out', 'mlp_norm', 'mlp/hidden', 'mlp/out',
+)  # fmt: skip
+_BLOCK = 'encoder/block_{}/'
+_MODULES = {*_OUTER, *(_BLOCK + name for name in _INNER)}
+_OPTIONAL = (CLASS, POSITIONS, 'head', 'pre_logits')
+# GELU by tanh: our name, and others of Hugging Face.
+_TANH = 'gelu_new', 'gelu_pytorch_tanh', 'gelu_fast'
+_HEAD = re.compile('^(head|pre_logits)/')
+# big_vision saves its optimizer's state beside the parameters.
+_ROOTS = ('params/', 'opt/target/')
+_SCANNED = 'Transformer/encoderblock/'  # big_vision: all blocks in one array
+
+
+class _Layout(NamedTuple):
+  """A public layout: its names of `_OUTER` and `_INNER`."""
+
+  is_torch: bool
+  outer: str
+  block: str  # prefix of block `{}`
+  inner: str
+
+  def places(self, depth: int) -> dict[str, str]:
+    """Returns our name of each tensor of a ViT with `depth` blocks."""
+    names = dict(zip(_OUTER, self.outer.split(), strict=False))
+    for i in range(depth):
+      for ours, theirs in zip(_INNER, self.inner.split(), strict=True):
+        names[_BLOCK.format(i) + ours] = self.block.format(i) + theirs
+    places = {}
+    for ours, theirs in names.items():
+      if ours in (CLASS, POSITIONS):
+        places[theirs] = ours
+        continue
+      leaf = 'scale' if ours.endswith('norm') else 'kernel'
+      weight = '.weight' if self.is_torch else f'/{leaf}'
+      places[theirs + weight] = f'{ours}/{leaf}'
+      places[f'{theirs}{weight[0]}bias'] = f'{ours}/bias'
+    return places
+
+
+_HUGGING_FACE = _Layout(
+  True,
+  'embeddings.cls_token embeddings.position_embeddings '
+  'embeddings.patch_embeddings.projection layernorm classifier',
+  'encoder.layer.{}.',
+  'layernorm_before attention.attention.query attention.attention.key '
+  'attention.attention.value attention.output.dense layernorm_after '
+  'intermediate.dense output.dense',
+)
+_TIMM = _Layout(
+  True,
+  'cls_token pos_embed patch_embed.proj norm head',
+  'blocks.{}.',
+  'norm1 attn.qkv.query attn.qkv.key attn.qkv.value attn.proj norm2 mlp.fc1 '
+  'mlp.fc2',
+)
+
+
+def _jax(positions: str, attention: str, norm: str, mlp: str) -> _Layout:
+  projections = [f'{attention}/{x}' for x in ('query', 'key', 'value', 'out')]
+  return _Layout(
+    False,
+    f'cls {positions} embedding Transformer/encoder_norm head pre_logits',
+    'Transformer/encoderblock_{}/',
+    f'LayerNorm_0 {" ".join(projections)} {norm} {mlp}/Dense_0 {mlp}/Dense_1',
+  )
+
+
+_LAYOUTS = (
+  _HUGGING_FACE,
+  _TIMM,
+  _jax(
+    'Transformer/posembed_input/pos_embedding',
+    'MultiHeadDotProductAttention_1', 'LayerNorm_2', 'MlpBlock_3',
+  ),
+  _jax(
+    'pos_embedding', 'MultiHeadDotProductAttention_0', 'LayerNorm_1',
+    'MlpBlock_0',
+  ),
+)  # fmt: skip
+
+
+def is_vit(path: Directory) -> bool:
+  """Returns True for a file, and for a ViT's directory of timm, Hugging Face.
+
+  Only config.json is looked at.
+  """
+  config = convert_files.peek_config(path)
+  is_timm = 'architecture' in config and 'model_type' not in config
+  is_vit = is_timm or config.get('model_type') == 'vit'
+  return is_vit or pathlib.Path(path).is_file()
+
+
+def load(path: Directory) -> Checkpoint:
+  """Reads and checks a published ViT.
+
+  `fields` are those the tensors do not show: 'num_heads' and 'activation',
+  where the file tells them (timm's tells none). `head` is absent if the file
+  has none; a `pre_logits` layer before it is kept for `fit`. The position of
+  the class token is added to the token, as ours has none.
+
+  Args:
+    path: an .npz or .safetensors file, or a directory with config.json and
+      safetensors. A file of Hugging Face needs config.json in its directory.
+
+  Raises:
+    ValueError: for a damaged file, an option that is not supported, and all
+      tensors that are missing, not supported or not finite.
+  """
+  path = pathlib.Path(path)
+  read = _read_npz if path.suffix == '.npz' else convert_files.read_tensors
+  found = _plain_names(read(path))
+  numbers = re.findall(r'(?:layer\.|blocks\.|block_)(\d+)', ' '.join(found))
+  depth = 1 + max(map(int, numbers), default=0)
+  depth = min(depth, len(found))  # a damaged name may hold any number
+  layout, places = max(
+    ((layout, layout.places(depth)) for layout in _LAYOUTS),
+    key=lambda pair: len(pair[1].keys() & found.keys()),
+  )
+  # The pooler of Hugging Face is unused by its classifier.
+  ignored = tuple(name for name in found if name.startswith('pooler.'))
+  tensors = {name: x for name, x in found.items() if name not in ignored}
+  present = {_module(places[name]) for name in tensors if name in places}
+  convert_files.raise_problems(
+    f'{path} is not a supported ViT',
+    [f'{name}: not supported' for name in sorted({*tensors} - {*places})]
+    + [
+      f'{theirs}: missing'
+      for theirs, ours in places.items()
+      if theirs not in tensors
+      and (_module(ours) in present or _module(ours) not in _OPTIONAL)
+    ],
+  )
+  convert_files.raise_unless_finite(path, tensors)
+  params = {
+    places[name]: _converted(
+      f'{path}: {name}', x, places[name], layout.is_torch
+    )
+    for name, x in tensors.items()
+  }
+  _split_class_position(f'{path}: class token', params)
+  fields = _fields(path, layout, tensors)
+  cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}
+  logging.info('%s: not used: %s; cast: %s', path, ignored, sorted(cast))
+  nested = flax.traverse_util.unflatten_dict(params, sep='/')
+  return Checkpoint(nested, fields, ignored, tuple(sorted(cast)))
+
+
+def fit(
+  found: Mapping[str, Any], fresh: Mapping[str, Any]
+) -> tuple[dict[str, Any], set[str]]:
+  """Fits the parameters of a ViT to a model that contains one.
+
+  The position grid is resized as vit_jax and big_vision do, bilinearly with the
+  corners aligned and without antialiasing.
+
+  Args:
+    found: parameters of `load` by path, '/' between the names.
+    fresh: those of the model, by path.
+
+  Returns:
+    `found` with resized positions, and the paths that keep fresh values: those
+    of modules that a ViT lacks (AdaTape's own); and those of the head, unless
+    it has the model's shape and follows no `pre_logits`.
+  """
+  kept = {
+    name
+    for name in fresh
+    if _module(re.sub(r'block_\d+', 'block_{}', name)) not in _MODULES
+  }
+  heads = [getattr(x.get('head/kernel'), 'shape', ()) for x in (found, fresh)]
+  if heads[0] != heads[1] or 'pre_logits/kernel' in found:
+    kept |= {name for name in {*found, *fresh} if _HEAD.match(name)}
+  resized = dict(found)
+  if POSITIONS in found and POSITIONS in fresh:
+    resized[POSITIONS] = _resize(found[POSITIONS], fresh[POSITIONS].shape[1])
+  return resized, kept
+
+
+def _module(name: str) -> str:
+  return name if name in (CLASS, POSITIONS) else name.rpartition('/')[0]
+
+
+def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
+  """Reads an archive; arrays that are no floats become uint8."""
+  tensors, name = {}, 'the archive'
+  try:
+    with path.open('rb') as file:
+      archive = np.load(file, allow_pickle=False)
+      for name in archive.files:
+        x = archive[name]
+        # NumPy stores bfloat16 as 2 bytes without a type.
+        x = x.view(jnp.bfloat16) if x.dtype == np.dtype('V2') else x
+        is_float = x.dtype in convert_files.FLOATS.values()
+        tensors[name] = x if is_float else np.zeros(x.shape, np.uint8)
+  except Exception as error:  # of NumPy, zipfile or zlib
+    raise ValueError(f'{path}: {name} is damaged ({error})') from error
+  return tensors
+
+
+def _plain_names(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Removes prefixes; splits stacked blocks and packed queries and keys."""
+  root = next((r for r in _ROOTS if any(n.startswith(r) for n in found)), '')
+  plain = {}
+  for name, tensor in found.items():
+    if not name.startswith(root):
+      continue
+    short = name.removeprefix(root).removeprefix('vit.')
+    rows = np.atleast_1d(tensor)
+    if short.startswith(_SCANNED):
+      for i, part in enumerate(rows):
+        plain[short.replace('block/', f'block_{i}/', 1)] = part
+    elif '.attn.qkv.' in short:
+      names = ('query', 'key', 'value')
+      for part, kind in zip(np.array_split(rows, 3), names, strict=True):
+        plain[short.replace('.qkv.', f'.qkv.{kind}.')] = part
+    else:
+      plain[short] = tensor
+  return plain
+
+
+def _fields(
+  path: pathlib.Path, layout: _Layout, tensors: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+  """Returns the fields of the model that the shapes do not tell."""
+  if not layout.is_torch:
+    heads = {x.shape[1] for n, x in tensors.items() if n.endswith('key/kernel')}
+    return {'num_heads': max(heads), 'activation': _TANH[0]}
+  if layout is not _HUGGING_FACE:
+    return {}
+  file = (path if path.is_dir() else path.parent) / convert_files.CONFIG
+  config = convert_files.read_object(file)
+  check_option(f'{file}: model_type', config.get('model_type'), ('vit',))
+  # Ours is 1e-6, with which Google's models were trained, whatever theirs says.
+  epsilon = config.get('layer_norm_eps', 1e-12)
+  check_option(f'{file}: layer_norm_eps', epsilon, (1e-12, 1e-6))
+  activation = config.get('hidden_act', 'gelu')
+  check_option(f'{file}: hidden_act', activation, ('gelu', *_TANH))
+  return {
+    'num_heads': config.get('num_attention_heads', 12),
+    'activation': _TANH[0] if activation in _TANH else 'gelu',
+  }
+
+
+def _converted(
+  where: str, tensor: np.ndarray, ours: str, is_torch: bool
+) -> np.ndarray:
+  """Returns a float32 parameter in our shape."""
+  is_kernel, is_patch = ours.endswith('/kernel'), 'patch_embed' in ours
+  rank = 3 if ours in (CLASS, POSITIONS) else 1 + is_kernel
+  if is_kernel and is_patch:
+    rank = 4
+  elif '/attention/' in ours and not is_torch and 'out/bias' not in ours:
+    rank += 1  # [D, heads, D / heads], and the transpose of `out`
+  if tensor.ndim != rank or not tensor.size:
+    raise FieldError(where, list(tensor.shape), f'an array of {rank} axes')
+  if is_torch and is_kernel:
+    tensor = tensor.transpose(2, 3, 1, 0) if is_patch else tensor.T
+  if is_kernel:
+    is_input = re.search('/attention/(query|key|value)/', ours)
+    rows = len(tensor) if is_input else tensor.size // tensor.shape[-1]
+    tensor = tensor.reshape(rows, -1)
+  elif ours not in (CLASS, POSITIONS):
+    tensor = tensor.reshape(-1)
+  return np.ascontiguousarray(tensor, np.float32)
+
+
+def _split_class_position(where: str, params: dict[str, np.ndarray]) -> None:
+  """Adds the position of the class token, if there is one, to the token."""
+  count = params[POSITIONS].shape[1] if POSITIONS in params else 0
+  # As big_vision does: the patches are a square.
+  if math.isqrt(count) ** 2 == count or math.isqrt(count - 1) ** 2 != count - 1:
+    return
+  first, params[POSITIONS] = np.split(params[POSITIONS], [1], axis=1)
+  if CLASS in params:
+    if params[CLASS].shape != first.shape:
+      given = list(params[CLASS].shape)
+      raise FieldError(where, given, str(list(first.shape)))
+    params[CLASS] = params[CLASS] + first
+
+
+def _resize(positions: np.ndarray, count: int) -> np.ndarray:
+  """Resizes `[1, L, D]` to `[1, count, D]`, both of square grids."""
+  if positions.shape[1] == count:
+    return positions
+  old, new = math.isqrt(positions.shape[1]), math.isqrt(count)
+  if (old**2, new**2) != (positions.shape[1], count):
+    given = f'{positions.shape[1]} for {count} patches'
+    raise FieldError(POSITIONS, given, 'square grids to resize')
+  import scipy.ndimage  # slow to import
+
+  grid, by = positions.reshape(old, old, -1), new / old
+  # 'nearest' differs from vit_jax only if rounding leaves the grid.
+  grid = scipy.ndimage.zoom(grid, (by, by, 1), order=1, mode='nearest')
+  return grid.reshape(1, count, -1)
