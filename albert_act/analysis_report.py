@@ -6,11 +6,14 @@ standard deviation of labels.
 """
 
 import collections
+import dataclasses
+import functools
 import html
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -18,11 +21,13 @@ from jaxtyping import Int
 from albert_act import analysis, conllu
 from albert_act.analysis import CURVES, DEPTH, Analysis
 from albert_act.encoder import Albert
-from dataset_lib import source
+from dataset_lib import builder, source, tokenizer
 from dataset_lib.tokenizer import Tokenizer
 from eval_lib import adaptive_plots, plots
-from eval_lib.report import write_csv
+from eval_lib.report import Table, write_csv
+from train_lib.run_directory import TOKENIZER
 
+MODEL, SPLIT = Albert, 'validation'
 _STEP = 32  # tokens; rows are padded to multiples, each of which is compiled
 
 _OPAQUE = 170  # of 255, at most iterations: light enough to read on
@@ -38,16 +43,6 @@ _PAGE = """<!doctype html>
 """
 
 Rows = list[dict[str, Any]]
-
-
-class Table(NamedTuple):
-  """A table: the name of its file, a title, rows, a note, printed columns."""
-
-  name: str
-  title: str
-  rows: Rows
-  note: str
-  columns: Sequence[str] = ()  # () for all
 
 
 def tables(found: Analysis) -> list[Table]:
@@ -227,6 +222,39 @@ def _paragraph(
 
 
 def write(
+  flags: Any, config: Any, split: str, loaded: Any, out: pathlib.Path
+) -> tuple[list[Table], str]:
+  """Analyses a run, see `launch.analyze`; writes tables, curves and a page.
+
+  Returns the tables, and the reason why there are no pictures or ''.
+  """
+  labelled = read_treebank(flags.treebank)
+  records = builder.build_source(config.dataset, split)
+  words = tokenizer.load(pathlib.Path(flags.workdir) / TOKENIZER)
+  model = dataclasses.replace(loaded.task.model, dynamic=False, remat_chunk=0)
+  sample = functools.partial(analysis.batches, records, config.seed)
+  found = analysis.analyse(model, loaded.variables, sample(flags.rows))
+  written = tables(found)
+  if labelled:
+    given = words, labelled, records.info.input_shape[0], flags.label_words
+    written.append(label_table(model, loaded.variables, *given))
+  text, most = '', model.max_iterations
+  if flags.sentences:
+    shown = analysis.traced(model, loaded.variables, sample(flags.sentences))
+    text = page(shown, words.names, most)
+  return written, write_files(out, found, written, text)
+
+
+def read_treebank(file: str) -> list[Any]:
+  """Returns the sentences of a file, [] without one; prints its faults."""
+  sentences, bad = conllu.read(file) if file else ([], [])
+  if bad:
+    line = f'{len(bad)} faults in {file}, whose sentences are left out; the '
+    print(f'{line}first: {bad[0]}', file=sys.stderr)
+  return sentences
+
+
+def write_files(
   out: pathlib.Path,
   found: Analysis,
   written: Sequence[Table],

@@ -4,7 +4,7 @@ Functions take measured numbers and a path; see `plots.figure` for their errors.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -16,6 +16,8 @@ from eval_lib.plots import Line, Panel, Path
 
 # Rows are averaged over this many groups of lengths with equally many rows.
 LENGTH_GROUPS = 12
+# Brighter is more, also in grey and for every kind of colour vision.
+COLOUR_MAP = 'inferno'
 
 
 def plot_frontier(
@@ -23,6 +25,8 @@ def plot_frontier(
   curves: Mapping[str, Mapping[str, tuple[float, float]]],
   cost: str,
   quality: str,
+  is_rate: bool = False,
+  title: str = 'Frontier',
 ) -> None:
   """Draws quality against cost; lines join the points of each Pareto set.
 
@@ -31,17 +35,19 @@ def plot_frontier(
       of a single point is not written.
     cost: label of the axis with its unit, e.g. 'latency (ms)'.
     quality: label of the axis with its unit, e.g. 'accuracy (%)'.
+    is_rate: the first numbers are a rate, e.g. images/s, so that more is less
+      cost.
   """
   lines = []
   for number, (name, points) in enumerate(curves.items()):
     x, y = np.array([*points.values()], np.float64).T
-    best = np.flatnonzero(pareto(x, y))
+    best = np.flatnonzero(pareto(-x if is_rate else x, y))
     best = best[np.argsort(x[best], kind='stable')]
     lines.append(Line('', x[best], y[best], number, style={'marker': ''}))
     names = [*points] if len(points) > 1 else ()
     marks = {'linestyle': '', 'markersize': 6}
     lines.append(Line(name, x, y, number, style=marks, names=names))
-  panel = Panel('Frontier', quality, cost, lines)
+  panel = Panel(title, quality, cost, lines)
   plots.draw_panels(path, [panel], (6.4, 4.4))
 
 
@@ -157,3 +163,95 @@ def plot_bars(
       axes.grid(visible=False, axis='y')
     panels[0].invert_yaxis()
     drawn.suptitle(title, x=0.012, ha='left', weight='bold', fontsize=12)
+
+
+class Example(NamedTuple):
+  """An image `[Y, X, 3]` or a text with a title, and marked rectangles."""
+
+  shown: Any
+  title: str = ''
+  # Upper left corners (x, y) and side of squares, in pixels.
+  corners: Any = ()
+  side: float = 0.0
+
+
+def plot_heatmap(
+  path: Path, values: Float[np.ndarray, 'Y X'], label: str, title: str
+) -> None:
+  """Draws a value for each cell of a grid; `label` is that of the colours."""
+  rows, columns = values.shape
+  # Cells are squares, beside a bar of colours of the same height.
+  size = 3.9, 1.0 + 2.5 * max(0.4, rows / columns)
+  with plots.figure(path, values, size) as drawn:
+    axes = drawn.subplots()
+    # Cells instead of an image, which viewers of PDF files would blur.
+    edges = (np.arange(count + 1) - 0.5 for count in (columns, rows))
+    mesh = axes.pcolormesh(
+      *edges, values, vmin=0, cmap=COLOUR_MAP, edgecolors='face', linewidth=0.1
+    )
+    axes.set_aspect('equal' if rows > 1 else 'auto')
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    for axis in (axes.xaxis, axes.yaxis):
+      axis.get_major_locator().set_params(integer=True, nbins=6, min_n_ticks=1)
+    axes.set_xlabel('X-Index')
+    axes.set_ylabel('Y-Index')
+    axes.set_title(title)
+    bar = drawn.colorbar(mesh, ax=axes, label=label)
+    bar.outline.set_visible(False)
+
+
+def plot_histogram(
+  path: Path, counts: Int[np.ndarray, ' V'], label: str, title: str
+) -> None:
+  """Draws the share of the rows of each value 0, 1, ..., and their mean."""
+  values, shares = np.arange(len(counts)), 100 * counts / counts.sum()
+  mean = float((values * shares).sum() / 100)
+  first = int(np.flatnonzero(counts)[0])
+  with plots.figure(path, counts, (3.9, 2.9)) as drawn:
+    axes = drawn.subplots()
+    axes.bar(values[first:], shares[first:], 0.8, color=plots.COLOURS[0])
+    axes.axvline(
+      mean, color=plots.COLOURS[1], linestyle='--', label=f'mean {mean:.2f}'
+    )
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel(label)
+    axes.set_ylabel('rows (%)')
+    axes.legend(loc='lower right', bbox_to_anchor=(1.0, 1.0))
+    axes.set_title(title)
+
+
+def plot_examples(
+  path: Path, groups: Mapping[str, Sequence[Example]], width: float = 1.25
+) -> None:
+  """Draws a line of examples for each group, below its name.
+
+  `width` is that of an example in inches.
+  """
+  columns = max(map(len, groups.values()), default=0)
+  size = width * columns + 0.2, (width + 0.75) * len(groups)
+  with plots.figure(path, groups, size) as drawn:
+    parts = drawn.subfigures(len(groups), 1, squeeze=False)[:, 0]
+    for part, (name, examples) in zip(parts, groups.items(), strict=True):
+      part.suptitle(name, x=0.02, ha='left', weight='bold', fontsize=11)
+      places = part.subplots(1, columns, squeeze=False)[0]
+      for place in places:
+        place.set_axis_off()
+      for place, example in zip(places, examples, strict=False):
+        _draw_example(place, example)
+
+
+def _draw_example(axes: Any, example: Example) -> None:
+  from matplotlib.patches import Rectangle
+
+  axes.set_title(example.title, fontsize=9, weight='normal', loc='center')
+  if isinstance(example.shown, str):
+    look: Any = dict(fontsize=7.5, family='monospace')
+    axes.text(0.5, 0.5, example.shown, ha='center', va='center', **look)
+    return
+  axes.imshow(example.shown, interpolation='nearest')
+  for x, y in example.corners:
+    # Pixel centres have integer coordinates.
+    corner, side = (x - 0.5, y - 0.5), example.side
+    look = dict(facecolor='none', edgecolor=plots.COLOURS[4], linewidth=1.2)
+    axes.add_patch(Rectangle(corner, side, side, **look))

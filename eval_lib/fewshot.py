@@ -8,7 +8,7 @@ are not among the shots. NumPy in float64 gives the same result everywhere.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -196,3 +196,20 @@ def summary(
     'classes with fewer images': short_classes[0],
   }
   return {f'{shots}shot{name}': x for name, x in metrics.items()}, row
+
+
+def table(found: Mapping[str, Mapping[str, float]]) -> list[dict[str, str]]:
+  """Returns a row for each data set and a column for each number of shots.
+
+  `found` are results of `Evaluator.run` by the name of the data set; cells are
+  mean ± standard deviation of the accuracy over the draws, in percent.
+  """
+  return [
+    {'data set': name}
+    | {
+      key.replace('shot', '-shot'): f'{100 * mean:.2f} ± {100 * std:.2f}'
+      for key, mean in metrics.items()
+      if (std := metrics.get(f'{key}_std')) is not None
+    }
+    for name, metrics in found.items()
+  ]

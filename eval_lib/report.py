@@ -67,6 +67,16 @@ class Estimate(NamedTuple):
     return f'{scale * self.median:.{decimals}f} [{", ".join(ends)}]'
 
 
+class Table(NamedTuple):
+  """A table: the name of its file, a title, rows, a note, printed columns."""
+
+  name: str
+  title: str
+  rows: Any
+  note: str
+  columns: Sequence[str] = ()  # () for all
+
+
 def write_csv(
   path: str | os.PathLike[str],
   rows: Rows,

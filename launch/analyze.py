@@ -1,9 +1,14 @@
-"""Measures the iterations of each kind of token: the analysis of an ALBERT.
+"""Measures a trained model: the tapes of an AdaTape, an ALBERT's iterations.
 
+  python -m launch.analyze --workdir=/tmp/digits
   python -m launch.analyze --workdir=/tmp/albert
   python -m launch.analyze --workdir=/tmp/tense --treebank=en_ewt-ud-dev.conllu
 
-Reads a checkpoint of pretraining or fine-tuning, prints and writes into --out:
+The run's model decides what is written into --out, and which flags are legal.
+Of an AdaTape a heatmap of the patches read, the selection distribution, tape
+lengths, also by class, and the images of the shortest and the longest tapes:
+pictures, and summary.csv, lengths.csv, bank.csv, classes.csv, examples.csv.
+Of an ALBERT, in pretraining or fine-tuning:
   iterations.csv  by kind of token
   similarity.csv  and a picture: cosine of the states before and after each
                   iteration, 1 for a halted token
@@ -12,11 +17,12 @@ Reads a checkpoint of pretraining or fine-tuning, prints and writes into --out:
 """
 
 import dataclasses
-import functools
+import importlib
 import os
 import pathlib
 import sys
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Predicate
 
@@ -27,60 +33,101 @@ from launch.command_line import Count, Positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(command_line.RunFlags):
-  """Flags of an analysis."""
-
-  split: str = flag('split of the data set of the run', 'validation')
+class _Run(command_line.RunFlags):
+  module: ClassVar[str]  # has MODEL, the class analysed, SPLIT and `write`
+  split: str = flag('ALBERT: validation; AdaTape: that of its evaluation', '')
   rows: Positive = flag('number of rows, spread evenly over the split', 2000)
+  out: str = flag('default: analysis/ in the workdir', '', 'DIRECTORY')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Albert(_Run):
+  """Flags of an ALBERT."""
+
+  module = 'albert_act.analysis_report'
   treebank: Annotated[
     str,
     Predicate(lambda path: not path or os.path.isfile(path)),
     'a CoNLL-U file',
-  ] = flag('with dependency labels: CoNLL-U or .gz', '', 'FILE')
+  ] = flag('ALBERT: with dependency labels, CoNLL-U or .gz', '', 'FILE')
   # Labels with fewer words are left out.
-  label_words: Positive = flag('least number of words of a label', 20, 'WORDS')
-  sentences: Count = flag('rows of sentences.html', 8, 'ROWS')
-  out: str = flag('default: analysis/ in the workdir', '', 'DIRECTORY')
+  label_words: Positive = flag('ALBERT: least words of a label', 20, 'WORDS')
+  sentences: Count = flag('ALBERT: rows of sentences.html', 8, 'ROWS')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tape(_Run):
+  """Flags of an AdaTape."""
+
+  module = 'adatape.analysis_report'
+  images: Positive = flag(
+    'AdaTape: images shown of the shortest, and of the longest tapes', 5
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(Albert, Tape):
+  """Flags of all models."""
+
+
+class Analysis(command_line.Command):
+  """Refuses flags that are not of the run's model."""
+
+  def parse(self, argv: Sequence[str]) -> Flags:
+    """Returns the checked flags; see `Command.parse`."""
+    flags = super().parse(argv)
+    kind, _, config = find(flags.workdir)
+    legal = {field.name for field in dataclasses.fields(kind)}
+    others = {field.name for field in dataclasses.fields(Flags)} - legal
+    for item in argv:
+      name = item.partition('=')[0]
+      if name.startswith('--') and name[2:] in others:
+        problem = f'not a flag for a run of {config.model.name}; see --help'
+        raise command_line.UsageError(f'{name}: {problem}')
+    return flags
+
+
+def find(workdir: str) -> tuple[type[_Run], Any, Any]:
+  """Returns flags and module of the analysis, and the run's configuration."""
+  from train_lib import loading
+  from train_lib.task import construct
+
+  config = loading.load_config(workdir)
+  model = construct(config, num_classes=2)
+  for kind in (Albert, Tape):
+    module = importlib.import_module(kind.module)
+    if isinstance(model, module.MODEL):
+      return kind, module, config
+  expected = 'a run of an ALBERT of albert_act, or of an AdaTape'
+  raise ConfigError('--workdir', config.model.name, expected)
+
+
+def split_of(config: Any, split: str) -> str:
+  """Returns the checked split, for '' the first that the run evaluates on."""
+  from dataset_lib import builder
+
+  splits = (entry.get('split') for entry in config.evals.values())
+  split = split or next(filter(None, splits), 'test')
+  try:
+    builder.validate(config.dataset, split)
+  except ConfigError as error:
+    raise ConfigError('--split', error.given, error.expected) from error
+  return split
 
 
 def run(flags: Flags) -> int:
   """Reads everything, then computes, then writes and prints."""
-  from albert_act import analysis, analysis_report
-  from albert_act.encoder import Albert
-  from dataset_lib import builder, tokenizer
   from eval_lib.report import print_table
   from train_lib import loading
-  from train_lib.run_directory import TOKENIZER
-  from train_lib.task import construct
 
-  config = loading.load_config(flags.workdir)
-  if not isinstance(construct(config, num_classes=2), Albert):
-    expected = 'a run of an ALBERT of albert_act'
-    raise ConfigError('--workdir', config.model.name, expected)
-  command_line.check_texts(flags.workdir)
-  try:
-    builder.validate(config.dataset, flags.split)
-  except ConfigError as error:
-    raise ConfigError('--split', error.given, error.expected) from error
+  kind, module, config = find(flags.workdir)
+  if kind is Albert:
+    command_line.check_texts(flags.workdir)
+  split = split_of(config, flags.split or module.SPLIT)
   out = pathlib.Path(flags.out or os.path.join(flags.workdir, 'analysis'))
   command_line.check_place('--out', str(out))
-  labelled = read_treebank(flags.treebank)
-  records = builder.build_source(config.dataset, flags.split)
-  words = tokenizer.load(pathlib.Path(flags.workdir) / TOKENIZER)
   loaded = loading.restore(flags.workdir, config, flags.step)
-  model = dataclasses.replace(loaded.task.model, dynamic=False, remat_chunk=0)
-  sample = functools.partial(analysis.batches, records, config.seed)
-  found = analysis.analyse(model, loaded.variables, sample(flags.rows))
-  tables = analysis_report.tables(found)
-  if labelled:
-    given = words, labelled, records.info.input_shape[0], flags.label_words
-    labels = analysis_report.label_table(model, loaded.variables, *given)
-    tables.append(labels)
-  page, most = '', model.max_iterations
-  if flags.sentences:
-    shown = analysis.traced(model, loaded.variables, sample(flags.sentences))
-    page = analysis_report.page(shown, words.names, most)
-  missing = analysis_report.write(out, found, tables, page)
+  tables, missing = module.write(flags, config, split, loaded, out)
   for table in tables:
     print_table(table.title, table.rows, table.note, table.columns)
   if missing:
@@ -89,18 +136,7 @@ def run(flags: Flags) -> int:
   return command_line.OK
 
 
-def read_treebank(file: str) -> list[Any]:
-  """Returns the sentences of a file, [] without one; prints its faults."""
-  from albert_act import conllu
-
-  sentences, bad = conllu.read(file) if file else ([], [])
-  if bad:
-    line = f'{len(bad)} faults in {file}, whose sentences are left out; the '
-    print(f'{line}first: {bad[0]}', file=sys.stderr)
-  return sentences
-
-
-main = command_line.Command('analyze', __doc__, Flags, run)
+main = Analysis('analyze', __doc__, Flags, run)
 
 if __name__ == '__main__':
   sys.exit(main())

@@ -5,6 +5,8 @@
   python -m launch.benchmark eat_speed --variant=base --batch=1,16,32
   python -m launch.benchmark eat --workdir=/tmp/sst2_eat --dense=/tmp/sst2 \\
       --out=/tmp/report
+  python -m launch.benchmark budgets --workdir=/tmp/digits --dense=/tmp/vit \\
+      --thresholds=1,2 --max_steps=3,6 --bank_shares=0.5,1
 
 Candidates take turns; values are `median [first quartile, third quartile]` of
 the rounds, ratios are taken within each round. `limit` is the ratio of FLOPs.
@@ -21,7 +23,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Interval, MinLen, Predicate
+from annotated_types import Gt, Interval, MinLen, Predicate
 
 from dataset_lib.fields import flag
 from eval_lib import report
@@ -70,6 +72,17 @@ Percents = Annotated[
   'a list of integers from 0 to 100 such as 0,80',
 ]
 Seconds = Annotated[float, Interval(gt=0, lt=1e9)]
+Thresholds = Annotated[
+  tuple[Annotated[float, Gt(0.0)], ...], 'a list of positive numbers like 0.5,1'
+]
+Shares = Annotated[
+  tuple[Annotated[float, Interval(gt=0.0, le=1.0)], ...],
+  MinLen(1),
+  'a list of shares in (0, 1] such as 0.5,1',
+]
+Steps = Annotated[
+  tuple[Positive, ...], 'a list of positive integers such as 5,10'
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,7 +171,27 @@ class Eat(command_line.RunFlags):
   )
 
 
-FLAGS = dict(adatape=Adatape, albert=Albert, eat_speed=EatSpeed, eat=Eat)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Budgets(command_line.RunFlags):
+  """A trained AdaTape with other settings of the reading."""
+
+  dense: str = flag('a run without a tape on the same data', '', 'DIRECTORY')
+  out: str = flag('default: budgets/ in the workdir', '', 'DIRECTORY')
+  split: str = flag("split; default: that of the run's evaluation", '')
+  rows: Positive = flag('most rows, spread evenly over the split', 2000)
+  thresholds: Thresholds = flag('halting thresholds; default: own', ())
+  max_steps: Steps = flag('most tape tokens T; default: own', ())
+  bank_shares: Shares = flag('shares of the bank kept, the most read', (1.0,))
+  lengths: Steps = flag('tape buckets; default: every second length', ())
+  batch_size: Positive = flag('rows of a full batch', 32)
+  timed_rows: Positive = flag('number of rows to time, at most', 512)
+  rounds: Count = flag('timed rounds; 0: no timing', 5, names=ROUNDS)
+  warmup: Count = flag('rounds before the timed ones', 1)
+
+
+FLAGS = dict(
+  adatape=Adatape, albert=Albert, budgets=Budgets, eat_speed=EatSpeed, eat=Eat
+)
 
 
 def run(flags: Any) -> int:
@@ -169,6 +202,15 @@ def run(flags: Any) -> int:
     from launch import eat_report
 
     eat_report.write(vars(flags))
+    return command_line.OK
+  if isinstance(flags, Budgets):
+    command_line.check_place('--out', flags.out or flags.workdir)
+    from adatape import budgets
+    from launch import analyze
+    from train_lib import loading
+
+    config = loading.load_config(flags.workdir)
+    budgets.write(flags, config, analyze.split_of(config, flags.split))
     return command_line.OK
   from model_lib.errors import FieldError
 

@@ -10,17 +10,29 @@ Few-shot linear regression on frozen features, on the run's images or others:
   python -m launch.evaluate --workdir=/tmp/run --evals=fewshot \\
       --dataset=name=folder,root=/data/caltech101,image_size=224 \\
       --config.evals.fewshot.shots=1,5,10
+
+--datasets takes several and prints one table. Each has the image size of the
+run unless given; `train_split` and `test_split` replace train and test:
+
+  python -m launch.evaluate --workdir=/tmp/run \\
+      --datasets='cifar:name=tfds,builder=cifar100;mine:name=folder,root=DIR'
+
+evaluation.json keeps the other entries and steps of earlier calls.
 """
 
 import dataclasses
 import pathlib
 import sys
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from dataset_lib.errors import ConfigError
+from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.fields import flag
 from launch import command_line
 from launch.command_line import Count
+
+LISTED = 'NAME:name=...,KEY=...;...'
+FEW_SHOT = dict(type='fewshot', shots=(1, 5, 10, 25), seeds=3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,29 +47,71 @@ class Flags:
     "entries of config.evals or 'fewshot'; default: all", None, 'NAMES'
   )
   dataset: str | None = flag('another data set', None, 'name=...,KEY=...')
+  datasets: str = flag(
+    'few-shot on these only, unless --evals is given', '', LISTED
+  )
   batch_size: str = flag("rows of a batch; default: the run's", '', 'ROWS')
   overrides: tuple[str, ...] = command_line.overrides_flag()
 
 
-def _config(flags: Flags) -> tuple[Any, list[str]]:
-  """Returns the validated configuration and the names of its evaluators."""
+def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
+  """Returns the validated configuration, its evaluators, those of a list."""
   from train_lib import config_schema, loading
 
   config = loading.load_config(flags.workdir).to_dict()
-  evals = config['evals']
-  names = sorted(evals) if flags.evals is None else flags.evals.split(',')
-  if 'fewshot' in names:
-    default = dict(type='fewshot', shots=(1, 5, 10, 25), seeds=3)
-    evals.setdefault('fewshot', default)
-  read = command_line.parse_fields
+  evals, image_size = config['evals'], config['dataset'].get('image_size')
+  names = [] if flags.datasets else sorted(evals)
+  if flags.evals is not None:
+    names = flags.evals.split(',')
+  if 'fewshot' in names or flags.datasets:
+    evals.setdefault('fewshot', FEW_SHOT)
   for name in names:
     if name not in evals:
       expected = f'names of {sorted(evals)} or fewshot'
       raise ConfigError('--evals', name, expected)
     if flags.dataset is not None:
-      evals[name]['dataset'] = read('--dataset', flags.dataset)
+      given = command_line.parse_fields('--dataset', flags.dataset)
+      evals[name]['dataset'] = _sized(given, image_size)
   size = [f'batch_size={flags.batch_size}'] if flags.batch_size else []
-  return config_schema.validate(config, [*flags.overrides, *size]), names
+  config = config_schema.validate(config, [*flags.overrides, *size])
+  if not flags.datasets:
+    return config, names, []
+  plain, listed = config.to_dict(), []
+  for name, given in _listed(flags.datasets):
+    if name in plain['evals']:
+      taken = f'a new name, none of {sorted(plain["evals"])}'
+      raise ConfigError('--datasets', name, taken)
+    splits = ('train_split', 'test_split')
+    entry = {key: given.pop(key) for key in splits if key in given}
+    entry['dataset'] = _sized(given, image_size)
+    plain['evals'][name] = plain['evals']['fewshot'] | entry
+    listed.append(name)
+  return config_schema.validate(plain), [*names, *listed], listed
+
+
+def _listed(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields names and unread fields of the data sets of --datasets."""
+  for item in text.split(';'):
+    name, _, given = item.strip().partition(':')
+    if not (name.isidentifier() and given):
+      raise ConfigError('--datasets', item, LISTED)
+    yield name, command_line.parse_fields('--datasets', given)
+
+
+def _sized(given: Mapping[str, Any], image_size: int | None) -> dict[str, Any]:
+  """Returns a data set with the image size of the run unless given."""
+  from dataset_lib import builder
+
+  sized = dict(given)
+  if image_size is not None:
+    sized.setdefault('image_size', image_size)
+  try:
+    builder.validate(sized)
+  except ConfigError as error:
+    # Other errors are raised again, with the name of the evaluator.
+    if error.field == 'dataset.image_size':
+      return dict(given)
+  return sized
 
 
 def run(flags: Flags) -> int:
@@ -65,12 +119,15 @@ def run(flags: Flags) -> int:
   import jax
 
   from dataset_lib import text_files
+  from eval_lib import fewshot
   from eval_lib.report import print_table
   from train_lib import build, loading, sharding
   from train_lib.run_directory import CHECKPOINTS, steps_in
 
-  config, names = _config(flags)
+  config, names, listed = _config(flags)
   workdir = flags.workdir
+  path = pathlib.Path(workdir, 'evaluation.json')
+  written = _read(path)
   steps: list[Any] = [flags.step]
   if flags.step == 'all':
     # 'latest' raises the error for an empty directory.
@@ -88,15 +145,57 @@ def run(flags: Flags) -> int:
         values = one.run(loaded.variables)
         row |= {f'{name}/{key}': value for key, value in values.items()}
       rows.append(row)
+      if listed:
+        found = {name: _results(row, name) for name in listed}
+        title = f'few-shot at step {row["step"]}, % (mean ± std)'
+        print_table(title, fewshot.table(found))
   columns = {f'step {row["step"]}': row for row in rows}
   print_table(workdir, [
     {'metric': name} | {k: f'{row[name]:.4f}' for k, row in columns.items()}
     for name in rows[0] if name != 'step'
   ])  # fmt: skip
-  path = pathlib.Path(workdir, 'evaluation.json')
-  text_files.write_json(path, rows)
+  for row in rows:
+    _merge(written, row, config, names)
+  text_files.write_json(path, [written[step] for step in sorted(written)])
   print(f'written: {path}')
   return command_line.OK
+
+
+def _results(row: Mapping[str, Any], name: str) -> dict[str, float]:
+  """Returns the results of an evaluator, without its name."""
+  prefix = f'{name}/'
+  keys = [key for key in row if key.startswith(prefix)]
+  return {key.removeprefix(prefix): row[key] for key in keys}
+
+
+def _read(path: pathlib.Path) -> dict[int, dict[str, Any]]:
+  """Returns the rows of an earlier evaluation by step, {} without one."""
+  from dataset_lib import text_files
+
+  try:
+    rows = text_files.loads(path.read_text(encoding='utf-8'))
+    return {int(row['step']): dict(row) for row in rows}
+  except FileNotFoundError:
+    return {}
+  except (ValueError, TypeError, KeyError) as error:
+    raise InvalidDataError(f'{path} is damaged ({error})') from error
+
+
+def _merge(
+  written: dict[int, dict[str, Any]],
+  row: Mapping[str, Any],
+  config: Any,
+  names: list[str],
+) -> None:
+  """Replaces the results of some evaluators at one step, with their data."""
+  old = written.get(int(row['step']), {})
+  data = dict(old.get('datasets', {}))
+  for name in names:
+    entry = config.evals[name].to_dict()
+    splits = {key: entry[key] for key in entry if key.endswith('split')}
+    data[name] = (entry['dataset'] or config.dataset.to_dict()) | splits
+  kept = {k: v for k, v in old.items() if k.partition('/')[0] not in names}
+  written[int(row['step'])] = {**kept, **row, 'datasets': data}
 
 
 main = command_line.Command('evaluate', __doc__, Flags, run)

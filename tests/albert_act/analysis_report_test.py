@@ -42,7 +42,7 @@ def found():
 
 def write(out, **arguments):
   tables = analysis_report.tables(found())
-  missing = analysis_report.write(out, found(), tables, **arguments)
+  missing = analysis_report.write_files(out, found(), tables, **arguments)
   return missing, {path.name for path in out.iterdir()}
 
 

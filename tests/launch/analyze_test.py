@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from albert_act import analysis
+from albert_act import analysis, analysis_report
 from dataset_lib import text_files, tokenizer
 from launch import analyze, command_line
 from tests.albert_act import tiny_run
@@ -113,11 +113,11 @@ def test_nothing_is_written_when_something_cannot_be_read(
 def test_a_treebank_with_faults_names_the_first(tmp_path, capsys):
   path = write_treebank(tmp_path / 'bank.conllu')
   path.write_text('1\tone\n\n' + path.read_text())
-  assert len(analyze.read_treebank(str(path))) == len(TREEBANK)
+  assert len(analysis_report.read_treebank(str(path))) == len(TREEBANK)
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith(f'1 faults in {path}')
   assert 'line 1' in line
-  assert analyze.read_treebank('') == []
+  assert analysis_report.read_treebank('') == []
 
 
 @pytest.fixture(scope='module')

@@ -27,8 +27,85 @@ def workdir(tmp_path_factory, request):
 
 
 def rows_of(workdir, *arguments):
+  """The rows of evaluation.json, without those of earlier calls."""
+  file = workdir / 'evaluation.json'
+  file.unlink(missing_ok=True)
+  return rows_after(workdir, *arguments)
+
+
+def rows_after(workdir, *arguments):
+  """The rows of evaluation.json, with those of earlier calls."""
   assert evaluate.main([f'--workdir={workdir}', *arguments]) == 0
   return json.loads((workdir / 'evaluation.json').read_text())
+
+
+SHOTS = '--config.evals.fewshot.shots=1,5'
+FAKES = 'name=tests.fakes:FakeImages,train_examples=64,test_examples=40'
+FAKE_16 = f'{FAKES},num_classes=3,image_size=16'
+
+
+def test_a_list_of_data_sets_equals_single_calls(workdir, capsys):
+  single = {}
+  for name, given in (('a', FAKE_16), ('b', 'name=digits,image_size=16')):
+    flags = '--evals=fewshot', SHOTS, f'--dataset={given}'
+    (row,) = rows_of(workdir, *flags)
+    single[name] = {k: v for k, v in row.items() if k.startswith('fewshot/')}
+    assert row['datasets']['fewshot']['name'] == given.split(',')[0][5:]
+  capsys.readouterr()
+  # Both get the image size of the run.
+  listed = f'a:{FAKES},num_classes=3;b:name=digits,test_split=test'
+  (row,) = rows_of(workdir, f'--datasets={listed}', SHOTS)
+  for name, found in single.items():
+    assert len(found) == 10
+    for key, value in found.items():
+      assert row[key.replace('fewshot', name)] == value
+  assert row['datasets']['a']['image_size'] == 16
+  assert row['datasets']['b']['test_split'] == 'test'
+  entries = {key.partition('/')[0] for key in row}
+  assert entries == {'step', 'datasets', 'a', 'b'}
+  printed = capsys.readouterr().out
+  for name, found in single.items():
+    cells = [
+      f'{100 * found[key]:.2f} ± {100 * found[f"{key}_std"]:.2f}'
+      for key in ('fewshot/1shot', 'fewshot/5shot')
+    ]
+    lines = [line.split('  ') for line in printed.splitlines()]
+    lines = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert [name, *cells] in lines
+
+
+def test_splits_of_a_listed_data_set(workdir):
+  listed = f'--datasets=a:{FAKE_16},train_split=test,test_split=train'
+  (row,) = rows_of(workdir, listed, SHOTS)
+  # Of the 40 images of the test split, 3 are the shots of 1.
+  assert row['a/1shot_held_out'] == 37
+  assert row['datasets']['a']['train_split'] == 'test'
+
+
+def test_results_of_earlier_calls_are_kept(workdir):
+  first = rows_of(workdir, '--step=all', '--evals=test')
+  (row,) = [row for row in first if row['step'] == 4]
+  after = rows_after(workdir, f'--datasets=a:{FAKE_16}', SHOTS)
+  assert after[0] == first[0]
+  assert after[1].items() >= {**row, 'datasets': after[1]['datasets']}.items()
+  assert set(after[1]['datasets']) == {'test', 'a'}
+  # Only the results of a repeated entry are replaced.
+  again = rows_after(
+    workdir, f'--datasets=a:{FAKE_16}', '--config.evals.fewshot.shots=2,'
+  )
+  assert 'a/2shot' in again[1]
+  assert 'a/1shot' not in again[1]
+  assert again[1]['test/accuracy'] == row['test/accuracy']
+
+
+def test_a_damaged_file_is_not_replaced(workdir, refused):
+  file = workdir / 'evaluation.json'
+  for text in ('{', '[3]', '[{"test/accuracy": 1.0}]'):
+    file.write_text(text)
+    flags = f'--workdir={workdir}', '--evals=test'
+    refused(evaluate.main, flags, ['evaluation.json'], command_line.DATA)
+    assert file.read_text() == text
+  file.unlink()
 
 
 def test_table_and_file_agree_with_training(workdir, capsys):
@@ -60,6 +137,13 @@ def test_all_checkpoints_and_the_best(workdir):
     (['--batch_size=0'], ['batch_size', '[1, ', '0']),
     (['--dataset=name=parity,length=4'], ['dataset.name', 'parity']),
     (['--dataset=digits'], ['--dataset', 'key=value']),
+    (['--datasets=a:name=parity,length=4'], ['evals.a.dataset.name', 'parity']),
+    (['--datasets=name=digits'], ['--datasets', 'NAME:name=']),
+    (['--datasets=a:digits'], ['--datasets', 'key=value']),
+    (['--datasets=test:name=digits'], ['--datasets', 'new name', 'fewshot']),
+    (['--datasets=a:name=digits,sise=3'], ['evals.a.dataset.sise']),
+    (['--datasets=a:name=digits,image_size=8'], ['image_size', '16']),
+    (['--datasets=a:name=digits,test_split=dev'], ['evals.a.test_split']),
     (['--config.seeed=1'], ['seeed', 'mean seed']),
     (['--dataset=name=tests.fakes:FakeImages,image_size=16,num_classes=7'],
      ['evals.test.dataset', '7 classes']),

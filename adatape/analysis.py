@@ -1,0 +1,134 @@
+"""Tapes of the rows of a split: how long they are and what they read.
+
+The numbers of AdaTape's Figures 4 and 10, and the sequence lengths of Table 2.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int
+
+from dataset_lib import builder
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import ConfigLike
+from dataset_lib.order import Order, Places
+from eval_lib import predictions
+from model_lib import flops
+
+BATCH = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Tapes:
+  """The tapes of N rows.
+
+  Attributes:
+    index: of each row in its split.
+    label: class of each row.
+    correct: True if the row is classified correctly.
+    length: tape tokens of each row.
+    picks: bank tokens merged into each tape token, -1 beyond the tape.
+    input_tokens: of every row, with [CLS] if there is one.
+    bank_size: tokens of the bank, C.
+    max_steps: most tape tokens of a row, T.
+  """
+
+  index: Int[np.ndarray, ' N']
+  label: Int[np.ndarray, ' N']
+  correct: Bool[np.ndarray, ' N']
+  length: Int[np.ndarray, ' N']
+  picks: Int[np.ndarray, 'N T K']
+  input_tokens: int
+  bank_size: int
+  max_steps: int
+
+  @property
+  def counts(self) -> Int[np.ndarray, ' C']:
+    """The number of rows that read each bank token; a row reads it once."""
+    read = self.picks[self.picks >= 0]
+    return np.bincount(read, minlength=self.bank_size)
+
+
+def read(task: Any, variables: Any, data: builder.Dataset) -> Tapes:
+  """Reads and classifies every row of `data` without noise.
+
+  `task` has a `TapeClassifier`. Raises ConfigError for a model without a bank.
+  """
+  model, sizes = task.model, dict[str, int]()
+  if model.reading() is None:
+    expected = 'a model with a bank; without one there is nothing to analyse'
+    raise ConfigError('model.bank', model.bank, expected)
+
+  @jax.jit
+  def run(variables: Any, batch: Any) -> dict[str, Any]:
+    given = {'params': variables['params'], **variables['model_state']}
+    x, tape, size = model.apply(given, task.inputs(batch), method='read')
+    sizes.update(input_tokens=x.shape[1], bank_size=size)
+    logits, _ = model.apply(given, x, tape.tokens, tape.mask, method='classify')
+    on_tape = tape.mask[..., None] > 0
+    picks = jnp.where(on_tape, tape.indices, -1)
+    return {'logits': logits, 'length': tape.length, 'picks': picks}
+
+  found = predictions.collect(data, variables, run)
+  return Tapes(
+    index=found['index'],
+    label=found['label'],
+    correct=found['logits'].argmax(-1) == found['label'],
+    length=found['length'],
+    picks=found['picks'],
+    max_steps=model.max_steps,
+    **sizes,
+  )
+
+
+class _Chosen(Order):
+  """One ordered pass over given records."""
+
+  def __init__(self, records: Int[np.ndarray, ' N'], seed: int):
+    super().__init__(len(records), BATCH, seed, False)
+    self._records = records
+
+  def batch(self, step: int, rows: range) -> Places:
+    """Returns the records of a batch; see `Order.batch`."""
+    places = super().batch(step, rows)
+    return places._replace(indices=self._records[places.indices])
+
+
+def spread_rows(
+  config: ConfigLike, split: str, seed: int, rows: int
+) -> builder.Dataset:
+  """Opens at most `rows` records from all parts of a split, in order.
+
+  The first ones are not representative: a folder of images is sorted by class.
+  """
+  source = builder.build_source(config, split)
+  total = len(source)
+  count = min(rows, total)
+  records = np.arange(count, dtype=np.int64) * total // max(count, 1)
+  return chosen_rows(source, records, seed)
+
+
+def chosen_rows(
+  source: Any, records: Int[np.ndarray, ' N'], seed: int
+) -> builder.Dataset:
+  """Opens records of a split, as prepared for the model, in this order."""
+  threads = builder.default_num_threads()
+  order = _Chosen(records, seed)
+  return builder.Dataset(source, order, range(BATCH), threads, prefetch=2)
+
+
+def bank_grid(model: Any, input_shape: tuple[int, ...]) -> tuple[int, int]:
+  """Returns rows and columns of a bank made from the input.
+
+  `(1, N)` for a bank of N symbols, `(0, 0)` for one that is learned.
+  """
+  if len(input_shape) == 1:
+    return 1, input_shape[0]
+  if model.bank != 'input':
+    return 0, 0
+  across = input_shape[1] // model.bank_patch_size
+  total = flops.num_patches(input_shape, model.bank_patch_size)
+  return total // across, across

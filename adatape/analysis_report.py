@@ -1,0 +1,199 @@
+"""The analysis of an AdaTape as tables and pictures (Figures 4 and 10).
+
+summary.csv   tape tokens and sequence length of the rows (Table 2)
+lengths.csv   rows by tape length; a histogram
+classes.csv   tape tokens by class, the shortest first; bars
+bank.csv      bank tokens, the most frequently read first; the distribution,
+              and the heatmap of a bank made from the input
+examples.csv  rows of the shortest and longest tapes; a picture, in which the
+              patches that the tape reads are framed, and '-' is the symbol -1
+"""
+
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from adatape import analysis
+from adatape.analysis import Tapes
+from adatape.model import TapeClassifier
+from dataset_lib.synthetic import SYMBOLS
+from eval_lib import adaptive_plots, plots, report
+from eval_lib.adaptive_plots import Example
+from eval_lib.plots import Line, Panel
+from eval_lib.report import Estimate, Table
+
+MODEL = TapeClassifier
+SPLIT = ''  # that of the run's evaluation
+READ_BY = 'rows that read it (%)'
+DRAWN_CLASSES = 8  # of the shortest, and of the longest tapes
+
+
+def write(
+  flags: Any, config: Any, split: str, loaded: Any, out: pathlib.Path
+) -> tuple[list[Table], str]:
+  """Analyses a run, see `launch.analyze`; writes tables and pictures.
+
+  Returns the tables to print, and the reason why there are no pictures or ''.
+  Raises ConfigError for a model without a bank.
+  """
+  task, names = loaded.task, loaded.task.label_names
+  given = config.dataset, split, config.seed, flags.rows
+  data = analysis.spread_rows(*given)
+  tapes = analysis.read(task, loaded.variables, data)
+  grid = analysis.bank_grid(task.model, task.info.input_shape)
+  found = tables(tapes, grid, names)
+  rows, shown = examples(tapes, data.source, flags.images, grid, names)
+  found.append(Table('examples', '', rows, ''))
+  out.mkdir(parents=True, exist_ok=True)
+  for table in found:
+    report.write_csv(out / f'{table.name}.csv', table.rows)
+  missing = ''
+  try:
+    draw(out, tapes, grid, found[2].rows)
+    adaptive_plots.plot_examples(out / 'examples', shown)
+  except ImportError as error:
+    missing = str(error)
+  return found[:2], missing
+
+
+def tables(
+  tapes: Tapes, grid: tuple[int, int], names: tuple[str, ...]
+) -> list[Table]:
+  """Returns summary, lengths, classes and bank.
+
+  Bank tokens have their places (y, x) if the bank is a `grid` over the input.
+  """
+  both = {'tape tokens': 0, 'sequence length': tapes.input_tokens}
+  summary = [
+    {'of a row': name, **_moments(tapes.length + more)}
+    | {'limit': tapes.max_steps + more}
+    for name, more in both.items()
+  ]
+  lengths = [
+    {'tape length': length, **_part(tapes, tapes.length == length)}
+    for length in np.unique(tapes.length).tolist()
+  ]
+  classes: list[dict[str, Any]] = []
+  for label in np.unique(tapes.label).tolist():
+    here = tapes.label == label
+    numbers = _part(tapes, here) | _moments(tapes.length[here])
+    classes.append({'class': names[label], **numbers})
+  classes.sort(key=lambda row: row['mean'])
+  counts, bank = tapes.counts, []
+  order = np.argsort(-counts, kind='stable').tolist()
+  for rank, token in enumerate(order, 1):
+    place = divmod(token, grid[1]) if grid[1] else ()
+    row = {'rank': rank, 'token': token, **dict(zip('yx', place, strict=False))}
+    share = round(int(counts[token]) / len(tapes.label), 6)
+    bank.append(row | {'rows': int(counts[token]), 'share': share})
+  tenth = -(-len(counts) // 10)
+  note = (
+    f'{(counts > 0).sum()} of {len(counts)} bank tokens are read; the most '
+    f'frequent {tenth} take {counts[order[:tenth]].sum() / counts.sum():.0%} '
+    f'of the picks; a sequence is {tapes.input_tokens} input tokens and a tape'
+  )
+  title = f'{len(tapes.label)} rows, accuracy {tapes.correct.mean():.2%}'
+  return [
+    Table('summary', title, summary, note),
+    Table('lengths', 'Tape lengths', lengths, ''),
+    Table('classes', '', classes, ''),
+    Table('bank', '', bank, ''),
+  ]
+
+
+def _moments(values: Int[np.ndarray, ' N']) -> dict[str, Any]:
+  return {
+    'mean': round(float(values.mean()), 4),
+    'minimum': int(values.min()),
+    'maximum': int(values.max()),
+    'variance': round(float(values.var()), 4),
+  }
+
+
+def _part(tapes: Tapes, here: Bool[np.ndarray, ' N']) -> dict[str, Any]:
+  return {
+    'rows': int(here.sum()),
+    'share': round(float(here.mean()), 6),
+    'accuracy': round(float(tapes.correct[here].mean()), 6),
+  }
+
+
+def examples(
+  tapes: Tapes,
+  source: Any,
+  count: int,
+  grid: tuple[int, int],
+  names: tuple[str, ...],
+) -> tuple[list[dict[str, Any]], dict[str, list[Example]]]:
+  """Returns rows and pictures of the shortest and the longest tapes.
+
+  No row of the split is both, unless there is only one.
+  """
+  order = np.argsort(tapes.length, kind='stable')
+  count = min(count, max(1, len(order) // 2))
+  groups = {'shortest': order[:count], 'longest': order[::-1][:count]}
+  rows: list[dict[str, Any]] = []
+  shown: dict[str, list[Example]] = {}
+  for kind, places in groups.items():
+    data = analysis.chosen_rows(source, tapes.index[places], 0)
+    inputs = [
+      value
+      for batch in data.batches()
+      for value in batch[data.info.input_key][batch['mask'] > 0]
+    ]
+    for place, value in zip(places, inputs, strict=True):
+      name, length = names[tapes.label[place]], int(tapes.length[place])
+      row = {'tape': kind, 'index': int(tapes.index[place]), 'class': name}
+      correct = bool(tapes.correct[place])
+      rows.append(row | {'tape length': length, 'correct': correct})
+      example = _example(value, tapes.picks[place], grid)
+      example = example._replace(title=f'{name[:16]}\ntape {length}')
+      shown.setdefault(f'{kind} tapes', []).append(example)
+  return rows, shown
+
+
+def _example(value: Any, picks: Any, grid: tuple[int, int]) -> Example:
+  """Returns an image with its patches, or lines of symbols."""
+  if value.ndim == 1:
+    across = max(4, math.ceil(len(value) ** 0.5))
+    signs = ['-' if SYMBOLS[one] < 0 else str(SYMBOLS[one]) for one in value]
+    starts = range(0, len(signs), across)
+    return Example('\n'.join(' '.join(signs[n : n + across]) for n in starts))
+  if not grid[1]:
+    return Example(value)
+  side = value.shape[1] // grid[1]
+  y, x = np.divmod(picks[picks >= 0], grid[1])
+  corners = [*zip(side * x, side * y, strict=True)]
+  return Example(value, corners=corners, side=side)
+
+
+def draw(
+  out: pathlib.Path, tapes: Tapes, grid: tuple[int, int], classes: Any
+) -> None:
+  """Draws heatmap, distribution, tape lengths and classes."""
+  percent = 100 * tapes.counts / len(tapes.label)
+  if grid[0]:
+    cells, title = percent.reshape(grid), 'Input read as tape'
+    adaptive_plots.plot_heatmap(out / 'heatmap', cells, READ_BY, title)
+  ranks, look = np.arange(1, len(percent) + 1), {'marker': ''}
+  uniform, dashed = np.full(2, percent.mean()), {**look, 'linestyle': '--'}
+  lines = [
+    Line('by frequency', ranks, np.sort(percent)[::-1], 0, style=look),
+    Line('if all were equal', ranks[[0, -1]], uniform, 1, style=dashed),
+  ]
+  labels = 'Selection distribution', READ_BY, 'bank token, by frequency'
+  panel = Panel(*labels, lines, y_limits=(0, None), ticks=5)
+  plots.draw_panels(out / 'distribution', [panel], (3.9, 2.9))
+  lengths, label = np.bincount(tapes.length), 'tape tokens of a row'
+  adaptive_plots.plot_histogram(out / 'lengths', lengths, label, 'Tape length')
+  if len(classes) > 2 * DRAWN_CLASSES:
+    classes = [*classes[:DRAWN_CLASSES], *classes[-DRAWN_CLASSES:]]
+  bars = {}
+  for row in classes:
+    mean, std = row['mean'], row['variance'] ** 0.5
+    column = 'tape tokens (mean ± standard deviation)'
+    bars[row['class'][:24]] = {column: Estimate(mean, mean - std, mean + std)}
+  adaptive_plots.plot_bars(out / 'classes', bars, 'Tape length by class')

@@ -1,0 +1,135 @@
+"""Readings of one checkpoint, against models built with these settings."""
+
+import copy
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adatape import analysis, budgets, tape
+from adatape.budgets import Setting
+from model_lib.errors import FieldError
+from tests.adatape import serving_test
+from tests.adatape.analysis_test import IMAGES, LEARNED
+
+KEPT = (0, 3, 4, 7, 8, 9, 11, 12, 13, 15)
+
+
+def batch_of(task, rows=12):
+  return {'image': jnp.stack(serving_test.items_of(task, rows))}
+
+
+def run(task, model, variables):
+  """(logits, tape) of a model on the task's items."""
+  inputs = task.inputs(batch_of(task))
+  logits, out = jax.jit(model.apply)({'params': variables['params']}, inputs)
+  return logits, out['tape']
+
+
+@pytest.mark.parametrize('model', [serving_test.IMAGE, LEARNED])
+def test_a_setting_has_the_same_parameters_and_fewer_flops(model):
+  task, _ = serving_test.build(model, IMAGES)
+  inputs = task.inputs(batch_of(task))
+  own = jax.eval_shape(task.model.init, jax.random.key(0), inputs)
+  full = task.model.flops((16, 16, 3))
+  for setting, kept in (
+    (Setting(1.1, 6, 1.0), ()), (Setting(2.7, 3, 1.0), ()),
+    (Setting(0.5, 4, 0.6), KEPT),
+  ):  # fmt: skip
+    found = budgets.changed(task.model, setting, kept)
+    shapes = jax.eval_shape(found.init, jax.random.key(0), inputs)
+    assert jax.tree.map(lambda x: x.shape, shapes) == jax.tree.map(
+      lambda x: x.shape, own
+    )
+    assert (found.threshold, found.max_steps) == setting[:2]
+    saves = setting.max_steps < 6 or kept
+    assert (found.flops((16, 16, 3)) < full) == bool(saves)
+
+
+def test_a_part_of_a_learned_bank_equals_a_bank_of_these_tokens():
+  task, variables = serving_test.build(LEARNED, IMAGES)
+  found = budgets.changed(task.model, Setting(1.5, 5, 0.5), KEPT)
+  fields = {**LEARNED, 'threshold': 1.5, 'max_steps': 5, 'bank_size': len(KEPT)}
+  scratch, _ = serving_test.build(fields, IMAGES)
+  params = copy.deepcopy(variables['params'])
+  bank = params['tape_bank']['tokens']
+  params['tape_bank']['tokens'] = np.asarray(bank)[list(KEPT)]
+  logits, tape = run(task, found, variables)
+  wanted, reference = run(task, scratch.model, {'params': params})
+  np.testing.assert_allclose(logits, wanted, atol=1e-5)
+  for name in ('length', 'indices'):
+    np.testing.assert_array_equal(tape[name], reference[name])
+  assert tape['bank_size'] == len(KEPT)
+  shape = (16, 16, 3)
+  assert found.flops(shape, 2.5) == scratch.model.flops(shape, 2.5)
+
+
+def test_a_part_of_an_input_bank_equals_hiding_the_other_positions():
+  task, variables = serving_test.build(serving_test.IMAGE, IMAGES)
+  setting = Setting(1.5, 5, 0.6)
+  hidden = np.ones((12, 16), bool)
+  hidden[:, KEPT] = False
+
+  def read(model, images):
+    x, bank = model.embed(images)
+    encoder = model.encoder
+    x = encoder._blocks(x, None, None, range(encoder.insert_after))
+    norm, settings = encoder.tape_norm, encoder.reading
+    query = norm(x.mean(1), settings.query_dim)
+    given = bank, query, settings
+    return tape.read(*given, normalize=norm, dropped=jnp.array(hidden))
+
+  whole = budgets.changed(task.model, setting)
+  given = {'params': variables['params']}, task.inputs(batch_of(task))
+  wanted = jax.jit(lambda *a: whole.apply(*a, method=read))(*given)
+  found = budgets.changed(task.model, setting, KEPT)
+  _, got, size = jax.jit(lambda *a: found.apply(*a, method='read'))(*given)
+  assert size == len(KEPT)
+  np.testing.assert_array_equal(got.length, wanted.length)
+  np.testing.assert_allclose(got.tokens, wanted.tokens, atol=1e-5)
+  on_tape = np.asarray(got.mask) > 0
+  picks = np.array(KEPT)[np.asarray(got.indices)]
+  np.testing.assert_array_equal(picks[on_tape], wanted.indices[on_tape])
+
+
+def test_a_row_of_the_sweep_equals_a_model_built_with_its_settings():
+  task, variables = serving_test.build(serving_test.IMAGE, IMAGES)
+  setting, shape = Setting(2.65, 7, 1.0), (16, 16, 3)
+  changed = copy.copy(task)
+  changed.model = budgets.changed(task.model, setting)
+  data = analysis.spread_rows(IMAGES, 'test', 0, 20)
+  given = setting, changed, variables, data, (5, 9)
+  row = budgets.measured_row(*given)
+  fields = {**serving_test.IMAGE, 'threshold': 2.65, 'max_steps': 7}
+  scratch, _ = serving_test.build(fields, IMAGES)
+  (batch,) = data.batches()
+  real = {'image': jnp.array(batch['image'][:20])}
+  logits, out = jax.jit(scratch.apply)(variables['params'], {}, real)
+  lengths = np.asarray(out['tape']['length']).tolist()
+  assert len(set(lengths)) > 1
+  assert row['candidate'] == 'tau 2.65, T 7, bank 100 %'
+  right = logits.argmax(-1) == batch['label'][:20]
+  assert row['quality'] == pytest.approx(float(right.mean()))
+  assert row['tape_length_mean'] == pytest.approx(np.mean(lengths))
+  costs = [scratch.model.flops(shape, n) for n in lengths]
+  assert row['flops'] == pytest.approx(np.mean(costs))
+  # No bucket is longer than T.
+  costs = [scratch.model.flops(shape, 5 if n <= 5 else 7) for n in lengths]
+  assert row['flops_served'] == pytest.approx(np.mean(costs))
+
+
+def test_the_most_read_tokens_are_kept():
+  counts = np.array([3, 0, 5, 3, 9, 0])
+  assert budgets.most_read(counts, 0.5) == (0, 2, 4)
+  assert budgets.most_read(counts, 0.01) == (4,)
+  assert budgets.most_read(counts, 1.0) == tuple(range(6))
+
+
+@pytest.mark.parametrize('model', [serving_test.IMAGE, LEARNED])
+def test_too_small_a_part_of_the_bank_is_named(model):
+  task, _ = serving_test.build(model, IMAGES)
+  with pytest.raises(FieldError, match=r'bank_size: expected at least .* = 12'):
+    budgets.changed(task.model, Setting(1.0, 6, 0.5), KEPT)
+  with pytest.raises(FieldError, match=r'bank_size: .* = 22 tokens, got 1?\d'):
+    budgets.changed(task.model, Setting(1.0, 11, 1.0), bank_size=16)
