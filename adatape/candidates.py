@@ -50,7 +50,7 @@ def build_task(bank: str, flags: Any) -> Classification:
   model = {'name': 'model_lib.vit:ViT', 'variant': flags.variant}
   if bank:
     model |= dict(name='adatape.model:AdaTapeViT', bank=bank)
-    model['bank_size'] = flags.bank_size
+    model |= dict(bank_size=flags.bank_size, tape_mlp=flags.tape_mlp)
   loss = {'label_smoothing': 0.0, 'tape_weight': 0.01}
   config: Any = dict(dtype=flags.dtype, model=model, loss=loss)
   return (TapeClassification if bank else Classification)(config, info)

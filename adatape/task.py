@@ -19,7 +19,7 @@ from train_lib.classification import Classification
 
 
 class TapeClassification(Classification):
-  """Adds the tape loss; logs tape lengths and the share of bank tokens read."""
+  """Adds the tape loss; logs tape lengths, and evaluates the bank's use."""
 
   @dataclasses.dataclass(frozen=True)
   class Loss(Classification.Loss):
@@ -36,13 +36,18 @@ class TapeClassification(Classification):
     loss = self.adaptive_loss('tape_weight', *terms, knobs)
     metrics = row_statistics('tape_length', tape['length'], mask)
     metrics['tape_loss'] = Average.from_values(tape['loss'], mask)
-    if tape['indices'] is not None:
-      size, read = tape['bank_size'], (tape['mask'] * mask[:, None]) > 0
-      # Indices of unused picks are set out of range; the scatter drops them.
-      places = jnp.where(read[..., None], tape['indices'], size).reshape(-1)
-      flags = jnp.zeros((size,), bool).at[places].set(True, mode='drop')
-      metrics['bank_share'] = Union(flags)
     return loss, metrics
+
+  def eval_metrics(self, out, batch):
+    """The share of bank tokens read; its scatter gathers all rows' picks."""
+    tape = out['tape']
+    if tape['indices'] is None:
+      return {}
+    size, read = tape['bank_size'], (tape['mask'] * batch['mask'][:, None]) > 0
+    # Indices of unused picks are set out of range; the scatter drops them.
+    places = jnp.where(read[..., None], tape['indices'], size).reshape(-1)
+    flags = jnp.zeros((size,), bool).at[places].set(True, mode='drop')
+    return {'bank_share': Union(flags)}
 
   def prepare_serving(self, options, run=NO_RUN):
     """Serves in two stages: read the tape, then encode.

@@ -104,6 +104,7 @@ class Adatape(_Timing):
   image_size: Positive = flag('side of the square images, in pixels', 224)
   bank_size: Positive = flag('tokens in the learnable bank', 10_000)
   num_classes: Positive = flag('classes of the head', 1000)
+  tape_mlp: Literal['', 'mlp', 'glu'] = flag("tape tokens' own network", '')
   phases: Literal['all', 'forward'] = flag('forward: no training steps', 'all')
 
 

@@ -124,6 +124,8 @@ class Classification(Task):
     loss = (entropy * self.row_weights(batch)).sum() / norm['examples']
     extra, metrics = self.extra_loss(out, batch, norm, knobs)
     metrics |= self.quality(logits, entropy, batch)
+    if row_keys is None:
+      metrics |= self.eval_metrics(out, batch)
     return loss + extra, (metrics, model_state)
 
   def apply_mixed(self, params, model_state, batch, row_keys):
@@ -143,6 +145,10 @@ class Classification(Task):
   def extra_loss(self, out, batch, norm, knobs) -> tuple[Array, dict[str, Any]]:
     """Returns loss and metrics from `out`; here zero and no metrics."""
     return jnp.zeros(()), {}
+
+  def eval_metrics(self, out, batch) -> dict[str, Any]:
+    """Returns metrics from `out` that need communication; none in training."""
+    return {}
 
   def cross_entropy(
     self, logits: Float[Array, 'B K'], batch: Batch

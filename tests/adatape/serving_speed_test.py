@@ -59,10 +59,12 @@ def test_the_engine_is_no_slower_than_the_static_form(scale):
     ]
   ratio = np.median([static / served for static, served in seconds])
   speeds = ROWS / np.median(seconds, axis=0)
+  flops = functools.partial(task.model.flops, task.info.input_shape)
+  limit = flops() / flops(tape_length=float(np.mean(lengths)))
   print(
     f'tape {min(lengths)} to {max(lengths)} of {STEPS}, mean '
     f'{np.mean(lengths):.1f}: static {speeds[0]:.0f}, engine {speeds[1]:.0f} '
-    f'rows/s, ratio {ratio:.2f}'
+    f'rows/s, ratio {ratio:.2f} of {limit:.2f} by FLOPs ({ratio / limit:.0%})'
   )
   assert min(lengths) < max(lengths)
   assert ratio > 0.8

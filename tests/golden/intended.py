@@ -22,6 +22,10 @@ INTENDED: list[tuple[str, str, str]] = [
     'fixed: bank_drop draws which tokens to keep',
   ),
   (
+    'parity_(paper_)?adatape|image_folder_input', 'last step',
+    'CHANGELOG: bank_share is measured in evaluation only',
+  ),
+  (
     'digits_(learn|input)', COMPUTED,
     'fixed: tape weights scale the query before the product (1e-6)',
   ),

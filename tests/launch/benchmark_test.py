@@ -140,6 +140,9 @@ def test_flops_of_adatape():
   assert flops['ViT'] < flops['AdaTape learnable']
   readings = {one.name: one.baseline for one in found if one.baseline}
   assert readings == {f'reading {b}': f'AdaTape {b}' for b in BANKS}
+  separate = parse('adatape --variant=Ti/16 --image_size=32 --tape_mlp=glu')
+  model = tapes.build_task('learnable', separate).model
+  assert model.flops((32, 32, 3)) > flops['AdaTape learnable']
 
 
 # -- tiny runs ----------------------------------------------------------------

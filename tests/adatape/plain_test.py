@@ -1,0 +1,168 @@
+"""A whole AdaTape-ViT and its banks against plain NumPy, one row at a time."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adatape.bank import ImageBank
+from adatape.model import AdaTapeViT
+from tests.adatape import tape_test
+from tests.model_lib import plain
+
+ROWS, C = 6, 24
+TINY = dict(
+  num_classes=3, width=16, depth=3, mlp_dim=24, num_heads=2, patch_size=8,
+  bank_patch_size=4, bank_size=C, tokens_per_step=2, max_steps=5,
+  threshold=1.7, query_dim=8,
+)  # fmt: skip
+CASES = {
+  'learn cls': dict(bank='learnable', pool='cls', insert_after=2),
+  'learn gap': dict(
+    bank='learnable', pool='gap', insert_after=0, read_mlp='', tape_mlp='mlp'
+  ),
+  'input cls': dict(bank='input', pool='cls', insert_after=1, tape_mlp='glu'),
+  'input gap': dict(bank='input', pool='gap', insert_after=2, read_mlp='mlp'),
+}
+IMAGES = plain.normal(ROWS, 16, 24, 3)
+
+
+@functools.cache
+def case(name):
+  """(model, random parameters, its logits and tape, in NumPy)."""
+  model = AdaTapeViT(**TINY, **CASES[name])
+  params = plain.noise(model, IMAGES, scale=0.4)
+  # Larger scores, so that the tapes of the rows differ in length.
+  params['encoder']['tape_norm']['scale'] *= 5.0
+  return model, params, *run(model, params)
+
+
+def run(model, params):
+  """(logits, tape) of the model."""
+  apply = jax.jit(model.apply)
+  logits, out = jax.device_get(apply({'params': params}, IMAGES))
+  return logits, out['tape']
+
+
+def patch_tokens(params, image, p):
+  """Projections of the patches, row by row of the image."""
+  rows, columns = image.shape[0] // p, image.shape[1] // p
+  flat = [
+    image[y * p : y * p + p, x * p : x * p + p].reshape(-1)
+    for y in range(rows)
+    for x in range(columns)
+  ]
+  return plain.dense(params['projection'], np.stack(flat))
+
+
+def image_bank(params, image, p):
+  """Z = h2(h1(X_p) + E_pos), appendix A.2."""
+  x = patch_tokens(params['patch_embed'], image, p)
+  return plain.dense(
+    params['projection'], x + params['positions']['embedding'][0]
+  )
+
+
+def block(params, x, count, num_heads):
+  """A pre-LN block; tokens from `count` on may have their own network."""
+  normed = plain.layer_norm(params['attention_norm'], x)
+  x = x + plain.attention_by_loop(params['attention'], normed, num_heads)[0]
+  normed = plain.layer_norm(params['mlp_norm'], x)
+  out = plain.mlp(params['mlp'], normed)
+  if 'tape_mlp' in params and len(x) > count:
+    out[count:] = plain.mlp(params['tape_mlp'], normed[count:])
+  return x + out
+
+
+def forward(model, params, image, pool=None, query_norm=None):
+  """One row in float64: (logits, picks, tape loss).
+
+  `pool` and `query_norm` are of the query, if other than the model's.
+  """
+  params, image = plain.float64((params, image))
+  encoder, tokens = params['encoder'], params['tokens']
+  x = patch_tokens(tokens['patch_embed'], image, model.patch_size)
+  x = x + tokens['positions']['embedding'][0]
+  if model.pool == 'cls':
+    x = np.concatenate([tokens['cls'][0], x])
+  bank = params['tape_bank']
+  if model.bank == 'input':
+    bank = image_bank(bank, image, model.bank_patch_size)
+  else:
+    bank = bank['tokens']
+  run_block = functools.partial(block, count=len(x), num_heads=model.num_heads)
+  for index in range(model.insert_after):
+    x = run_block(encoder[f'block_{index}'], x)
+  query = x[0] if (pool or model.pool) == 'cls' else x.mean(0)
+  norm = encoder['tape_norm']
+  query = plain.layer_norm(query_norm or norm, query)[: model.query_dim]
+  tape, picks, _, loss = tape_test.loop(
+    plain.layer_norm(norm, bank), query, model.reading(), np.zeros(C, bool)
+  )
+  if model.read_mlp:
+    tape = plain.mlp(encoder['read_network'], tape)
+  x = np.concatenate([x, tape])  # without the slots that the model masks
+  for index in range(model.insert_after, model.depth):
+    x = run_block(encoder[f'block_{index}'], x)
+  x = plain.layer_norm(encoder['norm'], x)
+  pooled = x[0] if model.pool == 'cls' else x.mean(0)
+  return plain.dense(params['head'], pooled), picks, loss
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_model_equals_plain_numpy(name):
+  model, params, logits, tape = case(name)
+  for row, image in enumerate(IMAGES):
+    want, picks, loss = forward(model, params, image)
+    assert tape['length'][row] == len(picks)
+    np.testing.assert_array_equal(tape['indices'][row, : len(picks)], picks)
+    np.testing.assert_allclose(tape['loss'][row], loss, atol=1e-5)
+    np.testing.assert_allclose(logits[row], want, atol=1e-4)
+  assert len(set(tape['length'])) > 1
+  assert np.ptp(logits, axis=0).min() > 1e-2
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_query_comes_from_the_pooled_tokens(name):
+  # Shows that the test above sees which tokens the query is made of.
+  model, params, _, tape = case(name)
+  other = {'cls': 'gap', 'gap': 'cls'}[model.pool]
+  losses = [forward(model, params, x, pool=other)[2] for x in IMAGES]
+  assert np.abs(losses - tape['loss']).max() > 1e-2
+
+
+@pytest.mark.parametrize('name', ['learn cls', 'input gap'])
+def test_bank_and_query_share_one_norm(name):
+  model, params, _, before = case(name)
+  encoder = params['encoder']
+  norm = dict(encoder['tape_norm'], scale=1.5 * encoder['tape_norm']['scale'])
+  changed = params | {'encoder': encoder | {'tape_norm': norm}}
+  _, tape = run(model, changed)
+  shared = [forward(model, changed, x)[2] for x in IMAGES]
+  np.testing.assert_allclose(tape['loss'], shared, atol=1e-5)
+  # Of the bank alone: the query keeps the old scale.
+  apart = [
+    forward(model, changed, x, query_norm=encoder['tape_norm'])[2]
+    for x in IMAGES
+  ]
+  for other in (apart, before['loss']):
+    assert np.abs(other - tape['loss']).max() > 1e-2
+
+
+def test_image_bank_has_its_equation_and_order():
+  bank = ImageBank(width=10, patch_size=4)
+  params = plain.noise(bank, IMAGES)
+  got = jax.jit(bank.apply)({'params': params}, IMAGES)
+  assert got.shape == (ROWS, C, 10)
+  for row, image in zip(got, IMAGES, strict=True):
+    want = image_bank(*plain.float64((params, image)), 4)
+    np.testing.assert_allclose(row, want, atol=1e-5)
+  # Token 1 is the patch to the right, token 6 the one below.
+  for token, (y, x) in ((1, (0, 4)), (6, (4, 0))):
+    changed = np.array(IMAGES)
+    changed[:, y : y + 4, x : x + 4] += 1.0
+    other = bank.apply({'params': params}, jnp.asarray(changed))
+    differs = np.abs(np.asarray(other - got)).max((0, 2)) > 1e-3
+    assert np.flatnonzero(differs).tolist() == [token]

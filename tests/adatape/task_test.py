@@ -1,0 +1,97 @@
+"""Losses and metrics of a tape, by hand, with padding rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.adatape import serving_test as tapes
+
+MASK = np.array([1, 1, 0, 1, 0, 1], np.float32)
+LABEL = np.array([0, 2, 1, 1, 0, 2], np.int32)
+REAL = MASK > 0
+WEIGHT = 0.3
+
+
+@pytest.fixture(scope='module', params=['learnable', 'input'])
+def case(request):
+  """(task, params, batch, logits, tape), all arrays on the host."""
+  model = tapes.IMAGE | dict(
+    bank=request.param, bank_size=64, bank_patch_size=2
+  )
+  task, variables = tapes.build(model, tapes.DATA['image'])
+  task.config['loss']['tape_weight'] = WEIGHT
+  image = np.stack(tapes.items_of(task, len(MASK)))
+  batch = {'image': image, 'label': LABEL, 'mask': MASK}
+  batch = {name: jnp.asarray(value) for name, value in batch.items()}
+  params = variables['params']
+  logits, out = jax.device_get(jax.jit(task.apply)(params, {}, batch))
+  return task, params, batch, logits, out['tape']
+
+
+def total(task, params, batch, norm, knobs):
+  loss = jax.jit(lambda *given: task.loss(*given, None, knobs)[0])
+  return float(loss(params, {}, {}, batch, norm))
+
+
+def by_hand(logits, tape, weight):
+  entropy = [
+    np.log(np.exp(row - row[label]).sum())
+    for row, label in zip(logits[REAL], LABEL[REAL], strict=True)
+  ]
+  return np.mean(entropy) + weight * np.mean(tape['loss'][REAL])
+
+
+@pytest.mark.parametrize('knobs', [{}, {'tape_weight': 2.0}])
+def test_loss_is_cross_entropy_plus_lambda_times_tape_loss(case, knobs):
+  task, params, batch, logits, tape = case
+  norm = task.normalizers(batch)
+  assert norm['examples'] == 4
+  got = total(task, params, batch, norm, knobs)
+  want = by_hand(logits, tape, knobs.get('tape_weight', WEIGHT))
+  assert got == pytest.approx(want, abs=1e-5)
+  # The padding would change it.
+  assert abs(tape['loss'].mean() - tape['loss'][REAL].mean()) > 1e-3
+  # Micro-batches of a padded and an unpadded row sum to it.
+  parts = [
+    {name: value[start::3] for name, value in batch.items()}
+    for start in range(3)
+  ]
+  sums = sum(total(task, params, part, norm, knobs) for part in parts)
+  assert sums == pytest.approx(want, abs=1e-5)
+
+
+def test_padding_does_not_matter(case):
+  task, params, batch, *_ = case
+  norm = task.normalizers(batch)
+  padding = jnp.asarray(~REAL)
+  other = batch | {
+    'image': batch['image'].at[padding].set(7),
+    'label': batch['label'].at[padding].set(0),
+  }
+  assert total(task, params, other, norm, {}) == total(
+    task, params, batch, norm, {}
+  )
+
+
+def test_bank_share_counts_the_read_tokens_of_real_rows(case):
+  task, params, batch, _, tape = case
+  metrics = jax.jit(task.evaluate)(params, {}, batch)
+  read = {
+    int(index)
+    for row in np.flatnonzero(REAL)
+    for index in tape['indices'][row, : tape['length'][row]].ravel()
+  }
+  assert metrics['bank_share'].compute() == len(read) / 64
+  assert 0 < len(read) < 64
+
+
+def test_training_measures_no_bank_share(case):
+  # Its flags would be gathered over the devices in every step.
+  task, params, batch, *_ = case
+  norm = task.normalizers(batch)
+  keys = jax.random.split(jax.random.key(0), len(MASK))
+  loss = lambda *given: task.loss(*given, {})[1][0]  # noqa: E731
+  metrics = jax.eval_shape(loss, params, {}, {}, batch, norm, keys)
+  assert 'tape_length_mean' in metrics
+  assert 'bank_share' not in metrics
