@@ -84,7 +84,7 @@ class HaltingEncoder(Encoder):
 
 
 def masked(
-  block: nn.Module,
+  block: Callable[..., Any],
   x: Float[Array, 'B L D'],
   running: Bool[Array, 'B L'],
   row_keys: Key[Array, ' B'] | None,
@@ -108,21 +108,21 @@ def compacted(
   pure, variables = block.unbind()
   length = x.shape[1]
 
+  def apply(x: Any, running: Any) -> Any:
+    return masked(lambda *args: pure.apply(variables, *args), x, running, None)
+
   def branch(size: int) -> Callable[[Any, Any], Any]:
-    def apply(x: Any, running: Any) -> Any:
-      if not size:
-        return x
-      # Stable: the running tokens first.
+    def gathered(x: Any, running: Any) -> Any:
+      # Stable: the running tokens first, in their order.
       order = jnp.argsort(~running, axis=1)[:, :size]
-      kept = jnp.take_along_axis(running, order, axis=1)
       part = jnp.take_along_axis(x, order[..., None], axis=1)
-      part = masked(
-        lambda *args: pure.apply(variables, *args), part, kept, None
-      )
+      part = apply(part, jnp.take_along_axis(running, order, axis=1))
       rows = jnp.arange(len(x))[:, None]
       return x.at[rows, order].set(part, unique_indices=True)
 
-    return apply
+    if not size:
+      return lambda x, running: x
+    return apply if size == length else gathered
 
   sizes = sorted({-(-length * quarter // 4) for quarter in range(5)})
   longest = running.sum(1).max()
@@ -185,7 +185,9 @@ class AViTClassification(PonderClassification):
     prior_weight: Weight = 1e-3  # alpha_d
     prior_depth: Annotated[float, Interval(ge=1.0, le=1e3)] = 9.0  # a layer
 
-  KNOBS = ('ponder_weight', 'prior_weight', 'prior_depth')
+  KNOBS = (  # type: ignore[assignment]
+    'ponder_weight', 'prior_weight', 'prior_depth',
+  )  # fmt: skip
 
   def extra_loss(self, out, batch, norm, knobs):
     """Ponder cost and prior; see `Classification.extra_loss`."""

@@ -1,4 +1,4 @@
-"""DeiT, a ViT with a distillation token and a second head (Touvron et al. 2021).
+"""DeiT: a ViT with a distillation token and head (Touvron et al. 2021).
 
 The distillation token is the second token; its head learns the teacher's
 answer, the head of [CLS] the label. Both read the data's augmented pixels.
