@@ -81,8 +81,3 @@ def test_counts_of_table_7(variant, extra, millions, giga_mac):
   assert int(count * 10) / 10 == millions  # cut off, as in `model_test`
   got = model.flops((224, 224, 3)) / 2e9
   np.testing.assert_allclose(got, giga_mac, rtol=0.004)
-
-
-def test_more_than_two_extra_networks_per_block_are_refused():
-  with pytest.raises(ValueError, match='extra_networks: expected at most 2'):
-    ViT3FFN(**SIZES, extra_networks=9)
