@@ -7,8 +7,8 @@ Table 7 prints 200.1 M parameters for B/28 and 198.9 M for B/14, with a head of
 18,291 classes: 99.2 M more than the ViT, which is 21.0 networks of 4.72 M. The
 text adds two to each of 12 blocks, 24 networks (214.3 M and 213.1 M). The paper
 does not say which blocks have fewer. `extra_networks=21` gives the printed
-counts: three networks in the last ten blocks, two in the second, one in the
-first, as AdaTape's first block has no tape.
+counts: three networks in the first ten blocks, two in the next, one in the
+last, where only [CLS] reaches the logits and other networks are not trained.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -38,7 +38,7 @@ class SplitBlock(EncoderBlock):
 
 
 class SplitEncoder(Encoder):
-  """An encoder of `SplitBlock`s; the last blocks are split first."""
+  """An encoder of `SplitBlock`s; the first blocks are split first."""
 
   extra_networks: int | None = None
 
@@ -46,8 +46,7 @@ class SplitEncoder(Encoder):
     """Returns block `index`, with up to two extra networks."""
     extra = 2
     if self.extra_networks is not None:
-      later = 2 * (self.depth - 1 - index)  # networks of the blocks after it
-      extra = min(max(self.extra_networks - later, 0), 2)
+      extra = min(max(self.extra_networks - 2 * index, 0), 2)
     if not extra:
       return super().block(index)
     name = f'block_{index}'

@@ -148,7 +148,8 @@ def test_parameters_logits_and_features_are_float32(name):
     assert out['ponder']['cost'].dtype == jnp.float32
 
 
-@models('bert', 'eat', without=['universal dynamic'])
+# Only [CLS] of the last block of 'vit 3ffn' reaches the logits.
+@models('bert', 'eat', without=['universal dynamic', 'vit 3ffn'])
 def test_logits_train_every_parameter(name):
   model, inputs = MODELS[name]
 

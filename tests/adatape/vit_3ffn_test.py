@@ -32,7 +32,7 @@ def loop(params, image, networks):
 
 
 @pytest.mark.parametrize(
-  ('extra', 'networks'), [(None, (3, 3, 3, 3)), (5, (1, 2, 3, 3))]
+  ('extra', 'networks'), [(None, (3, 3, 3, 3)), (5, (3, 3, 2, 1))]
 )
 def test_equals_a_loop_over_tokens(extra, networks):
   model = ViT3FFN(**SIZES, extra_networks=extra)
