@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adatape.avit import AViT
+from adatape.deit import DeiT
 from adatape.model import AdaTapeViT
 from adatape.parity import ParityModel
 from adatape.ponder_vit import PonderViT
@@ -20,6 +22,7 @@ from adatape.universal import (
   UnsharedViT,
   UViT,
 )
+from adatape.vit_3ffn import ViT3FFN
 from albert_act.model import AlbertClassifier
 from dataset_lib import fields
 from dataset_lib.errors import ConfigError
@@ -47,6 +50,10 @@ BERT = TEXTS | plain.TINY | dict(vocab_size=11, max_positions=20)
 MODELS = {
   'vit': (ViT(**VIT), [IMAGES]),
   'vit gap': (ViT(**VIT, pool='gap', positions='sincos2d'), [IMAGES]),
+  'avit': (AViT(**VIT, gamma=1.0, beta=-0.5), [IMAGES]),
+  'avit dynamic': (AViT(**VIT, beta=0.5, gamma=1.0, dynamic=True), [IMAGES]),
+  'deit': (DeiT(**VIT), [IMAGES]),
+  'vit 3ffn': (ViT3FFN(**VIT), [IMAGES]),
   'transformer': (TokenTransformer(**SIZES, depth=2), [SYMBOLS]),
   'adatape': (
     AdaTapeViT(**VIT, **TAPE, tape_mlp='mlp', pool='gap'), [IMAGES]
@@ -150,8 +157,9 @@ def test_parameters_logits_and_features_are_float32(name):
     assert out['ponder']['cost'].dtype == jnp.float32
 
 
-# PonderNet's loss, and not its logits, trains the halting probability.
-@models('bert', 'eat', without=['universal dynamic', 'ponder'])
+# PonderNet's loss, and not its logits, trains the halting probability; only
+# [CLS] of the last block of 'vit 3ffn' reaches the logits.
+@models('bert', 'eat', without=['universal dynamic', 'ponder', 'vit 3ffn'])
 def test_logits_train_every_parameter(name):
   model, inputs = MODELS[name]
 
@@ -176,6 +184,9 @@ UNSHARED = (UnsharedViT, SIZES | dict(max_steps=5, patch_size=4))
 # (model and its fields, values out of the range of a field)
 ILLEGAL = [
   ((ViT, VIT), dict(pool='none', positions='none')),
+  ((AViT, VIT), dict(epsilon=1.0, gamma=1e5, beta=-1e5, dynamic='yes')),
+  ((DeiT, VIT), dict(pool='gap')),
+  ((ViT3FFN, VIT), dict(pool='gap', cls_mlp='relu')),
   (TAPED, dict(
     bank='trainable', pool='max', insert_after=-1, tape_mlp='moe',
     read_mlp='moe', tokens_per_step=0, threshold=-1.0, query_update='sum',
