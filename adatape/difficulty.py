@@ -27,9 +27,9 @@ Rows = Mapping[str, np.ndarray]
 
 @dataclasses.dataclass(kw_only=True)
 class Evaluator(evaluator.Evaluator):
-  """Measures tapes by difficulty, beside those of T tokens.
+  """Measures tapes by difficulty, beside those of the fixed length T.
 
-  Records need a 'difficulty'; the task needs `TapeClassification.outputs`.
+  Records need a 'difficulty', the task the outputs of `TapeClassification`.
   """
 
   NEEDS_OUTPUTS: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class Evaluator(evaluator.Evaluator):
       'spearman', the rank correlation of difficulty and tape length, 0 if all
       tapes are equally long; 'easy_share', the mean length for the easiest
       quarter of the difficulties over that for the hardest; 'flops_share', the
-      mean FLOPs over those of T tokens.
+      mean FLOPs over those of T tape tokens.
     """
     source, context = self._data.source, self.context
     rows = predictions.collect(
@@ -63,7 +63,10 @@ class Evaluator(evaluator.Evaluator):
     if path := self.file(FILE):
       by_level = [summary(rows, levels[i : i + 1]) for i in range(len(levels))]
       report.write_csv(path, by_level)
-      difficulty_picture.draw(path, by_level, rows)
+      try:
+        difficulty_picture.draw(path, by_level, rows)
+      except ImportError as error:
+        print(f'no picture: {error}')
     pair = rows['difficulty'], rows['tape_length']
     return {
       'spearman': glue.correlation(*pair, scipy.stats.spearmanr),

@@ -47,9 +47,12 @@ def _panel(
   fixed: float,
 ) -> Panel:
   x = np.array([int(row['difficulty']) for row in table])
-  low, mean, high = scale * np.array(
-    [(row[key].low, row[f'{key}_mean'], row[key].high) for row in table]
-  ).T
+  low, mean, high = (
+    scale
+    * np.array(
+      [(row[key].low, row[f'{key}_mean'], row[key].high) for row in table]
+    ).T
+  )
   lines = [
     Line('adaptive: mean, quartiles', x, mean, 0, (low, high)),
     Line('fixed length', x, np.full(len(x), scale * fixed), 1,
@@ -84,11 +87,17 @@ def _draw_tapes(
   start, step = size + 1.5, picked + _GAP
   end = start + slots * step
   cells = []  # x, y, symbol; '' is a slot that is not read
-  texts = [(size / 2, -1, 'input'), ((start + end) / 2, -1, 'symbols read, a tape token per box')]
+  texts = [
+    (size / 2, -1, 'input'),
+    ((start + end) / 2, -1, 'symbols read, a tape token per box'),
+  ]
   for y, row in enumerate(chosen):
     names = [NAMES[token] for token in rows['tokens'][row]]
     length = int(rows['tape_length'][row])
-    texts += [(-2, y, f'k = {rows["difficulty"][row]}'), (end + 1, y, f'{length}')]
+    texts += [
+      (-2, y, f'k = {rows["difficulty"][row]}'),
+      (end + 1, y, f'{length}'),
+    ]
     cells += [(x, y, name) for x, name in enumerate(names)]
     for number, pick in np.ndindex(slots, picked):
       name = names[picks[row, number, pick]] if number < length else ''

@@ -10,7 +10,7 @@ from configs import common
 
 
 def get_config(arg=''):
-  a = common.parse_arg(arg)
+  common.parse_arg(arg)  # takes none
   n, letters = 16, 26
   c = ml_collections.ConfigDict()
   c.task = 'adatape.task:TapeClassification'
@@ -21,9 +21,7 @@ def get_config(arg=''):
     threshold=n / 4, query_dim=16, norm_scale=0.5, depth=2, width=32,
     mlp_dim=64, num_heads=4, vocab_size=3 + letters,
   )  # fmt: skip
-  c.optimizer = dict(
-    name='adam', lr=1e-3, schedule='cosine', warmup_steps=100
-  )
+  c.optimizer = dict(name='adam', lr=1e-3, schedule='cosine', warmup_steps=100)
   knobs = dict(tape_weight=('linear', 0.01, 0.5))
   c.stages = dict(stage1=dict(steps=6000, knobs=knobs))
   c.evals = dict(
