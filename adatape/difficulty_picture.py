@@ -26,7 +26,7 @@ def draw(
   `table` has the `difficulty.summary` of each difficulty, `rows` the arrays of
   all rows. See `plots.figure`.
   """
-  slots, full = rows['tape_indices'].shape[1], table[0]['full_flops']
+  slots, full = float(rows['tape_indices'].shape[1]), table[0]['full_flops']
   panels = [
     _panel(table, 'length', 'Tape length', 'tape tokens', 1.0, slots),
     _panel(table, 'flops', 'Cost', 'kFLOPs per input', 1e-3, full),

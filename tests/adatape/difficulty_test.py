@@ -32,12 +32,13 @@ STEPS = 4
 def outputs(variables, batch):
   """A tape that is longer for more 1s and -1s, and a label by symbol 0."""
   tokens = batch['tokens']
-  length = 1 + ((tokens < 2).sum(1) + (tokens[:, 0] == 0)) // 3
+  first = tokens[:, 0] == 0
+  length = 1 + ((tokens < 2).sum(1) + first.astype(jnp.int32)) // 3
   picks = jnp.arange(2 * STEPS).reshape(STEPS, 2)
-  logit = jnp.where(tokens[:, 0] == 0, variables['scale'], -1.0)
+  logit = jnp.where(first, variables['scale'], -1.0)
   return {
     'logits': jnp.stack([-logit, logit], 1)[:, None],
-    'tape_length': length.astype(jnp.int32),
+    'tape_length': length,
     'tape_indices': jnp.broadcast_to(picks, (len(tokens), STEPS, 2)),
     'flops': 100.0 + 10.0 * length.astype(jnp.float32),
     'full_flops': jnp.full(len(tokens), 140.0),
