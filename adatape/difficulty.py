@@ -57,7 +57,7 @@ class Evaluator(evaluator.Evaluator):
     rows |= source.records(rows['index'])
     levels = np.unique(rows['difficulty'])
     quarters = np.array_split(levels, min(QUARTERS, len(levels)))
-    easy, *_, hard = parts = [summary(rows, quarter) for quarter in quarters]
+    parts = [summary(rows, quarter) for quarter in quarters]
     if jax.process_index() == 0:
       _print(parts, rows)
     if path := self.file(FILE):
@@ -70,7 +70,7 @@ class Evaluator(evaluator.Evaluator):
     pair = rows['difficulty'], rows['tape_length']
     return {
       'spearman': glue.correlation(*pair, scipy.stats.spearmanr),
-      'easy_share': easy['length_mean'] / hard['length_mean'],
+      'easy_share': parts[0]['length_mean'] / parts[-1]['length_mean'],
       'flops_share': float((rows['flops'] / rows['full_flops']).mean()),
     }
 

@@ -47,12 +47,8 @@ def _panel(
   fixed: float,
 ) -> Panel:
   x = np.array([int(row['difficulty']) for row in table])
-  low, mean, high = (
-    scale
-    * np.array(
-      [(row[key].low, row[f'{key}_mean'], row[key].high) for row in table]
-    ).T
-  )
+  values = [(row[key].low, row[f'{key}_mean'], row[key].high) for row in table]
+  low, mean, high = scale * np.array(values).T
   lines = [
     Line('adaptive: mean, quartiles', x, mean, 0, (low, high)),
     Line('fixed length', x, np.full(len(x), scale * fixed), 1,

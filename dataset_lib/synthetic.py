@@ -82,7 +82,7 @@ class Parity:
     count, signs, places, order = np.split(bits, np.cumsum(sizes)[:-1], axis=1)
     difficulty = 1 + _uniform(count, self.length)
     letters = len(SYMBOLS) + order.argsort(axis=1)
-    # One letter more than a row can have would be missing at most.
+    # Place 0 always holds a sign, so `length - 1` letters are enough.
     letters = np.pad(letters, ((0, 0), (1, 0)))[:, : self.length]
     is_sign = np.arange(self.length) < difficulty
     tokens = np.where(is_sign, _uniform(signs, 2), letters)
