@@ -125,7 +125,7 @@ def plot_iterations(
 
 def plot_ranges(
   path: Path,
-  points: Mapping[str, Mapping[float, Sequence[float]]],
+  points: Mapping[str, Mapping[int | float, Sequence[float]]],
   x_label: str,
   y_label: str,
 ) -> None:

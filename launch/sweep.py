@@ -216,7 +216,7 @@ def _report(flags: Flags, runs: Sequence[Run]) -> None:
 def _draw(flags: Flags, results: Iterable[tuple[Run, Any]]) -> None:
   from eval_lib import adaptive_plots
 
-  points: dict[str, dict[float, list[float]]] = {}
+  points: dict[str, dict[int | float, list[float]]] = {}
   for run, value in results:
     if isinstance(value, float):
       x, line = run.place
