@@ -4,7 +4,7 @@ One trainable [CLS] token is the only input token and makes the first query;
 the bank is the symbols, embedded without positions.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -40,6 +40,7 @@ class ParityModel(TapeClassifier):
   # softmax over two unequal symbols saturates: one of them gets weight near 0.
   norm_scale: Annotated[float, Interval(ge=-1e6, le=1e6)] = 0.5
   vocab_size: Annotated[int, Ge(1)] = 3
+  tape_loss: Literal['entropy', 'max'] = 'entropy'  # see `Reading`
   dropout: Rate = 0.0
   dtype: Any = jnp.float32
 
@@ -51,7 +52,7 @@ class ParityModel(TapeClassifier):
   @nn.nowrap
   def reading(self) -> Reading:
     """Returns the settings of the reading that the fields describe."""
-    return build(Reading, self)
+    return build(Reading, self, loss=self.tape_loss)
 
   def setup(self):
     """Declares the submodules and parameters."""

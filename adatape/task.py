@@ -49,6 +49,27 @@ class TapeClassification(Classification):
     flags = jnp.zeros((size,), bool).at[places].set(True, mode='drop')
     return {'bank_share': Union(flags)}
 
+  def outputs(self, params, model_state, batch):
+    """Returns per-row arrays of the logits, the tape and its cost.
+
+    'logits' `[B, 1, O]`, 'tape_length' int32 `[B]`, 'tape_indices' int32
+    `[B, T, K]` (not without a bank), 'flops' float32 `[B]`, and 'full_flops'
+    `[B]` of a tape of T tokens.
+    """
+    logits, out = self.apply(params, model_state, batch)
+    tape, model, shape = out['tape'], self.model, self.info.input_shape
+    costs = [model.flops(shape, n) for n in range(model.max_steps + 1)]
+    flops = jnp.asarray(costs, jnp.float32)
+    result = {
+      'logits': logits[:, None],
+      'tape_length': tape['length'],
+      'flops': flops[tape['length']],
+      'full_flops': jnp.full(tape['length'].shape, flops[-1]),
+    }
+    if tape['indices'] is not None:
+      result['tape_indices'] = tape['indices']
+    return result
+
   def prepare_serving(self, options, run=NO_RUN):
     """Serves in two stages: read the tape, then encode.
 

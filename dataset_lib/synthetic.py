@@ -2,18 +2,21 @@
 
 import dataclasses
 import functools
+import string
 from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Interval
-from jaxtyping import Int, UInt8
+from jaxtyping import Int, Int32, UInt8, UInt64
 
+from dataset_lib.errors import ConfigError
 from dataset_lib.image_ops import ImageOptions, ImageSize
 from dataset_lib.order import record_bits
 from dataset_lib.source import DatasetInfo, Seed, Size, TrainTest
 
 SYMBOLS = (1, -1, 0)  # SYMBOLS[token id] is the symbol
 ONE = SYMBOLS.index(1)
+NAMES = (*map(str, SYMBOLS), *string.ascii_letters)  # by token id
 TEST_SHARE = 0.2  # of the digits of a class
 _MAX_PIXEL = 16  # digits have pixels 0 .. 16
 _SPLIT_SEED = 0
@@ -26,36 +29,75 @@ class Parity:
   Symbols are uniform, as ids in `SYMBOLS`. Train and test draw from separate
   streams of `data_seed`, but may share short sequences. Runs of any seed share
   one test set.
+
+  With `letters`, rows differ in difficulty k, uniform in 1 .. length: k places
+  hold 1 or -1, and the others different letters, ids from `len(SYMBOLS)`.
   """
 
   split: TrainTest
   length: Annotated[int, Interval(ge=1, le=65536)]
+  letters: Annotated[int, Interval(ge=0, le=52)] = 0  # or at least length - 1
   data_seed: Seed = 0
   train_examples: Size = 2**20
   test_examples: Size = 4096
 
   def __post_init__(self) -> None:
     size = getattr(self, f'{self.split}_examples')
+    names, symbols = ('even', 'odd'), len(SYMBOLS) + self.letters
     self.info = DatasetInfo(
-      'tokens', (self.length,), 'int32', 2, ('even', 'odd'), size, len(SYMBOLS)
+      'tokens', (self.length,), 'int32', 2, names, size, symbols
     )
+
+  @staticmethod
+  def check_fields(config: dict[str, Any]) -> None:
+    """Raises ConfigError unless a row can have different letters."""
+    length, letters = config['length'], config['letters']
+    if 0 < letters < length - 1:
+      expected = f'0, or at least {length - 1} for {length} symbols'
+      raise ConfigError('dataset.letters', letters, expected)
 
   def __len__(self) -> int:
     return self.info.num_examples
 
   def records(self, indices: Int[np.ndarray, ' B']) -> dict[str, np.ndarray]:
-    """Returns tokens int32 [B, length] and labels int32 [B]."""
+    """Returns tokens int32 [B, length] and labels int32 [B].
+
+    With `letters` also 'difficulty' int32 [B].
+    """
     key = self.data_seed, int(self.split == 'test')
-    bits = record_bits(indices, self.length, *key)
-    # The upper 32 bits times 3 / 2**32 are uniform over {0, 1, 2} to 2**-32.
-    tokens = ((bits >> np.uint64(32)) * np.uint64(3)) >> np.uint64(32)
-    tokens = tokens.astype(np.int32)
+    extra = {}
+    if self.letters:
+      tokens, extra['difficulty'] = self._with_letters(indices, key)
+    else:
+      tokens = _uniform(record_bits(indices, self.length, *key), len(SYMBOLS))
     labels = np.count_nonzero(tokens == ONE, axis=1) % 2
-    return {'tokens': tokens, 'label': labels.astype(np.int32)}
+    return {'tokens': tokens, 'label': labels.astype(np.int32), **extra}
+
+  def _with_letters(
+    self, indices: Int[np.ndarray, ' B'], key: tuple[int, int]
+  ) -> tuple[Int32[np.ndarray, 'B L'], Int32[np.ndarray, ' B']]:
+    """Returns tokens, and the number of places that hold 1 or -1."""
+    sizes = [1, self.length, self.length, self.letters]
+    bits = record_bits(indices, sum(sizes), *key)
+    count, signs, places, order = np.split(bits, np.cumsum(sizes)[:-1], axis=1)
+    difficulty = 1 + _uniform(count, self.length)
+    letters = len(SYMBOLS) + order.argsort(axis=1)
+    # Place 0 always holds a sign, so `length - 1` letters are enough.
+    letters = np.pad(letters, ((0, 0), (1, 0)))[:, : self.length]
+    is_sign = np.arange(self.length) < difficulty
+    tokens = np.where(is_sign, _uniform(signs, 2), letters)
+    tokens = np.take_along_axis(tokens, places.argsort(axis=1), axis=1)
+    return tokens.astype(np.int32), difficulty[:, 0]
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns tokens int32 [length] and label of record `index`."""
     return {k: v[0] for k, v in self.records(np.array([index])).items()}
+
+
+def _uniform(bits: UInt64[np.ndarray, '...'], count: int) -> Any:
+  """Returns integers below `count`, int32, uniform to count / 2**32."""
+  upper = bits >> np.uint64(32)
+  return (upper * np.uint64(count) >> np.uint64(32)).astype(np.int32)
 
 
 @functools.cache

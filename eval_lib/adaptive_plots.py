@@ -129,6 +129,25 @@ def plot_iterations(
   plots.draw_panels(path, panels, size, sharex=True)
 
 
+def plot_ranges(
+  path: Path,
+  points: Mapping[str, Mapping[int | float, Sequence[float]]],
+  x_label: str,
+  y_label: str,
+) -> None:
+  """Draws the mean of repeated measurements over x, and their range.
+
+  `points` are measurements by the name of a line and the place on the x axis.
+  """
+  lines = []
+  for number, (name, places) in enumerate(points.items()):
+    x = sorted(places)
+    y = np.array([np.mean(places[place]) for place in x])
+    ends = [np.array([end(places[p]) for p in x]) for end in (min, max)]
+    lines.append(Line(name, np.array(x), y, number, (ends[0], ends[1])))
+  plots.draw_panels(path, [Panel('', y_label, x_label, lines)], (6.4, 4.0))
+
+
 def plot_bars(
   path: Path, table: Mapping[str, Mapping[str, Any]], title: str
 ) -> None:

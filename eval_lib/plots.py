@@ -137,7 +137,7 @@ def draw_panels(
     for empty in axes[len(panels) :]:
       empty.remove()
     for place, panel in zip(axes, panels, strict=False):
-      _draw_panel(place, panel)
+      draw_panel(place, panel)
     if caption:
       drawn.suptitle(caption, x=0.012, ha='left', color=GREY, fontsize=11)
     # The places of names are known once the axes have their limits.
@@ -146,7 +146,8 @@ def draw_panels(
       _write_names(place, panel.lines)
 
 
-def _draw_panel(axes: Any, panel: Panel) -> None:
+def draw_panel(axes: Any, panel: Panel) -> None:
+  """Draws a panel, without the names of its points; see `figure`."""
   for line in panel.lines:
     _draw_line(axes, line)
   if panel.ticks:

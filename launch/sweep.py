@@ -5,10 +5,18 @@
       --overrides=configs/albert_act/grid.txt
 
 A line holds overrides as on the command line of launch.train, without
-`--config.`: `optimizer.lr=3e-5 batch_size=16  # comment`. All lines are checked
-before the first run. The same command continues where it was interrupted
+`--config.`: `optimizer.lr=3e-5 batch_size=16  # comment`, and arguments of the
+file after a colon: `:n=8,model=ut seed=1`. All lines are checked before the
+first run. The same command continues where it was interrupted
 (Ctrl-C and SIGTERM save the step) and skips finished runs. A run that fails is
 reported; the others continue. Prints a table, best first; writes sweep.csv.
+
+With --x it draws the metric against a field as sweep.png and .pdf: a line for
+each value of --lines, the mean and range of its runs. Figure 2 of AdaTape:
+
+  python -m launch.sweep --workdir=/tmp/figure2 --metric=test/accuracy \\
+      --config=configs/adatape/parity.py --x=dataset.length \\
+      --overrides=configs/adatape/figure2.txt
 """
 
 import contextlib
@@ -20,21 +28,25 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from dataset_lib.errors import ConfigError
-from dataset_lib.fields import flag
+from dataset_lib.fields import ConfigLike, flag
 from launch import command_line
 from launch.command_line import UsageError, Workdir
+
+_PLACE = 'x', 'lines'  # flags that name a field
 
 
 class Run(NamedTuple):
   """A line of the list and the directory of its run."""
 
   name: str
+  config: str  # the file with its argument
   overrides: list[str]
   workdir: pathlib.Path
+  place: tuple[Any, Any]  # values of the fields `x` and `lines`
 
   def result(self) -> dict[str, Any] | None:
     """Reads result.json; None if the run has not finished."""
@@ -53,6 +65,8 @@ class Flags:
   workdir: Workdir = flag('directory of all runs', metavar='DIRECTORY')
   metric: str = flag('metric that orders the runs', metavar='EVAL/METRIC')
   mode: Literal['max', 'min'] = flag('max or min: which is better', 'max')
+  x: str = flag('draws the metric against this field', '', 'FIELD')
+  lines: str = flag('field with a line for each value', 'model.name', 'FIELD')
 
 
 def read_runs(flags: Flags) -> list[Run]:
@@ -66,36 +80,59 @@ def read_runs(flags: Flags) -> list[Run]:
   numbers: dict[str, int] = {}
   for number, line in enumerate(lines, 1):
     try:
-      overrides = shlex.split(line, comments=True)
-      if not overrides:
+      words = shlex.split(line, comments=True)
+      if not words:
         continue
-      digest = _digest(flags, overrides)
+      arguments = [word[1:] for word in words if word.startswith(':')]
+      overrides = [word for word in words if not word.startswith(':')]
+      file, *given = flags.config.split(':', 1)
+      config = ':'.join(filter(None, [file, ','.join([*given, *arguments])]))
+      digest, place = _read(flags, config, overrides)
       earlier = numbers.setdefault(digest, number)
       if earlier != number:
         raise UsageError(f'the same run as in line {earlier}')
     except ValueError as error:
       raise UsageError(f'{path}, line {number}: {error}') from error
     # `lr=3e-5,batch_size=16-1a2b3c4d`: readable, and unique per configuration.
-    words = ','.join(re.sub(r'^[\w.]*\.', '', word) for word in overrides)
-    folder = f'{re.sub("[^a-zA-Z0-9_=,.-]", "_", words)[:80]}-{digest}'
+    short = ','.join(re.sub(r'^:|^[\w.]*\.', '', word) for word in words)
+    folder = f'{re.sub("[^a-zA-Z0-9_=,.-]", "_", short)[:80]}-{digest}'
     workdir = pathlib.Path(flags.workdir, folder)
-    runs.append(Run(' '.join(overrides), overrides, workdir))
+    runs.append(Run(' '.join(words), config, overrides, workdir, place))
   if not runs:
     raise ConfigError('--overrides', path, 'a file with at least one line')
   return runs
 
 
-def _digest(flags: Flags, overrides: Sequence[str]) -> str:
-  """Returns a short hash of a run's configuration; checks it."""
+def _read(
+  flags: Flags, file: str, overrides: Sequence[str]
+) -> tuple[str, tuple[Any, Any]]:
+  """Returns a hash of a run's configuration and `Run.place`; checks both."""
   from dataset_lib import text_files
 
-  config = command_line.load_config(flags.config, overrides)
+  config = command_line.load_config(file, overrides)
   name, _, metric = flags.metric.partition('/')
   if not metric or name not in config.evals:
     expected = f'EVAL/METRIC of one of {sorted(config.evals)}'
     raise ConfigError('--metric', flags.metric, expected)
   text = text_files.dumps(config.to_dict())
-  return hashlib.sha256(text.encode()).hexdigest()[:8]
+  digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+  if not flags.x:
+    return digest, (None, None)
+  x, line = (_field(config, name, getattr(flags, name)) for name in _PLACE)
+  if type(x) not in (int, float):
+    raise ConfigError('--x', flags.x, f'a field with a number, not {x!r}')
+  return digest, (x, str(line).rpartition(':')[2])
+
+
+def _field(config: Any, flag_name: str, field: str) -> Any:
+  """Returns a field of a configuration, such as 'dataset.length'."""
+  value = config
+  for name in field.split('.'):
+    if not (isinstance(value, ConfigLike) and name in value):
+      expected = f'a field of the configuration: {", ".join(sorted(config))}'
+      raise ConfigError(f'--{flag_name}', field, expected)
+    value = value[name]
+  return value
 
 
 def sweep(flags: Flags) -> int:
@@ -109,7 +146,7 @@ def sweep(flags: Flags) -> int:
       continue
     print(f'[{place}/{len(runs)}] {run.name}', flush=True)
     code = train([
-      sys.executable, '-m', 'launch.train', f'--config={flags.config}',
+      sys.executable, '-m', 'launch.train', f'--config={run.config}',
       f'--workdir={run.workdir}', *(f'--config.{o}' for o in run.overrides),
     ])  # fmt: skip
     if code in (command_line.PREEMPTED, command_line.INTERRUPTED):
@@ -171,6 +208,25 @@ def _report(flags: Flags, runs: Sequence[Run]) -> None:
     {'run': row['run'], metric: row[metric] and round(row[metric], 4)}
     for row in rows
   ])  # fmt: skip
+  if flags.x:
+    values = (result.get(metric) for result in results)
+    _draw(flags, zip(runs, values, strict=True))
+
+
+def _draw(flags: Flags, results: Iterable[tuple[Run, Any]]) -> None:
+  from eval_lib import adaptive_plots
+
+  points: dict[str, dict[int | float, list[float]]] = {}
+  for run, value in results:
+    if isinstance(value, float):
+      x, line = run.place
+      points.setdefault(line, {}).setdefault(x, []).append(value)
+  path = pathlib.Path(flags.workdir, 'sweep.png')
+  try:
+    adaptive_plots.plot_ranges(path, points, flags.x, flags.metric)
+    print(f'picture: {path}')
+  except (ImportError, ValueError) as error:
+    print(f'no picture: {error}', file=sys.stderr)
 
 
 main = command_line.Command('sweep', __doc__, Flags, sweep)

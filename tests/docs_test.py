@@ -33,7 +33,7 @@ SMALLER = (
     f'{RUN} {STEPS} --config.model.width=24 --config.model.mlp_dim=32 '
     '--config.model.depth=2',
   ),
-  (r'launch\.train.*adatape/parity\.py', f'{RUN} {STEPS}'),
+  (r'launch\.train.*adatape/(quick_start|parity)\.py', f'{RUN} {STEPS}'),
   (r'launch\.train.*digits', f'{RUN} --config.stages.stage1.epochs=0.02'),
   (r'launch\.train.*tfds=', None),  # needs a prepared TFDS data set
   (

@@ -77,6 +77,11 @@ def test_adatape(load):
   assert (model.depth, model.width, model.num_heads) == (12, 192, 3)
   assert (optimizer.lr, optimizer.warmup_steps) == (3e-5, 1000)
   assert paper.stages.stage1.steps == 10_000
+  quick = load('adatape/quick_start.py')
+  model, dataset = quick.model, quick.dataset
+  assert model.vocab_size == 3 + dataset.letters
+  assert model.tokens_per_step * model.max_steps == dataset.length
+  assert model.threshold == model.max_steps / model.tokens_per_step
   # Defaults of the run and of the classes.
   config = load('adatape/parity.py')
   assert (config.seed, config.dtype, config.num_micro) == (0, 'float32', 1)

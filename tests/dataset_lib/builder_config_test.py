@@ -52,6 +52,7 @@ ILLEGAL = {
     ),
   ],
   'dataset.length': [dict(name='parity'), PARITY | dict(length=0)],
+  'dataset.letters': [PARITY | dict(letters=n) for n in (-1, 2, 53)],
   'dataset.lenght': [PARITY | dict(lenght=8)],
   'dataset.data_seed': [PARITY | dict(data_seed=-1)],
   'dataset.image_size': [
@@ -145,7 +146,7 @@ def test_hosts_share_a_batch_evenly():
 
 def test_validation_completes_the_configuration():
   assert builder.validate(PARITY) == PARITY | dict(
-    data_seed=0, train_examples=2**20, test_examples=4096
+    letters=0, data_seed=0, train_examples=2**20, test_examples=4096
   )
   for name in ('cifar10', 'a_b/c-d.e', 'x:1.2.3', 'x/y:1.2.3'):
     assert builder.validate(TFDS | dict(builder=name))['builder'] == name

@@ -1,5 +1,7 @@
 """Data sets without files: functions of (split, index), which can be learnt."""
 
+import string
+
 import numpy as np
 import pytest
 from sklearn import datasets
@@ -8,6 +10,7 @@ from dataset_lib import builder, synthetic
 
 CONFIGS = {
   'parity': dict(name='parity', length=16),
+  'letters': dict(name='parity', length=16, letters=26),
   'image': dict(name='tests.fakes:FakeImages', image_size=8, num_classes=3),
   'text': dict(name='tests.fakes:FakeText', max_length=24),
 }
@@ -24,7 +27,7 @@ def test_records_are_a_function_of_split_and_index(kind):
   values = [given.record(7)[key].tolist() for given in (first, again, other)]
   assert values[0] == values[1] != values[2]
   assert values[0] != first.record(8)[key].tolist()
-  if kind == 'parity':
+  if kind in ('parity', 'letters'):
     assert first.info.class_names == ('even', 'odd')
     assert values[0] != make(kind, data_seed=1).record(7)[key].tolist()
   assert first.record(7)['label'] == again.record(7)['label']
@@ -44,6 +47,65 @@ def test_labels_of_parity_count_the_ones(length):
     ones = sum((1, -1, 0)[token] == 1 for token in tokens)
     assert records['label'][row] == ones % 2
     assert source.record(row)['tokens'].tolist() == tokens.tolist()
+
+
+@pytest.mark.parametrize(
+  ('length', 'letters'), [(16, 26), (16, 15), (1, 1), (2, 1), (53, 52)]
+)
+def test_letters_hide_the_symbols_that_count(length, letters):
+  source = make('letters', length=length, letters=letters)
+  assert source.info.vocab_size == 3 + letters
+  records = source.records(np.arange(300))
+  tokens, difficulty = records['tokens'], records['difficulty']
+  assert tokens.shape == (300, length)
+  assert tokens.dtype == difficulty.dtype == records['label'].dtype == np.int32
+  for row in range(300):
+    names = [synthetic.NAMES[token] for token in tokens[row]]
+    hidden = [name for name in names if name not in ('1', '-1')]
+    assert difficulty[row] == length - len(hidden) >= 1
+    assert len(set(hidden)) == len(hidden)
+    assert all(name in string.ascii_letters[:letters] for name in hidden)
+    assert records['label'][row] == names.count('1') % 2
+    record = source.record(row)
+    assert record['difficulty'] == difficulty[row]
+    assert record['tokens'].tolist() == tokens[row].tolist()
+
+
+def test_places_letters_and_difficulties_are_uniform():
+  count = 20_000
+  records = make('letters').records(np.arange(count))
+  tokens, difficulty = records['tokens'], records['difficulty']
+
+  def assert_uniform(counts, share):
+    # Five standard deviations of a binomial count.
+    spread = 5 * np.sqrt(count * share * (1 - share))
+    np.testing.assert_allclose(counts, count * share, atol=spread)
+
+  assert_uniform(np.bincount(difficulty)[1:], 1 / 16)
+  assert_uniform(np.bincount(records['label']), 1 / 2)
+  # 8.5 of 16 places hold 1 or -1 in the mean.
+  for token in (0, 1):
+    assert_uniform((tokens == token).sum(0), 8.5 / 32)
+  assert not (tokens == 2).any()
+  # 7.5 of 26 letters are in a row in the mean.
+  present = [(tokens == letter).sum() for letter in range(3, 29)]
+  assert_uniform(present, 7.5 / 26)
+  for k in (1, 8, 15):
+    ones = (tokens == 0).sum(1)[difficulty == k]
+    spread = 5 * np.sqrt(k / 4 / len(ones))
+    assert ones.mean() == pytest.approx(k / 2, abs=spread)
+
+
+def test_batches_carry_the_difficulty():
+  data = builder.build(
+    CONFIGS['letters'] | dict(test_examples=10), split='test', train=False,
+    seed=0, batch_size=8, num_threads=0,
+  )  # fmt: skip
+  first, last = data.batches()
+  expected = make('letters', 'test').records(np.arange(10))['difficulty']
+  assert first['difficulty'].tolist() == expected[:8].tolist()
+  assert last['difficulty'].tolist() == [*expected[8:].tolist(), *[0] * 6]
+  assert last['mask'].tolist() == [1.0] * 2 + [0.0] * 6
 
 
 @pytest.mark.parametrize('split', ['train', 'test'])

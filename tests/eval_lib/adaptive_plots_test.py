@@ -22,6 +22,7 @@ VARIANTS = {
   'dense': {ACCURACY: 92.2, LATENCY: Estimate(156.0, 150.0, 170.0)},
   'all': {ACCURACY: 91.4, LATENCY: Estimate(61.0, 60.0, 63.0)},
 }
+RANGES = {'AdaTape': {8: [98.0, 99.0], 4: [100.0]}, 'UT': {4: [50.0, 60.0]}}
 TABLE = calibration.reliability(
   np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.2, 0.8]]),
   np.array([0, 1, 0, 1]),
@@ -36,6 +37,7 @@ PLOTS = {
   'close': (adaptive_plots.plot_frontier, (CLOSE, LATENCY, ACCURACY), {}),
   'reliability': (adaptive_plots.plot_reliability, ({'layer 4': TABLE},), {}),
   'retention': (adaptive_plots.plot_retention, (LENGTH, KEPT, (2, 4)), {}),
+  'ranges': (adaptive_plots.plot_ranges, (RANGES, 'N', ACCURACY), {}),
   'ablation': (adaptive_plots.plot_bars, (VARIANTS, 'Ablation'), {}),
   'iterations': (adaptive_plots.plot_iterations, (COSINES, 'here'), {}),
 }
@@ -84,6 +86,9 @@ SHOWN = {
     dict(x='confidence max P (%)', y='rows (%)',
          lines=[[*[0] * 9, 25, 0, 0, 25, 0, 50, 0]]),
   ],
+  'ranges': [dict(
+    x='N', y=ACCURACY, labels=['AdaTape', 'UT'], lines=[[100.0, 98.5], [55.0]]
+  )],
   'ablation': [
     dict(x=ACCURACY, bars=[(0, 92.2), (0, 91.4)],
          texts=['92.2', '91.4']),

@@ -51,6 +51,7 @@ def configs() -> dict[str, tuple[str, list[str]]]:
     size.append('model.max_steps=6' if model == 'ut' else 'model.depth=2')
     flag = f'configs/adatape/parity.py:size=paper,n=8,model={model}'
     table[f'parity_paper {model}'] = flag, size
+  table['quick start'] = 'configs/adatape/quick_start.py', []
   folder = 'configs/adatape/images.py:root={images},size=32,variant=Ti/16'
   for model in ('learn', 'input', 'vit'):
     table[f'digits {model}'] = f'configs/adatape/digits.py:model={model}', []

@@ -33,8 +33,12 @@ def launch(command, workdir, *arguments):
   return python('-m', f'launch.{command}', f'--workdir={workdir}', *arguments)
 
 
+def result(workdir):
+  return json.loads((workdir / 'result.json').read_text())
+
+
 def accuracy(workdir):
-  return json.loads((workdir / 'result.json').read_text())['accuracy']
+  return result(workdir)['accuracy']
 
 
 @pytest.mark.parametrize(
@@ -44,11 +48,17 @@ def accuracy(workdir):
     *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2)),
   ],
 )
-def test_quick_start_solves_parity(seed, tmp_path):
-  text = launch('train', tmp_path, SMALL[0], f'--config.seed={seed}')
-  assert accuracy(tmp_path) >= 0.99
-  for shown in ('accuracy', 'seconds', f'plot: {tmp_path}/run.png'):
+def test_quick_start_reads_longer_tapes_for_harder_inputs(seed, tmp_path):
+  config = '--config=configs/adatape/quick_start.py'
+  text = launch('train', tmp_path, config, f'--config.seed={seed}')
+  found = result(tmp_path)
+  assert found['accuracy'] >= 0.99
+  assert found['difficulty/spearman'] >= 0.8
+  assert found['difficulty/easy_share'] <= 0.75
+  for shown in ('tape by difficulty', 'seconds', f'plot: {tmp_path}/run.png'):
     assert shown in text
+  for file in ('difficulty.csv', 'difficulty.png', 'difficulty.pdf'):
+    assert (tmp_path / file).exists()
 
 
 @pytest.mark.nightly

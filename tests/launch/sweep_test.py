@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from dataset_lib import text_files
@@ -78,6 +79,10 @@ def test_lines_and_their_directories(tmp_path):
     (dict(overrides='nowhere.txt'), ['--overrides', 'nowhere.txt']),
     (dict(mode='least'), ['--mode', 'min', 'least']),
     (dict(metrc='x'), ['--metrc', '--metric']),
+    (':n=3', ['line 1', 'config argument n', 'got 3']),
+    (dict(x='dataset.size'), ['line 1', '--x', 'dataset, ', 'dataset.size']),
+    (dict(x='task'), ['line 1', '--x', 'a field with a number']),
+    (dict(x='seed', lines='seed.x'), ['line 1', '--lines', 'seed.x']),
   ],
 )  # fmt: skip
 def test_a_wrong_line_or_flag_is_named_before_anything_runs(
@@ -175,6 +180,54 @@ def test_a_metric_that_no_run_has_is_named(tmp_path, trained, refused):
   assert sweep.main(flags(tmp_path, RATES)) == 0
   assert trained[0] == ['0.01', '0.03', '0.02']
   assert table(tmp_path)[2] == ('0.03', '')
+
+
+def test_arguments_of_the_file_and_the_picture(
+  tmp_path, monkeypatch, made, capsys
+):
+  values = {'n=4': 0.4, 'n=8': 0.8, 'n=8,model=ut': 0.5}
+  file = 'configs/adatape/parity.py'
+
+  def train(command):
+    given = dict(item.split('=', 1) for item in command[3:])
+    assert given.keys() == {'--config', '--workdir', '--config.seed'}
+    name, _, argument = given['--config'].partition(':')
+    assert name == file
+    value = values[argument] + 0.1 * int(given['--config.seed'])
+    workdir = pathlib.Path(given['--workdir'])
+    workdir.mkdir(parents=True)
+    text_files.write_json(workdir / 'result.json', {'test/accuracy': value})
+    return 0
+
+  monkeypatch.setattr(sweep, 'train', train)
+  lines = ':n=8 seed=0\n:n=8 seed=1\n:n=8 :model=ut seed=0\n:n=4 seed=2\n'
+  given = flags(tmp_path, lines, config=file, x='dataset.length')
+  assert sweep.main(given) == 0
+  folders = sorted(path.name for path in (tmp_path / 'runs').glob('n=*'))
+  assert [folder[:-9] for folder in folders] == [
+    'n=4,seed=2', 'n=8,model=ut,seed=0', 'n=8,seed=0', 'n=8,seed=1'
+  ]  # fmt: skip
+  [axes] = made[-1].axes
+  adatape, universal = axes.get_lines()
+  assert adatape.get_label() == 'ParityModel'
+  assert adatape.get_xdata().tolist() == [4, 8]
+  np.testing.assert_allclose(adatape.get_ydata(), [0.6, 0.85])
+  assert universal.get_label() == 'UniversalTransformer'
+  assert universal.get_xydata().tolist() == [[8, 0.5]]
+  assert axes.get_xlabel() == 'dataset.length'
+  assert axes.get_ylabel() == 'test/accuracy'
+  assert f'picture: {tmp_path}/runs/sweep.png' in capsys.readouterr().out
+
+
+def test_the_runs_of_figure_2():
+  text = pathlib.Path('configs/adatape/figure2.txt').read_text()
+  lines = [line for line in text.splitlines() if line[0] != '#']
+  assert lines == [
+    f':n={n},model={model} seed={seed}'
+    for n in (4, 8, 16, 32, 64)
+    for model in ('adatape', 'transformer', 'ut')
+    for seed in range(3)
+  ]
 
 
 CHILD = """
