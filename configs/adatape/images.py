@@ -103,13 +103,15 @@ def paper_model(c, model, variant):
   depth = 24 if is_large else 12
   # Limits of the depth; U2T's follow from the parameters and FLOPs printed in
   # Tables 1 and 6.
-  limits = {
+  fields = {
     'ut': dict(max_steps=depth),
     'ponder': dict(max_steps=depth),
     'u2t': dict(max_steps=depth + (1 if is_small else 3)),
     'uvit': dict(ut_steps=6 if is_large else 3),
+    # Of the authors' code: 10 * x[0] - 30 (Ti) or - 75 (S).
+    'avit': dict(beta=-30.0 if variant.startswith('Ti/') else -75.0),
   }
-  image_model(c, model, dict(variant=variant) | limits.get(model, {}))
+  image_model(c, model, dict(variant=variant) | fields.get(model, {}))
 
 
 def image_model(c, model, size, bank=0, **tape):
