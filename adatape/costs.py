@@ -164,8 +164,10 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
 
 def task_of(config: Any) -> Task:
   """Builds the task of a configuration, without its data."""
-  num_classes = config.dataset.get('num_classes', 1000)  # of ImageNet
-  info = DatasetInfo('image', IMAGE, 'uint8', num_classes, (), 0)
+  data = config.dataset
+  classes = data.get('num_classes', 1000), ()  # of ImageNet
+  labels = {'max_labels': data.get('max_labels', 0)}
+  info = DatasetInfo('image', IMAGE, 'uint8', *classes, 0, **labels)
   return build_task(config, info)
 
 

@@ -19,7 +19,7 @@ import importlib
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Interval, MinLen, Predicate
@@ -267,7 +267,8 @@ def _show(title: str, rows: Rows, tolerance: float, note: str) -> None:
   if 'baseline' in columns and len({row['baseline'] for row in rows}) == 1:
     columns.remove('baseline')
     title += f'; baseline: {rows[0]["baseline"]}'
-  note = '; '.join(filter(None, ('median [quartiles] of the rounds', note)))
+  timed = 'median [quartiles] of the rounds' if 'seconds' in names else ''
+  note = '; '.join(filter(None, (timed, note)))
   report.print_table(title, rows, note, columns)
   for row in rows:
     if not (row.get('difference') or 0.0) <= tolerance:
