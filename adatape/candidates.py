@@ -85,9 +85,10 @@ def _prepare_reading(task: Any, rows: int) -> Call:
 def prepare_train_step(task: Any, rows: int) -> Call:
   """Prepares the library's training step with AdamW, the state donated."""
   rng, shape = np.random.default_rng(0), (rows, *task.info.input_shape)
+  labels = rows, *task.info.label_shape
   batch = {
     'image': rng.integers(256, size=shape, dtype=np.uint8),
-    'label': rng.integers(task.info.num_classes, size=rows, dtype=np.int32),
+    'label': rng.integers(task.info.num_classes, size=labels, dtype=np.int32),
     'mask': np.ones(rows, np.float32),
   }
   batch, optimizer = jax.device_put(batch), optax.adamw(1e-3)

@@ -149,17 +149,20 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     for phase in (FORWARD, TRAIN) if flags.phases == 'all' else (FORWARD,):
       prepare = prepare_train_step if phase == TRAIN else prepare_forward
       case = {'table': table, 'group': baseline.variant, 'phase': phase}
-      yield case, [
-        Candidate(
-          row.name,
-          functools.partial(prepare, tasks[row], flags.batch),
-          is_baseline=row == baseline,
-          flops=tasks[row].flops(),
-          columns=counted[row],
-          throughput='images_per_second',
-        )
-        for row in rows
-      ]
+      yield (
+        case,
+        [
+          Candidate(
+            row.name,
+            functools.partial(prepare, tasks[row], flags.batch),
+            is_baseline=row == baseline,
+            flops=tasks[row].flops(),
+            columns=counted[row],
+            throughput='images_per_second',
+          )
+          for row in rows
+        ],
+      )
 
 
 def task_of(config: Any) -> Task:

@@ -109,9 +109,13 @@ class Cost(_Timing):
   def config(self, table: int, row: Any) -> Any:
     """Returns the complete configuration of a row, without its data."""
     model = f'model={row.model},variant={row.variant}'
-    data = '' if table == 6 else ',data=none,fewshot=none'
-    file = f'configs/adatape/table{table}.py:{model}{data}'
-    return command_line.load_config(file, [f'dtype={self.dtype}'])
+    overrides = [f'dtype={self.dtype}']
+    if table == 6:
+      overrides.append('loss.mixup=0.0')  # needs an even number of rows
+    else:
+      model += ',data=none,fewshot=none'
+    file = f'configs/adatape/table{table}.py:{model}'
+    return command_line.load_config(file, overrides)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -254,7 +258,9 @@ def _bars(
   if table := panel.pop('table', None):
     name, _ = f'Table {table}: {name}', panel.pop('group')
   if 'speedup' in row:
-    return name, {', '.join(f'{k} {v}' for k, v in panel.items()): row['speedup']}
+    return name, {
+      ', '.join(f'{k} {v}' for k, v in panel.items()): row['speedup']
+    }
   counted = {'parameters (M)': 'parameters', 'multiply-adds (G)': 'macs'}
   units = {'parameters': 1e6, 'macs': 1e9}
   return name, {k: row[v] / units[v] for k, v in counted.items()}

@@ -29,9 +29,7 @@ MODELS = ('input', 'vit', 'deit', 'plainvit', 'u2t', 'avit')
 
 
 def get_config(arg=''):
-  arg = common.parse_arg(
-    arg, model=MODELS, variant='S/16', root='', teacher=''
-  )
+  arg = common.parse_arg(arg, model=MODELS, variant='S/16', root='', teacher='')
   is_tiny = arg.variant.startswith('Ti/')
   c = ml_collections.ConfigDict()
   c.batch_size = 1024

@@ -49,7 +49,9 @@ def test_the_tape_of_table_4(model, variant):
     size = (config.dataset.image_size // tape.bank_patch_size) ** 2
   found = values(tape, 'max_steps threshold tokens_per_step')
   found += config.loss.tape_weight, size
-  assert found + values(tape, 'query_noise bank_drop') == TABLE_4[model, variant]
+  assert (
+    found + values(tape, 'query_noise bank_drop') == TABLE_4[model, variant]
+  )
   # A.6: after the first block. Sections 2 and 2.4: separate networks, a
   # smaller query, the mean of query and token, the loss 1 - sum w^2.
   assert values(tape, 'insert_after tape_mlp read_mlp') == (1, 'glu', 'glu')
