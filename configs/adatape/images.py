@@ -8,8 +8,8 @@ TFDS data set has to be prepared on this machine.
   python -m launch.train --workdir=/tmp/cifar10 \
       --config=configs/adatape/images.py:tfds=cifar10,size=32
 
-Arguments: `root` the folder, or `tfds` the name; `variant` of the ViT (Ti, S, B,
-L with a patch size); `size` of the images in pixels; `model`:
+Arguments: `root` the folder, or `tfds` the name; `variant` of the ViT (Ti, S,
+B, L with a patch size); `size` of the images in pixels; `model`:
 
   learn, input         AdaTape with a learnable bank or a bank of finer patches
   vit, plainvit, deit  depth is fixed

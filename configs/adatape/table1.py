@@ -1,4 +1,4 @@
-r"""Table 1: pre-training on JFT-300M, then few-shot accuracy on frozen features.
+r"""Table 1: pre-training on JFT-300M, then few-shot accuracy.
 
   python -m launch.train --workdir=/tmp/jft_b32_input \
       --config=configs/adatape/table1.py:data=DIR,model=input,variant=B/32
