@@ -103,13 +103,15 @@ def configs() -> dict[str, tuple[str, list[str]]]:
 
 def _tables(folder: str) -> dict[str, tuple[str, list[str]]]:
   """Rows of AdaTape's tables on small images, and further models of them."""
-  size = ['dataset.image_size=32', 'model.depth=2', 'model.width=24']
-  size += ['model.num_heads=3', 'model.mlp_dim=32']
+  size = ['dataset.image_size=32', 'model.width=24', 'model.num_heads=3']
+  size.append('model.mlp_dim=32')
+  shared = [*size, 'model.max_steps=3']
+  size.append('model.depth=2')
   records = [*size, 'dataset.num_classes=5']
   # Two rows that are mixed on each of 8 devices.
   images = [*size, 'batch_size=16', 'evals.test.split=test']
   table = {
-    f'image_folder {model}': (folder + model, [*size, 'model.max_steps=3'])
+    f'image_folder {model}': (folder + model, shared)
     for model in ('u2t', 'ponder')
   }
   for name, arguments, overrides in (
