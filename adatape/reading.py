@@ -2,6 +2,10 @@
 
 Query noise and bank drop (appendix A.7) stabilise a learnable bank. Both are
 drawn per row from the row's own key.
+
+The second loss that Algorithm 2 prints (line 14, `l += hp`) is no option: with
+largest weights u_1 .. u_m it is `sum_j (m - j + 1) u_j`, so its gradient by
+every u_j is positive. Descent lowers them to 1 / K, where the tape is longest.
 """
 
 import dataclasses

@@ -1,150 +1,40 @@
-"""The Universal Transformer with ACT: one block, applied until tokens halt.
+"""Transformers that halt in depth by ACT: AdaTape's baselines (section 3.1).
 
-Dehghani et al. 2019. Each step adds the positions and the step number to the
-state as sines and cosines, computes the halting score from the result and
-applies the shared block. `out['ponder']` has the steps and cost of each row.
+The Universal Transformer (Dehghani et al. 2019) on symbols and on images, U2T
+(a block per step), and UViT (a ViT on top of a Universal Transformer).
+`out['ponder']` has the steps and cost of each row.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from annotated_types import Ge, Interval
 from jaxtyping import Array, Bool, Float, Int, Key, Num
 
-from model_lib import flops, halting, pondering, row_random
-from model_lib.layers import (
-  EncoderBlock,
-  LayerNorm,
-  build,
-  masked_mean,
-  pool_and_classify,
+from adatape.universal_layers import (
+  Pondering,
+  Steps,
+  UniversalEncoder,
+  UnsharedEncoder,
 )
-from model_lib.logical import constrain, partitioned_dense
-from model_lib.sizes import Rate, check_heads
-from model_lib.vit import ImageTokens, SymbolTokens, sincos1d
+from model_lib import flops, sizes
+from model_lib.layers import build, pool_and_classify
+from model_lib.sizes import Size, check_heads
+from model_lib.vit import Encoder, ImageTokens, SymbolTokens
 
 
-class Pondering(nn.Module, kw_only=True):
-  """Fields of the models below and of their layers."""
-
-  max_steps: Annotated[int, Interval(ge=1, le=10_000)]
-  mlp_dim: Annotated[int, Interval(ge=1, le=2**20)]
-  num_heads: Annotated[int, Interval(ge=1, le=1024)]
-  # A score per token, or its mean over the row (AdaTape, Algorithm 1).
-  halting: Literal['token', 'example'] = 'token'
-  # See `model_lib.halting.combine`.
-  combination: Literal['accumulated', 'basic', 'fed_back'] = 'accumulated'
-  # A token halts when its scores sum to `1 - epsilon`.
-  epsilon: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.01
-  # Stop when every token of the batch has halted (inference; no gradient)
-  # instead of masking `max_steps` steps.
-  dynamic: bool = False
-  dropout: Rate = 0.0
-  dtype: Any = jnp.float32
-
-
-class UniversalStep(Pondering):
-  """One step: adds positions and time, then score and shared block."""
-
-  @nn.compact
-  def __call__(
-    self,
-    state: Float[Array, 'B L D'],
-    step: Int[Array, ''],
-    valid: Bool[Array, 'B L'],
-    row_keys: Key[Array, ' B'] | None = None,
-  ) -> tuple[Float[Array, 'B L D'], Float[Array, '...']]:
-    """Returns (next state, score `[B, L]` or `[B]` in float32)."""
-    length, width = state.shape[1:]
-    places = sincos1d(jnp.arange(length, dtype=jnp.float32), width)
-    time = sincos1d(step.astype(jnp.float32)[None], width)
-    x = state + (places + time)[None].astype(state.dtype)
-    # A bias of 1 gives about two steps at initialisation (the authors' code).
-    ones = nn.initializers.ones
-    score = partitioned_dense(1, 'embed', None, 'score', bias_init=ones)(x)
-    score = jax.nn.sigmoid(score)
-    score = masked_mean(score, valid) if self.halting == 'example' else score
-    keys = row_random.fold_rows(row_keys, step)
-    x = build(EncoderBlock, self, name='block')(x, valid, keys)
-    return x, score[..., 0]
-
-
-class UniversalEncoder(Pondering):
-  """Applies `UniversalStep` until the tokens halt, then a norm."""
-
-  @nn.compact
-  def __call__(
-    self,
-    x: Float[Array, 'B L D'],
-    mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
-    row_keys: Key[Array, ' B'] | None = None,
-  ) -> tuple[Float[Array, 'B L D'], dict[str, Array]]:
-    """Encodes tokens; those with mask 0 are ignored.
-
-    Returns (tokens, ponder) with `[B]` 'steps' N and 'cost' N + R, both means
-    over a row's valid tokens, float32, and 'depth', the largest N, int32.
-    """
-    valid = jnp.ones(x.shape[:2], bool) if mask is None else mask.astype(bool)
-    step = build(UniversalStep, self, name='step')
-    if self.is_initializing():
-      step(x, jnp.zeros((), jnp.int32), valid)
-    # Linen modules must not be called in a plain JAX loop.
-    pure, variables = step.unbind()
-
-    def pure_step(state: Array, n: Array) -> Any:
-      return pure.apply(variables, state, n, valid, row_keys)
-
-    result = pondering.ponder(
-      pure_step,
-      x,
-      valid if self.halting == 'token' else valid.any(axis=1),
-      max_steps=self.max_steps,
-      rule=halting.rule('act', self.epsilon),
-      combination=self.combination,
-      dynamic=self.dynamic,
-    )
-    out = LayerNorm(name='norm', dtype=self.dtype)(result.output)
-    steps = result.halting.steps.astype(jnp.float32)
-    cost = halting.ponder_cost(result.halting)
-    if self.halting == 'example':
-      steps, cost = (
-        jnp.broadcast_to(value[:, None], valid.shape) for value in (steps, cost)
-      )
-    both = masked_mean(jnp.stack([steps, cost], axis=-1), valid)
-    depth = jnp.where(valid, steps, 0.0).max(axis=1).astype(jnp.int32)
-    ponder = {'steps': both[:, 0], 'cost': both[:, 1], 'depth': depth}
-    return constrain(out, 'batch', 'length', 'embed'), ponder
-
-
-class UniversalModel(Pondering, kw_only=True):
-  """Base of the models below."""
+class UniversalTransformer(Pondering):
+  """A Universal Transformer on symbol sequences, for parity."""
 
   num_classes: int
   width: Annotated[int, Interval(ge=1, le=2**17)]  # even
+  max_steps: Steps
+  vocab_size: Annotated[int, Ge(1)] = 3
 
   def __post_init__(self):
     super().__post_init__()
     check_heads(self)
-
-  def _classify(self, x, mask, row_keys, pool):
-    encoder = build(UniversalEncoder, self, name='encoder')
-    x, ponder = encoder(x, mask, row_keys)
-    logits, features = pool_and_classify(x, pool, self.num_classes)
-    return logits, {'features': features, 'ponder': ponder}
-
-  def _encoder_flops(self, tokens: int) -> float:
-    step = flops.block(tokens, self.width, self.mlp_dim)
-    step += flops.dense(tokens, self.width, 1)
-    head = flops.dense(1, self.width, self.num_classes)
-    return self.max_steps * step + head
-
-
-class UniversalTransformer(UniversalModel):
-  """A Universal Transformer on symbol sequences, for parity."""
-
-  vocab_size: Annotated[int, Ge(1)] = 3
 
   @nn.compact
   def __call__(
@@ -162,18 +52,58 @@ class UniversalTransformer(UniversalModel):
     x = build(SymbolTokens, self, stddev=1.0, name='tokens')(tokens)
     if mask is not None:
       mask = jnp.pad(mask.astype(bool), ((0, 0), (1, 0)), constant_values=True)
-    return self._classify(x, mask, row_keys, 'cls')
+    encoder = build(UniversalEncoder, self, name='encoder')
+    x, ponder = encoder(x, mask, row_keys)
+    logits, features = pool_and_classify(x, 'cls', self.num_classes)
+    return logits, {'features': features, 'ponder': ponder}
 
-  def flops(self, input_shape: tuple[int, ...]) -> float:
-    """Returns the FLOPs of one sequence `[N]` for all `max_steps` steps."""
-    return self._encoder_flops(input_shape[0] + 1)
+  def flops(
+    self, input_shape: tuple[int, ...], steps: float | None = None
+  ) -> float:
+    """Returns the FLOPs of one sequence `[N]`; see `UniversalViT.flops`."""
+    steps = self.max_steps if steps is None else steps
+    tokens = input_shape[0] + 1
+    block = flops.block(tokens, self.width, self.mlp_dim)
+    block += flops.dense(tokens, self.width, 1)
+    return steps * block + flops.dense(1, self.width, self.num_classes)
 
 
-class UniversalViT(UniversalModel):
+class ImageModel(nn.Module, kw_only=True):
+  """Fields of models on image patches, as in `model_lib.vit.ViT`."""
+
+  num_classes: int
+  variant: str = ''  # sizes that are None, as 'B/16'
+  width: Size = None
+  mlp_dim: Size = None
+  num_heads: Size = None
+  patch_size: Size = None  # in pixels
+  pool: Literal['cls', 'gap'] = 'cls'
+  positions: Literal['learned', 'sincos2d'] = 'learned'  # of the first state
+
+  def __post_init__(self):
+    sizes.VIT.complete(self)
+    super().__post_init__()
+
+  def image_tokens(self, input_shape: tuple[int, ...]) -> int:
+    """Returns the number of tokens of an image `[H, W, E]`."""
+    patches = flops.num_patches(input_shape, self.patch_size)
+    return patches + (self.pool == 'cls')
+
+  def image_flops(self, input_shape: tuple[int, ...], blocks: float) -> float:
+    """Returns the FLOPs of embedding, a number of blocks, and head."""
+    tokens = self.image_tokens(input_shape)
+    return (
+      flops.patch_embed(input_shape, self.patch_size, self.width)
+      + blocks * flops.block(tokens, self.width, self.mlp_dim)
+      + flops.dense(1, self.width, self.num_classes)
+    )
+
+
+class UniversalViT(ImageModel, Pondering, kw_only=True):
   """A Universal Transformer on image patches."""
 
-  patch_size: Annotated[int, Interval(ge=1, le=4096)] = 16
-  pool: Literal['cls', 'gap'] = 'cls'
+  max_steps: Steps
+  ENCODER: ClassVar[type[UniversalEncoder]] = UniversalEncoder
 
   @nn.compact
   def __call__(
@@ -183,11 +113,63 @@ class UniversalViT(UniversalModel):
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies images; the result is that of `UniversalTransformer`."""
     x = build(ImageTokens, self, name='tokens')(images)
-    return self._classify(x, None, row_keys, self.pool)
+    encoder = build(self.ENCODER, self, name='encoder')
+    x, ponder = encoder(x, None, row_keys)
+    logits, features = pool_and_classify(x, self.pool, self.num_classes)
+    return logits, {'features': features, 'ponder': ponder}
 
-  def flops(self, input_shape: tuple[int, ...]) -> float:
-    """Returns the FLOPs of one image `[H, W, E]` for all `max_steps` steps."""
-    tokens = flops.num_patches(input_shape, self.patch_size)
-    tokens += self.pool == 'cls'
-    embed = flops.patch_embed(input_shape, self.patch_size, self.width)
-    return embed + self._encoder_flops(tokens)
+  def flops(
+    self, input_shape: tuple[int, ...], steps: float | None = None
+  ) -> float:
+    """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`.
+
+    `steps` may be a measured mean of `depth`; None is the most, `max_steps`.
+    """
+    steps = self.max_steps if steps is None else steps
+    scores = flops.dense(self.image_tokens(input_shape), self.width, 1)
+    return self.image_flops(input_shape, steps) + steps * scores
+
+
+class UnsharedViT(UniversalViT, kw_only=True):
+  """U2T: `UniversalViT` with `max_steps` blocks of their own parameters.
+
+  The blocks have the names of the ViT's, so that its parameters load. The
+  paper's sizes are 13 (Ti, S) and 15 (B) blocks.
+  """
+
+  # The blocks differ, and those of a ViT were trained without coordinates.
+  coordinates: bool = False
+  ENCODER: ClassVar[type[UniversalEncoder]] = UnsharedEncoder
+
+
+class UViT(ImageModel, Pondering, kw_only=True):
+  """A ViT on the output of a Universal Transformer of `ut_steps` steps.
+
+  The Universal Transformer has no norm after its last step.
+  """
+
+  depth: Size = None  # blocks of the ViT
+  ut_steps: Steps = 3  # AdaTape: 3, with L 6
+
+  @nn.compact
+  def __call__(
+    self,
+    images: Float[Array, 'B H W E'],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
+    """Classifies images; 'ponder' counts the Universal Transformer's steps."""
+    x = build(ImageTokens, self, name='tokens')(images)
+    settings = {'max_steps': self.ut_steps, 'final_norm': False}
+    universal = build(UniversalEncoder, self, name='universal', **settings)
+    x, ponder = universal(x, None, row_keys)
+    x = build(Encoder, self, name='encoder')(x, None, row_keys)
+    logits, features = pool_and_classify(x, self.pool, self.num_classes)
+    return logits, {'features': features, 'ponder': ponder}
+
+  def flops(
+    self, input_shape: tuple[int, ...], steps: float | None = None
+  ) -> float:
+    """Returns the FLOPs of one image; see `UniversalViT.flops`."""
+    steps = self.ut_steps if steps is None else steps
+    scores = flops.dense(self.image_tokens(input_shape), self.width, 1)
+    return self.image_flops(input_shape, steps + self.depth) + steps * scores

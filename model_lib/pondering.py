@@ -1,5 +1,6 @@
 """The loop of adaptive depth: a step function and a rule of `halting`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,8 @@ def ponder(
   combination: str = 'accumulated',
   dynamic: bool = False,
   remat_chunk: int = 0,
+  unroll: bool = False,
+  freeze: bool = True,
   trace: Trace | None = None,
 ) -> Pondered:
   """Ponders for `max_steps` static steps, masked, or until all have halted.
@@ -55,6 +58,10 @@ def ponder(
     remat_chunk: 0 keeps all intermediates for the gradient; 1 keeps the state
       before each step and runs it twice; a larger divisor of max_steps keeps
       max_steps / chunk + chunk states and runs each step three times.
+    unroll: calls `step` with integers n, for steps that differ; no trace, and
+      `remat_chunk` is not used.
+    freeze: an item that has halted keeps its state; otherwise its state goes on
+      (PonderNet's losses need every step), and its output stays.
     trace: records each step.
   """
   if max_steps < 1:
@@ -65,13 +72,16 @@ def ponder(
   begun = begin if isinstance(begin, Halting) else halting.start(begin)
   carry = state, output, begun
 
-  def body(carry: Any, n: Array) -> tuple[Any, Any]:
-    return _ponder(step, carry, n, max_steps, rule, combination, trace)
+  def body(carry: Any, n: Any) -> tuple[Any, Any]:
+    arguments = n, max_steps, rule, combination, freeze, trace
+    return _ponder(step, carry, *arguments)
 
-  if dynamic:
-    if trace is not None:
-      raise FieldError('trace', trace, 'None with dynamic=True')
-    traced = None
+  if trace is not None and (dynamic or unroll):
+    raise FieldError('trace', trace, 'None with dynamic=True or unroll=True')
+  traced, depth = None, jnp.asarray(max_steps, jnp.int32)
+  if unroll:
+    carry, depth = _unrolled(body, carry, max_steps, dynamic)
+  elif dynamic:
     carry, depth = jax.lax.while_loop(
       lambda loop: loop[0][2].running.any(),
       lambda loop: (body(*loop)[0], loop[1] + 1),
@@ -79,7 +89,6 @@ def ponder(
     )
   else:
     carry, traced = scan_steps(body, carry, max_steps, remat_chunk)
-    depth = jnp.asarray(max_steps, jnp.int32)
   state, output, halted = carry
   if output is None:
     output = jax.tree.map(lambda x: x.astype(jnp.float32), state)
@@ -118,7 +127,21 @@ def scan_steps(
   return carry, flat
 
 
-def _ponder(step, carry, n, max_steps, rule, combination, trace):
+def _unrolled(body, carry, max_steps, dynamic):
+  """Runs `body(carry, n)` with integers n; returns (carry, executed steps)."""
+  depth = jnp.asarray(0 if dynamic else max_steps, jnp.int32)
+  for n in range(max_steps):
+    run = functools.partial(lambda n, carry: body(carry, n)[0], n)
+    if not dynamic:
+      carry = run(carry)
+      continue
+    running = carry[2].running.any()
+    carry = jax.lax.cond(running, run, lambda carry: carry, carry)
+    depth = depth + running.astype(jnp.int32)
+  return carry, depth
+
+
+def _ponder(step, carry, n, max_steps, rule, combination, freeze, trace):
   """Runs step n of `ponder`; the carry is (state, output, `Halting`)."""
   state, output, before = carry
   new_state, score = step(state, n)
@@ -135,8 +158,9 @@ def _ponder(step, carry, n, max_steps, rule, combination, trace):
   # A halted item keeps its state ("its state is simply copied to the next
   # step", Universal Transformer, section 2.2).
   def kept(old: Array, new: Array) -> Array:
+    new = new.astype(old.dtype)
     running = halting.align(before.running, old)
-    return jnp.where(running, new.astype(old.dtype), old)
+    return jnp.where(running, new, old) if freeze else new
 
   new_state = jax.tree.map(kept, state, new_state)
   traced = None if trace is None else trace(state, new_state, after)

@@ -48,7 +48,8 @@ class Sizes:
     known = self.fields(model.variant) if model.variant else {}
     example = next(iter(self.variants))
     names = [*self.variants[example], *['patch_size'] * self.has_patch]
-    for name in names:
+    # A model that repeats one block has no depth.
+    for name in filter(lambda name: hasattr(model, name), names):
       size = getattr(model, name) or known.get(name, 0)
       if size < 1:
         expected = f'a positive number, or a variant such as {example!r}'

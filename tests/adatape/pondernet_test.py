@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import scipy.special
 
-from model_lib import pondering, pondernet
+from adatape import pondernet
+from model_lib import pondering
 
 
 def plain(lambdas):

@@ -54,7 +54,7 @@ def ponder_loss(
   distribution: Float[Array, 'N ...'],
   losses: Float[Array, 'N ...'],
   log_prior: Float[Array, ' N'],
-  beta: float,
+  beta: float | Float[Array, ''],
 ) -> Float[Array, '...']:
   """Returns `sum_n p_n L_n + beta KL(p || prior)` (equation 2)."""
   expected = (distribution * losses.astype(jnp.float32)).sum(0)
@@ -79,10 +79,33 @@ def advance_drawn(
   the probability of having halted. The weight is 1 where an item halts.
   """
   chance, drawn = score
-  halts = halting.running & ((drawn < chance) | is_last)
-  halted = halting.total + (1.0 - halting.total) * chance
+  return _advance(halting, chance, (drawn < chance) | is_last)
+
+
+def advance_median(
+  halting: Halting, score: Float[Array, '...'], is_last: Array | bool
+) -> tuple[Halting, Float[Array, '...']]:
+  """Halts in the median step of the distribution: a `halting.Rule`.
+
+  That is the first step where `sum_{j<=n} p_j >= 1/2`; `score` is lambda_n. See
+  `advance_drawn`.
+  """
+  reached = _halted(halting, score) >= 0.5
+  return _advance(halting, score, reached | is_last)
+
+
+def _halted(halting: Halting, chance: Array) -> Array:
+  """Returns the probability of having halted after the step."""
+  return halting.total + (1.0 - halting.total) * chance
+
+
+def _advance(
+  halting: Halting, chance: Array, halts: Array
+) -> tuple[Halting, Array]:
+  halts = halting.running & halts
+  total = jnp.where(halting.running, _halted(halting, chance), halting.total)
   after = Halting(
-    total=jnp.where(halting.running, halted, halting.total),
+    total=total,
     remainder=halting.remainder,
     steps=halting.steps + halting.running.astype(jnp.int32),
     running=halting.running & ~halts,

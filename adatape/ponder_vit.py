@@ -1,0 +1,187 @@
+"""PonderNet on images: a shared block with a distribution over its steps.
+
+Banino et al. 2021 with the block of a Universal Transformer. Training sees the
+logits of every step. The prediction is that of the median step: the first at
+which a row has halted with a probability of at least 1/2.
+"""
+
+import dataclasses
+from typing import Annotated, Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from annotated_types import Interval
+from jaxtyping import Array, Float, Int, Key
+
+from adatape import pondernet
+from adatape.universal import ImageModel
+from adatape.universal_layers import Steps, add_coordinates
+from eval_lib.metrics import Average, row_statistics
+from model_lib import flops, pondering
+from model_lib.layers import (
+  EncoderBlock,
+  LayerNorm,
+  build,
+  classifier,
+  masked_mean,
+)
+from model_lib.logical import constrain, partitioned_dense
+from model_lib.row_random import fold_rows
+from model_lib.sizes import Rate
+from model_lib.vit import ImageTokens
+from train_lib.classification import Classification
+
+
+class PonderStep(nn.Module):
+  """One step: block, norm and pool, and lambda of the pooled tokens."""
+
+  num_heads: int
+  mlp_dim: int
+  pool: str
+  coordinates: bool
+  dropout: float = 0.0
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    state: dict[str, Array],
+    step: Int[Array, ''],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> dict[str, Array]:
+    """Returns 'tokens' `[B, L, D]`, 'features' `[B, D]` and 'chance' `[B]`.
+
+    Only the tokens of `state` are read.
+    """
+    x = state['tokens']
+    x = add_coordinates(x, step) if self.coordinates else x
+    block = build(EncoderBlock, self, name='block')
+    x = block(x, None, fold_rows(row_keys, step))
+    normed = LayerNorm(name='norm', dtype=self.dtype)(x)
+    features = masked_mean(normed if self.pool == 'gap' else normed[:, :1])
+    chance = partitioned_dense(1, 'embed', None, 'halt')(features)[:, 0]
+    chance = jax.nn.sigmoid(chance)
+    return {'tokens': x, 'features': features, 'chance': chance}
+
+
+class PonderViT(ImageModel, kw_only=True):
+  """A block applied up to `max_steps` times to image patches.
+
+  The norm before the head is also that before the halting probability.
+  """
+
+  max_steps: Steps
+  # Add the positions and the step number to the state before each step.
+  coordinates: bool = True
+  # Stop when every row has reached its median step (inference; no gradient)
+  # instead of running all steps.
+  dynamic: bool = False
+  dropout: Rate = 0.0
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    images: Float[Array, 'B H W E'],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
+    """Classifies images; (logits, out) are those of the median step.
+
+    `out['features']` are `[B, D]`; `out['ponder']` has, per row, 'steps', the
+    median step, float32, and 'depth', the same as int32. Unless `dynamic`, it
+    also has 'cost', the mean step, and out has the logits 'exits' `[N, B, O]`
+    and the probabilities 'halting' `[N, B]` of all steps.
+    """
+    x = build(ImageTokens, self, name='tokens')(images)
+    batch = x.shape[0]
+    state = {
+      'tokens': x,
+      'features': jnp.zeros((batch, self.width)),
+      'chance': jnp.zeros((batch,)),
+    }
+    step = build(PonderStep, self, name='step')
+    if self.is_initializing():
+      step(state, jnp.zeros((), jnp.int32))
+    pure, variables = step.unbind()
+
+    def pure_step(state: Any, n: Array) -> Any:
+      state = pure.apply(variables, state, n, row_keys)
+      return state, state['chance']
+
+    def trace(before: Any, after: Any, halting: Any) -> Any:
+      return after['chance'], after['features']
+
+    result = pondering.ponder(
+      pure_step,
+      state,
+      jnp.ones((batch,), bool),
+      max_steps=self.max_steps,
+      rule=pondernet.advance_median,
+      dynamic=self.dynamic,
+      freeze=False,
+      trace=None if self.dynamic else trace,
+    )
+    head = classifier(self.num_classes)
+    features, depth = result.output['features'], result.halting.steps
+    logits = constrain(head(features), 'batch', 'classes')
+    ponder = {'steps': depth.astype(jnp.float32), 'depth': depth}
+    out = {'features': features, 'ponder': ponder}
+    if not self.dynamic:
+      chances, every = result.trace
+      halting = pondernet.halting_distribution(chances)
+      ponder['cost'] = pondernet.expected_steps(halting)
+      out |= {'exits': head(every), 'halting': halting}
+    return logits, out
+
+  def flops(
+    self, input_shape: tuple[int, ...], steps: float | None = None
+  ) -> float:
+    """Returns the FLOPs of one image `[H, W, E]` with one head; see `flops`.
+
+    `steps` may be a measured mean of `depth`; None is the most, `max_steps`.
+    """
+    steps = self.max_steps if steps is None else steps
+    scores = steps * flops.dense(1, self.width, 1)
+    return self.image_flops(input_shape, steps) + scores
+
+
+class PonderNetClassification(Classification):
+  """Expected cross-entropy of the steps + `ponder_weight` KL(p || prior)."""
+
+  MODEL = PonderViT
+
+  @dataclasses.dataclass(frozen=True)
+  class Loss(Classification.Loss):
+    """Legal fields of `loss`: beta and lambda_p (Banino et al., 2.3)."""
+
+    ponder_weight: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.01
+    # Of the geometric prior; its mean is about 1 / prior_rate steps.
+    prior_rate: Annotated[float, Interval(gt=0.0, lt=1.0)] = 0.2
+
+  KNOBS = ('ponder_weight',)
+
+  def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
+    """Returns the mean of `pondernet.ponder_loss` over the rows.
+
+    A dynamic model, for evaluation only, has the loss of its predictions.
+    """
+    logits, out = self.apply(params, model_state, batch, row_keys)
+    losses = self.cross_entropy(logits, batch)
+    metrics = self.quality(logits, losses, batch)
+    ponder, mask = out['ponder'], batch['mask']
+    metrics |= row_statistics('ponder_steps', ponder['steps'], mask)
+    if not self.model.dynamic:
+      rate, halting = self.config['loss']['prior_rate'], out['halting']
+      prior = pondernet.geometric_log_prior(rate, len(halting))
+      losses = pondernet.ponder_loss(
+        halting,
+        jax.vmap(self.cross_entropy, (0, None))(out['exits'], batch),
+        prior,
+        self.loss_weight('ponder_weight', knobs),
+      )
+      divergence = pondernet.divergence(halting, prior)
+      metrics['expected_steps'] = Average.from_values(ponder['cost'], mask)
+      metrics['divergence'] = Average.from_values(divergence, mask)
+    loss = (losses * self.row_weights(batch)).sum() / norm['examples']
+    return loss, (metrics, model_state)
