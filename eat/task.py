@@ -6,7 +6,6 @@ P_L^T)`. The same task trains a dense model (one head) and a distilled student
 """
 
 import dataclasses
-import functools
 import os
 from typing import Annotated, Any
 
@@ -23,19 +22,19 @@ from eat.serving import EatChain, as_adaptive, warnings_of
 from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN
 from serve_lib.monitor import Monitor
-from train_lib import loading
+from train_lib import distillation, loading
+from train_lib.distillation import TEACHER, Student
 from train_lib.run_directory import TOKENIZER
 from train_lib.task import construct
 from train_lib.text_classification import TextClassification
 
 EXIT_WEIGHT, LAST_WEIGHT = 0.3, 1.0  # EAT, equation (1)
 Weight = Annotated[float, Interval(ge=0.0, le=1e3)]
-TEACHER = 'loss.teacher'
 # Words whose tokenization depends on normalization and word splitting.
 _PROBES = ('Été', 'naïve', '東京x', "don't", 'a\u200db', 'İ')
 
 
-class FineTune(TextClassification):
+class FineTune(Student, TextClassification):
   """Cross-entropy of all heads, and two distillations.
 
   The knob `prune_scale` multiplies the model's prune ratios while training; the
@@ -76,33 +75,6 @@ class FineTune(TextClassification):
     """The layer of each head; see `Task.head_layers`."""
     return head_layers(self.model)
 
-  @functools.cached_property
-  def teacher(self) -> Any:
-    """The teacher, or None; ConfigError if it has other classes."""
-    directory, info = self.config['loss']['teacher'], self.info
-    if not directory:
-      return None
-    config = loading.load_config(directory, key=TEACHER)
-    teacher = loading.restore(directory, config)
-    theirs = teacher.task.info
-    if theirs.num_classes != info.num_classes:
-      given = f'{directory} with {theirs.num_classes} classes'
-      expected = f'a run with the {info.num_classes} classes of the data set'
-      raise ConfigError(TEACHER, given, expected)
-    names = theirs.class_names, info.class_names
-    if all(names) and names[0] != names[1]:
-      given = f'{directory} with the classes {", ".join(names[0])}'
-      expected = f'the classes of the data set, {", ".join(names[1])}'
-      raise ConfigError(TEACHER, given, f'a run with {expected}')
-    return teacher
-
-  def init_frozen(self):
-    """Returns the teacher's parameters, if there is one."""
-    if self.teacher is None:
-      return {}
-    mesh = jax.sharding.get_mesh()
-    return dataclasses.replace(self.teacher, mesh=mesh).variables
-
   def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
     """Returns the joint loss of the real rows; see the module."""
     options = {k: knobs[k] for k in ('prune_scale',) if k in knobs}
@@ -111,8 +83,7 @@ class FineTune(TextClassification):
     weights = jnp.asarray(self.config['loss']['exit_weights'], jnp.float32)
     rows = (weights[:, None] * per_head).sum(0)
     if self.teacher is not None:
-      given = frozen['params'], frozen['model_state'], batch
-      target = jax.lax.stop_gradient(self.teacher.task.apply(*given)[0])
+      target = self.teacher_logits(frozen, batch)
       rows += self.loss_weight('distill_weight', knobs) * self.divergence(
         target, exits[-1]
       )
@@ -144,14 +115,11 @@ class FineTune(TextClassification):
   def divergence(
     self, target: Float[Array, 'B O'], logits: Float[Array, 'B O']
   ) -> Float[Array, ' B']:
-    """Returns `T^2 KL(target^T || logits^T)`, or a squared difference."""
+    """Returns `distillation.divergence`, or a squared difference."""
     if self.is_regression:
       return jnp.square(target[:, 0] - logits[:, 0])
     temperature = self.config['loss']['temperature']
-    teacher = jax.nn.log_softmax(target / temperature)
-    student = jax.nn.log_softmax(logits / temperature)
-    kl = (jnp.exp(teacher) * (teacher - student)).sum(-1)
-    return temperature**2 * kl
+    return distillation.divergence(target, logits, temperature)
 
   def evaluate(self, params, model_state, batch):
     """Returns metrics without noise, with the model's full prune ratios."""

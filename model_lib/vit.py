@@ -5,7 +5,7 @@ ViT (Dosovitskiy et al. 2021) with pre-LN blocks. Every model is called as
 the head, float32 as the logits. `row_keys` (one per row) turn dropout on.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -135,11 +135,13 @@ class SymbolTokens(nn.Module):
     return constrain(x, 'batch', 'length', 'embed')
 
 
-def class_token(module: nn.Module, batch: int, width: int) -> Array:
-  """Declares `module`'s trainable [CLS] token and tiles it to `[B, 1, D]`."""
+def class_token(
+  module: nn.Module, batch: int, width: int, name: str = 'cls'
+) -> Array:
+  """Declares `module`'s trainable token `name`, tiled to `[B, 1, D]`."""
   # Not zeros: LayerNorm of a zero vector has gradients of `1 / sqrt(epsilon)`.
   init = partitioned(nn.initializers.normal(0.02), None, None, 'embed')
-  return jnp.tile(module.param('cls', init, (1, 1, width)), (batch, 1, 1))
+  return jnp.tile(module.param(name, init, (1, 1, width)), (batch, 1, 1))
 
 
 class Encoder(nn.Module):
@@ -160,14 +162,19 @@ class Encoder(nn.Module):
   ) -> Float[Array, 'B L D']:
     """Encodes the tokens; keys with mask 0 are never read."""
     for index in range(self.depth):
-      name = f'block_{index}'
-      keys = row_random.fold_rows(row_keys, name)
-      x = build(EncoderBlock, self, name=name)(x, mask, keys)
+      keys = row_random.fold_rows(row_keys, f'block_{index}')
+      x = self.block(index)(x, mask, keys)
     return LayerNorm(name='norm', dtype=self.dtype)(x)
+
+  def block(self, index: int) -> EncoderBlock:
+    """Returns a new block; a subclass may build another kind."""
+    return build(EncoderBlock, self, name=f'block_{index}')
 
 
 class ViT(nn.Module):
   """The Vision Transformer."""
+
+  ENCODER: ClassVar[type[Encoder]] = Encoder
 
   num_classes: int
   variant: str = ''  # sizes that are None, as 'B/16'
@@ -193,7 +200,7 @@ class ViT(nn.Module):
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies images."""
     x = build(ImageTokens, self, name='tokens')(images)
-    x = build(Encoder, self, name='encoder')(x, None, row_keys)
+    x = build(self.ENCODER, self, name='encoder')(x, None, row_keys)
     logits, features = pool_and_classify(x, self.pool, self.num_classes)
     return logits, {'features': features}
 

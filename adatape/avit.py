@@ -1,0 +1,202 @@
+"""A-ViT: a ViT whose tokens halt in depth (Yin et al. 2022, arXiv 2112.07658).
+
+After block l a token with state x has the halting score `h^l = sigmoid(gamma *
+x[0] + beta)`, without new parameters: they are named as those of `ViT`, which
+warms an A-ViT up. ACT (`halting.advance`) turns scores into weights. A token
+that has halted is no key of later blocks and keeps its state. The output is the
+sum of the states of [CLS], weighted by its own scores (equation 9).
+
+Losses: `alpha_p` times the mean of `rho = N + R`, and `alpha_d` times the KL
+divergence of the scores over layers from a Gaussian. Constants are those of the
+authors' README and code (github.com/NVlabs/A-ViT): `gate_scale` 10 and
+`gate_center` 30 (Ti; 75 for S), `ponder_token_scale` 5e-4, `distr_prior_alpha`
+1e-3, a Gaussian at layer 9 of standard deviation 1, shares of at least 0.01.
+
+Intended differences from their code: the divergence is that of an image, as a
+row must not depend on its batch; they average the scores over the batch first.
+The target sums to 1, theirs to 3.3, and the divergence is the sum over layers,
+theirs the mean: at depth 12 their 1e-3 is a `prior_weight` of 2.7e-4.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from annotated_types import Interval
+from jaxtyping import Array, Bool, Float, Key
+
+from adatape.task import PonderClassification
+from eval_lib.metrics import Average, row_statistics
+from model_lib import halting, row_random
+from model_lib.layers import LayerNorm, build, pool_and_classify
+from model_lib.logical import constrain
+from model_lib.vit import Encoder, ImageTokens, ViT
+
+MIN_SHARE = 0.01  # of a layer in the scores, as in the authors' code
+LOG_ZERO = -1e30  # finite, for a gradient without NaN
+
+
+class HaltingEncoder(Encoder):
+  """An encoder whose tokens halt; fields as in `AViT`."""
+
+  gamma: float = 10.0
+  beta: float = -30.0
+  epsilon: float = 0.01
+  dynamic: bool = False
+
+  @nn.compact
+  def __call__(  # type: ignore[override]
+    self, x: Float[Array, 'B L D'], row_keys: Key[Array, ' B'] | None = None
+  ) -> tuple[Float[Array, 'B L D'], dict[str, Array]]:
+    """Encodes tokens; returns (weighted sums of their states, ponder).
+
+    Ponder has `[B]` 'steps' N and 'cost' N + R, means over all tokens of a row
+    in float32, 'depth', the largest N, int32, and 'log_scores' `[B, depth]`,
+    the logarithm of the summed scores of the running tokens after each block.
+    """
+    state = halting.start(jnp.ones(x.shape[:2], bool))
+    output, log_scores = jnp.zeros(x.shape, jnp.float32), []
+    # Dropout of a row must not depend on how many tokens other rows keep.
+    saves = self.dynamic and row_keys is None and not self.is_initializing()
+    run = compacted if saves else masked
+    for index in range(self.depth):
+      keys = row_random.fold_rows(row_keys, f'block_{index}')
+      x = run(self.block(index), x, state.running, keys)
+      gate = self.gamma * x[..., 0].astype(jnp.float32) + self.beta
+      # By logarithms: a ratio of scores of 1e-33 (S) has no finite gradient.
+      log_score = jnp.where(state.running, jax.nn.log_sigmoid(gate), LOG_ZERO)
+      log_scores.append(jax.nn.logsumexp(log_score, axis=1))
+      is_last = index == self.depth - 1
+      score = jax.nn.sigmoid(gate)
+      state, weight = halting.advance(state, score, is_last, self.epsilon)
+      output = halting.combine('accumulated', output, x, weight)
+    out = LayerNorm(name='norm', dtype=self.dtype)(output)
+    ponder = {
+      'steps': state.steps.astype(jnp.float32).mean(1),
+      'cost': halting.ponder_cost(state).mean(1),
+      'depth': state.steps.max(1),
+      'log_scores': jnp.stack(log_scores, axis=1),
+    }
+    return constrain(out, 'batch', 'length', 'embed'), ponder
+
+
+def masked(
+  block: Callable[..., Any],
+  x: Float[Array, 'B L D'],
+  running: Bool[Array, 'B L'],
+  row_keys: Key[Array, ' B'] | None,
+) -> Float[Array, 'B L D']:
+  """Applies a block to all tokens; the halted keep their states."""
+  return jnp.where(running[..., None], block(x, running, row_keys), x)
+
+
+def compacted(
+  block: nn.Module,
+  x: Float[Array, 'B L D'],
+  running: Bool[Array, 'B L'],
+  row_keys: None = None,
+) -> Float[Array, 'B L D']:
+  """Applies a block to the running tokens, in quarters of the length.
+
+  The row with most running tokens chooses the quarter; without any, the block
+  is skipped. The result is that of `masked`.
+  """
+  # Linen modules must not be called in a JAX branch.
+  pure, variables = block.unbind()
+  length = x.shape[1]
+
+  def apply(x: Any, running: Any) -> Any:
+    return masked(lambda *args: pure.apply(variables, *args), x, running, None)
+
+  def branch(size: int) -> Callable[[Any, Any], Any]:
+    def gathered(x: Any, running: Any) -> Any:
+      # Stable: the running tokens first, in their order.
+      order = jnp.argsort(~running, axis=1)[:, :size]
+      part = jnp.take_along_axis(x, order[..., None], axis=1)
+      part = apply(part, jnp.take_along_axis(running, order, axis=1))
+      rows = jnp.arange(len(x))[:, None]
+      return x.at[rows, order].set(part, unique_indices=True)
+
+    if not size:
+      return lambda x, running: x
+    return apply if size == length else gathered
+
+  sizes = sorted({-(-length * quarter // 4) for quarter in range(5)})
+  longest = running.sum(1).max()
+  index = (longest > jnp.asarray(sizes)).sum()
+  return jax.lax.switch(index, [branch(size) for size in sizes], x, running)
+
+
+class AViT(ViT):
+  """A ViT whose tokens halt in depth; `flops` are those of all blocks."""
+
+  # The halting score is `sigmoid(gamma * x[..., 0] + beta)`.
+  gamma: Annotated[float, Interval(ge=-1e4, le=1e4)] = 10.0
+  beta: Annotated[float, Interval(ge=-1e4, le=1e4)] = -30.0
+  # A token halts when its scores sum to `1 - epsilon`.
+  epsilon: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.01
+  # Compute only running tokens (without `row_keys`), instead of masking.
+  dynamic: bool = False
+
+  @nn.compact
+  def __call__(
+    self,
+    images: Float[Array, 'B H W E'],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
+    """Classifies images; `out['ponder']`: see `HaltingEncoder`."""
+    x = build(ImageTokens, self, name='tokens')(images)
+    x, ponder = build(HaltingEncoder, self, name='encoder')(x, row_keys)
+    logits, features = pool_and_classify(x, self.pool, self.num_classes)
+    return logits, {'features': features, 'ponder': ponder}
+
+
+def depth_prior(
+  log_scores: Float[Array, 'B N'], depth: float | Float[Array, '']
+) -> Float[Array, ' B']:
+  """Returns `KL(target || scores / sum(scores))` of each row, in nats.
+
+  The target is a Gaussian of standard deviation 1 at `depth` (layers count from
+  1), normalized over the layers. Shares below `MIN_SHARE` count as that.
+  """
+  layers = jnp.arange(1, log_scores.shape[1] + 1, dtype=jnp.float32)
+  target = jax.nn.log_softmax(-0.5 * jnp.square(layers - depth))
+  shares = jax.nn.log_softmax(log_scores)
+  shares = jnp.maximum(shares, jnp.log(MIN_SHARE))
+  return (jnp.exp(target) * (target - shares)).sum(1)
+
+
+Weight = Annotated[float, Interval(ge=0.0, le=1e3)]
+
+
+class AViTClassification(PonderClassification):
+  """Adds the distribution prior to the ponder cost; logs the depth."""
+
+  MODEL = AViT
+
+  @dataclasses.dataclass(frozen=True)
+  class Loss(PonderClassification.Loss):
+    """Legal fields of `loss`."""
+
+    ponder_weight: Weight = 5e-4  # alpha_p
+    prior_weight: Weight = 1e-3  # alpha_d
+    prior_depth: Annotated[float, Interval(ge=1.0, le=1e3)] = 9.0  # a layer
+
+  KNOBS = (  # type: ignore[assignment]
+    'ponder_weight', 'prior_weight', 'prior_depth',
+  )  # fmt: skip
+
+  def extra_loss(self, out, batch, norm, knobs):
+    """Ponder cost and prior; see `Classification.extra_loss`."""
+    loss, metrics = super().extra_loss(out, batch, norm, knobs)
+    ponder, mask = out['ponder'], batch['mask']
+    depth = self.loss_weight('prior_depth', knobs)
+    prior = depth_prior(ponder['log_scores'], depth)
+    terms = prior, mask, norm['examples']
+    loss += self.adaptive_loss('prior_weight', *terms, knobs)
+    metrics |= row_statistics('halting_depth', ponder['depth'], mask)
+    metrics['prior'] = Average.from_values(prior, mask)
+    return loss, metrics

@@ -1,0 +1,117 @@
+"""DeiT: a ViT with a distillation token and head (Touvron et al. 2021).
+
+The distillation token is the second token; its head learns the teacher's
+answer, the head of [CLS] the label. Both read the data's augmented pixels.
+
+The logits are the mean of the two heads' logits, as in the authors' code and
+timm (the paper's section 3 adds the softmaxes): then logits, probabilities and
+served answers are one. `out['features']` is the mean of the two tokens, as
+timm's `pre_logits`. Tokens have no position embedding of their own: it would be
+added to a trainable vector.
+"""
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+import optax
+from annotated_types import Interval
+from jaxtyping import Array, Float, Key
+
+from eval_lib.metrics import Average
+from model_lib import flops
+from model_lib.layers import build, classifier
+from model_lib.logical import constrain
+from model_lib.vit import Encoder, ImageTokens, ViT, class_token
+from train_lib import distillation, loading
+from train_lib.classification import Classification
+
+
+class DeiT(ViT):
+  """A ViT with a second class token and head, for distillation."""
+
+  pool: Literal['cls'] = 'cls'
+
+  @nn.compact
+  def __call__(
+    self,
+    images: Float[Array, 'B H W E'],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
+    """Classifies images; `out['heads']` `[2, B, O]` has both heads' logits."""
+    x = build(ImageTokens, self, name='tokens')(images)
+    token = class_token(self, x.shape[0], self.width, 'distillation')
+    x = jnp.concatenate([x[:, :1], token.astype(x.dtype), x[:, 1:]], axis=1)
+    x = build(Encoder, self, name='encoder')(x, None, row_keys)
+    pair = x[:, :2].astype(jnp.float32)
+    logits = [
+      constrain(
+        classifier(self.num_classes, name)(pair[:, i]), 'batch', 'classes'
+      )
+      for i, name in enumerate(('head', 'distillation_head'))
+    ]
+    heads = jnp.stack(logits)
+    return heads.mean(0), {'features': pair.mean(1), 'heads': heads}
+
+  def flops(self, input_shape: tuple[int, ...]) -> float:
+    """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`."""
+    tokens = flops.num_patches(input_shape, self.patch_size) + 2
+    return (
+      flops.patch_embed(input_shape, self.patch_size, self.width)
+      + self.depth * flops.block(tokens, self.width, self.mlp_dim)
+      + flops.dense(2, self.width, self.num_classes)
+    )
+
+
+class Distillation(distillation.Student, Classification):
+  """`(1 - w) CE(head, label) + w D(distillation head, teacher)`.
+
+  Hard: D is the cross-entropy with the teacher's class (section 4, w = 1/2).
+  Soft: the divergence at a temperature (w = 0.1, temperature 3). Without a
+  teacher, as in evaluation, D is the cross-entropy with the label.
+  """
+
+  MODEL = DeiT
+
+  @dataclasses.dataclass(frozen=True)
+  class Loss(Classification.Loss):
+    """Legal fields of `loss`; labels are smoothed, teachers' classes not."""
+
+    teacher: Annotated[str, "the directory of a run, or ''"] = ''
+    distillation: Literal['hard', 'soft'] = 'hard'
+    distill_weight: Annotated[float, Interval(ge=0.0, le=1.0)] = 0.5
+    temperature: Annotated[float, Interval(ge=0.01, le=100.0)] = 3.0
+
+  KNOBS = ('distill_weight',)
+
+  @classmethod
+  def validate_config(cls, config: dict[str, Any]) -> None:
+    """Also checks that the teacher is a run."""
+    super().validate_config(config)
+    if config['loss']['teacher']:
+      loading.load_config(config['loss']['teacher'], key=distillation.TEACHER)
+
+  def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
+    """Returns the weighted mean of both heads' losses; see the class."""
+    logits, out = self.apply(params, model_state, batch, row_keys)
+    own, taught = out['heads']
+    metrics = self.quality(logits, self.cross_entropy(logits, batch), batch)
+    if frozen:
+      target = self.teacher_logits(frozen, batch)
+      second = self._distance(target, taught)
+      same = taught.argmax(-1) == target.argmax(-1)
+      metrics['teacher_agreement'] = Average.from_values(same, batch['mask'])
+    else:
+      second = self.cross_entropy(taught, batch)
+    weight = self.loss_weight('distill_weight', knobs)
+    rows = (1 - weight) * self.cross_entropy(own, batch) + weight * second
+    loss = (rows * self.row_weights(batch)).sum() / norm['examples']
+    return loss, (metrics, model_state)
+
+  def _distance(self, target: Array, logits: Array) -> Array:
+    fields = self.config['loss']
+    if fields['distillation'] == 'soft':
+      return distillation.divergence(target, logits, fields['temperature'])
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+    return cross_entropy(logits, target.argmax(-1))
