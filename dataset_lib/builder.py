@@ -23,6 +23,7 @@ SOURCES = {
   'digits': 'dataset_lib.synthetic:Digits',
   'folder': 'dataset_lib.image_folder:ImageFolder',
   'tfds': 'dataset_lib.tfds:TfdsImages',
+  'records': 'dataset_lib.image_records:ImageRecords',
   'glue': 'dataset_lib.text_tasks:Glue',
   'probing': 'dataset_lib.text_tasks:Probing',
   'pretraining': 'dataset_lib.pretraining:Pretraining',
@@ -197,9 +198,11 @@ class Dataset:
     Any step is reached at once, without replay. Batches are {input_key,
     'label', 'mask', 'index'} with leading axis batch_size / host_count:
     infinite for training, one pass for evaluation with the last batch padded
-    (mask 0, index -1). Rows of text also have 'token_types' and 'length', and
-    batches differ in their padded length. `close()` stops the threads, as do
-    exhaustion and garbage collection. Raises TooManyBadRecordsError.
+    (mask 0, index -1). 'label' is `[B]`, or `[B, max_labels]` padded with -1
+    where `info.max_labels` > 0. Rows of text also have 'token_types' and
+    'length', and batches differ in their padded length. `close()` stops the
+    threads, as do exhaustion and garbage collection. Raises
+    TooManyBadRecordsError.
     """
     # Imported here so that validating a configuration stays cheap.
     import grain
@@ -237,13 +240,13 @@ class Dataset:
     """Returns checked records, bad ones replaced, and their indices."""
     info, indices = self.info, np.array(places.indices)
     inputs = np.zeros((len(indices), *info.input_shape), info.input_dtype)
-    labels = np.zeros(len(indices), info.label_dtype)
+    labels = np.zeros((len(indices), *info.label_shape), info.label_dtype)
     keys = zip(places.epochs.tolist(), indices.tolist(), strict=True)
     for row, key in enumerate(keys):
       indices[row], inputs[row], labels[row] = self._good_record(*key)
     return indices, {info.input_key: inputs, 'label': labels}
 
-  def _good_record(self, epoch: int, index: int) -> tuple[int, Any, int]:
+  def _good_record(self, epoch: int, index: int) -> tuple[int, Any, Any]:
     """Returns a record; replaces a bad one at random, equally on all hosts."""
     candidate, attempt = index, 0
     while True:  # `count` raises before all records are found bad
@@ -256,15 +259,19 @@ class Dataset:
         rng = record_rng(self._order.seed, epoch, index, attempt)
         candidate = int(rng.integers(len(self.source)))
 
-  def _read(self, epoch: int, index: int) -> tuple[np.ndarray, int]:
-    record = self.source.record(index)
-    label = source.check_label(record['label'], self.info.num_classes)
-    value = record[self.info.input_key]
+  def _read(self, epoch: int, index: int) -> tuple[np.ndarray, Any]:
+    record, info = self.source.record(index), self.info
+    label: Any
+    if info.max_labels:
+      label = source.check_labels(record['label'], info)
+    else:
+      label = source.check_label(record['label'], info.num_classes)
+    value = record[info.input_key]
     if hasattr(self.source, 'transform'):
       key = self._order.seed, epoch, index
       rng = record_rng(*key) if self._augments else None
       value = self.source.transform(value, rng)
-    source.check_input(value, self.info)
+    source.check_input(value, info)
     return value, label
 
 

@@ -1,4 +1,4 @@
-"""Image decoding and augmentation with OpenCV: uint8 RGB in, uint8 RGB out.
+"""Image decoding and augmentation: uint8 RGB in, uint8 RGB out.
 
 Every random number comes from a generator that is a function of (seed, epoch,
 index), so an augmented image is the same on every run, host and thread.
@@ -17,6 +17,7 @@ from jaxtyping import UInt8
 from PIL.Image import Exif
 from PIL.JpegImagePlugin import JpegImageFile
 
+from dataset_lib import randaugment
 from dataset_lib.errors import BadRecord, ConfigError
 from dataset_lib.fields import Distinct
 from dataset_lib.source import DatasetInfo, require
@@ -54,8 +55,16 @@ class ImageOptions:
   # Smallest share of the image that an inception crop may cover.
   min_crop_area: Annotated[float, Interval(ge=0.0001, le=1.0)] = 0.08
   augment: Annotated[
-    tuple[Literal['inception_crop', 'flip'], ...], Distinct
+    tuple[Literal['inception_crop', 'flip', 'randaugment'], ...], Distinct
   ] = ()
+  # Of 'randaugment', which follows crop and flip.
+  randaugment: Annotated[
+    tuple[
+      Annotated[int, Interval(ge=1, le=16)],
+      Annotated[int, Interval(ge=0, le=30)],
+    ],
+    'a number of operations in [1, 16] and a magnitude in [0, 30]',
+  ] = (2, 15)
 
   @staticmethod
   def check_fields(config: Mapping[str, Any]) -> None:
@@ -70,12 +79,17 @@ class ImageOptions:
       raise ConfigError('dataset.augment', augment, expected)
 
   def image_info(
-    self, num_classes: int, class_names: Sequence[str], num_examples: int
+    self,
+    num_classes: int,
+    class_names: Sequence[str],
+    num_examples: int,
+    max_labels: int = 0,
   ) -> DatasetInfo:
     """Returns the description of a source of RGB images."""
-    shape = self.image_size, self.image_size, 3
-    classes = num_classes, tuple(class_names)
-    return DatasetInfo('image', shape, 'uint8', *classes, num_examples)
+    return DatasetInfo(
+      'image', (self.image_size, self.image_size, 3), 'uint8', num_classes,
+      tuple(class_names), num_examples, max_labels=max_labels,
+    )  # fmt: skip
 
   def transform(
     self, value: Encoded, rng: np.random.Generator | None = None
@@ -83,14 +97,18 @@ class ImageOptions:
     """Returns the image augmented with `rng`, else the evaluation view.
 
     Without an inception crop the short side is resized and the centre cropped.
-    A flip mirrors left and right with probability one half.
+    A flip mirrors left and right with probability one half; then follow the
+    operations of RandAugment.
     """
     if rng and 'inception_crop' in self.augment:
       image = self._inception_crop(value, rng)
     else:
       image = self._central_crop(to_rgb(value))
     is_flipped = rng and 'flip' in self.augment and rng.random() < 0.5
-    return cv2.flip(image, 1) if is_flipped else image
+    image = cv2.flip(image, 1) if is_flipped else image
+    if rng and 'randaugment' in self.augment:
+      image = randaugment.augment(image, rng, *self.randaugment)
+    return image
 
   def _central_crop(self, image: Image) -> Reframed:
     # The ends of a very long image would be cropped away anyway, and enlarging

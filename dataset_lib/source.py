@@ -25,6 +25,7 @@ TrainTest = Literal['train', 'test']
 Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
 Size = Annotated[int, Interval(ge=1, le=MAX_EXAMPLES)]
 BadShare = Annotated[float, Interval(ge=0.0, le=0.5)]
+MaxLabels = Annotated[int, Interval(ge=0, le=4096)]  # 0: one label a row
 DEFAULT_BAD_SHARE = 0.001
 PART_WORDS = 'or a part like train[:95%] or train[:2000]'
 _BOUND = r'(-?(?:\d+|(?:100|\d\d?)%))?'
@@ -46,6 +47,13 @@ class DatasetInfo:
   # Lengths that batches are padded to, ascending, the last one being that of
   # `input_shape`; () where all examples have one shape.
   length_buckets: tuple[int, ...] = ()
+  # Rows of several labels: int32 [max_labels], padded with -1; 0: one label.
+  max_labels: int = 0
+
+  @property
+  def label_shape(self) -> tuple[int, ...]:
+    """Shape of the label of one example."""
+    return (self.max_labels,) if self.max_labels else ()
 
 
 @typing.runtime_checkable
@@ -68,7 +76,8 @@ class Source(typing.Protocol):
   def record(self, index: int) -> dict[str, Any]:
     """Returns {input_key: value, 'label': int}; may raise BadRecord.
 
-    An image is encoded bytes or uint8 [H, W, 3 or 1], tokens are int32 [L].
+    An image is encoded bytes or uint8 [H, W, 3 or 1], tokens are int32 [L]. If
+    `info.max_labels` > 0, 'label' is a sequence of int, also an empty one.
     """
 
 
@@ -187,6 +196,17 @@ def check_label(label: Any, num_classes: int) -> int:
   message = f'label {label} not in [0, {num_classes - 1}]'
   require(0 <= label < num_classes, 'label_out_of_range', message)
   return int(label)
+
+
+def check_labels(
+  labels: Sequence[Any], info: DatasetInfo
+) -> Int32[np.ndarray, ' M']:
+  """Returns labels padded with -1 to `max_labels`; BadRecord as for one."""
+  count, most = len(labels), info.max_labels
+  message = f'{count} labels, more than dataset.max_labels = {most}'
+  require(count <= most, 'too_many_labels', message)
+  checked = [check_label(label, info.num_classes) for label in labels]
+  return pad_rows([checked], (1, most), fill=-1)[0]
 
 
 def check_input(value: np.ndarray, info: DatasetInfo) -> None:

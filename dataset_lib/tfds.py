@@ -1,24 +1,15 @@
-"""Data sets that TFDS prepared, read at random without TensorFlow.
+"""Data sets that TFDS prepared, read at random without TensorFlow."""
 
-ArrayRecord files have an index. The record lengths of TFRecord files are
-scanned once, on opening; the offsets are kept in memory (8 bytes a record).
-"""
-
-import bisect
 import dataclasses
 import functools
-import itertools
+import importlib
 import json
-import os
 import pathlib
 import re
-import struct
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import numpy as np
 from annotated_types import Predicate
-from jaxtyping import Int64
 
 from dataset_lib import fields, source
 from dataset_lib.errors import (
@@ -28,6 +19,7 @@ from dataset_lib.errors import (
   MissingDataError,
 )
 from dataset_lib.image_ops import ImageOptions
+from dataset_lib.record_files import RecordFiles
 
 _INFO_FILE, _FEATURES_FILE = 'dataset_info.json', 'features.json'
 # name, name/config, name:1.2.3. No 'namespace:name': TFDS would fetch those
@@ -36,8 +28,6 @@ _NAME = re.compile(r'([a-z]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?)?')
 _CLASS_KEYS = ('type', 'pythonClassName', 'python_class_name')
 # Names without a dot import nothing.
 _OWN_CLASS = re.compile(r'[^.]*|tensorflow_datasets\..*', re.DOTALL)
-_HEADER = struct.Struct('<QI')  # of TFRecord: length, checksum of the length
-_FOOTER_BYTES = 4  # checksum of the data
 _FORMATS = ('array_record', 'tfrecord')
 
 BuilderName = Annotated[
@@ -48,34 +38,44 @@ DataDir = Annotated[str, "a folder, or '' for ~/tensorflow_datasets"]
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class TfdsImages(ImageOptions):
-  """Encoded images of one split of a prepared builder, and their classes."""
+  """Encoded images of one split of a prepared builder, and their classes.
+
+  A set of several labels a row, Sequence(ClassLabel), needs `max_labels`.
+  """
 
   split: Annotated[
     str, Predicate(source.parts), "a split or a part, like 'train[:90%]'"
   ]
   builder: BuilderName = ''
   data_dir: DataDir = ''
+  max_labels: source.MaxLabels = 0
   max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
   def __post_init__(self) -> None:
     builder = prepared_builder(self.builder, self.data_dir, "dataset 'tfds'")
     self._keys = keys = builder.info.supervised_keys or ()
     features = [builder.info.features[key] for key in keys]
-    kinds = [type(feature).__name__ for feature in features]
-    if kinds != ['Image', 'ClassLabel']:
+    kinds, name = [type(f).__name__ for f in features], builder.info.full_name
+    if kinds == ['Image', 'Sequence']:
+      features[1] = features[1].feature
+      kinds[1] = f'several {type(features[1]).__name__}'
+    if kinds not in (['Image', 'ClassLabel'], ['Image', 'several ClassLabel']):
       found = ' to '.join(kinds) or 'no input to a label'
-      name = builder.info.full_name
       raise InvalidDataError(f'{name} maps {found}, not Image to ClassLabel')
+    if (kinds[1] == 'ClassLabel') != (self.max_labels == 0):
+      expected = f'0 for one label a row, else >= 1; {name} has {kinds[1]}'
+      raise ConfigError('dataset.max_labels', self.max_labels, expected)
     self._examples = Examples(builder, self.split, keys)
     self.where, label = self._examples.where, features[1]
-    names = label.names or ()
-    self.info = self.image_info(label.num_classes, names, len(self._examples))
+    classes = label.num_classes, label.names or ()
+    self.padding = {'label': -1} if self.max_labels else {}
+    self.info = self.image_info(*classes, len(self._examples), self.max_labels)
 
   def __len__(self) -> int:
     return self.info.num_examples
 
   def record(self, index: int) -> dict[str, Any]:
-    """Returns {'image': encoded bytes, 'label': int}; or raises BadRecord."""
+    """Returns {'image': encoded bytes, 'label': int, or several}."""
     example = self._examples[index]
     image, label = (example[key] for key in self._keys)
     return {'image': image, 'label': label}
@@ -99,7 +99,7 @@ class Examples:
       decoders=encoded,
     )
     try:
-      self._shards = shards = list(info.splits[split].file_instructions)
+      shards = list(info.splits[split].file_instructions)
     except (KeyError, ValueError) as error:
       raise MissingDataError(
         f'{name} has no split {split!r}; it has {", ".join(info.splits)} and '
@@ -111,81 +111,23 @@ class Examples:
         f'{name} is stored as {kind}; expected one of {", ".join(_FORMATS)}: '
         'prepare it again with --file_format=array_record'
       )
-    self._starts = [0, *itertools.accumulate(shard.take for shard in shards)]
-    if not len(self):
+    if not sum(shard.take for shard in shards):
       raise InvalidDataError(f'{name}: the split is empty')
-    self.files = sorted({shard.filename for shard in shards})
-    for file in self.files:
-      if not os.path.exists(file):
-        raise MissingDataError(f'missing shard {file}; copy it again')
-    if kind == 'tfrecord':
-      self._offsets = [
-        record_offsets(shard.filename, shard.examples_in_shard)
-        for shard in shards
-      ]
-      self._read: Any = self._read_tfrecord
-    else:
-      from array_record.python import array_record_data_source as array_record
-
-      self._read = array_record.ArrayRecordDataSource(shards).__getitem__
+    self._records = RecordFiles(shards, kind)
+    self.files, self.where = self._records.files, self._records.where
 
   def __len__(self) -> int:
-    return self._starts[-1]
+    return len(self._records)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     """Returns the features of a record; BadRecord if it is damaged."""
     from google.protobuf import message
 
-    try:
-      data = self._read(index)
-    except (OSError, RuntimeError, ValueError, IndexError) as error:
-      raise BadRecord('unreadable', self.where(index), str(error)) from error
+    data = self._records[index]
     try:
       return self._parse(data)
     except (message.DecodeError, KeyError, ValueError) as error:
       raise BadRecord('unparsable', self.where(index), str(error)) from error
-
-  def where(self, index: int) -> str:
-    """Returns the file of a record and its row there."""
-    number, row = self._locate(index)
-    return f'{self._shards[number].filename}, record {row}'
-
-  def _locate(self, index: int) -> tuple[int, int]:
-    """Returns (number of the shard, row in its file) of a record."""
-    number = bisect.bisect_right(self._starts, index) - 1
-    return number, index - self._starts[number] + self._shards[number].skip
-
-  def _read_tfrecord(self, index: int) -> bytes:
-    number, row = self._locate(index)
-    start, end = self._offsets[number][row : row + 2]
-    size = int(end - start) - _HEADER.size - _FOOTER_BYTES
-    # Opened per read: a data set may have more shards than a process may
-    # have open files, and a file object's position is not thread-safe.
-    with open(self._shards[number].filename, 'rb', buffering=0) as file:
-      file.seek(int(start) + _HEADER.size)
-      data = file.read(size)
-    if len(data) != size:
-      raise OSError(f'cut short: expected {size} bytes, got {len(data)}')
-    return data
-
-
-def record_offsets(filename: str, num_records: int) -> Int64[np.ndarray, ' M']:
-  """Returns the offsets of a TFRecord file's records, and at the end its size.
-
-  Raises InvalidDataError unless it holds exactly `num_records` records.
-  """
-  size, offsets = os.path.getsize(filename), [0]
-  with open(filename, 'rb') as file:
-    while len(offsets) <= num_records and offsets[-1] + _HEADER.size <= size:
-      file.seek(offsets[-1])
-      length, _ = _HEADER.unpack(file.read(_HEADER.size))
-      offsets.append(offsets[-1] + _HEADER.size + length + _FOOTER_BYTES)
-  if len(offsets) <= num_records or offsets[-1] != size:
-    raise InvalidDataError(
-      f'{filename} does not hold exactly {num_records} records in its {size} '
-      'bytes; it is damaged or cut short, copy or prepare it again'
-    )
-  return np.array(offsets, np.int64)
 
 
 def _refuse_foreign_code(file: pathlib.Path) -> None:
@@ -210,19 +152,24 @@ def _refuse_foreign_code(file: pathlib.Path) -> None:
     raise InvalidDataError(f'{file} is damaged: {error}') from error
 
 
+def load(module: str, user: str) -> Any:
+  """Imports a module of TFDS; MissingDataError, naming `user`, without it."""
+  try:
+    return importlib.import_module(module)
+  except ImportError as error:
+    raise MissingDataError(
+      f'{user} needs tensorflow-datasets: pip install '
+      "'adaptive-computation[tfds]'"
+    ) from error
+
+
 def prepared_builder(name: str, data_dir: str, user: str) -> Any:
   """Returns the TFDS builder of a data set that is on disk.
 
   `data_dir` is that of TFDS, '' for its default, or the folder of one version.
   `user`: name used in the error if TFDS is not installed.
   """
-  try:
-    import tensorflow_datasets as tfds
-  except ImportError as error:
-    raise MissingDataError(
-      f'{user} needs tensorflow-datasets: pip install '
-      "'adaptive-computation[tfds]'"
-    ) from error
+  tfds = load('tensorflow_datasets', user)
   folder = pathlib.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
   if data_dir and (folder / _INFO_FILE).is_file():
     _refuse_foreign_code(folder / _FEATURES_FILE)

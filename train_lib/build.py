@@ -41,7 +41,8 @@ class Setup:
       boxed = jax.eval_shape(self._initial)
     optimizers.check_trainable(self.stages, boxed.params)
     self.mesh = sharding.make_mesh(config.mesh)
-    sharding.check_batch_size(config, self.mesh)
+    together = self.task.rows_together
+    sharding.check_batch_size(config, self.mesh, together)
     # Shapes, dtypes and shardings of a state.
     self.abstract: TrainState = sharding.abstract(boxed, self.mesh)
     with jax.set_mesh(self.mesh):

@@ -22,31 +22,53 @@ from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN
 from serve_lib.decisions import ClassifierPolicy, OneStage, check_no_options
 from serve_lib.items import ItemReader, images, token_rows
+from train_lib import mixup
 from train_lib.task import Batch, Task, complete_model, construct
 
 
 class Classification(Task):
-  """Softmax cross-entropy, with label smoothing as an option.
+  """Softmax cross-entropy, with label smoothing and mixup as options.
 
   `model.name` is `'module:Class'` of a Linen module with the other fields.
   """
 
   MODEL: ClassVar[type[nn.Module]] = nn.Module  # required base class
+  MULTI_LABEL: ClassVar[bool] = False  # rows of the data have several labels
 
   @dataclasses.dataclass(frozen=True)
   class Loss:
     """Legal fields of `loss`."""
 
     label_smoothing: Annotated[float, Interval(ge=0.0, le=0.999)] = 0.0
+    # Parameter of the Beta distribution of `train_lib.mixup`; 0 mixes nothing.
+    mixup: Annotated[float, Interval(ge=0.0, le=100.0)] = 0.0
 
   @classmethod
   def validate_config(cls, config: dict[str, Any]) -> None:
     """Checks `loss` and `model`; see `Task.validate_config`."""
     super().validate_config(config)
     config['model'] = complete_model(config['model'], cls.MODEL)
+    alpha = config['loss'].get('mixup', 0.0)
+    if alpha and 'image_size' not in config['dataset']:
+      raise ConfigError('loss.mixup', alpha, '0 for inputs other than images')
+
+  @property
+  def rows_together(self) -> int:
+    """Two rows of a mixup pair; see `Task.rows_together`."""
+    return mixup.PAIR if self.mixes else 1
+
+  @property
+  def mixes(self) -> bool:
+    """True if training mixes images, by the field `loss.mixup`."""
+    return self.config['loss'].get('mixup', 0.0) > 0.0
 
   def build_model(self) -> Any:
-    """Returns the module of `config.model`."""
+    """Returns the module of `config.model`; checks the kind of the labels."""
+    most = self.info.max_labels
+    if bool(most) != self.MULTI_LABEL:
+      expected = '>= 1, with labels of' if self.MULTI_LABEL else '0, without'
+      expected = f'{expected} several classes a row, for {type(self).__name__}'
+      raise ConfigError('dataset.max_labels', most, expected)
     return construct(self.config, self.info.num_classes)
 
   def example(self) -> dict[str, Array]:
@@ -86,13 +108,37 @@ class Classification(Task):
     return {'examples': jnp.maximum(self.row_weights(batch).sum(), 1.0)}
 
   def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
-    """Returns the weighted mean cross-entropy plus `extra_loss`."""
-    logits, out = self.apply(params, model_state, batch, row_keys)
-    entropy = self.cross_entropy(logits, batch)
+    """Returns the weighted mean cross-entropy plus `extra_loss`.
+
+    In training with mixup the model reads mixed images. Cross-entropy is linear
+    in the targets, so those of both labels are mixed instead of the labels;
+    metrics compare with the label of the row itself.
+    """
+    if self.mixes and row_keys is not None:
+      logits, out, entropy = self.apply_mixed(
+        params, model_state, batch, row_keys
+      )
+    else:
+      logits, out = self.apply(params, model_state, batch, row_keys)
+      entropy = self.cross_entropy(logits, batch)
     loss = (entropy * self.row_weights(batch)).sum() / norm['examples']
     extra, metrics = self.extra_loss(out, batch, norm, knobs)
     metrics |= self.quality(logits, entropy, batch)
     return loss + extra, (metrics, model_state)
+
+  def apply_mixed(self, params, model_state, batch, row_keys):
+    """Runs the model on mixed images; returns (logits, out, entropy `[B]`)."""
+    alpha = self.config['loss']['mixup']
+    share = mixup.shares(row_keys, batch['mask'], alpha)
+    images, key = self.inputs(batch), self.info.input_key
+    own = share[:, None, None, None]
+    mixed = own * images + (1.0 - own) * mixup.partners(images)
+    read = {**batch, key: mixed}
+    logits, out = self.apply(params, model_state, read, row_keys)
+    other = {**batch, 'label': mixup.partners(batch['label'])}
+    entropy = share * self.cross_entropy(logits, batch)
+    entropy += (1.0 - share) * self.cross_entropy(logits, other)
+    return logits, out, entropy
 
   def extra_loss(self, out, batch, norm, knobs) -> tuple[Array, dict[str, Any]]:
     """Returns loss and metrics from `out`; here zero and no metrics."""

@@ -111,10 +111,16 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
   }
 
 
-def check_batch_size(config: Any, mesh: Mesh) -> None:
-  """Raises `ConfigError` unless rows divide over devices and micro-batches."""
+def check_batch_size(config: Any, mesh: Mesh, together: int = 1) -> None:
+  """Raises `ConfigError` unless rows divide over devices and micro-batches.
+
+  `together`: rows that one device holds together, 2 for mixup.
+  """
   micro, devices = config.num_micro, mesh.shape['data'] * mesh.shape['fsdp']
-  if config.batch_size % (devices * micro):
+  multiple = devices * micro * together
+  if config.batch_size % multiple:
     product = f'{devices} devices along data x fsdp times num_micro={micro}'
-    expected = f'a multiple of {devices * micro}: {product}'
+    if together > 1:
+      product += f' times {together} rows that are mixed'
+    expected = f'a multiple of {multiple}: {product}'
     raise ConfigError('batch_size', config.batch_size, expected)

@@ -52,6 +52,11 @@ class Task(abc.ABC):
     """
     config['loss'] = fields.check(cls.Loss, config['loss'], 'loss')
 
+  @property
+  def rows_together(self) -> int:
+    """Consecutive rows of one device and micro-batch that the loss combines."""
+    return 1
+
   @abc.abstractmethod
   def build_model(self) -> Any:
     """Returns the Linen module; raises `ConfigError` on an illegal field."""

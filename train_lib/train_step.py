@@ -118,9 +118,8 @@ def _accumulate(task: Task, num_micro: int, state, frozen, batch, knobs):
   norm = task.normalizers(batch)
   key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
   keys = jax.random.split(key, batch['mask'].shape[0])  # of the rows
-  # Micro-batch i takes rows i, i + num_micro, ...: no row changes its device.
   micro = jax.tree.map(
-    lambda x: x.reshape(-1, num_micro, *x.shape[1:]).swapaxes(0, 1),
+    lambda x: _micro_batches(x, num_micro, task.rows_together),
     (dict(batch), keys),
   )
 
@@ -140,6 +139,16 @@ def _accumulate(task: Task, num_micro: int, state, frozen, batch, knobs):
   )
   metrics = {name: stacked.reduce() for name, stacked in metrics.items()}
   return loss, grads, metrics, model_state
+
+
+def _micro_batches(x: Any, num_micro: int, together: int) -> Any:
+  """Splits rows `[B, ...]` into micro-batches `[num_micro, R, ...]`.
+
+  Micro-batch i takes groups i, i + num_micro, ... of rows that stay together,
+  one row each unless the task says otherwise: no row changes its device.
+  """
+  groups = x.reshape(-1, num_micro, together, *x.shape[1:]).swapaxes(0, 1)
+  return groups.reshape(num_micro, -1, *x.shape[1:])
 
 
 def _zero_unless(mask: Any, tree: Any) -> Any:

@@ -1,4 +1,7 @@
-"""A folder for files of texts, whose tokenizer knows `word_rows.VOCABULARY`."""
+"""A folder for files of texts, and a cache folder for indexes of records.
+
+The tokenizer of the texts knows `word_rows.VOCABULARY`.
+"""
 
 import pytest
 
@@ -13,3 +16,11 @@ def root(tmp_path):
   (folder / 'vocab.txt').write_text('\n'.join(word_rows.VOCABULARY))
   (tmp_path / 'data').mkdir()
   return tmp_path / 'data'
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+  """An empty cache folder instead of the user's."""
+  folder = tmp_path_factory.mktemp('cache')
+  monkeypatch.setenv('XDG_CACHE_HOME', str(folder))
+  return folder

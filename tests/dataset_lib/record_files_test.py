@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from dataset_lib import tfds
+from dataset_lib import record_files
 from dataset_lib.errors import InvalidDataError
 
 # The TFRecord framing; the checksums are not read.
@@ -30,7 +30,12 @@ def flip(byte):
 def test_a_damaged_shard_is_named(tmp_path, data, count):
   path = tmp_path / 'shard-0'
   path.write_bytes(SHARD)
-  assert tfds.record_offsets(str(path), 3).tolist() == [0, 18, 34, len(SHARD)]
+  assert record_files.record_offsets(str(path), 3).tolist() == [
+    0,
+    18,
+    34,
+    len(SHARD),
+  ]
   path.write_bytes(data)
   with pytest.raises(InvalidDataError, match='shard-0'):
-    tfds.record_offsets(str(path), count)
+    record_files.record_offsets(str(path), count)

@@ -1,0 +1,110 @@
+"""RandAugment (Cubuk et al., 2020, arXiv:1909.13719) with Pillow.
+
+Operations and magnitudes are those of big_vision, from which the settings
+(2, 10) and (2, 15) of AdaTape's Table 5 come: 10 is the strongest magnitude of
+AutoAugment, and RandAugment goes on to 30. As there, posterizing gets weaker
+with the magnitude, and solarizing does nothing from 10 on. Distances are shares
+of the image, equal to big_vision's pixels at 224 x 224.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import PIL.Image
+from jaxtyping import UInt8
+from PIL import ImageEnhance, ImageOps
+
+Picture = PIL.Image.Image
+# A picture, magnitude / 10, and the random numbers of the image.
+Operation = Callable[[Picture, float, np.random.Generator], Picture]
+
+GREY = (128, 128, 128)  # of pixels from outside of the image
+_THRESHOLD = 128  # of solarize_add, which brightens darker pixels
+_TRANSLATE, _CUTOUT = 100 / 224, 40 / 224  # shares of the image at magnitude 10
+
+
+def _sign(rng: np.random.Generator) -> int:
+  return 1 if rng.random() < 0.5 else -1
+
+
+def _affine(image: Picture, *rows: float) -> Picture:
+  method = PIL.Image.Transform.AFFINE
+  return image.transform(image.size, method, rows, fillcolor=GREY)
+
+
+def _rotate(image, level, rng):
+  return image.rotate(_sign(rng) * 30 * level, fillcolor=GREY)
+
+
+def _shear_x(image, level, rng):
+  return _affine(image, 1, _sign(rng) * 0.3 * level, 0, 0, 1, 0)
+
+
+def _shear_y(image, level, rng):
+  return _affine(image, 1, 0, 0, _sign(rng) * 0.3 * level, 1, 0)
+
+
+def _translate_x(image, level, rng):
+  pixels = _sign(rng) * _TRANSLATE * level * image.width
+  return _affine(image, 1, 0, pixels, 0, 1, 0)
+
+
+def _translate_y(image, level, rng):
+  pixels = _sign(rng) * _TRANSLATE * level * image.height
+  return _affine(image, 1, 0, 0, 0, 1, pixels)
+
+
+def _solarize_add(image, level, rng):
+  value, added = np.arange(256), int(110 * level)
+  brighter = np.where(value < _THRESHOLD, np.minimum(value + added, 255), value)
+  return image.point(brighter.tolist() * 3)
+
+
+def _cutout(image, level, rng):
+  x, y = int(rng.integers(image.width)), int(rng.integers(image.height))
+  half = [round(_CUTOUT * level * side) for side in image.size]
+  image = image.copy()
+  image.paste(GREY, (x - half[0], y - half[1], x + half[0], y + half[1]))
+  return image
+
+
+def _enhanced(kind: Callable[[Picture], ImageEnhance._Enhance]) -> Operation:
+  return lambda image, level, rng: kind(image).enhance(0.1 + 1.8 * level)
+
+
+OPERATIONS: dict[str, Operation] = {
+  'autocontrast': lambda image, level, rng: ImageOps.autocontrast(image),
+  'equalize': lambda image, level, rng: ImageOps.equalize(image),
+  'invert': lambda image, level, rng: ImageOps.invert(image),
+  'rotate': _rotate,
+  # At most the 8 bits there are.
+  'posterize': lambda image, level, rng: ImageOps.posterize(
+    image, min(int(4 * level), 8)
+  ),
+  'solarize': lambda image, level, rng: ImageOps.solarize(
+    image, int(256 * level)
+  ),
+  'color': _enhanced(ImageEnhance.Color),
+  'contrast': _enhanced(ImageEnhance.Contrast),
+  'brightness': _enhanced(ImageEnhance.Brightness),
+  'sharpness': _enhanced(ImageEnhance.Sharpness),
+  'shear_x': _shear_x,
+  'shear_y': _shear_y,
+  'translate_x': _translate_x,
+  'translate_y': _translate_y,
+  'cutout': _cutout,
+  'solarize_add': _solarize_add,
+}
+
+
+def augment(
+  image: UInt8[np.ndarray, 'H W 3'],
+  rng: np.random.Generator,
+  operations: int,
+  magnitude: int,
+) -> UInt8[np.ndarray, 'H W 3']:
+  """Applies operations, drawn with replacement, of one magnitude in [0, 30]."""
+  picture, table = PIL.Image.fromarray(image), tuple(OPERATIONS.values())
+  for number in rng.integers(len(table), size=operations):
+    picture = table[number](picture, magnitude / 10, rng)
+  return np.asarray(picture)

@@ -1,0 +1,229 @@
+"""Random access to the records of TFRecord and ArrayRecord shards.
+
+ArrayRecord files have an index. That of a TFRecord file is made once, by a scan
+of the lengths of its records, and kept in the cache folder
+(`$XDG_CACHE_HOME/adaptive_computation`, by default in `~/.cache`): 8 bytes a
+record. It is made again if the size or time of the file changes. Memory grows
+with the number of shards, not of records.
+"""
+
+import array
+import bisect
+import concurrent.futures
+import contextlib
+import hashlib
+import itertools
+import os
+import pathlib
+import struct
+import tempfile
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import filelock
+import numpy as np
+from jaxtyping import Int64
+
+from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
+
+Kind = Literal['array_record', 'tfrecord']
+_HEADER = struct.Struct('<QI')  # of TFRecord: length, checksum of the length
+_FOOTER_BYTES = 4  # checksum of the data
+_FRAME_BYTES = _HEADER.size + _FOOTER_BYTES
+# Of an index: the file's time in ns, then `record_offsets`.
+_WORD = np.dtype('<i8')
+_THREADS = 32  # shards opened at once; network file systems answer slowly
+
+
+class Shard(NamedTuple):
+  """Records [skip, skip + take) of a file; named as in TFDS."""
+
+  filename: str
+  skip: int
+  take: int
+  examples_in_shard: int  # of the file
+
+
+class RecordFiles:
+  """The records of some shards, by index, from several threads.
+
+  Raises MissingDataError or InvalidDataError for shards that are missing,
+  damaged, or hold other numbers of records than they say.
+  """
+
+  def __init__(self, shards: Sequence[Any], kind: Kind):
+    self._shards = shards
+    self._starts = [0, *itertools.accumulate(shard.take for shard in shards)]
+    self.files = sorted({shard.filename for shard in shards})
+    for file in self.files:
+      if not os.path.exists(file):
+        raise MissingDataError(f'missing shard {file}; copy it again')
+    self._indexes: list[pathlib.Path] = []
+    if kind == 'tfrecord':
+      with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+        self._indexes = list(pool.map(_index_of_shard, shards))
+      self._read: Any = self._read_tfrecord
+    else:
+      from array_record.python import array_record_data_source as array_record
+
+      self._read = array_record.ArrayRecordDataSource(shards).__getitem__
+
+  def __len__(self) -> int:
+    return self._starts[-1]
+
+  def __getitem__(self, index: int) -> bytes:
+    """Returns a record; raises BadRecord if it cannot be read."""
+    try:
+      return self._read(index)
+    except (OSError, RuntimeError, ValueError, IndexError) as error:
+      raise BadRecord('unreadable', self.where(index), str(error)) from error
+
+  def where(self, index: int) -> str:
+    """Returns the file of a record and its row there."""
+    number, row = self._locate(index)
+    return f'{self._shards[number].filename}, record {row}'
+
+  def _locate(self, index: int) -> tuple[int, int]:
+    """Returns (number of the shard, row in its file) of a record."""
+    number = bisect.bisect_right(self._starts, index) - 1
+    return number, index - self._starts[number] + self._shards[number].skip
+
+  def _read_tfrecord(self, index: int) -> bytes:
+    number, row = self._locate(index)
+    shard, path = self._shards[number], self._indexes[number]
+    data = _read_row(shard.filename, path, row)
+    if data is None:  # a damaged index, or a damaged record, which raises
+      tfrecord_index(shard.filename, shard.examples_in_shard, again=True)
+      data = _read_row(shard.filename, path, row)
+    if data is None:
+      raise OSError('the file changes while it is read')
+    return data
+
+
+def _read_row(file: str, index: pathlib.Path, row: int) -> bytes | None:
+  """Returns a record, None if its length is not that of the index."""
+  # Both files are opened per read, and the index is not mapped: a data set may
+  # have more shards than a process may have open files, which mappings count
+  # as, and a file object's position is not thread-safe.
+  start, end = np.fromfile(index, _WORD, 2, offset=(1 + row) * _WORD.itemsize)
+  size = int(end - start) - _FRAME_BYTES
+  with open(file, 'rb', buffering=0) as opened:
+    opened.seek(start)
+    header = opened.read(_HEADER.size)
+    if header and header[:8] != size.to_bytes(8, 'little', signed=True):
+      return None
+    data = opened.read(size)
+  if len(data) != size:
+    raise OSError(f'cut short: expected {size} bytes, got {len(data)}')
+  return data
+
+
+def count_records(files: Sequence[str], kind: Kind) -> list[int]:
+  """Returns the number of records of each file; makes missing indexes."""
+  count = _count_tfrecord if kind == 'tfrecord' else _count_array_record
+  with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+    return list(pool.map(count, files))
+
+
+def _count_tfrecord(file: str) -> int:
+  return tfrecord_index(file).stat().st_size // _WORD.itemsize - 2
+
+
+def _count_array_record(file: str) -> int:
+  from array_record.python import array_record_module
+
+  try:
+    reader = array_record_module.ArrayRecordReader(file)
+    count = reader.num_records()
+    reader.close()
+  except (RuntimeError, ValueError) as error:
+    raise InvalidDataError(f'{file} is damaged: {error}') from error
+  return count
+
+
+def _index_of_shard(shard: Any) -> pathlib.Path:
+  return tfrecord_index(shard.filename, shard.examples_in_shard)
+
+
+def tfrecord_index(
+  file: str, num_records: int | None = None, again: bool = False
+) -> pathlib.Path:
+  """Returns the index of a TFRecord file, made if missing or out of date.
+
+  Processes of a machine that start at once make it once, and none reads a part
+  of it. `again` makes it in any case. Raises InvalidDataError as
+  `record_offsets`, MissingDataError if the cache folder cannot be written.
+  """
+  path, stat = _index_path(file), os.stat(file)
+  if not again and _is_index(path, stat, num_records):
+    return path
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(f'{path}.lock'):
+      if again or not _is_index(path, stat, num_records):
+        offsets = record_offsets(file, num_records)
+        _write(path, np.append(_WORD.type(stat.st_mtime_ns), offsets))
+  except OSError as error:
+    raise MissingDataError(
+      f'cannot make the index {path} of {file}: {error}; set XDG_CACHE_HOME '
+      'to a folder that can be written'
+    ) from error
+  return path
+
+
+def _index_path(file: str) -> pathlib.Path:
+  cache = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+  name = hashlib.sha256(os.path.realpath(file).encode()).hexdigest()[:32]
+  folder = pathlib.Path(cache).expanduser() / 'adaptive_computation/offsets'
+  return folder / name
+
+
+def _is_index(
+  path: pathlib.Path, stat: os.stat_result, num_records: int | None
+) -> bool:
+  """Whether time, size and count are those of the file, without a scan."""
+  try:
+    length, rest = divmod(path.stat().st_size, _WORD.itemsize)
+    last = max(length - 1, 0) * _WORD.itemsize
+    ends = np.fromfile(path, _WORD, 2), np.fromfile(path, _WORD, 1, offset=last)
+  except OSError:
+    return False
+  is_whole = num_records in (None, length - 2) and not rest
+  expected = [stat.st_mtime_ns, 0, stat.st_size]
+  return is_whole and np.concatenate(ends).tolist() == expected
+
+
+def _write(path: pathlib.Path, words: Int64[np.ndarray, ' W']) -> None:
+  """Replaces a file atomically, with fsync."""
+  with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+    try:
+      words.tofile(file)
+      os.fsync(file.fileno())
+      os.replace(file.name, path)
+    except BaseException:
+      with contextlib.suppress(OSError):
+        os.unlink(file.name)
+      raise
+
+
+def record_offsets(
+  filename: str, num_records: int | None = None
+) -> Int64[np.ndarray, ' M']:
+  """Returns the offsets of a TFRecord file's records, and at the end its size.
+
+  Raises InvalidDataError unless it holds whole records, exactly `num_records`
+  of them if that is given.
+  """
+  size, offsets = os.path.getsize(filename), array.array('q', [0])
+  with open(filename, 'rb') as file:
+    while offsets[-1] + _HEADER.size <= size:
+      file.seek(offsets[-1])
+      length, _ = _HEADER.unpack(file.read(_HEADER.size))
+      offsets.append(min(offsets[-1] + length + _FRAME_BYTES, size + 1))
+  if offsets[-1] != size or num_records not in (None, len(offsets) - 1):
+    held = 'whole records' if num_records is None else f'{num_records} records'
+    raise InvalidDataError(
+      f'{filename} does not hold exactly {held} in its {size} bytes; it is '
+      'damaged or cut short, copy or prepare it again'
+    )
+  return np.array(offsets, np.int64)

@@ -1,0 +1,48 @@
+"""Mixup (Zhang et al., 2017) of pairs of rows: 0 with 1, 2 with 3, ...
+
+A train step keeps a pair on its device and in its micro-batch, so mixing needs
+no communication and does not depend on devices, hosts or micro-batches.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.special
+from jaxtyping import Array, Float, Float32, Key, Shaped
+
+from model_lib import row_random
+
+PAIR = 2  # rows
+_QUANTILES = 4096
+
+
+def partners(x: Shaped[Array, 'B ...']) -> Shaped[Array, 'B ...']:
+  """Returns rows 1, 0, 3, 2, ... of an array with an even number of rows."""
+  return x.reshape(-1, PAIR, *x.shape[1:])[:, ::-1].reshape(x.shape)
+
+
+def shares(
+  row_keys: Key[Array, ' B'], mask: Float[Array, ' B'], alpha: float
+) -> Float[Array, ' B']:
+  """Returns the share of each row in its mix, float32 in [1/2, 1].
+
+  It is max(s, 1 - s) of s ~ Beta(alpha, alpha), as in big_vision, so a row has
+  the larger share in its own mix; 1 if the partner is padding.
+  """
+  keys = row_random.fold_rows(row_keys, 'mixup')
+  # A table, because `jax.random.beta` rejects samples in a loop that runs until
+  # the rows of all devices are done, which they would have to communicate.
+  draw = functools.partial(
+    jax.random.randint, shape=(), minval=0, maxval=_QUANTILES
+  )
+  drawn = jnp.asarray(_quantiles(alpha))[jax.vmap(draw)(keys)]
+  return jnp.where(partners(mask) > 0, drawn, 1.0)
+
+
+@functools.cache
+def _quantiles(alpha: float) -> Float32[np.ndarray, ' Q']:
+  """Returns equally likely values of max(s, 1 - s), ascending."""
+  upper = 0.5 + (np.arange(_QUANTILES) + 0.5) / (2 * _QUANTILES)
+  return scipy.special.betaincinv(alpha, alpha, upper).astype(np.float32)

@@ -1,0 +1,49 @@
+"""Classification of images that have several labels, as on JFT-300M."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from dataset_lib.errors import ConfigError
+from eval_lib.metrics import Average
+from train_lib.classification import Classification
+from train_lib.task import Batch
+
+
+class MultiLabel(Classification):
+  """Sigmoid cross-entropy summed over the classes, as ViT on JFT.
+
+  The labels of a batch are class ids, int32 `[B, max_labels]` padded with -1.
+  With the losses of a family: `class Mine(MultiLabel, TapeClassification)`.
+  """
+
+  MULTI_LABEL = True
+
+  @classmethod
+  def validate_config(cls, config):
+    """Also refuses label smoothing; see `Task.validate_config`."""
+    super().validate_config(config)
+    smoothing = config['loss']['label_smoothing']
+    if smoothing:
+      expected = '0: a sigmoid of each class is trained on its labels'
+      raise ConfigError('loss.label_smoothing', smoothing, expected)
+
+  def cross_entropy(
+    self, logits: Float[Array, 'B K'], batch: Batch
+  ) -> Float[Array, ' B']:
+    """Returns the sum over the classes of each row in nats, float32."""
+    # Ids of -1 are rows of zeros.
+    targets = jax.nn.one_hot(batch['label'], logits.shape[-1]).max(1)
+    losses = optax.sigmoid_binary_cross_entropy(
+      logits.astype(jnp.float32), targets
+    )
+    return losses.sum(-1)
+
+  def quality(self, logits, entropy, batch):
+    """Returns precision@1, named accuracy, and the cross-entropy."""
+    top = logits.argmax(-1)[:, None] == batch['label']
+    return {
+      'accuracy': Average.from_values(top.any(-1), batch['mask']),
+      'cross_entropy': Average.from_values(entropy, batch['mask']),
+    }
