@@ -174,7 +174,7 @@ def task_of(config: Any) -> Task:
   return build_task(config, info)
 
 
-def counts(task: Task) -> dict[str, float]:
+def counts(task: Task) -> dict[str, int | float]:
   """Returns parameters and multiply-adds of an image; computes no weights.
 
   'macs' is by formula; 'compiler_macs' is half of the FLOPs that XLA counts in
@@ -196,7 +196,7 @@ def counts(task: Task) -> dict[str, float]:
 
 def printed_columns(
   printed: Printed, baseline: Printed
-) -> dict[str, float | None]:
+) -> dict[str, int | float | None]:
   """Returns the paper's numbers as columns of the same units."""
   return {
     'paper_parameters': printed.parameters and printed.parameters * 1e6,
