@@ -135,7 +135,7 @@ class PonderViT(ImageModel, kw_only=True):
     return logits, out
 
   def flops(
-    self, input_shape: tuple[int, ...], steps: float | None = None
+    self, input_shape: tuple[int, ...], steps: int | float | None = None
   ) -> float:
     """Returns the FLOPs of one image `[H, W, E]` with one head; see `flops`.
 

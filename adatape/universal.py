@@ -58,7 +58,7 @@ class UniversalTransformer(Pondering):
     return logits, {'features': features, 'ponder': ponder}
 
   def flops(
-    self, input_shape: tuple[int, ...], steps: float | None = None
+    self, input_shape: tuple[int, ...], steps: int | float | None = None
   ) -> float:
     """Returns the FLOPs of one sequence `[N]`; see `UniversalViT.flops`."""
     steps = self.max_steps if steps is None else steps
@@ -89,7 +89,9 @@ class ImageModel(nn.Module, kw_only=True):
     patches = flops.num_patches(input_shape, self.patch_size)
     return patches + (self.pool == 'cls')
 
-  def image_flops(self, input_shape: tuple[int, ...], blocks: float) -> float:
+  def image_flops(
+    self, input_shape: tuple[int, ...], blocks: int | float
+  ) -> float:
     """Returns the FLOPs of embedding, a number of blocks, and head."""
     tokens = self.image_tokens(input_shape)
     return (
@@ -119,7 +121,7 @@ class UniversalViT(ImageModel, Pondering, kw_only=True):
     return logits, {'features': features, 'ponder': ponder}
 
   def flops(
-    self, input_shape: tuple[int, ...], steps: float | None = None
+    self, input_shape: tuple[int, ...], steps: int | float | None = None
   ) -> float:
     """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`.
 
@@ -167,7 +169,7 @@ class UViT(ImageModel, Pondering, kw_only=True):
     return logits, {'features': features, 'ponder': ponder}
 
   def flops(
-    self, input_shape: tuple[int, ...], steps: float | None = None
+    self, input_shape: tuple[int, ...], steps: int | float | None = None
   ) -> float:
     """Returns the FLOPs of one image; see `UniversalViT.flops`."""
     steps = self.ut_steps if steps is None else steps

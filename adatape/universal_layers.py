@@ -158,9 +158,9 @@ class UnsharedEncoder(UniversalEncoder):
         layer(x)
     (score, weights), *pure = [layer.unbind() for layer in layers]
 
-    def step(state: Array, n: int) -> tuple[Array, Array]:
+    def step(state: Array, n: int) -> Any:
       x = add_coordinates(state, n) if self.coordinates else state
-      logits = score.apply(weights, x)
+      logits: Any = score.apply(weights, x)
       block, variables = pure[n]
       keys = row_random.fold_rows(row_keys, names[n])
       new = block.apply(variables, x, valid, keys)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from adatape import universal
-from model_lib.layers import EncoderBlock, LayerNorm
-from model_lib.vit import sincos1d
+from tests.adatape import plain_baselines
 from tests.model_lib import plain
 
 SIZES = {'num_classes': 2, 'width': 16, 'mlp_dim': 32, 'num_heads': 4}
@@ -39,43 +38,17 @@ def run(model, tokens, row_keys=None, mask=None):
 
 
 def loop(tokens, length, model):
-  """One row, its padding cut off, ACT token by token in NumPy."""
-  params = VARIABLES['params']
+  """One row, its padding cut off, in NumPy."""
+  params = plain.float64(VARIABLES['params'])
   step = params['encoder']['step']
   embedding = params['tokens']['embedding'][tokens[:length]]
   state = np.concatenate([params['tokens']['cls'][0], embedding])
-  count, width = state.shape
-  places = sincos1d(np.arange(count, dtype=np.float32), width)
-  block = EncoderBlock(num_heads=model.num_heads, mlp_dim=model.mlp_dim)
-  total, remainder = np.zeros(count), np.zeros(count)
-  steps, output = np.zeros(count, int), np.zeros(state.shape)
-  running = np.ones(count, bool)
-  for n in range(model.max_steps):
-    time = sincos1d(np.array([n], np.float32), width)
-    x = state + np.asarray(places) + np.asarray(time)
-    score = x @ step['score']['kernel'][:, 0] + step['score']['bias']
-    score = 1 / (1 + np.exp(-score))
-    if model.halting == 'example':
-      score = np.full(count, score.mean())
-    new = block.apply({'params': step['block']}, jnp.asarray(x[None]))
-    new = np.asarray(new)[0]
-    for i in np.flatnonzero(running):
-      steps[i] += 1
-      weight = score[i]
-      if total[i] + score[i] >= 0.99 or n == model.max_steps - 1:
-        weight = remainder[i] = 1 - total[i]
-        running[i] = False
-      if model.combination == 'accumulated':
-        output[i] += weight * new[i]
-      else:
-        output[i] = weight * new[i] + (1 - weight) * output[i]
-      total[i] += score[i]
-      state[i] = new[i]
-  normed = LayerNorm().apply(
-    {'params': params['encoder']['norm']}, jnp.asarray(output, jnp.float32)
+  blocks = [step['block']] * model.max_steps
+  output, steps, remainder = plain_baselines.act(
+    state, blocks, step['score'], model
   )
-  head = params['head']
-  logits = np.asarray(normed)[0] @ head['kernel'] + head['bias']
+  normed = plain.layer_norm(params['encoder']['norm'], output[0])
+  logits = plain.dense(params['head'], normed)
   return logits, steps.mean(), (steps + remainder).mean(), steps.max()
 
 
@@ -114,15 +87,6 @@ def test_cost_trains_the_score_and_not_the_head():
   np.testing.assert_array_equal(gradient['encoder']['norm']['scale'], 0.0)
   # More score, less remainder.
   assert float(gradient['encoder']['step']['score']['bias'][0]) < 0
-
-
-def test_images_in_both_forms():
-  model = universal.UniversalViT(max_steps=4, patch_size=4, pool='gap', **SIZES)
-  images = jax.random.normal(jax.random.key(1), (2, 8, 8, 3))
-  variables = variables_of(model, images)
-  logits, _ = jax.jit(model.apply)(variables, images)
-  dynamic, _ = jax.jit(model.clone(dynamic=True).apply)(variables, images)
-  np.testing.assert_allclose(logits, dynamic, atol=1e-6)
 
 
 def test_width_too_small_for_sines_is_named():

@@ -10,7 +10,8 @@ from model_lib import halting, pondering
 
 def contraction(state, n):
   """A step whose score depends on the item and on the step."""
-  new = 0.7 * state + jnp.sin(state[..., ::-1]) + 0.1 * n.astype(jnp.float32)
+  time = jnp.asarray(n, jnp.float32)
+  new = 0.7 * state + jnp.sin(state[..., ::-1]) + 0.1 * time
   return new, jax.nn.sigmoid(new.sum(-1) - 1.0)
 
 
@@ -23,17 +24,37 @@ def test_scan_and_while_loop_agree(combination, max_steps, rule):
   arguments = dict(
     max_steps=max_steps, combination=combination, rule=halting.rule(rule)
   )
-  masked, looped = (
-    pondering.ponder(contraction, state, valid, dynamic=dynamic, **arguments)
+  masked, looped, unrolled, stopped = (
+    pondering.ponder(
+      contraction, state, valid, dynamic=dynamic, unroll=unroll, **arguments
+    )
+    for unroll in (False, True)
     for dynamic in (False, True)
   )
-  assert int(masked.depth) == max_steps
-  assert int(looped.depth) == int(masked.halting.steps.max())
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    (masked.halting, masked.output),
-    (looped.halting, looped.output),
-  )
+  assert int(masked.depth) == int(unrolled.depth) == max_steps
+  depth = int(masked.halting.steps.max())
+  assert int(looped.depth) == int(stopped.depth) == depth
+  for other in (looped, unrolled, stopped):
+    jax.tree.map(np.testing.assert_array_equal, masked.halting, other.halting)
+    np.testing.assert_array_equal(masked.output, other.output)
+
+
+def test_states_that_are_not_frozen_go_on_after_halting():
+  state = jnp.zeros((2, 1))
+  arguments = dict(
+    max_steps=4, trace=lambda before, after, halting: after,
+    rule=halting.rule('straight_through'),
+  )  # fmt: skip
+
+  def count(state, n):
+    return state + 1.0, jnp.array([0.5, 0.25])
+
+  for freeze, last in ((True, [2.0, 4.0]), (False, [4.0, 4.0])):
+    result = pondering.ponder(
+      count, state, jnp.ones(2, bool), freeze=freeze, **arguments
+    )
+    np.testing.assert_array_equal(result.trace[-1, :, 0], last)
+    np.testing.assert_array_equal(result.output[:, 0], [2.0, 4.0])
 
 
 def temporary_bytes(max_steps, remat_chunk):
@@ -70,6 +91,7 @@ def test_memory_of_the_gradient_does_not_grow_with_the_steps():
     ({'max_steps': 0}, 'max_steps: expected at least 1'),
     ({'max_steps': 4, 'remat_chunk': 3},
      r'remat_chunk: expected 0 or a divisor.*as 2'),
+    ({'max_steps': 2, 'unroll': True, 'trace': max}, 'trace: expected None'),
   ],
 )  # fmt: skip
 def test_limits_out_of_range(options, message):

@@ -1,0 +1,152 @@
+"""PonderViT and its loss against plain NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adatape.ponder_vit import PonderNetClassification, PonderViT
+from dataset_lib import builder
+from dataset_lib.errors import ConfigError
+from tests.adatape import plain_baselines
+from tests.model_lib import plain
+
+SIZES = dict(width=16, mlp_dim=32, num_heads=4, patch_size=4, max_steps=6)
+MODEL = PonderViT(num_classes=3, **SIZES)
+IMAGES = jax.random.normal(jax.random.key(1), (4, 8, 8, 3))
+LOSS = dict(ponder_weight=0.3, prior_rate=0.4, label_smoothing=0.0)
+BATCH = {
+  'image': IMAGES,
+  'label': jnp.array([0, 1, 2, 0]),
+  'mask': jnp.array([1.0, 1.0, 1.0, 0.0]),
+}
+
+
+def params_of(model=MODEL):
+  """Parameters at random that spread the halting over rows and steps."""
+  params = plain.noise(model, IMAGES, scale=0.3, seed=3)
+  params['step']['halt']['bias'] = np.full((1,), -1.2, np.float32)
+  return params
+
+
+PARAMS = params_of()
+
+
+def distributions(params, model=MODEL):
+  """(p `[B, N]`, logits `[B, N, O]`) by the plain loop."""
+  params = plain.float64(params)
+  rows = [
+    plain_baselines.ponder_net(params, image, model)
+    for image in np.asarray(IMAGES, np.float64)
+  ]
+  return [np.stack(parts) for parts in zip(*rows, strict=True)]
+
+
+@pytest.mark.parametrize('pool', ['cls', 'gap'])
+def test_equals_plain_numpy(pool):
+  model = MODEL.clone(pool=pool)
+  params = params_of(model)
+  logits, out = jax.jit(model.apply)({'params': params}, IMAGES)
+  p, want = distributions(params, model)
+  np.testing.assert_allclose(out['halting'].T, p, atol=1e-5)
+  np.testing.assert_allclose(out['exits'].swapaxes(0, 1), want, atol=1e-4)
+  cost = p @ np.arange(1, 7)
+  np.testing.assert_allclose(out['ponder']['cost'], cost, atol=1e-4)
+  halted = p.cumsum(1)
+  assert abs(halted - 0.5).min() > 1e-4  # no row is on the edge
+  median = (halted >= 0.5).argmax(1)
+  np.testing.assert_array_equal(out['ponder']['depth'], median + 1)
+  np.testing.assert_array_equal(out['ponder']['steps'], median + 1)
+  np.testing.assert_allclose(logits, want[range(4), median], atol=1e-4)
+  assert len(set(median)) > 1
+
+
+def test_dynamic_form_has_the_same_logits():
+  logits, out = jax.jit(MODEL.apply)({'params': PARAMS}, IMAGES)
+  dynamic = jax.jit(MODEL.clone(dynamic=True).apply)
+  for rows in ([0, 1, 2, 3], [2, 0]):
+    some = dynamic({'params': PARAMS}, IMAGES[jnp.array(rows)])
+    np.testing.assert_allclose(some[0], logits[jnp.array(rows)], atol=1e-5)
+    depth = out['ponder']['depth'][jnp.array(rows)]
+    np.testing.assert_array_equal(some[1]['ponder']['depth'], depth)
+  # A loop of as many steps as the slowest row needs, and not of all.
+  assert int(out['ponder']['depth'].max()) < MODEL.max_steps
+
+
+def task_of(**fields):
+  data = dict(name='tests.fakes:FakeImages', image_size=8, num_classes=3)
+  model = dict(name='adatape.ponder_vit:PonderViT', **SIZES, **fields)
+  config = dict(model=model, dataset=data, loss=dict(LOSS), dtype='float32')
+  PonderNetClassification.validate_config(config)
+  info = builder.build_source(data, 'train').info
+  return PonderNetClassification(config, info)
+
+
+def plain_loss(params):
+  """Equation 2, the mean of the real rows."""
+  p, logits = distributions(params)
+  prior = 0.4 * 0.6 ** np.arange(6)
+  prior /= prior.sum()
+  total = 0.0
+  for row in range(3):
+    for n in range(6):
+      exps = np.exp(logits[row, n])
+      entropy = -np.log(exps[BATCH['label'][row]] / exps.sum())
+      total += p[row, n] * (entropy + 0.3 * np.log(p[row, n] / prior[n]))
+  return total / 3
+
+
+def shifted(place, by):
+  """`PARAMS` in float64 with one number of the halting layer moved."""
+  params = plain.float64(PARAMS)
+  halt = params['step']['halt']
+  flat = np.concatenate([halt['kernel'][:, 0], halt['bias']])
+  flat[place] += by
+  moved = {'kernel': flat[:-1, None], 'bias': flat[-1:]}
+  return params | {'step': params['step'] | {'halt': moved}}
+
+
+def test_loss_and_its_gradient_equal_the_equation():
+  task = task_of()
+  norm = task.normalizers(BATCH)
+
+  def loss(params):
+    return task.loss(params, {}, {}, BATCH, norm, None, {})
+
+  gradient_of = jax.jit(jax.value_and_grad(loss, has_aux=True))
+  (value, (metrics, _)), gradient = gradient_of(PARAMS)
+  np.testing.assert_allclose(value, plain_loss(PARAMS), atol=1e-4)
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+  halt = gradient['step']['halt']
+  got = np.concatenate([halt['kernel'][:, 0], halt['bias']])
+  want = [
+    (plain_loss(shifted(i, 1e-5)) - plain_loss(shifted(i, -1e-5))) / 2e-5
+    for i in (0, 5, 16)
+  ]
+  np.testing.assert_allclose(got[jnp.array([0, 5, 16])], want, atol=1e-4)
+  assert abs(got).max() > 1e-2
+  # A knob replaces the weight of the divergence.
+  knobs = {'ponder_weight': jnp.zeros(())}
+  free, _ = task.loss(PARAMS, {}, {}, BATCH, norm, None, knobs)
+  divergence = metrics['divergence'].compute()
+  np.testing.assert_allclose(value - free, 0.3 * divergence, atol=1e-5)
+
+
+def test_a_dynamic_model_is_evaluated_by_its_predictions():
+  masked = task_of().evaluate(PARAMS, {}, BATCH)
+  dynamic = task_of(dynamic=True).evaluate(PARAMS, {}, BATCH)
+  assert set(masked) - set(dynamic) == {'expected_steps', 'divergence'}
+  for name, metric in dynamic.items():
+    np.testing.assert_allclose(
+      metric.compute(), masked[name].compute(), atol=1e-5
+    )
+
+
+def test_the_task_names_fields_that_do_not_fit():
+  for name, given, field in (
+    ('adatape.ponder_vit:PonderViT', dict(prior_rate=1.0), 'loss.prior_rate'),
+    ('adatape.universal:UniversalViT', {}, 'model.name'),
+  ):
+    config = dict(model=dict(name=name, **SIZES), loss=given)
+    with pytest.raises(ConfigError, match=f'^{field}: expected'):
+      PonderNetClassification.validate_config(config)
