@@ -162,7 +162,7 @@ def depth_prior(
   The target is a Gaussian of standard deviation 1 at `depth` (layers count from
   1), normalized over the layers. Shares below `MIN_SHARE` count as that.
   """
-  layers = jnp.arange(1, log_scores.shape[1] + 1, dtype=jnp.float32)
+  layers = jnp.arange(1, log_scores.shape[1] + 1, dtype=jnp.float32)[None]
   target = jax.nn.log_softmax(-0.5 * jnp.square(layers - depth))
   shares = jax.nn.log_softmax(log_scores)
   shares = jnp.maximum(shares, jnp.log(MIN_SHARE))

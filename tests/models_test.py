@@ -11,9 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adatape.avit import AViT
+from adatape.deit import DeiT
 from adatape.model import AdaTapeViT
 from adatape.parity import ParityModel
 from adatape.universal import UniversalTransformer, UniversalViT
+from adatape.vit_3ffn import ViT3FFN
 from albert_act.model import AlbertClassifier
 from dataset_lib import fields
 from dataset_lib.errors import ConfigError
@@ -41,6 +44,10 @@ BERT = TEXTS | plain.TINY | dict(vocab_size=11, max_positions=20)
 MODELS = {
   'vit': (ViT(**VIT), [IMAGES]),
   'vit gap': (ViT(**VIT, pool='gap', positions='sincos2d'), [IMAGES]),
+  'avit': (AViT(**VIT, gamma=1.0, beta=-0.5), [IMAGES]),
+  'avit dynamic': (AViT(**VIT, beta=0.5, gamma=1.0, dynamic=True), [IMAGES]),
+  'deit': (DeiT(**VIT), [IMAGES]),
+  'vit 3ffn': (ViT3FFN(**VIT), [IMAGES]),
   'transformer': (TokenTransformer(**SIZES, depth=2), [SYMBOLS]),
   'adatape': (
     AdaTapeViT(**VIT, **TAPE, tape_mlp='mlp', pool='gap'), [IMAGES]
@@ -165,6 +172,9 @@ UNIVERSAL = (UniversalTransformer, SIZES | dict(max_steps=5))
 # (model and its fields, values out of the range of a field)
 ILLEGAL = [
   ((ViT, VIT), dict(pool='none', positions='none')),
+  ((AViT, VIT), dict(epsilon=1.0, gamma=1e5, beta=-1e5, dynamic='yes')),
+  ((DeiT, VIT), dict(pool='gap')),
+  ((ViT3FFN, VIT), dict(pool='gap', extra_networks=-1)),
   (TAPED, dict(
     bank='trainable', pool='max', insert_after=-1, tape_mlp='moe',
     read_mlp='moe', tokens_per_step=0, threshold=-1.0, query_update='sum',
@@ -202,6 +212,7 @@ CONTRADICTING = [
   )),
   (RECURRENT, dict(mu=2)),
   ((ViT, VIT), dict(num_heads=3)),
+  ((ViT3FFN, VIT), dict(extra_networks=5)),
   ((TokenTransformer, SIZES | dict(depth=2)), dict(num_heads=3)),
   (UNIVERSAL, dict(num_heads=3)),
 ]  # fmt: skip

@@ -16,14 +16,14 @@ from tests.adatape import plain_vit
 from tests.adatape.plain_vit import BATCH, IMAGES, INFO, MASK, PIXELS, SIZES
 from tests.model_lib import plain
 
-GATE = dict(gamma=2.0, beta=-1.0)
+GATE = dict(gamma=1.0, beta=0.5)
 
 
 def model_of(**fields):
   return avit.AViT(**(SIZES | GATE | fields))
 
 
-VARIABLES = {'params': plain.noise(model_of(), IMAGES, scale=0.4)}
+VARIABLES = {'params': plain.noise(model_of(), IMAGES, seed=3)}
 
 
 @functools.cache
@@ -86,7 +86,8 @@ def test_equals_a_loop_that_deletes_halted_tokens(dynamic):
 
 def test_halted_tokens_may_hold_anything():
   def corrupted(call, args, kwargs, context):
-    if isinstance(context.module, EncoderBlock):
+    kind, name = type(context.module), context.method_name
+    if (kind, name) == (EncoderBlock, '__call__'):
       x, running, *others = args
       args = jnp.where(running[..., None], x, 1e4), running, *others
     return call(*args, **kwargs)
@@ -102,7 +103,7 @@ def test_halted_tokens_may_hold_anything():
 def test_a_row_does_not_depend_on_its_batch(dynamic):
   whole = run(dynamic=dynamic)
   for rows in ([2], [3, 1, 1]):
-    some = run(IMAGES[rows], dynamic=dynamic)
+    some = run(IMAGES[np.array(rows)], dynamic=dynamic)
     for got, want in zip(*map(jax.tree.leaves, (some, whole)), strict=True):
       np.testing.assert_allclose(got, want[np.array(rows)], atol=1e-5)
 

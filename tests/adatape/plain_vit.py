@@ -1,6 +1,7 @@
 """A ViT once more in plain NumPy, one image at a time, for its variants."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dataset_lib.source import DatasetInfo
@@ -13,11 +14,13 @@ IMAGES = jax.random.normal(jax.random.key(1), (4, 16, 16, 3))
 INFO = DatasetInfo('image', (16, 16, 3), 'uint8', 3, (), 4)
 MASK = np.array([1, 1, 1, 0], np.float32)  # the last row is padding
 BATCH = {
-  'image': np.random.default_rng(2).integers(0, 256, (4, 16, 16, 3), np.uint8),
-  'label': np.array([0, 2, 1, 1], np.int32),
-  'mask': MASK,
+  'image': jax.random.randint(
+    jax.random.key(2), (4, 16, 16, 3), 0, 256, 'uint8'
+  ),
+  'label': jnp.array([0, 2, 1, 1]),
+  'mask': jnp.array(MASK),
 }
-PIXELS = BATCH['image'] / 127.5 - 1.0  # of a model
+PIXELS = np.asarray(BATCH['image']) / 127.5 - 1.0  # of a model
 
 
 def tokens(params, image, *before):

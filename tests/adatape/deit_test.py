@@ -1,0 +1,174 @@
+"""DeiT: both heads in NumPy; its loss by hand; a tiny run as its teacher."""
+
+import functools
+import json
+import pathlib
+import types
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import pytest
+
+from adatape.deit import DeiT, Distillation
+from dataset_lib.errors import ConfigError
+from launch import command_line
+from model_lib.vit import ViT
+from tests.adatape import plain_vit
+from tests.adatape.plain_vit import (
+  BATCH,
+  IMAGES,
+  INFO,
+  MASK,
+  SIZES,
+  log_softmax,
+)
+from tests.model_lib import plain
+from train_lib import config_schema, loading, trainer
+from train_lib.classification import Classification
+
+ROOT = pathlib.Path(__file__).parents[2]
+MODEL = DeiT(**SIZES)
+PARAMS = plain.noise(MODEL, IMAGES)
+TEACHERS = plain.noise(ViT(**SIZES), IMAGES, seed=8)
+HEADS = ('head', 'distillation_head')
+
+
+def test_equals_a_loop_over_images():
+  logits, out = jax.jit(MODEL.apply)({'params': PARAMS}, IMAGES)
+  params = plain.float64(PARAMS)
+  encoder = params['encoder']
+  for row, image in enumerate(IMAGES):
+    second = params['distillation'][0]
+    x = plain_vit.tokens(params['tokens'], image, second)
+    for index in range(SIZES['depth']):
+      x = plain_vit.block(encoder[f'block_{index}'], x)
+    x = plain.layer_norm(encoder['norm'], x)[:2]
+    both = [plain.dense(params[h], x[i]) for i, h in enumerate(HEADS)]
+    np.testing.assert_allclose(out['heads'][:, row], both, atol=1e-4)
+    np.testing.assert_allclose(logits[row], np.mean(both, 0), atol=1e-4)
+    np.testing.assert_allclose(out['features'][row], x.mean(0), atol=1e-4)
+
+
+def test_one_token_and_one_head_more_than_a_vit():
+  sizes = (jax.tree.map(np.size, PARAMS), jax.tree.map(np.size, TEACHERS))
+  ours, theirs = (sum(jax.tree.leaves(tree)) for tree in sizes)
+  assert ours - theirs == 16 + (16 + 1) * 3
+  got = DeiT(1000, 'S/16').flops((224, 224, 3)) / 2e9
+  assert 4.6 < got < 4.7  # 4.6 for DeiT-S (the paper's Table 5)
+
+
+def task_of(kind=Distillation, model='adatape.deit:DeiT', **loss):
+  fields = {k: v for k, v in SIZES.items() if k != 'num_classes'}
+  config = {
+    'model': {'name': model, **fields}, 'loss': loss, 'dtype': 'float32',
+  }  # fmt: skip
+  kind.validate_config(config)
+  return kind(config, INFO)
+
+
+@functools.cache
+def logits_of_teacher():
+  teacher = task_of(Classification, 'model_lib.vit:ViT')
+  logits, _ = jax.jit(lambda p: teacher.apply(p, {}, BATCH))(TEACHERS)
+  return teacher, np.asarray(logits, np.float64)
+
+
+def loss_of(task, frozen, knobs):
+  def loss(params, frozen):
+    norm, keys = task.normalizers(BATCH), jax.random.split(jax.random.key(0), 4)
+    return task.loss(params, {}, frozen, BATCH, norm, keys, knobs)
+
+  both = jax.value_and_grad(loss, (0, 1), has_aux=True)
+  (value, (metrics, _)), gradients = jax.jit(both)(PARAMS, frozen)
+  return value, metrics, gradients
+
+
+@pytest.mark.parametrize('kind', ['hard', 'soft', 'none'])
+def test_loss_by_hand(kind):
+  task = task_of(
+    label_smoothing=0.1, distillation='hard' if kind == 'none' else kind
+  )
+  teacher, target = logits_of_teacher()
+  task.teacher = types.SimpleNamespace(task=teacher)
+  frozen = {'params': TEACHERS, 'model_state': {}}
+  knobs, weight = (
+    ({}, 0.5) if kind == 'hard' else ({'distill_weight': 0.2}, 0.2)
+  )
+  frozen = {} if kind == 'none' else frozen
+  loss, metrics, (gradient, theirs) = loss_of(task, frozen, knobs)
+  out = jax.jit(lambda p: task.apply(p, {}, BATCH)[1])(PARAMS)
+  first, second = (log_softmax(np.float64(head)) for head in out['heads'])
+  label = np.eye(3)[np.asarray(BATCH['label'])] * 0.9 + 0.1 / 3
+  if kind == 'hard':
+    distance = -second[np.arange(4), target.argmax(-1)]
+  elif kind == 'soft':
+    p, q = log_softmax(target / 3), log_softmax(np.float64(out['heads'][1]) / 3)
+    distance = 9 * (np.exp(p) * (p - q)).sum(-1)
+  else:
+    distance = -(label * second).sum(-1)
+  rows = (1 - weight) * -(label * first).sum(-1) + weight * distance
+  np.testing.assert_allclose(loss, rows[MASK > 0].mean(), atol=1e-5)
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+  assert all(np.abs(gradient[head]['kernel']).max() > 0 for head in HEADS)
+  assert not any(np.any(leaf) for leaf in jax.tree.leaves(theirs))
+  assert ('teacher_agreement' in metrics) == (kind != 'none')
+
+
+def load(model, *overrides):
+  return command_line.load_config(
+    f'{ROOT}/configs/adatape/digits.py:model={model}',
+    ['mesh.data=1', 'tensorboard=false', 'loader.num_threads=1',
+     'batch_size=8', 'log_every=1', 'checkpoint.every_steps=0',
+     'model.depth=1', *overrides],
+  )  # fmt: skip
+
+
+def train(config, workdir):
+  with jax.numpy_dtype_promotion('standard'):  # for optax
+    return trainer.train(config_schema.validate(config), str(workdir))
+
+
+def distilled(config, teacher):
+  config = config.to_dict() | {'task': 'adatape.deit:Distillation'}
+  config['model'] |= {'name': 'adatape.deit:DeiT'}
+  config['loss'] |= {'teacher': str(teacher)}
+  config['stages'] = dict(stage1=dict(steps=2))
+  return ml_collections.ConfigDict(config)
+
+
+@pytest.fixture(scope='module')
+def teacher(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('runs') / 'teacher'
+  config = load('vit', 'stages.stage1.steps=1', 'stages.stage1.epochs=0.0')
+  train(config, workdir)
+  return workdir
+
+
+@pytest.mark.slow
+def test_a_run_of_ours_teaches_and_the_student_is_read_back(teacher, tmp_path):
+  workdir = tmp_path / 'student'
+  result = train(distilled(load('vit'), teacher), workdir)
+  assert np.isfinite(result['test/accuracy'])
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  assert any('train/teacher_agreement' in json.loads(line) for line in lines)
+  config = loading.load_config(workdir)
+  assert config.loss.teacher == ''
+  trained = loading.restore(workdir, config)
+  assert trained.task.teacher is None
+  image = jnp.zeros((1, 16, 16, 3), jnp.uint8)
+  logits, _ = trained.task.apply(**trained.variables, batch={'image': image})
+  assert np.isfinite(logits).all()
+
+
+@pytest.mark.slow
+def test_a_teacher_of_other_images_is_refused(teacher, tmp_path):
+  config = load('vit', 'dataset.image_size=8')
+  with pytest.raises(ConfigError, match=r'loss\.teacher: .* images of \(8, 8'):
+    train(distilled(config, teacher), tmp_path / 'student')
+
+
+def test_a_missing_teacher_is_named():
+  with pytest.raises(ConfigError, match=r'loss\.teacher'):
+    task_of(teacher='/nowhere')
