@@ -27,7 +27,7 @@ def _sign(rng: np.random.Generator) -> int:
   return 1 if rng.random() < 0.5 else -1
 
 
-def _affine(image: Picture, *rows: float) -> Picture:
+def _affine(image: Picture, *rows: float | int) -> Picture:
   method = PIL.Image.Transform.AFFINE
   return image.transform(image.size, method, rows, fillcolor=GREY)
 
@@ -77,9 +77,9 @@ OPERATIONS: dict[str, Operation] = {
   'equalize': lambda image, level, rng: ImageOps.equalize(image),
   'invert': lambda image, level, rng: ImageOps.invert(image),
   'rotate': _rotate,
-  # At most the 8 bits there are.
+  # At least 1 bit: big_vision's 0, below magnitude 3, is a black image.
   'posterize': lambda image, level, rng: ImageOps.posterize(
-    image, min(int(4 * level), 8)
+    image, min(max(int(4 * level), 1), 8)
   ),
   'solarize': lambda image, level, rng: ImageOps.solarize(
     image, int(256 * level)

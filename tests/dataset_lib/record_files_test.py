@@ -1,11 +1,18 @@
-"""Damaged TFRecord files, without TFDS."""
+"""TFRecord files and their indexes: damaged, changed, large; without TFDS."""
 
+import concurrent.futures
+import itertools
+import os
+import pathlib
 import struct
+import tracemalloc
 
 import pytest
 
 from dataset_lib import record_files
-from dataset_lib.errors import InvalidDataError
+from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
+from tests.dataset_lib import example_files
+from tests.dataset_lib.batches import build
 
 # The TFRecord framing; the checksums are not read.
 SHARD = b''.join(
@@ -39,3 +46,156 @@ def test_a_damaged_shard_is_named(tmp_path, data, count):
   path.write_bytes(data)
   with pytest.raises(InvalidDataError, match='shard-0'):
     record_files.record_offsets(str(path), count)
+
+
+def shards_of(folder, count=3, rows=4):
+  """Writes shards; returns the paths and the records."""
+  records = [
+    [f'{shard}.{row}'.encode() * (row + 1) for row in range(rows)]
+    for shard in range(count)
+  ]
+  files = [folder / f'train-{number}.tfrecord' for number in range(count)]
+  for file, own in zip(files, records, strict=True):
+    example_files.write(file, own)
+  return list(map(str, files)), records
+
+
+def opened(files):
+  counts = record_files.count_records(files, 'tfrecord')
+  shards = [
+    record_files.Shard(file, 0, count, count)
+    for file, count in zip(files, counts, strict=True)
+  ]
+  return record_files.RecordFiles(shards, 'tfrecord')
+
+
+def contents(files):
+  records = opened(files)
+  return [records[index] for index in range(len(records))]
+
+
+@pytest.fixture
+def scans(monkeypatch):
+  """The files that are scanned, in order."""
+  seen, scan = [], record_files.record_offsets
+
+  def spy(file, *arguments):
+    seen.append(file)
+    return scan(file, *arguments)
+
+  monkeypatch.setattr(record_files, 'record_offsets', spy)
+  return seen
+
+
+def test_an_index_is_made_once(tmp_path, scans):
+  files, records = shards_of(tmp_path)
+  expected = list(itertools.chain(*records))
+  assert contents(files) == expected
+  assert sorted(scans) == files
+  assert (
+    contents(files) == contents(files[:1]) + contents(files[1:]) == expected
+  )
+  assert len(scans) == 3
+  assert len(list(tmp_path.glob('*'))) == 3  # nothing beside the data
+
+
+def test_a_changed_shard_is_indexed_again(tmp_path, scans):
+  files, records = shards_of(tmp_path)
+  contents(files)
+  example_files.write(tmp_path / 'train-1.tfrecord', [b'new', b'rows'])
+  assert contents(files) == [*records[0], b'new', b'rows', *records[2]]
+  # Of equal size, at another time.
+  shard = tmp_path / 'train-2.tfrecord'
+  example_files.write(shard, records[2][::-1])
+  os.utime(shard, ns=(5, 5))
+  assert contents(files)[-4:] == records[2][::-1]
+  assert scans[3:] == [files[1], files[2]]
+
+
+def broken(data):
+  """Indexes that differ from `data`, which has 4 records."""
+  for size in (0, 7, 8, 16, 40, len(data) - 8, len(data) - 1):
+    yield data[:size]
+  yield data + bytes(8)
+  yield bytes(len(data))
+  for word in range(len(data) // 8):
+    for byte in (0, 3, 7):
+      place = 8 * word + byte
+      yield data[:place] + bytes([data[place] ^ 129]) + data[place + 1 :]
+
+
+def test_a_damaged_index_is_made_again(tmp_path, scans):
+  files, records = shards_of(tmp_path, 1)
+  path = record_files.tfrecord_index(files[0])
+  data = path.read_bytes()
+  damaged = list(broken(data))
+  assert len(data) == 8 * 6
+  assert len(damaged) == 27
+  for number, other in enumerate(damaged, 1):
+    path.write_bytes(other)
+    assert contents(files) == records[0]
+    assert len(scans) == 1 + number
+    assert path.read_bytes() == data
+
+
+def test_a_record_damaged_later_is_bad_alone(tmp_path, scans):
+  files, records = shards_of(tmp_path, 1)
+  readable, time = opened(files), os.stat(files[0]).st_mtime_ns
+  path = pathlib.Path(files[0])
+  data = path.read_bytes()
+  path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+  os.utime(files[0], ns=(time, time))
+  with pytest.raises(BadRecord, match=r'record 0.*does not hold exactly 4'):
+    readable[0]
+  assert [readable[row] for row in (1, 2, 3)] == records[0][1:]
+
+
+def test_an_index_is_made_once_by_several_at_once(tmp_path, scans):
+  files, _ = shards_of(tmp_path, 1)
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    paths = set(pool.map(record_files.tfrecord_index, files * 40))
+  assert len(paths) == len(scans) == 1
+  names = {path.name for path in paths.pop().parent.iterdir()}
+  assert len(names) == 2  # the index and its lock
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
+  files, _ = shards_of(tmp_path, 1)
+  monkeypatch.setenv('XDG_CACHE_HOME', files[0])  # a file
+  with pytest.raises(MissingDataError, match='set XDG_CACHE_HOME to a folder'):
+    contents(files)
+
+
+def test_opening_300_million_records_takes_little_memory(tmp_path, scans):
+  rows, bytes_each, count = 300_000, 100, 1000
+  for number in range(count):
+    file = tmp_path / f'train-{number:05}-of-{count:05}.tfrecord'
+    # Files of zeros, which the disk does not store.
+    file.touch()
+    os.truncate(file, rows * bytes_each)
+    index = record_files._index_path(str(file))
+    index.parent.mkdir(parents=True, exist_ok=True)
+    with index.open('wb') as opened_index:
+      opened_index.write(struct.pack('<qq', file.stat().st_mtime_ns, 0))
+      opened_index.seek(8 * (rows + 1))
+      opened_index.write(struct.pack('<q', rows * bytes_each))
+  config = dict(
+    name='records', directory=str(tmp_path), num_classes=18_291, image_size=8
+  )
+  data = build(config, batch_size=4096)
+  places = data._order.batch(10**6, range(0, 64))
+  # Once more, because imports take memory too.
+  tracemalloc.start()
+  build(config, batch_size=4096)._order.batch(10**6, range(0, 64))
+  _, peak = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  assert len(data.source) == rows * count
+  assert data.steps_per_epoch == rows * count // 4096
+  assert not scans
+  assert peak < 4 * 2**20  # the offsets would take 2.4 GB
+  indices = places.indices.tolist()
+  assert len({*indices}) == 64
+  assert max(indices) > 2**27  # of all records
+  assert data.source.where(rows * count - 1).endswith(
+    f'train-00999-of-01000.tfrecord, record {rows - 1}'
+  )

@@ -62,6 +62,37 @@ def images(root):
           file_format, keys=('image', 'label'))  # fmt: skip
 
 
+def photos(root):
+  """As imagenet2012 has them, and images of several labels, as of JFT."""
+  image = tfds.features.Image(encoding_format='jpeg')
+  names = [f'n{number:08}' for number in range(1000)]
+  label = tfds.features.ClassLabel(names=names)
+  pixels = [np.full((20, 30, 3), 10 * i, np.uint8) for i in range(12)]
+  features = {
+    'image': image, 'label': label, 'file_name': tfds.features.Text()
+  }  # fmt: skip
+  rows = [
+    {'image': value, 'label': 80 * i, 'file_name': f'n{80 * i:08}_{i}.JPEG'}
+    for i, value in enumerate(pixels)
+  ]
+  many = {
+    'image': image,
+    'labels': tfds.features.Sequence(
+      tfds.features.ClassLabel(num_classes=18291)
+    ),
+  }
+  several = [
+    {'image': value, 'labels': [1000 * i + j for j in range(i % 3)]}
+    for i, value in enumerate(pixels)
+  ]
+  for file_format in ('array_record', 'tfrecord'):
+    folder = os.path.join(root, file_format)
+    write(folder, 'photos', features, {'train': rows, 'validation': rows[:3]},
+          file_format, keys=('image', 'label'))  # fmt: skip
+    write(folder, 'many', many, {'train': several}, file_format,
+          keys=('image', 'labels'))  # fmt: skip
+
+
 def glue(folder, task, texts, file_format, **splits):
   """As tensorflow_datasets/text/glue.py has them, with fewer rows."""
   names = CLASSES.get(task)
@@ -86,6 +117,7 @@ def texts(folder, name, config, file_format, records):
 
 def main(root):
   images(root)
+  photos(root)
   pair = 'sentence1', 'sentence2'
   glue(root, 'sst2', ['sentence'], 'tfrecord',
        train=[i % 2 for i in range(20)], validation=[1, 0, 1],

@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 import pytest
 
-from dataset_lib import builder, tfds
+from dataset_lib import builder, record_files, tfds
 from dataset_lib.corpus_texts import Faults, Texts
 from dataset_lib.errors import (
   BadRecord,
@@ -117,6 +117,51 @@ def test_batches(images):
     assert batch['image'].shape == (4, 8, 8, 3)
     assert (constants == batch['image'].T).all()
     assert (batch['label'] == constants % 3).all()
+
+
+def test_images_as_of_imagenet(images):
+  given = config(images, 'photos')
+  whole = builder.build_source(given, 'train')
+  assert (len(whole), whole.info.num_classes) == (12, 1000)
+  assert whole.info.class_names[80] == 'n00000080'
+  labels = [whole.record(i)['label'] for i in range(12)]
+  assert sorted(labels) == [80 * i for i in range(12)]
+  for split, rows in (
+    ('train[:99%]', slice(0, 12)), ('train[:75%]', slice(0, 9)),
+    ('train[75%:]', slice(9, 12)), ('train[5:7]', slice(5, 7)),
+  ):  # fmt: skip
+    part = builder.build_source(given, split)
+    found = [part.record(i)['label'] for i in range(len(part))]
+    assert found == labels[rows]
+  augment = ('inception_crop', 'flip', 'randaugment')
+  data = build({**given, 'augment': augment}, batch_size=4)
+  [batch] = take(data, 1)
+  assert batch['image'].shape == (4, 8, 8, 3)
+  assert batch['label'].tolist() == [labels[i] for i in batch['index']]
+
+
+def test_images_with_several_labels(images):
+  given = {**config(images, 'many'), 'max_labels': 2}
+  data = load(given, 'train')
+  assert (data.info.num_classes, data.info.max_labels) == (18291, 2)
+  expected = [[[-1, -1], [1000 * i, -1], [1000 * i, 1000 * i + 1]][i % 3]
+              for i in range(12)]  # fmt: skip
+  found = np.concatenate([batch['label'] for batch in data.batches()])
+  assert sorted(found.tolist()) == sorted(expected)
+  with pytest.raises(TooManyBadRecordsError, match='2 labels, more than'):
+    list(load({**given, 'max_labels': 1}, 'train').batches())
+  words = r'dataset\.max_labels: expected 0 for one .* has several ClassLabel'
+  for name, most in (('many', 0), ('photos', 2)):
+    with pytest.raises(ConfigError, match=words if most == 0 else 'ClassLabel'):
+      load({**config(images, name), 'max_labels': most}, 'train')
+
+
+def test_tfrecords_are_scanned_once(data_dir, monkeypatch):
+  folder = data_dir / 'tfrecord'
+  whole = values(folder)
+  monkeypatch.setattr(record_files, 'record_offsets', None)
+  assert values(folder) == whole
+  assert values(folder, 'train[90%:]') == whole[18:]
 
 
 def test_an_unlabelled_record_names_its_shard(images):

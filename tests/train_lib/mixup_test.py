@@ -137,7 +137,9 @@ def test_the_loss_and_its_gradient_by_a_loop(kind):
   np.testing.assert_allclose(
     gradient['Dense_0']['kernel'], expected[1], rtol=1e-5, atol=1e-5
   )
-  assert metrics['cross_entropy'].compute() == pytest.approx(loss, rel=1e-5)
+  assert metrics['cross_entropy'].compute() == pytest.approx(
+    float(loss), rel=1e-5
+  )
   assert 0 <= metrics['accuracy'].compute() <= 1
 
 

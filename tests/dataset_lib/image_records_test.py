@@ -1,0 +1,201 @@
+"""Records of images with several labels, in both formats, and faults."""
+
+import itertools
+import tarfile
+
+import numpy as np
+import pytest
+
+from dataset_lib import builder, image_ops, order
+from dataset_lib.errors import (
+  BadRecord,
+  ConfigError,
+  InvalidDataError,
+  MissingDataError,
+  TooManyBadRecordsError,
+)
+from tests.dataset_lib import example_files
+from tests.dataset_lib.batches import build, take
+
+pytest.importorskip('tensorflow_datasets')
+
+KINDS = ('tfrecord', 'array_record')
+CLASSES = 18_291
+# One to three labels, and none.
+LABELS = [[7 * i + j for j in range(i % 4)] for i in range(13)]
+SHARDS = (slice(0, 5), slice(5, 6), slice(6, 13))
+
+
+def write(folder, images, kind='tfrecord', labels=LABELS):
+  records = [
+    example_files.example(image, label)
+    for image, label in zip(images, labels, strict=True)
+  ]
+  for number, rows in enumerate(SHARDS):
+    name = f'train-{number:05}-of-{len(SHARDS):05}.{kind}'
+    example_files.write(folder / name, records[rows])
+  example_files.write(folder / f'test-0.{kind}', records[:3])
+  return folder
+
+
+@pytest.fixture(scope='module')
+def images():
+  return [example_files.jpeg(10 * i) for i in range(len(LABELS))]
+
+
+@pytest.fixture(params=KINDS)
+def folder(request, tmp_path, images):
+  return write(tmp_path / 'jft', images, request.param)
+
+
+def config(folder, **others):
+  given = dict(num_classes=CLASSES, max_labels=3, image_size=8) | others
+  return dict(name='records', directory=str(folder), **given)
+
+
+def source(folder, split='train', **others):
+  return builder.build_source(config(folder, **others), split)
+
+
+def padded(labels):
+  return [[*row, *[-1] * (3 - len(row))] for row in labels]
+
+
+def test_records_are_in_the_order_of_their_files(folder, images):
+  train = source(folder)
+  assert len(train) == train.info.num_examples == 13
+  assert train.info.label_shape == (3,)
+  for index, labels in enumerate(LABELS):
+    record = train.record(index)
+    assert (record['image'], record['label']) == (images[index], labels)
+  assert 'train-00001-of-00003' in train.where(5)
+  assert train.where(12).endswith(', record 6')
+
+
+@pytest.mark.parametrize(
+  ('split', 'rows'),
+  [
+    ('train[:4]', range(4)),
+    ('train[4:7]', range(4, 7)),
+    ('train[-2:]', range(11, 13)),
+    ('train[50%:]+test', [*range(6, 13), 0, 1, 2]),
+    ('train[:99%]', range(13)),
+  ],
+)
+def test_parts_of_a_split(folder, split, rows):
+  part = source(folder, split)
+  labels = [part.record(i)['label'] for i in range(len(part))]
+  assert labels == [LABELS[row] for row in rows]
+  assert [part.where(i)[-1] for i in range(2)] == [
+    str(row - max(s.start for s in SHARDS if s.start <= row))
+    for row in list(rows)[:2]
+  ]
+
+
+def test_batches_have_padded_labels(folder):
+  rows = np.array(padded(LABELS), np.int32)
+  given = config(folder, augment=('inception_crop', 'flip', 'randaugment'))
+  for batch in take(build(given, batch_size=4), 5):
+    assert batch['label'].dtype == np.int32
+    np.testing.assert_array_equal(batch['label'], rows[batch['index']])
+  *_, last = take(build(given, train=False, batch_size=8), 3)
+  assert last['mask'].tolist() == [1] * 5 + [0] * 3
+  np.testing.assert_array_equal(last['label'][:5], rows[8:])
+  np.testing.assert_array_equal(last['label'][5:], np.full((3, 3), -1))
+
+
+def test_hosts_read_their_rows(folder):
+  def labels(count):
+    hosts = [
+      take(
+        build(config(folder), batch_size=4, host_index=i, host_count=count), 4
+      )
+      for i in range(count)
+    ]
+    return [
+      np.concatenate([b['label'] for b in step]).tolist()
+      for step in zip(*hosts, strict=True)
+    ]
+
+  assert labels(1) == labels(2)
+
+
+def test_one_label_a_row(tmp_path, images):
+  single = [[i] for i in range(13)]
+  write(tmp_path, images, labels=single)
+  train = build(config(tmp_path, max_labels=0), train=False, batch_size=13)
+  [batch] = take(train, 1)
+  assert batch['label'].tolist() == list(range(13))
+  assert train.info.label_shape == ()
+  write(tmp_path, images)
+  with pytest.raises(BadRecord, match='0 labels'):
+    source(tmp_path, max_labels=0).record(0)
+
+
+@pytest.mark.parametrize(
+  ('record', 'words'),
+  [
+    ((b'', [CLASSES]), r'label 18291 not in \[0, 18290\]'),
+    ((b'', [1, -1]), 'label -1 not in'),
+    ((b'', [1, 2, 3, 4]), r'4 labels, more than dataset\.max_labels = 3'),
+    ((b'', None), "no feature 'image/class/label', but image/encoded"),
+    ((b'', [1], 'image/label'), "no feature 'image/class/label', but image/"),
+    ((b'', [1], 'image/class/label', 2), '2 images'),
+    (None, 'unparsable'),
+    ((b'no image', [1]), 'no image OpenCV can decode'),
+  ],
+)
+def test_a_bad_record_is_named(tmp_path, images, record, words):
+  good = example_files.example(images[0], [1])
+  bad = example_files.example(*record) if record else good[:-3]
+  example_files.write(tmp_path / 'train-0.tfrecord', [good, bad])
+  with pytest.raises(TooManyBadRecordsError, match=words) as error:
+    take(build(config(tmp_path), train=False, batch_size=2), 1)
+  assert 'train-0.tfrecord, record 1' in str(error.value)
+
+
+def test_what_is_not_there(folder, images):
+  for split, words in (
+    ('dev', r'no files dev-\*\.tfrecord or dev-\*\.array_record in'),
+    ('train+dev', 'no files dev'),
+  ):
+    with pytest.raises(MissingDataError, match=words):
+      source(folder, split)
+  with pytest.raises(InvalidDataError, match=r'split train\[:0\] is empty'):
+    source(folder, 'train[:0]')
+  with pytest.raises(ConfigError, match='split: expected a split or a part'):
+    source(folder, '../train')
+  [last] = folder.glob('train-00002*')
+  last.unlink()
+  with pytest.raises(MissingDataError, match=r'2 shards .* their names say 3'):
+    source(folder)
+  other = KINDS[last.suffix == '.tfrecord']
+  example_files.write(folder / f'other-0.{other}', [b''])
+  with pytest.raises(InvalidDataError, match='two formats'):
+    source(folder, 'test+other')
+  (folder / f'cut-0{last.suffix}').write_bytes(bytes(90))
+  with pytest.raises(InvalidDataError, match='cut-0'):
+    source(folder, 'cut')
+
+
+def test_photographs(shared_data, tmp_path):
+  tar = shared_data('images', 'caltech101_folders.tar')
+  with tarfile.open(tar) as opened:
+    members = (m for m in opened if m.name.endswith('.jpg'))
+    photos = [
+      opened.extractfile(member).read()
+      for member in itertools.islice(members, len(LABELS))
+    ]
+  write(tmp_path, photos)
+  given = config(
+    tmp_path, image_size=64, augment=('inception_crop', 'flip', 'randaugment')
+  )
+  [batch] = take(build(given, batch_size=8, seed=5), 1)
+  again = take(build(given, batch_size=8, seed=5, num_threads=0), 1)[0]
+  np.testing.assert_array_equal(batch['image'], again['image'])
+  options = image_ops.ImageOptions(
+    image_size=64, augment=given['augment'], randaugment=(2, 15)
+  )
+  for row, index in enumerate(batch['index'].tolist()):
+    expected = options.transform(photos[index], order.record_rng(5, 0, index))
+    np.testing.assert_array_equal(batch['image'][row], expected)
