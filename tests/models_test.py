@@ -174,7 +174,7 @@ ILLEGAL = [
   ((ViT, VIT), dict(pool='none', positions='none')),
   ((AViT, VIT), dict(epsilon=1.0, gamma=1e5, beta=-1e5, dynamic='yes')),
   ((DeiT, VIT), dict(pool='gap')),
-  ((ViT3FFN, VIT), dict(pool='gap', extra_networks=-1)),
+  ((ViT3FFN, VIT), dict(pool='gap', cls_mlp='gelu')),
   (TAPED, dict(
     bank='trainable', pool='max', insert_after=-1, tape_mlp='moe',
     read_mlp='moe', tokens_per_step=0, threshold=-1.0, query_update='sum',
@@ -212,7 +212,6 @@ CONTRADICTING = [
   )),
   (RECURRENT, dict(mu=2)),
   ((ViT, VIT), dict(num_heads=3)),
-  ((ViT3FFN, VIT), dict(extra_networks=5)),
   ((TokenTransformer, SIZES | dict(depth=2)), dict(num_heads=3)),
   (UNIVERSAL, dict(num_heads=3)),
 ]  # fmt: skip
