@@ -146,7 +146,8 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
       row: counts(tasks[row]) | printed_columns(printed, group[baseline])
       for row, printed in rows.items()
     }
-    for phase in (FORWARD, TRAIN) if flags.phases == 'all' else (FORWARD,):
+    trains = flags.phases == 'all' and flags.rounds
+    for phase in (FORWARD, TRAIN) if trains else (FORWARD,):
       prepare = prepare_train_step if phase == TRAIN else prepare_forward
       case = {'table': table, 'group': baseline.variant, 'phase': phase}
       yield (
