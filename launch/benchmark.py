@@ -233,7 +233,7 @@ def time_candidates(flags: _Timing) -> None:
       _show(title, rows, TOLERANCE[flags.dtype], getattr(module, 'NOTE', ''))
       table += rows
       for row in rows:
-        name, values = _bars(case, row)
+        name, values = _bars(title, case, row)
         bars.setdefault(name, {}).update(values)
   if not flags.out:
     return
@@ -250,17 +250,14 @@ def time_candidates(flags: _Timing) -> None:
 
 
 def _bars(
-  case: Mapping[str, Any], row: Mapping[str, Any]
+  title: str, case: Mapping[str, Any], row: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
   """Returns the name of a row's bars, and their values by panel."""
-  name, panel = row['candidate'], dict(case)
-  # Groups of a table have other candidates: their bars share a panel.
-  if table := panel.pop('table', None):
-    name, _ = f'Table {table}: {name}', panel.pop('group')
+  name = row['candidate']
+  if 'table' in case:  # its groups have other candidates and share a panel
+    name, title = f'Table {case["table"]}: {name}', case['phase']
   if 'speedup' in row:
-    return name, {
-      ', '.join(f'{k} {v}' for k, v in panel.items()): row['speedup']
-    }
+    return name, {title: row['speedup']}
   counted = {'parameters (M)': 'parameters', 'multiply-adds (G)': 'macs'}
   units = {'parameters': 1e6, 'macs': 1e9}
   return name, {k: row[v] / units[v] for k, v in counted.items()}
