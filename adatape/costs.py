@@ -59,7 +59,7 @@ NAMES = {
 }  # fmt: skip
 
 # Rows of each table, in groups; the first row of a group is its baseline.
-TABLES: Mapping[int, tuple[Mapping[Row, Printed], ...]] = {
+TABLES: Mapping[int, tuple[dict[Row, Printed], ...]] = {
   1: (
     {
       Row('vit', 'B/32'): Printed(793.8, gflops=4.437),
@@ -143,7 +143,10 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     rows = {baseline: group[baseline]} | (chosen or group)
     tasks = {row: task_of(flags.config(table, row)) for row in rows}
     counted = {
-      row: counts(tasks[row]) | printed_columns(printed, group[baseline])
+      row: {
+        **counts(tasks[row]),
+        **printed_columns(printed, group[baseline]),
+      }
       for row, printed in rows.items()
     }
     trains = flags.phases == 'all' and flags.rounds

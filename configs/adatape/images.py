@@ -25,6 +25,8 @@ Result: Caltech-101 photographs (100 classes of 25-30 images), size=64, batch
 13.1 % in 162 s, vit 12.3 % in 105 s. ImageNet and JFT were not run.
 """
 
+from typing import Any
+
 import ml_collections
 
 from configs import common
@@ -89,21 +91,21 @@ def paper_model(c, model, variant):
   is_large = variant.startswith('L/')
   is_small = variant.startswith(('Ti/', 'S/'))
   if model in TAPES:
-    one_by_one = is_large and model == 'input'
+    large_input = is_large and model == 'input'
     image_model(
       c,
       model,
       dict(variant=variant),
       max_steps=10,
-      threshold=1.0 if one_by_one else 2.0,
-      tokens_per_step=10 if one_by_one else 5,
+      threshold=1.0 if large_input else 2.0,
+      tokens_per_step=10 if large_input else 5,
       bank=10_000 if model == 'learn' else 8,
     )
     return
   depth = 24 if is_large else 12
   # Limits of the depth; U2T's follow from the parameters and FLOPs printed in
   # Tables 1 and 6.
-  fields = {
+  fields: dict[str, dict[str, Any]] = {
     'ut': dict(max_steps=depth),
     'ponder': dict(max_steps=depth),
     'u2t': dict(max_steps=depth + (1 if is_small else 3)),
@@ -111,7 +113,7 @@ def paper_model(c, model, variant):
     # Of the authors' code: 10 * x[0] - 30 (Ti) or - 75 (S).
     'avit': dict(beta=-30.0 if variant.startswith('Ti/') else -75.0),
   }
-  image_model(c, model, dict(variant=variant) | fields.get(model, {}))
+  image_model(c, model, dict(variant=variant, **fields.get(model, {})))
 
 
 def image_model(c, model, size, bank=0, **tape):
