@@ -30,7 +30,7 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   """Yields labels and candidates: the models, and the reading of each bank."""
   for phase in (FORWARD, TRAIN) if flags.phases == 'all' else (FORWARD,):
     found, rows = [], flags.batch
-    prepare = _prepare_train_step if phase == TRAIN else _prepare_forward
+    prepare = prepare_train_step if phase == TRAIN else prepare_forward
     for bank in ('', 'learnable', 'input'):
       task = build_task(bank, flags)
       cost = task.model.flops(task.info.input_shape)
@@ -56,7 +56,8 @@ def build_task(bank: str, flags: Any) -> Classification:
   return (TapeClassification if bank else Classification)(config, info)
 
 
-def _prepare_forward(task: Any, rows: int) -> Call:
+def prepare_forward(task: Any, rows: int) -> Call:
+  """Prepares the logits of random images."""
   model, shape = task.model, (rows, *task.info.input_shape)
   images = jax.random.uniform(jax.random.key(0), shape, minval=-1.0)
   variables = nn.unbox(jax.jit(model.init)(jax.random.key(1), images[:1]))
@@ -81,12 +82,13 @@ def _prepare_reading(task: Any, rows: int) -> Call:
   return Call(functools.partial(run, tokens, query))
 
 
-def _prepare_train_step(task: Any, rows: int) -> Call:
+def prepare_train_step(task: Any, rows: int) -> Call:
   """Prepares the library's training step with AdamW, the state donated."""
   rng, shape = np.random.default_rng(0), (rows, *task.info.input_shape)
+  labels = rows, *task.info.label_shape
   batch = {
     'image': rng.integers(256, size=shape, dtype=np.uint8),
-    'label': rng.integers(task.info.num_classes, size=rows, dtype=np.int32),
+    'label': rng.integers(task.info.num_classes, size=labels, dtype=np.int32),
     'mask': np.ones(rows, np.float32),
   }
   batch, optimizer = jax.device_put(batch), optax.adamw(1e-3)

@@ -16,6 +16,7 @@ from eval_lib.metrics import Average, Union, row_statistics
 from serve_lib.chain import NO_RUN
 from serve_lib.decisions import check_no_options
 from train_lib.classification import Classification
+from train_lib.multi_label import MultiLabel
 
 
 class TapeClassification(Classification):
@@ -105,3 +106,11 @@ class PonderClassification(Classification):
     metrics = row_statistics('ponder_steps', ponder['steps'], mask)
     metrics['ponder_cost'] = Average.from_values(ponder['cost'], mask)
     return loss, metrics
+
+
+class TapeMultiLabel(MultiLabel, TapeClassification):
+  """Several labels per image, as on JFT-300M, and the tape loss."""
+
+
+class PonderMultiLabel(MultiLabel, PonderClassification):
+  """Several labels per image, as on JFT-300M, and the ponder cost."""

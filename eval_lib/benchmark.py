@@ -64,6 +64,9 @@ class Candidate:
   flops_computed: float | None = None  # where they differ from `flops`
   group: str = ''  # of candidates that compute the same output; '' for none
   over: str = ''  # column of the speed-ups over this candidate; '' for none
+  throughput: str = ''  # column of examples per second; '' for none
+  # Known before it runs.
+  columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 _calls: dict[str, Call] = {}  # prepared in this process, by candidate
@@ -186,6 +189,7 @@ def run(
       elif taken is not None and index == warmup - 1:
         enough = math.ceil(min_seconds / max(taken.mean(), 1e-6))
         wanted[one.name] = max(calls, enough)
+  _calls.clear()  # frees the weights before the next case
   samples = {n: np.array(s) for n, s in seconds.items() if len(s) == rounds}
   return rows(case, candidates, samples, prepared), samples
 
@@ -230,10 +234,12 @@ def rows(
     for slow in candidates:
       if slow.over and slow.name in timed:
         row[slow.over] = Estimate.of(seconds[slow.name] / seconds[name])
+    if one.throughput:
+      row[one.throughput] = Estimate.of(1.0 / seconds[name])
     if one.group and call.output is not None:
       reference = first.setdefault(one.group, call.output)
       row['difference'] = float(np.abs(call.output - reference).max())
-    table.append(row | dict(call.columns))
+    table.append(row | dict(one.columns) | dict(call.columns))
   return table
 
 

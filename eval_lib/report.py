@@ -41,6 +41,13 @@ COLUMNS: Mapping[str, tuple[str, float, str]] = {
   'limit': ('limit', 1.0, '.2f'),
   'share': ('of limit', 1.0, '.2f'),
   'difference': ('difference', 1.0, '.1e'),
+  'parameters': ('M parameters', 1e-6, '.2f'),
+  'paper_parameters': ('M printed', 1e-6, '.1f'),
+  'macs': ('G multiply-adds', 1e-9, '.3f'),
+  'compiler_macs': ('by compiler', 1e-9, '.3f'),
+  'paper_macs': ('G printed', 1e-9, '.3f'),
+  'paper_speedup': ('printed', 1.0, '.2f'),
+  'images_per_second': ('images/s', 1.0, '.3g'),
   'temporary_bytes': ('temporary MiB', 2.0**-20, '.0f'),
   **{name: (heading, 100.0, '.1f') for name, heading in _PERCENT.items()},
 }

@@ -1,6 +1,7 @@
 """Times models against each other.
 
   python -m launch.benchmark adatape --variant=B/16 --batch=8
+  python -m launch.benchmark cost --table=1 --rounds=0
   python -m launch.benchmark albert --variant=small --batch=1,8
   python -m launch.benchmark eat_speed --variant=base --batch=1,16,32
   python -m launch.benchmark eat --workdir=/tmp/sst2_eat --dense=/tmp/sst2 \\
@@ -20,7 +21,7 @@ import importlib
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt, Interval, MinLen, Predicate
@@ -109,6 +110,29 @@ class Adatape(_Timing):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Cost(_Timing):
+  """Parameters, FLOPs and throughput of AdaTape's Tables 1, 6 and 7."""
+
+  module = 'adatape.costs'
+  table: Literal['all', '1', '6', '7'] = flag('1, 6, 7 or all', 'all')
+  rows: tuple[str, ...] = flag('rows such as AdaTape-B/32-Learn', ())
+  batch: Positive = flag('images per call', 8, names='--batch --batch_size')
+  phases: Literal['forward', 'all'] = flag('all: also training', 'forward')
+  rounds: Count = flag('timed rounds; 0 only counts', 10, names=ROUNDS)
+
+  def config(self, table: int, row: Any) -> Any:
+    """Returns the complete configuration of a row, without its data."""
+    model = f'model={row.model},variant={row.variant}'
+    overrides = [f'dtype={self.dtype}']
+    if table == 6:
+      overrides.append('loss.mixup=0.0')  # needs an even number of rows
+    else:
+      model += ',data=none,fewshot=none'
+    file = f'configs/adatape/table{table}.py:{model}'
+    return command_line.load_config(file, overrides)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Albert(_Timing):
   """ALBERT whose tokens halt, against fixed depth."""
 
@@ -191,8 +215,9 @@ class Budgets(command_line.RunFlags):
 
 
 FLAGS = dict(
-  adatape=Adatape, albert=Albert, budgets=Budgets, eat_speed=EatSpeed, eat=Eat
-)
+  adatape=Adatape, cost=Cost, budgets=Budgets, albert=Albert,
+  eat_speed=EatSpeed, eat=Eat,
+)  # fmt: skip
 
 
 def run(flags: Any) -> int:
@@ -239,14 +264,19 @@ def time_candidates(flags: _Timing) -> None:
   timing['min_seconds'] = getattr(flags, 'min_seconds', 0.0)
   table: list[dict[str, Any]] = []
   bars: dict[str, dict[str, Any]] = {}
+  module = importlib.import_module(flags.module)
   with benchmark.Hosts() as hosts:
-    for case, candidates in importlib.import_module(flags.module).cases(flags):
-      rows, _ = benchmark.run(candidates, case, hosts, **timing)
+    for case, candidates in module.cases(flags):
       title = benchmark.label(case)
-      _show(title, rows, TOLERANCE[flags.dtype])
+      if flags.rounds:
+        rows, _ = benchmark.run(candidates, case, hosts, **timing)
+      else:
+        rows = [case | {'candidate': c.name} | c.columns for c in candidates]
+      _show(title, rows, TOLERANCE[flags.dtype], getattr(module, 'NOTE', ''))
       table += rows
       for row in rows:
-        bars.setdefault(row['candidate'], {})[title] = row['speedup']
+        name, values = _bars(title, case, row)
+        bars.setdefault(name, {}).update(values)
   if not flags.out:
     return
   report.write_csv(flags.out, table, constants)
@@ -254,20 +284,37 @@ def time_candidates(flags: _Timing) -> None:
   most = max(map(len, bars.values()))
   bars = {name: one for name, one in bars.items() if len(one) == most}
   try:
-    adaptive_plots.plot_bars(flags.out, bars, 'Speed-up over the baseline')
+    title = 'Speed-up over the baseline' if flags.rounds else 'Counted'
+    adaptive_plots.plot_bars(flags.out, bars, title)
   except ImportError as error:
     print(f'no picture: {error}')
   print(f'written: {flags.out}')
 
 
-def _show(title: str, rows: Rows, tolerance: float) -> None:
+def _bars(
+  title: str, case: Mapping[str, Any], row: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]]:
+  """Returns the name of a row's bars, and their values by panel."""
+  name = row['candidate']
+  if 'table' in case:  # its groups have other candidates and share a panel
+    name, title = f'Table {case["table"]}: {name}', case['phase']
+  if 'speedup' in row:
+    return name, {title: row['speedup']}
+  counted = {'parameters (M)': 'parameters', 'multiply-adds (G)': 'macs'}
+  units = {'parameters': 1e6, 'macs': 1e9}
+  return name, {k: row[v] / units[v] for k, v in counted.items()}
+
+
+def _show(title: str, rows: Rows, tolerance: float, note: str) -> None:
   """Prints a table; warns if an output differs from the first of its group."""
   names = list(dict.fromkeys(name for row in rows for name in row))
   columns = names[names.index('candidate') :]
-  if len({row['baseline'] for row in rows}) == 1:
+  if 'baseline' in columns and len({row['baseline'] for row in rows}) == 1:
     columns.remove('baseline')
     title += f'; baseline: {rows[0]["baseline"]}'
-  report.print_table(title, rows, 'median [quartiles] of the rounds', columns)
+  timed = 'median [quartiles] of the rounds' if 'seconds' in names else ''
+  note = '; '.join(filter(None, (timed, note)))
+  report.print_table(title, rows, note, columns)
   for row in rows:
     if not (row.get('difference') or 0.0) <= tolerance:
       found = f'{row["candidate"]}: output {row["difference"]:.2g} from that'

@@ -36,6 +36,7 @@ SMALLER = (
   (r'launch\.train.*adatape/(quick_start|parity)\.py', f'{RUN} {STEPS}'),
   (r'launch\.train.*digits', f'{RUN} --config.stages.stage1.epochs=0.02'),
   (r'launch\.train.*tfds=', None),  # needs a prepared TFDS data set
+  (r'launch\.(train|sweep).*adatape/table', None),  # needs ImageNet or JFT
   (
     r'launch\.train.*images\.py',
     f'{RUN} --config.stages.stage1.epochs=1 --config.model.depth=2 '
@@ -55,6 +56,7 @@ SMALLER = (
   (r'launch\.train.*albert_act', f'{RUN} {TEXT} {FEW}'),
   (r'launch\.prepare_corpus', '--vocab_size=26 --processes=1'),
   (r'launch\.analyze', '--rows=8'),
+  (r'benchmark cost', '--table=6 --rows=ViT-Ti/16 --batch=1 --rounds=1'),
   (r'benchmark adatape', '--variant=Ti/16 --batch=1 --rounds=1'),
   (
     r'benchmark eat_speed',

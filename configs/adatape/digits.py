@@ -14,11 +14,11 @@ and vit 98.1 % in 59 s, both with --config.stages.stage1.epochs=60.
 import ml_collections
 
 from configs import common
-from configs.adatape.images import MODELS, image_model
+from configs.adatape.images import image_model
 
 
 def get_config(arg=''):
-  arg = common.parse_arg(arg, model=MODELS)
+  arg = common.parse_arg(arg, model=('learn', 'input', 'vit'))
   c = ml_collections.ConfigDict()
   c.batch_size = 128
   c.dataset = dict(

@@ -8,9 +8,13 @@ TFDS data set has to be prepared on this machine.
   python -m launch.train --workdir=/tmp/cifar10 \
       --config=configs/adatape/images.py:tfds=cifar10,size=32
 
-Arguments: `root` the folder, or `tfds` the name; `model` learn, input or vit;
-`variant` of the ViT (Ti, S, B, L with a patch size); `size` of the images in
-pixels.
+Arguments: `root` the folder, or `tfds` the name; `variant` of the ViT (Ti, S,
+B, L with a patch size); `size` of the images in pixels; `model`:
+
+  learn, input         AdaTape with a learnable bank or a bank of finer patches
+  vit, plainvit, deit  depth is fixed
+  ut, u2t, uvit        Universal Transformer; without sharing; below a ViT
+  avit, ponder         A-ViT; PonderNet on the Universal Transformer
 
 The tape is that of Table 4; learning rate, cosine decay, betas and weight decay
 of AdamW are those of Table 5. Table 5's 300 epochs, batch of 1,024 rows and
@@ -21,11 +25,34 @@ Result: Caltech-101 photographs (100 classes of 25-30 images), size=64, batch
 13.1 % in 162 s, vit 12.3 % in 105 s. ImageNet and JFT were not run.
 """
 
+from typing import Any
+
 import ml_collections
 
 from configs import common
 
-MODELS = ('learn', 'input', 'vit')
+TAPES = ('learn', 'input')
+_CLASSIFY = 'train_lib.classification:Classification'
+_PONDER = 'adatape.task:PonderClassification'
+# Task and model of each baseline (section 3.1).
+BASELINES = {
+  'vit': (_CLASSIFY, dict(name='model_lib.vit:ViT')),
+  'plainvit': (
+    _CLASSIFY,
+    dict(name='model_lib.vit:ViT', pool='gap', positions='sincos2d'),
+  ),
+  'deit': ('adatape.deit:Distillation', dict(name='adatape.deit:DeiT')),
+  'ut': (_PONDER, dict(name='adatape.universal:UniversalViT')),
+  'u2t': (_PONDER, dict(name='adatape.universal:UnsharedViT')),
+  'uvit': (_PONDER, dict(name='adatape.universal:UViT')),
+  'avit': ('adatape.avit:AViTClassification', dict(name='adatape.avit:AViT')),
+  'ponder': (
+    'adatape.ponder_vit:PonderNetClassification',
+    dict(name='adatape.ponder_vit:PonderViT'),
+  ),
+  '3ffn': (_CLASSIFY, dict(name='adatape.vit_3ffn:ViT3FFN')),
+}
+MODELS = (*TAPES, *(name for name in BASELINES if name != '3ffn'))
 
 
 def get_config(arg=''):
@@ -46,16 +73,7 @@ def get_config(arg=''):
   else:
     c.dataset.update(name='tfds', builder=arg.tfds)
   c.loss = dict(label_smoothing=0.0)
-  is_large = arg.variant.startswith('L/') and arg.model == 'input'
-  image_model(
-    c,
-    arg.model,
-    dict(variant=arg.variant),
-    max_steps=10,
-    threshold=1.0 if is_large else 2.0,
-    tokens_per_step=10 if is_large else 5,
-    bank=10_000 if arg.model == 'learn' else 8,
-  )
+  paper_model(c, arg.model, arg.variant)
   c.optimizer = dict(
     name='adamw', lr=1e-3, schedule='cosine', warmup_steps=0.1,
     weight_decay=8e-5 if arg.variant[:2] in ('S/', 'B/') else 1e-4,
@@ -68,15 +86,45 @@ def get_config(arg=''):
   return c
 
 
-def image_model(c, model, size, bank, **tape):
+def paper_model(c, model, variant):
+  """Sets task, model and loss as the paper has them (Table 4, section 3.1)."""
+  is_large = variant.startswith('L/')
+  is_small = variant.startswith(('Ti/', 'S/'))
+  if model in TAPES:
+    large_input = is_large and model == 'input'
+    image_model(
+      c,
+      model,
+      dict(variant=variant),
+      max_steps=10,
+      threshold=1.0 if large_input else 2.0,
+      tokens_per_step=10 if large_input else 5,
+      bank=10_000 if model == 'learn' else 8,
+    )
+    return
+  depth = 24 if is_large else 12
+  # Limits of the depth; U2T's follow from the parameters and FLOPs printed in
+  # Tables 1 and 6.
+  fields: dict[str, dict[str, Any]] = {
+    'ut': dict(max_steps=depth),
+    'ponder': dict(max_steps=depth),
+    'u2t': dict(max_steps=depth + (1 if is_small else 3)),
+    'uvit': dict(ut_steps=6 if is_large else 3),
+    # Of the authors' code: 10 * x[0] - 30 (Ti) or - 75 (S).
+    'avit': dict(beta=-30.0 if variant.startswith('Ti/') else -75.0),
+  }
+  image_model(c, model, dict(variant=variant, **fields.get(model, {})))
+
+
+def image_model(c, model, size, bank=0, **tape):
   """Sets task, model, tape loss; Table 4 has no loss for a learnable bank.
 
   `bank` is the number of tokens of a learnable bank, or the size of the finer
   patches of the input. Noise and drop (A.7) are for the learnable bank only.
   """
-  if model == 'vit':
-    c.task = 'train_lib.classification:Classification'
-    c.model = dict(name='model_lib.vit:ViT', **size)
+  if model in BASELINES:
+    c.task, fields = BASELINES[model]
+    c.model = dict(**fields, **size)
     return
   c.task = 'adatape.task:TapeClassification'
   c.model = dict(name='adatape.model:AdaTapeViT', **size, **tape)

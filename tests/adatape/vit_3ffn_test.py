@@ -11,19 +11,18 @@ from tests.adatape.plain_vit import IMAGES, SIZES
 from tests.model_lib import plain
 
 
-def loop(params, image, networks):
-  """Logits of one image; `networks` of each block: 1, 2 or 3."""
+def loop(params, image):
+  """Logits of one image."""
   params = plain.float64(params)
   x = plain_vit.tokens(params['tokens'], image)
-  for index, count in enumerate(networks):
+  # [CLS], patches 1-8 and 9-16 of a 4 x 4 grid: its upper and lower half.
+  group = np.repeat([0, 1, 2], [1, 8, 8])
+  for index in range(SIZES['depth']):
     block = params['encoder'][f'block_{index}']
-    # [CLS], patches 1-8 and 9-16 of a 4 x 4 grid: its upper and lower half.
-    group = np.minimum(np.repeat([0, 1, 2], [1, 8, 8]), count - 1)
-    names = [f'mlp_{n}' for n in range(count)] if count > 1 else ['mlp']
-    assert {n for n in block if n.startswith('mlp')} == {'mlp_norm', *names}
+    assert 'mlp' not in block
 
-    def feed(x, block=block, group=group, names=names):
-      rows = [plain.mlp(block[names[g]], x[i]) for i, g in enumerate(group)]
+    def feed(x, block=block):
+      rows = [plain.mlp(block[f'mlp_{g}'], x[i]) for i, g in enumerate(group)]
       return np.stack(rows)
 
     x = plain_vit.block(block, x, feed)
@@ -31,20 +30,21 @@ def loop(params, image, networks):
   return plain.dense(params['head'], features)
 
 
-@pytest.mark.parametrize(
-  ('extra', 'networks'), [(None, (3, 3, 3, 3)), (5, (3, 3, 2, 1))]
-)
-def test_equals_a_loop_over_tokens(extra, networks):
-  model = ViT3FFN(**SIZES, extra_networks=extra)
+@pytest.mark.parametrize(('kind', 'hidden'), [('glu', 12), ('mlp', 24)])
+def test_equals_a_loop_over_tokens(kind, hidden):
+  model = ViT3FFN(**SIZES, cls_mlp=kind)
   params = plain.noise(model, IMAGES)
+  own = params['encoder']['block_3']['mlp_0']
+  assert ('gated' in own) == (kind == 'glu')
+  assert own['hidden']['kernel'].shape == (16, hidden)
   logits, _ = jax.jit(model.apply)({'params': params}, IMAGES)
   for row, image in enumerate(IMAGES):
-    want = loop(params, image, networks)
+    want = loop(params, image)
     np.testing.assert_allclose(logits[row], want, atol=1e-4)
 
 
 def test_an_odd_patch_belongs_to_the_first_half():
-  model = ViT3FFN(**(SIZES | dict(depth=1)), extra_networks=2)
+  model = ViT3FFN(**(SIZES | dict(depth=1)))
   images = IMAGES[:, :12, :12]  # 9 patches
   variables = {'params': plain.noise(model, images)}
 
@@ -63,18 +63,16 @@ def test_an_odd_patch_belongs_to_the_first_half():
 
 
 @pytest.mark.parametrize(
-  ('variant', 'extra', 'millions', 'giga_mac'),
+  ('variant', 'kind', 'millions', 'giga_mac'),
   [
-    ('B/28', 21, 200.1, 5.744),
-    pytest.param('B/14', 21, 198.9, 23.239, marks=pytest.mark.nightly),
-    pytest.param('B/28', 0, 100.9, 5.730, marks=pytest.mark.nightly),
-    pytest.param('B/14', 0, 99.7, 23.254, marks=pytest.mark.nightly),
-    # The text's two per block.
-    pytest.param('B/28', None, 214.3, 5.744, marks=pytest.mark.nightly),
+    ('B/28', 'glu', 200.1, 5.730),  # printed in the row of ViT-B/28
+    pytest.param('B/14', 'glu', 198.9, 23.239, marks=pytest.mark.nightly),
+    # Networks of one size, as the text has them.
+    pytest.param('B/28', 'mlp', 214.3, 5.744, marks=pytest.mark.nightly),
   ],
 )
-def test_counts_of_table_7(variant, extra, millions, giga_mac):
-  model = ViT3FFN(18_291, variant, extra_networks=extra)
+def test_counts_of_table_7(variant, kind, millions, giga_mac):
+  model = ViT3FFN(18_291, variant, cls_mlp=kind)
   image = jnp.zeros((1, 224, 224, 3))
   shapes = jax.eval_shape(model.init, jax.random.key(0), image)
   count = sum(leaf.size for leaf in jax.tree.leaves(shapes)) / 1e6

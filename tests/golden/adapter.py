@@ -59,6 +59,7 @@ def configs() -> dict[str, tuple[str, list[str]]]:
     small += ['model.bank_size=60'] * (model == 'learn')
     small += ['model.bank_patch_size=4'] * (model == 'input')
     table[f'image_folder {model}'] = f'{folder},model={model}', small
+  table |= _tables(f'{folder},model=')
   for name, arguments, overrides in (
     ('parity', '', []), ('logic', 'rule=straight_through', []),
     ('addition', 'rule=skip', ['dataset.digits=2']),
@@ -98,6 +99,35 @@ def configs() -> dict[str, tuple[str, list[str]]]:
     table[f'albert pretrain {halting}'] = (
       f'{pretrain},halting={halting}', [*ALBERT, f'loss.ponder_weight={tau}']
     )  # fmt: skip
+  return table
+
+
+def _tables(folder: str) -> dict[str, tuple[str, list[str]]]:
+  """Rows of AdaTape's tables on small images, and further models of them."""
+  size = ['dataset.image_size=32', 'model.width=24', 'model.num_heads=3']
+  size.append('model.mlp_dim=32')
+  shared = [*size, 'model.max_steps=3']
+  size.append('model.depth=2')
+  records = [*size, 'dataset.num_classes=5']
+  # Two rows that are mixed on each of 8 devices.
+  images = [*size, 'batch_size=16', 'evals.test.split=test']
+  table = {
+    f'image_folder {model}': (folder + model, shared)
+    for model in ('u2t', 'ponder')
+  }
+  for name, arguments, overrides in (
+    ('table1 learn', 'model=learn', [*records, 'model.bank_size=60']),
+    ('table1 uvit', 'model=uvit', records),
+    ('table2 neither', 'without=length_and_content', records),
+    ('table6 input', 'model=input', [*images, 'model.bank_patch_size=4']),
+    ('table6 deit', 'model=deit', images),
+    ('table6 avit', 'model=avit', images),
+    ('table7 3ffn', 'model=3ffn', records),
+  ):  # fmt: skip
+    file, _ = name.split()
+    data = 'data={records},fewshot=none,variant=B/16'
+    data = 'root={images}' if file == 'table6' else data
+    table[name] = f'configs/adatape/{file}.py:{data},{arguments}', overrides
   return table
 
 

@@ -115,6 +115,20 @@ def write_images(root: pathlib.Path) -> pathlib.Path:
   return folder
 
 
+def write_records(root: pathlib.Path) -> pathlib.Path:
+  """Writes `<split>-*.tfrecord` of images with one or two of 5 labels."""
+  from tests.dataset_lib import example_files
+
+  folder = root / 'records'
+  for split, rows in (('train', 16), ('validation', 8)):
+    records = [
+      example_files.example(example_files.jpeg(15 * n), [n % 4, 4][: 1 + n % 2])
+      for n in range(rows)
+    ]
+    example_files.write(folder / f'{split}-00000-of-00001.tfrecord', records)
+  return folder
+
+
 def prepare_corpus(root: pathlib.Path) -> pathlib.Path:
   """Prepares the corpus of `write_texts`."""
   from launch import prepare_corpus as command
@@ -136,5 +150,6 @@ def write_all(root: pathlib.Path) -> dict[str, str]:
     'glue': str(write_glue(root)),
     'probing': str(write_probing(root)),
     'images': str(write_images(root)),
+    'records': str(write_records(root)),
     'corpus': str(prepare_corpus(root)),
   }

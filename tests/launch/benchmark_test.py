@@ -39,6 +39,8 @@ def read(path):
     ('adatape --batch_sise=3', '--batch_sise: no such flag'),
     ('adatape --out=/no/such/folder/a.csv', '--out: |writable'),
     ('adatape --out=/etc/hosts/a.csv', '--out: |writable'),
+    ('cost --table=2', '--table: |6'),
+    ('cost --rows=ViT-B/31', '--rows: |ViT-B/32|ViT-B/31'),
     ('albert --variant=huge', '--variant: |micro'),
     ('albert --shares=1.5', '--shares: |number|1.5'),
     ('albert --batch=0', '--batch: |list of positive'),

@@ -1,0 +1,209 @@
+"""Candidates of `launch.benchmark cost`: models of AdaTape's Tables 1, 6, 7.
+
+`TABLES` holds what the paper prints. Its GFLOPs count a multiply-add once: half
+of what XLA's analysis counts, as the published code does (2023, scenic). It
+also includes norms, softmax and activations, which `model.flops` leaves out.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from adatape.candidates import (
+  FORWARD,
+  TRAIN,
+  prepare_forward,
+  prepare_train_step,
+)
+from dataset_lib.source import DatasetInfo
+from eval_lib.benchmark import Candidate
+from model_lib.errors import FieldError
+from train_lib.task import Task, build_task
+
+IMAGE = (224, 224, 3)
+NOTE = (
+  'G: a multiply-add counts once, as in the paper (GFLOPs: twice); the '
+  'compiler counts the body of a loop once'
+)
+
+
+class Printed(NamedTuple):
+  """Numbers of a row of a table of the paper; None where it has none."""
+
+  throughput: float  # images per second and TPU core
+  parameters: float | None = None  # in millions
+  gflops: float | None = None  # multiply-adds
+
+
+class Row(NamedTuple):
+  """A model: the arguments `model` and `variant` of its table's config."""
+
+  model: str
+  variant: str
+
+  @property
+  def name(self) -> str:
+    """Its name in the paper, as 'AdaTape-B/32-Learn'."""
+    return NAMES[self.model].format(self.variant)
+
+
+NAMES = {
+  'vit': 'ViT-{}', 'deit': 'DeiT-{}', 'plainvit': 'PlainViT-{}',
+  'u2t': 'U2T-{}', 'uvit': 'UViT-{}', 'avit': 'A-ViT-{}',
+  '3ffn': 'ViT-{}-3FFN', 'learn': 'AdaTape-{}-Learn',
+  'input': 'AdaTape-{}-Input',
+}  # fmt: skip
+
+# Rows of each table, in groups; the first row of a group is its baseline.
+TABLES: Mapping[int, tuple[dict[Row, Printed], ...]] = {
+  1: (
+    {
+      Row('vit', 'B/32'): Printed(793.8, gflops=4.437),
+      Row('u2t', 'B/32'): Printed(343.4, gflops=5.513),
+      Row('uvit', 'B/32'): Printed(478.7, gflops=5.511),
+      Row('learn', 'B/32'): Printed(431.8, gflops=5.585),
+      Row('input', 'B/32'): Printed(342.3, gflops=6.057),
+    },
+    {
+      Row('vit', 'B/16'): Printed(253.7, gflops=17.634),
+      Row('u2t', 'B/16'): Printed(102.9, gflops=22.016),
+      Row('uvit', 'B/16'): Printed(151.7, gflops=22.011),
+      Row('learn', 'B/16'): Printed(167.1, gflops=18.837),
+      Row('input', 'B/16'): Printed(148.8, gflops=19.304),
+    },
+    {
+      Row('vit', 'L/32'): Printed(192.3, gflops=15.628),
+      Row('uvit', 'L/32'): Printed(127.1, gflops=19.242),
+      Row('learn', 'L/32'): Printed(108.6, gflops=19.497),
+      Row('input', 'L/32'): Printed(95.5, gflops=20.141),
+    },
+    {
+      Row('vit', 'L/16'): Printed(63.1, gflops=61.724),
+      Row('uvit', 'L/16'): Printed(44.7, gflops=77.114),
+      Row('learn', 'L/16'): Printed(44.2, gflops=65.941),
+      Row('input', 'L/16'): Printed(40.1, gflops=66.570),
+    },
+  ),
+  6: (
+    {
+      Row('vit', 'Ti/16'): Printed(387.5, 5.7),
+      Row('deit', 'Ti/16'): Printed(381.8, 5.7),
+      Row('plainvit', 'Ti/16'): Printed(381.8, 5.7),
+      Row('u2t', 'Ti/16'): Printed(364.3, 6.1),
+      Row('avit', 'Ti/16'): Printed(226.6, 5.7),
+      Row('input', 'Ti/16'): Printed(380.9, 6.3),
+    },
+    {
+      Row('vit', 'S/16'): Printed(385.7, 22.0),
+      Row('deit', 'S/16'): Printed(365.8, 22.0),
+      Row('plainvit', 'S/16'): Printed(365.8, 22.0),
+      Row('u2t', 'S/16'): Printed(163.2, 23.8),
+      Row('avit', 'S/16'): Printed(166.6, 22.0),
+      Row('input', 'S/16'): Printed(366.5, 24.3),
+    },
+    {
+      Row('plainvit', 'B/16'): Printed(159.9, 87.1),
+      Row('input', 'B/16'): Printed(130.5, 94.9),
+    },
+  ),
+  7: (
+    {
+      Row('vit', 'B/28'): Printed(661.1, 100.9, 5.730),
+      Row('3ffn', 'B/28'): Printed(517.0, 200.1, 5.744),
+      Row('learn', 'B/32'): Printed(431.8, 185.6, 5.585),
+    },
+    {
+      Row('vit', 'B/14'): Printed(155.1, 99.7, 23.254),
+      Row('3ffn', 'B/14'): Printed(148.8, 198.9, 23.239),
+      Row('learn', 'B/16'): Printed(167.1, 192.5, 18.837),
+    },
+  ),
+}
+
+
+def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
+  """Yields labels and candidates: one case for each group and phase.
+
+  `flags.config(table, row)` returns the complete configuration of a row.
+  """
+  tables = [t for t in TABLES if flags.table in ('all', str(t))]
+  groups = [(table, group) for table in tables for group in TABLES[table]]
+  legal = [row.name for _, group in groups for row in group]
+  if unknown := set(flags.rows) - set(legal):
+    raise FieldError('rows', sorted(unknown), f'some of {", ".join(legal)}')
+  for table, group in groups:
+    baseline = next(iter(group))
+    chosen = {r: p for r, p in group.items() if r.name in flags.rows}
+    if flags.rows and not chosen:
+      continue
+    rows = {baseline: group[baseline]} | (chosen or group)
+    tasks = {row: task_of(flags.config(table, row)) for row in rows}
+    counted = {
+      row: {
+        **counts(tasks[row]),
+        **printed_columns(printed, group[baseline]),
+      }
+      for row, printed in rows.items()
+    }
+    trains = flags.phases == 'all' and flags.rounds
+    for phase in (FORWARD, TRAIN) if trains else (FORWARD,):
+      prepare = prepare_train_step if phase == TRAIN else prepare_forward
+      case = {'table': table, 'group': baseline.variant, 'phase': phase}
+      yield (
+        case,
+        [
+          Candidate(
+            row.name,
+            functools.partial(prepare, tasks[row], flags.batch),
+            is_baseline=row == baseline,
+            flops=tasks[row].flops(),
+            columns=counted[row],
+            throughput='images_per_second',
+          )
+          for row in rows
+        ],
+      )
+
+
+def task_of(config: Any) -> Task:
+  """Builds the task of a configuration, without its data."""
+  data = config.dataset
+  classes = data.get('num_classes', 1000), ()  # of ImageNet
+  labels = {'max_labels': data.get('max_labels', 0)}
+  info = DatasetInfo('image', IMAGE, 'uint8', *classes, 0, **labels)
+  return build_task(config, info)
+
+
+def counts(task: Task) -> dict[str, int | float]:
+  """Returns parameters and multiply-adds of an image; computes no weights.
+
+  'macs' is by formula; 'compiler_macs' is half of the FLOPs that XLA counts in
+  the program before it is optimized, the body of a loop once.
+  """
+  params, state = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
+  image = jax.ShapeDtypeStruct((1, *IMAGE), jnp.float32)
+
+  def forward(params: Any, state: Any, image: Any) -> Any:
+    return task.model.apply({'params': params, **state}, image)[0]
+
+  analysis: Any = jax.jit(forward).lower(params, state, image).cost_analysis()
+  return {
+    'parameters': sum(leaf.size for leaf in jax.tree.leaves(params)),
+    'macs': task.flops() / 2,
+    'compiler_macs': analysis['flops'] / 2,
+  }
+
+
+def printed_columns(
+  printed: Printed, baseline: Printed
+) -> dict[str, int | float | None]:
+  """Returns the paper's numbers as columns of the same units."""
+  return {
+    'paper_parameters': printed.parameters and printed.parameters * 1e6,
+    'paper_macs': printed.gflops and printed.gflops * 1e9,
+    'paper_speedup': printed.throughput / baseline.throughput,
+  }

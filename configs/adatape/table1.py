@@ -1,0 +1,99 @@
+r"""Table 1: pre-training on JFT-300M, then few-shot accuracy.
+
+  python -m launch.train --workdir=/tmp/jft_b32_input \
+      --config=configs/adatape/table1.py:data=DIR,model=input,variant=B/32
+
+Arguments: `data` is a folder of TFRecords (`dataset_lib.image_records`);
+`model` vit, u2t, uvit, learn or input; `variant` B/32, B/16, L/32 or L/16 in
+the table, any other too; `fewshot` tfds or none: few-shot evaluation reads
+imagenet2012, cifar100 and oxford_iiit_pet that TFDS prepared.
+
+Recipe: "We follow Dosovitskiy et al. (2020) and train all models for 7 epochs"
+(A.6). From appendix B, Table 3 of the ViT paper: Adam with weight decay 0.1,
+batches of 4,096, 10,000 warm-up steps, linear decay, no clipping of gradients
+on JFT; the peak rate is 8e-4 (B), 6e-4 (L/32) or 4e-4 (L/16). Labels are
+several per image, so the loss is a sigmoid. The weight of the ponder cost of
+U2T and UViT is not printed; 0.01 here.
+
+Input and tape tokens have separate feed-forward networks (section 2):
+`tape_mlp='glu'`. A model with an input bank has no [CLS] token: Table 2 prints
+59 = 49 + 10 tokens, and the printed FLOPs agree; the others have one.
+
+Figures 5 to 9 are sweeps over fields of this configuration or of table2.py,
+where a line sets another value of one field:
+
+  python -m launch.sweep --workdir=/tmp/figure7 --metric=imagenet/10shot \
+      --overrides=configs/adatape/figure7.txt \
+      --config=configs/adatape/table1.py:data=DIR,model=learn,variant=B/32
+
+figure5.txt is for model=vit,variant=S/32, figure8.txt for model=vit,
+variant=B/32, and figure6.txt for table2.py. Figure 9 shows the runs of Table 1
+and Figure 8 over the throughput of `launch.benchmark cost --table=1,7`.
+
+No result: JFT-300M is not public.
+"""
+
+import ml_collections
+
+from configs import common
+from configs.adatape.images import paper_model
+
+MODELS = ('vit', 'u2t', 'uvit', 'learn', 'input')
+# The task of labels that exclude each other, and that of several labels.
+MULTI_LABEL = {
+  'train_lib.classification:Classification': 'train_lib.multi_label:MultiLabel',
+  'adatape.task:TapeClassification': 'adatape.task:TapeMultiLabel',
+  'adatape.task:PonderClassification': 'adatape.task:PonderMultiLabel',
+}
+# (TFDS name, split to test on, shots) by evaluation.
+FEW_SHOT = {
+  'imagenet': ('imagenet2012', 'validation', (10, 25)),
+  'cifar100': ('cifar100', 'test', (10,)),
+  'pets': ('oxford_iiit_pet', 'test', (10,)),
+}
+
+
+def get_config(arg=''):
+  arg = common.parse_arg(
+    arg, data='', model=MODELS, variant='B/32', fewshot=('tfds', 'none')
+  )
+  return pretraining(arg)
+
+
+def pretraining(arg):
+  """Returns the configuration of a model, shared with Tables 2 and 7."""
+  c = ml_collections.ConfigDict()
+  c.batch_size = 4096
+  c.dataset = dict(
+    name='records',
+    directory=arg.data,
+    num_classes=18_291,
+    image_size=224,
+    augment=('inception_crop', 'flip'),
+  )
+  c.loss = dict()
+  paper_model(c, arg.model, arg.variant)
+  c.task = MULTI_LABEL[c.task]
+  if arg.model in ('learn', 'input'):
+    c.model.tape_mlp = 'glu'
+    c.model.pool = 'gap' if arg.model == 'input' else 'cls'
+  elif arg.model in ('u2t', 'uvit'):
+    c.loss.ponder_weight = 0.01
+  large = {'L/32': 6e-4, 'L/16': 4e-4}
+  c.optimizer = dict(
+    name='adamw', lr=large.get(arg.variant, 8e-4), schedule='linear',
+    warmup_steps=10_000, weight_decay=0.1, clip_norm=0.0,
+  )  # fmt: skip
+  c.stages = dict(stage1=dict(epochs=7))
+  c.evals = dict(
+    val=dict(type='classification', split='validation', every_steps=10_000)
+  )
+  for name, (builder, split, shots) in FEW_SHOT.items():
+    if arg.fewshot == 'tfds':
+      data = dict(name='tfds', builder=builder, image_size=224)
+      c.evals[name] = dict(
+        type='fewshot', dataset=data, test_split=split, shots=shots
+      )
+  c.checkpoint = dict(every_steps=5000)
+  c.log_every = 100
+  return c

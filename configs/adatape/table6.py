@@ -1,0 +1,67 @@
+r"""Table 6: training on ImageNet-1K from scratch.
+
+  python -m launch.train --workdir=/tmp/imagenet_s16 \
+      --config=configs/adatape/table6.py:model=input,variant=S/16
+
+Arguments: `model` input (AdaTape), vit, deit, plainvit, u2t or avit; `variant`
+Ti/16, S/16 or B/16; `root` a folder root/{train,val}/class/*, or else TFDS has
+prepared imagenet2012; `teacher` of deit, the directory of a run that its
+distillation token imitates (none in the table).
+
+Hyper-parameters are those of Table 5 for every model. Its weight decay is taken
+as in the code of Beyer et al. (2022), whose recipe it repeats: the share by
+which a step of peak learning rate reduces a weight. Our decay is multiplied by
+the learning rate, so it is Table 5's over 0.001. Gradients are clipped at norm
+1, as they are there and in the ViT paper. The weights of the ponder costs of
+U2T and A-ViT are not printed.
+
+Input and tape tokens share a feed-forward network: the printed parameters of
+AdaTape count none for the tape but the one that is applied to its tokens once.
+AdaTape has no [CLS] token (as in Table 1). No result: it was not run.
+"""
+
+import ml_collections
+
+from configs import common
+from configs.adatape.images import paper_model
+
+MODELS = ('input', 'vit', 'deit', 'plainvit', 'u2t', 'avit')
+
+
+def get_config(arg=''):
+  arg = common.parse_arg(arg, model=MODELS, variant='S/16', root='', teacher='')
+  is_tiny = arg.variant.startswith('Ti/')
+  c = ml_collections.ConfigDict()
+  c.batch_size = 1024
+  c.dataset = dict(
+    image_size=224,
+    augment=('inception_crop', 'flip', 'randaugment'),
+    randaugment=(2, 10) if is_tiny else (2, 15),
+  )
+  if arg.root:
+    c.dataset.update(name='folder', root=arg.root)
+  else:
+    c.dataset.update(name='tfds', builder='imagenet2012')
+  c.loss = dict(
+    label_smoothing=0.0 if is_tiny else 0.1, mixup=0.2 if is_tiny else 0.5
+  )
+  paper_model(c, arg.model, arg.variant)
+  if arg.model == 'input':
+    c.model.pool = 'gap'
+  elif arg.model == 'u2t':
+    c.loss.ponder_weight = 0.01
+  elif arg.model == 'deit':
+    c.loss.teacher = arg.teacher
+  lr, decay = 1e-3, 1e-4 if is_tiny else 8e-5
+  c.optimizer = dict(
+    name='adamw', lr=lr, schedule='cosine', warmup_steps=10_000,
+    b1=0.9, b2=0.999, weight_decay=decay / lr, clip_norm=1.0,
+  )  # fmt: skip
+  c.stages = dict(stage1=dict(epochs=300))
+  split = 'val' if arg.root else 'validation'
+  c.evals = dict(
+    test=dict(type='classification', split=split, every_steps=5000)
+  )
+  c.checkpoint = dict(every_steps=5000)
+  c.log_every = 100
+  return c

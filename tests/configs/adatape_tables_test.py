@@ -1,0 +1,231 @@
+"""The configurations of AdaTape's tables have the values that it prints."""
+
+import pathlib
+
+import pytest
+
+from launch import command_line
+
+B32 = 'variant=B/32,model=input'
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(repository, monkeypatch):
+  monkeypatch.chdir(repository)
+
+
+def load(table, arguments, *overrides):
+  """The complete configuration of a table's row."""
+  data = '' if table == 6 else 'data=/jft,'
+  flag = f'configs/adatape/table{table}.py:{data}{arguments}'
+  return command_line.load_config(flag, overrides)
+
+
+def values(mapping, names):
+  """Values of some fields, separated by spaces."""
+  return tuple(mapping[name] for name in names.split())
+
+
+# Table 4, and K = T / tau (Algorithm 2, line 5):
+# (model, variant): T, tau, K, lambda, C, noise, drop.
+TABLE_4 = {
+  ('learn', 'B/32'): (10, 2.0, 5, 0.0, 10_000, 0.01, 0.1),
+  ('learn', 'B/16'): (10, 2.0, 5, 0.0, 10_000, 0.01, 0.1),
+  ('learn', 'L/32'): (10, 2.0, 5, 0.0, 10_000, 0.01, 0.1),
+  ('learn', 'L/16'): (10, 2.0, 5, 0.0, 10_000, 0.01, 0.1),
+  ('input', 'B/32'): (10, 2.0, 5, 0.01, 784, 0.0, 0.0),
+  ('input', 'B/16'): (10, 2.0, 5, 0.01, 784, 0.0, 0.0),
+  ('input', 'L/32'): (10, 1.0, 10, 0.01, 784, 0.0, 0.0),
+  ('input', 'L/16'): (10, 1.0, 10, 0.01, 784, 0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize(('model', 'variant'), TABLE_4)
+def test_the_tape_of_table_4(model, variant):
+  config = load(1, f'model={model},variant={variant}')
+  tape = config.model
+  size = tape.bank_size
+  if tape.bank == 'input':
+    size = (config.dataset.image_size // tape.bank_patch_size) ** 2
+  found = values(tape, 'max_steps threshold tokens_per_step')
+  found += config.loss.tape_weight, size
+  assert (
+    found + values(tape, 'query_noise bank_drop') == TABLE_4[model, variant]
+  )
+  # A.6: after the first block. Sections 2 and 2.4: separate networks, a
+  # smaller query, the mean of query and token, the loss 1 - sum w^2.
+  assert values(tape, 'insert_after tape_mlp read_mlp') == (1, 'glu', 'glu')
+  fields = 'query_dim query_update tape_loss fixed_length'
+  assert values(tape, fields) == (64, 'average', 'entropy', False)
+  # Table 2 prints 59 = 49 + 10 and 206 = 196 + 10 tokens.
+  assert tape.pool == ('gap' if model == 'input' else 'cls')
+
+
+# Dosovitskiy et al. (2021), appendix B, Table 3, JFT-300M: peak learning rate.
+RATES = {'B/32': 8e-4, 'B/16': 8e-4, 'L/32': 6e-4, 'L/16': 4e-4}
+
+
+@pytest.mark.parametrize('model', ['vit', 'u2t', 'uvit', 'learn', 'input'])
+@pytest.mark.parametrize('variant', RATES)
+def test_the_recipe_of_table_1(model, variant):
+  config = load(1, f'model={model},variant={variant}')
+  assert values(config, 'batch_size train_split') == (4096, 'train')
+  assert config.stages.stage1.epochs == 7
+  fields = 'name lr schedule warmup_steps end_lr weight_decay b1 b2'
+  assert values(config.optimizer, fields) == (
+    'adamw', RATES[variant], 'linear', 10_000, 0.0, 0.1, 0.9, 0.999
+  )  # fmt: skip
+  assert config.optimizer.clip_norm == 0.0
+  data = config.dataset
+  assert values(data, 'name directory image_size') == ('records', '/jft', 224)
+  assert data.num_classes == 18_291
+  assert data.augment == ('inception_crop', 'flip')
+  kind = {'vit': '', 'u2t': 'Ponder', 'uvit': 'Ponder'}.get(model, 'Tape')
+  assert config.task.endswith(f':{kind}MultiLabel')
+  assert values(config.model, 'width mlp_dim num_heads') == (
+    (768, 3072, 12) if variant[0] == 'B' else (1024, 4096, 16)
+  )
+  if model != 'u2t':
+    assert config.model.depth == (12 if variant[0] == 'B' else 24)
+
+
+def test_depths_of_table_1():
+  for variant, layers in (('B/32', 3), ('L/16', 6)):  # section 3.1
+    model = load(1, f'model=uvit,variant={variant}').model
+    assert model.ut_steps == layers
+  # 5.513 - 4.437 GFLOPs are three blocks.
+  assert load(1, 'model=u2t,variant=B/32').model.max_steps == 15
+
+
+def test_few_shot_evaluations_of_table_1():
+  evals = load(1, B32).evals
+  found = {
+    name: (entry.dataset.builder, entry.train_split, entry.test_split)
+    for name, entry in evals.items()
+    if entry.type == 'fewshot'
+  }
+  assert found == {
+    'imagenet': ('imagenet2012', 'train', 'validation'),
+    'cifar100': ('cifar100', 'train', 'test'),
+    'pets': ('oxford_iiit_pet', 'train', 'test'),
+  }
+  shots = {name: evals[name].shots for name in found}
+  assert shots == {'imagenet': (10, 25), 'cifar100': (10,), 'pets': (10,)}
+  assert values(evals.val, 'type split') == ('classification', 'validation')
+  assert set(load(1, f'{B32},fewshot=none').evals) == {'val'}
+
+
+def test_ablations_of_table_2():
+  whole = load(2, 'variant=L/16')
+  assert whole.to_dict() == load(1, 'model=input,variant=L/16').to_dict()
+  fixed = load(2, 'variant=B/32,without=length')
+  assert values(fixed.model, 'fixed_length bank max_steps') == (
+    True, 'input', 10
+  )  # fmt: skip
+  neither = load(2, 'variant=B/32,without=length_and_content')
+  assert values(neither.model, 'bank max_steps') == ('none', 10)
+  for config in (fixed, neither):
+    assert config.loss.tape_weight == 0.0
+    assert config.model.tape_mlp == 'glu'
+
+
+# Table 5, by size.
+TABLE_5 = {
+  'Ti/16': dict(decay=1e-4, mixup=0.2, smoothing=0.0, randaugment=(2, 10)),
+  'S/16': dict(decay=8e-5, mixup=0.5, smoothing=0.1, randaugment=(2, 15)),
+  'B/16': dict(decay=8e-5, mixup=0.5, smoothing=0.1, randaugment=(2, 15)),
+}
+# Models of Table 6, and the name and pooling of each.
+TABLE_6 = {
+  'input': ('AdaTapeViT', 'gap'), 'vit': ('ViT', 'cls'),
+  'deit': ('DeiT', 'cls'), 'plainvit': ('ViT', 'gap'),
+  'u2t': ('UnsharedViT', 'cls'), 'avit': ('AViT', 'cls'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('model', TABLE_6)
+@pytest.mark.parametrize('variant', TABLE_5)
+def test_the_recipe_of_table_5(model, variant):
+  config = load(6, f'model={model},variant={variant}')
+  expected, optimizer = TABLE_5[variant], config.optimizer
+  fields = 'name lr schedule warmup_steps b1 b2'
+  assert values(optimizer, fields) == (
+    'adamw', 0.001, 'cosine', 10_000, 0.9, 0.999
+  )  # fmt: skip
+  # Of a step at the peak of the learning rate (Beyer et al., 2022).
+  decay = optimizer.lr * optimizer.weight_decay
+  assert decay == pytest.approx(expected['decay'], rel=1e-12)
+  assert (config.stages.stage1.epochs, config.batch_size) == (300, 1024)
+  assert config.loss.mixup == expected['mixup']
+  assert config.loss.label_smoothing == expected['smoothing']
+  data = config.dataset
+  assert data.augment == ('inception_crop', 'flip', 'randaugment')
+  assert data.randaugment == expected['randaugment']
+  assert values(data, 'builder image_size') == ('imagenet2012', 224)
+  assert values(config.evals.test, 'type split') == (
+    'classification', 'validation'
+  )  # fmt: skip
+  name, pool = TABLE_6[model]
+  assert config.model.name.endswith(f':{name}')
+  assert config.model.pool == pool
+
+
+@pytest.mark.parametrize('variant', TABLE_5)
+def test_models_of_table_6(variant):
+  tape = load(6, f'model=input,variant={variant}')
+  fields = 'max_steps threshold tokens_per_step insert_after'
+  assert values(tape.model, fields) == (10, 2.0, 5, 1)
+  # Printed parameters count a network that is applied to the tape once.
+  assert values(tape.model, 'tape_mlp read_mlp') == ('', 'glu')
+  assert tape.loss.tape_weight == 0.01
+  plain = load(6, f'model=plainvit,variant={variant}').model
+  assert plain.positions == 'sincos2d'
+  u2t = load(6, f'model=u2t,variant={variant}').model
+  assert u2t.max_steps == (15 if variant == 'B/16' else 13)
+  # Transformer-Tiny (Table 3) prints a width of 196, which 3 heads do not
+  # divide.
+  sizes = {'Ti': (12, 192, 768, 3), 'S': (12, 384, 1536, 6)}
+  sizes |= {'B': (12, 768, 3072, 12)}
+  for model in (tape.model, plain, u2t):
+    depth = model.get('depth', 12)
+    found = depth, *values(model, 'width mlp_dim num_heads')
+    assert found == sizes[variant.partition('/')[0]]
+
+
+def test_a_folder_and_no_teacher():
+  config = load(6, 'model=deit,root=/imagenet')
+  assert values(config.dataset, 'name root') == ('folder', '/imagenet')
+  assert config.evals.test.split == 'val'
+  assert config.loss.teacher == ''
+
+
+def test_models_of_table_7():
+  for variant, side in (('B/28', 28), ('B/14', 14)):
+    config = load(7, f'model=3ffn,variant={variant}')
+    assert config.model.name == 'adatape.vit_3ffn:ViT3FFN'
+    assert config.model.patch_size == side
+    plain = load(7, f'model=vit,variant={variant}')
+    assert plain.optimizer.to_dict() == config.optimizer.to_dict()
+  tape = load(7, 'model=learn,variant=B/16').to_dict()
+  assert tape == load(1, 'model=learn,variant=B/16').to_dict()
+
+
+# Figures: the configuration whose field a list of overrides sweeps.
+SWEEPS = {
+  5: (1, 'model=vit,variant=S/32', 'patch_size', (32, 28, 16, 14, 8)),
+  6: (2, f'{B32[:12]},without=length', 'max_steps', (5, 10, 20, 40)),
+  7: (1, 'model=learn', 'bank_size', (100, 1000, 10_000, 100_000)),
+  8: (1, 'model=vit', 'patch_size', (32, 28, 16, 14, 32, 28, 16, 14)),
+}
+
+
+@pytest.mark.parametrize('figure', SWEEPS)
+def test_sweeps_of_the_figures(figure):
+  table, arguments, field, expected = SWEEPS[figure]
+  text = pathlib.Path(f'configs/adatape/figure{figure}.txt').read_text()
+  lines = [line.split() for line in text.splitlines() if line[0] != '#']
+  configs = [load(table, arguments, *line) for line in lines]
+  assert tuple(config.model[field] for config in configs) == expected
+  if figure == 8:
+    rates = [config.optimizer.lr for config in configs]
+    assert rates == [8e-4] * 4 + [6e-4] * 2 + [4e-4] * 2
