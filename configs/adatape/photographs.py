@@ -1,0 +1,76 @@
+r"""All models of the paper from scratch on photographs, under one recipe.
+
+  python -m launch.train --workdir=/tmp/input \
+      --config=configs/adatape/photographs.py:root=DIR,model=input
+
+  python -m launch.sweep --workdir=/tmp/photographs --metric=test/accuracy \
+      --overrides=configs/adatape/photographs.txt \
+      --config=configs/adatape/photographs.py:root=DIR,fewshot=DIR
+
+Arguments: `root` and `fewshot` are folders split/class/*.jpg, to train on and
+for few-shot evaluation ('' for none); `model` as in images.py; `ablation` as in
+Table 2: adaptive, length (w/o adaptive length) or content (w/o adaptive length
+and content).
+
+A small variant, to run on a CPU: 6 blocks of width 64 on images of 32 pixels,
+16 patches of 8 pixels; the bank has 64 patches of 4 pixels, or 1,000 trainable
+tokens. T, tau, K, noise, drop and the tape's loss are those of Table 4, the
+networks are shared as in Table 6. All models take the same steps.
+"""
+
+import ml_collections
+
+from configs import common
+from configs.adatape.images import MODELS, image_model
+
+SIZE = dict(width=64, mlp_dim=256, num_heads=4, patch_size=8)
+# Limits of the depth, in proportion to those of the paper's base models.
+DEPTHS = {
+  'ut': dict(max_steps=6),
+  'u2t': dict(max_steps=8),
+  'uvit': dict(depth=6, ut_steps=2),
+  'ponder': dict(max_steps=6),
+}
+
+
+def get_config(arg=''):
+  arg = common.parse_arg(
+    arg, root='', fewshot='', model=MODELS,
+    ablation=('adaptive', 'length', 'content'),
+  )  # fmt: skip
+  c = ml_collections.ConfigDict()
+  c.batch_size = 64
+  c.dataset = dict(
+    name='folder',
+    root=arg.root,
+    image_size=32,
+    resize_small=32,
+    min_crop_area=0.3,
+    augment=('inception_crop', 'flip'),
+  )
+  c.loss = dict(label_smoothing=0.1)
+  image_model(
+    c,
+    arg.model,
+    SIZE | DEPTHS.get(arg.model, dict(depth=6)),
+    bank=1000 if arg.model == 'learn' else 4,
+    max_steps=10,
+    threshold=2.0,
+    tokens_per_step=5,
+    query_dim=64,
+  )
+  if arg.ablation == 'length':
+    c.model.fixed_length = True
+  elif arg.ablation == 'content':
+    c.model.bank = 'none'
+  c.optimizer = dict(
+    name='adamw', lr=1e-3, schedule='cosine', warmup_steps=200,
+    weight_decay=1e-4,
+  )  # fmt: skip
+  c.stages = dict(stage1=dict(steps=2000))
+  c.evals = dict(test=dict(type='classification', split='test'))
+  if arg.fewshot:
+    data = dict(name='folder', root=arg.fewshot, image_size=32)
+    c.evals.fewshot = dict(type='fewshot', dataset=data, shots=(5, 10))
+  c.checkpoint = dict(every_steps=500)
+  return c
