@@ -30,6 +30,8 @@ DEPTHS = {
   'u2t': dict(max_steps=8),
   'uvit': dict(depth=6, ut_steps=2),
   'ponder': dict(max_steps=6),
+  # Scores of about 1/6 at the start: the authors' gate is for trained weights.
+  'avit': dict(depth=6, gamma=5.0, beta=-1.6),
 }
 
 
@@ -59,6 +61,8 @@ def get_config(arg=''):
     tokens_per_step=5,
     query_dim=64,
   )
+  if arg.model == 'avit':
+    c.loss.prior_depth = 4.5  # of 6, as 9 of 12
   if arg.ablation == 'length':
     c.model.fixed_length = True
   elif arg.ablation == 'content':
