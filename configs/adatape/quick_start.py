@@ -28,9 +28,7 @@ def get_config(arg=''):
     threshold=n / 4, query_dim=16, norm_scale=0.7, tape_loss='max', depth=2,
     width=32, mlp_dim=64, num_heads=4, vocab_size=3 + letters,
   )  # fmt: skip
-  c.optimizer = dict(
-    name='adam', lr=1e-3, schedule='cosine', warmup_steps=100
-  )
+  c.optimizer = dict(name='adam', lr=1e-3, schedule='cosine', warmup_steps=100)
   first, last = 0.005, 0.1
   c.loss = dict(tape_weight=last)
   c.stages = dict(
