@@ -25,7 +25,7 @@ from configs.adatape.images import MODELS, image_model
 
 SIZE = dict(width=64, mlp_dim=256, num_heads=4, patch_size=8)
 # Limits of the depth, in proportion to those of the paper's base models.
-DEPTHS = {
+DEPTHS: dict[str, dict] = {
   'ut': dict(max_steps=6),
   'u2t': dict(max_steps=8),
   'uvit': dict(depth=6, ut_steps=2),

@@ -128,6 +128,9 @@ def _tables(folder: str) -> dict[str, tuple[str, list[str]]]:
     data = 'data={records},fewshot=none,variant=B/16'
     data = 'root={images}' if file == 'table6' else data
     table[name] = f'configs/adatape/{file}.py:{data},{arguments}', overrides
+  photographs = 'configs/adatape/photographs.py:root={images},model='
+  for model in ('learn', 'uvit', 'avit'):
+    table[f'photographs {model}'] = photographs + model, []
   return table
 
 
