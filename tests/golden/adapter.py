@@ -108,7 +108,7 @@ def _tables(folder: str) -> dict[str, tuple[str, list[str]]]:
   size.append('model.mlp_dim=32')
   shared = [*size, 'model.max_steps=3']
   size.append('model.depth=2')
-  records = [*size, 'dataset.num_classes=5']
+  records, narrow = [*size, 'dataset.num_classes=5'], 'model.query_dim=8'
   # Two rows that are mixed on each of 8 devices.
   images = [*size, 'batch_size=16', 'evals.test.split=test']
   table = {
@@ -116,10 +116,12 @@ def _tables(folder: str) -> dict[str, tuple[str, list[str]]]:
     for model in ('u2t', 'ponder')
   }
   for name, arguments, overrides in (
-    ('table1 learn', 'model=learn', [*records, 'model.bank_size=60']),
+    ('table1 learn', 'model=learn', [*records, narrow, 'model.bank_size=60']),
     ('table1 uvit', 'model=uvit', records),
     ('table2 neither', 'without=length_and_content', records),
-    ('table6 input', 'model=input', [*images, 'model.bank_patch_size=4']),
+    ('table6 input', 'model=input', [
+      *images, narrow, 'model.bank_patch_size=4'
+    ]),
     ('table6 deit', 'model=deit', images),
     ('table6 avit', 'model=avit', images),
     ('table7 3ffn', 'model=3ffn', records),
