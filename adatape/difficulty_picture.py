@@ -82,31 +82,33 @@ def _draw_tapes(
   slots, picked = picks.shape[1:]
   start, step = size + 1.5, picked + _GAP
   end = start + slots * step
-  cells = []  # x, y, symbol; '' is a slot that is not read
-  texts = [
-    (size / 2, -1, 'input'),
-    ((start + end) / 2, -1, 'symbols read, a tape token per box'),
+  cells: list[
+    tuple[float, int, str]
+  ] = []  # x, row, symbol; '' is a slot that is not read
+  texts: list[tuple[float, float, str]] = [
+    (size / 2, -1.0, 'input'),
+    ((start + end) / 2, -1.0, 'symbols read: a box is a step, a tape token'),
+    (end + 1, -1.0, 'tokens'),
   ]
-  for y, row in enumerate(chosen):
+  for place, row in enumerate(chosen):
     names = [NAMES[token] for token in rows['tokens'][row]]
     length = int(rows['tape_length'][row])
-    texts += [
-      (-2, y, f'k = {rows["difficulty"][row]}'),
-      (end + 1, y, f'{length}'),
-    ]
-    cells += [(x, y, name) for x, name in enumerate(names)]
+    texts.append((-2, place, f'k = {rows["difficulty"][row]}'))
+    texts.append((end + 1, place, f'{length}'))
+    cells += [(x, place, name) for x, name in enumerate(names)]
     for number, pick in np.ndindex(slots, picked):
       name = names[picks[row, number, pick]] if number < length else ''
-      cells.append((start + number * step + pick, y, name))
-  x, y, shown = zip(*cells, strict=True)
+      cells.append((start + number * step + pick, place, name))
+  left, places, shown = zip(*cells, strict=True)
   faces = [_COLOURS.get(name, _PALE if name else 'none') for name in shown]
-  y = _ROW * np.array(y)
-  axes.bar(x, 1.0, 0.94, y - 0.5, color=faces, edgecolor=_PALE, linewidth=1)
-  for *place, name in zip(x, y, shown, strict=True):
+  bottom = _ROW * np.array(places) - 0.5
+  axes.bar(left, 1.0, 0.94, bottom, color=faces, edgecolor=_PALE, linewidth=1)
+  centred = dict(ha='center', va='center')
+  for x, place, name in cells:
     colour = 'white' if name in _COLOURS else plots.GREY
-    axes.text(*place, name, ha='center', va='center', color=colour, fontsize=8)
-  for x, y, text in texts:
-    axes.text(x, _ROW * y, text, ha='center', va='center', color=plots.GREY)
+    axes.text(x, _ROW * place, name, color=colour, fontsize=8, **centred)
+  for x, line, text in texts:
+    axes.text(x, _ROW * line, text, color=plots.GREY, **centred)
   axes.set_aspect('equal')
   axes.invert_yaxis()
   axes.axis('off')

@@ -1,4 +1,4 @@
-r"""Parity by Adaptive Tape Reading: the quick start.
+r"""Parity by Adaptive Tape Reading.
 
 Is the number of 1s in a sequence of N symbols even or odd? AdaTape, section
 3.2 and Figure 2: K = 2 tokens at a time are read from the input, at most
