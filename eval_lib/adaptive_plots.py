@@ -145,7 +145,8 @@ def plot_ranges(
     y = np.array([np.mean(places[place]) for place in x])
     ends = [np.array([end(places[p]) for p in x]) for end in (min, max)]
     lines.append(Line(name, np.array(x), y, number, (ends[0], ends[1])))
-  plots.draw_panels(path, [Panel('', y_label, x_label, lines)], (6.4, 4.0))
+  panel = Panel('Mean and range', y_label, x_label, lines)
+  plots.draw_panels(path, [panel], (6.4, 4.2))
 
 
 def plot_bars(

@@ -208,11 +208,10 @@ def test_arguments_of_the_file_and_the_picture(
     'n=4,seed=2', 'n=8,model=ut,seed=0', 'n=8,seed=0', 'n=8,seed=1'
   ]  # fmt: skip
   [axes] = made[-1].axes
-  adatape, universal = axes.get_lines()
-  assert adatape.get_label() == 'ParityModel'
+  lines = {line.get_label(): line for line in axes.get_lines()}
+  adatape, universal = lines['ParityModel'], lines['UniversalTransformer']
   assert adatape.get_xdata().tolist() == [4, 8]
   np.testing.assert_allclose(adatape.get_ydata(), [0.6, 0.85])
-  assert universal.get_label() == 'UniversalTransformer'
   assert universal.get_xydata().tolist() == [[8, 0.5]]
   assert axes.get_xlabel() == 'dataset.length'
   assert axes.get_ylabel() == 'test/accuracy'
