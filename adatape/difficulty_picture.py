@@ -11,7 +11,7 @@ from eval_lib import plots
 from eval_lib.plots import Line, Panel
 
 EXAMPLES = 4  # rows that are shown, from easy to hard
-_COLOURS = {'1': plots.COLOURS[0], '-1': plots.COLOURS[1]}
+_COLOURS = {'1': plots.COLOURS[0]}
 _PALE = '#ECECEC'  # letters
 _ROW, _GAP = 1.5, 0.5  # distances of rows, and of steps, in symbols
 
@@ -54,7 +54,7 @@ def _panel(
     Line('fixed length', x, np.full(len(x), scale * fixed), 1,
          style={'linestyle': '--', 'marker': ''}),
   ]  # fmt: skip
-  x_label = 'difficulty k: symbols that are 1 or -1'
+  x_label = 'difficulty k: symbols that are 1'
   return Panel(title, unit, x_label, lines, y_limits=(0, None), ticks=8)
 
 

@@ -39,6 +39,8 @@ class ParityModel(TapeClassifier):
   # Initial scale of the LayerNorm shared by bank and query. With 1 or more the
   # softmax over two unequal symbols saturates: one of them gets weight near 0.
   norm_scale: Annotated[float, Interval(ge=-1e6, le=1e6)] = 0.5
+  # Add the embedding of this symbol to [CLS]: the first query then finds it.
+  query_symbol: Annotated[int, Ge(0)] | None = None
   vocab_size: Annotated[int, Ge(1)] = 3
   tape_loss: Literal['entropy', 'max'] = 'entropy'  # see `Reading`
   dropout: Rate = 0.0
@@ -65,6 +67,9 @@ class ParityModel(TapeClassifier):
   ) -> tuple[Float[Array, 'B 1 H'], Float[Array, 'B N H']]:
     """Returns the [CLS] token, and the symbols as the bank."""
     token = jnp.tile(self.token, (inputs.shape[0], 1, 1))
+    if self.query_symbol is not None:
+      symbol = jnp.full((inputs.shape[0], 1), self.query_symbol, jnp.int32)
+      token = token + self.tape_bank(symbol)
     return token.astype(self.dtype), self.tape_bank(inputs)
 
   @nn.nowrap

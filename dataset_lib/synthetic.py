@@ -31,7 +31,7 @@ class Parity:
   one test set.
 
   With `letters`, rows differ in difficulty k, uniform in 1 .. length: k places
-  hold 1 or -1, and the others different letters, ids from `len(SYMBOLS)`.
+  hold 1, and the others different letters, ids from `len(SYMBOLS)`.
   """
 
   split: TrainTest
@@ -76,16 +76,16 @@ class Parity:
   def _with_letters(
     self, indices: Int[np.ndarray, ' B'], key: tuple[int, int]
   ) -> tuple[Int32[np.ndarray, 'B L'], Int32[np.ndarray, ' B']]:
-    """Returns tokens, and the number of places that hold 1 or -1."""
-    sizes = [1, self.length, self.length, self.letters]
+    """Returns tokens, and the number of places that hold 1."""
+    sizes = [1, self.length, self.letters]
     bits = record_bits(indices, sum(sizes), *key)
-    count, signs, places, order = np.split(bits, np.cumsum(sizes)[:-1], axis=1)
+    count, places, order = np.split(bits, np.cumsum(sizes)[:-1], axis=1)
     difficulty = 1 + _uniform(count, self.length)
     letters = len(SYMBOLS) + order.argsort(axis=1)
-    # Place 0 always holds a sign, so `length - 1` letters are enough.
+    # Place 0 always holds a 1, so `length - 1` letters are enough.
     letters = np.pad(letters, ((0, 0), (1, 0)))[:, : self.length]
-    is_sign = np.arange(self.length) < difficulty
-    tokens = np.where(is_sign, _uniform(signs, 2), letters)
+    is_one = np.arange(self.length) < difficulty
+    tokens = np.where(is_one, ONE, letters)
     tokens = np.take_along_axis(tokens, places.argsort(axis=1), axis=1)
     return tokens.astype(np.int32), difficulty[:, 0]
 

@@ -4,16 +4,12 @@ r"""Parity among letters: the quick start.
       --workdir=/tmp/quick_start
 
 Is the number of 1s among 16 symbols even or odd? k of them, uniform in 1 .. 16,
-are 1 or -1, and the others are different letters, which do not count. K = 2,
-T = N / 2 and tau = N / 4 are those of parity.py. Equal symbols share a step's
-weight, 1/2 each; the tape loss makes the weights of two letters unequal, so
-that the largest ones sum to tau in fewer steps: an input with few symbols that
-count reads a shorter tape. The task is learned before the tape loss grows.
-
-Result, test set: seed 1 (the default) 99.95 %, Spearman correlation of k and
-tape length 0.87, 5.2 tokens for k <= 4 and 7.6 for k >= 13. The order in which
-a seed comes to read its symbols decides: seed 0 reads letters before 1s and
-ends at 70.7 % (0.84), seed 2 at 99.1 % with tapes that hardly differ (0.52).
+are 1, and the others are different letters. K = 2, T = N / 2 and tau = N / 4
+are those of parity.py. The first query is the embedding of 1, and each next one
+is close to what was read, so that 1s are read first. Equal symbols share a
+step's weight, 1/2 each; the tape loss makes the weights of two letters unequal,
+so that the largest ones sum to tau in fewer steps: an input with few 1s reads a
+shorter tape. The task is learned before the tape loss grows.
 """
 
 import ml_collections
@@ -26,27 +22,26 @@ def get_config(arg=''):
   n, letters = 16, 26
   c = ml_collections.ConfigDict()
   c.task = 'adatape.task:TapeClassification'
-  c.seed = 1  # see the result
   c.batch_size = 128
   c.dataset = dict(name='parity', length=n, letters=letters)
   c.model = dict(
     name='adatape.parity:ParityModel', tokens_per_step=2, max_steps=n // 2,
-    threshold=n / 4, query_dim=16, norm_scale=0.7, tape_loss='max', depth=2,
+    threshold=n / 4, query_dim=16, query_symbol=0, tape_loss='max', depth=2,
     width=32, mlp_dim=64, num_heads=4, vocab_size=3 + letters,
   )  # fmt: skip
-  c.optimizer = dict(name='adam', lr=1e-3, schedule='cosine', warmup_steps=100)
-  first, last = 0.005, 0.1
+  c.optimizer = dict(name='adam', lr=2e-3, schedule='cosine', warmup_steps=100)
+  first, last = 0.01, 0.3
   c.loss = dict(tape_weight=last)
   c.stages = dict(
-    stage1_learn=dict(steps=1000, knobs=dict(tape_weight=first)),
+    stage1_learn=dict(steps=900, knobs=dict(tape_weight=first)),
     stage2_shorten=dict(
-      steps=3200, knobs=dict(tape_weight=('linear', first, last))
+      steps=1800, knobs=dict(tape_weight=('linear', first, last))
     ),
-    stage3_settle=dict(steps=1800, knobs=dict(tape_weight=last)),
+    stage3_settle=dict(steps=300, knobs=dict(tape_weight=last)),
   )
   c.evals = dict(
-    test=dict(type='classification', split='test', every_steps=1000),
+    test=dict(type='classification', split='test', every_steps=500),
     difficulty=dict(type='adatape.difficulty:Evaluator'),
   )
-  c.checkpoint = dict(every_steps=2000)
+  c.checkpoint = dict(every_steps=1000)
   return c

@@ -142,7 +142,7 @@ def test_an_illegal_value_names_field_and_range(name, given, expected):
   ('given', 'message'),
   [
     ({'augmnet': ()}, r'dataset.augmnet: .*did you mean augment\?'),
-    ({'rate': {'lr': 0}}, r'dataset.rate.lr: .*in \(0, 1.0\], got 0'),
+    ({'rate': {'lr': 0}}, r'dataset.rate.lr: .*in \(0\.0, 1.0\], got 0'),
     ({'rate': {'nmae': ''}}, r'dataset.rate.nmae: .*did you mean name\?'),
     ({'stages': {'a': {'name': 'x'}}}, 'dataset.stages.a.name: .*one of const'),
     ({'size': Unread('9')}, 'got 9$'),
