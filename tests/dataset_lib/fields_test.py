@@ -23,7 +23,7 @@ Size = Annotated[int, Interval(ge=1, le=8)]
 @dataclasses.dataclass(frozen=True)
 class Rate:
   name: Literal['constant', 'linear'] = 'constant'
-  lr: Annotated[float, Interval(gt=0, le=1.0)] = 0.1
+  lr: Annotated[float, Interval(gt=0.0, le=1.0)] = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
