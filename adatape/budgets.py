@@ -130,7 +130,7 @@ def measured_row(
 ) -> dict[str, Any]:
   """Returns quality and mean FLOPs of the task of a setting.
 
-  `lengths` are tape buckets, None for every second length.
+  `lengths` are tape buckets, see `tape_lengths`.
   """
   values, tapes = measure(task, variables, data)
   shape, flops = task.info.input_shape, task.model.flops

@@ -5,6 +5,7 @@ stops when every row of the batch has halted. Each row then continues at the
 length bucket that holds its tape, in a batch with other rows of that bucket.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,10 @@ from adatape.model import TapeClassifier
 from dataset_lib.errors import ConfigError
 from serve_lib.chain import Row, Stage
 from serve_lib.decisions import ClassifierPolicy
+
+# Ten pad a tape of mean T / 2 by a tenth; every bucket takes a program for each
+# batch size and leaves a partial batch.
+MAX_BUCKETS = 10
 
 
 class TapeChain:
@@ -75,10 +80,12 @@ def tape_lengths(
 ) -> tuple[int, ...]:
   """Returns the tape buckets, ascending up to `max_steps`.
 
-  `lengths` are wanted buckets; None for every second length.
+  `lengths` are wanted buckets; None for multiples of the smallest step from 2
+  that gives at most `MAX_BUCKETS`.
   """
   if lengths is None:
-    lengths = range(2, max_steps, 2)
+    step = max(2, math.ceil(max_steps / MAX_BUCKETS))
+    lengths = range(step, max_steps, step)
   for length in lengths:
     if type(length) is not int or not 1 <= length <= max_steps:
       legal = f'numbers of tape tokens from 1 to {max_steps} (model.max_steps)'

@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 
+from adatape.serving import tape_lengths
 from adatape.task import TapeClassification
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
@@ -94,6 +95,11 @@ def test_tape_buckets_end_at_the_longest_tape(lengths, buckets):
     task.serve(variables, {}, run)
   with pytest.raises(ConfigError, match=r'serve\.tau: expected no options'):
     task.serve(variables, {'tau': 1.0})
+
+
+@pytest.mark.parametrize(('steps', 'step'), [(10, 2), (21, 3), (100, 10)])
+def test_there_are_at_most_ten_buckets_by_default(steps, step):
+  assert tape_lengths(steps, None) == (*range(step, steps, step), steps)
 
 
 BAD = {
