@@ -185,9 +185,7 @@ class AViTClassification(PonderClassification):
     prior_weight: Weight = 1e-3  # alpha_d
     prior_depth: Annotated[float, Interval(ge=1.0, le=1e3)] = 9.0  # a layer
 
-  KNOBS = (  # type: ignore[assignment]
-    'ponder_weight', 'prior_weight', 'prior_depth',
-  )  # fmt: skip
+  KNOBS = ('ponder_weight', 'prior_weight', 'prior_depth')
 
   def extra_loss(self, out, batch, norm, knobs):
     """Ponder cost and prior; see `Classification.extra_loss`."""

@@ -161,27 +161,20 @@ class PonderNetClassification(Classification):
 
   KNOBS = ('ponder_weight',)
 
-  def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
-    """Returns the mean of `pondernet.ponder_loss` over the rows.
+  def row_losses(self, logits, out, batch, entropy, frozen, knobs):
+    """Returns the `pondernet.ponder_loss` of each row.
 
     A dynamic model, for evaluation only, has the loss of its predictions.
     """
-    logits, out = self.apply(params, model_state, batch, row_keys)
-    losses = self.cross_entropy(logits, batch)
-    metrics = self.quality(logits, losses, batch)
     ponder, mask = out['ponder'], batch['mask']
-    metrics |= row_statistics('ponder_steps', ponder['steps'], mask)
-    if not self.model.dynamic:
-      rate, halting = self.config['loss']['prior_rate'], out['halting']
-      prior = pondernet.geometric_log_prior(rate, len(halting))
-      losses = pondernet.ponder_loss(
-        halting,
-        jax.vmap(self.cross_entropy, (0, None))(out['exits'], batch),
-        prior,
-        self.loss_weight('ponder_weight', knobs),
-      )
-      divergence = pondernet.divergence(halting, prior)
-      metrics['expected_steps'] = Average.from_values(ponder['cost'], mask)
-      metrics['divergence'] = Average.from_values(divergence, mask)
-    loss = (losses * self.row_weights(batch)).sum() / norm['examples']
-    return loss, (metrics, model_state)
+    metrics = row_statistics('ponder_steps', ponder['steps'], mask)
+    if self.model.dynamic:
+      return entropy(logits), metrics
+    rate, halting = self.config['loss']['prior_rate'], out['halting']
+    prior = pondernet.geometric_log_prior(rate, len(halting))
+    beta = self.loss_weight('ponder_weight', knobs)
+    losses = jax.vmap(entropy)(out['exits'])
+    divergence = pondernet.divergence(halting, prior)
+    metrics['expected_steps'] = Average.from_values(ponder['cost'], mask)
+    metrics['divergence'] = Average.from_values(divergence, mask)
+    return pondernet.ponder_loss(halting, losses, prior, beta), metrics
