@@ -6,9 +6,8 @@ after training, and no parameter depends on them. The kept bank tokens are those
 that most rows of the training split read with the trained settings; of a bank
 made from the input these are positions.
 
-`flops` count the tapes as they are, `flops_served` the tapes at their buckets.
-Images per second are those of the engine, which encodes the rows of a bucket
-together, from decoded images to answers.
+`flops` count the tapes as they are. Images per second are those of the engine,
+which pads a tape to its bucket, from decoded images to answers.
 """
 
 import contextlib
@@ -27,7 +26,6 @@ from jaxtyping import Int
 
 from adatape import analysis
 from adatape.model import TapeClassifier
-from adatape.serving import tape_lengths
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from eval_lib import adaptive_plots, metrics, report
@@ -35,14 +33,14 @@ from eval_lib.benchmark import Call, Candidate, Hosts, checked, run
 from eval_lib.report import Estimate
 from model_lib.errors import FieldError
 from model_lib.layers import build
-from serve_lib.chain import ServedRun
 from serve_lib.engine import Engine
 from train_lib import loading
 
 SHOWN = (
-  'candidate', 'quality', 'tape_length_mean', 'flops', 'flops_served',
-  'images_per_second', 'speedup', 'limit',
+  'candidate', 'quality', 'tape_length_mean', 'flops', 'images_per_second',
+  'speedup', 'limit',
 )  # fmt: skip
+TIMED_ROWS = 512  # at most
 
 
 class Setting(NamedTuple):
@@ -126,32 +124,13 @@ def measure(
 
 
 def measured_row(
-  setting: Setting, task: Any, variables: Any, data: Any, lengths: Any
+  setting: Setting, task: Any, variables: Any, data: Any
 ) -> dict[str, Any]:
-  """Returns quality and mean FLOPs of the task of a setting.
-
-  `lengths` are tape buckets, None for every second length.
-  """
+  """Returns quality and mean FLOPs of the task of a setting."""
   values, tapes = measure(task, variables, data)
-  shape, flops = task.info.input_shape, task.model.flops
-  buckets = np.array(buckets_of(task, lengths))
-  served = buckets[np.searchsorted(buckets, tapes)]
-  cost = {n: flops(shape, n) for n in {*tapes.tolist(), *served.tolist()}}
-  return {
-    'candidate': setting.name,
-    **setting._asdict(),
-    'quality': values['accuracy'],
-    'flops': float(np.mean([cost[n] for n in tapes.tolist()])),
-    'flops_served': float(np.mean([cost[n] for n in served.tolist()])),
-    **values,
-  }
-
-
-def buckets_of(task: Any, lengths: Any) -> tuple[int, ...] | None:
-  """Returns the tape buckets of a task up to its T, None without a tape."""
-  most = getattr(task.model, 'max_steps', 0)
-  fitting = lengths and [n for n in lengths if n < most]
-  return tape_lengths(most, fitting or None) if most else None
+  costs = [task.model.flops(task.info.input_shape, n) for n in tapes.tolist()]
+  row = {'candidate': setting.name, **setting._asdict(), **values}
+  return row | {'quality': values['accuracy'], 'flops': float(np.mean(costs))}
 
 
 def write(flags: Any, config: Any, split: str) -> None:
@@ -186,8 +165,7 @@ def write(flags: Any, config: Any, split: str) -> None:
       print(f'left out: {setting.name}: {error}')
       continue
     tasks[setting.name] = task, variables
-    row = measured_row(setting, task, variables, data, flags.lengths)
-    table[setting.name] = row
+    table[setting.name] = measured_row(setting, task, variables, data)
   first = own.name
   if dense is not None:
     first = f'dense {type(dense.task.model).__name__}'
@@ -223,9 +201,7 @@ def _dense(workdir: str, loaded: loading.Trained) -> loading.Trained:
 
 def _dense_row(dense: loading.Trained, data: Any) -> dict[str, float]:
   values, _ = measure(dense.task, dense.variables, data)
-  flops = dense.task.flops()
-  costs = {'flops': flops, 'flops_served': flops}
-  return {'quality': values['accuracy'], **costs, **values}
+  return values | {'quality': values['accuracy'], 'flops': dense.task.flops()}
 
 
 def _time(
@@ -237,7 +213,7 @@ def _time(
 ) -> None:
   """Times engines of (task, variables); adds columns to the rows of `table`."""
   total, size = len(data.source), flags.batch_size
-  chosen = np.linspace(0, total - 1, min(total, flags.timed_rows)).astype(int)
+  chosen = np.linspace(0, total - 1, min(total, TIMED_ROWS)).astype(int)
   opened = analysis.chosen_rows(data.source, chosen, 0)
   items = [
     row
@@ -247,16 +223,14 @@ def _time(
   with contextlib.ExitStack() as stack:
     hosts, candidates = stack.enter_context(Hosts()), []
     for name, (task, variables) in tasks.items():
-      served = ServedRun(lengths=buckets_of(task, flags.lengths))
-      chain, policy = task.serve(variables, {}, served)
+      chain, policy = task.serve(variables, {})
       # Small batches pad the last rows of a bucket less.
       sizes = tuple(sorted({max(1, size // 4), size}))
       engine = Engine(chain, policy, policy.lengths, sizes)
       stack.enter_context(engine)
       answer = functools.partial(_answer, engine, items)
       make = functools.partial(Call, answer, len(items))
-      about: Any = dict(is_baseline=name == first)
-      about['flops'] = table[name]['flops_served']
+      about: Any = dict(is_baseline=name == first, flops=table[name]['flops'])
       candidates.append(Candidate(name, make, **about))
     timing: Any = dict(rounds=flags.rounds, warmup=flags.warmup)
     timed, _ = run(candidates, {'batch': size}, hosts, **timing)

@@ -15,7 +15,6 @@ from annotated_types import Interval
 from jaxtyping import Array, Float, Int, Key
 
 from adatape import pondernet
-from adatape.universal import ImageModel
 from adatape.universal_layers import Steps, add_coordinates
 from eval_lib.metrics import Average, row_statistics
 from model_lib import flops, pondering
@@ -29,7 +28,7 @@ from model_lib.layers import (
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import fold_rows
 from model_lib.sizes import Rate
-from model_lib.vit import ImageTokens
+from model_lib.vit import ImageModel, ImageTokens
 from train_lib.classification import Classification
 
 

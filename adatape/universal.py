@@ -5,7 +5,7 @@ The Universal Transformer (Dehghani et al. 2019) on symbols and on images, U2T
 `out['ponder']` has the steps and cost of each row.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -18,10 +18,10 @@ from adatape.universal_layers import (
   UniversalEncoder,
   UnsharedEncoder,
 )
-from model_lib import flops, sizes
+from model_lib import flops
 from model_lib.layers import build, pool_and_classify
 from model_lib.sizes import Size, check_heads
-from model_lib.vit import Encoder, ImageTokens, SymbolTokens
+from model_lib.vit import Encoder, ImageModel, ImageTokens, SymbolTokens
 
 
 class UniversalTransformer(Pondering):
@@ -66,39 +66,6 @@ class UniversalTransformer(Pondering):
     block = flops.block(tokens, self.width, self.mlp_dim)
     block += flops.dense(tokens, self.width, 1)
     return steps * block + flops.dense(1, self.width, self.num_classes)
-
-
-class ImageModel(nn.Module, kw_only=True):
-  """Fields of models on image patches, as in `model_lib.vit.ViT`."""
-
-  num_classes: int
-  variant: str = ''  # sizes that are None, as 'B/16'
-  width: Size = None
-  mlp_dim: Size = None
-  num_heads: Size = None
-  patch_size: Size = None  # in pixels
-  pool: Literal['cls', 'gap'] = 'cls'
-  positions: Literal['learned', 'sincos2d'] = 'learned'  # of the first state
-
-  def __post_init__(self):
-    sizes.VIT.complete(self)
-    super().__post_init__()
-
-  def image_tokens(self, input_shape: tuple[int, ...]) -> int:
-    """Returns the number of tokens of an image `[H, W, E]`."""
-    patches = flops.num_patches(input_shape, self.patch_size)
-    return patches + (self.pool == 'cls')
-
-  def image_flops(
-    self, input_shape: tuple[int, ...], blocks: int | float
-  ) -> float:
-    """Returns the FLOPs of embedding, a number of blocks, and head."""
-    tokens = self.image_tokens(input_shape)
-    return (
-      flops.patch_embed(input_shape, self.patch_size, self.width)
-      + blocks * flops.block(tokens, self.width, self.mlp_dim)
-      + flops.dense(1, self.width, self.num_classes)
-    )
 
 
 class UniversalViT(ImageModel, Pondering, kw_only=True):

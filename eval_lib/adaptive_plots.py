@@ -185,13 +185,10 @@ def plot_bars(
 
 
 class Example(NamedTuple):
-  """An image `[Y, X, 3]` or a text with a title, and marked rectangles."""
+  """An image `[Y, X, 3]` or a text, with a title."""
 
   shown: Any
   title: str = ''
-  # Upper left corners (x, y) and side of squares, in pixels.
-  corners: Any = ()
-  side: float = 0.0
 
 
 def plot_heatmap(
@@ -261,16 +258,9 @@ def plot_examples(
 
 
 def _draw_example(axes: Any, example: Example) -> None:
-  from matplotlib.patches import Rectangle
-
   axes.set_title(example.title, fontsize=9, weight='normal', loc='center')
   if isinstance(example.shown, str):
     look: Any = dict(fontsize=7.5, family='monospace')
     axes.text(0.5, 0.5, example.shown, ha='center', va='center', **look)
-    return
-  axes.imshow(example.shown, interpolation='nearest')
-  for x, y in example.corners:
-    # Pixel centres have integer coordinates.
-    corner, side = (x - 0.5, y - 0.5), example.side
-    look = dict(facecolor='none', edgecolor=plots.COLOURS[4], linewidth=1.2)
-    axes.add_patch(Rectangle(corner, side, side, **look))
+  else:
+    axes.imshow(example.shown, interpolation='nearest')

@@ -5,9 +5,9 @@
   python -m launch.analyze --workdir=/tmp/tense --treebank=en_ewt-ud-dev.conllu
 
 The run's model decides what is written into --out, and which flags are legal.
-Of an AdaTape a heatmap of the patches read, the selection distribution, tape
-lengths, also by class, and the images of the shortest and the longest tapes:
-pictures, and summary.csv, lengths.csv, bank.csv, classes.csv, examples.csv.
+Of an AdaTape summary.csv, lengths.csv, bank.csv, classes.csv and examples.csv,
+and pictures: a heatmap of the patches read, the selection distribution, tape
+lengths, and the images of the shortest and the longest tapes.
 Of an ALBERT, in pretraining or fine-tuning:
   iterations.csv  by kind of token
   similarity.csv  and a picture: cosine of the states before and after each

@@ -172,28 +172,49 @@ class Encoder(nn.Module):
     return build(EncoderBlock, self, name=f'block_{index}')
 
 
-class ViT(nn.Module):
-  """The Vision Transformer."""
-
-  ENCODER: ClassVar[type[Encoder]] = Encoder
+class ImageModel(nn.Module):
+  """Fields and FLOPs of models on image patches."""
 
   num_classes: int
   variant: str = ''  # sizes that are None, as 'B/16'
   width: Size = None
-  depth: Size = None  # number of blocks
   mlp_dim: Size = None  # hidden width of the feed-forward networks
   num_heads: Size = None
   patch_size: Size = None  # in pixels
   pool: Literal['cls', 'gap'] = 'cls'  # [CLS], or the mean of all patches
   positions: Literal['learned', 'sincos2d'] = 'learned'
-  # Exact, or 'gelu_new' by tanh, as vit_jax and big_vision compute it.
-  activation: Literal['gelu', 'gelu_new'] = 'gelu'
-  dropout: Rate = 0.0  # in the blocks
-  dtype: Any = jnp.float32  # of the computation
 
   def __post_init__(self):
     sizes.VIT.complete(self)
     super().__post_init__()
+
+  def image_tokens(self, input_shape: tuple[int, ...]) -> int:
+    """Returns the number of tokens of an image `[H, W, E]`."""
+    patches = flops.num_patches(input_shape, self.patch_size)
+    return patches + (self.pool == 'cls')
+
+  def image_flops(
+    self, input_shape: tuple[int, ...], blocks: int | float
+  ) -> float:
+    """Returns the FLOPs of embedding, a number of blocks, and head."""
+    tokens = self.image_tokens(input_shape)
+    return (
+      flops.patch_embed(input_shape, self.patch_size, self.width)
+      + blocks * flops.block(tokens, self.width, self.mlp_dim)
+      + flops.dense(1, self.width, self.num_classes)
+    )
+
+
+class ViT(ImageModel):
+  """The Vision Transformer."""
+
+  ENCODER: ClassVar[type[Encoder]] = Encoder
+
+  depth: Size = None  # number of blocks
+  # Exact, or 'gelu_new' by tanh, as vit_jax and big_vision compute it.
+  activation: Literal['gelu', 'gelu_new'] = 'gelu'
+  dropout: Rate = 0.0  # in the blocks
+  dtype: Any = jnp.float32  # of the computation
 
   @nn.compact
   def __call__(
@@ -209,13 +230,7 @@ class ViT(nn.Module):
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`."""
-    tokens = flops.num_patches(input_shape, self.patch_size)
-    tokens += self.pool == 'cls'
-    return (
-      flops.patch_embed(input_shape, self.patch_size, self.width)
-      + self.depth * flops.block(tokens, self.width, self.mlp_dim)
-      + flops.dense(1, self.width, self.num_classes)
-    )
+    return self.image_flops(input_shape, self.depth)
 
 
 class TokenTransformer(nn.Module):
