@@ -120,6 +120,16 @@ def chosen_rows(
   return builder.Dataset(source, order, range(BATCH), threads, prefetch=2)
 
 
+def chosen_inputs(source: Any, records: Int[np.ndarray, ' N']) -> list[Any]:
+  """Returns inputs of the model, one for each record, in this order."""
+  data = chosen_rows(source, records, 0)
+  return [
+    row
+    for batch in data.batches()
+    for row in batch[data.info.input_key][batch['mask'] > 0]
+  ]
+
+
 def bank_grid(model: Any, input_shape: tuple[int, ...]) -> tuple[int, int]:
   """Returns rows and columns of a bank made from the input.
 

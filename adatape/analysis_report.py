@@ -133,12 +133,7 @@ def examples(
   rows: list[dict[str, Any]] = []
   shown: dict[str, list[Example]] = {}
   for kind, places in groups.items():
-    data = analysis.chosen_rows(source, tapes.index[places], 0)
-    inputs = [
-      value
-      for batch in data.batches()
-      for value in batch[data.info.input_key][batch['mask'] > 0]
-    ]
+    inputs = analysis.chosen_inputs(source, tapes.index[places])
     for place, value in zip(places, inputs, strict=True):
       name, length = names[tapes.label[place]], int(tapes.length[place])
       row = {'tape': kind, 'index': int(tapes.index[place]), 'class': name}

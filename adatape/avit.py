@@ -31,9 +31,9 @@ from jaxtyping import Array, Bool, Float, Key
 from adatape.task import PonderClassification
 from eval_lib.metrics import Average, row_statistics
 from model_lib import halting, row_random
-from model_lib.layers import LayerNorm, build, pool_and_classify
+from model_lib.layers import LayerNorm, build
 from model_lib.logical import constrain
-from model_lib.vit import Encoder, ImageTokens, ViT
+from model_lib.vit import Encoder, ViT
 
 MIN_SHARE = 0.01  # of a layer in the scores, as in the authors' code
 LOG_ZERO = -1e30  # finite, for a gradient without NaN
@@ -131,7 +131,10 @@ def compacted(
 
 
 class AViT(ViT):
-  """A ViT whose tokens halt in depth; `flops` are those of all blocks."""
+  """A ViT whose tokens halt in depth; `flops` are those of all blocks.
+
+  `out['ponder']`: see `HaltingEncoder`.
+  """
 
   # The halting score is `sigmoid(gamma * x[..., 0] + beta)`.
   gamma: Annotated[float, Interval(ge=-1e4, le=1e4)] = 10.0
@@ -141,17 +144,9 @@ class AViT(ViT):
   # Compute only running tokens (without `row_keys`), instead of masking.
   dynamic: bool = False
 
-  @nn.compact
-  def __call__(
-    self,
-    images: Float[Array, 'B H W E'],
-    row_keys: Key[Array, ' B'] | None = None,
-  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies images; `out['ponder']`: see `HaltingEncoder`."""
-    x = build(ImageTokens, self, name='tokens')(images)
+  def _encode(self, x: Any, row_keys: Any) -> tuple[Any, dict[str, Any]]:
     x, ponder = build(HaltingEncoder, self, name='encoder')(x, row_keys)
-    logits, features = pool_and_classify(x, self.pool, self.num_classes)
-    return logits, {'features': features, 'ponder': ponder}
+    return x, {'ponder': ponder}
 
 
 def depth_prior(

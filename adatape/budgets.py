@@ -214,12 +214,7 @@ def _time(
   """Times engines of (task, variables); adds columns to the rows of `table`."""
   total, size = len(data.source), flags.batch_size
   chosen = np.linspace(0, total - 1, min(total, TIMED_ROWS)).astype(int)
-  opened = analysis.chosen_rows(data.source, chosen, 0)
-  items = [
-    row
-    for batch in opened.batches()
-    for row in batch[data.info.input_key][batch['mask'] > 0]
-  ]
+  items = analysis.chosen_inputs(data.source, chosen)
   with contextlib.ExitStack() as stack:
     hosts, candidates = stack.enter_context(Hosts()), []
     for name, (task, variables) in tasks.items():

@@ -38,6 +38,14 @@ class Printed(NamedTuple):
   parameters: float | None = None  # in millions
   gflops: float | None = None  # multiply-adds
 
+  def columns(self, baseline: 'Printed') -> dict[str, float | None]:
+    """Returns the numbers in the units of `counts`."""
+    return {
+      'paper_parameters': self.parameters and self.parameters * 1e6,
+      'paper_macs': self.gflops and self.gflops * 1e9,
+      'paper_speedup': self.throughput / baseline.throughput,
+    }
+
 
 class Row(NamedTuple):
   """A model: the arguments `model` and `variant` of its table's config."""
@@ -142,31 +150,26 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
       continue
     rows = {baseline: group[baseline]} | (chosen or group)
     tasks = {row: task_of(flags.config(table, row)) for row in rows}
-    counted = {
-      row: {
-        **counts(tasks[row]),
-        **printed_columns(printed, group[baseline]),
-      }
+    columns = {
+      row: counts(tasks[row]) | printed.columns(group[baseline])
       for row, printed in rows.items()
     }
     trains = flags.phases == 'all' and flags.rounds
     for phase in (FORWARD, TRAIN) if trains else (FORWARD,):
       prepare = prepare_train_step if phase == TRAIN else prepare_forward
       case = {'table': table, 'group': baseline.variant, 'phase': phase}
-      yield (
-        case,
-        [
-          Candidate(
-            row.name,
-            functools.partial(prepare, tasks[row], flags.batch),
-            is_baseline=row == baseline,
-            flops=tasks[row].flops(),
-            columns=counted[row],
-            throughput='images_per_second',
-          )
-          for row in rows
-        ],
-      )
+      found = [
+        Candidate(
+          row.name,
+          functools.partial(prepare, task, flags.batch),
+          is_baseline=row == baseline,
+          flops=task.flops(),
+          columns=columns[row],
+          throughput='images_per_second',
+        )
+        for row, task in tasks.items()
+      ]
+      yield case, found
 
 
 def task_of(config: Any) -> Task:
@@ -195,15 +198,4 @@ def counts(task: Task) -> dict[str, int | float]:
     'parameters': sum(leaf.size for leaf in jax.tree.leaves(params)),
     'macs': task.flops() / 2,
     'compiler_macs': analysis['flops'] / 2,
-  }
-
-
-def printed_columns(
-  printed: Printed, baseline: Printed
-) -> dict[str, int | float | None]:
-  """Returns the paper's numbers as columns of the same units."""
-  return {
-    'paper_parameters': printed.parameters and printed.parameters * 1e6,
-    'paper_macs': printed.gflops and printed.gflops * 1e9,
-    'paper_speedup': printed.throughput / baseline.throughput,
   }

@@ -107,6 +107,8 @@ class AdaTapeViT(TapeClassifier, ImageModel):
   `pool`, [CLS] or the mean of valid tokens, makes first query and features.
   """
 
+  num_classes: int
+  variant: str = ''  # sizes that are None, as 'B/16'
   depth: Size = None  # number of blocks
   # Trainable vectors, finer patches, or T trainable tokens that are appended to
   # every row (ablation of Table 2).

@@ -21,7 +21,7 @@ from adatape.universal_layers import (
 from model_lib import flops
 from model_lib.layers import build, pool_and_classify
 from model_lib.sizes import Size, check_heads
-from model_lib.vit import Encoder, ImageModel, ImageTokens, SymbolTokens
+from model_lib.vit import Encoder, ImageModel, SymbolTokens
 
 
 class UniversalTransformer(Pondering):
@@ -69,23 +69,15 @@ class UniversalTransformer(Pondering):
 
 
 class UniversalViT(ImageModel, Pondering, kw_only=True):
-  """A Universal Transformer on image patches."""
+  """A Universal Transformer on image patches; see `UniversalTransformer`."""
 
   max_steps: Steps
   ENCODER: ClassVar[type[UniversalEncoder]] = UniversalEncoder
 
-  @nn.compact
-  def __call__(
-    self,
-    images: Float[Array, 'B H W E'],
-    row_keys: Key[Array, ' B'] | None = None,
-  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies images; the result is that of `UniversalTransformer`."""
-    x = build(ImageTokens, self, name='tokens')(images)
+  def _encode(self, x: Any, row_keys: Any) -> tuple[Any, dict[str, Any]]:
     encoder = build(self.ENCODER, self, name='encoder')
     x, ponder = encoder(x, None, row_keys)
-    logits, features = pool_and_classify(x, self.pool, self.num_classes)
-    return logits, {'features': features, 'ponder': ponder}
+    return x, {'ponder': ponder}
 
   def flops(
     self, input_shape: tuple[int, ...], steps: int | float | None = None
@@ -114,26 +106,19 @@ class UnsharedViT(UniversalViT, kw_only=True):
 class UViT(ImageModel, Pondering, kw_only=True):
   """A ViT on the output of a Universal Transformer of `ut_steps` steps.
 
-  The Universal Transformer has no norm after its last step.
+  The Universal Transformer has no norm after its last step; `out['ponder']`
+  counts its steps.
   """
 
   depth: Size = None  # blocks of the ViT
   ut_steps: Steps = 3  # AdaTape: 3, with L 6
 
-  @nn.compact
-  def __call__(
-    self,
-    images: Float[Array, 'B H W E'],
-    row_keys: Key[Array, ' B'] | None = None,
-  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies images; 'ponder' counts the Universal Transformer's steps."""
-    x = build(ImageTokens, self, name='tokens')(images)
+  def _encode(self, x: Any, row_keys: Any) -> tuple[Any, dict[str, Any]]:
     settings = {'max_steps': self.ut_steps, 'final_norm': False}
     universal = build(UniversalEncoder, self, name='universal', **settings)
     x, ponder = universal(x, None, row_keys)
     x = build(Encoder, self, name='encoder')(x, None, row_keys)
-    logits, features = pool_and_classify(x, self.pool, self.num_classes)
-    return logits, {'features': features, 'ponder': ponder}
+    return x, {'ponder': ponder}
 
   def flops(
     self, input_shape: tuple[int, ...], steps: int | float | None = None

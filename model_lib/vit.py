@@ -172,8 +172,8 @@ class Encoder(nn.Module):
     return build(EncoderBlock, self, name=f'block_{index}')
 
 
-class ImageModel(nn.Module):
-  """Fields and FLOPs of models on image patches."""
+class ImageModel(nn.Module, kw_only=True):
+  """A classifier of image patches; subclasses define `_encode`."""
 
   num_classes: int
   variant: str = ''  # sizes that are None, as 'B/16'
@@ -187,6 +187,22 @@ class ImageModel(nn.Module):
   def __post_init__(self):
     sizes.VIT.complete(self)
     super().__post_init__()
+
+  @nn.compact
+  def __call__(
+    self,
+    images: Float[Array, 'B H W E'],
+    row_keys: Key[Array, ' B'] | None = None,
+  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
+    """Classifies images; `out['features']` is `[B, D]`."""
+    x = build(ImageTokens, self, name='tokens')(images)
+    x, out = self._encode(x, row_keys)
+    logits, features = pool_and_classify(x, self.pool, self.num_classes)
+    return logits, {'features': features, **out}
+
+  def _encode(self, x: Any, row_keys: Any) -> tuple[Any, dict[str, Any]]:
+    """Returns encoded tokens `[B, L, D]`, and what they add to `out`."""
+    raise NotImplementedError
 
   def image_tokens(self, input_shape: tuple[int, ...]) -> int:
     """Returns the number of tokens of an image `[H, W, E]`."""
@@ -210,23 +226,16 @@ class ViT(ImageModel):
 
   ENCODER: ClassVar[type[Encoder]] = Encoder
 
+  num_classes: int
+  variant: str = ''  # sizes that are None, as 'B/16'
   depth: Size = None  # number of blocks
   # Exact, or 'gelu_new' by tanh, as vit_jax and big_vision compute it.
   activation: Literal['gelu', 'gelu_new'] = 'gelu'
   dropout: Rate = 0.0  # in the blocks
   dtype: Any = jnp.float32  # of the computation
 
-  @nn.compact
-  def __call__(
-    self,
-    images: Float[Array, 'B H W E'],
-    row_keys: Key[Array, ' B'] | None = None,
-  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies images."""
-    x = build(ImageTokens, self, name='tokens')(images)
-    x = build(self.ENCODER, self, name='encoder')(x, None, row_keys)
-    logits, features = pool_and_classify(x, self.pool, self.num_classes)
-    return logits, {'features': features}
+  def _encode(self, x: Any, row_keys: Any) -> tuple[Any, dict[str, Any]]:
+    return build(self.ENCODER, self, name='encoder')(x, None, row_keys), {}
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`."""
