@@ -26,13 +26,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from annotated_types import Interval
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float
 
 from adatape.task import PonderClassification
 from eval_lib.metrics import Average, row_statistics
 from model_lib import halting, row_random
 from model_lib.layers import LayerNorm, build
 from model_lib.logical import constrain
+from model_lib.row_random import RowKeys
 from model_lib.vit import Encoder, ViT
 
 MIN_SHARE = 0.01  # of a layer in the scores, as in the authors' code
@@ -49,7 +50,7 @@ class HaltingEncoder(Encoder):
 
   @nn.compact
   def __call__(  # type: ignore[override]
-    self, x: Float[Array, 'B L D'], row_keys: Key[Array, ' B'] | None = None
+    self, x: Float[Array, 'B L D'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B L D'], dict[str, Array]]:
     """Encodes tokens; returns (weighted sums of their states, ponder).
 
@@ -87,7 +88,7 @@ def masked(
   block: Callable[..., Any],
   x: Float[Array, 'B L D'],
   running: Bool[Array, 'B L'],
-  row_keys: Key[Array, ' B'] | None,
+  row_keys: RowKeys,
 ) -> Float[Array, 'B L D']:
   """Applies a block to all tokens; the halted keep their states."""
   return jnp.where(running[..., None], block(x, running, row_keys), x)

@@ -17,12 +17,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 import optax
 from annotated_types import Interval
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from eval_lib.metrics import Average
 from model_lib import flops
 from model_lib.layers import build, classifier
 from model_lib.logical import constrain
+from model_lib.row_random import RowKeys
 from model_lib.vit import Encoder, ImageTokens, ViT, class_token
 from train_lib import distillation, loading
 from train_lib.classification import Classification
@@ -35,9 +36,7 @@ class DeiT(ViT):
 
   @nn.compact
   def __call__(
-    self,
-    images: Float[Array, 'B H W E'],
-    row_keys: Key[Array, ' B'] | None = None,
+    self, images: Float[Array, 'B H W E'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies images; `out['heads']` `[2, B, O]` has both heads' logits."""
     x = build(ImageTokens, self, name='tokens')(images)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import flax.linen as nn
 import jax.numpy as jnp
 from annotated_types import Gt, Interval
-from jaxtyping import Array, Float, Key, Num
+from jaxtyping import Array, Float, Num
 
 from adatape.bank import ImageBank, LearnableBank
 from adatape.encoder import TapeEncoder
@@ -20,6 +20,7 @@ from model_lib import flops
 from model_lib.errors import FieldError
 from model_lib.layers import build, classifier
 from model_lib.logical import constrain
+from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate, Size
 from model_lib.vit import ImageModel, ImageTokens
 
@@ -52,7 +53,7 @@ class TapeClassifier(nn.Module):
   def read(
     self,
     inputs: Num[Array, 'B ...'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
     stop_early: bool = False,
   ) -> tuple[Float[Array, 'B L H'], Tape, int]:
     """Returns (tokens, tape, size of the bank) at the insertion.
@@ -68,16 +69,14 @@ class TapeClassifier(nn.Module):
     x: Float[Array, 'B L H'],
     tokens: Float[Array, 'B T H'],
     mask: Float[Array, 'B T'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
   ) -> tuple[Float[Array, 'B O'], Float[Array, 'B H']]:
     """Returns (logits, features), both float32; the tape may be cropped."""
     features = self.encoder.finish(x, tokens, mask, row_keys)
     return constrain(self.head(features), 'batch', 'classes'), features
 
   def __call__(
-    self,
-    inputs: Num[Array, 'B ...'],
-    row_keys: Key[Array, ' B'] | None = None,
+    self, inputs: Num[Array, 'B ...'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies with T tape slots, in training and as reference for serving.
 

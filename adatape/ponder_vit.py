@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from annotated_types import Interval
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from adatape import pondernet
 from adatape.universal_layers import Steps, add_coordinates
@@ -26,7 +26,7 @@ from model_lib.layers import (
   masked_mean,
 )
 from model_lib.logical import constrain, partitioned_dense
-from model_lib.row_random import fold_rows
+from model_lib.row_random import RowKeys, fold_rows
 from model_lib.sizes import Rate
 from model_lib.vit import ImageModel, ImageTokens
 from train_lib.classification import Classification
@@ -47,7 +47,7 @@ class PonderStep(nn.Module):
     self,
     state: dict[str, Array],
     step: Int[Array, ''],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
   ) -> dict[str, Array]:
     """Returns 'tokens' `[B, L, D]`, 'features' `[B, D]` and 'chance' `[B]`.
 
@@ -81,9 +81,7 @@ class PonderViT(ImageModel, kw_only=True):
 
   @nn.compact
   def __call__(
-    self,
-    images: Float[Array, 'B H W E'],
-    row_keys: Key[Array, ' B'] | None = None,
+    self, images: Float[Array, 'B H W E'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies images; (logits, out) are those of the median step.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import flax.linen as nn
 import jax.numpy as jnp
 from annotated_types import Ge, Interval
-from jaxtyping import Array, Bool, Float, Int, Key, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from adatape.universal_layers import (
   Pondering,
@@ -20,6 +20,7 @@ from adatape.universal_layers import (
 )
 from model_lib import flops
 from model_lib.layers import build, pool_and_classify
+from model_lib.row_random import RowKeys
 from model_lib.sizes import Size, check_heads
 from model_lib.vit import Encoder, ImageModel, SymbolTokens
 
@@ -40,7 +41,7 @@ class UniversalTransformer(Pondering):
   def __call__(
     self,
     tokens: Int[Array, 'B N'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
     mask: Bool[Array, 'B N'] | Num[Array, 'B N'] | None = None,
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies sequences, 0 in `mask` for padding, by their [CLS] token.

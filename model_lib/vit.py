@@ -11,12 +11,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 from annotated_types import Ge, Interval
-from jaxtyping import Array, Bool, Float, Int, Key, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from model_lib import flops, row_random, sizes
 from model_lib.errors import FieldError, check_option
 from model_lib.layers import EncoderBlock, LayerNorm, build, pool_and_classify
 from model_lib.logical import constrain, partitioned, partitioned_dense
+from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate, Size
 
 MAX_PERIOD = 10_000.0
@@ -159,7 +160,7 @@ class Encoder(nn.Module):
     self,
     x: Float[Array, 'B L D'],
     mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
   ) -> Float[Array, 'B L D']:
     """Encodes the tokens; keys with mask 0 are never read."""
     for index in range(self.depth):
@@ -190,9 +191,7 @@ class ImageModel(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(
-    self,
-    images: Float[Array, 'B H W E'],
-    row_keys: Key[Array, ' B'] | None = None,
+    self, images: Float[Array, 'B H W E'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies images; `out['features']` is `[B, D]`."""
     x = build(ImageTokens, self, name='tokens')(images)
@@ -260,9 +259,7 @@ class TokenTransformer(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    tokens: Int[Array, 'B N'],
-    row_keys: Key[Array, ' B'] | None = None,
+    self, tokens: Int[Array, 'B N'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies sequences by their [CLS] token."""
     x = build(SymbolTokens, self, name='tokens')(tokens)
