@@ -16,12 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adatape.candidates import (
-  FORWARD,
-  TRAIN,
-  prepare_forward,
-  prepare_train_step,
-)
+from adatape.candidates import phases
 from dataset_lib.source import DatasetInfo
 from eval_lib.benchmark import Candidate
 from model_lib.errors import FieldError
@@ -108,8 +103,7 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
       for row, printed in rows.items()
     }
     trains = flags.phases == 'all' and flags.rounds
-    for phase in (FORWARD, TRAIN) if trains else (FORWARD,):
-      prepare = prepare_train_step if phase == TRAIN else prepare_forward
+    for phase, prepare in phases(bool(trains)).items():
       case = {'table': table, 'group': baseline.variant, 'phase': phase}
       found = [
         Candidate(
