@@ -30,7 +30,6 @@ from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from eval_lib import adaptive_plots, metrics, report
 from eval_lib.benchmark import Call, Candidate, Hosts, checked, run
-from eval_lib.report import Estimate
 from model_lib.errors import FieldError
 from model_lib.layers import build
 from serve_lib.engine import Engine
@@ -105,32 +104,26 @@ def changed(
 
 def measure(
   task: Any, variables: Any, data: builder.Dataset
-) -> tuple[dict[str, float], Int[np.ndarray, ' N']]:
-  """Returns metrics of `Task.evaluate`, and tape lengths, empty without one."""
+) -> dict[str, float]:
+  """Returns 'quality', the mean 'flops' of a row, and `Task.evaluate`."""
+  is_adaptive = isinstance(task.model, TapeClassifier)
 
   @jax.jit
   def evaluate(variables: Any, batch: Any) -> Any:
     given = variables['params'], variables['model_state'], batch
-    tape = task.apply(*given)[1].get('tape', {'length': jnp.zeros(0, int)})
-    return task.evaluate(*given), tape['length']
+    # Of a dense run all rows cost the same.
+    costs = task.outputs(*given)['flops'] if is_adaptive else batch['mask']
+    return task.evaluate(*given), costs
 
   merged: Any = None
-  lengths = []
+  costs = []
   for batch in data.batches():
-    state, length = evaluate(variables, batch)
+    state, of_rows = evaluate(variables, batch)
     merged = metrics.merge_on_host(merged, state)
-    lengths.append(np.asarray(length)[batch['mask'][: len(length)] > 0])
-  return metrics.compute(merged or {}), np.concatenate(lengths)
-
-
-def measured_row(
-  setting: Setting, task: Any, variables: Any, data: Any
-) -> dict[str, Any]:
-  """Returns quality and mean FLOPs of the task of a setting."""
-  values, tapes = measure(task, variables, data)
-  costs = [task.model.flops(task.info.input_shape, n) for n in tapes.tolist()]
-  row = {'candidate': setting.name, **setting._asdict(), **values}
-  return row | {'quality': values['accuracy'], 'flops': float(np.mean(costs))}
+    costs.append(np.asarray(of_rows, np.float64)[batch['mask'] > 0])
+  values = metrics.compute(merged or {})
+  flops = np.concatenate(costs).mean() if is_adaptive else task.flops()
+  return {'quality': values['accuracy'], 'flops': float(flops), **values}
 
 
 def write(flags: Any, config: Any, split: str) -> None:
@@ -165,12 +158,13 @@ def write(flags: Any, config: Any, split: str) -> None:
       print(f'left out: {setting.name}: {error}')
       continue
     tasks[setting.name] = task, variables
-    table[setting.name] = measured_row(setting, task, variables, data)
+    row = {'candidate': setting.name, **setting._asdict()}
+    table[setting.name] = row | measure(task, variables, data)
   first = own.name
   if dense is not None:
     first = f'dense {type(dense.task.model).__name__}'
     tasks[first] = dense.task, dense.variables
-    table[first] = {'candidate': first, **_dense_row(dense, data)}
+    table[first] = {'candidate': first, **measure(*tasks[first], data)}
   if flags.rounds:
     _time(tasks, table, data, first, flags)
   rows = [*table.values()]
@@ -199,11 +193,6 @@ def _dense(workdir: str, loaded: loading.Trained) -> loading.Trained:
   return dense
 
 
-def _dense_row(dense: loading.Trained, data: Any) -> dict[str, float]:
-  values, _ = measure(dense.task, dense.variables, data)
-  return values | {'quality': values['accuracy'], 'flops': dense.task.flops()}
-
-
 def _time(
   tasks: Mapping[str, tuple[Any, Any]],
   table: dict[str, dict[str, Any]],
@@ -226,14 +215,13 @@ def _time(
       answer = functools.partial(_answer, engine, items)
       make = functools.partial(Call, answer, len(items))
       about: Any = dict(is_baseline=name == first, flops=table[name]['flops'])
+      about['throughput'] = 'images_per_second'
       candidates.append(Candidate(name, make, **about))
     timing: Any = dict(rounds=flags.rounds, warmup=flags.warmup)
     timed, _ = run(candidates, {'batch': size}, hosts, **timing)
   for row in timed:
-    seconds = row['seconds']
-    rate = Estimate(1 / seconds.median, 1 / seconds.high, 1 / seconds.low)
-    columns = {key: row[key] for key in ('baseline', 'speedup', 'limit')}
-    table[row['candidate']] |= {'images_per_second': rate, **columns}
+    columns = ('images_per_second', 'baseline', 'speedup', 'limit')
+    table[row['candidate']] |= {key: row[key] for key in columns}
 
 
 def _answer(engine: Engine, items: list[Any]) -> None:

@@ -99,7 +99,7 @@ def test_a_row_of_the_sweep_equals_a_model_built_with_its_settings():
   changed = copy.copy(task)
   changed.model = budgets.changed(task.model, setting)
   data = analysis.spread_rows(IMAGES, 'test', 0, 20)
-  row = budgets.measured_row(setting, changed, variables, data)
+  row = budgets.measure(changed, variables, data)
   fields = {**serving_test.IMAGE, 'threshold': 2.65, 'max_steps': 7}
   scratch, _ = serving_test.build(fields, IMAGES)
   (batch,) = data.batches()
@@ -107,7 +107,7 @@ def test_a_row_of_the_sweep_equals_a_model_built_with_its_settings():
   logits, out = jax.jit(scratch.apply)(variables['params'], {}, real)
   lengths = np.asarray(out['tape']['length']).tolist()
   assert len(set(lengths)) > 1
-  assert row['candidate'] == 'tau 2.65, T 7, bank 100 %'
+  assert setting.name == 'tau 2.65, T 7, bank 100 %'
   right = logits.argmax(-1) == batch['label'][:20]
   assert row['quality'] == pytest.approx(float(right.mean()))
   assert row['tape_length_mean'] == pytest.approx(np.mean(lengths))
