@@ -32,11 +32,10 @@ READ_BY = 'rows that read it (%)'
 
 def write(
   flags: Any, config: Any, split: str, loaded: Any, out: pathlib.Path
-) -> tuple[list[Table], str]:
+) -> list[Table]:
   """Analyses a run, see `launch.analyze`; writes tables and pictures.
 
-  Returns the tables to print, and the reason why there are no pictures or ''.
-  Raises ConfigError for a model without a bank.
+  Returns the tables to print. Raises ConfigError for a model without a bank.
   """
   task, names = loaded.task, loaded.task.label_names
   given = config.dataset, split, config.seed, flags.rows
@@ -49,13 +48,10 @@ def write(
   out.mkdir(parents=True, exist_ok=True)
   for table in found:
     report.write_csv(out / f'{table.name}.csv', table.rows)
-  missing = ''
-  try:
+  with adaptive_plots.if_installed():
     draw(out, tapes, grid)
     adaptive_plots.plot_examples(out / 'examples', shown)
-  except ImportError as error:
-    missing = str(error)
-  return found[:2], missing
+  return found[:2]
 
 
 def tables(

@@ -173,10 +173,8 @@ def write(flags: Any, config: Any, split: str) -> None:
   report.write_csv(out / 'budgets.csv', rows)
   title = f'{split}, at most {flags.rows} rows; trained: {own.name}'
   report.print_table(title, rows, columns=SHOWN)
-  try:
+  with adaptive_plots.if_installed():
     draw(out, rows)
-  except ImportError as error:
-    print(f'no pictures: {error}')
   print(f'written: {out}')
 
 

@@ -3,7 +3,9 @@
 Functions take measured numbers and a path; see `plots.figure` for their errors.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,15 @@ from eval_lib.plots import Line, Panel, Path
 LENGTH_GROUPS = 12
 # Brighter is more, also in grey and for every kind of colour vision.
 COLOUR_MAP = 'inferno'
+
+
+@contextlib.contextmanager
+def if_installed() -> Iterator[None]:
+  """Prints the ImportError of pictures that are drawn without matplotlib."""
+  try:
+    yield
+  except ImportError as error:
+    print(f'no pictures: {error}', file=sys.stderr)
 
 
 def plot_frontier(

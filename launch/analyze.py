@@ -127,11 +127,8 @@ def run(flags: Flags) -> int:
   out = pathlib.Path(flags.out or os.path.join(flags.workdir, 'analysis'))
   command_line.check_place('--out', str(out))
   loaded = loading.restore(flags.workdir, config, flags.step)
-  tables, missing = module.write(flags, config, split, loaded, out)
-  for table in tables:
+  for table in module.write(flags, config, split, loaded, out):
     print_table(table.title, table.rows, table.note, table.columns)
-  if missing:
-    print(f'no pictures: {missing}', file=sys.stderr)
   print(f'step {loaded.saved.step}, written: {out}')
   return command_line.OK
 

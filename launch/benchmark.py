@@ -281,11 +281,9 @@ def time_candidates(flags: _Timing) -> None:
   # Of the candidates that were timed in all cases.
   most = max(map(len, bars.values()))
   bars = {name: one for name, one in bars.items() if len(one) == most}
-  try:
+  with adaptive_plots.if_installed():
     title = 'Speed-up over the baseline' if flags.rounds else 'Counted'
     adaptive_plots.plot_bars(flags.out, bars, title)
-  except ImportError as error:
-    print(f'no picture: {error}')
   print(f'written: {flags.out}')
 
 
