@@ -42,8 +42,8 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
 
 def phases(trains: bool) -> dict[str, Callable[[Any, int], Call]]:
   """Returns functions that prepare a task for a number of rows, by phase."""
-  forward = {'forward': prepare_forward}
-  return forward | {'train step': prepare_train_step} if trains else forward
+  every = {'forward': prepare_forward, 'train step': prepare_train_step}
+  return every if trains else {'forward': prepare_forward}
 
 
 def build_task(bank: str, flags: Any) -> Classification:

@@ -36,7 +36,7 @@ class Printed(NamedTuple):
   parameters: float | None  # in millions
   gflops: float | None  # multiply-adds
 
-  def columns(self, baseline: 'Printed') -> dict[str, float | None]:
+  def columns(self, baseline: 'Printed') -> dict[str, Any]:
     """Returns the numbers in the units of `counts`."""
     return {
       'paper_parameters': self.parameters and self.parameters * 1e6,
@@ -128,7 +128,7 @@ def task_of(config: Any) -> Task:
   return build_task(config, info)
 
 
-def counts(task: Task) -> dict[str, int | float]:
+def counts(task: Task) -> dict[str, Any]:
   """Returns parameters and multiply-adds of an image; computes no weights.
 
   'macs' is by formula; 'compiler_macs' is half of the FLOPs that XLA counts in
