@@ -55,12 +55,16 @@ class Tapes:
 def read(task: Any, variables: Any, data: builder.Dataset) -> Tapes:
   """Reads and classifies every row of `data` without noise.
 
-  `task` has a `TapeClassifier`. Raises ConfigError for a model without a bank.
+  `task` has a `TapeClassifier`. Raises ConfigError for a model without a bank,
+  or rows of several labels.
   """
   model, sizes = task.model, dict[str, int]()
   if model.reading() is None:
     expected = 'a model with a bank; without one there is nothing to analyse'
     raise ConfigError('model.bank', model.bank, expected)
+  if most := task.info.max_labels:
+    expected = '0: only rows of one class are analysed'
+    raise ConfigError('dataset.max_labels', most, expected)
 
   @jax.jit
   def run(variables: Any, batch: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ projecting it), and selecting, gathering and merging bank tokens.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -40,7 +40,7 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     yield {'phase': phase}, found
 
 
-def phases(trains: bool) -> dict[str, Callable[[Any, int], Call]]:
+def phases(trains: bool) -> Mapping[str, Callable[[Any, int], Call]]:
   """Returns functions that prepare a task for a number of rows, by phase."""
   every = {'forward': prepare_forward, 'train step': prepare_train_step}
   return every if trains else {'forward': prepare_forward}

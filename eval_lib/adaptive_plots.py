@@ -248,15 +248,10 @@ def plot_histogram(
     axes.set_title(title)
 
 
-def plot_examples(
-  path: Path, groups: Mapping[str, Sequence[Example]], width: float = 1.25
-) -> None:
-  """Draws a line of examples for each group, below its name.
-
-  `width` is that of an example in inches.
-  """
+def plot_examples(path: Path, groups: Mapping[str, Sequence[Example]]) -> None:
+  """Draws a line of examples for each group, below its name."""
   columns = max(map(len, groups.values()), default=0)
-  size = width * columns + 0.2, (width + 0.75) * len(groups)
+  size = 1.25 * columns + 0.2, 2.0 * len(groups)  # in inches
   with plots.figure(path, groups, size) as drawn:
     parts = drawn.subfigures(len(groups), 1, squeeze=False)[:, 0]
     for part, (name, examples) in zip(parts, groups.items(), strict=True):
