@@ -91,8 +91,8 @@ def read(task: Any, variables: Any, data: builder.Dataset) -> Tapes:
 class _Chosen(Order):
   """One ordered pass over given records."""
 
-  def __init__(self, records: Int[np.ndarray, ' N'], seed: int):
-    super().__init__(len(records), BATCH, seed, False)
+  def __init__(self, records: Int[np.ndarray, ' N']):
+    super().__init__(len(records), BATCH, 0, False)
     self._records = records
 
   def batch(self, step: int, rows: range) -> Places:
@@ -101,9 +101,7 @@ class _Chosen(Order):
     return places._replace(indices=self._records[places.indices])
 
 
-def spread_rows(
-  config: ConfigLike, split: str, seed: int, rows: int
-) -> builder.Dataset:
+def spread_rows(config: ConfigLike, split: str, rows: int) -> builder.Dataset:
   """Opens at most `rows` records from all parts of a split, in order.
 
   The first ones are not representative: a folder of images is sorted by class.
@@ -112,21 +110,19 @@ def spread_rows(
   total = len(source)
   count = min(rows, total)
   records = np.arange(count, dtype=np.int64) * total // max(count, 1)
-  return chosen_rows(source, records, seed)
+  return chosen_rows(source, records)
 
 
-def chosen_rows(
-  source: Any, records: Int[np.ndarray, ' N'], seed: int
-) -> builder.Dataset:
+def chosen_rows(source: Any, records: Int[np.ndarray, ' N']) -> builder.Dataset:
   """Opens records of a split, as prepared for the model, in this order."""
   threads = builder.default_num_threads()
-  order = _Chosen(records, seed)
+  order = _Chosen(records)
   return builder.Dataset(source, order, range(BATCH), threads, prefetch=2)
 
 
 def chosen_inputs(source: Any, records: Int[np.ndarray, ' N']) -> list[Any]:
   """Returns inputs of the model, one for each record, in this order."""
-  data = chosen_rows(source, records, 0)
+  data = chosen_rows(source, records)
   return [
     row
     for batch in data.batches()

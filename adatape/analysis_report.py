@@ -38,8 +38,7 @@ def write(
   Returns the tables to print. Raises ConfigError for a model without a bank.
   """
   task, names = loaded.task, loaded.task.label_names
-  given = config.dataset, split, config.seed, flags.rows
-  data = analysis.spread_rows(*given)
+  data = analysis.spread_rows(config.dataset, split, flags.rows)
   tapes = analysis.read(task, loaded.variables, data)
   grid = analysis.bank_grid(task.model, task.info.input_shape)
   found = tables(tapes, grid, names)

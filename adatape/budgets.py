@@ -137,9 +137,10 @@ def write(flags: Any, config: Any, split: str) -> None:
     expected = 'a run of an AdaTape with a bank'
     raise ConfigError('--workdir', config.model.name, expected)
   dense = _dense(flags.dense, loaded) if flags.dense else None
-  given: Any = dict(seed=config.seed, rows=flags.rows)
-  data = analysis.spread_rows(config.dataset, split, **given)
-  fitted = analysis.spread_rows(config.dataset, config.train_split, **given)
+  data, fitted = (
+    analysis.spread_rows(config.dataset, name, flags.rows)
+    for name in (split, config.train_split)
+  )
   counts = analysis.read(loaded.task, variables, fitted).counts
   own = Setting(model.threshold, model.max_steps, 1.0)
   wanted = itertools.product(

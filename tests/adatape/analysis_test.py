@@ -17,7 +17,7 @@ LEARNED = {**serving_test.IMAGE, 'bank': 'learnable', 'bank_size': 20}
 
 def read(model, dataset, rows):
   task, variables = serving_test.build(model, dataset)
-  data = analysis.spread_rows(dataset, 'test', 0, rows)
+  data = analysis.spread_rows(dataset, 'test', rows)
   return task, variables, analysis.read(task, variables, data)
 
 

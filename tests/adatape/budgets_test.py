@@ -98,7 +98,7 @@ def test_a_row_of_the_sweep_equals_a_model_built_with_its_settings():
   setting, shape = Setting(2.65, 7, 1.0), (16, 16, 3)
   changed = copy.copy(task)
   changed.model = budgets.changed(task.model, setting)
-  data = analysis.spread_rows(IMAGES, 'test', 0, 20)
+  data = analysis.spread_rows(IMAGES, 'test', 20)
   row = budgets.measure(changed, variables, data)
   fields = {**serving_test.IMAGE, 'threshold': 2.65, 'max_steps': 7}
   scratch, _ = serving_test.build(fields, IMAGES)
