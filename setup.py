@@ -39,6 +39,7 @@ setuptools.setup(
   packages=setuptools.find_packages(
     exclude=['configs', 'configs.*', 'launch', 'launch.*', 'tests', 'tests.*']
   ),
+  package_data={'adatape': ['printed.csv']},
   install_requires=[
     'absl-py>=2.1',
     'annotated-types>=0.7',

@@ -55,12 +55,16 @@ class Tapes:
 def read(task: Any, variables: Any, data: builder.Dataset) -> Tapes:
   """Reads and classifies every row of `data` without noise.
 
-  `task` has a `TapeClassifier`. Raises ConfigError for a model without a bank.
+  `task` has a `TapeClassifier`. Raises ConfigError for a model without a bank,
+  or rows of several labels.
   """
   model, sizes = task.model, dict[str, int]()
   if model.reading() is None:
     expected = 'a model with a bank; without one there is nothing to analyse'
     raise ConfigError('model.bank', model.bank, expected)
+  if most := task.info.max_labels:
+    expected = '0: only rows of one class are analysed'
+    raise ConfigError('dataset.max_labels', most, expected)
 
   @jax.jit
   def run(variables: Any, batch: Any) -> dict[str, Any]:
@@ -87,8 +91,8 @@ def read(task: Any, variables: Any, data: builder.Dataset) -> Tapes:
 class _Chosen(Order):
   """One ordered pass over given records."""
 
-  def __init__(self, records: Int[np.ndarray, ' N'], seed: int):
-    super().__init__(len(records), BATCH, seed, False)
+  def __init__(self, records: Int[np.ndarray, ' N']):
+    super().__init__(len(records), BATCH, 0, False)
     self._records = records
 
   def batch(self, step: int, rows: range) -> Places:
@@ -97,9 +101,7 @@ class _Chosen(Order):
     return places._replace(indices=self._records[places.indices])
 
 
-def spread_rows(
-  config: ConfigLike, split: str, seed: int, rows: int
-) -> builder.Dataset:
+def spread_rows(config: ConfigLike, split: str, rows: int) -> builder.Dataset:
   """Opens at most `rows` records from all parts of a split, in order.
 
   The first ones are not representative: a folder of images is sorted by class.
@@ -108,16 +110,24 @@ def spread_rows(
   total = len(source)
   count = min(rows, total)
   records = np.arange(count, dtype=np.int64) * total // max(count, 1)
-  return chosen_rows(source, records, seed)
+  return chosen_rows(source, records)
 
 
-def chosen_rows(
-  source: Any, records: Int[np.ndarray, ' N'], seed: int
-) -> builder.Dataset:
+def chosen_rows(source: Any, records: Int[np.ndarray, ' N']) -> builder.Dataset:
   """Opens records of a split, as prepared for the model, in this order."""
   threads = builder.default_num_threads()
-  order = _Chosen(records, seed)
+  order = _Chosen(records)
   return builder.Dataset(source, order, range(BATCH), threads, prefetch=2)
+
+
+def chosen_inputs(source: Any, records: Int[np.ndarray, ' N']) -> list[Any]:
+  """Returns inputs of the model, one for each record, in this order."""
+  data = chosen_rows(source, records)
+  return [
+    row
+    for batch in data.batches()
+    for row in batch[data.info.input_key][batch['mask'] > 0]
+  ]
 
 
 def bank_grid(model: Any, input_shape: tuple[int, ...]) -> tuple[int, int]:

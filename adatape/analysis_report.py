@@ -2,11 +2,11 @@
 
 summary.csv   tape tokens and sequence length of the rows (Table 2)
 lengths.csv   rows by tape length; a histogram
-classes.csv   tape tokens by class, the shortest first; bars
+classes.csv   tape tokens by class, the shortest first
 bank.csv      bank tokens, the most frequently read first; the distribution,
               and the heatmap of a bank made from the input
-examples.csv  rows of the shortest and longest tapes; a picture, in which the
-              patches that the tape reads are framed, and '-' is the symbol -1
+examples.csv  rows of the shortest and longest tapes, and their pictures, in
+              which '-' is the symbol -1
 """
 
 import math
@@ -23,40 +23,34 @@ from dataset_lib.synthetic import SYMBOLS
 from eval_lib import adaptive_plots, plots, report
 from eval_lib.adaptive_plots import Example
 from eval_lib.plots import Line, Panel
-from eval_lib.report import Estimate, Table
+from eval_lib.report import Table
 
 MODEL = TapeClassifier
 SPLIT = ''  # that of the run's evaluation
 READ_BY = 'rows that read it (%)'
-DRAWN_CLASSES = 8  # of the shortest, and of the longest tapes
 
 
 def write(
   flags: Any, config: Any, split: str, loaded: Any, out: pathlib.Path
-) -> tuple[list[Table], str]:
+) -> list[Table]:
   """Analyses a run, see `launch.analyze`; writes tables and pictures.
 
-  Returns the tables to print, and the reason why there are no pictures or ''.
-  Raises ConfigError for a model without a bank.
+  Returns the tables to print. Raises ConfigError for a model without a bank.
   """
   task, names = loaded.task, loaded.task.label_names
-  given = config.dataset, split, config.seed, flags.rows
-  data = analysis.spread_rows(*given)
+  data = analysis.spread_rows(config.dataset, split, flags.rows)
   tapes = analysis.read(task, loaded.variables, data)
   grid = analysis.bank_grid(task.model, task.info.input_shape)
   found = tables(tapes, grid, names)
-  rows, shown = examples(tapes, data.source, flags.images, grid, names)
+  rows, shown = examples(tapes, data.source, flags.images, names)
   found.append(Table('examples', '', rows, ''))
   out.mkdir(parents=True, exist_ok=True)
   for table in found:
     report.write_csv(out / f'{table.name}.csv', table.rows)
-  missing = ''
-  try:
-    draw(out, tapes, grid, found[2].rows)
+  with adaptive_plots.if_installed():
+    draw(out, tapes, grid)
     adaptive_plots.plot_examples(out / 'examples', shown)
-  except ImportError as error:
-    missing = str(error)
-  return found[:2], missing
+  return found[:2]
 
 
 def tables(
@@ -122,11 +116,7 @@ def _part(tapes: Tapes, here: Bool[np.ndarray, ' N']) -> dict[str, Any]:
 
 
 def examples(
-  tapes: Tapes,
-  source: Any,
-  count: int,
-  grid: tuple[int, int],
-  names: tuple[str, ...],
+  tapes: Tapes, source: Any, count: int, names: tuple[str, ...]
 ) -> tuple[list[dict[str, Any]], dict[str, list[Example]]]:
   """Returns rows and pictures of the shortest and the longest tapes.
 
@@ -138,42 +128,29 @@ def examples(
   rows: list[dict[str, Any]] = []
   shown: dict[str, list[Example]] = {}
   for kind, places in groups.items():
-    data = analysis.chosen_rows(source, tapes.index[places], 0)
-    inputs = [
-      value
-      for batch in data.batches()
-      for value in batch[data.info.input_key][batch['mask'] > 0]
-    ]
+    inputs = analysis.chosen_inputs(source, tapes.index[places])
     for place, value in zip(places, inputs, strict=True):
       name, length = names[tapes.label[place]], int(tapes.length[place])
       row = {'tape': kind, 'index': int(tapes.index[place]), 'class': name}
       correct = bool(tapes.correct[place])
       rows.append(row | {'tape length': length, 'correct': correct})
-      example = _example(value, tapes.picks[place], grid)
-      example = example._replace(title=f'{name[:16]}\ntape {length}')
+      example = Example(_lines(value), f'{name[:16]}\ntape {length}')
       shown.setdefault(f'{kind} tapes', []).append(example)
   return rows, shown
 
 
-def _example(value: Any, picks: Any, grid: tuple[int, int]) -> Example:
-  """Returns an image with its patches, or lines of symbols."""
-  if value.ndim == 1:
-    across = max(4, math.ceil(len(value) ** 0.5))
-    signs = ['-' if SYMBOLS[one] < 0 else str(SYMBOLS[one]) for one in value]
-    starts = range(0, len(signs), across)
-    return Example('\n'.join(' '.join(signs[n : n + across]) for n in starts))
-  if not grid[1]:
-    return Example(value)
-  side = value.shape[1] // grid[1]
-  y, x = np.divmod(picks[picks >= 0], grid[1])
-  corners = [*zip(side * x, side * y, strict=True)]
-  return Example(value, corners=corners, side=side)
+def _lines(value: Any) -> Any:
+  """Returns an image as it is, symbols as lines of text."""
+  if value.ndim > 1:
+    return value
+  across = max(4, math.ceil(len(value) ** 0.5))
+  signs = ['-' if SYMBOLS[one] < 0 else str(SYMBOLS[one]) for one in value]
+  starts = range(0, len(signs), across)
+  return '\n'.join(' '.join(signs[n : n + across]) for n in starts)
 
 
-def draw(
-  out: pathlib.Path, tapes: Tapes, grid: tuple[int, int], classes: Any
-) -> None:
-  """Draws heatmap, distribution, tape lengths and classes."""
+def draw(out: pathlib.Path, tapes: Tapes, grid: tuple[int, int]) -> None:
+  """Draws heatmap, distribution and tape lengths."""
   percent = 100 * tapes.counts / len(tapes.label)
   if grid[0]:
     cells, title = percent.reshape(grid), 'Input read as tape'
@@ -189,11 +166,3 @@ def draw(
   plots.draw_panels(out / 'distribution', [panel], (3.9, 2.9))
   lengths, label = np.bincount(tapes.length), 'tape tokens of a row'
   adaptive_plots.plot_histogram(out / 'lengths', lengths, label, 'Tape length')
-  if len(classes) > 2 * DRAWN_CLASSES:
-    classes = [*classes[:DRAWN_CLASSES], *classes[-DRAWN_CLASSES:]]
-  bars = {}
-  for row in classes:
-    mean, std = row['mean'], row['variance'] ** 0.5
-    column = 'tape tokens (mean ± standard deviation)'
-    bars[row['class'][:24]] = {column: Estimate(mean, mean - std, mean + std)}
-  adaptive_plots.plot_bars(out / 'classes', bars, 'Tape length by class')

@@ -26,14 +26,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from annotated_types import Interval
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float
 
 from adatape.task import PonderClassification
 from eval_lib.metrics import Average, row_statistics
 from model_lib import halting, row_random
-from model_lib.layers import LayerNorm, build, pool_and_classify
+from model_lib.layers import LayerNorm, build
 from model_lib.logical import constrain
-from model_lib.vit import Encoder, ImageTokens, ViT
+from model_lib.row_random import RowKeys
+from model_lib.vit import Encoder, ViT
 
 MIN_SHARE = 0.01  # of a layer in the scores, as in the authors' code
 LOG_ZERO = -1e30  # finite, for a gradient without NaN
@@ -49,7 +50,7 @@ class HaltingEncoder(Encoder):
 
   @nn.compact
   def __call__(  # type: ignore[override]
-    self, x: Float[Array, 'B L D'], row_keys: Key[Array, ' B'] | None = None
+    self, x: Float[Array, 'B L D'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B L D'], dict[str, Array]]:
     """Encodes tokens; returns (weighted sums of their states, ponder).
 
@@ -87,7 +88,7 @@ def masked(
   block: Callable[..., Any],
   x: Float[Array, 'B L D'],
   running: Bool[Array, 'B L'],
-  row_keys: Key[Array, ' B'] | None,
+  row_keys: RowKeys,
 ) -> Float[Array, 'B L D']:
   """Applies a block to all tokens; the halted keep their states."""
   return jnp.where(running[..., None], block(x, running, row_keys), x)
@@ -131,7 +132,10 @@ def compacted(
 
 
 class AViT(ViT):
-  """A ViT whose tokens halt in depth; `flops` are those of all blocks."""
+  """A ViT whose tokens halt in depth; `flops` are those of all blocks.
+
+  `out['ponder']`: see `HaltingEncoder`.
+  """
 
   # The halting score is `sigmoid(gamma * x[..., 0] + beta)`.
   gamma: Annotated[float, Interval(ge=-1e4, le=1e4)] = 10.0
@@ -141,17 +145,9 @@ class AViT(ViT):
   # Compute only running tokens (without `row_keys`), instead of masking.
   dynamic: bool = False
 
-  @nn.compact
-  def __call__(
-    self,
-    images: Float[Array, 'B H W E'],
-    row_keys: Key[Array, ' B'] | None = None,
-  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies images; `out['ponder']`: see `HaltingEncoder`."""
-    x = build(ImageTokens, self, name='tokens')(images)
+  def _encode(self, x: Any, row_keys: Any) -> tuple[Any, dict[str, Any]]:
     x, ponder = build(HaltingEncoder, self, name='encoder')(x, row_keys)
-    logits, features = pool_and_classify(x, self.pool, self.num_classes)
-    return logits, {'features': features, 'ponder': ponder}
+    return x, {'ponder': ponder}
 
 
 def depth_prior(
@@ -185,9 +181,7 @@ class AViTClassification(PonderClassification):
     prior_weight: Weight = 1e-3  # alpha_d
     prior_depth: Annotated[float, Interval(ge=1.0, le=1e3)] = 9.0  # a layer
 
-  KNOBS = (  # type: ignore[assignment]
-    'ponder_weight', 'prior_weight', 'prior_depth',
-  )  # fmt: skip
+  KNOBS = ('ponder_weight', 'prior_weight', 'prior_depth')
 
   def extra_loss(self, out, batch, norm, knobs):
     """Ponder cost and prior; see `Classification.extra_loss`."""

@@ -6,9 +6,8 @@ after training, and no parameter depends on them. The kept bank tokens are those
 that most rows of the training split read with the trained settings; of a bank
 made from the input these are positions.
 
-`flops` count the tapes as they are, `flops_served` the tapes at their buckets.
-Images per second are those of the engine, which encodes the rows of a bucket
-together, from decoded images to answers.
+`flops` count the tapes as they are. Images per second are those of the engine,
+which pads a tape to its bucket, from decoded images to answers.
 """
 
 import contextlib
@@ -27,22 +26,20 @@ from jaxtyping import Int
 
 from adatape import analysis
 from adatape.model import TapeClassifier
-from adatape.serving import tape_lengths
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from eval_lib import adaptive_plots, metrics, report
 from eval_lib.benchmark import Call, Candidate, Hosts, checked, run
-from eval_lib.report import Estimate
 from model_lib.errors import FieldError
 from model_lib.layers import build
-from serve_lib.chain import ServedRun
 from serve_lib.engine import Engine
 from train_lib import loading
 
 SHOWN = (
-  'candidate', 'quality', 'tape_length_mean', 'flops', 'flops_served',
-  'images_per_second', 'speedup', 'limit',
+  'candidate', 'quality', 'tape_length_mean', 'flops', 'images_per_second',
+  'speedup', 'limit',
 )  # fmt: skip
+TIMED_ROWS = 512  # at most
 
 
 class Setting(NamedTuple):
@@ -107,51 +104,26 @@ def changed(
 
 def measure(
   task: Any, variables: Any, data: builder.Dataset
-) -> tuple[dict[str, float], Int[np.ndarray, ' N']]:
-  """Returns metrics of `Task.evaluate`, and tape lengths, empty without one."""
+) -> dict[str, float]:
+  """Returns 'quality', the mean 'flops' of a row, and `Task.evaluate`."""
+  is_adaptive = isinstance(task.model, TapeClassifier)
 
   @jax.jit
   def evaluate(variables: Any, batch: Any) -> Any:
     given = variables['params'], variables['model_state'], batch
-    tape = task.apply(*given)[1].get('tape', {'length': jnp.zeros(0, int)})
-    return task.evaluate(*given), tape['length']
+    # Of a dense run all rows cost the same.
+    costs = task.outputs(*given)['flops'] if is_adaptive else batch['mask']
+    return task.evaluate(*given), costs
 
   merged: Any = None
-  lengths = []
+  costs = []
   for batch in data.batches():
-    state, length = evaluate(variables, batch)
+    state, of_rows = evaluate(variables, batch)
     merged = metrics.merge_on_host(merged, state)
-    lengths.append(np.asarray(length)[batch['mask'][: len(length)] > 0])
-  return metrics.compute(merged or {}), np.concatenate(lengths)
-
-
-def measured_row(
-  setting: Setting, task: Any, variables: Any, data: Any, lengths: Any
-) -> dict[str, Any]:
-  """Returns quality and mean FLOPs of the task of a setting.
-
-  `lengths` are tape buckets, see `tape_lengths`.
-  """
-  values, tapes = measure(task, variables, data)
-  shape, flops = task.info.input_shape, task.model.flops
-  buckets = np.array(buckets_of(task, lengths))
-  served = buckets[np.searchsorted(buckets, tapes)]
-  cost = {n: flops(shape, n) for n in {*tapes.tolist(), *served.tolist()}}
-  return {
-    'candidate': setting.name,
-    **setting._asdict(),
-    'quality': values['accuracy'],
-    'flops': float(np.mean([cost[n] for n in tapes.tolist()])),
-    'flops_served': float(np.mean([cost[n] for n in served.tolist()])),
-    **values,
-  }
-
-
-def buckets_of(task: Any, lengths: Any) -> tuple[int, ...] | None:
-  """Returns the tape buckets of a task up to its T, None without a tape."""
-  most = getattr(task.model, 'max_steps', 0)
-  fitting = lengths and [n for n in lengths if n < most]
-  return tape_lengths(most, fitting or None) if most else None
+    costs.append(np.asarray(of_rows, np.float64)[batch['mask'] > 0])
+  values = metrics.compute(merged or {})
+  flops = np.concatenate(costs).mean() if is_adaptive else task.flops()
+  return {'quality': values['accuracy'], 'flops': float(flops), **values}
 
 
 def write(flags: Any, config: Any, split: str) -> None:
@@ -165,9 +137,10 @@ def write(flags: Any, config: Any, split: str) -> None:
     expected = 'a run of an AdaTape with a bank'
     raise ConfigError('--workdir', config.model.name, expected)
   dense = _dense(flags.dense, loaded) if flags.dense else None
-  given: Any = dict(seed=config.seed, rows=flags.rows)
-  data = analysis.spread_rows(config.dataset, split, **given)
-  fitted = analysis.spread_rows(config.dataset, config.train_split, **given)
+  data, fitted = (
+    analysis.spread_rows(config.dataset, name, flags.rows)
+    for name in (split, config.train_split)
+  )
   counts = analysis.read(loaded.task, variables, fitted).counts
   own = Setting(model.threshold, model.max_steps, 1.0)
   wanted = itertools.product(
@@ -186,13 +159,13 @@ def write(flags: Any, config: Any, split: str) -> None:
       print(f'left out: {setting.name}: {error}')
       continue
     tasks[setting.name] = task, variables
-    row = measured_row(setting, task, variables, data, flags.lengths)
-    table[setting.name] = row
+    row = {'candidate': setting.name, **setting._asdict()}
+    table[setting.name] = row | measure(task, variables, data)
   first = own.name
   if dense is not None:
     first = f'dense {type(dense.task.model).__name__}'
     tasks[first] = dense.task, dense.variables
-    table[first] = {'candidate': first, **_dense_row(dense, data)}
+    table[first] = {'candidate': first, **measure(*tasks[first], data)}
   if flags.rounds:
     _time(tasks, table, data, first, flags)
   rows = [*table.values()]
@@ -201,10 +174,8 @@ def write(flags: Any, config: Any, split: str) -> None:
   report.write_csv(out / 'budgets.csv', rows)
   title = f'{split}, at most {flags.rows} rows; trained: {own.name}'
   report.print_table(title, rows, columns=SHOWN)
-  try:
+  with adaptive_plots.if_installed():
     draw(out, rows)
-  except ImportError as error:
-    print(f'no pictures: {error}')
   print(f'written: {out}')
 
 
@@ -221,13 +192,6 @@ def _dense(workdir: str, loaded: loading.Trained) -> loading.Trained:
   return dense
 
 
-def _dense_row(dense: loading.Trained, data: Any) -> dict[str, float]:
-  values, _ = measure(dense.task, dense.variables, data)
-  flops = dense.task.flops()
-  costs = {'flops': flops, 'flops_served': flops}
-  return {'quality': values['accuracy'], **costs, **values}
-
-
 def _time(
   tasks: Mapping[str, tuple[Any, Any]],
   table: dict[str, dict[str, Any]],
@@ -237,34 +201,26 @@ def _time(
 ) -> None:
   """Times engines of (task, variables); adds columns to the rows of `table`."""
   total, size = len(data.source), flags.batch_size
-  chosen = np.linspace(0, total - 1, min(total, flags.timed_rows)).astype(int)
-  opened = analysis.chosen_rows(data.source, chosen, 0)
-  items = [
-    row
-    for batch in opened.batches()
-    for row in batch[data.info.input_key][batch['mask'] > 0]
-  ]
+  chosen = np.linspace(0, total - 1, min(total, TIMED_ROWS)).astype(int)
+  items = analysis.chosen_inputs(data.source, chosen)
   with contextlib.ExitStack() as stack:
     hosts, candidates = stack.enter_context(Hosts()), []
     for name, (task, variables) in tasks.items():
-      served = ServedRun(lengths=buckets_of(task, flags.lengths))
-      chain, policy = task.serve(variables, {}, served)
+      chain, policy = task.serve(variables, {})
       # Small batches pad the last rows of a bucket less.
       sizes = tuple(sorted({max(1, size // 4), size}))
       engine = Engine(chain, policy, policy.lengths, sizes)
       stack.enter_context(engine)
       answer = functools.partial(_answer, engine, items)
       make = functools.partial(Call, answer, len(items))
-      about: Any = dict(is_baseline=name == first)
-      about['flops'] = table[name]['flops_served']
+      about: Any = dict(is_baseline=name == first, flops=table[name]['flops'])
+      about['throughput'] = 'images_per_second'
       candidates.append(Candidate(name, make, **about))
     timing: Any = dict(rounds=flags.rounds, warmup=flags.warmup)
     timed, _ = run(candidates, {'batch': size}, hosts, **timing)
   for row in timed:
-    seconds = row['seconds']
-    rate = Estimate(1 / seconds.median, 1 / seconds.high, 1 / seconds.low)
-    columns = {key: row[key] for key in ('baseline', 'speedup', 'limit')}
-    table[row['candidate']] |= {'images_per_second': rate, **columns}
+    columns = ('images_per_second', 'baseline', 'speedup', 'limit')
+    table[row['candidate']] |= {key: row[key] for key in columns}
 
 
 def _answer(engine: Engine, items: list[Any]) -> None:

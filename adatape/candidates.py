@@ -5,7 +5,7 @@ projecting it), and selecting, gathering and merging bank tokens.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,24 +23,27 @@ from train_lib.classification import Classification
 from train_lib.sharding import unbox
 from train_lib.train_step import init_state, make_train_step
 
-FORWARD, TRAIN = 'forward', 'train step'
-
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   """Yields labels and candidates: the models, and the reading of each bank."""
-  for phase in (FORWARD, TRAIN) if flags.phases == 'all' else (FORWARD,):
+  for phase, prepare in phases(flags.phases == 'all').items():
     found, rows = [], flags.batch
-    prepare = prepare_train_step if phase == TRAIN else prepare_forward
     for bank in ('', 'learnable', 'input'):
       task = build_task(bank, flags)
       cost = task.model.flops(task.info.input_shape)
       make = functools.partial(prepare, task, rows)
       name = f'AdaTape {bank}' if bank else 'ViT'
       found.append(Candidate(name, make, is_baseline=not bank, flops=cost))
-      if bank and phase == FORWARD:
+      if bank and prepare is prepare_forward:
         make = functools.partial(_prepare_reading, task, rows)
         found.append(Candidate(f'reading {bank}', make, baseline=name))
     yield {'phase': phase}, found
+
+
+def phases(trains: bool) -> Mapping[str, Callable[[Any, int], Call]]:
+  """Returns functions that prepare a task for a number of rows, by phase."""
+  every = {'forward': prepare_forward, 'train step': prepare_train_step}
+  return every if trains else {'forward': prepare_forward}
 
 
 def build_task(bank: str, flags: Any) -> Classification:

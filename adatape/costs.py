@@ -1,11 +1,14 @@
 """Candidates of `launch.benchmark cost`: models of AdaTape's Tables 1, 6, 7.
 
-`TABLES` holds what the paper prints. Its GFLOPs count a multiply-add once: half
-of what XLA's analysis counts, as the published code does (2023, scenic). It
-also includes norms, softmax and activations, which `model.flops` leaves out.
+`TABLES` holds what the paper prints (printed.csv). Its GFLOPs count a
+multiply-add once: half of what XLA's analysis counts, as the published code
+does (2023, scenic). It also includes norms, softmax and activations, which
+`model.flops` leaves out.
 """
 
+import csv
 import functools
+import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -13,12 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adatape.candidates import (
-  FORWARD,
-  TRAIN,
-  prepare_forward,
-  prepare_train_step,
-)
+from adatape.candidates import phases
 from dataset_lib.source import DatasetInfo
 from eval_lib.benchmark import Candidate
 from model_lib.errors import FieldError
@@ -35,8 +33,16 @@ class Printed(NamedTuple):
   """Numbers of a row of a table of the paper; None where it has none."""
 
   throughput: float  # images per second and TPU core
-  parameters: float | None = None  # in millions
-  gflops: float | None = None  # multiply-adds
+  parameters: float | None  # in millions
+  gflops: float | None  # multiply-adds
+
+  def columns(self, baseline: 'Printed') -> dict[str, Any]:
+    """Returns the numbers in the units of `counts`."""
+    return {
+      'paper_parameters': self.parameters and self.parameters * 1e6,
+      'paper_macs': self.gflops and self.gflops * 1e9,
+      'paper_speedup': self.throughput / baseline.throughput,
+    }
 
 
 class Row(NamedTuple):
@@ -58,71 +64,21 @@ NAMES = {
   'input': 'AdaTape-{}-Input',
 }  # fmt: skip
 
-# Rows of each table, in groups; the first row of a group is its baseline.
-TABLES: Mapping[int, tuple[dict[Row, Printed], ...]] = {
-  1: (
-    {
-      Row('vit', 'B/32'): Printed(793.8, gflops=4.437),
-      Row('u2t', 'B/32'): Printed(343.4, gflops=5.513),
-      Row('uvit', 'B/32'): Printed(478.7, gflops=5.511),
-      Row('learn', 'B/32'): Printed(431.8, gflops=5.585),
-      Row('input', 'B/32'): Printed(342.3, gflops=6.057),
-    },
-    {
-      Row('vit', 'B/16'): Printed(253.7, gflops=17.634),
-      Row('u2t', 'B/16'): Printed(102.9, gflops=22.016),
-      Row('uvit', 'B/16'): Printed(151.7, gflops=22.011),
-      Row('learn', 'B/16'): Printed(167.1, gflops=18.837),
-      Row('input', 'B/16'): Printed(148.8, gflops=19.304),
-    },
-    {
-      Row('vit', 'L/32'): Printed(192.3, gflops=15.628),
-      Row('uvit', 'L/32'): Printed(127.1, gflops=19.242),
-      Row('learn', 'L/32'): Printed(108.6, gflops=19.497),
-      Row('input', 'L/32'): Printed(95.5, gflops=20.141),
-    },
-    {
-      Row('vit', 'L/16'): Printed(63.1, gflops=61.724),
-      Row('uvit', 'L/16'): Printed(44.7, gflops=77.114),
-      Row('learn', 'L/16'): Printed(44.2, gflops=65.941),
-      Row('input', 'L/16'): Printed(40.1, gflops=66.570),
-    },
-  ),
-  6: (
-    {
-      Row('vit', 'Ti/16'): Printed(387.5, 5.7),
-      Row('deit', 'Ti/16'): Printed(381.8, 5.7),
-      Row('plainvit', 'Ti/16'): Printed(381.8, 5.7),
-      Row('u2t', 'Ti/16'): Printed(364.3, 6.1),
-      Row('avit', 'Ti/16'): Printed(226.6, 5.7),
-      Row('input', 'Ti/16'): Printed(380.9, 6.3),
-    },
-    {
-      Row('vit', 'S/16'): Printed(385.7, 22.0),
-      Row('deit', 'S/16'): Printed(365.8, 22.0),
-      Row('plainvit', 'S/16'): Printed(365.8, 22.0),
-      Row('u2t', 'S/16'): Printed(163.2, 23.8),
-      Row('avit', 'S/16'): Printed(166.6, 22.0),
-      Row('input', 'S/16'): Printed(366.5, 24.3),
-    },
-    {
-      Row('plainvit', 'B/16'): Printed(159.9, 87.1),
-      Row('input', 'B/16'): Printed(130.5, 94.9),
-    },
-  ),
-  7: (
-    {
-      Row('vit', 'B/28'): Printed(661.1, 100.9, 5.730),
-      Row('3ffn', 'B/28'): Printed(517.0, 200.1, 5.744),
-      Row('learn', 'B/32'): Printed(431.8, 185.6, 5.585),
-    },
-    {
-      Row('vit', 'B/14'): Printed(155.1, 99.7, 23.254),
-      Row('3ffn', 'B/14'): Printed(148.8, 198.9, 23.239),
-      Row('learn', 'B/16'): Printed(167.1, 192.5, 18.837),
-    },
-  ),
-}
+
+def _tables() -> Mapping[int, tuple[dict[Row, Printed], ...]]:
+  """Reads the rows of each table, in groups; the first one is the baseline."""
+  tables: dict[int, dict[str, dict[Row, Printed]]] = {}
+  with pathlib.Path(__file__).with_name('printed.csv').open() as file:
+    for line in csv.DictReader(file):
+      groups = tables.setdefault(int(line['table']), {})
+      cells = [line[name] for name in Printed._fields]
+      numbers: Any = [float(cell) if cell else None for cell in cells]
+      row = Row(line['model'], line['variant'])
+      groups.setdefault(line['group'], {})[row] = Printed(*numbers)
+  return {table: tuple(groups.values()) for table, groups in tables.items()}
+
+
+TABLES = _tables()
 
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
@@ -142,31 +98,25 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
       continue
     rows = {baseline: group[baseline]} | (chosen or group)
     tasks = {row: task_of(flags.config(table, row)) for row in rows}
-    counted = {
-      row: {
-        **counts(tasks[row]),
-        **printed_columns(printed, group[baseline]),
-      }
+    columns = {
+      row: counts(tasks[row]) | printed.columns(group[baseline])
       for row, printed in rows.items()
     }
     trains = flags.phases == 'all' and flags.rounds
-    for phase in (FORWARD, TRAIN) if trains else (FORWARD,):
-      prepare = prepare_train_step if phase == TRAIN else prepare_forward
+    for phase, prepare in phases(bool(trains)).items():
       case = {'table': table, 'group': baseline.variant, 'phase': phase}
-      yield (
-        case,
-        [
-          Candidate(
-            row.name,
-            functools.partial(prepare, tasks[row], flags.batch),
-            is_baseline=row == baseline,
-            flops=tasks[row].flops(),
-            columns=counted[row],
-            throughput='images_per_second',
-          )
-          for row in rows
-        ],
-      )
+      found = [
+        Candidate(
+          row.name,
+          functools.partial(prepare, task, flags.batch),
+          is_baseline=row == baseline,
+          flops=task.flops(),
+          columns=columns[row],
+          throughput='images_per_second',
+        )
+        for row, task in tasks.items()
+      ]
+      yield case, found
 
 
 def task_of(config: Any) -> Task:
@@ -178,7 +128,7 @@ def task_of(config: Any) -> Task:
   return build_task(config, info)
 
 
-def counts(task: Task) -> dict[str, int | float]:
+def counts(task: Task) -> dict[str, Any]:
   """Returns parameters and multiply-adds of an image; computes no weights.
 
   'macs' is by formula; 'compiler_macs' is half of the FLOPs that XLA counts in
@@ -195,15 +145,4 @@ def counts(task: Task) -> dict[str, int | float]:
     'parameters': sum(leaf.size for leaf in jax.tree.leaves(params)),
     'macs': task.flops() / 2,
     'compiler_macs': analysis['flops'] / 2,
-  }
-
-
-def printed_columns(
-  printed: Printed, baseline: Printed
-) -> dict[str, int | float | None]:
-  """Returns the paper's numbers as columns of the same units."""
-  return {
-    'paper_parameters': printed.parameters and printed.parameters * 1e6,
-    'paper_macs': printed.gflops and printed.gflops * 1e9,
-    'paper_speedup': printed.throughput / baseline.throughput,
   }

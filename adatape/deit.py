@@ -17,12 +17,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 import optax
 from annotated_types import Interval
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from eval_lib.metrics import Average
 from model_lib import flops
 from model_lib.layers import build, classifier
 from model_lib.logical import constrain
+from model_lib.row_random import RowKeys
 from model_lib.vit import Encoder, ImageTokens, ViT, class_token
 from train_lib import distillation, loading
 from train_lib.classification import Classification
@@ -35,9 +36,7 @@ class DeiT(ViT):
 
   @nn.compact
   def __call__(
-    self,
-    images: Float[Array, 'B H W E'],
-    row_keys: Key[Array, ' B'] | None = None,
+    self, images: Float[Array, 'B H W E'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies images; `out['heads']` `[2, B, O]` has both heads' logits."""
     x = build(ImageTokens, self, name='tokens')(images)
@@ -92,22 +91,19 @@ class Distillation(distillation.Student, Classification):
     if config['loss']['teacher']:
       loading.load_config(config['loss']['teacher'], key=distillation.TEACHER)
 
-  def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
+  def row_losses(self, logits, out, batch, entropy, frozen, knobs):
     """Returns the weighted mean of both heads' losses; see the class."""
-    logits, out = self.apply(params, model_state, batch, row_keys)
     own, taught = out['heads']
-    metrics = self.quality(logits, self.cross_entropy(logits, batch), batch)
+    metrics = {}
     if frozen:
       target = self.teacher_logits(frozen, batch)
       second = self._distance(target, taught)
       same = taught.argmax(-1) == target.argmax(-1)
       metrics['teacher_agreement'] = Average.from_values(same, batch['mask'])
     else:
-      second = self.cross_entropy(taught, batch)
+      second = entropy(taught)
     weight = self.loss_weight('distill_weight', knobs)
-    rows = (1 - weight) * self.cross_entropy(own, batch) + weight * second
-    loss = (rows * self.row_weights(batch)).sum() / norm['examples']
-    return loss, (metrics, model_state)
+    return (1 - weight) * entropy(own) + weight * second, metrics
 
   def _distance(self, target: Array, logits: Array) -> Array:
     fields = self.config['loss']

@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from adatape import difficulty_picture
 from dataset_lib.errors import ConfigError
-from eval_lib import evaluator, glue, predictions, report
+from eval_lib import adaptive_plots, evaluator, glue, predictions, report
 from eval_lib.report import Estimate
 
 FILE = 'difficulty.csv'
@@ -63,10 +63,8 @@ class Evaluator(evaluator.Evaluator):
     if path := self.file(FILE):
       by_level = [summary(rows, levels[i : i + 1]) for i in range(len(levels))]
       report.write_csv(path, by_level)
-      try:
+      with adaptive_plots.if_installed():
         difficulty_picture.draw(path, by_level, rows)
-      except ImportError as error:
-        print(f'no picture: {error}')
     pair = rows['difficulty'], rows['tape_length']
     return {
       'spearman': glue.correlation(*pair, scipy.stats.spearmanr),

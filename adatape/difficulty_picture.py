@@ -82,9 +82,8 @@ def _draw_tapes(
   slots, picked = picks.shape[1:]
   start, step = size + 1.5, picked + _GAP
   end = start + slots * step
-  cells: list[
-    tuple[float, int, str]
-  ] = []  # x, row, symbol; '' is a slot that is not read
+  # (x, row, symbol); '' is a slot that is not read.
+  cells: list[tuple[float, int, str]] = []
   texts: list[tuple[float, float, str]] = [
     (size / 2, -1.0, 'input'),
     ((start + end) / 2, -1.0, 'symbols read: a box is a step, a tape token'),

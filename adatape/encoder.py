@@ -8,14 +8,14 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from adatape.bank import SharedNorm
 from adatape.reading import Reading, bank_drop, query_noise
 from adatape.tape import Tape, read
 from model_lib import flops
 from model_lib.layers import EncoderBlock, LayerNorm, Mlp, build, masked_mean
-from model_lib.row_random import fold_rows
+from model_lib.row_random import RowKeys, fold_rows
 
 
 class TapeEncoder(nn.Module):
@@ -59,7 +59,7 @@ class TapeEncoder(nn.Module):
     self,
     x: Float[Array, 'B L H'],
     bank: Float[Array, 'C H'] | Float[Array, 'B C H'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
     stop_early: bool = False,
   ) -> tuple[Float[Array, 'B L H'], Tape]:
     """Runs the blocks before the insertion and reads the tape.
@@ -106,7 +106,7 @@ class TapeEncoder(nn.Module):
     x: Float[Array, 'B L H'],
     tokens: Float[Array, 'B T H'],
     mask: Float[Array, 'B T'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
   ) -> Float[Array, 'B H']:
     """Appends the tape, runs the other blocks and pools, in float32.
 

@@ -10,18 +10,19 @@ from typing import Annotated, Any, Literal
 import flax.linen as nn
 import jax.numpy as jnp
 from annotated_types import Gt, Interval
-from jaxtyping import Array, Float, Key, Num
+from jaxtyping import Array, Float, Num
 
 from adatape.bank import ImageBank, LearnableBank
 from adatape.encoder import TapeEncoder
 from adatape.reading import Reading
 from adatape.tape import Tape
-from model_lib import flops, sizes
+from model_lib import flops
 from model_lib.errors import FieldError
 from model_lib.layers import build, classifier
 from model_lib.logical import constrain
+from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate, Size
-from model_lib.vit import ImageTokens
+from model_lib.vit import ImageModel, ImageTokens
 
 
 class TapeClassifier(nn.Module):
@@ -52,7 +53,7 @@ class TapeClassifier(nn.Module):
   def read(
     self,
     inputs: Num[Array, 'B ...'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
     stop_early: bool = False,
   ) -> tuple[Float[Array, 'B L H'], Tape, int]:
     """Returns (tokens, tape, size of the bank) at the insertion.
@@ -68,16 +69,14 @@ class TapeClassifier(nn.Module):
     x: Float[Array, 'B L H'],
     tokens: Float[Array, 'B T H'],
     mask: Float[Array, 'B T'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
   ) -> tuple[Float[Array, 'B O'], Float[Array, 'B H']]:
     """Returns (logits, features), both float32; the tape may be cropped."""
     features = self.encoder.finish(x, tokens, mask, row_keys)
     return constrain(self.head(features), 'batch', 'classes'), features
 
   def __call__(
-    self,
-    inputs: Num[Array, 'B ...'],
-    row_keys: Key[Array, ' B'] | None = None,
+    self, inputs: Num[Array, 'B ...'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies with T tape slots, in training and as reference for serving.
 
@@ -101,19 +100,15 @@ class TapeClassifier(nn.Module):
     return encoder + flops.dense(1, self.width, self.num_classes)
 
 
-class AdaTapeViT(TapeClassifier):
-  """AdaTape with image inputs `[B, Y, X, E]` (float) and class logits."""
+class AdaTapeViT(TapeClassifier, ImageModel):
+  """AdaTape with image inputs `[B, Y, X, E]` (float) and class logits.
+
+  `pool`, [CLS] or the mean of valid tokens, makes first query and features.
+  """
 
   num_classes: int
   variant: str = ''  # sizes that are None, as 'B/16'
-  width: Size = None  # H
   depth: Size = None  # number of blocks
-  mlp_dim: Size = None  # hidden width of the feed-forward networks
-  num_heads: Size = None
-  patch_size: Size = None  # in pixels
-  # Pooling for the first query and the features: [CLS], or valid tokens' mean.
-  pool: Literal['cls', 'gap'] = 'cls'
-  positions: Literal['learned', 'sincos2d'] = 'learned'
   # Trainable vectors, finer patches, or T trainable tokens that are appended to
   # every row (ablation of Table 2).
   bank: Literal['learnable', 'input', 'none'] = 'learnable'
@@ -146,7 +141,6 @@ class AdaTapeViT(TapeClassifier):
   dtype: Any = jnp.float32  # of the computation; reading, logits are float32
 
   def __post_init__(self):
-    sizes.VIT.complete(self)
     super().__post_init__()
     if not 0 <= self.insert_after < self.depth:
       expected = f'a number of blocks in [0, {self.depth - 1}]'
@@ -191,8 +185,7 @@ class AdaTapeViT(TapeClassifier):
 
     `tape_length` may be a measured mean; None is the most, T.
     """
-    tokens = flops.num_patches(input_shape, self.patch_size)
-    tokens += self.pool == 'cls'
+    tokens = self.image_tokens(input_shape)
     total = flops.patch_embed(input_shape, self.patch_size, self.width)
     bank_size = self.bank_size
     if self.bank == 'input':

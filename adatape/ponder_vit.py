@@ -12,10 +12,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from annotated_types import Interval
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from adatape import pondernet
-from adatape.universal import ImageModel
 from adatape.universal_layers import Steps, add_coordinates
 from eval_lib.metrics import Average, row_statistics
 from model_lib import flops, pondering
@@ -27,9 +26,9 @@ from model_lib.layers import (
   masked_mean,
 )
 from model_lib.logical import constrain, partitioned_dense
-from model_lib.row_random import fold_rows
+from model_lib.row_random import RowKeys, fold_rows
 from model_lib.sizes import Rate
-from model_lib.vit import ImageTokens
+from model_lib.vit import ImageModel, ImageTokens
 from train_lib.classification import Classification
 
 
@@ -48,7 +47,7 @@ class PonderStep(nn.Module):
     self,
     state: dict[str, Array],
     step: Int[Array, ''],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
   ) -> dict[str, Array]:
     """Returns 'tokens' `[B, L, D]`, 'features' `[B, D]` and 'chance' `[B]`.
 
@@ -82,9 +81,7 @@ class PonderViT(ImageModel, kw_only=True):
 
   @nn.compact
   def __call__(
-    self,
-    images: Float[Array, 'B H W E'],
-    row_keys: Key[Array, ' B'] | None = None,
+    self, images: Float[Array, 'B H W E'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies images; (logits, out) are those of the median step.
 
@@ -161,27 +158,20 @@ class PonderNetClassification(Classification):
 
   KNOBS = ('ponder_weight',)
 
-  def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
-    """Returns the mean of `pondernet.ponder_loss` over the rows.
+  def row_losses(self, logits, out, batch, entropy, frozen, knobs):
+    """Returns the `pondernet.ponder_loss` of each row.
 
     A dynamic model, for evaluation only, has the loss of its predictions.
     """
-    logits, out = self.apply(params, model_state, batch, row_keys)
-    losses = self.cross_entropy(logits, batch)
-    metrics = self.quality(logits, losses, batch)
     ponder, mask = out['ponder'], batch['mask']
-    metrics |= row_statistics('ponder_steps', ponder['steps'], mask)
-    if not self.model.dynamic:
-      rate, halting = self.config['loss']['prior_rate'], out['halting']
-      prior = pondernet.geometric_log_prior(rate, len(halting))
-      losses = pondernet.ponder_loss(
-        halting,
-        jax.vmap(self.cross_entropy, (0, None))(out['exits'], batch),
-        prior,
-        self.loss_weight('ponder_weight', knobs),
-      )
-      divergence = pondernet.divergence(halting, prior)
-      metrics['expected_steps'] = Average.from_values(ponder['cost'], mask)
-      metrics['divergence'] = Average.from_values(divergence, mask)
-    loss = (losses * self.row_weights(batch)).sum() / norm['examples']
-    return loss, (metrics, model_state)
+    metrics = row_statistics('ponder_steps', ponder['steps'], mask)
+    if self.model.dynamic:
+      return entropy(logits), metrics
+    rate, halting = self.config['loss']['prior_rate'], out['halting']
+    prior = pondernet.geometric_log_prior(rate, len(halting))
+    beta = self.loss_weight('ponder_weight', knobs)
+    losses = jax.vmap(entropy)(out['exits'])
+    divergence = pondernet.divergence(halting, prior)
+    metrics['expected_steps'] = Average.from_values(ponder['cost'], mask)
+    metrics['divergence'] = Average.from_values(divergence, mask)
+    return pondernet.ponder_loss(halting, losses, prior, beta), metrics

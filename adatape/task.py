@@ -6,7 +6,7 @@ Transformer (Algorithm 1). The weight is a field of `loss`, or a knob.
 """
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import jax.numpy as jnp
 from annotated_types import Interval
@@ -96,7 +96,7 @@ class PonderClassification(Classification):
 
     ponder_weight: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.0
 
-  KNOBS = ('ponder_weight',)
+  KNOBS: ClassVar[tuple[str, ...]] = ('ponder_weight',)
 
   def extra_loss(self, out, batch, norm, knobs):
     """The ponder cost of the real rows; see `Classification.extra_loss`."""

@@ -5,12 +5,12 @@ The Universal Transformer (Dehghani et al. 2019) on symbols and on images, U2T
 `out['ponder']` has the steps and cost of each row.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
 from annotated_types import Ge, Interval
-from jaxtyping import Array, Bool, Float, Int, Key, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from adatape.universal_layers import (
   Pondering,
@@ -18,10 +18,11 @@ from adatape.universal_layers import (
   UniversalEncoder,
   UnsharedEncoder,
 )
-from model_lib import flops, sizes
+from model_lib import flops
 from model_lib.layers import build, pool_and_classify
+from model_lib.row_random import RowKeys
 from model_lib.sizes import Size, check_heads
-from model_lib.vit import Encoder, ImageTokens, SymbolTokens
+from model_lib.vit import Encoder, ImageModel, SymbolTokens
 
 
 class UniversalTransformer(Pondering):
@@ -40,7 +41,7 @@ class UniversalTransformer(Pondering):
   def __call__(
     self,
     tokens: Int[Array, 'B N'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
     mask: Bool[Array, 'B N'] | Num[Array, 'B N'] | None = None,
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies sequences, 0 in `mask` for padding, by their [CLS] token.
@@ -68,57 +69,16 @@ class UniversalTransformer(Pondering):
     return steps * block + flops.dense(1, self.width, self.num_classes)
 
 
-class ImageModel(nn.Module, kw_only=True):
-  """Fields of models on image patches, as in `model_lib.vit.ViT`."""
-
-  num_classes: int
-  variant: str = ''  # sizes that are None, as 'B/16'
-  width: Size = None
-  mlp_dim: Size = None
-  num_heads: Size = None
-  patch_size: Size = None  # in pixels
-  pool: Literal['cls', 'gap'] = 'cls'
-  positions: Literal['learned', 'sincos2d'] = 'learned'  # of the first state
-
-  def __post_init__(self):
-    sizes.VIT.complete(self)
-    super().__post_init__()
-
-  def image_tokens(self, input_shape: tuple[int, ...]) -> int:
-    """Returns the number of tokens of an image `[H, W, E]`."""
-    patches = flops.num_patches(input_shape, self.patch_size)
-    return patches + (self.pool == 'cls')
-
-  def image_flops(
-    self, input_shape: tuple[int, ...], blocks: int | float
-  ) -> float:
-    """Returns the FLOPs of embedding, a number of blocks, and head."""
-    tokens = self.image_tokens(input_shape)
-    return (
-      flops.patch_embed(input_shape, self.patch_size, self.width)
-      + blocks * flops.block(tokens, self.width, self.mlp_dim)
-      + flops.dense(1, self.width, self.num_classes)
-    )
-
-
 class UniversalViT(ImageModel, Pondering, kw_only=True):
-  """A Universal Transformer on image patches."""
+  """A Universal Transformer on image patches; see `UniversalTransformer`."""
 
   max_steps: Steps
   ENCODER: ClassVar[type[UniversalEncoder]] = UniversalEncoder
 
-  @nn.compact
-  def __call__(
-    self,
-    images: Float[Array, 'B H W E'],
-    row_keys: Key[Array, ' B'] | None = None,
-  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies images; the result is that of `UniversalTransformer`."""
-    x = build(ImageTokens, self, name='tokens')(images)
+  def _encode(self, x: Any, row_keys: Any) -> tuple[Any, dict[str, Any]]:
     encoder = build(self.ENCODER, self, name='encoder')
     x, ponder = encoder(x, None, row_keys)
-    logits, features = pool_and_classify(x, self.pool, self.num_classes)
-    return logits, {'features': features, 'ponder': ponder}
+    return x, {'ponder': ponder}
 
   def flops(
     self, input_shape: tuple[int, ...], steps: int | float | None = None
@@ -147,26 +107,19 @@ class UnsharedViT(UniversalViT, kw_only=True):
 class UViT(ImageModel, Pondering, kw_only=True):
   """A ViT on the output of a Universal Transformer of `ut_steps` steps.
 
-  The Universal Transformer has no norm after its last step.
+  The Universal Transformer has no norm after its last step; `out['ponder']`
+  counts its steps.
   """
 
   depth: Size = None  # blocks of the ViT
   ut_steps: Steps = 3  # AdaTape: 3, with L 6
 
-  @nn.compact
-  def __call__(
-    self,
-    images: Float[Array, 'B H W E'],
-    row_keys: Key[Array, ' B'] | None = None,
-  ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies images; 'ponder' counts the Universal Transformer's steps."""
-    x = build(ImageTokens, self, name='tokens')(images)
+  def _encode(self, x: Any, row_keys: Any) -> tuple[Any, dict[str, Any]]:
     settings = {'max_steps': self.ut_steps, 'final_norm': False}
     universal = build(UniversalEncoder, self, name='universal', **settings)
     x, ponder = universal(x, None, row_keys)
     x = build(Encoder, self, name='encoder')(x, None, row_keys)
-    logits, features = pool_and_classify(x, self.pool, self.num_classes)
-    return logits, {'features': features, 'ponder': ponder}
+    return x, {'ponder': ponder}
 
   def flops(
     self, input_shape: tuple[int, ...], steps: int | float | None = None

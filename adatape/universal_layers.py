@@ -12,11 +12,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from annotated_types import Interval
-from jaxtyping import Array, Bool, Float, Int, Key, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from model_lib import halting, pondering, row_random
 from model_lib.layers import EncoderBlock, LayerNorm, build, masked_mean
 from model_lib.logical import constrain, partitioned_dense
+from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate
 from model_lib.vit import sincos1d
 
@@ -77,7 +78,7 @@ class UniversalStep(Pondering):
     state: Float[Array, 'B L D'],
     step: Int[Array, ''],
     valid: Bool[Array, 'B L'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
   ) -> tuple[Float[Array, 'B L D'], Float[Array, '...']]:
     """Returns (next state, score `[B, L]` or `[B]` in float32)."""
     x = add_coordinates(state, step) if self.coordinates else state
@@ -98,7 +99,7 @@ class UniversalEncoder(Pondering):
     self,
     x: Float[Array, 'B L D'],
     mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
   ) -> tuple[Float[Array, 'B L D'], dict[str, Array]]:
     """Encodes tokens; those with mask 0 are ignored.
 

@@ -223,11 +223,8 @@ def _paragraph(
 
 def write(
   flags: Any, config: Any, split: str, loaded: Any, out: pathlib.Path
-) -> tuple[list[Table], str]:
-  """Analyses a run, see `launch.analyze`; writes tables, curves and a page.
-
-  Returns the tables, and the reason why there are no pictures or ''.
-  """
+) -> list[Table]:
+  """Analyses a run, see `launch.analyze`; writes tables, curves and a page."""
   labelled = read_treebank(flags.treebank)
   records = builder.build_source(config.dataset, split)
   words = tokenizer.load(pathlib.Path(flags.workdir) / TOKENIZER)
@@ -242,7 +239,8 @@ def write(
   if flags.sentences:
     shown = analysis.traced(model, loaded.variables, sample(flags.sentences))
     text = page(shown, words.names, most)
-  return written, write_files(out, found, written, text)
+  write_files(out, found, written, text)
+  return written
 
 
 def read_treebank(file: str) -> list[Any]:
@@ -255,15 +253,9 @@ def read_treebank(file: str) -> list[Any]:
 
 
 def write_files(
-  out: pathlib.Path,
-  found: Analysis,
-  written: Sequence[Table],
-  page: str = '',
-) -> str:
-  """Writes tables, the curves of `found`, and a page if there is one.
-
-  Returns the reason why there are no pictures, or ''.
-  """
+  out: pathlib.Path, found: Analysis, written: Sequence[Table], page: str = ''
+) -> None:
+  """Writes tables, the curves of `found`, and a page if there is one."""
   out.mkdir(parents=True, exist_ok=True)
   for table in written:
     write_csv(out / f'{table.name}.csv', table.rows)
@@ -272,8 +264,5 @@ def write_files(
     path, errors = out / 'sentences.html', 'xmlcharrefreplace'
     path.write_text(page, encoding='utf-8', errors=errors)
   title = 'Similarity of consecutive states'
-  try:
+  with adaptive_plots.if_installed():
     adaptive_plots.plot_iterations(out / 'similarity', found.curves, title)
-  except ImportError as error:
-    return str(error)
-  return ''

@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 from annotated_types import Interval
 from flax import struct
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from model_lib import flops, halting, pondering, row_random, sizes
 from model_lib.bert import INIT, Activation, TextEncoder, valid_tokens
 from model_lib.errors import FieldError
 from model_lib.logical import constrain, partitioned_dense
+from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate, Size
 
 # The weight of the straight-through rule is 0 until a token halts, so states
@@ -97,7 +98,7 @@ class Albert(TextEncoder, kw_only=True):
     self,
     tokens: Int[Array, 'B L'],
     token_types: Int[Array, 'B L'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
   ) -> Float[Array, 'B L D']:
     """Returns `h^0`: the factorised embeddings, projected to the width."""
     x = self.projection(self.embeddings(tokens, token_types, row_keys))
@@ -108,7 +109,7 @@ class Albert(TextEncoder, kw_only=True):
     tokens: Int[Array, 'B L'],
     token_types: Int[Array, 'B L'],
     length: Int[Array, ' B'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
     trace: pondering.Trace | None = None,
   ) -> Encoded:
     """Embeds tokens, padded after `length`, and applies the shared layer.

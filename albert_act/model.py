@@ -4,13 +4,14 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from albert_act.encoder import Albert, Encoded
 from model_lib import flops, row_random
 from model_lib.bert import INIT, Pooler
 from model_lib.layers import LayerNorm, activation_function, build, classifier
 from model_lib.logical import constrain, partitioned, partitioned_dense
+from model_lib.row_random import RowKeys
 
 
 class AlbertClassifier(Albert):
@@ -27,7 +28,7 @@ class AlbertClassifier(Albert):
     tokens: Int[Array, 'B L'],
     token_types: Int[Array, 'B L'],
     length: Int[Array, ' B'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies rows of token ids; arguments as in `Albert.encode`.
 
@@ -93,7 +94,7 @@ class AlbertPretraining(Albert):
     token_types: Int[Array, 'B L'],
     length: Int[Array, ' B'],
     positions: Int[Array, 'B P'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
     trace: Any = None,
   ) -> tuple[dict[str, Array], dict[str, Any]]:
     """Predicts the words at `positions` and the order of the two segments.

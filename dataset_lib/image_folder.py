@@ -69,10 +69,7 @@ class ImageFolder(ImageOptions):
     if not self._files:
       raise InvalidDataError(f'no images in {self._folder}; {LAYOUT}')
     size = len(self._files)
-    self.info = self.image_info(len(self._classes), self._classes, size)
-
-  def __len__(self) -> int:
-    return len(self._files)
+    self.describe(len(self._classes), self._classes, size)
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': file contents, 'label'}; BadRecord if unreadable."""

@@ -78,18 +78,22 @@ class ImageOptions:
       expected = "'inception_crop' in the first place only"
       raise ConfigError('dataset.augment', augment, expected)
 
-  def image_info(
+  def describe(
     self,
     num_classes: int,
     class_names: Sequence[str],
     num_examples: int,
     max_labels: int = 0,
-  ) -> DatasetInfo:
-    """Returns the description of a source of RGB images."""
-    return DatasetInfo(
+  ) -> None:
+    """Sets `info` of a source of RGB images, and how rows are padded."""
+    self.info = DatasetInfo(
       'image', (self.image_size, self.image_size, 3), 'uint8', num_classes,
       tuple(class_names), num_examples, max_labels=max_labels,
     )  # fmt: skip
+    self.padding = {'label': -1} if max_labels else {}
+
+  def __len__(self) -> int:
+    return self.info.num_examples
 
   def transform(
     self, value: Encoded, rng: np.random.Generator | None = None

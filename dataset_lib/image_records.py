@@ -64,13 +64,7 @@ class ImageRecords(ImageOptions):
       raise InvalidDataError(f'{folder}: the split {self.split} is empty')
     self._records = RecordFiles(shards, kind)
     self.where = self._records.where
-    self.padding = {'label': -1} if self.max_labels else {}
-    self.info = self.image_info(
-      self.num_classes, (), len(self._records), self.max_labels
-    )
-
-  def __len__(self) -> int:
-    return self.info.num_examples
+    self.describe(self.num_classes, (), len(self._records), self.max_labels)
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': encoded bytes, 'label': list of int, or int}."""

@@ -54,6 +54,13 @@ def record_bits(
   return splitmix64(starts[:, None] + np.arange(count, dtype=np.uint64))
 
 
+def integers(bits: Bits, low: int, high: int) -> Int[np.ndarray, '...']:
+  """Returns numbers uniform over low .. high, both included, to 2**-32."""
+  count = np.uint64(high - low + 1)
+  drawn = ((bits >> np.uint64(32)) * count) >> np.uint64(32)
+  return drawn.astype(np.int64) + low
+
+
 @functools.lru_cache(maxsize=4)
 def _table(num_examples: int, seed: int, epoch: int) -> Int32[np.ndarray, ' N']:
   indices = np.arange(num_examples, dtype=np.int32)

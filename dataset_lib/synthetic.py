@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Interval
-from jaxtyping import Int, Int32, UInt8, UInt64
+from jaxtyping import Int, Int32, UInt8
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.image_ops import ImageOptions, ImageSize
-from dataset_lib.order import record_bits
+from dataset_lib.order import integers, record_bits
 from dataset_lib.source import DatasetInfo, Seed, Size, TrainTest
 
 SYMBOLS = (1, -1, 0)  # SYMBOLS[token id] is the symbol
@@ -69,7 +69,8 @@ class Parity:
     if self.letters:
       tokens, extra['difficulty'] = self._with_letters(indices, key)
     else:
-      tokens = _uniform(record_bits(indices, self.length, *key), len(SYMBOLS))
+      bits = record_bits(indices, self.length, *key)
+      tokens = integers(bits, 0, len(SYMBOLS) - 1).astype(np.int32)
     labels = np.count_nonzero(tokens == ONE, axis=1) % 2
     return {'tokens': tokens, 'label': labels.astype(np.int32), **extra}
 
@@ -80,7 +81,7 @@ class Parity:
     sizes = [1, self.length, self.letters]
     bits = record_bits(indices, sum(sizes), *key)
     count, places, order = np.split(bits, np.cumsum(sizes)[:-1], axis=1)
-    difficulty = 1 + _uniform(count, self.length)
+    difficulty = integers(count, 1, self.length).astype(np.int32)
     letters = len(SYMBOLS) + order.argsort(axis=1)
     # Place 0 always holds a 1, so `length - 1` letters are enough.
     letters = np.pad(letters, ((0, 0), (1, 0)))[:, : self.length]
@@ -92,12 +93,6 @@ class Parity:
   def record(self, index: int) -> dict[str, Any]:
     """Returns tokens int32 [length] and label of record `index`."""
     return {k: v[0] for k, v in self.records(np.array([index])).items()}
-
-
-def _uniform(bits: UInt64[np.ndarray, '...'], count: int) -> Any:
-  """Returns integers below `count`, int32, uniform to count / 2**32."""
-  upper = bits >> np.uint64(32)
-  return (upper * np.uint64(count) >> np.uint64(32)).astype(np.int32)
 
 
 @functools.cache
@@ -140,10 +135,7 @@ class Digits(ImageOptions):
     self.resize_small = self.image_size
     self._pixels, self._labels = _load_digits()
     self._rows = stratified_rows(self._labels, self.split)
-    self.info = self.image_info(10, '0123456789', len(self._rows))
-
-  def __len__(self) -> int:
-    return len(self._rows)
+    self.describe(10, '0123456789', len(self._rows))
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': uint8 [8, 8, 3], 'label': int}."""

@@ -68,11 +68,7 @@ class TfdsImages(ImageOptions):
     self._examples = Examples(builder, self.split, keys)
     self.where, label = self._examples.where, features[1]
     classes = label.num_classes, label.names or ()
-    self.padding = {'label': -1} if self.max_labels else {}
-    self.info = self.image_info(*classes, len(self._examples), self.max_labels)
-
-  def __len__(self) -> int:
-    return self.info.num_examples
+    self.describe(*classes, len(self._examples), self.max_labels)
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': encoded bytes, 'label': int, or several}."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import flax.linen as nn
 import jax.numpy as jnp
 from annotated_types import Interval, Predicate
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from eat import pruning
 from eat.pruning import Tokens
@@ -22,6 +22,7 @@ from model_lib.attention import KeysValues, attend
 from model_lib.bert import Activation, Pooler, TextEncoder, valid_tokens
 from model_lib.errors import FieldError
 from model_lib.layers import build, classifier
+from model_lib.row_random import RowKeys
 from model_lib.sizes import Size
 
 Layers = Annotated[Sequence[int], 'a tuple of ascending layers, from 1']
@@ -37,7 +38,7 @@ class Head(nn.Module):
 
   @nn.compact
   def __call__(
-    self, cls: Float[Array, 'B D'], row_keys: Key[Array, ' B'] | None = None
+    self, cls: Float[Array, 'B D'], row_keys: RowKeys = None
   ) -> Float[Array, 'B O']:
     """Returns the logits of the rows, float32."""
     pooler = Pooler(self.pooler_activation, name='pooler', dtype=self.dtype)
@@ -123,7 +124,7 @@ class EatClassifier(TextEncoder, kw_only=True):
     tokens: Int[Array, 'B L'],
     token_types: Int[Array, 'B L'],
     length: Int[Array, ' B'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
     prune_scale: Float[Array, ''] | float = 1.0,
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies rows of token ids, padded after `length`, with all heads.
@@ -164,7 +165,7 @@ class EatClassifier(TextEncoder, kw_only=True):
     tokens: Int[Array, 'B L'],
     token_types: Int[Array, 'B L'],
     length: Int[Array, ' B'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
   ) -> Tokens:
     """Embeds token ids, at their original positions."""
     x = self.embeddings(tokens, token_types, row_keys)
@@ -178,7 +179,7 @@ class EatClassifier(TextEncoder, kw_only=True):
     last: int,
     *,
     heads: Sequence[int] = (),
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
     prune_scale: Float[Array, ''] | float = 1.0,
     sizes: Sequence[int] | None = None,
     keys_values: KeysValues | None = None,
@@ -235,10 +236,7 @@ class EatClassifier(TextEncoder, kw_only=True):
     return out.x[:, 0], out.keys_values
 
   def head_logits(
-    self,
-    cls: Float[Array, 'B D'],
-    layer: int,
-    row_keys: Key[Array, ' B'] | None = None,
+    self, cls: Float[Array, 'B D'], layer: int, row_keys: RowKeys = None
   ) -> Float[Array, 'B O']:
     """Returns the float32 logits of the head of a layer."""
     if layer == self.depth:

@@ -3,7 +3,9 @@
 Functions take measured numbers and a path; see `plots.figure` for their errors.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,15 @@ from eval_lib.plots import Line, Panel, Path
 LENGTH_GROUPS = 12
 # Brighter is more, also in grey and for every kind of colour vision.
 COLOUR_MAP = 'inferno'
+
+
+@contextlib.contextmanager
+def if_installed() -> Iterator[None]:
+  """Prints the ImportError of pictures that are drawn without matplotlib."""
+  try:
+    yield
+  except ImportError as error:
+    print(f'no pictures: {error}', file=sys.stderr)
 
 
 def plot_frontier(
@@ -186,13 +197,10 @@ def plot_bars(
 
 
 class Example(NamedTuple):
-  """An image `[Y, X, 3]` or a text with a title, and marked rectangles."""
+  """An image `[Y, X, 3]` or a text, with a title."""
 
   shown: Any
   title: str = ''
-  # Upper left corners (x, y) and side of squares, in pixels.
-  corners: Any = ()
-  side: float = 0.0
 
 
 def plot_heatmap(
@@ -241,15 +249,10 @@ def plot_histogram(
     axes.set_title(title)
 
 
-def plot_examples(
-  path: Path, groups: Mapping[str, Sequence[Example]], width: float = 1.25
-) -> None:
-  """Draws a line of examples for each group, below its name.
-
-  `width` is that of an example in inches.
-  """
+def plot_examples(path: Path, groups: Mapping[str, Sequence[Example]]) -> None:
+  """Draws a line of examples for each group, below its name."""
   columns = max(map(len, groups.values()), default=0)
-  size = width * columns + 0.2, (width + 0.75) * len(groups)
+  size = 1.25 * columns + 0.2, 2.0 * len(groups)  # in inches
   with plots.figure(path, groups, size) as drawn:
     parts = drawn.subfigures(len(groups), 1, squeeze=False)[:, 0]
     for part, (name, examples) in zip(parts, groups.items(), strict=True):
@@ -262,16 +265,9 @@ def plot_examples(
 
 
 def _draw_example(axes: Any, example: Example) -> None:
-  from matplotlib.patches import Rectangle
-
   axes.set_title(example.title, fontsize=9, weight='normal', loc='center')
   if isinstance(example.shown, str):
     look: Any = dict(fontsize=7.5, family='monospace')
     axes.text(0.5, 0.5, example.shown, ha='center', va='center', **look)
-    return
-  axes.imshow(example.shown, interpolation='nearest')
-  for x, y in example.corners:
-    # Pixel centres have integer coordinates.
-    corner, side = (x - 0.5, y - 0.5), example.side
-    look = dict(facecolor='none', edgecolor=plots.COLOURS[4], linewidth=1.2)
-    axes.add_patch(Rectangle(corner, side, side, **look))
+  else:
+    axes.imshow(example.shown, interpolation='nearest')

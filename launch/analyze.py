@@ -5,9 +5,9 @@
   python -m launch.analyze --workdir=/tmp/tense --treebank=en_ewt-ud-dev.conllu
 
 The run's model decides what is written into --out, and which flags are legal.
-Of an AdaTape a heatmap of the patches read, the selection distribution, tape
-lengths, also by class, and the images of the shortest and the longest tapes:
-pictures, and summary.csv, lengths.csv, bank.csv, classes.csv, examples.csv.
+Of an AdaTape summary.csv, lengths.csv, bank.csv, classes.csv and examples.csv,
+and pictures: a heatmap of the patches read, the selection distribution, tape
+lengths, and the images of the shortest and the longest tapes.
 Of an ALBERT, in pretraining or fine-tuning:
   iterations.csv  by kind of token
   similarity.csv  and a picture: cosine of the states before and after each
@@ -127,11 +127,8 @@ def run(flags: Flags) -> int:
   out = pathlib.Path(flags.out or os.path.join(flags.workdir, 'analysis'))
   command_line.check_place('--out', str(out))
   loaded = loading.restore(flags.workdir, config, flags.step)
-  tables, missing = module.write(flags, config, split, loaded, out)
-  for table in tables:
+  for table in module.write(flags, config, split, loaded, out):
     print_table(table.title, table.rows, table.note, table.columns)
-  if missing:
-    print(f'no pictures: {missing}', file=sys.stderr)
   print(f'step {loaded.saved.step}, written: {out}')
   return command_line.OK
 

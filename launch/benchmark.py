@@ -207,9 +207,7 @@ class Budgets(command_line.RunFlags):
   thresholds: Thresholds = flag('halting thresholds; default: own', ())
   max_steps: Steps = flag('most tape tokens T; default: own', ())
   bank_shares: Shares = flag('shares of the bank kept, the most read', (1.0,))
-  lengths: Steps = flag('tape buckets; default: every second length', ())
   batch_size: Positive = flag('rows of a full batch', 32)
-  timed_rows: Positive = flag('number of rows to time, at most', 512)
   rounds: Count = flag('timed rounds; 0: no timing', 5, names=ROUNDS)
   warmup: Count = flag('rounds before the timed ones', 1)
 
@@ -283,11 +281,9 @@ def time_candidates(flags: _Timing) -> None:
   # Of the candidates that were timed in all cases.
   most = max(map(len, bars.values()))
   bars = {name: one for name, one in bars.items() if len(one) == most}
-  try:
+  with adaptive_plots.if_installed():
     title = 'Speed-up over the baseline' if flags.rounds else 'Counted'
     adaptive_plots.plot_bars(flags.out, bars, title)
-  except ImportError as error:
-    print(f'no picture: {error}')
   print(f'written: {flags.out}')
 
 

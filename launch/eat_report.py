@@ -76,10 +76,8 @@ def write(given: Mapping[str, Any]) -> None:
       columns = SHOWN[name].split() if name in SHOWN else list(rows[0])
       report.print_table(name, rows, columns=columns)
   print(', '.join(f'{name}: {value}' for name, value in facts.items()))
-  try:
+  with adaptive_plots.if_installed():
     draw(out, every, tables.get('timings', ()), default)
-  except ImportError as error:
-    print(f'no pictures: {error}')
   print(f'written: {out}')
 
 

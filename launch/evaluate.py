@@ -141,14 +141,14 @@ def run(flags: Flags) -> int:
       loaded = loading.restore(workdir, config, step, mesh)
       given = entries, loaded.task, mesh, config, workdir
       row: dict[str, float] = {'step': loaded.saved.step}
+      found = {}
       for name, one in build.build_evaluators(*given).items():
-        values = one.run(loaded.variables)
+        found[name] = values = one.run(loaded.variables)
         row |= {f'{name}/{key}': value for key, value in values.items()}
       rows.append(row)
       if listed:
-        found = {name: _results(row, name) for name in listed}
         title = f'few-shot at step {row["step"]}, % (mean ± std)'
-        print_table(title, fewshot.table(found))
+        print_table(title, fewshot.table({k: found[k] for k in listed}))
   columns = {f'step {row["step"]}': row for row in rows}
   print_table(workdir, [
     {'metric': name} | {k: f'{row[name]:.4f}' for k, row in columns.items()}
@@ -159,13 +159,6 @@ def run(flags: Flags) -> int:
   text_files.write_json(path, [written[step] for step in sorted(written)])
   print(f'written: {path}')
   return command_line.OK
-
-
-def _results(row: Mapping[str, Any], name: str) -> dict[str, float]:
-  """Returns the results of an evaluator, without its name."""
-  prefix = f'{name}/'
-  keys = [key for key in row if key.startswith(prefix)]
-  return {key.removeprefix(prefix): row[key] for key in keys}
 
 
 def _read(path: pathlib.Path) -> dict[int, dict[str, Any]]:

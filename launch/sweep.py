@@ -36,8 +36,6 @@ from dataset_lib.fields import ConfigLike, flag
 from launch import command_line
 from launch.command_line import UsageError, Workdir
 
-_PLACE = 'x', 'lines'  # flags that name a field
-
 
 class Run(NamedTuple):
   """A line of the list and the directory of its run."""
@@ -118,7 +116,8 @@ def _read(
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   if not flags.x:
     return digest, (None, None)
-  x, line = (_field(config, name, getattr(flags, name)) for name in _PLACE)
+  x = _field(config, 'x', flags.x)
+  line = _field(config, 'lines', flags.lines)
   if type(x) not in (int, float):
     raise ConfigError('--x', flags.x, f'a field with a number, not {x!r}')
   return digest, (x, str(line).rpartition(':')[2])

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key, Num
+from jaxtyping import Array, Bool, Float, Num
 
 from model_lib import row_random
 from model_lib.errors import FieldError
 from model_lib.logical import constrain, partitioned_dense
+from model_lib.row_random import RowKeys
 
 # A finite large negative score: a row without a valid key has a uniform softmax
 # and no NaN in its gradient.
@@ -108,7 +109,7 @@ class MultiHeadAttention(nn.Module):
     self,
     x: Float[Array, 'B L D'],
     mask: Bool[Array, 'B S'] | Num[Array, 'B S'] | None = None,
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
     received: bool = False,
     num_queries: int | None = None,
     keys_values: KeysValues | None = None,

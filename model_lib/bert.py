@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 import flax.linen as nn
 import jax.numpy as jnp
 from annotated_types import Interval, Predicate
-from jaxtyping import Array, Bool, Float, Int, Key, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from model_lib import flops, row_random, sizes
 from model_lib.attention import Attended, KeysValues, MultiHeadAttention, attend
@@ -25,14 +25,13 @@ from model_lib.layers import (
   classifier,
 )
 from model_lib.logical import constrain, partitioned
+from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate, Size
 
 INIT = nn.initializers.truncated_normal(0.02)
 
 Activation = Annotated[
-  str,
-  Predicate(ACTIVATIONS.__contains__),
-  f'one of {", ".join(ACTIVATIONS)}',
+  str, Predicate(ACTIVATIONS.__contains__), f'one of {", ".join(ACTIVATIONS)}'
 ]
 
 
@@ -71,7 +70,7 @@ class BertEmbeddings(nn.Module):
     self,
     tokens: Int[Array, 'B L'],
     token_types: Int[Array, 'B L'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
   ) -> Float[Array, 'B L D']:
     """Embeds token ids; an unknown id or type gives NaN."""
     length = tokens.shape[1]
@@ -109,7 +108,7 @@ class BertBlock(nn.Module):
     self,
     x: Float[Array, 'B L D'],
     mask: Bool[Array, 'B S'] | Num[Array, 'B S'] | None = None,
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
     *,
     received: bool = False,
     num_queries: int | None = None,
@@ -201,7 +200,7 @@ class TextEncoder(nn.Module, kw_only=True):
     return [build(BertBlock, self, attend=attend) for _ in range(count)]
 
   def classify(
-    self, cls: Float[Array, 'B D'], row_keys: Key[Array, ' B'] | None = None
+    self, cls: Float[Array, 'B D'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B O'], Float[Array, 'B D']]:
     """Returns (logits, features) of [CLS], by `pooler` and `head`."""
     features = self.pooler(cls).astype(jnp.float32)
@@ -230,7 +229,7 @@ class BertClassifier(TextEncoder, kw_only=True):
     tokens: Int[Array, 'B L'],
     token_types: Int[Array, 'B L'],
     length: Int[Array, ' B'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies rows of token ids, padded after `length`.
 
@@ -246,7 +245,7 @@ class BertClassifier(TextEncoder, kw_only=True):
     tokens: Int[Array, 'B L'],
     token_types: Int[Array, 'B L'],
     length: Int[Array, ' B'],
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
     cls_only: bool = False,
   ) -> Float[Array, 'B Q D']:
     """Returns the states after the last block, with `cls_only` of [CLS]."""

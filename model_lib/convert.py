@@ -18,20 +18,8 @@ import numpy as np
 import safetensors.numpy
 from absl import logging
 
-from model_lib import sizes
-from model_lib.convert_files import (
-  CONFIG,
-  INDEX,
-  PICKLED,
-  WEIGHTS,
-  peek_config,
-  raise_problems,
-  raise_unless_finite,
-  read_config,
-  read_tensors,
-  to_json,
-  tokenizer_files,
-)
+from model_lib import convert_files, sizes
+from model_lib.convert_files import CONFIG, INDEX, PICKLED, WEIGHTS
 from model_lib.convert_tables import Architecture, Place, find
 from model_lib.errors import FieldError
 
@@ -70,7 +58,7 @@ def is_checkpoint(directory: Directory) -> bool:
   directory = pathlib.Path(directory)
   if any((directory / name).is_file() for name in (WEIGHTS, INDEX, *PICKLED)):
     return True
-  config = peek_config(directory)
+  config = convert_files.peek_config(directory)
   return 'model_type' in config or 'architectures' in config
 
 
@@ -81,7 +69,7 @@ def read_sizes(directory: Directory) -> dict[str, Any]:
   ranges the model checks. An unsupported option is a ValueError.
   """
   path = pathlib.Path(directory) / CONFIG
-  config = read_config(path)
+  config = convert_files.read_config(path)
   architecture = find(config['model_type'])
   for option, legal in _ONLY.items():
     if option in config and config[option] not in legal:
@@ -112,10 +100,10 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
       supported, and all tensors that do not fit, are not finite or not tied.
   """
   path = pathlib.Path(directory)
-  config = read_config(path / CONFIG)
+  config = convert_files.read_config(path / CONFIG)
   architecture = find(config['model_type'], heads)
   fields = read_sizes(path)
-  found = read_tensors(path)
+  found = convert_files.read_tensors(path)
   head = found.get('classifier.weight')
   count = 1 if head is None else head.shape[0]
   places = architecture.places(fields, count, heads)
@@ -168,7 +156,7 @@ def save(
     config['id2label'] = {str(i): name for i, name in enumerate(names)}
     config['label2id'] = {name: i for i, name in enumerate(names)}
   places = architecture.places(fields, count, heads)
-  raise_problems(
+  convert_files.raise_problems(
     f'params are not those of a {architecture.classes[heads]}',
     _differences(
       {place.name: place.shape for place in places.values()},
@@ -179,13 +167,14 @@ def save(
     theirs: _transposed(place, arrays[place.name])
     for theirs, place in places.items()
   }
-  files = tokenizer_files(tokenizer, fields) if tokenizer else {}
+  files = convert_files.tokenizer_files(tokenizer, fields) if tokenizer else {}
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
   # `save_file` would make the file readable by its owner only.
   content = safetensors.numpy.save(tensors, metadata={'format': 'pt'})
   (path / WEIGHTS).write_bytes(content)
-  for name, text in {CONFIG: to_json(config), **files}.items():
+  files[CONFIG] = convert_files.to_json(config)
+  for name, text in files.items():
     (path / name).write_text(text, encoding='utf-8')
 
 
@@ -306,8 +295,8 @@ def _check_tensors(
   }
   given = {name: tensor.shape for name, tensor in tensors.items()}
   title = f'{path} does not hold what its {CONFIG} says'
-  raise_problems(title, _differences(wanted, given))
-  raise_unless_finite(path, tensors)
+  convert_files.raise_problems(title, _differences(wanted, given))
+  convert_files.raise_unless_finite(path, tensors)
 
 
 def _differences(

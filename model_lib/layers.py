@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key, Num
+from jaxtyping import Array, Bool, Float, Num
 
 from model_lib import row_random
 from model_lib.attention import MultiHeadAttention
 from model_lib.errors import FieldError, check_option
 from model_lib.logical import constrain, partitioned, partitioned_dense
+from model_lib.row_random import RowKeys
 
 Layer = TypeVar('Layer')
 
@@ -87,9 +88,7 @@ class Mlp(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    x: Float[Array, '*B L D'],
-    row_keys: Key[Array, ' B'] | None = None,
+    self, x: Float[Array, '*B L D'], row_keys: RowKeys = None
   ) -> Float[Array, '*B L D']:
     """Applies the network to tokens `[B, L, D]`; `row_keys` turn dropout on.
 
@@ -129,7 +128,7 @@ class EncoderBlock(nn.Module):
     self,
     x: Float[Array, 'B L D'],
     mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
     num_input_tokens: int | None = None,
   ) -> Float[Array, 'B L D']:
     """Applies attention, then the feed-forward networks, both residual.

@@ -71,11 +71,8 @@ def ponder(
     output = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), state)
   begun = begin if isinstance(begin, Halting) else halting.start(begin)
   carry = state, output, begun
-
-  def body(carry: Any, n: Any) -> tuple[Any, Any]:
-    arguments = n, max_steps, rule, combination, freeze, trace
-    return _ponder(step, carry, *arguments)
-
+  settings = max_steps, rule, combination, freeze, trace
+  body: Any = functools.partial(_ponder, step, settings)
   if trace is not None and (dynamic or unroll):
     raise FieldError('trace', trace, 'None with dynamic=True or unroll=True')
   traced, depth = None, jnp.asarray(max_steps, jnp.int32)
@@ -141,8 +138,9 @@ def _unrolled(body, carry, max_steps, dynamic):
   return carry, depth
 
 
-def _ponder(step, carry, n, max_steps, rule, combination, freeze, trace):
+def _ponder(step, settings, carry, n):
   """Runs step n of `ponder`; the carry is (state, output, `Halting`)."""
+  max_steps, rule, combination, freeze, trace = settings
   state, output, before = carry
   new_state, score = step(state, n)
   after, weight = rule(before, score, n == max_steps - 1)

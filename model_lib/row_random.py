@@ -13,10 +13,10 @@ from jaxtyping import Array, Float, Int, Key
 
 from model_lib.errors import FieldError
 
+RowKeys = Key[Array, ' B'] | None  # None without noise, as in evaluation
 
-def fold_rows(
-  row_keys: Key[Array, ' B'] | None, use: str | int | Int[Array, '']
-) -> Any:
+
+def fold_rows(row_keys: RowKeys, use: str | int | Int[Array, '']) -> Any:
   """Returns the keys for one use: a name, or a number such as a loop's step.
 
   None if there are no keys, as in evaluation.
@@ -28,10 +28,7 @@ def fold_rows(
 
 
 def drop(
-  x: Float[Array, 'B ...'],
-  rate: float,
-  row_keys: Key[Array, ' B'] | None,
-  use: str,
+  x: Float[Array, 'B ...'], rate: float, row_keys: RowKeys, use: str
 ) -> Float[Array, 'B ...']:
   """Zeroes elements with probability `rate` and scales up the others.
 

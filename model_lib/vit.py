@@ -11,12 +11,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 from annotated_types import Ge, Interval
-from jaxtyping import Array, Bool, Float, Int, Key, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from model_lib import flops, row_random, sizes
 from model_lib.errors import FieldError, check_option
 from model_lib.layers import EncoderBlock, LayerNorm, build, pool_and_classify
 from model_lib.logical import constrain, partitioned, partitioned_dense
+from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate, Size
 
 MAX_PERIOD = 10_000.0
@@ -159,7 +160,7 @@ class Encoder(nn.Module):
     self,
     x: Float[Array, 'B L D'],
     mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
   ) -> Float[Array, 'B L D']:
     """Encodes the tokens; keys with mask 0 are never read."""
     for index in range(self.depth):
@@ -172,24 +173,17 @@ class Encoder(nn.Module):
     return build(EncoderBlock, self, name=f'block_{index}')
 
 
-class ViT(nn.Module):
-  """The Vision Transformer."""
-
-  ENCODER: ClassVar[type[Encoder]] = Encoder
+class ImageModel(nn.Module, kw_only=True):
+  """A classifier of image patches; subclasses define `_encode`."""
 
   num_classes: int
   variant: str = ''  # sizes that are None, as 'B/16'
   width: Size = None
-  depth: Size = None  # number of blocks
   mlp_dim: Size = None  # hidden width of the feed-forward networks
   num_heads: Size = None
   patch_size: Size = None  # in pixels
   pool: Literal['cls', 'gap'] = 'cls'  # [CLS], or the mean of all patches
   positions: Literal['learned', 'sincos2d'] = 'learned'
-  # Exact, or 'gelu_new' by tanh, as vit_jax and big_vision compute it.
-  activation: Literal['gelu', 'gelu_new'] = 'gelu'
-  dropout: Rate = 0.0  # in the blocks
-  dtype: Any = jnp.float32  # of the computation
 
   def __post_init__(self):
     sizes.VIT.complete(self)
@@ -197,25 +191,54 @@ class ViT(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    images: Float[Array, 'B H W E'],
-    row_keys: Key[Array, ' B'] | None = None,
+    self, images: Float[Array, 'B H W E'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies images."""
+    """Classifies images; `out['features']` is `[B, D]`."""
     x = build(ImageTokens, self, name='tokens')(images)
-    x = build(self.ENCODER, self, name='encoder')(x, None, row_keys)
+    x, out = self._encode(x, row_keys)
     logits, features = pool_and_classify(x, self.pool, self.num_classes)
-    return logits, {'features': features}
+    return logits, {'features': features, **out}
+
+  def _encode(self, x: Any, row_keys: Any) -> tuple[Any, dict[str, Any]]:
+    """Returns encoded tokens `[B, L, D]`, and what they add to `out`."""
+    raise NotImplementedError
+
+  def image_tokens(self, input_shape: tuple[int, ...]) -> int:
+    """Returns the number of tokens of an image `[H, W, E]`."""
+    patches = flops.num_patches(input_shape, self.patch_size)
+    return patches + (self.pool == 'cls')
+
+  def image_flops(
+    self, input_shape: tuple[int, ...], blocks: int | float
+  ) -> float:
+    """Returns the FLOPs of embedding, a number of blocks, and head."""
+    tokens = self.image_tokens(input_shape)
+    return (
+      flops.patch_embed(input_shape, self.patch_size, self.width)
+      + blocks * flops.block(tokens, self.width, self.mlp_dim)
+      + flops.dense(1, self.width, self.num_classes)
+    )
+
+
+class ViT(ImageModel):
+  """The Vision Transformer."""
+
+  ENCODER: ClassVar[type[Encoder]] = Encoder
+
+  num_classes: int
+  variant: str = ''  # sizes that are None, as 'B/16'
+  depth: Size = None  # number of blocks
+  # Exact, or 'gelu_new' by tanh, as vit_jax and big_vision compute it.
+  activation: Literal['gelu', 'gelu_new'] = 'gelu'
+  dropout: Rate = 0.0  # in the blocks
+  dtype: Any = jnp.float32  # of the computation
+
+  def _encode(self, x: Any, row_keys: Any) -> tuple[Any, dict[str, Any]]:
+    return build(self.ENCODER, self, name='encoder')(x, None, row_keys), {}
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`."""
-    tokens = flops.num_patches(input_shape, self.patch_size)
-    tokens += self.pool == 'cls'
-    return (
-      flops.patch_embed(input_shape, self.patch_size, self.width)
-      + self.depth * flops.block(tokens, self.width, self.mlp_dim)
-      + flops.dense(1, self.width, self.num_classes)
-    )
+    return self.image_flops(input_shape, self.depth)
 
 
 class TokenTransformer(nn.Module):
@@ -236,9 +259,7 @@ class TokenTransformer(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    tokens: Int[Array, 'B N'],
-    row_keys: Key[Array, ' B'] | None = None,
+    self, tokens: Int[Array, 'B N'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies sequences by their [CLS] token."""
     x = build(SymbolTokens, self, name='tokens')(tokens)

@@ -21,7 +21,7 @@ from annotated_types import Interval
 from jaxtyping import Bool, Float, Int, UInt64
 
 from dataset_lib.errors import ConfigError
-from dataset_lib.order import record_bits
+from dataset_lib.order import integers, record_bits
 from dataset_lib.source import DatasetInfo, Seed, Size, TrainTest
 
 NUM_DIGITS = 10
@@ -37,13 +37,6 @@ GATES = np.array([
   *((0, 0, 0, 1), (0, 0, 1, 0), (0, 1, 0, 0), (0, 1, 1, 0), (0, 1, 1, 1)),
   *((1, 0, 0, 0), (1, 0, 0, 1), (1, 0, 1, 1), (1, 1, 0, 1), (1, 1, 1, 0)),
 ])[:, ::-1].reshape(-1, 2, 2)  # fmt: skip
-
-
-def integers(bits: np.ndarray, low: int, high: int) -> Int[np.ndarray, '*S']:
-  """Returns numbers uniform over low .. high, both included, to 2**-32."""
-  count = np.uint64(high - low + 1)
-  drawn = ((bits >> np.uint64(32)) * count) >> np.uint64(32)
-  return drawn.astype(np.int64) + low
 
 
 def normals(

@@ -16,12 +16,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from annotated_types import Interval
-from jaxtyping import Array, Bool, Float, Key, Num
+from jaxtyping import Array, Bool, Float, Num
 
 from model_lib import flops, halting, pondering
 from model_lib.errors import FieldError
 from model_lib.layers import build
 from model_lib.logical import constrain, partitioned, partitioned_dense
+from model_lib.row_random import RowKeys
 
 # The optimized one has the parameters of nn.LSTMCell, and fewer products.
 CELLS = {'rnn': nn.SimpleCell, 'gru': nn.GRUCell, 'lstm': nn.OptimizedLSTMCell}
@@ -111,7 +112,7 @@ class RecurrentModel(nn.Module):
     self,
     inputs: Float[Array, 'B T E'],
     valid: Bool[Array, 'B T'] | Num[Array, 'B T'] | None = None,
-    row_keys: Key[Array, ' B'] | None = None,
+    row_keys: RowKeys = None,
   ) -> tuple[Float[Array, 'B T G K'], dict[str, Any]]:
     """Predicts at every input; one whose `valid` is 0 changes nothing.
 

@@ -29,10 +29,7 @@ class FakeImages(ImageOptions):
     self.resize_small = self.image_size
     names = [f'fake_{label}' for label in range(self.num_classes)]
     size = getattr(self, f'{self.split}_examples')
-    self.info = self.image_info(self.num_classes, names, size)
-
-  def __len__(self) -> int:
-    return self.info.num_examples
+    self.describe(self.num_classes, names, size)
 
   def record(self, index: int) -> dict:
     label = index % self.num_classes

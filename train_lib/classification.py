@@ -6,7 +6,7 @@ subclasses add the losses of an adaptive mechanism from `out`.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
@@ -24,6 +24,8 @@ from serve_lib.decisions import ClassifierPolicy, OneStage, check_no_options
 from serve_lib.items import ItemReader, images, token_rows
 from train_lib import mixup
 from train_lib.task import Batch, Task, complete_model, construct
+
+RowLoss = Callable[[Any], Any]  # from logits `[B, K]` to losses `[B]`
 
 
 class Classification(Task):
@@ -108,39 +110,46 @@ class Classification(Task):
     return {'examples': jnp.maximum(self.row_weights(batch).sum(), 1.0)}
 
   def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
-    """Returns the weighted mean cross-entropy plus `extra_loss`.
+    """Returns the weighted mean of `row_losses` plus `extra_loss`.
 
     In training with mixup the model reads mixed images. Cross-entropy is linear
     in the targets, so those of both labels are mixed instead of the labels;
     metrics compare with the label of the row itself.
     """
-    if self.mixes and row_keys is not None:
-      logits, out, entropy = self.apply_mixed(
-        params, model_state, batch, row_keys
-      )
-    else:
-      logits, out = self.apply(params, model_state, batch, row_keys)
-      entropy = self.cross_entropy(logits, batch)
-    loss = (entropy * self.row_weights(batch)).sum() / norm['examples']
-    extra, metrics = self.extra_loss(out, batch, norm, knobs)
-    metrics |= self.quality(logits, entropy, batch)
+    read, entropy = self._mixed(batch, row_keys)
+    logits, out = self.apply(params, model_state, read, row_keys)
+    rows, metrics = self.row_losses(logits, out, read, entropy, frozen, knobs)
+    loss = (rows * self.row_weights(batch)).sum() / norm['examples']
+    extra, more = self.extra_loss(out, batch, norm, knobs)
+    metrics |= more | self.quality(logits, entropy(logits), batch)
     if row_keys is None:
       metrics |= self.eval_metrics(out, batch)
     return loss + extra, (metrics, model_state)
 
-  def apply_mixed(self, params, model_state, batch, row_keys):
-    """Runs the model on mixed images; returns (logits, out, entropy `[B]`)."""
-    alpha = self.config['loss']['mixup']
-    share = mixup.shares(row_keys, batch['mask'], alpha)
-    images, key = self.inputs(batch), self.info.input_key
-    own = share[:, None, None, None]
+  def _mixed(self, batch: Batch, row_keys: Any) -> tuple[Batch, RowLoss]:
+    """Returns the batch to read, and `cross_entropy` with its labels."""
+    if row_keys is None or not self.mixes:
+      return batch, lambda logits: self.cross_entropy(logits, batch)
+    share = mixup.shares(row_keys, batch['mask'], self.config['loss']['mixup'])
+    images, own = self.inputs(batch), share[:, None, None, None]
     mixed = own * images + (1.0 - own) * mixup.partners(images)
-    read = {**batch, key: mixed}
-    logits, out = self.apply(params, model_state, read, row_keys)
     other = {**batch, 'label': mixup.partners(batch['label'])}
-    entropy = share * self.cross_entropy(logits, batch)
-    entropy += (1.0 - share) * self.cross_entropy(logits, other)
-    return logits, out, entropy
+
+    def entropy(logits: Array) -> Array:
+      losses = [self.cross_entropy(logits, one) for one in (batch, other)]
+      return share * losses[0] + (1.0 - share) * losses[1]
+
+    return {**batch, self.info.input_key: mixed}, entropy
+
+  def row_losses(
+    self, logits, out, batch: Batch, entropy: RowLoss, frozen, knobs
+  ) -> tuple[Float[Array, 'B ...'], dict[str, Any]]:
+    """Returns the loss of each row, and metrics; here the cross-entropy.
+
+    `entropy(logits)` is the cross-entropy of each row of `[B, K]` logits with
+    the targets, which mixup mixes; `batch` has the inputs that the model read.
+    """
+    return entropy(logits), {}
 
   def extra_loss(self, out, batch, norm, knobs) -> tuple[Array, dict[str, Any]]:
     """Returns loss and metrics from `out`; here zero and no metrics."""

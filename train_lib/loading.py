@@ -180,7 +180,12 @@ def warm_start(
   """
   is_vit = convert_vit.is_vit(directory)
   if is_vit:
-    source = _read_vit(directory, dict(model))
+    published, fields = convert_vit.load(directory), dict(model)
+    source = published.params
+    for name, value in published.fields.items():
+      if fields.get(name, value) != value:
+        expected = f'{value!r}, as in {directory}'
+        raise FieldError(f'model.{name}', fields[name], expected)
   elif convert.is_checkpoint(directory):
     heads = 'pretraining' if 'predictions' in params else 'classifier'
     source = convert.load(directory, heads).params
@@ -200,15 +205,6 @@ def warm_start(
   for name, leaf in wanted.items():
     fresh[name] = jax.device_put(found[name], leaf.sharding)
   return jax.tree.unflatten(jax.tree.structure(params), list(fresh.values()))
-
-
-def _read_vit(path: Path, model: Mapping[str, Any]) -> dict[str, Any]:
-  """Reads a published ViT that agrees with the fields of a model."""
-  checkpoint = convert_vit.load(path)
-  for name, value in checkpoint.fields.items():
-    if model.get(name, value) != value:
-      raise FieldError(f'model.{name}', model[name], f'{value!r}, as in {path}')
-  return checkpoint.params
 
 
 def _selected(

@@ -65,12 +65,9 @@ def pretraining(arg):
   c = ml_collections.ConfigDict()
   c.batch_size = 4096
   c.dataset = dict(
-    name='records',
-    directory=arg.data,
-    num_classes=18_291,
-    image_size=224,
+    name='records', directory=arg.data, num_classes=18_291, image_size=224,
     augment=('inception_crop', 'flip'),
-  )
+  )  # fmt: skip
   c.loss = dict()
   paper_model(c, arg.model, arg.variant)
   c.task = MULTI_LABEL[c.task]

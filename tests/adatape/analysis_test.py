@@ -17,7 +17,7 @@ LEARNED = {**serving_test.IMAGE, 'bank': 'learnable', 'bank_size': 20}
 
 def read(model, dataset, rows):
   task, variables = serving_test.build(model, dataset)
-  data = analysis.spread_rows(dataset, 'test', 0, rows)
+  data = analysis.spread_rows(dataset, 'test', rows)
   return task, variables, analysis.read(task, variables, data)
 
 
@@ -85,11 +85,11 @@ def test_equals_counting_row_by_row(model, dataset, grid):
   assert means == sorted(means)
 
 
-def test_examples_are_the_shortest_and_longest_with_their_patches():
+def test_examples_are_the_shortest_and_longest():
   task, _, tapes = read(serving_test.IMAGE, IMAGES, 20)
   source = builder.build_source(IMAGES, 'test')
-  given = tapes, source, 3, (4, 4), task.label_names
-  rows, shown = analysis_report.examples(*given)
+  names = task.label_names
+  rows, shown = analysis_report.examples(tapes, source, 3, names)
   lengths = sorted(tapes.length.tolist())
   assert lengths[0] < lengths[-1]
   found = [row['tape length'] for row in rows]
@@ -101,21 +101,13 @@ def test_examples_are_the_shortest_and_longest_with_their_patches():
     np.testing.assert_array_equal(example.shown, record['image'])
     assert row['class'] == f'fake_{record["label"]}'
     assert example.title == f'{row["class"]}\ntape {row["tape length"]}'
-    (place,) = np.flatnonzero(tapes.index == row['index'])
-    read_ones = tapes.picks[place][tapes.picks[place] >= 0].tolist()
-    assert len(read_ones) == 2 * row['tape length']
-    corners = {(4 * (n % 4), 4 * (n // 4)) for n in read_ones}
-    assert set(example.corners) == corners
-    assert example.side == 4
-  _, shown = analysis_report.examples(tapes, source, 99, (0, 0), ('a',) * 3)
+  _, shown = analysis_report.examples(tapes, source, 99, ('a',) * 3)
   assert [len(group) for group in shown.values()] == [10, 10]
-  assert shown['longest tapes'][0].corners == ()
 
 
 def test_symbols_are_written_in_lines():
   tokens = np.array([0, 1, 2, 0, 0, 2], np.int32)
-  example = analysis_report._example(tokens, None, (1, 6))
-  assert example.shown == '1 - 0 1\n1 0'
+  assert analysis_report._lines(tokens) == '1 - 0 1\n1 0'
 
 
 def test_without_a_bank_there_is_nothing_to_analyse():

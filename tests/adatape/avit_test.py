@@ -200,7 +200,11 @@ def test_loss_and_metrics_of_the_task():
   config = {'model': model, 'loss': {}, 'dtype': 'float32', 'evals': {}}
   avit.AViTClassification.validate_config(config)
   assert config['loss'] == dict(
-    label_smoothing=0.0, ponder_weight=5e-4, prior_weight=1e-3, prior_depth=9.0
+    label_smoothing=0.0,
+    mixup=0.0,
+    ponder_weight=5e-4,
+    prior_weight=1e-3,
+    prior_depth=9.0,
   )
   task = avit.AViTClassification(config, INFO)
   knobs = {'ponder_weight': 0.3, 'prior_weight': 0.7, 'prior_depth': 2.0}

@@ -25,6 +25,7 @@ from tests.adatape.plain_vit import (
   log_softmax,
 )
 from tests.model_lib import plain
+from tests.train_lib import mixup_test
 from train_lib import config_schema, loading, trainer
 from train_lib.classification import Classification
 
@@ -114,6 +115,10 @@ def test_loss_by_hand(kind):
   assert all(np.abs(gradient[head]['kernel']).max() > 0 for head in HEADS)
   assert not any(np.any(leaf) for leaf in jax.tree.leaves(theirs))
   assert ('teacher_agreement' in metrics) == (kind != 'none')
+
+
+def test_mixup_reaches_both_heads():
+  mixup_test.assert_mixes(task_of(label_smoothing=0.1), PARAMS, BATCH)
 
 
 def load(model, *overrides):

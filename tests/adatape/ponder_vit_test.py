@@ -10,6 +10,7 @@ from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from tests.adatape import plain_baselines
 from tests.model_lib import plain
+from tests.train_lib import mixup_test
 
 SIZES = dict(width=16, mlp_dim=32, num_heads=4, patch_size=4, max_steps=6)
 MODEL = PonderViT(num_classes=3, **SIZES)
@@ -133,6 +134,10 @@ def test_loss_and_its_gradient_equal_the_equation():
   free, _ = task.loss(PARAMS, {}, {}, BATCH, norm, None, knobs)
   divergence = metrics['divergence'].compute()
   np.testing.assert_allclose(value - free, 0.3 * divergence, atol=1e-5)
+
+
+def test_mixup_reaches_every_step():
+  mixup_test.assert_mixes(task_of(), PARAMS, BATCH)
 
 
 def test_a_dynamic_model_is_evaluated_by_its_predictions():

@@ -15,7 +15,7 @@ TINY = [
   'model.mlp_dim=16', 'stages.stage1.steps=6', 'stages.stage1.epochs=0',
   'optimizer.lr=0.01', 'log_every=3', 'tensorboard=false',
 ]  # fmt: skip
-PICTURES = ('heatmap', 'distribution', 'lengths', 'classes', 'examples')
+PICTURES = ('heatmap', 'distribution', 'lengths', 'examples')
 TABLES = ('summary', 'lengths', 'classes', 'bank', 'examples')
 
 
@@ -72,8 +72,7 @@ def test_budgets_of_a_run_beside_a_dense_one(run, dense, tmp_path, capsys):
   flags = [
     'budgets', f'--workdir={run}', f'--dense={dense}', f'--out={tmp_path}',
     '--thresholds=0.5,2', '--max_steps=3,30', '--bank_shares=0.25,1',
-    '--lengths=3', '--rows=40', '--timed_rows=8', '--batch_size=4',
-    '--rounds=1', '--warmup=0',
+    '--rows=40', '--batch_size=4', '--rounds=1', '--warmup=0',
   ]  # fmt: skip
   assert benchmark.main(flags) == 0
   rows = {row['candidate']: row for row in read(tmp_path / 'budgets.csv')}
@@ -83,7 +82,6 @@ def test_budgets_of_a_run_beside_a_dense_one(run, dense, tmp_path, capsys):
   assert set(rows) == {own, *names, 'dense ViT'}
   for row in rows.values():
     assert 0 <= float(row['quality']) <= 1
-    assert float(row['flops']) <= float(row['flops_served'])
     assert float(row['images_per_second']) > 0
     assert row['baseline'] == 'dense ViT'
   for name in names:

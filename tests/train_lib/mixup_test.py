@@ -143,6 +143,27 @@ def test_the_loss_and_its_gradient_by_a_loop(kind):
   assert 0 <= metrics['accuracy'].compute() <= 1
 
 
+def assert_mixes(task, params, batch):
+  """The loss of a task is that of mixed images with both labels, row by row."""
+  keys, mask = keys_of(len(batch['mask'])), batch['mask']
+  share = np.asarray(mixup.shares(keys, mask, 0.5))
+  assert share.min() < 0.99
+  pixels, total = np.asarray(task.inputs(batch)), 0.0
+  for row in np.flatnonzero(mask):
+    for source, part in ((row, share[row]), (row ^ 1, 1 - share[row])):
+      image = share[row] * pixels[row] + (1 - share[row]) * pixels[row ^ 1]
+      one = {
+        'image': jnp.asarray(image[None]),
+        'label': batch['label'][source][None],
+      }
+      given = {**one, 'mask': jnp.ones(1)}, {'examples': 1.0}, None, {}
+      total += part * task.loss(params, {}, {}, *given)[0]
+  task.config['loss']['mixup'] = 0.5
+  given = batch, task.normalizers(batch), keys, {}
+  loss = task.loss(params, {}, {}, *given)[0]
+  np.testing.assert_allclose(loss, total / mask.sum(), atol=1e-5)
+
+
 @pytest.mark.parametrize('kind', [Softmax, Sigmoid])
 def test_evaluation_mixes_nothing(kind):
   task, params, batch, _ = ready(kind)
