@@ -39,7 +39,7 @@ def loop(image, pool='cls'):
   """One image; halted tokens are deleted. (logits, N, R, scores [L, K])."""
   params = plain.float64(VARIABLES['params'])
   encoder = params['encoder']
-  x = plain_vit.tokens(params['tokens'], image)
+  x = plain_vit.tokens(params['tokens'], image, 4)
   count, depth = len(x), SIZES['depth']
   alive, output = np.arange(count), np.zeros(x.shape)
   total, steps, rest = np.zeros(count), np.zeros(count, int), np.zeros(count)
@@ -47,7 +47,7 @@ def loop(image, pool='cls'):
   for layer in range(depth):
     if not len(alive):
       break
-    x = plain_vit.block(encoder[f'block_{layer}'], x)
+    x = plain_vit.block(encoder[f'block_{layer}'], x, SIZES['num_heads'])
     halted = []
     for place, token in enumerate(alive):
       score = 1 / (1 + np.exp(-GATE['gamma'] * x[place, 0] - GATE['beta']))

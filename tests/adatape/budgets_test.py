@@ -27,26 +27,6 @@ def run(task, model, variables):
   return logits, out['tape']
 
 
-@pytest.mark.parametrize('model', [serving_test.IMAGE, LEARNED])
-def test_a_setting_has_the_same_parameters_and_fewer_flops(model):
-  task, _ = serving_test.build(model, IMAGES)
-  inputs = task.inputs(batch_of(task))
-  own = jax.eval_shape(task.model.init, jax.random.key(0), inputs)
-  full = task.model.flops((16, 16, 3))
-  for setting, kept in (
-    (Setting(1.1, 6, 1.0), ()), (Setting(2.7, 3, 1.0), ()),
-    (Setting(0.5, 4, 0.6), KEPT),
-  ):  # fmt: skip
-    found = budgets.changed(task.model, setting, kept)
-    shapes = jax.eval_shape(found.init, jax.random.key(0), inputs)
-    assert jax.tree.map(lambda x: x.shape, shapes) == jax.tree.map(
-      lambda x: x.shape, own
-    )
-    assert (found.threshold, found.max_steps) == setting[:2]
-    saves = setting.max_steps < 6 or kept
-    assert (found.flops((16, 16, 3)) < full) == bool(saves)
-
-
 def test_a_part_of_a_learned_bank_equals_a_bank_of_these_tokens():
   task, variables = serving_test.build(LEARNED, IMAGES)
   found = budgets.changed(task.model, Setting(1.5, 5, 0.5), KEPT)

@@ -25,11 +25,6 @@ UNEXPLAINED = {
 }
 
 
-@pytest.fixture(autouse=True)
-def in_the_checkout(repository, monkeypatch):
-  monkeypatch.chdir(repository)
-
-
 @pytest.fixture(scope='module')
 def counts():
   """Counts of a row, once."""

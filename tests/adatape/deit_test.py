@@ -2,7 +2,6 @@
 
 import functools
 import json
-import pathlib
 import types
 
 import jax
@@ -28,7 +27,6 @@ from tests.model_lib import plain
 from train_lib import config_schema, loading, trainer
 from train_lib.classification import Classification
 
-ROOT = pathlib.Path(__file__).parents[2]
 MODEL = DeiT(**SIZES)
 PARAMS = plain.noise(MODEL, IMAGES)
 TEACHERS = plain.noise(ViT(**SIZES), IMAGES, seed=8)
@@ -41,9 +39,9 @@ def test_equals_a_loop_over_images():
   encoder = params['encoder']
   for row, image in enumerate(IMAGES):
     second = params['distillation'][0]
-    x = plain_vit.tokens(params['tokens'], image, second)
+    x = plain_vit.tokens(params['tokens'], image, 4, second)
     for index in range(SIZES['depth']):
-      x = plain_vit.block(encoder[f'block_{index}'], x)
+      x = plain_vit.block(encoder[f'block_{index}'], x, SIZES['num_heads'])
     x = plain.layer_norm(encoder['norm'], x)[:2]
     both = [plain.dense(params[h], x[i]) for i, h in enumerate(HEADS)]
     np.testing.assert_allclose(out['heads'][:, row], both, atol=1e-4)
@@ -118,7 +116,7 @@ def test_loss_by_hand(kind):
 
 def load(model, *overrides):
   return command_line.load_config(
-    f'{ROOT}/configs/adatape/digits.py:model={model}',
+    f'configs/adatape/digits.py:model={model}',
     ['mesh.data=1', 'tensorboard=false', 'loader.num_threads=1',
      'batch_size=8', 'log_every=1', 'checkpoint.every_steps=0',
      'model.depth=1', *overrides],

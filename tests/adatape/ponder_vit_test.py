@@ -8,7 +8,7 @@ import pytest
 from adatape.ponder_vit import PonderNetClassification, PonderViT
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
-from tests.adatape import plain_baselines
+from tests.adatape import plain_vit
 from tests.model_lib import plain
 
 SIZES = dict(width=16, mlp_dim=32, num_heads=4, patch_size=4, max_steps=6)
@@ -39,7 +39,7 @@ def distributions(params, model=MODEL):
   """(p `[B, N]`, logits `[B, N, O]`) by the plain loop."""
   params = plain.float64(params)
   rows = [
-    plain_baselines.ponder_net(params, image, model)
+    plain_vit.ponder_net(params, image, model)
     for image in np.asarray(IMAGES, np.float64)
   ]
   return [np.stack(parts) for parts in zip(*rows, strict=True)]

@@ -61,19 +61,6 @@ def test_loss_is_cross_entropy_plus_lambda_times_tape_loss(case, knobs):
   assert sums == pytest.approx(want, abs=1e-5)
 
 
-def test_padding_does_not_matter(case):
-  task, params, batch, *_ = case
-  norm = task.normalizers(batch)
-  padding = jnp.asarray(~REAL)
-  other = batch | {
-    'image': batch['image'].at[padding].set(7),
-    'label': batch['label'].at[padding].set(0),
-  }
-  assert total(task, params, other, norm, {}) == total(
-    task, params, batch, norm, {}
-  )
-
-
 def test_bank_share_counts_the_read_tokens_of_real_rows(case):
   task, params, batch, _, tape = case
   metrics = jax.jit(task.evaluate)(params, {}, batch)
@@ -84,14 +71,3 @@ def test_bank_share_counts_the_read_tokens_of_real_rows(case):
   }
   assert metrics['bank_share'].compute() == len(read) / 64
   assert 0 < len(read) < 64
-
-
-def test_training_measures_no_bank_share(case):
-  # Its flags would be gathered over the devices in every step.
-  task, params, batch, *_ = case
-  norm = task.normalizers(batch)
-  keys = jax.random.split(jax.random.key(0), len(MASK))
-  loss = lambda *given: task.loss(*given, {})[1][0]  # noqa: E731
-  metrics = jax.eval_shape(loss, params, {}, {}, batch, norm, keys)
-  assert 'tape_length_mean' in metrics
-  assert 'bank_share' not in metrics

@@ -9,11 +9,6 @@ from launch import command_line
 B32 = 'variant=B/32,model=input'
 
 
-@pytest.fixture(autouse=True)
-def in_the_checkout(repository, monkeypatch):
-  monkeypatch.chdir(repository)
-
-
 def load(table, arguments, *overrides):
   """The complete configuration of a table's row."""
   data = '' if table == 6 else 'data=/jft,'

@@ -150,26 +150,6 @@ def test_flops_of_adatape():
 # -- tiny runs ----------------------------------------------------------------
 
 
-@pytest.mark.nightly
-def test_adatape(tmp_path, capsys):
-  out = tmp_path / 'rows.csv'
-  flags = ['--variant=Ti/16', '--batch=2', '--image_size=64', '--bank_size=60',
-           '--num_classes=5', '--rounds=2', '--warmup=1']  # fmt: skip
-  assert benchmark.main(['adatape', *flags, f'--out={out}']) == 0
-  models = {'ViT': 'ViT', 'AdaTape learnable': 'ViT', 'AdaTape input': 'ViT'}
-  readings = {f'reading {b}': f'AdaTape {b}' for b in BANKS}
-  found = {'forward': {}, 'train step': {}}
-  for row in read(out):
-    found[row['phase']][row['candidate']] = row['baseline']
-    assert (
-      bool(row['limit']) == bool(row['flops']) == (row['baseline'] == 'ViT')
-    )
-    assert row['variant'] == 'Ti/16'
-  assert found == {'forward': models | readings, 'train step': models}
-  assert 'phase train step; baseline: ViT' in capsys.readouterr().out
-  assert out.with_suffix('.png').is_file()
-
-
 @pytest.mark.slow
 def test_albert(tmp_path, capsys, monkeypatch):
   # Fewer sizes compile faster.

@@ -19,8 +19,7 @@ TINY = [
 
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory, request):
-  path = request.config.rootpath / 'configs/adatape/digits.py'
-  config = command_line.load_config(f'{path}:model=vit', TINY)
+  config = command_line.load_config('configs/adatape/digits.py:model=vit', TINY)
   directory = tmp_path_factory.mktemp('runs') / 'run'
   trainer.train(config, str(directory))
   return directory

@@ -108,9 +108,9 @@ finally:
 """
 
 
-def test_a_closed_stdout_ends_the_command_quietly(repository):
+def test_a_closed_stdout_ends_the_command_quietly():
   with subprocess.Popen(
-    [sys.executable, '-c', HEAD], cwd=repository, stdin=subprocess.DEVNULL,
+    [sys.executable, '-c', HEAD], stdin=subprocess.DEVNULL,
     stdout=subprocess.PIPE, stderr=subprocess.PIPE,
   ) as process:  # fmt: skip
     try:

@@ -20,11 +20,12 @@ TABLES = ('summary', 'lengths', 'classes', 'bank', 'examples')
 
 
 def train(request, directory, model, *changes):
-  path = request.config.rootpath / 'configs/adatape/digits.py'
   changes = [*TINY, *changes]
   if model != 'vit':
     changes += ['model.query_dim=16']
-  config = command_line.load_config(f'{path}:model={model}', changes)
+  config = command_line.load_config(
+    f'configs/adatape/digits.py:model={model}', changes
+  )
   trainer.train(config, str(directory))
   return directory
 
