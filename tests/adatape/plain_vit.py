@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import expit
 
 from dataset_lib.source import DatasetInfo
 from tests.model_lib import plain
@@ -50,12 +51,6 @@ def block(params, x, num_heads, networks=None):
   return x + np.concatenate(out)
 
 
-def log_softmax(logits):
-  """In float64."""
-  shifted = logits - logits.max(-1, keepdims=True)
-  return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-
-
 def spread(model, *inputs):
   """Variables at random, with a score that spreads the steps."""
   params = plain.noise(model, *inputs, scale=0.3, seed=3)
@@ -64,10 +59,6 @@ def spread(model, *inputs):
   score['kernel'] = score['kernel'] / 4
   score['bias'] = np.full((1,), -1.5, np.float32)
   return {'params': params}
-
-
-def sigmoid(x):
-  return 1.0 / (1.0 + np.exp(-x))
 
 
 def coordinates(count, width, step):
@@ -92,7 +83,7 @@ def act(state, blocks, score, model, add=True):
   running = np.ones(count, bool)
   for n, params in enumerate(blocks):
     x = state + coordinates(count, width, n) if add else state
-    p = sigmoid(plain.dense(score, x)[:, 0])
+    p = expit(plain.dense(score, x)[:, 0])
     if model.halting == 'example':
       p = np.full(count, p.mean())
     new = block(params, x, model.num_heads)
@@ -119,7 +110,7 @@ def ponder_net(params, image, model):
     state = block(step['block'], x, model.num_heads)
     pooled = plain.layer_norm(step['norm'], state)
     pooled = pooled.mean(0) if model.pool == 'gap' else pooled[0]
-    chance = sigmoid(plain.dense(step['halt'], pooled)[0])
+    chance = expit(plain.dense(step['halt'], pooled)[0])
     chances.append(left * (chance if n < model.max_steps - 1 else 1.0))
     left *= 1.0 - chance
     logits.append(plain.dense(params['head'], pooled))

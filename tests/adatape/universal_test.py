@@ -63,11 +63,6 @@ def test_equals_plain_loop(halting, combination):
     assert out['ponder']['depth'].max() == 5
 
 
-def test_width_too_small_for_sines_is_named():
-  with pytest.raises(ValueError, match='width: expected'):
-    token_model(width=2, num_heads=1).init(jax.random.key(0), ON_DEVICE)
-
-
 def test_flops_agree_with_the_compiler():
   fields = {'num_classes': 2, 'width': 256, 'mlp_dim': 512, 'num_heads': 4}
   model = universal.UniversalTransformer(max_steps=1, **fields)

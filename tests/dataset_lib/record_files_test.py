@@ -37,12 +37,8 @@ def flip(byte):
 def test_a_damaged_shard_is_named(tmp_path, data, count):
   path = tmp_path / 'shard-0'
   path.write_bytes(SHARD)
-  assert record_files.record_offsets(str(path), 3).tolist() == [
-    0,
-    18,
-    34,
-    len(SHARD),
-  ]
+  offsets = record_files.record_offsets(str(path), 3)
+  assert offsets.tolist() == [0, 18, 34, len(SHARD)]
   path.write_bytes(data)
   with pytest.raises(InvalidDataError, match='shard-0'):
     record_files.record_offsets(str(path), count)

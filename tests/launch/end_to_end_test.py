@@ -11,7 +11,6 @@ SMALL = (
   '--config.mesh.data=1', '--config.checkpoint.every_steps=0',
   '--config.stages.stage1.steps=2', '--config.log_every=1',
 )  # fmt: skip
-MODELS = pytest.mark.parametrize('model', ['learn', 'input', 'vit'])
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +53,7 @@ def test_quick_start_reads_longer_tapes_for_harder_inputs(tmp_path):
 
 
 @pytest.mark.nightly
-@MODELS
+@pytest.mark.parametrize('model', ['learn', 'input', 'vit'])
 def test_digits_and_the_few_shot_table_of_its_checkpoint(model, tmp_path):
   launch('train', tmp_path, f'--config=configs/adatape/digits.py:model={model}')
   assert accuracy(tmp_path) >= 0.96

@@ -18,7 +18,7 @@ TINY = [
 
 
 @pytest.fixture(scope='module')
-def workdir(tmp_path_factory, request):
+def workdir(tmp_path_factory):
   config = command_line.load_config('configs/adatape/digits.py:model=vit', TINY)
   directory = tmp_path_factory.mktemp('runs') / 'run'
   trainer.train(config, str(directory))

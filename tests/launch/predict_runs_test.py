@@ -1,4 +1,4 @@
-"""Runs of three families answer lines, alone and by `loading.serve`."""
+"""Runs of ALBERT and EAT answer lines."""
 
 import io
 import json
@@ -17,16 +17,6 @@ from launch import command_line, predict
 from tests.albert_act import tiny_run as tiny_albert
 from tests.launch import toy_runs
 from train_lib import loading
-
-
-def answers_of(run, lines, *flags):
-  """Answers to lines by the command's engine, and its statistics."""
-  written = []
-  source = predict.read_lines(io.BytesIO(b'\n'.join(lines)))
-  flags = [f'--workdir={run}', '--compilation_cache=none', *flags]
-  with predict.build_engine(predict.main.parse(flags)) as engine:
-    predict.answer_all(engine, source, written.append, 8)
-  return list(map(json.loads, written)), engine.monitor.snapshot()
 
 
 def check_shares(run, batch, answers):
@@ -61,9 +51,15 @@ def test_an_albert_from_raw_text_to_answers(tmp_path_factory):
   lines[5] = json.dumps(texts[5]).encode()  # just a string
   for number, (line, _) in BAD.items():
     lines[number] = line
-  answers, statistics = answers_of(
-    run, lines, '--lengths=32', '--batches=2', '--serve=iterations=5'
-  )
+  source, written = predict.read_lines(io.BytesIO(b'\n'.join(lines))), []
+  flags = predict.main.parse([
+    f'--workdir={run}', '--compilation_cache=none', '--lengths=32',
+    '--batches=2', '--serve=iterations=5',
+  ])  # fmt: skip
+  with predict.build_engine(flags) as engine:
+    predict.answer_all(engine, source, written.append, 8)
+  statistics = engine.monitor.snapshot()
+  answers = list(map(json.loads, written))
   assert [answer['id'] for answer in answers] == list(range(1, 41))
   rows = tokenizer.load(run / 'tokenizer.json').encode(texts, None, 32)
   tokens = pad_rows(np.split(rows.tokens, rows.offsets[1:-1]), (40, 32))

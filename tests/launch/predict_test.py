@@ -218,21 +218,6 @@ def test_where_compiled_programs_are_kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('flag', 'message'),
-  [
-    ('--lengths=8,32', 'lengths: expected numbers of tokens from 1 to 16'),
-    ('--thresholds=forum=much', 'serve.thresholds.forum: expected a prob'),
-    ('--thresholds=forum=nan', 'serve.thresholds.forum: expected a prob'),
-    ('--minimum_retention=forum=2', 'serve.minimum_retention.forum: expected'),
-    ('--serve=tauu=1', 'did you mean tau?'),
-  ],
-)
-def test_options_that_do_not_fit_the_run(workdir, refused, flag, message):
-  refused(predict.main, [f'--workdir={workdir}', flag], [message])
-
-
-@pytest.mark.slow
 def test_runs_that_are_not_served_are_refused(tmp_path_factory, refused):
   for arguments, words in (
     (('glue', 'fixed'), ['model.halting', "'act' or 'straight_through'"]),

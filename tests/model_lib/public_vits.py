@@ -94,11 +94,6 @@ def flat(arrays, name):
   return {'kernel': kernel.reshape(WIDTH, WIDTH), 'bias': bias.reshape(-1)}
 
 
-def gelu_tanh(x):
-  inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
-  return 0.5 * x * (1 + np.tanh(inner))
-
-
 def forward(arrays, images, layout='vit_jax', pool='cls'):
   """Logits as vit_jax/models_vit.py and big_vision/models/vit.py define them.
 
@@ -124,7 +119,7 @@ def forward(arrays, images, layout='vit_jax', pool='cls'):
     y = plain.layer_norm(inside(block, 'LayerNorm_0'), x)
     x = x + [plain.attention_by_loop(heads, row, HEADS)[0] for row in y]
     y = plain.layer_norm(inside(block, second), x)
-    y = gelu_tanh(plain.dense(inside(block, f'{mlp}/Dense_0'), y))
+    y = plain.gelu_new(plain.dense(inside(block, f'{mlp}/Dense_0'), y))
     x = x + plain.dense(inside(block, f'{mlp}/Dense_1'), y)
   x = plain.layer_norm(inside(arrays, 'Transformer/encoder_norm'), x)
   features = x.mean(1) if pool == 'gap' else x[:, 0]
