@@ -1,7 +1,4 @@
-"""TFDS directories in both formats, written here, read without TensorFlow.
-
-Images, texts of GLUE and of corpora; their splits; and what is damaged.
-"""
+"""TFDS directories in both formats, read without TensorFlow, and damage."""
 
 import functools
 import importlib.util
