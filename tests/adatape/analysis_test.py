@@ -112,6 +112,12 @@ def test_examples_are_the_shortest_and_longest_with_their_patches():
   assert shown['longest tapes'][0].corners == ()
 
 
+def test_symbols_are_written_in_lines():
+  tokens = np.array([0, 1, 2, 0, 0, 2], np.int32)
+  example = analysis_report._example(tokens, None, (1, 6))
+  assert example.shown == '1 - 0 1\n1 0'
+
+
 def test_without_a_bank_there_is_nothing_to_analyse():
   with pytest.raises(ConfigError, match='nothing to analyse'):
     read({**serving_test.IMAGE, 'bank': 'none'}, IMAGES, 4)

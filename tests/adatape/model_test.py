@@ -82,24 +82,6 @@ def test_ablations_without_adaptive_length_and_without_bank():
   assert 'tape_norm' not in variables['params']['encoder']
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'fields',
-  [
-    {},
-    pytest.param({'tape_mlp': 'glu', 'pool': 'cls'}, marks=pytest.mark.nightly),
-  ],
-)
-def test_flops_agree_with_the_compiler(fields):
-  sizes = dict(width=64, mlp_dim=128, num_heads=4, query_dim=64)
-  model, variables = initialised(**sizes, **fields)
-  # The compiler counts the body of the reading's loop once, the formula T
-  # times; the reading is a small share.
-  lowered = jax.jit(model.apply).lower(variables, images(rows=1))
-  counted = lowered.compile().cost_analysis()['flops']
-  np.testing.assert_allclose(model.flops((16, 16, 3)), counted, rtol=0.15)
-
-
 def test_an_input_bank_too_small_for_the_reading_is_named():
   few = AdaTapeViT(**(TINY | {'bank_patch_size': 8}))
   with pytest.raises(ValueError, match=r'bank_size: expected at least .* = 10'):

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from albert_act import analysis, analysis_report
+from albert_act import analysis_report
 from dataset_lib import text_files, tokenizer
 from launch import analyze
 from tests.albert_act import tiny_run
@@ -80,18 +80,6 @@ def test_a_classifier(tmp_path_factory, tmp_path, capsys, halting):
                'executed depth of a row', 'nsubj', 'step 4, written',
                f'{depth / 6:.0%}'):  # fmt: skip
     assert word in printed
-
-
-@pytest.mark.nightly
-def test_a_pretraining_run(tmp_path_factory):
-  run = tiny_run.made(tmp_path_factory, 'pretrain')
-  assert analyze.main([f'--workdir={run}']) == 0
-  out = run / 'analysis'
-  counts, _ = consistent_kinds(out)
-  assert set(counts) == set(analysis.KINDS)
-  assert counts['mask'] > 10
-  assert not (out / 'labels.csv').exists()
-  assert '[MASK]' in (out / 'sentences.html').read_text()
 
 
 def test_a_treebank_with_faults_names_the_first(tmp_path, capsys):

@@ -200,16 +200,3 @@ def test_eat_speed(tmp_path, capsys):
   rows = read(out)
   assert [row['candidate'] for row in rows] == names
   assert all(float(row['seconds']) > 0 for row in rows)
-
-
-@pytest.mark.nightly
-@pytest.mark.peers
-def test_other_libraries_compute_the_same(capsys):
-  if [*peers.usable(peers.PACKAGES)] != [*peers.PACKAGES]:
-    pytest.skip('needs the extra [peers]')
-  assert benchmark.main([*TINY, '--candidates=dense,torch,onnx']) == 0
-  text = capsys.readouterr().out
-  assert 'left out' not in text
-  assert 'WARNING' not in text  # their logits are ours
-  for name in ('PyTorch BERT', 'ONNX Runtime DistilBERT'):
-    assert name in text
