@@ -85,6 +85,7 @@ def test_equals_a_loop_that_deletes_halted_tokens(dynamic):
   assert len(set(steps[:, 0])) > 1
 
 
+@pytest.mark.slow
 def test_halted_tokens_may_hold_anything():
   def corrupted(call, args, kwargs, context):
     kind, name = type(context.module), context.method_name
@@ -126,6 +127,7 @@ def test_the_dynamic_form_computes_quarters_of_the_tokens(most, computed):
   np.testing.assert_array_equal(got, np.where(running[..., None], 2 * x, x))
 
 
+@pytest.mark.slow
 def test_weights_of_a_vit_and_a_gate_that_never_opens_give_the_vit():
   vit = ViT(**SIZES)
   shapes = jax.eval_shape(vit.init, jax.random.key(0), IMAGES)['params']
@@ -147,6 +149,7 @@ def gradient_of(name, **fields):
   return jax.jit(jax.grad(loss))(VARIABLES)['params']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['cost', 'prior'])
 def test_losses_train_the_feature_of_the_gate(name):
   gradient = gradient_of(name)
@@ -162,6 +165,7 @@ def test_losses_train_the_feature_of_the_gate(name):
   assert (last[0] == 0) == (name == 'cost')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('beta', [-75.0, -200.0])
 def test_tiny_scores_have_a_finite_gradient(beta):
   gradient = gradient_of('prior', beta=beta)

@@ -42,7 +42,9 @@ def by_loop(params, image, model):
   return plain.dense(params['head'], x[0]), *steps
 
 
-@pytest.mark.parametrize('halting', ['token', 'example'])
+@pytest.mark.parametrize(
+  'halting', ['token', pytest.param('example', marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize('name', MODELS)
 def test_equals_plain_numpy(name, halting):
   model = MODELS[name].clone(halting=halting)
@@ -64,6 +66,7 @@ def test_equals_plain_numpy(name, halting):
     assert len(set(np.asarray(ponder['steps']))) > 1
 
 
+@pytest.mark.slow
 def test_unshared_steps_that_never_halt_are_the_vit():
   vit = ViT(**SIZES, depth=3)
   params = plain.noise(vit, IMAGES, scale=0.3)

@@ -40,7 +40,10 @@ def collectives(model):
   return found, gradients
 
 
-@pytest.mark.parametrize('model', ['vit', 'learn', 'input'])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ('vit', 'input')]
+
+
+@pytest.mark.parametrize('model', ['learn', *SLOW])
 def test_a_step_reduces_gradients_and_scalars_only(model):
   found, gradients = collectives(model)
   assert list(found) == ['all-reduce']

@@ -77,7 +77,10 @@ def loss_of(task, frozen, knobs):
   return value, metrics, gradients
 
 
-@pytest.mark.parametrize('kind', ['hard', 'soft', 'none'])
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ('soft', 'none')]
+
+
+@pytest.mark.parametrize('kind', ['hard', *SLOW])
 def test_loss_by_hand(kind):
   task = task_of(
     label_smoothing=0.1, distillation='hard' if kind == 'none' else kind

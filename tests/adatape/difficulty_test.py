@@ -153,6 +153,7 @@ def test_picture_is_readable(tmp_path, made, assert_readable):
   assert_readable(made[-1], 60)
 
 
+@pytest.mark.slow
 def test_outputs_are_rows_of_the_tape_and_its_cost():
   task, variables = tapes.build(tapes.PARITY | dict(vocab_size=13), DATA)
   params = variables['params']

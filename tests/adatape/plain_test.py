@@ -108,6 +108,7 @@ def test_query_comes_from_the_pooled_tokens(name):
   assert np.abs(losses - tape['loss']).max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['learn cls', 'input gap'])
 def test_bank_and_query_share_one_norm(name):
   model, params, _, before = case(name)

@@ -64,6 +64,7 @@ def test_equals_plain_numpy(pool):
   assert len(set(median)) > 1
 
 
+@pytest.mark.slow
 def test_dynamic_form_has_the_same_logits():
   logits, out = jax.jit(MODEL.apply)({'params': PARAMS}, IMAGES)
   dynamic = jax.jit(MODEL.clone(dynamic=True).apply)
@@ -135,6 +136,7 @@ def test_loss_and_its_gradient_equal_the_equation():
   np.testing.assert_allclose(value - free, 0.3 * divergence, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_dynamic_model_is_evaluated_by_its_predictions():
   masked = task_of().evaluate(PARAMS, {}, BATCH)
   dynamic = task_of(dynamic=True).evaluate(PARAMS, {}, BATCH)

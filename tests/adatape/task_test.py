@@ -1,5 +1,7 @@
 """Losses and metrics of a tape, by hand, with padding rows."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +13,10 @@ MASK = np.array([1, 1, 0, 1, 0, 1], np.float32)
 LABEL = np.array([0, 2, 1, 1, 0, 2], np.int32)
 REAL = MASK > 0
 WEIGHT = 0.3
+SLOW = pytest.param('input', marks=pytest.mark.slow)
 
 
-@pytest.fixture(scope='module', params=['learnable', 'input'])
+@pytest.fixture(scope='module', params=['learnable', SLOW])
 def case(request):
   """(task, params, batch, logits, tape), all arrays on the host."""
   model = tapes.IMAGE | dict(
@@ -29,9 +32,13 @@ def case(request):
   return task, params, batch, logits, out['tape']
 
 
+@functools.cache
+def compiled(task):
+  return jax.jit(lambda *given: task.loss(*given)[0])
+
+
 def total(task, params, batch, norm, knobs):
-  loss = jax.jit(lambda *given: task.loss(*given, None, knobs)[0])
-  return float(loss(params, {}, {}, batch, norm))
+  return float(compiled(task)(params, {}, {}, batch, norm, None, knobs))
 
 
 def by_hand(logits, tape, weight):

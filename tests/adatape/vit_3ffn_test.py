@@ -26,7 +26,10 @@ def loop(params, image):
   return plain.dense(params['head'], features)
 
 
-@pytest.mark.parametrize(('kind', 'hidden'), [('glu', 12), ('mlp', 24)])
+@pytest.mark.parametrize(
+  ('kind', 'hidden'),
+  [('glu', 12), pytest.param('mlp', 24, marks=pytest.mark.slow)],
+)
 def test_equals_a_loop_over_tokens(kind, hidden):
   model = ViT3FFN(**SIZES, cls_mlp=kind)
   params = plain.noise(model, IMAGES)

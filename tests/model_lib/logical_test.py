@@ -67,11 +67,3 @@ def test_sharded_result_equals_a_single_device(case, mesh):
     got = forward(variables, images)
   assert not got.sharding.is_fully_replicated
   np.testing.assert_allclose(got, want, atol=1e-5)
-
-
-def test_dimensions_that_do_not_divide_stay_whole(case, mesh):
-  # One row on four devices, one head on two.
-  model = MODEL.clone(num_heads=1)
-  with nn.logical_axis_rules(RULES):
-    got = jax.jit(lambda v, x: model.apply(v, x)[0])(case[0], case[1][:1])
-  assert got.shape == (1, 4)

@@ -23,9 +23,9 @@ from train_lib.train_step import TrainState, TrainSteps
 STAGE = Stage('stage1', 0, 10, {}, '.*', {})
 
 
-def load(*overrides):
+def load(*overrides, model='adatape'):
   return command_line.load_config(
-    'configs/adatape/parity.py:n=4',
+    f'configs/adatape/parity.py:n=4,model={model}',
     [
       'batch_size=8', 'mesh.data=2', 'loader.num_threads=1', 'model.depth=2',
       'model.width=16', 'model.mlp_dim=16', 'model.num_heads=2', *overrides,
@@ -84,7 +84,7 @@ def test_a_dry_run_prints_the_largest_memory_of_the_stages(
 
 @pytest.mark.parametrize('kind', ['calibration', 'frontier', 'glue'])
 def test_evaluators_of_outputs_need_a_task_that_has_them(kind):
-  config = load().to_dict()
+  config = load(model='transformer').to_dict()
   config['evals']['heads'] = {'type': kind, 'split': 'test'}
   if kind != 'glue':
     config['evals']['heads']['calibration_split'] = 'test'

@@ -97,6 +97,7 @@ def config(tmp_path, monkeypatch):
   )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_step_and_an_evaluation(config):
   setup = Setup(config_schema.validate(config))
   state, stage = setup.init(), setup.stages[0]

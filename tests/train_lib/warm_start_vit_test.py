@@ -51,6 +51,7 @@ def begun(config):
   return setup, *(checkpoint_io.flatten(jax.device_get(x)) for x in trees)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('model', ['learn', 'input'])
 def test_adatape_starts_with_the_trunk_of_a_vit(model, file, caplog):
   config = load_config(file, 'model.tape_mlp=glu', model=model)
