@@ -97,23 +97,13 @@ def out_of_date(rows: list[Row]) -> list[tuple[str, str, str]]:
 
 
 def format_rows(rows: list[Row]) -> str:
-  """The table; quantities of a subject that are equal share a line."""
-  texts = []
-  for subject in dict.fromkeys(row.subject for row in rows):
-    of_subject = [row for row in rows if row.subject == subject]
-    equal = [row for row in of_subject if row.difference <= TOLERANCE]
-    if equal:
-      largest = max(row.difference for row in equal)
-      names = ', '.join(row.quantity for row in equal[:7])
-      names += f' and {len(equal) - 7} more' if len(equal) > 7 else ''
-      texts.append(f'{subject:28} {largest:9.1e}  {names}')
-    for row in of_subject:
-      if not row.difference <= TOLERANCE:
-        is_text = math.isinf(row.difference)
-        shown = 'other' if is_text else f'{row.difference:.1e}'
-        note = row.note or 'UNEXPLAINED'
-        texts.append(f'{subject:28} {shown:>9}  {row.quantity}: {note}')
-  return '\n'.join(texts)
+  """The table of what differs."""
+  return '\n'.join(
+    f'{row.subject:28} {row.difference:9.1e}  {row.quantity}: '
+    f'{row.note or "UNEXPLAINED"}'
+    for row in rows
+    if not row.difference <= TOLERANCE
+  )
 
 
 def main(argv: list[str]) -> int:

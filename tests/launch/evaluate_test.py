@@ -108,8 +108,7 @@ def test_a_damaged_file_is_not_replaced(workdir, refused):
 
 
 def test_table_and_file_agree_with_training(workdir, capsys):
-  shots = '--config.evals.fewshot.shots=1,5'
-  (row,) = rows_of(workdir, '--evals=test,fewshot', shots)
+  (row,) = rows_of(workdir, '--evals=test,fewshot', SHOTS)
   result = json.loads((workdir / 'result.json').read_text())
   assert row['step'] == 4
   for name in ('test/accuracy', 'test/cross_entropy'):

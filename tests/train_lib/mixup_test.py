@@ -179,6 +179,11 @@ def test_pairs_need_no_communication(num_micro):
   sums = [len(re.findall(r' all-reduce\(', text)) for text in texts]
   assert sums[0] == sums[1] > 0
   assert not re.search(COLLECTIVES, texts[1])
+  # Two halves of the batch, which are on other devices, would need some.
+  mesh = sharding.make_mesh({'data': 8})
+  rows = sharding.put_batch({'x': np.zeros((16, 4))}, mesh)['x']
+  rolled = jax.jit(lambda x: jnp.roll(x, 8, 0), out_shardings=rows.sharding)
+  assert re.search(COLLECTIVES, rolled.lower(rows).compile().as_text())
 
 
 def test_what_cannot_be_mixed():
