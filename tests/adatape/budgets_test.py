@@ -27,6 +27,7 @@ def run(task, model, variables):
   return logits, out['tape']
 
 
+@pytest.mark.slow
 def test_a_part_of_a_learned_bank_equals_a_bank_of_these_tokens():
   task, variables = serving_test.build(LEARNED, IMAGES)
   found = budgets.changed(task.model, Setting(1.5, 5, 0.5), KEPT)

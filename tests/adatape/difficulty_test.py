@@ -171,6 +171,7 @@ def test_outputs_are_rows_of_the_tape_and_its_cost():
   np.testing.assert_allclose(given['full_flops'], full, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_outputs_of_an_image_model_without_a_bank():
   model = tapes.IMAGE | dict(bank='none')
   task, variables = tapes.build(model, tapes.DATA['image'])
