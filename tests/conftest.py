@@ -32,10 +32,10 @@ HOOK = jaxtyping.install_import_hook(
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 
-@pytest.fixture
-def repository() -> pathlib.Path:
-  """The root of the checkout, where `python -m launch.train` runs."""
-  return REPOSITORY
+@pytest.fixture(scope='session', autouse=True)
+def in_the_checkout() -> None:
+  """Tests run in the root of the checkout, as `python -m launch.train`."""
+  os.chdir(REPOSITORY)
 
 
 @pytest.fixture

@@ -13,14 +13,13 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from dataset_lib.errors import ConfigError
 from serve_lib.chain import Failure
 from serve_lib.engine import Engine
 from tests import packages
 from tests.golden import adapter, standin
-from train_lib import checkpoint, sharding
+from train_lib import checkpoint
 from train_lib.build import Setup
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -46,11 +45,6 @@ def marked(name):
 
 
 CASES = [marked(name) for name in variants()]
-
-
-@pytest.fixture(autouse=True)
-def in_the_checkout(monkeypatch):
-  monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture(scope='module')
@@ -140,25 +134,6 @@ def test_every_task_has_a_configuration(folders):
     if name not in used and kind not in bases
   }
   assert not without, 'no file of configs/ trains these'
-
-
-def test_parameters_have_logical_axes_of_the_mesh(folders):
-  for name in DEFAULT:
-    config = adapter.load(*variants()[name], folders)
-    task, _ = adapter.first_batch(config)
-    params, _ = jax.eval_shape(task.init, jax.random.key(0))
-    known = {axis for axis, _ in sharding.RULES}
-    boxes = jax.tree.leaves(
-      params, is_leaf=lambda x: isinstance(x, nn.Partitioned)
-    )
-    names = {
-      axis
-      for box in boxes
-      if isinstance(box, nn.Partitioned)
-      for axis in box.names
-      if axis
-    }
-    assert names <= known
 
 
 def served_items(batch):

@@ -21,10 +21,16 @@ def made(monkeypatch):
 
 @pytest.fixture
 def assert_readable():
-  """Checks that texts are inside the picture and do not overlap."""
+  """Checks that its texts are inside the picture and do not overlap."""
 
-  def check(figure, texts, least):
+  def check(figure, least):
     figure.draw_without_rendering()
+    texts = []
+    for axes in figure.axes:
+      texts += [axes.xaxis.label, axes.yaxis.label, axes._left_title]
+      texts += [axes.title, *axes.texts]
+      if axes.get_legend():
+        texts += axes.get_legend().get_texts()
     boxes = [text.get_window_extent() for text in texts if text.get_text()]
     assert len(boxes) >= least
     for number, box in enumerate(boxes):

@@ -126,7 +126,9 @@ def logits_of(name, keys=None, rows=slice(None)):
   return compiled(name)(variables_of(name), inputs, keys)[0]
 
 
-@models('vit', 'bert', 'adatape', 'universal dynamic', 'recurrent')
+@models(
+  'vit', 'avit dynamic', 'bert', 'adatape', 'universal dynamic', 'recurrent'
+)
 @pytest.mark.parametrize(
   'noise', [True, pytest.param(False, marks=pytest.mark.nightly)]
 )

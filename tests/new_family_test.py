@@ -3,7 +3,6 @@
 The families are the examples of CONTRIBUTING.md.
 """
 
-import inspect
 import json
 import os
 import pathlib
@@ -18,7 +17,6 @@ from tests import imports_test, packages
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r'```python\n# (\S+\.py)\n(.*?)```', re.DOTALL)
-LINES = re.compile(r'^\| `([\w.:]+)` \|.*\| (\d+) \|$', re.MULTILINE)
 TEST = '''"""The shapes of `pooled` are checked at run time."""
 
 import jax
@@ -97,28 +95,6 @@ def test_it_is_installed(tree):
   installed = json.loads(python(tree, '-c', code))
   assert {*FAMILIES, 'train_lib'} <= set(installed)
   assert not {'configs', 'launch', 'tests'} & set(installed)
-
-
-def test_lines_are_counted():
-  files = documented()
-  counted = {
-    family: sum(
-      text.count('\n')
-      for path, text in files.items()
-      if family in path.split('/')
-    )
-    for family in FAMILIES
-  }
-  guide = (ROOT / 'CONTRIBUTING.md').read_text()
-  stated = {name: int(lines) for name, lines in LINES.findall(guide)}
-  kinds = packages.tasks(ROOT)
-  counted |= {
-    name: len(inspect.getsourcelines(kinds[name])[0])
-    for name in stated
-    if ':' in name
-  }
-  assert stated == counted
-  assert len(stated) == len(FAMILIES) + 3
 
 
 @pytest.mark.parametrize(

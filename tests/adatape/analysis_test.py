@@ -12,6 +12,7 @@ from dataset_lib.errors import ConfigError
 from tests.adatape import serving_test
 
 IMAGES = {**serving_test.DATA['image'], 'test_examples': 30}
+SLOW = pytest.mark.slow
 LEARNED = {**serving_test.IMAGE, 'bank': 'learnable', 'bank_size': 20}
 
 
@@ -38,9 +39,11 @@ def one_by_one(task, variables, dataset, indices):
 @pytest.mark.parametrize(
   ('model', 'dataset', 'grid'),
   [
-    (serving_test.IMAGE, IMAGES, (4, 4)),
+    pytest.param(serving_test.IMAGE, IMAGES, (4, 4), marks=SLOW),
     (LEARNED, IMAGES, (0, 0)),
-    (serving_test.PARITY, serving_test.DATA['tokens'], (1, 8)),
+    pytest.param(
+      serving_test.PARITY, serving_test.DATA['tokens'], (1, 8), marks=SLOW
+    ),
   ],
   ids=['input', 'learnable', 'symbols'],
 )

@@ -27,26 +27,7 @@ def run(task, model, variables):
   return logits, out['tape']
 
 
-@pytest.mark.parametrize('model', [serving_test.IMAGE, LEARNED])
-def test_a_setting_has_the_same_parameters_and_fewer_flops(model):
-  task, _ = serving_test.build(model, IMAGES)
-  inputs = task.inputs(batch_of(task))
-  own = jax.eval_shape(task.model.init, jax.random.key(0), inputs)
-  full = task.model.flops((16, 16, 3))
-  for setting, kept in (
-    (Setting(1.1, 6, 1.0), ()), (Setting(2.7, 3, 1.0), ()),
-    (Setting(0.5, 4, 0.6), KEPT),
-  ):  # fmt: skip
-    found = budgets.changed(task.model, setting, kept)
-    shapes = jax.eval_shape(found.init, jax.random.key(0), inputs)
-    assert jax.tree.map(lambda x: x.shape, shapes) == jax.tree.map(
-      lambda x: x.shape, own
-    )
-    assert (found.threshold, found.max_steps) == setting[:2]
-    saves = setting.max_steps < 6 or kept
-    assert (found.flops((16, 16, 3)) < full) == bool(saves)
-
-
+@pytest.mark.slow
 def test_a_part_of_a_learned_bank_equals_a_bank_of_these_tokens():
   task, variables = serving_test.build(LEARNED, IMAGES)
   found = budgets.changed(task.model, Setting(1.5, 5, 0.5), KEPT)
@@ -65,6 +46,7 @@ def test_a_part_of_a_learned_bank_equals_a_bank_of_these_tokens():
   assert found.flops(shape, 2.5) == scratch.model.flops(shape, 2.5)
 
 
+@pytest.mark.slow
 def test_a_part_of_an_input_bank_equals_hiding_the_other_positions():
   task, variables = serving_test.build(serving_test.IMAGE, IMAGES)
   setting = Setting(1.5, 5, 0.6)
@@ -93,6 +75,7 @@ def test_a_part_of_an_input_bank_equals_hiding_the_other_positions():
   np.testing.assert_array_equal(picks[on_tape], wanted.indices[on_tape])
 
 
+@pytest.mark.slow
 def test_a_row_of_the_sweep_equals_a_model_built_with_its_settings():
   task, variables = serving_test.build(serving_test.IMAGE, IMAGES)
   setting, shape = Setting(2.65, 7, 1.0), (16, 16, 3)

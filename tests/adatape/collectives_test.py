@@ -7,7 +7,6 @@ import re
 import jax
 import pytest
 
-from adatape.task import TapeClassification
 from tests.golden import adapter
 from train_lib.build import Setup
 
@@ -41,26 +40,12 @@ def collectives(model):
   return found, gradients
 
 
-@pytest.fixture(autouse=True)
-def in_the_checkout(repository, monkeypatch):
-  monkeypatch.chdir(repository)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ('vit', 'input')]
 
 
-@pytest.mark.parametrize('model', ['vit', 'learn', 'input'])
+@pytest.mark.parametrize('model', ['learn', *SLOW])
 def test_a_step_reduces_gradients_and_scalars_only(model):
   found, gradients = collectives(model)
   assert list(found) == ['all-reduce']
   large = sorted(size for size in found['all-reduce'] if size > 1)
   assert large == sorted(gradients)
-
-
-def test_a_metric_of_the_bank_would_gather(monkeypatch):
-  # Shows that the test above could fail.
-  original = TapeClassification.extra_loss
-
-  def extra_loss(self, out, batch, norm, knobs):
-    loss, metrics = original(self, out, batch, norm, knobs)
-    return loss, metrics | self.eval_metrics(out, batch)
-
-  monkeypatch.setattr(TapeClassification, 'extra_loss', extra_loss)
-  assert 'all-gather' in collectives('learn')[0]

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import pathlib
 import types
 
 import jax
@@ -10,26 +9,19 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 
 from adatape.deit import DeiT, Distillation
 from dataset_lib.errors import ConfigError
 from launch import command_line
 from model_lib.vit import ViT
 from tests.adatape import plain_vit
-from tests.adatape.plain_vit import (
-  BATCH,
-  IMAGES,
-  INFO,
-  MASK,
-  SIZES,
-  log_softmax,
-)
+from tests.adatape.plain_vit import BATCH, IMAGES, INFO, MASK, SIZES
 from tests.model_lib import plain
 from tests.train_lib import mixup_test
 from train_lib import config_schema, loading, trainer
 from train_lib.classification import Classification
 
-ROOT = pathlib.Path(__file__).parents[2]
 MODEL = DeiT(**SIZES)
 PARAMS = plain.noise(MODEL, IMAGES)
 TEACHERS = plain.noise(ViT(**SIZES), IMAGES, seed=8)
@@ -42,9 +34,9 @@ def test_equals_a_loop_over_images():
   encoder = params['encoder']
   for row, image in enumerate(IMAGES):
     second = params['distillation'][0]
-    x = plain_vit.tokens(params['tokens'], image, second)
+    x = plain_vit.tokens(params['tokens'], image, 4, second)
     for index in range(SIZES['depth']):
-      x = plain_vit.block(encoder[f'block_{index}'], x)
+      x = plain_vit.block(encoder[f'block_{index}'], x, SIZES['num_heads'])
     x = plain.layer_norm(encoder['norm'], x)[:2]
     both = [plain.dense(params[h], x[i]) for i, h in enumerate(HEADS)]
     np.testing.assert_allclose(out['heads'][:, row], both, atol=1e-4)
@@ -86,7 +78,10 @@ def loss_of(task, frozen, knobs):
   return value, metrics, gradients
 
 
-@pytest.mark.parametrize('kind', ['hard', 'soft', 'none'])
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ('soft', 'none')]
+
+
+@pytest.mark.parametrize('kind', ['hard', *SLOW])
 def test_loss_by_hand(kind):
   task = task_of(
     label_smoothing=0.1, distillation='hard' if kind == 'none' else kind
@@ -100,12 +95,13 @@ def test_loss_by_hand(kind):
   frozen = {} if kind == 'none' else frozen
   loss, metrics, (gradient, theirs) = loss_of(task, frozen, knobs)
   out = jax.jit(lambda p: task.apply(p, {}, BATCH)[1])(PARAMS)
-  first, second = (log_softmax(np.float64(head)) for head in out['heads'])
+  first, second = (log_softmax(np.float64(head), -1) for head in out['heads'])
   label = np.eye(3)[np.asarray(BATCH['label'])] * 0.9 + 0.1 / 3
   if kind == 'hard':
     distance = -second[np.arange(4), target.argmax(-1)]
   elif kind == 'soft':
-    p, q = log_softmax(target / 3), log_softmax(np.float64(out['heads'][1]) / 3)
+    own = np.float64(out['heads'][1])
+    p, q = (log_softmax(logits / 3, -1) for logits in (target, own))
     distance = 9 * (np.exp(p) * (p - q)).sum(-1)
   else:
     distance = -(label * second).sum(-1)
@@ -123,7 +119,7 @@ def test_mixup_reaches_both_heads():
 
 def load(model, *overrides):
   return command_line.load_config(
-    f'{ROOT}/configs/adatape/digits.py:model={model}',
+    f'configs/adatape/digits.py:model={model}',
     ['mesh.data=1', 'tensorboard=false', 'loader.num_threads=1',
      'batch_size=8', 'log_every=1', 'checkpoint.every_steps=0',
      'model.depth=1', *overrides],

@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
 
 from adatape.model import AdaTapeViT
 from adatape.parity import ParityModel
-from model_lib.vit import ViT
 
 B = 6
 TINY = dict(
@@ -34,24 +32,6 @@ def initialised(**fields):
 
 def run(model, variables):
   return jax.jit(model.apply)(variables, images())
-
-
-@pytest.mark.parametrize(
-  'tape_mlp', ['', pytest.param('glu', marks=pytest.mark.nightly)]
-)
-def test_logits_ignore_masked_tape_slots(tape_mlp):
-  # Invariant 6, second half.
-  model, variables = initialised(tape_mlp=tape_mlp)
-  x, tape, _ = jax.jit(lambda *args: model.apply(*args, method='read'))(
-    variables, images()
-  )
-  noise = 1e3 * jax.random.normal(jax.random.key(2), tape.tokens.shape)
-  filled = jnp.where(tape.mask[..., None] > 0, tape.tokens, noise)
-  assert (tape.mask == 0).any()
-  classify = jax.jit(lambda *args: model.apply(*args, method='classify')[0])
-  want = classify(variables, x, tape.tokens, tape.mask)
-  got = classify(variables, x, filled, tape.mask)
-  np.testing.assert_allclose(got, want, atol=1e-5)
 
 
 @pytest.mark.nightly
@@ -102,82 +82,10 @@ def test_ablations_without_adaptive_length_and_without_bank():
   assert 'tape_norm' not in variables['params']['encoder']
 
 
-@pytest.mark.parametrize(
-  ('classes', 'variant', 'fields', 'millions'),
-  [
-    # Table 6.
-    (1000, 'Ti/16', {'pool': 'gap', 'bank': 'input'}, 6.3),
-    (1000, 'S/16', {'pool': 'gap', 'bank': 'input'}, 24.3),
-    (1000, 'B/16', {'pool': 'gap', 'bank': 'input'}, 94.9),
-    # Table 7 prints 185.6 for B/32, 4 % less; B/32 differs from B/16 by its
-    # patches and positions only, which makes it larger, so its print is of
-    # another setting.
-    (18_291, 'B/16', {'tape_mlp': 'glu'}, 192.5),
-    (18_291, 'B/32', {'tape_mlp': 'glu'}, 194.2),
-  ],
-)
-def test_parameters_of_the_paper(classes, variant, fields, millions):
-  model = AdaTapeViT(classes, variant, **fields)
-  image = jnp.zeros((1, 224, 224, 3))
-  shapes = jax.eval_shape(model.init, jax.random.key(0), image)
-  count = sum(leaf.size for leaf in jax.tree.leaves(shapes)) / 1e6
-  # The paper cuts its counts off: ViT-B/28 with 100.98 is 100.9.
-  assert int(count * 10) / 10 == millions
-
-
-@pytest.mark.parametrize(
-  ('variant', 'bank', 'giga_mac'),
-  [
-    ('B/32', 'learnable', 5.585), ('B/32', 'input', 6.057),
-    ('B/16', 'learnable', 18.837), ('B/16', 'input', 19.304),
-    ('L/16', 'learnable', 65.941),
-  ],
-)  # fmt: skip
-def test_flops_of_table_1(variant, bank, giga_mac):
-  model = AdaTapeViT(18_291, variant, bank=bank, tape_mlp='glu')
-  flops = model.flops((224, 224, 3))
-  np.testing.assert_allclose(flops / 2e9, giga_mac, rtol=0.015)
-  assert model.flops((224, 224, 3), tape_length=8.4) < flops
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'fields',
-  [
-    {},
-    pytest.param({'tape_mlp': 'glu', 'pool': 'cls'}, marks=pytest.mark.nightly),
-  ],
-)
-def test_flops_agree_with_the_compiler(fields):
-  sizes = dict(width=64, mlp_dim=128, num_heads=4, query_dim=64)
-  model, variables = initialised(**sizes, **fields)
-  # The compiler counts the body of the reading's loop once, the formula T
-  # times; the reading is a small share.
-  lowered = jax.jit(model.apply).lower(variables, images(rows=1))
-  counted = lowered.compile().cost_analysis()['flops']
-  np.testing.assert_allclose(model.flops((16, 16, 3)), counted, rtol=0.15)
-
-
 def test_an_input_bank_too_small_for_the_reading_is_named():
   few = AdaTapeViT(**(TINY | {'bank_patch_size': 8}))
   with pytest.raises(ValueError, match=r'bank_size: expected at least .* = 10'):
     few.init(jax.random.key(0), images())
-
-
-def test_parameters_are_named_as_in_the_vit():
-  # So that a ViT warms up an AdaTape without renaming.
-  _, variables = initialised()
-  vit = ViT(
-    3, width=16, depth=3, mlp_dim=16, num_heads=2, patch_size=8, pool='gap'
-  )
-  other = nn.unbox(jax.eval_shape(vit.init, jax.random.key(0), images()))
-  ours, theirs = (
-    {path: x.shape for path, x in flatten_dict(tree['params']).items()}
-    for tree in (variables, other)
-  )
-  assert theirs.items() <= ours.items()
-  more = {path[0] for path in ours.keys() - theirs.keys()}
-  assert more == {'tape_bank', 'encoder'}
 
 
 def test_parity_of_equal_and_shuffled_symbols():

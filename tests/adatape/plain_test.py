@@ -9,7 +9,7 @@ import pytest
 
 from adatape.bank import ImageBank
 from adatape.model import AdaTapeViT
-from tests.adatape import tape_test
+from tests.adatape import plain_vit, tape_test
 from tests.model_lib import plain
 
 ROWS, C = 6, 24
@@ -46,34 +46,9 @@ def run(model, params):
   return logits, out['tape']
 
 
-def patch_tokens(params, image, p):
-  """Projections of the patches, row by row of the image."""
-  rows, columns = image.shape[0] // p, image.shape[1] // p
-  flat = [
-    image[y * p : y * p + p, x * p : x * p + p].reshape(-1)
-    for y in range(rows)
-    for x in range(columns)
-  ]
-  return plain.dense(params['projection'], np.stack(flat))
-
-
 def image_bank(params, image, p):
   """Z = h2(h1(X_p) + E_pos), appendix A.2."""
-  x = patch_tokens(params['patch_embed'], image, p)
-  return plain.dense(
-    params['projection'], x + params['positions']['embedding'][0]
-  )
-
-
-def block(params, x, count, num_heads):
-  """A pre-LN block; tokens from `count` on may have their own network."""
-  normed = plain.layer_norm(params['attention_norm'], x)
-  x = x + plain.attention_by_loop(params['attention'], normed, num_heads)[0]
-  normed = plain.layer_norm(params['mlp_norm'], x)
-  out = plain.mlp(params['mlp'], normed)
-  if 'tape_mlp' in params and len(x) > count:
-    out[count:] = plain.mlp(params['tape_mlp'], normed[count:])
-  return x + out
+  return plain.dense(params['projection'], plain_vit.tokens(params, image, p))
 
 
 def forward(model, params, image, pool=None, query_norm=None):
@@ -83,18 +58,18 @@ def forward(model, params, image, pool=None, query_norm=None):
   """
   params, image = plain.float64((params, image))
   encoder, tokens = params['encoder'], params['tokens']
-  x = patch_tokens(tokens['patch_embed'], image, model.patch_size)
-  x = x + tokens['positions']['embedding'][0]
-  if model.pool == 'cls':
-    x = np.concatenate([tokens['cls'][0], x])
+  x = plain_vit.tokens(tokens, image, model.patch_size)
+  assert ('cls' in tokens) == (model.pool == 'cls')
   bank = params['tape_bank']
   if model.bank == 'input':
     bank = image_bank(bank, image, model.bank_patch_size)
   else:
     bank = bank['tokens']
-  run_block = functools.partial(block, count=len(x), num_heads=model.num_heads)
+  networks = None
+  if model.tape_mlp:
+    networks = {'mlp': slice(len(x)), 'tape_mlp': slice(len(x), None)}
   for index in range(model.insert_after):
-    x = run_block(encoder[f'block_{index}'], x)
+    x = plain_vit.block(encoder[f'block_{index}'], x, model.num_heads)
   query = x[0] if (pool or model.pool) == 'cls' else x.mean(0)
   norm = encoder['tape_norm']
   query = plain.layer_norm(query_norm or norm, query)[: model.query_dim]
@@ -105,7 +80,7 @@ def forward(model, params, image, pool=None, query_norm=None):
     tape = plain.mlp(encoder['read_network'], tape)
   x = np.concatenate([x, tape])  # without the slots that the model masks
   for index in range(model.insert_after, model.depth):
-    x = run_block(encoder[f'block_{index}'], x)
+    x = plain_vit.block(encoder[f'block_{index}'], x, model.num_heads, networks)
   x = plain.layer_norm(encoder['norm'], x)
   pooled = x[0] if model.pool == 'cls' else x.mean(0)
   return plain.dense(params['head'], pooled), picks, loss
@@ -133,6 +108,7 @@ def test_query_comes_from_the_pooled_tokens(name):
   assert np.abs(losses - tape['loss']).max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['learn cls', 'input gap'])
 def test_bank_and_query_share_one_norm(name):
   model, params, _, before = case(name)

@@ -1,8 +1,9 @@
-"""A ViT once more in plain NumPy, one image at a time, for its variants."""
+"""ViTs and their variants of adaptive depth in NumPy, one row at a time."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import expit
 
 from dataset_lib.source import DatasetInfo
 from tests.model_lib import plain
@@ -23,28 +24,94 @@ BATCH = {
 PIXELS = np.asarray(BATCH['image']) / 127.5 - 1.0  # of a model
 
 
-def tokens(params, image, *before):
-  """Tokens `[L, D]`: [CLS], the vectors `before`, patches with positions."""
-  size = SIZES['patch_size']
-  cut = [
-    np.asarray(image)[i : i + size, j : j + size].reshape(-1)
-    for i in range(0, 16, size)
-    for j in range(0, 16, size)
+def patches(params, image, size):
+  """Projections of the patches `[L, D]`, row by row of the image."""
+  corners = np.ndindex(image.shape[0] // size, image.shape[1] // size)
+  flat = [
+    np.asarray(image)[y * size :, x * size :][:size, :size].reshape(-1)
+    for y, x in corners
   ]
-  x = plain.dense(params['patch_embed']['projection'], np.stack(cut))
+  return plain.dense(params['projection'], np.stack(flat))
+
+
+def tokens(params, image, size, *before):
+  """`[L, D]`: [CLS] if there is one, `before`, patches with positions."""
+  x = patches(params['patch_embed'], image, size)
   x = x + params['positions']['embedding'][0]
-  return np.concatenate([params['cls'][0], *before, x])
+  return np.concatenate([*params.get('cls', ()), *before, x])
 
 
-def block(params, x, feed=None):
-  """A pre-LN block on the tokens of one image; `feed` is its network."""
+def block(params, x, num_heads, networks=None):
+  """A pre-LN block of a row `[L, D]`; `networks` are slices of it by name."""
   normed = plain.layer_norm(params['attention_norm'], x)
-  x = x + plain.attention_by_loop(params['attention'], normed, 2)[0]
+  x = x + plain.attention_by_loop(params['attention'], normed, num_heads)[0]
   normed = plain.layer_norm(params['mlp_norm'], x)
-  return x + (feed(normed) if feed else plain.mlp(params['mlp'], normed))
+  parts = (networks or {'mlp': slice(None)}).items()
+  out = [plain.mlp(params[name], normed[part]) for name, part in parts]
+  return x + np.concatenate(out)
 
 
-def log_softmax(logits):
-  """In float64."""
-  shifted = logits - logits.max(-1, keepdims=True)
-  return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+def spread(model, *inputs):
+  """Variables at random, with a score that spreads the steps."""
+  params = plain.noise(model, *inputs, scale=0.3, seed=3)
+  halting = params.get('universal', params['encoder'])
+  score = halting.get('step', halting)['score']
+  score['kernel'] = score['kernel'] / 4
+  score['bias'] = np.full((1,), -1.5, np.float32)
+  return {'params': params}
+
+
+def coordinates(count, width, step):
+  """`[count, width]`: sines, then cosines, of the positions and the step."""
+  half = width // 2
+  rates = 10_000.0 ** (-np.arange(half) / (half - 1))
+
+  def sines(number):
+    return np.concatenate([np.sin(number * rates), np.cos(number * rates)])
+
+  return np.stack([sines(place) for place in range(count)]) + sines(step)
+
+
+def act(state, blocks, score, model, add=True):
+  """ACT of the tokens of a row; `blocks` are the parameters of each step.
+
+  Returns (output, steps N, remainders R), the last two for each token.
+  """
+  count, width = state.shape
+  total, remainder = np.zeros(count), np.zeros(count)
+  steps, output = np.zeros(count, int), np.zeros(state.shape)
+  running = np.ones(count, bool)
+  for n, params in enumerate(blocks):
+    x = state + coordinates(count, width, n) if add else state
+    p = expit(plain.dense(score, x)[:, 0])
+    if model.halting == 'example':
+      p = np.full(count, p.mean())
+    new = block(params, x, model.num_heads)
+    state = np.where(running[:, None], new, state)
+    for i in np.flatnonzero(running):
+      steps[i] += 1
+      weight = p[i]
+      if total[i] + p[i] >= 1 - model.epsilon or n == len(blocks) - 1:
+        weight = remainder[i] = 1 - total[i]
+        running[i] = False
+      keep = 1.0 if model.combination == 'accumulated' else 1 - weight
+      output[i] = weight * new[i] + keep * output[i]
+      total[i] += p[i]
+  return output, steps, remainder
+
+
+def ponder_net(params, image, model):
+  """(p `[N]`, logits `[N, O]`) of a row by PonderNet's equation 1."""
+  state = tokens(params['tokens'], image, model.patch_size)
+  step = params['step']
+  left, chances, logits = 1.0, [], []
+  for n in range(model.max_steps):
+    x = state + coordinates(*state.shape, n)
+    state = block(step['block'], x, model.num_heads)
+    pooled = plain.layer_norm(step['norm'], state)
+    pooled = pooled.mean(0) if model.pool == 'gap' else pooled[0]
+    chance = expit(plain.dense(step['halt'], pooled)[0])
+    chances.append(left * (chance if n < model.max_steps - 1 else 1.0))
+    left *= 1.0 - chance
+    logits.append(plain.dense(params['head'], pooled))
+  return np.array(chances), np.array(logits)

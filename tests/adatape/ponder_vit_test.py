@@ -8,7 +8,7 @@ import pytest
 from adatape.ponder_vit import PonderNetClassification, PonderViT
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
-from tests.adatape import plain_baselines
+from tests.adatape import plain_vit
 from tests.model_lib import plain
 from tests.train_lib import mixup_test
 
@@ -40,7 +40,7 @@ def distributions(params, model=MODEL):
   """(p `[B, N]`, logits `[B, N, O]`) by the plain loop."""
   params = plain.float64(params)
   rows = [
-    plain_baselines.ponder_net(params, image, model)
+    plain_vit.ponder_net(params, image, model)
     for image in np.asarray(IMAGES, np.float64)
   ]
   return [np.stack(parts) for parts in zip(*rows, strict=True)]
@@ -65,6 +65,7 @@ def test_equals_plain_numpy(pool):
   assert len(set(median)) > 1
 
 
+@pytest.mark.slow
 def test_dynamic_form_has_the_same_logits():
   logits, out = jax.jit(MODEL.apply)({'params': PARAMS}, IMAGES)
   dynamic = jax.jit(MODEL.clone(dynamic=True).apply)
@@ -140,6 +141,7 @@ def test_mixup_reaches_every_step():
   mixup_test.assert_mixes(task_of(), PARAMS, BATCH)
 
 
+@pytest.mark.slow
 def test_a_dynamic_model_is_evaluated_by_its_predictions():
   masked = task_of().evaluate(PARAMS, {}, BATCH)
   dynamic = task_of(dynamic=True).evaluate(PARAMS, {}, BATCH)

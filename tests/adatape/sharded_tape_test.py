@@ -66,14 +66,6 @@ def test_reads_without_communication(mesh, dim):
   assert ('all-reduce' in text) == (dim == 2)
 
 
-def test_communicates_without_shard_map(monkeypatch, mesh):
-  # Shows that the test above could fail.
-  monkeypatch.setattr(tape, 'over_rows', lambda function, *_: function)
-  placed = put(mesh, *case(2))
-  read = jax.jit(lambda *args: tape.read(*args, READING))
-  assert 'all-gather' in read.lower(*placed).compile().as_text()
-
-
 def test_bank_drop_draws_without_communication(mesh):
   keys = jax.device_put(
     jax.random.split(jax.random.key(0), B),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adatape import universal
-from tests.adatape import plain_baselines
+from tests.adatape import plain_vit
 from tests.model_lib import plain
 
 SIZES = {'num_classes': 2, 'width': 16, 'mlp_dim': 32, 'num_heads': 4}
@@ -21,16 +21,7 @@ def token_model(**fields):
   return universal.UniversalTransformer(**fields)
 
 
-def variables_of(model, *inputs, bias=-1.5):
-  """Parameters at random, with a score bias that spreads the steps."""
-  params = plain.noise(model, *inputs, scale=0.3, seed=3)
-  score = params['encoder']['step']['score']
-  score['kernel'] = score['kernel'] / 4
-  score['bias'] = np.full((1,), bias, np.float32)
-  return {'params': params}
-
-
-VARIABLES = variables_of(token_model(), ON_DEVICE)
+VARIABLES = plain_vit.spread(token_model(), ON_DEVICE)
 
 
 def run(model, tokens, row_keys=None, mask=None):
@@ -44,9 +35,7 @@ def loop(tokens, length, model):
   embedding = params['tokens']['embedding'][tokens[:length]]
   state = np.concatenate([params['tokens']['cls'][0], embedding])
   blocks = [step['block']] * model.max_steps
-  output, steps, remainder = plain_baselines.act(
-    state, blocks, step['score'], model
-  )
+  output, steps, remainder = plain_vit.act(state, blocks, step['score'], model)
   normed = plain.layer_norm(params['encoder']['norm'], output[0])
   logits = plain.dense(params['head'], normed)
   return logits, steps.mean(), (steps + remainder).mean(), steps.max()
@@ -72,32 +61,3 @@ def test_equals_plain_loop(halting, combination):
   if halting == 'token':
     assert out['ponder']['steps'].min() < 4.5
     assert out['ponder']['depth'].max() == 5
-
-
-def test_cost_trains_the_score_and_not_the_head():
-  model = token_model()
-  keys = jax.random.split(jax.random.key(2), 4)
-
-  def cost(variables):
-    return model.apply(variables, ON_DEVICE, keys)[1]['ponder']['cost'].mean()
-
-  gradient = jax.jit(jax.grad(cost))(VARIABLES)['params']
-  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-  np.testing.assert_array_equal(gradient['head']['kernel'], 0.0)
-  np.testing.assert_array_equal(gradient['encoder']['norm']['scale'], 0.0)
-  # More score, less remainder.
-  assert float(gradient['encoder']['step']['score']['bias'][0]) < 0
-
-
-def test_width_too_small_for_sines_is_named():
-  with pytest.raises(ValueError, match='width: expected'):
-    token_model(width=2, num_heads=1).init(jax.random.key(0), ON_DEVICE)
-
-
-def test_flops_agree_with_the_compiler():
-  fields = {'num_classes': 2, 'width': 256, 'mlp_dim': 512, 'num_heads': 4}
-  model = universal.UniversalTransformer(max_steps=1, **fields)
-  got = plain.counted_flops(model, jnp.zeros((1, 16), jnp.int32))
-  assert model.flops((16,)) == pytest.approx(got, rel=0.03)
-  three = model.clone(max_steps=3).flops((16,))
-  assert three == pytest.approx(3 * model.flops((16,)), rel=0.001)

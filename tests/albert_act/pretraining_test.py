@@ -140,25 +140,25 @@ def test_a_model_too_small_for_the_corpus_is_refused(corpus, field, value):
     Pretraining(config, info)
 
 
-def load(corpus, repository, *overrides, **arguments):
+def load(corpus, *overrides, **arguments):
   given = dict(corpus=corpus, variant='micro', length=32, steps=4)
   text = ','.join(f'{k}={v}' for k, v in (given | arguments).items())
-  path = f'{repository}/configs/albert_act/pretrain.py:{text}'
+  path = f'configs/albert_act/pretrain.py:{text}'
   return command_line.load_config(
     path, ['mesh.data=1', 'batch_size=8', *overrides]
   )
 
 
-def test_the_shipped_configuration(corpus, repository):
-  config = load(corpus, repository)
+def test_the_shipped_configuration(corpus):
+  config = load(corpus)
   assert config.model.vocab_size == len(corpora.VOCABULARY)
   assert config.loss.ponder_weight == pytest.approx(0.768 / (6 * 32))
   config_schema.validate(config)
-  fixed = load(corpus, repository, halting='fixed')
+  fixed = load(corpus, halting='fixed')
   assert (fixed.model.halting, fixed.loss.ponder_weight) == ('', 0.0)
   # The paper's, for up to 12 iterations of 128 tokens.
   paper = command_line.load_config(
-    f'{repository}/configs/albert_act/pretrain.py:corpus={corpus}', []
+    f'configs/albert_act/pretrain.py:corpus={corpus}', []
   )
   assert paper.loss.ponder_weight == pytest.approx(5e-4)
   assert (paper.batch_size, paper.stages.stage1.steps) == (4096, 112_500)
@@ -167,18 +167,16 @@ def test_the_shipped_configuration(corpus, repository):
   assert (data.mask_share, data.max_ngram, data.max_length) == (0.2, 3, 128)
 
 
-def test_the_corpus_is_found(tmp_path, corpus, repository, monkeypatch):
+def test_the_corpus_is_found(tmp_path, corpus, monkeypatch):
   with pytest.raises(ConfigError, match=r'dataset\.directory: expected a corp'):
-    load(tmp_path / 'nothing', repository)
+    load(tmp_path / 'nothing')
   monkeypatch.setenv('HOME', str(corpus.parent))
-  config = load(f'~/{corpus.name}', repository)
+  config = load(f'~/{corpus.name}')
   assert config.model.vocab_size == len(corpora.VOCABULARY)
 
 
 @pytest.mark.parametrize('share', [0.01, 0.99])
-def test_no_stage_is_empty(repository, share):
-  path = (
-    f'{repository}/configs/albert_act/pretrain.py:steps=20,tau_from={share}'
-  )
+def test_no_stage_is_empty(share):
+  path = f'configs/albert_act/pretrain.py:steps=20,tau_from={share}'
   with pytest.raises(command_line.UsageError, match='tau_from: expected a sha'):
     command_line.load_config(path, [])

@@ -10,7 +10,13 @@ from flax import linen as nn
 
 from albert_act.model import AlbertClassifier, AlbertPretraining
 from tests.eat import small
-from tests.model_lib.plain import block_by_loop, dense, float64, layer_norm
+from tests.model_lib.plain import (
+  block_by_loop,
+  dense,
+  float64,
+  gelu_new,
+  layer_norm,
+)
 
 FIELDS = dict(
   width=16, embedding_width=8, max_iterations=6, mlp_dim=24, num_heads=4,
@@ -68,11 +74,6 @@ def batch(lengths=(9, 5, 1, 7), length=9, seed=0, vocab_size=40):
     jnp.asarray(types, jnp.int32),
     jnp.asarray(lengths, jnp.int32),
   )
-
-
-def gelu_new(x):
-  inner = np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)
-  return 0.5 * x * (1.0 + np.tanh(inner))
 
 
 def embed_by_loop(params, tokens, types):

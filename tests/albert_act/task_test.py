@@ -120,21 +120,6 @@ def test_a_fixed_depth_costs_that_depth():
   assert values['ponder_cost'] == pytest.approx(6 * (9 + 5 + 7) / 3)
 
 
-def test_the_ponder_cost_pulls_the_score_to_halt_sooner():
-  batch = a_batch()
-  params = small.build()[1]['params']
-  gradient = jax.grad(build()[1], has_aux=True)
-  without, with_it = (
-    gradient(params, batch, {'ponder_weight': jnp.float32(tau)})[0]
-    for tau in (0.0, 1.0)
-  )
-  pull = with_it['score']['bias'] - without['score']['bias']
-  assert float(pull[0]) < -0.1
-  np.testing.assert_allclose(
-    with_it['head']['kernel'], without['head']['kernel'], atol=1e-6
-  )
-
-
 @pytest.mark.parametrize(
   ('changes', 'key'),
   [

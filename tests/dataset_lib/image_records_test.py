@@ -1,12 +1,9 @@
 """Records of images with several labels, in both formats, and faults."""
 
-import itertools
-import tarfile
-
 import numpy as np
 import pytest
 
-from dataset_lib import builder, image_ops, order
+from dataset_lib import builder
 from dataset_lib.errors import (
   BadRecord,
   ConfigError,
@@ -86,10 +83,6 @@ def test_parts_of_a_split(folder, split, rows):
   part = source(folder, split)
   labels = [part.record(i)['label'] for i in range(len(part))]
   assert labels == [LABELS[row] for row in rows]
-  assert [part.where(i)[-1] for i in range(2)] == [
-    str(row - max(s.start for s in SHARDS if s.start <= row))
-    for row in list(rows)[:2]
-  ]
 
 
 def test_batches_have_padded_labels(folder):
@@ -160,26 +153,3 @@ def test_what_is_not_there(folder, images):
   (folder / f'cut-0{last.suffix}').write_bytes(bytes(90))
   with pytest.raises(InvalidDataError, match='cut-0'):
     source(folder, 'cut')
-
-
-def test_photographs(shared_data, tmp_path):
-  tar = shared_data('images', 'caltech101_folders.tar')
-  with tarfile.open(tar) as opened:
-    members = (m for m in opened if m.name.endswith('.jpg'))
-    photos = [
-      opened.extractfile(member).read()
-      for member in itertools.islice(members, len(LABELS))
-    ]
-  write(tmp_path, photos)
-  given = config(
-    tmp_path, image_size=64, augment=('inception_crop', 'flip', 'randaugment')
-  )
-  [batch] = take(build(given, batch_size=8, seed=5), 1)
-  again = take(build(given, batch_size=8, seed=5, num_threads=0), 1)[0]
-  np.testing.assert_array_equal(batch['image'], again['image'])
-  options = image_ops.ImageOptions(
-    image_size=64, augment=given['augment'], randaugment=(2, 15)
-  )
-  for row, index in enumerate(batch['index'].tolist()):
-    expected = options.transform(photos[index], order.record_rng(5, 0, index))
-    np.testing.assert_array_equal(batch['image'][row], expected)

@@ -37,12 +37,8 @@ def flip(byte):
 def test_a_damaged_shard_is_named(tmp_path, data, count):
   path = tmp_path / 'shard-0'
   path.write_bytes(SHARD)
-  assert record_files.record_offsets(str(path), 3).tolist() == [
-    0,
-    18,
-    34,
-    len(SHARD),
-  ]
+  offsets = record_files.record_offsets(str(path), 3)
+  assert offsets.tolist() == [0, 18, 34, len(SHARD)]
   path.write_bytes(data)
   with pytest.raises(InvalidDataError, match='shard-0'):
     record_files.record_offsets(str(path), count)
@@ -190,12 +186,8 @@ def test_opening_300_million_records_takes_little_memory(tmp_path, scans):
   _, peak = tracemalloc.get_traced_memory()
   tracemalloc.stop()
   assert len(data.source) == rows * count
-  assert data.steps_per_epoch == rows * count // 4096
   assert not scans
   assert peak < 4 * 2**20  # the offsets would take 2.4 GB
   indices = places.indices.tolist()
   assert len({*indices}) == 64
   assert max(indices) > 2**27  # of all records
-  assert data.source.where(rows * count - 1).endswith(
-    f'train-00999-of-01000.tfrecord, record {rows - 1}'
-  )

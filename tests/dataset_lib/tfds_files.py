@@ -57,39 +57,25 @@ def images(root):
     ]
     for split, first, count in (('train', 0, 20), ('test', 100, 7))
   }
-  for file_format in ('array_record', 'tfrecord'):
-    write(os.path.join(root, file_format), 'tiny', features, splits,
-          file_format, keys=('image', 'label'))  # fmt: skip
-
-
-def photos(root):
-  """As imagenet2012 has them, and images of several labels, as of JFT."""
-  image = tfds.features.Image(encoding_format='jpeg')
-  names = [f'n{number:08}' for number in range(1000)]
-  label = tfds.features.ClassLabel(names=names)
-  pixels = [np.full((20, 30, 3), 10 * i, np.uint8) for i in range(12)]
-  features = {
-    'image': image, 'label': label, 'file_name': tfds.features.Text()
-  }  # fmt: skip
-  rows = [
-    {'image': value, 'label': 80 * i, 'file_name': f'n{80 * i:08}_{i}.JPEG'}
-    for i, value in enumerate(pixels)
-  ]
-  many = {
-    'image': image,
-    'labels': tfds.features.Sequence(
-      tfds.features.ClassLabel(num_classes=18291)
-    ),
+  # As of JFT.
+  label = tfds.features.ClassLabel(num_classes=18291)
+  many = features | {'labels': tfds.features.Sequence(label)}
+  del many['label']
+  several = {
+    'train': [
+      {
+        'image': np.full((9, 12, 3), i, np.uint8),
+        'labels': [1000 * i + j for j in range(i % 3)],
+        'note': 'x',
+      }
+      for i in range(10)
+    ]
   }
-  several = [
-    {'image': value, 'labels': [1000 * i + j for j in range(i % 3)]}
-    for i, value in enumerate(pixels)
-  ]
   for file_format in ('array_record', 'tfrecord'):
     folder = os.path.join(root, file_format)
-    write(folder, 'photos', features, {'train': rows, 'validation': rows[:3]},
-          file_format, keys=('image', 'label'))  # fmt: skip
-    write(folder, 'many', many, {'train': several}, file_format,
+    write(folder, 'tiny', features, splits, file_format,
+          keys=('image', 'label'))  # fmt: skip
+    write(folder, 'many', many, several, file_format,
           keys=('image', 'labels'))  # fmt: skip
 
 

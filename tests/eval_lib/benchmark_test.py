@@ -154,9 +154,9 @@ def test_processes_are_shared_by_name_and_end(capfd, monkeypatch):
   assert not {'hello', 'left out'} & {*capfd.readouterr().out.split()}
 
 
-def test_jax_waits_for_the_environment_of_its_process(repository):
+def test_jax_waits_for_the_environment_of_its_process():
   code = "import sys, eval_lib.peers; sys.exit('jax' in sys.modules)"
-  subprocess.run([sys.executable, '-c', code], cwd=repository, check=True)
+  subprocess.run([sys.executable, '-c', code], check=True)
 
 
 @pytest.mark.parametrize(

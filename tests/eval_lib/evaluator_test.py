@@ -18,24 +18,6 @@ PARITY = dict(name='parity', length=8)
 FAKE = dict(name='tests.fakes:FakeImages', image_size=8)
 
 
-def test_legal_entries_pass():
-  for entry in (
-    dict(type='classification', every_steps=200),
-    dict(type='eval_lib.evaluator:Classification'),
-    dict(type='fewshot', shots=(1, 5)),
-    dict(type='fewshot', dataset=FAKE),
-  ):
-    evals = dict(dataset=DIGITS, evals=dict(test=entry))
-    complete = evaluator.validate(evals)['test']
-    assert {'dataset', 'every_steps'} <= complete.keys()
-    assert complete['type'] == entry['type']
-    built = evaluator.build('x', entry, contexts.eval_context(DIGITS))
-    assert isinstance(built, evaluator.Classification) == (
-      'lassification' in entry['type']
-    )
-  assert evaluator.validate(dict(dataset=DIGITS, evals={})) == {}
-
-
 LEGAL = {
   'calibration': dict(split='test', calibration_split='train'),
   'frontier': dict(split='test'),

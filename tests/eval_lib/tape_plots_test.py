@@ -19,16 +19,14 @@ def test_a_heatmap_shows_every_cell(made, tmp_path, assert_readable):
   assert axes.get_ylim() == (2.5, -0.5)
   labels = axes.get_xlabel(), axes.get_ylabel(), bar.get_ylabel()
   assert labels == ('X-Index', 'Y-Index', 'rows (%)')
-  texts = [axes.xaxis.label, axes.yaxis.label, axes._left_title]
-  assert_readable(made[0], [*texts, bar.yaxis.label], 4)
+  assert_readable(made[0], 4)
 
 
 @pytest.mark.parametrize('values', [GRID[:1], np.ones((1, 2))])
 def test_a_heatmap_of_one_row(values, made, tmp_path, assert_readable):
   adaptive_plots.plot_heatmap(tmp_path / 'x', values, 'rows (%)', 'Read')
-  axes, bar = made[0].axes
-  texts = [axes.xaxis.label, axes.yaxis.label, axes._left_title]
-  assert_readable(made[0], [*texts, bar.yaxis.label], 4)
+  axes, _ = made[0].axes
+  assert_readable(made[0], 4)
   assert axes.bbox.height > 40
 
 
@@ -40,8 +38,7 @@ def test_a_histogram_shows_shares_and_the_mean(made, tmp_path, assert_readable):
   assert bars == [pytest.approx((2, 25)), pytest.approx((3, 75))]
   (line,) = axes.get_lines()
   assert line.get_xdata()[0] == 2.75
-  texts = [axes.xaxis.label, axes.yaxis.label, axes._left_title]
-  assert_readable(made[0], [*texts, *axes.get_legend().get_texts()], 4)
+  assert_readable(made[0], 4)
 
 
 def test_examples_show_images_and_symbols(made, tmp_path, assert_readable):
@@ -55,8 +52,7 @@ def test_examples_show_images_and_symbols(made, tmp_path, assert_readable):
   assert [len(one.images) for one in axes[:6]] == [1] * 5 + [0]
   (shown,) = axes[5].texts
   assert shown.get_text() == text
-  texts = [shown, *(one.title for one in axes)]
-  assert_readable(made[0], texts, 7)
+  assert_readable(made[0], 7)
 
 
 def test_a_frontier_of_rates_is_the_upper_right(made, tmp_path):

@@ -1,13 +1,12 @@
 """Compares two directories of golden records.
 
-  python tests/golden/compare.py BEFORE AFTER [--lines]
+  python tests/golden/compare.py BEFORE AFTER
 
 prints one table: subject, largest difference, quantity, and the reason where
-the difference is intended. `--lines` adds the lines of texts that differ.
+the difference is intended.
 """
 
 import argparse
-import difflib
 import json
 import math
 import pathlib
@@ -28,9 +27,8 @@ class Row(NamedTuple):
 
   subject: str
   quantity: str
-  difference: float  # largest, relative; infinite for texts, names and shapes
+  difference: float  # largest, relative; infinite for names and shapes
   note: str = ''  # why it is intended
-  lines: tuple[str, ...] = ()  # of texts that differ
 
   @property
   def is_unexplained(self) -> bool:
@@ -50,24 +48,13 @@ def compare(before: pathlib.Path, after: pathlib.Path) -> list[Row]:
 
 def compare_records(subject: str, old: Any, new: Any) -> list[Row]:
   """Rows of one record."""
-  old, new = (named(subject, item) for item in (old, new))
   rows = []
   for quantity in dict.fromkeys([*old, *new]):
     expected, given = old.get(quantity), new.get(quantity)
     largest = difference(expected, given)
-    lines = text_difference(expected, given) if math.isinf(largest) else ()
     note = reason(subject, quantity) if largest > TOLERANCE else ''
-    rows.append(Row(subject, quantity, largest, note, tuple(lines)))
+    rows.append(Row(subject, quantity, largest, note))
   return rows
-
-
-def named(subject: str, record: Any) -> dict[str, Any]:
-  """A record by name: error lines by their command, answers by number."""
-  if isinstance(record, dict):
-    return record
-  if subject == 'errors':
-    return {' '.join(arguments) or '(none)': line for arguments, line in record}
-  return {f'answer {number}': item for number, item in enumerate(record)}
 
 
 def difference(old: Any, new: Any) -> float:
@@ -85,14 +72,6 @@ def difference(old: Any, new: Any) -> float:
   if not same:
     return math.inf
   return max((difference(*pair) for pair in pairs), default=0.0)
-
-
-def text_difference(old: Any, new: Any) -> list[str]:
-  """Lines that only one of two values has as JSON."""
-  texts = (json.dumps(x, indent=0, ensure_ascii=False) for x in (old, new))
-  pair = [text.replace(',\n', '\n').splitlines() for text in texts]
-  lines = difflib.unified_diff(*pair, lineterm='', n=0)
-  return [line for line in lines if not line.startswith(('---', '+++', '@@'))]
 
 
 def explains(entry: tuple[str, str, str], subject: str, quantity: str) -> bool:
@@ -117,25 +96,14 @@ def out_of_date(rows: list[Row]) -> list[tuple[str, str, str]]:
   ]
 
 
-def format_rows(rows: list[Row], lines: bool = False) -> str:
-  """The table; quantities of a subject that are equal share a line."""
-  texts = []
-  for subject in dict.fromkeys(row.subject for row in rows):
-    of_subject = [row for row in rows if row.subject == subject]
-    equal = [row for row in of_subject if row.difference <= TOLERANCE]
-    if equal:
-      largest = max(row.difference for row in equal)
-      names = ', '.join(row.quantity for row in equal[:7])
-      names += f' and {len(equal) - 7} more' if len(equal) > 7 else ''
-      texts.append(f'{subject:28} {largest:9.1e}  {names}')
-    for row in of_subject:
-      if not row.difference <= TOLERANCE:
-        is_text = math.isinf(row.difference)
-        shown = 'text' if is_text else f'{row.difference:.1e}'
-        note = row.note or 'UNEXPLAINED'
-        texts.append(f'{subject:28} {shown:>9}  {row.quantity}: {note}')
-        texts += [f'{"":40}{line}' for line in row.lines * lines]
-  return '\n'.join(texts)
+def format_rows(rows: list[Row]) -> str:
+  """The table of what differs."""
+  return '\n'.join(
+    f'{row.subject:28} {row.difference:9.1e}  {row.quantity}: '
+    f'{row.note or "UNEXPLAINED"}'
+    for row in rows
+    if not row.difference <= TOLERANCE
+  )
 
 
 def main(argv: list[str]) -> int:
@@ -143,10 +111,9 @@ def main(argv: list[str]) -> int:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('before', type=pathlib.Path)
   parser.add_argument('after', type=pathlib.Path)
-  parser.add_argument('--lines', action='store_true')
   arguments = parser.parse_args(argv)
   rows = compare(arguments.before, arguments.after)
-  print(format_rows(rows, arguments.lines))
+  print(format_rows(rows))
   for entry in out_of_date(rows):
     print('out of date:', *entry)
   unexplained = sum(row.is_unexplained for row in rows)

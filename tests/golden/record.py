@@ -1,4 +1,4 @@
-"""Records what the program computes and prints, as JSON files.
+"""Records what the program computes, as JSON files.
 
 Run it by its path, in the root of the checkout that is recorded, which may be
 another one than this file's:
@@ -14,8 +14,6 @@ import io
 import json
 import os
 import pathlib
-import re
-import subprocess
 import sys
 import tempfile
 import zlib
@@ -24,7 +22,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from launch import train
 from train_lib import trainer
 
 if __package__:
@@ -39,19 +36,6 @@ XLA_FLAGS = (
   '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
 )
 TIMES = ('seconds', 'share_waiting', 'steps_this_process')
-TEXTS = [
-  'w1 w2 w3',
-  {'text': 'w4 w5', 'id': 'named'},
-  {'text': 'w6 w7 w8 w9', 'source': 'forum'},
-  {'text': 'w1', 'pair': 'w2 w3 unknown'},
-  {'text': ''},
-  {'text': ' '.join(standin.WORDS * 2)},
-  'w10 ##a W11',
-  {'id': 3},
-  17,
-  *(' '.join(standin.WORDS[n : 2 * n]) for n in range(2, 20, 3)),
-  *({'text': 'w3 w7', 'pair': f'w{n} w{2 * n}'} for n in range(3)),
-]
 
 
 def rounded(values: Any) -> Any:
@@ -60,16 +44,6 @@ def rounded(values: Any) -> Any:
   if array.ndim:
     return [rounded(item) for item in array]
   return float(f'{float(array):.9g}')
-
-
-def clean(text: str, *folders: str) -> str:
-  """A text without the places of this machine."""
-  for folder in (*folders, os.getcwd(), tempfile.gettempdir()):
-    text = text.replace(str(folder), '<tmp>')
-  return re.sub(r'<tmp>/tmp\w+', '<tmp>', text)
-
-
-# Runs of each config.
 
 
 def record_config(
@@ -143,117 +117,28 @@ def digest(values: np.ndarray) -> Any:
   }
 
 
-# Commands.
-
-
-def call(module: str, arguments: list[str], text: str | None = None) -> Any:
-  """Runs a command of launch in a process of its own."""
-  return subprocess.run(
-    [sys.executable, '-m', f'launch.{module}', *arguments],
-    input=text,
-    capture_output=True,
-    text=True,
-    check=False,
-    env=os.environ | {'COLUMNS': '80', 'PYTHONPATH': '.'},
-  )
-
-
-def record_answers(workdir: pathlib.Path, serve: str) -> list[Any]:
-  """Answers of `launch.predict` to `TEXTS`."""
-  lines = '\n'.join(map(json.dumps, TEXTS)) + '\n{"text": \n'
-  arguments = [f'--workdir={workdir}', f'--serve={serve}', '--batches=1,2,4']
-  done = call('predict', [*arguments, '--compilation_cache=none'], lines)
-  if done.returncode:
-    raise RuntimeError(done.stderr)
-  return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def record_help() -> dict[str, Any]:
-  """Lines of each command's help page."""
-  pages = {}
-  for command, *rest in adapter.HELP:
-    done = call(command, [*rest, '--help'])
-    text = clean(done.stdout if not done.returncode else done.stderr)
-    pages[' '.join([command, *rest])] = text.splitlines()
-  return pages
-
-
-def record_errors() -> list[Any]:
-  """[arguments, error line] of every bad command line of training."""
-  rows = []
-  for arguments, _ in json.loads((RECORDS / 'errors.json').read_text()):
-    stream = io.StringIO()
-    with contextlib.redirect_stderr(stream):
-      try:
-        workdir = f'--workdir={tempfile.gettempdir()}/refused'
-        train.main([workdir, *map(adapter.renamed, arguments)])
-        stream.write('accepted')
-      except SystemExit as stop:
-        stream.write(f' (exit code {stop.code})')
-    rows.append([arguments, clean(' '.join(stream.getvalue().split()))])
-  return rows
-
-
-def record_columns(
-  root: pathlib.Path, runs: dict[str, pathlib.Path]
-) -> dict[str, Any]:
-  """Columns of every CSV file that a benchmark writes."""
-  columns: dict[str, Any] = {}
-  for name, arguments in adapter.BENCHMARKS.items():
-    out = root / f'benchmark_{name}'
-    out.mkdir()
-    places = {key: str(path) for key, path in runs.items()}
-    given = [item.format(**places) for item in arguments]
-    where = out if name == 'eat' else out / 'rows.csv'
-    done = call('benchmark', [*given, f'--out={where}'])
-    if done.returncode:
-      columns[name] = clean(done.stderr[-400:], str(root))
-      continue
-    for file in sorted(out.rglob('*.csv')):
-      header = file.read_text().splitlines()[0]
-      columns[f'{name}: {file.name}'] = header.split(',')
-  return columns
-
-
 def main(argv: list[str]) -> None:
-  """Writes one JSON file for each subject that is asked for."""
+  """Writes a JSON file of each config that is asked for."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--out', required=True, type=pathlib.Path)
-  parser.add_argument('--only', default='', help='words of subjects')
+  parser.add_argument('--only', default='', help='words of names')
   arguments = parser.parse_args(argv)
   arguments.out.mkdir(parents=True, exist_ok=True)
-
-  def write(subject: str, function: Any, *given: Any) -> None:
-    if not any(word in subject for word in arguments.only.split(',')):
-      return
-    record = function(*given)
-    text = json.dumps(record, separators=(',', ':'), ensure_ascii=False)
-    path = arguments.out / f'{subject.replace(" ", "_")}.json'
-    path.write_text(text.replace('],[', '],\n[') + '\n')
-    print(subject, flush=True)
-
   with tempfile.TemporaryDirectory() as name:
     root = pathlib.Path(name)
     with contextlib.redirect_stdout(io.StringIO()):
       folders = standin.write_all(root)
-    runs = {
-      subject: root / 'runs' / subject.replace(' ', '_')
-      for subject in adapter.configs()
-    }
-    for subject, run in runs.items():
-      write(subject, record_config, subject, folders, run)
-    for subject, (config, serve) in adapter.ANSWERS.items():
-      if runs[config].is_dir():
-        write(f'answers {subject}', record_answers, runs[config], serve)
-    write('help', record_help)
-    write('errors', record_errors)
-    if runs['eat sst2'].is_dir():
-      places = {'eat': runs['eat sst2'], 'dense': runs['eat sst2 dense']}
-      write('columns', record_columns, root, places)
+    for subject in adapter.configs():
+      if not any(word in subject for word in arguments.only.split(',')):
+        continue
+      file = f'{subject.replace(" ", "_")}.json'
+      record = record_config(subject, folders, root / 'runs' / file)
+      text = json.dumps(record, separators=(',', ':'), ensure_ascii=False)
+      (arguments.out / file).write_text(text.replace('],[', '],\n[') + '\n')
+      print(subject, flush=True)
 
 
 if __name__ == '__main__':
   jax.config.update('jax_platforms', 'cpu')
-  os.environ['JAX_PLATFORMS'] = 'cpu'  # of its commands
   os.environ['XLA_FLAGS'] = XLA_FLAGS
   main(sys.argv[1:])

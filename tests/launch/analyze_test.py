@@ -4,9 +4,9 @@ import csv
 
 import pytest
 
-from albert_act import analysis, analysis_report
+from albert_act import analysis_report
 from dataset_lib import text_files, tokenizer
-from launch import analyze, command_line
+from launch import analyze
 from tests.albert_act import tiny_run
 from tests.dataset_lib import corpora
 
@@ -80,34 +80,6 @@ def test_a_classifier(tmp_path_factory, tmp_path, capsys, halting):
                'executed depth of a row', 'nsubj', 'step 4, written',
                f'{depth / 6:.0%}'):  # fmt: skip
     assert word in printed
-
-
-@pytest.mark.nightly
-def test_a_pretraining_run(tmp_path_factory):
-  run = tiny_run.made(tmp_path_factory, 'pretrain')
-  assert analyze.main([f'--workdir={run}']) == 0
-  out = run / 'analysis'
-  counts, _ = consistent_kinds(out)
-  assert set(counts) == set(analysis.KINDS)
-  assert counts['mask'] > 10
-  assert not (out / 'labels.csv').exists()
-  assert '[MASK]' in (out / 'sentences.html').read_text()
-
-
-@pytest.mark.nightly
-def test_nothing_is_written_when_something_cannot_be_read(
-  tmp_path_factory, tmp_path, refused
-):
-  run = tiny_run.made(tmp_path_factory, 'pretrain')
-  bad = tmp_path / 'bad.conllu'
-  bad.write_text('1\tone\n\n')
-  for flags, code, word in (
-    ([f'--treebank={bad}'], command_line.DATA, 'expected sentences in CoNLL-U'),
-    (['--step=7'], command_line.CHECKPOINT, 'step'),
-  ):
-    given = [f'--workdir={run}', f'--out={tmp_path}/out', *flags]
-    refused(analyze.main, given, [word], code)
-    assert not (tmp_path / 'out').exists()
 
 
 def test_a_treebank_with_faults_names_the_first(tmp_path, capsys):

@@ -14,7 +14,7 @@ EAT = '--config=configs/eat/glue.py:data=/nowhere,vocabulary=/nowhere'
 KNOB = "--config.stages.stage1.knobs={'tape_weight': "
 PEERS = ('--distributed', '--coordinator=localhost:1')
 
-# (arguments, what the line must say); tests/golden records more of each kind.
+# (arguments, what the line must say)
 CASES = [
   ([], ['--config', 'required']),
   (['--config=nowhere.py'], ['--config', 'nowhere.py', 'Python file']),

@@ -150,26 +150,6 @@ def test_flops_of_adatape():
 # -- tiny runs ----------------------------------------------------------------
 
 
-@pytest.mark.nightly
-def test_adatape(tmp_path, capsys):
-  out = tmp_path / 'rows.csv'
-  flags = ['--variant=Ti/16', '--batch=2', '--image_size=64', '--bank_size=60',
-           '--num_classes=5', '--rounds=2', '--warmup=1']  # fmt: skip
-  assert benchmark.main(['adatape', *flags, f'--out={out}']) == 0
-  models = {'ViT': 'ViT', 'AdaTape learnable': 'ViT', 'AdaTape input': 'ViT'}
-  readings = {f'reading {b}': f'AdaTape {b}' for b in BANKS}
-  found = {'forward': {}, 'train step': {}}
-  for row in read(out):
-    found[row['phase']][row['candidate']] = row['baseline']
-    assert (
-      bool(row['limit']) == bool(row['flops']) == (row['baseline'] == 'ViT')
-    )
-    assert row['variant'] == 'Ti/16'
-  assert found == {'forward': models | readings, 'train step': models}
-  assert 'phase train step; baseline: ViT' in capsys.readouterr().out
-  assert out.with_suffix('.png').is_file()
-
-
 @pytest.mark.slow
 def test_albert(tmp_path, capsys, monkeypatch):
   # Fewer sizes compile faster.
@@ -220,16 +200,3 @@ def test_eat_speed(tmp_path, capsys):
   rows = read(out)
   assert [row['candidate'] for row in rows] == names
   assert all(float(row['seconds']) > 0 for row in rows)
-
-
-@pytest.mark.nightly
-@pytest.mark.peers
-def test_other_libraries_compute_the_same(capsys):
-  if [*peers.usable(peers.PACKAGES)] != [*peers.PACKAGES]:
-    pytest.skip('needs the extra [peers]')
-  assert benchmark.main([*TINY, '--candidates=dense,torch,onnx']) == 0
-  text = capsys.readouterr().out
-  assert 'left out' not in text
-  assert 'WARNING' not in text  # their logits are ours
-  for name in ('PyTorch BERT', 'ONNX Runtime DistilBERT'):
-    assert name in text

@@ -5,11 +5,6 @@ import pytest
 from launch import command_line
 
 
-@pytest.fixture(autouse=True)
-def in_the_checkout(repository, monkeypatch):
-  monkeypatch.chdir(repository)
-
-
 @pytest.fixture
 def refused(capsys):
   """Runs a command that ends with one line of words; returns the line."""

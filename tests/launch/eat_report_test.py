@@ -1,6 +1,5 @@
 """The report of a trained EAT: by hand, and on tiny runs by recomputation."""
 
-import csv
 import json
 
 import jax
@@ -13,6 +12,7 @@ from eval_lib import calibration, peers
 from launch import benchmark, eat_report
 from tests.eat.recorded import LABELS, LOGITS, fake, measured
 from tests.launch import toy_runs
+from tests.launch.benchmark_test import read
 from tests.launch.toy_runs import TEMPERATURES
 
 
@@ -134,11 +134,6 @@ def made(runs, tau, tmp_path_factory):
   ]  # fmt: skip
   assert benchmark.main(['eat', *flags]) == 0
   return out
-
-
-def read(path):
-  with path.open(encoding='utf-8') as file:
-    return list(csv.DictReader(file))
 
 
 @pytest.mark.slow

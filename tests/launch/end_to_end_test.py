@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import tarfile
 
 import pytest
 
@@ -12,7 +11,6 @@ SMALL = (
   '--config.mesh.data=1', '--config.checkpoint.every_steps=0',
   '--config.stages.stage1.steps=2', '--config.log_every=1',
 )  # fmt: skip
-MODELS = pytest.mark.parametrize('model', ['learn', 'input', 'vit'])
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +53,7 @@ def test_quick_start_reads_longer_tapes_for_harder_inputs(tmp_path):
 
 
 @pytest.mark.nightly
-@MODELS
+@pytest.mark.parametrize('model', ['learn', 'input', 'vit'])
 def test_digits_and_the_few_shot_table_of_its_checkpoint(model, tmp_path):
   launch('train', tmp_path, f'--config=configs/adatape/digits.py:model={model}')
   assert accuracy(tmp_path) >= 0.96
@@ -65,29 +63,6 @@ def test_digits_and_the_few_shot_table_of_its_checkpoint(model, tmp_path):
   assert 'fewshot/10shot' in text
   # Features of a model that saw all labels: far above the chance of 0.1.
   assert row['fewshot/10shot'] > 0.9
-
-
-@pytest.mark.nightly
-@MODELS
-def test_trains_on_real_photographs(model, shared_data, tmp_path):
-  with tarfile.open(shared_data('images', 'caltech101_folders.tar')) as tar:
-    tar.extractall(tmp_path, filter='data')
-  workdir = tmp_path / 'run'
-  launch(
-    'train', workdir, '--config=configs/adatape/images.py:'
-    f'root={tmp_path}/caltech101,model={model},size=64',
-    '--config.batch_size=64', '--config.stages.stage1.epochs=2',
-    '--config.model.depth=3', '--config.log_every=10',
-  )  # fmt: skip
-  rows = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
-  name = 'train/cross_entropy'
-  losses = [row[name] for row in rows if name in row]
-  assert sum(losses[-3:]) / 3 < losses[0]
-  assert accuracy(workdir) > 0.03  # of 100 classes
-  shots = '--config.evals.fewshot.shots=5,'
-  assert 'fewshot/5shot' in launch(
-    'evaluate', workdir, '--evals=fewshot', shots
-  )
 
 
 @pytest.mark.slow

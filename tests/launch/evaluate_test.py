@@ -18,9 +18,8 @@ TINY = [
 
 
 @pytest.fixture(scope='module')
-def workdir(tmp_path_factory, request):
-  path = request.config.rootpath / 'configs/adatape/digits.py'
-  config = command_line.load_config(f'{path}:model=vit', TINY)
+def workdir(tmp_path_factory):
+  config = command_line.load_config('configs/adatape/digits.py:model=vit', TINY)
   directory = tmp_path_factory.mktemp('runs') / 'run'
   trainer.train(config, str(directory))
   return directory
@@ -109,8 +108,7 @@ def test_a_damaged_file_is_not_replaced(workdir, refused):
 
 
 def test_table_and_file_agree_with_training(workdir, capsys):
-  shots = '--config.evals.fewshot.shots=1,5'
-  (row,) = rows_of(workdir, '--evals=test,fewshot', shots)
+  (row,) = rows_of(workdir, '--evals=test,fewshot', SHOTS)
   result = json.loads((workdir / 'result.json').read_text())
   assert row['step'] == 4
   for name in ('test/accuracy', 'test/cross_entropy'):

@@ -1,7 +1,6 @@
 """Runs written as Hugging Face directories, and read by transformers."""
 
 import json
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from tests.albert_act import tiny_run
 from tests.eat import small
 from tests.launch import toy_runs
 from tests.peers import torch_and_transformers
-from train_lib import config_schema, loading, sharding
+from train_lib import loading, sharding
 
 WORDS = ['good', 'bad', 'film', 'a', 'the', 'was', '##ly', 'un', '[', ']', '!']
 TEXTS = {
@@ -131,25 +130,6 @@ def test_a_run_of_fixed_depth_is_written_as_it_is(
     vocabulary = (out / 'vocab.txt').read_text().split('\n')
     assert vocabulary[:3] == ['[PAD]', '[UNK]', '[CLS]']
     check_tokenizer(run, name, out / 'vocab.txt')
-
-
-@pytest.mark.nightly
-def test_what_is_written_can_be_trained_from(run_of, tmp_path):
-  out = exported(run_of('dense'), tmp_path / 'bert')
-  root = pathlib.Path(export.__file__).parents[1]
-  config = command_line.load_config(
-    f'{root}/configs/eat/glue.py:pretrained={out},data={tmp_path}', []
-  )
-  assert (config.model.depth, config.model.width) == (2, 16)
-  assert config.model.exit_layers == (1,)
-  assert config.dataset.tokenizer == str(out)
-  run = run_of('glue fixed')
-  out = exported(run, tmp_path / 'albert')
-  config = tiny_run.load('glue', task='rte', data='D', checkpoint=out,
-                         score='fresh')  # fmt: skip
-  config_schema.validate(config)
-  assert (config.model.width, config.model.max_iterations) == (16, 6)
-  check_tokenizer(run, 'glue', config.dataset.tokenizer)
 
 
 HALTS = ['halting by the rule act', "'score'"]

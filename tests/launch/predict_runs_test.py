@@ -1,59 +1,22 @@
-"""Runs of three families answer lines, alone and by `loading.serve`."""
+"""Runs of ALBERT and EAT answer lines."""
 
 import io
 import json
 import random
-import shutil
 import signal
 import subprocess
 import sys
 
-import cv2
 import jax
 import numpy as np
 import pytest
 
-from dataset_lib import builder, tokenizer
+from dataset_lib import tokenizer
 from dataset_lib.source import pad_rows
 from launch import command_line, predict
-from serve_lib.engine import Engine
 from tests.albert_act import tiny_run as tiny_albert
-from tests.eat import tiny_run
 from tests.launch import toy_runs
-from train_lib import loading, trainer
-from train_lib.checkpoint import CheckpointError
-
-
-@pytest.mark.slow
-def test_a_run_is_served_without_what_it_started_from(
-  tmp_path_factory, tmp_path
-):
-  workdir = tiny_run.train(tmp_path_factory)
-  run = shutil.copytree(workdir, tmp_path / 'run')
-  config = json.loads((run / 'config.json').read_text())
-  gone = str(tmp_path / 'gone')
-  config['loss']['teacher'] = config['warm_start']['workdir'] = gone
-  config['dataset'] |= {'directory': gone, 'tokenizer': gone}
-  (run / 'config.json').write_text(json.dumps(config))
-  answers = []
-  for directory in (workdir, run):
-    loaded = loading.serve(directory, lengths=(8,), options={'tau': 0.7})
-    with Engine(*loaded, batches=(1,)) as engine:
-      answers += engine.predict(['good film'])
-  assert answers[0] == answers[1]
-  for step in (99, 'best'):
-    with pytest.raises(CheckpointError, match=str(step)):
-      loading.serve(workdir, step=step)
-
-
-def answers_of(run, lines, *flags):
-  """Answers to lines by the command's engine, and its statistics."""
-  written = []
-  source = predict.read_lines(io.BytesIO(b'\n'.join(lines)))
-  flags = [f'--workdir={run}', '--compilation_cache=none', *flags]
-  with predict.build_engine(predict.main.parse(flags)) as engine:
-    predict.answer_all(engine, source, written.append, 8)
-  return list(map(json.loads, written)), engine.monitor.snapshot()
+from train_lib import loading
 
 
 def check_shares(run, batch, answers):
@@ -88,9 +51,15 @@ def test_an_albert_from_raw_text_to_answers(tmp_path_factory):
   lines[5] = json.dumps(texts[5]).encode()  # just a string
   for number, (line, _) in BAD.items():
     lines[number] = line
-  answers, statistics = answers_of(
-    run, lines, '--lengths=32', '--batches=2', '--serve=iterations=5'
-  )
+  source, written = predict.read_lines(io.BytesIO(b'\n'.join(lines))), []
+  flags = predict.main.parse([
+    f'--workdir={run}', '--compilation_cache=none', '--lengths=32',
+    '--batches=2', '--serve=iterations=5',
+  ])  # fmt: skip
+  with predict.build_engine(flags) as engine:
+    predict.answer_all(engine, source, written.append, 8)
+  statistics = engine.monitor.snapshot()
+  answers = list(map(json.loads, written))
   assert [answer['id'] for answer in answers] == list(range(1, 41))
   rows = tokenizer.load(run / 'tokenizer.json').encode(texts, None, 32)
   tokens = pad_rows(np.split(rows.tokens, rows.offsets[1:-1]), (40, 32))
@@ -114,51 +83,14 @@ def test_an_albert_from_raw_text_to_answers(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_an_adatape_answers_paths_of_images(tmp_path, repository):
-  config = command_line.load_config(
-    f'{repository}/configs/adatape/digits.py:model=input',
-    ['mesh.data=1', 'tensorboard=false', 'loader.num_threads=1',
-     'model.width=16', 'model.depth=2', 'model.mlp_dim=16',
-     'model.num_heads=2', 'model.query_dim=8', 'batch_size=8'],
-  )  # fmt: skip
-  with config.unlocked():
-    config.stages = dict(stage1=dict(steps=2, epochs=0.0, trainable='.*'))
-    config.evals = {}
-  trainer.train(config, str(tmp_path / 'run'))
-  rows = builder.build(
-    config.dataset, split='test', train=False, seed=0, batch_size=6
-  )
-  source = builder.build_source(config.dataset, 'test')
-  lines = []
-  for number in range(6):
-    path = str(tmp_path / f'{number}.png')
-    image = np.repeat(source.record(number)['image'], 3, 2)
-    cv2.imwrite(path, image[..., :3][..., ::-1])
-    lines.append(path if number % 2 else {'id': f'no {number}', 'image': path})
-  lines = [json.dumps(line).encode() for line in lines]
-  (*answers, missing), _ = answers_of(
-    tmp_path / 'run', [*lines, b'{"image": "/nowhere.png"}'], '--batches=1,4'
-  )
-  assert missing['id'] == 7
-  assert missing['error'].startswith('image: expected the path of a file')
-  batch = {'image': next(rows.batches())['image']}
-  out = check_shares(tmp_path / 'run', batch, answers)
-  assert [one['id'] for one in answers] == ['no 0', 2, 'no 2', 4, 'no 4', 6]
-  lengths = [answer['tape_length'] for answer in answers]
-  assert lengths == out['tape']['length'].tolist()
-
-
-@pytest.mark.slow
-def test_train_and_predict(tmp_path, repository):
+def test_train_and_predict(tmp_path):
   """Two-stage training, calibration, then answers to many lines."""
   toy_runs.write_data(tmp_path)
   workdir = tmp_path / 'run'
 
   def run(module, *flags, **options):
     command = [sys.executable, '-m', f'launch.{module}', *flags]
-    done = subprocess.run(
-      command, cwd=repository, capture_output=True, check=False, **options
-    )
+    done = subprocess.run(command, capture_output=True, check=False, **options)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     return done.stdout, done.stderr.decode()
 
@@ -195,10 +127,10 @@ def test_train_and_predict(tmp_path, repository):
   good = [answer for answer in given if 'error' not in answer]
   assert {answer['depth'] for answer in good} <= {4, 5}
   assert all(answer['retention'] <= 1 for answer in good)
-  _interrupt_while_idle(workdir, repository)
+  _interrupt_while_idle(workdir)
 
 
-def _interrupt_while_idle(workdir, repository):
+def _interrupt_while_idle(workdir):
   """Ctrl-C ends the command though its input stays open."""
   program = (
     'import signal, sys; from launch import predict; '
@@ -209,7 +141,7 @@ def _interrupt_while_idle(workdir, repository):
   flags = [f'--workdir={workdir}', '--batches=1']
   pipes = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.PIPE)
   with subprocess.Popen(
-    [sys.executable, '-c', program, *flags], cwd=repository, **pipes
+    [sys.executable, '-c', program, *flags], **pipes
   ) as process:
     try:
       process.stdin.write(b'{"text": "w1"}\n')

@@ -108,9 +108,9 @@ finally:
 """
 
 
-def test_a_closed_stdout_ends_the_command_quietly(repository):
+def test_a_closed_stdout_ends_the_command_quietly():
   with subprocess.Popen(
-    [sys.executable, '-c', HEAD], cwd=repository, stdin=subprocess.DEVNULL,
+    [sys.executable, '-c', HEAD], stdin=subprocess.DEVNULL,
     stdout=subprocess.PIPE, stderr=subprocess.PIPE,
   ) as process:  # fmt: skip
     try:
@@ -215,21 +215,6 @@ def test_where_compiled_programs_are_kept(tmp_path, monkeypatch):
   path.touch()
   assert place() == ''
   assert predict.cache_directory('', str(path)) == ''  # cannot be made
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ('flag', 'message'),
-  [
-    ('--lengths=8,32', 'lengths: expected numbers of tokens from 1 to 16'),
-    ('--thresholds=forum=much', 'serve.thresholds.forum: expected a prob'),
-    ('--thresholds=forum=nan', 'serve.thresholds.forum: expected a prob'),
-    ('--minimum_retention=forum=2', 'serve.minimum_retention.forum: expected'),
-    ('--serve=tauu=1', 'did you mean tau?'),
-  ],
-)
-def test_options_that_do_not_fit_the_run(workdir, refused, flag, message):
-  refused(predict.main, [f'--workdir={workdir}', flag], [message])
 
 
 @pytest.mark.slow

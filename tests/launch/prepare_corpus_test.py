@@ -216,7 +216,7 @@ def test_help_teaches(capsys):
     assert word in printed
 
 
-def peak_memory(repository, *flags):
+def peak_memory(*flags):
   """MiB that a process took at most to prepare a corpus."""
   measure = """if True:
     import resource, sys
@@ -227,29 +227,29 @@ def peak_memory(repository, *flags):
   done = subprocess.run(
     [sys.executable, '-c', measure, '--validation_share=0', '--processes=1',
      *flags],
-    cwd=repository, capture_output=True, text=True, check=True,
+    capture_output=True, text=True, check=True,
     env=os.environ | {'TOKENIZERS_PARALLELISM': 'false'},
   )  # fmt: skip
   return int(done.stdout.split()[-1]) / 1024
 
 
 @pytest.mark.nightly
-def test_a_line_of_100_megabytes(texts, tmp_path, repository):
+def test_a_line_of_100_megabytes(texts, tmp_path):
   vocabulary, out = tmp_path / 'vocabulary', tmp_path / 'out'
   run(f'--input={texts}', f'--out={vocabulary}', '--vocab_size=50',
       '--processes=1')  # fmt: skip
   flags = f'--input={texts}', f'--tokenizer={vocabulary}'
-  small = peak_memory(repository, *flags, f'--out={tmp_path}/small')
+  small = peak_memory(*flags, f'--out={tmp_path}/small')
   with (texts / 'long.txt').open('w') as file:
     for unit in ('The cat sat on mats ', 'x'):
       for _ in range(50):
         file.write(unit * (10**6 // len(unit)))
   # A block and its encoding take some memory; the line would take all.
-  assert peak_memory(repository, *flags, f'--out={out}') - small < 400
+  assert peak_memory(*flags, f'--out={out}') - small < 400
   manifest = json.loads((out / 'corpus.json').read_text())
   assert manifest['faults']['long_line']['count'] == 1
   assert manifest['splits']['train']['characters'] > 0.99e8
   # A sample for the vocabulary takes about 20 bytes for each character.
   # There are few words in it.
   trained = flags[0], f'--out={tmp_path}/trained', '--vocab_size=28'
-  assert peak_memory(repository, *trained) - small < 2400
+  assert peak_memory(*trained) - small < 2400

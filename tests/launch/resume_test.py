@@ -116,11 +116,9 @@ def assert_same_run(workdir, other):
 
 
 @pytest.fixture(scope='module')
-def uninterrupted(tmp_path_factory, request):
+def uninterrupted(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('runs') / 'uninterrupted'
-  with pytest.MonkeyPatch.context() as patch:
-    patch.chdir(request.config.rootpath)
-    run(workdir, EVERY_7)
+  run(workdir, EVERY_7)
   return workdir
 
 

@@ -1,13 +1,12 @@
 """A trained AdaTape: its analysis and its budgets as commands."""
 
-import csv
-
 import cv2
 import pytest
 
 from launch import analyze, benchmark, command_line
 from tests.albert_act import tiny_run
 from tests.dataset_lib import corpora
+from tests.launch.benchmark_test import read
 from train_lib import trainer
 
 TINY = [
@@ -19,29 +18,22 @@ PICTURES = ('heatmap', 'distribution', 'lengths', 'examples')
 TABLES = ('summary', 'lengths', 'classes', 'bank', 'examples')
 
 
-def train(request, directory, model, *changes):
-  path = request.config.rootpath / 'configs/adatape/digits.py'
-  changes = [*TINY, *changes]
-  if model != 'vit':
-    changes += ['model.query_dim=16']
-  config = command_line.load_config(f'{path}:model={model}', changes)
+def train(tmp_path_factory, model, *changes):
+  flag = f'configs/adatape/digits.py:model={model}'
+  config = command_line.load_config(flag, [*TINY, *changes])
+  directory = tmp_path_factory.mktemp('runs') / model
   trainer.train(config, str(directory))
   return directory
 
 
 @pytest.fixture(scope='module')
-def run(tmp_path_factory, request):
-  return train(request, tmp_path_factory.mktemp('runs') / 'run', 'input')
+def run(tmp_path_factory):
+  return train(tmp_path_factory, 'input', 'model.query_dim=16')
 
 
 @pytest.fixture(scope='module')
-def dense(tmp_path_factory, request):
-  return train(request, tmp_path_factory.mktemp('runs') / 'vit', 'vit')
-
-
-def read(path):
-  with path.open(newline='') as file:
-    return list(csv.DictReader(file))
+def dense(tmp_path_factory):
+  return train(tmp_path_factory, 'vit')
 
 
 @pytest.mark.slow

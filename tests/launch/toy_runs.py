@@ -1,6 +1,5 @@
 """Tiny trained runs of EAT."""
 
-import pathlib
 import random
 
 import numpy as np
@@ -8,7 +7,6 @@ import numpy as np
 from launch import command_line
 from train_lib import config_schema, trainer
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 SPECIAL = ['[PAD]', '[UNK]', '[CLS]', '[SEP]']
 WORDS = [f'w{number}' for number in range(40)]
 SMALL = [
@@ -41,7 +39,7 @@ def write_data(directory):
 def train(directory, name, argument, *changes, steps=20):
   """Trains a tiny model for a few steps, so that its rows differ."""
   config = command_line.load_config(
-    f'{ROOT}/configs/eat/glue.py:data={directory},vocabulary={directory},'
+    f'configs/eat/glue.py:data={directory},vocabulary={directory},'
     f'variant=tiny,{argument}',
     [*SMALL, 'batch_size=16', 'dataset.max_length=16', *changes],
   )

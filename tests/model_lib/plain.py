@@ -63,6 +63,11 @@ def gelu(x):
   return x * 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
 
 
+def gelu_new(x):
+  inner = np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)
+  return 0.5 * x * (1.0 + np.tanh(inner))
+
+
 def mlp(params, x, activation=gelu):
   hidden = activation(dense(params['hidden'], x))
   if 'gated' in params:

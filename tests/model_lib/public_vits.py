@@ -27,6 +27,7 @@ PARTS = re.compile(
   r'(?:Transformer/encoderblock_(.)/)?(.*?)(?:/(kernel|bias|scale))?'
 )
 _ATTENTION = NAMES['vit_jax'][1]
+ATTENTION = ('query', 'key', 'value', 'out')
 # Names of Hugging Face and timm.
 TORCH = {
   'cls': ('vit.embeddings.cls_token', 'cls_token'),
@@ -87,22 +88,10 @@ def inside(arrays, prefix):
   }
 
 
-def gelu_tanh(x):
-  inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
-  return 0.5 * x * (1 + np.tanh(inner))
-
-
-def attention(a, x):
-  """`nn.MultiHeadDotProductAttention` in float64."""
-  query, key, value = (
-    np.einsum('bld,dnh->blnh', x, a[f'{name}/kernel']) + a[f'{name}/bias']
-    for name in ('query', 'key', 'value')
-  )
-  scores = np.einsum('bqnh,bknh->bnqk', query, key) / (WIDTH / HEADS) ** 0.5
-  weights = np.exp(scores - scores.max(-1, keepdims=True))
-  weights /= weights.sum(-1, keepdims=True)
-  out = np.einsum('bnqk,bknh->bqnh', weights, value)
-  return np.einsum('bqnh,nhd->bqd', out, a['out/kernel']) + a['out/bias']
+def flat(arrays, name):
+  """A linear layer of `nn.MultiHeadDotProductAttention` with one matrix."""
+  kernel, bias = (arrays[f'{name}/{leaf}'] for leaf in ('kernel', 'bias'))
+  return {'kernel': kernel.reshape(WIDTH, WIDTH), 'bias': bias.reshape(-1)}
 
 
 def forward(arrays, images, layout='vit_jax', pool='cls'):
@@ -126,10 +115,11 @@ def forward(arrays, images, layout='vit_jax', pool='cls'):
   x += arrays[positions] if layout == 'vit_jax' else 0
   for i in range(DEPTH):
     block = inside(arrays, f'Transformer/encoderblock_{i}')
+    heads = {n: flat(block, f'{attended}/{n}') for n in ATTENTION}
     y = plain.layer_norm(inside(block, 'LayerNorm_0'), x)
-    x = x + attention(inside(block, attended), y)
+    x = x + [plain.attention_by_loop(heads, row, HEADS)[0] for row in y]
     y = plain.layer_norm(inside(block, second), x)
-    y = gelu_tanh(plain.dense(inside(block, f'{mlp}/Dense_0'), y))
+    y = plain.gelu_new(plain.dense(inside(block, f'{mlp}/Dense_0'), y))
     x = x + plain.dense(inside(block, f'{mlp}/Dense_1'), y)
   x = plain.layer_norm(inside(arrays, 'Transformer/encoder_norm'), x)
   features = x.mean(1) if pool == 'gap' else x[:, 0]

@@ -179,9 +179,9 @@ def test_flops_by_hand():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize('rule', ['act', 'straight_through', 'fixed'])
-def test_a_run_learns_parity(rule, repository, tmp_path):
+def test_a_run_learns_parity(rule, tmp_path):
   # Fojo's thesis at a size for a test: vectors of 12 numbers.
-  file = f'{repository}/configs/recurrent_act/graves.py'
+  file = 'configs/recurrent_act/graves.py'
   config = command_line.load_config(f'{file}:task=parity,rule={rule}', [
     'tensorboard=false', 'mesh.data=1', 'loader.num_threads=0',
     'dataset.length=12', 'model.max_steps=3', 'stages.stage1.steps=2500',

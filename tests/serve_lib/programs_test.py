@@ -123,10 +123,10 @@ print(programs, len(hits), jax.config.jax_compilation_cache_dir == before)
 
 
 @pytest.mark.slow
-def test_a_second_process_finds_the_programs(tmp_path, repository):
+def test_a_second_process_finds_the_programs(tmp_path):
   for hits in ('0', '11'):
     output = subprocess.check_output(
       [sys.executable, '-c', CACHED, str(tmp_path / 'cache')],
-      cwd=repository, env=os.environ | {'XLA_FLAGS': ''}, text=True,
+      env=os.environ | {'XLA_FLAGS': ''}, text=True,
     )  # fmt: skip
     assert output.split() == ['11', hits, 'True']  # the setting is put back

@@ -23,9 +23,9 @@ from train_lib.train_step import TrainState, TrainSteps
 STAGE = Stage('stage1', 0, 10, {}, '.*', {})
 
 
-def load(repository, *overrides):
+def load(*overrides, model='adatape'):
   return command_line.load_config(
-    f'{repository}/configs/adatape/parity.py:n=4',
+    f'configs/adatape/parity.py:n=4,model={model}',
     [
       'batch_size=8', 'mesh.data=2', 'loader.num_threads=1', 'model.depth=2',
       'model.width=16', 'model.mlp_dim=16', 'model.num_heads=2', *overrides,
@@ -34,8 +34,8 @@ def load(repository, *overrides):
 
 
 @pytest.fixture(scope='module')
-def setup(request):
-  return Setup(load(request.config.rootpath))
+def setup():
+  return Setup(load())
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,9 @@ def setup(request):
     (['mesh.data=3', 'num_micro=2'], 'batch_size: expected a multiple of 6'),
   ],
 )  # fmt: skip
-def test_what_does_not_fit_the_data_or_the_devices(
-  repository, overrides, message
-):
+def test_what_does_not_fit_the_data_or_the_devices(overrides, message):
   with pytest.raises(ConfigError, match=message):
-    Setup(load(repository, *overrides))
+    Setup(load(*overrides))
 
 
 def test_the_start_fits_on_one_screen(setup):
@@ -85,8 +83,8 @@ def test_a_dry_run_prints_the_largest_memory_of_the_stages(
 
 
 @pytest.mark.parametrize('kind', ['calibration', 'frontier', 'glue'])
-def test_evaluators_of_outputs_need_a_task_that_has_them(repository, kind):
-  config = load(repository).to_dict()
+def test_evaluators_of_outputs_need_a_task_that_has_them(kind):
+  config = load(model='transformer').to_dict()
   config['evals']['heads'] = {'type': kind, 'split': 'test'}
   if kind != 'glue':
     config['evals']['heads']['calibration_split'] = 'test'

@@ -228,12 +228,10 @@ while True:
 @pytest.mark.parametrize(
   'kills', [2, pytest.param(20, marks=pytest.mark.nightly)]
 )
-def test_every_kill_leaves_a_checkpoint_to_go_on_from(
-  tmp_path, repository, kills
-):
+def test_every_kill_leaves_a_checkpoint_to_go_on_from(tmp_path, kills):
   rng = random.Random(kills)
   for _ in range(kills):
-    with states.start_python(ENDLESS_SAVING, repository, tmp_path) as process:
+    with states.start_python(ENDLESS_SAVING, tmp_path) as process:
       for _ in range(rng.randint(2, 4)):
         step = int(process.stdout.readline())
       time.sleep(rng.uniform(0, 0.3))

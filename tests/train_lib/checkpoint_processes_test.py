@@ -50,17 +50,14 @@ with Checkpointer(directory) as checkpointer:
 
 
 @pytest.mark.slow
-def test_two_processes_fall_back_to_the_same_step_and_go_on(
-  tmp_path, repository
-):
+def test_two_processes_fall_back_to_the_same_step_and_go_on(tmp_path):
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     given = tmp_path, f'127.0.0.1:{free.getsockname()[1]}'
   flags = '--xla_force_host_platform_device_count=2'
   options = dict(flags=flags, stderr=subprocess.PIPE)
   processes = [
-    start_python(RUN, repository, *given, index, **options)
-    for index in range(2)
+    start_python(RUN, *given, index, **options) for index in range(2)
   ]
   results = [process.communicate(timeout=120) for process in processes]
   assert [process.returncode for process in processes] == [0, 0], results

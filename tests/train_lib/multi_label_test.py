@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adatape.task import TapeClassification
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from tests.dataset_lib import example_files
@@ -98,6 +97,7 @@ def config(tmp_path, monkeypatch):
   )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_step_and_an_evaluation(config):
   setup = Setup(config_schema.validate(config))
   state, stage = setup.init(), setup.stages[0]
@@ -139,13 +139,3 @@ def test_what_does_not_fit(config, changes, message):
     config[name] = {**config[name], **value} if both else value
   with pytest.raises(ConfigError, match=message):
     Setup(config_schema.validate(config))
-
-
-def test_it_takes_the_losses_of_a_family():
-  class Mine(MultiLabel, TapeClassification):
-    pass
-
-  assert Mine.Loss is TapeClassification.Loss
-  assert Mine.KNOBS == TapeClassification.KNOBS
-  assert Mine.extra_loss is TapeClassification.extra_loss
-  assert Mine.cross_entropy is MultiLabel.cross_entropy

@@ -45,13 +45,13 @@ def begin(tmp_path):
   (tmp_path / 'checkpoints' / '10').mkdir(parents=True)
 
 
-def test_writes_configuration_and_versions(tmp_path, repository):
+def test_writes_configuration_and_versions(tmp_path):
   workdir = enter(tmp_path / 'a' / 'run').workdir
   assert read(workdir / 'config.json') == {**CONFIG, 'sizes': [1, 2]}
   versions = read(workdir / 'versions.json')
   assert versions['python'] == sys.version.split()[0]
   assert versions['packages']['jax'] == jax.__version__
-  command = ['git', '-C', str(repository), 'rev-parse', 'HEAD']
+  command = ['git', 'rev-parse', 'HEAD']
   done = subprocess.run(command, capture_output=True, text=True)
   assert versions['git']['revision'] == (done.stdout.strip() or None)
   assert versions['git']['dirty'] in (True, False, None)
@@ -81,11 +81,9 @@ with RunDirectory(sys.argv[1], {}):
 """
 
 
-def test_a_second_process_is_refused_until_the_first_is_killed(
-  tmp_path, repository
-):
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
   lock = tmp_path / 'run.lock'
-  with start_python(HOLD, repository, tmp_path) as process:
+  with start_python(HOLD, tmp_path) as process:
     # No device is touched for a lock and the versions.
     assert process.stdout.readline() == 'False\n'
     with pytest.raises(RunLockedError) as error:

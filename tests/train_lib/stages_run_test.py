@@ -1,7 +1,6 @@
 """Whole runs: frozen stages, knobs, averages, bfloat16, warm start, traces."""
 
 import json
-import pathlib
 import sys
 
 import numpy as np
@@ -20,7 +19,7 @@ STEPS = 2  # of each stage
 
 def train(workdir, *overrides, **stages):
   config = build_test.load(
-    pathlib.Path(__file__).parents[2], 'mesh.data=1', 'log_every=1',
+    'mesh.data=1', 'log_every=1',
     'tensorboard=false', 'optimizer.warmup_steps=0', *overrides,
   )  # fmt: skip
   config = config.to_dict() | {'stages': stages, 'evals': {}}

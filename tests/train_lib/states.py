@@ -98,10 +98,10 @@ def folders(directory):
   return sorted(path.name for path in directory.iterdir())
 
 
-def start_python(code, repository, *arguments, flags='', **options):
+def start_python(code, *arguments, flags='', **options):
   """Starts a process with its own devices, whose stdout is read."""
   return subprocess.Popen(
-    [sys.executable, '-c', code, *map(str, arguments)], cwd=repository,
-    env=os.environ | {'XLA_FLAGS': flags, 'PYTHONPATH': str(repository)},
+    [sys.executable, '-c', code, *map(str, arguments)],
+    env=os.environ | {'XLA_FLAGS': flags},
     stdout=subprocess.PIPE, text=True, **options,
   )  # fmt: skip

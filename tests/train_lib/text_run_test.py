@@ -46,10 +46,10 @@ def test_a_run_compiles_each_bucket_once(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.nightly
-def test_a_dry_run_is_of_the_longest_rows(tmp_path, repository, capsys):
+def test_a_dry_run_is_of_the_longest_rows(tmp_path, capsys):
   toy_runs.write_data(tmp_path)
   config = command_line.load_config(
-    f'{repository}/configs/eat/glue.py:data={tmp_path},vocabulary={tmp_path},'
+    f'configs/eat/glue.py:data={tmp_path},vocabulary={tmp_path},'
     'variant=tiny,model=dense',
     [*toy_runs.SMALL, 'batch_size=8', 'dataset.max_length=30'],
   )
