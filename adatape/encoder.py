@@ -7,6 +7,7 @@ mask]` (AdaTape, section 2). Serving crops the tape between `read` and `finish`.
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
@@ -127,12 +128,12 @@ class TapeEncoder(nn.Module):
     blocks, count = range(self.insert_after), x.shape[1]
     if row_keys is None or not blocks:
       return self._blocks(x, None, row_keys, blocks)
-    # Train with masked slots for the tape: a TPU compiles each shape of a block
-    # anew, which would double the time.
+    # Train with masked slots for the tape: a TPU compiles each form of a block
+    # anew, which would double the time. A constant mask is another form.
     slots = self.reading.max_steps if self.reading else bank_size
-    valid = jnp.ones(x.shape[:2])
+    valid = jnp.pad(jnp.ones(x.shape[:2]), ((0, 0), (0, slots)))
+    valid = jax.lax.optimization_barrier(valid)
     x = jnp.pad(x, ((0, 0), (0, slots), (0, 0)))
-    valid = jnp.pad(valid, ((0, 0), (0, slots)))
     return self._blocks(x, valid, row_keys, blocks)[:, :count]
 
   def _pooled(self, x):
