@@ -30,14 +30,14 @@ def get_config(arg=''):
     width=32, mlp_dim=64, num_heads=4, vocab_size=3 + letters,
   )  # fmt: skip
   c.optimizer = dict(name='adam', lr=2e-3, schedule='cosine', warmup_steps=100)
-  first, last = 0.01, 0.3
+  first, last = 0.01, 0.5
   c.loss = dict(tape_weight=last)
   c.stages = dict(
-    stage1_learn=dict(steps=900, knobs=dict(tape_weight=first)),
+    stage1_learn=dict(steps=1000, knobs=dict(tape_weight=first)),
     stage2_shorten=dict(
-      steps=1800, knobs=dict(tape_weight=('linear', first, last))
+      steps=2000, knobs=dict(tape_weight=('linear', first, last))
     ),
-    stage3_settle=dict(steps=300, knobs=dict(tape_weight=last)),
+    stage3_settle=dict(steps=1000, knobs=dict(tape_weight=last)),
   )
   c.evals = dict(
     test=dict(type='classification', split='test', every_steps=500),
