@@ -128,8 +128,9 @@ class TapeEncoder(nn.Module):
     blocks, count = range(self.insert_after), x.shape[1]
     if row_keys is None or not blocks:
       return self._blocks(x, None, row_keys, blocks)
-    # Train with masked slots for the tape: a TPU compiles each form of a block
-    # anew, which would double the time. A constant mask is another form.
+    # Train with masked slots for the tape: a TPU compiles every form of a block
+    # separately, and a second form doubles the time. A constant mask is another
+    # form.
     slots = self.reading.max_steps if self.reading else bank_size
     valid = jnp.pad(jnp.ones(x.shape[:2]), ((0, 0), (0, slots)))
     valid = jax.lax.optimization_barrier(valid)
