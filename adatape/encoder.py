@@ -7,7 +7,6 @@ mask]` (AdaTape, section 2). Serving crops the tape between `read` and `finish`.
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -68,7 +67,7 @@ class TapeEncoder(nn.Module):
     If `reading` is None, `bank` `[T, H]` is appended whole. `row_keys` enable
     noise and dropout.
     """
-    x = self._before(x, bank.shape[0], row_keys)
+    x = self._blocks(x, None, row_keys, range(self.insert_after))
     if self.reading is None:
       batch, size = x.shape[0], bank.shape[0]
       zeros = jnp.zeros((batch,))
@@ -123,19 +122,6 @@ class TapeEncoder(nn.Module):
     after = range(self.insert_after, self.depth)
     x = self.norm(self._blocks(x, valid, row_keys, after, count))
     return masked_mean(self._pooled(x), self._pooled(valid))
-
-  def _before(self, x, bank_size, row_keys):
-    blocks, count = range(self.insert_after), x.shape[1]
-    if row_keys is None or not blocks:
-      return self._blocks(x, None, row_keys, blocks)
-    # Train with masked slots for the tape: a TPU compiles every form of a block
-    # separately, and a second form doubles the time. A constant mask is another
-    # form.
-    slots = self.reading.max_steps if self.reading else bank_size
-    valid = jnp.pad(jnp.ones(x.shape[:2]), ((0, 0), (0, slots)))
-    valid = jax.lax.optimization_barrier(valid)
-    x = jnp.pad(x, ((0, 0), (0, slots), (0, 0)))
-    return self._blocks(x, valid, row_keys, blocks)[:, :count]
 
   def _pooled(self, x):
     return x if self.pool == 'gap' else x[:, :1]

@@ -34,22 +34,6 @@ def run(model, variables):
   return jax.jit(model.apply)(variables, images())
 
 
-def test_training_with_space_for_the_tape_changes_nothing():
-  # With keys, the blocks before the insertion also run on empty slots.
-  _, variables = initialised()
-  model = AdaTapeViT(**TINY, query_noise=0.0, bank_drop=0.0)
-
-  def loss(variables, *keys):
-    logits, out = model.apply(variables, images(), *keys)
-    return logits[:, 0].sum() + out['tape']['loss'].sum(), logits
-
-  found = jax.jit(jax.grad(loss, has_aux=True))
-  keys = jax.random.split(jax.random.key(2), B)
-  got, want = found(variables, keys), found(variables)
-  for one, other in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-    np.testing.assert_allclose(one, other, atol=1e-5)
-
-
 @pytest.mark.nightly
 def test_tape_loss_trains_what_comes_before_the_insertion():
   # Invariant 8.
