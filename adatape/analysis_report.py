@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int
 from adatape import analysis
 from adatape.analysis import Tapes
 from adatape.model import TapeClassifier
-from dataset_lib.synthetic import SYMBOLS
+from dataset_lib.synthetic import NAMES
 from eval_lib import adaptive_plots, plots, report
 from eval_lib.adaptive_plots import Example
 from eval_lib.plots import Line, Panel
@@ -144,7 +144,8 @@ def _lines(value: Any) -> Any:
   if value.ndim > 1:
     return value
   across = max(4, math.ceil(len(value) ** 0.5))
-  signs = ['-' if SYMBOLS[one] < 0 else str(SYMBOLS[one]) for one in value]
+  names = [NAMES[one] for one in value]
+  signs = ['-' if name == '-1' else name for name in names]
   starts = range(0, len(signs), across)
   return '\n'.join(' '.join(signs[n : n + across]) for n in starts)
 

@@ -27,9 +27,9 @@ Rows = Mapping[str, np.ndarray]
 
 @dataclasses.dataclass(kw_only=True)
 class Evaluator(evaluator.Evaluator):
-  """Measures tapes by difficulty, beside those of the fixed length T.
+  """Measures tapes by difficulty, against the fixed length T.
 
-  Records need a 'difficulty', the task the outputs of `TapeClassification`.
+  Needs `synthetic.Parity` with letters, and a `TapeClassification` with a bank.
   """
 
   NEEDS_OUTPUTS: ClassVar[bool] = True

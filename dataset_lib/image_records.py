@@ -79,11 +79,17 @@ class ImageRecords(ImageOptions):
       words = f'no feature {key!r}, but {", ".join(sorted(features))}'
       source.require(key in features, 'unparsable', words)
     images = features[self.image_key].bytes_list.value
-    source.require(len(images) == 1, 'unparsable', f'{len(images)} images')
+    source.require(
+      len(images) == 1,
+      'unparsable',
+      f'{self.image_key}: expected 1 image, got {len(images)}',
+    )
     labels = list(features[self.label_key].int64_list.value)
     if self.max_labels:
       return {'image': images[0], 'label': labels}
-    source.require(len(labels) == 1, 'unparsable', f'{len(labels)} labels')
+    words = f'{self.label_key}: expected 1 label, got {len(labels)}; '
+    words += 'dataset.max_labels allows more'
+    source.require(len(labels) == 1, 'unparsable', words)
     return {'image': images[0], 'label': labels[0]}
 
 

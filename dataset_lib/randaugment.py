@@ -2,7 +2,7 @@
 
 Operations and magnitudes are those of big_vision, from which the settings
 (2, 10) and (2, 15) of AdaTape's Table 5 come: 10 is the strongest magnitude of
-AutoAugment, and RandAugment goes on to 30. As there, posterizing gets weaker
+AutoAugment, and RandAugment allows 30. As there, posterizing gets weaker
 with the magnitude, and solarizing does nothing from 10 on. Distances are shares
 of the image, equal to big_vision's pixels at 224 x 224.
 """

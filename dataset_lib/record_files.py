@@ -184,7 +184,7 @@ def _index_path(file: str) -> pathlib.Path:
 def _is_index(
   path: pathlib.Path, stat: os.stat_result, num_records: int | None
 ) -> bool:
-  """Whether time, size and count are those of the file, without a scan."""
+  """Returns True if time, size and count are those of the file, unscanned."""
   try:
     length, rest = divmod(path.stat().st_size, _WORD.itemsize)
     last = max(length - 1, 0) * _WORD.itemsize

@@ -63,6 +63,9 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
   names = [] if flags.datasets else sorted(evals)
   if flags.evals is not None:
     names = flags.evals.split(',')
+  if flags.dataset is not None and not names:
+    expected = 'none with --datasets unless --evals is given'
+    raise ConfigError('--dataset', flags.dataset, expected)
   if 'fewshot' in names or flags.datasets:
     evals.setdefault('fewshot', FEW_SHOT)
   for name in names:

@@ -149,7 +149,7 @@ def sweep(flags: Flags) -> int:
       f'--workdir={run.workdir}', *(f'--config.{o}' for o in run.overrides),
     ])  # fmt: skip
     if code in (command_line.PREEMPTED, command_line.INTERRUPTED):
-      print('stopped; the same command goes on', file=sys.stderr)
+      print('stopped; the same command continues', file=sys.stderr)
       return command_line.PREEMPTED
     if code:
       print(f'exit code {code}: {run.name}', file=sys.stderr, flush=True)

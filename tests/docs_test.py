@@ -33,7 +33,21 @@ SMALLER = (
     f'{RUN} {STEPS} --config.model.width=24 --config.model.mlp_dim=32 '
     '--config.model.depth=2',
   ),
-  (r'launch\.train.*adatape/(quick_start|parity)\.py', f'{RUN} {STEPS}'),
+  (
+    r'launch\.train.*quick_start\.py',
+    f'{RUN} --config.dataset.test_examples=64 '
+    '--config.stages.stage1_learn.steps=1 '
+    '--config.stages.stage2_shorten.steps=1 '
+    '--config.stages.stage3_settle.steps=1',
+  ),
+  (r'launch\.train.*adatape/parity\.py', f'{RUN} {STEPS}'),
+  # 45 and 27 trainings; tests/launch/sweep_test.py runs a sweep.
+  (r'launch\.sweep.*adatape/(figure2|photographs)', None),
+  (
+    r'benchmark budgets',
+    '--rows=16 --rounds=1 --warmup=0 --batch_size=4 --thresholds=1 '
+    '--max_steps=3',
+  ),
   (r'launch\.train.*digits', f'{RUN} --config.stages.stage1.epochs=0.02'),
   (r'launch\.train.*tfds=', None),  # needs a prepared TFDS data set
   (r'launch\.(train|sweep).*adatape/table', None),  # needs ImageNet or JFT

@@ -6,6 +6,7 @@ subclasses add the losses of an adaptive mechanism from `out`.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -65,13 +66,18 @@ class Classification(Task):
     return self.config['loss'].get('mixup', 0.0) > 0.0
 
   def build_model(self) -> Any:
-    """Returns the module of `config.model`; checks the kind of the labels."""
+    """Returns the module of `config.model`; checks that it fits the data."""
     most = self.info.max_labels
     if bool(most) != self.MULTI_LABEL:
       expected = '>= 1' if self.MULTI_LABEL else '0, one label a row,'
       expected += f' for {type(self).__name__}'
       raise ConfigError('dataset.max_labels', most, expected)
-    return construct(self.config, self.info.num_classes)
+    model = construct(self.config, self.info.num_classes)
+    size = getattr(model, 'vocab_size', math.inf)
+    if size < self.info.vocab_size:
+      expected = f'at least the {self.info.vocab_size} ids of the data'
+      raise ConfigError('model.vocab_size', size, expected)
+    return model
 
   def example(self) -> dict[str, Array]:
     """Returns a batch of one row, to initialize the model with."""

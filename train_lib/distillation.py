@@ -35,9 +35,10 @@ class Student:
       raise ConfigError(TEACHER, given, expected)
     names = theirs.class_names, info.class_names
     if all(names) and names[0] != names[1]:
-      given = f'{directory} with the classes {", ".join(names[0])}'
-      expected = f'the classes of the data set, {", ".join(names[1])}'
-      raise ConfigError(TEACHER, given, f'a run with {expected}')
+      pairs = enumerate(zip(*names, strict=True))
+      index, (one, other) = next((i, p) for i, p in pairs if p[0] != p[1])
+      given = f'{directory}, whose class {index} is {one!r}'
+      raise ConfigError(TEACHER, given, f'a run whose class is {other!r}')
     shapes = theirs.input_shape, info.input_shape
     if info.input_key == 'image' and shapes[0] != shapes[1]:
       given = f'{directory} with images of {shapes[0]}'

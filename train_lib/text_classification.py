@@ -52,9 +52,6 @@ class TextClassification(Classification):
   def build_model(self) -> Any:
     """Returns the module; raises if vocabulary or length exceed it."""
     model, longest = super().build_model(), self.info.input_shape[0]
-    if self.info.vocab_size > model.vocab_size:
-      expected = f'at least the {self.info.vocab_size} ids of the tokenizer'
-      raise ConfigError('model.vocab_size', model.vocab_size, expected)
     if longest > model.max_positions:
       expected = f'at most the {model.max_positions} positions of the model'
       raise ConfigError('dataset.max_length', longest, expected)

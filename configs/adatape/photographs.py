@@ -1,4 +1,4 @@
-r"""All models of the paper from scratch on photographs, under one recipe.
+r"""Models of the paper from scratch on photographs, under one recipe.
 
   python -m launch.train --workdir=/tmp/input \
       --config=configs/adatape/photographs.py:root=DIR,model=input
@@ -7,10 +7,10 @@ r"""All models of the paper from scratch on photographs, under one recipe.
       --overrides=configs/adatape/photographs.txt \
       --config=configs/adatape/photographs.py:root=DIR,fewshot=DIR
 
-Arguments: `root` and `fewshot` are folders split/class/*.jpg, to train on and
-for few-shot evaluation ('' for none); `model` as in images.py; `ablation` as in
-Table 2: adaptive, length (w/o adaptive length) or content (w/o adaptive length
-and content).
+Arguments: `root` is a folder split/class/*.jpg to train on; `fewshot`, if
+given, is one for few-shot evaluation; `model` as in images.py; `ablation` of
+learn or input as in Table 2: adaptive, length (w/o adaptive length) or content
+(w/o adaptive length and content).
 
 A small variant, to run on a CPU: 6 blocks of width 64 on images of 32 pixels,
 16 patches of 8 pixels; the bank has 64 patches of 4 pixels, or 1,000 trainable

@@ -30,6 +30,11 @@ MODELS = ('input', 'vit', 'deit', 'plainvit', 'u2t', 'avit')
 
 def get_config(arg=''):
   arg = common.parse_arg(arg, model=MODELS, variant='S/16', root='', teacher='')
+  if arg.teacher and arg.model != 'deit':
+    raise ValueError(
+      f"config argument teacher: expected '' unless model=deit, got "
+      f'{arg.teacher!r}'
+    )
   is_tiny = arg.variant.startswith('Ti/')
   c = ml_collections.ConfigDict()
   c.batch_size = 1024

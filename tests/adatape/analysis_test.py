@@ -109,8 +109,8 @@ def test_examples_are_the_shortest_and_longest():
 
 
 def test_symbols_are_written_in_lines():
-  tokens = np.array([0, 1, 2, 0, 0, 2], np.int32)
-  assert analysis_report._lines(tokens) == '1 - 0 1\n1 0'
+  tokens = np.array([0, 1, 2, 0, 3, 28], np.int32)
+  assert analysis_report._lines(tokens) == '1 - 0 1\na z'
 
 
 def test_without_a_bank_there_is_nothing_to_analyse():

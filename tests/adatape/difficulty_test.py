@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import rankdata
 
 from adatape import difficulty, difficulty_picture
+from adatape.task import TapeClassification
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from eval_lib import evaluator
@@ -180,3 +181,14 @@ def test_outputs_of_an_image_model_without_a_bank():
   assert set(given) == {'logits', 'tape_length', 'flops', 'full_flops'}
   assert given['tape_length'].tolist() == [6, 6]
   assert given['logits'].shape == (2, 1, 3)
+
+
+def test_a_model_must_know_the_symbols_of_the_data():
+  model = dict(name='adatape.parity:ParityModel', max_steps=4, threshold=2.0)
+  info = builder.build_source(DATA, 'train').info
+  config = dict(dtype='float32', model=model, loss={'tape_weight': 0.0})
+  with pytest.raises(ConfigError, match=r'model.vocab_size: expected at least'):
+    TapeClassification(config, info)
+  config['model'] = model | {'vocab_size': 13, 'query_symbol': 13}
+  with pytest.raises(ValueError, match=r'query_symbol: .* in \[0, 12\]'):
+    TapeClassification(config, info)

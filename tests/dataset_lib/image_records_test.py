@@ -105,7 +105,7 @@ def test_one_label_a_row(tmp_path, images):
   assert batch['label'].tolist() == list(range(13))
   assert train.info.label_shape == ()
   write(tmp_path, images)
-  with pytest.raises(BadRecord, match='0 labels'):
+  with pytest.raises(BadRecord, match='expected 1 label, got 0'):
     source(tmp_path, max_labels=0).record(0)
 
 
@@ -117,7 +117,7 @@ def test_one_label_a_row(tmp_path, images):
     ((b'', [1, 2, 3, 4]), r'4 labels, more than dataset\.max_labels = 3'),
     ((b'', None), "no feature 'image/class/label', but image/encoded"),
     ((b'', [1], 'image/label'), "no feature 'image/class/label', but image/"),
-    ((b'', [1], 'image/class/label', 2), '2 images'),
+    ((b'', [1], 'image/class/label', 2), 'expected 1 image, got 2'),
     (None, 'unparsable'),
     ((b'no image', [1]), 'no image OpenCV can decode'),
   ],

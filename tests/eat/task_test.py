@@ -170,7 +170,7 @@ def test_a_foreign_teacher_is_refused_before_training(tmp_path):
   [
     (info(2), 'expected a run with the 3 classes'),
     (dataclasses.replace(info(), class_names=('x', 'y', 'z')),
-     'expected a run with the classes of the data set, a, b, c'),
+     "expected a run whose class is 'a', got .there, whose class 0 is 'x'"),
   ],
 )  # fmt: skip
 def test_a_teacher_has_the_classes_of_the_data(theirs, message, monkeypatch):

@@ -167,7 +167,7 @@ def test_a_run_that_was_stopped_stops_the_others(
   outcomes['0.03'] = code
   assert sweep.main(flags(tmp_path, RATES)) == command_line.PREEMPTED
   assert calls == ['0.01', '0.03']
-  assert 'the same command goes on' in capsys.readouterr().err
+  assert 'the same command continues' in capsys.readouterr().err
   assert not (tmp_path / 'runs' / 'sweep.csv').exists()
 
 
