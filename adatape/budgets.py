@@ -137,10 +137,10 @@ def write(flags: Any, config: Any, split: str) -> None:
     expected = 'a run of an AdaTape with a bank'
     raise ConfigError('--workdir', config.model.name, expected)
   dense = _dense(flags.dense, loaded) if flags.dense else None
-  data, fitted = (
-    analysis.spread_rows(config.dataset, name, flags.rows)
-    for name in (split, config.train_split)
-  )
+  data = analysis.spread_rows(config.dataset, split, flags.rows)
+  # Without a share below 1 one row is read, for the size of the bank.
+  rows = flags.rows if min(flags.bank_shares) < 1 else 1
+  fitted = analysis.spread_rows(config.dataset, config.train_split, rows)
   counts = analysis.read(loaded.task, variables, fitted).counts
   own = Setting(model.threshold, model.max_steps, 1.0)
   wanted = itertools.product(

@@ -64,7 +64,7 @@ class Flags:
   metric: str = flag('metric that orders the runs', metavar='EVAL/METRIC')
   mode: Literal['max', 'min'] = flag('max or min: which is better', 'max')
   x: str = flag('draws the metric against this field', '', 'FIELD')
-  lines: str = flag('field with a line for each value', 'model.name', 'FIELD')
+  lines: str = flag('with --x: a line for each value', 'model.name', 'FIELD')
 
 
 def read_runs(flags: Flags) -> list[Run]:
@@ -221,11 +221,12 @@ def _draw(flags: Flags, results: Iterable[tuple[Run, Any]]) -> None:
       x, line = run.place
       points.setdefault(line, {}).setdefault(x, []).append(value)
   path = pathlib.Path(flags.workdir, 'sweep.png')
-  try:
+  if not points:
+    print('no picture: no run has the metric', file=sys.stderr)
+    return
+  with adaptive_plots.if_installed():
     adaptive_plots.plot_ranges(path, points, flags.x, flags.metric)
     print(f'picture: {path}')
-  except (ImportError, ValueError) as error:
-    print(f'no picture: {error}', file=sys.stderr)
 
 
 main = command_line.Command('sweep', __doc__, Flags, sweep)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from annotated_types import Interval
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from dataset_lib import builder, image_ops
 from dataset_lib.errors import ConfigError
@@ -177,11 +177,17 @@ class Classification(Task):
 
   def quality(self, logits, entropy, batch) -> dict[str, Any]:
     """Returns accuracy and cross-entropy of the real rows."""
-    correct = logits.argmax(-1) == batch['label']
+    correct = self.correct(logits.argmax(-1), batch)
     return {
       'accuracy': Average.from_values(correct, batch['mask']),
       'cross_entropy': Average.from_values(entropy, batch['mask']),
     }
+
+  def correct(
+    self, predicted: Int[Array, ' B'], batch: Batch
+  ) -> Bool[Array, ' B']:
+    """Returns True for the rows whose predicted class is the label."""
+    return predicted == batch['label']
 
   def evaluate(self, params, model_state, batch):
     """Returns quality and the mechanism's metrics, without noise."""

@@ -6,7 +6,6 @@ import optax
 from jaxtyping import Array, Float
 
 from dataset_lib.errors import ConfigError
-from eval_lib.metrics import Average
 from train_lib.classification import Classification
 from train_lib.task import Batch
 
@@ -40,10 +39,6 @@ class MultiLabel(Classification):
     )
     return losses.sum(-1)
 
-  def quality(self, logits, entropy, batch):
-    """Returns precision@1, named accuracy, and the cross-entropy."""
-    top = logits.argmax(-1)[:, None] == batch['label']
-    return {
-      'accuracy': Average.from_values(top.any(-1), batch['mask']),
-      'cross_entropy': Average.from_values(entropy, batch['mask']),
-    }
+  def correct(self, predicted, batch):
+    """Returns True where a label is predicted: accuracy is precision@1."""
+    return (predicted[:, None] == batch['label']).any(-1)
