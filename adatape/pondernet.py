@@ -68,44 +68,19 @@ def expected_steps(distribution: Float[Array, 'N ...']) -> Float[Array, '...']:
   return (distribution * numbers.reshape(shape)).sum(0)
 
 
-def advance_drawn(
-  halting: Halting,
-  score: tuple[Float[Array, '...'], Float[Array, '...']],
-  is_last: Array | bool,
-) -> tuple[Halting, Float[Array, '...']]:
-  """Halts with probability `lambda_n`: a `halting.Rule`.
-
-  `score` is (lambda_n, numbers drawn uniformly from [0, 1)); `halting.total`
-  the probability of having halted. The weight is 1 where an item halts.
-  """
-  chance, drawn = score
-  return _advance(halting, chance, (drawn < chance) | is_last)
-
-
 def advance_median(
   halting: Halting, score: Float[Array, '...'], is_last: Array | bool
 ) -> tuple[Halting, Float[Array, '...']]:
   """Halts in the median step of the distribution: a `halting.Rule`.
 
-  That is the first step where `sum_{j<=n} p_j >= 1/2`; `score` is lambda_n. See
-  `advance_drawn`.
+  That is the first step where `sum_{j<=n} p_j >= 1/2`; `score` is lambda_n,
+  `halting.total` the probability of having halted. The weight is 1 where an
+  item halts.
   """
-  reached = _halted(halting, score) >= 0.5
-  return _advance(halting, score, reached | is_last)
-
-
-def _halted(halting: Halting, chance: Array) -> Array:
-  """Returns the probability of having halted after the step."""
-  return halting.total + (1.0 - halting.total) * chance
-
-
-def _advance(
-  halting: Halting, chance: Array, halts: Array
-) -> tuple[Halting, Array]:
-  halts = halting.running & halts
-  total = jnp.where(halting.running, _halted(halting, chance), halting.total)
+  halted = halting.total + (1.0 - halting.total) * score
+  halts = halting.running & ((halted >= 0.5) | is_last)
   after = Halting(
-    total=total,
+    total=jnp.where(halting.running, halted, halting.total),
     remainder=halting.remainder,
     steps=halting.steps + halting.running.astype(jnp.int32),
     running=halting.running & ~halts,

@@ -150,7 +150,8 @@ def tfrecord_index(
 
   Processes of a machine that start at once make it once, and none reads a part
   of it. `again` makes it in any case. Raises InvalidDataError as
-  `record_offsets`, MissingDataError if the cache folder cannot be written.
+  `record_offsets`, MissingDataError if the file cannot be read or the cache
+  folder not be written.
   """
   path, stat = _index_path(file), os.stat(file)
   if not again and _is_index(path, stat, num_records):
@@ -168,8 +169,8 @@ def tfrecord_index(
         temporary.replace(path)
   except OSError as error:
     raise MissingDataError(
-      f'cannot make the index {path} of {file}: {error}; set XDG_CACHE_HOME '
-      'to a folder that can be written'
+      f'cannot make the index {path} of {file}: {error}; let the data be '
+      'readable, and set XDG_CACHE_HOME to a folder that can be written'
     ) from error
   return path
 

@@ -64,28 +64,6 @@ def test_loss_and_mean_by_hand():
   np.testing.assert_allclose(pondernet.expected_steps(p), 1.75, atol=1e-6)
 
 
-def test_drawn_steps_follow_the_distribution():
-  lambdas = jnp.array([0.3, 0.5, 0.2, 0.9])
-  count = 20_000
-  drawn = jax.random.uniform(jax.random.key(0), (4, count))
-
-  def step(state, n):
-    return state + 1.0, (jnp.full((count,), lambdas[n]), drawn[n])
-
-  arguments = dict(max_steps=4, rule=pondernet.advance_drawn)
-  state, valid = jnp.zeros((count, 1)), jnp.ones((count,), bool)
-  result = pondering.ponder(step, state, valid, **arguments)
-  steps = np.asarray(result.halting.steps)
-  # The output is the state of the step that an item halted in.
-  np.testing.assert_array_equal(result.output[:, 0], steps)
-  shares = np.bincount(steps, minlength=5)[1:] / count
-  want = plain([0.3, 0.5, 0.2, 0.9])
-  np.testing.assert_allclose(shares, want, atol=5 * 0.5 / count**0.5)
-  # All the same whether the loop ends early or not.
-  looped = pondering.ponder(step, state, valid, dynamic=True, **arguments)
-  np.testing.assert_array_equal(looped.halting.steps, steps)
-
-
 @pytest.mark.parametrize('dynamic', [False, True])
 def test_the_median_step_halts(dynamic):
   # Halted with a probability of (0.5), (0.2, 0.44, 0.72) and (0, 0, then 1).
