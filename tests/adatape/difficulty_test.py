@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
-from adatape import difficulty, difficulty_picture
+from adatape import difficulty
 from adatape.task import TapeClassification
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
@@ -121,7 +121,7 @@ def test_examples_are_typical_rows_from_easy_to_hard():
     'tape_length': np.array([4, 9, 3, 5, 4, 8, 6]),
   }
   # Of difficulty 1 the lengths are 3, 5, 9; of 7 the lower middle is taken.
-  assert difficulty_picture.examples(rows).tolist() == [3, 4, 0, 6]
+  assert difficulty.examples(rows).tolist() == [3, 4, 0, 6]
 
 
 def test_picture_shows_curves_and_what_each_step_reads(tmp_path, made):
@@ -134,7 +134,7 @@ def test_picture_shows_curves_and_what_each_step_reads(tmp_path, made):
     'logits': np.zeros((2, 1, 2)),
   }  # fmt: skip
   table = [difficulty.summary(rows, np.array([k])) for k in (2, 4)]
-  difficulty_picture.draw(tmp_path / 'x', table, rows)
+  difficulty.draw(tmp_path / 'x', table, rows)
   length, cost, tapes = made[-1].axes
   for axes, adaptive, fixed in ((length, [1, 2], 2), (cost, [1, 3], 3)):
     mean, flat = axes.get_lines()
