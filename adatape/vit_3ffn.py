@@ -22,15 +22,13 @@ from model_lib.vit import Encoder, ViT
 class SplitBlock(EncoderBlock):
   """A block with networks for [CLS] and for each half of the patches."""
 
-  cls_mlp: str = 'glu'
-
   def _feed_forward(self, x: Any, row_keys: Any, num_input_tokens: Any) -> Any:
     half = 1 + x.shape[1] // 2  # the first half has the odd patch
     gated = {'gated': True, 'mlp_dim': self.mlp_dim // 2}
     outputs = []
     for index, part in enumerate(jnp.split(x, [1, half], axis=1)):
       keys = row_random.fold_rows(row_keys, index)
-      fields = gated if not index and self.cls_mlp == 'glu' else {}
+      fields = {} if index else gated
       mlp = build(Mlp, self, name=f'mlp_{index}', **fields)
       outputs.append(mlp(part, keys))
     return jnp.concatenate(outputs, axis=1)
@@ -38,8 +36,6 @@ class SplitBlock(EncoderBlock):
 
 class SplitEncoder(Encoder):
   """An encoder of `SplitBlock`s."""
-
-  cls_mlp: str = 'glu'
 
   def block(self, index: int) -> EncoderBlock:
     """Returns block `index`."""
@@ -52,12 +48,9 @@ class ViT3FFN(ViT):
   ENCODER: ClassVar[type[Encoder]] = SplitEncoder
 
   pool: Literal['cls'] = 'cls'  # [CLS] has a network of its own
-  # Of [CLS]: gated and half as wide, as Table 7 counts, or as the others.
-  cls_mlp: Literal['glu', 'mlp'] = 'glu'
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`."""
-    total = super().flops(input_shape)
-    if self.cls_mlp == 'glu':  # 1.5 matrices instead of 2
-      total -= self.depth * flops.dense(1, self.width, self.mlp_dim) / 2
-    return total
+    # The network of [CLS] has 1.5 matrices instead of 2.
+    saved = self.depth * flops.dense(1, self.width, self.mlp_dim) / 2
+    return super().flops(input_shape) - saved

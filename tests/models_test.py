@@ -188,7 +188,7 @@ ILLEGAL = [
   ((ViT, VIT), dict(pool='none', positions='none')),
   ((AViT, VIT), dict(epsilon=1.0, gamma=1e5, beta=-1e5, dynamic='yes')),
   ((DeiT, VIT), dict(pool='gap')),
-  ((ViT3FFN, VIT), dict(pool='gap', cls_mlp='relu')),
+  ((ViT3FFN, VIT), dict(pool='gap')),
   (TAPED, dict(
     bank='trainable', pool='max', insert_after=-1, tape_mlp='moe',
     read_mlp='moe', tokens_per_step=0, threshold=-1.0, query_update='sum',
