@@ -215,7 +215,6 @@ class BertClassifier(TextEncoder, kw_only=True):
 
   depth: Size = None  # number of blocks
   pooler_activation: Activation = 'tanh'  # 'relu' in DistilBERT
-  cls_only: bool = False  # compute only [CLS] in the last block: same logits
 
   def setup(self):
     """Declares embeddings, blocks, pooler and head."""
@@ -236,7 +235,7 @@ class BertClassifier(TextEncoder, kw_only=True):
     `row_keys`, one per row, turn dropout on. Returns (logits, out) with the
     pooled [CLS] `out['features']` `[B, D]`, both float32.
     """
-    states = self.encode(tokens, token_types, length, row_keys, self.cls_only)
+    states = self.encode(tokens, token_types, length, row_keys)
     logits, features = self.classify(states[:, 0], row_keys)
     return logits, {'features': features}
 
@@ -246,24 +245,20 @@ class BertClassifier(TextEncoder, kw_only=True):
     token_types: Int[Array, 'B L'],
     length: Int[Array, ' B'],
     row_keys: RowKeys = None,
-    cls_only: bool = False,
-  ) -> Float[Array, 'B Q D']:
-    """Returns the states after the last block, with `cls_only` of [CLS]."""
+  ) -> Float[Array, 'B L D']:
+    """Returns the states after the last block."""
     x = self.embeddings(tokens, token_types, row_keys)
     mask = valid_tokens(tokens, length)
     for index, block in enumerate(self.block):
-      last = index == len(self.block) - 1
       keys = row_random.fold_rows(row_keys, f'block_{index}')
-      x = block(x, mask, keys, num_queries=1 if last and cls_only else None).x
+      x = block(x, mask, keys).x
     return x
 
   @nn.nowrap
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one row of tokens `[L]` forward; see `flops`."""
     tokens = input_shape[0]
-    block = flops.block(tokens, self.width, self.mlp_dim)
-    last = flops.cls_block(tokens, self.width, self.mlp_dim)
-    blocks = self.depth * block + self.cls_only * (last - block)
+    blocks = self.depth * flops.block(tokens, self.width, self.mlp_dim)
     return blocks + flops.dense(1, self.width, self.width + self.num_classes)
 
 

@@ -22,9 +22,8 @@ PARAMS = plain.noise(MODEL, *plain.BATCH)
     {'pooler_activation': 'relu'},
   ],
 )  # fmt: skip
-@pytest.mark.parametrize('cls_only', [False, True])
-def test_equals_plain_loop(fields, cls_only):
-  model = plain.classifier(cls_only=cls_only, **fields)
+def test_equals_plain_loop(fields):
+  model = plain.classifier(**fields)
   params = plain.noise(model, *plain.BATCH)
   assert ('token_type' in params['embeddings']) != ('type_vocab_size' in fields)
   apply = jax.jit(model.apply)

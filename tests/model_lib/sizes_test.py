@@ -99,7 +99,6 @@ BERT = SMALL | {'depth': 3, 'vocab_size': 11, 'max_positions': 32}
     (vit.ViT(10, 'S/16', depth=2, pool='gap'), (64, 64, 3)),
     (vit.TokenTransformer(2, depth=3, **SMALL), (16,)),
     (bert_model(**BERT), (24,)),
-    (bert_model(**BERT, cls_only=True), (24,)),
   ],
 )
 def test_flops_agree_with_the_compiler(model, shape):
