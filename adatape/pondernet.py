@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from model_lib.errors import FieldError
 from model_lib.halting import Halting
 
 
@@ -30,10 +29,6 @@ def geometric_log_prior(rate: float, max_steps: int) -> Float[Array, ' N']:
 
   `rate` is lambda_p, in (0, 1); the mean is about 1 / rate.
   """
-  if not 0.0 < rate < 1.0:
-    raise FieldError('rate', rate, 'a number in (0, 1)')
-  if max_steps < 1:
-    raise FieldError('max_steps', max_steps, 'at least 1')
   steps = jnp.arange(max_steps, dtype=jnp.float32)
   return jax.nn.log_softmax(steps * math.log1p(-rate))
 
