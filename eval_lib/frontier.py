@@ -9,16 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from annotated_types import Interval
 from jaxtyping import Bool, Float, Num
 
-from dataset_lib.errors import ConfigError
 from eval_lib import calibration, evaluator, glue, predictions, report
 from eval_lib.predictions import Heads, Labels
 
 FILE = 'frontier.csv'
-
-Number = Annotated[float | int, Interval(ge=0.0, le=1e30)]
 
 
 def accuracy(logits: Float[np.ndarray, 'N C'], labels: Labels) -> float:
@@ -115,9 +111,8 @@ def pareto(
 class Evaluator(predictions.Evaluator):
   """Sweeps the confidence rule over thresholds; writes frontier.csv.
 
-  The quality is the main number of the GLUE task, or accuracy without one.
-  `flops` are those of a row that leaves at each head, in any unit; () counts
-  the cost in layers, `depth_share`.
+  The quality is the main number of the GLUE task, or accuracy without one. The
+  cost is counted in layers; `launch.benchmark eat` counts FLOPs.
   """
 
   calibration_split: Annotated[
@@ -125,8 +120,6 @@ class Evaluator(predictions.Evaluator):
     'the name of a split that training does not use, or None',
   ] = None
   thresholds: tuple[calibration.Share, ...] = (0.80, 0.85, 0.90, 0.95)
-  flops: tuple[Number, ...] = ()
-  full_flops: Number = 0.0  # of a row in the reference model; 0 for own
   task: glue.TaskName = ''  # '' for that of the data set
 
   def __post_init__(self):
@@ -139,25 +132,19 @@ class Evaluator(predictions.Evaluator):
 
     Returns:
       For every threshold t: `<metric>_tau_<t>`, `depth_tau_<t>` (layers),
-      `agreement_tau_<t>` and the share of the full model's cost,
-      `flops_tau_<t>`, or `depth_share_tau_<t>` where no FLOPs are given;
+      `agreement_tau_<t>` and the share of all layers, `depth_share_tau_<t>`;
       `<metric>_full` is that of the last head, and `<metric>_<head>` that of
       each (`layer_4`, or `head_1` without `layers`) when used alone.
     """
     logits, labels = self.heads('split', variables)
-    if self.flops and len(self.flops) != len(logits):
-      expected = f'{len(logits)} numbers, one for each head of the model'
-      raise ConfigError('flops', self.flops, expected)
     temperatures = None
     if self.calibration_split:
       fitted = self.heads('calibration_split', variables)
       temperatures = calibration.fit_temperatures(*fitted)
     heads = predictions.probabilities(logits, temperatures)
     names = predictions.head_layers(self.layers, len(logits))
-    recording = Recording(
-      logits, labels, [*names.values()], self.flops or None,
-      self.full_flops or None, self._quality,
-    )  # fmt: skip
+    layers = [*names.values()]
+    recording = Recording(logits, labels, layers, quality=self._quality)
     scores = [float(self._quality(head, labels)) for head in logits]
     given = zip([*names, 'full'], [*scores, scores[-1]], strict=True)
     result = {f'{self._metric}_{name}': score for name, score in given}
@@ -167,7 +154,7 @@ class Evaluator(predictions.Evaluator):
       numbers = {
         self._metric: point.quality,
         'depth': point.depth,
-        'flops' if self.flops else 'depth_share': point.flops,
+        'depth_share': point.flops,
         'agreement': point.agreement,
       }
       shares = zip(recording.layers, point.shares, strict=True)
