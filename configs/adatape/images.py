@@ -55,6 +55,7 @@ BASELINES = {
   '3ffn': (_CLASSIFY, dict(name='adatape.vit_3ffn:ViT3FFN')),
 }
 MODELS = (*TAPES, *(name for name in BASELINES if name != '3ffn'))
+ABLATIONS = ('adaptive', 'length', 'content')  # of AdaTape, in Table 2
 
 
 def get_config(arg=''):
@@ -140,3 +141,11 @@ def image_model(c, model, size, bank=0, **tape):
       bank='input', bank_patch_size=bank, query_noise=0.0, bank_drop=0.0
     )
     c.loss.tape_weight = 0.01
+
+
+def ablate(c, ablation):
+  """Fixes the length of the tape, or length and content; see `ABLATIONS`."""
+  if ablation == 'length':
+    c.model.fixed_length = True
+  elif ablation == 'content':
+    c.model.bank = 'none'

@@ -9,8 +9,7 @@ r"""Models of the paper from scratch on photographs, under one recipe.
 
 Arguments: `root` is a folder split/class/*.jpg to train on; `fewshot`, if
 given, is one for few-shot evaluation; `model` as in images.py; `ablation` of
-learn or input as in Table 2: adaptive, length (w/o adaptive length) or content
-(w/o adaptive length and content).
+learn or input as in table2.py.
 
 A small variant, to run on a CPU: 6 blocks of width 64 on images of 32 pixels,
 16 patches of 8 pixels; the bank has 64 patches of 4 pixels, or 1,000 trainable
@@ -21,7 +20,7 @@ networks are shared as in Table 6. All models take the same steps.
 import ml_collections
 
 from configs import common
-from configs.adatape.images import MODELS, image_model
+from configs.adatape.images import ABLATIONS, MODELS, ablate, image_model
 
 SIZE = dict(width=64, mlp_dim=256, num_heads=4, patch_size=8)
 # Limits of the depth, in proportion to those of the paper's base models.
@@ -37,9 +36,8 @@ DEPTHS: dict[str, dict] = {
 
 def get_config(arg=''):
   arg = common.parse_arg(
-    arg, root='', fewshot='', model=MODELS,
-    ablation=('adaptive', 'length', 'content'),
-  )  # fmt: skip
+    arg, root='', fewshot='', model=MODELS, ablation=ABLATIONS
+  )
   c = ml_collections.ConfigDict()
   c.batch_size = 64
   c.dataset = dict(
@@ -63,10 +61,7 @@ def get_config(arg=''):
   )
   if arg.model == 'avit':
     c.loss.prior_depth = 4.5  # of 6, as 9 of 12
-  if arg.ablation == 'length':
-    c.model.fixed_length = True
-  elif arg.ablation == 'content':
-    c.model.bank = 'none'
+  ablate(c, arg.ablation)
   c.optimizer = dict(
     name='adamw', lr=1e-3, schedule='cosine', warmup_steps=200,
     weight_decay=1e-4,

@@ -97,11 +97,11 @@ def test_few_shot_evaluations_of_table_1():
 def test_ablations_of_table_2():
   whole = load(2, 'variant=L/16')
   assert whole.to_dict() == load(1, 'model=input,variant=L/16').to_dict()
-  fixed = load(2, 'variant=B/32,without=length')
+  fixed = load(2, 'variant=B/32,ablation=length')
   assert values(fixed.model, 'fixed_length bank max_steps') == (
     True, 'input', 10
   )  # fmt: skip
-  neither = load(2, 'variant=B/32,without=length_and_content')
+  neither = load(2, 'variant=B/32,ablation=content')
   assert values(neither.model, 'bank max_steps') == ('none', 10)
   for config in (fixed, neither):
     assert config.loss.tape_weight == 0.0
@@ -185,7 +185,7 @@ def test_models_of_table_7():
 # Figures: the configuration whose field a list of overrides sweeps.
 SWEEPS = {
   5: (1, 'model=vit,variant=S/32', 'patch_size', (32, 28, 16, 14, 8)),
-  6: (2, f'{B32[:12]},without=length', 'max_steps', (5, 10, 20, 40)),
+  6: (2, f'{B32[:12]},ablation=length', 'max_steps', (5, 10, 20, 40)),
   7: (1, 'model=learn', 'bank_size', (100, 1000, 10_000, 100_000)),
   8: (1, 'model=vit', 'patch_size', (32, 28, 16, 14, 32, 28, 16, 14)),
 }

@@ -118,7 +118,7 @@ def _tables(folder: str) -> dict[str, tuple[str, list[str]]]:
   for name, arguments, overrides in (
     ('table1 learn', 'model=learn', [*records, narrow, 'model.bank_size=60']),
     ('table1 uvit', 'model=uvit', records),
-    ('table2 neither', 'without=length_and_content', records),
+    ('table2 neither', 'ablation=content', records),
     ('table6 input', 'model=input', [
       *images, narrow, 'model.bank_patch_size=4'
     ]),
