@@ -50,9 +50,8 @@ Pattern = Annotated[
   'a regular expression of parameter paths',
 ]
 Knob = Annotated[
-  float | tuple[Literal['constant', 'linear', 'cosine'], float, float],
-  'a finite number or (shape, first, last), shape one of constant (which '
-  'ignores last), linear, cosine',
+  float | tuple[Literal['linear', 'cosine'], float, float],
+  'a finite number or (shape, first, last), shape one of linear, cosine',
 ]
 
 

@@ -42,13 +42,11 @@ class Stage:
 def knob_value(schedule: Any, progress: float) -> float:
   """Returns the value of a schedule at `progress` in [0, 1] of its stage.
 
-  A number is constant, `('constant', a, b)` is a; other shapes go from a to b.
+  A number is constant; a shape goes from the first to the last value.
   """
   if isinstance(schedule, (int, float)):
     return float(schedule)
   shape, first, last = schedule
-  if shape == 'constant':
-    return float(first)
   if shape == 'cosine':
     progress = (1 - math.cos(math.pi * progress)) / 2
   return first + (last - first) * progress

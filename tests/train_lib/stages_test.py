@@ -31,7 +31,6 @@ def test_stages_follow_the_numbers_in_their_names():
   ('schedule', 'expected'),
   [
     (0.3, [0.3, 0.3, 0.3]),
-    (('constant', 0.3, 0.0), [0.3, 0.3, 0.3]),
     (['linear', 1, 0.0], [1.0, 0.5, 0.0]),
     (('cosine', 0.0, 1.0), [0.0, 0.5, 1.0]),
   ],
