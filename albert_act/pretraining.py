@@ -6,11 +6,10 @@ N_t + R_t` over the real tokens of a row (7).
 
 import dataclasses
 import pathlib
-from typing import Annotated, Any
+from typing import Any
 
 import jax.numpy as jnp
 import optax
-from annotated_types import Interval
 from jaxtyping import Array
 
 from albert_act import analysis
@@ -20,7 +19,7 @@ from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import Average
 from train_lib.run_directory import TOKENIZER
-from train_lib.task import Task, complete_model, construct
+from train_lib.task import Task, Weight, complete_model, construct
 
 _INIT_LENGTH = 8
 
@@ -36,8 +35,8 @@ class Pretraining(Task):
   class Loss:
     """Legal fields of `loss`; `ponder_weight` is tau."""
 
-    ponder_weight: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.0
-    sop_weight: Annotated[float, Interval(ge=0.0, le=1e3)] = 1.0
+    ponder_weight: Weight = 0.0
+    sop_weight: Weight = 1.0
 
   KNOBS = ('ponder_weight',)
 

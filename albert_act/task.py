@@ -5,15 +5,15 @@ The paper fine-tunes without the ponder term; the published code uses it.
 """
 
 import dataclasses
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from annotated_types import Interval
 
 from albert_act.model import AlbertClassifier
 from albert_act.serving import AlbertChain, AlbertPolicy, Options
 from eval_lib.metrics import Average
 from model_lib import sizes
+from train_lib.task import Weight
 from train_lib.text_classification import TextClassification
 
 
@@ -28,7 +28,7 @@ class FineTune(TextClassification):
   class Loss(TextClassification.Loss):
     """Legal fields of `loss`."""
 
-    ponder_weight: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.0
+    ponder_weight: Weight = 0.0
 
   KNOBS = ('ponder_weight',)
   MODEL: ClassVar[Any] = AlbertClassifier

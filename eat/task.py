@@ -25,11 +25,10 @@ from serve_lib.monitor import Monitor
 from train_lib import distillation, loading
 from train_lib.distillation import TEACHER, Student
 from train_lib.run_directory import TOKENIZER
-from train_lib.task import construct
+from train_lib.task import Weight, construct
 from train_lib.text_classification import TextClassification
 
 EXIT_WEIGHT, LAST_WEIGHT = 0.3, 1.0  # EAT, equation (1)
-Weight = Annotated[float, Interval(ge=0.0, le=1e3)]
 # Words whose tokenization depends on normalization and word splitting.
 _PROBES = ('Été', 'naïve', '東京x', "don't", 'a\u200db', 'İ')
 

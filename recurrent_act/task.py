@@ -6,18 +6,17 @@ batch are those of `recurrent_act.data`.
 """
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Any
 
 import jax.numpy as jnp
 import optax
-from annotated_types import Interval
 from jaxtyping import Array, Float
 
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import Average, Maximum
 from train_lib.classification import Classification
-from train_lib.task import Batch
+from train_lib.task import Batch, Weight
 
 
 class SequenceTask(Classification):
@@ -38,7 +37,7 @@ class SequenceTask(Classification):
   class Loss:
     """Legal fields of `loss`; `ponder_weight` is tau."""
 
-    ponder_weight: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.0
+    ponder_weight: Weight = 0.0
 
   KNOBS = ('ponder_weight',)
 

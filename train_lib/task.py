@@ -10,10 +10,11 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
+from annotated_types import Interval
 from jaxtyping import Array, Float, Key, Shaped
 
 from dataset_lib import fields
@@ -26,6 +27,7 @@ from train_lib.stages import Config
 Batch = Mapping[str, Array]
 Tree = Any  # a pytree of arrays: parameters, statistics, a teacher
 Metrics = dict[str, Metric]
+Weight = Annotated[float, Interval(ge=0.0, le=1e3)]  # of a loss
 
 
 class Task(abc.ABC):
