@@ -2,22 +2,29 @@
 
 Every random number comes from a generator that is a function of (seed, epoch,
 index), so an augmented image is the same on every run, host and thread.
+
+RandAugment (Cubuk et al., 2020, arXiv:1909.13719) has the operations and
+magnitudes of big_vision, from which the settings (2, 10) and (2, 15) of
+AdaTape's Table 5 come: 10 is the strongest magnitude of AutoAugment, and
+RandAugment allows 30. As there, posterizing gets weaker with the magnitude, and
+solarizing does nothing from 10 on. Distances are shares of the image, equal to
+big_vision's pixels at 224 x 224.
 """
 
 import dataclasses
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import cv2
 import numpy as np
+import PIL.Image
 from annotated_types import Interval
 from jaxtyping import UInt8
-from PIL.Image import Exif
+from PIL import ImageEnhance, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
-from dataset_lib import randaugment
 from dataset_lib.errors import BadRecord, ConfigError
 from dataset_lib.fields import Distinct
 from dataset_lib.source import DatasetInfo, require
@@ -25,6 +32,9 @@ from dataset_lib.source import DatasetInfo, require
 Encoded = bytes | UInt8[np.ndarray, 'H W C']
 Image = UInt8[np.ndarray, 'H W 3']
 Reframed = UInt8[np.ndarray, 'h w 3']  # of another height and width
+Picture = PIL.Image.Image
+# A picture, magnitude / 10, and the random numbers of the image.
+Operation = Callable[[Picture, float, np.random.Generator], Picture]
 
 # Grain's threads use every core; OpenCV's would oversubscribe the cores.
 cv2.setNumThreads(0)
@@ -32,6 +42,9 @@ cv2.setNumThreads(0)
 CENTRAL_SHARE = 224 / 256  # side of the evaluation crop, as is customary
 CROP_ATTEMPTS = 10
 CROP_RATIOS = (3 / 4, 4 / 3)
+GREY = (128, 128, 128)  # of pixels from outside of the image
+_THRESHOLD = 128  # of solarize_add, which brightens darker pixels
+_TRANSLATE, _CUTOUT = 100 / 224, 40 / 224  # shares of the image at magnitude 10
 _JPEG_START, _JPEG_END, _JPEG_SCAN = b'\xff\xd8', b'\xff\xd9', b'\xff\xda'
 _ORIENTATION_TAG = 0x0112
 # How to decode at 1 / n of the size.
@@ -111,7 +124,7 @@ class ImageOptions:
     is_flipped = rng and 'flip' in self.augment and rng.random() < 0.5
     image = cv2.flip(image, 1) if is_flipped else image
     if rng and 'randaugment' in self.augment:
-      image = randaugment.augment(image, rng, *self.randaugment)
+      image = rand_augment(image, rng, *self.randaugment)
     return image
 
   def _central_crop(self, image: Image) -> Reframed:
@@ -177,7 +190,7 @@ def decode(data: bytes, reduction: int = 1) -> Image:
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
   """Returns (height, width) of a JPEG after EXIF rotation; None if unclear."""
   try:
-    image, exif = JpegImageFile(io.BytesIO(data)), Exif()
+    image, exif = JpegImageFile(io.BytesIO(data)), PIL.Image.Exif()
     exif.load(image.info.get('exif', b''))
     is_turned = exif.get(_ORIENTATION_TAG) in range(5, 9)
   except Exception:  # Pillow raises nothing narrower for damaged headers
@@ -244,3 +257,76 @@ def _reduction(box_height: int, box_width: int, size: int) -> int:
   """Returns the strongest JPEG reduction that keeps the box >= `size`."""
   fitting = min(box_height, box_width) // size
   return max(by for by in _FLAGS if by <= max(fitting, 1))
+
+
+def _sign(rng: np.random.Generator) -> int:
+  return 1 if rng.random() < 0.5 else -1
+
+
+def _affine(image: Picture, *rows: float | int) -> Picture:
+  """Takes the pixel x, y from rows [[a, b, c], [d, e, f]] times (x, y, 1)."""
+  method = PIL.Image.Transform.AFFINE
+  return image.transform(image.size, method, rows, fillcolor=GREY)
+
+
+def _solarize_add(image, level, rng):
+  value, added = np.arange(256), int(110 * level)
+  brighter = np.where(value < _THRESHOLD, np.minimum(value + added, 255), value)
+  return image.point(brighter.tolist() * 3)
+
+
+def _cutout(image, level, rng):
+  x, y = int(rng.integers(image.width)), int(rng.integers(image.height))
+  half = [round(_CUTOUT * level * side) for side in image.size]
+  image = image.copy()
+  image.paste(GREY, (x - half[0], y - half[1], x + half[0], y + half[1]))
+  return image
+
+
+def _enhanced(kind: Callable[[Picture], ImageEnhance._Enhance]) -> Operation:
+  return lambda image, level, rng: kind(image).enhance(0.1 + 1.8 * level)
+
+
+OPERATIONS: dict[str, Operation] = {
+  'autocontrast': lambda image, level, rng: ImageOps.autocontrast(image),
+  'equalize': lambda image, level, rng: ImageOps.equalize(image),
+  'invert': lambda image, level, rng: ImageOps.invert(image),
+  'rotate': lambda image, level, rng: image.rotate(
+    _sign(rng) * 30 * level, fillcolor=GREY
+  ),
+  # At least 1 bit: big_vision's 0, below magnitude 3, is a black image.
+  'posterize': lambda image, level, rng: ImageOps.posterize(
+    image, min(max(int(4 * level), 1), 8)
+  ),
+  'solarize': lambda image, level, rng: ImageOps.solarize(
+    image, int(256 * level)
+  ),
+  'color': _enhanced(ImageEnhance.Color),
+  'contrast': _enhanced(ImageEnhance.Contrast),
+  'brightness': _enhanced(ImageEnhance.Brightness),
+  'sharpness': _enhanced(ImageEnhance.Sharpness),
+  'shear_x': lambda image, level, rng: _affine(
+    image, 1, _sign(rng) * 0.3 * level, 0, 0, 1, 0
+  ),
+  'shear_y': lambda image, level, rng: _affine(
+    image, 1, 0, 0, _sign(rng) * 0.3 * level, 1, 0
+  ),
+  'translate_x': lambda image, level, rng: _affine(
+    image, 1, 0, _sign(rng) * _TRANSLATE * level * image.width, 0, 1, 0
+  ),
+  'translate_y': lambda image, level, rng: _affine(
+    image, 1, 0, 0, 0, 1, _sign(rng) * _TRANSLATE * level * image.height
+  ),
+  'cutout': _cutout,
+  'solarize_add': _solarize_add,
+}
+
+
+def rand_augment(
+  image: Image, rng: np.random.Generator, operations: int, magnitude: int
+) -> Image:
+  """Applies operations, drawn with replacement, of one magnitude in [0, 30]."""
+  picture, table = PIL.Image.fromarray(image), tuple(OPERATIONS.values())
+  for number in rng.integers(len(table), size=operations):
+    picture = table[number](picture, magnitude / 10, rng)
+  return np.asarray(picture)
