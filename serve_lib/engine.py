@@ -47,8 +47,6 @@ class Engine:
       it partial batches run early; one batch is always allowed. 0: no limit.
     cache_directory: for compiled programs, '' for none. The programs are
       executed, so no other user may be able to write there.
-    monitor: None for `policy.monitor` if the policy has one, or a new one.
-    device: to run on; None for the device of the variables.
   """
 
   def __init__(
@@ -63,8 +61,6 @@ class Engine:
     ahead: Annotated[int, Interval(ge=0, le=8)] = 1,
     max_pool_bytes: Annotated[int, Interval(ge=0, le=2**60)] = 0,
     cache_directory: str = '',
-    monitor: Monitor | None = None,
-    device: Any = None,
   ):
     limits: dict[str, Any] = dict(
       max_wait=max_wait, ahead=ahead, max_pool_bytes=max_pool_bytes
@@ -73,9 +69,9 @@ class Engine:
     for name, value in {'max_pending': max_pending, **limits}.items():
       fields.check_value(f'engine.{name}', value, hints[name])
     self.grid = Grid(tuple(lengths), tuple(batches))
-    self.monitor = monitor or getattr(policy, 'monitor', None) or Monitor()
+    self.monitor = getattr(policy, 'monitor', None) or Monitor()
     self._policy, self._cache_directory = policy, cache_directory
-    self._programs = Programs(chain, self.grid, device)
+    self._programs = Programs(chain, self.grid)
     self._requests = RequestQueue(max_pending)
     self._worker = Worker(
       policy, self._programs, self._requests, self.monitor, **limits

@@ -40,14 +40,14 @@ class WarmUp(NamedTuple):
 
 
 class Programs:
-  """The table of compiled programs of a chain on one device."""
+  """Compiled programs of a chain, on the device of its variables."""
 
-  def __init__(self, chain: Chain, grid: Grid, device: Any = None):
+  def __init__(self, chain: Chain, grid: Grid):
     self.chain, self.grid = chain, grid
     self.copies = 0  # of rows between batches
     leaves = jax.tree.leaves(chain.variables)
     found = [d for x in leaves if isinstance(x, jax.Array) for d in x.devices()]
-    device = device or (found or jax.devices())[0]
+    device = (found or jax.devices())[0]
     self._variables = jax.device_put(chain.variables, device)
     self._sharding = jax.sharding.SingleDeviceSharding(device)
     self._table: dict[tuple[Any, ...], Any] = {}

@@ -99,10 +99,9 @@ def test_numbers_do_not_depend_on_dispatching_ahead():
     serve_and_check(engine, toy.random_items(5, 60, 3), 1)
 
 
-def test_the_monitor_is_the_one_of_the_policy_unless_another_is_given():
-  policy, other = toy.Policy(), Monitor()
+def test_the_monitor_is_the_one_of_the_policy():
+  policy = toy.Policy()
   policy.monitor = Monitor()
-  assert toy.make_engine(policy, monitor=other).monitor is other
   with toy.make_engine(policy) as engine:
     engine.predict([('full', [0])])
   assert engine.monitor is policy.monitor
