@@ -1,5 +1,6 @@
-"""Compacted = masked: the same logits and iterations for every row."""
+"""Serving ALBERT: compacted equals masked; options, policy, answers."""
 
+import concurrent.futures
 import dataclasses
 import functools
 
@@ -9,10 +10,16 @@ import numpy as np
 import pytest
 
 from albert_act import compaction, packed_attention, transposed_kernels
-from albert_act.serving import AlbertChain
+from albert_act.serving import AlbertChain, AlbertPolicy
+from albert_act.task import FineTune
+from dataset_lib import tokenizer
+from dataset_lib.errors import ConfigError
+from dataset_lib.source import DatasetInfo
+from serve_lib.chain import InputError, Row, ServedRun
 from serve_lib.items import TextReader
 from tests.albert_act import small
 from tests.eat import small as small_eat
+from tests.eat.calibrated import VOCABULARY
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -93,3 +100,106 @@ def test_halted_tokens_are_not_computed():
   tokens = model.apply(transposed, small.batch(), method=run)
   finite = np.isfinite(np.asarray(tokens.x)).all(2)
   np.testing.assert_array_equal(finite, ~np.asarray(halted))
+
+
+CLASSES = ('no', 'maybe', 'yes')
+LOGITS = [2.0, 0.0, 1.0]
+LENGTH = 16
+
+
+@pytest.fixture(scope='module')
+def vocabulary(tmp_path_factory):
+  path = tmp_path_factory.mktemp('words') / 'vocab.txt'
+  path.write_text(VOCABULARY)
+  return str(path)
+
+
+INFO = DatasetInfo(
+  'tokens', (LENGTH,), 'int32', 3, CLASSES, 8, vocab_size=40,
+  length_buckets=(8, LENGTH),
+)  # fmt: skip
+
+
+def serve(vocabulary, options=None, lengths=None, **fields):
+  model, variables = small.build(num_classes=3, **fields)
+  dataset = {'name': 'tests.fakes:FakeText', 'tokenizer': vocabulary}
+  task = small_eat.task(FineTune, model, INFO, dataset=dataset)
+  return task.serve(variables, options or {}, ServedRun(lengths=lengths))
+
+
+def test_options_and_lengths_reach_chain_and_policy(vocabulary):
+  chain, policy = serve(vocabulary, {'iterations': 2})
+  assert policy.lengths == (8, 16)
+  assert (chain.iterations, chain.num_stages, chain.reader.pad_id) == (2, 3, 0)
+  assert (policy.class_names, policy.warnings) == (CLASSES, ())
+  chain, policy = serve(vocabulary, {'max_characters': 5}, (12, 6))
+  assert (policy.lengths, chain.iterations) == ((6, 12), 12)
+  with pytest.raises(InputError, match='at most 5 characters'):
+    policy.encode('w1 w2 w3')
+
+
+@pytest.mark.parametrize(
+  ('options', 'lengths', 'fields', 'field', 'expected'),
+  [
+    ({'tau': 0.9}, None, {}, 'serve.tau', 'legal fields are max_characters'),
+    ({'iterations': 0}, None, {}, 'serve.iterations', '[1, 1000]'),
+    ({'iterations': 'x'}, None, {}, 'serve.iterations', 'an integer'),
+    ({'max_characters': 0}, None, {}, 'serve.max_characters', '[1, '),
+    ({}, (8, 64), {}, 'lengths', 'from 1 to 16'),
+    ({}, None, {'halting': ''}, 'model.halting', 'saves nothing'),
+    ({}, None, {'num_groups': 2}, 'model.num_groups', '1 to be served'),
+    ({}, None, {'inner_group': 2}, 'model.inner_group', '1 to be served'),
+  ],
+)
+def test_illegal_arguments_are_refused(
+  vocabulary, options, lengths, fields, field, expected
+):
+  with pytest.raises(ConfigError) as error:
+    serve(vocabulary, options, lengths, **fields)
+  assert error.value.field == field
+  assert expected in error.value.expected
+
+
+@pytest.fixture(scope='module')
+def words(vocabulary):
+  return tokenizer.load(vocabulary)
+
+
+def make(words, classes=CLASSES):
+  chain = AlbertChain(*small.build(num_classes=max(len(classes), 1)))
+  return AlbertPolicy(chain, TextReader(words, LENGTH), classes, (LENGTH,))
+
+
+def answer_to(policy, item, steps, logits=LOGITS):
+  """The answer to a row after its last stage, padded to the length bucket."""
+  row = Row(policy.encode(item), LENGTH, concurrent.futures.Future(), 0.0, 0.0)
+  padded = np.pad(np.array(steps), (0, LENGTH - len(steps)))
+  row.outputs = [{'logits': np.array(logits, np.float32), 'steps': padded}]
+  return policy.answer(row)
+
+
+def test_rows_leave_when_every_token_has_halted(words):
+  running = np.array([True, False, True, False])
+  left = make(words).decide(0, [], {'running': running, 'logits': None})
+  assert left.tolist() == [False, True, False, True]
+
+
+def test_the_answer_has_label_depth_and_reason(words):
+  policy = make(words)
+  answer = answer_to(policy, 'w0 w1 w2', [5, 1, 2, 4, 3])
+  weights = np.exp(LOGITS)
+  shares = dict(zip(CLASSES, weights / weights.sum(), strict=True))
+  fields = answer.as_dict()
+  assert fields.pop('probabilities') == pytest.approx(shares)
+  assert fields == dict(
+    label='no', depth=5, exit_reason='all tokens halted', iterations=3.0,
+    tokens=('[CLS]', 'w0', 'w1', 'w2', '[SEP]'),
+    token_iterations=(5, 1, 2, 4, 3), truncated=False,
+  )  # fmt: skip
+  late = answer_to(policy, 'w0', [6, 1, 2])
+  assert (late.depth, late.exit_reason) == (6, 'last iteration')
+  found = policy.monitor.snapshot()
+  assert found['depth'] == {5: 1, 6: 1}
+  assert found['reasons'] == {'all tokens halted': 1, 'last iteration': 1}
+  # Shares of the six iterations: 3 and (6 + 1 + 2) / 3.
+  assert found['retention']['p50'] == pytest.approx(0.5)

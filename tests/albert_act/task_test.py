@@ -1,4 +1,4 @@
-"""Fine-tuning of ALBERT with halting: its loss, its metrics, its fields."""
+"""Fine-tuning of ALBERT with halting: loss, metrics, fields, warm start."""
 
 import functools
 
@@ -9,12 +9,14 @@ import pytest
 from scipy.special import log_softmax
 
 from albert_act.task import FineTune
-from dataset_lib import text_files
+from dataset_lib import text_files, tokenizer
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import compute
-from model_lib import sizes
-from tests.albert_act import small
+from model_lib import convert, sizes
+from tests.albert_act import small, tiny_run
 from tests.eat.small import info, labelled
+from train_lib import config_schema, loading
+from train_lib.build import Setup
 
 TAU = 0.25
 
@@ -171,3 +173,87 @@ def test_a_directory_without_such_a_model_is_refused(tmp_path, text):
     resolved(tmp_path)
   assert error.value.field == 'model.from_checkpoint'
   assert 'the directory of a run or of a Hugg' in error.value.expected
+
+
+def begun(config):
+  """Returns the parameters at step 0 by top-level module."""
+  config = config_schema.validate(config)
+  built = Setup(config)
+  with jax.set_mesh(built.mesh):
+    state = loading.start_from(built.init(), config.warm_start)
+    return jax.device_get(state.params)
+
+
+def load(tmp_path_factory, name, start, **arguments):
+  """The configuration of this name that begins from `start`."""
+  if name == 'glue':
+    data = tiny_run.texts(tmp_path_factory)
+    return tiny_run.load(
+      'glue', ['dataset.max_length=32'], task='sst2', data=data, batch=8,
+      checkpoint=start, **arguments,
+    )  # fmt: skip
+  sizes = convert.read_sizes(start)
+  overrides = [f'model.{name}={size}' for name, size in sizes.items()]
+  overrides.append(f'warm_start.workdir={start}')
+  if arguments['halting'] == 'act':
+    overrides.append('warm_start.skip=^score/')
+  return tiny_run.load(
+    'pretrain', overrides, corpus=tiny_run.corpus(tmp_path_factory),
+    variant='micro', length=tiny_run.LENGTH, batch=8, **arguments,
+  )  # fmt: skip
+
+
+def case(start, name, fresh, mark, **arguments):
+  return pytest.param(start, name, set(fresh), arguments, marks=mark)
+
+
+SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
+
+
+@pytest.mark.parametrize(
+  ('start', 'name', 'fresh', 'arguments'),
+  [
+    case('pretraining', 'glue', ['head'], SLOW),
+    case('pretraining', 'glue', ['head', 'score'], SLOW, score='fresh'),
+    case('pretraining', 'glue', ['head'], SLOW, halting='fixed'),
+    case('hugging_face', 'glue', ['head', 'score'], NIGHTLY, score='fresh'),
+    case('hugging_face', 'glue', ['head'], NIGHTLY, halting='fixed'),
+    case('hugging_face', 'pretrain', ['score'], NIGHTLY, halting='act'),
+    case('hugging_face', 'pretrain', [], NIGHTLY, halting='fixed'),
+  ],
+)
+def test_parameters_are_those_of_the_start_but_for_the_fresh_ones(
+  start, name, fresh, arguments, tmp_path_factory
+):
+  if start == 'hugging_face':
+    path = tiny_run.hugging_face(tmp_path_factory)
+    source = convert.load(path, *['pretraining'] * (name == 'pretrain')).params
+  else:
+    path = tiny_run.made(tmp_path_factory, 'pretrain')
+    source = tiny_run.parameters(tiny_run.AlbertPretraining)
+  config = load(tmp_path_factory, name, path, **arguments)
+  # The words of `glue` are those of the start.
+  assert config.model.vocab_size == tiny_run.SIZES['vocab_size']
+  if name == 'glue':
+    given = tokenizer.load(config.dataset.tokenizer)
+    assert given.vocab_size == tiny_run.SIZES['vocab_size']
+  params = begun(config)
+  assert ('score' in params) == (arguments.get('halting') != 'fixed')
+  assert set(params) - set(source) <= fresh <= set(params)
+  for key in set(params) - fresh:
+    jax.tree.map(np.testing.assert_array_equal, params[key], source[key])
+  for key in fresh & set(source):
+    theirs = jax.tree.leaves(source[key])
+    for ours, other in zip(jax.tree.leaves(params[key]), theirs, strict=True):
+      assert not np.array_equal(ours, other)
+  if name == 'glue' and 'score' in fresh:
+    assert params['score']['bias'] == pytest.approx(-2.0)
+
+
+@pytest.mark.slow
+def test_a_score_that_hugging_face_lacks_is_named(tmp_path_factory):
+  start = tiny_run.hugging_face(tmp_path_factory)
+  config = load(tmp_path_factory, 'glue', start)
+  with pytest.raises(ConfigError, match='score/kernel') as error:
+    begun(config)
+  assert error.value.field == 'warm_start.workdir'

@@ -1,6 +1,6 @@
 """ACT and straight-through against a plain loop.
 
-By hand, with gradients and Skip-ACT: recurrent_act/cell_test.py.
+By hand, with gradients and Skip-ACT: recurrent_act/model_test.py.
 """
 
 import jax

@@ -1,7 +1,6 @@
 """Mixup against a loop in NumPy; pairs never leave their device."""
 
 import re
-from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -209,12 +208,6 @@ def test_pairs_need_no_communication(num_micro):
 
 def test_what_cannot_be_mixed():
   assert (task_of().rows_together, task_of(alpha=0.0).rows_together) == (2, 1)
-  config = SimpleNamespace(batch_size=24, num_micro=2)
-  mesh = sharding.make_mesh({'data': 4})
-  sharding.check_batch_size(config, mesh)
-  words = 'batch_size: expected a multiple of 16: .*num_micro=2 times 2 rows'
-  with pytest.raises(ConfigError, match=words):
-    sharding.check_batch_size(config, mesh, 2)
   parity = 'configs/adatape/parity.py'
   with pytest.raises(ConfigError, match=r'loss\.mixup: expected 0 for inputs'):
     command_line.load_config(parity, ['loss.mixup=0.2'])
