@@ -14,7 +14,6 @@ from jaxtyping import Bool, Int
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import ConfigLike
-from dataset_lib.order import Order, Places
 from eval_lib import predictions
 from model_lib import flops
 
@@ -88,41 +87,14 @@ def read(task: Any, variables: Any, data: builder.Dataset) -> Tapes:
   )
 
 
-class _Chosen(Order):
-  """One ordered pass over given records."""
-
-  def __init__(self, records: Int[np.ndarray, ' N']):
-    super().__init__(len(records), BATCH, 0, False)
-    self._records = records
-
-  def batch(self, step: int, rows: range) -> Places:
-    """Returns the records of a batch; see `Order.batch`."""
-    places = super().batch(step, rows)
-    return places._replace(indices=self._records[places.indices])
-
-
 def spread_rows(config: ConfigLike, split: str, rows: int) -> builder.Dataset:
-  """Opens at most `rows` records from all parts of a split, in order.
-
-  The first ones are not representative: a folder of images is sorted by class.
-  """
-  source = builder.build_source(config, split)
-  total = len(source)
-  count = min(rows, total)
-  records = np.arange(count, dtype=np.int64) * total // max(count, 1)
-  return chosen_rows(source, records)
-
-
-def chosen_rows(source: Any, records: Int[np.ndarray, ' N']) -> builder.Dataset:
-  """Opens records of a split, as prepared for the model, in this order."""
-  threads = builder.default_num_threads()
-  order = _Chosen(records)
-  return builder.Dataset(source, order, range(BATCH), threads, prefetch=2)
+  """Opens at most `rows` records of a split; see `builder.spread`."""
+  return builder.spread(builder.build_source(config, split), rows, BATCH)
 
 
 def chosen_inputs(source: Any, records: Int[np.ndarray, ' N']) -> list[Any]:
   """Returns inputs of the model, one for each record, in this order."""
-  data = chosen_rows(source, records)
+  data = builder.chosen(source, records, BATCH)
   return [
     row
     for batch in data.batches()

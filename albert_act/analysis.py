@@ -17,8 +17,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from albert_act.encoder import Albert
-from dataset_lib.builder import padded
-from dataset_lib.source import TokenSource
+from dataset_lib import builder
 from eval_lib.metrics import Average
 from train_lib.task import Batch
 
@@ -149,22 +148,10 @@ def analyse(
 def batches(
   records: Any, seed: int, count: int
 ) -> Iterator[dict[str, np.ndarray]]:
-  """Yields batches of at most `count` rows, from all parts of a split.
+  """Yields batches of at most `count` rows of similar length.
 
-  The first rows are not representative: a corpus is in the order of its
-  documents. `seed` is for sources that draw their rows. Batches have rows of
-  similar length.
+  They are from all parts of a split. `seed` is for sources that draw their
+  rows.
   """
-  rows = len(records)
-  count = min(count, rows)
-  chosen = np.arange(count, dtype=np.int64) * rows // max(count, 1)
-  if isinstance(records, TokenSource):
-    chosen = chosen[np.argsort(records.lengths[chosen], kind='stable')]
   size = max(1, min(BATCH, count))
-  for start in range(0, count, size):
-    part = chosen[start : start + size]
-    if hasattr(records, 'draw'):
-      arrays = records.draw(seed, np.zeros_like(part), part)
-    else:
-      arrays = records.records(part)
-    yield padded(arrays, part, size)
+  return builder.spread(records, count, size, seed).batches()

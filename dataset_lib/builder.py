@@ -121,6 +121,41 @@ def build(
   return Dataset(source, order, rows, threads, prefetch)
 
 
+class _Chosen(Order):
+  """One pass over given records, in their order or by length."""
+
+  def __init__(self, source: Any, records: Int[np.ndarray, ' N'], *given: int):
+    lengths = source.lengths[records] if hasattr(source, 'lengths') else None
+    buckets = source.info.length_buckets
+    super().__init__(len(records), *given, False, lengths, buckets)
+    self._records = records
+
+  def batch(self, step: int, rows: range) -> Places:
+    """Returns the records of a batch; see `Order.batch`."""
+    places = super().batch(step, rows)
+    return places._replace(indices=self._records[places.indices])
+
+
+def chosen(
+  source: Any, records: Int[np.ndarray, ' N'], batch_size: int, seed: int = 0
+) -> 'Dataset':
+  """Opens given records of a source; `seed` is for one that draws its rows."""
+  order = _Chosen(source, records, batch_size, seed)
+  rows, threads = range(batch_size), default_num_threads()
+  return Dataset(source, order, rows, threads, prefetch=2)
+
+
+def spread(source: Any, rows: int, batch_size: int, seed: int = 0) -> 'Dataset':
+  """Opens at most `rows` records from all parts of a source; see `chosen`.
+
+  The first ones are not representative: a folder of images is sorted by class.
+  """
+  total = len(source)
+  count = min(rows, total)
+  records = np.arange(count, dtype=np.int64) * total // max(count, 1)
+  return chosen(source, records, batch_size, seed)
+
+
 class BadRecords(errors.FaultCounts):
   """Thread-safe count of distinct bad records by kind.
 

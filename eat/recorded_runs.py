@@ -16,7 +16,6 @@ import numpy as np
 
 from dataset_lib import builder, source
 from dataset_lib.errors import ConfigError
-from dataset_lib.order import Order
 from eat import exits
 from eat.model import EatClassifier
 from eat.policy import CalibrationFile, EatPolicy
@@ -151,8 +150,7 @@ def load(
     'metric': frontier.main_number(task)[0],
     'length': {'mean': float(length.mean()), **shares},
   }
-  order = Order(count, BATCH, 0, False, length, rows.info.length_buckets)
-  data = builder.Dataset(rows, order, range(BATCH), threads=0, prefetch=0)
+  data = builder.chosen(rows, np.arange(count), BATCH)
   return Model(name, facts, task, policy, data, records, fitted[:count])
 
 
