@@ -1,11 +1,13 @@
-"""The image baselines UT, U2T and UViT: plain NumPy, the ViT, the paper."""
+"""The baselines UT, U2T, UViT, ViT-3FFN: plain NumPy, the ViT, the paper."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from adatape import universal
 from adatape.ponder_vit import PonderViT
+from adatape.vit_3ffn import ViT3FFN
 from model_lib.vit import ViT
 from tests.adatape import plain_vit
 from tests.model_lib import plain
@@ -105,3 +107,102 @@ def test_flops_of_the_paper(kind, variant, gflops, fields):
     assert model.flops(shape, steps=most) == model.flops(shape)
     fewer = model.clone(**{field: 2})
     assert model.flops(shape, steps=2) == fewer.flops(shape)
+
+
+def by_loop_of_parts(params, image):
+  """Logits of one image."""
+  params = plain.float64(params)
+  x = plain_vit.tokens(params['tokens'], image, 4)
+  # [CLS], patches 1-8 and 9-16 of a 4 x 4 grid: its upper and lower half.
+  ends = enumerate(((0, 1), (1, 9), (9, 17)))
+  networks = {f'mlp_{group}': slice(*end) for group, end in ends}
+  for index in range(plain_vit.SIZES['depth']):
+    block = params['encoder'][f'block_{index}']
+    assert 'mlp' not in block
+    x = plain_vit.block(block, x, plain_vit.SIZES['num_heads'], networks)
+  features = plain.layer_norm(params['encoder']['norm'], x)[0]
+  return plain.dense(params['head'], features)
+
+
+def test_equals_a_loop_over_tokens():
+  model = ViT3FFN(**plain_vit.SIZES)
+  params = plain.noise(model, plain_vit.IMAGES)
+  own = params['encoder']['block_3']['mlp_0']
+  assert own['gated']['kernel'].shape == (16, 12)
+  logits, _ = jax.jit(model.apply)({'params': params}, plain_vit.IMAGES)
+  for row, image in enumerate(plain_vit.IMAGES):
+    want = by_loop_of_parts(params, image)
+    np.testing.assert_allclose(logits[row], want, atol=1e-4)
+
+
+def test_an_odd_patch_belongs_to_the_first_half():
+  model = ViT3FFN(**(plain_vit.SIZES | dict(depth=1)))
+  images = plain_vit.IMAGES[:, :12, :12]  # 9 patches
+  variables = {'params': plain.noise(model, images)}
+
+  def states(bias):
+    block = variables['params']['encoder']['block_0']
+    block = block | {'mlp_2': jax.tree.map(jnp.copy, block['mlp_2'])}
+    block['mlp_2']['out']['bias'] += bias
+    encoder = variables['params']['encoder'] | {'block_0': block}
+    params = variables['params'] | {'encoder': encoder}
+    return model.apply({'params': params}, images, capture_intermediates=True)[
+      1
+    ]['intermediates']['encoder']['block_0']['__call__'][0]
+
+  changed = np.abs(states(0.0) - states(1.0)).max((0, 2)) > 0
+  np.testing.assert_array_equal(np.flatnonzero(changed), [6, 7, 8, 9])
+
+
+TOKEN_SIZES = {'num_classes': 2, 'width': 16, 'mlp_dim': 32, 'num_heads': 4}
+TOKENS = np.random.default_rng(0).integers(0, 3, size=(4, 6)).astype(np.int32)
+ON_DEVICE = jnp.asarray(TOKENS)
+LENGTHS = np.array([6, 3, 5, 1])
+MASK = np.arange(6)[None] < LENGTHS[:, None]
+
+
+def token_model(**fields):
+  fields = {'max_steps': 5, **TOKEN_SIZES, **fields}
+  return universal.UniversalTransformer(**fields)
+
+
+VARIABLES = plain_vit.spread(token_model(), ON_DEVICE)
+
+
+def run(model, tokens, row_keys=None, mask=None):
+  return jax.jit(model.apply)(VARIABLES, jnp.asarray(tokens), row_keys, mask)
+
+
+def by_loop_of_tokens(tokens, length, model):
+  """One row, its padding cut off, in NumPy."""
+  params = plain.float64(VARIABLES['params'])
+  step = params['encoder']['step']
+  embedding = params['tokens']['embedding'][tokens[:length]]
+  state = np.concatenate([params['tokens']['cls'][0], embedding])
+  blocks = [step['block']] * model.max_steps
+  output, steps, remainder = plain_vit.act(state, blocks, step['score'], model)
+  normed = plain.layer_norm(params['encoder']['norm'], output[0])
+  logits = plain.dense(params['head'], normed)
+  return logits, steps.mean(), (steps + remainder).mean(), steps.max()
+
+
+@pytest.mark.parametrize('halting', ['token', 'example'])
+@pytest.mark.parametrize('combination', ['accumulated', 'basic'])
+def test_equals_plain_loop(halting, combination):
+  model = token_model(halting=halting, combination=combination)
+  logits, out = run(model, TOKENS, None, jnp.asarray(MASK))
+  looped = run(model.clone(dynamic=True), TOKENS, None, jnp.asarray(MASK))
+  np.testing.assert_allclose(logits, looped[0], atol=1e-6)
+  jax.tree.map(
+    np.testing.assert_array_equal, out['ponder'], looped[1]['ponder']
+  )
+  for row, length in enumerate(LENGTHS):
+    want, steps, cost, depth = by_loop_of_tokens(TOKENS[row], length, model)
+    np.testing.assert_allclose(logits[row], want, atol=1e-4)
+    np.testing.assert_allclose(out['ponder']['steps'][row], steps, atol=1e-5)
+    np.testing.assert_allclose(out['ponder']['cost'][row], cost, atol=1e-4)
+    assert int(out['ponder']['depth'][row]) == depth
+  # The case has early and late tokens, or it would prove little.
+  if halting == 'token':
+    assert out['ponder']['steps'].min() < 4.5
+    assert out['ponder']['depth'].max() == 5
