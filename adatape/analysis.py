@@ -22,27 +22,16 @@ BATCH = 64
 
 @dataclasses.dataclass(frozen=True)
 class Tapes:
-  """The tapes of N rows.
+  """The tapes of N rows."""
 
-  Attributes:
-    index: of each row in its split.
-    label: class of each row.
-    correct: True if the row is classified correctly.
-    length: tape tokens of each row.
-    picks: bank tokens merged into each tape token, -1 beyond the tape.
-    input_tokens: of every row, with [CLS] if there is one.
-    bank_size: tokens of the bank, C.
-    max_steps: most tape tokens of a row, T.
-  """
-
-  index: Int[np.ndarray, ' N']
-  label: Int[np.ndarray, ' N']
-  correct: Bool[np.ndarray, ' N']
-  length: Int[np.ndarray, ' N']
-  picks: Int[np.ndarray, 'N T K']
-  input_tokens: int
-  bank_size: int
-  max_steps: int
+  index: Int[np.ndarray, ' N']  # of each row in its split
+  label: Int[np.ndarray, ' N']  # class of each row
+  correct: Bool[np.ndarray, ' N']  # True if classified correctly
+  length: Int[np.ndarray, ' N']  # tape tokens of each row
+  picks: Int[np.ndarray, 'N T K']  # bank tokens by tape token, -1 beyond it
+  input_tokens: int  # of every row, with [CLS] if there is one
+  bank_size: int  # tokens of the bank, C
+  max_steps: int  # most tape tokens of a row, T
 
   @property
   def counts(self) -> Int[np.ndarray, ' C']:

@@ -1,12 +1,7 @@
 """The analysis of an AdaTape as tables and pictures (Figures 4 and 10).
 
-summary.csv   tape tokens and sequence length of the rows (Table 2)
-lengths.csv   rows by tape length; a histogram
-classes.csv   tape tokens by class, the shortest first
-bank.csv      bank tokens, the most frequently read first; the distribution,
-              and the heatmap of a bank made from the input
-examples.csv  rows of the shortest and longest tapes, and their pictures, in
-              which '-' is the symbol -1
+The files are listed in `launch.analyze`; summary.csv has the sequence lengths
+of Table 2. In pictures of symbols '-' is -1.
 """
 
 import math

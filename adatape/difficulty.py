@@ -49,11 +49,10 @@ class Evaluator(evaluator.Evaluator):
   def run(self, variables: Any) -> dict[str, float]:
     """Prints a table by quarter; writes difficulty.csv, .png and .pdf.
 
-    Returns:
-      'spearman', the rank correlation of difficulty and tape length, 0 if all
-      tapes are equally long; 'easy_share', the mean length for the easiest
-      quarter of the difficulties over that for the hardest; 'flops_share', the
-      mean FLOPs over those of T tape tokens.
+    Returns 'spearman', the rank correlation of difficulty and tape length, 0 if
+    all tapes are equally long; 'easy_share', the mean length for the easiest
+    quarter of the difficulties over that for the hardest; 'flops_share', the
+    mean FLOPs over those of T tape tokens.
     """
     source, context = self._data.source, self.context
     rows = predictions.collect(

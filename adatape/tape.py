@@ -75,7 +75,6 @@ def read(
   Args:
     bank: one bank for all rows, or one per row; at least K * T tokens.
     query: the leading `query_dim` features of the normalised queries.
-    reading: the settings.
     normalize: `(tokens, count)` -> the leading `count` features of the
       normalised tokens, float32: the LayerNorm shared with the query; None if
       the bank is normalised. Gradients flow only through the selected tokens.

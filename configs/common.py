@@ -30,16 +30,12 @@ def glue_split(task: str) -> str:
 
 
 def parse_arg(arg: str, **defaults: Any) -> ml_collections.ConfigDict:
-  """Reads the argument of a configuration file.
+  """Reads the argument of a configuration file, the text after the colon.
 
-  Args:
-    arg: text after the colon, or the empty string.
-    **defaults: the legal names with their default values; a value is read
-      with the type of its default. A tuple lists the legal values of a name,
-      the first being the default.
-
-  Raises:
-    ValueError: for an unknown name or an illegal value, naming the legal ones.
+  `defaults` are the legal names with their default values; a value is read with
+  the type of its default. A tuple lists the legal values of a name, the first
+  being the default. Raises ValueError, naming the legal ones, for an unknown
+  name or an illegal value.
   """
   values = {k: v[0] if isinstance(v, tuple) else v for k, v in defaults.items()}
   for item in filter(None, (arg or '').split(',')):

@@ -106,7 +106,6 @@ def build(
       `seed` and tolerance for bad records, False for one ordered pass.
     batch_size: rows of the GLOBAL batch, a multiple of host_count.
     num_threads: reading threads; None for one per core, 0 reads in the caller.
-    prefetch: batches read ahead.
   """
   size, rest = divmod(batch_size, host_count)
   if rest:

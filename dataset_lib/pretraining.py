@@ -91,10 +91,9 @@ class Pretraining:
   ) -> dict[str, np.ndarray]:
     """Returns rows as they are in the given epochs.
 
-    Returns:
-      {'token_types': int32 [B, L]; 'length', 'label': int32 [B], the label 1
-      where segments are swapped; and the arrays of `mask`, whose P is
-      ceil(mask_share * max_length)}.
+    They are {'token_types': int32 [B, L]; 'length', 'label': int32 [B], the
+    label 1 where segments are swapped; and the arrays of `mask`, whose P is
+    ceil(mask_share * max_length)}.
     """
     slots = math.ceil(self.mask_share * self.max_length)
     count = _DRAWS + 2 * (self.max_length + slots)

@@ -130,14 +130,11 @@ class EatClassifier(TextEncoder, kw_only=True):
     """Classifies rows of token ids, padded after `length`, with all heads.
 
     `row_keys` turn dropout on; `prune_scale` in [0, 1] multiplies
-    `prune_ratios` and may be traced.
-
-    Returns:
-      (logits of the last head, out), with `out['exits']` `[E, B, O]` of all
-      `heads()`, `out['kept']` `[P, B]` tokens left after each pruning,
-      `out['positions']` `[B, L]`, of which the first `out['length']` `[B]` are
-      the kept tokens', `out['features']` `[B, D]` of the last head, and with
-      `restore` `out['tokens']` `[B, L, D]`.
+    `prune_ratios` and may be traced. Returns (logits of the last head, out),
+    with `out['exits']` `[E, B, O]` of all `heads()`, `out['kept']` `[P, B]`
+    tokens left after each pruning, `out['positions']` `[B, L]`, of which the
+    first `out['length']` `[B]` are the kept tokens', `out['features']` `[B, D]`
+    of the last head, and with `restore` `out['tokens']` `[B, L, D]`.
     """
     heads = self.heads()
     start = self.embed(tokens, token_types, length, row_keys)
@@ -186,11 +183,10 @@ class EatClassifier(TextEncoder, kw_only=True):
   ) -> Encoded:
     """Runs the blocks `first` to `last`, with the pruning after each.
 
-    Args:
-      heads: layers after which [CLS] is returned.
-      sizes: static lengths after each of `prune_layers` (the gathered form);
-        None keeps shapes (the masked form), `()` turns pruning off.
-      keys_values: of block `first`, if `cls_after` has computed them.
+    [CLS] is returned after the layers `heads`. `sizes` are static lengths after
+    each of `prune_layers` (the gathered form); None keeps shapes (the masked
+    form), `()` turns pruning off. `keys_values` are those of block `first`, if
+    `cls_after` has computed them.
     """
     cls, kept, full = {}, [], tokens.x if self.restore else None
     for layer in range(first, last + 1):

@@ -62,9 +62,7 @@ class Options(TextOptions):
 class CalibrationFile:
   """A calibration; every error is a ConfigError with the command to repair it.
 
-  Attributes:
-    path: of the file.
-    values: of the file, or {} if there is none.
+  `values` are those of the file `path`, or {} if there is none.
   """
 
   def __init__(self, directory: str, step: int | None = None):

@@ -105,10 +105,9 @@ def prune(
   NaN scores are kept, so that the NaN reaches the output. See `kept_count` and
   `merge_removed`.
 
-  Args:
-    size: returned tokens, and most that a row keeps, in [1, S]: S keeps shapes
-      (masked form), `static_size(S, ratio, min_tokens)` crops them (gathered
-      form). Slots after the kept tokens hold discarded ones.
+  `size` tokens are returned, the most that a row keeps: S keeps shapes (masked
+  form), `static_size(S, ratio, min_tokens)` crops them (gathered form). Slots
+  after the kept tokens hold discarded ones.
   """
   if not 1 <= size <= tokens.x.shape[1]:
     expected = f'an integer in [1, {tokens.x.shape[1]}]'

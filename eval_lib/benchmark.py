@@ -171,7 +171,6 @@ def run(
     case: labels such as the batch size, by column.
     hosts: the processes; a lost one loses the results of its candidates.
     rounds: that count, after `warmup` rounds.
-    calls: of each candidate in a round.
     min_seconds: of a round; the number of calls is set from the last warm-up
       round.
   """

@@ -189,11 +189,10 @@ class Evaluator(predictions.Evaluator):
   def run(self, variables: Any) -> dict[str, float]:
     """Fits, measures and writes `calibration.json` into the workdir.
 
-    Returns:
-      For every head (`layer_4`, or `head_1` without `layers`):
-      `ece_<head>`, `ece_calibrated_<head>`, `temperature_<head>`; with
-      `epsilon` also `guaranteed_early` (share of the rows that leave before
-      the last head) and, if one was certified, `guaranteed_threshold`.
+    Returns `ece_<head>`, `ece_calibrated_<head>` and `temperature_<head>` for
+    every head (`layer_4`, or `head_1` without `layers`); with `epsilon` also
+    `guaranteed_early` (share of the rows that leave before the last head) and,
+    if one was certified, `guaranteed_threshold`.
     """
     fitted, fitted_labels = self.heads('calibration_split', variables)
     limits = self.bins, self.only_above

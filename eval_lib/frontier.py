@@ -51,24 +51,18 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-  """Logits of all heads for the rows of a split, and the costs of exits.
+  """Logits of all heads for the rows of a split, and the costs of exits."""
 
-  Attributes:
-    logits: of all heads; the last is the full model.
-    labels: classes, or numbers of a regression.
-    layers: executed when a row leaves at each head, `[E]`.
-    flops: FLOPs of a row that leaves at each head, `[E]`, or `[N, E]` where
-      they differ from row to row; None takes `layers` for the cost.
-    full_flops: FLOPs of a row in the reference model, a number or `[N]`; None
-      for the last column of `flops`.
-    quality: `(logits [N, C], labels [N]) -> float`.
-  """
-
-  logits: Heads
-  labels: Num[np.ndarray, ' N']
-  layers: Sequence[int]
+  logits: Heads  # the last head is the full model
+  labels: Num[np.ndarray, ' N']  # classes, or numbers of a regression
+  layers: Sequence[int]  # executed when a row leaves at each head, `[E]`
+  # FLOPs of a row that leaves at each head, `[E]`, or `[N, E]` where they
+  # differ from row to row; None takes `layers` for the cost.
   flops: Any = None
+  # FLOPs of a row in the reference model, a number or `[N]`; None for the last
+  # column of `flops`.
   full_flops: Any = None
+  # (logits [N, C], labels [N]) -> float
   quality: Callable[[Any, Any], float] = accuracy
 
   def leave(self, exits: Labels) -> Point:
@@ -130,11 +124,10 @@ class Evaluator(predictions.Evaluator):
   def run(self, variables: Any) -> dict[str, float]:
     """Sweeps and writes `frontier.csv` into the workdir.
 
-    Returns:
-      For every threshold t: `<metric>_tau_<t>`, `depth_tau_<t>` (layers),
-      `agreement_tau_<t>` and the share of all layers, `depth_share_tau_<t>`;
-      `<metric>_full` is that of the last head, and `<metric>_<head>` that of
-      each (`layer_4`, or `head_1` without `layers`) when used alone.
+    Returns for every threshold t `<metric>_tau_<t>`, `depth_tau_<t>` (layers),
+    `agreement_tau_<t>` and the share of all layers, `depth_share_tau_<t>`;
+    `<metric>_full` is that of the last head, and `<metric>_<head>` that of each
+    (`layer_4`, or `head_1` without `layers`) when used alone.
     """
     logits, labels = self.heads('split', variables)
     temperatures = None

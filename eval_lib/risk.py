@@ -94,8 +94,7 @@ def certify_confidence(
 ) -> tuple[Guarantee, float]:
   """Certifies a confidence threshold for disagreement with the full model.
 
-  Returns:
-    (the guarantee, the share of these rows that leave before the last head).
+  Returns (the guarantee, share of these rows that leave before the last head).
   """
   thresholds, exits = confidence_sweep(probabilities)
   losses = disagreement(probabilities, exits)

@@ -88,16 +88,11 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   """Reads and checks a Hugging Face BERT, DistilBERT or ALBERT.
 
   `pooler`, `head` and `sop` are absent if the checkpoint lacks them. Ignored
-  tensors are logged.
+  tensors are logged. `heads` is 'classifier' of sentences, or 'pretraining'
+  (ALBERT): masked words and sentence order; tensors of others are ignored.
 
-  Args:
-    directory: with config.json and one or several safetensors files.
-    heads: 'classifier' of sentences, or 'pretraining' (ALBERT): masked words
-      and sentence order. Tensors of other heads are ignored.
-
-  Raises:
-    ValueError: for a missing, damaged or pickled file, an option that is not
-      supported, and all tensors that do not fit, are not finite or not tied.
+  Raises ValueError for a missing, damaged or pickled file, an option that is
+  not supported, and all tensors that do not fit, are not finite or not tied.
   """
   path = pathlib.Path(directory)
   config = convert_files.read_config(path / CONFIG)

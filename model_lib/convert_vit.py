@@ -128,13 +128,10 @@ def load(path: Directory) -> Checkpoint:
   has none; a `pre_logits` layer before it is kept for `fit`. The position of
   the class token is added to the token, as ours has none.
 
-  Args:
-    path: an .npz or .safetensors file, or a directory with config.json and
-      safetensors. A file of Hugging Face needs config.json in its directory.
-
-  Raises:
-    ValueError: for a damaged file, an option that is not supported, and all
-      tensors that are missing, not supported or not finite.
+  `path` is an .npz or .safetensors file, or a directory with config.json and
+  safetensors. A file of Hugging Face needs config.json in its directory. Raises
+  ValueError for a damaged file, an option that is not supported, and all
+  tensors that are missing, not supported or not finite.
   """
   path = pathlib.Path(path)
   read = _read_npz if path.suffix == '.npz' else convert_files.read_tensors
@@ -181,16 +178,12 @@ def fit(
   """Fits the parameters of a ViT to a model that contains one.
 
   The position grid is resized as vit_jax and big_vision do, bilinearly with the
-  corners aligned and without antialiasing.
+  corners aligned and without antialiasing. `found` are parameters of `load`,
+  `fresh` those of the model, by path ('/' between the names).
 
-  Args:
-    found: parameters of `load` by path, '/' between the names.
-    fresh: those of the model, by path.
-
-  Returns:
-    `found` with resized positions, and the paths that keep fresh values: those
-    of modules that a ViT lacks (AdaTape's own); and those of the head, unless
-    it has the model's shape and follows no `pre_logits`.
+  Returns `found` with resized positions, and the paths that keep fresh values:
+  those of modules that a ViT lacks (AdaTape's own); and those of the head,
+  unless it has the model's shape and follows no `pre_logits`.
   """
   kept = {
     name

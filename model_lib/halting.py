@@ -60,14 +60,9 @@ def advance(
 ) -> tuple[Halting, Float[Array, '*S']]:
   """Takes one step of every running item by ACT, equations (4) to (7).
 
-  Args:
-    halting: before the step.
-    score: `p^n`, in [0, 1].
-    is_last: True in the last step, where every item halts.
-    epsilon: an item halts when its scores sum to at least `1 - epsilon`.
-
-  Returns:
-    (halting after the step, weight of the step's state, 0 if halted before).
+  An item halts when its scores `p^n`, each in [0, 1], sum to at least `1 -
+  epsilon`, and in any case if `is_last`. Returns (halting after the step,
+  weight of the step's state, 0 if halted before).
   """
   score = score.astype(jnp.float32)
   rest = 1.0 - halting.total

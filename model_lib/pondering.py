@@ -50,7 +50,6 @@ def ponder(
     step: see `Step`; the score is `[*S]`.
     state: before the first step, a pytree of arrays `[*S, ...]`.
     begin: initial `Halting`, or a mask `[*S]` that is False for padding.
-    max_steps: the limit, at least 1.
     rule: turns scores into weights, see `halting.rule`.
     combination: see `halting.combine`.
     dynamic: stop when the last item has halted, for inference: the same result

@@ -176,18 +176,11 @@ def ponder_input(
   valid: Bool[Array, ' B'],
   options: RecurrentModel,
 ) -> tuple[State, Float[Array, ' B'], Spent]:
-  """Ponders over one input of each row by the fields of `options`.
+  """Ponders over one input x_t of each row by the fields of `options`.
 
-  Args:
-    step: one repetition.
-    state: s_{t-1}, float32.
-    carried: `h_t^0` of Skip-ACT, 0 at the first input.
-    inputs: x_t.
-    valid: False for padding, which changes and costs nothing.
-    options: the model.
-
-  Returns:
-    (s_t, `carried` of the next input, `Spent`).
+  `state` is s_{t-1}, float32; `carried` is `h_t^0` of Skip-ACT, 0 at the first
+  input. Padding, `valid` False, changes and costs nothing. Returns (s_t,
+  `carried` of the next input, `Spent`).
   """
 
   # Append a flag that is 1 in the first repetition (Graves, section 2).

@@ -101,13 +101,10 @@ class Saved:
 def find(directory: Path, step: int | str | None = None) -> Saved:
   """Returns the newest undamaged checkpoint, or the one that is asked for.
 
-  Args:
-    directory: of a run, or of its checkpoints.
-    step: a number, 'best', or None or 'latest' for the newest.
-
-  Warns of each damaged file of newer steps; deletes nothing. Raises
-  CheckpointError if no such checkpoint exists, CorruptCheckpointError if the
-  step, or every step, is damaged.
+  `directory` is that of a run, or of its checkpoints; `step` is a number,
+  'best', or None or 'latest' for the newest. Warns of each damaged file of
+  newer steps; deletes nothing. Raises CheckpointError if no such checkpoint
+  exists, CorruptCheckpointError if the step, or every step, is damaged.
   """
   root = pathlib.Path(directory).absolute()
   root = root / CHECKPOINTS if (root / CHECKPOINTS).is_dir() else root

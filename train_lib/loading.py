@@ -114,8 +114,7 @@ def serve(
   """Returns chain, policy and lengths: `with Engine(*serve('/tmp/run')) as e:`.
 
   Args:
-    workdir: directory of the run.
-    step: a step, 'best', or None for the newest good one.
+    step: a number, 'best', or None for the newest good one.
     lengths: length buckets in tokens; longer texts are cut off. For AdaTape, in
       tape tokens. None for those of the training data or the model.
     options: of the model's family, as {'tau': 0.8}; see docs/serving.md.
@@ -174,9 +173,8 @@ def warm_start(
       checkpoint (after renaming) and of the model; matches keep fresh values.
     model: fields of the model that a ViT's file must agree with.
 
-  Raises:
-    ValueError: a rename or a skip matches nothing, parameters are left over on
-      either side or differ in shape or dtype; or the directory is unusable.
+  Raises ValueError if a rename or a skip matches nothing, parameters are left
+  over on either side or differ in shape or dtype, or no file can be used.
   """
   is_vit = convert_vit.is_vit(directory)
   if is_vit:
