@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float
 
-from adatape.task import PonderClassification
+from adatape.task import PonderClassification, flops_of_steps
 from eval_lib.metrics import Average, row_statistics
 from model_lib import halting, row_random
 from model_lib.layers import LayerNorm, build
@@ -132,7 +132,7 @@ def compacted(
 
 
 class AViT(ViT):
-  """A ViT whose tokens halt in depth; `flops` are those of all blocks.
+  """A ViT whose tokens halt in depth.
 
   `out['ponder']`: see `HaltingEncoder`.
   """
@@ -148,6 +148,16 @@ class AViT(ViT):
   def _encode(self, x: Any, row_keys: Any) -> tuple[Any, dict[str, Any]]:
     x, ponder = build(HaltingEncoder, self, name='encoder')(x, row_keys)
     return x, {'ponder': ponder}
+
+  def flops(
+    self, input_shape: tuple[int, ...], steps: int | float | None = None
+  ) -> float:
+    """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`.
+
+    `steps` may be a measured mean of the blocks of a token, whose attention is
+    then counted with all tokens as keys; None is all blocks.
+    """
+    return self.image_flops(input_shape, self.depth if steps is None else steps)
 
 
 def depth_prior(
@@ -182,6 +192,10 @@ class AViTClassification(PonderClassification):
     prior_depth: Annotated[float, Interval(ge=1.0, le=1e3)] = 9.0  # a layer
 
   KNOBS = ('ponder_weight', 'prior_weight', 'prior_depth')
+
+  def row_flops(self, out):
+    """FLOPs of the running tokens; see `Classification.row_flops`."""
+    return flops_of_steps(self, out['ponder']['steps'])
 
   def extra_loss(self, out, batch, norm, knobs):
     """Ponder cost and prior; see `Classification.extra_loss`."""

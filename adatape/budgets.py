@@ -6,15 +6,20 @@ after training, and no parameter depends on them. The kept bank tokens are those
 that most rows of the training split read with the trained settings; of a bank
 made from the input these are positions.
 
-`flops` count the tapes as they are. Images per second are those of the engine,
-which pads a tape to its bucket, from decoded images to answers.
+Other runs stand beside it: a dense one, or all runs of a sweep. Those of
+adaptive depth run in their dynamic form.
+
+`flops` count tapes and depths as they are. Images per second are those of the
+engine, which pads a tape to its bucket, from decoded images to answers.
 """
 
 import contextlib
 import copy
+import csv
 import functools
 import itertools
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +31,7 @@ from jaxtyping import Int
 
 from adatape import analysis
 from adatape.model import TapeClassifier
-from dataset_lib import builder
+from dataset_lib import builder, text_files
 from dataset_lib.errors import ConfigError
 from eval_lib import adaptive_plots, metrics, report
 from eval_lib.benchmark import Call, Candidate, Hosts, checked, run
@@ -106,14 +111,12 @@ def measure(
   task: Any, variables: Any, data: builder.Dataset
 ) -> dict[str, float]:
   """Returns 'quality', the mean 'flops' of a row, and `Task.evaluate`."""
-  is_adaptive = isinstance(task.model, TapeClassifier)
 
   @jax.jit
   def evaluate(variables: Any, batch: Any) -> Any:
     given = variables['params'], variables['model_state'], batch
-    # Of a dense run all rows cost the same.
-    costs = task.outputs(*given)['flops'] if is_adaptive else batch['mask']
-    return task.evaluate(*given), costs
+    flops = task.row_flops(task.apply(*given)[1])
+    return task.evaluate(*given), jnp.broadcast_to(flops, batch['mask'].shape)
 
   merged: Any = None
   costs = []
@@ -122,21 +125,21 @@ def measure(
     merged = metrics.merge_on_host(merged, state)
     costs.append(np.asarray(of_rows, np.float64)[batch['mask'] > 0])
   values = metrics.compute(merged or {})
-  flops = np.concatenate(costs).mean() if is_adaptive else task.flops()
-  return {'quality': values['accuracy'], 'flops': float(flops), **values}
+  flops = float(np.concatenate(costs).mean())
+  return {'quality': values['accuracy'], 'flops': flops, **values}
 
 
 def write(flags: Any, config: Any, split: str) -> None:
   """Sweeps, times, writes budgets.csv and the pictures; see the flags.
 
-  Raises ConfigError for a run without a bank, or a dense run on other inputs.
+  Raises ConfigError for a run without a bank, or another one on other inputs.
   """
   loaded = loading.restore(flags.workdir, config, flags.step)
   model, variables = loaded.task.model, loaded.variables
   if not isinstance(model, TapeClassifier) or model.reading() is None:
     expected = 'a run of an AdaTape with a bank'
     raise ConfigError('--workdir', config.model.name, expected)
-  dense = _dense(flags.dense, loaded) if flags.dense else None
+  others = _others(flags, loaded)
   data = analysis.spread_rows(config.dataset, split, flags.rows)
   # Without a share below 1 one row is read, for the size of the bank.
   rows = flags.rows if min(flags.bank_shares) < 1 else 1
@@ -161,13 +164,18 @@ def write(flags: Any, config: Any, split: str) -> None:
     tasks[setting.name] = task, variables
     row = {'candidate': setting.name, **setting._asdict()}
     table[setting.name] = row | measure(task, variables, data)
-  first = own.name
-  if dense is not None:
-    first = f'dense {type(dense.task.model).__name__}'
-    tasks[first] = dense.task, dense.variables
-    table[first] = {'candidate': first, **measure(*tasks[first], data)}
+  timed, names = dict(tasks), set()
+  for place, other in others.items():
+    key = f'{place.name} {place.seed}'.strip()
+    tasks[key] = other.task, other.variables
+    row = {'candidate': place.name, 'seed': place.seed, **place.result}
+    table[key] = row | measure(*tasks[key], data)
+    if place.name not in names:  # seeds are equally fast
+      names.add(place.name)
+      timed[key] = tasks[key]
   if flags.rounds:
-    _time(tasks, table, data, first, flags)
+    first = next((key for key in timed if 'seed' in table[key]), own.name)
+    _time(timed, table, data, first, flags)
   rows = [*table.values()]
   out = pathlib.Path(flags.out or pathlib.Path(flags.workdir, 'budgets'))
   out.mkdir(parents=True, exist_ok=True)
@@ -179,17 +187,47 @@ def write(flags: Any, config: Any, split: str) -> None:
   print(f'written: {out}')
 
 
-def _dense(workdir: str, loaded: loading.Trained) -> loading.Trained:
-  """Loads the newest checkpoint of another run with the same inputs."""
-  dense = loading.restore(workdir, loading.load_config(workdir, '--dense'))
-  ours, theirs = (
-    (one.task.info.input_shape, one.task.info.num_classes)
-    for one in (loaded, dense)
-  )
-  if ours != theirs:
-    expected = f'a run on inputs and classes {ours}'
-    raise ConfigError('--dense', f'{workdir} on {theirs}', expected)
-  return dense
+class _Place(NamedTuple):
+  """Another run: its name and seed in tables, and its directory."""
+
+  name: str
+  seed: str
+  workdir: str
+
+  @property
+  def result(self) -> dict[str, Any]:
+    """What its training reported of its evaluations."""
+    result = text_files.read_object(pathlib.Path(self.workdir, 'result.json'))
+    return {key: value for key, value in result.items() if '/' in key}
+
+
+def _others(
+  flags: Any, loaded: loading.Trained
+) -> dict[_Place, loading.Trained]:
+  """Loads the newest checkpoints of the runs to compare with."""
+  places = {}
+  if flags.dense:
+    places[_Place('dense', '', flags.dense)] = '--dense'
+  if flags.sweep:
+    table = pathlib.Path(flags.sweep, 'sweep.csv')
+    if not table.is_file():
+      raise ConfigError('--sweep', flags.sweep, 'a directory with a sweep.csv')
+    for run in csv.DictReader(table.read_text().splitlines()):
+      words = re.split(r'\s*\bseed=(\d+)\s*', run['run'])
+      name, seed = ' '.join(words[::2]).strip(), ''.join(words[1::2])
+      places[_Place(name, seed, run['workdir'])] = '--sweep'
+  found = {}
+  wanted = loaded.task.info.input_shape, loaded.task.info.num_classes
+  for place, key in places.items():
+    config = loading.load_config(place.workdir, key)
+    if 'dynamic' in config.model:
+      config.model.dynamic = True
+    other = found[place] = loading.restore(place.workdir, config)
+    given = other.task.info.input_shape, other.task.info.num_classes
+    if given != wanted:
+      expected = f'runs on inputs and classes {wanted}'
+      raise ConfigError(key, f'{place.workdir} on {given}', expected)
+  return found
 
 
 def _time(
@@ -228,23 +266,31 @@ def _answer(engine: Engine, items: list[Any]) -> None:
 
 
 def draw(out: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
-  """Draws quality against FLOPs, and images/s where they were timed."""
-  curves: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
+  """Draws quality against FLOPs, and images/s where they were timed.
+
+  Runs with the same name are one point, their mean, with their range.
+  """
   is_small = max(row['flops'] for row in rows) < 1e9
   unit, scale = ('M', 1e6) if is_small else ('G', 1e9)
+  groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
   for row in rows:
     name, point = row['candidate'], ''
     if 'share' in row:
       setting = Setting(*(row[field] for field in Setting._fields))
       name = f'AdaTape, bank {100 * setting.share:.3g} %'
       point = f'{setting.threshold:g}/{setting.max_steps}'
-    quality = 100 * row['quality']
-    costs = {f'{unit}FLOPs of a row': row['flops'] / scale}
-    if 'images_per_second' in row:
-      costs['images/s'] = row['images_per_second'].median
+    groups.setdefault((name, point), []).append(row)
+  curves: dict[str, dict[str, dict[str, tuple[float, ...]]]] = {}
+  for (name, point), same in groups.items():
+    quality = [100 * row['quality'] for row in same]
+    flops = np.mean([row['flops'] for row in same]) / scale
+    costs = {f'{unit}FLOPs of a row': float(flops)}
+    rates = [row['images_per_second'] for row in same if 'speedup' in row]
+    if rates:
+      costs['images/s'] = rates[0].median
     for label, cost in costs.items():
       curve = curves.setdefault(label, {}).setdefault(name, {})
-      curve[point] = cost, quality
+      curve[point] = cost, float(np.mean(quality)), min(quality), max(quality)
   for label, lines in curves.items():
     is_rate = label == 'images/s'
     path = out / ('frontier_speed' if is_rate else 'frontier_flops')

@@ -15,6 +15,7 @@ from annotated_types import Interval
 from jaxtyping import Array, Float, Int
 
 from adatape import pondernet
+from adatape.task import flops_of_steps
 from adatape.universal_layers import Steps, add_coordinates
 from eval_lib.metrics import Average, row_statistics
 from model_lib import flops, pondering
@@ -157,6 +158,10 @@ class PonderNetClassification(Classification):
     prior_rate: Annotated[float, Interval(gt=0.0, lt=1.0)] = 0.2
 
   KNOBS = ('ponder_weight',)
+
+  def row_flops(self, out):
+    """FLOPs to the median step; see `Classification.row_flops`."""
+    return flops_of_steps(self, out['ponder']['steps'])
 
   def row_losses(self, logits, out, batch, entropy, frozen, knobs):
     """Returns the `pondernet.ponder_loss` of each row.

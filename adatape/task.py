@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 
 import jax.numpy as jnp
 from annotated_types import Interval
+from jaxtyping import Array, Float, Num
 
 from adatape.serving import TapeChain, TapePolicy, tape_lengths
 from eval_lib.metrics import Average, Union, row_statistics
@@ -17,6 +18,14 @@ from serve_lib.chain import NO_RUN
 from serve_lib.decisions import check_no_options
 from train_lib.classification import Classification
 from train_lib.multi_label import MultiLabel
+
+
+def flops_of_steps(
+  task: Classification, steps: Num[Array, ' B']
+) -> Float[Array, ' B']:
+  """Returns the FLOPs of rows whose model takes the same for every step."""
+  none, one = (task.model.flops(task.info.input_shape, n) for n in (0, 1))
+  return none + (one - none) * steps.astype(jnp.float32)
 
 
 class TapeClassification(Classification):
@@ -50,6 +59,12 @@ class TapeClassification(Classification):
     flags = jnp.zeros((size,), bool).at[places].set(True, mode='drop')
     return {'bank_share': Union(flags)}
 
+  def row_flops(self, out):
+    """FLOPs with the tapes as they are; see `Classification.row_flops`."""
+    lengths = range(self.model.max_steps + 1)
+    costs = [self.model.flops(self.info.input_shape, n) for n in lengths]
+    return jnp.asarray(costs, jnp.float32)[out['tape']['length']]
+
   def outputs(self, params, model_state, batch):
     """Returns per-row arrays of the logits, the tape and its cost.
 
@@ -58,14 +73,12 @@ class TapeClassification(Classification):
     `[B]` of a tape of T tokens.
     """
     logits, out = self.apply(params, model_state, batch)
-    tape, model, shape = out['tape'], self.model, self.info.input_shape
-    costs = [model.flops(shape, n) for n in range(model.max_steps + 1)]
-    flops = jnp.asarray(costs, jnp.float32)
+    tape = out['tape']
     result = {
       'logits': logits[:, None],
       'tape_length': tape['length'],
-      'flops': flops[tape['length']],
-      'full_flops': jnp.full(tape['length'].shape, flops[-1]),
+      'flops': self.row_flops(out),
+      'full_flops': jnp.full(tape['length'].shape, self.flops()),
     }
     if tape['indices'] is not None:
       result['tape_indices'] = tape['indices']
@@ -106,6 +119,10 @@ class PonderClassification(Classification):
     metrics = row_statistics('ponder_steps', ponder['steps'], mask)
     metrics['ponder_cost'] = Average.from_values(ponder['cost'], mask)
     return loss, metrics
+
+  def row_flops(self, out):
+    """FLOPs to the last halt of a row; see `Classification.row_flops`."""
+    return flops_of_steps(self, out['ponder']['depth'])
 
 
 class TapeMultiLabel(MultiLabel, TapeClassification):

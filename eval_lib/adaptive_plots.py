@@ -33,7 +33,7 @@ def if_installed() -> Iterator[None]:
 
 def plot_frontier(
   path: Path,
-  curves: Mapping[str, Mapping[str, tuple[float, float]]],
+  curves: Mapping[str, Mapping[str, tuple[float, ...]]],
   cost: str,
   quality: str,
   is_rate: bool = False,
@@ -42,8 +42,8 @@ def plot_frontier(
   """Draws quality against cost; lines join the points of each Pareto set.
 
   Args:
-    curves: (cost, quality) by the name of the model and of the point; the name
-      of a single point is not written.
+    curves: (cost, quality) or (cost, quality, lowest, highest) by the name of
+      the model and of the point; the name of a single point is not written.
     cost: label of the axis with its unit, e.g. 'latency (ms)'.
     quality: label of the axis with its unit, e.g. 'accuracy (%)'.
     is_rate: the first numbers are a rate, e.g. images/s, so that more is less
@@ -51,13 +51,14 @@ def plot_frontier(
   """
   lines = []
   for number, (name, points) in enumerate(curves.items()):
-    x, y = np.array([*points.values()], np.float64).T
+    x, y, *ends = np.array([*points.values()], np.float64).T
+    band = (ends[0], ends[1]) if ends else None
     best = np.flatnonzero(pareto(-x if is_rate else x, y))
     best = best[np.argsort(x[best], kind='stable')]
     lines.append(Line('', x[best], y[best], number, style={'marker': ''}))
     names = [*points] if len(points) > 1 else ()
     marks = {'linestyle': '', 'markersize': 6}
-    lines.append(Line(name, x, y, number, style=marks, names=names))
+    lines.append(Line(name, x, y, number, band, marks, names))
   panel = Panel(title, quality, cost, lines)
   plots.draw_panels(path, [panel], (6.4, 4.4))
 

@@ -201,6 +201,7 @@ class Budgets(command_line.RunFlags):
   """A trained AdaTape with other settings of the reading."""
 
   dense: str = flag('a run without a tape on the same data', '', 'DIRECTORY')
+  sweep: str = flag('a sweep whose runs stand beside it', '', 'DIRECTORY')
   out: str = flag('default: budgets/ in the workdir', '', 'DIRECTORY')
   split: str = flag("split; default: that of the run's evaluation", '')
   rows: Positive = flag('most rows, spread evenly over the split', 2000)
@@ -221,6 +222,9 @@ FLAGS = dict(
 def run(flags: Any) -> int:
   """Times the candidates, or writes the report of an EAT."""
   # jax is imported only after the flags are checked.
+  from serve_lib import programs
+
+  programs.keep_freed_memory()  # as launch.train and launch.predict do
   if isinstance(flags, Eat):
     command_line.check_place('--out', flags.out)
     from launch import eat_report

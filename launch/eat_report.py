@@ -30,7 +30,6 @@ from model_lib import convert
 from serve_lib.chain import doubling
 from serve_lib.decisions import softmax
 from serve_lib.engine import Engine
-from serve_lib.programs import keep_freed_memory
 
 CHUNK = 25  # rows timed before the next candidate
 # Printed columns of tables that have more.
@@ -51,7 +50,6 @@ def write(given: Mapping[str, Any]) -> None:
   Raises ConfigError if a flag does not fit the run, or a run has other rows,
   InvalidDataError if labels are hidden or a guarantee is impossible.
   """
-  keep_freed_memory()
   settings, default, timed = recorded_runs.sweep(given)
   model, out = default.model, pathlib.Path(given['out'])
   tables: dict[str, Any] = {'calibration': calibration_rows(model)}

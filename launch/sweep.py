@@ -9,7 +9,8 @@ A line holds overrides as on the command line of launch.train, without
 file after a colon: `:n=8,model=ut seed=1`. All lines are checked before the
 first run. The same command continues where it was interrupted
 (Ctrl-C and SIGTERM save the step) and skips finished runs. A run that fails is
-reported; the others continue. Prints a table, best first; writes sweep.csv.
+reported; the others continue. Prints a table, best first; writes sweep.csv,
+with all metrics of the last evaluations.
 
 With --x it draws the metric against a field as sweep.png and .pdf: a line for
 each value of --lines, the mean and range of its runs. Figure 2 of AdaTape:
@@ -196,9 +197,10 @@ def _report(flags: Flags, runs: Sequence[Run]) -> None:
     )
   rows: list[dict[str, Any]] = []
   for run, result in zip(runs, results, strict=True):
-    value = result.get(metric)  # a string if it is not finite
-    value = value if isinstance(value, float) else None
-    rows.append({'run': run.name, metric: value, 'workdir': str(run.workdir)})
+    row = {'run': run.name, metric: None, 'workdir': str(run.workdir)}
+    # A value that is not finite is a string.
+    finite = {k: v for k, v in result.items() if isinstance(v, float)}
+    rows.append(row | {k: v for k, v in finite.items() if '/' in k})
   rows.sort(key=lambda row: (row[metric] is None, sign * (row[metric] or 0.0)))
   path = pathlib.Path(flags.workdir, 'sweep.csv')
   path.parent.mkdir(parents=True, exist_ok=True)

@@ -56,10 +56,15 @@ def run(flags: Flags) -> int:
       expected = 'a directory for the run (or use --dry_run)'
       raise ConfigError('--workdir', flags.workdir, expected)
     command_line.check_place('--workdir', flags.workdir)
+  from serve_lib import programs
   from train_lib import trainer
 
   if flags.distributed:
     _join(*peers)
+  import jax
+
+  if jax.default_backend() == 'cpu':
+    programs.keep_freed_memory()
   workdir = os.path.abspath(flags.workdir)
   try:
     trainer.train(config, workdir, STARTED, flags.dry_run)

@@ -8,6 +8,7 @@ import jax
 import ml_collections
 
 from dataset_lib import builder
+from dataset_lib.errors import ConfigError
 from eval_lib import evaluator
 from train_lib import optimizers, sharding, train_step
 from train_lib.stages import build_stages
@@ -32,6 +33,10 @@ class Setup:
       stage.name: build_task(config, self.dataset.info, stage.model)
       for stage in self.stages
     }
+    for task in self.tasks.values():
+      if getattr(task.model, 'dynamic', False):
+        expected = 'False in training, as it has no gradient'
+        raise ConfigError('model.dynamic', True, expected)
     self.task = self.tasks[self.stages[0].name]
     rate = optimizers.build_schedule(config.optimizer, self.total_steps)
     self.optimizer = optimizers.build_optimizer(config.optimizer, rate)

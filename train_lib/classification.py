@@ -161,6 +161,10 @@ class Classification(Task):
     """Returns loss and metrics from `out`; here zero and no metrics."""
     return jnp.zeros(()), {}
 
+  def row_flops(self, out) -> float | Float[Array, ' B']:
+    """Returns the FLOPs of each row in the form that saves; here of all."""
+    return self.flops()
+
   def eval_metrics(self, out, batch) -> dict[str, Any]:
     """Returns metrics from `out` that need communication; none in training."""
     return {}

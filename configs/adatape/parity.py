@@ -36,6 +36,7 @@ def get_config(arg=''):
   c.batch_size = 128
   c.dataset = dict(name='parity', length=a.n)
   c.loss = dict(label_smoothing=0.0)
+  is_long = a.n > 16 and a.size == 'laptop'
   if a.size == 'paper':
     size = dict(depth=12, width=192, mlp_dim=768, num_heads=3)
     steps, every_steps = 10_000, 1000
@@ -44,9 +45,8 @@ def get_config(arg=''):
     )
   else:
     size = dict(depth=2, width=32, mlp_dim=64, num_heads=4)
+    steps, every_steps = 1000, 250
     # With 1e-3, some seeds do not learn 32 symbols.
-    is_long = a.n > 16
-    steps, every_steps = 2000 if is_long else 1000, 250
     c.optimizer = dict(
       name='adam', lr=3e-3 if is_long else 1e-3, schedule='cosine',
       warmup_steps=100,
@@ -71,5 +71,11 @@ def get_config(arg=''):
       name='adatape.parity:ParityModel', tokens_per_step=2, max_steps=a.n // 2,
       threshold=a.n / 4, query_dim=16, norm_scale=0.5, **size,
     )  # fmt: skip
-    c.loss.tape_weight = 0.01
+    # The loss of a long tape is larger. Once the task is solved its gradient
+    # dominates: it drives the weights of unequal pairs apart, which hides them.
+    c.loss.tape_weight = 0.001 if is_long else 0.01
+    if is_long:
+      # 1s are read first: the class is then whether one shares a pair with
+      # another symbol. Read second, two pairs decide, and some seeds fail.
+      c.model.query_symbol = 0
   return c

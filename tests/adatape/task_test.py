@@ -7,8 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dataset_lib.source import DatasetInfo
+from launch import command_line
 from tests.adatape import serving_test as tapes
+from train_lib.task import build_task
 
+IMAGE = (32, 32, 3)
 MASK = np.array([1, 1, 0, 1, 0, 1], np.float32)
 LABEL = np.array([0, 2, 1, 1, 0, 2], np.int32)
 REAL = MASK > 0
@@ -66,6 +70,24 @@ def test_loss_is_cross_entropy_plus_lambda_times_tape_loss(case, knobs):
   ]
   sums = sum(total(task, params, part, norm, knobs) for part in parts)
   assert sums == pytest.approx(want, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('model', 'counted'),
+  [('uvit', 'depth'), ('avit', 'steps'), ('ponder', 'steps'), ('vit', '')],
+)
+def test_flops_of_a_row_are_those_of_its_depth(model, counted):
+  config = command_line.load_config(
+    f'configs/adatape/images.py:tfds=cifar10,size=32,model={model}', []
+  )
+  task = build_task(config, DatasetInfo('image', IMAGE, 'uint8', 10, (), 0))
+  halts = {'depth': jnp.array([1, 2]), 'steps': jnp.array([0.5, 1.75])}
+  flops = task.row_flops({'ponder': halts} if counted else {})
+  wanted = [task.flops()]
+  if counted:
+    wanted = [task.model.flops(IMAGE, n) for n in halts[counted].tolist()]
+    assert wanted[0] < wanted[1] < task.flops()
+  np.testing.assert_allclose(flops, wanted, rtol=1e-6)
 
 
 def test_bank_share_counts_the_read_tokens_of_real_rows(case):

@@ -196,7 +196,8 @@ def test_arguments_of_the_file_and_the_picture(
     value = values[argument] + 0.1 * int(given['--config.seed'])
     workdir = pathlib.Path(given['--workdir'])
     workdir.mkdir(parents=True)
-    text_files.write_json(workdir / 'result.json', {'test/accuracy': value})
+    outcome = {'test/accuracy': value, 'few/5shot': 0.2, 'seconds': 9.0}
+    text_files.write_json(workdir / 'result.json', outcome)
     return 0
 
   monkeypatch.setattr(sweep, 'train', train)
@@ -215,6 +216,9 @@ def test_arguments_of_the_file_and_the_picture(
   assert universal.get_xydata().tolist() == [[8, 0.5]]
   assert axes.get_xlabel() == 'dataset.length'
   assert axes.get_ylabel() == 'test/accuracy'
+  # All metrics are in the table, and nothing else.
+  text = (tmp_path / 'runs' / 'sweep.csv').read_text()
+  assert text.startswith('run,test/accuracy,workdir,few/5shot\n')
   assert f'picture: {tmp_path}/runs/sweep.png' in capsys.readouterr().out
 
 

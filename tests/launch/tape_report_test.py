@@ -60,9 +60,12 @@ def test_the_analysis_writes_tables_and_pictures(run, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_budgets_of_a_run_beside_a_dense_one(run, dense, tmp_path, capsys):
+def test_budgets_of_a_run_beside_a_sweep(run, dense, tmp_path, capsys):
+  names = [(f':model=vit seed={seed}', dense) for seed in (0, 1)]
+  lines = [f'{n},{w}' for n, w in [*names, (':model=input', run)]]
+  (tmp_path / 'sweep.csv').write_text('\n'.join(['run,workdir', *lines]))
   flags = [
-    'budgets', f'--workdir={run}', f'--dense={dense}', f'--out={tmp_path}',
+    'budgets', f'--workdir={run}', f'--sweep={tmp_path}', f'--out={tmp_path}',
     '--thresholds=0.5,2', '--max_steps=3,30', '--bank_shares=0.25,1',
     '--rows=40', '--batch_size=4', '--rounds=1', '--warmup=0',
   ]  # fmt: skip
@@ -71,11 +74,16 @@ def test_budgets_of_a_run_beside_a_dense_one(run, dense, tmp_path, capsys):
   names = {f'tau {tau}, T 3, bank {share} %'
            for tau in (0.5, 2) for share in (25, 100)}  # fmt: skip
   own = 'tau 2, T 6, bank 100 %'
-  assert set(rows) == {own, *names, 'dense ViT'}
+  assert set(rows) == {own, *names, ':model=vit', ':model=input'}
+  # The second seed is as fast as the first, and is not timed.
+  assert rows.pop(':model=vit')['images_per_second'] == ''
   for row in rows.values():
     assert 0 <= float(row['quality']) <= 1
     assert float(row['images_per_second']) > 0
-    assert row['baseline'] == 'dense ViT'
+    assert row['baseline'] == ':model=vit 0'
+  # The run of the sweep is that of the settings; it has its own results too.
+  assert rows[':model=input']['flops'] == rows[own]['flops']
+  assert 0 < float(rows[':model=input']['test/accuracy']) <= 1
   for name in names:
     assert float(rows[name]['tape_length_max']) <= 3
     assert float(rows[name]['flops']) < float(rows[own]['flops'])

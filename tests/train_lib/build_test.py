@@ -52,6 +52,14 @@ def test_what_does_not_fit_the_data_or_the_devices(overrides, message):
     Setup(load(*overrides))
 
 
+def test_a_model_that_stops_early_is_not_trained():
+  config = command_line.load_config(
+    'configs/adatape/parity.py:n=4,model=ut', ['model.dynamic=True']
+  )
+  with pytest.raises(ConfigError, match=r'model\.dynamic: .*in training'):
+    Setup(config)
+
+
 def test_the_start_fits_on_one_screen(setup):
   file = io.StringIO()
   console.print_start(rich.console.Console(file=file, width=80), setup, 3)
