@@ -23,7 +23,7 @@ SOURCES = {
   'digits': 'dataset_lib.synthetic:Digits',
   'folder': 'dataset_lib.image_folder:ImageFolder',
   'tfds': 'dataset_lib.tfds:TfdsImages',
-  'records': 'dataset_lib.image_records:ImageRecords',
+  'records': 'dataset_lib.tfds:ImageRecords',
   'glue': 'dataset_lib.text_tasks:Glue',
   'probing': 'dataset_lib.text_tasks:Probing',
   'pretraining': 'dataset_lib.pretraining:Pretraining',
