@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from adatape import pondernet
 from adatape.task import flops_of_steps
-from adatape.universal_layers import Steps, add_coordinates
+from adatape.universal import Steps, add_coordinates
 from eval_lib.metrics import Average, row_statistics
 from model_lib import flops, pondering
 from model_lib.layers import (

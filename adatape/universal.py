@@ -1,28 +1,180 @@
 """Transformers that halt in depth by ACT: AdaTape's baselines (section 3.1).
 
-The Universal Transformer (Dehghani et al. 2019) on symbols and on images, U2T
-(a block per step), and UViT (a ViT on top of a Universal Transformer).
-`out['ponder']` has the steps and cost of each row.
+The Universal Transformer (Dehghani et al. 2019) on symbols and on images, which
+applies one block up to `max_steps` times; U2T, with a block per step and a
+shared halting score, as in the authors' code; and UViT, a ViT on top of a
+Universal Transformer. `out['ponder']` has the steps and cost of each row.
 """
 
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from annotated_types import Ge, Interval
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from adatape.universal_layers import (
-  Pondering,
-  Steps,
-  UniversalEncoder,
-  UnsharedEncoder,
+from model_lib import flops, halting, pondering, row_random
+from model_lib.layers import (
+  EncoderBlock,
+  LayerNorm,
+  build,
+  masked_mean,
+  pool_and_classify,
 )
-from model_lib import flops
-from model_lib.layers import build, pool_and_classify
+from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import RowKeys
-from model_lib.sizes import Size, check_heads
-from model_lib.vit import Encoder, ImageModel, SymbolTokens
+from model_lib.sizes import Rate, Size, check_heads
+from model_lib.vit import Encoder, ImageModel, SymbolTokens, sincos1d
+
+Steps = Annotated[int, Interval(ge=1, le=10_000)]
+
+
+class Pondering(nn.Module, kw_only=True):
+  """Fields of the encoders below and of their models."""
+
+  mlp_dim: Annotated[int, Interval(ge=1, le=2**20)]
+  num_heads: Annotated[int, Interval(ge=1, le=1024)]
+  # A score per token, or its mean over the row (AdaTape, Algorithm 1).
+  halting: Literal['token', 'example'] = 'token'
+  # See `model_lib.halting.combine`.
+  combination: Literal['accumulated', 'basic', 'fed_back'] = 'accumulated'
+  # A token halts when its scores sum to `1 - epsilon`.
+  epsilon: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.01
+  # Add the positions and the step number to the state before each step.
+  coordinates: bool = True
+  # Stop when every token of the batch has halted (inference; no gradient)
+  # instead of masking all steps.
+  dynamic: bool = False
+  dropout: Rate = 0.0
+  dtype: Any = jnp.float32
+
+
+def add_coordinates(
+  x: Float[Array, 'B L D'], step: Int[Array, ''] | int
+) -> Float[Array, 'B L D']:
+  """Adds sines of the positions and of the step (Dehghani et al., 2.1)."""
+  length, width = x.shape[1:]
+  places = sincos1d(jnp.arange(length, dtype=jnp.float32), width)
+  time = sincos1d(jnp.asarray(step, jnp.float32)[None], width)
+  return x + (places + time)[None].astype(x.dtype)
+
+
+def score_layer() -> nn.Dense:
+  """Returns the layer from a token to the logit of its halting score."""
+  # A bias of 1 gives about two steps at initialisation (the authors' code).
+  ones = nn.initializers.ones
+  return partitioned_dense(1, 'embed', None, 'score', bias_init=ones)
+
+
+def halting_score(
+  logits: Float[Array, 'B L 1'], valid: Bool[Array, 'B L'], per: str
+) -> Float[Array, '...']:
+  """Returns scores `[B, L]` per 'token', or their means `[B]`."""
+  score = jax.nn.sigmoid(logits)
+  return (masked_mean(score, valid) if per == 'example' else score)[..., 0]
+
+
+class UniversalStep(Pondering):
+  """One step: adds the coordinates, then score and shared block."""
+
+  @nn.compact
+  def __call__(
+    self,
+    state: Float[Array, 'B L D'],
+    step: Int[Array, ''],
+    valid: Bool[Array, 'B L'],
+    row_keys: RowKeys = None,
+  ) -> tuple[Float[Array, 'B L D'], Float[Array, '...']]:
+    """Returns (next state, score `[B, L]` or `[B]` in float32)."""
+    x = add_coordinates(state, step) if self.coordinates else state
+    score = halting_score(score_layer()(x), valid, self.halting)
+    keys = row_random.fold_rows(row_keys, step)
+    return build(EncoderBlock, self, name='block')(x, valid, keys), score
+
+
+class UniversalEncoder(Pondering):
+  """Applies `UniversalStep` until the tokens halt, then a norm."""
+
+  max_steps: Steps
+  final_norm: bool = True
+  UNROLL: ClassVar[bool] = False  # see `pondering.ponder`
+
+  @nn.compact
+  def __call__(
+    self,
+    x: Float[Array, 'B L D'],
+    mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
+    row_keys: RowKeys = None,
+  ) -> tuple[Float[Array, 'B L D'], dict[str, Array]]:
+    """Encodes tokens; those with mask 0 are ignored.
+
+    Returns (tokens, ponder) with `[B]` 'steps' N and 'cost' N + R, both means
+    over a row's valid tokens, float32, and 'depth', the largest N, int32.
+    """
+    valid = jnp.ones(x.shape[:2], bool) if mask is None else mask.astype(bool)
+    result = pondering.ponder(
+      self._step(x, valid, row_keys),
+      x,
+      valid if self.halting == 'token' else valid.any(axis=1),
+      max_steps=self.max_steps,
+      rule=halting.rule('act', self.epsilon),
+      combination=self.combination,
+      dynamic=self.dynamic,
+      unroll=self.UNROLL,
+    )
+    out = result.output
+    if self.final_norm:
+      out = LayerNorm(name='norm', dtype=self.dtype)(out)
+    steps = result.halting.steps.astype(jnp.float32)
+    cost = halting.ponder_cost(result.halting)
+    if self.halting == 'example':
+      steps, cost = (
+        jnp.broadcast_to(value[:, None], valid.shape) for value in (steps, cost)
+      )
+    both = masked_mean(jnp.stack([steps, cost], axis=-1), valid)
+    depth = jnp.where(valid, steps, 0.0).max(axis=1).astype(jnp.int32)
+    ponder = {'steps': both[:, 0], 'cost': both[:, 1], 'depth': depth}
+    return constrain(out, 'batch', 'length', 'embed'), ponder
+
+  def _step(self, x, valid, row_keys) -> Callable[[Array, Any], Any]:
+    step = build(UniversalStep, self, name='step')
+    if self.is_initializing():
+      step(x, jnp.zeros((), jnp.int32), valid)
+    # Linen modules must not be called in a plain JAX loop.
+    pure, variables = step.unbind()
+    return lambda state, n: pure.apply(variables, state, n, valid, row_keys)
+
+
+class UnsharedEncoder(UniversalEncoder):
+  """Applies `block_0`, `block_1`, ... until the tokens halt, then a norm.
+
+  The blocks and the norm have the names of `model_lib.vit.Encoder`. The steps
+  are unrolled, because a scan has to stack the parameters of all blocks: its
+  gradient needs 5 times the memory at B/32, batch 8, and compiles no faster.
+  """
+
+  UNROLL: ClassVar[bool] = True
+
+  def _step(self, x, valid, row_keys) -> Callable[[Array, Any], Any]:
+    names = [f'block_{n}' for n in range(self.max_steps)]
+    blocks = [build(EncoderBlock, self, name=name) for name in names]
+    layers = [score_layer(), *blocks]
+    if self.is_initializing():
+      for layer in layers:
+        layer(x)
+    (score, weights), *pure = [layer.unbind() for layer in layers]
+
+    def step(state: Array, n: int) -> Any:
+      x = add_coordinates(state, n) if self.coordinates else state
+      logits: Any = score.apply(weights, x)
+      block, variables = pure[n]
+      keys = row_random.fold_rows(row_keys, names[n])
+      new = block.apply(variables, x, valid, keys)
+      return new, halting_score(logits, valid, self.halting)
+
+    return step
 
 
 class UniversalTransformer(Pondering):
