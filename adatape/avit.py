@@ -35,6 +35,7 @@ from model_lib.layers import LayerNorm, build
 from model_lib.logical import constrain
 from model_lib.row_random import RowKeys
 from model_lib.vit import Encoder, ViT
+from train_lib.task import Weight
 
 MIN_SHARE = 0.01  # of a layer in the scores, as in the authors' code
 LOG_ZERO = -1e30  # finite, for a gradient without NaN
@@ -173,9 +174,6 @@ def depth_prior(
   shares = jax.nn.log_softmax(log_scores)
   shares = jnp.maximum(shares, jnp.log(MIN_SHARE))
   return (jnp.exp(target) * (target - shares)).sum(1)
-
-
-Weight = Annotated[float, Interval(ge=0.0, le=1e3)]
 
 
 class AViTClassification(PonderClassification):

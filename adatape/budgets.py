@@ -6,8 +6,8 @@ after training, and no parameter depends on them. The kept bank tokens are those
 that most rows of the training split read with the trained settings; of a bank
 made from the input these are positions.
 
-Other runs stand beside it: a dense one, or all runs of a sweep. Those of
-adaptive depth run in their dynamic form.
+It is compared with a dense run, or all runs of a sweep. Models of adaptive
+depth run in their dynamic form.
 
 `flops` count tapes and depths as they are. Images per second are those of the
 engine, which pads a tape to its bucket, from decoded images to answers.

@@ -36,6 +36,7 @@ from model_lib.row_random import RowKeys, fold_rows
 from model_lib.sizes import Rate
 from model_lib.vit import ImageModel, ImageTokens
 from train_lib.classification import Classification
+from train_lib.task import Weight
 
 
 def halting_distribution(
@@ -227,7 +228,7 @@ class PonderNetClassification(Classification):
   class Loss(Classification.Loss):
     """Legal fields of `loss`: beta and lambda_p (Banino et al., 2.3)."""
 
-    ponder_weight: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.01
+    ponder_weight: Weight = 0.01
     # Of the geometric prior; its mean is about 1 / prior_rate steps.
     prior_rate: Annotated[float, Interval(gt=0.0, lt=1.0)] = 0.2
 

@@ -6,10 +6,9 @@ Transformer (Algorithm 1). The weight is a field of `loss`, or a knob.
 """
 
 import dataclasses
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
-from annotated_types import Interval
 from jaxtyping import Array, Float, Num
 
 from adatape.serving import TapeChain, TapePolicy, tape_lengths
@@ -18,6 +17,7 @@ from serve_lib.chain import NO_RUN
 from serve_lib.decisions import check_no_options
 from train_lib.classification import Classification
 from train_lib.multi_label import MultiLabel
+from train_lib.task import Weight
 
 
 def flops_of_steps(
@@ -35,7 +35,7 @@ class TapeClassification(Classification):
   class Loss(Classification.Loss):
     """Legal fields of `loss`; `tape_weight` is lambda."""
 
-    tape_weight: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.0
+    tape_weight: Weight = 0.0
 
   KNOBS = ('tape_weight',)
 
@@ -107,7 +107,7 @@ class PonderClassification(Classification):
   class Loss(Classification.Loss):
     """Legal fields of `loss`."""
 
-    ponder_weight: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.0
+    ponder_weight: Weight = 0.0
 
   KNOBS: ClassVar[tuple[str, ...]] = ('ponder_weight',)
 
