@@ -123,10 +123,12 @@ def build(
 class _Chosen(Order):
   """One pass over given records, in their order or by length."""
 
-  def __init__(self, source: Any, records: Int[np.ndarray, ' N'], *given: int):
+  def __init__(
+    self, source: Any, records: Int[np.ndarray, ' N'], size: int, seed: int
+  ):
     lengths = source.lengths[records] if hasattr(source, 'lengths') else None
     buckets = source.info.length_buckets
-    super().__init__(len(records), *given, False, lengths, buckets)
+    super().__init__(len(records), size, seed, False, lengths, buckets)
     self._records = records
 
   def batch(self, step: int, rows: range) -> Places:
