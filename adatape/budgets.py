@@ -215,6 +215,7 @@ def _others(
     for run in csv.DictReader(table.read_text().splitlines()):
       words = re.split(r'\s*\bseed=(\d+)\s*', run['run'])
       name, seed = ' '.join(words[::2]).strip(), ''.join(words[1::2])
+      name = name.replace(':model=', '')
       places[_Place(name, seed, run['workdir'])] = '--sweep'
   found = {}
   wanted = loaded.task.info.input_shape, loaded.task.info.num_classes

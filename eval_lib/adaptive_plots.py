@@ -60,7 +60,7 @@ def plot_frontier(
     marks = {'linestyle': '', 'markersize': 6}
     lines.append(Line(name, x, y, number, band, marks, names))
   panel = Panel(title, quality, cost, lines)
-  plots.draw_panels(path, [panel], (6.4, 4.4))
+  plots.draw_panels(path, [panel], (6.4, 4.0 + 0.15 * len(curves)))
 
 
 def plot_reliability(

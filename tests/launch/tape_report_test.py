@@ -74,16 +74,16 @@ def test_budgets_of_a_run_beside_a_sweep(run, dense, tmp_path, capsys):
   names = {f'tau {tau}, T 3, bank {share} %'
            for tau in (0.5, 2) for share in (25, 100)}  # fmt: skip
   own = 'tau 2, T 6, bank 100 %'
-  assert set(rows) == {own, *names, ':model=vit', ':model=input'}
+  assert set(rows) == {own, *names, 'vit', 'input'}
   # The second seed is as fast as the first, and is not timed.
-  assert rows.pop(':model=vit')['images_per_second'] == ''
+  assert rows.pop('vit')['images_per_second'] == ''
   for row in rows.values():
     assert 0 <= float(row['quality']) <= 1
     assert float(row['images_per_second']) > 0
-    assert row['baseline'] == ':model=vit 0'
+    assert row['baseline'] == 'vit 0'
   # The run of the sweep is that of the settings; it has its own results too.
-  assert rows[':model=input']['flops'] == rows[own]['flops']
-  assert 0 < float(rows[':model=input']['test/accuracy']) <= 1
+  assert rows['input']['flops'] == rows[own]['flops']
+  assert 0 < float(rows['input']['test/accuracy']) <= 1
   for name in names:
     assert float(rows[name]['tape_length_max']) <= 3
     assert float(rows[name]['flops']) < float(rows[own]['flops'])
