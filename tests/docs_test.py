@@ -43,6 +43,7 @@ SMALLER = (
   (r'launch\.train.*adatape/parity\.py', f'{RUN} {STEPS}'),
   # 45 and 27 trainings; tests/launch/sweep_test.py runs a sweep.
   (r'launch\.sweep.*adatape/(figure2|photographs)', None),
+  (r'benchmark budgets.*--sweep', None),  # of the 27 trainings
   (
     r'benchmark budgets',
     '--rows=16 --rounds=1 --warmup=0 --batch_size=4 --thresholds=1 '
