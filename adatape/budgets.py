@@ -196,8 +196,9 @@ class _Place(NamedTuple):
 
   @property
   def result(self) -> dict[str, Any]:
-    """What its training reported of its evaluations."""
-    result = text_files.read_object(pathlib.Path(self.workdir, 'result.json'))
+    """What its training reported of its evaluations; {} before its end."""
+    path = pathlib.Path(self.workdir, 'result.json')
+    result = text_files.read_object(path) if path.is_file() else {}
     return {key: value for key, value in result.items() if '/' in key}
 
 
@@ -216,7 +217,11 @@ def _others(
       words = re.split(r'\s*\bseed=(\d+)\s*', run['run'])
       name, seed = ' '.join(words[::2]).strip(), ''.join(words[1::2])
       name = name.replace(':model=', '')
-      places[_Place(name, seed, run['workdir'])] = '--sweep'
+      place = _Place(name, seed, run['workdir'])
+      if place.result:
+        places[place] = '--sweep'
+      else:
+        print(f'left out: {run["run"]}: it has no result')
   found = {}
   wanted = loaded.task.info.input_shape, loaded.task.info.num_classes
   for place, key in places.items():

@@ -255,7 +255,7 @@ def time_candidates(flags: _Timing) -> None:
 
   from eval_lib import adaptive_plots, benchmark
 
-  if (load := os.getloadavg()[0]) > BUSY_LOAD:
+  if flags.rounds and (load := os.getloadavg()[0]) > BUSY_LOAD:
     print(f'busy machine: load {load:.1f}; results are not comparable')
   constants = {'device': jax.devices()[0].device_kind, 'jax': jax.__version__}
   for name, value in vars(flags).items():

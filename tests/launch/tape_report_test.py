@@ -62,7 +62,8 @@ def test_the_analysis_writes_tables_and_pictures(run, tmp_path, capsys):
 @pytest.mark.slow
 def test_budgets_of_a_run_beside_a_sweep(run, dense, tmp_path, capsys):
   names = [(f':model=vit seed={seed}', dense) for seed in (0, 1)]
-  lines = [f'{n},{w}' for n, w in [*names, (':model=input', run)]]
+  names += [(':model=input', run), (':model=ut', tmp_path / 'failed')]
+  lines = [f'{n},{w}' for n, w in names]
   (tmp_path / 'sweep.csv').write_text('\n'.join(['run,workdir', *lines]))
   flags = [
     'budgets', f'--workdir={run}', f'--sweep={tmp_path}', f'--out={tmp_path}',
@@ -88,6 +89,7 @@ def test_budgets_of_a_run_beside_a_sweep(run, dense, tmp_path, capsys):
     assert float(rows[name]['tape_length_max']) <= 3
     assert float(rows[name]['flops']) < float(rows[own]['flops'])
   printed = capsys.readouterr().out
+  assert 'left out: :model=ut: it has no result' in printed
   # Of 64 tokens, 3 * 30 cannot be read.
   assert 'left out: tau 2, T 30, bank 100 %: bank_size' in printed
   for name in ('frontier_flops', 'frontier_speed'):
