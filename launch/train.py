@@ -17,6 +17,8 @@ TensorBoard files, run.png and, at the end, result.json. Several processes
 """
 
 import dataclasses
+import importlib.metadata
+import importlib.util
 import os
 import sys
 import time
@@ -59,12 +61,10 @@ def run(flags: Flags) -> int:
   from serve_lib import programs
   from train_lib import trainer
 
+  if _has_only_cpu():
+    programs.keep_freed_memory()
   if flags.distributed:
     _join(*peers)
-  import jax
-
-  if jax.default_backend() == 'cpu':
-    programs.keep_freed_memory()
   workdir = os.path.abspath(flags.workdir)
   try:
     trainer.train(config, workdir, STARTED, flags.dry_run)
@@ -72,6 +72,14 @@ def run(flags: Flags) -> int:
     print(stop, file=sys.stderr)
     return command_line.PREEMPTED
   return command_line.OK
+
+
+def _has_only_cpu() -> bool:
+  """Tells without starting JAX's backend, whose threads would be too early."""
+  if platforms := os.environ.get('JAX_PLATFORMS'):
+    return platforms == 'cpu'
+  plugins = importlib.metadata.entry_points(group='jax_plugins')
+  return not plugins and importlib.util.find_spec('libtpu') is None
 
 
 def _join(*peers: Any) -> None:
