@@ -29,7 +29,7 @@ from annotated_types import Interval
 from jaxtyping import Array, Bool, Float
 
 from adatape.task import PonderClassification, flops_of_steps
-from eval_lib.metrics import Average, row_statistics
+from eval_lib.metrics import Average
 from model_lib import halting, row_random
 from model_lib.layers import LayerNorm, build
 from model_lib.logical import constrain
@@ -177,7 +177,7 @@ def depth_prior(
 
 
 class AViTClassification(PonderClassification):
-  """Adds the distribution prior to the ponder cost; logs the depth."""
+  """Adds the distribution prior to the ponder cost."""
 
   MODEL = AViT
 
@@ -203,6 +203,5 @@ class AViTClassification(PonderClassification):
     prior = depth_prior(ponder['log_scores'], depth)
     terms = prior, mask, norm['examples']
     loss += self.adaptive_loss('prior_weight', *terms, knobs)
-    metrics |= row_statistics('halting_depth', ponder['depth'], mask)
     metrics['prior'] = Average.from_values(prior, mask)
     return loss, metrics

@@ -1,10 +1,10 @@
 """One checkpoint read with other settings: quality against cost.
 
-`launch.benchmark budgets` draws Figures 3, 8 and 9 of AdaTape for one model:
-threshold tau, most tape tokens T and the share of the bank kept are changed
-after training, and no parameter depends on them. The kept bank tokens are those
-that most rows of the training split read with the trained settings; of a bank
-made from the input these are positions.
+`launch.benchmark budgets` draws pictures in the form of Figures 3, 8 and 9 of
+AdaTape, for one model: threshold tau, most tape tokens T and the share of the
+bank kept are changed after training, and no parameter depends on them. The kept
+bank tokens are those that most rows of the training split read with the trained
+settings; of a bank made from the input these are positions.
 
 It is compared with a dense run, or all runs of a sweep. Models of adaptive
 depth run in their dynamic form.
@@ -209,6 +209,7 @@ def _others(
   places = {}
   if flags.dense:
     places[_Place('dense', '', flags.dense)] = '--dense'
+  names = report.names(flags.names)
   if flags.sweep:
     table = pathlib.Path(flags.sweep, 'sweep.csv')
     if not table.is_file():
@@ -217,7 +218,7 @@ def _others(
       words = re.split(r'\s*\bseed=(\d+)\s*', run['run'])
       name, seed = ' '.join(words[::2]).strip(), ''.join(words[1::2])
       name = name.replace(':model=', '')
-      place = _Place(name, seed, run['workdir'])
+      place = _Place(names.get(name, name), seed, run['workdir'])
       if place.result:
         places[place] = '--sweep'
       else:

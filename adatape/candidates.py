@@ -29,7 +29,7 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   for phase, prepare in phases(flags.phases == 'all').items():
     found, rows = [], flags.batch
     for bank in ('', 'learnable', 'input'):
-      task = build_task(bank, flags)
+      task = task_of(bank, flags)
       cost = task.model.flops(task.info.input_shape)
       make = functools.partial(prepare, task, rows)
       name = f'AdaTape {bank}' if bank else 'ViT'
@@ -46,7 +46,7 @@ def phases(trains: bool) -> Mapping[str, Callable[[Any, int], Call]]:
   return every if trains else {'forward': prepare_forward}
 
 
-def build_task(bank: str, flags: Any) -> Classification:
+def task_of(bank: str, flags: Any) -> Classification:
   """Returns the task of an AdaTape with a bank, or of a ViT for ''."""
   side, classes = flags.image_size, flags.num_classes
   info = DatasetInfo('image', (side, side, 3), 'uint8', classes, (), 0)

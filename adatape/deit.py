@@ -53,14 +53,14 @@ class DeiT(ViT):
     heads = jnp.stack(logits)
     return heads.mean(0), {'features': pair.mean(1), 'heads': heads}
 
+  def image_tokens(self, input_shape: tuple[int, ...]) -> int:
+    """Returns the number of tokens of an image `[H, W, E]`."""
+    return super().image_tokens(input_shape) + 1
+
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`."""
-    tokens = flops.num_patches(input_shape, self.patch_size) + 2
-    return (
-      flops.patch_embed(input_shape, self.patch_size, self.width)
-      + self.depth * flops.block(tokens, self.width, self.mlp_dim)
-      + flops.dense(2, self.width, self.num_classes)
-    )
+    second = flops.dense(1, self.width, self.num_classes)
+    return self.image_flops(input_shape, self.depth) + second
 
 
 class Distillation(distillation.Student, Classification):

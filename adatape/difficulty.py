@@ -69,6 +69,7 @@ class Evaluator(evaluator.Evaluator):
       report.write_csv(path, by_level)
       with adaptive_plots.if_installed():
         draw(path, by_level, rows)
+        print(f'picture: {path.with_suffix(".png")}')
     pair = rows['difficulty'], rows['tape_length']
     return {
       'spearman': glue.correlation(*pair, scipy.stats.spearmanr),

@@ -64,11 +64,13 @@ class Reading:
     `bank_size` is None if it depends on the input.
     """
     if bank_size is not None and bank_size < self.min_bank_size:
+      kind = 'fixed length' if self.fixed_length else 'tokens_per_step'
       raise FieldError(
         'bank_size',
         bank_size,
-        f'at least {self.picks_per_step} (tokens_per_step) * {self.max_steps} '
-        f'(max_steps) = {self.min_bank_size} tokens',
+        f'at least {self.picks_per_step} ({kind}) * {self.max_steps} '
+        f'(max_steps) = {self.min_bank_size} tokens '
+        '(of an input bank: patches of bank_patch_size, or symbols)',
       )
     if self.query_dim > width:
       raise FieldError(

@@ -8,10 +8,13 @@ Transformer (Algorithm 1). The weight is a field of `loss`, or a knob.
 import dataclasses
 from typing import ClassVar
 
+import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
+from adatape.model import TapeClassifier
 from adatape.serving import TapeChain, TapePolicy, tape_lengths
+from adatape.universal import Pondering
 from eval_lib.metrics import Average, Union, row_statistics
 from serve_lib.chain import NO_RUN
 from serve_lib.decisions import check_no_options
@@ -30,6 +33,8 @@ def flops_of_steps(
 
 class TapeClassification(Classification):
   """Adds the tape loss; logs tape lengths, and evaluates the bank's use."""
+
+  MODEL = TapeClassifier
 
   @dataclasses.dataclass(frozen=True)
   class Loss(Classification.Loss):
@@ -101,7 +106,9 @@ class TapeClassification(Classification):
 
 
 class PonderClassification(Classification):
-  """Cross-entropy + ponder cost; logs the ponder steps."""
+  """Cross-entropy + ponder cost; logs steps and depth."""
+
+  MODEL: ClassVar[type[nn.Module]] = Pondering
 
   @dataclasses.dataclass(frozen=True)
   class Loss(Classification.Loss):
@@ -117,6 +124,7 @@ class PonderClassification(Classification):
     terms = ponder['cost'], mask, norm['examples']
     loss = self.adaptive_loss('ponder_weight', *terms, knobs)
     metrics = row_statistics('ponder_steps', ponder['steps'], mask)
+    metrics |= row_statistics('halting_depth', ponder['depth'], mask)
     metrics['ponder_cost'] = Average.from_values(ponder['cost'], mask)
     return loss, metrics
 

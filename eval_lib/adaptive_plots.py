@@ -149,7 +149,8 @@ def plot_ranges(
 ) -> None:
   """Draws the mean of repeated measurements over x, and their range.
 
-  `points` are measurements by the name of a line and the place on the x axis.
+  `points` are measurements by the name of a line and the place on the x axis,
+  which is logarithmic if it spans a factor of 8 or more.
   """
   lines = []
   for number, (name, places) in enumerate(points.items()):
@@ -157,7 +158,9 @@ def plot_ranges(
     y = np.array([np.mean(places[place]) for place in x])
     ends = [np.array([end(places[p]) for p in x]) for end in (min, max)]
     lines.append(Line(name, np.array(x), y, number, (ends[0], ends[1])))
-  panel = Panel('Mean and range', y_label, x_label, lines)
+  every = [float(x) for line in lines for x in line.x]
+  doubles = 0 < 8 * min(every) <= max(every)
+  panel = Panel('Mean and range', y_label, x_label, lines, doubles=doubles)
   plots.draw_panels(path, [panel], (6.4, 4.2))
 
 

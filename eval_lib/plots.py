@@ -88,6 +88,7 @@ class Panel(NamedTuple):
   x_limits: Any = None
   y_limits: Any = None
   ticks: int = 0  # limits x to as many integers
+  doubles: bool = False  # x is 4, 8, 16, ...: equal factors, equal distances
 
 
 @contextlib.contextmanager
@@ -153,6 +154,9 @@ def draw_panel(axes: Any, panel: Panel) -> None:
   if panel.ticks:
     axes.locator_params(axis='x', nbins=panel.ticks, integer=True)
     axes.xaxis.set_major_formatter('{x:,.0f}')
+  if panel.doubles:
+    axes.set_xscale('log', base=2)
+    axes.xaxis.set_major_formatter('{x:g}')
   axes.yaxis.set_major_formatter('{x:g}')
   axes.set_xlim(panel.x_limits)
   axes.set_ylim(panel.y_limits)

@@ -84,6 +84,11 @@ class Table(NamedTuple):
   columns: Sequence[str] = ()  # () for all
 
 
+def names(text: str) -> dict[str, str]:
+  """Reads 'GIVEN=SHOWN;...': the names to show."""
+  return dict(item.rsplit('=', 1) for item in text.split(';') if item)
+
+
 def write_csv(
   path: str | os.PathLike[str],
   rows: Rows,

@@ -45,6 +45,11 @@ Count = Annotated[int, Ge(0), 'an integer of 0 or more']
 Sizes = Annotated[
   tuple[Positive, ...], MinLen(1), 'a list of positive integers such as 1,16'
 ]
+Names = Annotated[  # read by `eval_lib.report.names`
+  str,
+  Predicate(lambda text: not text or all('=' in s for s in text.split(';'))),
+  "a list such as 'ut=UT;vit=ViT'",
+]
 Step = Literal['latest', 'best'] | Count
 Workdir = Annotated[
   str,

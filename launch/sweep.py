@@ -17,7 +17,8 @@ each value of --lines, the mean and range of its runs. Figure 2 of AdaTape:
 
   python -m launch.sweep --workdir=/tmp/figure2 --metric=test/accuracy \\
       --config=configs/adatape/parity.py --x=dataset.length \\
-      --overrides=configs/adatape/figure2.txt
+      --overrides=configs/adatape/figure2.txt \\
+      --names='ParityModel=AdaTape;TokenTransformer=Transformer'
 """
 
 import contextlib
@@ -66,6 +67,7 @@ class Flags:
   mode: Literal['max', 'min'] = flag('max or min: which is better', 'max')
   x: str = flag('draws the metric against this field', '', 'FIELD')
   lines: str = flag('with --x: a line for each value', 'model.name', 'FIELD')
+  names: command_line.Names = flag('shown instead', '', 'GIVEN=SHOWN;...')
 
 
 def read_runs(flags: Flags) -> list[Run]:
@@ -215,19 +217,26 @@ def _report(flags: Flags, runs: Sequence[Run]) -> None:
 
 
 def _draw(flags: Flags, results: Iterable[tuple[Run, Any]]) -> None:
-  from eval_lib import adaptive_plots
+  from eval_lib import adaptive_plots, report
 
   points: dict[str, dict[int | float, list[float]]] = {}
+  names, metric = report.names(flags.names), flags.metric
+  # A share is drawn in percent.
+  unit, scale = (
+    (' (%)', 100) if metric.endswith(('accuracy', 'shot')) else ('', 1)
+  )
   for run, value in results:
     if isinstance(value, float):
       x, line = run.place
-      points.setdefault(line, {}).setdefault(x, []).append(value)
+      line = names.get(line, line)
+      points.setdefault(line, {}).setdefault(x, []).append(scale * value)
   path = pathlib.Path(flags.workdir, 'sweep.png')
   if not points:
     print('no picture: no run has the metric', file=sys.stderr)
     return
   with adaptive_plots.if_installed():
-    adaptive_plots.plot_ranges(path, points, flags.x, flags.metric)
+    labels = names.get(flags.x, flags.x), names.get(metric, metric) + unit
+    adaptive_plots.plot_ranges(path, points, *labels)
     print(f'picture: {path}')
 
 

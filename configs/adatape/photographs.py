@@ -13,8 +13,8 @@ learn or input as in table2.py.
 
 A small variant, to run on a CPU: 6 blocks of width 64 on images of 32 pixels,
 16 patches of 8 pixels; the bank has 64 patches of 4 pixels, or 1,000 trainable
-tokens. T, tau, K, noise, drop and the tape's loss are those of Table 4, the
-networks are shared as in Table 6. All models take the same steps.
+tokens. T, tau, K, noise, drop and the tape's loss are those of Table 4, and the
+networks are shared, as in Table 6. All models take the same steps.
 """
 
 import ml_collections

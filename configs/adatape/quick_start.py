@@ -10,7 +10,8 @@ are those of parity.py. The first query is [CLS] plus the embedding of 1
 that 1s are read first. Equal symbols share a step's weight, 1/2 each; the tape
 loss makes the weights of two letters unequal, so that the largest ones sum to
 tau in fewer steps: an input with few 1s reads a shorter tape. The task is
-learned before the tape loss grows.
+learned before the tape loss grows. Input and tape tokens share the feed-forward
+networks.
 
 Result, seeds 0, 1 and 2, test set: accuracy 99.98, 100.00 and 99.98 %, Spearman
 correlation of k and tape length 0.96, 0.95 and 0.93; inputs with k <= 4 read

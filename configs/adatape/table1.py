@@ -73,9 +73,6 @@ def pretraining(arg):
   c.task = MULTI_LABEL[c.task]
   if arg.model in ('learn', 'input'):
     c.model.tape_mlp = 'glu'
-    c.model.pool = 'gap' if arg.model == 'input' else 'cls'
-  elif arg.model in ('u2t', 'uvit'):
-    c.loss.ponder_weight = 0.01
   large = {'L/32': 6e-4, 'L/16': 4e-4}
   c.optimizer = dict(
     name='adamw', lr=large.get(arg.variant, 8e-4), schedule='linear',

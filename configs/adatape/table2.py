@@ -17,7 +17,7 @@ The average sequence length of the table is the metric `tape_length` plus 49
       --config=configs/adatape/table2.py:data=DIR,variant=B/32,ablation=length
 
 As in Table 1, input and tape tokens have separate feed-forward networks and
-there is no [CLS] token. A fixed length has no loss for longer tapes.
+there is no [CLS] token.
 No result: JFT-300M is not public.
 """
 
@@ -33,6 +33,4 @@ def get_config(arg=''):
   arg.model = 'input'
   c = table1.pretraining(arg)
   ablate(c, arg.ablation)
-  if arg.ablation != 'adaptive':
-    c.loss.tape_weight = 0.0
   return c

@@ -51,11 +51,7 @@ def get_config(arg=''):
     label_smoothing=0.0 if is_tiny else 0.1, mixup=0.2 if is_tiny else 0.5
   )
   paper_model(c, arg.model, arg.variant)
-  if arg.model == 'input':
-    c.model.pool = 'gap'
-  elif arg.model == 'u2t':
-    c.loss.ponder_weight = 0.01
-  elif arg.model == 'deit':
+  if arg.model == 'deit':
     c.loss.teacher = arg.teacher
   lr, decay = 1e-3, 1e-4 if is_tiny else 8e-5
   c.optimizer = dict(

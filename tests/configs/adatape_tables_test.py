@@ -185,7 +185,7 @@ def test_models_of_table_7():
 # Figures: the configuration whose field a list of overrides sweeps.
 SWEEPS = {
   5: (1, 'model=vit,variant=S/32', 'patch_size', (32, 28, 16, 14, 8)),
-  6: (2, f'{B32[:12]},ablation=length', 'max_steps', (5, 10, 20, 40)),
+  6: (2, 'variant=B/32,ablation=length', 'max_steps', (5, 10, 20, 40)),
   7: (1, 'model=learn', 'bank_size', (100, 1000, 10_000, 100_000)),
   8: (1, 'model=vit', 'patch_size', (32, 28, 16, 14, 32, 28, 16, 14)),
 }
@@ -201,3 +201,26 @@ def test_sweeps_of_the_figures(figure):
   if figure == 8:
     rates = [config.optimizer.lr for config in configs]
     assert rates == [8e-4] * 4 + [6e-4] * 2 + [4e-4] * 2
+
+
+def test_the_runs_on_photographs():
+  text = pathlib.Path('configs/adatape/photographs.txt').read_text()
+  runs = [line.split() for line in text.splitlines() if line[0] != '#']
+  models = ('vit', 'learn', 'input', 'ut', 'uvit', 'avit', 'ponder')
+  ablated = ('input,ablation=length', 'input,ablation=content')
+  names = [f':model={name}' for name in (*models, *ablated)]
+  assert sorted(runs) == sorted(
+    [name, f'seed={seed}'] for name in names for seed in range(3)
+  )
+  file = 'configs/adatape/photographs.py:root=/x,model='
+  configs = {m: command_line.load_config(file + m, ()) for m in models}
+  weights = {'ut': 0.01, 'uvit': 0.01, 'ponder': 0.01, 'avit': 5e-4}
+  for name, config in configs.items():
+    assert config.loss.get('ponder_weight') == weights.get(name), name
+  assert configs['learn'].loss.tape_weight == 0.0
+  assert configs['input'].loss.tape_weight == 0.01
+  assert configs['input'].model.pool == 'gap'  # Table 2: no [CLS]
+  fixed = command_line.load_config(file + ablated[0], ())
+  assert (fixed.model.fixed_length, fixed.loss.tape_weight) == (True, 0.0)
+  with pytest.raises(ValueError, match='config argument ablation: expected'):
+    command_line.load_config(file + 'vit,ablation=length', ())

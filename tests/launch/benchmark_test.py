@@ -137,13 +137,13 @@ def test_flops_of_adatape():
   assert case == {'phase': 'forward'}
   flops = {one.name: one.flops for one in found if one.flops}
   for bank, counted in zip(('', *BANKS), flops.values(), strict=True):
-    model = tapes.build_task(bank, flags).model
+    model = tapes.task_of(bank, flags).model
     assert counted == model.flops((32, 32, 3))
   assert flops['ViT'] < flops['AdaTape learnable']
   readings = {one.name: one.baseline for one in found if one.baseline}
   assert readings == {f'reading {b}': f'AdaTape {b}' for b in BANKS}
   separate = parse('adatape --variant=Ti/16 --image_size=32 --tape_mlp=glu')
-  model = tapes.build_task('learnable', separate).model
+  model = tapes.task_of('learnable', separate).model
   assert model.flops((32, 32, 3)) > flops['AdaTape learnable']
 
 

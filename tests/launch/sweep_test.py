@@ -202,7 +202,8 @@ def test_arguments_of_the_file_and_the_picture(
 
   monkeypatch.setattr(sweep, 'train', train)
   lines = ':n=8 seed=0\n:n=8 seed=1\n:n=8 :model=ut seed=0\n:n=4 seed=2\n'
-  given = flags(tmp_path, lines, config=file, x='dataset.length')
+  options = dict(x='dataset.length', names='ParityModel=AdaTape')
+  given = flags(tmp_path, lines, config=file, **options)
   assert sweep.main(given) == 0
   folders = sorted(path.name for path in (tmp_path / 'runs').glob('n=*'))
   assert [folder[:-9] for folder in folders] == [
@@ -210,12 +211,12 @@ def test_arguments_of_the_file_and_the_picture(
   ]  # fmt: skip
   [axes] = made[-1].axes
   lines = {line.get_label(): line for line in axes.get_lines()}
-  adatape, universal = lines['ParityModel'], lines['UniversalTransformer']
+  adatape, universal = lines['AdaTape'], lines['UniversalTransformer']
   assert adatape.get_xdata().tolist() == [4, 8]
-  np.testing.assert_allclose(adatape.get_ydata(), [0.6, 0.85])
-  assert universal.get_xydata().tolist() == [[8, 0.5]]
+  np.testing.assert_allclose(adatape.get_ydata(), [60.0, 85.0])
+  assert universal.get_xydata().tolist() == [[8, 50.0]]
   assert axes.get_xlabel() == 'dataset.length'
-  assert axes.get_ylabel() == 'test/accuracy'
+  assert axes.get_ylabel() == 'test/accuracy (%)'
   # All metrics are in the table, and nothing else.
   text = (tmp_path / 'runs' / 'sweep.csv').read_text()
   assert text.startswith('run,test/accuracy,workdir,few/5shot\n')
