@@ -263,10 +263,16 @@ def _sign(rng: np.random.Generator) -> int:
   return 1 if rng.random() < 0.5 else -1
 
 
-def _affine(image: Picture, *rows: float | int) -> Picture:
-  """Takes the pixel x, y from rows [[a, b, c], [d, e, f]] times (x, y, 1)."""
-  method = PIL.Image.Transform.AFFINE
-  return image.transform(image.size, method, rows, fillcolor=GREY)
+def _affine(shear=(0.0, 0.0), move=(0.0, 0.0)) -> Operation:
+  """Shears or moves x and y in a random direction; moves are image shares."""
+
+  def apply(image, level, rng):
+    level, method = _sign(rng) * level, PIL.Image.Transform.AFFINE
+    x_row = 1, shear[0] * level, move[0] * level * image.width
+    y_row = shear[1] * level, 1, move[1] * level * image.height
+    return image.transform(image.size, method, x_row + y_row, fillcolor=GREY)
+
+  return apply
 
 
 def _solarize_add(image, level, rng):
@@ -305,18 +311,10 @@ OPERATIONS: dict[str, Operation] = {
   'contrast': _enhanced(ImageEnhance.Contrast),
   'brightness': _enhanced(ImageEnhance.Brightness),
   'sharpness': _enhanced(ImageEnhance.Sharpness),
-  'shear_x': lambda image, level, rng: _affine(
-    image, 1, _sign(rng) * 0.3 * level, 0, 0, 1, 0
-  ),
-  'shear_y': lambda image, level, rng: _affine(
-    image, 1, 0, 0, _sign(rng) * 0.3 * level, 1, 0
-  ),
-  'translate_x': lambda image, level, rng: _affine(
-    image, 1, 0, _sign(rng) * _TRANSLATE * level * image.width, 0, 1, 0
-  ),
-  'translate_y': lambda image, level, rng: _affine(
-    image, 1, 0, 0, 0, 1, _sign(rng) * _TRANSLATE * level * image.height
-  ),
+  'shear_x': _affine(shear=(0.3, 0.0)),
+  'shear_y': _affine(shear=(0.0, 0.3)),
+  'translate_x': _affine(move=(_TRANSLATE, 0.0)),
+  'translate_y': _affine(move=(0.0, _TRANSLATE)),
   'cutout': _cutout,
   'solarize_add': _solarize_add,
 }
