@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import typing
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -120,30 +120,15 @@ def build(
   return Dataset(source, order, rows, threads, prefetch)
 
 
-class _Chosen(Order):
-  """One pass over given records, in their order or by length."""
-
-  def __init__(
-    self, source: Any, records: Int[np.ndarray, ' N'], size: int, seed: int
-  ):
-    lengths = source.lengths[records] if hasattr(source, 'lengths') else None
-    buckets = source.info.length_buckets
-    super().__init__(len(records), size, seed, False, lengths, buckets)
-    self._records = records
-
-  def batch(self, step: int, rows: range) -> Places:
-    """Returns the records of a batch; see `Order.batch`."""
-    places = super().batch(step, rows)
-    return places._replace(indices=self._records[places.indices])
-
-
 def chosen(
   source: Any, records: Int[np.ndarray, ' N'], batch_size: int, seed: int = 0
 ) -> 'Dataset':
   """Opens given records of a source; `seed` is for one that draws its rows."""
-  order = _Chosen(source, records, batch_size, seed)
-  rows, threads = range(batch_size), default_num_threads()
-  return Dataset(source, order, rows, threads, prefetch=2)
+  lengths = source.lengths[records] if hasattr(source, 'lengths') else None
+  buckets = source.info.length_buckets
+  order = Order(len(records), batch_size, seed, False, lengths, buckets)
+  threads = default_num_threads()
+  return Dataset(source, order, range(batch_size), threads, 2, records)
 
 
 def spread(source: Any, rows: int, batch_size: int, seed: int = 0) -> 'Dataset':
@@ -197,16 +182,23 @@ class BadRecords(errors.FaultCounts):
 
 
 class Dataset:
-  """Global batches of one split; made by `build`.
+  """Global batches of one split, or of given records; made by `build`.
 
   For `steps_per_epoch` see `Order`. Grain's threads read blocks rather than
   single rows, so that its overhead is paid per block.
   """
 
   def __init__(
-    self, source: Any, order: Order, rows: range, threads: int, prefetch: int
+    self,
+    source: Any,
+    order: Order,
+    rows: range,
+    threads: int,
+    prefetch: int,
+    records: Int[np.ndarray, ' N'] | None = None,
   ):
     self.source, self._order, self._rows = source, order, rows
+    self._records = records
     self.info: DatasetInfo = source.info
     self.steps_per_epoch = order.steps_per_epoch
     reads_many = hasattr(source, 'records') or hasattr(source, 'draw')
@@ -260,6 +252,8 @@ class Dataset:
     step, part = divmod(int(number), self._per_batch)
     rows = self._rows[part * self._block_rows :][: self._block_rows]
     places = self._order.batch(step, rows)
+    if self._records is not None:
+      places = places._replace(indices=self._records[places.indices])
     source, indices = self.source, places.indices
     if places.length:
       arrays = source.records(indices, places.length)
@@ -269,8 +263,14 @@ class Dataset:
       arrays = source.records(indices)
     else:
       indices, arrays = self._one_by_one(places)
-    padding = getattr(source, 'padding', None)
-    return padded(arrays, indices, len(rows), padding)
+    mask = np.ones(len(indices), np.float32)
+    batch = {**arrays, 'mask': mask, 'index': indices.astype(np.int32)}
+    missing = len(rows) - len(indices)
+    fill = {**getattr(source, 'padding', {}), 'index': -1}
+    for key, values in batch.items() if missing else ():
+      widths = [(0, missing)] + [(0, 0)] * (values.ndim - 1)
+      batch[key] = np.pad(values, widths, constant_values=fill.get(key, 0))
+    return batch
 
   def _one_by_one(self, places: Places) -> tuple[np.ndarray, Batch]:
     """Returns checked records, bad ones replaced, and their indices."""
@@ -297,11 +297,7 @@ class Dataset:
 
   def _read(self, epoch: int, index: int) -> tuple[np.ndarray, Any]:
     record, info = self.source.record(index), self.info
-    label: Any
-    if info.max_labels:
-      label = source.check_labels(record['label'], info)
-    else:
-      label = source.check_label(record['label'], info.num_classes)
+    label = source.check_labels(record['label'], info)
     value = record[info.input_key]
     if hasattr(self.source, 'transform'):
       key = self._order.seed, epoch, index
@@ -309,22 +305,6 @@ class Dataset:
       value = self.source.transform(value, rng)
     source.check_input(value, info)
     return value, label
-
-
-def padded(
-  arrays: Mapping[str, np.ndarray],
-  indices: Int[np.ndarray, ' R'],
-  rows: int,
-  padding: Mapping[str, int] | None = None,
-) -> Batch:
-  """Pads to `rows` rows: mask 0, index -1, other keys by `padding` or 0."""
-  real, fill = len(indices), {**(padding or {}), 'index': -1}
-  mask, index = np.ones(real, np.float32), indices.astype(np.int32)
-  batch = {**arrays, 'mask': mask, 'index': index}
-  for key, values in batch.items() if real < rows else ():
-    widths = [(0, rows - real)] + [(0, 0)] * (values.ndim - 1)
-    batch[key] = np.pad(values, widths, constant_values=fill.get(key, 0))
-  return batch
 
 
 def _concatenate(blocks: Sequence[Batch]) -> Batch:

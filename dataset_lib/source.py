@@ -198,10 +198,10 @@ def check_label(label: Any, num_classes: int) -> int:
   return int(label)
 
 
-def check_labels(
-  labels: Sequence[Any], info: DatasetInfo
-) -> Int32[np.ndarray, ' M']:
-  """Returns labels padded with -1 to `max_labels`; BadRecord as for one."""
+def check_labels(labels: Any, info: DatasetInfo) -> Any:
+  """Returns the label, or several as an array that -1 pads to `max_labels`."""
+  if not info.max_labels:
+    return check_label(labels, info.num_classes)
   count, most = len(labels), info.max_labels
   message = f'{count} labels, more than dataset.max_labels = {most}'
   require(count <= most, 'too_many_labels', message)
