@@ -11,13 +11,8 @@ from typing import Annotated, Any
 
 from annotated_types import Interval, Len, Predicate
 
-from dataset_lib import fields, record_files, source
-from dataset_lib.errors import (
-  BadRecord,
-  ConfigError,
-  InvalidDataError,
-  MissingDataError,
-)
+from dataset_lib import errors, fields, record_files, source
+from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib.image_ops import ImageOptions
 from dataset_lib.record_files import Kind, RecordFiles, Shard
 
@@ -67,7 +62,8 @@ class TfdsImages(ImageOptions):
       raise InvalidDataError(f'{name} maps {found}, not Image to ClassLabel')
     if (kinds[1] == 'ClassLabel') != (self.max_labels == 0):
       expected = f'0 for one label a row, else >= 1; {name} has {kinds[1]}'
-      raise ConfigError('dataset.max_labels', self.max_labels, expected)
+      field = 'dataset.max_labels'
+      raise errors.ConfigError(field, self.max_labels, expected)
     self._examples = Examples(builder, self.split, keys)
     self.where, label = self._examples.where, features[1]
     classes = label.num_classes, label.names or ()
@@ -80,7 +76,7 @@ class TfdsImages(ImageOptions):
     return {'image': image, 'label': label}
 
 
-class Examples:
+class Examples(RecordFiles):
   """Features `keys` of the records of one split, by index; images encoded."""
 
   def __init__(self, builder: Any, split: str, keys: Sequence[str]):
@@ -112,17 +108,13 @@ class Examples:
       )
     if not sum(shard.take for shard in shards):
       raise InvalidDataError(f'{name}: the split is empty')
-    self._records = RecordFiles(shards, kind)
-    self.files, self.where = self._records.files, self._records.where
+    super().__init__(shards, kind)
 
-  def __len__(self) -> int:
-    return len(self._records)
-
-  def __getitem__(self, index: int) -> dict[str, Any]:
+  def __getitem__(self, index: int) -> Any:
     """Returns the features of a record; BadRecord if it is damaged."""
     from google.protobuf import message
 
-    data = self._records[index]
+    data = super().__getitem__(index)
     try:
       return self._parse(data)
     except (message.DecodeError, KeyError, ValueError) as error:
@@ -185,7 +177,7 @@ def prepared_builder(name: str, data_dir: str, user: str) -> Any:
     builder = tfds.builder(name, data_dir=folder)
   except tfds.core.DatasetNotFoundError as error:
     expected = f'a TFDS data set, or one prepared in {folder}'
-    raise ConfigError('dataset.builder', name, expected) from error
+    raise errors.ConfigError('dataset.builder', name, expected) from error
   if not (pathlib.Path(builder.data_dir) / _INFO_FILE).is_file():
     raise MissingDataError(
       f'{name} is not prepared in {folder}; run\n'
@@ -221,18 +213,14 @@ class ImageRecords(ImageOptions):
     folder = pathlib.Path(self.directory).expanduser()
     parts = source.parts(self.split)
     found = {part.name: shards_of(folder, part.name) for part in parts}
-    if len({kind for kind, _ in found.values()}) > 1:
+    kind, *others = {kind for kind, _ in found.values()}
+    if others:
       raise InvalidDataError(f'{folder}: files of {self.split} in two formats')
-    kind = found[parts[0].name][0]
-    counts = {
-      name: record_files.count_records(files, kind)
-      for name, (_, files) in found.items()
-    }
-    shards = [
-      shard
-      for part in parts
-      for shard in _cut(found[part.name][1], counts[part.name], part)
-    ]
+    count = record_files.count_records
+    counts = {name: count(files, kind) for name, (_, files) in found.items()}
+    shards: list[Shard] = []
+    for part in parts:
+      shards += _cut(found[part.name][1], counts[part.name], part)
     if not shards:
       raise InvalidDataError(f'{folder}: the split {self.split} is empty')
     self._records = RecordFiles(shards, kind)
@@ -252,18 +240,14 @@ class ImageRecords(ImageOptions):
       words = f'no feature {key!r}, but {", ".join(sorted(features))}'
       source.require(key in features, 'unparsable', words)
     images = features[self.image_key].bytes_list.value
-    source.require(
-      len(images) == 1,
-      'unparsable',
-      f'{self.image_key}: expected 1 image, got {len(images)}',
-    )
+    words = f'{self.image_key}: expected 1 image, got {len(images)}'
+    source.require(len(images) == 1, 'unparsable', words)
     labels = list(features[self.label_key].int64_list.value)
-    if self.max_labels:
-      return {'image': images[0], 'label': labels}
     words = f'{self.label_key}: expected 1 label, got {len(labels)}; '
     words += 'dataset.max_labels allows more'
-    source.require(len(labels) == 1, 'unparsable', words)
-    return {'image': images[0], 'label': labels[0]}
+    source.require(self.max_labels or len(labels) == 1, 'unparsable', words)
+    label = labels if self.max_labels else labels[0]
+    return {'image': images[0], 'label': label}
 
 
 def shards_of(folder: pathlib.Path, split: str) -> tuple[Kind, list[str]]:
