@@ -26,8 +26,7 @@ from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 
 Kind = Literal['array_record', 'tfrecord']
 _HEADER = struct.Struct('<QI')  # of TFRecord: length, checksum of the length
-_FOOTER_BYTES = 4  # checksum of the data
-_FRAME_BYTES = _HEADER.size + _FOOTER_BYTES
+_FRAME_BYTES = _HEADER.size + 4  # 4: checksum of the data
 # Of an index: the file's time in ns, then `record_offsets`.
 _WORD = np.dtype('<i8')
 _THREADS = 32  # shards opened at once; network file systems answer slowly
@@ -59,7 +58,9 @@ class RecordFiles:
     self._indexes: list[pathlib.Path] = []
     if kind == 'tfrecord':
       with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        self._indexes = list(pool.map(_index_of_shard, shards))
+        counts = [shard.examples_in_shard for shard in shards]
+        files = [shard.filename for shard in shards]
+        self._indexes = list(pool.map(tfrecord_index, files, counts))
       self._read: Any = self._read_tfrecord
     else:
       from array_record.python import array_record_data_source as array_record
@@ -118,13 +119,11 @@ def _read_row(file: str, index: pathlib.Path, row: int) -> bytes | None:
 
 def count_records(files: Sequence[str], kind: Kind) -> list[int]:
   """Returns the number of records of each file; makes missing indexes."""
-  count = _count_tfrecord if kind == 'tfrecord' else _count_array_record
   with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-    return list(pool.map(count, files))
-
-
-def _count_tfrecord(file: str) -> int:
-  return tfrecord_index(file).stat().st_size // _WORD.itemsize - 2
+    if kind == 'array_record':
+      return list(pool.map(_count_array_record, files))
+    indexes = pool.map(tfrecord_index, files)
+    return [path.stat().st_size // _WORD.itemsize - 2 for path in indexes]
 
 
 def _count_array_record(file: str) -> int:
@@ -137,10 +136,6 @@ def _count_array_record(file: str) -> int:
   except (RuntimeError, ValueError) as error:
     raise InvalidDataError(f'{file} is damaged: {error}') from error
   return count
-
-
-def _index_of_shard(shard: Any) -> pathlib.Path:
-  return tfrecord_index(shard.filename, shard.examples_in_shard)
 
 
 def tfrecord_index(

@@ -10,7 +10,7 @@ import os
 import pathlib
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tokenizers
@@ -46,9 +46,12 @@ def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
   """
   import sentencepiece
 
+  # Normalised before they are cut: a character may become several.
+  normalized = map(normalizer_of().normalize_str, texts)
+  parts = (part for text in normalized for part in _TRAINING_TEXT.findall(text))
   # A list, because the trainer turns exceptions of an iterator, even Ctrl-C,
   # into RuntimeError.
-  sample = _sample(_training_texts(texts), max_texts)
+  sample = _sample(filter(None, map(str.strip, parts)), max_texts)
   if not sample:
     reason = 'a corpus of one document needs --validation_share=0'
     raise InvalidDataError(f'no text to train a vocabulary from; {reason}')
@@ -73,14 +76,6 @@ def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
     expected = f'a size that can be trained from the texts ({error})'
     raise ConfigError('vocab_size', vocab_size, expected) from error
   return model.getvalue()
-
-
-def _training_texts(texts: Iterable[str]) -> Iterator[str]:
-  normalizer = normalizer_of()
-  for text in texts:
-    # Normalised before it is cut: a character may become several.
-    parts = _TRAINING_TEXT.findall(normalizer.normalize_str(text))
-    yield from filter(None, map(str.strip, parts))
 
 
 def _sample(texts: Iterable[str], max_texts: int) -> list[str]:
