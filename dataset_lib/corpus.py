@@ -128,8 +128,7 @@ def prepare(options: Options, bar: Any) -> Any:
         for kind, fault in faults.summary().items()
       },
     }
-    content = json.dumps(manifest, indent=2) + '\n'
-    text_files.write_text(folder / MANIFEST_FILE, content)
+    text_files.write_json(folder / MANIFEST_FILE, manifest)
     if faults.files:
       lines = [json.dumps(file) + '\n' for file in faults.files]
       text_files.write_text(folder / FAULTS_FILE, ''.join(lines))

@@ -14,13 +14,8 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from dataset_lib import tfds
-from dataset_lib.errors import (
-  BadRecord,
-  FaultCounts,
-  InvalidDataError,
-  MissingDataError,
-)
+from dataset_lib import errors, tfds
+from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 
 Advance = Callable[[int], object]  # called with bytes on disk that are done
 SUFFIXES = ('.txt', '.txt.gz')
@@ -52,7 +47,7 @@ ACTIONS = FILE_ACTIONS | {
 }
 
 
-class Faults(FaultCounts):
+class Faults(errors.FaultCounts):
   """Counts faults of texts; `files` lists those of whole files."""
 
   def __init__(self) -> None:

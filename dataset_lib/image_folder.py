@@ -68,8 +68,7 @@ class ImageFolder(ImageOptions):
     self._files = [name for names in images.values() for name in names]
     if not self._files:
       raise InvalidDataError(f'no images in {self._folder}; {LAYOUT}')
-    size = len(self._files)
-    self.describe(len(self._classes), self._classes, size)
+    self.describe(len(counts), self._classes, len(self._files))
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': file contents, 'label'}; BadRecord if unreadable."""

@@ -69,13 +69,12 @@ class Pretraining:
       expected = f'{length}, for which {folder} was prepared; another is made '
       expected += f'by launch.prepare_corpus --max_length={self.max_length}'
       raise ConfigError('dataset.max_length', self.max_length, expected)
-    given = tokenizer.load(folder / corpus.TOKENIZER_FILE)
+    given: Any = tokenizer.load(folder / corpus.TOKENIZER_FILE)
     if given.vocab_size != vocab_size or given.mask_id is None:
       expected = f'expected {vocab_size} tokens and [MASK]'
       got = f'got {given.vocab_size} tokens; prepare it again'
       raise InvalidDataError(f'tokenizer.json of {folder}: {expected}, {got}')
-    self._tokenizer: Any = given
-    self._begins_word = given.word_starts()
+    self._tokenizer, self._begins_word = given, given.word_starts()
     ordinary = np.setdiff1d(np.arange(vocab_size), given.special_ids)
     self._ordinary = ordinary.astype(np.int32)
     self.info = DatasetInfo(

@@ -14,21 +14,10 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Len, Predicate
 
-from dataset_lib import tfds
-from dataset_lib.errors import (
-  BadRecord,
-  ConfigError,
-  InvalidDataError,
-  MissingDataError,
-)
+from dataset_lib import errors, text_rows, tfds
+from dataset_lib.errors import BadRecord, ConfigError, InvalidDataError
 from dataset_lib.source import PART_WORDS, parts, require
-from dataset_lib.text_rows import (
-  LabelledTexts,
-  TextFile,
-  TextTask,
-  decoded,
-  read_lines,
-)
+from dataset_lib.text_rows import LabelledTexts, TextFile, TextTask, decoded
 
 _ENDS = '', '.gz'
 _SINGLE, _PAIR = ('sentence',), ('sentence1', 'sentence2')
@@ -92,7 +81,7 @@ def _find(
   files = [folder / name for name in names for folder in folders]
   path = next(filter(Path.is_file, files), None)
   if not path:
-    raise MissingDataError(
+    raise errors.MissingDataError(
       f'no split {split!r} of {task}: expected {", ".join(names)} in '
       f'{" or ".join(map(str, folders))}; without a validation split take '
       'parts, train[:90%] and train[90%:]'
@@ -105,7 +94,7 @@ def _tsv_names(*stems: str) -> list[str]:
 
 
 def _tsv_file(path: Path, task: TextTask, split: str) -> TextFile:
-  lines = read_lines(path)
+  lines = text_rows.read_lines(path)
   try:
     columns = decoded(lines[0][1]).split('\t')
   except BadRecord as error:
@@ -246,7 +235,7 @@ class Probing(LabelledTexts):
     # Lines with an unknown split mark go to train, which counts them as bad.
     lines = [
       (number, line)
-      for number, line in read_lines(path)
+      for number, line in text_rows.read_lines(path)
       if _MARKS.get(line.partition(b'\t')[0], 'train') == split
     ]
     return _SentEvalRows(path, lines, ())

@@ -31,9 +31,8 @@ CHUNK = 4096
 JSON_FILE, VOCABULARY_FILE = 'tokenizer.json', 'vocab.txt'
 CONFIG_FILES = ('special_tokens_map.json', 'tokenizer_config.json')
 WORD_PIECE, UNIGRAM = 'WordPiece', 'Unigram'
-SPECIAL_TOKENS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
 _SPECIAL = {
-  WORD_PIECE: SPECIAL_TOKENS,
+  WORD_PIECE: ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'),
   UNIGRAM: sentencepiece_model.SPECIAL_TOKENS,
 }
 _SPECIAL_KEYS = ('pad', 'unk', 'cls', 'sep', 'mask')
@@ -51,8 +50,8 @@ _WITHOUT_SPACES = (
 class Tokenizer:
   """A WordPiece or SentencePiece tokenizer; threads may share it.
 
-  `library` is a `tokenizers.Tokenizer`, `special` the ids of `SPECIAL_TOKENS`,
-  the last one None if there is no [MASK].
+  `library` is a `tokenizers.Tokenizer`, `special` the ids of its special tokens
+  in the order of `_SPECIAL`, the last one None if there is no [MASK].
   """
 
   def __init__(self, library: Any, special: Sequence[Any]):
