@@ -13,15 +13,11 @@ INTENDED: list[tuple[str, str, str]] = [
     'fixed: the trust ratio of LAMB leaves out biases and norms',
   ),
   (
-    'image_folder_learn', TRAINED,
-    'fixed: bank_drop draws which tokens to keep',
-  ),
-  (
-    'parity_(paper_)?adatape|image_folder_input', 'last step',
+    'parity_(paper_)?adatape', 'last step',
     'CHANGELOG: bank_share is measured in evaluation only',
   ),
   (
-    'digits_(learn|input)', COMPUTED,
+    'digits_learn', COMPUTED,
     'fixed: tape weights scale the query before the product (1e-6)',
   ),
 ]  # fmt: skip
