@@ -43,7 +43,7 @@ CASES = [
   ([PARITY, '--config.task=train_lib.task:Task'], ['task', 'subclass']),
   ([PARITY, '--config.model.max_steps=9'], ['max_steps', '9']),
   ([PARITY, '--config.model.num_heads=5'], ['num_heads', '5']),
-  ([PARITY, '--config.model.name=pathlib:Path'], ['model.name', 'Linen']),
+  ([PARITY, '--config.model.name=pathlib:Path'], ['model.name', 'subclass']),
   ([PARITY, '--config.model.num_classes=5'], ['num_classes', 'max_steps']),
   ([PARITY, "--config.stages.stage1.knobs={'tape': 1}"], ['knobs', 'tape_w']),
   ([PARITY, KNOB + "('bent', 0, 1)}"], ['knobs.tape_weight', 'linear']),
