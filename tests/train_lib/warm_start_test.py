@@ -183,7 +183,9 @@ def begun(config):
 @pytest.mark.slow
 @pytest.mark.parametrize('model', ['learn', 'input'])
 def test_adatape_starts_with_the_trunk_of_a_vit(model, file, caplog):
-  config = load_config(file, 'model.tape_mlp=glu', model=model)
+  # The file has a [CLS] token, which an input bank usually comes without.
+  overrides = 'model.tape_mlp=glu', 'model.pool=cls'
+  config = load_config(file, *overrides, model=model)
   with caplog.at_level(logging.WARNING):
     setup, started, fresh = begun(config)
   source = flatten_dict(convert_vit.load(file).params, sep='/')
