@@ -209,8 +209,8 @@ def _others(
   places = {}
   if flags.dense:
     places[_Place('dense', '', flags.dense)] = '--dense'
-  names = report.names(flags.names)
   if flags.sweep:
+    names = report.names(flags.names)
     table = pathlib.Path(flags.sweep, 'sweep.csv')
     if not table.is_file():
       raise ConfigError('--sweep', flags.sweep, 'a directory with a sweep.csv')

@@ -199,7 +199,10 @@ def check_label(label: Any, num_classes: int) -> int:
 
 
 def check_labels(labels: Any, info: DatasetInfo) -> Any:
-  """Returns the label, or several as an array that -1 pads to `max_labels`."""
+  """Returns the label; if a row has several, int32 `[max_labels]`, -1 padded.
+
+  Raises BadRecord for one that is no class, or for too many.
+  """
   if not info.max_labels:
     return check_label(labels, info.num_classes)
   count, most = len(labels), info.max_labels

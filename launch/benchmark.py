@@ -202,7 +202,7 @@ class Budgets(command_line.RunFlags):
 
   dense: str = flag('a run without a tape on the same data', '', 'DIRECTORY')
   sweep: str = flag('a sweep whose runs stand beside it', '', 'DIRECTORY')
-  names: command_line.Names = flag('shown instead', '', 'GIVEN=SHOWN;...')
+  names: command_line.Names = flag('other names to show', '', 'GIVEN=SHOWN;...')
   out: str = flag('default: budgets/ in the workdir', '', 'DIRECTORY')
   split: str = flag("split; default: that of the run's evaluation", '')
   rows: Positive = flag('most rows, spread evenly over the split', 2000)

@@ -67,7 +67,7 @@ class Flags:
   mode: Literal['max', 'min'] = flag('max or min: which is better', 'max')
   x: str = flag('draws the metric against this field', '', 'FIELD')
   lines: str = flag('with --x: a line for each value', 'model.name', 'FIELD')
-  names: command_line.Names = flag('shown instead', '', 'GIVEN=SHOWN;...')
+  names: command_line.Names = flag('other names to show', '', 'GIVEN=SHOWN;...')
 
 
 def read_runs(flags: Flags) -> list[Run]:

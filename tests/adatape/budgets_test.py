@@ -110,5 +110,6 @@ def test_too_small_a_part_of_the_bank_is_named(model):
   task, _ = serving_test.build(model, IMAGES)
   with pytest.raises(FieldError, match=r'bank_size: expected at least .* = 12'):
     budgets.changed(task.model, Setting(1.0, 6, 0.5), KEPT)
-  with pytest.raises(FieldError, match=r'bank_size: .* 22 tokens .*, got 1?\d'):
+  wrong = r'bank_size: .* = 22 tokens \(of an input bank: .*\), got 1?\d'
+  with pytest.raises(FieldError, match=wrong):
     budgets.changed(task.model, Setting(1.0, 11, 1.0), bank_size=16)

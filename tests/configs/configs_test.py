@@ -48,7 +48,7 @@ def test_the_optimizer_of_images(variant, weight_decay, load):
   optimizer = config.optimizer
   assert (optimizer.lr, optimizer.schedule) == (1e-3, 'cosine')
   assert (optimizer.b1, optimizer.b2) == (0.9, 0.999)
-  assert optimizer.lr * optimizer.weight_decay == pytest.approx(weight_decay)
+  assert optimizer.weight_decay == weight_decay / optimizer.lr
 
 
 def test_adatape(load):

@@ -44,6 +44,12 @@ CASES = [
   ([PARITY, '--config.model.max_steps=9'], ['max_steps', '9']),
   ([PARITY, '--config.model.num_heads=5'], ['num_heads', '5']),
   ([PARITY, '--config.model.name=pathlib:Path'], ['model.name', 'subclass']),
+  # A model without a tape, or without a ponder cost; any Linen module.
+  ([PARITY, '--config.model.name=model_lib.vit:ViT'], ['TapeClassifier']),
+  ([f'{PARITY}:model=ut', '--config.model.name=model_lib.vit:ViT'],
+   ['model.name', 'adatape.universal:Pondering']),
+  ([f'{PARITY}:model=transformer', '--config.model.name=pathlib:Path'],
+   ['model.name', 'Linen']),
   ([PARITY, '--config.model.num_classes=5'], ['num_classes', 'max_steps']),
   ([PARITY, "--config.stages.stage1.knobs={'tape': 1}"], ['knobs', 'tape_w']),
   ([PARITY, KNOB + "('bent', 0, 1)}"], ['knobs.tape_weight', 'linear']),
