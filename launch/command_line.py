@@ -21,7 +21,7 @@ from dataset_lib import fields
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
 
-OK, USAGE, NOT_FINITE, DATA, LOCKED, CHECKPOINT = 0, 2, 3, 4, 5, 6
+OK, USAGE, NOT_FINITE, DATA, LOCKED, CHECKPOINT, MEMORY = 0, 2, 3, 4, 5, 6, 7
 PREEMPTED, INTERRUPTED, OUTPUT_CLOSED = 75, 130, 141
 
 OVERRIDE = '--config.KEY'
@@ -35,6 +35,7 @@ exit codes:
   4   a data set, a text or a tokenizer is missing or damaged
   5   another run is using the workdir
   6   reading or writing a checkpoint, or writing a corpus, failed
+  7   a compiled step does not fit into the memory of a device
   75  a training was asked to stop (SIGTERM); the same command continues
   130 interrupted (Ctrl-C)
   141 stdout was closed, as by `| head`; not an error

@@ -1,6 +1,7 @@
 """Builds a run from its configuration, before the first step."""
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -9,29 +10,34 @@ import ml_collections
 
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
+from dataset_lib.source import DatasetInfo
 from eval_lib import evaluator
 from train_lib import optimizers, sharding, train_step
-from train_lib.stages import build_stages
+from train_lib.stages import Stage, build_stages
 from train_lib.task import Task, build_task, model_errors
 from train_lib.train_step import TrainState, TrainSteps
 
 
-class Setup:
-  """The parts of a run, built from a resolved and validated configuration.
+class Plan:
+  """The parts of a run that need no data, from a validated configuration.
 
-  Construct it outside `jax.set_mesh(mesh)` and use it inside. Raises
+  `devices` may be those of a machine that is only compiled for. Raises
   `ConfigError` for a field that does not fit the data or the devices.
   """
 
-  def __init__(self, config: Any, workdir: str = ''):
+  def __init__(
+    self,
+    config: Any,
+    info: DatasetInfo,
+    steps_per_epoch: int,
+    devices: Sequence[Any] | None = None,
+  ):
     self.config = config = ml_collections.FrozenConfigDict(config)
-    self.dataset = build_dataset(config)
-    self.stages = build_stages(config.stages, self.dataset.steps_per_epoch)
+    self.stages = build_stages(config.stages, steps_per_epoch)
     self.total_steps = self.stages[-1].stop
     # One task per stage name, with the model of that stage.
     self.tasks: dict[str, Task] = {
-      stage.name: build_task(config, self.dataset.info, stage.model)
-      for stage in self.stages
+      stage.name: build_task(config, info, stage.model) for stage in self.stages
     }
     for task in self.tasks.values():
       if getattr(task.model, 'dynamic', False):
@@ -45,11 +51,46 @@ class Setup:
     with model_errors(config.model):
       boxed = jax.eval_shape(self._initial)
     optimizers.check_trainable(self.stages, boxed.params)
-    self.mesh = sharding.make_mesh(config.mesh)
+    self.mesh = sharding.make_mesh(config.mesh, devices)
     together = self.task.rows_together
     sharding.check_batch_size(config, self.mesh, together)
     # Shapes, dtypes and shardings of a state.
     self.abstract: TrainState = sharding.abstract(boxed, self.mesh)
+    # Builds the step of a task; see `TrainSteps`.
+    self.make_step = functools.partial(
+      train_step.make_train_step, optimizer=self.optimizer, schedule=rate,
+      num_micro=config.num_micro, ema_decay=config.ema_decay,
+    )  # fmt: skip
+
+  def batch_shapes(self, rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a global batch's arrays from (shape, dtype) of a row."""
+    where, size = sharding.by_rows(self.mesh), self.config.batch_size
+    return {
+      name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=where)
+      for name, (shape, dtype) in rows.items()
+    }
+
+  def lower(self, stage: Stage, batch: Any) -> jax.stages.Lowered:
+    """Lowers the step of a stage, without a teacher's parameters."""
+    frozen = jax.eval_shape(self.task.init_frozen)
+    steps = TrainSteps(self.make_step, self.tasks, self.abstract, frozen)
+    return steps.lower(stage, batch)
+
+  def _initial(self) -> TrainState:
+    seed, decay = self.config.seed, self.config.ema_decay
+    return train_step.init_state(self.task, self.optimizer, seed, decay)
+
+
+class Setup(Plan):
+  """A plan with its data, teacher and evaluators.
+
+  Construct it outside `jax.set_mesh(mesh)` and use it inside.
+  """
+
+  def __init__(self, config: Any, workdir: str = ''):
+    self.dataset = build_dataset(config)
+    super().__init__(config, self.dataset.info, self.dataset.steps_per_epoch)
+    config = self.config
     with jax.set_mesh(self.mesh):
       # Constants of the loss, e.g. a teacher.
       frozen = self.task.init_frozen()
@@ -58,11 +99,8 @@ class Setup:
         name: build_evaluators(config.evals, task, self.mesh, config, workdir)
         for name, task in self.tasks.items()
       }
-    make = functools.partial(
-      train_step.make_train_step, optimizer=self.optimizer, schedule=rate,
-      num_micro=config.num_micro, ema_decay=config.ema_decay,
-    )  # fmt: skip
-    self.steps = TrainSteps(make, self.tasks, self.abstract, self.frozen)
+    given = self.tasks, self.abstract, self.frozen
+    self.steps = TrainSteps(self.make_step, *given)
     self.put = functools.partial(sharding.put_batch, mesh=self.mesh)
 
   def init(self) -> TrainState:
@@ -72,10 +110,6 @@ class Setup:
       lambda: sharding.unbox(self._initial()), out_shardings=where
     )
     return build()
-
-  def _initial(self) -> TrainState:
-    seed, decay = self.config.seed, self.config.ema_decay
-    return train_step.init_state(self.task, self.optimizer, seed, decay)
 
 
 def build_dataset(config: Any) -> builder.Dataset:

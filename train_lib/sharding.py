@@ -6,7 +6,7 @@ their arrays logically; `RULES` maps those names to the mesh.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -29,13 +29,15 @@ RULES: tuple[tuple[str, Any], ...] = (
 )
 
 
-def make_mesh(sizes: Any) -> Mesh:
+def make_mesh(sizes: Any, devices: Sequence[Any] | None = None) -> Mesh:
   """Builds the mesh; one axis may be -1 and takes the remaining devices.
 
   If the product is smaller than the device count, the first devices are used;
-  with several processes every device must be used.
+  with several processes every device must be used. `devices` are all by
+  default.
   """
-  shape, count = [int(sizes.get(a, 1)) for a in AXES], jax.device_count()
+  devices = jax.devices() if devices is None else devices
+  shape, count = [int(sizes.get(a, 1)) for a in AXES], len(devices)
   if shape.count(-1) == 1:
     rest = -math.prod(shape)
     shape[shape.index(-1)] = count // rest if count % rest == 0 else 0
@@ -45,8 +47,8 @@ def make_mesh(sizes: Any) -> Mesh:
     expected = f'sizes of {AXES}, at most one -1, for the {count} devices here'
     raise ConfigError('mesh', dict(sizes), expected)
   # Linen's logical partitioning needs Auto axes, not the default.
-  types, devices = (AxisType.Auto,) * len(AXES), jax.devices()[:size]
-  return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
+  types = (AxisType.Auto,) * len(AXES)
+  return jax.make_mesh(shape, AXES, axis_types=types, devices=devices[:size])
 
 
 def _is_boxed(leaf: Any) -> bool:
@@ -102,11 +104,15 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
+def by_rows(mesh: Mesh) -> NamedSharding:
+  """Returns the sharding of an array whose rows are split over devices."""
+  return NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
+
+
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
   """Splits this process's rows over `data` and `fsdp`, as a global batch."""
-  rows = NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
   return {
-    name: jax.make_array_from_process_local_data(rows, value)
+    name: jax.make_array_from_process_local_data(by_rows(mesh), value)
     for name, value in batch.items()
   }
 

@@ -177,15 +177,18 @@ class TrainSteps:
     key = (stage.trainable, str(stage.model), *stage.knobs, *shapes)
     if key in self._compiled:
       return self._compiled[key], 0.0
+    self._compiled[key] = self.lower(stage, batch).compile()
+    return self._compiled[key], time.monotonic() - begin
+
+  def lower(self, stage: Stage, batch: Any) -> jax.stages.Lowered:
+    """Lowers the step of a stage for a batch, whose arrays may be shapes."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
     outputs = shardings, sharding.replicated(shardings.step.mesh)
     step = self.make(self.tasks[stage.name], trainable=stage.trainable)
     step = jax.jit(step, donate_argnums=0, out_shardings=outputs)
     knobs = dict.fromkeys(stage.knobs, jax.ShapeDtypeStruct((), jnp.float32))
     with nn.logical_axis_rules(sharding.RULES):
-      lowered = step.lower(self.abstract, self.frozen, batch, knobs)
-    self._compiled[key] = lowered.compile()
-    return self._compiled[key], time.monotonic() - begin
+      return step.lower(self.abstract, self.frozen, batch, knobs)
 
 
 class NonFiniteError(RuntimeError):

@@ -1,0 +1,158 @@
+"""Compiles the train step for TPUs that are not here, and says what it does.
+
+  python -m launch.compile --topology=v5e:4x4 \\
+      --config=configs/adatape/table1.py:data=none,fewshot=none,model=learn
+
+Needs the extra [tpu], no TPU and no data: shapes follow from the configuration,
+and from --classes and --examples where only the data know. Every field of the
+configuration can be overridden, e.g. --config.mesh.fsdp=4. Prints memory and
+FLOPs of a chip, and the collectives of a step by kind and by the line that
+causes them. Exit code 7: the step does not fit into the memory of a chip.
+
+Topologies: v4, v5e, v5p or v6e, a colon, and the chips along each axis, as
+v5e:16x16 or v4:4x4x4.
+"""
+
+import dataclasses
+import os
+import re
+import sys
+import time
+from typing import Annotated, Any
+
+from annotated_types import Predicate
+
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import flag
+from launch import command_line
+from launch.command_line import Positive
+
+# GiB of memory of a chip, of which XLA reserves a part.
+MEMORY = {'v4': 32.0, 'v5e': 16.0, 'v5p': 95.0, 'v6e': 32.0}
+_TOPOLOGY = re.compile(rf'({"|".join(MEMORY)}):\d+(x\d+){{1,2}}')
+Topology = Annotated[
+  str, Predicate(_TOPOLOGY.fullmatch), 'a topology such as v5e:4x4 or v4:4x4x4'
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  """Flags of a compilation."""
+
+  config: str = flag('the experiment', metavar='FILE.py[:argument]')
+  overrides: tuple[str, ...] = command_line.overrides_flag()
+  topology: Topology = flag('kind of TPU and its chips', 'v5e:4x4', 'KIND:AxB')
+  classes: Positive = flag('classes of a folder or of TFDS', 1000)
+  examples: Positive = flag('records of the training split', 1_281_167)
+  rows: Positive = flag('lines that are listed', 12)
+
+
+def run(flags: Flags) -> int:
+  """Compiles the step of each stage; prints tables."""
+  config = command_line.load_config(flags.config, flags.overrides)
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # of this machine
+  import jax
+
+  from dataset_lib.sketch import sketch
+  from train_lib.build import Plan
+
+  data = sketch(
+    config.dataset, config.train_split, flags.classes, flags.examples
+  )
+  per_epoch = max(1, flags.examples // config.batch_size)
+  plan = Plan(config, data.info, per_epoch, devices_of(flags.topology))
+  batch = plan.batch_shapes(data.rows)
+  shape = dict(plan.mesh.shape)
+  print(f'{flags.topology}: {plan.mesh.size} chips as {shape}')
+  done: set[Any] = set()
+  for stage in plan.stages:
+    key = stage.trainable, str(stage.model)
+    if key in done:
+      continue
+    done.add(key)
+    begin, processor = time.monotonic(), time.process_time()
+    try:
+      with jax.set_mesh(plan.mesh):
+        compiled = plan.lower(stage, batch).compile()
+    except jax.errors.JaxRuntimeError as error:
+      if 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      _refuse(flags, plan, str(error))
+    seconds = time.monotonic() - begin, time.process_time() - processor
+    report(flags, plan, stage.name, compiled, seconds)
+  return command_line.OK
+
+
+def devices_of(topology: str) -> Any:
+  """Returns the chips of a topology; ConfigError if there is none such."""
+  # Of a TPU machine; without them libtpu asks the network for its name.
+  os.environ.setdefault('TPU_SKIP_MDS_QUERY', 'true')
+  os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v5litepod-8')
+  os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
+  from jax.experimental import topologies
+
+  kind, _, chips = topology.partition(':')
+  options = {}
+  if kind == 'v4' or kind == 'v5p':
+    options['chip_config_name'] = 'megacore'
+  try:
+    found = topologies.get_topology_desc(topology, 'tpu', **options)
+  except Exception as error:  # of libtpu, of several kinds
+    expected = "a topology of libtpu, with pip install -e '.[tpu]'"
+    raise ConfigError('--topology', topology, f'{expected} ({error})') from error
+  return found.devices
+
+
+def report(
+  flags: Flags, plan: Any, stage: str, compiled: Any, seconds: tuple[float, ...]
+) -> None:
+  """Prints memory, FLOPs and collectives of a chip."""
+  from eval_lib.report import print_table
+  from train_lib import compiled as programs
+
+  program = programs.inspect(compiled)
+  limit = MEMORY[flags.topology.partition(':')[0]]
+  gib = (program.arguments + program.temporary) / 2**30
+  formula = 3 * plan.task.flops() * plan.config.batch_size / plan.mesh.size
+  print_table(f'{stage}: one step of one chip', [
+    {'quantity': 'state and batch, GiB', 'value': program.arguments / 2**30},
+    {'quantity': 'temporary, GiB', 'value': program.temporary / 2**30},
+    {'quantity': f'memory, of {limit:g} GiB', 'value': gib},
+    {'quantity': 'TFLOP by formula', 'value': formula / 1e12},
+    {'quantity': 'TFLOP by compiler (loops once)', 'value': program.flops / 1e12},
+    {'quantity': 'compiling, s', 'value': seconds[0]},
+    {'quantity': 'compiling, s of processor time', 'value': seconds[1]},
+  ])  # fmt: skip
+  for key, title in (('kind', 'collectives'), ('where', 'their lines')):
+    rows = [
+      {key: name, 'count': count, 'MB': size / 1e6}
+      for name, (count, size) in program.traffic(key).items()
+    ]
+    if rows:
+      print_table(title, rows[: flags.rows])
+  if gib > limit:
+    _refuse(flags, plan, f'{gib:.1f} of {limit:g} GiB')
+
+
+def _refuse(flags: Flags, plan: Any, found: str) -> None:
+  """Says what reduces memory, in the order of its cost; exits."""
+  advice = []
+  config, shape = plan.config, plan.mesh.shape
+  if config.num_micro == 1:
+    advice.append('--config.num_micro=2 (or more)')
+  if shape['fsdp'] == 1 and plan.mesh.size > 1:
+    advice.append(f'--config.mesh.fsdp={plan.mesh.size}')
+  advice.append(f'--config.batch_size={config.batch_size // 2}')
+  used = re.search(r'Used ([\d.]+\w+) of ([\d.]+\w+)', found)
+  words = f'{used[1]} of {used[2]}' if used else found[:200]
+  command_line.fail(
+    f'{flags.topology}: the step needs {words} of a chip; try '
+    f'{", ".join(advice)}',
+    command_line.MEMORY,
+  )
+
+
+main = command_line.Command('compile', __doc__, Flags, run)
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,165 @@
+"""What a compiled program does: memory, FLOPs, and collectives with their cause.
+
+XLA's text is the only place where all collectives stand, with their shapes and
+the Python lines that they come from. A loop's body is counted as often as its
+condition says. Bytes are those of the results on one device.
+"""
+
+import collections
+import dataclasses
+import math
+import pathlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+COLLECTIVE = re.compile(
+  r'((?:ragged-)?all-(?:reduce|gather|to-all)|reduce-scatter|'
+  r'collective-(?:permute|broadcast))(?:-start)?'
+)
+_COMPUTATION = re.compile(r'^(?:ENTRY )?%([\w.-]+) .*\{$')
+# `%name = (shapes) kind(operands), attributes`; a shape may have a layout.
+_OPERATION = re.compile(r'^ +(?:ROOT )?%[\w.-]+ = (.*?)(?<![\w])([a-z][\w-]*)\((.*)$')
+_SHAPE = re.compile(r'\b(pred|[a-z]+(\d+)(?:e\dm\d\w*)?)\[([\d,]*)\]')
+_CALLED = re.compile(r'(?:calls|to_apply|body|branch_computations)=\{?(%[\w.%, -]+)')
+_LIMIT = re.compile(r's32\[\]\S* constant\((\d+)\)')
+_ROW = re.compile(r'^(\d+) (?:"(.*)"|\{(.*)\})$')
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+class Collective(NamedTuple):
+  """A collective operation of a program."""
+
+  kind: str  # such as 'all-reduce'
+  sizes: tuple[int, ...]  # elements of each result
+  bytes: int  # of all results
+  times: int  # in a run of the program
+  where: str  # 'file:line' of ours that causes it, or the operation's name
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """Numbers of a compiled program, for one device."""
+
+  arguments: int  # bytes, e.g. of a state and a batch
+  temporary: int  # bytes
+  flops: float  # by the compiler, which counts a loop's body once
+  collectives: tuple[Collective, ...]
+
+  def traffic(self, key: str = 'kind') -> dict[str, tuple[int, int]]:
+    """Returns (count, bytes) of the collectives by 'kind' or 'where'."""
+    found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+    for one in self.collectives:
+      entry = found[getattr(one, key)]
+      entry[0] += one.times
+      entry[1] += one.times * one.bytes
+    largest = sorted(found.items(), key=lambda item: -item[1][1])
+    return {name: (count, size) for name, (count, size) in largest}
+
+
+def inspect(compiled: Any) -> Program:
+  """Reads a compiled program (`jax.stages.Compiled`)."""
+  memory = compiled.memory_analysis()
+  return Program(
+    arguments=memory.argument_size_in_bytes,
+    temporary=memory.temp_size_in_bytes
+    # A donated state's memory is reused by the results.
+    + memory.output_size_in_bytes - memory.alias_size_in_bytes,
+    flops=float((compiled.cost_analysis() or {}).get('flops', math.nan)),
+    collectives=tuple(collectives(compiled.as_text())),
+  )  # fmt: skip
+
+
+def collectives(text: str) -> Iterator[Collective]:
+  """Yields the collectives of XLA's text of a program, in its order."""
+  frames, computations = _frames(text), _computations(text)
+  times, seen = _times(computations), set()
+  for name, lines in computations.items():
+    for line in lines:
+      match = _OPERATION.match(line)
+      kind = match and COLLECTIVE.fullmatch(match[2])
+      if not kind or not times.get(name):
+        continue
+      # Parts of one that runs beside other work share its channel.
+      channel = re.search(r'channel_id=(\d+)', line)
+      if channel and channel[1] in seen:
+        continue
+      seen.add(channel and channel[1])
+      shapes = [_size(*found) for found in _SHAPE.findall(match[1])]
+      if match[2].endswith('-start'):
+        shapes = shapes[len(shapes) // 2 :]  # operands come first
+      yield Collective(
+        kind=kind[1],
+        sizes=tuple(size for size, _ in shapes),
+        bytes=sum(size for _, size in shapes),
+        times=times[name],
+        where=_where(line, frames),
+      )
+
+
+def _size(dtype: str, bits: str, shape: str) -> tuple[int, int]:
+  """Returns the elements and bytes of an array."""
+  count = math.prod(int(number) for number in shape.split(',') if number)
+  return count, -(-count * int(bits or 8) // 8)
+
+
+def _computations(text: str) -> dict[str, list[str]]:
+  """Returns the lines of each computation; the program itself is ''."""
+  found: dict[str, list[str]] = {}
+  for line in text.splitlines():
+    if match := _COMPUTATION.match(line):
+      name = '' if line.startswith('ENTRY') else match[1]
+      found[name] = []
+    elif found and line.startswith(' '):
+      found[name].append(line)
+  return found
+
+
+def _times(computations: Mapping[str, list[str]]) -> dict[str, int]:
+  """Returns how often each computation runs; branches count as taken."""
+  times: dict[str, int] = {}
+
+  def visit(name: str, count: int) -> None:
+    times[name] = times.get(name, 0) + count
+    for line in computations.get(name, ()):
+      repeats = 1
+      if ' while(' in line:
+        condition = re.search(r'condition=%([\w.-]+)', line)
+        lines = computations.get(condition[1], ()) if condition else ()
+        limits = [int(n) for n in _LIMIT.findall('\n'.join(lines))]
+        repeats = max(limits, default=1)
+      for names in _CALLED.findall(line):
+        for called in re.findall(r'%([\w.-]+)', names):
+          visit(called, count * repeats)
+
+  visit('', 1)
+  return times
+
+
+def _frames(text: str) -> dict[str, dict[int, str]]:
+  """Returns the tables before the program: rows by number, by table."""
+  tables: dict[str, dict[int, str]] = {}
+  for line in text.splitlines():
+    if line in ('FileNames', 'FunctionNames', 'FileLocations', 'StackFrames'):
+      rows = tables[line] = {}
+    elif tables and (match := _ROW.match(line)):
+      rows[int(match[1])] = match[2] or match[3]
+    elif line.startswith(('%', 'ENTRY')):
+      break
+  return tables
+
+
+def _where(line: str, tables: Mapping[str, Mapping[int, str]]) -> str:
+  """Returns the innermost line of this checkout that led to an operation."""
+  frames = tables.get('StackFrames', {})
+  found = re.search(r'stack_frame_id=(\d+)', line)
+  number = int(found[1]) if found else 0
+  while number in frames:
+    place, parent = map(int, re.findall(r'=(\d+)', frames[number]))
+    fields = dict(re.findall(r'(\w+)=(\d+)', tables['FileLocations'][place]))
+    file = pathlib.Path(tables['FileNames'][int(fields['file_name_id'])])
+    if file.is_relative_to(_ROOT):
+      return f'{file.relative_to(_ROOT)}:{fields["line"]}'
+    number = parent - 1  # XLA prints the parent's number plus 1
+  name = re.search(r'op_name="([^"]*)"', line)
+  return name[1] if name else 'unknown'
