@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from adatape.bank import SharedNorm
 from adatape.reading import Reading, bank_drop, query_noise
 from adatape.tape import Tape, read
-from model_lib import flops
+from model_lib import blocks, flops
 from model_lib.layers import EncoderBlock, LayerNorm, Mlp, build, masked_mean
 from model_lib.row_random import RowKeys, fold_rows
 
@@ -127,11 +127,14 @@ class TapeEncoder(nn.Module):
     return x if self.pool == 'gap' else x[:, :1]
 
   def _blocks(self, x, valid, row_keys, indices, num_input_tokens=None):
-    for index in indices:
-      name = f'block_{index}'
-      keys = fold_rows(row_keys, name)
-      x = getattr(self, name)(x, valid, keys, num_input_tokens)
-    return x
+    names = [f'block_{index}' for index in indices]
+    return blocks.apply(
+      [getattr(self, name) for name in names],
+      x,
+      valid,
+      [fold_rows(row_keys, name) for name in names],
+      num_input_tokens=num_input_tokens,
+    )
 
   @nn.nowrap
   def flops(

@@ -64,6 +64,8 @@ def run(flags: Flags) -> int:
   batch = plan.batch_shapes(data.rows)
   shape = dict(plan.mesh.shape)
   print(f'{flags.topology}: {plan.mesh.size} chips as {shape}')
+  if plan.not_split:
+    print(f'warning: not split, as they do not divide: {plan.not_split}')
   done: set[Any] = set()
   for stage in plan.stages:
     key = stage.trainable, str(stage.model)

@@ -1,10 +1,12 @@
 """Layout of parameters and activations over the axes of a mesh.
 
 A logical axis name that is not in `LOGICAL_AXES` raises FieldError; Flax would
-silently replicate it. A dimension that the mesh does not divide is replicated.
+silently replicate it. A dimension that the mesh does not divide is replicated,
+with a warning.
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -67,10 +69,15 @@ def constrain(
   if mesh.empty or not nn.get_logical_axis_rules():
     return x
   spec: Any = nn.logical_to_mesh_axes(names)
-  fitting = [
-    name if size % _parts(axis, mesh) == 0 else None
-    for name, size, axis in zip(names, x.shape, spec, strict=True)
-  ]
+  fitting = []
+  for name, size, axis in zip(names, x.shape, spec, strict=True):
+    divides = size % _parts(axis, mesh) == 0
+    fitting.append(name if divides else None)
+    # Models are initialised with one row.
+    if not divides and name != 'batch':
+      parts = f'the {_parts(axis, mesh)} parts along {axis}'
+      text = f'{size} {name!r} of an activation are whole on every device: '
+      warnings.warn(f'{text}{parts} do not divide them', stacklevel=2)
   return nn.with_logical_constraint(x, tuple(fitting))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from annotated_types import Ge, Interval
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from model_lib import flops, row_random, sizes
+from model_lib import blocks, flops, row_random, sizes
 from model_lib.errors import FieldError, check_option
 from model_lib.layers import EncoderBlock, LayerNorm, build, pool_and_classify
 from model_lib.logical import constrain, partitioned, partitioned_dense
@@ -163,9 +163,10 @@ class Encoder(nn.Module):
     row_keys: RowKeys = None,
   ) -> Float[Array, 'B L D']:
     """Encodes the tokens; keys with mask 0 are never read."""
-    for index in range(self.depth):
-      keys = row_random.fold_rows(row_keys, f'block_{index}')
-      x = self.block(index)(x, mask, keys)
+    names = [f'block_{index}' for index in range(self.depth)]
+    stack = [self.block(index) for index in range(self.depth)]
+    keys = [row_random.fold_rows(row_keys, name) for name in names]
+    x = blocks.apply(stack, x, mask, keys)
     return LayerNorm(name='norm', dtype=self.dtype)(x)
 
   def block(self, index: int) -> EncoderBlock:

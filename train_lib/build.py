@@ -12,6 +12,7 @@ from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib import evaluator
+from model_lib import blocks
 from train_lib import optimizers, sharding, train_step
 from train_lib.stages import Stage, build_stages
 from train_lib.task import Task, build_task, model_errors
@@ -56,6 +57,7 @@ class Plan:
     sharding.check_batch_size(config, self.mesh, together)
     # Shapes, dtypes and shardings of a state.
     self.abstract: TrainState = sharding.abstract(boxed, self.mesh)
+    self.not_split = sharding.not_split(boxed.params, self.mesh)
     # Builds the step of a task; see `TrainSteps`.
     self.make_step = functools.partial(
       train_step.make_train_step, optimizer=self.optimizer, schedule=rate,
@@ -73,8 +75,13 @@ class Plan:
   def lower(self, stage: Stage, batch: Any) -> jax.stages.Lowered:
     """Lowers the step of a stage, without a teacher's parameters."""
     frozen = jax.eval_shape(self.task.init_frozen)
-    steps = TrainSteps(self.make_step, self.tasks, self.abstract, frozen)
-    return steps.lower(stage, batch)
+    return self.train_steps(frozen).lower(stage, batch)
+
+  def train_steps(self, frozen: Any) -> TrainSteps:
+    """Returns the steps of all stages; `frozen` may be shapes."""
+    chosen = blocks.Options(**self.config.blocks)
+    given = self.tasks, self.abstract, frozen, chosen
+    return TrainSteps(self.make_step, *given)
 
   def _initial(self) -> TrainState:
     seed, decay = self.config.seed, self.config.ema_decay
@@ -99,8 +106,7 @@ class Setup(Plan):
         name: build_evaluators(config.evals, task, self.mesh, config, workdir)
         for name, task in self.tasks.items()
       }
-    given = self.tasks, self.abstract, self.frozen
-    self.steps = TrainSteps(self.make_step, *given)
+    self.steps = self.train_steps(self.frozen)
     self.put = functools.partial(sharding.put_batch, mesh=self.mesh)
 
   def init(self) -> TrainState:

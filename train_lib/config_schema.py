@@ -18,6 +18,7 @@ from annotated_types import Interval, MinLen, Predicate
 from dataset_lib import builder, fields
 from dataset_lib.errors import ConfigError
 from eval_lib import evaluator
+from model_lib import blocks
 from train_lib.task import Task, with_model
 
 
@@ -163,6 +164,7 @@ class Run:
     str, MinLen(1), "the name of a split, e.g. 'train'"
   ] = 'train'
   mesh: Mesh
+  blocks: blocks.Options
   model: dict = dataclasses.field(default_factory=dict)
   loss: dict = dataclasses.field(default_factory=dict)
   dataset: dict = dataclasses.field(default_factory=dict)

@@ -174,6 +174,9 @@ def print_start(console: rich.console.Console, setup: Setup, step: int) -> None:
     lengths = ', '.join(map(str, info.length_buckets))
     rows['lengths'] = f'{lengths}; FLOPs are those of the longest'
   console.print(_table(rows))
+  if setup.not_split:
+    words = f'warning: not split, as they do not divide: {setup.not_split}'
+    console.print(words, style='red', markup=False)
   where = f'continues at step {step}' if step else 'starts'
   console.print(
     f'{config.task} {where}: {setup.total_steps} steps on {setup.mesh.size} of '

@@ -30,7 +30,7 @@ TOKENIZER = 'tokenizer.json'  # of a run on texts
 # values, up to rounding.
 HARMLESS = re.compile(
   r'log_every|tensorboard|num_micro|max_nonfinite_steps|'
-  r'(loader|checkpoint|evals|mesh|profile)\..*'
+  r'(loader|checkpoint|evals|mesh|profile|blocks)\..*'
 )
 Path = str | os.PathLike[str]
 # A lock of another host counts as held if the run's files changed in the last

@@ -91,12 +91,36 @@ def _split(leaf: Any, mesh: Mesh) -> PartitionSpec:
   # Factored optimizer statistics carry a parameter's names but have lower rank.
   if spec is None or len(spec) > len(shape):
     return PartitionSpec()
-  axes = []
-  for size, axis in zip(shape, spec, strict=False):
-    parts = (axis,) if isinstance(axis, str) else (axis or ())
-    divides = size % math.prod(mesh.shape[part] for part in parts) == 0
-    axes.append(axis if divides else None)
-  return PartitionSpec(*axes)
+  return PartitionSpec(*(
+    axis if size % _parts(axis, mesh) == 0 else None
+    for size, axis in zip(shape, spec, strict=False)
+  ))
+
+
+def _parts(axis: Any, mesh: Mesh) -> int:
+  """Returns the number of parts that an entry of a PartitionSpec makes."""
+  names = (axis,) if isinstance(axis, str) else (axis or ())
+  return math.prod(mesh.shape[name] for name in names)
+
+
+def not_split(boxed: Any, mesh: Mesh) -> list[str]:
+  """Names the dimensions of parameters that the mesh should split but cannot.
+
+  They are whole on every device, e.g. a head of 10 classes on 4 devices.
+  """
+  found: dict[str, list[str]] = {}
+  leaves = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=_is_boxed)
+  for path, leaf in leaves:
+    spec = nn.logical_to_mesh_axes(leaf.names, RULES) if _is_boxed(leaf) else ()
+    for size, axis in zip(unbox(leaf).shape, spec or (), strict=False):
+      if size % _parts(axis, mesh):
+        words = f'{size} of {axis}={_parts(axis, mesh)}'
+        name = jax.tree_util.keystr(path, simple=True, separator='/')
+        found.setdefault(words, []).append(name)
+  return [
+    f'{words} in {names[0]}' + f' and {len(names) - 1} more' * (len(names) > 1)
+    for words, names in found.items()
+  ]
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from eval_lib.metrics import Average, Leaf
+from model_lib import blocks
 from train_lib import sharding
 from train_lib.optimizers import path_name, trainable_mask
 from train_lib.stages import Stage
@@ -165,6 +166,7 @@ class TrainSteps:
   tasks: Mapping[str, Task]  # by stage name
   abstract: TrainState
   frozen: Any
+  options: blocks.Options = blocks.Options()
   _compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
   def get(self, stage: Stage, batch: Any) -> tuple[Any, float]:
@@ -187,7 +189,7 @@ class TrainSteps:
     step = self.make(self.tasks[stage.name], trainable=stage.trainable)
     step = jax.jit(step, donate_argnums=0, out_shardings=outputs)
     knobs = dict.fromkeys(stage.knobs, jax.ShapeDtypeStruct((), jnp.float32))
-    with nn.logical_axis_rules(sharding.RULES):
+    with nn.logical_axis_rules(sharding.RULES), blocks.options(self.options):
       return step.lower(self.abstract, self.frozen, batch, knobs)
 
 
