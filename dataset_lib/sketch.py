@@ -52,7 +52,10 @@ def sketch(config: Any, split: str, classes: int, examples: int) -> Sketch:
     'label': (info.label_shape, info.label_dtype),
   }
   if info.input_key == 'tokens':
-    rows |= {'token_types': (info.input_shape, 'int32'), 'length': ((), 'int32')}
+    rows |= {
+      'token_types': (info.input_shape, 'int32'),
+      'length': ((), 'int32'),
+    }
   if share := config.get('mask_share'):
     slots = (math.ceil(share * config['max_length']),)
     names = dict.fromkeys(('positions', 'labels', 'kind'), 'int32')

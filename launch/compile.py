@@ -18,7 +18,8 @@ import os
 import re
 import sys
 import time
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Predicate
 
@@ -47,12 +48,36 @@ class Flags:
   rows: Positive = flag('lines that are listed', 12)
 
 
+class Compiled(NamedTuple):
+  """The step of a stage, as a chip runs it."""
+
+  stage: str
+  program: Any  # `train_lib.compiled.Program`
+  seconds: float
+  processor_seconds: float
+
+
 def run(flags: Flags) -> int:
   """Compiles the step of each stage; prints tables."""
   config = command_line.load_config(flags.config, flags.overrides)
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # of this machine
-  import jax
+  plan, rows = plan_of(config, flags)
+  kind, shape = flags.topology, dict(plan.mesh.shape)
+  print(f'{kind}: {plan.mesh.size} chips as {shape}')
+  if plan.not_split:
+    print(f'warning: not split, as they do not divide: {plan.not_split}')
+  try:
+    for one in steps(plan, rows):
+      report(flags, plan, one)
+  except ValueError as error:  # of XLA, which says how much is used
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    _refuse(flags, plan, str(error))
+  return command_line.OK
 
+
+def plan_of(config: Any, flags: Flags) -> tuple[Any, Any]:
+  """Returns a run's plan for a topology, and shapes of a row of a batch."""
   from dataset_lib.sketch import sketch
   from train_lib.build import Plan
 
@@ -60,29 +85,27 @@ def run(flags: Flags) -> int:
     config.dataset, config.train_split, flags.classes, flags.examples
   )
   per_epoch = max(1, flags.examples // config.batch_size)
-  plan = Plan(config, data.info, per_epoch, devices_of(flags.topology))
-  batch = plan.batch_shapes(data.rows)
-  shape = dict(plan.mesh.shape)
-  print(f'{flags.topology}: {plan.mesh.size} chips as {shape}')
-  if plan.not_split:
-    print(f'warning: not split, as they do not divide: {plan.not_split}')
+  devices = devices_of(flags.topology)
+  return Plan(config, data.info, per_epoch, devices), data.rows
+
+
+def steps(plan: Any, rows: Any) -> Iterator[Compiled]:
+  """Compiles the steps that differ."""
+  import jax
+
+  from train_lib import compiled
+
   done: set[Any] = set()
   for stage in plan.stages:
-    key = stage.trainable, str(stage.model)
+    key = stage.trainable, str(stage.model), *stage.knobs
     if key in done:
       continue
     done.add(key)
     begin, processor = time.monotonic(), time.process_time()
-    try:
-      with jax.set_mesh(plan.mesh):
-        compiled = plan.lower(stage, batch).compile()
-    except jax.errors.JaxRuntimeError as error:
-      if 'RESOURCE_EXHAUSTED' not in str(error):
-        raise
-      _refuse(flags, plan, str(error))
+    with jax.set_mesh(plan.mesh):
+      found = plan.lower(stage, plan.batch_shapes(rows)).compile()
     seconds = time.monotonic() - begin, time.process_time() - processor
-    report(flags, plan, stage.name, compiled, seconds)
-  return command_line.OK
+    yield Compiled(stage.name, compiled.inspect(found), *seconds)
 
 
 def devices_of(topology: str) -> Any:
@@ -93,47 +116,48 @@ def devices_of(topology: str) -> Any:
   os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
   from jax.experimental import topologies
 
-  kind, _, chips = topology.partition(':')
   options = {}
-  if kind == 'v4' or kind == 'v5p':
+  if topology.startswith(('v4', 'v5p')):  # two cores are one device
     options['chip_config_name'] = 'megacore'
   try:
     found = topologies.get_topology_desc(topology, 'tpu', **options)
   except Exception as error:  # of libtpu, of several kinds
     expected = "a topology of libtpu, with pip install -e '.[tpu]'"
-    raise ConfigError('--topology', topology, f'{expected} ({error})') from error
+    raise ConfigError(
+      '--topology', topology, f'{expected} ({error})'
+    ) from error
   return found.devices
 
 
-def report(
-  flags: Flags, plan: Any, stage: str, compiled: Any, seconds: tuple[float, ...]
-) -> None:
+def report(flags: Flags, plan: Any, one: Compiled) -> None:
   """Prints memory, FLOPs and collectives of a chip."""
   from eval_lib.report import print_table
-  from train_lib import compiled as programs
 
-  program = programs.inspect(compiled)
-  limit = MEMORY[flags.topology.partition(':')[0]]
-  gib = (program.arguments + program.temporary) / 2**30
+  program, limit = one.program, MEMORY[flags.topology.partition(':')[0]]
+  used = (program.arguments + program.temporary) / 2**30
   formula = 3 * plan.task.flops() * plan.config.batch_size / plan.mesh.size
-  print_table(f'{stage}: one step of one chip', [
-    {'quantity': 'state and batch, GiB', 'value': program.arguments / 2**30},
-    {'quantity': 'temporary, GiB', 'value': program.temporary / 2**30},
-    {'quantity': f'memory, of {limit:g} GiB', 'value': gib},
-    {'quantity': 'TFLOP by formula', 'value': formula / 1e12},
-    {'quantity': 'TFLOP by compiler (loops once)', 'value': program.flops / 1e12},
-    {'quantity': 'compiling, s', 'value': seconds[0]},
-    {'quantity': 'compiling, s of processor time', 'value': seconds[1]},
+  values = {
+    'state and batch, GiB': program.arguments / 2**30,
+    'temporary, GiB': program.temporary / 2**30,
+    f'memory, of {limit:g} GiB': used,
+    'TFLOP by formula': formula / 1e12,
+    'TFLOP by compiler, loops once': program.flops / 1e12,
+    'compiling, s': one.seconds,
+    'compiling, s of processor time': one.processor_seconds,
+  }
+  print_table(f'{one.stage}: one step of one chip', [
+    {'quantity': name, 'value': f'{value:.4g}'}
+    for name, value in values.items()
   ])  # fmt: skip
   for key, title in (('kind', 'collectives'), ('where', 'their lines')):
     rows = [
-      {key: name, 'count': count, 'MB': size / 1e6}
+      {key: name, 'count': count, 'MB': f'{size / 1e6:.4g}'}
       for name, (count, size) in program.traffic(key).items()
     ]
     if rows:
       print_table(title, rows[: flags.rows])
-  if gib > limit:
-    _refuse(flags, plan, f'{gib:.1f} of {limit:g} GiB')
+  if used > limit:
+    _refuse(flags, plan, f'Used {used:.1f}G of {limit:g}G')
 
 
 def _refuse(flags: Flags, plan: Any, found: str) -> None:

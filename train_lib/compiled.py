@@ -1,4 +1,4 @@
-"""What a compiled program does: memory, FLOPs, and collectives with their cause.
+"""What a compiled program does: memory, FLOPs, collectives and their cause.
 
 XLA's text is the only place where all collectives stand, with their shapes and
 the Python lines that they come from. A loop's body is counted as often as its
@@ -19,9 +19,13 @@ COLLECTIVE = re.compile(
 )
 _COMPUTATION = re.compile(r'^(?:ENTRY )?%([\w.-]+) .*\{$')
 # `%name = (shapes) kind(operands), attributes`; a shape may have a layout.
-_OPERATION = re.compile(r'^ +(?:ROOT )?%[\w.-]+ = (.*?)(?<![\w])([a-z][\w-]*)\((.*)$')
+_OPERATION = re.compile(
+  r'^ +(?:ROOT )?%[\w.-]+ = (.*?)(?<![\w])([a-z][\w-]*)\((.*)$'
+)
 _SHAPE = re.compile(r'\b(pred|[a-z]+(\d+)(?:e\dm\d\w*)?)\[([\d,]*)\]')
-_CALLED = re.compile(r'(?:calls|to_apply|body|branch_computations)=\{?(%[\w.%, -]+)')
+_CALLED = re.compile(
+  r'(?:calls|to_apply|body|branch_computations)=\{?(%[\w.%, -]+)'
+)
 _LIMIT = re.compile(r's32\[\]\S* constant\((\d+)\)')
 _ROW = re.compile(r'^(\d+) (?:"(.*)"|\{(.*)\})$')
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -77,8 +81,8 @@ def collectives(text: str) -> Iterator[Collective]:
   for name, lines in computations.items():
     for line in lines:
       match = _OPERATION.match(line)
-      kind = match and COLLECTIVE.fullmatch(match[2])
-      if not kind or not times.get(name):
+      kind = COLLECTIVE.fullmatch(match[2]) if match else None
+      if match is None or kind is None or name not in times:
         continue
       # Parts of one that runs beside other work share its channel.
       channel = re.search(r'channel_id=(\d+)', line)

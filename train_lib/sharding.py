@@ -91,10 +91,12 @@ def _split(leaf: Any, mesh: Mesh) -> PartitionSpec:
   # Factored optimizer statistics carry a parameter's names but have lower rank.
   if spec is None or len(spec) > len(shape):
     return PartitionSpec()
-  return PartitionSpec(*(
-    axis if size % _parts(axis, mesh) == 0 else None
-    for size, axis in zip(shape, spec, strict=False)
-  ))
+  return PartitionSpec(
+    *(
+      axis if size % _parts(axis, mesh) == 0 else None
+      for size, axis in zip(shape, spec, strict=False)
+    )
+  )
 
 
 def _parts(axis: Any, mesh: Mesh) -> int:

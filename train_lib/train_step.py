@@ -166,7 +166,7 @@ class TrainSteps:
   tasks: Mapping[str, Task]  # by stage name
   abstract: TrainState
   frozen: Any
-  options: blocks.Options = blocks.Options()
+  options: blocks.Options = dataclasses.field(default_factory=blocks.Options)
   _compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
   def get(self, stage: Stage, batch: Any) -> tuple[Any, float]:

@@ -1,8 +1,6 @@
 """Collectives of a train step: those of a ViT; none of the reading."""
 
 import contextlib
-import math
-import re
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from adatape import tape
 from adatape.reading import Reading, bank_drop
 from tests.golden import adapter
+from train_lib import compiled
 from train_lib.build import Setup
-
-# An operation of the compiled program, with the shapes of its results.
-COLLECTIVE = re.compile(
-  r'= (.*?) ((?:ragged-)?all-[a-z-]+|reduce-scatter|collective-[a-z-]+)\('
-)
 
 
 def collectives(model):
@@ -32,12 +26,10 @@ def collectives(model):
     contextlib.closing(setup.dataset.batches()) as batches,
   ):
     batch = setup.put(next(batches))
-    text = setup.steps.get(setup.stages[0], batch)[0].as_text()
+    step = setup.steps.get(setup.stages[0], batch)[0]
   found = {}
-  for results, kind in COLLECTIVE.findall(text):
-    for shape in re.findall(r'[a-z]\w*\[([\d,]*)\]', results):
-      numbers = [int(number) for number in shape.split(',') if number]
-      found.setdefault(kind, []).append(math.prod(numbers))
+  for one in compiled.inspect(step).collectives:
+    found.setdefault(one.kind, []).extend(one.sizes)
   gradients = [leaf.size for leaf in jax.tree.leaves(setup.abstract.params)]
   if model != 'vit':
     # Scale and bias of the shared norm: the query's leading features apart.

@@ -1,0 +1,96 @@
+"""Steps compiled for TPUs that are not here; skipped without libtpu."""
+
+import importlib.util
+
+import pytest
+
+from launch import command_line
+from launch import compile as program
+
+HAS_TPU_COMPILER = importlib.util.find_spec('libtpu') is not None
+needs_compiler = pytest.mark.skipif(
+  not HAS_TPU_COMPILER, reason='libtpu is not installed (extra [tpu])'
+)
+DIGITS = '--config=configs/adatape/digits.py:model=learn'
+
+
+def refused(capsys, *arguments):
+  """(exit code, line on stderr) of a command that fails."""
+  with pytest.raises(SystemExit) as stop:
+    program.main(arguments)
+  return stop.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize('topology', ['v5e', 'v9:2x2', 'v5e:2', 'v5e:ax2'])
+def test_illegal_topologies(topology, capsys):
+  code, line = refused(capsys, DIGITS, f'--topology={topology}')
+  assert code == command_line.USAGE
+  assert '--topology: expected a topology such as v5e:4x4' in line
+
+
+@pytest.mark.skipif(HAS_TPU_COMPILER, reason='libtpu is installed')
+def test_without_libtpu_the_extra_is_named(capsys):
+  code, line = refused(capsys, DIGITS)
+  assert code == command_line.USAGE
+  assert "pip install -e '.[tpu]'" in line
+
+
+def compiled(topology, *overrides):
+  """(plan, program) of the digits."""
+  given = [DIGITS, f'--topology={topology}']
+  flags = program.main.parse([*given, *(f'--config.{o}' for o in overrides)])
+  config = command_line.load_config(flags.config, flags.overrides)
+  plan, rows = program.plan_of(config, flags)
+  [step] = program.steps(plan, rows)
+  return plan, step.program
+
+
+def parameter_bytes(plan):
+  import jax
+
+  leaves = jax.tree.leaves(plan.abstract.params)
+  return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+@needs_compiler
+@pytest.mark.nightly
+@pytest.mark.parametrize('mesh', ['data', 'fsdp'])
+def test_weak_scaling(mesh):
+  found = []
+  for chips, topology in ((4, 'v5e:2x2'), (16, 'v5e:4x4')):
+    sizes = [f'mesh.{name}={chips if name == mesh else 1}' for name in
+             ('data', 'fsdp')]  # fmt: skip
+    overrides = [*sizes, f'batch_size={8 * chips}', 'model.depth=2']
+    plan, one = compiled(topology, *overrides)
+    traffic = sum(size for _, size in one.traffic().values())
+    found.append((one.flops, traffic))
+    if mesh == 'fsdp':
+      assert traffic <= 3.1 * parameter_bytes(plan)
+  (flops, traffic), (more_flops, more_traffic) = found
+  assert more_flops == pytest.approx(flops, rel=0.02)
+  if mesh == 'data':
+    assert more_traffic == pytest.approx(traffic, rel=0.1)
+
+
+@needs_compiler
+@pytest.mark.nightly
+def test_the_report(capsys):
+  given = [DIGITS, '--topology=v5e:2x2', '--config.model.depth=2']
+  assert program.main([*given, '--config.mesh.tensor=4']) == command_line.OK
+  out = capsys.readouterr().out
+  assert "4 chips as {'data': 1, 'fsdp': 1, 'tensor': 4}" in out
+  assert "not split, as they do not divide: ['10 of tensor=4 in head" in out
+  for text in ('memory, of 16 GiB', 'all-reduce', 'model_lib/layers.py:'):
+    assert text in out
+
+
+@needs_compiler
+@pytest.mark.nightly
+def test_too_much_memory_is_refused_with_advice(capsys):
+  code, line = refused(
+    capsys, DIGITS, '--topology=v5e:2x2', '--config.batch_size=1048576',
+    '--config.model.width=1024',
+  )  # fmt: skip
+  assert code == command_line.MEMORY
+  assert '--config.num_micro=2' in line
+  assert '--config.mesh.fsdp=4' in line
