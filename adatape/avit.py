@@ -19,6 +19,7 @@ theirs the mean: at depth 12 their 1e-3 is a `prior_weight` of 2.7e-4.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -30,7 +31,7 @@ from jaxtyping import Array, Bool, Float
 
 from adatape.task import PonderClassification, flops_of_steps
 from eval_lib.metrics import Average
-from model_lib import halting, row_random
+from model_lib import blocks, halting, row_random
 from model_lib.layers import LayerNorm, build
 from model_lib.logical import constrain
 from model_lib.row_random import RowKeys
@@ -66,7 +67,10 @@ class HaltingEncoder(Encoder):
     run = compacted if saves else masked
     for index in range(self.depth):
       keys = row_random.fold_rows(row_keys, f'block_{index}')
-      x = run(self.block(index), x, state.running, keys)
+      block: Any = self.block(index)
+      if not saves:
+        block = functools.partial(blocks.call, block)
+      x = run(block, x, state.running, keys)
       gate = self.gamma * x[..., 0].astype(jnp.float32) + self.beta
       # By logarithms: a ratio of scores of 1e-33 (S) has no finite gradient.
       log_score = jnp.where(state.running, jax.nn.log_sigmoid(gate), LOG_ZERO)

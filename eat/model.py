@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from eat import pruning
 from eat.pruning import Tokens
 from eat.window_attention import window_attend, window_scores
-from model_lib import flops, row_random
+from model_lib import blocks, flops, row_random
 from model_lib.attention import KeysValues, attend
 from model_lib.bert import Activation, Pooler, TextEncoder, valid_tokens
 from model_lib.errors import FieldError
@@ -192,7 +192,8 @@ class EatClassifier(TextEncoder, kw_only=True):
     for layer in range(first, last + 1):
       keys = row_random.fold_rows(row_keys, f'block_{layer - 1}')
       prunes = layer in self.prune_layers and sizes != ()
-      out = self.block[layer - 1](
+      out = blocks.call(
+        self.block[layer - 1],
         tokens.x,
         valid_tokens(tokens.x, tokens.length),
         keys,

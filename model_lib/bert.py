@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from annotated_types import Interval, Predicate
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from model_lib import flops, row_random, sizes
+from model_lib import blocks, flops, row_random, sizes
 from model_lib.attention import Attended, KeysValues, MultiHeadAttention, attend
 from model_lib.errors import FieldError
 from model_lib.layers import (
@@ -249,10 +249,9 @@ class BertClassifier(TextEncoder, kw_only=True):
     """Returns the states after the last block."""
     x = self.embeddings(tokens, token_types, row_keys)
     mask = valid_tokens(tokens, length)
-    for index, block in enumerate(self.block):
-      keys = row_random.fold_rows(row_keys, f'block_{index}')
-      x = block(x, mask, keys).x
-    return x
+    names = [f'block_{index}' for index in range(self.depth)]
+    keys = [row_random.fold_rows(row_keys, name) for name in names]
+    return blocks.apply(self.block, x, mask, keys, lambda out: out.x)
 
   @nn.nowrap
   def flops(self, input_shape: tuple[int, ...]) -> float:

@@ -9,7 +9,7 @@ program, which costs a copy of the blocks' parameters in the compute type.
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -28,14 +28,13 @@ POLICIES: dict[str, Any] = {
 class Options:
   """How blocks are compiled."""
 
-  # XLA then compiles one block instead of each: a fraction of the time.
-  scan: bool = False
+  scan: bool = False  # blocks of equal shape that follow each other
   # Of a block, kept for its gradient: all; matrix products; only its input.
   remat: Remat = 'none'
 
 
-PLAIN = Options()
-_OPTIONS = contextvars.ContextVar('blocks', default=PLAIN)
+_PLAIN = Options()
+_OPTIONS = contextvars.ContextVar('blocks', default=_PLAIN)
 
 
 @contextlib.contextmanager
@@ -48,36 +47,48 @@ def options(chosen: Options) -> Iterator[None]:
     _OPTIONS.reset(token)
 
 
+def again(function: Callable[..., Any], in_scan: bool = False) -> Any:
+  """Returns a pure function that is computed again where the options say so."""
+  policy = POLICIES.get(_OPTIONS.get().remat)
+  if policy is None:
+    return function
+  return jax.checkpoint(function, policy=policy, prevent_cse=not in_scan)
+
+
+def call(block: nn.Module, *args: Any, **fixed: Any) -> Any:
+  """Returns `block(*args, **fixed)`, computed again for the gradient."""
+  if _OPTIONS.get().remat == 'none' or block.is_initializing():
+    return block(*args, **fixed)
+  # Linen modules must not be called inside a JAX transformation.
+  pure, variables = block.unbind()
+  run = again(lambda *given: pure.apply(*given, **fixed))
+  return run(variables, *args)
+
+
 def apply(
   blocks: Sequence[nn.Module],
   x: Any,
   mask: Any,
   keys: Sequence[Any],
+  result: Callable[[Any], Any] = lambda x: x,
   **fixed: Any,
 ) -> Any:
-  """Returns `x = block(x, mask, key, **fixed)` of one block after the other.
+  """Returns `x = result(block(x, mask, key, **fixed))` of all blocks in turn.
 
   The blocks are equal but for their parameters; `keys` has one entry for each
   block, arrays or None.
   """
-  chosen = _OPTIONS.get()
-  if len(blocks) < 2 or chosen == PLAIN or blocks[0].is_initializing():
+  scan = _OPTIONS.get().scan and len(blocks) > 1
+  if not scan or blocks[0].is_initializing():
     for block, key in zip(blocks, keys, strict=True):
-      x = block(x, mask, key, **fixed)
+      x = result(call(block, x, mask, key, **fixed))
     return x
-  # Linen modules must not be called inside a JAX transformation.
   pure = blocks[0].unbind()[0]
-  variables = [dict(block.variables) for block in blocks]
 
   def body(x: Any, given: Any) -> tuple[Any, None]:
-    return pure.apply(given[0], x, mask, given[1], **fixed), None
+    variables, key = given
+    return result(pure.apply(variables, x, mask, key, **fixed)), None
 
-  if policy := POLICIES.get(chosen.remat):
-    body = jax.checkpoint(body, policy=policy, prevent_cse=not chosen.scan)
-  pairs = [*zip(variables, keys, strict=True)]
-  if chosen.scan:
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pairs)
-    return jax.lax.scan(body, x, stacked)[0]
-  for pair in pairs:
-    x = body(x, pair)[0]
-  return x
+  pairs = [(dict(b.variables), k) for b, k in zip(blocks, keys, strict=True)]
+  stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pairs)
+  return jax.lax.scan(again(body, in_scan=True), x, stacked)[0]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool
 
-from model_lib import halting
+from model_lib import blocks, halting
 from model_lib.errors import FieldError
 from model_lib.halting import Halting, Rule
 
@@ -106,7 +106,7 @@ def scan_steps(
   """Scans `body(carry, n)` over the steps, rematerialised; see `ponder`."""
   steps = jnp.arange(max_steps)
   if not remat_chunk:
-    return jax.lax.scan(body, carry, steps)
+    return jax.lax.scan(blocks.again(body, in_scan=True), carry, steps)
   if remat_chunk < 0 or max_steps % remat_chunk:
     expected = f'0 or a divisor of {max_steps}, as {balanced_chunk(max_steps)}'
     raise FieldError('remat_chunk', remat_chunk, expected)
@@ -129,7 +129,7 @@ def _unrolled(body, carry, max_steps, dynamic):
   for n in range(max_steps):
     run = functools.partial(lambda n, carry: body(carry, n)[0], n)
     if not dynamic:
-      carry = run(carry)
+      carry = blocks.again(run)(carry)
       continue
     running = carry[2].running.any()
     carry = jax.lax.cond(running, run, lambda carry: carry, carry)

@@ -70,6 +70,7 @@ SMALLER = (
   (r'launch\.train.*pretrain\.py', f'{RUN} {STEPS}'),
   (r'launch\.train.*albert_act', f'{RUN} {TEXT} {FEW}'),
   (r'launch\.prepare_corpus', '--vocab_size=26 --processes=1'),
+  (r'launch\.compile', None),  # minutes, and needs libtpu
   (r'launch\.analyze', '--rows=8'),
   (r'benchmark cost', '--table=6 --rows=ViT-Ti/16 --batch=1 --rounds=1'),
   (r'benchmark adatape', '--variant=Ti/16 --batch=1 --rounds=1'),

@@ -90,7 +90,9 @@ def collectives(text: str) -> Iterator[Collective]:
         continue
       seen.add(channel and channel[1])
       shapes = [_size(*found) for found in _SHAPE.findall(match[1])]
-      if match[2].endswith('-start'):
+      if match[2] == 'collective-permute-start':
+        shapes = shapes[1:2]  # operand, result, two counters
+      elif match[2].endswith('-start'):
         shapes = shapes[len(shapes) // 2 :]  # operands come first
       yield Collective(
         kind=kind[1],

@@ -77,9 +77,12 @@ TEXT = """HloModule test
 ENTRY %main (p: f32[8]) -> f32[8] {
   %w = f32[8]{0} while(%p), condition=%done, body=%body
   %r = (f32[3,2]{1,0}, pred[]) all-reduce(%w, %q), channel_id=4, to_apply=%sum
-  ROOT %b = f32[8]{0} collective-permute(%w), metadata={op_name="jit(f)/a"}
+  %s = (f32[8], f32[8], u32[], u32[]) collective-permute-start(%w), NAME
+  ROOT %b = f32[8]{0} collective-permute-done(%s)
 }
 """
+
+TEXT = TEXT.replace('NAME', 'metadata={op_name="jit(f)/a"}')
 
 
 def test_a_program_by_hand():
