@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from dataset_lib import errors, tfds
+from dataset_lib import data_files, errors, tfds
 from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 
 Advance = Callable[[int], object]  # called with bytes on disk that are done
@@ -205,6 +205,7 @@ def _find(name: str, faults: Faults) -> list[Any]:
   for found in sorted(path.rglob('*')):
     if not os.path.isdir(found):
       if found.name.endswith(SUFFIXES):
+        data_files.check_inside(found, path)
         files.append(found)
       else:
         faults.count('other_file', found)

@@ -16,6 +16,7 @@ import numpy as np
 from absl import logging
 from annotated_types import Len, Predicate
 
+from dataset_lib import data_files
 from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib.image_ops import ImageOptions
 from dataset_lib.source import DEFAULT_BAD_SHARE, BadShare
@@ -59,7 +60,7 @@ class ImageFolder(ImageOptions):
         f'{self._folder} has classes that {splits[TRAIN]} lacks: '
         f'{", ".join(unknown[:5])}; give both splits the same class folders'
       )
-    files = [e for e in self._entries(self._folder) if not e.is_dir()]
+    files = [e for e in self._entries(self._folder) if not _is_folder(e)]
     if stray := [file.path for file in files if _is_image(file)]:
       raise InvalidDataError(f'{stray[0]} lies in no class folder; {LAYOUT}')
     images = {name: self._images(path) for name, path in present.items()}
@@ -72,11 +73,11 @@ class ImageFolder(ImageOptions):
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': file contents, 'label'}; BadRecord if unreadable."""
-    path = pathlib.Path(self.where(index))
+    path = self.where(index)
     try:
-      image = path.read_bytes()
+      image = data_files.read_bytes(path)
     except OSError as error:
-      raise BadRecord('unreadable', str(path), str(error)) from error
+      raise BadRecord('unreadable', path, str(error)) from error
     return {'image': image, 'label': int(self._labels[index])}
 
   def where(self, index: int) -> str:
@@ -89,7 +90,7 @@ class ImageFolder(ImageOptions):
     entries = self._entries(folder)
     images = [entry.name for entry in entries if _is_image(entry)]
     others = [entry for entry in entries if not _is_image(entry)]
-    if nested := [entry.path for entry in others if entry.is_dir()]:
+    if nested := [entry.path for entry in others if _is_folder(entry)]:
       words = f'is a folder inside a class folder; {LAYOUT}'
       raise InvalidDataError(f'{nested[0]} {words}')
     if not images:
@@ -104,7 +105,7 @@ class ImageFolder(ImageOptions):
 
   def _folders(self, folder: pathlib.Path | str) -> dict[str, str]:
     entries = self._entries(folder)
-    return {entry.name: entry.path for entry in entries if entry.is_dir()}
+    return {entry.name: entry.path for entry in entries if _is_folder(entry)}
 
   def _entries(self, folder: pathlib.Path | str) -> list[os.DirEntry[str]]:
     """Returns visible entries by name; refuses links out of the root."""
@@ -112,13 +113,15 @@ class ImageFolder(ImageOptions):
       entries = [entry for entry in found if entry.name[0] != '.']
     links = [entry.path for entry in entries if entry.is_symlink()]
     for path in (folder, *links):
-      target = pathlib.Path(path).resolve()
-      if not target.is_relative_to(self._root):
-        raise InvalidDataError(
-          f'{path} links to {target}, outside of {self._root}; copy the data, '
-          'or give the folder it lies in as root'
-        )
+      data_files.check_inside(path, self._root)
     return sorted(entries, key=lambda entry: entry.name)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+  try:
+    return entry.is_dir()
+  except OSError:  # a link to itself
+    return False
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:

@@ -42,6 +42,9 @@ cv2.setNumThreads(0)
 CENTRAL_SHARE = 224 / 256  # side of the evaluation crop, as is customary
 CROP_ATTEMPTS = 10
 CROP_RATIOS = (3 / 4, 4 / 3)
+# Of an image file: Pillow's own limit, 256 MiB as RGB.
+MAX_PIXELS = 2**28 // 3
+_BOMBS = PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning
 GREY = (128, 128, 128)  # of pixels from outside of the image
 _THRESHOLD = 128  # of solarize_add, which brightens darker pixels
 _TRANSLATE, _CUTOUT = 100 / 224, 40 / 224  # shares of the image at magnitude 10
@@ -152,7 +155,7 @@ class ImageOptions:
     top, left, height, width = inception_box(*size, rng, self.min_crop_area)
     if isinstance(image, bytes):
       by = _reduction(height, width, self.image_size)
-      image = decode(image, by)
+      image = decode(image, by, size)
       expected = -(-size[0] // by), -(-size[1] // by)
       message = 'JPEG header and pixels disagree'
       require(image.shape[:2] == expected, 'undecodable', message)
@@ -164,12 +167,15 @@ class ImageOptions:
     return resize(crop, self.image_size, self.image_size)
 
 
-def decode(data: bytes, reduction: int = 1) -> Image:
+def decode(
+  data: bytes, reduction: int = 1, size: tuple[int, int] | None = None
+) -> Image:
   """Decodes a JPEG, PNG, WebP or BMP file to RGB, upright by its EXIF tag.
 
   Greyscale is repeated over the channels, CMYK converted, 16 bits scaled to 8,
   an alpha channel dropped. A JPEG is decoded at 1 / `reduction` of its size.
-  Raises BadRecord if it is empty, truncated, or not an image.
+  `size` is (height, width) if known. Raises BadRecord if it is empty,
+  truncated, not an image, or has more than `MAX_PIXELS`.
   """
   require(data, 'empty', 'the file has no bytes')
   # Bytes after the end are legal, and an embedded thumbnail has its own end
@@ -177,6 +183,10 @@ def decode(data: bytes, reduction: int = 1) -> Image:
   is_odd = data.startswith(_JPEG_START) and not data.endswith(_JPEG_END)
   is_cut = is_odd and data.rfind(_JPEG_END) <= data.rfind(_JPEG_SCAN)
   require(not is_cut, 'truncated', f'JPEG ends early, at {len(data)} bytes')
+  # OpenCV allocates up to 3 GiB for what the header says.
+  height, width = size or _header_size(data)
+  message = f'{height} x {width} pixels, more than {MAX_PIXELS}'
+  require(height * width <= MAX_PIXELS, 'too_many_pixels', message)
   try:
     image = cv2.imdecode(np.frombuffer(data, np.uint8), _FLAGS[reduction])
   except cv2.error as error:
@@ -185,6 +195,19 @@ def decode(data: bytes, reduction: int = 1) -> Image:
     message = f'no image OpenCV can decode, begins {data[:8]!r}'
     raise BadRecord('undecodable', '', message)
   return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
+
+
+def _header_size(data: bytes) -> tuple[int, int]:
+  """Returns (height, width) before EXIF rotation; decodes no pixels."""
+  is_jpeg = data.startswith(_JPEG_START)
+  try:
+    image = (JpegImageFile if is_jpeg else PIL.Image.open)(io.BytesIO(data))
+  except _BOMBS as error:
+    raise BadRecord('too_many_pixels', '', str(error)) from error
+  except Exception as error:  # Pillow raises nothing narrower
+    message = f'no image Pillow can read, begins {data[:8]!r}'
+    raise BadRecord('undecodable', '', message) from error
+  return image.size[::-1]
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:

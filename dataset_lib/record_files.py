@@ -22,6 +22,7 @@ import filelock
 import numpy as np
 from jaxtyping import Int64
 
+from dataset_lib import data_files
 from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 
 Kind = Literal['array_record', 'tfrecord']
@@ -74,6 +75,8 @@ class RecordFiles:
     """Returns a record; raises BadRecord if it cannot be read."""
     try:
       return self._read(index)
+    except BadRecord:
+      raise
     except (OSError, RuntimeError, ValueError, IndexError) as error:
       raise BadRecord('unreadable', self.where(index), str(error)) from error
 
@@ -111,6 +114,7 @@ def _read_row(file: str, index: pathlib.Path, row: int) -> bytes | None:
     header = opened.read(_HEADER.size)
     if header and header[:8] != size.to_bytes(8, 'little', signed=True):
       return None
+    data_files.check_size(size)
     data = opened.read(size)
   if len(data) != size:
     raise OSError(f'cut short: expected {size} bytes, got {len(data)}')
@@ -171,10 +175,8 @@ def tfrecord_index(
 
 
 def _index_path(file: str) -> pathlib.Path:
-  cache = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
   name = hashlib.sha256(os.path.realpath(file).encode()).hexdigest()[:32]
-  folder = pathlib.Path(cache).expanduser() / 'adaptive_computation/offsets'
-  return folder / name
+  return data_files.cache_folder('offsets') / name
 
 
 def _is_index(

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import gzip
+import io
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Interval, Len, Predicate
 
-from dataset_lib import source, tokenizer
+from dataset_lib import data_files, source, tokenizer
 from dataset_lib.errors import BadRecord, InvalidDataError
 from dataset_lib.order import record_rng
 from dataset_lib.source import DatasetInfo, TokenSource, require
@@ -25,6 +26,7 @@ from dataset_lib.source import DatasetInfo, TokenSource, require
 MAX_SCORE = 5.0  # of STS-B
 DEFAULT_BUCKETS = (32, 64, 128)
 MIN_LENGTH, MAX_LENGTH = tokenizer.MIN_LENGTH, 65536
+MAX_TEXT, MAX_LINES = 2**29, 10**7  # bytes and lines of a file, unpacked
 _SUBSET_SEED = 0
 
 Line = tuple[int, bytes]  # its number in the file, from 1
@@ -121,14 +123,23 @@ def decoded(text: bytes) -> str:
 
 
 def read_lines(path: Path) -> list[Line]:
-  """Reads lines, plain or gzip; InvalidDataError if damaged or empty."""
-  data = path.read_bytes()
-  if path.suffix == '.gz':
-    try:
-      data = gzip.decompress(data)
-    except (EOFError, OSError, zlib.error) as error:
-      message = f'{path} is damaged or cut short, copy it again: {error}'
-      raise InvalidDataError(message) from error
+  """Reads lines, plain or gzip; InvalidDataError if damaged or empty.
+
+  Also if it has more than `MAX_TEXT` bytes, unpacked, or `MAX_LINES` lines.
+  """
+  limits = f'at most {MAX_TEXT} bytes, unpacked, and {MAX_LINES} lines'
+  try:
+    data = data_files.read_bytes(path, MAX_TEXT)
+    if path.suffix == '.gz':
+      with gzip.open(io.BytesIO(data)) as file:
+        data = file.read(MAX_TEXT + 1)
+  except BadRecord as bad:
+    raise InvalidDataError(f'{path}: {bad.message}') from bad
+  except (EOFError, OSError, zlib.error) as error:
+    message = f'{path} is damaged or cut short, copy it again: {error}'
+    raise InvalidDataError(message) from error
+  if len(data) > MAX_TEXT or data.count(b'\n') > MAX_LINES:
+    raise InvalidDataError(f'{path}: expected {limits}, got more; split it')
   if not data.strip():
     raise InvalidDataError(f'{path} is empty; copy it again')
   lines = data.removeprefix(b'\xef\xbb\xbf').split(b'\n')

@@ -7,6 +7,7 @@ Splits are 'train', 'validation' (or 'dev'), 'test', for MNLI also
 import contextlib
 import dataclasses
 import functools
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Len, Predicate
 
-from dataset_lib import errors, text_rows, tfds
+from dataset_lib import data_files, errors, text_rows, tfds
 from dataset_lib.errors import BadRecord, ConfigError, InvalidDataError
 from dataset_lib.source import PART_WORDS, parts, require
 from dataset_lib.text_rows import LabelledTexts, TextFile, TextTask, decoded
@@ -86,6 +87,7 @@ def _find(
       f'{" or ".join(map(str, folders))}; without a validation split take '
       'parts, train[:90%] and train[90%:]'
     )
+  data_files.check_inside(path, os.path.commonpath(folders))
   return path
 
 

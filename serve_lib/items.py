@@ -6,7 +6,6 @@ A reader turns one item into arrays (`read`) and rows of arrays into a batch
 
 import dataclasses
 import os
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -14,12 +13,12 @@ import numpy as np
 from annotated_types import Interval
 from jaxtyping import Int, UInt8
 
+from dataset_lib import data_files
 from dataset_lib.errors import BadRecord
 from dataset_lib.source import pad_rows
 from dataset_lib.tokenizer import Tokenizer
 from serve_lib.chain import Encoded, InputError
 
-MAX_FILE = 2**28  # bytes of an image file
 _WRONG_NUMBER = {
   1: 'none, got a second text; the model was trained on single texts',
   2: 'a second text, got none; the model was trained on pairs: '
@@ -73,9 +72,7 @@ def images(
   def convert(value: Any) -> np.ndarray:
     try:
       if isinstance(value, (str, os.PathLike)):
-        if os.path.getsize(value) > MAX_FILE:
-          raise ValueError(f'more than {MAX_FILE} bytes')
-        value = pathlib.Path(value).read_bytes()
+        value = data_files.read_bytes(value)
       if not isinstance(value, (bytes, np.ndarray)):
         raise ValueError(type(value).__name__)
       return prepare(value)

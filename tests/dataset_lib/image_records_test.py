@@ -119,7 +119,7 @@ def test_one_label_a_row(tmp_path, images):
     ((b'', [1], 'image/label'), "no feature 'image/class/label', but image/"),
     ((b'', [1], 'image/class/label', 2), 'expected 1 image, got 2'),
     (None, 'unparsable'),
-    ((b'no image', [1]), 'no image OpenCV can decode'),
+    ((b'no image', [1]), 'no image Pillow can read'),
   ],
 )
 def test_a_bad_record_is_named(tmp_path, images, record, words):

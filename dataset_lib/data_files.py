@@ -1,0 +1,54 @@
+"""Files of data sets, which others have written: regular, bounded, inside."""
+
+import os
+import pathlib
+import stat
+
+from dataset_lib.errors import BadRecord, InvalidDataError
+
+Path = str | os.PathLike[str]
+
+MAX_BYTES = 2**26  # of a file with one image, or of one record
+
+
+def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
+  """Reads a regular file of at most `limit` bytes.
+
+  Raises BadRecord 'not_a_file' for a pipe, folder or device and 'too_large' for
+  more bytes, before it reads; OSError if the file cannot be opened.
+  """
+  # Without O_NONBLOCK, opening a pipe waits for its writer.
+  descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+  # A descriptor of a folder cannot be passed to `open`.
+  try:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+      raise BadRecord('not_a_file', str(path), 'not a regular file')
+    check_size(found.st_size, limit, str(path))
+    with open(descriptor, 'rb', closefd=False) as file:
+      return file.read(found.st_size)
+  finally:
+    os.close(descriptor)
+
+
+def check_size(size: int, limit: int = MAX_BYTES, where: str = '') -> None:
+  """Raises BadRecord 'too_large' if `size` is more than `limit` bytes."""
+  if size > limit:
+    message = f'expected at most {limit} bytes, got {size}'
+    raise BadRecord('too_large', where, message)
+
+
+def check_inside(path: Path, root: Path) -> None:
+  """Raises InvalidDataError if a link leads from `path` out of `root`."""
+  target, real_root = (pathlib.Path(os.path.realpath(p)) for p in (path, root))
+  if not target.is_relative_to(real_root):
+    raise InvalidDataError(
+      f'{path} links to {target}, outside of {real_root}; copy the data, or '
+      'give the folder it lies in'
+    )
+
+
+def cache_folder(name: str) -> pathlib.Path:
+  """Returns a folder of the user's cache, which may not exist yet."""
+  cache = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+  return pathlib.Path(cache).expanduser() / 'adaptive_computation' / name
