@@ -32,7 +32,7 @@ from launch import command_line
 from launch.command_line import Count, Sizes
 
 MAX_LINE = 2**24  # bytes, without the newline
-CACHE = 'compilation_cache'  # in the workdir
+CACHE = 'programs'  # in the user's cache folder
 MAX_THREADS = 16  # programs compiled at a time; each takes memory
 
 
@@ -57,7 +57,7 @@ class Flags(command_line.RunFlags):
   )
   compilation_cache: str = flag(
     'compiled programs, which the next start runs: keep it private; or none '
-    f'(default: {CACHE} in the workdir)',
+    '(default: in the cache folder of the user)',
     '',
     'DIRECTORY',
   )
@@ -103,7 +103,7 @@ def build_engine(flags: Flags) -> Any:
   )
   for warning in policy.warnings:
     _log(f'warning: {warning}')
-  cache = cache_directory(flags.compilation_cache, flags.workdir)
+  cache = cache_directory(flags.compilation_cache)
   engine = Engine(
     chain,
     policy,
@@ -120,15 +120,17 @@ def build_engine(flags: Flags) -> Any:
   return engine
 
 
-def cache_directory(flag: str, workdir: str) -> str:
+def cache_directory(flag: str) -> str:
   """Returns the directory of the compiled programs; '' for none.
 
-  The one in the workdir is used only if no other user can write to it, because
-  its content is executed.
+  Its content is executed. So it is not in the workdir, which may come from
+  others, and the default is used only if no other user can write to it.
   """
+  from dataset_lib import data_files
+
   if flag:
     return '' if flag == 'none' else flag
-  path = os.path.join(workdir, CACHE)
+  path = data_files.cache_folder(CACHE)
   try:
     os.makedirs(path, 0o700, exist_ok=True)
     found = os.lstat(path)
@@ -138,7 +140,7 @@ def cache_directory(flag: str, workdir: str) -> str:
   if not stat.S_ISDIR(found.st_mode) or others_write:
     return ''
   is_own = found.st_uid == os.getuid() and os.access(path, os.W_OK | os.X_OK)
-  return path if is_own else ''
+  return str(path) if is_own else ''
 
 
 def read_lines(file: BinaryIO) -> Iterator[tuple[Any, Any]]:

@@ -171,7 +171,9 @@ def workdir(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_flags_reach_the_engine(workdir, capsys):
+def test_the_flags_reach_the_engine(workdir, tmp_path, monkeypatch, capsys):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  before = sorted(workdir.rglob('*'))
   flags = predict.main.parse([
     f'--workdir={workdir}', '--batches=1', '--lengths=12', '--max_pending=7',
     '--max_pool_bytes=99999', '--serve=rule=margin,tau=0.25',
@@ -183,38 +185,39 @@ def test_the_flags_reach_the_engine(workdir, capsys):
     assert engine._policy.rule.tau == 0.25
     (answer,) = engine.predict([' '.join(['film'] * 14)])
   assert answer.truncated
-  cache = workdir / predict.CACHE
+  cache = tmp_path / 'adaptive_computation' / predict.CACHE
   assert any(cache.iterdir())
+  assert sorted(workdir.rglob('*')) == before
   assert f'kept in {cache}' in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_where_compiled_programs_are_kept(tmp_path, monkeypatch):
-  workdir, path = str(tmp_path), tmp_path / predict.CACHE
-
-  def place(flag=''):
-    return predict.cache_directory(flag, workdir)
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  path = tmp_path / 'adaptive_computation' / predict.CACHE
+  place = predict.cache_directory
 
   assert place('none') == ''
   assert place('/elsewhere') == '/elsewhere'
   assert not any(tmp_path.iterdir())
   for _ in range(2):  # made, and found
-    assert place() == str(path)
+    assert place('') == str(path)
   assert stat.S_IMODE(path.stat().st_mode) == 0o700
   another_user = os.geteuid() + 1
   for function, found in (('access', False), ('getuid', another_user)):
     with monkeypatch.context() as patch:
       patch.setattr(os, function, lambda *_, found=found: found)
-      assert place() == ''
+      assert place('') == ''
   for mode in (0o770, 0o702, 0o777):
     path.chmod(mode)
-    assert place() == ''
+    assert place('') == ''
   path.rmdir()
   path.symlink_to(tmp_path)
-  assert place() == ''
+  assert place('') == ''
   path.unlink()
   path.touch()
-  assert place() == ''
-  assert predict.cache_directory('', str(path)) == ''  # cannot be made
+  assert place('') == ''
+  monkeypatch.setenv('XDG_CACHE_HOME', str(path))  # cannot be made
+  assert place('') == ''
 
 
 @pytest.mark.slow
@@ -225,4 +228,3 @@ def test_runs_that_are_not_served_are_refused(tmp_path_factory, refused):
   ):
     run = tiny_albert.made(tmp_path_factory, *arguments)
     refused(predict.main, [f'--workdir={run}'], words)
-    assert not (run / predict.CACHE).exists()
