@@ -80,6 +80,7 @@ class Engine:
       target=self._worker.run, name='serve_lib engine', daemon=True
     )
     self._warm_up: Any = None
+    self._local = threading.local()  # `encodes` is True within `encode`
 
   def __enter__(self) -> 'Engine':
     self.warm_up()
@@ -194,11 +195,17 @@ class Engine:
         f'engine.{method}: expected several items, as in a list, got one '
         f'{type(items).__name__}; submit(item) takes one'
       )
-    if threading.current_thread() is self._thread:
+    if self._blocks_itself():
       raise RuntimeError(
-        f'engine.{method}: called in a callback, by the thread that answers; '
-        'it would block itself: use submit()'
+        f'engine.{method}: called in a callback, by the thread that answers, '
+        'or within encode, which holds the room of its item; it would block '
+        'itself: use submit()'
       )
+
+  def _blocks_itself(self) -> bool:
+    """Returns True in a thread that others need in order to free room."""
+    is_worker = threading.current_thread() is self._thread
+    return is_worker or getattr(self._local, 'encodes', False)
 
   def _admit(
     self, items: Sequence[Any], timeout: float | None = None
@@ -209,8 +216,8 @@ class Engine:
         'the engine has not compiled its programs: call warm_up() first, or '
         "use it as a context ('with Engine(...) as engine')"
       )
-    if threading.current_thread() is self._thread:
-      timeout = 0.0  # a callback: only this thread frees room
+    if self._blocks_itself():
+      timeout = 0.0
     futures: list[concurrent.futures.Future] = []
     announced = 0
     try:
@@ -243,6 +250,8 @@ class Engine:
   def _encode(self, item: Any, future: concurrent.futures.Future) -> Row | None:
     """Returns the row of an item; None if it is answered with a failure."""
     now, handled = time.monotonic(), sys.exception()
+    outer = getattr(self._local, 'encodes', False)
+    self._local.encodes = True
     try:
       encoded = self._policy.encode(item)
       variants = self._programs.chain.variants
@@ -257,6 +266,8 @@ class Engine:
       self.monitor.record_failure('encode')
       future.set_result(Failure.of(error, 'encode', handled))
       return None
+    finally:
+      self._local.encodes = outer
 
 
 def _finish(requests: RequestQueue, thread: threading.Thread) -> None:
