@@ -71,6 +71,22 @@ def test_inputs_that_are_no_arrays_fail_alone(monkeypatch):
     check_all([GOOD] * 2, engine.predict([GOOD, LEAVES]), {1: 'encode'})
 
 
+def test_predict_within_encode_fails_its_item(monkeypatch):
+  """It would wait for the room that its own item holds."""
+  with faulty(max_pending=1) as engine:
+    encode = engine._policy.encode
+
+    def asks_again(item):
+      if item == LEAVES:
+        engine.predict([GOOD])
+      return encode(item)
+
+    monkeypatch.setattr(engine._policy, 'encode', asks_again)
+    answers = engine.predict([LEAVES, GOOD])
+    check_all([LEAVES, GOOD], answers, {0: 'encode'})
+    assert 'within encode' in str(answers[0].error)
+
+
 @pytest.mark.parametrize(('kind', 'rows'), [('gather', 4), ('join', 8)])
 def test_a_copy_that_fails_fails_its_rows(kind, rows):
   """Half of each batch of four goes on, alone in half of it or joined."""
