@@ -14,6 +14,9 @@ from dataset_lib import builder, text_tasks
 from dataset_lib.source import DatasetInfo
 
 
+_PLACES = {'root', 'directory', 'data_dir'}  # fields of data in files
+
+
 class Sketch(NamedTuple):
   """A data set's description, and shapes and dtypes of a row of its batches."""
 
@@ -30,13 +33,15 @@ def sketch(config: Any, split: str, classes: int, examples: int) -> Sketch:
     classes: of a data set whose fields do not tell.
     examples: records of the split.
   """
+  if not _PLACES & {*config}:
+    return _generated(config, split)
   if config.get('image_size') is not None:
     size, classes = config['image_size'], config.get('num_classes', classes)
     info = DatasetInfo(
       'image', (size, size, 3), 'uint8', classes, (), examples,
       max_labels=config.get('max_labels', 0),
     )  # fmt: skip
-  elif config.get('max_length') is not None:
+  else:
     length, task = config['max_length'], text_tasks.GLUE.get(config.get('task'))
     if config['name'] == 'pretraining':
       classes = 2
@@ -45,8 +50,6 @@ def sketch(config: Any, split: str, classes: int, examples: int) -> Sketch:
       task.class_names if task else (), examples,
       label_dtype='float32' if task and task.is_regression else 'int32',
     )  # fmt: skip
-  else:
-    return _generated(config, split)
   rows: dict[str, tuple[tuple[int, ...], str]] = {
     info.input_key: (info.input_shape, info.input_dtype),
     'label': (info.label_shape, info.label_dtype),

@@ -59,8 +59,9 @@ class Compiled(NamedTuple):
 
 def run(flags: Flags) -> int:
   """Compiles the step of each stage; prints tables."""
+  # Before jax is imported, which a configuration may do.
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')
   config = command_line.load_config(flags.config, flags.overrides)
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # of this machine
   plan, rows = plan_of(config, flags)
   kind, shape = flags.topology, dict(plan.mesh.shape)
   print(f'{kind}: {plan.mesh.size} chips as {shape}')
@@ -69,7 +70,7 @@ def run(flags: Flags) -> int:
   try:
     for one in steps(plan, rows):
       report(flags, plan, one)
-  except ValueError as error:  # of XLA, which says how much is used
+  except (RuntimeError, ValueError) as error:  # of XLA: how much is used
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
     _refuse(flags, plan, str(error))
@@ -161,21 +162,32 @@ def report(flags: Flags, plan: Any, one: Compiled) -> None:
 
 
 def _refuse(flags: Flags, plan: Any, found: str) -> None:
-  """Says what reduces memory, in the order of its cost; exits."""
-  advice = []
-  config, shape = plan.config, plan.mesh.shape
-  if config.num_micro == 1:
-    advice.append('--config.num_micro=2 (or more)')
-  if shape['fsdp'] == 1 and plan.mesh.size > 1:
-    advice.append(f'--config.mesh.fsdp={plan.mesh.size}')
-  advice.append(f'--config.batch_size={config.batch_size // 2}')
+  """Exits, and says what needs less memory."""
   used = re.search(r'Used ([\d.]+\w+) of ([\d.]+\w+)', found)
   words = f'{used[1]} of {used[2]}' if used else found[:200]
+  found = ', '.join(f'--config.{change}' for change in advice(plan))
   command_line.fail(
     f'{flags.topology}: the step needs {words} of a chip; try '
-    f'{", ".join(advice)}',
+    f'{found or "a topology of more chips"}',
     command_line.MEMORY,
   )
+
+
+def advice(plan: Any) -> list[str]:
+  """Returns legal overrides that need less memory, the cheapest first."""
+  config, shape = plan.config, plan.mesh.shape
+  scan, remat = config.blocks.scan, config.blocks.remat
+  found = ['blocks.scan=False'] if scan else []
+  if remat != 'full':
+    found.append(f'blocks.remat={"full" if remat == "dots" else "dots"}')
+  devices = shape['data'] * shape['fsdp']
+  if shape['data'] > 1:
+    found.append(f'mesh.data=1 --config.mesh.fsdp={devices}')
+  multiple = 2 * devices * config.num_micro * plan.task.rows_together
+  if config.batch_size % multiple == 0:
+    found.append(f'num_micro={2 * config.num_micro}')
+    found.append(f'batch_size={config.batch_size // 2}')
+  return found
 
 
 main = command_line.Command('compile', __doc__, Flags, run)

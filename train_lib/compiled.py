@@ -92,7 +92,7 @@ def collectives(text: str) -> Iterator[Collective]:
       shapes = [_size(*found) for found in _SHAPE.findall(match[1])]
       if match[2] == 'collective-permute-start':
         shapes = shapes[1:2]  # operand, result, two counters
-      elif match[2].endswith('-start'):
+      elif match[2] == 'all-gather-start':
         shapes = shapes[len(shapes) // 2 :]  # operands come first
       yield Collective(
         kind=kind[1],

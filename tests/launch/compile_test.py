@@ -4,8 +4,10 @@ import importlib.util
 
 import pytest
 
+from dataset_lib.sketch import sketch
 from launch import command_line
 from launch import compile as program
+from train_lib import build
 
 HAS_TPU_COMPILER = importlib.util.find_spec('libtpu') is not None
 needs_compiler = pytest.mark.skipif(
@@ -72,6 +74,37 @@ def test_weak_scaling(mesh):
     assert more_traffic == pytest.approx(traffic, rel=0.1)
 
 
+ADVICE = {
+  'mesh.data=8': (
+    'blocks.remat=dots', 'mesh.data=1 --config.mesh.fsdp=8', 'num_micro=2',
+    'batch_size=32'),
+  'mesh.data=2;mesh.fsdp=2;mesh.tensor=2;blocks.scan=True;num_micro=16': (
+    'blocks.scan=False', 'blocks.remat=dots', 'mesh.data=1 --config.mesh.fsdp=4'
+  ),
+  'mesh.fsdp=8;mesh.data=1;blocks.remat=dots;num_micro=8': (
+    'blocks.remat=full',),
+  'mesh.fsdp=8;mesh.data=1;blocks.remat=full;batch_size=8': (),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('overrides', ADVICE)
+def test_advice_is_legal(overrides):
+  """Each change of a run of 64 rows on 8 devices is one that can be run."""
+  changes = [DIGITS, '--config.batch_size=64']
+  changes += [f'--config.{one}' for one in overrides.split(';')]
+  assert tuple(program.advice(plan_here(changes))) == ADVICE[overrides]
+  for change in ADVICE[overrides]:
+    plan_here([*changes, *f'--config.{change}'.split()])
+
+
+def plan_here(arguments):
+  """The plan of a run on the devices of the tests."""
+  flags = program.main.parse(arguments)
+  config = command_line.load_config(flags.config, flags.overrides)
+  data = sketch(config.dataset, config.train_split, 1, 1)
+  return build.Plan(config, data.info, 1)
+
+
 @needs_compiler
 @pytest.mark.nightly
 def test_the_report(capsys):
@@ -93,4 +126,4 @@ def test_too_much_memory_is_refused_with_advice(capsys):
   )  # fmt: skip
   assert code == command_line.MEMORY
   assert '--config.num_micro=2' in line
-  assert '--config.mesh.fsdp=4' in line
+  assert '--config.mesh.data=1 --config.mesh.fsdp=4' in line

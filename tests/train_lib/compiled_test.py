@@ -78,6 +78,8 @@ ENTRY %main (p: f32[8]) -> f32[8] {
   %w = f32[8]{0} while(%p), condition=%done, body=%body
   %r = (f32[3,2]{1,0}, pred[]) all-reduce(%w, %q), channel_id=4, to_apply=%sum
   %s = (f32[8], f32[8], u32[], u32[]) collective-permute-start(%w), NAME
+  %t = (f32[5], f32[7]) all-reduce-start(%w, %q), channel_id=6, to_apply=%sum
+  %u = (f32[5], f32[7]) all-reduce-done(%t)
   ROOT %b = f32[8]{0} collective-permute-done(%s)
 }
 """
@@ -89,7 +91,10 @@ def test_a_program_by_hand():
   found = [one[:4] for one in compiled.collectives(TEXT)]
   assert sorted(found) == [
     ('all-gather', (8,), 16, 5),
+    ('all-reduce', (5, 7), 48, 1),
     ('all-reduce', (6, 1), 25, 1),
     ('collective-permute', (8,), 32, 1),
   ]
-  assert [*compiled.collectives(TEXT)][-1].where == 'jit(f)/a'
+  found = [*compiled.collectives(TEXT)]
+  [where] = [one.where for one in found if one.kind == 'collective-permute']
+  assert where == 'jit(f)/a'
