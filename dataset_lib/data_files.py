@@ -4,15 +4,15 @@ import os
 import pathlib
 import stat
 
-from dataset_lib.errors import BadRecord, InvalidDataError
+from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 
 Path = str | os.PathLike[str]
 
 MAX_BYTES = 2**26  # of a file with one image, or of one record
 
 
-def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
-  """Reads a regular file of at most `limit` bytes.
+def read_bytes(path: Path, limit: int | None = None) -> bytes:
+  """Reads a regular file of at most `limit` bytes, by default `MAX_BYTES`.
 
   Raises BadRecord 'not_a_file' for a pipe, folder or device and 'too_large' for
   more bytes, before it reads; OSError if the file cannot be opened.
@@ -31,8 +31,9 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
     os.close(descriptor)
 
 
-def check_size(size: int, limit: int = MAX_BYTES, where: str = '') -> None:
-  """Raises BadRecord 'too_large' if `size` is more than `limit` bytes."""
+def check_size(size: int, limit: int | None = None, where: str = '') -> None:
+  """Raises BadRecord 'too_large' for more than `limit`, or `MAX_BYTES`, bytes."""
+  limit = MAX_BYTES if limit is None else limit
   if size > limit:
     message = f'expected at most {limit} bytes, got {size}'
     raise BadRecord('too_large', where, message)
@@ -48,7 +49,21 @@ def check_inside(path: Path, root: Path) -> None:
     )
 
 
+def check_regular(path: Path, root: Path) -> None:
+  """Raises InvalidDataError unless a file is regular and not outside `root`.
+
+  MissingDataError if it is not there.
+  """
+  if not os.path.exists(path):
+    raise MissingDataError(f'missing {path}; copy it again')
+  check_inside(path, root)
+  if not os.path.isfile(path):
+    raise InvalidDataError(f'{path} is not a regular file')
+
+
 def cache_folder(name: str) -> pathlib.Path:
   """Returns a folder of the user's cache, which may not exist yet."""
-  cache = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+  cache = os.environ.get('XDG_CACHE_HOME', '')
+  # By its specification a relative path is not valid.
+  cache = cache if os.path.isabs(cache) else '~/.cache'
   return pathlib.Path(cache).expanduser() / 'adaptive_computation' / name

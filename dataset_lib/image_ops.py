@@ -42,8 +42,7 @@ cv2.setNumThreads(0)
 CENTRAL_SHARE = 224 / 256  # side of the evaluation crop, as is customary
 CROP_ATTEMPTS = 10
 CROP_RATIOS = (3 / 4, 4 / 3)
-# Of an image file: Pillow's own limit, 256 MiB as RGB.
-MAX_PIXELS = 2**28 // 3
+MAX_PIXELS = 2**28 // 3  # of a file; Pillow's own limit, 256 MiB as RGB
 _BOMBS = PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning
 GREY = (128, 128, 128)  # of pixels from outside of the image
 _THRESHOLD = 128  # of solarize_add, which brightens darker pixels
@@ -183,31 +182,29 @@ def decode(
   is_odd = data.startswith(_JPEG_START) and not data.endswith(_JPEG_END)
   is_cut = is_odd and data.rfind(_JPEG_END) <= data.rfind(_JPEG_SCAN)
   require(not is_cut, 'truncated', f'JPEG ends early, at {len(data)} bytes')
-  # OpenCV allocates up to 3 GiB for what the header says.
-  height, width = size or _header_size(data)
+  height, width = size or _header_size(data)  # OpenCV allocates up to 3 GiB
   message = f'{height} x {width} pixels, more than {MAX_PIXELS}'
   require(height * width <= MAX_PIXELS, 'too_many_pixels', message)
   try:
     image = cv2.imdecode(np.frombuffer(data, np.uint8), _FLAGS[reduction])
   except cv2.error as error:
     raise BadRecord('undecodable', '', str(error).strip()) from error
-  if image is None:
-    message = f'no image OpenCV can decode, begins {data[:8]!r}'
-    raise BadRecord('undecodable', '', message)
+  begins = f'no image OpenCV can decode, begins {data[:8]!r}'
+  require(image is not None, 'undecodable', begins)
   return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
 
 
 def _header_size(data: bytes) -> tuple[int, int]:
   """Returns (height, width) before EXIF rotation; decodes no pixels."""
   is_jpeg = data.startswith(_JPEG_START)
+  read: Any = JpegImageFile if is_jpeg else PIL.Image.open
   try:
-    image = (JpegImageFile if is_jpeg else PIL.Image.open)(io.BytesIO(data))
+    return read(io.BytesIO(data)).size[::-1]
   except _BOMBS as error:
     raise BadRecord('too_many_pixels', '', str(error)) from error
   except Exception as error:  # Pillow raises nothing narrower
     message = f'no image Pillow can read, begins {data[:8]!r}'
     raise BadRecord('undecodable', '', message) from error
-  return image.size[::-1]
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:

@@ -54,8 +54,7 @@ class RecordFiles:
     self._starts = [0, *itertools.accumulate(shard.take for shard in shards)]
     self.files = sorted({shard.filename for shard in shards})
     for file in self.files:
-      if not os.path.exists(file):
-        raise MissingDataError(f'missing shard {file}; copy it again')
+      data_files.check_regular(file, os.path.dirname(file))
     self._indexes: list[pathlib.Path] = []
     if kind == 'tfrecord':
       with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
@@ -74,11 +73,11 @@ class RecordFiles:
   def __getitem__(self, index: int) -> bytes:
     """Returns a record; raises BadRecord if it cannot be read."""
     try:
-      return self._read(index)
-    except BadRecord:
-      raise
+      data = self._read(index)
     except (OSError, RuntimeError, ValueError, IndexError) as error:
       raise BadRecord('unreadable', self.where(index), str(error)) from error
+    data_files.check_size(len(data), where=self.where(index))
+    return data
 
   def where(self, index: int) -> str:
     """Returns the file of a record and its row there."""
@@ -114,9 +113,9 @@ def _read_row(file: str, index: pathlib.Path, row: int) -> bytes | None:
     header = opened.read(_HEADER.size)
     if header and header[:8] != size.to_bytes(8, 'little', signed=True):
       return None
-    data_files.check_size(size)
-    data = opened.read(size)
-  if len(data) != size:
+    # One byte more than the limit is enough to refuse it.
+    data = opened.read(min(size, data_files.MAX_BYTES + 1))
+  if len(data) < min(size, data_files.MAX_BYTES + 1):
     raise OSError(f'cut short: expected {size} bytes, got {len(data)}')
   return data
 

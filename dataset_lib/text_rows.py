@@ -19,7 +19,7 @@ import numpy as np
 from annotated_types import Interval, Len, Predicate
 
 from dataset_lib import data_files, source, tokenizer
-from dataset_lib.errors import BadRecord, InvalidDataError
+from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib.order import record_rng
 from dataset_lib.source import DatasetInfo, TokenSource, require
 
@@ -125,16 +125,19 @@ def decoded(text: bytes) -> str:
 def read_lines(path: Path) -> list[Line]:
   """Reads lines, plain or gzip; InvalidDataError if damaged or empty.
 
-  Also if it has more than `MAX_TEXT` bytes, unpacked, or `MAX_LINES` lines.
+  MissingDataError if it cannot be read. InvalidDataError also if it has more than `MAX_TEXT` bytes, unpacked, or `MAX_LINES` lines.
   """
   limits = f'at most {MAX_TEXT} bytes, unpacked, and {MAX_LINES} lines'
   try:
     data = data_files.read_bytes(path, MAX_TEXT)
+  except BadRecord as bad:
+    raise InvalidDataError(f'{path}: {bad.message}') from bad
+  except OSError as error:
+    raise MissingDataError(f'{path} cannot be read: {error}') from error
+  try:
     if path.suffix == '.gz':
       with gzip.open(io.BytesIO(data)) as file:
         data = file.read(MAX_TEXT + 1)
-  except BadRecord as bad:
-    raise InvalidDataError(f'{path}: {bad.message}') from bad
   except (EOFError, OSError, zlib.error) as error:
     message = f'{path} is damaged or cut short, copy it again: {error}'
     raise InvalidDataError(message) from error

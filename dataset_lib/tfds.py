@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from annotated_types import Interval, Len, Predicate
 
-from dataset_lib import errors, fields, record_files, source
+from dataset_lib import data_files, errors, fields, record_files, source
 from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib.image_ops import ImageOptions
 from dataset_lib.record_files import Kind, RecordFiles, Shard
@@ -257,6 +257,8 @@ def shards_of(folder: pathlib.Path, split: str) -> tuple[Kind, list[str]]:
   """
   for kind in _KINDS:
     if files := sorted(map(str, folder.glob(f'{split}-*.{kind}'))):
+      for file in files:  # before any is opened: a pipe would wait
+        data_files.check_regular(file, folder)
       counts = {int(m[1]) for file in files if (m := _COUNT.search(file))}
       if counts - {len(files)}:
         raise MissingDataError(

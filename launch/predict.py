@@ -132,15 +132,21 @@ def cache_directory(flag: str) -> str:
     return '' if flag == 'none' else flag
   path = data_files.cache_folder(CACHE)
   try:
+    os.makedirs(path.parent, 0o700, exist_ok=True)
     os.makedirs(path, 0o700, exist_ok=True)
-    found = os.lstat(path)
+    # Who can write to the parent can put another folder in its place.
+    is_private = all(map(_is_private, (path, path.parent)))
   except OSError:
     return ''
+  return str(path) if is_private else ''
+
+
+def _is_private(path: Any) -> bool:
+  """Returns True for a folder that this user alone can write to."""
+  found = os.lstat(path)
   others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-  if not stat.S_ISDIR(found.st_mode) or others_write:
-    return ''
   is_own = found.st_uid == os.getuid() and os.access(path, os.W_OK | os.X_OK)
-  return str(path) if is_own else ''
+  return stat.S_ISDIR(found.st_mode) and not others_write and is_own
 
 
 def read_lines(file: BinaryIO) -> Iterator[tuple[Any, Any]]:

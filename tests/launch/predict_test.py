@@ -207,9 +207,12 @@ def test_where_compiled_programs_are_kept(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
       patch.setattr(os, function, lambda *_, found=found: found)
       assert place('') == ''
-  for mode in (0o770, 0o702, 0o777):
-    path.chmod(mode)
-    assert place('') == ''
+  for folder in (path, path.parent):
+    for mode in (0o770, 0o702, 0o777):
+      folder.chmod(mode)
+      assert place('') == ''
+    folder.chmod(0o700)
+  assert place('') == str(path)
   path.rmdir()
   path.symlink_to(tmp_path)
   assert place('') == ''
@@ -218,6 +221,9 @@ def test_where_compiled_programs_are_kept(tmp_path, monkeypatch):
   assert place('') == ''
   monkeypatch.setenv('XDG_CACHE_HOME', str(path))  # cannot be made
   assert place('') == ''
+  monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+  monkeypatch.setenv('XDG_CACHE_HOME', 'relative')  # means nothing
+  assert place('').startswith(str(tmp_path / 'home' / '.cache'))
 
 
 @pytest.mark.slow
