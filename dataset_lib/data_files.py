@@ -32,7 +32,7 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
 
 
 def check_size(size: int, limit: int | None = None, where: str = '') -> None:
-  """Raises BadRecord 'too_large' for more than `limit`, or `MAX_BYTES`, bytes."""
+  """Raises BadRecord 'too_large' for more bytes; see `read_bytes`."""
   limit = MAX_BYTES if limit is None else limit
   if size > limit:
     message = f'expected at most {limit} bytes, got {size}'

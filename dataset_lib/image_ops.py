@@ -186,7 +186,7 @@ def decode(
   message = f'{height} x {width} pixels, more than {MAX_PIXELS}'
   require(height * width <= MAX_PIXELS, 'too_many_pixels', message)
   try:
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), _FLAGS[reduction])
+    image: Any = cv2.imdecode(np.frombuffer(data, np.uint8), _FLAGS[reduction])
   except cv2.error as error:
     raise BadRecord('undecodable', '', str(error).strip()) from error
   begins = f'no image OpenCV can decode, begins {data[:8]!r}'

@@ -13,7 +13,6 @@ import numpy as np
 from dataset_lib import builder, text_tasks
 from dataset_lib.source import DatasetInfo
 
-
 _PLACES = {'root', 'directory', 'data_dir'}  # fields of data in files
 
 

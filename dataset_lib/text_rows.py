@@ -123,9 +123,10 @@ def decoded(text: bytes) -> str:
 
 
 def read_lines(path: Path) -> list[Line]:
-  """Reads lines, plain or gzip; InvalidDataError if damaged or empty.
+  """Reads lines, plain or gzip; MissingDataError if that is not possible.
 
-  MissingDataError if it cannot be read. InvalidDataError also if it has more than `MAX_TEXT` bytes, unpacked, or `MAX_LINES` lines.
+  InvalidDataError if the file is damaged or empty, or has more than `MAX_TEXT`
+  bytes, unpacked, or `MAX_LINES` lines.
   """
   limits = f'at most {MAX_TEXT} bytes, unpacked, and {MAX_LINES} lines'
   try:

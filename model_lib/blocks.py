@@ -3,8 +3,8 @@
 Both are choices of a training, not of a model: `options` are read while a
 program is traced, as Flax reads the rules of logical axes. Parameters keep
 their names and places, `block_0`, `block_1`, ...: a scan stacks them inside the
-program, which costs a copy of the blocks' parameters. Blocks take random keys as
-arguments and have parameters only: no `make_rng`, no mutable collections.
+program, which costs a copy of the blocks' parameters. Blocks take random keys
+as arguments and have parameters only: no `make_rng`, no mutable collections.
 """
 
 import contextlib

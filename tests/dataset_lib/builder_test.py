@@ -190,7 +190,7 @@ FAULTS = {
   'empty': b'',
   'undecodable': b'I am a text file',
   'truncated': cv2.imencode('.jpg', np.eye(32) * 255)[1].tobytes()[:300],
-  'unreadable': None,  # a folder
+  'not_a_file': None,  # a folder
 }
 
 

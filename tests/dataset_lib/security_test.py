@@ -1,4 +1,4 @@
-"""Files that others made to do harm are refused by name, and never waited for."""
+"""Files that were made to do harm are refused by name, and not waited for."""
 
 import contextlib
 import gzip
