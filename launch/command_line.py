@@ -36,6 +36,8 @@ exit codes:
   5   another run is using the workdir
   6   reading or writing a checkpoint, or writing a corpus, failed
   7   a compiled step does not fit into the memory of a device
+  8   another process of a training failed or does not answer
+  9   a training made no progress for watchdog_seconds
   75  a training was asked to stop (SIGTERM); the same command continues
   130 interrupted (Ctrl-C)
   141 stdout was closed, as by `| head`; not an error

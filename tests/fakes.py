@@ -1,6 +1,8 @@
-"""Fake images and texts that need no files."""
+"""Fake images, texts and faults that need no files."""
 
 import dataclasses
+import os
+import time
 from typing import Annotated
 
 import numpy as np
@@ -9,6 +11,7 @@ from annotated_types import Interval
 from dataset_lib import source
 from dataset_lib.image_ops import ImageOptions
 from dataset_lib.source import DatasetInfo, Encoded, Size, TokenSource
+from dataset_lib.synthetic import Parity
 from dataset_lib.text_rows import Buckets, MaxLength
 
 SPLITS = ('train', 'test')
@@ -37,6 +40,28 @@ class FakeImages(ImageOptions):
     rng = np.random.default_rng([SPLITS.index(self.split), index])
     noise = rng.integers(NOISE, size=self.info.input_shape, dtype=np.uint8)
     return {'image': noise + colour.astype(np.uint8), 'label': label}
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class FaultyParity(Parity):
+  """Parity whose reading meets the fault `FAULT` of the environment."""
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    self.batches = 0
+
+  def records(self, indices):
+    fault, self.batches = os.environ.get('FAULT'), self.batches + 1
+    if fault == 'slow' and self.split == 'test':
+      time.sleep(0.2)
+    if self.split == 'train' and self.batches == 20:
+      if fault == 'stuck':
+        time.sleep(1000)
+      if fault == 'exception':
+        raise RuntimeError('the disk of the data fell off')
+      if fault == 'exit':
+        os._exit(9)
+    return super().records(indices)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)

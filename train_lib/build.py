@@ -1,7 +1,7 @@
 """Builds a run from its configuration, before the first step."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -91,8 +91,11 @@ class Plan:
 class Setup(Plan):
   """A plan with its data, teacher and evaluators.
 
-  Construct it outside `jax.set_mesh(mesh)` and use it inside.
+  Construct it outside `jax.set_mesh(mesh)` and use it inside. `between_batches`
+  is called before each batch of an evaluation.
   """
+
+  between_batches: Callable[[], None] = staticmethod(lambda: None)
 
   def __init__(self, config: Any, workdir: str = ''):
     self.dataset = build_dataset(config)
@@ -103,7 +106,9 @@ class Setup(Plan):
       frozen = self.task.init_frozen()
       self.frozen = jax.device_put(frozen, sharding.replicated(self.mesh))
       self.evaluators = {  # by stage name and entry name
-        name: build_evaluators(config.evals, task, self.mesh, config, workdir)
+        name: build_evaluators(
+          config.evals, task, self.mesh, config, workdir, self._put_evaluated
+        )
         for name, task in self.tasks.items()
       }
     self.steps = self.train_steps(self.frozen)
@@ -116,6 +121,10 @@ class Setup(Plan):
       lambda: sharding.unbox(self._initial()), out_shardings=where
     )
     return build()
+
+  def _put_evaluated(self, batch: Any) -> Any:
+    self.between_batches()
+    return self.put(batch)
 
 
 def build_dataset(config: Any) -> builder.Dataset:
@@ -137,7 +146,12 @@ def build_dataset(config: Any) -> builder.Dataset:
 
 
 def build_evaluators(
-  entries: Any, task: Task, mesh: jax.sharding.Mesh, config: Any, workdir: str
+  entries: Any,
+  task: Task,
+  mesh: jax.sharding.Mesh,
+  config: Any,
+  workdir: str,
+  put: Any = None,
 ) -> dict[str, evaluator.Evaluator]:
   """Builds the evaluators, for training and for launch.evaluate."""
 
@@ -153,7 +167,7 @@ def build_evaluators(
     measure=jitted(task.evaluate),
     features=jitted(task.features),
     outputs=jitted(task.outputs),
-    put=functools.partial(sharding.put_batch, mesh=mesh),
+    put=put or functools.partial(sharding.put_batch, mesh=mesh),
     seed=config.seed,
     batch_size=config.batch_size,
     dataset=config.dataset,

@@ -55,6 +55,7 @@ class Checkpointer(contextlib.ExitStack):
     self.callback(self._orbax.close)
     self._thread = self.enter_context(concurrent.futures.ThreadPoolExecutor(1))
     self._saving: concurrent.futures.Future[None] | None = None
+    self.failures = 0  # of saves in a row
     self.callback(self.wait)
     self._remove_temporary()
 
@@ -97,6 +98,14 @@ class Checkpointer(contextlib.ExitStack):
       self._saving = None
       with self._errors():
         saving.result()
+        self.failures = 0
+
+  def amend(
+    self, step: int, extra: Mapping[str, Any], metrics: Mapping[str, float]
+  ) -> None:
+    """Replaces `extra` and `metrics` of a checkpoint, its manifest only."""
+    if jax.process_index() == 0:
+      io.amend(self.directory / str(step), extra=extra, metrics=metrics)
 
   def restore(self, abstract_state: Any) -> tuple[Any, io.Saved] | None:
     """Restores the newest checkpoint that is not damaged.
@@ -132,6 +141,7 @@ class Checkpointer(contextlib.ExitStack):
     try:
       yield
     except Exception as error:
+      self.failures += 1
       self._remove_temporary()
       what = f'saving step {self._description["step"]} to {self.directory}'
       message = f'{what} failed: {type(error).__name__}: {error}'

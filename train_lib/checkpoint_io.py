@@ -145,6 +145,8 @@ def _describe(path: pathlib.Path) -> Saved:
   # Re-encode to detect any change of the file, even of white space.
   if text != _encode(content):
     raise ValueError('differs from the one written')
+  if content['step'] != int(path.name):
+    raise ValueError(f'is that of step {content["step"]}')
   return Saved(path, **content)
 
 
@@ -218,6 +220,13 @@ def finish(path: pathlib.Path, description: Mapping[str, Any]) -> None:
   """Writes the manifest into a folder of written arrays."""
   content = {**description, 'files': _measure_all(path)}
   (path / MANIFEST).write_text(_encode(content), encoding='utf-8')
+
+
+def amend(path: pathlib.Path, **changes: Any) -> None:
+  """Changes fields of a manifest, atomically."""
+  content = vars(_describe(path)) | changes
+  del content['path']
+  text_files.write_text(path / MANIFEST, _encode(content))
 
 
 def _encode(content: Mapping[str, Any]) -> str:

@@ -106,10 +106,14 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """When to save, how many to keep, and which metric selects the best."""
+  """When to save, how many to keep, and which metric selects the best.
+
+  `max_failures` consecutive saves may fail; one more stops the run.
+  """
 
   every_steps: Steps = 1000
   keep: Annotated[int, Interval(ge=1, le=1000)] = 2
+  max_failures: Annotated[int, Interval(ge=0, le=1000)] = 2
   best_metric: Annotated[str, "a metric such as 'test/accuracy', or ''"] = ''
   best_mode: Literal['max', 'min'] = 'max'
 
@@ -146,7 +150,8 @@ class Run:
   `dtype` is that of the computation; parameters are float32. `batch_size` is
   the global batch size, split into `num_micro` micro-batches. `ema_decay` 0
   disables the EMA. Up to `max_nonfinite_steps` consecutive non-finite steps are
-  skipped; one more stops the run.
+  skipped; one more stops the run. After `watchdog_seconds` without progress all
+  processes stop, see `train_lib.watchdog`.
   """
 
   seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
@@ -158,6 +163,7 @@ class Run:
   num_micro: Annotated[int, Interval(ge=1, le=2**16)] = 1
   ema_decay: Annotated[float, Interval(ge=0.0, le=0.999999)] = 0.0
   max_nonfinite_steps: Annotated[int, Interval(ge=0, le=10_000)] = 0
+  watchdog_seconds: Annotated[int, Interval(ge=1, le=10**6)] = 600
   log_every: Annotated[int, Interval(ge=1, le=2**31 - 1)] = 50
   tensorboard: bool = True
   train_split: Annotated[

@@ -30,16 +30,25 @@ class Console(contextlib.ExitStack):
   """A context that prints a run, writes its metrics and traces its steps.
 
   Warnings are printed by every process, everything else by the primary one.
-  `waited` is the time in seconds that the device waited for data.
+  `waited` is the time in seconds that the device waited for data; `carried` are
+  the `unwritten` rows of the checkpoint that the run continues from.
   """
 
-  def __init__(self, setup: Setup, run: RunDirectory, start: int):
+  def __init__(
+    self,
+    setup: Setup,
+    run: RunDirectory,
+    start: int,
+    carried: Mapping[str, Any],
+  ):
     super().__init__()
     self._setup, self._run, self._start = setup, run, start
     self._total, self.waited = setup.total_steps, 0.0
     self._primary = jax.process_index() == 0
     self._console = rich.console.Console(**STYLE)
     self._rows = collections.defaultdict[int, dict[str, float]](dict)
+    for step, row in carried.items():
+      self._rows[int(step)] = {k: float(v) for k, v in row.items()}
     # (time, step, waited) at the start of the current and the overall interval.
     self._last = self._first = (time.monotonic(), start, 0.0)
     self._tensorboard: Any = None
@@ -120,16 +129,22 @@ class Console(contextlib.ExitStack):
 
   def flush(self) -> None:
     """Writes one object per step to metrics.jsonl, and to TensorBoard."""
-    for step, row in self._rows.items():
-      # A resumed run writes the same lines, so times are not among them.
-      kept = {k: v for k, v in row.items() if not k.startswith('time/')}
+    for step, kept in self.unwritten().items():
       self._run.log(step, kept)
+      row = self._rows.pop(step)
       if self._tensorboard is not None:
         for name, value in row.items():
           if math.isfinite(value):  # the ETA is unknown at first
             self._tensorboard.add_scalar(name, value, step)
         self._tensorboard.flush()
-    self._rows.clear()
+
+  def unwritten(self) -> dict[int, dict[str, float]]:
+    """Returns the rows of `metrics.jsonl` that `flush` will write, by step."""
+    # A resumed run writes the same lines, so times are not among them.
+    return {
+      step: {k: v for k, v in row.items() if not k.startswith('time/')}
+      for step, row in self._rows.items()
+    }
 
   def finish(self, result: Mapping[str, Any]) -> None:
     """Prints the final metrics, the time and the path of the plot."""

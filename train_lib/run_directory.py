@@ -29,7 +29,7 @@ TOKENIZER = 'tokenizer.json'  # of a run on texts
 # Fields that may differ when a run is resumed: they do not change the computed
 # values, up to rounding.
 HARMLESS = re.compile(
-  r'log_every|tensorboard|num_micro|max_nonfinite_steps|'
+  r'log_every|tensorboard|num_micro|max_nonfinite_steps|watchdog_seconds|'
   r'(loader|checkpoint|evals|mesh|profile|blocks)\..*'
 )
 Path = str | os.PathLike[str]

@@ -197,6 +197,7 @@ class NonFiniteError(RuntimeError):
   """The loss or its gradient was NaN or infinite too many steps in a row."""
 
   exit_code = 3
+  in_all_processes = True
 
   def __init__(self, step: int, skipped: int, culprit: str):
     super().__init__(

@@ -15,6 +15,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from dataset_lib.errors import ConfigError
+from eval_lib.evaluator import Evaluator
 from eval_lib.metrics import compute
 from train_lib.build import Setup
 from train_lib.checkpoint import Checkpointer
@@ -29,6 +30,7 @@ from train_lib.run_directory import (
 )
 from train_lib.stages import Stage
 from train_lib.train_step import NonFiniteError, TrainState, first_culprit
+from train_lib.watchdog import Watchdog
 
 # Metrics are read this many steps late, so that the host does not block.
 LAG = 2
@@ -44,11 +46,14 @@ def train(
   `time.time()` of the process start. A `dry_run` builds, compiles and prints
   everything and writes nothing. Raises NonFiniteError for a non-finite step
   (after `max_nonfinite_steps` of them), Preempted after a signal and a save.
+  On an error one of several processes ends at once, see `Watchdog`.
   """
   started = started or time.time()
-  # Nothing is written before everything is built.
-  setup = Setup(config, workdir)
-  with jax.set_mesh(setup.mesh), contextlib.ExitStack() as stack:
+  with contextlib.ExitStack() as stack:
+    watchdog = stack.enter_context(Watchdog(config.watchdog_seconds))
+    # Nothing is written before everything is built.
+    setup = Setup(config, workdir)
+    stack.enter_context(jax.set_mesh(setup.mesh))
     state: Any = None
     if dry_run or not steps_in(pathlib.Path(workdir, CHECKPOINTS)):
       given = setup.config.warm_start, setup.config.model
@@ -56,7 +61,7 @@ def train(
     if dry_run:
       print_dry_run(setup)
       return {}
-    loop = _Loop(setup, workdir, started, state, stack.enter_context)
+    loop = _Loop(setup, workdir, started, state, watchdog, stack.enter_context)
     del state  # the first step donates it
     for stage in setup.stages:
       while loop.done < stage.stop:
@@ -68,10 +73,17 @@ class _Loop:
   """A training in progress; `enter` opens contexts that end with it."""
 
   def __init__(
-    self, setup: Setup, workdir: str, started: float, state: Any, enter: Any
+    self,
+    setup: Setup,
+    workdir: str,
+    started: float,
+    state: Any,
+    watchdog: Watchdog,
+    enter: Any,
   ):
     """Locks the directory; starts from the restored state, else `state`."""
     self.setup, self.config, self.started = setup, setup.config, started
+    self.watchdog = watchdog
     # Steps whose metrics are unread: (step, stage, metrics, batch).
     self.pending: collections.deque[Any] = collections.deque()
     self.first_step_seconds: float | None = None
@@ -93,15 +105,25 @@ class _Loop:
       self.seconds_before = saved.extra['seconds']
     self.state: TrainState = state
     self.start = self.done = int(state.step)  # number of finished steps
-    self.run.truncate_log(self.start)
+    # Rows of the log that a checkpoint carries are not all of their step.
+    extra = restored[1].extra if restored else {}
+    carried = extra.get('rows', {})
+    self.run.truncate_log(min([self.start, *(int(k) - 1 for k in carried)]))
     batches = setup.dataset.batches(start_step=self.start)
     self.batches = enter(contextlib.closing(batches))
-    self.console = enter(Console(setup, self.run, self.start))
+    self.console = enter(Console(setup, self.run, self.start, carried))
+    setup.between_batches = self._between_batches
+    if extra.get('unmeasured'):
+      self._measure(extra['stage'])
 
   def step(self, stage: Stage) -> None:
     """Runs one step and everything due after it, in this order."""
+    now = f'step {self.done + 1}'
+    self.watchdog.progress(f'{now}: reading its batch')
     batch = self._next_batch()
+    self.watchdog.progress(f'{now}: compiling', exempt=True)
     train_step, seconds = self.setup.steps.get(stage, batch)
+    self.watchdog.progress(f'{now}: computing')
     if seconds:
       key = self.setup.dataset.info.input_key
       shape = f'{key} {list(batch[key].shape)}'
@@ -115,24 +137,49 @@ class _Loop:
     self.done = step = self.done + 1
     self.pending.append((step, stage, metrics, batch))
     last, saving = step == self.setup.total_steps, self.config.checkpoint
-    evaluators = {
-      name: one
-      for name, one in self.setup.evaluators[stage.name].items()
-      if last or _due(step, one.every_steps)
-    }
-    stop = self.guard.should_stop(step)
+    evaluators = self._due_evaluators(stage.name)
+    stop = self.guard.should_stop()
     measures_best = saving.best_metric.partition('/')[0] in evaluators
     save = last or stop or measures_best or _due(step, saving.every_steps)
     # 1. Read pending metrics, so a non-finite step raises before it is saved.
     self._settle(0 if save or evaluators else LAG)
-    # 2. Evaluation before saving: the checkpoint carries its metrics.
-    measured = self._evaluate(evaluators)
-    self.console.flush()
+    # 2. Evaluation before saving: the checkpoint carries its metrics. A signal
+    # comes first: the evaluation is then made when the run is resumed.
+    measured: dict[str, float] = {}
+    try:
+      measured = {} if stop else self._evaluate(evaluators)
+    except _Stopped:
+      stop = True
+    unmeasured = stop and bool(evaluators)
+    if not unmeasured:
+      self.console.flush()
     # 3. Saving before stopping.
-    self._save(save, last or stop, stage, measured)
-    if stop and not last:
+    self._save(save or stop, last or stop, stage, measured, unmeasured)
+    if stop and (unmeasured or not last):
       raise Preempted(step)
     self.console.advance(step)
+
+  def _due_evaluators(self, stage: str) -> dict[str, Evaluator]:
+    last = self.done == self.setup.total_steps
+    return {
+      name: one
+      for name, one in self.setup.evaluators[stage].items()
+      if last or _due(self.done, one.every_steps)
+    }
+
+  def _between_batches(self) -> None:
+    self.watchdog.progress(f'step {self.done}: evaluating')
+    if self.guard.should_stop():
+      raise _Stopped
+
+  def _measure(self, stage: str) -> None:
+    """Makes the evaluation that a signal prevented, and stores its metrics."""
+    try:
+      measured = self._evaluate(self._due_evaluators(stage))
+    except _Stopped:
+      raise Preempted(self.done) from None
+    self.console.flush()
+    self.checkpointer.amend(self.done, self._extra(stage, False), measured)
 
   def _next_batch(self) -> dict[str, Any]:
     begin = time.monotonic()
@@ -172,20 +219,34 @@ class _Loop:
     self.console.log_evaluation(self.done, measured)
     return measured
 
-  def _save(self, save: bool, must: bool, stage: Stage, metrics: Any) -> None:
-    """Saves if wanted; a failure is fatal only if this save `must` succeed.
+  def _extra(self, stage: str, unmeasured: bool) -> dict[str, Any]:
+    """Returns the values of a checkpoint beside its arrays."""
+    return {
+      'stage': stage,
+      'results': self.results,
+      'seconds': self._seconds(),
+      'rows': self.console.unwritten(),
+      'unmeasured': unmeasured,
+    }
 
-    Periodic saves may fail, e.g. on a full disk; the next one is tried again.
+  def _save(
+    self, save: bool, must: bool, stage: Stage, metrics: Any, unmeasured: bool
+  ) -> None:
+    """Saves if wanted; a failure is fatal if this save `must` succeed.
+
+    `checkpoint.max_failures` other saves in a row may fail, e.g. on a full
+    disk; the next one is tried again.
     """
-    extra: dict[str, Any] = {'stage': stage.name, 'results': self.results}
-    extra['seconds'] = self._seconds()
+    extra = self._extra(stage.name, unmeasured)
+    self.watchdog.progress(f'step {self.done}: saving')
     try:
       if save:
         self.checkpointer.save(self.done, self.state, extra, metrics)
       # Without `must` this does not block; it raises if an earlier save failed.
       self.checkpointer.wait(block=must)
     except CheckpointError as error:
-      if must:
+      most = self.config.checkpoint.max_failures
+      if must or self.checkpointer.failures > most:
         raise
       self.console.warn(error)
 
@@ -218,8 +279,14 @@ def _due(step: int, every: int) -> bool:
   return every > 0 and step % every == 0
 
 
+class _Stopped(Exception):  # noqa: N818 - an event, not an error
+  """A signal ends an evaluation."""
+
+
 class Preempted(Exception):  # noqa: N818 - an event, not an error
   """The run was stopped by a signal after saving `step`."""
+
+  in_all_processes = True  # they agree on the step
 
   def __init__(self, step: int):
     saved = f'step {step} is saved, the same command resumes from there'
@@ -235,7 +302,7 @@ class PreemptionGuard(contextlib.ExitStack):
   """
 
   def __enter__(self) -> 'PreemptionGuard':
-    self._requested = False
+    self._requested, self._asked = False, 0
     self._distributed = jax.distributed.is_initialized()
     # Python lets only the main thread set handlers.
     if threading.current_thread() is threading.main_thread():
@@ -244,10 +311,11 @@ class PreemptionGuard(contextlib.ExitStack):
         self.callback(signal.signal, number, before)
     return self
 
-  def should_stop(self, step: int) -> bool:
-    """Returns True to save `step` and stop; equal in all processes."""
+  def should_stop(self) -> bool:
+    """Returns True to save and stop; equal in all processes that ask alike."""
+    self._asked += 1
     if self._distributed:
-      return multihost_utils.reached_preemption_sync_point(step)
+      return multihost_utils.reached_preemption_sync_point(self._asked)
     return self._requested
 
   def _handle(self, number: int, frame: FrameType | None) -> None:

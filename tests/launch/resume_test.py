@@ -36,7 +36,7 @@ DIVERGING = (
 )  # fmt: skip
 
 
-def start(workdir, *extra, devices=1):
+def start(workdir, *extra, devices=1, fault=''):
   # Compiled quickly, as the tests themselves (see conftest.py): small steps run
   # in less time than they take to compile.
   flags = (
@@ -46,20 +46,20 @@ def start(workdir, *extra, devices=1):
   command = [sys.executable, '-m', 'launch.train', *SMALL]
   return subprocess.Popen(
     [*command, f'--workdir={workdir}', *extra],
-    env=os.environ | {'XLA_FLAGS': flags}, stdout=subprocess.DEVNULL,
-    stderr=subprocess.PIPE, text=True,
+    env=os.environ | {'XLA_FLAGS': flags, 'FAULT': fault},
+    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
   )  # fmt: skip
 
 
-def start_two(workdir, *extra):
+def start_two(workdir, *extra, faults=('', '')):
   """Starts two processes of one run, with two devices each."""
   with socket.socket() as listener:
     listener.bind(('localhost', 0))
     peers = f'--coordinator=localhost:{listener.getsockname()[1]}'
   flags = ('--distributed', peers, '--num_processes=2', *extra)
   return [
-    start(workdir, *flags, f'--process_id={number}', devices=2)
-    for number in range(2)
+    start(workdir, *flags, f'--process_id={n}', devices=2, fault=fault)
+    for n, fault in enumerate(faults)
   ]
 
 

@@ -1,0 +1,200 @@
+"""Ends all processes of a training if one fails, dies or gets stuck.
+
+Each process writes a record to the key-value store of `jax.distributed` every
+second, by a thread of its own. Process 0 reads all records, the others that of
+process 0; the first fault that one of them sees is the verdict that all print
+before they exit. Intervals are counted in ticks, so clocks are not compared and
+a process that was suspended does not blame the others.
+
+JAX would end the survivors too, but with exit -6 and a native stack trace. It
+still does so if process 0 is killed, as the store is gone at once.
+"""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from types import TracebackType
+from typing import Any
+
+import jax
+from jax._src import distributed  # JAX has no public key-value store
+
+PEER, STUCK = 7, 8  # exit codes
+TICK = 1.0  # seconds between records
+# A peer is dead after this many seconds without a record; JAX waits 25.
+SILENCE = 20.0
+FINISHED = 'finished'
+_STORE, _SHARED = 'watchdog/', 'watchdog/shared/'  # folders of keys
+_VERDICT = f'{_SHARED}verdict'
+
+
+class Watchdog:
+  """A context that ends the process, and its peers, on a fault of any of them.
+
+  Exit code `STUCK`: no process reported `progress` for `seconds`; `PEER`:
+  another process failed or is silent. In a run of several processes an error
+  that leaves the context is printed and ends the process at once, because a
+  normal exit waits for the peers; errors with `in_all_processes` are raised.
+  """
+
+  def __init__(self, seconds: float):
+    self._seconds = seconds
+    self._state = (0, True, 'start')  # count, exempt, description
+    self._stopped, self._ending = threading.Event(), threading.Lock()
+    self._client: Any = distributed.global_state.client
+    self._id = distributed.global_state.process_id or 0
+    self._peers = (distributed.global_state.num_processes or 1) > 1
+    self._beat, self._here = 0, {'pid': os.getpid(), 'host': _host()}
+    self._thread = threading.Thread(target=self._watch, daemon=True)
+    self._pool = concurrent.futures.ThreadPoolExecutor(1)
+
+  def progress(self, now: str, exempt: bool = False) -> None:
+    """Reports progress; `now` is begun, such as 'step 3: reading its batch'.
+
+    Until the next report an `exempt` process, e.g. one that compiles, may take
+    any time. All processes of a run make the same reports.
+    """
+    self._state = (self._state[0] + 1, exempt, now)
+
+  def __enter__(self) -> 'Watchdog':
+    self._thread.start()
+    return self
+
+  def __exit__(
+    self, kind: Any, error: BaseException | None, trace: TracebackType | None
+  ) -> None:
+    told = error is None or hasattr(error, 'in_all_processes')
+    if error is not None and self._peers and not told:
+      self._fail(error)
+    self.progress(FINISHED, exempt=True)
+    self._stopped.set()
+    self._thread.join(2 * TICK)
+    self._pool.shutdown(wait=False)
+
+  def _fail(self, error: BaseException) -> None:
+    """Tells the peers about an error, prints it and ends the process."""
+    if isinstance(error, jax.errors.JaxRuntimeError):
+      # A collective fails if a peer is gone; the thread then names the peer.
+      time.sleep(SILENCE + 3 * TICK)
+    code, known = getattr(error, 'exit_code', 1), hasattr(error, 'exit_code')
+    if isinstance(error, SystemExit):
+      code = error.code if isinstance(error.code, int) else 1
+    elif isinstance(error, KeyboardInterrupt):
+      code = 128 + signal.SIGINT
+    elif not known:
+      traceback.print_exception(error)  # a bug
+    text = ' '.join(str(error).split())
+    text = text if known else f'{type(error).__name__}: {text}'
+    failed = f'process {self._id} failed at {self._state[2]}: {text}'
+    self._end(code, text, verdict=f'{PEER} {failed}')
+
+  def _watch(self) -> None:
+    idle, counts, now = 0.0, None, time.monotonic()
+    silent: dict[int, float] = {}  # seconds without a new record
+    records: dict[int, dict[str, Any]] = {}
+    while not self._stopped.wait(TICK):
+      before, now = now, time.monotonic()
+      tick = min(now - before, 2 * TICK)  # more if it was suspended
+      last = records
+      try:
+        records = self._pool.submit(self._exchange).result(SILENCE)
+      except (TimeoutError, RuntimeError, concurrent.futures.CancelledError):
+        # A stopped process 0 does not answer, a killed one refuses.
+        if self._stopped.is_set():
+          return
+        self._silent(0, last.get(0, {}))
+      for peer, record in records.items():
+        fresh = record['beat'] != last.get(peer, {}).get('beat')
+        silent[peer] = 0.0 if fresh else silent[peer] + tick
+        if silent[peer] > SILENCE and record['now'] != FINISHED:
+          self._silent(peer, record)
+      if self._id:
+        continue  # process 0 judges the progress of all
+      found = {peer: record['count'] for peer, record in records.items()}
+      exempt = any(record['exempt'] for record in records.values())
+      idle = 0.0 if exempt or found != counts else idle + tick
+      counts = found
+      if idle > self._seconds:
+        self._stuck(records)
+
+  def _exchange(self) -> dict[int, dict[str, Any]]:
+    """Writes the own record; returns records by process, ends on a verdict."""
+    count, exempt, now = self._state
+    self._beat += 1
+    record = dict(beat=self._beat, count=count, exempt=exempt, now=now)
+    if not self._peers:
+      return {0: record}
+    folder = _STORE if self._id else _SHARED
+    text = json.dumps(record | self._here)
+    self._client.key_value_set(f'{folder}{self._id}', text, True)
+    folder = _SHARED if self._id else _STORE
+    found = dict(self._client.key_value_dir_get(folder))
+    if verdict := found.pop(_VERDICT, ''):
+      code, _, text = verdict.partition(' ')
+      self._end(int(code), text)
+    return {
+      int(key.rpartition('/')[2]): json.loads(text)
+      for key, text in found.items()
+    }
+
+  def _silent(self, peer: int, record: dict[str, Any]) -> None:
+    where = 'process {pid} of {host}, at {now}' if record else 'no record'
+    text = f'process {peer} ({where.format(**record)}) does not answer'
+    if record and record['host'] == self._here['host']:
+      _kill_if_stopped(record['pid'])
+    self._end(PEER, text, verdict=f'{PEER} {text}' if peer else '')
+
+  def _stuck(self, records: dict[int, dict[str, Any]]) -> None:
+    least = min(record['count'] for record in records.values())
+    names = '; '.join(
+      f'process {peer} is stuck at {record["now"]}'
+      for peer, record in sorted(records.items())
+      if record['count'] == least
+    )
+    text = f'no progress for {self._seconds:.0f} s (watchdog_seconds): {names}'
+    self._end(STUCK, text, verdict=f'{STUCK} {text}')
+
+  def _end(self, code: int, text: str, verdict: str = '') -> None:
+    """Prints one line and ends the process; peers read the verdict first."""
+    self._ending.acquire()  # never released: another thread may find a fault
+    if verdict and self._peers:
+      # One of several verdicts wins. The store does not answer if it is gone.
+      tell = threading.Thread(target=self._tell, args=[verdict], daemon=True)
+      tell.start()
+      tell.join(3 * TICK)
+    os.write(2, f'error: {text}\n'.encode())
+    flush = threading.Thread(target=_flush, daemon=True)
+    flush.start()  # may block, as may be the cause of the fault
+    flush.join(TICK)
+    if self._peers and not self._id:
+      time.sleep(3 * TICK)  # the store ends with process 0
+    os._exit(code)
+
+  def _tell(self, verdict: str) -> None:
+    with contextlib.suppress(RuntimeError):
+      self._client.key_value_set(_VERDICT, verdict)
+
+
+def _flush() -> None:
+  with contextlib.suppress(OSError, ValueError):
+    sys.stdout.flush()
+
+
+def _host() -> str:
+  return socket.gethostname()
+
+
+def _kill_if_stopped(pid: int) -> None:
+  """Kills a local process that is stopped: it could not end by itself."""
+  with contextlib.suppress(OSError, IndexError):
+    stat = pathlib.Path(f'/proc/{pid}/stat').read_text()
+    if stat.rpartition(')')[2].split()[0] in 'Tt':
+      os.kill(pid, signal.SIGKILL)
