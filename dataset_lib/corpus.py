@@ -20,6 +20,7 @@ import multiprocessing
 import operator
 import os
 import pathlib
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -232,14 +233,25 @@ def complete_or_absent(out: pathlib.Path) -> Iterator[pathlib.Path]:
     # Create a subfolder, because only its owner can read a temporary one.
     folder = pathlib.Path(place, out.name)
     folder.mkdir()
-    yield folder
-    folder.replace(out)
+    with contextlib.ExitStack() as held:
+      with contextlib.suppress(OSError):  # else `leftovers` keeps the folder
+        held.callback(os.close, text_files.lock_directory(place))
+      yield folder
+      folder.replace(out)
 
 
 def leftovers(out: pathlib.Path) -> list[pathlib.Path]:
-  """Returns folders of processes that make `out` now, or were killed."""
-  out = out.resolve()
-  return sorted(out.parent.glob(f'.{glob.escape(out.name)}.*.tmp'))
+  """Removes folders of killed processes; returns those that may be in use."""
+  out, kept = out.resolve(), []
+  for path in sorted(out.parent.glob(f'.{glob.escape(out.name)}.*.tmp')):
+    try:
+      held = text_files.lock_directory(path)
+    except OSError:
+      kept.append(path)
+      continue
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(held)
+  return kept
 
 
 class Split(NamedTuple):

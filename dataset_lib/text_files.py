@@ -1,9 +1,10 @@
-"""Atomic text files and strict JSON.
+"""Atomic text files, strict JSON and locked directories.
 
 NaN and infinity become the strings 'NaN', 'Infinity' and '-Infinity', which
 `float()` turns back into numbers.
 """
 
+import fcntl
 import json
 import os
 import pathlib
@@ -27,6 +28,21 @@ def write_text(path: Path, text: str) -> None:
     temporary.replace(path)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+def lock_directory(path: Path) -> int:
+  """Locks a directory until the returned descriptor is closed.
+
+  The kernel frees the lock of a killed process. Raises BlockingIOError if it is
+  held, another OSError where directories cannot be locked, as on NFS.
+  """
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError:
+    os.close(descriptor)
+    raise
+  return descriptor
 
 
 def dumps(value: Any, indent: int | None = None) -> str:

@@ -61,7 +61,7 @@ def run(flags: Options) -> int:
   from rich.progress import Progress, TimeElapsedColumn
 
   for path in corpus.leftovers(pathlib.Path(out)):
-    note = 'belongs to another run; remove it if that run was killed'
+    note = 'belongs to another run'
     print(f'note: {path} {note}', file=sys.stderr)
   # Handle SIGTERM like Ctrl-C, which leaves no file.
   before = signal.signal(signal.SIGTERM, signal.default_int_handler)

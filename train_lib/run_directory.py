@@ -4,6 +4,7 @@ Only the primary process of a run holds the lock and writes.
 """
 
 import contextlib
+import errno
 import importlib.metadata
 import os
 import pathlib
@@ -50,6 +51,22 @@ class ConfigChangedError(ValueError):
   exit_code = 2
 
 
+class WriteError(RuntimeError):
+  """A file of the run cannot be written, e.g. because the disk is full."""
+
+  exit_code = 6
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+  """Turns an OSError of writing a file into a WriteError that names it."""
+  try:
+    yield
+  except OSError as error:
+    reason = error.strerror or error
+    raise WriteError(f'{path} cannot be written: {reason}') from error
+
+
 class RunDirectory(contextlib.ExitStack):
   """A context in which a run owns its directory.
 
@@ -57,7 +74,7 @@ class RunDirectory(contextlib.ExitStack):
   saved one. Only one process is `primary`.
 
   Raises (on entering):
-    RunLockedError, ConfigChangedError, InvalidDataError.
+    RunLockedError, ConfigChangedError, InvalidDataError, WriteError.
   """
 
   def __init__(
@@ -68,9 +85,17 @@ class RunDirectory(contextlib.ExitStack):
     self._config, self._primary = config, primary
 
   def __enter__(self) -> 'RunDirectory':
-    self.workdir.mkdir(parents=True, exist_ok=True)
+    with writing(self.workdir):
+      self.workdir.mkdir(parents=True, exist_ok=True)
     if self._primary:
       with contextlib.ExitStack() as opened:
+        try:
+          held = text_files.lock_directory(self.workdir)
+          opened.callback(os.close, held)  # holds if run.lock is deleted
+        except BlockingIOError:
+          raise RunLockedError(_in_use(self.workdir / 'run.lock')) from None
+        except OSError:
+          pass  # not every file system locks directories
         opened.enter_context(_locked(self.workdir))
         self._check_config()
         self.write(CONFIG, self._config)
@@ -81,15 +106,20 @@ class RunDirectory(contextlib.ExitStack):
   def write(self, name: str, value: Mapping[str, Any]) -> None:
     """Writes a JSON file of the run atomically."""
     if self._primary:
-      text_files.write_json(self.workdir / name, value)
+      with writing(self.workdir / name):
+        text_files.write_json(self.workdir / name, value)
 
   def log(self, step: int, values: Mapping[str, Any]) -> None:
     """Appends a line of metrics; it is in the file when this returns."""
     if self._primary:
       line = text_files.dumps({'step': step, **values}) + '\n'
+      path = self.workdir / METRICS
       # One write: a killed process leaves at most this line incomplete.
-      with (self.workdir / METRICS).open('ab', buffering=0) as file:
-        file.write(line.encode())
+      with writing(path), path.open('ab', buffering=0) as file:
+        size = file.tell()
+        if file.write(line.encode()) != len(line.encode()):
+          file.truncate(size)  # no part of a line
+          raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
   def truncate_log(self, step: int) -> None:
     """Removes the lines of later steps, and damaged lines with a warning."""
@@ -144,7 +174,8 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
       )
     started = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
     fields = {'pid': os.getpid(), 'host': host, 'started': started}
-    path.write_text(text_files.dumps(fields))
+    with writing(path):
+      path.write_text(text_files.dumps(fields))
     try:
       yield
     finally:

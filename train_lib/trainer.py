@@ -26,6 +26,7 @@ from train_lib.run_directory import (
   CHECKPOINTS,
   DATASET_INFO,
   RunDirectory,
+  WriteError,
   steps_in,
 )
 from train_lib.stages import Stage
@@ -151,8 +152,14 @@ class _Loop:
     except _Stopped:
       stop = True
     unmeasured = stop and bool(evaluators)
-    if not unmeasured:
-      self.console.flush()
+    try:
+      if not unmeasured:
+        self.console.flush()
+    except WriteError:
+      # The checkpoint carries the rows; it may fail for the same reason.
+      with contextlib.suppress(CheckpointError):
+        self._save(True, True, stage, measured, unmeasured)
+      raise
     # 3. Saving before stopping.
     self._save(save or stop, last or stop, stage, measured, unmeasured)
     if stop and (unmeasured or not last):

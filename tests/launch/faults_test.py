@@ -4,25 +4,14 @@ A run ends soon, with one line on stderr and its own exit code, and continues
 bit-identically.
 """
 
-import contextlib
-import os
-import resource
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from tests.launch.resume_test import (
   EVERY_7,
-  STEPS,
-  finish,
-  rows,
-  run,
-  start,
   start_two,
-  stop_at,
 )
 
 FAULTY = '--config.dataset.name=tests.fakes:FaultyParity'
@@ -79,7 +68,9 @@ def test_a_stuck_peer_ends_all_within_the_watchdog(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('victim', [1, pytest.param(0, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+  'victim', [1, pytest.param(0, marks=pytest.mark.nightly)]
+)
 def test_a_stopped_peer_ends_and_the_run_continues(tmp_path, victim):
   two = start_two(tmp_path, *ENDLESS)
   wait_for_step(tmp_path, 50, *two)
@@ -92,9 +83,15 @@ def test_a_stopped_peer_ends_and_the_run_continues(tmp_path, victim):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'fault', ['exception', *(pytest.param(f, marks=pytest.mark.nightly) for f in ('exit', 'kill'))]
+  'fault',
+  [
+    'exception',
+    *(pytest.param(f, marks=pytest.mark.nightly) for f in ('exit', 'kill')),
+  ],
 )
-@pytest.mark.parametrize('victim', [1, pytest.param(0, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+  'victim', [1, pytest.param(0, marks=pytest.mark.nightly)]
+)
 def test_a_peer_that_dies_ends_the_other(tmp_path, fault, victim):
   faults = ['', '']
   faults[victim] = fault

@@ -242,3 +242,17 @@ def test_every_kill_leaves_a_checkpoint_to_go_on_from(tmp_path, kills):
       assert (
         states.restored_step(tmp_path, states.noise(0, KILL_SIZE)) >= step - 1
       )
+
+
+def test_a_checkpoint_under_another_number_is_damage(two_steps):
+  shutil.copytree(two_steps / '1', two_steps / '3')
+  with pytest.warns(UserWarning, match=r'is that of step 1'):
+    assert states.restored_step(two_steps) == 2
+
+
+def test_amended_metrics_are_restored(two_steps):
+  with Checkpointer(two_steps) as checkpointer:
+    checkpointer.amend(2, {'a': 1}, {'test/accuracy': 0.5})
+  saved = checkpoint_io.find(two_steps)
+  assert (saved.extra, saved.metrics) == ({'a': 1}, {'test/accuracy': 0.5})
+  assert states.restored_step(two_steps) == 2

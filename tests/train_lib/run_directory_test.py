@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from train_lib.run_directory import (
   ConfigChangedError,
   RunDirectory,
   RunLockedError,
+  WriteError,
 )
 
 CONFIG = {
@@ -209,3 +211,24 @@ def test_values_become_text_files():
   for text in ('NaN', '[Infinity]', '{"a": -Infinity}', '{'):
     with pytest.raises(ValueError):
       text_files.loads(text)
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path):
+  run, path = logged(tmp_path, 1, 2)
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(
+    resource.RLIMIT_FSIZE, (path.stat().st_size + 9, before[1])
+  )
+  try:
+    with pytest.raises(WriteError, match=f'{path} cannot be written'):
+      run.log(3, {'loss': 1.5})
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+  assert steps_of(path) == [1, 2]
+
+
+def test_deleting_the_lock_lets_no_second_run_in(tmp_path):
+  with RunDirectory(tmp_path, CONFIG):
+    (tmp_path / 'run.lock').unlink()
+    with pytest.raises(RunLockedError):
+      enter(tmp_path)
