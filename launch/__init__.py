@@ -1,3 +1,5 @@
+"""Command lines; run them from the checkout, `python -m launch.train`."""
+
 import os
 import sys
 from typing import Any

@@ -4,6 +4,7 @@ A run ends soon, with one line on stderr and its own exit code, and continues
 bit-identically.
 """
 
+import functools
 import signal
 import time
 
@@ -20,6 +21,7 @@ ENDLESS = (
   '--config.evals.test.every_steps=0',
 )  # fmt: skip
 PEER, STUCK = 7, 8
+AT_NIGHT = functools.partial(pytest.param, marks=pytest.mark.nightly)
 PROMISE = 30.0  # seconds until the other processes have ended
 
 
