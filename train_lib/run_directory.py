@@ -12,6 +12,8 @@ import platform
 import re
 import socket
 import subprocess
+import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -34,9 +36,10 @@ HARMLESS = re.compile(
   r'(loader|checkpoint|evals|mesh|profile|blocks)\..*'
 )
 Path = str | os.PathLike[str]
-# A lock of another host counts as held if the run's files changed in the last
-# 120 s, because some file systems do not lock across hosts.
-FOREIGN_LOCK_SECONDS = 120.0
+# Not all file systems lock across hosts, so a run renews its lock file, and one
+# of another host is watched: times of that file are compared with each other,
+# and never with a clock. File systems show changes late, NFS after up to 60 s.
+BEAT_SECONDS, WATCH_SECONDS = 10.0, 75.0
 
 
 class RunLockedError(RuntimeError):
@@ -164,23 +167,51 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
   except OSError as error:
     raise InvalidDataError(f'{path} cannot be locked ({error})') from error
   with lock:
-    files = [path, workdir / METRICS]
-    age = time.time() - max(f.stat().st_mtime for f in files if f.exists())
-    elsewhere = _holder(path)[0] not in ('', host)
-    if elsewhere and age < FOREIGN_LOCK_SECONDS:
-      raise RunLockedError(
-        f'{_in_use(path)} It wrote its last file {age:.0f} s ago; if it has '
-        f'ended, wait {FOREIGN_LOCK_SECONDS:.0f} s, or delete {path}.'
-      )
+    if _holder(path)[0] not in ('', host) and _is_renewed(path):
+      raise RunLockedError(_in_use(path))
     started = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
     fields = {'pid': os.getpid(), 'host': host, 'started': started}
+    text, done = text_files.dumps(fields), threading.Event()
     with writing(path):
-      path.write_text(text_files.dumps(fields))
+      path.write_text(text)
+    beat = threading.Thread(target=_renew, args=(path, text, done), daemon=True)
+    beat.start()
     try:
       yield
     finally:
+      done.set()
+      beat.join()
       with contextlib.suppress(OSError):
         path.write_text('')
+
+
+def _is_renewed(path: pathlib.Path) -> bool:
+  """Watches whether the run that wrote a lock is alive."""
+  print(
+    f'{path} is of {_holder(path)[1]}; watching for {WATCH_SECONDS:.0f} s '
+    'whether that run is alive', file=sys.stderr, flush=True,
+  )  # fmt: skip
+  before, end = path.stat().st_mtime_ns, time.monotonic() + WATCH_SECONDS
+  while time.monotonic() < end:
+    time.sleep(min(1.0, WATCH_SECONDS / 10))
+    path.read_bytes()  # makes NFS ask the server
+    if path.stat().st_mtime_ns != before:
+      return True
+  return False
+
+
+def _renew(path: pathlib.Path, text: str, done: threading.Event) -> None:
+  """Renews a lock until `done`; ends the process if another run has it."""
+  while not done.wait(BEAT_SECONDS):
+    with contextlib.suppress(OSError):  # a full disk is no reason to end
+      found = path.read_text() if path.exists() else ''
+      if not found:  # deleted by hand
+        path.write_text(text)
+      elif found != text:
+        line = f'error: another run took the directory: {_in_use(path)}\n'
+        os.write(2, line.encode())
+        os._exit(RunLockedError.exit_code)
+      os.utime(path)
 
 
 def _in_use(lock: pathlib.Path) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 import jax
 from jax._src import distributed  # JAX has no public key-value store
 
-PEER, STUCK = 7, 8  # exit codes
+PEER, STUCK = 8, 9  # exit codes
 TICK = 1.0  # seconds between records
 # A peer is dead after this many seconds without a record; JAX waits 25.
 SILENCE = 20.0

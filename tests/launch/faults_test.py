@@ -20,7 +20,7 @@ ENDLESS = (
   EVERY_7, '--config.stages.stage1.steps=1000000', '--config.log_every=50',
   '--config.evals.test.every_steps=0',
 )  # fmt: skip
-PEER, STUCK = 7, 8
+PEER, STUCK = 8, 9
 AT_NIGHT = functools.partial(pytest.param, marks=pytest.mark.nightly)
 PROMISE = 30.0  # seconds until the other processes have ended
 

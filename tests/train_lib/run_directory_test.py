@@ -1,5 +1,6 @@
 """Run directories: what is written, refused and locked; strict JSON."""
 
+import itertools
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -18,6 +20,7 @@ import pytest
 from dataset_lib import text_files
 from dataset_lib.errors import InvalidDataError
 from tests.train_lib.states import start_python
+from train_lib import run_directory
 from train_lib.run_directory import (
   METRICS,
   ConfigChangedError,
@@ -106,23 +109,69 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
   enter(tmp_path)
 
 
-def test_a_recent_lock_of_another_host_is_respected_but_no_damaged_one(
-  tmp_path,
+FOREIGN = '{"pid": 1, "host": "elsewhere", "started": "then"}'
+
+
+@pytest.mark.parametrize('clock', [-1e4, 1e4])
+def test_a_lock_of_another_host_holds_while_it_is_renewed(
+  tmp_path, clock, monkeypatch, capsys
 ):
-  files = tmp_path / 'run.lock', tmp_path / METRICS
-  files[0].write_text('{"pid": 1, "host": "elsewhere", "started": "then"}')
-  files[1].write_text('')
-  old = time.time() - 1000
-  os.utime(files[0], (old, old))
-  with pytest.raises(RunLockedError, match='process 1 on host elsewhere'):
-    enter(tmp_path)
-  for file in files:
-    os.utime(file, (old, old))
-  enter(tmp_path)
+  """Whatever the clock of that host says."""
+  monkeypatch.setattr(run_directory, 'WATCH_SECONDS', 1.0)
+  lock, times = tmp_path / 'run.lock', itertools.count(time.time() + clock)
+  lock.write_text(FOREIGN)
+  os.utime(lock, (0, next(times)))
+  with RunDirectory(tmp_path, CONFIG):  # it is dead
+    assert read(lock)['pid'] == os.getpid()
+  assert 'of process 1 on host elsewhere' in capsys.readouterr().err
+  lock.write_text(FOREIGN)
+  done = threading.Event()
+
+  def renew():
+    while not done.wait(0.05):
+      os.utime(lock, (0, next(times)))
+
+  other = threading.Thread(target=renew)
+  other.start()
+  try:
+    with pytest.raises(RunLockedError, match='process 1 on host elsewhere'):
+      enter(tmp_path)
+  finally:
+    done.set()
+    other.join()
+  assert lock.read_text() == FOREIGN
+
+
+def test_a_run_renews_its_lock_and_ends_if_another_has_it(tmp_path):
+  lock = tmp_path / 'run.lock'
+  quick = 'import train_lib.run_directory as r; r.BEAT_SECONDS = 0.05'
+  with start_python(quick + HOLD, tmp_path, stderr=subprocess.PIPE) as process:
+    assert process.stdout.readline() == 'False\n'
+    text, before = lock.read_text(), lock.stat().st_mtime_ns
+    wait_until(lambda: lock.stat().st_mtime_ns > before)
+    lock.unlink()
+    wait_until(lambda: lock.exists() and lock.read_text() == text)
+    lock.write_text(FOREIGN)
+    assert process.wait(30) == RunLockedError.exit_code
+    line = process.stderr.read()
+  assert 'another run took the directory' in line
+  assert 'process 1 on host elsewhere' in line
+  assert line.count('\n') == 1
+
+
+def wait_until(happened):
+  deadline = time.monotonic() + 30
+  while not happened():
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+
+
+def test_a_damaged_lock_does_not_hold(tmp_path):
+  lock = tmp_path / 'run.lock'
   for damaged in (b'{"pid": 1', b'\xff\xfe', b'[]'):
-    files[0].write_bytes(damaged)
+    lock.write_bytes(damaged)
     with RunDirectory(tmp_path, CONFIG):
-      assert read(files[0])['pid'] == os.getpid()
+      assert read(lock)['pid'] == os.getpid()
 
 
 @pytest.mark.parametrize(
