@@ -19,6 +19,7 @@ TensorBoard files, run.png and, at the end, result.json. Several processes
 import dataclasses
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import sys
 import time
@@ -61,6 +62,8 @@ def run(flags: Flags) -> int:
   from serve_lib import programs
   from train_lib import trainer
 
+  # Orbax prints traces of errors that become one line here.
+  logging.getLogger('absl').setLevel(logging.CRITICAL)
   if _has_only_cpu():
     programs.keep_freed_memory()
   if flags.distributed:
@@ -86,10 +89,10 @@ def _join(*peers: Any) -> None:
   """Joins the other processes; JAX detects missing values on a cluster."""
   import jax
 
-  # `train_lib.watchdog` finds a dead process after 20 s; JAX would, too, but
-  # ends the others with a native stack.
+  # `train_lib.watchdog` finds a dead process after 20 s; JAX, which ends the
+  # others with a native stack, must be later also on a busy machine.
   names = 'heartbeat_timeout_seconds', 'shutdown_timeout_seconds'
-  timeouts: Any = dict.fromkeys(names, 25)
+  timeouts: Any = dict.fromkeys(names, 60)
   try:
     jax.distributed.initialize(*peers, **timeouts)
   except ValueError as error:

@@ -54,6 +54,8 @@ class FaultyParity(Parity):
     fault, self.batches = os.environ.get('FAULT'), self.batches + 1
     if fault == 'slow' and self.split == 'test':
       time.sleep(0.2)
+    if fault == 'slow_train' and self.split == 'train':
+      time.sleep(0.1)
     if self.split == 'train' and self.batches == 20:
       if fault == 'stuck':
         time.sleep(1000)

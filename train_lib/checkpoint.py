@@ -7,7 +7,9 @@ the best, and raises a failed save's error at the next call of save or wait.
 
 import concurrent.futures
 import contextlib
+import errno
 import math
+import os
 import pathlib
 import shutil
 import time
@@ -52,7 +54,7 @@ class Checkpointer(contextlib.ExitStack):
         create_directories_asynchronously=False,
       ),
     )
-    self.callback(self._orbax.close)
+    self.callback(self._close)
     self._thread = self.enter_context(concurrent.futures.ThreadPoolExecutor(1))
     self._saving: concurrent.futures.Future[None] | None = None
     self.failures = 0  # of saves in a row
@@ -84,9 +86,18 @@ class Checkpointer(contextlib.ExitStack):
     self._remove_temporary()
     self._set_later_aside()
     with self._errors():
+      self._check_space(flat)
       arrays = ocp.args.StandardSave(io.nest(flat))
       self._orbax.save(self.directory / str(step), args=arrays)
     self._saving = self._thread.submit(self._complete)
+
+  def _check_space(self, flat: Mapping[str, Any]) -> None:
+    """Raises OSError if the arrays do not fit, before many writes fail."""
+    need = sum(array.nbytes for array in flat.values())
+    free = shutil.disk_usage(self.directory).free
+    if free < need and jax.process_count() == 1:  # all save, or none
+      words = f'{os.strerror(errno.ENOSPC)}: {need} bytes needed, {free} free'
+      raise OSError(words)
 
   def wait(self, block: bool = True) -> None:
     """Raises `CheckpointError` if the last save failed.
@@ -121,6 +132,10 @@ class Checkpointer(contextlib.ExitStack):
     self._restored = saved.step
     return state, saved
 
+  def _close(self) -> None:
+    with self._errors():
+      self._orbax.close()
+
   def _finish(self) -> None:
     name = f'{self._description["step"]}{TEMPORARY}'
     io.finish(self.directory / name, self._description)
@@ -143,7 +158,8 @@ class Checkpointer(contextlib.ExitStack):
     except Exception as error:
       self.failures += 1
       self._remove_temporary()
-      what = f'saving step {self._description["step"]} to {self.directory}'
+      step = self._description.get('step', 'none')
+      what = f'saving step {step} to {self.directory}'
       message = f'{what} failed: {type(error).__name__}: {error}'
       raise CheckpointError(message) from error
 

@@ -16,7 +16,7 @@ from clu import parameter_overview
 from rich.progress import MofNCompleteColumn, Progress
 
 from train_lib.build import Setup
-from train_lib.run_directory import RunDirectory
+from train_lib.run_directory import RunDirectory, writing
 
 # The metrics of a step that its line in the terminal shows.
 HEADLINE = (
@@ -56,7 +56,8 @@ class Console(contextlib.ExitStack):
       from tensorboardX import SummaryWriter
 
       self._tensorboard = SummaryWriter(str(run.workdir / 'tensorboard'))
-      self.callback(self._tensorboard.close)
+      self.enter_context(self._writing())
+      self.callback(self._tensorboard.close)  # writes what waits
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     hidden = not (self._primary and self._console.is_terminal)
     self._bar = self.enter_context(
@@ -132,11 +133,16 @@ class Console(contextlib.ExitStack):
     for step, kept in self.unwritten().items():
       self._run.log(step, kept)
       row = self._rows.pop(step)
-      if self._tensorboard is not None:
+      if self._tensorboard is None:
+        continue
+      with self._writing():
         for name, value in row.items():
           if math.isfinite(value):  # the ETA is unknown at first
             self._tensorboard.add_scalar(name, value, step)
         self._tensorboard.flush()
+
+  def _writing(self) -> contextlib.AbstractContextManager[None]:
+    return writing(self._run.workdir / 'tensorboard')
 
   def unwritten(self) -> dict[int, dict[str, float]]:
     """Returns the rows of `metrics.jsonl` that `flush` will write, by step."""

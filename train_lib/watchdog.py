@@ -29,7 +29,7 @@ from jax._src import distributed  # JAX has no public key-value store
 
 PEER, STUCK = 8, 9  # exit codes
 TICK = 1.0  # seconds between records
-# A peer is dead after this many seconds without a record; JAX waits 25.
+# A peer is dead after this many seconds without a record; JAX waits 60.
 SILENCE = 20.0
 FINISHED = 'finished'
 _STORE, _SHARED = 'watchdog/', 'watchdog/shared/'  # folders of keys

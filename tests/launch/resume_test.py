@@ -6,6 +6,8 @@ processes change losses by 1e-5 at most.
 
 import json
 import os
+import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -78,12 +80,16 @@ def run(workdir, *extra, **options):
   finish(start(workdir, *extra, **options))
 
 
-def stop_at(workdir, step, number, code, *processes, hit=0):
-  """Sends a signal to a process after a step of the run."""
+def wait_for_step(workdir, step, *processes):
   path = workdir / 'metrics.jsonl'
   while not path.exists() or f'"step": {step},' not in path.read_text():
     assert all(process.poll() is None for process in processes)
     time.sleep(0.02)
+
+
+def stop_at(workdir, step, number, code, *processes, hit=0):
+  """Sends a signal to a process after a step of the run."""
+  wait_for_step(workdir, step, *processes)
   processes[hit].send_signal(number)
   finish(*processes, code=code)
 
@@ -145,6 +151,20 @@ def test_kill_9_and_restart_is_bit_identical(step, uninterrupted, tmp_path):
   assert result(tmp_path)['steps_this_process'] <= STEPS - saved
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize('seed', range(10))
+def test_any_five_kills_are_bit_identical(seed, uninterrupted, tmp_path):
+  rng, kill = random.Random(seed), signal.SIGKILL
+  for step in sorted(rng.sample(range(1, STEPS - 8), 5)):
+    process = start(tmp_path, EVERY_7)
+    wait_for_step(tmp_path, step, process)
+    time.sleep(rng.uniform(0.0, 0.05))
+    process.send_signal(kill)
+    finish(process, code=-kill)
+  run(tmp_path, EVERY_7)
+  assert_same_run(uninterrupted, tmp_path)
+
+
 @pytest.mark.slow
 def test_sigterm_saves_the_step_and_the_same_command_continues(
   uninterrupted, tmp_path
@@ -176,6 +196,27 @@ def test_devices_and_accumulation_give_the_same_losses(
 ):
   run(tmp_path, f'--config.num_micro={num_micro}', *extra, devices=devices)
   assert_same_losses(uninterrupted, tmp_path)
+
+
+def begin(workdir, layout, *extra):
+  """Starts a run on a number of devices, or on 'two' processes."""
+  if layout == 'two':
+    return start_two(workdir, *extra)
+  return [start(workdir, *extra, devices=layout)]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('before', [1, 2, 4, 8, 'two'])
+def test_a_run_continues_on_other_devices(before, uninterrupted, tmp_path):
+  saved = tmp_path / 'saved'
+  processes = begin(saved, before, NEVER)
+  stop_at(saved, 20, signal.SIGTERM, 75, *processes)
+  for after in (1, 2, 4, 8, 'two'):
+    workdir = tmp_path / str(after)
+    shutil.copytree(saved, workdir)
+    finish(*begin(workdir, after, NEVER))
+    assert result(workdir)['steps_this_process'] < STEPS - 10
+    assert_same_losses(uninterrupted, workdir)
 
 
 @pytest.mark.slow
