@@ -6,6 +6,8 @@ other silently. Every other folder with an `__init__.py` is installed.
 
 import setuptools
 
+# A private function of submitit makes the script for sbatch.
+CLUSTER = ['submitit>=1.5,<1.6']
 PLOTS = ['matplotlib>=3.8']
 # A pretrained 6-layer BERT with its vocabulary; what it requires includes
 # torch, whose version is fixed here so that one install fits all.
@@ -24,7 +26,10 @@ TFDS = [
 TEST = [
   'beartype>=0.20',
   'hypothesis>=6.100',
+  'jsonschema>=4.20',
+  'kubernetes-validate>=1.30',
   'mypy>=1.11',
+  'PyYAML>=6',
   'pytest>=8',
   'pytest-xdist>=3.6',
   'ruff>=0.6',
@@ -66,11 +71,12 @@ setuptools.setup(
     'tokenizers>=0.21',
   ],
   extras_require={
+    'cluster': CLUSTER,
     'cuda12': ['jax[cuda12]'],
     'peers': PEERS + PRETRAINED,
     'plots': PLOTS,
     'pretrained': PRETRAINED,
-    'test': TEST + PLOTS + TFDS,
+    'test': TEST + CLUSTER + PLOTS + TFDS,
     'tfds': TFDS,
     'tpu': ['jax[tpu]'],
   },

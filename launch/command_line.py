@@ -22,7 +22,7 @@ from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
 
 OK, USAGE, NOT_FINITE, DATA, LOCKED, CHECKPOINT, MEMORY = 0, 2, 3, 4, 5, 6, 7
-PREEMPTED, INTERRUPTED, OUTPUT_CLOSED = 75, 130, 141
+UNAVAILABLE, PREEMPTED, INTERRUPTED, OUTPUT_CLOSED = 69, 75, 130, 141
 
 OVERRIDE = '--config.KEY'
 EXAMPLE = 'configs/adatape/parity.py'
@@ -38,6 +38,7 @@ exit codes:
   7   a compiled step does not fit into the memory of a device
   8   another process of a training failed or does not answer
   9   a training made no progress for watchdog_seconds
+  69  gcloud, kubectl or sbatch is missing or failed
   75  a training was asked to stop (SIGTERM); the same command continues
   130 interrupted (Ctrl-C)
   141 stdout was closed, as by `| head`; not an error
@@ -117,8 +118,9 @@ class Command:
         _declare(commands.add_parser(name, **words, **look), one)
     else:
       _declare(parser, kind)
-      if hasattr(kind, 'overrides'):
-        argv = list(_with_overrides(argv))
+    kinds = kind.values() if isinstance(kind, dict) else [kind]
+    if any(hasattr(one, 'overrides') for one in kinds):
+      argv = list(_with_overrides(argv))
     arguments, unknown = parser.parse_known_args(argv)
     given = vars(arguments)
     if isinstance(kind, dict):

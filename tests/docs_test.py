@@ -28,6 +28,7 @@ FEW = '--config.dataset.max_examples=16'
 SMALLER = (
   (r'^pip install', None),
   (r'^pytest', None),
+  (r'launch\.cluster', '--dry_run'),  # there is no cluster
   (
     r'launch\.train.*size=paper',
     f'{RUN} {STEPS} --config.model.width=24 --config.model.mlp_dim=32 '

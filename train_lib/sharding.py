@@ -29,6 +29,23 @@ RULES: tuple[tuple[str, Any], ...] = (
 )
 
 
+def mesh_shape(sizes: Any, count: int, is_whole: bool) -> tuple[int, ...]:
+  """Returns the sizes of `AXES`; -1 takes the devices that remain of `count`.
+
+  Raises `ConfigError` if they do not fit, or do not use all if `is_whole`.
+  """
+  shape = [int(sizes.get(a, 1)) for a in AXES]
+  if shape.count(-1) == 1:
+    rest = -math.prod(shape)
+    shape[shape.index(-1)] = count // rest if count % rest == 0 else 0
+  size = math.prod(shape)
+  fits = size == count or (size < count and not is_whole)
+  if min(shape) < 1 or not fits:
+    expected = f'sizes of {AXES}, at most one -1, for {count} devices'
+    raise ConfigError('mesh', dict(sizes), expected)
+  return tuple(shape)
+
+
 def make_mesh(sizes: Any, devices: Sequence[Any] | None = None) -> Mesh:
   """Builds the mesh; one axis may be -1 and takes the remaining devices.
 
@@ -37,15 +54,8 @@ def make_mesh(sizes: Any, devices: Sequence[Any] | None = None) -> Mesh:
   default.
   """
   devices = jax.devices() if devices is None else devices
-  shape, count = [int(sizes.get(a, 1)) for a in AXES], len(devices)
-  if shape.count(-1) == 1:
-    rest = -math.prod(shape)
-    shape[shape.index(-1)] = count // rest if count % rest == 0 else 0
+  shape = mesh_shape(sizes, len(devices), jax.process_count() > 1)
   size = math.prod(shape)
-  fits = size == count or (size < count and jax.process_count() == 1)
-  if min(shape) < 1 or not fits:
-    expected = f'sizes of {AXES}, at most one -1, for the {count} devices here'
-    raise ConfigError('mesh', dict(sizes), expected)
   # Linen's logical partitioning needs Auto axes, not the default.
   types = (AxisType.Auto,) * len(AXES)
   return jax.make_mesh(shape, AXES, axis_types=types, devices=devices[:size])
@@ -143,7 +153,9 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
   }
 
 
-def check_batch_size(config: Any, mesh: Mesh, together: int = 1) -> None:
+def check_batch_size(
+  config: Any, mesh: Mesh | jax.sharding.AbstractMesh, together: int = 1
+) -> None:
   """Raises `ConfigError` unless rows divide over devices and micro-batches.
 
   `together`: rows that one device holds together, 2 for mixup.

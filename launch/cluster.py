@@ -1,0 +1,295 @@
+"""Starts a training on Cloud TPU VMs, on GKE or with SLURM.
+
+  python -m launch.cluster slurm --name=parity --nodes=2 --dry_run \\
+      --config=configs/adatape/parity.py --workdir=/shared/parity
+
+--config, --config.KEY and --workdir are those of launch.train; the workdir is
+a directory that all hosts mount. They, the mesh and the batch size are checked
+for the requested devices before anything is submitted; --dry_run prints what
+would be. A training that is stopped (SIGTERM) saves its step and is restarted.
+docs/clusters.md has examples.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import re
+import shlex
+import string
+import subprocess
+import sys
+from typing import Annotated, Any
+
+from annotated_types import Predicate
+
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import flag
+from launch import command_line
+from launch.command_line import PREEMPTED, Count, Positive
+
+SAVE_SECONDS = 120  # from SIGTERM to SIGKILL
+# A restart ends in the same way: see command_line.EXIT_CODES.
+PERMANENT = [command_line.USAGE, command_line.NOT_FINITE, command_line.DATA]
+# Names of gcloud, of a VM's image and of a GKE node; cores of a chip.
+TPUS = {
+  'v4': ('v4', 'tpu-ubuntu2204-base', 'tpu-v4-podslice', 2),
+  'v5e': ('v5litepod', 'v2-alpha-tpuv5-lite', 'tpu-v5-lite-podslice', 1),
+  'v5p': ('v5p', 'v2-alpha-tpuv5', 'tpu-v5p-slice', 2),
+  'v6e': ('v6e', 'v2-alpha-tpuv6e', 'tpu-v6e-slice', 1),
+}
+# gcloud takes a number of cores, which has one shape; by cores of a chip.
+SHAPES = {
+  1: '1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16',
+  2: '2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16',
+}
+
+QUEUED = string.Template("""\
+set -euo pipefail
+tpus() { gcloud compute tpus "$$1" "$$2" $name $place --quiet "$${@:3}"; }
+state() { tpus queued-resources describe '--format=value(state.state)'; }
+{
+  while true; do
+    case $$(state 2> /dev/null || echo NONE) in
+      NONE) tpus queued-resources create --node-id=$name $kind ;;
+      SUSPENDED) tpus queued-resources delete --force ;;  # spot, reclaimed
+      FAILED) echo '$name: FAILED' >&2; exit 1 ;;
+      ACTIVE) break ;;
+      *) sleep 30 ;;
+    esac
+  done
+  tpus tpu-vm ssh --worker=all --command=$remote
+} < /dev/null
+""")
+JOBSET = string.Template("""\
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata:
+  name: $name
+  labels: $labels
+  annotations:  # all hosts of a slice are nodes of one pool
+    alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
+spec:
+  failurePolicy:
+    maxRestarts: 100
+    rules:
+    - {name: permanent, action: FailJobSet,
+       onJobFailureReasons: [PodFailurePolicy]}
+  replicatedJobs:
+  - name: slice
+    template:
+      spec:
+        parallelism: $hosts
+        completions: $hosts
+        backoffLimit: 0  # one lost host ends the others; the JobSet restarts
+        podFailurePolicy:
+          rules:
+          - action: FailJob
+            onExitCodes: {containerName: train, operator: In, values: $codes}
+        template:
+          spec:
+            restartPolicy: Never
+            terminationGracePeriodSeconds: $seconds
+            nodeSelector: $nodes
+            tolerations: $taints
+            containers:
+            - name: train
+              image: $image
+              command: $command
+              # Without a TPU it fails and does not train on the CPU.
+              env: [{name: JAX_PLATFORMS, value: 'tpu,cpu'}]
+              resources: {limits: {google.com/tpu: $chips_per_host}}
+              volumeMounts: [{name: runs, mountPath: $mount}]
+            volumes: [{name: runs, persistentVolumeClaim: {claimName: $claim}}]
+""")
+
+SLICES = {f'{t}:{shape}' for t in TPUS for shape in SHAPES[TPUS[t][3]].split()}
+Slice = Annotated[
+  str,
+  Predicate(SLICES.__contains__),
+  f'one of {", ".join(TPUS)} with its shape, such as v5e:4x4 or v4:2x2x2',
+]
+Name = Annotated[  # GKE appends the numbers of the job and of the pod
+  str,
+  Predicate(lambda s: re.fullmatch('[a-z]([-a-z0-9]{0,38}[a-z0-9])?', s)),
+  'at most 40 lower-case letters, digits and -, the first a letter',
+]
+Text = Annotated[
+  str, Predicate(lambda s: s and s.isprintable()), 'a line that is not empty'
+]
+Directory = Annotated[
+  str,
+  Predicate(lambda p: re.fullmatch('/.*', p) and '..' not in p.split('/')),
+  "an absolute path without '..'; mount a bucket to use it",
+]
+
+
+class UnavailableError(RuntimeError):
+  """The program that submits, or a package, is missing, or it failed."""
+
+  exit_code = command_line.UNAVAILABLE
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Training:
+  config: str = flag('the experiment', metavar='FILE.py[:argument]')
+  overrides: tuple[str, ...] = command_line.overrides_flag()
+  workdir: Directory = flag('directory of the run on all hosts', metavar='PATH')
+  name: Name = flag('name of the job')
+  python: Text = flag('the interpreter on the hosts', 'python3', 'PATH')
+  dry_run: bool = flag('print what would run, run nothing', False)
+
+  def command(self, is_distributed: bool = True) -> list[str]:
+    """Returns the command of one process."""
+    given = [f'--config={self.config}', f'--workdir={self.workdir}']
+    given += [f'--config.{text}' for text in self.overrides]
+    joins = ['--distributed'] * is_distributed
+    return [self.python, '-m', 'launch.train', *given, *joins]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _TpuTraining(_Training):
+  topology: Slice = flag('generation and chips', metavar='v5e:4x4')
+  spot: bool = flag('use spot capacity', False)
+
+  def devices(self) -> int:
+    """Returns the number of chips, each of which is a device of JAX."""
+    return math.prod(map(int, self.topology.split(':')[1].split('x')))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TpuVm(_TpuTraining):
+  """Cloud TPU VMs, by queued resources."""
+
+  program = ('bash',)  # reads `text()` on stdin, as those below
+
+  zone: Text = flag('zone of Google Cloud')
+  project: Text | None = flag("default: gcloud's own", None)
+  checkout: Text = flag('its place on the hosts', 'adaptive-computation')
+
+  def text(self) -> str:
+    """Returns a bash script: create, wait, start the training on all hosts."""
+    name, runtime, _, cores = TPUS[self.topology.split(':')[0]]
+    kind = f'--accelerator-type={name}-{self.devices() * cores}'
+    kind += f' --runtime-version={runtime}' + ' --spot' * self.spot
+    place = [f'--zone={self.zone}']
+    place += [f'--project={self.project}'] if self.project else []
+    # A lost ssh connection does not end it; a second start changes nothing.
+    train = f'JAX_PLATFORMS=tpu,cpu {shlex.join(self.command())}'
+    ends = '|'.join(map(str, PERMANENT))
+    loop = f'until {train}; do case $? in {ends}) exit ;; esac; sleep 10; done'
+    remote = f'cd {shlex.quote(self.checkout)} || exit; '
+    remote += f'nohup flock -n ~/{self.name}.lock bash -c {shlex.quote(loop)}'
+    remote += f' >> ~/{self.name}.log 2>&1 < /dev/null &'
+    return QUEUED.substitute(
+      name=self.name, place=shlex.join(place), kind=kind,
+      remote=shlex.quote(remote),
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gke(_TpuTraining):
+  """A JobSet of TPU hosts on GKE, with a queue of Kueue if one is named."""
+
+  program = 'kubectl', 'apply', '-f', '-'
+
+  image: Text = flag('container image; its working directory is the checkout')
+  claim: Text = flag('PersistentVolumeClaim that holds the runs')
+  mount: Directory = flag('where the claim is mounted', '/mnt/runs', 'PATH')
+  queue: Text | None = flag('local queue of Kueue', None)
+  chips_per_host: Positive = flag('chips of a node of the pool', 4)
+
+  def text(self) -> str:
+    """Returns the manifest of the JobSet as YAML."""
+    hosts, rest = divmod(self.devices(), self.chips_per_host)
+    if rest:
+      expected = f'a divisor of the {self.devices()} chips of {self.topology}'
+      raise ConfigError('--chips_per_host', self.chips_per_host, expected)
+    if not self.workdir.startswith(f'{self.mount.rstrip("/")}/'):
+      expected = f'a directory below --mount={self.mount}'
+      raise ConfigError('--workdir', self.workdir, expected)
+    name, _, chips = self.topology.partition(':')
+    gke, node = 'cloud.google.com/gke', TPUS[name][2]
+    nodes = {f'{gke}-tpu-accelerator': node, f'{gke}-tpu-topology': chips}
+    nodes |= {f'{gke}-spot': 'true'} if self.spot else {}
+    values = dataclasses.asdict(self) | dict(
+      hosts=hosts, command=self.command(hosts > 1), codes=PERMANENT,
+      labels={'kueue.x-k8s.io/queue-name': self.queue} if self.queue else {},
+      nodes=nodes, seconds=SAVE_SECONDS,
+      taints=[{'key': f'{gke}-spot', 'operator': 'Exists'}] * self.spot,
+    )  # fmt: skip
+    # JSON is YAML that needs no more quotes.
+    dumped = {k: json.dumps(v, ensure_ascii=False) for k, v in values.items()}
+    return JOBSET.substitute(dumped)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Slurm(_Training):
+  """SLURM, by a script of submitit."""
+
+  program = ('sbatch',)
+
+  nodes: Positive = flag('number of nodes', 1)
+  gpus_per_node: Count = flag('GPUs of a node, one process each; 0: CPU', 0)
+  minutes: Positive = flag('time limit, after which it is requeued', 1440)
+  sbatch: Text = flag('more options', 'open-mode=append', 'KEY=VALUE,...')
+
+  def devices(self) -> int:
+    """Returns the number of processes: JAX gives each of them one device."""
+    return self.nodes * max(1, self.gpus_per_node)
+
+  def text(self) -> str:
+    """Returns the script for sbatch."""
+    # Submitit's configuration of logging closes the handlers of others.
+    os.environ.setdefault('SUBMITIT_LOG_LEVEL', 'NOCONFIG')
+    # SlurmExecutor makes its script by this, but only where srun is installed.
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    more = command_line.parse_fields('--sbatch', self.sbatch)
+    # The signal goes to the processes, not to the script, which reads their
+    # exit code. Submitit's own (USR2) would kill them.
+    more |= {'requeue': True, 'signal': f'TERM@{SAVE_SECONDS}'}
+    requeue = f'[ $code != {PREEMPTED} ] || scontrol requeue "$SLURM_JOB_ID"'
+    script = _make_sbatch_string(
+      shlex.join(self.command(self.devices() > 1)), f'{self.workdir}/slurm',
+      job_name=self.name, time=self.minutes, nodes=self.nodes,
+      ntasks_per_node=max(1, self.gpus_per_node),
+      gpus_per_node=self.gpus_per_node or None,
+      teardown=['code=$?', requeue, 'exit $code'], additional_parameters=more,
+    )  # fmt: skip
+    return f'{script}\n'
+
+
+def run(flags: Any) -> int:
+  """Checks a training for its devices, then prints or submits it."""
+  config = command_line.load_config(flags.config, flags.overrides)
+  from jax.sharding import AbstractMesh
+
+  from train_lib import sharding
+
+  shape = sharding.mesh_shape(config.mesh, flags.devices(), is_whole=True)
+  sharding.check_batch_size(config, AbstractMesh(shape, sharding.AXES))
+  program = flags.program
+  try:
+    text = flags.text()
+    if flags.dry_run:
+      print(text, end='')
+      print(f'not run: {shlex.join(program)}', file=sys.stderr)
+      return command_line.OK
+    if isinstance(flags, Slurm):  # without their folder there are no logs
+      command_line.check_place('--workdir', flags.workdir)
+      os.makedirs(f'{flags.workdir}/slurm', exist_ok=True)
+    code = subprocess.run(program, input=text, text=True).returncode
+  except (ImportError, OSError) as error:
+    expected = f'expected {program[0]!r} on PATH, and the extra [cluster]'
+    raise UnavailableError(f'{expected} ({error})') from error
+  if code:
+    raise UnavailableError(f'{program[0]} ended with exit code {code}')
+  return command_line.OK
+
+
+FLAGS = dict(tpu_vm=TpuVm, gke=Gke, slurm=Slurm)
+main = command_line.Command('cluster', __doc__, FLAGS, run)
+
+if __name__ == '__main__':
+  sys.exit(main())
