@@ -1,5 +1,6 @@
 """Trainings on clusters, with fake programs: created, restarted, requeued."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -203,16 +204,18 @@ def test_a_slurm_job_joins_is_requeued_and_continues(fakes, monkeypatch):
   monkeypatch.setenv('SLURM_JOB_ID', job)
   monkeypatch.setenv('SLURM_LOCALID', '0')
   monkeypatch.setenv('PIDS', str(pids))
-  process = subprocess.Popen(['bash', str(root / 'script')])
-  metrics = workdir / 'metrics.jsonl'
-  while not metrics.exists() or '"step": 20,' not in metrics.read_text():
-    assert process.poll() is None
-    time.sleep(0.02)
-  for pid in pids.read_text().split():  # as SLURM before the time limit
-    os.kill(int(pid), signal.SIGTERM)
-  assert process.wait(120) == 75
+  script = ['bash', str(root / 'script')]
+  process = subprocess.Popen(script, start_new_session=True)
+  try:
+    resume_test.wait_for_step(workdir, 20, process)
+    for pid in pids.read_text().split():  # as SLURM before the time limit
+      os.kill(int(pid), signal.SIGTERM)
+    assert process.wait(120) == 75
+  finally:
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, signal.SIGKILL)
   assert (root / 'requeued').read_text() == f'requeue {job}\n'
-  subprocess.run(['bash', str(root / 'script')], check=True, timeout=300)
+  subprocess.run(script, check=True, timeout=300)
   steps = [row['step'] for row in resume_test.rows(workdir)]
   assert steps == list(range(1, resume_test.STEPS + 1))
   assert resume_test.result(workdir)['steps_this_process'] < 41
