@@ -18,6 +18,8 @@ PEERS = [
   'torch==2.13.0',
   'transformers>=5,<6',
 ]
+# Searches of launch.sweep.
+SWEEP = ['optuna>=5,<6']
 TFDS = [
   'importlib_resources>=6',
   'tensorflow-cpu>=2.18',
@@ -76,7 +78,8 @@ setuptools.setup(
     'peers': PEERS + PRETRAINED,
     'plots': PLOTS,
     'pretrained': PRETRAINED,
-    'test': TEST + CLUSTER + PLOTS + TFDS,
+    'sweep': SWEEP,
+    'test': TEST + CLUSTER + PLOTS + SWEEP + TFDS,
     'tfds': TFDS,
     'tpu': ['jax[tpu]'],
   },
