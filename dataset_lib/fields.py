@@ -76,12 +76,14 @@ def flag(
   default: Any = dataclasses.MISSING,
   metavar: str | None = None,
   names: str = '',
+  many: bool = False,
 ) -> Any:
   """Declares a flag, typed by its annotation; required without a default.
 
-  `words` and `metavar` appear in --help; `names`: option strings, not --field.
+  `words` and `metavar` appear in --help; `names`: option strings, not --field;
+  `many`: it may be given several times.
   """
-  about = {'words': words, 'metavar': metavar, 'names': names}
+  about = {'words': words, 'metavar': metavar, 'names': names, 'many': many}
   return dataclasses.field(default=default, metadata=about)
 
 

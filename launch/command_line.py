@@ -71,7 +71,7 @@ class UsageError(ValueError):
 def overrides_flag() -> Any:
   """Declares `--config.KEY=VALUE`, any number of times, as 'KEY=VALUE's."""
   words = 'overrides a field, e.g. --config.optimizer.lr=3e-4'
-  return flag(words, (), 'VALUE', OVERRIDE)
+  return flag(words, (), 'VALUE', OVERRIDE, many=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ def _declare(parser: argparse.ArgumentParser, kind: Any) -> None:
     else:
       options |= dict(type=fields.Unread, required=needed)
       options |= dict(metavar=field.metadata['metavar'])
-      if _names(field) == [OVERRIDE]:
+      if field.metadata['many']:
         options |= dict(action='append', type=str)
       if default and not needed:
         shown = default if isinstance(default, tuple) else (default,)
