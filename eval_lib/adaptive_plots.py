@@ -4,6 +4,7 @@ Functions take measured numbers and a path; see `plots.figure` for their errors.
 """
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -162,6 +163,55 @@ def plot_ranges(
   doubles = 0 < 8 * min(every) <= max(every)
   panel = Panel('Mean and range', y_label, x_label, lines, doubles=doubles)
   plots.draw_panels(path, [panel], (6.4, 4.2))
+
+
+def plot_trials(
+  path: Path,
+  values: Float[np.ndarray, ' T'],
+  places: Mapping[str, Sequence[float | str]],
+  label: str,
+  is_less_better: bool = False,
+  logs: Sequence[str] = (),
+) -> None:
+  """Draws a metric over trials with the best so far, and over each field.
+
+  Args:
+    values: the metric of the trials in the order of their start; NaN: none.
+    places: T values of each varied field; texts are drawn side by side.
+    label: of the metric.
+    is_less_better: the best is the smallest.
+    logs: fields with a logarithmic axis.
+  """
+  points: Any = {'linestyle': '', 'markersize': 6}
+  numbers = np.arange(1, len(values) + 1)
+  best = (np.fmin if is_less_better else np.fmax).accumulate(values)
+  steps = {'marker': '', 'drawstyle': 'steps-post'}
+  lines = [
+    Line('best so far', numbers, best, 1, style=steps),
+    Line('a trial', numbers, values, 0, style=points),
+  ]
+  panels = [Panel('All trials', label, 'trial', lines, ticks=8)]
+  for number, (field, found) in enumerate(places.items(), 2):
+    names: list[str] = []
+    x = np.array(found)
+    if x.dtype.kind not in 'if':
+      names, x = np.unique([str(place) for place in found], return_inverse=True)
+    line = Line('', x, values, number, style=points)
+    limits = (-0.5, len(names) - 0.5) if len(names) else None
+    panels.append(
+      Panel(
+        field.rpartition('.')[2],
+        label,
+        field,
+        [line],
+        limits,
+        log=field in logs,
+        x_names=[*names],
+      )  # fmt: skip
+    )
+  columns = min(len(panels), 3)
+  size = 4.6 * columns, 3.5 * math.ceil(len(panels) / columns)
+  plots.draw_panels(path, panels, size, columns)
 
 
 def plot_bars(
