@@ -1,4 +1,6 @@
-"""Trains once for every line of a plain list of overrides.
+"""Trains once for every line of a list of overrides, or searches ranges.
+
+A list:
 
   python -m launch.sweep --workdir=/tmp/grid --metric=dev/accuracy \\
       --config=configs/albert_act/glue.py:task=rte,checkpoint=/tmp/albert \\
@@ -7,23 +9,44 @@
 A line holds overrides as on the command line of launch.train, without
 `--config.`: `optimizer.lr=3e-5 batch_size=16  # comment`, and arguments of the
 file after a colon: `:n=8,model=ut seed=1`. All lines are checked before the
-first run. The same command continues where it was interrupted
-(Ctrl-C and SIGTERM save the step) and skips finished runs. A run that fails is
-reported; the others continue. Prints a table, best first; writes sweep.csv,
-with all metrics of the last evaluations.
-
-With --x it draws the metric against a field as sweep.png and .pdf: a line for
-each value of --lines, the mean and range of its runs. Figure 2 of AdaTape:
+first run. With --x it draws the metric against a field as sweep.png and .pdf: a
+line for each value of --lines, the mean and range of its runs. Figure 2 of
+AdaTape:
 
   python -m launch.sweep --workdir=/tmp/figure2 --metric=test/accuracy \\
       --config=configs/adatape/parity.py --x=dataset.length \\
       --overrides=configs/adatape/figure2.txt \\
       --names='ParityModel=AdaTape;TokenTransformer=Transformer'
+
+A search, with optuna (extra [sweep]):
+
+  python -m launch.sweep --workdir=/tmp/search --metric=test/accuracy \\
+      --config=configs/adatape/parity.py --trials=12 --prune \\
+      --vary='optimizer.lr=log(1e-4,1e-2)' --vary='model.depth=int(1,4)' \\
+      --vary='optimizer.name=choice(adam,adamw)'
+
+Ranges are uniform(a,b), log(a,b), int(a,b) and choice(x,y,...); a grid takes
+the last two. It draws the metric over trials and over each field. --workers=N
+trains N trials at a time, each on its share of the GPUs, TPU chips or cores.
+Processes that get the same command share a search: on hosts with a common file
+system, or with --storage=URL of a database (postgresql://...). In a SLURM
+array:
+
+  sbatch --array=0-7 --wrap "python -m launch.sweep ..."
+
+or an indexed job of Kubernetes with that command. Each takes the next trial. A
+trial whose process has died (on another host: silent for 120 s by the clock) is
+continued from its last checkpoint.
+
+Both: --config.KEY=VALUE holds for all runs. The same command continues where it
+was interrupted (Ctrl-C and SIGTERM save the step) and skips finished runs. A
+run that fails is reported; the others continue. Prints a table, best first;
+writes sweep.csv, with all metrics of the last evaluations, and best.json, the
+complete configuration of the best run and the command that repeats it.
 """
 
 import contextlib
 import dataclasses
-import hashlib
 import pathlib
 import re
 import shlex
@@ -31,43 +54,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from dataset_lib.errors import ConfigError
-from dataset_lib.fields import ConfigLike, flag
-from launch import command_line
-from launch.command_line import UsageError, Workdir
-
-
-class Run(NamedTuple):
-  """A line of the list and the directory of its run."""
-
-  name: str
-  config: str  # the file with its argument
-  overrides: list[str]
-  workdir: pathlib.Path
-  place: tuple[Any, Any]  # values of the fields `x` and `lines`
-
-  def result(self) -> dict[str, Any] | None:
-    """Reads result.json; None if the run has not finished."""
-    from dataset_lib import text_files
-
-    path = self.workdir / 'result.json'
-    return text_files.loads(path.read_text()) if path.is_file() else None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
-  """Flags of a sweep."""
-
-  config: str = flag('the experiment', metavar='FILE.py[:argument]')
-  overrides: str = flag('one line per run', metavar='FILE')
-  workdir: Workdir = flag('directory of all runs', metavar='DIRECTORY')
-  metric: str = flag('metric that orders the runs', metavar='EVAL/METRIC')
-  mode: Literal['max', 'min'] = flag('max or min: which is better', 'max')
-  x: str = flag('draws the metric against this field', '', 'FIELD')
-  lines: str = flag('with --x: a line for each value', 'model.name', 'FIELD')
-  names: command_line.Names = flag('other names to show', '', 'GIVEN=SHOWN;...')
+from launch import command_line, sweep_runs
+from launch.command_line import UsageError
+from launch.sweep_runs import Flags, Run
 
 
 def read_runs(flags: Flags) -> list[Run]:
@@ -86,9 +78,10 @@ def read_runs(flags: Flags) -> list[Run]:
         continue
       arguments = [word[1:] for word in words if word.startswith(':')]
       overrides = [word for word in words if not word.startswith(':')]
+      overrides = [*flags.fixed, *overrides]
       file, *given = flags.config.split(':', 1)
       config = ':'.join(filter(None, [file, ','.join([*given, *arguments])]))
-      digest, place = _read(flags, config, overrides)
+      digest, place = sweep_runs.read_config(flags, config, overrides)
       earlier = numbers.setdefault(digest, number)
       if earlier != number:
         raise UsageError(f'the same run as in line {earlier}')
@@ -104,42 +97,21 @@ def read_runs(flags: Flags) -> list[Run]:
   return runs
 
 
-def _read(
-  flags: Flags, file: str, overrides: Sequence[str]
-) -> tuple[str, tuple[Any, Any]]:
-  """Returns a hash of a run's configuration and `Run.place`; checks both."""
-  from dataset_lib import text_files
-
-  config = command_line.load_config(file, overrides)
-  name, _, metric = flags.metric.partition('/')
-  if not metric or name not in config.evals:
-    expected = f'EVAL/METRIC of one of {sorted(config.evals)}'
-    raise ConfigError('--metric', flags.metric, expected)
-  text = text_files.dumps(config.to_dict())
-  digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-  if not flags.x:
-    return digest, (None, None)
-  x = _field(config, 'x', flags.x)
-  line = _field(config, 'lines', flags.lines)
-  if type(x) not in (int, float):
-    raise ConfigError('--x', flags.x, f'a field with a number, not {x!r}')
-  return digest, (x, str(line).rpartition(':')[2])
-
-
-def _field(config: Any, flag_name: str, field: str) -> Any:
-  """Returns a field of a configuration, such as 'dataset.length'."""
-  value = config
-  for name in field.split('.'):
-    if not (isinstance(value, ConfigLike) and name in value):
-      expected = f'a field of the configuration: {", ".join(sorted(config))}'
-      raise ConfigError(f'--{flag_name}', field, expected)
-    value = value[name]
-  return value
-
-
 def sweep(flags: Flags) -> int:
   """Trains all runs; returns the exit code of the first that fails, or 0."""
   command_line.check_place('--workdir', flags.workdir)
+  if bool(flags.vary) == bool(flags.overrides):
+    expected = 'a list, or else --vary with ranges'
+    raise ConfigError('--overrides', flags.overrides, expected)
+  for field in dataclasses.fields(Flags):
+    given = getattr(flags, field.name)
+    kind, _, _ = field.metadata['words'].partition(': ')
+    if kind == ('list' if flags.vary else 'search') and given != field.default:
+      raise ConfigError(f'--{field.name}', given, f'it only with a {kind}')
+  if flags.vary:
+    from launch import search
+
+    return search.search(flags)
   runs = read_runs(flags)
   failure = command_line.OK
   for place, run in enumerate(runs, 1):
@@ -147,10 +119,7 @@ def sweep(flags: Flags) -> int:
       print(f'[{place}/{len(runs)}] finished before: {run.name}', flush=True)
       continue
     print(f'[{place}/{len(runs)}] {run.name}', flush=True)
-    code = train([
-      sys.executable, '-m', 'launch.train', f'--config={run.config}',
-      f'--workdir={run.workdir}', *(f'--config.{o}' for o in run.overrides),
-    ])  # fmt: skip
+    code = train([sys.executable, *run.command()])
     if code in (command_line.PREEMPTED, command_line.INTERRUPTED):
       print('stopped; the same command continues', file=sys.stderr)
       return command_line.PREEMPTED
@@ -186,31 +155,17 @@ def train(command: Sequence[str]) -> int:
 
 
 def _report(flags: Flags, runs: Sequence[Run]) -> None:
-  """Prints the table, best first, and writes sweep.csv."""
-  from eval_lib.report import print_table, write_csv
-
-  metric, sign = flags.metric, -1 if flags.mode == 'max' else 1
-  results = [run.result() or {} for run in runs]
+  """Prints the table, writes the files, draws the picture."""
+  metric, results = flags.metric, [run.result() or {} for run in runs]
   known = sorted({name for row in results for name in row if '/' in name})
   if known and metric not in known:
     command_line.fail(
       f'--metric: expected one of {", ".join(known)}, got {metric!r}; '
       'finished runs are kept, repeat the command with another'
     )
-  rows: list[dict[str, Any]] = []
-  for run, result in zip(runs, results, strict=True):
-    row = {'run': run.name, metric: None, 'workdir': str(run.workdir)}
-    # A value that is not finite is a string.
-    finite = {k: v for k, v in result.items() if isinstance(v, float)}
-    rows.append(row | {k: v for k, v in finite.items() if '/' in k})
-  rows.sort(key=lambda row: (row[metric] is None, sign * (row[metric] or 0.0)))
-  path = pathlib.Path(flags.workdir, 'sweep.csv')
-  path.parent.mkdir(parents=True, exist_ok=True)
-  write_csv(path, rows)
-  print_table(f'best first, {path}', [
-    {'run': row['run'], metric: row[metric] and round(row[metric], 4)}
-    for row in rows
-  ])  # fmt: skip
+  sweep_runs.report(
+    flags, [(run, row, {}) for run, row in zip(runs, results, strict=True)]
+  )
   if flags.x:
     values = (result.get(metric) for result in results)
     _draw(flags, zip(runs, values, strict=True))

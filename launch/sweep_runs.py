@@ -1,0 +1,142 @@
+"""The runs of a sweep: flags, directories, the table and the best run."""
+
+import dataclasses
+import hashlib
+import pathlib
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import ConfigLike, flag
+from launch import command_line
+from launch.command_line import Count, Positive, Workdir
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  """Flags of a sweep."""
+
+  config: str = flag('the experiment', metavar='FILE.py[:argument]')
+  fixed: tuple[str, ...] = command_line.overrides_flag()
+  overrides: str = flag('a list: one line per run', '', 'FILE')
+  workdir: Workdir = flag('directory of all runs', metavar='DIRECTORY')
+  metric: str = flag('metric that orders the runs', metavar='EVAL/METRIC')
+  mode: Literal['max', 'min'] = flag('max or min: which is better', 'max')
+  x: str = flag('list: draws the metric against this field', '', 'FIELD')
+  lines: str = flag('list: with --x: a line for each value', 'model.name', 'FIELD')
+  names: command_line.Names = flag('other names to show', '', 'GIVEN=SHOWN;...')
+  vary: tuple[str, ...] = flag(
+    'a search: a range, any number of times', (), 'KEY=RANGE', many=True
+  )
+  sampler: Literal['tpe', 'random', 'grid'] = flag(
+    'search: tpe (Bayesian), random or grid', 'tpe'
+  )
+  trials: Positive | None = flag('search: how many (grid: all)', None, 'COUNT')
+  seed: Count = flag('search: seed of the sampler', 0, 'NUMBER')
+  workers: Positive = flag('search: trainings at a time', 1, 'COUNT')
+  prune: bool = flag('search: stop trials below the median', False)
+  storage: str = flag(
+    'search: a database instead of WORKDIR/search.journal', '', 'URL'
+  )
+
+
+class Run(NamedTuple):
+  """A training of a sweep and its directory."""
+
+  name: str
+  config: str  # the file with its argument
+  overrides: list[str]
+  workdir: pathlib.Path
+  place: tuple[Any, Any] = (None, None)  # values of the fields `x` and `lines`
+
+  def result(self) -> dict[str, Any] | None:
+    """Reads result.json; None if the run has not finished."""
+    from dataset_lib import text_files
+
+    path = self.workdir / 'result.json'
+    return text_files.loads(path.read_text()) if path.is_file() else None
+
+  def command(self) -> list[str]:
+    """Returns the arguments of `python` that train it."""
+    return [
+      '-m', 'launch.train', f'--config={self.config}',
+      f'--workdir={self.workdir}', *(f'--config.{o}' for o in self.overrides),
+    ]  # fmt: skip
+
+
+def read_config(
+  flags: Flags, file: str, overrides: Sequence[str]
+) -> tuple[str, tuple[Any, Any]]:
+  """Returns a hash of a run's configuration and `Run.place`; checks both."""
+  from dataset_lib import text_files
+
+  config = command_line.load_config(file, overrides)
+  name, _, metric = flags.metric.partition('/')
+  if not metric or name not in config.evals:
+    expected = f'EVAL/METRIC of one of {sorted(config.evals)}'
+    raise ConfigError('--metric', flags.metric, expected)
+  text = text_files.dumps(config.to_dict())
+  digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+  if not flags.x:
+    return digest, (None, None)
+  x = _field(config, 'x', flags.x)
+  line = _field(config, 'lines', flags.lines)
+  if type(x) not in (int, float):
+    raise ConfigError('--x', flags.x, f'a field with a number, not {x!r}')
+  return digest, (x, str(line).rpartition(':')[2])
+
+
+def _field(config: Any, flag_name: str, field: str) -> Any:
+  """Returns a field of a configuration, such as 'dataset.length'."""
+  value = config
+  for name in field.split('.'):
+    if not (isinstance(value, ConfigLike) and name in value):
+      expected = f'a field of the configuration: {", ".join(sorted(config))}'
+      raise ConfigError(f'--{flag_name}', field, expected)
+    value = value[name]
+  return value
+
+
+def report(
+  flags: Flags, results: Iterable[tuple[Run, dict[str, Any], dict[str, Any]]]
+) -> None:
+  """Prints the table, best first; writes sweep.csv and best.json.
+
+  `results`: for each run its metrics and other columns.
+  """
+  from eval_lib.report import print_table, write_csv
+
+  metric, sign = flags.metric, -1 if flags.mode == 'max' else 1
+  found: list[tuple[Run, dict[str, Any]]] = []
+  for run, result, others in results:
+    row = {'run': run.name, metric: None, 'workdir': str(run.workdir)} | others
+    # A value that is not finite is a string.
+    finite = {k: v for k, v in result.items() if isinstance(v, float)}
+    found.append((run, row | {k: v for k, v in finite.items() if '/' in k}))
+  found.sort(key=lambda f: (f[1][metric] is None, sign * (f[1][metric] or 0.0)))
+  rows = [row for _, row in found]
+  path = pathlib.Path(flags.workdir, 'sweep.csv')
+  path.parent.mkdir(parents=True, exist_ok=True)
+  write_csv(path, rows)
+  print_table(f'best first, {path}', [
+    {'run': row['run'], metric: row[metric] and round(row[metric], 4)}
+    | {name: row[name] for name in ('trial', 'state') if name in row}
+    for row in rows
+  ])  # fmt: skip
+  if rows and rows[0][metric] is not None:
+    _write_best(flags, found[0][0], rows[0][metric])
+
+
+def _write_best(flags: Flags, run: Run, value: float) -> None:
+  from dataset_lib import text_files
+
+  again = run._replace(workdir=pathlib.Path(flags.workdir, 'best'))
+  command = shlex.join(['python', *again.command()])
+  path = pathlib.Path(flags.workdir, 'best.json')
+  config = command_line.load_config(run.config, run.overrides)
+  text_files.write_json(path, {
+    'run': run.name, flags.metric: value, 'workdir': str(run.workdir),
+    'command': command, 'config': config.to_dict(),
+  })  # fmt: skip
+  print(f'the best, complete: {path}; to train it again:\n{command}')
