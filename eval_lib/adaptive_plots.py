@@ -182,8 +182,7 @@ def plot_trials(
     is_less_better: the best is the smallest.
     logs: fields with a logarithmic axis.
   """
-  points: Any = {'linestyle': '', 'markersize': 6}
-  numbers = np.arange(1, len(values) + 1)
+  numbers, points = np.arange(1, len(values) + 1), {'linestyle': ''}
   best = (np.fmin if is_less_better else np.fmax).accumulate(values)
   steps = {'marker': '', 'drawstyle': 'steps-post'}
   lines = [
@@ -191,24 +190,10 @@ def plot_trials(
     Line('a trial', numbers, values, 0, style=points),
   ]
   panels = [Panel('All trials', label, 'trial', lines, ticks=8)]
-  for number, (field, found) in enumerate(places.items(), 2):
-    names: list[str] = []
-    x = np.array(found)
-    if x.dtype.kind not in 'if':
-      names, x = np.unique([str(place) for place in found], return_inverse=True)
-    line = Line('', x, values, number, style=points)
-    limits = (-0.5, len(names) - 0.5) if len(names) else None
-    panels.append(
-      Panel(
-        field.rpartition('.')[2],
-        label,
-        field,
-        [line],
-        limits,
-        log=field in logs,
-        x_names=[*names],
-      )  # fmt: skip
-    )
+  for number, (field, x) in enumerate(places.items(), 2):
+    lines = [Line('', np.array(x), values, number, style=points)]
+    title, log = field.rpartition('.')[2], field in logs
+    panels.append(Panel(title, label, field, lines, log=log))
   columns = min(len(panels), 3)
   size = 4.6 * columns, 3.5 * math.ceil(len(panels) / columns)
   plots.draw_panels(path, panels, size, columns)

@@ -90,7 +90,6 @@ class Panel(NamedTuple):
   ticks: int = 0  # limits x to as many integers
   doubles: bool = False  # x is 4, 8, 16, ...: equal factors, equal distances
   log: bool = False  # the same for powers of 10
-  x_names: Sequence[str] = ()  # of x = 0, 1, ..., instead of the numbers
 
 
 @contextlib.contextmanager
@@ -161,8 +160,6 @@ def draw_panel(axes: Any, panel: Panel) -> None:
     axes.xaxis.set_major_formatter('{x:g}')
   if panel.log:
     axes.set_xscale('log')
-  if panel.x_names:
-    axes.set_xticks(range(len(panel.x_names)), panel.x_names)
   axes.yaxis.set_major_formatter('{x:g}')
   axes.set_xlim(panel.x_limits)
   axes.set_ylim(panel.y_limits)

@@ -8,7 +8,6 @@ A trial whose process has died is taken over and continues in that directory.
 import ast
 import concurrent.futures
 import contextlib
-import functools
 import glob
 import itertools
 import os
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dataset_lib.errors import ConfigError
@@ -36,7 +35,6 @@ except ImportError as error:
   raise UsageError(missing) from error
 
 FORMS = 'uniform(a,b), log(a,b), int(a,b) or choice(x,y,...) with a <= b'
-MOST_TRIED = 64  # values of the other fields to check an end of a range with
 HOST = socket.gethostname()
 POLL_SECONDS, BEAT_SECONDS, SILENT_SECONDS = 1.0, 30.0, 120.0
 
@@ -54,6 +52,12 @@ class Range(NamedTuple):
     if self.kind == 'int':
       return trial.suggest_int(key, *self.values)
     return trial.suggest_float(key, *self.values, log=self.kind == 'log')
+
+  def all(self) -> Sequence[Any]:
+    """Returns the values of a choice or of a range of integers."""
+    if self.kind == 'choice':
+      return self.values
+    return range(self.values[0], self.values[1] + 1)
 
 
 def parse_range(text: str) -> tuple[str, Range]:
@@ -85,57 +89,33 @@ def _text(body: str, node: ast.expr) -> str:
 def read_space(flags: Flags) -> dict[str, Range]:
   """Returns the ranges of --vary.
 
-  Raises ConfigError for an unknown field, and for a value that is illegal with
-  all values of the others. What is illegal with some is up to a trial.
+  Raises ConfigError for an unknown field, and for an end that is illegal with
+  the fixed values of the others. Combinations are up to each trial.
   """
   space: dict[str, Range] = {}
+  sweep_runs.read_config(flags, flags.config, flags.fixed)
   for key, found in map(parse_range, flags.vary):
     if key in space:
       raise ConfigError('--vary', key, 'each field once')
     if flags.sampler == 'grid' and found.kind not in ('int', 'choice'):
       raise ConfigError(f'--vary={key}', found.kind, 'int or choice in a grid')
     space[key] = found
-  for key, found in space.items():
     for value in found.values:
-      _check(flags, space, f'{key}={value}')
+      try:
+        command_line.load_config(flags.config, [*flags.fixed, f'{key}={value}'])
+      except ConfigError as error:
+        field = error.field.removeprefix('--config.')
+        if f'{key}.'.startswith(f'{field}.'):
+          raise
   return space
 
 
-def _check(flags: Flags, space: Mapping[str, Range], item: str) -> None:
-  key = item.partition('=')[0]
-  others = [
-    [f'{k}={v}' for v in r.values] for k, r in space.items() if k != key
-  ]
-  refusal = None
-  for rest in itertools.islice(itertools.product(*others), MOST_TRIED):
-    try:
-      sweep_runs.read_config(flags, flags.config, [*flags.fixed, *rest, item])
-      return
-    except ConfigError as error:
-      field = error.field.removeprefix('--config.')
-      if field[:2] != '--' and not f'{key}.'.startswith(f'{field}.'):
-        return
-      refusal = error
-  if refusal:
-    raise refusal
-
-
-def grid(space: Mapping[str, Range]) -> list[dict[str, Any]]:
-  """Returns all combinations; the last field changes first."""
-  values = (
-    r.values if r.kind == 'choice' else range(r.values[0], r.values[1] + 1)
-    for r in space.values()
-  )
-  points = itertools.product(*values)
-  return [dict(zip(space, point, strict=True)) for point in points]
-
-
 class _Point(optuna.samplers.RandomSampler):
-  """Samples a point that is given."""
+  """Samples a given point."""
 
-  def __init__(self, point: Mapping[str, Any]):
+  def __init__(self, space: Mapping[str, Range], values: Sequence[Any]):
     super().__init__()
-    self.point = point
+    self.point = dict(zip(space, values, strict=True))
 
   def sample_independent(
     self, study: Any, trial: Any, param_name: str, param_distribution: Any
@@ -149,17 +129,14 @@ class Search:
   def __init__(self, flags: Flags):
     """Checks the space and opens the study."""
     self.flags, self.space = flags, read_space(flags)
-    self.points = grid(self.space) if flags.sampler == 'grid' else []
-    self.points = self.points[: flags.trials]
+    self.points: list[Any] = []
+    if flags.sampler == 'grid':
+      grid = itertools.product(*(one.all() for one in self.space.values()))
+      self.points = list(grid)[: flags.trials]
     self.size = len(self.points) or flags.trials or 0
     if not self.size:
       expected = 'a number; only a grid has its own'
       raise ConfigError('--trials', flags.trials, expected)
-    name = flags.metric.partition('/')[0]
-    config = command_line.load_config(flags.config, flags.fixed)
-    if flags.prune and not config.evals[name].get('every_steps', 0):
-      expected = f'no --prune without evals.{name}.every_steps'
-      raise ConfigError('--prune', True, expected)
     self.study = _open(flags)
     self.lock, self.stop = threading.Lock(), threading.Event()
     self.own: set[int] = set()  # trials that this process has taken
@@ -178,7 +155,7 @@ class Search:
         if trial is not None:
           with contextlib.suppress(UpdateFinishedTrialError):  # taken over
             self._train(trial, environment)
-        elif all(t.state != TrialState.RUNNING for t in self.trials()):
+        elif all(t.state.is_finished() for t in self.trials()):
           return
         else:  # another process trains it, and may die
           self.stop.wait(POLL_SECONDS)
@@ -205,30 +182,34 @@ class Search:
         trial.set_user_attr('surplus', True)
         self.study.tell(trial, state=TrialState.FAIL)
         return None
-      # Seeded by its number, so that no two trials are equal.
-      seed = 1000 * self.flags.seed + trial.number
-      if self.points:
-        self.study.sampler = _Point(self.points[rank])
-      elif self.flags.sampler == 'random':
-        self.study.sampler = optuna.samplers.RandomSampler(seed)
-      else:
-        # The default, 10 random trials, would leave few of a short search.
-        first = max(3, min(10, self.size // 3))
-        tpe = optuna.samplers.TPESampler
-        self.study.sampler = tpe(n_startup_trials=first, seed=seed)
+      self.study.sampler = self._sampler(rank)
       for key, one in self.space.items():
         one.suggest(key, trial)
       return trial
 
+  def _sampler(self, rank: int) -> Any:
+    # Seeded by the trial, so that a resumed search does not repeat values.
+    seed = 1000 * self.flags.seed + rank
+    if self.flags.sampler == 'grid':
+      return _Point(self.space, self.points[rank])
+    if self.flags.sampler == 'random':
+      return optuna.samplers.RandomSampler(seed)
+    # The default, 10 random trials, would leave few of a short search.
+    first = max(3, min(10, self.size // 3))
+    return optuna.samplers.TPESampler(n_startup_trials=first, seed=seed)
+
   def _is_dead(self, trial: Any) -> bool:
     """Returns whether a trial runs without a process."""
-    if trial.state != TrialState.RUNNING or trial.number in self.own:
+    if trial.state.is_finished() or trial.number in self.own:
       return False
     host, _, process = trial.user_attrs.get('owner', '').rpartition(':')
-    if host == HOST and not _is_alive(int(process)):
-      return True
-    started = trial.datetime_start.timestamp()
-    beat = trial.user_attrs.get('beat', started)
+    if host == HOST and process != str(os.getpid()):
+      try:
+        os.kill(int(process), 0)
+      except ProcessLookupError:
+        return True
+    # The same number is that of a process of an earlier container.
+    beat = trial.user_attrs.get('beat', trial.datetime_start.timestamp())
     return time.time() - beat > SILENT_SECONDS
 
   def run_of(self, trial: Any) -> Run:
@@ -243,39 +224,34 @@ class Search:
 
   def _train(self, trial: Any, environment: Mapping[str, str]) -> None:
     """Trains a trial and stores its result, or why there is none."""
-    flags, run = self.flags, self.run_of(trial)
+    run, metric = self.run_of(trial), self.flags.metric
     place = f'[{trial.number + 1}/{self.size}]'
     print(f'{place} {run.name}', flush=True)
-    tell = functools.partial(self.study.tell, trial, skip_if_finished=True)
-    code, reason = command_line.OK, ''
-    result, is_bad = run.result(), False
-    if result is None:
+    code, is_bad = command_line.OK, False
+    if run.result() is None:
       code, is_bad = self._run(trial, run, environment)
-      result = run.result()
-    if result is not None:
-      if flags.metric not in result:
-        known = ', '.join(sorted(name for name in result if '/' in name))
-        expected = f'one of {known}; use another workdir'
-        raise ConfigError('--metric', flags.metric, expected)
-      finite = {k: v for k, v in result.items() if isinstance(v, float)}
-      trial.set_user_attr('metrics', finite)
-      if flags.metric in finite:
-        tell(finite[flags.metric])
-        print(f'{place} {flags.metric} {finite[flags.metric]:.4g}', flush=True)
-        return
-      reason = f'{flags.metric} is {result[flags.metric]}'
-    elif is_bad:
-      trial.set_user_attr('reason', 'below the median')
-      tell(state=TrialState.PRUNED)
-      print(f'{place} pruned', flush=True)
+    result = run.result() or {}
+    if result and metric not in result:
+      known = ', '.join(sorted(name for name in result if '/' in name))
+      raise ConfigError('--metric', metric, f'in a new workdir one of {known}')
+    value, state, reason = result.get(metric), TrialState.COMPLETE, ''
+    if is_bad and not result:
+      state, reason = TrialState.PRUNED, 'worse than the median'
+    elif code in (command_line.PREEMPTED, command_line.INTERRUPTED):
+      self.stop.set()
+    if self.stop.is_set() and not (result or is_bad):
+      trial.set_user_attr('beat', 0.0)  # free for others
       return
-    elif self.stop.is_set():
-      trial.set_user_attr('beat', 0.0)
-      return
-    reason = reason or f'exit code {code}: {_last_line(run)}'
+    if state == TrialState.COMPLETE and not isinstance(value, float):
+      state, reason = TrialState.FAIL, f'{metric} is {value}'
+      if not result:
+        lines = (run.workdir / 'train.log').read_text(errors='replace')
+        reason = f'exit code {code}: {lines.strip().splitlines()[-1:]}'
+    trial.set_user_attr('metrics', result)
     trial.set_user_attr('reason', reason)
-    tell(state=TrialState.FAIL)
-    print(f'{place} {reason}', file=sys.stderr, flush=True)
+    number = value if state == TrialState.COMPLETE else None
+    self.study.tell(trial, number, state, skip_if_finished=True)
+    print(f'{place} {state.name.lower()}: {reason or value}', flush=True)
 
   def _run(
     self, trial: Any, run: Run, environment: Mapping[str, str]
@@ -298,49 +274,56 @@ class Search:
         finally:
           process.terminate()  # nothing if it has ended
       code = process.returncode
-      code = code if code >= 0 else 128 - code
-    return code, is_bad
+    return code if code >= 0 else 128 - code, is_bad
 
   def _watch(self, trial: Any, run: Run, process: subprocess.Popen) -> bool:
-    """Waits for a training; returns whether it was pruned."""
+    """Waits for a training; returns whether to prune it."""
     from eval_lib import plots
 
-    frozen = self.study.trials[trial.number]
-    reported, beat, is_bad = {*frozen.intermediate_values}, 0.0, False
-    while not (is_bad or self.stop.is_set()):
+    reported = {*self.study.trials[trial.number].intermediate_values}
+    beat = 0.0
+    while not self.stop.is_set():
       with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(POLL_SECONDS)
         return False
-      if time.monotonic() - beat > BEAT_SECONDS:
-        beat = time.monotonic()
-        trial.set_user_attr('beat', time.time())
+      if time.time() - beat > BEAT_SECONDS:
+        beat = time.time()
+        trial.set_user_attr('beat', beat)
       curves: Any = {}
       if self.flags.prune:
         with contextlib.suppress(OSError, ValueError):
           curves = plots.read_curves(run.workdir / 'metrics.jsonl')
-      steps, values = curves.get(self.flags.metric, ((), ()))
-      for step, value in zip(steps, values, strict=True):
+      for step, value in zip(*curves.get(self.flags.metric, ()), strict=True):
         if step not in reported:
           reported.add(step)
-          trial.report(float(value), int(step))
-          is_bad = is_bad or trial.should_prune()
-    return is_bad
+          trial.report(value, int(step))
+          if trial.should_prune():
+            return True
+    return False
 
   def report(self) -> None:
     """Prints the table, writes the files and the picture."""
-    trials = [t for t in self.trials() if len(t.params) == len(self.space)]
-    rows, values = [], []
+    import numpy as np
+
+    from eval_lib import adaptive_plots
+
+    flags, trials, rows = self.flags, self.trials(), []
     for trial in trials:
-      metrics = trial.user_attrs.get('metrics', {})
-      reason = trial.user_attrs.get('reason', '')
-      state = ': '.join(filter(None, [trial.state.name.lower(), reason]))
-      about = {'trial': trial.number, 'state': state, **trial.params}
-      rows.append((self.run_of(trial), metrics, about))
-      values.append(metrics.get(self.flags.metric, float('nan')))
-    sweep_runs.report(self.flags, rows)
+      about = trial.user_attrs
+      state = f'{trial.state.name.lower()} {about.get("reason", "")}'.strip()
+      columns = {'trial': trial.number, 'state': state, **trial.params}
+      rows.append((self.run_of(trial), about.get('metrics', {}), columns))
+    sweep_runs.report(flags, rows)
+    values = np.array([t.value or np.nan for t in trials], float)
     places = {k: [t.params[k] for t in trials] for k in self.space}
     logs = [k for k, one in self.space.items() if one.kind == 'log']
-    _draw(self.flags, values, places, logs)
+    path = pathlib.Path(flags.workdir, 'sweep.png')
+    with adaptive_plots.if_installed():
+      is_min = flags.mode == 'min'
+      adaptive_plots.plot_trials(
+        path, values, places, flags.metric, is_min, logs
+      )
+      print(f'picture: {path}')
 
 
 def search(flags: Flags) -> int:
@@ -359,9 +342,9 @@ def search(flags: Flags) -> int:
   if work.stop.is_set():
     print('stopped; the same command continues', file=sys.stderr)
     return command_line.PREEMPTED
-  work.report()
   if not any(t.state == TrialState.COMPLETE for t in work.trials()):
-    command_line.fail('no trial has finished; see the column state')
+    command_line.fail(f'no trial has finished; see {flags.workdir}/*/train.log')
+  work.report()
   return command_line.OK
 
 
@@ -372,43 +355,27 @@ def devices(slot: int, slots: int) -> dict[str, str]:
   a share of the cores. Raises ConfigError for more slots than devices.
   """
   environment = dict(os.environ)
-  for variable, pattern in (
+  if slots == 1:
+    return environment
+  for name, pattern in (
     ('CUDA_VISIBLE_DEVICES', '/dev/nvidia[0-9]*'),
     ('TPU_VISIBLE_CHIPS', '/dev/accel[0-9]*'),
   ):
-    found = [str(n) for n in range(len(glob.glob(pattern)))]
-    given = os.environ.get(variable, ','.join(found))
-    if slots > 1 and (names := [n for n in given.split(',') if n]):
-      if slots > len(names):
-        raise ConfigError('--workers', slots, f'1 to {len(names)}: {variable}')
-      share = names[slot::slots]
-      environment[variable] = ','.join(share)
-      if variable.startswith('TPU'):  # libtpu needs the shape of the share
-        bounds = {1: '1,1,1', 2: '1,2,1', 4: '2,2,1'}.get(len(share), '')
-        environment['TPU_CHIPS_PER_PROCESS_BOUNDS'] = bounds
-        environment['TPU_PROCESS_BOUNDS'] = '1,1,1'
+    all_devices = ','.join(map(str, range(len(glob.glob(pattern)))))
+    if found := environment.get(name, all_devices):
+      share = found.split(',')[slot::slots]
+      if not share:
+        raise ConfigError('--workers', slots, f'at most one for each of {name}')
+      environment[name] = ','.join(share)
+      if name.startswith('TPU'):  # one chip: libtpu wants shapes of more
+        environment[name] = share[0]
+        bounds = 'TPU_PROCESS_BOUNDS', 'TPU_CHIPS_PER_PROCESS_BOUNDS'
+        environment |= dict.fromkeys(bounds, '1,1,1')
       return environment
-  if slots > 1 and hasattr(os, 'sched_setaffinity'):
+  if hasattr(os, 'sched_setaffinity'):
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[slot::slots] or cores)
   return environment
-
-
-def _is_alive(process: int) -> bool:
-  if process == os.getpid():  # of an earlier container
-    return False
-  try:
-    os.kill(process, 0)
-  except ProcessLookupError:
-    return False
-  except PermissionError:
-    return True
-  return True
-
-
-def _last_line(run: Run) -> str:
-  text = (run.workdir / 'train.log').read_text(errors='replace')
-  return (text.strip().splitlines() or [''])[-1].removeprefix('error: ')
 
 
 def _open(flags: Flags) -> Any:
@@ -428,29 +395,12 @@ def _open(flags: Flags) -> Any:
     where = '--storage' if flags.storage else str(journal)
     raise UsageError(f'{where}: cannot be read: {error}') from error
   names = 'config', 'fixed', 'metric', 'mode', 'sampler', 'vary'
-  given = {n: getattr(flags, n) for n in names}
-  given |= {n: list(v) for n, v in given.items() if isinstance(v, tuple)}
+  given = {name: str(getattr(flags, name)) for name in names}
   saved = study.user_attrs.get('flags')
   if saved is None:
     study.set_user_attr('flags', given)
   for name, value in (saved or {}).items():
     if value != given[name]:
-      expected = f'{value!r}, as the search began, or another --workdir'
+      expected = f'{value}, as the search began, or another --workdir'
       raise ConfigError(f'--{name}', given[name], expected)
   return study
-
-
-def _draw(flags: Flags, values: Any, places: Any, logs: Any) -> None:
-  import numpy as np
-
-  from eval_lib import adaptive_plots, report
-
-  values = np.array(values, float)
-  if not np.isfinite(values).any():
-    return
-  path = pathlib.Path(flags.workdir, 'sweep.png')
-  label = report.names(flags.names).get(flags.metric, flags.metric)
-  with adaptive_plots.if_installed():
-    is_min = flags.mode == 'min'
-    adaptive_plots.plot_trials(path, values, places, label, is_min, logs)
-    print(f'picture: {path}')

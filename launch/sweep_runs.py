@@ -24,7 +24,9 @@ class Flags:
   metric: str = flag('metric that orders the runs', metavar='EVAL/METRIC')
   mode: Literal['max', 'min'] = flag('max or min: which is better', 'max')
   x: str = flag('list: draws the metric against this field', '', 'FIELD')
-  lines: str = flag('list: with --x: a line for each value', 'model.name', 'FIELD')
+  lines: str = flag(
+    'list: with --x: a line for each value', 'model.name', 'FIELD'
+  )
   names: command_line.Names = flag('other names to show', '', 'GIVEN=SHOWN;...')
   vary: tuple[str, ...] = flag(
     'a search: a range, any number of times', (), 'KEY=RANGE', many=True
