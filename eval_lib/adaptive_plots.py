@@ -167,33 +167,32 @@ def plot_ranges(
 
 def plot_trials(
   path: Path,
-  values: Float[np.ndarray, ' T'],
+  values: Sequence[float],
   places: Mapping[str, Sequence[float | str]],
   label: str,
-  is_less_better: bool = False,
+  mode: str,
   logs: Sequence[str] = (),
 ) -> None:
   """Draws a metric over trials with the best so far, and over each field.
 
   Args:
     values: the metric of the trials in the order of their start; NaN: none.
-    places: T values of each varied field; texts are drawn side by side.
+    places: their values of each field; texts are drawn side by side.
     label: of the metric.
-    is_less_better: the best is the smallest.
+    mode: 'max' or 'min': which is better.
     logs: fields with a logarithmic axis.
   """
-  numbers, points = np.arange(1, len(values) + 1), {'linestyle': ''}
-  best = (np.fmin if is_less_better else np.fmax).accumulate(values)
-  steps = {'marker': '', 'drawstyle': 'steps-post'}
+  y, numbers = np.array(values), np.arange(1, len(values) + 1)
+  best = (np.fmin if mode == 'min' else np.fmax).accumulate(y)
+  points, steps = {'linestyle': ''}, {'marker': '', 'drawstyle': 'steps-post'}
   lines = [
     Line('best so far', numbers, best, 1, style=steps),
-    Line('a trial', numbers, values, 0, style=points),
+    Line('a trial', numbers, y, 0, style=points),
   ]
   panels = [Panel('All trials', label, 'trial', lines, ticks=8)]
   for number, (field, x) in enumerate(places.items(), 2):
-    lines = [Line('', np.array(x), values, number, style=points)]
-    title, log = field.rpartition('.')[2], field in logs
-    panels.append(Panel(title, label, field, lines, log=log))
+    lines = [Line('', np.array(x), y, number, style=points)]
+    panels.append(Panel('', label, field, lines, log=field in logs))
   columns = min(len(panels), 3)
   size = 4.6 * columns, 3.5 * math.ceil(len(panels) / columns)
   plots.draw_panels(path, panels, size, columns)

@@ -141,4 +141,4 @@ def _write_best(flags: Flags, run: Run, value: float) -> None:
     'run': run.name, flags.metric: value, 'workdir': str(run.workdir),
     'command': command, 'config': config.to_dict(),
   })  # fmt: skip
-  print(f'the best, complete: {path}; to train it again:\n{command}')
+  print(f'the best, and the command that repeats it: {path}')
