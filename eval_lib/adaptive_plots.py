@@ -167,35 +167,31 @@ def plot_ranges(
 
 def plot_trials(
   path: Path,
-  values: Sequence[float],
-  places: Mapping[str, Sequence[float | str]],
-  label: str,
+  columns: Mapping[str, Sequence[Any]],
   mode: str,
   logs: Sequence[str] = (),
 ) -> None:
   """Draws a metric over trials with the best so far, and over each field.
 
   Args:
-    values: the metric of the trials in the order of their start; NaN: none.
-    places: their values of each field; texts are drawn side by side.
-    label: of the metric.
+    columns: of the trials, by name: the metric (None without), then fields.
     mode: 'max' or 'min': which is better.
     logs: fields with a logarithmic axis.
   """
-  y, numbers = np.array(values), np.arange(1, len(values) + 1)
+  (label, values), *fields = columns.items()
+  y, numbers = np.array(values, float), np.arange(1, len(values) + 1)
   best = (np.fmin if mode == 'min' else np.fmax).accumulate(y)
   points, steps = {'linestyle': ''}, {'marker': '', 'drawstyle': 'steps-post'}
   lines = [
     Line('best so far', numbers, best, 1, style=steps),
     Line('a trial', numbers, y, 0, style=points),
   ]
-  panels = [Panel('All trials', label, 'trial', lines, ticks=8)]
-  for number, (field, x) in enumerate(places.items(), 2):
+  panels = [Panel('', label, 'trial', lines, ticks=8)]
+  for number, (field, x) in enumerate(fields, 2):
     lines = [Line('', np.array(x), y, number, style=points)]
     panels.append(Panel('', label, field, lines, log=field in logs))
-  columns = min(len(panels), 3)
-  size = 4.6 * columns, 3.5 * math.ceil(len(panels) / columns)
-  plots.draw_panels(path, panels, size, columns)
+  size = 4.6 * min(len(panels), 3), 3.5 * math.ceil(len(panels) / 3)
+  plots.draw_panels(path, panels, size, min(len(panels), 3))
 
 
 def plot_bars(

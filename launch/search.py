@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import glob
 import itertools
-import math
 import os
 import pathlib
 import signal
@@ -19,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from dataset_lib.errors import ConfigError
 from launch import command_line, sweep_runs
@@ -35,43 +34,46 @@ except ImportError as error:
   raise UsageError(missing) from error
 
 FORMS = 'uniform(a,b), log(a,b), int(a,b) or choice(x,y,...) with a <= b'
+DEVICES = {
+  'CUDA_VISIBLE_DEVICES': '/dev/nvidia[0-9]*',
+  'TPU_VISIBLE_CHIPS': '/dev/accel[0-9]*',
+}
 # Signs of life are by the clock of each host.
 BEAT_SECONDS, SILENT_SECONDS, POLL_SECONDS = 10, 40, 1
 
 
-class Range(NamedTuple):
-  """The ends of a range, or all values of a choice as texts."""
+Range = tuple[str, tuple[Any, ...]]  # kind; the ends, or texts of a choice
 
-  kind: str
-  values: tuple[Any, ...]
 
-  def suggest(self, key: str, trial: Any) -> Any:
-    """Returns the value of a trial; ValueError for an empty range."""
-    if self.kind == 'choice':
-      return trial.suggest_categorical(key, self.values)
-    if self.kind == 'int':
-      return trial.suggest_int(key, *self.values)
-    return trial.suggest_float(key, *self.values, log=self.kind == 'log')
+def suggest(trial: Any, key: str, found: Range) -> Any:
+  """Returns the value of a trial; raises ValueError for an empty range."""
+  kind, values = found
+  if kind == 'choice':
+    return trial.suggest_categorical(key, values)
+  if kind == 'int':
+    return trial.suggest_int(key, *values)
+  return trial.suggest_float(key, *values, log=kind == 'log')
 
 
 def parse_range(text: str) -> tuple[str, Range]:
   """Reads 'KEY=RANGE'; raises ConfigError unless it is one of FORMS."""
   key, _, body = text.partition('=')
   try:
-    match ast.parse(body, mode='eval').body:
-      case ast.Call(ast.Name('choice'), args, []):
-        texts = (ast.get_source_segment(body, one) or '' for one in args)
-        found = Range('choice', tuple(text.strip('\'"') for text in texts))
-      case ast.Call(ast.Name('int' | 'log' | 'uniform' as kind), args, []):
-        found = Range(kind, tuple(map(ast.literal_eval, args)))
-        if kind == 'int' and {*map(type, found.values)} != {int}:
+    call = ast.parse(body, mode='eval').body
+    match call:
+      case ast.Call(ast.Name('choice' as kind), [_, *_], []):
+        texts = (ast.get_source_segment(body, one) or '' for one in call.args)
+        values: Any = tuple(text.strip('\'"') for text in texts)
+      case ast.Call(ast.Name('int' | 'log' | 'uniform' as kind), [_, _], []):
+        values = tuple(map(ast.literal_eval, call.args))
+        if kind == 'int' and {*map(type, values)} != {int}:
           raise ValueError
       case _:
         raise ValueError
-    found.suggest(key, optuna.trial.FixedTrial({key: found.values[0]}))
-  except (ValueError, SyntaxError, TypeError, IndexError) as error:
+    suggest(optuna.trial.FixedTrial({key: values[0]}), key, (kind, values))
+  except (ValueError, SyntaxError, TypeError) as error:
     raise ConfigError(f'--vary={key}', body, FORMS) from error
-  return key, found
+  return key, (kind, values)
 
 
 def read_space(flags: Flags) -> dict[str, Range]:
@@ -82,13 +84,13 @@ def read_space(flags: Flags) -> dict[str, Range]:
   """
   sweep_runs.read_config(flags, flags.config, flags.fixed)
   space: dict[str, Range] = {}
-  for key, found in map(parse_range, flags.vary):
+  for key, (kind, values) in map(parse_range, flags.vary):
     if key in space:
       raise ConfigError('--vary', key, 'each field once')
-    if flags.sampler == 'grid' and found.kind not in ('int', 'choice'):
-      raise ConfigError(f'--vary={key}', found.kind, 'int or choice in a grid')
-    space[key] = found
-    for value in found.values:
+    if flags.sampler == 'grid' and kind not in ('int', 'choice'):
+      raise ConfigError(f'--vary={key}', kind, 'int or choice in a grid')
+    space[key] = kind, values
+    for value in values:
       try:
         command_line.load_config(flags.config, [*flags.fixed, f'{key}={value}'])
       except ConfigError as error:
@@ -104,14 +106,13 @@ class Search:
   def __init__(self, flags: Flags):
     """Checks the space and opens the study."""
     self.flags, self.space = flags, read_space(flags)
-    self.points: list[Any] = []
-    if flags.sampler == 'grid':
-      values = [
-        r.values if r.kind == 'choice' else range(r.values[0], r.values[1] + 1)
-        for r in self.space.values()
-      ]
-      self.points = list(itertools.product(*values))[: flags.trials]
-    self.size = len(self.points) or flags.trials or 0
+    values = [
+      range(ends[0], ends[1] + 1) if kind == 'int' else ends
+      for kind, ends in self.space.values()
+    ]
+    is_grid = flags.sampler == 'grid'
+    self.grid = [*itertools.product(*values)][: flags.trials] if is_grid else []
+    self.size = len(self.grid) or flags.trials or 0
     if not self.size:
       expected = 'a number; only a grid has its own'
       raise ConfigError('--trials', flags.trials, expected)
@@ -119,7 +120,7 @@ class Search:
     self.lock, self.stop = threading.Lock(), threading.Event()
 
   def trials(self) -> list[Any]:
-    """Returns the trials that count, in the order of their numbers."""
+    """Returns the trials that count, by number."""
     trials = self.study.get_trials(deepcopy=False)
     return [trial for trial in trials if 'surplus' not in trial.user_attrs]
 
@@ -128,8 +129,7 @@ class Search:
     os.sched_setaffinity(0, cores)  # of this thread and its children
     try:
       while not self.stop.is_set():
-        trial = self._take()
-        if trial is not None:
+        if trial := self._take():
           self._train(trial, environment)
         elif all(t.state.is_finished() for t in self.trials()):
           return
@@ -142,7 +142,7 @@ class Search:
   def _take(self) -> Any:
     """Returns a trial to train, with its values, or None."""
     with self.lock:
-      trials = self.trials()
+      trials, flags = self.trials(), self.flags
       if silent := next(filter(_is_silent, trials), None):
         trial = optuna.Trial(self.study, silent._trial_id)
       elif len(trials) < self.size:
@@ -155,19 +155,17 @@ class Search:
         trial.set_user_attr('surplus', True)
         self.study.tell(trial, state=TrialState.FAIL)
         return None
-      # The default, 10 random trials, leaves few of a short search.
+      # 10 random trials, the default, leave few of a short search.
       first = max(3, min(10, self.size // 3))
       self.study.sampler = optuna.samplers.TPESampler(
-        n_startup_trials=first if self.flags.sampler == 'tpe' else self.size,
-        # A resumed search must not repeat values.
-        seed=1000 * self.flags.seed + rank,
+        n_startup_trials=first if flags.sampler == 'tpe' else self.size,
+        seed=1000 * flags.seed + rank,  # a resumed search goes on
       )
-      point = (
-        self.points[rank]
-        if self.points
-        else [one.suggest(key, trial) for key, one in self.space.items()]
-      )
-      trial.set_user_attr('point', dict(zip(self.space, point, strict=True)))
+      if self.grid:
+        point = dict(zip(self.space, self.grid[rank], strict=True))
+      else:
+        point = {k: suggest(trial, k, one) for k, one in self.space.items()}
+      trial.set_user_attr('point', point)
       return trial
 
   def run_of(self, trial: Any) -> Run:
@@ -191,21 +189,20 @@ class Search:
       known = ', '.join(sorted(name for name in result if '/' in name))
       raise ConfigError('--metric', metric, f'in a new workdir one of {known}')
     value, state, reason = result.get(metric), TrialState.COMPLETE, ''
-    if code is None and not result:
-      state, reason = TrialState.PRUNED, 'worse than the median'
-    elif not result and (code == command_line.LOCKED or self.stop.is_set()):
-      # A training whose sweep was killed may be at work.
+    if not result and (code == command_line.LOCKED or self.stop.is_set()):
+      # Free again. A training whose sweep was killed may hold the lock.
       trial.set_user_attr('beat', 0)
       self.stop.wait(5 * POLL_SECONDS)
       return
+    if not result and code is None:
+      state, reason = TrialState.PRUNED, 'worse than the median'
     elif not isinstance(value, float):
-      state, reason = TrialState.FAIL, f'{metric} is {value}'
-      if not result:
-        lines = (run.workdir / 'train.log').read_text(errors='replace')
-        reason = f'exit code {code}: {lines.splitlines()[-1:]}'
+      lines = (run.workdir / 'train.log').read_text(errors='replace')
+      failure = f'exit code {code}: {lines.strip().rpartition(os.linesep)[2]}'
+      reason = f'{metric} is {value}' if result else failure
+      state, value = TrialState.FAIL, None
     trial.set_user_attr('metrics', result)
     trial.set_user_attr('reason', reason)
-    value = value if state == TrialState.COMPLETE else None
     self.study.tell(trial, value, state, skip_if_finished=True)
     print(f'{place} {state.name.lower()}: {reason or value}', flush=True)
 
@@ -218,20 +215,18 @@ class Search:
     run.workdir.mkdir(parents=True, exist_ok=True)
     reported = {*self.study.trials[trial.number].intermediate_values}
     beat, is_bad, curves = time.time(), False, {}
-    with contextlib.ExitStack() as stack:
-      log = stack.enter_context((run.workdir / 'train.log').open('a'))
-      process = stack.enter_context(subprocess.Popen(
+    with (
+      (run.workdir / 'train.log').open('a') as log,
+      subprocess.Popen(
         # Own process group: otherwise the child gets Ctrl-C twice.
         [sys.executable, *run.command()], env=environment, process_group=0,
         stdout=log, stderr=subprocess.STDOUT,
-      ))  # fmt: skip
+      ) as process,
+      contextlib.ExitStack() as stack,
+    ):  # fmt: skip
       stack.callback(process.terminate)  # nothing if it has ended
-      while not (is_bad or self.stop.is_set()):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-          code = process.wait(POLL_SECONDS)
-          if code in (command_line.PREEMPTED, command_line.INTERRUPTED):
-            self.stop.set()
-          return code
+      while process.poll() is None and not (is_bad or self.stop.is_set()):
+        self.stop.wait(POLL_SECONDS)
         if time.time() - beat > BEAT_SECONDS:
           beat = time.time()
           trial.set_user_attr('beat', beat)
@@ -243,29 +238,29 @@ class Search:
             reported.add(step)
             trial.report(value, int(step))
             is_bad = is_bad or trial.should_prune()
-    return None if is_bad else process.returncode
+    if is_bad:
+      return None
+    if process.returncode in (command_line.PREEMPTED, command_line.INTERRUPTED):
+      self.stop.set()
+    return process.returncode
 
   def report(self) -> None:
     """Prints the table, writes the files and the picture."""
     from eval_lib import adaptive_plots
 
-    flags, rows, values = self.flags, [], []
-    places: dict[str, list[Any]] = {key: [] for key in self.space}
+    flags, runs = self.flags, []
     for trial in self.trials():
       about = trial.user_attrs
       state = f'{trial.state.name.lower()} {about["reason"]}'.strip()
-      columns = {'trial': trial.number, 'state': state, **about['point']}
-      rows.append((self.run_of(trial), about['metrics'], columns))
-      values.append(math.nan if trial.value is None else trial.value)
-      for key, found in places.items():
-        found.append(about['point'][key])
-    sweep_runs.report(flags, rows)
-    logs = [key for key, one in self.space.items() if one.kind == 'log']
+      others = {'trial': trial.number, 'state': state, **about['point']}
+      runs.append((self.run_of(trial), about['metrics'], others))
+    rows = sweep_runs.report(flags, runs)
+    rows.sort(key=lambda row: row['trial'])
+    columns = {k: [row[k] for row in rows] for k in (flags.metric, *self.space)}
+    logs = [key for key, (kind, _) in self.space.items() if kind == 'log']
     path = pathlib.Path(flags.workdir, 'sweep.png')
     with adaptive_plots.if_installed():
-      adaptive_plots.plot_trials(
-        path, values, places, flags.metric, flags.mode, logs
-      )
+      adaptive_plots.plot_trials(path, columns, flags.mode, logs)
       print(f'picture: {path}')
 
 
@@ -291,33 +286,29 @@ def search(flags: Flags) -> int:
   if work.stop.is_set():
     print('stopped; the same command continues', file=sys.stderr)
     return command_line.PREEMPTED
-  if not any(t.state == TrialState.COMPLETE for t in work.trials()):
+  if all(trial.state != TrialState.COMPLETE for trial in work.trials()):
     command_line.fail(f'no trial has finished; see {flags.workdir}/*/train.log')
   work.report()
   return command_line.OK
 
 
 def devices(slot: int, slots: int) -> tuple[dict[str, str], Sequence[int]]:
-  """Returns an environment with the GPUs or TPU chip of a slot, or its cores.
+  """Returns the environment of a slot, with its GPUs or TPU chip, and cores.
 
   Raises ConfigError for more slots than devices.
   """
-  environment = dict(os.environ)
-  cores = sorted(os.sched_getaffinity(0))
-  for name, files in (
-    ('CUDA_VISIBLE_DEVICES', '/dev/nvidia[0-9]*'),
-    ('TPU_VISIBLE_CHIPS', '/dev/accel[0-9]*'),
-  ):
+  environment, cores = dict(os.environ), sorted(os.sched_getaffinity(0))
+  for name, files in DEVICES.items() if slots > 1 else ():
     every = ','.join(map(str, range(len(glob.glob(files)))))
-    found = environment.get(name, every).split(',')
-    if slots == 1 or not found[0]:
+    if not (found := environment.get(name, every)):
       continue
-    if slots > len(found):
+    share = found.split(',')[slot::slots]
+    if not share:
       raise ConfigError('--workers', slots, f'at most one for each of {name}')
-    environment[name] = ','.join(found[slot::slots])
+    environment[name] = ','.join(share)
     if name.startswith('TPU'):  # libtpu wants the shape of several chips
       shapes = 'TPU_PROCESS_BOUNDS', 'TPU_CHIPS_PER_PROCESS_BOUNDS'
-      environment |= {name: found[slot]} | dict.fromkeys(shapes, '1,1,1')
+      environment |= {name: share[0]} | dict.fromkeys(shapes, '1,1,1')
     return environment, cores
   return environment, cores[slot::slots] or cores
 

@@ -27,22 +27,17 @@ A search, with optuna (extra [sweep]):
 
 Ranges are uniform(a,b), log(a,b), int(a,b) and choice(x,y,...); a grid takes
 the last two. It draws the metric over trials and over each field. --workers=N
-trains N trials at a time, each on its share of the GPUs, TPU chips or cores.
-Processes that get the same command share a search: on hosts with a common file
-system, or with --storage=URL of a database (postgresql://...). In a SLURM
-array:
+trains N at a time, each on its share of the GPUs, TPU chips or cores. Processes
+with the same command share a search: on hosts with a common file system, such
+as `sbatch --array=0-7 --wrap "python -m launch.sweep ..."` or an indexed job of
+Kubernetes, or with --storage=postgresql://... A trial without a sign of life
+for 40 s (clocks must agree) is continued from its last checkpoint.
 
-  sbatch --array=0-7 --wrap "python -m launch.sweep ..."
-
-or an indexed job of Kubernetes with that command. Each takes the next trial. A
-trial whose process has died (on another host: silent for 120 s by the clock) is
-continued from its last checkpoint.
-
-Both: --config.KEY=VALUE holds for all runs. The same command continues where it
-was interrupted (Ctrl-C and SIGTERM save the step) and skips finished runs. A
-run that fails is reported; the others continue. Prints a table, best first;
-writes sweep.csv, with all metrics of the last evaluations, and best.json, the
-complete configuration of the best run and the command that repeats it.
+--config.KEY=VALUE holds for all runs. The same command continues where it was
+interrupted (Ctrl-C and SIGTERM save the step) and skips finished runs. A run
+that fails is reported; the others continue. Prints a table, best first; writes
+sweep.csv, with all metrics of the last evaluations, and best.json, the complete
+configuration of the best run and the command that repeats it.
 """
 
 import contextlib

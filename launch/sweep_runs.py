@@ -102,11 +102,12 @@ def _field(config: Any, flag_name: str, field: str) -> Any:
 
 def report(
   flags: Flags, results: Iterable[tuple[Run, dict[str, Any], dict[str, Any]]]
-) -> None:
-  """Prints the table, best first; writes sweep.csv and best.json.
+) -> list[dict[str, Any]]:
+  """Prints and returns the table, best first; writes sweep.csv and best.json.
 
   `results`: for each run its metrics and other columns.
   """
+  from dataset_lib import text_files
   from eval_lib.report import print_table, write_csv
 
   metric, sign = flags.metric, -1 if flags.mode == 'max' else 1
@@ -127,18 +128,12 @@ def report(
     for row in rows
   ])  # fmt: skip
   if rows and rows[0][metric] is not None:
-    _write_best(flags, found[0][0], rows[0][metric])
-
-
-def _write_best(flags: Flags, run: Run, value: float) -> None:
-  from dataset_lib import text_files
-
-  again = run._replace(workdir=pathlib.Path(flags.workdir, 'best'))
-  command = shlex.join(['python', *again.command()])
-  path = pathlib.Path(flags.workdir, 'best.json')
-  config = command_line.load_config(run.config, run.overrides)
-  text_files.write_json(path, {
-    'run': run.name, flags.metric: value, 'workdir': str(run.workdir),
-    'command': command, 'config': config.to_dict(),
-  })  # fmt: skip
-  print(f'the best, and the command that repeats it: {path}')
+    run = found[0][0]
+    config = command_line.load_config(run.config, run.overrides).to_dict()
+    again = run._replace(workdir=path.parent / 'best').command()
+    best = rows[0] | {'command': shlex.join(['python', *again])}
+    text_files.write_json(path.parent / 'best.json', best | {'config': config})
+    print(
+      f'the best, with the command that repeats it: {path.parent}/best.json'
+    )
+  return rows
