@@ -1,0 +1,313 @@
+"""Ranges of fields, searched by trials that continue where they stopped."""
+
+import csv
+import json
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from dataset_lib import text_files
+from dataset_lib.errors import ConfigError
+
+optuna = pytest.importorskip('optuna')
+from launch import command_line, search, sweep, sweep_runs  # noqa: E402
+
+PARITY = 'configs/adatape/parity.py:n=8'
+LR = '--vary=optimizer.lr=log(1e-4,1e-2)'
+DEPTH = '--vary=model.depth=int(1,3)'
+OPTIMIZER = '--vary=optimizer.name=choice(adam,adamw)'
+
+# A training that takes no time: its metric is its learning rate.
+HEAD = """
+import json, os, pathlib, signal, sys, time
+workdir, given = pathlib.Path(sys.argv[1]), dict(
+  item.split('=') for item in sys.argv[2:])
+with open(workdir / 'starts', 'a') as file: file.write(f'{os.getpid()}\\n')
+lr = float(given.get('optimizer.lr', 0.001))
+def end(**metrics):
+  path = workdir / 'new.json'
+  path.write_text(json.dumps({'test/accuracy': lr, 'seconds': 1.0, **metrics}))
+  path.rename(workdir / 'result.json')
+"""
+
+
+@pytest.fixture
+def child(monkeypatch):
+  """Sets the code of a training, which follows `HEAD`."""
+  monkeypatch.setattr(search, 'POLL_SECONDS', 0.05)
+
+  def change(code):
+    def command(run):
+      return ['-c', HEAD + code, str(run.workdir), *run.overrides]
+
+    monkeypatch.setattr(sweep_runs.Run, 'command', command)
+
+  change('end()')
+  return change
+
+
+def flags(tmp_path, *more):
+  return [
+    f'--workdir={tmp_path}/runs', f'--config={PARITY}',
+    '--metric=test/accuracy', *more,
+  ]  # fmt: skip
+
+
+def table(tmp_path):
+  with (tmp_path / 'runs' / 'sweep.csv').open(newline='') as file:
+    return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+  ('text', 'kind', 'values'),
+  [
+    ('a.b=log(1e-4, 1e-2)', 'log', (1e-4, 1e-2)),
+    ('a=uniform(-1,0.5)', 'uniform', (-1, 0.5)),
+    ('a=int(2,6)', 'int', (2, 6)),
+    ('a=choice(adam,adamw)', 'choice', ('adam', 'adamw')),
+    ('a=choice(3e-4, 1e-3)', 'choice', ('3e-4', '1e-3')),
+    ("a=choice('a b:c',Ti/16)", 'choice', ('a b:c', 'Ti/16')),
+    ('a=choice((1,2),True)', 'choice', ('(1,2)', 'True')),
+  ],
+)
+def test_a_range_is_read(text, kind, values):
+  key, found = search.parse_range(text)
+  assert (key, found) == (text.partition('=')[0], (kind, values))
+
+
+@pytest.mark.parametrize(
+  'body',
+  ['', '3', 'int(2)', 'int(1,2,3)', 'int(1.5,2)', 'int(3,2)', 'log(0,1)',
+   'log(1,a)', 'choice()', 'normal(0,1)', 'uniform(0,1,step=2)', 'int(2,6'],
+)  # fmt: skip
+def test_a_wrong_range_is_refused(body):
+  with pytest.raises(ConfigError) as refusal:
+    search.parse_range(f'optimizer.lr={body}')
+  error = refusal.value
+  assert (error.field, error.given) == ('--vary=optimizer.lr', body)
+  assert error.expected == search.FORMS
+
+
+@pytest.mark.parametrize(
+  ('given', 'words'),
+  [
+    (['--vary=optimizer.lrr=log(1e-4,1)'], ['optimizer.lrr', 'mean lr']),
+    (['--vary=model.depth=int(0,4)'], ['model.depth', 'got 0']),
+    (['--vary=optimizer.name=choice(adam,adem)'], ['optimizer.name', 'adem']),
+    ([LR, '--vary=optimizer.lr=log(1,2)'], ['--vary', 'each field once']),
+    ([LR, '--sampler=grid'], ['--vary=optimizer.lr', 'int or choice']),
+    ([LR, '--sampler=bayes'], ['--sampler', 'tpe', 'bayes']),
+    ([LR, '--workers=0'], ['--workers', 'positive']),
+    ([LR, '--metric=dev/accuracy'], ['--metric', "['test']"]),
+    ([LR, '--config.seed=x'], ['seed', 'x']),
+    ([LR, '--x=dataset.length'], ['--x', 'only with a list']),
+    ([LR, '--overrides=list.txt'], ['--overrides', '--vary']),
+    (['--overrides=list.txt', '--prune'], ['--prune', 'only with a search']),
+    ([], ['--overrides', '--vary']),
+    ([LR, '--storage=nosql://x'], ['--storage=nosql://x']),
+    ([DEPTH, '--vary=model.num_heads=choice(4)', '--trials='], ['--trials']),
+  ],
+)
+def test_a_wrong_flag_is_refused_before_the_first_trial(
+  given, words, tmp_path, refused, child
+):
+  child('1 / 0')
+  refused(sweep.main, flags(tmp_path, '--trials=2', *given), words)
+  assert not list(tmp_path.glob('runs/trial_*'))
+
+
+def test_a_search_needs_a_number_of_trials(tmp_path, refused):
+  refused(sweep.main, flags(tmp_path, LR), ['--trials', 'only a grid'])
+
+
+@pytest.mark.parametrize('mode', ['max', 'min'])
+@pytest.mark.parametrize('workers', [1, 2])
+def test_the_table_the_picture_and_the_best(
+  mode, workers, tmp_path, child, made, capsys
+):
+  given = flags(tmp_path, LR, DEPTH, OPTIMIZER, '--trials=6', f'--mode={mode}')
+  cores = os.sched_getaffinity(0)
+  given += [f'--workers={workers}', '--config.batch_size=64']
+  assert sweep.main(given) == 0
+  assert os.sched_getaffinity(0) == cores
+  rows = table(tmp_path)
+  rates = [float(row['test/accuracy']) for row in rows]
+  assert rates == sorted(rates, reverse=mode == 'max')
+  assert len({*rates}) == 6
+  assert all(1e-4 <= rate <= 1e-2 for rate in rates)
+  assert {row['state'] for row in rows} == {'complete'}
+  assert {row['trial'] for row in rows} == {*'012345'}
+  for row in rows:
+    assert row['test/accuracy'] == row['optimizer.lr']
+    assert row['workdir'] == f'{tmp_path}/runs/trial_{row["trial"]}'
+  best = json.loads((tmp_path / 'runs' / 'best.json').read_text())
+  assert best['test/accuracy'] == rates[0]
+  assert best['config']['optimizer']['lr'] == rates[0]
+  assert best['config']['batch_size'] == 64
+  assert f'optimizer.lr={rates[0]}' in shlex.split(best['command'])
+  trials, *fields = made[-1].axes
+  labels = [axes.get_xlabel() for axes in (trials, *fields)]
+  assert labels == ['trial', 'optimizer.lr', 'model.depth', 'optimizer.name']
+  by_trial = sorted(rows, key=lambda row: int(row['trial']))
+  values = [float(row['test/accuracy']) for row in by_trial]
+  so_far, each = (line.get_ydata().tolist() for line in trials.get_lines())
+  best_of = max if mode == 'max' else min
+  assert each == values
+  assert so_far == [best_of(values[: n + 1]) for n in range(6)]
+  assert fields[0].get_xscale() == 'log'
+  # The same command has nothing left to do, and more trials can be added.
+  before = capsys.readouterr().out
+  assert sweep.main(given) == 0
+  assert 'complete: ' in before and 'complete: ' not in capsys.readouterr().out
+  if workers == 1:  # the same seed, the same values
+    again = [*given[1:], f'--workdir={tmp_path}/runs/again', '--trials=7']
+    assert sweep.main(again) == 0
+    assert {*rates} < {*map(float, json_rates(tmp_path / 'runs/again'))}
+
+
+def json_rates(workdir):
+  paths = workdir.glob('trial_*/result.json')
+  return [json.loads(path.read_text())['test/accuracy'] for path in paths]
+
+
+def test_a_grid_has_every_combination(tmp_path, child):
+  given = flags(tmp_path, DEPTH, OPTIMIZER, '--sampler=grid', '--workers=3')
+  assert sweep.main(given) == 0
+  found = {(r['model.depth'], r['optimizer.name']) for r in table(tmp_path)}
+  assert found == {(d, n) for d in '123' for n in ('adam', 'adamw')}
+  assert len(table(tmp_path)) == 6
+
+
+def test_failed_trials_have_a_reason(tmp_path, child, refused):
+  child("""
+depth = given['model.depth']
+if depth == '1': sys.exit('error: this depth is illegal')
+end(**{'test/accuracy': 'nan' if depth == '2' else 0.5})
+""")
+  given = flags(tmp_path, DEPTH, '--sampler=grid')
+  assert sweep.main(given) == 0
+  states = {row['model.depth']: row['state'] for row in table(tmp_path)}
+  assert states['1'].endswith('exit code 1: error: this depth is illegal')
+  assert states['2'] == 'fail test/accuracy is nan'
+  assert states['3'] == 'complete'
+  child('sys.exit(3)')
+  given[0] += '/2'
+  refused(sweep.main, given, ['no trial has finished', 'train.log'])
+
+
+def test_a_metric_that_no_trial_has(tmp_path, child, refused):
+  given = flags(tmp_path, LR, '--trials=3', '--metric=test/acuracy')
+  refused(sweep.main, given, ['--metric', 'test/accuracy', "'test/acuracy'"])
+  assert len([*tmp_path.glob('runs/trial_*')]) == 1
+
+
+def test_a_bad_trial_is_pruned(tmp_path, child):
+  child("""
+rank = int(workdir.name[6:])
+with open(workdir / 'metrics.jsonl', 'a') as file:
+  for step in (1, 2, 3):
+    row = {'step': step, 'test/accuracy': 0.1 if rank == 4 else 0.5 + rank}
+    file.write(json.dumps(row) + '\\n')
+if rank == 4:
+  time.sleep(60)
+time.sleep(0.5)
+end()
+""")
+  assert sweep.main(flags(tmp_path, LR, '--trials=6', '--prune')) == 0
+  states = {row['trial']: row['state'] for row in table(tmp_path)}
+  assert states.pop('4') == 'pruned worse than the median'
+  assert {*states.values()} == {'complete'}
+
+
+def test_another_search_in_the_workdir_is_refused(tmp_path, child, refused):
+  given = flags(tmp_path, LR, '--trials=1')
+  assert sweep.main(given) == 0
+  refused(sweep.main, [*given, '--mode=min'], ['mode'])
+  refused(sweep.main, [*given, '--config.seed=1'], ['--fixed', 'workdir'])
+
+
+WAITS = """
+if not (workdir / 'go').exists():
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+  time.sleep(60)
+end()
+"""
+
+
+def test_a_stopped_search_continues(tmp_path, child, capsys):
+  child(WAITS)
+  first = tmp_path / 'runs' / 'trial_0'
+
+  def ask():
+    while not (first / 'starts').exists():
+      time.sleep(0.01)
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+  thread = threading.Thread(target=ask)
+  thread.start()
+  handler = signal.getsignal(signal.SIGTERM)
+  given = flags(tmp_path, LR, '--trials=2')
+  assert sweep.main(given) == command_line.PREEMPTED
+  thread.join()
+  assert signal.getsignal(signal.SIGTERM) == handler
+  assert 'the same command continues' in capsys.readouterr().err
+  child('end()')
+  assert sweep.main(given) == 0
+  assert len((first / 'starts').read_text().split()) == 2
+  assert [row['state'] for row in table(tmp_path)] == ['complete'] * 2
+
+
+def test_a_locked_trial_is_awaited(tmp_path, child):
+  # Its training is that of a sweep that was killed.
+  child("""
+if len((workdir / 'starts').read_text().split()) < 3: sys.exit(5)
+end()
+""")
+  assert sweep.main(flags(tmp_path, LR, '--trials=1')) == 0
+  assert [row['state'] for row in table(tmp_path)] == ['complete']
+
+
+@pytest.mark.parametrize(
+  ('variable', 'shares'),
+  [('CUDA_VISIBLE_DEVICES', ['0,2', '1']), ('TPU_VISIBLE_CHIPS', ['0', '1'])],
+)
+def test_workers_share_the_devices(variable, shares, monkeypatch):
+  monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
+  monkeypatch.setenv(variable, '0,1,2')
+  assert [search.devices(n, 2)[0][variable] for n in (0, 1)] == shares
+  assert search.devices(0, 1)[0][variable] == '0,1,2'
+  with pytest.raises(ConfigError, match='--workers'):
+    search.devices(3, 4)
+
+
+@pytest.mark.slow
+def test_a_killed_search_ends_with_all_trials(tmp_path):
+  given = flags(
+    tmp_path, LR, '--trials=2', '--config.stages.stage1.steps=3000',
+    '--config.checkpoint.every_steps=20', '--config.model.width=16',
+    '--config.batch_size=8', '--config.log_every=20',
+  )  # fmt: skip
+  command = [sys.executable, '-m', 'launch.sweep', *given]
+  first = tmp_path / 'runs' / 'trial_0'
+  with subprocess.Popen(command) as process:
+    while not list(first.glob('checkpoints/*')):
+      assert process.poll() is None
+      time.sleep(0.05)
+    process.kill()
+  holder = text_files.read_object(first / 'run.lock')
+  os.kill(int(holder['pid']), signal.SIGKILL)
+  assert not (first / 'result.json').exists()
+  subprocess.run(command, check=True)
+  rows = table(tmp_path)
+  assert [row['state'] for row in rows] == ['complete'] * 2
+  assert {row['trial'] for row in rows} == {'0', '1'}
+  assert 'resum' in (first / 'train.log').read_text().lower()
+  assert pathlib.Path(tmp_path, 'runs', 'sweep.png').exists()
