@@ -5,13 +5,13 @@ thread takes a trial and trains it as a child process in the trial's directory.
 A trial without a sign of life is taken over and continues in that directory.
 """
 
-import ast
 import concurrent.futures
 import contextlib
 import glob
 import itertools
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -28,16 +28,13 @@ from launch.sweep_runs import Flags, Run
 try:
   import optuna
   import optuna.storages.journal
+  from optuna.exceptions import UpdateFinishedTrialError
   from optuna.trial import TrialState
 except ImportError as error:
   missing = "a search needs optuna: pip install -e '.[sweep]'"
   raise UsageError(missing) from error
 
 FORMS = 'uniform(a,b), log(a,b), int(a,b) or choice(x,y,...) with a <= b'
-DEVICES = {
-  'CUDA_VISIBLE_DEVICES': '/dev/nvidia[0-9]*',
-  'TPU_VISIBLE_CHIPS': '/dev/accel[0-9]*',
-}
 # Signs of life are by the clock of each host.
 BEAT_SECONDS, SILENT_SECONDS, POLL_SECONDS = 10, 40, 1
 
@@ -58,20 +55,15 @@ def suggest(trial: Any, key: str, found: Range) -> Any:
 def parse_range(text: str) -> tuple[str, Range]:
   """Reads 'KEY=RANGE'; raises ConfigError unless it is one of FORMS."""
   key, _, body = text.partition('=')
+  found = re.fullmatch(r'(uniform|log|int|choice)\((.+)\)', body)
   try:
-    call = ast.parse(body, mode='eval').body
-    match call:
-      case ast.Call(ast.Name('choice' as kind), [_, *_], []):
-        texts = (ast.get_source_segment(body, one) or '' for one in call.args)
-        values: Any = tuple(text.strip('\'"') for text in texts)
-      case ast.Call(ast.Name('int' | 'log' | 'uniform' as kind), [_, _], []):
-        values = tuple(map(ast.literal_eval, call.args))
-        if kind == 'int' and {*map(type, values)} != {int}:
-          raise ValueError
-      case _:
-        raise ValueError
+    kind, inside = found.groups() if found else ('', '')
+    convert = {'int': int, 'choice': str}.get(kind, float)
+    # Commas in brackets belong to a value.
+    parts = re.split(r',(?![^(\[]*[)\]])', inside)
+    values = tuple(convert(part.strip()) for part in parts)
     suggest(optuna.trial.FixedTrial({key: values[0]}), key, (kind, values))
-  except (ValueError, SyntaxError, TypeError) as error:
+  except (ValueError, TypeError) as error:
     raise ConfigError(f'--vary={key}', body, FORMS) from error
   return key, (kind, values)
 
@@ -121,16 +113,17 @@ class Search:
 
   def trials(self) -> list[Any]:
     """Returns the trials that count, by number."""
-    trials = self.study.get_trials(deepcopy=False)
-    return [trial for trial in trials if 'surplus' not in trial.user_attrs]
+    return self.study.get_trials(deepcopy=False)[: self.size]
 
   def work(self, environment: Mapping[str, str], cores: Sequence[int]) -> None:
     """Trains trials, until there are enough or `stop` is set."""
-    os.sched_setaffinity(0, cores)  # of this thread and its children
+    if cores:  # of this thread and its children
+      os.sched_setaffinity(0, cores)
     try:
       while not self.stop.is_set():
         if trial := self._take():
-          self._train(trial, environment)
+          with contextlib.suppress(UpdateFinishedTrialError):  # taken over
+            self._train(trial, environment)
         elif all(t.state.is_finished() for t in self.trials()):
           return
         else:  # another process trains it, and may die
@@ -149,20 +142,17 @@ class Search:
         trial = self.study.ask()
       else:
         return None
-      trial.set_user_attr('beat', time.time())
-      rank = [t.number for t in self.trials()].index(trial.number)
-      if rank >= self.size:  # two processes have asked at once
-        trial.set_user_attr('surplus', True)
-        self.study.tell(trial, state=TrialState.FAIL)
+      if trial.number >= self.size:  # two processes have asked at once
         return None
+      trial.set_user_attr('beat', time.time())
       # 10 random trials, the default, leave few of a short search.
       first = max(3, min(10, self.size // 3))
       self.study.sampler = optuna.samplers.TPESampler(
         n_startup_trials=first if flags.sampler == 'tpe' else self.size,
-        seed=1000 * flags.seed + rank,  # a resumed search goes on
+        seed=1000 * flags.seed + trial.number,  # a resumed search goes on
       )
       if self.grid:
-        point = dict(zip(self.space, self.grid[rank], strict=True))
+        point = dict(zip(self.space, self.grid[trial.number], strict=True))
       else:
         point = {k: suggest(trial, k, one) for k, one in self.space.items()}
       trial.set_user_attr('point', point)
@@ -189,7 +179,8 @@ class Search:
       known = ', '.join(sorted(name for name in result if '/' in name))
       raise ConfigError('--metric', metric, f'in a new workdir one of {known}')
     value, state, reason = result.get(metric), TrialState.COMPLETE, ''
-    if not result and (code == command_line.LOCKED or self.stop.is_set()):
+    is_over = result or code is None
+    if not is_over and (code == command_line.LOCKED or self.stop.is_set()):
       # Free again. A training whose sweep was killed may hold the lock.
       trial.set_user_attr('beat', 0)
       self.stop.wait(5 * POLL_SECONDS)
@@ -297,8 +288,10 @@ def devices(slot: int, slots: int) -> tuple[dict[str, str], Sequence[int]]:
 
   Raises ConfigError for more slots than devices.
   """
-  environment, cores = dict(os.environ), sorted(os.sched_getaffinity(0))
-  for name, files in DEVICES.items() if slots > 1 else ():
+  environment = dict(os.environ)
+  names = ('CUDA_VISIBLE_DEVICES', 'TPU_VISIBLE_CHIPS') if slots > 1 else ()
+  for name in names:
+    files = '/dev/nvidia[0-9]*' if name.startswith('CUDA') else '/dev/accel*'
     every = ','.join(map(str, range(len(glob.glob(files)))))
     if not (found := environment.get(name, every)):
       continue
@@ -309,7 +302,10 @@ def devices(slot: int, slots: int) -> tuple[dict[str, str], Sequence[int]]:
     if name.startswith('TPU'):  # libtpu wants the shape of several chips
       shapes = 'TPU_PROCESS_BOUNDS', 'TPU_CHIPS_PER_PROCESS_BOUNDS'
       environment |= {name: share[0]} | dict.fromkeys(shapes, '1,1,1')
-    return environment, cores
+    return environment, ()
+  if slots == 1 or not hasattr(os, 'sched_getaffinity'):
+    return environment, ()
+  cores = sorted(os.sched_getaffinity(0))
   return environment, cores[slot::slots] or cores
 
 

@@ -42,6 +42,7 @@ SMALLER = (
     '--config.stages.stage3_settle.steps=1',
   ),
   (r'launch\.train.*adatape/parity\.py', f'{RUN} {STEPS}'),
+  (r'launch\.sweep.*--vary', f'{RUN} {STEPS} --trials=2'),
   # 45 and 27 trainings; tests/launch/sweep_test.py runs a sweep.
   (r'launch\.sweep.*adatape/(figure2|photographs)', None),
   (r'benchmark budgets.*--sweep', None),  # of the 27 trainings

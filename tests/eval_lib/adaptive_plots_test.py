@@ -36,12 +36,17 @@ COSINES = {
   'cosine': {'mask': np.array([0.2, 0.6, 1]), 'cls': np.array([0.1, -0.3, 1])},
   'share': {'mask': np.array([1, 0.5, 0]), 'cls': np.array([1, NAN, NAN])},
 }
+TRIALS = {
+  ACCURACY: [50.0, None, 70.0, 60.0], 'lr': [1e-4, 1e-3, 1e-2, 2e-3],
+  'name': ['adam', 'adamw', 'adam', 'adamw'],
+}  # fmt: skip
 PLOTS = {
   'frontier': (adaptive_plots.plot_frontier, (CURVES, LATENCY, ACCURACY), {}),
   'close': (adaptive_plots.plot_frontier, (CLOSE, LATENCY, ACCURACY), {}),
   'reliability': (adaptive_plots.plot_reliability, ({'layer 4': TABLE},), {}),
   'retention': (adaptive_plots.plot_retention, (LENGTH, KEPT, (2, 4)), {}),
   'ranges': (adaptive_plots.plot_ranges, (RANGES, 'N', ACCURACY), {}),
+  'trials': (adaptive_plots.plot_trials, (TRIALS, 'max', ['lr']), {}),
   'ablation': (adaptive_plots.plot_bars, (VARIANTS, 'Ablation'), {}),
   'iterations': (adaptive_plots.plot_iterations, (COSINES, 'here'), {}),
 }
@@ -90,6 +95,12 @@ SHOWN = {
     x='N', y=ACCURACY, labels=['AdaTape', 'UT'],
     lines=[[100.0, 98.5], [55.0, 50.0]],
   )],
+  'trials': [
+    dict(x='trial', y=ACCURACY, labels=['best so far', 'a trial'],
+         lines=[[50, 50, 70, 70], [50, NAN, 70, 60]]),
+    dict(x='lr', lines=[[50, NAN, 70, 60]]),
+    dict(x='name', lines=[[50, NAN, 70, 60]]),
+  ],
   'ablation': [
     dict(x=ACCURACY, bars=[(0, 92.2), (0, 91.4)],
          texts=['92.2', '91.4']),

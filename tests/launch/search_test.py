@@ -3,12 +3,10 @@
 import csv
 import json
 import os
-import pathlib
 import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -73,7 +71,7 @@ def table(tmp_path):
     ('a=int(2,6)', 'int', (2, 6)),
     ('a=choice(adam,adamw)', 'choice', ('adam', 'adamw')),
     ('a=choice(3e-4, 1e-3)', 'choice', ('3e-4', '1e-3')),
-    ("a=choice('a b:c',Ti/16)", 'choice', ('a b:c', 'Ti/16')),
+    ('a=choice(a b:c,Ti/16)', 'choice', ('a b:c', 'Ti/16')),
     ('a=choice((1,2),True)', 'choice', ('(1,2)', 'True')),
   ],
 )
@@ -85,7 +83,7 @@ def test_a_range_is_read(text, kind, values):
 @pytest.mark.parametrize(
   'body',
   ['', '3', 'int(2)', 'int(1,2,3)', 'int(1.5,2)', 'int(3,2)', 'log(0,1)',
-   'log(1,a)', 'choice()', 'normal(0,1)', 'uniform(0,1,step=2)', 'int(2,6'],
+   'log(1,a)', 'choice()', 'normal(0,1)', 'uniform(0,1,2)', 'int(2,6'],
 )  # fmt: skip
 def test_a_wrong_range_is_refused(body):
   with pytest.raises(ConfigError) as refusal:
@@ -103,16 +101,13 @@ def test_a_wrong_range_is_refused(body):
     (['--vary=optimizer.name=choice(adam,adem)'], ['optimizer.name', 'adem']),
     ([LR, '--vary=optimizer.lr=log(1,2)'], ['--vary', 'each field once']),
     ([LR, '--sampler=grid'], ['--vary=optimizer.lr', 'int or choice']),
-    ([LR, '--sampler=bayes'], ['--sampler', 'tpe', 'bayes']),
-    ([LR, '--workers=0'], ['--workers', 'positive']),
     ([LR, '--metric=dev/accuracy'], ['--metric', "['test']"]),
     ([LR, '--config.seed=x'], ['seed', 'x']),
     ([LR, '--x=dataset.length'], ['--x', 'only with a list']),
     ([LR, '--overrides=list.txt'], ['--overrides', '--vary']),
-    (['--overrides=list.txt', '--prune'], ['--prune', 'only with a search']),
+    (['--overrides=list.txt'], ['--trials', 'only with a search']),
     ([], ['--overrides', '--vary']),
     ([LR, '--storage=nosql://x'], ['--storage=nosql://x']),
-    ([DEPTH, '--vary=model.num_heads=choice(4)', '--trials='], ['--trials']),
   ],
 )
 def test_a_wrong_flag_is_refused_before_the_first_trial(
@@ -123,24 +118,16 @@ def test_a_wrong_flag_is_refused_before_the_first_trial(
   assert not list(tmp_path.glob('runs/trial_*'))
 
 
-def test_a_search_needs_a_number_of_trials(tmp_path, refused):
-  refused(sweep.main, flags(tmp_path, LR), ['--trials', 'only a grid'])
-
-
-@pytest.mark.parametrize('mode', ['max', 'min'])
-@pytest.mark.parametrize('workers', [1, 2])
+@pytest.mark.parametrize(('mode', 'workers'), [('max', 1), ('min', 2)])
 def test_the_table_the_picture_and_the_best(
   mode, workers, tmp_path, child, made, capsys
 ):
   given = flags(tmp_path, LR, DEPTH, OPTIMIZER, '--trials=6', f'--mode={mode}')
-  cores = os.sched_getaffinity(0)
   given += [f'--workers={workers}', '--config.batch_size=64']
   assert sweep.main(given) == 0
-  assert os.sched_getaffinity(0) == cores
   rows = table(tmp_path)
   rates = [float(row['test/accuracy']) for row in rows]
-  assert rates == sorted(rates, reverse=mode == 'max')
-  assert len({*rates}) == 6
+  assert rates == sorted({*rates}, reverse=mode == 'max')
   assert all(1e-4 <= rate <= 1e-2 for rate in rates)
   assert {row['state'] for row in rows} == {'complete'}
   assert {row['trial'] for row in rows} == {*'012345'}
@@ -148,33 +135,25 @@ def test_the_table_the_picture_and_the_best(
     assert row['test/accuracy'] == row['optimizer.lr']
     assert row['workdir'] == f'{tmp_path}/runs/trial_{row["trial"]}'
   best = json.loads((tmp_path / 'runs' / 'best.json').read_text())
-  assert best['test/accuracy'] == rates[0]
   assert best['config']['optimizer']['lr'] == rates[0]
   assert best['config']['batch_size'] == 64
   assert f'optimizer.lr={rates[0]}' in shlex.split(best['command'])
   trials, *fields = made[-1].axes
-  labels = [axes.get_xlabel() for axes in (trials, *fields)]
-  assert labels == ['trial', 'optimizer.lr', 'model.depth', 'optimizer.name']
-  by_trial = sorted(rows, key=lambda row: int(row['trial']))
-  values = [float(row['test/accuracy']) for row in by_trial]
-  so_far, each = (line.get_ydata().tolist() for line in trials.get_lines())
-  best_of = max if mode == 'max' else min
-  assert each == values
-  assert so_far == [best_of(values[: n + 1]) for n in range(6)]
-  assert fields[0].get_xscale() == 'log'
-  # The same command has nothing left to do, and more trials can be added.
-  before = capsys.readouterr().out
+  names = [axes.get_xlabel() for axes in fields]
+  assert names == ['optimizer.lr', 'model.depth', 'optimizer.name']
+  rows.sort(key=lambda row: int(row['trial']))
+  y = [float(row['test/accuracy']) for row in rows]
+  assert trials.get_lines()[1].get_ydata().tolist() == y
+  # The same command has nothing left to do; one more trial can be added.
+  capsys.readouterr()
   assert sweep.main(given) == 0
-  assert 'complete: ' in before and 'complete: ' not in capsys.readouterr().out
+  assert 'complete: ' not in capsys.readouterr().out
+  assert sweep.main([*given, '--trials=7']) == 0
+  assert '[7/7] complete: ' in capsys.readouterr().out
   if workers == 1:  # the same seed, the same values
-    again = [*given[1:], f'--workdir={tmp_path}/runs/again', '--trials=7']
-    assert sweep.main(again) == 0
-    assert {*rates} < {*map(float, json_rates(tmp_path / 'runs/again'))}
-
-
-def json_rates(workdir):
-  paths = workdir.glob('trial_*/result.json')
-  return [json.loads(path.read_text())['test/accuracy'] for path in paths]
+    assert sweep.main([*given, f'--workdir={tmp_path}/runs/again']) == 0
+    again = json.loads((tmp_path / 'runs/again/best.json').read_text())
+    assert again['test/accuracy'] == rates[0]
 
 
 def test_a_grid_has_every_combination(tmp_path, child):
@@ -227,41 +206,28 @@ end()
 
 
 def test_another_search_in_the_workdir_is_refused(tmp_path, child, refused):
+  refused(sweep.main, flags(tmp_path, LR), ['--trials', 'only a grid'])
   given = flags(tmp_path, LR, '--trials=1')
   assert sweep.main(given) == 0
   refused(sweep.main, [*given, '--mode=min'], ['mode'])
   refused(sweep.main, [*given, '--config.seed=1'], ['--fixed', 'workdir'])
 
 
-WAITS = """
-if not (workdir / 'go').exists():
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-  time.sleep(60)
-end()
-"""
-
-
 def test_a_stopped_search_continues(tmp_path, child, capsys):
-  child(WAITS)
-  first = tmp_path / 'runs' / 'trial_0'
-
-  def ask():
-    while not (first / 'starts').exists():
-      time.sleep(0.01)
-    time.sleep(0.3)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-  thread = threading.Thread(target=ask)
-  thread.start()
+  child("""
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(60)
+""")
   handler = signal.getsignal(signal.SIGTERM)
   given = flags(tmp_path, LR, '--trials=2')
   assert sweep.main(given) == command_line.PREEMPTED
-  thread.join()
   assert signal.getsignal(signal.SIGTERM) == handler
   assert 'the same command continues' in capsys.readouterr().err
   child('end()')
   assert sweep.main(given) == 0
-  assert len((first / 'starts').read_text().split()) == 2
+  starts = (tmp_path / 'runs' / 'trial_0' / 'starts').read_text().split()
+  assert len(starts) == 2
   assert [row['state'] for row in table(tmp_path)] == ['complete'] * 2
 
 
@@ -302,12 +268,12 @@ def test_a_killed_search_ends_with_all_trials(tmp_path):
       assert process.poll() is None
       time.sleep(0.05)
     process.kill()
-  holder = text_files.read_object(first / 'run.lock')
+  holder = text_files.read_object(first / 'run.lock')  # still at work
   os.kill(int(holder['pid']), signal.SIGKILL)
   assert not (first / 'result.json').exists()
   subprocess.run(command, check=True)
   rows = table(tmp_path)
   assert [row['state'] for row in rows] == ['complete'] * 2
   assert {row['trial'] for row in rows} == {'0', '1'}
-  assert 'resum' in (first / 'train.log').read_text().lower()
-  assert pathlib.Path(tmp_path, 'runs', 'sweep.png').exists()
+  assert 'continues at step' in (first / 'train.log').read_text()
+  assert (tmp_path / 'runs' / 'sweep.png').exists()
