@@ -186,7 +186,7 @@ def plot_trials(
     Line('best so far', numbers, best, 1, style=steps),
     Line('a trial', numbers, y, 0, style=points),
   ]
-  panels = [Panel('', label, 'trial', lines, ticks=8)]
+  panels = [Panel('All trials', label, 'trial', lines, ticks=8)]
   for number, (field, x) in enumerate(fields, 2):
     lines = [Line('', np.array(x), y, number, style=points)]
     panels.append(Panel('', label, field, lines, log=field in logs))
