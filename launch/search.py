@@ -98,12 +98,13 @@ class Search:
   def __init__(self, flags: Flags):
     """Checks the space and opens the study."""
     self.flags, self.space = flags, read_space(flags)
-    values = [
-      range(ends[0], ends[1] + 1) if kind == 'int' else ends
-      for kind, ends in self.space.values()
-    ]
-    is_grid = flags.sampler == 'grid'
-    self.grid = [*itertools.product(*values)][: flags.trials] if is_grid else []
+    self.grid: list[tuple[Any, ...]] = []
+    if flags.sampler == 'grid':
+      values = (
+        range(ends[0], ends[1] + 1) if kind == 'int' else ends
+        for kind, ends in self.space.values()
+      )
+      self.grid = [*itertools.product(*values)][: flags.trials]
     self.size = len(self.grid) or flags.trials or 0
     if not self.size:
       expected = 'a number; only a grid has its own'
@@ -289,8 +290,9 @@ def devices(slot: int, slots: int) -> tuple[dict[str, str], Sequence[int]]:
   Raises ConfigError for more slots than devices.
   """
   environment = dict(os.environ)
-  names = ('CUDA_VISIBLE_DEVICES', 'TPU_VISIBLE_CHIPS') if slots > 1 else ()
-  for name in names:
+  if slots == 1:
+    return environment, ()
+  for name in ('CUDA_VISIBLE_DEVICES', 'TPU_VISIBLE_CHIPS'):
     files = '/dev/nvidia[0-9]*' if name.startswith('CUDA') else '/dev/accel*'
     every = ','.join(map(str, range(len(glob.glob(files)))))
     if not (found := environment.get(name, every)):
@@ -303,9 +305,8 @@ def devices(slot: int, slots: int) -> tuple[dict[str, str], Sequence[int]]:
       shapes = 'TPU_PROCESS_BOUNDS', 'TPU_CHIPS_PER_PROCESS_BOUNDS'
       environment |= {name: share[0]} | dict.fromkeys(shapes, '1,1,1')
     return environment, ()
-  if slots == 1 or not hasattr(os, 'sched_getaffinity'):
-    return environment, ()
-  cores = sorted(os.sched_getaffinity(0))
+  has_cores = hasattr(os, 'sched_getaffinity')  # not on macOS
+  cores = sorted(os.sched_getaffinity(0)) if has_cores else []
   return environment, cores[slot::slots] or cores
 
 
@@ -323,9 +324,7 @@ def _open(flags: Flags) -> Any:
       pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
     )  # fmt: skip
   except Exception as error:  # many kinds, of optuna, sqlalchemy and drivers
-    raise UsageError(
-      f'--storage={flags.storage or journal}: {error}'
-    ) from error
+    raise UsageError(f'study in {flags.storage or journal}: {error}') from error
   for name in ('config', 'fixed', 'metric', 'mode', 'sampler', 'vary'):
     given = str(getattr(flags, name))
     saved = study.user_attrs.get(name, given)

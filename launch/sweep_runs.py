@@ -133,7 +133,5 @@ def report(
     again = run._replace(workdir=path.parent / 'best').command()
     best = rows[0] | {'command': shlex.join(['python', *again])}
     text_files.write_json(path.parent / 'best.json', best | {'config': config})
-    print(
-      f'the best, with the command that repeats it: {path.parent}/best.json'
-    )
+    print(f'the best, with its command: {path.parent}/best.json')
   return rows
