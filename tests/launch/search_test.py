@@ -15,6 +15,7 @@ from dataset_lib.errors import ConfigError
 
 optuna = pytest.importorskip('optuna')
 from launch import command_line, search, sweep, sweep_runs  # noqa: E402
+from train_lib import run_directory  # noqa: E402
 
 PARITY = 'configs/adatape/parity.py:n=8'
 LR = '--vary=optimizer.lr=log(1e-4,1e-2)'
@@ -256,7 +257,7 @@ def test_a_killed_search_ends_with_all_trials(tmp_path):
   first = tmp_path / 'runs' / 'trial_0'
   environment = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'}
   with subprocess.Popen(command, env=environment) as process:
-    while not list(first.glob('checkpoints/*')):
+    while not run_directory.steps_in(first / 'checkpoints'):
       assert process.poll() is None
       time.sleep(0.05)
     process.kill()
