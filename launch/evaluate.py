@@ -17,12 +17,15 @@ run unless given; `train_split` and `test_split` replace train and test:
   python -m launch.evaluate --workdir=/tmp/run \\
       --datasets='cifar:name=tfds,builder=cifar100;mine:name=folder,root=DIR'
 
+--watch evaluates each checkpoint of a training as it appears, for example on
+another machine, and ends with the training; the same command continues.
 evaluation.json keeps the other entries and steps of earlier calls.
 """
 
 import dataclasses
 import pathlib
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -32,6 +35,7 @@ from launch import command_line
 from launch.command_line import Count
 
 LISTED = 'NAME:name=...,KEY=...;...'
+WATCH_SECONDS = 5.0  # between two looks at the directory
 FEW_SHOT = dict(type='fewshot', shots=(1, 5, 10, 25), seeds=3)
 
 
@@ -50,6 +54,7 @@ class Flags:
   datasets: str = flag(
     'few-shot on these only, unless --evals is given', '', LISTED
   )
+  watch: bool = flag('evaluate checkpoints as they appear', False)
   batch_size: str = flag("rows of a batch; default: the run's", '', 'ROWS')
   overrides: tuple[str, ...] = command_line.overrides_flag()
 
@@ -125,23 +130,27 @@ def run(flags: Flags) -> int:
   from eval_lib import fewshot
   from eval_lib.report import print_table
   from train_lib import build, loading, sharding
-  from train_lib.run_directory import CHECKPOINTS, steps_in
+  from train_lib.checkpoint_io import CheckpointError
 
+  if flags.watch and flags.step != 'latest':
+    raise ConfigError('--step', flags.step, 'none with --watch')
   config, names, listed = _config(flags)
   workdir = flags.workdir
   path = pathlib.Path(workdir, 'evaluation.json')
-  written = _read(path)
-  steps: list[Any] = [flags.step]
-  if flags.step == 'all':
-    # 'latest' raises the error for an empty directory.
-    steps = steps_in(pathlib.Path(workdir, CHECKPOINTS)) or ['latest']
+  written, data = _read(path), _data(config, names)
   mesh = sharding.make_mesh(config.mesh)
   sharding.check_batch_size(config, mesh)
   entries = {name: config.evals[name] for name in names}
   rows = []
   with jax.set_mesh(mesh):
-    for step in steps:
-      loaded = loading.restore(workdir, config, step, mesh)
+    for step in _steps(flags, written, data):
+      try:
+        loaded = loading.restore(workdir, config, step, mesh)
+      except CheckpointError as error:
+        if not flags.watch:
+          raise
+        print(f'warning: {error}', file=sys.stderr)  # perhaps deleted by now
+        continue
       given = entries, loaded.task, mesh, config, workdir
       row: dict[str, float] = {'step': loaded.saved.step}
       found = {}
@@ -152,16 +161,51 @@ def run(flags: Flags) -> int:
       if listed:
         title = f'few-shot at step {row["step"]}, % (mean ± std)'
         print_table(title, fewshot.table({k: found[k] for k in listed}))
+      _merge(written, row, data)
+      text_files.write_json(path, [written[step] for step in sorted(written)])
+      if flags.watch:
+        _print(workdir, [row])
+  if not flags.watch:
+    _print(workdir, rows)
+  print(f'written: {path}')
+  return command_line.OK
+
+
+def _steps(
+  flags: Flags, written: Mapping[int, Any], data: Mapping[str, Any]
+) -> Iterator[Any]:
+  """Yields the steps to evaluate; with --watch, until the training ends."""
+  from train_lib.run_directory import CHECKPOINTS, steps_in
+
+  folder = pathlib.Path(flags.workdir, CHECKPOINTS)
+  if not flags.watch:
+    # 'latest' raises the error for an empty directory.
+    every = flags.step == 'all' and steps_in(folder)
+    yield from every or ['latest' if flags.step == 'all' else flags.step]
+    return
+  seen = {
+    step for step, row in written.items()
+    if data.items() <= row.get('datasets', {}).items()
+  }  # fmt: skip
+  while True:
+    # Asked first: the last checkpoint is complete before this file is written.
+    has_ended = pathlib.Path(flags.workdir, 'result.json').exists()
+    new = [step for step in steps_in(folder) if step not in seen]
+    yield from new
+    seen |= {*new}
+    if has_ended and not new:
+      return
+    time.sleep(0.0 if new else WATCH_SECONDS)
+
+
+def _print(workdir: str, rows: list[dict[str, float]]) -> None:
+  from eval_lib.report import print_table
+
   columns = {f'step {row["step"]}': row for row in rows}
   print_table(workdir, [
     {'metric': name} | {k: f'{row[name]:.4f}' for k, row in columns.items()}
     for name in rows[0] if name != 'step'
   ])  # fmt: skip
-  for row in rows:
-    _merge(written, row, config, names)
-  text_files.write_json(path, [written[step] for step in sorted(written)])
-  print(f'written: {path}')
-  return command_line.OK
 
 
 def _read(path: pathlib.Path) -> dict[int, dict[str, Any]]:
@@ -177,21 +221,26 @@ def _read(path: pathlib.Path) -> dict[int, dict[str, Any]]:
     raise InvalidDataError(f'{path} is damaged ({error})') from error
 
 
-def _merge(
-  written: dict[int, dict[str, Any]],
-  row: Mapping[str, Any],
-  config: Any,
-  names: list[str],
-) -> None:
-  """Replaces the results of some evaluators at one step, with their data."""
-  old = written.get(int(row['step']), {})
-  data = dict(old.get('datasets', {}))
+def _data(config: Any, names: list[str]) -> dict[str, Any]:
+  """Returns the data sets and splits of evaluators."""
+  data = {}
   for name in names:
     entry = config.evals[name].to_dict()
     splits = {key: entry[key] for key in entry if key.endswith('split')}
     data[name] = (entry['dataset'] or config.dataset.to_dict()) | splits
-  kept = {k: v for k, v in old.items() if k.partition('/')[0] not in names}
-  written[int(row['step'])] = {**kept, **row, 'datasets': data}
+  return data
+
+
+def _merge(
+  written: dict[int, dict[str, Any]],
+  row: Mapping[str, Any],
+  data: Mapping[str, Any],
+) -> None:
+  """Replaces the results of some evaluators at one step, with their data."""
+  old = written.get(int(row['step']), {})
+  datasets = {**old.get('datasets', {}), **data}
+  kept = {k: v for k, v in old.items() if k.partition('/')[0] not in data}
+  written[int(row['step'])] = {**kept, **row, 'datasets': datasets}
 
 
 main = command_line.Command('evaluate', __doc__, Flags, run)

@@ -45,7 +45,7 @@ class Watchdog:
   normal exit waits for the peers; errors with `in_all_processes` are raised.
   """
 
-  def __init__(self, seconds: float):
+  def __init__(self, seconds: int):
     self._seconds = seconds
     self._state = (0, True, 'start')  # count, exempt, description
     self._stopped, self._ending = threading.Event(), threading.Lock()
@@ -159,7 +159,7 @@ class Watchdog:
       for peer, record in sorted(records.items())
       if record['count'] == least
     )
-    text = f'no progress for {self._seconds:.0f} s (watchdog_seconds): {names}'
+    text = f'no progress for {self._seconds} s (watchdog_seconds): {names}'
     self._end(STUCK, text, verdict=f'{STUCK} {text}')
 
   def _end(self, code: int, text: str, verdict: str = '') -> None:

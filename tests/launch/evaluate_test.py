@@ -1,6 +1,7 @@
 """The evaluate command on the checkpoints of a tiny run."""
 
 import json
+import shutil
 
 import pytest
 
@@ -130,6 +131,7 @@ def test_all_checkpoints_and_the_best(workdir):
   [
     (['--evals=fewshoot', '--dataset=name=digits'], ['--evals', 'fewshot']),
     (['--step=last'], ['--step', 'latest']),
+    (['--step=2', '--watch'], ['--step', 'none with --watch', '2']),
     (['--evals='], ['--evals', "['test']", "''"]),
     (['--evals=test,'], ['--evals', "''"]),
     (['--batch_size=0'], ['batch_size', '[1, ', '0']),
@@ -168,3 +170,37 @@ def test_missing_runs_and_checkpoints_and_another_model(
   refused(evaluate.main, [empty, '--step=all'], ['has no checkpoint'], code)
   other = [f'--workdir={workdir}', '--config.model.width=32']
   refused(evaluate.main, other, code=code)
+
+
+def test_watching_evaluates_what_appears_until_the_end(
+  workdir, tmp_path, monkeypatch, capsys
+):
+  expected = rows_of(workdir, '--step=all', '--evals=test')
+  for name in ('config.json', 'dataset_info.json'):
+    shutil.copy(workdir / name, tmp_path)
+  (tmp_path / 'checkpoints').mkdir()
+
+  def appear(name):
+    shutil.copytree(workdir / name, tmp_path / name)
+
+  def damaged():
+    appear('checkpoints/4')
+    (tmp_path / 'checkpoints/4').rename(tmp_path / 'checkpoints/3')
+
+  events = iter([
+    lambda: appear('checkpoints/2'), lambda: None, damaged,
+    lambda: appear('checkpoints/4'),
+    lambda: shutil.copy(workdir / 'result.json', tmp_path),
+  ])  # fmt: skip
+  capsys.readouterr()
+  monkeypatch.setattr(evaluate, 'WATCH_SECONDS', 0.01)
+  monkeypatch.setattr(
+    evaluate.time, 'sleep', lambda seconds: seconds and next(events)()
+  )
+  assert rows_after(tmp_path, '--watch', '--evals=test') == expected
+  printed = capsys.readouterr()
+  assert printed.out.count('step 2') == 1
+  assert 'warning' in printed.err
+  # Continued: what is evaluated is not evaluated again.
+  assert rows_after(tmp_path, '--watch', '--evals=test') == expected
+  assert 'step 4' not in capsys.readouterr().out
