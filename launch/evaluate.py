@@ -180,8 +180,8 @@ def _steps(
   folder = pathlib.Path(flags.workdir, CHECKPOINTS)
   if not flags.watch:
     # 'latest' raises the error for an empty directory.
-    every = flags.step == 'all' and steps_in(folder)
-    yield from every or ['latest' if flags.step == 'all' else flags.step]
+    every: list[Any] = steps_in(folder) if flags.step == 'all' else [flags.step]
+    yield from every or ['latest']
     return
   seen = {
     step for step, row in written.items()
@@ -222,13 +222,15 @@ def _read(path: pathlib.Path) -> dict[int, dict[str, Any]]:
 
 
 def _data(config: Any, names: list[str]) -> dict[str, Any]:
-  """Returns the data sets and splits of evaluators."""
+  """Returns the data sets and splits of evaluators, as JSON has them."""
+  from dataset_lib import text_files
+
   data = {}
   for name in names:
     entry = config.evals[name].to_dict()
     splits = {key: entry[key] for key in entry if key.endswith('split')}
     data[name] = (entry['dataset'] or config.dataset.to_dict()) | splits
-  return data
+  return text_files.loads(text_files.dumps(data))
 
 
 def _merge(
