@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
-from dataset_lib import builder, corpus
+from dataset_lib import builder, corpus, text_files
 from launch import command_line, prepare_corpus
 
 SENTENCES = [f'The cat number {n} sat on mat {n * n}.' for n in range(40)]
@@ -42,8 +43,10 @@ def test_from_texts_to_batches(texts, tmp_path, capsys):
   (texts / 'd.txt').write_bytes(b'Broken \xff byte. And \0 more.\n')
   (texts / 'e.txt').touch()
   out = tmp_path / 'new' / 'out'
-  left = out.parent / '.out.abc.tmp'  # of a killed run
-  left.mkdir(parents=True)
+  left, killed = out.parent / '.out.abc.tmp', out.parent / '.out.def.tmp'
+  for folder in (left, killed):
+    folder.mkdir(parents=True)
+  held = text_files.lock_directory(left)  # by a run that goes on
   flags = f'--input={texts}', f'--out={out}', '--vocab_size=50'
   assert run(*flags, '--validation_share=0.1', '--processes=1') == 0
   printed, errors = capsys.readouterr()
@@ -53,7 +56,9 @@ def test_from_texts_to_batches(texts, tmp_path, capsys):
     assert words in printed
   assert 'encoding' in errors
   assert f'note: {left} belongs to another' in errors
+  os.close(held)
   assert left.exists()
+  assert not killed.exists()
   manifest = json.loads((out / 'corpus.json').read_text())
   assert set(manifest['faults']) == {'broken_bytes', 'nul_bytes', 'empty_file'}
   assert manifest['vocab_size'] == 50
@@ -182,6 +187,23 @@ def test_a_stop_leaves_nothing(
   errors = errors_of(command_line.INTERRUPTED, capsys, *flags)
   assert errors[-1] == 'error: interrupted'
   assert [path.name for path in tmp_path.iterdir()] == ['texts']
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_what_the_next_start_removes(texts, tmp_path):
+  out, flags = tmp_path / 'out', [f'--input={texts}', '--vocab_size=50']
+  command = [sys.executable, '-m', 'launch.prepare_corpus', f'--out={out}']
+  process = subprocess.Popen(
+    [*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+  )
+  while not (left := list(tmp_path.glob('.out.*.tmp/out'))):
+    assert process.poll() is None
+    time.sleep(0.001)
+  process.kill()
+  process.wait()
+  assert left[0].exists()
+  assert run(f'--out={out}', *flags, '--processes=1') == 0
+  assert {path.name for path in tmp_path.iterdir()} == {'texts', 'out'}
 
 
 @pytest.mark.parametrize(
