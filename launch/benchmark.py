@@ -6,6 +6,7 @@
   python -m launch.benchmark eat_speed --variant=base --batch=1,16,32
   python -m launch.benchmark eat --workdir=/tmp/sst2_eat --dense=/tmp/sst2 \\
       --out=/tmp/report
+  python -m launch.benchmark input --root=DIRECTORY
   python -m launch.benchmark budgets --workdir=/tmp/digits --dense=/tmp/vit \\
       --thresholds=1,2 --max_steps=3,6 --bank_shares=0.5,1
 
@@ -214,9 +215,20 @@ class Budgets(command_line.RunFlags):
   warmup: Count = flag('rounds before the timed ones', 1)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Input(_Timing):
+  """Reading and cropping JPEG files, against tf.data and PyTorch."""
+
+  module = 'eval_lib.input_candidates'
+  root: str = flag('folder with train/CLASS/*.jpg', metavar='DIRECTORY')
+  image_size: Positive = flag('side of the crops, in pixels', 224)
+  images: Annotated[int, Interval(ge=64)] = flag('images of a call', 2048)
+  rounds: Positive = flag('timed rounds', 5, names=ROUNDS)
+
+
 FLAGS = dict(
   adatape=Adatape, cost=Cost, budgets=Budgets, albert=Albert,
-  eat_speed=EatSpeed, eat=Eat,
+  eat_speed=EatSpeed, eat=Eat, input=Input,
 )  # fmt: skip
 
 
