@@ -115,6 +115,7 @@ def devices_of(topology: str) -> Any:
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', 'true')
   os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v5litepod-8')
   os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
+  os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', 'true')
   from jax.experimental import topologies
 
   options = {}

@@ -19,7 +19,7 @@ from serve_lib.chain import Failure
 from serve_lib.engine import Engine
 from tests import packages
 from tests.golden import adapter, standin
-from train_lib import checkpoint
+from train_lib import checkpoint, sharding
 from train_lib.build import Setup
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -44,7 +44,18 @@ def marked(name):
   return name
 
 
-CASES = [marked(name) for name in variants()]
+def with_layouts():
+  """Each case on 8 devices: rows split; also parameters; also matrices."""
+  families = 'parity adatape', 'recurrent parity', *SLOW
+  for name in variants():
+    mark = pytest.mark.slow if name in families else pytest.mark.nightly
+    plain = [one for one in [marked(name)] if not isinstance(one, str)]
+    yield pytest.param(name, (8, 1, 1), marks=plain[0].marks if plain else ())
+    yield pytest.param(name, (2, 2, 2), marks=mark)
+    yield pytest.param(name, (1, 8, 1), marks=pytest.mark.nightly)
+
+
+CASES, LAYOUTS = [marked(name) for name in variants()], [*with_layouts()]
 
 
 @pytest.fixture(scope='module')
@@ -53,10 +64,10 @@ def folders(tmp_path_factory):
   return standin.write_all(tmp_path_factory.mktemp('contract'))
 
 
-def one_step(config, devices):
+def one_step(config, layout):
   """(state before, state after, loss, gradient norm) of the first batch."""
   with config.unlocked():
-    config.mesh.data = devices
+    config.mesh = dict(zip(sharding.AXES, layout, strict=True))
     config.evals = {}
   setup = Setup(config)
   stage = setup.stages[0]
@@ -77,9 +88,9 @@ def one_step(config, devices):
 
 
 @functools.cache
-def stepped(name, folders, devices):
+def stepped(name, folders, *layout):
   config = adapter.load(*variants()[name], dict(folders))
-  return one_step(config, devices)
+  return one_step(config, layout)
 
 
 def largest_difference(a, b):
@@ -91,7 +102,7 @@ def largest_difference(a, b):
 
 @pytest.mark.parametrize('name', CASES)
 def test_one_step_has_finite_gradients_and_trains(name, folders):
-  before, after, loss, norm = stepped(name, tuple(folders.items()), 1)
+  before, after, loss, norm = stepped(name, tuple(folders.items()), 1, 1, 1)
   assert np.isfinite(loss)
   assert np.isfinite(norm)
   assert norm > 0
@@ -101,10 +112,12 @@ def test_one_step_has_finite_gradients_and_trains(name, folders):
   assert changed > 0
 
 
-@pytest.mark.parametrize('name', CASES)
-def test_8_devices_do_the_step_of_1(name, folders):
-  one = stepped(name, tuple(folders.items()), 1)
-  eight = stepped(name, tuple(folders.items()), 8)
+# Three classes, for example, are not split into two.
+@pytest.mark.filterwarnings('ignore:.* of an activation are whole on every')
+@pytest.mark.parametrize(('name', 'layout'), LAYOUTS)
+def test_8_devices_do_the_step_of_1(name, layout, folders):
+  one = stepped(name, tuple(folders.items()), 1, 1, 1)
+  eight = stepped(name, tuple(folders.items()), *layout)
   assert largest_difference(one[0].params, eight[0].params) == 0
   np.testing.assert_allclose(one[2], eight[2], atol=1e-5)
   np.testing.assert_allclose(one[3], eight[3], rtol=1e-4)
