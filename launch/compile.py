@@ -1,4 +1,4 @@
-"""Compiles the train step for TPUs that are not here, and says what it does.
+"""Compiles the train step for a TPU, without one, and reports its costs.
 
   python -m launch.compile --topology=v5e:4x4 \\
       --config=configs/adatape/table1.py:data=none,fewshot=none,model=learn

@@ -18,7 +18,7 @@ run unless given; `train_split` and `test_split` replace train and test:
       --datasets='cifar:name=tfds,builder=cifar100;mine:name=folder,root=DIR'
 
 --watch evaluates each checkpoint of a training as it appears, for example on
-another machine, and ends with the training; the same command continues.
+another machine, and ends when result.json is there; the same command continues.
 evaluation.json keeps the other entries and steps of earlier calls.
 """
 
@@ -35,7 +35,7 @@ from launch import command_line
 from launch.command_line import Count
 
 LISTED = 'NAME:name=...,KEY=...;...'
-WATCH_SECONDS = 5.0  # between two looks at the directory
+POLL_SECONDS = 5.0  # between two looks at the directory
 FEW_SHOT = dict(type='fewshot', shots=(1, 5, 10, 25), seeds=3)
 
 
@@ -161,6 +161,7 @@ def run(flags: Flags) -> int:
       if listed:
         title = f'few-shot at step {row["step"]}, % (mean ± std)'
         print_table(title, fewshot.table({k: found[k] for k in listed}))
+      written = _read(path)  # another call may have written it
       _merge(written, row, data)
       text_files.write_json(path, [written[step] for step in sorted(written)])
       if flags.watch:
@@ -195,7 +196,7 @@ def _steps(
     seen |= {*new}
     if has_ended and not new:
       return
-    time.sleep(0.0 if new else WATCH_SECONDS)
+    time.sleep(0.0 if new else POLL_SECONDS)
 
 
 def _print(workdir: str, rows: list[dict[str, float]]) -> None:

@@ -13,6 +13,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -111,6 +112,7 @@ class Search:
       raise ConfigError('--trials', flags.trials, expected)
     self.study = _open(flags)
     self.lock, self.stop = threading.Lock(), threading.Event()
+    self.name = f'{socket.gethostname()} {os.getpid()}'
 
   def trials(self) -> list[Any]:
     """Returns the trials that count, by number."""
@@ -146,6 +148,7 @@ class Search:
       if trial.number >= self.size:  # two processes have asked at once
         return None
       trial.set_user_attr('beat', time.time())
+      trial.set_user_attr('owner', self.name)
       # 10 random trials, the default, leave few of a short search.
       first = max(3, min(10, self.size // 3))
       self.study.sampler = optuna.samplers.TPESampler(
@@ -174,16 +177,19 @@ class Search:
     run, metric = self.run_of(trial), self.flags.metric
     place = f'[{trial.number + 1}/{self.size}]'
     print(f'{place} {run.name}', flush=True)
-    code = 0 if run.result() else self._run(trial, run, environment)
-    result = run.result() or {}
+    # Of a finished run too: launch.train refuses that of another configuration.
+    code = self._run(trial, run, environment)
+    result = run.result() or {} if code == command_line.OK else {}
     if result and metric not in result:
       known = ', '.join(sorted(name for name in result if '/' in name))
       raise ConfigError('--metric', metric, f'in a new workdir one of {known}')
     value, state, reason = result.get(metric), TrialState.COMPLETE, ''
     is_over = result or code is None
     if not is_over and (code == command_line.LOCKED or self.stop.is_set()):
-      # Free again. A training whose sweep was killed may hold the lock.
-      trial.set_user_attr('beat', 0)
+      # A training whose sweep was killed, or who took the trial at the same
+      # time, may hold the lock; the last who took it frees it again.
+      if self.study.trials[trial.number].user_attrs['owner'] == self.name:
+        trial.set_user_attr('beat', 0)
       self.stop.wait(5 * POLL_SECONDS)
       return
     if not result and code is None:
@@ -293,8 +299,10 @@ def devices(slot: int, slots: int) -> tuple[dict[str, str], Sequence[int]]:
   if slots == 1:
     return environment, ()
   for name in ('CUDA_VISIBLE_DEVICES', 'TPU_VISIBLE_CHIPS'):
-    files = '/dev/nvidia[0-9]*' if name.startswith('CUDA') else '/dev/accel*'
-    every = ','.join(map(str, range(len(glob.glob(files)))))
+    cuda = name.startswith('CUDA')
+    kinds = ('nvidia',) if cuda else ('accel', 'vfio/')
+    files = [f for kind in kinds for f in glob.glob(f'/dev/{kind}[0-9]*')]
+    every = ','.join(map(str, range(len(files))))
     if not (found := environment.get(name, every)):
       continue
     share = found.split(',')[slot::slots]
@@ -319,7 +327,8 @@ def _open(flags: Flags) -> Any:
       optuna.storages.journal.JournalFileBackend(str(journal))
     )
     study = optuna.create_study(
-      study_name=flags.workdir, storage=storage, load_if_exists=True,
+      study_name=os.path.abspath(flags.workdir), storage=storage,
+      load_if_exists=True,
       direction='maximize' if flags.mode == 'max' else 'minimize',
       pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
     )  # fmt: skip

@@ -31,6 +31,7 @@ from launch import command_line
 from launch.command_line import Count, Positive, Workdir
 
 STARTED = time.time()
+_ORBAX = os.path.join('orbax', 'checkpoint')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,9 @@ def run(flags: Flags) -> int:
   from train_lib import trainer
 
   # Orbax prints traces of errors that become one line here.
-  logging.getLogger('absl').setLevel(logging.CRITICAL)
+  logging.getLogger('absl').addFilter(
+    lambda record: _ORBAX not in record.pathname
+  )
   if _has_only_cpu():
     programs.keep_freed_memory()
   if flags.distributed:

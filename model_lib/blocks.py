@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 Remat = Literal['none', 'dots', 'full']
-# What the forward pass keeps of a block for the gradient, beside its input.
+# What the forward pass keeps of a block for the gradient; always its input.
 POLICIES: dict[str, Any] = {
   'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   'full': jax.checkpoint_policies.nothing_saveable,

@@ -59,8 +59,8 @@ def partitioned_dense(
 def _product(x: Any, kernel: Any, _: Any, precision: Any = None) -> Any:
   """Multiplies rows `[*B, D]` by a kernel `[D, O]`, all rows as one axis.
 
-  XLA compiles the gradient of this for a TPU in a third of the time that it
-  takes for several axes of rows.
+  XLA compiles the gradient of this for a TPU in less time than that of several
+  axes of rows: 10 % for a step of ViT-B/16, two thirds for 128 rows of 32.
   """
   rows = x.reshape(-1, x.shape[-1])
   out = jax.lax.dot(rows, kernel, precision=precision)

@@ -1,6 +1,7 @@
 """Fake images, texts and faults that need no files."""
 
 import dataclasses
+import errno
 import os
 import time
 from typing import Annotated
@@ -13,6 +14,7 @@ from dataset_lib.image_ops import ImageOptions
 from dataset_lib.source import DatasetInfo, Encoded, Size, TokenSource
 from dataset_lib.synthetic import Parity
 from dataset_lib.text_rows import Buckets, MaxLength
+from train_lib import run_directory
 
 SPLITS = ('train', 'test')
 NOISE = 64  # peak-to-peak, of 256
@@ -42,6 +44,12 @@ class FakeImages(ImageOptions):
     return {'image': noise + colour.astype(np.uint8), 'label': label}
 
 
+def full(run, step, values):
+  """Fails as the log does on a full disk."""
+  with run_directory.writing(run.workdir / run_directory.METRICS):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @dataclasses.dataclass(kw_only=True, eq=False)
 class FaultyParity(Parity):
   """Parity whose reading meets the fault `FAULT` of the environment."""
@@ -54,6 +62,8 @@ class FaultyParity(Parity):
     fault, self.batches = os.environ.get('FAULT'), self.batches + 1
     if fault == 'slow' and self.split == 'test':
       time.sleep(0.2)
+    if fault == 'no_log' and self.split == 'train' and self.batches == 20:
+      run_directory.RunDirectory.log = full
     if fault == 'slow_train' and self.split == 'train':
       time.sleep(0.1)
     if self.split == 'train' and self.batches == 20:

@@ -115,7 +115,9 @@ class Checkpointer(contextlib.ExitStack):
     self, step: int, extra: Mapping[str, Any], metrics: Mapping[str, float]
   ) -> None:
     """Replaces `extra` and `metrics` of a checkpoint, its manifest only."""
-    if jax.process_index() == 0:
+    if jax.process_index() > 0:
+      return
+    with self._errors():
       io.amend(self.directory / str(step), extra=extra, metrics=metrics)
 
   def restore(self, abstract_state: Any) -> tuple[Any, io.Saved] | None:

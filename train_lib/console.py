@@ -163,7 +163,7 @@ class Console(contextlib.ExitStack):
       self.print(f'run directory: {workdir} (result.json, metrics.jsonl)')
       try:
         self.print(f'plot: {plots.plot_run(workdir)}')
-      except (ImportError, ValueError) as error:
+      except (ImportError, OSError, ValueError) as error:
         self.print(f'no plot: {error}')
 
 

@@ -139,7 +139,8 @@ class RunDirectory(contextlib.ExitStack):
       except (ValueError, TypeError, LookupError):
         message = f'{path}: line {number} is damaged, dropped'
         warnings.warn(message, stacklevel=2)
-    text_files.write_text(path, ''.join(kept))
+    with writing(path):
+      text_files.write_text(path, ''.join(kept))
 
   def _check_config(self) -> None:
     path = self.workdir / CONFIG
@@ -194,7 +195,9 @@ def _is_renewed(path: pathlib.Path) -> bool:
   before, end = path.stat().st_mtime_ns, time.monotonic() + WATCH_SECONDS
   while time.monotonic() < end:
     time.sleep(min(1.0, WATCH_SECONDS / 10))
-    path.read_bytes()  # makes NFS ask the server
+    # Reading makes NFS ask the server. A run that ends leaves no holder.
+    if not path.exists() or not _holder(path)[0]:
+      return False
     if path.stat().st_mtime_ns != before:
       return True
   return False
@@ -204,10 +207,10 @@ def _renew(path: pathlib.Path, text: str, done: threading.Event) -> None:
   """Renews a lock until `done`; ends the process if another run has it."""
   while not done.wait(BEAT_SECONDS):
     with contextlib.suppress(OSError):  # a full disk is no reason to end
-      found = path.read_text() if path.exists() else ''
-      if not found:  # deleted by hand
+      if not path.exists():  # deleted by hand
         path.write_text(text)
-      elif found != text:
+      # An empty one is being written.
+      if path.read_text() not in (text, ''):
         line = f'error: another run took the directory: {_in_use(path)}\n'
         os.write(2, line.encode())
         os._exit(RunLockedError.exit_code)

@@ -28,6 +28,7 @@ from train_lib.run_directory import (
   RunDirectory,
   WriteError,
   steps_in,
+  writing,
 )
 from train_lib.stages import Stage
 from train_lib.train_step import NonFiniteError, TrainState, first_culprit
@@ -90,11 +91,13 @@ class _Loop:
     self.first_step_seconds: float | None = None
     self.results: dict[str, float] = {}
     self.seconds_before = 0.0  # of earlier processes of this run
+    self.is_compiling = False  # the program of an evaluation
     saving, primary = self.config.checkpoint, jax.process_index() == 0
     self.run = enter(RunDirectory(workdir, self.config.to_dict(), primary))
     self.run.write(DATASET_INFO, dataclasses.asdict(setup.dataset.info))
     if primary:
-      setup.task.save_assets(self.run.workdir)
+      with writing(self.run.workdir):
+        setup.task.save_assets(self.run.workdir)
     self.guard = enter(PreemptionGuard())
     best = saving.best_metric, saving.best_mode
     folder = self.run.workdir / CHECKPOINTS
@@ -156,9 +159,12 @@ class _Loop:
       if not unmeasured:
         self.console.flush()
     except WriteError:
-      # The checkpoint carries the rows; it may fail for the same reason.
-      with contextlib.suppress(CheckpointError):
-        self._save(True, True, stage, measured, unmeasured)
+      # The checkpoint carries the rows; it may fail for the same reason. Of
+      # several processes only this one knows of the error.
+      if jax.process_count() == 1:
+        self._settle(0)
+        with contextlib.suppress(CheckpointError):
+          self._save(True, True, stage, measured, unmeasured)
       raise
     # 3. Saving before stopping.
     self._save(save or stop, last or stop, stage, measured, unmeasured)
@@ -175,7 +181,10 @@ class _Loop:
     }
 
   def _between_batches(self) -> None:
-    self.watchdog.progress(f'step {self.done}: evaluating')
+    # After the first batch of an evaluation its program is compiled.
+    now = f'step {self.done}: evaluating'
+    self.watchdog.progress(now, exempt=self.is_compiling)
+    self.is_compiling = False
     if self.guard.should_stop():
       raise _Stopped
 
@@ -213,11 +222,11 @@ class _Loop:
         self.console.log_step(step, compute(metrics))
 
   def _evaluate(self, evaluators: Any) -> dict[str, float]:
-    measured = {
-      f'{name}/{key}': value
-      for name, evaluator in evaluators.items()
-      for key, value in evaluator.run(self.state.variables).items()
-    }
+    measured: dict[str, float] = {}
+    for name, evaluator in evaluators.items():
+      self.is_compiling = True
+      found = evaluator.run(self.state.variables)
+      measured |= {f'{name}/{key}': value for key, value in found.items()}
     best = self.config.checkpoint.best_metric
     if best.partition('/')[0] in evaluators and best not in measured:
       expected = f'one of {", ".join(sorted(measured))}'
@@ -227,7 +236,7 @@ class _Loop:
     return measured
 
   def _extra(self, stage: str, unmeasured: bool) -> dict[str, Any]:
-    """Returns the values of a checkpoint beside its arrays."""
+    """Returns the values of a checkpoint that are not arrays."""
     return {
       'stage': stage,
       'results': self.results,

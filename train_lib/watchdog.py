@@ -31,8 +31,10 @@ PEER, STUCK = 8, 9  # exit codes
 TICK = 1.0  # seconds between records
 # A peer is dead after this many seconds without a record; JAX waits 60.
 SILENCE = 20.0
+PERMANENT = 2, 3, 4  # codes of errors that a restart meets again
 FINISHED = 'finished'
-_STORE, _SHARED = 'watchdog/', 'watchdog/shared/'  # folders of keys
+# Prefixes of keys; process 0 reads all of them, the others the shared ones.
+_STORE, _SHARED = 'watchdog/', 'watchdog/shared/'
 _VERDICT = f'{_SHARED}verdict'
 
 
@@ -40,7 +42,8 @@ class Watchdog:
   """A context that ends the process, and its peers, on a fault of any of them.
 
   Exit code `STUCK`: no process reported `progress` for `seconds`; `PEER`:
-  another process failed or is silent. In a run of several processes an error
+  another process failed or is silent, but for an error that a restart would
+  meet again, with whose code all end. In a run of several processes an error
   that leaves the context is printed and ends the process at once, because a
   normal exit waits for the peers; errors with `in_all_processes` are raised.
   """
@@ -76,7 +79,7 @@ class Watchdog:
       self._fail(error)
     self.progress(FINISHED, exempt=True)
     self._stopped.set()
-    self._thread.join(2 * TICK)
+    self._thread.join(5 * TICK)
     self._pool.shutdown(wait=False)
 
   def _fail(self, error: BaseException) -> None:
@@ -94,7 +97,8 @@ class Watchdog:
     text = ' '.join(str(error).split())
     text = text if known else f'{type(error).__name__}: {text}'
     failed = f'process {self._id} failed at {self._state[2]}: {text}'
-    self._end(code, text, verdict=f'{PEER} {failed}')
+    told = code if code in PERMANENT else PEER
+    self._end(code, text, verdict=f'{told} {failed}')
 
   def _watch(self) -> None:
     idle, counts, now = 0.0, None, time.monotonic()
@@ -124,6 +128,8 @@ class Watchdog:
       counts = found
       if idle > self._seconds:
         self._stuck(records)
+    with contextlib.suppress(RuntimeError):
+      self._exchange()  # tells that this process has finished
 
   def _exchange(self) -> dict[int, dict[str, Any]]:
     """Writes the own record; returns records by process, ends on a verdict."""

@@ -193,7 +193,7 @@ def test_watching_evaluates_what_appears_until_the_end(
     lambda: shutil.copy(workdir / 'result.json', tmp_path),
   ])  # fmt: skip
   capsys.readouterr()
-  monkeypatch.setattr(evaluate, 'WATCH_SECONDS', 0.01)
+  monkeypatch.setattr(evaluate, 'POLL_SECONDS', 0.01)
   monkeypatch.setattr(
     evaluate.time, 'sleep', lambda seconds: seconds and next(events)()
   )

@@ -8,6 +8,7 @@ import contextlib
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import time
 
@@ -16,15 +17,18 @@ import pytest
 from tests.launch.resume_test import (
   EVERY_7,
   NEVER,
+  STEPS,
   assert_same_run,
   finish,
   first_is_slow,
+  result,
   rows,
   run,
   start,
   start_two,
   wait_for_step,
 )
+from tests.train_lib import states
 
 FAULTY = '--config.dataset.name=tests.fakes:FaultyParity'
 ENDLESS = (
@@ -171,6 +175,51 @@ def test_a_full_disk_ends_with_one_line_and_the_run_continues(
   file.unlink()
   run(workdir, *flags, FAULTY)
   assert rows(workdir) == rows(whole)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_carries_the_rows_that_cannot_be_written(tmp_path):
+  """The log fails from the 20th batch on, and checkpoints do not."""
+  whole, workdir = tmp_path / 'whole', tmp_path / 'run'
+  run(whole, NEVER, FAULTY)
+  line = one_line(finish(start(workdir, NEVER, FAULTY, fault='no_log'), code=6))
+  assert 'metrics.jsonl cannot be written' in line
+  run(workdir, NEVER, FAULTY)
+  assert result(workdir)['steps_this_process'] < STEPS
+  assert rows(workdir) == rows(whole)
+
+
+@pytest.mark.slow
+def test_the_log_of_one_of_two_processes_fails(tmp_path):
+  two = start_two(tmp_path, NEVER, FAULTY, faults=('no_log', ''))
+  codes, errors = ended(two, 2 * PROMISE)
+  assert codes == [6, PEER]
+  assert 'metrics.jsonl cannot be written' in one_line(errors[1])
+
+
+LEAVING = """
+import sys, time
+import jax
+from train_lib.watchdog import Watchdog
+number = int(sys.argv[2])
+jax.distributed.initialize(sys.argv[1], 2, number)
+with Watchdog(60) as watchdog:
+  watchdog.progress('the last step')
+  time.sleep(0 if number else 26)
+print('left', flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_has_finished_is_not_dead(tmp_path):
+  with socket.socket() as listener:
+    listener.bind(('localhost', 0))
+    place = f'localhost:{listener.getsockname()[1]}'
+  two = [states.start_python(LEAVING, place, n) for n in range(2)]
+  assert [process.communicate(timeout=90)[0] for process in two] == [
+    'left\n', 'left\n'
+  ]  # fmt: skip
+  assert [process.returncode for process in two] == [0, 0]
 
 
 @pytest.mark.slow
