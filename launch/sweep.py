@@ -30,8 +30,8 @@ the last two. It draws the metric over trials and over each field. --workers=N
 trains N at a time, each on its share of the GPUs or cores, or on one TPU chip.
 Processes with the same command share a search: on hosts with a common file
 system, such as `sbatch --array=0-7 --wrap "python -m launch.sweep ..."` or an
-indexed job of Kubernetes, or with --storage=postgresql://... A trial without a sign of life
-for 40 s (clocks must agree) is continued from its last checkpoint.
+indexed job of Kubernetes, or with --storage=postgresql://... A trial without a
+sign of life for 40 s (clocks must agree) is continued from its last checkpoint.
 
 --config.KEY=VALUE holds for all runs. The same command continues where it was
 interrupted (Ctrl-C and SIGTERM save the step) and skips finished runs. A run
