@@ -125,7 +125,7 @@ def test_8_devices_do_the_step_of_1(name, layout, folders):
 
 @pytest.mark.parametrize('name', CASES)
 def test_a_state_is_restored_as_it_was_saved(name, folders, tmp_path):
-  state = stepped(name, tuple(folders.items()), 1)[1]
+  state = stepped(name, tuple(folders.items()), 1, 1, 1)[1]
   with checkpoint.Checkpointer(tmp_path) as checkpointer:
     checkpointer.save(1, state, {'stage': 'stage1'})
     checkpointer.wait()
