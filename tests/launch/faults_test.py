@@ -157,8 +157,7 @@ def fill(disk):
   return path
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('tensorboard', [True, False])
+@pytest.mark.parametrize('tensorboard', first_is_slow((True,), (False,)))
 def test_a_full_disk_ends_with_one_line_and_the_run_continues(
   small_disk, tmp_path, tensorboard
 ):
@@ -189,7 +188,7 @@ def test_a_checkpoint_carries_the_rows_that_cannot_be_written(tmp_path):
   assert rows(workdir) == rows(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_log_of_one_of_two_processes_fails(tmp_path):
   two = start_two(tmp_path, NEVER, FAULTY, faults=('no_log', ''))
   codes, errors = ended(two, 2 * PROMISE)

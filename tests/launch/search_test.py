@@ -246,7 +246,7 @@ def test_workers_share_the_devices(variable, shares, monkeypatch):
     search.devices(3, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_search_ends_with_all_trials(tmp_path):
   given = flags(
     tmp_path, LR, '--trials=2', '--config.stages.stage1.steps=400',
