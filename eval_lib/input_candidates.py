@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dataset_lib import builder, image_folder, image_ops
+from dataset_lib.errors import ConfigError
 from eval_lib.benchmark import Call, Candidate
 
 BATCH = 64  # images
@@ -25,7 +26,13 @@ _SHARD = 'train-00000-of-00001'
 
 
 def cases(flags: Any) -> Iterator[tuple[dict[str, Any], list[Candidate]]]:
-  """Yields the candidates for a folder of JPEG images by class."""
+  """Yields the candidates for a folder of JPEG images by class.
+
+  Raises ConfigError for fewer images than a batch has.
+  """
+  if (count := len(_files(flags.root))) < BATCH:
+    expected = f'a folder with {BATCH} or more files train/CLASS/*.jpg'
+    raise ConfigError('--root', f'{flags.root} with {count}', expected)
   common = flags.root, flags.image_size, flags.images
   with tempfile.TemporaryDirectory() as folder:
     _write_shards(flags.root, pathlib.Path(folder))
