@@ -189,7 +189,11 @@ def plot_trials(
   panels = [Panel('All trials', label, 'trial', lines, ticks=8)]
   for number, (field, x) in enumerate(fields, 2):
     lines = [Line('', np.array(x), y, number, style=points)]
-    panels.append(Panel('', label, field, lines, log=field in logs))
+    whole = all(isinstance(value, int) for value in x)
+    ticks = 6 if whole and field not in logs else 0
+    panels.append(
+      Panel('', label, field, lines, ticks=ticks, log=field in logs)
+    )
   size = 4.6 * min(len(panels), 3), 3.5 * math.ceil(len(panels) / 3)
   plots.draw_panels(path, panels, size, min(len(panels), 3))
 

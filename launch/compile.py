@@ -164,8 +164,8 @@ def report(flags: Flags, plan: Any, one: Compiled) -> None:
 
 def _refuse(flags: Flags, plan: Any, found: str) -> None:
   """Exits, and says what needs less memory."""
-  used = re.search(r'Used ([\d.]+\w+) of ([\d.]+\w+)', found)
-  words = f'{used[1]} of {used[2]}' if used else found[:200]
+  sizes = re.findall(r'\d[\d.]*[KMGT]\b', found)  # needed, there
+  words = f'{sizes[0]} of {sizes[1]}' if sizes[1:] else found[:200]
   found = ', '.join(f'--config.{change}' for change in advice(plan))
   command_line.fail(
     f'{flags.topology}: the step needs {words} of a chip; try '

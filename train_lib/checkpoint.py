@@ -160,8 +160,9 @@ class Checkpointer(contextlib.ExitStack):
     except Exception as error:
       self.failures += 1
       self._remove_temporary()
-      step = self._description.get('step', 'none')
-      what = f'saving step {step} to {self.directory}'
+      step = self._description.get('step')
+      saved = '' if step is None else f' step {step}'
+      what = f'saving{saved} to {self.directory}'
       message = f'{what} failed: {type(error).__name__}: {error}'
       raise CheckpointError(message) from error
 

@@ -56,7 +56,7 @@ class Watchdog:
     self._id = distributed.global_state.process_id or 0
     self._peers = (distributed.global_state.num_processes or 1) > 1
     self._beat, self._here = 0, {'pid': os.getpid(), 'host': _host()}
-    self._thread = threading.Thread(target=self._watch, daemon=True)
+    self._thread = threading.Thread(target=self._run, daemon=True)
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
 
   def progress(self, now: str, exempt: bool = False) -> None:
@@ -99,6 +99,12 @@ class Watchdog:
     failed = f'process {self._id} failed at {self._state[2]}: {text}'
     told = code if code in PERMANENT else PEER
     self._end(code, text, verdict=f'{told} {failed}')
+
+  def _run(self) -> None:
+    try:
+      self._watch()
+    except Exception as error:  # a bug: nobody would watch this run
+      self._fail(error)
 
   def _watch(self) -> None:
     idle, counts, now = 0.0, None, time.monotonic()
@@ -154,6 +160,8 @@ class Watchdog:
   def _silent(self, peer: int, record: dict[str, Any]) -> None:
     where = 'process {pid} of {host}, at {now}' if record else 'no record'
     text = f'process {peer} ({where.format(**record)}) does not answer'
+    if peer == self._id:
+      text = 'the key-value store of jax.distributed does not answer'
     if record and record['host'] == self._here['host']:
       _kill_if_stopped(record['pid'])
     self._end(PEER, text, verdict=f'{PEER} {text}' if peer else '')
