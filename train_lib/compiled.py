@@ -38,7 +38,9 @@ class Collective(NamedTuple):
   sizes: tuple[int, ...]  # elements of each result
   bytes: int  # of all results
   times: int  # in a run of the program
-  where: str  # 'file:line' of ours that causes it, or the operation's name
+  # 'file:line' of ours that causes it, else the name of the operation or (newer
+  # XLA) of the argument.
+  where: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,10 +42,23 @@ def test_a_collective_in_a_loop_counts_as_often_as_it_runs(program):
   assert kinds['all-reduce'] == (1, 4)
 
 
-def test_a_collective_names_the_line_that_causes_it(program):
+def test_a_collective_names_the_line_that_causes_it():
+  mesh = sharding.make_mesh({'data': 1, 'fsdp': 8})
+  # The axis that is summed over is split: partial sums are added.
+  x, weights = (
+    jax.ShapeDtypeStruct(
+      (SIZE, SIZE), np.float32, sharding=NamedSharding(mesh, spec)
+    )
+    for spec in (PartitionSpec(None, 'fsdp'), PartitionSpec('fsdp'))
+  )
+
+  def step(x, weights):
+    return x @ weights
+
+  found = compiled.inspect(jax.jit(step).lower(x, weights).compile())
   with open(__file__) as file:
-    line = next(n for n, text in enumerate(file, 1) if 'x @ weight' in text)
-  where = program.traffic('where')
+    line = next(n for n, text in enumerate(file, 1) if 'x @ weights' in text)
+  where = found.traffic('where')
   assert next(iter(where)) == f'tests/train_lib/compiled_test.py:{line}'
 
 
