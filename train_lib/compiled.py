@@ -29,6 +29,7 @@ _CALLED = re.compile(
 _LIMIT = re.compile(r's32\[\]\S* constant\((\d+)\)')
 _ROW = re.compile(r'^(\d+) (?:"(.*)"|\{(.*)\})$')
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
+_SHARED = _ROOT / 'model_lib' / 'logical.py'  # products: who calls them matters
 
 
 class Collective(NamedTuple):
@@ -166,7 +167,7 @@ def _where(line: str, tables: Mapping[str, Mapping[int, str]]) -> str:
     place, parent = map(int, re.findall(r'=(\d+)', frames[number]))
     fields = dict(re.findall(r'(\w+)=(\d+)', tables['FileLocations'][place]))
     file = pathlib.Path(tables['FileNames'][int(fields['file_name_id'])])
-    if file.is_relative_to(_ROOT):
+    if file.is_relative_to(_ROOT) and file != _SHARED:
       return f'{file.relative_to(_ROOT)}:{fields["line"]}'
     number = parent - 1  # XLA prints the parent's number plus 1
   name = re.search(r'op_name="([^"]*)"', line)

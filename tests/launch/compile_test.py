@@ -115,7 +115,7 @@ def test_the_report(capsys):
   out = capsys.readouterr().out
   assert "4 chips as {'data': 1, 'fsdp': 1, 'tensor': 4}" in out
   assert "not split, as they do not divide: ['10 of tensor=4 in head" in out
-  for text in ('memory, of 16 GiB', 'all-reduce', 'model_lib/logical.py:'):
+  for text in ('memory, of 16 GiB', 'all-reduce', 'model_lib/layers.py:'):
     assert text in out
 
 
