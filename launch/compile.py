@@ -73,7 +73,7 @@ def run(flags: Flags) -> int:
   except (RuntimeError, ValueError) as error:  # of XLA: how much is used
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
-    _refuse(flags, plan, str(error))
+    _refuse(flags, plan, sizes(str(error)))
   return command_line.OK
 
 
@@ -159,16 +159,20 @@ def report(flags: Flags, plan: Any, one: Compiled) -> None:
     if rows:
       print_table(title, rows[: flags.rows])
   if used > limit:
-    _refuse(flags, plan, f'Used {used:.1f}G of {limit:g}G')
+    _refuse(flags, plan, f'{used:.1f}G of {limit:g}G')
 
 
-def _refuse(flags: Flags, plan: Any, found: str) -> None:
+def sizes(error: str) -> str:
+  """Returns 'needed of available' from an error of XLA, else its beginning."""
+  found = re.findall(r'\d[\d.]*[KMGT]\b', error)
+  return ' of '.join(found[:2]) if found[1:] else error[:200]
+
+
+def _refuse(flags: Flags, plan: Any, memory: str) -> None:
   """Exits, and says what needs less memory."""
-  sizes = re.findall(r'\d[\d.]*[KMGT]\b', found)  # needed, there
-  words = f'{sizes[0]} of {sizes[1]}' if sizes[1:] else found[:200]
   found = ', '.join(f'--config.{change}' for change in advice(plan))
   command_line.fail(
-    f'{flags.topology}: the step needs {words} of a chip; try '
+    f'{flags.topology}: the step needs {memory} of a chip; try '
     f'{found or "a topology of more chips"}',
     command_line.MEMORY,
   )

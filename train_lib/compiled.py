@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from model_lib import logical
+
 COLLECTIVE = re.compile(
   r'((?:ragged-)?all-(?:reduce|gather|to-all)|reduce-scatter|'
   r'collective-(?:permute|broadcast))(?:-start)?'
@@ -29,7 +31,8 @@ _CALLED = re.compile(
 _LIMIT = re.compile(r's32\[\]\S* constant\((\d+)\)')
 _ROW = re.compile(r'^(\d+) (?:"(.*)"|\{(.*)\})$')
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_SHARED = _ROOT / 'model_lib' / 'logical.py'  # products: who calls them matters
+# All products are computed there; their callers are the cause.
+_SHARED = pathlib.Path(logical.__file__).resolve()
 
 
 class Collective(NamedTuple):

@@ -103,7 +103,7 @@ class Watchdog:
   def _run(self) -> None:
     try:
       self._watch()
-    except Exception as error:  # a bug: nobody would watch this run
+    except Exception as error:  # a bug; without it the run could hang
       self._fail(error)
 
   def _watch(self) -> None:
@@ -120,6 +120,9 @@ class Watchdog:
         # A stopped process 0 does not answer, a killed one refuses.
         if self._stopped.is_set():
           return
+        if not self._id:  # it runs the store itself
+          store = 'the key-value store of jax.distributed'
+          self._end(PEER, f'{store} does not answer')
         self._silent(0, last.get(0, {}))
       for peer, record in records.items():
         fresh = record['beat'] != last.get(peer, {}).get('beat')
@@ -160,8 +163,6 @@ class Watchdog:
   def _silent(self, peer: int, record: dict[str, Any]) -> None:
     where = 'process {pid} of {host}, at {now}' if record else 'no record'
     text = f'process {peer} ({where.format(**record)}) does not answer'
-    if peer == self._id:
-      text = 'the key-value store of jax.distributed does not answer'
     if record and record['host'] == self._here['host']:
       _kill_if_stopped(record['pid'])
     self._end(PEER, text, verdict=f'{PEER} {text}' if peer else '')

@@ -105,6 +105,21 @@ def plan_here(arguments):
   return build.Plan(config, data.info, 1)
 
 
+@pytest.mark.parametrize(
+  ('error', 'words'),
+  [
+    # Errors of two compilers, shortened.
+    ('Ran out of memory in memory space hbm. Used 31.25G of 15.75G hbm. '
+     'Exceeded hbm capacity by 15.50G.', '31.25G of 15.75G'),
+    ('Ran out of memory on HBM, the total memory required for HLO temporaries '
+     '(20.42G) exceeds available HBM (15.75G).', '20.42G of 15.75G'),
+    ('RESOURCE_EXHAUSTED: something new', 'RESOURCE_EXHAUSTED: something new'),
+  ],
+)  # fmt: skip
+def test_memory_is_read_from_an_error(error, words):
+  assert program.sizes(error) == words
+
+
 @needs_compiler
 @pytest.mark.nightly
 def test_the_report(capsys):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from model_lib import logical
 from train_lib import compiled, sharding
 
 LOOPS, SIZE = 6, 16
@@ -42,7 +43,21 @@ def test_a_collective_in_a_loop_counts_as_often_as_it_runs(program):
   assert kinds['all-reduce'] == (1, 4)
 
 
-def test_a_collective_names_the_line_that_causes_it():
+def product(x, weights):
+  return x @ weights
+
+
+def dense(x, weights):
+  layer = logical.partitioned_dense(SIZE, None, None)
+  params = {'kernel': weights, 'bias': jnp.zeros(SIZE)}
+  return layer.apply({'params': params}, x)
+
+
+@pytest.mark.parametrize(
+  ('step', 'text'), [(product, 'x @ weights'), (dense, 'layer.apply(')]
+)
+def test_a_collective_names_the_line_that_causes_it(step, text):
+  """Not the product that all dense layers share."""
   mesh = sharding.make_mesh({'data': 1, 'fsdp': 8})
   # The axis that is summed over is split: partial sums are added.
   x, weights = (
@@ -51,13 +66,9 @@ def test_a_collective_names_the_line_that_causes_it():
     )
     for spec in (PartitionSpec(None, 'fsdp'), PartitionSpec('fsdp'))
   )
-
-  def step(x, weights):
-    return x @ weights
-
   found = compiled.inspect(jax.jit(step).lower(x, weights).compile())
   with open(__file__) as file:
-    line = next(n for n, text in enumerate(file, 1) if 'x @ weights' in text)
+    line = next(n for n, one in enumerate(file, 1) if text in one)
   where = found.traffic('where')
   assert next(iter(where)) == f'tests/train_lib/compiled_test.py:{line}'
 
