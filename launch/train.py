@@ -63,9 +63,13 @@ def run(flags: Flags) -> int:
   from serve_lib import programs
   from train_lib import trainer
 
-  # Orbax prints traces of errors that become one line here.
+  # Orbax prints traces of errors that become one line here; of several failed
+  # writes it waits for one, and asyncio logs each of the others.
   logging.getLogger('absl').addFilter(
     lambda record: _ORBAX not in record.pathname
+  )
+  logging.getLogger('asyncio').addFilter(
+    lambda record: 'never retrieved' not in record.msg
   )
   if _has_only_cpu():
     programs.keep_freed_memory()
