@@ -13,7 +13,7 @@ import pytest
 
 from dataset_lib import tokenizer
 from dataset_lib.source import pad_rows
-from launch import command_line, predict
+from launch import command_line, predict, serving
 from tests.albert_act import tiny_run as tiny_albert
 from tests.launch import toy_runs
 from train_lib import loading
@@ -56,7 +56,7 @@ def test_an_albert_from_raw_text_to_answers(tmp_path_factory):
     f'--workdir={run}', '--compilation_cache=none', '--lengths=32',
     '--batches=2', '--serve=iterations=5',
   ])  # fmt: skip
-  with predict.build_engine(flags) as engine:
+  with serving.build_engine(flags) as engine:
     predict.answer_all(engine, source, written.append, 8)
   statistics = engine.monitor.snapshot()
   answers = list(map(json.loads, written))

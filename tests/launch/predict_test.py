@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from launch import command_line, predict
+from launch import command_line, predict, serving
 from serve_lib.chain import Failure, InputError
 from serve_lib.decisions import Prediction
 from tests.albert_act import tiny_run as tiny_albert
@@ -88,7 +88,7 @@ def test_a_closed_stderr_loses_no_answer(monkeypatch):
   class Drifting(Echo):
     def stream(self, items, window):
       for answer in super().stream(items, window):
-        predict.log_drift(True, {'psi': 0.5})
+        serving.log_drift(True, {'psi': 0.5})
         yield answer
 
   monkeypatch.setattr(sys, 'stderr', Closed())
@@ -133,14 +133,14 @@ def test_statistics_are_logged_regularly_and_drift_when_it_turns(capsys):
     if len(calls) == 3:
       ended.set()
 
-  with predict.regularly(0.001, tick):
+  with serving.regularly(0.001, tick):
     assert ended.wait(10.0)
   count = len(calls)
-  with predict.regularly(0.0, tick):
+  with serving.regularly(0.0, tick):
     pass
   assert len(calls) == count
-  predict.log_drift(True, {'psi': 0.5})
-  predict.log_drift(False, {'psi': 0.0})
+  serving.log_drift(True, {'psi': 0.5})
+  serving.log_drift(False, {'psi': 0.0})
   began, over = capsys.readouterr().err.splitlines()
   assert 'every row runs to full depth: {"psi": 0.5}' in began
   assert 'over; rows leave early again: {"psi": 0.0}' in over
@@ -179,13 +179,13 @@ def test_the_flags_reach_the_engine(workdir, tmp_path, monkeypatch, capsys):
     '--max_pool_bytes=99999', '--serve=rule=margin,tau=0.25',
     '--thresholds=forum=0.5',
   ])  # fmt: skip
-  with predict.build_engine(flags) as engine:
+  with serving.build_engine(flags) as engine:
     assert engine.grid.lengths == (12,)
     assert engine._requests._max_pending == 7
     assert engine._policy.rule.tau == 0.25
     (answer,) = engine.predict([' '.join(['film'] * 14)])
   assert answer.truncated
-  cache = tmp_path / 'adaptive_computation' / predict.CACHE
+  cache = tmp_path / 'adaptive_computation' / serving.CACHE
   assert any(cache.iterdir())
   assert sorted(workdir.rglob('*')) == before
   assert f'kept in {cache}' in capsys.readouterr().err.splitlines()[-1]
@@ -193,8 +193,8 @@ def test_the_flags_reach_the_engine(workdir, tmp_path, monkeypatch, capsys):
 
 def test_where_compiled_programs_are_kept(tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-  path = tmp_path / 'adaptive_computation' / predict.CACHE
-  place = predict.cache_directory
+  path = tmp_path / 'adaptive_computation' / serving.CACHE
+  place = serving.cache_directory
 
   assert place('none') == ''
   assert place('/elsewhere') == '/elsewhere'
