@@ -235,9 +235,9 @@ FLAGS = dict(
 def run(flags: Any) -> int:
   """Times the candidates, or writes the report of an EAT."""
   # jax is imported only after the flags are checked.
-  from serve_lib import programs
+  from serve_lib import tuning
 
-  programs.keep_freed_memory()  # as launch.train and launch.predict do
+  tuning.keep_freed_memory()  # as launch.train and launch.predict do
   if isinstance(flags, Eat):
     command_line.check_place('--out', flags.out)
     from launch import eat_report

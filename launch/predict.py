@@ -29,7 +29,7 @@ MAX_LINE = 2**24  # bytes, without the newline
 
 def run(flags: serving.Flags) -> int:
   """Loads the model, compiles it, answers the lines of stdin on stdout."""
-  from serve_lib.programs import keep_freed_memory
+  from serve_lib.tuning import keep_freed_memory
 
   keep_freed_memory()
   with serving.build_engine(flags) as engine:

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -48,26 +47,29 @@ class Flags(command_line.RunFlags):
     '',
     'DIRECTORY',
   )
+  tune: bool = flag('measure the compiler options of each program', False)
   log_every: Annotated[float, Interval(ge=0.0, le=1e6)] = flag(
     'running statistics on stderr; 0 for only at the end', 60.0, 'SECONDS'
   )
 
 
 def build_engine(flags: Flags) -> Any:
-  """Returns the engine of a run, compiled."""
-  engine = load_engine(flags)
+  """Returns the engine of a run, which compiles what its input needs."""
+  engine = load_engine(flags, lazy=True)
   warm_up(engine, flags)
   return engine
 
 
-def load_engine(flags: Flags) -> Any:
-  """Returns the engine of a run, not yet compiled."""
+def load_engine(flags: Flags, lazy: bool = False) -> Any:
+  """Returns the engine of a run, not yet compiled; see `Engine` for `lazy`."""
   options: dict[str, Any] = {}
   for name in ('serve', 'thresholds', 'minimum_retention'):
     if text := getattr(flags, name):
       values = command_line.parse_fields(f'--{name}', text)
       options |= values if name == 'serve' else {name: values}
+  from serve_lib.chain import finer
   from serve_lib.engine import Engine
+  from serve_lib.items import TextReader
   from train_lib import loading
 
   lengths = flags.lengths and sorted(set(flags.lengths))
@@ -84,7 +86,10 @@ def load_engine(flags: Flags) -> Any:
     sorted(set(flags.batches)),
     max_pending=flags.max_pending,
     max_pool_bytes=flags.max_pool_bytes,
+    singles=finer(buckets) if isinstance(policy.reader, TextReader) else (),
     cache_directory=cache_directory(flags.compilation_cache),
+    lazy=lazy,
+    tune=flags.tune,
   )
 
 
@@ -96,7 +101,14 @@ def warm_up(engine: Any, flags: Flags) -> None:
   threads = min(default_num_threads(), MAX_THREADS)
   done = engine.warm_up(progress=True, threads=threads)
   kept = f'kept in {cache}' if cache else 'not kept for the next start'
-  log(f'compiled {done.programs} programs in {done.seconds:.1f} s, {kept}')
+  if not done.programs:
+    log(f'programs are compiled when they are first needed, {kept}')
+    return
+  counts = ', '.join(f'{count} with {x}' for x, count in done.chosen.items())
+  log(
+    f'compiled {done.programs} programs in {done.seconds:.1f} s, {kept}; '
+    f'stages: {counts}'
+  )
 
 
 def cache_directory(flag: str) -> str:
@@ -106,6 +118,7 @@ def cache_directory(flag: str) -> str:
   others, and the default is used only if no other user can write to it.
   """
   from dataset_lib import data_files
+  from serve_lib import program_cache
 
   if flag:
     return '' if flag == 'none' else flag
@@ -114,18 +127,10 @@ def cache_directory(flag: str) -> str:
     os.makedirs(path.parent, 0o700, exist_ok=True)
     os.makedirs(path, 0o700, exist_ok=True)
     # Who can write to the parent can put another folder in its place.
-    is_private = all(map(_is_private, (path, path.parent)))
+    is_private = all(map(program_cache.is_private, (path, path.parent)))
   except OSError:
     return ''
   return str(path) if is_private else ''
-
-
-def _is_private(path: Any) -> bool:
-  """Returns True for a folder that this user alone can write to."""
-  found = os.lstat(path)
-  others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-  is_own = found.st_uid == os.getuid() and os.access(path, os.W_OK | os.X_OK)
-  return stat.S_ISDIR(found.st_mode) and not others_write and is_own
 
 
 def log(line: str) -> None:

@@ -60,7 +60,7 @@ def run(flags: Flags) -> int:
       expected = 'a directory for the run (or use --dry_run)'
       raise ConfigError('--workdir', flags.workdir, expected)
     command_line.check_place('--workdir', flags.workdir)
-  from serve_lib import programs
+  from serve_lib import tuning
   from train_lib import trainer
 
   # Orbax prints traces of errors that become one line here; of several failed
@@ -72,7 +72,7 @@ def run(flags: Flags) -> int:
     lambda record: 'never retrieved' not in record.msg
   )
   if _has_only_cpu():
-    programs.keep_freed_memory()
+    tuning.keep_freed_memory()
   if flags.distributed:
     _join(*peers)
   workdir = os.path.abspath(flags.workdir)

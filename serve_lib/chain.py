@@ -9,6 +9,7 @@ import bisect
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -94,6 +95,7 @@ class Row:
   submitted: float  # seconds of a monotonic clock
   since: float  # when it began to wait for its next stage
   bytes: int = 0  # host memory of its inputs
+  alone: bool = False  # runs in batches of its own
   # One dict {name: array [...]} per finished stage.
   outputs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
@@ -108,37 +110,66 @@ class Group(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-  """Length buckets of rows and row counts of batches, both ascending."""
+  """Length buckets of rows and row counts of batches, both ascending.
+
+  `singles` are the length buckets of rows that run alone; () for `lengths`.
+  """
 
   lengths: tuple[int, ...]
   batches: tuple[int, ...]
+  singles: tuple[int, ...] = ()
 
   def __post_init__(self):
-    for name in ('lengths', 'batches'):
+    if not self.singles:
+      object.__setattr__(self, 'singles', self.lengths)
+    for name in ('lengths', 'batches', 'singles'):
       sizes = getattr(self, name)
       legal = sizes and all(type(size) is int and size > 0 for size in sizes)
       if not legal or list(sizes) != sorted(set(sizes)):
         raise ConfigError(
           f'engine.{name}', sizes, 'a tuple of ascending positive integers'
         )
+    if self.singles[-1] != self.lengths[-1]:
+      expected = f'{self.lengths[-1]}, the longest of the lengths, as the last'
+      raise ConfigError('engine.singles', self.singles, expected)
 
   @property
   def capacity(self) -> int:
     """Rows of a full batch."""
     return self.batches[-1]
 
-  def fit_length(self, length: int) -> int:
+  @property
+  def columns(self) -> list[tuple[int, int]]:
+    """Pairs of a length and a number of rows that batches have."""
+    alone = [(n, self.batches[0]) for n in self.singles]
+    return sorted({*itertools.product(self.lengths, self.batches), *alone})
+
+  def fit_length(self, length: int, alone: bool = False) -> int:
     """Returns the length bucket of a row, or raises InputError."""
-    if not 1 <= length <= self.lengths[-1]:
+    lengths = self.singles if alone else self.lengths
+    if not 1 <= length <= lengths[-1]:
       raise InputError(
-        f'length: expected 1 to {self.lengths[-1]}, the longest bucket, got '
+        f'length: expected 1 to {lengths[-1]}, the longest bucket, got '
         f'{length}; truncate the item or serve with a longer bucket'
       )
-    return self.lengths[bisect.bisect_left(self.lengths, length)]
+    return lengths[bisect.bisect_left(lengths, length)]
 
   def fit_rows(self, rows: int) -> int:
     """Returns the smallest batch bucket that holds `rows` rows."""
     return self.batches[bisect.bisect_left(self.batches, rows)]
+
+
+def finer(lengths: Sequence[int]) -> tuple[int, ...]:
+  """Returns buckets for rows that run alone: steps of 8, of a quarter above 32.
+
+  A row in a batch shares its padding's cost with the other rows, and a batch
+  needs rows of one bucket; a row alone pays for all of its padding.
+  """
+  found, size = {lengths[-1]}, 8
+  while size < lengths[-1]:
+    found.add(size)
+    size += max(8, 2 ** (size.bit_length() - 3))
+  return tuple(sorted(found))
 
 
 def doubling(largest: int) -> tuple[int, ...]:

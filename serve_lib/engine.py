@@ -21,6 +21,7 @@ from typing import Annotated, Any
 from annotated_types import Interval
 
 from dataset_lib import fields
+from serve_lib import tuning
 from serve_lib.chain import Chain, Failure, Grid, InputError, Policy, Row
 from serve_lib.monitor import Monitor
 from serve_lib.pool import RequestQueue
@@ -42,11 +43,18 @@ class Engine:
       fewer sizes compile faster.
     max_pending: `submit` blocks while that many rows have no answer yet.
     max_wait: seconds that a partial batch may wait while the device is busy.
-    ahead: number of batches in flight beyond the one being read.
+    ahead: number of batches in flight beyond the one being computed.
+    streams: number of batches computed at a time, a partial batch split among
+      the idle ones; 0 for 2 on a CPU with several cores, else 1. With 2 or more
+      `ahead` has no effect.
+    singles: length buckets of rows that run alone, () for `lengths`. A row is
+      alone if no other waits for the same bucket.
     max_pool_bytes: soft limit of the device memory of rows between stages. Near
       it partial batches run early; one batch is always allowed. 0: no limit.
     cache_directory: for compiled programs, '' for none. The programs are
       executed, so no other user may be able to write there.
+    lazy: compile programs when they are first needed, not in `warm_up`.
+    tune: measure the compiler options of programs; see `serve_lib.tuning`.
   """
 
   def __init__(
@@ -59,19 +67,29 @@ class Engine:
     max_pending: Rows = 1024,
     max_wait: Annotated[float, Interval(ge=0.0, le=3600.0)] = 0.02,
     ahead: Annotated[int, Interval(ge=0, le=8)] = 1,
+    streams: Annotated[int, Interval(ge=0, le=64)] = 0,
+    singles: Sequence[int] = (),
     max_pool_bytes: Annotated[int, Interval(ge=0, le=2**60)] = 0,
     cache_directory: str = '',
+    lazy: bool = False,
+    tune: bool = False,
   ):
     limits: dict[str, Any] = dict(
-      max_wait=max_wait, ahead=ahead, max_pool_bytes=max_pool_bytes
-    )
+      max_wait=max_wait, ahead=ahead, streams=streams,
+      max_pool_bytes=max_pool_bytes,
+    )  # fmt: skip
     hints = Engine.__init__.__annotations__
     for name, value in {'max_pending': max_pending, **limits}.items():
       fields.check_value(f'engine.{name}', value, hints[name])
-    self.grid = Grid(tuple(lengths), tuple(batches))
+    self.grid = Grid(tuple(lengths), tuple(batches), tuple(singles))
     self.monitor = getattr(policy, 'monitor', None) or Monitor()
-    self._policy, self._cache_directory = policy, cache_directory
-    self._programs = Programs(chain, self.grid)
+    self._policy = policy
+    self._programs = Programs(
+      chain, self.grid, lazy=lazy, cache_directory=cache_directory, tune=tune
+    )
+    if not streams:
+      is_cpu = self._programs.device.platform == 'cpu'
+      limits['streams'] = 2 if is_cpu and tuning.cores() > 1 else 1
     self._requests = RequestQueue(max_pending)
     self._worker = Worker(
       policy, self._programs, self._requests, self.monitor, **limits
@@ -92,8 +110,7 @@ class Engine:
   def warm_up(self, progress: bool = False, threads: int = 1) -> WarmUp:
     """Compiles every program at the first call; `progress` goes to stderr."""
     if self._warm_up is None:
-      directory = self._cache_directory
-      warm_up = self._programs.compile(progress, threads, directory)
+      warm_up = self._programs.compile(progress, threads)
       self._thread.start()
       self._warm_up = warm_up
       # The worker stops when the engine is garbage-collected or the interpreter

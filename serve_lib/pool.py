@@ -112,7 +112,7 @@ class RequestQueue:
       self._freed.notify_all()
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Batch:
   """Rows that are, or will be, run together."""
 
@@ -121,7 +121,8 @@ class Batch:
   rows: list[Row]
   slots: Int[np.ndarray, ' b']  # index of each row in the carry; rest unused
   carry: Any = None
-  outputs: Any = None  # of the stage while it runs
+  outputs: Any = None  # of the stage, on the host; or its error
+  ended: bool = False  # the stage was run
 
 
 class Pool:

@@ -1,16 +1,17 @@
-"""Device programs of the engine, compiled ahead of time.
+"""Device programs of the engine.
 
 One program for every stage, variant, length and batch size, and small ones that
-copy rows between batches. Nothing is compiled after warm-up; a missing program
-raises KeyError.
+copy rows between batches. Warm-up compiles all of them; afterwards a missing
+one raises KeyError. With `lazy` each is compiled when it is first needed.
 """
 
 import collections
 import concurrent.futures
-import ctypes
+import contextlib
 import itertools
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -18,17 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 import rich.console
 import rich.progress
-from jax.experimental.compilation_cache import compilation_cache
 
 from serve_lib.chain import Chain, Grid, Group
-
-# Copies compile in milliseconds; cache them too, for fast restarts.
-CACHE = {
-  'jax_persistent_cache_min_compile_time_secs': 0.0,
-  'jax_persistent_cache_min_entry_size_bytes': -1,
-}
-# Options of mallopt, from glibc's malloc.h.
-_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
+from serve_lib.program_cache import ProgramCache
+from serve_lib.tuning import Tuner
 
 
 class WarmUp(NamedTuple):
@@ -37,20 +31,47 @@ class WarmUp(NamedTuple):
   programs: int
   seconds: float
   worst_case_bytes: int  # memory if every group had a full open batch
+  chosen: dict[str, int]  # number of programs by how they are compiled
+
+
+class Traced(NamedTuple):
+  """A stage for one group and batch size, before it is compiled."""
+
+  function: Callable[[Any, Any], Any]  # (the variables it reads, carry)
+  variables: list[Any]
+  carry: Any  # shapes of what it takes
+  new: Any  # shapes of the carry that it returns
+  donate: tuple[int, ...]
+  name: Any  # equal for equal programs
 
 
 class Programs:
-  """Compiled programs of a chain, on the device of its variables."""
+  """Compiled programs of a chain, on the device of its variables.
 
-  def __init__(self, chain: Chain, grid: Grid):
+  See `Engine` for the arguments.
+  """
+
+  def __init__(
+    self,
+    chain: Chain,
+    grid: Grid,
+    *,
+    lazy: bool = False,
+    cache_directory: str = '',
+    tune: bool = False,
+  ):
     self.chain, self.grid = chain, grid
     self.copies = 0  # of rows between batches
     leaves = jax.tree.leaves(chain.variables)
     found = [d for x in leaves if isinstance(x, jax.Array) for d in x.devices()]
-    device = (found or jax.devices())[0]
-    self._variables = jax.device_put(chain.variables, device)
-    self._sharding = jax.sharding.SingleDeviceSharding(device)
+    self.device = (found or jax.devices())[0]
+    self._variables = jax.device_put(chain.variables, self.device)
+    self._sharding = jax.sharding.SingleDeviceSharding(self.device)
+    self._tuner = Tuner(self.device, cache_directory, tune)
+    self._cache = ProgramCache(cache_directory)
+    self._lazy, self._lock = lazy, threading.RLock()
     self._table: dict[tuple[Any, ...], Any] = {}
+    self._traced: dict[tuple[Group, int], Traced] = {}
     self._compiled: dict[Any, Any] = {}
     self._row_bytes: dict[Group, int] = {}  # of its carry entering the stage
     # Row shapes of the carries of stages that change the rows' length buckets.
@@ -70,7 +91,11 @@ class Programs:
 
   def _find(self, *key: Any) -> Any:
     if key not in self._table:
-      raise KeyError(f'no program {key} was compiled by warm_up()')
+      if not self._lazy:
+        raise KeyError(f'no program {key} was compiled by warm_up()')
+      with self._lock, self._cache.used():
+        if key not in self._table:  # no other thread has compiled it meanwhile
+          self._add(*key)
     return self._table[key]
 
   def batch_bytes(self, group: Group) -> int:
@@ -81,51 +106,85 @@ class Programs:
   def widest_bytes(self) -> int:
     """Most memory of the open batches that one finished batch can create."""
     sizes: collections.Counter[Any] = collections.Counter()
-    for group in self._row_bytes:
+    for group in list(self._row_bytes):
       moved = (group.stage - 1, group.variant) in self._moving
       sizes[group[:2] if moved else group] += self.batch_bytes(group)
     return max(sizes.values(), default=0)
 
-  def compile(
-    self, progress: bool = True, threads: int = 1, cache_directory: str = ''
-  ) -> WarmUp:
-    """Compiles the whole grid; see `Engine`."""
-    started, grid = time.perf_counter(), self.grid
-    columns = itertools.product(self.chain.variants, grid.lengths, grid.batches)
-    options = {'jax_compilation_cache_dir': cache_directory, **CACHE}
-    before = _configure(options if cache_directory else {})
+  def compile(self, progress: bool = True, threads: int = 1) -> WarmUp:
+    """Compiles the whole grid, with `lazy` nothing; see `Engine`."""
+    started = time.perf_counter()
+    columns = itertools.product(self.chain.variants, self.grid.columns)
     executor = concurrent.futures.ThreadPoolExecutor(threads)
-    try:
-      jobs = [executor.submit(self._compile_column, *one) for one in columns]
+    with self._cache.used(), contextlib.ExitStack() as stack:
+      stack.callback(executor.shutdown, cancel_futures=True)
+      jobs = [
+        executor.submit(self._compile_column, variant, *column)
+        for variant, column in (() if self._lazy else columns)
+      ]
       for job in rich.progress.track(
         concurrent.futures.as_completed(jobs), 'compiling', len(jobs),
-        console=rich.console.Console(stderr=True), disable=not progress,
+        console=rich.console.Console(stderr=True),
+        disable=not progress or self._lazy,
       ):  # fmt: skip
         job.result()
-    finally:
-      executor.shutdown(cancel_futures=True)
-      _configure(before)
     return WarmUp(
       programs=len(self._compiled),
       seconds=time.perf_counter() - started,
       worst_case_bytes=sum(map(self.batch_bytes, self._row_bytes)),
+      chosen=dict(self._tuner.chosen),
     )
 
   def _compile_column(self, variant: str, length: int, size: int) -> None:
-    """Compiles all stages of one variant, length and batch size in order."""
-    carry = self._abstract(self.chain.pad([], length, size))
+    """Compiles all programs of one variant, length and batch size in order."""
     for stage in range(self.chain.num_stages):
       group = Group(stage, variant, length)
-      self._check(group, size, carry)
-      if stage > 0:
-        leaves = jax.tree.leaves(carry)
-        count = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        self._row_bytes[group] = count // size
-        self._compile_copies(group, size, carry)
-      carry = self._compile_stage(group, size, carry)
+      self._add('stage', group, size)
+      for kind, sizes in self._copies(group, size):
+        self._add(kind, group, sizes)
 
-  def _compile_stage(self, group: Group, size: int, carry: Any) -> Any:
-    """Compiles one stage; returns the shapes of its carry."""
+  def _copies(self, group: Group, size: int) -> Iterator[tuple[str, Any]]:
+    """Yields the copies of rows that enter a stage in a batch of `size`."""
+    capacity, length = self.grid.capacity, group.length
+    # Batches of one row are never joined.
+    if group.stage and capacity > 1 and length in self.grid.lengths:
+      yield 'gather', (size, capacity)
+      yield 'gather', (capacity, size)
+      yield 'join', (size, capacity)
+
+  def _add(self, kind: str, group: Group, sizes: Any) -> None:
+    """Compiles a program into the table."""
+    if kind == 'stage':
+      one = self._trace(group, sizes)
+      arguments = one.variables, one.carry
+      program = self._build(one.function, *arguments, donate=one.donate,
+                            name=one.name)  # fmt: skip
+      self._table[kind, group, sizes] = program, one.variables
+      return
+    source, target = sizes
+    carry = self._trace(group, source).carry
+    if kind == 'gather':
+      places = self._abstract(np.zeros(target, np.int32))
+      program = self._build(_gather, carry, places)
+    else:
+      places = self._abstract(np.zeros(source, np.int32))
+      pool = self._trace(group, target).carry
+      program = self._build(_join, pool, carry, places, donate=(0,))
+    self._table[kind, group, sizes] = program
+
+  def _trace(self, group: Group, size: int) -> Traced:
+    """Traces a stage, and those before it, for a group and batch size."""
+    if (group, size) in self._traced:
+      return self._traced[group, size]
+    if group.stage == 0:
+      carry = self._abstract(self.chain.pad([], group.length, size))
+    else:
+      carry = self._trace(group._replace(stage=group.stage - 1), size).new
+    self._check(group, size, carry)
+    if group.stage > 0:
+      leaves = jax.tree.leaves(carry)
+      count = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+      self._row_bytes[group] = count // size
     stage = self.chain.stage(*group)
     is_last = group.stage == self.chain.num_stages - 1
     leaves, structure = jax.tree.flatten(self._variables)
@@ -149,25 +208,11 @@ class Programs:
     # XLA reuses the memory of a carry for a new one of the same shapes.
     reused = group.stage > 0 and not is_last and _shapes(carry) == _shapes(new)
     variables = [leaves[number] for number in read]
-    name, donate = (stage, is_last, *read), (1,) * reused
-    program = self._build(run, variables, carry, donate=donate, name=name)
-    self._table['stage', group, size] = program, variables
     if 'length' in outputs and not is_last:
       self._moving.setdefault(group[:2], _row_shapes(new))
-    return self._abstract(new)
-
-  def _compile_copies(self, group: Group, size: int, carry: Any) -> None:
-    capacity = self.grid.capacity
-    if capacity == 1:
-      return  # batches of one row are never joined
-    places = [np.zeros(n, np.int32) for n in (capacity, size)]
-    whole, part = self._abstract(places)
-    pool = self._abstract(jax.eval_shape(_gather, carry, whole))
-    table, build = self._table, self._build
-    table['gather', group, (size, capacity)] = build(_gather, carry, whole)
-    table['gather', group, (capacity, size)] = build(_gather, pool, part)
-    join = build(_join, pool, carry, part, donate=(0,))
-    table['join', group, (size, capacity)] = join
+    name, new = (stage, is_last, *read), self._abstract(new)
+    result = Traced(run, variables, carry, new, (1,) * reused, name)
+    return self._traced.setdefault((group, size), result)
 
   def _build(
     self,
@@ -181,8 +226,10 @@ class Programs:
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     signature = (name or function, donate, shapes, structure)
     if signature not in self._compiled:
-      jitted = jax.jit(function, donate_argnums=donate)
-      self._compiled[signature] = jitted.lower(*arguments).compile()
+      lowered = jax.jit(function, donate_argnums=donate).lower(*arguments)
+      # Copies have no products, which the options are about.
+      compiled = self._tuner.compile(lowered, arguments) if name else None
+      self._compiled[signature] = compiled or lowered.compile()
     return self._compiled[signature]
 
   def _abstract(self, tree: Any) -> Any:
@@ -208,17 +255,6 @@ class Programs:
       raise ValueError(f'carry into {group}: expected {legal}, got {found}')
 
 
-def _configure(options: dict[str, Any]) -> dict[str, Any]:
-  """Sets options of JAX's cache of programs; returns their old values."""
-  before = {name: getattr(jax.config, name) for name in options}
-  for item in options.items():
-    jax.config.update(*item)
-  if options:
-    # JAX reads them once in a process, or after a reset.
-    compilation_cache.reset_cache()
-  return before
-
-
 def _gather(carry: Any, source: Any) -> Any:
   return jax.tree.map(
     lambda leaf: jnp.take(leaf, source, axis=0, mode='clip'), carry
@@ -238,22 +274,3 @@ def _shapes(tree: Any) -> list[tuple[Any, str]]:
 
 def _row_shapes(tree: Any) -> list[Any]:
   return [leaf.shape[1:] for leaf in jax.tree.leaves(tree)]
-
-
-def keep_freed_memory() -> bool:
-  """Keeps freed host memory in the process instead of the kernel.
-
-  glibc returns XLA's temporaries above 32 MB to the kernel after each run of a
-  CPU program, and the next run faults the same pages in again. Keeping them
-  saves 0 to 13 % of the time of a BERT-base at batch 16, and a fifth of a
-  training step of a ViT of width 64. Irreversible; call it before threads are
-  created, whose arenas it does not reach. Returns True if the C library has all
-  options.
-  """
-  try:
-    mallopt = ctypes.CDLL(None).mallopt
-  except (OSError, TypeError, AttributeError):
-    return False
-  options = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_ARENA_MAX, 1))
-  known = [mallopt(option, value) for option, value in options]
-  return all(known)

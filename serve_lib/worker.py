@@ -1,12 +1,16 @@
-"""The thread that chooses batches and runs them on the device.
+"""The threads that choose batches, run them and answer rows.
 
-It dispatches batches without waiting for them and reads back the small outputs
-of the oldest one in flight while the device computes the next.
+One thread chooses batches and reads results. Others call the programs, one
+batch in flight each, because XLA's CPU client runs the calls of one thread one
+after the other: with two batches at a time the element-wise parts of one run
+beside the products of the other. The batch that ends first is read first.
 """
 
 import collections
 import dataclasses
 import logging
+import queue
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -32,14 +36,24 @@ class Worker:
   monitor: Monitor
   max_wait: float
   ahead: int
+  streams: int
   max_pool_bytes: int
 
   def __post_init__(self):
     self.pool = Pool(self.programs)
-    self._flights: collections.deque[Batch] = collections.deque()
+    self._flights: list[Batch] = []
+    self._retried: collections.deque[Row] = collections.deque()
+    self._calls: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+    self._most = self.streams + self.ahead * (self.streams == 1)
 
   def run(self) -> None:
     """Serves until the engine is closed; called once, in its thread."""
+    callers = [
+      threading.Thread(target=self._call, name='serve_lib call', daemon=True)
+      for _ in range(self._most)
+    ]
+    for caller in callers:
+      caller.start()
     try:
       while self._step():
         pass
@@ -49,46 +63,106 @@ class Worker:
       logging.getLogger(__name__).error('a defect of the engine\n%s', text)
       self.requests.close(cancel=True)
       self._clear(error, 'engine')
+    finally:
+      for _ in callers:
+        self._calls.put(None)
+      for caller in callers:
+        caller.join()
+
+  def _call(self) -> None:
+    """Runs batches and fetches their outputs; in a thread of its own."""
+    while batch := self._calls.get():
+      try:
+        batch.carry, outputs = self.programs.run(
+          batch.group, batch.size, batch.carry
+        )
+        batch.outputs = jax.device_get(outputs)
+      except BaseException as error:
+        batch.outputs = error
+      with self.requests.lock:
+        batch.ended = True
+        self.requests.arrived.notify_all()
+      batch = outputs = None  # frees both while the next is awaited
 
   def _step(self) -> bool:
-    """Dispatches or finishes a batch; returns False after the last one.
+    """Finishes or dispatches a batch, or waits; returns False at the end.
 
     No local reference to a batch survives a call.
     """
-    batch = self._next()
-    if batch is not None:
-      self._dispatch(batch)
-    elif not self._flights:
-      return False
-    if self._flights and (batch is None or len(self._flights) > self.ahead):
-      self._finish(self._flights[0])
-      self._flights.popleft()
-    return True
-
-  def _next(self) -> Batch | None:
-    """Returns the next batch; None to finish one in flight, or to stop."""
     if self.requests.is_cancelled:
       closed = ClosedError('the engine was closed before the answer')
       self._clear(closed, 'close')
-    if self.pool.ready:
-      return self.pool.ready.popleft()
     with self.requests.lock:
-      while True:
-        waiting = {**self.requests.groups, **self.pool.groups}
-        if group := self._choose(waiting):
-          break
-        if self._flights or (self.requests.is_closed and not waiting):
-          return None
-        timeout = None
-        if waiting:
-          oldest = min(rows[0].since for rows in waiting.values())
-          timeout = max(oldest + self.max_wait - time.monotonic(), 0.0) + 1e-3
-        self.requests.arrived.wait(timeout)
-      if group.stage > 0:
-        return self.pool.open.pop(group)
-      rows = self.requests.take(group, self.programs.grid.capacity)
+      ended = next((one for one in self._flights if one.ended), None)
+      batches = [] if ended else self._next()
+      if not ended and not batches:
+        waiting = self._waiting()
+        if not self._flights and self.requests.is_closed and not waiting:
+          return False
+        if not self.requests.is_cancelled:
+          self.requests.arrived.wait(self._patience(waiting))
+    if ended:
+      self._finish(ended)
+      self._flights.remove(ended)  # now: `_clear` finds it after an error
+    for batch in batches:
+      self._dispatch(batch)
+    return True
+
+  def _waiting(self) -> dict[Group, Sequence[Row]]:
+    return {**self.requests.groups, **self.pool.groups}
+
+  def _patience(self, waiting: Mapping[Group, Sequence[Row]]) -> float | None:
+    """Returns seconds until a row has waited for `max_wait`, None for never."""
+    now = time.monotonic() - self.max_wait
+    left = [rows[0].since - now for rows in waiting.values()]
+    return min((one + 1e-3 for one in left if one > 0), default=None)
+
+  def _next(self) -> list[Batch]:
+    """Returns the batches to run next; none to wait. Needs the lock."""
+    if len(self._flights) >= self._most:
+      return []
+    if self._retried:
+      return [self._alone(self._retried.popleft())]
+    if self.pool.ready:
+      return self._split(self.pool.ready.popleft())
+    if not (group := self._choose(self._waiting())):
+      return []
+    if group.stage > 0:
+      return self._split(self.pool.open.pop(group))
+    rows = self.requests.take(group, self.programs.grid.capacity)
+    if len(rows) == 1:
+      return [self._alone(rows[0])]
     slots = np.arange(len(rows), dtype=np.int32)
-    return Batch(group, self.programs.grid.fit_rows(len(rows)), rows, slots)
+    size = self.programs.grid.fit_rows(len(rows))
+    return self._split(Batch(group, size, rows, slots))
+
+  def _alone(self, row: Row) -> Batch:
+    """Returns a batch of one row, which goes on without joining others."""
+    grid, encoded, row.alone = self.programs.grid, row.encoded, True
+    row.length = grid.fit_length(encoded.length, alone=True)
+    group = Group(0, encoded.variant, row.length)
+    return Batch(group, grid.fit_rows(1), [row], np.zeros(1, np.int32))
+
+  def _split(self, batch: Batch) -> list[Batch]:
+    """Splits a batch into one part for each idle stream.
+
+    A batch between stages is split if it is stored at the full size, from which
+    there are programs that copy.
+    """
+    grid, parts = self.programs.grid, self.streams - len(self._flights)
+    count, stored = len(batch.rows), batch.group.stage > 0
+    if parts < 2 or count < 2 or self.pool.ready:
+      return [batch]
+    smaller = grid.fit_rows(-(-count // parts)) < grid.capacity == batch.size
+    if stored and not smaller:
+      return [batch]
+    result = []
+    for numbers in np.array_split(np.arange(count), min(parts, count)):
+      rows = [batch.rows[number] for number in numbers]
+      size = batch.size if stored else grid.fit_rows(len(rows))
+      slots = batch.slots[numbers] if stored else batch.slots[: len(rows)]
+      result.append(Batch(batch.group, size, rows, slots, batch.carry))
+    return result
 
   def _choose(self, waiting: Mapping[Group, Sequence[Row]]) -> Group | None:
     """Returns the group whose rows run next, or None to wait.
@@ -102,9 +176,10 @@ class Worker:
        older than queued ones, and in a backlog run one or two at a time.)
     3. A full batch of the latest stage: it frees memory.
     4. None while a caller is adding rows; else the oldest partial batch of the
-       earliest stage, as its remaining rows fill the later pools.
+       earliest stage, as its remaining rows fill the later pools. It waits for
+       batches in flight of earlier stages, whose rows may join it.
 
-    A partial batch waits while another is in flight, whose rows may join it.
+    A partial batch waits while no stream is idle.
     """
     if not waiting:
       return None
@@ -112,6 +187,7 @@ class Worker:
     capacity = self.programs.grid.capacity
     pooled = [group for group in waiting if group.stage > 0]
     late = [group for group in waiting if waiting[group][0].since < deadline]
+    flights = [one.group for one in self._flights if not one.rows[0].alone]
     full = [group for group in waiting if len(waiting[group]) >= capacity]
     if (pooled or self._flights) and self._is_crowded():
       found = pooled
@@ -122,10 +198,16 @@ class Worker:
     elif self.requests.is_expecting:
       found = []
     else:
-      found = [group for group in waiting if group.stage == min(waiting).stage]
+      found = [
+        group for group in waiting
+        if not any(x.stage < group.stage and x.variant == group.variant
+                   for x in flights)
+      ]  # fmt: skip
+      found = [group for group in found if group.stage == min(found).stage]
     # The group makes equal ages deterministic.
     oldest = min(found, key=lambda g: (waiting[g][0].since, g), default=None)
-    return None if self._flights and oldest not in full else oldest
+    is_idle = len(self._flights) < self.streams
+    return oldest if is_idle or oldest in full else None
 
   def _is_crowded(self) -> bool:
     """Returns True if one more batch could exceed `max_pool_bytes`."""
@@ -136,36 +218,46 @@ class Worker:
 
   def _dispatch(self, batch: Batch) -> None:
     group = batch.group
-    self._flights.append(batch)  # `_clear` finds it after an engine error
     try:
       if group.stage == 0:
         inputs = [row.encoded.inputs for row in batch.rows]
         batch.carry = self.programs.chain.pad(inputs, group.length, batch.size)
       else:
         self.pool.shrink(batch)
-      # Overwrites the reference to the old carry, which frees its memory.
-      batch.carry, batch.outputs = self.programs.run(
-        group, batch.size, batch.carry
-      )
-      for leaf in jax.tree.leaves(batch.outputs):
-        leaf.copy_to_host_async()
     except Exception as error:
-      self._flights.pop()
-      self._fail(batch.rows, error, f'stage {group.stage}')
+      self._retry(batch.rows, error, group.stage)
       return
+    self._flights.append(batch)
+    self._calls.put(batch)
     self.monitor.record_batch(group.stage, len(batch.rows), batch.size)
 
   def _finish(self, batch: Batch) -> None:
-    """Waits for a batch, moves the rows that stay and answers the others."""
+    """Moves the rows that stay and answers the others."""
     try:
-      stays = self._stays(batch, jax.device_get(batch.outputs))
+      if isinstance(batch.outputs, BaseException):
+        raise batch.outputs
+      stays = self._stays(batch, batch.outputs)
     except Exception as error:
-      self._fail(batch.rows, error, f'stage {batch.group.stage}')
+      batch.outputs = None
+      self._retry(batch.rows, error, batch.group.stage)
       return
     if stays.any():
       self._go_on(batch, stays)
     pairs = zip(batch.rows, stays, strict=True)
     self._resolve([(row, self._answer(row)) for row, stay in pairs if not stay])
+
+  def _retry(self, rows: Sequence[Row], error: Exception, stage: int) -> None:
+    """Runs the rows of a batch that failed again, each alone.
+
+    So a row that breaks its batch costs the others time and no answer. A batch
+    whose carry was consumed can only start again from the inputs.
+    """
+    if len(rows) == 1:
+      self._fail(rows, error, f'stage {stage}')
+      return
+    for row in rows:
+      row.outputs.clear()
+    self._retried.extend(rows)
 
   def _stays(self, batch: Batch, outputs: Any) -> Bool[np.ndarray, ' b']:
     """Returns True for the rows that stay; sets their length buckets."""
@@ -181,7 +273,8 @@ class Worker:
       raise ValueError(f'{expected}, got {exits}')
     if 'length' in values:
       for row, length in zip(batch.rows, values['length'], strict=True):
-        row.length = self.programs.grid.fit_length(int(length))
+        grid = self.programs.grid
+        row.length = grid.fit_length(int(length), row.alone)
     return ~exits
 
   def _go_on(self, batch: Batch, stays: Bool[np.ndarray, ' b']) -> None:
@@ -196,12 +289,15 @@ class Worker:
         row.since = now
       slots = batch.slots[numbers]
       moved = Batch(group, batch.size, rows, slots, batch.carry)
+      if rows[0].alone:
+        self.pool.ready.append(moved)
+        continue
       try:
         if len(buckets) > 1:  # several groups use the carry
           self.pool.copy(moved, self.programs.grid.capacity)
         self.pool.add(moved)
       except Exception as error:
-        self._fail(moved.rows, error, f'stage {group.stage}')
+        self._retry(moved.rows, error, group.stage)
 
   def _answer(self, row: Row) -> Any:
     try:
@@ -212,8 +308,10 @@ class Worker:
   def _clear(self, error: BaseException, during: str) -> None:
     """Fails all waiting rows and, after an engine error, rows in flight."""
     rows = [*self.requests.rows(clear=True), *self.pool.clear()]
+    rows += self._retried
+    self._retried.clear()
     while during == 'engine' and self._flights:
-      rows += self._flights.popleft().rows
+      rows += self._flights.pop().rows
     self._fail(rows, error, during)
 
   def _fail(

@@ -21,9 +21,10 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope='module')
-def engine():
-  with toy.make_engine(max_pending=16, max_pool_bytes=LIMIT) as engine:
+@pytest.fixture(scope='module', params=[1, 2])
+def engine(request):
+  limits = dict(max_pending=16, max_pool_bytes=LIMIT)
+  with toy.make_engine(streams=request.param, **limits) as engine:
     yield engine
 
 
@@ -99,6 +100,37 @@ def test_numbers_do_not_depend_on_dispatching_ahead():
     serve_and_check(engine, toy.random_items(5, 60, 3), 1)
 
 
+def test_a_batch_is_split_among_idle_streams():
+  policy = toy.Policy()
+  items = [('full', [2, 0, code]) for code in (0, 0, 0, 5)]
+  with toy.make_engine(policy, streams=2, max_wait=60.0) as engine:
+    answers = engine.predict(items)
+  for item, answer in zip(items, answers, strict=True):
+    toy.check(toy.VARIABLES, item, answer)
+  # Two rows each; the three that stay meet again, and are split again.
+  assert policy.decided[:2] == [(0, 2), (0, 2)]
+  assert sorted(policy.decided[2:]) == [(1, 1), (1, 2)]
+
+
+def test_a_row_alone_has_its_own_length_buckets():
+  padded = []
+
+  class Chain(toy.Chain):
+    def pad(self, rows, length, size):
+      padded.append((len(rows), length, size))
+      return super().pad(rows, length, size)
+
+  given = dict(lengths=(6,), batches=(1, 4), singles=(3, 6), streams=1)
+  items = [('full', [2, 0]), ('full', [1] * 5)]
+  with Engine(Chain(), toy.Policy(), lazy=True, **given) as engine:
+    for item in items:
+      toy.check(toy.VARIABLES, item, engine.submit(item).result(toy.WAIT))
+    assert [x for x in padded if x[0]] == [(1, 3, 1), (1, 6, 1)]
+    for item, answer in zip(items, engine.predict(items), strict=True):
+      toy.check(toy.VARIABLES, item, answer)
+    assert padded[-1] == (2, 6, 4)
+
+
 def test_the_monitor_is_the_one_of_the_policy():
   policy = toy.Policy()
   policy.monitor = Monitor()
@@ -120,6 +152,7 @@ def test_serving_before_warming_up_is_an_error():
   [
     ('lengths', ()), ('lengths', (8, 4)), ('batches', (0, 1)),
     ('batches', (1, 1)), ('max_pending', 0), ('max_wait', -1.0), ('ahead', 9),
+    ('streams', 65), ('singles', (3, 5)),
     ('max_pool_bytes', -1),
   ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 PROGRAM = """
 import resource, sys
 import numpy as np
-from serve_lib.programs import keep_freed_memory
+from serve_lib.tuning import keep_freed_memory
 if sys.argv[1] == 'keep' and not keep_freed_memory():
   print('unknown'); sys.exit()
 def faults():

@@ -1,5 +1,7 @@
 """The table of programs: one compilation each, donation, devices, the cache."""
 
+import concurrent.futures
+import functools
 import os
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import pytest
 
 from serve_lib.chain import Grid, Group
 from serve_lib.programs import Programs
+from tests.compilations import compilations
 
 GRID = Grid((4,), (1, 2))
 
@@ -104,6 +107,21 @@ def test_what_a_stage_reads_may_depend_on_the_length():
     carry = chain.pad([], length, 2)
     _, outputs = programs.run(Group(0, 'full', length), 2, carry)
     assert (outputs['y'] == length + 2).all()
+
+
+def test_lazy_programs_are_compiled_once_when_they_are_needed():
+  programs = Programs(Loop(), GRID, lazy=True)
+  assert programs.compile(progress=False).programs == 0
+  with compilations() as compiled:
+    for _ in range(2):
+      carry = programs.chain.pad([], 4, 1)
+      with concurrent.futures.ThreadPoolExecutor(2) as executor:
+        run = functools.partial(programs.run, Group(0, 'full', 4), 1)
+        found = list(executor.map(run, [carry] * 2))
+      programs.copy('gather', Group(1, 'full', 4), (1, 2), found[0][0], [0, 0])
+  assert len(compiled) == 2
+  # The copy needs shapes of all stages before it, which are only traced.
+  assert programs.widest_bytes == 2 * 2 * 4 * 4
 
 
 CACHED = """
