@@ -169,8 +169,8 @@ class Worker:
 
     The first rule that applies:
 
-    1. Near the limit of the pool: the pooled rows that have waited longest;
-       without any, the batch in flight finishes first.
+    1. Near the limit of the pool: batches in flight finish first, then the
+       pooled rows that have waited longest run.
     2. Rows that have waited in one group longer than `max_wait`, oldest first.
        (`since` restarts at each stage; otherwise pooled rows would always be
        older than queued ones, and in a backlog run one or two at a time.)
@@ -190,7 +190,7 @@ class Worker:
     flights = [one.group for one in self._flights if not one.rows[0].alone]
     full = [group for group in waiting if len(waiting[group]) >= capacity]
     if (pooled or self._flights) and self._is_crowded():
-      found = pooled
+      found = [] if self._flights else pooled
     elif late:
       found = late
     elif full:
