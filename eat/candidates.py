@@ -20,7 +20,7 @@ from jaxtyping import Int
 
 from eat.model import EatClassifier
 from eat.policy import EatPolicy, Options
-from eat.serving import UNPRUNED, EatChain
+from eat.serving import EatChain
 from eval_lib import peers
 from eval_lib.benchmark import Call, Candidate, checked, log_probabilities
 from model_lib import convert
@@ -81,7 +81,7 @@ def candidates(batch: int, flags: Any) -> Iterator[Candidate]:
   model, length = dense_model(flags), flags.length
   tokens = token_rows(batch, flags)
   full, computed = model_flops(model, length)
-  for form, used in (('unrolled', full), ('engine chain', computed)):
+  for form, used in (('unrolled', full), ('engine', computed)):
     make = functools.partial(_prepare_dense, form, model, tokens)
     name = f'dense {form}'
     yield Candidate(
@@ -139,18 +139,34 @@ def random_params(model: Any) -> dict[str, Any]:
 
 
 def _prepare_dense(form: str, model: EatClassifier, tokens: Any) -> Call:
+  if form == 'engine':
+    engine = _engine(model, tokens.shape[1], len(tokens))
+    items = [{'tokens': row} for row in tokens]
+    run = functools.partial(answer_all, engine, items)
+    logits = log_probabilities(run())
+    return Call(run, len(tokens), peers.scores(logits), options(engine))
   length = np.full(len(tokens), tokens.shape[1], np.int32)
   inputs = {'tokens': tokens, 'token_types': 0 * tokens, 'length': length}
-  stage = EatChain(model, {}).stage(0, UNPRUNED, 0)
-  function: Any = jax.jit(lambda v, x: stage(v, x)[1]['logits'])
-  if form == 'unrolled':
-    function = jax.jit(lambda v, x: model.apply(v, **x)[0])
+  function = jax.jit(lambda v, x: model.apply(v, **x)[0])
   variables = {'params': random_params(model)}
 
   def run() -> np.ndarray:
     return np.asarray(function(variables, inputs))
 
   return Call(run, len(tokens), peers.scores(run()))
+
+
+def answer_all(engine: Engine, items: Sequence[Any]) -> Sequence[Any]:
+  """Answers the items at once; at batch 1 each when the one before is."""
+  if engine.grid.capacity > 1:
+    return checked(engine.predict(items))
+  return checked([engine.submit(item).result() for item in items])
+
+
+def options(engine: Engine) -> dict[str, Any]:
+  """Returns the column of compiler options and their number of programs."""
+  chosen = engine.warm_up().chosen.items()
+  return {'options': ', '.join(f'{name} {count}' for name, count in chosen)}
 
 
 def exits(count: int, rate: int) -> list[bool]:
@@ -173,10 +189,10 @@ def _engine(model: EatClassifier, length: int, batch: int) -> Engine:
   variables = {'params': random_params(model)}
   chain = EatChain(model, variables, with_unpruned=False)
   # The rule is evaluated for every row, as in service.
-  options = Options(thresholds={LEAVE: 0.0, STAY: math.inf})
+  rule = Options(thresholds={LEAVE: 0.0, STAY: math.inf})
   reader = TextReader(None, length)
-  policy = EatPolicy(chain, reader, CLASS_NAMES, (length,), options=options)
-  engine = Engine(chain, policy, (length,), doubling(batch))
+  policy = EatPolicy(chain, reader, CLASS_NAMES, (length,), options=rule)
+  engine = Engine(chain, policy, (length,), doubling(batch), tune=True)
   engine.warm_up()
   return engine
 
@@ -192,14 +208,12 @@ def _prepare_eat(model: Any, flags: Any, batch: int, rate: int) -> Call:
   ]
 
   def run() -> None:
-    if batch == 1:  # a request is sent when the one before was answered
-      answers = [engine.submit(item).result() for item in items]
-    else:
-      answers = engine.predict(items)
-    left = sum(answer.depth == EXIT_LAYER for answer in checked(answers))
+    answers = answer_all(engine, items)
+    left = sum(answer.depth == EXIT_LAYER for answer in answers)
     if left * 100 != rate * rows:
       raise RuntimeError(f'{left} of {rows} rows left, expected {rate} %')
 
   first = tokens[: peers.CHECKED_ROWS]
   full = engine.predict([{'tokens': row, 'source': STAY} for row in first])
-  return Call(run, rows, peers.scores(log_probabilities(full)))
+  scores = peers.scores(log_probabilities(full))
+  return Call(run, rows, scores, options(engine))

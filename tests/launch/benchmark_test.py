@@ -90,7 +90,7 @@ def test_flops_of_eat_and_dense_models_by_hand():
   flops = {one.name: one.flops for one in found}
   computed = {one.name: one.flops_computed for one in found}
   dense = 12 * block(128) + HEAD
-  assert flops['dense engine chain'] == dense
+  assert flops['dense engine'] == dense
   assert flops['dense unrolled'] == computed['dense unrolled'] == dense
   # 1 + ceil(.7 * 127) = 90, 1 + ceil(.7 * 89) = 64
   first = 2 * block(128) + 2 * block(90) + HEAD
@@ -99,11 +99,11 @@ def test_flops_of_eat_and_dense_models_by_hand():
   assert flops['EAT 80 %'] == pytest.approx(first + last / 5)
   # The last block computes [CLS] alone, and so does the one under the exit;
   # rows that stay compute it in full too.
-  assert 11 < computed['dense engine chain'] / block(128) < 11.3
+  assert 11 < computed['dense engine'] / block(128) < 11.3
   limits = [dense / flops[f'EAT {rate} %'] for rate in (0, 50, 80, 95)]
   np.testing.assert_allclose(limits, [1.63, 2.24, 2.87, 3.34], atol=0.005)
   baselines = [one.name for one in found if one.is_baseline]
-  assert baselines == ['dense unrolled', 'dense engine chain']
+  assert baselines == ['dense unrolled', 'dense engine']
 
 
 @pytest.mark.parametrize('rate', [0, 5, 50, 80, 95, 100])
@@ -196,7 +196,7 @@ def test_eat_speed(tmp_path, capsys):
   assert 'left out' not in text
   assert 'WARNING' not in text  # all dense forms compute the same
   assert 'batch 2; baseline: dense' in text
-  names = ['dense unrolled', 'dense engine chain', 'EAT 0 %', 'EAT 50 %']
+  names = ['dense unrolled', 'dense engine', 'EAT 0 %', 'EAT 50 %']
   rows = read(out)
   assert [row['candidate'] for row in rows] == names
   assert all(float(row['seconds']) > 0 for row in rows)
