@@ -142,9 +142,9 @@ def _prepare_dense(form: str, model: EatClassifier, tokens: Any) -> Call:
   if form == 'engine':
     engine = _engine(model, tokens.shape[1], len(tokens))
     items = [{'tokens': row} for row in tokens]
-    run = functools.partial(answer_all, engine, items)
-    logits = log_probabilities(run())
-    return Call(run, len(tokens), peers.scores(logits), options(engine))
+    ask = functools.partial(answer_all, engine, items)
+    logits = np.asarray(log_probabilities(ask()))
+    return Call(ask, len(tokens), peers.scores(logits), options(engine))
   length = np.full(len(tokens), tokens.shape[1], np.int32)
   inputs = {'tokens': tokens, 'token_types': 0 * tokens, 'length': length}
   function = jax.jit(lambda v, x: model.apply(v, **x)[0])

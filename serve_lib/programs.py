@@ -8,6 +8,7 @@ one raises KeyError. With `lazy` each is compiled when it is first needed.
 import collections
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import threading
 import time
@@ -20,6 +21,7 @@ import numpy as np
 import rich.console
 import rich.progress
 
+from serve_lib import onnx_program, tuning
 from serve_lib.chain import Chain, Grid, Group
 from serve_lib.program_cache import ProgramCache
 from serve_lib.tuning import Tuner
@@ -156,9 +158,10 @@ class Programs:
     """Compiles a program into the table."""
     if kind == 'stage':
       one = self._trace(group, sizes)
-      arguments = one.variables, one.carry
-      program = self._build(one.function, *arguments, donate=one.donate,
-                            name=one.name)  # fmt: skip
+      program = self._build(
+        one.function, one.variables, one.carry,
+        donate=one.donate, name=one.name, is_single=sizes == 1,
+      )  # fmt: skip
       self._table[kind, group, sizes] = program, one.variables
       return
     source, target = sizes
@@ -220,6 +223,7 @@ class Programs:
     *arguments: Any,
     donate: tuple[int, ...] = (),
     name: Any = None,
+    is_single: bool = False,
   ) -> Any:
     """Returns a program; compiles equal ones, by name or function, once."""
     leaves, structure = jax.tree.flatten(arguments)
@@ -227,9 +231,16 @@ class Programs:
     signature = (name or function, donate, shapes, structure)
     if signature not in self._compiled:
       lowered = jax.jit(function, donate_argnums=donate).lower(*arguments)
-      # Copies have no products, which the options are about.
-      compiled = self._tuner.compile(lowered, arguments) if name else None
-      self._compiled[signature] = compiled or lowered.compile()
+      if name:
+        variables, carry = arguments
+        other = functools.partial(
+          onnx_program.build, function, variables, carry, tuning.cores()
+        )
+        given = (other,) if is_single else ()
+        compiled = self._tuner.compile(lowered, arguments, *given)
+      else:  # copies have no products, which the options are about
+        compiled = lowered.compile()
+      self._compiled[signature] = compiled
     return self._compiled[signature]
 
   def _abstract(self, tree: Any) -> Any:

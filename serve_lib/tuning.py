@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from dataset_lib import text_files
+from dataset_lib.errors import InvalidDataError
 
 # Compiler options by name; the first is the default.
 CPU_OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -29,8 +30,11 @@ CPU_OPTIONS: Mapping[str, Mapping[str, Any]] = {
   'ynnpack': {},
 }
 OTHER_OPTIONS: Mapping[str, Mapping[str, Any]] = {'default': {}}
+OTHER = 'onnxruntime'
+# Of its programs: each holds a copy of the weights that it reads.
+MOST_BYTES = 2**30
 FILE = 'options.json'  # of the cache directory: choices by machine and program
-ROUNDS, LEAST_SECONDS = 5, 0.02  # of a measurement
+ROUNDS, LEAST_SECONDS, SETTLE_SECONDS = 5, 0.02, 0.005  # of a measurement
 # Options of mallopt, from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 
@@ -50,35 +54,54 @@ class Tuner:
     self._options = CPU_OPTIONS if is_cpu else OTHER_OPTIONS
     self._tune = tune and len(self._options) > 1
     self._path = pathlib.Path(directory, FILE) if directory else None
-    self._known: dict[str, dict[str, str]] = {}
+    self._known: dict[str, Any] = {}  # options by machine and program
     if self._path and len(self._options) > 1:
-      # A damaged file is measured again.
-      with contextlib.suppress(OSError, ValueError):
+      with contextlib.suppress(OSError, InvalidDataError):
         self._known = text_files.read_object(self._path)
     self.chosen = collections.Counter[str]()  # programs by their options
+    self._other_bytes = 0
 
-  def compile(self, lowered: Any, arguments: Sequence[Any]) -> Any:
-    """Returns the compiled program; `arguments` are arrays or shapes."""
-    name, key = next(iter(self._options)), ''
+  def compile(
+    self,
+    lowered: Any,
+    arguments: Sequence[Any],
+    other: Callable[[], Any] = lambda: None,
+  ) -> Any:
+    """Returns the compiled program; `arguments` are arrays or shapes.
+
+    `other` builds an `OnnxProgram` of the same function, or returns None.
+    """
+    default, key, name = next(iter(self._options)), '', ''
     if self._tune or self._known:
       key = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:32]
-      name = self._known.get(machine(), {}).get(key, '')
-    if name in self._options:
-      compiled = lowered.compile(self._options[name])
-    elif not self._tune:
-      name = next(iter(self._options))
-      compiled = lowered.compile(self._options[name])
-    else:
+      known = self._known.get(machine())
+      name = str(known.get(key)) if isinstance(known, dict) else ''
+    program = self._within_limit(other()) if name == OTHER else None
+    if not program and name not in self._options and self._tune:
       programs = {n: lowered.compile(o) for n, o in self._options.items()}
+      if one := self._within_limit(other()):
+        programs[OTHER] = one
       with self._lock:  # one measurement at a time
         name = fastest(programs, lambda: _zeros(arguments, self._device))
         self._remember(key, name)
-      compiled = programs[name]
+      program = programs[name]
+    if not program:
+      name = name if name in self._options else default
+      program = lowered.compile(self._options[name])
+    if name == OTHER:
+      self._other_bytes += program.bytes
     self.chosen[name] += 1
-    return compiled
+    return program
+
+  def _within_limit(self, program: Any) -> Any:
+    """Returns None instead of a program whose weights are too much."""
+    too_much = program and self._other_bytes + program.bytes > MOST_BYTES
+    return None if too_much else program
 
   def _remember(self, key: str, name: str) -> None:
-    self._known.setdefault(machine(), {})[key] = name
+    known = self._known.get(machine())
+    known = known if isinstance(known, dict) else {}
+    self._known[machine()] = known | {key: name}
     if self._path:
       self._path.parent.mkdir(parents=True, exist_ok=True)
       text_files.write_json(self._path, self._known)
@@ -125,6 +148,7 @@ def fastest(
   while len(next(iter(seconds.values()), ())) < ROUNDS or spent < LEAST_SECONDS:
     for name, program in programs.items():
       given = jax.block_until_ready(arguments())
+      time.sleep(SETTLE_SECONDS)  # threads of the program before may still spin
       started = time.perf_counter()
       jax.block_until_ready(program(*given))
       seconds[name].append(time.perf_counter() - started)

@@ -1,0 +1,98 @@
+"""Stages in ONNX Runtime: equal answers, and a refusal of what is unknown."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from serve_lib import tuning
+from serve_lib.engine import Engine
+from tests.serve_lib import families_test as families
+
+pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
+
+from serve_lib import onnx_graph, onnx_program
+
+pytestmark = pytest.mark.peers
+X = np.random.default_rng(0).normal(size=(3, 4, 8)).astype(np.float32)
+W = np.random.default_rng(1).normal(size=(8, 8)).astype(np.float32)
+PLACES = np.array([[3, 0], [1, 1], [2, 3]], np.int32)
+
+
+def normalised(x):
+  centred = x - x.mean(-1, keepdims=True)
+  variance = jnp.square(centred).mean(-1, keepdims=True)
+  return centred * jax.lax.rsqrt(variance + 1e-6) * W[:1, None] + W[1:2, None]
+
+
+def attention(x):
+  q, k, v = (x @ (W * scale) + W[:1, None] for scale in (1.0, 0.5, -1.0))
+  scores = jnp.einsum('bqd,bkd->bqk', q, k)
+  scores = jnp.where(jnp.arange(4)[None, None] < 3, scores, -1e30)
+  return jnp.einsum('bqk,bkd->bqd', jax.nn.softmax(scores), v)
+
+
+@pytest.mark.parametrize(
+  'function',
+  [
+    normalised, attention,
+    lambda x: jax.nn.gelu(x @ W, approximate=False),
+    lambda x: jax.nn.gelu(x @ W),
+    # Forms that are nearly those that are fused.
+    lambda x: jnp.exp(x) / jnp.exp(x).sum(1, keepdims=True),
+    lambda x: x.sum(-1, keepdims=True) / 3.0,
+    lambda x: x.sum(1, keepdims=True) / 8.0,
+    lambda x: jnp.sort(jnp.round(x[..., 0] * 10) % 4, axis=-1),
+    lambda x: jnp.take_along_axis(x, PLACES[..., None], axis=1),
+    lambda x: (x[:, ::2, 1:5].max(-1), x[0, 0, 0], (x > 0.5) & (x < 1.0)),
+    lambda x: jnp.concatenate([x, jnp.broadcast_to(x[:1], x.shape)], 1).T,
+    lambda x: jnp.where(x > 0, x.astype(jnp.int32) // 2, jnp.int32(-1)),
+  ],
+)  # fmt: skip
+def test_a_function_gives_the_same(function):
+  expected = function(X)
+  program = onnx_program.build(lambda _, x: function(x), {}, X, 1)
+  found = program({}, X)
+  assert jax.tree.structure(found) == jax.tree.structure(expected)
+  for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    assert one.dtype == other.dtype
+    np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('function', 'words'),
+  [
+    (lambda x: jax.lax.while_loop(lambda y: y.sum() < 9, jnp.exp, x), 'while'),
+    (lambda x: x.astype(jnp.int32) & 3, 'and'),
+    (lambda x: jnp.sort(x, axis=1), 'another axis'),
+    (
+      lambda x: jnp.einsum('abc,bcd->ad', x, x.T.swapaxes(0, 1)),
+      'several axes',
+    ),
+    (lambda x: x[PLACES[:, 0], PLACES[:, 1]], 'gather'),
+  ],
+)
+def test_what_has_no_translation_is_refused(function, words):
+  with pytest.raises(onnx_graph.NotTranslatedError, match=words):
+    onnx_graph.translate(function, [X])
+  assert onnx_program.build(lambda _, x: function(x), {}, X, 1) is None
+
+
+@pytest.mark.parametrize('name', families.FAMILIES)
+def test_rows_alone_get_the_same_answers(name, monkeypatch):
+  def prefer(programs, arguments):
+    return next(reversed(programs))
+
+  monkeypatch.setattr(tuning, 'fastest', prefer)
+  family = families.FAMILIES[name]()
+  chain, policy = family.serve()
+  options = dict(singles=(*policy.lengths,), lazy=True, tune=True)
+  with Engine(chain, policy, policy.lengths, (1, 4), **options) as engine:
+    for index, item in enumerate(family.items):
+      families.check(family, index, engine.submit(item).result(60))
+    chosen = engine._programs._tuner.chosen
+  if name in ('bert', 'eat'):
+    assert chosen.keys() == {tuning.OTHER}
+  else:  # their loops have no translation
+    assert (tuning.OTHER in chosen) == (name != 'albert')
+    assert len(chosen) > (name != 'albert')
