@@ -94,9 +94,12 @@ class Engine:
     self._worker = Worker(
       policy, self._programs, self._requests, self.monitor, **limits
     )
-    self._thread = threading.Thread(
-      target=self._worker.run, name='serve_lib engine', daemon=True
-    )
+    self._threads = [
+      threading.Thread(
+        target=self._worker.run, name='serve_lib engine', daemon=True
+      )
+      for _ in range(self._worker.num_threads)
+    ]
     self._warm_up: Any = None
     self._local = threading.local()  # `encodes` is True within `encode`
 
@@ -111,12 +114,13 @@ class Engine:
     """Compiles every program at the first call; `progress` goes to stderr."""
     if self._warm_up is None:
       warm_up = self._programs.compile(progress, threads)
-      self._thread.start()
+      for thread in self._threads:
+        thread.start()
       self._warm_up = warm_up
-      # The worker stops when the engine is garbage-collected or the interpreter
+      # The threads stop when the engine is garbage-collected or the interpreter
       # exits: no XLA program may run while Python exits.
       weakref.finalize(self, self._requests.close, cancel=False)
-      atexit.register(_finish, self._requests, self._thread)
+      atexit.register(_finish, self._requests, self._threads)
     return self._warm_up
 
   def predict(self, items: Iterable[Any]) -> list[Any]:
@@ -187,8 +191,9 @@ class Engine:
     batches in flight that leave now.
     """
     self._requests.close(cancel=not drain)
-    if self._warm_up and self._thread is not threading.current_thread():
-      self._thread.join()
+    if self._warm_up and threading.current_thread() not in self._threads:
+      for thread in self._threads:
+        thread.join()
 
   def status(self) -> dict[str, int]:
     """Returns the rows and bytes that the engine holds, and their maxima."""
@@ -221,7 +226,7 @@ class Engine:
 
   def _blocks_itself(self) -> bool:
     """Returns True in a thread that others need in order to free room."""
-    is_worker = threading.current_thread() is self._thread
+    is_worker = threading.current_thread() in self._threads
     return is_worker or getattr(self._local, 'encodes', False)
 
   def _admit(
@@ -287,6 +292,9 @@ class Engine:
       self._local.encodes = outer
 
 
-def _finish(requests: RequestQueue, thread: threading.Thread) -> None:
+def _finish(
+  requests: RequestQueue, threads: Sequence[threading.Thread]
+) -> None:
   requests.close(cancel=False)
-  thread.join()
+  for thread in threads:
+    thread.join()

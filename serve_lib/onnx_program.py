@@ -1,13 +1,15 @@
 """Programs that ONNX Runtime runs: the same stages, faster for a single row."""
 
-import contextlib
 import dataclasses
-import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+
+# Two at a time would have more threads that spin than there are cores.
+_uses_cores = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +24,9 @@ class OnnxProgram:
     """Runs the program; returns NumPy arrays."""
     leaves = enumerate(jax.tree.leaves(carry))
     feed = {f'i{number}': np.asarray(leaf) for number, leaf in leaves}
-    return jax.tree.unflatten(self.structure, self.session.run(None, feed))
+    with _uses_cores:
+      results = self.session.run(None, feed)
+    return jax.tree.unflatten(self.structure, results)
 
 
 def build(
@@ -46,22 +50,11 @@ def build(
   except onnx_graph.NotTranslatedError:
     return None
   options = onnxruntime.SessionOptions()
-  options.use_per_session_threads = not _share_threads(cores)
   options.intra_op_num_threads = cores
+  # Threads of a program that is not running take no time from the others.
+  options.add_session_config_entry('session.force_spinning_stop', '1')
   options.log_severity_level = 3  # errors
   session = onnxruntime.InferenceSession(
     model.SerializeToString(), options, providers=['CPUExecutionProvider']
   )
   return OnnxProgram(session, jax.tree.structure(result), count)
-
-
-@functools.cache
-def _share_threads(cores: int) -> bool:
-  """Lets all programs use one pool of threads; else idle ones would spin."""
-  import onnxruntime
-
-  if not hasattr(onnxruntime, 'set_global_thread_pool_sizes'):
-    return False
-  with contextlib.suppress(Exception):  # of its own, if they were made before
-    onnxruntime.set_global_thread_pool_sizes(cores, 1)
-  return True

@@ -18,12 +18,13 @@ class RequestQueue:
 
   A row is `pending` from `reserve`, before it is encoded, until it is answered.
   Callers that wait for room are served in order. The reentrant `lock` guards
-  all that callers and worker share; `arrived` wakes the worker.
+  all that callers and worker share.
   """
 
   def __init__(self, max_pending: int):
     self.lock = threading.RLock()
-    self.arrived = threading.Condition(self.lock)
+    self._changed = threading.Condition(self.lock)
+    self.changes = 0  # calls of `wake`
     self._freed = threading.Condition(self.lock)
     self._line: collections.deque[object] = collections.deque()
     self._max_pending, self._coming = max_pending, 0
@@ -44,12 +45,23 @@ class RequestQueue:
     """True if callers have announced rows and there is room for one."""
     return self._coming > 0 and self.pending < self._max_pending
 
+  def wake(self, all_threads: bool = False) -> None:
+    """Wakes a thread of the worker to look for work."""
+    with self.lock:
+      self.changes += 1
+      self._changed.notify(2**30 if all_threads else 1)
+
+  def wait(self, seen: int, timeout: float | None) -> None:
+    """Waits until `changes` is no longer what was seen."""
+    with self.lock:
+      self._changed.wait_for(lambda: self.changes != seen, timeout)
+
   def expect(self, change: int) -> None:
     """Adds `change` to the number of rows that callers have announced."""
     with self.lock:
       self._coming += change
       if change < 0:
-        self.arrived.notify_all()
+        self.wake()
 
   def reserve(self, wanted: int, timeout: float | None) -> int:
     """Reserves room for 1 to `wanted` rows; returns the number reserved."""
@@ -93,7 +105,7 @@ class RequestQueue:
         group = Group(0, row.encoded.variant, row.length)
         self.groups.setdefault(group, collections.deque()).append(row)
       self._coming += expected
-      self.arrived.notify_all()
+      self.wake()
 
   def take(self, group: Group, limit: int) -> list[Row]:
     """Removes and returns up to `limit` rows; the caller holds the lock."""
@@ -108,7 +120,7 @@ class RequestQueue:
     with self.lock:
       self.is_closed = True
       self.is_cancelled = self.is_cancelled or cancel
-      self.arrived.notify_all()
+      self.wake(all_threads=True)
       self._freed.notify_all()
 
 
@@ -122,7 +134,6 @@ class Batch:
   slots: Int[np.ndarray, ' b']  # index of each row in the carry; rest unused
   carry: Any = None
   outputs: Any = None  # of the stage, on the host; or its error
-  ended: bool = False  # the stage was run
 
 
 class Pool:

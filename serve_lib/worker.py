@@ -1,15 +1,15 @@
 """The threads that choose batches, run them and answer rows.
 
-One thread chooses batches and reads results. Others call the programs, one
-batch in flight each, because XLA's CPU client runs the calls of one thread one
-after the other: with two batches at a time the element-wise parts of one run
-beside the products of the other. The batch that ends first is read first.
+Each thread chooses a batch, runs it and answers its rows; all but running is
+done by one thread at a time. With two batches running at once on a CPU the
+element-wise parts of one run beside the products of the other. XLA's CPU client
+runs the calls of one thread one after the other, so each has its own. A request
+passes no other thread, as waking one takes up to half a millisecond.
 """
 
 import collections
 import dataclasses
 import logging
-import queue
 import threading
 import time
 import traceback
@@ -41,19 +41,14 @@ class Worker:
 
   def __post_init__(self):
     self.pool = Pool(self.programs)
-    self._flights: list[Batch] = []
+    self.num_threads = max(self.streams, 1 + self.ahead)
+    self._turn = threading.Lock()  # guards all that the threads share
+    self._flights: list[Batch] = []  # dispatched
+    self._chosen: collections.deque[Batch] = collections.deque()  # not yet run
     self._retried: collections.deque[Row] = collections.deque()
-    self._calls: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-    self._most = self.streams + self.ahead * (self.streams == 1)
 
   def run(self) -> None:
-    """Serves until the engine is closed; called once, in its thread."""
-    callers = [
-      threading.Thread(target=self._call, name='serve_lib call', daemon=True)
-      for _ in range(self._most)
-    ]
-    for caller in callers:
-      caller.start()
+    """Serves until the engine is closed; called by each of `num_threads`."""
     try:
       while self._step():
         pass
@@ -62,51 +57,55 @@ class Worker:
       text = traceback.format_exc()
       logging.getLogger(__name__).error('a defect of the engine\n%s', text)
       self.requests.close(cancel=True)
-      self._clear(error, 'engine')
-    finally:
-      for _ in callers:
-        self._calls.put(None)
-      for caller in callers:
-        caller.join()
-
-  def _call(self) -> None:
-    """Runs batches and fetches their outputs; in a thread of its own."""
-    while batch := self._calls.get():
-      try:
-        batch.carry, outputs = self.programs.run(
-          batch.group, batch.size, batch.carry
-        )
-        batch.outputs = jax.device_get(outputs)
-      except BaseException as error:
-        batch.outputs = error
-      with self.requests.lock:
-        batch.ended = True
-        self.requests.arrived.notify_all()
-      batch = outputs = None  # frees both while the next is awaited
+      with self._turn:
+        self._clear(error, 'engine')
 
   def _step(self) -> bool:
-    """Finishes or dispatches a batch, or waits; returns False at the end.
+    """Runs a batch, or waits for one; returns False at the end.
 
     No local reference to a batch survives a call.
     """
+    seen = self.requests.changes
+    with self._turn:
+      batch = self._take()
+      if batch is None:
+        waiting = self._waiting()
+        closed = self.requests.is_closed and not waiting
+        if closed and not self._flights:
+          self.requests.wake()  # the other threads end too
+          return False
+        patience = self._patience(waiting)
+    if batch is None:
+      self.requests.wait(seen, patience)
+      return True
+    try:
+      batch.carry, outputs = self.programs.run(
+        batch.group, batch.size, batch.carry
+      )
+      batch.outputs = jax.device_get(outputs)
+    except Exception as error:
+      batch.outputs = error
+    with self._turn:
+      self._finish(batch)
+      self._flights = [one for one in self._flights if one is not batch]
+    return True
+
+  def _take(self) -> Batch | None:
+    """Returns a batch to run now, and wakes a thread if there are others."""
     if self.requests.is_cancelled:
       closed = ClosedError('the engine was closed before the answer')
       self._clear(closed, 'close')
-    with self.requests.lock:
-      ended = next((one for one in self._flights if one.ended), None)
-      batches = [] if ended else self._next()
-      if not ended and not batches:
-        waiting = self._waiting()
-        if not self._flights and self.requests.is_closed and not waiting:
-          return False
-        if not self.requests.is_cancelled:
-          self.requests.arrived.wait(self._patience(waiting))
-    if ended:
-      self._finish(ended)
-      self._flights.remove(ended)  # now: `_clear` finds it after an error
-    for batch in batches:
-      self._dispatch(batch)
-    return True
+    while not self._chosen:  # a batch that cannot be padded is not chosen
+      with self.requests.lock:
+        batches = self._next()
+      if not batches:
+        return None
+      for one in batches:
+        self._dispatch(one)
+    batch = self._chosen.popleft()
+    if self._chosen or self._waiting():
+      self.requests.wake()
+    return batch
 
   def _waiting(self) -> dict[Group, Sequence[Row]]:
     return {**self.requests.groups, **self.pool.groups}
@@ -119,7 +118,7 @@ class Worker:
 
   def _next(self) -> list[Batch]:
     """Returns the batches to run next; none to wait. Needs the lock."""
-    if len(self._flights) >= self._most:
+    if len(self._flights) >= self.num_threads:
       return []
     if self._retried:
       return [self._alone(self._retried.popleft())]
@@ -228,7 +227,7 @@ class Worker:
       self._retry(batch.rows, error, group.stage)
       return
     self._flights.append(batch)
-    self._calls.put(batch)
+    self._chosen.append(batch)
     self.monitor.record_batch(group.stage, len(batch.rows), batch.size)
 
   def _finish(self, batch: Batch) -> None:
@@ -310,8 +309,10 @@ class Worker:
     rows = [*self.requests.rows(clear=True), *self.pool.clear()]
     rows += self._retried
     self._retried.clear()
-    while during == 'engine' and self._flights:
-      rows += self._flights.pop().rows
+    if during == 'engine':
+      rows += [row for batch in self._flights for row in batch.rows]
+      self._flights.clear()
+      self._chosen.clear()
     self._fail(rows, error, during)
 
   def _fail(
