@@ -1,0 +1,194 @@
+"""Other authors' choices of an exit threshold, and how often each one fails.
+
+Written from their papers. All of them sweep one threshold of the confidence of
+the model as trained; a choice is the index of a setting of a `risk.Grid`, None
+for full depth.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from eval_lib import bounds, risk
+from eval_lib.bounds import Losses
+from eval_lib.predictions import Labels
+from eval_lib.risk import Grid, Variant
+
+
+class Choice(NamedTuple):
+  """A way to choose a setting of a grid from the rows of a calibration."""
+
+  name: str
+  grid: Grid  # on all recorded rows
+  choose: Callable[[Any], int | None]  # of the numbers of rows
+
+
+def uncorrected(losses: Losses, epsilon: float) -> int | None:
+  """Chooses the riskiest setting whose mean loss is at most epsilon."""
+  return _last(losses.mean(0) <= epsilon)
+
+
+def rc_eenn_expectation(losses: Losses, epsilon: float) -> int | None:
+  """Chooses as conformal risk control; losses at most B = 1.
+
+  Jazbec, Timans, Veljkovic, Sakmann, Zhang, Naesseth and Nalisnick, 2024,
+  "Fast yet Safe: Early-Exiting with Risk Control", section 4: the smallest
+  threshold with `mean <= (N + 1) / N epsilon - B / N`. It bounds the
+  expectation of the risk, not its probability to exceed epsilon.
+  """
+  rows = len(losses)
+  return _last(losses.mean(0) <= (rows + 1) / rows * epsilon - 1 / rows)
+
+
+def rc_eenn_bound(losses: Losses, epsilon: float, delta: float) -> int | None:
+  """Chooses the last setting before an upper bound that is above epsilon.
+
+  The same paper, section 4: the bound of Waudby-Smith and Ramdas with its bets
+  as published for losses in [0, 1] (prior mean 1/2, bets of at most 1).
+  """
+  rows = len(losses)
+  count = np.arange(2, rows + 2)[:, None]
+  mean = (losses.cumsum(0, dtype=np.float64) + 0.5) / count
+  spread = (np.square(losses - mean).cumsum(0) + 0.25) / count
+  spread = np.concatenate([np.full_like(spread[:1], 0.25), spread[:-1]])
+  bets = np.sqrt(2 * np.log(1 / delta) / (rows * spread)).clip(max=1.0)
+  capital = np.log1p(-bets * (losses - epsilon)).cumsum(0).max(0)
+  return _before_failure(capital > np.log(1 / delta))
+
+
+def calm(losses: Losses, epsilon: float, delta: float) -> int | None:
+  """Chooses by fixed-sequence testing with Hoeffding's and Bentkus' p-values.
+
+  Schuster, Fisch, Gupta, Dehghani, Bahri, Tran, Tay and Metzler, 2022,
+  "Confident Adaptive Language Modeling", section 4; losses in [0, 1].
+  """
+  return _before_failure(
+    bounds.hoeffding_bentkus(losses, epsilon, delta) <= delta
+  )
+
+
+def cats(
+  confidence: Float[np.ndarray, 'E N'],
+  differs: Bool[np.ndarray, 'E N'],
+  thresholds: risk.Thresholds,
+  epsilon: float,
+) -> int | None:
+  """Chooses a threshold that each head's wrong confidences stay below.
+
+  Schuster, Fisch, Jaakkola and Barzilay, 2021, "Consistent Accelerated
+  Inference via Confident Adaptive Transformers", section 4, shared calibration:
+  of the rows with an early head that `differs` from full depth, the 1 - epsilon
+  quantile of their largest confidence at such a head. A row leaves above it.
+  The score is the confidence instead of a meta-classifier. It bounds the
+  expectation of the disagreement, not its probability to exceed epsilon.
+  """
+  wrong = differs.any(0)
+  worst = np.where(differs, confidence, -np.inf).max(0)[wrong]
+  quantile = np.quantile([*worst, np.inf], 1 - epsilon, method='higher')
+  return _last(thresholds > quantile)
+
+
+def _last(passes: Bool[np.ndarray, ' K']) -> int | None:
+  return int(np.flatnonzero(passes)[-1]) if passes.any() else None
+
+
+def _before_failure(passes: Bool[np.ndarray, ' K']) -> int | None:
+  return _last(np.logical_and.accumulate(passes))
+
+
+def choices(
+  variants: Sequence[Variant], labels: Labels, epsilon: float, delta: float
+) -> list[Choice]:
+  """Returns our choices and those of the peers; the first variant as trained.
+
+  Our choices with '+ models' also choose among the variants.
+  """
+  names = ('accuracy', 'harm', 'disagreement', 'brier')
+  grids = {
+    name: risk.build_grid(variants[:1], labels, name, epsilon) for name in names
+  }
+  found = []
+
+  def add(name: str, kind: str, function: Any, *given: float) -> None:
+    losses = grids[kind].losses
+    found.append(
+      Choice(name, grids[kind], lambda rows: function(losses[rows], *given))
+    )
+
+  def add_ours(name: str, grid: Grid, kind: str, method: str) -> None:
+    limits = kind, method, epsilon, delta
+    found.append(Choice(name, grid, functools.partial(_ours, grid, limits)))
+
+  for kind in names:
+    add_ours(f'{kind}: sequence', grids[kind], kind, 'sequence')
+  if len(variants) > 1:
+    both = risk.build_grid(variants, labels, 'accuracy', epsilon)
+    for method in ('sequence', 'pareto'):
+      add_ours(f'accuracy: {method} + models', both, 'accuracy', method)
+  for kind in ('accuracy', 'disagreement'):
+    add(f'{kind}: no correction', kind, uncorrected, epsilon)
+    add(f'{kind}: RC-EENN, expectation', kind, rc_eenn_expectation, epsilon)
+    add(f'{kind}: RC-EENN, bound', kind, rc_eenn_bound, epsilon, delta)
+  add('disagreement: CALM', 'disagreement', calm, epsilon, delta)
+  heads, grid = variants[0].heads, grids['disagreement']
+  differs = heads[:-1].argmax(-1) != heads[-1].argmax(-1)
+  sure = heads[:-1].max(-1).astype(np.float64)
+
+  def choose_cats(rows: Any) -> int | None:
+    return cats(sure[:, rows], differs[:, rows], grid.thresholds, epsilon)
+
+  return [*found, Choice('disagreement: CATs', grid, choose_cats)]
+
+
+def _ours(grid: Grid, limits: Any, rows: Any) -> int | None:
+  kind, method, epsilon, delta = limits
+  found = risk.choose(grid.take(rows), kind, method, epsilon, delta, False)
+  return found[0]
+
+
+def resample(
+  variants: Sequence[Variant],
+  labels: Labels,
+  *,
+  epsilon: float,
+  delta: float,
+  draws: int,
+) -> list[dict[str, Any]]:
+  """Returns how often the choices fail, a row for each.
+
+  The recorded rows are the distribution: a draw takes as many of them
+  independently, chooses a setting and looks up its risk over all rows.
+  `exceeded` is the share of the draws with a risk above epsilon; the other
+  columns are means over the draws of the risk, the share of FLOPs `saved` and
+  the share of rows that leave `early`, and the `worst` risk.
+  """
+  rng, rows = np.random.default_rng(0), len(labels)
+  found: Mapping[str, list[Any]] = {}
+  each = choices(variants, labels, epsilon, delta)
+  found = {one.name: [] for one in each}
+  for _ in range(draws):
+    sample = rng.integers(rows, size=rows)
+    for one in each:
+      found[one.name].append(one.choose(sample))
+  table = []
+  for one in each:
+    # Full depth has risk 0 and saves nothing.
+    of_settings = np.stack(
+      [one.grid.losses.mean(0), 1 - one.grid.cost.mean(0), one.grid.early], 1
+    )
+    chosen = np.array(
+      [np.zeros(3) if k is None else of_settings[k] for k in found[one.name]]
+    )
+    risks, saved, early = chosen.T
+    kind, _, method = one.name.partition(': ')
+    row = dict(risk=kind, method=method, epsilon=epsilon, delta=delta)
+    row |= {'rows': rows, 'draws': draws}
+    row |= {'exceeded': float((risks > epsilon).mean())}
+    row |= {'mean': float(risks.mean()), 'worst': float(risks.max())}
+    table.append(
+      row | {'saved': float(saved.mean()), 'early': float(early.mean())}
+    )
+  return table
