@@ -166,7 +166,8 @@ def _fitted(
   elif (known := file.fitted_rows(dataset)) is not None:
     origin = f'calibration.json, fitted to {file.values["calibration_split"]}'
     used = source.places(known)
-  return np.array([place in used for place in source.places(rows)]), origin
+  places = (source.where(rows, index) for index in range(len(rows)))
+  return np.array([place in used for place in places]), origin
 
 
 def record(model: Model, variant: str = '', **changes: Any) -> Model:

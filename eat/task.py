@@ -80,12 +80,12 @@ class FineTune(Student, TextClassification):
     return tuple({'prune_ratios': one} for one in legal)
 
   def outputs(self, params, model_state, batch):
-    """Adds 'flops' `[B, E]` of rows that leave at each head; see the base."""
+    """Also returns 'flops' `[B, E]`, of rows that leave at each head."""
     result = super().outputs(params, model_state, batch)
-    if (longest := batch['tokens'].shape[1]) and hasattr(self.model, 'heads'):
+    if hasattr(model := self.model, 'heads'):
       costs = [
-        np.cumsum(self.model.stage_flops(n, self.model.static_sizes(n), True))
-        for n in range(1, longest + 1)
+        np.cumsum(model.stage_flops(n, model.static_sizes(n), True))
+        for n in range(1, batch['tokens'].shape[1] + 1)
       ]
       result['flops'] = jnp.asarray(costs, jnp.float32)[batch['length'] - 1]
     return result

@@ -41,7 +41,13 @@ def hoeffding_bentkus(losses: Losses, epsilon: float, delta: float) -> PValues:
   return np.minimum(np.exp(-rows * relative), bentkus).clip(max=1.0)
 
 
-def betting(losses: Losses, epsilon: float, delta: float) -> PValues:
+def betting(
+  losses: Losses,
+  epsilon: float,
+  delta: float,
+  prior: float | None = None,
+  most: float | None = None,
+) -> PValues:
   """Tests losses of at most 1, also negative ones, by betting against them.
 
   Waudby-Smith and Ramdas, 2020, "Estimating means of bounded random variables
@@ -49,16 +55,18 @@ def betting(losses: Losses, epsilon: float, delta: float) -> PValues:
   (loss_n - epsilon)`, with a bet b_n >= 0 that the rows before n determine, is
   expected not to grow if the mean is at least epsilon, so it ever reaches
   1 / alpha with probability at most alpha (Ville). The bets are made for
-  alpha = delta (`sqrt(2 log(1 / delta) / (N variance))`).
+  alpha = delta (`sqrt(2 log(1 / delta) / (N variance))`), are at most `most`,
+  and count `prior`, by default epsilon, as a loss before the first.
   """
   rows = len(losses)
   count = np.arange(2, rows + 2, dtype=np.float64)[:, None]
-  mean = (losses.cumsum(0, dtype=np.float64) + epsilon) / count
+  start = epsilon if prior is None else prior
+  mean = (losses.cumsum(0, dtype=np.float64) + start) / count
   spread = (np.square(losses - mean).cumsum(0) + 0.25) / count
   # A bet may not know its own row.
   spread = np.concatenate([np.full_like(spread[:1], 0.25), spread[:-1]])
   bets = np.sqrt(2 * np.log(1 / delta) / (rows * spread))
-  bets = np.minimum(bets, MOST / (1 - epsilon))
+  bets = bets.clip(max=MOST / (1 - epsilon) if most is None else most)
   capital = np.log1p(-bets * (losses - epsilon)).cumsum(0).max(0)
   return np.exp(-capital.clip(min=0.0))
 

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Interval
@@ -24,10 +24,13 @@ from eval_lib.risk import (
   choose,
   test_of,
 )
+from serve_lib.chain import ServedRun
 from serve_lib.monitor import DriftCheck, Monitor
 
 FILE = 'certificate.json'  # in the directory of a run
 GUARANTEED = 'guaranteed'  # the serving option that reads it
+# The option of families without thresholds: which model serves.
+Setting = Literal['trained', 'guaranteed']
 
 
 class Certified(NamedTuple):
@@ -101,6 +104,27 @@ class CertificateFile(calibration.ResultFile):
       for source, one in self.sources.items()
     }
     return Monitor(drift=checks.pop('', default), sources=checks)
+
+
+def serve(
+  setting: str, run: ServedRun, model: Any, variables: Any, first: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Returns the certified models by name, and fields of a policy for them.
+
+  Without the setting 'guaranteed' there are none. `first` is the name of the
+  model as trained, which serves during drift.
+  """
+  if setting != GUARANTEED:
+    return {}, {}
+  file = CertificateFile(run.directory, run.step)
+  if not file.sources:
+    raise file.error('', 'no certificate', 'one')
+  file.check_parameters(variables)
+  others, names = file.variants(model, first)
+  return others, {
+    'certified': names,
+    'monitor': file.monitor(None, run.on_drift),
+  }
 
 
 def _certified(entry: Mapping[str, Any]) -> Certified:

@@ -49,14 +49,8 @@ def rc_eenn_bound(losses: Losses, epsilon: float, delta: float) -> int | None:
   The same paper, section 4: the bound of Waudby-Smith and Ramdas with its bets
   as published for losses in [0, 1] (prior mean 1/2, bets of at most 1).
   """
-  rows = len(losses)
-  count = np.arange(2, rows + 2)[:, None]
-  mean = (losses.cumsum(0, dtype=np.float64) + 0.5) / count
-  spread = (np.square(losses - mean).cumsum(0) + 0.25) / count
-  spread = np.concatenate([np.full_like(spread[:1], 0.25), spread[:-1]])
-  bets = np.sqrt(2 * np.log(1 / delta) / (rows * spread)).clip(max=1.0)
-  capital = np.log1p(-bets * (losses - epsilon)).cumsum(0).max(0)
-  return _before_failure(capital > np.log(1 / delta))
+  p_values = bounds.betting(losses, epsilon, delta, prior=0.5, most=1.0)
+  return _before_failure(p_values < delta)
 
 
 def calm(losses: Losses, epsilon: float, delta: float) -> int | None:
@@ -124,6 +118,7 @@ def choices(
 
   for kind in names:
     add_ours(f'{kind}: sequence', grids[kind], kind, 'sequence')
+  add_ours('accuracy: pareto', grids['accuracy'], 'accuracy', 'pareto')
   if len(variants) > 1:
     both = risk.build_grid(variants, labels, 'accuracy', epsilon)
     for method in ('sequence', 'pareto'):
