@@ -15,15 +15,7 @@ from annotated_types import Interval
 from dataset_lib import builder, text_files
 from dataset_lib.errors import ConfigError, MissingDataError
 from eval_lib import calibration, predictions
-from eval_lib.risk import (
-  Grid,
-  Method,
-  Risk,
-  Variant,
-  build_grid,
-  choose,
-  test_of,
-)
+from eval_lib.risk import Method, Risk, Variant, build_grid, choose, test_of
 from serve_lib.chain import ServedRun
 from serve_lib.monitor import DriftCheck, Monitor
 
@@ -184,21 +176,21 @@ class Evaluator(predictions.Evaluator):
     best, bound = choose(grid, self.risk, self.method, *limits)
     entry = self._entry(grid, best, bound, variants)
     if path := self.file(FILE):
-      temperatures = file.temperatures(len(variants[0].heads))
-      known = dict(
-        parameters=calibration.fingerprint(variables), temperatures=temperatures
-      )
-      text_files.write_json(path, _merged(path, known, self.source, entry))
+      known = {
+        'parameters': calibration.fingerprint(variables),
+        'temperatures': [*file.temperatures(len(variants[0].heads))],
+      }
+      old: dict[str, Any] = {}
+      with contextlib.suppress(FileNotFoundError):
+        old = text_files.read_object(path)
+      # Certificates of another model are dropped.
+      same = all(old.get(name) == value for name, value in known.items())
+      sources = {**(old['sources'] if same else {}), self.source: entry}
+      text_files.write_json(path, known | {'sources': sources})
     names = ('saved', 'early', 'bound', 'tau')
     return {name: entry[name] for name in names if entry[name] is not None}
 
-  def _measure(
-    self,
-    variables: Any,
-    changes: Mapping[str, Any],
-    outputs: Any,
-    file: calibration.CalibrationFile,
-  ) -> tuple[Variant, predictions.Labels]:
+  def _measure(self, variables, changes, outputs, file) -> tuple[Variant, Any]:
     """Returns a model on the rows of the split, and their labels."""
     logits, rows = self.rows('split', variables, outputs)
     labels, count = rows['label'], len(logits)
@@ -210,23 +202,14 @@ class Evaluator(predictions.Evaluator):
     cost = cost.astype(np.float64).reshape(len(labels), -1)
     return Variant(changes, heads, cost), labels
 
-  def _entry(
-    self,
-    grid: Grid,
-    best: int | None,
-    bound: float,
-    variants: Sequence[Variant],
-  ) -> dict[str, Any]:
+  def _entry(self, grid, best, bound, variants) -> dict[str, Any]:
     """Returns the certificate of a setting; None is full depth as trained."""
-    chosen, tau, found = variants[0], None, dict(mean=0.0, saved=0.0, early=0.0)
+    chosen, tau, found = variants[0], None, (0.0, 0.0, 0.0)
     if best is not None:
       chosen = variants[grid.variants[best]]
       tau = float(grid.thresholds[best])
-      found = {
-        'mean': float(grid.losses[:, best].mean()),
-        'saved': 1.0 - float(grid.cost[:, best].mean()),
-        'early': float(grid.early[best]),
-      }
+      saved = 1.0 - grid.cost[:, best].mean()
+      found = grid.losses[:, best].mean(), saved, grid.early[best]
     at = calibration.DRIFT_THRESHOLD if tau is None else tau
     return {
       'tau': tau,
@@ -238,7 +221,7 @@ class Evaluator(predictions.Evaluator):
       'delta': float(self.delta),
       'rows': len(grid.losses),
       'bound': bound,
-      **found,
+      **dict(zip(('mean', 'saved', 'early'), map(float, found), strict=True)),
       'dataset': builder.validate(self.data),
       'split': self.split,
       'drift': calibration.drift_statistics(chosen.heads, at),
@@ -251,15 +234,3 @@ class Evaluator(predictions.Evaluator):
       if (fitted := file.fitted_rows(self.context.dataset)) is not None:
         expected = 'rows that no temperature was fitted to, it shares {}'
         self._check_apart('split', fitted, expected)
-
-
-def _merged(
-  path: Any, known: Mapping[str, Any], source: str, entry: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Returns the file's content with an entry, without those of other models."""
-  known, old = text_files.loads(text_files.dumps(known)), {}
-  with contextlib.suppress(FileNotFoundError):
-    old = text_files.read_object(path)
-  same = all(old.get(name) == value for name, value in known.items())
-  others = old.get('sources', {}) if same else {}
-  return {**known, 'sources': {**others, source: entry}}

@@ -146,12 +146,7 @@ def build_grid(
 
 
 def choose(
-  grid: Grid,
-  risk: str,
-  method: str,
-  epsilon: float,
-  delta: float,
-  with_bound: bool = True,
+  grid: Grid, risk: str, method: str, epsilon: float, delta: float
 ) -> tuple[int | None, float]:
   """Returns the cheapest certified setting, or None, and the bound of its risk.
 
@@ -196,6 +191,6 @@ def choose(
   if not len(found):
     return None, 0.0
   best = int(found[grid.cost[:, found].mean(0).argmin()])
-  if method == 'conformal' or not with_bound:
+  if method == 'conformal':
     return best, epsilon
   return best, bounds.upper(test, tested.losses[:, best], level)

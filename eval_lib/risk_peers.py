@@ -5,9 +5,8 @@ the model as trained; a choice is the index of a setting of a `risk.Grid`, None
 for full depth.
 """
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -17,13 +16,7 @@ from eval_lib.bounds import Losses
 from eval_lib.predictions import Labels
 from eval_lib.risk import Grid, Variant
 
-
-class Choice(NamedTuple):
-  """A way to choose a setting of a grid from the rows of a calibration."""
-
-  name: str
-  grid: Grid  # on all recorded rows
-  choose: Callable[[Any], int | None]  # of the numbers of rows
+Choose = Callable[[Any], int | None]  # from the numbers of rows
 
 
 def uncorrected(losses: Losses, epsilon: float) -> int | None:
@@ -95,53 +88,49 @@ def _before_failure(passes: Bool[np.ndarray, ' K']) -> int | None:
 
 def choices(
   variants: Sequence[Variant], labels: Labels, epsilon: float, delta: float
-) -> list[Choice]:
-  """Returns our choices and those of the peers; the first variant as trained.
+) -> dict[tuple[str, str], tuple[Grid, Choose]]:
+  """Returns (grid on all rows, choice from numbers of rows) by risk and method.
 
-  Our choices with '+ models' also choose among the variants.
+  The first variant is as trained; ours with '+ models' choose among all.
   """
   names = ('accuracy', 'harm', 'disagreement', 'brier')
   grids = {
     name: risk.build_grid(variants[:1], labels, name, epsilon) for name in names
   }
-  found = []
+  found: dict[tuple[str, str], tuple[Grid, Choose]] = {}
 
-  def add(name: str, kind: str, function: Any, *given: float) -> None:
+  def ours(kind: str, method: str, grid: Grid, note: str = '') -> None:
+    def choose(rows: Any) -> int | None:
+      return risk.choose(grid.take(rows), kind, method, epsilon, delta)[0]
+
+    found[kind, method + note] = grid, choose
+
+  def add(kind: str, name: str, function: Any, *given: float) -> None:
     losses = grids[kind].losses
-    found.append(
-      Choice(name, grids[kind], lambda rows: function(losses[rows], *given))
-    )
-
-  def add_ours(name: str, grid: Grid, kind: str, method: str) -> None:
-    limits = kind, method, epsilon, delta
-    found.append(Choice(name, grid, functools.partial(_ours, grid, limits)))
+    found[kind, name] = (
+      grids[kind], lambda rows: function(losses[rows], *given)
+    )  # fmt: skip
 
   for kind in names:
-    add_ours(f'{kind}: sequence', grids[kind], kind, 'sequence')
-  add_ours('accuracy: pareto', grids['accuracy'], 'accuracy', 'pareto')
+    ours(kind, 'sequence', grids[kind])
+  ours('accuracy', 'pareto', grids['accuracy'])
   if len(variants) > 1:
     both = risk.build_grid(variants, labels, 'accuracy', epsilon)
     for method in ('sequence', 'pareto'):
-      add_ours(f'accuracy: {method} + models', both, 'accuracy', method)
+      ours('accuracy', method, both, ' + models')
   for kind in ('accuracy', 'disagreement'):
-    add(f'{kind}: no correction', kind, uncorrected, epsilon)
-    add(f'{kind}: RC-EENN, expectation', kind, rc_eenn_expectation, epsilon)
-    add(f'{kind}: RC-EENN, bound', kind, rc_eenn_bound, epsilon, delta)
-  add('disagreement: CALM', 'disagreement', calm, epsilon, delta)
+    add(kind, 'no correction', uncorrected, epsilon)
+    add(kind, 'RC-EENN, expectation', rc_eenn_expectation, epsilon)
+    add(kind, 'RC-EENN, bound', rc_eenn_bound, epsilon, delta)
+  add('disagreement', 'CALM', calm, epsilon, delta)
   heads, grid = variants[0].heads, grids['disagreement']
   differs = heads[:-1].argmax(-1) != heads[-1].argmax(-1)
   sure = heads[:-1].max(-1).astype(np.float64)
-
-  def choose_cats(rows: Any) -> int | None:
-    return cats(sure[:, rows], differs[:, rows], grid.thresholds, epsilon)
-
-  return [*found, Choice('disagreement: CATs', grid, choose_cats)]
-
-
-def _ours(grid: Grid, limits: Any, rows: Any) -> int | None:
-  kind, method, epsilon, delta = limits
-  found = risk.choose(grid.take(rows), kind, method, epsilon, delta, False)
-  return found[0]
+  found['disagreement', 'CATs'] = (
+    grid,
+    lambda n: cats(sure[:, n], differs[:, n], grid.thresholds, epsilon),
+  )
+  return found
 
 
 def resample(
@@ -160,30 +149,20 @@ def resample(
   columns are means over the draws of the risk, the share of FLOPs `saved` and
   the share of rows that leave `early`, and the `worst` risk.
   """
-  rng, rows = np.random.default_rng(0), len(labels)
-  found: Mapping[str, list[Any]] = {}
-  each = choices(variants, labels, epsilon, delta)
-  found = {one.name: [] for one in each}
-  for _ in range(draws):
-    sample = rng.integers(rows, size=rows)
-    for one in each:
-      found[one.name].append(one.choose(sample))
-  table = []
-  for one in each:
+  rng, rows, table = np.random.default_rng(0), len(labels), []
+  samples = rng.integers(rows, size=(draws, rows))
+  for (kind, method), (grid, choose) in choices(
+    variants, labels, epsilon, delta
+  ).items():
+    settings = [grid.losses.mean(0), 1 - grid.cost.mean(0), grid.early]
     # Full depth has risk 0 and saves nothing.
-    of_settings = np.stack(
-      [one.grid.losses.mean(0), 1 - one.grid.cost.mean(0), one.grid.early], 1
-    )
-    chosen = np.array(
-      [np.zeros(3) if k is None else of_settings[k] for k in found[one.name]]
-    )
-    risks, saved, early = chosen.T
-    kind, _, method = one.name.partition(': ')
-    row = dict(risk=kind, method=method, epsilon=epsilon, delta=delta)
-    row |= {'rows': rows, 'draws': draws}
+    values = np.append(np.stack(settings, 1), [[0.0, 0.0, 0.0]], axis=0)
+    chosen = [choose(sample) for sample in samples]
+    risks, saved, early = values[[-1 if k is None else k for k in chosen]].T
+    row: dict[str, Any] = dict(risk=kind, method=method, epsilon=epsilon)
+    row |= {'delta': delta, 'rows': rows, 'draws': draws}
     row |= {'exceeded': float((risks > epsilon).mean())}
     row |= {'mean': float(risks.mean()), 'worst': float(risks.max())}
-    table.append(
-      row | {'saved': float(saved.mean()), 'early': float(early.mean())}
-    )
+    row |= {'saved': float(saved.mean()), 'early': float(early.mean())}
+    table.append(row)
   return table
