@@ -5,12 +5,16 @@ stops when every row of the batch has halted. Each row then continues at the
 length bucket that holds its tape, in a batch with other rows of that bucket.
 """
 
+import dataclasses
+import functools
 import math
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from adatape.model import TapeClassifier
 from dataset_lib.errors import ConfigError
+from eval_lib.certificate import Setting
 from serve_lib.chain import Row, Stage
 from serve_lib.decisions import ClassifierPolicy
 
@@ -19,15 +23,25 @@ from serve_lib.decisions import ClassifierPolicy
 MAX_BUCKETS = 10
 
 
+VARIANT = 'tape'
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Options of serving an AdaTape."""
+
+  setting: Setting = 'trained'  # 'guaranteed' is that of the certificate
+
+
 class TapeChain:
   """A `TapeClassifier` as `serve_lib.chain.Chain` of two stages.
 
   Length buckets are tape lengths; the longest is the model's `max_steps`.
-  `inputs` maps a batch of the reader to the model's inputs.
+  `inputs` maps a batch of the reader to the model's inputs. `others` are other
+  variants, with another reading.
   """
 
   num_stages = 2
-  variants: tuple[str, ...] = ('tape',)
 
   def __init__(
     self,
@@ -35,9 +49,15 @@ class TapeChain:
     variables: Mapping[str, Any],
     reader: Any,
     inputs: Callable[[Mapping[str, Any]], Any],
+    others: Mapping[str, TapeClassifier] = types.MappingProxyType({}),
   ):
     self.model, self.variables = model, {'params': variables['params']}
     self.pad, self._inputs = reader.pad, inputs
+    models = {VARIANT: model, **others}
+    self.variants = tuple(models)
+    self._reads = {
+      name: functools.partial(self._read, one) for name, one in models.items()
+    }
 
   def stage(self, index: int, variant: str, length: int) -> Stage:
     """Returns the pure function of a stage; see `serve_lib.chain.Chain`.
@@ -46,7 +66,7 @@ class TapeChain:
     second `'logits'` float32 `[B, O]`.
     """
     if index == 0:
-      return self._read
+      return self._reads[variant]
 
     def classify(variables: Any, carry: Any) -> Any:
       x, tokens, mask = carry
@@ -57,8 +77,8 @@ class TapeChain:
 
     return classify
 
-  def _read(self, variables: Any, batch: Mapping[str, Any]) -> Any:
-    result: Any = self.model.apply(
+  def _read(self, model: Any, variables: Any, batch: Mapping[str, Any]) -> Any:
+    result: Any = model.apply(
       variables, self._inputs(batch), stop_early=True, method='read'
     )
     x, tape, _ = result

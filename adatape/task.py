@@ -12,15 +12,19 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
+from adatape import serving
 from adatape.model import TapeClassifier
 from adatape.serving import TapeChain, TapePolicy, tape_lengths
 from adatape.universal import Pondering
+from dataset_lib import fields
+from eval_lib import certificate
 from eval_lib.metrics import Average, Union, row_statistics
 from serve_lib.chain import NO_RUN
-from serve_lib.decisions import check_no_options
 from train_lib.classification import Classification
 from train_lib.multi_label import MultiLabel
 from train_lib.task import Weight
+
+SHARES = (0.9, 0.75, 0.6, 0.45, 0.3)  # of the threshold, for a certificate
 
 
 def flops_of_steps(
@@ -89,18 +93,30 @@ class TapeClassification(Classification):
       result['tape_indices'] = tape['indices']
     return result
 
+  def cheaper(self):
+    """Returns smaller halting thresholds; see `Task.cheaper`."""
+    reading = self.model.reading()
+    if reading is None or reading.fixed_length:
+      return ()
+    return tuple({'threshold': share * reading.threshold} for share in SHARES)
+
   def prepare_serving(self, options, run=NO_RUN):
     """Serves in two stages: read the tape, then encode.
 
-    `run.lengths` are tape buckets. No options. See `Task.prepare_serving`.
+    `run.lengths` are tape buckets; options: `adatape.serving.Options`. See
+    `Task.prepare_serving`.
     """
-    check_no_options(options)
+    given = serving.Options(**fields.check(serving.Options, options, 'serve'))
     lengths = tape_lengths(self.model.max_steps, run.lengths)
     reader = self.item_reader(lengths[-1])
 
     def serve(variables):
-      chain = TapeChain(self.model, variables, reader, self.inputs)
-      return chain, TapePolicy(chain, reader, self.label_names, lengths)
+      certified = given.setting, run, self.model, variables, serving.VARIANT
+      others, known = certificate.serve(*certified)
+      chain = TapeChain(self.model, variables, reader, self.inputs, others)
+      return chain, TapePolicy(
+        chain, reader, self.label_names, lengths, **known
+      )
 
     return serve
 

@@ -9,6 +9,7 @@ stage, in which halted rows cost nothing.
 
 import dataclasses
 import functools
+import types
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from albert_act import compaction, transposed_kernels
 from albert_act.compaction import Tokens
 from albert_act.model import AlbertClassifier
 from dataset_lib.errors import ConfigError
+from eval_lib.certificate import Setting
 from serve_lib.chain import Row, Stage
 from serve_lib.decisions import ClassifierPolicy
 from serve_lib.items import TOKEN_IDS, TextOptions, TextReader
@@ -32,6 +34,7 @@ class Options(TextOptions):
   """Options of serving an ALBERT."""
 
   iterations: Annotated[int, Interval(ge=1, le=1000)] = 12  # in a stage
+  setting: Setting = 'trained'  # 'guaranteed' is that of the certificate
 
 
 class AlbertChain:
@@ -39,10 +42,8 @@ class AlbertChain:
 
   A stage runs `iterations` of the model's `limit`. Raises ConfigError if the
   model has no halting or several blocks (a halted token would still be needed
-  by the next block).
+  by the next block). `others` are further variants, with another epsilon.
   """
-
-  variants: tuple[str, ...] = (VARIANT,)
 
   def __init__(
     self,
@@ -50,6 +51,7 @@ class AlbertChain:
     variables: Mapping[str, Any],
     reader: TextReader = TOKEN_IDS,
     iterations: int = 12,
+    others: Mapping[str, AlbertClassifier] = types.MappingProxyType({}),
   ):
     if not model.halting:
       legal = "'act' or 'straight_through', as a fixed depth saves nothing"
@@ -63,11 +65,13 @@ class AlbertChain:
     }
     self.iterations, self.limit = iterations, model.max_iterations
     self.num_stages = -(-self.limit // iterations)
+    self.variants = (VARIANT, *others)
     # One object for all stages but the first, so that it is compiled once.
-    self._first, self._later = (
-      functools.partial(model.apply, method=run)
-      for run in (self._begin, self._iterate)
-    )
+    self._stages = {
+      name: [functools.partial(one.apply, method=run) for run in runs]
+      for runs in [(self._begin, self._iterate)]
+      for name, one in {VARIANT: model, **others}.items()
+    }
 
   def stage(self, index: int, variant: str, length: int) -> Stage:
     """Returns the pure function of a stage; see `serve_lib.chain.Chain`.
@@ -75,7 +79,7 @@ class AlbertChain:
     Outputs are `'logits'` float32 `[B, O]`, `'running'` bool `[B]`, True
     while a token of the row has not halted, and `'steps'` int32 `[B, L]`.
     """
-    return self._later if index else self._first
+    return self._stages[variant][min(index, 1)]
 
   def _begin(self, module: AlbertClassifier, carry: Any) -> Any:
     inputs = (carry[name] for name in ('tokens', 'token_types', 'length'))

@@ -10,11 +10,14 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from albert_act.model import AlbertClassifier
-from albert_act.serving import AlbertChain, AlbertPolicy, Options
+from albert_act.serving import VARIANT, AlbertChain, AlbertPolicy, Options
+from eval_lib import certificate
 from eval_lib.metrics import Average
 from model_lib import sizes
 from train_lib.task import Weight
 from train_lib.text_classification import TextClassification
+
+EPSILONS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6)  # for a certificate
 
 
 class FineTune(TextClassification):
@@ -39,10 +42,25 @@ class FineTune(TextClassification):
     """The ponder cost of the real rows; see `Classification.extra_loss`."""
     return ponder_loss(self, out['ponder'], batch, norm, knobs)
 
-  def serve_texts(self, given, reader, lengths, variables):
+  def cheaper(self):
+    """Returns larger halting epsilons; see `Task.cheaper`."""
+    larger = [e for e in EPSILONS if e > self.model.epsilon]
+    return tuple({'epsilon': e} for e in larger if self.model.halting)
+
+  def row_flops(self, out):
+    """FLOPs of the mean iterations of a row's tokens; see the base."""
+    steps = out['ponder']['steps']
+    none, one = (self.model.flops(self.info.input_shape, n) for n in (0.0, 1.0))
+    mean = steps.sum(1, jnp.float32) / (steps > 0).sum(1, jnp.float32)
+    return none + (one - none) * mean
+
+  def serve_texts(self, given, reader, lengths, run, variables):
     """Halting with compaction; options: `albert_act.serving.Options`."""
-    chain = AlbertChain(self.model, variables, reader, given.iterations)
-    return chain, AlbertPolicy(chain, reader, self.label_names, lengths)
+    certified = given.setting, run, self.model, variables, VARIANT
+    others, fields = certificate.serve(*certified)
+    chain = AlbertChain(self.model, variables, reader, given.iterations, others)
+    given = chain, reader, self.label_names, lengths
+    return chain, AlbertPolicy(*given, **fields)
 
 
 def ponder_loss(task, ponder, batch, norm, knobs) -> tuple[Any, dict[str, Any]]:

@@ -1,34 +1,30 @@
-"""Policy that serves EAT, its options, and the calibration of the run.
+"""Policy that serves EAT, and its options.
 
 The host's side of the engine (EAT, sections 7.4 and 10). Thresholds, minimum
 retention and the switch to full depth are host values; changing them never
-recompiles. The evaluator 'calibration' writes `calibration.json`: temperatures,
-an optional guarantee, and the reference of the drift check.
+recompiles. The evaluator 'calibration' writes `calibration.json`: temperatures
+and the reference of the drift check; 'certificate' writes `certificate.json`.
 """
 
-import contextlib
 import dataclasses
 import math
-import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from annotated_types import Gt, Interval
+from annotated_types import Interval
 from jaxtyping import Bool, Float
 
-from dataset_lib import fields, text_files
-from dataset_lib.errors import ConfigError, InvalidDataError
+from dataset_lib import fields
+from dataset_lib.errors import ConfigError
 from eat import exits
 from eat.exits import RULES_WITH_TAU, Rule
-from eval_lib.calibration import FILE, fingerprint
+from eval_lib.certificate import GUARANTEED, Certified
 from serve_lib.chain import Encoded, Row
-from serve_lib.decisions import ClassifierPolicy, margin, scale
+from serve_lib.decisions import ClassifierPolicy, margin, scale, source_of
 from serve_lib.items import TextOptions
-from serve_lib.monitor import DriftCheck
 
 PRUNED, UNPRUNED = 'pruned', 'unpruned'
-GUARANTEED = 'guaranteed'
 DEFAULT_TAU = 0.9  # of rule=confidence; other rules measure something else
 
 Share = Annotated[float, Interval(ge=0.0, le=1.0)]
@@ -41,7 +37,7 @@ class Options(TextOptions):
   rule: Literal[
     'confidence', 'entropy', 'margin', 'patience', 'combined', 'never'
   ] = 'confidence'
-  # 'guaranteed' is the threshold that calibration certified; None is 0.9 with
+  # 'guaranteed' is that of the certificate of the run; None is 0.9 with
   # rule=confidence.
   tau: (
     Annotated[float, Interval(ge=0.0, le=100.0)] | Literal['guaranteed'] | None
@@ -59,89 +55,13 @@ class Options(TextOptions):
   minimum_retention: dict[str, Share] = dataclasses.field(default_factory=dict)
 
 
-class CalibrationFile:
-  """A calibration; every error is a ConfigError with the command to repair it.
-
-  `values` are those of the file `path`, or {} if there is none.
-  """
-
-  def __init__(self, directory: str, step: int | None = None):
-    """Reads the file of a run, '' for none, and of a step, for messages."""
-    self._directory, self._step = directory, step
-    self.path = pathlib.Path(directory) / FILE
-    self.values: Mapping[str, Any] = {}
-    if not directory:
-      return
-    try:
-      with contextlib.suppress(FileNotFoundError):
-        self.values = text_files.read_object(self.path)
-    except InvalidDataError as error:
-      raise self._error('', str(error), 'the JSON of a calibration') from error
-
-  def check_parameters(self, variables: Mapping[str, Any]) -> None:
-    """Checks the fingerprint of the parameters, if the file has one."""
-    known = self.values.get('parameters')
-    if known is not None and known != (served := fingerprint(variables)):
-      raise self._error(
-        '',
-        f'that of the parameters {known}',
-        'the calibration of the checkpoint that is served, whose parameters '
-        f'are {served}',
-      )
-
-  def temperatures(self, heads: int) -> tuple[float, ...]:
-    """Returns the temperature of each head, or () if there are none."""
-    given = self.values.get('temperatures', ())
-    legal = tuple[Annotated[float, Gt(0.0)], ...]
-    given = fields.check_value(f'{self.path}: temperatures', given, legal)
-    if given and len(given) != heads:
-      raise self._error(': temperatures', given, f'{heads}, one for each head')
-    return given
-
-  def drift_check(
-    self, on_drift: Callable[[bool, dict[str, Any]], None] | None = None
-  ) -> DriftCheck | None:
-    """Returns a check against the calibration split; None without statistics.
-
-    They are those of `eval_lib.calibration.drift_statistics`.
-    """
-    drift = self.values.get('drift')
-    if drift is None:
-      return None
-    try:
-      confidences = np.array(drift['confidences'], np.float64)
-      threshold = float(drift['threshold'])
-      return DriftCheck(confidences, threshold, on_drift=on_drift)
-    except (KeyError, TypeError, ValueError) as error:
-      given = f'{type(error).__name__}: {error}'
-      expected = 'confidences and a threshold'
-      raise self._error(': drift', given, expected) from error
-
-  def repair(self) -> str:
-    """Returns the command that writes the file, with its guarantee if any."""
-    command = (
-      f'run python -m launch.evaluate --workdir={self._directory} '
-      '--evals=calibration'
-    )
-    if self._step is not None:
-      command += f' --step={self._step}'
-    guarantee = self.values.get('guarantee') or {}
-    for name in ('epsilon', 'delta'):
-      if name in guarantee:
-        command += f' --config.evals.calibration.{name}={guarantee[name]}'
-    return command
-
-  def _error(self, part: str, given: Any, expected: str) -> ConfigError:
-    expected = f'{expected}; {self.repair()}'
-    return ConfigError(f'{self.path}{part}', given, expected)
-
-
 def read_options(
-  given: Mapping[str, Any], guarantee: Mapping[str, Any] | None, classes: int
+  given: Mapping[str, Any], certified: Mapping[str, Certified], classes: int
 ) -> tuple[Options, Rule]:
   """Checks the options; returns them and the exit rule they describe.
 
-  `guarantee` is that of the run's calibration; `classes` is 0 for a regression.
+  `certified` are the certificates of the run by source; `classes` is 0 for a
+  regression.
   """
   options = Options(**fields.check(Options, given, 'serve'))
   name, tau = options.rule, options.tau
@@ -149,22 +69,24 @@ def read_options(
     why = 'for a regression, whose heads give a number: rows leave by tolerance'
     _refuse(options, 'veto_margin ensemble_margin thresholds', f'nothing {why}')
   if tau == GUARANTEED:
-    if guarantee is None or name != 'confidence':
+    if not certified or name != 'confidence':
       raise ConfigError(
         'serve.tau',
         GUARANTEED,
-        'rule=confidence and a calibration.json with a guarantee: run python '
-        '-m launch.evaluate --workdir=... --evals=calibration '
-        '--config.evals.calibration.epsilon=0.02',
+        'rule=confidence and a certificate.json: run python -m launch.evaluate '
+        '--workdir=... --evals=certificate',
       )
-    # The guarantee holds for the plain confidence rule only: with a veto a row
-    # would leave at a later head than was certified.
+    # The certificate holds for the plain confidence rule only: with a veto a
+    # row would leave at a later head than was certified.
     expected = f'nothing beside tau={GUARANTEED}, certified without it'
     others = 'ensemble_margin veto_margin thresholds minimum_retention'
     _refuse(options, others, expected)
-    tau = guarantee['threshold']
-    if tau is None:  # no threshold could be certified
-      return options, Rule('never')
+    taus = {source: one.tau for source, one in certified.items()}
+    # Rows of a source without a certificate run to full depth.
+    rule = Rule('confidence', taus.pop('', math.inf))
+    if min([rule.tau, *taus.values()]) == math.inf:
+      rule = Rule('never')
+    return dataclasses.replace(options, thresholds=taus), rule
   elif name not in RULES_WITH_TAU:
     legal = f'rules with a threshold are {", ".join(RULES_WITH_TAU)}'
     _refuse(options, 'thresholds', f'none with the rule {name!r}: {legal}')
@@ -261,7 +183,8 @@ class EatPolicy(ClassifierPolicy):
         row.encoded.context.setdefault('exit_stage', stage)
     # During drift the rule is evaluated only so that `exit_reason` says 'full
     # depth' for rows that would have left.
-    return np.zeros(len(rows), bool) if self.monitor.full_depth else willing
+    drifted = [self.monitor.full_depth(source_of(r.encoded)) for r in rows]
+    return willing & ~np.array(drifted)
 
   def _calibrated(self, rows: Sequence[Row]) -> Float[np.ndarray, 'E b O']:
     """Returns the heads so far, divided by temperatures."""

@@ -18,9 +18,10 @@ from dataset_lib import builder, source
 from dataset_lib.errors import ConfigError
 from eat import exits
 from eat.model import EatClassifier
-from eat.policy import CalibrationFile, EatPolicy
+from eat.policy import EatPolicy
 from eat.serving import EatChain
 from eval_lib import frontier, glue, predictions
+from eval_lib.calibration import CalibrationFile
 from serve_lib.chain import ServedRun
 from serve_lib.monitor import Monitor
 from train_lib import loading
@@ -134,8 +135,8 @@ def load(
   records = rows.records(np.arange(count))
   if policy.class_names:
     predictions.check_labels(records['label'], len(policy.class_names), split)
-  values = CalibrationFile(directory, step).values
-  fitted, origin = _fitted(values, rows, dataset)
+  file = CalibrationFile(directory, step)
+  fitted, origin = _fitted(file, rows, dataset)
   print(f'{name}: {directory}, step {step}, {count} rows of {split}')
   task, length = glue.task_of('', dataset), records['length']
   shares = {f'p{n}': float(np.percentile(length, n)) for n in (5, 50, 95)}
@@ -155,20 +156,18 @@ def load(
 
 
 def _fitted(
-  values: Mapping[str, Any], rows: Any, dataset: Mapping[str, Any]
+  file: CalibrationFile, rows: Any, dataset: Mapping[str, Any]
 ) -> tuple[np.ndarray, str]:
   """Returns rows the temperatures were fitted to; a description of the file."""
-  split, used = values.get('calibration_split', ''), set()
+  used: set[str] = set()
   origin = 'calibration.json, which does not name the rows'
-  if not values.get('temperatures'):
+  if not file.values.get('temperatures'):
     origin = 'none'
-  elif split:
-    origin = f'calibration.json, fitted to {split}'
-    given = dict(values.get('dataset', dataset))
-    if 'tokenizer' in given:  # that of the calibration may have been moved
-      given['tokenizer'] = dataset['tokenizer']
-    used = {*source.places(builder.build_source(given, split))}
-  return np.array([place in used for place in source.places(rows)]), origin
+  elif (known := file.fitted_rows(dataset)) is not None:
+    origin = f'calibration.json, fitted to {file.values["calibration_split"]}'
+    used = source.places(known)
+  places = (source.where(rows, index) for index in range(len(rows)))
+  return np.array([place in used for place in places]), origin
 
 
 def record(model: Model, variant: str = '', **changes: Any) -> Model:

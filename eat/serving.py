@@ -8,6 +8,7 @@ rows that continue.
 """
 
 import functools
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,9 @@ from dataset_lib.errors import ConfigError
 from dataset_lib.text_tasks import REPEATED_TEXTS
 from eat import exits
 from eat.model import EatClassifier
-from eat.policy import GUARANTEED, PRUNED, UNPRUNED, CalibrationFile, EatPolicy
+from eat.policy import PRUNED, UNPRUNED, EatPolicy
+from eval_lib.calibration import CalibrationFile
+from eval_lib.certificate import GUARANTEED, CertificateFile
 from model_lib.bert import BertClassifier
 from model_lib.layers import build
 from serve_lib.chain import Stage
@@ -27,8 +30,8 @@ class EatChain:
 
   The variant 'pruned' is the model as configured. The variant 'unpruned' keeps
   all tokens, for sources that must not lose any and for models that prune
-  nothing. `with_unpruned=False` compiles only 'pruned'. A stage ends at each of
-  the layers `heads`.
+  nothing. `with_unpruned=False` compiles only 'pruned'. `others` are further
+  variants, with other prune ratios. A stage ends at each of the layers `heads`.
   """
 
   def __init__(
@@ -37,14 +40,16 @@ class EatChain:
     variables: Mapping[str, Any],
     reader: TextReader = TOKEN_IDS,
     with_unpruned: bool = True,
+    others: Mapping[str, EatClassifier] = types.MappingProxyType({}),
   ):
-    self.model, self.variables = model, variables
+    self.model, self.variables, self._others = model, variables, others
     self.reader, self.pad = reader, reader.pad
     self.heads = model.heads()
     self.num_stages = len(self.heads)
     self.variants: tuple[str, ...] = (UNPRUNED,)
     if any(model.prune_ratios):
       self.variants = (PRUNED, UNPRUNED) if with_unpruned else (PRUNED,)
+    self.variants += tuple(others)
 
   def stage(self, index: int, variant: str, length: int) -> Stage:
     """Returns the pure function of a stage; see `serve_lib.chain.Chain`.
@@ -67,11 +72,13 @@ class EatChain:
       logits = module.head_logits(cls, last)
       return (tokens, known), {'logits': logits, 'kept': tokens.length}
 
-    return functools.partial(self.model.apply, method=run)
+    model = self._others.get(variant, self.model)
+    return functools.partial(model.apply, method=run)
 
   def sizes(self, variant: str, length: int) -> tuple[int, ...]:
     """Returns the static lengths after each pruning; none for 'unpruned'."""
-    return () if variant == UNPRUNED else self.model.static_sizes(length)
+    model = self._others.get(variant, self.model)
+    return () if variant == UNPRUNED else model.static_sizes(length)
 
 
 def as_adaptive(model: Any) -> EatClassifier:
@@ -90,7 +97,10 @@ def as_adaptive(model: Any) -> EatClassifier:
 
 
 def warnings_of(
-  file: CalibrationFile, policy: EatPolicy, longest: int
+  file: CalibrationFile,
+  certificate: CertificateFile,
+  policy: EatPolicy,
+  longest: int,
 ) -> Iterator[str]:
   """Yields warnings: missing checks and options without effect.
 
@@ -107,7 +117,7 @@ def warnings_of(
   elif policy.monitor.drift is None:
     what = 'has no statistics for it' if values else 'does not exist'
     yield f'no drift check: {file.path} {what}; {repair}'
-  elif len(policy.chain.variants) > 1:
+  elif UNPRUNED in policy.chain.variants[1:]:
     sources = ', '.join(sorted(policy.options.minimum_retention))
     yield (
       f'no drift check of rows that are served without pruning ({sources}): '
@@ -134,10 +144,12 @@ def warnings_of(
     return
   if rule.name == 'never':
     yield (
-      'no row will leave early: calibration could certify no threshold; '
-      'give it more rows, or a larger epsilon'
+      'no row will leave early: no threshold could be certified; give it more '
+      f'rows, or a larger epsilon: {certificate.repair()}'
     )
-  if values.get('dataset', {}).get('task') in REPEATED_TEXTS:
+  entries = certificate.values['sources'].values()
+  tasks = {entry.get('dataset', {}).get('task') for entry in entries}
+  if tasks & {*REPEATED_TEXTS}:
     yield (
       'the rows that the threshold was certified on share texts, and the '
       'certificate assumes independent rows: the bound may fail more often '

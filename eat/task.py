@@ -17,8 +17,10 @@ from jaxtyping import Array, Float
 
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
-from eat.policy import GUARANTEED, CalibrationFile, EatPolicy, read_options
+from eat.policy import PRUNED, UNPRUNED, EatPolicy, read_options
 from eat.serving import EatChain, as_adaptive, warnings_of
+from eval_lib.calibration import CalibrationFile
+from eval_lib.certificate import GUARANTEED, CertificateFile
 from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN
 from serve_lib.monitor import Monitor
@@ -29,6 +31,7 @@ from train_lib.task import Weight, construct
 from train_lib.text_classification import TextClassification
 
 EXIT_WEIGHT, LAST_WEIGHT = 0.3, 1.0  # EAT, equation (1)
+SCALES = (1.25, 1.5, 2.0)  # of the prune ratios, for a certificate
 # Words whose tokenization depends on normalization and word splitting.
 _PROBES = ('Été', 'naïve', '東京x', "don't", 'a\u200db', 'İ')
 
@@ -68,6 +71,24 @@ class FineTune(Student, TextClassification):
     if len(weights) != heads:
       expected = f'{heads} weights, one for each head of the model'
       raise ConfigError('loss.exit_weights', weights, expected)
+
+  def cheaper(self):
+    """Returns larger prune ratios; see `Task.cheaper`."""
+    ratios = getattr(self.model, 'prune_ratios', ())
+    scaled = [tuple(round(s * r, 4) for r in ratios) for s in SCALES]
+    legal = [one for one in scaled if any(one) and max(one) < 1]
+    return tuple({'prune_ratios': one} for one in legal)
+
+  def outputs(self, params, model_state, batch):
+    """Also returns 'flops' `[B, E]`, of rows that leave at each head."""
+    result = super().outputs(params, model_state, batch)
+    if hasattr(model := self.model, 'heads'):
+      costs = [
+        np.cumsum(model.stage_flops(n, model.static_sizes(n), True))
+        for n in range(1, batch['tokens'].shape[1] + 1)
+      ]
+      result['flops'] = jnp.asarray(costs, jnp.float32)[batch['length'] - 1]
+    return result
 
   @property
   def head_layers(self) -> tuple[int, ...]:
@@ -128,13 +149,14 @@ class FineTune(Student, TextClassification):
   def prepare_serving(self, options, run=NO_RUN):
     """Serves with exits and pruning; options: `eat.policy.Options`.
 
-    Temperatures, the guaranteed threshold and the reference of the drift check
-    come from the run's `calibration.json`. `policy.warnings` lists what could
-    not be checked and options without effect.
+    Temperatures and the reference of the drift check come from the run's
+    `calibration.json`, with tau=guaranteed thresholds, prune ratios and the
+    references of each source from its `certificate.json`. `policy.warnings`
+    lists what could not be checked and options without effect.
     """
     file, names = CalibrationFile(run.directory, run.step), self.label_names
-    guarantee = file.values.get('guarantee')
-    given, rule = read_options(options, guarantee, len(names))
+    certificate = CertificateFile(run.directory, run.step)
+    given, rule = read_options(options, certificate.sources, len(names))
     lengths = self.served_lengths(run.lengths)
     longest = self.info.input_shape[0]
     if given.tau == GUARANTEED and lengths[-1] < longest:
@@ -143,19 +165,33 @@ class FineTune(Student, TextClassification):
       raise ConfigError('lengths', lengths, f'{expected}, {why}')
     model = as_adaptive(self.model)
     temperatures = file.temperatures(len(model.heads()))
-    monitor = Monitor(drift=file.drift_check(run.on_drift))
+    drift = file.values.get('drift')
+    if drift is not None:
+      drift = file.drift_check(drift, run.on_drift)
+    monitor = Monitor(drift=drift)
+    others: dict[str, Any] = {}
+    certified: dict[str, str] = {}
+    if given.tau == GUARANTEED:
+      certificate.check_temperatures(temperatures)
+      monitor = certificate.monitor(drift, run.on_drift)
+      first = PRUNED if any(model.prune_ratios) else UNPRUNED
+      others, certified = certificate.variants(model, first)
 
     def serve(variables):
       file.check_parameters(variables)
+      if given.tau == GUARANTEED:
+        certificate.check_parameters(variables)
       reader = self.text_reader(lengths[-1], given.max_characters)
       with_unpruned = any(given.minimum_retention.values())
       variables = jax.device_put(dict(variables))
-      chain = EatChain(model, variables, reader, with_unpruned)
+      chain = EatChain(model, variables, reader, with_unpruned, others)
       policy = EatPolicy(
         chain, reader, names, lengths, rule,
         temperatures=temperatures, options=given, monitor=monitor,
+        certified=certified,
       )  # fmt: skip
-      policy.warnings = tuple(warnings_of(file, policy, longest))
+      known = file, certificate
+      policy.warnings = tuple(warnings_of(*known, policy, longest))
       return chain, policy
 
     return serve

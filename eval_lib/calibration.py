@@ -6,21 +6,26 @@ equal-width bins and, where it is above 2 %, scales the head's logits by a
 temperature (Guo, Pleiss, Sun and Weinberger, 2017) before sweeping thresholds.
 """
 
+import contextlib
 import dataclasses
 import json
+import pathlib
 import zlib
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar
 
 import jax
 import numpy as np
 import scipy.optimize
 import scipy.special
-from annotated_types import Interval
+from annotated_types import Gt, Interval
 from jaxtyping import Float, Int
 
-from dataset_lib import builder, text_files
-from eval_lib import evaluator, predictions, risk
+from dataset_lib import builder, fields, text_files
+from dataset_lib.errors import ConfigError, InvalidDataError
+from eval_lib import evaluator, predictions
 from eval_lib.predictions import Heads, Labels, PerHead
+from serve_lib.monitor import DriftCheck
 
 FILE = 'calibration.json'  # in the directory of a run
 BINS = 15
@@ -29,6 +34,7 @@ ONLY_ABOVE = 0.02
 # likelihood keeps growing as the temperature falls.
 TEMPERATURES = (0.1, 10.0)
 MAX_CONFIDENCES = 4096  # kept of the calibration split
+DRIFT_THRESHOLD = 0.9
 
 Share = Annotated[float | int, Interval(ge=0.0, le=1.0)]
 
@@ -158,6 +164,98 @@ def fingerprint(variables: Any) -> str:
   return f'crc32:{crc:08x}'
 
 
+class ResultFile:
+  """A JSON file that an evaluator leaves in a run, for serving.
+
+  Every error is a ConfigError with the command to repair it. `values` are those
+  of the file `path`, or {} if there is none.
+  """
+
+  NAME: ClassVar[str]
+  ENTRY: ClassVar[str]  # of `config.evals`
+
+  def __init__(self, directory: str, step: int | None = None):
+    """Reads the file of a run, '' for none, and of a step, for messages."""
+    self._directory, self._step = directory, step
+    self.path = pathlib.Path(directory) / self.NAME
+    self.values: Mapping[str, Any] = {}
+    if not directory:
+      return
+    try:
+      with contextlib.suppress(FileNotFoundError):
+        self.values = text_files.read_object(self.path)
+    except InvalidDataError as error:
+      expected = f'the JSON of a {self.ENTRY}'
+      raise self.error('', str(error), expected) from error
+
+  def check_parameters(self, variables: Mapping[str, Any]) -> None:
+    """Checks the fingerprint of the parameters, if the file has one."""
+    known = self.values.get('parameters')
+    if known is not None and known != (served := fingerprint(variables)):
+      raise self.error(
+        '',
+        f'that of the parameters {known}',
+        f'the {self.ENTRY} of the checkpoint that is used, whose parameters '
+        f'are {served}',
+      )
+
+  def drift_check(
+    self,
+    drift: Any,
+    on_drift: Callable[[bool, dict[str, Any]], None] | None = None,
+  ) -> DriftCheck:
+    """Returns a check against the statistics of `drift_statistics`."""
+    try:
+      confidences = np.array(drift['confidences'], np.float64)
+      threshold = float(drift['threshold'])
+      return DriftCheck(confidences, threshold, on_drift=on_drift)
+    except (KeyError, TypeError, ValueError) as error:
+      given = f'{type(error).__name__}: {error}'
+      expected = 'confidences and a threshold'
+      raise self.error(': drift', given, expected) from error
+
+  def repair(self) -> str:
+    """Returns the command that writes the file."""
+    command = (
+      f'run python -m launch.evaluate --workdir={self._directory} '
+      f'--evals={self.ENTRY}'
+    )
+    return command if self._step is None else f'{command} --step={self._step}'
+
+  def error(self, part: str, given: Any, expected: str) -> ConfigError:
+    """Returns the error of a part of the file."""
+    expected = f'{expected}; {self.repair()}'
+    return ConfigError(f'{self.path}{part}', given, expected)
+
+
+class CalibrationFile(ResultFile):
+  """The calibration of a run."""
+
+  NAME, ENTRY = FILE, 'calibration'
+
+  def temperatures(self, heads: int) -> tuple[float, ...]:
+    """Returns the temperature of each head, or () if there are none."""
+    given = self.values.get('temperatures', ())
+    legal = tuple[Annotated[float, Gt(0.0)], ...]
+    given = fields.check_value(f'{self.path}: temperatures', given, legal)
+    if given and len(given) != heads:
+      raise self.error(': temperatures', given, f'{heads}, one for each head')
+    return given
+
+  def fitted_rows(self, dataset: Mapping[str, Any]) -> Any:
+    """Returns the rows of the calibration split; None if it is not named.
+
+    `dataset` is that of the run, whose tokenizer is read.
+    """
+    split = self.values.get('calibration_split')
+    if not split:
+      return None
+    given = dict(self.values.get('dataset', dataset))
+    if 'tokenizer' in given:  # that of the calibration may have been moved
+      given['tokenizer'] = dataset['tokenizer']
+    return builder.build_source(given, split)
+
+
 @dataclasses.dataclass(kw_only=True)
 class Evaluator(predictions.Evaluator):
   """ECE of each head before and after temperature; writes calibration.json.
@@ -177,22 +275,13 @@ class Evaluator(predictions.Evaluator):
   ]
   bins: Annotated[int, Interval(ge=1, le=1000)] = BINS
   only_above: Share = ONLY_ABOVE  # heads with a smaller ECE keep temperature 1
-  threshold: Share = 0.9  # at which the drift check is to compare
-  epsilon: Annotated[float | int, Interval(ge=0.0, le=0.5)] = 0.0  # 0 for none
-  delta: Annotated[float | int, Interval(ge=1e-6, le=0.5)] = 0.1
-
-  def __post_init__(self):
-    super().__post_init__()
-    if self.epsilon:
-      self.check_untrained('split')
+  threshold: Share = DRIFT_THRESHOLD  # at which the drift check is to compare
 
   def run(self, variables: Any) -> dict[str, float]:
     """Fits, measures and writes `calibration.json` into the workdir.
 
     Returns `ece_<head>`, `ece_calibrated_<head>` and `temperature_<head>` for
-    every head (`layer_4`, or `head_1` without `layers`); with `epsilon` also
-    `guaranteed_early` (share of the rows that leave before the last head) and,
-    if one was certified, `guaranteed_threshold`.
+    every head (`layer_4`, or `head_1` without `layers`).
     """
     fitted, fitted_labels = self.heads('calibration_split', variables)
     limits = self.bins, self.only_above
@@ -217,7 +306,6 @@ class Evaluator(predictions.Evaluator):
       'rows': len(labels),
       'layers': [*names.values()],
       'bins': self.bins,
-      'guarantee': None,
     }
     columns['temperature'] = report['temperatures']
     result = {
@@ -225,15 +313,6 @@ class Evaluator(predictions.Evaluator):
       for column, values in columns.items()
       for name, value in zip(names, values, strict=True)
     }
-    if self.epsilon:
-      heads = predictions.probabilities(logits, temperatures)
-      bounds = float(self.epsilon), float(self.delta)
-      guarantee, early = risk.certify_confidence(heads, *bounds)
-      found = {'loss': 'disagreement', 'early': early}
-      report['guarantee'] = found | dataclasses.asdict(guarantee)
-      result['guaranteed_early'] = early
-      if guarantee.threshold is not None:
-        result['guaranteed_threshold'] = guarantee.threshold
     if path := self.file(FILE):
       lines = json.dumps(report, indent=2, allow_nan=False)
       text_files.write_text(path, lines + '\n')

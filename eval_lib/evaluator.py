@@ -22,6 +22,7 @@ from eval_lib import metrics
 
 EVALUATORS = {
   'calibration': 'eval_lib.calibration:Evaluator',
+  'certificate': 'eval_lib.certificate:Evaluator',
   'classification': 'eval_lib.evaluator:Classification',
   'fewshot': 'eval_lib.fewshot:Evaluator',
   'frontier': 'eval_lib.frontier:Evaluator',
@@ -53,6 +54,8 @@ class EvalContext:
   num_classes: int | None = None  # of the model; None skips the check
   train_split: str = ''  # '' skips the check
   layers: tuple[int, ...] = ()  # of the heads; () for one unnamed head
+  # Changes of model fields that save more, and `outputs` with each.
+  cheaper: tuple[tuple[Mapping[str, Any], Callable[..., Any]], ...] = ()
 
 
 @dataclasses.dataclass(kw_only=True)

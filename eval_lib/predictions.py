@@ -153,11 +153,17 @@ class Evaluator(evaluator.Evaluator):
 
   def heads(self, field: str, variables: Any) -> tuple[Heads, Labels]:
     """Returns logits and labels of the split that a field names."""
-    context, data = self.context, self._data[field]
-    rows = collect(data, variables, context.outputs, context.put)
+    logits, rows = self.rows(field, variables, self.context.outputs)
+    return logits, rows['label']
+
+  def rows(
+    self, field: str, variables: Any, outputs: Any
+  ) -> tuple[Heads, dict[str, np.ndarray]]:
+    """Returns the logits, and all arrays of `collect`, of a field's split."""
+    rows = collect(self._data[field], variables, outputs, self.context.put)
     logits = np.moveaxis(rows['logits'], 1, 0)
     check_labels(rows['label'], logits.shape[-1], getattr(self, field))
-    return logits, rows['label']
+    return logits, rows
 
   def check_untrained(self, field: str) -> None:
     """Raises ConfigError if the run is trained on rows of a field's split."""

@@ -1,160 +1,196 @@
-"""Exit thresholds with a guarantee: Learn then Test by fixed sequences.
+"""Risk control: a grid of exit thresholds and cheaper models, tested together.
 
-Angelopoulos, Bates, Candes, Jordan and Lei, 2021, "Learn then Test: Calibrating
-Predictive Algorithms to Achieve Risk Control", section 2.
+Learn then Test (Angelopoulos, Bates, Candes, Jordan and Lei, 2021), section 2:
+every setting of a grid is tested for "its risk is above epsilon", in an order
+that keeps the probability of any false certificate below delta. Risks compare
+the answers of a setting with those of the model as trained at full depth.
+
+The rows must be independent draws (rows that share a text are not) from the
+distribution of the rows to come, and nothing may be fitted to them, the grid
+included. A certificate is on average over rows, not per class.
 """
 
-import dataclasses
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import scipy.stats
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from eval_lib.predictions import Heads, Labels, confidence_exit
+from eval_lib import bounds, frontier, predictions
+from eval_lib.bounds import Losses
+from eval_lib.predictions import Heads, Labels
 
 NUM_THRESHOLDS = 200
 
-Losses = Bool[np.ndarray, 'N K']  # whether row n is lost at threshold k
+Risk = Literal['accuracy', 'harm', 'disagreement', 'brier', 'f1']
+Method = Literal['sequence', 'pareto', 'conformal']
 Thresholds = Float[np.ndarray, ' K']  # from the safest to the riskiest
 Exits = Int[np.ndarray, 'K N']  # head each row leaves at, for every threshold
 
 
-@dataclasses.dataclass(frozen=True)
-class Guarantee:
-  """A certified threshold; None, if none could be, means never to exit early.
+class Variant(NamedTuple):
+  """A model on the rows of a split; the first of several is as trained."""
 
-  `bound` is Clopper and Pearson's upper confidence bound of the risk at the
-  threshold, at level 1 - delta: at most epsilon, 0 for None.
+  changes: Mapping[str, Any]  # of the fields of the model
+  heads: Heads  # calibrated probabilities
+  cost: Float[np.ndarray, 'N E']  # of a row that leaves at each head
+
+
+class Grid(NamedTuple):
+  """K settings on N rows, each group of them from the safest on."""
+
+  variants: Int[np.ndarray, ' K']
+  thresholds: Thresholds
+  groups: Int[np.ndarray, ' K']
+  losses: Losses
+  cost: Float[np.ndarray, 'N K']  # over the mean cost of full depth
+  early: Float[np.ndarray, ' K']  # share of the rows that leave early
+
+  def take(self, rows: Any) -> 'Grid':
+    """Returns the grid on some rows."""
+    return self._replace(losses=self.losses[rows], cost=self.cost[rows])
+
+
+def sweep(probabilities: Heads) -> tuple[Thresholds, Exits]:
+  """Returns thresholds from 1.0 down to 1 / C, dense near 1, and the exits.
+
+  A model with one head has one threshold.
   """
-
-  threshold: float | None
-  epsilon: float  # bound on the risk
-  delta: float  # probability that the bound does not hold
-  rows: int  # of calibration
-  errors: int  # rows with loss at the threshold; 0 for None
-  bound: float
-  certified: int  # number of thresholds
-
-
-def guaranteed_threshold(
-  losses: Losses, thresholds: Thresholds, epsilon: float, delta: float
-) -> Guarantee:
-  """Returns the last threshold before the first p-value above delta.
-
-  Its risk, the probability of a loss, exceeds epsilon with probability at most
-  delta over the draw of the calibration rows, for every N, model and
-  distribution. Proof: failure requires rejecting (p <= delta) at the first
-  threshold with risk > epsilon, which has probability <= delta.
-
-  The rows must be independent draws (rows that share a text are not) from the
-  distribution of the rows to come, and nothing may be fitted to them, the grid
-  of thresholds included. The guarantee is on average over rows, not per class.
-  """
-  rows, errors = len(losses), losses.sum(0)
-  # p = P(Binomial(N, epsilon) <= errors)
-  passes = scipy.stats.binom.cdf(errors, rows, epsilon) <= delta
-  certified = len(passes) if passes.all() else int(passes.argmin())
-  if not certified:
-    return Guarantee(None, epsilon, delta, rows, 0, 0.0, 0)
-  threshold, lost = thresholds[certified - 1], int(errors[certified - 1])
-  bound = scipy.stats.beta.ppf(1.0 - delta, lost + 1, rows - lost)
-  return Guarantee(
-    float(threshold), epsilon, delta, rows, lost, float(bound), certified
-  )
-
-
-def confidence_sweep(probabilities: Heads) -> tuple[Thresholds, Exits]:
-  """Returns thresholds from 1.0 down to 1 / C, dense near 1, and the exits."""
   least = 1.0 / probabilities.shape[-1]
   thresholds = 1.0 - np.geomspace(1e-5, 1.0 - least, NUM_THRESHOLDS - 1)
-  thresholds = np.array([1.0, *thresholds])
-  exits = [confidence_exit(probabilities, float(tau)) for tau in thresholds]
+  thresholds = np.array(
+    [1.0, *thresholds[: NUM_THRESHOLDS * len(probabilities[1:])]]
+  )
+  exits = [
+    predictions.confidence_exit(probabilities, float(tau)) for tau in thresholds
+  ]
   return thresholds, np.stack(exits)
 
 
-def disagreement(logits: Heads, exits: Exits) -> Losses:
-  """Returns the loss "the row's answer is not that of the full model"."""
-  answers = logits.argmax(-1)
-  return (np.take_along_axis(answers, exits, axis=0) != answers[-1]).T
-
-
-def harm(logits: Heads, exits: Exits, labels: Labels) -> Losses:
-  """Returns the loss "the full model is right and the early answer is wrong".
-
-  Its risk bounds the loss of accuracy, which is P(full right, early wrong) -
-  P(full wrong, early right).
-  """
-  full_is_right = logits[-1].argmax(-1) == labels
-  return disagreement(logits, exits) & full_is_right[:, None]
-
-
-def certify_confidence(
-  probabilities: Heads, epsilon: float, delta: float
-) -> tuple[Guarantee, float]:
-  """Certifies a confidence threshold for disagreement with the full model.
-
-  Returns (the guarantee, share of these rows that leave before the last head).
-  """
-  thresholds, exits = confidence_sweep(probabilities)
-  losses = disagreement(probabilities, exits)
-  guarantee = guaranteed_threshold(losses, thresholds, epsilon, delta)
-  return guarantee, _early(exits, guarantee, len(probabilities) - 1)
-
-
-def _early(exits: Exits, guarantee: Guarantee, last: int) -> float:
-  """Returns the share of the rows that leave before the last head."""
-  chosen = exits[guarantee.certified - 1]
-  return float((chosen < last).mean()) if guarantee.certified else 0.0
-
-
-def resampled_risk(
-  losses: Losses,
-  thresholds: Thresholds,
+def losses(
+  risk: str,
+  chosen: Float[np.ndarray, 'K N C'],
+  full: Float[np.ndarray, 'N C'],
+  labels: Labels,
   epsilon: float,
-  delta: float,
-  *,
-  rows: int,
-  draws: int = 200,
-) -> Float[np.ndarray, ' R']:
-  """Returns the risks of `draws` guarantees.
+) -> Losses:
+  """Returns losses whose mean is the risk of K settings; at most 1.
 
-  At most a share delta should exceed epsilon. The recorded rows are the
-  distribution: a draw takes `rows` of them independently, chooses a threshold,
-  and looks up its risk over all rows, 0 if no threshold is certified.
+  `chosen` and `full` are probabilities. The risks of the answers:
+
+  - 'accuracy': accuracy at full depth - accuracy; the loss is -1, 0 or 1.
+  - 'harm': P(full depth is right, the answer is wrong) >= 'accuracy'.
+  - 'disagreement': P(another answer than at full depth) >= 'harm'.
+  - 'brier': the Brier score / 2 above that at full depth, for calibration.
+  - 'f1': at most epsilon if and only if F1, with the answers at full depth as
+    labels and class 1 as positive, is at least 1 - epsilon: `E[(1 - epsilon)
+    (FP + FN) - 2 epsilon TP] <= 0`. (A difference of two F1 scores is no mean
+    of losses of rows.)
   """
-  rng, result = np.random.default_rng(0), []
-  risks = dict(zip(thresholds.tolist(), losses.mean(0), strict=True))
-  for _ in range(draws):
-    sample = losses[rng.integers(len(losses), size=rows)]
-    found = guaranteed_threshold(sample, thresholds, epsilon, delta)
-    result.append(0.0 if found.threshold is None else risks[found.threshold])
-  return np.array(result)
+  answers, whole = chosen.argmax(-1), full.argmax(-1)
+  differs = answers != whole
+  if risk == 'disagreement':
+    result = differs
+  elif risk == 'harm':
+    result = differs & (whole == labels)
+  elif risk == 'accuracy':
+    right = (answers == labels).astype(np.int8)
+    result = (whole == labels).astype(np.int8) - right
+  elif risk == 'brier':
+    result = brier(chosen, labels) - brier(full, labels)
+  else:
+    both = (answers == 1) & (whole == 1)
+    result = differs + epsilon * (1.0 - differs) - 2 * epsilon * both
+  return result.T
 
 
-def resample_confidence(
-  probabilities: Heads, labels: Labels, epsilon: float, delta: float, draws: int
-) -> list[dict[str, Any]]:
-  """Returns how often guaranteed thresholds fail, a row for each loss.
+def brier(
+  probabilities: Float[np.ndarray, '*K N C'], labels: Labels
+) -> Float[np.ndarray, '*K N']:
+  """Returns half of the squared distance to the labels, in [0, 1]."""
+  truth = np.eye(probabilities.shape[-1])[labels]
+  return 0.5 * np.square(probabilities - truth).sum(-1)
 
-  `exceeded` is the share of the draws with a risk above epsilon; `mean` and
-  `worst` are of the risk over the draws; `threshold` and the share `early` are
-  of the guarantee on all rows.
+
+def test_of(risk: str) -> bounds.Test:
+  """Returns the exact test for losses of 0 and 1, betting for the others."""
+  is_binary = risk in ('harm', 'disagreement')
+  return bounds.binomial if is_binary else bounds.betting
+
+
+def build_grid(
+  variants: Sequence[Variant], labels: Labels, risk: str, epsilon: float
+) -> Grid:
+  """Sweeps thresholds over all variants.
+
+  The thresholds of a variant are a group; variants with one head are one group
+  together.
   """
-  rows, (thresholds, exits) = len(labels), confidence_sweep(probabilities)
-  losses = {
-    'disagreement': disagreement(probabilities, exits),
-    'harm': harm(probabilities, exits, labels),
-  }
-  result = []
-  for name, loss in losses.items():
-    limits = loss, thresholds, epsilon, delta
-    risks = resampled_risk(*limits, rows=rows, draws=draws)
-    found = guaranteed_threshold(*limits)
-    row = dict(loss=name, epsilon=epsilon, delta=delta, rows=rows, draws=draws)
-    row |= {'exceeded': float((risks > epsilon).mean())}
-    row |= {'worst': float(risks.max()), 'mean': float(risks.mean())}
-    row |= {'threshold': found.threshold}
-    early = _early(exits, found, len(probabilities) - 1)
-    result.append(row | {'early': early})
-  return result
+  full, rows, parts = variants[0].heads[-1], np.arange(len(labels)), []
+  for number, one in enumerate(variants):
+    thresholds, exits = sweep(one.heads)
+    chosen, last = one.heads[exits, rows], len(one.heads) - 1
+    parts.append(
+      Grid(
+        np.full(len(thresholds), number),
+        thresholds,
+        np.full(len(thresholds), number if last else 0),
+        losses(risk, chosen, full, labels, epsilon),
+        one.cost[rows, exits].T / variants[0].cost[:, -1].mean(),
+        (exits < last).mean(1),
+      )
+    )
+  return Grid(
+    *(np.concatenate(each, axis=-1) for each in zip(*parts, strict=True))
+  )
+
+
+def choose(
+  grid: Grid, risk: str, method: str, epsilon: float, delta: float
+) -> tuple[int | None, float]:
+  """Returns the cheapest certified setting, or None, and the bound of its risk.
+
+  With probability 1 - delta over the rows, the risk of no certified setting is
+  above epsilon, so that any may be chosen:
+
+  - 'sequence': the settings of each of G groups are tested in their order at
+    delta / G, up to the first that fails (a false certificate needs a rejection
+    at the first setting of a group with risk > epsilon).
+  - 'pareto': Laufer-Goldshtein, Fisch, Barzilay and Jaakkola, 2023,
+    "Efficiently Controlling Multiple Risks with Pareto Testing". One half of
+    the rows finds the settings on the frontier of p-value and cost, and orders
+    them by p-value; the other half tests them in this order at delta.
+  - 'conformal': Angelopoulos, Bates, Fisch, Lei and Schuster, 2022, "Conformal
+    Risk Control": of the first group the last setting before (N mean + 1) /
+    (N + 1) > epsilon. Only the expectation of the risk over the draw of the
+    rows is at most epsilon, and only if losses grow along the group.
+  """
+  test, rows = test_of(risk), len(grid.losses)
+  order, tested, level = np.arange(len(grid.groups)), grid, delta
+  groups = grid.groups
+  if method == 'pareto':
+    half = np.random.default_rng(0).permutation(rows) < rows // 2
+    first, tested = grid.take(half), grid.take(~half)
+    p_values = test(first.losses, epsilon, delta)
+    on_front = frontier.pareto(first.cost.mean(0), -p_values)
+    order = np.argsort(p_values, kind='stable')
+    order = order[on_front[order]]
+    groups = np.zeros(len(order), int)
+  if method == 'conformal':
+    order, groups = order[groups == 0], groups[groups == 0]
+    mean = grid.losses[:, order].mean(0)
+    passes = (rows * mean + 1) / (rows + 1) <= epsilon
+  else:
+    level = delta / len(np.unique(groups))
+    passes = test(tested.losses[:, order], epsilon, level) <= level
+  certified = [
+    order[groups == group][np.logical_and.accumulate(passes[groups == group])]
+    for group in np.unique(groups)
+  ]
+  found = np.concatenate(certified)
+  if not len(found):
+    return None, 0.0
+  best = int(found[grid.cost[:, found].mean(0).argmin()])
+  if method == 'conformal':
+    return best, epsilon
+  return best, bounds.upper(test, tested.losses[:, best], level)

@@ -15,7 +15,7 @@ import functools
 import itertools
 import pathlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,16 @@ from dataset_lib import text_files
 from dataset_lib.errors import InvalidDataError
 from eat import recorded_runs
 from eat.recorded_runs import Model, Setting
-from eval_lib import adaptive_plots, calibration, frontier, peers, report, risk
+from eval_lib import (
+  adaptive_plots,
+  calibration,
+  frontier,
+  peers,
+  report,
+  risk_peers,
+)
 from eval_lib.benchmark import Call, Candidate, Hosts, checked, run
+from eval_lib.risk import Variant
 from model_lib import convert
 from serve_lib.chain import doubling
 from serve_lib.decisions import softmax
@@ -54,7 +62,8 @@ def write(given: Mapping[str, Any]) -> None:
   model, out = default.model, pathlib.Path(given['out'])
   tables: dict[str, Any] = {'calibration': calibration_rows(model)}
   if given['guarantee']:  # fails early if no guarantee is possible
-    tables['guarantee'] = guarantee(model, given)
+    recorded = {one.model for one in settings.values()}
+    tables['guarantee'] = guarantee(model, recorded, given)
   facts = {**model.facts, 'reference': None}
   if given['time'] != 'none':
     print(f'timing {len(timed)} settings', flush=True)
@@ -118,10 +127,14 @@ def calibration_rows(model: Model) -> list[dict[str, Any]]:
   return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-def guarantee(model: Model, given: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Resamples the rows that no temperature was fitted to; see `eval_lib.risk`.
+def guarantee(
+  model: Model, others: Iterable[Model], given: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+  """Resamples the rows that no temperature was fitted to; see `risk_peers`.
 
-  Raises InvalidDataError for a regression, a model without exits, or no rows.
+  `others` are models that were recorded; those with larger prune ratios than
+  the model are also offered. Raises InvalidDataError for a regression, a model
+  without exits, or no rows.
   """
   judged, labels = model.judged, model.records['label'][model.judged]
   if len(model.heads) == 1 or not len(labels):
@@ -130,9 +143,21 @@ def guarantee(model: Model, given: Mapping[str, Any]) -> list[dict[str, Any]]:
       f'was fitted to, got {len(model.heads)} heads and {len(labels)} such '
       'rows; other rows are given as --split'
     )
-  limits = (given[name] for name in ('epsilon', 'delta', 'draws'))
-  heads = softmax(model.calibrated[:, judged])
-  return risk.resample_confidence(heads, labels, *limits)
+  ratios = tuple(model.module.prune_ratios)
+  found = {
+    tuple(one.module.prune_ratios): one for one in others if one.name == 'EAT'
+  }
+  models = [model, *(found[more] for more in sorted(found) if more > ratios)]
+  variants = [
+    Variant(
+      {'prune_ratios': tuple(one.module.prune_ratios)},
+      softmax(one.calibrated[:, judged]),
+      one.cost['flops'][judged],
+    )
+    for one in models
+  ]
+  limits = {name: given[name] for name in ('epsilon', 'delta', 'draws')}
+  return risk_peers.resample(variants, labels, **limits)
 
 
 def _time(

@@ -73,6 +73,12 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
     raise ConfigError('--dataset', flags.dataset, expected)
   if 'fewshot' in names or flags.datasets:
     evals.setdefault('fewshot', FEW_SHOT)
+  if 'certificate' in names:
+    # The rows that the calibration, or another evaluator, reports.
+    known = [evals.get('calibration', {}), *evals.values(), {}]
+    split = next((one['split'] for one in known if 'split' in one), None)
+    given = dict(type='certificate', split=split or 'validation')
+    evals.setdefault('certificate', given)
   for name in names:
     if name not in evals:
       expected = f'names of {sorted(evals)} or fewshot'

@@ -76,10 +76,20 @@ class ClassifierPolicy:
   _: dataclasses.KW_ONLY
   monitor: Monitor = dataclasses.field(default_factory=Monitor)
   warnings: Sequence[str] = ()  # lines for the user
+  # Certified variants of the chain by source; '' for the other sources.
+  certified: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def encode(self, item: Any) -> Encoded:
-    """Reads an item; see `serve_lib.chain.Policy`."""
-    return self.reader.read(item, self.chain.variants[0])
+    """Reads an item; see `serve_lib.chain.Policy`.
+
+    Its variant is the certified one, during drift the first.
+    """
+    encoded = self.reader.read(item, self.chain.variants[0])
+    name = source_of(encoded)
+    found = self.certified.get(name, self.certified.get('', encoded.variant))
+    if found == encoded.variant or self.monitor.full_depth(name):
+      return encoded
+    return dataclasses.replace(encoded, variant=found)
 
   def decide(
     self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
@@ -116,12 +126,20 @@ class ClassifierPolicy:
       shares = self.combine(heads)
       label = names[int(shares.argmax())]
       probabilities = dict(zip(names, shares.tolist(), strict=True))
-      if row.encoded.variant == self.chain.variants[0]:
+      measured = self.chain.variants[0], *self.certified.values()
+      if row.encoded.variant in measured:
         first = float(heads[0].max())
     depth, share, fields = self.describe(row)
     prediction = Prediction(label, probabilities, **fields)
-    self.monitor.record_exit(depth, prediction.exit_reason, first, share)
+    source = source_of(row.encoded)
+    reason = prediction.exit_reason
+    self.monitor.record_exit(depth, reason, first, share, source)
     return prediction
+
+
+def source_of(encoded: Encoded) -> str:
+  """Returns the source that a text names, '' for none."""
+  return (encoded.context or {}).get('source', '')
 
 
 class OneStage:

@@ -11,7 +11,8 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -114,25 +115,29 @@ class DriftCheck:
 
 
 class Monitor:
-  """Thread-safe running statistics; `drift` gets first-head confidences."""
+  """Thread-safe running statistics; `drift` gets first-head confidences.
+
+  Rows of a source in `sources` have a check of their own.
+  """
 
   def __init__(
     self,
     window: int = 4096,
     drift: DriftCheck | None = None,
     clock: Callable[[], float] = time.monotonic,
+    sources: Mapping[str, DriftCheck] = types.MappingProxyType({}),
   ):
-    self.drift = drift
+    self.drift, self.sources = drift, sources
     self._clock, self._lock, self._answers = clock, threading.Lock(), 0
     self._counts = collections.defaultdict[str, Any](collections.Counter)
     self._latest = collections.defaultdict[str, Any](
       lambda: collections.deque(maxlen=window)
     )
 
-  @property
-  def full_depth(self) -> bool:
-    """True during drift, when every row should run to the last stage."""
-    return self.drift is not None and self.drift.drifted
+  def full_depth(self, source: str = '') -> bool:
+    """Returns True during drift, when rows should run to the last stage."""
+    drift = self.sources.get(source, self.drift)
+    return drift is not None and drift.drifted
 
   def record_batch(self, stage: int, rows: int, size: int) -> None:
     """Records a batch of `rows` rows in a bucket of `size`."""
@@ -158,6 +163,7 @@ class Monitor:
     reason: str,
     confidence: float | None,
     retention: float = 1.0,
+    source: str = '',
   ) -> None:
     """Records a row that left, its depth and the share of its tokens kept.
 
@@ -171,8 +177,9 @@ class Monitor:
       reasons[reason if known else 'other'] += 1
       self._counts['depth'][depth] += 1
       self._latest['retention'].append(retention)
-    if self.drift is not None and confidence is not None:
-      self.drift.add(confidence)
+    drift = self.sources.get(source, self.drift)
+    if drift is not None and confidence is not None:
+      drift.add(confidence)
 
   def snapshot(self) -> dict[str, Any]:
     """Returns the statistics as plain numbers, ready for JSON.
@@ -200,6 +207,9 @@ class Monitor:
       }
     if self.drift is not None:
       result['drift'] = self.drift.report()
+    if self.sources:
+      reports = {name: one.report() for name, one in self.sources.items()}
+      result['drift_by_source'] = reports
     return result
 
   def _rate(self) -> float:

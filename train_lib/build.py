@@ -1,5 +1,6 @@
 """Builds a run from its configuration, before the first step."""
 
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -163,6 +164,11 @@ def build_evaluators(
     # Replicated, so that every process can read the whole result.
     return jax.jit(call, out_shardings=sharding.replicated(mesh))
 
+  def outputs_with(changes):
+    changed = copy.copy(task)
+    changed.model = task.model.clone(**changes)
+    return jitted(changed.outputs)
+
   context = evaluator.EvalContext(
     measure=jitted(task.evaluate),
     features=jitted(task.features),
@@ -175,6 +181,7 @@ def build_evaluators(
     num_classes=task.info.num_classes,
     train_split=config.train_split,
     layers=task.head_layers,
+    cheaper=tuple((fields, outputs_with(fields)) for fields in task.cheaper()),
   )
   build = evaluator.build
   return {k: build(k, entry.to_dict(), context) for k, entry in entries.items()}

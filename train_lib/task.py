@@ -120,6 +120,10 @@ class Task(abc.ABC):
     """The layer of each head in `outputs`; () if heads have no layers."""
     return ()
 
+  def cheaper(self) -> tuple[dict[str, Any], ...]:
+    """Changes of model fields that save more, in serving too; safest first."""
+    return ()
+
   @abc.abstractmethod
   def features(
     self, params: Tree, model_state: Tree, batch: Batch

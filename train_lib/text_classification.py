@@ -18,7 +18,7 @@ from dataset_lib.text_tasks import num_texts
 from dataset_lib.tokenizer import MIN_LENGTH
 from eval_lib.metrics import Average
 from model_lib import convert, sizes
-from serve_lib.chain import NO_RUN
+from serve_lib.chain import NO_RUN, ServedRun
 from serve_lib.items import TextOptions, TextReader
 from train_lib.classification import Classification
 from train_lib.run_directory import CONFIG, TOKENIZER
@@ -92,10 +92,12 @@ class TextClassification(Classification):
     return super().quality(logits, entropy, batch)
 
   def outputs(self, params, model_state, batch):
-    """Returns 'logits' `[B, E, O]`, 'length' `[B]`, if any 'kept' `[B, P]`."""
+    """Returns 'logits' `[B, E, O]`, 'length' and 'flops' `[B]`, 'kept'."""
     logits, out = self.apply(params, model_state, batch)
     exits = out['exits'] if 'exits' in out else logits[None]
     result = {'logits': jnp.swapaxes(exits, 0, 1), 'length': batch['length']}
+    flops = self.row_flops(out)
+    result['flops'] = jnp.broadcast_to(flops, batch['length'].shape)
     if 'kept' in out:
       result['kept'] = jnp.swapaxes(out['kept'], 0, 1)
     return result
@@ -105,10 +107,15 @@ class TextClassification(Classification):
     given = self.OPTIONS(**fields.check(self.OPTIONS, options, 'serve'))
     lengths = self.served_lengths(run.lengths)
     reader = self.text_reader(lengths[-1], given.max_characters)
-    return functools.partial(self.serve_texts, given, reader, lengths)
+    return functools.partial(self.serve_texts, given, reader, lengths, run)
 
   def serve_texts(
-    self, given: Any, reader: TextReader, lengths: Sequence[int], variables: Any
+    self,
+    given: Any,
+    reader: TextReader,
+    lengths: Sequence[int],
+    run: ServedRun,
+    variables: Any,
   ) -> Any:
     """Returns chain and policy for the given options."""
     return self.one_stage(reader, lengths, variables)

@@ -105,9 +105,7 @@ def get_config(arg=''):
     else:
       c.train_split, unseen, judged = 'train[:95%]', 'train[95%:]', split
     splits = dict(split=judged, calibration_split=unseen)
-    c.evals.calibration = dict(
-      type='calibration', threshold=0.9, epsilon=0.0, **splits
-    )
+    c.evals.calibration = dict(type='calibration', threshold=0.9, **splits)
     c.evals.frontier = dict(type='frontier', **splits)
   c.checkpoint = dict(every_steps=500, keep=1)
   return c

@@ -1,6 +1,7 @@
 """AdaTape in the engine: the masked form's logits, by bucket; its speed."""
 
 import functools
+import json
 
 import flax.linen as nn
 import jax
@@ -12,6 +13,7 @@ from adatape.task import TapeClassification
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from eval_lib import benchmark
+from eval_lib.calibration import fingerprint
 from eval_lib.report import print_table
 from serve_lib.chain import InputError, ServedRun
 from serve_lib.engine import Engine
@@ -84,6 +86,29 @@ def test_rows_are_batched_by_the_bucket_of_their_tape(key):
   assert snapshot['depth'] == dict(zip(values, counts, strict=True))
 
 
+def test_a_certified_threshold_serves_until_drift(tmp_path):
+  task, variables = build(IMAGE, DATA['image'])
+  guaranteed, run = {'setting': 'guaranteed'}, ServedRun(str(tmp_path))
+  with pytest.raises(ConfigError, match='--evals=certificate'):
+    task.serve(variables, guaranteed, run)
+  threshold = task.cheaper()[-1]['threshold']
+  assert threshold == pytest.approx(0.3 * 2.7)
+  drift = {'threshold': 0.9, 'confidences': [0.4] * 20}
+  one = {'tau': 1.0, 'model': {'threshold': threshold}, 'drift': drift}
+  report = {'parameters': fingerprint(variables), 'sources': {'': one}}
+  (tmp_path / 'certificate.json').write_text(json.dumps(report))
+  chain, policy = task.serve(variables, guaranteed, run)
+  items = items_of(task, 8)
+  with Engine(chain, policy, policy.lengths, (8,)) as engine:
+    short = [answer.tape_length for answer in engine.predict(items)]
+    policy.monitor.drift.drifted = True
+    long = [answer.tape_length for answer in engine.predict(items)]
+  plain = Engine(*task.serve(variables, {}), policy.lengths, (8,))
+  with plain as engine:
+    assert long == [answer.tape_length for answer in engine.predict(items)]
+  assert sum(short) < sum(long)
+
+
 @pytest.mark.parametrize(
   ('lengths', 'buckets'),
   [(None, (2, 4, 6)), ((1, 3), (1, 3, 6)), ((6,), (6,)), ((0,), None),
@@ -97,7 +122,7 @@ def test_tape_buckets_end_at_the_longest_tape(lengths, buckets):
     return
   with pytest.raises(ConfigError, match='lengths: expected numbers of tape'):
     task.serve(variables, {}, run)
-  with pytest.raises(ConfigError, match=r'serve\.tau: expected no options'):
+  with pytest.raises(ConfigError, match=r'serve\.tau: .* setting'):
     task.serve(variables, {'tau': 1.0})
 
 

@@ -138,6 +138,28 @@ def test_options_and_lengths_reach_chain_and_policy(vocabulary):
     policy.encode('w1 w2 w3')
 
 
+def test_a_certified_epsilon_is_a_variant():
+  model, variables = small.build(num_classes=3)
+  halting = model.clone(epsilon=0.6)
+  chain = AlbertChain(model, variables, iterations=6, others={'more': halting})
+  assert chain.variants == ('compacted', 'more')
+  batch = chain.pad(list(map(small_eat.item, small_eat.rows(4))), 24, 4)
+  masked = apply_of(halting)(variables, *map(jnp.asarray, batch.values()))
+  _, found = jax.jit(chain.stage(0, 'more', 24))(chain.variables, batch)
+  np.testing.assert_allclose(found['logits'], masked[0], atol=1e-5)
+  steps = masked[1]['ponder']['steps']
+  np.testing.assert_array_equal(found['steps'], steps)
+  # The certificate counts the mean iterations of a row.
+  task = small_eat.task(FineTune, model, INFO)
+  none, one, two = (model.flops((LENGTH,), n) for n in (0.0, 1.0, 2.0))
+  flops = task.row_flops(
+    {'ponder': {'steps': jnp.array([[1, 3, 0], [1, 1, 1]])}}
+  )
+  np.testing.assert_allclose(flops, [two, one], rtol=1e-5)
+  assert one > none
+  assert {'epsilon': 0.6} in task.cheaper()
+
+
 @pytest.mark.parametrize(
   ('options', 'lengths', 'fields', 'field', 'expected'),
   [

@@ -54,9 +54,14 @@ def make(directory):
   context = eval_context(dataset, outputs, 50, directory)
   entry = dict(
     type='calibration', split='validation', calibration_split='train',
-    layers=model.heads(), threshold=0.55, epsilon=0.2, delta=0.1,
+    layers=model.heads(), threshold=0.55,
   )  # fmt: skip
   evaluator.build('calibration', entry, context).run(variables)
+  certificate = dict(
+    type='certificate', split='validation', layers=model.heads(),
+    risk='disagreement', epsilon=0.2,
+  )  # fmt: skip
+  evaluator.build('certificate', certificate, context).run(variables)
   info = builder.build_source(dataset, 'train').info
   return directory, task_of(model, info, dataset), variables
 

@@ -29,16 +29,18 @@ def finished(tmp_path_factory):
 def run(finished, tmp_path):
   """The same with a directory that a test may change."""
   directory, task, variables = finished
-  for name in ('calibration.json', 'tokenizer.json'):
+  for name in ('calibration.json', 'certificate.json', 'tokenizer.json'):
     (tmp_path / name).write_text((directory / name).read_text())
   return tmp_path, task, variables
 
 
 def test_the_guaranteed_threshold_of_a_real_file(finished):
   report = json.loads((finished[0] / 'calibration.json').read_text())
+  certificate = json.loads((finished[0] / 'certificate.json').read_text())
   chain, policy = build(finished, {'tau': 'guaranteed'})
-  threshold = report['guarantee']['threshold']
-  assert policy.rule == Rule('confidence', tau=threshold)
+  entry = certificate['sources']['']
+  assert policy.rule == Rule('confidence', tau=entry['tau'])
+  assert policy.monitor.drift.threshold == entry['tau']
   assert 0.5 < policy.rule.tau <= 1.0
   np.testing.assert_allclose(policy.temperatures, report['temperatures'])
   assert len(report['temperatures']) == chain.num_stages == 2
@@ -198,10 +200,6 @@ def test_the_run_says_how_texts_are_read(finished):
     ({'parameters': None, 'dataset': None}, {'tau': 'guaranteed'}, None,
      ('does not say of which checkpoint it is',)),
     ({'drift': None}, {}, None, ('has no statistics',)),
-    ({'guarantee': {'threshold': None}}, {'tau': 'guaranteed'}, None,
-     ('could certify no threshold',)),
-    ({'dataset': {'task': 'mnli'}}, {'tau': 'guaranteed'}, None,
-     ('more often than its delta',)),
     ({'dataset': {'task': 'mnli'}}, {}, None, ()),
     ({}, {'rule': 'patience', 'patience': 1}, None, ()),
     ({}, {'rule': 'patience'}, None, ('no row will ever leave early: rule=',)),
@@ -222,8 +220,85 @@ def test_warnings(run, changes, options, lengths, warnings):
   assert len(policy.warnings) == len(warnings)
   for found, expected in zip(policy.warnings, warnings, strict=True):
     assert expected in found
-  never = changes.get('guarantee') or options.get('rule') == 'never'
-  assert (policy.rule.name == 'never') == bool(never)
+  never = options.get('rule') == 'never'
+  assert (policy.rule.name == 'never') == never
+
+
+def certified(run, **sources):
+  """Replaces the certificate of '' by changed ones of sources."""
+  path = run[0] / 'certificate.json'
+  report = json.loads(path.read_text())
+  entry = report['sources'].pop('')
+  report['sources'] = {
+    '' if name == 'others' else name: entry | changes
+    for name, changes in sources.items()
+  }
+  path.write_text(json.dumps(report))
+
+
+def test_each_source_has_its_certificate(run):
+  ratios = {'prune_ratios': [0.5, 0.5]}
+  certified(run, forum={'tau': 0.7}, news={'tau': 0.6, 'model': ratios})
+  chain, policy = build(run, {'tau': 'guaranteed'})
+  assert policy.rule.tau == np.inf  # of all other sources
+  assert policy.options.thresholds == {'forum': 0.7, 'news': 0.6}
+  name = 'prune_ratios=(0.5, 0.5)'
+  assert chain.variants == ('pruned', name)
+  assert chain.sizes(name, 16) == (9, 5)
+  variants = {
+    source: policy.encode({'text': TEXT, 'source': source}).variant
+    for source in ('forum', 'news', '')
+  }
+  assert variants == {'forum': 'pruned', 'news': name, '': 'pruned'}
+  # Drift of a source withdraws its certificate, and no other.
+  for _ in range(1000):
+    policy.monitor.record_exit(3, 'confidence', 1.0, source='news')
+  full = [policy.monitor.full_depth(source) for source in variants]
+  assert full == [False, True, False]
+  drifted = policy.encode({'text': TEXT, 'source': 'news'})
+  assert drifted.variant == 'pruned'
+  with Engine(chain, policy, (LENGTH,), (1,)) as engine:
+    items = [{'text': TEXT, 'source': source} for source in variants]
+    *_, last = answers = engine.predict(items)
+  assert last.depth == answers[1].depth == 4
+
+
+@pytest.mark.parametrize(
+  ('changes', 'warning'),
+  [
+    ({'tau': None}, 'no threshold could be certified'),
+    ({'dataset': {'task': 'mnli'}}, 'more often than its delta'),
+  ],
+)
+def test_warnings_of_a_certificate(run, changes, warning):
+  certified(run, others=changes)
+  _, policy = build(run, {'tau': 'guaranteed'})
+  [found] = policy.warnings
+  assert warning in found
+  assert (policy.rule.name == 'never') == ('tau' in changes)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'field'),
+  [
+    ({'temperatures': [9.0, 9.0]}, 'temperatures'),
+    ({'parameters': 'crc32:0'}, 'certificate.json'),
+    ({'sources': {'': {}}}, 'sources'),
+    ({'sources': 3}, 'sources'),
+  ],
+)
+def test_a_certificate_of_another_run_is_refused(run, changes, field):
+  path = run[0] / 'certificate.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+  with pytest.raises(ConfigError, match='--evals=certificate') as error:
+    build(run, {'tau': 'guaranteed'}, step=1500)
+  assert error.value.field.endswith(field)
+  build(run, {'tau': 0.7}) if field != 'sources' else None
+
+
+def test_guaranteed_needs_a_certificate(run):
+  (run[0] / 'certificate.json').unlink()
+  refused(run, {'tau': 'guaranteed'}, 'serve.tau', '--evals=certificate')
 
 
 def test_warnings_without_a_calibration(run):
@@ -254,7 +329,7 @@ def test_drift_is_checked_with_every_rule(finished, options):
   for _ in range(1000):
     policy.monitor.record_exit(3, 'confidence', 1.0)
   assert turns == [True]
-  assert policy.monitor.full_depth
+  assert policy.monitor.full_depth()
 
 
 def test_confidences_of_the_chain_are_those_of_the_evaluator(finished):
@@ -278,8 +353,7 @@ def test_a_calibration_of_other_parameters_is_refused(finished):
   assert error.value.field.endswith('calibration.json')
   assert (
     f'run python -m launch.evaluate --workdir={directory} --evals=calibration '
-    '--step=1500 --config.evals.calibration.epsilon=0.2 '
-    '--config.evals.calibration.delta=0.1'
+    '--step=1500'
   ) in str(error.value)
 
 

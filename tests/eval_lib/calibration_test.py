@@ -220,20 +220,7 @@ def test_evaluator_fits_on_one_split_and_reports_the_other(tmp_path):
     calibration_split='train', calibration_rows=900,
     calibration_ece=calibration.errors(*fitted), temperatures=scales.tolist(),
     drift={'threshold': 0.9}, split='test', rows=700, layers=[4, 12], bins=15,
-    guarantee=None,
   )  # fmt: skip
-
-
-def test_evaluator_certifies_on_the_split_that_nothing_was_fitted_to(tmp_path):
-  result = build(tmp_path, epsilon=0.49, delta=0.1).run(VARIABLES)
-  report = json.loads((tmp_path / 'calibration.json').read_text())
-  given = report['guarantee']
-  assert (given['rows'], given['loss']) == (700, 'disagreement')
-  assert given['bound'] <= given['epsilon'] == 0.49
-  assert result['guaranteed_early'] == given['early'] < 1.0
-  result = build(tmp_path, epsilon=0.001, delta=0.1).run(VARIABLES)
-  assert result['guaranteed_early'] == 0.0
-  assert 'guaranteed_threshold' not in result
 
 
 def test_splits_must_differ_and_layers_fit_the_heads():

@@ -1,10 +1,11 @@
-"""The guarantee by hand, against the textbook, and over 200 resamplings."""
+"""Risks and choices of settings by hand, and over 200 resamplings."""
 
 import numpy as np
 import pytest
 import scipy.stats
 
-from eval_lib import predictions, risk
+from eval_lib import predictions, risk, risk_peers
+from eval_lib.risk import Grid, Variant
 
 DRAWS, DELTA = 200, 0.1
 # A method that fails with probability delta in a draw stays within this number
@@ -22,107 +23,134 @@ def population(rows, classes=2, seed=0):
   return np.stack([3 * strength * signal + n for n in noise]), labels
 
 
-def losses_of(logits, labels, kind='disagreement'):
-  thresholds, exits = risk.confidence_sweep(predictions.probabilities(logits))
-  if kind == 'harm':
-    return risk.harm(logits, exits, labels), thresholds
-  return risk.disagreement(logits, exits), thresholds
-
-
-def uncorrected(losses, thresholds, epsilon, delta):
-  """The usual mistake: the riskiest threshold that looks good enough."""
-  good = np.flatnonzero(losses.mean(0) <= epsilon)
-  threshold = float(thresholds[good[-1]])
-  return risk.Guarantee(threshold, epsilon, delta, len(losses), 0, 0.0, 0)
+def variant(logits, price=1.0, **changes):
+  cost = np.tile(price * np.arange(1.0, len(logits) + 1), (logits.shape[1], 1))
+  return Variant(changes, predictions.probabilities(logits), cost)
 
 
 @pytest.mark.parametrize(
-  ('kind', 'epsilon', 'rows', 'classes'),
+  ('kind', 'method', 'epsilon', 'rows', 'classes'),
   [
-    ('disagreement', 0.1, 200, 2),
-    pytest.param('disagreement', 0.05, 500, 3, marks=pytest.mark.slow),
-    ('harm', 0.05, 500, 2),
-    pytest.param('harm', 0.1, 200, 3, marks=pytest.mark.slow),
+    ('disagreement', 'sequence', 0.1, 200, 2),
+    ('accuracy', 'sequence', 0.05, 500, 2),
+    pytest.param('f1', 'sequence', 0.1, 300, 2, marks=pytest.mark.slow),
+    pytest.param('brier', 'sequence', 0.05, 300, 3, marks=pytest.mark.slow),
+    pytest.param('accuracy', 'pareto', 0.05, 1000, 2, marks=pytest.mark.slow),
   ],
 )
 def test_risk_exceeds_epsilon_in_at_most_a_share_delta(
-  kind, epsilon, rows, classes, monkeypatch
+  kind, method, epsilon, rows, classes, monkeypatch
 ):
-  losses = losses_of(*population(20_000, classes), kind)
-  options = dict(rows=rows, draws=DRAWS)
-  risks = risk.resampled_risk(*losses, epsilon, DELTA, **options)
-  assert (risks > epsilon).sum() <= ALLOWED
-  # Not by never exiting: most of the allowance is used.
-  assert np.median(risks) > epsilon / 3
-  # The same test catches a method without correction.
-  monkeypatch.setattr(risk, 'guaranteed_threshold', uncorrected)
-  risks = risk.resampled_risk(*losses, epsilon, DELTA, **options)
-  assert (risks > epsilon).sum() > ALLOWED
+  monkeypatch.setattr(risk, 'NUM_THRESHOLDS', 60)
+  logits, labels = population(5000, classes)
+  noisy = logits + np.random.default_rng(1).normal(size=logits.shape)
+  models = [variant(logits), variant(noisy, 0.8, ratio=0.5)]
+  grid = risk.build_grid(models, labels, kind, epsilon)
+  risks, rng = grid.losses.mean(0), np.random.default_rng(0)
+  certified, naive = [], []
+  for _ in range(DRAWS):
+    sample = grid.take(rng.integers(5000, size=rows))
+    best, bound = risk.choose(sample, kind, method, epsilon, DELTA)
+    certified.append(0.0 if best is None else risks[best])
+    assert bound <= epsilon + 1e-6
+    naive.append(risks[risk_peers.uncorrected(sample.losses, epsilon)])
+  assert (np.array(certified) > epsilon).sum() <= ALLOWED
+  # Not by never exiting.
+  assert np.median(certified) > epsilon / 4
+  # The same test catches a choice without correction.
+  assert (np.array(naive) > epsilon).sum() > ALLOWED
 
 
-def columns(*errors, rows=100):
-  """Losses `[rows, K]` with so many errors in each column."""
-  return np.arange(rows)[:, None] < np.array(errors)
-
-
-@pytest.mark.parametrize('rows', [1, 7, 40])
-@pytest.mark.parametrize('delta', [0.05, 0.3])
-def test_the_bound_is_that_of_clopper_and_pearson(rows, delta):
-  for errors in range(rows + 1):
-    test = scipy.stats.binomtest(errors, rows)
-    high = test.proportion_ci(1 - 2 * delta, method='exact').high
-    losses = columns(errors, rows=rows)
-    for epsilon in (0.01, 0.1, 0.5, 0.9):
-      found = risk.guaranteed_threshold(losses, np.ones(1), epsilon, delta)
-      assert (found.threshold is not None) == (high <= epsilon)
-      assert found.bound == pytest.approx(high if found.certified else 0.0)
+def by_errors(*errors, groups=None, rows=100, cost=None):
+  """A grid whose settings lose on so many of the first rows."""
+  losses = np.arange(rows)[:, None] < np.array(errors)
+  count = len(errors)
+  cost = np.linspace(1, 0.1, count) if cost is None else np.array(cost)
+  groups = np.zeros(count, int) if groups is None else np.array(groups)
+  thresholds = np.linspace(1.0, 0.5, count)
+  costs = np.tile(cost, (rows, 1))
+  return Grid(groups, thresholds, groups, losses, costs, np.zeros(count))
 
 
 @pytest.mark.parametrize(
-  ('errors', 'threshold', 'certified'),
+  ('grid', 'best'),
   [
-    # Of 100 rows, 5 errors are the most with p <= 0.1 at epsilon 0.1.
-    ((0, 5, 6, 2), 0.9, 2),
-    ((0, 1, 2, 5), 0.7, 4),
-    ((50, 0, 0, 0), None, 0),
+    # Of 100 rows, 5 errors are the most with p <= 0.1 at epsilon 0.1, and 4 at
+    # half of delta.
+    (by_errors(0, 5, 6, 2), 1),
+    (by_errors(0, 1, 2, 5), 3),
+    (by_errors(50, 0, 0, 0), None),
+    (by_errors(0, 5, 3, 9, 4, 2, groups=[0, 0, 0, 1, 1, 1]), 0),
+    (by_errors(0, 4, 9, 1, 4, 9, groups=[0, 0, 0, 1, 1, 1]), 4),
+    (by_errors(0, 1, 2, 5, cost=[1.0, 0.2, 0.3, 0.2]), 1),
   ],
 )
-def test_stops_at_the_first_failure(errors, threshold, certified):
-  thresholds = np.array([1.0, 0.9, 0.8, 0.7])
-  found = risk.guaranteed_threshold(columns(*errors), thresholds, 0.1, 0.1)
-  lost = errors[certified - 1] if certified else 0
-  expected = (threshold, 0.1, 0.1, 100, lost, found.bound, certified)
-  assert found == risk.Guarantee(*expected)
-  assert 0.0 <= found.bound <= 0.1
-
-
-def test_losses_by_hand():
-  early = [[3.0, 0], [3, 0], [0, 3], [0, 3]]
-  full = [[2.0, 0], [0, 2], [2, 0], [0, 2]]
-  logits, labels = np.array([early, full]), np.array([0, 1, 1, 1])
-  exits = np.array([[1, 1, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0]])
-  # Rows 1 and 2 change their answer; only at row 1 was the full model right.
-  differ, harmed = [[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0]], [0, 1, 0, 0]
-  np.testing.assert_array_equal(risk.disagreement(logits, exits).T, differ)
-  np.testing.assert_array_equal(
-    risk.harm(logits, exits, labels).T, [[0, 0, 0, 0], harmed, harmed]
+def test_stops_at_the_first_failure_of_each_group(grid, best):
+  found, bound = risk.choose(grid, 'harm', 'sequence', 0.1, 0.1)
+  assert found == best
+  level = 0.1 / (1 + grid.groups[-1])
+  if best is None:
+    assert bound == 0.0
+    return
+  errors = int(grid.losses[:, best].sum())
+  assert bound == pytest.approx(
+    scipy.stats.beta.ppf(1 - level, errors + 1, 100 - errors)
   )
 
 
+def test_conformal_risk_control_by_hand():
+  # (100 mean + 1) / 101 <= 0.1 for 9 errors, not for 10.
+  grid = by_errors(0, 9, 10, 2)
+  found = risk.choose(grid, 'harm', 'conformal', 0.1, 0.1)
+  assert found == (1, 0.1)
+
+
+def test_pareto_testing_skips_settings_that_cost_more():
+  # A fixed sequence stops at the second setting; it is not on the frontier.
+  grid = by_errors(0, 90, 1, 50, rows=400, cost=[1.0, 0.9, 0.5, 0.4])
+  grid = grid.take(np.random.default_rng(3).permutation(400))
+  assert risk.choose(grid, 'harm', 'sequence', 0.1, 0.1)[0] == 0
+  assert risk.choose(grid, 'harm', 'pareto', 0.1, 0.1)[0] == 2
+
+
+def test_losses_by_hand():
+  early = [[0.9, 0.1], [0.9, 0.1], [0.2, 0.8], [0.2, 0.8]]
+  full = np.array([[0.8, 0.2], [0.1, 0.9], [0.7, 0.3], [0.1, 0.9]])
+  chosen, labels = np.stack([full, np.array(early)]), np.array([0, 1, 1, 1])
+  # Rows 1 and 2 change their answer: from right to wrong, and back.
+  expected = {
+    'disagreement': [0, 1, 1, 0],
+    'harm': [0, 1, 0, 0],
+    'accuracy': [0, 1, -1, 0],
+    'brier': [0.01 - 0.04, 0.81 - 0.01, 0.04 - 0.49, 0.04 - 0.01],
+    # epsilon for both negative, -epsilon for both positive, 1 else.
+    'f1': [0.2, 1.0, 1.0, -0.2],
+  }
+  for name, of_early in expected.items():
+    found = risk.losses(name, chosen, full, labels, 0.2)
+    np.testing.assert_allclose(found[:, 1], of_early, err_msg=name)
+  # F1 of [0, 0, 1, 1] for the answers [0, 1, 0, 1] is 1 / 2.
+  half = risk.losses('f1', chosen, full, labels, 0.5)
+  assert half[:, 1].mean() == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize('classes', [2, 3])
-def test_thresholds_go_from_safest_to_riskiest(classes):
-  _, thresholds = losses_of(*population(10, classes))
-  assert thresholds[[0, -1]] == pytest.approx([1.0, 1 / classes])
-  assert (np.diff(thresholds) < 0).all()
-
-
-def test_certify_confidence_reports_how_many_leave_early():
-  logits, _ = population(3000)
-  heads = predictions.probabilities(logits)
-  guarantee, early = risk.certify_confidence(heads, 0.05, 0.1)
-  exits = predictions.confidence_exit(heads, guarantee.threshold)
-  assert early == (exits < 2).mean() > 0.1
-  answers = logits.argmax(-1)
-  differ = answers[exits, np.arange(3000)] != answers[-1]
-  assert differ.sum() == guarantee.errors
-  assert risk.certify_confidence(heads[:, :10], 0.05, 0.1)[1] == 0.0
+def test_a_grid_goes_from_safest_to_riskiest(classes):
+  logits, labels = population(50, classes)
+  models = [variant(logits), variant(logits[:, ::-1], 0.5, ratio=0.5)]
+  grid = risk.build_grid(models, labels, 'harm', 0.1)
+  count = risk.NUM_THRESHOLDS
+  assert grid.losses.shape == (50, 2 * count)
+  assert grid.groups.tolist() == [0] * count + [1] * count
+  first = grid.thresholds[:count]
+  assert first[[0, -1]] == pytest.approx([1.0, 1 / classes])
+  assert (np.diff(first) < 0).all()
+  # Full depth costs 3 of 3, the first head 1 of 3, of the second model half.
+  means = grid.cost.mean(0)[[0, count - 1, -1]]
+  assert means == pytest.approx([1.0, 1 / 3, 1 / 6])
+  assert grid.early[[0, count - 1]].tolist() == [0.0, 1.0]
+  # Models with one head are settings of one group.
+  alone = [variant(logits[-1:]), variant(logits[:1], 0.5, ratio=0.5)]
+  grid = risk.build_grid(alone, labels, 'harm', 0.1)
+  assert grid.groups.tolist() == [0, 0]
+  assert grid.variants.tolist() == [0, 1]

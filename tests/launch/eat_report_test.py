@@ -55,26 +55,28 @@ def two_heads(noise):
   return np.stack([first, second]), labels
 
 
-GIVEN = dict(epsilon=0.05, delta=0.3, draws=40)
+def guaranteed(model):
+  given = dict(epsilon=0.05, delta=0.3, draws=10)
+  return eat_report.guarantee(model, [model], given)
 
 
 def test_the_guarantee_counts_judged_rows_only():
   logits, labels = two_heads(0.5)
   fitted = np.arange(400) < 100
-  some = eat_report.guarantee(fake(logits, labels, fitted=fitted), GIVEN)
-  alone = eat_report.guarantee(fake(logits[:, 100:], labels[100:]), GIVEN)
-  assert some == alone
-  assert [row['rows'] for row in some] == [300, 300]
+  some = guaranteed(fake(logits, labels, fitted=fitted))
+  assert some == guaranteed(fake(logits[:, 100:], labels[100:]))
+  assert {row['rows'] for row in some} == {300}
   same, labels = two_heads(0.0)
-  for row in eat_report.guarantee(fake(same, labels), GIVEN):
-    assert (row['exceeded'], row['worst'], row['early']) == (0, 0, 1)
+  for row in guaranteed(fake(same, labels)):
+    found = row['exceeded'], row['worst'], row['early']
+    assert found == (0, 0, 0 if row['method'] == 'CATs' else 1)
   for model in (
     fake(logits, labels, fitted=fitted | True),
     fake(logits[:1], labels, heads=(4,)),
     fake(logits[..., :1], labels),
   ):
     with pytest.raises(InvalidDataError, match='--guarantee: expected exits'):
-      eat_report.guarantee(model, GIVEN)
+      guaranteed(model)
 
 
 # -- whole reports of tiny runs ------------------------------------------------
@@ -224,8 +226,8 @@ def test_calibration_and_guarantee_leave_out_the_fitted_rows(made, run, direct):
     found = [row[name] for row in result['calibration']]
     assert found == pytest.approx(list(wanted), abs=1e-4)
   assert {row['rows'] for row in result['calibration']} == {18}
-  losses = [(row['loss'], row['rows']) for row in result['guarantee']]
-  assert losses == [('disagreement', 18), ('harm', 18)]
+  found = [(row['risk'], row['rows']) for row in result['guarantee']]
+  assert found[:2] == [('accuracy', 18), ('harm', 18)]
 
 
 @pytest.mark.slow
@@ -238,7 +240,7 @@ def test_flags_that_do_not_fit_the_run(runs, run):
   assert (len(other.fitted), other.facts['temperatures']) == (5, 'none')
   origin = run.facts['temperatures']
   assert origin == 'calibration.json, fitted to validation[:25%]'
-  assert run.fitted.sum() == 6
+  assert run.fitted.tolist() == [True] * 6 + [False] * 18
 
 
 @pytest.mark.nightly

@@ -1,0 +1,236 @@
+"""The certificate of a run: written by an evaluator, read by serving.
+
+See `eval_lib.risk` for what is certified, and under which conditions.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from annotated_types import Interval
+
+from dataset_lib import builder, text_files
+from dataset_lib.errors import ConfigError, MissingDataError
+from eval_lib import calibration, predictions
+from eval_lib.risk import Method, Risk, Variant, build_grid, choose, test_of
+from serve_lib.chain import ServedRun
+from serve_lib.monitor import DriftCheck, Monitor
+
+FILE = 'certificate.json'  # in the directory of a run
+GUARANTEED = 'guaranteed'  # the serving option that reads it
+# The option of families without thresholds: which model serves.
+Setting = Literal['trained', 'guaranteed']
+
+
+class Certified(NamedTuple):
+  """A certified setting, as serving needs it."""
+
+  tau: float  # of the confidence; infinity never exits early
+  changes: Mapping[str, Any]  # of the fields of the model
+  drift: Mapping[str, Any]  # see `calibration.drift_statistics`
+
+
+class CertificateFile(calibration.ResultFile):
+  """The certificates of a run, by the source of rows; '' for all others."""
+
+  NAME, ENTRY = FILE, 'certificate'
+
+  def __init__(self, directory: str, step: int | None = None):
+    """Reads the file of a run, '' for none, and of a step, for messages."""
+    self.sources: dict[str, Certified] = {}
+    super().__init__(directory, step)
+    try:
+      entries = self.values.get('sources', {}).items()
+      self.sources = {source: _certified(entry) for source, entry in entries}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+      given, expected = f'{type(error).__name__}: {error}', 'certificates'
+      raise self.error(': sources', given, expected) from error
+
+  def repair(self) -> str:
+    """Returns the command that writes the file, with its bounds if any."""
+    command = super().repair()
+    for source in [*self.sources][:1]:
+      for name in ('risk', 'epsilon', 'delta'):
+        value = self.values['sources'][source].get(name)
+        command += f' --config.evals.certificate.{name}={value}'
+    return command
+
+  def check_temperatures(self, temperatures: Sequence[float]) -> None:
+    """Raises ConfigError unless the thresholds are for these temperatures."""
+    known = self.values.get('temperatures')
+    if known != [*temperatures]:
+      expected = f'those of calibration.json, {[*temperatures]}'
+      raise self.error(': temperatures', known, expected)
+
+  def variants(
+    self, model: Any, first: str
+  ) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the changed models by name, and the name for each source.
+
+    `first` is the name of the model as trained.
+    """
+    models, names = {}, {}
+    for source, one in self.sources.items():
+      fields = ', '.join(f'{k}={value}' for k, value in one.changes.items())
+      names[source] = fields or first
+      if fields:
+        models[fields] = model.clone(**one.changes)
+    return models, names
+
+  def monitor(
+    self,
+    default: DriftCheck | None = None,
+    on_drift: Callable[[bool, dict[str, Any]], None] | None = None,
+  ) -> Monitor:
+    """Returns a monitor whose drift withdraws the certificate of a source."""
+
+    def told(source: str, drifted: bool, report: dict[str, Any]) -> None:
+      if on_drift is not None:
+        on_drift(drifted, {'source': source, **report})
+
+    checks = {
+      source: self.drift_check(one.drift, functools.partial(told, source))
+      for source, one in self.sources.items()
+    }
+    return Monitor(drift=checks.pop('', default), sources=checks)
+
+
+def serve(
+  setting: str, run: ServedRun, model: Any, variables: Any, first: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Returns the certified models by name, and fields of a policy for them.
+
+  Without the setting 'guaranteed' there are none. `first` is the name of the
+  model as trained, which serves during drift.
+  """
+  if setting != GUARANTEED:
+    return {}, {}
+  file = CertificateFile(run.directory, run.step)
+  if not file.sources:
+    raise file.error('', 'no certificate', 'one')
+  file.check_parameters(variables)
+  others, names = file.variants(model, first)
+  return others, {
+    'certified': names,
+    'monitor': file.monitor(None, run.on_drift),
+  }
+
+
+def _certified(entry: Mapping[str, Any]) -> Certified:
+  tau = np.inf if entry['tau'] is None else float(entry['tau'])
+  changes = {
+    name: tuple(value) if isinstance(value, list) else value
+    for name, value in entry['model'].items()
+  }
+  return Certified(tau, changes, entry['drift'])
+
+
+@dataclasses.dataclass(kw_only=True)
+class Evaluator(predictions.Evaluator):
+  """Certifies the cheapest setting on `split`; writes certificate.json.
+
+  Temperatures are those of calibration.json, if there is one. The rows may be
+  neither those of its calibration split nor of training. `--dataset` certifies
+  again on other labelled rows. The file keeps one certificate for each `source`
+  of rows, on its own rows and with its own `delta`; that of '' is for rows of
+  all other sources.
+  """
+
+  calibration_split: None = None
+  risk: Risk = 'accuracy'  # see `eval_lib.risk.losses`
+  method: Method = 'sequence'  # see `eval_lib.risk.choose`
+  epsilon: Annotated[float | int, Interval(gt=0.0, le=0.5)] = 0.02
+  delta: Annotated[float | int, Interval(ge=1e-6, le=0.5)] = 0.1
+  source: str = ''
+  # Also models that save more than the trained one; see `Task.cheaper`.
+  cheaper: bool = False
+
+  def __post_init__(self):
+    super().__post_init__()
+    self.check_untrained('split')
+    classes = self._data['split'].info.num_classes
+    if self.risk == 'f1' and classes != 2:
+      raise ConfigError('risk', 'f1', f'another for {classes} classes')
+
+  def run(self, variables: Any) -> dict[str, float]:
+    """Measures the grid and writes the certificate into the workdir.
+
+    Returns `saved` (share of the FLOPs of full depth, or of its layers if the
+    task counts none), `early` (share of the rows that leave before the last
+    head), `bound` (of the risk) and, if a setting was certified, `tau`.
+    """
+    limits = float(self.epsilon), float(self.delta)
+    file = calibration.CalibrationFile(self.context.workdir)
+    file.check_parameters(variables)
+    self._check_unfitted(file)
+    cheaper = self.context.cheaper if self.cheaper else ()
+    measured = [
+      self._measure(variables, changes, outputs, file)
+      for changes, outputs in (({}, self.context.outputs), *cheaper)
+    ]
+    variants, labels = [one for one, _ in measured], measured[0][1]
+    grid = build_grid(variants, labels, self.risk, limits[0])
+    best, bound = choose(grid, self.risk, self.method, *limits)
+    entry = self._entry(grid, best, bound, variants)
+    if path := self.file(FILE):
+      known = {
+        'parameters': calibration.fingerprint(variables),
+        'temperatures': [*file.temperatures(len(variants[0].heads))],
+      }
+      old: dict[str, Any] = {}
+      with contextlib.suppress(FileNotFoundError):
+        old = text_files.read_object(path)
+      # Certificates of another model are dropped.
+      same = all(old.get(name) == value for name, value in known.items())
+      sources = {**(old['sources'] if same else {}), self.source: entry}
+      text_files.write_json(path, known | {'sources': sources})
+    names = ('saved', 'early', 'bound', 'tau')
+    return {name: entry[name] for name in names if entry[name] is not None}
+
+  def _measure(self, variables, changes, outputs, file) -> tuple[Variant, Any]:
+    """Returns a model on the rows of the split, and their labels."""
+    logits, rows = self.rows('split', variables, outputs)
+    labels, count = rows['label'], len(logits)
+    temperatures = file.temperatures(count)
+    scales = np.array(temperatures) if temperatures else None
+    heads = predictions.probabilities(logits, scales)
+    layers = [*predictions.head_layers(self.layers, count).values()]
+    cost = rows.get('flops', np.tile(layers, (len(labels), 1)))
+    cost = cost.astype(np.float64).reshape(len(labels), -1)
+    return Variant(changes, heads, cost), labels
+
+  def _entry(self, grid, best, bound, variants) -> dict[str, Any]:
+    """Returns the certificate of a setting; None is full depth as trained."""
+    chosen, tau, found = variants[0], None, (0.0, 0.0, 0.0)
+    if best is not None:
+      chosen = variants[grid.variants[best]]
+      tau = float(grid.thresholds[best])
+      saved = 1.0 - grid.cost[:, best].mean()
+      found = grid.losses[:, best].mean(), saved, grid.early[best]
+    at = calibration.DRIFT_THRESHOLD if tau is None else tau
+    return {
+      'tau': tau,
+      'model': dict(chosen.changes),
+      'risk': self.risk,
+      'method': self.method,
+      'test': test_of(self.risk).__name__,
+      'epsilon': float(self.epsilon),
+      'delta': float(self.delta),
+      'rows': len(grid.losses),
+      'bound': bound,
+      **dict(zip(('mean', 'saved', 'early'), map(float, found), strict=True)),
+      'dataset': builder.validate(self.data),
+      'split': self.split,
+      'drift': calibration.drift_statistics(chosen.heads, at),
+    }
+
+  def _check_unfitted(self, file: calibration.CalibrationFile) -> None:
+    # Other data may be certified where those of the calibration are not.
+    gone = [MissingDataError] if self.dataset else []
+    with contextlib.suppress(*gone):
+      if (fitted := file.fitted_rows(self.context.dataset)) is not None:
+        expected = 'rows that no temperature was fitted to, it shares {}'
+        self._check_apart('split', fitted, expected)

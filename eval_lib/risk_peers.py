@@ -1,0 +1,168 @@
+"""Other authors' choices of an exit threshold, and how often each one fails.
+
+Written from their papers. All of them sweep one threshold of the confidence of
+the model as trained; a choice is the index of a setting of a `risk.Grid`, None
+for full depth.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from eval_lib import bounds, risk
+from eval_lib.bounds import Losses
+from eval_lib.predictions import Labels
+from eval_lib.risk import Grid, Variant
+
+Choose = Callable[[Any], int | None]  # from the numbers of rows
+
+
+def uncorrected(losses: Losses, epsilon: float) -> int | None:
+  """Chooses the riskiest setting whose mean loss is at most epsilon."""
+  return _last(losses.mean(0) <= epsilon)
+
+
+def rc_eenn_expectation(losses: Losses, epsilon: float) -> int | None:
+  """Chooses as conformal risk control; losses at most B = 1.
+
+  Jazbec, Timans, Veljkovic, Sakmann, Zhang, Naesseth and Nalisnick, 2024,
+  "Fast yet Safe: Early-Exiting with Risk Control", section 4: the smallest
+  threshold with `mean <= (N + 1) / N epsilon - B / N`. It bounds the
+  expectation of the risk, not its probability to exceed epsilon.
+  """
+  rows = len(losses)
+  return _last(losses.mean(0) <= (rows + 1) / rows * epsilon - 1 / rows)
+
+
+def rc_eenn_bound(losses: Losses, epsilon: float, delta: float) -> int | None:
+  """Chooses the last setting before an upper bound that is above epsilon.
+
+  The same paper, section 4: the bound of Waudby-Smith and Ramdas with its bets
+  as published for losses in [0, 1] (prior mean 1/2, bets of at most 1).
+  """
+  p_values = bounds.betting(losses, epsilon, delta, prior=0.5, most=1.0)
+  return _before_failure(p_values < delta)
+
+
+def calm(losses: Losses, epsilon: float, delta: float) -> int | None:
+  """Chooses by fixed-sequence testing with Hoeffding's and Bentkus' p-values.
+
+  Schuster, Fisch, Gupta, Dehghani, Bahri, Tran, Tay and Metzler, 2022,
+  "Confident Adaptive Language Modeling", section 4; losses in [0, 1].
+  """
+  return _before_failure(
+    bounds.hoeffding_bentkus(losses, epsilon, delta) <= delta
+  )
+
+
+def cats(
+  confidence: Float[np.ndarray, 'E N'],
+  differs: Bool[np.ndarray, 'E N'],
+  thresholds: risk.Thresholds,
+  epsilon: float,
+) -> int | None:
+  """Chooses a threshold that each head's wrong confidences stay below.
+
+  Schuster, Fisch, Jaakkola and Barzilay, 2021, "Consistent Accelerated
+  Inference via Confident Adaptive Transformers", section 4, shared calibration:
+  of the rows with an early head that `differs` from full depth, the 1 - epsilon
+  quantile of their largest confidence at such a head. A row leaves above it.
+  The score is the confidence instead of a meta-classifier. It bounds the
+  expectation of the disagreement, not its probability to exceed epsilon.
+  """
+  wrong = differs.any(0)
+  worst = np.where(differs, confidence, -np.inf).max(0)[wrong]
+  quantile = np.quantile([*worst, np.inf], 1 - epsilon, method='higher')
+  return _last(thresholds > quantile)
+
+
+def _last(passes: Bool[np.ndarray, ' K']) -> int | None:
+  return int(np.flatnonzero(passes)[-1]) if passes.any() else None
+
+
+def _before_failure(passes: Bool[np.ndarray, ' K']) -> int | None:
+  return _last(np.logical_and.accumulate(passes))
+
+
+def choices(
+  variants: Sequence[Variant], labels: Labels, epsilon: float, delta: float
+) -> dict[tuple[str, str], tuple[Grid, Choose]]:
+  """Returns (grid on all rows, choice from numbers of rows) by risk and method.
+
+  The first variant is as trained; ours with '+ models' choose among all.
+  """
+  names = ('accuracy', 'harm', 'disagreement', 'brier')
+  grids = {
+    name: risk.build_grid(variants[:1], labels, name, epsilon) for name in names
+  }
+  found: dict[tuple[str, str], tuple[Grid, Choose]] = {}
+
+  def ours(kind: str, method: str, grid: Grid, note: str = '') -> None:
+    def choose(rows: Any) -> int | None:
+      return risk.choose(grid.take(rows), kind, method, epsilon, delta)[0]
+
+    found[kind, method + note] = grid, choose
+
+  def add(kind: str, name: str, function: Any, *given: float) -> None:
+    losses = grids[kind].losses
+    found[kind, name] = (
+      grids[kind], lambda rows: function(losses[rows], *given)
+    )  # fmt: skip
+
+  for kind in names:
+    ours(kind, 'sequence', grids[kind])
+  ours('accuracy', 'pareto', grids['accuracy'])
+  if len(variants) > 1:
+    both = risk.build_grid(variants, labels, 'accuracy', epsilon)
+    for method in ('sequence', 'pareto'):
+      ours('accuracy', method, both, ' + models')
+  for kind in ('accuracy', 'disagreement'):
+    add(kind, 'no correction', uncorrected, epsilon)
+    add(kind, 'RC-EENN, expectation', rc_eenn_expectation, epsilon)
+    add(kind, 'RC-EENN, bound', rc_eenn_bound, epsilon, delta)
+  add('disagreement', 'CALM', calm, epsilon, delta)
+  heads, grid = variants[0].heads, grids['disagreement']
+  differs = heads[:-1].argmax(-1) != heads[-1].argmax(-1)
+  sure = heads[:-1].max(-1).astype(np.float64)
+  found['disagreement', 'CATs'] = (
+    grid,
+    lambda n: cats(sure[:, n], differs[:, n], grid.thresholds, epsilon),
+  )
+  return found
+
+
+def resample(
+  variants: Sequence[Variant],
+  labels: Labels,
+  *,
+  epsilon: float,
+  delta: float,
+  draws: int,
+) -> list[dict[str, Any]]:
+  """Returns how often the choices fail, a row for each.
+
+  The recorded rows are the distribution: a draw takes as many of them
+  independently, chooses a setting and looks up its risk over all rows.
+  `exceeded` is the share of the draws with a risk above epsilon; the other
+  columns are means over the draws of the risk, the share of FLOPs `saved` and
+  the share of rows that leave `early`, and the `worst` risk.
+  """
+  rng, rows, table = np.random.default_rng(0), len(labels), []
+  samples = rng.integers(rows, size=(draws, rows))
+  for (kind, method), (grid, choose) in choices(
+    variants, labels, epsilon, delta
+  ).items():
+    settings = [grid.losses.mean(0), 1 - grid.cost.mean(0), grid.early]
+    # Full depth has risk 0 and saves nothing.
+    values = np.append(np.stack(settings, 1), [[0.0, 0.0, 0.0]], axis=0)
+    chosen = [choose(sample) for sample in samples]
+    risks, saved, early = values[[-1 if k is None else k for k in chosen]].T
+    row: dict[str, Any] = dict(risk=kind, method=method, epsilon=epsilon)
+    row |= {'delta': delta, 'rows': rows, 'draws': draws}
+    row |= {'exceeded': float((risks > epsilon).mean())}
+    row |= {'mean': float(risks.mean()), 'worst': float(risks.max())}
+    row |= {'saved': float(saved.mean()), 'early': float(early.mean())}
+    table.append(row)
+  return table

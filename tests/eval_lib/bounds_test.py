@@ -1,0 +1,95 @@
+"""Tests of a mean against loops, textbooks and simulations."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from eval_lib import bounds
+
+DELTA = 0.1
+
+
+def signed(rows, mean, differ=0.1, seed=0, columns=1):
+  """Losses -1, 0 and 1 of a known mean; a share `differ` is not 0."""
+  rng = np.random.default_rng(seed)
+  shares = (differ - mean) / 2, 1 - differ, (differ + mean) / 2
+  return rng.choice([-1, 0, 1], (rows, columns), p=shares).astype(np.int8)
+
+
+def by_loop(losses, epsilon, delta):
+  """The largest capital of one column, row by row."""
+  capital = most = 1.0
+  total = squares = 0.0
+  spread = 0.25
+  for number, loss in enumerate(losses.tolist(), 1):
+    bet = math.sqrt(2 * math.log(1 / delta) / (len(losses) * spread))
+    capital *= 1 - min(bet, 0.75 / (1 - epsilon)) * (loss - epsilon)
+    most = max(most, capital)
+    total += loss
+    mean = (total + epsilon) / (number + 1)
+    squares += (loss - mean) ** 2
+    spread = (squares + 0.25) / (number + 1)
+  return 1 / most
+
+
+@pytest.mark.parametrize('epsilon', [0.02, 0.3])
+def test_betting_equals_a_loop(epsilon):
+  losses = np.concatenate([signed(80, m, 0.4) for m in (-0.3, 0.0, 0.2)], 1)
+  expected = [by_loop(column, epsilon, DELTA) for column in losses.T]
+  found = bounds.betting(losses, epsilon, DELTA)
+  np.testing.assert_allclose(found, expected)
+
+
+@pytest.mark.parametrize('rows', [1, 7, 40])
+@pytest.mark.parametrize('delta', [0.05, 0.3])
+def test_the_binomial_test_and_bound_are_those_of_the_textbook(rows, delta):
+  for errors in range(rows + 1):
+    losses = np.arange(rows) < errors
+    for epsilon in (0.01, 0.1, 0.5, 0.9):
+      less = scipy.stats.binomtest(errors, rows, epsilon, 'less').pvalue
+      [found] = bounds.binomial(losses[:, None], epsilon, delta)
+      assert found == pytest.approx(less)
+    interval = scipy.stats.binomtest(errors, rows).proportion_ci(1 - 2 * delta)
+    bound = bounds.upper(bounds.binomial, losses, delta)
+    assert bound == pytest.approx(interval.high)
+
+
+def test_hoeffding_and_bentkus_by_hand():
+  losses = np.array([[0.0, 0.5], [0.0, 0.5], [0.0, 0.0]])
+  # (1 - epsilon)^3 for no loss; for a mean of 1/3 the smaller is 1, of
+  # min(exp(-3 KL(1/3, 0.4)), e P(Binomial(3, 0.4) <= 1)).
+  divergence = math.log(1 / 1.2) / 3 + 2 / 3 * math.log(2 / 1.8)
+  expected = [0.6**3, math.exp(-3 * divergence)]
+  found = bounds.hoeffding_bentkus(losses, 0.4, DELTA)
+  np.testing.assert_allclose(found, expected)
+  assert expected[1] < math.e * scipy.stats.binom.cdf(1, 3, 0.4)
+
+
+@pytest.mark.parametrize(
+  ('test', 'losses'),
+  [
+    (bounds.betting, signed(300, 0.05, columns=1000)),
+    (bounds.betting, signed(300, 0.05, 0.05, columns=1000)),
+    (bounds.binomial, signed(300, 0.05, 0.05, columns=1000)),
+    (bounds.hoeffding_bentkus, signed(300, 0.05, 0.05, columns=1000)),
+  ],
+)
+def test_a_mean_of_epsilon_is_rejected_in_at_most_a_share_delta(test, losses):
+  rejected = (test(losses, 0.05, DELTA) <= DELTA).sum()
+  assert rejected <= scipy.stats.binom.ppf(0.999, 1000, DELTA)
+  # A smaller mean is rejected, and a larger one is not.
+  assert (test(losses, 0.2, DELTA) <= DELTA).mean() > 0.95
+  assert (test(losses, 0.02, DELTA) <= DELTA).mean() < 0.01
+
+
+@pytest.mark.parametrize('mean', [-0.1, 0.0, 0.1])
+def test_the_upper_bound_inverts_the_test(mean):
+  losses = signed(400, mean)[:, 0]
+  bound = bounds.upper(bounds.betting, losses, DELTA)
+  for epsilon, rejected in ((bound - 1e-3, False), (bound + 1e-3, True)):
+    [found] = bounds.betting(losses[:, None], epsilon, DELTA)
+    assert (found <= DELTA) == rejected
+  assert mean < bound < mean + 0.15
+  assert bounds.upper(bounds.betting, np.ones(3), DELTA) == 1.0

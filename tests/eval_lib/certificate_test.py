@@ -1,0 +1,102 @@
+"""The evaluator of certificates: its rows, its file, the models it offers."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dataset_lib.errors import ConfigError
+from eval_lib import certificate, evaluator, predictions, risk
+from tests.contexts import eval_context
+from tests.eval_lib.calibration_test import PARITY, VARIABLES, outputs
+
+
+def smaller(variables, batch):
+  """The same answers for half of the FLOPs."""
+  whole = outputs(variables, batch)
+  rows = len(batch['tokens'])
+  flops = jnp.tile(jnp.array([0.5, 1.0]), (rows, 1))
+  return whole | {'flops': flops}
+
+
+def trained(variables, batch):
+  found = smaller(variables, batch)
+  return found | {'flops': 2 * found['flops']}
+
+
+def build(workdir='', changes=None, kind='certificate', of=outputs, **entry):
+  given = dict(
+    train_split='train', cheaper=(({'width': (2, 3)}, jax.jit(smaller)),)
+  )
+  given |= changes or {}
+  context = eval_context(PARITY, jax.jit(of), 256, workdir, **given)
+  entry = dict(split='test') | entry
+  return evaluator.build('own', dict(type=kind) | entry, context)
+
+
+def read(folder):
+  return json.loads((folder / 'certificate.json').read_text())
+
+
+def test_the_certificate_is_that_of_the_grid(tmp_path):
+  limits = dict(risk='disagreement', epsilon=0.49)
+  built = build(tmp_path, layers=(4, 12), **limits)
+  result = built.run(VARIABLES)
+  entry = read(tmp_path)['sources']['']
+  logits, labels = built.heads('split', VARIABLES)
+  heads = predictions.probabilities(logits)
+  cost = np.tile([4.0, 12.0], (len(labels), 1))
+  variant = risk.Variant({}, heads, cost)
+  grid = risk.build_grid([variant], labels, 'disagreement', 0.49)
+  best, bound = risk.choose(grid, 'disagreement', 'sequence', 0.49, 0.1)
+  assert entry['tau'] == grid.thresholds[best] == result['tau']
+  exits = predictions.confidence_exit(heads, entry['tau'])
+  assert entry['early'] == (exits == 0).mean()
+  assert entry['saved'] == pytest.approx(entry['early'] * 8 / 12)
+  differs = heads.argmax(-1)[exits, np.arange(len(labels))]
+  assert entry['mean'] == (differs != heads[-1].argmax(-1)).mean()
+  assert entry['mean'] < entry['bound'] == bound <= 0.49
+  assert (entry['rows'], entry['test'], entry['model']) == (700, 'binomial', {})
+  # No setting is certified for a bound that so few rows cannot reach.
+  result = build(tmp_path, risk='harm', epsilon=0.001).run(VARIABLES)
+  assert result == {'saved': 0.0, 'early': 0.0, 'bound': 0.0}
+  assert read(tmp_path)['sources']['']['tau'] is None
+
+
+def test_a_cheaper_model_is_certified_with_its_changes(tmp_path):
+  unsure = {'scale': jnp.float32(0.2)}
+  build(tmp_path, of=trained, cheaper=True, epsilon=0.1).run(unsure)
+  entry = read(tmp_path)['sources']['']
+  assert entry['model'] == {'width': [2, 3]}
+  assert entry['saved'] >= 0.5
+  file = certificate.CertificateFile(str(tmp_path))
+  assert file.sources[''].changes == {'width': (2, 3)}
+
+
+def test_sources_are_kept_for_the_same_parameters(tmp_path):
+  for source in ('forum', 'news'):
+    build(tmp_path, source=source, epsilon=0.3).run(VARIABLES)
+  assert [*read(tmp_path)['sources']] == ['forum', 'news']
+  # Certified again on other rows.
+  other = PARITY | {'test_examples': 500}
+  build(tmp_path, source='news', epsilon=0.3, dataset=other).run(VARIABLES)
+  rows = {k: v['rows'] for k, v in read(tmp_path)['sources'].items()}
+  assert rows == {'forum': 700, 'news': 500}
+  build(tmp_path, epsilon=0.3).run({'scale': 2 * VARIABLES['scale']})
+  assert [*read(tmp_path)['sources']] == ['']
+
+
+def test_rows_that_something_was_fitted_to_are_refused(tmp_path):
+  with pytest.raises(ConfigError, match='not trained on, it shares 1 '):
+    build(split='train')
+  open_ = dict(train_split='')
+  fitted = dict(kind='calibration', calibration_split='train')
+  build(tmp_path, open_, **fitted).run(VARIABLES)
+  with pytest.raises(ConfigError, match='no temperature was fitted to'):
+    build(tmp_path, open_, split='train').run(VARIABLES)
+  build(tmp_path).run(VARIABLES)
+  assert read(tmp_path)['temperatures'][0] > 5
+  with pytest.raises(ConfigError, match='--evals=calibration'):
+    build(tmp_path).run({'scale': 2 * VARIABLES['scale']})
