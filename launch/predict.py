@@ -33,16 +33,11 @@ def run(flags: serving.Flags) -> int:
 
   keep_freed_memory()
   with serving.build_engine(flags) as engine:
-
-    def log_statistics() -> None:
-      serving.log(json.dumps(engine.monitor.snapshot()))
-
     # Not `sys.stdin`: at exit Python takes its lock, which a thread that is
     # blocked in `readline` holds.
     lines = read_lines(os.fdopen(0, 'rb', closefd=False))
-    with serving.regularly(flags.log_every, log_statistics):
+    with serving.statistics(engine, flags.log_every):
       answer_all(engine, lines, write_line, flags.max_pending)
-    log_statistics()
   return command_line.OK
 
 

@@ -10,7 +10,6 @@ lists requests, answers and metrics.
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import signal
@@ -77,23 +76,19 @@ def run(flags: Flags) -> int:
         failed.append(error)
         server.should_exit = True
 
-    def log_statistics() -> None:
-      serving.log(json.dumps(engine.monitor.snapshot()))
-
     # uvicorn repeats a signal at the end, which would end the process then.
     for number in (signal.SIGTERM, signal.SIGINT):
       signal.signal(number, server.handle_exit)
     threading.Thread(target=warm_up, daemon=True).start()
     serving.log('listening on {}:{}'.format(*listener.getsockname()[:2]))
-    with serving.regularly(flags.log_every, log_statistics):
+    with serving.statistics(engine, flags.log_every):
       server.run(sockets=[listener])
-  if failed:
-    raise failed[0]
-  if not service.is_ready:
-    # Nothing was accepted, and the compiler cannot be stopped.
-    os._exit(command_line.OK)
-  engine.close()
-  log_statistics()
+      if failed:
+        raise failed[0]
+      if not service.is_ready:
+        # Nothing was accepted, and the compiler cannot be stopped.
+        os._exit(command_line.OK)
+      engine.close()
   return command_line.OK
 
 
@@ -103,8 +98,8 @@ def listen(host: str, port: int) -> socket.socket:
   try:
     return socket.create_server((host, port), family=family, backlog=2048)
   except OSError as error:
-    expected = f'a free address of this machine: {error.strerror}'
-    raise ConfigError('--host, --port', f'{host}:{port}', expected) from error
+    expected = f'a free address of this machine ({error.strerror})'
+    raise ConfigError('--port', f'{host}:{port}', expected) from error
 
 
 main = command_line.Command('serve', __doc__, Flags, run)

@@ -143,6 +143,18 @@ def log_drift(drifted: bool, report: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
+def statistics(engine: Any, seconds: float) -> Iterator[None]:
+  """Logs statistics of an engine, see `regularly`, and at the end."""
+
+  def log_all() -> None:
+    log(json.dumps(engine.monitor.snapshot()))
+
+  with regularly(seconds, log_all):
+    yield
+  log_all()
+
+
+@contextlib.contextmanager
 def regularly(seconds: float, action: Callable[[], None]) -> Iterator[None]:
   """Calls `action` every `seconds` seconds within the context; 0 for never."""
   done = threading.Event()

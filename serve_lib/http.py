@@ -8,12 +8,14 @@ that the engine has accepted is computed even if its request ends before.
 
 import asyncio
 import base64
+import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import prometheus_client
-from annotated_types import Interval
+from annotated_types import Interval, MinLen
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -29,6 +31,12 @@ RETRY = {'Retry-After': '1'}  # seconds
 MAX_BODIES = 16  # of the largest size, held at a time
 MAX_ERROR = 2000  # characters; a message may contain a whole item
 _Milliseconds = Annotated[float, Interval(gt=0.0, le=3.6e6)]
+
+
+@dataclasses.dataclass
+class _Batch:
+  items: Annotated[tuple[Any, ...], MinLen(1), 'a list of one item or more']
+  deadline_ms: _Milliseconds = math.inf
 
 
 class Service:
@@ -48,26 +56,30 @@ class Service:
     self._running = self._waiting = self._bytes = 0
     self._line, self._freed = asyncio.Lock(), asyncio.Event()
     self._tasks: set[asyncio.Task[Any]] = set()
-    self._registry = prometheus_client.CollectorRegistry()
-    self._registry.register(EngineMetrics(engine))
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(EngineMetrics(engine))
     self._responses = prometheus_client.Counter(
-      'http_responses', 'Of /predict', ['status'], registry=self._registry
+      'http_responses', 'Of /predict', ['status'], registry=registry
     )
     prometheus_client.Gauge(
-      'http_waiting_rows', 'Rows that wait for room', registry=self._registry
+      'http_waiting_rows', 'Rows that wait for room', registry=registry
     ).set_function(lambda: self._waiting)
+
+    def metrics(request: Request) -> Response:
+      kind = {'Content-Type': prometheus_client.CONTENT_TYPE_LATEST}
+      return Response(prometheus_client.generate_latest(registry), 200, kind)
+
     self.app = Starlette(
       routes=[
         Route('/predict', self._predict, methods=['POST']),
         Route('/healthz', self._health),
         Route('/readyz', self._health),
-        Route('/metrics', self._metrics),
+        Route('/metrics', metrics),
       ],
       exception_handlers={HTTPException: _refusal},  # such as 404, 405
     )
 
   def _check(self, is_ready: bool) -> None:
-    """Raises 503 if the engine has ended, or is not ready."""
     if self._closed or not is_ready:
       wait = 'the programs are being compiled; retry later'
       raise HTTPException(503, self._closed or wait, RETRY)
@@ -75,11 +87,6 @@ class Service:
   async def _health(self, request: Request) -> Response:
     self._check(self.is_ready or request.url.path == '/healthz')
     return _json({'status': 'ok'})
-
-  def _metrics(self, request: Request) -> Response:
-    text = prometheus_client.generate_latest(self._registry)
-    kind = prometheus_client.CONTENT_TYPE_LATEST
-    return Response(text, headers={'Content-Type': kind})
 
   async def _predict(self, request: Request) -> Response:
     """Answers a request and counts the answer by its status."""
@@ -95,54 +102,37 @@ class Service:
 
   async def _answer(self, request: Request, body: bytearray) -> Response:
     self._check(self.is_ready)
-    arrived = asyncio.get_running_loop().time()
-    seconds = self._limits.max_seconds
+    now, late = asyncio.get_running_loop().time(), 408
     try:
-      async with asyncio.timeout(seconds):
+      async with asyncio.timeout_at(now + self._limits.max_seconds) as limit:
         await self._read(request, body)
+        items, own, is_batch = read_body(body, self._limits.max_pending)
+        limit.reschedule(now + min(self._limits.max_seconds, own))
+        late = 504
+        answers = await self._answers(items)
     except TimeoutError as error:
-      late = f'body: expected within {seconds:g} s'
-      raise HTTPException(408, late) from error
-    items, own, is_batch = read_body(body, self._limits.max_pending)
-    seconds = min(seconds, own or seconds)
-    try:
-      async with asyncio.timeout_at(arrived + seconds):
-        answers = await self._answers(items, arrived + seconds)
-    except TimeoutError as error:
-      late = f'deadline_ms: no answer within {seconds:g} s'
-      raise HTTPException(504, late) from error
+      part = 'body' if late == 408 else 'deadline_ms'
+      raise HTTPException(late, f'{part}: the time is over') from error
     except ClosedError as error:
       self._closed = str(error)
       raise HTTPException(503, self._closed, RETRY) from error
     if is_batch:
-      return _json({'answers': [*map(_fields, answers)]})
-    return _json(_fields(answers[0]), _status(answers[0]))
+      return _json({'answers': [_fields(answer)[0] for answer in answers]})
+    return _json(*_fields(answers[0]))
 
   async def _read(self, request: Request, body: bytearray) -> None:
     """Appends the body of the request to `body`."""
     most = self._limits.max_body_bytes
-    too_long = HTTPException(413, f'body: expected at most {most} bytes')
-    if int(request.headers.get('content-length', 0)) > most:
-      raise too_long
     try:
       async for chunk in request.stream():
         body += chunk
         self._bytes += len(chunk)
         if len(body) > most:
-          raise too_long
+          raise HTTPException(413, f'body: expected at most {most} bytes')
         if self._bytes > MAX_BODIES * most:
           raise HTTPException(503, 'body: too many requests; retry', RETRY)
     except ClientDisconnect as error:
       raise HTTPException(400, 'body: the client has left') from error
-
-  async def _answers(self, items: Sequence[Any], latest: float) -> list[Any]:
-    """Returns the answers once there was room for the rows."""
-    await self._enter(len(items))
-    # Not cancelled with its request: the rows take room until their answer.
-    task = asyncio.create_task(self._run(items, latest))
-    self._tasks.add(task)
-    task.add_done_callback(self._tasks.discard)
-    return await asyncio.shield(task)
 
   async def _enter(self, rows: int) -> None:
     """Waits for room in the engine, in the order of the requests."""
@@ -161,54 +151,51 @@ class Service:
     finally:
       self._waiting -= rows
 
-  async def _run(self, items: Sequence[Any], latest: float) -> list[Any]:
-    """Encodes items in a thread and waits for their answers."""
-    loop = asyncio.get_running_loop()
+  async def _answers(self, items: Sequence[Any]) -> list[Any]:
+    """Encodes items in a thread once there is room, returns their answers."""
 
-    def submit() -> list[Any]:
-      if loop.time() > latest:
-        raise TimeoutError
-      return self._engine.submit_all(items)
+    async def run() -> list[Any]:
+      loop = asyncio.get_running_loop()
+      try:
+        submit = self._engine.submit_all
+        futures = await loop.run_in_executor(None, submit, items)
+        return await asyncio.gather(*map(asyncio.wrap_future, futures))
+      finally:
+        self._running -= len(items)
+        self._freed.set()
 
-    try:
-      futures = await loop.run_in_executor(None, submit)
-      return await asyncio.gather(*map(asyncio.wrap_future, futures))
-    finally:
-      self._running -= len(items)
-      self._freed.set()
+    await self._enter(len(items))
+    # Not cancelled with its request: the rows take room until their answer.
+    task = asyncio.create_task(run())
+    self._tasks.add(task)
+    task.add_done_callback(self._tasks.discard)
+    return await asyncio.shield(task)
 
 
-def read_body(
-  body: bytes | bytearray, max_rows: int
-) -> tuple[list[Any], float | None, bool]:
-  """Returns items, seconds that they may take, and if `{"items": ...}` is used.
+def read_body(body: bytearray, max_rows: int) -> tuple[list[Any], float, bool]:
+  """Returns items, seconds that they may take, and if they are a batch.
 
   An illegal item becomes an InputError. Raises HTTPException for other errors.
   """
   try:
     value = text_files.loads(body.decode())
   except ValueError as error:
-    message = f'body: expected one JSON value in UTF-8, got {error}'
-    raise HTTPException(400, message[:MAX_ERROR]) from error
-  seconds = None
-  if isinstance(value, dict) and 'deadline_ms' in value:
-    given = value.pop('deadline_ms')
-    try:
-      seconds = fields.check_value('deadline_ms', given, _Milliseconds) / 1000.0
-    except ConfigError as error:
-      raise HTTPException(422, str(error)[:MAX_ERROR]) from error
-  if not isinstance(value, dict) or 'items' not in value:
-    return [read_item(value)], seconds, False
-  items = value.pop('items')
-  if value:
-    message = f"body: expected 'items' and 'deadline_ms', got also {[*value]}"
-    raise HTTPException(422, message[:MAX_ERROR])
-  if not isinstance(items, list) or not items:
-    raise HTTPException(422, 'items: expected a list of one item or more')
+    expected = f'body: expected one JSON value in UTF-8, got {error}'
+    raise HTTPException(400, expected) from error
+  items, given, is_batch = [value], math.inf, False
+  try:
+    if isinstance(value, dict) and 'items' in value:
+      items, given = fields.check(_Batch, value, '').values()
+      is_batch = True
+    elif isinstance(value, dict) and 'deadline_ms' in value:
+      given = value.pop('deadline_ms')
+      fields.check_value('deadline_ms', given, _Milliseconds)
+  except ConfigError as error:
+    raise HTTPException(422, str(error)) from error
   if len(items) > max_rows:
     message = f'items: expected at most {max_rows}, got {len(items)}'
     raise HTTPException(413, message)
-  return [*map(read_item, items)], seconds, True
+  return [*map(read_item, items)], given / 1e3, is_batch
 
 
 def read_item(value: Any) -> Any:
@@ -230,18 +217,12 @@ def read_item(value: Any) -> Any:
     return InputError(f'image: expected {legal}, got {error}')
 
 
-def _fields(answer: Any) -> dict[str, Any]:
-  if isinstance(answer, Failure):
-    return {'error': str(answer.error)[:MAX_ERROR]}
-  return answer.as_dict()
-
-
-def _status(answer: Any) -> int:
+def _fields(answer: Any) -> tuple[dict[str, Any], int]:
+  """Returns the fields and the status of an answer."""
   if not isinstance(answer, Failure):
-    return 200
-  if isinstance(answer.error, ClosedError):
-    return 503
-  return 422 if isinstance(answer.error, InputError) else 500
+    return answer.as_dict(), 200
+  status = 422 if isinstance(answer.error, InputError) else 500
+  return {'error': str(answer.error)[:MAX_ERROR]}, status
 
 
 def _json(value: Any, status: int = 200, headers: Any = None) -> Response:
@@ -250,4 +231,5 @@ def _json(value: Any, status: int = 200, headers: Any = None) -> Response:
 
 
 async def _refusal(request: Request, error: Any) -> Response:
-  return _json({'error': error.detail}, error.status_code, error.headers)
+  value = {'error': error.detail[:MAX_ERROR]}
+  return _json(value, error.status_code, error.headers)

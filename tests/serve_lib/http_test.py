@@ -95,9 +95,8 @@ def test_items_are_answered_alone_and_in_the_order_of_a_batch(serve):
     many = await client.post('/predict', json={'items': batch})
     assert many.status_code == 200
     answers = many.json()['answers']
-    assert [a.get('label') for a in answers] == [
-      [1, 2, 3], None, [2, 0], None, None, None,
-    ]  # fmt: skip
+    labels = [answer.get('label') for answer in answers]
+    assert labels == [[1, 2, 3], None, [2, 0], None, None, None]
     errors = [a['error'] for a in answers if set(a) == {'error'}]
     words = ('tokens: ', 'item: ', 'item: expected an object', 'answer')
     assert all(map(str.startswith, errors, words))
@@ -113,25 +112,19 @@ def body(**fields):
   ('sent', 'status', 'words'),
   [
     (b'\xff', 400, 'body: expected one JSON value in UTF-8'),
-    ('', 400, 'body: '),
     ('{"tokens": [NaN]}', 400, 'NaN, which is no finite'),
     ('{"tokens": [1e999]}', 400, 'no finite'),
     ('{"tokens": [1], "tokens": [2]}', 400, "name 'tokens' twice"),
     ('[' * 100_000, 400, 'nested too deeply'),
     ('[]', 422, 'item: expected an object'),
-    ('null', 422, 'got NoneType'),
     (body(items=[]), 422, 'items: expected a list of one item'),
-    (body(items=GOOD), 422, 'items: expected a list'),
     (body(items=[GOOD] * 65), 413, 'items: expected at most 64, got 65'),
-    (body(items=[GOOD], source='a'), 422, "'deadline_ms', got also ['source']"),
+    (body(items=[GOOD], source='a'), 422, 'source: expected no such field'),
     (body(tokens=[1], sauce='a'), 422, "'source'), got also ['sauce']"),
     (body(tokens=[50]), 422, 'tokens: expected a row of integers in [0, 50)'),
-    (body(tokens=[]), 422, 'tokens: '),
-    (body(text='a'), 422, 'item: expected token ids'),
     (body(image='../x'), 422, 'image: expected the bytes of a file in base64'),
     (body(image=7), 422, 'image: expected the bytes of a file in base64'),
     (body(tokens=[1], deadline_ms=0), 422, 'deadline_ms: expected a number'),
-    (body(tokens=[1], deadline_ms='1'), 422, 'deadline_ms: expected a number'),
     (body(tokens=[1], deadline_ms=True), 422, 'deadline_ms: expected a number'),
     (b'x' * 100_001, 413, 'body: expected at most 100000 bytes'),
     (body(tokens=[7]), 500, 'answer'),  # the policy breaks
@@ -158,30 +151,28 @@ def test_no_string_of_a_request_is_taken_for_a_path():
   assert http.read_item({'image': IMAGE}) == {'image': b'bytes'}
 
 
-def test_other_paths_and_methods_are_refused_in_json(serve):
+def test_other_paths_readiness_and_the_end_of_an_engine(serve):
+  def refuse(items):
+    raise ClosedError('the engine is closed')
+
   async def talk(client, service):
-    for method, path, status in (
-      ('GET', '/predict', 405), ('GET', '/etc', 404), ('POST', '/readyz', 405)
-    ):  # fmt: skip
-      found = await client.request(method, path)
-      assert (found.status_code, set(found.json())) == (status, {'error'})
+    async def ask(*request):
+      found = await client.request(*request, json=GOOD)
+      return found.status_code, found.json().get('error', ''), found.headers
 
-  serve(talk)
-
-
-def test_before_the_programs_are_compiled(serve):
-  async def talk(client, service):
+    for path, status in (('/predict', 405), ('/etc', 404), ('/healthz', 200)):
+      assert (await ask('GET', path))[0] == status
     service.is_ready = False
-    assert (await client.get('/healthz')).status_code == 200
-    assert (await client.get('/metrics')).status_code == 200
-    for found in await asyncio.gather(
-      client.get('/readyz'), client.post('/predict', json=GOOD)
-    ):
-      assert found.status_code == 503
-      assert found.headers['Retry-After'] == '1'
-      assert 'being compiled' in found.json()['error']
+    assert (await ask('GET', '/healthz'))[0] == 200
+    for request in (('GET', '/readyz'), ('POST', '/predict')):
+      status, error, headers = await ask(*request)
+      assert (status, headers['Retry-After']) == (503, '1')
+      assert 'being compiled' in error
     service.is_ready = True
-    assert (await client.get('/readyz')).status_code == 200
+    assert (await ask('GET', '/readyz'))[0] == 200
+    service._engine = types.SimpleNamespace(submit_all=refuse)
+    for request in (('POST', '/predict'), ('GET', '/healthz')):
+      assert (await ask(*request))[:2] == (503, 'the engine is closed')
 
   serve(talk)
 
@@ -213,9 +204,7 @@ def test_overload_is_refused_and_all_accepted_rows_are_answered(serve):
     assert refused.status_code == 503
     assert refused.headers['Retry-After'] == '1'
     assert 'max_waiting: 8 rows' in refused.json()['error']
-    metrics = (await client.get('/metrics')).text
-    assert 'http_waiting_rows 4.0' in metrics
-    assert 'engine_pending 3.0' in metrics
+    assert 'http_waiting_rows 4.0' in (await client.get('/metrics')).text
     service._engine._policy.open.set()
     found = await asyncio.gather(first, *tasks)
     assert [one.status_code for one in found] == [200] * 4
@@ -235,7 +224,7 @@ def test_a_late_row_is_not_computed_unless_the_engine_has_it(serve):
     in_line = await client.post('/predict', json=late)
     for found in (in_engine, in_line):
       assert found.status_code == 504
-      assert found.json()['error'].startswith('deadline_ms: no answer within')
+      assert found.json()['error'].startswith('deadline_ms: the time')
     assert policy.encoded == encoded + 1
     policy.open.set()
     assert (await first).status_code == 200
@@ -262,29 +251,12 @@ def test_bodies_are_limited_in_time_and_together(monkeypatch, serve):
     assert third.headers['Retry-After'] == '1'
     for found in await asyncio.gather(*tasks):
       assert found.status_code == 408
-      assert 'body: expected within 0.5 s' in found.json()['error']
+      assert 'body: the time is over' in found.json()['error']
     opened.set()
     longer = await client.post('/predict', content=slow(101))
     assert longer.status_code == 413
 
   serve(talk, max_body_bytes=100, max_seconds=0.5)
-
-
-def test_an_engine_that_has_ended_is_not_healthy(serve):
-  async def talk(client, service):
-    def refuse(items):
-      raise ClosedError('the engine is closed')
-
-    service._engine = types.SimpleNamespace(submit_all=refuse)
-    assert (await client.get('/healthz')).status_code == 200
-    found = await client.post('/predict', json=GOOD)
-    assert found.status_code == 503
-    for path in ('/healthz', '/readyz'):
-      found = await client.get(path)
-      assert found.status_code == 503
-      assert 'closed' in found.json()['error']
-
-  serve(talk)
 
 
 def test_metrics_are_those_of_monitor_and_engine(serve, engine):
@@ -298,19 +270,20 @@ def test_metrics_are_those_of_monitor_and_engine(serve, engine):
       for family in text_string_to_metric_families(found.text)
       for sample in family.samples
     }
-    snapshot = engine.monitor.snapshot()
-    assert values['engine_answers_total',] == snapshot['answers'] >= 2
-    failures = snapshot['failures']['encode']
-    assert values['engine_failures_total', 'encode'] == failures >= 1
-    for depth, count in snapshot['depth'].items():
-      assert values['engine_depth_total', str(depth)] == count
-    for key, name in (('0.5', 'p50'), ('0.95', 'p95'), ('0.99', 'p99')):
-      assert values['engine_latency', key] == snapshot['latency'][name]
-    assert values['engine_retention', '0.05'] == 1.0
-    assert values['engine_reasons_total', 'toy'] == snapshot['answers']
-    assert values['engine_drift_drifted',] == 0.0
-    assert values['engine_pending',] == 0
-    assert values['http_responses_total', '200'] == 2
-    assert values['http_responses_total', '422'] == 1
+    seen = engine.monitor.snapshot()
+    expected = {
+      ('engine_answers_total',): seen['answers'],
+      ('engine_failures_total', 'encode'): seen['failures']['encode'],
+      ('engine_latency', '0.95'): seen['latency']['p95'],
+      ('engine_retention', '0.05'): 1.0,
+      ('engine_reasons_total', 'toy'): seen['answers'],
+      ('engine_fill', '2'): 1.0, ('engine_drift_drifted',): 0.0,
+      ('engine_pending',): 0.0, ('http_waiting_rows',): 0.0,
+      ('http_responses_total', '200'): 2.0,
+      ('http_responses_total', '422'): 1.0,
+    }  # fmt: skip
+    for depth, count in seen['depth'].items():
+      expected['engine_depth_total', str(depth)] = count
+    assert {key: values[key] for key in expected} == expected
 
   serve(talk)
