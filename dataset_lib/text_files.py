@@ -67,12 +67,8 @@ def loads(text: str) -> Any:
   Numbers must be finite in float64, the names of an object distinct.
   """
   try:
-    return json.loads(
-      text,
-      parse_constant=_finite,
-      parse_float=_finite,
-      object_pairs_hook=_distinct,
-    )
+    numbers: Any = dict(parse_constant=_finite, parse_float=_finite)
+    return json.loads(text, object_pairs_hook=_distinct, **numbers)
   except RecursionError as error:
     raise ValueError('values that are nested too deeply') from error
 
@@ -87,9 +83,8 @@ def _finite(text: str) -> float:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   values = dict(pairs)
   if len(values) < len(pairs):
-    counts = collections.Counter(name for name, _ in pairs)
-    twice = counts.most_common(1)[0][0][:100]
-    raise ValueError(f'the name {twice!r} twice in one object')
+    [(name, _)] = collections.Counter(n for n, _ in pairs).most_common(1)
+    raise ValueError(f'the name {name[:100]!r} twice in one object')
   return values
 
 

@@ -23,23 +23,17 @@ from annotated_types import Interval
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
 from launch import command_line, serving
-from launch.command_line import Count
+from launch.command_line import Count, Positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(serving.Flags):
   """Flags of the server."""
 
-  host: str = flag(
-    'address to listen on; 0.0.0.0: all networks', '127.0.0.1', 'ADDRESS'
-  )
+  host: str = flag('0.0.0.0: all networks', '127.0.0.1', 'ADDRESS')
   port: Annotated[int, Interval(ge=0, le=65535)] = flag('0: a free one', 8000)
-  max_waiting: Count = flag(
-    'rows that wait beyond max_pending; more are refused', 1024, 'ROWS'
-  )
-  max_body_bytes: Annotated[int, Interval(ge=1, le=2**30)] = flag(
-    'of a request', 2**22, 'BYTES'
-  )
+  max_waiting: Count = flag('rows beyond max_pending', 1024, 'ROWS')
+  max_body_bytes: Positive = flag('of a request', 2**22, 'BYTES')
   max_seconds: Annotated[float, Interval(gt=0.0, le=3600.0)] = flag(
     'from a request to its answer', 30.0, 'SECONDS'
   )
@@ -76,7 +70,7 @@ def run(flags: Flags) -> int:
         failed.append(error)
         server.should_exit = True
 
-    # uvicorn repeats a signal at the end, which would end the process then.
+    # For the signal that uvicorn repeats at the end.
     for number in (signal.SIGTERM, signal.SIGINT):
       signal.signal(number, server.handle_exit)
     threading.Thread(target=warm_up, daemon=True).start()

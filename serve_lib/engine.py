@@ -117,14 +117,9 @@ class Engine:
     """
     return self._admit([item], timeout)[0]
 
-  def submit_all(
-    self, items: Sequence[Any], timeout: float | None = None
-  ) -> list[concurrent.futures.Future]:
-    """Accepts items in their order, as `submit` does one.
-
-    If it raises, the first of them may be accepted, without their futures.
-    """
-    return self._admit(items, timeout)
+  def submit_all(self, items: Sequence[Any]) -> list[concurrent.futures.Future]:
+    """Accepts items as `submit` does; after an error some may be accepted."""
+    return self._admit(items)
 
   def stream(self, items: Iterable[Any], window: int = 256) -> Iterator[Any]:
     """Yields the answers in the order of the items while these arrive.

@@ -89,7 +89,6 @@ class Service:
     return _json({'status': 'ok'})
 
   async def _predict(self, request: Request) -> Response:
-    """Answers a request and counts the answer by its status."""
     body = bytearray()
     try:
       response = await self._answer(request, body)
@@ -121,7 +120,6 @@ class Service:
     return _json(*_fields(answers[0]))
 
   async def _read(self, request: Request, body: bytearray) -> None:
-    """Appends the body of the request to `body`."""
     most = self._limits.max_body_bytes
     try:
       async for chunk in request.stream():
@@ -139,8 +137,7 @@ class Service:
     room = self._limits.max_pending
     most = room + self._limits.max_waiting
     if self._running + self._waiting + rows > most:
-      busy = f'{most} rows are pending or waiting; retry later'
-      raise HTTPException(503, f'max_waiting: {busy}', RETRY)
+      raise HTTPException(503, f'max_waiting: {most} rows wait; retry', RETRY)
     self._waiting += rows
     try:
       async with self._line:
@@ -155,10 +152,8 @@ class Service:
     """Encodes items in a thread once there is room, returns their answers."""
 
     async def run() -> list[Any]:
-      loop = asyncio.get_running_loop()
       try:
-        submit = self._engine.submit_all
-        futures = await loop.run_in_executor(None, submit, items)
+        futures = await asyncio.to_thread(self._engine.submit_all, items)
         return await asyncio.gather(*map(asyncio.wrap_future, futures))
       finally:
         self._running -= len(items)
@@ -218,7 +213,6 @@ def read_item(value: Any) -> Any:
 
 
 def _fields(answer: Any) -> tuple[dict[str, Any], int]:
-  """Returns the fields and the status of an answer."""
   if not isinstance(answer, Failure):
     return answer.as_dict(), 200
   status = 422 if isinstance(answer.error, InputError) else 500

@@ -88,6 +88,10 @@ SMALLER = (
     '--time=never --rows=8 --rounds=1 --batch_size=4 --peers=none --draws=10',
   ),
   (
+    r'benchmark serve',
+    '--rows=8 --seconds=0.1 --loads=50 --batch_size=2 --peers=none',
+  ),
+  (
     r'benchmark albert',
     '--variant=micro --length=16 --batch=2 --iterations=6 --repeats=1',
   ),
