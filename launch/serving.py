@@ -37,7 +37,7 @@ class Flags(command_line.RunFlags):
   )
   batches: Sizes = flag('batch buckets', (1, 2, 4, 8, 16, 32), 'ROWS,...')
   max_pending: Annotated[int, Interval(ge=1, le=10**7)] = flag(
-    'lines read ahead; best a multiple of the largest batch', 256, 'LINES'
+    'rows without an answer; best a multiple of the largest batch', 256, 'ROWS'
   )
   max_pool_bytes: Count = flag(
     'device memory of rows between stages; 0 (default) for no limit', 0, 'BYTES'

@@ -82,15 +82,14 @@ def serve(engine):
   return run
 
 
-def label(tokens):
-  return {'label': tokens, 'probabilities': {}, 'exit_reason': 'whole model'}
-
-
 def test_items_are_answered_alone_and_in_the_order_of_a_batch(serve):
   async def talk(client, service):
     one = await client.post('/predict', json=GOOD | {'deadline_ms': 60_000})
     assert one.status_code == 200
-    assert one.json() == label([2, 0]) | {'depth': one.json()['depth']}
+    assert one.json() == {
+      'label': [2, 0], 'probabilities': {}, 'depth': 3,
+      'exit_reason': 'whole model',
+    }  # fmt: skip
     batch = [OTHER, {'tokens': [99]}, GOOD, 'text', 7, {'tokens': [7]}]
     many = await client.post('/predict', json={'items': batch})
     assert many.status_code == 200
@@ -105,31 +104,33 @@ def test_items_are_answered_alone_and_in_the_order_of_a_batch(serve):
 
 
 def body(**fields):
-  return json.dumps(fields)
+  return json.dumps(fields).encode()
 
 
-@pytest.mark.parametrize(
-  ('sent', 'status', 'words'),
-  [
-    (b'\xff', 400, 'body: expected one JSON value in UTF-8'),
-    ('{"tokens": [NaN]}', 400, 'NaN, which is no finite'),
-    ('{"tokens": [1e999]}', 400, 'no finite'),
-    ('{"tokens": [1], "tokens": [2]}', 400, "name 'tokens' twice"),
-    ('[' * 100_000, 400, 'nested too deeply'),
-    ('[]', 422, 'item: expected an object'),
-    (body(items=[]), 422, 'items: expected a list of one item'),
-    (body(items=[GOOD] * 65), 413, 'items: expected at most 64, got 65'),
-    (body(items=[GOOD], source='a'), 422, 'source: expected no such field'),
-    (body(tokens=[1], sauce='a'), 422, "'source'), got also ['sauce']"),
-    (body(tokens=[50]), 422, 'tokens: expected a row of integers in [0, 50)'),
-    (body(image='../x'), 422, 'image: expected the bytes of a file in base64'),
-    (body(image=7), 422, 'image: expected the bytes of a file in base64'),
-    (body(tokens=[1], deadline_ms=0), 422, 'deadline_ms: expected a number'),
-    (body(tokens=[1], deadline_ms=True), 422, 'deadline_ms: expected a number'),
-    (b'x' * 100_001, 413, 'body: expected at most 100000 bytes'),
-    (body(tokens=[7]), 500, 'answer'),  # the policy breaks
-  ],
+MOST_BYTES = 100_000
+# Bodies of bad requests, with the status and words of their answers.
+BAD = (
+  (b'\xff', 400, 'body: expected one JSON value in UTF-8'),
+  (b'{"tokens": [NaN]}', 400, 'NaN, which is no finite'),
+  (b'{"tokens": [1e999]}', 400, 'no finite'),
+  (b'{"tokens": [1], "tokens": [2]}', 400, "name 'tokens' twice"),
+  (b'[' * 100_000, 400, 'nested too deeply'),
+  (b'[]', 422, 'item: expected an object'),
+  (body(items=[]), 422, 'items: expected a list of one item'),
+  (body(items=[GOOD] * 65), 413, 'items: expected at most 64, got 65'),
+  (body(items=[GOOD], source='a'), 422, 'source: expected no such field'),
+  (body(tokens=[1], sauce='a'), 422, "'source'), got also ['sauce']"),
+  (body(tokens=[50]), 422, 'tokens: expected a row of integers in [0, 50)'),
+  (body(image='../x'), 422, 'image: expected the bytes of a file in base64'),
+  (body(image=7), 422, 'image: expected the bytes of a file in base64'),
+  (body(tokens=[1], deadline_ms=0), 422, 'deadline_ms: expected a number'),
+  (body(tokens=[1], deadline_ms=True), 422, 'deadline_ms: expected a number'),
+  (b'x' * 100_001, 413, 'body: expected at most 100000 bytes'),
+  (body(tokens=[7]), 500, 'answer'),  # the policy breaks
 )
+
+
+@pytest.mark.parametrize(('sent', 'status', 'words'), BAD, ids=range(len(BAD)))
 def test_a_bad_request_is_refused_with_its_reason(sent, status, words, serve):
   async def talk(client, service):
     found = await client.post('/predict', content=sent)
@@ -138,7 +139,7 @@ def test_a_bad_request_is_refused_with_its_reason(sent, status, words, serve):
     assert words in found.json()['error']
     assert len(found.content) < 3000
 
-  serve(talk, max_body_bytes=100_000)
+  serve(talk, max_body_bytes=MOST_BYTES)
 
 
 def test_no_string_of_a_request_is_taken_for_a_path():
