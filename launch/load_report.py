@@ -34,20 +34,24 @@ def write(flags: Any) -> None:
     for name, flag, options in (
       ('EAT', 'workdir', {'tau': flags.tau}), ('dense', 'dense', {})
     ):  # fmt: skip
-      given: Any = loading.serve(getattr(flags, flag), options=options)
-      chain, policy, _ = given
+      served = loading.serve(getattr(flags, flag), options=options)
+      chain, policy, lengths = served
       if not isinstance(chain, EatChain):
         raise ConfigError(f'--{flag}', type(chain).__name__, 'a run of a BERT')
       policy.monitor.drift = None  # it would send rows to full depth
-      engine = Engine(*given, doubling(batch), max_pending=10**7)
+      engine = Engine(
+        chain, policy, lengths, doubling(batch), max_pending=10**7
+      )
       made = stack.enter_context(engine), rows
       candidates[f'{name}, engine'] = '', lambda made=made: made
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     convert.save_model(folder, chain.model, chain.variables['params'])
     for library in peers.usable(flags.peers):
       name = f'dense, {peers.TITLES[library]}'
-      make = load.library_server, library, folder, rows, batch
-      candidates[name] = name, functools.partial(*make)
+      candidates[name] = (
+        name,
+        functools.partial(load.library_server, library, folder, rows, batch),
+      )
     table = load.measure(
       candidates, stack.enter_context(Hosts()), loads=flags.loads,
       seconds=flags.seconds, deadline=flags.deadline_ms / 1e3, rows=len(rows),
