@@ -18,6 +18,8 @@ PEERS = [
   'torch==2.13.0',
   'transformers>=5,<6',
 ]
+# The HTTP server, launch.serve.
+SERVE = ['prometheus-client>=0.22,<1', 'starlette>=1,<2', 'uvicorn>=0.40,<1']
 # Searches of launch.sweep.
 SWEEP = ['optuna>=5,<6']
 TFDS = [
@@ -27,6 +29,7 @@ TFDS = [
 ]
 TEST = [
   'beartype>=0.20',
+  'httpx2>=2,<3',
   'hypothesis>=6.100',
   'jsonschema>=4.20',
   'kubernetes-validate>=1.30',
@@ -78,8 +81,9 @@ setuptools.setup(
     'peers': PEERS + PRETRAINED,
     'plots': PLOTS,
     'pretrained': PRETRAINED,
+    'serve': SERVE,
     'sweep': SWEEP,
-    'test': TEST + CLUSTER + PLOTS + SWEEP + TFDS,
+    'test': TEST + CLUSTER + PLOTS + SERVE + SWEEP + TFDS,
     'tfds': TFDS,
     'tpu': ['jax[tpu]'],
   },

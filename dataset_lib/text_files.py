@@ -4,8 +4,10 @@ NaN and infinity become the strings 'NaN', 'Infinity' and '-Infinity', which
 `float()` turns back into numbers.
 """
 
+import collections
 import fcntl
 import json
+import math
 import os
 import pathlib
 from collections.abc import Mapping
@@ -60,12 +62,30 @@ def _plain(value: Any) -> Any:
 
 
 def loads(text: str) -> Any:
-  """Parses strict JSON; raises ValueError for any other text."""
-  return json.loads(text, parse_constant=_refuse)
+  """Parses strict JSON; raises ValueError for any other text.
+
+  Numbers must be finite in float64, the names of an object distinct.
+  """
+  try:
+    numbers: Any = dict(parse_constant=_finite, parse_float=_finite)
+    return json.loads(text, object_pairs_hook=_distinct, **numbers)
+  except RecursionError as error:
+    raise ValueError('values that are nested too deeply') from error
 
 
-def _refuse(constant: str) -> None:
-  raise ValueError(f'{constant} is not JSON')
+def _finite(text: str) -> float:
+  value = float(text)
+  if not math.isfinite(value):
+    raise ValueError(f'{text}, which is no finite number')
+  return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  values = dict(pairs)
+  if len(values) < len(pairs):
+    [(name, _)] = collections.Counter(n for n, _ in pairs).most_common(1)
+    raise ValueError(f'the name {name[:100]!r} twice in one object')
+  return values
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -20,7 +20,7 @@ from dataset_lib.errors import ConfigError
 from eat import exits
 from eat.exits import RULES_WITH_TAU, Rule
 from eval_lib.certificate import GUARANTEED, Certified
-from serve_lib.chain import Encoded, Row
+from serve_lib.chain import Encoded, InputError, Row
 from serve_lib.decisions import ClassifierPolicy, margin, scale, source_of
 from serve_lib.items import TextOptions
 
@@ -142,6 +142,9 @@ def _legal_taus(rule: str, classes: int) -> str:
 class EatPolicy(ClassifierPolicy):
   """`serve_lib.chain.Policy` for an `eat.serving.EatChain`.
 
+  An item may have 'minimum_retention', its own instead of that of its source;
+  the chain needs the variant 'unpruned' for it.
+
   While the monitor finds drift, all rows run to full depth. `rule` may be set
   between batches. Its fields apply, not the equally named ones of `options`.
   """
@@ -159,11 +162,22 @@ class EatPolicy(ClassifierPolicy):
 
   def encode(self, item: Any) -> Encoded:
     """Tokenises an item; see `serve_lib.items.TextReader`."""
+    least = None  # an item may have its own
+    if isinstance(item, Mapping) and 'minimum_retention' in item:
+      least, item = item['minimum_retention'], {**item}
+      del item['minimum_retention']
+      if not fields.accepts(Share, least):
+        expected = 'minimum_retention: expected a share in [0, 1]'
+        raise InputError(f'{expected}, got {least!r}')
     encoded = super().encode(item)
-    least = self.options.minimum_retention.get(encoded.context['source'], 0.0)
+    if least is None:
+      least = self.options.minimum_retention.get(encoded.context['source'], 0.0)
     if least and encoded.variant == PRUNED:
       kept = self.chain.sizes(PRUNED, encoded.length)[-1] / encoded.length
       if kept < least:
+        if UNPRUNED not in self.chain.variants:
+          compiled = f'at most {kept:.4f} in a model compiled with pruning only'
+          raise InputError(f'minimum_retention: expected {compiled}')
         return dataclasses.replace(encoded, variant=UNPRUNED)
     return encoded
 

@@ -10,7 +10,7 @@ import itertools
 import os
 import tempfile
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,14 @@ def make(
     return [classify(one) for one in next(turns)]
 
   return Call(run, rows, scores(logits), columns)
+
+
+def classifier(
+  library: str, weights: str, dtype: str = 'float32'
+) -> Callable[[Sequence[Mapping[str, Any]]], Float[np.ndarray, 'B C']]:
+  """Returns a function of the items of a batch, see `make`, to their logits."""
+  classify, _ = _load(library, weights, dtype)
+  return lambda items: classify(_padded(items))
 
 
 def scores(logits: Float[np.ndarray, 'B C']) -> Float[np.ndarray, 'R 1']:

@@ -6,6 +6,7 @@
   python -m launch.benchmark eat_speed --variant=base --batch=1,16,32
   python -m launch.benchmark eat --workdir=/tmp/sst2_eat --dense=/tmp/sst2 \\
       --out=/tmp/report
+  python -m launch.benchmark serve --workdir=/tmp/sst2_eat --dense=/tmp/sst2
   python -m launch.benchmark input --root=DIRECTORY
   python -m launch.benchmark budgets --workdir=/tmp/digits --dense=/tmp/vit \\
       --thresholds=1,2 --max_steps=3,6 --bank_shares=0.5,1
@@ -198,6 +199,23 @@ class Eat(command_line.RunFlags):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Serve:
+  """A trained EAT and dense models under load as it comes."""
+
+  workdir: str = flag('a run of an EAT', metavar='DIRECTORY')
+  dense: str = flag('a dense run on the same data', metavar='DIRECTORY')
+  out: File = flag('writes the rows here, a picture beside it', '', 'FILE.csv')
+  split: str = flag("split; default: that of the run's evaluation dev", '')
+  rows: Positive = flag('first rows of the split to send, in turn', 1000)
+  tau: Share = flag('confidence threshold of the EAT', 0.9)
+  batch_size: Positive = flag('rows of a full batch', 32)
+  loads: Sizes = flag('% of capacity', (10, 30, 50, 70, 80, 90, 100, 110, 120))
+  seconds: Seconds = flag('of each measurement', 10.0)
+  deadline_ms: Seconds = flag('of the goodput', 200.0, 'MILLISECONDS')
+  peers: Libraries = flag('libraries that run the dense run', ('torch', 'onnx'))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Budgets(command_line.RunFlags):
   """A trained AdaTape with other settings of the reading."""
 
@@ -228,7 +246,7 @@ class Input(_Timing):
 
 FLAGS = dict(
   adatape=Adatape, cost=Cost, budgets=Budgets, albert=Albert,
-  eat_speed=EatSpeed, eat=Eat, input=Input,
+  eat_speed=EatSpeed, eat=Eat, input=Input, serve=Serve,
 )  # fmt: skip
 
 
@@ -243,6 +261,11 @@ def run(flags: Any) -> int:
     from launch import eat_report
 
     eat_report.write(vars(flags))
+    return command_line.OK
+  if isinstance(flags, Serve):
+    from launch import load_report
+
+    load_report.write(flags)
     return command_line.OK
   if isinstance(flags, Budgets):
     command_line.check_place('--out', flags.out or flags.workdir)

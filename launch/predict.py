@@ -16,12 +16,12 @@ import collections
 import contextlib
 import functools
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
+from dataset_lib import text_files
 from launch import command_line, serving
 
 MAX_LINE = 2**24  # bytes, without the newline
@@ -33,16 +33,11 @@ def run(flags: serving.Flags) -> int:
 
   keep_freed_memory()
   with serving.build_engine(flags) as engine:
-
-    def log_statistics() -> None:
-      serving.log(json.dumps(engine.monitor.snapshot()))
-
     # Not `sys.stdin`: at exit Python takes its lock, which a thread that is
     # blocked in `readline` holds.
     lines = read_lines(os.fdopen(0, 'rb', closefd=False))
-    with serving.regularly(flags.log_every, log_statistics):
+    with serving.statistics(engine, flags.log_every):
       answer_all(engine, lines, write_line, flags.max_pending)
-    log_statistics()
   return command_line.OK
 
 
@@ -67,8 +62,8 @@ def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
   try:
     # Editors on Windows write a byte order mark first.
     text = line.decode('utf-8-sig')
-    item = json.loads(text, parse_constant=_finite, parse_float=_finite)
-  except (ValueError, RecursionError) as error:
+    item = text_files.loads(text)
+  except ValueError as error:
     message = f'expected one JSON value in UTF-8, got {error}'
     raise ValueError(message) from error
   if not isinstance(item, dict):
@@ -79,13 +74,6 @@ def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
     kind = type(name).__name__
     raise ValueError(f'expected an id that is a text or a number, got {kind}')
   return name, item
-
-
-def _finite(text: str) -> float:
-  value = float(text)
-  if not math.isfinite(value):
-    raise ValueError(f'{text}, which is no finite number')
-  return value
 
 
 def answer_all(

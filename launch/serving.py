@@ -36,7 +36,7 @@ class Flags(command_line.RunFlags):
   )
   batches: Sizes = flag('batch buckets', (1, 2, 4, 8, 16, 32), 'ROWS,...')
   max_pending: Annotated[int, Interval(ge=1, le=10**7)] = flag(
-    'lines read ahead; best a multiple of the largest batch', 256, 'LINES'
+    'rows without an answer; best a multiple of the largest batch', 256, 'ROWS'
   )
   max_pool_bytes: Count = flag(
     'device memory of rows between stages; 0 (default) for no limit', 0, 'BYTES'
@@ -145,6 +145,18 @@ def log_drift(drifted: bool, report: dict[str, Any]) -> None:
   if drifted:
     now = 'the traffic is not as calibrated; every row runs to full depth'
   log(f'drift: {now}: {json.dumps(report)}')
+
+
+@contextlib.contextmanager
+def statistics(engine: Any, seconds: float) -> Iterator[None]:
+  """Logs statistics of an engine, see `regularly`, and at the end."""
+
+  def log_all() -> None:
+    log(json.dumps(engine.monitor.snapshot()))
+
+  with regularly(seconds, log_all):
+    yield
+  log_all()
 
 
 @contextlib.contextmanager

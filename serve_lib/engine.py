@@ -138,6 +138,10 @@ class Engine:
     """
     return self._admit([item], timeout)[0]
 
+  def submit_all(self, items: Sequence[Any]) -> list[concurrent.futures.Future]:
+    """Accepts items as `submit` does; after an error some may be accepted."""
+    return self._admit(items)
+
   def stream(self, items: Iterable[Any], window: int = 256) -> Iterator[Any]:
     """Yields the answers in the order of the items while these arrive.
 

@@ -74,6 +74,8 @@ SMALLER = (
   (r'launch\.prepare_corpus', '--vocab_size=26 --processes=1'),
   (r'launch\.compile', None),  # minutes, and needs libtpu
   (r'launch\.analyze', '--rows=8'),
+  # Until it is asked to end.
+  (r'launch\.serve', '--port=0 & sleep 60; kill -TERM $! && wait $!'),
   (r'benchmark cost', '--table=6 --rows=ViT-Ti/16 --batch=1 --rounds=1'),
   (r'benchmark adatape', '--variant=Ti/16 --batch=1 --rounds=1'),
   (
@@ -84,6 +86,10 @@ SMALLER = (
   (
     r'benchmark eat ',
     '--time=never --rows=8 --rounds=1 --batch_size=4 --peers=none --draws=10',
+  ),
+  (
+    r'benchmark serve',
+    '--rows=8 --seconds=0.1 --loads=50 --batch_size=2 --peers=none',
   ),
   (
     r'benchmark albert',

@@ -157,6 +157,15 @@ def test_only_reachable_variants_are_compiled(finished):
   ]
   assert variants == ['unpruned', 'pruned', 'pruned']
   assert 'served without pruning (forum, news)' in policy.warnings[0]
+  own = {'text': TEXT, 'source': 'news', 'minimum_retention': 1}
+  assert policy.encode(own).variant == 'unpruned'
+  assert policy.encode(own | {'minimum_retention': 0.0}).variant == 'pruned'
+  for wrong in (1.5, True, '1', None):
+    with pytest.raises(InputError, match=r'minimum_retention: .* \[0, 1\]'):
+      policy.encode(own | {'minimum_retention': wrong})
+  _, policy = build(finished)
+  with pytest.raises(InputError, match='minimum_retention: expected at most'):
+    policy.encode(own)
 
 
 def test_a_dense_run_is_served_as_one_stage(run):

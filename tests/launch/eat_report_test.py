@@ -243,11 +243,31 @@ def test_flags_that_do_not_fit_the_run(runs, run):
   assert run.fitted.tolist() == [True] * 6 + [False] * 18
 
 
+def under_load(runs, path, *flags):
+  where = [f'--workdir={runs["eat"]}', f'--dense={runs["dense"]}']
+  small = ['--rows=9', '--seconds=0.1', '--loads=50,120', '--batch_size=1']
+  given = ['serve', *where, f'--out={path}', *small, *flags]
+  assert benchmark.main(given) == 0
+  rows = read(path)
+  assert {float(row['goodput']) > 0 for row in rows} == {True}
+  return [row['candidate'] for row in rows]
+
+
+@pytest.mark.slow
+def test_engines_under_load(runs, tmp_path):
+  names = under_load(runs, tmp_path / 'load.csv', '--peers=none')
+  assert names == ['EAT, engine', 'dense, engine'] * 4
+  assert (tmp_path / 'load.png').exists()
+
+
 @pytest.mark.nightly
 @pytest.mark.peers
 def test_other_libraries_give_our_answers(runs, tmp_path):
   if [*peers.usable(peers.PACKAGES)] != [*peers.PACKAGES]:
     pytest.skip('needs the extra [peers]')
+  names = under_load(runs, tmp_path / 'load.csv', '--deadline_ms=10000')
+  assert names[2:4] == ['dense, PyTorch', 'dense, ONNX Runtime']
+  assert len(names) == 16
   flags = ['--time=never', '--rows=7', '--rounds=2', '--batch_size=3',
            '--warmup=1', '--prune_scales=1']  # fmt: skip
   where = [f'--workdir={runs["eat"]}', f'--dense={runs["dense"]}']

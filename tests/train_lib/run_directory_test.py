@@ -257,7 +257,8 @@ def test_values_become_text_files():
   assert found == {'a': [3, 0.5], '4': [{'b': None}, *names]}
   with pytest.raises(TypeError):
     text_files.dumps({'a': np.zeros(2)})
-  for text in ('NaN', '[Infinity]', '{"a": -Infinity}', '{'):
+  deep, twice = '[' * 100_000, '{"b": {"a": 1, "a": 1}}'
+  for text in ('NaN', '[Infinity]', '{"a": -Infinity}', '{', deep, twice):
     with pytest.raises(ValueError):
       text_files.loads(text)
 

@@ -1,0 +1,102 @@
+"""Answers HTTP requests with a trained model.
+
+  python -m launch.serve --workdir=/tmp/sst2 --port=8000
+  curl -d '{"text": "a gripping film"}' localhost:8000/predict
+
+The server listens at once and answers 503 until the model is compiled. SIGTERM
+and Ctrl-C end it after the answers to all accepted requests. docs/serving.md
+lists requests, answers and metrics.
+"""
+
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Annotated
+
+from annotated_types import Interval
+
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import flag
+from launch import command_line, serving
+from launch.command_line import Count, Positive
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(serving.Flags):
+  """Flags of the server."""
+
+  host: str = flag('0.0.0.0: all networks', '127.0.0.1', 'ADDRESS')
+  port: Annotated[int, Interval(ge=0, le=65535)] = flag('0: a free one', 8000)
+  max_waiting: Count = flag('rows beyond max_pending', 1024, 'ROWS')
+  max_body_bytes: Positive = flag('of a request', 2**22, 'BYTES')
+  max_seconds: Annotated[float, Interval(gt=0.0, le=3600.0)] = flag(
+    'from a request to its answer', 30.0, 'SECONDS'
+  )
+
+
+def run(flags: Flags) -> int:
+  """Listens, loads the model, compiles it, serves until a signal."""
+  try:
+    import uvicorn
+
+    from serve_lib import http
+  except ImportError as error:
+    missing = "the server needs the extra [serve]: pip install -e '.[serve]'"
+    raise command_line.UsageError(missing) from error
+  from serve_lib.tuning import keep_freed_memory
+
+  keep_freed_memory()
+  with contextlib.closing(listen(flags.host, flags.port)) as listener:
+    engine = serving.load_engine(flags)
+    service = http.Service(engine, flags)
+    server = uvicorn.Server(uvicorn.Config(
+      service.app, http='h11', ws='none', lifespan='off', log_level='error',
+      log_config=None, access_log=False, server_header=False,
+      # Every request is answered by then; slow readers are cut off.
+      timeout_graceful_shutdown=math.ceil(flags.max_seconds) + 1,
+    ))  # fmt: skip
+    failed: list[BaseException] = []
+
+    def warm_up() -> None:
+      try:
+        serving.warm_up(engine, flags)
+        service.is_ready = True
+      except BaseException as error:
+        failed.append(error)
+        server.should_exit = True
+
+    # For the signal that uvicorn repeats at the end.
+    for number in (signal.SIGTERM, signal.SIGINT):
+      signal.signal(number, server.handle_exit)
+    threading.Thread(target=warm_up, daemon=True).start()
+    serving.log('listening on {}:{}'.format(*listener.getsockname()[:2]))
+    with serving.statistics(engine, flags.log_every):
+      server.run(sockets=[listener])
+      if failed:
+        raise failed[0]
+      if not service.is_ready:
+        # Nothing was accepted, and the compiler cannot be stopped.
+        os._exit(command_line.OK)
+      engine.close()
+  return command_line.OK
+
+
+def listen(host: str, port: int) -> socket.socket:
+  """Returns a listening socket; raises ConfigError if the address is taken."""
+  family = socket.AF_INET6 if ':' in host else socket.AF_INET
+  try:
+    return socket.create_server((host, port), family=family, backlog=2048)
+  except OSError as error:
+    expected = f'a free address of this machine ({error.strerror})'
+    raise ConfigError('--port', f'{host}:{port}', expected) from error
+
+
+main = command_line.Command('serve', __doc__, Flags, run)
+
+if __name__ == '__main__':
+  sys.exit(main())

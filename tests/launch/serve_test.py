@@ -1,0 +1,201 @@
+"""`launch.serve`: a server under load, with bad clients, until SIGTERM."""
+
+import asyncio
+import contextlib
+import json
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from launch import serve
+from tests.serve_lib import toy
+from tests.serve_lib.http_test import BAD, MOST_BYTES
+
+CONNECTIONS = 50
+# The command, with a small engine instead of that of a run.
+PROGRAM = """
+import sys
+from launch import serve, serving
+from serve_lib.engine import Engine
+from tests.serve_lib.http_test import Chain, Policy
+serving.load_engine = lambda flags: Engine(
+  Chain(), Policy(), (6,), (1, 8), max_pending=flags.max_pending
+)
+sys.exit(serve.main(sys.argv[1:]))
+"""
+
+
+def post(value):
+  body = value if isinstance(value, bytes) else json.dumps(value).encode()
+  head = f'POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}'
+  return head.encode() + b'\r\n\r\n' + body
+
+
+@contextlib.asynccontextmanager
+async def connected(port):
+  """Yields a function of a request to status and body, and the writer."""
+  reader, writer = await asyncio.open_connection('127.0.0.1', port)
+
+  async def ask(request):
+    writer.write(request)
+    head = (await reader.readuntil(b'\r\n\r\n')).decode().lower()
+    length = int(re.search(r'content-length: (\d+)', head)[1])
+    return int(head.split()[1]), await reader.readexactly(length)
+
+  try:
+    yield ask, writer
+  finally:
+    writer.transport.abort()
+
+
+async def get(port, path):
+  async with connected(port) as (ask, _):
+    return await ask(f'GET {path} HTTP/1.1\r\nHost: a\r\n\r\n'.encode())
+
+
+async def metric(port, name):
+  body = (await get(port, '/metrics'))[1].decode()
+  return float(re.search(rf'^{name} (.*)$', body, re.M)[1])
+
+
+async def use(port, number, requests):
+  """Sends good requests and 5 % bad ones; checks every answer."""
+  draw = random.Random(number)
+  async with connected(port) as (ask, _):
+    for _ in range(requests):
+      if draw.random() < 0.05:
+        body, *expected = draw.choice(BAD)
+        found, answer = await ask(post(body))
+        assert found == expected[0], (body[:99], answer)
+        assert expected[1] in json.loads(answer)['error']
+        continue
+      rows = [
+        [draw.randrange(1, 5) for _ in range(draw.randrange(1, 5))]
+        for _ in range(draw.choice((1, 1, 1, 4)))
+      ]
+      items = [{'tokens': row, 'source': 'forum'} for row in rows]
+      body = {'items': items} if len(rows) > 1 else items[0]
+      found, answer = await ask(post(body))
+      assert found == 200, answer
+      answer = json.loads(answer)
+      for row, one in zip(rows, answer.get('answers', [answer]), strict=True):
+        expected = toy.reference(toy.VARIABLES, ('full', row))
+        assert (one['label'], one['depth']) == (row, expected['depth'])
+
+
+async def leave(port, number):
+  """Sends a part of a request, or all of it, and does not wait."""
+  async with connected(port) as (_, writer):
+    request = post({'tokens': [1, 2]})
+    writer.write(request[: None if number % 2 else len(request) // 2])
+    await asyncio.sleep(0.001 * (number % 5))
+
+
+async def never_read(port, sent):
+  """Sends requests with long answers, which it does not read."""
+  request = post({'items': [{'tokens': [1], 'x' * 300: 0}] * 50})
+  async with connected(port) as (_, writer):
+    while True:
+      writer.write(request)
+      await writer.drain()
+      sent.append(len(request))
+
+
+async def load(port, requests):
+  """Answers, refusals, clients that leave, and one that does not read."""
+  each = requests // CONNECTIONS
+  tasks = [use(port, number, each) for number in range(CONNECTIONS)]
+  tasks += [leave(port, number) for number in range(requests // 100)]
+  sent = []
+  slow = asyncio.create_task(never_read(port, sent))
+  await asyncio.gather(*tasks)
+  slow.cancel()
+  assert sum(sent) < 1e8  # it had to wait
+  async with asyncio.timeout(60.0):
+    while await metric(port, 'engine_pending'):
+      await asyncio.sleep(0.05)
+  assert await metric(port, 'http_waiting_rows') == 0
+
+
+async def end(port, process):
+  """Ends the server under load; returns the answers that clients got then."""
+  answers, torn = 0, []
+
+  async def ask_until_closed():
+    nonlocal answers
+    async with connected(port) as (ask, _):
+      try:
+        while True:
+          assert (await ask(post({'tokens': [2, 0]})))[0] == 200
+          answers += 1
+      except (asyncio.IncompleteReadError, ConnectionError) as error:
+        torn.append(getattr(error, 'partial', b''))
+
+  tasks = [asyncio.create_task(ask_until_closed()) for _ in range(CONNECTIONS)]
+  while answers < 200:
+    await asyncio.sleep(0.01)
+  process.send_signal(signal.SIGTERM)
+  await asyncio.gather(*tasks)
+  assert not any(torn)
+  return answers
+
+
+def resident(process):
+  """Bytes of memory of a process."""
+  text = pathlib.Path(f'/proc/{process.pid}/status').read_text()
+  return 1024 * int(re.search(r'VmRSS:\s+(\d+) kB', text)[1])
+
+
+@pytest.mark.parametrize('requests', [
+  pytest.param(2_000, marks=pytest.mark.slow),
+  pytest.param(100_000, marks=pytest.mark.nightly),
+])  # fmt: skip
+def test_under_load_nothing_is_lost(requests, tmp_path):
+  log = tmp_path / 'log'
+  command = [
+    sys.executable, '-c', PROGRAM, '--workdir=none', '--port=0',
+    '--max_pending=64', '--max_waiting=10000', '--compilation_cache=none',
+    f'--max_body_bytes={MOST_BYTES}', '--log_every=0', '--max_seconds=600',
+  ]  # fmt: skip
+
+  async def talk(process):
+    while not (found := re.search(r'listening on .*:(\d+)', log.read_text())):
+      assert process.poll() is None, log.read_text()
+      await asyncio.sleep(0.1)
+    port = int(found[1])
+    assert (await get(port, '/healthz'))[0] == 200
+    while (await get(port, '/readyz'))[0] == 503:
+      await asyncio.sleep(0.1)
+    await load(port, requests // 2)
+    before = resident(process)
+    await load(port, requests // 2)
+    assert resident(process) - before < 50e6
+    answered = await metric(port, 'engine_answers_total')
+    return answered + await end(port, process)
+
+  with log.open('wb') as file:
+    process = subprocess.Popen(command, stderr=file)
+  try:
+    answers = asyncio.run(talk(process))
+    assert process.wait(60.0) == 0
+  finally:
+    process.kill()
+  # All that the engine answered has reached the clients.
+  assert json.loads(log.read_text().splitlines()[-1])['answers'] == answers
+
+
+def test_bad_flags_and_a_taken_address_are_answered_in_one_line(refused):
+  with serve.listen('127.0.0.1', 0) as taken:
+    port = taken.getsockname()[1]
+    for flag, message in (
+      (f'--port={port}', '--port: expected a free address'),
+      ('--max_seconds=0', '--max_seconds: expected a number in (0.0, 3600.0]'),
+      ('--log_every=0', 'workdir: expected the directory of a run'),
+    ):
+      given = ['--workdir=/nowhere', '--port=0', flag]
+      refused(serve.main, given, [message])
