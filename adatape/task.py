@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
 from adatape.model import TapeClassifier
-from adatape.serving import TapeChain, TapePolicy, tape_lengths
+from adatape.serving import TapeChain, tape_lengths
 from adatape.universal import Pondering
 from eval_lib.metrics import Average, Union, row_statistics
 from serve_lib.chain import NO_RUN
 from serve_lib.decisions import check_no_options
+from serve_lib.policies import TapePolicy
 from train_lib.classification import Classification
 from train_lib.multi_label import MultiLabel
 from train_lib.task import Weight

@@ -14,14 +14,13 @@ from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Interval
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from albert_act import compaction, transposed_kernels
 from albert_act.compaction import Tokens
 from albert_act.model import AlbertClassifier
 from dataset_lib.errors import ConfigError
-from serve_lib.chain import Row, Stage
-from serve_lib.decisions import ClassifierPolicy
+from serve_lib.chain import Stage
 from serve_lib.items import TOKEN_IDS, TextOptions, TextReader
 
 VARIANT = 'compacted'
@@ -95,29 +94,3 @@ class AlbertChain:
     batch = self.reader.pad(rows, length, size)
     batch['length'][len(rows) :] = 0
     return batch
-
-
-class AlbertPolicy(ClassifierPolicy):
-  """`serve_lib.chain.Policy` for an `AlbertChain`; items are texts."""
-
-  def decide(
-    self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
-  ) -> Bool[np.ndarray, ' b']:
-    """Returns the rows in which every token has halted."""
-    return ~np.asarray(outputs['running'])
-
-  def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
-    """Returns (depth, mean share of iterations, answer fields)."""
-    tokens = row.encoded.inputs['tokens']
-    steps = row.outputs[-1]['steps'][: len(tokens)]
-    depth, mean, limit = int(steps.max()), float(steps.mean()), self.chain.limit
-    words = self.reader.tokenizer
-    fields = dict(
-      depth=depth,
-      iterations=mean,
-      tokens=words and tuple(words.names(tokens.tolist())),
-      token_iterations=tuple(steps.tolist()),
-      exit_reason='last iteration' if depth == limit else 'all tokens halted',
-      truncated=row.encoded.context['truncated'],
-    )
-    return depth, mean / limit, fields

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from albert_act.model import AlbertClassifier
-from albert_act.serving import AlbertChain, AlbertPolicy, Options
+from albert_act.serving import AlbertChain, Options
 from eval_lib.metrics import Average
 from model_lib import sizes
+from serve_lib.policies import HaltingPolicy
 from train_lib.task import Weight
 from train_lib.text_classification import TextClassification
 
@@ -42,7 +43,7 @@ class FineTune(TextClassification):
   def serve_texts(self, given, reader, lengths, variables):
     """Halting with compaction; options: `albert_act.serving.Options`."""
     chain = AlbertChain(self.model, variables, reader, given.iterations)
-    return chain, AlbertPolicy(chain, reader, self.label_names, lengths)
+    return chain, HaltingPolicy(chain, reader, self.label_names, lengths)
 
 
 def ponder_loss(task, ponder, batch, norm, knobs) -> tuple[Any, dict[str, Any]]:

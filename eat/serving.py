@@ -13,13 +13,14 @@ from typing import Any
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.text_tasks import REPEATED_TEXTS
-from eat import exits
 from eat.model import EatClassifier
-from eat.policy import GUARANTEED, PRUNED, UNPRUNED, CalibrationFile, EatPolicy
+from eat.policy import GUARANTEED, CalibrationFile
 from model_lib.bert import BertClassifier
 from model_lib.layers import build
+from serve_lib import exits
 from serve_lib.chain import Stage
 from serve_lib.items import TOKEN_IDS, TextReader
+from serve_lib.policies import PRUNED, UNPRUNED, ExitPolicy
 
 
 class EatChain:
@@ -90,7 +91,7 @@ def as_adaptive(model: Any) -> EatClassifier:
 
 
 def warnings_of(
-  file: CalibrationFile, policy: EatPolicy, longest: int
+  file: CalibrationFile, policy: ExitPolicy, longest: int
 ) -> Iterator[str]:
   """Yields warnings: missing checks and options without effect.
 

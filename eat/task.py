@@ -17,11 +17,12 @@ from jaxtyping import Array, Float
 
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
-from eat.policy import GUARANTEED, CalibrationFile, EatPolicy, read_options
+from eat.policy import GUARANTEED, CalibrationFile, read_options
 from eat.serving import EatChain, as_adaptive, warnings_of
 from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN
 from serve_lib.monitor import Monitor
+from serve_lib.policies import ExitPolicy
 from train_lib import distillation, loading
 from train_lib.distillation import TEACHER, Student
 from train_lib.run_directory import TOKENIZER
@@ -151,7 +152,7 @@ class FineTune(Student, TextClassification):
       with_unpruned = any(given.minimum_retention.values())
       variables = jax.device_put(dict(variables))
       chain = EatChain(model, variables, reader, with_unpruned)
-      policy = EatPolicy(
+      policy = ExitPolicy(
         chain, reader, names, lengths, rule,
         temperatures=temperatures, options=given, monitor=monitor,
       )  # fmt: skip
