@@ -9,12 +9,10 @@ stage, in which halted rows cost nothing.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-import numpy as np
 from annotated_types import Interval
-from jaxtyping import Int
 
 from albert_act import compaction, transposed_kernels
 from albert_act.compaction import Tokens
@@ -56,7 +54,12 @@ class AlbertChain:
     for name in ('num_groups', 'inner_group'):
       if (value := getattr(model, name)) != 1:
         raise ConfigError(f'model.{name}', value, '1 to be served')
-    self.model, self.reader = model, reader
+    # Padding rows have no tokens and halt at once.
+    self.model, self.reader = (
+      model,
+      dataclasses.replace(reader, padding_tokens=0),
+    )
+    self.pad = self.reader.pad
     self.variables = {
       'params': transposed_kernels.transpose(variables['params'])
     }
@@ -86,11 +89,3 @@ class AlbertChain:
     logits, _ = module.classify(tokens.x[:, 0])
     running, steps = tokens.halting.running.any(1), tokens.halting.steps
     return tokens, {'logits': logits, 'running': running, 'steps': steps}
-
-  def pad(
-    self, rows: Sequence[Mapping[str, Any]], length: int, size: int
-  ) -> dict[str, Int[np.ndarray, '...']]:
-    """Returns a batch; padding rows have no tokens and halt at once."""
-    batch = self.reader.pad(rows, length, size)
-    batch['length'][len(rows) :] = 0
-    return batch

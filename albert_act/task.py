@@ -43,7 +43,7 @@ class FineTune(TextClassification):
   def serve_texts(self, given, reader, lengths, variables):
     """Halting with compaction; options: `albert_act.serving.Options`."""
     chain = AlbertChain(self.model, variables, reader, given.iterations)
-    return chain, HaltingPolicy(chain, reader, self.label_names, lengths)
+    return chain, HaltingPolicy(chain, chain.reader, self.label_names, lengths)
 
 
 def ponder_loss(task, ponder, batch, norm, knobs) -> tuple[Any, dict[str, Any]]:

@@ -74,6 +74,10 @@ class EatChain:
     """Returns the static lengths after each pruning; none for 'unpruned'."""
     return () if variant == UNPRUNED else self.model.static_sizes(length)
 
+  def kept(self, length: int) -> int:
+    """Returns the tokens that 'pruned' keeps of `length`."""
+    return self.model.static_sizes(length)[-1]
+
 
 def as_adaptive(model: Any) -> EatClassifier:
   """Returns a dense BERT as an `EatClassifier` with the same parameters.

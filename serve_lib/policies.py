@@ -61,11 +61,11 @@ class ExitPolicy(ClassifierPolicy):
     """Tokenises an item; see `serve_lib.items.TextReader`."""
     encoded = super().encode(item)
     least = self.options.minimum_retention.get(encoded.context['source'], 0.0)
-    if least and encoded.variant == PRUNED:
-      kept = self.chain.sizes(PRUNED, encoded.length)[-1] / encoded.length
-      if kept < least:
-        return dataclasses.replace(encoded, variant=UNPRUNED)
-    return encoded
+    if not least or encoded.variant != PRUNED:
+      return encoded
+    kept = self.chain.kept(encoded.length) / encoded.length
+    variant = UNPRUNED if kept < least else PRUNED
+    return dataclasses.replace(encoded, variant=variant)
 
   def decide(
     self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
