@@ -147,7 +147,7 @@ def write(
   kind = {cls: name for name, cls in POLICIES.items()}.get(type(policy))
   if kind is None:
     expected = f'a model that is served by one of {", ".join(POLICIES)}'
-    raise ConfigError('bundle', type(policy).__name__, expected)
+    raise ConfigError('policy', type(policy).__name__, expected)
   found, used, members = {}, {}, {}
   for group, size, one in programs.stages():
     leaves, structure = jax.tree.flatten(one.carry)
@@ -209,7 +209,14 @@ def _export(one: Traced) -> bytes:
     lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
     (one.variables, leaves),
   )
-  exported = export.export(jax.jit(run), platforms=PLATFORMS)(*shapes)
+  # Without the lines of the call, whose paths are those of this machine.
+  name = 'jax_traceback_in_locations_limit'
+  before = getattr(jax.config, name)
+  jax.config.update(name, 0)
+  try:
+    exported = export.export(jax.jit(run), platforms=PLATFORMS)(*shapes)
+  finally:
+    jax.config.update(name, before)
   return _pure(bytes(exported.serialize()))
 
 
