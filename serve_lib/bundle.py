@@ -143,12 +143,14 @@ def write(
   `about` is stored unread, such as the step and the calibration. Raises
   ConfigError for a policy of another kind than `POLICIES`.
   """
-  chain, grid = programs.chain, programs.grid
+  chain: Any = programs.chain
   kind = {cls: name for name, cls in POLICIES.items()}.get(type(policy))
   if kind is None:
     expected = f'a model that is served by one of {", ".join(POLICIES)}'
     raise ConfigError('policy', type(policy).__name__, expected)
-  found, used, members = {}, {}, {}
+  found: dict[Any, dict[str, Any]] = {}
+  used: dict[int, Any] = {}
+  members: dict[str, bytes] = {}
   for group, size, one in programs.stages():
     leaves, structure = jax.tree.flatten(one.carry)
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
@@ -163,30 +165,15 @@ def write(
   ]
   variables = {names[number]: np.asarray(x) for number, x in used.items()}
   places = {number: place for place, number in enumerate(used)}
-  for one in found.values():
-    one['read'] = [places[number] for number in one['read']]
-  drift = policy.monitor.drift
-  has_pruned = len(chain.variants) > 1
-  lengths = range(1, grid.lengths[-1] + 1) if has_pruned else ()
-  manifest = {
+  for entry in found.values():
+    entry['read'] = [places[number] for number in entry['read']]
+  manifest = _describe(chain, programs.grid, policy) | {
     'about': dict(about),
     'jax': jax.__version__,
-    'policy': _policy_fields(policy) | {'kind': kind},
-    'reader': dict(policy.reader.recipe),
-    'drift': drift and {
-      'confidences': drift.confidences.tolist(), 'threshold': drift.threshold
-    },
-    'chain': {
-      'num_stages': chain.num_stages,
-      'variants': chain.variants,
-      'heads': getattr(chain, 'heads', ()),
-      'limit': getattr(chain, 'limit', 0),
-      'kept_tokens': [chain.kept(length) for length in lengths],
-    },
-    'grid': dataclasses.asdict(grid),
     'variables': list(variables),
     'programs': list(found.values()),
-  }  # fmt: skip
+  }
+  manifest['policy']['kind'] = kind
   # Python's JSON has infinity, which is a threshold.
   members[MANIFEST] = json.dumps(manifest, indent=1).encode()
   members[VARIABLES] = safetensors.numpy.save(variables)
@@ -218,6 +205,27 @@ def _export(one: Traced) -> bytes:
   finally:
     jax.config.update(name, before)
   return _pure(bytes(exported.serialize()))
+
+
+def _describe(chain: Any, grid: Grid, policy: Any) -> dict[str, Any]:
+  """Returns what the host needs to know, as values of JSON."""
+  drift, has_pruned = policy.monitor.drift, len(chain.variants) > 1
+  lengths = range(1, grid.lengths[-1] + 1) if has_pruned else ()
+  return {
+    'policy': _policy_fields(policy),
+    'reader': dict(policy.reader.recipe),
+    'drift': drift and {
+      'confidences': drift.confidences.tolist(), 'threshold': drift.threshold
+    },
+    'chain': {
+      'num_stages': chain.num_stages,
+      'variants': chain.variants,
+      'heads': getattr(chain, 'heads', ()),
+      'limit': getattr(chain, 'limit', 0),
+      'kept_tokens': [chain.kept(length) for length in lengths],
+    },
+    'grid': dataclasses.asdict(grid),
+  }  # fmt: skip
 
 
 def _policy_fields(policy: Any) -> dict[str, Any]:

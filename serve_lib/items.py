@@ -68,7 +68,7 @@ def images(image_size: int, resize_small: int, length: int) -> ItemReader:
   """
   from dataset_lib import image_ops  # OpenCV, which texts do not need
 
-  sizes = dict(image_size=image_size, resize_small=resize_small)
+  sizes: dict[str, Any] = dict(image_size=image_size, resize_small=resize_small)
   prepare = image_ops.ImageOptions(**sizes).transform
 
   def convert(value: Any) -> np.ndarray:
@@ -230,7 +230,11 @@ class TextReader:
 
 
 TOKEN_IDS = TextReader(None, 512)  # of rows of token ids
-KINDS = {'images': images, 'texts': TextReader, 'tokens': token_rows}
+KINDS: Mapping[str, Any] = {
+  'images': images,
+  'texts': TextReader,
+  'tokens': token_rows,
+}
 
 
 def _item_fields(item: Any) -> dict[str, Any]:

@@ -145,24 +145,6 @@ def test_a_program_that_calls_python_is_refused(written, tmp_path, as_text):
   assert not calls
 
 
-def test_a_callback_is_not_exported(tmp_path):
-  reader = token_rows(4, 10, 1)
-
-  def apply(variables, batch):
-    shape = jax.ShapeDtypeStruct((len(batch['tokens']), 3), np.float32)
-    return jax.pure_callback(
-      lambda tokens: TABLE[tokens], shape, batch['tokens']
-    )
-
-  chain = OneStage(apply, {}, reader)
-  policy = ClassifierPolicy(chain, reader, CLASSES, (1,))
-  with pytest.raises((NotImplementedError, bundle.BundleError)):
-    bundle.write(
-      tmp_path / 'new', Programs(chain, Grid((1,), (1,))), policy, {}
-    )
-  assert not list(tmp_path.iterdir())
-
-
 class Other(ClassifierPolicy):
   """A policy of a user, whose code a bundle would need."""
 
