@@ -56,6 +56,7 @@ setuptools.setup(
     'clu>=0.0.12',
     'etils[epath]>=1.9',
     'filelock>=4',
+    'flatbuffers>=24.3',  # of jax.export
     'flax>=0.12,<0.13',
     'grain>=0.2.10,<0.3',
     'jax>=0.10,<0.13',

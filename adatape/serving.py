@@ -15,8 +15,7 @@ from typing import Any
 from adatape.model import TapeClassifier
 from dataset_lib.errors import ConfigError
 from eval_lib.certificate import Setting
-from serve_lib.chain import Row, Stage
-from serve_lib.decisions import ClassifierPolicy
+from serve_lib.chain import Stage
 
 # Ten pad a tape of mean T / 2 by a tenth; every bucket takes a program for each
 # batch size and leaves a partial batch.
@@ -83,16 +82,6 @@ class TapeChain:
     )
     x, tape, _ = result
     return (x, tape.tokens, tape.mask), {'length': tape.length}
-
-
-class TapePolicy(ClassifierPolicy):
-  """`serve_lib.chain.Policy` for a `TapeChain`; every row runs both stages."""
-
-  def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
-    """Returns (tape length, length / largest bucket, fields of the answer)."""
-    length = int(row.outputs[0]['length'])
-    fields = {'tape_length': length, 'exit_reason': 'tape read'}
-    return length, length / self.lengths[-1], fields
 
 
 def tape_lengths(

@@ -14,12 +14,13 @@ from jaxtyping import Array, Float, Num
 
 from adatape import serving
 from adatape.model import TapeClassifier
-from adatape.serving import TapeChain, TapePolicy, tape_lengths
+from adatape.serving import TapeChain, tape_lengths
 from adatape.universal import Pondering
 from dataset_lib import fields
 from eval_lib import certificate
 from eval_lib.metrics import Average, Union, row_statistics
 from serve_lib.chain import NO_RUN
+from serve_lib.policies import TapePolicy
 from train_lib.classification import Classification
 from train_lib.multi_label import MultiLabel
 from train_lib.task import Weight

@@ -18,10 +18,11 @@ from flax import linen as nn
 
 from albert_act import packed_attention, transposed_kernels
 from albert_act.model import AlbertClassifier
-from albert_act.serving import AlbertChain, AlbertPolicy
+from albert_act.serving import AlbertChain
 from eval_lib.benchmark import Call, Candidate, log_probabilities
 from serve_lib.engine import Engine
 from serve_lib.items import TextReader
+from serve_lib.policies import HaltingPolicy
 
 VOCAB_SIZE = 1000
 SPREAD = 2.0  # standard deviation of the first scores' logits
@@ -141,7 +142,7 @@ def _engine(model: Any, variables: Any, inputs: Any, iterations: int) -> Any:
   batch, length = inputs[0].shape
   chain = AlbertChain(model, variables, iterations=iterations)
   reader = TextReader(None, length)
-  policy = AlbertPolicy(chain, reader, ('first', 'second'), (length,))
+  policy = HaltingPolicy(chain, reader, ('first', 'second'), (length,))
   engine = Engine(chain, policy, (length,), (batch,))
   engine.warm_up()
   items = [{'tokens': row} for row in np.asarray(inputs[0])]

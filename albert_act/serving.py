@@ -10,20 +10,17 @@ stage, in which halted rows cost nothing.
 import dataclasses
 import functools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-import numpy as np
 from annotated_types import Interval
-from jaxtyping import Bool, Int
 
 from albert_act import compaction, transposed_kernels
 from albert_act.compaction import Tokens
 from albert_act.model import AlbertClassifier
 from dataset_lib.errors import ConfigError
 from eval_lib.certificate import Setting
-from serve_lib.chain import Row, Stage
-from serve_lib.decisions import ClassifierPolicy
+from serve_lib.chain import Stage
 from serve_lib.items import TOKEN_IDS, TextOptions, TextReader
 
 VARIANT = 'compacted'
@@ -59,7 +56,12 @@ class AlbertChain:
     for name in ('num_groups', 'inner_group'):
       if (value := getattr(model, name)) != 1:
         raise ConfigError(f'model.{name}', value, '1 to be served')
-    self.model, self.reader = model, reader
+    # Padding rows have no tokens and halt at once.
+    self.model, self.reader = (
+      model,
+      dataclasses.replace(reader, padding_tokens=0),
+    )
+    self.pad = self.reader.pad
     self.variables = {
       'params': transposed_kernels.transpose(variables['params'])
     }
@@ -91,37 +93,3 @@ class AlbertChain:
     logits, _ = module.classify(tokens.x[:, 0])
     running, steps = tokens.halting.running.any(1), tokens.halting.steps
     return tokens, {'logits': logits, 'running': running, 'steps': steps}
-
-  def pad(
-    self, rows: Sequence[Mapping[str, Any]], length: int, size: int
-  ) -> dict[str, Int[np.ndarray, '...']]:
-    """Returns a batch; padding rows have no tokens and halt at once."""
-    batch = self.reader.pad(rows, length, size)
-    batch['length'][len(rows) :] = 0
-    return batch
-
-
-class AlbertPolicy(ClassifierPolicy):
-  """`serve_lib.chain.Policy` for an `AlbertChain`; items are texts."""
-
-  def decide(
-    self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
-  ) -> Bool[np.ndarray, ' b']:
-    """Returns the rows in which every token has halted."""
-    return ~np.asarray(outputs['running'])
-
-  def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
-    """Returns (depth, mean share of iterations, answer fields)."""
-    tokens = row.encoded.inputs['tokens']
-    steps = row.outputs[-1]['steps'][: len(tokens)]
-    depth, mean, limit = int(steps.max()), float(steps.mean()), self.chain.limit
-    words = self.reader.tokenizer
-    fields = dict(
-      depth=depth,
-      iterations=mean,
-      tokens=words and tuple(words.names(tokens.tolist())),
-      token_iterations=tuple(steps.tolist()),
-      exit_reason='last iteration' if depth == limit else 'all tokens halted',
-      truncated=row.encoded.context['truncated'],
-    )
-    return depth, mean / limit, fields

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from albert_act.model import AlbertClassifier
-from albert_act.serving import VARIANT, AlbertChain, AlbertPolicy, Options
+from albert_act.serving import VARIANT, AlbertChain, Options
 from eval_lib import certificate
 from eval_lib.metrics import Average
 from model_lib import sizes
+from serve_lib.policies import HaltingPolicy
 from train_lib.task import Weight
 from train_lib.text_classification import TextClassification
 
@@ -59,8 +60,8 @@ class FineTune(TextClassification):
     certified = given.setting, run, self.model, variables, VARIANT
     others, fields = certificate.serve(*certified)
     chain = AlbertChain(self.model, variables, reader, given.iterations, others)
-    given = chain, reader, self.label_names, lengths
-    return chain, AlbertPolicy(*given, **fields)
+    given = chain, chain.reader, self.label_names, lengths
+    return chain, HaltingPolicy(*given, **fields)
 
 
 def ponder_loss(task, ponder, batch, norm, knobs) -> tuple[Any, dict[str, Any]]:

@@ -102,7 +102,11 @@ class Tokenizer:
 
   def save(self, path: str | os.PathLike[str]) -> None:
     """Writes one `tokenizer.json` from which `load` gives this tokenizer."""
-    text_files.write_text(path, self._library.to_str(pretty=True) + '\n')
+    text_files.write_text(path, self.to_json())
+
+  def to_json(self) -> str:
+    """Returns the text of a `tokenizer.json`."""
+    return self._library.to_str(pretty=True) + '\n'
 
   def _truncating_at(self, max_length: int) -> Any:
     if max_length < MIN_LENGTH:
@@ -175,6 +179,14 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     else:
       library = _word_piece(file, config)
     return _completed(library, file, config)
+
+
+def from_json(content: bytes, place: str) -> Tokenizer:
+  """Reads a `tokenizer.json`; `place` is for errors, which are as of `load`."""
+  file = pathlib.Path(place)
+  with _named(file):
+    library = tokenizers.Tokenizer.from_buffer(content)
+    return _completed(library, file, {})
 
 
 @contextlib.contextmanager

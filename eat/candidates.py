@@ -19,7 +19,6 @@ from flax import linen as nn
 from jaxtyping import Int
 
 from eat.model import EatClassifier
-from eat.policy import EatPolicy, Options
 from eat.serving import EatChain
 from eval_lib import peers
 from eval_lib.benchmark import Call, Candidate, checked, log_probabilities
@@ -28,6 +27,7 @@ from model_lib.errors import FieldError
 from serve_lib.chain import doubling
 from serve_lib.engine import Engine
 from serve_lib.items import TextReader
+from serve_lib.policies import ExitOptions, ExitPolicy
 
 EXIT_LAYER, VOCAB_SIZE = 4, 30522
 TITLES = {'dense': 'BERT', 'distil': 'DistilBERT'}
@@ -189,9 +189,9 @@ def _engine(model: EatClassifier, length: int, batch: int) -> Engine:
   variables = {'params': random_params(model)}
   chain = EatChain(model, variables, with_unpruned=False)
   # The rule is evaluated for every row, as in service.
-  rule = Options(thresholds={LEAVE: 0.0, STAY: math.inf})
+  options = ExitOptions(thresholds={LEAVE: 0.0, STAY: math.inf})
   reader = TextReader(None, length)
-  policy = EatPolicy(chain, reader, CLASS_NAMES, (length,), options=rule)
+  policy = ExitPolicy(chain, reader, CLASS_NAMES, (length,), options=options)
   engine = Engine(chain, policy, (length,), doubling(batch), tune=True)
   engine.warm_up()
   return engine

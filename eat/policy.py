@@ -1,38 +1,27 @@
-"""Policy that serves EAT, and its options.
+"""Options of serving an EAT; the policy is `serve_lib.policies.ExitPolicy`.
 
-The host's side of the engine (EAT, sections 7.4 and 10). Thresholds, minimum
-retention and the switch to full depth are host values; changing them never
-recompiles. The evaluator 'calibration' writes `calibration.json`: temperatures
-and the reference of the drift check; 'certificate' writes `certificate.json`.
+The evaluator 'calibration' writes `calibration.json`: temperatures and the
+reference of the drift check; 'certificate' writes `certificate.json`.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from annotated_types import Interval
-from jaxtyping import Bool, Float
 
 from dataset_lib import fields
 from dataset_lib.errors import ConfigError
-from eat import exits
-from eat.exits import RULES_WITH_TAU, Rule
 from eval_lib.certificate import GUARANTEED, Certified
-from serve_lib.chain import Encoded, InputError, Row
-from serve_lib.decisions import ClassifierPolicy, margin, scale, source_of
+from serve_lib.exits import RULES_WITH_TAU, Rule
 from serve_lib.items import TextOptions
-
-PRUNED, UNPRUNED = 'pruned', 'unpruned'
-DEFAULT_TAU = 0.9  # of rule=confidence; other rules measure something else
-
-Share = Annotated[float, Interval(ge=0.0, le=1.0)]
+from serve_lib.policies import DEFAULT_TAU, ExitOptions, Share
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(TextOptions):
-  """Options of serving an EAT; `eat.exits.Rule` describes the first five."""
+class Options(ExitOptions, TextOptions):
+  """Options of serving an EAT; `serve_lib.exits.Rule` describes these."""
 
   rule: Literal[
     'confidence', 'entropy', 'margin', 'patience', 'combined', 'never'
@@ -45,14 +34,6 @@ class Options(TextOptions):
   patience: Annotated[int, Interval(ge=1, le=1000)] = 2
   tolerance: Annotated[float, Interval(ge=0.0, le=1e6)] = 0.1
   veto_margin: Share = 0.0
-  # Below this margin an answer is the mean of the probabilities of all heads
-  # that the row passed; 0 for never.
-  ensemble_margin: Share = 0.0
-  # By source, instead of `tau`.
-  thresholds: dict[str, Any] = dataclasses.field(default_factory=dict)
-  # By source. If the model keeps fewer tokens than this share, the row is
-  # served unpruned, and the drift check skips the row.
-  minimum_retention: dict[str, Share] = dataclasses.field(default_factory=dict)
 
 
 def read_options(
@@ -136,94 +117,3 @@ def _legal_taus(rule: str, classes: int) -> str:
     return 'a difference of two probabilities, in [0, 1]'
   least = f'{1 / classes:.4g}'
   return f'a probability in [0, 1], of the surest of {classes} >= {least}'
-
-
-@dataclasses.dataclass(eq=False)
-class EatPolicy(ClassifierPolicy):
-  """`serve_lib.chain.Policy` for an `eat.serving.EatChain`.
-
-  An item may have 'minimum_retention', its own instead of that of its source;
-  the chain needs the variant 'unpruned' for it.
-
-  While the monitor finds drift, all rows run to full depth. `rule` may be set
-  between batches. Its fields apply, not the equally named ones of `options`.
-  """
-
-  rule: Rule = dataclasses.field(
-    default_factory=lambda: Rule('confidence', tau=DEFAULT_TAU)
-  )
-  _: dataclasses.KW_ONLY
-  temperatures: Any = ()  # of each head, float32 [E]; () for 1
-  options: Options = dataclasses.field(default_factory=Options)
-
-  def __post_init__(self):
-    given = list(self.temperatures) or [1.0] * self.chain.num_stages
-    self.temperatures = np.asarray(given, np.float32)
-
-  def encode(self, item: Any) -> Encoded:
-    """Tokenises an item; see `serve_lib.items.TextReader`."""
-    least = None  # an item may have its own
-    if isinstance(item, Mapping) and 'minimum_retention' in item:
-      least, item = item['minimum_retention'], {**item}
-      del item['minimum_retention']
-      if not fields.accepts(Share, least):
-        expected = 'minimum_retention: expected a share in [0, 1]'
-        raise InputError(f'{expected}, got {least!r}')
-    encoded = super().encode(item)
-    if least is None:
-      least = self.options.minimum_retention.get(encoded.context['source'], 0.0)
-    if least and encoded.variant == PRUNED:
-      kept = self.chain.sizes(PRUNED, encoded.length)[-1] / encoded.length
-      if kept < least:
-        if UNPRUNED not in self.chain.variants:
-          compiled = f'at most {kept:.4f} in a model compiled with pruning only'
-          raise InputError(f'minimum_retention: expected {compiled}')
-        return dataclasses.replace(encoded, variant=UNPRUNED)
-    return encoded
-
-  def decide(
-    self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
-  ) -> Bool[np.ndarray, ' b']:
-    """Returns which rows leave by the rule; see `serve_lib.chain.Policy`."""
-    rule, thresholds = self.rule, self.options.thresholds
-    if thresholds:
-      taus = [
-        thresholds.get(row.encoded.context['source'], rule.tau) for row in rows
-      ]
-      rule = dataclasses.replace(rule, tau=np.asarray(taus, np.float32))
-    willing = exits.should_exit(rule, self._calibrated(rows))
-    for row, leaves in zip(rows, willing, strict=True):
-      if leaves:
-        row.encoded.context.setdefault('exit_stage', stage)
-    # During drift the rule is evaluated only so that `exit_reason` says 'full
-    # depth' for rows that would have left.
-    drifted = [self.monitor.full_depth(source_of(r.encoded)) for r in rows]
-    return willing & ~np.array(drifted)
-
-  def _calibrated(self, rows: Sequence[Row]) -> Float[np.ndarray, 'E b O']:
-    """Returns the heads so far, divided by temperatures."""
-    logits = np.array([[out['logits'] for out in r.outputs] for r in rows])
-    temperatures = self.temperatures[: logits.shape[1]]
-    return scale(logits.swapaxes(0, 1), temperatures)
-
-  def logits(self, row: Row) -> Float[np.ndarray, 'E O']:
-    """Returns the calibrated logits of all heads that the row passed."""
-    return self._calibrated([row])[:, 0]
-
-  def combine(self, heads: Float[np.ndarray, 'E C']) -> Float[np.ndarray, ' C']:
-    """Returns the last head, or the mean of all if its margin is low."""
-    least = self.options.ensemble_margin
-    return heads.mean(0) if least and margin(heads[-1]) < least else heads[-1]
-
-  def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
-    """Returns layers, retention, and fields such as the exit reason."""
-    stage, context = len(row.outputs) - 1, row.encoded.context
-    if stage < self.chain.num_stages - 1:
-      reason = self.rule.name if self.class_names else 'tolerance'
-    else:
-      reason = 'full depth' if 'exit_stage' in context else 'last layer'
-    depth = self.chain.heads[stage]
-    retention = int(row.outputs[-1]['kept']) / row.encoded.length
-    answer = dict(depth=depth, retention=retention, exit_reason=reason)
-    answer['truncated'] = context['truncated']
-    return depth, retention, answer

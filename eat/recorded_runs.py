@@ -16,14 +16,14 @@ import numpy as np
 
 from dataset_lib import builder, source
 from dataset_lib.errors import ConfigError
-from eat import exits
 from eat.model import EatClassifier
-from eat.policy import EatPolicy
 from eat.serving import EatChain
 from eval_lib import frontier, glue, predictions
 from eval_lib.calibration import CalibrationFile
+from serve_lib import exits
 from serve_lib.chain import ServedRun
 from serve_lib.monitor import Monitor
+from serve_lib.policies import ExitPolicy
 from train_lib import loading
 
 BATCH = 64  # rows of a batch that is recorded
@@ -45,7 +45,7 @@ class Model:
   name: str  # of the run, in tables
   facts: Mapping[str, Any]  # about the run and the rows, for the report
   task: str  # of GLUE; '' for another
-  policy: EatPolicy  # with the chain and the temperatures of its heads
+  policy: ExitPolicy  # with the chain and the temperatures of its heads
   data: builder.Dataset  # its first rows, in batches
   records: Mapping[str, np.ndarray]  # the rows, padded to the longest
   fitted: np.ndarray  # rows that the temperatures were fitted to, bool `[N]`

@@ -14,15 +14,15 @@ from typing import Any
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.text_tasks import REPEATED_TEXTS
-from eat import exits
 from eat.model import EatClassifier
-from eat.policy import PRUNED, UNPRUNED, EatPolicy
 from eval_lib.calibration import CalibrationFile
 from eval_lib.certificate import GUARANTEED, CertificateFile
 from model_lib.bert import BertClassifier
 from model_lib.layers import build
+from serve_lib import exits
 from serve_lib.chain import Stage
 from serve_lib.items import TOKEN_IDS, TextReader
+from serve_lib.policies import PRUNED, UNPRUNED, ExitPolicy
 
 
 class EatChain:
@@ -80,6 +80,10 @@ class EatChain:
     model = self._others.get(variant, self.model)
     return () if variant == UNPRUNED else model.static_sizes(length)
 
+  def kept(self, length: int) -> int:
+    """Returns the tokens that 'pruned' keeps of `length`."""
+    return self.model.static_sizes(length)[-1]
+
 
 def as_adaptive(model: Any) -> EatClassifier:
   """Returns a dense BERT as an `EatClassifier` with the same parameters.
@@ -99,7 +103,7 @@ def as_adaptive(model: Any) -> EatClassifier:
 def warnings_of(
   file: CalibrationFile,
   certificate: CertificateFile,
-  policy: EatPolicy,
+  policy: ExitPolicy,
   longest: int,
 ) -> Iterator[str]:
   """Yields warnings: missing checks and options without effect.

@@ -17,13 +17,14 @@ from jaxtyping import Array, Float
 
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
-from eat.policy import PRUNED, UNPRUNED, EatPolicy, read_options
+from eat.policy import read_options
 from eat.serving import EatChain, as_adaptive, warnings_of
 from eval_lib.calibration import CalibrationFile
 from eval_lib.certificate import GUARANTEED, CertificateFile
 from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN
 from serve_lib.monitor import Monitor
+from serve_lib.policies import PRUNED, UNPRUNED, ExitPolicy
 from train_lib import distillation, loading
 from train_lib.distillation import TEACHER, Student
 from train_lib.run_directory import TOKENIZER
@@ -185,7 +186,7 @@ class FineTune(Student, TextClassification):
       with_unpruned = any(given.minimum_retention.values())
       variables = jax.device_put(dict(variables))
       chain = EatChain(model, variables, reader, with_unpruned, others)
-      policy = EatPolicy(
+      policy = ExitPolicy(
         chain, reader, names, lengths, rule,
         temperatures=temperatures, options=given, monitor=monitor,
         certified=certified,

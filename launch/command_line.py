@@ -222,6 +222,14 @@ def parse_fields(flag: str, text: str) -> dict[str, Any]:
   return values
 
 
+def refuse(flags: Any, names: Sequence[str], expected: str) -> None:
+  """Raises ConfigError for a named flag that differs from its default."""
+  for field in dataclasses.fields(flags):
+    value = getattr(flags, field.name)
+    if field.name in names and value != field.default:
+      raise ConfigError(field.name, value, expected)
+
+
 def fail(message: object, code: int = USAGE) -> NoReturn:
   """Prints one line on stderr and exits with the code."""
   print('error:', ' '.join(str(message).split()), file=sys.stderr)

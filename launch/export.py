@@ -1,10 +1,15 @@
-"""Writes a trained model of texts as a Hugging Face directory.
+"""Writes a trained model as a bundle, or as a Hugging Face directory.
 
+  python -m launch.export --workdir=/tmp/sst2_eat --bundle=/tmp/sst2_eat.bundle
   python -m launch.export --workdir=/tmp/sst2 --out=/tmp/sst2_hf
 
-transformers loads the directory with AutoModelForSequenceClassification (after
-pretraining AutoModelForPreTraining) and AutoTokenizer, configs/eat with
-`pretrained=/tmp/sst2_hf`, configs/albert_act with `checkpoint=/tmp/sst2_hf`.
+A bundle is one file that launch.predict answers from, without the Python code
+of the model: see docs/serving.md, also for --serve and the other options.
+
+--out is for models of texts. transformers loads the directory with
+AutoModelForSequenceClassification (after pretraining AutoModelForPreTraining)
+and AutoTokenizer, configs/eat with `pretrained=/tmp/sst2_hf`,
+configs/albert_act with `checkpoint=/tmp/sst2_hf`.
 
 transformers has no exits, pruning or window of an EAT, and no halting of an
 ALBERT. --dense leaves them out: an EAT becomes a BERT with the last head, an
@@ -14,12 +19,16 @@ ALBERT runs all iterations for every token. The answers differ from the run's.
 import dataclasses
 import pathlib
 import sys
+import time
 from typing import Any
 
+from dataset_lib import text_files
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
-from launch import command_line
+from launch import command_line, serving
 
+# Files of a run that a bundle repeats.
+RECORDS = ('calibration.json', 'certificate.json')
 # Fields of a model that transformers does not have.
 PARTS = {
   'prune_layers': 'pruning after layers {}',
@@ -30,15 +39,56 @@ PARTS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(command_line.RunFlags):
+class Flags(serving.ModelFlags):
   """Flags of an export."""
 
-  out: str = flag('where to write; new or empty', metavar='DIRECTORY')
+  bundle: str = flag('where to write a bundle', '', 'FILE')
+  out: str = flag(
+    'where to write as of Hugging Face; new or empty', '', 'DIRECTORY'
+  )
   dense: bool = flag('leave out parts that transformers does not have', False)
+
+  def __post_init__(self):
+    if bool(self.out) == bool(self.bundle):
+      raise ConfigError('out', self.out, 'either --out or --bundle, required')
+    names = [field.name for field in dataclasses.fields(serving.ModelFlags)]
+    names = ['dense'] if self.bundle else [*{*names} - {'workdir', 'step'}]
+    command_line.refuse(self, names, 'nothing, as the other form has none')
 
 
 def run(flags: Flags) -> int:
-  """Reads the checkpoint, writes the directory, prints what was left out."""
+  """Reads the checkpoint and writes it."""
+  return export_bundle(flags) if flags.bundle else export_model(flags)
+
+
+def export_bundle(flags: Flags) -> int:
+  """Writes the file that `launch.predict --bundle` reads."""
+  path = pathlib.Path(flags.bundle)
+  if path.is_dir():
+    raise ConfigError('--bundle', flags.bundle, 'a file')
+  command_line.check_place('--bundle', str(path.parent))
+  from serve_lib import bundle
+  from serve_lib.programs import Programs
+  from train_lib import checkpoint_io
+
+  saved = checkpoint_io.find(flags.workdir, flags.step)
+  chain, policy, grid = serving.load_run(flags)
+  about: dict[str, Any] = {'step': saved.step}
+  for name in RECORDS:
+    if (file := pathlib.Path(flags.workdir, name)).is_file():
+      about[name] = text_files.read_object(file)
+  started = time.perf_counter()
+  count = bundle.write(path, Programs(chain, grid), policy, about)
+  seconds, size = time.perf_counter() - started, path.stat().st_size / 1e6
+  print(
+    f'step {saved.step}, written: {path}, {count} programs, {size:.1f} MB, in '
+    f'{seconds:.1f} s'
+  )
+  return command_line.OK
+
+
+def export_model(flags: Flags) -> int:
+  """Writes the directory; prints what was left out."""
   command_line.check_place('--out', flags.out, is_new=True)
   from model_lib import convert
   from model_lib.bert import TextEncoder

@@ -1,6 +1,7 @@
 """Answers texts or images with a trained model, one JSON object per line.
 
   python -m launch.predict --workdir=/tmp/sst2 < lines.jsonl > answers.jsonl
+  python -m launch.predict --bundle=/tmp/sst2.bundle < lines.jsonl
   python -m launch.predict --workdir=/tmp/sst2 --serve=tau=0.8 \\
       --thresholds=forum=0.95,news=0.8 --minimum_retention=forum=0.9
 

@@ -1,4 +1,4 @@
-"""The engine of a run, as `launch.predict` and `launch.serve` build it.
+"""The engine of a run or a bundle, for `launch.predict` and `launch.serve`.
 
 Also their flags, the place of compiled programs, and lines on stderr.
 """
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
+from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
 from launch import command_line
 from launch.command_line import Count, Sizes
@@ -23,8 +24,8 @@ MAX_THREADS = 16  # programs compiled at a time; each takes memory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(command_line.RunFlags):
-  """Flags of serving."""
+class ModelFlags(command_line.RunFlags):
+  """Flags of what is served: a run, its options, its buckets."""
 
   serve: str = flag(
     'such as tau=0.8 of an EAT, iterations=6 of an ALBERT', '', 'KEY=VALUE,...'
@@ -35,6 +36,16 @@ class Flags(command_line.RunFlags):
     "length buckets, cut at the last (default: the run's)", None, 'TOKENS,...'
   )
   batches: Sizes = flag('batch buckets', (1, 2, 4, 8, 16, 32), 'ROWS,...')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(ModelFlags):
+  """Flags of serving."""
+
+  workdir: str = flag('directory of the run', '', 'DIRECTORY')
+  bundle: str = flag(
+    'instead of a run, as written by launch.export --bundle', '', 'FILE'
+  )
   max_pending: Annotated[int, Interval(ge=1, le=10**7)] = flag(
     'rows without an answer; best a multiple of the largest batch', 256, 'ROWS'
   )
@@ -52,23 +63,56 @@ class Flags(command_line.RunFlags):
     'running statistics on stderr; 0 for only at the end', 60.0, 'SECONDS'
   )
 
+  def __post_init__(self):
+    if not self.workdir and not self.bundle:
+      raise ConfigError('workdir', '', 'a run, or --bundle=FILE')
+    if self.bundle:
+      names = [field.name for field in dataclasses.fields(ModelFlags)]
+      expected = 'nothing beside --bundle, whose file determines it'
+      command_line.refuse(self, names, expected)
+
 
 def build_engine(flags: Flags) -> Any:
-  """Returns the engine of a run, which compiles what its input needs."""
+  """Returns an engine that compiles what its input needs."""
   engine = load_engine(flags, lazy=True)
   warm_up(engine, flags)
   return engine
 
 
 def load_engine(flags: Flags, lazy: bool = False) -> Any:
-  """Returns the engine of a run, not yet compiled; see `Engine` for `lazy`."""
+  """Returns the engine, not yet compiled; see `Engine` for `lazy`."""
+  if flags.bundle:
+    from serve_lib import bundle
+
+    chain, policy, grid = bundle.read(flags.bundle, log_drift)
+  else:
+    chain, policy, grid = load_run(flags)
+  from serve_lib.engine import Engine
+
+  for warning in policy.warnings:
+    log(f'warning: {warning}')
+  return Engine(
+    chain,
+    policy,
+    grid.lengths,
+    grid.batches,
+    max_pending=flags.max_pending,
+    max_pool_bytes=flags.max_pool_bytes,
+    singles=grid.singles,
+    cache_directory=cache_directory(flags.compilation_cache),
+    lazy=lazy,
+    tune=flags.tune,
+  )
+
+
+def load_run(flags: ModelFlags) -> tuple[Any, Any, Any]:
+  """Returns chain, policy and `Grid` of a run."""
   options: dict[str, Any] = {}
   for name in ('serve', 'thresholds', 'minimum_retention'):
     if text := getattr(flags, name):
       values = command_line.parse_fields(f'--{name}', text)
       options |= values if name == 'serve' else {name: values}
-  from serve_lib.chain import finer
-  from serve_lib.engine import Engine
+  from serve_lib.chain import Grid, finer
   from serve_lib.items import TextReader
   from train_lib import loading
 
@@ -77,20 +121,9 @@ def load_engine(flags: Flags, lazy: bool = False) -> Any:
   chain, policy, buckets = loading.serve(
     flags.workdir, step=flags.step, on_drift=log_drift, **given
   )
-  for warning in policy.warnings:
-    log(f'warning: {warning}')
-  return Engine(
-    chain,
-    policy,
-    buckets,
-    sorted(set(flags.batches)),
-    max_pending=flags.max_pending,
-    max_pool_bytes=flags.max_pool_bytes,
-    singles=finer(buckets) if isinstance(policy.reader, TextReader) else (),
-    cache_directory=cache_directory(flags.compilation_cache),
-    lazy=lazy,
-    tune=flags.tune,
-  )
+  singles = finer(buckets) if isinstance(policy.reader, TextReader) else ()
+  grid = Grid(tuple(buckets), tuple(sorted(set(flags.batches))), singles)
+  return chain, policy, grid
 
 
 def warm_up(engine: Any, flags: Flags) -> None:

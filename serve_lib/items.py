@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Interval
-from jaxtyping import Int, UInt8
+from jaxtyping import Int
 
 from dataset_lib import data_files
 from dataset_lib.errors import BadRecord
@@ -36,6 +36,8 @@ class ItemReader:
   convert: Callable[[Any], np.ndarray]  # of a value; raises InputError
   example: np.ndarray  # zeros
   length: int  # the length bucket of all rows
+  # `KINDS[recipe['kind']]` returns an equal reader for the other values.
+  recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def read(self, item: Any, variant: str) -> Encoded:
     """Reads an item; raises InputError if it is illegal."""
@@ -59,15 +61,15 @@ class ItemReader:
     return {self.name: np.stack(arrays)}
 
 
-def images(
-  shape: Sequence[int],
-  prepare: Callable[[Any], UInt8[np.ndarray, 'Y X 3']],
-  length: int,
-) -> ItemReader:
+def images(image_size: int, resize_small: int, length: int) -> ItemReader:
   """Returns a reader of images: paths, bytes of files, or uint8 `[Y, X, 1|3]`.
 
-  `prepare` resizes and crops them to `shape`, the model's input.
+  They are resized and cropped; see `dataset_lib.image_ops.ImageOptions`.
   """
+  from dataset_lib import image_ops  # OpenCV, which texts do not need
+
+  sizes: dict[str, Any] = dict(image_size=image_size, resize_small=resize_small)
+  prepare = image_ops.ImageOptions(**sizes).transform
 
   def convert(value: Any) -> np.ndarray:
     try:
@@ -82,7 +84,9 @@ def images(
       legal = 'the path of a file, its bytes or an array'
       raise InputError(f'image: expected {legal}, got {error}') from error
 
-  return ItemReader('image', convert, np.zeros(tuple(shape), np.uint8), length)
+  example = np.zeros((image_size, image_size, 3), np.uint8)
+  recipe = sizes | {'kind': 'images', 'length': length}
+  return ItemReader('image', convert, example, length, recipe)
 
 
 def token_rows(count: int, vocab_size: int, length: int) -> ItemReader:
@@ -94,7 +98,11 @@ def token_rows(count: int, vocab_size: int, length: int) -> ItemReader:
       raise InputError(f'tokens: expected {count} ids, got {len(tokens)}')
     return tokens
 
-  return ItemReader('tokens', convert, np.zeros(count, np.int32), length)
+  recipe = dict(kind='tokens', count=count, vocab_size=vocab_size)
+  example = np.zeros(count, np.int32)
+  return ItemReader(
+    'tokens', convert, example, length, recipe | {'length': length}
+  )
 
 
 def _token_ids(value: Any, vocab_size: int) -> Int[np.ndarray, ' T']:
@@ -133,6 +141,13 @@ class TextReader:
   max_characters: int = TextOptions.max_characters
   num_texts: int | None = None  # texts that the task has; None takes 1 and 2
   vocab_size: int = 0  # for items of token ids; 0 to check nothing
+  padding_tokens: int = 1  # of rows of padding
+
+  @property
+  def recipe(self) -> dict[str, Any]:
+    """All fields but the tokenizer, and the kind; see `ItemReader`."""
+    names = {field.name for field in dataclasses.fields(self)} - {'tokenizer'}
+    return {name: getattr(self, name) for name in names} | {'kind': 'texts'}
 
   @property
   def pad_id(self) -> int:
@@ -157,12 +172,13 @@ class TextReader:
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> dict[str, Int[np.ndarray, '...']]:
-    """Pads rows of tokens to one batch; padding rows have one token.
+    """Pads rows of tokens to one batch.
 
     Returns `'tokens'` and `'token_types'` int32 `[size, length]` and
     `'length'` int32 `[size]`.
     """
-    shape, lengths = (size, length), np.ones(size, np.int32)
+    shape = size, length
+    lengths = np.full(size, self.padding_tokens, np.int32)
     lengths[: len(rows)] = [len(row['tokens']) for row in rows]
     batch = {
       name: pad_rows([row[name] for row in rows], shape, fill)
@@ -214,6 +230,11 @@ class TextReader:
 
 
 TOKEN_IDS = TextReader(None, 512)  # of rows of token ids
+KINDS: Mapping[str, Any] = {
+  'images': images,
+  'texts': TextReader,
+  'tokens': token_rows,
+}
 
 
 def _item_fields(item: Any) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class Traced(NamedTuple):
   """A stage for one group and batch size, before it is compiled."""
 
   function: Callable[[Any, Any], Any]  # (the variables it reads, carry)
+  read: tuple[int, ...]  # their numbers among the leaves of all variables
   variables: list[Any]
   carry: Any  # shapes of what it takes
   new: Any  # shapes of the carry that it returns
@@ -145,6 +146,14 @@ class Programs:
       for kind, sizes in self._copies(group, size):
         self._add(kind, group, sizes)
 
+  def stages(self) -> Iterator[tuple[Group, int, Traced]]:
+    """Yields group, batch size and traced stage of the whole grid."""
+    columns = itertools.product(self.chain.variants, self.grid.columns)
+    for variant, (length, size) in columns:
+      for stage in range(self.chain.num_stages):
+        group = Group(stage, variant, length)
+        yield group, size, self._trace(group, size)
+
   def _copies(self, group: Group, size: int) -> Iterator[tuple[str, Any]]:
     """Yields the copies of rows that enter a stage in a batch of `size`."""
     capacity, length = self.grid.capacity, group.length
@@ -214,7 +223,8 @@ class Programs:
     if 'length' in outputs and not is_last:
       self._moving.setdefault(group[:2], _row_shapes(new))
     name, new = (stage, is_last, *read), self._abstract(new)
-    result = Traced(run, variables, carry, new, (1,) * reused, name)
+    donate = (1,) * reused
+    result = Traced(run, tuple(read), variables, carry, new, donate, name)
     return self._traced.setdefault((group, size), result)
 
   def _build(

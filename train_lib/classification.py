@@ -17,7 +17,7 @@ import optax
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Int
 
-from dataset_lib import builder, image_ops
+from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN
@@ -239,5 +239,4 @@ class Classification(Task):
     size = dataset['image_size']
     # A data set without the field has no central crop.
     resize = dataset.get('resize_small', size)
-    options = image_ops.ImageOptions(image_size=size, resize_small=resize)
-    return images(info.input_shape, options.transform, length)
+    return images(size, resize, length)

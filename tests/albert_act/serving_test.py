@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from albert_act import compaction, packed_attention, transposed_kernels
-from albert_act.serving import AlbertChain, AlbertPolicy
+from albert_act.serving import AlbertChain
 from albert_act.task import FineTune
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from serve_lib.chain import InputError, Row, ServedRun
 from serve_lib.items import TextReader
+from serve_lib.policies import HaltingPolicy
 from tests.albert_act import small
 from tests.eat import small as small_eat
 from tests.eat.calibrated import VOCABULARY
@@ -189,7 +190,7 @@ def words(vocabulary):
 
 def make(words, classes=CLASSES):
   chain = AlbertChain(*small.build(num_classes=max(len(classes), 1)))
-  return AlbertPolicy(chain, TextReader(words, LENGTH), classes, (LENGTH,))
+  return HaltingPolicy(chain, TextReader(words, LENGTH), classes, (LENGTH,))
 
 
 def answer_to(policy, item, steps, logits=LOGITS):

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from dataset_lib import tokenizer
-from eat.exits import Rule
-from eat.policy import EatPolicy, Options
+from eat.policy import Options
 from eat.serving import EatChain
 from serve_lib.chain import InputError, Row
+from serve_lib.exits import Rule
 from serve_lib.items import TextReader
+from serve_lib.policies import ExitPolicy
 from tests.eat import small
 from tests.eat.calibrated import VOCABULARY
 
@@ -32,7 +33,7 @@ def make(words, classes=CLASSES, num_texts=None, options=None, **fields):
   reader = TextReader(words, 16, 100, num_texts)
   options = Options(**options or {})
   chain = EatChain(model, variables)
-  return EatPolicy(chain, reader, classes, (16,), options=options, **fields)
+  return ExitPolicy(chain, reader, classes, (16,), options=options, **fields)
 
 
 def a_row(policy, item, logits):

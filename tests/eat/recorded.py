@@ -5,8 +5,8 @@ import numpy as np
 from dataset_lib import builder
 from eat import recorded_runs
 from eat.model import EatClassifier
-from eat.policy import EatPolicy
 from eat.serving import EatChain
+from serve_lib.policies import ExitPolicy
 from tests.eat import small
 
 # Confidences of 0.9, 0.6 and 0.9 at the first head; the last is always sure.
@@ -36,7 +36,7 @@ def fake(logits, labels, heads=(2, 4), variant='', fitted=None):
   )  # fmt: skip
   model = recorded_runs.Model(
     name='EAT', facts={'workdir': '/run'}, task='', data=data,
-    policy=EatPolicy(chain, chain.reader, names, (16,)),
+    policy=ExitPolicy(chain, chain.reader, names, (16,)),
     records={'label': np.asarray(labels), 'length': np.full(rows, 10)},
     fitted=np.zeros(rows, bool) if fitted is None else fitted,
     variant=variant, logits=logits,

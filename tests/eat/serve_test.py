@@ -10,10 +10,10 @@ import pytest
 
 from dataset_lib.errors import ConfigError
 from eat import serving
-from eat.exits import Rule
 from model_lib.bert import BertClassifier
 from serve_lib.chain import InputError
 from serve_lib.engine import Engine
+from serve_lib.exits import Rule
 from tests.eat import calibrated, small
 from tests.eat.calibrated import LENGTH, SIZES, WORDS, build, task_of
 

@@ -32,7 +32,7 @@ class Rule:
   A regression (one logit) exits, unless 'never', if among the last
   `max(2, patience)` predictions all consecutive predictions differ by less than
   `tolerance`. The three thresholds may be arrays `[B]`, one for each row.
-  `eat.policy.read_options` checks their ranges.
+  Options of a family check their ranges.
   """
 
   name: str

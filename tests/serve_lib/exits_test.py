@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.special import entr, softmax
 
-from eat import exits
-from eat.exits import Rule
+from serve_lib import exits
+from serve_lib.exits import Rule
 
 E, B = 4, 64
 
