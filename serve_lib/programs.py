@@ -21,7 +21,7 @@ import numpy as np
 import rich.console
 import rich.progress
 
-from serve_lib import onnx_program, tuning
+from serve_lib import tuning
 from serve_lib.chain import Chain, Grid, Group
 from serve_lib.program_cache import ProgramCache
 from serve_lib.tuning import Tuner
@@ -243,9 +243,7 @@ class Programs:
       lowered = jax.jit(function, donate_argnums=donate).lower(*arguments)
       if name:
         variables, carry = arguments
-        other = functools.partial(
-          onnx_program.build, function, variables, carry, tuning.cores()
-        )
+        other = functools.partial(_other, function, variables, carry)
         given = (other,) if is_single else ()
         compiled = self._tuner.compile(lowered, arguments, *given)
       else:  # copies have no products, which the options are about
@@ -274,6 +272,15 @@ class Programs:
     if found != expected:
       legal = f"shapes {expected} at every length, as a stage outputs 'length'"
       raise ValueError(f'carry into {group}: expected {legal}, got {found}')
+
+
+def _other(function: Callable[..., Any], variables: Any, carry: Any) -> Any:
+  """Returns the program of ONNX Runtime, None if it is not installed."""
+  try:
+    from serve_lib import onnx_program
+  except ImportError:
+    return None
+  return onnx_program.build(function, variables, carry, tuning.cores())
 
 
 def _gather(carry: Any, source: Any) -> Any:

@@ -1,0 +1,257 @@
+"""JAX's primitives as operators of ONNX.
+
+Mean, softmax, GELU and normalisation are written as ONNX Runtime knows them,
+which fuses them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from serve_lib.onnx_graph import Graph, NotTranslatedError, Value
+
+# Primitives with the same meaning as an operator, element by element.
+SAME = {
+  'abs': 'Abs', 'add': 'Add', 'and': 'And', 'cos': 'Cos', 'div': 'Div',
+  'eq': 'Equal', 'erf': 'Erf', 'exp': 'Exp', 'floor': 'Floor',
+  'ge': 'GreaterOrEqual', 'gt': 'Greater', 'le': 'LessOrEqual', 'log': 'Log',
+  'logistic': 'Sigmoid', 'lt': 'Less', 'max': 'Max', 'min': 'Min', 'mul': 'Mul',
+  'neg': 'Neg', 'not': 'Not', 'or': 'Or', 'sign': 'Sign', 'sin': 'Sin',
+  'sqrt': 'Sqrt', 'sub': 'Sub', 'tanh': 'Tanh', 'round': 'Round',
+}  # fmt: skip
+ONLY_BOOL = ('and', 'or', 'not')
+IDENTITIES = ('stop_gradient', 'copy', 'copy_p')
+REDUCTIONS = {'reduce_sum': 'ReduceSum', 'reduce_max': 'ReduceMax'}
+ROOT = np.float32(np.sqrt(0.5))  # of GELU
+
+
+def dtype_of(dtype: Any) -> int:
+  """Returns ONNX's number of a dtype."""
+  try:
+    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+  except (KeyError, TypeError) as error:
+    raise NotTranslatedError(f'dtype {dtype}') from error
+
+
+def translate(
+  graph: Graph, eqn: Any, given: Sequence[Value], shape: tuple[int, ...]
+) -> Value:
+  """Translates one equation."""
+  name, params = eqn.primitive.name, eqn.params
+  is_bool = eqn.invars[0].aval.dtype == bool
+  if fused := _fused(graph, name, given, params):
+    return fused
+  if name in SAME and (is_bool or name not in ONLY_BOOL):
+    if name == 'round' and int(params['rounding_method']) != 1:
+      raise NotTranslatedError('round away from zero')
+    return graph.elementwise(SAME[name], *given)
+  if name in IDENTITIES:
+    result = given[0].copy()
+    result.made = given[0].made
+    return result
+  if name in REDUCTIONS:
+    return _reduce(graph, name, eqn, given[0], shape)
+  if translated := _OTHERS.get(name):
+    whole = [
+      graph.full(one, atom.aval.shape)
+      for one, atom in zip(given, eqn.invars, strict=True)
+    ]
+    lazy = name in ('broadcast_in_dim', 'transpose', 'select_n')
+    return translated(graph, given if lazy else whole, params, shape)
+  raise NotTranslatedError(f'primitive {name}')
+
+
+def _fused(
+  graph: Graph, name: str, given: Sequence[Value], params: Any
+) -> Value | None:
+  """Writes mean, softmax, GELU and normalisation in the form that is fused."""
+  first, second = (*given, *given)[:2]
+  total = _last_sum(first if second.array is not None else second)
+  if name == 'div' and total and (count := second.array) is not None:
+    shape = (*total.shape[:-1], 1)
+    if count.size == 1 and count.item() == total.shape[-1]:
+      return graph.add('ReduceMean', total, shape=shape, axes=[-1])
+  if name == 'div' and total is first and first.made[0] == 'exp':
+    (power,) = first.made[1]
+    if power.made[0] == 'sub' and power.made[1][1].shape[-1:] == (1,):
+      value = power.made[1][0]  # a shift of whole rows changes nothing
+      return graph.add('Softmax', value, shape=value.shape, axis=-1)
+  if name == 'mul':
+    for one, other in ((first, second), (second, first)):
+      if other.made[0] == 'rsqrt':
+        root = graph.elementwise('Sqrt', other.made[1][0])
+        return graph.elementwise('Div', one, root)
+      if other.array is not None and (other.array == ROOT).all():
+        return graph.elementwise('Div', one, graph.constant(1 / ROOT))
+  if name in ('square', 'integer_pow'):
+    power = graph.constant(np.float32(params.get('y', 2)))
+    return graph.elementwise('Pow', first, power)
+  if name == 'erfc':
+    one = graph.constant(np.float32(1.0))
+    return graph.elementwise('Sub', one, graph.elementwise('Erf', first))
+  return None
+
+
+def _last_sum(value: Value) -> Value | None:
+  """Returns what `value` is the sum of over the last axis, which it keeps."""
+  name, inputs, params = value.made
+  if name != _WIDE or inputs[0].made[0] != 'reduce_sum':
+    return None
+  _, (whole,), given = inputs[0].made
+  rank, places = len(whole.shape), params['broadcast_dimensions']
+  keeps = given['axes'] == (rank - 1,) and places == tuple(range(rank - 1))
+  return whole if keeps and value.shape == (*whole.shape[:-1], 1) else None
+
+
+def _reduce(
+  graph: Graph, name: str, eqn: Any, value: Value, shape: tuple[int, ...]
+) -> Value:
+  value_full = graph.full(value, eqn.invars[0].aval.shape)
+  axes = eqn.params['axes']
+  if name == 'reduce_sum':
+    return graph.add(
+      'ReduceSum', value_full, graph.ints(axes), shape=shape, keepdims=0
+    )
+  return graph.add('ReduceMax', value_full, shape=shape, axes=axes, keepdims=0)
+
+
+def _broadcast(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  """Inserts axes of size 1; operators repeat along them by themselves."""
+  placed = [1] * len(shape)
+  for axis, size in zip(
+    params['broadcast_dimensions'], given[0].shape, strict=True
+  ):
+    placed[axis] = size
+  return graph.reshape(given[0], placed).copy()
+
+
+def _transpose(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  axes = params['permutation']
+  placed = [given[0].shape[axis] for axis in axes]
+  return graph.add('Transpose', given[0], shape=tuple(placed), perm=axes)
+
+
+def _reshape(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  return graph.reshape(given[0], shape).copy()
+
+
+def _select(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  which, *cases = given
+  if len(cases) != 2:
+    raise NotTranslatedError('select_n of more than two cases')
+  return graph.elementwise('Where', which, cases[1], cases[0])
+
+
+def _cast(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  return graph.add(
+    'Cast', *given, shape=shape, to=dtype_of(params['new_dtype'])
+  )
+
+
+def _slice(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  starts, ends = params['start_indices'], params['limit_indices']
+  steps = params['strides'] or [1] * len(shape)
+  axes = range(len(shape))
+  parts = map(graph.ints, (starts, ends, axes, steps))
+  return graph.add('Slice', *given, *parts, shape=shape)
+
+
+def _concatenate(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  return graph.add('Concat', *given, shape=shape, axis=params['dimension'])
+
+
+def _sort(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  if len(given) > 1 or params['dimension'] != len(shape) - 1:
+    raise NotTranslatedError('sort of several arrays or of another axis')
+  found = graph.add(
+    'TopK', *given, graph.ints(shape[-1:]), shape=[shape, shape], largest=0
+  )
+  return found[0]
+
+
+def _rest(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  return graph.add('Mod', *given, shape=shape, fmod=1)
+
+
+def _product(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  """Translates `dot_general`: batch axes, free axes, one contracted axis."""
+  (contract, batch), parts = params['dimension_numbers'], []
+  if any(len(axes) != 1 for axes in contract):
+    raise NotTranslatedError('a product over several axes')
+  for number, value in enumerate(given):
+    ranks = range(len(value.shape))
+    (inner,), outer = contract[number], list(batch[number])
+    free = [axis for axis in ranks if axis not in (inner, *outer)]
+    last = [*free, inner] if number == 0 else [inner, *free]
+    order = [*outer, *last]
+    if order != [*ranks]:
+      placed = [value.shape[axis] for axis in order]
+      value = (
+        graph.constant(value.array.transpose(order))
+        if value.array is not None
+        else graph.add('Transpose', value, shape=tuple(placed), perm=order)
+      )
+    size = [value.shape[axis] for axis in range(len(outer))]
+    count = int(np.prod([given[number].shape[axis] for axis in free]))
+    k = given[number].shape[inner]
+    parts.append(
+      graph.reshape(
+        value, [*size, *((count, k) if number == 0 else (k, count))]
+      )
+    )
+  left, right = parts
+  if left.base and left.base.shape[-1] == left.shape[-1] and not batch[0]:
+    left = left.base  # a product needs no flat rows
+  whole = (*left.shape[:-1], right.shape[-1])
+  product = graph.add('MatMul', left, right, shape=whole)
+  return graph.reshape(product, shape).copy()
+
+
+def _gather(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  """Translates the look-up of rows of a table, or within each of a batch."""
+  table, places = given
+  numbers, sizes = params['dimension_numbers'], params['slice_sizes']
+  batch = tuple(numbers.operand_batching_dims)
+  axis = len(batch)
+  whole = tuple(table.shape[axis + 1 :])
+  if (
+    batch not in ((), (0,))
+    or tuple(numbers.start_indices_batching_dims) != batch
+    or tuple(map(int, numbers.start_index_map)) != (axis,)
+    or tuple(map(int, numbers.collapsed_slice_dims)) != (axis,)
+    or sizes[axis + 1 :] != whole
+    or places.shape[-1] != 1
+    or (*places.shape[:-1], *whole) != shape
+  ):
+    raise NotTranslatedError('a gather other than of whole rows')
+  if batch:
+    where = graph.add('Cast', places, shape=places.shape, to=TensorProto.INT64)
+    return graph.add('GatherND', table, where, shape=shape, batch_dims=1)
+  rows = graph.reshape(places, places.shape[:-1])
+  return graph.add('Gather', table, rows, shape=shape, axis=0)
+
+
+_WIDE = 'broadcast_in_dim'
+_OTHERS: Mapping[str, Callable[..., Value]] = {
+  _WIDE: _broadcast,
+  'concatenate': _concatenate,
+  'convert_element_type': _cast,
+  'dot_general': _product,
+  'expand_dims': _reshape,
+  'gather': _gather,
+  'ne': lambda g, given, params, shape: g.add(
+    'Not', g.elementwise('Equal', *given), shape=shape
+  ),
+  'rem': _rest,
+  'reshape': _reshape,
+  'rsqrt': lambda g, given, params, shape: g.add(
+    'Reciprocal', g.elementwise('Sqrt', *given), shape=shape
+  ),
+  'select_n': _select,
+  'slice': _slice,
+  'sort': _sort,
+  'squeeze': _reshape,
+  'transpose': _transpose,
+}
