@@ -81,7 +81,7 @@ def test_what_has_no_translation_is_refused(function, words):
   assert onnx_program.build(lambda _, x: function(x), {}, X, 1) is None
 
 
-@pytest.mark.parametrize('name', families.FAMILIES)
+@pytest.mark.parametrize('name', ['bert', 'eat', 'albert', 'adatape'])
 def test_rows_alone_get_the_same_answers(name, monkeypatch):
   def prefer(programs, arguments):
     return next(reversed(programs))
