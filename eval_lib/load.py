@@ -122,8 +122,8 @@ def measure(
     if (found := ask(name, times)) is None:
       continue
     rate = count / float(times[-1])
-    row = dict(arrivals=kind, load=load, candidate=name, rate=rate)
-    row |= dict(capacity=capacity[name])
+    row: dict[str, Any] = dict(arrivals=kind, load=load, candidate=name)
+    row |= dict(capacity=capacity[name], rate=rate)
     for percent in PERCENTS:
       row[f'latency_p{percent}'] = float(np.percentile(found, percent))
     table.append(row | {'goodput': rate * float((found <= deadline).mean())})

@@ -3,7 +3,6 @@
 Also their flags, the place of compiled programs, and lines on stderr.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import json
@@ -189,13 +188,14 @@ def regularly(seconds: float, action: Callable[[], None]) -> Iterator[None]:
   """Calls `action` every `seconds` seconds within the context; 0 for never."""
   done = threading.Event()
 
-  def repeat() -> None:
+  def repeat():
     while not done.wait(seconds or None):
       action()
 
-  with concurrent.futures.ThreadPoolExecutor(1) as thread:
-    thread.submit(repeat)
-    try:
-      yield
-    finally:
-      done.set()
+  thread = threading.Thread(target=repeat, name='statistics')
+  thread.start()
+  try:
+    yield
+  finally:
+    done.set()
+    thread.join()

@@ -31,7 +31,7 @@ from serve_lib.chain import ClosedError, Failure, InputError
 RETRY = {'Retry-After': '1'}  # seconds
 MAX_BODIES = 16  # of the largest size, held at a time
 MAX_ERROR = 2000  # characters; a message may contain a whole item
-# Metrics that are counted, and the labels of groups; of others `source`.
+# Metrics that are counted, and the labels of mappings; of others `source`.
 _COUNTS = (
   'engine_answers', 'engine_failures', 'engine_depth', 'engine_reasons',
   'http_responses',
@@ -91,10 +91,9 @@ class Service(registry.Collector):
     return Response(prometheus_client.generate_latest(self), media_type=kind)
 
   def collect(self) -> Iterator[core.Metric]:
-    """Yields what `Monitor.snapshot`, `Engine.status` and the server count.
+    """Yields the numbers of `Monitor.snapshot`, `Engine.status` and requests.
 
-    A mapping has a label; of a drift check by source its report has. None is
-    left out.
+    The keys of a mapping are values of its label. None is left out.
     """
     found = self._engine.monitor.snapshot() | self._engine.status()
     for name, value in found.pop('drift', {}).items():
@@ -103,8 +102,9 @@ class Service(registry.Collector):
       for name, value in report.items():
         found.setdefault(f'drift_by_source_{name}', {})[source] = value
     values = {f'engine_{name}': value for name, value in found.items()}
-    values['http_waiting_rows'] = self._waiting
-    values['http_responses'] = self._statuses
+    values |= dict(
+      http_waiting_rows=self._waiting, http_responses=self._statuses
+    )
     for name, value in values.items():
       is_count, is_group = name in _COUNTS, isinstance(value, dict)
       kind = core.CounterMetricFamily if is_count else core.GaugeMetricFamily
