@@ -21,7 +21,8 @@ from eat.serving import EatChain
 from eval_lib import frontier, glue, predictions
 from eval_lib.calibration import CalibrationFile
 from serve_lib import exits
-from serve_lib.chain import ServedRun
+from serve_lib.chain import ServedRun, doubling
+from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
 from serve_lib.policies import ExitPolicy
 from train_lib import loading
@@ -77,6 +78,19 @@ class Model:
     """Rows not used for fitting, bool `[N]`; all False for a regression."""
     return ~self.fitted & (self.classes > 1)
 
+  def items(self, rows: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
+    """Returns rows of the split as the engine takes them."""
+    records = [self.data.source.record(int(row)) for row in rows]
+    return [{k: one[k] for k in ('tokens', 'token_types')} for one in records]
+
+  def start(self, batch: int) -> Engine:
+    """Returns an engine for the lengths of the rows; no caller waits."""
+    longest, (*every,) = self.records['length'].max(), self.policy.lengths
+    given = every[: np.searchsorted(every, longest) + 1], doubling(batch)
+    engine = Engine(self.policy.chain, self.policy, *given, max_pending=10**7)
+    engine.warm_up(progress=True)
+    return engine
+
   @functools.cached_property
   def kept(self) -> np.ndarray:
     """Tokens of each row that each pruning leaves, `[N, P]`."""
@@ -117,6 +131,8 @@ def load(
 ) -> Model:
   """Reads a run and the rows of a split; `record` adds the logits.
 
+  `given` has the `split` and the `limit` of its rows, and may have options to
+  `serve` the run with; the default is that no row leaves early.
   Raises ConfigError, of the flag, if the directory has no run of a BERT, and
   InvalidDataError if the labels are hidden.
   """
@@ -125,7 +141,8 @@ def load(
   step = loaded.saved.step
   run = ServedRun(directory, step)
   policy: Any
-  chain, policy = loaded.task.serve(loaded.variables, {'rule': 'never'}, run)
+  options = given.get('serve', {'rule': 'never'})
+  chain, policy = loaded.task.serve(loaded.variables, options, run)
   if not isinstance(chain, EatChain):
     raise ConfigError(flag, directory, 'a run of an EAT or of a dense BERT')
   own = config.evals.get('dev', {}).get('split', 'validation')

@@ -2,16 +2,15 @@
 
 Rows arrive at times drawn before, from which latencies count: a slow server
 does not slow its load (open loop; Schroeder et al. 2006, "Open versus closed").
-Shared: the rows, `submit(row)`, which returns a future, without HTTP, and the
-largest batch; no server waits while it is idle. The engine sorts rows into
-length buckets; a `BatchServer` of a library pads them to the longest.
+Shared: rows, rates and the largest batch, without HTTP; no server waits while
+it is idle. The engine takes each row when it is due and sorts rows into length
+buckets. A library runs the rows that are due, padded to the longest.
 """
 
 import concurrent.futures
 import functools
 import itertools
 import queue
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,17 +20,15 @@ from jaxtyping import Float
 
 from eval_lib import peers, plots
 from eval_lib.benchmark import Hosts, checked
-from eval_lib.plots import Line, Panel
 
 BURSTS = {'Poisson': 1.0, 'bursty': 8.0}  # mean rows of a burst
 MIN_ROWS = 100  # of a measurement
 PERCENTS = (50, 95, 99)
-_servers: dict[str, tuple[Any, Sequence[Any]]] = {}  # of this process
+Seconds = Float[np.ndarray, ' N']
+Server = Callable[[Seconds], Seconds]  # of the arrivals of rows to latencies
 
 
-def arrivals(
-  rate: float, count: int, burst: float, seed: int = 0
-) -> Float[np.ndarray, ' N']:
+def arrivals(rate: float, count: int, burst: float, seed: int = 0) -> Seconds:
   """Returns ascending times in seconds, on average `rate` per second.
 
   Bursts are a Poisson process and have geometric sizes of mean `burst`: the
@@ -42,48 +39,11 @@ def arrivals(
   return np.repeat(starts, draw.geometric(1.0 / burst, count))[:count]
 
 
-class BatchServer:
-  """A thread that maps the rows that wait to answers, `batch` at most."""
-
-  def __init__(self, function: Callable[[list[Any]], Any], batch: int):
-    self._function, self._batch = function, batch
-    self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=self._run, daemon=True).start()
-
-  def submit(self, row: Any) -> concurrent.futures.Future:
-    """Accepts a row; its future gives the answer or the error of its batch."""
-    future = concurrent.futures.Future[Any]()
-    self._queue.put((row, future))
-    return future
-
-  def _run(self) -> None:
-    while True:
-      taken = [self._queue.get()]
-      while len(taken) < self._batch and not self._queue.empty():
-        taken.append(self._queue.get())
-      try:
-        answers = self._function([row for row, _ in taken])
-        pairs = list(zip(taken, answers, strict=True))
-      except Exception as error:
-        for _, future in taken:
-          future.set_exception(error)
-        continue
-      for (_, future), answer in pairs:
-        future.set_result(answer)
-
-
-def library_server(
-  library: str, weights: str, rows: Sequence[Any], batch: int
-) -> tuple[BatchServer, Sequence[Any]]:
-  """Returns a server of a library of `peers`, and the rows to send."""
-  return BatchServer(peers.classifier(library, weights), batch), rows
-
-
 def offer(
   submit: Callable[[Any], concurrent.futures.Future],
   rows: Sequence[Any],
-  times: Float[np.ndarray, ' N'],
-) -> Float[np.ndarray, ' N']:
+  times: Seconds,
+) -> Seconds:
   """Submits rows, in turn, at times in seconds; returns the latencies."""
   ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -91,11 +51,11 @@ def offer(
     ended.put((number, time.perf_counter(), future))
 
   start = time.perf_counter() + 0.01
-  given = zip(times, itertools.cycle(rows), strict=False)
-  for number, (at, row) in enumerate(given):
+  for number, at in enumerate(times):
     if (wait := start + at - time.perf_counter()) > 0:
       time.sleep(wait)
-    submit(row).add_done_callback(functools.partial(end, number))
+    future = submit(rows[number % len(rows)])
+    future.add_done_callback(functools.partial(end, number))
   latencies = -start - times
   for _ in times:
     number, now, future = ended.get()
@@ -104,15 +64,33 @@ def offer(
   return latencies
 
 
-def _offer(name: str, make: Callable[[], Any], times: Any) -> np.ndarray:
-  if name not in _servers:
-    _servers[name] = make()
-  server, rows = _servers[name]
-  return offer(server.submit, rows, times)
+def offer_batches(
+  function: Callable[[list[Any]], Any],
+  batch: int,
+  rows: Sequence[Any],
+  times: Seconds,
+) -> Seconds:
+  """As `offer`, for a function of the rows that are due, `batch` at most."""
+  start, latencies, first = time.perf_counter(), np.zeros_like(times), 0
+  while first < len(times):
+    if (wait := start + times[first] - time.perf_counter()) > 0:
+      time.sleep(wait)
+    due = np.searchsorted(times, time.perf_counter() - start, 'right')
+    last = int(np.clip(due, first + 1, first + batch))
+    function([rows[number % len(rows)] for number in range(first, last)])
+    now = time.perf_counter() - start
+    latencies[first:last] = now - times[first:last]
+    first = last
+  return latencies
+
+
+def offer_library(library: str, weights: str, *given: Any) -> Seconds:
+  """As `offer_batches`, for a library; see `peers.classifier`."""
+  return offer_batches(peers.classifier(library, weights), *given)
 
 
 def measure(
-  candidates: Mapping[str, tuple[str, Callable[[], Any]]],
+  candidates: Mapping[str, tuple[str, Server]],
   hosts: Hosts,
   *,
   loads: Sequence[int],
@@ -122,19 +100,18 @@ def measure(
 ) -> list[dict[str, Any]]:
   """Measures the capacities, then all candidates in turns at each load.
 
-  `candidates` are by name (process of `hosts`, function that returns a server
-  and the rows to send). `loads` are percents of the capacity of each, its rate
-  when `rows` rows arrive at once, the second time. `seconds` is the length of a
-  measurement, `goodput` the rate of the answers within `deadline` seconds.
+  `candidates` are by name, each with its process of `hosts`. `loads` are
+  percents of the capacity of each, its rate when `rows` rows arrive at once,
+  the second time. `seconds` is the length of a measurement, `goodput` the rate
+  of the answers within `deadline` seconds.
   """
 
-  def ask(name: str, times: np.ndarray) -> Any:
-    process, make = candidates[name]
-    return hosts.ask(process, _offer, name, make, times)
+  def ask(name: str, times: Seconds) -> Any:
+    process, server = candidates[name]
+    return hosts.ask(process, server, times)
 
-  _servers.clear()
-  table: list[dict[str, Any]] = []
   capacity: dict[str, float] = {}
+  table: list[dict[str, Any]] = []
   for _, name in itertools.product(range(2), candidates):
     if (found := ask(name, np.zeros(rows))) is not None:
       capacity[name] = rows / float(found.max())
@@ -144,12 +121,12 @@ def measure(
     times = arrivals(rate, count, BURSTS[kind])
     if (found := ask(name, times)) is None:
       continue
+    rate = count / float(times[-1])
     row: dict[str, Any] = dict(arrivals=kind, load=load, candidate=name)
-    row |= dict(capacity=capacity[name], rate=count / float(times[-1]))
+    row |= dict(capacity=capacity[name], rate=rate)
     for percent in PERCENTS:
       row[f'latency_p{percent}'] = float(np.percentile(found, percent))
-    row['goodput'] = row['rate'] * float((found <= deadline).mean())
-    table.append(row)
+    table.append(row | {'goodput': rate * float((found <= deadline).mean())})
   return table
 
 
@@ -163,8 +140,8 @@ def draw(path: plots.Path, table: Sequence[Mapping[str, Any]]) -> None:
     for number, name in enumerate(names):
       key = kind, name
       own = [r for r in table if (r['arrivals'], r['candidate']) == key]
-      x, y = ([row[axis] for row in own] for axis in ('rate', column))
-      lines.append(Line(name, np.array(x), np.array(y), number))
-    title, x_label = f'{kind} arrivals', 'rate (rows/s)'
-    panels.append(Panel(title, labels[column], x_label, lines))
+      x, y = (np.array([r[axis] for r in own]) for axis in ('rate', column))
+      lines.append(plots.Line(name, x, y, number))
+    title = f'{kind} arrivals'
+    panels.append(plots.Panel(title, labels[column], 'rate (rows/s)', lines))
   plots.draw_panels(path, panels, (10.8, 7.4), 2)

@@ -261,13 +261,11 @@ def run(flags: Any) -> int:
     from launch import eat_report
 
     eat_report.write(vars(flags))
-    return command_line.OK
-  if isinstance(flags, Serve):
+  elif isinstance(flags, Serve):
     from launch import load_report
 
     load_report.write(flags)
-    return command_line.OK
-  if isinstance(flags, Budgets):
+  elif isinstance(flags, Budgets):
     command_line.check_place('--out', flags.out or flags.workdir)
     from adatape import budgets
     from launch import analyze
@@ -275,13 +273,13 @@ def run(flags: Any) -> int:
 
     config = loading.load_config(flags.workdir)
     budgets.write(flags, config, analyze.split_of(config, flags.split))
-    return command_line.OK
-  from model_lib.errors import FieldError
+  else:
+    from model_lib.errors import FieldError
 
-  try:
-    time_candidates(flags)
-  except FieldError as error:
-    command_line.fail(f'--{error}')
+    try:
+      time_candidates(flags)
+    except FieldError as error:
+      command_line.fail(f'--{error}')
   return command_line.OK
 
 

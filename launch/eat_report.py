@@ -35,7 +35,6 @@ from eval_lib import (
 from eval_lib.benchmark import Call, Candidate, Hosts, checked, run
 from eval_lib.risk import Variant
 from model_lib import convert
-from serve_lib.chain import doubling
 from serve_lib.decisions import softmax
 from serve_lib.engine import Engine
 
@@ -180,7 +179,7 @@ def _time(
   with contextlib.ExitStack() as stack:
     hosts = stack.enter_context(Hosts())
     folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    served = functools.cache(lambda model: _engine(model, size, stack))
+    served = functools.cache(lambda one: stack.enter_context(one.start(size)))
     found: dict[int, list[Candidate]] = {1: [], size: []}
     for batch, candidates in found.items():
       for one in settings:
@@ -196,7 +195,7 @@ def _time(
         convert.save_model(str(weights), one.model.module, params)
       for batch, candidates in found.items():
         make = functools.partial(
-          peers.make, library, str(weights), _items(one, rows), batch,
+          peers.make, library, str(weights), one.model.items(rows), batch,
           expected=one.model.logits[-1, rows],
         )  # fmt: skip
         candidates.append(Candidate(name, make, process=name))
@@ -215,25 +214,11 @@ def _time(
   return table
 
 
-def _engine(model: Model, batch: int, stack: contextlib.ExitStack) -> Engine:
-  policy, longest = model.policy, model.records['length'].max()
-  lengths = policy.lengths[: np.searchsorted(policy.lengths, longest) + 1]
-  engine = Engine(policy.chain, policy, lengths, doubling(batch))
-  engine.warm_up(progress=True)
-  return stack.enter_context(engine)
-
-
-def _items(setting: Setting, rows: np.ndarray) -> list[dict[str, Any]]:
-  source = setting.model.data.source
-  records = [source.record(int(row)) for row in rows]
-  return [{k: one[k] for k in ('tokens', 'token_types')} for one in records]
-
-
 def _candidate(
   setting: Setting, rows: np.ndarray, batch: int, engine: Engine
 ) -> Candidate:
   """Returns a candidate that answers the next row, or all in full batches."""
-  items, policy = _items(setting, rows), setting.model.policy
+  items, policy = setting.model.items(rows), setting.model.policy
   calls = [[item] for item in items] if batch == 1 else [items]
   turns = itertools.cycle(calls)
 

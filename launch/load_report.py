@@ -10,51 +10,39 @@ import functools
 import tempfile
 from typing import Any
 
-from dataset_lib import builder
-from dataset_lib.errors import ConfigError
-from eat.serving import EatChain
+from eat import recorded_runs
 from eval_lib import adaptive_plots, load, peers, report
 from eval_lib.benchmark import Hosts
 from model_lib import convert
-from serve_lib.chain import doubling
-from serve_lib.engine import Engine
-from train_lib import loading
 
 
 def write(flags: Any) -> None:
   """Measures, prints, writes and draws what the flags describe."""
-  config, batch = loading.load_config(flags.workdir), flags.batch_size
-  split = flags.split or config.evals.get('dev', {}).get('split', 'validation')
-  source: Any = builder.build_source(config.dataset.to_dict(), split)
-  count, names = min(flags.rows, len(source)), ('tokens', 'token_types')
-  records = map(source.record, range(count))
-  rows = [{name: record[name] for name in names} for record in records]
-  candidates: dict[str, Any] = {}
+  given: dict[str, Any] = {'split': flags.split, 'limit': flags.rows}
+  servers: dict[str, Any] = {}
+  rows: list[Any] = []
   with contextlib.ExitStack() as stack:
     for name, flag, options in (
       ('EAT', 'workdir', {'tau': flags.tau}), ('dense', 'dense', {})
     ):  # fmt: skip
-      served = loading.serve(getattr(flags, flag), options=options)
-      chain, policy, lengths = served
-      if not isinstance(chain, EatChain):
-        raise ConfigError(f'--{flag}', type(chain).__name__, 'a run of a BERT')
-      policy.monitor.drift = None  # it would send rows to full depth
-      engine = Engine(
-        chain, policy, lengths, doubling(batch), max_pending=10**7
-      )
-      made = stack.enter_context(engine), rows
-      candidates[f'{name}, engine'] = '', lambda made=made: made
+      given['serve'], directory = options, getattr(flags, flag)
+      run = recorded_runs.load(name, directory, given, f'--{flag}', None)
+      run.policy.monitor.drift = None  # it would send rows to full depth
+      rows = rows or run.items(range(len(run.fitted)))
+      submit = stack.enter_context(run.start(flags.batch_size)).submit
+      offer = functools.partial(load.offer, submit, rows)
+      servers[f'{name}, engine'] = '', offer
     folder = stack.enter_context(tempfile.TemporaryDirectory())
-    convert.save_model(folder, chain.model, chain.variables['params'])
+    params = run.policy.chain.variables['params']
+    convert.save_model(folder, run.module, params)
     for library in peers.usable(flags.peers):
       name = f'dense, {peers.TITLES[library]}'
-      candidates[name] = (
-        name,
-        functools.partial(load.library_server, library, folder, rows, batch),
-      )
+      server = functools.partial(load.offer_library, library, folder)
+      offer = functools.partial(server, flags.batch_size, rows)
+      servers[name] = name, offer
     table = load.measure(
-      candidates, stack.enter_context(Hosts()), loads=flags.loads,
-      seconds=flags.seconds, deadline=flags.deadline_ms / 1e3, rows=len(rows),
+      servers, stack.enter_context(Hosts()), loads=flags.loads, rows=len(rows),
+      seconds=flags.seconds, deadline=flags.deadline_ms / 1e3,
     )  # fmt: skip
   report.print_table('under load', table, columns=list(table[0]))
   if flags.out:

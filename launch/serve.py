@@ -8,14 +8,13 @@ and Ctrl-C end it after the answers to all accepted requests. docs/serving.md
 lists requests, answers and metrics.
 """
 
-import contextlib
+import concurrent.futures
 import dataclasses
 import math
 import os
 import signal
 import socket
 import sys
-import threading
 from typing import Annotated
 
 from annotated_types import Interval
@@ -51,7 +50,7 @@ def run(flags: Flags) -> int:
   from serve_lib.tuning import keep_freed_memory
 
   keep_freed_memory()
-  with contextlib.closing(listen(flags.host, flags.port)) as listener:
+  with listen(flags.host, flags.port) as listener:
     engine = serving.load_engine(flags)
     service = http.Service(engine, flags)
     server = uvicorn.Server(uvicorn.Config(
@@ -60,28 +59,26 @@ def run(flags: Flags) -> int:
       # Every request is answered by then; slow readers are cut off.
       timeout_graceful_shutdown=math.ceil(flags.max_seconds) + 1,
     ))  # fmt: skip
-    failed: list[BaseException] = []
 
-    def warm_up() -> None:
-      try:
-        serving.warm_up(engine, flags)
-        service.is_ready = True
-      except BaseException as error:
-        failed.append(error)
+    def end_warm_up(future: concurrent.futures.Future) -> None:
+      if future.exception():
         server.should_exit = True
+      else:
+        service.is_ready = True
 
     # For the signal that uvicorn repeats at the end.
     for number in (signal.SIGTERM, signal.SIGINT):
       signal.signal(number, server.handle_exit)
-    threading.Thread(target=warm_up, daemon=True).start()
+    thread = concurrent.futures.ThreadPoolExecutor(1)
+    warm_up = thread.submit(serving.warm_up, engine, flags)
+    warm_up.add_done_callback(end_warm_up)
     serving.log('listening on {}:{}'.format(*listener.getsockname()[:2]))
     with serving.statistics(engine, flags.log_every):
       server.run(sockets=[listener])
-      if failed:
-        raise failed[0]
-      if not service.is_ready:
+      if not warm_up.done():
         # Nothing was accepted, and the compiler cannot be stopped.
         os._exit(command_line.OK)
+      warm_up.result()
       engine.close()
   return command_line.OK
 

@@ -92,17 +92,10 @@ def load_engine(flags: Flags, lazy: bool = False) -> Any:
   for warning in policy.warnings:
     log(f'warning: {warning}')
   return Engine(
-    chain,
-    policy,
-    grid.lengths,
-    grid.batches,
-    max_pending=flags.max_pending,
-    max_pool_bytes=flags.max_pool_bytes,
-    singles=grid.singles,
-    cache_directory=cache_directory(flags.compilation_cache),
-    lazy=lazy,
-    tune=flags.tune,
-  )
+    chain, policy, grid.lengths, grid.batches, singles=grid.singles, lazy=lazy,
+    max_pending=flags.max_pending, max_pool_bytes=flags.max_pool_bytes,
+    cache_directory=cache_directory(flags.compilation_cache), tune=flags.tune,
+  )  # fmt: skip
 
 
 def load_run(flags: ModelFlags) -> tuple[Any, Any, Any]:
@@ -116,11 +109,10 @@ def load_run(flags: ModelFlags) -> tuple[Any, Any, Any]:
   from serve_lib.items import TextReader
   from train_lib import loading
 
-  lengths = flags.lengths and sorted(set(flags.lengths))
-  given: dict[str, Any] = dict(lengths=lengths, options=options)
   chain, policy, buckets = loading.serve(
-    flags.workdir, step=flags.step, on_drift=log_drift, **given
-  )
+    flags.workdir, step=flags.step, options=options, on_drift=log_drift,
+    lengths=flags.lengths and sorted(set(flags.lengths)),
+  )  # fmt: skip
   singles = finer(buckets) if isinstance(policy.reader, TextReader) else ()
   grid = Grid(tuple(buckets), tuple(sorted(set(flags.batches))), singles)
   return chain, policy, grid
@@ -131,9 +123,9 @@ def warm_up(engine: Any, flags: Flags) -> None:
   from dataset_lib.builder import default_num_threads
 
   cache = cache_directory(flags.compilation_cache)
+  kept = f'kept in {cache}' if cache else 'not kept for the next start'
   threads = min(default_num_threads(), MAX_THREADS)
   done = engine.warm_up(progress=True, threads=threads)
-  kept = f'kept in {cache}' if cache else 'not kept for the next start'
   if not done.programs:
     log(f'programs are compiled when they are first needed, {kept}')
     return
@@ -174,9 +166,8 @@ def log(line: str) -> None:
 
 def log_drift(drifted: bool, report: dict[str, Any]) -> None:
   """Logs that drift begins or ends."""
-  now = 'over; rows leave early again'
-  if drifted:
-    now = 'the traffic is not as calibrated; every row runs to full depth'
+  begun = 'the traffic is not as calibrated; every row runs to full depth'
+  now = begun if drifted else 'over; rows leave early again'
   log(f'drift: {now}: {json.dumps(report)}')
 
 

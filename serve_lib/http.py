@@ -8,14 +8,16 @@ that the engine has accepted is computed even if its request ends before.
 
 import asyncio
 import base64
+import collections
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import prometheus_client
 from annotated_types import Interval, MinLen
+from prometheus_client import core, registry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -25,21 +27,29 @@ from starlette.routing import Route
 from dataset_lib import fields, text_files
 from dataset_lib.errors import ConfigError
 from serve_lib.chain import ClosedError, Failure, InputError
-from serve_lib.metrics import EngineMetrics
 
 RETRY = {'Retry-After': '1'}  # seconds
 MAX_BODIES = 16  # of the largest size, held at a time
 MAX_ERROR = 2000  # characters; a message may contain a whole item
-_Milliseconds = Annotated[float, Interval(gt=0.0, le=3.6e6)]
+# Metrics that are counted, and the labels of mappings; of others `source`.
+_COUNTS = (
+  'engine_answers', 'engine_failures', 'engine_depth', 'engine_reasons',
+  'http_responses',
+)  # fmt: skip
+_LABELS = dict(
+  engine_failures='during', engine_depth='depth', engine_reasons='reason',
+  engine_latency='quantile', engine_retention='quantile', engine_fill='stage',
+  http_responses='status',
+)  # fmt: skip
 
 
 @dataclasses.dataclass
 class _Batch:
   items: Annotated[tuple[Any, ...], MinLen(1), 'a list of one item or more']
-  deadline_ms: _Milliseconds = math.inf
+  deadline_ms: Annotated[float, Interval(gt=0.0, le=3.6e6)] = math.inf
 
 
-class Service:
+class Service(registry.Collector):
   """The ASGI application `app` of an engine; set `is_ready` after the warm-up.
 
   The engine gets rows from here only. Attributes of `limits`: `max_pending`,
@@ -56,25 +66,13 @@ class Service:
     self._running = self._waiting = self._bytes = 0
     self._line, self._freed = asyncio.Lock(), asyncio.Event()
     self._tasks: set[asyncio.Task[Any]] = set()
-    registry = prometheus_client.CollectorRegistry()
-    registry.register(EngineMetrics(engine))
-    self._responses = prometheus_client.Counter(
-      'http_responses', 'Of /predict', ['status'], registry=registry
-    )
-    prometheus_client.Gauge(
-      'http_waiting_rows', 'Rows that wait for room', registry=registry
-    ).set_function(lambda: self._waiting)
-
-    def metrics(request: Request) -> Response:
-      kind = {'Content-Type': prometheus_client.CONTENT_TYPE_LATEST}
-      return Response(prometheus_client.generate_latest(registry), 200, kind)
-
+    self._statuses = collections.Counter[int]()  # of the answers to /predict
     self.app = Starlette(
       routes=[
         Route('/predict', self._predict, methods=['POST']),
         Route('/healthz', self._health),
         Route('/readyz', self._health),
-        Route('/metrics', metrics),
+        Route('/metrics', self._metrics),
       ],
       exception_handlers={HTTPException: _refusal},  # such as 404, 405
     )
@@ -88,59 +86,88 @@ class Service:
     self._check(self.is_ready or request.url.path == '/healthz')
     return _json({'status': 'ok'})
 
+  async def _metrics(self, request: Request) -> Response:
+    kind = prometheus_client.CONTENT_TYPE_LATEST
+    return Response(prometheus_client.generate_latest(self), media_type=kind)
+
+  def collect(self) -> Iterator[core.Metric]:
+    """Yields the numbers of `Monitor.snapshot`, `Engine.status` and requests.
+
+    The keys of a mapping are values of its label. None is left out.
+    """
+    found = self._engine.monitor.snapshot() | self._engine.status()
+    for name, value in found.pop('drift', {}).items():
+      found[f'drift_{name}'] = value
+    for source, report in found.pop('drift_by_source', {}).items():
+      for name, value in report.items():
+        found.setdefault(f'drift_by_source_{name}', {})[source] = value
+    values = {f'engine_{name}': value for name, value in found.items()}
+    values |= dict(
+      http_waiting_rows=self._waiting, http_responses=self._statuses
+    )
+    for name, value in values.items():
+      is_count, is_group = name in _COUNTS, isinstance(value, dict)
+      kind = core.CounterMetricFamily if is_count else core.GaugeMetricFamily
+      labels = [_LABELS.get(name, 'source')] if is_group else []
+      metric = kind(name, 'See docs/serving.md', labels=labels)
+      for key, number in value.items() if is_group else [('', value)]:
+        if labels == ['quantile']:  # 'p95'
+          key = int(key[1:]) / 100
+        if number is not None:
+          metric.add_metric([str(key)], float(number))
+      yield metric
+
   async def _predict(self, request: Request) -> Response:
     body = bytearray()
     try:
-      response = await self._answer(request, body)
+      response = _json(*await self._answer(request, body))
     except HTTPException as error:
       response = await _refusal(request, error)
     finally:
       self._bytes -= len(body)
-    self._responses.labels(response.status_code).inc()
+    self._statuses[response.status_code] += 1
     return response
 
-  async def _answer(self, request: Request, body: bytearray) -> Response:
+  async def _answer(self, request: Request, body: bytearray) -> tuple[Any, int]:
     self._check(self.is_ready)
-    now, late = asyncio.get_running_loop().time(), 408
+    now, late = asyncio.get_running_loop().time(), (408, 'body')
     try:
       async with asyncio.timeout_at(now + self._limits.max_seconds) as limit:
         await self._read(request, body)
         items, own, is_batch = read_body(body, self._limits.max_pending)
         limit.reschedule(now + min(self._limits.max_seconds, own))
-        late = 504
-        answers = await self._answers(items)
+        late = 504, 'deadline_ms'
+        answers = [*map(_fields, await self._answers(items))]
     except TimeoutError as error:
-      part = 'body' if late == 408 else 'deadline_ms'
-      raise HTTPException(late, f'{part}: the time is over') from error
+      raise HTTPException(late[0], f'{late[1]}: the time is over') from error
+    except ClientDisconnect as error:
+      raise HTTPException(400, 'body: the client has left') from error
     except ClosedError as error:
       self._closed = str(error)
       raise HTTPException(503, self._closed, RETRY) from error
     if is_batch:
-      return _json({'answers': [_fields(answer)[0] for answer in answers]})
-    return _json(*_fields(answers[0]))
+      return {'answers': [value for value, _ in answers]}, 200
+    return answers[0]
 
   async def _read(self, request: Request, body: bytearray) -> None:
     most = self._limits.max_body_bytes
-    try:
-      async for chunk in request.stream():
-        body += chunk
-        self._bytes += len(chunk)
-        if len(body) > most:
-          raise HTTPException(413, f'body: expected at most {most} bytes')
-        if self._bytes > MAX_BODIES * most:
-          raise HTTPException(503, 'body: too many requests; retry', RETRY)
-    except ClientDisconnect as error:
-      raise HTTPException(400, 'body: the client has left') from error
+    async for chunk in request.stream():
+      body += chunk
+      self._bytes += len(chunk)
+      if len(body) > most:
+        raise HTTPException(413, f'body: expected at most {most} bytes')
+      if self._bytes > MAX_BODIES * most:
+        raise HTTPException(503, 'body: too many requests; retry', RETRY)
 
-  async def _enter(self, rows: int) -> None:
-    """Waits for room in the engine, in the order of the requests."""
-    room = self._limits.max_pending
+  async def _answers(self, items: Sequence[Any]) -> list[Any]:
+    """Encodes items in a thread once there is room, returns their answers."""
+    rows, room = len(items), self._limits.max_pending
     most = room + self._limits.max_waiting
     if self._running + self._waiting + rows > most:
       raise HTTPException(503, f'max_waiting: {most} rows wait; retry', RETRY)
     self._waiting += rows
     try:
-      async with self._line:
+      async with self._line:  # in the order of the requests
         while self._running + rows > room:
           self._freed.clear()
           await self._freed.wait()
@@ -148,18 +175,14 @@ class Service:
     finally:
       self._waiting -= rows
 
-  async def _answers(self, items: Sequence[Any]) -> list[Any]:
-    """Encodes items in a thread once there is room, returns their answers."""
-
     async def run() -> list[Any]:
       try:
         futures = await asyncio.to_thread(self._engine.submit_all, items)
         return await asyncio.gather(*map(asyncio.wrap_future, futures))
       finally:
-        self._running -= len(items)
+        self._running -= rows
         self._freed.set()
 
-    await self._enter(len(items))
     # Not cancelled with its request: the rows take room until their answer.
     task = asyncio.create_task(run())
     self._tasks.add(task)
@@ -177,20 +200,19 @@ def read_body(body: bytearray, max_rows: int) -> tuple[list[Any], float, bool]:
   except ValueError as error:
     expected = f'body: expected one JSON value in UTF-8, got {error}'
     raise HTTPException(400, expected) from error
-  items, given, is_batch = [value], math.inf, False
+  is_batch = isinstance(value, dict) and 'items' in value
+  if not is_batch:
+    value = {'items': [value]}
+    if isinstance(item := value['items'][0], dict) and 'deadline_ms' in item:
+      value['deadline_ms'] = item.pop('deadline_ms')
   try:
-    if isinstance(value, dict) and 'items' in value:
-      items, given = fields.check(_Batch, value, '').values()
-      is_batch = True
-    elif isinstance(value, dict) and 'deadline_ms' in value:
-      given = value.pop('deadline_ms')
-      fields.check_value('deadline_ms', given, _Milliseconds)
+    items, milliseconds = fields.check(_Batch, value, '').values()
   except ConfigError as error:
     raise HTTPException(422, str(error)) from error
   if len(items) > max_rows:
     message = f'items: expected at most {max_rows}, got {len(items)}'
     raise HTTPException(413, message)
-  return [*map(read_item, items)], given / 1e3, is_batch
+  return [*map(read_item, items)], milliseconds / 1e3, is_batch
 
 
 def read_item(value: Any) -> Any:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 
+import httpx2
 import pytest
 
 from launch import serve
@@ -43,8 +44,8 @@ async def connected(port):
 
   async def ask(request):
     writer.write(request)
-    head = (await reader.readuntil(b'\r\n\r\n')).decode().lower()
-    length = int(re.search(r'content-length: (\d+)', head)[1])
+    head = await reader.readuntil(b'\r\n\r\n')
+    length = int(re.search(rb'(?i)content-length: (\d+)', head)[1])
     return int(head.split()[1]), await reader.readexactly(length)
 
   try:
@@ -53,14 +54,13 @@ async def connected(port):
     writer.transport.abort()
 
 
-async def get(port, path):
-  async with connected(port) as (ask, _):
-    return await ask(f'GET {path} HTTP/1.1\r\nHost: a\r\n\r\n'.encode())
+def get(port, path):
+  return httpx2.get(f'http://127.0.0.1:{port}{path}')
 
 
-async def metric(port, name):
-  body = (await get(port, '/metrics'))[1].decode()
-  return float(re.search(rf'^{name} (.*)$', body, re.M)[1])
+def metric(port, name):
+  text = get(port, '/metrics').text
+  return float(re.search(rf'^{name} (.*)$', text, re.M)[1])
 
 
 async def use(port, number, requests):
@@ -69,13 +69,13 @@ async def use(port, number, requests):
   async with connected(port) as (ask, _):
     for _ in range(requests):
       if draw.random() < 0.05:
-        body, *expected = draw.choice(BAD)
+        body, status, words = draw.choice(BAD)
         found, answer = await ask(post(body))
-        assert found == expected[0], (body[:99], answer)
-        assert expected[1] in json.loads(answer)['error']
+        assert found == status, (body[:99], answer)
+        assert words in json.loads(answer)['error']
         continue
       rows = [
-        [draw.randrange(1, 5) for _ in range(draw.randrange(1, 5))]
+        draw.choices(range(1, 5), k=draw.randrange(1, 5))
         for _ in range(draw.choice((1, 1, 1, 4)))
       ]
       items = [{'tokens': row, 'source': 'forum'} for row in rows]
@@ -96,14 +96,13 @@ async def leave(port, number):
     await asyncio.sleep(0.001 * (number % 5))
 
 
-async def never_read(port, sent):
-  """Sends requests with long answers, which it does not read."""
+async def never_read(port):
+  """Sends requests with long answers, which it does not read, of 100 MB."""
   request = post({'items': [{'tokens': [1], 'x' * 300: 0}] * 50})
   async with connected(port) as (_, writer):
-    while True:
+    for _ in range(10**8 // len(request)):
       writer.write(request)
       await writer.drain()
-      sent.append(len(request))
 
 
 async def load(port, requests):
@@ -111,15 +110,13 @@ async def load(port, requests):
   each = requests // CONNECTIONS
   tasks = [use(port, number, each) for number in range(CONNECTIONS)]
   tasks += [leave(port, number) for number in range(requests // 100)]
-  sent = []
-  slow = asyncio.create_task(never_read(port, sent))
+  slow = asyncio.create_task(never_read(port))
   await asyncio.gather(*tasks)
-  slow.cancel()
-  assert sum(sent) < 1e8  # it had to wait
+  assert slow.cancel()  # it waits still
   async with asyncio.timeout(60.0):
-    while await metric(port, 'engine_pending'):
+    while metric(port, 'engine_pending'):
       await asyncio.sleep(0.05)
-  assert await metric(port, 'http_waiting_rows') == 0
+  assert metric(port, 'http_waiting_rows') == 0
 
 
 async def end(port, process):
@@ -168,14 +165,14 @@ def test_under_load_nothing_is_lost(requests, tmp_path):
       assert process.poll() is None, log.read_text()
       await asyncio.sleep(0.1)
     port = int(found[1])
-    assert (await get(port, '/healthz'))[0] == 200
-    while (await get(port, '/readyz'))[0] == 503:
+    assert get(port, '/healthz').status_code == 200
+    while get(port, '/readyz').status_code == 503:
       await asyncio.sleep(0.1)
     await load(port, requests // 2)
     before = resident(process)
     await load(port, requests // 2)
     assert resident(process) - before < 50e6
-    answered = await metric(port, 'engine_answers_total')
+    answered = metric(port, 'engine_answers_total')
     return answered + await end(port, process)
 
   with log.open('wb') as file:

@@ -15,17 +15,20 @@ from serve_lib import http
 from serve_lib.chain import ClosedError, InputError
 from serve_lib.decisions import Prediction
 from serve_lib.engine import Engine
-from serve_lib.http import Service
 from serve_lib.items import TextReader
 from serve_lib.monitor import DriftCheck, Monitor
 from tests.serve_lib import toy
 
+pytestmark = pytest.mark.anyio
 GOOD, OTHER, HOLDS = {'tokens': [2, 0]}, {'tokens': [1, 2, 3]}, [5, 5]
-IMAGE = base64.b64encode(b'bytes').decode()
-
+MOST_BYTES = 100_000
 LIMITS = dict(
-  max_pending=64, max_waiting=64, max_body_bytes=2**20, max_seconds=60.0
+  max_pending=64, max_waiting=64, max_body_bytes=MOST_BYTES, max_seconds=60.0
 )
+
+
+def limited(**limits):
+  return pytest.mark.parametrize('service', [limits], indirect=True, ids=[''])
 
 
 class Chain(toy.Chain):
@@ -39,6 +42,7 @@ class Policy(toy.FaultyPolicy):
     super().__init__()
     self.monitor, self.encoded = Monitor(), 0
     self.monitor.drift = DriftCheck(np.linspace(0.5, 1.0, 9), 0.75)
+    self.monitor.sources = {'forum': self.monitor.drift}
 
   def encode(self, item):
     self.encoded += 1
@@ -51,6 +55,11 @@ class Policy(toy.FaultyPolicy):
     return Prediction(answer['tokens'], {}, answer['depth'])
 
 
+@pytest.fixture
+def anyio_backend():
+  return 'asyncio'
+
+
 @pytest.fixture(scope='module')
 def engine():
   with Engine(Chain(), Policy(), (6,), (1,)) as engine:
@@ -58,133 +67,24 @@ def engine():
 
 
 @pytest.fixture
-def serve(engine):
-  """Runs `talk(client, service)` with a service that is ready."""
-
-  def run(talk, **limits):
-    service = Service(engine, types.SimpleNamespace(**LIMITS | limits))
-    service.is_ready = True
-
-    async def main():
-      given = httpx2.ASGITransport(service.app)
-      client = httpx2.AsyncClient(transport=given, base_url='http://here')
-      async with client:
-        try:
-          await talk(client, service)
-        finally:
-          engine._policy.open.set()
-
-    for event in (engine._policy.open, engine._policy.reached):
-      event.clear()
-    asyncio.run(main())
-    assert service._running == service._waiting == service._bytes == 0
-
-  return run
+async def service(engine, request):
+  """A service that is ready; see `limited`."""
+  for event in (engine._policy.open, engine._policy.reached):
+    event.clear()
+  limits = LIMITS | getattr(request, 'param', {})
+  service = http.Service(engine, types.SimpleNamespace(**limits))
+  service.is_ready = True
+  yield service
+  engine._policy.open.set()
+  await until(lambda: service._running == 0)
+  assert service._waiting == service._bytes == 0
 
 
-def test_items_are_answered_alone_and_in_the_order_of_a_batch(serve):
-  async def talk(client, service):
-    one = await client.post('/predict', json=GOOD | {'deadline_ms': 60_000})
-    assert one.status_code == 200
-    assert one.json() == {
-      'label': [2, 0], 'probabilities': {}, 'depth': 3,
-      'exit_reason': 'whole model',
-    }  # fmt: skip
-    batch = [OTHER, {'tokens': [99]}, GOOD, 'text', 7, {'tokens': [7]}]
-    many = await client.post('/predict', json={'items': batch})
-    assert many.status_code == 200
-    answers = many.json()['answers']
-    labels = [answer.get('label') for answer in answers]
-    assert labels == [[1, 2, 3], None, [2, 0], None, None, None]
-    errors = [a['error'] for a in answers if set(a) == {'error'}]
-    words = ('tokens: ', 'item: ', 'item: expected an object', 'answer')
-    assert all(map(str.startswith, errors, words))
-
-  serve(talk)
-
-
-def body(**fields):
-  return json.dumps(fields).encode()
-
-
-MOST_BYTES = 100_000
-# Bodies of bad requests, with the status and words of their answers.
-BAD = (
-  (b'\xff', 400, 'body: expected one JSON value in UTF-8'),
-  (b'{"tokens": [NaN]}', 400, 'NaN, which is no finite'),
-  (b'{"tokens": [1e999]}', 400, 'no finite'),
-  (b'{"tokens": [1], "tokens": [2]}', 400, "name 'tokens' twice"),
-  (b'[' * 100_000, 400, 'nested too deeply'),
-  (b'[]', 422, 'item: expected an object'),
-  (body(items=[]), 422, 'items: expected a list of one item'),
-  (body(items=[GOOD] * 65), 413, 'items: expected at most 64, got 65'),
-  (body(items=[GOOD], source='a'), 422, 'source: expected no such field'),
-  (body(tokens=[1], sauce='a'), 422, "'source'), got also ['sauce']"),
-  (body(tokens=[50]), 422, 'tokens: expected a row of integers in [0, 50)'),
-  (body(image='../x'), 422, 'image: expected the bytes of a file in base64'),
-  (body(image=7), 422, 'image: expected the bytes of a file in base64'),
-  (body(tokens=[1], deadline_ms=0), 422, 'deadline_ms: expected a number'),
-  (body(tokens=[1], deadline_ms=True), 422, 'deadline_ms: expected a number'),
-  (b'x' * 100_001, 413, 'body: expected at most 100000 bytes'),
-  (body(tokens=[7]), 500, 'answer'),  # the policy breaks
-)
-
-
-@pytest.mark.parametrize(('sent', 'status', 'words'), BAD, ids=range(len(BAD)))
-def test_a_bad_request_is_refused_with_its_reason(sent, status, words, serve):
-  async def talk(client, service):
-    found = await client.post('/predict', content=sent)
-    assert found.status_code == status, found.text
-    assert set(found.json()) == {'error'}
-    assert words in found.json()['error']
-    assert len(found.content) < 3000
-
-  serve(talk, max_body_bytes=MOST_BYTES)
-
-
-def test_no_string_of_a_request_is_taken_for_a_path():
-  for value in ('/etc/pas', ['/etc/pas'], ('x', 'y'), {'image': '/etc/pa.'}):
-    item = http.read_item(value)
-    assert isinstance(item, InputError) or item == {'text': value}
-  assert http.read_item({'image': '/etc/pas'}) == {
-    'image': base64.b64decode('/etc/pas')
-  }
-  assert http.read_item({'image': IMAGE}) == {'image': b'bytes'}
-
-
-def test_other_paths_readiness_and_the_end_of_an_engine(serve):
-  def refuse(items):
-    raise ClosedError('the engine is closed')
-
-  async def talk(client, service):
-    async def ask(*request):
-      found = await client.request(*request, json=GOOD)
-      return found.status_code, found.json().get('error', ''), found.headers
-
-    for path, status in (('/predict', 405), ('/etc', 404), ('/healthz', 200)):
-      assert (await ask('GET', path))[0] == status
-    service.is_ready = False
-    assert (await ask('GET', '/healthz'))[0] == 200
-    for request in (('GET', '/readyz'), ('POST', '/predict')):
-      status, error, headers = await ask(*request)
-      assert (status, headers['Retry-After']) == (503, '1')
-      assert 'being compiled' in error
-    service.is_ready = True
-    assert (await ask('GET', '/readyz'))[0] == 200
-    service._engine = types.SimpleNamespace(submit_all=refuse)
-    for request in (('POST', '/predict'), ('GET', '/healthz')):
-      assert (await ask(*request))[:2] == (503, 'the engine is closed')
-
-  serve(talk)
-
-
-async def held(client, service):
-  """Sends an item that holds the engine; returns its task."""
-  post = client.post('/predict', json={'tokens': HOLDS})
-  task = asyncio.create_task(post)
-  reached = service._engine._policy.reached
-  assert await asyncio.to_thread(reached.wait, toy.WAIT)
-  return task
+@pytest.fixture
+async def client(service):
+  given = httpx2.ASGITransport(service.app)
+  async with httpx2.AsyncClient(transport=given, base_url='http://a') as client:
+    yield client
 
 
 async def until(condition):
@@ -193,98 +93,174 @@ async def until(condition):
       await asyncio.sleep(0.001)
 
 
-def test_overload_is_refused_and_all_accepted_rows_are_answered(serve):
-  async def talk(client, service):
-    first = await held(client, service)
-    rows = {'items': [GOOD, OTHER]}
-    posts = [client.post('/predict', json=rows) for _ in range(3)]
-    tasks = [asyncio.create_task(post) for post in posts]
-    await until(lambda: service._waiting == 4)  # of 4 + 4 rows, 3 run
-    await until(lambda: service._engine.status()['pending'] == 3)
-    refused = await client.post('/predict', json=rows)
-    assert refused.status_code == 503
-    assert refused.headers['Retry-After'] == '1'
-    assert 'max_waiting: 8 rows' in refused.json()['error']
-    assert 'http_waiting_rows 4.0' in (await client.get('/metrics')).text
-    service._engine._policy.open.set()
-    found = await asyncio.gather(first, *tasks)
-    assert [one.status_code for one in found] == [200] * 4
-    for one in found[1:]:
-      assert [a['label'] for a in one.json()['answers']] == [[2, 0], [1, 2, 3]]
-
-  serve(talk, max_pending=4, max_waiting=4)
+async def test_items_are_answered_alone_and_in_the_order_of_a_batch(client):
+  one = await client.post('/predict', json=GOOD | {'deadline_ms': 60_000})
+  assert one.status_code == 200
+  assert one.json() == {
+    'label': [2, 0], 'probabilities': {}, 'depth': 3,
+    'exit_reason': 'whole model',
+  }  # fmt: skip
+  batch = [OTHER, {'tokens': [99]}, GOOD, 'text', 7, {'tokens': [7]}]
+  many = await client.post('/predict', json={'items': batch})
+  assert many.status_code == 200
+  answers = many.json()['answers']
+  labels = [answer.get('label') for answer in answers]
+  assert labels == [[1, 2, 3], None, [2, 0], None, None, None]
+  errors = [a['error'] for a in answers if set(a) == {'error'}]
+  words = ('tokens: ', 'item: ', 'item: expected an object', 'answer')
+  assert all(map(str.startswith, errors, words))
 
 
-def test_a_late_row_is_not_computed_unless_the_engine_has_it(serve):
-  async def talk(client, service):
-    policy = service._engine._policy
-    first = await held(client, service)
-    late = GOOD | {'deadline_ms': 30}
-    encoded = policy.encoded
-    in_engine = await client.post('/predict', json=late)
-    in_line = await client.post('/predict', json=late)
-    for found in (in_engine, in_line):
-      assert found.status_code == 504
-      assert found.json()['error'].startswith('deadline_ms: the time')
-    assert policy.encoded == encoded + 1
-    policy.open.set()
-    assert (await first).status_code == 200
-    await until(lambda: service._running == 0)
-
-  serve(talk, max_pending=2)
+def body(**fields):
+  return json.dumps(fields).encode()
 
 
-def test_bodies_are_limited_in_time_and_together(monkeypatch, serve):
+# Bodies of bad requests, with the status and words of their answers.
+BAD = (
+  (b'\xff', 400, 'body: expected one JSON value in UTF-8'),
+  (b'{"tokens": [NaN]}', 400, 'NaN, which is no finite'),
+  (b'{"tokens": [1], "tokens": [2]}', 400, "name 'tokens' twice"),
+  (b'[' * 100_000, 400, 'nested too deeply'),
+  (b'[]', 422, 'item: expected an object'),
+  (body(items=[]), 422, 'items: expected a list of one item'),
+  (body(items=[GOOD] * 65), 413, 'items: expected at most 64, got 65'),
+  (body(items=[GOOD], **{'\ud800': 1}), 422, ': expected no such field'),
+  (body(tokens=[1], sauce='a'), 422, "'source'), got also ['sauce']"),
+  (body(tokens=[50]), 422, 'tokens: expected a row of integers in [0, 50)'),
+  (body(image='../x'), 422, 'image: expected the bytes of a file in base64'),
+  (body(image=7), 422, 'image: expected the bytes of a file in base64'),
+  (body(tokens=[1], deadline_ms=0), 422, 'deadline_ms: expected a number'),
+  (b'x' * 100_001, 413, 'body: expected at most 100000 bytes'),
+  (body(tokens=[7]), 500, 'answer'),  # the policy breaks
+)
+
+
+@pytest.mark.parametrize(('sent', 'status', 'words'), BAD, ids=range(len(BAD)))
+async def test_a_bad_request_is_refused(sent, status, words, client):
+  found = await client.post('/predict', content=sent)
+  assert found.status_code == status, found.text
+  assert set(found.json()) == {'error'}
+  assert words in found.json()['error']
+  assert len(found.content) < 3000
+
+
+def test_no_string_of_a_request_is_taken_for_a_path():
+  for value in ('/etc/pas', ['/etc/pas'], ('x', 'y'), {'image': '/etc/pa.'}):
+    item = http.read_item(value)
+    assert isinstance(item, InputError) or item == {'text': value}
+  read = http.read_item({'image': '/etc/pas'})
+  assert read == {'image': base64.b64decode('/etc/pas')}
+
+
+async def test_other_paths_readiness_and_the_end_of_an_engine(client, service):
+  async def ask(*request):
+    found = await client.request(*request, json=GOOD)
+    return found.status_code, found.json().get('error'), found.headers
+
+  for path, status in (('/predict', 405), ('/etc', 404), ('/readyz', 200)):
+    assert (await ask('GET', path))[0] == status
+  service.is_ready = False
+  assert (await ask('GET', '/healthz'))[0] == 200
+  for request in (('GET', '/readyz'), ('POST', '/predict')):
+    status, error, headers = await ask(*request)
+    assert (status, headers['Retry-After']) == (503, '1')
+    assert 'being compiled' in error
+  service.is_ready = True
+
+  def refuse(items):
+    raise ClosedError('the engine is closed')
+
+  service._engine = types.SimpleNamespace(submit_all=refuse)
+  for request in (('POST', '/predict'), ('GET', '/healthz')):
+    assert (await ask(*request))[:2] == (503, 'the engine is closed')
+
+
+async def held(client, policy):
+  """Sends an item that holds the engine; returns its task."""
+  post = client.post('/predict', json={'tokens': HOLDS})
+  task = asyncio.create_task(post)
+  assert await asyncio.to_thread(policy.reached.wait, toy.WAIT)
+  return task
+
+
+@limited(max_pending=4, max_waiting=4)
+async def test_overload_is_refused_and_accepted_rows_are_answered(
+  client, service, engine
+):
+  first = await held(client, engine._policy)
+  rows = {'items': [GOOD, OTHER]}
+  posts = [client.post('/predict', json=rows) for _ in range(3)]
+  tasks = [asyncio.create_task(post) for post in posts]
+  await until(lambda: service._waiting == 4)  # of 4 + 4 rows, 3 run
+  await until(lambda: engine.status()['pending'] == 3)
+  refused = await client.post('/predict', json=rows)
+  assert (refused.status_code, refused.headers['Retry-After']) == (503, '1')
+  assert 'max_waiting: 8 rows' in refused.json()['error']
+  assert 'http_waiting_rows 4.0' in (await client.get('/metrics')).text
+  engine._policy.open.set()
+  found = await asyncio.gather(first, *tasks)
+  assert [one.status_code for one in found] == [200] * 4
+  for one in found[1:]:
+    assert [a['label'] for a in one.json()['answers']] == [[2, 0], [1, 2, 3]]
+
+
+@limited(max_pending=2)
+async def test_a_late_row_is_computed_only_if_the_engine_has_it(client, engine):
+  policy = engine._policy
+  first = await held(client, policy)
+  encoded = policy.encoded
+  for _ in ('in the engine', 'in the line'):
+    found = await client.post('/predict', json=GOOD | {'deadline_ms': 30})
+    assert found.status_code == 504
+    assert found.json()['error'].startswith('deadline_ms: the time')
+  assert policy.encoded == encoded + 1
+  policy.open.set()
+  assert (await first).status_code == 200
+
+
+@limited(max_body_bytes=100, max_seconds=0.5)
+async def test_bodies_are_limited_in_time_and_together(
+  monkeypatch, client, service
+):
   monkeypatch.setattr(http, 'MAX_BODIES', 2)
+  opened = asyncio.Event()
 
-  async def talk(client, service):
-    opened = asyncio.Event()
+  async def slow():
+    yield b' ' * 90
+    await opened.wait()
 
-    async def slow(size):
-      yield b' ' * size
-      await opened.wait()
-
-    posts = [client.post('/predict', content=slow(90)) for _ in range(2)]
-    tasks = [asyncio.create_task(post) for post in posts]
-    await until(lambda: service._bytes == 180)
-    third = await client.post('/predict', content=b' ' * 90)
-    assert third.status_code == 503
-    assert third.headers['Retry-After'] == '1'
-    for found in await asyncio.gather(*tasks):
-      assert found.status_code == 408
-      assert 'body: the time is over' in found.json()['error']
-    opened.set()
-    longer = await client.post('/predict', content=slow(101))
-    assert longer.status_code == 413
-
-  serve(talk, max_body_bytes=100, max_seconds=0.5)
+  posts = [client.post('/predict', content=slow()) for _ in range(2)]
+  tasks = [asyncio.create_task(post) for post in posts]
+  await until(lambda: service._bytes == 180)
+  third = await client.post('/predict', content=b' ' * 90)
+  assert (third.status_code, third.headers['Retry-After']) == (503, '1')
+  for found in await asyncio.gather(*tasks):
+    assert found.status_code == 408
+    assert 'body: the time is over' in found.json()['error']
 
 
-def test_metrics_are_those_of_monitor_and_engine(serve, engine):
-  async def talk(client, service):
-    for item in (GOOD, OTHER, {'tokens': [99]}):
-      await client.post('/predict', json=item)
-    found = await client.get('/metrics')
-    assert found.headers['Content-Type'].startswith('text/plain; version=')
-    values = {
-      (sample.name, *sample.labels.values()): sample.value
-      for family in text_string_to_metric_families(found.text)
-      for sample in family.samples
-    }
-    seen = engine.monitor.snapshot()
-    expected = {
-      ('engine_answers_total',): seen['answers'],
-      ('engine_failures_total', 'encode'): seen['failures']['encode'],
-      ('engine_latency', '0.95'): seen['latency']['p95'],
-      ('engine_retention', '0.05'): 1.0,
-      ('engine_reasons_total', 'toy'): seen['answers'],
-      ('engine_fill', '2'): 1.0, ('engine_drift_drifted',): 0.0,
-      ('engine_pending',): 0.0, ('http_waiting_rows',): 0.0,
-      ('http_responses_total', '200'): 2.0,
-      ('http_responses_total', '422'): 1.0,
-    }  # fmt: skip
-    for depth, count in seen['depth'].items():
-      expected['engine_depth_total', str(depth)] = count
-    assert {key: values[key] for key in expected} == expected
-
-  serve(talk)
+async def test_metrics_are_those_of_monitor_and_engine(client, engine):
+  for item in (GOOD, OTHER, {'tokens': [99]}):
+    await client.post('/predict', json=item)
+  found = await client.get('/metrics')
+  assert found.headers['Content-Type'].startswith('text/plain; version=')
+  values = {
+    (sample.name, *sample.labels.values()): sample.value
+    for family in text_string_to_metric_families(found.text)
+    for sample in family.samples
+  }
+  seen = engine.monitor.snapshot()
+  expected = {
+    ('engine_answers_total',): seen['answers'],
+    ('engine_failures_total', 'encode'): seen['failures']['encode'],
+    ('engine_latency', '0.95'): seen['latency']['p95'],
+    ('engine_retention', '0.05'): 1.0,
+    ('engine_reasons_total', 'toy'): seen['answers'],
+    ('engine_fill', '2'): 1.0, ('engine_drift_drifted',): 0.0,
+    ('engine_drift_by_source_tests', 'forum'): 0.0,
+    ('engine_pending',): 0.0, ('http_waiting_rows',): 0.0,
+    ('http_responses_total', '200'): 2.0, ('http_responses_total', '422'): 1.0,
+  }  # fmt: skip
+  for depth, count in seen['depth'].items():
+    expected['engine_depth_total', str(depth)] = count
+  assert {key: values[key] for key in expected} == expected
