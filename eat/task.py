@@ -165,8 +165,9 @@ class FineTune(Student, TextClassification):
       raise ConfigError('lengths', lengths, f'{expected}, {why}')
     model = as_adaptive(self.model)
     temperatures = file.temperatures(len(model.heads()))
-    drift, others = file.values.get('drift'), {}
-    fields = {'monitor': file.monitor({'': drift}, run.on_drift)}
+    drift, others = file.values.get('drift'), dict[str, Any]()
+    monitor = file.monitor({'': drift}, run.on_drift)
+    fields: dict[str, Any] = {'monitor': monitor}
     if given.tau == GUARANTEED:
       certificate.check_temperatures(temperatures)
       first = PRUNED if any(model.prune_ratios) else UNPRUNED

@@ -8,7 +8,6 @@ temperature (Guo, Pleiss, Sun and Weinberger, 2017) before sweeping thresholds.
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 import zlib
 from collections.abc import Mapping
@@ -307,6 +306,5 @@ class Evaluator(predictions.Evaluator):
       for name, value in zip(names, values, strict=True)
     }
     if path := self.file(FILE):
-      lines = json.dumps(report, indent=2, allow_nan=False)
-      text_files.write_text(path, lines + '\n')
+      text_files.write_json(path, report)
     return result

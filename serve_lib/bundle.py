@@ -125,7 +125,7 @@ def write(
   ]
   found: dict[Any, dict[str, Any]] = {}
   used: dict[int, Any] = {}
-  texts: dict[str, bytes] = {}
+  texts: dict[str, bytes | bytearray] = {}
   for group, size, one in programs.stages():
     leaves, structure = jax.tree.flatten(one.carry)
     if (key := (one.name, structure, *leaves)) not in found:
@@ -151,7 +151,7 @@ def write(
   return len(found)
 
 
-def _export(one: Traced) -> bytes:
+def _export(one: Traced) -> bytearray:
   """Returns a stage as an artifact from lists of arrays to such and a dict."""
   leaves, structure = jax.tree.flatten(one.carry)
 
