@@ -270,7 +270,7 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
       bytes(words['data']), TOKENIZER
     )
   reader = items.KINDS[recipe.pop('kind')](**recipe)
-  programs, numbers = [], {}
+  programs, numbers = [], dict[Any, int]()
   for number, one in enumerate(manifest['programs']):
     artifact = arrays.pop(f'program_{number}')['data']
     programs.append((one['read'], _pure(artifact)))
@@ -282,7 +282,7 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
     variables[number] = values.reshape(found['shape'])
   if arrays:
     raise ValueError(f'unknown arrays {[*arrays][:4]}')
-  built = dict(variables=variables, programs=programs, numbers=numbers)
+  built: Any = dict(variables=variables, programs=programs, numbers=numbers)
   chain = BundleChain(pad=reader.pad, **built, **_tuples(manifest['chain']))
   values = _tuples(manifest['policy'])
   for name in _NESTED.keys() & values.keys():

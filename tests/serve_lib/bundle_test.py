@@ -81,7 +81,7 @@ def test_answers_are_equal_and_only_what_is_read_is_stored(written, tmp_path):
   assert policy.warnings == ('careful',)
   manifest = json.loads(bytes(content(path)['manifest.json']))
   assert manifest['about'] == {'step': 3}
-  assert [array.dtype for array in chain.variables] == [jnp.bfloat16]
+  assert [array.dtype for array in chain.variables.values()] == [jnp.bfloat16]
   with Engine(chain, policy, grid.lengths, grid.batches) as other, engine:
     answers, same = (one.predict(ITEMS) for one in (other, engine))
   rows = jnp.asarray(TABLE, jnp.bfloat16)[ITEMS].astype(jnp.float32).mean(1)
