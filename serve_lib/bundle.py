@@ -278,8 +278,8 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   variables = {}
   for name, (number, dtype) in manifest['variables'].items():
     found = arrays.pop(f'variables/{name}')
-    values = np.frombuffer(found['data'], jnp.dtype(dtype))
-    variables[number] = values.reshape(found['shape'])
+    array = np.frombuffer(found['data'], jnp.dtype(dtype))
+    variables[number] = array.reshape(found['shape'])
   if arrays:
     raise ValueError(f'unknown arrays {[*arrays][:4]}')
   built: Any = dict(variables=variables, programs=programs, numbers=numbers)
