@@ -51,24 +51,20 @@ def read_options(
     _refuse(options, 'veto_margin ensemble_margin thresholds', f'nothing {why}')
   if tau == GUARANTEED:
     if not certified or name != 'confidence':
-      raise ConfigError(
-        'serve.tau',
-        GUARANTEED,
-        'rule=confidence and a certificate.json: run python -m launch.evaluate '
-        '--workdir=... --evals=certificate',
-      )
+      command = 'python -m launch.evaluate --workdir=... --evals=certificate'
+      expected = f'rule=confidence and a certificate.json: run {command}'
+      raise ConfigError('serve.tau', tau, expected)
     # The certificate holds for the plain confidence rule only: with a veto a
     # row would leave at a later head than was certified.
-    expected = f'nothing beside tau={GUARANTEED}, certified without it'
     others = 'ensemble_margin veto_margin thresholds minimum_retention'
-    _refuse(options, others, expected)
+    _refuse(options, others, f'none with tau={tau}, certified without it')
     taus = {source: one.tau for source, one in certified.items()}
     # Rows of a source without a certificate run to full depth.
     rule = Rule('confidence', taus.pop('', math.inf))
     if min([rule.tau, *taus.values()]) == math.inf:
       rule = Rule('never')
     return dataclasses.replace(options, thresholds=taus), rule
-  elif name not in RULES_WITH_TAU:
+  if name not in RULES_WITH_TAU:
     legal = f'rules with a threshold are {", ".join(RULES_WITH_TAU)}'
     _refuse(options, 'thresholds', f'none with the rule {name!r}: {legal}')
     tau = None
@@ -96,24 +92,22 @@ def _refuse(options: Options, names: str, expected: str) -> None:
 
 def _check_tau(field: str, tau: Any, rule: str, classes: int) -> None:
   """Raises ConfigError for a threshold that the rule cannot have."""
-  is_number, expected = fields.accepts(float, tau), ''
-  if rule != 'entropy':
-    if not (is_number and 0 <= tau <= 1) and tau != math.inf:
-      expected = 'a probability in [0, 1]'
-  elif not (is_number and tau >= 0) and tau != -math.inf:
-    expected = 'nats >= 0'
-  elif classes and tau >= math.log(classes):
-    expected = f'{_legal_taus(rule, classes)}: every row would leave'
-  if expected:
-    raise ConfigError(field, tau, expected)
+  off, most = math.inf, 1.0
+  if rule == 'entropy':
+    off = -math.inf
+    most = math.nextafter(math.log(classes), 0) if classes else math.inf
+  if tau != off and not (fields.accepts(float, tau) and 0 <= tau <= most):
+    raise ConfigError(field, tau, _legal_taus(rule, classes))
 
 
 def _legal_taus(rule: str, classes: int) -> str:
   """Describes the thresholds that make sense for a rule."""
-  if rule == 'entropy':
-    most = f'{math.log(classes):.4f}'
-    return f'nats in [0, {most}), the entropy of {classes} equal classes'
   if rule == 'margin':
     return 'a difference of two probabilities, in [0, 1]'
+  if not classes:
+    return 'nats >= 0' if rule == 'entropy' else 'a probability in [0, 1]'
+  if rule == 'entropy':
+    most = f'{math.log(classes):.4f}), the entropy of {classes} equal classes'
+    return f'nats in [0, {most}, at which every row would leave'
   least = f'{1 / classes:.4g}'
   return f'a probability in [0, 1], of the surest of {classes} >= {least}'

@@ -23,7 +23,6 @@ from eval_lib.calibration import CalibrationFile
 from eval_lib.certificate import GUARANTEED, CertificateFile
 from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN
-from serve_lib.monitor import Monitor
 from serve_lib.policies import PRUNED, UNPRUNED, ExitPolicy
 from train_lib import distillation, loading
 from train_lib.distillation import TEACHER, Student
@@ -166,17 +165,13 @@ class FineTune(Student, TextClassification):
       raise ConfigError('lengths', lengths, f'{expected}, {why}')
     model = as_adaptive(self.model)
     temperatures = file.temperatures(len(model.heads()))
-    drift = file.values.get('drift')
-    if drift is not None:
-      drift = file.drift_check(drift, run.on_drift)
-    monitor = Monitor(drift=drift)
-    others: dict[str, Any] = {}
-    certified: dict[str, str] = {}
+    drift, others = file.values.get('drift'), dict[str, Any]()
+    monitor = file.monitor({'': drift}, run.on_drift)
+    fields: dict[str, Any] = {'monitor': monitor}
     if given.tau == GUARANTEED:
       certificate.check_temperatures(temperatures)
-      monitor = certificate.monitor(drift, run.on_drift)
       first = PRUNED if any(model.prune_ratios) else UNPRUNED
-      others, certified = certificate.variants(model, first)
+      others, fields = certificate.serve(model, first, run.on_drift, drift)
 
     def serve(variables):
       file.check_parameters(variables)
@@ -188,8 +183,7 @@ class FineTune(Student, TextClassification):
       chain = EatChain(model, variables, reader, with_unpruned, others)
       policy = ExitPolicy(
         chain, reader, names, lengths, rule,
-        temperatures=temperatures, options=given, monitor=monitor,
-        certified=certified,
+        temperatures=temperatures, options=given, **fields,
       )  # fmt: skip
       known = file, certificate
       policy.warnings = tuple(warnings_of(*known, policy, longest))

@@ -8,10 +8,9 @@ temperature (Guo, Pleiss, Sun and Weinberger, 2017) before sweeping thresholds.
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -25,7 +24,7 @@ from dataset_lib import builder, fields, text_files
 from dataset_lib.errors import ConfigError, InvalidDataError
 from eval_lib import evaluator, predictions
 from eval_lib.predictions import Heads, Labels, PerHead
-from serve_lib.monitor import DriftCheck
+from serve_lib.monitor import Monitor, OnDrift, monitor_of
 
 FILE = 'calibration.json'  # in the directory of a run
 BINS = 15
@@ -199,16 +198,12 @@ class ResultFile:
         f'are {served}',
       )
 
-  def drift_check(
-    self,
-    drift: Any,
-    on_drift: Callable[[bool, dict[str, Any]], None] | None = None,
-  ) -> DriftCheck:
-    """Returns a check against the statistics of `drift_statistics`."""
+  def monitor(
+    self, checks: Mapping[str, Any], on_drift: OnDrift | None
+  ) -> Monitor:
+    """Returns `monitor_of` the file's statistics, see `drift_statistics`."""
     try:
-      confidences = np.array(drift['confidences'], np.float64)
-      threshold = float(drift['threshold'])
-      return DriftCheck(confidences, threshold, on_drift=on_drift)
+      return monitor_of(checks, on_drift)
     except (KeyError, TypeError, ValueError) as error:
       given = f'{type(error).__name__}: {error}'
       expected = 'confidences and a threshold'
@@ -261,11 +256,8 @@ class Evaluator(predictions.Evaluator):
   """ECE of each head before and after temperature; writes calibration.json.
 
   Temperatures are fitted on `calibration_split`; the ECEs that are reported are
-  of `split`. With `epsilon` > 0 a confidence threshold with a guarantee (see
-  `eval_lib.risk`) is certified on `split`, which nothing was fitted to: with
-  probability 1 - `delta`, at most a share `epsilon` of the answers differ from
-  the full model's. The file names the parameters and data, so that the file
-  is not used for another checkpoint.
+  of `split`. The file names the parameters and data, so that it is not used for
+  another checkpoint.
   """
 
   calibration_split: Annotated[
@@ -314,6 +306,5 @@ class Evaluator(predictions.Evaluator):
       for name, value in zip(names, values, strict=True)
     }
     if path := self.file(FILE):
-      lines = json.dumps(report, indent=2, allow_nan=False)
-      text_files.write_text(path, lines + '\n')
+      text_files.write_json(path, report)
     return result

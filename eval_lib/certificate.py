@@ -5,8 +5,7 @@ See `eval_lib.risk` for what is certified, and under which conditions.
 
 import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from dataset_lib.errors import ConfigError, MissingDataError
 from eval_lib import calibration, predictions
 from eval_lib.risk import Method, Risk, Variant, build_grid, choose, test_of
 from serve_lib.chain import ServedRun
-from serve_lib.monitor import DriftCheck, Monitor
+from serve_lib.monitor import OnDrift
 
 FILE = 'certificate.json'  # in the directory of a run
 GUARANTEED = 'guaranteed'  # the serving option that reads it
@@ -43,8 +42,13 @@ class CertificateFile(calibration.ResultFile):
     self.sources: dict[str, Certified] = {}
     super().__init__(directory, step)
     try:
-      entries = self.values.get('sources', {}).items()
-      self.sources = {source: _certified(entry) for source, entry in entries}
+      for source, entry in self.values.get('sources', {}).items():
+        tau = np.inf if entry['tau'] is None else float(entry['tau'])
+        changes = {
+          name: tuple(value) if isinstance(value, list) else value
+          for name, value in entry['model'].items()
+        }
+        self.sources[source] = Certified(tau, changes, entry['drift'])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       given, expected = f'{type(error).__name__}: {error}', 'certificates'
       raise self.error(': sources', given, expected) from error
@@ -65,46 +69,30 @@ class CertificateFile(calibration.ResultFile):
       expected = f'those of calibration.json, {[*temperatures]}'
       raise self.error(': temperatures', known, expected)
 
-  def variants(
-    self, model: Any, first: str
-  ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the changed models by name, and the name for each source.
+  def serve(
+    self, model: Any, first: str, on_drift: OnDrift | None, drift: Any = None
+  ) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the certified models by name, and fields of a policy for them.
 
-    `first` is the name of the model as trained.
+    `first` is the name of the model as trained, which serves during drift;
+    `drift` are the statistics of sources without a certificate, if any.
     """
-    models, names = {}, {}
+    models, names, checks = {}, {}, {'': drift}
     for source, one in self.sources.items():
       fields = ', '.join(f'{k}={value}' for k, value in one.changes.items())
-      names[source] = fields or first
+      names[source], checks[source] = fields or first, one.drift
       if fields:
         models[fields] = model.clone(**one.changes)
-    return models, names
-
-  def monitor(
-    self,
-    default: DriftCheck | None = None,
-    on_drift: Callable[[bool, dict[str, Any]], None] | None = None,
-  ) -> Monitor:
-    """Returns a monitor whose drift withdraws the certificate of a source."""
-
-    def told(source: str, drifted: bool, report: dict[str, Any]) -> None:
-      if on_drift is not None:
-        on_drift(drifted, {'source': source, **report})
-
-    checks = {
-      source: self.drift_check(one.drift, functools.partial(told, source))
-      for source, one in self.sources.items()
-    }
-    return Monitor(drift=checks.pop('', default), sources=checks)
+    monitor = self.monitor(checks, on_drift)
+    return models, {'certified': names, 'monitor': monitor}
 
 
 def serve(
   setting: str, run: ServedRun, model: Any, variables: Any, first: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Returns the certified models by name, and fields of a policy for them.
+  """Returns `CertificateFile.serve`; nothing without the setting 'guaranteed'.
 
-  Without the setting 'guaranteed' there are none. `first` is the name of the
-  model as trained, which serves during drift.
+  Raises ConfigError without a certificate of these variables.
   """
   if setting != GUARANTEED:
     return {}, {}
@@ -112,20 +100,7 @@ def serve(
   if not file.sources:
     raise file.error('', 'no certificate', 'one')
   file.check_parameters(variables)
-  others, names = file.variants(model, first)
-  return others, {
-    'certified': names,
-    'monitor': file.monitor(None, run.on_drift),
-  }
-
-
-def _certified(entry: Mapping[str, Any]) -> Certified:
-  tau = np.inf if entry['tau'] is None else float(entry['tau'])
-  changes = {
-    name: tuple(value) if isinstance(value, list) else value
-    for name, value in entry['model'].items()
-  }
-  return Certified(tau, changes, entry['drift'])
+  return file.serve(model, first, run.on_drift)
 
 
 @dataclasses.dataclass(kw_only=True)

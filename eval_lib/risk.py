@@ -10,7 +10,7 @@ distribution of the rows to come, and nothing may be fitted to them, the grid
 included. A certificate is on average over rows, not per class.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -56,15 +56,11 @@ def sweep(probabilities: Heads) -> tuple[Thresholds, Exits]:
 
   A model with one head has one threshold.
   """
-  least = 1.0 / probabilities.shape[-1]
-  thresholds = 1.0 - np.geomspace(1e-5, 1.0 - least, NUM_THRESHOLDS - 1)
-  thresholds = np.array(
-    [1.0, *thresholds[: NUM_THRESHOLDS * len(probabilities[1:])]]
-  )
-  exits = [
-    predictions.confidence_exit(probabilities, float(tau)) for tau in thresholds
-  ]
-  return thresholds, np.stack(exits)
+  heads, _, classes = probabilities.shape
+  steps = np.geomspace(1e-5, 1 - 1 / classes, NUM_THRESHOLDS - 1)
+  thresholds = 1.0 - np.append(0.0, steps if heads > 1 else [])
+  leave = predictions.confidence_exit
+  return thresholds, np.stack([leave(probabilities, t) for t in thresholds])
 
 
 def losses(
@@ -88,28 +84,18 @@ def losses(
     of losses of rows.)
   """
   answers, whole = chosen.argmax(-1), full.argmax(-1)
-  differs = answers != whole
-  if risk == 'disagreement':
-    result = differs
-  elif risk == 'harm':
-    result = differs & (whole == labels)
-  elif risk == 'accuracy':
-    right = (answers == labels).astype(np.int8)
-    result = (whole == labels).astype(np.int8) - right
-  elif risk == 'brier':
-    result = brier(chosen, labels) - brier(full, labels)
-  else:
-    both = (answers == 1) & (whole == 1)
-    result = differs + epsilon * (1.0 - differs) - 2 * epsilon * both
-  return result.T
-
-
-def brier(
-  probabilities: Float[np.ndarray, '*K N C'], labels: Labels
-) -> Float[np.ndarray, '*K N']:
-  """Returns half of the squared distance to the labels, in [0, 1]."""
-  truth = np.eye(probabilities.shape[-1])[labels]
-  return 0.5 * np.square(probabilities - truth).sum(-1)
+  differs, is_right = answers != whole, whole == labels
+  truth, both = np.eye(full.shape[-1])[labels], (answers == 1) & (whole == 1)
+  result: dict[str, Callable[[], Any]] = {
+    'accuracy': lambda: is_right.astype(np.int8) - (answers == labels),
+    'harm': lambda: differs & is_right,
+    'disagreement': lambda: differs,
+    'brier': lambda: (
+      np.square(chosen - truth).sum(-1) - np.square(full - truth).sum(-1)
+    ) / 2,
+    'f1': lambda: np.where(differs, 1.0, epsilon) - 2 * epsilon * both,
+  }  # fmt: skip
+  return result[risk]().T
 
 
 def test_of(risk: str) -> bounds.Test:
@@ -165,29 +151,25 @@ def choose(
     (N + 1) > epsilon. Only the expectation of the risk over the draw of the
     rows is at most epsilon, and only if losses grow along the group.
   """
-  test, rows = test_of(risk), len(grid.losses)
-  order, tested, level = np.arange(len(grid.groups)), grid, delta
-  groups = grid.groups
+  test, rows, tested = test_of(risk), len(grid.losses), grid
+  orders = [np.flatnonzero(grid.groups == n) for n in np.unique(grid.groups)]
   if method == 'pareto':
     half = np.random.default_rng(0).permutation(rows) < rows // 2
     first, tested = grid.take(half), grid.take(~half)
     p_values = test(first.losses, epsilon, delta)
-    on_front = frontier.pareto(first.cost.mean(0), -p_values)
     order = np.argsort(p_values, kind='stable')
-    order = order[on_front[order]]
-    groups = np.zeros(len(order), int)
+    on_front = frontier.pareto(first.cost.mean(0), -p_values)
+    orders = [order[on_front[order]]]
+  level = delta / len(orders)
   if method == 'conformal':
-    order, groups = order[groups == 0], groups[groups == 0]
-    mean = grid.losses[:, order].mean(0)
-    passes = (rows * mean + 1) / (rows + 1) <= epsilon
+    passes = (rows * grid.losses.mean(0) + 1) / (rows + 1) <= epsilon
+    orders = orders[:1]
   else:
-    level = delta / len(np.unique(groups))
-    passes = test(tested.losses[:, order], epsilon, level) <= level
-  certified = [
-    order[groups == group][np.logical_and.accumulate(passes[groups == group])]
-    for group in np.unique(groups)
-  ]
-  found = np.concatenate(certified)
+    passes, tried = np.zeros(len(grid.groups), bool), np.concatenate(orders)
+    passes[tried] = test(tested.losses[:, tried], epsilon, level) <= level
+  found = np.concatenate(
+    [order[np.logical_and.accumulate(passes[order])] for order in orders]
+  )
   if not len(found):
     return None, 0.0
   best = int(found[grid.cost[:, found].mean(0).argmin()])

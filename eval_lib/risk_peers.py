@@ -93,40 +93,34 @@ def choices(
 
   The first variant is as trained; ours with '+ models' choose among all.
   """
-  names = ('accuracy', 'harm', 'disagreement', 'brier')
+  limits, accuracy, disagreement = (epsilon, delta), 'accuracy', 'disagreement'
   grids = {
-    name: risk.build_grid(variants[:1], labels, name, epsilon) for name in names
+    kind: risk.build_grid(variants[:1], labels, kind, epsilon)
+    for kind in (accuracy, 'harm', disagreement, 'brier')
   }
-  found: dict[tuple[str, str], tuple[Grid, Choose]] = {}
 
-  def ours(kind: str, method: str, grid: Grid, note: str = '') -> None:
-    def choose(rows: Any) -> int | None:
-      return risk.choose(grid.take(rows), kind, method, epsilon, delta)[0]
+  def ours(kind: str, method: str, grid: Grid) -> tuple[Grid, Choose]:
+    return grid, lambda n: risk.choose(grid.take(n), kind, method, *limits)[0]
 
-    found[kind, method + note] = grid, choose
+  def peer(kind: str, choose: Any, *given: float) -> tuple[Grid, Choose]:
+    return grids[kind], lambda n: choose(grids[kind].losses[n], *given)
 
-  def add(kind: str, name: str, function: Any, *given: float) -> None:
-    losses = grids[kind].losses
-    found[kind, name] = (
-      grids[kind], lambda rows: function(losses[rows], *given)
-    )  # fmt: skip
-
-  for kind in names:
-    ours(kind, 'sequence', grids[kind])
-  ours('accuracy', 'pareto', grids['accuracy'])
+  found = {(k, 'sequence'): ours(k, 'sequence', g) for k, g in grids.items()}
+  found[accuracy, 'pareto'] = ours(accuracy, 'pareto', grids[accuracy])
   if len(variants) > 1:
-    both = risk.build_grid(variants, labels, 'accuracy', epsilon)
+    both = risk.build_grid(variants, labels, accuracy, epsilon)
     for method in ('sequence', 'pareto'):
-      ours('accuracy', method, both, ' + models')
-  for kind in ('accuracy', 'disagreement'):
-    add(kind, 'no correction', uncorrected, epsilon)
-    add(kind, 'RC-EENN, expectation', rc_eenn_expectation, epsilon)
-    add(kind, 'RC-EENN, bound', rc_eenn_bound, epsilon, delta)
-  add('disagreement', 'CALM', calm, epsilon, delta)
-  heads, grid = variants[0].heads, grids['disagreement']
+      found[accuracy, f'{method} + models'] = ours(accuracy, method, both)
+  for kind in (accuracy, disagreement):
+    found[kind, 'no correction'] = peer(kind, uncorrected, epsilon)
+    mean = peer(kind, rc_eenn_expectation, epsilon)
+    found[kind, 'RC-EENN, expectation'] = mean
+    found[kind, 'RC-EENN, bound'] = peer(kind, rc_eenn_bound, *limits)
+  found[disagreement, 'CALM'] = peer(disagreement, calm, *limits)
+  heads, grid = variants[0].heads, grids[disagreement]
   differs = heads[:-1].argmax(-1) != heads[-1].argmax(-1)
   sure = heads[:-1].max(-1).astype(np.float64)
-  found['disagreement', 'CATs'] = (
+  found[disagreement, 'CATs'] = (
     grid,
     lambda n: cats(sure[:, n], differs[:, n], grid.thresholds, epsilon),
   )

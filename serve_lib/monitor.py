@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
+OnDrift = Callable[[bool, dict[str, Any]], None]  # see `DriftCheck`
+
 MAX_REASONS = 64  # further exit reasons count as 'other'
 MIN_EXPECTED = 5.0  # rows per cell from which on chi-square is accurate
 
@@ -48,7 +50,8 @@ class DriftCheck:
   min_psi: float = 0.1
   confirm: int = 2  # tests in a row that begin drift
   recover: int = 4  # tests in a row that end it
-  on_drift: Callable[[bool, dict[str, Any]], None] | None = None
+  source: str = ''  # of the rows, for the report
+  on_drift: OnDrift | None = None
   drifted: bool = dataclasses.field(default=False, init=False)
 
   def __post_init__(self):
@@ -79,7 +82,7 @@ class DriftCheck:
         return
       self._since_test = 0
       turned = self._test()
-      report = dict(self._report)
+      report = {'source': self.source, **self._report}
     if turned and self.on_drift is not None:
       shielded(self.on_drift, self.drifted, report)
 
@@ -226,6 +229,25 @@ class Monitor:
     values = np.array(self._latest[name])
     found = np.percentile(values, which).tolist() if values.size else [None] * 3
     return {f'p{p}': value for p, value in zip(which, found, strict=True)}
+
+
+def monitor_of(
+  checks: Mapping[str, Any], on_drift: OnDrift | None = None
+) -> Monitor:
+  """Returns a monitor with a drift check for each source; '' is all others.
+
+  A check is None, or has `confidences` and `threshold`; see `DriftCheck`.
+  """
+  found: dict[str, Any] = {
+    source: None
+    if one is None
+    else DriftCheck(
+      np.array(one['confidences'], np.float64), float(one['threshold']),
+      source=source, on_drift=on_drift,
+    )
+    for source, one in checks.items()
+  }  # fmt: skip
+  return Monitor(drift=found.pop('', None), sources=found)
 
 
 def confidence_test(

@@ -65,10 +65,12 @@ class ExitPolicy(ClassifierPolicy):
     """Tokenises an item; see `serve_lib.items.TextReader`."""
     least = None  # an item may have its own
     if isinstance(item, Mapping) and 'minimum_retention' in item:
-      least, item = item['minimum_retention'], {**item}
-      del item['minimum_retention']
-      if not fields.accepts(Share, least):
-        expected = 'minimum_retention: expected a share in [0, 1]'
+      item, expected = {**item}, 'a share in [0, 1]'
+      least = item.pop('minimum_retention')
+      if self.certified:
+        expected = 'none: the certificates hold without it'
+      if self.certified or not fields.accepts(Share, least):
+        expected = f'minimum_retention: expected {expected}'
         raise InputError(f'{expected}, got {least!r}')
     encoded = super().encode(item)
     if least is None:

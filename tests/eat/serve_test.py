@@ -12,9 +12,11 @@ import pytest
 from dataset_lib.errors import ConfigError
 from eat import serving
 from model_lib.bert import BertClassifier
-from serve_lib.chain import InputError
+from serve_lib import bundle
+from serve_lib.chain import Grid, InputError
 from serve_lib.engine import Engine
 from serve_lib.exits import Rule
+from serve_lib.programs import Programs
 from tests.eat import calibrated, small
 from tests.eat.calibrated import LENGTH, SIZES, WORDS, build, task_of
 
@@ -84,10 +86,14 @@ def refused(run, options, field, expected, lengths=None):
    'every row would leave'),
   ({'thresholds': {'forum': math.nan}}, 'thresholds.forum', 'a probability in'),
   ({'rule': 'entropy', 'tau': 0.1, 'thresholds': {'forum': -1.0}},
-   'thresholds.forum', 'nats >= 0'),
+   'thresholds.forum', 'nats in [0'),
   ({'rule': 'patience', 'thresholds': FORUM}, 'thresholds', "'patience'"),
   ({'minimum_retention': {'forum': 1.5}}, 'minimum_retention.forum', '1.0]'),
   ({'tau': 'guaranteed', 'rule': 'margin'}, 'tau', 'rule=confidence'),
+  ({'tau': 'guaranteed', 'thresholds': FORUM}, 'thresholds',
+   'certified without it'),
+  ({'tau': 'guaranteed', 'minimum_retention': FORUM}, 'minimum_retention',
+   'certified without it'),
 ])  # fmt: skip
 def test_illegal_options_are_refused(finished, options, field, expected):
   refused(finished, options, f'serve.{field}', expected)
@@ -124,13 +130,33 @@ def test_a_regression_has_no_margins_and_thresholds(run):
   build(number, {'rule': 'entropy'})
 
 
-def test_only_reachable_variants_are_compiled(finished):
-  assert build(finished)[0].variants == ('pruned',)
-  chain, policy = build(finished, {'minimum_retention': {'forum': 0.0}})
+def bundled(path, chain, policy, on_drift=None):
+  """The chain and the policy as read from a bundle."""
+  programs = Programs(chain, Grid((LENGTH,), (1,)))
+  bundle.write(path, programs, policy, {})
+  again, found, grid = bundle.read(path, on_drift)
+  assert grid == programs.grid
+  assert (again.heads, again.variants) == (chain.heads, chain.variants)
+  assert found.reader.recipe == policy.reader.recipe
+  names = 'rule', 'class_names', 'lengths', 'warnings', 'certified'
+  for name in names:
+    assert getattr(found, name) == getattr(policy, name), name
+  for name, value in vars(found.options).items():
+    assert getattr(policy.options, name) == value, name
+  np.testing.assert_array_equal(found.temperatures, policy.temperatures)
+  assert found.temperatures.dtype == np.float32
+  return again, found
+
+
+@pytest.mark.parametrize('read', [lambda _, *run: run, bundled])
+def test_only_reachable_variants_are_compiled(finished, tmp_path, read):
+  options = {'minimum_retention': {'forum': 0.0}}
+  chain, policy = build(finished, options)
   assert chain.variants == ('pruned',)
   assert policy.encode({'text': 'w0', 'source': 'forum'}).variant == 'pruned'
   options = {'minimum_retention': FORUM | {'news': 0.1}}
-  chain, policy = build(finished, options)
+  options |= {'rule': 'margin', 'tau': 0.3, 'ensemble_margin': 0.25}
+  chain, policy = read(tmp_path / 'x', *build(finished, options))
   assert chain.variants == ('pruned', 'unpruned')
   for source, variant in (('forum', 'unpruned'), ('news', 'pruned')):
     found = policy.encode({'text': TEXT, 'source': source})
@@ -142,7 +168,8 @@ def test_only_reachable_variants_are_compiled(finished):
   for wrong in (1.5, True, '1', None):
     with pytest.raises(InputError, match=r'minimum_retention: .* \[0, 1\]'):
       policy.encode(own | {'minimum_retention': wrong})
-  _, policy = build(finished)
+  chain, policy = read(tmp_path / 'x', *build(finished))
+  assert chain.variants == ('pruned',)
   with pytest.raises(InputError, match='minimum_retention: expected at most'):
     policy.encode(own)
 
@@ -216,29 +243,38 @@ def certified(run, **sources):
   path.write_text(json.dumps(report))
 
 
-def test_each_source_has_its_certificate(run):
+@pytest.mark.parametrize('read', [lambda _, *run: run[:2], bundled])
+def test_each_source_has_its_certificate(run, read):
   ratios = {'prune_ratios': [0.5, 0.5]}
   certified(run, forum={'tau': 0.7}, news={'tau': 0.6, 'model': ratios})
-  chain, policy = build(run, {'tau': 'guaranteed'})
+  turned = []
+
+  def on_drift(drifted, report):
+    turned.append((drifted, report['source']))
+
+  chain, policy = build(run, {'tau': 'guaranteed'}, on_drift=on_drift)
+  name = 'prune_ratios=(0.5, 0.5)'
+  assert chain.sizes(name, 16) == (9, 5)
+  chain, policy = read(run[0] / 'bundle', chain, policy, on_drift)
   assert policy.rule.tau == np.inf  # of all other sources
   assert policy.options.thresholds == {'forum': 0.7, 'news': 0.6}
-  name = 'prune_ratios=(0.5, 0.5)'
   assert chain.variants == ('pruned', name)
-  assert chain.sizes(name, 16) == (9, 5)
   variants = {
     source: policy.encode({'text': TEXT, 'source': source}).variant
     for source in ('forum', 'news', '')
   }
   assert variants == {'forum': 'pruned', 'news': name, '': 'pruned'}
+  items = [{'text': TEXT, 'source': source} for source in variants]
+  with pytest.raises(InputError, match='minimum_retention: expected none'):
+    policy.encode(items[0] | {'minimum_retention': 0.0})
   # Drift of a source withdraws its certificate, and no other.
   for _ in range(1000):
     policy.monitor.record_exit(3, 'confidence', 1.0, source='news')
+  assert turned == [(True, 'news')]
   full = [policy.monitor.full_depth(source) for source in variants]
   assert full == [False, True, False]
-  drifted = policy.encode({'text': TEXT, 'source': 'news'})
-  assert drifted.variant == 'pruned'
+  assert policy.encode(items[1]).variant == 'pruned'
   with Engine(chain, policy, (LENGTH,), (1,)) as engine:
-    items = [{'text': TEXT, 'source': source} for source in variants]
     *_, last = answers = engine.predict(items)
   assert last.depth == answers[1].depth == 4
 

@@ -21,8 +21,7 @@ def signed(rows, mean, differ=0.1, seed=0, columns=1):
 def by_loop(losses, epsilon, delta):
   """The largest capital of one column, row by row."""
   capital = most = 1.0
-  total = squares = 0.0
-  spread = 0.25
+  total, squares, spread = 0.0, 0.0, 0.25
   for number, loss in enumerate(losses.tolist(), 1):
     bet = math.sqrt(2 * math.log(1 / delta) / (len(losses) * spread))
     capital *= 1 - min(bet, 0.75 / (1 - epsilon)) * (loss - epsilon)
@@ -38,8 +37,7 @@ def by_loop(losses, epsilon, delta):
 def test_betting_equals_a_loop(epsilon):
   losses = np.concatenate([signed(80, m, 0.4) for m in (-0.3, 0.0, 0.2)], 1)
   expected = [by_loop(column, epsilon, DELTA) for column in losses.T]
-  found = bounds.betting(losses, epsilon, DELTA)
-  np.testing.assert_allclose(found, expected)
+  assert bounds.betting(losses, epsilon, DELTA) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize('rows', [1, 7, 40])
@@ -63,20 +61,17 @@ def test_hoeffding_and_bentkus_by_hand():
   divergence = math.log(1 / 1.2) / 3 + 2 / 3 * math.log(2 / 1.8)
   expected = [0.6**3, math.exp(-3 * divergence)]
   found = bounds.hoeffding_bentkus(losses, 0.4, DELTA)
-  np.testing.assert_allclose(found, expected)
+  assert found == pytest.approx(expected)
   assert expected[1] < math.e * scipy.stats.binom.cdf(1, 3, 0.4)
 
 
 @pytest.mark.parametrize(
-  ('test', 'losses'),
-  [
-    (bounds.betting, signed(300, 0.05, columns=1000)),
-    (bounds.betting, signed(300, 0.05, 0.05, columns=1000)),
-    (bounds.binomial, signed(300, 0.05, 0.05, columns=1000)),
-    (bounds.hoeffding_bentkus, signed(300, 0.05, 0.05, columns=1000)),
-  ],
-)
-def test_a_mean_of_epsilon_is_rejected_in_at_most_a_share_delta(test, losses):
+  ('test', 'differ'),
+  [(bounds.betting, 0.1), (bounds.betting, 0.05), (bounds.binomial, 0.05),
+   (bounds.hoeffding_bentkus, 0.05)],
+)  # fmt: skip
+def test_a_mean_of_epsilon_is_rejected_in_at_most_a_share_delta(test, differ):
+  losses = signed(300, 0.05, differ, columns=1000)
   rejected = (test(losses, 0.05, DELTA) <= DELTA).sum()
   assert rejected <= scipy.stats.binom.ppf(0.999, 1000, DELTA)
   # A smaller mean is rejected, and a larger one is not.

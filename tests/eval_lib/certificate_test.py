@@ -16,8 +16,7 @@ from tests.eval_lib.calibration_test import PARITY, VARIABLES, outputs
 def smaller(variables, batch):
   """The same answers for half of the FLOPs."""
   whole = outputs(variables, batch)
-  rows = len(batch['tokens'])
-  flops = jnp.tile(jnp.array([0.5, 1.0]), (rows, 1))
+  flops = jnp.tile(jnp.array([0.5, 1.0]), (len(batch['tokens']), 1))
   return whole | {'flops': flops}
 
 
@@ -26,11 +25,11 @@ def trained(variables, batch):
   return found | {'flops': 2 * found['flops']}
 
 
-def build(workdir='', changes=None, kind='certificate', of=outputs, **entry):
-  given = dict(
-    train_split='train', cheaper=(({'width': (2, 3)}, jax.jit(smaller)),)
-  )
-  given |= changes or {}
+CHEAPER = (({'width': (2, 3)}, jax.jit(smaller)),)
+
+
+def build(workdir='', train='train', kind='certificate', of=outputs, **entry):
+  given = dict(train_split=train, cheaper=CHEAPER)
   context = eval_context(PARITY, jax.jit(of), 256, workdir, **given)
   entry = dict(split='test') | entry
   return evaluator.build('own', dict(type=kind) | entry, context)
@@ -41,16 +40,15 @@ def read(folder):
 
 
 def test_the_certificate_is_that_of_the_grid(tmp_path):
-  limits = dict(risk='disagreement', epsilon=0.49)
-  built = build(tmp_path, layers=(4, 12), **limits)
+  kind = 'disagreement'
+  built = build(tmp_path, layers=(4, 12), risk=kind, epsilon=0.49)
   result = built.run(VARIABLES)
   entry = read(tmp_path)['sources']['']
   logits, labels = built.heads('split', VARIABLES)
   heads = predictions.probabilities(logits)
-  cost = np.tile([4.0, 12.0], (len(labels), 1))
-  variant = risk.Variant({}, heads, cost)
-  grid = risk.build_grid([variant], labels, 'disagreement', 0.49)
-  best, bound = risk.choose(grid, 'disagreement', 'sequence', 0.49, 0.1)
+  variant = risk.Variant({}, heads, np.tile([4.0, 12.0], (len(labels), 1)))
+  grid = risk.build_grid([variant], labels, kind, 0.49)
+  best, bound = risk.choose(grid, kind, 'sequence', 0.49, 0.1)
   assert entry['tau'] == grid.thresholds[best] == result['tau']
   exits = predictions.confidence_exit(heads, entry['tau'])
   assert entry['early'] == (exits == 0).mean()
@@ -91,11 +89,9 @@ def test_sources_are_kept_for_the_same_parameters(tmp_path):
 def test_rows_that_something_was_fitted_to_are_refused(tmp_path):
   with pytest.raises(ConfigError, match='not trained on, it shares 1 '):
     build(split='train')
-  open_ = dict(train_split='')
-  fitted = dict(kind='calibration', calibration_split='train')
-  build(tmp_path, open_, **fitted).run(VARIABLES)
+  build(tmp_path, '', 'calibration', calibration_split='train').run(VARIABLES)
   with pytest.raises(ConfigError, match='no temperature was fitted to'):
-    build(tmp_path, open_, split='train').run(VARIABLES)
+    build(tmp_path, '', split='train').run(VARIABLES)
   build(tmp_path).run(VARIABLES)
   assert read(tmp_path)['temperatures'][0] > 5
   with pytest.raises(ConfigError, match='--evals=calibration'):

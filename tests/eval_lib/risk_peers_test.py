@@ -1,6 +1,7 @@
 """Choices of other authors by hand, and the table of resamplings."""
 
 import numpy as np
+import pytest
 
 from eval_lib import risk_peers
 from tests.eval_lib.risk_test import population, variant
@@ -10,29 +11,27 @@ def columns(*errors, rows=100):
   return (np.arange(rows)[:, None] < np.array(errors)).astype(np.int8)
 
 
-def test_choices_by_the_mean():
-  losses = columns(0, 10, 11, 9, 12)
-  assert risk_peers.uncorrected(losses, 0.1) == 3
-  # (N + 1) / N 0.1 - 1 / N = 0.091.
-  assert risk_peers.rc_eenn_expectation(losses, 0.1) == 3
-  assert risk_peers.rc_eenn_expectation(columns(0, 10), 0.1) == 0
-  assert risk_peers.uncorrected(columns(20), 0.1) is None
-
-
-def test_the_bound_of_rc_eenn_by_hand():
-  # With two rows without loss and epsilon 0.9 the capital is (1 + 0.9 b1)
-  # (1 + 0.9 b2), where both bets are 1: 1.9^2 = 3.61.
-  losses = columns(0, rows=2)
-  assert risk_peers.rc_eenn_bound(losses, 0.9, 1 / 3.6) == 0
-  assert risk_peers.rc_eenn_bound(losses, 0.9, 1 / 3.62) is None
-  # It stops at the first failure.
-  assert risk_peers.rc_eenn_bound(columns(0, 60, 0), 0.1, 0.1) == 0
-
-
-def test_calm_by_hand():
-  # 0.9^22 <= 0.1 < 0.9^21, and a loss of 22 is too many.
-  assert risk_peers.calm(columns(0, 1, 0, rows=22), 0.1, 0.1) == 0
-  assert risk_peers.calm(columns(0, rows=21), 0.1, 0.1) is None
+@pytest.mark.parametrize(
+  ('choose', 'losses', 'limits', 'best'),
+  [
+    (risk_peers.uncorrected, columns(0, 10, 11, 9, 12), [0.1], 3),
+    (risk_peers.uncorrected, columns(20), [0.1], None),
+    # (N + 1) / N 0.1 - 1 / N = 0.091.
+    (risk_peers.rc_eenn_expectation, columns(0, 10, 11, 9, 12), [0.1], 3),
+    (risk_peers.rc_eenn_expectation, columns(0, 10), [0.1], 0),
+    # With two rows without loss and epsilon 0.9 the capital is (1 + 0.9 b1)
+    # (1 + 0.9 b2), where both bets are 1: 1.9^2 = 3.61.
+    (risk_peers.rc_eenn_bound, columns(0, rows=2), [0.9, 1 / 3.6], 0),
+    (risk_peers.rc_eenn_bound, columns(0, rows=2), [0.9, 1 / 3.62], None),
+    # It stops at the first failure.
+    (risk_peers.rc_eenn_bound, columns(0, 60, 0), [0.1, 0.1], 0),
+    # 0.9^22 <= 0.1 < 0.9^21, and a loss of 22 is too many.
+    (risk_peers.calm, columns(0, 1, 0, rows=22), [0.1, 0.1], 0),
+    (risk_peers.calm, columns(0, rows=21), [0.1, 0.1], None),
+  ],
+)
+def test_choices_by_hand(choose, losses, limits, best):
+  assert choose(losses, *limits) == best
 
 
 def test_cats_by_hand():

@@ -63,12 +63,10 @@ def test_risk_exceeds_epsilon_in_at_most_a_share_delta(
 
 def by_errors(*errors, groups=None, rows=100, cost=None):
   """A grid whose settings lose on so many of the first rows."""
-  losses = np.arange(rows)[:, None] < np.array(errors)
-  count = len(errors)
-  cost = np.linspace(1, 0.1, count) if cost is None else np.array(cost)
-  groups = np.zeros(count, int) if groups is None else np.array(groups)
+  losses, count = np.arange(rows)[:, None] < np.array(errors), len(errors)
+  groups = np.array(groups or [0] * count)
+  costs = np.tile(cost or np.linspace(1, 0.1, count), (rows, 1))
   thresholds = np.linspace(1.0, 0.5, count)
-  costs = np.tile(cost, (rows, 1))
   return Grid(groups, thresholds, groups, losses, costs, np.zeros(count))
 
 
@@ -88,24 +86,17 @@ def by_errors(*errors, groups=None, rows=100, cost=None):
 def test_stops_at_the_first_failure_of_each_group(grid, best):
   found, bound = risk.choose(grid, 'harm', 'sequence', 0.1, 0.1)
   assert found == best
-  level = 0.1 / (1 + grid.groups[-1])
-  if best is None:
-    assert bound == 0.0
-    return
-  errors = int(grid.losses[:, best].sum())
-  assert bound == pytest.approx(
-    scipy.stats.beta.ppf(1 - level, errors + 1, 100 - errors)
-  )
+  level, expected = 0.1 / (1 + grid.groups[-1]), 0.0
+  if best is not None:
+    errors = int(grid.losses[:, best].sum())
+    expected = scipy.stats.beta.ppf(1 - level, errors + 1, 100 - errors)
+  assert bound == pytest.approx(expected)
 
 
-def test_conformal_risk_control_by_hand():
+def test_other_methods_by_hand():
   # (100 mean + 1) / 101 <= 0.1 for 9 errors, not for 10.
   grid = by_errors(0, 9, 10, 2)
-  found = risk.choose(grid, 'harm', 'conformal', 0.1, 0.1)
-  assert found == (1, 0.1)
-
-
-def test_pareto_testing_skips_settings_that_cost_more():
+  assert risk.choose(grid, 'harm', 'conformal', 0.1, 0.1) == (1, 0.1)
   # A fixed sequence stops at the second setting; it is not on the frontier.
   grid = by_errors(0, 90, 1, 50, rows=400, cost=[1.0, 0.9, 0.5, 0.4])
   grid = grid.take(np.random.default_rng(3).permutation(400))
