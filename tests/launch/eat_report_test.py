@@ -240,7 +240,8 @@ def test_flags_that_do_not_fit_the_run(runs, run):
   assert (len(other.fitted), other.facts['temperatures']) == (5, 'none')
   origin = run.facts['temperatures']
   assert origin == 'calibration.json, fitted to validation[:25%]'
-  assert run.fitted.tolist() == [True] * 6 + [False] * 18
+  # A part of a split is drawn: lines 4, 6, 12, 13, 20 and 23 of dev.tsv.
+  assert np.flatnonzero(run.fitted).tolist() == [2, 4, 10, 11, 18, 21]
 
 
 def under_load(runs, path, *flags):
