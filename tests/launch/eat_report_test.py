@@ -254,7 +254,7 @@ def under_load(runs, path, *flags):
   return [row['candidate'] for row in rows]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_engines_under_load(runs, tmp_path):
   names = under_load(runs, tmp_path / 'load.csv', '--peers=none')
   assert names == ['EAT, engine', 'dense, engine'] * 4

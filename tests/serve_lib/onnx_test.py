@@ -1,5 +1,7 @@
 """Stages in ONNX Runtime: equal answers, and a refusal of what is unknown."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,7 @@ from serve_lib.onnx_graph import NotTranslatedError
 pytestmark = pytest.mark.peers
 X = np.random.default_rng(0).normal(size=(3, 4, 8)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(8, 8)).astype(np.float32)
+nightly = functools.partial(pytest.param, marks=pytest.mark.nightly)
 PLACES = np.array([[3, 0], [1, 1], [2, 3]], np.int32)
 
 
@@ -81,7 +84,9 @@ def test_what_has_no_translation_is_refused(function, words):
   assert onnx_program.build(lambda _, x: function(x), {}, X, 1) is None
 
 
-@pytest.mark.parametrize('name', ['bert', 'eat', 'albert', 'adatape'])
+@pytest.mark.parametrize(
+  'name', ['bert', 'eat', *map(nightly, ('albert', 'adatape'))]
+)
 def test_rows_alone_get_the_same_answers(name, monkeypatch):
   def prefer(programs, arguments):
     return next(reversed(programs))
