@@ -39,7 +39,7 @@ def accuracy(workdir):
   return result(workdir)['accuracy']
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # .ci/run runs it too, and checks its numbers
 def test_quick_start_reads_longer_tapes_for_harder_inputs(tmp_path):
   text = launch('train', tmp_path, '--config=configs/adatape/quick_start.py')
   found = result(tmp_path)
