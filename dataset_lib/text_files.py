@@ -19,12 +19,17 @@ Path = str | os.PathLike[str]
 
 
 def write_text(path: Path, text: str) -> None:
+  """Replaces a file by a text in UTF-8; see `write_bytes`."""
+  write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
   """Replaces a file atomically, with fsync."""
   path = pathlib.Path(path)
   temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
   try:
-    with temporary.open('w', encoding='utf-8') as file:
-      file.write(text)
+    with temporary.open('wb') as file:
+      file.write(content)
       file.flush()
       os.fsync(file.fileno())
     temporary.replace(path)

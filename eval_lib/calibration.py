@@ -8,6 +8,7 @@ temperature (Guo, Pleiss, Sun and Weinberger, 2017) before sweeping thresholds.
 
 import contextlib
 import dataclasses
+import json
 import pathlib
 import zlib
 from collections.abc import Mapping
@@ -306,5 +307,7 @@ class Evaluator(predictions.Evaluator):
       for name, value in zip(names, values, strict=True)
     }
     if path := self.file(FILE):
-      text_files.write_json(path, report)
+      # Not `write_json`, which writes a NaN as a text.
+      lines = json.dumps(report, indent=2, allow_nan=False)
+      text_files.write_text(path, lines + '\n')
     return result

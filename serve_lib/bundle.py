@@ -28,7 +28,7 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from dataset_lib import tokenizer
+from dataset_lib import text_files, tokenizer
 from dataset_lib.errors import ConfigError
 from serve_lib import items
 from serve_lib.chain import Grid, Stage
@@ -215,15 +215,10 @@ def _plain(value: Any) -> Any:
 
 
 def _write(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-  """Writes the file atomically; equal arrays give equal bytes."""
+  """Writes the file; equal arrays give equal bytes."""
   content = safetensors.numpy.save({**arrays})
   path.parent.mkdir(parents=True, exist_ok=True)
-  temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
-  try:
-    temporary.write_bytes(_header(content) + content)
-    temporary.replace(path)
-  finally:
-    temporary.unlink(missing_ok=True)
+  text_files.write_bytes(path, _header(content) + content)
 
 
 def _header(content: bytes) -> bytes:

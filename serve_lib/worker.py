@@ -1,10 +1,9 @@
 """The threads that choose batches, run them and answer rows.
 
 Each thread chooses a batch, runs it and answers its rows; all but running is
-done by one thread at a time. With two batches running at once on a CPU the
-element-wise parts of one run beside the products of the other. XLA's CPU client
-runs the calls of one thread one after the other, so each has its own. A request
-passes no other thread, as waking one takes up to half a millisecond.
+done by one thread at a time. With two batches at once on a CPU, element-wise
+operations of one are computed during products of the other. Each batch needs a
+thread, as XLA's CPU client runs the calls of one thread one after the other.
 """
 
 import collections
@@ -41,7 +40,7 @@ class Worker:
 
   def __post_init__(self):
     self.pool = Pool(self.programs)
-    self.num_threads = max(self.streams, 1 + self.ahead)
+    self.num_threads = self.streams if self.streams > 1 else 1 + self.ahead
     self._turn = threading.Lock()  # guards all that the threads share
     self._flights: list[Batch] = []  # dispatched
     self._chosen: collections.deque[Batch] = collections.deque()  # not yet run
@@ -103,7 +102,7 @@ class Worker:
       for one in batches:
         self._dispatch(one)
     batch = self._chosen.popleft()
-    if self._chosen or self._waiting():
+    if self._chosen or self._retried or self.pool.ready or self._waiting():
       self.requests.wake()
     return batch
 

@@ -95,6 +95,13 @@ def test_a_lone_request_is_never_copied_and_never_waits():
   assert engine.status()['copies'] == 0
 
 
+def test_ahead_is_of_one_stream_only():
+  for given, threads in (((1, 0), 1), ((1, 3), 4), ((2, 3), 2)):
+    engine = Engine(toy.Chain(), toy.Policy(), (3,), streams=given[0],
+                    ahead=given[1])  # fmt: skip
+    assert engine._worker.num_threads == threads
+
+
 def test_numbers_do_not_depend_on_dispatching_ahead():
   with toy.make_engine(ahead=0) as engine:
     serve_and_check(engine, toy.random_items(5, 60, 3), 1)
