@@ -63,14 +63,7 @@ def run(flags: Flags) -> int:
   from serve_lib import tuning
   from train_lib import trainer
 
-  # Orbax prints traces of errors that become one line here; of several failed
-  # writes it waits for one, and asyncio logs each of the others.
-  logging.getLogger('absl').addFilter(
-    lambda record: _ORBAX not in record.pathname
-  )
-  logging.getLogger('asyncio').addFilter(
-    lambda record: 'never retrieved' not in record.msg
-  )
+  _silence_repeated_errors()
   if _has_only_cpu():
     tuning.keep_freed_memory()
   if flags.distributed:
@@ -82,6 +75,27 @@ def run(flags: Flags) -> int:
     print(stop, file=sys.stderr)
     return command_line.PREEMPTED
   return command_line.OK
+
+
+def _silence_repeated_errors() -> None:
+  """Leaves one line of a failed save, which Orbax raises.
+
+  It prints traces of errors as well; of several failed writes it waits for one,
+  asyncio logs each of the others, and TensorStore prints a trace for each that
+  ends after the loop of events is closed.
+  """
+  logging.getLogger('absl').addFilter(
+    lambda record: _ORBAX not in record.pathname
+  )
+  logging.getLogger('asyncio').addFilter(
+    lambda record: 'never retrieved' not in record.msg
+  )
+
+  def show(unraisable: Any) -> None:
+    if str(unraisable.exc_value) != 'Event loop is closed':
+      sys.__unraisablehook__(unraisable)
+
+  sys.unraisablehook = show
 
 
 def _has_only_cpu() -> bool:
