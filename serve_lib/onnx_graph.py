@@ -10,6 +10,7 @@ from onnx import helper, numpy_helper
 
 # The version of ONNX's operators; those used here are unchanged since.
 OPSET = 17
+OWN = 'com.microsoft'  # ONNX Runtime's own operators
 
 
 class NotTranslatedError(ValueError):
@@ -28,11 +29,14 @@ class Value:
     self.array: Any = array
     self.made: tuple[str, Sequence[Value], Mapping[str, Any]] = ('', (), {})
     self.base: Value | None = None  # that was reshaped to it
+    # That was transposed to it, and the order of its axes.
+    self.turned: tuple[Value, Sequence[int]] | None = None
+    self.scores: Value | None = None  # that it is the softmax of
 
   def copy(self) -> 'Value':
     """Returns an equal value that another primitive makes."""
     result = Value(self.name, self.shape, self.array)
-    result.base = self.base
+    result.base, result.turned, result.made = self.base, self.turned, self.made
     return result
 
 
@@ -49,9 +53,11 @@ class Graph:
     """Returns the value of an array."""
     return Value('', np.shape(array), np.asarray(array))
 
-  def add(self, kind: str, *inputs: Value, shape: Any, **options: Any) -> Any:
+  def add(
+    self, kind: str, *inputs: Value | None, shape: Any, **options: Any
+  ) -> Any:
     """Adds a node; returns its value of a shape, or a list for several."""
-    names = [self.name(one) for one in inputs]
+    names = [self.name(one) if one else '' for one in inputs]
     several = isinstance(shape, list)
     shapes = shape if several else [shape]
     outputs = [Value(f'v{next(self._numbers)}', one) for one in shapes]
@@ -87,6 +93,19 @@ class Graph:
     new.base = base
     return new
 
+  def transpose(self, value: Value, order: Sequence[int]) -> Value:
+    """Returns a value with its axes in another order; two turns become one."""
+    if value.array is not None:
+      return self.constant(value.array.transpose(order))
+    source, first = value.turned or (value, range(len(order)))
+    whole = [first[axis] for axis in order]
+    if whole == [*range(len(order))]:
+      return source.copy()
+    shape = tuple(source.shape[axis] for axis in whole)
+    new = self.add('Transpose', source, shape=shape, perm=whole)
+    new.turned = source, whole
+    return new
+
   def full(self, value: Value, shape: Sequence[int]) -> Value:
     """Returns a value that has all repetitions of its shape."""
     if value.shape == tuple(shape):
@@ -120,5 +139,5 @@ class Graph:
       if name in needed
     ]
     graph = helper.make_graph(kept[::-1], 'stage', inputs, outputs, constants)
-    opsets = [helper.make_opsetid('', OPSET)]
+    opsets = [helper.make_opsetid('', OPSET), helper.make_opsetid(OWN, 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)

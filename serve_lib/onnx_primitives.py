@@ -1,7 +1,7 @@
 """JAX's primitives as operators of ONNX.
 
 Mean, softmax, GELU and normalisation are written as ONNX Runtime knows them,
-which fuses them.
+which fuses them; attention becomes one operator here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
+from serve_lib import onnx_attention
 from serve_lib.onnx_graph import Graph, NotTranslatedError, Value
 
 # Primitives with the same meaning as an operator, element by element.
@@ -66,7 +67,7 @@ def translate(
 def _fused(
   graph: Graph, name: str, given: Sequence[Value], params: Any
 ) -> Value | None:
-  """Writes mean, softmax, GELU and normalisation in the form that is fused."""
+  """Writes mean, softmax, GELU, normalisation, attention in a fast form."""
   first, second = (*given, *given)[:2]
   total = _last_sum(first if second.array is not None else second)
   if name == 'div' and total and (count := second.array) is not None:
@@ -77,7 +78,11 @@ def _fused(
     (power,) = first.made[1]
     if power.made[0] == 'sub' and power.made[1][1].shape[-1:] == (1,):
       value = power.made[1][0]  # a shift of whole rows changes nothing
-      return graph.add('Softmax', value, shape=value.shape, axis=-1)
+      result = graph.add('Softmax', value, shape=value.shape, axis=-1)
+      result.scores = value
+      return result
+  if name == 'dot_general':
+    return onnx_attention.fuse(graph, given, params)
   if name == 'mul':
     for one, other in ((first, second), (second, first)):
       if other.made[0] == 'rsqrt':
@@ -128,9 +133,7 @@ def _broadcast(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
 
 
 def _transpose(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
-  axes = params['permutation']
-  placed = [given[0].shape[axis] for axis in axes]
-  return graph.add('Transpose', given[0], shape=tuple(placed), perm=axes)
+  return graph.transpose(given[0], params['permutation'])
 
 
 def _reshape(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
@@ -187,12 +190,7 @@ def _product(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
     last = [*free, inner] if number == 0 else [inner, *free]
     order = [*outer, *last]
     if order != [*ranks]:
-      placed = [value.shape[axis] for axis in order]
-      value = (
-        graph.constant(value.array.transpose(order))
-        if value.array is not None
-        else graph.add('Transpose', value, shape=tuple(placed), perm=order)
-      )
+      value = graph.transpose(value, order)
     size = [value.shape[axis] for axis in range(len(outer))]
     count = int(np.prod([given[number].shape[axis] for axis in free]))
     k = given[number].shape[inner]

@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Bool
 
@@ -81,7 +80,7 @@ class Worker:
       batch.carry, outputs = self.programs.run(
         batch.group, batch.size, batch.carry
       )
-      batch.outputs = jax.device_get(outputs)
+      batch.outputs = {k: np.asarray(one) for k, one in outputs.items()}
     except Exception as error:
       batch.outputs = error
     with self._turn:
@@ -259,7 +258,7 @@ class Worker:
 
   def _stays(self, batch: Batch, outputs: Any) -> Bool[np.ndarray, ' b']:
     """Returns True for the rows that stay; sets their length buckets."""
-    values = {k: np.asarray(array)[batch.slots] for k, array in outputs.items()}
+    values = {k: array[batch.slots] for k, array in outputs.items()}
     for number, row in enumerate(batch.rows):
       row.outputs.append({k: array[number] for k, array in values.items()})
     if batch.group.stage == self.programs.chain.num_stages - 1:

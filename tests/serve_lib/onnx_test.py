@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from model_lib.attention import attend, masked_scores
 from serve_lib import tuning
 from serve_lib.engine import Engine
 from tests.serve_lib import families_test as families
@@ -63,6 +64,55 @@ def test_a_function_gives_the_same(function):
   for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
     assert one.dtype == other.dtype
     np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+TOKENS = np.random.default_rng(2).normal(size=(2, 6, 8)).astype(np.float32)
+LENGTH = np.array([4, 6], np.int32)
+
+
+def heads_of(x, kernel):
+  flat = (x.reshape(-1, 8) @ kernel).reshape(x.shape) + W[None, :1]
+  return flat.reshape(*x.shape[:2], 2, 4).transpose(0, 2, 1, 3)
+
+
+def attended(x, length, window=0, queries=6, mask=True, hidden=False):
+  q = heads_of(x[:, :queries], W)
+  k, v = heads_of(x, W * 0.5), heads_of(x, -W)
+  valid = jnp.arange(6)[None] < length[:, None]
+  if window:
+    near = jnp.abs(jnp.arange(6)[:, None] - jnp.arange(6)[None]) <= window
+    scores = masked_scores(q, k, valid)
+    weights = jax.nn.softmax(
+      jnp.where(near[None, None], scores, -1e30), axis=-1
+    )
+    return weights @ v
+  if hidden:  # values are masked otherwise than scores
+    fewer = jnp.arange(6)[None] < length[:, None] - 2
+    v = jnp.where(fewer[:, None, :, None], v, 0.0)
+  result, _ = attend(q, k, v, valid if mask else None)
+  return result.transpose(0, 2, 1, 3).reshape(x.shape[0], queries, 8)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'kind'),
+  [
+    ({}, 'Attention'),
+    (dict(mask=False), 'Attention'),
+    (dict(queries=1), 'MultiHeadAttention'),
+    (dict(window=2), ''),
+    (dict(mask=False, hidden=True), ''),
+  ],
+)
+def test_attention_is_one_operator_with_the_same_result(changes, kind):
+  function = functools.partial(attended, **changes)
+  model, _ = onnx_program.translate(function, [TOKENS, LENGTH])
+  kinds = {node.op_type for node in model.graph.node}
+  assert kinds & {'Attention', 'MultiHeadAttention'} == {kind} - {''}
+  program = onnx_program.build(
+    lambda _, x: function(*x), {}, [TOKENS, LENGTH], 1
+  )
+  expected = jax.jit(function)(TOKENS, LENGTH)
+  np.testing.assert_allclose(program({}, [TOKENS, LENGTH]), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

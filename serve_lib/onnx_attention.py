@@ -1,0 +1,95 @@
+"""Attention as one operator of ONNX Runtime.
+
+Its time for a MiniLM and a row of 24 tokens is .87 of that of the products, the
+softmax and the transposes between them; see docs/serving.md.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from model_lib.attention import MASKED_SCORE
+from serve_lib.onnx_graph import OWN, Graph, Value
+
+# Axes that a product contracts, and those of the batch.
+_SCORES = ((3,), (3,)), ((0, 1), (0, 1))
+_MIXED = ((3,), (2,)), ((0, 1), (0, 1))
+_PROJECTED = ((1,), (0,)), ((), ())
+_SWAPPED = (0, 2, 1, 3)  # heads before the length, and back
+
+
+def fuse(graph: Graph, given: Sequence[Value], params: Any) -> Value | None:
+  """Returns the result of attention if a product is the last of its two.
+
+  None if it is not that of `model_lib.attention.attend` with one mask of the
+  keys, or none.
+  """
+  weights, values = given
+  if params['dimension_numbers'] != _MIXED or weights.scores is None:
+    return None
+  scores, mask = _unmasked(weights.scores, MASKED_SCORE)
+  values, values_mask = _unmasked(values, 0.0)
+  name, inputs, product = scores.made
+  if name != 'dot_general' or product['dimension_numbers'] != _SCORES:
+    return None
+  (query, keys), scale = inputs, 1.0
+  if query.made[0] == 'mul' and np.size(factor := query.made[1][1].array) == 1:
+    query, scale = query.made[1][0], float(factor)
+  batch, heads, length, size = query.shape
+  rows, valid = (batch, keys.shape[2]), None
+  if mask or values_mask:
+    if not mask or mask.shape != (batch, 1, 1, rows[1]):
+      return None
+    valid = graph.reshape(mask, rows)
+    if values_mask and graph.reshape(values_mask, rows).name != valid.name:
+      return None
+    valid = graph.add('Cast', valid, shape=rows, to=TensorProto.INT32)
+  flat = [
+    graph.reshape(
+      graph.transpose(one, _SWAPPED), (batch, one.shape[2], heads * size)
+    )
+    for one in (query, keys, values)
+  ]
+  options: Any = dict(shape=flat[0].shape, domain=OWN, num_heads=heads)
+  options |= dict(scale=scale, mask_filter_value=MASKED_SCORE)
+  if projected := _projected(graph, flat):
+    found = graph.add('Attention', *projected, valid, **options)
+  else:
+    found = graph.add('MultiHeadAttention', *flat, None, valid, **options)
+  whole = graph.reshape(found, (batch, length, heads, size))
+  return graph.transpose(whole, _SWAPPED)
+
+
+def _unmasked(value: Value, fill: float) -> tuple[Value, Value | None]:
+  """Returns what a selection with a constant chooses from, and its mask."""
+  name, inputs, _ = value.made
+  if name != 'select_n' or inputs[0].array is not None:
+    return value, None
+  is_filled = np.all(inputs[1].array == np.float32(fill))
+  return (inputs[2], inputs[0]) if is_filled else (value, None)
+
+
+def _projected(graph: Graph, parts: Sequence[Value]) -> list[Value] | None:
+  """Returns tokens, kernels and biases if these make all parts."""
+  tokens, kernels, biases = {}, [], []
+  for one in parts:
+    name, inputs, _ = one.made
+    if name != 'add' or inputs[1].array is None:
+      return None
+    biases.append(np.broadcast_to(inputs[1].array.ravel(), one.shape[-1:]))
+    name, inputs, product = inputs[0].made
+    if name == 'reshape':
+      name, inputs, product = inputs[0].made
+    if name != 'dot_general' or product['dimension_numbers'] != _PROJECTED:
+      return None
+    if inputs[1].array is None:
+      return None
+    rows = graph.reshape(inputs[0], one.shape)
+    tokens[rows.name] = rows
+    kernels.append(inputs[1].array)
+  if len(tokens) > 1:
+    return None
+  merged = np.concatenate(kernels, axis=1), np.concatenate(biases)
+  return [*tokens.values(), *map(graph.constant, merged)]
