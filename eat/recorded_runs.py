@@ -21,7 +21,7 @@ from eat.serving import EatChain
 from eval_lib import frontier, glue, predictions
 from eval_lib.calibration import CalibrationFile
 from serve_lib import exits
-from serve_lib.chain import ServedRun, doubling
+from serve_lib.chain import ServedRun, doubling, finer
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
 from serve_lib.policies import ExitPolicy
@@ -83,12 +83,20 @@ class Model:
     records = [self.data.source.record(int(row)) for row in rows]
     return [{k: one[k] for k in ('tokens', 'token_types')} for one in records]
 
-  def start(self, batch: int) -> Engine:
-    """Returns an engine for the lengths of the rows; no caller waits."""
+  @functools.cached_property
+  def lengths(self) -> tuple[int, ...]:
+    """The length buckets that the rows need."""
     longest, (*every,) = self.records['length'].max(), self.policy.lengths
-    given = every[: np.searchsorted(every, longest) + 1], doubling(batch)
-    engine = Engine(self.policy.chain, self.policy, *given, max_pending=10**7)
-    engine.warm_up(progress=True)
+    return tuple(every[: np.searchsorted(every, longest) + 1])
+
+  def start(self, batch: int, tune: bool) -> Engine:
+    """Returns an engine for the lengths of the rows; no caller waits."""
+    engine = Engine(
+      self.policy.chain, self.policy, self.lengths, doubling(batch),
+      max_pending=10**7, singles=finer(self.lengths), tune=tune,
+    )  # fmt: skip
+    chosen = engine.warm_up(progress=True).chosen.items()
+    print(f'{self.name}: {", ".join(f"{n} {name}" for name, n in chosen)}')
     return engine
 
   @functools.cached_property
@@ -102,17 +110,23 @@ class Model:
     """Measures of each row that leaves at each head, `[N, E]` each.
 
     `retention` is the share of the tokens that is left; `flops` are by formula
-    at the row's own length, `flops_served` at its length bucket.
+    at the row's own length, `flops_served` at its length bucket in a batch,
+    `flops_alone` at that of a row alone.
     """
-    length, buckets = self.records['length'], np.array(self.policy.lengths)
+    length = self.records['length']
     # A head comes before a pruning at its layer.
     passed = [sum(p < h for p in self.module.prune_layers) for h in self.heads]
     tokens = np.concatenate([length[:, None], self.kept], axis=1)
-    served = buckets[np.searchsorted(buckets, length)]
+    grid = {'flops_served': self.lengths, 'flops_alone': finer(self.lengths)}
     return {
       'retention': tokens[:, passed] / length[:, None],
       'flops': flops(self.module, length),
-      'flops_served': flops(self.module, served),
+      **{
+        name: flops(
+          self.module, np.take(buckets, np.searchsorted(buckets, length))
+        )
+        for name, buckets in grid.items()
+      },
     }
 
 

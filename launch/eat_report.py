@@ -3,10 +3,10 @@
 Exit rules and prune ratios are swept over recorded logits. The settings of
 `--time` are then timed on token ids, in turns with the dense run, the student
 and other libraries: one row at a time, and in full batches. `flops` is computed
-for the length of each row, `flops_served` for its length bucket; the FLOP limit
-uses `flops_served`. `--out` gets settings.csv (all settings), timings.csv,
-calibration.csv (rows outside the calibration split), guarantee.csv, result.json
-and the pictures.
+for the length of each row, `flops_served` for its length bucket in a batch,
+`flops_alone` for that of a row alone; the FLOP limit uses these two. `--out`
+gets settings.csv (all settings), timings.csv, calibration.csv (rows outside the
+calibration split), guarantee.csv, result.json and the pictures.
 """
 
 import contextlib
@@ -179,7 +179,9 @@ def _time(
   with contextlib.ExitStack() as stack:
     hosts = stack.enter_context(Hosts())
     folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    served = functools.cache(lambda one: stack.enter_context(one.start(size)))
+    served = functools.cache(
+      lambda one: stack.enter_context(one.start(size, given['tune']))
+    )
     found: dict[int, list[Candidate]] = {1: [], size: []}
     for batch, candidates in found.items():
       for one in settings:
@@ -227,7 +229,8 @@ def _candidate(
     checked(engine.predict(next(turns)))
 
   call = Call(predict, len(items) // len(calls))
-  flops = float(setting.cost('flops_served')[rows].mean())
+  measure = 'flops_alone' if batch == 1 else 'flops_served'
+  flops = float(setting.cost(measure)[rows].mean())
   return Candidate(setting.name, lambda: call, flops=flops)
 
 

@@ -90,6 +90,7 @@ class Engine:
     if not streams:
       is_cpu = self._programs.device.platform == 'cpu'
       limits['streams'] = 2 if is_cpu and tuning.cores() > 1 else 1
+    self._programs.at_once = limits['streams']
     self._requests = RequestQueue(max_pending)
     self._worker = Worker(
       policy, self._programs, self._requests, self.monitor, **limits

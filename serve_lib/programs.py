@@ -65,6 +65,7 @@ class Programs:
   ):
     self.chain, self.grid = chain, grid
     self.copies = 0  # of rows between batches
+    self.at_once = 1  # batches computed at a time
     leaves = jax.tree.leaves(chain.variables)
     found = [d for x in leaves if isinstance(x, jax.Array) for d in x.devices()]
     self.device = (found or jax.devices())[0]
@@ -244,7 +245,7 @@ class Programs:
       if name:
         variables, carry = arguments
         other = functools.partial(_other, function, variables, carry)
-        given = (other,) if is_single else ()
+        given = (other, 1) if is_single else (None, self.at_once)
         compiled = self._tuner.compile(lowered, arguments, *given)
       else:  # copies have no products, which the options are about
         compiled = lowered.compile()

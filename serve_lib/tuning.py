@@ -7,8 +7,10 @@ times as fast on the encoders that were measured, so it is the default here.
 """
 
 import collections
+import concurrent.futures
 import contextlib
 import ctypes
+import functools
 import hashlib
 import os
 import pathlib
@@ -65,24 +67,27 @@ class Tuner:
     self,
     lowered: Any,
     arguments: Sequence[Any],
-    other: Callable[[], Any] = lambda: None,
+    other: Callable[[], Any] | None = None,
+    at_once: int = 1,
   ) -> Any:
     """Returns the compiled program; `arguments` are arrays or shapes.
 
-    `other` builds an `OnnxProgram` of the same function, or returns None.
+    `other` builds an `OnnxProgram` of the same function, or returns None;
+    `at_once` is the number of calls at a time that are measured.
     """
     default, key, name = next(iter(self._options)), '', ''
     if self._tune or self._known:
       key = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:32]
       known = self._known.get(machine())
       name = str(known.get(key)) if isinstance(known, dict) else ''
-    program = self._within_limit(other()) if name == OTHER else None
+    program = self._within_limit(other) if name == OTHER else None
     if not program and name not in self._options and self._tune:
       programs = {n: lowered.compile(o) for n, o in self._options.items()}
-      if one := self._within_limit(other()):
+      if one := self._within_limit(other):
         programs[OTHER] = one
       with self._lock:  # one measurement at a time
-        name = fastest(programs, lambda: _zeros(arguments, self._device))
+        given = functools.partial(_zeros, arguments, self._device)
+        name = fastest(programs, given, at_once)
         self._remember(key, name)
       program = programs[name]
     if not program:
@@ -93,8 +98,9 @@ class Tuner:
     self.chosen[name] += 1
     return program
 
-  def _within_limit(self, program: Any) -> Any:
-    """Returns None instead of a program whose weights are too much."""
+  def _within_limit(self, other: Callable[[], Any] | None) -> Any:
+    """Returns the other program, None without it or with too many weights."""
+    program = other and other()
     too_much = program and self._other_bytes + program.bytes > MOST_BYTES
     return None if too_much else program
 
@@ -135,24 +141,33 @@ def _zeros(arguments: Any, device: jax.Device) -> Any:
 
 
 def fastest(
-  programs: Mapping[str, Callable[..., Any]], arguments: Callable[[], Any]
+  programs: Mapping[str, Callable[..., Any]],
+  arguments: Callable[[], Any],
+  at_once: int,
 ) -> str:
   """Returns the name of the program with the least median time, in turns.
 
-  `arguments()` returns new ones for each call, as a program may reuse theirs.
+  Each time is that of `at_once` calls by as many threads. `arguments()` returns
+  new ones for each call, as a program may reuse theirs.
   """
-  seconds = collections.defaultdict[str, list[float]](list)
-  for one in programs.values():
-    jax.block_until_ready(one(*arguments()))
-  spent = 0.0
-  while len(next(iter(seconds.values()), ())) < ROUNDS or spent < LEAST_SECONDS:
-    for name, program in programs.items():
-      given = jax.block_until_ready(arguments())
+  seconds: dict[str, list[float]] = {name: [] for name in programs}
+  with concurrent.futures.ThreadPoolExecutor(at_once) as threads:
+
+    def measure(program: Callable[..., Any]) -> float:
+      given = [jax.block_until_ready(arguments()) for _ in range(at_once)]
       time.sleep(SETTLE_SECONDS)  # threads of the program before may still spin
       started = time.perf_counter()
-      jax.block_until_ready(program(*given))
-      seconds[name].append(time.perf_counter() - started)
-      spent += seconds[name][-1]
+      calls = [threads.submit(program, *one) for one in given]
+      jax.block_until_ready([call.result() for call in calls])
+      return time.perf_counter() - started
+
+    for program in programs.values():  # the first call is slower
+      measure(program)
+    spent = 0.0
+    while spent < LEAST_SECONDS or min(map(len, seconds.values())) < ROUNDS:
+      for name, program in programs.items():
+        seconds[name].append(measure(program))
+        spent += seconds[name][-1]
   return min(programs, key=lambda name: float(np.median(seconds[name])))
 
 

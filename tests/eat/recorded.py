@@ -42,7 +42,8 @@ def fake(logits, labels, heads=(2, 4), variant='', fitted=None):
     variant=variant, logits=logits,
   )  # fmt: skip
   depth = np.tile(heads, (rows, 1))
-  model.cost.update(flops=10.0 * depth, flops_served=15.0 * depth)
+  flops = dict(flops=10.0 * depth, flops_served=15.0 * depth)
+  model.cost.update(flops, flops_alone=12.0 * depth)
   return model
 
 

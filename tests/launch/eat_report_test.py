@@ -167,10 +167,12 @@ def test_settings_are_means_of_the_rows_of_the_model(made, run, direct, tau):
     first, second = direct['kept'][:, row].tolist()
     assert (first, second) == (pruned(length), pruned(first))
     bucket = next(size for size in toy_runs.BUCKETS if size >= length)
+    alone = -(-length // 8) * 8
     found = dict(
       depth=leaves + 1, quality=direct['exits'][leaves, row].argmax() == label,
       retention=(length, first, second)[leaves] / length,
       flops=flops[length - 1, leaves], flops_served=flops[bucket - 1, leaves],
+      flops_alone=flops[alone - 1, leaves],
     )  # fmt: skip
     rows.append(found)
   assert 1 < np.mean([row['depth'] for row in rows]) < 3
@@ -194,12 +196,13 @@ def test_timings_have_the_limit_by_flops(made, tau):
   names = ['dense/never', 'again/never', f'confidence={tau:g}', 'never',
            'prune_0/never']  # fmt: skip
   assert sorted(row['candidate'] for row in timings) == sorted(names * 2)
-  served = {row['candidate']: float(row['flops']) for row in timings}
+  served = {(r['candidate'], r['batch']): float(r['flops']) for r in timings}
   for row in timings:
     assert row['baseline'] == 'dense/never'
-    limit = served['dense/never'] / served[row['candidate']]
+    batch = row['batch']
+    limit = served['dense/never', batch] / served[row['candidate'], batch]
     assert float(row['limit']) == pytest.approx(limit)
-    if row['batch'] == '1':
+    if batch == '1':
       assert 0 < float(row['latency_p50']) <= float(row['latency_p95'])
 
 

@@ -138,7 +138,7 @@ def test_what_has_no_translation_is_refused(function, words):
   'name', ['bert', 'eat', *map(nightly, ('albert', 'adatape'))]
 )
 def test_rows_alone_get_the_same_answers(name, monkeypatch):
-  def prefer(programs, arguments):
+  def prefer(programs, *arguments):
     return next(reversed(programs))
 
   monkeypatch.setattr(tuning, 'fastest', prefer)

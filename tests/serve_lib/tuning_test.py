@@ -1,6 +1,7 @@
 """Compiler options: the faster is chosen, remembered, and never trusted."""
 
 import json
+import threading
 import time
 
 import jax
@@ -21,7 +22,7 @@ def choose(monkeypatch, name):
   """Lets a measurement find `name`; returns the list of measurements."""
   measured = []
 
-  def found(programs, arguments):
+  def found(programs, arguments, at_once):
     np.testing.assert_array_equal(arguments()[0], X)
     measured.append(sorted(programs))
     return name
@@ -30,16 +31,24 @@ def choose(monkeypatch, name):
   return measured
 
 
-def test_the_program_with_the_least_time_is_chosen():
-  made = []
+@pytest.mark.parametrize('at_once', [1, 2])
+def test_the_program_with_the_least_time_is_chosen(at_once):
+  made, alone = [], threading.Lock()
 
   def arguments():
     made.append(0)
     return (X,)
 
-  slow, fast = (lambda x: time.sleep(0.02) or x), (lambda x: x)
-  assert tuning.fastest({'slow': slow, 'fast': fast}, arguments) == 'fast'
-  assert len(made) >= 2 * (1 + tuning.ROUNDS)  # new ones for each call
+  def blocking(x):  # faster alone, slower with another call beside it
+    with alone:
+      time.sleep(0.02)
+    return x
+
+  programs = {'blocking': blocking, 'steady': lambda x: time.sleep(0.03) or x}
+  expected = {1: 'blocking', 2: 'steady'}[at_once]
+  assert tuning.fastest(programs, arguments, at_once) == expected
+  # New ones for each call.
+  assert len(made) >= 2 * at_once * (1 + tuning.ROUNDS)
 
 
 def test_a_choice_is_remembered_for_its_program_and_machine(
