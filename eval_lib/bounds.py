@@ -6,11 +6,10 @@ distribution of independent rows. Nothing may have been fitted to the rows.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import scipy.optimize
 import scipy.special
-import scipy.stats
 from jaxtyping import Float, Shaped
 
 Losses = Shaped[np.ndarray, 'N K']  # of row n with setting k, at most 1
@@ -20,9 +19,14 @@ Test = Callable[[Losses, float, float], PValues]
 MOST = 0.75  # of the capital that one row may cost
 
 
+def _binomial_cdf(successes: Any, rows: int, share: float) -> PValues:
+  # `scipy.stats.binom` takes a second to import, at every start of a training.
+  return scipy.special.bdtr(successes.clip(max=rows), rows, share)
+
+
 def binomial(losses: Losses, epsilon: float, delta: float) -> PValues:
   """Tests losses that are 0 or 1 exactly: P(Binomial(N, epsilon) <= sum)."""
-  return scipy.stats.binom.cdf(losses.sum(0), len(losses), epsilon)
+  return _binomial_cdf(losses.sum(0), len(losses), epsilon)
 
 
 def hoeffding_bentkus(losses: Losses, epsilon: float, delta: float) -> PValues:
@@ -37,7 +41,7 @@ def hoeffding_bentkus(losses: Losses, epsilon: float, delta: float) -> PValues:
   relative += xlogy(1 - mean, (1 - mean) / (1 - epsilon))
   # Rounding may not lift a whole sum to the next number.
   whole = np.ceil(losses.sum(0) - 1e-9)
-  bentkus = np.e * scipy.stats.binom.cdf(whole, rows, epsilon)
+  bentkus = np.e * _binomial_cdf(whole, rows, epsilon)
   return np.minimum(np.exp(-rows * relative), bentkus).clip(max=1.0)
 
 
@@ -77,6 +81,7 @@ def upper(test: Test, losses: Shaped[np.ndarray, ' N'], delta: float) -> float:
   That is the largest epsilon that the test does not reject; of `binomial` the
   bound of Clopper and Pearson.
   """
+  from scipy import optimize  # slow to import
 
   def excess(epsilon: float) -> float:
     return float(test(losses[:, None], epsilon, delta)[0]) - delta
@@ -84,4 +89,4 @@ def upper(test: Test, losses: Shaped[np.ndarray, ' N'], delta: float) -> float:
   low, high = float(min(losses.min(), 0)), 1.0 - 1e-9
   if excess(high) > 0:
     return 1.0
-  return float(scipy.optimize.brentq(excess, low, high))
+  return float(optimize.brentq(excess, low, high))

@@ -16,7 +16,6 @@ from typing import Annotated, Any, ClassVar
 
 import jax
 import numpy as np
-import scipy.optimize
 import scipy.special
 from annotated_types import Gt, Interval
 from jaxtyping import Float, Int
@@ -111,11 +110,12 @@ def fit_temperature(logits: Float[np.ndarray, 'N C'], labels: Labels) -> float:
   The NLL is convex in 1 / T, so a bounded search over log T finds the minimum.
   T = 1 is kept if the NLL of the result is not smaller.
   """
+  from scipy import optimize  # slow to import, and serving does not need it
 
   def loss(temperature):
     return negative_log_likelihood(logits, labels, temperature)
 
-  found = scipy.optimize.minimize_scalar(
+  found = optimize.minimize_scalar(
     lambda log: loss(float(np.exp(log))),
     bounds=np.log(TEMPERATURES), method='bounded', options={'xatol': 1e-7},
   )  # fmt: skip

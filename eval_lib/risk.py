@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from eval_lib import bounds, frontier, predictions
+from eval_lib import bounds, predictions
 from eval_lib.bounds import Losses
 from eval_lib.predictions import Heads, Labels
 
@@ -154,6 +154,8 @@ def choose(
   test, rows, tested = test_of(risk), len(grid.losses), grid
   orders = [np.flatnonzero(grid.groups == n) for n in np.unique(grid.groups)]
   if method == 'pareto':
+    from eval_lib import frontier  # and scikit-learn, which serving can spare
+
     half = np.random.default_rng(0).permutation(rows) < rows // 2
     first, tested = grid.take(half), grid.take(~half)
     p_values = test(first.losses, epsilon, delta)
