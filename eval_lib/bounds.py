@@ -21,7 +21,8 @@ MOST = 0.75  # of the capital that one row may cost
 
 def _binomial_cdf(successes: Any, rows: int, share: float) -> PValues:
   # `scipy.stats.binom` takes a second to import, at every start of a training.
-  return scipy.special.bdtr(successes.clip(max=rows), rows, share)
+  whole = np.asarray(successes, np.float64).clip(0, rows)
+  return scipy.special.bdtr(whole, rows, share)
 
 
 def binomial(losses: Losses, epsilon: float, delta: float) -> PValues:

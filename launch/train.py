@@ -91,9 +91,11 @@ def _silence_repeated_errors() -> None:
     lambda record: 'never retrieved' not in record.msg
   )
 
+  before = sys.unraisablehook
+
   def show(unraisable: Any) -> None:
     if str(unraisable.exc_value) != 'Event loop is closed':
-      sys.__unraisablehook__(unraisable)
+      before(unraisable)
 
   sys.unraisablehook = show
 

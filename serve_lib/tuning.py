@@ -77,7 +77,8 @@ class Tuner:
     """
     default, key, name = next(iter(self._options)), '', ''
     if self._tune or self._known:
-      key = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:32]
+      text = f'{at_once} {lowered.as_text()}'
+      key = hashlib.sha256(text.encode()).hexdigest()[:32]
       known = self._known.get(machine())
       name = str(known.get(key)) if isinstance(known, dict) else ''
     program = self._within_limit(other) if name == OTHER else None
@@ -151,14 +152,20 @@ def fastest(
   new ones for each call, as a program may reuse theirs.
   """
   seconds: dict[str, list[float]] = {name: [] for name in programs}
+  together = threading.Barrier(at_once)
+
+  def call(program: Callable[..., Any], given: Any) -> None:
+    together.wait()  # each in a thread of its own
+    jax.block_until_ready(program(*given))
+
   with concurrent.futures.ThreadPoolExecutor(at_once) as threads:
 
     def measure(program: Callable[..., Any]) -> float:
       given = [jax.block_until_ready(arguments()) for _ in range(at_once)]
       time.sleep(SETTLE_SECONDS)  # threads of the program before may still spin
       started = time.perf_counter()
-      calls = [threads.submit(program, *one) for one in given]
-      jax.block_until_ready([call.result() for call in calls])
+      for done in [threads.submit(call, program, one) for one in given]:
+        done.result()
       return time.perf_counter() - started
 
     for program in programs.values():  # the first call is slower
