@@ -117,16 +117,16 @@ class Model:
     # A head comes before a pruning at its layer.
     passed = [sum(p < h for p in self.module.prune_layers) for h in self.heads]
     tokens = np.concatenate([length[:, None], self.kept], axis=1)
-    grid = {'flops_served': self.lengths, 'flops_alone': finer(self.lengths)}
+
+    def at(buckets: Sequence[int]) -> np.ndarray:
+      places = np.searchsorted(buckets, length)
+      return flops(self.module, np.take(buckets, places))
+
     return {
       'retention': tokens[:, passed] / length[:, None],
       'flops': flops(self.module, length),
-      **{
-        name: flops(
-          self.module, np.take(buckets, np.searchsorted(buckets, length))
-        )
-        for name, buckets in grid.items()
-      },
+      'flops_served': at(self.lengths),
+      'flops_alone': at(finer(self.lengths)),
     }
 
 

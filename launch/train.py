@@ -78,11 +78,11 @@ def run(flags: Flags) -> int:
 
 
 def _silence_repeated_errors() -> None:
-  """Leaves one line of a failed save, which Orbax raises.
+  """Leaves the one line of a failed save that this command prints.
 
-  It prints traces of errors as well; of several failed writes it waits for one,
-  asyncio logs each of the others, and TensorStore prints a trace for each that
-  ends after the loop of events is closed.
+  Orbax raises an error, and prints its trace too. It waits for the first of
+  several writes that fail: asyncio logs the others, and TensorStore prints a
+  trace for each that ends after Orbax has closed its event loop.
   """
   logging.getLogger('absl').addFilter(
     lambda record: _ORBAX not in record.pathname
@@ -90,7 +90,6 @@ def _silence_repeated_errors() -> None:
   logging.getLogger('asyncio').addFilter(
     lambda record: 'never retrieved' not in record.msg
   )
-
   before = sys.unraisablehook
 
   def show(unraisable: Any) -> None:

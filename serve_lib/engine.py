@@ -21,7 +21,6 @@ from typing import Annotated, Any
 from annotated_types import Interval
 
 from dataset_lib import fields
-from serve_lib import tuning
 from serve_lib.chain import Chain, Failure, Grid, InputError, Policy, Row
 from serve_lib.monitor import Monitor
 from serve_lib.pool import RequestQueue
@@ -85,12 +84,10 @@ class Engine:
     self.monitor = getattr(policy, 'monitor', None) or Monitor()
     self._policy = policy
     self._programs = Programs(
-      chain, self.grid, lazy=lazy, cache_directory=cache_directory, tune=tune
-    )
-    if not streams:
-      is_cpu = self._programs.device.platform == 'cpu'
-      limits['streams'] = 2 if is_cpu and tuning.cores() > 1 else 1
-    self._programs.at_once = limits['streams']
+      chain, self.grid, lazy=lazy, cache_directory=cache_directory, tune=tune,
+      streams=streams,
+    )  # fmt: skip
+    limits['streams'] = self._programs.streams
     self._requests = RequestQueue(max_pending)
     self._worker = Worker(
       policy, self._programs, self._requests, self.monitor, **limits

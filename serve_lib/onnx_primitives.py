@@ -49,9 +49,7 @@ def translate(
       raise NotTranslatedError('round away from zero')
     return graph.elementwise(SAME[name], *given)
   if name in IDENTITIES:
-    result = given[0].copy()
-    result.made = given[0].made
-    return result
+    return given[0].copy()
   if name in REDUCTIONS:
     return _reduce(graph, name, eqn, given[0], shape)
   if translated := _OTHERS.get(name):

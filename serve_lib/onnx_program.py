@@ -63,7 +63,7 @@ def build(
   options.log_severity_level = 3  # errors
   session = onnxruntime.InferenceSession(
     model.SerializeToString(), options, providers=['CPUExecutionProvider'],
-    # It flattens the rows; fusions of a bias with what follows are faster.
+    # This one flattens the rows; others fuse a bias with what follows, faster.
     disabled_optimizers=['MatMulAddFusion'],
   )  # fmt: skip
   return OnnxProgram(session, jax.tree.structure(result), count)

@@ -62,13 +62,16 @@ class Programs:
     lazy: bool = False,
     cache_directory: str = '',
     tune: bool = False,
+    streams: int = 0,
   ):
     self.chain, self.grid = chain, grid
     self.copies = 0  # of rows between batches
-    self.at_once = 1  # batches computed at a time
     leaves = jax.tree.leaves(chain.variables)
     found = [d for x in leaves if isinstance(x, jax.Array) for d in x.devices()]
     self.device = (found or jax.devices())[0]
+    is_cpu = self.device.platform == 'cpu'
+    default = 2 if is_cpu and tuning.cores() > 1 else 1
+    self.streams = streams or default  # batches computed at a time
     self._variables = jax.device_put(chain.variables, self.device)
     self._sharding = jax.sharding.SingleDeviceSharding(self.device)
     self._tuner = Tuner(self.device, cache_directory, tune)
@@ -245,7 +248,7 @@ class Programs:
       if name:
         variables, carry = arguments
         other = functools.partial(_other, function, variables, carry)
-        given = (other, 1) if is_single else (None, self.at_once)
+        given = (other, 1) if is_single else (None, self.streams)
         compiled = self._tuner.compile(lowered, arguments, *given)
       else:  # copies have no products, which the options are about
         compiled = lowered.compile()

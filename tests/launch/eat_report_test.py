@@ -1,6 +1,8 @@
 """The report of a trained EAT: by hand, and on tiny runs by recomputation."""
 
+import dataclasses
 import json
+import types
 
 import jax
 import numpy as np
@@ -44,6 +46,24 @@ def test_rules_of_a_regression_and_of_one_head():
   alone = fake(LOGITS[:1], LABELS, heads=(4,))
   assert list(measured(alone)) == [recorded_runs.default_name(alone, 0.9)]
   assert eat_report.setting_row(measured(alone)['never'])['agreement'] is None
+
+
+def test_a_row_alone_has_buckets_of_its_own():
+  model = fake(LOGITS, LABELS)
+  policy = dataclasses.replace(model.policy, lengths=(4, 32, 64))
+  other = dataclasses.replace(model, policy=policy)  # its rows have 10 tokens
+  assert other.lengths == (4, 32)
+  for name, length in (('flops_alone', 16), ('flops_served', 32)):
+    expected = recorded_runs.flops(model.module, np.full(3, length))
+    np.testing.assert_array_equal(other.cost[name], expected)
+  setting = measured(model)['never']  # 10, 12 and 15 for each of 4 layers
+  fixed = types.SimpleNamespace(
+    name='never', rule=None, cost=setting.cost,
+    model=types.SimpleNamespace(items=list, policy=None),
+  )  # fmt: skip
+  for batch, flops in ((1, 48), (3, 60)):
+    one = eat_report._candidate(fixed, np.arange(3), batch, None)
+    assert one.flops == flops
 
 
 def two_heads(noise):

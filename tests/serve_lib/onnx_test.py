@@ -85,7 +85,7 @@ def attended(x, length, window=0, queries=6, mask=True, hidden=False):
     weights = jax.nn.softmax(
       jnp.where(near[None, None], scores, -1e30), axis=-1
     )
-    return weights @ v
+    return jnp.einsum('bnls,bnsh->bnlh', weights, v)
   if hidden:  # values are masked otherwise than scores
     fewer = jnp.arange(6)[None] < length[:, None] - 2
     v = jnp.where(fewer[:, None, :, None], v, 0.0)
@@ -113,6 +113,45 @@ def test_attention_is_one_operator_with_the_same_result(changes, kind):
   )
   expected = jax.jit(function)(TOKENS, LENGTH)
   np.testing.assert_allclose(program({}, [TOKENS, LENGTH]), expected, atol=1e-5)
+
+
+HEADS = np.random.default_rng(3).normal(size=(3, 1, 2, 4, 4)).astype(np.float32)
+
+
+def mixed(q, k, v, valid=None):
+  scores = jnp.einsum('bnlh,bnsh->bnls', q, k)
+  if valid is not None:
+    scores = jnp.where(valid[:, None, None], scores, -1e30)
+  return jnp.einsum('bnls,bnsh->bnlh', jax.nn.softmax(scores, axis=-1), v)
+
+
+@pytest.mark.parametrize(
+  ('function', 'is_fused'),
+  [
+    (lambda q, k, v, valid: mixed(0.5 * q, k, v), True),
+    (lambda q, k, v, valid: mixed(q * v, k, v, valid), True),
+    (  # features are masked, as many as there are keys
+      lambda q, k, v, valid: mixed(
+        q, k, jnp.where(valid[:, None, None], v, 0.0), valid
+      ),
+      False,
+    ),
+    # Fewer features of values than of keys; the same keys for all heads.
+    (lambda q, k, v, valid: mixed(q, k, v[..., :2]), False),
+    (
+      lambda q, k, v, valid: mixed(q, jnp.broadcast_to(k[:, :1], k.shape), v),
+      False,
+    ),
+  ],
+)
+def test_what_is_nearly_attention_has_the_same_result(function, is_fused):
+  given = [*HEADS, np.arange(4)[None] < 3]
+  model, _ = onnx_program.translate(function, given)
+  kinds = {node.op_type for node in model.graph.node}
+  assert ('MultiHeadAttention' in kinds) == is_fused
+  program = onnx_program.build(lambda _, x: function(*x), {}, given, 1)
+  expected = jax.jit(function)(*given)
+  np.testing.assert_allclose(program({}, given), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -33,13 +33,14 @@ def choose(monkeypatch, name):
 
 @pytest.mark.parametrize('at_once', [1, 2])
 def test_the_program_with_the_least_time_is_chosen(at_once):
-  made, alone = [], threading.Lock()
+  made, alone, threads = [], threading.Lock(), set()
 
   def arguments():
     made.append(0)
     return (X,)
 
   def blocking(x):  # faster alone, slower with another call beside it
+    threads.add(threading.get_ident())
     with alone:
       time.sleep(0.02)
     return x
@@ -47,6 +48,7 @@ def test_the_program_with_the_least_time_is_chosen(at_once):
   programs = {'blocking': blocking, 'steady': lambda x: time.sleep(0.03) or x}
   expected = {1: 'blocking', 2: 'steady'}[at_once]
   assert tuning.fastest(programs, arguments, at_once) == expected
+  assert len(threads) == at_once
   # New ones for each call.
   assert len(made) >= 2 * at_once * (1 + tuning.ROUNDS)
 
