@@ -22,8 +22,9 @@ import numpy as np
 
 from dataset_lib import text_files
 from dataset_lib.errors import InvalidDataError
-from eat import recorded_runs
-from eat.recorded_runs import Model, Setting
+from eat import exit_settings
+from eat.exit_settings import Setting
+from eat.recorded_runs import Model
 from eval_lib import (
   adaptive_plots,
   calibration,
@@ -57,7 +58,7 @@ def write(given: Mapping[str, Any]) -> None:
   Raises ConfigError if a flag does not fit the run, or a run has other rows,
   InvalidDataError if labels are hidden or a guarantee is impossible.
   """
-  settings, default, timed = recorded_runs.sweep(given)
+  settings, default, timed = exit_settings.sweep(given)
   model, out = default.model, pathlib.Path(given['out'])
   tables: dict[str, Any] = {'calibration': calibration_rows(model)}
   if given['guarantee']:  # fails early if no guarantee is possible
@@ -174,7 +175,7 @@ def _time(
   rows = np.linspace(0, total - 1, count).round().astype(int)
   calls = min(CHUNK, count)
   turns, warmup = -(-count // calls), -(-given['warmup'] // calls)
-  dense = [one for one in settings if one.model.name in recorded_runs.DENSE]
+  dense = [one for one in settings if one.model.name in exit_settings.DENSE]
   timed = {one.name: one for one in settings}
   with contextlib.ExitStack() as stack:
     hosts = stack.enter_context(Hosts())

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dataset_lib import builder
-from eat import recorded_runs
+from eat import exit_settings, recorded_runs
 from eat.model import EatClassifier
 from eat.serving import EatChain
 from serve_lib.policies import ExitPolicy
@@ -50,4 +50,4 @@ def fake(logits, labels, heads=(2, 4), variant='', fitted=None):
 def measured(model, tau=0.9):
   """Settings by name; a row of the dense model costs 80."""
   full = np.full(model.logits.shape[1], 80.0)
-  return recorded_runs.measure(model, full, tau)
+  return exit_settings.measure(model, full, tau)

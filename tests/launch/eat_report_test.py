@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dataset_lib.errors import ConfigError, InvalidDataError
-from eat import recorded_runs
+from eat import exit_settings, recorded_runs
 from eval_lib import calibration, peers
 from launch import benchmark, eat_report
 from tests.eat.recorded import LABELS, LOGITS, fake, measured
@@ -38,13 +38,13 @@ def test_rules_of_a_regression_and_of_one_head():
   regression = fake(np.array(numbers), LABELS)
   settings = measured(regression)
   assert {one.rule.name for one in settings.values()} == {'patience', 'never'}
-  assert recorded_runs.default_name(regression, 0.9) == 'tolerance=0.1'
+  assert exit_settings.default_name(regression, 0.9) == 'tolerance=0.1'
   row = eat_report.setting_row(settings['tolerance=0.1'])
   assert row['rule'] == 'tolerance'
   assert row['agreement'] == pytest.approx(1)
   assert eat_report.short('tolerance=0.1') == '±0.1'
   alone = fake(LOGITS[:1], LABELS, heads=(4,))
-  assert list(measured(alone)) == [recorded_runs.default_name(alone, 0.9)]
+  assert list(measured(alone)) == [exit_settings.default_name(alone, 0.9)]
   assert eat_report.setting_row(measured(alone)['never'])['agreement'] is None
 
 

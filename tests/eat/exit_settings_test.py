@@ -3,7 +3,7 @@
 import pytest
 
 from dataset_lib.errors import ConfigError
-from eat import recorded_runs
+from eat import exit_settings
 from tests.eat.recorded import LABELS, LOGITS, fake, measured
 
 
@@ -24,18 +24,18 @@ def test_all_runs_have_the_rows_of_the_eat(flag, monkeypatch):
   def load(name, *arguments):
     return fake(LOGITS, LABELS if name == 'EAT' else 1 - LABELS)
 
-  monkeypatch.setattr(recorded_runs, 'load', load)
+  monkeypatch.setattr(exit_settings, 'load', load)
   given = dict(tau=0.9, time='auto', step=None, ablation=[], workdir='/run')
   given |= {'dense': '', 'student': ''} | {flag: '/other'}
   with pytest.raises(ConfigError, match='a run on the same 3 rows') as caught:
-    recorded_runs.sweep(given)
+    exit_settings.sweep(given)
   assert caught.value.field == f'--{flag}'
 
 
 def test_choosing_settings_to_time():
   settings = measured(fake(LOGITS, LABELS))
   settings |= measured(fake(LOGITS, LABELS, variant='prune_0'))
-  auto = recorded_runs.choose(settings, 'auto', 'confidence=0.9')
+  auto = exit_settings.choose(settings, 'auto', 'confidence=0.9')
   assert [one.name for one in auto[:2]] == ['never', 'confidence=0.9']
   # On the frontier: all leave at once (2 of 3 right), or two of them (all).
   assert {(one.point.flops, one.point.quality) for one in auto} == {
@@ -46,8 +46,8 @@ def test_choosing_settings_to_time():
     ('all', list(settings)), ('none', [one.name for one in auto]),
     ('prune_0/never,never,never', ['prune_0/never', 'never']),
   ):  # fmt: skip
-    chosen = recorded_runs.choose(settings, text, 'confidence=0.9')
+    chosen = exit_settings.choose(settings, text, 'confidence=0.9')
     assert [one.name for one in chosen] == wanted
   with pytest.raises(ConfigError) as caught:
-    recorded_runs.choose(settings, 'never,x', 'never')
+    exit_settings.choose(settings, 'never,x', 'never')
   assert caught.value.field == '--time'
