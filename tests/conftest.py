@@ -4,8 +4,11 @@ The environment is set before jax is imported anywhere; the import hook checks
 the jaxtyping annotations of the libraries at run time with beartype.
 """
 
+import atexit
 import os
 import pathlib
+import shutil
+import tempfile
 from collections.abc import Callable
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
@@ -30,6 +33,14 @@ HOOK = jaxtyping.install_import_hook(
 )
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+# Compiled programs are kept for the processes that tests start, many of which
+# train the same small model.
+CACHE = 'JAX_COMPILATION_CACHE_DIR'
+if CACHE not in os.environ:  # not set by the process that has started this one
+  os.environ[CACHE] = tempfile.mkdtemp()
+  atexit.register(shutil.rmtree, os.environ[CACHE], ignore_errors=True)
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')
+jax.config.update('jax_compilation_cache_dir', None)
 
 
 @pytest.fixture(scope='session', autouse=True)

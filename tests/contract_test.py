@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 KNOWN = adapter.configs()
 # One of each family runs in CI, the others at night.
 DEFAULT = ('parity adatape', 'recurrent parity')
-SLOW = ('digits input', 'eat sst2', 'albert mnli', 'albert pretrain act')
+SLOW = ('eat sst2', 'albert pretrain act')
 
 
 def variants():
@@ -46,9 +46,8 @@ def marked(name):
 
 def with_layouts():
   """Each case on 8 devices: rows split; also parameters; also matrices."""
-  families = 'parity adatape', 'recurrent parity', *SLOW
   for name in variants():
-    mark = pytest.mark.slow if name in families else pytest.mark.nightly
+    mark = pytest.mark.slow if name in DEFAULT else pytest.mark.nightly
     plain = [one for one in [marked(name)] if not isinstance(one, str)]
     yield pytest.param(name, (8, 1, 1), marks=plain[0].marks if plain else ())
     yield pytest.param(name, (2, 2, 2), marks=mark)

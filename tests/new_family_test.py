@@ -118,7 +118,7 @@ def test_its_configuration_trains(tree, family, tmp_path):
   assert 'test/accuracy' in result
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_its_tests_and_the_contract_find_it(tree):
   names = ' or '.join(FAMILIES)
   text = python(

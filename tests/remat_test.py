@@ -27,8 +27,16 @@ def prepared(subject, folders):
   return task, jax.device_put(batch)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('subject', SUBJECTS)
+@pytest.mark.parametrize(
+  'subject',
+  [
+    pytest.param(
+      name,
+      marks=pytest.mark.slow if name == 'eat sst2' else pytest.mark.nightly,
+    )
+    for name in SUBJECTS
+  ],
+)
 def test_the_step_of_each_family(subject, folders):
   task, batch = prepared(subject, folders)
   state = adapter.initial_parameters(task)

@@ -12,7 +12,7 @@ from dataset_lib.errors import ConfigError
 from tests.adatape import serving_test
 
 IMAGES = {**serving_test.DATA['image'], 'test_examples': 30}
-SLOW = pytest.mark.slow
+NIGHTLY = pytest.mark.nightly
 LEARNED = {**serving_test.IMAGE, 'bank': 'learnable', 'bank_size': 20}
 
 
@@ -39,10 +39,10 @@ def one_by_one(task, variables, dataset, indices):
 @pytest.mark.parametrize(
   ('model', 'dataset', 'grid'),
   [
-    pytest.param(serving_test.IMAGE, IMAGES, (4, 4), marks=SLOW),
+    pytest.param(serving_test.IMAGE, IMAGES, (4, 4), marks=NIGHTLY),
     (LEARNED, IMAGES, (0, 0)),
     pytest.param(
-      serving_test.PARITY, serving_test.DATA['tokens'], (1, 8), marks=SLOW
+      serving_test.PARITY, serving_test.DATA['tokens'], (1, 8), marks=NIGHTLY
     ),
   ],
   ids=['input', 'learnable', 'symbols'],

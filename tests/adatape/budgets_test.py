@@ -27,7 +27,7 @@ def run(task, model, variables):
   return logits, out['tape']
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_part_of_a_learned_bank_equals_a_bank_of_these_tokens():
   task, variables = serving_test.build(LEARNED, IMAGES)
   found = budgets.changed(task.model, Setting(1.5, 5, 0.5), KEPT)
@@ -75,7 +75,7 @@ def test_a_part_of_an_input_bank_equals_hiding_the_other_positions():
   np.testing.assert_array_equal(picks[on_tape], wanted.indices[on_tape])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_row_of_the_sweep_equals_a_model_built_with_its_settings():
   task, variables = serving_test.build(serving_test.IMAGE, IMAGES)
   setting, shape = Setting(2.65, 7, 1.0), (16, 16, 3)

@@ -37,10 +37,14 @@ def collectives(model):
   return found, gradients
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ('vit', 'input')]
+MODELS = [
+  'learn',
+  pytest.param('vit', marks=pytest.mark.slow),
+  pytest.param('input', marks=pytest.mark.nightly),
+]
 
 
-@pytest.mark.parametrize('model', ['learn', *SLOW])
+@pytest.mark.parametrize('model', MODELS)
 def test_a_step_reduces_gradients_and_scalars_only(model):
   found, gradients = collectives(model)
   assert list(found) == ['all-reduce']

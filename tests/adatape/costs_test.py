@@ -117,7 +117,7 @@ def test_candidates(line):
   )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize('rounds', [0, 1])
 def test_the_command(rounds, tmp_path, capsys):
   out = tmp_path / 'rows.csv'

@@ -78,10 +78,13 @@ def loss_of(task, frozen, knobs):
   return value, metrics, gradients
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ('soft', 'none')]
+KINDS = [
+  'hard',
+  *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ('soft', 'none')),
+]
 
 
-@pytest.mark.parametrize('kind', ['hard', *SLOW])
+@pytest.mark.parametrize('kind', KINDS)
 def test_loss_by_hand(kind):
   task = task_of(
     label_smoothing=0.1, distillation='hard' if kind == 'none' else kind
@@ -147,7 +150,7 @@ def teacher(tmp_path_factory):
   return workdir
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_of_ours_teaches_and_the_student_is_read_back(teacher, tmp_path):
   workdir = tmp_path / 'student'
   result = train(distilled(load('vit'), teacher), workdir)
@@ -163,7 +166,7 @@ def test_a_run_of_ours_teaches_and_the_student_is_read_back(teacher, tmp_path):
   assert np.isfinite(logits).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_teacher_of_other_images_is_refused(teacher, tmp_path):
   config = load('vit', 'dataset.image_size=8')
   with pytest.raises(ConfigError, match=r'loss\.teacher: .* images of \(8, 8'):

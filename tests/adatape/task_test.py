@@ -17,10 +17,10 @@ MASK = np.array([1, 1, 0, 1, 0, 1], np.float32)
 LABEL = np.array([0, 2, 1, 1, 0, 2], np.int32)
 REAL = MASK > 0
 WEIGHT = 0.3
-SLOW = pytest.param('input', marks=pytest.mark.slow)
+NIGHTLY = pytest.param('input', marks=pytest.mark.nightly)
 
 
-@pytest.fixture(scope='module', params=['learnable', SLOW])
+@pytest.fixture(scope='module', params=['learnable', NIGHTLY])
 def case(request):
   """(task, params, batch, logits, tape), all arrays on the host."""
   model = tapes.IMAGE | dict(

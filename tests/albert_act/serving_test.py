@@ -62,8 +62,8 @@ def check(chain, variables, count):
   ('halting', 'iterations'),
   [
     ('act', 4),
-    pytest.param('straight_through', 4, marks=pytest.mark.slow),
-    pytest.param('act', 1, marks=pytest.mark.slow),
+    pytest.param('straight_through', 4, marks=pytest.mark.nightly),
+    pytest.param('act', 1, marks=pytest.mark.nightly),
   ],
 )
 def test_compacted_form_equals_masked_form(halting, iterations):

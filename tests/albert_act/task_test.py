@@ -214,8 +214,8 @@ SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
   ('start', 'name', 'fresh', 'arguments'),
   [
     case('pretraining', 'glue', ['head'], SLOW),
-    case('pretraining', 'glue', ['head', 'score'], SLOW, score='fresh'),
-    case('pretraining', 'glue', ['head'], SLOW, halting='fixed'),
+    case('pretraining', 'glue', ['head', 'score'], NIGHTLY, score='fresh'),
+    case('pretraining', 'glue', ['head'], NIGHTLY, halting='fixed'),
     case('hugging_face', 'glue', ['head', 'score'], NIGHTLY, score='fresh'),
     case('hugging_face', 'glue', ['head'], NIGHTLY, halting='fixed'),
     case('hugging_face', 'pretrain', ['score'], NIGHTLY, halting='act'),

@@ -27,9 +27,9 @@ def chain_logits(chain, variant, texts, length):
   [
     ({}, 'pruned'),
     pytest.param(dict(merge=True), 'pruned', marks=pytest.mark.slow),
-    pytest.param({}, 'unpruned', marks=pytest.mark.slow),
+    pytest.param({}, 'unpruned', marks=pytest.mark.nightly),
     pytest.param(
-      dict(window_implementation='block'), 'pruned', marks=pytest.mark.slow
+      dict(window_implementation='block'), 'pruned', marks=pytest.mark.nightly
     ),
     *(
       pytest.param(changes, 'pruned', marks=pytest.mark.nightly)

@@ -53,7 +53,7 @@ def consistent_kinds(out):
   return counts, float(depth['mean'])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize('halting', ['act', 'fixed'])
 def test_a_classifier(tmp_path_factory, tmp_path, capsys, halting):
   run = tiny_run.made(tmp_path_factory, 'glue', halting)

@@ -150,7 +150,7 @@ def test_flops_of_adatape():
 # -- tiny runs ----------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_albert(tmp_path, capsys, monkeypatch):
   # Fewer sizes compile faster.
   monkeypatch.setattr(compaction, 'SHARES', (0.5, 1.0))
@@ -187,7 +187,7 @@ TINY = ['eat_speed', '--variant=tiny', '--depth=6', '--length=8', '--batch=2',
         '--fill=1']  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_eat_speed(tmp_path, capsys):
   out = tmp_path / 'rows.csv'
   flags = ['--candidates=dense,eat', f'--out={out}']

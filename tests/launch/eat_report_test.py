@@ -158,7 +158,7 @@ def made(runs, tau, tmp_path_factory):
   return out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_file_is_there(made):
   pictures = [
     'frontier', 'frontier_batch', 'frontier_flops', 'exits', 'retention',
@@ -176,7 +176,7 @@ def pruned(tokens):
   return 1 + -(-7 * (tokens - 1) // 10)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_settings_are_means_of_the_rows_of_the_model(made, run, direct, tau):
   sure = toy_runs.confidences(direct['exits']) >= tau
   flops, rows = recorded_runs.flops(run.module, np.arange(1, 17)), []
@@ -210,7 +210,7 @@ def test_settings_are_means_of_the_rows_of_the_model(made, run, direct, tau):
     assert float(row['flops_share']) == pytest.approx(share)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_timings_have_the_limit_by_flops(made, tau):
   timings = read(made / 'timings.csv')
   names = ['dense/never', 'again/never', f'confidence={tau:g}', 'never',
@@ -226,13 +226,13 @@ def test_timings_have_the_limit_by_flops(made, tau):
       assert 0 < float(row['latency_p50']) <= float(row['latency_p95'])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_recorded_logits_are_those_of_the_model(run, direct):
   logits = recorded_runs.record(run).logits
   np.testing.assert_allclose(logits, direct['exits'], atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_calibration_and_guarantee_leave_out_the_fitted_rows(made, run, direct):
   result = json.loads((made / 'result.json').read_text())
   assert (result['rows'], result['rows_fitted']) == (24, 6)
@@ -253,7 +253,7 @@ def test_calibration_and_guarantee_leave_out_the_fitted_rows(made, run, direct):
   assert found[:2] == [('accuracy', 18), ('harm', 18)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_flags_that_do_not_fit_the_run(runs, run):
   with pytest.raises(ConfigError) as caught:
     list(recorded_runs.variants(run, (4.0,)))

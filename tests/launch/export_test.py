@@ -104,7 +104,7 @@ def check_tokenizer(run, name, path):
   ('name', 'heads', 'architecture'),
   [
     pytest.param('dense', 'classifier', 'BertForSequenceClassification',
-                 marks=pytest.mark.slow),
+                 marks=pytest.mark.nightly),
     pytest.param('glue fixed', 'classifier', 'AlbertForSequenceClassification',
                  marks=pytest.mark.nightly),
     pytest.param('pretrain fixed', 'pretraining', 'AlbertForPreTraining',

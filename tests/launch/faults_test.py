@@ -79,7 +79,8 @@ def two_uninterrupted(tmp_path_factory):
   return workdir
 
 
-@pytest.mark.parametrize('victim', first_is_slow((1,), (0,)))
+@pytest.mark.nightly
+@pytest.mark.parametrize('victim', [1, 0])
 def test_a_stopped_peer_ends_and_the_run_continues(
   tmp_path, victim, two_uninterrupted
 ):
@@ -121,7 +122,7 @@ def test_a_peer_that_dies_ends_the_other(tmp_path, fault, victim):
     assert f'process {victim} ' in one_line(errors[1 - victim])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_signal_during_an_evaluation_saves_first(tmp_path):
   """The evaluation of step 20 reads 100 batches, each in 0.2 s."""
   flags = (NEVER, FAULTY, '--config.dataset.test_examples=3200')
@@ -176,7 +177,7 @@ def test_a_full_disk_ends_with_one_line_and_the_run_continues(
   assert rows(workdir) == rows(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_checkpoint_carries_the_rows_that_cannot_be_written(tmp_path):
   """The log fails from the 20th batch on, and checkpoints do not."""
   whole, workdir = tmp_path / 'whole', tmp_path / 'run'
@@ -209,7 +210,7 @@ print('left', flush=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_that_has_finished_is_not_dead(tmp_path):
   with socket.socket() as listener:
     listener.bind(('localhost', 0))

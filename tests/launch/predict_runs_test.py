@@ -43,7 +43,7 @@ BAD = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_albert_from_raw_text_to_answers(tmp_path_factory):
   run = tiny_albert.fine_tuned(tmp_path_factory)
   texts = [tiny_albert.text(number)[0] for number in range(40)]

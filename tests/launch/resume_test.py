@@ -226,7 +226,7 @@ def test_two_processes_equal_one(uninterrupted, tmp_path):
   assert sum('test/accuracy' in row for row in rows(tmp_path)) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_signal_to_one_stops_both_at_one_step_and_they_go_on(tmp_path):
   endless = ('stages.stage1.steps=1000000', 'evals.test.every_steps=0')
   flags = (NEVER, *(f'--config.{field}' for field in endless))
@@ -239,7 +239,7 @@ def test_a_signal_to_one_stops_both_at_one_step_and_they_go_on(tmp_path):
   assert [row['step'] for row in rows(tmp_path)] == list(range(1, last + 1))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_is_not_finite_stops_and_names_the_step(tmp_path):
   error = finish(start(tmp_path, *DIVERGING), code=3)
   assert 'not finite' in error

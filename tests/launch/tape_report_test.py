@@ -36,7 +36,7 @@ def dense(tmp_path_factory):
   return train(tmp_path_factory, 'vit')
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_analysis_writes_tables_and_pictures(run, tmp_path, capsys):
   flags = [f'--workdir={run}', '--rows=30', '--images=2']
   assert analyze.main([*flags, f'--out={tmp_path}/out']) == 0
@@ -59,7 +59,7 @@ def test_the_analysis_writes_tables_and_pictures(run, tmp_path, capsys):
     assert word in printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_budgets_of_a_run_beside_a_sweep(run, dense, tmp_path, capsys):
   names = [(f':model=vit seed={seed}', dense) for seed in (0, 1)]
   names += [(':model=input', run), (':model=ut', tmp_path / 'failed')]
@@ -97,7 +97,7 @@ def test_budgets_of_a_run_beside_a_sweep(run, dense, tmp_path, capsys):
     assert (tmp_path / f'{name}.png').is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_runs_that_have_no_tape_are_refused(run, dense, tmp_path, refused):
   given = ['budgets', f'--workdir={dense}', f'--out={tmp_path}']
   refused(benchmark.main, given, ['--workdir', 'AdaTape', 'ViT'])

@@ -216,7 +216,7 @@ def test_mixed_requests_from_eight_threads(served):
   put_under_load(*served, 25)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize('served', ['eat'], indirect=True)
 def test_ten_thousand_mixed_requests_from_eight_threads(served):
   put_under_load(*served, 1250)

@@ -76,7 +76,7 @@ def test_a_run_needs_its_own_directory_only(tmp_path):
   assert config.dataset.length_buckets == (1, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_compiles_each_bucket_once(tmp_path, capsys, monkeypatch):
   toy_runs.write_data(tmp_path)
   workdir = toy_runs.train(tmp_path, 'run', 'model=dense')

@@ -11,7 +11,7 @@ from train_lib import checkpoint_io as form
 from train_lib import config_schema, trainer
 from train_lib.task import Task
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 DECAY = 0.5
 STEPS = 2  # of each stage

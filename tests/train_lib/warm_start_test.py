@@ -180,8 +180,13 @@ def begun(config):
   return setup, *(checkpoint_io.flatten(jax.device_get(x)) for x in trees)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('model', ['learn', 'input'])
+@pytest.mark.parametrize(
+  'model',
+  [
+    pytest.param('learn', marks=pytest.mark.slow),
+    pytest.param('input', marks=pytest.mark.nightly),
+  ],
+)
 def test_adatape_starts_with_the_trunk_of_a_vit(model, file, caplog):
   # The file has a [CLS] token, which an input bank usually comes without.
   overrides = 'model.tape_mlp=glu', 'model.pool=cls'
