@@ -163,6 +163,7 @@ def _declare(parser: argparse.ArgumentParser, kind: Any) -> None:
       if default and not needed:
         shown = default if isinstance(default, tuple) else (default,)
         words += f' (default: {",".join(map(str, shown))})'
+    words = words.replace('%', '%%')  # argparse formats them
     parser.add_argument(*_names(field), help=words, **options)
 
 

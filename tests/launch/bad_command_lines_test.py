@@ -1,5 +1,7 @@
 """Bad command lines: one line that names the key and the legal range."""
 
+import importlib
+import pathlib
 import subprocess
 import sys
 
@@ -180,3 +182,23 @@ def test_from_the_shell_within_seconds_and_without_traceback(tmp_path):
   assert done.returncode == command_line.USAGE
   assert done.stderr.startswith('error: batch_size')
   assert done.stderr.count('\n') == 1
+
+
+def commands():
+  """(command, words before its flags) of every command line."""
+  for path in pathlib.Path(train.__file__).parent.glob('[!_]*.py'):
+    main = getattr(importlib.import_module(f'launch.{path.stem}'), 'main', None)
+    if isinstance(main, command_line.Command):
+      kinds = main.flags if isinstance(main.flags, dict) else {'': main.flags}
+      yield from ((main, kind.split()) for kind in kinds)
+
+
+def test_every_command_explains_its_flags(capsys):
+  names = set()
+  for main, words in commands():
+    with pytest.raises(SystemExit) as ended:
+      main([*words, '--help'])
+    assert ended.value.code in (0, None)
+    assert ' '.join([f'launch.{main.name}', *words]) in capsys.readouterr().out
+    names.add(main.name)
+  assert {'train', 'predict', 'serve', 'benchmark', 'cluster'} <= names
