@@ -154,7 +154,7 @@ def test_picture_is_readable(tmp_path, made, assert_readable):
   assert_readable(made[-1], 60)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_outputs_are_rows_of_the_tape_and_its_cost():
   task, variables = tapes.build(tapes.PARITY | dict(vocab_size=13), DATA)
   params = variables['params']
@@ -172,7 +172,7 @@ def test_outputs_are_rows_of_the_tape_and_its_cost():
   np.testing.assert_allclose(given['full_flops'], full, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_outputs_of_an_image_model_without_a_bank():
   model = tapes.IMAGE | dict(bank='none')
   task, variables = tapes.build(model, tapes.DATA['image'])

@@ -173,7 +173,7 @@ def test_an_adaptive_run_is_refused_unless_it_may_lose_its_parts(
     (['--workdir={copy}', '--out={new}'], ['--workdir', 'tokenizer.json']),
     pytest.param(
       ['--workdir={dense}', '--out={new}', '--step=3'],
-      ['step 3'], marks=pytest.mark.slow,
+      ['step 3'], marks=pytest.mark.nightly,
     ),
   ],
 )  # fmt: skip

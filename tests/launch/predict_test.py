@@ -170,7 +170,7 @@ def workdir(tmp_path_factory):
   return tiny_run.train(tmp_path_factory)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_flags_reach_the_engine(workdir, tmp_path, monkeypatch, capsys):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
   before = sorted(workdir.rglob('*'))

@@ -124,7 +124,12 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope='module', params=FAMILIES)
+PARITY = pytest.param('adatape parity', marks=pytest.mark.nightly)
+
+
+@pytest.fixture(
+  scope='module', params=['bert', 'eat', 'albert', 'adatape', PARITY]
+)
 def served(request):
   """(family, engine) with few programs."""
   with pytest.MonkeyPatch.context() as patch:
