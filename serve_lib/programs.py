@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import rich.console
 import rich.progress
+from jax.extend.core import jaxpr_as_fun
 
 from serve_lib import tuning
 from serve_lib.chain import Chain, Grid, Group
@@ -203,22 +204,26 @@ class Programs:
       self._row_bytes[group] = count // size
     stage = self.chain.stage(*group)
     is_last = group.stage == self.chain.num_stages - 1
-    leaves, structure = jax.tree.flatten(self._variables)
-    traced, (new, outputs) = jax.make_jaxpr(stage, return_shape=True)(
+    leaves = jax.tree.leaves(self._variables)
+    traced, shapes = jax.make_jaxpr(stage, return_shape=True)(
       self._variables, carry
     )
+    new, outputs = shapes
     # Each argument of a call takes 0.3 microseconds, so only the variables that
     # the stage reads are passed (this can differ between shapes).
     used = {id(one) for eqn in traced.jaxpr.eqns for one in eqn.invars}
     used |= set(map(id, traced.jaxpr.outvars))
     inputs = traced.jaxpr.invars[: len(leaves)]
     read = [number for number, one in enumerate(inputs) if id(one) in used]
+    replay, structure = jaxpr_as_fun(traced), jax.tree.structure(shapes)
 
     def run(variables: Any, carry: Any) -> Any:
+      """The stage, replayed, so that the model is traced once."""
       everything = list(leaves)
       for number, leaf in zip(read, variables, strict=True):
         everything[number] = leaf
-      carry, outputs = stage(jax.tree.unflatten(structure, everything), carry)
+      results = replay(*everything, *jax.tree.leaves(carry))
+      carry, outputs = jax.tree.unflatten(structure, results)
       return (None if is_last else carry), outputs
 
     # XLA reuses the memory of a carry for a new one of the same shapes.
