@@ -249,18 +249,17 @@ class Programs:
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     signature = (name or function, donate, shapes, structure)
     if signature not in self._compiled:
-
-      def lower() -> Any:
-        own = functools.partial(function)  # not found in a cache of JAX
-        return jax.jit(own, donate_argnums=donate).lower(*arguments)
-
+      # JAX keeps all programs of a function, also those that lose a measurement,
+      # as long as the function; the table keeps it, but not this partial one.
+      partial = functools.partial(function)
+      lowered = jax.jit(partial, donate_argnums=donate).lower(*arguments)
       if name:
         variables, carry = arguments
         other = functools.partial(_other, function, variables, carry)
         given = (other, 1) if is_single else (None, self.streams)
-        compiled = self._tuner.compile(lower, arguments, *given)
+        compiled = self._tuner.compile(lowered, arguments, *given)
       else:  # copies have no products, which the options are about
-        compiled = lower().compile()
+        compiled = lowered.compile()
       self._compiled[signature] = compiled
     return self._compiled[signature]
 

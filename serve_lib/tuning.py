@@ -65,21 +65,17 @@ class Tuner:
 
   def compile(
     self,
-    lower: Callable[[], Any],
+    lowered: Any,
     arguments: Sequence[Any],
     other: Callable[[], Any] | None = None,
     at_once: int = 1,
   ) -> Any:
     """Returns the compiled program; `arguments` are arrays or shapes.
 
-    `lower` is called for each program that is compiled: JAX keeps all programs
-    of a lowered function as long as one of them, and the kernel limits how many
-    parts of code a process may have (vm.max_map_count).
     `other` builds an `OnnxProgram` of the same function, or returns None;
     `at_once` is the number of calls at a time that are measured.
     """
-    lowered, default = lower(), next(iter(self._options))
-    key = name = ''
+    default, key, name = next(iter(self._options)), '', ''
     if self._tune or self._known:
       text = f'{at_once} {lowered.as_text()}'
       key = hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -87,7 +83,7 @@ class Tuner:
       name = str(known.get(key)) if isinstance(known, dict) else ''
     program = self._within_limit(other) if name == OTHER else None
     if not program and name not in self._options and self._tune:
-      programs = {n: lower().compile(o) for n, o in self._options.items()}
+      programs = {n: lowered.compile(o) for n, o in self._options.items()}
       if one := self._within_limit(other):
         programs[OTHER] = one
       with self._lock:  # one measurement at a time

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import functools
+import gc
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from serve_lib import tuning
 from serve_lib.chain import Grid, Group
 from serve_lib.programs import Programs
 
@@ -65,6 +67,21 @@ def test_a_carry_of_the_same_shape_is_given_away():
   np.testing.assert_array_equal(second['old'], np.full((2, 4), 4.0))
   assert all(leaf.is_deleted() for leaf in jax.tree.leaves(carry))
   assert np.all(first['x'] == 8.0)
+
+
+@pytest.mark.parametrize('chosen', tuning.CPU_OPTIONS)
+def test_programs_that_lose_a_measurement_are_freed(monkeypatch, chosen):
+  measured = []
+  monkeypatch.setattr(
+    tuning, 'fastest', lambda *given: measured.append(0) or chosen
+  )
+  alive = jax.devices()[0].client.live_executables
+  gc.collect()
+  before = len(alive())
+  programs = Programs(Loop(), Grid((4,), (2,)), tune=True)
+  kept = programs.compile(progress=False).programs
+  assert len(measured) == 3  # stages; the others are copies
+  assert len(alive()) - before == kept
 
 
 def test_it_runs_where_the_variables_are():

@@ -60,16 +60,16 @@ def test_a_choice_is_remembered_for_its_program_and_machine(
   measured = choose(monkeypatch, 'ynnpack')
   for _ in range(2):
     tuner = Tuner(device, folder, tune=True)
-    program = tuner.compile(lowered, [X])
+    program = tuner.compile(lowered(), [X])
     np.testing.assert_array_equal(program(X), X @ X.T * 2)
     assert tuner.chosen == {'ynnpack': 1}
   assert measured == [['eigen', 'ynnpack']]
   untuned = Tuner(device, folder, tune=False)
-  untuned.compile(lowered, [X])
-  untuned.compile(lambda: lowered(3.0), [X])  # another program
+  untuned.compile(lowered(), [X])
+  untuned.compile(lowered(3.0), [X])  # another program
   assert untuned.chosen == {'ynnpack': 1, 'eigen': 1}
   monkeypatch.setattr(tuning, 'cores', lambda: 1000)
-  Tuner(device, folder, tune=True).compile(lowered, [X])
+  Tuner(device, folder, tune=True).compile(lowered(), [X])
   assert len(measured) == 2
 
 
@@ -79,12 +79,12 @@ def test_a_damaged_or_foreign_choice_is_measured_again(
 ):
   (device, *_), path = jax.devices(), tmp_path / tuning.FILE
   measured = choose(monkeypatch, 'ynnpack')
-  Tuner(device, str(tmp_path), tune=True).compile(lowered, [X])
+  Tuner(device, str(tmp_path), tune=True).compile(lowered(), [X])
   if text is None:
     known = json.loads(path.read_text())
     ((machine, choices),) = known.items()
     text = json.dumps({machine: dict.fromkeys(choices, 'unheard of')})
   path.write_text(text)
-  Tuner(device, str(tmp_path), tune=True).compile(lowered, [X])
+  Tuner(device, str(tmp_path), tune=True).compile(lowered(), [X])
   assert len(measured) == 2
   assert 'ynnpack' in path.read_text()
