@@ -14,6 +14,7 @@ import sys
 import pytest
 
 from tests import imports_test, packages
+from tests.marks import first_is_slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r'```python\n# (\S+\.py)\n(.*?)```', re.DOTALL)
@@ -97,16 +98,7 @@ def test_it_is_installed(tree):
   assert not {'configs', 'launch', 'tests'} & set(installed)
 
 
-@pytest.mark.parametrize(
-  'family',
-  [
-    pytest.param(
-      family,
-      marks=pytest.mark.slow if family == 'patient' else pytest.mark.nightly,
-    )
-    for family in FAMILIES
-  ],
-)
+@pytest.mark.parametrize('family', first_is_slow(*zip(sorted(FAMILIES))))
 def test_its_configuration_trains(tree, family, tmp_path):
   python(
     tree, '-m', 'launch.train', f'--config=configs/{family}/parity.py',

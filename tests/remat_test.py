@@ -6,11 +6,12 @@ import pytest
 
 from model_lib import blocks
 from tests.golden import adapter, standin
+from tests.marks import first_is_slow
 
 SUBJECTS = (
+  'eat sst2', 'eat sst2 dense', 'albert pretrain act', 'recurrent parity',
   'parity adatape', 'parity ut', 'image_folder u2t', 'photographs avit',
   'photographs uvit', 'image_folder ponder', 'table6 deit', 'table7 3ffn',
-  'eat sst2', 'eat sst2 dense', 'albert pretrain act', 'recurrent parity',
 )  # fmt: skip
 FULL = blocks.Options(scan=True, remat='full')
 
@@ -27,16 +28,7 @@ def prepared(subject, folders):
   return task, jax.device_put(batch)
 
 
-@pytest.mark.parametrize(
-  'subject',
-  [
-    pytest.param(
-      name,
-      marks=pytest.mark.slow if name == 'eat sst2' else pytest.mark.nightly,
-    )
-    for name in SUBJECTS
-  ],
-)
+@pytest.mark.parametrize('subject', first_is_slow(*zip(SUBJECTS)))
 def test_the_step_of_each_family(subject, folders):
   task, batch = prepared(subject, folders)
   state = adapter.initial_parameters(task)

@@ -20,7 +20,6 @@ from tests.launch.resume_test import (
   STEPS,
   assert_same_run,
   finish,
-  first_is_slow,
   result,
   rows,
   run,
@@ -28,6 +27,7 @@ from tests.launch.resume_test import (
   start_two,
   wait_for_step,
 )
+from tests.marks import first_is_slow
 from tests.train_lib import states
 
 FAULTY = '--config.dataset.name=tests.fakes:FaultyParity'

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.marks import first_is_slow
 from train_lib.checkpoint_io import find
 
 STEPS = 60
@@ -126,15 +127,6 @@ def uninterrupted(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('runs') / 'uninterrupted'
   run(workdir, EVERY_7)
   return workdir
-
-
-def first_is_slow(*rows):
-  """All cases but the first run at night."""
-  marks = [pytest.mark.slow, *[pytest.mark.nightly] * (len(rows) - 1)]
-  return [
-    pytest.param(*row, marks=mark)
-    for row, mark in zip(rows, marks, strict=True)
-  ]
 
 
 @pytest.mark.parametrize(

@@ -124,12 +124,11 @@ FAMILIES = {
 }
 
 
-PARITY = pytest.param('adatape parity', marks=pytest.mark.nightly)
+*DEFAULT, LAST = FAMILIES
+LAST = pytest.param(LAST, marks=pytest.mark.nightly)
 
 
-@pytest.fixture(
-  scope='module', params=['bert', 'eat', 'albert', 'adatape', PARITY]
-)
+@pytest.fixture(scope='module', params=[*DEFAULT, LAST])
 def served(request):
   """(family, engine) with few programs."""
   with pytest.MonkeyPatch.context() as patch:

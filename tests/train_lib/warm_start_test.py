@@ -13,6 +13,7 @@ from dataset_lib.errors import ConfigError
 from launch import command_line
 from model_lib import bert, convert, convert_vit, sizes
 from model_lib.vit import ViT
+from tests.marks import first_is_slow
 from tests.model_lib import plain, public_vits
 from tests.train_lib.states import mesh_of, save_all
 from train_lib import build, checkpoint_io, loading, trainer
@@ -180,13 +181,7 @@ def begun(config):
   return setup, *(checkpoint_io.flatten(jax.device_get(x)) for x in trees)
 
 
-@pytest.mark.parametrize(
-  'model',
-  [
-    pytest.param('learn', marks=pytest.mark.slow),
-    pytest.param('input', marks=pytest.mark.nightly),
-  ],
-)
+@pytest.mark.parametrize('model', first_is_slow(('learn',), ('input',)))
 def test_adatape_starts_with_the_trunk_of_a_vit(model, file, caplog):
   # The file has a [CLS] token, which an input bank usually comes without.
   overrides = 'model.tape_mlp=glu', 'model.pool=cls'
