@@ -249,8 +249,8 @@ class Programs:
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     signature = (name or function, donate, shapes, structure)
     if signature not in self._compiled:
-      # JAX keeps all programs of a function, also those that lose a measurement,
-      # as long as the function; the table keeps it, but not this partial one.
+      # JAX keeps all programs of a function as long as the function, also those
+      # that lose a measurement. Our tables keep it, but not this partial one.
       partial = functools.partial(function)
       lowered = jax.jit(partial, donate_argnums=donate).lower(*arguments)
       if name:
