@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import functools
 import itertools
+import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +23,14 @@ import rich.console
 import rich.progress
 from jax.extend.core import jaxpr_as_fun
 
+from dataset_lib.errors import ConfigError
 from serve_lib import tuning
 from serve_lib.chain import Chain, Grid, Group
 from serve_lib.program_cache import ProgramCache
 from serve_lib.tuning import Tuner
+
+_MAX_MAPS = '/proc/sys/vm/max_map_count'
+_SHARE_OF_MAPS = 0.9  # that may be in use when a program is compiled
 
 
 class WarmUp(NamedTuple):
@@ -249,6 +254,7 @@ class Programs:
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     signature = (name or function, donate, shapes, structure)
     if signature not in self._compiled:
+      self._check_memory_maps()
       # JAX keeps all programs of a function as long as the function, also those
       # that lose a measurement. Our tables keep it, but not this partial one.
       partial = functools.partial(function)
@@ -269,6 +275,24 @@ class Programs:
       return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=self._sharding)
 
     return jax.tree.map(abstract, tree)
+
+  def _check_memory_maps(self) -> None:
+    """Raises ConfigError before the compiler would end the process.
+
+    A program takes 100 to 200 memory maps, and LLVM aborts without one.
+    """
+    try:
+      most = int(pathlib.Path(_MAX_MAPS).read_text())
+      used = pathlib.Path('/proc/self/maps').read_bytes().count(b'\n')
+    except OSError:  # not on Linux
+      return
+    if used > _SHARE_OF_MAPS * most:
+      raise ConfigError(
+        'engine.lengths', self.grid.lengths,
+        'fewer lengths, batches or stages, or a higher limit: '
+        f'{len(self._compiled)} programs are compiled, and the process has '
+        f'{used} of {most} memory maps (sysctl vm.max_map_count)',
+      )  # fmt: skip
 
   def _check(self, group: Group, size: int, carry: Any) -> None:
     """Raises ValueError if rows of the carry could not be copied or moved."""

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dataset_lib.errors import ConfigError
+from serve_lib import programs as programs_lib
 from serve_lib import tuning
 from serve_lib.chain import Grid, Group
 from serve_lib.programs import Programs
@@ -82,6 +84,20 @@ def test_programs_that_lose_a_measurement_are_freed(monkeypatch, chosen):
   kept = programs.compile(progress=False).programs
   assert len(measured) == 3  # stages; the others are copies
   assert len(alive()) - before == kept
+
+
+def test_too_many_programs_are_an_error_before_the_compiler_aborts(
+  monkeypatch, tmp_path
+):
+  limit = tmp_path / 'max_map_count'
+  limit.write_text('10')
+  monkeypatch.setattr(programs_lib, '_MAX_MAPS', str(limit))
+  with pytest.raises(ConfigError) as error:
+    compiled(Loop())
+  assert error.value.field == 'engine.lengths'
+  assert 'of 10 memory maps' in str(error.value)
+  limit.unlink()  # a system without such a limit
+  compiled(Loop())
 
 
 def test_it_runs_where_the_variables_are():
