@@ -134,15 +134,16 @@ def load(
 ) -> Model:
   """Reads a run and the rows of a split; `record` adds the logits.
 
-  `given` has the `split` and the `limit` of its rows, and may have options to
-  `serve` the run with; the default is that no row leaves early.
+  `given` has the `split` and the `limit` of its rows and the `lengths` of the
+  buckets (None: the run's), and may have options to `serve` the run with; the
+  default is that no row leaves early.
   Raises ConfigError, of the flag, if the directory has no run of a BERT, and
   InvalidDataError if the labels are hidden.
   """
   config = loading.load_config(directory, flag)
   loaded = loading.restore(directory, config, step)
   step = loaded.saved.step
-  run = ServedRun(directory, step)
+  run = ServedRun(directory, step, lengths=given['lengths'])
   policy: Any
   options = given.get('serve', {'rule': 'never'})
   chain, policy = loaded.task.serve(loaded.variables, options, run)
@@ -155,6 +156,9 @@ def load(
   records = rows.records(np.arange(count))
   if policy.class_names:
     predictions.check_labels(records['label'], len(policy.class_names), split)
+  if (longest := int(records['length'].max())) > policy.lengths[-1]:
+    expected = f'at least the {longest} tokens of the longest row as the last'
+    raise ConfigError('--lengths', policy.lengths, expected)
   file = CalibrationFile(directory, step)
   fitted, origin = _fitted(file, rows, dataset)
   print(f'{name}: {directory}, step {step}, {count} rows of {split}')

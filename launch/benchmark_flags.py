@@ -14,6 +14,7 @@ from launch.command_line import Count, Positive, Sizes
 
 ROUNDS = '--rounds --repeats'
 TUNE = 'measure the compiler options of each program first'
+LENGTHS = "length buckets of batches (default: the run's)"
 
 
 def _is_writable(text: str) -> bool:
@@ -167,6 +168,7 @@ class Eat(command_line.RunFlags):
   warmup: Count = flag('calls of each setting before the timed ones', 50)
   rounds: Positive = flag('timed rounds', 3, names=ROUNDS)
   batch_size: Positive = flag('rows of a full batch', 32)
+  lengths: Sizes | None = flag(LENGTHS, None, 'TOKENS,...')
   guarantee: bool = flag('resample rows: how often does the bound fail?', False)
   epsilon: Share = flag('bound on the risk', 0.02)
   delta: Share = flag('largest probability that the bound fails', 0.1)
@@ -189,6 +191,7 @@ class Serve:
   rows: Positive = flag('first rows of the split to send, in turn', 1000)
   tau: Share = flag('confidence threshold of the EAT', 0.9)
   batch_size: Positive = flag('rows of a full batch', 32)
+  lengths: Sizes | None = flag(LENGTHS, None, 'TOKENS,...')
   loads: Sizes = flag('% of capacity', (10, 30, 50, 70, 80, 90, 100, 110, 120))
   seconds: Seconds = flag('of each measurement', 10.0)
   deadline_ms: Seconds = flag('of the goodput', 200.0, 'MILLISECONDS')

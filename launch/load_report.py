@@ -19,6 +19,7 @@ from model_lib import convert
 def write(flags: Any) -> None:
   """Measures, prints, writes and draws what the flags describe."""
   given: dict[str, Any] = {'split': flags.split, 'limit': flags.rows}
+  given['lengths'] = flags.lengths
   servers: dict[str, Any] = {}
   rows: list[Any] = []
   with contextlib.ExitStack() as stack:

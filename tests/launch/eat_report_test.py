@@ -101,7 +101,7 @@ def test_the_guarantee_counts_judged_rows_only():
 
 # -- whole reports of tiny runs ------------------------------------------------
 
-FLAGS = {'split': '', 'limit': 0}
+FLAGS = {'split': '', 'limit': 0, 'lengths': None}
 
 
 @pytest.fixture(scope='module')
@@ -258,6 +258,11 @@ def test_flags_that_do_not_fit_the_run(runs, run):
   with pytest.raises(ConfigError) as caught:
     list(recorded_runs.variants(run, (4.0,)))
   assert caught.value.field == '--prune_scales'
+  longest = int(run.records['length'].max())
+  cut = FLAGS | {'lengths': (longest - 1,)}
+  with pytest.raises(ConfigError) as caught:
+    recorded_runs.load('EAT', runs['eat'], cut, '--workdir', None)
+  assert caught.value.field == '--lengths'
   few = FLAGS | {'limit': 5}
   other = recorded_runs.load('x', runs['dense'], few, '--dense', None)
   assert (len(other.fitted), other.facts['temperatures']) == (5, 'none')
