@@ -95,12 +95,12 @@ def _take(name: str, calls: int) -> Float[np.ndarray, ' C']:
 def _start(log: pathlib.Path) -> None:
   """Begins a process: its output goes to a file, it ends with its parent."""
   os.environ.update(ENVIRONMENT)
-  from serve_lib.tuning import own_process
+  from serve_lib.tuning import keep_freed_memory
 
   file = os.open(log, os.O_CREAT | os.O_WRONLY)
   os.dup2(file, 1)
   os.dup2(file, 2)
-  own_process()
+  keep_freed_memory()
   parent: Any = multiprocessing.parent_process()
   end = threading.Thread(target=lambda: os._exit(parent.join() or 1))
   end.daemon = True

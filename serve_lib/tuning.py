@@ -40,8 +40,6 @@ ROUNDS, LEAST_SECONDS, SETTLE_SECONDS = 5, 0.02, 0.005  # of a measurement
 # Options of mallopt, from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 
-_process = {'is_ours': False}
-
 
 class Tuner:
   """Compiles programs with the options that are fastest on this machine.
@@ -178,21 +176,6 @@ def fastest(
         seconds[name].append(measure(program))
         spent += seconds[name][-1]
   return min(programs, key=lambda name: float(np.median(seconds[name])))
-
-
-def own_process() -> None:
-  """Prepares a process that only runs our programs, as those of `launch`.
-
-  It keeps freed memory, and all sessions of ONNX Runtime share their threads.
-  Irreversible; call it before threads are created.
-  """
-  _process['is_ours'] = True
-  keep_freed_memory()
-
-
-def process_is_ours() -> bool:
-  """Returns True after `own_process`."""
-  return _process['is_ours']
 
 
 def keep_freed_memory() -> bool:

@@ -47,10 +47,6 @@ jax.config.update('jax_compilation_cache_dir', None)
 def in_the_checkout() -> None:
   """Tests run in the root of the checkout, as `python -m launch.train`."""
   os.chdir(REPOSITORY)
-  from serve_lib import tuning  # after the import hook
-
-  # Tests make sessions of ONNX Runtime of their own in this process.
-  tuning.own_process = tuning.keep_freed_memory
 
 
 @pytest.fixture

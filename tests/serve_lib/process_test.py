@@ -1,4 +1,4 @@
-"""A process of ours: freed memory stays, ONNX Runtime has one pool."""
+"""Freed memory that stays with the process."""
 
 import subprocess
 import sys
@@ -32,33 +32,3 @@ def test_pages_are_not_asked_for_again():
     pytest.skip('the C library has no mallopt')
   # 64 MB are 16,384 pages of 4 kB, or 32 of 2 MB.
   assert int(kept) < 8 <= int(faults('give back'))
-
-
-THREADS = """
-import sys
-import numpy as np
-import onnxruntime
-from serve_lib import onnx_program, tuning
-if sys.argv[1] == 'ours':
-  tuning.own_process()
-kinds = []
-class Session(onnxruntime.InferenceSession):
-  def __init__(self, model, options, **others):
-    kinds.append(options.use_per_session_threads)
-    super().__init__(model, options, **others)
-onnxruntime.InferenceSession = Session
-x = np.ones(3, np.float32)
-for _ in range(2):
-  assert (onnx_program.build(lambda _, x: x + 1, {}, x, 2)({}, x) == 2).all()
-print(*kinds)
-"""
-
-
-@pytest.mark.parametrize('whose', ['ours', 'of others'])
-def test_sessions_share_threads_only_in_a_process_of_ours(whose):
-  runtime = pytest.importorskip('onnxruntime')
-  if not hasattr(runtime, 'set_global_thread_pool_sizes'):
-    pytest.skip('this ONNX Runtime has no shared threads')
-  command = [sys.executable, '-c', THREADS, whose]
-  printed = subprocess.check_output(command, text=True).split()
-  assert printed == [str(whose != 'ours')] * 2
