@@ -143,7 +143,8 @@ def _engine(model: Any, variables: Any, inputs: Any, iterations: int) -> Any:
   chain = AlbertChain(model, variables, iterations=iterations)
   reader = TextReader(None, length)
   policy = HaltingPolicy(chain, reader, ('first', 'second'), (length,))
-  engine = Engine(chain, policy, (length,), (batch,))
-  engine.warm_up()
+  engine = Engine(chain, policy, (length,), (batch,), tune=True)
+  chosen = engine.warm_up().chosen.items()
+  print(f'engine: {", ".join(f"{n} {name}" for name, n in chosen)}')
   items = [{'tokens': row} for row in np.asarray(inputs[0])]
   return lambda: log_probabilities(engine.predict(items))
