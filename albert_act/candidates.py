@@ -144,7 +144,6 @@ def _engine(model: Any, variables: Any, inputs: Any, iterations: int) -> Any:
   reader = TextReader(None, length)
   policy = HaltingPolicy(chain, reader, ('first', 'second'), (length,))
   engine = Engine(chain, policy, (length,), (batch,), tune=True)
-  chosen = engine.warm_up().chosen.items()
-  print(f'engine: {", ".join(f"{n} {name}" for name, n in chosen)}')
+  print(f'engine: {engine.warm_up().options}')
   items = [{'tokens': row} for row in np.asarray(inputs[0])]
   return lambda: log_probabilities(engine.predict(items))

@@ -165,8 +165,7 @@ def answer_all(engine: Engine, items: Sequence[Any]) -> Sequence[Any]:
 
 def options(engine: Engine) -> dict[str, Any]:
   """Returns the column of compiler options and their number of programs."""
-  chosen = engine.warm_up().chosen.items()
-  return {'options': ', '.join(f'{name} {count}' for name, count in chosen)}
+  return {'options': engine.warm_up().options}
 
 
 def exits(count: int, rate: int) -> list[bool]:

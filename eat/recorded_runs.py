@@ -84,8 +84,7 @@ class Model:
       self.policy.chain, self.policy, self.lengths, doubling(batch),
       max_pending=10**7, singles=finer(self.lengths), tune=tune,
     )  # fmt: skip
-    chosen = engine.warm_up(progress=True).chosen.items()
-    print(f'{self.name}: {", ".join(f"{n} {name}" for name, n in chosen)}')
+    print(f'{self.name}: {engine.warm_up(progress=True).options}')
     return engine
 
   @functools.cached_property

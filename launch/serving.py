@@ -129,10 +129,9 @@ def warm_up(engine: Any, flags: Flags) -> None:
   if not done.programs:
     log(f'programs are compiled when they are first needed, {kept}')
     return
-  counts = ', '.join(f'{count} with {x}' for x, count in done.chosen.items())
   log(
     f'compiled {done.programs} programs in {done.seconds:.1f} s, {kept}; '
-    f'stages: {counts}'
+    f'stages: {done.options}'
   )
 
 

@@ -41,6 +41,11 @@ class WarmUp(NamedTuple):
   worst_case_bytes: int  # memory if every group had a full open batch
   chosen: dict[str, int]  # number of programs by how they are compiled
 
+  @property
+  def options(self) -> str:
+    """`chosen` in words: '8 onnxruntime, 7 eigen'."""
+    return ', '.join(f'{count} {name}' for name, count in self.chosen.items())
+
 
 class Traced(NamedTuple):
   """A stage for one group and batch size, before it is compiled."""
