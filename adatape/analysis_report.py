@@ -16,7 +16,6 @@ from adatape.analysis import Tapes
 from adatape.model import TapeClassifier
 from dataset_lib.synthetic import NAMES
 from eval_lib import adaptive_plots, plots, report
-from eval_lib.adaptive_plots import Example
 from eval_lib.plots import Line, Panel
 from eval_lib.report import Table
 
@@ -112,7 +111,7 @@ def _part(tapes: Tapes, here: Bool[np.ndarray, ' N']) -> dict[str, Any]:
 
 def examples(
   tapes: Tapes, source: Any, count: int, names: tuple[str, ...]
-) -> tuple[list[dict[str, Any]], dict[str, list[Example]]]:
+) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
   """Returns rows and pictures of the shortest and the longest tapes.
 
   No row of the split is both, unless there is only one.
@@ -121,7 +120,7 @@ def examples(
   count = min(count, max(1, len(order) // 2))
   groups = {'shortest': order[:count], 'longest': order[::-1][:count]}
   rows: list[dict[str, Any]] = []
-  shown: dict[str, list[Example]] = {}
+  shown: dict[str, list[Any]] = {}
   for kind, places in groups.items():
     inputs = analysis.chosen_inputs(source, tapes.index[places])
     for place, value in zip(places, inputs, strict=True):
@@ -129,7 +128,7 @@ def examples(
       row = {'tape': kind, 'index': int(tapes.index[place]), 'class': name}
       correct = bool(tapes.correct[place])
       rows.append(row | {'tape length': length, 'correct': correct})
-      example = Example(_lines(value), f'{name[:16]}\ntape {length}')
+      example = _lines(value), f'{name[:16]}\ntape {length}'
       shown.setdefault(f'{kind} tapes', []).append(example)
   return rows, shown
 

@@ -70,17 +70,6 @@ def divergence(
   return jnp.where(positive, distribution * ratio, 0.0).sum(0)
 
 
-def ponder_loss(
-  distribution: Float[Array, 'N ...'],
-  losses: Float[Array, 'N ...'],
-  log_prior: Float[Array, ' N'],
-  beta: float | Float[Array, ''],
-) -> Float[Array, '...']:
-  """Returns `sum_n p_n L_n + beta KL(p || prior)` (equation 2)."""
-  expected = (distribution * losses.astype(jnp.float32)).sum(0)
-  return expected + beta * divergence(distribution, log_prior)
-
-
 def expected_steps(distribution: Float[Array, 'N ...']) -> Float[Array, '...']:
   """Returns the mean number of steps, `sum_n n p_n`."""
   shape = (-1,) + (1,) * (distribution.ndim - 1)
@@ -239,7 +228,7 @@ class PonderNetClassification(Classification):
     return flops_of_steps(self, out['ponder']['steps'])
 
   def row_losses(self, logits, out, batch, entropy, frozen, knobs):
-    """Returns the `ponder_loss` of each row.
+    """Returns `sum_n p_n L_n + beta KL(p || prior)` of each row (equation 2).
 
     A dynamic model, for evaluation only, has the loss of its predictions.
     """
@@ -254,4 +243,4 @@ class PonderNetClassification(Classification):
     distance = divergence(halting, prior)
     metrics['expected_steps'] = Average.from_values(ponder['cost'], mask)
     metrics['divergence'] = Average.from_values(distance, mask)
-    return ponder_loss(halting, losses, prior, beta), metrics
+    return (halting * losses).sum(0) + beta * distance, metrics

@@ -95,7 +95,6 @@ class AlbertPretraining(Albert):
     length: Int[Array, ' B'],
     positions: Int[Array, 'B P'],
     row_keys: RowKeys = None,
-    trace: Any = None,
   ) -> tuple[dict[str, Array], dict[str, Any]]:
     """Predicts the words at `positions` and the order of the two segments.
 
@@ -103,7 +102,7 @@ class AlbertPretraining(Albert):
     `logits['words']` `[B, P, V]` and `logits['order']` `[B, 2]`;
     `out['features']` `[B, D]`, all float32; `out['encoded']`, an `Encoded`.
     """
-    encoded: Encoded = self.encode(tokens, token_types, length, row_keys, trace)
+    encoded: Encoded = self.encode(tokens, token_types, length, row_keys)
     features = self.pooler(encoded.states[:, 0]).astype(jnp.float32)
     table: Any = self.embeddings.get_variable('params', 'word')['embedding']
     masked = jnp.take_along_axis(

@@ -79,17 +79,11 @@ class Pretraining(Task):
     if corpus:
       tokenizer.load(corpus).save(directory / TOKENIZER)
 
-  def apply(self, params, batch, row_keys=None, trace=None):
+  def apply(self, params, batch, row_keys=None):
     """Runs the model; see `AlbertPretraining`."""
-    return self.model.apply(
-      {'params': params},
-      batch['tokens'],
-      batch['token_types'],
-      batch['length'],
-      batch['mlm_positions'],
-      row_keys,
-      trace,
-    )
+    names = ('tokens', 'token_types', 'length', 'mlm_positions')
+    inputs = [batch[name] for name in names]
+    return self.model.apply({'params': params}, *inputs, row_keys)
 
   def normalizers(self, batch):
     """Real rows and masked words in the whole batch."""

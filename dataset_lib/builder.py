@@ -1,7 +1,6 @@
 """From a configuration to global batches, sharded over hosts and resumable."""
 
 import contextlib
-import os
 import sys
 import threading
 import typing
@@ -11,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from dataset_lib import errors, fields, source
+from dataset_lib import data_files, errors, fields, source
 from dataset_lib.errors import BadRecord, ConfigError, TooManyBadRecordsError
 from dataset_lib.fields import ConfigLike
 from dataset_lib.order import Order, Places, record_rng
@@ -82,9 +81,7 @@ def build_source(config: ConfigLike, split: str) -> Source:
 
 def default_num_threads() -> int:
   """Returns one thread for each core that this process may use."""
-  affinity = getattr(os, 'sched_getaffinity', None)
-  cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-  return min(cores, _MAX_THREADS)
+  return min(data_files.cores(), _MAX_THREADS)
 
 
 def build(
@@ -219,6 +216,17 @@ class Dataset:
   def bad_records(self) -> dict[str, dict[str, Any]]:
     """{kind: {'count': n, 'first': [{'file', 'row', 'message'}, ...]}}."""
     return self._bad_records.summary()
+
+  def row_shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Returns shape and dtype of a row of each array, of the longest rows."""
+    with contextlib.closing(self.batches()) as batches:
+      rows = {k: (v.shape[1:], str(v.dtype)) for k, v in next(batches).items()}
+    # Rows padded to the length of the batch.
+    padded, longest = rows[self.info.input_key][0], self.info.input_shape
+    return {
+      name: (longest if shape == padded else shape, dtype)
+      for name, (shape, dtype) in rows.items()
+    }
 
   def batches(self, start_step: int = 0) -> Generator[Batch, None, None]:
     """Yields this host's rows of every global batch from `start_step` on.

@@ -60,7 +60,7 @@ class ImageFolder(ImageOptions):
         f'{self._folder} has classes that {splits[TRAIN]} lacks: '
         f'{", ".join(unknown[:5])}; give both splits the same class folders'
       )
-    files = [e for e in self._entries(self._folder) if not _is_folder(e)]
+    files = [e for e in self._entries(self._folder) if not os.path.isdir(e)]
     if stray := [file.path for file in files if _is_image(file)]:
       raise InvalidDataError(f'{stray[0]} lies in no class folder; {LAYOUT}')
     images = {name: self._images(path) for name, path in present.items()}
@@ -90,7 +90,7 @@ class ImageFolder(ImageOptions):
     entries = self._entries(folder)
     images = [entry.name for entry in entries if _is_image(entry)]
     others = [entry for entry in entries if not _is_image(entry)]
-    if nested := [entry.path for entry in others if _is_folder(entry)]:
+    if nested := [entry.path for entry in others if os.path.isdir(entry)]:
       words = f'is a folder inside a class folder; {LAYOUT}'
       raise InvalidDataError(f'{nested[0]} {words}')
     if not images:
@@ -105,7 +105,7 @@ class ImageFolder(ImageOptions):
 
   def _folders(self, folder: pathlib.Path | str) -> dict[str, str]:
     entries = self._entries(folder)
-    return {entry.name: entry.path for entry in entries if _is_folder(entry)}
+    return {entry.name: entry.path for entry in entries if os.path.isdir(entry)}
 
   def _entries(self, folder: pathlib.Path | str) -> list[os.DirEntry[str]]:
     """Returns visible entries by name; refuses links out of the root."""
@@ -115,13 +115,6 @@ class ImageFolder(ImageOptions):
     for path in (folder, *links):
       data_files.check_inside(path, self._root)
     return sorted(entries, key=lambda entry: entry.name)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-  try:
-    return entry.is_dir()
-  except OSError:  # a link to itself
-    return False
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:

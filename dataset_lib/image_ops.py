@@ -27,7 +27,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from dataset_lib.errors import BadRecord, ConfigError
 from dataset_lib.fields import Distinct
-from dataset_lib.source import DatasetInfo, require
+from dataset_lib.source import DatasetInfo, Source, require
 
 Encoded = bytes | UInt8[np.ndarray, 'H W C']
 Image = UInt8[np.ndarray, 'H W 3']
@@ -61,7 +61,7 @@ ImageSize = Annotated[int, Interval(ge=1, le=4096)]
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class ImageOptions:
+class ImageOptions(Source):
   """Fields and preparation of every source of images."""
 
   image_size: ImageSize  # height and width of the result
@@ -106,9 +106,6 @@ class ImageOptions:
       tuple(class_names), num_examples, max_labels=max_labels,
     )  # fmt: skip
     self.padding = {'label': -1} if max_labels else {}
-
-  def __len__(self) -> int:
-    return self.info.num_examples
 
   def transform(
     self, value: Encoded, rng: np.random.Generator | None = None

@@ -22,7 +22,7 @@ from dataset_lib import corpus, tokenizer
 from dataset_lib.corpus_rows import MIN_ROW, SPECIAL_IN_ROW
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.order import splitmix64
-from dataset_lib.source import DatasetInfo
+from dataset_lib.source import DatasetInfo, Source
 
 MASKED, REPLACED, KEPT = 0, 1, 2  # the kinds of `mlm_kind`
 _DRAWS = 5  # random numbers of a row, besides those for masking
@@ -44,7 +44,7 @@ class Rows(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Pretraining:
+class Pretraining(Source):
   """Rows of one split of a corpus that `launch.prepare_corpus` wrote.
 
   Raises ConfigError if its rows were cut for another `max_length`; and see
@@ -81,9 +81,6 @@ class Pretraining:
       'tokens', (length,), 'int32', 2, ('in_order', 'swapped'),
       num_examples=len(self._rows.rows) - 1, vocab_size=vocab_size,
     )  # fmt: skip
-
-  def __len__(self) -> int:
-    return self.info.num_examples
 
   def draw(
     self, seed: int, epochs: Numbers, indices: Numbers

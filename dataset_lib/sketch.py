@@ -4,11 +4,8 @@ What only the data know, as the number of classes of a folder, is given. Data
 that are generated are opened: they read nothing.
 """
 
-import contextlib
 import math
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from dataset_lib import builder, text_tasks
 from dataset_lib.source import DatasetInfo
@@ -33,7 +30,10 @@ def sketch(config: Any, split: str, classes: int, examples: int) -> Sketch:
     examples: records of the split.
   """
   if not _PLACES & {*config}:
-    return _generated(config, split)
+    data = builder.build(
+      config, split=split, train=True, seed=0, batch_size=1, num_threads=0
+    )
+    return Sketch(data.info, data.row_shapes())
   if config.get('image_size') is not None:
     size, classes = config['image_size'], config.get('num_classes', classes)
     info = DatasetInfo(
@@ -64,13 +64,3 @@ def sketch(config: Any, split: str, classes: int, examples: int) -> Sketch:
     for name, dtype in (names | {'weights': 'float32'}).items():
       rows[f'mlm_{name}'] = slots, dtype
   return Sketch(info, rows | {'mask': ((), 'float32'), 'index': ((), 'int32')})
-
-
-def _generated(config: Any, split: str) -> Sketch:
-  data = builder.build(
-    config, split=split, train=True, seed=0, batch_size=1, num_threads=0
-  )
-  with contextlib.closing(data.batches()) as batches:
-    batch = next(batches)
-  rows = {k: (np.shape(v)[1:], str(v.dtype)) for k, v in batch.items()}
-  return Sketch(data.info, rows)

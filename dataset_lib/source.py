@@ -72,6 +72,7 @@ class Source(typing.Protocol):
 
   def __len__(self) -> int:
     """Returns the number of records."""
+    return self.info.num_examples
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {input_key: value, 'label': int}; may raise BadRecord.
@@ -79,6 +80,8 @@ class Source(typing.Protocol):
     An image is encoded bytes or uint8 [H, W, 3 or 1], tokens are int32 [L]. If
     `info.max_labels` > 0, 'label' is a sequence of int, also an empty one.
     """
+    rows: Any = self
+    return {k: v[0] for k, v in rows.records(np.array([index])).items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +112,7 @@ def pad_rows(
   return padded
 
 
-class TokenSource:
+class TokenSource(Source):
   """Records that are rows of token ids, kept without padding.
 
   The last length bucket of `info` holds every row; `bad_rows` are (number,
@@ -130,9 +133,6 @@ class TokenSource:
     # Padding values other than 0.
     self.padding = {'tokens': pad_id, 'length': 1}
     self._encoded, self._labels = encoded, labels.astype(info.label_dtype)
-
-  def __len__(self) -> int:
-    return self.info.num_examples
 
   def records(
     self, indices: Int[np.ndarray, ' B'], length: int | None = None

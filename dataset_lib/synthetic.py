@@ -12,7 +12,7 @@ from jaxtyping import Int, Int32, UInt8
 from dataset_lib.errors import ConfigError
 from dataset_lib.image_ops import ImageOptions, ImageSize
 from dataset_lib.order import integers, record_bits
-from dataset_lib.source import DatasetInfo, Seed, Size, TrainTest
+from dataset_lib.source import DatasetInfo, Seed, Size, Source, TrainTest
 
 SYMBOLS = (1, -1, 0)  # SYMBOLS[token id] is the symbol
 ONE = SYMBOLS.index(1)
@@ -23,7 +23,7 @@ _SPLIT_SEED = 0
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Parity:
+class Parity(Source):
   """Parity of the number of 1s in a sequence (AdaTape, section 3.2).
 
   Symbols are uniform, as ids in `SYMBOLS`. Train and test draw from separate
@@ -56,9 +56,6 @@ class Parity:
       expected = f'0, or at least {length - 1} for {length} symbols'
       raise ConfigError('dataset.letters', letters, expected)
 
-  def __len__(self) -> int:
-    return self.info.num_examples
-
   def records(self, indices: Int[np.ndarray, ' B']) -> dict[str, np.ndarray]:
     """Returns tokens int32 [B, length] and labels int32 [B].
 
@@ -89,10 +86,6 @@ class Parity:
     tokens = np.where(is_one, ONE, letters)
     tokens = np.take_along_axis(tokens, places.argsort(axis=1), axis=1)
     return tokens.astype(np.int32), difficulty[:, 0]
-
-  def record(self, index: int) -> dict[str, Any]:
-    """Returns tokens int32 [length] and label of record `index`."""
-    return {k: v[0] for k, v in self.records(np.array([index])).items()}
 
 
 @functools.cache

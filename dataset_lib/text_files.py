@@ -93,6 +93,15 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   return values
 
 
+def with_tuples(value: Any) -> Any:
+  """Returns a value of JSON with tuples for its lists."""
+  if isinstance(value, dict):
+    return {key: with_tuples(item) for key, item in value.items()}
+  if isinstance(value, list):
+    return tuple(map(with_tuples, value))
+  return value
+
+
 def write_json(path: Path, value: Any) -> None:
   """Writes an indented JSON file atomically."""
   write_text(path, dumps(value, indent=2) + '\n')

@@ -7,7 +7,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -234,13 +234,6 @@ def plot_bars(
     drawn.suptitle(title, x=0.012, ha='left', weight='bold', fontsize=12)
 
 
-class Example(NamedTuple):
-  """An image `[Y, X, 3]` or a text, with a title."""
-
-  shown: Any
-  title: str = ''
-
-
 def plot_heatmap(
   path: Path, values: Float[np.ndarray, 'Y X'], label: str, title: str
 ) -> None:
@@ -260,9 +253,7 @@ def plot_heatmap(
     axes.grid(visible=False)
     for axis in (axes.xaxis, axes.yaxis):
       axis.get_major_locator().set_params(integer=True, nbins=6, min_n_ticks=1)
-    axes.set_xlabel('X-Index')
-    axes.set_ylabel('Y-Index')
-    axes.set_title(title)
+    axes.set(xlabel='X-Index', ylabel='Y-Index', title=title)
     bar = drawn.colorbar(mesh, ax=axes, label=label)
     bar.outline.set_visible(False)
 
@@ -281,14 +272,17 @@ def plot_histogram(
       mean, color=plots.COLOURS[1], linestyle='--', label=f'mean {mean:.2f}'
     )
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_xlabel(label)
-    axes.set_ylabel('rows (%)')
+    axes.set(xlabel=label, ylabel='rows (%)', title=title)
     axes.legend(loc='lower right', bbox_to_anchor=(1.0, 1.0))
-    axes.set_title(title)
 
 
-def plot_examples(path: Path, groups: Mapping[str, Sequence[Example]]) -> None:
-  """Draws a line of examples for each group, below its name."""
+def plot_examples(
+  path: Path, groups: Mapping[str, Sequence[tuple[Any, str]]]
+) -> None:
+  """Draws a line of examples for each group, below its name.
+
+  An example is an image `[Y, X, 3]` or a text, and a title.
+  """
   columns = max(map(len, groups.values()), default=0)
   size = 1.25 * columns + 0.2, 2.0 * len(groups)  # in inches
   with plots.figure(path, groups, size) as drawn:
@@ -298,14 +292,10 @@ def plot_examples(path: Path, groups: Mapping[str, Sequence[Example]]) -> None:
       places = part.subplots(1, columns, squeeze=False)[0]
       for place in places:
         place.set_axis_off()
-      for place, example in zip(places, examples, strict=False):
-        _draw_example(place, example)
-
-
-def _draw_example(axes: Any, example: Example) -> None:
-  axes.set_title(example.title, fontsize=9, weight='normal', loc='center')
-  if isinstance(example.shown, str):
-    look: Any = dict(fontsize=7.5, family='monospace')
-    axes.text(0.5, 0.5, example.shown, ha='center', va='center', **look)
-  else:
-    axes.imshow(example.shown, interpolation='nearest')
+      for place, (shown, title) in zip(places, examples, strict=False):
+        place.set_title(title, fontsize=9, weight='normal', loc='center')
+        if isinstance(shown, str):
+          look: Any = dict(fontsize=7.5, family='monospace')
+          place.text(0.5, 0.5, shown, ha='center', va='center', **look)
+        else:
+          place.imshow(shown, interpolation='nearest')

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import scipy.special
 from annotated_types import Gt, Interval
+from jax.experimental import multihost_utils
 from jaxtyping import Float, Int
 
 from dataset_lib import builder, fields, text_files
@@ -158,7 +159,7 @@ def fingerprint(variables: Any) -> str:
   crc = 0
   for leaf in jax.tree.leaves(variables):
     # One at a time: a host need not hold all of a large model twice.
-    array = np.asarray(evaluator.gather(leaf))
+    array = multihost_utils.process_allgather(leaf, tiled=True)
     crc = zlib.crc32(f'{array.dtype}{array.shape}'.encode(), crc)
     crc = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, crc)
   return f'crc32:{crc:08x}'
@@ -265,7 +266,7 @@ class Evaluator(predictions.Evaluator):
     evaluator.Split,
     'the name of a split that neither training nor `split` uses, such as '
     "'validation[:50%]' with the split 'validation[50%:]'",
-  ]
+  ] = dataclasses.field()  # required
   bins: Annotated[int, Interval(ge=1, le=1000)] = BINS
   only_above: Share = ONLY_ABOVE  # heads with a smaller ECE keep temperature 1
   threshold: Share = DRIFT_THRESHOLD  # at which the drift check is to compare

@@ -44,10 +44,7 @@ class CertificateFile(calibration.ResultFile):
     try:
       for source, entry in self.values.get('sources', {}).items():
         tau = np.inf if entry['tau'] is None else float(entry['tau'])
-        changes = {
-          name: tuple(value) if isinstance(value, list) else value
-          for name, value in entry['model'].items()
-        }
+        changes = dict(text_files.with_tuples(entry['model']))
         self.sources[source] = Certified(tau, changes, entry['drift'])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       given, expected = f'{type(error).__name__}: {error}', 'certificates'

@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar
 
 import jax
 from annotated_types import Interval, MinLen
-from jax.experimental import multihost_utils
 
 from dataset_lib import builder, fields
 from dataset_lib.errors import ConfigError
@@ -202,10 +201,3 @@ def one_late(results: Iterator[Any]) -> Iterator[Any]:
   """
   for previous, _ in itertools.pairwise(itertools.chain(results, [None])):
     yield previous
-
-
-def gather(tree: Any) -> Any:
-  """Fetches arrays that are spread over devices and processes."""
-  if jax.process_count() == 1:
-    return jax.device_get(tree)
-  return multihost_utils.process_allgather(tree, tiled=True)

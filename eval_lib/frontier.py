@@ -6,12 +6,12 @@ thresholds costs no run of the model.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Num
 
-from eval_lib import calibration, evaluator, glue, predictions, report
+from eval_lib import calibration, glue, predictions, report
 from eval_lib.predictions import Heads, Labels
 
 FILE = 'frontier.csv'
@@ -109,10 +109,6 @@ class Evaluator(predictions.Evaluator):
   cost is counted in layers; `launch.benchmark eat` counts FLOPs.
   """
 
-  calibration_split: Annotated[
-    evaluator.Split | None,
-    'the name of a split that training does not use, or None',
-  ] = None
   thresholds: tuple[calibration.Share, ...] = (0.80, 0.85, 0.90, 0.95)
   task: glue.TaskName = ''  # '' for that of the data set
 

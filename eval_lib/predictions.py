@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 import jax
 import numpy as np
 from annotated_types import Interval, Predicate
+from jax.experimental import multihost_utils
 from jaxtyping import Float, Int, Num
 
 from dataset_lib import builder, source
@@ -54,7 +55,7 @@ def collect(
 
   parts: dict[str, list[np.ndarray]] = {}
   for rows in evaluator.one_late(map(run, dataset.batches())):
-    fetched = evaluator.gather(rows)
+    fetched = multihost_utils.process_allgather(rows, tiled=True)
     is_real = np.asarray(fetched.pop('mask')) > 0
     for name, values in fetched.items():
       parts.setdefault(name, []).append(np.asarray(values)[is_real])
@@ -132,7 +133,7 @@ class Evaluator(evaluator.Evaluator):
   calibration_split: Annotated[
     evaluator.Split | None,
     'the name of a split that training does not use, or None',
-  ]
+  ] = None
   layers: Layers = ()  # of the heads; () for those of the model
 
   def __post_init__(self):
@@ -170,7 +171,10 @@ class Evaluator(evaluator.Evaluator):
     train_split = self.context.train_split
     # The training split is read only if the names do not decide it: other names
     # than 'train' may mean the same rows, as dev and validation.
-    trained, given = _names(train_split), _names(getattr(self, field))
+    trained, given = (
+      {part.name for part in source.parts(split)}
+      for split in (train_split, getattr(self, field))
+    )
     if not train_split or (trained == {'train'} and 'train' not in given):
       return
     rows = builder.build_source(self.context.dataset, train_split)
@@ -184,8 +188,3 @@ class Evaluator(evaluator.Evaluator):
     places = source.places(self._data[field].source)
     if shared := len(places & source.places(others)):
       raise ConfigError(field, getattr(self, field), expected.format(shared))
-
-
-def _names(split: str) -> set[str]:
-  """Returns the whole splits: `{'train'}` of 'train[:95%]'."""
-  return {part.partition('[')[0] for part in split.split('+')}

@@ -61,9 +61,6 @@ Shares = Annotated[
   MinLen(1),
   'a list of shares in (0, 1] such as 0.5,1',
 ]
-Steps = Annotated[
-  tuple[Positive, ...], 'a list of positive integers such as 5,10'
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -210,7 +207,7 @@ class Budgets(command_line.RunFlags):
   split: str = flag("split; default: that of the run's evaluation", '')
   rows: Positive = flag('most rows, spread evenly over the split', 2000)
   thresholds: Thresholds = flag('halting thresholds; default: own', ())
-  max_steps: Steps = flag('most tape tokens T; default: own', ())
+  max_steps: Sizes = flag('most tape tokens T; default: own', ())
   bank_shares: Shares = flag('shares of the bank kept, the most read', (1.0,))
   batch_size: Positive = flag('rows of a full batch', 32)
   rounds: Count = flag('timed rounds; 0: no timing', 5, names=ROUNDS)

@@ -36,7 +36,6 @@ from launch.command_line import Count
 
 LISTED = 'NAME:name=...,KEY=...;...'
 POLL_SECONDS = 5.0  # between two looks at the directory
-FEW_SHOT = dict(type='fewshot', shots=(1, 5, 10, 25), seeds=3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,7 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
     expected = 'none with --datasets unless --evals is given'
     raise ConfigError('--dataset', flags.dataset, expected)
   if 'fewshot' in names or flags.datasets:
-    evals.setdefault('fewshot', FEW_SHOT)
+    evals.setdefault('fewshot', {'type': 'fewshot'})
   if 'certificate' in names:
     # The rows that the calibration, or another evaluator, reports.
     known = [evals.get('calibration', {}), *evals.values(), {}]
@@ -91,7 +90,11 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
   if not flags.datasets:
     return config, names, []
   plain, listed = config.to_dict(), []
-  for name, given in _listed(flags.datasets):
+  for item in flags.datasets.split(';'):
+    name, _, fields = item.strip().partition(':')
+    if not (name.isidentifier() and fields):
+      raise ConfigError('--datasets', item, LISTED)
+    given = command_line.parse_fields('--datasets', fields)
     if name in plain['evals']:
       taken = f'a new name, none of {sorted(plain["evals"])}'
       raise ConfigError('--datasets', name, taken)
@@ -101,15 +104,6 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
     plain['evals'][name] = plain['evals']['fewshot'] | entry
     listed.append(name)
   return config_schema.validate(plain), [*names, *listed], listed
-
-
-def _listed(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields names and unread fields of the data sets of --datasets."""
-  for item in text.split(';'):
-    name, _, given = item.strip().partition(':')
-    if not (name.isidentifier() and given):
-      raise ConfigError('--datasets', item, LISTED)
-    yield name, command_line.parse_fields('--datasets', given)
 
 
 def _sized(given: Mapping[str, Any], image_size: int | None) -> dict[str, Any]:
@@ -168,7 +162,10 @@ def run(flags: Flags) -> int:
         title = f'few-shot at step {row["step"]}, % (mean ± std)'
         print_table(title, fewshot.table({k: found[k] for k in listed}))
       written = _read(path)  # another call may have written it
-      _merge(written, row, data)
+      old = written.get(loaded.saved.step, {})
+      kept = {k: v for k, v in old.items() if k.partition('/')[0] not in data}
+      datasets = {'datasets': {**old.get('datasets', {}), **data}}
+      written[loaded.saved.step] = {**kept, **row, **datasets}
       text_files.write_json(path, [written[step] for step in sorted(written)])
       if flags.watch:
         _print(workdir, [row])
@@ -238,18 +235,6 @@ def _data(config: Any, names: list[str]) -> dict[str, Any]:
     splits = {key: entry[key] for key in entry if key.endswith('split')}
     data[name] = (entry['dataset'] or config.dataset.to_dict()) | splits
   return text_files.loads(text_files.dumps(data))
-
-
-def _merge(
-  written: dict[int, dict[str, Any]],
-  row: Mapping[str, Any],
-  data: Mapping[str, Any],
-) -> None:
-  """Replaces the results of some evaluators at one step, with their data."""
-  old = written.get(int(row['step']), {})
-  datasets = {**old.get('datasets', {}), **data}
-  kept = {k: v for k, v in old.items() if k.partition('/')[0] not in data}
-  written[int(row['step'])] = {**kept, **row, 'datasets': datasets}
 
 
 main = command_line.Command('evaluate', __doc__, Flags, run)

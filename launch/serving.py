@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from annotated_types import Interval
@@ -172,24 +172,12 @@ def log_drift(drifted: bool, report: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def statistics(engine: Any, seconds: float) -> Iterator[None]:
-  """Logs statistics of an engine, see `regularly`, and at the end."""
-
-  def log_all() -> None:
-    log(json.dumps(engine.monitor.snapshot()))
-
-  with regularly(seconds, log_all):
-    yield
-  log_all()
-
-
-@contextlib.contextmanager
-def regularly(seconds: float, action: Callable[[], None]) -> Iterator[None]:
-  """Calls `action` every `seconds` seconds within the context; 0 for never."""
+  """Logs statistics of an engine every `seconds` (0: never), at the end."""
   done = threading.Event()
 
   def repeat():
     while not done.wait(seconds or None):
-      action()
+      log(json.dumps(engine.monitor.snapshot()))
 
   thread = threading.Thread(target=repeat, name='statistics')
   thread.start()
@@ -198,3 +186,4 @@ def regularly(seconds: float, action: Callable[[], None]) -> Iterator[None]:
   finally:
     done.set()
     thread.join()
+  log(json.dumps(engine.monitor.snapshot()))

@@ -79,11 +79,6 @@ def advance(
   return after, weight
 
 
-def binary(x: Float[Array, '*S'], epsilon: float = 0.01) -> Float[Array, '*S']:
-  """Returns `[x >= 1 - epsilon]` with derivative 1, equations (11), (22)."""
-  return (x >= 1.0 - epsilon).astype(jnp.float32) + _no_value(x)
-
-
 def advance_straight_through(
   halting: Halting,
   score: Float[Array, '*S'],
@@ -122,12 +117,12 @@ def start_carried(
   a skipped input is 0. `carried` is `h^0`, from `carry_over`, 0 at the first
   input. Returns (halting before step 1, skip `f_b(h^0)`).
   """
-  skip = binary(carried, epsilon)
-  begun = start(valid & (carried < 1.0 - epsilon))
+  skips = carried >= 1.0 - epsilon
+  begun = start(valid & ~skips)
   # The term j = 0 of the cost, `1 - f_b(h^0)`, has a derivative too.
   slope = jnp.where(valid, _no_value(carried), 0.0)
   begun = dataclasses.replace(begun, total=carried, remainder=-slope)
-  return begun, skip
+  return begun, skips.astype(jnp.float32) + _no_value(carried)
 
 
 def carry_over(halting: Halting, epsilon: float = 0.01) -> Float[Array, '*S']:

@@ -91,12 +91,6 @@ def ponder(
   return Pondered(output, halted, depth, traced)
 
 
-def balanced_chunk(max_steps: int) -> int:
-  """Returns the divisor of `max_steps` that keeps the fewest states."""
-  divisors = [n for n in range(1, max_steps + 1) if max_steps % n == 0]
-  return min(divisors, key=lambda n: (max_steps // n + n, n))
-
-
 def scan_steps(
   body: Callable[[Any, Array], tuple[Any, Any]],
   carry: Any,
@@ -108,8 +102,7 @@ def scan_steps(
   if not remat_chunk:
     return jax.lax.scan(blocks.again(body, in_scan=True), carry, steps)
   if remat_chunk < 0 or max_steps % remat_chunk:
-    expected = f'0 or a divisor of {max_steps}, as {balanced_chunk(max_steps)}'
-    raise FieldError('remat_chunk', remat_chunk, expected)
+    raise FieldError('remat_chunk', remat_chunk, f'a divisor of {max_steps}')
   body = jax.checkpoint(body, prevent_cse=False)
   if remat_chunk == 1:
     return jax.lax.scan(body, carry, steps)

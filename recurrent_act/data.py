@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int, UInt64
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.order import integers, record_bits
-from dataset_lib.source import DatasetInfo, Seed, Size, TrainTest
+from dataset_lib.source import DatasetInfo, Seed, Size, Source, TrainTest
 
 NUM_DIGITS = 10
 BLANK = 10  # class of the places after the last digit of a sum
@@ -222,7 +222,7 @@ TASKS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Graves:
+class Graves(Source):
   """Sequences of one task and split, computed on demand.
 
   Fields of the task that are not given have the paper's values. Runs with
@@ -269,16 +269,9 @@ class Graves:
       num_examples=getattr(self, f'{self.split}_examples'),
     )
 
-  def __len__(self) -> int:
-    return self.info.num_examples
-
   def records(self, indices: Int[np.ndarray, ' B']) -> dict[str, np.ndarray]:
     """Returns the arrays of records; see the module."""
     key = self.data_seed, SPLITS.index(self.split), *self.task.encode()
     return TASKS[self.task][0](
       lambda count: record_bits(indices, count, *key), **self._fields
     )
-
-  def record(self, index: int) -> dict[str, Any]:
-    """Returns the arrays of record `index`, without the batch axis."""
-    return {k: v[0] for k, v in self.records(np.array([index])).items()}

@@ -258,6 +258,7 @@ def read(
 def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   """Builds what `read` returns; the arrays have 'data' and 'shape'."""
   manifest = json.loads(arrays.pop(MANIFEST)['data'])
+  manifest = text_files.with_tuples(manifest)
   recipe = manifest['reader']
   if recipe['kind'] == 'texts':
     words = arrays.pop(TOKENIZER, None)
@@ -269,7 +270,7 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   for number, one in enumerate(manifest['programs']):
     artifact = arrays.pop(f'program_{number}')['data']
     programs.append((one['read'], _pure(artifact)))
-    numbers |= {tuple(run): number for run in one['runs']}
+    numbers |= dict.fromkeys(one['runs'], number)
   variables = {}
   for name, (number, dtype) in manifest['variables'].items():
     found = arrays.pop(f'variables/{name}')
@@ -278,15 +279,11 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   if arrays:
     raise ValueError(f'unknown arrays {[*arrays][:4]}')
   built: Any = dict(variables=variables, programs=programs, numbers=numbers)
-  chain = BundleChain(pad=reader.pad, **built, **_tuples(manifest['chain']))
-  values = _tuples(manifest['policy'])
+  chain = BundleChain(pad=reader.pad, **built, **manifest['chain'])
+  values = manifest['policy']
   for name in _NESTED.keys() & values.keys():
     values[name] = _NESTED[name](**values[name])
   kind = POLICIES[values.pop('kind')]
   monitor = monitor_of(manifest['drift'], on_drift)
   policy = kind(chain, reader, monitor=monitor, **values)
-  return chain, policy, Grid(**_tuples(manifest['grid']))
-
-
-def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-  return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+  return chain, policy, Grid(**manifest['grid'])

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from dataset_lib.errors import ConfigError
 from serve_lib.chain import Encoded, Row, Stage
 from serve_lib.monitor import Monitor
 
@@ -54,12 +53,6 @@ def scale(
   """Divides the logits of each head by its temperature (Guo et al. 2017)."""
   shape = (-1,) + (1,) * (logits.ndim - 1)
   return logits / np.asarray(temperatures, logits.dtype).reshape(shape)
-
-
-def check_no_options(given: Mapping[str, Any]) -> None:
-  """Raises ConfigError if there is an option; the model has none."""
-  for name, value in given.items():
-    raise ConfigError(f'serve.{name}', value, 'no options for this model')
 
 
 @dataclasses.dataclass(eq=False)

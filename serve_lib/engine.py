@@ -124,7 +124,7 @@ class Engine:
   def predict(self, items: Iterable[Any]) -> list[Any]:
     """Returns the answers in the order of items; a `Failure` for bad ones."""
     self._check_call('predict', items)
-    return [future.result() for future in self._admit(list(items))]
+    return [future.result() for future in self.submit_all(list(items))]
 
   def submit(
     self, item: Any, timeout: float | None = None
@@ -134,11 +134,7 @@ class Engine:
     Raises OverloadedError if `max_pending` rows were pending for `timeout`
     seconds, ClosedError if the engine is closed.
     """
-    return self._admit([item], timeout)[0]
-
-  def submit_all(self, items: Sequence[Any]) -> list[concurrent.futures.Future]:
-    """Accepts items as `submit` does; after an error some may be accepted."""
-    return self._admit(items)
+    return self.submit_all([item], timeout)[0]
 
   def stream(self, items: Iterable[Any], window: int = 256) -> Iterator[Any]:
     """Yields the answers in the order of the items while these arrive.
@@ -231,10 +227,10 @@ class Engine:
     is_worker = threading.current_thread() in self._threads
     return is_worker or getattr(self._local, 'encodes', False)
 
-  def _admit(
+  def submit_all(
     self, items: Sequence[Any], timeout: float | None = None
   ) -> list[concurrent.futures.Future]:
-    """Encodes and queues items, at most a full batch at a time."""
+    """Accepts items as `submit` does; after an error some may be accepted."""
     if self._warm_up is None:
       raise RuntimeError(
         'the engine has not compiled its programs: call warm_up() first, or '

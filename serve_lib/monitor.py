@@ -93,8 +93,11 @@ class DriftCheck:
 
   def _test(self) -> bool:
     """Tests the window; returns True if drift has begun or ended."""
+    from scipy import stats  # slow to import, and training does not need it
+
     confidences = np.array(self._rows)
-    distance, confidence_p = confidence_test(self.confidences, confidences)
+    found = stats.ks_2samp(self.confidences, confidences, method='asymp')
+    distance, confidence_p = float(found.statistic), float(found.pvalue)
     expected, sure = map(self.sure, (self.confidences, confidences))
     psi, share_p = share_test(expected, sure)
     self._report = {
@@ -107,13 +110,13 @@ class DriftCheck:
       'share_p': share_p,
     }
     level = self.significance / 2 * (10 if self.drifted else 1)
-    found = (confidence_p < level and distance >= self.min_distance) or (
+    drifts = (confidence_p < level and distance >= self.min_distance) or (
       share_p < level and psi >= self.min_psi
     )
-    self._in_a_row = self._in_a_row + 1 if found != self.drifted else 0
+    self._in_a_row = self._in_a_row + 1 if drifts != self.drifted else 0
     if self._in_a_row < (self.recover if self.drifted else self.confirm):
       return False
-    self.drifted, self._in_a_row = found, 0
+    self.drifted, self._in_a_row = drifts, 0
     return True
 
 
@@ -194,10 +197,13 @@ class Monitor:
       counts, depths = self._counts, dict(sorted(self._counts['depth'].items()))
       exits = sum(depths.values())
       total = sum(depth * count for depth, count in depths.items())
+      answered = self._latest['answered'] or [self._clock()]
+      # Measured until now, so the rate decays when idle.
+      passed = self._clock() - answered[0]
       result = {
         'answers': self._answers,
         'failures': dict(counts['failures']),
-        'rows_per_second': self._rate(),
+        'rows_per_second': (len(answered) - 1) / passed if passed else 0.0,
         'latency': self._percentiles('seconds', (50, 95, 99)),
         'depth': depths,
         'mean_depth': total / exits if exits else None,
@@ -214,14 +220,6 @@ class Monitor:
       reports = {name: one.report() for name, one in self.sources.items()}
       result['drift_by_source'] = reports
     return result
-
-  def _rate(self) -> float:
-    answered = self._latest['answered']
-    if len(answered) < 2:
-      return 0.0
-    # Measured until now, so the rate decays when idle.
-    passed = self._clock() - answered[0]
-    return (len(answered) - 1) / passed if passed > 0 else 0.0
 
   def _percentiles(
     self, name: str, which: tuple[int, ...]
@@ -248,16 +246,6 @@ def monitor_of(
     for source, one in checks.items()
   }  # fmt: skip
   return Monitor(drift=found.pop('', None), sources=found)
-
-
-def confidence_test(
-  calibration: Float[np.ndarray, ' N'], window: Float[np.ndarray, ' W']
-) -> tuple[float, float]:
-  """Returns (distance, asymptotic p-value) of the Kolmogorov-Smirnov test."""
-  from scipy import stats  # slow to import, and training does not need it
-
-  result = stats.ks_2samp(calibration, window, method='asymp')
-  return float(result.statistic), float(result.pvalue)
 
 
 def share_test(

@@ -24,7 +24,13 @@ SAME = {
 }  # fmt: skip
 ONLY_BOOL = ('and', 'or', 'not')
 IDENTITIES = ('stop_gradient', 'copy', 'copy_p')
-REDUCTIONS = {'reduce_sum': 'ReduceSum', 'reduce_max': 'ReduceMax'}
+# Primitives that are one operator with options.
+PLAIN: Mapping[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+  'concatenate': ('Concat', lambda p: dict(axis=p['dimension'])),
+  'convert_element_type': ('Cast', lambda p: dict(to=dtype_of(p['new_dtype']))),
+  'reduce_max': ('ReduceMax', lambda p: dict(axes=p['axes'], keepdims=0)),
+  'rem': ('Mod', lambda p: dict(fmod=1)),
+}
 ROOT = np.float32(np.sqrt(0.5))  # of GELU
 
 
@@ -50,15 +56,16 @@ def translate(
     return graph.elementwise(SAME[name], *given)
   if name in IDENTITIES:
     return given[0].copy()
-  if name in REDUCTIONS:
-    return _reduce(graph, name, eqn, given[0], shape)
-  if translated := _OTHERS.get(name):
-    whole = [
+  if name not in ('broadcast_in_dim', 'transpose', 'select_n'):
+    given = [
       graph.full(one, atom.aval.shape)
       for one, atom in zip(given, eqn.invars, strict=True)
     ]
-    lazy = name in ('broadcast_in_dim', 'transpose', 'select_n')
-    return translated(graph, given if lazy else whole, params, shape)
+  if name in PLAIN:
+    kind, options = PLAIN[name]
+    return graph.add(kind, *given, shape=shape, **options(params))
+  if translated := _OTHERS.get(name):
+    return translated(graph, given, params, shape)
   raise NotTranslatedError(f'primitive {name}')
 
 
@@ -108,18 +115,6 @@ def _last_sum(value: Value) -> Value | None:
   return whole if keeps and value.shape == (*whole.shape[:-1], 1) else None
 
 
-def _reduce(
-  graph: Graph, name: str, eqn: Any, value: Value, shape: tuple[int, ...]
-) -> Value:
-  value_full = graph.full(value, eqn.invars[0].aval.shape)
-  axes = eqn.params['axes']
-  if name == 'reduce_sum':
-    return graph.add(
-      'ReduceSum', value_full, graph.ints(axes), shape=shape, keepdims=0
-    )
-  return graph.add('ReduceMax', value_full, shape=shape, axes=axes, keepdims=0)
-
-
 def _broadcast(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   """Inserts axes of size 1; operators repeat along them by themselves."""
   placed = [1] * len(shape)
@@ -145,22 +140,12 @@ def _select(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   return graph.elementwise('Where', which, cases[1], cases[0])
 
 
-def _cast(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
-  return graph.add(
-    'Cast', *given, shape=shape, to=dtype_of(params['new_dtype'])
-  )
-
-
 def _slice(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   starts, ends = params['start_indices'], params['limit_indices']
   steps = params['strides'] or [1] * len(shape)
   axes = range(len(shape))
   parts = map(graph.ints, (starts, ends, axes, steps))
   return graph.add('Slice', *given, *parts, shape=shape)
-
-
-def _concatenate(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
-  return graph.add('Concat', *given, shape=shape, axis=params['dimension'])
 
 
 def _sort(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
@@ -170,10 +155,6 @@ def _sort(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
     'TopK', *given, graph.ints(shape[-1:]), shape=[shape, shape], largest=0
   )
   return found[0]
-
-
-def _rest(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
-  return graph.add('Mod', *given, shape=shape, fmod=1)
 
 
 def _product(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
@@ -232,15 +213,15 @@ def _gather(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
 _WIDE = 'broadcast_in_dim'
 _OTHERS: Mapping[str, Callable[..., Value]] = {
   _WIDE: _broadcast,
-  'concatenate': _concatenate,
-  'convert_element_type': _cast,
   'dot_general': _product,
   'expand_dims': _reshape,
   'gather': _gather,
   'ne': lambda g, given, params, shape: g.add(
     'Not', g.elementwise('Equal', *given), shape=shape
   ),
-  'rem': _rest,
+  'reduce_sum': lambda g, given, params, shape: g.add(
+    'ReduceSum', *given, g.ints(params['axes']), shape=shape, keepdims=0
+  ),
   'reshape': _reshape,
   'rsqrt': lambda g, given, params, shape: g.add(
     'Reciprocal', g.elementwise('Sqrt', *given), shape=shape

@@ -23,8 +23,8 @@ import rich.console
 import rich.progress
 from jax.extend.core import jaxpr_as_fun
 
+from dataset_lib import data_files
 from dataset_lib.errors import ConfigError
-from serve_lib import tuning
 from serve_lib.chain import Chain, Grid, Group
 from serve_lib.program_cache import ProgramCache
 from serve_lib.tuning import Tuner
@@ -81,7 +81,7 @@ class Programs:
     found = [d for x in leaves if isinstance(x, jax.Array) for d in x.devices()]
     self.device = (found or jax.devices())[0]
     is_cpu = self.device.platform == 'cpu'
-    default = 2 if is_cpu and tuning.cores() > 1 else 1
+    default = 2 if is_cpu and data_files.cores() > 1 else 1
     self.streams = streams or default  # batches computed at a time
     self._variables = jax.device_put(chain.variables, self.device)
     self._sharding = jax.sharding.SingleDeviceSharding(self.device)
@@ -155,11 +155,15 @@ class Programs:
 
   def _compile_column(self, variant: str, length: int, size: int) -> None:
     """Compiles all programs of one variant, length and batch size in order."""
+    capacity = self.grid.capacity
     for stage in range(self.chain.num_stages):
       group = Group(stage, variant, length)
       self._add('stage', group, size)
-      for kind, sizes in self._copies(group, size):
-        self._add(kind, group, sizes)
+      # Batches of one row are never joined.
+      if stage and capacity > 1 and length in self.grid.lengths:
+        self._add('gather', group, (size, capacity))
+        self._add('gather', group, (capacity, size))
+        self._add('join', group, (size, capacity))
 
   def stages(self) -> Iterator[tuple[Group, int, Traced]]:
     """Yields group, batch size and traced stage of the whole grid."""
@@ -168,15 +172,6 @@ class Programs:
       for stage in range(self.chain.num_stages):
         group = Group(stage, variant, length)
         yield group, size, self._trace(group, size)
-
-  def _copies(self, group: Group, size: int) -> Iterator[tuple[str, Any]]:
-    """Yields the copies of rows that enter a stage in a batch of `size`."""
-    capacity, length = self.grid.capacity, group.length
-    # Batches of one row are never joined.
-    if group.stage and capacity > 1 and length in self.grid.lengths:
-      yield 'gather', (size, capacity)
-      yield 'gather', (capacity, size)
-      yield 'join', (size, capacity)
 
   def _add(self, kind: str, group: Group, sizes: Any) -> None:
     """Compiles a program into the table."""
@@ -321,7 +316,7 @@ def _other(function: Callable[..., Any], variables: Any, carry: Any) -> Any:
     from serve_lib import onnx_program
   except ImportError:
     return None
-  return onnx_program.build(function, variables, carry, tuning.cores())
+  return onnx_program.build(function, variables, carry, data_files.cores())
 
 
 def _gather(carry: Any, source: Any) -> Any:

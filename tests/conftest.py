@@ -64,6 +64,14 @@ def shared_data() -> Callable[..., pathlib.Path]:
   return existing
 
 
+@pytest.fixture(scope='session')
+def folders(tmp_path_factory):
+  """Stand-in data; see `tests.golden.standin`."""
+  from tests.golden import standin  # after the import hook
+
+  return standin.write_all(tmp_path_factory.mktemp('standin'))
+
+
 @pytest.fixture
 def mesh():
   """A mesh of 2 devices on each of 3 axes, which is set."""

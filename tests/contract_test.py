@@ -18,7 +18,7 @@ from dataset_lib.errors import ConfigError
 from serve_lib.chain import Failure
 from serve_lib.engine import Engine
 from tests import packages
-from tests.golden import adapter, standin
+from tests.golden import adapter
 from train_lib import checkpoint, sharding
 from train_lib.build import Setup
 
@@ -55,12 +55,6 @@ def with_layouts():
 
 
 CASES, LAYOUTS = [marked(name) for name in variants()], [*with_layouts()]
-
-
-@pytest.fixture(scope='module')
-def folders(tmp_path_factory):
-  """Stand-in data; see `tests.golden.standin`."""
-  return standin.write_all(tmp_path_factory.mktemp('contract'))
 
 
 def one_step(config, layout):

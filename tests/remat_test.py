@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from model_lib import blocks
-from tests.golden import adapter, standin
+from tests.golden import adapter
 from tests.marks import first_is_slow
 
 SUBJECTS = (
@@ -14,11 +14,6 @@ SUBJECTS = (
   'photographs uvit', 'image_folder ponder', 'table6 deit', 'table7 3ffn',
 )  # fmt: skip
 FULL = blocks.Options(scan=True, remat='full')
-
-
-@pytest.fixture(scope='module')
-def folders(tmp_path_factory):
-  return standin.write_all(tmp_path_factory.mktemp('standin'))
 
 
 def prepared(subject, folders):

@@ -21,7 +21,7 @@ from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN
-from serve_lib.decisions import ClassifierPolicy, OneStage, check_no_options
+from serve_lib.decisions import ClassifierPolicy, OneStage
 from serve_lib.items import ItemReader, images, token_rows
 from train_lib import mixup
 from train_lib.task import Batch, Task, complete_model, construct
@@ -211,7 +211,8 @@ class Classification(Task):
 
   def prepare_serving(self, options, run=NO_RUN):
     """Serves the model as one stage, without options."""
-    check_no_options(options)
+    for name, value in options.items():
+      raise ConfigError(f'serve.{name}', value, 'no options for this model')
     if run.lengths is not None:
       raise ConfigError('lengths', run.lengths, 'none for inputs of one size')
     return functools.partial(self.one_stage, self.item_reader(), (1,))

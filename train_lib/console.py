@@ -223,7 +223,7 @@ def print_dry_run(setup: Setup) -> None:
   params = setup.abstract.params
   overview = parameter_overview.get_parameter_overview
   console.print(overview(params, include_stats=False), markup=False)
-  batch = _longest_batch(setup)
+  batch = setup.batch_shapes(setup.dataset.row_shapes())
   print_start(console, setup, 0)
   steps = [setup.steps.get(stage, batch)[0] for stage in setup.stages]
   memory = [step.memory_analysis() for step in steps]
@@ -236,19 +236,3 @@ def print_dry_run(setup: Setup) -> None:
     'step FLOPs per device, compiler': f'{flops:.3g}',
   }))  # fmt: skip
   console.print('dry run: everything was built and compiled; nothing written')
-
-
-def _longest_batch(setup: Setup) -> dict[str, Any]:
-  """Returns the shapes of a batch whose rows have the greatest length."""
-  info = setup.dataset.info
-  with contextlib.closing(setup.dataset.batches()) as batches:
-    batch = setup.put(next(batches))
-  # Shape of rows padded to the batch's length; replaced by the longest.
-  padded = batch[info.input_key].shape[1:]
-
-  def longest(leaf):
-    row = info.input_shape if leaf.shape[1:] == padded else leaf.shape[1:]
-    shape = (len(leaf), *row)
-    return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding)
-
-  return jax.tree.map(longest, batch)

@@ -58,7 +58,9 @@ def load_config(
   if not path.is_file():
     expected = f'the directory of a run, with a {CONFIG}'
     raise ConfigError(key, str(workdir), expected)
-  fields = _with_tuples(text_files.read_object(path))
+  # A ConfigDict takes a field's type from its value, so a list could not later
+  # be overridden by a tuple.
+  fields = text_files.with_tuples(text_files.read_object(path))
   try:
     config = ml_collections.ConfigDict(fields)
     config.warm_start.workdir = ''
@@ -76,19 +78,9 @@ def load_info(workdir: Path) -> DatasetInfo:
   """Returns the shapes and classes of the training data of a run."""
   path = pathlib.Path(workdir) / DATASET_INFO
   try:
-    return DatasetInfo(**_with_tuples(text_files.read_object(path)))
+    return DatasetInfo(**text_files.with_tuples(text_files.read_object(path)))
   except (OSError, TypeError) as error:
     raise InvalidDataError(f'{path} is damaged ({error})') from error
-
-
-def _with_tuples(value: Any) -> Any:
-  # JSON has no tuples, and a ConfigDict takes a field's type from its value, so
-  # a list could not later be overridden by a tuple.
-  if isinstance(value, dict):
-    return {key: _with_tuples(item) for key, item in value.items()}
-  if isinstance(value, list):
-    return tuple(_with_tuples(item) for item in value)
-  return value
 
 
 def restore(

@@ -55,7 +55,8 @@ class Watchdog:
     self._client: Any = distributed.global_state.client
     self._id = distributed.global_state.process_id or 0
     self._peers = (distributed.global_state.num_processes or 1) > 1
-    self._beat, self._here = 0, {'pid': os.getpid(), 'host': _host()}
+    self._beat = 0
+    self._here = {'pid': os.getpid(), 'host': socket.gethostname()}
     self._thread = threading.Thread(target=self._run, daemon=True)
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
 
@@ -201,10 +202,6 @@ class Watchdog:
 def _flush() -> None:
   with contextlib.suppress(OSError, ValueError):
     sys.stdout.flush()
-
-
-def _host() -> str:
-  return socket.gethostname()
 
 
 def _kill_if_stopped(pid: int) -> None:

@@ -210,16 +210,6 @@ def test_a_prior_too_small_for_float32_has_a_finite_divergence():
   np.testing.assert_allclose(ponder_vit.divergence(p, prior), want, rtol=1e-5)
 
 
-def test_loss_and_mean_by_hand():
-  p = jnp.array([0.5, 0.25, 0.25])
-  prior = ponder_vit.geometric_log_prior(0.5, 3)
-  kl = 0.5 * np.log(0.5 * 7 / 4) + 0.25 * np.log(0.25 * 7 / 2)
-  kl += 0.25 * np.log(0.25 * 7)
-  loss = ponder_vit.ponder_loss(p, jnp.array([1.0, 2.0, 4.0]), prior, 0.1)
-  np.testing.assert_allclose(loss, 2.0 + 0.1 * kl, atol=1e-6)
-  np.testing.assert_allclose(ponder_vit.expected_steps(p), 1.75, atol=1e-6)
-
-
 @pytest.mark.parametrize('dynamic', [False, True])
 def test_the_median_step_halts(dynamic):
   # Halted with a probability of (0.5), (0.2, 0.44, 0.72) and (0, 0, then 1).

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dataset_lib.sketch import sketch
-from tests.golden import adapter, standin
+from tests.golden import adapter
 from train_lib import build
 
 SUBJECTS = (
@@ -14,11 +14,6 @@ SUBJECTS = (
   'eat sst2', 'eat stsb', 'albert mnli', 'albert past_present',
   'albert pretrain act', 'recurrent logic', 'recurrent parity',
 )  # fmt: skip
-
-
-@pytest.fixture(scope='module')
-def folders(tmp_path_factory):
-  return standin.write_all(tmp_path_factory.mktemp('standin'))
 
 
 @pytest.mark.parametrize('subject', SUBJECTS)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from eval_lib import adaptive_plots, calibration
-from eval_lib.adaptive_plots import Example
 from eval_lib.report import Estimate
 
 CURVES = {
@@ -190,10 +189,10 @@ def test_a_histogram_shows_shares_and_the_mean(made, tmp_path, assert_readable):
 
 def test_examples_show_images_and_symbols(made, tmp_path, assert_readable):
   image = np.zeros((8, 8, 3), np.uint8)
-  one = Example(image, 'accordion_of_wo\ntape 3')
+  one = image, 'accordion_of_wo\ntape 3'
   text = '\n'.join(['1 0 - 0 1 1 1 1'] * 8)
   groups = {'shortest tapes': [one] * 5,
-            'longest tapes': [Example(text, 'odd\ntape 9')]}  # fmt: skip
+            'longest tapes': [(text, 'odd\ntape 9')]}  # fmt: skip
   adaptive_plots.plot_examples(tmp_path / 'x', groups)
   axes = made[0].axes
   assert [len(one.images) for one in axes[:6]] == [1] * 5 + [0]

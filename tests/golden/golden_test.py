@@ -9,15 +9,9 @@ import sys
 import jax
 import pytest
 
-from tests.golden import adapter, compare, record, standin
+from tests.golden import adapter, compare, record
 
 CONFIG = 'parity adatape'
-
-
-@pytest.fixture(scope='module')
-def folders(tmp_path_factory):
-  root = tmp_path_factory.mktemp('standin')
-  return standin.write_all(root)
 
 
 def recorded(subject):

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 
@@ -128,17 +129,21 @@ def test_a_closed_stdout_ends_the_command_quietly():
 def test_statistics_are_logged_regularly_and_drift_when_it_turns(capsys):
   calls, ended = [], threading.Event()
 
-  def tick():
+  def snapshot():
     calls.append(1)
     if len(calls) == 3:
       ended.set()
+    return {}
 
-  with serving.regularly(0.001, tick):
+  monitor = types.SimpleNamespace(snapshot=snapshot)
+  engine = types.SimpleNamespace(monitor=monitor)
+  with serving.statistics(engine, 0.001):
     assert ended.wait(10.0)
   count = len(calls)
-  with serving.regularly(0.0, tick):
+  with serving.statistics(engine, 0.0):
     pass
-  assert len(calls) == count
+  assert len(calls) == count + 1  # at the end
+  capsys.readouterr()
   serving.log_drift(True, {'psi': 0.5})
   serving.log_drift(False, {'psi': 0.0})
   began, over = capsys.readouterr().err.splitlines()

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors
+from flax.traverse_util import flatten_dict
 
 from model_lib import convert, sizes
 from tests.model_lib import checkpoints
@@ -47,13 +48,6 @@ PAIRS = {
 }
 
 
-def flat(params):
-  return {
-    '/'.join(key.key for key in path): leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-  }
-
-
 def without(tensors, *begins):
   return {k: v for k, v in tensors.items() if not k.startswith(begins)}
 
@@ -67,7 +61,7 @@ def test_every_tensor_has_its_place(tmp_path, kind):
   assert checkpoint.ignored == checkpoint.cast == ()
   want = jax.tree.map(np.shape, checkpoints.fresh_params(kind))
   assert jax.tree.map(np.shape, checkpoint.params) == want
-  got = flat(checkpoint.params)
+  got = flatten_dict(checkpoint.params, sep='/')
   for ours, theirs in PAIRS[kind].items():
     tensor = tensors[theirs]
     want = tensor.T if ours.endswith('kernel') else tensor
@@ -119,7 +113,7 @@ def test_other_floats_are_cast_and_reported(tmp_path, dtype):
   write(tmp_path, halved | {name: tensors[name]})
   checkpoint = convert.load(tmp_path)
   assert checkpoint.cast == (dtype,)
-  leaves = flat(checkpoint.params)
+  leaves = flatten_dict(checkpoint.params, sep='/')
   assert {leaf.dtype for leaf in leaves.values()} == {np.dtype('float32')}
   np.testing.assert_array_equal(
     leaves['head/kernel'], tensors['classifier.weight'].T

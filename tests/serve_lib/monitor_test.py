@@ -11,7 +11,6 @@ from serve_lib.monitor import (
   MAX_REASONS,
   DriftCheck,
   Monitor,
-  confidence_test,
   share_test,
 )
 
@@ -145,10 +144,7 @@ def flags(sure, unsure):
   return np.arange(sure + unsure) < sure
 
 
-def test_distance_and_shares_by_hand():
-  # The empirical distributions differ most at 2: 2/4 against 1/4.
-  values = np.arange(1.0, 5.0)
-  assert confidence_test(values, values + 1.0)[0] == 0.25
+def test_shares_by_hand():
   psi, p_value = share_test(flags(30, 10), flags(20, 20))
   # Chi-square of a 2 x 2 table: n (ad - bc)^2 / products of the margins.
   chi_square = 80 * (30 * 20 - 10 * 20) ** 2 / (40 * 40 * 50 * 30)
