@@ -42,6 +42,8 @@ class Engine:
       fewer sizes compile faster.
     max_pending: `submit` blocks while that many rows have no answer yet.
     max_wait: seconds that a partial batch may wait while the device is busy.
+      With 0.02 instead of 0.001 an EAT of 11 million parameters had the same
+      throughput, and twice the latencies at half of it.
     ahead: number of batches in flight beyond the one being computed.
     streams: number of batches computed at a time, a partial batch split among
       the idle ones; 0 for 2 on a CPU with several cores, else 1. With 2 or more
@@ -64,7 +66,7 @@ class Engine:
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
     *,
     max_pending: Rows = 1024,
-    max_wait: Annotated[float, Interval(ge=0.0, le=3600.0)] = 0.02,
+    max_wait: Annotated[float, Interval(ge=0.0, le=3600.0)] = 0.001,
     ahead: Annotated[int, Interval(ge=0, le=8)] = 1,
     streams: Annotated[int, Interval(ge=0, le=64)] = 0,
     singles: Sequence[int] = (),
