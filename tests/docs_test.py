@@ -127,6 +127,7 @@ def stand_ins(tmp_path_factory):
   root = tmp_path_factory.mktemp('docs')
   (root / 'configs').symlink_to(ROOT / 'configs')
   standin.write_all(root / 'data')
+  shutil.copytree(root / 'data/glue', root / 'new')
   (root / 'FILE.conllu').write_text(f'{TREE}\n')
   shutil.copy(root / 'FILE.conllu', root / 'en_ewt-ud-dev.conllu')
   for name in ('train.txt', 'valid.txt'):
@@ -171,7 +172,7 @@ def local(command):
   """Returns the command with the stand-ins' names."""
   for name, place in (
     ('/tmp/', 'tmp_'), ('GLUE_DIRECTORY', 'data/glue'),
-    ('=TEXTS', '=data/texts'),
+    ('NEW_DIRECTORY', 'new'), ('=TEXTS', '=data/texts'),
     ('PROBING_DIRECTORY', 'data/probing'), ('root=DIR', 'root=data/images'),
     ('=train.txt.gz', '=train.txt'), ('=valid.txt.gz', '=valid.txt'),
   ):  # fmt: skip
