@@ -86,7 +86,8 @@ SMALLER = (
   ),
   (
     r'benchmark eat ',
-    '--time=never --rows=8 --rounds=1 --batch_size=4 --peers=none --draws=10',
+    '--time=never --rows=8 --rounds=1 --batch_size=4 --peers=none --draws=10 '
+    '--lengths=16,32',  # of rows of at most 32 tokens
   ),
   (
     r'benchmark serve',
