@@ -102,7 +102,8 @@ def scan_steps(
   if not remat_chunk:
     return jax.lax.scan(blocks.again(body, in_scan=True), carry, steps)
   if remat_chunk < 0 or max_steps % remat_chunk:
-    raise FieldError('remat_chunk', remat_chunk, f'a divisor of {max_steps}')
+    expected = f'0 or a divisor of {max_steps}, best near its root'
+    raise FieldError('remat_chunk', remat_chunk, expected)
   body = jax.checkpoint(body, prevent_cse=False)
   if remat_chunk == 1:
     return jax.lax.scan(body, carry, steps)

@@ -138,6 +138,30 @@ class Engine:
     """
     return self.submit_all([item], timeout)[0]
 
+  def submit_all(
+    self, items: Sequence[Any], timeout: float | None = None
+  ) -> list[concurrent.futures.Future]:
+    """Accepts items as `submit` does; after an error some may be accepted."""
+    if self._warm_up is None:
+      raise RuntimeError(
+        'the engine has not compiled its programs: call warm_up() first, or '
+        "use it as a context ('with Engine(...) as engine')"
+      )
+    if self._blocks_itself():
+      timeout = 0.0
+    futures: list[concurrent.futures.Future] = []
+    announced = 0
+    try:
+      while wanted := len(items) - len(futures):
+        room = self._requests.reserve(min(wanted, self.grid.capacity), timeout)
+        some = items[len(futures) :][:room]
+        # Announces how many items follow: a partial batch waits for them.
+        futures += self._enqueue(some, wanted - room - announced)
+        announced = wanted - room
+    finally:
+      self._requests.expect(-announced)
+    return futures
+
   def stream(self, items: Iterable[Any], window: int = 256) -> Iterator[Any]:
     """Yields the answers in the order of the items while these arrive.
 
@@ -228,30 +252,6 @@ class Engine:
     """Returns True in a thread that others need in order to free room."""
     is_worker = threading.current_thread() in self._threads
     return is_worker or getattr(self._local, 'encodes', False)
-
-  def submit_all(
-    self, items: Sequence[Any], timeout: float | None = None
-  ) -> list[concurrent.futures.Future]:
-    """Accepts items as `submit` does; after an error some may be accepted."""
-    if self._warm_up is None:
-      raise RuntimeError(
-        'the engine has not compiled its programs: call warm_up() first, or '
-        "use it as a context ('with Engine(...) as engine')"
-      )
-    if self._blocks_itself():
-      timeout = 0.0
-    futures: list[concurrent.futures.Future] = []
-    announced = 0
-    try:
-      while wanted := len(items) - len(futures):
-        room = self._requests.reserve(min(wanted, self.grid.capacity), timeout)
-        some = items[len(futures) :][:room]
-        # Announces how many items follow: a partial batch waits for them.
-        futures += self._enqueue(some, wanted - room - announced)
-        announced = wanted - room
-    finally:
-      self._requests.expect(-announced)
-    return futures
 
   def _enqueue(
     self, items: Sequence[Any], expected: int

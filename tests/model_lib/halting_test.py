@@ -159,7 +159,8 @@ def test_memory_of_the_gradient_does_not_grow_with_the_steps():
   ('options', 'message'),
   [
     ({'max_steps': 0}, 'max_steps: expected at least 1'),
-    ({'max_steps': 4, 'remat_chunk': 3}, 'remat_chunk: expected a divisor'),
+    ({'max_steps': 4, 'remat_chunk': 3},
+     'remat_chunk: expected 0 or a divisor of 4, best near its root'),
     ({'max_steps': 2, 'unroll': True, 'trace': max}, 'trace: expected None'),
   ],
 )  # fmt: skip
