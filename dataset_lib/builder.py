@@ -1,6 +1,7 @@
 """From a configuration to global batches, sharded over hosts and resumable."""
 
 import contextlib
+import os
 import sys
 import threading
 import typing
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from dataset_lib import data_files, errors, fields, source
+from dataset_lib import errors, fields, source
 from dataset_lib.errors import BadRecord, ConfigError, TooManyBadRecordsError
 from dataset_lib.fields import ConfigLike
 from dataset_lib.order import Order, Places, record_rng
@@ -81,7 +82,9 @@ def build_source(config: ConfigLike, split: str) -> Source:
 
 def default_num_threads() -> int:
   """Returns one thread for each core that this process may use."""
-  return min(data_files.cores(), _MAX_THREADS)
+  affinity = getattr(os, 'sched_getaffinity', None)
+  cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+  return min(cores, _MAX_THREADS)
 
 
 def build(

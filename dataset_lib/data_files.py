@@ -61,12 +61,6 @@ def check_regular(path: Path, root: Path) -> None:
     raise InvalidDataError(f'{path} is not a regular file')
 
 
-def cores() -> int:
-  """Returns the processors that this process may use."""
-  affinity = getattr(os, 'sched_getaffinity', None)  # not on every system
-  return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
 def cache_folder(name: str) -> pathlib.Path:
   """Returns a folder of the user's cache, which may not exist yet."""
   cache = os.environ.get('XDG_CACHE_HOME', '')

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from dataset_lib import data_files
 from eval_lib.benchmark import Call
 from serve_lib.items import TOKEN_IDS
 
@@ -115,7 +114,9 @@ def _load(library: str, weights: str, dtype: str) -> tuple[Any, str]:
   # DistilBERT has no types.
   count = 3 if getattr(model.config, 'type_vocab_size', 0) else 2
   names = INPUTS[:count]
-  cores = data_files.cores()
+  cores = os.cpu_count() or 1
+  if hasattr(os, 'sched_getaffinity'):
+    cores = len(os.sched_getaffinity(0))
   wants_gpu = os.environ.get('JAX_PLATFORMS') != 'cpu'
   if library == 'onnx':
     return _optimized(model, names, cores, wants_gpu)

@@ -23,8 +23,8 @@ import rich.console
 import rich.progress
 from jax.extend.core import jaxpr_as_fun
 
-from dataset_lib import data_files
 from dataset_lib.errors import ConfigError
+from serve_lib import tuning
 from serve_lib.chain import Chain, Grid, Group
 from serve_lib.program_cache import ProgramCache
 from serve_lib.tuning import Tuner
@@ -81,7 +81,7 @@ class Programs:
     found = [d for x in leaves if isinstance(x, jax.Array) for d in x.devices()]
     self.device = (found or jax.devices())[0]
     is_cpu = self.device.platform == 'cpu'
-    default = 2 if is_cpu and data_files.cores() > 1 else 1
+    default = 2 if is_cpu and tuning.cores() > 1 else 1
     self.streams = streams or default  # batches computed at a time
     self._variables = jax.device_put(chain.variables, self.device)
     self._sharding = jax.sharding.SingleDeviceSharding(self.device)
@@ -316,7 +316,7 @@ def _other(function: Callable[..., Any], variables: Any, carry: Any) -> Any:
     from serve_lib import onnx_program
   except ImportError:
     return None
-  return onnx_program.build(function, variables, carry, data_files.cores())
+  return onnx_program.build(function, variables, carry, tuning.cores())
 
 
 def _gather(carry: Any, source: Any) -> Any:

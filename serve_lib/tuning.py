@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import os
 import pathlib
 import platform
 import threading
@@ -22,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dataset_lib import data_files, text_files
+from dataset_lib import text_files
 from dataset_lib.errors import InvalidDataError
 
 # Compiler options by name; the first is the default.
@@ -121,7 +122,13 @@ def machine() -> str:
     lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
     names = [x.partition(': ')[2] for x in lines if x.startswith('model name')]
     model = (*names, model)[0]
-  return f'{model}, {data_files.cores()} cores, JAX {jax.__version__}'
+  return f'{model}, {cores()} cores, JAX {jax.__version__}'
+
+
+def cores() -> int:
+  """Returns the processors that this process may use."""
+  affinity = getattr(os, 'sched_getaffinity', None)  # not on every system
+  return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _zeros(arguments: Any, device: jax.Device) -> Any:

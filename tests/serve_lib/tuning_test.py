@@ -68,7 +68,7 @@ def test_a_choice_is_remembered_for_its_program_and_machine(
   untuned.compile(lowered(), [X])
   untuned.compile(lowered(3.0), [X])  # another program
   assert untuned.chosen == {'ynnpack': 1, 'eigen': 1}
-  monkeypatch.setattr(tuning.data_files, 'cores', lambda: 1000)
+  monkeypatch.setattr(tuning, 'cores', lambda: 1000)
   Tuner(device, folder, tune=True).compile(lowered(), [X])
   assert len(measured) == 2
 
