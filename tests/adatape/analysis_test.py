@@ -99,11 +99,11 @@ def test_examples_are_the_shortest_and_longest():
   assert found == lengths[:3] + lengths[::-1][:3]
   assert len({row['index'] for row in rows}) == 6
   pictures = shown['shortest tapes'] + shown['longest tapes']
-  for row, example in zip(rows, pictures, strict=True):
+  for row, (picture, title) in zip(rows, pictures, strict=True):
     record = source.record(row['index'])
-    np.testing.assert_array_equal(example.shown, record['image'])
+    np.testing.assert_array_equal(picture, record['image'])
     assert row['class'] == f'fake_{record["label"]}'
-    assert example.title == f'{row["class"]}\ntape {row["tape length"]}'
+    assert title == f'{row["class"]}\ntape {row["tape length"]}'
   _, shown = analysis_report.examples(tapes, source, 99, ('a',) * 3)
   assert [len(group) for group in shown.values()] == [10, 10]
 
