@@ -178,7 +178,7 @@ class EatClassifier(TextEncoder, kw_only=True):
     heads: Sequence[int] = (),
     row_keys: RowKeys = None,
     prune_scale: Float[Array, ''] | float = 1.0,
-    sizes: Sequence[int] | None = None,
+    sizes: Sequence[Any] | None = None,
     keys_values: KeysValues | None = None,
   ) -> Encoded:
     """Runs the blocks `first` to `last`, with the pruning after each.

@@ -96,7 +96,7 @@ def prune(
   tokens: Tokens,
   scores: Float[Array, 'B S'],
   ratio: Float[Array, ''] | float,
-  size: int,
+  size: Any,
   min_tokens: int = 1,
   merge: bool = False,
 ) -> Tokens:

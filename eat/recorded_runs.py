@@ -19,7 +19,7 @@ from eat.model import EatClassifier
 from eat.serving import EatChain
 from eval_lib import frontier, glue, predictions
 from eval_lib.calibration import CalibrationFile
-from serve_lib.chain import ServedRun, doubling, finer
+from serve_lib.chain import ServedRun, doubling
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
 from serve_lib.policies import ExitPolicy
@@ -82,7 +82,7 @@ class Model:
     """Returns an engine for the lengths of the rows; no caller waits."""
     engine = Engine(
       self.policy.chain, self.policy, self.lengths, doubling(batch),
-      max_pending=10**7, singles=finer(self.lengths), tune=tune,
+      max_pending=10**7, tune=tune,
     )  # fmt: skip
     print(f'{self.name}: {engine.warm_up(progress=True).options}')
     return engine
@@ -98,24 +98,15 @@ class Model:
     """Measures of each row that leaves at each head, `[N, E]` each.
 
     `retention` is the share of the tokens that is left; `flops` are by formula
-    at the row's own length, `flops_served` at its length bucket in a batch,
-    `flops_alone` at that of a row alone.
+    at the row's own length.
     """
     length = self.records['length']
     # A head comes before a pruning at its layer.
     passed = [sum(p < h for p in self.module.prune_layers) for h in self.heads]
     tokens = np.concatenate([length[:, None], self.kept], axis=1)
 
-    def at(buckets: Sequence[int]) -> np.ndarray:
-      places = np.searchsorted(buckets, length)
-      return flops(self.module, np.take(buckets, places))
-
-    return {
-      'retention': tokens[:, passed] / length[:, None],
-      'flops': flops(self.module, length),
-      'flops_served': at(self.lengths),
-      'flops_alone': at(finer(self.lengths)),
-    }
+    retention = tokens[:, passed] / length[:, None]
+    return {'retention': retention, 'flops': flops(self.module, length)}
 
 
 def flops(module: EatClassifier, length: np.ndarray) -> np.ndarray:

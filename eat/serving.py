@@ -52,13 +52,24 @@ class EatChain:
     self.variants += tuple(others)
 
   def stage(self, index: int, variant: str, length: int) -> Stage:
-    """Returns the pure function of a stage; see `serve_lib.chain.Chain`.
+    """Returns the pure function of a stage; see `serve_lib.chain.Chain`."""
+    return self.resized(index, variant, self.sizes(variant, length))
+
+  def resized(
+    self, index: int, variant: str, sizes: tuple[Any, ...], alone: bool = False
+  ) -> Stage:
+    """Returns the stage for lengths after each pruning, maybe symbolic.
+
+    A row `alone` goes through the block of a head with all of its tokens: it
+    takes as long to read the weights of the block as to compute with them, and
+    the next stage would read them again.
 
     Outputs are `'logits'` float32 `[B, O]` of the stage's head and `'kept'`
     int32 `[B]`, the valid tokens at its end.
     """
-    sizes = self.sizes(variant, length)
     first, last = (1, *self.heads)[index], self.heads[index]
+    first += alone and index > 0
+    is_whole = alone and index < self.num_stages - 1
 
     def run(module: EatClassifier, carry: Any) -> Any:
       if index == 0:
@@ -68,9 +79,14 @@ class EatChain:
         tokens, known = carry
       until: Any = dict(sizes=sizes, keys_values=known)
       tokens = module.encode(tokens, first, last - 1, **until).tokens
-      cls, known = module.cls_after(tokens, last)
+      kept = tokens.length
+      if is_whole:
+        end = module.encode(tokens, last, last, heads=(last,), sizes=sizes)
+        cls, tokens, known = end.cls[last], end.tokens, None
+      else:
+        cls, known = module.cls_after(tokens, last)
       logits = module.head_logits(cls, last)
-      return (tokens, known), {'logits': logits, 'kept': tokens.length}
+      return (tokens, known), {'logits': logits, 'kept': kept}
 
     model = self._others.get(variant, self.model)
     return functools.partial(model.apply, method=run)

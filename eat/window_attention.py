@@ -74,7 +74,7 @@ def window_scores(tokens: int, window: int, implementation: str) -> int:
   return queries * (1 + size + 2 * half) + tokens  # of [CLS]: all
 
 
-def _is_in_blocks(length: int, implementation: str) -> bool:
+def _is_in_blocks(length: Any, implementation: str) -> bool:
   return implementation == 'block' or (
     implementation == 'auto' and length >= BLOCK_FROM
   )

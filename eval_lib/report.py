@@ -36,8 +36,6 @@ COLUMNS: Mapping[str, tuple[str, float, str]] = {
   'latency_p50': ('p50 ms', 1e3, '.3g'),
   'latency_p95': ('p95 ms', 1e3, '.3g'),
   'flops': ('GFLOPs', 1e-9, '.3g'),
-  'flops_served': ('GFLOPs served', 1e-9, '.3g'),
-  'flops_alone': ('GFLOPs alone', 1e-9, '.3g'),
   'speedup': ('speed-up', 1.0, '.2f'),
   'limit': ('limit', 1.0, '.2f'),
   'share': ('of limit', 1.0, '.2f'),

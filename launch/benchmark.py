@@ -38,7 +38,7 @@ def run(flags: Any) -> int:
   # jax is imported only after the flags are checked.
   from serve_lib import tuning
 
-  tuning.keep_freed_memory()  # as launch.train and launch.predict do
+  tuning.own_process()  # as launch.predict and launch.serve do
   if isinstance(flags, Eat):
     command_line.check_place('--out', flags.out)
     from launch import eat_report

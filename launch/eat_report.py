@@ -2,11 +2,10 @@
 
 Exit rules and prune ratios are swept over recorded logits. The settings of
 `--time` are then timed on token ids, in turns with the dense run, the student
-and other libraries: one row at a time, and in full batches. `flops` is computed
-for the length of each row, `flops_served` for its length bucket in a batch,
-`flops_alone` for that of a row alone; the FLOP limit uses these two. `--out`
-gets settings.csv (all settings), timings.csv, calibration.csv (rows outside the
-calibration split), guarantee.csv, result.json and the pictures.
+and other libraries: one row at a time, and in full batches. FLOPs, and the FLOP
+limit, are those of each row's own length. `--out` gets settings.csv (all
+settings), timings.csv, calibration.csv (rows outside the calibration split),
+guarantee.csv, result.json and the pictures.
 """
 
 import contextlib
@@ -43,7 +42,7 @@ CHUNK = 25  # rows timed before the next candidate
 # Printed columns of tables that have more.
 SHOWN = {
   'settings': 'setting quality agreement depth retention flops flops_share '
-              'flops_served early',
+              'early',
   'timings': 'batch candidate seconds latency_mean latency_p50 latency_p95 '
              'speedup limit share',
 }  # fmt: skip
@@ -230,8 +229,7 @@ def _candidate(
     checked(engine.predict(next(turns)))
 
   call = Call(predict, len(items) // len(calls))
-  measure = 'flops_alone' if batch == 1 else 'flops_served'
-  flops = float(setting.cost(measure)[rows].mean())
+  flops = float(setting.cost('flops')[rows].mean())
   return Candidate(setting.name, lambda: call, flops=flops)
 
 

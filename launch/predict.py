@@ -30,9 +30,9 @@ MAX_LINE = 2**24  # bytes, without the newline
 
 def run(flags: serving.Flags) -> int:
   """Loads the model, compiles it, answers the lines of stdin on stdout."""
-  from serve_lib.tuning import keep_freed_memory
+  from serve_lib.tuning import own_process
 
-  keep_freed_memory()
+  own_process()
   with serving.build_engine(flags) as engine:
     # Not `sys.stdin`: at exit Python takes its lock, which a thread that is
     # blocked in `readline` holds.

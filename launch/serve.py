@@ -47,9 +47,9 @@ def run(flags: Flags) -> int:
   except ImportError as error:
     missing = "the server needs the extra [serve]: pip install -e '.[serve]'"
     raise command_line.UsageError(missing) from error
-  from serve_lib.tuning import keep_freed_memory
+  from serve_lib.tuning import own_process
 
-  keep_freed_memory()
+  own_process()
   with listen(flags.host, flags.port) as listener:
     engine = serving.load_engine(flags)
     service = http.Service(engine, flags)

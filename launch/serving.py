@@ -92,7 +92,7 @@ def load_engine(flags: Flags, lazy: bool = False) -> Any:
   for warning in policy.warnings:
     log(f'warning: {warning}')
   return Engine(
-    chain, policy, grid.lengths, grid.batches, singles=grid.singles, lazy=lazy,
+    chain, policy, grid.lengths, grid.batches, lazy=lazy,
     max_pending=flags.max_pending, max_pool_bytes=flags.max_pool_bytes,
     cache_directory=cache_directory(flags.compilation_cache), tune=flags.tune,
   )  # fmt: skip
@@ -105,17 +105,14 @@ def load_run(flags: ModelFlags) -> tuple[Any, Any, Any]:
     if text := getattr(flags, name):
       values = command_line.parse_fields(f'--{name}', text)
       options |= values if name == 'serve' else {name: values}
-  from serve_lib.chain import Grid, finer
-  from serve_lib.items import TextReader
+  from serve_lib.chain import Grid
   from train_lib import loading
 
   chain, policy, buckets = loading.serve(
     flags.workdir, step=flags.step, options=options, on_drift=log_drift,
     lengths=flags.lengths and sorted(set(flags.lengths)),
   )  # fmt: skip
-  singles = finer(buckets) if isinstance(policy.reader, TextReader) else ()
-  grid = Grid(tuple(buckets), tuple(sorted(set(flags.batches))), singles)
-  return chain, policy, grid
+  return chain, policy, Grid(tuple(buckets), tuple(sorted(set(flags.batches))))
 
 
 def warm_up(engine: Any, flags: Flags) -> None:

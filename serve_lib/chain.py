@@ -110,28 +110,19 @@ class Group(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-  """Length buckets of rows and row counts of batches, both ascending.
-
-  `singles` are the length buckets of rows that run alone; () for `lengths`.
-  """
+  """Length buckets of rows and row counts of batches, both ascending."""
 
   lengths: tuple[int, ...]
   batches: tuple[int, ...]
-  singles: tuple[int, ...] = ()
 
   def __post_init__(self):
-    if not self.singles:
-      object.__setattr__(self, 'singles', self.lengths)
-    for name in ('lengths', 'batches', 'singles'):
+    for name in ('lengths', 'batches'):
       sizes = getattr(self, name)
       legal = sizes and all(type(size) is int and size > 0 for size in sizes)
       if not legal or list(sizes) != sorted(set(sizes)):
         raise ConfigError(
           f'engine.{name}', sizes, 'a tuple of ascending positive integers'
         )
-    if self.singles[-1] != self.lengths[-1]:
-      expected = f'{self.lengths[-1]}, the longest of the lengths, as the last'
-      raise ConfigError('engine.singles', self.singles, expected)
 
   @property
   def capacity(self) -> int:
@@ -141,12 +132,11 @@ class Grid:
   @property
   def columns(self) -> list[tuple[int, int]]:
     """Pairs of a length and a number of rows that batches have."""
-    alone = [(n, self.batches[0]) for n in self.singles]
-    return sorted({*itertools.product(self.lengths, self.batches), *alone})
+    return [*itertools.product(self.lengths, self.batches)]
 
-  def fit_length(self, length: int, alone: bool = False) -> int:
+  def fit_length(self, length: int) -> int:
     """Returns the length bucket of a row, or raises InputError."""
-    lengths = self.singles if alone else self.lengths
+    lengths = self.lengths
     if not 1 <= length <= lengths[-1]:
       raise InputError(
         f'length: expected 1 to {lengths[-1]}, the longest bucket, got '
@@ -157,19 +147,6 @@ class Grid:
   def fit_rows(self, rows: int) -> int:
     """Returns the smallest batch bucket that holds `rows` rows."""
     return self.batches[bisect.bisect_left(self.batches, rows)]
-
-
-def finer(lengths: Sequence[int]) -> tuple[int, ...]:
-  """Returns buckets for rows that run alone: steps of 8, of a quarter above 32.
-
-  A row in a batch shares its padding's cost with the other rows, and a batch
-  needs rows of one bucket; a row alone pays for all of its padding.
-  """
-  found, size = {lengths[-1]}, 8
-  while size < lengths[-1]:
-    found.add(size)
-    size += max(8, 2 ** (size.bit_length() - 3))
-  return tuple(sorted(found))
 
 
 def doubling(largest: int) -> tuple[int, ...]:
@@ -204,6 +181,22 @@ class Chain(Protocol):
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> Mapping[str, Any]:
     """Returns inputs of stage 0: up to `size` `Encoded.inputs`, and padding."""
+
+
+@runtime_checkable
+class Resizable(Chain, Protocol):
+  """A chain whose stages can be traced for lengths that are not known yet."""
+
+  def sizes(self, variant: str, length: int) -> tuple[int, ...]:
+    """Returns the other sizes that depend on the length, descending."""
+
+  def resized(
+    self, index: int, variant: str, sizes: tuple[Any, ...], alone: bool = False
+  ) -> Stage:
+    """Returns the stage for sizes, which may be those of `jax.export`.
+
+    The stages of a row `alone` may have other carries.
+    """
 
 
 @runtime_checkable

@@ -153,3 +153,13 @@ class OneStage:
   def stage(self, index: int, variant: str, length: int) -> Stage:
     """Returns the whole model."""
     return self._stage
+
+  def sizes(self, variant: str, length: int) -> tuple[int, ...]:
+    """Returns none; see `serve_lib.chain.Resizable`."""
+    return ()
+
+  def resized(
+    self, index: int, variant: str, sizes: tuple[Any, ...], alone: bool = False
+  ) -> Stage:
+    """Returns the whole model."""
+    return self._stage

@@ -21,10 +21,11 @@ from typing import Annotated, Any
 from annotated_types import Interval
 
 from dataset_lib import fields
+from serve_lib import programs, tuning
 from serve_lib.chain import Chain, Failure, Grid, InputError, Policy, Row
 from serve_lib.monitor import Monitor
 from serve_lib.pool import RequestQueue
-from serve_lib.programs import Programs, WarmUp
+from serve_lib.programs import Backend, WarmUp
 from serve_lib.worker import Worker
 
 Rows = Annotated[int, Interval(ge=1, le=10**7)]
@@ -48,14 +49,13 @@ class Engine:
     streams: number of batches computed at a time, a partial batch split among
       the idle ones; 0 for 2 on a CPU with several cores, else 1. With 2 or more
       `ahead` has no effect.
-    singles: length buckets of rows that run alone, () for `lengths`. A row is
-      alone if no other waits for the same bucket.
     max_pool_bytes: soft limit of the device memory of rows between stages. Near
       it partial batches run early; one batch is always allowed. 0: no limit.
     cache_directory: for compiled programs, '' for none. The programs are
       executed, so no other user may be able to write there.
     lazy: compile programs when they are first needed, not in `warm_up`.
     tune: measure the compiler options of programs; see `serve_lib.tuning`.
+    backend: what runs the stages; see `serve_lib.programs.build`.
   """
 
   def __init__(
@@ -69,11 +69,11 @@ class Engine:
     max_wait: Annotated[float, Interval(ge=0.0, le=3600.0)] = 0.001,
     ahead: Annotated[int, Interval(ge=0, le=8)] = 1,
     streams: Annotated[int, Interval(ge=0, le=64)] = 0,
-    singles: Sequence[int] = (),
     max_pool_bytes: Annotated[int, Interval(ge=0, le=2**60)] = 0,
     cache_directory: str = '',
     lazy: bool = False,
     tune: bool = False,
+    backend: Backend = 'auto',
   ):
     limits: dict[str, Any] = dict(
       max_wait=max_wait, ahead=ahead, streams=streams,
@@ -82,14 +82,17 @@ class Engine:
     hints = Engine.__init__.__annotations__
     for name, value in {'max_pending': max_pending, **limits}.items():
       fields.check_value(f'engine.{name}', value, hints[name])
-    self.grid = Grid(tuple(lengths), tuple(batches), tuple(singles))
+    grid = Grid(tuple(lengths), tuple(batches))
     self.monitor = getattr(policy, 'monitor', None) or Monitor()
     self._policy = policy
-    self._programs = Programs(
-      chain, self.grid, lazy=lazy, cache_directory=cache_directory, tune=tune,
-      streams=streams,
+    self._programs = programs.build(
+      chain, grid, backend, lazy=lazy, cache_directory=cache_directory,
+      tune=tune, streams=streams,
     )  # fmt: skip
+    self.grid = self._programs.grid
     limits['streams'] = self._programs.streams
+    if self._programs.resizes:
+      limits['ahead'] = 0  # it returns when it has finished
     self._requests = RequestQueue(max_pending)
     self._worker = Worker(
       policy, self._programs, self._requests, self.monitor, **limits
@@ -114,6 +117,8 @@ class Engine:
     """Compiles every program at the first call; `progress` goes to stderr."""
     if self._warm_up is None:
       warm_up = self._programs.compile(progress, threads)
+      if tuning.OWNED.is_set():
+        tuning.collapse_pages()
       for thread in self._threads:
         thread.start()
       self._warm_up = warm_up
@@ -159,7 +164,8 @@ class Engine:
         futures += self._enqueue(some, wanted - room - announced)
         announced = wanted - room
     finally:
-      self._requests.expect(-announced)
+      if announced:
+        self._requests.expect(-announced)
     return futures
 
   def stream(self, items: Iterable[Any], window: int = 256) -> Iterator[Any]:

@@ -24,7 +24,7 @@ class Value:
   is the primitive that made the value, with its inputs and parameters.
   """
 
-  def __init__(self, name: str, shape: Sequence[int], array: Any = None):
+  def __init__(self, name: str, shape: Sequence[Any], array: Any = None):
     self.name, self.shape = name, tuple(shape)
     self.array: Any = array
     self.made: tuple[str, Sequence[Value], Mapping[str, Any]] = ('', (), {})
@@ -40,6 +40,18 @@ class Value:
     return result
 
 
+def is_static(shape: Sequence[Any]) -> bool:
+  """Returns True if no size is symbolic."""
+  return all(isinstance(size, int) for size in shape)
+
+
+def repeated(*shapes: Sequence[Any]) -> tuple[Any, ...]:
+  """Returns the shape that all repeat to; sizes may be symbolic."""
+  rank = max(map(len, shapes))
+  axes = zip(*((1,) * (rank - len(x)) + tuple(x) for x in shapes), strict=True)
+  return tuple(next((n for n in sizes if n != 1), 1) for sizes in axes)
+
+
 class Graph:
   """Builds the nodes of a graph."""
 
@@ -48,6 +60,8 @@ class Graph:
     self._numbers = itertools.count()
     self._constants: dict[str, np.ndarray] = {}
     self._known: dict[Any, str] = {}
+    self._sizes: dict[str, Value] = {}  # of symbolic axes, int64 [1]
+    self._extents: dict[Any, Value] = {}
 
   def constant(self, array: Any) -> Value:
     """Returns the value of an array."""
@@ -82,14 +96,49 @@ class Graph:
     """Returns the value of a list of sizes, axes or places."""
     return self.constant(np.array(numbers, np.int64))
 
-  def reshape(self, value: Value, shape: Sequence[int]) -> Value:
+  def measure(self, value: Value) -> None:
+    """Reads the sizes of an input's symbolic axes."""
+    for axis, size in enumerate(value.shape):
+      if not isinstance(size, int) and str(size) not in self._sizes:
+        whole = self.add('Shape', value, shape=(len(value.shape),))
+        place = self.ints([axis])
+        self._sizes[str(size)] = self.add('Gather', whole, place, shape=(1,))
+
+  def extents(self, shape: Sequence[Any]) -> Value:
+    """Returns the value of sizes, of which some may be symbolic."""
+    if is_static(shape):
+      return self.ints(shape)
+    key = tuple(map(str, shape))
+    if key not in self._extents:
+      parts = [
+        self.ints([size]) if isinstance(size, int) else self._size(size)
+        for size in shape
+      ]
+      self._extents[key] = self.add(
+        'Concat', *parts, shape=(len(parts),), axis=0
+      )
+    return self._extents[key]
+
+  def _size(self, size: Any) -> Value:
+    """Returns the value of a symbolic size, a product of symbols."""
+    if str(size) not in self._sizes:
+      names = str(size).split('*')
+      if not {*names} <= {*self._sizes}:
+        raise NotTranslatedError(f'the size {size}')
+      first, *rest = (self._sizes[name] for name in names)
+      for one in rest:
+        first = self.add('Mul', first, one, shape=(1,))
+      self._sizes[str(size)] = first
+    return self._sizes[str(size)]
+
+  def reshape(self, value: Value, shape: Sequence[Any]) -> Value:
     """Returns a value in another shape; reshapes in a row become one."""
     if value.array is not None:
       return self.constant(value.array.reshape(shape))
     base = value.base or value
     if base.shape == tuple(shape):
       return base.copy()
-    new = self.add('Reshape', base, self.ints(shape), shape=tuple(shape))
+    new = self.add('Reshape', base, self.extents(shape), shape=tuple(shape))
     new.base = base
     return new
 
@@ -106,17 +155,17 @@ class Graph:
     new.turned = source, whole
     return new
 
-  def full(self, value: Value, shape: Sequence[int]) -> Value:
+  def full(self, value: Value, shape: Sequence[Any]) -> Value:
     """Returns a value that has all repetitions of its shape."""
     if value.shape == tuple(shape):
       return value
-    if value.array is not None:
+    if value.array is not None and is_static(shape):
       return self.constant(np.broadcast_to(value.array, shape))
-    return self.add('Expand', value, self.ints(shape), shape=tuple(shape))
+    return self.add('Expand', value, self.extents(shape), shape=tuple(shape))
 
   def elementwise(self, kind: str, *inputs: Value) -> Value:
     """Adds a node whose inputs have, or repeat to, the same shape."""
-    shape = np.broadcast_shapes(*(one.shape for one in inputs))
+    shape = repeated(*(one.shape for one in inputs))
     flat = []
     for one in inputs:
       if one.array is not None:

@@ -4,6 +4,7 @@ Mean, softmax, GELU and normalisation are written as ONNX Runtime knows them,
 which fuses them; attention becomes one operator here.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,19 +37,18 @@ ROOT = np.float32(np.sqrt(0.5))  # of GELU
 
 def dtype_of(dtype: Any) -> int:
   """Returns ONNX's number of a dtype."""
-  try:
-    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-  except (KeyError, TypeError) as error:
-    raise NotTranslatedError(f'dtype {dtype}') from error
+  if np.dtype(dtype).kind not in 'fiub' or dtype == np.float16:
+    raise NotTranslatedError(f'dtype {dtype}')  # few operators have it
+  return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
 
 
 def translate(
-  graph: Graph, eqn: Any, given: Sequence[Value], shape: tuple[int, ...]
+  graph: Graph, eqn: Any, given: Sequence[Value], shape: tuple[Any, ...]
 ) -> Value:
   """Translates one equation."""
   name, params = eqn.primitive.name, eqn.params
-  is_bool = eqn.invars[0].aval.dtype == bool
-  if fused := _fused(graph, name, given, params):
+  is_bool = bool(eqn.invars) and eqn.invars[0].aval.dtype == bool
+  if given and (fused := _fused(graph, name, given, params)):
     return fused
   if name in SAME and (is_bool or name not in ONLY_BOOL):
     if name == 'round' and int(params['rounding_method']) != 1:
@@ -144,7 +144,7 @@ def _slice(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   starts, ends = params['start_indices'], params['limit_indices']
   steps = params['strides'] or [1] * len(shape)
   axes = range(len(shape))
-  parts = map(graph.ints, (starts, ends, axes, steps))
+  parts = map(graph.extents, (starts, ends, axes, steps))
   return graph.add('Slice', *given, *parts, shape=shape)
 
 
@@ -152,7 +152,7 @@ def _sort(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   if len(given) > 1 or params['dimension'] != len(shape) - 1:
     raise NotTranslatedError('sort of several arrays or of another axis')
   found = graph.add(
-    'TopK', *given, graph.ints(shape[-1:]), shape=[shape, shape], largest=0
+    'TopK', *given, graph.extents(shape[-1:]), shape=[shape, shape], largest=0
   )
   return found[0]
 
@@ -171,7 +171,7 @@ def _product(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
     if order != [*ranks]:
       value = graph.transpose(value, order)
     size = [value.shape[axis] for axis in range(len(outer))]
-    count = int(np.prod([given[number].shape[axis] for axis in free]))
+    count = math.prod(given[number].shape[axis] for axis in free)
     k = given[number].shape[inner]
     parts.append(
       graph.reshape(
@@ -191,6 +191,8 @@ def _gather(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   table, places = given
   numbers, sizes = params['dimension_numbers'], params['slice_sizes']
   batch = tuple(numbers.operand_batching_dims)
+  if places.shape == (1,) and len(table.shape) > 1:
+    return _taken(graph, given, params, shape)
   axis = len(batch)
   whole = tuple(table.shape[axis + 1 :])
   if (
@@ -206,8 +208,61 @@ def _gather(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   if batch:
     where = graph.add('Cast', places, shape=places.shape, to=TensorProto.INT64)
     return graph.add('GatherND', table, where, shape=shape, batch_dims=1)
-  rows = graph.reshape(places, places.shape[:-1])
+  places = _unwrapped(places, table.shape[0])
+  rows = graph.reshape(places, shape[: len(shape) - len(whole)])
   return graph.add('Gather', table, rows, shape=shape, axis=0)
+
+
+def _unwrapped(places: Value, count: int) -> Value:
+  """Leaves out `where(n < 0, n + count, n)`, which ONNX does itself."""
+  value = places
+  while value.made[0] in (_WIDE, 'reshape', 'expand_dims'):
+    value = value.made[1][0]
+  if value.made[0] != 'select_n':
+    return places
+  is_low, plain, moved = value.made[1]
+
+  def compares(one: Value, kind: str, number: int) -> bool:
+    name, inputs, _ = one.made
+    if name != kind or plain.array is not None:
+      return False
+    return inputs[0].name == plain.name and bool(inputs[1].array == number)
+
+  found = compares(is_low, 'lt', 0) and compares(moved, 'add', count)
+  return plain if found else places
+
+
+def _taken(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  """Translates `x[:, n]` and `x[:, n : n + size]`."""
+  (table, place), numbers = given, params['dimension_numbers']
+  axes, sizes = [*map(int, numbers.start_index_map)], params['slice_sizes']
+  others = (n for n in range(len(sizes)) if n not in axes)
+  if len(axes) != 1 or any(sizes[n] != table.shape[n] for n in others):
+    raise NotTranslatedError('a gather other than of whole rows')
+  (axis,) = axes
+  if numbers.collapsed_slice_dims:
+    row = graph.reshape(place, ())
+    return graph.add('Gather', table, row, shape=shape, axis=axis)
+  first = graph.add('Cast', place, shape=(1,), to=TensorProto.INT64)
+  last = graph.elementwise('Add', first, graph.extents([sizes[axis]]))
+  return graph.add('Slice', table, first, last, graph.ints(axes), shape=shape)
+
+
+def _iota(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  """Translates numbers along an axis of symbolic size."""
+  axis, dtype = params['dimension'], params['dtype']
+  size = graph.reshape(graph.extents(shape[axis : axis + 1]), ())
+  ends = [graph.constant(np.array(n, np.int64)) for n in (0, 1)]
+  numbers = graph.add('Range', ends[0], size, ends[1], shape=(shape[axis],))
+  numbers = graph.add('Cast', numbers, shape=numbers.shape, to=dtype_of(dtype))
+  placed = [1] * len(shape)
+  placed[axis] = shape[axis]
+  return graph.reshape(numbers, placed)
+
+
+def _dim_as_value(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  size = graph.reshape(graph.extents([params['dim']]), ())
+  return graph.add('Cast', size, shape=(), to=TensorProto.INT32)
 
 
 _WIDE = 'broadcast_in_dim'
@@ -216,6 +271,8 @@ _OTHERS: Mapping[str, Callable[..., Value]] = {
   'dot_general': _product,
   'expand_dims': _reshape,
   'gather': _gather,
+  'dim_as_value': _dim_as_value,
+  'iota': _iota,
   'ne': lambda g, given, params, shape: g.add(
     'Not', g.elementwise('Equal', *given), shape=shape
   ),

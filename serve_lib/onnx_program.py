@@ -1,12 +1,12 @@
-"""Programs that ONNX Runtime runs: the same stages, faster for a single row.
+"""Functions of JAX that ONNX Runtime runs, which is faster for a single row.
 
-For small products XLA's CPU client gains nothing from a second core. A stage is
-traced to a jaxpr, whose primitives become operators one by one; operations on
-constants are computed here.
+For small products XLA's CPU client gains nothing from a second core. A function
+is traced to a jaxpr, whose primitives become operators one by one; operations
+on constants are computed here.
 """
 
 import dataclasses
-import threading
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,58 +17,58 @@ import onnxruntime
 from jax.extend.core import ClosedJaxpr, Literal
 from onnx import helper
 
-from serve_lib import onnx_primitives
-from serve_lib.onnx_graph import Graph, NotTranslatedError, Value
+from serve_lib import onnx_primitives, tuning
+from serve_lib.onnx_graph import Graph, Value, is_static
 
 INLINED = ('jit', 'pjit', 'closed_call', 'custom_jvp_call', 'custom_vjp_call')
-
-# Two at a time would have more threads that spin than there are cores.
-_uses_cores = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
 class OnnxProgram:
-  """A compiled function of (variables, carry), with variables as constants."""
+  """A compiled function."""
 
   session: Any
-  structure: Any  # of the result
-  bytes: int  # of the variables
+  read: tuple[int, ...]  # the leaves of its arguments that it uses
+  structure: Any  # of its result
+  result: Any  # the same with shapes
 
-  def __call__(self, variables: Any, carry: Any) -> Any:
+  def __call__(self, arguments: Sequence[Any]) -> Any:
     """Runs the program; returns NumPy arrays."""
-    leaves = enumerate(jax.tree.leaves(carry))
-    feed = {f'i{number}': np.asarray(leaf) for number, leaf in leaves}
-    with _uses_cores:
-      results = self.session.run(None, feed)
+    leaves = jax.tree.leaves(arguments)
+    feed = {f'i{number}': leaves[number] for number in self.read}
+    results = self.session.run(None, feed)
     return jax.tree.unflatten(self.structure, results)
 
 
 def build(
-  function: Callable[[Any, Any], Any], variables: Any, carry: Any, cores: int
-) -> OnnxProgram | None:
-  """Returns a program for carries of the shapes of `carry`.
-
-  Returns None if a primitive has no translation.
-  """
-  arrays = jax.tree.map(np.asarray, variables)
-  count = sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))
-  try:
-    model, result = translate(lambda x: function(arrays, x), [carry])
-  except NotTranslatedError:
-    return None
+  function: Callable[..., Any], arguments: Sequence[Any]
+) -> OnnxProgram:
+  """Returns a program for arguments of these shapes; see `translate`."""
+  model, result = translate(function, arguments)
   options = onnxruntime.SessionOptions()
-  options.intra_op_num_threads = cores
-  # Threads of a program that is not running take no time from the others. (One
-  # pool for all programs would take 20 % off an EAT's rows alone, but spins for
-  # 40 ms, in which a program of XLA takes up to 1.15 times as long.)
-  options.add_session_config_entry('session.force_spinning_stop', '1')
+  if tuning.OWNED.is_set():
+    _share_threads()
+    options.use_per_session_threads = False
+  else:
+    options.intra_op_num_threads = tuning.cores()
   options.log_severity_level = 3  # errors
   session = onnxruntime.InferenceSession(
     model.SerializeToString(), options, providers=['CPUExecutionProvider'],
     # This one flattens the rows; others fuse a bias with what follows, faster.
     disabled_optimizers=['MatMulAddFusion'],
   )  # fmt: skip
-  return OnnxProgram(session, jax.tree.structure(result), count)
+  read = tuple(int(one.name[1:]) for one in session.get_inputs())
+  return OnnxProgram(session, read, jax.tree.structure(result), result)
+
+
+@functools.cache
+def _share_threads() -> None:
+  """Creates the threads of all sessions, once in a process.
+
+  They look for work for some milliseconds before they sleep. Waking those of
+  one session after another took a fifth of the time of an EAT's row alone.
+  """
+  onnxruntime.set_global_thread_pool_sizes(tuning.cores(), 1)
 
 
 def translate(
@@ -78,12 +78,15 @@ def translate(
 
   Inputs are `i0`, `i1`, ... and outputs `o0`, `o1`, ..., the leaves of the
   arguments and of the result in JAX's order. Arrays that the function closes
-  over become constants. Raises NotTranslatedError.
+  over become constants. Sizes of `jax.export.symbolic_shape`, which arguments
+  have, are read at run time. Raises NotTranslatedError.
   """
   closed, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
   graph = Graph()
   leaves = jax.tree.leaves(arguments)
   inputs = [Value(f'i{n}', x.shape) for n, x in enumerate(leaves)]
+  for one in inputs:
+    graph.measure(one)
   found = _run(graph, closed, inputs)
   outputs = []
   for number, (value, leaf) in enumerate(
@@ -97,9 +100,18 @@ def translate(
   return graph.model(infos, outputs), result
 
 
+def _is_static(eqn: Any) -> bool:
+  """Returns True unless a size is known only at run time."""
+  atoms = *eqn.invars, *eqn.outvars
+  shapes = all(is_static(atom.aval.shape) for atom in atoms)
+  return shapes and eqn.primitive.name != 'dim_as_value'
+
+
 def _info(name: str, leaf: Any) -> onnx.ValueInfoProto:
   return helper.make_tensor_value_info(
-    name, onnx_primitives.dtype_of(leaf.dtype), leaf.shape
+    name,
+    onnx_primitives.dtype_of(leaf.dtype),
+    [n if isinstance(n, int) else str(n) for n in leaf.shape],
   )
 
 
@@ -118,12 +130,14 @@ def _run(
     )
 
   for eqn in jaxpr.eqns:
+    for atom in eqn.outvars:
+      onnx_primitives.dtype_of(atom.aval.dtype)  # may be refused
     given = [read(atom) for atom in eqn.invars]
     name = eqn.primitive.name
     if name in INLINED:
       inner = eqn.params.get('jaxpr') or eqn.params.get('call_jaxpr')
       results = _run(graph, inner, given)
-    elif all(one.array is not None for one in given):
+    elif all(one.array is not None for one in given) and _is_static(eqn):
       full = [
         np.broadcast_to(one.array, atom.aval.shape)
         for one, atom in zip(given, eqn.invars, strict=True)

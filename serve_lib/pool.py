@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Int
 
 from serve_lib.chain import ClosedError, Group, OverloadedError, Row
-from serve_lib.programs import Programs
 
 
 class RequestQueue:
@@ -88,13 +87,15 @@ class RequestQueue:
         return granted
       finally:
         self._line.remove(ticket)
-        self._freed.notify_all()  # the next caller may have room too
+        if self._line:
+          self._freed.notify_all()  # the next caller may have room too
 
   def release(self, rows: int) -> None:
     """Frees the room of rows that were answered or not queued."""
     with self.lock:
       self.pending -= rows
-      self._freed.notify_all()
+      if self._line:
+        self._freed.notify_all()
 
   def put(self, rows: Sequence[Row], expected: int) -> None:
     """Queues encoded rows; adds `expected` to the announced rows."""
@@ -145,7 +146,7 @@ class Pool:
   memory.
   """
 
-  def __init__(self, programs: Programs):
+  def __init__(self, programs: Any):
     self._programs, self._grid = programs, programs.grid
     self.open: dict[Group, Batch] = {}
     self.ready: collections.deque[Batch] = collections.deque()
@@ -169,6 +170,12 @@ class Pool:
     one, rest = self.open.get(batch.group), None
     if one is None:
       one = batch
+    elif self._programs.resizes:
+      if len(one.rows) + len(batch.rows) > self._grid.capacity:
+        self.ready.append(one)
+        one = batch
+      else:
+        one = self.merge(one, batch)
     else:
       self._widen(one)
       rest = self._join(batch, one)
@@ -179,11 +186,20 @@ class Pool:
     if rest is not None and rest.rows:
       self.open[rest.group] = rest
 
+  def merge(self, one: Batch, other: Batch) -> Batch:
+    """Returns a batch of the rows of two, of the longer length."""
+    rows, carries = one.rows + other.rows, (one.carry, other.carry)
+    carry = self._programs.merge(carries, (one.slots, other.slots))
+    slots = np.arange(len(rows), dtype=np.int32)
+    group = max(one.group, other.group)
+    return Batch(group, len(rows), rows, slots, carry)
+
   def shrink(self, batch: Batch) -> None:
     """Copies a batch to the smallest size that holds its rows."""
     size = self._grid.fit_rows(len(batch.rows))
     if size < batch.size:
-      self._widen(batch)  # there are programs from and to the full size
+      if not self._programs.resizes:
+        self._widen(batch)  # there are programs from and to the full size
       self.copy(batch, size)
 
   def copy(self, batch: Batch, size: int) -> None:

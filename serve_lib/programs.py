@@ -14,7 +14,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,15 @@ from jax.extend.core import jaxpr_as_fun
 
 from dataset_lib.errors import ConfigError
 from serve_lib import tuning
-from serve_lib.chain import Chain, Grid, Group
+from serve_lib.chain import Chain, Grid, Group, Resizable
 from serve_lib.program_cache import ProgramCache
 from serve_lib.tuning import Tuner
 
 _MAX_MAPS = '/proc/sys/vm/max_map_count'
 _SHARE_OF_MAPS = 0.9  # that may be in use when a program is compiled
+
+
+Backend = Literal['auto', 'xla', 'onnxruntime']
 
 
 class WarmUp(NamedTuple):
@@ -65,6 +68,8 @@ class Programs:
   See `Engine` for the arguments.
   """
 
+  resizes = False  # batches have the sizes of the grid
+
   def __init__(
     self,
     chain: Chain,
@@ -95,7 +100,9 @@ class Programs:
     # Row shapes of the carries of stages that change the rows' length buckets.
     self._moving: dict[tuple[int, str], list[Any]] = {}
 
-  def run(self, group: Group, size: int, carry: Any) -> tuple[Any, Any]:
+  def run(
+    self, group: Group, size: int, carry: Any, alone: bool = False
+  ) -> tuple[Any, Any]:
     """Runs a stage; returns (carry, outputs) without waiting for them."""
     program, variables = self._find('stage', group, size)
     return program(variables, carry)
@@ -179,7 +186,8 @@ class Programs:
       one = self._trace(group, sizes)
       program = self._build(
         one.function, one.variables, one.carry,
-        donate=one.donate, name=one.name, is_single=sizes == 1,
+        donate=one.donate, name=one.name,
+        at_once=1 if sizes == 1 else self.streams,
       )  # fmt: skip
       self._table[kind, group, sizes] = program, one.variables
       return
@@ -247,7 +255,7 @@ class Programs:
     *arguments: Any,
     donate: tuple[int, ...] = (),
     name: Any = None,
-    is_single: bool = False,
+    at_once: int = 1,
   ) -> Any:
     """Returns a program; compiles equal ones, by name or function, once."""
     leaves, structure = jax.tree.flatten(arguments)
@@ -260,10 +268,7 @@ class Programs:
       partial = functools.partial(function)
       lowered = jax.jit(partial, donate_argnums=donate).lower(*arguments)
       if name:
-        variables, carry = arguments
-        other = functools.partial(_other, function, variables, carry)
-        given = (other, 1) if is_single else (None, self.streams)
-        compiled = self._tuner.compile(lowered, arguments, *given)
+        compiled = self._tuner.compile(lowered, arguments, at_once)
       else:  # copies have no products, which the options are about
         compiled = lowered.compile()
       self._compiled[signature] = compiled
@@ -310,13 +315,38 @@ class Programs:
       raise ValueError(f'carry into {group}: expected {legal}, got {found}')
 
 
-def _other(function: Callable[..., Any], variables: Any, carry: Any) -> Any:
-  """Returns the program of ONNX Runtime, None if it is not installed."""
+def build(
+  chain: Chain, grid: Grid, backend: Backend, *, lazy: bool, **options: Any
+) -> Any:
+  """Returns `Programs`, or `OnnxStages`; see `Engine` for the arguments.
+
+  On a CPU 'auto' is ONNX Runtime where it is installed and can run the chain.
+  Raises ConfigError if it cannot, and has to.
+  """
+  if backend != 'xla':
+    stages, why = _onnx_stages(chain, grid, lazy)
+    if stages:
+      return stages
+  if backend == 'onnxruntime':
+    expected = f"'auto' or 'xla', as {why}"
+    raise ConfigError('engine.backend', backend, expected)
+  return Programs(chain, grid, lazy=lazy, **options)
+
+
+def _onnx_stages(chain: Chain, grid: Grid, lazy: bool) -> tuple[Any, str]:
+  """Returns the chain in ONNX Runtime, or None and the reason."""
+  if not isinstance(chain, Resizable):
+    return None, 'the stages of the model are of fixed lengths'
+  if jax.default_backend() != 'cpu':
+    return None, 'the model is not on a CPU'
   try:
-    from serve_lib import onnx_program
+    from serve_lib import onnx_graph, onnx_stages
   except ImportError:
-    return None
-  return onnx_program.build(function, variables, carry, tuning.cores())
+    return None, "onnx and onnxruntime are missing (pip install '.[peers]')"
+  try:
+    return onnx_stages.OnnxStages(chain, grid, lazy), ''
+  except onnx_graph.NotTranslatedError as error:
+    return None, f'there is no translation for {error}'
 
 
 def _gather(carry: Any, source: Any) -> Any:

@@ -21,7 +21,10 @@ from jaxtyping import Bool
 from serve_lib.chain import ClosedError, Failure, Group, Policy, Row
 from serve_lib.monitor import Monitor, shielded
 from serve_lib.pool import Batch, Pool, RequestQueue
-from serve_lib.programs import Programs
+
+# Tokens whose computation takes as long as reading all weights from memory: 34
+# of a MiniLM on 2 cores, and of any width, as both grow with its square.
+WEIGHTS = 32
 
 
 @dataclasses.dataclass(eq=False)
@@ -29,7 +32,7 @@ class Worker:
   """Runs rows through the chain; see `Engine` for the arguments."""
 
   policy: Policy
-  programs: Programs
+  programs: Any  # `Programs` or `OnnxStages`
   requests: RequestQueue
   monitor: Monitor
   max_wait: float
@@ -78,7 +81,7 @@ class Worker:
       return True
     try:
       batch.carry, outputs = self.programs.run(
-        batch.group, batch.size, batch.carry
+        batch.group, batch.size, batch.carry, batch.rows[0].alone
       )
       batch.outputs = {k: np.asarray(one) for k, one in outputs.items()}
     except Exception as error:
@@ -101,7 +104,8 @@ class Worker:
       for one in batches:
         self._dispatch(one)
     batch = self._chosen.popleft()
-    if self._chosen or self._retried or self.pool.ready or self._waiting():
+    others = self._chosen, self._retried, self.pool.ready, self.pool.open
+    if self.num_threads > 1 and (any(others) or self.requests.groups):
       self.requests.wake()
     return batch
 
@@ -124,19 +128,43 @@ class Worker:
       return self._split(self.pool.ready.popleft())
     if not (group := self._choose(self._waiting())):
       return []
+    near = self._near(group) if self.programs.resizes else []
     if group.stage > 0:
-      return self._split(self.pool.open.pop(group))
+      batch = self.pool.open.pop(group)
+      for other in near:
+        batch = self.pool.merge(batch, self.pool.open.pop(other))
+      return self._split(batch)
     rows = self.requests.take(group, self.programs.grid.capacity)
+    for other in near:
+      rows += self.requests.take(other, len(self.requests.groups[other]))
+      group = max(group, other)
     if len(rows) == 1:
       return [self._alone(rows[0])]
     slots = np.arange(len(rows), dtype=np.int32)
     size = self.programs.grid.fit_rows(len(rows))
     return self._split(Batch(group, size, rows, slots))
 
+  def _near(self, group: Group) -> list[Group]:
+    """Returns groups whose rows join a batch of other lengths.
+
+    They do if padding costs less than it does to read the weights once more.
+    """
+    waiting, found = self._waiting(), []
+    count, length = len(waiting[group]), group.length
+    others = [g for g in waiting if g[:2] == group[:2] and g != group]
+    for other in sorted(others, key=lambda g: abs(g.length - group.length)):
+      rows, longer = len(waiting[other]), max(length, other.length)
+      padding = count * (longer - length) + rows * (longer - other.length)
+      total = count + rows
+      if padding <= WEIGHTS and total <= self.programs.grid.capacity:
+        found.append(other)
+        count, length = total, longer
+    return found
+
   def _alone(self, row: Row) -> Batch:
     """Returns a batch of one row, which goes on without joining others."""
     grid, encoded, row.alone = self.programs.grid, row.encoded, True
-    row.length = grid.fit_length(encoded.length, alone=True)
+    row.length = grid.fit_length(encoded.length)
     group = Group(0, encoded.variant, row.length)
     return Batch(group, grid.fit_rows(1), [row], np.zeros(1, np.int32))
 
@@ -180,6 +208,9 @@ class Worker:
     """
     if not waiting:
       return None
+    is_calm = not self._flights and not self.requests.is_expecting
+    if is_calm and len(waiting) == 1:  # what the rules come to, in no time
+      return next(iter(waiting))
     deadline = time.monotonic() - self.max_wait
     capacity = self.programs.grid.capacity
     pooled = [group for group in waiting if group.stage > 0]
@@ -214,6 +245,9 @@ class Worker:
     return self.pool.bytes + opened > self.max_pool_bytes
 
   def _dispatch(self, batch: Batch) -> None:
+    if self.programs.resizes:
+      lengths = [row.encoded.length for row in batch.rows]
+      batch.group = batch.group._replace(length=max(lengths))
     group = batch.group
     try:
       if group.stage == 0:
@@ -270,13 +304,22 @@ class Worker:
       raise ValueError(f'{expected}, got {exits}')
     if 'length' in values:
       for row, length in zip(batch.rows, values['length'], strict=True):
-        grid = self.programs.grid
-        row.length = grid.fit_length(int(length), row.alone)
+        row.length = self.programs.grid.fit_length(int(length))
     return ~exits
 
   def _go_on(self, batch: Batch, stays: Bool[np.ndarray, ' b']) -> None:
     """Moves the rows that stay to the next stage, by length bucket."""
-    now, lengths = time.monotonic(), np.array([r.length for r in batch.rows])
+    now, group = time.monotonic(), batch.group
+    if batch.rows[0].alone:
+      (row,) = batch.rows
+      row.since = now
+      group = Group(group.stage + 1, group.variant, row.length)
+      batch = Batch(group, batch.size, [row], batch.slots, batch.carry)
+      self.pool.ready.append(batch)
+      return
+    lengths = np.array([row.length for row in batch.rows])
+    if self.programs.resizes:  # all have the padding of the longest
+      lengths[:] = lengths.max()
     buckets = np.unique(lengths[stays]).tolist()
     for length in buckets:
       group = Group(batch.group.stage + 1, batch.group.variant, length)
@@ -286,9 +329,6 @@ class Worker:
         row.since = now
       slots = batch.slots[numbers]
       moved = Batch(group, batch.size, rows, slots, batch.carry)
-      if rows[0].alone:
-        self.pool.ready.append(moved)
-        continue
       try:
         if len(buckets) > 1:  # several groups use the carry
           self.pool.copy(moved, self.programs.grid.capacity)
@@ -322,8 +362,9 @@ class Worker:
 
   def _resolve(self, answers: Sequence[tuple[Row, Any]]) -> None:
     """Answers the rows that have no answer yet (after a defect), frees room."""
-    now = time.monotonic()
-    resolved = 0
+    if not answers:
+      return
+    now, resolved = time.monotonic(), 0
     for row, answer in answers:
       if not row.future.done():
         resolved += 1

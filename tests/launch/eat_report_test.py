@@ -1,8 +1,6 @@
 """The report of a trained EAT: by hand, and on tiny runs by recomputation."""
 
-import dataclasses
 import json
-import types
 
 import jax
 import numpy as np
@@ -28,7 +26,6 @@ def test_a_setting_by_hand():
   assert one.point.flops == pytest.approx(80 / 240)
   row = eat_report.setting_row(one)
   assert (row['rule'], row['value']) == ('confidence', 0.8)
-  assert row['flops_served'] == pytest.approx(40)
   assert (row['exit_2'], row['early']) == (pytest.approx(2 / 3),) * 2
   assert (row['depth'], row['retention']) == pytest.approx((8 / 3, 2.7 / 3))
 
@@ -46,24 +43,6 @@ def test_rules_of_a_regression_and_of_one_head():
   alone = fake(LOGITS[:1], LABELS, heads=(4,))
   assert list(measured(alone)) == [exit_settings.default_name(alone, 0.9)]
   assert eat_report.setting_row(measured(alone)['never'])['agreement'] is None
-
-
-def test_a_row_alone_has_buckets_of_its_own():
-  model = fake(LOGITS, LABELS)
-  policy = dataclasses.replace(model.policy, lengths=(4, 32, 64))
-  other = dataclasses.replace(model, policy=policy)  # its rows have 10 tokens
-  assert other.lengths == (4, 32)
-  for name, length in (('flops_alone', 16), ('flops_served', 32)):
-    expected = recorded_runs.flops(model.module, np.full(3, length))
-    np.testing.assert_array_equal(other.cost[name], expected)
-  setting = measured(model)['never']  # 10, 12 and 15 for each of 4 layers
-  fixed = types.SimpleNamespace(
-    name='never', rule=None, cost=setting.cost,
-    model=types.SimpleNamespace(items=list, policy=None),
-  )  # fmt: skip
-  for batch, flops in ((1, 48), (3, 60)):
-    one = eat_report._candidate(fixed, np.arange(3), batch, None)
-    assert one.flops == flops
 
 
 def two_heads(noise):
@@ -186,13 +165,10 @@ def test_settings_are_means_of_the_rows_of_the_model(made, run, direct, tau):
     leaves = 0 if sure[0, row] else 1 if sure[1, row] else 2
     first, second = direct['kept'][:, row].tolist()
     assert (first, second) == (pruned(length), pruned(first))
-    bucket = next(size for size in toy_runs.BUCKETS if size >= length)
-    alone = -(-length // 8) * 8
     found = dict(
       depth=leaves + 1, quality=direct['exits'][leaves, row].argmax() == label,
       retention=(length, first, second)[leaves] / length,
-      flops=flops[length - 1, leaves], flops_served=flops[bucket - 1, leaves],
-      flops_alone=flops[alone - 1, leaves],
+      flops=flops[length - 1, leaves],
     )  # fmt: skip
     rows.append(found)
   assert 1 < np.mean([row['depth'] for row in rows]) < 3

@@ -119,25 +119,6 @@ def test_a_batch_is_split_among_idle_streams():
   assert sorted(policy.decided[2:]) == [(1, 1), (1, 2)]
 
 
-def test_a_row_alone_has_its_own_length_buckets():
-  padded = []
-
-  class Chain(toy.Chain):
-    def pad(self, rows, length, size):
-      padded.append((len(rows), length, size))
-      return super().pad(rows, length, size)
-
-  given = dict(lengths=(6,), batches=(1, 4), singles=(3, 6), streams=1)
-  items = [('full', [2, 0]), ('full', [1] * 5)]
-  with Engine(Chain(), toy.Policy(), lazy=True, **given) as engine:
-    for item in items:
-      toy.check(toy.VARIABLES, item, engine.submit(item).result(toy.WAIT))
-    assert [x for x in padded if x[0]] == [(1, 3, 1), (1, 6, 1)]
-    for item, answer in zip(items, engine.predict(items), strict=True):
-      toy.check(toy.VARIABLES, item, answer)
-    assert (2, 6, 4) in padded
-
-
 def test_the_monitor_is_the_one_of_the_policy():
   policy = toy.Policy()
   policy.monitor = Monitor()
@@ -159,7 +140,7 @@ def test_serving_before_warming_up_is_an_error():
   [
     ('lengths', ()), ('lengths', (8, 4)), ('batches', (0, 1)),
     ('batches', (1, 1)), ('max_pending', 0), ('max_wait', -1.0), ('ahead', 9),
-    ('streams', 65), ('singles', (3, 5)),
+    ('streams', 65),
     ('max_pool_bytes', -1),
   ],
 )  # fmt: skip

@@ -137,7 +137,7 @@ def served(request):
     patch.setattr(packed_attention, 'SHARES', (1.0,))
     family = FAMILIES[request.param]()
     chain, policy = family.serve()
-    with Engine(chain, policy, policy.lengths, (1, 4)) as engine:
+    with Engine(chain, policy, policy.lengths, (1, 4), backend='xla') as engine:
       yield family, engine
 
 
@@ -145,7 +145,7 @@ def with_programs_of(engine, **settings):
   """Another engine with the compiled programs of one."""
   other = Engine(
     engine._programs.chain, engine._policy, engine.grid.lengths,
-    engine.grid.batches, **settings,
+    engine.grid.batches, backend='xla', **settings,
   )  # fmt: skip
   other._programs.__dict__ = engine._programs.__dict__
   other._programs.compile = lambda *_: engine._warm_up
@@ -179,7 +179,7 @@ def test_in_any_bucket(served):
   family, engine = served
   chain, policy = family.serve()
   longest = policy.lengths[-1:]
-  with Engine(chain, policy, longest, (COUNT,)) as other:
+  with Engine(chain, policy, longest, (COUNT,), backend='xla') as other:
     other._programs._compiled = engine._programs._compiled
     answers = other.predict(family.items)
   for index, answer in enumerate(answers):

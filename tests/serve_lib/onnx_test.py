@@ -6,10 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
+from dataset_lib.errors import ConfigError
+from eat.window_attention import window_attend
 from model_lib.attention import attend, masked_scores
-from serve_lib import tuning
+from serve_lib import worker
 from serve_lib.engine import Engine
+from serve_lib.programs import Programs
 from tests.serve_lib import families_test as families
 
 pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
@@ -58,12 +62,36 @@ def attention(x):
 )  # fmt: skip
 def test_a_function_gives_the_same(function):
   expected = function(X)
-  program = onnx_program.build(lambda _, x: function(x), {}, X, 1)
-  found = program({}, X)
+  found = onnx_program.build(function, [X])([X])
   assert jax.tree.structure(found) == jax.tree.structure(expected)
   for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
     assert one.dtype == other.dtype
     np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def _pruned(x, length, like):
+  place = jnp.arange(x.shape[1])[None]
+  scores = jnp.where(place < length[:, None], jnp.abs(x[..., 0]), -1.0)
+  order = jnp.sort(scores, axis=1)[:, : like.shape[0]]
+  flat = (x.reshape(-1, 8) @ W).reshape(x.shape)
+  wide = jnp.broadcast_to(flat[:, :1], flat.shape)
+  return order, flat[:, 0], wide[:, : like.shape[0]], x.shape[1] - length
+
+
+def test_sizes_may_be_known_at_run_time_only():
+  rows, tokens, kept = export.symbolic_shape('b, l, k', constraints=['k <= l'])
+  shapes = (rows, tokens, 8), (rows,), (kept,)
+  dtypes = jnp.float32, jnp.int32, jnp.int8
+  given = [*map(jax.ShapeDtypeStruct, shapes, dtypes)]
+  program = onnx_program.build(_pruned, given)
+  rng = np.random.default_rng(4)
+  for rows, tokens, kept in ((1, 3, 3), (4, 7, 2), (2, 12, 5)):
+    x = rng.normal(size=(rows, tokens, 8)).astype(np.float32)
+    length = rng.integers(1, tokens + 1, rows).astype(np.int32)
+    values = x, length, np.zeros(kept, np.int8)
+    for one, other in zip(program(values), _pruned(*values), strict=True):
+      assert one.shape == other.shape
+      np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 TOKENS = np.random.default_rng(2).normal(size=(2, 6, 8)).astype(np.float32)
@@ -75,15 +103,15 @@ def heads_of(x, kernel):
   return flat.reshape(*x.shape[:2], 2, 4).transpose(0, 2, 1, 3)
 
 
-def attended(x, length, window=0, queries=6, mask=True, hidden=False):
+def attended(x, length, *, near=0, queries=6, mask=True, hidden=False):
   q = heads_of(x[:, :queries], W)
   k, v = heads_of(x, W * 0.5), heads_of(x, -W)
   valid = jnp.arange(6)[None] < length[:, None]
-  if window:
-    near = jnp.abs(jnp.arange(6)[:, None] - jnp.arange(6)[None]) <= window
+  if near:  # two masks of scores, instead of one
+    is_near = jnp.abs(jnp.arange(6)[:, None] - jnp.arange(6)[None]) <= near
     scores = masked_scores(q, k, valid)
     weights = jax.nn.softmax(
-      jnp.where(near[None, None], scores, -1e30), axis=-1
+      jnp.where(is_near[None, None], scores, -1e30), axis=-1
     )
     return jnp.einsum('bnls,bnsh->bnlh', weights, v)
   if hidden:  # values are masked otherwise than scores
@@ -99,7 +127,7 @@ def attended(x, length, window=0, queries=6, mask=True, hidden=False):
     ({}, 'Attention'),
     (dict(mask=False), 'Attention'),
     (dict(queries=1), 'MultiHeadAttention'),
-    (dict(window=2), ''),
+    (dict(near=2), ''),
     (dict(mask=False, hidden=True), ''),
   ],
 )
@@ -108,11 +136,30 @@ def test_attention_is_one_operator_with_the_same_result(changes, kind):
   model, _ = onnx_program.translate(function, [TOKENS, LENGTH])
   kinds = {node.op_type for node in model.graph.node}
   assert kinds & {'Attention', 'MultiHeadAttention'} == {kind} - {''}
-  program = onnx_program.build(
-    lambda _, x: function(*x), {}, [TOKENS, LENGTH], 1
-  )
+  given = [TOKENS, LENGTH]
+  found = onnx_program.build(function, given)(given)
   expected = jax.jit(function)(TOKENS, LENGTH)
-  np.testing.assert_allclose(program({}, [TOKENS, LENGTH]), expected, atol=1e-5)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def windowed(x, length, received=False):
+  heads = (heads_of(x, kernel) for kernel in (W, W * 0.5, -W))
+  valid = jnp.arange(6)[None] < length[:, None]
+  return window_attend(*heads, valid, window=2, received=received)
+
+
+@pytest.mark.parametrize('received', [False, True])
+def test_attention_in_a_window_is_one_operator_too(received):
+  function = functools.partial(windowed, received=received)
+  model, _ = onnx_program.translate(function, [TOKENS, LENGTH])
+  kinds = [node.op_type for node in model.graph.node]
+  assert kinds.count('Attention') == 1
+  assert kinds.count('Softmax') == received  # for the scores of the tokens
+  found = onnx_program.build(function, [TOKENS, LENGTH])([TOKENS, LENGTH])
+  expected = jax.jit(function)(TOKENS, LENGTH)
+  for one, other in zip(found, expected, strict=True):
+    if other is not None:
+      np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 HEADS = np.random.default_rng(3).normal(size=(3, 1, 2, 4, 4)).astype(np.float32)
@@ -149,9 +196,9 @@ def test_what_is_nearly_attention_has_the_same_result(function, is_fused):
   model, _ = onnx_program.translate(function, given)
   kinds = {node.op_type for node in model.graph.node}
   assert ('MultiHeadAttention' in kinds) == is_fused
-  program = onnx_program.build(lambda _, x: function(*x), {}, given, 1)
+  found = onnx_program.build(function, given)(given)
   expected = jax.jit(function)(*given)
-  np.testing.assert_allclose(program({}, given), expected, atol=1e-5)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -170,26 +217,57 @@ def test_what_is_nearly_attention_has_the_same_result(function, is_fused):
 def test_what_has_no_translation_is_refused(function, words):
   with pytest.raises(NotTranslatedError, match=words):
     onnx_program.translate(function, [X])
-  assert onnx_program.build(lambda _, x: function(x), {}, X, 1) is None
 
 
-@pytest.mark.parametrize(
-  'name', ['bert', 'eat', *map(nightly, ('albert', 'adatape'))]
-)
-def test_rows_alone_get_the_same_answers(name, monkeypatch):
-  def prefer(programs, *arguments):
-    return next(reversed(programs))
-
-  monkeypatch.setattr(tuning, 'fastest', prefer)
+@pytest.mark.parametrize('name', ['bert', 'eat'])
+def test_alone_and_in_batches_of_any_size_the_answers_are_the_same(name):
   family = families.FAMILIES[name]()
   chain, policy = family.serve()
-  options = dict(singles=(*policy.lengths,), lazy=True, tune=True)
-  with Engine(chain, policy, policy.lengths, (1, 4), **options) as engine:
+  with Engine(
+    chain, policy, policy.lengths, (5,), backend='onnxruntime'
+  ) as engine:
+    assert engine.warm_up().chosen.keys() == {'onnxruntime'}
     for index, item in enumerate(family.items):
       families.check(family, index, engine.submit(item).result(60))
-    chosen = engine._programs._tuner.chosen
-  if name in ('bert', 'eat'):
-    assert chosen.keys() == {tuning.OTHER}
-  else:  # their loops have no translation
-    assert (tuning.OTHER in chosen) == (name != 'albert')
-    assert len(chosen) > (name != 'albert')
+    for order in (slice(None), slice(None, None, -1)):
+      indices = range(len(family.items))[order]
+      answers = engine.predict([family.items[index] for index in indices])
+      for index, answer in zip(indices, answers, strict=True):
+        families.check(family, index, answer)
+    if name == 'eat':
+      assert engine.status()['copies']
+      assert engine.status()['peak_pool_bytes']
+
+
+def test_a_batch_mixes_lengths_and_has_no_unused_rows(monkeypatch):
+  family, padded = families.eat(), []
+  chain, policy = family.serve()
+  pad = chain.pad
+
+  def spy(rows, length, size):
+    padded.append(([len(row['tokens']) for row in rows], length, size))
+    return pad(rows, length, size)
+
+  chain.pad = spy
+  items = [{'tokens': [*range(5, 5 + length)]} for length in (1, 3, 16)]
+  with Engine(chain, policy, (4, 16), (4,), backend='onnxruntime') as engine:
+    alone = [engine.submit(item).result(60) for item in items]
+    padded.clear()
+    for one, other in zip(engine.predict(items[1:]), alone[1:], strict=True):
+      assert (one.depth, one.retention) == (other.depth, other.retention)
+      shares = (list(x.probabilities.values()) for x in (one, other))
+      np.testing.assert_allclose(*shares, atol=1e-5)
+    assert padded == [([3, 16], 16, 2)]
+    monkeypatch.setattr(worker, 'WEIGHTS', 12)  # tokens; it takes 13
+    padded.clear()
+    engine.predict(items[1:])
+    assert padded == [([3], 3, 1), ([16], 16, 1)]
+
+
+@pytest.mark.parametrize('name', ['albert', 'adatape'])
+def test_what_cannot_be_translated_runs_in_xla(name):
+  chain, policy = families.FAMILIES[name]().serve()
+  given = chain, policy, policy.lengths, (1,)
+  with pytest.raises(ConfigError, match=r"engine.backend: .*'xla'"):
+    Engine(*given, backend='onnxruntime')
+  assert isinstance(Engine(*given)._programs, Programs)

@@ -1,0 +1,193 @@
+"""A chain in ONNX Runtime: one program per stage, for batches of any size.
+
+Sizes are read at run time, so a row alone is not padded, batches are padded to
+finer length buckets, and nothing is compiled for them.
+"""
+
+import functools
+import itertools
+import math
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+
+from serve_lib import onnx_program
+from serve_lib.chain import Grid, Group, Resizable
+from serve_lib.onnx_graph import NotTranslatedError
+from serve_lib.programs import WarmUp
+
+MOST_BYTES = 2**30  # of all copies of the weights
+
+
+class OnnxStages:
+  """Programs of ONNX Runtime with the interface of `serve_lib.programs`.
+
+  See `Engine` for the arguments; the grid is made finer. Raises
+  NotTranslatedError for a chain that XLA has to run.
+  """
+
+  resizes = True  # batches have any size
+  streams = 1  # two at a time would have more threads than there are cores
+
+  def __init__(self, chain: Resizable, grid: Grid, lazy: bool = False):
+    self.chain, self._lazy, self.copies = chain, lazy, 0
+    sizes = tuple(range(1, grid.capacity + 1))
+    self.grid = Grid(finer(grid.lengths), sizes)
+    weights = sum(x.nbytes for x in jax.tree.leaves(chain.variables))
+    copies = MOST_BYTES // weights
+    if copies < len(chain.variants):
+      raise NotTranslatedError(f'more than {MOST_BYTES} bytes of weights')
+    # Whether rows alone have programs of their own.
+    several = chain.num_stages > 1 and copies >= 2 * len(chain.variants)
+    self._alone = (True, False) if several else (False,)
+    self._weights = jax.tree.map(jnp.asarray, chain.variables)
+    self._uses_cores, self._builds = threading.Lock(), threading.RLock()
+    self._like = functools.cache(self._arrays)
+    # A list of programs for each variant, and whether for rows alone.
+    self._built: dict[tuple[str, bool], Any] = {}
+    self._programs(chain.variants[0], self._alone[0])
+
+  def run(
+    self, group: Group, size: int, carry: Any, alone: bool = False
+  ) -> tuple[Any, Any]:
+    """Runs a stage; returns (carry, outputs) as NumPy arrays."""
+    alone &= self._alone[0]
+    program = self._programs(group.variant, alone)[group.stage]
+    with self._uses_cores:
+      return program([carry, *self._like(group.variant, group.length)])
+
+  def copy(
+    self, kind: str, group: Group, sizes: tuple[int, int], *arrays: Any
+  ) -> Any:
+    """Copies rows of a carry."""
+    self.copies += 1
+    carry, places = arrays
+    return jax.tree.map(lambda leaf: leaf[places], carry)
+
+  def merge(self, carries: Sequence[Any], slots: Sequence[Any]) -> Any:
+    """Copies the rows at `slots` of each carry into one, padded to its size."""
+    self.copies += 1
+
+    def merged(*leaves: np.ndarray) -> np.ndarray:
+      shape = np.max([leaf.shape[1:] for leaf in leaves], axis=0, initial=0)
+      count = sum(map(len, slots))
+      result = np.zeros((count, *shape.astype(int)), leaves[0].dtype)
+      first = 0
+      for leaf, places in zip(leaves, slots, strict=True):
+        inner = tuple(map(slice, leaf.shape[1:]))
+        result[(slice(first, first + len(places)), *inner)] = leaf[places]
+        first += len(places)
+      return result
+
+    return jax.tree.map(merged, *carries)
+
+  def batch_bytes(self, group: Group) -> int:
+    """Returns the memory of one open batch."""
+    names = ['b', 'l', *self._names(group.variant)]
+    sizes = 1, group.length, *self.chain.sizes(group.variant, group.length)
+    known = dict(zip(names, sizes, strict=True))
+    carry = self._programs(group.variant, False)[group.stage - 1].result[0]
+    return self.grid.capacity * sum(
+      leaf.dtype.itemsize * math.prod(known.get(str(n), n) for n in leaf.shape)
+      for leaf in jax.tree.leaves(carry)
+    )
+
+  @property
+  def widest_bytes(self) -> int:
+    """Most memory of the open batches that one finished batch can create."""
+    return max(map(self.batch_bytes, self._groups()), default=0)
+
+  def compile(self, progress: bool = True, threads: int = 1) -> WarmUp:
+    """Builds the programs of all variants, with `lazy` of the first."""
+    started = time.perf_counter()
+    if not self._lazy:
+      for one in itertools.product(self.chain.variants, self._alone):
+        self._programs(*one)
+    count = sum(map(len, self._built.values()))
+    return WarmUp(
+      programs=count,
+      seconds=time.perf_counter() - started,
+      worst_case_bytes=sum(map(self.batch_bytes, self._groups())),
+      chosen={'onnxruntime': count},
+    )
+
+  def _groups(self) -> list[Group]:
+    """Returns the groups of rows between stages."""
+    return [
+      Group(stage, variant, length)
+      for variant, alone in self._built
+      if not alone
+      for stage in range(1, self.chain.num_stages)
+      for length in self.grid.lengths
+    ]
+
+  def _arrays(self, variant: str, length: int) -> list[np.ndarray]:
+    """Returns arrays whose lengths are the sizes of a variant."""
+    return [np.zeros(n, np.int8) for n in self.chain.sizes(variant, length)]
+
+  def _names(self, variant: str) -> list[str]:
+    """Returns the names of the sizes of a variant."""
+    return [f'k{n}' for n, _ in enumerate(self.chain.sizes(variant, 1))]
+
+  def _programs(self, *key: Any) -> Any:
+    """Returns the programs of a variant, maybe for rows alone; built once."""
+    if key not in self._built:
+      with self._builds:
+        if key not in self._built:  # since it had to wait
+          self._built[key] = self._build(*key)
+    return self._built[key]
+
+  def _build(self, variant: str, alone: bool) -> list[onnx_program.OnnxProgram]:
+    names, longest = self._names(variant), self.grid.lengths[-1]
+    limits = [f'l <= {longest}', f'l >= {min(2, longest)}']
+    for name, other in zip(names, ['l', *names], strict=False):
+      limits += [f'{name} <= {other}', f'{name} >= 1']
+    b, length, *sizes = export.symbolic_shape(
+      ', '.join(['b', 'l', *names]), constraints=limits
+    )
+    # The axes of the length are those that change with it.
+    batches = [self.chain.pad([], longest - n, 2) for n in (0, longest > 1)]
+
+    def abstract(one: Any, other: Any) -> Any:
+      pairs = zip(one.shape[1:], other.shape[1:], strict=True)
+      shape = b, *(n if n == m else length for n, m in pairs)
+      dtype = jax.dtypes.canonicalize_dtype(one.dtype)
+      return jax.ShapeDtypeStruct(shape, dtype)
+
+    carry = jax.tree.map(abstract, *batches)
+    like = [jax.ShapeDtypeStruct((size,), np.int8) for size in sizes]
+    programs = []
+    for index in range(self.chain.num_stages):
+      stage = self.chain.resized(index, variant, tuple(sizes), alone)
+      is_last = index == self.chain.num_stages - 1
+      run = functools.partial(_run, stage, self._weights, is_last)
+      try:
+        program = onnx_program.build(run, [carry, *like])
+      except Exception as error:  # JAX's own for sizes is not public
+        raise NotTranslatedError(f'{error}') from error
+      carry = program.result[0]
+      programs.append(program)
+    return programs
+
+
+def _run(
+  stage: Any, weights: Any, is_last: bool, carry: Any, *like: Any
+) -> Any:
+  """Runs a stage; arrays as long as its sizes make them known."""
+  carry, outputs = stage(weights, carry)
+  return (None if is_last else carry), outputs
+
+
+def finer(lengths: Sequence[int]) -> tuple[int, ...]:
+  """Returns length buckets in steps of 8, above 32 of a quarter."""
+  found, size = {lengths[-1]}, 8
+  while size < lengths[-1]:
+    found.add(size)
+    size += max(8, 2 ** (size.bit_length() - 3))
+  return tuple(sorted(found))
