@@ -258,7 +258,7 @@ def test_a_batch_mixes_lengths_and_has_no_unused_rows(monkeypatch):
       shares = (list(x.probabilities.values()) for x in (one, other))
       np.testing.assert_allclose(*shares, atol=1e-5)
     assert padded == [([3, 16], 16, 2)]
-    monkeypatch.setattr(worker, 'WEIGHTS', 12)  # tokens; it takes 13
+    monkeypatch.setattr(worker, 'WEIGHTS', 7)  # the buckets are 8 and 16
     padded.clear()
     engine.predict(items[1:])
     assert padded == [([3], 3, 1), ([16], 16, 1)]
