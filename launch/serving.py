@@ -126,6 +126,8 @@ def warm_up(engine: Any, flags: Flags) -> None:
   if not done.programs:
     log(f'programs are compiled when they are first needed, {kept}')
     return
+  if 'onnxruntime' in done.chosen:
+    kept = 'made anew at each start'
   log(
     f'compiled {done.programs} programs in {done.seconds:.1f} s, {kept}; '
     f'stages: {done.options}'

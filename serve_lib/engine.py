@@ -103,6 +103,7 @@ class Engine:
       )
       for _ in range(self._worker.num_threads)
     ]
+    self._is_lazy = lazy
     self._warm_up: Any = None
     self._local = threading.local()  # `encodes` is True within `encode`
 
@@ -117,7 +118,7 @@ class Engine:
     """Compiles every program at the first call; `progress` goes to stderr."""
     if self._warm_up is None:
       warm_up = self._programs.compile(progress, threads)
-      if tuning.OWNED.is_set():
+      if tuning.OWNED.is_set() and not self._is_lazy:
         tuning.collapse_pages()
       for thread in self._threads:
         thread.start()

@@ -51,6 +51,8 @@ def build(
     options.use_per_session_threads = False
   else:
     options.intra_op_num_threads = tuning.cores()
+    # Threads of a program that is not running take no time from the others.
+    options.add_session_config_entry('session.force_spinning_stop', '1')
   options.log_severity_level = 3  # errors
   session = onnxruntime.InferenceSession(
     model.SerializeToString(), options, providers=['CPUExecutionProvider'],

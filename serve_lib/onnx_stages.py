@@ -1,7 +1,7 @@
 """A chain in ONNX Runtime: one program per stage, for batches of any size.
 
-Sizes are read at run time, so a row alone is not padded, batches are padded to
-finer length buckets, and nothing is compiled for them.
+Sizes are read at run time, so a batch has the length of its longest row and no
+unused rows, and nothing is compiled for it.
 """
 
 import functools
@@ -22,13 +22,13 @@ from serve_lib.chain import Grid, Group, Resizable
 from serve_lib.onnx_graph import NotTranslatedError
 from serve_lib.programs import WarmUp
 
-MOST_BYTES = 2**30  # of all copies of the weights
+MOST_BYTES = 2**31  # of all copies of the weights
 
 
 class OnnxStages:
   """Programs of ONNX Runtime with the interface of `serve_lib.programs`.
 
-  See `Engine` for the arguments; the grid is made finer. Raises
+  See `Engine` for the arguments; the grid has every size. Raises
   NotTranslatedError for a chain that XLA has to run.
   """
 
@@ -37,8 +37,10 @@ class OnnxStages:
 
   def __init__(self, chain: Resizable, grid: Grid, lazy: bool = False):
     self.chain, self._lazy, self.copies = chain, lazy, 0
-    sizes = tuple(range(1, grid.capacity + 1))
-    self.grid = Grid(finer(grid.lengths), sizes)
+    self._started = time.perf_counter()
+    longest = grid.lengths[-1]
+    lengths = range(min(2, longest), longest + 1)
+    self.grid = Grid((*lengths,), (*range(1, grid.capacity + 1),))
     weights = sum(x.nbytes for x in jax.tree.leaves(chain.variables))
     copies = MOST_BYTES // weights
     if copies < len(chain.variants):
@@ -47,8 +49,9 @@ class OnnxStages:
     several = chain.num_stages > 1 and copies >= 2 * len(chain.variants)
     self._alone = (True, False) if several else (False,)
     self._weights = jax.tree.map(jnp.asarray, chain.variables)
-    self._uses_cores, self._builds = threading.Lock(), threading.RLock()
+    self._builds = threading.RLock()
     self._like = functools.cache(self._arrays)
+    self._row_bytes = functools.cache(self._count_bytes)
     # A list of programs for each variant, and whether for rows alone.
     self._built: dict[tuple[str, bool], Any] = {}
     self._programs(chain.variants[0], self._alone[0])
@@ -59,8 +62,7 @@ class OnnxStages:
     """Runs a stage; returns (carry, outputs) as NumPy arrays."""
     alone &= self._alone[0]
     program = self._programs(group.variant, alone)[group.stage]
-    with self._uses_cores:
-      return program([carry, *self._like(group.variant, group.length)])
+    return program([carry, *self._like(group.variant, group.length)])
 
   def copy(
     self, kind: str, group: Group, sizes: tuple[int, int], *arrays: Any
@@ -87,16 +89,9 @@ class OnnxStages:
 
     return jax.tree.map(merged, *carries)
 
-  def batch_bytes(self, group: Group) -> int:
-    """Returns the memory of one open batch."""
-    names = ['b', 'l', *self._names(group.variant)]
-    sizes = 1, group.length, *self.chain.sizes(group.variant, group.length)
-    known = dict(zip(names, sizes, strict=True))
-    carry = self._programs(group.variant, False)[group.stage - 1].result[0]
-    return self.grid.capacity * sum(
-      leaf.dtype.itemsize * math.prod(known.get(str(n), n) for n in leaf.shape)
-      for leaf in jax.tree.leaves(carry)
-    )
+  def batch_bytes(self, group: Group, size: int = 0) -> int:
+    """Returns the memory of one open batch, by default a full one."""
+    return (size or self.grid.capacity) * self._row_bytes(group)
 
   @property
   def widest_bytes(self) -> int:
@@ -105,14 +100,13 @@ class OnnxStages:
 
   def compile(self, progress: bool = True, threads: int = 1) -> WarmUp:
     """Builds the programs of all variants, with `lazy` of the first."""
-    started = time.perf_counter()
     if not self._lazy:
       for one in itertools.product(self.chain.variants, self._alone):
         self._programs(*one)
     count = sum(map(len, self._built.values()))
     return WarmUp(
       programs=count,
-      seconds=time.perf_counter() - started,
+      seconds=time.perf_counter() - self._started,
       worst_case_bytes=sum(map(self.batch_bytes, self._groups())),
       chosen={'onnxruntime': count},
     )
@@ -126,6 +120,17 @@ class OnnxStages:
       for stage in range(1, self.chain.num_stages)
       for length in self.grid.lengths
     ]
+
+  def _count_bytes(self, group: Group) -> int:
+    """Returns the bytes of a row that waits for its next stage."""
+    names = ['b', 'l', *self._names(group.variant)]
+    sizes = 1, group.length, *self.chain.sizes(group.variant, group.length)
+    known = dict(zip(names, sizes, strict=True))
+    carry = self._programs(group.variant, False)[group.stage - 1].result[0]
+    return sum(
+      leaf.dtype.itemsize * math.prod(known.get(str(n), n) for n in leaf.shape)
+      for leaf in jax.tree.leaves(carry)
+    )
 
   def _arrays(self, variant: str, length: int) -> list[np.ndarray]:
     """Returns arrays whose lengths are the sizes of a variant."""
@@ -182,12 +187,3 @@ def _run(
   """Runs a stage; arrays as long as its sizes make them known."""
   carry, outputs = stage(weights, carry)
   return (None if is_last else carry), outputs
-
-
-def finer(lengths: Sequence[int]) -> tuple[int, ...]:
-  """Returns length buckets in steps of 8, above 32 of a quarter."""
-  found, size = {lengths[-1]}, 8
-  while size < lengths[-1]:
-    found.add(size)
-    size += max(8, 2 ** (size.bit_length() - 3))
-  return tuple(sorted(found))

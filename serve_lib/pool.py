@@ -159,8 +159,9 @@ class Pool:
 
   @property
   def bytes(self) -> int:
-    """Device memory of the open batches, each counted at full batch size."""
-    return sum(map(self._programs.batch_bytes, list(self.open)))
+    """Device memory of the open batches."""
+    opened = list(self.open.items())
+    return sum(self._programs.batch_bytes(key, one.size) for key, one in opened)
 
   def add(self, batch: Batch) -> None:
     """Adds the remaining rows of a batch; its carry must not be shared.

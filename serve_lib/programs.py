@@ -123,8 +123,8 @@ class Programs:
           self._add(*key)
     return self._table[key]
 
-  def batch_bytes(self, group: Group) -> int:
-    """Returns the device memory of one open batch."""
+  def batch_bytes(self, group: Group, size: int = 0) -> int:
+    """Returns the device memory of one open batch, which is always full."""
     return self.grid.capacity * self._row_bytes.get(group, 0)
 
   @property
@@ -342,7 +342,7 @@ def _onnx_stages(chain: Chain, grid: Grid, lazy: bool) -> tuple[Any, str]:
   try:
     from serve_lib import onnx_graph, onnx_stages
   except ImportError:
-    return None, "onnx and onnxruntime are missing (pip install '.[peers]')"
+    return None, "onnx and onnxruntime are missing (pip install '.[serve]')"
   try:
     return onnx_stages.OnnxStages(chain, grid, lazy), ''
   except onnx_graph.NotTranslatedError as error:

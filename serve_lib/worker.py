@@ -132,11 +132,16 @@ class Worker:
     if group.stage > 0:
       batch = self.pool.open.pop(group)
       for other in near:
-        batch = self.pool.merge(batch, self.pool.open.pop(other))
+        one = self.pool.open.pop(other)
+        try:
+          batch = self.pool.merge(batch, one)
+        except Exception as error:
+          self._retry(one.rows, error, group.stage)
       return self._split(batch)
     rows = self.requests.take(group, self.programs.grid.capacity)
     for other in near:
-      rows += self.requests.take(other, len(self.requests.groups[other]))
+      room = self.programs.grid.capacity - len(rows)
+      rows += self.requests.take(other, room)
       group = max(group, other)
     if len(rows) == 1:
       return [self._alone(rows[0])]
@@ -154,11 +159,13 @@ class Worker:
     others = [g for g in waiting if g[:2] == group[:2] and g != group]
     for other in sorted(others, key=lambda g: abs(g.length - group.length)):
       rows, longer = len(waiting[other]), max(length, other.length)
+      room = self.programs.grid.capacity - count
+      if group.stage == 0:  # they can be taken one by one
+        rows = min(rows, room)
       padding = count * (longer - length) + rows * (longer - other.length)
-      total = count + rows
-      if padding <= WEIGHTS and total <= self.programs.grid.capacity:
+      if padding <= WEIGHTS and 0 < rows <= room:
         found.append(other)
-        count, length = total, longer
+        count, length = count + rows, longer
     return found
 
   def _alone(self, row: Row) -> Batch:
@@ -245,9 +252,6 @@ class Worker:
     return self.pool.bytes + opened > self.max_pool_bytes
 
   def _dispatch(self, batch: Batch) -> None:
-    if self.programs.resizes:
-      lengths = [row.encoded.length for row in batch.rows]
-      batch.group = batch.group._replace(length=max(lengths))
     group = batch.group
     try:
       if group.stage == 0:
@@ -318,8 +322,8 @@ class Worker:
       self.pool.ready.append(batch)
       return
     lengths = np.array([row.length for row in batch.rows])
-    if self.programs.resizes:  # all have the padding of the longest
-      lengths[:] = lengths.max()
+    if self.programs.resizes:  # all have the same padding
+      lengths[:] = batch.group.length
     buckets = np.unique(lengths[stays]).tolist()
     for length in buckets:
       group = Group(batch.group.stage + 1, batch.group.variant, length)

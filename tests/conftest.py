@@ -9,7 +9,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 # Compiling takes most of a test's time, and level 0 shortens it by 40 %. A flag
@@ -47,6 +47,14 @@ jax.config.update('jax_compilation_cache_dir', None)
 def in_the_checkout() -> None:
   """Tests run in the root of the checkout, as `python -m launch.train`."""
   os.chdir(REPOSITORY)
+
+
+@pytest.fixture(scope='session', autouse=True)
+def not_an_own_process() -> Iterator[None]:
+  """Commands that tests call do not claim the threads of the process."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr('serve_lib.tuning.own_process', lambda: None)
+    yield
 
 
 @pytest.fixture

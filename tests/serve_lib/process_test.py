@@ -1,9 +1,12 @@
-"""Freed memory that stays with the process."""
+"""What a process of ours does: it keeps memory, and has few threads."""
 
+import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from serve_lib import tuning
 
 PROGRAM = """
 import resource, sys
@@ -21,6 +24,24 @@ print(faults() - before)
 """
 
 
+THREADS = """
+import os, sys
+import numpy as np
+from serve_lib import onnx_program, tuning
+if sys.argv[1] == 'own':
+  tuning.own_process()
+x = np.ones((2, 2), np.float32)
+def threads():
+  program = onnx_program.build(lambda x: x @ x.T, [x])
+  assert (program([x]) == 2).all()
+  return program, len(os.listdir('/proc/self/task'))
+programs = [threads() for _ in range(3)]
+print(programs[2][1] - programs[0][1])
+tuning.collapse_pages()
+assert (programs[0][0]([x]) == 2).all()
+"""
+
+
 def faults(how):
   command = [sys.executable, '-c', PROGRAM, how]
   return subprocess.check_output(command, text=True).strip()
@@ -32,3 +53,14 @@ def test_pages_are_not_asked_for_again():
     pytest.skip('the C library has no mallopt')
   # 64 MB are 16,384 pages of 4 kB, or 32 of 2 MB.
   assert int(kept) < 8 <= int(faults('give back'))
+
+
+def test_programs_of_onnx_runtime_share_their_threads():
+  pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
+  if not pathlib.Path('/proc/self/task').exists() or tuning.cores() < 2:
+    pytest.skip('counts threads in /proc, of several cores')
+  more = {}
+  for how in ('own', 'other'):
+    command = [sys.executable, '-c', THREADS, how]
+    more[how] = int(subprocess.check_output(command, text=True))
+  assert more == {'own': 0, 'other': 2 * (tuning.cores() - 1)}
