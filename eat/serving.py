@@ -60,8 +60,8 @@ class EatChain:
   ) -> Stage:
     """Returns the stage for lengths after each pruning, maybe symbolic.
 
-    A row `alone` goes through the block of a head with all of its tokens: it
-    takes as long to read the weights of the block as to compute with them, and
+    A short row `alone` goes through the block of a head with all of its tokens:
+    reading the weights of the block takes longer than computing with them, and
     the next stage would read them again.
 
     Outputs are `'logits'` float32 `[B, O]` of the stage's head and `'kept'`

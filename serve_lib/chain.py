@@ -22,6 +22,9 @@ from dataset_lib.errors import ConfigError
 # (variables, carry) -> (carry, outputs); the first axis of every array is rows.
 Stage = Callable[[Any, Any], tuple[Any, Mapping[str, Any]]]
 
+# Tokens whose computation takes as long as reading all weights from memory: 34
+# of a MiniLM on 2 cores, and of any width, as both grow with its square.
+WEIGHTS = 32
 MAX_DETAILS = 10_000  # characters; a message may contain a whole item
 
 

@@ -55,7 +55,10 @@ class Engine:
       executed, so no other user may be able to write there.
     lazy: compile programs when they are first needed, not in `warm_up`.
     tune: measure the compiler options of programs; see `serve_lib.tuning`.
-    backend: what runs the stages; see `serve_lib.programs.build`.
+    backend: what runs the stages: 'xla', 'onnxruntime', or 'auto', see
+      `serve_lib.programs.build`. ONNX Runtime takes all sizes up to the largest
+      of `lengths` and `batches`; `ahead`, `streams`, `cache_directory` and
+      `tune` have no effect on it.
   """
 
   def __init__(

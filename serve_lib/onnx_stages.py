@@ -18,7 +18,7 @@ import numpy as np
 from jax import export
 
 from serve_lib import onnx_program
-from serve_lib.chain import Grid, Group, Resizable
+from serve_lib.chain import WEIGHTS, Grid, Group, Resizable
 from serve_lib.onnx_graph import NotTranslatedError
 from serve_lib.programs import WarmUp
 
@@ -60,7 +60,7 @@ class OnnxStages:
     self, group: Group, size: int, carry: Any, alone: bool = False
   ) -> tuple[Any, Any]:
     """Runs a stage; returns (carry, outputs) as NumPy arrays."""
-    alone &= self._alone[0]
+    alone &= self._alone[0] and group.length <= WEIGHTS
     program = self._programs(group.variant, alone)[group.stage]
     return program([carry, *self._like(group.variant, group.length)])
 

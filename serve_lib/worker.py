@@ -18,13 +18,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from serve_lib.chain import ClosedError, Failure, Group, Policy, Row
+from serve_lib.chain import (
+  WEIGHTS,
+  ClosedError,
+  Failure,
+  Group,
+  Policy,
+  Row,
+)
 from serve_lib.monitor import Monitor, shielded
 from serve_lib.pool import Batch, Pool, RequestQueue
-
-# Tokens whose computation takes as long as reading all weights from memory: 34
-# of a MiniLM on 2 cores, and of any width, as both grow with its square.
-WEIGHTS = 32
 
 
 @dataclasses.dataclass(eq=False)

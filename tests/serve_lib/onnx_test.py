@@ -11,7 +11,6 @@ from jax import export
 from dataset_lib.errors import ConfigError
 from eat.window_attention import window_attend
 from model_lib.attention import attend, masked_scores
-from serve_lib import worker
 from serve_lib.engine import Engine
 from serve_lib.programs import Programs
 from tests.serve_lib import families_test as families
@@ -246,19 +245,23 @@ def test_a_batch_mixes_lengths_and_has_no_unused_rows(monkeypatch):
     padded.append(([len(row['tokens']) for row in rows], length, size))
     return pad(rows, length, size)
 
+  def compare(answers):
+    for one, other in zip(answers, alone[1:], strict=True):
+      assert (one.depth, one.retention) == (other.depth, other.retention)
+      shares = (list(x.probabilities.values()) for x in (one, other))
+      np.testing.assert_allclose(*shares, atol=1e-5)
+
   chain.pad = spy
   items = [{'tokens': [*range(5, 5 + length)]} for length in (1, 3, 16)]
   with Engine(chain, policy, (4, 16), (4,), backend='onnxruntime') as engine:
     alone = [engine.submit(item).result(60) for item in items]
     padded.clear()
-    for one, other in zip(engine.predict(items[1:]), alone[1:], strict=True):
-      assert (one.depth, one.retention) == (other.depth, other.retention)
-      shares = (list(x.probabilities.values()) for x in (one, other))
-      np.testing.assert_allclose(*shares, atol=1e-5)
+    compare(engine.predict(items[1:]))
     assert padded == [([3, 16], 16, 2)]
-    monkeypatch.setattr(worker, 'WEIGHTS', 12)  # tokens; it takes 13
+    for module in ('worker', 'onnx_stages'):
+      monkeypatch.setattr(f'serve_lib.{module}.WEIGHTS', 12)  # it takes 13
     padded.clear()
-    engine.predict(items[1:])
+    compare(engine.predict(items[1:]))
     assert padded == [([3], 3, 1), ([16], 16, 1)]
 
 
