@@ -41,14 +41,14 @@ class OnnxStages:
     longest = grid.lengths[-1]
     lengths = range(min(2, longest), longest + 1)
     self.grid = Grid((*lengths,), (*range(1, grid.capacity + 1),))
-    weights = sum(x.nbytes for x in jax.tree.leaves(chain.variables))
-    copies = MOST_BYTES // weights
+    self._weights = jax.tree.map(jnp.asarray, chain.variables)
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(self._weights))
+    copies = MOST_BYTES // max(weights, 1)  # a chain may have none
     if copies < len(chain.variants):
       raise NotTranslatedError(f'more than {MOST_BYTES} bytes of weights')
     # Whether rows alone have programs of their own.
     several = chain.num_stages > 1 and copies >= 2 * len(chain.variants)
     self._alone = (True, False) if several else (False,)
-    self._weights = jax.tree.map(jnp.asarray, chain.variables)
     self._builds = threading.RLock()
     self._like = functools.cache(self._arrays)
     self._row_bytes = functools.cache(self._count_bytes)

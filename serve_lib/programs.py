@@ -32,7 +32,6 @@ from serve_lib.tuning import Tuner
 _MAX_MAPS = '/proc/sys/vm/max_map_count'
 _SHARE_OF_MAPS = 0.9  # that may be in use when a program is compiled
 
-
 Backend = Literal['auto', 'xla', 'onnxruntime']
 
 

@@ -78,7 +78,7 @@ class Tuner:
     if name not in self._options and self._tune:
       programs = {n: lowered.compile(o) for n, o in self._options.items()}
       with self._lock:  # one measurement at a time
-        given = functools.partial(zeros, arguments, self._device)
+        given = functools.partial(_zeros, arguments, self._device)
         name = fastest(programs, given, at_once)
         self._remember(key, name)
       program = programs[name]
@@ -113,7 +113,7 @@ def cores() -> int:
   return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def zeros(arguments: Any, device: jax.Device) -> Any:
+def _zeros(arguments: Any, device: jax.Device) -> Any:
   """Returns the arguments, with zeros where they are shapes."""
 
   def fill(leaf: Any) -> Any:
