@@ -21,11 +21,12 @@ from typing import Annotated, Any
 from annotated_types import Interval
 
 from dataset_lib import fields
-from serve_lib import programs, tuning
+from serve_lib import backends, tuning
+from serve_lib.backends import Backend
 from serve_lib.chain import Chain, Failure, Grid, InputError, Policy, Row
 from serve_lib.monitor import Monitor
 from serve_lib.pool import RequestQueue
-from serve_lib.programs import Backend, WarmUp
+from serve_lib.programs import WarmUp
 from serve_lib.worker import Worker
 
 Rows = Annotated[int, Interval(ge=1, le=10**7)]
@@ -56,7 +57,7 @@ class Engine:
     lazy: compile programs when they are first needed, not in `warm_up`.
     tune: measure the compiler options of programs; see `serve_lib.tuning`.
     backend: what runs the stages: 'xla', 'onnxruntime', or 'auto', see
-      `serve_lib.programs.build`. ONNX Runtime takes all sizes up to the largest
+      `serve_lib.backends.build`. ONNX Runtime takes all sizes up to the largest
       of `lengths` and `batches`; `ahead`, `streams`, `cache_directory` and
       `tune` have no effect on it.
   """
@@ -88,17 +89,16 @@ class Engine:
     grid = Grid(tuple(lengths), tuple(batches))
     self.monitor = getattr(policy, 'monitor', None) or Monitor()
     self._policy = policy
-    self._programs = programs.build(
+    self._programs = backends.build(
       chain, grid, backend, lazy=lazy, cache_directory=cache_directory,
       tune=tune, streams=streams,
     )  # fmt: skip
     self.grid = self._programs.grid
     limits['streams'] = self._programs.streams
-    if self._programs.resizes:
-      limits['ahead'] = 0  # it returns when it has finished
+    limits['ahead'] = min(ahead, self._programs.max_ahead)
     self._requests = RequestQueue(max_pending)
     self._worker = Worker(
-      policy, self._programs, self._requests, self.monitor, **limits
+      policy, self._programs, self._requests, self.monitor, limits
     )
     self._threads = [
       threading.Thread(

@@ -20,6 +20,7 @@ from jax import export
 from serve_lib import onnx_program
 from serve_lib.chain import WEIGHTS, Grid, Group, Resizable
 from serve_lib.onnx_graph import NotTranslatedError
+from serve_lib.pool import HostPool
 from serve_lib.programs import WarmUp
 
 MOST_BYTES = 2**31  # of all copies of the weights
@@ -32,7 +33,8 @@ class OnnxStages:
   NotTranslatedError for a chain that XLA has to run.
   """
 
-  resizes = True  # batches have any size
+  padding = WEIGHTS  # which costs less than to read the weights once more
+  max_ahead = 0  # a call returns when it has finished
   streams = 1  # two at a time would have more threads than there are cores
 
   def __init__(self, chain: Resizable, grid: Grid, lazy: bool = False):
@@ -55,6 +57,10 @@ class OnnxStages:
     # A list of programs for each variant, and whether for rows alone.
     self._built: dict[tuple[str, bool], Any] = {}
     self._programs(chain.variants[0], self._alone[0])
+
+  def pool(self) -> HostPool:
+    """Returns a new pool for rows between the stages."""
+    return HostPool(self)
 
   def run(
     self, group: Group, size: int, carry: Any, alone: bool = False

@@ -138,7 +138,7 @@ class Batch:
 
 
 class Pool:
-  """Rows between stages, on the device; used by one thread.
+  """Rows between stages, on the device; used by one thread at a time.
 
   Every group has at most one open batch. The first join copies the open batch
   to the full size; rows of joining batches are copied into its unused slots.
@@ -168,18 +168,9 @@ class Pool:
 
     After an error `batch.rows` lists every row that is lost.
     """
-    one, rest = self.open.get(batch.group), None
-    if one is None:
-      one = batch
-    elif self._programs.resizes:
-      if len(one.rows) + len(batch.rows) > self._grid.capacity:
-        self.ready.append(one)
-        one = batch
-      else:
-        one = self.merge(one, batch)
-    else:
-      self._widen(one)
-      rest = self._join(batch, one)
+    one, rest = self.open.get(batch.group, batch), None
+    if one is not batch:
+      one, rest = self.merge(one, batch)
     self.open[one.group] = one
     self.peak_bytes = max(self.peak_bytes, self.bytes)
     if len(one.rows) == self._grid.capacity:
@@ -187,20 +178,16 @@ class Pool:
     if rest is not None and rest.rows:
       self.open[rest.group] = rest
 
-  def merge(self, one: Batch, other: Batch) -> Batch:
-    """Returns a batch of the rows of two, of the longer length."""
-    rows, carries = one.rows + other.rows, (one.carry, other.carry)
-    carry = self._programs.merge(carries, (one.slots, other.slots))
-    slots = np.arange(len(rows), dtype=np.int32)
-    group = max(one.group, other.group)
-    return Batch(group, len(rows), rows, slots, carry)
+  def merge(self, one: Batch, other: Batch) -> tuple[Batch, Batch | None]:
+    """Returns a batch of rows of two, and one of those without room, if any."""
+    self._widen(one)
+    return one, self._join(other, one)
 
   def shrink(self, batch: Batch) -> None:
     """Copies a batch to the smallest size that holds its rows."""
     size = self._grid.fit_rows(len(batch.rows))
     if size < batch.size:
-      if not self._programs.resizes:
-        self._widen(batch)  # there are programs from and to the full size
+      self._widen(batch)  # there are programs from and to the full size
       self.copy(batch, size)
 
   def copy(self, batch: Batch, size: int) -> None:
@@ -244,3 +231,26 @@ class Pool:
     one.slots = np.append(one.slots, free)
     others = batch.rows[count:], batch.slots[count:]
     return Batch(batch.group, batch.size, *others, batch.carry)
+
+
+class HostPool(Pool):
+  """Rows between stages in the memory of the host, in batches of any size."""
+
+  def merge(self, one: Batch, other: Batch) -> tuple[Batch, Batch | None]:
+    """Returns a batch of the rows of two, of the longer length; see `Pool`.
+
+    If they are too many, `one`, which has waited for longer, is ready to run.
+    """
+    rows, group = one.rows + other.rows, max(one.group, other.group)
+    if len(rows) > self._grid.capacity:
+      self.ready.append(one)
+      return other, None
+    parts = (one.carry, other.carry), (one.slots, other.slots)
+    for row in rows:
+      row.length = group.length
+    slots = np.arange(len(rows), dtype=np.int32)
+    carry = self._programs.merge(*parts)
+    return Batch(group, len(rows), rows, slots, carry), None
+
+  def _widen(self, batch: Batch) -> None:
+    """Does nothing: rows are copied from and to all sizes."""

@@ -14,7 +14,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +25,13 @@ from jax.extend.core import jaxpr_as_fun
 
 from dataset_lib.errors import ConfigError
 from serve_lib import tuning
-from serve_lib.chain import Chain, Grid, Group, Resizable
+from serve_lib.chain import Chain, Grid, Group
+from serve_lib.pool import Pool
 from serve_lib.program_cache import ProgramCache
 from serve_lib.tuning import Tuner
 
 _MAX_MAPS = '/proc/sys/vm/max_map_count'
 _SHARE_OF_MAPS = 0.9  # that may be in use when a program is compiled
-
-Backend = Literal['auto', 'xla', 'onnxruntime']
 
 
 class WarmUp(NamedTuple):
@@ -67,7 +66,8 @@ class Programs:
   See `Engine` for the arguments.
   """
 
-  resizes = False  # batches have the sizes of the grid
+  padding = 0  # tokens, for which rows of other lengths join a batch
+  max_ahead = 8  # batches, as a call returns before it has finished
 
   def __init__(
     self,
@@ -98,6 +98,10 @@ class Programs:
     self._row_bytes: dict[Group, int] = {}  # of its carry entering the stage
     # Row shapes of the carries of stages that change the rows' length buckets.
     self._moving: dict[tuple[int, str], list[Any]] = {}
+
+  def pool(self) -> Pool:
+    """Returns a new pool for rows between the stages."""
+    return Pool(self)
 
   def run(
     self, group: Group, size: int, carry: Any, alone: bool = False
@@ -312,40 +316,6 @@ class Programs:
     if found != expected:
       legal = f"shapes {expected} at every length, as a stage outputs 'length'"
       raise ValueError(f'carry into {group}: expected {legal}, got {found}')
-
-
-def build(
-  chain: Chain, grid: Grid, backend: Backend, *, lazy: bool, **options: Any
-) -> Any:
-  """Returns `Programs`, or `OnnxStages`; see `Engine` for the arguments.
-
-  On a CPU 'auto' is ONNX Runtime where it is installed and can run the chain.
-  Raises ConfigError if it cannot, and has to.
-  """
-  if backend != 'xla':
-    stages, why = _onnx_stages(chain, grid, lazy)
-    if stages:
-      return stages
-  if backend == 'onnxruntime':
-    expected = f"'auto' or 'xla', as {why}"
-    raise ConfigError('engine.backend', backend, expected)
-  return Programs(chain, grid, lazy=lazy, **options)
-
-
-def _onnx_stages(chain: Chain, grid: Grid, lazy: bool) -> tuple[Any, str]:
-  """Returns the chain in ONNX Runtime, or None and the reason."""
-  if not isinstance(chain, Resizable):
-    return None, 'the stages of the model are of fixed lengths'
-  if jax.default_backend() != 'cpu':
-    return None, 'the model is not on a CPU'
-  try:
-    from serve_lib import onnx_graph, onnx_stages
-  except ImportError:
-    return None, "onnx and onnxruntime are missing (pip install '.[serve]')"
-  try:
-    return onnx_stages.OnnxStages(chain, grid, lazy), ''
-  except onnx_graph.NotTranslatedError as error:
-    return None, f'there is no translation for {error}'
 
 
 def _gather(carry: Any, source: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The threads that choose batches, run them and answer rows.
+"""The threads that run batches and answer rows.
 
 Each thread chooses a batch, runs it and answers its rows; all but running is
 done by one thread at a time. With two batches at once on a CPU, element-wise
@@ -18,16 +18,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from serve_lib.chain import (
-  WEIGHTS,
-  ClosedError,
-  Failure,
-  Group,
-  Policy,
-  Row,
-)
+from serve_lib.chain import ClosedError, Failure, Group, Policy, Row
 from serve_lib.monitor import Monitor, shielded
-from serve_lib.pool import Batch, Pool, RequestQueue
+from serve_lib.pool import Batch, RequestQueue
+from serve_lib.scheduler import Scheduler
 
 
 @dataclasses.dataclass(eq=False)
@@ -38,18 +32,17 @@ class Worker:
   programs: Any  # `Programs` or `OnnxStages`
   requests: RequestQueue
   monitor: Monitor
-  max_wait: float
-  ahead: int
-  streams: int
-  max_pool_bytes: int
+  limits: Mapping[str, Any]  # `max_wait` and others, of the scheduler
 
   def __post_init__(self):
-    self.pool = Pool(self.programs)
-    self.num_threads = self.streams if self.streams > 1 else 1 + self.ahead
+    self.pool = self.programs.pool()
+    self.scheduler = Scheduler(
+      self.programs, self.requests, self.pool, self._retry, **self.limits
+    )
+    self.num_threads = self.scheduler.num_threads
+    self._flights = self.scheduler.flights
     self._turn = threading.Lock()  # guards all that the threads share
-    self._flights: list[Batch] = []  # dispatched
     self._chosen: collections.deque[Batch] = collections.deque()  # not yet run
-    self._retried: collections.deque[Row] = collections.deque()
 
   def run(self) -> None:
     """Serves until the engine is closed; called by each of `num_threads`."""
@@ -73,12 +66,11 @@ class Worker:
     with self._turn:
       batch = self._take()
       if batch is None:
-        waiting = self._waiting()
-        closed = self.requests.is_closed and not waiting
+        closed = self.requests.is_closed and not self.scheduler.waiting
         if closed and not self._flights:
           self.requests.wake()  # the other threads end too
           return False
-        patience = self._patience(waiting)
+        patience = self.scheduler.patience()
     if batch is None:
       self.requests.wait(seen, patience)
       return True
@@ -91,7 +83,7 @@ class Worker:
       batch.outputs = error
     with self._turn:
       self._finish(batch)
-      self._flights = [one for one in self._flights if one is not batch]
+      self._flights[:] = [x for x in self._flights if x is not batch]
     return True
 
   def _take(self) -> Batch | None:
@@ -101,158 +93,16 @@ class Worker:
       self._clear(closed, 'close')
     while not self._chosen:  # a batch that cannot be padded is not chosen
       with self.requests.lock:
-        batches = self._next()
+        batches = self.scheduler.next()
       if not batches:
         return None
       for one in batches:
         self._dispatch(one)
     batch = self._chosen.popleft()
-    others = self._chosen, self._retried, self.pool.ready, self.pool.open
-    if self.num_threads > 1 and (any(others) or self.requests.groups):
+    others = self._chosen, self.scheduler.retried, self.pool.ready
+    if self.num_threads > 1 and (any(others) or self.scheduler.waiting):
       self.requests.wake()
     return batch
-
-  def _waiting(self) -> dict[Group, Sequence[Row]]:
-    return {**self.requests.groups, **self.pool.groups}
-
-  def _patience(self, waiting: Mapping[Group, Sequence[Row]]) -> float | None:
-    """Returns seconds until a row has waited for `max_wait`, None for never."""
-    now = time.monotonic() - self.max_wait
-    left = [rows[0].since - now for rows in waiting.values()]
-    return min((one + 1e-3 for one in left if one > 0), default=None)
-
-  def _next(self) -> list[Batch]:
-    """Returns the batches to run next; none to wait. Needs the lock."""
-    if len(self._flights) >= self.num_threads:
-      return []
-    if self._retried:
-      return [self._alone(self._retried.popleft())]
-    if self.pool.ready:
-      return self._split(self.pool.ready.popleft())
-    if not (group := self._choose(self._waiting())):
-      return []
-    near = self._near(group) if self.programs.resizes else []
-    if group.stage > 0:
-      batch = self.pool.open.pop(group)
-      for other in near:
-        one = self.pool.open.pop(other)
-        try:
-          batch = self.pool.merge(batch, one)
-        except Exception as error:
-          self._retry(one.rows, error, group.stage)
-      return self._split(batch)
-    rows = self.requests.take(group, self.programs.grid.capacity)
-    for other in near:
-      room = self.programs.grid.capacity - len(rows)
-      rows += self.requests.take(other, room)
-      group = max(group, other)
-    if len(rows) == 1:
-      return [self._alone(rows[0])]
-    slots = np.arange(len(rows), dtype=np.int32)
-    size = self.programs.grid.fit_rows(len(rows))
-    return self._split(Batch(group, size, rows, slots))
-
-  def _near(self, group: Group) -> list[Group]:
-    """Returns groups whose rows join a batch of other lengths.
-
-    They do if padding costs less than it does to read the weights once more.
-    """
-    waiting, found = self._waiting(), []
-    count, length = len(waiting[group]), group.length
-    others = [g for g in waiting if g[:2] == group[:2] and g != group]
-    for other in sorted(others, key=lambda g: abs(g.length - group.length)):
-      rows, longer = len(waiting[other]), max(length, other.length)
-      room = self.programs.grid.capacity - count
-      if group.stage == 0:  # they can be taken one by one
-        rows = min(rows, room)
-      padding = count * (longer - length) + rows * (longer - other.length)
-      if padding <= WEIGHTS and 0 < rows <= room:
-        found.append(other)
-        count, length = count + rows, longer
-    return found
-
-  def _alone(self, row: Row) -> Batch:
-    """Returns a batch of one row, which goes on without joining others."""
-    grid, encoded, row.alone = self.programs.grid, row.encoded, True
-    row.length = grid.fit_length(encoded.length)
-    group = Group(0, encoded.variant, row.length)
-    return Batch(group, grid.fit_rows(1), [row], np.zeros(1, np.int32))
-
-  def _split(self, batch: Batch) -> list[Batch]:
-    """Splits a batch into one part for each idle stream.
-
-    A batch between stages is split if it is stored at the full size, from which
-    there are programs that copy.
-    """
-    grid, parts = self.programs.grid, self.streams - len(self._flights)
-    count, stored = len(batch.rows), batch.group.stage > 0
-    if parts < 2 or count < 2 or self.pool.ready:
-      return [batch]
-    smaller = grid.fit_rows(-(-count // parts)) < grid.capacity == batch.size
-    if stored and not smaller:
-      return [batch]
-    result = []
-    for numbers in np.array_split(np.arange(count), min(parts, count)):
-      rows = [batch.rows[number] for number in numbers]
-      size = batch.size if stored else grid.fit_rows(len(rows))
-      slots = batch.slots[numbers] if stored else batch.slots[: len(rows)]
-      result.append(Batch(batch.group, size, rows, slots, batch.carry))
-    return result
-
-  def _choose(self, waiting: Mapping[Group, Sequence[Row]]) -> Group | None:
-    """Returns the group whose rows run next, or None to wait.
-
-    The first rule that applies:
-
-    1. Near the limit of the pool: batches in flight finish first, then the
-       pooled rows that have waited longest run.
-    2. Rows that have waited in one group longer than `max_wait`, oldest first.
-       (`since` restarts at each stage; otherwise pooled rows would always be
-       older than queued ones, and in a backlog run one or two at a time.)
-    3. A full batch of the latest stage: it frees memory.
-    4. None while a caller is adding rows; else the oldest partial batch of the
-       earliest stage, as its remaining rows fill the later pools. It waits for
-       batches in flight of earlier stages, whose rows may join it.
-
-    A partial batch waits while no stream is idle.
-    """
-    if not waiting:
-      return None
-    is_calm = not self._flights and not self.requests.is_expecting
-    if is_calm and len(waiting) == 1:  # what the rules come to, in no time
-      return next(iter(waiting))
-    deadline = time.monotonic() - self.max_wait
-    capacity = self.programs.grid.capacity
-    pooled = [group for group in waiting if group.stage > 0]
-    late = [group for group in waiting if waiting[group][0].since < deadline]
-    flights = [one.group for one in self._flights if not one.rows[0].alone]
-    full = [group for group in waiting if len(waiting[group]) >= capacity]
-    if (pooled or self._flights) and self._is_crowded():
-      found = [] if self._flights else pooled
-    elif late:
-      found = late
-    elif full:
-      found = [group for group in full if group.stage == max(full).stage]
-    elif self.requests.is_expecting:
-      found = []
-    else:
-      found = [
-        group for group in waiting
-        if not any(x.stage < group.stage and x.variant == group.variant
-                   for x in flights)
-      ]  # fmt: skip
-      found = [group for group in found if group.stage == min(found).stage]
-    # The group makes equal ages deterministic.
-    oldest = min(found, key=lambda g: (waiting[g][0].since, g), default=None)
-    is_idle = len(self._flights) < self.streams
-    return oldest if is_idle or oldest in full else None
-
-  def _is_crowded(self) -> bool:
-    """Returns True if one more batch could exceed `max_pool_bytes`."""
-    if not self.max_pool_bytes:
-      return False
-    opened = (len(self._flights) + 1) * self.programs.widest_bytes
-    return self.pool.bytes + opened > self.max_pool_bytes
 
   def _dispatch(self, batch: Batch) -> None:
     group = batch.group
@@ -295,7 +145,7 @@ class Worker:
       return
     for row in rows:
       row.outputs.clear()
-    self._retried.extend(rows)
+    self.scheduler.retried.extend(rows)
 
   def _stays(self, batch: Batch, outputs: Any) -> Bool[np.ndarray, ' b']:
     """Returns True for the rows that stay; sets their length buckets."""
@@ -325,8 +175,6 @@ class Worker:
       self.pool.ready.append(batch)
       return
     lengths = np.array([row.length for row in batch.rows])
-    if self.programs.resizes:  # all have the same padding
-      lengths[:] = batch.group.length
     buckets = np.unique(lengths[stays]).tolist()
     for length in buckets:
       group = Group(batch.group.stage + 1, batch.group.variant, length)
@@ -352,8 +200,8 @@ class Worker:
   def _clear(self, error: BaseException, during: str) -> None:
     """Fails all waiting rows and, after an engine error, rows in flight."""
     rows = [*self.requests.rows(clear=True), *self.pool.clear()]
-    rows += self._retried
-    self._retried.clear()
+    rows += self.scheduler.retried
+    self.scheduler.retried.clear()
     if during == 'engine':
       rows += [row for batch in self._flights for row in batch.rows]
       self._flights.clear()

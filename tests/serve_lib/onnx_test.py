@@ -258,8 +258,8 @@ def test_a_batch_mixes_lengths_and_has_no_unused_rows(monkeypatch):
     padded.clear()
     compare(engine.predict(items[1:]))
     assert padded == [([3, 16], 16, 2)]
-    for module in ('worker', 'onnx_stages'):
-      monkeypatch.setattr(f'serve_lib.{module}.WEIGHTS', 12)  # it takes 13
+    for name in ('WEIGHTS', 'OnnxStages.padding'):
+      monkeypatch.setattr(f'serve_lib.onnx_stages.{name}', 12)  # it takes 13
     padded.clear()
     compare(engine.predict(items[1:]))
     assert padded == [([3], 3, 1), ([16], 16, 1)]

@@ -1,0 +1,182 @@
+"""Chooses which rows run next, and in which batch."""
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from serve_lib.chain import Group, Row
+from serve_lib.pool import Batch, Pool, RequestQueue
+
+Waiting = Mapping[Group, Sequence[Row]]
+
+
+@dataclasses.dataclass(eq=False)
+class Scheduler:
+  """Forms batches of waiting rows; see `Engine` for the arguments.
+
+  Used by one thread at a time, which holds the lock of `requests`.
+  """
+
+  programs: Any  # `Programs` or `OnnxStages`
+  requests: RequestQueue
+  pool: Pool
+  retry: Callable[[Sequence[Row], Exception, int], None]
+  max_wait: float
+  ahead: int
+  streams: int
+  max_pool_bytes: int
+
+  def __post_init__(self):
+    self.num_threads = self.streams if self.streams > 1 else 1 + self.ahead
+    self.flights: list[Batch] = []  # dispatched
+    self.retried: collections.deque[Row] = collections.deque()
+
+  @property
+  def waiting(self) -> Waiting:
+    """Rows that wait, by group, oldest first."""
+    return {**self.requests.groups, **self.pool.groups}
+
+  def patience(self) -> float | None:
+    """Returns seconds until a row has waited for `max_wait`, None for never."""
+    now = time.monotonic() - self.max_wait
+    left = [rows[0].since - now for rows in self.waiting.values()]
+    return min((one + 1e-3 for one in left if one > 0), default=None)
+
+  def next(self) -> list[Batch]:
+    """Returns the batches to run next; none to wait."""
+    if len(self.flights) >= self.num_threads:
+      return []
+    if self.retried:
+      return [self._alone(self.retried.popleft())]
+    if self.pool.ready:
+      return self._split(self.pool.ready.popleft())
+    if not (group := self._choose(self.waiting)):
+      return []
+    near = self._near(group)
+    if group.stage > 0:
+      batch = self.pool.open.pop(group)
+      for other in near:
+        one = self.pool.open.pop(other)
+        try:
+          batch, _ = self.pool.merge(batch, one)
+        except Exception as error:
+          self.retry(one.rows, error, group.stage)
+      return self._split(batch)
+    rows = self.requests.take(group, self.programs.grid.capacity)
+    for other in near:
+      room = self.programs.grid.capacity - len(rows)
+      rows += self.requests.take(other, room)
+      group = max(group, other)
+    for row in rows:
+      row.length = group.length
+    if len(rows) == 1:
+      return [self._alone(rows[0])]
+    slots = np.arange(len(rows), dtype=np.int32)
+    size = self.programs.grid.fit_rows(len(rows))
+    return self._split(Batch(group, size, rows, slots))
+
+  def _near(self, group: Group) -> list[Group]:
+    """Returns groups whose rows join a batch of other lengths.
+
+    They do if padding costs less than it does to read the weights once more.
+    """
+    waiting, found = self.waiting, []
+    count, length = len(waiting[group]), group.length
+    others = [g for g in waiting if g[:2] == group[:2] and g != group]
+    for other in sorted(others, key=lambda g: abs(g.length - group.length)):
+      rows, longer = len(waiting[other]), max(length, other.length)
+      room = self.programs.grid.capacity - count
+      if group.stage == 0:  # they can be taken one by one
+        rows = min(rows, room)
+      padding = count * (longer - length) + rows * (longer - other.length)
+      if padding <= self.programs.padding and 0 < rows <= room:
+        found.append(other)
+        count, length = count + rows, longer
+    return found
+
+  def _alone(self, row: Row) -> Batch:
+    """Returns a batch of one row, which goes on without joining others."""
+    grid, encoded, row.alone = self.programs.grid, row.encoded, True
+    row.length = grid.fit_length(encoded.length)
+    group = Group(0, encoded.variant, row.length)
+    return Batch(group, grid.fit_rows(1), [row], np.zeros(1, np.int32))
+
+  def _split(self, batch: Batch) -> list[Batch]:
+    """Splits a batch into one part for each idle stream.
+
+    A batch between stages is split if it is stored at the full size, from which
+    there are programs that copy.
+    """
+    grid, parts = self.programs.grid, self.streams - len(self.flights)
+    count, stored = len(batch.rows), batch.group.stage > 0
+    if parts < 2 or count < 2 or self.pool.ready:
+      return [batch]
+    smaller = grid.fit_rows(-(-count // parts)) < grid.capacity == batch.size
+    if stored and not smaller:
+      return [batch]
+    result = []
+    for numbers in np.array_split(np.arange(count), min(parts, count)):
+      rows = [batch.rows[number] for number in numbers]
+      size = batch.size if stored else grid.fit_rows(len(rows))
+      slots = batch.slots[numbers] if stored else batch.slots[: len(rows)]
+      result.append(Batch(batch.group, size, rows, slots, batch.carry))
+    return result
+
+  def _choose(self, waiting: Waiting) -> Group | None:
+    """Returns the group whose rows run next, or None to wait.
+
+    The first rule that applies:
+
+    1. Near the limit of the pool: batches in flight finish first, then the
+       pooled rows that have waited longest run.
+    2. Rows that have waited in one group longer than `max_wait`, oldest first.
+       (`since` restarts at each stage; otherwise pooled rows would always be
+       older than queued ones, and in a backlog run one or two at a time.)
+    3. A full batch of the latest stage: it frees memory.
+    4. None while a caller is adding rows; else the oldest partial batch of the
+       earliest stage, as its remaining rows fill the later pools. It waits for
+       batches in flight of earlier stages, whose rows may join it.
+
+    A partial batch waits while no stream is idle.
+    """
+    if not waiting:
+      return None
+    is_calm = not self.flights and not self.requests.is_expecting
+    if is_calm and len(waiting) == 1:  # what the rules come to, in no time
+      return next(iter(waiting))
+    deadline = time.monotonic() - self.max_wait
+    capacity = self.programs.grid.capacity
+    pooled = [group for group in waiting if group.stage > 0]
+    late = [group for group in waiting if waiting[group][0].since < deadline]
+    flights = [one.group for one in self.flights if not one.rows[0].alone]
+    full = [group for group in waiting if len(waiting[group]) >= capacity]
+    if (pooled or self.flights) and self._is_crowded():
+      found = [] if self.flights else pooled
+    elif late:
+      found = late
+    elif full:
+      found = [group for group in full if group.stage == max(full).stage]
+    elif self.requests.is_expecting:
+      found = []
+    else:
+      found = [
+        group for group in waiting
+        if not any(x.stage < group.stage and x.variant == group.variant
+                   for x in flights)
+      ]  # fmt: skip
+      found = [group for group in found if group.stage == min(found).stage]
+    # The group makes equal ages deterministic.
+    oldest = min(found, key=lambda g: (waiting[g][0].since, g), default=None)
+    is_idle = len(self.flights) < self.streams
+    return oldest if is_idle or oldest in full else None
+
+  def _is_crowded(self) -> bool:
+    """Returns True if one more batch could exceed `max_pool_bytes`."""
+    if not self.max_pool_bytes:
+      return False
+    opened = (len(self.flights) + 1) * self.programs.widest_bytes
+    return self.pool.bytes + opened > self.max_pool_bytes
