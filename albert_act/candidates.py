@@ -20,13 +20,14 @@ from albert_act import packed_attention, transposed_kernels
 from albert_act.model import AlbertClassifier
 from albert_act.serving import AlbertChain
 from eval_lib.benchmark import Call, Candidate, log_probabilities
+from serve_lib.decisions import ClassifierPolicy, OneStage
 from serve_lib.engine import Engine
-from serve_lib.items import TextReader
+from serve_lib.items import TOKEN_IDS
 from serve_lib.policies import HaltingPolicy
 
 VOCAB_SIZE = 1000
 SPREAD = 2.0  # standard deviation of the first scores' logits
-BASELINES = ('fixed, scanned', 'fixed, unrolled')
+BASELINES = ('fixed, scanned', 'fixed, unrolled', 'fixed, engine')
 BIASES = np.linspace(-12.0, 12.0, 4097)  # of the halting score
 
 
@@ -41,7 +42,11 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
       )
       for name, (apply, values) in _forms(model, fixed, variables).items()
     }
-    runs['engine'] = _engine(model, variables, inputs, flags.iterations)
+    chain = AlbertChain(model, variables, iterations=flags.iterations)
+    runs['engine'] = _engine(HaltingPolicy, chain, inputs)
+    unrolled = functools.partial(fixed.apply, method=_unroll_batch)
+    whole = OneStage(unrolled, variables, TOKEN_IDS)
+    runs['fixed, engine'] = _engine(ClassifierPolicy, whole, inputs)
     shares = {'mean_share': steps.mean(), 'depth_share': steps.max(1).mean()}
     columns = {k: float(v) / model.max_iterations for k, v in shares.items()}
     found = []
@@ -125,6 +130,11 @@ def _unroll(module: Any, *inputs: Any, apply: Any = nn.Module.apply) -> Any:
   return module.classify(x[:, 0])
 
 
+def _unroll_batch(module: Any, batch: Any) -> Any:
+  names = 'tokens', 'token_types', 'length'
+  return _unroll(module, *(batch[name] for name in names))[0]
+
+
 def _apply_in_engine_forms(
   block: Any, variables: Mapping[str, Any], x: jax.Array, valid: jax.Array
 ) -> Any:
@@ -137,12 +147,10 @@ def _apply_in_engine_forms(
   return transposed_kernels.apply(block, variables, x, valid)
 
 
-def _engine(model: Any, variables: Any, inputs: Any, iterations: int) -> Any:
+def _engine(kind: Any, chain: Any, inputs: Any) -> Any:
   """Returns a function that answers all rows at once: log-probabilities."""
   batch, length = inputs[0].shape
-  chain = AlbertChain(model, variables, iterations=iterations)
-  reader = TextReader(None, length)
-  policy = HaltingPolicy(chain, reader, ('first', 'second'), (length,))
+  policy = kind(chain, TOKEN_IDS, ('first', 'second'), (length,))
   engine = Engine(chain, policy, (length,), (batch,), tune=True)
   print(f'engine: {engine.warm_up().options}')
   items = [{'tokens': row} for row in np.asarray(inputs[0])]

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from albert_act import compaction, transposed_kernels
+from albert_act import compaction, host_compaction, transposed_kernels
 from albert_act.compaction import Tokens
 from albert_act.model import AlbertClassifier
 from dataset_lib.errors import ConfigError
@@ -41,6 +41,8 @@ class AlbertChain:
   model has no halting or several blocks (a halted token would still be needed
   by the next block). `others` are further variants, with another epsilon.
   """
+
+  alone = False
 
   def __init__(
     self,
@@ -68,11 +70,12 @@ class AlbertChain:
     self.iterations, self.limit = iterations, model.max_iterations
     self.num_stages = -(-self.limit // iterations)
     self.variants = (VARIANT, *others)
+    self._models = {VARIANT: model, **others}
     # One object for all stages but the first, so that it is compiled once.
     self._stages = {
       name: [functools.partial(one.apply, method=run) for run in runs]
       for runs in [(self._begin, self._iterate)]
-      for name, one in {VARIANT: model, **others}.items()
+      for name, one in self._models.items()
     }
 
   def stage(self, index: int, variant: str, length: int) -> Stage:
@@ -82,6 +85,19 @@ class AlbertChain:
     while a token of the row has not halted, and `'steps'` int32 `[B, L]`.
     """
     return self._stages[variant][min(index, 1)]
+
+  def sizes(self, variant: str, length: int) -> tuple[int, ...]:
+    """Returns none; see `serve_lib.chain.Resizable`."""
+    return ()
+
+  def programs(
+    self, variant: str, sizes: Any, alone: bool, inputs: Any, compile: Any
+  ) -> Any:
+    """Returns those of the stages; see `serve_lib.chain.Resizable`."""
+    first, later = host_compaction.stages(
+      self._models[variant], self.iterations, inputs, compile
+    )
+    return [first, *[later] * (self.num_stages - 1)]
 
   def _begin(self, module: AlbertClassifier, carry: Any) -> Any:
     inputs = (carry[name] for name in ('tokens', 'token_types', 'length'))

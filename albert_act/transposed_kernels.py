@@ -92,7 +92,7 @@ def product(
     return jax.lax.optimization_barrier(jnp.matmul(kernel, x.T)).T
 
   tokens = x.reshape(-1, x.shape[-1])
-  if len(tokens) not in KERNEL_LEFT:
+  if tokens.shape[0] not in KERNEL_LEFT:
     return tokens_left(x, kernel)
   flat = jax.lax.platform_dependent(
     tokens, kernel, cpu=kernel_left, default=tokens_left

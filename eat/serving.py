@@ -20,7 +20,7 @@ from eval_lib.certificate import GUARANTEED, CertificateFile
 from model_lib.bert import BertClassifier
 from model_lib.layers import build
 from serve_lib import exits
-from serve_lib.chain import Stage
+from serve_lib.chain import Stage, compile_in_turn
 from serve_lib.items import TOKEN_IDS, TextReader
 from serve_lib.policies import PRUNED, UNPRUNED, ExitPolicy
 
@@ -33,6 +33,8 @@ class EatChain:
   nothing. `with_unpruned=False` compiles only 'pruned'. `others` are further
   variants, with other prune ratios. A stage ends at each of the layers `heads`.
   """
+
+  alone = True
 
   def __init__(
     self,
@@ -53,9 +55,17 @@ class EatChain:
 
   def stage(self, index: int, variant: str, length: int) -> Stage:
     """Returns the pure function of a stage; see `serve_lib.chain.Chain`."""
-    return self.resized(index, variant, self.sizes(variant, length))
+    return self._stage(index, variant, self.sizes(variant, length))
 
-  def resized(
+  def programs(
+    self, variant: str, sizes: Any, alone: bool, inputs: Any, compile: Any
+  ) -> Any:
+    """Returns those of the stages; see `serve_lib.chain.Resizable`."""
+    given = variant, sizes, alone
+    stages = [self._stage(index, *given) for index in range(self.num_stages)]
+    return compile_in_turn(stages, inputs, compile)
+
+  def _stage(
     self, index: int, variant: str, sizes: tuple[Any, ...], alone: bool = False
   ) -> Stage:
     """Returns the stage for lengths after each pruning, maybe symbolic.

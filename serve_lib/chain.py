@@ -187,19 +187,48 @@ class Chain(Protocol):
 
 
 @runtime_checkable
+class Program(Protocol):
+  """A stage, compiled for batches of any size."""
+
+  result: Any  # shapes of carry and outputs
+
+  def __call__(self, arguments: Sequence[Any]) -> tuple[Any, Any]:
+    """Runs it on a carry, and arrays as long as `Resizable.sizes`."""
+
+
+@runtime_checkable
 class Resizable(Chain, Protocol):
-  """A chain whose stages can be traced for lengths that are not known yet."""
+  """A chain whose stages can be compiled for sizes that are not known yet."""
+
+  alone: bool  # whether rows alone have programs of their own
 
   def sizes(self, variant: str, length: int) -> tuple[int, ...]:
     """Returns the other sizes that depend on the length, descending."""
 
-  def resized(
-    self, index: int, variant: str, sizes: tuple[Any, ...], alone: bool = False
-  ) -> Stage:
-    """Returns the stage for sizes, which may be those of `jax.export`.
+  def programs(
+    self,
+    variant: str,
+    sizes: tuple[Any, ...],
+    alone: bool,
+    inputs: Any,
+    compile: Callable[..., Program],
+  ) -> list[Program]:
+    """Returns a program for each stage, of rows `alone` or of batches.
 
-    The stages of a row `alone` may have other carries.
+    `sizes` are those of `jax.export`, `inputs` the shapes of the first stage's.
+    `compile(stage, carry)` compiles a function, see `compile_in_turn`.
     """
+
+
+def compile_in_turn(
+  stages: Sequence[Stage], carry: Any, compile: Callable[..., Program]
+) -> list[Program]:
+  """Compiles stages, each for the carry that the one before returns."""
+  programs: list[Program] = []
+  for stage in stages:
+    programs.append(compile(stage, carry, is_last=stage is stages[-1]))
+    carry = programs[-1].result[0]
+  return programs
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from serve_lib.chain import Encoded, Row, Stage
+from serve_lib.chain import Encoded, Row, Stage, compile_in_turn
 from serve_lib.monitor import Monitor
 
 
@@ -141,7 +141,7 @@ class OneStage:
   `apply` maps variables and a batch of the reader to logits `[B, O]`.
   """
 
-  num_stages = 1
+  num_stages, alone = 1, False
   variants: tuple[str, ...] = ('whole',)
 
   def __init__(
@@ -158,8 +158,8 @@ class OneStage:
     """Returns none; see `serve_lib.chain.Resizable`."""
     return ()
 
-  def resized(
-    self, index: int, variant: str, sizes: tuple[Any, ...], alone: bool = False
-  ) -> Stage:
-    """Returns the whole model."""
-    return self._stage
+  def programs(
+    self, variant: str, sizes: Any, alone: bool, inputs: Any, compile: Any
+  ) -> Any:
+    """Returns that of the whole model; see `serve_lib.chain.Resizable`."""
+    return compile_in_turn([self._stage], inputs, compile)

@@ -95,6 +95,13 @@ def _fused(
         return graph.elementwise('Div', one, root)
       if other.array is not None and (other.array == ROOT).all():
         return graph.elementwise('Div', one, graph.constant(1 / ROOT))
+      if other.made[0] == 'mul':
+        half, rest = other.made[1]
+        if half.array is not None and (half.array == 0.5).all():
+          # Of GELU by tanh; exact in any order.
+          return graph.elementwise(
+            'Mul', graph.elementwise('Mul', one, half), rest
+          )
   if name in ('square', 'integer_pow'):
     power = graph.constant(np.float32(params.get('y', 2)))
     return graph.elementwise('Pow', first, power)
@@ -213,7 +220,7 @@ def _gather(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   return graph.add('Gather', table, rows, shape=shape, axis=0)
 
 
-def _unwrapped(places: Value, count: int) -> Value:
+def _unwrapped(places: Value, count: Any) -> Value:
   """Leaves out `where(n < 0, n + count, n)`, which ONNX does itself."""
   value = places
   while value.made[0] in (_WIDE, 'reshape', 'expand_dims'):
@@ -222,7 +229,7 @@ def _unwrapped(places: Value, count: int) -> Value:
     return places
   is_low, plain, moved = value.made[1]
 
-  def compares(one: Value, kind: str, number: int) -> bool:
+  def compares(one: Value, kind: str, number: Any) -> bool:
     name, inputs, _ = one.made
     if name != kind or plain.array is not None:
       return False

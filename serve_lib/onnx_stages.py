@@ -49,7 +49,8 @@ class OnnxStages:
     if copies < len(chain.variants):
       raise NotTranslatedError(f'more than {MOST_BYTES} bytes of weights')
     # Whether rows alone have programs of their own.
-    several = chain.num_stages > 1 and copies >= 2 * len(chain.variants)
+    several = chain.alone and chain.num_stages > 1
+    several &= copies >= 2 * len(chain.variants)
     self._alone = (True, False) if several else (False,)
     self._builds = threading.RLock()
     self._like = functools.cache(self._arrays)
@@ -154,7 +155,7 @@ class OnnxStages:
           self._built[key] = self._build(*key)
     return self._built[key]
 
-  def _build(self, variant: str, alone: bool) -> list[onnx_program.OnnxProgram]:
+  def _build(self, variant: str, alone: bool) -> Any:
     names, longest = self._names(variant), self.grid.lengths[-1]
     limits = [f'l <= {longest}', f'l >= {min(2, longest)}']
     for name, other in zip(names, ['l', *names], strict=False):
@@ -171,20 +172,17 @@ class OnnxStages:
       dtype = jax.dtypes.canonicalize_dtype(one.dtype)
       return jax.ShapeDtypeStruct(shape, dtype)
 
-    carry = jax.tree.map(abstract, *batches)
+    inputs = jax.tree.map(abstract, *batches)
     like = [jax.ShapeDtypeStruct((size,), np.int8) for size in sizes]
-    programs = []
-    for index in range(self.chain.num_stages):
-      stage = self.chain.resized(index, variant, tuple(sizes), alone)
-      is_last = index == self.chain.num_stages - 1
+
+    def compiled(stage: Any, carry: Any, is_last: bool = False) -> Any:
       run = functools.partial(_run, stage, self._weights, is_last)
-      try:
-        program = onnx_program.build(run, [carry, *like])
-      except Exception as error:  # JAX's own for sizes is not public
-        raise NotTranslatedError(f'{error}') from error
-      carry = program.result[0]
-      programs.append(program)
-    return programs
+      return onnx_program.build(run, [carry, *like])
+
+    try:
+      return self.chain.programs(variant, (*sizes,), alone, inputs, compiled)
+    except Exception as error:  # JAX's own for sizes is not public
+      raise NotTranslatedError(f'{error}') from error
 
 
 def _run(

@@ -15,7 +15,7 @@ from albert_act.task import FineTune
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
-from serve_lib.chain import InputError, Row, ServedRun
+from serve_lib.chain import Grid, Group, InputError, Row, ServedRun
 from serve_lib.items import TextReader
 from serve_lib.policies import HaltingPolicy
 from tests.albert_act import small
@@ -38,13 +38,17 @@ def apply_of(model):
   return jax.jit(model.apply)
 
 
-def check(chain, variables, count):
-  """Runs all stages with a row of padding; compares with the masked form."""
+def in_xla(chain, index, carry):
+  stage = jax.jit(chain.stage(index, 'compacted', 24))
+  return stage(chain.variables, carry)
+
+
+def check(chain, variables, count, run=in_xla, size=8):
+  """Runs all stages with rows of padding; compares with the masked form."""
   texts = small_eat.rows(count, low=1, high=24, vocab_size=40)
-  batch = carry = chain.pad(list(map(small_eat.item, texts)), 24, 8)
+  batch = carry = chain.pad(list(map(small_eat.item, texts)), 24, size)
   for index in range(chain.num_stages):
-    stage = jax.jit(chain.stage(index, 'compacted', 24))
-    carry, outputs = stage(chain.variables, carry)
+    carry, outputs = run(chain, index, carry)
   assert not outputs['running'].any()
   batch['tokens'] = np.minimum(batch['tokens'], chain.model.vocab_size - 1)
   logits, out = apply_of(chain.model)(
@@ -71,6 +75,22 @@ def test_compacted_form_equals_masked_form(halting, iterations):
   chain = AlbertChain(model, variables, iterations=iterations)
   assert chain.num_stages == {1: 6, 4: 2}[iterations]
   check(chain, variables, 7)
+
+
+@pytest.mark.parametrize('halting', ['act', 'straight_through'])
+def test_packed_by_the_host_equals_masked_form(halting):
+  pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
+  from serve_lib.onnx_stages import OnnxStages
+
+  model, variables = small.build(halting=halting)
+  chain = AlbertChain(model, variables, iterations=4)
+  programs = OnnxStages(chain, Grid((24,), (8,)))
+
+  def run(chain, index, carry):
+    return programs.run(Group(index, 'compacted', 24), 1, carry)
+
+  for count in (1, 7):
+    check(chain, variables, count, run, count)
 
 
 def test_contents_of_padding_are_never_read():

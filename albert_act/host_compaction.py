@@ -1,0 +1,193 @@
+"""Exact compaction for programs that read their sizes at run time.
+
+The host packs the running tokens of a batch before each iteration and puts the
+new states, keys and values into their places. So as many tokens are computed as
+run, and one program serves all iterations. See `albert_act.compaction`, whose
+sizes are static, for what an iteration computes.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jaxtyping import Array, Float
+
+from albert_act import compaction, transposed_kernels
+from albert_act.encoder import COMBINATIONS
+from albert_act.model import AlbertClassifier
+from model_lib import attention, halting
+
+
+@dataclasses.dataclass(frozen=True)
+class HostStage:
+  """Some iterations of a batch, as `serve_lib.chain.Program`.
+
+  The carry is that of `begin`, contiguous arrays that are changed in place.
+  """
+
+  iterate: Any  # programs, see the functions of these names below
+  classify: Any
+  result: Any
+  iterations: int
+  limit: int  # iterations of a row
+  begin: Any = None  # of the first stage
+
+  def __call__(self, arguments: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    """Runs until all tokens have halted, or for `iterations`."""
+    (carry,) = arguments
+    if self.begin:
+      carry, _ = self.begin([carry])
+    names = 'x', 'keys', 'values', 'running', 'total', 'steps'
+    tokens = {
+      name: carry[name].reshape(-1, *carry[name].shape[2:]) for name in names
+    }
+    place = np.flatnonzero(tokens['running'])
+    packed = {name: tokens[name][place] for name in ('x', 'total')}
+    for _ in range(self.iterations):
+      if not len(place):
+        break
+      packed, _ = self.iterate([packed | self._inputs(carry, place)])
+      carry['iteration'] += 1
+      for name in ('keys', 'values'):
+        tokens[name][place] = packed.pop(name)
+      stays = tokens['running'][place] = packed.pop('running')
+      tokens['steps'][place] += 1
+      for name, new in packed.items():
+        tokens[name][place[~stays]] = new[~stays]
+        packed[name] = new[stays]
+      place = place[stays]
+    for name, new in packed.items():
+      tokens[name][place] = new
+    _, outputs = self.classify([carry['x'][:, 0]])
+    outputs |= {'running': carry['running'].any(1), 'steps': carry['steps']}
+    return carry, outputs
+
+  def _inputs(self, carry: Any, place: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the inputs of `iterate` beside the packed states."""
+    rows, length = carry['valid'].shape
+    row, numbers = place // length, np.arange(len(place), dtype=np.int32)
+    count = np.bincount(row, minlength=rows)
+    nth = numbers - (np.cumsum(count) - count)[row]  # in its own row
+    queries = np.zeros((rows, count.max()), np.int32)
+    queries[row, nth] = numbers
+    found = {name: carry[name] for name in ('keys', 'values', 'valid')}
+    return found | {
+      'is_last': (carry['iteration'] == self.limit - 1)[row],
+      'queries': queries,
+      'place': (row * queries.shape[1] + nth).astype(np.int32),
+    }
+
+
+def stages(
+  model: AlbertClassifier,
+  iterations: int,
+  inputs: Any,
+  compile: Callable[..., Any],
+) -> tuple[HostStage, HostStage]:
+  """Returns the first stage and a later one; see `serve_lib.chain.Resizable`.
+
+  The variables are those of `transposed_kernels.transpose`.
+  """
+
+  def compiled(function: Callable[..., Any], given: Any) -> Any:
+    return compile(functools.partial(model.apply, method=function), given)
+
+  first = compiled(begin, inputs)
+  shapes: Any = first.result[0]
+  rows, _, width = shapes['x'].shape
+  packed, most = export.symbolic_shape('m, q', scope=rows.scope)
+  array = jax.ShapeDtypeStruct
+  given = {
+    'x': array((packed, width), model.dtype),
+    'total': array((packed,), jnp.float32),
+    'is_last': array((packed,), bool),
+    'queries': array((rows, most), jnp.int32),
+    'place': array((packed,), jnp.int32),
+  }
+  given |= {name: shapes[name] for name in ('keys', 'values', 'valid')}
+  later = HostStage(
+    compiled(iterate, given),
+    compiled(classify, array((rows, width), model.dtype)),
+    first.result,
+    iterations,
+    model.max_iterations,
+  )
+  return dataclasses.replace(later, begin=first), later
+
+
+def begin(model: AlbertClassifier, inputs: Any) -> tuple[Any, Any]:
+  """Embeds rows and projects the first keys and values.
+
+  Returns states, keys and values `[B, L, D]`, the fields of halting and `valid`
+  `[B, L]`, and `iteration` `[B]`.
+  """
+  names = 'tokens', 'token_types', 'length'
+  tokens = compaction.begin(model, *(inputs[name] for name in names))
+  names = 'running', 'total', 'steps'
+  found = {name: getattr(tokens.halting, name) for name in names}
+  found |= {'keys': _joined(tokens.keys), 'values': _joined(tokens.values)}
+  found |= {name: getattr(tokens, name) for name in ('x', 'valid', 'iteration')}
+  return found, {}
+
+
+def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
+  """Runs an iteration of the packed tokens `[M, D]`.
+
+  `queries` `[B, Q]` are the tokens that run in each row; the n-th of `place`
+  `[M]` says where among them the n-th token is.
+  """
+  block, variables = model.block[0].unbind()
+  score, score_variables = model.score.unbind()
+  x, heads = packed['x'], model.num_heads
+
+  def attend(query: Any, *unused: Any, **none: Any) -> tuple[Any, None]:
+    rows: Any = _taken(_joined(query)[0], packed['queries'])
+    split = functools.partial(_split, heads=heads)
+    keys_values = split(packed['keys']), split(packed['values'])
+    found, _ = attention.attend(split(rows), *keys_values, packed['valid'])
+    merged = _joined(found).reshape(-1, x.shape[-1])
+    return split(_taken(merged, packed['place'])[None]), None
+
+  nothing = jnp.zeros((1, heads, 0, 0), x.dtype)  # `attend` has them
+  new = transposed_kernels.apply(
+    block.clone(attend=attend), variables, x[None],
+    keys_values=(nothing, nothing),
+  ).x[0]  # fmt: skip
+  logits: Any = score.apply(score_variables, new.astype(jnp.float32))
+  before: Any = halting.start(jnp.ones_like(packed['is_last']))
+  after, weight = halting.rule(model.halting, model.epsilon)(
+    before.replace(total=packed['total']), jax.nn.sigmoid(logits[..., 0]),
+    packed['is_last'],
+  )  # fmt: skip
+  if COMBINATIONS[model.halting] == 'fed_back':
+    new = halting.combine('fed_back', x, new, weight).astype(x.dtype)
+  keys, values = transposed_kernels.apply(
+    block, variables, new[None], num_queries=0
+  ).keys_values
+  found = {'x': new, 'keys': _joined(keys)[0], 'values': _joined(values)[0]}
+  return found | {'total': after.total, 'running': after.running}, {}
+
+
+def classify(model: AlbertClassifier, cls: Any) -> tuple[Any, Any]:
+  """Returns the logits of [CLS] states `[B, D]`."""
+  return (), {'logits': model.classify(cls)[0]}
+
+
+def _taken(x: Array, places: Array) -> Array:
+  """Returns `x[places]`, without a check for negative numbers."""
+  return x.at[places].get(mode='promise_in_bounds', wrap_negative_indices=False)
+
+
+def _split(x: Float[Array, 'B L D'], heads: int) -> Float[Array, 'B N L H']:
+  batch, length, width = x.shape
+  return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+
+
+def _joined(x: Float[Array, 'B N L H']) -> Float[Array, 'B L D']:
+  batch, heads, length, features = x.shape
+  return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * features)
