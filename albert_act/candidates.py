@@ -8,7 +8,7 @@ only on the steps in which tokens halt.
 import bisect
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from albert_act import packed_attention, transposed_kernels
 from albert_act.model import AlbertClassifier
 from albert_act.serving import AlbertChain
 from eval_lib.benchmark import Call, Candidate, log_probabilities
@@ -38,13 +37,16 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     fixed = model.clone(halting='')
     runs: dict[str, Any] = {
       name: functools.partial(
-        jax.jit(lambda *given, apply=apply: apply(*given)[0]), values, *inputs
+        jax.jit(lambda *x, apply=apply: apply(*x)[0]), variables, *inputs
       )
-      for name, (apply, values) in _forms(model, fixed, variables).items()
+      for name, apply in _forms(model, fixed).items()
     }
     chain = AlbertChain(model, variables, iterations=flags.iterations)
     runs['engine'] = _engine(HaltingPolicy, chain, inputs)
-    unrolled = functools.partial(fixed.apply, method=_unroll_batch)
+
+    def unrolled(variables: Any, batch: Any, fixed: Any = fixed) -> Any:
+      return fixed.apply(variables, **batch, method=_unroll)[0]
+
     whole = OneStage(unrolled, variables, TOKEN_IDS)
     runs['fixed, engine'] = _engine(ClassifierPolicy, whole, inputs)
     shares = {'mean_share': steps.mean(), 'depth_share': steps.max(1).mean()}
@@ -62,19 +64,13 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     yield {'batch': batch, 'mean': mean}, found
 
 
-def _forms(model: Any, fixed: Any, variables: Any) -> dict[str, Any]:
-  """Returns functions of variables and inputs, and their variables."""
-  unrolled = functools.partial(fixed.apply, method=_unroll)
-  in_engine_forms = functools.partial(unrolled, apply=_apply_in_engine_forms)
-  turned = {'params': transposed_kernels.transpose(variables['params'])}
+def _forms(model: Any, fixed: Any) -> dict[str, Any]:
+  """Returns functions of variables and inputs."""
   return {
-    'fixed, scanned': (fixed.apply, variables),
-    'fixed, unrolled': (unrolled, variables),
-    # The engine's products, activation and division of attention: measures
-    # these forms without halting.
-    "fixed, engine's forms": (in_engine_forms, turned),
-    'masked': (model.apply, variables),
-    'while_loop': (model.clone(dynamic=True).apply, variables),
+    'fixed, scanned': fixed.apply,
+    'fixed, unrolled': functools.partial(fixed.apply, method=_unroll),
+    'masked': model.apply,
+    'while_loop': model.clone(dynamic=True).apply,
   }
 
 
@@ -119,32 +115,13 @@ def prepare(batch: int, mean: float, flags: Any) -> Any:
   return model, with_bias(bias), inputs, np.asarray(taken(bias))
 
 
-def _unroll(module: Any, *inputs: Any, apply: Any = nn.Module.apply) -> Any:
+def _unroll(module: Any, tokens: Any, token_types: Any, length: Any) -> Any:
   """Runs a model of fixed depth as a program without a loop."""
-  tokens, types, length = inputs
-  x = module.embed(tokens, types)
+  x = module.embed(tokens, token_types)
   valid = jnp.arange(tokens.shape[1])[None] < length[:, None]
-  block, variables = module.block[0].unbind()
   for _ in range(module.max_iterations):
-    x = apply(block, variables, x, valid).x
+    x = module.block[0](x, valid).x
   return module.classify(x[:, 0])
-
-
-def _unroll_batch(module: Any, batch: Any) -> Any:
-  names = 'tokens', 'token_types', 'length'
-  return _unroll(module, *(batch[name] for name in names))[0]
-
-
-def _apply_in_engine_forms(
-  block: Any, variables: Mapping[str, Any], x: jax.Array, valid: jax.Array
-) -> Any:
-  """Applies a block to all tokens in the engine's forms; values are finite."""
-
-  def attend(query: Any, key: Any, value: Any, mask: Any, **_: Any) -> Any:
-    return packed_attention.weighted_values(query, key, value, mask), None
-
-  block = block.clone(attend=attend)
-  return transposed_kernels.apply(block, variables, x, valid)
 
 
 def _engine(kind: Any, chain: Any, inputs: Any) -> Any:

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int
 
-from albert_act import transposed_kernels
 from albert_act.encoder import COMBINATIONS, Albert
 from albert_act.packed_attention import Packed, PackedAttention
 from model_lib import halting
@@ -63,14 +62,10 @@ def begin(
 ) -> Tokens:
   """Embeds rows and projects the first keys and values.
 
-  All functions here expect a model bound to `transposed_kernels.transpose`
-  parameters. `length` is 0 for a row of padding.
+  The model is bound to its parameters. `length` is 0 for a row of padding.
   """
   x = model.embed(tokens, token_types)
-  block, variables = model.block[0].unbind()
-  keys, values = transposed_kernels.apply(
-    block, variables, x, num_queries=0
-  ).keys_values
+  keys, values = model.block[0](x, num_queries=0).keys_values
   valid = valid_tokens(x, length)
   return Tokens(
     x=x,
@@ -91,7 +86,8 @@ def step(
   It is for `least` to `size` running tokens, in all rows together. The model
   has one group of one block.
   """
-  block, variables = model.block[0].unbind()
+  bound: Any = model.block[0]
+  block, variables = bound.unbind()
   score, score_variables = model.score.unbind()
   rule = halting.rule(model.halting, model.epsilon)
   limit = model.max_iterations
@@ -104,9 +100,9 @@ def step(
     )
     attending = block.clone(attend=attention)
     nothing = tokens.keys[:1, :, :0]  # `attention` has the keys and values
-    new = transposed_kernels.apply(
-      attending, variables, x[None], keys_values=(nothing, nothing)
-    ).x[0]
+    new = attending.apply(variables, x[None], keys_values=(nothing, nothing)).x[
+      0
+    ]
     logits: Any = score.apply(score_variables, new.astype(jnp.float32))
     is_last = (tokens.iteration == limit - 1)[packed.row]
     before = jax.tree.map(packed.pack, tokens.halting)
@@ -114,9 +110,7 @@ def step(
     state = new
     if COMBINATIONS[model.halting] == 'fed_back':
       state = halting.combine('fed_back', x, state, weight).astype(x.dtype)
-    projected = transposed_kernels.apply(
-      block, variables, state[None], num_queries=0
-    )
+    projected = block.apply(variables, state[None], num_queries=0)
     keys, values = (leaf[0] for leaf in projected.keys_values)
     return dataclasses.replace(
       tokens,

@@ -17,7 +17,7 @@ import numpy as np
 from jax import export
 from jaxtyping import Array, Float
 
-from albert_act import compaction, transposed_kernels
+from albert_act import compaction
 from albert_act.encoder import COMBINATIONS
 from albert_act.model import AlbertClassifier
 from model_lib import attention, halting
@@ -89,10 +89,7 @@ def stages(
   inputs: Any,
   compile: Callable[..., Any],
 ) -> tuple[HostStage, HostStage]:
-  """Returns the first stage and a later one; see `serve_lib.chain.Resizable`.
-
-  The variables are those of `transposed_kernels.transpose`.
-  """
+  """Returns the first stage and a later one, for `AlbertChain.programs`."""
 
   def compiled(function: Callable[..., Any], given: Any) -> Any:
     return compile(functools.partial(model.apply, method=function), given)
@@ -141,8 +138,8 @@ def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
   `queries` `[B, Q]` are the tokens that run in each row; the n-th of `place`
   `[M]` says where among them the n-th token is.
   """
-  block, variables = model.block[0].unbind()
-  score, score_variables = model.score.unbind()
+  bound: Any = model.block[0]
+  block, variables = bound.unbind()
   x, heads = packed['x'], model.num_heads
 
   def attend(query: Any, *unused: Any, **none: Any) -> tuple[Any, None]:
@@ -154,11 +151,9 @@ def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
     return split(_taken(merged, packed['place'])[None]), None
 
   nothing = jnp.zeros((1, heads, 0, 0), x.dtype)  # `attend` has them
-  new = transposed_kernels.apply(
-    block.clone(attend=attend), variables, x[None],
-    keys_values=(nothing, nothing),
-  ).x[0]  # fmt: skip
-  logits: Any = score.apply(score_variables, new.astype(jnp.float32))
+  attending = block.clone(attend=attend)
+  new = attending.apply(variables, x[None], keys_values=(nothing, nothing)).x[0]
+  logits = model.score(new.astype(jnp.float32))
   before: Any = halting.start(jnp.ones_like(packed['is_last']))
   after, weight = halting.rule(model.halting, model.epsilon)(
     before.replace(total=packed['total']), jax.nn.sigmoid(logits[..., 0]),
@@ -166,9 +161,7 @@ def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
   )  # fmt: skip
   if COMBINATIONS[model.halting] == 'fed_back':
     new = halting.combine('fed_back', x, new, weight).astype(x.dtype)
-  keys, values = transposed_kernels.apply(
-    block, variables, new[None], num_queries=0
-  ).keys_values
+  keys, values = bound(new[None], num_queries=0).keys_values
   found = {'x': new, 'keys': _joined(keys)[0], 'values': _joined(values)[0]}
   return found | {'total': after.total, 'running': after.running}, {}
 

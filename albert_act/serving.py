@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from albert_act import compaction, host_compaction, transposed_kernels
+from albert_act import compaction, host_compaction
 from albert_act.compaction import Tokens
 from albert_act.model import AlbertClassifier
 from dataset_lib.errors import ConfigError
@@ -64,9 +64,7 @@ class AlbertChain:
       dataclasses.replace(reader, padding_tokens=0),
     )
     self.pad = self.reader.pad
-    self.variables = {
-      'params': transposed_kernels.transpose(variables['params'])
-    }
+    self.variables = variables
     self.iterations, self.limit = iterations, model.max_iterations
     self.num_stages = -(-self.limit // iterations)
     self.variants = (VARIANT, *others)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from albert_act import compaction, packed_attention, transposed_kernels
+from albert_act import compaction, packed_attention
 from albert_act.serving import AlbertChain
 from albert_act.task import FineTune
 from dataset_lib import tokenizer
@@ -117,8 +117,7 @@ def test_halted_tokens_are_not_computed():
     )
     return compaction.iterate(module, tokens, 2, (10, 36))
 
-  transposed = {'params': transposed_kernels.transpose(variables['params'])}
-  tokens = model.apply(transposed, small.batch(), method=run)
+  tokens = model.apply(variables, small.batch(), method=run)
   finite = np.isfinite(np.asarray(tokens.x)).all(2)
   np.testing.assert_array_equal(finite, ~np.asarray(halted))
 

@@ -163,7 +163,7 @@ def test_albert(tmp_path, capsys, monkeypatch):
   assert 'WARNING' not in printed
   rows = read(out)
   assert [row['candidate'] for row in rows] == [
-    'fixed, scanned', 'fixed, unrolled', "fixed, engine's forms", 'masked',
+    'fixed, scanned', 'fixed, unrolled', 'masked',
     'while_loop', 'engine', 'fixed, engine',
   ]  # fmt: skip
   for row in rows:
