@@ -67,7 +67,7 @@ class TapeEncoder(nn.Module):
     If `reading` is None, `bank` `[T, H]` is appended whole. `row_keys` enable
     noise and dropout.
     """
-    x = self._blocks(x, None, row_keys, range(self.insert_after))
+    x = self.before(x, row_keys)
     if self.reading is None:
       batch, size = x.shape[0], bank.shape[0]
       zeros = jnp.zeros((batch,))
@@ -79,8 +79,7 @@ class TapeEncoder(nn.Module):
         halting=zeros,
         length=jnp.full((batch,), size, jnp.int32),
       )
-    query = masked_mean(self._pooled(x))
-    dropped = None
+    query, dropped = masked_mean(self._pooled(x)), None
     if row_keys is not None and self.query_noise:
       noise_keys = fold_rows(row_keys, 'query_noise')
       query = query_noise(noise_keys, query, self.query_noise)
@@ -100,6 +99,17 @@ class TapeEncoder(nn.Module):
       stop_early=stop_early,
     )
     return x, tape
+
+  def before(
+    self, x: Float[Array, 'B L H'], row_keys: RowKeys = None
+  ) -> Float[Array, 'B L H']:
+    """Runs the blocks before the insertion."""
+    return self._blocks(x, None, row_keys, range(self.insert_after))
+
+  def query(self, x: Float[Array, 'B L H']) -> Float[Array, 'B h']:
+    """Returns the first query without noise, for the tokens of `before`."""
+    reading: Any = self.reading
+    return self.tape_norm(masked_mean(self._pooled(x)), reading.query_dim)
 
   def finish(
     self,

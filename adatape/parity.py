@@ -70,7 +70,8 @@ class ParityModel(TapeClassifier):
     self, inputs: Int[Array, 'B N']
   ) -> tuple[Float[Array, 'B 1 H'], Float[Array, 'B N H']]:
     """Returns the [CLS] token, and the symbols as the bank."""
-    token = jnp.tile(self.token, (inputs.shape[0], 1, 1))
+    shape = inputs.shape[0], *self.token.shape[1:]
+    token = jnp.broadcast_to(self.token, shape)
     if self.query_symbol is not None:
       symbol = jnp.full((inputs.shape[0], 1), self.query_symbol, jnp.int32)
       token = token + self.tape_bank(symbol)

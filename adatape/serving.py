@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from adatape import host_reading
 from adatape.model import TapeClassifier
 from dataset_lib.errors import ConfigError
 from eval_lib.certificate import Setting
@@ -40,7 +41,7 @@ class TapeChain:
   variants, with another reading.
   """
 
-  num_stages = 2
+  num_stages, alone = 2, False
 
   def __init__(
     self,
@@ -52,10 +53,11 @@ class TapeChain:
   ):
     self.model, self.variables = model, {'params': variables['params']}
     self.pad, self._inputs = reader.pad, inputs
-    models = {VARIANT: model, **others}
-    self.variants = tuple(models)
+    self._models = {VARIANT: model, **others}
+    self.variants = tuple(self._models)
     self._reads = {
-      name: functools.partial(self._read, one) for name, one in models.items()
+      name: functools.partial(self._read, one)
+      for name, one in self._models.items()
     }
 
   def stage(self, index: int, variant: str, length: int) -> Stage:
@@ -67,14 +69,27 @@ class TapeChain:
     if index == 0:
       return self._reads[variant]
 
-    def classify(variables: Any, carry: Any) -> Any:
-      x, tokens, mask = carry
-      logits, _ = self.model.apply(
-        variables, x, tokens[:, :length], mask[:, :length], method='classify'
-      )
-      return (), {'logits': logits}
+    return functools.partial(self._classify, length)
 
-    return classify
+  def sizes(self, variant: str, length: int) -> tuple[int, ...]:
+    """Returns the tape length; see `serve_lib.chain.Resizable`."""
+    return (length,)
+
+  def programs(
+    self, variant: str, sizes: Any, alone: bool, inputs: Any, compile: Any
+  ) -> Any:
+    """Returns those of the stages; see `serve_lib.chain.Resizable`."""
+    model = self._models[variant]
+    read = host_reading.build(model, self._inputs, inputs, compile)
+    classify = functools.partial(self._classify, *sizes)
+    return [read, compile(classify, read.result[0], is_last=True)]
+
+  def _classify(self, length: Any, variables: Any, carry: Any) -> Any:
+    x, tokens, mask = carry
+    logits, _ = self.model.apply(
+      variables, x, tokens[:, :length], mask[:, :length], method='classify'
+    )
+    return (), {'logits': logits}
 
   def _read(self, model: Any, variables: Any, batch: Mapping[str, Any]) -> Any:
     result: Any = model.apply(

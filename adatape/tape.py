@@ -135,7 +135,7 @@ def select(
     count = every.sum(-1, dtype=jnp.float32)
     return Selection(indices[..., None], every, every, halting=count)
   batch, steps = query.shape[0], reading.max_steps
-  state = _State(
+  state = State(
     query=query,
     penalty=penalty,
     running=jnp.ones_like(query[:, 0], bool),
@@ -206,31 +206,55 @@ def replay(
   return jnp.where(on_tape, tokens, 0.0), loss
 
 
-class _State(NamedTuple):
-  query: Array  # [B, h]
-  penalty: Array  # [B, C]: 0, or -inf for tokens that are used or dropped
-  running: Array  # [B]
-  halting: Array  # [B]
+class State(NamedTuple):
+  """The rows between two steps."""
+
+  query: Any  # [B, h]
+  penalty: Any  # [B, C]: 0, or -inf for tokens that are used or dropped
+  running: Any  # [B]
+  halting: Any  # [B]
 
 
-def _step(keys: Array, state: _State, reading: Reading) -> tuple[_State, Any]:
+def _step(keys: Array, state: State, reading: Reading) -> tuple[State, Any]:
   """Returns the next state, and (indices, appended, continued)."""
+  indices, weights = choose(keys, state, reading)
+  picked = gather(keys, indices[:, None])[:, 0]
+  following, continued = advance(state, weights, picked, reading)
+  penalty = _without(state.penalty, indices, continued)
+  indices = jnp.where(state.running[:, None], indices, 0)
+  return following._replace(penalty=penalty), (
+    indices,
+    state.running,
+    continued,
+  )
+
+
+def choose(
+  keys: Array, state: State, reading: Reading
+) -> tuple[Int[Array, 'B K'], Float[Array, 'B K']]:
+  """Returns the bank tokens of a step, and their weights."""
   scores = _scores(keys, state.query, reading) + state.penalty
   top, indices = jax.lax.top_k(scores, reading.tokens_per_step)
-  weights = jax.nn.softmax(top, axis=-1)
-  largest = weights.max(-1)
-  reached = state.halting + largest
+  return indices, jax.nn.softmax(top, axis=-1)
+
+
+def advance(
+  state: State, weights: Array, picked: Array, reading: Reading
+) -> tuple[State, Bool[Array, ' B']]:
+  """Returns the next state but for its penalty, and the rows that continue.
+
+  `picked` `[B, K, h]` are the keys that were chosen.
+  """
+  reached = state.halting + weights.max(-1)
   continued = state.running & (reached <= reading.threshold)
-  picked = gather(keys, indices[:, None])[:, 0]
   halting = jnp.where(continued, reached, state.halting)
-  following = _State(
+  following = State(
     query=_updated(state.query, weights, picked, continued, reading),
-    penalty=_without(state.penalty, indices, continued),
+    penalty=state.penalty,
     running=continued & (halting < reading.threshold),
     halting=halting,
   )
-  indices = jnp.where(state.running[:, None], indices, 0)
-  return following, (indices, state.running, continued)
+  return following, continued
 
 
 def _scores(keys: Array, query: Array, reading: Reading) -> Array:

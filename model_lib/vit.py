@@ -142,7 +142,8 @@ def class_token(
   """Declares `module`'s trainable token `name`, tiled to `[B, 1, D]`."""
   # Not zeros: LayerNorm of a zero vector has gradients of `1 / sqrt(epsilon)`.
   init = partitioned(nn.initializers.normal(0.02), None, None, 'embed')
-  return jnp.tile(module.param(name, init, (1, 1, width)), (batch, 1, 1))
+  token = module.param(name, init, (1, 1, width))
+  return jnp.broadcast_to(token, (batch, 1, width))
 
 
 class Encoder(nn.Module):

@@ -120,15 +120,18 @@ class Graph:
     return self._extents[key]
 
   def _size(self, size: Any) -> Value:
-    """Returns the value of a symbolic size, a product of symbols."""
+    """Returns the value of a symbolic size, such as `b*l + 1`."""
     if str(size) not in self._sizes:
-      names = str(size).split('*')
-      if not {*names} <= {*self._sizes}:
-        raise NotTranslatedError(f'the size {size}')
-      first, *rest = (self._sizes[name] for name in names)
-      for one in rest:
-        first = self.add('Mul', first, one, shape=(1,))
-      self._sizes[str(size)] = first
+      for sign, kind in ((' + ', 'Add'), (' - ', 'Sub'), ('*', 'Mul')):
+        first, found, last = str(size).rpartition(sign)
+        if found:
+          parts = self._size(first), self._size(last)
+          self._sizes[str(size)] = self.add(kind, *parts, shape=(1,))
+          break
+      else:
+        if not str(size).isdigit():
+          raise NotTranslatedError(f'the size {size}')
+        return self.ints([int(str(size))])
     return self._sizes[str(size)]
 
   def reshape(self, value: Value, shape: Sequence[Any]) -> Value:

@@ -44,8 +44,8 @@ def dtype_of(dtype: Any) -> int:
 
 def translate(
   graph: Graph, eqn: Any, given: Sequence[Value], shape: tuple[Any, ...]
-) -> Value:
-  """Translates one equation."""
+) -> Any:
+  """Translates one equation; returns a value, or a list for several."""
   name, params = eqn.primitive.name, eqn.params
   is_bool = bool(eqn.invars) and eqn.invars[0].aval.dtype == bool
   if given and (fused := _fused(graph, name, given, params)):
@@ -164,6 +164,14 @@ def _sort(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   return found[0]
 
 
+def _top(graph: Graph, given: Any, params: Any, shape: Any) -> Any:
+  if params['axis'] != len(given[0].shape) - 1:
+    raise NotTranslatedError('top_k of another axis')
+  count = graph.ints([params['k']])
+  best, places = graph.add('TopK', *given, count, shape=[shape, shape])
+  return [best, graph.add('Cast', places, shape=shape, to=TensorProto.INT32)]
+
+
 def _product(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   """Translates `dot_general`: batch axes, free axes, one contracted axis."""
   (contract, batch), parts = params['dimension_numbers'], []
@@ -273,7 +281,7 @@ def _dim_as_value(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
 
 
 _WIDE = 'broadcast_in_dim'
-_OTHERS: Mapping[str, Callable[..., Value]] = {
+_OTHERS: Mapping[str, Callable[..., Any]] = {
   _WIDE: _broadcast,
   'dot_general': _product,
   'expand_dims': _reshape,
@@ -294,5 +302,6 @@ _OTHERS: Mapping[str, Callable[..., Value]] = {
   'slice': _slice,
   'sort': _sort,
   'squeeze': _reshape,
+  'top_k': _top,
   'transpose': _transpose,
 }

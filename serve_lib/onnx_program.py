@@ -148,9 +148,10 @@ def _run(
       found = found if eqn.primitive.multiple_results else [found]
       results = [graph.constant(x) for x in found]
     else:
-      results = [
-        onnx_primitives.translate(graph, eqn, given, eqn.outvars[0].aval.shape)
-      ]
-      results[0].made = name, given, eqn.params
+      shape = eqn.outvars[0].aval.shape
+      results = onnx_primitives.translate(graph, eqn, given, shape)
+      if not isinstance(results, list):
+        results.made = name, given, eqn.params
+        results = [results]
     values.update(zip(eqn.outvars, results, strict=True))
   return [read(atom) for atom in jaxpr.outvars]

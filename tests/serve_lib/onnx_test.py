@@ -216,7 +216,7 @@ def test_what_has_no_translation_is_refused(function, words):
     onnx_program.translate(function, [X])
 
 
-@pytest.mark.parametrize('name', ['bert', 'eat', 'albert'])
+@pytest.mark.parametrize('name', families.FAMILIES)
 def test_alone_and_in_batches_of_any_size_the_answers_are_the_same(name):
   family = families.FAMILIES[name]()
   chain, policy = family.serve()
@@ -266,7 +266,8 @@ def test_a_batch_mixes_lengths_and_has_no_unused_rows(monkeypatch):
 
 
 def test_what_cannot_be_translated_runs_in_xla():
-  chain, policy = families.FAMILIES['adatape']().serve()
+  fixed = families.tapes.IMAGE | {'fixed_length': True}
+  chain, policy = families.adatape(fixed, 'image').serve()
   given = chain, policy, policy.lengths, (1,)
   with pytest.raises(ConfigError, match=r"engine.backend: .*'xla'"):
     Engine(*given, backend='onnxruntime')
