@@ -128,7 +128,7 @@ def _engine(kind: Any, chain: Any, inputs: Any) -> Any:
   """Returns a function that answers all rows at once: log-probabilities."""
   batch, length = inputs[0].shape
   policy = kind(chain, TOKEN_IDS, ('first', 'second'), (length,))
-  engine = Engine(chain, policy, (length,), (batch,), tune=True)
-  print(f'engine: {engine.warm_up().options}')
+  engine = Engine(chain, policy, (length,), (batch,))
+  print(f'{kind.__name__}: in {engine.warm_up().backend}')
   items = [{'tokens': row} for row in np.asarray(inputs[0])]
   return lambda: log_probabilities(engine.predict(items))

@@ -144,7 +144,8 @@ def _prepare_dense(form: str, model: EatClassifier, tokens: Any) -> Call:
     items = [{'tokens': row} for row in tokens]
     ask = functools.partial(answer_all, engine, items)
     logits = np.asarray(log_probabilities(ask()))
-    return Call(ask, len(tokens), peers.scores(logits), options(engine))
+    columns = {'backend': engine.warm_up().backend}
+    return Call(ask, len(tokens), peers.scores(logits), columns)
   length = np.full(len(tokens), tokens.shape[1], np.int32)
   inputs = {'tokens': tokens, 'token_types': 0 * tokens, 'length': length}
   function = jax.jit(lambda v, x: model.apply(v, **x)[0])
@@ -161,11 +162,6 @@ def answer_all(engine: Engine, items: Sequence[Any]) -> Sequence[Any]:
   if engine.grid.capacity > 1:
     return checked(engine.predict(items))
   return checked([engine.submit(item).result() for item in items])
-
-
-def options(engine: Engine) -> dict[str, Any]:
-  """Returns the column of compiler options and their number of programs."""
-  return {'options': engine.warm_up().options}
 
 
 def exits(count: int, rate: int) -> list[bool]:
@@ -191,7 +187,7 @@ def _engine(model: EatClassifier, length: int, batch: int) -> Engine:
   options = ExitOptions(thresholds={LEAVE: 0.0, STAY: math.inf})
   reader = TextReader(None, length)
   policy = ExitPolicy(chain, reader, CLASS_NAMES, (length,), options=options)
-  engine = Engine(chain, policy, (length,), doubling(batch), tune=True)
+  engine = Engine(chain, policy, (length,), doubling(batch))
   engine.warm_up()
   return engine
 
@@ -215,4 +211,4 @@ def _prepare_eat(model: Any, flags: Any, batch: int, rate: int) -> Call:
   first = tokens[: peers.CHECKED_ROWS]
   full = engine.predict([{'tokens': row, 'source': STAY} for row in first])
   scores = peers.scores(log_probabilities(full))
-  return Call(run, rows, scores, options(engine))
+  return Call(run, rows, scores, {'backend': engine.warm_up().backend})

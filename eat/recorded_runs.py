@@ -84,7 +84,7 @@ class Model:
       self.policy.chain, self.policy, self.lengths, doubling(batch),
       max_pending=10**7,
     )  # fmt: skip
-    print(f'{self.name}: {engine.warm_up(progress=True).options}')
+    print(f'{self.name}: in {engine.warm_up(progress=True).backend}')
     return engine
 
   @functools.cached_property

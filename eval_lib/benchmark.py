@@ -95,7 +95,7 @@ def _take(name: str, calls: int) -> Float[np.ndarray, ' C']:
 def _start(log: pathlib.Path) -> None:
   """Begins a process: its output goes to a file, it ends with its parent."""
   os.environ.update(ENVIRONMENT)
-  from serve_lib.tuning import keep_freed_memory
+  from serve_lib.process import keep_freed_memory
 
   file = os.open(log, os.O_CREAT | os.O_WRONLY)
   os.dup2(file, 1)

@@ -36,9 +36,9 @@ TOLERANCE = {'float32': 1e-4, 'bfloat16': 5e-2}  # of outputs of a group
 def run(flags: Any) -> int:
   """Times the candidates, or writes the report of an EAT."""
   # jax is imported only after the flags are checked.
-  from serve_lib import tuning
+  from serve_lib import process
 
-  tuning.own_process()  # as launch.predict and launch.serve do
+  process.own_process()  # as launch.predict and launch.serve do
   if isinstance(flags, Eat):
     command_line.check_place('--out', flags.out)
     from launch import eat_report

@@ -30,7 +30,7 @@ MAX_LINE = 2**24  # bytes, without the newline
 
 def run(flags: serving.Flags) -> int:
   """Loads the model, compiles it, answers the lines of stdin on stdout."""
-  from serve_lib.tuning import own_process
+  from serve_lib.process import own_process
 
   own_process()
   with serving.build_engine(flags) as engine:

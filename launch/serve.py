@@ -47,7 +47,7 @@ def run(flags: Flags) -> int:
   except ImportError as error:
     missing = "the server needs the extra [serve]: pip install -e '.[serve]'"
     raise command_line.UsageError(missing) from error
-  from serve_lib.tuning import own_process
+  from serve_lib.process import own_process
 
   own_process()
   with listen(flags.host, flags.port) as listener:

@@ -58,7 +58,6 @@ class Flags(ModelFlags):
     '',
     'DIRECTORY',
   )
-  tune: bool = flag('measure the compiler options of each program', False)
   log_every: Annotated[float, Interval(ge=0.0, le=1e6)] = flag(
     'running statistics on stderr; 0 for only at the end', 60.0, 'SECONDS'
   )
@@ -94,7 +93,7 @@ def load_engine(flags: Flags, lazy: bool = False) -> Any:
   return Engine(
     chain, policy, grid.lengths, grid.batches, lazy=lazy,
     max_pending=flags.max_pending, max_pool_bytes=flags.max_pool_bytes,
-    cache_directory=cache_directory(flags.compilation_cache), tune=flags.tune,
+    cache_directory=cache_directory(flags.compilation_cache),
   )  # fmt: skip
 
 
@@ -126,11 +125,11 @@ def warm_up(engine: Any, flags: Flags) -> None:
   if not done.programs:
     log(f'programs are compiled when they are first needed, {kept}')
     return
-  if 'onnxruntime' in done.chosen:
+  if done.backend == 'onnxruntime':
     kept = 'made anew at each start'
   log(
     f'compiled {done.programs} programs in {done.seconds:.1f} s, {kept}; '
-    f'stages: {done.options}'
+    f'they run in {done.backend}'
   )
 
 

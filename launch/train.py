@@ -60,12 +60,12 @@ def run(flags: Flags) -> int:
       expected = 'a directory for the run (or use --dry_run)'
       raise ConfigError('--workdir', flags.workdir, expected)
     command_line.check_place('--workdir', flags.workdir)
-  from serve_lib import tuning
+  from serve_lib import process
   from train_lib import trainer
 
   _silence_repeated_errors()
   if _has_only_cpu():
-    tuning.keep_freed_memory()
+    process.keep_freed_memory()
   if flags.distributed:
     _join(*peers)
   workdir = os.path.abspath(flags.workdir)

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from annotated_types import Interval
 
 from dataset_lib import fields
-from serve_lib import backends, tuning
+from serve_lib import backends, process
 from serve_lib.backends import Backend
 from serve_lib.chain import Chain, Failure, Grid, InputError, Policy, Row
 from serve_lib.monitor import Monitor
@@ -55,11 +55,10 @@ class Engine:
     cache_directory: for compiled programs, '' for none. The programs are
       executed, so no other user may be able to write there.
     lazy: compile programs when they are first needed, not in `warm_up`.
-    tune: measure the compiler options of programs; see `serve_lib.tuning`.
     backend: what runs the stages: 'xla', 'onnxruntime', or 'auto', see
       `serve_lib.backends.build`. ONNX Runtime takes all sizes up to the largest
-      of `lengths` and `batches`; `ahead`, `streams`, `cache_directory` and
-      `tune` have no effect on it.
+      of `lengths` and `batches`; `ahead`, `streams` and `cache_directory` have
+      no effect on it.
   """
 
   def __init__(
@@ -76,7 +75,6 @@ class Engine:
     max_pool_bytes: Annotated[int, Interval(ge=0, le=2**60)] = 0,
     cache_directory: str = '',
     lazy: bool = False,
-    tune: bool = False,
     backend: Backend = 'auto',
   ):
     limits: dict[str, Any] = dict(
@@ -91,7 +89,7 @@ class Engine:
     self._policy = policy
     self._programs = backends.build(
       chain, grid, backend, lazy=lazy, cache_directory=cache_directory,
-      tune=tune, streams=streams,
+      streams=streams,
     )  # fmt: skip
     self.grid = self._programs.grid
     limits['streams'] = self._programs.streams
@@ -121,8 +119,8 @@ class Engine:
     """Compiles every program at the first call; `progress` goes to stderr."""
     if self._warm_up is None:
       warm_up = self._programs.compile(progress, threads)
-      if tuning.OWNED.is_set() and not self._is_lazy:
-        tuning.collapse_pages()
+      if process.OWNED.is_set() and not self._is_lazy:
+        process.collapse_pages()
       for thread in self._threads:
         thread.start()
       self._warm_up = warm_up

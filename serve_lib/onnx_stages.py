@@ -115,7 +115,7 @@ class OnnxStages:
       programs=count,
       seconds=time.perf_counter() - self._started,
       worst_case_bytes=sum(map(self.batch_bytes, self._groups())),
-      chosen={'onnxruntime': count},
+      backend='onnxruntime',
     )
 
   def _groups(self) -> list[Group]:

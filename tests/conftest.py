@@ -53,7 +53,7 @@ def in_the_checkout() -> None:
 def not_an_own_process() -> Iterator[None]:
   """Commands that tests call do not claim the threads of the process."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr('serve_lib.tuning.own_process', lambda: None)
+    patch.setattr('serve_lib.process.own_process', lambda: None)
     yield
 
 

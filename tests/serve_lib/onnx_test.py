@@ -223,7 +223,7 @@ def test_alone_and_in_batches_of_any_size_the_answers_are_the_same(name):
   with Engine(
     chain, policy, policy.lengths, (5,), backend='onnxruntime'
   ) as engine:
-    assert engine.warm_up().chosen.keys() == {'onnxruntime'}
+    assert engine.warm_up().backend == 'onnxruntime'
     for index, item in enumerate(family.items):
       families.check(family, index, engine.submit(item).result(60))
     for order in (slice(None), slice(None, None, -1)):

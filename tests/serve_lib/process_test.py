@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from serve_lib import tuning
+from serve_lib import process
 
 PROGRAM = """
 import resource, sys
 import numpy as np
-from serve_lib.tuning import keep_freed_memory
+from serve_lib.process import keep_freed_memory
 if sys.argv[1] == 'keep' and not keep_freed_memory():
   print('unknown'); sys.exit()
 def faults():
@@ -27,9 +27,9 @@ print(faults() - before)
 THREADS = """
 import os, sys
 import numpy as np
-from serve_lib import onnx_program, tuning
+from serve_lib import onnx_program, process
 if sys.argv[1] == 'own':
-  tuning.own_process()
+  process.own_process()
 x = np.ones((2, 2), np.float32)
 def threads():
   program = onnx_program.build(lambda x: x @ x.T, [x])
@@ -37,7 +37,7 @@ def threads():
   return program, len(os.listdir('/proc/self/task'))
 programs = [threads() for _ in range(3)]
 print(programs[2][1] - programs[0][1])
-tuning.collapse_pages()
+process.collapse_pages()
 assert (programs[0][0]([x]) == 2).all()
 """
 
@@ -57,10 +57,10 @@ def test_pages_are_not_asked_for_again():
 
 def test_programs_of_onnx_runtime_share_their_threads():
   pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
-  if not pathlib.Path('/proc/self/task').exists() or tuning.cores() < 2:
+  if not pathlib.Path('/proc/self/task').exists() or process.cores() < 2:
     pytest.skip('counts threads in /proc, of several cores')
   more = {}
   for how in ('own', 'other'):
     command = [sys.executable, '-c', THREADS, how]
     more[how] = int(subprocess.check_output(command, text=True))
-  assert more == {'own': 0, 'other': 2 * (tuning.cores() - 1)}
+  assert more == {'own': 0, 'other': 2 * (process.cores() - 1)}

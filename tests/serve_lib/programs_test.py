@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import functools
-import gc
 import os
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 
 from dataset_lib.errors import ConfigError
 from serve_lib import programs as programs_lib
-from serve_lib import tuning
 from serve_lib.chain import Grid, Group
 from serve_lib.programs import Programs
 
@@ -69,21 +67,6 @@ def test_a_carry_of_the_same_shape_is_given_away():
   np.testing.assert_array_equal(second['old'], np.full((2, 4), 4.0))
   assert all(leaf.is_deleted() for leaf in jax.tree.leaves(carry))
   assert np.all(first['x'] == 8.0)
-
-
-@pytest.mark.parametrize('chosen', tuning.CPU_OPTIONS)
-def test_programs_that_lose_a_measurement_are_freed(monkeypatch, chosen):
-  measured = []
-  monkeypatch.setattr(
-    tuning, 'fastest', lambda *given: measured.append(0) or chosen
-  )
-  alive = jax.devices()[0].client.live_executables
-  gc.collect()
-  before = len(alive())
-  programs = Programs(Loop(), Grid((4,), (2,)), tune=True)
-  kept = programs.compile(progress=False).programs
-  assert len(measured) == 3  # stages; the others are copies
-  assert len(alive()) - before == kept
 
 
 def test_too_many_programs_are_an_error_before_the_compiler_aborts(
