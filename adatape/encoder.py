@@ -79,10 +79,7 @@ class TapeEncoder(nn.Module):
         halting=zeros,
         length=jnp.full((batch,), size, jnp.int32),
       )
-    query, dropped = masked_mean(self._pooled(x)), None
-    if row_keys is not None and self.query_noise:
-      noise_keys = fold_rows(row_keys, 'query_noise')
-      query = query_noise(noise_keys, query, self.query_noise)
+    dropped = None
     if row_keys is not None and self.bank_drop:
       dropped = bank_drop(
         fold_rows(row_keys, 'bank_drop'),
@@ -92,7 +89,7 @@ class TapeEncoder(nn.Module):
       )
     tape = read(
       bank,
-      self.tape_norm(query, self.reading.query_dim),
+      self.query(x, row_keys),
       self.reading,
       normalize=self.tape_norm,
       dropped=dropped,
@@ -106,10 +103,15 @@ class TapeEncoder(nn.Module):
     """Runs the blocks before the insertion."""
     return self._blocks(x, None, row_keys, range(self.insert_after))
 
-  def query(self, x: Float[Array, 'B L H']) -> Float[Array, 'B h']:
-    """Returns the first query without noise, for the tokens of `before`."""
-    reading: Any = self.reading
-    return self.tape_norm(masked_mean(self._pooled(x)), reading.query_dim)
+  def query(
+    self, x: Float[Array, 'B L H'], row_keys: RowKeys = None
+  ) -> Float[Array, 'B h']:
+    """Returns the first query, normalised, for the tokens of `before`."""
+    query, reading = masked_mean(self._pooled(x)), self.reading
+    if row_keys is not None and self.query_noise:
+      noise_keys = fold_rows(row_keys, 'query_noise')
+      query = query_noise(noise_keys, query, self.query_noise)
+    return self.tape_norm(query, reading.query_dim if reading else 0)
 
   def finish(
     self,

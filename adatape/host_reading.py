@@ -31,7 +31,7 @@ class HostReading:
   bank_size: int
 
   def __call__(self, arguments: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    """Reads until all rows have halted."""
+    """Reads until all rows have halted; outputs `'length'`, int32 `[B]`."""
     inputs, *like = arguments
     found, _ = self.begin([inputs, *like])
     x, query = found.pop('x'), found.pop('query')
@@ -68,7 +68,7 @@ def build(
   reading = model.reading()
   if reading is None or reading.fixed_length:
     raise ValueError('a tape of fixed length')
-  own: Any = {}  # a bank of the input; another is in the parameters
+  own: dict[str, int] = {}  # the size of the bank, known when it is traced
 
   def begin(module: Any, batch: Any) -> Any:
     x, bank = module.embed(convert(batch))

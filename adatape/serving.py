@@ -1,8 +1,9 @@
 """Serving AdaTape: read the tape, then encode with a tape of that length.
 
-The first stage runs up to the insertion and reads the tapes; its while_loop
-stops when every row of the batch has halted. Each row then continues at the
-length bucket that holds its tape, in a batch with other rows of that bucket.
+The first stage runs up to the insertion and reads the tapes until every row of
+the batch has halted, in a while_loop or as `adatape.host_reading`. Each row
+then continues with rows of the same length bucket or, in ONNX Runtime, of a
+similar tape.
 """
 
 import dataclasses

@@ -24,8 +24,7 @@ from model_lib.bert import valid_tokens
 # Sizes as shares of a batch's tokens. Each is compiled, so there are few; they
 # are close below a half, where most of the time is saved.
 SHARES = tuple(n / 32 for n in (*range(1, 15), 16, 20, 24, 32))
-# Used instead of shares up to 64 tokens: sizes between take hardly less time on
-# a CPU (docs/albert_act.md).
+# Used instead of shares up to 64 tokens: sizes between hardly take less time.
 FEW_TOKENS = (8, 16, 24, 32, 64)
 
 
@@ -86,11 +85,7 @@ def step(
   It is for `least` to `size` running tokens, in all rows together. The model
   has one group of one block.
   """
-  bound: Any = model.block[0]
-  block, variables = bound.unbind()
-  score, score_variables = model.score.unbind()
-  rule = halting.rule(model.halting, model.epsilon)
-  limit = model.max_iterations
+  run, limit = iteration(model), model.max_iterations
 
   def computed(tokens: Tokens) -> Tokens:
     packed = Packed.of(tokens.halting.running, size)
@@ -98,20 +93,9 @@ def step(
     attention = PackedAttention(
       packed, tokens.keys, tokens.values, tokens.valid, least
     )
-    attending = block.clone(attend=attention)
-    nothing = tokens.keys[:1, :, :0]  # `attention` has the keys and values
-    new = attending.apply(variables, x[None], keys_values=(nothing, nothing)).x[
-      0
-    ]
-    logits: Any = score.apply(score_variables, new.astype(jnp.float32))
     is_last = (tokens.iteration == limit - 1)[packed.row]
     before = jax.tree.map(packed.pack, tokens.halting)
-    after, weight = rule(before, jax.nn.sigmoid(logits[..., 0]), is_last)
-    state = new
-    if COMBINATIONS[model.halting] == 'fed_back':
-      state = halting.combine('fed_back', x, state, weight).astype(x.dtype)
-    projected = block.apply(variables, state[None], num_queries=0)
-    keys, values = (leaf[0] for leaf in projected.keys_values)
+    state, keys, values, after = run(attention, x, before, is_last)
     return dataclasses.replace(
       tokens,
       x=packed.unpack(state, tokens.x),
@@ -122,6 +106,35 @@ def step(
     )
 
   return computed
+
+
+def iteration(model: Albert) -> Callable[..., Any]:
+  """Returns a function that runs an iteration of packed tokens, in plain JAX.
+
+  It takes the `attend` of the block, states `[M, D]`, their `Halting`, and
+  where the iteration is the row's last `[M]`; it returns new states, keys and
+  values `[N, M, H]`, and `Halting`.
+  """
+  bound: Any = model.block[0]
+  block, variables = bound.unbind()
+  score, score_variables = model.score.unbind()
+  rule = halting.rule(model.halting, model.epsilon)
+
+  def run(attend: Any, x: Any, before: Any, is_last: Any) -> Any:
+    # `attend` has the keys and values.
+    nothing = jnp.zeros((1, model.num_heads, 0, 0), x.dtype)
+    attending = block.clone(attend=attend)
+    done = attending.apply(variables, x[None], keys_values=(nothing, nothing))
+    state = done.x[0]
+    logits: Any = score.apply(score_variables, state.astype(jnp.float32))
+    after, weight = rule(before, jax.nn.sigmoid(logits[..., 0]), is_last)
+    if COMBINATIONS[model.halting] == 'fed_back':
+      state = halting.combine('fed_back', x, state, weight).astype(x.dtype)
+    projected = block.apply(variables, state[None], num_queries=0)
+    keys, values = (leaf[0] for leaf in projected.keys_values)
+    return state, keys, values, after
+
+  return run
 
 
 def iterate(

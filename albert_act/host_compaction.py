@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from albert_act import compaction
-from albert_act.encoder import COMBINATIONS
 from albert_act.model import AlbertClassifier
 from model_lib import attention, halting
 
@@ -38,14 +37,15 @@ class HostStage:
   begin: Any = None  # of the first stage
 
   def __call__(self, arguments: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    """Runs until all tokens have halted, or for `iterations`."""
+    """Runs until all tokens have halted, or for `iterations`.
+
+    Outputs are those of `AlbertChain.stage`.
+    """
     (carry,) = arguments
     if self.begin:
       carry, _ = self.begin([carry])
     names = 'x', 'keys', 'values', 'running', 'total', 'steps'
-    tokens = {
-      name: carry[name].reshape(-1, *carry[name].shape[2:]) for name in names
-    }
+    tokens = {name: _flat(carry[name]) for name in names}
     place = np.flatnonzero(tokens['running'])
     packed = {name: tokens[name][place] for name in ('x', 'total')}
     for _ in range(self.iterations):
@@ -127,43 +127,41 @@ def begin(model: AlbertClassifier, inputs: Any) -> tuple[Any, Any]:
   tokens = compaction.begin(model, *(inputs[name] for name in names))
   names = 'running', 'total', 'steps'
   found = {name: getattr(tokens.halting, name) for name in names}
-  found |= {'keys': _joined(tokens.keys), 'values': _joined(tokens.values)}
+  for name in ('keys', 'values'):
+    found[name] = attention.join_heads(getattr(tokens, name))
   found |= {name: getattr(tokens, name) for name in ('x', 'valid', 'iteration')}
   return found, {}
 
 
 def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
-  """Runs an iteration of the packed tokens `[M, D]`.
+  """Runs an iteration of the packed tokens.
 
-  `queries` `[B, Q]` are the tokens that run in each row; the n-th of `place`
-  `[M]` says where among them the n-th token is.
+  `packed` has their `x` `[M, D]`, `total` and `is_last` `[M]`, of all tokens
+  `keys` and `values` `[B, L, D]` and `valid` `[B, L]`, the tokens that run in
+  each row, `queries` `[B, Q]`, and where among them each is, `place` `[M]`.
+  Returns `x`, `keys`, `values`, `total` and `running` of the packed tokens.
   """
-  bound: Any = model.block[0]
-  block, variables = bound.unbind()
-  x, heads = packed['x'], model.num_heads
+  split = functools.partial(attention.split_heads, heads=model.num_heads)
 
   def attend(query: Any, *unused: Any, **none: Any) -> tuple[Any, None]:
-    rows: Any = _taken(_joined(query)[0], packed['queries'])
-    split = functools.partial(_split, heads=heads)
+    rows: Any = _taken(attention.join_heads(query)[0], packed['queries'])
     keys_values = split(packed['keys']), split(packed['values'])
     found, _ = attention.attend(split(rows), *keys_values, packed['valid'])
-    merged = _joined(found).reshape(-1, x.shape[-1])
-    return split(_taken(merged, packed['place'])[None]), None
+    flat = attention.join_heads(found).reshape(-1, rows.shape[-1])
+    return split(_taken(flat, packed['place'])[None]), None
 
-  nothing = jnp.zeros((1, heads, 0, 0), x.dtype)  # `attend` has them
-  attending = block.clone(attend=attend)
-  new = attending.apply(variables, x[None], keys_values=(nothing, nothing)).x[0]
-  logits = model.score(new.astype(jnp.float32))
   before: Any = halting.start(jnp.ones_like(packed['is_last']))
-  after, weight = halting.rule(model.halting, model.epsilon)(
-    before.replace(total=packed['total']), jax.nn.sigmoid(logits[..., 0]),
-    packed['is_last'],
-  )  # fmt: skip
-  if COMBINATIONS[model.halting] == 'fed_back':
-    new = halting.combine('fed_back', x, new, weight).astype(x.dtype)
-  keys, values = bound(new[None], num_queries=0).keys_values
-  found = {'x': new, 'keys': _joined(keys)[0], 'values': _joined(values)[0]}
-  return found | {'total': after.total, 'running': after.running}, {}
+  before = before.replace(total=packed['total'])
+  state, keys, values, after = compaction.iteration(model)(
+    attend, packed['x'], before, packed['is_last']
+  )
+  joined = (attention.join_heads(one[None])[0] for one in (keys, values))
+  found = dict(zip(('keys', 'values'), joined, strict=True))
+  return found | {
+    'x': state,
+    'total': after.total,
+    'running': after.running,
+  }, {}
 
 
 def classify(model: AlbertClassifier, cls: Any) -> tuple[Any, Any]:
@@ -171,16 +169,13 @@ def classify(model: AlbertClassifier, cls: Any) -> tuple[Any, Any]:
   return (), {'logits': model.classify(cls)[0]}
 
 
+def _flat(leaf: np.ndarray) -> np.ndarray:
+  """Returns a view with rows and tokens in one axis, or raises an error."""
+  view = leaf.view()
+  view.shape = -1, *leaf.shape[2:]
+  return view
+
+
 def _taken(x: Array, places: Array) -> Array:
   """Returns `x[places]`, without a check for negative numbers."""
   return x.at[places].get(mode='promise_in_bounds', wrap_negative_indices=False)
-
-
-def _split(x: Float[Array, 'B L D'], heads: int) -> Float[Array, 'B N L H']:
-  batch, length, width = x.shape
-  return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
-
-
-def _joined(x: Float[Array, 'B N L H']) -> Float[Array, 'B L D']:
-  batch, heads, length, features = x.shape
-  return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * features)

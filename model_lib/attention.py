@@ -87,6 +87,18 @@ def mean_received(
   return total / jnp.maximum(count, 1.0)[:, None]
 
 
+def split_heads(x: Float[Array, 'B L D'], heads: int) -> Any:
+  """Returns the features of each head, `[B, N, L, H]`."""
+  batch, length, width = x.shape
+  return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+
+
+def join_heads(x: Float[Array, 'B N L H']) -> Any:
+  """Returns the features of all heads, `[B, L, D]`."""
+  batch, heads, length, features = x.shape
+  return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * features)
+
+
 class Attended(NamedTuple):
   """The output of attention, or of a block with it."""
 
@@ -144,14 +156,11 @@ class MultiHeadAttention(nn.Module):
     attended, mean = self.attend(
       query, key, value, valid, drop=drop, received=received
     )
-    merged = attended.transpose(0, 2, 1, 3).reshape(queries.shape)
+    merged = join_heads(attended)
     out = project(width, 'heads', 'embed', 'out')(merged)
     out = constrain(out, 'batch', 'length', 'embed')
     return Attended(out, mean, (key, value))
 
   def _split(self, x: Float[Array, 'B L D']) -> Float[Array, 'B N L H']:
-    batch, length, width = x.shape
-    heads = x.reshape(batch, length, self.num_heads, width // self.num_heads)
-    return constrain(
-      heads.transpose(0, 2, 1, 3), 'batch', 'heads', 'length', 'kv'
-    )
+    heads = split_heads(x, self.num_heads)
+    return constrain(heads, 'batch', 'heads', 'length', 'kv')

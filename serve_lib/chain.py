@@ -1,8 +1,8 @@
 """The two halves of a served model, a `Chain` and a `Policy`, and their data.
 
-A `Chain` runs on the device: pure functions with static shapes; each runs the
-layers between two exits. A `Policy` runs on the host. Rows are padded to length
-buckets, batches to batch buckets (`Grid`).
+A `Chain` runs on the device: pure functions of static shapes (`Resizable`: of
+any); each runs the layers between two exits. A `Policy` runs on the host. Rows
+are padded to length buckets, batches to batch buckets (`Grid`).
 """
 
 import bisect
@@ -22,9 +22,6 @@ from dataset_lib.errors import ConfigError
 # (variables, carry) -> (carry, outputs); the first axis of every array is rows.
 Stage = Callable[[Any, Any], tuple[Any, Mapping[str, Any]]]
 
-# Tokens whose computation takes as long as reading all weights from memory: 34
-# of a MiniLM on 2 cores, and of any width, as both grow with its square.
-WEIGHTS = 32
 MAX_DETAILS = 10_000  # characters; a message may contain a whole item
 
 
@@ -190,7 +187,7 @@ class Chain(Protocol):
 class Program(Protocol):
   """A stage, compiled for batches of any size."""
 
-  result: Any  # shapes of carry and outputs
+  result: Any  # `result[0]` are the shapes of the carry that it returns
 
   def __call__(self, arguments: Sequence[Any]) -> tuple[Any, Any]:
     """Runs it on a carry, and arrays as long as `Resizable.sizes`."""
@@ -216,7 +213,8 @@ class Resizable(Chain, Protocol):
     """Returns a program for each stage, of rows `alone` or of batches.
 
     `sizes` are those of `jax.export`, `inputs` the shapes of the first stage's.
-    `compile(stage, carry)` compiles a function, see `compile_in_turn`.
+    `compile(stage, carry, is_last=False)` compiles a function for a carry;
+    with `is_last` it returns only the outputs.
     """
 
 
@@ -225,8 +223,8 @@ def compile_in_turn(
 ) -> list[Program]:
   """Compiles stages, each for the carry that the one before returns."""
   programs: list[Program] = []
-  for stage in stages:
-    programs.append(compile(stage, carry, is_last=stage is stages[-1]))
+  for number, stage in enumerate(stages, 1):
+    programs.append(compile(stage, carry, is_last=number == len(stages)))
     carry = programs[-1].result[0]
   return programs
 

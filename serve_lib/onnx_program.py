@@ -1,8 +1,7 @@
-"""Functions of JAX that ONNX Runtime runs, which is faster for a single row.
+"""Functions of JAX that ONNX Runtime runs, which is faster on a CPU.
 
-For small products XLA's CPU client gains nothing from a second core. A function
-is traced to a jaxpr, whose primitives become operators one by one; operations
-on constants are computed here.
+A function is traced to a jaxpr, whose primitives become operators one by one;
+operations on constants are computed here.
 """
 
 import dataclasses

@@ -183,6 +183,10 @@ class Pool:
     self._widen(one)
     return one, self._join(other, one)
 
+  def part(self, batch: Batch) -> None:
+    """Copies a batch that shares its carry with others."""
+    self.copy(batch, self._grid.capacity)
+
   def shrink(self, batch: Batch) -> None:
     """Copies a batch to the smallest size that holds its rows."""
     size = self._grid.fit_rows(len(batch.rows))
@@ -237,20 +241,29 @@ class HostPool(Pool):
   """Rows between stages in the memory of the host, in batches of any size."""
 
   def merge(self, one: Batch, other: Batch) -> tuple[Batch, Batch | None]:
-    """Returns a batch of the rows of two, of the longer length; see `Pool`.
+    """Returns a batch of the rows of two; see `Pool`.
 
     If they are too many, `one`, which has waited for longer, is ready to run.
     """
-    rows, group = one.rows + other.rows, max(one.group, other.group)
-    if len(rows) > self._grid.capacity:
+    if len(one.rows) + len(other.rows) > self._grid.capacity:
       self.ready.append(one)
       return other, None
-    parts = (one.carry, other.carry), (one.slots, other.slots)
+    return self.gathered([one, other]), None
+
+  def gathered(self, batches: Sequence[Batch]) -> Batch:
+    """Returns a batch of the rows of several, padded to the longest."""
+    rows = [row for one in batches for row in one.rows]
+    carries = [one.carry for one in batches]
+    carry = self._programs.merge(carries, [one.slots for one in batches])
+    group = max(one.group for one in batches)
     for row in rows:
       row.length = group.length
     slots = np.arange(len(rows), dtype=np.int32)
-    carry = self._programs.merge(*parts)
-    return Batch(group, len(rows), rows, slots, carry), None
+    return Batch(group, len(rows), rows, slots, carry)
+
+  def part(self, batch: Batch) -> None:
+    """Copies the rows of a batch that shares its carry with others."""
+    self.copy(batch, len(batch.rows))
 
   def _widen(self, batch: Batch) -> None:
     """Does nothing: rows are copied from and to all sizes."""

@@ -31,9 +31,7 @@ from serve_lib.program_cache import ProgramCache
 _MAX_MAPS = '/proc/sys/vm/max_map_count'
 _SHARE_OF_MAPS = 0.9  # that may be in use when a program is compiled
 # Products by Eigen: 1.08 to 1.37 times as fast as by YNNPACK, XLA's default.
-CPU_OPTIONS: dict[str, str | bool] = {
-  'xla_cpu_experimental_ynn_fusion_type': ''
-}
+CPU_OPTIONS: Any = {'xla_cpu_experimental_ynn_fusion_type': ''}
 
 
 class WarmUp(NamedTuple):

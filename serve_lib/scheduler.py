@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from serve_lib.chain import Group, Row
-from serve_lib.pool import Batch, Pool, RequestQueue
+from serve_lib.pool import Batch, RequestQueue
 
 Waiting = Mapping[Group, Sequence[Row]]
 
@@ -23,7 +23,7 @@ class Scheduler:
 
   programs: Any  # `Programs` or `OnnxStages`
   requests: RequestQueue
-  pool: Pool
+  pool: Any  # `Pool` or `HostPool`
   retry: Callable[[Sequence[Row], Exception, int], None]
   max_wait: float
   ahead: int
@@ -58,14 +58,15 @@ class Scheduler:
       return []
     near = self._near(group)
     if group.stage > 0:
-      batch = self.pool.open.pop(group)
-      for other in near:
-        one = self.pool.open.pop(other)
-        try:
-          batch, _ = self.pool.merge(batch, one)
-        except Exception as error:
-          self.retry(one.rows, error, group.stage)
-      return self._split(batch)
+      batches = [self.pool.open.pop(one) for one in (group, *near)]
+      if not near:
+        return self._split(*batches)
+      try:
+        return [self.pool.gathered(batches)]
+      except Exception as error:
+        rows = [row for one in batches for row in one.rows]
+        self.retry(rows, error, group.stage)
+        return self.next()
     rows = self.requests.take(group, self.programs.grid.capacity)
     for other in near:
       room = self.programs.grid.capacity - len(rows)

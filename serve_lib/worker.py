@@ -66,11 +66,12 @@ class Worker:
     with self._turn:
       batch = self._take()
       if batch is None:
-        closed = self.requests.is_closed and not self.scheduler.waiting
+        with self.requests.lock:
+          closed = self.requests.is_closed and not self.scheduler.waiting
+          patience = self.scheduler.patience()
         if closed and not self._flights:
           self.requests.wake()  # the other threads end too
           return False
-        patience = self.scheduler.patience()
     if batch is None:
       self.requests.wait(seen, patience)
       return True
@@ -100,8 +101,10 @@ class Worker:
         self._dispatch(one)
     batch = self._chosen.popleft()
     others = self._chosen, self.scheduler.retried, self.pool.ready
-    if self.num_threads > 1 and (any(others) or self.scheduler.waiting):
-      self.requests.wake()
+    if self.num_threads > 1:
+      with self.requests.lock:
+        if any(others) or self.scheduler.waiting:
+          self.requests.wake()
     return batch
 
   def _dispatch(self, batch: Batch) -> None:
@@ -186,7 +189,7 @@ class Worker:
       moved = Batch(group, batch.size, rows, slots, batch.carry)
       try:
         if len(buckets) > 1:  # several groups use the carry
-          self.pool.copy(moved, self.programs.grid.capacity)
+          self.pool.part(moved)
         self.pool.add(moved)
       except Exception as error:
         self._retry(moved.rows, error, group.stage)

@@ -93,8 +93,8 @@ def test_rows_are_batched_by_the_bucket_of_their_tape(key, backend):
     snapshot = engine.monitor.snapshot()
   np.testing.assert_allclose(np.stack(logits), masked, atol=1e-4)
   assert [one.tape_length for one in answers] == tapes.tolist()
-  if backend == 'xla':  # the other pads batches to their longest tape
-    assert all(bucket == max(tape, 1) for bucket, tape in buckets)
+  for bucket, tape in buckets:  # ONNX Runtime pads to the longest of a batch
+    assert bucket >= tape if backend == 'onnxruntime' else bucket == tape
   values, counts = np.unique(tapes, return_counts=True)
   assert snapshot['depth'] == dict(zip(values, counts, strict=True))
 

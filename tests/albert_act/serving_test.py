@@ -38,8 +38,8 @@ def apply_of(model):
   return jax.jit(model.apply)
 
 
-def in_xla(chain, index, carry):
-  stage = jax.jit(chain.stage(index, 'compacted', 24))
+def in_xla(chain, index, carry, variant='compacted'):
+  stage = jax.jit(chain.stage(index, variant, 24))
   return stage(chain.variables, carry)
 
 
@@ -91,6 +91,19 @@ def test_packed_by_the_host_equals_masked_form(halting):
 
   for count in (1, 7):
     check(chain, variables, count, run, count)
+  more = AlbertChain(
+    model, variables, others={'more': model.clone(epsilon=0.6)}
+  )
+  programs = OnnxStages(more, Grid((24,), (8,)))
+  batch = more.pad(
+    list(map(small_eat.item, small_eat.rows(4, low=1, high=24, vocab_size=40))),
+    24,
+    4,
+  )
+  _, found = programs.run(Group(0, 'more', 24), 4, batch)
+  _, expected = in_xla(more, 0, batch, 'more')
+  np.testing.assert_allclose(found['logits'], expected['logits'], atol=1e-5)
+  np.testing.assert_array_equal(found['steps'], expected['steps'])
 
 
 def test_contents_of_padding_are_never_read():

@@ -231,9 +231,10 @@ def test_alone_and_in_batches_of_any_size_the_answers_are_the_same(name):
       answers = engine.predict([family.items[index] for index in indices])
       for index, answer in zip(indices, answers, strict=True):
         families.check(family, index, answer)
-    if name == 'eat':
-      assert engine.status()['copies']
+    if chain.num_stages > 1:
       assert engine.status()['peak_pool_bytes']
+    if name in ('eat', 'adatape'):  # rows leave, or have tapes of other lengths
+      assert engine.status()['copies']
 
 
 def test_a_batch_mixes_lengths_and_has_no_unused_rows(monkeypatch):
@@ -258,8 +259,7 @@ def test_a_batch_mixes_lengths_and_has_no_unused_rows(monkeypatch):
     padded.clear()
     compare(engine.predict(items[1:]))
     assert padded == [([3, 16], 16, 2)]
-    for name in ('WEIGHTS', 'OnnxStages.padding'):
-      monkeypatch.setattr(f'serve_lib.onnx_stages.{name}', 12)  # it takes 13
+    monkeypatch.setattr(engine._programs, 'padding', 12)  # it takes 13
     padded.clear()
     compare(engine.predict(items[1:]))
     assert padded == [([3], 3, 1), ([16], 16, 1)]
