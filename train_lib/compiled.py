@@ -170,7 +170,8 @@ def _where(line: str, tables: Mapping[str, Mapping[int, str]]) -> str:
     place, parent = map(int, re.findall(r'=(\d+)', frames[number]))
     fields = dict(re.findall(r'(\w+)=(\d+)', tables['FileLocations'][place]))
     file = pathlib.Path(tables['FileNames'][int(fields['file_name_id'])])
-    if file.is_relative_to(_ROOT) and file != _SHARED:
+    own = file.is_relative_to(_ROOT) and 'site-packages' not in file.parts
+    if own and file != _SHARED:
       return f'{file.relative_to(_ROOT)}:{fields["line"]}'
     number = parent - 1  # XLA prints the parent's number plus 1
   name = re.search(r'op_name="([^"]*)"', line)
