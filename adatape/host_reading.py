@@ -28,29 +28,23 @@ class HostReading:
   begin: Any  # programs, see `build`
   step: Any
   result: Any
-  bank_size: int
 
   def __call__(self, arguments: Any) -> tuple[Any, dict[str, np.ndarray]]:
     """Reads until all rows have halted; outputs `'length'`, int32 `[B]`."""
     inputs, *like = arguments
-    found, _ = self.begin([inputs, *like])
-    x, query = found.pop('x'), found.pop('query')
-    rows, (_, shape, _) = len(x), self.result[0]
-    tokens = np.zeros((rows, *shape.shape[1:]), np.float32)
+    given, _ = self.begin([inputs, *like])
+    x, (_, shape, _) = given.pop('x'), self.result[0]
+    tokens = np.zeros((len(x), *shape.shape[1:]), np.float32)
     mask = np.zeros(tokens.shape[:2], np.float32)
-    penalty = np.zeros((rows, self.bank_size), np.float32)
-    running, halting = np.ones(rows, bool), np.zeros(rows, np.float32)
-    state = State(query, penalty, running, halting)
     for time in range(tokens.shape[1]):
-      if not state.running.any():
+      if not (running := given['running']).any():
         break
-      mask[:, time] = state.running
-      given = found | state._asdict()
+      mask[:, time] = running
       new, _ = self.step([given, *like])
-      tokens[state.running, time] = new['token'][state.running]
-      on = np.flatnonzero(new['continued'])
-      penalty[on[:, None], new['indices'][on]] = -np.inf
-      state = State(new['query'], penalty, new['running'], new['halting'])
+      tokens[running, time] = new.pop('token')[running]
+      on = np.flatnonzero(new.pop('continued'))
+      given['penalty'][on[:, None], new.pop('indices')[on]] = -np.inf
+      given |= new
     return (x, tokens, mask), {'length': mask.sum(1).astype(np.int32)}
 
 
@@ -68,56 +62,64 @@ def build(
   reading = model.reading()
   if reading is None or reading.fixed_length:
     raise ValueError('a tape of fixed length')
-  own: dict[str, int] = {}  # the size of the bank, known when it is traced
 
-  def begin(module: Any, batch: Any) -> Any:
-    x, bank = module.embed(convert(batch))
-    x = module.encoder.before(x)
-    found = {'x': x, 'query': module.encoder.query(x)}
-    own['size'] = bank.shape[-2]
-    if bank.ndim == 3:
-      keys = module.encoder.tape_norm(bank, reading.query_dim)
-      found |= {'bank': bank, 'keys': keys}
-    return found, {}
+  def first(variables: Any, batch: Any) -> Any:
+    return model.apply(variables, convert(batch), method=_begin), {}
 
-  def step(module: Any, given: Any) -> Any:
-    norm = module.encoder.tape_norm
-    state = State(**{name: given[name] for name in State._fields})
-    if 'bank' in given:
-      indices, weights = tape.choose(given['keys'], state, reading)
-      picked = jnp.take_along_axis(given['bank'], indices[..., None], axis=1)
-    else:
-      bank = module.embed(convert(jax.tree.map(_row_of_zeros, inputs)))[1]
-      keys = norm(bank, reading.query_dim)
-      indices, weights = tape.choose(keys, state, reading)
-      picked = tape.gather(bank, indices[:, None])[:, 0]
-    picked = norm(picked, picked.shape[-1])
-    state, continued = tape.advance(
-      state, weights, picked[..., : reading.query_dim], reading
+  def later(variables: Any, given: Any) -> Any:
+    row = convert(jax.tree.map(_row_of_zeros, inputs))
+    return model.apply(variables, given, row, method=_step), {}
+
+  begin = compile(first, inputs)
+  shapes = {**begin.result[0]}
+  x, array = shapes.pop('x'), jax.ShapeDtypeStruct
+  rows, steps, width = x.shape[0], reading.max_steps, x.shape[-1]
+  tokens = array((rows, steps, width), jnp.float32)
+  carry = x, tokens, array((rows, steps), jnp.float32)
+  return HostReading(begin, compile(later, shapes), (carry, {}))
+
+
+def _begin(model: Any, inputs: Any) -> dict[str, Any]:
+  """Returns the tokens at the insertion, the `State`, and a row's own bank."""
+  x, bank = model.embed(inputs)
+  x = model.encoder.before(x)
+  rows, query = x.shape[0], model.encoder.query(x)
+  state = State(
+    query=query,
+    penalty=jnp.zeros((rows, bank.shape[-2])),
+    running=jnp.ones(rows, bool),
+    halting=jnp.zeros(rows),
+  )
+  found = {'x': x} | state._asdict()
+  if bank.ndim == 3:  # else it is in the parameters
+    found['bank'] = bank
+    found['keys'] = model.encoder.tape_norm(bank, query.shape[-1])
+  return found
+
+
+def _step(model: Any, given: Any, row: Any) -> dict[str, Any]:
+  """Returns a step's `token` `[B, H]` and the state but for its penalty.
+
+  Also the rows that are `continued` `[B]`, and `indices` `[B, K]` to hide from
+  them. `row` is any input, for a bank that does not depend on it.
+  """
+  norm, reading = model.encoder.tape_norm, model.reading()
+  state = State(**{name: given[name] for name in State._fields})
+  if 'bank' in given:
+    indices, weights = tape.choose(given['keys'], state, reading)
+    picked = jnp.take_along_axis(given['bank'], indices[..., None], axis=1)
+  else:
+    bank = model.embed(row)[1]
+    indices, weights = tape.choose(
+      norm(bank, reading.query_dim), state, reading
     )
-    found = state._asdict() | {'indices': indices, 'continued': continued}
-    found['token'] = (weights[..., None] * picked).sum(1)
-    del found['penalty']
-    return found, {}
-
-  def compiled(function: Any, given: Any) -> Any:
-    def run(variables: Any, carry: Any) -> Any:
-      return model.apply(variables, carry, method=function)
-
-    return compile(run, given)
-
-  first = compiled(begin, inputs)
-  shapes = {**first.result[0]}
-  x, query = shapes.pop('x'), shapes.pop('query')
-  rows, width, array = x.shape[0], x.shape[-1], jax.ShapeDtypeStruct
-  shapes |= State(
-    query, array((rows, own['size']), jnp.float32), array((rows,), bool),
-    array((rows,), jnp.float32),
-  )._asdict()  # fmt: skip
-  tape_of = array((rows, reading.max_steps, width), jnp.float32)
-  carry = x, tape_of, array((rows, reading.max_steps), jnp.float32)
-  later = compiled(step, shapes)
-  return HostReading(first, later, (carry, {}), own['size'])
+    picked = tape.gather(bank, indices[:, None])[:, 0]
+  picked = norm(picked, picked.shape[-1])
+  keys = picked[..., : reading.query_dim]
+  state, continued = tape.advance(state, weights, keys, reading)
+  found = state._asdict() | {'indices': indices, 'continued': continued}
+  del found['penalty']
+  return found | {'token': (weights[..., None] * picked).sum(1)}
 
 
 def _row_of_zeros(leaf: Any) -> jax.Array:

@@ -222,11 +222,8 @@ def _step(keys: Array, state: State, reading: Reading) -> tuple[State, Any]:
   following, continued = advance(state, weights, picked, reading)
   penalty = _without(state.penalty, indices, continued)
   indices = jnp.where(state.running[:, None], indices, 0)
-  return following._replace(penalty=penalty), (
-    indices,
-    state.running,
-    continued,
-  )
+  record = indices, state.running, continued
+  return following._replace(penalty=penalty), record
 
 
 def choose(

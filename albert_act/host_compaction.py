@@ -68,7 +68,7 @@ class HostStage:
     return carry, outputs
 
   def _inputs(self, carry: Any, place: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the inputs of `iterate` beside the packed states."""
+    """Returns the inputs of `iterate` but for the packed states."""
     rows, length = carry['valid'].shape
     row, numbers = place // length, np.arange(len(place), dtype=np.int32)
     count = np.bincount(row, minlength=rows)
@@ -157,11 +157,8 @@ def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
   )
   joined = (attention.join_heads(one[None])[0] for one in (keys, values))
   found = dict(zip(('keys', 'values'), joined, strict=True))
-  return found | {
-    'x': state,
-    'total': after.total,
-    'running': after.running,
-  }, {}
+  found |= {'x': state, 'total': after.total, 'running': after.running}
+  return found, {}
 
 
 def classify(model: AlbertClassifier, cls: Any) -> tuple[Any, Any]:
