@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from annotated_types import Interval, Predicate
 from jaxtyping import Array, Float, Int
@@ -85,6 +86,8 @@ class EatClassifier(TextEncoder, kw_only=True):
   ] = 32
   window_implementation: Literal['auto', 'block', 'dense'] = 'auto'
   exit_layers: Layers = (4,)  # with a head; the last layer always has one
+  # What the gradients of heads do to the layers below, see `branch`.
+  gradient: Literal['joint', 'equilibrium', 'sweet'] = 'joint'
   # Also return all tokens at their original positions, for token-level tasks.
   restore: bool = False
 
@@ -202,7 +205,11 @@ class EatClassifier(TextEncoder, kw_only=True):
       )
       tokens = tokens._replace(x=out.x)
       if layer in heads:
-        cls[layer] = out.x[:, 0]
+        cls[layer] = tokens.x[:, 0]
+        if row_keys is not None:  # in training
+          later = len(heads) - 1 - list(heads).index(layer)
+          cls[layer], x = branch(tokens.x, later, self.gradient)
+          tokens = tokens._replace(x=x)
       if prunes:
         if full is not None:
           full = pruning.restore(full, tokens)
@@ -288,6 +295,30 @@ class EatClassifier(TextEncoder, kw_only=True):
       if sizes and layer in self.prune_layers:
         length = sizes[list(self.prune_layers).index(layer)]
     return totals
+
+
+def branch(
+  x: Float[Array, 'B L D'], later: int, gradient: str
+) -> tuple[Float[Array, 'B D'], Float[Array, 'B L D']]:
+  """Returns [CLS] for a head, and the states for the layers that follow.
+
+  Both are equal to `x`, but pass back a share of their gradients: all of it if
+  'joint'; with 'sweet' nothing from the `later` heads, so that a layer learns
+  for the next head only (Rotem et al. 2023); with 'equilibrium' 1 / (later + 1)
+  from the head and the rest from the later ones, so that the gradients of all
+  heads weigh the same in every layer (Li et al. 2019, section 3.1).
+  """
+  shares = {
+    'joint': (1.0, 1.0),
+    'sweet': (1.0, 0.0),
+    'equilibrium': (1.0 / (later + 1), later / (later + 1)),
+  }
+  constant = jax.lax.stop_gradient(x)
+  own, rest = (
+    x if share == 1.0 else constant + share * (x - constant)
+    for share in shares[gradient]
+  )
+  return own[:, 0], rest
 
 
 def check_layers(field: str, layers: Sequence[int], depth: int) -> None:

@@ -7,7 +7,7 @@ P_L^T)`. The same task trains a dense model (one head) and a distilled student
 
 import dataclasses
 import os
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,10 @@ _PROBES = ('Été', 'naïve', '東京x', "don't", 'a\u200db', 'İ')
 class FineTune(Student, TextClassification):
   """Cross-entropy of all heads, and two distillations.
 
-  The knob `prune_scale` multiplies the model's prune ratios while training; the
-  two distillation weights override the configuration's.
+  The knob `prune_scale` multiplies the model's prune ratios while training,
+  `exit_scale` the weights of all heads but the last: ('alternate', 0, 1) trains
+  the last head alone in every other step (BERxiT, Xin et al. 2021). The two
+  distillation weights override the configuration's.
   """
 
   @dataclasses.dataclass(frozen=True)
@@ -51,9 +53,11 @@ class FineTune(Student, TextClassification):
     temperature: Annotated[float, Interval(ge=0.01, le=100.0)] = 2.0
     teacher: Annotated[str, "the directory of a run, or ''"] = ''
     distill_weight: Weight = 0.5  # distillation from teacher to last head
-    self_distill_weight: Weight = 0.0  # from last head to each exit
+    self_distill_weight: Weight = 0.0  # from later heads to each exit
+    # The last head, or all later ones, which then count the same.
+    self_distill_from: Literal['last', 'later'] = 'last'
 
-  KNOBS = ('prune_scale', 'distill_weight', 'self_distill_weight')
+  KNOBS = 'prune_scale', 'exit_scale', 'distill_weight', 'self_distill_weight'
 
   @classmethod
   def validate_config(cls, config) -> None:
@@ -101,6 +105,8 @@ class FineTune(Student, TextClassification):
     logits, out = self.apply(params, model_state, batch, row_keys, **options)
     exits, per_head, metrics = self._heads(logits, out, batch)
     weights = jnp.asarray(self.config['loss']['exit_weights'], jnp.float32)
+    exit_scale = knobs.get('exit_scale', 1.0)
+    weights = weights.at[:-1].multiply(exit_scale)
     rows = (weights[:, None] * per_head).sum(0)
     if self.teacher is not None:
       target = self.teacher_logits(frozen, batch)
@@ -108,13 +114,20 @@ class FineTune(Student, TextClassification):
         target, exits[-1]
       )
     if exits.shape[0] > 1:
-      target = jax.lax.stop_gradient(exits[-1])
-      divergences = jax.vmap(lambda one: self.divergence(target, one))
-      rows += self.loss_weight('self_distill_weight', knobs) * divergences(
-        exits[:-1]
-      ).sum(0)
+      weight = self.loss_weight('self_distill_weight', knobs) * exit_scale
+      rows += weight * self._self_distillation(exits)
     loss = (rows * batch['mask']).sum() / norm['examples']
     return loss, (metrics, model_state)
+
+  def _self_distillation(self, exits: Float[Array, 'E B O']) -> Array:
+    """Returns the divergences `[B]` of exits from later heads, summed."""
+    targets, rows = jax.lax.stop_gradient(exits), jnp.zeros(exits.shape[1])
+    divergences = jax.vmap(self.divergence, (0, None))
+    for place, one in enumerate(exits[:-1], 1):
+      from_last = self.config['loss']['self_distill_from'] == 'last'
+      later = targets[-1:] if from_last else targets[place:]
+      rows += divergences(later, one).mean(0)
+    return rows
 
   def _heads(self, logits, out, batch) -> tuple[Array, Array, dict[str, Any]]:
     """Returns logits `[E, B, O]` and cross-entropies `[E, B]`, and metrics."""

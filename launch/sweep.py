@@ -8,8 +8,11 @@ A list:
 
 A line holds overrides as on the command line of launch.train, without
 `--config.`: `optimizer.lr=3e-5 batch_size=16  # comment`, and arguments of the
-file after a colon: `:n=8,model=ut seed=1`. All lines are checked before the
-first run. With --x it draws the metric against a field as sweep.png and .pdf: a
+file after a colon: `:n=8,model=ut seed=1`. A line may have a --config of its
+own, and a name: `@dense :model=dense`. Later lines write @dense for its
+directory: `@eat :teacher=@dense`. $VARIABLES of the environment are replaced.
+All lines but those with such a directory are checked before the first run.
+With --x it draws the metric against a field as sweep.png and .pdf: a
 line for each value of --lines, the mean and range of its runs. Figure 2 of
 AdaTape:
 
@@ -36,12 +39,14 @@ sign of life for 40 s (clocks must agree) is continued from its last checkpoint.
 --config.KEY=VALUE holds for all runs. The same command continues where it was
 interrupted (Ctrl-C and SIGTERM save the step) and skips finished runs. A run
 that fails is reported; the others continue. Prints a table, best first; writes
-sweep.csv, with all metrics of the last evaluations, and best.json, the complete
+sweep.csv, with all metrics of the last evaluations, seeds.csv, with mean and
+deviation of runs that differ only in `seed`, and best.json, the complete
 configuration of the best run and the command that repeats it.
 """
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import re
 import shlex
@@ -56,6 +61,8 @@ from launch import command_line, sweep_runs
 from launch.command_line import UsageError
 from launch.sweep_runs import Flags, Run
 
+FILE = '--config='  # of a line
+
 
 def read_runs(flags: Flags) -> list[Run]:
   """Returns the runs of a list; raises `UsageError` with the wrong line."""
@@ -68,28 +75,55 @@ def read_runs(flags: Flags) -> list[Run]:
   numbers: dict[str, int] = {}
   for number, line in enumerate(lines, 1):
     try:
-      words = shlex.split(line, comments=True)
-      if not words:
-        continue
-      arguments = [word[1:] for word in words if word.startswith(':')]
-      overrides = [word for word in words if not word.startswith(':')]
-      overrides = [*flags.fixed, *overrides]
-      file, *given = flags.config.split(':', 1)
-      config = ':'.join(filter(None, [file, ','.join([*given, *arguments])]))
-      digest, place = sweep_runs.read_config(flags, config, overrides)
-      earlier = numbers.setdefault(digest, number)
-      if earlier != number:
-        raise UsageError(f'the same run as in line {earlier}')
+      words = shlex.split(os.path.expandvars(line), comments=True)
+      if words:
+        runs.append(_read_line(flags, words, runs, numbers, number))
     except ValueError as error:
       raise UsageError(f'{path}, line {number}: {error}') from error
-    # `lr=3e-5,batch_size=16-1a2b3c4d`: readable, and unique per configuration.
-    short = ','.join(re.sub(r'^:|^[\w.]*\.', '', word) for word in words)
-    folder = f'{re.sub("[^a-zA-Z0-9_=,.-]", "_", short)[:80]}-{digest}'
-    workdir = pathlib.Path(flags.workdir, folder)
-    runs.append(Run(' '.join(words), config, overrides, workdir, place))
   if not runs:
     raise ConfigError('--overrides', path, 'a file with at least one line')
   return runs
+
+
+def _read_line(
+  flags: Flags,
+  words: Sequence[str],
+  earlier: Sequence[Run],
+  numbers: dict[str, int],
+  number: int,
+) -> Run:
+  """Returns the run of a line; `numbers` are those of lines, by their run."""
+  named = {f'@{run.workdir.name}': run for run in earlier if run.is_named}
+  needs: list[Run] = []
+
+  def directory(match: re.Match[str]) -> str:
+    if match[0] not in named:
+      raise UsageError(f'{match[0]} is not the name of an earlier line')
+    needs.append(named[match[0]])
+    return str(named[match[0]].workdir)
+
+  own = words[0] if words[0].startswith('@') else ''
+  if own in named:
+    raise UsageError(f'{own} names an earlier line')
+  given = [re.sub(r'(?<==)@\w+', directory, w) for w in words[bool(own) :]]
+  files = [w.removeprefix(FILE) for w in given if w.startswith(FILE)]
+  arguments = [word[1:] for word in given if word.startswith(':')]
+  overrides = [w for w in given if not w.startswith((':', FILE))]
+  overrides = [*flags.fixed, *overrides]
+  file, *before = (*files, flags.config)[0].split(':', 1)
+  config = ':'.join(filter(None, [file, ','.join([*before, *arguments])]))
+  digest, place = own, (None, None)
+  if all(run.result() is not None for run in needs):
+    digest, place = sweep_runs.read_config(flags, config, overrides)
+  elif not own:
+    raise UsageError('expected a name, such as @eat, before a line with @')
+  if numbers.setdefault(digest, number) != number:
+    raise UsageError(f'the same run as in line {numbers[digest]}')
+  # `lr=3e-5,batch_size=16-1a2b3c4d`: readable, and unique per configuration.
+  short = ','.join(re.sub(r'^:|^[\w.]*\.', '', word) for word in words)
+  folder = f'{re.sub("[^a-zA-Z0-9_=,.-]", "_", short)[:80]}-{digest}'
+  workdir = pathlib.Path(flags.workdir, own[1:] or folder)
+  return Run(' '.join(words), config, overrides, workdir, place, (*needs,))
 
 
 def sweep(flags: Flags) -> int:
@@ -113,6 +147,9 @@ def sweep(flags: Flags) -> int:
     if run.result() is not None:
       print(f'[{place}/{len(runs)}] finished before: {run.name}', flush=True)
       continue
+    if missing := [one.name for one in run.needs if one.result() is None]:
+      print(f'not run, without {missing}: {run.name}', file=sys.stderr)
+      continue
     print(f'[{place}/{len(runs)}] {run.name}', flush=True)
     code = train([sys.executable, *run.command()])
     if code in (command_line.PREEMPTED, command_line.INTERRUPTED):
@@ -122,7 +159,7 @@ def sweep(flags: Flags) -> int:
       print(f'exit code {code}: {run.name}', file=sys.stderr, flush=True)
     failure = failure or code
     result = run.result()
-    if result is not None and flags.metric not in result:
+    if result is not None and flags.metric not in result and not run.is_named:
       break  # the results of other runs will not have it either
   _report(flags, runs)
   return failure

@@ -3,7 +3,9 @@
 import dataclasses
 import hashlib
 import pathlib
+import re
 import shlex
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -51,6 +53,12 @@ class Run(NamedTuple):
   overrides: list[str]
   workdir: pathlib.Path
   place: tuple[Any, Any] = (None, None)  # values of the fields `x` and `lines`
+  needs: tuple['Run', ...] = ()  # runs whose directories it reads
+
+  @property
+  def is_named(self) -> bool:
+    """True if its line begins with a name; others may read its directory."""
+    return self.name.startswith('@')
 
   def result(self) -> dict[str, Any] | None:
     """Reads result.json; None if the run has not finished."""
@@ -127,6 +135,7 @@ def report(
     | {name: row[name] for name in ('trial', 'state') if name in row}
     for row in rows
   ])  # fmt: skip
+  write_seeds(path.parent / 'seeds.csv', [row for _, row in found], metric)
   if rows and rows[0][metric] is not None:
     run = found[0][0]
     config = command_line.load_config(run.config, run.overrides).to_dict()
@@ -135,3 +144,34 @@ def report(
     text_files.write_json(path.parent / 'best.json', best | {'config': config})
     print(f'the best, with its command: {path.parent}/best.json')
   return rows
+
+
+def write_seeds(
+  path: pathlib.Path, rows: Sequence[dict[str, Any]], metric: str
+) -> None:
+  """Writes mean and standard deviation of runs that differ only in the seed.
+
+  Their names differ in a final number only (@eat0, @eat1). Writes nothing if no
+  two runs do. The deviation is the sample's (n - 1).
+  """
+  from eval_lib.report import print_table, write_csv
+
+  groups: dict[str, list[dict[str, Any]]] = {}
+  for row in rows:
+    words = [w for w in row['run'].split() if not w.startswith('seed=')]
+    name = re.sub(r'(@[A-Za-z_]\w*?)\d+\b', r'\1', ' '.join(words))
+    if row[metric] is not None:
+      groups.setdefault(name, []).append(row)
+  table = []
+  for name, group in groups.items():
+    found = {'run': name, 'seeds': len(group)}
+    for key in [k for k in group[0] if '/' in k]:
+      values = [row[key] for row in group if row.get(key) is not None]
+      found[f'{key} mean'] = statistics.mean(values)
+      deviation = statistics.stdev(values) if len(values) > 1 else None
+      found[f'{key} deviation'] = deviation
+    table.append(found)
+  if any(row['seeds'] > 1 for row in table):
+    write_csv(path, table)
+    columns = ['run', 'seeds', f'{metric} mean', f'{metric} deviation']
+    print_table(f'over seeds, {path}', table, columns=columns)

@@ -33,6 +33,12 @@ def _is_rename(text: str) -> bool:
   return bool(old and arrow) and _is_pattern(old)
 
 
+def _is_scale(text: str) -> bool:
+  pattern, arrow, factor = text.rpartition('->')
+  number = re.fullmatch(r'\d+(\.\d*)?|\.\d+', factor)
+  return bool(pattern and arrow and number) and _is_pattern(pattern)
+
+
 def _is_source(path: str) -> bool:
   is_file = path.endswith(('.npz', '.safetensors')) and os.path.isfile(path)
   return not path or is_file or os.path.isdir(path)
@@ -51,8 +57,9 @@ Pattern = Annotated[
   'a regular expression of parameter paths',
 ]
 Knob = Annotated[
-  float | tuple[Literal['linear', 'cosine'], float, float],
-  'a finite number or (shape, first, last), shape one of linear, cosine',
+  float | tuple[Literal['linear', 'cosine', 'alternate'], float, float],
+  'a finite number or (shape, first, last), shape one of linear, cosine, '
+  'alternate',
 ]
 
 
@@ -91,6 +98,11 @@ class Optimizer:
   b1: Annotated[float, Interval(ge=0.0, le=0.999999)] = 0.9
   b2: Annotated[float, Interval(ge=0.0, le=0.999999)] = 0.999
   eps: Annotated[float, Interval(ge=1e-20, le=1.0)] = 1e-8
+  # Of parameters: the first pattern that a path matches multiplies its rate.
+  scales: Annotated[
+    tuple[Annotated[str, Predicate(_is_scale)], ...],
+    "a tuple of 'pattern->factor', such as '^exit_->10'",
+  ] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,7 +58,22 @@ def build_optimizer(
   if config['name'] == 'lamb':
     parts.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
   parts.append(optax.scale_by_learning_rate(schedule))
+  if config['scales']:
+    parts.append(_scale_by_path(config['scales']))
   return optax.chain(*parts)
+
+
+def _scale_by_path(scales: Sequence[str]) -> optax.GradientTransformation:
+  """Multiplies the updates by the factor of the first pattern that matches."""
+  pairs = [scale.rpartition('->')[::2] for scale in scales]
+
+  def scaled(path: Any, update: Any) -> Any:
+    found = (float(by) for old, by in pairs if re.search(old, path_name(path)))
+    return next(found, 1.0) * update
+
+  return optax.stateless(
+    lambda updates, _: jax.tree_util.tree_map_with_path(scaled, updates)
+  )
 
 
 def _preconditioner(config: Config) -> optax.GradientTransformation:

@@ -31,22 +31,26 @@ class Stage:
 
   def knob_values(self, step: int) -> dict[str, np.ndarray]:
     """Returns the knobs at a step, float32 scalars."""
-    length = max(self.stop - self.start - 1, 1)
-    progress = min(max((step - self.start) / length, 0.0), 1.0)
+    last = max(self.stop - self.start - 1, 1)
+    place = min(max(step - self.start, 0), last)
     return {
-      name: np.asarray(knob_value(schedule, progress), np.float32)
+      name: np.asarray(knob_value(schedule, place, last), np.float32)
       for name, schedule in self.knobs.items()
     }
 
 
-def knob_value(schedule: Any, progress: float) -> float:
-  """Returns the value of a schedule at `progress` in [0, 1] of its stage.
+def knob_value(schedule: Any, step: int, last_step: int) -> float:
+  """Returns the value of a schedule at a step in [0, last_step] of its stage.
 
-  A number is constant; a shape goes from the first to the last value.
+  A number is constant. A shape goes from the first to the last value, but
+  'alternate' takes them in turns.
   """
   if isinstance(schedule, (int, float)):
     return float(schedule)
   shape, first, last = schedule
+  if shape == 'alternate':
+    return last if step % 2 else first
+  progress = step / last_step
   if shape == 'cosine':
     progress = (1 - math.cos(math.pi * progress)) / 2
   return first + (last - first) * progress

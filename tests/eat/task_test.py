@@ -7,7 +7,7 @@ import jax
 import ml_collections
 import numpy as np
 import pytest
-from scipy.special import log_softmax
+from scipy.special import log_softmax, rel_entr, softmax
 
 from dataset_lib import text_files, tokenizer
 from dataset_lib.errors import ConfigError
@@ -26,7 +26,7 @@ def config(**loss):
     'model': {'name': 'eat.model:EatClassifier', **model},
     'loss': dict(
       label_smoothing=0.0, exit_weights=WEIGHTS, temperature=2.0, teacher='',
-      distill_weight=0.5, self_distill_weight=0.0,
+      distill_weight=0.5, self_distill_weight=0.0, self_distill_from='last',
     ) | loss,
   }  # fmt: skip
 
@@ -87,6 +87,55 @@ def test_self_distillation_pulls_exits_to_the_last_head():
   # The target is not pulled to the exits.
   assert np.abs(grads['head']['kernel']).max() == 0
   assert np.abs(grads['exit_1']['head']['kernel']).max() > 0
+
+
+def test_exits_learn_from_all_later_heads():
+  losses = dict(exit_weights=(0.0, 0.0, 0.0), self_distill_from='later')
+  task, batch, params = case(**losses)
+  knobs = {'self_distill_weight': 0.7, 'exit_scale': 0.5}
+  loss, _ = loss_of(task, params, batch, knobs)
+  first, second, last = softmax(logits_of(task, params, batch) / 2.0, -1)
+  rows = (rel_entr(second, first) + rel_entr(last, first)) / 2
+  rows = (rows + rel_entr(last, second)).sum(-1)
+  expected = 0.5 * 0.7 * 4.0 * rows[:6].mean()
+  np.testing.assert_allclose(loss, expected, rtol=1e-4)
+
+
+def test_every_other_step_may_train_the_last_head_alone():
+  task, batch, params = case()
+  loss, (metrics, _) = loss_of(task, params, batch, {'exit_scale': 0.0})
+  last = metrics['cross_entropy'].compute()
+  np.testing.assert_allclose(loss, WEIGHTS[-1] * last, rtol=1e-6)
+
+
+SHARES = {  # row: block; column: heads after blocks 0, 2 and 3
+  'sweet': [[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]],
+  'equilibrium': [[1 / 3] * 3, [0, 1 / 2, 1 / 2], [0, 1 / 2, 1 / 2], [0, 0, 1]],
+}
+
+
+def test_what_the_gradients_of_heads_do_to_the_layers_below():
+  task, batch, params = case()
+  keys = jax.random.split(jax.random.key(0), 8)
+
+  def gradients(kind):
+    """Of each head's squared logits, for a kernel of each block."""
+    task.model = task.model.clone(gradient=kind)
+
+    def losses(params):
+      exits = task.apply(params, {}, batch, keys)[1]['exits']
+      return (exits**2).sum((1, 2))
+
+    found = jax.jit(jax.jacrev(losses))(params)
+    return [found[f'block_{n}']['mlp']['out']['kernel'] for n in range(4)]
+
+  plain = gradients('joint')
+  for kind, shares in SHARES.items():
+    for got, full, share in zip(gradients(kind), plain, shares, strict=True):
+      expected = np.asarray(share)[:, None, None] * full
+      assert np.abs(expected).max() > 0.1
+      atol = 1e-5 * np.abs(full).max()
+      np.testing.assert_allclose(got, expected, rtol=1e-5, atol=atol)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 
 from adatape.model import AdaTapeViT
 from dataset_lib import fields
+from dataset_lib.errors import ConfigError
 from model_lib.bert import BertClassifier
 from model_lib.vit import ViT
 from train_lib import config_schema, optimizers
@@ -145,6 +146,25 @@ def test_every_optimizer_goes_downhill(name):
   np.testing.assert_array_equal(np.sign(updates), -np.sign(gradient))
 
 
+def test_scales_multiply_the_rates_of_the_parameters_they_name():
+  scales = ('^exit_2/->10', 'kernel->0.5')
+  optimizer = constant(name='sgd', b1=0.0, lr=0.1, scales=scales)
+  paths = {'exit_2': {'kernel': 10.0, 'bias': 10.0}, 'head': {'kernel': 0.5,
+           'bias': 1.0}}  # fmt: skip
+  params = jax.tree.map(jnp.ones_like, jax.tree.map(jnp.asarray, paths))
+  updates, _ = optimizer.update(params, optimizer.init(params), params)
+  jax.tree.map(
+    lambda by, got: np.testing.assert_allclose(got, -0.1 * by, rtol=1e-6),
+    paths, updates,
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize('scale', ['exit', 'exit->', 'exit->-1', '(->2', '->2'])
+def test_illegal_scales_are_named(scale):
+  with pytest.raises(ConfigError, match=r"scales: expected a tuple of 'patt"):
+    fields.check(config_schema.Optimizer, {'scales': (scale,)}, 'optimizer')
+
+
 def check(**given):
   return fields.check(config_schema.Stage, given, 'stages.s')
 
@@ -171,9 +191,10 @@ def test_stages_follow_the_numbers_in_their_names():
     (0.3, [0.3, 0.3, 0.3]),
     (['linear', 1, 0.0], [1.0, 0.5, 0.0]),
     (('cosine', 0.0, 1.0), [0.0, 0.5, 1.0]),
+    (('alternate', 0.0, 0.7), [0.0, 0.7, 0.0]),
   ],
 )
 def test_schedules(schedule, expected):
   schedule = check(knobs={'tau': schedule})['knobs']['tau']
-  values = [knob_value(schedule, progress) for progress in (0.0, 0.5, 1.0)]
+  values = [knob_value(schedule, step, 2) for step in range(3)]
   assert values == pytest.approx(expected)
