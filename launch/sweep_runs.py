@@ -164,7 +164,7 @@ def write_seeds(
       groups.setdefault(name, []).append(row)
   table = []
   for name, group in groups.items():
-    found = {'run': name, 'seeds': len(group)}
+    found: dict[str, Any] = {'run': name, 'seeds': len(group)}
     for key in [k for k in group[0] if '/' in k]:
       values = [row[key] for row in group if row.get(key) is not None]
       found[f'{key} mean'] = statistics.mean(values)

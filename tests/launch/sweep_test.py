@@ -255,7 +255,7 @@ batch_size=$SIZE
 
 
 def test_a_line_reads_the_directory_of_a_named_one(
-  tmp_path, monkeypatch, capsys
+  tmp_path, monkeypatch, capsys, refused
 ):
   monkeypatch.setenv('SIZE', '16')
   commands, codes = [], [7, 0, 0, 0]
@@ -287,8 +287,7 @@ def test_a_line_reads_the_directory_of_a_named_one(
   # Now that the first has finished, its reader is checked before any run.
   (tmp_path / 'runs' / 'second' / 'result.json').unlink()
   wrong = flags(tmp_path, NAMED.replace('=@first', '=@first batch_size=0'))
-  assert sweep.main(wrong) == command_line.USAGE
-  assert 'line 3: batch_size' in capsys.readouterr().err
+  refused(sweep.main, wrong, ['line 3: batch_size'])
 
 
 @pytest.mark.parametrize(
