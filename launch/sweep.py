@@ -105,6 +105,8 @@ def _read_line(
   own = words[0] if words[0].startswith('@') else ''
   if own in named:
     raise UsageError(f'{own} names an earlier line')
+  if own and not re.fullmatch(r'@\w+', own):
+    raise UsageError(f'expected a name of letters, digits and _, got {own}')
   given = [re.sub(r'(?<==)@\w+', directory, w) for w in words[bool(own) :]]
   files = [w.removeprefix(FILE) for w in given if w.startswith(FILE)]
   arguments = [word[1:] for word in given if word.startswith(':')]

@@ -296,6 +296,7 @@ def test_a_line_reads_the_directory_of_a_named_one(
     ('@a seed=1\n@b warm_start.workdir=@c', 'line 2: @c is not the name of an'),
     ('@a seed=1\nwarm_start.workdir=@a', 'line 2: expected a name, such as'),
     ('@a seed=1\n@a seed=2', 'line 2: @a names an earlier line'),
+    ('@a/b seed=1', 'line 1: expected a name of letters, digits and _'),
   ],
 )
 def test_a_wrong_name_is_refused(text, words, tmp_path, refused):
