@@ -3,27 +3,21 @@
 Banino et al. 2021 with the block of a Universal Transformer. Training sees the
 logits of every step. The prediction is that of the median step: the first at
 which a row has halted with a probability of at least 1/2.
-
-`lambda_n` is the probability to halt in step n if the item has not halted
-before; `p_n = lambda_n prod_{j<n} (1 - lambda_j)`, with `lambda_N = 1` at the
-step limit N. Arrays are float32 `[N, ...]`, as `ponder` stacks its trace.
+See `model_lib.ponder_net` and `train_lib.expected_loss`.
 """
 
 import dataclasses
-import math
-from typing import Annotated, Any
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from annotated_types import Interval
 from jaxtyping import Array, Float, Int
 
 from adatape.task import flops_of_steps
 from adatape.universal import Steps, add_coordinates
 from eval_lib.metrics import Average, row_statistics
-from model_lib import flops, pondering
-from model_lib.halting import Halting
+from model_lib import flops, halting, ponder_net, pondering
 from model_lib.layers import (
   EncoderBlock,
   LayerNorm,
@@ -35,66 +29,9 @@ from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import RowKeys, fold_rows
 from model_lib.sizes import Rate
 from model_lib.vit import ImageModel, ImageTokens
+from train_lib import expected_loss
 from train_lib.classification import Classification
 from train_lib.task import Weight
-
-
-def halting_distribution(
-  lambdas: Float[Array, 'N ...'],
-) -> Float[Array, 'N ...']:
-  """Returns `p_n` of each step (equation 1); the last lambda counts as 1."""
-  lambdas = lambdas.astype(jnp.float32).at[-1].set(1.0)
-  survived = jnp.cumprod(1.0 - lambdas, axis=0)
-  before = jnp.concatenate([jnp.ones_like(survived[:1]), survived[:-1]])
-  return lambdas * before
-
-
-def geometric_log_prior(rate: float, max_steps: int) -> Float[Array, ' N']:
-  """Returns the log of the geometric distribution truncated at `max_steps`.
-
-  `rate` is lambda_p, in (0, 1); the mean is about 1 / rate.
-  """
-  steps = jnp.arange(max_steps, dtype=jnp.float32)
-  return jax.nn.log_softmax(steps * math.log1p(-rate))
-
-
-def divergence(
-  distribution: Float[Array, 'N ...'], log_prior: Float[Array, ' N']
-) -> Float[Array, '...']:
-  """Returns `KL(p || prior)` in nats; a step of probability 0 adds 0."""
-  shape = (-1,) + (1,) * (distribution.ndim - 1)
-  positive = distribution > 0.0
-  # Use where before log as well, or the gradient would be NaN.
-  safe = jnp.where(positive, distribution, 1.0)
-  ratio = jnp.log(safe) - log_prior.reshape(shape)
-  return jnp.where(positive, distribution * ratio, 0.0).sum(0)
-
-
-def expected_steps(distribution: Float[Array, 'N ...']) -> Float[Array, '...']:
-  """Returns the mean number of steps, `sum_n n p_n`."""
-  shape = (-1,) + (1,) * (distribution.ndim - 1)
-  numbers = jnp.arange(1, distribution.shape[0] + 1, dtype=jnp.float32)
-  return (distribution * numbers.reshape(shape)).sum(0)
-
-
-def advance_median(
-  halting: Halting, score: Float[Array, '...'], is_last: Array | bool
-) -> tuple[Halting, Float[Array, '...']]:
-  """Halts in the median step of the distribution: a `halting.Rule`.
-
-  That is the first step where `sum_{j<=n} p_j >= 1/2`; `score` is lambda_n,
-  `halting.total` the probability of having halted. The weight is 1 where an
-  item halts.
-  """
-  halted = halting.total + (1.0 - halting.total) * score
-  halts = halting.running & ((halted >= 0.5) | is_last)
-  after = Halting(
-    total=jnp.where(halting.running, halted, halting.total),
-    remainder=halting.remainder,
-    steps=halting.steps + halting.running.astype(jnp.int32),
-    running=halting.running & ~halts,
-  )
-  return after, halts.astype(jnp.float32)
 
 
 class PonderStep(nn.Module):
@@ -152,8 +89,8 @@ class PonderViT(ImageModel, kw_only=True):
 
     `out['features']` are `[B, D]`; `out['ponder']` has, per row, 'steps', the
     median step, float32, and 'depth', the same as int32. Unless `dynamic`, it
-    also has 'cost', the mean step, and out has the logits 'exits' `[N, B, O]`
-    and the probabilities 'halting' `[N, B]` of all steps.
+    also has 'cost', the mean step, and out has of all steps the logits
+    'step_logits' `[N, B, O]` and the probabilities 'halting' `[N, B]`.
     """
     x = build(ImageTokens, self, name='tokens')(images)
     batch = x.shape[0]
@@ -179,7 +116,7 @@ class PonderViT(ImageModel, kw_only=True):
       state,
       jnp.ones((batch,), bool),
       max_steps=self.max_steps,
-      rule=advance_median,
+      rule=halting.advance_ponder_net,
       dynamic=self.dynamic,
       freeze=False,
       trace=None if self.dynamic else trace,
@@ -191,9 +128,9 @@ class PonderViT(ImageModel, kw_only=True):
     out = {'features': features, 'ponder': ponder}
     if not self.dynamic:
       chances, every = result.trace
-      halting = halting_distribution(chances)
-      ponder['cost'] = expected_steps(halting)
-      out |= {'exits': head(every), 'halting': halting}
+      out['halting'] = ponder_net.distribution(chances)
+      ponder['cost'] = ponder_net.expected_steps(out['halting'])
+      out['step_logits'] = head(every)
     return logits, out
 
   def flops(
@@ -209,17 +146,15 @@ class PonderViT(ImageModel, kw_only=True):
 
 
 class PonderNetClassification(Classification):
-  """Expected cross-entropy of the steps + `ponder_weight` KL(p || prior)."""
+  """The loss of PonderNet; see `train_lib.expected_loss`."""
 
   MODEL = PonderViT
 
   @dataclasses.dataclass(frozen=True)
-  class Loss(Classification.Loss):
-    """Legal fields of `loss`: beta and lambda_p (Banino et al., 2.3)."""
+  class Loss(expected_loss.Loss, Classification.Loss):
+    """Legal fields of `loss`."""
 
     ponder_weight: Weight = 0.01
-    # Of the geometric prior; its mean is about 1 / prior_rate steps.
-    prior_rate: Annotated[float, Interval(gt=0.0, lt=1.0)] = 0.2
 
   KNOBS = ('ponder_weight',)
 
@@ -228,7 +163,7 @@ class PonderNetClassification(Classification):
     return flops_of_steps(self, out['ponder']['steps'])
 
   def row_losses(self, logits, out, batch, entropy, frozen, knobs):
-    """Returns `sum_n p_n L_n + beta KL(p || prior)` of each row (equation 2).
+    """The loss of each row; see `train_lib.expected_loss`.
 
     A dynamic model, for evaluation only, has the loss of its predictions.
     """
@@ -236,11 +171,6 @@ class PonderNetClassification(Classification):
     metrics = row_statistics('ponder_steps', ponder['steps'], mask)
     if self.model.dynamic:
       return entropy(logits), metrics
-    rate, halting = self.config['loss']['prior_rate'], out['halting']
-    prior = geometric_log_prior(rate, len(halting))
-    beta = self.loss_weight('ponder_weight', knobs)
-    losses = jax.vmap(entropy)(out['exits'])
-    distance = divergence(halting, prior)
     metrics['expected_steps'] = Average.from_values(ponder['cost'], mask)
-    metrics['divergence'] = Average.from_values(distance, mask)
-    return (halting * losses).sum(0) + beta * distance, metrics
+    rows, others = expected_loss.row_losses(self, out, entropy, mask, knobs)
+    return rows, metrics | others

@@ -95,7 +95,9 @@ def step(
     )
     is_last = (tokens.iteration == limit - 1)[packed.row]
     before = jax.tree.map(packed.pack, tokens.halting)
-    state, keys, values, after = run(attention, x, before, is_last)
+    state, keys, values, after = run(
+      attention, x, before, is_last, packed.first
+    )
     return dataclasses.replace(
       tokens,
       x=packed.unpack(state, tokens.x),
@@ -111,23 +113,27 @@ def step(
 def iteration(model: Albert) -> Callable[..., Any]:
   """Returns a function that runs an iteration of packed tokens, in plain JAX.
 
-  It takes the `attend` of the block, states `[M, D]`, their `Halting`, and
-  where the iteration is the row's last `[M]`; it returns new states, keys and
-  values `[N, M, H]`, and `Halting`.
+  It takes the `attend` of the block, states `[M, D]`, their `Halting`, where
+  the iteration is the row's last `[M]`, and the place of the first token of
+  each one's row `[M]`; it returns new states, keys and values `[N, M, H]`, and
+  `Halting`.
   """
   bound: Any = model.block[0]
   block, variables = bound.unbind()
   score, score_variables = model.score.unbind()
   rule = halting.rule(model.halting, model.epsilon)
 
-  def run(attend: Any, x: Any, before: Any, is_last: Any) -> Any:
+  def run(attend: Any, x: Any, before: Any, is_last: Any, first: Any) -> Any:
     # `attend` has the keys and values.
     nothing = jnp.zeros((1, model.num_heads, 0, 0), x.dtype)
     attending = block.clone(attend=attend)
     done = attending.apply(variables, x[None], keys_values=(nothing, nothing))
     state = done.x[0]
-    logits: Any = score.apply(score_variables, state.astype(jnp.float32))
-    after, weight = rule(before, jax.nn.sigmoid(logits[..., 0]), is_last)
+    scored: Any = score.apply(score_variables, state.astype(jnp.float32))
+    logits = scored[:, 0]
+    if model.halting == 'ponder_net':  # that of [CLS], which runs as long
+      logits = jnp.take(logits, first, mode='clip')
+    after, weight = rule(before, jax.nn.sigmoid(logits), is_last)
     if COMBINATIONS[model.halting] == 'fed_back':
       state = halting.combine('fed_back', x, state, weight).astype(x.dtype)
     projected = block.apply(variables, state[None], num_queries=0)

@@ -29,7 +29,11 @@ from model_lib.sizes import Rate, Size
 
 # The weight of the straight-through rule is 0 until a token halts, so states
 # are not mixed by it.
-COMBINATIONS = {'act': 'fed_back', 'straight_through': 'accumulated'}
+COMBINATIONS = {
+  'act': 'fed_back',
+  'straight_through': 'accumulated',
+  'ponder_net': 'accumulated',
+}
 
 
 @struct.dataclass
@@ -59,9 +63,11 @@ class Albert(TextEncoder, kw_only=True):
   inner_group: Annotated[int, Interval(ge=1, le=1000)] = 1
   vocab_size: Annotated[int, Interval(ge=1, le=2**24)] = 30000
   activation: Activation = 'gelu_new'
-  # '' for a fixed depth, or the rule by which each token halts.
-  halting: Literal['', 'act', 'straight_through'] = 'act'
-  # A token halts when its scores sum to `1 - epsilon`.
+  # '' for a fixed depth, or the rule by which each token halts; by 'ponder_net'
+  # all tokens of a row halt with its [CLS].
+  halting: Literal['', 'act', 'straight_through', 'ponder_net'] = 'act'
+  # A token halts when its scores sum to `1 - epsilon`, a row of 'ponder_net' at
+  # this quantile of its distribution: 0.5 is the median.
   epsilon: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.01
   # Initial bias of the score: -2 gives about 9 iterations.
   halting_bias: Annotated[float, Interval(ge=-1e3, le=1e3)] = -2.0
@@ -131,6 +137,7 @@ class Albert(TextEncoder, kw_only=True):
       combination=COMBINATIONS[self.halting],
       dynamic=self.dynamic,
       remat_chunk=self.remat_chunk,
+      freeze=self.halting != 'ponder_net' or self.dynamic,
       trace=trace,
     )
     spent = {
@@ -188,7 +195,10 @@ class Albert(TextEncoder, kw_only=True):
         return state, None
       module, variables = score
       logits: Any = module.apply(variables, state.astype(jnp.float32))
-      return state, jax.nn.sigmoid(logits[..., 0])
+      scores = jax.nn.sigmoid(logits[..., 0])
+      if self.halting == 'ponder_net':
+        scores = jnp.broadcast_to(scores[:, :1], scores.shape)
+      return state, scores
 
     return step
 

@@ -72,12 +72,14 @@ class HostStage:
     rows, length = carry['valid'].shape
     row, numbers = place // length, np.arange(len(place), dtype=np.int32)
     count = np.bincount(row, minlength=rows)
-    nth = numbers - (np.cumsum(count) - count)[row]  # in its own row
+    first = (np.cumsum(count) - count)[row].astype(np.int32)
+    nth = numbers - first  # in its own row
     queries = np.zeros((rows, count.max()), np.int32)
     queries[row, nth] = numbers
     found = {name: carry[name] for name in ('keys', 'values', 'valid')}
     return found | {
       'is_last': (carry['iteration'] == self.limit - 1)[row],
+      'first': first,
       'queries': queries,
       'place': (row * queries.shape[1] + nth).astype(np.int32),
     }
@@ -103,6 +105,7 @@ def stages(
     'x': array((packed, width), model.dtype),
     'total': array((packed,), jnp.float32),
     'is_last': array((packed,), bool),
+    'first': array((packed,), jnp.int32),
     'queries': array((rows, most), jnp.int32),
     'place': array((packed,), jnp.int32),
   }
@@ -136,7 +139,8 @@ def begin(model: AlbertClassifier, inputs: Any) -> tuple[Any, Any]:
 def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
   """Runs an iteration of the packed tokens.
 
-  `packed` has their `x` `[M, D]`, `total` and `is_last` `[M]`, of all tokens
+  `packed` has their `x` `[M, D]`, `total`, `is_last` and `first` `[M]` (see
+  `compaction.iteration`), of all tokens
   `keys` and `values` `[B, L, D]` and `valid` `[B, L]`, the tokens that run in
   each row, `queries` `[B, Q]`, and where among them each is, `place` `[M]`.
   Returns `x`, `keys`, `values`, `total` and `running` of the packed tokens.
@@ -153,7 +157,7 @@ def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
   before: Any = halting.start(jnp.ones_like(packed['is_last']))
   before = before.replace(total=packed['total'])
   state, keys, values, after = compaction.iteration(model)(
-    attend, packed['x'], before, packed['is_last']
+    attend, packed['x'], before, packed['is_last'], packed['first']
   )
   joined = (attention.join_heads(one[None])[0] for one in (keys, values))
   found = dict(zip(('keys', 'values'), joined, strict=True))

@@ -53,6 +53,14 @@ class Packed:
     rows, length = self.running.shape
     return jnp.minimum(self.index // length, rows - 1)
 
+  @property
+  def first(self) -> Int[Array, ' M']:
+    """The place of the first packed token of each one's row."""
+    if self.whole:
+      return self.row * self.running.shape[1]
+    count = self.running.sum(1, dtype=jnp.int32)
+    return (jnp.cumsum(count) - count)[self.row]
+
   def pack(self, leaf: Array) -> Array:
     """Gathers `[M, ...]` from `[B, L, ...]`."""
     flat = leaf.reshape(-1, *leaf.shape[2:])

@@ -96,9 +96,7 @@ class Pretraining(Task):
   def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
     """Loss of equation (8) for these rows, normalised by the whole batch."""
     logits, out = self.apply(params, batch, row_keys)
-    losses, metrics = self._losses(logits, out, batch, norm, knobs)
-    order = self.config['loss']['sop_weight'] * losses['order']
-    loss = losses['words'] + order + losses['ponder']
+    loss, metrics = self._losses(logits, out, batch, norm, knobs)
     return loss, (metrics, model_state)
 
   def evaluate(self, params, model_state, batch):
@@ -114,8 +112,12 @@ class Pretraining(Task):
 
   def _losses(
     self, logits, out, batch, norm, knobs
-  ) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Shares of the three losses, and their metrics."""
+  ) -> tuple[Array, dict[str, Any]]:
+    """The loss and its metrics; `ponder_share` is that of the ponder cost.
+
+    The paper chooses tau so that this share is about 10 %: at the end of a run
+    multiply tau by 0.1 / ponder_share.
+    """
     mask = batch['mask']
     words = batch['mlm_weights'] * mask[:, None]
     words_logits, order_logits = (
@@ -127,19 +129,18 @@ class Pretraining(Task):
     order = cross_entropy(order_logits, batch['label'])
     order_hits = logits['order'].argmax(-1) == batch['label']
     cost, metrics = ponder_loss(self, out['encoded'].ponder, batch, norm, knobs)
-    losses = {
-      'words': jnp.where(words > 0, entropy, 0.0).sum() / norm['words'],
-      'order': jnp.where(mask > 0, order, 0.0).sum() / norm['examples'],
-      'ponder': cost,
-    }
+    loss = jnp.where(words > 0, entropy, 0.0).sum() / norm['words']
+    sop_weight = self.config['loss']['sop_weight'] / norm['examples']
+    loss += sop_weight * jnp.where(mask > 0, order, 0.0).sum() + cost
     average = Average.from_values
     metrics |= {
       'mlm_accuracy': average(hits, words),
       'mlm_loss': average(entropy, words),
       'sop_accuracy': average(order_hits, mask),
       'sop_loss': average(order, mask),
+      'ponder_share': Average(jnp.asarray(cost, jnp.float32), loss),
     }
-    return losses, metrics
+    return loss, metrics
 
   def flops(self) -> float:
     """FLOPs of one row at the most iterations, the words included."""

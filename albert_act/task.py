@@ -15,22 +15,24 @@ from eval_lib import certificate
 from eval_lib.metrics import Average
 from model_lib import sizes
 from serve_lib.policies import HaltingPolicy
+from train_lib import expected_loss
 from train_lib.task import Weight
 from train_lib.text_classification import TextClassification
 
-EPSILONS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6)  # for a certificate
+EPSILONS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)  # for a certificate
 
 
 class FineTune(TextClassification):
   """Classification or regression of texts by an `AlbertClassifier`.
 
   `loss.ponder_weight`, or a knob of that name, is tau of the ponder cost `sum_t
-  N_t + R_t` over the real tokens of a row (equations 7 and 8).
+  N_t + R_t` over the real tokens of a row (equations 7 and 8); by the rule of
+  PonderNet beta of its loss, see `train_lib.expected_loss`.
   """
 
   @dataclasses.dataclass(frozen=True)
-  class Loss(TextClassification.Loss):
-    """Legal fields of `loss`."""
+  class Loss(expected_loss.Loss, TextClassification.Loss):
+    """Legal fields of `loss`; `prior_rate` is that of PonderNet."""
 
     ponder_weight: Weight = 0.0
 
@@ -39,9 +41,16 @@ class FineTune(TextClassification):
   SIZES: ClassVar[sizes.Sizes] = sizes.ALBERT
   OPTIONS: ClassVar[Any] = Options
 
+  def row_losses(self, logits, out, batch, entropy, frozen, knobs):
+    """The cross-entropy, or PonderNet's loss; see the base."""
+    if 'halting' not in out:
+      return entropy(logits), {}
+    return expected_loss.row_losses(self, out, entropy, batch['mask'], knobs)
+
   def extra_loss(self, out, batch, norm, knobs):
     """The ponder cost of the real rows; see `Classification.extra_loss`."""
-    return ponder_loss(self, out['ponder'], batch, norm, knobs)
+    loss, metrics = ponder_loss(self, out['ponder'], batch, norm, knobs)
+    return 0.0 if 'halting' in out else loss, metrics
 
   def cheaper(self):
     """Returns larger halting epsilons; see `Task.cheaper`."""

@@ -7,6 +7,8 @@
   = [x >= 1 - epsilon]` has derivative 1.
 - Skip-ACT (20-30): straight-through ACT with scores of up to mu. The excess
   over 1 is carried over to the next input and may skip it.
+- PonderNet (Banino et al. 2021): a distribution over the steps, see
+  `model_lib.ponder_net`.
 
 All arrays are float32. An item that halts has any shape `*S`: a token `[B, L]`
 or an example `[B]`. `model_lib.pondering` has the loop.
@@ -131,9 +133,35 @@ def carry_over(halting: Halting, epsilon: float = 0.01) -> Float[Array, '*S']:
   return jnp.where(reached, halting.total - 1.0, 0.0)
 
 
+def advance_ponder_net(
+  halting: Halting,
+  score: Float[Array, '*S'],
+  is_last: Bool[Array, '...'] | bool,
+  epsilon: float = 0.5,
+) -> tuple[Halting, Float[Array, '*S']]:
+  """Takes one step of every running item by PonderNet (Banino et al. 2021).
+
+  `score` is lambda_n, the probability to halt in step n if it runs, and `total`
+  that of having halted. An item halts at the quantile `1 - epsilon` of the
+  distribution over steps (the Q-exit of PALBERT, Balagansky and Gavrilov 2022),
+  by default in the median step. The weight is 1 there; see `advance`.
+  """
+  score = score.astype(jnp.float32)
+  halted = halting.total + (1.0 - halting.total) * score
+  halts = halting.running & ((halted >= 1.0 - epsilon) | is_last)
+  after = dataclasses.replace(
+    halting,
+    total=jnp.where(halting.running, halted, halting.total),
+    steps=halting.steps + halting.running.astype(jnp.int32),
+    running=halting.running & ~halts,
+  )
+  return after, halts.astype(jnp.float32)
+
+
 RULES: dict[str, Callable[..., Any]] = {
   'act': advance,
   'straight_through': advance_straight_through,
+  'ponder_net': advance_ponder_net,
 }
 
 

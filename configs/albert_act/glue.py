@@ -9,7 +9,7 @@ Arguments, also of probing.py:
   data        folder of the task's files; of GLUE empty for TFDS
   checkpoint  a finished run of configs/albert_act/pretrain.py, or a Hugging
               Face ALBERT: its sizes, parameters and tokenizer
-  halting     act (default), straight_through, or fixed
+  halting     act (default), straight_through, ponder_net (PALBERT), or fixed
   score       kept (default): the halting score is loaded from the checkpoint;
               HF checkpoints have no score and need fresh
 
@@ -36,7 +36,7 @@ def get_config(arg=''):
 
 def arguments(arg, tasks):
   """Reads the arguments of the module."""
-  halting = ('act', 'straight_through', 'fixed')
+  halting = ('act', 'straight_through', 'ponder_net', 'fixed')
   return common.parse_arg(
     arg, task=tasks, data='', checkpoint='', halting=halting,
     score=('kept', 'fresh'),
@@ -64,6 +64,9 @@ def fine_tuning(a, lr):
   else:
     c.model.variant = 'albert_base'
   c.loss = dict(ponder_weight=0.0)  # tau; the paper fine-tunes without
+  if a.halting == 'ponder_net':
+    c.model.epsilon = 0.5  # rows leave at the median
+    c.loss = dict(ponder_weight=0.01, prior_rate=0.1)
   c.optimizer = dict(
     name='adamw', lr=lr, schedule='linear', warmup_steps=0.1,
     weight_decay=0.01, eps=1e-6,

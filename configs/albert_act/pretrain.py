@@ -14,7 +14,8 @@ Arguments:
   corpus    directory of a prepared corpus
   variant   tiny, small, base (the paper's), albert_* (Lan et al. 2020), or
             micro and mini for a laptop
-  halting   act, straight_through, or fixed: all iterations for every token
+  halting   act, straight_through, fixed: all iterations for every token, or
+            bert: fixed, layers that share no weights, embeddings of full width
   length    the max_length used by launch.prepare_corpus
   steps     112,500
   tau_from  share of the steps without ponder cost, after which its weight rises
@@ -27,6 +28,7 @@ import ml_collections
 from configs import common
 
 # Of `model_lib.sizes`; the first is the default.
+WIDTHS = {'micro': 128, 'mini': 256}  # others: 768
 ITERATIONS = {
   'small': 12, 'tiny': 6, 'base': 24, 'micro': 6, 'mini': 12,
   'albert_base': 12, 'albert_large': 24, 'albert_xlarge': 24,
@@ -37,11 +39,11 @@ ITERATIONS = {
 def get_config(arg=''):
   a = common.parse_arg(
     arg, corpus='', variant=tuple(ITERATIONS),
-    halting=('act', 'straight_through', 'fixed'), length=128, steps=112_500,
-    tau_from=0.0,
+    halting=('act', 'straight_through', 'fixed', 'bert'), length=128,
+    steps=112_500, tau_from=0.0,
   )  # fmt: skip
-  iterations = ITERATIONS[a.variant]
-  tau = 0.0 if a.halting == 'fixed' else 0.768 / (iterations * a.length)
+  iterations, fixed = ITERATIONS[a.variant], a.halting in ('fixed', 'bert')
+  tau = 0.0 if fixed else 0.768 / (iterations * a.length)
   c = ml_collections.ConfigDict()
   c.task = 'albert_act.pretraining:Pretraining'
   c.batch_size = 4096
@@ -53,8 +55,16 @@ def get_config(arg=''):
   c.model = dict(
     name='albert_act.model:AlbertPretraining',
     variant=a.variant,
-    halting='' if a.halting == 'fixed' else a.halting,
+    halting='' if fixed else a.halting,
   )
+  if a.halting == 'bert':
+    if a.variant.startswith('albert'):
+      raise ValueError(
+        'config argument variant: expected tiny, small, base, micro or mini '
+        f'with halting=bert, got {a.variant!r}'
+      )
+    width = WIDTHS.get(a.variant, 768)
+    c.model.update(num_groups=iterations, embedding_width=width)
   c.loss = dict(ponder_weight=tau, sop_weight=1.0)
   c.optimizer = dict(
     name='lamb', lr=1.76e-3, schedule='linear', warmup_steps=0.025,

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import scipy.special
 
-from adatape import ponder_vit
 from adatape.ponder_vit import PonderNetClassification, PonderViT
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
-from model_lib import pondering
+from model_lib import halting, ponder_net, pondering
 from tests.adatape import plain_vit
 from tests.model_lib import plain
 from tests.train_lib import mixup_test
@@ -56,7 +55,7 @@ def test_equals_plain_numpy(pool):
   logits, out = jax.jit(model.apply)({'params': params}, IMAGES)
   p, want = distributions(params, model)
   np.testing.assert_allclose(out['halting'].T, p, atol=1e-5)
-  np.testing.assert_allclose(out['exits'].swapaxes(0, 1), want, atol=1e-4)
+  np.testing.assert_allclose(out['step_logits'].swapaxes(0, 1), want, atol=1e-4)
   cost = p @ np.arange(1, 7)
   np.testing.assert_allclose(out['ponder']['cost'], cost, atol=1e-4)
   halted = p.cumsum(1)
@@ -178,7 +177,7 @@ def by_definition(lambdas):
 def test_distribution_equals_a_plain_loop():
   lambdas = np.random.default_rng(0).uniform(size=(7, 5, 3)).astype(np.float32)
   lambdas[0, 0, 0], lambdas[1, 1, 1] = 1.0, 0.0
-  got = np.asarray(ponder_vit.halting_distribution(jnp.asarray(lambdas)))
+  got = np.asarray(ponder_net.distribution(jnp.asarray(lambdas)))
   for i in np.ndindex(5, 3):
     where = (slice(None), *i)
     want = by_definition(lambdas[where])
@@ -186,28 +185,28 @@ def test_distribution_equals_a_plain_loop():
 
 
 def test_divergence_equals_scipy_and_has_a_gradient_at_zero():
-  prior = ponder_vit.geometric_log_prior(0.3, 4)
+  prior = ponder_net.geometric_log_prior(0.3, 4)
   lambdas = jnp.array([[0.2, 1.0], [0.5, 0.3], [0.0, 0.9], [0.4, 0.4]])
-  p = ponder_vit.halting_distribution(lambdas)
+  p = ponder_net.distribution(lambdas)
   want = scipy.special.rel_entr(p, np.exp(prior)[:, None]).sum(0)
-  np.testing.assert_allclose(ponder_vit.divergence(p, prior), want, atol=1e-6)
+  np.testing.assert_allclose(ponder_net.divergence(p, prior), want, atol=1e-6)
 
   def total(lambdas):
-    p = ponder_vit.halting_distribution(lambdas)
-    return ponder_vit.divergence(p, prior).sum()
+    p = ponder_net.distribution(lambdas)
+    return ponder_net.divergence(p, prior).sum()
 
   assert np.isfinite(jax.grad(total)(lambdas)).all()
 
 
 def test_a_prior_too_small_for_float32_has_a_finite_divergence():
-  prior = ponder_vit.geometric_log_prior(0.99, 24)
-  p = ponder_vit.halting_distribution(jnp.full((24,), 0.1))
+  prior = ponder_net.geometric_log_prior(0.99, 24)
+  p = ponder_net.distribution(jnp.full((24,), 0.1))
   # ln prior_n = ln 0.99 + (n - 1) ln 0.01, but for what is cut off: 1e-48.
   want = sum(
     chance * (np.log(chance) - np.log(0.99) - n * np.log(0.01))
     for n, chance in enumerate(by_definition([0.1] * 24))
   )
-  np.testing.assert_allclose(ponder_vit.divergence(p, prior), want, rtol=1e-5)
+  np.testing.assert_allclose(ponder_net.divergence(p, prior), want, rtol=1e-5)
 
 
 @pytest.mark.parametrize('dynamic', [False, True])
@@ -220,7 +219,7 @@ def test_the_median_step_halts(dynamic):
 
   result = pondering.ponder(
     step, jnp.zeros((3, 1)), jnp.ones(3, bool), max_steps=3,
-    rule=ponder_vit.advance_median, dynamic=dynamic, freeze=False,
+    rule=halting.advance_ponder_net, dynamic=dynamic, freeze=False,
   )  # fmt: skip
   np.testing.assert_array_equal(result.halting.steps, [1, 3, 3])
   np.testing.assert_array_equal(result.output[:, 0], [1.0, 3.0, 3.0])
@@ -228,6 +227,6 @@ def test_the_median_step_halts(dynamic):
 
 
 def test_the_prior_is_geometric_and_cut_off():
-  prior = np.exp(ponder_vit.geometric_log_prior(0.2, 5))
+  prior = np.exp(ponder_net.geometric_log_prior(0.2, 5))
   np.testing.assert_allclose(prior.sum(), 1.0, atol=1e-6)
   np.testing.assert_allclose(prior[1:] / prior[:-1], 0.8, atol=1e-6)

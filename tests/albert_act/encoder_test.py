@@ -19,6 +19,7 @@ from tests.albert_act import small
     {}, {'halting': ''}, {'halting': 'straight_through'},
     {'num_groups': 2, 'inner_group': 2}, {'num_groups': 3, 'halting': ''},
     {'num_groups': 4},  # two, one, two and one iterations
+    {'halting': 'ponder_net'},
   ],
 )  # fmt: skip
 def test_equals_plain_loop(fields):

@@ -90,6 +90,8 @@ def test_loss_is_that_of_equation_8(case):
   assert values['mlm_accuracy'] == pytest.approx(hits / count, abs=1e-6)
   assert values['sop_loss'] == pytest.approx(sop, rel=1e-5)
   assert values['ponder_cost'] == pytest.approx(ponder, rel=1e-5)
+  share = TAU * ponder / want
+  assert values['ponder_share'] == pytest.approx(share, rel=1e-5)
   other, _ = loss_of(batch, keys, {'ponder_weight': jnp.float32(1.0)})
   np.testing.assert_allclose(other, want + (1 - TAU) * ponder, rtol=1e-5)
   # Micro batches with different numbers of masked words add exactly.
@@ -119,6 +121,8 @@ def test_metrics_of_depth_are_those_of_the_real_tokens(case):
     (dict(loss=dict(ponder_weight=-1.0)), 'loss.ponder_weight'),
     (dict(loss=dict(tau=0.1)), 'loss.tau'),
     (dict(model=MODEL | {'vocab_size': 10, 'num_heads': 0}), 'model.num_heads'),
+    (dict(model=MODEL | {'vocab_size': 10, 'halting': 'ponder_net'}),
+     'model.halting'),
     (dict(model=dict(name='model_lib.bert:BertClassifier', variant='tiny')),
      'model.name'),
   ],

@@ -67,6 +67,7 @@ def check(chain, variables, count, run=in_xla, size=8):
   [
     ('act', 4),
     pytest.param('straight_through', 4, marks=pytest.mark.nightly),
+    ('ponder_net', 4),
     pytest.param('act', 1, marks=pytest.mark.nightly),
   ],
 )
@@ -77,7 +78,7 @@ def test_compacted_form_equals_masked_form(halting, iterations):
   check(chain, variables, 7)
 
 
-@pytest.mark.parametrize('halting', ['act', 'straight_through'])
+@pytest.mark.parametrize('halting', ['act', 'straight_through', 'ponder_net'])
 def test_packed_by_the_host_equals_masked_form(halting):
   pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
   from serve_lib.onnx_stages import OnnxStages

@@ -27,6 +27,8 @@ FIELDS = dict(
 @functools.cache
 def build(kind=AlbertClassifier, **changes):
   """(model, variables); every array is random, so that tokens differ."""
+  if changes.get('halting') == 'ponder_net':
+    changes = {'epsilon': 0.75} | changes  # rows leave in different steps
   model = kind(**(FIELDS | {'num_classes': 3} | changes))
   rows = jnp.zeros((1, 5), jnp.int32)
   inputs = [rows, rows, jnp.full((1,), 5, jnp.int32)]
@@ -86,6 +88,9 @@ def embed_by_loop(params, tokens, types):
 
 def encode_by_loop(params, tokens, types, model):
   """One row without padding in float64: states, N, R, states by iteration."""
+  if model.halting == 'ponder_net':
+    state, steps, _, history = ponder_net_by_loop(params, tokens, types, model)
+    return state, np.full(len(tokens), steps), np.zeros(len(tokens)), history
   params = float64(params)
   state = embed_by_loop(params, tokens, types)
   count = len(tokens)
@@ -119,6 +124,21 @@ def encode_by_loop(params, tokens, types, model):
       running[token] = not halts
     history.append(state)
   return state, steps, rest, history
+
+
+def ponder_net_by_loop(params, tokens, types, model):
+  """One row: states at the quantile, its number, p, states by iteration."""
+  fixed = dataclasses.replace(model, halting='')
+  *_, history = encode_by_loop(params, tokens, types, fixed)
+  logits = dense(float64(params)['score'], np.stack(history[1:])[:, 0])[:, 0]
+  left, p = 1.0, []
+  for chance in [*(1 / (1 + np.exp(-logits[:-1]))), 1.0]:
+    p.append(left * chance)
+    left *= 1.0 - chance
+  halted = np.cumsum(p)
+  assert np.abs(halted - (1.0 - model.epsilon)).min() > 1e-4
+  steps = int((halted >= 1.0 - model.epsilon).argmax()) + 1
+  return history[steps], steps, np.array(p), history
 
 
 def classify_by_loop(params, state):

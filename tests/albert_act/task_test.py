@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import log_softmax
+from scipy.special import log_softmax, rel_entr
 
 from albert_act.task import FineTune
 from dataset_lib import text_files, tokenizer
@@ -26,7 +26,7 @@ def config(**model):
   return {
     'dtype': 'float32',
     'model': name | small.FIELDS | model,
-    'loss': dict(label_smoothing=0.0, ponder_weight=TAU),
+    'loss': dict(label_smoothing=0.0, ponder_weight=TAU, prior_rate=0.3),
   }
 
 
@@ -85,6 +85,42 @@ def test_the_ponder_weight_adds_tau_times_the_mean_cost_of_a_row():
     assert other == pytest.approx(entropy + tau * costs.mean(), rel=1e-5)
 
 
+def test_the_loss_of_ponder_net_is_expected_over_its_steps():
+  changes = dict(halting='ponder_net', epsilon=0.75)
+  model, variables = small.build(**changes)
+  params, batch = variables['params'], a_batch()
+  want, steps, distances = [], [], []
+  for row in range(3):
+    length = int(batch['length'][row])
+    _, n, p, history = small.ponder_net_by_loop(
+      params, np.asarray(batch['tokens'][row, :length]),
+      np.asarray(batch['token_types'][row, :length]), model,
+    )  # fmt: skip
+    logits = [small.classify_by_loop(params, state) for state in history[1:]]
+    entropy = -log_softmax(np.stack(logits), -1)[:, batch['label'][row]]
+    prior = 0.7 ** np.arange(6)
+    distances.append(rel_entr(p, prior / prior.sum()).sum())
+    want.append(p @ entropy)
+    steps.append(n)
+  _, run = build(**changes)
+  loss, metrics = run(params, batch, {})
+  expected = np.mean(want) + TAU * np.mean(distances)
+  assert loss == pytest.approx(expected, rel=1e-5)
+  values = compute(metrics)
+  assert values['depth'] == np.mean(steps)
+  assert len(set(steps)) > 1
+  assert values['divergence'] == pytest.approx(np.mean(distances), rel=1e-5)
+  # What is evaluated are the answers at the quantile.
+  task, _ = build(**changes)
+  logits, out = task.apply(params, {}, batch)
+  at_quantile = out['step_logits'][np.array(steps) - 1, np.arange(3)]
+  np.testing.assert_allclose(logits[:3], at_quantile, atol=1e-5)
+  found = task.outputs(params, {}, batch)['logits']
+  np.testing.assert_array_equal(found, logits[:, None])
+  free, _ = run(params, batch, {'ponder_weight': jnp.float32(0.0)})
+  assert free == pytest.approx(np.mean(want), rel=1e-5)
+
+
 def test_metrics_of_depth_are_of_real_tokens_and_rows():
   batch = a_batch()
   params, _, steps, costs = by_loop(batch)
@@ -127,6 +163,7 @@ def test_a_fixed_depth_costs_that_depth():
   [
     (dict(loss=dict(ponder_weight=-1.0)), 'loss.ponder_weight'),
     (dict(loss=dict(tau=1.0)), 'loss.tau'),
+    (dict(loss=dict(prior_rate=1.0)), 'loss.prior_rate'),
     (dict(model=config(num_groups=7)['model']), 'model.num_groups'),
     (dict(model=config(name='albert_act.model:AlbertPretraining')['model']),
      'model.name'),

@@ -84,7 +84,8 @@ def configs() -> dict[str, tuple[str, list[str]]]:
     flag = f'configs/albert_act/glue.py:task={task},data={{glue}}'
     table[f'albert {task}'] = flag, FINE_TUNED
   glue = 'configs/albert_act/glue.py:task=sst2,data={glue}'
-  table['albert sst2 fixed'] = f'{glue},halting=fixed', FINE_TUNED
+  for halting in ('fixed', 'ponder_net'):
+    table[f'albert sst2 {halting}'] = f'{glue},halting={halting}', FINE_TUNED
   probing = 'configs/albert_act/probing.py:data={probing},task='
   table['albert past_present'] = probing + 'past_present', FINE_TUNED
   table['albert tree_depth'] = (
@@ -94,8 +95,8 @@ def configs() -> dict[str, tuple[str, list[str]]]:
   pretrain = (
     'configs/albert_act/pretrain.py:corpus={corpus},variant=micro,length=32'
   )
-  for halting in ('act', 'straight_through', 'fixed'):
-    tau = 0.0 if halting == 'fixed' else 0.01
+  for halting in ('act', 'straight_through', 'fixed', 'bert'):
+    tau = 0.0 if halting in ('fixed', 'bert') else 0.01
     table[f'albert pretrain {halting}'] = (
       f'{pretrain},halting={halting}', [*ALBERT, f'loss.ponder_weight={tau}']
     )  # fmt: skip

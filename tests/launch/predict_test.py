@@ -234,7 +234,7 @@ def test_where_compiled_programs_are_kept(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_runs_that_are_not_served_are_refused(tmp_path_factory, refused):
   for arguments, words in (
-    (('glue', 'fixed'), ['model.halting', "'act' or 'straight_through'"]),
+    (('glue', 'fixed'), ['model.halting', "'act' or another rule"]),
     (('pretrain',), ['task: ', 'Pretraining', 'fine-tuned']),
   ):
     run = tiny_albert.made(tmp_path_factory, *arguments)
