@@ -116,5 +116,7 @@ class Tagging(TextClassification):
 
   def prepare_serving(self, options, run=NO_RUN):
     """Raises ConfigError: an answer of the engine is one label of a row."""
-    expected = 'a task with one label a row; tags are read by launch.evaluate'
+    expected = (
+      'a task with one label a row; tags are measured by launch.evaluate'
+    )
     raise ConfigError('task', 'eat.tagging:Tagging', expected)
