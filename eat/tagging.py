@@ -116,7 +116,5 @@ class Tagging(TextClassification):
 
   def prepare_serving(self, options, run=NO_RUN):
     """Raises ConfigError: an answer of the engine is one label of a row."""
-    expected = (
-      'a task with one label a row; tags are measured by launch.evaluate'
-    )
+    expected = 'a task with one label a row; launch.evaluate measures tags'
     raise ConfigError('task', 'eat.tagging:Tagging', expected)
